@@ -1,0 +1,22 @@
+//! Sockets: datagrams in batches, from receive to send.
+//!
+//! ```text
+//! poll::Poller ─▶ Rx::recv(socket)   fills the tick's arena; Rx::buffers() lists (source, local address, TOS, TTL, bytes)
+//!                   └─ route         whoever uses this crate decides
+//! Tx::push ◀────────┘                header bytes + a span of the arena, no payload copy
+//! Tx::flush                          super-packets by UDP_SEGMENT, sendmmsg, or sendmsg, as the data path says
+//! ```
+//!
+//! This crate knows no TURN. It is the only one that calls the kernel with `unsafe`.
+
+pub mod datapath;
+pub mod error_queue;
+pub mod poll;
+pub mod rx;
+pub mod socket;
+pub mod tx;
+
+pub use datapath::Datapath;
+pub use rx::{Buffer, Rx, Span};
+pub use socket::{SocketId, Sockets, UdpOptions, UdpSocket};
+pub use tx::{Route, Tx};

@@ -1,0 +1,1 @@
+//! A TURN client as a state machine.

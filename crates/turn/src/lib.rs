@@ -1,0 +1,9 @@
+//! TURN without sockets, clocks, threads or files: state machines that are fed datagrams and the time, and answer
+//! with what is to be sent. [`server`] is RFC 8656's server, [`client`] its client.
+#![forbid(unsafe_code)]
+
+pub mod client;
+pub mod server;
+pub mod time;
+
+pub use turnpike_wire as wire;

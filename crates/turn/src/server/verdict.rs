@@ -1,0 +1,174 @@
+//! What the state machine answers: verdicts on datagrams and effects on the world.
+
+use std::net::SocketAddr;
+
+use turnpike_wire::indication::MAX_HEADER_LEN;
+
+/// A client-facing socket of this worker, numbered by the runtime.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct ListenerId(pub u16);
+
+/// The client's half of a 5-tuple as this worker sees it: which listener, which client address, which of our
+/// addresses it used. The transport is the listener's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Client {
+    /// The socket it came in on.
+    pub listener: ListenerId,
+    /// The client's address, canonical.
+    pub address: SocketAddr,
+    /// Our address that it was sent to, canonical.
+    pub local: SocketAddr,
+}
+
+/// An allocation of this worker: a slab index with a generation, so that a stale one finds nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct AllocationId {
+    /// Dense, reused: the runtime may index arrays by it.
+    pub index: u32,
+    /// Differs each time the index is reused.
+    pub generation: u32,
+}
+
+/// An address family.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Family {
+    /// IPv4.
+    V4,
+    /// IPv6.
+    V6,
+}
+
+/// One relayed transport address: an allocation has one, or one of each family.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct RelayId {
+    /// Whose.
+    pub allocation: AllocationId,
+    /// Which.
+    pub family: Family,
+}
+
+/// Bytes that stand before a payload, held inline.
+#[derive(Clone, Copy)]
+pub struct Header {
+    bytes: [u8; MAX_HEADER_LEN],
+    len: u8,
+}
+
+impl Header {
+    /// Takes the first `len` of `bytes`.
+    ///
+    /// # Panics
+    /// When `len` exceeds [`MAX_HEADER_LEN`].
+    #[must_use]
+    pub fn new(bytes: [u8; MAX_HEADER_LEN], len: usize) -> Self {
+        assert!(len <= MAX_HEADER_LEN);
+        #[expect(clippy::cast_possible_truncation, reason = "checked above")]
+        Self { bytes, len: len as u8 }
+    }
+
+    /// The bytes.
+    #[must_use]
+    pub fn as_slice(&self) -> &[u8] {
+        &self.bytes[..usize::from(self.len)]
+    }
+}
+
+/// What is to be done about one datagram.
+pub enum Verdict<'a> {
+    /// Send `payload` to `peer` from the relayed transport address `relay`.
+    ToPeer {
+        /// The relay socket to send from.
+        relay: RelayId,
+        /// The peer.
+        peer: SocketAddr,
+        /// A part of the datagram that was fed in.
+        payload: &'a [u8],
+        /// Whether the client asked for DF.
+        dont_fragment: bool,
+    },
+    /// Send `header ++ payload ++ padding zero bytes` to `client`.
+    ToClient {
+        /// The client.
+        client: Client,
+        /// ChannelData or Data indication header.
+        header: Header,
+        /// A part of the datagram that was fed in.
+        payload: &'a [u8],
+        /// Zero bytes after the payload, 0 to 3.
+        padding: u8,
+    },
+    /// Send these bytes to `client`.
+    Reply {
+        /// The client.
+        client: Client,
+        /// A whole STUN message, in the server's own buffer.
+        bytes: &'a [u8],
+    },
+    /// Open relay sockets and call [`super::Server::opened`], which has the reply.
+    Open(OpenRequest),
+    /// Nothing to send; the reason has been counted.
+    Drop(DropReason),
+}
+
+/// Relay sockets to open for a new allocation.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OpenRequest {
+    /// The allocation that waits for them.
+    pub allocation: AllocationId,
+    /// The first, always present.
+    pub first: OpenRelay,
+    /// The second of a dual-stack allocation (ADDITIONAL-ADDRESS-FAMILY); its failure does not fail the first.
+    pub second: Option<OpenRelay>,
+}
+
+/// One relay socket to open.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OpenRelay {
+    /// Family of the relayed transport address.
+    pub family: Family,
+    /// Which port.
+    pub port: PortWish,
+}
+
+/// Which port a relay socket shall have (RFC 8656 section 7.2 steps 6 to 8, 18.5, 18.8).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PortWish {
+    /// Any of the range.
+    Any,
+    /// An even one (EVEN-PORT with R = 0).
+    Even,
+    /// An even one, and the next higher one held for 30 s under this token (EVEN-PORT with R = 1).
+    EvenAndReserveNext([u8; 8]),
+    /// The one held under this token, by whichever worker (RESERVATION-TOKEN).
+    Reserved([u8; 8]),
+}
+
+/// How an [`OpenRelay`] went.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OpenResult {
+    /// Bound; this is the address to tell the client (external, where a mapping is configured).
+    Opened {
+        /// Relayed transport address for XOR-RELAYED-ADDRESS.
+        relayed: SocketAddr,
+    },
+    /// No relay address of this family is configured: 440.
+    UnsupportedFamily,
+    /// No free port, unknown or expired reservation, no file descriptors: 508.
+    NoCapacity,
+}
+
+/// Something to do that is no answer to a datagram. Drain [`super::Server::poll_effect`] after each call.
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub enum Effect {
+    /// Close all relay sockets of this allocation; it is gone.
+    Close(AllocationId),
+}
+
+/// Why a datagram was dropped. Each is a counter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum DropReason {
+    /// Neither STUN nor ChannelData.
+    NotStun,
+}
