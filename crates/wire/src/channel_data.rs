@@ -69,7 +69,7 @@ impl<'a> ChannelData<'a> {
 
     /// The four bytes that stand before a payload of `length` bytes.
     #[must_use]
-    pub fn header(number: ChannelNumber, length: u16) -> [u8; Self::HEADER_LEN] {
+    pub fn header(number: ChannelNumber, length: u16) -> [u8; 4] {
         let [a, b] = number.0.to_be_bytes();
         let [c, d] = length.to_be_bytes();
         [a, b, c, d]

@@ -161,8 +161,77 @@ pub enum OpenResult {
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum Effect {
+    /// A session began; for its log line.
+    Opened {
+        /// Which.
+        allocation: AllocationId,
+        /// Whose.
+        client: Client,
+        /// The username that authenticated it.
+        username: Box<str>,
+        /// Relayed transport addresses, the second of a dual-stack allocation.
+        relayed: (SocketAddr, Option<SocketAddr>),
+    },
     /// Close all relay sockets of this allocation; it is gone.
-    Close(AllocationId),
+    Closed {
+        /// Which.
+        allocation: AllocationId,
+        /// Whose.
+        client: Client,
+        /// The username that authenticated it.
+        username: Box<str>,
+        /// Why.
+        reason: ClosedReason,
+        /// How long it lived, in milliseconds.
+        lived_ms: u64,
+        /// Payload datagrams and bytes to peers.
+        to_peer: (u64, u64),
+        /// Payload datagrams and bytes to the client.
+        to_client: (u64, u64),
+    },
+    /// A credential was refused; for a log line. At most one effect per request, and the state machine bounds their
+    /// rate: `suppressed` counts those since the last one that were only counted.
+    Refused {
+        /// Who tried.
+        client: Client,
+        /// The username, cut to 64 characters and free of control characters.
+        username: Box<str>,
+        /// Why.
+        why: CredentialRefusal,
+        /// How many more were refused without an effect.
+        suppressed: u64,
+    },
+}
+
+/// Why an allocation ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum ClosedReason {
+    /// Refresh with LIFETIME 0.
+    Deleted,
+    /// Not refreshed in time.
+    Expired,
+    /// The server stops.
+    Shutdown,
+    /// An administrator ended it.
+    Administrator,
+}
+
+/// Why a credential was refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum CredentialRefusal {
+    /// No such user.
+    NoSuchUser,
+    /// A time-limited credential that expired so many seconds ago.
+    Expired {
+        /// Seconds.
+        ago: u64,
+    },
+    /// Wrong password or secret.
+    WrongKey,
+    /// The request names another realm.
+    WrongRealm,
+    /// Another user than the one who made the allocation (441).
+    WrongUser,
 }
 
 /// Why a datagram was dropped. Each is a counter.

@@ -1,0 +1,61 @@
+//! What the state machine asks about users: keys and quotas. `relay` and `ops` answer.
+
+use turnpike_wire::integrity::{Key, KeyAlgorithm};
+
+/// How a request names its user.
+#[derive(Clone, Copy, Debug)]
+pub enum User<'a> {
+    /// USERNAME.
+    Name(&'a str),
+    /// USERHASH (RFC 8489 section 14.4).
+    Hash(&'a [u8; 32]),
+}
+
+/// What became of a credential check.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Lookup {
+    /// `verify` accepted a key.
+    Accepted {
+        /// The username as it stands in the key, for the session's log line (and to answer a USERHASH request).
+        username: Box<str>,
+        /// Whom quotas count: for `expiry:id` credentials the id, else the username.
+        identity: Box<str>,
+    },
+    /// No such user.
+    NoSuchUser,
+    /// A time-limited username whose time is over.
+    Expired {
+        /// Seconds since then.
+        ago: u64,
+    },
+    /// A user, but no key that verifies.
+    WrongKey,
+}
+
+/// Which quota an allocation would exceed: 486.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum QuotaRefusal {
+    /// Allocations of this user.
+    User,
+    /// Allocations in total.
+    Total,
+}
+
+/// Users, keys and quotas, as one worker sees them. Called on requests only, never on the packet path.
+pub trait Gate {
+    /// Looks a user up and calls `verify` with each candidate key (several when secrets rotate) until it returns true.
+    fn check(
+        &mut self,
+        user: User<'_>,
+        realm: &str,
+        algorithm: KeyAlgorithm,
+        unix: u64,
+        verify: &mut dyn FnMut(&Key) -> bool,
+    ) -> Lookup;
+
+    /// Counts one more allocation of `identity`, or refuses.
+    fn acquire(&mut self, identity: &str) -> Result<(), QuotaRefusal>;
+
+    /// Counts one less.
+    fn release(&mut self, identity: &str);
+}
