@@ -1,0 +1,43 @@
+//! What the runtime is told at start.
+
+use std::{
+    net::{IpAddr, SocketAddr},
+    ops::RangeInclusive,
+};
+
+use turnpike_net::Datapath;
+use turnpike_turn::server::ServerConfig;
+
+/// An address that relayed transport addresses are made on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RelayAddress {
+    /// Address to bind.
+    pub bind: IpAddr,
+    /// Address to tell clients, where a NAT stands in front of the server.
+    pub external: Option<IpAddr>,
+}
+
+/// Settings of the runtime, already validated.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// UDP listeners; wildcard addresses answer from the address they were asked on.
+    pub listen: Vec<SocketAddr>,
+    /// Threads; at least 1.
+    pub workers: usize,
+    /// Step of the ladder.
+    pub datapath: Datapath,
+    /// Relay addresses; several of a family are used in turn.
+    pub relay: Vec<RelayAddress>,
+    /// Ports of relayed transport addresses.
+    pub ports: RangeInclusive<u16>,
+    /// Receive and send buffer of each listener in bytes.
+    pub listener_buffer: usize,
+    /// Receive and send buffer of each relay socket in bytes.
+    pub relay_buffer: usize,
+    /// Allocations in total, over all workers.
+    pub max_allocations: usize,
+    /// Allocations of one user.
+    pub max_allocations_per_user: usize,
+    /// The state machine's settings.
+    pub server: ServerConfig,
+}
