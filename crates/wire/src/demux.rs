@@ -67,6 +67,9 @@ mod tests {
         assert!(!is_stun_message(&with(4, &[0x80, 0x22, 0, 1])), "an attribute beyond the end");
         assert!(!is_stun_message(&with(5, &[0x80, 0x22, 0, 1, 7])), "an attribute without padding");
         assert!(!is_stun_message(&with(8, &[0x80, 0x22, 0, 0])), "a length field beyond the end");
+        assert!(!is_stun_message(&with(2, &[0, 0])), "half an attribute header");
+        let second = with(8, &[0x80, 0x22, 0, 0, 0x80, 0x22, 0, 1]);
+        assert!(!is_stun_message(&second), "the second attribute beyond the end");
 
         let mut wrong = binding;
         wrong[7] ^= 1;

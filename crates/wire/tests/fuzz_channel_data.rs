@@ -1,4 +1,5 @@
 //! Fuzz target: any bytes as ChannelData. Bounded under `cargo test`, unbounded under `cargo bolero`.
+#![allow(clippy::unwrap_used, reason = "clippy.toml excuses test functions, not their helpers")]
 
 use turnpike_wire::channel_data::{ChannelData, ChannelDataError, ChannelNumber};
 

@@ -1,5 +1,6 @@
 //! Properties of the data path's parsers and writers against `stun_types` and `turn_types`: what we write, they and
 //! we read alike; what they write, we read; and of messages that neither wrote, both understand the same.
+#![allow(clippy::unwrap_used, reason = "clippy.toml excuses test functions, not their helpers")]
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -9,11 +10,11 @@ use turnpike_wire::channel_data::{ChannelData, ChannelNumber};
 use turnpike_wire::demux;
 use turnpike_wire::indication::{self, Indication, IndicationError, MAX_HEADER_LEN, View};
 use turnpike_wire::integrity;
-use turnpike_wire::stun_types::attribute::{Attribute as _, RawAttribute, Software};
+use turnpike_wire::stun_types::attribute::{Attribute as _, AttributeWrite as _, RawAttribute, Software};
 use turnpike_wire::stun_types::message::{
     Message, MessageClass, MessageType, MessageWrite, MessageWriteExt, MessageWriteVec, TransactionId,
 };
-use turnpike_wire::turn_types::attribute::{Data, DontFragment, XorPeerAddress};
+use turnpike_wire::turn_types::attribute::{Data, DontFragment, Icmp, XorPeerAddress};
 use turnpike_wire::turn_types::channel::ChannelData as OracleChannelData;
 use turnpike_wire::turn_types::message::{DATA, SEND};
 
@@ -117,6 +118,33 @@ fn oracles_view(which: Indication, bytes: &[u8]) -> Result<(SocketAddr, Vec<u8>,
 fn our_view(which: Indication, bytes: &[u8]) -> Result<(SocketAddr, Vec<u8>, bool), IndicationError> {
     let View { peer, data, dont_fragment } = indication::parse(which, bytes)?;
     Ok((peer, data.to_vec(), dont_fragment))
+}
+
+/// Why `demux::is_stun_message` stands before the oracle's parser: whatever follows the message in its datagram would
+/// be read as its attributes. Once this fails, the oracle has become strict and the note there can go.
+#[test]
+fn the_oracle_reads_beyond_the_length_field_and_we_do_not() {
+    let transaction = transaction_id([7; 12]);
+    let mut bytes =
+        Message::builder(message_type(Indication::Send), transaction, MessageWriteVec::new()).finish();
+    bytes.extend_from_slice(&RawAttribute::new(0x0013.into(), b"smuggled").to_bytes());
+    assert_eq!(bytes[2..4], [0, 0], "a message without attributes");
+    let message = Message::from_bytes(&bytes).unwrap();
+    let data = message.attribute::<Data<'_>>().unwrap();
+    assert_eq!(data.data(), b"smuggled");
+    assert!(!demux::is_stun_message(&bytes));
+    assert_eq!(indication::parse(Indication::Send, &bytes), Err(IndicationError::Malformed));
+}
+
+/// The figure of RFC 8656 section 18.13 draws them 7 and 9 bits wide, its text names no width, and ICMP has a byte for
+/// each. Whoever reads the figure to the letter sees another type and code in these bytes.
+#[test]
+fn icmp_type_and_code_are_a_byte_each() {
+    let raw = Icmp::new(3, 4, 1400).to_raw().to_bytes();
+    assert_eq!(raw, [0x80, 0x04, 0, 8, 0, 0, 3, 4, 0, 0, 0x05, 0x78]);
+    let raw = RawAttribute::from_bytes(&raw).unwrap();
+    let icmp = Icmp::try_from(&raw).unwrap();
+    assert_eq!((icmp.icmp_type(), icmp.code(), icmp.data()), (3, 4, 1400));
 }
 
 proptest! {
