@@ -18,7 +18,8 @@ pub struct Event {
     pub readable: bool,
     /// Writable.
     pub writable: bool,
-    /// EPOLLERR: for UDP sockets with `errors`, read the error queue.
+    /// EPOLLERR: for UDP sockets with `errors`, read the error queue; for others, receive. The event comes back until
+    /// one of them took the error.
     pub error: bool,
 }
 
@@ -89,7 +90,7 @@ impl Poller {
     /// # Errors
     /// Those of epoll_wait(2) but EINTR.
     pub fn wait(&mut self, timeout: Option<Duration>) -> io::Result<&[Event]> {
-        let ms = timeout.map_or(-1, |t| i32::try_from(t.as_micros().div_ceil(1000)).unwrap_or(i32::MAX));
+        let ms = timeout.map_or(-1, |t| i32::try_from(t.as_nanos().div_ceil(1_000_000)).unwrap_or(i32::MAX));
         self.events.clear();
         // SAFETY: the pointer and count describe `raw`.
         let count = match sys::check(unsafe {
