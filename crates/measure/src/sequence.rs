@@ -83,7 +83,6 @@ impl Default for Sequence {
 }
 
 #[inline]
-#[expect(clippy::cast_possible_truncation, reason = "below WINDOW")]
 const fn place(number: u64) -> (usize, u64) {
     let slot = number % WINDOW;
     ((slot / 64) as usize, 1 << (slot % 64))
