@@ -3,7 +3,7 @@
 //! `clients` of them are under way at a time, over twice as many sockets, so that a source port rests before it is
 //! used again. The latency is that of the whole Allocate dialogue: the challenge, and the request that answers it.
 
-use std::{collections::VecDeque, sync::Arc, time::Duration};
+use std::{collections::VecDeque, time::Duration};
 
 use turnpike_turn::client::{Event, Failure, Request};
 
@@ -37,7 +37,7 @@ pub(super) fn run(shared: &Shared<'_>, thread: usize) -> Result<Finished, LoadEr
         }
         std::thread::sleep(Duration::from_millis(1));
     };
-    let mut churn = Churn {
+    let churn = Churn {
         free: (0..limit * ROTATION).collect(),
         due: vec![0; limit * ROTATION],
         engine,

@@ -83,6 +83,7 @@ impl Tallies {
     /// Hands everything over and starts from zero.
     pub(super) fn publish(&mut self, slot: &Mutex<Self>) {
         let Ok(mut slot) = slot.lock() else { return };
+        let slot = &mut *slot;
         for (from, to) in [(&mut self.warmup, &mut slot.warmup), (&mut self.measured, &mut slot.measured)] {
             if !from.is_empty() {
                 to.merge(from);
