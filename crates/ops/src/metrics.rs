@@ -7,7 +7,7 @@ use std::fmt;
 
 use prometheus_client::{
     collector::Collector,
-    encoding::{DescriptorEncoder, text},
+    encoding::{DescriptorEncoder, NoLabelSet, text},
     metrics::MetricType,
     registry::Registry,
 };
@@ -57,12 +57,12 @@ impl Collector for Scrape {
     }
 }
 
-struct Page<'a> {
-    encoder: DescriptorEncoder<'a>,
-    workers: &'a [WorkerSnapshot],
+struct Page<'e, 'w> {
+    encoder: DescriptorEncoder<'e>,
+    workers: &'w [WorkerSnapshot],
 }
 
-impl Page<'_> {
+impl Page<'_, '_> {
     fn allocations(&mut self) -> fmt::Result {
         let mut metric = self.encoder.encode_descriptor(
             "allocations",
@@ -145,7 +145,7 @@ impl Page<'_> {
             let count = batch.iter().sum();
             metric
                 .encode_family(&[("worker", worker.as_str())])?
-                .encode_histogram::<NoLabels>(snapshot.rx.datagrams as f64, count, &buckets, None)?;
+                .encode_histogram::<NoLabelSet>(snapshot.rx.datagrams as f64, count, &buckets, None)?;
         }
         Ok(())
     }
@@ -160,7 +160,7 @@ impl Page<'_> {
                     None,
                     MetricType::Counter,
                 )?
-                .encode_counter::<NoLabels, _, f64>(&seconds, None)?;
+                .encode_counter::<NoLabelSet, _, f64>(&seconds, None)?;
         }
         let gauges = [
             (
@@ -191,7 +191,7 @@ impl Page<'_> {
         for (worker, snapshot) in numbered(self.workers) {
             metric
                 .encode_family(&[("worker", worker.as_str())])?
-                .encode_counter::<NoLabels, _, f64>(&value(snapshot), None)?;
+                .encode_counter::<NoLabelSet, _, f64>(&value(snapshot), None)?;
         }
         Ok(())
     }
@@ -208,7 +208,7 @@ impl Page<'_> {
             for (kind, value) in values(snapshot) {
                 metric
                     .encode_family(&[("worker", worker.as_str()), (label, kind)])?
-                    .encode_counter::<NoLabels, _, f64>(&value, None)?;
+                    .encode_counter::<NoLabelSet, _, f64>(&value, None)?;
             }
         }
         Ok(())
@@ -221,11 +221,9 @@ impl Page<'_> {
     fn counter(&mut self, name: &str, help: &str, value: u64) -> fmt::Result {
         self.encoder
             .encode_descriptor(name, help, None, MetricType::Counter)?
-            .encode_counter::<NoLabels, _, f64>(&value, None)
+            .encode_counter::<NoLabelSet, _, f64>(&value, None)
     }
 }
-
-type NoLabels = ();
 
 fn numbered(workers: &[WorkerSnapshot]) -> impl Iterator<Item = (String, &WorkerSnapshot)> {
     workers.iter().enumerate().map(|(number, snapshot)| (number.to_string(), snapshot))

@@ -221,9 +221,9 @@ impl Places<'_> {
 }
 
 fn textual<'a>(spec: &KeySpec, values: impl Iterator<Item = &'a str>, origin: &Origin) -> Node {
-    let mut nodes = values.map(|text| Node { value: Value::Text(text.to_owned()), origin: origin.clone() });
+    let nodes = values.map(|text| Node { value: Value::Text(text.to_owned()), origin: origin.clone() });
     if spec.list {
         return Node { value: Value::List(nodes.collect()), origin: origin.clone() };
     }
-    nodes.next_back().unwrap_or(Node { value: Value::Text(String::new()), origin: origin.clone() })
+    nodes.last().unwrap_or(Node { value: Value::Text(String::new()), origin: origin.clone() })
 }
