@@ -245,14 +245,25 @@ impl Rx {
     #[inline]
     pub fn buffers(&self, received: Received) -> impl Iterator<Item = Buffer<'_>> {
         let range = received.first..received.first + received.count;
-        self.buffers.get(range).unwrap_or(&[]).iter().map(|meta| Buffer {
+        self.buffers.get(range).unwrap_or(&[]).iter().map(|meta| self.view(meta))
+    }
+
+    /// One of the buffers received since the last reset, by its index.
+    #[inline]
+    #[must_use]
+    pub fn buffer(&self, index: usize) -> Option<Buffer<'_>> {
+        self.buffers.get(index).map(|meta| self.view(meta))
+    }
+
+    fn view(&self, meta: &Meta) -> Buffer<'_> {
+        Buffer {
             from: meta.from,
             local: meta.local,
             tos: meta.tos,
             ttl: meta.ttl,
             segment_size: meta.segment_size as usize,
             bytes: self.bytes(meta.span),
-        })
+        }
     }
 
     /// Where in the arena these bytes lie; they must be part of a buffer's `bytes`.
