@@ -3,17 +3,18 @@
 #![expect(clippy::print_stdout, reason = "a command line program prints its results")]
 
 mod args;
+mod credentials_args;
 mod serve_args;
 
 use std::{io, process::ExitCode};
 
 use clap::Parser;
-use turnpike_ops::{
-    Secret, rest,
-    serve::{self, ServeError},
-};
+use turnpike_ops::serve::{self, ServeError};
 
-use crate::args::{Cli, Command, CredentialsArgs};
+use crate::{
+    args::{Cli, Command},
+    credentials_args::CredentialsArgs,
+};
 
 /// Something did not work.
 const FAILED: u8 = 1;

@@ -3,7 +3,10 @@
 //! The scheme is that of draft-uberti-behave-turn-rest, which coturn and its kin speak:
 //! `username = expiry ":" id`, `password = base64(HMAC-SHA1(secret, username))`, expiry in seconds of Unix time.
 
-use std::fmt::Write as _;
+use std::{
+    fmt::Write as _,
+    time::{SystemTime, UNIX_EPOCH},
+};
 
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use hmac::{Hmac, Mac as _};
@@ -45,6 +48,22 @@ pub fn parse(username: &str) -> Option<(u64, &str)> {
 pub fn stored_keys(name: &str, realm: &str, password: &Secret) -> (String, String) {
     let text = format!("{name}:{realm}:{}", password.reveal());
     (hex(&Md5::digest(&text)), hex(&Sha256::digest(&text)))
+}
+
+/// Username and password from `secret`, good for `ttl` seconds from now, as two lines for people and scripts.
+#[must_use]
+pub fn time_limited(secret: &Secret, id: &str, ttl: u64) -> String {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+    let username = username(now.saturating_add(ttl), id);
+    format!("username: {username}\npassword: {}", password(secret, &username))
+}
+
+/// An entry of `auth.users` that holds a user's keys instead of the password.
+#[must_use]
+pub fn user_entry(name: &str, realm: &str, password: &Secret) -> String {
+    let (md5, sha256) = stored_keys(name, realm, password);
+    let name = toml::Value::String(name.to_owned());
+    format!("{{ name = {name}, key = [\"{md5}\", \"{sha256}\"] }}")
 }
 
 pub(crate) fn hex(bytes: &[u8]) -> String {

@@ -88,7 +88,7 @@ pub struct Settings {
     /// Seconds that sessions get to end after SIGTERM.
     pub shutdown_deadline: u32,
     /// Who set what; keys that are missing have their default.
-    origins: BTreeMap<&'static str, Origin>,
+    pub(crate) origins: BTreeMap<&'static str, Origin>,
 }
 
 impl Default for Settings {
