@@ -98,14 +98,28 @@ mod tests {
     fn serve_has_exactly_the_flags_of_the_contract() {
         let command = Cli::command();
         let serve = command.find_subcommand("serve").expect("serve");
-        let mut flags: Vec<&str> =
-            serve.get_arguments().filter_map(|argument| argument.get_long()).filter(|flag| *flag != "help").collect();
+        let mut flags: Vec<&str> = serve
+            .get_arguments()
+            .filter_map(|argument| argument.get_long())
+            .filter(|flag| *flag != "help")
+            .collect();
         flags.sort_unstable();
         assert_eq!(
             flags,
             [
-                "admin", "allow-peer", "config", "datapath", "deny-peer", "listen", "log", "realm", "relay-ip",
-                "relay-ports", "secret", "user", "workers"
+                "admin",
+                "allow-peer",
+                "config",
+                "datapath",
+                "deny-peer",
+                "listen",
+                "log",
+                "realm",
+                "relay-ip",
+                "relay-ports",
+                "secret",
+                "user",
+                "workers"
             ]
         );
     }

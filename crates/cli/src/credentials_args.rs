@@ -53,12 +53,9 @@ fn given(text: Option<String>, file: Option<PathBuf>) -> io::Result<Option<Secre
     let Some(path) = file else {
         return Ok(text.map(Secret::new));
     };
-    let content = if path.as_os_str() == "-" {
-        io::read_to_string(io::stdin())
-    } else {
-        fs::read_to_string(&path)
-    };
     let content =
-        content.map_err(|error| io::Error::new(error.kind(), format!("cannot read {}: {error}", path.display())))?;
+        if path.as_os_str() == "-" { io::read_to_string(io::stdin()) } else { fs::read_to_string(&path) };
+    let content = content
+        .map_err(|error| io::Error::new(error.kind(), format!("cannot read {}: {error}", path.display())))?;
     Ok(Some(Secret::new(content.lines().next().unwrap_or_default())))
 }

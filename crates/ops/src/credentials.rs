@@ -46,7 +46,12 @@ impl Credentials {
         Self { realm, users, by_hash, secrets: settings.secrets.clone(), decoy }
     }
 
-    fn check_static(&self, name: &str, algorithm: KeyAlgorithm, verify: &mut dyn FnMut(&Key) -> bool) -> Option<Lookup> {
+    fn check_static(
+        &self,
+        name: &str,
+        algorithm: KeyAlgorithm,
+        verify: &mut dyn FnMut(&Key) -> bool,
+    ) -> Option<Lookup> {
         let keys = self.users.get(name)?;
         let key = match algorithm {
             KeyAlgorithm::Md5 => keys.md5.as_ref(),
@@ -159,7 +164,8 @@ mod tests {
     /// Asks as a client would that knows `password`.
     fn ask(user: Named<'_>, key_name: &str, algorithm: KeyAlgorithm, password: &str) -> Lookup {
         let key = Key::long_term(algorithm, key_name, "turnpike", password.as_bytes());
-        Credentials::new(&settings()).check(user, "turnpike", algorithm, NOW, &mut |candidate| *candidate == key)
+        Credentials::new(&settings())
+            .check(user, "turnpike", algorithm, NOW, &mut |candidate| *candidate == key)
     }
 
     fn ask_name(name: &str, password: &str) -> Lookup {

@@ -47,12 +47,21 @@ impl Collector for Scrape {
     fn encode(&self, encoder: DescriptorEncoder<'_>) -> fmt::Result {
         let mut page = Page { encoder, workers: &self.workers };
         page.allocations()?;
-        page.relayed()?;
+        page.turn()?;
+        page.refused()?;
         page.received()?;
         page.sent()?;
         page.process(&self.process)?;
-        page.gauge("draining", "1 while the server takes no new allocations.", f64::from(u8::from(self.draining)))?;
-        page.counter("log_lines_lost", "Session log lines lost because the log was too slow.", self.log_lost)?;
+        page.gauge(
+            "draining",
+            "1 while the server takes no new allocations.",
+            f64::from(u8::from(self.draining)),
+        )?;
+        page.counter(
+            "log_lines_lost",
+            "Session log lines lost because the log was too slow.",
+            self.log_lost,
+        )?;
         page.build()
     }
 }
@@ -76,12 +85,48 @@ impl Page<'_, '_> {
         Ok(())
     }
 
-    fn relayed(&mut self) -> fmt::Result {
-        self.by("relayed_datagrams", "Payload datagrams relayed.", "direction", |snapshot| {
-            vec![("to_peer", snapshot.turn.to_peer_datagrams), ("to_client", snapshot.turn.to_client_datagrams)]
+    /// What the state machines count. They name families and labels themselves; here the same family of all workers is
+    /// brought together, as the format wants it.
+    fn turn(&mut self) -> fmt::Result {
+        let mut families: Vec<(&'static str, Vec<TurnSample>)> = Vec::new();
+        for (worker, snapshot) in numbered(self.workers) {
+            for (family, label, value) in turn_counters(snapshot) {
+                let sample = (worker.clone(), label, value);
+                match families.iter_mut().find(|(name, _)| *name == family) {
+                    Some((_, samples)) => samples.push(sample),
+                    None => families.push((family, vec![sample])),
+                }
+            }
+        }
+        for (family, samples) in &families {
+            let mut metric =
+                self.encoder.encode_descriptor(family, turn_help(family), None, MetricType::Counter)?;
+            for (worker, label, value) in samples {
+                let worker = ("worker", worker.as_str());
+                match label {
+                    Some(label) => metric
+                        .encode_family(&[worker, *label])?
+                        .encode_counter::<NoLabelSet, _, f64>(value, None)?,
+                    None => {
+                        metric.encode_family(&[worker])?.encode_counter::<NoLabelSet, _, f64>(value, None)?;
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn refused(&mut self) -> fmt::Result {
+        self.each(
+            "ports_exhausted",
+            "Allocations refused because every port of the range is taken.",
+            |snapshot| snapshot.ports_exhausted,
+        )?;
+        self.each("files_exhausted", "Allocations refused for want of file descriptors.", |snapshot| {
+            snapshot.files_exhausted
         })?;
-        self.by("relayed_bytes", "Payload bytes relayed.", "direction", |snapshot| {
-            vec![("to_peer", snapshot.turn.to_peer_bytes), ("to_client", snapshot.turn.to_client_bytes)]
+        self.each("ttl_expired", "Datagrams dropped because their TTL or hop limit ended here.", |snapshot| {
+            snapshot.ttl_expired
         })
     }
 
@@ -89,12 +134,16 @@ impl Page<'_, '_> {
         self.each("wakeups", "Times that the worker woke up.", |snapshot| snapshot.wakeups)?;
         self.each("rx_calls", "Receive calls.", |snapshot| snapshot.rx.calls)?;
         self.each("rx_would_block", "Receive calls that had nothing.", |snapshot| snapshot.rx.would_block)?;
-        self.each("rx_buffers", "Buffers received; a GRO super-packet is one.", |snapshot| snapshot.rx.buffers)?;
+        self.each("rx_buffers", "Buffers received; a GRO super-packet is one.", |snapshot| {
+            snapshot.rx.buffers
+        })?;
         self.each("rx_datagrams", "Datagrams received.", |snapshot| snapshot.rx.datagrams)?;
         self.each("rx_bytes", "Bytes received.", |snapshot| snapshot.rx.bytes)?;
-        self.each("rx_kernel_drops", "Datagrams the kernel dropped because a receive buffer was full.", |snapshot| {
-            snapshot.rx.kernel_drops
-        })?;
+        self.each(
+            "rx_kernel_drops",
+            "Datagrams the kernel dropped because a receive buffer was full.",
+            |snapshot| snapshot.rx.kernel_drops,
+        )?;
         self.each("rx_truncated", "Buffers dropped because they were too long.", |snapshot| {
             snapshot.rx.truncated
         })?;
@@ -103,7 +152,9 @@ impl Page<'_, '_> {
 
     fn sent(&mut self) -> fmt::Result {
         self.each("tx_calls", "Send calls.", |snapshot| snapshot.tx.calls)?;
-        self.each("tx_messages", "Messages sent; a GSO super-packet is one.", |snapshot| snapshot.tx.messages)?;
+        self.each("tx_messages", "Messages sent; a GSO super-packet is one.", |snapshot| {
+            snapshot.tx.messages
+        })?;
         self.each("tx_super_packets", "GSO super-packets of two or more datagrams sent.", |snapshot| {
             snapshot.tx.super_packets
         })?;
@@ -143,14 +194,20 @@ impl Page<'_, '_> {
                 })
                 .collect();
             let count = batch.iter().sum();
-            metric
-                .encode_family(&[("worker", worker.as_str())])?
-                .encode_histogram::<NoLabelSet>(snapshot.rx.datagrams as f64, count, &buckets, None)?;
+            metric.encode_family(&[("worker", worker.as_str())])?.encode_histogram::<NoLabelSet>(
+                snapshot.rx.datagrams as f64,
+                count,
+                &buckets,
+                None,
+            )?;
         }
         Ok(())
     }
 
-    #[expect(clippy::cast_precision_loss, reason = "gauges are floats by format, and these are far below 2^53")]
+    #[expect(
+        clippy::cast_precision_loss,
+        reason = "gauges are floats by format, and these are far below 2^53"
+    )]
     fn process(&mut self, usage: &ProcessUsage) -> fmt::Result {
         if let Some(seconds) = usage.cpu_seconds {
             self.encoder
@@ -225,6 +282,42 @@ impl Page<'_, '_> {
     }
 }
 
+/// Worker, label, value.
+type TurnSample = (String, Option<(&'static str, &'static str)>, u64);
+
+fn turn_counters(
+    snapshot: &WorkerSnapshot,
+) -> impl Iterator<Item = (&'static str, Option<(&'static str, &'static str)>, u64)> + '_ {
+    [
+        ("relayed_datagrams", "to_peer", snapshot.turn.to_peer_datagrams),
+        ("relayed_datagrams", "to_client", snapshot.turn.to_client_datagrams),
+        ("relayed_bytes", "to_peer", snapshot.turn.to_peer_bytes),
+        ("relayed_bytes", "to_client", snapshot.turn.to_client_bytes),
+    ]
+    .into_iter()
+    .map(|(family, direction, value)| (family, Some(("direction", direction)), value))
+}
+
+fn turn_help(family: &str) -> &'static str {
+    match family {
+        "relayed_datagrams" => "Payload datagrams relayed.",
+        "relayed_bytes" => "Payload bytes relayed.",
+        "icmp_relayed" => "ICMP errors passed on as Data indications.",
+        "nonces_issued" => "Nonces given out with 401 and 438.",
+        "retransmits_answered" => "Requests answered again with the same answer.",
+        "allocations_opened" => "Allocations that came to be.",
+        "allocations_closed" => "Allocations that ended, by reason.",
+        "drain_refusals" => "Allocations refused because the server drains.",
+        "limit_refusals" => "Requests refused because a limit was reached, by limit.",
+        "requests" => "Well-formed requests, by method.",
+        "successes" => "Success responses, by method.",
+        "error_responses" => "Error responses, by STUN error code.",
+        "dropped_datagrams" => "Datagrams dropped, by reason.",
+        "credentials_refused" => "Credentials refused, by reason.",
+        _ => "A counter of the TURN state machine.",
+    }
+}
+
 fn numbered(workers: &[WorkerSnapshot]) -> impl Iterator<Item = (String, &WorkerSnapshot)> {
     workers.iter().enumerate().map(|(number, snapshot)| (number.to_string(), snapshot))
 }
@@ -260,7 +353,10 @@ mod tests {
                 return samples;
             } else if !line.starts_with('#') {
                 let (series, value) = line.rsplit_once(' ').expect("a sample");
-                assert!(series.starts_with(&family) && series.starts_with("turnpike_"), "{series} in {family}");
+                assert!(
+                    series.starts_with(&family) && series.starts_with("turnpike_"),
+                    "{series} in {family}"
+                );
                 let value = value.parse().expect("a number");
                 assert!(samples.insert(series.to_owned(), value).is_none(), "{series} twice");
             }
@@ -303,7 +399,8 @@ mod tests {
     fn same_series(a: &str, b: &str) -> bool {
         let parts = |series: &str| {
             let (name, labels) = series.split_once('{').unwrap_or((series, "}"));
-            let mut labels: Vec<String> = labels.trim_end_matches('}').split(',').map(str::to_owned).collect();
+            let mut labels: Vec<String> =
+                labels.trim_end_matches('}').split(',').map(str::to_owned).collect();
             labels.sort();
             (name.to_owned(), labels)
         };

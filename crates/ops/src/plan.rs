@@ -130,7 +130,8 @@ fn relay_addresses(settings: &Settings, notes: &mut Vec<String>) -> Vec<RelayAdd
         );
     } else if found.iter().any(is_private) {
         notes.push(
-            "a relay address is private: behind a NAT, name the public one with --relay-ip IP=EXTERNAL".to_owned(),
+            "a relay address is private: behind a NAT, name the public one with --relay-ip IP=EXTERNAL"
+                .to_owned(),
         );
     }
     found.into_iter().map(|bind| RelayAddress { bind, external: None }).collect()

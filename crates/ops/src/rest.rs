@@ -19,8 +19,8 @@ use crate::secret::Secret;
 /// The password that belongs to a time-limited username.
 #[must_use]
 pub fn password(secret: &Secret, username: &str) -> String {
-    let mut mac =
-        Hmac::<Sha1>::new_from_slice(secret.reveal().as_bytes()).unwrap_or_else(|_| unreachable!("any key length"));
+    let mut mac = Hmac::<Sha1>::new_from_slice(secret.reveal().as_bytes())
+        .unwrap_or_else(|_| unreachable!("any key length"));
     mac.update(username.as_bytes());
     STANDARD.encode(mac.finalize().into_bytes())
 }

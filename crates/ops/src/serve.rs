@@ -29,6 +29,9 @@ use crate::{
 
 /// How often a drain looks whether the last session is gone.
 const DRAIN_POLL: Duration = Duration::from_millis(100);
+/// How often the workers are looked after. One that ended leaves its share of the clients without a server, and the
+/// service manager can do more about that than half a relay.
+const WORKER_CHECK: Duration = Duration::from_secs(1);
 /// Snapshots may be 100 ms old, so that "no allocations" counts only after that.
 const DRAIN_SETTLE: Duration = Duration::from_millis(250);
 
@@ -52,6 +55,11 @@ pub enum ServeError {
         /// The kernel's answer.
         source: io::Error,
     },
+    /// A worker ended by itself.
+    #[error(
+        "a worker has ended though nobody stopped it; the log lines above may say why, and a restart helps"
+    )]
+    Worker,
     /// The control thread itself.
     #[error("cannot start the control thread: {0}")]
     Control(#[source] io::Error),
@@ -64,7 +72,6 @@ pub enum ServeError {
 pub fn serve(sources: &Sources, out: &mut dyn Write) -> Result<(), ServeError> {
     let loaded = sources.load()?;
     logging::init(&loaded.settings.log_level, loaded.settings.log_format);
-    // Unused handles of the runtime would keep the process alive; it is dropped at the end of this function.
     let runtime =
         tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(ServeError::Control)?;
     runtime.block_on(Control::run(sources, loaded, out))
@@ -133,19 +140,32 @@ impl<'a> Control<'a> {
             };
             tokio::spawn(axum::serve(listener, admin::router(state)).into_future());
         }
-        control.until_stopped(&mut signals, writer).await;
-        Ok(())
+        control.until_stopped(&mut signals, writer).await
     }
 
-    async fn until_stopped(mut self, signals: &mut Signals, writer: SessionLogWriter) {
+    async fn until_stopped(
+        mut self,
+        signals: &mut Signals,
+        writer: SessionLogWriter,
+    ) -> Result<(), ServeError> {
         let writer = tokio::spawn(writer.run());
-        let deadline = loop {
-            match signals.next(&self.settings).await {
-                Wish::Reload => self.reload(),
-                Wish::Drain(patience) => break patience,
+        let mut failed = false;
+        loop {
+            tokio::select! {
+                wish = signals.next(&self.settings) => match wish {
+                    Wish::Reload => self.reload(),
+                    Wish::Drain(patience) => {
+                        self.drain(signals, patience).await;
+                        break;
+                    }
+                },
+                () = sleep(WORKER_CHECK) => if self.relay.has_failed() {
+                    failed = true;
+                    break;
+                },
             }
-        };
-        self.drain(signals, deadline).await;
+        }
+        self.draining.store(true, Ordering::Relaxed);
 
         let relay = self.relay;
         // Joins threads, and the log must be written meanwhile.
@@ -156,6 +176,7 @@ impl<'a> Control<'a> {
         // With the workers gone the log has no more writers, and ends when it is empty.
         let _ = tokio::time::timeout(Duration::from_secs(5), writer).await;
         tracing::info!("stopped");
+        if failed { Err(ServeError::Worker) } else { Ok(()) }
     }
 
     /// Waits for the sessions to end: at most `patience`, and no longer than until the next signal.
@@ -263,13 +284,17 @@ async fn bind_admin(settings: &Settings) -> Result<Option<TcpListener>, ServeErr
     match TcpListener::bind(address).await {
         Ok(listener) => {
             if !address.ip().is_loopback() {
-                tracing::warn!("the admin page on {address} has no authentication: keep strangers away from it");
+                tracing::warn!(
+                    "the admin page on {address} has no authentication: keep strangers away from it"
+                );
             }
             Ok(Some(listener))
         }
         Err(source) if settings.is_explicit("admin.listen") => Err(ServeError::Admin { address, source }),
         Err(error) => {
-            tracing::warn!("no admin page: cannot listen on tcp {address}: {error}; name an address with --admin");
+            tracing::warn!(
+                "no admin page: cannot listen on tcp {address}: {error}; name an address with --admin"
+            );
             Ok(None)
         }
     }

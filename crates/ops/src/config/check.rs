@@ -48,7 +48,10 @@ pub(crate) fn combinations(settings: &Settings, problems: &mut Vec<ConfigError>)
     {
         refuse(
             "limits.allocations_per_user",
-            format!("{} is above limits.allocations {}", settings.max_allocations_per_user, settings.max_allocations),
+            format!(
+                "{} is above limits.allocations {}",
+                settings.max_allocations_per_user, settings.max_allocations
+            ),
             "at most limits.allocations",
         );
     }
@@ -56,11 +59,15 @@ pub(crate) fn combinations(settings: &Settings, problems: &mut Vec<ConfigError>)
     if settings.is_explicit("limits.allocations") && settings.max_allocations > room {
         refuse(
             "limits.allocations",
-            format!("{} allocations do not fit into the {room} ports of relay.ports", settings.max_allocations),
+            format!(
+                "{} allocations do not fit into the {room} ports of relay.ports",
+                settings.max_allocations
+            ),
             "at most one allocation per port and relay address; widen relay.ports or add relay addresses",
         );
     }
-    if !settings.auth_required && !(settings.users.is_empty() && settings.secrets.is_empty()) {
+    let anybody = !settings.users.is_empty() || !settings.secrets.is_empty();
+    if anybody && !settings.auth_required {
         refuse(
             "auth.required",
             "it is false, but users or secrets are configured".to_owned(),

@@ -442,10 +442,8 @@ fn user(reader: &mut Reader<'_>, node: &Node) -> Option<User> {
     };
     let name_text = reader.text(name)?;
     if !is_username(&name_text) {
-        return reader.refuse(
-            name,
-            Some("a name has 1 to 508 bytes, no control characters and no colon".to_owned()),
-        );
+        return reader
+            .refuse(name, Some("a name has 1 to 508 bytes, no control characters and no colon".to_owned()));
     }
     let secret = match (find("password"), find("key")) {
         (Some(password), None) => {

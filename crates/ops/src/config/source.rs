@@ -94,7 +94,8 @@ pub(crate) fn environment_node(
         }
         (Some(value), None) => {
             let origin = Origin::Environment(name);
-            let parts = if spec.list { value.split(',').map(str::trim).collect() } else { vec![value.as_str()] };
+            let parts =
+                if spec.list { value.split(',').map(str::trim).collect() } else { vec![value.as_str()] };
             Some(textual(spec, parts.into_iter().filter(|part| !part.is_empty()), &origin))
         }
         (None, Some(path)) => match fs::read_to_string(path) {
@@ -135,7 +136,9 @@ pub(crate) fn unknown_variables(environment: &[(String, String)]) -> Vec<String>
         .map(|(name, _)| name)
         .filter(|name| name.starts_with("TURNPIKE_") && !known.contains(name))
         .map(|name| match nearest(name, known.iter().map(String::as_str)) {
-            Some(meant) => format!("environment variable {name} is not known and ignored; did you mean {meant}?"),
+            Some(meant) => {
+                format!("environment variable {name} is not known and ignored; did you mean {meant}?")
+            }
             None => format!("environment variable {name} is not known and ignored"),
         })
         .collect()
@@ -209,9 +212,8 @@ impl Places<'_> {
         let converted = match value.get_ref() {
             DeValue::String(text) => Value::Text(text.to_string()),
             DeValue::Boolean(value) => Value::Boolean(*value),
-            DeValue::Integer(digits) => {
-                i64::from_str_radix(digits.as_str(), digits.radix()).map_or(Value::Other("integer"), Value::Integer)
-            }
+            DeValue::Integer(digits) => i64::from_str_radix(digits.as_str(), digits.radix())
+                .map_or(Value::Other("integer"), Value::Integer),
             DeValue::Array(items) => Value::List(items.iter().map(|item| self.node(item)).collect()),
             DeValue::Table(table) => Value::Table(self.entries(table)),
             other => Value::Other(other.type_str()),

@@ -48,10 +48,10 @@ fn the_example_names_every_key_in_its_section() {
     for line in EXAMPLE.lines() {
         if let Some(name) = line.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')) {
             section = name;
-        } else if let Some((name, _)) = line.strip_prefix('#').unwrap_or(line).split_once(" = ") {
-            if !name.starts_with(' ') {
-                named.push(format!("{section}.{name}"));
-            }
+        } else if let Some((name, _)) = line.strip_prefix('#').unwrap_or(line).split_once(" = ")
+            && !name.starts_with(' ')
+        {
+            named.push(format!("{section}.{name}"));
         }
     }
     for spec in KEYS {
@@ -158,7 +158,10 @@ fn flags_win_over_environment_over_file_over_defaults() {
     let environment = [("TURNPIKE_SERVER_REALM", "environment"), ("TURNPIKE_SERVER_WORKERS", "3")];
     let loaded = load(file, &environment, flag("server.realm", "--realm", &["flag"])).expect("valid");
     let settings = loaded.settings;
-    assert_eq!((settings.realm.as_str(), settings.origin("server.realm")), ("flag", &Origin::Flag("--realm")));
+    assert_eq!(
+        (settings.realm.as_str(), settings.origin("server.realm")),
+        ("flag", &Origin::Flag("--realm"))
+    );
     assert_eq!(settings.workers, Some(3));
     assert_eq!(settings.software, "file");
     assert_eq!(settings.shutdown_deadline, 30);
@@ -212,12 +215,16 @@ fn secrets_come_from_files_that_the_environment_names() {
     assert_eq!(secrets, ["new one", "old, one"]);
     assert!(both.expect_err("ambiguous").to_string().contains("both set"));
     let gone = load("", &[variable], Flags::new()).expect_err("the file is gone").to_string();
-    assert!(gone.starts_with("environment variable TURNPIKE_AUTH_SECRETS_FILE: auth.secrets: cannot read"), "{gone}");
+    assert!(
+        gone.starts_with("environment variable TURNPIKE_AUTH_SECRETS_FILE: auth.secrets: cannot read"),
+        "{gone}"
+    );
 }
 
 #[test]
 fn an_unknown_variable_is_a_warning_with_a_suggestion() {
-    let environment = [("TURNPIKE_SERVER_RELM", "x"), ("TURNPIKE_PORT", "tcp://10.0.0.1:3478"), ("TURNPIKE_CONFIG", "x")];
+    let environment =
+        [("TURNPIKE_SERVER_RELM", "x"), ("TURNPIKE_PORT", "tcp://10.0.0.1:3478"), ("TURNPIKE_CONFIG", "x")];
     let warnings = load("", &environment, Flags::new()).expect("valid").warnings;
     assert_eq!(warnings.len(), 2, "{warnings:?}");
     assert!(warnings[0].ends_with("did you mean TURNPIKE_SERVER_REALM?"), "{warnings:?}");
@@ -235,7 +242,9 @@ fn users_are_read_in_all_three_forms() {
     assert_eq!(users[0].secret, UserSecret::Password(Secret::new("p:w")));
     assert_eq!(users[1].secret, UserSecret::Keys(vec![StoredKey::Md5(Secret::new(md5))]));
     assert_eq!(users[2].secret, UserSecret::Password(Secret::new("p:w")));
-    let tables = settings("[[auth.users]]\nname = \"a\"\npassword = \"x\"\n[[auth.users]]\nname = \"b\"\npassword = \"y\"");
+    let tables = settings(
+        "[[auth.users]]\nname = \"a\"\npassword = \"x\"\n[[auth.users]]\nname = \"b\"\npassword = \"y\"",
+    );
     assert_eq!(tables.users.len(), 2);
 }
 
@@ -250,8 +259,12 @@ fn secrets_are_in_no_output() {
         assert!(!output.contains("hunter2") && !output.contains(key), "{output}");
         assert!(output.contains("***"), "{output}");
     }
-    for wrong in ["users = [\"hunter2\"]", "users = \"hunter2\"", "secrets = \"hunter2\"", "users = [{ name = \"a\", key = \"hunter2\" }]"]
-    {
+    for wrong in [
+        "users = [\"hunter2\"]",
+        "users = \"hunter2\"",
+        "secrets = \"hunter2\"",
+        "users = [{ name = \"a\", key = \"hunter2\" }]",
+    ] {
         let message = load_text(&format!("[auth]\n{wrong}")).expect_err("wrong").to_string();
         assert!(!message.contains("hunter2"), "{message}");
     }
@@ -279,5 +292,8 @@ fn what_a_reload_cannot_change_is_named() {
 fn an_unreadable_file_is_one_clear_error() {
     let sources = Sources::new(Some("/nonexistent/turnpike.toml".into()), Vec::new(), Flags::new());
     let message = sources.load().expect_err("no such file").to_string();
-    assert!(message.starts_with("/nonexistent/turnpike.toml:1:1: cannot read the configuration file"), "{message}");
+    assert!(
+        message.starts_with("/nonexistent/turnpike.toml:1:1: cannot read the configuration file"),
+        "{message}"
+    );
 }
