@@ -90,7 +90,7 @@ impl Page<'_, '_> {
     fn turn(&mut self) -> fmt::Result {
         let mut families: Vec<(&'static str, Vec<TurnSample>)> = Vec::new();
         for (worker, snapshot) in numbered(self.workers) {
-            for (family, label, value) in turn_counters(snapshot) {
+            for (family, label, value) in snapshot.turn.counters() {
                 let sample = (worker.clone(), label, value);
                 match families.iter_mut().find(|(name, _)| *name == family) {
                     Some((_, samples)) => samples.push(sample),
@@ -284,19 +284,6 @@ impl Page<'_, '_> {
 
 /// Worker, label, value.
 type TurnSample = (String, Option<(&'static str, &'static str)>, u64);
-
-fn turn_counters(
-    snapshot: &WorkerSnapshot,
-) -> impl Iterator<Item = (&'static str, Option<(&'static str, &'static str)>, u64)> + '_ {
-    [
-        ("relayed_datagrams", "to_peer", snapshot.turn.to_peer_datagrams),
-        ("relayed_datagrams", "to_client", snapshot.turn.to_client_datagrams),
-        ("relayed_bytes", "to_peer", snapshot.turn.to_peer_bytes),
-        ("relayed_bytes", "to_client", snapshot.turn.to_client_bytes),
-    ]
-    .into_iter()
-    .map(|(family, direction, value)| (family, Some(("direction", direction)), value))
-}
 
 fn turn_help(family: &str) -> &'static str {
     match family {

@@ -314,7 +314,7 @@ pub(crate) static KEYS: &[KeySpec] = &[
             settings.allow = reader.list(node, cidr)?;
             Some(())
         },
-        show: |settings| cidrs(&settings.allow),
+        show: |settings| strings(&settings.allow),
     },
     KeySpec {
         path: "peers.deny",
@@ -326,7 +326,7 @@ pub(crate) static KEYS: &[KeySpec] = &[
             settings.deny = reader.list(node, cidr)?;
             Some(())
         },
-        show: |settings| cidrs(&settings.deny),
+        show: |settings| strings(&settings.deny),
     },
     scalar!(
         "admin.listen",
@@ -486,10 +486,6 @@ fn is_username(name: &str) -> bool {
 
 fn strings<T: ToString>(items: &[T]) -> String {
     list(items.iter().map(|item| quoted(&item.to_string())))
-}
-
-fn cidrs(rules: &[Cidr]) -> String {
-    list(rules.iter().map(|rule| quoted(&format!("{}/{}", rule.base, rule.bits))))
 }
 
 fn list(items: impl Iterator<Item = String>) -> String {

@@ -60,6 +60,21 @@ fn the_example_names_every_key_in_its_section() {
 }
 
 #[test]
+fn the_commented_examples_are_valid() {
+    let uncommented: Vec<&str> = EXAMPLE
+        .lines()
+        .filter(|line| {
+            line.starts_with('[')
+                || (line.starts_with('#') && line.as_bytes().get(1).is_some_and(|c| *c != b' '))
+        })
+        .map(|line| line.strip_prefix('#').unwrap_or(line))
+        .collect();
+    let settings = settings(&uncommented.join("\n"));
+    assert_eq!((settings.users.len(), settings.secrets.len(), settings.relay_addresses.len()), (2, 2, 2));
+    assert_eq!((settings.allow.len(), settings.deny.len()), (2, 1));
+}
+
+#[test]
 fn each_mistake_names_line_column_key_and_what_is_expected() {
     for (text, line, column, key, expected) in [
         ("[server]\nlisten = [\"0.0.0.0\"]", 2, 11, "server.listen", "ADDR:PORT"),
@@ -92,6 +107,8 @@ fn each_mistake_names_line_column_key_and_what_is_expected() {
             "limits.allocations",
             "one allocation per port",
         ),
+        ("[peers]\nallow = [\"10.0.0.0/33\"]", 2, 10, "peers.allow", "a list of prefixes"),
+        ("[peers]\ndeny = [\n  \"10.0.0.0/8\",\n  \"10.0.0\",\n]", 4, 3, "peers.deny", "a list of prefixes"),
         ("[admin]\nlisten = \"localhost\"", 2, 10, "admin.listen", "\"off\""),
         ("[log]\nformat = \"xml\"", 2, 10, "log.format", "\"json\""),
         ("[log]\nlevel = \"a=b=c\"", 2, 9, "log.level", "debug"),
