@@ -2,7 +2,11 @@
 
 use clap::{Parser, Subcommand};
 
-use crate::{credentials_args::CredentialsArgs, serve_args::ServeArgs};
+use crate::{
+    credentials_args::CredentialsArgs,
+    load_args::{LoadCommand, ReflectArgs},
+    serve_args::ServeArgs,
+};
 
 /// A TURN/STUN relay for Linux, and the tools that measure it.
 #[derive(Parser)]
@@ -25,6 +29,15 @@ pub(crate) enum Command {
     /// Make time-limited credentials from a shared secret, or stored keys from a password
     #[command(long_about = CREDENTIALS, after_help = CREDENTIALS_EXAMPLES)]
     Credentials(CredentialsArgs),
+    /// Send every UDP datagram back to where it came from: the peer that `load` needs
+    #[command(after_help = REFLECT_EXAMPLES)]
+    Reflect(ReflectArgs),
+    /// Generate load and measure what comes back
+    Load {
+        /// Which generator.
+        #[command(subcommand)]
+        command: LoadCommand,
+    },
 }
 
 const EXIT_CODES: &str = "\
@@ -72,6 +85,11 @@ const CREDENTIALS_EXAMPLES: &str = "\
 Examples:
   turnpike credentials --secret-file /etc/turnpike/secret --user alice --ttl 86400
   turnpike credentials --user alice --realm example.org --password-file -        (reads the password from standard input)";
+
+const REFLECT_EXAMPLES: &str = "\
+Examples:
+  turnpike reflect
+  turnpike reflect --listen 127.0.0.1:3480 --workers 2";
 
 #[cfg(test)]
 mod tests {
@@ -132,9 +150,10 @@ mod tests {
                 assert!(help.len() > 15, "{} {}", command.get_name(), argument.get_id());
             }
         }
-        for name in ["serve", "check-config", "credentials"] {
-            let help = help_of(&[name]);
-            assert!(help.contains("Example") && help.contains(&format!("turnpike {name}")), "{help}");
+        for path in [&["serve"][..], &["check-config"], &["credentials"], &["reflect"], &["load", "turn"]] {
+            let help = help_of(path);
+            let example = format!("turnpike {}", path.join(" "));
+            assert!(help.contains("Example") && help.contains(&example), "{help}");
         }
     }
 

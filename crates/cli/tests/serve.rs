@@ -1,99 +1,17 @@
 //! `turnpike serve` as its operator meets it: start lines, admin page, signals, reload, clear refusals. On loopback.
 
+mod support;
+
 use std::{
     fs,
-    io::{BufRead, BufReader, Read, Write},
+    io::{Read, Write},
     net::{TcpStream, UdpSocket},
     path::{Path, PathBuf},
-    process::{Child, ChildStderr, Command, ExitStatus, Stdio},
-    sync::mpsc::{Receiver, channel},
     thread,
     time::{Duration, Instant},
 };
 
-const PATIENCE: Duration = Duration::from_secs(10);
-
-struct Server {
-    child: Child,
-    lines: Receiver<String>,
-    seen: String,
-}
-
-impl Server {
-    /// On ports that the kernel chooses, with one worker.
-    fn start(arguments: &[&str]) -> Self {
-        let mut child = Command::new(env!("CARGO_BIN_EXE_turnpike"))
-            .args(["serve", "--relay-ip", "127.0.0.1", "--workers", "1"])
-            .args(arguments)
-            .env_remove("TURNPIKE_CONFIG")
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .expect("the program starts");
-        let lines = lines_of(child.stderr.take().expect("piped"));
-        Self { child, lines, seen: String::new() }
-    }
-
-    /// Waits for a log line that holds `text`, and gives what follows in that line up to a blank.
-    fn wait_for(&mut self, text: &str) -> String {
-        let deadline = Instant::now() + PATIENCE;
-        loop {
-            let left = deadline.saturating_duration_since(Instant::now());
-            let Ok(line) = self.lines.recv_timeout(left) else {
-                panic!("no line with {text:?} in\n{}", self.seen);
-            };
-            self.seen.push_str(&line);
-            self.seen.push('\n');
-            if let Some((_, rest)) = line.split_once(text) {
-                return rest.split(' ').next().unwrap_or_default().to_owned();
-            }
-        }
-    }
-
-    fn signal(&self, name: &str) {
-        let pid = self.child.id().to_string();
-        let status = Command::new("kill").args([&format!("-{name}"), &pid]).status().expect("kill runs");
-        assert!(status.success());
-    }
-
-    fn wait_for_exit(&mut self) -> ExitStatus {
-        let deadline = Instant::now() + PATIENCE;
-        loop {
-            if let Some(status) = self.child.try_wait().expect("it is our child") {
-                self.seen.extend(self.lines.iter().flat_map(|line| [line, "\n".to_owned()]));
-                return status;
-            }
-            assert!(Instant::now() < deadline, "it does not end:\n{}", self.seen);
-            thread::sleep(Duration::from_millis(10));
-        }
-    }
-
-    fn stdout(&mut self) -> String {
-        let mut text = String::new();
-        self.child.stdout.take().expect("piped").read_to_string(&mut text).expect("UTF-8");
-        text
-    }
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
-fn lines_of(stderr: ChildStderr) -> Receiver<String> {
-    let (sender, receiver) = channel();
-    thread::spawn(move || {
-        for line in BufReader::new(stderr).lines().map_while(Result::ok) {
-            if sender.send(line).is_err() {
-                break;
-            }
-        }
-    });
-    receiver
-}
+use support::{PATIENCE, Server};
 
 fn get(address: &str, path: &str) -> String {
     let mut stream = TcpStream::connect(address).expect("the admin page listens");
@@ -138,7 +56,7 @@ impl Drop for File {
 
 #[test]
 fn a_server_serves_shows_itself_and_stops_when_told() {
-    let mut server = Server::start(&["--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0"]);
+    let mut server = Server::serve(&["--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0"]);
     let listener = server.wait_for("listening on udp ");
     server.wait_for("relaying on 127.0.0.1");
     server.wait_for("data path ");
@@ -174,7 +92,7 @@ fn a_server_serves_shows_itself_and_stops_when_told() {
 #[test]
 fn a_reload_takes_a_good_file_and_refuses_a_bad_one() {
     let file = File::new("reload", "[auth]\nusers = [\"a:one\"]\n");
-    let mut server = Server::start(&["-c", file.path(), "--listen", "127.0.0.1:0", "--admin", "off"]);
+    let mut server = Server::serve(&["-c", file.path(), "--listen", "127.0.0.1:0", "--admin", "off"]);
     let listener = server.wait_for("listening on udp ");
     server.wait_for("no admin page");
 
@@ -199,7 +117,7 @@ fn a_reload_takes_a_good_file_and_refuses_a_bad_one() {
 fn a_port_in_use_is_one_sentence_with_a_remedy() {
     let taken = UdpSocket::bind("127.0.0.1:0").expect("loopback");
     let address = taken.local_addr().expect("bound").to_string();
-    let mut server = Server::start(&["--listen", &address, "--admin", "off", "--user", "a:b"]);
+    let mut server = Server::serve(&["--listen", &address, "--admin", "off", "--user", "a:b"]);
     assert_eq!(server.wait_for_exit().code(), Some(1), "{}", server.seen);
     let last = server.seen.lines().last().unwrap_or_default();
     assert!(last.starts_with(&format!("turnpike: cannot listen on udp {address}: ")), "{}", server.seen);
@@ -210,7 +128,7 @@ fn a_port_in_use_is_one_sentence_with_a_remedy() {
 fn an_admin_address_that_was_asked_for_must_be_free() {
     let taken = std::net::TcpListener::bind("127.0.0.1:0").expect("loopback");
     let address = taken.local_addr().expect("bound").to_string();
-    let mut server = Server::start(&["--listen", "127.0.0.1:0", "--admin", &address, "--user", "a:b"]);
+    let mut server = Server::serve(&["--listen", "127.0.0.1:0", "--admin", &address, "--user", "a:b"]);
     assert_eq!(server.wait_for_exit().code(), Some(1), "{}", server.seen);
     let last = server.seen.lines().last().unwrap_or_default();
     assert!(last.starts_with(&format!("turnpike: cannot serve the admin page on tcp {address}: ")), "{last}");

@@ -20,6 +20,7 @@ pub mod rest;
 pub mod secret;
 pub mod serve;
 pub mod session_log;
+pub mod stop;
 pub mod turn_uri;
 
 pub use config::{ConfigErrors, Flags, Settings, Sources};

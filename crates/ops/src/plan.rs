@@ -81,6 +81,8 @@ pub fn server_config(settings: &Settings, relay: &[RelayAddress], nonce_key: [u8
         relay_v6: relay.iter().any(|address| address.bind.is_ipv6()),
         peers: PeerRules { allow: settings.allow.clone(), deny: settings.deny.clone() },
         allow_md5: settings.allow_md5,
+        // Nobody can find a time-limited name by its hash, and a client that is offered anonymity takes it.
+        username_anonymity: settings.secrets.is_empty(),
         ..ServerConfig::default()
     }
 }
@@ -196,6 +198,9 @@ mod tests {
         let relay = [RelayAddress { bind: Ipv6Addr::LOCALHOST.into(), external: None }];
         let config = server_config(&Settings::default(), &relay, [0; 32]);
         assert!(!config.relay_v4 && config.relay_v6);
+        assert!(config.username_anonymity);
+        let timed = Settings { secrets: vec![Secret::new("s")], ..Settings::default() };
+        assert!(!server_config(&timed, &relay, [0; 32]).username_anonymity);
         assert_eq!((config.realm.as_str(), config.software.as_deref()), ("turnpike", Some("turnpike")));
     }
 }

@@ -100,6 +100,7 @@ impl<'a> Control<'a> {
         // Before anything else, so that no signal finds its default action while sessions exist.
         let mut signals = Signals::new().map_err(ServeError::Control)?;
         let Loaded { mut settings, warnings } = loaded;
+        tracing::info!("turnpike {}", env!("CARGO_PKG_VERSION"));
         for warning in warnings {
             tracing::warn!("{warning}");
         }
@@ -315,7 +316,6 @@ fn raise_open_files(plan: &Plan) {
 
 fn say_what_started(plan: &Plan, relay: &Relay, admin: Option<&TcpListener>) {
     let config = &plan.config;
-    tracing::info!("turnpike {}", env!("CARGO_PKG_VERSION"));
     for listener in relay.listeners() {
         tracing::info!("listening on udp {listener}");
     }

@@ -129,7 +129,7 @@ pub(crate) fn unknown_variables(environment: &[(String, String)]) -> Vec<String>
             [Some(name), file]
         })
         .flatten()
-        .chain(["TURNPIKE_CONFIG".to_owned()])
+        .chain(["TURNPIKE_CONFIG".to_owned(), "TURNPIKE_LOAD_USER".to_owned()])
         .collect();
     environment
         .iter()
