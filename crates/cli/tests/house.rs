@@ -56,7 +56,9 @@ const SERVERS: &[&str] = &["turnpike-relay", "turnpike-forward", "turnpike-load"
 #[test]
 fn the_house_has_the_rooms_that_the_rules_speak_of() {
     let names: Vec<String> = house().into_iter().map(|room| room.name).collect();
-    for room in ["turnpike-wire", "turnpike-net", "turnpike-turn", "turnpike-relay", "turnpike-ops", "turnpike-cli"] {
+    for room in
+        ["turnpike-wire", "turnpike-net", "turnpike-turn", "turnpike-relay", "turnpike-ops", "turnpike-cli"]
+    {
         assert!(names.iter().any(|name| name == room), "{room} is not in {names:?}");
     }
 }
@@ -248,7 +250,9 @@ fn upward_imports(house: &[Room]) -> Vec<String> {
             found.push(format!("{} has no floor", room.name));
             continue;
         };
-        for import in room.imports.iter().filter(|import| import.starts_with("turnpike") || *import == "xtask") {
+        for import in
+            room.imports.iter().filter(|import| import.starts_with("turnpike") || *import == "xtask")
+        {
             match floor(import) {
                 Some(there) if there < here => {}
                 Some(there) => {
