@@ -1,6 +1,13 @@
 //! epoll(7), level-triggered, and an eventfd to wake a worker from another thread.
 
-use std::{io, os::fd::AsFd, sync::Arc, time::Duration};
+use std::{
+    io,
+    os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd},
+    sync::Arc,
+    time::Duration,
+};
+
+use crate::sys;
 
 /// What is ready.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -15,47 +22,125 @@ pub struct Event {
     pub error: bool,
 }
 
+/// Events that one wait can bring. Enough that a thousand thin flows need few calls, few enough that the arena holds
+/// what they bring.
+const BATCH: usize = 256;
+
 /// An epoll instance.
-pub struct Poller {}
+#[derive(Debug)]
+pub struct Poller {
+    fd: OwnedFd,
+    raw: Vec<libc::epoll_event>,
+    events: Vec<Event>,
+}
 
 impl Poller {
     /// Creates one.
+    ///
+    /// # Errors
+    /// Those of epoll_create1(2).
     pub fn new() -> io::Result<Self> {
-        todo!()
+        // SAFETY: no pointers; the result is checked before it is owned.
+        let fd = unsafe { OwnedFd::from_raw_fd(sys::check(libc::epoll_create1(libc::EPOLL_CLOEXEC))?) };
+        Ok(Self {
+            fd,
+            raw: vec![libc::epoll_event { events: 0, u64: 0 }; BATCH],
+            events: Vec::with_capacity(BATCH),
+        })
     }
+
     /// Watches for readability.
-    pub fn add(&self, _fd: &impl AsFd, _token: u64) -> io::Result<()> {
-        todo!()
+    ///
+    /// # Errors
+    /// Those of epoll_ctl(2); ENOSPC when /proc/sys/fs/epoll/max_user_watches is reached.
+    pub fn add(&self, fd: &impl AsFd, token: u64) -> io::Result<()> {
+        self.control(libc::EPOLL_CTL_ADD, fd, token, libc::EPOLLIN)
     }
+
     /// Also watches for writability, or stops to.
-    pub fn set_writable(&self, _fd: &impl AsFd, _token: u64, _on: bool) -> io::Result<()> {
-        todo!()
+    ///
+    /// # Errors
+    /// Those of epoll_ctl(2).
+    pub fn set_writable(&self, fd: &impl AsFd, token: u64, on: bool) -> io::Result<()> {
+        let interest = if on { libc::EPOLLIN | libc::EPOLLOUT } else { libc::EPOLLIN };
+        self.control(libc::EPOLL_CTL_MOD, fd, token, interest)
     }
+
     /// Stops watching. Closing the descriptor does the same.
-    pub fn remove(&self, _fd: &impl AsFd) -> io::Result<()> {
-        todo!()
+    ///
+    /// # Errors
+    /// Those of epoll_ctl(2).
+    pub fn remove(&self, fd: &impl AsFd) -> io::Result<()> {
+        self.control(libc::EPOLL_CTL_DEL, fd, 0, 0)
     }
-    /// Waits, `None` for ever. An interruption by a signal counts as a time-out.
-    pub fn wait(&mut self, _timeout: Option<Duration>) -> io::Result<&[Event]> {
-        todo!()
+
+    fn control(&self, operation: i32, fd: &impl AsFd, token: u64, interest: i32) -> io::Result<()> {
+        let mut event = libc::epoll_event { events: interest.cast_unsigned(), u64: token };
+        // SAFETY: both descriptors are open, the pointer is to a live `epoll_event`.
+        sys::check(unsafe {
+            libc::epoll_ctl(self.fd.as_raw_fd(), operation, fd.as_fd().as_raw_fd(), &raw mut event)
+        })
+        .map(|_| ())
+    }
+
+    /// Waits, `None` for ever; a fraction of a millisecond is rounded up. An interruption by a signal counts as a
+    /// time-out.
+    ///
+    /// # Errors
+    /// Those of epoll_wait(2) but EINTR.
+    pub fn wait(&mut self, timeout: Option<Duration>) -> io::Result<&[Event]> {
+        let ms = timeout.map_or(-1, |t| i32::try_from(t.as_micros().div_ceil(1000)).unwrap_or(i32::MAX));
+        self.events.clear();
+        // SAFETY: the pointer and count describe `raw`.
+        let count = match sys::check(unsafe {
+            libc::epoll_wait(self.fd.as_raw_fd(), self.raw.as_mut_ptr(), BATCH as i32, ms)
+        }) {
+            Ok(count) => count as usize,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => 0,
+            Err(error) => return Err(error),
+        };
+        self.events.extend(self.raw[..count].iter().map(|raw| {
+            let flags = raw.events.cast_signed();
+            Event {
+                token: raw.u64,
+                readable: flags & (libc::EPOLLIN | libc::EPOLLHUP) != 0,
+                writable: flags & libc::EPOLLOUT != 0,
+                error: flags & libc::EPOLLERR != 0,
+            }
+        }));
+        Ok(&self.events)
     }
 }
 
 /// Wakes a [`Poller`] from any thread.
-#[derive(Clone)]
-pub struct Waker(#[allow(dead_code)] Arc<()>);
+#[derive(Clone, Debug)]
+pub struct Waker(Arc<OwnedFd>);
 
 impl Waker {
     /// An eventfd watched by `poller` under `token`.
-    pub fn new(_poller: &Poller, _token: u64) -> io::Result<Self> {
-        todo!()
+    ///
+    /// # Errors
+    /// Those of eventfd(2) and epoll_ctl(2).
+    pub fn new(poller: &Poller, token: u64) -> io::Result<Self> {
+        // SAFETY: no pointers; the result is checked before it is owned.
+        let fd = unsafe {
+            OwnedFd::from_raw_fd(sys::check(libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK))?)
+        };
+        poller.add(&fd, token)?;
+        Ok(Self(Arc::new(fd)))
     }
+
     /// Wakes; many calls may give one event.
     pub fn wake(&self) {
-        todo!()
+        let one = 1_u64.to_ne_bytes();
+        // SAFETY: the pointer and length describe `one`. A full counter (EAGAIN) wakes just as well.
+        unsafe { libc::write(self.0.as_raw_fd(), one.as_ptr().cast(), one.len()) };
     }
+
     /// To be called by the woken side, before it looks at what it was woken for.
     pub fn acknowledge(&self) {
-        todo!()
+        let mut count = [0_u8; 8];
+        // SAFETY: the pointer and length describe `count`. Nothing to read (EAGAIN) is as good.
+        unsafe { libc::read(self.0.as_raw_fd(), count.as_mut_ptr().cast(), count.len()) };
     }
 }
