@@ -13,6 +13,9 @@ use crate::harness::{
 /// Messages that each client of a uclient run sends.
 const MESSAGES: u64 = 50;
 
+/// Credentials of [`USER`].
+const ALICE: [&str; 4] = ["-u", USER, "-w", PASSWORD];
+
 /// Why a test cannot run here, if it cannot.
 fn obstacle(family: IpAddr) -> Option<&'static str> {
     if installed("turnutils_uclient").is_none() {
@@ -27,16 +30,17 @@ fn obstacle(family: IpAddr) -> Option<&'static str> {
 /// uclient to `peer` through `server`, with so many clients.
 fn uclient(server: SocketAddr, peer: SocketAddr, clients: u64, more: &[&str]) -> Finished {
     let mut command = Command::new("turnutils_uclient");
-    command.args([
-        "-p",
-        &server.port().to_string(),
-        "-e",
-        &peer.ip().to_string(),
-        "-r",
-        &peer.port().to_string(),
-    ]);
-    command.args(["-n", &MESSAGES.to_string(), "-m", &clients.to_string(), "-l", "120", "-z", "5"]);
-    command.args(more).arg(server.ip().to_string());
+    for (flag, value) in [
+        ("-p", server.port().to_string()),
+        ("-e", peer.ip().to_string()),
+        ("-r", peer.port().to_string()),
+        ("-n", MESSAGES.to_string()),
+        ("-m", clients.to_string()),
+    ] {
+        command.args([flag, &value]);
+    }
+    // 120 bytes each, 5 ms apart.
+    command.args(["-l", "120", "-z", "5"]).args(more).arg(server.ip().to_string());
     Program::run(&mut command)
 }
 
