@@ -14,8 +14,7 @@ use crate::{
     sys::{self, RawAddress},
 };
 
-const REFUSALS: [c_int; 5] =
-    [libc::EINVAL, libc::EIO, libc::ENOPROTOOPT, libc::EOPNOTSUPP, libc::EMSGSIZE];
+const REFUSALS: [c_int; 5] = [libc::EINVAL, libc::EIO, libc::ENOPROTOOPT, libc::EOPNOTSUPP, libc::EMSGSIZE];
 
 /// A message as the kernel would see it.
 struct Seen {
@@ -317,8 +316,7 @@ fn a_refused_destination_is_no_step_down() {
 fn a_datagram_beyond_the_mtu_is_counted_and_the_rest_leaves() {
     for datapath in [Datapath::Basic, Datapath::Mmsg, Datapath::Gso] {
         let mut b = bench(datapath);
-        let mut kernel =
-            ruled(|m| (m.segment.unwrap_or(m.bytes.len()) > 1472).then_some(libc::EMSGSIZE));
+        let mut kernel = ruled(|m| (m.segment.unwrap_or(m.bytes.len()) > 1472).then_some(libc::EMSGSIZE));
         for _ in 0..5 {
             b.push(peer(0), 1500);
             b.push(peer(1), 1200);
