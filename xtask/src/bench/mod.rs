@@ -71,6 +71,10 @@ fn bench_relay(options: &Options) -> Result<ExitCode, Failure> {
         let comparison = Comparison::of(&subject.name, &baseline, &results, lab.seed);
         all_met &= comparison.all_met();
         println!("\n{}", comparison.markdown());
+        let by_process = Comparison::by_process_time(&subject.name, &baseline, &results, lab.seed);
+        if !by_process.is_empty() {
+            println!("By process time, for machines that were not quiet:\n\n{}", by_process.markdown());
+        }
     }
     let names: Vec<String> = subjects.iter().map(|subject| subject.name.clone()).collect();
     println!("Medians behind the ratios:\n\n{}", report::details(&results, &names));
@@ -142,7 +146,6 @@ impl Lab {
         for (name, value) in origin.as_object().into_iter().flatten() {
             eprintln!("{name}: {value}");
         }
-        eprintln!("seed: {seed}");
         Ok(Self {
             bench,
             seed,

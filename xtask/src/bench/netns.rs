@@ -122,8 +122,14 @@ impl Network {
         self.anchors[index].pid()
     }
 
-    /// Starts a program pinned to its seat; its output goes to `log`.
-    pub(crate) fn spawn(&self, seat: Seat, command: &[String], log: &Path) -> Result<Process, Failure> {
+    /// Starts a program pinned to its seat, with `environment` beside ours; its output goes to `log`.
+    pub(crate) fn spawn(
+        &self,
+        seat: Seat,
+        command: &[String],
+        environment: &[(&str, &str)],
+        log: &Path,
+    ) -> Result<Process, Failure> {
         let mut pinned = vec!["taskset".to_owned(), "-c".to_owned(), seat.core.to_string()];
         if seat.nice != 0 {
             pinned.extend(["nice".to_owned(), "-n".to_owned(), seat.nice.to_string()]);
@@ -131,7 +137,7 @@ impl Network {
         pinned.extend_from_slice(command);
         let log = File::create(log)?;
         let mut child = self.inside(seat.place, &pinned);
-        child.stdout(log.try_clone()?).stderr(log);
+        child.envs(environment.iter().copied()).stdout(log.try_clone()?).stderr(log);
         Process::start(&mut child)
     }
 

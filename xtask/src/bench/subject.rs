@@ -13,6 +13,10 @@ const REALM: &str = "bench";
 /// Relay ports of every subject: room for 10,000 allocations and their successors.
 const PORTS: (u16, u16) = (10240, 65535);
 
+/// Lifts turnpike's quotas, as coturn's flags do with its own; other programs do not know these variables.
+pub(crate) const NO_QUOTAS: [(&str, &str); 2] =
+    [("TURNPIKE_LIMITS_ALLOCATIONS", "50000"), ("TURNPIKE_LIMITS_ALLOCATIONS_PER_USER", "50000")];
+
 /// A relay to be measured.
 #[derive(Clone, Debug)]
 pub(crate) struct Subject {

@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use super::{
     counters::{self, Arrivals, CoreTime, Memory, ProcessTime, Snapshot},
     netns::{Network, PEER_IP, Place, Process, RELAY_LISTEN_IP, Seat},
-    subject::{ECHO_PORT, Generator, Load, Subject, TURN_PORT},
+    subject::{ECHO_PORT, Generator, Load, NO_QUOTAS, Subject, TURN_PORT},
     workload::{Metric, Shape, Workload},
 };
 use crate::Failure;
@@ -95,11 +95,11 @@ impl Bench {
 
     fn run_once(&self, workload: &Workload, subject: &Subject, logs: &Logs<'_>) -> Result<Finding, Failure> {
         let relay = Seat { place: Place::Relay, core: self.relay_core, nice: self.nice };
-        let mut relay = self.network.spawn(relay, &subject.command, &logs.path("relay.log"))?;
+        let mut relay = self.network.spawn(relay, &subject.command, &NO_QUOTAS, &logs.path("relay.log"))?;
         self.await_relay(&mut relay)?;
         let reflector = Seat { place: Place::Peer, core: self.load_core, nice: self.nice };
         let mut reflector =
-            self.network.spawn(reflector, &self.generator.reflector(), &logs.path("reflector.log"))?;
+            self.network.spawn(reflector, &self.generator.reflector(), &[], &logs.path("reflector.log"))?;
         self.await_echo(&mut reflector)?;
         match workload.shape {
             Shape::Traffic { clients, rate, size, burst } => {
@@ -206,7 +206,7 @@ impl Bench {
 
     fn start_generator(&self, load: &Load, result: &Path, logs: &Logs<'_>) -> Result<Process, Failure> {
         let seat = Seat { place: Place::Client, core: self.load_core, nice: self.nice };
-        self.network.spawn(seat, &self.generator.command(load, result)?, &logs.path("load.log"))
+        self.network.spawn(seat, &self.generator.command(load, result)?, &[], &logs.path("load.log"))
     }
 
     fn snapshot(
@@ -290,6 +290,7 @@ impl Finding {
     pub(crate) fn figure(&self, metric: Metric) -> Option<f64> {
         match (self, metric) {
             (Self::Traffic(traffic), Metric::PerBusySecond) => Some(traffic.per_busy_second()),
+            (Self::Traffic(traffic), Metric::PerProcessSecond) => Some(traffic.per_process_second()),
             (Self::Traffic(traffic), Metric::Loss) => traffic.loss(),
             (Self::Traffic(traffic), Metric::P50) => traffic.reported(&["rtt_us", "p50"]),
             (Self::Traffic(traffic), Metric::P99) => traffic.reported(&["rtt_us", "p99"]),
@@ -333,6 +334,10 @@ impl Traffic {
 
     pub(crate) fn per_busy_second(&self) -> f64 {
         quotient(self.delivered(), self.busy())
+    }
+
+    pub(crate) fn per_process_second(&self) -> f64 {
+        quotient(self.delivered(), self.subject.total())
     }
 
     /// Share of the core's busy time that did not go to the subject: other programs, mostly. More than a few

@@ -39,6 +39,8 @@ pub(crate) struct Requirement {
 pub(crate) enum Metric {
     /// Datagrams delivered at both far ends per second that the relay's core was busy.
     PerBusySecond,
+    /// The same per second of the relay's process time: what to look at where the core was not the relay's alone.
+    PerProcessSecond,
     /// Share of the generator's datagrams that did not come back.
     Loss,
     /// Round-trip latency, microseconds.
@@ -55,6 +57,7 @@ impl Metric {
     pub(crate) fn show(self, value: f64) -> String {
         match self {
             Self::PerBusySecond => format!("{:.1}k/busy s", value / 1e3),
+            Self::PerProcessSecond => format!("{:.1}k/process s", value / 1e3),
             Self::Loss => format!("{:.3} % lost", value * 100.0),
             Self::P50 => format!("p50 {value:.0} us"),
             Self::P99 => format!("p99 {value:.0} us"),
