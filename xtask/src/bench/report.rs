@@ -219,9 +219,9 @@ impl Round {
 /// What stands behind the ratios: medians of each subject under each traffic workload.
 pub(crate) fn details(all: &[Results], subjects: &[String]) -> String {
     let mut text = String::from(
-        "| workload | subject | delivered/s | relay core busy | core us each | process us each | datagrams a receive \
+        "| workload | subject | offered/s | delivered/s | relay core busy | core us each | process us each | datagrams a receive \
          | datagrams a send | load core busy | loss | p50 us | p99 us | disturbed rounds |\n\
-         | --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |\n",
+         | --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |\n",
     );
     for results in all {
         for subject in subjects {
@@ -236,8 +236,9 @@ pub(crate) fn details(all: &[Results], subjects: &[String]) -> String {
             }
             let _ = writeln!(
                 text,
-                "| {} | {subject} | {} | {} % | {} | {} | {} | {} | {} % | {} % | {} | {} | {} of {} |",
+                "| {} | {subject} | {} | {} | {} % | {} | {} | {} | {} | {} % | {} % | {} | {} | {} of {} |",
                 results.workload.name,
+                show(&|t| t.reported(&["send_pps"]), 1.0, 0),
                 show(&|t| Some(delivered(t) / t.elapsed), 1.0, 0),
                 show(&|t| Some(t.busy() / t.elapsed), 100.0, 1),
                 show(&|t| Some(t.busy() / delivered(t)), 1e6, 3),

@@ -64,6 +64,8 @@ pub(crate) struct Traffic {
     pub(crate) generator: ProcessTime,
     pub(crate) reflector: ProcessTime,
     pub(crate) backlog_drops: u64,
+    /// Datagrams a second that the generator was asked for; `None` for saturation.
+    pub(crate) asked: Option<u32>,
     /// The generator's own result, over its own slightly longer window.
     pub(crate) report: Option<Value>,
 }
@@ -161,6 +163,7 @@ impl Bench {
             generator: closed.generator - opened.generator,
             reflector: closed.reflector - opened.reflector,
             backlog_drops: closed.backlog_drops - opened.backlog_drops,
+            asked: load.rate,
             report,
         })
     }
@@ -388,6 +391,11 @@ impl Traffic {
         {
             caveats.push(format!("generator late, p99 {late:.0} us"));
         }
+        if let (Some(asked), Some(sent)) = (self.asked, self.reported(&["send_pps"]))
+            && sent < 0.98 * f64::from(asked)
+        {
+            caveats.push(format!("offered {sent:.0}/s in place of {asked}"));
+        }
         if self.backlog_drops > 0 {
             caveats.push(format!("{} backlog drops", self.backlog_drops));
         }
@@ -527,6 +535,7 @@ mod tests {
             generator: ProcessTime { user: 1.0, system: 1.0 },
             reflector: ProcessTime::default(),
             backlog_drops: 0,
+            asked: None,
             report: Some(json!({
                 "sent": 1000, "lost": 5, "send_pps": 200_000.0, "recv_pps": 100_000.0,
                 "rtt_us": { "p50": 60.5, "p99": 200 }, "late_us": { "p99": 1500.0 },
@@ -553,6 +562,13 @@ mod tests {
     fn a_saturated_or_late_generator_is_a_caveat() {
         let caveats = traffic().caveats().join("; ");
         assert!(caveats.contains("load core saturated") && caveats.contains("p99 1500 us"), "{caveats}");
+    }
+
+    #[test]
+    fn less_offered_than_asked_for_is_a_caveat() {
+        let asked = |rate| Traffic { asked: Some(rate), ..traffic() }.caveats().join("; ");
+        assert!(asked(250_000).contains("offered 200000/s in place of 250000"), "{}", asked(250_000));
+        assert!(!asked(200_000).contains("offered"));
     }
 
     #[test]
