@@ -139,6 +139,7 @@ impl Lab {
             load_core: options.load_cpu,
             nice: options.nice,
             seconds: options.seconds(),
+            profile: options.profile,
             burst: options.burst,
             directory,
         };

@@ -278,7 +278,7 @@ fn ip(arguments: &[&str]) -> Result<(), Failure> {
 pub(crate) struct Process(Child);
 
 impl Process {
-    fn start(command: &mut Command) -> Result<Self, Failure> {
+    pub(crate) fn start(command: &mut Command) -> Result<Self, Failure> {
         Ok(Self(command.spawn().map_err(|error| format!("cannot start {command:?}: {error}"))?))
     }
 

@@ -75,6 +75,9 @@ pub(crate) struct Options {
     /// Datagrams a client sends back to back, in place of the workload's own
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) burst: Option<u32>,
+    /// Sample the relay's core with `perf` during each window; costs a few percent, so no result to quote
+    #[arg(long)]
+    pub(crate) profile: bool,
     /// Exit with 3 if a requirement is missed
     #[arg(long)]
     pub(crate) check: bool,

@@ -3,8 +3,9 @@
 //! seeds, memory layout) is part of the spread and not of the result.
 
 use std::{
-    fs,
+    fs::{self, File},
     path::{Path, PathBuf},
+    process::{Command, Stdio},
     thread,
     time::{Duration, Instant},
 };
@@ -37,6 +38,8 @@ pub(crate) struct Bench {
     pub(crate) nice: i8,
     /// Length of the window.
     pub(crate) seconds: f64,
+    /// Whether `perf` samples the relay's core during the window.
+    pub(crate) profile: bool,
     /// Overrides the workload's burst.
     pub(crate) burst: Option<u32>,
     /// Logs and results of the programs.
@@ -138,9 +141,13 @@ impl Bench {
         let far_end = if load.churn { Place::Client } else { Place::Peer };
         self.await_arrivals(far_end, FLOWING, &mut generator)?;
         thread::sleep(Duration::from_secs_f64(WARMUP));
+        let profile = if self.profile { Some(self.start_profile(logs)?) } else { None };
         let opened = self.snapshot(relay, &generator, reflector)?;
         thread::sleep(Duration::from_secs_f64(self.seconds));
         let closed = self.snapshot(relay, &generator, reflector)?;
+        if let Some(profile) = profile {
+            finish_profile(profile, logs)?;
+        }
         let report = if self.generator.reports() {
             let patience = Duration::from_secs_f64(MARGIN + WARMUP) + Duration::from_secs(20);
             if !generator.ends_before(Instant::now() + patience)? {
@@ -201,6 +208,16 @@ impl Bench {
             sockets: counters::udp_sockets(anchor)? - before.1,
             kernel_bytes_per_socket: counters::kernel_bytes_per_socket(),
         })
+    }
+
+    fn start_profile(&self, logs: &Logs<'_>) -> Result<Process, Failure> {
+        let mut perf = Command::new("taskset");
+        perf.args(["-c", &self.load_core.to_string(), "perf", "record", "-q", "-F", "999", "-g", "-o"])
+            .arg(logs.path("relay-core.perf"))
+            .args(["-C", &self.relay_core.to_string(), "--", "sleep", &self.seconds.to_string()])
+            .stdout(Stdio::null())
+            .stderr(File::create(logs.path("perf.log"))?);
+        Process::start(&mut perf)
     }
 
     fn load(&self, clients: u32, rate: Option<u32>, size: u32, burst: u32, churn: bool) -> Load {
@@ -272,6 +289,26 @@ impl Bench {
         }
         Ok(())
     }
+}
+
+/// Writes what `perf` saw as text beside its data.
+fn finish_profile(mut profile: Process, logs: &Logs<'_>) -> Result<(), Failure> {
+    if !profile.ends_before(Instant::now() + Duration::from_secs(20))? {
+        return Err("perf does not end".into());
+    }
+    let text = logs.path("relay-core.txt");
+    let status = Command::new("perf")
+        .args(["report", "--stdio", "--no-children", "-g", "none", "--percent-limit", "0.3", "-i"])
+        .arg(logs.path("relay-core.perf"))
+        .stdin(Stdio::null())
+        .stdout(File::create(&text)?)
+        .stderr(Stdio::null())
+        .status()?;
+    if !status.success() {
+        return Err(format!("perf report failed; see {}", logs.path("perf.log").display()).into());
+    }
+    eprint!("(profile: {}) ", text.display());
+    Ok(())
 }
 
 /// Memory once it no longer moves by more than 0.5 % in half a second.
@@ -395,6 +432,14 @@ impl Traffic {
             && sent < 0.98 * f64::from(asked)
         {
             caveats.push(format!("offered {sent:.0}/s in place of {asked}"));
+        }
+        // Names of what went wrong, such as `allocation_mismatch_437` of a port used again too soon.
+        let errors = self.report.as_ref().and_then(|report| report.get("errors")?.as_object());
+        for (name, count) in errors.into_iter().flatten() {
+            let share = count.as_f64().unwrap_or(0.0) / self.reported(&["sent"]).unwrap_or(0.0).max(1.0);
+            if share > 0.01 {
+                caveats.push(format!("{name}: {count}"));
+            }
         }
         if self.backlog_drops > 0 {
             caveats.push(format!("{} backlog drops", self.backlog_drops));
@@ -569,6 +614,13 @@ mod tests {
         let asked = |rate| Traffic { asked: Some(rate), ..traffic() }.caveats().join("; ");
         assert!(asked(250_000).contains("offered 200000/s in place of 250000"), "{}", asked(250_000));
         assert!(!asked(200_000).contains("offered"));
+    }
+
+    #[test]
+    fn errors_of_more_than_a_percent_are_a_caveat() {
+        let report = json!({ "sent": 1000, "errors": { "quota_486": 11, "timeout": 10 } });
+        let caveats = Traffic { report: Some(report), ..traffic() }.caveats().join("; ");
+        assert!(caveats.contains("quota_486: 11") && !caveats.contains("timeout"), "{caveats}");
     }
 
     #[test]
