@@ -4,6 +4,18 @@
 //! (section 9.2.4), and a store may hold nothing but the key. Hence this module, checked against `stun_types` where
 //! both can do the same.
 
+use std::fmt;
+
+use hmac::{Hmac, Mac as _};
+use md5::Md5;
+use sha1::Sha1;
+use sha2::{Digest, Sha256};
+use subtle::ConstantTimeEq as _;
+
+use crate::attributes::{
+    ATTRIBUTE_HEADER_LEN, Attribute, Attributes, HEADER_LEN, Malformed, fingerprint, header_ending_at, kind,
+};
+
 /// How a long-term key is derived from the password (RFC 8489 section 18.5.1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum KeyAlgorithm {
@@ -36,49 +48,219 @@ pub enum IntegrityError {
     Mismatch,
 }
 
-/// A key for message integrity. Never printed; equality takes constant time.
+/// A key for message integrity. Never printed; equality takes constant time; overwritten when dropped.
 #[derive(Clone)]
 pub struct Key {
-    _bytes: Vec<u8>,
+    bytes: Box<[u8]>,
 }
 
 impl Key {
     /// The long-term key of a user (RFC 8489 section 9.2.2). The caller has applied OpaqueString if it wants it.
     #[must_use]
-    pub fn long_term(_algorithm: KeyAlgorithm, _username: &str, _realm: &str, _password: &[u8]) -> Self {
-        todo!()
+    pub fn long_term(algorithm: KeyAlgorithm, username: &str, realm: &str, password: &[u8]) -> Self {
+        let parts = [username.as_bytes(), b":", realm.as_bytes(), b":", password];
+        match algorithm {
+            KeyAlgorithm::Md5 => Self::from_bytes(&digest::<Md5>(&parts)),
+            KeyAlgorithm::Sha256 => Self::from_bytes(&digest::<Sha256>(&parts)),
+        }
     }
-    /// A stored key, or a short-term password.
+
+    /// A stored key, or a short-term password. Any length will do for an HMAC.
     #[must_use]
-    pub fn from_bytes(_bytes: &[u8]) -> Self {
-        todo!()
+    pub fn from_bytes(bytes: &[u8]) -> Self {
+        Self { bytes: bytes.into() }
+    }
+}
+
+impl fmt::Debug for Key {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Key(..)")
+    }
+}
+
+impl PartialEq for Key {
+    fn eq(&self, other: &Self) -> bool {
+        self.bytes.ct_eq(&other.bytes).into()
+    }
+}
+
+impl Eq for Key {}
+
+impl Drop for Key {
+    fn drop(&mut self) {
+        self.bytes.fill(0);
+        // Best effort: makes the compiler believe that somebody reads the zeros.
+        std::hint::black_box(&self.bytes);
     }
 }
 
 /// Which integrity attribute a well-formed message carries; with both, the SHA-256 one counts.
+///
+/// `None` also for a message that is not well-formed. After MESSAGE-INTEGRITY only MESSAGE-INTEGRITY-SHA256 and
+/// FINGERPRINT count, after the latter two nothing does (RFC 8489 sections 14.5 to 14.7).
 #[must_use]
-pub fn mac_of(_message: &[u8]) -> Option<Mac> {
-    todo!()
+pub fn mac_of(message: &[u8]) -> Option<Mac> {
+    let mut found = None;
+    for attribute in Attributes::of(message).ok()? {
+        match attribute.ok()?.kind {
+            kind::MESSAGE_INTEGRITY => found = Some(Mac::Sha1),
+            kind::MESSAGE_INTEGRITY_SHA256 => return Some(Mac::Sha256),
+            kind::FINGERPRINT => break,
+            _ => {}
+        }
+    }
+    found
 }
 
 /// Verifies one integrity attribute of a message, in constant time. Attributes after it are not covered, and callers
-/// must ignore them (RFC 8489 section 14.5).
-pub fn verify(_message: &[u8], _key: &Key, _mac: Mac) -> Result<(), IntegrityError> {
-    todo!()
+/// must ignore them (RFC 8489 section 14.5), as `stun_types::message::Message::iter_attributes` does.
+///
+/// The MAC is taken over the message up to the attribute, under a length field that ends with the attribute; what
+/// was appended later, a FINGERPRINT or a second integrity attribute, is thereby left out.
+pub fn verify(message: &[u8], key: &Key, mac: Mac) -> Result<(), IntegrityError> {
+    let attribute = find(message, mac)?;
+    let length = attribute.value.len();
+    if !mac.accepts(length) {
+        return Err(IntegrityError::Malformed);
+    }
+    let header = header_ending_at(message, attribute.offset + ATTRIBUTE_HEADER_LEN + length);
+    let parts = [&header, &message[4..attribute.offset]];
+    let result = match mac {
+        Mac::Sha1 => start::<Hmac<Sha1>>(key, parts).verify_truncated_left(attribute.value),
+        Mac::Sha256 => start::<Hmac<Sha256>>(key, parts).verify_truncated_left(attribute.value),
+    };
+    result.map_err(|_| IntegrityError::Mismatch)
 }
 
 /// Appends an integrity attribute to a message and sets its length field.
-pub fn sign(_message: &mut Vec<u8>, _key: &Key, _mac: Mac) {
-    todo!()
+///
+/// The message is one that we are writing: a header of 20 bytes and whole, padded attributes, the length field not
+/// yet of interest. Shorter than a header, it is left alone.
+pub fn sign(message: &mut Vec<u8>, key: &Key, mac: Mac) {
+    let offset = message.len();
+    if !is_unfinished_message(message) {
+        return;
+    }
+    set_length(message, offset + ATTRIBUTE_HEADER_LEN + mac.len());
+    match mac {
+        Mac::Sha1 => {
+            let value = start::<Hmac<Sha1>>(key, [message.as_slice()]).finalize().into_bytes();
+            append(message, kind::MESSAGE_INTEGRITY, &value);
+        }
+        Mac::Sha256 => {
+            let value = start::<Hmac<Sha256>>(key, [message.as_slice()]).finalize().into_bytes();
+            append(message, kind::MESSAGE_INTEGRITY_SHA256, &value);
+        }
+    }
 }
 
-/// Appends FINGERPRINT and sets the length field.
-pub fn append_fingerprint(_message: &mut Vec<u8>) {
-    todo!()
+/// Appends FINGERPRINT and sets the length field. The message is as for [`sign`]; nothing may be appended later.
+pub fn append_fingerprint(message: &mut Vec<u8>) {
+    let offset = message.len();
+    if !is_unfinished_message(message) {
+        return;
+    }
+    let value = fingerprint(message, offset);
+    append(message, kind::FINGERPRINT, &value);
+    let end = message.len();
+    set_length(message, end);
+}
+
+/// Whether the message's FINGERPRINT is its last attribute and matches. `None` if it carries none, or is not
+/// well-formed up to there.
+#[must_use]
+pub fn check_fingerprint(message: &[u8]) -> Option<bool> {
+    for attribute in Attributes::of(message).ok()? {
+        let attribute = attribute.ok()?;
+        if attribute.kind == kind::FINGERPRINT {
+            return Some(attribute.is_last && attribute.value == fingerprint(message, attribute.offset));
+        }
+    }
+    None
 }
 
 /// USERHASH: `SHA-256(username ":" realm)` (RFC 8489 section 14.4).
 #[must_use]
-pub fn userhash(_username: &str, _realm: &str) -> [u8; 32] {
-    todo!()
+pub fn userhash(username: &str, realm: &str) -> [u8; 32] {
+    digest::<Sha256>(&[username.as_bytes(), b":", realm.as_bytes()]).into()
+}
+
+impl Mac {
+    /// Of the value that we write.
+    const fn len(self) -> usize {
+        match self {
+            Self::Sha1 => 20,
+            Self::Sha256 => 32,
+        }
+    }
+
+    /// MESSAGE-INTEGRITY-SHA256 may be truncated to no less than half (RFC 8489 section 14.6); MESSAGE-INTEGRITY
+    /// may not.
+    const fn accepts(self, length: usize) -> bool {
+        match self {
+            Self::Sha1 => length == 20,
+            Self::Sha256 => length >= 16 && length <= 32 && length.is_multiple_of(4),
+        }
+    }
+}
+
+impl From<Malformed> for IntegrityError {
+    fn from(Malformed: Malformed) -> Self {
+        Self::Malformed
+    }
+}
+
+/// The attribute that [`mac_of`] would see.
+fn find(message: &[u8], mac: Mac) -> Result<Attribute<'_>, IntegrityError> {
+    for attribute in Attributes::of(message)? {
+        let attribute = attribute?;
+        match (attribute.kind, mac) {
+            (kind::MESSAGE_INTEGRITY, Mac::Sha1) | (kind::MESSAGE_INTEGRITY_SHA256, Mac::Sha256) => {
+                return Ok(attribute);
+            }
+            (kind::MESSAGE_INTEGRITY_SHA256 | kind::FINGERPRINT, _) => break,
+            _ => {}
+        }
+    }
+    Err(IntegrityError::Missing)
+}
+
+fn is_unfinished_message(message: &[u8]) -> bool {
+    debug_assert!(
+        message.len() >= HEADER_LEN && message.len().is_multiple_of(4),
+        "no STUN message to append to"
+    );
+    message.len() >= HEADER_LEN
+}
+
+fn append(message: &mut Vec<u8>, kind: u16, value: &[u8]) {
+    #[expect(clippy::cast_possible_truncation, reason = "every value here is at most 32 bytes long")]
+    let length = value.len() as u16;
+    message.extend_from_slice(&kind.to_be_bytes());
+    message.extend_from_slice(&length.to_be_bytes());
+    message.extend_from_slice(value);
+}
+
+fn set_length(message: &mut [u8], end: usize) {
+    let header = header_ending_at(message, end);
+    message[..4].copy_from_slice(&header);
+}
+
+fn start<'a, M: hmac::Mac + hmac::digest::KeyInit>(
+    key: &Key,
+    parts: impl IntoIterator<Item = &'a [u8]>,
+) -> M {
+    let mut mac = <M as hmac::Mac>::new_from_slice(&key.bytes).expect("an HMAC takes a key of any length");
+    for part in parts {
+        mac.update(part);
+    }
+    mac
+}
+
+fn digest<D: Digest>(parts: &[&[u8]]) -> hmac::digest::Output<D> {
+    let mut digest = D::new();
+    for part in parts {
+        digest.update(part);
+    }
+    digest.finalize()
 }

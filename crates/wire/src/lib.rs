@@ -7,6 +7,7 @@
 #![forbid(unsafe_code)]
 
 pub mod address;
+mod attributes;
 pub mod channel_data;
 pub mod demux;
 pub mod indication;

@@ -4,6 +4,8 @@ use std::net::SocketAddr;
 
 use turnpike_wire::indication::MAX_HEADER_LEN;
 
+use super::DropReason;
+
 /// A client-facing socket of this worker, numbered by the runtime.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ListenerId(pub u16);
@@ -189,6 +191,11 @@ pub enum Effect {
         /// Payload datagrams and bytes to the client.
         to_client: (u64, u64),
     },
+    /// Close this relay socket: one family of a dual-stack allocation was deleted or has expired, the other lives on.
+    RelayClosed {
+        /// Which.
+        relay: RelayId,
+    },
     /// A credential was refused; for a log line. At most one effect per request, and the state machine bounds their
     /// rate: `suppressed` counts those since the last one that were only counted.
     Refused {
@@ -232,12 +239,4 @@ pub enum CredentialRefusal {
     WrongRealm,
     /// Another user than the one who made the allocation (441).
     WrongUser,
-}
-
-/// Why a datagram was dropped. Each is a counter.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum DropReason {
-    /// Neither STUN nor ChannelData.
-    NotStun,
 }
