@@ -141,9 +141,10 @@ fn turnpike_load(binary: &Path, load: &Load, result: &Path) -> Vec<String> {
         load.warmup,
         if load.churn { "allocate" } else { "packet" },
     )));
+    let rate = load.rate.map_or("max".to_owned(), |rate| rate.to_string());
+    command.extend(["--rate".to_owned(), rate]);
     if !load.churn {
-        let rate = load.rate.map_or("max".to_owned(), |rate| rate.to_string());
-        command.extend(words(&format!("--via channel --rate {rate} --burst {}", load.burst)));
+        command.extend(words(&format!("--via channel --burst {}", load.burst)));
     }
     command.extend(["--json".to_owned(), result.display().to_string()]);
     command
