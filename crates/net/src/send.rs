@@ -382,11 +382,8 @@ impl<K: Kernel> Sender<'_, K> {
         let (iovecs, names, controls) = (iovecs.as_mut_ptr(), names.as_mut_ptr(), controls.as_mut_ptr());
         for (at, message) in messages.iter().enumerate() {
             let header = &mut headers[at].msg_hdr;
-            header.msg_name = if header.msg_namelen == 0 {
-                std::ptr::null_mut()
-            } else {
-                names.wrapping_add(at).cast()
-            };
+            header.msg_name =
+                if header.msg_namelen == 0 { std::ptr::null_mut() } else { names.wrapping_add(at).cast() };
             header.msg_iov = iovecs.wrapping_add(message.first_iovec);
             header.msg_iovlen = message.iovecs;
             header.msg_control = if message.total_control == 0 {

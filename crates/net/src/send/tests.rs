@@ -1,4 +1,5 @@
 //! Kernels that refuse: what leaves, in which order, and what is counted.
+#![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a test may fail, and says what it skips")]
 
 use std::{
     collections::HashMap,
@@ -14,8 +15,7 @@ use crate::{
     sys::{self, RawAddress},
 };
 
-const REFUSALS: [c_int; 5] =
-    [libc::EINVAL, libc::EIO, libc::ENOPROTOOPT, libc::EOPNOTSUPP, libc::EMSGSIZE];
+const REFUSALS: [c_int; 5] = [libc::EINVAL, libc::EIO, libc::ENOPROTOOPT, libc::EOPNOTSUPP, libc::EMSGSIZE];
 
 /// A message as the kernel would see it.
 struct Seen {
@@ -134,7 +134,9 @@ fn bench(datapath: Datapath) -> Bench {
     let from = std::net::UdpSocket::bind(here).unwrap();
     from.send_to(&bytes, socket.local_addr()).unwrap();
     let mut rx = Rx::new(datapath);
-    // Loopback delivers before send returns.
+    let mut poller = crate::poll::Poller::new().unwrap();
+    poller.add(&socket, 0).unwrap();
+    assert_eq!(poller.wait(Some(std::time::Duration::from_secs(10))).unwrap().len(), 1);
     let received = rx.recv(&socket).unwrap();
     let arena = rx.span(rx.buffers(received).next().unwrap().bytes);
     assert_eq!(arena.len, 60_000);
@@ -317,8 +319,7 @@ fn a_refused_destination_is_no_step_down() {
 fn a_datagram_beyond_the_mtu_is_counted_and_the_rest_leaves() {
     for datapath in [Datapath::Basic, Datapath::Mmsg, Datapath::Gso] {
         let mut b = bench(datapath);
-        let mut kernel =
-            ruled(|m| (m.segment.unwrap_or(m.bytes.len()) > 1472).then_some(libc::EMSGSIZE));
+        let mut kernel = ruled(|m| (m.segment.unwrap_or(m.bytes.len()) > 1472).then_some(libc::EMSGSIZE));
         for _ in 0..5 {
             b.push(peer(0), 1500);
             b.push(peer(1), 1200);
