@@ -374,3 +374,65 @@ impl Rx {
         datagrams
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn split(bytes: &[u8], segment_size: usize) -> Vec<&[u8]> {
+        let from = SocketAddr::from(([127, 0, 0, 1], 1));
+        let buffer = Buffer { from, local: None, tos: 0, ttl: 0, segment_size, bytes };
+        let datagrams: Vec<_> = buffer.datagrams().collect();
+        assert_eq!(datagrams.len(), buffer.count());
+        datagrams
+    }
+
+    #[test]
+    fn a_buffer_comes_apart_at_the_segment_size() {
+        assert_eq!(split(b"abcdef", 2), [b"ab", b"cd", b"ef"]);
+        assert_eq!(split(b"abcdefg", 3), [&b"abc"[..], b"def", b"g"]);
+        assert_eq!(split(b"abc", 3), [b"abc"]);
+        assert_eq!(split(b"abc", 1200), [b"abc"]);
+    }
+
+    #[test]
+    fn an_empty_datagram_is_one() {
+        assert_eq!(split(b"", 0), [b""]);
+        assert_eq!(split(b"", 5), [b""]);
+    }
+
+    #[test]
+    #[should_panic(expected = "not a part of this arena")]
+    fn foreign_bytes_have_no_span() {
+        let _ = Rx::new(Datapath::Basic).span(b"elsewhere");
+    }
+
+    #[test]
+    fn a_full_arena_says_so_and_loses_nothing() {
+        let socket = UdpSocket::bind(SocketAddr::from(([127, 0, 0, 1], 0)), &crate::UdpOptions::default());
+        let socket = socket.unwrap();
+        let mut rx = Rx::new(Datapath::Gso);
+        rx.used = ARENA - SLOT + 1;
+        assert!(!rx.has_room());
+        let received = rx.recv(&socket).unwrap();
+        assert_eq!((received.count, received.more, rx.stats.calls), (0, true, 0));
+        rx.reset();
+        assert!(rx.has_room());
+    }
+
+    #[test]
+    fn the_arenas_end_does_not_make_a_flood_look_thin() {
+        let socket = UdpSocket::bind(SocketAddr::from(([127, 0, 0, 1], 0)), &crate::UdpOptions::default());
+        let socket = socket.unwrap();
+        socket.set_appetite(16);
+        let sender = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+        sender.send_to(b"x", socket.local_addr()).unwrap();
+        let mut poller = crate::poll::Poller::new().unwrap();
+        poller.add(&socket, 0).unwrap();
+        assert_eq!(poller.wait(Some(std::time::Duration::from_secs(10))).unwrap().len(), 1);
+        let mut rx = Rx::new(Datapath::Gso);
+        rx.used = ARENA - SLOT;
+        assert_eq!(rx.recv(&socket).unwrap().count, 1);
+        assert_eq!(socket.appetite(), 16);
+    }
+}

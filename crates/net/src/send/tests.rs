@@ -1,4 +1,5 @@
 //! Kernels that refuse: what leaves, in which order, and what is counted.
+#![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a test may fail, and says what it skips")]
 
 use std::{
     collections::HashMap,
@@ -133,7 +134,9 @@ fn bench(datapath: Datapath) -> Bench {
     let from = std::net::UdpSocket::bind(here).unwrap();
     from.send_to(&bytes, socket.local_addr()).unwrap();
     let mut rx = Rx::new(datapath);
-    // Loopback delivers before send returns.
+    let mut poller = crate::poll::Poller::new().unwrap();
+    poller.add(&socket, 0).unwrap();
+    assert_eq!(poller.wait(Some(std::time::Duration::from_secs(10))).unwrap().len(), 1);
     let received = rx.recv(&socket).unwrap();
     let arena = rx.span(rx.buffers(received).next().unwrap().bytes);
     assert_eq!(arena.len, 60_000);
