@@ -56,7 +56,7 @@ impl Comparison {
     }
 
     /// The rows of packets per busy second again, by the relay's process time in place of its core's. On a quiet
-    /// machine both agree; on a busy one only this tells about the relay.
+    /// machine both agree.
     pub(crate) fn by_process_time(subject: &str, baseline: &str, all: &[Results], seed: u64) -> Self {
         let mut random = Random::from_seed(seed);
         let mut rows = Vec::new();
