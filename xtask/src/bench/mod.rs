@@ -1,6 +1,7 @@
 //! `cargo xtask bench`: relays side by side in network namespaces. docs/benchmarks.md says what is measured and why.
 
 mod counters;
+mod finding;
 mod machine;
 mod netns;
 mod options;

@@ -5,8 +5,8 @@ use std::fmt::Write as _;
 use serde_json::{Value, json};
 
 use super::{
+    finding::{Finding, Traffic},
     stats::{Random, Summary, paired_ratios},
-    trial::{Finding, Traffic},
     workload::{Metric, Must, Requirement, Workload},
 };
 
@@ -292,7 +292,7 @@ mod tests {
     use super::{
         super::{
             counters::Memory,
-            trial::Idle,
+            finding::Idle,
             workload::{Shape, chosen},
         },
         *,
