@@ -54,7 +54,7 @@ impl Finding {
             (Self::Traffic(traffic), Metric::Loss) => traffic.loss(),
             (Self::Traffic(traffic), Metric::P50) => traffic.reported(&["rtt_us", "p50"]),
             (Self::Traffic(traffic), Metric::P99) => traffic.reported(&["rtt_us", "p99"]),
-            (Self::Traffic(traffic), Metric::Allocations) => traffic.reported(&["recv_pps"]),
+            (Self::Traffic(traffic), Metric::Allocations) => traffic.allocations_per_second(),
             (Self::Idle(idle), Metric::AllocationBytes) => Some(idle.bytes_per_allocation()),
             _ => None,
         }
@@ -118,6 +118,12 @@ impl Traffic {
     pub(crate) fn loss(&self) -> Option<f64> {
         let sent = self.reported(&["sent"])?;
         (sent > 0.0).then_some(self.reported(&["lost"])? / sent)
+    }
+
+    /// `None` where more than a twentieth was refused or lost: then the refusals were measured, and whatever made
+    /// them (a port used again too soon, a quota), but not how fast the relay can allocate.
+    pub(crate) fn allocations_per_second(&self) -> Option<f64> {
+        if self.loss()? > 0.05 { None } else { self.reported(&["recv_pps"]) }
     }
 
     /// Packets that the generator sent and received per second of its processor time.
@@ -329,6 +335,16 @@ mod tests {
         let silent = Finding::Traffic(Box::new(Traffic { report: None, ..traffic() }));
         assert_eq!(silent.figure(Metric::P50), None);
         assert_eq!(silent.figure(Metric::PerBusySecond), Some(400_000.0));
+    }
+
+    #[test]
+    fn a_rate_of_allocations_that_were_mostly_refused_is_no_figure() {
+        let rate = |lost: u64| {
+            let report = json!({ "sent": 1000, "lost": lost, "recv_pps": 128.0 });
+            Finding::Traffic(Box::new(Traffic { report: Some(report), ..traffic() }))
+                .figure(Metric::Allocations)
+        };
+        assert_eq!((rate(0), rate(50), rate(51)), (Some(128.0), Some(128.0), None));
     }
 
     #[test]
