@@ -1,6 +1,13 @@
 //! The ladder of data paths: how datagrams enter and leave.
 
-use std::{fmt, str::FromStr};
+use std::{
+    fmt, io,
+    net::{Ipv4Addr, SocketAddr},
+    os::fd::AsFd,
+    str::FromStr,
+};
+
+use crate::{UdpOptions, UdpSocket, sys};
 
 /// A step of the ladder. `--datapath auto` takes the highest that works, see [`Datapath::best`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -14,11 +21,21 @@ pub enum Datapath {
 }
 
 impl Datapath {
-    /// The highest step that this kernel supports, and in one sentence why none above it.
+    /// The highest step that this kernel supports, and in one sentence why it is that one.
     #[must_use]
     pub fn best() -> (Self, String) {
-        todo!()
+        match probe_segmentation() {
+            Ok(()) => (Self::Gso, "the kernel has UDP_GRO and UDP_SEGMENT".to_owned()),
+            Err(error) => (Self::Mmsg, format!("the kernel refused UDP_GRO or UDP_SEGMENT: {error}")),
+        }
     }
+}
+
+/// UDP_SEGMENT came with Linux 4.18, UDP_GRO with 5.0 (udp(7)).
+fn probe_segmentation() -> io::Result<()> {
+    let anywhere = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
+    let socket = UdpSocket::bind(anywhere, &UdpOptions { gro: true, ..UdpOptions::default() })?;
+    sys::set_option(socket.as_fd(), sys::SOL_UDP, sys::UDP_SEGMENT, 1200)
 }
 
 impl fmt::Display for Datapath {

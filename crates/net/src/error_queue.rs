@@ -1,8 +1,15 @@
 //! ICMP errors from a socket's error queue (ip(7), IP_RECVERR).
 
-use std::{io, net::SocketAddr};
+use std::{
+    io, mem,
+    net::SocketAddr,
+    os::fd::{AsFd, AsRawFd},
+};
 
-use crate::UdpSocket;
+use crate::{
+    UdpSocket,
+    sys::{self, Control, RawAddress},
+};
 
 /// One ICMP error about a datagram that this socket sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,7 +26,55 @@ pub struct IcmpError {
     pub v6: bool,
 }
 
-/// Reads at most `limit` queued errors; locally generated ones are passed over.
-pub fn read(_socket: &UdpSocket, _limit: usize, _each: impl FnMut(IcmpError)) -> io::Result<usize> {
-    todo!()
+/// Reads at most `limit` queued errors; locally generated ones are passed over. Returns how many were queued.
+///
+/// # Errors
+/// Those of recvmsg(2) but EAGAIN.
+pub fn read(socket: &UdpSocket, limit: usize, mut each: impl FnMut(IcmpError)) -> io::Result<usize> {
+    for count in 0..limit {
+        let mut name = RawAddress::empty();
+        let mut control = Control([0; 256]);
+        // The datagram's own bytes are not wanted; one byte keeps the iovec honest.
+        let mut byte = 0_u8;
+        let mut iov = libc::iovec { iov_base: (&raw mut byte).cast(), iov_len: 1 };
+        // SAFETY: zero is a value for every member.
+        let mut header: libc::msghdr = unsafe { mem::zeroed() };
+        header.msg_name = (&raw mut name).cast();
+        header.msg_namelen = RawAddress::SIZE;
+        header.msg_iov = &raw mut iov;
+        header.msg_iovlen = 1;
+        header.msg_control = control.0.as_mut_ptr().cast();
+        header.msg_controllen = control.0.len();
+        // SAFETY: every pointer in `header` is to a live local of the length given with it.
+        let got = unsafe {
+            libc::recvmsg(
+                socket.as_fd().as_raw_fd(),
+                &raw mut header,
+                libc::MSG_ERRQUEUE | libc::MSG_DONTWAIT,
+            )
+        };
+        if got < 0 {
+            let error = io::Error::last_os_error();
+            return if error.kind() == io::ErrorKind::WouldBlock { Ok(count) } else { Err(error) };
+        }
+        // SAFETY: the kernel set msg_controllen to what it wrote into `control`, which lives on.
+        for message in unsafe { sys::control_messages(&header) } {
+            let is_error = matches!(
+                (message.level, message.kind),
+                (libc::IPPROTO_IP, libc::IP_RECVERR) | (libc::IPPROTO_IPV6, libc::IPV6_RECVERR)
+            );
+            // struct sock_extended_err { u32 errno; u8 origin, type, code, pad; u32 info, data; }
+            let (true, Some(raw)) = (is_error, message.data.first_chunk::<12>()) else { continue };
+            let v6 = match raw[4] {
+                libc::SO_EE_ORIGIN_ICMP => false,
+                libc::SO_EE_ORIGIN_ICMP6 => true,
+                _ => continue,
+            };
+            let info = u32::from_ne_bytes([raw[8], raw[9], raw[10], raw[11]]);
+            if let Some(to) = name.get() {
+                each(IcmpError { to, icmp_type: raw[5], code: raw[6], info, v6 });
+            }
+        }
+    }
+    Ok(limit)
 }

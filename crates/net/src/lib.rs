@@ -11,9 +11,12 @@
 
 pub mod datapath;
 pub mod error_queue;
+pub mod limits;
 pub mod poll;
 pub mod rx;
+mod send;
 pub mod socket;
+mod sys;
 pub mod tx;
 
 pub use datapath::Datapath;

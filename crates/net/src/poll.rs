@@ -1,6 +1,13 @@
 //! epoll(7), level-triggered, and an eventfd to wake a worker from another thread.
 
-use std::{io, os::fd::AsFd, sync::Arc, time::Duration};
+use std::{
+    io,
+    os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd},
+    sync::Arc,
+    time::Duration,
+};
+
+use crate::sys;
 
 /// What is ready.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -11,51 +18,165 @@ pub struct Event {
     pub readable: bool,
     /// Writable.
     pub writable: bool,
-    /// EPOLLERR: for UDP sockets with `errors`, read the error queue.
+    /// EPOLLERR: for UDP sockets with `errors`, read the error queue; for others, receive. The event comes back until
+    /// one of them took the error.
     pub error: bool,
 }
 
+/// Events that one wait can bring. Enough that a thousand thin flows need few calls, few enough that the arena holds
+/// what they bring.
+const BATCH: usize = 256;
+
 /// An epoll instance.
-pub struct Poller {}
+#[derive(Debug)]
+pub struct Poller {
+    fd: OwnedFd,
+    raw: Vec<libc::epoll_event>,
+    events: Vec<Event>,
+    /// Whether the kernel has epoll_pwait2(2).
+    fine: bool,
+}
 
 impl Poller {
     /// Creates one.
+    ///
+    /// # Errors
+    /// Those of epoll_create1(2).
     pub fn new() -> io::Result<Self> {
-        todo!()
+        // SAFETY: no pointers; the result is checked before it is owned.
+        let fd = unsafe { OwnedFd::from_raw_fd(sys::check(libc::epoll_create1(libc::EPOLL_CLOEXEC))?) };
+        Ok(Self {
+            fd,
+            raw: vec![libc::epoll_event { events: 0, u64: 0 }; BATCH],
+            events: Vec::with_capacity(BATCH),
+            fine: true,
+        })
     }
+
     /// Watches for readability.
-    pub fn add(&self, _fd: &impl AsFd, _token: u64) -> io::Result<()> {
-        todo!()
+    ///
+    /// # Errors
+    /// Those of epoll_ctl(2); ENOSPC when /proc/sys/fs/epoll/max_user_watches is reached.
+    pub fn add(&self, fd: &impl AsFd, token: u64) -> io::Result<()> {
+        self.control(libc::EPOLL_CTL_ADD, fd, token, libc::EPOLLIN)
     }
+
     /// Also watches for writability, or stops to.
-    pub fn set_writable(&self, _fd: &impl AsFd, _token: u64, _on: bool) -> io::Result<()> {
-        todo!()
+    ///
+    /// # Errors
+    /// Those of epoll_ctl(2).
+    pub fn set_writable(&self, fd: &impl AsFd, token: u64, on: bool) -> io::Result<()> {
+        let interest = if on { libc::EPOLLIN | libc::EPOLLOUT } else { libc::EPOLLIN };
+        self.control(libc::EPOLL_CTL_MOD, fd, token, interest)
     }
+
     /// Stops watching. Closing the descriptor does the same.
-    pub fn remove(&self, _fd: &impl AsFd) -> io::Result<()> {
-        todo!()
+    ///
+    /// # Errors
+    /// Those of epoll_ctl(2).
+    pub fn remove(&self, fd: &impl AsFd) -> io::Result<()> {
+        self.control(libc::EPOLL_CTL_DEL, fd, 0, 0)
     }
-    /// Waits, `None` for ever. An interruption by a signal counts as a time-out.
-    pub fn wait(&mut self, _timeout: Option<Duration>) -> io::Result<&[Event]> {
-        todo!()
+
+    fn control(&self, operation: i32, fd: &impl AsFd, token: u64, interest: i32) -> io::Result<()> {
+        let mut event = libc::epoll_event { events: interest.cast_unsigned(), u64: token };
+        // SAFETY: both descriptors are open, the pointer is to a live `epoll_event`.
+        sys::check(unsafe {
+            libc::epoll_ctl(self.fd.as_raw_fd(), operation, fd.as_fd().as_raw_fd(), &raw mut event)
+        })
+        .map(|_| ())
+    }
+
+    /// Waits, `None` for ever; as exact as the thread's timer slack (see [`crate::limits::exact_timers`]), or in whole
+    /// milliseconds, rounded up, before Linux 5.11. An interruption by a signal counts as a time-out.
+    ///
+    /// # Errors
+    /// Those of epoll_wait(2) but EINTR.
+    pub fn wait(&mut self, timeout: Option<Duration>) -> io::Result<&[Event]> {
+        self.events.clear();
+        let count = match self.wait_raw(timeout) {
+            Ok(count) => count,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => 0,
+            Err(error) => return Err(error),
+        };
+        self.events.extend(self.raw[..count].iter().map(|raw| {
+            let flags = raw.events.cast_signed();
+            Event {
+                token: raw.u64,
+                readable: flags & (libc::EPOLLIN | libc::EPOLLHUP) != 0,
+                writable: flags & libc::EPOLLOUT != 0,
+                error: flags & libc::EPOLLERR != 0,
+            }
+        }));
+        Ok(&self.events)
+    }
+
+    fn wait_raw(&mut self, timeout: Option<Duration>) -> io::Result<usize> {
+        let whole_ms = timeout.is_none_or(|t| t.subsec_nanos() % 1_000_000 == 0);
+        if !whole_ms && self.fine {
+            match self.wait_fine(timeout.unwrap_or_default()) {
+                Err(error) if error.raw_os_error() == Some(libc::ENOSYS) => self.fine = false,
+                done => return done,
+            }
+        }
+        let ms = timeout.map_or(-1, |t| i32::try_from(t.as_nanos().div_ceil(1_000_000)).unwrap_or(i32::MAX));
+        // SAFETY: the pointer and count describe `raw`.
+        sys::check(unsafe { libc::epoll_wait(self.fd.as_raw_fd(), self.raw.as_mut_ptr(), BATCH as i32, ms) })
+            .map(|count| count as usize)
+    }
+
+    /// epoll_pwait2(2), called by number because glibc has it only since 2.35.
+    fn wait_fine(&mut self, timeout: Duration) -> io::Result<usize> {
+        let timeout = libc::timespec {
+            tv_sec: libc::time_t::try_from(timeout.as_secs()).unwrap_or(libc::time_t::MAX),
+            tv_nsec: timeout.subsec_nanos().into(),
+        };
+        // SAFETY: the pointer and count describe `raw`, `timeout` lives until the call returns, and no signal mask is
+        // given.
+        let count = unsafe {
+            libc::syscall(
+                libc::SYS_epoll_pwait2,
+                self.fd.as_raw_fd(),
+                self.raw.as_mut_ptr(),
+                BATCH as i32,
+                &raw const timeout,
+                std::ptr::null::<libc::sigset_t>(),
+                0_usize,
+            )
+        };
+        if count < 0 { Err(io::Error::last_os_error()) } else { Ok(count as usize) }
     }
 }
 
 /// Wakes a [`Poller`] from any thread.
-#[derive(Clone)]
-pub struct Waker(#[allow(dead_code)] Arc<()>);
+#[derive(Clone, Debug)]
+pub struct Waker(Arc<OwnedFd>);
 
 impl Waker {
     /// An eventfd watched by `poller` under `token`.
-    pub fn new(_poller: &Poller, _token: u64) -> io::Result<Self> {
-        todo!()
+    ///
+    /// # Errors
+    /// Those of eventfd(2) and epoll_ctl(2).
+    pub fn new(poller: &Poller, token: u64) -> io::Result<Self> {
+        // SAFETY: no pointers; the result is checked before it is owned.
+        let fd = unsafe {
+            OwnedFd::from_raw_fd(sys::check(libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK))?)
+        };
+        poller.add(&fd, token)?;
+        Ok(Self(Arc::new(fd)))
     }
+
     /// Wakes; many calls may give one event.
     pub fn wake(&self) {
-        todo!()
+        let one = 1_u64.to_ne_bytes();
+        // SAFETY: the pointer and length describe `one`. A full counter (EAGAIN) wakes just as well.
+        unsafe { libc::write(self.0.as_raw_fd(), one.as_ptr().cast(), one.len()) };
     }
+
     /// To be called by the woken side, before it looks at what it was woken for.
     pub fn acknowledge(&self) {
-        todo!()
+        let mut count = [0_u8; 8];
+        // SAFETY: the pointer and length describe `count`. Nothing to read (EAGAIN) is as good.
+        unsafe { libc::read(self.0.as_raw_fd(), count.as_mut_ptr().cast(), count.len()) };
     }
 }

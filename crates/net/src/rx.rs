@@ -1,11 +1,32 @@
 //! Receiving: batches into the tick's arena.
+//!
+//! ```text
+//! arena  │ buffer 0 │ buffer 1 │▒ slot ▒▒▒▒▒▒▒▒▒│▒ slot ▒▒▒▒▒▒▒▒▒│ …
+//!                              ^ used: the next call offers slots from here, but only what arrives is kept
+//! ```
+//!
+//! A slot is as long as the longest super-packet, yet a lone small datagram uses up only its own length, so that a
+//! tick of a thousand thin flows stays within a few pages.
 
 use std::{
-    io,
+    io, mem,
     net::{IpAddr, SocketAddr},
+    os::fd::{AsFd, AsRawFd},
 };
 
-use crate::{Datapath, UdpSocket};
+use libc::{iovec, mmsghdr};
+
+use crate::{
+    Datapath, UdpSocket,
+    sys::{self, Control, RawAddress},
+};
+
+/// Longest that one receive call can bring: a UDP datagram, or a GRO super-packet.
+const SLOT: usize = 1 << 16;
+/// Bytes of one tick. Many ticks fit no cache anyway; a flood is bounded by the batch, not by this.
+const ARENA: usize = 4 << 20;
+/// Datagrams start at multiples of this.
+const ALIGN: usize = 64;
 
 /// Bytes in the arena, valid until [`Rx::reset`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,7 +57,25 @@ pub struct Buffer<'a> {
 impl<'a> Buffer<'a> {
     /// The datagrams. An empty datagram counts as one.
     pub fn datagrams(&self) -> impl Iterator<Item = &'a [u8]> + use<'a> {
-        std::iter::empty()
+        let mut rest = Some(self.bytes);
+        let size = self.segment_size.max(1);
+        std::iter::from_fn(move || {
+            let bytes = rest?;
+            if bytes.len() > size {
+                let (head, tail) = bytes.split_at(size);
+                rest = Some(tail);
+                Some(head)
+            } else {
+                rest = None;
+                Some(bytes)
+            }
+        })
+    }
+
+    /// How many datagrams.
+    #[must_use]
+    pub fn count(&self) -> usize {
+        self.bytes.len().div_ceil(self.segment_size.max(1)).max(1)
     }
 }
 
@@ -64,51 +103,336 @@ pub struct RxStats {
     pub datagrams: u64,
     /// Bytes.
     pub bytes: u64,
-    /// Datagrams that the kernel dropped because a receive buffer was full (SO_RXQ_OVFL).
+    /// Datagrams that the kernel dropped because a receive buffer was full (SO_RXQ_OVFL), as told by the datagrams
+    /// that came after them. A super-packet that was to be received as one counts once.
     pub kernel_drops: u64,
-    /// Buffers longer than the arena's slot, dropped.
+    /// Buffers longer than the arena's slot, or without a source address, dropped.
     pub truncated: u64,
-    /// Histogram of datagrams per buffer-batch call: bucket i counts calls with 2^i..2^(i+1) datagrams.
+    /// Histogram of datagrams per receive call: bucket i counts calls with 2^i to 2^(i+1)-1 datagrams, the last one
+    /// all above.
     pub batch: [u64; 12],
 }
 
+#[derive(Clone, Copy)]
+struct Meta {
+    from: SocketAddr,
+    local: Option<IpAddr>,
+    tos: u8,
+    ttl: u8,
+    segment_size: u32,
+    span: Span,
+}
+
 /// The receiving half of a worker.
-pub struct Rx {}
+pub struct Rx {
+    arena: Box<[u8]>,
+    used: usize,
+    buffers: Vec<Meta>,
+    most: usize,
+    stats: RxStats,
+    // What a call hands to the kernel, kept from call to call. Each call points `headers[i]` anew at `iovecs[i]`,
+    // `names[i]` and `controls[i]`.
+    headers: Box<[mmsghdr]>,
+    iovecs: Box<[iovec]>,
+    names: Box<[RawAddress]>,
+    controls: Box<[Control<CONTROL>]>,
+}
+
+/// Room for packet information (IPv6: 40), TOS, TTL, GRO size and drop counter (24 each).
+const CONTROL: usize = 144;
+
+// SAFETY: the raw pointers in `headers` and `iovecs` are written anew by every call of `recv` and are not used between
+// calls.
+unsafe impl Send for Rx {}
 
 impl Rx {
     /// An arena for this data path.
     #[must_use]
-    pub fn new(_datapath: Datapath) -> Self {
-        todo!()
+    pub fn new(datapath: Datapath) -> Self {
+        // Receiving more per call gains nothing once a call brings hundreds of datagrams, and costs cache.
+        let most = match datapath {
+            Datapath::Basic => 1,
+            Datapath::Mmsg => 32,
+            Datapath::Gso => 16,
+        };
+        // SAFETY: zero is a value for every member of `mmsghdr`.
+        let empty: mmsghdr = unsafe { mem::zeroed() };
+        Self {
+            arena: vec![0; ARENA].into_boxed_slice(),
+            used: 0,
+            buffers: Vec::with_capacity(1024),
+            most,
+            stats: RxStats::default(),
+            headers: vec![empty; most].into_boxed_slice(),
+            iovecs: vec![iovec { iov_base: std::ptr::null_mut(), iov_len: SLOT }; most].into_boxed_slice(),
+            names: vec![RawAddress::empty(); most].into_boxed_slice(),
+            controls: vec![Control([0; CONTROL]); most].into_boxed_slice(),
+        }
     }
+
     /// Forgets everything received. All spans are void.
+    #[inline]
     pub fn reset(&mut self) {
-        todo!()
+        self.used = 0;
+        self.buffers.clear();
     }
+
     /// Whether another [`Rx::recv`] fits. When not: flush, then reset.
+    #[inline]
     #[must_use]
     pub fn has_room(&self) -> bool {
-        todo!()
+        self.used + SLOT <= self.arena.len()
     }
-    /// One receive call.
-    pub fn recv(&mut self, _socket: &UdpSocket) -> io::Result<Received> {
-        todo!()
+
+    /// One receive call. How many buffers it asks for follows what the socket's last calls brought: a thin flow pays for
+    /// a plain recvmsg(2), a flood gets whole batches.
+    ///
+    /// # Errors
+    /// Those of recvmsg(2) but EAGAIN and EINTR. An error that the socket had pending (ICMP) is one of them: it is cleared by
+    /// being reported, and the next call receives.
+    pub fn recv(&mut self, socket: &UdpSocket) -> io::Result<Received> {
+        let first = self.buffers.len();
+        let room = (self.arena.len() - self.used) / SLOT;
+        let appetite = usize::from(socket.appetite());
+        let ask = appetite.min(self.most).min(room);
+        if ask == 0 {
+            return Ok(Received { first, count: 0, more: true });
+        }
+        let base = self.arena[self.used..].as_mut_ptr();
+        for i in 0..ask {
+            // SAFETY: `ask` slots from `used` on lie inside the arena.
+            self.iovecs[i].iov_base = unsafe { base.add(i * SLOT) }.cast();
+            let header = &mut self.headers[i].msg_hdr;
+            header.msg_iov = &raw mut self.iovecs[i];
+            header.msg_iovlen = 1;
+            header.msg_name = (&raw mut self.names[i]).cast();
+            header.msg_control = (&raw mut self.controls[i]).cast();
+            header.msg_namelen = RawAddress::SIZE;
+            header.msg_controllen = CONTROL;
+            header.msg_flags = 0;
+        }
+        self.stats.calls += 1;
+        let got = match self.call(socket, ask) {
+            Ok(got) => got,
+            Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => {
+                self.stats.would_block += 1;
+                0
+            }
+            Err(error) => return Err(error),
+        };
+        let most = self.most.min(usize::from(u8::MAX));
+        #[expect(clippy::cast_possible_truncation, reason = "at most u8::MAX")]
+        if got == ask {
+            // Not less than before: the arena's end may have cut the call short.
+            socket.set_appetite((ask * 2).min(most).max(appetite) as u8);
+        } else if got * 4 <= ask {
+            socket.set_appetite((ask / 2).max(1) as u8);
+        }
+        let start = self.used;
+        let mut datagrams = 0;
+        for i in 0..got {
+            datagrams += self.keep(socket, i, start + i * SLOT);
+        }
+        if datagrams > 0 {
+            let bucket = (datagrams.ilog2() as usize).min(self.stats.batch.len() - 1);
+            self.stats.batch[bucket] += 1;
+        }
+        Ok(Received { first, count: self.buffers.len() - first, more: got == ask })
     }
+
     /// What it brought.
-    pub fn buffers(&self, _received: Received) -> impl Iterator<Item = Buffer<'_>> {
-        std::iter::empty()
+    #[inline]
+    pub fn buffers(&self, received: Received) -> impl Iterator<Item = Buffer<'_>> {
+        let range = received.first..received.first + received.count;
+        self.buffers.get(range).unwrap_or(&[]).iter().map(|meta| self.view(meta))
     }
+
+    /// One of the buffers received since the last reset, by its index.
+    #[inline]
+    #[must_use]
+    pub fn buffer(&self, index: usize) -> Option<Buffer<'_>> {
+        self.buffers.get(index).map(|meta| self.view(meta))
+    }
+
+    fn view(&self, meta: &Meta) -> Buffer<'_> {
+        Buffer {
+            from: meta.from,
+            local: meta.local,
+            tos: meta.tos,
+            ttl: meta.ttl,
+            segment_size: meta.segment_size as usize,
+            bytes: self.bytes(meta.span),
+        }
+    }
+
     /// Where in the arena these bytes lie; they must be part of a buffer's `bytes`.
     ///
     /// # Panics
     /// When they are not in the arena.
+    #[inline]
     #[must_use]
-    pub fn span(&self, _bytes: &[u8]) -> Span {
-        todo!()
+    #[expect(clippy::cast_possible_truncation, reason = "the arena is shorter than 4 GiB")]
+    pub fn span(&self, bytes: &[u8]) -> Span {
+        let offset = (bytes.as_ptr() as usize).wrapping_sub(self.arena.as_ptr() as usize);
+        assert!(offset.saturating_add(bytes.len()) <= self.arena.len(), "not a part of this arena");
+        Span { offset: offset as u32, len: bytes.len() as u32 }
     }
+
+    /// The bytes of a span.
+    ///
+    /// # Panics
+    /// When it reaches beyond the arena.
+    #[inline]
+    #[must_use]
+    pub fn bytes(&self, span: Span) -> &[u8] {
+        &self.arena[span.offset as usize..][..span.len as usize]
+    }
+
     /// Occupancy so far.
     #[must_use]
     pub fn stats(&self) -> &RxStats {
-        todo!()
+        &self.stats
+    }
+
+    fn call(&mut self, socket: &UdpSocket, ask: usize) -> io::Result<usize> {
+        let fd = socket.as_fd().as_raw_fd();
+        if ask == 1 {
+            // SAFETY: every pointer in the header is to a live box of the length given with it.
+            let got = unsafe { libc::recvmsg(fd, &raw mut self.headers[0].msg_hdr, libc::MSG_DONTWAIT) };
+            if got < 0 {
+                return Err(io::Error::last_os_error());
+            }
+            #[expect(clippy::cast_possible_truncation, reason = "a slot is 64 KiB")]
+            {
+                self.headers[0].msg_len = got.unsigned_abs() as u32;
+            }
+            return Ok(1);
+        }
+        #[expect(clippy::cast_possible_truncation, reason = "at most `most`")]
+        // SAFETY: as above, for `ask` headers.
+        let got = unsafe {
+            libc::recvmmsg(
+                fd,
+                self.headers.as_mut_ptr(),
+                ask as u32,
+                libc::MSG_DONTWAIT,
+                std::ptr::null_mut(),
+            )
+        };
+        sys::check(got).map(|got| got.unsigned_abs() as usize)
+    }
+
+    /// Notes what message `i` of a call brought and returns how many datagrams that is.
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "TOS and TTL are bytes on the wire"
+    )]
+    fn keep(&mut self, socket: &UdpSocket, i: usize, offset: usize) -> u64 {
+        let header = &self.headers[i].msg_hdr;
+        let len = self.headers[i].msg_len as usize;
+        let mut meta = Meta {
+            from: SocketAddr::from(([0; 4], 0)),
+            local: None,
+            tos: 0,
+            ttl: 0,
+            segment_size: len as u32,
+            span: Span { offset: offset as u32, len: len as u32 },
+        };
+        // SAFETY: the kernel set msg_controllen to what it wrote into `controls[i]`, which is not touched meanwhile.
+        for message in unsafe { sys::control_messages(header) } {
+            match (message.level, message.kind) {
+                (sys::SOL_UDP, sys::UDP_GRO) => {
+                    if let Some(size) = message.int().filter(|size| *size > 0) {
+                        meta.segment_size = size as u32;
+                    }
+                }
+                (libc::IPPROTO_IP, libc::IP_TOS) => meta.tos = message.data.first().copied().unwrap_or(0),
+                (libc::IPPROTO_IP, libc::IP_TTL) | (libc::IPPROTO_IPV6, libc::IPV6_HOPLIMIT) => {
+                    meta.ttl = message.int().unwrap_or(0) as u8;
+                }
+                (libc::IPPROTO_IPV6, libc::IPV6_TCLASS) => meta.tos = message.int().unwrap_or(0) as u8,
+                (libc::SOL_SOCKET, libc::SO_RXQ_OVFL) => {
+                    let counter = message.int().unwrap_or(0) as u32;
+                    self.stats.kernel_drops += u64::from(socket.drops_since(counter));
+                }
+                _ => meta.local = message.packet_info().or(meta.local),
+            }
+        }
+        let source = if header.msg_flags & libc::MSG_TRUNC != 0 { None } else { self.names[i].get() };
+        let Some(from) = source else {
+            self.stats.truncated += 1;
+            return 0;
+        };
+        meta.from = from;
+        self.used = (offset + len).next_multiple_of(ALIGN);
+        let datagrams = len.div_ceil((meta.segment_size as usize).max(1)).max(1) as u64;
+        self.stats.buffers += 1;
+        self.stats.datagrams += datagrams;
+        self.stats.bytes += len as u64;
+        self.buffers.push(meta);
+        datagrams
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn split(bytes: &[u8], segment_size: usize) -> Vec<&[u8]> {
+        let from = SocketAddr::from(([127, 0, 0, 1], 1));
+        let buffer = Buffer { from, local: None, tos: 0, ttl: 0, segment_size, bytes };
+        let datagrams: Vec<_> = buffer.datagrams().collect();
+        assert_eq!(datagrams.len(), buffer.count());
+        datagrams
+    }
+
+    #[test]
+    fn a_buffer_comes_apart_at_the_segment_size() {
+        assert_eq!(split(b"abcdef", 2), [b"ab", b"cd", b"ef"]);
+        assert_eq!(split(b"abcdefg", 3), [&b"abc"[..], b"def", b"g"]);
+        assert_eq!(split(b"abc", 3), [b"abc"]);
+        assert_eq!(split(b"abc", 1200), [b"abc"]);
+    }
+
+    #[test]
+    fn an_empty_datagram_is_one() {
+        assert_eq!(split(b"", 0), [b""]);
+        assert_eq!(split(b"", 5), [b""]);
+    }
+
+    #[test]
+    #[should_panic(expected = "not a part of this arena")]
+    fn foreign_bytes_have_no_span() {
+        let _ = Rx::new(Datapath::Basic).span(b"elsewhere");
+    }
+
+    #[test]
+    fn a_full_arena_says_so_and_loses_nothing() {
+        let socket = UdpSocket::bind(SocketAddr::from(([127, 0, 0, 1], 0)), &crate::UdpOptions::default());
+        let socket = socket.unwrap();
+        let mut rx = Rx::new(Datapath::Gso);
+        rx.used = ARENA - SLOT + 1;
+        assert!(!rx.has_room());
+        let received = rx.recv(&socket).unwrap();
+        assert_eq!((received.count, received.more, rx.stats.calls), (0, true, 0));
+        rx.reset();
+        assert!(rx.has_room());
+    }
+
+    #[test]
+    fn the_arenas_end_does_not_make_a_flood_look_thin() {
+        let socket = UdpSocket::bind(SocketAddr::from(([127, 0, 0, 1], 0)), &crate::UdpOptions::default());
+        let socket = socket.unwrap();
+        socket.set_appetite(16);
+        let sender = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+        sender.send_to(b"x", socket.local_addr()).unwrap();
+        let mut poller = crate::poll::Poller::new().unwrap();
+        poller.add(&socket, 0).unwrap();
+        assert_eq!(poller.wait(Some(std::time::Duration::from_secs(10))).unwrap().len(), 1);
+        let mut rx = Rx::new(Datapath::Gso);
+        rx.used = ARENA - SLOT;
+        assert_eq!(rx.recv(&socket).unwrap().count, 1);
+        assert_eq!(socket.appetite(), 16);
     }
 }

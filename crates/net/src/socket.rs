@@ -1,10 +1,15 @@
 //! UDP sockets, made with every option that the data path wants, and the table that [`crate::Tx`] sends through.
 
 use std::{
+    cell::Cell,
     io,
     net::SocketAddr,
-    os::fd::{AsFd, BorrowedFd},
+    os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
 };
+
+use socket2::{Domain, Protocol, Socket, Type};
+
+use crate::sys;
 
 /// How a socket is made. The default asks for nothing.
 #[derive(Clone, Debug, Default)]
@@ -25,50 +30,180 @@ pub struct UdpOptions {
     pub errors: bool,
 }
 
-/// A bound, non-blocking UDP socket. IPv6 sockets are IPV6_V6ONLY.
-pub struct UdpSocket {}
+/// A bound, non-blocking UDP socket. IPv6 sockets are IPV6_V6ONLY. Unless a datagram asks for DF, the kernel may
+/// fragment it.
+#[derive(Debug)]
+pub struct UdpSocket {
+    fd: OwnedFd,
+    local: SocketAddr,
+    /// Segments up to this size may leave as super-packets; 0 after a step-down for good.
+    gso_limit: Cell<u16>,
+    /// How many buffers the last receive calls found worth asking for.
+    appetite: Cell<u8>,
+    /// The kernel's drop counter as last seen.
+    drops_seen: Cell<u32>,
+}
 
 impl UdpSocket {
     /// Binds. Port 0 lets the kernel choose.
-    pub fn bind(_address: SocketAddr, _options: &UdpOptions) -> io::Result<Self> {
-        todo!()
+    ///
+    /// # Errors
+    /// Those of socket(2), setsockopt(2) and bind(2).
+    pub fn bind(address: SocketAddr, options: &UdpOptions) -> io::Result<Self> {
+        let socket =
+            Socket::new(Domain::for_address(address), Type::DGRAM.nonblocking(), Some(Protocol::UDP))?;
+        let fd = socket.as_fd();
+        let on = |level, name| sys::set_option(fd, level, name, 1);
+        if options.reuse_port {
+            on(libc::SOL_SOCKET, libc::SO_REUSEPORT)?;
+        }
+        set_buffer(fd, options.recv_buffer, libc::SO_RCVBUFFORCE, libc::SO_RCVBUF)?;
+        set_buffer(fd, options.send_buffer, libc::SO_SNDBUFFORCE, libc::SO_SNDBUF)?;
+        on(libc::SOL_SOCKET, libc::SO_RXQ_OVFL)?;
+        if options.gro {
+            on(sys::SOL_UDP, sys::UDP_GRO)?;
+        }
+        if address.is_ipv6() {
+            socket.set_only_v6(true)?;
+            sys::set_option(fd, libc::IPPROTO_IPV6, libc::IPV6_MTU_DISCOVER, libc::IPV6_PMTUDISC_WANT)?;
+            if options.packet_info {
+                on(libc::IPPROTO_IPV6, libc::IPV6_RECVPKTINFO)?;
+            }
+            if options.ip_header {
+                on(libc::IPPROTO_IPV6, libc::IPV6_RECVTCLASS)?;
+                on(libc::IPPROTO_IPV6, libc::IPV6_RECVHOPLIMIT)?;
+            }
+            if options.errors {
+                on(libc::IPPROTO_IPV6, libc::IPV6_RECVERR)?;
+            }
+        } else {
+            sys::set_option(fd, libc::IPPROTO_IP, libc::IP_MTU_DISCOVER, libc::IP_PMTUDISC_DONT)?;
+            if options.packet_info {
+                on(libc::IPPROTO_IP, libc::IP_PKTINFO)?;
+            }
+            if options.ip_header {
+                on(libc::IPPROTO_IP, libc::IP_RECVTOS)?;
+                on(libc::IPPROTO_IP, libc::IP_RECVTTL)?;
+            }
+            if options.errors {
+                on(libc::IPPROTO_IP, libc::IP_RECVERR)?;
+            }
+        }
+        socket.bind(&address.into())?;
+        let local = sys::local_address(fd)?;
+        Ok(Self {
+            fd: socket.into(),
+            local,
+            gso_limit: Cell::new(u16::MAX),
+            appetite: Cell::new(1),
+            drops_seen: Cell::new(0),
+        })
     }
+
     /// The bound address.
+    #[must_use]
     pub fn local_addr(&self) -> SocketAddr {
-        todo!()
+        self.local
     }
+
     /// connect(2): datagrams from elsewhere are refused by the kernel, [`crate::Route::to`] may be `None`.
-    pub fn connect(&self, _peer: SocketAddr) -> io::Result<()> {
-        todo!()
+    ///
+    /// # Errors
+    /// Those of connect(2).
+    pub fn connect(&self, peer: SocketAddr) -> io::Result<()> {
+        let mut raw = sys::RawAddress::empty();
+        let len = raw.set(peer);
+        // SAFETY: the pointer and length describe `raw`.
+        sys::check(unsafe { libc::connect(self.fd.as_raw_fd(), (&raw const raw).cast(), len) }).map(|_| ())
+    }
+
+    pub(crate) fn is_v6(&self) -> bool {
+        self.local.is_ipv6()
+    }
+
+    pub(crate) fn gso_limit(&self) -> u16 {
+        self.gso_limit.get()
+    }
+
+    /// After the kernel refused a super-packet of this segment size. A size beyond the smallest MTU that IPv6 allows
+    /// says something about the path, so only segments of that size step down; a small one says that the socket or
+    /// its device cannot do it at all.
+    pub(crate) fn step_down(&self, segment: u16) {
+        const ALWAYS_FITS: u16 = 1232;
+        let limit = if segment > ALWAYS_FITS { segment - 1 } else { 0 };
+        self.gso_limit.set(limit.min(self.gso_limit.get()));
+    }
+
+    pub(crate) fn appetite(&self) -> u8 {
+        self.appetite.get()
+    }
+
+    pub(crate) fn set_appetite(&self, buffers: u8) {
+        self.appetite.set(buffers);
+    }
+
+    /// Datagrams dropped since the last call, given the kernel's running counter.
+    pub(crate) fn drops_since(&self, counter: u32) -> u32 {
+        counter.wrapping_sub(self.drops_seen.replace(counter))
+    }
+
+    /// Sets or clears DF for what is sent next.
+    pub(crate) fn set_dont_fragment(&self, on: bool) -> io::Result<()> {
+        let (level, name, value) = match (self.is_v6(), on) {
+            (false, true) => (libc::IPPROTO_IP, libc::IP_MTU_DISCOVER, libc::IP_PMTUDISC_DO),
+            (false, false) => (libc::IPPROTO_IP, libc::IP_MTU_DISCOVER, libc::IP_PMTUDISC_DONT),
+            (true, true) => (libc::IPPROTO_IPV6, libc::IPV6_MTU_DISCOVER, libc::IPV6_PMTUDISC_DO),
+            (true, false) => (libc::IPPROTO_IPV6, libc::IPV6_MTU_DISCOVER, libc::IPV6_PMTUDISC_WANT),
+        };
+        sys::set_option(self.as_fd(), level, name, value)
     }
 }
 
 impl AsFd for UdpSocket {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        todo!()
+        self.fd.as_fd()
     }
+}
+
+/// SO_RCVBUFFORCE needs CAP_NET_ADMIN and passes net.core.rmem_max; without it the kernel gives what it allows.
+fn set_buffer(fd: BorrowedFd<'_>, bytes: Option<usize>, force: i32, plain: i32) -> io::Result<()> {
+    let Some(bytes) = bytes else { return Ok(()) };
+    let bytes = i32::try_from(bytes).unwrap_or(i32::MAX);
+    sys::set_option(fd, libc::SOL_SOCKET, force, bytes)
+        .or_else(|_| sys::set_option(fd, libc::SOL_SOCKET, plain, bytes))
 }
 
 /// Key of a socket in [`Sockets`]; dense and reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct SocketId(pub u32);
 
+impl SocketId {
+    pub(crate) fn index(self) -> usize {
+        self.0 as usize
+    }
+}
+
 /// The sockets of one worker.
 #[derive(Default)]
-pub struct Sockets {}
+pub struct Sockets {
+    slots: slab::Slab<UdpSocket>,
+}
 
 impl Sockets {
     /// Takes a socket.
-    pub fn insert(&mut self, _socket: UdpSocket) -> SocketId {
-        todo!()
+    pub fn insert(&mut self, socket: UdpSocket) -> SocketId {
+        #[expect(clippy::cast_possible_truncation, reason = "descriptors are fewer than 2^31")]
+        SocketId(self.slots.insert(socket) as u32)
     }
+
     /// Gives it back (dropping it closes it). Call [`crate::Tx::flush`] first: what is queued for it is dropped.
-    pub fn remove(&mut self, _id: SocketId) -> Option<UdpSocket> {
-        todo!()
+    pub fn remove(&mut self, id: SocketId) -> Option<UdpSocket> {
+        self.slots.try_remove(id.index())
     }
+
     /// Looks one up.
     #[must_use]
-    pub fn get(&self, _id: SocketId) -> Option<&UdpSocket> {
-        todo!()
+    pub fn get(&self, id: SocketId) -> Option<&UdpSocket> {
+        self.slots.get(id.index())
     }
 }

@@ -1,11 +1,27 @@
 //! Sending: datagrams are queued during a tick and leave in super-packets.
+//!
+//! ```text
+//! push ─▶ datagrams, chained by route ─▶ flush: per socket, per route, runs of equal size
+//!                                         header │ payload in the arena │ padding   ⎫ iovecs of one message,
+//!                                         header │ payload in the arena │ padding   ⎭ UDP_SEGMENT = their size
+//! ```
+//!
+//! Pieces that lie next to each other in memory share one iovec, so that a reflected super-packet, or a generator's
+//! datagrams, cost one.
 
 use std::net::{IpAddr, SocketAddr};
 
-use crate::{Datapath, Rx, SocketId, Sockets, Span};
+use foldhash::fast::RandomState;
+use hashbrown::HashTable;
+use std::hash::BuildHasher;
+
+use crate::{
+    Datapath, Rx, SocketId, Sockets, Span,
+    send::{self, Batch, Kernel, Linux},
+};
 
 /// Where a datagram goes and how. Datagrams of one route keep their order.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Route {
     /// The socket to send on.
     pub socket: SocketId,
@@ -38,45 +54,288 @@ pub struct TxStats {
     pub would_block: u64,
     /// Datagrams dropped because they exceed the path MTU and must not be fragmented (EMSGSIZE).
     pub too_big: u64,
-    /// Datagrams dropped because the kernel refused them for another reason.
+    /// Datagrams dropped because the kernel refused them for another reason, or because their socket is gone.
     pub refused: u64,
-    /// Times that a socket or route stepped down from GSO.
+    /// Times that a socket stepped down from GSO: for good, or for segments of that size and above.
     pub step_downs: u64,
 }
 
+/// Where a datagram's payload lies.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Payload {
+    /// In the receiver's arena.
+    Arena(Span),
+    /// In `Tx::own`, right after its header.
+    Own(u32),
+}
+
+/// One queued datagram.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Queued {
+    /// Offset of the header in `Tx::own`.
+    pub(crate) header: u32,
+    pub(crate) header_len: u16,
+    pub(crate) padding: u8,
+    pub(crate) payload: Payload,
+    /// The whole datagram's length.
+    pub(crate) len: u32,
+    /// The next of the same route, or `NONE`.
+    next: u32,
+}
+
+const NONE: u32 = u32::MAX;
+/// Routes of one socket that are searched one by one before a table is used.
+const FEW: u32 = 4;
+
+#[derive(Clone, Copy)]
+struct Group {
+    route: Route,
+    first: u32,
+    last: u32,
+    next_of_socket: u32,
+}
+
+/// The routes queued for one socket.
+#[derive(Clone, Copy)]
+struct Chain {
+    first: u32,
+    last: u32,
+    count: u32,
+}
+
+const EMPTY: Chain = Chain { first: NONE, last: NONE, count: 0 };
+
 /// The sending half of a worker.
-pub struct Tx {}
+pub struct Tx {
+    datapath: Datapath,
+    own: Vec<u8>,
+    queue: Vec<Queued>,
+    groups: Vec<Group>,
+    /// Indexed by socket.
+    chains: Vec<Chain>,
+    touched: Vec<SocketId>,
+    /// Groups of sockets with more than `FEW` routes.
+    table: HashTable<u32>,
+    hasher: RandomState,
+    batch: Batch,
+    stats: TxStats,
+}
 
 impl Tx {
     /// An empty queue.
     #[must_use]
-    pub fn new(_datapath: Datapath) -> Self {
-        todo!()
+    pub fn new(datapath: Datapath) -> Self {
+        Self {
+            datapath,
+            own: Vec::with_capacity(1 << 16),
+            queue: Vec::with_capacity(4096),
+            groups: Vec::with_capacity(512),
+            chains: Vec::new(),
+            touched: Vec::with_capacity(512),
+            table: HashTable::new(),
+            hasher: RandomState::default(),
+            batch: Batch::new(if datapath == Datapath::Gso { send::max_segments() } else { 1 }),
+            stats: TxStats::default(),
+        }
     }
-    /// Queues `header ++ payload ++ padding zero bytes` (padding 0 to 3). The payload stays in the arena.
-    pub fn push(&mut self, _route: &Route, _header: &[u8], _payload: Span, _padding: u8) {
-        todo!()
+
+    /// Queues `header ++ payload ++ padding zero bytes`. The header has at most 64 KiB, the payload stays in the arena.
+    ///
+    /// # Panics
+    /// When the padding is longer than the 3 bytes that STUN and ChannelData know.
+    #[inline]
+    pub fn push(&mut self, route: &Route, header: &[u8], payload: Span, padding: u8) {
+        assert!(padding <= 3, "padding goes to the next multiple of 4");
+        let at = self.own_end();
+        self.own.extend_from_slice(header);
+        #[expect(clippy::cast_possible_truncation, reason = "headers are a few dozen bytes")]
+        let header_len = header.len() as u16;
+        let len = u32::from(header_len) + payload.len + u32::from(padding);
+        self.append(
+            route,
+            Queued { header: at, header_len, padding, payload: Payload::Arena(payload), len, next: NONE },
+        );
     }
+
     /// Queues a copy of `bytes`.
-    pub fn push_bytes(&mut self, _route: &Route, _bytes: &[u8]) {
-        todo!()
+    pub fn push_bytes(&mut self, route: &Route, bytes: &[u8]) {
+        self.push_with(route, bytes.len(), |out| out.copy_from_slice(bytes));
     }
+
     /// Queues `len` bytes that `fill` writes in place (their content before is arbitrary); for generators.
-    pub fn push_with(&mut self, _route: &Route, _len: usize, _fill: impl FnOnce(&mut [u8])) {
-        todo!()
+    #[inline]
+    pub fn push_with(&mut self, route: &Route, len: usize, fill: impl FnOnce(&mut [u8])) {
+        let at = self.own_end();
+        let start = self.own.len();
+        self.own.resize(start + len, 0);
+        fill(&mut self.own[start..]);
+        #[expect(clippy::cast_possible_truncation, reason = "a datagram is shorter than 64 KiB")]
+        let len = len as u32;
+        self.append(
+            route,
+            Queued { header: at, header_len: 0, padding: 0, payload: Payload::Own(at), len, next: NONE },
+        );
     }
+
     /// Datagrams queued since the last flush.
     #[must_use]
     pub fn queued(&self) -> usize {
-        todo!()
+        self.queue.len()
     }
+
     /// Sends all that is queued. What the kernel does not take is dropped and counted; nothing is kept.
-    pub fn flush(&mut self, _sockets: &mut Sockets, _rx: &Rx) {
-        todo!()
+    pub fn flush(&mut self, sockets: &mut Sockets, rx: &Rx) {
+        self.flush_through(&mut Linux, sockets, rx);
     }
+
     /// Occupancy so far.
     #[must_use]
     pub fn stats(&self) -> &TxStats {
-        todo!()
+        &self.stats
+    }
+
+    pub(crate) fn flush_through(&mut self, kernel: &mut impl Kernel, sockets: &mut Sockets, rx: &Rx) {
+        for index in 0..self.touched.len() {
+            let id = self.touched[index];
+            let chain = std::mem::replace(&mut self.chains[id.index()], EMPTY);
+            let Some(socket) = sockets.get(id) else {
+                self.stats.refused += self.count(chain);
+                continue;
+            };
+            let mut sender = self.batch.open(
+                kernel,
+                socket,
+                &self.own,
+                rx,
+                self.datapath == Datapath::Basic,
+                &mut self.stats,
+            );
+            // DF is a socket option: what wants it goes last, so that it changes twice a flush and not at every route.
+            let mut also_df = false;
+            for df in [false, true] {
+                if df && !also_df {
+                    break;
+                }
+                let mut group = chain.first;
+                while group != NONE {
+                    let Group { route, first, next_of_socket, .. } = self.groups[group as usize];
+                    group = next_of_socket;
+                    if route.dont_fragment != df {
+                        also_df = true;
+                        continue;
+                    }
+                    let mut next = first;
+                    sender.route(&route);
+                    while next != NONE {
+                        let queued = &self.queue[next as usize];
+                        sender.push(queued);
+                        next = queued.next;
+                    }
+                }
+            }
+            sender.finish();
+        }
+        self.touched.clear();
+        self.groups.clear();
+        self.queue.clear();
+        self.own.clear();
+        if !self.table.is_empty() {
+            self.table.clear();
+        }
+    }
+
+    /// Datagrams queued for a socket.
+    #[cold]
+    fn count(&self, chain: Chain) -> u64 {
+        let mut count = 0;
+        let mut group = chain.first;
+        while group != NONE {
+            let mut next = self.groups[group as usize].first;
+            while next != NONE {
+                count += 1;
+                next = self.queue[next as usize].next;
+            }
+            group = self.groups[group as usize].next_of_socket;
+        }
+        count
+    }
+
+    fn own_end(&self) -> u32 {
+        u32::try_from(self.own.len()).unwrap_or(u32::MAX)
+    }
+
+    #[inline]
+    fn append(&mut self, route: &Route, queued: Queued) {
+        #[expect(clippy::cast_possible_truncation, reason = "a tick queues far fewer than 2^32")]
+        let index = self.queue.len() as u32;
+        self.queue.push(queued);
+        let group = self.group(route);
+        let group = &mut self.groups[group];
+        if group.last == NONE {
+            group.first = index;
+        } else {
+            self.queue[group.last as usize].next = index;
+        }
+        group.last = index;
+    }
+
+    /// The group of a route, made when it is new. Datagrams come in runs, so the newest group is tried first.
+    #[inline]
+    fn group(&mut self, route: &Route) -> usize {
+        if let Some(newest) = self.groups.last()
+            && newest.route == *route
+        {
+            return self.groups.len() - 1;
+        }
+        self.find_or_make(route)
+    }
+
+    fn find_or_make(&mut self, route: &Route) -> usize {
+        let socket = route.socket.index();
+        if socket >= self.chains.len() {
+            self.chains.resize(socket + 1, EMPTY);
+        }
+        let chain = self.chains[socket];
+        if chain.count <= FEW {
+            let mut at = chain.first;
+            while at != NONE {
+                let group = &self.groups[at as usize];
+                if group.route == *route {
+                    return at as usize;
+                }
+                at = group.next_of_socket;
+            }
+        } else {
+            let hash = self.hasher.hash_one(route);
+            if let Some(found) = self.table.find(hash, |at| self.groups[*at as usize].route == *route) {
+                return *found as usize;
+            }
+        }
+        self.make(route, chain)
+    }
+
+    fn make(&mut self, route: &Route, mut chain: Chain) -> usize {
+        #[expect(clippy::cast_possible_truncation, reason = "a tick queues far fewer than 2^32")]
+        let new = self.groups.len() as u32;
+        self.groups.push(Group { route: *route, first: NONE, last: NONE, next_of_socket: NONE });
+        if chain.count == 0 {
+            self.touched.push(route.socket);
+            chain.first = new;
+        } else {
+            self.groups[chain.last as usize].next_of_socket = new;
+        }
+        chain.last = new;
+        chain.count += 1;
+        self.chains[route.socket.index()] = chain;
+        if chain.count > FEW {
+            let mut at = if chain.count == FEW + 1 { chain.first } else { new };
+            while at != NONE {
+                let hash = self.hasher.hash_one(self.groups[at as usize].route);
+                let (groups, hasher) = (&self.groups, &self.hasher);
+                self.table.insert_unique(hash, at, |other| hasher.hash_one(groups[*other as usize].route));
+                at = self.groups[at as usize].next_of_socket;
+            }
+        }
+        new as usize
     }
 }

@@ -7,7 +7,10 @@
 #![forbid(unsafe_code)]
 
 pub mod config;
+mod gate;
+mod ports;
 pub mod runtime;
+mod worker;
 
 pub use config::{Config, RelayAddress};
 pub use runtime::{CredentialStore, Relay, SessionLog, StartError, WorkerSnapshot};

@@ -1,12 +1,22 @@
 //! Starting, watching and stopping the workers.
 
-use std::{io, net::SocketAddr, sync::Arc};
+use std::{
+    io,
+    net::{IpAddr, SocketAddr},
+    sync::{Arc, Mutex, PoisonError, RwLock, mpsc},
+    thread::JoinHandle,
+};
 
-use turnpike_net::{rx::RxStats, tx::TxStats};
+use turnpike_net::{UdpOptions, UdpSocket, poll::Waker, rx::RxStats, tx::TxStats};
 use turnpike_turn::server::{Effect, Lookup, ServerConfig, Stats, User};
 use turnpike_wire::integrity::{Key, KeyAlgorithm};
 
-use crate::Config;
+use crate::{
+    Config,
+    gate::{Quotas, SharedStore},
+    ports::Ports,
+    worker::{Command, Shared, Worker},
+};
 
 /// Users and their keys; shared by all workers, asked on requests only.
 pub trait CredentialStore: Send + Sync {
@@ -47,12 +57,14 @@ pub enum StartError {
     )]
     RelayAddress {
         /// Which.
-        address: std::net::IpAddr,
+        address: IpAddr,
         /// The kernel's answer.
         source: io::Error,
     },
     /// Threads, epoll or the like.
-    #[error("cannot start a worker: {0}")]
+    #[error(
+        "cannot start a worker: {0}; raise the limit of open files (ulimit -n) or of threads (ulimit -u)"
+    )]
     Worker(#[from] io::Error),
 }
 
@@ -69,45 +81,152 @@ pub struct WorkerSnapshot {
     pub tx: TxStats,
     /// Times that the worker woke up.
     pub wakeups: u64,
+    /// Allocations refused because every port of the range is taken.
+    pub ports_exhausted: u64,
+    /// Allocations refused because the process may open no more files.
+    pub files_exhausted: u64,
+    /// Datagrams dropped because their TTL or hop limit ended here (RFC 8656 section 15.1).
+    pub ttl_expired: u64,
 }
 
 /// A running relay. Dropping it stops the workers.
-pub struct Relay {}
+pub struct Relay {
+    listeners: Vec<SocketAddr>,
+    workers: Vec<Handle>,
+    store: SharedStore,
+}
+
+struct Handle {
+    commands: mpsc::Sender<Command>,
+    waker: Waker,
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Handle {
+    fn tell(&self, command: Command) {
+        // A worker that is gone needs no telling.
+        let _ = self.commands.send(command);
+        self.waker.wake();
+    }
+}
 
 impl Relay {
     /// Binds all listeners, probes every relay address and starts the workers; on error nothing is left open.
+    ///
+    /// # Errors
+    /// [`StartError`], which says what to change.
     pub fn start(
-        _config: &Config,
-        _credentials: Arc<dyn CredentialStore>,
-        _log: Arc<dyn SessionLog>,
+        config: &Config,
+        credentials: Arc<dyn CredentialStore>,
+        log: Arc<dyn SessionLog>,
     ) -> Result<Self, StartError> {
-        todo!()
+        for relay in &config.relay {
+            UdpSocket::bind(SocketAddr::new(relay.bind, 0), &UdpOptions::default())
+                .map_err(|source| StartError::RelayAddress { address: relay.bind, source })?;
+        }
+        let listeners = config.listen.iter().map(|at| probe_listener(*at)).collect::<Result<Vec<_>, _>>()?;
+        let store: SharedStore = Arc::new(RwLock::new(credentials));
+        let quotas = Arc::new(Quotas::new(config.max_allocations, config.max_allocations_per_user));
+        let ports = Arc::new(Ports::new(config));
+        let mut relay = Self { listeners: listeners.clone(), workers: Vec::new(), store: Arc::clone(&store) };
+        for number in 0..config.workers.max(1) {
+            let (commands, inbox) = mpsc::channel();
+            let shared = Arc::new(Shared { snapshot: Mutex::new(WorkerSnapshot::default()) });
+            let (mut worker, waker) = Worker::new(
+                number,
+                config,
+                &listeners,
+                crate::gate::WorkerGate::new(Arc::clone(&store), Arc::clone(&quotas)),
+                Arc::clone(&ports),
+                Arc::clone(&log),
+                inbox,
+                Arc::clone(&shared),
+            )?;
+            let thread =
+                std::thread::Builder::new().name(format!("relay-{number}")).spawn(move || worker.run())?;
+            relay.workers.push(Handle { commands, waker, shared, thread: Some(thread) });
+        }
+        Ok(relay)
     }
 
     /// The addresses listened on, with real ports where the configuration said 0.
     #[must_use]
     pub fn listeners(&self) -> &[SocketAddr] {
-        todo!()
+        &self.listeners
     }
 
     /// What each worker has counted.
     #[must_use]
     pub fn snapshots(&self) -> Vec<WorkerSnapshot> {
-        todo!()
+        self.workers
+            .iter()
+            .map(|worker| worker.shared.snapshot.lock().unwrap_or_else(PoisonError::into_inner).clone())
+            .collect()
     }
 
     /// New settings of the state machine, from now on.
-    pub fn reconfigure(&self, _server: &ServerConfig, _credentials: &Arc<dyn CredentialStore>) {
-        todo!()
+    pub fn reconfigure(&self, server: &ServerConfig, credentials: &Arc<dyn CredentialStore>) {
+        *self.store.write().unwrap_or_else(PoisonError::into_inner) = Arc::clone(credentials);
+        let server = Arc::new(server.clone());
+        for worker in &self.workers {
+            worker.tell(Command::Reconfigure(Arc::clone(&server)));
+        }
     }
 
     /// No new allocations from now on.
     pub fn drain(&self) {
-        todo!()
+        for worker in &self.workers {
+            worker.tell(Command::Drain);
+        }
+    }
+
+    /// Whether a worker has ended though nobody stopped it: the relay no longer serves all its clients.
+    #[must_use]
+    pub fn has_failed(&self) -> bool {
+        self.workers.iter().any(|worker| worker.thread.as_ref().is_none_or(JoinHandle::is_finished))
     }
 
     /// Ends all sessions and joins the workers.
     pub fn stop(self) {
-        todo!()
+        drop(self);
     }
+}
+
+impl Drop for Relay {
+    fn drop(&mut self) {
+        for worker in &self.workers {
+            worker.tell(Command::Stop);
+        }
+        for worker in &mut self.workers {
+            if let Some(thread) = worker.thread.take() {
+                let _ = thread.join();
+            }
+        }
+    }
+}
+
+/// Binds once without SO_REUSEPORT: a second server on the same port is told so, instead of silently sharing it. Gives the real
+/// port where the configuration said 0.
+fn probe_listener(address: SocketAddr) -> Result<SocketAddr, StartError> {
+    match UdpSocket::bind(address, &UdpOptions::default()) {
+        Ok(socket) => Ok(socket.local_addr()),
+        Err(source) => Err(listen_error(address, source)),
+    }
+}
+
+/// Says what to do about a listener that cannot be bound.
+pub(crate) fn listen_error(address: SocketAddr, source: io::Error) -> StartError {
+    let remedy = match source.kind() {
+        io::ErrorKind::AddrInUse => {
+            "another program has this port: stop it, or choose another port with --listen"
+        }
+        io::ErrorKind::PermissionDenied => {
+            "ports below 1024 need CAP_NET_BIND_SERVICE: grant it (setcap cap_net_bind_service=ep), or choose a \
+             higher port with --listen"
+        }
+        io::ErrorKind::AddrNotAvailable => "choose an address of this machine (ip address) with --listen",
+        _ => "choose another address with --listen",
+    };
+    StartError::Listen { address, source, remedy }
 }

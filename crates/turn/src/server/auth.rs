@@ -151,6 +151,7 @@ impl<G: Gate> Server<G> {
             client: client.address,
             realm: &self.config.realm,
             algorithms: self.algorithms(),
+            anonymity: self.config.username_anonymity,
         }
     }
 }

@@ -1,0 +1,512 @@
+//! From queued datagrams to kernel messages: super-packets, control messages, one call for many, and the step down when
+//! the kernel refuses a super-packet.
+
+use std::{
+    io, mem,
+    net::{Ipv4Addr, SocketAddr},
+    os::fd::{AsFd, AsRawFd},
+    sync::OnceLock,
+};
+
+use libc::{c_int, iovec, mmsghdr};
+
+use crate::{
+    Route, Rx, UdpOptions, UdpSocket,
+    sys::{self, Control, ControlWriter, RawAddress},
+    tx::{Payload, Queued, TxStats},
+};
+
+/// UDP_MAX_SEGMENTS of include/linux/udp.h: 64 since UDP_SEGMENT exists (4.18); Linux 6.9 doubled it, and stable kernels
+/// before that took it over, so that a version tells nothing.
+const FEWEST_SEGMENTS: usize = 64;
+const MOST_SEGMENTS: usize = 128;
+/// Longest UDP payload over IPv4: 65535 - 20 - 8.
+const MAX_BYTES: usize = 65_507;
+/// UIO_MAXIOV.
+const MAX_IOVECS: usize = 1024;
+/// Messages gathered before a call, and iovecs for all of them.
+const MESSAGES: usize = 128;
+const IOVECS: usize = 4096;
+/// Room for packet information (IPv6: 40), TOS, TTL and segment size (24 each).
+const CONTROL: usize = 112;
+
+static ZEROS: [u8; 4] = [0; 4];
+
+/// The most segments that this kernel takes in one super-packet: asked once, by a super-packet to itself.
+pub(crate) fn max_segments() -> usize {
+    static LIMIT: OnceLock<usize> = OnceLock::new();
+    *LIMIT.get_or_init(|| match probe_segments(MOST_SEGMENTS) {
+        Ok(()) => MOST_SEGMENTS,
+        // EINVAL from a kernel with the lower limit; any other error tells nothing, and every kernel takes 64.
+        Err(_) => FEWEST_SEGMENTS,
+    })
+}
+
+/// Sends one super-packet of one-byte segments from a loopback socket to itself.
+fn probe_segments(segments: usize) -> io::Result<()> {
+    let socket = UdpSocket::bind(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)), &UdpOptions::default())?;
+    socket.connect(socket.local_addr())?;
+    sys::set_option(socket.as_fd(), sys::SOL_UDP, sys::UDP_SEGMENT, 1)?;
+    let bytes = vec![0_u8; segments];
+    let fd = socket.as_fd().as_raw_fd();
+    // SAFETY: the pointer and length describe `bytes`.
+    let sent = unsafe { libc::send(fd, bytes.as_ptr().cast(), bytes.len(), libc::MSG_DONTWAIT) };
+    if sent < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+/// The calls that send; tests put refusals here.
+pub(crate) trait Kernel {
+    /// sendmmsg(2), or sendmsg(2) for one message.
+    fn send(&mut self, socket: &UdpSocket, messages: &mut [mmsghdr]) -> io::Result<usize>;
+}
+
+/// The real one.
+pub(crate) struct Linux;
+
+impl Kernel for Linux {
+    fn send(&mut self, socket: &UdpSocket, messages: &mut [mmsghdr]) -> io::Result<usize> {
+        let fd = socket.as_fd().as_raw_fd();
+        if let [one] = messages {
+            // SAFETY: every pointer in the header is to memory that lives until `Sender::send` returns.
+            let sent = unsafe { libc::sendmsg(fd, &raw const one.msg_hdr, libc::MSG_DONTWAIT) };
+            return if sent < 0 { Err(io::Error::last_os_error()) } else { Ok(1) };
+        }
+        let count = u32::try_from(messages.len()).unwrap_or(u32::MAX);
+        // SAFETY: as above, for `count` headers.
+        let sent = unsafe { libc::sendmmsg(fd, messages.as_mut_ptr(), count, libc::MSG_DONTWAIT) };
+        sys::check(sent).map(|sent| sent.unsigned_abs() as usize)
+    }
+}
+
+/// What one message is made of, to count it and to take it apart again.
+#[derive(Clone, Copy)]
+struct Message {
+    first_iovec: usize,
+    iovecs: usize,
+    segments: usize,
+    segment: usize,
+    bytes: usize,
+    /// Bytes of control messages without, and with, the segment size.
+    control: usize,
+    total_control: usize,
+}
+
+/// Scratch memory for the messages of one call; kept from flush to flush.
+pub(crate) struct Batch {
+    iovecs: Vec<iovec>,
+    messages: Vec<Message>,
+    headers: Box<[mmsghdr]>,
+    names: Box<[RawAddress]>,
+    controls: Box<[Control<CONTROL>]>,
+    /// Most segments of a super-packet; 1 where none are to be formed.
+    max_segments: usize,
+}
+
+// SAFETY: the raw pointers are written anew by every call of `Sender::send` and are not used between calls.
+unsafe impl Send for Batch {}
+
+impl Batch {
+    pub(crate) fn new(max_segments: usize) -> Self {
+        // SAFETY: zero is a value for every member of `mmsghdr`.
+        let empty: mmsghdr = unsafe { mem::zeroed() };
+        Self {
+            iovecs: Vec::with_capacity(IOVECS),
+            messages: Vec::with_capacity(MESSAGES),
+            headers: vec![empty; MESSAGES].into_boxed_slice(),
+            names: vec![RawAddress::empty(); MESSAGES].into_boxed_slice(),
+            controls: vec![Control([0; CONTROL]); MESSAGES].into_boxed_slice(),
+            max_segments,
+        }
+    }
+
+    pub(crate) fn open<'a, K: Kernel>(
+        &'a mut self,
+        kernel: &'a mut K,
+        socket: &'a UdpSocket,
+        own: &'a [u8],
+        rx: &'a Rx,
+        one_by_one: bool,
+        stats: &'a mut TxStats,
+    ) -> Sender<'a, K> {
+        // A flush that panicked may have left pointers to memory that is gone.
+        self.messages.clear();
+        self.iovecs.clear();
+        let gso_limit = if self.max_segments > 1 { usize::from(socket.gso_limit()) } else { 0 };
+        Sender {
+            kernel,
+            socket,
+            own,
+            rx,
+            gso_limit,
+            one_by_one,
+            stats,
+            batch: self,
+            route: None,
+            name_len: 0,
+            joinable: false,
+            dont_fragment: false,
+        }
+    }
+}
+
+/// Gathers the messages of one socket.
+pub(crate) struct Sender<'a, K> {
+    kernel: &'a mut K,
+    socket: &'a UdpSocket,
+    own: &'a [u8],
+    rx: &'a Rx,
+    /// Longest segment that may be part of a super-packet.
+    gso_limit: usize,
+    one_by_one: bool,
+    stats: &'a mut TxStats,
+    batch: &'a mut Batch,
+    route: Option<Route>,
+    name_len: u32,
+    /// Whether the newest message may take another segment.
+    joinable: bool,
+    dont_fragment: bool,
+}
+
+impl<K: Kernel> Sender<'_, K> {
+    /// All datagrams until the next call take this route.
+    pub(crate) fn route(&mut self, route: &Route) {
+        if route.dont_fragment != self.dont_fragment {
+            self.send();
+            // There is no control message for it in IPv4. Not being able to set DF is no reason to drop.
+            let _ = self.socket.set_dont_fragment(route.dont_fragment);
+            self.dont_fragment = route.dont_fragment;
+        }
+        self.route = Some(*route);
+        self.joinable = false;
+    }
+
+    #[inline]
+    pub(crate) fn push(&mut self, queued: &Queued) {
+        let len = queued.len as usize;
+        if !self.join(len) {
+            self.start(len);
+        }
+        if queued.header_len > 0 {
+            let header = &self.own[queued.header as usize..][..usize::from(queued.header_len)];
+            self.piece(header.as_ptr(), header.len());
+        }
+        match queued.payload {
+            Payload::Arena(span) => {
+                let bytes = self.rx.bytes(span);
+                self.piece(bytes.as_ptr(), bytes.len());
+            }
+            Payload::Own(at) => {
+                let bytes = &self.own[at as usize..][..len];
+                self.piece(bytes.as_ptr(), bytes.len());
+            }
+        }
+        if queued.padding > 0 {
+            let zeros = &ZEROS[..usize::from(queued.padding)];
+            self.piece(zeros.as_ptr(), zeros.len());
+        }
+    }
+
+    /// Sends what is left and restores the socket's DF default.
+    pub(crate) fn finish(mut self) {
+        self.send();
+        if self.dont_fragment {
+            let _ = self.socket.set_dont_fragment(false);
+        }
+    }
+
+    /// Lets the newest message take a datagram of this length as its next segment, if it can.
+    #[inline]
+    fn join(&mut self, len: usize) -> bool {
+        if !self.joinable {
+            return false;
+        }
+        let used = self.batch.iovecs.len();
+        let Some(message) = self.batch.messages.last_mut() else { return false };
+        let fits = len <= message.segment
+            && len > 0
+            && message.segments < self.batch.max_segments
+            && message.bytes + len <= MAX_BYTES
+            && used - message.first_iovec + 3 <= MAX_IOVECS
+            && used + 3 <= IOVECS;
+        if fits {
+            message.segments += 1;
+            message.bytes += len;
+            // A shorter segment ends a super-packet (udp(7)).
+            self.joinable = len == message.segment;
+        }
+        fits
+    }
+
+    fn start(&mut self, len: usize) {
+        if self.batch.messages.len() == MESSAGES
+            || self.batch.iovecs.len() + 3 > IOVECS
+            || (self.one_by_one && !self.batch.messages.is_empty())
+        {
+            self.send();
+        }
+        let at = self.batch.messages.len();
+        if let Some(to) = self.route.as_ref().and_then(|route| route.to) {
+            self.name_len = self.batch.names[at].set(to);
+        } else {
+            self.name_len = 0;
+        }
+        let control = self.write_control(at);
+        let header = &mut self.batch.headers[at].msg_hdr;
+        header.msg_namelen = self.name_len;
+        self.batch.messages.push(Message {
+            first_iovec: self.batch.iovecs.len(),
+            iovecs: 0,
+            segments: 1,
+            segment: len,
+            bytes: len,
+            control,
+            total_control: control,
+        });
+        self.joinable = len > 0 && len <= self.gso_limit;
+    }
+
+    /// Everything but the segment size, which is known only when the message is complete.
+    fn write_control(&mut self, at: usize) -> usize {
+        let Some(route) = &self.route else { return 0 };
+        let mut writer = ControlWriter::new(&mut self.batch.controls[at]);
+        let v6 = self.socket.is_v6();
+        match route.from {
+            Some(std::net::IpAddr::V4(ip)) if !v6 => {
+                let source = libc::in_addr { s_addr: u32::from_ne_bytes(ip.octets()) };
+                let info = libc::in_pktinfo {
+                    ipi_ifindex: 0,
+                    ipi_spec_dst: source,
+                    ipi_addr: libc::in_addr { s_addr: 0 },
+                };
+                writer.push(libc::IPPROTO_IP, libc::IP_PKTINFO, info);
+            }
+            Some(std::net::IpAddr::V6(ip)) if v6 => {
+                let address = libc::in6_addr { s6_addr: ip.octets() };
+                let info = libc::in6_pktinfo { ipi6_addr: address, ipi6_ifindex: 0 };
+                writer.push(libc::IPPROTO_IPV6, libc::IPV6_PKTINFO, info);
+            }
+            _ => {}
+        }
+        if route.tos != 0 {
+            let (level, kind) =
+                if v6 { (libc::IPPROTO_IPV6, libc::IPV6_TCLASS) } else { (libc::IPPROTO_IP, libc::IP_TOS) };
+            writer.push(level, kind, c_int::from(route.tos));
+        }
+        if route.ttl != 0 {
+            let (level, kind) =
+                if v6 { (libc::IPPROTO_IPV6, libc::IPV6_HOPLIMIT) } else { (libc::IPPROTO_IP, libc::IP_TTL) };
+            writer.push(level, kind, c_int::from(route.ttl));
+        }
+        writer.len()
+    }
+
+    /// Adds bytes to the newest message, as a part of its last iovec where they continue it.
+    #[inline]
+    fn piece(&mut self, start: *const u8, len: usize) {
+        let Some(message) = self.batch.messages.last_mut() else { return };
+        if message.iovecs > 0
+            && let Some(last) = self.batch.iovecs.last_mut()
+            && last.iov_base.cast_const().cast::<u8>().wrapping_add(last.iov_len) == start
+        {
+            last.iov_len += len;
+            return;
+        }
+        self.batch.iovecs.push(iovec { iov_base: start.cast_mut().cast(), iov_len: len });
+        message.iovecs += 1;
+    }
+
+    /// Hands all gathered messages to the kernel. All of them are sent or counted as dropped when this returns.
+    fn send(&mut self) {
+        let count = self.batch.messages.len();
+        self.complete();
+        let mut done = 0;
+        let mut retried = usize::MAX;
+        while done < count {
+            let next = self.batch.messages[done];
+            if next.segments > 1 && next.segment > self.gso_limit {
+                // Gathered before a step-down of this very call.
+                self.send_apart(done);
+                done += 1;
+                continue;
+            }
+            self.stats.calls += 1;
+            match self.kernel.send(self.socket, &mut self.batch.headers[done..count]) {
+                Ok(sent) => {
+                    for message in &self.batch.messages[done..done + sent] {
+                        count_sent(self.stats, message);
+                    }
+                    done += sent.max(1);
+                }
+                Err(error) => match error.raw_os_error().unwrap_or(0) {
+                    libc::EINTR => {}
+                    libc::EAGAIN => {
+                        // The send buffer is full; what follows would find it full too.
+                        let rest = &self.batch.messages[done..count];
+                        self.stats.would_block += rest.iter().map(|m| m.segments as u64).sum::<u64>();
+                        done = count;
+                    }
+                    libc::ENOBUFS => {
+                        // The device queue dropped it. What follows may go to another device.
+                        self.stats.would_block += next.segments as u64;
+                        done += 1;
+                    }
+                    // An ICMP error that the socket had pending is reported once, instead of sending. It can be any
+                    // errno, EMSGSIZE too, and is no refusal.
+                    _ if retried != done => retried = done,
+                    refusal if next.segments > 1 && is_refusal_of_gso(refusal) => {
+                        self.step_down(done);
+                        done += 1;
+                    }
+                    other => {
+                        *drop_counter(self.stats, other) += next.segments as u64;
+                        done += 1;
+                    }
+                },
+            }
+        }
+        self.batch.messages.clear();
+        self.batch.iovecs.clear();
+        self.joinable = false;
+    }
+
+    /// Points every header at what belongs to it.
+    fn complete(&mut self) {
+        let Batch { iovecs, messages, headers, names, controls, .. } = &mut *self.batch;
+        for (message, control) in messages.iter_mut().zip(controls.iter_mut()) {
+            message.total_control = message.control;
+            if message.segments > 1 {
+                message.total_control += append_segment_size(control, message.control, message.segment);
+            }
+        }
+        // From here to the call nothing but these pointers touches the three arrays.
+        let (iovecs, names, controls) = (iovecs.as_mut_ptr(), names.as_mut_ptr(), controls.as_mut_ptr());
+        for (at, message) in messages.iter().enumerate() {
+            let header = &mut headers[at].msg_hdr;
+            header.msg_name =
+                if header.msg_namelen == 0 { std::ptr::null_mut() } else { names.wrapping_add(at).cast() };
+            header.msg_iov = iovecs.wrapping_add(message.first_iovec);
+            header.msg_iovlen = message.iovecs;
+            header.msg_control = if message.total_control == 0 {
+                std::ptr::null_mut()
+            } else {
+                controls.wrapping_add(at).cast()
+            };
+            header.msg_controllen = message.total_control;
+            header.msg_flags = 0;
+        }
+    }
+
+    /// After the kernel refused a super-packet: sends its segments one by one and, when it takes one of them, forms no
+    /// such super-packets on this socket any more. When it takes none, it was the destination that it refused.
+    #[cold]
+    fn step_down(&mut self, at: usize) {
+        if self.send_apart(at) == 0 {
+            return;
+        }
+        let segment = self.batch.messages[at].segment;
+        self.socket.step_down(u16::try_from(segment).unwrap_or(u16::MAX));
+        self.gso_limit = self.gso_limit.min(usize::from(self.socket.gso_limit()));
+        self.stats.step_downs += 1;
+    }
+
+    /// Sends the segments of a super-packet one by one, and returns how many of them the kernel took.
+    #[cold]
+    fn send_apart(&mut self, at: usize) -> usize {
+        let message = self.batch.messages[at];
+        let mut pieces = self.batch.iovecs[message.first_iovec..][..message.iovecs].to_vec();
+        let mut left = message.bytes;
+        let mut first = 0;
+        let mut taken = 0;
+        while left > 0 {
+            let want = message.segment.min(left);
+            // Cut the pieces at the segment's end.
+            let (mut have, mut last) = (0, first);
+            while have + pieces[last].iov_len < want {
+                have += pieces[last].iov_len;
+                last += 1;
+            }
+            let rest = have + pieces[last].iov_len - want;
+            let whole = pieces[last];
+            pieces[last].iov_len -= rest;
+            let header = &mut self.batch.headers[at];
+            header.msg_hdr.msg_iov = pieces[first..].as_mut_ptr();
+            header.msg_hdr.msg_iovlen = last - first + 1;
+            header.msg_hdr.msg_controllen = message.control;
+            if message.control == 0 {
+                header.msg_hdr.msg_control = std::ptr::null_mut();
+            }
+            taken += usize::from(self.send_alone(at, want));
+            if rest == 0 {
+                first = last + 1;
+            } else {
+                pieces[last] =
+                    iovec { iov_base: whole.iov_base.wrapping_byte_add(whole.iov_len - rest), iov_len: rest };
+                first = last;
+            }
+            left -= want;
+        }
+        taken
+    }
+
+    /// Sends message `at`, of this many bytes, alone; says whether the kernel took it.
+    #[cold]
+    fn send_alone(&mut self, at: usize, bytes: usize) -> bool {
+        let mut retried = false;
+        loop {
+            self.stats.calls += 1;
+            let Err(error) = self.kernel.send(self.socket, &mut self.batch.headers[at..=at]) else {
+                self.stats.messages += 1;
+                self.stats.datagrams += 1;
+                self.stats.bytes += bytes as u64;
+                return true;
+            };
+            match error.raw_os_error().unwrap_or(0) {
+                libc::EINTR => {}
+                full @ (libc::EAGAIN | libc::ENOBUFS) => {
+                    *drop_counter(self.stats, full) += 1;
+                    return false;
+                }
+                // As in `send`: it may have been a pending ICMP error.
+                _ if !retried => retried = true,
+                other => {
+                    *drop_counter(self.stats, other) += 1;
+                    return false;
+                }
+            }
+        }
+    }
+}
+
+fn count_sent(stats: &mut TxStats, message: &Message) {
+    stats.messages += 1;
+    stats.super_packets += u64::from(message.segments > 1);
+    stats.datagrams += message.segments as u64;
+    stats.bytes += message.bytes as u64;
+}
+
+/// The errnos by which kernels and devices say that they will not segment: EINVAL and EMSGSIZE (a segment beyond the
+/// MTU), EIO (no checksum offload, IPsec), ENOPROTOOPT and EOPNOTSUPP (no UDP_SEGMENT).
+fn is_refusal_of_gso(errno: c_int) -> bool {
+    matches!(errno, libc::EINVAL | libc::EIO | libc::ENOPROTOOPT | libc::EOPNOTSUPP | libc::EMSGSIZE)
+}
+
+fn drop_counter(stats: &mut TxStats, errno: c_int) -> &mut u64 {
+    match errno {
+        libc::EAGAIN | libc::ENOBUFS => &mut stats.would_block,
+        libc::EMSGSIZE => &mut stats.too_big,
+        _ => &mut stats.refused,
+    }
+}
+
+fn append_segment_size(control: &mut Control<CONTROL>, used: usize, segment: usize) -> usize {
+    let mut tail = Control([0; 24]);
+    let mut writer = ControlWriter::new(&mut tail);
+    #[expect(clippy::cast_possible_truncation, reason = "a datagram is shorter than 64 KiB")]
+    writer.push(sys::SOL_UDP, sys::UDP_SEGMENT, segment as u16);
+    let len = writer.len();
+    control.0[used..used + len].copy_from_slice(&tail.0[..len]);
+    len
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,214 @@
+//! The few kernel calls that the data path makes, each wrapped once: socket addresses, options, control messages.
+
+use std::{
+    io, mem,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6},
+    os::fd::{AsRawFd, BorrowedFd},
+};
+
+use libc::{c_int, c_void, cmsghdr, msghdr, sockaddr_in, sockaddr_in6};
+
+/// UDP_SEGMENT and UDP_GRO of linux/udp.h; SO_RXQ_OVFL of asm-generic/socket.h.
+pub(crate) const UDP_SEGMENT: c_int = 103;
+pub(crate) const UDP_GRO: c_int = 104;
+pub(crate) const SOL_UDP: c_int = 17;
+
+/// Room for a socket address of either family, as the kernel wants it.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub(crate) union RawAddress {
+    family: libc::sa_family_t,
+    v4: sockaddr_in,
+    v6: sockaddr_in6,
+}
+
+impl RawAddress {
+    pub(crate) const SIZE: u32 = mem::size_of::<Self>() as u32;
+
+    pub(crate) const fn empty() -> Self {
+        // SAFETY: all three members are plain integers, for which zero is a value.
+        unsafe { mem::zeroed() }
+    }
+
+    /// Writes an address and returns the length that the kernel wants for it.
+    pub(crate) fn set(&mut self, address: SocketAddr) -> u32 {
+        match address {
+            SocketAddr::V4(a) => {
+                self.v4 = sockaddr_in {
+                    sin_family: libc::AF_INET as libc::sa_family_t,
+                    sin_port: a.port().to_be(),
+                    sin_addr: libc::in_addr { s_addr: u32::from_ne_bytes(a.ip().octets()) },
+                    sin_zero: [0; 8],
+                };
+                mem::size_of::<sockaddr_in>() as u32
+            }
+            SocketAddr::V6(a) => {
+                self.v6 = sockaddr_in6 {
+                    sin6_family: libc::AF_INET6 as libc::sa_family_t,
+                    sin6_port: a.port().to_be(),
+                    sin6_flowinfo: a.flowinfo(),
+                    sin6_addr: libc::in6_addr { s6_addr: a.ip().octets() },
+                    sin6_scope_id: a.scope_id(),
+                };
+                mem::size_of::<sockaddr_in6>() as u32
+            }
+        }
+    }
+
+    /// The address, canonical: an IPv4-mapped one is IPv4, scope and flow label are dropped.
+    pub(crate) fn get(&self) -> Option<SocketAddr> {
+        // SAFETY: every member begins with the family, and all bytes were initialised by `empty`.
+        match c_int::from(unsafe { self.family }) {
+            libc::AF_INET => {
+                // SAFETY: the family says that this member was written.
+                let a = unsafe { self.v4 };
+                let ip = Ipv4Addr::from(a.sin_addr.s_addr.to_ne_bytes());
+                Some(SocketAddr::V4(SocketAddrV4::new(ip, u16::from_be(a.sin_port))))
+            }
+            libc::AF_INET6 => {
+                // SAFETY: the family says that this member was written.
+                let a = unsafe { self.v6 };
+                let ip = Ipv6Addr::from(a.sin6_addr.s6_addr);
+                let port = u16::from_be(a.sin6_port);
+                Some(match ip.to_ipv4_mapped() {
+                    Some(v4) => SocketAddr::V4(SocketAddrV4::new(v4, port)),
+                    None => SocketAddr::V6(SocketAddrV6::new(ip, port, 0, 0)),
+                })
+            }
+            _ => None,
+        }
+    }
+}
+
+/// Turns a C return value into a result.
+pub(crate) fn check(value: c_int) -> io::Result<c_int> {
+    if value < 0 { Err(io::Error::last_os_error()) } else { Ok(value) }
+}
+
+/// setsockopt(2) with an integer.
+pub(crate) fn set_option(fd: BorrowedFd<'_>, level: c_int, name: c_int, value: c_int) -> io::Result<()> {
+    // SAFETY: the pointer and length describe `value`, which outlives the call.
+    check(unsafe {
+        libc::setsockopt(
+            fd.as_raw_fd(),
+            level,
+            name,
+            (&raw const value).cast::<c_void>(),
+            mem::size_of::<c_int>() as u32,
+        )
+    })
+    .map(|_| ())
+}
+
+/// The address that a socket is bound to.
+pub(crate) fn local_address(fd: BorrowedFd<'_>) -> io::Result<SocketAddr> {
+    let mut raw = RawAddress::empty();
+    let mut len = RawAddress::SIZE;
+    // SAFETY: the pointer and length describe `raw`; the kernel writes no more than `len`.
+    check(unsafe { libc::getsockname(fd.as_raw_fd(), (&raw mut raw).cast(), &raw mut len) })?;
+    raw.get().ok_or_else(|| io::Error::from(io::ErrorKind::Unsupported))
+}
+
+/// Bytes for control messages, aligned as `cmsghdr` wants it.
+#[derive(Clone, Copy)]
+#[repr(C, align(8))]
+pub(crate) struct Control<const N: usize>(pub(crate) [u8; N]);
+
+/// Writes control messages into a [`Control`], front to back.
+pub(crate) struct ControlWriter<'a> {
+    buffer: &'a mut [u8],
+    used: usize,
+}
+
+impl<'a> ControlWriter<'a> {
+    pub(crate) fn new<const N: usize>(control: &'a mut Control<N>) -> Self {
+        Self { buffer: &mut control.0, used: 0 }
+    }
+
+    /// Appends one. `T` must be plain data.
+    pub(crate) fn push<T: Copy>(&mut self, level: c_int, kind: c_int, value: T) {
+        // SAFETY: CMSG_SPACE and CMSG_LEN only compute.
+        let (space, len) = unsafe {
+            (
+                libc::CMSG_SPACE(mem::size_of::<T>() as u32) as usize,
+                libc::CMSG_LEN(mem::size_of::<T>() as u32) as usize,
+            )
+        };
+        assert!(self.used + space <= self.buffer.len(), "control buffer is too small for what is sent");
+        let at = self.buffer[self.used..].as_mut_ptr();
+        // SAFETY: `space` bytes at `at` are inside the buffer (checked above); the buffer and every `space` are
+        // multiples of 8, so that `at` is aligned for `cmsghdr`; the data is written unaligned.
+        unsafe {
+            let mut header: cmsghdr = mem::zeroed();
+            header.cmsg_len = len;
+            header.cmsg_level = level;
+            header.cmsg_type = kind;
+            at.cast::<cmsghdr>().write(header);
+            at.add(mem::size_of::<cmsghdr>()).cast::<T>().write_unaligned(value);
+        }
+        self.used += space;
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.used
+    }
+}
+
+/// One received control message.
+pub(crate) struct Received<'a> {
+    pub(crate) level: c_int,
+    pub(crate) kind: c_int,
+    pub(crate) data: &'a [u8],
+}
+
+impl Received<'_> {
+    pub(crate) fn int(&self) -> Option<c_int> {
+        self.data.first_chunk().map(|b| c_int::from_ne_bytes(*b))
+    }
+
+    /// The destination address in a packet information message.
+    pub(crate) fn packet_info(&self) -> Option<IpAddr> {
+        match (self.level, self.kind) {
+            // struct in_pktinfo { int ifindex; in_addr spec_dst; in_addr addr; }
+            (libc::IPPROTO_IP, libc::IP_PKTINFO) => {
+                let bytes: [u8; 4] = self.data.get(8..12)?.try_into().ok()?;
+                Some(IpAddr::V4(Ipv4Addr::from(bytes)))
+            }
+            // struct in6_pktinfo { in6_addr addr; int ifindex; }
+            (libc::IPPROTO_IPV6, libc::IPV6_PKTINFO) => {
+                let bytes: [u8; 16] = self.data.get(..16)?.try_into().ok()?;
+                Some(IpAddr::V6(Ipv6Addr::from(bytes)).to_canonical())
+            }
+            _ => None,
+        }
+    }
+}
+
+/// Walks the control messages that the kernel wrote for `header`.
+///
+/// # Safety
+/// `header.msg_control` must point at `header.msg_controllen` bytes that outlive `'a`.
+pub(crate) unsafe fn control_messages<'a>(header: &msghdr) -> impl Iterator<Item = Received<'a>> + use<'a> {
+    let bytes: &'a [u8] = if header.msg_controllen == 0 {
+        &[]
+    } else {
+        // SAFETY: the caller's promise.
+        unsafe { std::slice::from_raw_parts(header.msg_control.cast::<u8>(), header.msg_controllen) }
+    };
+    let mut rest = bytes;
+    std::iter::from_fn(move || {
+        let head = mem::size_of::<cmsghdr>();
+        if rest.len() < head {
+            return None;
+        }
+        // SAFETY: there are enough bytes; any bytes are a valid `cmsghdr`.
+        let message: cmsghdr = unsafe { rest.as_ptr().cast::<cmsghdr>().read_unaligned() };
+        let len = message.cmsg_len;
+        if len < head || len > rest.len() {
+            return None;
+        }
+        let data = &rest[head..len];
+        rest = rest.get(len.next_multiple_of(8)..).unwrap_or(&[]);
+        Some(Received { level: message.cmsg_level, kind: message.cmsg_type, data })
+    })
+}

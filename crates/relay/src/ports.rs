@@ -1,0 +1,326 @@
+//! Ports of relayed transport addresses: drawn unpredictably (RFC 8656 section 7.2), counted over all workers, and held for 30 s
+//! where a client reserved one (EVEN-PORT with R = 1).
+
+use std::{
+    io,
+    net::SocketAddr,
+    ops::RangeInclusive,
+    sync::{
+        Mutex, PoisonError,
+        atomic::{AtomicU64, AtomicUsize, Ordering},
+    },
+};
+
+use foldhash::fast::RandomState;
+use hashbrown::HashMap;
+use rand::Rng;
+use turnpike_net::{Datapath, UdpOptions, UdpSocket};
+use turnpike_turn::server::{Family, OpenRelay, OpenResult, PortWish};
+
+use crate::{Config, RelayAddress};
+
+/// Milliseconds for which a reserved port is held (RFC 8656 section 7.2 recommends at least 30 s).
+const RESERVATION_MS: u64 = 30_000;
+/// Draws before a free port is searched one by one.
+const DRAWS: usize = 32;
+/// Ports that other programs may have taken before we give up.
+const BIND_ATTEMPTS: usize = 64;
+
+/// A bound relay socket.
+pub(crate) struct Opened {
+    pub(crate) socket: UdpSocket,
+    /// What the client is told.
+    pub(crate) relayed: SocketAddr,
+}
+
+/// Why there is none.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Refusal {
+    Family,
+    Port,
+    Reservation,
+    File,
+}
+
+impl Refusal {
+    pub(crate) fn result(self) -> OpenResult {
+        match self {
+            Self::Family => OpenResult::UnsupportedFamily,
+            Self::Port | Self::Reservation | Self::File => OpenResult::NoCapacity,
+        }
+    }
+}
+
+/// All ports of all relay addresses; shared by the workers.
+pub(crate) struct Ports {
+    pools: Vec<Pool>,
+    range: RangeInclusive<u16>,
+    options: UdpOptions,
+    next: AtomicUsize,
+    reservations: Mutex<HashMap<[u8; 8], Reservation, RandomState>>,
+}
+
+struct Reservation {
+    opened: Opened,
+    expires_ms: u64,
+}
+
+struct Pool {
+    address: RelayAddress,
+    /// One bit per port; set while a socket of ours has it.
+    taken: Vec<AtomicU64>,
+}
+
+impl Ports {
+    pub(crate) fn new(config: &Config) -> Self {
+        let pool = |address: &RelayAddress| Pool {
+            address: *address,
+            taken: (0..1 << 10).map(|_| AtomicU64::new(0)).collect(),
+        };
+        Self {
+            pools: config.relay.iter().map(pool).collect(),
+            range: config.ports.clone(),
+            options: UdpOptions {
+                gro: config.datapath == Datapath::Gso,
+                ip_header: true,
+                errors: true,
+                recv_buffer: Some(config.relay_buffer),
+                send_buffer: Some(config.relay_buffer),
+                ..UdpOptions::default()
+            },
+            next: AtomicUsize::new(0),
+            reservations: Mutex::default(),
+        }
+    }
+
+    /// Opens what was wished for.
+    pub(crate) fn open(&self, wish: &OpenRelay, now_ms: u64) -> Result<Opened, Refusal> {
+        match wish.port {
+            PortWish::Any => self.draw(wish.family, |_| true),
+            PortWish::Even => self.draw(wish.family, |port| port.is_multiple_of(2)),
+            PortWish::EvenAndReserveNext(token) => self.draw_pair(wish.family, token, now_ms),
+            PortWish::Reserved(token) => self.take_reserved(token, now_ms),
+        }
+    }
+
+    /// Gives back the port of a closed socket.
+    pub(crate) fn release(&self, bound: SocketAddr) {
+        if let Some(pool) = self.pools.iter().find(|pool| pool.address.bind == bound.ip()) {
+            pool.free(bound.port());
+        }
+    }
+
+    /// Closes reservations whose time is over. Returns how many remain.
+    pub(crate) fn expire(&self, now_ms: u64) -> usize {
+        let mut reservations = self.reservations.lock().unwrap_or_else(PoisonError::into_inner);
+        reservations.retain(|_, reservation| {
+            let keep = reservation.expires_ms > now_ms;
+            if !keep {
+                self.release(reservation.opened.socket.local_addr());
+            }
+            keep
+        });
+        reservations.len()
+    }
+
+    fn draw(&self, family: Family, suits: impl Fn(u16) -> bool) -> Result<Opened, Refusal> {
+        let pool = self.pool(family)?;
+        for _ in 0..BIND_ATTEMPTS {
+            let port = pool.claim(&self.range, &suits).ok_or(Refusal::Port)?;
+            match self.bind(pool, port) {
+                Ok(opened) => return Ok(opened),
+                Err(error) => self.after_bind_error(pool, port, &error)?,
+            }
+        }
+        Err(Refusal::Port)
+    }
+
+    fn draw_pair(&self, family: Family, token: [u8; 8], now_ms: u64) -> Result<Opened, Refusal> {
+        let pool = self.pool(family)?;
+        for _ in 0..BIND_ATTEMPTS {
+            let suits =
+                |port: u16| port.is_multiple_of(2) && port < *self.range.end() && !pool.is_taken(port + 1);
+            let port = pool.claim(&self.range, suits).ok_or(Refusal::Port)?;
+            if !pool.take(port + 1) {
+                pool.free(port);
+                continue;
+            }
+            let opened = match self.bind(pool, port) {
+                Ok(opened) => opened,
+                Err(error) => {
+                    pool.free(port + 1);
+                    self.after_bind_error(pool, port, &error)?;
+                    continue;
+                }
+            };
+            match self.bind(pool, port + 1) {
+                Ok(next) => {
+                    let reservation = Reservation { opened: next, expires_ms: now_ms + RESERVATION_MS };
+                    self.reservations
+                        .lock()
+                        .unwrap_or_else(PoisonError::into_inner)
+                        .insert(token, reservation);
+                    return Ok(opened);
+                }
+                Err(error) => {
+                    pool.free(port);
+                    self.after_bind_error(pool, port + 1, &error)?;
+                }
+            }
+        }
+        Err(Refusal::Port)
+    }
+
+    fn take_reserved(&self, token: [u8; 8], now_ms: u64) -> Result<Opened, Refusal> {
+        let mut reservations = self.reservations.lock().unwrap_or_else(PoisonError::into_inner);
+        let reservation = reservations.remove(&token).ok_or(Refusal::Reservation)?;
+        if reservation.expires_ms > now_ms {
+            Ok(reservation.opened)
+        } else {
+            self.release(reservation.opened.socket.local_addr());
+            Err(Refusal::Reservation)
+        }
+    }
+
+    /// The next pool of a family, in turn.
+    fn pool(&self, family: Family) -> Result<&Pool, Refusal> {
+        let suits = |pool: &&Pool| pool.address.bind.is_ipv4() == (family == Family::V4);
+        let count = self.pools.iter().filter(suits).count();
+        if count == 0 {
+            return Err(Refusal::Family);
+        }
+        let turn = self.next.fetch_add(1, Ordering::Relaxed) % count;
+        self.pools.iter().filter(suits).nth(turn).ok_or(Refusal::Family)
+    }
+
+    fn bind(&self, pool: &Pool, port: u16) -> io::Result<Opened> {
+        let socket = UdpSocket::bind(SocketAddr::new(pool.address.bind, port), &self.options)?;
+        let told = pool.address.external.unwrap_or(pool.address.bind);
+        Ok(Opened { socket, relayed: SocketAddr::new(told, port) })
+    }
+
+    /// A port that another program has is passed over; anything else ends the search.
+    fn after_bind_error(&self, pool: &Pool, port: u16, error: &io::Error) -> Result<(), Refusal> {
+        pool.free(port);
+        match error.kind() {
+            io::ErrorKind::AddrInUse | io::ErrorKind::PermissionDenied => Ok(()),
+            io::ErrorKind::AddrNotAvailable => Err(Refusal::Family),
+            _ => Err(Refusal::File),
+        }
+    }
+}
+
+impl Pool {
+    fn slot(port: u16) -> (usize, u64) {
+        (usize::from(port / 64), 1 << (port % 64))
+    }
+
+    fn is_taken(&self, port: u16) -> bool {
+        let (word, bit) = Self::slot(port);
+        self.taken[word].load(Ordering::Relaxed) & bit != 0
+    }
+
+    fn take(&self, port: u16) -> bool {
+        let (word, bit) = Self::slot(port);
+        self.taken[word].fetch_or(bit, Ordering::Relaxed) & bit == 0
+    }
+
+    fn free(&self, port: u16) {
+        let (word, bit) = Self::slot(port);
+        self.taken[word].fetch_and(!bit, Ordering::Relaxed);
+    }
+
+    /// Draws a free port that suits, and takes it. Random draws first; in a range that is nearly full, one by one
+    /// from a random start.
+    fn claim(&self, range: &RangeInclusive<u16>, suits: impl Fn(u16) -> bool) -> Option<u16> {
+        let mut random = rand::rng();
+        for _ in 0..DRAWS {
+            let port = random.random_range(range.clone());
+            if suits(port) && self.take(port) {
+                return Some(port);
+            }
+        }
+        let start = random.random_range(range.clone());
+        (start..=*range.end()).chain(*range.start()..start).find(|port| suits(*port) && self.take(*port))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::{IpAddr, Ipv4Addr};
+    use turnpike_turn::server::ServerConfig;
+
+    fn ports(range: RangeInclusive<u16>) -> Ports {
+        Ports::new(&Config {
+            listen: vec![],
+            workers: 1,
+            datapath: Datapath::Basic,
+            relay: vec![RelayAddress { bind: IpAddr::V4(Ipv4Addr::LOCALHOST), external: None }],
+            ports: range,
+            listener_buffer: 1 << 20,
+            relay_buffer: 1 << 16,
+            max_allocations: 10,
+            max_allocations_per_user: 10,
+            server: ServerConfig::default(),
+        })
+    }
+
+    fn wish(port: PortWish) -> OpenRelay {
+        OpenRelay { family: Family::V4, port }
+    }
+
+    #[test]
+    fn every_port_of_the_range_is_given_once_and_then_none() {
+        let ports = ports(42_100..=42_115);
+        let mut open = Vec::new();
+        let refusal = loop {
+            match ports.open(&wish(PortWish::Any), 0) {
+                Ok(opened) => open.push(opened),
+                Err(refusal) => break refusal,
+            }
+        };
+        assert_eq!(refusal, Refusal::Port);
+        let mut given: Vec<u16> = open.iter().map(|o| o.relayed.port()).collect();
+        let in_order = given.clone();
+        given.sort_unstable();
+        given.dedup();
+        assert_eq!(given.len(), open.len());
+        assert!(open.len() >= 10, "most of the range is free on this machine: {given:?}");
+        assert_ne!(in_order, given, "drawn, not counted up");
+        ports.release(open.pop().unwrap().socket.local_addr());
+        assert!(ports.open(&wish(PortWish::Any), 0).is_ok());
+    }
+
+    #[test]
+    fn an_even_port_comes_with_its_neighbour_held_under_the_token() {
+        let ports = ports(42_200..=42_299);
+        let first =
+            ports.open(&wish(PortWish::EvenAndReserveNext([7; 8])), 1000).unwrap_or_else(|e| panic!("{e:?}"));
+        assert_eq!(first.relayed.port() % 2, 0);
+        assert_eq!(ports.open(&wish(PortWish::Reserved([8; 8])), 1000).err(), Some(Refusal::Reservation));
+        let second =
+            ports.open(&wish(PortWish::Reserved([7; 8])), 30_999).unwrap_or_else(|e| panic!("{e:?}"));
+        assert_eq!(second.relayed.port(), first.relayed.port() + 1);
+        assert_eq!(ports.open(&wish(PortWish::Reserved([7; 8])), 1000).err(), Some(Refusal::Reservation));
+    }
+
+    #[test]
+    fn a_reservation_ends_after_thirty_seconds_and_frees_its_port() {
+        let ports = ports(42_300..=42_301);
+        let first =
+            ports.open(&wish(PortWish::EvenAndReserveNext([7; 8])), 0).unwrap_or_else(|e| panic!("{e:?}"));
+        assert_eq!(ports.open(&wish(PortWish::Any), 0).err(), Some(Refusal::Port));
+        assert_eq!(ports.expire(29_999), 1);
+        assert_eq!(ports.expire(30_000), 0);
+        let again = ports.open(&wish(PortWish::Any), 0).unwrap_or_else(|e| panic!("{e:?}"));
+        assert_eq!(again.relayed.port(), first.relayed.port() + 1);
+    }
+
+    #[test]
+    fn a_family_without_address_is_named_as_such() {
+        let ports = ports(42_400..=42_401);
+        let v6 = OpenRelay { family: Family::V6, port: PortWish::Any };
+        assert_eq!(ports.open(&v6, 0).err(), Some(Refusal::Family));
+    }
+}

@@ -1,0 +1,498 @@
+//! One worker: one thread, its own sockets, its own state machine. The life of a packet is [`Worker::run`], read from top to
+//! bottom.
+
+use std::{
+    io,
+    net::SocketAddr,
+    sync::{Arc, Mutex, PoisonError, mpsc},
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
+};
+
+use turnpike_net::{
+    Buffer, Datapath, Route, Rx, SocketId, Sockets, Tx, UdpOptions, UdpSocket,
+    error_queue::{self, IcmpError},
+    poll::{Event, Poller, Waker},
+};
+use turnpike_turn::{
+    server::{
+        AllocationId, Client, ClosedReason, Effect, Family, ListenerId, OpenRelay, OpenRequest, OpenResult,
+        RelayId, Server, ServerConfig, Verdict,
+    },
+    time::Now,
+};
+use turnpike_wire::address::canonical;
+
+use crate::{
+    Config, SessionLog, StartError, WorkerSnapshot,
+    gate::WorkerGate,
+    ports::{Opened, Ports, Refusal},
+    runtime::listen_error,
+};
+
+/// Between two publications of the counters, in milliseconds.
+const PUBLISH_MS: u64 = 100;
+/// Datagrams taken from one listener in one tick, so that relay sockets get their turn.
+const LISTENER_SHARE: usize = 512;
+/// ICMP errors read from one socket in one tick.
+const ERRORS: usize = 16;
+/// The token of the waker; sockets use their id.
+const WAKER: u64 = u64::MAX;
+
+/// What the control thread asks of a worker.
+pub(crate) enum Command {
+    Drain,
+    Reconfigure(Arc<ServerConfig>),
+    Stop,
+}
+
+/// What the control thread may look at.
+pub(crate) struct Shared {
+    pub(crate) snapshot: Mutex<WorkerSnapshot>,
+}
+
+/// What a socket is for, by its id.
+#[derive(Clone, Copy)]
+enum Role {
+    Free,
+    Listener(ListenerId),
+    Relay(RelayId),
+}
+
+struct Listener {
+    socket: SocketId,
+    bound: SocketAddr,
+}
+
+pub(crate) struct Worker {
+    number: usize,
+    server: Server<WorkerGate>,
+    poller: Poller,
+    waker: Waker,
+    rx: Rx,
+    out: Out,
+    sockets: Sockets,
+    listeners: Vec<Listener>,
+    roles: Vec<Role>,
+    ports: Arc<Ports>,
+    log: Arc<dyn SessionLog>,
+    inbox: mpsc::Receiver<Command>,
+    shared: Arc<Shared>,
+    counted: WorkerSnapshot,
+    started: Instant,
+    published_ms: u64,
+    /// Whether something happened since the last publication.
+    dirty: bool,
+    complained: bool,
+}
+
+/// What a verdict needs to become a datagram.
+struct Out {
+    tx: Tx,
+    /// Socket and, for a wildcard listener, whether the source address must be named; by listener.
+    listeners: Vec<(SocketId, bool)>,
+    /// Relay sockets by allocation index, IPv4 and IPv6.
+    relays: Vec<[Option<SocketId>; 2]>,
+    ttl_expired: u64,
+}
+
+impl Worker {
+    #[expect(clippy::too_many_arguments, reason = "one call site; a struct would only rename them")]
+    pub(crate) fn new(
+        number: usize,
+        config: &Config,
+        listen: &[SocketAddr],
+        gate: WorkerGate,
+        ports: Arc<Ports>,
+        log: Arc<dyn SessionLog>,
+        inbox: mpsc::Receiver<Command>,
+        shared: Arc<Shared>,
+    ) -> Result<(Self, Waker), StartError> {
+        let poller = Poller::new()?;
+        let waker = Waker::new(&poller, WAKER)?;
+        let mut worker = Self {
+            number,
+            server: Server::new(Arc::new(config.server.clone()), gate),
+            poller,
+            waker: waker.clone(),
+            rx: Rx::new(config.datapath),
+            out: Out {
+                tx: Tx::new(config.datapath),
+                listeners: Vec::new(),
+                relays: Vec::new(),
+                ttl_expired: 0,
+            },
+            sockets: Sockets::default(),
+            listeners: Vec::new(),
+            roles: Vec::new(),
+            ports,
+            log,
+            inbox,
+            shared,
+            counted: WorkerSnapshot::default(),
+            started: Instant::now(),
+            published_ms: 0,
+            dirty: true,
+            complained: false,
+        };
+        for address in listen {
+            worker.listen(*address, config)?;
+        }
+        Ok((worker, waker))
+    }
+
+    fn listen(&mut self, address: SocketAddr, config: &Config) -> Result<(), StartError> {
+        let wildcard = address.ip().is_unspecified();
+        let options = UdpOptions {
+            reuse_port: config.workers > 1,
+            recv_buffer: Some(config.listener_buffer),
+            send_buffer: Some(config.listener_buffer),
+            gro: config.datapath == Datapath::Gso,
+            packet_info: wildcard,
+            ip_header: true,
+            errors: false,
+        };
+        let socket = UdpSocket::bind(address, &options).map_err(|error| listen_error(address, error))?;
+        let bound = socket.local_addr();
+        let id = ListenerId(u16::try_from(self.listeners.len()).unwrap_or(u16::MAX));
+        let socket = self.adopt(socket, Role::Listener(id))?;
+        self.listeners.push(Listener { socket, bound });
+        self.out.listeners.push((socket, wildcard));
+        Ok(())
+    }
+
+    /// Serves until told to stop.
+    pub(crate) fn run(&mut self) {
+        let mut events: Vec<Event> = Vec::new();
+        loop {
+            let timeout = self.timeout();
+            match self.poller.wait(timeout) {
+                Ok(ready) => {
+                    events.clear();
+                    events.extend_from_slice(ready);
+                }
+                Err(error) => {
+                    tracing::error!(worker = self.number, %error, "epoll failed; this worker ends");
+                    return;
+                }
+            }
+            let now = self.now();
+            self.counted.wakeups += 1;
+            self.dirty |= !events.is_empty();
+            for event in &events {
+                if !self.rx.has_room() {
+                    self.flush();
+                }
+                let role = usize::try_from(event.token).ok().and_then(|index| self.roles.get(index)).copied();
+                match role {
+                    Some(Role::Listener(id)) => self.receive_from_clients(now, id),
+                    Some(Role::Relay(relay)) => self.receive_from_peers(now, relay, event),
+                    _ if event.token == WAKER && self.obey(now) => return,
+                    _ => {}
+                }
+            }
+            self.flush();
+            if self.server.poll_timeout().is_some_and(|due| due <= now.ms) {
+                self.server.handle_timeout(now);
+                self.dirty = true;
+            }
+            self.carry_out_effects();
+            self.publish(now.ms);
+        }
+    }
+
+    fn receive_from_clients(&mut self, now: Now, id: ListenerId) {
+        let Listener { socket, bound } = self.listeners[usize::from(id.0)];
+        let mut share = LISTENER_SHARE;
+        while self.rx.has_room() {
+            let Some(listening) = self.sockets.get(socket) else { return };
+            let Ok(received) = self.rx.recv(listening) else { return };
+            for index in received.first..received.first + received.count {
+                self.route_client_buffer(now, id, bound, index);
+            }
+            share = share.saturating_sub(received.count);
+            if !received.more || share == 0 {
+                return;
+            }
+        }
+    }
+
+    /// Routes the datagrams of one received buffer: all of one client.
+    fn route_client_buffer(&mut self, now: Now, id: ListenerId, bound: SocketAddr, index: usize) {
+        let Some(buffer) = self.rx.buffer(index) else { return };
+        let local = SocketAddr::new(buffer.local.unwrap_or(bound.ip()), bound.port());
+        let client = Client { listener: id, address: buffer.from, local: canonical(local) };
+        let mut requests = None;
+        let mut datagrams = buffer.datagrams();
+        for datagram in datagrams.by_ref() {
+            let verdict = self.server.from_client(now, client, datagram);
+            if let Some(request) = self.out.carry_out(&self.rx, &buffer, verdict) {
+                requests = Some(request);
+                break;
+            }
+        }
+        // Opening sockets changes what the loop above borrows; it happens once per allocation.
+        let Some(request) = requests else { return };
+        let left = datagrams.count();
+        let total = buffer.count();
+        self.open(now, &request);
+        for skipped in total - left..total {
+            let Some(buffer) = self.rx.buffer(index) else { return };
+            let Some(datagram) = buffer.datagrams().nth(skipped) else { return };
+            let verdict = self.server.from_client(now, client, datagram);
+            if let Some(request) = self.out.carry_out(&self.rx, &buffer, verdict) {
+                self.open(now, &request);
+            }
+        }
+    }
+
+    fn receive_from_peers(&mut self, now: Now, relay: RelayId, event: &Event) {
+        let Some(socket) = self.out.relay_socket(relay) else { return };
+        let Some(socket) = self.sockets.get(socket) else { return };
+        if event.error {
+            let mut errors = [None; ERRORS];
+            let mut count = 0;
+            let _ = error_queue::read(socket, ERRORS, |error| {
+                errors[count] = Some(error);
+                count += 1;
+            });
+            for IcmpError { to, icmp_type, code, info, .. } in errors.into_iter().flatten() {
+                let verdict = self.server.from_icmp(now, relay, to, icmp_type, code, info);
+                self.out.reply(verdict);
+            }
+        }
+        let Ok(received) = self.rx.recv(socket) else { return };
+        for buffer in self.rx.buffers(received) {
+            for datagram in buffer.datagrams() {
+                let verdict = self.server.from_peer(now, relay, buffer.from, datagram);
+                self.out.carry_out(&self.rx, &buffer, verdict);
+            }
+        }
+    }
+
+    fn flush(&mut self) {
+        self.out.tx.flush(&mut self.sockets, &self.rx);
+        self.rx.reset();
+    }
+
+    /// Opens the relay sockets of a new allocation and answers its client.
+    fn open(&mut self, now: Now, request: &OpenRequest) {
+        // A session that ended in this tick may have had the same index.
+        self.carry_out_effects();
+        let first = self.open_one(now, request.allocation, &request.first);
+        let second = match (&first, &request.second) {
+            (OpenResult::Opened { .. }, Some(wish)) => Some(self.open_one(now, request.allocation, wish)),
+            (_, Some(_)) => Some(OpenResult::NoCapacity),
+            (_, None) => None,
+        };
+        let verdict = self.server.opened(now, request.allocation, first, second);
+        self.out.reply(verdict);
+    }
+
+    fn open_one(&mut self, now: Now, allocation: AllocationId, wish: &OpenRelay) -> OpenResult {
+        let opened = match self.ports.open(wish, now.ms) {
+            Ok(opened) => opened,
+            Err(refusal) => return self.refuse(refusal),
+        };
+        let Opened { socket, relayed } = opened;
+        let bound = socket.local_addr();
+        let relay = RelayId { allocation, family: wish.family };
+        match self.adopt(socket, Role::Relay(relay)) {
+            Ok(id) => {
+                let index = allocation.index as usize;
+                if self.out.relays.len() <= index {
+                    self.out.relays.resize(index + 1, [None; 2]);
+                }
+                self.out.relays[index][side(wish.family)] = Some(id);
+                OpenResult::Opened { relayed }
+            }
+            Err(_) => {
+                self.ports.release(bound);
+                self.refuse(Refusal::File)
+            }
+        }
+    }
+
+    fn refuse(&mut self, refusal: Refusal) -> OpenResult {
+        let remedy = match refusal {
+            Refusal::Port => {
+                self.counted.ports_exhausted += 1;
+                "every relay port is taken: widen --relay-ports or add a --relay-ip"
+            }
+            Refusal::File => {
+                self.counted.files_exhausted += 1;
+                "no file descriptor or memory for another relay socket: raise the limit of open files (ulimit -n)"
+            }
+            Refusal::Family | Refusal::Reservation => return refusal.result(),
+        };
+        if !self.complained {
+            self.complained = true;
+            tracing::warn!(
+                worker = self.number,
+                "allocation refused with 508: {remedy}; said once, counted on"
+            );
+        }
+        refusal.result()
+    }
+
+    /// Takes a socket into the table and watches it.
+    fn adopt(&mut self, socket: UdpSocket, role: Role) -> io::Result<SocketId> {
+        let id = self.sockets.insert(socket);
+        let index = id.0 as usize;
+        if self.roles.len() <= index {
+            self.roles.resize(index + 1, Role::Free);
+        }
+        let watched = match self.sockets.get(id) {
+            Some(socket) => self.poller.add(socket, u64::from(id.0)),
+            None => Err(io::Error::from(io::ErrorKind::NotFound)),
+        };
+        if let Err(error) = watched {
+            self.sockets.remove(id);
+            return Err(error);
+        }
+        self.roles[index] = role;
+        Ok(id)
+    }
+
+    fn carry_out_effects(&mut self) {
+        while let Some(effect) = self.server.poll_effect() {
+            if let Effect::Closed { allocation, .. } = &effect {
+                self.close(*allocation);
+            }
+            self.log.effect(self.number, &effect);
+        }
+    }
+
+    fn close(&mut self, allocation: AllocationId) {
+        let Some(pair) = self.out.relays.get_mut(allocation.index as usize) else { return };
+        let pair = std::mem::take(pair);
+        if pair == [None; 2] {
+            return;
+        }
+        // What is queued leaves before its socket does. The arena keeps what is still to be routed.
+        self.out.tx.flush(&mut self.sockets, &self.rx);
+        for id in pair.into_iter().flatten() {
+            self.roles[id.0 as usize] = Role::Free;
+            if let Some(socket) = self.sockets.remove(id) {
+                self.ports.release(socket.local_addr());
+            }
+        }
+    }
+
+    /// Carries out what the control thread asked for; true means the end.
+    fn obey(&mut self, now: Now) -> bool {
+        self.waker.acknowledge();
+        loop {
+            match self.inbox.try_recv() {
+                Ok(Command::Drain) => self.server.drain(),
+                Ok(Command::Reconfigure(config)) => self.server.reconfigure(config),
+                Err(mpsc::TryRecvError::Empty) => return false,
+                Ok(Command::Stop) | Err(mpsc::TryRecvError::Disconnected) => {
+                    self.flush();
+                    self.server.close_all(now, ClosedReason::Shutdown);
+                    self.carry_out_effects();
+                    self.dirty = true;
+                    self.publish(self.published_ms + PUBLISH_MS);
+                    return true;
+                }
+            }
+        }
+    }
+
+    fn now(&self) -> Now {
+        let ms = u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX);
+        let unix = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+        Now { ms, unix }
+    }
+
+    /// Until the next timer, or until the counters must be published.
+    fn timeout(&self) -> Option<Duration> {
+        let timer = self.server.poll_timeout();
+        let publish = self.dirty.then_some(self.published_ms + PUBLISH_MS);
+        let due = [timer, publish].into_iter().flatten().min()?;
+        Some(Duration::from_millis(due.saturating_sub(self.now().ms)))
+    }
+
+    fn publish(&mut self, now_ms: u64) {
+        if !self.dirty || now_ms < self.published_ms + PUBLISH_MS {
+            return;
+        }
+        self.published_ms = now_ms;
+        self.dirty = false;
+        self.ports.expire(now_ms);
+        let counted = &mut self.counted;
+        counted.allocations = self.server.allocations() as u64;
+        counted.turn.clone_from(self.server.stats());
+        counted.rx = *self.rx.stats();
+        counted.tx = *self.out.tx.stats();
+        counted.ttl_expired = self.out.ttl_expired;
+        self.shared.snapshot.lock().unwrap_or_else(PoisonError::into_inner).clone_from(counted);
+    }
+}
+
+impl Out {
+    /// Queues what a verdict says; an [`OpenRequest`] is handed back.
+    #[inline]
+    fn carry_out(&mut self, rx: &Rx, buffer: &Buffer<'_>, verdict: Verdict<'_>) -> Option<OpenRequest> {
+        match verdict {
+            Verdict::ToPeer { relay, peer, payload, dont_fragment } => {
+                let (Some(socket), Some(ttl)) = (self.relay_socket(relay), self.next_ttl(buffer)) else {
+                    return None;
+                };
+                let route = Route { socket, to: Some(peer), from: None, tos: buffer.tos, ttl, dont_fragment };
+                self.tx.push(&route, &[], rx.span(payload), 0);
+            }
+            Verdict::ToClient { client, header, payload, padding } => {
+                let ttl = self.next_ttl(buffer)?;
+                let route = Route { tos: buffer.tos, ttl, ..self.route_to(client) };
+                self.tx.push(&route, header.as_slice(), rx.span(payload), padding);
+            }
+            Verdict::Reply { client, bytes } => self.tx.push_bytes(&self.route_to(client), bytes),
+            Verdict::Open(request) => return Some(request),
+            Verdict::Drop(_) => {}
+        }
+        None
+    }
+
+    /// Queues a verdict that can be nothing but a reply.
+    fn reply(&mut self, verdict: Verdict<'_>) {
+        if let Verdict::Reply { client, bytes } = verdict {
+            self.tx.push_bytes(&self.route_to(client), bytes);
+        }
+    }
+
+    #[inline]
+    fn route_to(&self, client: Client) -> Route {
+        let (socket, wildcard) = self.listeners[usize::from(client.listener.0)];
+        Route {
+            socket,
+            to: Some(client.address),
+            from: wildcard.then_some(client.local.ip()),
+            tos: 0,
+            ttl: 0,
+            dont_fragment: false,
+        }
+    }
+
+    #[inline]
+    fn relay_socket(&self, relay: RelayId) -> Option<SocketId> {
+        self.relays.get(relay.allocation.index as usize).and_then(|pair| pair[side(relay.family)])
+    }
+
+    /// One less than what came in (RFC 8656 section 15.1); 0, the socket's default, where that is not known. A relay
+    /// that is led to send to itself ends by this.
+    #[inline]
+    fn next_ttl(&mut self, buffer: &Buffer<'_>) -> Option<u8> {
+        if buffer.ttl == 1 {
+            self.ttl_expired += 1;
+            return None;
+        }
+        Some(buffer.ttl.saturating_sub(1))
+    }
+}
+
+fn side(family: Family) -> usize {
+    match family {
+        Family::V4 => 0,
+        Family::V6 => 1,
+    }
+}
