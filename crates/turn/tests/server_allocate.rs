@@ -198,7 +198,7 @@ fn draining_refuses_new_allocations_and_keeps_the_old() {
     world.server.drain();
     world.ask(&Ask::refresh(600).signed(&alice)).success();
     assert!(matches!(world.feed(&channel_data(0x4000, b"x")), Outcome::ToPeer { .. }));
-    assert!(matches!(world.from_peer(relay, PEER, b"x"), Outcome::ToClient { .. }));
+    assert!(matches!(world.peer_sends(relay, PEER, b"x"), Outcome::ToClient { .. }));
     world.client = client(40_001);
     let bob = world.credentials("bob", Scheme::Md5);
     assert_eq!(world.ask(&Ask::allocate().signed(&bob)).code(), Some(508));

@@ -19,7 +19,7 @@ fn a_channel_carries_payloads_both_ways() {
         // Padding is allowed over UDP (section 12.5) and is no part of the payload.
         assert_eq!(world.feed(&[&message[..], &[0; 3]].concat()), expected);
         assert_eq!(
-            world.from_peer(relay, PEER, payload),
+            world.peer_sends(relay, PEER, payload),
             Outcome::ToClient { client: world.client, bytes: message }
         );
     }
@@ -96,24 +96,24 @@ fn a_binding_lives_600_seconds_and_its_permission_300() {
     world.ask(&Ask::refresh(3600).signed(&alice)).success();
     world.ask(&Ask::bind(0x4000, PEER).signed(&alice)).success();
     world.sleep(299);
-    assert!(matches!(world.from_peer(relay, PEER, b"x"), Outcome::ToClient { .. }));
+    assert!(matches!(world.peer_sends(relay, PEER, b"x"), Outcome::ToClient { .. }));
     assert!(matches!(world.feed(&Ask::send(PEER, b"x")), Outcome::ToPeer { .. }));
     world.sleep(1);
     // Section 9: the permission is gone, and with it what comes from the peer.
-    assert_eq!(world.from_peer(relay, PEER, b"x"), Outcome::Drop(DropReason::NoPermission));
+    assert_eq!(world.peer_sends(relay, PEER, b"x"), Outcome::Drop(DropReason::NoPermission));
     assert_eq!(world.feed(&Ask::send(PEER, b"x")), Outcome::Drop(DropReason::NoPermission));
     assert!(matches!(world.feed(&channel_data(0x4000, b"x")), Outcome::ToPeer { .. }));
     // A permission of its own brings it back, on the channel.
     world.ask(&Ask::permit(PEER).signed(&alice)).success();
     assert_eq!(
-        world.from_peer(relay, PEER, b"x"),
+        world.peer_sends(relay, PEER, b"x"),
         Outcome::ToClient { client: world.client, bytes: channel_data(0x4000, b"x") }
     );
     world.sleep(300);
     assert_eq!(world.feed(&channel_data(0x4000, b"x")), Outcome::Drop(DropReason::UnboundChannel));
     // Binding it again refreshes the permission too.
     world.ask(&Ask::bind(0x4000, PEER).signed(&alice)).success();
-    assert!(matches!(world.from_peer(relay, PEER, b"x"), Outcome::ToClient { .. }));
+    assert!(matches!(world.peer_sends(relay, PEER, b"x"), Outcome::ToClient { .. }));
 }
 
 #[test]
@@ -130,7 +130,7 @@ fn channels_of_an_allocation_are_limited_and_the_expired_make_room() {
     for n in 0..12 {
         let message = channel_data(0x4000 + n, b"x");
         assert!(matches!(world.feed(&message), Outcome::ToPeer { peer: to, .. } if to == address(&peer(n))));
-        let Outcome::ToClient { bytes, .. } = world.from_peer(relay, &peer(n), b"x") else { panic!() };
+        let Outcome::ToClient { bytes, .. } = world.peer_sends(relay, &peer(n), b"x") else { panic!() };
         assert_eq!(bytes, message);
     }
     world.sleep(600);

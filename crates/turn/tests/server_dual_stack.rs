@@ -39,7 +39,10 @@ fn a_dual_stack_allocation_has_an_address_of_each_family() {
             world.feed(&Ask::send(peer, b"x")),
             Outcome::ToPeer { relay, .. } if relay.family == family
         ));
-        assert!(matches!(world.from_peer(RelayId { family, ..relay }, peer, b"x"), Outcome::ToClient { .. }));
+        assert!(matches!(
+            world.peer_sends(RelayId { family, ..relay }, peer, b"x"),
+            Outcome::ToClient { .. }
+        ));
     }
     assert_eq!(world.server.gate_mut().held(), 1, "one allocation, whatever its addresses");
 }
@@ -98,11 +101,11 @@ fn one_family_can_be_deleted_alone() {
     assert_eq!(world.ask(&delete), reply, "and again to the retransmission");
 
     assert_eq!(world.feed(&channel_data(0x4000, b"x")), Outcome::Drop(DropReason::UnboundChannel));
-    assert_eq!(world.from_peer(v4, PEER, b"x"), Outcome::Drop(DropReason::NoPermission));
+    assert_eq!(world.peer_sends(v4, PEER, b"x"), Outcome::Drop(DropReason::NoPermission));
     assert_eq!(world.ask(&Ask::permit(PEER).signed(&alice)).code(), Some(443));
     assert_eq!(world.ask(&only(AddressFamily::IPV4, 600).signed(&alice)).code(), Some(443));
     assert!(matches!(world.feed(&channel_data(0x4001, b"x")), Outcome::ToPeer { .. }));
-    assert!(matches!(world.from_peer(v6, PEER_V6, b"x"), Outcome::ToClient { .. }));
+    assert!(matches!(world.peer_sends(v6, PEER_V6, b"x"), Outcome::ToClient { .. }));
 
     world.ask(&only(AddressFamily::IPV6, 0).signed(&alice)).success();
     assert!(matches!(&world.effects()[..], [Effect::Closed { reason: ClosedReason::Deleted, .. }]));

@@ -43,7 +43,7 @@ fn an_allocation_expires_when_it_is_not_refreshed() {
     assert_eq!(closed(&mut world), [(ClosedReason::Expired, 600_000)]);
     assert_eq!(world.server.gate_mut().held(), 0);
     assert_eq!(world.server.poll_timeout(), None);
-    assert_eq!(world.from_peer(relay, PEER, b"x"), Outcome::Drop(DropReason::StaleRelay));
+    assert_eq!(world.peer_sends(relay, PEER, b"x"), Outcome::Drop(DropReason::StaleRelay));
 }
 
 #[test]
@@ -142,8 +142,8 @@ fn an_index_is_used_again_with_another_generation() {
     assert_eq!(first.allocation.index, second.allocation.index);
     assert_ne!(first.allocation.generation, second.allocation.generation);
     world.ask(&Ask::permit(PEER).signed(&alice)).success();
-    assert_eq!(world.from_peer(first, PEER, b"x"), Outcome::Drop(DropReason::StaleRelay));
-    assert!(matches!(world.from_peer(second, PEER, b"x"), Outcome::ToClient { .. }));
+    assert_eq!(world.peer_sends(first, PEER, b"x"), Outcome::Drop(DropReason::StaleRelay));
+    assert!(matches!(world.peer_sends(second, PEER, b"x"), Outcome::ToClient { .. }));
 }
 
 #[test]
@@ -172,7 +172,7 @@ fn a_closed_session_tells_what_it_carried() {
     world.ask(&Ask::bind(0x4000, PEER).signed(&alice)).success();
     world.feed(&channel_data(0x4000, b"four"));
     world.feed(&Ask::send(PEER, b"seven77"));
-    world.from_peer(relay, PEER, b"three");
+    world.peer_sends(relay, PEER, b"three");
     world.ask(&Ask::refresh(0).signed(&alice)).success();
     assert!(matches!(
         &world.effects()[..],

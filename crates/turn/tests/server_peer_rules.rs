@@ -41,7 +41,7 @@ const V6: &[(&str, &str, Option<&str>, Option<&str>)] = &[
 
 /// Every IPv6 form of an IPv4 address.
 fn forms(ip: &str) -> Vec<IpAddr> {
-    let ip: std::net::Ipv4Addr = ip.parse().unwrap();
+    let ip: std::net::Ipv4Addr = ip.parse().expect("an address of the table");
     let [a, b, c, d] = ip.octets();
     let (high, low) = (u16::from_be_bytes([a, b]), u16::from_be_bytes([c, d]));
     [
@@ -55,7 +55,7 @@ fn forms(ip: &str) -> Vec<IpAddr> {
         format!("2a00::5efe:{high:x}:{low:x}"),
         format!("2a00::200:5efe:{high:x}:{low:x}"),
     ]
-    .map(|text| text.parse().unwrap())
+    .map(|text| text.parse().expect("a form of an address"))
     .into()
 }
 

@@ -16,7 +16,7 @@ fn with_a_permission_data_flows_both_ways() {
         let expected =
             Outcome::ToPeer { relay, peer: address(PEER), payload: payload.to_vec(), dont_fragment: false };
         assert_eq!(world.feed(&Ask::send(PEER, payload)), expected);
-        let Outcome::ToClient { client, bytes } = world.from_peer(relay, PEER, payload) else { panic!() };
+        let Outcome::ToClient { client, bytes } = world.peer_sends(relay, PEER, payload) else { panic!() };
         assert_eq!(client, world.client);
         let view = indication::parse(indication::Indication::Data, &bytes).unwrap();
         assert_eq!((view.peer, view.data), (address(PEER), payload));
@@ -28,10 +28,10 @@ fn without_a_permission_nothing_flows() {
     let mut world = World::new();
     let (alice, relay) = world.allocated();
     assert_eq!(world.feed(&Ask::send(PEER, b"x")), Outcome::Drop(DropReason::NoPermission));
-    assert_eq!(world.from_peer(relay, PEER, b"x"), Outcome::Drop(DropReason::NoPermission));
+    assert_eq!(world.peer_sends(relay, PEER, b"x"), Outcome::Drop(DropReason::NoPermission));
     world.ask(&Ask::permit("198.41.0.5:0").signed(&alice)).success();
     assert_eq!(world.feed(&Ask::send(PEER, b"x")), Outcome::Drop(DropReason::NoPermission));
-    assert_eq!(world.from_peer(relay, PEER, b"x"), Outcome::Drop(DropReason::NoPermission));
+    assert_eq!(world.peer_sends(relay, PEER, b"x"), Outcome::Drop(DropReason::NoPermission));
     assert_eq!(world.dropped(DropReason::NoPermission), 4);
 }
 
@@ -42,7 +42,7 @@ fn a_permission_is_for_an_address_whatever_the_port() {
     world.ask(&Ask::permit("198.41.0.4:0").signed(&alice)).success();
     for peer in ["198.41.0.4:1", "198.41.0.4:65535"] {
         assert!(matches!(world.feed(&Ask::send(peer, b"x")), Outcome::ToPeer { .. }));
-        assert!(matches!(world.from_peer(relay, peer, b"x"), Outcome::ToClient { .. }));
+        assert!(matches!(world.peer_sends(relay, peer, b"x"), Outcome::ToClient { .. }));
     }
 }
 
@@ -52,14 +52,14 @@ fn a_permission_lives_300_seconds_from_its_last_refresh() {
     let (alice, relay) = world.allocated();
     world.ask(&Ask::permit(PEER).signed(&alice)).success();
     world.sleep(299);
-    assert!(matches!(world.from_peer(relay, PEER, b"x"), Outcome::ToClient { .. }));
+    assert!(matches!(world.peer_sends(relay, PEER, b"x"), Outcome::ToClient { .. }));
     world.ask(&Ask::permit(PEER).signed(&alice)).success();
     world.sleep(299);
     // Traffic does not refresh (section 9).
     assert!(matches!(world.feed(&Ask::send(PEER, b"x")), Outcome::ToPeer { .. }));
     world.sleep(1);
     assert_eq!(world.feed(&Ask::send(PEER, b"x")), Outcome::Drop(DropReason::NoPermission));
-    assert_eq!(world.from_peer(relay, PEER, b"x"), Outcome::Drop(DropReason::NoPermission));
+    assert_eq!(world.peer_sends(relay, PEER, b"x"), Outcome::Drop(DropReason::NoPermission));
 }
 
 #[test]
@@ -69,7 +69,7 @@ fn one_request_installs_many_or_none() {
     let many = Ask::permit(PEER).peer("198.41.0.5:1").peer("198.41.0.6:1");
     world.ask(&many.signed(&alice)).success();
     for peer in [PEER, "198.41.0.5:9", "198.41.0.6:9"] {
-        assert!(matches!(world.from_peer(relay, peer, b"x"), Outcome::ToClient { .. }));
+        assert!(matches!(world.peer_sends(relay, peer, b"x"), Outcome::ToClient { .. }));
     }
     let one_refused = Ask::permit("198.41.0.7:1").peer("127.0.0.1:1");
     assert_eq!(world.ask(&one_refused.signed(&alice)).code(), Some(403));
@@ -77,7 +77,7 @@ fn one_request_installs_many_or_none() {
     assert_eq!(world.ask(&one_malformed.signed(&alice)).code(), Some(400));
     let one_of_the_other_family = Ask::permit("198.41.0.7:1").peer(PEER_V6);
     assert_eq!(world.ask(&one_of_the_other_family.signed(&alice)).code(), Some(443));
-    assert_eq!(world.from_peer(relay, "198.41.0.7:1", b"x"), Outcome::Drop(DropReason::NoPermission));
+    assert_eq!(world.peer_sends(relay, "198.41.0.7:1", b"x"), Outcome::Drop(DropReason::NoPermission));
 }
 
 #[test]
@@ -149,9 +149,9 @@ fn a_payload_that_no_datagram_to_the_client_can_hold_is_dropped() {
     let mut world = World::new();
     let (alice, relay) = world.allocated();
     world.ask(&Ask::permit(PEER).signed(&alice)).success();
-    assert!(matches!(world.from_peer(relay, PEER, &vec![0; 65_471]), Outcome::Drop(DropReason::Oversized)));
-    assert!(matches!(world.from_peer(relay, PEER, &vec![0; 65_468]), Outcome::ToClient { .. }));
-    assert!(matches!(world.from_peer(relay, PEER, &vec![0; 70_000]), Outcome::Drop(DropReason::Oversized)));
+    assert!(matches!(world.peer_sends(relay, PEER, &vec![0; 65_471]), Outcome::Drop(DropReason::Oversized)));
+    assert!(matches!(world.peer_sends(relay, PEER, &vec![0; 65_468]), Outcome::ToClient { .. }));
+    assert!(matches!(world.peer_sends(relay, PEER, &vec![0; 70_000]), Outcome::Drop(DropReason::Oversized)));
 }
 
 #[test]
@@ -160,7 +160,7 @@ fn data_indications_differ_in_their_transaction() {
     let (alice, relay) = world.allocated();
     world.ask(&Ask::permit(PEER).signed(&alice)).success();
     let transactions: std::collections::HashSet<Vec<u8>> = (0..100)
-        .map(|_| match world.from_peer(relay, PEER, b"x") {
+        .map(|_| match world.peer_sends(relay, PEER, b"x") {
             Outcome::ToClient { bytes, .. } => bytes[8..20].to_vec(),
             other => panic!("{other:?}"),
         })
@@ -174,7 +174,7 @@ fn an_ipv4_mapped_peer_is_the_ipv4_peer() {
     let (alice, relay) = world.allocated();
     // By hand: the oracle would write it as IPv6, and that is what is meant.
     world.ask(&Ask::permit("[::ffff:198.41.0.4]:0").signed(&alice)).success();
-    assert!(matches!(world.from_peer(relay, PEER, b"x"), Outcome::ToClient { .. }));
+    assert!(matches!(world.peer_sends(relay, PEER, b"x"), Outcome::ToClient { .. }));
     assert!(matches!(
         world.feed(&Ask::send("[::ffff:198.41.0.4]:7000", b"x")),
         Outcome::ToPeer { relay, peer, .. } if relay.family == Family::V4 && peer == address(PEER)
@@ -192,7 +192,7 @@ fn new_peer_rules_end_what_they_refuse() {
     refusing.peers.deny.push("198.41.0.4/32".parse().unwrap());
     world.server.reconfigure(refusing.into());
     assert_eq!(world.feed(&channel_data(0x4000, b"x")), Outcome::Drop(DropReason::UnboundChannel));
-    assert_eq!(world.from_peer(relay, PEER, b"x"), Outcome::Drop(DropReason::NoPermission));
+    assert_eq!(world.peer_sends(relay, PEER, b"x"), Outcome::Drop(DropReason::NoPermission));
     assert_eq!(world.ask(&Ask::permit(PEER).signed(&alice)).code(), Some(403));
     assert!(matches!(world.feed(&channel_data(0x4001, b"x")), Outcome::ToPeer { .. }));
 }

@@ -18,11 +18,11 @@ fn bytes() -> impl Strategy<Value = Vec<u8>> {
                 // Half of them attributes that mean something.
                 let kind = if kind & 1 == 0 { kind & 0x002F } else { kind };
                 bytes.extend(kind.to_be_bytes());
-                bytes.extend((value.len() as u16).to_be_bytes());
+                bytes.extend(u16::try_from(value.len()).expect("a short value").to_be_bytes());
                 bytes.extend(&value);
                 bytes.resize(bytes.len().next_multiple_of(4), 0);
             }
-            let length = bytes.len() as u16 - 20;
+            let length = u16::try_from(bytes.len() - 20).expect("a short message");
             bytes[2..4].copy_from_slice(&length.to_be_bytes());
             bytes
         });
@@ -109,7 +109,7 @@ proptest! {
         let mut last = None;
         for step in steps {
             // Nonces expire in long sequences.
-            let user = if world.client.address.port() % 2 == 0 { "alice" } else { "bob" };
+            let user = if world.client.address.port().is_multiple_of(2) { "alice" } else { "bob" };
             match step {
                 Step::Bytes(bytes) => { world.feed(&bytes); }
                 Step::Allocate { user: right, dual, opens, lifetime } => {
@@ -152,7 +152,7 @@ proptest! {
                     let family = if to.is_ipv4() { Family::V4 } else { Family::V6 };
                     let relay = RelayId { allocation, family };
                     if matches!(step, Step::FromPeer(_)) {
-                        world.from_peer(relay, &peer(n), b"payload");
+                        world.peer_sends(relay, &peer(n), b"payload");
                     } else {
                         let _ = Outcome::from(world.server.from_icmp(world.now, relay, to, 3, 4, 1400));
                     }

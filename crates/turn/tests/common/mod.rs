@@ -4,6 +4,7 @@
     dead_code,
     unused_imports,
     unreachable_pub,
+    clippy::unwrap_used,
     reason = "a module of several test binaries, each of which uses its part"
 )]
 
@@ -242,7 +243,7 @@ impl Ask {
         message.push_attribute_unchecked(&Nonce::new(&credentials.nonce).unwrap());
         match credentials.scheme {
             Scheme::Md5 => {
-                message.add_message_integrity(&credentials.oracle(), IntegrityAlgorithm::Sha1).unwrap()
+                message.add_message_integrity(&credentials.oracle(), IntegrityAlgorithm::Sha1).unwrap();
             }
             Scheme::Sha256 | Scheme::Userhash => {
                 let algorithms = [PasswordAlgorithmValue::SHA256, PasswordAlgorithmValue::MD5];
@@ -465,7 +466,7 @@ impl World {
         std::iter::from_fn(|| self.server.poll_effect()).collect()
     }
 
-    pub fn from_peer(&mut self, relay: RelayId, peer: &str, payload: &[u8]) -> Outcome {
+    pub fn peer_sends(&mut self, relay: RelayId, peer: &str, payload: &[u8]) -> Outcome {
         self.server.from_peer(self.now, relay, address(peer), payload).into()
     }
 
