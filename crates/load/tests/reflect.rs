@@ -1,5 +1,7 @@
 //! The reflector sends back what it gets, whole, in order and to the right place.
 
+#![allow(clippy::unwrap_used, reason = "a test helper says by panicking what went wrong")]
+
 mod common;
 
 use std::{

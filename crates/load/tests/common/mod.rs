@@ -1,4 +1,5 @@
 //! A relay of this process on loopback, with one user.
+#![allow(clippy::unwrap_used, reason = "a test helper says by panicking what went wrong")]
 #![allow(dead_code, reason = "each test file uses a part")]
 
 use std::{
