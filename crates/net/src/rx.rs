@@ -103,7 +103,8 @@ pub struct RxStats {
     pub datagrams: u64,
     /// Bytes.
     pub bytes: u64,
-    /// Datagrams that the kernel dropped because a receive buffer was full (SO_RXQ_OVFL).
+    /// Datagrams that the kernel dropped because a receive buffer was full (SO_RXQ_OVFL), as told by the datagrams
+    /// that came after them. A super-packet that was to be received as one counts once.
     pub kernel_drops: u64,
     /// Buffers longer than the arena's slot, or without a source address, dropped.
     pub truncated: u64,
@@ -129,8 +130,8 @@ pub struct Rx {
     buffers: Vec<Meta>,
     most: usize,
     stats: RxStats,
-    // What a call hands to the kernel, kept from call to call. `headers[i]` points at `iovecs[i]`, `names[i]` and
-    // `controls[i]`; the boxes never move.
+    // What a call hands to the kernel, kept from call to call. Each call points `headers[i]` anew at `iovecs[i]`,
+    // `names[i]` and `controls[i]`.
     headers: Box<[mmsghdr]>,
     iovecs: Box<[iovec]>,
     names: Box<[RawAddress]>,
@@ -140,8 +141,8 @@ pub struct Rx {
 /// Room for packet information (IPv6: 40), TOS, TTL, GRO size and drop counter (24 each).
 const CONTROL: usize = 144;
 
-// SAFETY: the raw pointers in `headers` and `iovecs` point only into the other boxes of the same `Rx`, which move with
-// it; nothing else holds them.
+// SAFETY: the raw pointers in `headers` and `iovecs` are written anew by every call of `recv` and are not used between
+// calls.
 unsafe impl Send for Rx {}
 
 impl Rx {
@@ -156,7 +157,7 @@ impl Rx {
         };
         // SAFETY: zero is a value for every member of `mmsghdr`.
         let empty: mmsghdr = unsafe { mem::zeroed() };
-        let mut rx = Self {
+        Self {
             arena: vec![0; ARENA].into_boxed_slice(),
             used: 0,
             buffers: Vec::with_capacity(1024),
@@ -166,15 +167,7 @@ impl Rx {
             iovecs: vec![iovec { iov_base: std::ptr::null_mut(), iov_len: SLOT }; most].into_boxed_slice(),
             names: vec![RawAddress::empty(); most].into_boxed_slice(),
             controls: vec![Control([0; CONTROL]); most].into_boxed_slice(),
-        };
-        for i in 0..most {
-            let header = &mut rx.headers[i].msg_hdr;
-            header.msg_iov = &raw mut rx.iovecs[i];
-            header.msg_iovlen = 1;
-            header.msg_name = (&raw mut rx.names[i]).cast();
-            header.msg_control = rx.controls[i].0.as_mut_ptr().cast();
         }
-        rx
     }
 
     /// Forgets everything received. All spans are void.
@@ -200,7 +193,8 @@ impl Rx {
     pub fn recv(&mut self, socket: &UdpSocket) -> io::Result<Received> {
         let first = self.buffers.len();
         let room = (self.arena.len() - self.used) / SLOT;
-        let ask = usize::from(socket.appetite()).min(self.most).min(room);
+        let appetite = usize::from(socket.appetite());
+        let ask = appetite.min(self.most).min(room);
         if ask == 0 {
             return Ok(Received { first, count: 0, more: true });
         }
@@ -209,6 +203,10 @@ impl Rx {
             // SAFETY: `ask` slots from `used` on lie inside the arena.
             self.iovecs[i].iov_base = unsafe { base.add(i * SLOT) }.cast();
             let header = &mut self.headers[i].msg_hdr;
+            header.msg_iov = &raw mut self.iovecs[i];
+            header.msg_iovlen = 1;
+            header.msg_name = (&raw mut self.names[i]).cast();
+            header.msg_control = (&raw mut self.controls[i]).cast();
             header.msg_namelen = RawAddress::SIZE;
             header.msg_controllen = CONTROL;
             header.msg_flags = 0;
@@ -224,8 +222,9 @@ impl Rx {
         };
         let most = self.most.min(usize::from(u8::MAX));
         #[expect(clippy::cast_possible_truncation, reason = "at most u8::MAX")]
-        if got == ask && ask < most {
-            socket.set_appetite((ask * 2).min(most) as u8);
+        if got == ask {
+            // Not less than before: the arena's end may have cut the call short.
+            socket.set_appetite((ask * 2).min(most).max(appetite) as u8);
         } else if got * 4 <= ask {
             socket.set_appetite((ask / 2).max(1) as u8);
         }
@@ -373,5 +372,67 @@ impl Rx {
         self.stats.bytes += len as u64;
         self.buffers.push(meta);
         datagrams
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn split(bytes: &[u8], segment_size: usize) -> Vec<&[u8]> {
+        let from = SocketAddr::from(([127, 0, 0, 1], 1));
+        let buffer = Buffer { from, local: None, tos: 0, ttl: 0, segment_size, bytes };
+        let datagrams: Vec<_> = buffer.datagrams().collect();
+        assert_eq!(datagrams.len(), buffer.count());
+        datagrams
+    }
+
+    #[test]
+    fn a_buffer_comes_apart_at_the_segment_size() {
+        assert_eq!(split(b"abcdef", 2), [b"ab", b"cd", b"ef"]);
+        assert_eq!(split(b"abcdefg", 3), [&b"abc"[..], b"def", b"g"]);
+        assert_eq!(split(b"abc", 3), [b"abc"]);
+        assert_eq!(split(b"abc", 1200), [b"abc"]);
+    }
+
+    #[test]
+    fn an_empty_datagram_is_one() {
+        assert_eq!(split(b"", 0), [b""]);
+        assert_eq!(split(b"", 5), [b""]);
+    }
+
+    #[test]
+    #[should_panic(expected = "not a part of this arena")]
+    fn foreign_bytes_have_no_span() {
+        let _ = Rx::new(Datapath::Basic).span(b"elsewhere");
+    }
+
+    #[test]
+    fn a_full_arena_says_so_and_loses_nothing() {
+        let socket = UdpSocket::bind(SocketAddr::from(([127, 0, 0, 1], 0)), &crate::UdpOptions::default());
+        let socket = socket.unwrap();
+        let mut rx = Rx::new(Datapath::Gso);
+        rx.used = ARENA - SLOT + 1;
+        assert!(!rx.has_room());
+        let received = rx.recv(&socket).unwrap();
+        assert_eq!((received.count, received.more, rx.stats.calls), (0, true, 0));
+        rx.reset();
+        assert!(rx.has_room());
+    }
+
+    #[test]
+    fn the_arenas_end_does_not_make_a_flood_look_thin() {
+        let socket = UdpSocket::bind(SocketAddr::from(([127, 0, 0, 1], 0)), &crate::UdpOptions::default());
+        let socket = socket.unwrap();
+        socket.set_appetite(16);
+        let sender = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+        sender.send_to(b"x", socket.local_addr()).unwrap();
+        let mut poller = crate::poll::Poller::new().unwrap();
+        poller.add(&socket, 0).unwrap();
+        assert_eq!(poller.wait(Some(std::time::Duration::from_secs(10))).unwrap().len(), 1);
+        let mut rx = Rx::new(Datapath::Gso);
+        rx.used = ARENA - SLOT;
+        assert_eq!(rx.recv(&socket).unwrap().count, 1);
+        assert_eq!(socket.appetite(), 16);
     }
 }

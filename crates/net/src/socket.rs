@@ -130,7 +130,8 @@ impl UdpSocket {
     /// its device cannot do it at all.
     pub(crate) fn step_down(&self, segment: u16) {
         const ALWAYS_FITS: u16 = 1232;
-        self.gso_limit.set(if segment > ALWAYS_FITS { segment - 1 } else { 0 });
+        let limit = if segment > ALWAYS_FITS { segment - 1 } else { 0 };
+        self.gso_limit.set(limit.min(self.gso_limit.get()));
     }
 
     pub(crate) fn appetite(&self) -> u8 {
