@@ -10,9 +10,10 @@ use tokio::sync::mpsc;
 use turnpike_relay::SessionLog;
 use turnpike_turn::server::{ClosedReason, CredentialRefusal, Effect};
 
-/// Effects that may wait for the control thread. At 10,000 sessions that end at once, some lines are lost and counted
-/// rather than a worker held up; an entry has about 150 bytes.
-const BACKLOG: usize = 8192;
+/// Effects that may wait for the control thread: twice the default limit of allocations, so that a stop loses none of their
+/// lines. Beyond that lines are lost and counted rather than a worker held up. The queue grows as needed; an entry has
+/// about 200 bytes.
+const BACKLOG: usize = 32_768;
 
 /// The workers' end.
 pub struct SessionLogger {
