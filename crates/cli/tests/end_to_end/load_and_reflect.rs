@@ -190,8 +190,8 @@ fn latency_beyond_the_limit_is_exit_code_3() {
     assert_eq!(strict.code, Some(3), "{}", strict.output());
 }
 
-/// As a `--max-p99`.
-const MICROSECOND: &str = "0.000001";
+/// As `--max-p99` has it.
+const MICROSECOND: &str = "1";
 
 #[test]
 fn an_impossible_run_is_exit_code_1() {

@@ -1,5 +1,7 @@
 //! `serve` with nothing configured: a working server with a credential of its own, closed to peers it must not reach.
 
+use std::net::TcpListener;
+
 use super::harness::{Load, Metrics, Program, Reflect, SOON, Serve, V4, turnpike};
 
 #[test]
@@ -67,6 +69,16 @@ fn a_port_in_use_is_one_sentence_with_the_remedy() {
     let sentences: Vec<&str> = second.stderr.lines().filter(|line| line.contains(&taken)).collect();
     assert_eq!(sentences.len(), 1, "{}", second.stderr);
     assert!(sentences[0].contains("in use") && sentences[0].contains("--listen"), "{}", sentences[0]);
+}
+
+#[test]
+fn an_admin_address_that_was_asked_for_must_be_free() {
+    let holder = TcpListener::bind((V4, 0)).expect("loopback has a free port");
+    let taken = holder.local_addr().expect("it is bound").to_string();
+    let ended =
+        Program::start(&mut turnpike(&["serve", "--listen", "127.0.0.1:0", "--admin", &taken])).wait(SOON);
+    assert_eq!(ended.code, Some(1), "{}", ended.output());
+    assert!(ended.stderr.contains(&taken) && ended.stderr.contains("--admin"), "{}", ended.stderr);
 }
 
 #[test]

@@ -121,7 +121,7 @@ impl Load {
 
     pub(crate) fn as_user(server: SocketAddr, user: &str) -> Self {
         let server = server.to_string();
-        let arguments = ["load", "turn", "--server", &server, "--user", user, "--json", "-"];
+        let arguments = ["load", "turn", &server, "--user", user, "--json", "-"];
         Self(arguments.map(str::to_owned).to_vec())
     }
 
