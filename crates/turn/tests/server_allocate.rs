@@ -3,7 +3,9 @@
 mod common;
 use common::{turn::*, *};
 use turnpike_turn::{
-    server::{DropReason, Effect, Family, OpenRelay, OpenRequest, OpenResult, PortWish, ServerConfig},
+    server::{
+        DropReason, Effect, Family, OpenRelay, OpenRequest, OpenResult, PortWish, RelayId, ServerConfig,
+    },
     wire::stun_types::attribute::{AttributeStaticType as _, Software},
 };
 
@@ -113,7 +115,7 @@ fn a_relay_socket_that_cannot_be_opened_is_508_and_leaves_nothing() {
 }
 
 #[test]
-fn an_answer_to_an_open_request_that_is_gone_is_dropped() {
+fn a_relay_socket_opened_for_an_allocation_that_is_gone_is_given_back() {
     let mut world = World::new();
     let alice = world.credentials("alice", Scheme::Md5);
     let Outcome::Open(request) = world.feed(&Ask::allocate().signed(&alice).bytes()) else { panic!() };
@@ -124,6 +126,8 @@ fn an_answer_to_an_open_request_that_is_gone_is_dropped() {
     let relayed = address("203.0.113.1:50000");
     let verdict = world.server.opened(world.now, request.allocation, OpenResult::Opened { relayed }, None);
     assert_eq!(Outcome::from(verdict), Outcome::Drop(DropReason::StaleRelay));
+    let relay = RelayId { allocation: request.allocation, family: Family::V4 };
+    assert_eq!(world.effects(), [Effect::RelayClosed { relay }]);
     assert_eq!(world.server.allocations(), 0);
     assert_eq!(world.server.gate_mut().held(), 0);
 }

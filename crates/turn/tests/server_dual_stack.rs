@@ -79,13 +79,34 @@ fn a_family_that_is_not_configured_is_an_address_error() {
 }
 
 #[test]
-fn when_the_first_fails_the_request_fails() {
+fn when_only_the_first_fails_the_second_is_enough() {
     let mut world = World::new();
     let alice = world.credentials("alice", Scheme::Md5);
     let Outcome::Open(request) = world.feed(&ask(&alice).bytes()) else { panic!() };
-    let reply = world.opened(request.allocation, OpenResult::NoCapacity, Some(OpenResult::NoCapacity));
-    assert_eq!(reply.code(), Some(508));
-    assert_eq!(world.server.allocations(), 0);
+    let relayed = address("[2001:db8::1]:50000");
+    let second = Some(OpenResult::Opened { relayed });
+    let reply = world.opened(request.allocation, OpenResult::NoCapacity, second).success();
+    assert_eq!(reply.relayed(), [relayed]);
+    let error = reply.get::<AddressErrorCode>();
+    assert_eq!((error.family(), error.error().code()), (AddressFamily::IPV4, 508));
+    assert!(
+        matches!(world.effects()[..], [Effect::Opened { relayed: (first, None), .. }] if first == relayed)
+    );
+    assert_eq!(world.ask(&Ask::permit(PEER).signed(&alice)).code(), Some(443));
+    world.ask(&Ask::permit(PEER_V6).signed(&alice)).success();
+}
+
+#[test]
+fn when_both_fail_the_request_fails_with_the_reason_of_the_first() {
+    for second in [Some(OpenResult::UnsupportedFamily), None] {
+        let mut world = World::new();
+        let alice = world.credentials("alice", Scheme::Md5);
+        let Outcome::Open(request) = world.feed(&ask(&alice).bytes()) else { panic!() };
+        let reply = world.opened(request.allocation, OpenResult::NoCapacity, second);
+        assert_eq!(reply.code(), Some(508));
+        assert_eq!(world.server.allocations(), 0);
+        assert_eq!(world.server.gate_mut().held(), 0);
+    }
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 mod common;
 use common::{turn::*, *};
-use proptest::prelude::*;
+use proptest::{prelude::*, test_runner::FileFailurePersistence};
 use turnpike_turn::server::{ClosedReason, Effect, Family, ListenerId, OpenResult, RelayId, ServerConfig};
 
 /// Bytes that look like something: a header of ours with anything after it, or anything at all.
@@ -72,6 +72,11 @@ fn peer(n: u8) -> String {
 }
 
 proptest! {
+    #![proptest_config(ProptestConfig {
+        failure_persistence: Some(Box::new(FileFailurePersistence::WithSource("regressions"))),
+        ..ProptestConfig::default()
+    })]
+
     #[test]
     fn any_bytes_are_answered_dropped_or_relayed_and_leave_nothing(datagrams in prop::collection::vec(bytes(), 1..50)) {
         let mut world = World::new();

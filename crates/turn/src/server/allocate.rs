@@ -96,28 +96,36 @@ impl<G: Gate> Server<G> {
         let client = allocation.client;
         let transaction = allocation.transaction;
         let expires_ms = now.ms + u64::from(allocation.granted) * 1000;
-        let relayed = match first {
-            OpenResult::Opened { relayed } => relayed,
-            refused => {
-                let code = code_of(refused);
-                if let Some((_, allocation)) = self.table.remove(id.index) {
-                    self.gate.release(allocation.identity());
-                }
-                let signer = pending.signer.as_ref();
-                self.write_failure(Method::Allocate, transaction, signer, pending.fingerprint, code);
-                return Some(client);
-            }
-        };
-        *allocation.relay(pending.first) = Some(Relay { address: relayed, expires_ms });
-        let mut also = None;
-        if let (Some(family), Some(result)) = (pending.second, second) {
+        let second = pending.second.map(|family| (family, second.unwrap_or(OpenResult::NoCapacity)));
+        let mut relayed = [None; 2];
+        for (slot, (family, result)) in
+            relayed.iter_mut().zip([Some((pending.first, first)), second].into_iter().flatten())
+        {
             if let OpenResult::Opened { relayed } = result {
+                *slot = Some(relayed);
                 *allocation.relay(family) = Some(Relay { address: relayed, expires_ms });
-                also = Some(relayed);
             } else {
                 allocation.address_error = Some((family, code_of(result)));
             }
         }
+        let (relayed, also) = match relayed {
+            [Some(first), second] => (first, second),
+            [None, Some(second)] => (second, None),
+            [None, None] => {
+                if let Some((_, allocation)) = self.table.remove(id.index) {
+                    self.gate.release(allocation.identity());
+                }
+                let signer = pending.signer.as_ref();
+                self.write_failure(
+                    Method::Allocate,
+                    transaction,
+                    signer,
+                    pending.fingerprint,
+                    code_of(first),
+                );
+                return Some(client);
+            }
+        };
         allocation.opened_ms = now.ms;
         let username = allocation.username.clone();
         self.timers.set(now.ms, id.index, expires_ms);

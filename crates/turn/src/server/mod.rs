@@ -211,9 +211,12 @@ impl<G: Gate> Server<G> {
         Verdict::Reply { client, bytes: &self.reply }
     }
 
-    /// Says how an [`OpenRequest`] went; the verdict is the reply to the client. On failure of the first relay socket the
-    /// runtime has closed whatever it opened for it. Must be called once for each request; if the allocation is gone by
-    /// then ([`Server::close_all`]), its [`Effect::Closed`] has been or will be polled.
+    /// Says how an [`OpenRequest`] went; the verdict is the reply to the client. A relay socket reported as
+    /// [`OpenResult::Opened`] stays open until an effect closes it; of any other the runtime has nothing left. If only one of
+    /// two opened, whichever, the allocation lives with that one (RFC 8656 section 7.2 step 9).
+    ///
+    /// Must be called once for each request. If the allocation is gone by then ([`Server::close_all`]), what was opened is
+    /// given back by [`Effect::RelayClosed`].
     pub fn opened(
         &mut self,
         now: Now,
@@ -221,6 +224,14 @@ impl<G: Gate> Server<G> {
         first: OpenResult,
         second: Option<OpenResult>,
     ) -> Verdict<'_> {
+        if self.table.get(allocation).is_none() {
+            for result in [Some(first), second].into_iter().flatten() {
+                if let OpenResult::Opened { relayed } = result {
+                    let relay = RelayId { allocation, family: Family::of(relayed.ip()) };
+                    self.effects.push_back(Effect::RelayClosed { relay });
+                }
+            }
+        }
         match self.finish_allocate(now, allocation, first, second) {
             Some(client) => Verdict::Reply { client, bytes: &self.reply },
             None => self.dropped(DropReason::StaleRelay),

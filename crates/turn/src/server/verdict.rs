@@ -119,7 +119,8 @@ pub struct OpenRequest {
     pub allocation: AllocationId,
     /// The first, always present.
     pub first: OpenRelay,
-    /// The second of a dual-stack allocation (ADDITIONAL-ADDRESS-FAMILY); its failure does not fail the first.
+    /// The second of a dual-stack allocation (ADDITIONAL-ADDRESS-FAMILY). To be tried even if the first failed: one of
+    /// them is enough.
     pub second: Option<OpenRelay>,
 }
 
