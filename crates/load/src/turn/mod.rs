@@ -152,6 +152,7 @@ fn summary(shared: &Shared<'_>, interval: &mut Tallies, elapsed: Duration, lengt
         length,
         sent: both.sent,
         received: both.received,
+        replies_expected: shared.config.mode != Mode::Invalid,
         p50_us: both.rtt.quantile(0.50),
         p99_us: both.rtt.quantile(0.99),
     }
