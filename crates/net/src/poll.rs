@@ -18,7 +18,8 @@ pub struct Event {
     pub readable: bool,
     /// Writable.
     pub writable: bool,
-    /// EPOLLERR: for UDP sockets with `errors`, read the error queue.
+    /// EPOLLERR: for UDP sockets with `errors`, read the error queue; for others, receive. The event comes back until
+    /// one of them took the error.
     pub error: bool,
 }
 
@@ -118,7 +119,7 @@ impl Poller {
                 done => return done,
             }
         }
-        let ms = timeout.map_or(-1, |t| i32::try_from(t.as_micros().div_ceil(1000)).unwrap_or(i32::MAX));
+        let ms = timeout.map_or(-1, |t| i32::try_from(t.as_nanos().div_ceil(1_000_000)).unwrap_or(i32::MAX));
         // SAFETY: the pointer and count describe `raw`.
         sys::check(unsafe { libc::epoll_wait(self.fd.as_raw_fd(), self.raw.as_mut_ptr(), BATCH as i32, ms) })
             .map(|count| count as usize)

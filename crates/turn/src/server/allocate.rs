@@ -1,7 +1,5 @@
 //! Allocate (RFC 8656 section 7): everything that can be refused is refused before a relay socket is opened.
 
-use std::net::SocketAddr;
-
 use super::{
     AllocationId, Answer, Client, DropReason, Effect, Family, Gate, OpenRelay, OpenRequest, OpenResult,
     PortWish, Server,
@@ -27,10 +25,11 @@ struct Wish {
 impl<G: Gate> Server<G> {
     pub(super) fn allocate(&mut self, now: Now, client: &Client, request: &Request<'_>, who: Who) -> Answer {
         // Section 7.2: "The server checks if the 5-tuple is currently in use by an existing allocation. If yes, the
-        // server rejects the request with a 437 (Allocation Mismatch) error." But "if the server receives a retransmission
-        // [...] it is answered again" (RFC 8489 section 6.3.1, by the transaction ID).
+        // server rejects the request with a 437 (Allocation Mismatch) error." But section 5: "the server may receive two
+        // (or more) requests with the same 5-tuple and same transaction id. STUN requires that the server recognize this
+        // case and treat the request as idempotent".
         if let Some(index) = self.table.find(client) {
-            return self.allocate_again(now, index, request, &who);
+            return self.allocate_again(index, request, &who);
         }
         let signer = who.signer.as_ref();
         let lifetime = match request.get(attribute::LIFETIME).map(<[u8; 4]>::try_from) {
@@ -136,7 +135,7 @@ impl<G: Gate> Server<G> {
         proposed.map_or(default, |seconds| seconds.min(self.config.max_lifetime).max(default))
     }
 
-    fn allocate_again(&mut self, now: Now, index: u32, request: &Request<'_>, who: &Who) -> Answer {
+    fn allocate_again(&mut self, index: u32, request: &Request<'_>, who: &Who) -> Answer {
         let Some((_, allocation)) = self.table.at(index) else {
             return self.fail(request, who.signer.as_ref(), 437);
         };
@@ -146,7 +145,6 @@ impl<G: Gate> Server<G> {
         if allocation.pending.is_some() {
             return Answer::Drop(DropReason::OpenPending);
         }
-        let _ = now;
         self.stats.retransmits += 1;
         self.write_success(index, request.transaction, who.signer.as_ref(), request.fingerprint);
         Answer::Reply
@@ -203,13 +201,15 @@ impl<G: Gate> Server<G> {
                     return Err(440);
                 }
             }
-            // "If yes, and the request also contains [EVEN-PORT with R = 1], 400". "If [...] the attribute value is 0x01
-            // (IPv4 address family), then the server rejects the request with a 400 (Bad Request) error."
+            // EVEN-PORT with R = 1: "If yes, and the request also contains an ADDITIONAL-ADDRESS-FAMILY attribute, the
+            // server rejects the request with a 400 (Bad Request) error." ADDITIONAL-ADDRESS-FAMILY: "If yes, and the
+            // attribute value is 0x01 (IPv4 address family), then the server rejects the request with a 400".
             (_, Some(additional)) => {
                 if even_port == Some(true) || additional != Ok(Family::V6) {
                     return Err(400);
                 }
-                // Section 7.3: with one family only, ADDRESS-ERROR-CODE tells about the other.
+                // "If the server can partially meet the request, i.e., if it can only allocate one relayed transport address
+                // of a specific address type, then it includes ADDRESS-ERROR-CODE attribute in the success response".
                 match (has(Family::V4), has(Family::V6)) {
                     (true, true) => second = Some(Family::V6),
                     (true, false) => address_error = Some((Family::V6, 440)),
@@ -290,12 +290,4 @@ fn new_token(family: Family) -> [u8; 8] {
 
 const fn family_of_token(token: [u8; 8]) -> Family {
     if token[7] & 1 == 0 { Family::V4 } else { Family::V6 }
-}
-
-impl Family {
-    /// Of this address.
-    #[must_use]
-    pub fn of_address(address: SocketAddr) -> Self {
-        Self::of(address.ip())
-    }
 }

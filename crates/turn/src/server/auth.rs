@@ -13,8 +13,11 @@ use super::{
 };
 use crate::time::Now;
 
-/// RFC 8489 section 14.3: USERNAME is "less than 509 bytes".
+/// Bytes, by RFC 8489 section 14.3: USERNAME has fewer than 509.
 const MAX_USERNAME_LEN: usize = 508;
+
+/// Effects that wait: a runtime that does not drain them gets no more of those that anybody can cause.
+const MAX_QUEUED: usize = 1024;
 
 /// PASSWORD-ALGORITHMS as we announce it, the preferred first; numbers and no parameters (RFC 8489 section 18.5).
 const SHA256_AND_MD5: &[u8] = &[0, 2, 0, 0, 0, 1, 0, 0];
@@ -81,7 +84,8 @@ impl<G: Gate> Server<G> {
         // MESSAGE-INTEGRITY: 401. A gate that accepts without a key that verified would be a bug in it; believe the MAC.
         let why = match (lookup, key) {
             (Lookup::Accepted { username, identity }, Some(key)) => {
-                // "If the NONCE is no longer valid", and the integrity is: 438 (Stale Nonce).
+                // "If the NONCE is no longer valid, the server MUST generate an error response with an error code of 438 (Stale
+                // Nonce)": the last check of the list, after the integrity.
                 if standing == Standing::Stale {
                     return Err(self.challenge(now, client, request, 438));
                 }
@@ -98,7 +102,9 @@ impl<G: Gate> Server<G> {
     /// Counts a refused credential and, at a bounded rate, tells of it.
     pub(super) fn refused(&mut self, now: Now, client: &Client, user: User<'_>, why: CredentialRefusal) {
         self.stats.refused(why);
-        if let Some(suppressed) = self.refusals.admit(now.ms) {
+        if self.effects.len() < MAX_QUEUED
+            && let Some(suppressed) = self.refusals.admit(now.ms)
+        {
             let username = match user {
                 User::Name(name) => printable(name),
                 User::Hash(_) => "(userhash)".into(),
@@ -151,6 +157,7 @@ impl<G: Gate> Server<G> {
             client: client.address,
             realm: &self.config.realm,
             algorithms: self.algorithms(),
+            anonymity: self.config.username_anonymity,
         }
     }
 }

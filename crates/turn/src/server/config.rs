@@ -35,6 +35,9 @@ pub struct ServerConfig {
     pub peers: PeerRules,
     /// Whether MD5 keys with HMAC-SHA1 (RFC 5389 clients) are accepted beside SHA-256. Default true.
     pub allow_md5: bool,
+    /// Whether clients are told that they may hide their name in USERHASH (RFC 8489 section 9.2). Default true; false where
+    /// users exist only in the requests that name them (time-limited credentials), because no hash leads to those.
+    pub username_anonymity: bool,
 }
 
 impl Default for ServerConfig {
@@ -55,6 +58,7 @@ impl Default for ServerConfig {
             relay_v6: true,
             peers: PeerRules::default(),
             allow_md5: true,
+            username_anonymity: true,
         }
     }
 }

@@ -139,7 +139,8 @@ impl<G: Gate> Server<G> {
             bytes[..ChannelData::HEADER_LEN].copy_from_slice(&ChannelData::header(channel.number, length));
             (ChannelData::HEADER_LEN, 0)
         } else {
-            // RFC 8656 section 11.3: "the server [...] checks the set of permissions for the allocation"; else silence.
+            // RFC 8656 section 9: "If no match is found, relaying is not permitted and the server silently discards the
+            // UDP datagram."
             if !allocation.permissions.allow(peer.ip(), now.ms) {
                 return self.dropped(DropReason::NoPermission);
             }
@@ -188,11 +189,13 @@ impl<G: Gate> Server<G> {
             return self.dropped(DropReason::StaleRelay);
         };
         // "the server extracts the destination IP address from the encapsulated IP header. The server then compares this
-        // address with each permission [...]. If no match is found, relaying is not permitted".
+        // address with the IP address associated with each permission [...]. If no match is found, relaying is not
+        // permitted and the server silently discards the ICMP packet."
         if !allocation.permissions.allow(peer.ip(), now.ms) {
             return self.dropped(DropReason::NoPermission);
         }
-        // Section 18.13: the MTU for ICMPv6 type 2 and ICMPv4 type 3 code 4, else the Error Data "MUST be set to zero".
+        // Section 18.13 draws 7 bits of type and 9 of code; both are taken to be the 8 that ICMP has, as turn_types does.
+        // Error Data is the MTU for ICMPv6 type 2 and ICMPv4 type 3 code 4, else it "MUST be set to zero".
         let data = match (relay.family, icmp_type, code) {
             (Family::V4, 3, 4) | (Family::V6, 2, _) => info,
             _ => 0,
@@ -415,14 +418,16 @@ impl<G: Gate> Server<G> {
         let found = self.table.find(client);
         let Some((index, (_, allocation))) = found.and_then(|index| Some((index, self.table.at(index)?)))
         else {
-            // RFC 8656 section 5: "If [...] no such allocation exists [...] 437 (Allocation Mismatch)".
+            // RFC 8656 section 5: "For all TURN messages (including ChannelData) EXCEPT an Allocate request, if the 5-tuple
+            // does not identify an existing allocation, then the message MUST either be rejected with a 437 Allocation
+            // Mismatch error (if it is a request) or be silently ignored".
             return Err(self.fail(request, who.signer.as_ref(), 437));
         };
         if allocation.pending.is_some() {
             return Err(self.fail(request, who.signer.as_ref(), 437));
         }
-        // RFC 8656 section 5: "all requests [...] the username [...] MUST match the username [...] used to create the
-        // allocation"; section 19: 441 (Wrong Credentials).
+        // RFC 8656 section 5: if "the request does not use the same username as used to create the allocation, then the
+        // request MUST be rejected with a 441 (Wrong Credentials) error."
         if allocation.username != who.username {
             self.refused(now, client, User::Name(&who.username), CredentialRefusal::WrongUser);
             return Err(self.fail(request, who.signer.as_ref(), 441));

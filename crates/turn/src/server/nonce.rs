@@ -22,7 +22,10 @@ pub(super) const LEN: usize = 29;
 
 /// "obMatJos2", then the security features (RFC 8489 section 18.1: bit 0, password algorithms, and bit 1, username
 /// anonymity, are the leftmost): 0xC00000 in base64.
-const COOKIE: &[u8; 13] = b"obMatJos2wAAA";
+const COOKIE_WITH_ANONYMITY: &[u8; 13] = b"obMatJos2wAAA";
+
+/// The same with password algorithms alone: 0x800000.
+const COOKIE: &[u8; 13] = b"obMatJos2gAAA";
 
 /// What a nonce is worth.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,6 +46,8 @@ pub(super) struct Scope<'a> {
     pub(super) realm: &'a str,
     /// PASSWORD-ALGORITHMS as announced; part of the MAC, so that a reload that changes them makes new nonces.
     pub(super) algorithms: &'a [u8],
+    /// Whether clients may hide their names in USERHASH.
+    pub(super) anonymity: bool,
 }
 
 impl Scope<'_> {
@@ -52,7 +57,7 @@ impl Scope<'_> {
         raw[..4].copy_from_slice(&time);
         raw[4..].copy_from_slice(&self.mac(time));
         let mut nonce = [0; LEN];
-        nonce[..13].copy_from_slice(COOKIE);
+        nonce[..13].copy_from_slice(self.cookie());
         // 12 bytes are 16 characters, for which the slice has exactly room.
         let written = STANDARD_NO_PAD.encode_slice(raw, &mut nonce[13..]);
         debug_assert_eq!(written, Ok(16));
@@ -62,7 +67,7 @@ impl Scope<'_> {
     pub(super) fn judge(&self, nonce: &[u8], unix: u64, lifetime: u32) -> Standing {
         let mut raw = [0; 12];
         let genuine = nonce.len() == LEN
-            && nonce.starts_with(COOKIE)
+            && nonce.starts_with(self.cookie())
             && STANDARD_NO_PAD.decode_slice(&nonce[13..], &mut raw) == Ok(12);
         let [t0, t1, t2, t3, mac @ ..] = raw;
         let time = [t0, t1, t2, t3];
@@ -72,6 +77,10 @@ impl Scope<'_> {
         // Wraps every 136 years, and counts a nonce of the future, after the clock was set back, as stale.
         let age = truncate(unix).wrapping_sub(u32::from_be_bytes(time));
         if age <= lifetime { Standing::Fresh } else { Standing::Stale }
+    }
+
+    const fn cookie(&self) -> &'static [u8; 13] {
+        if self.anonymity { COOKIE_WITH_ANONYMITY } else { COOKIE }
     }
 
     fn mac(&self, time: [u8; 4]) -> [u8; 8] {
@@ -84,7 +93,7 @@ impl Scope<'_> {
         };
         hmac.update(&ip.octets());
         hmac.update(&self.client.port().to_be_bytes());
-        hmac.update(COOKIE);
+        hmac.update(self.cookie());
         hmac.update(&(self.algorithms.len() as u64).to_be_bytes());
         hmac.update(self.algorithms);
         hmac.update(self.realm.as_bytes());
@@ -109,6 +118,7 @@ mod tests {
             client: "192.0.2.1:1000".parse().unwrap(),
             realm: "example.org",
             algorithms: &[0, 2, 0, 0],
+            anonymity: true,
         }
     }
 
@@ -133,9 +143,20 @@ mod tests {
             Scope { client: "192.0.2.2:1000".parse().unwrap(), ..scope },
             Scope { realm: "example.com", ..scope },
             Scope { algorithms: &[0, 1, 0, 0], ..scope },
+            Scope { anonymity: false, ..scope },
         ];
         for other in others {
             assert_eq!(other.judge(&nonce, 1000, 3600), Standing::Foreign);
+        }
+    }
+
+    #[test]
+    fn a_nonce_announces_password_algorithms_and_anonymity_where_it_is_offered() {
+        use base64::engine::general_purpose::STANDARD;
+        let key = [7; 32];
+        for (anonymity, features) in [(true, [0xC0, 0, 0]), (false, [0x80, 0, 0])] {
+            let nonce = Scope { anonymity, ..scope(&key) }.issue(1000);
+            assert_eq!(STANDARD.decode(&nonce[9..13]).unwrap(), features);
         }
     }
 
