@@ -4,7 +4,7 @@ mod common;
 
 use std::{net::UdpSocket, time::Duration};
 
-use common::{Wishes, load, loopback, reflector, relay};
+use common::{Wishes, load, loopback, reflector, reflector_on, relay};
 use turnpike_load::{
     LoadError, Rate,
     turn::{Config, Mode, Outcome, Via, run},
@@ -30,6 +30,21 @@ fn traffic_over_channels_and_send_indications_comes_back_complete() {
             assert!(report.rtt_us.p50 > 0 && report.rtt_us.max < 5_000_000, "{context}");
             assert!(report.errors.is_empty(), "{context}");
         }
+    }
+}
+
+#[test]
+fn ipv6_works_from_end_to_end() {
+    if UdpSocket::bind("[::1]:0").is_err() {
+        eprintln!("skipped: this machine has no IPv6");
+        return;
+    }
+    let six = std::net::Ipv6Addr::LOCALHOST.into();
+    let (relay, reflector) = (relay(&Wishes { address: six, ..Wishes::default() }), reflector_on(six));
+    for via in [Via::Channel, Via::Send] {
+        let config = Config { via, clients: 4, ..load(&relay, &reflector) };
+        let report = quiet(&config).unwrap().report;
+        assert_eq!((report.lost, report.received), (0, report.sent), "{via}: {report:?}");
     }
 }
 
