@@ -95,7 +95,7 @@ impl Bench {
     }
 
     /// Carries one datagram to the server, and the reply, if any, back.
-    fn to_server(&mut self, datagram: &[u8]) {
+    fn deliver(&mut self, datagram: &[u8]) {
         let now = self.time();
         let mut opened = None;
         let reply = match self.server.from_client(now, Self::five_tuple(), datagram) {
@@ -131,24 +131,24 @@ impl Bench {
     /// Carries all that is to be carried; returns what the client reports.
     fn settle(&mut self) -> Vec<Event> {
         while let Some(datagram) = self.client.poll_transmit().map(<[u8]>::to_vec) {
-            self.to_server(&datagram);
+            self.deliver(&datagram);
         }
         std::iter::from_fn(|| self.client.poll_event()).collect()
     }
 
     fn send(&mut self, payload: &[u8]) {
         let mut header = [0; MAX_HEADER_LEN];
-        let len = self.client.send_header(peer(), payload.len() as u16, &mut header);
+        let len = self.client.send_header(peer(), u16::try_from(payload.len()).unwrap(), &mut header);
         let mut datagram = header[..len].to_vec();
         datagram.extend(payload);
         if len > 4 {
             datagram.resize(datagram.len() + indication::padding(payload.len()), 0);
         }
-        self.to_server(&datagram);
+        self.deliver(&datagram);
     }
 
     /// A datagram of the peer, as it reaches the client.
-    fn from_peer(&mut self, payload: &[u8]) -> Vec<u8> {
+    fn peer_sends(&mut self, payload: &[u8]) -> Vec<u8> {
         let relay = RelayId { allocation: self.allocation.unwrap(), family: Family::V4 };
         let now = self.time();
         match self.server.from_peer(now, relay, peer(), payload) {
@@ -190,14 +190,14 @@ fn data_flows_both_ways_through_a_permission_and_through_a_channel() {
         bench.client.permit(0, peer().ip()).unwrap();
         assert_eq!(bench.settle(), [Event::Permitted(peer().ip())]);
         bench.send(b"by Send indication");
-        let datagram = bench.from_peer(b"by Data indication");
+        let datagram = bench.peer_sends(b"by Data indication");
         let data = Incoming::Data { peer: peer(), channel: None, payload: &b"by Data indication"[..] };
         assert_eq!(bench.client.handle_datagram(0, &datagram), data);
 
         let number = bench.client.bind_channel(0, peer()).unwrap();
         assert_eq!(bench.settle(), [Event::Bound(number, peer())]);
         bench.send(b"by channel");
-        let datagram = bench.from_peer(b"and back");
+        let datagram = bench.peer_sends(b"and back");
         let data = Incoming::Data { peer: peer(), channel: Some(number), payload: &b"and back"[..] };
         assert_eq!(bench.client.handle_datagram(0, &datagram), data);
         assert_eq!(bench.at_peer, [&b"by Send indication"[..], b"by channel"]);
