@@ -203,7 +203,7 @@ fn an_impossible_run_is_exit_code_1() {
 
     let wrong_password = run(Load::as_user(serve.address(V4), &format!("{USER}:wrong")));
     assert_eq!(wrong_password.code, Some(1), "{}", wrong_password.output());
-    assert!(wrong_password.output().contains("401"), "{}", wrong_password.output());
+    assert!(wrong_password.stderr.contains("refused user"), "{}", wrong_password.output());
 
     let nobody_there = run(Load::new(SocketAddr::new(V4, free_port(V4))));
     assert_eq!(nobody_there.code, Some(1), "{}", nobody_there.output());
