@@ -2,7 +2,7 @@
 
 use std::net::TcpListener;
 
-use super::harness::{Load, Metrics, Program, Reflect, SOON, Serve, V4, turnpike};
+use super::harness::{Load, Metrics, Program, Reflect, SOON, Serve, V4, eventually, turnpike};
 
 #[test]
 fn the_generated_credential_works_and_is_printed_once() {
@@ -11,8 +11,9 @@ fn the_generated_credential_works_and_is_printed_once() {
     let load =
         Load::as_user(serve.address(V4), &credential).with(&["--mode", "allocate", "--duration", "1"]).run();
     assert_eq!(load.code, Some(0), "{}", load.output());
-    let opened = serve.metrics().sum("turnpike_allocations_opened_total", "");
-    assert!(opened > 0);
+    eventually("allocations are counted", || {
+        (serve.metrics().sum("turnpike_allocations_opened_total", "") > 0).then_some(())
+    });
 
     let (_, password) = credential.split_once(':').expect("made with a colon");
     let mentions = serve.program.lines().iter().filter(|line| line.contains(password)).count();
@@ -34,8 +35,10 @@ fn peers_on_loopback_are_refused_unless_allowed() {
         .run();
     assert_eq!(load.code, Some(1), "{}", load.output());
     assert!(load.output().contains("403"), "{}", load.output());
-    let metrics = serve.metrics();
-    assert!(metrics.sum("turnpike_error_responses_total", "code=\"403\"") > 0);
+    let metrics = eventually("the refusal is counted", || {
+        let metrics = serve.metrics();
+        (metrics.sum("turnpike_error_responses_total", "code=\"403\"") > 0).then_some(metrics)
+    });
     assert_eq!(metrics.sum("turnpike_relayed_datagrams_total", ""), 0);
 }
 

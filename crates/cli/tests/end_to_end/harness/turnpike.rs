@@ -105,7 +105,7 @@ impl Reflect {
         let mut arguments = vec!["reflect", "--listen", &listen];
         arguments.extend(more);
         let mut program = Program::start(&mut turnpike(&arguments));
-        let address = address_after(&program.line_with("listening on udp "), "listening on udp ");
+        let address = address_after(&program.line_with(" on udp "), " on udp ");
         Self { address, _program: program }
     }
 }
