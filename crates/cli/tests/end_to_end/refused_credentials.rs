@@ -1,5 +1,5 @@
-//! Time-limited credentials are accepted until their time is over. Each refused credential has a reason, in one log line for people and one counter for machines; the client learns no
-//! more than 401.
+//! Time-limited credentials are accepted until their time is over. Each refused credential has a reason, in one log
+//! line for people and one counter for machines; the client learns no more than 401.
 
 use super::harness::{Load, Program, REALM, Serve, Stun, USER, V4, eventually, turnpike};
 
