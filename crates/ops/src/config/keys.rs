@@ -245,6 +245,16 @@ pub(crate) static KEYS: &[KeySpec] = &[
         |settings| settings.allow_md5.to_string(),
     ),
     scalar!(
+        "relay.rfc5766_channels",
+        reload: true,
+        "true or false",
+        |reader, node, settings| {
+            settings.rfc5766_channels = reader.boolean(node)?;
+            Some(())
+        },
+        |settings| settings.rfc5766_channels.to_string(),
+    ),
+    scalar!(
         "limits.allocations",
         reload: false,
         "a number, 1 to 1000000",
