@@ -86,7 +86,7 @@ fn run_reflector(args: ReflectArgs) -> ExitCode {
         Err(error) => return fail_load(&error),
     };
     for listener in reflector.listeners() {
-        eprintln!("reflecting on udp {listener}");
+        eprintln!("listening on udp {listener}");
     }
     eprintln!("data path {}; workers: {}", config.datapath, config.workers);
     if let Err(error) = stop::wait() {

@@ -29,7 +29,7 @@ impl Bench {
         ]);
         let address = server.wait_for("listening on udp ");
         let mut reflector = Server::start(&["reflect", "--listen", "127.0.0.1:0", "--workers", "1"]);
-        let peer = reflector.wait_for("reflecting on udp ");
+        let peer = reflector.wait_for("listening on udp ");
         Self { server, reflector, address, peer }
     }
 

@@ -113,6 +113,44 @@ fn a_reload_takes_a_good_file_and_refuses_a_bad_one() {
     assert_eq!(server.stdout(), "");
 }
 
+/// A server with one session that lasts, the program that holds it, and the admin address.
+fn busy_server(arguments: &[&str]) -> (Server, Server, String) {
+    let fixed =
+        ["--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--allow-peer", "127.0.0.0/8", "--user", "a:b"];
+    let mut server = Server::serve(&[&fixed[..], &["--log", "debug"], arguments].concat());
+    let listener = server.wait_for("listening on udp ");
+    let admin = server.wait_for("admin page on http://").trim_end_matches('/').to_owned();
+    let peer = UdpSocket::bind("127.0.0.1:0").expect("loopback").local_addr().expect("bound").to_string();
+    let client =
+        Server::start(&["load", "turn", &listener, "--user", "a:b", "--peer", &peer, "--duration", "60"]);
+    server.wait_for("session opened");
+    (server, client, admin)
+}
+
+#[test]
+fn a_drain_waits_for_sessions_until_a_second_signal() {
+    let (mut server, _client, admin) = busy_server(&[]);
+    server.signal("TERM");
+    server.wait_for("draining: no new allocations");
+    let health = get(&admin, "/healthz");
+    assert!(health.starts_with("HTTP/1.1 503") && health.ends_with("draining\n"), "{health}");
+    server.signal("TERM");
+    assert_eq!(server.wait_for_exit().code(), Some(0), "{}", server.seen);
+    assert!(server.seen.contains("second signal: stopping at once"), "{}", server.seen);
+    assert!(server.seen.contains("reason=\"server stopped\""), "{}", server.seen);
+}
+
+#[test]
+fn a_drain_ends_at_its_deadline() {
+    let file = File::new("deadline", "[shutdown]\ndeadline = 1\n");
+    let (mut server, _client, _) = busy_server(&["-c", file.path()]);
+    let start = Instant::now();
+    server.signal("TERM");
+    assert_eq!(server.wait_for_exit().code(), Some(0), "{}", server.seen);
+    assert!(start.elapsed() >= Duration::from_secs(1), "{}", server.seen);
+    assert!(server.seen.contains("sessions still open are ended"), "{}", server.seen);
+}
+
 #[test]
 fn a_port_in_use_is_one_sentence_with_a_remedy() {
     let taken = UdpSocket::bind("127.0.0.1:0").expect("loopback");

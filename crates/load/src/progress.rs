@@ -33,6 +33,8 @@ pub struct Interval {
     pub sent: u64,
     /// Received in it.
     pub received: u64,
+    /// Whether what does not come back is lost; invalid messages deserve no reply.
+    pub replies_expected: bool,
     /// Median round trip in microseconds.
     pub p50_us: u64,
     /// 99 % in microseconds.
@@ -59,15 +61,11 @@ impl fmt::Display for Interval {
             Phase::Measuring => "",
         };
         let rate = |count| Thousands(turnpike_measure::per_second(count, self.length));
-        write!(
-            f,
-            "sent {}/s  received {}/s  loss {:.2} %  p50 {} us  p99 {} us{label}",
-            rate(self.sent),
-            rate(self.received),
-            self.loss_percent(),
-            self.p50_us,
-            self.p99_us,
-        )
+        write!(f, "sent {}/s  received {}/s", rate(self.sent), rate(self.received))?;
+        if self.replies_expected {
+            write!(f, "  loss {:.2} %", self.loss_percent())?;
+        }
+        write!(f, "  p50 {} us  p99 {} us{label}", self.p50_us, self.p99_us)
     }
 }
 
@@ -135,6 +133,7 @@ mod tests {
             length: Duration::from_millis(500),
             sent: 1_000_000,
             received: 999_000,
+            replies_expected: true,
             p50_us: 84,
             p99_us: 142,
         };
@@ -143,6 +142,8 @@ mod tests {
             line,
             "   3.1 s  sent 2,000,000/s  received 1,998,000/s  loss 0.10 %  p50 84 us  p99 142 us  (warm-up)"
         );
+        interval.replies_expected = false;
+        assert!(!interval.to_string().contains("loss"));
         interval.phase = Phase::Setup { ready: 12, clients: 1_000 };
         assert_eq!(interval.to_string(), "   3.1 s  12 of 1000 clients ready");
         assert_eq!(Interval { sent: 0, ..interval }.loss_percent(), 0.0);

@@ -1,5 +1,7 @@
 //! The reflector sends back what it gets, whole, in order and to the right place.
 
+#![allow(clippy::unwrap_used, reason = "a test helper says by panicking what went wrong")]
+
 mod common;
 
 use std::{
@@ -40,11 +42,11 @@ fn datagrams_of_mixed_sizes_come_back_whole_and_in_order() {
         for round in 0..20_u32 {
             let sizes = [1_usize, 120, 120, 120, 1200, 1200, 7, 0, 1472, 9_000, 120];
             for (index, size) in sizes.into_iter().enumerate() {
-                let fill = (round as usize * sizes.len() + index) as u8;
+                let fill = u8::try_from(round as usize * sizes.len() + index).unwrap();
                 socket.send(&vec![fill; size]).unwrap();
             }
             for (index, size) in sizes.into_iter().enumerate() {
-                let fill = (round as usize * sizes.len() + index) as u8;
+                let fill = u8::try_from(round as usize * sizes.len() + index).unwrap();
                 let len = socket.recv(&mut buffer).unwrap();
                 assert_eq!(len, size, "{datapath} round {round} datagram {index}");
                 assert!(buffer[..len].iter().all(|byte| *byte == fill), "{datapath} datagram {index}");

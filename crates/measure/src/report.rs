@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::Rate;
 
-/// What a generator found. Counts cover the measured time only, warm-up excluded.
+/// What a generator found. Counts but `errors` cover the measured time only, warm-up excluded.
 ///
 /// A datagram belongs to the measured time when it was *due* in it, however late it was sent or came back, so
 /// that `sent = received + lost` holds exactly.
@@ -44,7 +44,7 @@ pub struct Report {
     pub duration_s: f64,
     /// Step of the ladder.
     pub datapath: String,
-    /// What went wrong, by name, and how often.
+    /// What went wrong, by name, and how often, in the whole run with its warm-up.
     pub errors: BTreeMap<String, u64>,
     /// What a reader must know about these figures, in sentences.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]

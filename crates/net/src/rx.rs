@@ -86,7 +86,8 @@ pub struct Received {
     pub first: usize,
     /// How many; 0 means would-block.
     pub count: usize,
-    /// Whether the call was filled to the brim, so that there may be more.
+    /// Whether the call was filled to the brim, so that asking again now is likely to bring more. When a lone datagram
+    /// was asked for, it is likely not to (but with [`Datapath::Basic`], which always does): level-triggered epoll tells.
     pub more: bool,
 }
 
@@ -193,8 +194,7 @@ impl Rx {
     pub fn recv(&mut self, socket: &UdpSocket) -> io::Result<Received> {
         let first = self.buffers.len();
         let room = (self.arena.len() - self.used) / SLOT;
-        let appetite = usize::from(socket.appetite());
-        let ask = appetite.min(self.most).min(room);
+        let ask = usize::from(socket.appetite()).min(self.most).min(room);
         if ask == 0 {
             return Ok(Received { first, count: 0, more: true });
         }
@@ -220,14 +220,8 @@ impl Rx {
             }
             Err(error) => return Err(error),
         };
-        let most = self.most.min(usize::from(u8::MAX));
-        #[expect(clippy::cast_possible_truncation, reason = "at most u8::MAX")]
-        if got == ask {
-            // Not less than before: the arena's end may have cut the call short.
-            socket.set_appetite((ask * 2).min(most).max(appetite) as u8);
-        } else if got * 4 <= ask {
-            socket.set_appetite((ask / 2).max(1) as u8);
-        }
+        #[expect(clippy::cast_possible_truncation, reason = "none is more than `most`, which is at most 32")]
+        socket.digest(ask as u8, got as u8, self.most as u8);
         let start = self.used;
         let mut datagrams = 0;
         for i in 0..got {
@@ -237,7 +231,11 @@ impl Rx {
             let bucket = (datagrams.ilog2() as usize).min(self.stats.batch.len() - 1);
             self.stats.batch[bucket] += 1;
         }
-        Ok(Received { first, count: self.buffers.len() - first, more: got == ask })
+        Ok(Received {
+            first,
+            count: self.buffers.len() - first,
+            more: got == ask && (ask > 1 || self.most == 1),
+        })
     }
 
     /// What it brought.
@@ -409,8 +407,7 @@ mod tests {
 
     #[test]
     fn a_full_arena_says_so_and_loses_nothing() {
-        let socket = UdpSocket::bind(SocketAddr::from(([127, 0, 0, 1], 0)), &crate::UdpOptions::default());
-        let socket = socket.unwrap();
+        let socket = socket_with(0);
         let mut rx = Rx::new(Datapath::Gso);
         rx.used = ARENA - SLOT + 1;
         assert!(!rx.has_room());
@@ -420,19 +417,67 @@ mod tests {
         assert!(rx.has_room());
     }
 
-    #[test]
-    fn the_arenas_end_does_not_make_a_flood_look_thin() {
+    /// A socket with this many datagrams of one byte to receive.
+    fn socket_with(datagrams: usize) -> UdpSocket {
         let socket = UdpSocket::bind(SocketAddr::from(([127, 0, 0, 1], 0)), &crate::UdpOptions::default());
         let socket = socket.unwrap();
-        socket.set_appetite(16);
+        if datagrams > 0 {
+            send_to(&socket, datagrams);
+        }
+        socket
+    }
+
+    fn send_to(socket: &UdpSocket, datagrams: usize) {
         let sender = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
-        sender.send_to(b"x", socket.local_addr()).unwrap();
+        for _ in 0..datagrams {
+            sender.send_to(b"x", socket.local_addr()).unwrap();
+        }
+        wait(socket);
+    }
+
+    fn wait(socket: &UdpSocket) {
         let mut poller = crate::poll::Poller::new().unwrap();
-        poller.add(&socket, 0).unwrap();
+        poller.add(socket, 0).unwrap();
         assert_eq!(poller.wait(Some(std::time::Duration::from_secs(10))).unwrap().len(), 1);
+    }
+
+    #[test]
+    fn the_arenas_end_does_not_make_a_flood_look_thin() {
+        let socket = socket_with(1);
+        for full in [1, 1, 1, 1, 1, 1, 1, 1, 2, 4, 8] {
+            socket.digest(full, full, 16);
+        }
+        assert_eq!(socket.appetite(), 16);
         let mut rx = Rx::new(Datapath::Gso);
         rx.used = ARENA - SLOT;
         assert_eq!(rx.recv(&socket).unwrap().count, 1);
         assert_eq!(socket.appetite(), 16);
+    }
+
+    #[test]
+    fn a_thin_flow_is_asked_for_one_and_a_flood_for_many() {
+        for (datapath, most) in [(Datapath::Basic, 1), (Datapath::Mmsg, 32), (Datapath::Gso, 16)] {
+            let socket = socket_with(0);
+            let mut rx = Rx::new(datapath);
+            let mut more_than_one = 0;
+            for _ in 0..90 {
+                send_to(&socket, 1);
+                more_than_one += usize::from(socket.appetite() > 1);
+                let received = rx.recv(&socket).unwrap();
+                assert_eq!((received.count, received.more), (1, datapath == Datapath::Basic));
+                rx.reset();
+            }
+            assert!(more_than_one <= 10, "{more_than_one} of 90");
+            send_to(&socket, 200);
+            let calls = rx.stats.calls;
+            let mut got = 0;
+            while got < 200 {
+                wait(&socket);
+                got += rx.recv(&socket).unwrap().count;
+                rx.reset();
+            }
+            let calls = rx.stats.calls - calls;
+            assert!(calls <= 200 / most + 14, "{datapath}: {calls} calls");
+        }
     }
 }

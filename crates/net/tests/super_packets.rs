@@ -142,7 +142,7 @@ fn a_receiver_without_gro_gets_single_datagrams() {
     let got = receive(&mut rx, &[&to], 64);
     assert!(got.iter().enumerate().all(|(n, d)| d.bytes == [n as u8; 120]));
     assert_eq!((rx.stats().buffers, rx.stats().datagrams), (64, 64));
-    // One, two, four … a call: the appetite of a flood grows.
+    // After a few single ones two, four, eight … a call: the appetite of a flood grows.
     assert!(rx.stats().calls < 16, "{:?}", rx.stats());
 }
 

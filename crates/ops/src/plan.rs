@@ -160,7 +160,10 @@ fn source_of_route(destination: SocketAddr) -> Option<IpAddr> {
 }
 
 fn is_private(address: &IpAddr) -> bool {
-    matches!(address, IpAddr::V4(address) if address.is_private())
+    match address {
+        IpAddr::V4(address) => address.is_private(),
+        IpAddr::V6(address) => address.is_unique_local(),
+    }
 }
 
 #[cfg(test)]

@@ -1,18 +1,22 @@
 //! The session log: one line per session and per refused credential. Workers hand effects over a bounded channel and
 //! never wait; the control thread writes the lines.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicU64, Ordering},
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::{Duration, Instant},
 };
 
 use tokio::sync::mpsc;
 use turnpike_relay::SessionLog;
 use turnpike_turn::server::{ClosedReason, CredentialRefusal, Effect};
 
-/// Effects that may wait for the control thread. At 10,000 sessions that end at once, some lines are lost and counted
-/// rather than a worker held up; an entry has about 150 bytes.
-const BACKLOG: usize = 8192;
+/// Effects that may wait for the control thread: twice the default limit of allocations, so that a stop loses none of their
+/// lines. Beyond that lines are lost and counted rather than a worker held up. The queue grows as needed; an entry has
+/// about 200 bytes.
+const BACKLOG: usize = 32_768;
 
 /// The workers' end.
 pub struct SessionLogger {
@@ -25,6 +29,7 @@ pub struct SessionLogWriter {
     receiver: mpsc::Receiver<(usize, Effect)>,
     lost: Arc<AtomicU64>,
     lost_reported: u64,
+    refusals: RefusalLimit,
 }
 
 /// Both ends of a session log.
@@ -36,7 +41,12 @@ pub fn session_log() -> (SessionLogger, SessionLogWriter) {
 fn with_backlog(backlog: usize) -> (SessionLogger, SessionLogWriter) {
     let (sender, receiver) = mpsc::channel(backlog);
     let lost = Arc::new(AtomicU64::new(0));
-    let writer = SessionLogWriter { receiver, lost: Arc::clone(&lost), lost_reported: 0 };
+    let writer = SessionLogWriter {
+        receiver,
+        lost: Arc::clone(&lost),
+        lost_reported: 0,
+        refusals: RefusalLimit::default(),
+    };
     (SessionLogger { sender, lost }, writer)
 }
 
@@ -64,8 +74,15 @@ impl SessionLog for SessionLogger {
 impl SessionLogWriter {
     /// Writes lines until the last worker is gone.
     pub async fn run(mut self) {
-        while let Some((worker, effect)) = self.receiver.recv().await {
-            write(worker, &effect);
+        let start = Instant::now();
+        while let Some((worker, mut effect)) = self.receiver.recv().await {
+            let wanted = match &mut effect {
+                Effect::Refused { suppressed, .. } => self.refusals.admit(start.elapsed(), suppressed),
+                _ => true,
+            };
+            if wanted {
+                write(worker, &effect);
+            }
             self.report_lost();
         }
     }
@@ -76,6 +93,34 @@ impl SessionLogWriter {
             tracing::warn!(target: "turnpike::session", lines = lost - self.lost_reported, "session log lines lost");
             self.lost_reported = lost;
         }
+    }
+}
+
+/// How many refusals become lines: a token bucket over all workers. Each worker bounds its own, but a stranger's guesses must
+/// not fill the disk of a server with many cores; the counters count them all.
+#[derive(Default)]
+struct RefusalLimit {
+    /// The bucket as a time: full when this lies in the past, empty when `BURST` seconds ahead.
+    drained: Duration,
+    suppressed: u64,
+}
+
+impl RefusalLimit {
+    /// Lines at once.
+    const BURST: u32 = 20;
+    /// One more line each.
+    const INTERVAL: Duration = Duration::from_secs(1);
+
+    /// Whether this refusal becomes a line; if so, `suppressed` also counts those that did not since the last line.
+    fn admit(&mut self, now: Duration, suppressed: &mut u64) -> bool {
+        let drained = self.drained.max(now) + Self::INTERVAL;
+        if drained > now + Self::INTERVAL * Self::BURST {
+            self.suppressed += *suppressed + 1;
+            return false;
+        }
+        self.drained = drained;
+        *suppressed += std::mem::take(&mut self.suppressed);
+        true
     }
 }
 
@@ -217,6 +262,23 @@ mod tests {
                 )
             );
         }
+    }
+
+    #[test]
+    fn twenty_refusals_at_once_then_one_a_second_and_the_rest_is_counted() {
+        let mut limit = RefusalLimit::default();
+        let mut admitted = |seconds: u64, tries: usize| {
+            (0..tries)
+                .filter_map(|_| {
+                    let mut suppressed = 1;
+                    limit.admit(Duration::from_secs(seconds), &mut suppressed).then_some(suppressed)
+                })
+                .collect::<Vec<u64>>()
+        };
+        assert_eq!(admitted(5, 100), vec![1; 20]);
+        // 80 lines with one suppressed refusal each stand for 160, and this one brings its own.
+        assert_eq!(admitted(6, 100), [161]);
+        assert_eq!(admitted(8, 3), [99 * 2 + 1, 1]);
     }
 
     #[test]

@@ -26,8 +26,13 @@ pub(crate) fn demand_root_and_tools(subjects: &[Subject]) -> Result<(), Failure>
     if fs::metadata("/proc/self")?.uid() != 0 {
         return Err("network namespaces need root: run this with sudo".into());
     }
-    let tools =
-        [("ip", "iproute2"), ("taskset", "util-linux"), ("prlimit", "util-linux"), ("kill", "procps")];
+    let tools = [
+        ("ip", "iproute2"),
+        ("taskset", "util-linux"),
+        ("setsid", "util-linux"),
+        ("prlimit", "util-linux"),
+        ("kill", "procps"),
+    ];
     for (tool, package) in tools {
         if find(tool).is_none() {
             return Err(format!("`{tool}` is missing: apt-get install {package}").into());

@@ -1,6 +1,7 @@
 //! `cargo xtask bench`: relays side by side in network namespaces. docs/benchmarks.md says what is measured and why.
 
 mod counters;
+mod finding;
 mod machine;
 mod netns;
 mod options;
@@ -73,7 +74,7 @@ fn bench_relay(options: &Options) -> Result<ExitCode, Failure> {
         println!("\n{}", comparison.markdown());
         let by_process = Comparison::by_process_time(&subject.name, &baseline, &results, lab.seed);
         if !by_process.is_empty() {
-            println!("By process time, for machines that were not quiet:\n\n{}", by_process.markdown());
+            println!("By the time of the process in place of its core:\n\n{}", by_process.markdown());
         }
     }
     let names: Vec<String> = subjects.iter().map(|subject| subject.name.clone()).collect();

@@ -130,15 +130,21 @@ impl Network {
         environment: &[(&str, &str)],
         log: &Path,
     ) -> Result<Process, Failure> {
-        let mut pinned = vec!["taskset".to_owned(), "-c".to_owned(), seat.core.to_string()];
+        let mut pinned: Vec<String> = Vec::new();
         if seat.nice != 0 {
-            pinned.extend(["nice".to_owned(), "-n".to_owned(), seat.nice.to_string()]);
+            // A session of its own, see `outrank`.
+            pinned.extend(["setsid", "nice", "-n", &seat.nice.to_string()].map(str::to_owned));
         }
+        pinned.extend(["taskset", "-c", &seat.core.to_string()].map(str::to_owned));
         pinned.extend_from_slice(command);
         let log = File::create(log)?;
         let mut child = self.inside(seat.place, &pinned);
         child.envs(environment.iter().copied()).stdout(log.try_clone()?).stderr(log);
-        Process::start(&mut child)
+        let process = Process::start(&mut child)?;
+        if seat.nice != 0 {
+            outrank(process.pid(), seat.nice)?;
+        }
+        Ok(process)
     }
 
     fn spawn_unpinned(&self, seat: Seat, command: &[String]) -> Result<Process, Failure> {
@@ -265,6 +271,34 @@ fn parse_namespaces(list: &str, prefix: &str) -> Vec<String> {
         .collect()
 }
 
+/// Gives the session of process `pid` its niceness among sessions. Where the kernel groups tasks by session
+/// (`CONFIG_SCHED_AUTOGROUP`), a process's own niceness counts only within its session.
+fn outrank(pid: u32, nice: i8) -> Result<(), Failure> {
+    let autogroup = format!("/proc/{pid}/autogroup");
+    if !Path::new(&autogroup).exists() {
+        return Ok(());
+    }
+    // Until `setsid` has run, the process shares our session, whose rank is not ours to change.
+    let deadline = Instant::now() + Duration::from_secs(5);
+    while session(pid)? != pid {
+        if Instant::now() > deadline {
+            return Err("a program does not get a session of its own".into());
+        }
+        thread::sleep(Duration::from_millis(1));
+    }
+    Ok(fs::write(&autogroup, nice.to_string()).map_err(|error| format!("{autogroup}: {error}"))?)
+}
+
+fn session(pid: u32) -> Result<u32, Failure> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat"))?;
+    parse_session(&stat).ok_or_else(|| format!("/proc/{pid}/stat is not as proc(5) says").into())
+}
+
+/// The sixth field of `/proc/PID/stat`; the second is a name in parentheses that may hold anything.
+fn parse_session(stat: &str) -> Option<u32> {
+    stat.rsplit_once(')')?.1.split_whitespace().nth(3)?.parse().ok()
+}
+
 fn ip(arguments: &[&str]) -> Result<(), Failure> {
     let output = Command::new("ip").args(arguments).output().map_err(|error| format!("ip: {error}"))?;
     if output.status.success() {
@@ -319,6 +353,12 @@ mod tests {
         let list = "tp-bench-7-client (id: 0)\ntp-bench-7-peer\ntp-bench-71-peer\nmine\nx-tp-bench-7-relay\n";
         assert_eq!(parse_namespaces(list, "tp-bench-7-"), ["tp-bench-7-client", "tp-bench-7-peer"]);
         assert_eq!(parse_namespaces(list, FAMILY).len(), 3);
+    }
+
+    #[test]
+    fn the_session_is_the_sixth_field() {
+        assert_eq!(parse_session("42 (a) b) S 1 40 41 0 -1 4194304"), Some(41));
+        assert_eq!(parse_session("42 (a) S 1"), None);
     }
 
     #[test]

@@ -5,8 +5,8 @@ use std::fmt::Write as _;
 use serde_json::{Value, json};
 
 use super::{
+    finding::{Finding, Traffic},
     stats::{Random, Summary, paired_ratios},
-    trial::{Finding, Traffic},
     workload::{Metric, Must, Requirement, Workload},
 };
 
@@ -56,7 +56,7 @@ impl Comparison {
     }
 
     /// The rows of packets per busy second again, by the relay's process time in place of its core's. On a quiet
-    /// machine both agree; on a busy one only this tells about the relay.
+    /// machine both agree.
     pub(crate) fn by_process_time(subject: &str, baseline: &str, all: &[Results], seed: u64) -> Self {
         let mut random = Random::from_seed(seed);
         let mut rows = Vec::new();
@@ -292,7 +292,7 @@ mod tests {
     use super::{
         super::{
             counters::Memory,
-            trial::Idle,
+            finding::Idle,
             workload::{Shape, chosen},
         },
         *,

@@ -39,7 +39,7 @@ pub(crate) struct Requirement {
 pub(crate) enum Metric {
     /// Datagrams delivered at both far ends per second that the relay's core was busy.
     PerBusySecond,
-    /// The same per second of the relay's process time: what to look at where the core was not the relay's alone.
+    /// The same per second of the relay's process time.
     PerProcessSecond,
     /// Share of the generator's datagrams that did not come back.
     Loss,

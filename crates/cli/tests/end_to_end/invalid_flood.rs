@@ -1,10 +1,12 @@
 //! Floods of what nobody authenticated: counters with reasons, and nothing else that stays.
 
+use std::time::Instant;
+
 use super::harness::{Load, SOON, Serve, Stun, V4, eventually};
 
 #[test]
 fn a_flood_leaves_no_state_no_log_lines_and_no_amplification() {
-    let serve = Serve::start(&[]);
+    let serve = Serve::start(&["--workers", "1"]);
     let flood = |rate: &str, seconds: &str| {
         let run = Load::new(serve.address(V4))
             .with(&["--mode", "invalid", "--clients", "16", "--rate", rate, "--duration", seconds])
@@ -15,7 +17,9 @@ fn a_flood_leaves_no_state_no_log_lines_and_no_amplification() {
     // The first flood fills the arenas that every later one uses again.
     flood("5000", "1");
     let before = (serve.resident_kib(), serve.program.lines().len(), received(&serve));
+    let began = Instant::now();
     flood("20000", "3");
+    let seconds = began.elapsed().as_secs() + 1;
 
     let arrived = received(&serve) - before.2;
     assert!(arrived > 5000, "only {arrived} datagrams of the flood arrived");
@@ -23,7 +27,9 @@ fn a_flood_leaves_no_state_no_log_lines_and_no_amplification() {
     // 60,000 datagrams: a hundred bytes kept for each would be 6 MB.
     assert!(grown < 2048, "{grown} KiB more");
     let lines = serve.program.lines().len() - before.1;
-    assert!(lines < 20, "{lines} log lines for {arrived} datagrams");
+    // Refused credentials, which a part of the flood is, may be logged 20 times a second after a burst of 50.
+    let most = 50 + 20 * usize::try_from(seconds).expect("small");
+    assert!(lines <= most, "{lines} log lines for {arrived} datagrams in {seconds} s");
     assert_eq!(serve.allocations(), 0);
     assert_eq!(serve.metrics().sum("turnpike_allocations_opened_total", ""), 0);
 

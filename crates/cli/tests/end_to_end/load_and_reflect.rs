@@ -8,7 +8,7 @@ use std::{
 
 use serde_json::Value;
 
-use super::harness::{Load, Reflect, SOON, Serve, USER, V4, V6, free_port, has_ipv6, skip};
+use super::harness::{Load, Reflect, SOON, Serve, USER, V4, V6, eventually, free_port, has_ipv6, skip};
 
 /// What the contract of the JSON result names.
 const KEYS: &[&str] = &[
@@ -53,12 +53,15 @@ fn relays_all(family: IpAddr, via: &str, datapath: &str) {
     assert_eq!(result["clients"], 8, "{result}");
     assert_eq!(result["errors"].as_object().map(serde_json::Map::len), Some(0), "{result}");
 
-    let metrics = serve.metrics();
     for direction in ["to_peer", "to_client"] {
-        let relayed = metrics.sum("turnpike_relayed_datagrams_total", &format!("direction=\"{direction}\""));
-        assert!(relayed >= number("sent"), "{direction}: {relayed} of {result}");
+        eventually(&format!("each datagram is counted {direction}"), || {
+            let metrics = serve.metrics();
+            let relayed =
+                metrics.sum("turnpike_relayed_datagrams_total", &format!("direction=\"{direction}\""));
+            (relayed >= number("sent")).then_some(())
+        });
     }
-    assert_eq!(metrics.sum("turnpike_tx_dropped_total", ""), 0);
+    assert_eq!(serve.metrics().sum("turnpike_tx_dropped_total", ""), 0);
 }
 
 #[test]
@@ -190,8 +193,8 @@ fn latency_beyond_the_limit_is_exit_code_3() {
     assert_eq!(strict.code, Some(3), "{}", strict.output());
 }
 
-/// As a `--max-p99`.
-const MICROSECOND: &str = "0.000001";
+/// As `--max-p99` has it.
+const MICROSECOND: &str = "1";
 
 #[test]
 fn an_impossible_run_is_exit_code_1() {
@@ -203,7 +206,7 @@ fn an_impossible_run_is_exit_code_1() {
 
     let wrong_password = run(Load::as_user(serve.address(V4), &format!("{USER}:wrong")));
     assert_eq!(wrong_password.code, Some(1), "{}", wrong_password.output());
-    assert!(wrong_password.output().contains("401"), "{}", wrong_password.output());
+    assert!(wrong_password.stderr.contains("refused user"), "{}", wrong_password.output());
 
     let nobody_there = run(Load::new(SocketAddr::new(V4, free_port(V4))));
     assert_eq!(nobody_there.code, Some(1), "{}", nobody_there.output());
@@ -228,8 +231,11 @@ fn allocations_churn_by_the_second() {
     assert_eq!(run.code, Some(0), "{}", run.output());
     let result: Value = run.result();
     assert!(result["received"].as_u64() > Some(50), "{result}");
-    assert!(serve.metrics().sum("turnpike_allocations_opened_total", "") > 50);
     serve.wait_for_allocations(0);
+    eventually("each allocation is counted", || {
+        let opened = serve.metrics().sum("turnpike_allocations_opened_total", "");
+        (Some(opened) >= result["received"].as_u64()).then_some(())
+    });
 }
 
 #[test]

@@ -5,6 +5,7 @@
 #![cfg(test)]
 
 mod bad_config;
+mod exhaustion;
 mod graceful_stop;
 mod harness;
 mod interop;
@@ -12,4 +13,5 @@ mod invalid_flood;
 mod load_and_reflect;
 mod metrics_live;
 mod refused_credentials;
+mod reload;
 mod serve_default;

@@ -1,6 +1,8 @@
 //! `serve` with nothing configured: a working server with a credential of its own, closed to peers it must not reach.
 
-use super::harness::{Load, Metrics, Program, Reflect, SOON, Serve, V4, turnpike};
+use std::net::TcpListener;
+
+use super::harness::{Load, Metrics, Program, Reflect, SOON, Serve, V4, eventually, turnpike};
 
 #[test]
 fn the_generated_credential_works_and_is_printed_once() {
@@ -9,8 +11,9 @@ fn the_generated_credential_works_and_is_printed_once() {
     let load =
         Load::as_user(serve.address(V4), &credential).with(&["--mode", "allocate", "--duration", "1"]).run();
     assert_eq!(load.code, Some(0), "{}", load.output());
-    let opened = serve.metrics().sum("turnpike_allocations_opened_total", "");
-    assert!(opened > 0);
+    eventually("allocations are counted", || {
+        (serve.metrics().sum("turnpike_allocations_opened_total", "") > 0).then_some(())
+    });
 
     let (_, password) = credential.split_once(':').expect("made with a colon");
     let mentions = serve.program.lines().iter().filter(|line| line.contains(password)).count();
@@ -32,8 +35,10 @@ fn peers_on_loopback_are_refused_unless_allowed() {
         .run();
     assert_eq!(load.code, Some(1), "{}", load.output());
     assert!(load.output().contains("403"), "{}", load.output());
-    let metrics = serve.metrics();
-    assert!(metrics.sum("turnpike_error_responses_total", "code=\"403\"") > 0);
+    let metrics = eventually("the refusal is counted", || {
+        let metrics = serve.metrics();
+        (metrics.sum("turnpike_error_responses_total", "code=\"403\"") > 0).then_some(metrics)
+    });
     assert_eq!(metrics.sum("turnpike_relayed_datagrams_total", ""), 0);
 }
 
@@ -67,6 +72,16 @@ fn a_port_in_use_is_one_sentence_with_the_remedy() {
     let sentences: Vec<&str> = second.stderr.lines().filter(|line| line.contains(&taken)).collect();
     assert_eq!(sentences.len(), 1, "{}", second.stderr);
     assert!(sentences[0].contains("in use") && sentences[0].contains("--listen"), "{}", sentences[0]);
+}
+
+#[test]
+fn an_admin_address_that_was_asked_for_must_be_free() {
+    let holder = TcpListener::bind((V4, 0)).expect("loopback has a free port");
+    let taken = holder.local_addr().expect("it is bound").to_string();
+    let ended =
+        Program::start(&mut turnpike(&["serve", "--listen", "127.0.0.1:0", "--admin", &taken])).wait(SOON);
+    assert_eq!(ended.code, Some(1), "{}", ended.output());
+    assert!(ended.stderr.contains(&taken) && ended.stderr.contains("--admin"), "{}", ended.stderr);
 }
 
 #[test]

@@ -1,9 +1,10 @@
 //! Mode `allocate`: authenticated allocations, each deleted as soon as it is granted.
 //!
-//! `clients` of them are under way at a time, over twice as many sockets, so that a source port rests before it is
-//! used again. The latency is that of the whole Allocate dialogue: the challenge, and the request that answers it.
+//! `clients` of them are under way at a time, each from a source port that was not used before, as far as there are any:
+//! a server may remember a deleted allocation's 5-tuple for a while (coturn 4.6 for a second, and answers 437). The
+//! latency is that of the whole Allocate dialogue: the challenge, and the request that answers it.
 
-use std::{collections::VecDeque, time::Duration};
+use std::{collections::VecDeque, io, time::Duration};
 
 use turnpike_turn::client::{Event, Failure, Request};
 
@@ -18,8 +19,9 @@ use crate::{
     pacer::Pacer,
 };
 
-/// Sockets for each allocation under way.
-const ROTATION: usize = 2;
+/// Source ports, taken in turn. They end below 49152, where a server on the same machine has its relay ports (RFC 8656
+/// section 7.2).
+const PORTS: std::ops::Range<u16> = 20_000..49_152;
 const PUBLISH_NS: u64 = 200_000_000;
 const LONGEST_SLEEP: Duration = Duration::from_millis(20);
 const LONGEST_DRAIN_NS: u64 = 3_000_000_000;
@@ -27,7 +29,7 @@ const LONGEST_DRAIN_NS: u64 = 3_000_000_000;
 /// Runs one thread's share.
 pub(super) fn run(shared: &Shared<'_>, thread: usize) -> Result<Finished, LoadError> {
     let (limit, _) = shared.share(shared.config.clients, thread);
-    let engine = Engine::new(shared.config, limit * ROTATION, shared.clock)?;
+    let engine = Engine::new(shared.config, limit, shared.clock)?;
     shared.ready_clients.fetch_add(limit, std::sync::atomic::Ordering::Relaxed);
     shared.thread_is_ready();
     let schedule = loop {
@@ -38,8 +40,9 @@ pub(super) fn run(shared: &Shared<'_>, thread: usize) -> Result<Finished, LoadEr
         std::thread::sleep(Duration::from_millis(1));
     };
     let churn = Churn {
-        free: (0..limit * ROTATION).collect(),
-        due: vec![0; limit * ROTATION],
+        free: (0..limit).collect(),
+        due: vec![0; limit],
+        ports: Ports::of_thread(thread, shared.threads),
         engine,
         shared,
         schedule,
@@ -59,6 +62,7 @@ struct Churn<'a> {
     free: VecDeque<usize>,
     /// When each endpoint's allocation was due.
     due: Vec<u64>,
+    ports: Ports,
     limit: usize,
     under_way: usize,
     granted: u64,
@@ -137,7 +141,7 @@ impl Churn<'_> {
         for (index, event) in std::mem::take(&mut self.engine.events) {
             match event {
                 Event::Allocated(_) => self.granted(index, now),
-                Event::Deleted => self.rest(index),
+                Event::Deleted => self.rest(index)?,
                 Event::Failed { request, failure } => self.failed(index, request, failure)?,
                 _ => {}
             }
@@ -163,13 +167,28 @@ impl Churn<'_> {
             return Err(LoadError::from_failure(server, index, request, failure, (0, self.limit)));
         }
         count(&mut self.engine.errors, request, &failure);
-        self.rest(index);
-        Ok(())
+        self.rest(index)
     }
 
-    fn rest(&mut self, index: usize) {
-        self.under_way -= 1;
-        self.free.push_back(index);
+    /// Makes the endpoint ready for another allocation, from another port.
+    fn rest(&mut self, index: usize) -> Result<(), LoadError> {
+        let config = self.shared.config;
+        let mut source = io::Error::from(io::ErrorKind::AddrInUse);
+        for _ in 0..PORTS.len() {
+            match self.engine.reopen(index, config, self.ports.next()) {
+                Ok(()) => {
+                    self.under_way -= 1;
+                    self.free.push_back(index);
+                    return Ok(());
+                }
+                Err(error) if error.kind() == io::ErrorKind::AddrInUse => source = error,
+                Err(error) => {
+                    source = error;
+                    break;
+                }
+            }
+        }
+        Err(LoadError::Socket { server: config.server, source })
     }
 
     /// A server that has granted nothing after a while never will.
@@ -189,6 +208,30 @@ impl Churn<'_> {
     }
 }
 
+/// The source ports of one thread, round and round.
+struct Ports {
+    first: u16,
+    count: u16,
+    next: u16,
+}
+
+impl Ports {
+    /// An equal part of [`PORTS`] for each thread.
+    fn of_thread(thread: usize, threads: usize) -> Self {
+        let each = (PORTS.len() / threads).max(1);
+        let offset = (thread * each).min(PORTS.len() - 1);
+        #[expect(clippy::cast_possible_truncation, reason = "both are parts of PORTS, which are 16 bits")]
+        let (first, count) = (PORTS.start + offset as u16, each as u16);
+        // Not the ports that the run before began with.
+        Self { first, count, next: rand::random_range(0..count) }
+    }
+
+    fn next(&mut self) -> u16 {
+        self.next = (self.next + 1) % self.count;
+        self.first + self.next
+    }
+}
+
 fn count(errors: &mut Errors, request: Request, failure: &Failure) {
     let name = match (request, failure) {
         (Request::Delete, _) => "delete_failed",
@@ -200,4 +243,25 @@ fn count(errors: &mut Errors, request: Request, failure: &Failure) {
         _ => "refused",
     };
     *errors.entry(name).or_default() += 1;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ports_of_threads_are_apart_and_come_round() {
+        for threads in [1, 2, 3, 7] {
+            let mut seen = std::collections::HashSet::new();
+            for thread in 0..threads {
+                let mut ports = Ports::of_thread(thread, threads);
+                let own: Vec<_> = (0..PORTS.len() / threads).map(|_| ports.next()).collect();
+                assert!(
+                    own.iter().all(|port| PORTS.contains(port) && seen.insert(*port)),
+                    "{threads} threads"
+                );
+                assert_eq!(ports.next(), own[0]);
+            }
+        }
+    }
 }

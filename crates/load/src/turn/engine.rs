@@ -73,7 +73,7 @@ impl Engine {
         let server = config.server;
         let settings = client_settings(config);
         for index in 0..count {
-            let open = open(config).and_then(|socket| engine.watch(socket, index));
+            let open = open(config, 0).and_then(|socket| engine.watch(socket, index));
             let socket = open.map_err(|source| LoadError::Socket { server, source })?;
             let client = Client::new(Arc::clone(&settings));
             engine.endpoints.push(Endpoint { client, socket, timeout: u64::MAX });
@@ -84,6 +84,15 @@ impl Engine {
     fn watch(&mut self, socket: UdpSocket, index: usize) -> io::Result<SocketId> {
         self.poller.add(&socket, index as u64)?;
         Ok(self.sockets.insert(socket))
+    }
+
+    /// Gives an endpoint another socket, from this source port. Nothing may be queued for the old one.
+    pub(super) fn reopen(&mut self, index: usize, config: &Config, port: u16) -> io::Result<()> {
+        let socket = open(config, port)?;
+        let old = self.endpoints[index].socket;
+        self.endpoints[index].socket = self.watch(socket, index)?;
+        self.sockets.remove(old);
+        Ok(())
     }
 
     /// Milliseconds, as clients count them.
@@ -225,7 +234,8 @@ pub(super) fn client_settings(config: &Config) -> Arc<client::Config> {
     Arc::new(settings)
 }
 
-fn open(config: &Config) -> io::Result<UdpSocket> {
+/// A socket connected to the server; port 0 lets the kernel choose.
+fn open(config: &Config, port: u16) -> io::Result<UdpSocket> {
     /// Receive buffers of all clients together, as far as the kernel allows.
     const ALL_BUFFERS: usize = 128 << 20;
     let buffer = (ALL_BUFFERS / config.clients).clamp(256 << 10, 8 << 20);
@@ -236,8 +246,8 @@ fn open(config: &Config) -> io::Result<UdpSocket> {
         ..UdpOptions::default()
     };
     let any: SocketAddr = match config.server {
-        SocketAddr::V4(_) => ([0; 4], 0).into(),
-        SocketAddr::V6(_) => ([0_u16; 8], 0).into(),
+        SocketAddr::V4(_) => ([0; 4], port).into(),
+        SocketAddr::V6(_) => ([0_u16; 8], port).into(),
     };
     let socket = UdpSocket::bind(any, &options)?;
     socket.connect(config.server)?;

@@ -22,9 +22,9 @@ const SHORTEST_SLEEP: Duration = Duration::from_micros(20);
 const DRAIN_NS: u64 = 300_000_000;
 /// Messages prepared, a multiple of the number of kinds.
 const PREPARED: usize = 10 * 32;
-/// Where a STUN message has its transaction id; ours holds the time at which it was due.
+/// Where a STUN message has its transaction id; ours holds a mark, the message's length, and when it was due.
 const TRANSACTION: std::ops::Range<usize> = 8..20;
-const MARK: [u8; 4] = *b"TPKE";
+const MARK: [u8; 2] = *b"TP";
 
 /// Runs one thread's share.
 pub(super) fn run(shared: &Shared<'_>, thread: usize) -> Result<Finished, LoadError> {
@@ -42,7 +42,8 @@ pub(super) fn run(shared: &Shared<'_>, thread: usize) -> Result<Finished, LoadEr
         }
         std::thread::sleep(Duration::from_millis(1));
     };
-    let mut replies = Replies { measure_ns: schedule.measure, tallies: Tallies::default(), longest: 0 };
+    let mut replies =
+        Replies { measure_ns: schedule.measure, tallies: Tallies::default(), longest: 0, worst: 0.0 };
     let cpu = flood(&mut engine, &mut replies, &messages, shared, thread, schedule, count)?;
     let deadline = shared.clock.ns() + DRAIN_NS;
     while shared.clock.ns() < deadline {
@@ -55,7 +56,10 @@ pub(super) fn run(shared: &Shared<'_>, thread: usize) -> Result<Finished, LoadEr
         errors: engine.errors,
         cpu,
         #[expect(clippy::cast_precision_loss, reason = "a datagram's length")]
-        extra: BTreeMap::from([("longest_reply_bytes", replies.longest as f64)]),
+        extra: BTreeMap::from([
+            ("longest_reply_bytes", replies.longest as f64),
+            ("worst_amplification", replies.worst),
+        ]),
         ..Finished::default()
     })
 }
@@ -64,19 +68,26 @@ struct Replies {
     measure_ns: u64,
     tallies: Tallies,
     longest: usize,
+    /// The most reply bytes for each byte of one message.
+    worst: f64,
 }
 
 impl Sink for Replies {
     fn raw(&mut self, _index: usize, now_ns: u64, datagram: &[u8]) -> bool {
-        let due = datagram.get(TRANSACTION).and_then(|id| {
-            let (mark, due) = id.split_first_chunk::<4>()?;
-            (*mark == MARK).then_some(u64::from_be_bytes(*due.first_chunk()?))
+        let own = datagram.get(TRANSACTION).and_then(|id| {
+            let (mark, rest) = id.split_first_chunk::<2>()?;
+            let (len, due) = rest.split_first_chunk::<2>()?;
+            (*mark == MARK).then_some((u16::from_be_bytes(*len), u64::from_be_bytes(*due.first_chunk()?)))
         });
+        let due = own.map(|(_, due)| due);
         let tally = self.tallies.of(due.unwrap_or(now_ns) >= self.measure_ns);
         tally.received += 1;
         tally.received_bytes += datagram.len() as u64;
         self.longest = self.longest.max(datagram.len());
-        if let Some(due) = due {
+        if let Some((len, due)) = own {
+            #[expect(clippy::cast_precision_loss, reason = "a datagram's length")]
+            let ratio = datagram.len() as f64 / f64::from(len.max(1));
+            self.worst = self.worst.max(ratio);
             tally.record_rtt(now_ns.saturating_sub(due) / 1_000);
         }
         true
@@ -126,7 +137,8 @@ fn flood(
             engine.tx.push_with(&route, message.len(), |out| {
                 out.copy_from_slice(message);
                 if let Some(id) = out.get_mut(TRANSACTION) {
-                    id[..4].copy_from_slice(&MARK);
+                    id[..2].copy_from_slice(&MARK);
+                    id[2..4].copy_from_slice(&u16::try_from(message.len()).unwrap_or(u16::MAX).to_be_bytes());
                     id[4..].copy_from_slice(&due.to_be_bytes());
                 }
             });

@@ -152,6 +152,7 @@ fn summary(shared: &Shared<'_>, interval: &mut Tallies, elapsed: Duration, lengt
         length,
         sent: both.sent,
         received: both.received,
+        replies_expected: shared.config.mode != Mode::Invalid,
         p50_us: both.rtt.quantile(0.50),
         p99_us: both.rtt.quantile(0.99),
     }
@@ -160,11 +161,7 @@ fn summary(shared: &Shared<'_>, interval: &mut Tallies, elapsed: Duration, lengt
 fn check_files(config: &Config) -> Result<(), LoadError> {
     /// Standard streams, epoll instances, and what the caller has open.
     const OTHERS: usize = 128;
-    let sockets = match config.mode {
-        Mode::Allocate => config.clients * 2,
-        Mode::Packet | Mode::Invalid => config.clients,
-    };
-    let needed = (sockets + OTHERS) as u64;
+    let needed = (config.clients + OTHERS) as u64;
     let limit = turnpike_net::limits::raise_open_files(needed)
         .map_err(LoadError::system("cannot read the limit of open files"))?;
     if limit < needed {

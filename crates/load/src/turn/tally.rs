@@ -111,7 +111,7 @@ pub(super) struct Finished {
     pub(super) jitter: (f64, u64),
     /// CPU time of the measured part, the wait for the last replies included.
     pub(super) cpu: Option<Duration>,
-    /// Figures that only one mode has, to be added up.
+    /// Figures that only one mode has; of several threads the largest counts.
     pub(super) extra: BTreeMap<&'static str, f64>,
 }
 

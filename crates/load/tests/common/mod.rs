@@ -1,4 +1,5 @@
 //! A relay of this process on loopback, with one user.
+#![allow(clippy::unwrap_used, reason = "a test helper says by panicking what went wrong")]
 #![allow(dead_code, reason = "each test file uses a part")]
 
 use std::{
@@ -54,37 +55,55 @@ impl SessionLog for Silent {
 pub(crate) struct Wishes {
     pub(crate) max_allocations_per_user: usize,
     pub(crate) allow_loopback: bool,
+    /// Where the relay listens and relays.
+    pub(crate) address: IpAddr,
     pub(crate) datapath: Datapath,
 }
 
 impl Default for Wishes {
     fn default() -> Self {
-        Self { max_allocations_per_user: 10_000, allow_loopback: true, datapath: Datapath::best().0 }
+        Self {
+            max_allocations_per_user: 10_000,
+            allow_loopback: true,
+            address: Ipv4Addr::LOCALHOST.into(),
+            datapath: Datapath::best().0,
+        }
     }
 }
 
 pub(crate) fn relay(wishes: &Wishes) -> Relay {
     let mut peers = PeerRules::default();
     if wishes.allow_loopback {
-        peers.allow.push("127.0.0.0/8".parse().unwrap());
+        peers.allow = ["127.0.0.0/8", "::1/128"].map(|range| range.parse().unwrap()).into();
     }
     let config = turnpike_relay::Config {
-        listen: vec![loopback(0)],
+        listen: vec![SocketAddr::new(wishes.address, 0)],
         workers: 1,
         datapath: wishes.datapath,
-        relay: vec![RelayAddress { bind: IpAddr::V4(Ipv4Addr::LOCALHOST), external: None }],
+        relay: vec![RelayAddress { bind: wishes.address, external: None }],
         ports: 49152..=65535,
         listener_buffer: 4 << 20,
         relay_buffer: 256 << 10,
         max_allocations: 20_000,
         max_allocations_per_user: wishes.max_allocations_per_user,
-        server: ServerConfig { nonce_key: [7; 32], relay_v6: false, peers, ..ServerConfig::default() },
+        server: ServerConfig {
+            nonce_key: [7; 32],
+            relay_v4: wishes.address.is_ipv4(),
+            relay_v6: wishes.address.is_ipv6(),
+            peers,
+            ..ServerConfig::default()
+        },
     };
     Relay::start(&config, Arc::new(OneUser), Arc::new(Silent)).unwrap()
 }
 
 pub(crate) fn reflector() -> Reflector {
-    let config = reflect::Config { listen: vec![loopback(0)], workers: 1, ..reflect::Config::default() };
+    reflector_on(Ipv4Addr::LOCALHOST.into())
+}
+
+pub(crate) fn reflector_on(address: IpAddr) -> Reflector {
+    let listen = vec![SocketAddr::new(address, 0)];
+    let config = reflect::Config { listen, workers: 1, ..reflect::Config::default() };
     Reflector::start(&config).unwrap()
 }
 

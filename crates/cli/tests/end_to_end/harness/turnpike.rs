@@ -105,7 +105,7 @@ impl Reflect {
         let mut arguments = vec!["reflect", "--listen", &listen];
         arguments.extend(more);
         let mut program = Program::start(&mut turnpike(&arguments));
-        let address = address_after(&program.line_with("listening on udp "), "listening on udp ");
+        let address = address_after(&program.line_with(" on udp "), " on udp ");
         Self { address, _program: program }
     }
 }
@@ -121,7 +121,7 @@ impl Load {
 
     pub(crate) fn as_user(server: SocketAddr, user: &str) -> Self {
         let server = server.to_string();
-        let arguments = ["load", "turn", "--server", &server, "--user", user, "--json", "-"];
+        let arguments = ["load", "turn", &server, "--user", user, "--json", "-"];
         Self(arguments.map(str::to_owned).to_vec())
     }
 

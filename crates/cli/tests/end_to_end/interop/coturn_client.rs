@@ -1,8 +1,9 @@
 //! coturn's clients against `serve`: `turnutils_uclient` in many modes, `turnutils_stunclient`.
 
 use std::{
-    net::{IpAddr, SocketAddr},
+    net::{IpAddr, SocketAddr, UdpSocket},
     process::Command,
+    time::Duration,
 };
 
 use crate::harness::{
@@ -57,6 +58,22 @@ fn uclient_with_channels(server: SocketAddr, peer: SocketAddr, more: &[&str]) ->
         }
     }
     panic!("no channel number was accepted in {DRAWS} draws");
+}
+
+/// coturn's own echo, on this port and the next.
+fn turnutils_peer() -> (Program, SocketAddr) {
+    let address = SocketAddr::new(V4, free_port(V4));
+    let mut command = Command::new("turnutils_peer");
+    let arguments = ["-L", &address.ip().to_string(), "-p", &address.port().to_string()];
+    let peer = Program::start(command.args(arguments));
+    let probe = UdpSocket::bind((V4, 0)).expect("loopback has a free port");
+    probe.set_read_timeout(Some(Duration::from_millis(100))).expect("not zero");
+    eventually("turnutils_peer echoes", || {
+        // Refused while nobody listens there yet.
+        probe.send_to(b"?", address).ok()?;
+        probe.recv(&mut [0; 16]).ok()
+    });
+    (peer, address)
 }
 
 /// How uclient sends.
@@ -134,10 +151,17 @@ fn send_over_ipv6() {
     relays_all(V6, Via::Send, &[&ALICE[..], &["-c"]].concat());
 }
 
-/// Without -c each RTP session has an RTCP session on the next port (EVEN-PORT, RESERVATION-TOKEN).
+/// Without -c each RTP session has an RTCP session on the next port (EVEN-PORT, RESERVATION-TOKEN), whose peer is the
+/// peer's next port: turnutils_peer has both.
 #[test]
 fn pairs_of_ports() {
-    relays_all(V4, Via::Send, &ALICE);
+    if let Some(why) = obstacle(V4) {
+        return skip(why);
+    }
+    let serve = Serve::start(&[]);
+    let (_peer, address) = turnutils_peer();
+    let ended = uclient(serve.address(V4), address, 2, &[&ALICE[..], &["-s", "-X"]].concat());
+    returns_all(&ended, 2);
 }
 
 /// -G repeats CreatePermission, one time for a peer of the other family; -g asks for DONT-FRAGMENT; -D pads.
@@ -172,10 +196,8 @@ fn coturn_on_both_sides() {
         return skip(why);
     }
     let serve = Serve::start(&[]);
-    let peer = SocketAddr::new(V4, free_port(V4));
-    let mut command = Command::new("turnutils_peer");
-    let _peer = Program::start(command.args(["-L", &peer.ip().to_string(), "-p", &peer.port().to_string()]));
-    let ended = uclient_with_channels(serve.address(V4), peer, &[&ALICE[..], &["-c", "-X"]].concat());
+    let (_peer, address) = turnutils_peer();
+    let ended = uclient_with_channels(serve.address(V4), address, &[&ALICE[..], &["-c", "-X"]].concat());
     returns_all(&ended, 1);
 }
 

@@ -119,5 +119,5 @@ fn load_with_a_wrong_password_is_refused() {
         .with(&["--rate", "10", "--duration", "1"])
         .run();
     assert_eq!(run.code, Some(1), "{}", run.output());
-    assert!(run.output().contains("401"), "{}", run.output());
+    assert!(run.stderr.contains("refused user"), "{}", run.output());
 }
