@@ -57,10 +57,13 @@ impl Plan {
         Self { config, datapath_reason, notes }
     }
 
-    /// File descriptors that the relay may need: each allocation up to two sockets, and some for everything else.
+    /// File descriptors that the relay may need: each allocation up to two sockets, each reserved port one, and some for
+    /// everything else.
     #[must_use]
     pub fn open_files(&self) -> u64 {
-        let sockets = self.config.listen.len() * self.config.workers + 2 * self.config.max_allocations;
+        let sockets = self.config.listen.len() * self.config.workers
+            + 2 * self.config.max_allocations
+            + self.config.max_reservations();
         sockets as u64 + 64 + 8 * self.config.workers as u64
     }
 }
