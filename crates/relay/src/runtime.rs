@@ -130,10 +130,11 @@ impl Relay {
         let quotas = Arc::new(Quotas::new(config.max_allocations, config.max_allocations_per_user));
         let ports = Arc::new(Ports::new(config));
         let mut relay = Self { listeners: listeners.clone(), workers: Vec::new(), store: Arc::clone(&store) };
+        let mut bound = Vec::new();
         for number in 0..config.workers.max(1) {
             let (commands, inbox) = mpsc::channel();
             let shared = Arc::new(Shared { snapshot: Mutex::new(WorkerSnapshot::default()) });
-            let (mut worker, waker) = Worker::new(
+            let (worker, waker) = Worker::new(
                 number,
                 config,
                 &listeners,
@@ -143,9 +144,15 @@ impl Relay {
                 inbox,
                 Arc::clone(&shared),
             )?;
+            bound.push((worker, Handle { commands, waker, shared, thread: None }));
+        }
+        // Only now: each socket that joins an SO_REUSEPORT group changes which worker a 5-tuple hashes to, and an allocation
+        // made before the last one joined would be left with a worker that hears nothing of its client any more.
+        for (number, (mut worker, mut handle)) in bound.into_iter().enumerate() {
             let thread =
                 std::thread::Builder::new().name(format!("relay-{number}")).spawn(move || worker.run())?;
-            relay.workers.push(Handle { commands, waker, shared, thread: Some(thread) });
+            handle.thread = Some(thread);
+            relay.workers.push(handle);
         }
         Ok(relay)
     }
