@@ -32,12 +32,12 @@ pub enum Lookup {
     WrongKey,
 }
 
-/// Which quota an allocation would exceed: 486.
+/// Which quota an allocation would exceed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum QuotaRefusal {
-    /// Allocations of this user.
+    /// Allocations of this user: 486.
     User,
-    /// Allocations in total.
+    /// Allocations in total: 508.
     Total,
 }
 
