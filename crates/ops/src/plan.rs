@@ -8,7 +8,7 @@ use std::{
 
 use turnpike_net::Datapath;
 use turnpike_relay::{Config, RelayAddress};
-use turnpike_turn::server::{PeerRules, ServerConfig};
+use turnpike_turn::server::{NonceKey, PeerRules, ServerConfig};
 use turnpike_wire::channel_data::ChannelRange;
 
 use crate::{
@@ -33,7 +33,7 @@ pub struct Plan {
 impl Plan {
     /// Asks the machine for what the settings do not say. Sends nothing.
     #[must_use]
-    pub fn new(settings: &Settings, nonce_key: [u8; 32]) -> Self {
+    pub fn new(settings: &Settings, nonce_key: NonceKey) -> Self {
         let mut notes = Vec::new();
         let relay = relay_addresses(settings, &mut notes);
         let (datapath, datapath_reason) = match settings.datapath {
@@ -70,7 +70,7 @@ impl Plan {
 
 /// The state machine's part of the settings; a reload makes it anew with the same addresses and nonce key.
 #[must_use]
-pub fn server_config(settings: &Settings, relay: &[RelayAddress], nonce_key: [u8; 32]) -> ServerConfig {
+pub fn server_config(settings: &Settings, relay: &[RelayAddress], nonce_key: NonceKey) -> ServerConfig {
     ServerConfig {
         realm: settings.realm.clone(),
         software: (!settings.software.is_empty()).then(|| settings.software.clone()),
@@ -204,11 +204,11 @@ mod tests {
     #[test]
     fn families_follow_the_relay_addresses() {
         let relay = [RelayAddress { bind: Ipv6Addr::LOCALHOST.into(), external: None }];
-        let config = server_config(&Settings::default(), &relay, [0; 32]);
+        let config = server_config(&Settings::default(), &relay, NonceKey([0; 32]));
         assert!(!config.relay_v4 && config.relay_v6);
         assert!(config.username_anonymity);
         let timed = Settings { secrets: vec![Secret::new("s")], ..Settings::default() };
-        assert!(!server_config(&timed, &relay, [0; 32]).username_anonymity);
+        assert!(!server_config(&timed, &relay, NonceKey([0; 32])).username_anonymity);
         assert_eq!((config.realm.as_str(), config.software.as_deref()), ("turnpike", Some("turnpike")));
     }
 }

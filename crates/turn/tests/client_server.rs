@@ -71,8 +71,12 @@ impl Bench {
         let mut peers = PeerRules::default();
         // A documentation range, which a server refuses unless told otherwise.
         peers.allow.push("192.0.2.0/24".parse().unwrap());
-        let config =
-            ServerConfig { nonce_key: [3; 32], nonce_lifetime: 600, peers, ..ServerConfig::default() };
+        let config = ServerConfig {
+            nonce_key: turnpike_turn::server::NonceKey([3; 32]),
+            nonce_lifetime: 600,
+            peers,
+            ..ServerConfig::default()
+        };
         Self {
             client: client::Client::new(Arc::new(client)),
             server: Server::new(Arc::new(config), OneUser),

@@ -153,7 +153,7 @@ impl<G: Gate> Server<G> {
 
     fn nonce_scope(&self, client: &Client) -> nonce::Scope<'_> {
         nonce::Scope {
-            key: &self.config.nonce_key,
+            key: &self.config.nonce_key.0,
             client: client.address,
             realm: &self.config.realm,
             algorithms: self.algorithms(),

@@ -1,5 +1,7 @@
 //! What a server is told at start.
 
+use std::fmt;
+
 use turnpike_wire::channel_data::ChannelRange;
 
 use super::PeerRules;
@@ -14,7 +16,7 @@ pub struct ServerConfig {
     /// Whether Allocate and the rest need long-term credentials. Default true; false is for closed networks and tests.
     pub authenticate: bool,
     /// Key of the nonce HMAC, shared by all workers of a server.
-    pub nonce_key: [u8; 32],
+    pub nonce_key: NonceKey,
     /// Seconds for which a nonce is accepted. Default 3600.
     pub nonce_lifetime: u32,
     /// Seconds, default of LIFETIME. Default 600.
@@ -45,13 +47,23 @@ pub struct ServerConfig {
     pub username_anonymity: bool,
 }
 
+/// A key that is never printed: whoever has it makes nonces that the server believes.
+#[derive(Clone, Copy)]
+pub struct NonceKey(pub [u8; 32]);
+
+impl fmt::Debug for NonceKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("NonceKey(..)")
+    }
+}
+
 impl Default for ServerConfig {
     fn default() -> Self {
         Self {
             realm: "turnpike".to_owned(),
             software: Some("turnpike".to_owned()),
             authenticate: true,
-            nonce_key: [0; 32],
+            nonce_key: NonceKey([0; 32]),
             nonce_lifetime: 3600,
             default_lifetime: 600,
             max_lifetime: 3600,
@@ -122,5 +134,16 @@ impl ServerConfig {
             return Err(ConfigError::NonceLifetime);
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn debug_output_never_holds_the_nonce_key() {
+        let config = ServerConfig { nonce_key: NonceKey([213; 32]), ..ServerConfig::default() };
+        assert!(!format!("{config:?}").contains("213"));
     }
 }

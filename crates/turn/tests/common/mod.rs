@@ -367,7 +367,7 @@ pub struct World {
 pub fn config() -> ServerConfig {
     ServerConfig {
         realm: REALM.to_owned(),
-        nonce_key: [7; 32],
+        nonce_key: turnpike_turn::server::NonceKey([7; 32]),
         channels: ChannelRange::Rfc8656,
         ..ServerConfig::default()
     }
