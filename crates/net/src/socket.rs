@@ -35,6 +35,11 @@ pub struct UdpOptions {
 /// who claims a small one (an ICMP error about datagrams to itself is enough) would switch GSO off for all of a listener's.
 const MAY_FRAGMENT_V4: i32 = libc::IP_PMTUDISC_OMIT;
 
+/// DF, whatever the path's MTU is thought to be. With the common IP_PMTUDISC_DO the kernel would itself drop what exceeds it,
+/// and the client that searches for the MTU (RFC 8656 section 11.5) would hear of the first ICMP error and then nothing.
+const DONT_FRAGMENT_V4: i32 = libc::IP_PMTUDISC_PROBE;
+const DONT_FRAGMENT_V6: i32 = libc::IPV6_PMTUDISC_PROBE;
+
 /// A bound, non-blocking UDP socket. IPv6 sockets are IPV6_V6ONLY. Unless a datagram asks for DF, the kernel may
 /// fragment it.
 #[derive(Debug)]
@@ -176,9 +181,9 @@ impl UdpSocket {
     /// Sets or clears DF for what is sent next.
     pub(crate) fn set_dont_fragment(&self, on: bool) -> io::Result<()> {
         let (level, name, value) = match (self.is_v6(), on) {
-            (false, true) => (libc::IPPROTO_IP, libc::IP_MTU_DISCOVER, libc::IP_PMTUDISC_DO),
+            (false, true) => (libc::IPPROTO_IP, libc::IP_MTU_DISCOVER, DONT_FRAGMENT_V4),
             (false, false) => (libc::IPPROTO_IP, libc::IP_MTU_DISCOVER, MAY_FRAGMENT_V4),
-            (true, true) => (libc::IPPROTO_IPV6, libc::IPV6_MTU_DISCOVER, libc::IPV6_PMTUDISC_DO),
+            (true, true) => (libc::IPPROTO_IPV6, libc::IPV6_MTU_DISCOVER, DONT_FRAGMENT_V6),
             (true, false) => (libc::IPPROTO_IPV6, libc::IPV6_MTU_DISCOVER, libc::IPV6_PMTUDISC_WANT),
         };
         sys::set_option(self.as_fd(), level, name, value)
