@@ -12,7 +12,7 @@ use turnpike_turn::server::{NonceKey, PeerRules, ServerConfig};
 use turnpike_wire::channel_data::ChannelRange;
 
 use crate::{
-    config::{Settings, User, UserSecret},
+    config::{Settings, StoredKey, User, UserSecret},
     secret::Secret,
 };
 
@@ -85,10 +85,20 @@ pub fn server_config(settings: &Settings, relay: &[RelayAddress], nonce_key: Non
         relay_v6: relay.iter().any(|address| address.bind.is_ipv6()),
         peers: PeerRules { allow: settings.allow.clone(), deny: settings.deny.clone() },
         allow_md5: settings.allow_md5,
+        // Clients take the strongest algorithm that they are offered, before anybody knows who they are.
+        allow_sha256: !settings.allow_md5 || settings.users.iter().all(has_sha256),
         channels: if settings.rfc5766_channels { ChannelRange::Rfc5766 } else { ChannelRange::Rfc8656 },
         // Nobody can find a time-limited name by its hash, and a client that is offered anonymity takes it.
         username_anonymity: settings.secrets.is_empty(),
         ..ServerConfig::default()
+    }
+}
+
+/// Whether a SHA-256 key of this user is known or can be made.
+fn has_sha256(user: &User) -> bool {
+    match &user.secret {
+        UserSecret::Password(_) => true,
+        UserSecret::Keys(keys) => keys.iter().any(|key| matches!(key, StoredKey::Sha256(_))),
     }
 }
 
@@ -199,6 +209,24 @@ mod tests {
     fn detection_always_finds_an_address() {
         let mut notes = Vec::new();
         assert!(!relay_addresses(&Settings::default(), &mut notes).is_empty());
+    }
+
+    #[test]
+    fn a_user_known_by_an_md5_key_alone_keeps_sha256_from_being_offered() {
+        let keys = |digits: &[usize]| {
+            let keys = digits.iter().filter_map(|n| StoredKey::from_hex(&"a".repeat(*n))).collect();
+            User { name: "stored".to_owned(), secret: UserSecret::Keys(keys) }
+        };
+        for (users, allow_md5, offered) in [
+            (vec![], true, true),
+            (vec![keys(&[32, 64])], true, true),
+            (vec![keys(&[32, 64]), keys(&[32])], true, false),
+            (vec![keys(&[32])], false, true),
+        ] {
+            let settings = Settings { users, allow_md5, ..Settings::default() };
+            let server = server_config(&settings, &[], NonceKey([0; 32]));
+            assert_eq!(server.allow_sha256, offered, "{:?}", settings.users);
+        }
     }
 
     #[test]

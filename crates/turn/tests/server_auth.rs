@@ -195,6 +195,22 @@ fn md5_can_be_refused() {
     assert_eq!(world.server.gate_mut().lookups, 0);
 }
 
+/// Where only MD5 keys are stored, a client that is offered SHA-256 would take it and be refused for ever.
+#[test]
+fn sha256_is_not_offered_where_no_such_keys_are_stored() {
+    let mut world = World::with(ServerConfig { allow_sha256: false, ..config() });
+    let challenge = world.ask(&Ask::allocate());
+    assert_eq!(challenge.code(), Some(401));
+    let offered =
+        Message::from_bytes(&challenge.0).unwrap().raw_attribute(0x8002.into()).unwrap().value.to_vec();
+    assert_eq!(offered, [0, 1, 0, 0]);
+    // One who answers a longer list than ours was lied to on the way.
+    let sha256 = world.credentials("alice", Scheme::Sha256);
+    assert_eq!(world.ask(&Ask::allocate().signed(&sha256)).code(), Some(400));
+    let md5 = world.credentials("alice", Scheme::Md5);
+    world.ask(&Ask::allocate().signed(&md5)).success();
+}
+
 #[test]
 fn a_nonce_is_stale_after_its_lifetime_and_the_fresh_one_works() {
     let mut world = World::with(ServerConfig { nonce_lifetime: 100, ..config() });

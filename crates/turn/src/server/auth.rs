@@ -22,6 +22,7 @@ const MAX_QUEUED: usize = 1024;
 /// PASSWORD-ALGORITHMS as we announce it, the preferred first; numbers and no parameters (RFC 8489 section 18.5).
 const SHA256_AND_MD5: &[u8] = &[0, 2, 0, 0, 0, 1, 0, 0];
 const SHA256_ONLY: &[u8] = &[0, 2, 0, 0];
+const MD5_ONLY: &[u8] = &[0, 1, 0, 0];
 
 /// Who sent a request, as proven.
 pub(super) struct Who {
@@ -140,7 +141,7 @@ impl<G: Gate> Server<G> {
             (None, None) => Some(KeyAlgorithm::Md5),
             (Some(chosen), Some(echoed)) if echoed == self.algorithms() => match chosen {
                 [0, 1, 0, 0] if self.config.allow_md5 => Some(KeyAlgorithm::Md5),
-                [0, 2, 0, 0] => Some(KeyAlgorithm::Sha256),
+                [0, 2, 0, 0] if self.config.allow_sha256 => Some(KeyAlgorithm::Sha256),
                 _ => None,
             },
             _ => None,
@@ -148,7 +149,11 @@ impl<G: Gate> Server<G> {
     }
 
     fn algorithms(&self) -> &'static [u8] {
-        if self.config.allow_md5 { SHA256_AND_MD5 } else { SHA256_ONLY }
+        match (self.config.allow_sha256, self.config.allow_md5) {
+            (true, true) => SHA256_AND_MD5,
+            (true, false) => SHA256_ONLY,
+            (false, _) => MD5_ONLY,
+        }
     }
 
     fn nonce_scope(&self, client: &Client) -> nonce::Scope<'_> {

@@ -42,6 +42,9 @@ pub struct ServerConfig {
     pub channels: ChannelRange,
     /// Whether MD5 keys with HMAC-SHA1 (RFC 5389 clients) are accepted beside SHA-256. Default true.
     pub allow_md5: bool,
+    /// Whether SHA-256 keys are offered and accepted. Default true; false where a user is stored as an MD5 key alone, because
+    /// clients of RFC 8489 take the strongest algorithm that they are offered.
+    pub allow_sha256: bool,
     /// Whether clients are told that they may hide their name in USERHASH (RFC 8489 section 9.2). Default true; false where
     /// users exist only in the requests that name them (time-limited credentials), because no hash leads to those.
     pub username_anonymity: bool,
@@ -76,6 +79,7 @@ impl Default for ServerConfig {
             peers: PeerRules::default(),
             channels: ChannelRange::Rfc5766,
             allow_md5: true,
+            allow_sha256: true,
             username_anonymity: true,
         }
     }
@@ -105,6 +109,9 @@ pub enum ConfigError {
     /// Nothing could be allocated.
     #[error("relay_v4 and relay_v6 are both false: no relayed transport address can be allocated")]
     NoFamily,
+    /// Nobody could authenticate.
+    #[error("allow_md5 and allow_sha256 are both false: no key would be accepted")]
+    NoAlgorithm,
     /// Every nonce would be stale on arrival.
     #[error("nonce_lifetime must be at least 1 s")]
     NonceLifetime,
@@ -129,6 +136,9 @@ impl ServerConfig {
         }
         if !self.relay_v4 && !self.relay_v6 {
             return Err(ConfigError::NoFamily);
+        }
+        if !self.allow_md5 && !self.allow_sha256 {
+            return Err(ConfigError::NoAlgorithm);
         }
         if self.nonce_lifetime == 0 {
             return Err(ConfigError::NonceLifetime);
