@@ -206,6 +206,19 @@ pub(crate) fn sweep(id: &str) {
     }
 }
 
+/// The processes of a group, its leader first.
+pub(crate) fn group(leader: u32) -> Vec<u32> {
+    let of_group = |pid: &u32| {
+        let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+        // After the name: state, ppid, pgrp.
+        stat.rsplit_once(')').and_then(|(_, fields)| fields.split_whitespace().nth(2)?.parse().ok())
+            == Some(leader)
+    };
+    let mut pids: Vec<u32> = all_pids().filter(of_group).collect();
+    pids.sort_by_key(|pid| *pid != leader);
+    pids
+}
+
 /// When a process started, in clock ticks since boot: with the pid, its identity. `None` once it is gone.
 pub(crate) fn birth(pid: u32) -> Option<u64> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;

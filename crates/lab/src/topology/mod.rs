@@ -44,7 +44,7 @@ pub(crate) struct Topology {
     /// Names for addresses in commands, see [`Spec::addresses`].
     pub(crate) addresses: BTreeMap<String, String>,
     /// By `NAMESPACE/DEVICE`.
-    pub(crate) offloads: BTreeMap<String, String>,
+    pub(crate) offloads: BTreeMap<String, BTreeMap<String, bool>>,
     /// `None` for what `lab up` made.
     guardian: Option<Guardian>,
 }

@@ -20,15 +20,19 @@ const SHOWN: [(&str, &str); 8] = [
     ("rx-udp-gro-forwarding", "rx-udp-gro-forwarding"),
 ];
 
-/// Applies `wanted` to a device and returns what then holds, as one line. `entry` enters the device's namespace.
-/// Without `ethtool` the kernel's defaults stay, and the line says so.
+/// What can be said without `ethtool`.
+pub(crate) const UNKNOWN: &str =
+    "the kernel's defaults, unseen: `ethtool` is missing (apt-get install ethtool)";
+
+/// Applies `wanted` to a device and returns what then holds of what is worth showing; nothing, and the kernel's
+/// defaults stay, where there is no `ethtool`. `entry` enters the device's namespace.
 pub(crate) fn apply(
     entry: &[String],
     device: &str,
     wanted: &BTreeMap<String, bool>,
-) -> Result<String, LabError> {
+) -> Result<BTreeMap<String, bool>, LabError> {
     if tools::find("ethtool").is_none() {
-        return Ok("the kernel's defaults: `ethtool` is missing, apt-get install ethtool".to_owned());
+        return Ok(BTreeMap::new());
     }
     let run = |arguments: &[&str]| {
         let mut command = entry.to_vec();
@@ -48,7 +52,9 @@ pub(crate) fn apply(
             })?;
         }
     }
-    Ok(describe(&parse(&run(&["ethtool", "-k", device])?)))
+    let mut held = parse(&run(&["ethtool", "-k", device])?);
+    held.retain(|name, _| SHOWN.iter().any(|(_, short)| short == name));
+    Ok(held)
 }
 
 /// The output of `ethtool -k`, under the names of `ethtool -K`.
@@ -63,7 +69,11 @@ fn parse(text: &str) -> BTreeMap<String, bool> {
         .collect()
 }
 
-fn describe(held: &BTreeMap<String, bool>) -> String {
+/// As one line.
+pub(crate) fn describe(held: &BTreeMap<String, bool>) -> String {
+    if held.is_empty() {
+        return UNKNOWN.to_owned();
+    }
     let shown: Vec<String> = SHOWN
         .iter()
         .filter_map(|(_, short)| {

@@ -1,0 +1,4 @@
+pub(crate) mod halt;
+pub(crate) mod ready;
+pub(crate) mod result;
+pub(crate) mod session;
