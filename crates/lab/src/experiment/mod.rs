@@ -23,9 +23,6 @@ use crate::{
     void::Limits,
 };
 
-/// What the record calls the baseline's second run.
-pub(crate) const LEAST_ROUNDS: u32 = 6;
-
 /// An experiment file.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -71,9 +68,9 @@ pub(crate) struct Experiment {
     #[serde(default)]
     pub(crate) sweep: BTreeMap<String, Vec<toml::Value>>,
     #[serde(default)]
-    pub(crate) rules: Rules,
+    rules: RuleChanges,
     #[serde(default)]
-    pub(crate) limits: Limits,
+    limits: LimitChanges,
     /// Those compared; the first is the baseline.
     pub(crate) subject: Vec<Service>,
     /// Started before the subject, anew each time: reflectors, servers behind a forwarder.
@@ -83,6 +80,24 @@ pub(crate) struct Experiment {
     /// Where relative paths start and what messages call it.
     #[serde(skip)]
     pub(crate) path: PathBuf,
+}
+
+/// What the file says of [`Rules`].
+#[derive(Clone, Copy, Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RuleChanges {
+    min_rounds: Option<u32>,
+    resolution: Option<f64>,
+    need_noise_floor: Option<bool>,
+    max_voided: Option<f64>,
+}
+
+/// What the file says of [`Limits`].
+#[derive(Clone, Copy, Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct LimitChanges {
+    late_p99_us: Option<f64>,
+    steal_percent: Option<f64>,
 }
 
 /// A program that runs while the load does.
@@ -223,6 +238,26 @@ impl Experiment {
                 let base = self.path.parent().unwrap_or(Path::new("."));
                 Spec::load(Some(&base.join(file))).map(Some)
             }
+        }
+    }
+
+    /// When a verdict is given.
+    pub(crate) fn rules(&self) -> Rules {
+        let (usual, said) = (Rules::default(), self.rules);
+        Rules {
+            min_rounds: said.min_rounds.unwrap_or(usual.min_rounds),
+            resolution: said.resolution.unwrap_or(usual.resolution),
+            need_noise_floor: said.need_noise_floor.unwrap_or(usual.need_noise_floor),
+            max_voided: said.max_voided.unwrap_or(usual.max_voided),
+        }
+    }
+
+    /// When a run is void.
+    pub(crate) fn limits(&self) -> Limits {
+        let usual = Limits::default();
+        Limits {
+            late_p99_us: self.limits.late_p99_us.unwrap_or(usual.late_p99_us),
+            steal_percent: self.limits.steal_percent.unwrap_or(usual.steal_percent),
         }
     }
 
