@@ -1,0 +1,35 @@
+//! The performance lab: how an experiment is ordered, judged, recorded and reported.
+//!
+//! This is the half of the lab that starts nothing and reads no clock. Whoever runs the programs uses it so:
+//!
+//! ```text
+//! order::plan(seed, runs, rounds)            which subject runs when; runs = the subjects, and the baseline again (A/A)
+//!   └─ for each slot: run the subject        progress::Progress tells round k of n, time left, the running estimate
+//!        └─ record::Round                    metric::derive() adds the per-packet figures,
+//!             └─ void::Limits::check()       a late generator or stolen CPU voids it
+//! record::Record::save(dir) ◀───┘            after every round, so that Ctrl-C loses nothing
+//! verdict::judge(record, subject, metric)    faster, slower, no difference shown, or cannot tell
+//! report::save(dir, record)                  report.html;  report::row() for docs/performance-log.md
+//! report::compare(records)                   runs of different days, and whether they are comparable
+//!
+//! search::Search::next() ─▶ Trial ─▶ observe()   find-max, for several loss goals at once
+//! ```
+//!
+//! **Ratios.** A paired ratio is always candidate over baseline of the same round, in logarithms until shown; the
+//! baseline is the experiment's first subject. Whether above 1 is good is a property of the [`metric`].
+//!
+//! **Seeds.** One seed, printed and recorded, fixes the order of the runs and the bootstrap.
+#![forbid(unsafe_code)]
+
+pub mod metric;
+pub mod order;
+pub mod progress;
+pub mod record;
+pub mod report;
+pub mod search;
+pub mod stats;
+pub mod verdict;
+pub mod void;
+
+pub use record::{Record, Round};
+pub use verdict::{Outcome, Verdict, judge};
