@@ -1,15 +1,54 @@
+//! The performance lab: starts programs, reads the system, and says what can be believed of it.
+//!
+//! It links none of the servers, so that any relay or forwarder can be measured. One half starts programs and reads
+//! counters; it is reached through [`run`], or [`main`]:
+//!
+//! ```text
+//! topology    namespaces joined by veth pairs, gone whatever happens
+//! experiment  files: subjects, helpers, workload, sweep
+//! probe       counters of namespaces, CPUs and processes, read at the source
+//! run         fresh processes a round, readiness, the window in which is measured, failures
+//! profile     flame graphs, hot symbols, syscalls
+//! ```
+//!
+//! The other half starts nothing and reads no clock: how an experiment is ordered, judged, recorded and reported.
+//!
+//! ```text
+//! order::plan(seed, runs, rounds)            which subject runs when; runs = the subjects, and the baseline again (A/A)
+//!   └─ for each slot: run the subject        progress::Progress tells round k of n, time left, the running estimate
+//!        └─ record::Round                    metric::derive() adds the per-packet figures,
+//!             └─ void::Limits::check()       a late generator or stolen CPU voids it
+//! record::Record::save(dir) ◀───┘            after every round, so that Ctrl-C loses nothing
+//! verdict::judge(record, subject, metric)    faster, slower, no difference shown, or cannot tell
+//! report::save(dir, record)                  report.html;  report::row() for docs/performance-log.md
+//! report::compare(records)                   runs of different days, and whether they are comparable
+//!
+//! search::Search::next() ─▶ Trial ─▶ observe()   find-max, for several loss goals at once
+//! ```
+//!
+//! **Ratios.** A paired ratio is always candidate over baseline of the same round, in logarithms until shown; the
+//! baseline is the experiment's first subject. Whether above 1 is good is a property of the [`metric`].
+//!
+//! **Seeds.** One seed, printed and recorded, fixes the order of the runs and the bootstrap.
 #![forbid(unsafe_code)]
-//! x
-#![allow(dead_code)]
+
+mod adhoc;
+mod cli;
+mod commands;
+mod environment;
 mod error;
 mod experiment;
 pub mod metric;
 pub mod order;
 mod probe;
+mod profile;
 mod program;
 pub mod progress;
 pub mod record;
+pub mod report;
+mod request;
 mod run;
+mod say;
 pub mod search;
 pub mod stats;
 mod stop;
@@ -18,3 +57,10 @@ mod tools;
 mod topology;
 pub mod verdict;
 pub mod void;
+
+pub use cli::LabArgs;
+pub use commands::{main, run};
+pub use error::LabError;
+pub use record::{Record, Round};
+pub use stop::Stop;
+pub use verdict::{Outcome, Verdict, judge};
