@@ -12,49 +12,52 @@ use crate::{
 
 /// Where and how the programs of an ad-hoc experiment run.
 #[derive(Clone, Debug, Default, clap::Args)]
-pub struct Setting {
+pub(crate) struct Setting {
     /// `host`, `routed` (client, relay, peer), or a topology file
     #[arg(long, value_name = "T", default_value = "host")]
-    pub topology: String,
+    pub(crate) topology: String,
     /// CPUs of the subjects, as `taskset -c` takes them
     #[arg(long, value_name = "LIST")]
-    pub cpus: Option<String>,
+    pub(crate) cpus: Option<String>,
     /// CPUs of the workload
     #[arg(long, value_name = "LIST")]
-    pub load_cpus: Option<String>,
+    pub(crate) load_cpus: Option<String>,
     /// Namespace of the subjects [default: relay, where there is one]
     #[arg(long, value_name = "NAME")]
-    pub namespace: Option<String>,
+    pub(crate) namespace: Option<String>,
     /// Namespace of the workload [default: client, where there is one]
     #[arg(long, value_name = "NAME")]
-    pub load_namespace: Option<String>,
+    pub(crate) load_namespace: Option<String>,
     /// A subject is ready when ADDR:PORT answers a STUN Binding request
     #[arg(long, value_name = "ADDR:PORT", group = "ready")]
-    pub ready_stun: Option<String>,
+    pub(crate) ready_stun: Option<String>,
     /// ... when ADDR:PORT accepts a TCP connection
     #[arg(long, value_name = "ADDR:PORT", group = "ready")]
-    pub ready_tcp: Option<String>,
+    pub(crate) ready_tcp: Option<String>,
     /// ... when its output has this text
     #[arg(long, value_name = "TEXT", group = "ready")]
-    pub ready_log: Option<String>,
+    pub(crate) ready_log: Option<String>,
     /// ... when a UDP socket is bound to this port
     #[arg(long, value_name = "PORT", group = "ready")]
-    pub ready_udp_port: Option<String>,
+    pub(crate) ready_udp_port: Option<String>,
+    /// ... when a TCP socket listens on this port
+    #[arg(long, value_name = "PORT", group = "ready")]
+    pub(crate) ready_tcp_port: Option<String>,
     /// A program that the workload needs beside the subject, such as a reflector; may be repeated
     #[arg(long, value_name = "[NAMESPACE:]CMD")]
-    pub helper: Vec<String>,
+    pub(crate) helper: Vec<String>,
     /// How the workload's result is read: turnpike, iperf3, none
     #[arg(long, value_name = "F", default_value = "none")]
-    pub format: String,
+    pub(crate) format: String,
     /// `stdout`, or the file that the workload writes; {result} in its command is such a file
     #[arg(long, value_name = "WHERE", default_value = "stdout")]
-    pub result: String,
+    pub(crate) result: String,
     /// Namespaces at which arriving datagrams count as delivered; may be repeated
     #[arg(long, value_name = "NAME")]
-    pub delivered_at: Vec<String>,
+    pub(crate) delivered_at: Vec<String>,
     /// The workload ends by itself and counts whole, instead of running for a duration
     #[arg(long)]
-    pub whole: bool,
+    pub(crate) whole: bool,
 }
 
 /// A request that compares `subjects`, name and command line, under `workload`.
@@ -106,6 +109,7 @@ fn document(
             ("tcp", &setting.ready_tcp),
             ("log", &setting.ready_log),
             ("udp_port", &setting.ready_udp_port),
+            ("tcp_port", &setting.ready_tcp_port),
         ];
         let mut ready = Table::new();
         for (probe, value) in probes {
@@ -120,7 +124,9 @@ fn document(
 
     let helpers = setting.helper.iter().enumerate().map(|(index, text)| {
         let (space, command) = match text.split_once(':') {
-            Some((space, command)) if !on_host && !space.contains(char::is_whitespace) => (Some(space), command),
+            Some((space, command)) if !on_host && !space.contains(char::is_whitespace) => {
+                (Some(space), command)
+            }
             _ => (None, text.as_str()),
         };
         let mut service = Table::new();
@@ -186,7 +192,8 @@ mod tests {
 
     #[test]
     fn a_missing_workload_is_refused() {
-        let error = request("ab", &[("a", "true")], &[], &Setting::default(), &Changes::default()).unwrap_err();
+        let error =
+            request("ab", &[("a", "true")], &[], &Setting::default(), &Changes::default()).unwrap_err();
         assert_eq!(error.exit_code(), 2);
     }
 }

@@ -22,8 +22,7 @@ use crate::{
     stats,
     stop::Stop,
     topology::{
-        self, Topology,
-        offload,
+        self, Topology, offload,
         spec::{Spec, is_plain},
         userns,
     },
@@ -83,7 +82,8 @@ fn dispatch(command: LabCommand, stop: &Stop) -> Result<u8, LabError> {
             if let [before, after] = &diff[..] {
                 return profile::diff(before, after, Path::new("profile-diff.svg")).map(|()| 0);
             }
-            let subject = subject.ok_or_else(|| LabError::usage("nothing to profile: name the command before `--`"))?;
+            let subject =
+                subject.ok_or_else(|| LabError::usage("nothing to profile: name the command before `--`"))?;
             let request = adhoc::request("profile", &[("subject", &subject)], &workload, &setting, &changes)?;
             let stage = Stage::set(&request, &out.out, stop.clone())?;
             let done = profile::profile(&stage, &Screen::new());
@@ -113,7 +113,9 @@ fn up(file: Option<&Path>, id: &str) -> Result<u8, LabError> {
         text += &format!("{device}: {}\n", offload::describe(held));
     }
     let option = if id == "up" { String::new() } else { format!(" --id {id}") };
-    text += &format!("`turnpike lab exec{option} NAME -- CMD` runs a command inside, `turnpike lab down{option}` ends it");
+    text += &format!(
+        "`turnpike lab exec{option} NAME -- CMD` runs a command inside, `turnpike lab down{option}` ends it"
+    );
     say::result(&text);
     Ok(0)
 }
@@ -172,7 +174,10 @@ fn rates_all(requests: &[Request], plan: &Plan, rounds: u32, out: &Out, stop: &S
             if sweep.found.is_empty() {
                 let mut text = format!("{}\n", sweep.subject);
                 for point in &sweep.points {
-                    let p99 = point.latency.as_ref().map_or_else(String::new, |latency| format!(", p99 {:.0} us", latency.p99));
+                    let p99 = point
+                        .latency
+                        .as_ref()
+                        .map_or_else(String::new, |latency| format!(", p99 {:.0} us", latency.p99));
                     text += &format!(
                         "  {:>10.0}/s offered, {:>10.0}/s delivered, {:.3} % lost{p99}\n",
                         point.offered_pps, point.delivered_pps, point.loss_percent
@@ -201,7 +206,8 @@ fn conclude(record: &Record, stage: &Stage, out: &Out) -> Result<u8, LabError> {
     if let Some(log) = &out.log.log {
         append_row(record, log)?;
     }
-    let counted = |name: &str| record.rounds.iter().any(|round| round.subject == name && round.voided.is_none());
+    let counted =
+        |name: &str| record.rounds.iter().any(|round| round.subject == name && round.voided.is_none());
     let all_counted = record.experiment.subjects.iter().all(|subject| counted(&subject.name));
     Ok(u8::from(!all_counted))
 }
@@ -213,8 +219,10 @@ fn summary(record: &Record, wanted: &[String]) -> String {
     for subject in &record.experiment.subjects {
         let values = record.values(&subject.name, deciding);
         let rounds = record.rounds.iter().filter(|round| round.subject == subject.name);
-        let (all, void) = rounds.fold((0, 0), |(all, void), round| (all + 1, void + usize::from(round.voided.is_some())));
-        let median = stats::median(&values).map_or_else(|| "not measured".to_owned(), |value| metric::show(deciding, value));
+        let (all, void) =
+            rounds.fold((0, 0), |(all, void), round| (all + 1, void + usize::from(round.voided.is_some())));
+        let median = stats::median(&values)
+            .map_or_else(|| "not measured".to_owned(), |value| metric::show(deciding, value));
         text += &format!("{}: {deciding} {median}, {all} rounds", subject.name);
         if void > 0 {
             text += &format!(", {void} of them void");
@@ -274,10 +282,15 @@ fn show(directories: &[std::path::PathBuf], log: Option<&Path>) -> Result<u8, La
 
 fn settings(search: &SearchArgs) -> Result<Settings, LabError> {
     if search.min == 0 || search.min >= search.max {
-        return Err(LabError::usage(format!("--min {} and --max {}: expected 0 < min < max", search.min, search.max)));
+        return Err(LabError::usage(format!(
+            "--min {} and --max {}: expected 0 < min < max",
+            search.min, search.max
+        )));
     }
     if !(0.1..=50.0).contains(&search.width) || !(0.1..=600.0).contains(&search.trial) {
-        return Err(LabError::usage("--width: expected 0.1 to 50 percent; --trial: expected 0.1 to 600 seconds"));
+        return Err(LabError::usage(
+            "--width: expected 0.1 to 50 percent; --trial: expected 0.1 to 600 seconds",
+        ));
     }
     if search.loss.is_empty() || search.loss.iter().any(|loss| !(0.0..100.0).contains(loss)) {
         return Err(LabError::usage("--loss: expected percentages from 0 to below 100"));

@@ -25,7 +25,8 @@ pub(crate) fn describe(experiment: &Experiment, topology: &Topology, variables: 
     Environment {
         kernel: read("/proc/sys/kernel/osrelease"),
         cpu_model: cpu_model(&fs::read_to_string("/proc/cpuinfo").unwrap_or_default()),
-        cores: thread::available_parallelism().map_or(0, |cores| u32::try_from(cores.get()).unwrap_or(u32::MAX)),
+        cores: thread::available_parallelism()
+            .map_or(0, |cores| u32::try_from(cores.get()).unwrap_or(u32::MAX)),
         memory_bytes: memory(&fs::read_to_string("/proc/meminfo").unwrap_or_default()),
         offloads: topology.offloads.clone(),
         tools: versions(experiment, variables),
@@ -85,7 +86,9 @@ fn cpu_model(cpuinfo: &str) -> String {
 }
 
 fn memory(meminfo: &str) -> u64 {
-    let kibibytes = meminfo.lines().find_map(|line| line.strip_prefix("MemTotal:")?.split_whitespace().next()?.parse::<u64>().ok());
+    let kibibytes = meminfo
+        .lines()
+        .find_map(|line| line.strip_prefix("MemTotal:")?.split_whitespace().next()?.parse::<u64>().ok());
     kibibytes.unwrap_or(0) * 1024
 }
 

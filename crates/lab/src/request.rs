@@ -32,28 +32,28 @@ pub(crate) struct Request {
 
 /// What the command line says instead of the file.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, clap::Args)]
-pub struct Changes {
+pub(crate) struct Changes {
     /// Rounds, at least 6 for a verdict
     #[arg(long, value_name = "N")]
-    pub rounds: Option<u32>,
+    pub(crate) rounds: Option<u32>,
     /// Measured seconds of a run
     #[arg(long, value_name = "S")]
-    pub duration: Option<f64>,
+    pub(crate) duration: Option<f64>,
     /// Seconds of load before them
     #[arg(long, value_name = "S")]
-    pub warmup: Option<f64>,
+    pub(crate) warmup: Option<f64>,
     /// Seconds of the first run after each start, which is thrown away; 0 for none
     #[arg(long, value_name = "S")]
-    pub discard: Option<f64>,
+    pub(crate) discard: Option<f64>,
     /// The metric that decides
     #[arg(long, value_name = "NAME")]
-    pub metric: Option<String>,
+    pub(crate) metric: Option<String>,
     /// Fixes the order of the runs; drawn and printed otherwise
     #[arg(long, value_name = "N")]
-    pub seed: Option<u64>,
+    pub(crate) seed: Option<u64>,
     /// Also make one run a subject under `perf trace` or `strace`
     #[arg(long)]
-    pub syscalls: bool,
+    pub(crate) syscalls: bool,
 }
 
 impl Request {
@@ -99,12 +99,18 @@ impl Request {
         let read = |name: &str| {
             let path = directory.join(name);
             fs::read_to_string(&path).map_err(|error| {
-                LabError::usage(format!("cannot read {}: {error}: name a directory that a run of the lab left", path.display()))
+                LabError::usage(format!(
+                    "cannot read {}: {error}: name a directory that a run of the lab left",
+                    path.display()
+                ))
             })
         };
         let request = read(REQUEST)?;
         let mut request: Self = serde_json::from_str(&request).map_err(|error| {
-            LabError::usage(format!("{} is not a request of the lab: {error}", directory.join(REQUEST).display()))
+            LabError::usage(format!(
+                "{} is not a request of the lab: {error}",
+                directory.join(REQUEST).display()
+            ))
         })?;
         request.text = read(EXPERIMENT)?;
         Ok(request)
@@ -125,9 +131,16 @@ impl Request {
 
     /// The swept variables of this point, such as `clients-8-size-120`; empty without a sweep.
     pub(crate) fn point_name(&self, experiment: &Experiment) -> String {
-        let parts: Vec<String> =
-            experiment.sweep.keys().filter_map(|name| Some(format!("{name}-{}", self.point.get(name)?))).collect();
-        parts.join("-").chars().map(|c| if c.is_ascii_alphanumeric() || ".-_".contains(c) { c } else { '_' }).collect()
+        let parts: Vec<String> = experiment
+            .sweep
+            .keys()
+            .filter_map(|name| Some(format!("{name}-{}", self.point.get(name)?)))
+            .collect();
+        parts
+            .join("-")
+            .chars()
+            .map(|c| if c.is_ascii_alphanumeric() || ".-_".contains(c) { c } else { '_' })
+            .collect()
     }
 
     /// A fresh directory for the record below `base`.
@@ -135,12 +148,15 @@ impl Request {
         let parts = [experiment.name.clone(), self.point_name(experiment), environment::stamp()];
         let name = parts.into_iter().filter(|part| !part.is_empty()).collect::<Vec<_>>().join("-");
         for attempt in 1..1000 {
-            let directory = if attempt == 1 { base.join(&name) } else { base.join(format!("{name}-{attempt}")) };
+            let directory =
+                if attempt == 1 { base.join(&name) } else { base.join(format!("{name}-{attempt}")) };
             if !directory.exists() {
                 let cannot = LabError::io(format!("cannot make {}", directory.display()));
                 fs::create_dir_all(&directory).map_err(cannot)?;
                 // Programs start in other directories.
-                return directory.canonicalize().map_err(LabError::io("cannot resolve the record's directory"));
+                return directory
+                    .canonicalize()
+                    .map_err(LabError::io("cannot resolve the record's directory"));
             }
         }
         Err(LabError::failed(format!("{} is full of records of this second", base.display())))

@@ -28,7 +28,7 @@ use crate::{
 #[serde(deny_unknown_fields)]
 pub(crate) struct Experiment {
     pub(crate) name: String,
-    /// One sentence for `lab list` and the report.
+    /// One sentence for whoever reads the progress and the notes of the record.
     #[serde(default)]
     pub(crate) about: String,
     /// `routed` (client, relay, peer), `host`, or a topology file relative to this file.
@@ -137,6 +137,8 @@ pub(crate) struct Ready {
     pub(crate) log: Option<String>,
     /// A UDP socket of its namespace is bound to this port.
     pub(crate) udp_port: Option<String>,
+    /// A TCP socket of its namespace listens on this port: unlike `tcp`, nothing is connected.
+    pub(crate) tcp_port: Option<String>,
     /// The namespace that asks; its own if absent.
     pub(crate) from: Option<String>,
     /// Seconds until it counts as failed.
@@ -339,7 +341,7 @@ impl Experiment {
                 && ready.probes() != 1
             {
                 return self.refuse(format!(
-                    "{}: ready needs exactly one of stun, tcp, http, log, udp_port",
+                    "{}: ready needs exactly one of stun, tcp, http, log, udp_port, tcp_port",
                     service.name
                 ));
             }
@@ -466,10 +468,16 @@ impl Service {
             *url = variables.text(url)?;
         }
         if let Some(ready) = &mut filled.ready {
-            for value in
-                [&mut ready.stun, &mut ready.tcp, &mut ready.http, &mut ready.log, &mut ready.udp_port]
-                    .into_iter()
-                    .flatten()
+            for value in [
+                &mut ready.stun,
+                &mut ready.tcp,
+                &mut ready.http,
+                &mut ready.log,
+                &mut ready.udp_port,
+                &mut ready.tcp_port,
+            ]
+            .into_iter()
+            .flatten()
             {
                 *value = variables.text(value)?;
             }
@@ -480,7 +488,10 @@ impl Service {
 
 impl Ready {
     fn probes(&self) -> usize {
-        [&self.stun, &self.tcp, &self.http, &self.log, &self.udp_port].into_iter().flatten().count()
+        [&self.stun, &self.tcp, &self.http, &self.log, &self.udp_port, &self.tcp_port]
+            .into_iter()
+            .flatten()
+            .count()
     }
 }
 

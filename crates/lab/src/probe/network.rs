@@ -152,18 +152,29 @@ impl Interface {
 
 /// Whether a UDP socket is bound to `port` in the namespace of process `pid`.
 pub(crate) fn udp_port_is_bound(pid: u32, port: u16) -> bool {
-    ["udp", "udp6"].iter().any(|table| {
+    has_local_port(pid, ["udp", "udp6"], port, None)
+}
+
+/// Whether a TCP socket listens on `port` there.
+pub(crate) fn tcp_port_listens(pid: u32, port: u16) -> bool {
+    // TCP_LISTEN
+    has_local_port(pid, ["tcp", "tcp6"], port, Some("0A"))
+}
+
+fn has_local_port(pid: u32, tables: [&str; 2], port: u16, state: Option<&str>) -> bool {
+    tables.iter().any(|table| {
         // A process that is just starting or has just ended has no table; the caller asks again.
-        parse_port_is_bound(&fs::read_to_string(format!("/proc/{pid}/net/{table}")).unwrap_or_default(), port)
+        let text = fs::read_to_string(format!("/proc/{pid}/net/{table}")).unwrap_or_default();
+        parse_local_port(&text, port, state)
     })
 }
 
-fn parse_port_is_bound(text: &str, port: u16) -> bool {
+fn parse_local_port(text: &str, port: u16, state: Option<&str>) -> bool {
     let suffix = format!(":{port:04X}");
-    text.lines()
-        .skip(1)
-        .filter_map(|line| line.split_whitespace().nth(1))
-        .any(|local| local.ends_with(&suffix))
+    text.lines().skip(1).any(|line| {
+        let words: Vec<&str> = line.split_whitespace().take(4).collect();
+        matches!(words[..], [_, local, _, held] if local.ends_with(&suffix) && state.is_none_or(|state| state == held))
+    })
 }
 
 /// `/proc/net/snmp` and `netstat`: a line of names, then a line of values, both led by the protocol's name.
@@ -295,8 +306,10 @@ Inter-|   Receive                                                |  Transmit
    sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode
   531: 0202004D:0D98 0102004D:1F90 07 00000000:00000000 00:00000000 00000000     0        0 5 2 x 0
 ";
-        assert!(parse_port_is_bound(text, 3480));
-        assert!(!parse_port_is_bound(text, 8080));
-        assert!(!parse_port_is_bound("", 3480));
+        assert!(parse_local_port(text, 3480, None));
+        assert!(!parse_local_port(text, 8080, None));
+        assert!(!parse_local_port("", 3480, None));
+        assert!(!parse_local_port(text, 3480, Some("0A")), "it does not listen");
+        assert!(parse_local_port(&text.replace(" 07 ", " 0A "), 3480, Some("0A")));
     }
 }

@@ -172,16 +172,16 @@ mod tests {
    syscall            calls  errors  total       min       avg       max       stddev
                                      (msec)    (msec)    (msec)    (msec)        (%)
    --------------- --------  ------ -------- --------- --------- ---------     ------
-   sendmmsg              10      1    12.500     0.013     0.016     0.019      4.14%
+   sendmmsg              10      1    12.000     0.013     0.016     0.019      4.14%
    epoll_wait             2      0     1.000     0.014     0.014     0.014      0.35%
 
  a (12), 2 events, 9.4%
 
-   sendmmsg               5      0     2.500     0.013     0.016     0.019      4.14%
+   sendmmsg               5      0     4.000     0.013     0.016     0.019      4.14%
 ";
         let table = parse_perf(text);
         assert_eq!(table.len(), 2);
-        assert_eq!(table[0], Syscall { name: "sendmmsg".to_owned(), calls: 15, errors: 1, seconds: 0.015 });
+        assert_eq!(table[0], Syscall { name: "sendmmsg".to_owned(), calls: 15, errors: 1, seconds: 0.016 });
     }
 
     #[test]

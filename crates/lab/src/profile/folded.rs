@@ -30,7 +30,11 @@ impl Folded {
 
     fn percent(&self, leaf: &str) -> f64 {
         let samples = self.samples();
-        if samples == 0 { 0.0 } else { self.leaves.get(leaf).copied().unwrap_or(0) as f64 * 100.0 / samples as f64 }
+        if samples == 0 {
+            0.0
+        } else {
+            self.leaves.get(leaf).copied().unwrap_or(0) as f64 * 100.0 / samples as f64
+        }
     }
 
     fn kernel_percent(&self) -> f64 {
@@ -40,7 +44,8 @@ impl Folded {
     /// The hottest `rows` symbols.
     pub(crate) fn describe(&self, rows: usize) -> String {
         let kernel = self.kernel_percent();
-        let mut text = format!("{} samples: {:.1} % user, {kernel:.1} % kernel\n", self.samples(), 100.0 - kernel);
+        let mut text =
+            format!("{} samples: {:.1} % user, {kernel:.1} % kernel\n", self.samples(), 100.0 - kernel);
         let mut leaves: Vec<&String> = self.leaves.keys().collect();
         leaves.sort_by(|a, b| self.percent(b).total_cmp(&self.percent(a)));
         for leaf in leaves.into_iter().take(rows) {
@@ -87,7 +92,9 @@ mod tests {
 
     #[test]
     fn samples_are_counted_by_leaf_and_side() {
-        let folded = Folded::parse("a;main;route 60\na;main;send_[k];ip_output_[k] 30\na;x;ip_output_[k] 10\nbroken\n");
+        let folded = Folded::parse(
+            "a;main;route 60\na;main;send_[k];ip_output_[k] 30\na;x;ip_output_[k] 10\nbroken\n",
+        );
         assert_eq!(folded.samples(), 100);
         let text = folded.describe(2);
         assert!(text.starts_with("100 samples: 60.0 % user, 40.0 % kernel\n"), "{text}");

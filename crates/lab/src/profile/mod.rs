@@ -97,7 +97,10 @@ pub(crate) fn diff(before: &Path, after: &Path, out: &Path) -> Result<(), LabErr
     let read = |directory: &Path| {
         let path = directory.join(STACKS);
         fs::read_to_string(&path).map_err(|error| {
-            LabError::usage(format!("cannot read {}: {error}: name a directory that `lab profile` left", path.display()))
+            LabError::usage(format!(
+                "cannot read {}: {error}: name a directory that `lab profile` left",
+                path.display()
+            ))
         })
     };
     let (old, new) = (read(before)?, read(after)?);
@@ -120,7 +123,17 @@ fn record(pids: &[u32], mark: &str, data: &Path, directory: &Path) -> Result<Pro
     // Without hardware counters the kernel's timer samples; it cannot see code that runs with interrupts off.
     let event = if hardware { "cycles" } else { "cpu-clock" };
     let mut command = words([
-        "perf", "record", "-q", "-F", &FREQUENCY.to_string(), "-e", event, "--call-graph", "fp", "-p", &pids.join(","),
+        "perf",
+        "record",
+        "-q",
+        "-F",
+        &FREQUENCY.to_string(),
+        "-e",
+        event,
+        "--call-graph",
+        "fp",
+        "-p",
+        &pids.join(","),
         "-o",
     ]);
     command.push(data.display().to_string());

@@ -88,14 +88,19 @@ impl Stage {
                 cpus: service.cpus.clone(),
             });
         }
-        let id = self.directory.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+        let mut environment = environment::describe(experiment, &self.topology, &self.variables);
+        if !experiment.about.is_empty() {
+            environment.notes.insert(0, experiment.about.clone());
+        }
+        let id =
+            self.directory.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
         Ok(Record {
             format: record::FORMAT,
             id,
             started: environment::now(),
             command: request.command.clone(),
             seed: request.seed,
-            environment: environment::describe(experiment, &self.topology, &self.variables),
+            environment,
             experiment: record::Experiment {
                 name: experiment.name.clone(),
                 subjects,
@@ -183,7 +188,11 @@ impl Comparison<'_> {
                 if let Some(void) = &round.voided {
                     self.screen.note(&format!("round {}, {}: void, {void}", index + 1, service.name));
                 }
-                if again { record.aa.push(round) } else { record.rounds.push(round) }
+                if again {
+                    record.aa.push(round)
+                } else {
+                    record.rounds.push(round)
+                }
                 record.save(&self.stage.directory).map_err(|error| LabError::failed(error.to_string()))?;
                 if hopeless(record, &service.name) {
                     self.screen.note(&format!("{} fails every time: the rest is not tried", service.name));
@@ -257,7 +266,11 @@ impl Comparison<'_> {
             let path = self.stage.directory.join(format!("syscalls-{}.json", service.name));
             let json = serde_json::to_string_pretty(&table).unwrap_or_default();
             fs::write(&path, json).map_err(LabError::io(format!("cannot write {}", path.display())))?;
-            crate::say::result(&format!("\nsyscalls of {}\n{}", service.name, syscalls::describe(&table, 12)));
+            crate::say::result(&format!(
+                "\nsyscalls of {}\n{}",
+                service.name,
+                syscalls::describe(&table, 12)
+            ));
         }
         Ok(())
     }

@@ -57,7 +57,11 @@ pub(crate) fn run(
     record.experiment.rounds = rounds;
     if let Plan::FindMax(settings) = plan {
         // The middle goal decides: none is a matter of luck, and the loosest is for orientation.
-        record.experiment.metric = settings.goals.get(1).or(settings.goals.first()).map_or_else(String::new, |goal| metric_of(*goal));
+        record.experiment.metric = settings
+            .goals
+            .get(1)
+            .or(settings.goals.first())
+            .map_or_else(String::new, |goal| metric_of(*goal));
     }
     let outcome = Rates { stage, bench: stage.bench(), screen, plan }.run(&mut record, rounds);
     if record.sweeps.is_empty() {
@@ -87,7 +91,8 @@ impl Rates<'_> {
                 let again = run == subjects.len();
                 let service = &subjects[if again { 0 } else { run }];
                 let mut round = Round::new(index, &service.name, place);
-                let mut sweep = Sweep { subject: service.name.clone(), round: Some(index), ..Sweep::default() };
+                let mut sweep =
+                    Sweep { subject: service.name.clone(), round: Some(index), ..Sweep::default() };
                 let done = self.one(service, &mut sweep);
                 for found in &sweep.found {
                     let rate = found.lower_pps.map(|rate| (metric_of(found.max_loss), rate as f64));
@@ -110,7 +115,11 @@ impl Rates<'_> {
                 if let Some(void) = &round.voided {
                     self.screen.note(&format!("{}: void, {void}", service.name));
                 }
-                if again { record.aa.push(round) } else { record.rounds.push(round) }
+                if again {
+                    record.aa.push(round)
+                } else {
+                    record.rounds.push(round)
+                }
                 record.save(&self.stage.directory).map_err(|error| LabError::failed(error.to_string()))?;
             }
         }
@@ -179,12 +188,21 @@ impl Rates<'_> {
     }
 
     /// One trial, and whether it is void.
-    fn trial(&self, session: &mut Session<'_>, service: &Service, trial: Trial) -> Result<(SweepPoint, bool), Halt> {
+    fn trial(
+        &self,
+        session: &mut Session<'_>,
+        service: &Service,
+        trial: Trial,
+    ) -> Result<(SweepPoint, bool), Halt> {
         let experiment = &self.stage.experiment;
         let mut round = Round::new(0, &service.name, 0);
         let window = Window { warmup: experiment.warmup, duration: trial.duration_s };
         let rate = trial.rate_pps.to_string();
-        let outcome = session.measure(window, |variables| variables.set(&experiment.workload.rate, &rate), &mut round)?;
+        let outcome = session.measure(
+            window,
+            |variables| variables.set(&experiment.workload.rate, &rate),
+            &mut round,
+        )?;
         let point = point(&outcome, trial).ok_or_else(|| {
             Halt::Fatal(LabError::usage(
                 "the workload does not say what it sent and received: only one that does (format = \"turnpike\" or \
@@ -196,7 +214,8 @@ impl Rates<'_> {
             Some(void) => format!("void, {void}"),
             None => format!("{:.3} % lost", point.loss_percent),
         };
-        self.screen.note(&format!("{}: {}/s for {} s: {verdict}", service.name, trial.rate_pps, trial.duration_s));
+        self.screen
+            .note(&format!("{}: {}/s for {} s: {verdict}", service.name, trial.rate_pps, trial.duration_s));
         Ok((point, void.is_some()))
     }
 }
@@ -217,7 +236,11 @@ fn point(outcome: &Outcome, trial: Trial) -> Option<SweepPoint> {
 
 /// Datagrams sent and received in a trial of that length. The workload ran a little longer, so its counts are scaled;
 /// a loss never rounds away.
-#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "rates times seconds: positive, far below 2^53")]
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "rates times seconds: positive, far below 2^53"
+)]
 fn counts(point: &SweepPoint, duration: f64) -> (u64, u64) {
     let sent = (point.offered_pps * duration).round().max(0.0) as u64;
     let lost = (sent as f64 * point.loss_percent / 100.0).ceil() as u64;

@@ -72,6 +72,7 @@ enum Question<'a> {
     Http(SocketAddr, String, Option<u32>),
     Log(&'a str, &'a Path),
     UdpPort(u16, u32),
+    TcpPort(u16, u32),
 }
 
 impl<'a> Question<'a> {
@@ -99,9 +100,12 @@ impl<'a> Question<'a> {
             let (address, path) = inside::parse_url(url)?;
             return Ok(Self::Http(address, path, from));
         }
+        let own = pid(&service.namespace)?.unwrap_or_else(std::process::id);
         if let Some(port) = &ready.udp_port {
-            let port = port.parse().map_err(|_| refuse("udp_port", port, "a port"))?;
-            return Ok(Self::UdpPort(port, pid(&service.namespace)?.unwrap_or_else(std::process::id)));
+            return Ok(Self::UdpPort(port.parse().map_err(|_| refuse("udp_port", port, "a port"))?, own));
+        }
+        if let Some(port) = &ready.tcp_port {
+            return Ok(Self::TcpPort(port.parse().map_err(|_| refuse("tcp_port", port, "a port"))?, own));
         }
         // Checked when the file was read: exactly one is there.
         Ok(Self::Log(ready.log.as_deref().unwrap_or_default(), log))
@@ -119,6 +123,7 @@ impl<'a> Question<'a> {
                 String::from_utf8_lossy(&said).contains(text).then_some(())
             }
             Self::UdpPort(port, pid) => network::udp_port_is_bound(*pid, *port).then_some(()),
+            Self::TcpPort(port, pid) => network::tcp_port_listens(*pid, *port).then_some(()),
         };
         Ok(answered.is_some())
     }
@@ -130,6 +135,7 @@ impl<'a> Question<'a> {
             Self::Http(address, path, _) => format!("no answer to http://{address}{path}"),
             Self::Log(text, _) => format!("its output has no \"{text}\""),
             Self::UdpPort(port, _) => format!("no UDP socket on port {port}"),
+            Self::TcpPort(port, _) => format!("nothing listens on TCP port {port}"),
         }
     }
 }
