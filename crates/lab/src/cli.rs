@@ -146,7 +146,7 @@ pub(crate) struct ExperimentFile {
 #[derive(Debug, Args)]
 pub(crate) struct Out {
     /// Directory below which the record gets one of its own
-    #[arg(long, value_name = "DIR", default_value = "lab-results")]
+    #[arg(long, value_name = "DIR", default_value = "lab-runs")]
     pub(crate) out: PathBuf,
     #[command(flatten)]
     pub(crate) log: Log,

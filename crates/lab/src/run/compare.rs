@@ -135,8 +135,8 @@ impl Stage {
 pub(crate) fn compare(request: &Request, stage: &Stage, screen: &Screen) -> Result<Record, LabError> {
     let mut record = stage.record(request)?;
     let outcome = Comparison { stage, bench: stage.bench(), screen }.run(&mut record);
-    if record.rounds.is_empty() {
-        // Nothing was measured: nothing is left.
+    if record.rounds.is_empty() || matches!(outcome, Err(LabError::Usage(_))) {
+        // Nothing was measured, or the experiment is wrong: nothing is left.
         let _ = fs::remove_dir_all(&stage.directory);
     } else {
         record.save(&stage.directory).map_err(|error| LabError::failed(error.to_string()))?;
