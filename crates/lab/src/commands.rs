@@ -223,7 +223,8 @@ fn summary(record: &Record, wanted: &[String]) -> String {
             rounds.fold((0, 0), |(all, void), round| (all + 1, void + usize::from(round.voided.is_some())));
         let median = stats::median(&values)
             .map_or_else(|| "not measured".to_owned(), |value| metric::show(deciding, value));
-        text += &format!("{}: {deciding} {median}, {all} rounds", subject.name);
+        let rounds = if all == 1 { "round" } else { "rounds" };
+        text += &format!("{}: {deciding} {median}, {all} {rounds}", subject.name);
         if void > 0 {
             text += &format!(", {void} of them void");
         }

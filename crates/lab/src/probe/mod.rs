@@ -54,10 +54,18 @@ impl Scope {
         })
     }
 
-    /// Datagrams that have arrived so far where they count.
-    pub(crate) fn delivered(&self) -> Result<u64, LabError> {
-        let counted = self.spaces.iter().filter(|(name, _)| self.delivered_at.contains(name));
-        counted.map(|(_, pid)| Network::read(*pid).map(|network| network.datagrams)).sum()
+    /// IP packets that have arrived so far where they count, or else at the subject; `None` where that is the host,
+    /// whose packets are not ours alone.
+    pub(crate) fn arrived(&self) -> Result<Option<u64>, LabError> {
+        let watched = |name: &String| match (&self.delivered_at[..], &self.subject_space) {
+            ([], subject) => subject.as_ref() == Some(name),
+            (places, _) => places.contains(name),
+        };
+        let mut arrived = None;
+        for (_, pid) in self.spaces.iter().filter(|(name, _)| watched(name)) {
+            *arrived.get_or_insert(0) += Network::read(*pid)?.datagrams;
+        }
+        Ok(arrived)
     }
 }
 

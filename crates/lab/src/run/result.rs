@@ -147,12 +147,18 @@ fn iperf3(value: &Value) -> Result<Outcome, String> {
     let mut outcome = Outcome::default();
     let mut put =
         |name: &str, value: Option<f64>| outcome.metrics.extend(value.map(|value| (name.to_owned(), value)));
-    if let Some(lost_percent) = number("end.sum.lost_percent") {
+    if number("end.sum.lost_percent").is_some() {
         let packets = number("end.sum.packets").unwrap_or(0.0);
         let lost = number("end.sum.lost_packets").unwrap_or(0.0);
+        // iperf3 3.12 miscounts what is lost when seconds are omitted (-O), up to millions of percent.
+        if !(0.0..=packets).contains(&lost) {
+            return Err(format!(
+                "iperf3 says that {lost} of {packets} datagrams were lost: leave out --omit"
+            ));
+        }
         let seconds = number("end.sum.seconds").filter(|seconds| *seconds > 0.0);
-        let received = (packets - lost).max(0.0);
-        put("loss_percent", Some(lost_percent));
+        let received = packets - lost;
+        put("loss_percent", Some(if packets > 0.0 { lost * 100.0 / packets } else { 0.0 }));
         put("offered_pps", seconds.map(|seconds| packets / seconds));
         put(metric::DELIVERED_PPS, seconds.map(|seconds| received / seconds));
         put("jitter_us", number("end.sum.jitter_ms").map(|jitter| jitter * 1e3));
@@ -258,6 +264,8 @@ mod tests {
         assert_eq!(outcome.metrics[metric::DELIVERED_PPS], 450.0);
         assert_eq!(outcome.metrics["delivered_bps"], 450.0 * 9600.0);
         assert_eq!(outcome.metrics["jitter_us"], 250.0);
+        let wrong = udp.replace("\"lost_packets\":100", "\"lost_packets\":-7");
+        assert!(read(&workload("iperf3"), &wrong).unwrap_err().contains("--omit"));
         let failed = read(&workload("iperf3"), r#"{"error":"unable to connect"}"#);
         assert_eq!(failed.unwrap_err(), "iperf3: unable to connect");
     }

@@ -33,8 +33,8 @@ use crate::{
     topology::Topology,
 };
 
-/// Datagrams at which traffic is taken to flow; the exchange of setting up is not yet among them.
-const FLOWING: u64 = 50;
+/// Packets at which traffic is taken to flow.
+const FLOWING: u64 = 20;
 const LOOK: Duration = Duration::from_millis(10);
 /// Share of one CPU from which a generator is held saturated.
 const SATURATED: f64 = 0.97;
@@ -244,25 +244,23 @@ impl Session<'_> {
         Ok((program, result))
     }
 
-    /// Until datagrams arrive where they count; at once where nothing is counted.
+    /// Until the workload's packets arrive; at once on the host, where others' do too.
     fn await_flow(&mut self, workload: &mut Program) -> Result<(), Halt> {
-        if self.scope.delivered_at.is_empty() {
-            return Ok(());
-        }
-        let start = self.scope.delivered()?;
-        let deadline = Instant::now() + Duration::from_secs_f64(self.bench.experiment.workload.patience);
-        while self.scope.delivered()?.saturating_sub(start) < FLOWING {
-            if Instant::now() > deadline {
-                self.check_alive()?;
-                return Err(Halt::Other(format!(
-                    "no traffic arrived within {} s",
-                    self.bench.experiment.workload.patience
-                )));
+        let patience = self.bench.experiment.workload.patience;
+        let deadline = Instant::now() + Duration::from_secs_f64(patience);
+        let Some(start) = self.scope.arrived()? else { return Ok(()) };
+        loop {
+            let arrived = self.scope.arrived()?.unwrap_or(start).saturating_sub(start);
+            // A trickle is traffic too.
+            if arrived >= FLOWING || (arrived > 0 && Instant::now() > deadline) {
+                return Ok(());
             }
             self.look(workload)?;
+            if Instant::now() > deadline {
+                return Err(Halt::Other(format!("no traffic arrived within {patience} s")));
+            }
             thread::sleep(LOOK);
         }
-        Ok(())
     }
 
     /// Lets time pass while everything runs.
@@ -297,7 +295,7 @@ impl Session<'_> {
 
     fn check_alive(&mut self) -> Result<(), Halt> {
         if self.subject.ended().is_some() {
-            return Err(Halt::Subject(format!("{} under load", self.subject.obituary())));
+            return Err(Halt::Subject(format!("under load, {}", self.subject.obituary())));
         }
         match self.helpers.iter_mut().find_map(|helper| helper.ended().is_some().then(|| helper.obituary())) {
             Some(obituary) => Err(Halt::Other(format!("helper {obituary}"))),
