@@ -122,6 +122,7 @@ fn cpu_of_the_subject_agrees_with_perf_stat() {
     // Half busy, half asleep, in user space and in the kernel, for about as long as the workload runs.
     let burn = "import os,sys,time
 open(sys.argv[1],'w').write(str(os.getpid()))
+print('burning', flush=True)
 end=time.monotonic()+2
 while time.monotonic()<end:
     stop=time.monotonic()+0.02
@@ -143,6 +144,7 @@ limits = {{ steal_percent = 100.0 }}
 [[subject]]
 name = "burner"
 command = ["python3", "-c", '''{burn}''', "{pid}"]
+ready = {{ log = "burning" }}
 [workload]
 command = ["sh", "-c", "perf stat -x , -e task-clock -o {csv} -p $(cat {pid}) -- sleep 1.5"]
 format = "none"

@@ -189,9 +189,9 @@ impl Comparison<'_> {
                     self.screen.note(&format!("round {}, {}: void, {void}", index + 1, service.name));
                 }
                 if again {
-                    record.aa.push(round)
+                    record.aa.push(round);
                 } else {
-                    record.rounds.push(round)
+                    record.rounds.push(round);
                 }
                 record.save(&self.stage.directory).map_err(|error| LabError::failed(error.to_string()))?;
                 if hopeless(record, &service.name) {

@@ -116,9 +116,9 @@ impl Rates<'_> {
                     self.screen.note(&format!("{}: void, {void}", service.name));
                 }
                 if again {
-                    record.aa.push(round)
+                    record.aa.push(round);
                 } else {
-                    record.rounds.push(round)
+                    record.rounds.push(round);
                 }
                 record.save(&self.stage.directory).map_err(|error| LabError::failed(error.to_string()))?;
             }
