@@ -1,4 +1,5 @@
 //! Whole experiments with tiny programs: what is recorded, and what becomes of everything that goes wrong.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails here")]
 
 mod support;
 

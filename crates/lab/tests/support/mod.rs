@@ -1,5 +1,6 @@
 //! The lab as a process of its own, for what only a process can show: signals, exit codes, what is left behind.
 #![allow(dead_code, reason = "each test file uses its part")]
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails here")]
 
 use std::{
     fs,
