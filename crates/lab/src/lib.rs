@@ -21,6 +21,7 @@
 //! **Seeds.** One seed, printed and recorded, fixes the order of the runs and the bootstrap.
 #![forbid(unsafe_code)]
 
+pub mod comparable;
 pub mod metric;
 pub mod order;
 pub mod progress;

@@ -12,7 +12,7 @@ use turnpike_lab::{Outcome, Verdict, judge, order};
 /// Relative standard deviation of one run.
 const NOISE: f64 = 0.08;
 /// Rounds after which 8 % noise leaves about plus or minus 2.8 %, and hardly ever more than the 5 % wanted.
-const ROUNDS: usize = 96;
+const ROUNDS: u32 = 96;
 
 /// A machine that gets slower as it warms up, and on which each run is a little off.
 struct Machine {
@@ -39,23 +39,22 @@ impl Machine {
 
 /// The place of a run: which subject, in which round, at which place.
 struct Slot {
-    round: usize,
-    place: usize,
+    round: u32,
+    place: u32,
     who: usize,
 }
 
 /// The lab's own order of `old`, `new` and `old` again (0, 1, 2).
-fn lab_order(seed: u64, rounds: usize) -> Vec<Slot> {
-    let plan = order::plan(seed, 3, rounds);
-    let slots = |(round, whos): (usize, Vec<usize>)| {
-        whos.into_iter().enumerate().map(move |(place, who)| Slot { round, place, who }).collect::<Vec<_>>()
+fn lab_order(seed: u64, rounds: u32) -> Vec<Slot> {
+    let in_round = |(round, whos): (u32, Vec<usize>)| -> Vec<Slot> {
+        (0..).zip(whos).map(|(place, who)| Slot { round, place, who }).collect()
     };
-    plan.into_iter().enumerate().flat_map(slots).collect()
+    (0..).zip(order::plan(seed, 3, rounds)).flat_map(in_round).collect()
 }
 
 /// What one does by hand: all of one, then all of the other. The second runs of the baseline follow the first ones, so
 /// that the noise floor itself is an honest one.
-fn sequential_order(rounds: usize) -> Vec<Slot> {
+fn sequential_order(rounds: u32) -> Vec<Slot> {
     let old =
         (0..rounds).flat_map(|round| [Slot { round, place: 0, who: 0 }, Slot { round, place: 1, who: 2 }]);
     let new = (0..rounds).map(|round| Slot { round, place: 0, who: 1 });
@@ -63,7 +62,7 @@ fn sequential_order(rounds: usize) -> Vec<Slot> {
 }
 
 /// Runs the slots on a machine that loses 20 % of its speed meanwhile; `new` has `speed` times the speed of `old`.
-fn experiment(seed: u64, speed: f64, rounds: usize, slots: &[Slot]) -> Record {
+fn experiment(seed: u64, speed: f64, rounds: u32, slots: &[Slot]) -> Record {
     let subject = |name: &str| Subject { name: name.to_owned(), ..Subject::default() };
     let mut record = Record {
         format: FORMAT,
@@ -76,7 +75,7 @@ fn experiment(seed: u64, speed: f64, rounds: usize, slots: &[Slot]) -> Record {
             name: "simulated".to_owned(),
             subjects: vec![subject("old"), subject("new")],
             metric: PACKETS_PER_CPU_S.to_owned(),
-            rounds: u32::try_from(rounds).unwrap(),
+            rounds,
             ..Experiment::default()
         },
         rounds: Vec::new(),
@@ -88,17 +87,16 @@ fn experiment(seed: u64, speed: f64, rounds: usize, slots: &[Slot]) -> Record {
     for slot in slots {
         let value = machine.measure(if slot.who == 1 { speed } else { 1.0 });
         let name = if slot.who == 1 { "new" } else { "old" };
-        let index = u32::try_from(slot.round).unwrap();
         let round = Round {
             metrics: BTreeMap::from([(PACKETS_PER_CPU_S.to_owned(), value)]),
-            ..Round::new(index, name, u32::try_from(slot.place).unwrap())
+            ..Round::new(slot.round, name, slot.place)
         };
         if slot.who == 2 { record.aa.push(round) } else { record.rounds.push(round) }
     }
     record
 }
 
-fn verdict(seed: u64, speed: f64, rounds: usize) -> Verdict {
+fn verdict(seed: u64, speed: f64, rounds: u32) -> Verdict {
     judge(&experiment(seed, speed, rounds, &lab_order(seed, rounds)), "new", PACKETS_PER_CPU_S)
 }
 
@@ -149,7 +147,7 @@ fn with_few_rounds_it_cannot_tell_and_the_rounds_it_asks_for_suffice() {
         if let Outcome::CannotTell { rounds: Some(rounds), .. } = verdict(seed, 1.0, 10).outcome {
             asked += 1;
             assert!((11..400).contains(&rounds), "{rounds} rounds");
-            let then = verdict(seed, 1.0, rounds as usize);
+            let then = verdict(seed, 1.0, rounds);
             // The noise was itself estimated from ten rounds: it may ask once more, for less than twice as many.
             match then.outcome {
                 Outcome::CannotTell { rounds: Some(more), .. } => assert!(more < 4 * rounds, "{then}"),
