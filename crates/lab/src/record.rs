@@ -232,6 +232,19 @@ impl Round {
             notes: Vec::new(),
         }
     }
+
+    /// Keeps the latency, its percentiles as metrics too, so that they are judged.
+    pub fn set_latency(&mut self, latency: Latency) {
+        let percentiles = [
+            ("latency_p50_us", latency.p50),
+            ("latency_p90_us", latency.p90),
+            ("latency_p99_us", latency.p99),
+            ("latency_p999_us", latency.p999),
+            ("latency_max_us", latency.max),
+        ];
+        self.metrics.extend(percentiles.map(|(name, value)| (name.to_owned(), value)));
+        self.latency = Some(latency);
+    }
 }
 
 impl Latency {
@@ -451,6 +464,24 @@ pub(crate) mod tests {
         assert_eq!(Record::load(&dir.0).unwrap(), record);
         assert_eq!(Record::load(&dir.0.join(FILE)).unwrap(), record);
         assert_eq!(fs::read_dir(&dir.0).unwrap().count(), 1, "nothing else is left in the directory");
+    }
+
+    #[test]
+    fn percentiles_of_a_latency_are_metrics_with_a_direction() {
+        let mut round = Round::new(0, "a", 0);
+        round.set_latency(Latency {
+            p50: 1.0,
+            p90: 2.0,
+            p99: 3.0,
+            p999: 4.0,
+            max: 5.0,
+            ..Latency::default()
+        });
+        assert_eq!(round.metrics.values().copied().sum::<f64>(), 15.0);
+        assert_eq!(round.metrics["latency_p999_us"], 4.0);
+        for name in round.metrics.keys() {
+            assert_eq!(crate::metric::direction(name), crate::metric::Direction::Lower, "{name}");
+        }
     }
 
     #[test]
