@@ -75,3 +75,48 @@ impl<'a> ChannelData<'a> {
         [a, b, c, d]
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_message_is_seen_as_number_and_payload() {
+        let bytes = [0x40, 0x01, 0x00, 0x03, b'a', b'b', b'c'];
+        let message = ChannelData::parse(&bytes).unwrap();
+        assert_eq!(message.number().get(), 0x4001);
+        assert_eq!(message.payload(), b"abc");
+        assert_eq!(ChannelData::header(message.number(), 3), bytes[..4]);
+    }
+
+    #[test]
+    fn an_empty_payload_is_a_payload() {
+        assert_eq!(ChannelData::parse(&[0x4F, 0xFF, 0, 0]).unwrap().payload(), b"");
+    }
+
+    #[test]
+    fn padding_is_no_part_of_the_payload() {
+        let bytes = [0x40, 0x00, 0x00, 0x01, b'a', 0, 0, 0];
+        assert_eq!(ChannelData::parse(&bytes).unwrap().payload(), b"a");
+    }
+
+    #[test]
+    fn only_0x4000_to_0x4fff_are_channels() {
+        for raw in 0..=u16::MAX {
+            let [high, low] = raw.to_be_bytes();
+            let is_channel = (0x4000..=0x4FFF).contains(&raw);
+            assert_eq!(ChannelNumber::new(raw).map(ChannelNumber::get), is_channel.then_some(raw));
+            let bytes = [high, low, 0, 0];
+            let parsed = ChannelData::parse(&bytes);
+            assert_eq!(parsed.err(), (!is_channel).then_some(ChannelDataError::Number(raw)));
+        }
+    }
+
+    #[test]
+    fn less_than_the_header_promises_is_refused() {
+        let bytes = [0x40, 0x01, 0x00, 0x03, b'a', b'b', b'c'];
+        for length in 0..bytes.len() {
+            assert_eq!(ChannelData::parse(&bytes[..length]), Err(ChannelDataError::Truncated), "{length}");
+        }
+    }
+}

@@ -241,3 +241,242 @@ const fn comprehended(kind: u16) -> bool {
                 | kind::CONNECTION_ID
         )
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::integrity;
+
+    const TRANSACTION: [u8; 12] = [0xB7, 0xE7, 0xA7, 0x01, 0xBC, 0x34, 0xD6, 0x86, 0xFA, 0x87, 0xDF, 0xAE];
+
+    // The address and transaction of RFC 5769 sections 2.2 and 2.3: 192.0.2.1:32853 and its IPv6 counterpart.
+    const SEND_IPV4: &[u8] = &[
+        0x00, 0x16, 0x00, 0x14, 0x21, 0x12, 0xA4, 0x42, //
+        0xB7, 0xE7, 0xA7, 0x01, 0xBC, 0x34, 0xD6, 0x86, 0xFA, 0x87, 0xDF, 0xAE, //
+        0x00, 0x12, 0x00, 0x08, 0x00, 0x01, 0xA1, 0x47, 0xE1, 0x12, 0xA6, 0x43, //
+        0x00, 0x13, 0x00, 0x03, b'a', b'b', b'c', 0x00,
+    ];
+    const DATA_IPV6: &[u8] = &[
+        0x00, 0x17, 0x00, 0x20, 0x21, 0x12, 0xA4, 0x42, //
+        0xB7, 0xE7, 0xA7, 0x01, 0xBC, 0x34, 0xD6, 0x86, 0xFA, 0x87, 0xDF, 0xAE, //
+        0x00, 0x12, 0x00, 0x14, 0x00, 0x02, 0xA1, 0x47, //
+        0x01, 0x13, 0xA9, 0xFA, 0xA5, 0xD3, 0xF1, 0x79, 0xBC, 0x25, 0xF4, 0xB5, 0xBE, 0xD2, 0xB9,
+        0xD9, //
+        0x00, 0x13, 0x00, 0x04, b'd', b'a', b't', b'a',
+    ];
+    const PEER: [u8; 12] = [0x00, 0x12, 0x00, 0x08, 0x00, 0x01, 0xA1, 0x47, 0xE1, 0x12, 0xA6, 0x43];
+    const DATA: [u8; 8] = [0x00, 0x13, 0x00, 0x04, b'd', b'a', b't', b'a'];
+    const OTHER_DATA: [u8; 8] = [0x00, 0x13, 0x00, 0x04, b'e', b'l', b's', b'e'];
+    const DONT_FRAGMENT: [u8; 4] = [0x00, 0x1A, 0x00, 0x00];
+    const USERNAME: [u8; 8] = [0x00, 0x06, 0x00, 0x02, b'm', b'e', 0, 0];
+    const SOFTWARE: [u8; 8] = [0x80, 0x22, 0x00, 0x02, b'm', b'e', 0, 0];
+    const INTEGRITY: [u8; 24] =
+        [0, 8, 0, 20, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20];
+
+    fn ipv4() -> SocketAddr {
+        "192.0.2.1:32853".parse().unwrap()
+    }
+
+    fn ipv6() -> SocketAddr {
+        "[2001:db8:1234:5678:11:2233:4455:6677]:32853".parse().unwrap()
+    }
+
+    fn message(which: Indication, attributes: &[&[u8]]) -> Vec<u8> {
+        let attributes = attributes.concat();
+        let mut message = which.message_type().to_vec();
+        message.extend_from_slice(&u16::try_from(attributes.len()).unwrap().to_be_bytes());
+        message.extend_from_slice(&COOKIE);
+        message.extend_from_slice(&TRANSACTION);
+        message.extend_from_slice(&attributes);
+        message
+    }
+
+    fn parse_send(attributes: &[&[u8]]) -> Result<(SocketAddr, Vec<u8>, bool), IndicationError> {
+        let message = message(Indication::Send, attributes);
+        parse(Indication::Send, &message).map(|view| (view.peer, view.data.to_vec(), view.dont_fragment))
+    }
+
+    #[test]
+    fn send_with_an_ipv4_peer_both_ways() {
+        let view = parse(Indication::Send, SEND_IPV4).unwrap();
+        assert_eq!(view, View { peer: ipv4(), data: b"abc", dont_fragment: false });
+        let mut header = [0xFF; MAX_HEADER_LEN];
+        let length = write_header(Indication::Send, TRANSACTION, ipv4(), 3, &mut header);
+        assert_eq!(header[..length], SEND_IPV4[..36]);
+        assert_eq!(padding(3), SEND_IPV4.len() - 36 - 3);
+    }
+
+    #[test]
+    fn data_with_an_ipv6_peer_both_ways() {
+        let view = parse(Indication::Data, DATA_IPV6).unwrap();
+        assert_eq!(view, View { peer: ipv6(), data: b"data", dont_fragment: false });
+        let mut header = [0xFF; MAX_HEADER_LEN];
+        let length = write_header(Indication::Data, TRANSACTION, ipv6(), 4, &mut header);
+        assert_eq!(header[..length], DATA_IPV6[..48]);
+    }
+
+    #[test]
+    fn one_indication_is_not_the_other() {
+        assert!(is(Indication::Send, SEND_IPV4) && !is(Indication::Data, SEND_IPV4));
+        assert!(is(Indication::Data, DATA_IPV6) && !is(Indication::Send, DATA_IPV6));
+        assert_eq!(parse(Indication::Data, SEND_IPV4), Err(IndicationError::Malformed));
+        let mut wrong_cookie = SEND_IPV4.to_vec();
+        wrong_cookie[5] ^= 1;
+        assert!(!is(Indication::Send, &wrong_cookie));
+        assert_eq!(parse(Indication::Send, &wrong_cookie), Err(IndicationError::Malformed));
+    }
+
+    #[test]
+    fn attributes_may_stand_in_any_order() {
+        let expected = Ok((ipv4(), b"data".to_vec(), true));
+        assert_eq!(parse_send(&[&PEER, &DONT_FRAGMENT, &DATA]), expected);
+        assert_eq!(parse_send(&[&DATA, &PEER, &DONT_FRAGMENT]), expected);
+        assert_eq!(parse_send(&[&SOFTWARE, &DONT_FRAGMENT, &DATA, &USERNAME, &PEER]), expected);
+    }
+
+    #[test]
+    fn of_several_alike_the_first_counts() {
+        assert_eq!(parse_send(&[&PEER, &DATA, &OTHER_DATA]), Ok((ipv4(), b"data".to_vec(), false)));
+        assert_eq!(parse_send(&[&PEER, &OTHER_DATA, &DATA]), Ok((ipv4(), b"else".to_vec(), false)));
+        let mut elsewhere = PEER;
+        elsewhere[11] ^= 1;
+        assert_eq!(parse_send(&[&PEER, &elsewhere, &DATA]), Ok((ipv4(), b"data".to_vec(), false)));
+    }
+
+    #[test]
+    fn data_may_be_empty_but_not_absent() {
+        assert_eq!(parse_send(&[&PEER, &[0, 0x13, 0, 0]]), Ok((ipv4(), vec![], false)));
+        assert_eq!(parse_send(&[&PEER]), Err(IndicationError::Missing));
+        assert_eq!(parse_send(&[&DATA]), Err(IndicationError::Missing));
+        assert_eq!(parse_send(&[]), Err(IndicationError::Missing));
+    }
+
+    #[test]
+    fn dont_fragment_means_nothing_in_a_data_indication() {
+        let bytes = message(Indication::Data, &[&PEER, &DONT_FRAGMENT, &DATA]);
+        assert!(!parse(Indication::Data, &bytes).unwrap().dont_fragment);
+        assert_eq!(
+            parse_send(&[&PEER, &DATA, &[0, 0x1A, 0, 4, 0, 0, 0, 0]]),
+            Err(IndicationError::Malformed)
+        );
+    }
+
+    #[test]
+    fn an_unknown_attribute_that_must_be_comprehended_refuses_the_whole() {
+        assert_eq!(
+            parse_send(&[&PEER, &DATA, &[0x7F, 0xFE, 0, 0]]),
+            Err(IndicationError::UnknownAttribute(0x7FFE))
+        );
+        // CHANGE-REQUEST (RFC 5780), which turnpike does not offer.
+        assert_eq!(
+            parse_send(&[&PEER, &DATA, &[0, 3, 0, 4, 0, 0, 0, 0]]),
+            Err(IndicationError::UnknownAttribute(3))
+        );
+        assert!(parse_send(&[&PEER, &DATA, &[0x80, 0x00, 0, 0], &[0xFF, 0xFF, 0, 0]]).is_ok());
+    }
+
+    #[test]
+    fn what_follows_message_integrity_is_ignored() {
+        assert_eq!(parse_send(&[&PEER, &INTEGRITY, &DATA]), Err(IndicationError::Missing));
+        assert!(parse_send(&[&PEER, &DATA, &INTEGRITY, &[0x7F, 0xFE, 0, 0]]).is_ok());
+        assert_eq!(
+            parse_send(&[&PEER, &DATA, &INTEGRITY, &DONT_FRAGMENT]),
+            Ok((ipv4(), b"data".to_vec(), false))
+        );
+    }
+
+    #[test]
+    fn peers_are_canonical_both_ways() {
+        let mapped: SocketAddr = "[::ffff:192.0.2.1]:32853".parse().unwrap();
+        let mut header = [0; MAX_HEADER_LEN];
+        let length = write_header(Indication::Data, TRANSACTION, mapped, 0, &mut header);
+        assert_eq!(length, 36, "written as IPv4");
+
+        // `write_header` cannot write a mapped address, so take its IPv6 form apart by hand.
+        let IpAddr::V6(ip) = mapped.ip() else { unreachable!() };
+        let mask: Vec<u8> = [&COOKIE[..], &TRANSACTION].concat();
+        let attribute = [&[0, 0x12, 0, 20, 0, 2, 0xA1, 0x47][..], &xor(ip.octets(), &mask)].concat();
+        assert_eq!(parse_send(&[&attribute, &DATA]).unwrap().0, ipv4());
+    }
+
+    #[test]
+    fn impossible_peer_addresses_are_malformed() {
+        for attribute in [
+            &[0, 0x12, 0, 0][..],
+            &[0, 0x12, 0, 4, 0, 1, 0, 0],
+            &[0, 0x12, 0, 8, 0, 2, 0, 0, 1, 2, 3, 4],
+            &[0, 0x12, 0, 8, 0, 3, 0, 0, 1, 2, 3, 4],
+            &[0, 0x12, 0, 12, 0, 1, 0, 0, 1, 2, 3, 4, 5, 6, 7, 8],
+        ] {
+            assert_eq!(parse_send(&[attribute, &DATA]), Err(IndicationError::Malformed), "{attribute:?}");
+        }
+        let mut reserved = PEER;
+        reserved[4] = 0xFF;
+        assert_eq!(parse_send(&[&reserved, &DATA]).unwrap().0, ipv4(), "the reserved byte is ignored");
+    }
+
+    #[test]
+    fn a_fingerprint_must_match_and_be_last() {
+        let mut right = SEND_IPV4.to_vec();
+        integrity::append_fingerprint(&mut right);
+        assert_eq!(parse(Indication::Send, &right).unwrap().data, b"abc");
+
+        let mut wrong = right.clone();
+        *wrong.last_mut().unwrap() ^= 1;
+        assert_eq!(parse(Indication::Send, &wrong), Err(IndicationError::Fingerprint));
+        let mut changed = right.clone();
+        changed[36] ^= 1;
+        assert_eq!(parse(Indication::Send, &changed), Err(IndicationError::Fingerprint));
+
+        let mut followed = right.clone();
+        followed.extend_from_slice(&SOFTWARE);
+        followed[3] += 8;
+        assert_eq!(parse(Indication::Send, &followed), Err(IndicationError::Malformed));
+        assert_eq!(parse_send(&[&PEER, &DATA, &[0x80, 0x28, 0, 0]]), Err(IndicationError::Malformed));
+
+        // Not even MESSAGE-INTEGRITY hides it.
+        let mut hidden = message(Indication::Send, &[&PEER, &DATA, &INTEGRITY]);
+        integrity::append_fingerprint(&mut hidden);
+        assert!(parse(Indication::Send, &hidden).is_ok());
+        *hidden.last_mut().unwrap() ^= 1;
+        assert_eq!(parse(Indication::Send, &hidden), Err(IndicationError::Fingerprint));
+    }
+
+    #[test]
+    fn cut_anywhere_it_is_malformed() {
+        for bytes in [SEND_IPV4, DATA_IPV6] {
+            for length in 0..bytes.len() {
+                for which in [Indication::Send, Indication::Data] {
+                    assert_eq!(parse(which, &bytes[..length]), Err(IndicationError::Malformed), "{length}");
+                }
+            }
+        }
+        // Cut, with a length field that hides it: an attribute reaches beyond the end.
+        for length in (24..SEND_IPV4.len()).step_by(4) {
+            let mut bytes = SEND_IPV4[..length].to_vec();
+            bytes[3] = u8::try_from(length - 20).unwrap();
+            let expected = if length == 32 { IndicationError::Missing } else { IndicationError::Malformed };
+            assert_eq!(parse(Indication::Send, &bytes), Err(expected), "{length}");
+        }
+    }
+
+    #[test]
+    fn the_length_field_counts_the_padding_up_to_the_longest_payload() {
+        let mut header = [0; MAX_HEADER_LEN];
+        for (peer, fixed) in [(ipv4(), 16), (ipv6(), 28)] {
+            for payload in [0, 1, 2, 3, 4, 5, 1199, 1200, MAX_PAYLOAD_LEN - 1, MAX_PAYLOAD_LEN] {
+                write_header(Indication::Data, TRANSACTION, peer, payload, &mut header);
+                let expected = fixed + usize::from(payload) + padding(usize::from(payload));
+                let written = usize::from(u16::from_be_bytes([header[2], header[3]]));
+                assert_eq!(written, expected, "{payload}");
+            }
+            write_header(Indication::Data, TRANSACTION, peer, u16::MAX, &mut header);
+            assert_eq!(header[2..4], [0xFF, 0xFC], "never wraps to a short one");
+        }
+    }
+
+    #[test]
+    fn padding_fills_up_to_four() {
+        assert_eq!([0, 1, 2, 3, 4, 5].map(padding), [0, 3, 2, 1, 0, 3]);
+    }
+}

@@ -1,0 +1,95 @@
+//! The data path does not allocate: not for a good packet, not for a bad one.
+#![allow(clippy::unwrap_used, reason = "clippy.toml excuses test functions, not their helpers")]
+
+use std::hint::black_box;
+use std::net::SocketAddr;
+
+use turnpike_wire::channel_data::{ChannelData, ChannelNumber};
+use turnpike_wire::demux;
+use turnpike_wire::indication::{self, Indication, MAX_HEADER_LEN};
+use turnpike_wire::integrity::{self, Key, KeyAlgorithm, Mac};
+
+fn allocations(work: impl FnOnce()) -> u64 {
+    allocation_counter::measure(work).count_total
+}
+
+fn peers() -> [SocketAddr; 2] {
+    ["192.0.2.1:32853".parse().unwrap(), "[2001:db8::1]:32853".parse().unwrap()]
+}
+
+fn indication(which: Indication, peer: SocketAddr, payload: &[u8]) -> Vec<u8> {
+    let mut header = [0; MAX_HEADER_LEN];
+    let length = u16::try_from(payload.len()).unwrap();
+    let header_len = indication::write_header(which, [7; 12], peer, length, &mut header);
+    [&header[..header_len], payload, &[0; 3][..indication::padding(payload.len())]].concat()
+}
+
+#[test]
+fn the_counter_counts() {
+    assert_eq!(allocations(|| drop(black_box(vec![1, 2, 3]))), 1);
+}
+
+#[test]
+fn channel_data_is_parsed_and_written_without_allocation() {
+    let message = [&ChannelData::header(ChannelNumber::MIN, 1200)[..], &[9; 1200]].concat();
+    let counted = allocations(|| {
+        for length in 0..message.len() {
+            assert!(ChannelData::parse(black_box(&message[..length])).is_err());
+            black_box(demux::classify(&message[..length]));
+        }
+        assert_eq!(ChannelData::parse(black_box(&message)).map(|view| view.payload().len()), Ok(1200));
+        black_box(ChannelData::header(black_box(ChannelNumber::MAX), 1200));
+    });
+    assert_eq!(counted, 0);
+}
+
+#[test]
+fn indications_are_parsed_without_allocation() {
+    for peer in peers() {
+        for which in [Indication::Send, Indication::Data] {
+            let mut message = indication(which, peer, &[9; 1199]);
+            integrity::append_fingerprint(&mut message);
+            let counted = allocations(|| {
+                for length in 0..message.len() {
+                    assert!(indication::parse(which, black_box(&message[..length])).is_err());
+                }
+                assert!(indication::is(which, black_box(&message)));
+                assert!(demux::is_stun_message(black_box(&message)));
+                assert_eq!(
+                    indication::parse(which, black_box(&message)).map(|view| view.data.len()),
+                    Ok(1199)
+                );
+            });
+            assert_eq!(counted, 0);
+        }
+    }
+}
+
+#[test]
+fn indications_are_written_without_allocation() {
+    let mut header = [0; MAX_HEADER_LEN];
+    let counted = allocations(|| {
+        for peer in peers() {
+            for which in [Indication::Send, Indication::Data] {
+                black_box(indication::write_header(which, black_box([7; 12]), peer, 1200, &mut header));
+            }
+        }
+    });
+    assert_eq!(counted, 0);
+}
+
+/// An unauthenticated flood of signed requests costs two hashes each, and no memory.
+#[test]
+fn messages_are_verified_without_allocation() {
+    let key = Key::long_term(KeyAlgorithm::Sha256, "user", "realm", b"password");
+    let mut message = vec![0, 4, 0, 0, 0x21, 0x12, 0xA4, 0x42, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12];
+    integrity::sign(&mut message, &key, Mac::Sha1);
+    integrity::sign(&mut message, &key, Mac::Sha256);
+    let counted = allocations(|| {
+        for mac in [Mac::Sha1, Mac::Sha256] {
+            assert_eq!(integrity::verify(black_box(&message), &key, mac), Ok(()));
+        }
+        assert_eq!(integrity::mac_of(black_box(&message)), Some(Mac::Sha256));
+    });
+    assert_eq!(counted, 0);
+}

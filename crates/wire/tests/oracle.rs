@@ -1,0 +1,304 @@
+//! Properties of the data path's parsers and writers against `stun_types` and `turn_types`: what we write, they and
+//! we read alike; what they write, we read; and of messages that neither wrote, both understand the same.
+#![allow(clippy::unwrap_used, reason = "clippy.toml excuses test functions, not their helpers")]
+
+use std::net::{IpAddr, SocketAddr};
+
+use proptest::prelude::*;
+use turnpike_wire::address::canonical;
+use turnpike_wire::channel_data::{ChannelData, ChannelNumber};
+use turnpike_wire::demux;
+use turnpike_wire::indication::{self, Indication, IndicationError, MAX_HEADER_LEN, View};
+use turnpike_wire::integrity;
+use turnpike_wire::stun_types::attribute::{Attribute as _, AttributeWrite as _, RawAttribute, Software};
+use turnpike_wire::stun_types::message::{
+    Message, MessageClass, MessageType, MessageWrite, MessageWriteExt, MessageWriteVec, TransactionId,
+};
+use turnpike_wire::turn_types::attribute::{Data, DontFragment, Icmp, XorPeerAddress};
+use turnpike_wire::turn_types::channel::ChannelData as OracleChannelData;
+use turnpike_wire::turn_types::message::{DATA, SEND};
+
+fn any_peer() -> impl Strategy<Value = SocketAddr> {
+    (any::<IpAddr>(), any::<u16>()).prop_map(|(ip, port)| SocketAddr::new(ip, port))
+}
+
+fn any_indication() -> impl Strategy<Value = Indication> {
+    prop_oneof![Just(Indication::Send), Just(Indication::Data)]
+}
+
+fn any_payload() -> impl Strategy<Value = Vec<u8>> {
+    proptest::collection::vec(any::<u8>(), 0..1500)
+}
+
+fn transaction_id(bytes: [u8; 12]) -> TransactionId {
+    let mut wide = [0; 16];
+    wide[4..].copy_from_slice(&bytes);
+    u128::from_be_bytes(wide).into()
+}
+
+fn message_type(which: Indication) -> MessageType {
+    let method = match which {
+        Indication::Send => SEND,
+        Indication::Data => DATA,
+    };
+    MessageType::from_class_method(MessageClass::Indication, method)
+}
+
+fn ours(which: Indication, transaction: [u8; 12], peer: SocketAddr, payload: &[u8]) -> Vec<u8> {
+    let mut header = [0; MAX_HEADER_LEN];
+    let length = u16::try_from(payload.len()).unwrap();
+    let header_len = indication::write_header(which, transaction, peer, length, &mut header);
+    [&header[..header_len], payload, &[0; 3][..indication::padding(payload.len())]].concat()
+}
+
+/// An attribute of a message that nobody in their right mind would send.
+#[derive(Clone, Debug)]
+enum Part {
+    Peer(SocketAddr),
+    Data(Vec<u8>),
+    DontFragment,
+    Raw(u16, Vec<u8>),
+}
+
+fn any_part() -> impl Strategy<Value = Part> {
+    let value = || proptest::collection::vec(any::<u8>(), 0..40);
+    prop_oneof![
+        4 => any_peer().prop_map(Part::Peer),
+        4 => value().prop_map(Part::Data),
+        2 => Just(Part::DontFragment),
+        1 => value().prop_map(|value| Part::Raw(0x0006, value)),
+        1 => value().prop_map(|value| Part::Raw(0x8022, value)),
+        1 => Just(Part::Raw(0x0008, vec![7; 20])),
+        1 => Just(Part::Raw(0x001C, vec![7; 32])),
+        1 => (0x0030_u16..0x8000, value()).prop_map(|(kind, value)| Part::Raw(kind, value)),
+    ]
+}
+
+fn assemble(which: Indication, transaction: TransactionId, parts: &[Part], fingerprint: bool) -> Vec<u8> {
+    let mut bytes = Message::builder(message_type(which), transaction, MessageWriteVec::new()).finish();
+    for part in parts {
+        let (kind, value) = match part {
+            Part::Peer(peer) => {
+                let mut writer = Message::builder(message_type(which), transaction, MessageWriteVec::new());
+                writer.add_attribute(&XorPeerAddress::new(*peer, transaction)).unwrap();
+                bytes.extend_from_slice(&writer.finish()[20..]);
+                continue;
+            }
+            Part::Data(data) => (0x0013, data.as_slice()),
+            Part::DontFragment => (0x001A, &[][..]),
+            Part::Raw(kind, value) => (*kind, value.as_slice()),
+        };
+        // By hand: the oracle's writer refuses attributes after MESSAGE-INTEGRITY.
+        bytes.extend_from_slice(&RawAttribute::new(kind.into(), value).to_bytes());
+    }
+    let length = u16::try_from(bytes.len() - 20).unwrap();
+    bytes[2..4].copy_from_slice(&length.to_be_bytes());
+    if fingerprint {
+        integrity::append_fingerprint(&mut bytes);
+    }
+    bytes
+}
+
+/// What an indication means according to the oracle and RFC 8489 section 6.3.2.
+fn oracles_view(which: Indication, bytes: &[u8]) -> Result<(SocketAddr, Vec<u8>, bool), IndicationError> {
+    let message = Message::from_bytes(bytes).map_err(|_| IndicationError::Malformed)?;
+    let known = [0x0006, 0x0008, 0x0012, 0x0013, 0x001A, 0x001C];
+    for (_, attribute) in message.iter_attributes() {
+        let kind = attribute.get_type();
+        if kind.comprehension_required() && !known.contains(&kind.value()) {
+            return Err(IndicationError::UnknownAttribute(kind.value()));
+        }
+    }
+    let peer = message.attribute::<XorPeerAddress>().map_err(|_| IndicationError::Missing)?;
+    let data = message.attribute::<Data<'_>>().map_err(|_| IndicationError::Missing)?;
+    let dont_fragment = which == Indication::Send && message.attribute::<DontFragment>().is_ok();
+    Ok((canonical(peer.addr(message.transaction_id())), data.data().to_vec(), dont_fragment))
+}
+
+fn our_view(which: Indication, bytes: &[u8]) -> Result<(SocketAddr, Vec<u8>, bool), IndicationError> {
+    let View { peer, data, dont_fragment } = indication::parse(which, bytes)?;
+    Ok((peer, data.to_vec(), dont_fragment))
+}
+
+/// Why `demux::is_stun_message` stands before the oracle's parser: whatever follows the message in its datagram would
+/// be read as its attributes. Once this fails, the oracle has become strict and the note there can go.
+#[test]
+fn the_oracle_reads_beyond_the_length_field_and_we_do_not() {
+    let transaction = transaction_id([7; 12]);
+    let mut bytes =
+        Message::builder(message_type(Indication::Send), transaction, MessageWriteVec::new()).finish();
+    bytes.extend_from_slice(&RawAttribute::new(0x0013.into(), b"smuggled").to_bytes());
+    assert_eq!(bytes[2..4], [0, 0], "a message without attributes");
+    let message = Message::from_bytes(&bytes).unwrap();
+    let data = message.attribute::<Data<'_>>().unwrap();
+    assert_eq!(data.data(), b"smuggled");
+    assert!(!demux::is_stun_message(&bytes));
+    assert_eq!(indication::parse(Indication::Send, &bytes), Err(IndicationError::Malformed));
+}
+
+/// The figure of RFC 8656 section 18.13 draws them 7 and 9 bits wide, its text names no width, and ICMP has a byte for
+/// each. Whoever reads the figure to the letter sees another type and code in these bytes.
+#[test]
+fn icmp_type_and_code_are_a_byte_each() {
+    let raw = Icmp::new(3, 4, 1400).to_raw().to_bytes();
+    assert_eq!(raw, [0x80, 0x04, 0, 8, 0, 0, 3, 4, 0, 0, 0x05, 0x78]);
+    let raw = RawAttribute::from_bytes(&raw).unwrap();
+    let icmp = Icmp::try_from(&raw).unwrap();
+    assert_eq!((icmp.icmp_type(), icmp.code(), icmp.data()), (3, 4, 1400));
+}
+
+proptest! {
+    #[test]
+    fn an_indication_of_ours_means_the_same_to_both(
+        which in any_indication(),
+        transaction in any::<[u8; 12]>(),
+        peer in any_peer(),
+        payload in any_payload(),
+    ) {
+        let bytes = ours(which, transaction, peer, &payload);
+        prop_assert!(indication::is(which, &bytes));
+        prop_assert!(demux::is_stun_message(&bytes));
+        let expected = Ok((canonical(peer), payload, false));
+        prop_assert_eq!(&our_view(which, &bytes), &expected);
+        prop_assert_eq!(&oracles_view(which, &bytes), &expected);
+        let message = Message::from_bytes(&bytes).unwrap();
+        prop_assert_eq!(message.get_type(), message_type(which));
+        prop_assert_eq!(message.transaction_id(), transaction_id(transaction));
+    }
+
+    #[test]
+    fn an_indication_of_the_oracle_means_the_same_to_us(
+        which in any_indication(),
+        transaction in any::<[u8; 12]>(),
+        peer in any_peer(),
+        payload in any_payload(),
+        dont_fragment in any::<bool>(),
+        software in any::<bool>(),
+        fingerprint in any::<bool>(),
+    ) {
+        let transaction = transaction_id(transaction);
+        let mut writer = Message::builder(message_type(which), transaction, MessageWriteVec::new());
+        if software {
+            writer.add_attribute(&Software::new("oracle").unwrap()).unwrap();
+        }
+        writer.add_attribute(&XorPeerAddress::new(peer, transaction)).unwrap();
+        if dont_fragment {
+            writer.add_attribute(&DontFragment::new()).unwrap();
+        }
+        writer.add_attribute(&Data::new(&payload)).unwrap();
+        if fingerprint {
+            writer.add_fingerprint().unwrap();
+        }
+        let bytes = writer.finish();
+        let dont_fragment = dont_fragment && which == Indication::Send;
+        prop_assert_eq!(our_view(which, &bytes), Ok((canonical(peer), payload, dont_fragment)));
+        prop_assert_eq!(integrity::check_fingerprint(&bytes), fingerprint.then_some(true));
+    }
+
+    #[test]
+    fn any_mixture_of_attributes_means_the_same_to_both(
+        which in any_indication(),
+        transaction in any::<[u8; 12]>(),
+        parts in proptest::collection::vec(any_part(), 0..8),
+        fingerprint in any::<bool>(),
+    ) {
+        let bytes = assemble(which, transaction_id(transaction), &parts, fingerprint);
+        prop_assert_eq!(our_view(which, &bytes), oracles_view(which, &bytes));
+    }
+
+    #[test]
+    fn a_cut_indication_gives_nothing(
+        which in any_indication(),
+        transaction in any::<[u8; 12]>(),
+        peer in any_peer(),
+        payload in proptest::collection::vec(any::<u8>(), 0..64),
+    ) {
+        let whole = ours(which, transaction, peer, &payload);
+        for length in 0..whole.len() {
+            prop_assert_eq!(indication::parse(which, &whole[..length]), Err(IndicationError::Malformed));
+            prop_assert!(!demux::is_stun_message(&whole[..length]));
+            prop_assert_eq!(integrity::mac_of(&whole[..length]), None);
+            prop_assert_eq!(integrity::check_fingerprint(&whole[..length]), None);
+        }
+    }
+
+    /// A message with one byte changed may mean something else, but never more data than there is.
+    #[test]
+    fn a_damaged_indication_gives_no_more_than_there_is(
+        which in any_indication(),
+        transaction in any::<[u8; 12]>(),
+        peer in any_peer(),
+        payload in proptest::collection::vec(any::<u8>(), 0..64),
+        at in any::<prop::sample::Index>(),
+        value in any::<u8>(),
+    ) {
+        let mut bytes = ours(which, transaction, peer, &payload);
+        let at = at.index(bytes.len());
+        bytes[at] = value;
+        if let Ok(view) = indication::parse(which, &bytes) {
+            let range = bytes.as_ptr_range();
+            let data = view.data.as_ptr_range();
+            prop_assert!(range.start <= data.start && data.end <= range.end);
+            prop_assert_eq!(our_view(which, &bytes), oracles_view(which, &bytes));
+        }
+    }
+
+    #[test]
+    fn arbitrary_bytes_are_only_ever_refused_or_read(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
+        for which in [Indication::Send, Indication::Data] {
+            let _ = indication::parse(which, &bytes);
+        }
+        if let Ok(view) = ChannelData::parse(&bytes) {
+            prop_assert!(view.payload().len() + 4 <= bytes.len());
+        }
+        if demux::is_stun_message(&bytes) {
+            prop_assert_eq!(demux::classify(&bytes), demux::Kind::Stun);
+        }
+    }
+
+    #[test]
+    fn channel_data_of_ours_means_the_same_to_both(number in 0x4000_u16..=0x4FFF, payload in any_payload()) {
+        let number = ChannelNumber::new(number).unwrap();
+        let length = u16::try_from(payload.len()).unwrap();
+        let bytes = [&ChannelData::header(number, length)[..], &payload].concat();
+        let view = ChannelData::parse(&bytes).unwrap();
+        prop_assert_eq!((view.number(), view.payload()), (number, payload.as_slice()));
+        let oracle = OracleChannelData::parse(&bytes).unwrap();
+        prop_assert_eq!((oracle.id(), oracle.data()), (number.get(), payload.as_slice()));
+        prop_assert_eq!(demux::classify(&bytes), demux::Kind::ChannelData);
+    }
+
+    #[test]
+    fn channel_data_of_the_oracle_means_the_same_to_us(
+        number in 0x4000_u16..=0x4FFF,
+        payload in any_payload(),
+        padding in 0_usize..4,
+    ) {
+        let mut bytes = vec![0; 4 + payload.len()];
+        OracleChannelData::new(number, &payload).write_into_unchecked(&mut bytes);
+        for length in 0..bytes.len() {
+            prop_assert!(ChannelData::parse(&bytes[..length]).is_err());
+        }
+        bytes.extend_from_slice(&[0xFF; 3][..padding]);
+        let view = ChannelData::parse(&bytes).unwrap();
+        prop_assert_eq!((view.number().get(), view.payload()), (number, payload.as_slice()));
+    }
+
+    /// `turn_types` takes 0x5000 to 0xFFFE too, the numbers that RFC 5766 had and RFC 8656 reserves.
+    #[test]
+    fn of_arbitrary_bytes_both_see_the_same_channel_data(
+        mut bytes in proptest::collection::vec(any::<u8>(), 0..40),
+        number in prop_oneof![0x3FF0_u16..0x5010, any::<u16>()],
+        length in 0_u16..48,
+    ) {
+        for (byte, value) in bytes.iter_mut().zip(number.to_be_bytes().into_iter().chain(length.to_be_bytes())) {
+            *byte = value;
+        }
+        let oracle = OracleChannelData::parse(&bytes).ok().filter(|view| view.id() <= 0x4FFF);
+        let view = ChannelData::parse(&bytes).ok();
+        prop_assert_eq!(
+            view.map(|view| (view.number().get(), view.payload().to_vec())),
+            oracle.map(|view| (view.id(), view.data().to_vec()))
+        );
+    }
+}
