@@ -255,6 +255,15 @@ impl Latency {
     }
 }
 
+/// What our own generators report, in microseconds as here.
+impl From<turnpike_measure::Percentiles> for Latency {
+    fn from(of: turnpike_measure::Percentiles) -> Self {
+        let [min, p50, p90, p99, p999, max] =
+            [of.min, of.p50, of.p90, of.p99, of.p999, of.max].map(|us| us as f64);
+        Self { min, p50, p90, p99, p999, max, histogram: Vec::new() }
+    }
+}
+
 impl Record {
     /// The subject that the others are compared with: the first.
     #[must_use]
