@@ -1,1 +1,37 @@
-fn main() {}
+//! Chores of the repository that are too long for a shell line: `cargo xtask bench relay`.
+
+#![expect(clippy::print_stdout, reason = "a command-line tool: its results go to standard output")]
+
+mod bench;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+/// An error for a person to read; nothing here is recovered from by kind.
+type Failure = Box<dyn std::error::Error>;
+
+#[derive(Parser)]
+#[command(name = "cargo xtask", about = "Chores of the turnpike repository")]
+struct Arguments {
+    #[command(subcommand)]
+    chore: Chore,
+}
+
+#[derive(Subcommand)]
+enum Chore {
+    /// Benchmarks that need network namespaces (and so root)
+    #[command(subcommand)]
+    Bench(bench::Command),
+}
+
+fn main() -> ExitCode {
+    let Chore::Bench(command) = Arguments::parse().chore;
+    match bench::run(command) {
+        Ok(code) => code,
+        Err(failure) => {
+            eprintln!("error: {failure}");
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -29,12 +29,20 @@
 //! **Ratios.** A paired ratio is always candidate over baseline of the same round, in logarithms until shown; the
 //! baseline is the experiment's first subject. Whether above 1 is good is a property of the [`metric`].
 //!
+//! **A/A.** Give `order::plan` one run more than there are subjects, and let the last one be the baseline again. Its
+//! rounds go into `Record::aa`, under the baseline's name. Six rounds make whole blocks for two subjects and this one.
+//!
+//! **How sure.** Simulated with 8 % noise a run and a drift of 20 % (`tests/truth.rs`): of 1,000 experiments of 96 rounds
+//! with equal subjects 974 show no difference and 23 claim one; 5 % slower is found in 88 % of the experiments with 96
+//! rounds and in 97 % with 128. With 2 % noise the same takes a sixteenth of the rounds.
+//!
 //! **Seeds.** One seed, printed and recorded, fixes the order of the runs and the bootstrap.
 #![forbid(unsafe_code)]
 
 mod adhoc;
 mod cli;
 mod commands;
+pub mod comparable;
 mod environment;
 mod error;
 mod experiment;

@@ -5,9 +5,10 @@
 //!
 //! **Which interval.** The percentile interval of the bootstrapped median, its tails widened for small samples
 //! (Hesterberg 2015, "What Teachers Should Know About the Bootstrap", *expanded percentile*): a plain percentile
-//! interval is too narrow by about the factor `sqrt((n-1)/n) · z/t`, which at six rounds makes one verdict in ten wrong.
-//! Not BCa: its acceleration comes from a jackknife, and the jackknife of a median takes two values only (Efron and
-//! Tibshirani 1993, section 11.6), so at the sizes used here it corrects noise by noise. The tests below measure the coverage.
+//! interval is too narrow by about the factor `sqrt((n-1)/n) · z/t`; simulated, at seven rounds it misses the truth 12
+//! times in 100 instead of 5. Not BCa: its acceleration comes from a jackknife, and the jackknife of a median takes but
+//! two or three values (Efron and Tibshirani 1993, chapter 11), so at the sizes used here it corrects noise by noise. The
+//! tests below measure the coverage.
 
 use rand::{RngCore, SeedableRng};
 use rand_chacha::ChaCha8Rng;

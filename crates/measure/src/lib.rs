@@ -1,1 +1,18 @@
-//! placeholder
+//! turnpike's instruments: latency histograms, rates, sequence bookkeeping, jitter, and the result that every
+//! generator writes.
+//!
+//! Everything here is owned by one thread and merged by whoever reports; nothing locks, and nothing that is called
+//! per datagram allocates.
+#![forbid(unsafe_code)]
+
+pub mod jitter;
+pub mod latency;
+pub mod rate;
+pub mod report;
+pub mod sequence;
+
+pub use jitter::Jitter;
+pub use latency::Latency;
+pub use rate::{Rate, UnknownRate, per_second};
+pub use report::{Lateness, Percentiles, Report};
+pub use sequence::{Arrival, Sequence};

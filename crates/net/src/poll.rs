@@ -18,7 +18,8 @@ pub struct Event {
     pub readable: bool,
     /// Writable.
     pub writable: bool,
-    /// EPOLLERR: for UDP sockets with `errors`, read the error queue.
+    /// EPOLLERR: for UDP sockets with `errors`, read the error queue; for others, receive. The event comes back until
+    /// one of them took the error.
     pub error: bool,
 }
 
@@ -32,6 +33,8 @@ pub struct Poller {
     fd: OwnedFd,
     raw: Vec<libc::epoll_event>,
     events: Vec<Event>,
+    /// Whether the kernel has epoll_pwait2(2).
+    fine: bool,
 }
 
 impl Poller {
@@ -46,6 +49,7 @@ impl Poller {
             fd,
             raw: vec![libc::epoll_event { events: 0, u64: 0 }; BATCH],
             events: Vec::with_capacity(BATCH),
+            fine: true,
         })
     }
 
@@ -83,19 +87,15 @@ impl Poller {
         .map(|_| ())
     }
 
-    /// Waits, `None` for ever; a fraction of a millisecond is rounded up. An interruption by a signal counts as a
-    /// time-out.
+    /// Waits, `None` for ever; as exact as the thread's timer slack (see [`crate::limits::exact_timers`]), or in whole
+    /// milliseconds, rounded up, before Linux 5.11. An interruption by a signal counts as a time-out.
     ///
     /// # Errors
     /// Those of epoll_wait(2) but EINTR.
     pub fn wait(&mut self, timeout: Option<Duration>) -> io::Result<&[Event]> {
-        let ms = timeout.map_or(-1, |t| i32::try_from(t.as_micros().div_ceil(1000)).unwrap_or(i32::MAX));
         self.events.clear();
-        // SAFETY: the pointer and count describe `raw`.
-        let count = match sys::check(unsafe {
-            libc::epoll_wait(self.fd.as_raw_fd(), self.raw.as_mut_ptr(), BATCH as i32, ms)
-        }) {
-            Ok(count) => count as usize,
+        let count = match self.wait_raw(timeout) {
+            Ok(count) => count,
             Err(error) if error.kind() == io::ErrorKind::Interrupted => 0,
             Err(error) => return Err(error),
         };
@@ -109,6 +109,42 @@ impl Poller {
             }
         }));
         Ok(&self.events)
+    }
+
+    fn wait_raw(&mut self, timeout: Option<Duration>) -> io::Result<usize> {
+        let whole_ms = timeout.is_none_or(|t| t.subsec_nanos() % 1_000_000 == 0);
+        if !whole_ms && self.fine {
+            match self.wait_fine(timeout.unwrap_or_default()) {
+                Err(error) if error.raw_os_error() == Some(libc::ENOSYS) => self.fine = false,
+                done => return done,
+            }
+        }
+        let ms = timeout.map_or(-1, |t| i32::try_from(t.as_nanos().div_ceil(1_000_000)).unwrap_or(i32::MAX));
+        // SAFETY: the pointer and count describe `raw`.
+        sys::check(unsafe { libc::epoll_wait(self.fd.as_raw_fd(), self.raw.as_mut_ptr(), BATCH as i32, ms) })
+            .map(|count| count as usize)
+    }
+
+    /// epoll_pwait2(2), called by number because glibc has it only since 2.35.
+    fn wait_fine(&mut self, timeout: Duration) -> io::Result<usize> {
+        let timeout = libc::timespec {
+            tv_sec: libc::time_t::try_from(timeout.as_secs()).unwrap_or(libc::time_t::MAX),
+            tv_nsec: timeout.subsec_nanos().into(),
+        };
+        // SAFETY: the pointer and count describe `raw`, `timeout` lives until the call returns, and no signal mask is
+        // given.
+        let count = unsafe {
+            libc::syscall(
+                libc::SYS_epoll_pwait2,
+                self.fd.as_raw_fd(),
+                self.raw.as_mut_ptr(),
+                BATCH as i32,
+                &raw const timeout,
+                std::ptr::null::<libc::sigset_t>(),
+                0_usize,
+            )
+        };
+        if count < 0 { Err(io::Error::last_os_error()) } else { Ok(count as usize) }
     }
 }
 

@@ -86,7 +86,8 @@ pub struct Received {
     pub first: usize,
     /// How many; 0 means would-block.
     pub count: usize,
-    /// Whether the call was filled to the brim, so that there may be more.
+    /// Whether the call was filled to the brim, so that asking again now is likely to bring more. When a lone datagram
+    /// was asked for, it is likely not to (but with [`Datapath::Basic`], which always does): level-triggered epoll tells.
     pub more: bool,
 }
 
@@ -103,7 +104,8 @@ pub struct RxStats {
     pub datagrams: u64,
     /// Bytes.
     pub bytes: u64,
-    /// Datagrams that the kernel dropped because a receive buffer was full (SO_RXQ_OVFL).
+    /// Datagrams that the kernel dropped because a receive buffer was full (SO_RXQ_OVFL), as told by the datagrams
+    /// that came after them. A super-packet that was to be received as one counts once.
     pub kernel_drops: u64,
     /// Buffers longer than the arena's slot, or without a source address, dropped.
     pub truncated: u64,
@@ -129,8 +131,8 @@ pub struct Rx {
     buffers: Vec<Meta>,
     most: usize,
     stats: RxStats,
-    // What a call hands to the kernel, kept from call to call. `headers[i]` points at `iovecs[i]`, `names[i]` and
-    // `controls[i]`; the boxes never move.
+    // What a call hands to the kernel, kept from call to call. Each call points `headers[i]` anew at `iovecs[i]`,
+    // `names[i]` and `controls[i]`.
     headers: Box<[mmsghdr]>,
     iovecs: Box<[iovec]>,
     names: Box<[RawAddress]>,
@@ -140,8 +142,8 @@ pub struct Rx {
 /// Room for packet information (IPv6: 40), TOS, TTL, GRO size and drop counter (24 each).
 const CONTROL: usize = 144;
 
-// SAFETY: the raw pointers in `headers` and `iovecs` point only into the other boxes of the same `Rx`, which move with
-// it; nothing else holds them.
+// SAFETY: the raw pointers in `headers` and `iovecs` are written anew by every call of `recv` and are not used between
+// calls.
 unsafe impl Send for Rx {}
 
 impl Rx {
@@ -156,7 +158,7 @@ impl Rx {
         };
         // SAFETY: zero is a value for every member of `mmsghdr`.
         let empty: mmsghdr = unsafe { mem::zeroed() };
-        let mut rx = Self {
+        Self {
             arena: vec![0; ARENA].into_boxed_slice(),
             used: 0,
             buffers: Vec::with_capacity(1024),
@@ -166,15 +168,7 @@ impl Rx {
             iovecs: vec![iovec { iov_base: std::ptr::null_mut(), iov_len: SLOT }; most].into_boxed_slice(),
             names: vec![RawAddress::empty(); most].into_boxed_slice(),
             controls: vec![Control([0; CONTROL]); most].into_boxed_slice(),
-        };
-        for i in 0..most {
-            let header = &mut rx.headers[i].msg_hdr;
-            header.msg_iov = &raw mut rx.iovecs[i];
-            header.msg_iovlen = 1;
-            header.msg_name = (&raw mut rx.names[i]).cast();
-            header.msg_control = rx.controls[i].0.as_mut_ptr().cast();
         }
-        rx
     }
 
     /// Forgets everything received. All spans are void.
@@ -209,6 +203,10 @@ impl Rx {
             // SAFETY: `ask` slots from `used` on lie inside the arena.
             self.iovecs[i].iov_base = unsafe { base.add(i * SLOT) }.cast();
             let header = &mut self.headers[i].msg_hdr;
+            header.msg_iov = &raw mut self.iovecs[i];
+            header.msg_iovlen = 1;
+            header.msg_name = (&raw mut self.names[i]).cast();
+            header.msg_control = (&raw mut self.controls[i]).cast();
             header.msg_namelen = RawAddress::SIZE;
             header.msg_controllen = CONTROL;
             header.msg_flags = 0;
@@ -222,13 +220,8 @@ impl Rx {
             }
             Err(error) => return Err(error),
         };
-        let most = self.most.min(usize::from(u8::MAX));
-        #[expect(clippy::cast_possible_truncation, reason = "at most u8::MAX")]
-        if got == ask && ask < most {
-            socket.set_appetite((ask * 2).min(most) as u8);
-        } else if got * 4 <= ask {
-            socket.set_appetite((ask / 2).max(1) as u8);
-        }
+        #[expect(clippy::cast_possible_truncation, reason = "none is more than `most`, which is at most 32")]
+        socket.digest(ask as u8, got as u8, self.most as u8);
         let start = self.used;
         let mut datagrams = 0;
         for i in 0..got {
@@ -238,7 +231,11 @@ impl Rx {
             let bucket = (datagrams.ilog2() as usize).min(self.stats.batch.len() - 1);
             self.stats.batch[bucket] += 1;
         }
-        Ok(Received { first, count: self.buffers.len() - first, more: got == ask })
+        Ok(Received {
+            first,
+            count: self.buffers.len() - first,
+            more: got == ask && (ask > 1 || self.most == 1),
+        })
     }
 
     /// What it brought.
@@ -373,5 +370,114 @@ impl Rx {
         self.stats.bytes += len as u64;
         self.buffers.push(meta);
         datagrams
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn split(bytes: &[u8], segment_size: usize) -> Vec<&[u8]> {
+        let from = SocketAddr::from(([127, 0, 0, 1], 1));
+        let buffer = Buffer { from, local: None, tos: 0, ttl: 0, segment_size, bytes };
+        let datagrams: Vec<_> = buffer.datagrams().collect();
+        assert_eq!(datagrams.len(), buffer.count());
+        datagrams
+    }
+
+    #[test]
+    fn a_buffer_comes_apart_at_the_segment_size() {
+        assert_eq!(split(b"abcdef", 2), [b"ab", b"cd", b"ef"]);
+        assert_eq!(split(b"abcdefg", 3), [&b"abc"[..], b"def", b"g"]);
+        assert_eq!(split(b"abc", 3), [b"abc"]);
+        assert_eq!(split(b"abc", 1200), [b"abc"]);
+    }
+
+    #[test]
+    fn an_empty_datagram_is_one() {
+        assert_eq!(split(b"", 0), [b""]);
+        assert_eq!(split(b"", 5), [b""]);
+    }
+
+    #[test]
+    #[should_panic(expected = "not a part of this arena")]
+    fn foreign_bytes_have_no_span() {
+        let _ = Rx::new(Datapath::Basic).span(b"elsewhere");
+    }
+
+    #[test]
+    fn a_full_arena_says_so_and_loses_nothing() {
+        let socket = socket_with(0);
+        let mut rx = Rx::new(Datapath::Gso);
+        rx.used = ARENA - SLOT + 1;
+        assert!(!rx.has_room());
+        let received = rx.recv(&socket).unwrap();
+        assert_eq!((received.count, received.more, rx.stats.calls), (0, true, 0));
+        rx.reset();
+        assert!(rx.has_room());
+    }
+
+    /// A socket with this many datagrams of one byte to receive.
+    fn socket_with(datagrams: usize) -> UdpSocket {
+        let socket = UdpSocket::bind(SocketAddr::from(([127, 0, 0, 1], 0)), &crate::UdpOptions::default());
+        let socket = socket.unwrap();
+        if datagrams > 0 {
+            send_to(&socket, datagrams);
+        }
+        socket
+    }
+
+    fn send_to(socket: &UdpSocket, datagrams: usize) {
+        let sender = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+        for _ in 0..datagrams {
+            sender.send_to(b"x", socket.local_addr()).unwrap();
+        }
+        wait(socket);
+    }
+
+    fn wait(socket: &UdpSocket) {
+        let mut poller = crate::poll::Poller::new().unwrap();
+        poller.add(socket, 0).unwrap();
+        assert_eq!(poller.wait(Some(std::time::Duration::from_secs(10))).unwrap().len(), 1);
+    }
+
+    #[test]
+    fn the_arenas_end_does_not_make_a_flood_look_thin() {
+        let socket = socket_with(1);
+        for full in [1, 1, 1, 1, 1, 1, 1, 1, 2, 4, 8] {
+            socket.digest(full, full, 16);
+        }
+        assert_eq!(socket.appetite(), 16);
+        let mut rx = Rx::new(Datapath::Gso);
+        rx.used = ARENA - SLOT;
+        assert_eq!(rx.recv(&socket).unwrap().count, 1);
+        assert_eq!(socket.appetite(), 16);
+    }
+
+    #[test]
+    fn a_thin_flow_is_asked_for_one_and_a_flood_for_many() {
+        for (datapath, most) in [(Datapath::Basic, 1), (Datapath::Mmsg, 32), (Datapath::Gso, 16)] {
+            let socket = socket_with(0);
+            let mut rx = Rx::new(datapath);
+            let mut more_than_one = 0;
+            for _ in 0..90 {
+                send_to(&socket, 1);
+                more_than_one += usize::from(socket.appetite() > 1);
+                let received = rx.recv(&socket).unwrap();
+                assert_eq!((received.count, received.more), (1, datapath == Datapath::Basic));
+                rx.reset();
+            }
+            assert!(more_than_one <= 10, "{more_than_one} of 90");
+            send_to(&socket, 200);
+            let calls = rx.stats.calls;
+            let mut got = 0;
+            while got < 200 {
+                wait(&socket);
+                got += rx.recv(&socket).unwrap().count;
+                rx.reset();
+            }
+            let calls = rx.stats.calls - calls;
+            assert!(calls <= 200 / most + 14, "{datapath}: {calls} calls");
+        }
     }
 }

@@ -3,19 +3,23 @@
 
 use std::{
     io, mem,
+    net::{Ipv4Addr, SocketAddr},
     os::fd::{AsFd, AsRawFd},
+    sync::OnceLock,
 };
 
 use libc::{c_int, iovec, mmsghdr};
 
 use crate::{
-    Route, Rx, UdpSocket,
+    Route, Rx, UdpOptions, UdpSocket,
     sys::{self, Control, ControlWriter, RawAddress},
     tx::{Payload, Queued, TxStats},
 };
 
-/// UDP_MAX_SEGMENTS: 64 since UDP_SEGMENT exists, 128 from Linux 6.9 on.
-const MAX_SEGMENTS: usize = 64;
+/// UDP_MAX_SEGMENTS of include/linux/udp.h: 64 since UDP_SEGMENT exists (4.18); Linux 6.9 doubled it, and stable kernels
+/// before that took it over, so that a version tells nothing.
+const FEWEST_SEGMENTS: usize = 64;
+const MOST_SEGMENTS: usize = 128;
 /// Longest UDP payload over IPv4: 65535 - 20 - 8.
 const MAX_BYTES: usize = 65_507;
 /// UIO_MAXIOV.
@@ -27,6 +31,28 @@ const IOVECS: usize = 4096;
 const CONTROL: usize = 112;
 
 static ZEROS: [u8; 4] = [0; 4];
+
+/// The most segments that this kernel takes in one super-packet: asked once, by a super-packet to itself.
+pub(crate) fn max_segments() -> usize {
+    static LIMIT: OnceLock<usize> = OnceLock::new();
+    *LIMIT.get_or_init(|| match probe_segments(MOST_SEGMENTS) {
+        Ok(()) => MOST_SEGMENTS,
+        // EINVAL from a kernel with the lower limit; any other error tells nothing, and every kernel takes 64.
+        Err(_) => FEWEST_SEGMENTS,
+    })
+}
+
+/// Sends one super-packet of one-byte segments from a loopback socket to itself.
+fn probe_segments(segments: usize) -> io::Result<()> {
+    let socket = UdpSocket::bind(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)), &UdpOptions::default())?;
+    socket.connect(socket.local_addr())?;
+    sys::set_option(socket.as_fd(), sys::SOL_UDP, sys::UDP_SEGMENT, 1)?;
+    let bytes = vec![0_u8; segments];
+    let fd = socket.as_fd().as_raw_fd();
+    // SAFETY: the pointer and length describe `bytes`.
+    let sent = unsafe { libc::send(fd, bytes.as_ptr().cast(), bytes.len(), libc::MSG_DONTWAIT) };
+    if sent < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
 
 /// The calls that send; tests put refusals here.
 pub(crate) trait Kernel {
@@ -60,7 +86,9 @@ struct Message {
     segments: usize,
     segment: usize,
     bytes: usize,
+    /// Bytes of control messages without, and with, the segment size.
     control: usize,
+    total_control: usize,
 }
 
 /// Scratch memory for the messages of one call; kept from flush to flush.
@@ -70,13 +98,15 @@ pub(crate) struct Batch {
     headers: Box<[mmsghdr]>,
     names: Box<[RawAddress]>,
     controls: Box<[Control<CONTROL>]>,
+    /// Most segments of a super-packet; 1 where none are to be formed.
+    max_segments: usize,
 }
 
 // SAFETY: the raw pointers are written anew by every call of `Sender::send` and are not used between calls.
 unsafe impl Send for Batch {}
 
 impl Batch {
-    pub(crate) fn new() -> Self {
+    pub(crate) fn new(max_segments: usize) -> Self {
         // SAFETY: zero is a value for every member of `mmsghdr`.
         let empty: mmsghdr = unsafe { mem::zeroed() };
         Self {
@@ -85,21 +115,23 @@ impl Batch {
             headers: vec![empty; MESSAGES].into_boxed_slice(),
             names: vec![RawAddress::empty(); MESSAGES].into_boxed_slice(),
             controls: vec![Control([0; CONTROL]); MESSAGES].into_boxed_slice(),
+            max_segments,
         }
     }
 
-    #[expect(clippy::too_many_arguments, reason = "one call site; a struct would only rename them")]
     pub(crate) fn open<'a, K: Kernel>(
         &'a mut self,
         kernel: &'a mut K,
         socket: &'a UdpSocket,
         own: &'a [u8],
         rx: &'a Rx,
-        gso: bool,
         one_by_one: bool,
         stats: &'a mut TxStats,
     ) -> Sender<'a, K> {
-        let gso_limit = if gso { usize::from(socket.gso_limit()) } else { 0 };
+        // A flush that panicked may have left pointers to memory that is gone.
+        self.messages.clear();
+        self.iovecs.clear();
+        let gso_limit = if self.max_segments > 1 { usize::from(socket.gso_limit()) } else { 0 };
         Sender {
             kernel,
             socket,
@@ -169,7 +201,8 @@ impl<K: Kernel> Sender<'_, K> {
             }
         }
         if queued.padding > 0 {
-            self.piece(ZEROS.as_ptr(), usize::from(queued.padding));
+            let zeros = &ZEROS[..usize::from(queued.padding)];
+            self.piece(zeros.as_ptr(), zeros.len());
         }
     }
 
@@ -191,7 +224,7 @@ impl<K: Kernel> Sender<'_, K> {
         let Some(message) = self.batch.messages.last_mut() else { return false };
         let fits = len <= message.segment
             && len > 0
-            && message.segments < MAX_SEGMENTS
+            && message.segments < self.batch.max_segments
             && message.bytes + len <= MAX_BYTES
             && used - message.first_iovec + 3 <= MAX_IOVECS
             && used + 3 <= IOVECS;
@@ -227,6 +260,7 @@ impl<K: Kernel> Sender<'_, K> {
             segment: len,
             bytes: len,
             control,
+            total_control: control,
         });
         self.joinable = len > 0 && len <= self.gso_limit;
     }
@@ -284,12 +318,17 @@ impl<K: Kernel> Sender<'_, K> {
     /// Hands all gathered messages to the kernel. All of them are sent or counted as dropped when this returns.
     fn send(&mut self) {
         let count = self.batch.messages.len();
-        for at in 0..count {
-            self.complete(at);
-        }
+        self.complete();
         let mut done = 0;
         let mut retried = usize::MAX;
         while done < count {
+            let next = self.batch.messages[done];
+            if next.segments > 1 && next.segment > self.gso_limit {
+                // Gathered before a step-down of this very call.
+                self.send_apart(done);
+                done += 1;
+                continue;
+            }
             self.stats.calls += 1;
             match self.kernel.send(self.socket, &mut self.batch.headers[done..count]) {
                 Ok(sent) => {
@@ -306,15 +345,20 @@ impl<K: Kernel> Sender<'_, K> {
                         self.stats.would_block += rest.iter().map(|m| m.segments as u64).sum::<u64>();
                         done = count;
                     }
-                    refusal if self.batch.messages[done].segments > 1 && is_refusal_of_gso(refusal) => {
+                    libc::ENOBUFS => {
+                        // The device queue dropped it. What follows may go to another device.
+                        self.stats.would_block += next.segments as u64;
+                        done += 1;
+                    }
+                    // An ICMP error that the socket had pending is reported once, instead of sending. It can be any
+                    // errno, EMSGSIZE too, and is no refusal.
+                    _ if retried != done => retried = done,
+                    refusal if next.segments > 1 && is_refusal_of_gso(refusal) => {
                         self.step_down(done);
                         done += 1;
                     }
-                    // An ICMP error that the socket had pending is reported once, instead of sending.
-                    _ if retried != done => retried = done,
                     other => {
-                        let lost = self.batch.messages[done].segments as u64;
-                        *drop_counter(self.stats, other) += lost;
+                        *drop_counter(self.stats, other) += next.segments as u64;
                         done += 1;
                     }
                 },
@@ -325,38 +369,54 @@ impl<K: Kernel> Sender<'_, K> {
         self.joinable = false;
     }
 
-    /// Points header `at` at everything that belongs to it.
-    fn complete(&mut self, at: usize) {
-        let message = self.batch.messages[at];
-        let mut control = message.control;
-        if message.segments > 1 {
-            control += append_segment_size(&mut self.batch.controls[at], control, message.segment);
+    /// Points every header at what belongs to it.
+    fn complete(&mut self) {
+        let Batch { iovecs, messages, headers, names, controls, .. } = &mut *self.batch;
+        for (message, control) in messages.iter_mut().zip(controls.iter_mut()) {
+            message.total_control = message.control;
+            if message.segments > 1 {
+                message.total_control += append_segment_size(control, message.control, message.segment);
+            }
         }
-        let header = &mut self.batch.headers[at].msg_hdr;
-        header.msg_name = if header.msg_namelen == 0 {
-            std::ptr::null_mut()
-        } else {
-            (&raw mut self.batch.names[at]).cast()
-        };
-        header.msg_iov = self.batch.iovecs[message.first_iovec..].as_mut_ptr();
-        header.msg_iovlen = message.iovecs;
-        header.msg_control =
-            if control == 0 { std::ptr::null_mut() } else { self.batch.controls[at].0.as_mut_ptr().cast() };
-        header.msg_controllen = control;
-        header.msg_flags = 0;
+        // From here to the call nothing but these pointers touches the three arrays.
+        let (iovecs, names, controls) = (iovecs.as_mut_ptr(), names.as_mut_ptr(), controls.as_mut_ptr());
+        for (at, message) in messages.iter().enumerate() {
+            let header = &mut headers[at].msg_hdr;
+            header.msg_name =
+                if header.msg_namelen == 0 { std::ptr::null_mut() } else { names.wrapping_add(at).cast() };
+            header.msg_iov = iovecs.wrapping_add(message.first_iovec);
+            header.msg_iovlen = message.iovecs;
+            header.msg_control = if message.total_control == 0 {
+                std::ptr::null_mut()
+            } else {
+                controls.wrapping_add(at).cast()
+            };
+            header.msg_controllen = message.total_control;
+            header.msg_flags = 0;
+        }
     }
 
-    /// Sends the segments of a refused super-packet one by one, and forms no such super-packets any more.
+    /// After the kernel refused a super-packet: sends its segments one by one and, when it takes one of them, forms no
+    /// such super-packets on this socket any more. When it takes none, it was the destination that it refused.
     #[cold]
     fn step_down(&mut self, at: usize) {
-        let message = self.batch.messages[at];
-        #[expect(clippy::cast_possible_truncation, reason = "a datagram is shorter than 64 KiB")]
-        self.socket.step_down(message.segment as u16);
+        if self.send_apart(at) == 0 {
+            return;
+        }
+        let segment = self.batch.messages[at].segment;
+        self.socket.step_down(u16::try_from(segment).unwrap_or(u16::MAX));
         self.gso_limit = self.gso_limit.min(usize::from(self.socket.gso_limit()));
         self.stats.step_downs += 1;
+    }
+
+    /// Sends the segments of a super-packet one by one, and returns how many of them the kernel took.
+    #[cold]
+    fn send_apart(&mut self, at: usize) -> usize {
+        let message = self.batch.messages[at];
         let mut pieces = self.batch.iovecs[message.first_iovec..][..message.iovecs].to_vec();
         let mut left = message.bytes;
         let mut first = 0;
+        let mut taken = 0;
         while left > 0 {
             let want = message.segment.min(left);
             // Cut the pieces at the segment's end.
@@ -375,7 +435,7 @@ impl<K: Kernel> Sender<'_, K> {
             if message.control == 0 {
                 header.msg_hdr.msg_control = std::ptr::null_mut();
             }
-            self.send_alone(at, want);
+            taken += usize::from(self.send_alone(at, want));
             if rest == 0 {
                 first = last + 1;
             } else {
@@ -385,25 +445,32 @@ impl<K: Kernel> Sender<'_, K> {
             }
             left -= want;
         }
+        taken
     }
 
+    /// Sends message `at`, of this many bytes, alone; says whether the kernel took it.
     #[cold]
-    fn send_alone(&mut self, at: usize, bytes: usize) {
-        for attempt in 0..2 {
+    fn send_alone(&mut self, at: usize, bytes: usize) -> bool {
+        let mut retried = false;
+        loop {
             self.stats.calls += 1;
-            match self.kernel.send(self.socket, &mut self.batch.headers[at..=at]) {
-                Ok(_) => {
-                    self.stats.messages += 1;
-                    self.stats.datagrams += 1;
-                    self.stats.bytes += bytes as u64;
-                    return;
+            let Err(error) = self.kernel.send(self.socket, &mut self.batch.headers[at..=at]) else {
+                self.stats.messages += 1;
+                self.stats.datagrams += 1;
+                self.stats.bytes += bytes as u64;
+                return true;
+            };
+            match error.raw_os_error().unwrap_or(0) {
+                libc::EINTR => {}
+                full @ (libc::EAGAIN | libc::ENOBUFS) => {
+                    *drop_counter(self.stats, full) += 1;
+                    return false;
                 }
-                Err(error) => {
-                    let code = error.raw_os_error().unwrap_or(0);
-                    if attempt == 1 || code == libc::EAGAIN {
-                        *drop_counter(self.stats, code) += 1;
-                        return;
-                    }
+                // As in `send`: it may have been a pending ICMP error.
+                _ if !retried => retried = true,
+                other => {
+                    *drop_counter(self.stats, other) += 1;
+                    return false;
                 }
             }
         }
@@ -440,3 +507,6 @@ fn append_segment_size(control: &mut Control<CONTROL>, used: usize, segment: usi
     control.0[used..used + len].copy_from_slice(&tail.0[..len]);
     len
 }
+
+#[cfg(test)]
+mod tests;

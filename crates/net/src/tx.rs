@@ -17,7 +17,7 @@ use std::hash::BuildHasher;
 
 use crate::{
     Datapath, Rx, SocketId, Sockets, Span,
-    send::{Batch, Kernel, Linux},
+    send::{self, Batch, Kernel, Linux},
 };
 
 /// Where a datagram goes and how. Datagrams of one route keep their order.
@@ -54,9 +54,9 @@ pub struct TxStats {
     pub would_block: u64,
     /// Datagrams dropped because they exceed the path MTU and must not be fragmented (EMSGSIZE).
     pub too_big: u64,
-    /// Datagrams dropped because the kernel refused them for another reason.
+    /// Datagrams dropped because the kernel refused them for another reason, or because their socket is gone.
     pub refused: u64,
-    /// Times that a socket or route stepped down from GSO.
+    /// Times that a socket stepped down from GSO: for good, or for segments of that size and above.
     pub step_downs: u64,
 }
 
@@ -74,7 +74,7 @@ pub(crate) enum Payload {
 pub(crate) struct Queued {
     /// Offset of the header in `Tx::own`.
     pub(crate) header: u32,
-    pub(crate) header_len: u8,
+    pub(crate) header_len: u16,
     pub(crate) padding: u8,
     pub(crate) payload: Payload,
     /// The whole datagram's length.
@@ -134,18 +134,22 @@ impl Tx {
             touched: Vec::with_capacity(512),
             table: HashTable::new(),
             hasher: RandomState::default(),
-            batch: Batch::new(),
+            batch: Batch::new(if datapath == Datapath::Gso { send::max_segments() } else { 1 }),
             stats: TxStats::default(),
         }
     }
 
-    /// Queues `header ++ payload ++ padding zero bytes` (padding 0 to 3). The payload stays in the arena.
+    /// Queues `header ++ payload ++ padding zero bytes`. The header has at most 64 KiB, the payload stays in the arena.
+    ///
+    /// # Panics
+    /// When the padding is longer than the 3 bytes that STUN and ChannelData know.
     #[inline]
     pub fn push(&mut self, route: &Route, header: &[u8], payload: Span, padding: u8) {
+        assert!(padding <= 3, "padding goes to the next multiple of 4");
         let at = self.own_end();
         self.own.extend_from_slice(header);
         #[expect(clippy::cast_possible_truncation, reason = "headers are a few dozen bytes")]
-        let header_len = header.len() as u8;
+        let header_len = header.len() as u16;
         let len = u32::from(header_len) + payload.len + u32::from(padding);
         self.append(
             route,
@@ -194,28 +198,40 @@ impl Tx {
         for index in 0..self.touched.len() {
             let id = self.touched[index];
             let chain = std::mem::replace(&mut self.chains[id.index()], EMPTY);
-            let Some(socket) = sockets.get(id) else { continue };
-            let gso = self.datapath == Datapath::Gso;
+            let Some(socket) = sockets.get(id) else {
+                self.stats.refused += self.count(chain);
+                continue;
+            };
             let mut sender = self.batch.open(
                 kernel,
                 socket,
                 &self.own,
                 rx,
-                gso,
                 self.datapath == Datapath::Basic,
                 &mut self.stats,
             );
-            let mut group = chain.first;
-            while group != NONE {
-                let Group { route, first, next_of_socket, .. } = self.groups[group as usize];
-                let mut next = first;
-                sender.route(&route);
-                while next != NONE {
-                    let queued = &self.queue[next as usize];
-                    sender.push(queued);
-                    next = queued.next;
+            // DF is a socket option: what wants it goes last, so that it changes twice a flush and not at every route.
+            let mut also_df = false;
+            for df in [false, true] {
+                if df && !also_df {
+                    break;
                 }
-                group = next_of_socket;
+                let mut group = chain.first;
+                while group != NONE {
+                    let Group { route, first, next_of_socket, .. } = self.groups[group as usize];
+                    group = next_of_socket;
+                    if route.dont_fragment != df {
+                        also_df = true;
+                        continue;
+                    }
+                    let mut next = first;
+                    sender.route(&route);
+                    while next != NONE {
+                        let queued = &self.queue[next as usize];
+                        sender.push(queued);
+                        next = queued.next;
+                    }
+                }
             }
             sender.finish();
         }
@@ -226,6 +242,22 @@ impl Tx {
         if !self.table.is_empty() {
             self.table.clear();
         }
+    }
+
+    /// Datagrams queued for a socket.
+    #[cold]
+    fn count(&self, chain: Chain) -> u64 {
+        let mut count = 0;
+        let mut group = chain.first;
+        while group != NONE {
+            let mut next = self.groups[group as usize].first;
+            while next != NONE {
+                count += 1;
+                next = self.queue[next as usize].next;
+            }
+            group = self.groups[group as usize].next_of_socket;
+        }
+        count
     }
 
     fn own_end(&self) -> u32 {

@@ -1,1 +1,27 @@
-//! placeholder
+//! Running a relay: configuration, credential stores, session log, metrics, admin HTTP and the control thread.
+//!
+//! ```text
+//! flags, environment, file ─▶ config::Sources::load ─▶ Settings ─▶ plan ─▶ relay::Config ─▶ workers
+//!                                                                             │ SessionLog, snapshots
+//!           signals, reload, /metrics, /healthz, log lines ◀── serve (control thread)
+//! ```
+//!
+//! Whatever may wait (files, HTTP, signals, the terminal) happens on the control thread; a worker never waits for it.
+#![forbid(unsafe_code)]
+
+pub mod admin;
+pub mod config;
+pub mod credentials;
+pub mod logging;
+pub mod metrics;
+pub mod plan;
+pub mod process;
+pub mod rest;
+pub mod secret;
+pub mod serve;
+pub mod session_log;
+pub mod stop;
+pub mod turn_uri;
+
+pub use config::{ConfigErrors, Flags, Settings, Sources};
+pub use secret::Secret;

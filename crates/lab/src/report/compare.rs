@@ -8,8 +8,9 @@ use std::fmt;
 use super::page::{document, escape, section, table};
 use super::plots::{self, Ratio};
 use super::verdicts;
+use crate::comparable::{Difference, comparable};
 use crate::metric;
-use crate::record::{Difference, Record, comparable};
+use crate::record::Record;
 use crate::stats;
 use crate::verdict::Verdict;
 

@@ -11,7 +11,7 @@ use std::path::Path;
 
 pub use compare::{Comparison, compare};
 pub use page::page;
-pub use row::{Change, row};
+pub use row::{Change, insert_row, row};
 
 use crate::metric::{self, Direction};
 use crate::record::{self, Record, write_whole};

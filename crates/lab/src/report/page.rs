@@ -443,7 +443,7 @@ mod tests {
         let html = page(&record);
         assert!(html.contains("void: the subject failed: ended by signal 11"));
         assert!(html.contains("<td>not supported</td>"));
-        assert!(html.contains("cannot tell: new failed in 1 runs"));
+        assert!(html.contains("cannot tell: new failed in 1 run"));
         assert!(html.contains("Interrupted"));
     }
 

@@ -62,7 +62,10 @@ pub(super) fn ratios(rows: &[Ratio]) -> String {
             .margin(10)
             .x_label_area_size(34)
             .y_label_area_size(230)
-            .build_cartesian_2d((low..high).log_scale(), (0..last).into_segmented())?;
+            .build_cartesian_2d(
+                (low..high).log_scale().with_key_points(ticks(low, high)),
+                (0..last).into_segmented(),
+            )?;
         let label = |place: &SegmentValue<usize>| match place {
             SegmentValue::CenterOf(place) => {
                 rows.get(last - place.min(&last)).map_or_else(String::new, |r| r.label.clone())
@@ -74,7 +77,7 @@ pub(super) fn ratios(rows: &[Ratio]) -> String {
             .light_line_style(TRANSPARENT)
             .y_labels(rows.len() + 1)
             .y_label_formatter(&label)
-            .x_label_formatter(&|x| format!("{x:.3}"))
+            .x_label_formatter(&|x| format!("{x}"))
             .x_desc("ratio to the baseline")
             .label_style(FONT)
             .draw()?;
@@ -100,6 +103,29 @@ pub(super) fn ratios(rows: &[Ratio]) -> String {
     })
 }
 
+/// Round ratios between `low` and `high`, from 1 outwards as long as their labels do not touch.
+fn ticks(low: f64, high: f64) -> Vec<f64> {
+    const ROUND: [f64; 20] = [
+        1.01, 1.02, 1.05, 1.1, 1.15, 1.2, 1.3, 1.4, 1.5, 1.7, 2.0, 2.5, 3.0, 4.0, 5.0, 7.0, 10.0, 20.0, 50.0,
+        100.0,
+    ];
+    const ROUND_BELOW: [f64; 17] =
+        [0.99, 0.98, 0.95, 0.9, 0.85, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.15, 0.1, 0.05, 0.02, 0.01];
+    let apart = (high / low).ln() * 0.09;
+    let mut ticks = vec![1.0_f64];
+    for side in [&ROUND[..], &ROUND_BELOW[..]] {
+        let mut last = 1.0_f64;
+        for &tick in side.iter().filter(|tick| (low..=high).contains(*tick)) {
+            if (tick / last).ln().abs() >= apart {
+                ticks.push(tick);
+                last = tick;
+            }
+        }
+    }
+    ticks.sort_by(f64::total_cmp);
+    ticks
+}
+
 fn after(place: usize, last: usize) -> SegmentValue<usize> {
     if place == last { SegmentValue::Last } else { SegmentValue::Exact(place + 1) }
 }
@@ -109,6 +135,8 @@ pub(super) fn rounds(record: &Record, metric: &str) -> String {
     let values =
         || record.rounds.iter().filter_map(|round| round.metrics.get(metric).map(|value| (round, *value)));
     let Some((low, high)) = range(values().map(|(_, value)| value)) else { return String::new() };
+    // Room above the dots for the legend.
+    let high = high + (high - low) * 0.25;
     let last = record.rounds.iter().map(|round| round.index).max().unwrap_or(0);
     svg(HEIGHT, |area| {
         let mut chart = ChartBuilder::on(area)
@@ -145,16 +173,8 @@ pub(super) fn rounds(record: &Record, metric: &str) -> String {
 
 /// Latency percentiles of each subject, the median over its rounds, on a logarithmic scale.
 pub(super) fn latency(record: &Record) -> String {
-    let curves: Vec<(usize, &str, Vec<(usize, f64)>)> = record
-        .experiment
-        .subjects
-        .iter()
-        .enumerate()
-        .filter_map(|(i, subject)| {
-            Some((i, subject.name.as_str(), median_percentiles(record, &subject.name)?))
-        })
-        .collect();
-    let all = || curves.iter().flat_map(|(_, _, curve)| curve.iter().map(|(_, value)| *value));
+    let curves: Vec<Line<'_, usize>> = lines(record, |subject| median_percentiles(record, subject));
+    let all = || curves.iter().flat_map(|line| line.points.iter().map(|(_, value)| *value));
     let Some((_, high)) = range(all()) else { return String::new() };
     let low = all().fold(f64::INFINITY, f64::min) / 1.2;
     let names = ["p50", "p90", "p99", "p99.9", "max"];
@@ -175,35 +195,52 @@ pub(super) fn latency(record: &Record) -> String {
             .configure_mesh()
             .light_line_style(TRANSPARENT)
             .x_label_formatter(&label)
+            .y_labels(6)
             .y_label_formatter(&|y| format!("{y:.0} µs"))
             .label_style(FONT)
             .draw()?;
-        for (i, name, curve) in &curves {
-            let colour = colour(*i);
+        for Line { subject, name, points } in &curves {
+            let colour = colour(*subject);
             let at = |&(place, value): &(usize, f64)| (SegmentValue::CenterOf(place), value);
             chart
-                .draw_series(LineSeries::new(curve.iter().map(at), colour.stroke_width(2)))?
+                .draw_series(LineSeries::new(points.iter().map(at), colour.stroke_width(2)))?
                 .label(*name)
                 .legend(move |(x, y)| Circle::new((x + 8, y), 4, colour.filled()));
-            chart.draw_series(curve.iter().map(at).map(|point| Circle::new(point, 4, colour.filled())))?;
+            chart.draw_series(points.iter().map(at).map(|point| Circle::new(point, 4, colour.filled())))?;
         }
         legend(&mut chart)
     })
 }
 
-/// `None` without latencies. A percentile of 0 cannot stand on a logarithmic scale and is left out.
-fn median_percentiles(record: &Record, subject: &str) -> Option<Vec<(usize, f64)>> {
+/// One subject's curve.
+struct Line<'a, X> {
+    /// Its place among the subjects, which gives the colour.
+    subject: usize,
+    name: &'a str,
+    points: Vec<(X, f64)>,
+}
+
+/// The curves of all subjects that have one.
+fn lines<X>(record: &Record, points: impl Fn(&str) -> Vec<(X, f64)>) -> Vec<Line<'_, X>> {
+    let subjects = record.experiment.subjects.iter().map(|subject| subject.name.as_str()).enumerate();
+    subjects
+        .map(|(subject, name)| Line { subject, name, points: points(name) })
+        .filter(|line| !line.points.is_empty())
+        .collect()
+}
+
+/// Empty without latencies. A percentile of 0 cannot stand on a logarithmic scale and is left out.
+fn median_percentiles(record: &Record, subject: &str) -> Vec<(usize, f64)> {
     let latencies: Vec<_> = record
         .rounds
         .iter()
         .filter(|round| round.subject == subject && round.voided.is_none())
         .filter_map(|round| round.latency.as_ref().map(crate::record::Latency::percentiles))
         .collect();
-    let curve: Vec<(usize, f64)> = (0..5)
+    (0..5)
         .filter_map(|i| Some((i, stats::median(&latencies.iter().map(|p| p[i].1).collect::<Vec<_>>())?)))
         .filter(|(_, value)| *value > 0.0)
-        .collect();
-    (!curve.is_empty()).then_some(curve)
+        .collect()
 }
 
 /// What a sweep plot shows against the offered rate.
@@ -216,14 +253,8 @@ pub(super) enum Curve {
 
 /// One curve for each subject over the offered rate; several trials at a rate count as their median.
 pub(super) fn sweeps(record: &Record, curve: Curve) -> String {
-    let names: Vec<&str> = record.experiment.subjects.iter().map(|subject| subject.name.as_str()).collect();
-    let curves: Vec<(usize, &str, Vec<(f64, f64)>)> = names
-        .iter()
-        .enumerate()
-        .map(|(i, name)| (i, *name, sweep_points(&record.sweeps, name, curve)))
-        .filter(|(_, _, points)| !points.is_empty())
-        .collect();
-    let points = || curves.iter().flat_map(|(_, _, points)| points);
+    let curves: Vec<Line<'_, f64>> = lines(record, |subject| sweep_points(&record.sweeps, subject, curve));
+    let points = || curves.iter().flat_map(|line| &line.points);
     let (Some((low, high)), Some((left, right))) =
         (range(points().map(|p| p.1)), range(points().map(|p| p.0)))
     else {
@@ -252,8 +283,8 @@ pub(super) fn sweeps(record: &Record, curve: Curve) -> String {
             let (from, to) = (left.max(low).max(0.0), right.min(high));
             chart.draw_series(LineSeries::new([(from, from), (to, to)], BLACK.mix(0.3)))?;
         }
-        for (i, name, points) in &curves {
-            let colour = colour(*i);
+        for Line { subject, name, points } in &curves {
+            let colour = colour(*subject);
             chart
                 .draw_series(LineSeries::new(points.iter().copied(), colour.stroke_width(2)))?
                 .label(*name)
@@ -324,4 +355,40 @@ fn svg(height: u32, draw: impl FnOnce(&Area<'_>) -> Drawn) -> String {
         draw(&area).and_then(|()| Ok(area.present()?))
     };
     if drawn.is_ok() { text } else { String::new() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ticks_are_round_hold_1_and_keep_apart() {
+        assert_eq!(ticks(0.95, 1.05), [0.95, 0.98, 0.99, 1.0, 1.01, 1.02, 1.05]);
+        assert_eq!(ticks(0.5, 2.2), [0.5, 0.6, 0.7, 0.85, 1.0, 1.15, 1.4, 1.7, 2.0]);
+        let wide = ticks(0.05, 60.0);
+        assert!(wide.contains(&1.0) && wide.len() < 12, "{wide:?}");
+    }
+
+    #[test]
+    fn what_is_not_finite_is_not_in_range() {
+        assert_eq!(range([f64::NAN, f64::INFINITY].into_iter()), None);
+        assert_eq!(range([0.0].into_iter()), Some((-0.5, 0.5)));
+        assert_eq!(range([10.0, f64::NAN, 20.0].into_iter()), Some((10.0 - 0.8, 20.0 + 0.8)));
+    }
+
+    #[test]
+    fn trials_at_the_same_rate_are_one_point() {
+        let point = |offered_pps, delivered_pps| crate::record::SweepPoint {
+            offered_pps,
+            delivered_pps,
+            ..crate::record::SweepPoint::default()
+        };
+        let sweep = Sweep {
+            subject: "a".to_owned(),
+            points: vec![point(2.0, 5.0), point(1.0, 1.0), point(2.0, 2.0), point(2.0, 1.0)],
+            ..Sweep::default()
+        };
+        assert_eq!(sweep_points(&[sweep], "a", Curve::Delivered), [(1.0, 1.0), (2.0, 2.0)]);
+        assert_eq!(sweep_points(&[], "a", Curve::Loss), []);
+    }
 }

@@ -42,6 +42,19 @@ pub fn row(record: &Record, change: &Change) -> Option<String> {
     Some(format!("| {} |", cells.map(cell).join(" | ")))
 }
 
+/// The log with the row as its newest: under the head of the table that begins with `| date |`. `None` when the text
+/// has no such table.
+#[must_use]
+pub fn insert_row(log: &str, row: &str) -> Option<String> {
+    let is_head = |lines: &[&str]| lines[0].starts_with("| date |") && lines[1].starts_with("| ---");
+    let lines: Vec<&str> = log.split_inclusive('\n').collect();
+    let head = lines.windows(2).position(is_head)?;
+    let (before, after) = lines.split_at(head + 2);
+    let before = before.concat();
+    let end = if before.ends_with('\n') { "" } else { "\n" };
+    Some(format!("{before}{end}{row}\n{}", after.concat()))
+}
+
 fn measured(verdict: &Verdict) -> String {
     let (Some(gain), Some(estimate)) = (verdict.gain(), &verdict.estimate) else {
         return format!("{}: {}", verdict.metric, verdict.outcome);
@@ -112,6 +125,17 @@ mod tests {
         assert!(row.starts_with("| 2026-11-20 | 012345678+ | – | a \\| b c \\\\ | – | 0.500"), "{row}");
         assert!(row.ends_with(": slower | kept |"), "{row}");
         assert_eq!(row.replace("\\|", "").matches('|').count(), 8);
+    }
+
+    #[test]
+    fn the_newest_row_stands_first() {
+        let head = "# Log\n\n| a | b |\n| --- | --- |\n| 1 | 2 |\n\n| date | commit |\n| --- | --- |\n";
+        let once = insert_row(head, "| old |").unwrap();
+        let twice = insert_row(&once, "| new |").unwrap();
+        assert_eq!(twice, format!("{head}| new |\n| old |\n"));
+        assert_eq!(insert_row(head.trim_end(), "| x |").unwrap(), format!("{head}| x |\n"));
+        assert_eq!(insert_row("| date | without a rule |\n", "| x |"), None);
+        assert_eq!(insert_row("", "| x |"), None);
     }
 
     #[test]

@@ -1,1 +1,492 @@
-//! A TURN client as a state machine.
+//! A TURN client as a state machine: feed it datagrams with [`Client::handle_datagram`] and the time with
+//! [`Client::handle_timeout`], then send what [`Client::poll_transmit`] gives, hear what [`Client::poll_event`] says, and
+//! come back at [`Client::poll_timeout`].
+//!
+//! It authenticates (RFC 8489 section 9.2), retransmits (section 6.2.1), answers stale nonces, and keeps the
+//! allocation, its permissions and its channels refreshed until told otherwise (RFC 8656). Times are
+//! [`crate::time::Now::ms`]. All state is bounded, and application data is neither copied nor allocated for.
+
+mod config;
+mod credentials;
+mod event;
+mod requests;
+mod transaction;
+
+use std::{
+    collections::VecDeque,
+    net::{IpAddr, SocketAddr},
+    sync::Arc,
+};
+
+use turnpike_wire::{
+    address::{canonical, canonical_ip},
+    channel_data::{ChannelData, ChannelNumber},
+    demux::{self, Kind},
+    indication::{self, Indication, MAX_HEADER_LEN},
+    integrity,
+    stun_types::{
+        attribute::{ErrorCode, XorMappedAddress},
+        message::{Message, MessageClass},
+    },
+    turn_types::{
+        attribute::{AddressErrorCode, Icmp, Lifetime, ReservationToken, XorPeerAddress, XorRelayedAddress},
+        message::DATA,
+    },
+};
+
+pub use config::{Config, Timing};
+pub use event::{Allocation, Event, Failure, Ignored, Incoming, Request, RequestError};
+use {
+    credentials::{Challenge, Session},
+    transaction::{Start, Transaction, Transactions},
+};
+
+/// Permissions and channel bindings are refreshed at this age. A permission lives 300 s (RFC 8656 section 9), and a
+/// ChannelBind refreshes its permission too, so that one interval serves both.
+const BINDING_REFRESH_MS: u64 = 240_000;
+/// An allocation is refreshed this long before it expires, or at half its life if that is later (RFC 8656 section 8.1).
+const REFRESH_MARGIN_MS: u64 = 60_000;
+/// Challenges answered for one request before it counts as refused.
+const MAX_CHALLENGES: u8 = 3;
+/// Events kept for a caller that does not poll; the oldest go first.
+const MAX_EVENTS: usize = 128;
+
+/// One client: one 5-tuple, at most one allocation.
+pub struct Client {
+    config: Arc<Config>,
+    state: State,
+    session: Option<Session>,
+    transactions: Transactions,
+    events: VecDeque<Event>,
+    /// When to refresh the allocation; `None` while that is under way.
+    refresh_at: Option<u64>,
+    permissions: Vec<Permission>,
+    channels: Vec<Channel>,
+    /// Transaction ids of Send indications: a random start, then counted, for nothing answers them.
+    indication: u128,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum State {
+    Idle,
+    Allocating,
+    Allocated(Allocation),
+}
+
+struct Permission {
+    peer: IpAddr,
+    granted: bool,
+    refresh_at: Option<u64>,
+}
+
+struct Channel {
+    number: ChannelNumber,
+    peer: SocketAddr,
+    bound: bool,
+    refresh_at: Option<u64>,
+}
+
+impl Client {
+    /// Permissions of one client.
+    pub const MAX_PERMISSIONS: usize = 64;
+    /// Channels of one client.
+    pub const MAX_CHANNELS: usize = 64;
+
+    /// A client that has done nothing yet.
+    #[must_use]
+    pub fn new(config: Arc<Config>) -> Self {
+        Self {
+            transactions: Transactions::new(config.timing),
+            config,
+            state: State::Idle,
+            session: None,
+            events: VecDeque::new(),
+            refresh_at: None,
+            permissions: Vec::new(),
+            channels: Vec::new(),
+            indication: rand::random(),
+        }
+    }
+
+    /// Asks the server which address it sees (STUN Binding, unauthenticated).
+    pub fn binding(&mut self, now: u64) -> Result<(), RequestError> {
+        self.request(now, Request::Binding)
+    }
+
+    /// Asks for an allocation.
+    pub fn allocate(&mut self, now: u64) -> Result<(), RequestError> {
+        if self.state != State::Idle {
+            return Err(RequestError::AllocationExists);
+        }
+        self.state = State::Allocating;
+        self.request(now, Request::Allocate)
+    }
+
+    /// Installs a permission for this peer address and keeps it.
+    pub fn permit(&mut self, now: u64, peer: IpAddr) -> Result<(), RequestError> {
+        self.allocated()?;
+        let peer = canonical_ip(peer);
+        if !self.permissions.iter().any(|permission| permission.peer == peer) {
+            if self.permissions.len() == Self::MAX_PERMISSIONS {
+                return Err(RequestError::TooMany { what: "permissions", limit: Self::MAX_PERMISSIONS });
+            }
+            self.permissions.push(Permission { peer, granted: false, refresh_at: None });
+        }
+        self.request(now, Request::Permit(peer))
+    }
+
+    /// Binds a channel to this peer and keeps it. A peer that has one keeps its number.
+    pub fn bind_channel(&mut self, now: u64, peer: SocketAddr) -> Result<ChannelNumber, RequestError> {
+        self.allocated()?;
+        let peer = canonical(peer);
+        let number = match self.channels.iter().find(|channel| channel.peer == peer) {
+            Some(channel) => channel.number,
+            None => {
+                let number = self
+                    .free_channel()
+                    .ok_or(RequestError::TooMany { what: "channels", limit: Self::MAX_CHANNELS })?;
+                self.channels.push(Channel { number, peer, bound: false, refresh_at: None });
+                number
+            }
+        };
+        self.request(now, Request::Bind(number, peer))?;
+        Ok(number)
+    }
+
+    /// Deletes the allocation. Whatever else was under way is forgotten.
+    pub fn delete(&mut self, now: u64) -> Result<(), RequestError> {
+        self.allocated()?;
+        self.transactions.clear();
+        self.refresh_at = None;
+        self.permissions.iter_mut().for_each(|permission| permission.refresh_at = None);
+        self.channels.iter_mut().for_each(|channel| channel.refresh_at = None);
+        self.request(now, Request::Delete)
+    }
+
+    /// The allocation, while there is one.
+    #[must_use]
+    pub fn allocation(&self) -> Option<&Allocation> {
+        match &self.state {
+            State::Allocated(allocation) => Some(allocation),
+            State::Idle | State::Allocating => None,
+        }
+    }
+
+    /// The number of the channel bound to this (canonical) peer.
+    #[must_use]
+    pub fn channel(&self, peer: SocketAddr) -> Option<ChannelNumber> {
+        let channel = self.channels.iter().find(|channel| channel.peer == peer && channel.bound);
+        channel.map(|channel| channel.number)
+    }
+
+    /// Writes what stands before a payload for this peer and returns its length: a ChannelData header where a channel
+    /// is bound, else a Send indication's, which needs [`indication::padding`] zero bytes after the payload.
+    pub fn send_header(
+        &mut self,
+        peer: SocketAddr,
+        payload_len: u16,
+        out: &mut [u8; MAX_HEADER_LEN],
+    ) -> usize {
+        if let Some(number) = self.channel(peer) {
+            let header = ChannelData::header(number, payload_len);
+            out[..header.len()].copy_from_slice(&header);
+            return header.len();
+        }
+        self.indication = self.indication.wrapping_add(1);
+        let [_, _, _, _, id @ ..] = self.indication.to_be_bytes();
+        indication::write_header(Indication::Send, id, peer, payload_len, out)
+    }
+
+    /// Feeds a datagram that the server sent.
+    pub fn handle_datagram<'a>(&mut self, now: u64, datagram: &'a [u8]) -> Incoming<'a> {
+        match demux::classify(datagram) {
+            Kind::ChannelData => self.handle_channel_data(datagram),
+            Kind::Stun if indication::is(Indication::Data, datagram) => self.handle_data(datagram),
+            Kind::Stun => match self.handle_response(now, datagram) {
+                Ok(()) => Incoming::Control,
+                Err(ignored) => Incoming::Ignored(ignored),
+            },
+            Kind::Other => Incoming::Ignored(Ignored::Malformed),
+        }
+    }
+
+    /// The next datagram to send to the server.
+    pub fn poll_transmit(&mut self) -> Option<&[u8]> {
+        self.transactions.poll_transmit()
+    }
+
+    /// What happened since.
+    pub fn poll_event(&mut self) -> Option<Event> {
+        self.events.pop_front()
+    }
+
+    /// When [`Client::handle_timeout`] wants to be called.
+    #[must_use]
+    pub fn poll_timeout(&self) -> Option<u64> {
+        let permissions = self.permissions.iter().filter_map(|permission| permission.refresh_at);
+        let channels = self.channels.iter().filter_map(|channel| channel.refresh_at);
+        permissions.chain(channels).chain(self.refresh_at).chain(self.transactions.next_due()).min()
+    }
+
+    /// Sends again what got no answer, gives up what got none for long enough, refreshes what is about to expire.
+    pub fn handle_timeout(&mut self, now: u64) {
+        while let Some(Transaction { request, transmissions, unverified, .. }) = self.transactions.expire(now)
+        {
+            self.fail(request, Failure::Timeout { transmissions, unverified });
+        }
+        if self.refresh_at.is_some_and(|at| at <= now) && self.request(now, Request::Refresh).is_ok() {
+            self.refresh_at = None;
+        }
+        for index in 0..self.permissions.len() {
+            let Permission { peer, refresh_at, .. } = self.permissions[index];
+            if refresh_at.is_some_and(|at| at <= now) && self.request(now, Request::Permit(peer)).is_ok() {
+                self.permissions[index].refresh_at = None;
+            }
+        }
+        for index in 0..self.channels.len() {
+            let Channel { number, peer, refresh_at, .. } = self.channels[index];
+            if refresh_at.is_some_and(|at| at <= now)
+                && self.request(now, Request::Bind(number, peer)).is_ok()
+            {
+                self.channels[index].refresh_at = None;
+            }
+        }
+    }
+
+    fn handle_channel_data<'a>(&self, datagram: &'a [u8]) -> Incoming<'a> {
+        let Ok(message) = ChannelData::parse(datagram) else {
+            return Incoming::Ignored(Ignored::Malformed);
+        };
+        let number = message.number();
+        // A server may send on a channel before its ChannelBind answer has arrived.
+        match self.channels.iter().find(|channel| channel.number == number) {
+            Some(channel) => {
+                Incoming::Data { peer: channel.peer, channel: Some(number), payload: message.payload() }
+            }
+            None => Incoming::Ignored(Ignored::UnknownChannel),
+        }
+    }
+
+    fn handle_data<'a>(&mut self, datagram: &'a [u8]) -> Incoming<'a> {
+        let Ok(view) = indication::parse(Indication::Data, datagram) else {
+            return self.handle_icmp(datagram);
+        };
+        if !self.permits(view.peer.ip()) {
+            return Incoming::Ignored(Ignored::NoPermission);
+        }
+        Incoming::Data { peer: view.peer, channel: None, payload: view.data }
+    }
+
+    fn handle_icmp<'a>(&mut self, datagram: &'a [u8]) -> Incoming<'a> {
+        let Ok(message) = Message::from_bytes(datagram) else {
+            return Incoming::Ignored(Ignored::Malformed);
+        };
+        let peer = message.attribute::<XorPeerAddress>();
+        let (true, Ok(peer), Ok(icmp)) = (message.has_method(DATA), peer, message.attribute::<Icmp>()) else {
+            return Incoming::Ignored(Ignored::Malformed);
+        };
+        let peer = canonical(peer.addr(message.transaction_id()));
+        self.event(Event::Icmp { peer, icmp_type: icmp.icmp_type(), code: icmp.code() });
+        Incoming::Control
+    }
+
+    fn handle_response(&mut self, now: u64, datagram: &[u8]) -> Result<(), Ignored> {
+        let message = Message::from_bytes(datagram).map_err(|_| Ignored::Malformed)?;
+        if !message.is_response() {
+            return Err(Ignored::Unexpected);
+        }
+        let id = datagram.get(8..20).ok_or(Ignored::Malformed)?;
+        let (index, transaction) = self.transactions.find(id).ok_or(Ignored::UnknownTransaction)?;
+        if !message.has_method(requests::method(&transaction.request)) {
+            return Err(Ignored::UnknownTransaction);
+        }
+        let error = match message.class() {
+            MessageClass::Error => Some(message.attribute::<ErrorCode>().map_err(|_| Ignored::Malformed)?),
+            _ => None,
+        };
+        // Challenges cannot be signed by a server that does not know the key yet (RFC 8489 section 9.2.5).
+        if let Some(ErrorCode::UNAUTHORIZED | ErrorCode::STALE_NONCE) = error.as_ref().map(ErrorCode::code) {
+            let known_realm = self.session.as_ref().map(|session| session.challenge.realm.as_str());
+            let challenge = Challenge::read(&message, known_realm, self.config.password_algorithms)?;
+            let stale = error.is_some_and(|error| error.code() == ErrorCode::STALE_NONCE);
+            let transaction = self.transactions.remove(index);
+            self.answer_challenge(now, &transaction, challenge, stale);
+            return Ok(());
+        }
+        if let (true, Some(session)) = (transaction.signed, &self.session)
+            && integrity::verify(datagram, &session.key, session.mac).is_err()
+        {
+            transaction.unverified = error.map(|error| (error.code(), reason(&error)));
+            return Err(Ignored::Unverified);
+        }
+        let request = self.transactions.remove(index).request;
+        match error {
+            Some(error) => {
+                let failure = Failure::Refused { code: error.code(), reason: reason(&error) };
+                self.fail(request, failure);
+            }
+            None => self.succeed(now, request, &message),
+        }
+        Ok(())
+    }
+
+    /// Starts the request again, signed for this challenge, unless that cannot help (RFC 8489 section 9.2.5).
+    fn answer_challenge(&mut self, now: u64, refused: &Transaction, challenge: Challenge, stale: bool) {
+        let again = match &self.session {
+            Some(session) if refused.signed => stale || session.differs(&challenge),
+            _ => true,
+        };
+        if !again || refused.challenges >= MAX_CHALLENGES {
+            let failure =
+                Failure::Credentials { username: self.config.username.clone(), realm: challenge.realm };
+            return self.fail(refused.request, failure);
+        }
+        match self.session.as_mut() {
+            // Deriving a key is the costly part; a new nonce alone does not change it.
+            Some(session) if !session.differs(&challenge) => session.challenge = challenge,
+            _ => match Session::answer(&self.config, challenge) {
+                Ok(session) => self.session = Some(session),
+                Err(failure) => return self.fail(refused.request, failure),
+            },
+        }
+        self.start(now, refused.request, refused.challenges + 1);
+    }
+
+    fn succeed(&mut self, now: u64, request: Request, message: &Message<'_>) {
+        match request {
+            Request::Binding => match message.attribute::<XorMappedAddress>() {
+                Ok(mapped) => {
+                    let mapped = canonical(mapped.addr(message.transaction_id()));
+                    self.event(Event::Mapped(mapped));
+                }
+                Err(_) => self.fail(request, Failure::Incomplete("XOR-MAPPED-ADDRESS")),
+            },
+            Request::Allocate => match read_allocation(message) {
+                Ok(allocation) => {
+                    self.state = State::Allocated(allocation);
+                    self.schedule_refresh(now, allocation.lifetime);
+                    self.event(Event::Allocated(allocation));
+                }
+                Err(missing) => self.fail(request, Failure::Incomplete(missing)),
+            },
+            Request::Refresh => match message.attribute::<Lifetime>() {
+                Ok(lifetime) => {
+                    self.schedule_refresh(now, lifetime.seconds());
+                    self.event(Event::Refreshed { lifetime: lifetime.seconds() });
+                }
+                Err(_) => self.fail(request, Failure::Incomplete("LIFETIME")),
+            },
+            Request::Delete => {
+                self.forget_allocation();
+                self.event(Event::Deleted);
+            }
+            Request::Permit(peer) => {
+                if let Some(permission) =
+                    self.permissions.iter_mut().find(|permission| permission.peer == peer)
+                {
+                    permission.granted = true;
+                    permission.refresh_at = Some(now + BINDING_REFRESH_MS);
+                    self.event(Event::Permitted(peer));
+                }
+            }
+            Request::Bind(number, peer) => {
+                if let Some(channel) = self.channels.iter_mut().find(|channel| channel.number == number) {
+                    channel.bound = true;
+                    channel.refresh_at = Some(now + BINDING_REFRESH_MS);
+                    self.event(Event::Bound(number, peer));
+                }
+            }
+        }
+    }
+
+    fn fail(&mut self, request: Request, failure: Failure) {
+        match request {
+            Request::Binding => {}
+            Request::Allocate | Request::Refresh | Request::Delete => self.forget_allocation(),
+            Request::Permit(peer) => self.permissions.retain(|permission| permission.peer != peer),
+            Request::Bind(number, _) => self.channels.retain(|channel| channel.number != number),
+        }
+        self.event(Event::Failed { request, failure });
+    }
+
+    fn forget_allocation(&mut self) {
+        self.state = State::Idle;
+        self.refresh_at = None;
+        self.permissions.clear();
+        self.channels.clear();
+        self.transactions.clear();
+    }
+
+    fn schedule_refresh(&mut self, now: u64, lifetime: u32) {
+        let lifetime = u64::from(lifetime) * 1_000;
+        self.refresh_at = Some(now + lifetime.saturating_sub(REFRESH_MARGIN_MS).max(lifetime / 2));
+    }
+
+    /// Starts a request unless the same one is under way.
+    fn request(&mut self, now: u64, request: Request) -> Result<(), RequestError> {
+        if self.transactions.any(|under_way| *under_way == request) {
+            return Ok(());
+        }
+        if self.transactions.is_full() {
+            return Err(RequestError::TooMany { what: "requests under way", limit: Transactions::LIMIT });
+        }
+        self.start(now, request, 0);
+        Ok(())
+    }
+
+    fn start(&mut self, now: u64, request: Request, challenges: u8) {
+        let id: [u8; 12] = rand::random();
+        let session = self.session.as_ref().filter(|_| request != Request::Binding);
+        match requests::write(&request, id, &self.config, session) {
+            Ok(bytes) => {
+                let signed = session.is_some();
+                self.transactions.start(now, Start { id, request, bytes, signed, challenges });
+            }
+            Err(error) => self.fail(request, Failure::Unwritable(error.to_string())),
+        }
+    }
+
+    fn allocated(&self) -> Result<(), RequestError> {
+        self.allocation().map(|_| ()).ok_or(RequestError::NoAllocation)
+    }
+
+    /// Whether data from this peer is expected: by a permission of its own or by a channel's.
+    fn permits(&self, peer: IpAddr) -> bool {
+        self.permissions.iter().any(|permission| permission.granted && permission.peer == peer)
+            || self.channels.iter().any(|channel| channel.bound && channel.peer.ip() == peer)
+    }
+
+    fn free_channel(&self) -> Option<ChannelNumber> {
+        let first = ChannelNumber::MIN.get();
+        let count = u16::try_from(Self::MAX_CHANNELS).ok()?;
+        (first..first + count)
+            .filter_map(ChannelNumber::new)
+            .find(|number| !self.channels.iter().any(|channel| channel.number == *number))
+    }
+
+    fn event(&mut self, event: Event) {
+        if self.events.len() == MAX_EVENTS {
+            self.events.pop_front();
+        }
+        self.events.push_back(event);
+    }
+}
+
+fn read_allocation(message: &Message<'_>) -> Result<Allocation, &'static str> {
+    let id = message.transaction_id();
+    let relayed =
+        |n| message.nth_attribute::<XorRelayedAddress>(n).map(|address| canonical(address.addr(id)));
+    Ok(Allocation {
+        relayed: relayed(0).map_err(|_| "XOR-RELAYED-ADDRESS")?,
+        additional: relayed(1).ok(),
+        mapped: message.attribute::<XorMappedAddress>().ok().map(|address| canonical(address.addr(id))),
+        lifetime: message.attribute::<Lifetime>().map_err(|_| "LIFETIME")?.seconds(),
+        reservation: message.attribute::<ReservationToken>().ok().map(|token| token.token().to_be_bytes()),
+        additional_refused: message.attribute::<AddressErrorCode>().ok().map(|error| error.error().code()),
+    })
+}
+
+/// The reason phrase, without what could disturb a terminal or a log.
+fn reason(error: &ErrorCode) -> String {
+    error.reason().chars().filter(|c| !c.is_control()).take(128).collect()
+}

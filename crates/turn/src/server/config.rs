@@ -35,6 +35,9 @@ pub struct ServerConfig {
     pub peers: PeerRules,
     /// Whether MD5 keys with HMAC-SHA1 (RFC 5389 clients) are accepted beside SHA-256. Default true.
     pub allow_md5: bool,
+    /// Whether clients are told that they may hide their name in USERHASH (RFC 8489 section 9.2). Default true; false where
+    /// users exist only in the requests that name them (time-limited credentials), because no hash leads to those.
+    pub username_anonymity: bool,
 }
 
 impl Default for ServerConfig {
@@ -55,6 +58,63 @@ impl Default for ServerConfig {
             relay_v6: true,
             peers: PeerRules::default(),
             allow_md5: true,
+            username_anonymity: true,
         }
+    }
+}
+
+/// What a configuration must not hold.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ConfigError {
+    /// RFC 8489 section 14.9: REALM is "less than 128 characters".
+    #[error("realm must have 1 to 127 characters and no control characters; this has {0} characters")]
+    Realm(usize),
+    /// RFC 8489 section 14.14: SOFTWARE is "less than 128 characters".
+    #[error("software must have at most 127 characters; this has {0}")]
+    Software(usize),
+    /// Lifetimes of allocations.
+    #[error("default_lifetime must be 1 to max_lifetime ({max} s); it is {default} s")]
+    Lifetime {
+        /// `default_lifetime`, in seconds.
+        default: u32,
+        /// `max_lifetime`, in seconds.
+        max: u32,
+    },
+    /// There are no more channel numbers than 0x4000 to 0x4FFF.
+    #[error("max_channels must be at most 4096; it is {0}")]
+    Channels(usize),
+    /// Nothing could be allocated.
+    #[error("relay_v4 and relay_v6 are both false: no relayed transport address can be allocated")]
+    NoFamily,
+    /// Every nonce would be stale on arrival.
+    #[error("nonce_lifetime must be at least 1 s")]
+    NonceLifetime,
+}
+
+impl ServerConfig {
+    /// Whether a [`super::Server`] can work with it.
+    pub fn check(&self) -> Result<(), ConfigError> {
+        let realm = self.realm.chars().count();
+        if realm == 0 || realm > 127 || self.realm.chars().any(char::is_control) {
+            return Err(ConfigError::Realm(realm));
+        }
+        let software = self.software.as_deref().unwrap_or_default().chars().count();
+        if software > 127 {
+            return Err(ConfigError::Software(software));
+        }
+        if self.default_lifetime == 0 || self.default_lifetime > self.max_lifetime {
+            return Err(ConfigError::Lifetime { default: self.default_lifetime, max: self.max_lifetime });
+        }
+        if self.max_channels > 4096 {
+            return Err(ConfigError::Channels(self.max_channels));
+        }
+        if !self.relay_v4 && !self.relay_v6 {
+            return Err(ConfigError::NoFamily);
+        }
+        if self.nonce_lifetime == 0 {
+            return Err(ConfigError::NonceLifetime);
+        }
+        Ok(())
     }
 }

@@ -1,118 +1,554 @@
 //! A TURN server as a state machine: feed a datagram with [`Server::from_client`] or [`Server::from_peer`], carry out
 //! the [`Verdict`], drain [`Server::poll_effect`], and call [`Server::handle_timeout`] when [`Server::poll_timeout`]
 //! says so. One server per worker; nothing in it is shared.
+//!
+//! What it remembers is bounded: allocations by the gate's quotas, permissions and channels by the configuration,
+//! deletions by number and time, effects by being drained. A datagram that does not authenticate leaves nothing.
 
+mod allocate;
+mod allocation;
+mod attribute;
+mod auth;
+mod bindings;
 pub mod config;
+pub mod drop_reason;
 pub mod gate;
+mod nonce;
 pub mod peer_rules;
+mod refresh;
+mod refusals;
+pub mod request;
+mod response;
 pub mod stats;
+mod table;
+mod timers;
+mod tombstones;
 pub mod verdict;
 
-pub use config::ServerConfig;
+pub use config::{ConfigError, ServerConfig};
+pub use drop_reason::DropReason;
 pub use gate::{Gate, Lookup, QuotaRefusal, User};
 pub use peer_rules::{Cidr, PeerRules};
 pub use stats::Stats;
 pub use verdict::{
-    AllocationId, Client, ClosedReason, CredentialRefusal, DropReason, Effect, Family, Header, ListenerId,
-    OpenRelay, OpenRequest, OpenResult, PortWish, RelayId, Verdict,
+    AllocationId, Client, ClosedReason, CredentialRefusal, Effect, Family, Header, ListenerId, OpenRelay,
+    OpenRequest, OpenResult, PortWish, RelayId, Verdict,
+};
+
+use std::{collections::VecDeque, net::SocketAddr, sync::Arc};
+
+use turnpike_wire::{
+    channel_data::{ChannelData, ChannelDataError},
+    demux::{self, Kind},
+    indication::{self, Indication, IndicationError, MAX_HEADER_LEN},
 };
 
 use crate::time::Now;
-use std::{net::SocketAddr, sync::Arc};
+use auth::Who;
+use refusals::Refusals;
+use request::{Method, Request};
+use response::{Response, Signer, reason_phrase};
+use table::Table;
+use timers::Timers;
+use tombstones::Tombstones;
+
+/// The most that a UDP datagram over IPv4 holds, in bytes.
+const MAX_DATAGRAM_LEN: usize = 65_507;
 
 /// The state of one worker.
 pub struct Server<G> {
-    _gate: G,
+    config: Arc<ServerConfig>,
+    gate: G,
+    table: Table,
+    timers: Timers,
+    tombstones: Tombstones,
+    refusals: Refusals,
+    effects: VecDeque<Effect>,
+    stats: Stats,
+    /// The message that [`Verdict::Reply`] lends out.
+    reply: Vec<u8>,
+    draining: bool,
+    /// Transaction ID of the next Data indication. They answer to nothing, so they need to differ, not to be random.
+    indication: u64,
+    salt: [u8; 4],
+}
+
+/// What became of a request.
+enum Answer {
+    /// The reply buffer holds it.
+    Reply,
+    Open(OpenRequest),
+    Drop(DropReason),
 }
 
 impl<G: Gate> Server<G> {
-    /// An empty server.
+    /// An empty server. See [`ServerConfig::check`] for what the configuration must hold.
     #[must_use]
-    pub fn new(_config: Arc<ServerConfig>, _gate: G) -> Self {
-        todo!()
+    pub fn new(config: Arc<ServerConfig>, gate: G) -> Self {
+        Self {
+            config,
+            gate,
+            table: Table::new(),
+            timers: Timers::new(),
+            tombstones: Tombstones::new(),
+            refusals: Refusals::default(),
+            effects: VecDeque::new(),
+            stats: Stats::default(),
+            reply: Vec::with_capacity(512),
+            draining: false,
+            indication: 0,
+            salt: rand::random(),
+        }
     }
 
-    /// Feeds a datagram that a client sent.
-    pub fn from_client<'a>(&'a mut self, _now: Now, _client: Client, _datagram: &'a [u8]) -> Verdict<'a> {
-        todo!()
+    /// Feeds a datagram that a client sent. Addresses in `client` are canonical ([`turnpike_wire::address::canonical`]).
+    #[inline]
+    pub fn from_client<'a>(&'a mut self, now: Now, client: Client, datagram: &'a [u8]) -> Verdict<'a> {
+        match demux::classify(datagram) {
+            Kind::ChannelData => self.channel_data(now, &client, datagram),
+            Kind::Stun if indication::is(Indication::Send, datagram) => self.send(now, &client, datagram),
+            Kind::Stun => self.request(now, &client, datagram),
+            Kind::Other => self.dropped(DropReason::NotStun),
+        }
     }
 
-    /// Feeds a datagram that a peer sent to a relayed transport address.
+    /// Feeds a datagram that a peer sent to a relayed transport address. `peer` is canonical.
+    ///
+    /// ChannelData comes without padding, which RFC 8656 section 12.5 asks for over streams only; there the runtime adds
+    /// it.
+    #[inline]
     pub fn from_peer<'a>(
         &'a mut self,
-        _now: Now,
-        _relay: RelayId,
-        _peer: SocketAddr,
-        _datagram: &'a [u8],
+        now: Now,
+        relay: RelayId,
+        peer: SocketAddr,
+        datagram: &'a [u8],
     ) -> Verdict<'a> {
-        todo!()
+        let Some(allocation) = self.table.get(relay.allocation) else {
+            return self.dropped(DropReason::StaleRelay);
+        };
+        let Ok(length) = u16::try_from(datagram.len()) else {
+            return self.dropped(DropReason::Oversized);
+        };
+        let mut bytes = [0; MAX_HEADER_LEN];
+        let (header_len, padding) = if let Some(channel) = allocation.channels.by_peer(peer, now.ms) {
+            // RFC 8656 section 9: a channel does not stand in for the permission, which may expire before it.
+            if channel.permitted_until_ms <= now.ms {
+                return self.dropped(DropReason::NoPermission);
+            }
+            bytes[..ChannelData::HEADER_LEN].copy_from_slice(&ChannelData::header(channel.number, length));
+            (ChannelData::HEADER_LEN, 0)
+        } else {
+            // RFC 8656 section 9: "If no match is found, relaying is not permitted and the server silently discards the
+            // UDP datagram."
+            if !allocation.permissions.allow(peer.ip(), now.ms) {
+                return self.dropped(DropReason::NoPermission);
+            }
+            let transaction = next_transaction(&mut self.indication, self.salt);
+            let header_len =
+                indication::write_header(Indication::Data, transaction, peer, length, &mut bytes);
+            (header_len, indication::padding(datagram.len()))
+        };
+        if header_len + datagram.len() + padding > MAX_DATAGRAM_LEN {
+            return self.dropped(DropReason::Oversized);
+        }
+        allocation.to_client.0 += 1;
+        allocation.to_client.1 += u64::from(length);
+        self.stats.to_client_datagrams += 1;
+        self.stats.to_client_bytes += u64::from(length);
+        #[expect(clippy::cast_possible_truncation, reason = "0 to 3")]
+        Verdict::ToClient {
+            client: allocation.client,
+            header: Header::new(bytes, header_len),
+            payload: datagram,
+            padding: padding as u8,
+        }
     }
 
-    /// Feeds an ICMP error about a datagram that a relay socket sent (RFC 8656 section 11.5).
+    /// Feeds an ICMP error about a datagram that a relay socket sent (RFC 8656 section 11.5). `icmp_type` and `code` are
+    /// those of the relay's family; `info` is the MTU of the next hop where the error names one.
     pub fn from_icmp(
         &mut self,
-        _now: Now,
-        _relay: RelayId,
-        _peer: SocketAddr,
-        _icmp_type: u8,
-        _code: u8,
-        _info: u32,
+        now: Now,
+        relay: RelayId,
+        peer: SocketAddr,
+        icmp_type: u8,
+        code: u8,
+        info: u32,
     ) -> Verdict<'_> {
-        todo!()
+        // "the server verifies that the type is either 3 or 11 for an ICMPv4 packet or either 1, 2, or 3 for an ICMPv6
+        // packet".
+        let passed_on = match relay.family {
+            Family::V4 => matches!(icmp_type, 3 | 11),
+            Family::V6 => matches!(icmp_type, 1..=3),
+        };
+        if !passed_on {
+            return self.dropped(DropReason::IcmpType);
+        }
+        let Some(allocation) = self.table.get(relay.allocation) else {
+            return self.dropped(DropReason::StaleRelay);
+        };
+        // "the server extracts the destination IP address from the encapsulated IP header. The server then compares this
+        // address with the IP address associated with each permission [...]. If no match is found, relaying is not
+        // permitted and the server silently discards the ICMP packet."
+        if !allocation.permissions.allow(peer.ip(), now.ms) {
+            return self.dropped(DropReason::NoPermission);
+        }
+        // Section 18.13 draws 7 bits of type and 9 of code; both are taken to be the 8 that ICMP has, as turn_types does.
+        // Error Data is the MTU for ICMPv6 type 2 and ICMPv4 type 3 code 4, else it "MUST be set to zero".
+        let data = match (relay.family, icmp_type, code) {
+            (Family::V4, 3, 4) | (Family::V6, 2, _) => info,
+            _ => 0,
+        };
+        let client = allocation.client;
+        self.stats.icmp_relayed += 1;
+        let transaction = next_transaction(&mut self.indication, self.salt);
+        let mut response = Response::data_indication(&mut self.reply, transaction);
+        response.xor_address(attribute::XOR_PEER_ADDRESS, peer);
+        let [d0, d1, d2, d3] = data.to_be_bytes();
+        response.attribute(attribute::ICMP, &[0, 0, icmp_type, code, d0, d1, d2, d3]);
+        response.finish(None, false);
+        Verdict::Reply { client, bytes: &self.reply }
     }
 
-    /// Says how an [`OpenRequest`] went; the verdict is the reply to the client. On failure the runtime has closed
-    /// whatever it opened for it.
+    /// Says how an [`OpenRequest`] went; the verdict is the reply to the client. A relay socket reported as
+    /// [`OpenResult::Opened`] stays open until an effect closes it; of any other the runtime has nothing left. If only one of
+    /// two opened, whichever, the allocation lives with that one (RFC 8656 section 7.2 step 9).
+    ///
+    /// Must be called once for each request. If the allocation is gone by then ([`Server::close_all`]), what was opened is
+    /// given back by [`Effect::RelayClosed`].
     pub fn opened(
         &mut self,
-        _now: Now,
-        _allocation: AllocationId,
-        _first: OpenResult,
-        _second: Option<OpenResult>,
+        now: Now,
+        allocation: AllocationId,
+        first: OpenResult,
+        second: Option<OpenResult>,
     ) -> Verdict<'_> {
-        todo!()
+        if self.table.get(allocation).is_none() {
+            for result in [Some(first), second].into_iter().flatten() {
+                if let OpenResult::Opened { relayed } = result {
+                    let relay = RelayId { allocation, family: Family::of(relayed.ip()) };
+                    self.effects.push_back(Effect::RelayClosed { relay });
+                }
+            }
+        }
+        match self.finish_allocate(now, allocation, first, second) {
+            Some(client) => Verdict::Reply { client, bytes: &self.reply },
+            None => self.dropped(DropReason::StaleRelay),
+        }
     }
 
     /// The next thing to do, if any.
     pub fn poll_effect(&mut self) -> Option<Effect> {
-        todo!()
+        self.effects.pop_front()
     }
 
     /// When [`Server::handle_timeout`] wants to be called, in [`Now::ms`].
     #[must_use]
     pub fn poll_timeout(&self) -> Option<u64> {
-        todo!()
+        self.timers.next()
     }
 
     /// Expires what is due.
-    pub fn handle_timeout(&mut self, _now: Now) {
-        todo!()
+    pub fn handle_timeout(&mut self, now: Now) {
+        while let Some(index) = self.timers.pop(now.ms) {
+            self.expire(now, index);
+        }
     }
 
     /// From now on, Allocate is answered with 508 and what exists lives on (graceful stop).
     pub fn drain(&mut self) {
-        todo!()
+        self.draining = true;
     }
 
-    /// Replaces configuration for what happens from now on (reload); allocations live on.
-    pub fn reconfigure(&mut self, _config: Arc<ServerConfig>) {
-        todo!()
+    /// Replaces configuration for what happens from now on (reload). Allocations live on, but not their permissions and
+    /// channels to peers that the new rules refuse.
+    pub fn reconfigure(&mut self, config: Arc<ServerConfig>) {
+        for index in self.table.indices() {
+            if let Some((_, allocation)) = self.table.at(index) {
+                allocation.retain_peers(|ip| config.peers.permits(ip));
+            }
+        }
+        self.config = config;
     }
 
     /// Ends every allocation with this reason.
-    pub fn close_all(&mut self, _now: Now, _reason: ClosedReason) {
-        todo!()
+    pub fn close_all(&mut self, now: Now, reason: ClosedReason) {
+        for index in self.table.indices() {
+            self.close(now, index, reason);
+        }
     }
 
-    /// Allocations that exist.
+    /// Ends one allocation with this reason. False if there is no such allocation.
+    pub fn close_one(&mut self, now: Now, allocation: AllocationId, reason: ClosedReason) -> bool {
+        let exists = self.table.get(allocation).is_some();
+        if exists {
+            self.close(now, allocation.index, reason);
+        }
+        exists
+    }
+
+    /// Allocations that exist, those included whose relay sockets are being opened.
     #[must_use]
     pub fn allocations(&self) -> usize {
-        todo!()
+        self.table.len()
     }
 
     /// All counters.
     #[must_use]
     pub fn stats(&self) -> &Stats {
-        todo!()
+        &self.stats
     }
+
+    /// The gate, for whoever feeds it.
+    pub fn gate_mut(&mut self) -> &mut G {
+        &mut self.gate
+    }
+
+    /// RFC 8656 section 12.6.
+    #[inline]
+    fn channel_data<'a>(&'a mut self, now: Now, client: &Client, datagram: &'a [u8]) -> Verdict<'a> {
+        let message = match ChannelData::parse(datagram) {
+            Ok(message) => message,
+            Err(ChannelDataError::Truncated) => return self.dropped(DropReason::Truncated),
+            Err(ChannelDataError::Number(_)) => return self.dropped(DropReason::ChannelNumber),
+        };
+        let Some((id, allocation)) = self.table.find(client).and_then(|index| self.table.at(index)) else {
+            return self.dropped(DropReason::NoAllocation);
+        };
+        // "If the ChannelData message is received on a channel that is not bound to any peer, then the message is silently
+        // discarded."
+        let Some(channel) = allocation.channels.by_number(message.number(), now.ms) else {
+            return self.dropped(DropReason::UnboundChannel);
+        };
+        let peer = channel.peer;
+        let payload = message.payload();
+        allocation.to_peer.0 += 1;
+        allocation.to_peer.1 += payload.len() as u64;
+        self.stats.to_peer_datagrams += 1;
+        self.stats.to_peer_bytes += payload.len() as u64;
+        let relay = RelayId { allocation: id, family: Family::of(peer.ip()) };
+        Verdict::ToPeer { relay, peer, payload, dont_fragment: false }
+    }
+
+    /// RFC 8656 section 11.2.
+    #[inline]
+    fn send<'a>(&'a mut self, now: Now, client: &Client, datagram: &'a [u8]) -> Verdict<'a> {
+        let view = match indication::parse(Indication::Send, datagram) {
+            Ok(view) => view,
+            Err(error) => {
+                return self.dropped(match error {
+                    // "The Send indication MUST contain both an XOR-PEER-ADDRESS attribute and a DATA attribute".
+                    IndicationError::Missing => DropReason::MissingAttribute,
+                    IndicationError::UnknownAttribute(_) => DropReason::UnknownAttribute,
+                    IndicationError::Fingerprint => DropReason::Fingerprint,
+                    _ => DropReason::Malformed,
+                });
+            }
+        };
+        let Some((id, allocation)) = self.table.find(client).and_then(|index| self.table.at(index)) else {
+            return self.dropped(DropReason::NoAllocation);
+        };
+        let family = Family::of(view.peer.ip());
+        if !allocation.has(family) {
+            return self.dropped(DropReason::PeerFamily);
+        }
+        // "The server MAY impose restrictions on the IP address and port values allowed in the XOR-PEER-ADDRESS attribute;
+        // if a value is not allowed, the server silently discards the Send indication."
+        if view.peer.port() == 0 || !self.config.peers.permits(view.peer.ip()) {
+            return self.dropped(DropReason::PeerRefused);
+        }
+        // "The server also checks that there is a permission installed for the IP address contained in the
+        // XOR-PEER-ADDRESS attribute. If no such permission exists, the message is discarded."
+        if !allocation.permissions.allow(view.peer.ip(), now.ms) {
+            return self.dropped(DropReason::NoPermission);
+        }
+        allocation.to_peer.0 += 1;
+        allocation.to_peer.1 += view.data.len() as u64;
+        self.stats.to_peer_datagrams += 1;
+        self.stats.to_peer_bytes += view.data.len() as u64;
+        Verdict::ToPeer {
+            relay: RelayId { allocation: id, family },
+            peer: view.peer,
+            payload: view.data,
+            dont_fragment: view.dont_fragment,
+        }
+    }
+
+    fn request<'a>(&'a mut self, now: Now, client: &Client, datagram: &[u8]) -> Verdict<'a> {
+        let answer = match Request::parse(datagram) {
+            Ok(request) => {
+                self.stats.requests[request.method as usize] += 1;
+                self.answer(now, client, &request)
+            }
+            Err(reason) => Answer::Drop(reason),
+        };
+        match answer {
+            Answer::Reply => Verdict::Reply { client: *client, bytes: &self.reply },
+            Answer::Open(request) => Verdict::Open(request),
+            Answer::Drop(reason) => self.dropped(reason),
+        }
+    }
+
+    fn answer(&mut self, now: Now, client: &Client, request: &Request<'_>) -> Answer {
+        if request.method == Method::Binding {
+            return self.binding(client, request);
+        }
+        // RFC 8489 section 6.3: first "any checks [...] that the authentication mechanism requires", then 6.3.1.
+        let who = match self.authenticate(now, client, request) {
+            Ok(who) => who,
+            Err(answer) => return answer,
+        };
+        if !request.unknown.is_empty() {
+            return self.unknown_attributes(request, who.signer.as_ref());
+        }
+        match request.method {
+            Method::Allocate => self.allocate(now, client, request, who),
+            Method::Refresh => self.refresh(now, client, request, &who),
+            Method::CreatePermission => self.create_permission(now, client, request, &who),
+            Method::ChannelBind => self.channel_bind(now, client, request, &who),
+            Method::Binding => self.binding(client, request),
+        }
+    }
+
+    /// RFC 8489 section 12: the address that the request came from. Needs no credentials, and so gets neither SOFTWARE
+    /// nor a signature: 32 bytes for 20, over IPv6 44.
+    fn binding(&mut self, client: &Client, request: &Request<'_>) -> Answer {
+        if !request.unknown.is_empty() {
+            return self.unknown_attributes(request, None);
+        }
+        self.stats.successes[Method::Binding as usize] += 1;
+        let mut response = Response::success(&mut self.reply, Method::Binding, request.transaction);
+        response.xor_address(attribute::XOR_MAPPED_ADDRESS, client.address);
+        response.finish(None, request.fingerprint);
+        Answer::Reply
+    }
+
+    /// The allocation that a request other than Allocate is about.
+    fn owned(&mut self, now: Now, client: &Client, request: &Request<'_>, who: &Who) -> Result<u32, Answer> {
+        let found = self.table.find(client);
+        let Some((index, (_, allocation))) = found.and_then(|index| Some((index, self.table.at(index)?)))
+        else {
+            // RFC 8656 section 5: "For all TURN messages (including ChannelData) EXCEPT an Allocate request, if the 5-tuple
+            // does not identify an existing allocation, then the message MUST either be rejected with a 437 Allocation
+            // Mismatch error (if it is a request) or be silently ignored".
+            return Err(self.fail(request, who.signer.as_ref(), 437));
+        };
+        if allocation.pending.is_some() {
+            return Err(self.fail(request, who.signer.as_ref(), 437));
+        }
+        // RFC 8656 section 5: if "the request does not use the same username as used to create the allocation, then the
+        // request MUST be rejected with a 441 (Wrong Credentials) error."
+        if allocation.username != who.username {
+            self.refused(now, client, User::Name(&who.username), CredentialRefusal::WrongUser);
+            return Err(self.fail(request, who.signer.as_ref(), 441));
+        }
+        Ok(index)
+    }
+
+    /// A success response with nothing in it.
+    fn done(&mut self, request: &Request<'_>, signer: Option<&Signer>) -> Answer {
+        self.stats.successes[request.method as usize] += 1;
+        let mut response = Response::success(&mut self.reply, request.method, request.transaction);
+        if let Some(software) = &self.config.software {
+            response.attribute(attribute::SOFTWARE, software.as_bytes());
+        }
+        response.finish(signer, request.fingerprint);
+        Answer::Reply
+    }
+
+    /// An error response.
+    fn fail(&mut self, request: &Request<'_>, signer: Option<&Signer>, code: u16) -> Answer {
+        self.write_failure(request.method, request.transaction, signer, request.fingerprint, code);
+        Answer::Reply
+    }
+
+    fn write_failure(
+        &mut self,
+        method: Method,
+        transaction: [u8; 12],
+        signer: Option<&Signer>,
+        fingerprint: bool,
+        code: u16,
+    ) {
+        self.stats.error(code);
+        // Unauthenticated, it says no more than it must.
+        let reason = if signer.is_some() { reason_phrase(code) } else { "" };
+        let mut response = Response::error(&mut self.reply, method, transaction, code, reason);
+        if signer.is_some()
+            && let Some(software) = &self.config.software
+        {
+            response.attribute(attribute::SOFTWARE, software.as_bytes());
+        }
+        response.finish(signer, fingerprint);
+    }
+
+    /// RFC 8489 section 6.3.1: "an error response with an error code of 420 (Unknown Attribute) [...] and includes an
+    /// UNKNOWN-ATTRIBUTES attribute in the response that lists the unknown comprehension-required attributes."
+    fn unknown_attributes(&mut self, request: &Request<'_>, signer: Option<&Signer>) -> Answer {
+        self.stats.error(420);
+        let reason = if signer.is_some() { reason_phrase(420) } else { "" };
+        let mut response = Response::error(&mut self.reply, request.method, request.transaction, 420, reason);
+        let mut list = [0; 64];
+        for (pair, kind) in list.chunks_exact_mut(2).zip(&request.unknown) {
+            pair.copy_from_slice(&kind.to_be_bytes());
+        }
+        response.attribute(attribute::UNKNOWN_ATTRIBUTES, &list[..2 * request.unknown.len()]);
+        response.finish(signer, request.fingerprint);
+        Answer::Reply
+    }
+
+    fn expire(&mut self, now: Now, index: u32) {
+        let Some((id, allocation)) = self.table.at(index) else { return };
+        let expired = |family| {
+            let relay: &Option<allocation::Relay> = &allocation.relays[family as usize];
+            relay.is_some_and(|relay| relay.expires_ms <= now.ms)
+        };
+        let gone = [Family::V4, Family::V6].map(|family| (family, expired(family)));
+        for (family, _) in gone.into_iter().filter(|(_, expired)| *expired) {
+            if allocation.relays.iter().flatten().count() == 1 {
+                self.close(now, index, ClosedReason::Expired);
+                return;
+            }
+            allocation.forget(family);
+            self.effects.push_back(Effect::RelayClosed { relay: RelayId { allocation: id, family } });
+        }
+        if let Some(expires_ms) = allocation.expires_ms() {
+            self.timers.set(now.ms, index, expires_ms);
+        }
+    }
+
+    fn close(&mut self, now: Now, index: u32, reason: ClosedReason) {
+        let Some((id, allocation)) = self.table.remove(index) else { return };
+        self.timers.cancel(index);
+        self.gate.release(allocation.identity());
+        // One that was still waiting for its sockets never counted as opened.
+        if allocation.pending.is_none() {
+            self.stats.closed(reason);
+        }
+        self.effects.push_back(Effect::Closed {
+            allocation: id,
+            client: allocation.client,
+            username: allocation.username,
+            reason,
+            lived_ms: now.ms.saturating_sub(allocation.opened_ms),
+            to_peer: allocation.to_peer,
+            to_client: allocation.to_client,
+        });
+    }
+
+    #[inline]
+    fn dropped<'a>(&mut self, reason: DropReason) -> Verdict<'a> {
+        self.stats.drop(reason);
+        Verdict::Drop(reason)
+    }
+}
+
+#[inline]
+fn next_transaction(counter: &mut u64, salt: [u8; 4]) -> [u8; 12] {
+    *counter = counter.wrapping_add(1);
+    let mut transaction = [0; 12];
+    transaction[..4].copy_from_slice(&salt);
+    transaction[4..].copy_from_slice(&counter.to_be_bytes());
+    transaction
 }

@@ -4,6 +4,8 @@ use std::net::SocketAddr;
 
 use turnpike_wire::indication::MAX_HEADER_LEN;
 
+use super::DropReason;
+
 /// A client-facing socket of this worker, numbered by the runtime.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ListenerId(pub u16);
@@ -117,7 +119,8 @@ pub struct OpenRequest {
     pub allocation: AllocationId,
     /// The first, always present.
     pub first: OpenRelay,
-    /// The second of a dual-stack allocation (ADDITIONAL-ADDRESS-FAMILY); its failure does not fail the first.
+    /// The second of a dual-stack allocation (ADDITIONAL-ADDRESS-FAMILY). To be tried even if the first failed: one of
+    /// them is enough.
     pub second: Option<OpenRelay>,
 }
 
@@ -189,6 +192,11 @@ pub enum Effect {
         /// Payload datagrams and bytes to the client.
         to_client: (u64, u64),
     },
+    /// Close this relay socket: one family of a dual-stack allocation was deleted or has expired, the other lives on.
+    RelayClosed {
+        /// Which.
+        relay: RelayId,
+    },
     /// A credential was refused; for a log line. At most one effect per request, and the state machine bounds their
     /// rate: `suppressed` counts those since the last one that were only counted.
     Refused {
@@ -232,12 +240,4 @@ pub enum CredentialRefusal {
     WrongRealm,
     /// Another user than the one who made the allocation (441).
     WrongUser,
-}
-
-/// Why a datagram was dropped. Each is a counter.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum DropReason {
-    /// Neither STUN nor ChannelData.
-    NotStun,
 }

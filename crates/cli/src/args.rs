@@ -1,0 +1,167 @@
+//! The command line: every subcommand with its flags.
+
+use clap::{Parser, Subcommand};
+
+use crate::{
+    credentials_args::CredentialsArgs,
+    load_args::{LoadCommand, ReflectArgs},
+    serve_args::ServeArgs,
+};
+
+/// A TURN/STUN relay for Linux, and the tools that measure it.
+#[derive(Parser)]
+#[command(name = "turnpike", version, after_help = EXIT_CODES)]
+pub(crate) struct Cli {
+    /// What to do.
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+/// The subcommands.
+#[derive(Subcommand)]
+pub(crate) enum Command {
+    /// Run a TURN/STUN server over UDP (RFC 8656, RFC 8489)
+    #[command(long_about = SERVE, after_help = SERVE_EXAMPLES)]
+    Serve(ServeArgs),
+    /// Check the configuration that `serve` would use with the same flags, and print the effective settings
+    #[command(long_about = CHECK_CONFIG, after_help = CHECK_CONFIG_EXAMPLES)]
+    CheckConfig(ServeArgs),
+    /// Make time-limited credentials from a shared secret, or stored keys from a password
+    #[command(long_about = CREDENTIALS, after_help = CREDENTIALS_EXAMPLES)]
+    Credentials(CredentialsArgs),
+    /// Send every UDP datagram back to where it came from: the peer that `load` needs
+    #[command(after_help = REFLECT_EXAMPLES)]
+    Reflect(ReflectArgs),
+    /// Generate load and measure what comes back
+    Load {
+        /// Which generator.
+        #[command(subcommand)]
+        command: LoadCommand,
+    },
+}
+
+const EXIT_CODES: &str = "\
+Exit codes: 0 done, 1 failed, 2 bad usage or configuration, 3 an asked-for limit (--max-loss, --max-p99) was exceeded.";
+
+const SERVE: &str = "\
+Run a TURN/STUN server over UDP (RFC 8656, RFC 8489).
+
+With no flag at all it works: it listens on port 3478 of all addresses, relays on the addresses of the default routes, makes up a \
+user and prints its password once on standard output, and serves metrics on loopback. Log lines go to standard error.
+
+Precedence, key by key: flags, environment (TURNPIKE_SECTION_KEY; TURNPIKE_AUTH_USERS_FILE and TURNPIKE_AUTH_SECRETS_FILE name \
+files), configuration file, defaults. A flag that may be repeated replaces the whole list of a weaker source.
+
+Signals: SIGTERM and SIGINT stop taking allocations and wait for the sessions to end, at most shutdown.deadline seconds (30); a \
+second signal, or Ctrl-C on a terminal, ends at once. SIGHUP reads the configuration again.";
+
+const SERVE_EXAMPLES: &str = "\
+Examples:
+  turnpike serve
+  turnpike serve --realm example.org --user alice:wonderland --relay-ip 10.0.0.5=203.0.113.5
+  turnpike serve -c turnpike.toml --workers 2 --log debug
+  turnpike serve --user a:b --listen 127.0.0.1:3478 --relay-ip 127.0.0.1 --allow-peer 127.0.0.0/8    (everything on loopback)";
+
+const CHECK_CONFIG: &str = "\
+Check the configuration that `serve` would use with the same flags.
+
+Prints \"ok\" and the effective settings as TOML, each with its origin, secrets masked; or every mistake with file, line, column, \
+key and what was expected, and exits with 2. Opens no socket.";
+
+const CHECK_CONFIG_EXAMPLES: &str = "\
+Example:
+  turnpike check-config -c turnpike.toml --relay-ports 50000-50999";
+
+const CREDENTIALS: &str = "\
+Make time-limited credentials from a shared secret, or stored keys from a password.
+
+With --secret: prints username and password that a server with the same secret accepts until the time is over \
+(username = expiry:id, password = base64(HMAC-SHA1(secret, username))).
+
+With --password: prints an entry of auth.users that holds the user's long-term keys (MD5 and SHA-256 of \
+\"name:realm:password\") instead of the password.";
+
+const CREDENTIALS_EXAMPLES: &str = "\
+Examples:
+  turnpike credentials --secret-file /etc/turnpike/secret --user alice --ttl 86400
+  turnpike credentials --user alice --realm example.org --password-file -        (reads the password from standard input)";
+
+const REFLECT_EXAMPLES: &str = "\
+Examples:
+  turnpike reflect
+  turnpike reflect --listen 127.0.0.1:3480 --workers 2";
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    fn help_of(path: &[&str]) -> String {
+        let mut command = Cli::command();
+        command.build();
+        let mut command = &mut command;
+        for name in path {
+            command = command.find_subcommand_mut(name).expect("a subcommand");
+        }
+        command.render_long_help().to_string()
+    }
+
+    #[test]
+    fn the_definitions_are_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn serve_has_exactly_the_flags_of_the_contract() {
+        let command = Cli::command();
+        let serve = command.find_subcommand("serve").expect("serve");
+        let mut flags: Vec<&str> = serve
+            .get_arguments()
+            .filter_map(|argument| argument.get_long())
+            .filter(|flag| *flag != "help")
+            .collect();
+        flags.sort_unstable();
+        assert_eq!(
+            flags,
+            [
+                "admin",
+                "allow-peer",
+                "config",
+                "datapath",
+                "deny-peer",
+                "listen",
+                "log",
+                "realm",
+                "relay-ip",
+                "relay-ports",
+                "secret",
+                "user",
+                "workers"
+            ]
+        );
+    }
+
+    #[test]
+    fn every_flag_says_what_it_does_and_every_subcommand_has_an_example() {
+        for command in Cli::command().get_subcommands() {
+            for argument in command.get_arguments().filter(|argument| argument.get_id() != "help") {
+                let help = argument.get_help().map(ToString::to_string).unwrap_or_default();
+                assert!(help.len() > 15, "{} {}", command.get_name(), argument.get_id());
+            }
+        }
+        for path in [&["serve"][..], &["check-config"], &["credentials"], &["reflect"], &["load", "turn"]] {
+            let help = help_of(path);
+            let example = format!("turnpike {}", path.join(" "));
+            assert!(help.contains("Example") && help.contains(&example), "{help}");
+        }
+    }
+
+    #[test]
+    fn serve_help_names_units_and_defaults() {
+        let help = help_of(&["serve"]);
+        for text in ["49152-65535", "127.0.0.1:9641", "0.0.0.0:3478", "30", "TURNPIKE_AUTH_SECRETS_FILE"] {
+            assert!(help.contains(text), "{text} in {help}");
+        }
+    }
+}

@@ -1,0 +1,61 @@
+//! Flags of `turnpike credentials`.
+
+use std::{fs, io, path::PathBuf};
+
+use clap::{ArgGroup, Args};
+use turnpike_ops::{Secret, rest};
+
+/// Flags of `turnpike credentials`.
+#[derive(Args)]
+#[command(group = ArgGroup::new("source").required(true))]
+pub(crate) struct CredentialsArgs {
+    /// Name of the user; with a shared secret, the id that quotas count
+    #[arg(long, value_name = "NAME")]
+    user: String,
+
+    /// Shared secret, one of the server's auth.secrets. Other users of this machine can see it in the process list
+    #[arg(long, value_name = "S", group = "source")]
+    secret: Option<String>,
+
+    /// File whose first line is the shared secret; "-" is standard input
+    #[arg(long, value_name = "FILE", group = "source")]
+    secret_file: Option<PathBuf>,
+
+    /// Password to make stored keys from. Other users of this machine can see it in the process list
+    #[arg(long, value_name = "PASSWORD", group = "source")]
+    password: Option<String>,
+
+    /// File whose first line is the password; "-" is standard input
+    #[arg(long, value_name = "FILE", group = "source")]
+    password_file: Option<PathBuf>,
+
+    /// Seconds for which time-limited credentials are good, at least 1
+    #[arg(long, value_name = "SECONDS", default_value_t = 3600, value_parser = clap::value_parser!(u64).range(1..=315_360_000))]
+    ttl: u64,
+
+    /// Realm of the server that the stored keys are for
+    #[arg(long, value_name = "R", default_value = "turnpike")]
+    realm: String,
+}
+
+impl CredentialsArgs {
+    /// What to print.
+    pub(crate) fn make(self) -> io::Result<String> {
+        if let Some(secret) = given(self.secret, self.secret_file)? {
+            return Ok(rest::time_limited(&secret, &self.user, self.ttl));
+        }
+        let password = given(self.password, self.password_file)?.unwrap_or_else(|| Secret::new(""));
+        Ok(rest::user_entry(&self.user, &self.realm, &password))
+    }
+}
+
+fn given(text: Option<String>, file: Option<PathBuf>) -> io::Result<Option<Secret>> {
+    let Some(path) = file else {
+        return Ok(text.map(Secret::new));
+    };
+    let content =
+        if path.as_os_str() == "-" { io::read_to_string(io::stdin()) } else { fs::read_to_string(&path) };
+    let content = content
+        .map_err(|error| io::Error::new(error.kind(), format!("cannot read {}: {error}", path.display())))?;
+    Ok(Some(Secret::new(content.lines().next().unwrap_or_default())))
+}

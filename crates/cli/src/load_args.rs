@@ -1,0 +1,232 @@
+//! Flags of `turnpike load turn` and `turnpike reflect`.
+
+use std::{
+    net::{SocketAddr, ToSocketAddrs},
+    num::ParseFloatError,
+    path::PathBuf,
+    time::Duration,
+};
+
+use clap::{Args, Subcommand};
+use turnpike_load::{
+    Rate, reflect,
+    turn::{Config, Mode, Via},
+};
+use turnpike_net::Datapath;
+use turnpike_ops::turn_uri::TurnUri;
+
+/// Generators.
+#[derive(Subcommand)]
+pub(crate) enum LoadCommand {
+    /// Drive traffic, allocations or invalid packets through a TURN server and measure what comes back
+    #[command(long_about = LOAD_TURN, after_help = LOAD_TURN_EXAMPLES)]
+    Turn(LoadTurnArgs),
+}
+
+/// Flags of `load turn`.
+#[derive(Args)]
+pub(crate) struct LoadTurnArgs {
+    /// The TURN server over UDP: turn:HOST[:PORT] or HOST[:PORT], port 3478 by default
+    #[arg(value_name = "SERVER")]
+    server: TurnUri,
+
+    /// The reflector as the server reaches it (`turnpike reflect` beside the server: 127.0.0.1:3480)
+    #[arg(long, value_name = "ADDR:PORT", default_value = "127.0.0.1:3480", value_parser = resolve)]
+    peer: SocketAddr,
+
+    /// Long-term credential; leave it out for a server without authentication
+    #[arg(long, value_name = "NAME:PASSWORD", env = "TURNPIKE_LOAD_USER", hide_env_values = true, value_parser = user)]
+    user: Option<(String, String)>,
+
+    /// Clients, each with its own 5-tuple, 1 to 10000; with --mode allocate, allocations under way at a time
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    clients: usize,
+
+    /// Datagrams (with --mode allocate: allocations) a second over all clients, open loop, such as 20000, 20k or 1.5M;
+    /// "max" for as many as the machine can
+    #[arg(long, value_name = "PPS|max", default_value = "1000")]
+    rate: Rate,
+
+    /// Payload of a datagram in bytes, 24 to 65000
+    #[arg(long, value_name = "B", default_value_t = 120)]
+    size: usize,
+
+    /// Datagrams that a client sends back to back, 1 to 64 [default: 1 at a fixed rate, 32 at "max"]
+    #[arg(long, value_name = "N")]
+    burst: Option<usize>,
+
+    /// At rate "max": datagrams that one client may have under way [default: no bound, a flood]
+    #[arg(long, value_name = "N")]
+    window: Option<u64>,
+
+    /// Measured time in seconds, above 0
+    #[arg(long, value_name = "S", default_value = "10", value_parser = seconds)]
+    duration: Duration,
+
+    /// Seconds of traffic before it that are not counted
+    #[arg(long, value_name = "S", default_value = "1", value_parser = seconds)]
+    warmup: Duration,
+
+    /// How data reaches the server: "channel" (ChannelData) or "send" (Send and Data indications)
+    #[arg(long, value_name = "HOW", default_value_t = Via::Channel)]
+    via: Via,
+
+    /// What is generated: "packet" traffic through the relay and back, "allocate" allocations, each deleted at once,
+    /// "invalid" unauthenticated requests and malformed packets
+    #[arg(long, value_name = "MODE", default_value_t = Mode::Packet)]
+    mode: Mode,
+
+    /// How datagrams enter and leave: auto, basic, mmsg or gso
+    #[arg(long, value_name = "D", default_value = "auto")]
+    datapath: Datapath,
+
+    /// Threads, 1 to 1024 [default: one per core, no more than clients]
+    #[arg(long, value_name = "N")]
+    threads: Option<usize>,
+
+    /// Write the result as one JSON object to FILE, "-" for standard output
+    #[arg(long, value_name = "FILE|-")]
+    json: Option<PathBuf>,
+
+    /// Exit with 3 when more than PCT percent are lost, 0 to 100
+    #[arg(long, value_name = "PCT", value_parser = percent)]
+    max_loss: Option<f64>,
+
+    /// Exit with 3 when the 99th percentile of the round trip is above US microseconds
+    #[arg(long, value_name = "US")]
+    max_p99: Option<u64>,
+}
+
+impl LoadTurnArgs {
+    /// What to run, and where the JSON goes. Resolves the server's name.
+    pub(crate) fn into_config(self) -> Result<(Config, Option<PathBuf>), String> {
+        let addresses = self
+            .server
+            .resolve()
+            .map_err(|error| format!("cannot find the server {}: {error}", self.server.host))?;
+        let server = addresses.first().copied().ok_or("the server has no address")?;
+        let (user, password) = self.user.unwrap_or_default();
+        let config = Config {
+            server,
+            peer: self.peer,
+            user,
+            password,
+            clients: self.clients,
+            via: self.via,
+            rate: self.rate,
+            size: self.size,
+            burst: self.burst,
+            window: self.window,
+            duration: self.duration,
+            warmup: self.warmup,
+            mode: self.mode,
+            threads: self.threads,
+            datapath: self.datapath,
+            max_loss: self.max_loss,
+            max_p99: self.max_p99,
+            ..Config::default()
+        };
+        Ok((config, self.json))
+    }
+}
+
+/// Flags of `reflect`.
+#[derive(Args)]
+pub(crate) struct ReflectArgs {
+    /// UDP address to reflect on; repeat for several [default: port 3480 of all addresses, IPv6 where there is any]
+    #[arg(long, value_name = "ADDR:PORT")]
+    listen: Vec<SocketAddr>,
+
+    /// Threads, 1 to 1024 [default: one per core]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    workers: Option<u16>,
+
+    /// How datagrams enter and leave: auto, basic, mmsg or gso
+    #[arg(long, value_name = "D", default_value = "auto")]
+    datapath: Datapath,
+}
+
+impl ReflectArgs {
+    /// What to run.
+    pub(crate) fn into_config(self) -> reflect::Config {
+        let default = reflect::Config::default();
+        reflect::Config {
+            listen: self.listen,
+            workers: self.workers.map_or(default.workers, usize::from),
+            datapath: self.datapath,
+            ..default
+        }
+    }
+}
+
+fn resolve(text: &str) -> Result<SocketAddr, String> {
+    let mut found = text.to_socket_addrs().map_err(|error| format!("expected ADDR:PORT: {error}"))?;
+    found.next().ok_or_else(|| "the name has no address".to_owned())
+}
+
+fn user(text: &str) -> Result<(String, String), &'static str> {
+    // Time-limited names hold a colon themselves (expiry:id), and their passwords, being base64, hold none; so a name that
+    // begins with a number and a colon takes the last one.
+    let is_timed = text.split_once(':').is_some_and(|(expiry, rest)| {
+        !expiry.is_empty() && expiry.bytes().all(|byte| byte.is_ascii_digit()) && rest.contains(':')
+    });
+    let parts = if is_timed { text.rsplit_once(':') } else { text.split_once(':') };
+    match parts {
+        Some((name, password)) if !name.is_empty() => Ok((name.to_owned(), password.to_owned())),
+        _ => Err("expected NAME:PASSWORD"),
+    }
+}
+
+fn seconds(text: &str) -> Result<Duration, String> {
+    let seconds: f64 = text.parse().map_err(|error: ParseFloatError| format!("expected seconds: {error}"))?;
+    Duration::try_from_secs_f64(seconds).map_err(|error| format!("expected seconds: {error}"))
+}
+
+fn percent(text: &str) -> Result<f64, &'static str> {
+    text.parse()
+        .ok()
+        .filter(|percent| (0.0..=100.0).contains(percent))
+        .ok_or("expected a number from 0 to 100")
+}
+
+const LOAD_TURN: &str = "\
+Drive traffic, allocations or invalid packets through a TURN server and measure what comes back.
+
+Each client allocates, binds, and sends datagrams through the server to a reflector, which sends them back. Round trips count \
+from the moment a datagram was due, so that a stall hides nothing; where the generator itself was late, the result says so. A \
+progress line appears on standard error each second.
+
+The JSON result is one object: sent, received, lost, duplicated, reordered, send_pps, recv_pps, recv_bps, \
+rtt_us {min,p50,p90,p99,p999,max}, jitter_us, late_us {p50,p99,max}, clients, size, rate, duration_s, datapath, errors {}.";
+
+const LOAD_TURN_EXAMPLES: &str = "\
+Examples (with `turnpike reflect` and `turnpike serve --user a:b --allow-peer 127.0.0.0/8 --relay-ip 127.0.0.1` running):
+  turnpike load turn 127.0.0.1 --user a:b
+  turnpike load turn turn:127.0.0.1:3478 --user a:b --clients 64 --burst 4 --rate 200k --max-loss 0.1
+  turnpike load turn 127.0.0.1 --user a:b --rate max --size 1200 --json -
+  turnpike load turn 127.0.0.1 --user a:b --mode allocate --clients 100 --rate max
+
+Exit codes: 0 done, 1 failed, 2 bad usage, 3 a limit (--max-loss, --max-p99) was exceeded.";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn credentials_split_where_they_must() {
+        let pair = |name: &str, password: &str| Ok((name.to_owned(), password.to_owned()));
+        assert_eq!(user("a:b"), pair("a", "b"));
+        assert_eq!(user("a:b:c"), pair("a", "b:c"));
+        assert_eq!(user("1700000000:alice:c2VjcmV0"), pair("1700000000:alice", "c2VjcmV0"));
+        assert_eq!(user("1700000000:pw"), pair("1700000000", "pw"));
+        assert!(user("a").is_err() && user(":b").is_err());
+    }
+
+    #[test]
+    fn times_and_percentages_have_a_range() {
+        assert_eq!(seconds("0.5"), Ok(Duration::from_millis(500)));
+        assert!(seconds("-1").is_err() && seconds("NaN").is_err() && seconds("1e30").is_err());
+        assert_eq!(percent("0.1"), Ok(0.1));
+        assert!(percent("101").is_err() && percent("NaN").is_err());
+    }
+}

@@ -1,0 +1,88 @@
+//! The flags that set configuration, shared by `serve` and `check-config`. They are text here; `ops` judges them
+//! together with the file and the environment, so that every mistake is reported at once.
+
+use std::path::PathBuf;
+
+use clap::Args;
+use turnpike_ops::{Flags, Sources};
+
+/// Flags of `serve` and `check-config`.
+#[derive(Args)]
+pub(crate) struct ServeArgs {
+    /// Configuration file (TOML); examples/turnpike.toml documents every key. Flags and TURNPIKE_... environment
+    /// variables win over it [default: none, all keys have defaults]
+    #[arg(short, long, value_name = "FILE", env = "TURNPIKE_CONFIG")]
+    config: Option<PathBuf>,
+
+    /// UDP address to listen on; repeat for several [default: 0.0.0.0:3478 and [::]:3478]
+    #[arg(long, value_name = "ADDR:PORT")]
+    listen: Vec<String>,
+
+    /// Realm of the long-term credentials, 1 to 127 characters [default: turnpike]
+    #[arg(long, value_name = "R")]
+    realm: Option<String>,
+
+    /// A user with a password; repeat for several. Other users of this machine can see it in the process list: prefer
+    /// the file, TURNPIKE_AUTH_USERS or TURNPIKE_AUTH_USERS_FILE [default: user turnpike, random password printed]
+    #[arg(long, value_name = "NAME:PASSWORD")]
+    user: Vec<String>,
+
+    /// Shared secret of time-limited credentials, see `turnpike credentials`; repeat to rotate. As visible as --user:
+    /// prefer TURNPIKE_AUTH_SECRETS_FILE
+    #[arg(long, value_name = "S")]
+    secret: Vec<String>,
+
+    /// Address of this machine to relay on, with the public one where a NAT stands in front; repeat for several
+    /// [default: the source addresses of the default routes]
+    #[arg(long, value_name = "IP[=EXTERNAL]")]
+    relay_ip: Vec<String>,
+
+    /// First and last UDP port to relay on, 1 to 65535, at least two ports [default: 49152-65535]
+    #[arg(long, value_name = "A-B")]
+    relay_ports: Option<String>,
+
+    /// Peers that may be relayed to although they are private, loopback or otherwise special; repeat for several
+    /// [default: none]
+    #[arg(long, value_name = "CIDR")]
+    allow_peer: Vec<String>,
+
+    /// Peers that are refused; deny wins over allow; repeat for several [default: none]
+    #[arg(long, value_name = "CIDR")]
+    deny_peer: Vec<String>,
+
+    /// Threads, 1 to 1024, or "auto" for one per core [default: auto]
+    #[arg(long, value_name = "N")]
+    workers: Option<String>,
+
+    /// How datagrams enter and leave: auto, basic, mmsg or gso [default: auto, the highest that works]
+    #[arg(long, value_name = "D")]
+    datapath: Option<String>,
+
+    /// TCP address of /metrics and /healthz, or "off" [default: 127.0.0.1:9641]
+    #[arg(long, value_name = "ADDR:PORT|off")]
+    admin: Option<String>,
+
+    /// off, error, warn, info, debug, trace, or directives such as "info,turnpike_relay=debug" [default: info]
+    #[arg(long, value_name = "LEVEL")]
+    log: Option<String>,
+}
+
+impl ServeArgs {
+    /// These flags, the file they name and this process's environment.
+    pub(crate) fn into_sources(self) -> Sources {
+        let mut flags = Flags::new();
+        flags.set("server.listen", "--listen", self.listen);
+        flags.set("server.realm", "--realm", self.realm);
+        flags.set("auth.users", "--user", self.user);
+        flags.set("auth.secrets", "--secret", self.secret);
+        flags.set("relay.addresses", "--relay-ip", self.relay_ip);
+        flags.set("relay.ports", "--relay-ports", self.relay_ports);
+        flags.set("peers.allow", "--allow-peer", self.allow_peer);
+        flags.set("peers.deny", "--deny-peer", self.deny_peer);
+        flags.set("server.workers", "--workers", self.workers);
+        flags.set("server.datapath", "--datapath", self.datapath);
+        flags.set("admin.listen", "--admin", self.admin);
+        flags.set("log.level", "--log", self.log);
+        Sources::from_process(self.config, flags)
+    }
+}

@@ -1,0 +1,47 @@
+//! A generator's result for people; scripts take `--json`.
+
+use std::fmt;
+
+use turnpike_load::Report;
+
+/// Shows a report in a few lines.
+pub(crate) struct Summary<'a>(pub(crate) &'a Report);
+
+impl fmt::Display for Summary<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self(report) = self;
+        writeln!(
+            f,
+            "sent {} ({:.0}/s), received {} ({:.0}/s), lost {} ({:.3} %), duplicated {}, reordered {}",
+            report.sent,
+            report.send_pps,
+            report.received,
+            report.recv_pps,
+            report.lost,
+            report.loss_percent(),
+            report.duplicated,
+            report.reordered
+        )?;
+        let rtt = &report.rtt_us;
+        writeln!(
+            f,
+            "round trip in us: min {} p50 {} p90 {} p99 {} p99.9 {} max {}; jitter {:.0}; generator late by p99 {}",
+            rtt.min, rtt.p50, rtt.p90, rtt.p99, rtt.p999, rtt.max, report.jitter_us, report.late_us.p99
+        )?;
+        write!(
+            f,
+            "{} clients, {} bytes, rate {}, {} s, data path {}",
+            report.clients, report.size, report.rate, report.duration_s, report.datapath
+        )?;
+        for (name, value) in &report.extra {
+            write!(f, "\n{name}: {value:.3}")?;
+        }
+        for (name, count) in &report.errors {
+            write!(f, "\nerror {name}: {count}")?;
+        }
+        for note in &report.notes {
+            write!(f, "\nnote: {note}")?;
+        }
+        Ok(())
+    }
+}

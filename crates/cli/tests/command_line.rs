@@ -1,0 +1,109 @@
+//! What the program says and how it exits when nothing is served: configuration checks, credentials, wrong usage.
+
+use std::{
+    fs,
+    path::PathBuf,
+    process::{Command, Output},
+};
+
+struct Dir(PathBuf);
+
+impl Dir {
+    fn new(name: &str) -> Self {
+        let path = std::env::temp_dir().join(format!("turnpike-{name}-{}", std::process::id()));
+        fs::create_dir_all(&path).expect("a temporary directory");
+        Self(path)
+    }
+
+    fn file(&self, text: &str) -> PathBuf {
+        let path = self.0.join("t.toml");
+        fs::write(&path, text).expect("a temporary file");
+        path
+    }
+}
+
+impl Drop for Dir {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+fn turnpike(arguments: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_turnpike")).args(arguments).output().expect("the program runs")
+}
+
+fn stdout(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+fn stderr(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+#[test]
+fn a_good_configuration_is_ok_and_shows_the_effective_settings_without_secrets() {
+    let dir = Dir::new("good");
+    let path = dir.file("[server]\nrealm = \"file\"\n[auth]\nsecrets = [\"hunter2\"]\n");
+    let output = turnpike(&[
+        "check-config",
+        "-c",
+        path.to_str().expect("UTF-8"),
+        "--user",
+        "a:hunter2",
+        "--admin",
+        "off",
+    ]);
+    let text = stdout(&output);
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    assert!(text.starts_with("ok\n"), "{text}");
+    assert!(text.contains(&format!("realm = \"file\" # {}:2:9", path.display())), "{text}");
+    assert!(text.contains("listen = \"off\" # flag --admin"), "{text}");
+    assert!(text.contains("ports = \"49152-65535\" # default"), "{text}");
+    assert!(!text.contains("hunter2"), "{text}");
+}
+
+#[test]
+fn a_broken_configuration_exits_with_2_and_lists_every_mistake() {
+    let dir = Dir::new("broken");
+    let path = dir.file("[server]\nlisten = [\"nowhere\"]\nrelm = \"x\"\n");
+    let path = path.to_str().expect("UTF-8");
+    for command in ["check-config", "serve"] {
+        let output = turnpike(&[command, "-c", path, "--relay-ports", "9-1"]);
+        let text = stderr(&output);
+        assert_eq!(output.status.code(), Some(2), "{text}");
+        let lines: Vec<&str> = text.lines().collect();
+        assert_eq!(lines.len(), 3, "{text}");
+        assert!(lines[0].starts_with(&format!("turnpike: {path}:2:11: server.listen: ")), "{text}");
+        assert!(lines[1].ends_with("did you mean \"realm\"?"), "{text}");
+        assert!(lines[2].starts_with("turnpike: flag --relay-ports: relay.ports: "), "{text}");
+    }
+}
+
+#[test]
+fn wrong_usage_exits_with_2() {
+    for arguments in [&["serve", "--nonsense"][..], &["nonsense"], &[], &["credentials", "--user", "a"]] {
+        assert_eq!(turnpike(arguments).status.code(), Some(2), "{arguments:?}");
+    }
+}
+
+#[test]
+fn credentials_from_a_secret_are_two_lines() {
+    let output = turnpike(&["credentials", "--secret", "north", "--user", "alice", "--ttl", "60"]);
+    let text = stdout(&output);
+    let (first, second) = text.trim_end().split_once('\n').expect("two lines");
+    let (expiry, id) =
+        first.strip_prefix("username: ").expect("a username").split_once(':').expect("expiry:id");
+    assert!(expiry.parse::<u64>().is_ok_and(|expiry| expiry > 1_700_000_000) && id == "alice", "{text}");
+    assert!(second.starts_with("password: ") && second.ends_with('='), "{text}");
+}
+
+#[test]
+fn stored_keys_are_an_entry_for_the_configuration() {
+    let output = turnpike(&["credentials", "--user", "user", "--realm", "realm", "--password", "pass"]);
+    let entry = stdout(&output);
+    assert!(entry.contains("8493fbc53ba582fb4c044c456bdc40eb"), "{entry}");
+    let dir = Dir::new("keys");
+    let path = dir.file(&format!("[auth]\nusers = [{}]\n", entry.trim_end()));
+    let check = turnpike(&["check-config", "-c", path.to_str().expect("UTF-8")]);
+    assert_eq!(check.status.code(), Some(0), "{}", stderr(&check));
+}

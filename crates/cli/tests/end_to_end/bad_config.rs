@@ -1,0 +1,114 @@
+//! Mistakes in files, flags and environment: exit 2, where and what, before any socket opens.
+
+use std::net::UdpSocket;
+
+use super::harness::{Dir, Finished, Program, SOON, V4, turnpike};
+
+/// Runs `command -c turnpike.toml` on this file, and with this variable of the environment.
+fn run(command: &str, file: &str, variable: Option<(&str, &str)>) -> Finished {
+    let dir = Dir::new();
+    let path = dir.file("turnpike.toml", file);
+    let path = path.to_str().expect("our own path is UTF-8");
+    Program::start(turnpike(&[command, "-c", path]).envs(variable)).wait(SOON)
+}
+
+/// A file that is wrong at one place, where that is, and what the message must name.
+const MISTAKES: &[(&str, &str, &[&str])] = &[
+    ("[server]\nlisen = [\"127.0.0.1:0\"]\n", "turnpike.toml:2:", &["lisen", "\"listen\""]),
+    ("[server]\nrealm = \"a\"\n[relai]\nports = \"1-9\"\n", "turnpike.toml:3:", &["relai", "relay"]),
+    ("[server]\nlisten = [\"127.0.0.1\"]\n", "turnpike.toml:2:", &["server.listen", "ADDR:PORT"]),
+    ("[relay]\nports = \"9000-8000\"\n", "turnpike.toml:2:", &["relay.ports", "A-B"]),
+    ("[peers]\n\nallow = [\"10.0.0.0/33\"]\n", "turnpike.toml:3:", &["peers.allow", "10.0.0.0/33"]),
+    ("[server]\nworkers = 0\n", "turnpike.toml:2:", &["server.workers", "1 to 1024"]),
+    ("[server\n", "turnpike.toml:1:", &["TOML"]),
+    (
+        "[limits]\ndefault_lifetime = 3000\nmax_lifetime = 1200\n",
+        "turnpike.toml:2:",
+        &["limits.default_lifetime", "max_lifetime"],
+    ),
+];
+
+#[test]
+fn a_mistake_in_the_file_is_named_with_line_and_key() {
+    for (file, place, words) in MISTAKES {
+        for command in ["serve", "check-config"] {
+            let ended = run(command, file, None);
+            assert_eq!(ended.code, Some(2), "{command} {file:?}: {}", ended.output());
+            assert!(ended.stderr.contains(place), "{command} {file:?}: no {place:?} in {}", ended.stderr);
+            for word in *words {
+                assert!(ended.stderr.contains(word), "{command} {file:?}: no {word:?} in {}", ended.stderr);
+            }
+        }
+    }
+}
+
+#[test]
+fn all_mistakes_are_told_at_once() {
+    let ended = run("check-config", "[server]\nlisen = []\nworkers = 0\n", None);
+    assert_eq!(ended.code, Some(2));
+    assert!(
+        ended.stderr.contains("turnpike.toml:2:") && ended.stderr.contains("turnpike.toml:3:"),
+        "{}",
+        ended.stderr
+    );
+}
+
+#[test]
+fn a_mistake_in_a_flag_names_the_flag() {
+    for (flag, value) in [
+        ("--listen", "nonsense"),
+        ("--relay-ports", "9000-8000"),
+        ("--allow-peer", "10.0.0.0/33"),
+        ("--deny-peer", "example.org"),
+        ("--datapath", "warp"),
+        ("--workers", "none"),
+        ("--user", "nocolon"),
+    ] {
+        let ended = Program::start(&mut turnpike(&["serve", flag, value])).wait(SOON);
+        assert_eq!(ended.code, Some(2), "{flag} {value}: {}", ended.output());
+        assert!(ended.stderr.contains(flag), "{flag} {value}: {}", ended.stderr);
+    }
+}
+
+#[test]
+fn a_mistake_in_the_environment_names_the_variable() {
+    let ended = run("serve", "", Some(("TURNPIKE_RELAY_PORTS", "9000-8000")));
+    assert_eq!(ended.code, Some(2), "{}", ended.output());
+    assert!(ended.stderr.contains("TURNPIKE_RELAY_PORTS"), "{}", ended.stderr);
+}
+
+#[test]
+fn unknown_flags_and_missing_files_are_bad_usage() {
+    for arguments in
+        [&["serve", "--lisen", "127.0.0.1:0"][..], &["serve", "-c", "/nowhere/turnpike.toml"], &["sreve"]]
+    {
+        let ended = Program::start(&mut turnpike(arguments)).wait(SOON);
+        assert_eq!(ended.code, Some(2), "{arguments:?}: {}", ended.output());
+    }
+}
+
+#[test]
+fn a_secret_is_not_quoted_in_a_message() {
+    let ended = run("serve", "[auth]\nusers = [\"hunter2hunter2\"]\nsecrets = [\"hunter3hunter3\", \n", None);
+    assert_eq!(ended.code, Some(2));
+    assert!(!ended.output().contains("hunter"), "{}", ended.output());
+}
+
+/// The file is wrong, and its port is taken. Only a program that reads all before it binds complains of the file alone.
+#[test]
+fn no_socket_opens_before_the_configuration_is_right() {
+    let holder = UdpSocket::bind((V4, 0)).expect("loopback has a free port");
+    let taken = holder.local_addr().expect("it is bound");
+    let ended = run("serve", &format!("[server]\nlisten = [\"{taken}\"]\nlisen = []\n"), None);
+    assert_eq!(ended.code, Some(2), "{}", ended.output());
+    assert!(!ended.stderr.contains("in use"), "{}", ended.stderr);
+}
+
+#[test]
+fn check_config_accepts_what_is_right_and_shows_no_secret() {
+    let file = "[server]\nrealm = \"example.org\"\n[auth]\nusers = [\"alice:hunter2\"]\n";
+    let ended = run("check-config", file, None);
+    assert_eq!(ended.code, Some(0), "{}", ended.output());
+    assert!(ended.stdout.contains("example.org"), "{}", ended.stdout);
+    assert!(!ended.output().contains("hunter2"), "{}", ended.output());
+}

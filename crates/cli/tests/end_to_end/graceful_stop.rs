@@ -1,0 +1,99 @@
+//! SIGTERM: no new allocations, existing ones relay on until they are deleted or the deadline is over; a second signal
+//! ends at once.
+
+use std::time::{Duration, Instant};
+
+use super::harness::{Load, Program, Reflect, SOON, Serve, V4, eventually};
+
+const CLIENTS: &str = "4";
+
+/// A session of `seconds` that is under way.
+fn session(serve: &Serve, reflect: &Reflect, seconds: &str) -> Program {
+    let load = Load::new(serve.address(V4))
+        .to(reflect.address)
+        .with(&["--clients", CLIENTS, "--rate", "200", "--duration", seconds])
+        .start();
+    serve.wait_for_allocations(CLIENTS.parse().expect("a number"));
+    eventually("datagrams are relayed", || (relayed(serve) > 0).then_some(()));
+    load
+}
+
+fn relayed(serve: &Serve) -> u64 {
+    serve.metrics().sum("turnpike_relayed_datagrams_total", "direction=\"to_client\"")
+}
+
+fn drain(serve: &Serve) {
+    serve.program.signal("TERM");
+    eventually("/healthz says that it drains", || (serve.health() == Some(503)).then_some(()));
+}
+
+#[test]
+fn existing_sessions_relay_on_and_new_ones_are_refused() {
+    let serve = Serve::start(&[]);
+    let reflect = Reflect::start(V4, &[]);
+    let existing = session(&serve, &reflect, "6");
+    drain(&serve);
+
+    let before = relayed(&serve);
+    let late =
+        Load::new(serve.address(V4)).to(reflect.address).with(&["--rate", "10", "--duration", "1"]).run();
+    assert_eq!(late.code, Some(1), "{}", late.output());
+    assert!(late.output().contains("508"), "{}", late.output());
+    eventually("the existing session is still relayed", || (relayed(&serve) > before).then_some(()));
+
+    let existing = existing.wait(SOON);
+    assert_eq!(existing.code, Some(0), "{}", existing.output());
+    assert_eq!(existing.result()["lost"], 0);
+
+    let Serve { program, .. } = serve;
+    let ended = program.wait(SOON);
+    assert_eq!(ended.code, Some(0), "{}", ended.output());
+    let clients: usize = CLIENTS.parse().expect("a number");
+    assert_eq!(ended.stderr.matches("deleted by the client").count(), clients, "{}", ended.stderr);
+}
+
+#[test]
+fn without_sessions_it_ends_at_once() {
+    let serve = Serve::start(&[]);
+    serve.program.signal("TERM");
+    let ended = serve.program.wait(Duration::from_secs(10));
+    assert_eq!(ended.code, Some(0), "{}", ended.output());
+}
+
+#[test]
+fn an_interrupt_ends_it_like_a_termination() {
+    let serve = Serve::start(&[]);
+    serve.program.signal("INT");
+    assert_eq!(serve.program.wait(Duration::from_secs(10)).code, Some(0));
+}
+
+#[test]
+fn a_second_signal_ends_the_sessions() {
+    let serve = Serve::start(&[]);
+    let reflect = Reflect::start(V4, &[]);
+    let _session = session(&serve, &reflect, "30");
+    drain(&serve);
+    let began = Instant::now();
+    serve.program.signal("TERM");
+    let ended = serve.program.wait(SOON);
+    // The deadline of the first signal is 30 s.
+    assert!(began.elapsed() < Duration::from_secs(15), "{:?}", began.elapsed());
+    assert_eq!(ended.code, Some(0), "{}", ended.output());
+    assert!(ended.stderr.contains("server stopped"), "{}", ended.stderr);
+}
+
+#[test]
+fn the_deadline_ends_the_sessions() {
+    let dir = super::harness::Dir::new();
+    let file = dir.file("turnpike.toml", "[shutdown]\ndeadline = 1\n");
+    let serve = Serve::start(&["-c", file.to_str().expect("our own path is UTF-8")]);
+    let reflect = Reflect::start(V4, &[]);
+    let _session = session(&serve, &reflect, "30");
+    let began = Instant::now();
+    serve.program.signal("TERM");
+    let ended = serve.program.wait(SOON);
+    assert!(began.elapsed() > Duration::from_millis(900), "{:?}", began.elapsed());
+    assert!(began.elapsed() < Duration::from_secs(15), "{:?}", began.elapsed());
+    assert_eq!(ended.code, Some(0), "{}", ended.output());
+    assert!(ended.stderr.contains("server stopped"), "{}", ended.stderr);
+}

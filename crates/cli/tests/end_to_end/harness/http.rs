@@ -1,0 +1,61 @@
+//! Just enough HTTP to read the admin page, and just enough of its metrics format to read a number.
+
+use std::{
+    io::{self, Read, Write},
+    net::{SocketAddr, TcpStream},
+};
+
+use super::SOON;
+
+/// Status and body of a GET.
+pub(crate) fn get(server: SocketAddr, path: &str) -> io::Result<(u16, String)> {
+    let mut stream = TcpStream::connect_timeout(&server, SOON)?;
+    stream.set_read_timeout(Some(SOON))?;
+    // 1.0: the answer ends with the connection and is never chunked.
+    write!(stream, "GET {path} HTTP/1.0\r\nHost: {server}\r\n\r\n")?;
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer)?;
+    let (head, body) = answer.split_once("\r\n\r\n").ok_or(io::ErrorKind::InvalidData)?;
+    let status =
+        head.split(' ').nth(1).and_then(|status| status.parse().ok()).ok_or(io::ErrorKind::InvalidData)?;
+    Ok((status, body.to_owned()))
+}
+
+/// One reading of `/metrics`.
+pub(crate) struct Metrics(String);
+
+impl Metrics {
+    pub(crate) fn new(text: String) -> Self {
+        Self(text)
+    }
+
+    /// The sum of all series of `name` whose labels contain `label` (such as `reason="expired"`; empty for all).
+    ///
+    /// # Panics
+    /// When there is no such series: a misspelt name must not read as zero.
+    pub(crate) fn sum(&self, name: &str, label: &str) -> u64 {
+        let mut found = false;
+        let mut sum = 0.0;
+        for line in self.0.lines().filter(|line| !line.starts_with('#')) {
+            let Some((series, value)) = line.rsplit_once(' ') else { continue };
+            let (family, labels) = series.split_once('{').unwrap_or((series, ""));
+            if family == name && labels.contains(label) {
+                found = true;
+                sum += value.parse::<f64>().expect("a sample is a number");
+            }
+        }
+        assert!(found, "no series {name}{{{label}}} in\n{}", self.0);
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "counters, far below 2^53"
+        )]
+        {
+            sum as u64
+        }
+    }
+
+    pub(crate) fn text(&self) -> &str {
+        &self.0
+    }
+}

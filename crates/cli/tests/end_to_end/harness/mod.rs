@@ -1,0 +1,101 @@
+//! What the tests stand on: programs that are started, watched and always ended, the admin page, a bare STUN client.
+
+mod http;
+mod program;
+mod stun;
+mod turnpike;
+
+use std::{
+    fs,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket},
+    path::{Path, PathBuf},
+    sync::atomic::{AtomicUsize, Ordering},
+    thread,
+    time::{Duration, Instant},
+};
+
+pub(crate) use http::Metrics;
+pub(crate) use program::{Finished, Program};
+pub(crate) use stun::Stun;
+pub(crate) use turnpike::{Load, PASSWORD, REALM, Reflect, Serve, USER, turnpike};
+
+pub(crate) const V4: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
+pub(crate) const V6: IpAddr = IpAddr::V6(Ipv6Addr::LOCALHOST);
+
+/// How long anything may take that should happen at once. Long, because debug builds share few cores with other tests;
+/// only a failing test waits that long.
+pub(crate) const SOON: Duration = Duration::from_secs(30);
+
+/// Polls until `probe` finds something.
+///
+/// # Panics
+/// When it does not within [`SOON`].
+pub(crate) fn eventually<T>(what: &str, mut probe: impl FnMut() -> Option<T>) -> T {
+    let deadline = Instant::now() + SOON;
+    loop {
+        if let Some(found) = probe() {
+            return found;
+        }
+        assert!(Instant::now() < deadline, "{what}: not within {SOON:?}");
+        thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// Says that a test did not run. `./test` collects these lines.
+pub(crate) fn skip(why: &str) {
+    println!("SKIPPED: {why}");
+}
+
+/// Whether this machine has an IPv6 loopback address.
+pub(crate) fn has_ipv6() -> bool {
+    UdpSocket::bind((V6, 0)).is_ok()
+}
+
+/// A UDP port that is free now, for programs that cannot choose one themselves.
+pub(crate) fn free_port(address: IpAddr) -> u16 {
+    let socket = UdpSocket::bind((address, 0)).expect("loopback has a free port");
+    socket.local_addr().expect("a bound socket has an address").port()
+}
+
+/// Where a program of this name is on the PATH.
+pub(crate) fn installed(name: &str) -> Option<PathBuf> {
+    let path = std::env::var_os("PATH")?;
+    std::env::split_paths(&path).map(|dir| dir.join(name)).find(|program| program.is_file())
+}
+
+/// A program that `./test` has put into `target/interop`.
+pub(crate) fn interop_program(name: &str) -> Option<PathBuf> {
+    let target = Path::new(env!("CARGO_TARGET_TMPDIR")).parent()?;
+    let program = target.join("interop").join(name);
+    program.is_file().then_some(program)
+}
+
+/// A directory of this test alone, removed with the value.
+pub(crate) struct Dir(PathBuf);
+
+impl Dir {
+    pub(crate) fn new() -> Self {
+        static NEXT: AtomicUsize = AtomicUsize::new(0);
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{}-{number}", std::process::id()));
+        fs::create_dir_all(&path).expect("cargo's temporary directory can be written");
+        Self(path)
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        &self.0
+    }
+
+    /// Writes a file and says where it is.
+    pub(crate) fn file(&self, name: &str, text: &str) -> PathBuf {
+        let path = self.0.join(name);
+        fs::write(&path, text).expect("a fresh directory can be written");
+        path
+    }
+}
+
+impl Drop for Dir {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}

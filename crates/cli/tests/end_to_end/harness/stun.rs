@@ -1,0 +1,146 @@
+//! A bare STUN client that writes its bytes by hand: an oracle that shares no code with what is tested, and can send what
+//! no honest client would.
+
+use std::net::{SocketAddr, UdpSocket};
+
+use super::{SOON, V4, V6};
+
+const MAGIC_COOKIE: [u8; 4] = [0x21, 0x12, 0xA4, 0x42];
+const BINDING: u16 = 0x0001;
+const ALLOCATE: u16 = 0x0003;
+const USERNAME: u16 = 0x0006;
+const MESSAGE_INTEGRITY: u16 = 0x0008;
+const ERROR_CODE: u16 = 0x0009;
+const REALM: u16 = 0x0014;
+const NONCE: u16 = 0x0015;
+const REQUESTED_TRANSPORT: u16 = 0x0019;
+/// UDP, as REQUESTED-TRANSPORT has it (RFC 8656 section 18.7).
+const UDP: [u8; 4] = [17, 0, 0, 0];
+
+pub(crate) struct Stun {
+    socket: UdpSocket,
+    requests: u8,
+}
+
+/// An answer, taken apart.
+pub(crate) struct Answer {
+    /// Length of the whole message in bytes.
+    pub(crate) len: usize,
+    message_type: u16,
+    attributes: Vec<(u16, Vec<u8>)>,
+}
+
+/// What a 401 tells a client to use.
+pub(crate) struct Challenge {
+    pub(crate) realm: Vec<u8>,
+    pub(crate) nonce: Vec<u8>,
+}
+
+impl Stun {
+    pub(crate) fn new(server: SocketAddr) -> Self {
+        let local = if server.is_ipv4() { V4 } else { V6 };
+        let socket = UdpSocket::bind((local, 0)).expect("loopback has a free port");
+        socket.connect(server).expect("loopback has a route");
+        socket.set_read_timeout(Some(SOON)).expect("not zero");
+        Self { socket, requests: 0 }
+    }
+
+    /// Whether there is a server that answers Binding; for waiting until there is.
+    pub(crate) fn is_answered(&mut self) -> bool {
+        self.send(BINDING, &[]);
+        self.socket.set_read_timeout(Some(SOON / 100)).expect("not zero");
+        let answered = self.receive().is_some();
+        self.socket.set_read_timeout(Some(SOON)).expect("not zero");
+        answered
+    }
+
+    /// Length of an Allocate request without credentials, and its 401.
+    pub(crate) fn challenge(&mut self) -> (usize, Answer, Challenge) {
+        let len = self.send(ALLOCATE, &[(REQUESTED_TRANSPORT, &UDP)]);
+        let answer = self.receive().expect("an Allocate is answered");
+        assert_eq!(answer.error(), Some(401));
+        let challenge = Challenge { realm: answer.value(REALM), nonce: answer.value(NONCE) };
+        (len, answer, challenge)
+    }
+
+    /// Asks for an allocation as `username` with a MESSAGE-INTEGRITY that no key makes; the error code of the answer.
+    pub(crate) fn forge(&mut self, username: &str, realm: &[u8], nonce: &[u8]) -> Option<u16> {
+        self.send(
+            ALLOCATE,
+            &[
+                (REQUESTED_TRANSPORT, &UDP),
+                (USERNAME, username.as_bytes()),
+                (REALM, realm),
+                (NONCE, nonce),
+                (MESSAGE_INTEGRITY, &[0x5A; 20]),
+            ],
+        );
+        self.receive().expect("a request is answered").error()
+    }
+
+    /// Sends bytes as they are.
+    pub(crate) fn send_raw(&self, bytes: &[u8]) {
+        self.socket.send(bytes).expect("loopback takes a datagram");
+    }
+
+    /// The next message that the server sends.
+    pub(crate) fn receive(&self) -> Option<Answer> {
+        let mut buffer = [0; 2048];
+        let len = self.socket.recv(&mut buffer).ok()?;
+        Some(Answer::parse(&buffer[..len]))
+    }
+
+    fn send(&mut self, message_type: u16, attributes: &[(u16, &[u8])]) -> usize {
+        self.requests = self.requests.wrapping_add(1);
+        let mut body = Vec::new();
+        for (kind, value) in attributes {
+            body.extend(kind.to_be_bytes());
+            body.extend(short(value.len()).to_be_bytes());
+            body.extend_from_slice(value);
+            body.resize(body.len().next_multiple_of(4), 0);
+        }
+        let mut message = Vec::new();
+        message.extend(message_type.to_be_bytes());
+        message.extend(short(body.len()).to_be_bytes());
+        message.extend(MAGIC_COOKIE);
+        // A transaction ID that differs from request to request is all that the server can see of it.
+        message.extend([self.requests; 12]);
+        message.extend(body);
+        // An unconnected port answers with ICMP, which shows up here: nobody listens there yet.
+        let _ = self.socket.send(&message);
+        message.len()
+    }
+}
+
+impl Answer {
+    fn parse(bytes: &[u8]) -> Self {
+        assert!(bytes.len() >= 20 && bytes[4..8] == MAGIC_COOKIE, "no STUN message: {bytes:?}");
+        let number = |at: usize| u16::from_be_bytes([bytes[at], bytes[at + 1]]);
+        assert_eq!(usize::from(number(2)), bytes.len() - 20, "the length of a STUN message");
+        let mut attributes = Vec::new();
+        let mut at = 20;
+        while at < bytes.len() {
+            let len = usize::from(number(at + 2));
+            attributes.push((number(at), bytes[at + 4..at + 4 + len].to_vec()));
+            at += 4 + len.next_multiple_of(4);
+        }
+        Self { len: bytes.len(), message_type: number(0), attributes }
+    }
+
+    /// The error code of an error response (class bits 11, RFC 8489 section 5).
+    pub(crate) fn error(&self) -> Option<u16> {
+        (self.message_type & 0x0110 == 0x0110).then(|| {
+            let value = self.value(ERROR_CODE);
+            u16::from(value[2]) * 100 + u16::from(value[3])
+        })
+    }
+
+    fn value(&self, kind: u16) -> Vec<u8> {
+        let found = self.attributes.iter().find(|(attribute, _)| *attribute == kind);
+        found.unwrap_or_else(|| panic!("no attribute {kind:#06x}")).1.clone()
+    }
+}
+
+fn short(len: usize) -> u16 {
+    u16::try_from(len).expect("tests write short messages")
+}

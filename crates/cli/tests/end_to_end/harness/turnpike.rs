@@ -1,0 +1,164 @@
+//! The binary's own commands, as the tests use them.
+
+use std::{
+    fs,
+    net::{IpAddr, SocketAddr},
+    process::Command,
+};
+
+use serde_json::Value;
+
+use super::{Dir, Finished, Metrics, Program, eventually, has_ipv6, http};
+
+pub(crate) const USER: &str = "alice";
+pub(crate) const PASSWORD: &str = "secret";
+pub(crate) const REALM: &str = "example.org";
+
+/// The binary, with nothing of this environment that could configure it.
+pub(crate) fn turnpike(arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_turnpike"));
+    command.args(arguments).env_clear().env("RUST_BACKTRACE", "1");
+    command
+}
+
+/// A running `turnpike serve`.
+pub(crate) struct Serve {
+    pub(crate) program: Program,
+    v4: SocketAddr,
+    v6: Option<SocketAddr>,
+    admin: SocketAddr,
+    _dir: Dir,
+}
+
+impl Serve {
+    /// On loopback, in both families where there are two, for [`USER`], peers on loopback allowed.
+    pub(crate) fn start(more: &[&str]) -> Self {
+        let user = format!("{USER}:{PASSWORD}");
+        let mut arguments = vec!["--realm", REALM, "--user", &user, "--relay-ip", "127.0.0.1"];
+        arguments.extend(["--allow-peer", "127.0.0.0/8", "--allow-peer", "::1"]);
+        if has_ipv6() {
+            arguments.extend(["--relay-ip", "::1"]);
+        }
+        arguments.extend(more);
+        Self::start_bare(&arguments)
+    }
+
+    /// Only the sockets are chosen here, so that tests never meet.
+    pub(crate) fn start_bare(more: &[&str]) -> Self {
+        let mut arguments = vec!["serve", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0"];
+        if has_ipv6() {
+            arguments.extend(["--listen", "[::1]:0"]);
+        }
+        arguments.extend(more);
+        let dir = Dir::new();
+        let mut program = Program::start(turnpike(&arguments).current_dir(dir.path()));
+        let admin = address_after(&program.line_with(" on http://"), " on http://");
+        let v4 = address_after(&program.line_with("listening on udp 127.0.0.1:"), "listening on udp ");
+        let v6 = has_ipv6()
+            .then(|| address_after(&program.line_with("listening on udp [::1]:"), "listening on udp "));
+        let serve = Self { program, v4, v6, admin, _dir: dir };
+        eventually("/healthz answers 200", || (serve.health()? == 200).then_some(()));
+        serve
+    }
+
+    /// Where it listens.
+    pub(crate) fn address(&self, family: IpAddr) -> SocketAddr {
+        if family.is_ipv4() { self.v4 } else { self.v6.expect("asked only where there is IPv6") }
+    }
+
+    /// The status of `/healthz`, if the admin page is there.
+    pub(crate) fn health(&self) -> Option<u16> {
+        http::get(self.admin, "/healthz").ok().map(|(status, _)| status)
+    }
+
+    pub(crate) fn metrics(&self) -> Metrics {
+        let (status, text) = http::get(self.admin, "/metrics").expect("the admin page answers");
+        assert_eq!(status, 200);
+        Metrics::new(text)
+    }
+
+    pub(crate) fn allocations(&self) -> u64 {
+        self.metrics().sum("turnpike_allocations", "")
+    }
+
+    pub(crate) fn wait_for_allocations(&self, wanted: u64) {
+        eventually(&format!("{wanted} allocations"), || (self.allocations() == wanted).then_some(()));
+    }
+
+    /// Resident memory in KiB.
+    pub(crate) fn resident_kib(&self) -> u64 {
+        let status = fs::read_to_string(format!("/proc/{}/status", self.program.pid())).expect("it runs");
+        let line = status.lines().find(|line| line.starts_with("VmRSS:")).expect("a process has VmRSS");
+        line.split_whitespace().nth(1).expect("VmRSS has a value").parse().expect("which is a number")
+    }
+}
+
+/// A running `turnpike reflect`.
+pub(crate) struct Reflect {
+    pub(crate) address: SocketAddr,
+    _program: Program,
+}
+
+impl Reflect {
+    pub(crate) fn start(family: IpAddr, more: &[&str]) -> Self {
+        let listen = SocketAddr::new(family, 0).to_string();
+        let mut arguments = vec!["reflect", "--listen", &listen];
+        arguments.extend(more);
+        let mut program = Program::start(&mut turnpike(&arguments));
+        let address = address_after(&program.line_with(" on udp "), " on udp ");
+        Self { address, _program: program }
+    }
+}
+
+/// A `turnpike load turn` to be run.
+pub(crate) struct Load(Vec<String>);
+
+impl Load {
+    /// As [`USER`] through `server`, the result as JSON on standard output.
+    pub(crate) fn new(server: SocketAddr) -> Self {
+        Self::as_user(server, &format!("{USER}:{PASSWORD}"))
+    }
+
+    pub(crate) fn as_user(server: SocketAddr, user: &str) -> Self {
+        let server = server.to_string();
+        let arguments = ["load", "turn", &server, "--user", user, "--json", "-"];
+        Self(arguments.map(str::to_owned).to_vec())
+    }
+
+    /// To and from this peer.
+    pub(crate) fn to(self, peer: SocketAddr) -> Self {
+        self.with(&["--peer", &peer.to_string()])
+    }
+
+    pub(crate) fn with(mut self, more: &[&str]) -> Self {
+        self.0.extend(more.iter().map(|&argument| argument.to_owned()));
+        self
+    }
+
+    pub(crate) fn start(&self) -> Program {
+        let arguments: Vec<&str> = self.0.iter().map(String::as_str).collect();
+        Program::start(&mut turnpike(&arguments))
+    }
+
+    /// Runs it to its end.
+    pub(crate) fn run(&self) -> Finished {
+        self.start().wait(super::SOON * 2)
+    }
+}
+
+impl Finished {
+    /// The JSON result of a generator that has done its work.
+    pub(crate) fn result(&self) -> Value {
+        serde_json::from_str(&self.stdout).unwrap_or_else(|error| {
+            panic!("no JSON result ({error}), exit {:?}:\n{}", self.code, self.output())
+        })
+    }
+}
+
+/// The address that stands in `line` after `label`.
+fn address_after(line: &str, label: &str) -> SocketAddr {
+    let (_, rest) = line.split_once(label).expect("the line was found by its label");
+    let end = rest.find(|c: char| !c.is_ascii_hexdigit() && !"[]:.".contains(c)).unwrap_or(rest.len());
+    let text = rest[..end].trim_end_matches('.');
+    text.parse().unwrap_or_else(|error| panic!("{text:?} in {line:?}: {error}"))
+}

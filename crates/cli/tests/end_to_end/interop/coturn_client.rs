@@ -1,0 +1,219 @@
+//! coturn's clients against `serve`: `turnutils_uclient` in many modes, `turnutils_stunclient`.
+
+use std::{
+    net::{IpAddr, SocketAddr, UdpSocket},
+    process::Command,
+    time::Duration,
+};
+
+use crate::harness::{
+    Finished, PASSWORD, Program, Reflect, Serve, USER, V4, V6, eventually, free_port, has_ipv6, installed,
+    skip,
+};
+
+/// Messages that each client of a uclient run sends.
+const MESSAGES: u64 = 50;
+
+/// Credentials of [`USER`].
+const ALICE: [&str; 4] = ["-u", USER, "-w", PASSWORD];
+
+/// Why a test cannot run here, if it cannot.
+fn obstacle(family: IpAddr) -> Option<&'static str> {
+    if installed("turnutils_uclient").is_none() {
+        Some("coturn is not installed")
+    } else if family.is_ipv6() && !has_ipv6() {
+        Some("no IPv6 loopback address")
+    } else {
+        None
+    }
+}
+
+/// uclient to `peer` through `server`, with so many clients.
+fn uclient(server: SocketAddr, peer: SocketAddr, clients: u64, more: &[&str]) -> Finished {
+    let mut command = Command::new("turnutils_uclient");
+    for (flag, value) in [
+        ("-p", server.port().to_string()),
+        ("-e", peer.ip().to_string()),
+        ("-r", peer.port().to_string()),
+        ("-n", MESSAGES.to_string()),
+        ("-m", clients.to_string()),
+    ] {
+        command.args([flag, &value]);
+    }
+    // 120 bytes each, 5 ms apart.
+    command.args(["-l", "120", "-z", "5"]).args(more).arg(server.ip().to_string());
+    Program::run(&mut command)
+}
+
+/// uclient with channels. It draws two channel numbers from 0x4000 to 0x7FFF, as RFC 5766 had it; of these RFC 8656
+/// section 12 leaves 0x4000 to 0x4FFF, and everything else is answered with 400, at which uclient ends within
+/// milliseconds. So we let it draw until both are good: one time in sixteen.
+fn uclient_with_channels(server: SocketAddr, peer: SocketAddr, more: &[&str]) -> Finished {
+    // All of these draws are bad with a probability of 4e-9; two allocations a draw stay below a user's quota of 1024.
+    const DRAWS: usize = 300;
+    for _ in 0..DRAWS {
+        let ended = uclient(server, peer, 1, more);
+        if ended.code == Some(0) || !ended.output().contains("channel bind: error 400") {
+            return ended;
+        }
+    }
+    panic!("no channel number was accepted in {DRAWS} draws");
+}
+
+/// coturn's own echo, on this port and the next.
+fn turnutils_peer() -> (Program, SocketAddr) {
+    let address = SocketAddr::new(V4, free_port(V4));
+    let mut command = Command::new("turnutils_peer");
+    let arguments = ["-L", &address.ip().to_string(), "-p", &address.port().to_string()];
+    let peer = Program::start(command.args(arguments));
+    let probe = UdpSocket::bind((V4, 0)).expect("loopback has a free port");
+    probe.set_read_timeout(Some(Duration::from_millis(100))).expect("not zero");
+    eventually("turnutils_peer echoes", || {
+        // Refused while nobody listens there yet.
+        probe.send_to(b"?", address).ok()?;
+        probe.recv(&mut [0; 16]).ok()
+    });
+    (peer, address)
+}
+
+/// How uclient sends.
+#[derive(Clone, Copy, PartialEq)]
+enum Via {
+    Channel,
+    Send,
+}
+
+/// Relays uclient's messages to our reflector and expects each of them back.
+fn relays_all(family: IpAddr, via: Via, more: &[&str]) {
+    if let Some(why) = obstacle(family) {
+        return skip(why);
+    }
+    let serve = Serve::start(&["--secret", "north-star"]);
+    let reflect = Reflect::start(family, &[]);
+    let requested = if family.is_ipv4() { "-X" } else { "-x" };
+    let more = [&[requested], more].concat();
+    let (ended, clients) = match via {
+        Via::Channel => (uclient_with_channels(serve.address(family), reflect.address, &more), 1),
+        Via::Send => {
+            let more = [&["-s"], &more[..]].concat();
+            (uclient(serve.address(family), reflect.address, 4, &more), 4)
+        }
+    };
+    returns_all(&ended, clients);
+    let expected = clients * MESSAGES;
+    for direction in ["to_peer", "to_client"] {
+        eventually(&format!("{expected} datagrams are counted {direction}"), || {
+            let metrics = serve.metrics();
+            let relayed =
+                metrics.sum("turnpike_relayed_datagrams_total", &format!("direction=\"{direction}\""));
+            (relayed >= expected).then_some(())
+        });
+    }
+}
+
+/// uclient's own report says that nothing was lost.
+fn returns_all(ended: &Finished, clients: u64) {
+    assert_eq!(ended.code, Some(0), "{}", ended.output());
+    for (label, expected) in [
+        ("tot_send_msgs=", clients * MESSAGES),
+        ("tot_recv_msgs=", clients * MESSAGES),
+        ("Total lost packets ", 0),
+    ] {
+        assert_eq!(last_number(ended, label), expected, "{label}: {}", ended.output());
+    }
+}
+
+/// The number after the last `label` of uclient's report.
+fn last_number(ended: &Finished, label: &str) -> u64 {
+    let output = ended.output();
+    let (_, rest) = output.rsplit_once(label).unwrap_or_else(|| panic!("no {label:?} in {output}"));
+    let digits: String = rest.chars().take_while(char::is_ascii_digit).collect();
+    digits.parse().unwrap_or_else(|error| panic!("{label:?}: {error} in {output}"))
+}
+
+#[test]
+fn channels_over_ipv4() {
+    relays_all(V4, Via::Channel, &[&ALICE[..], &["-c"]].concat());
+}
+
+#[test]
+fn send_over_ipv4() {
+    relays_all(V4, Via::Send, &[&ALICE[..], &["-c"]].concat());
+}
+
+#[test]
+fn channels_over_ipv6() {
+    relays_all(V6, Via::Channel, &[&ALICE[..], &["-c"]].concat());
+}
+
+#[test]
+fn send_over_ipv6() {
+    relays_all(V6, Via::Send, &[&ALICE[..], &["-c"]].concat());
+}
+
+/// Without -c each RTP session has an RTCP session on the next port (EVEN-PORT, RESERVATION-TOKEN), whose peer is the
+/// peer's next port: turnutils_peer has both.
+#[test]
+fn pairs_of_ports() {
+    if let Some(why) = obstacle(V4) {
+        return skip(why);
+    }
+    let serve = Serve::start(&[]);
+    let (_peer, address) = turnutils_peer();
+    let ended = uclient(serve.address(V4), address, 2, &[&ALICE[..], &["-s", "-X"]].concat());
+    returns_all(&ended, 2);
+}
+
+/// -G repeats CreatePermission, one time for a peer of the other family; -g asks for DONT-FRAGMENT; -D pads.
+#[test]
+fn extra_requests_dont_fragment_and_padding() {
+    relays_all(V4, Via::Send, &[&ALICE[..], &["-c", "-G", "-g", "-D"]].concat());
+}
+
+/// uclient makes itself a time-limited credential from the shared secret.
+#[test]
+fn time_limited_credentials() {
+    relays_all(V4, Via::Send, &["-u", "bob", "-W", "north-star", "-c"]);
+}
+
+#[test]
+fn a_wrong_password_is_refused() {
+    if let Some(why) = obstacle(V4) {
+        return skip(why);
+    }
+    let mut serve = Serve::start(&[]);
+    let reflect = Reflect::start(V4, &[]);
+    let ended = uclient(serve.address(V4), reflect.address, 1, &["-u", USER, "-w", "wrong", "-c", "-X"]);
+    assert!(ended.output().contains("Cannot complete Allocation"), "{}", ended.output());
+    assert!(serve.program.line_with("credential refused").contains("wrong key"));
+    assert_eq!(serve.allocations(), 0);
+}
+
+/// turnutils_peer in the place of our own reflector: nothing of ours but the relay.
+#[test]
+fn coturn_on_both_sides() {
+    if let Some(why) = obstacle(V4) {
+        return skip(why);
+    }
+    let serve = Serve::start(&[]);
+    let (_peer, address) = turnutils_peer();
+    let ended = uclient_with_channels(serve.address(V4), address, &[&ALICE[..], &["-c", "-X"]].concat());
+    returns_all(&ended, 1);
+}
+
+#[test]
+fn stunclient_learns_its_address() {
+    for family in [V4, V6] {
+        if let Some(why) = obstacle(family) {
+            return skip(why);
+        }
+        let serve = Serve::start(&[]);
+        let server = serve.address(family);
+        let mut command = Command::new("turnutils_stunclient");
+        let ended = Program::run(command.args(["-p", &server.port().to_string(), &server.ip().to_string()]));
+        assert_eq!(ended.code, Some(0), "{}", ended.output());
+        let reflexive =
+            format!("UDP reflexive addr: {}", if family.is_ipv4() { "127.0.0.1:" } else { "::1:" });
+        assert!(ended.output().contains(&reflexive), "{}", ended.output());
+    }
+}

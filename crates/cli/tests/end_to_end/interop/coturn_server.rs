@@ -1,0 +1,123 @@
+//! `load turn` against Debian's `turnserver`.
+
+use std::{
+    net::{IpAddr, SocketAddr},
+    process::Command,
+};
+
+use crate::harness::{
+    Dir, Load, PASSWORD, Program, REALM, Reflect, Stun, USER, V4, V6, eventually, free_port, has_ipv6,
+    installed, skip,
+};
+
+/// A running turnserver on loopback.
+struct Turnserver {
+    address: SocketAddr,
+    _program: Program,
+    _dir: Dir,
+}
+
+impl Turnserver {
+    /// Or why not.
+    fn start(family: IpAddr) -> Result<Self, &'static str> {
+        if installed("turnserver").is_none() {
+            return Err("coturn is not installed");
+        }
+        if family.is_ipv6() && !has_ipv6() {
+            return Err("no IPv6 loopback address");
+        }
+        let dir = Dir::new();
+        let file = |name: &str| dir.path().join(name).display().to_string();
+        let address = SocketAddr::new(family, free_port(family));
+        let mut command = Command::new("turnserver");
+        // Its own files all lie in our directory, so that nothing of an installed server is read or written.
+        command.args([
+            "-n",
+            "--no-cli",
+            "--no-tls",
+            "--no-dtls",
+            "--no-tcp",
+            "--no-stdout-log",
+            "--simple-log",
+        ]);
+        command.args(["--log-file", &file("log"), "--pidfile", &file("pid"), "--userdb", &file("db")]);
+        command.args([
+            "-L",
+            &family.to_string(),
+            "-E",
+            &family.to_string(),
+            "-p",
+            &address.port().to_string(),
+        ]);
+        command.args(["--lt-cred-mech", "-r", REALM, "-u", &format!("{USER}:{PASSWORD}")]);
+        command.args(["--allow-loopback-peers", "-m", "1"]);
+        let program = Program::start(command.current_dir(dir.path()));
+        let mut stun = Stun::new(address);
+        eventually("turnserver answers", || stun.is_answered().then_some(()));
+        Ok(Self { address, _program: program, _dir: dir })
+    }
+}
+
+fn relays_all(family: IpAddr, via: &str) {
+    let server = match Turnserver::start(family) {
+        Ok(server) => server,
+        Err(why) => return skip(why),
+    };
+    let reflect = Reflect::start(family, &[]);
+    let run = Load::new(server.address)
+        .to(reflect.address)
+        .with(&["--via", via, "--clients", "4", "--rate", "500", "--duration", "2"])
+        .run();
+    assert_eq!(run.code, Some(0), "{}", run.output());
+    let result = run.result();
+    assert!(result["sent"].as_u64() >= Some(300), "{result}");
+    assert_eq!(result["received"], result["sent"], "{result}");
+    assert_eq!(result["lost"], 0, "{result}");
+}
+
+#[test]
+fn load_by_channel_over_ipv4() {
+    relays_all(V4, "channel");
+}
+
+#[test]
+fn load_by_send_over_ipv4() {
+    relays_all(V4, "send");
+}
+
+#[test]
+fn load_by_channel_over_ipv6() {
+    relays_all(V6, "channel");
+}
+
+#[test]
+fn load_by_send_over_ipv6() {
+    relays_all(V6, "send");
+}
+
+#[test]
+fn load_churns_allocations() {
+    let server = match Turnserver::start(V4) {
+        Ok(server) => server,
+        Err(why) => return skip(why),
+    };
+    let run =
+        Load::new(server.address).with(&["--mode", "allocate", "--clients", "2", "--duration", "1"]).run();
+    assert_eq!(run.code, Some(0), "{}", run.output());
+    assert!(run.result()["received"].as_u64() > Some(0), "{}", run.output());
+}
+
+#[test]
+fn load_with_a_wrong_password_is_refused() {
+    let server = match Turnserver::start(V4) {
+        Ok(server) => server,
+        Err(why) => return skip(why),
+    };
+    let reflect = Reflect::start(V4, &[]);
+    let run = Load::as_user(server.address, &format!("{USER}:wrong"))
+        .to(reflect.address)
+        .with(&["--rate", "10", "--duration", "1"])
+        .run();
+    assert_eq!(run.code, Some(1), "{}", run.output());
+    assert!(run.stderr.contains("refused user"), "{}", run.output());
+}

@@ -1,0 +1,17 @@
+//! Other people's programs: their clients against `serve`, our client against their server.
+
+mod aioice;
+mod coturn_client;
+mod coturn_server;
+mod pion;
+
+use serde_json::Value;
+
+use super::harness::Finished;
+
+/// The one JSON object that our helper programs print.
+fn report(ended: &Finished) -> Value {
+    let last = ended.stdout.lines().last().unwrap_or_default();
+    serde_json::from_str(last)
+        .unwrap_or_else(|error| panic!("no report ({error}), exit {:?}: {}", ended.code, ended.output()))
+}

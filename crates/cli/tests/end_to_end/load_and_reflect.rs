@@ -1,0 +1,273 @@
+//! A flood of real TURN traffic, client to relay to reflector and back, by every step of the ladder, both ways of
+//! sending and both families; and what the generator says of it by exit code and JSON.
+
+use std::{
+    net::{IpAddr, SocketAddr, UdpSocket},
+    time::Duration,
+};
+
+use serde_json::Value;
+
+use super::harness::{Load, Reflect, SOON, Serve, USER, V4, V6, eventually, free_port, has_ipv6, skip};
+
+/// What the contract of the JSON result names.
+const KEYS: &[&str] = &[
+    "sent",
+    "received",
+    "lost",
+    "duplicated",
+    "reordered",
+    "send_pps",
+    "recv_pps",
+    "recv_bps",
+    "rtt_us",
+    "jitter_us",
+    "late_us",
+    "clients",
+    "size",
+    "rate",
+    "duration_s",
+    "datapath",
+    "errors",
+];
+
+/// Relays for a second or two and expects every datagram back.
+fn relays_all(family: IpAddr, via: &str, datapath: &str) {
+    let serve = Serve::start(&["--datapath", datapath]);
+    let reflect = Reflect::start(family, &["--datapath", datapath]);
+    let run = Load::new(serve.address(family))
+        .to(reflect.address)
+        .with(&["--via", via, "--datapath", datapath])
+        .with(&["--clients", "8", "--rate", "2000", "--size", "120", "--duration", "2"])
+        .run();
+    assert_eq!(run.code, Some(0), "{}", run.output());
+    let result = run.result();
+    let number = |key: &str| result[key].as_u64().unwrap_or_else(|| panic!("{key} is no count in {result}"));
+    // Fewer where other tests take the processor away; what is sent must all come back.
+    assert!((1000..=4400).contains(&number("sent")), "{result}");
+    assert_eq!(number("received"), number("sent"), "{result}");
+    for nothing in ["lost", "duplicated", "reordered"] {
+        assert_eq!(number(nothing), 0, "{nothing} in {result}");
+    }
+    assert_eq!(result["datapath"], datapath, "{result}");
+    assert_eq!(result["clients"], 8, "{result}");
+    assert_eq!(result["errors"].as_object().map(serde_json::Map::len), Some(0), "{result}");
+
+    for direction in ["to_peer", "to_client"] {
+        eventually(&format!("each datagram is counted {direction}"), || {
+            let metrics = serve.metrics();
+            let relayed =
+                metrics.sum("turnpike_relayed_datagrams_total", &format!("direction=\"{direction}\""));
+            (relayed >= number("sent")).then_some(())
+        });
+    }
+    assert_eq!(serve.metrics().sum("turnpike_tx_dropped_total", ""), 0);
+}
+
+#[test]
+fn basic_by_channel() {
+    relays_all(V4, "channel", "basic");
+}
+
+#[test]
+fn basic_by_send() {
+    relays_all(V4, "send", "basic");
+}
+
+#[test]
+fn mmsg_by_channel() {
+    relays_all(V4, "channel", "mmsg");
+}
+
+#[test]
+fn mmsg_by_send() {
+    relays_all(V4, "send", "mmsg");
+}
+
+#[test]
+fn gso_by_channel() {
+    relays_all(V4, "channel", "gso");
+}
+
+#[test]
+fn gso_by_send() {
+    relays_all(V4, "send", "gso");
+}
+
+#[test]
+fn ipv6_by_channel() {
+    if !has_ipv6() {
+        return skip("no IPv6 loopback address");
+    }
+    relays_all(V6, "channel", "gso");
+}
+
+#[test]
+fn ipv6_by_send() {
+    if !has_ipv6() {
+        return skip("no IPv6 loopback address");
+    }
+    relays_all(V6, "send", "gso");
+}
+
+#[test]
+fn the_json_result_has_every_key_of_the_contract() {
+    let serve = Serve::start(&[]);
+    let reflect = Reflect::start(V4, &[]);
+    let run =
+        Load::new(serve.address(V4)).to(reflect.address).with(&["--duration", "1", "--rate", "100"]).run();
+    let result = run.result();
+    for key in KEYS {
+        assert!(result.get(key).is_some(), "no {key} in {result}");
+    }
+    let percentiles = |key: &str, names: &[&str]| {
+        let values: Vec<f64> =
+            names.iter().map(|name| result[key][name].as_f64().expect("a percentile")).collect();
+        assert!(values.is_sorted(), "{key} in {result}");
+        assert!(values[names.len() - 1] > 0.0, "{key} in {result}");
+    };
+    percentiles("rtt_us", &["min", "p50", "p90", "p99", "p999", "max"]);
+    percentiles("late_us", &["p50", "p99", "max"]);
+    assert!(result["jitter_us"].is_number());
+}
+
+/// A burst of one client fills super-packets; that it does is what the whole design is for.
+#[test]
+fn a_flood_leaves_the_relay_in_super_packets() {
+    let serve = Serve::start(&["--datapath", "gso"]);
+    let reflect = Reflect::start(V4, &[]);
+    let run = Load::new(serve.address(V4))
+        .to(reflect.address)
+        .with(&["--clients", "1", "--rate", "max", "--duration", "2"])
+        .run();
+    let result = run.result();
+    assert!(result["received"].as_u64() > Some(1000), "{result}");
+    let metrics = serve.metrics();
+    let datagrams = metrics.sum("turnpike_tx_datagrams_total", "");
+    let messages = metrics.sum("turnpike_tx_messages_total", "");
+    assert!(metrics.sum("turnpike_tx_super_packets_total", "") > 0);
+    assert!(messages < datagrams, "{messages} messages of {datagrams} datagrams");
+}
+
+#[test]
+fn many_clients_have_an_allocation_each() {
+    let serve = Serve::start(&[]);
+    let reflect = Reflect::start(V4, &[]);
+    let load = Load::new(serve.address(V4))
+        .to(reflect.address)
+        .with(&["--clients", "300", "--rate", "600", "--duration", "4"])
+        .start();
+    serve.wait_for_allocations(300);
+    let ended = load.wait(SOON * 2);
+    assert_eq!(ended.code, Some(0), "{}", ended.output());
+    assert_eq!(ended.result()["lost"], 0);
+    // Every client takes its allocation back.
+    serve.wait_for_allocations(0);
+}
+
+#[test]
+fn loss_beyond_the_limit_is_exit_code_3() {
+    let serve = Serve::start(&[]);
+    // Takes everything and answers nothing.
+    let silent = UdpSocket::bind((V4, 0)).expect("loopback has a free port");
+    let load = Load::new(serve.address(V4)).to(silent.local_addr().expect("it is bound")).with(&[
+        "--rate",
+        "100",
+        "--duration",
+        "1",
+    ]);
+    let strict = load.with(&["--max-loss", "1"]).run();
+    assert_eq!(strict.code, Some(3), "{}", strict.output());
+    let result = strict.result();
+    assert_eq!(result["received"], 0, "{result}");
+    assert_eq!(result["lost"], result["sent"], "{result}");
+}
+
+#[test]
+fn latency_beyond_the_limit_is_exit_code_3() {
+    let serve = Serve::start(&[]);
+    let reflect = Reflect::start(V4, &[]);
+    let load = Load::new(serve.address(V4)).to(reflect.address).with(&["--rate", "200", "--duration", "1"]);
+    // No datagram crosses four sockets in a microsecond.
+    let strict = load.with(&["--max-p99", MICROSECOND]).run();
+    assert_eq!(strict.code, Some(3), "{}", strict.output());
+}
+
+/// As `--max-p99` has it.
+const MICROSECOND: &str = "1";
+
+#[test]
+fn an_impossible_run_is_exit_code_1() {
+    let serve = Serve::start(&[]);
+    let reflect = Reflect::start(V4, &[]);
+    let run = |load: Load| {
+        load.to(reflect.address).with(&["--rate", "10", "--duration", "1"]).start().wait(SOON * 3)
+    };
+
+    let wrong_password = run(Load::as_user(serve.address(V4), &format!("{USER}:wrong")));
+    assert_eq!(wrong_password.code, Some(1), "{}", wrong_password.output());
+    assert!(wrong_password.stderr.contains("refused user"), "{}", wrong_password.output());
+
+    let nobody_there = run(Load::new(SocketAddr::new(V4, free_port(V4))));
+    assert_eq!(nobody_there.code, Some(1), "{}", nobody_there.output());
+}
+
+#[test]
+fn bad_usage_is_exit_code_2() {
+    let server = SocketAddr::new(V4, 3478);
+    for wrong in
+        [["--via", "pigeon"], ["--rate", "fast"], ["--clients", "0"], ["--mode", "quiet"], ["--size", "-1"]]
+    {
+        let ended = Load::new(server).to(server).with(&wrong).start().wait(SOON);
+        assert_eq!(ended.code, Some(2), "{wrong:?}: {}", ended.output());
+    }
+}
+
+#[test]
+fn allocations_churn_by_the_second() {
+    let serve = Serve::start(&[]);
+    let run =
+        Load::new(serve.address(V4)).with(&["--mode", "allocate", "--clients", "8", "--duration", "2"]).run();
+    assert_eq!(run.code, Some(0), "{}", run.output());
+    let result: Value = run.result();
+    assert!(result["received"].as_u64() > Some(50), "{result}");
+    serve.wait_for_allocations(0);
+    eventually("each allocation is counted", || {
+        let opened = serve.metrics().sum("turnpike_allocations_opened_total", "");
+        (Some(opened) >= result["received"].as_u64()).then_some(())
+    });
+}
+
+#[test]
+fn a_line_of_progress_appears_each_second() {
+    let serve = Serve::start(&[]);
+    let reflect = Reflect::start(V4, &[]);
+    let load =
+        Load::new(serve.address(V4)).to(reflect.address).with(&["--rate", "100", "--duration", "3"]).start();
+    let ended = load.wait(SOON);
+    let progress = ended.stderr.lines().filter(|line| line.contains("p99")).count();
+    assert!(progress >= 2, "{}", ended.stderr);
+}
+
+/// The reflector alone: what it gets goes back to where it came from.
+#[test]
+fn the_reflector_returns_every_datagram_to_its_sender() {
+    let reflect = Reflect::start(V4, &[]);
+    let sockets: Vec<UdpSocket> = (0..4)
+        .map(|_| {
+            let socket = UdpSocket::bind((V4, 0)).expect("loopback has a free port");
+            socket.connect(reflect.address).expect("loopback has a route");
+            socket.set_read_timeout(Some(Duration::from_secs(10))).expect("not zero");
+            socket
+        })
+        .collect();
+    for round in 0..50_usize {
+        for (index, socket) in sockets.iter().enumerate() {
+            let payload: Vec<u8> = (0..=round * 29 % 1400).map(|at| (at + index).to_le_bytes()[0]).collect();
+            socket.send(&payload).expect("loopback takes a datagram");
+            let mut back = [0; 2048];
+            let len = socket.recv(&mut back).expect("it comes back");
+            assert_eq!(&back[..len], payload);
+        }
+    }
+}

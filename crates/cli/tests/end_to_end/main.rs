@@ -1,0 +1,17 @@
+//! The real binary over real sockets on loopback: one module per behaviour, and `interop` for other people's programs.
+//! One test program instead of one per file, so that the harness is compiled and linked once.
+#![forbid(unsafe_code)]
+// Cargo builds this with `--test` only; saying so lets clippy treat the harness as test code.
+#![cfg(test)]
+
+mod bad_config;
+mod exhaustion;
+mod graceful_stop;
+mod harness;
+mod interop;
+mod invalid_flood;
+mod load_and_reflect;
+mod metrics_live;
+mod refused_credentials;
+mod reload;
+mod serve_default;

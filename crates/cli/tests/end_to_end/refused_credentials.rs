@@ -1,0 +1,59 @@
+//! Each refused credential has a reason, in one log line for people and one counter for machines; the client learns no
+//! more than 401.
+
+use super::harness::{REALM, Serve, Stun, USER, V4, eventually};
+
+/// Username, realm it is sent with, reason in the log, `reason` label of the counter.
+const REFUSALS: &[(&str, &str, &str, &str)] = &[
+    ("mallory", REALM, "no such user", "no_such_user"),
+    // 1700000000 is 14 November 2023.
+    ("1700000000:bob", REALM, "expired ", "expired"),
+    (USER, REALM, "wrong key", "wrong_key"),
+    ("4102444800:bob", REALM, "wrong key", "wrong_key"),
+    (USER, "elsewhere.example", "wrong realm", "wrong_realm"),
+];
+
+#[test]
+fn each_refused_credential_is_logged_and_counted_with_its_reason() {
+    for (username, realm, reason, label) in REFUSALS {
+        // A server each: log lines about refusals are bounded in rate, and this is not about that bound.
+        let mut serve = Serve::start(&["--secret", "north-star"]);
+        let mut stun = Stun::new(serve.address(V4));
+        let (_, _, challenge) = stun.challenge();
+        assert_eq!(challenge.realm, REALM.as_bytes());
+        let error = stun.forge(username, realm.as_bytes(), &challenge.nonce);
+        assert!(matches!(error, Some(400 | 401)), "{username}: {error:?}");
+
+        let line = serve.program.line_with("credential refused");
+        assert!(line.contains(reason) && line.contains(username), "{username}: {line}");
+        eventually(&format!("{username} is counted as {label}"), || {
+            let metrics = serve.metrics();
+            let counted = metrics.sum("turnpike_credentials_refused_total", &format!("reason=\"{label}\""));
+            let all = metrics.sum("turnpike_credentials_refused_total", "");
+            (counted == 1 && all == 1).then_some(())
+        });
+        assert_eq!(serve.allocations(), 0);
+    }
+}
+
+#[test]
+fn a_time_limited_credential_says_for_how_long_it_is_over() {
+    let mut serve = Serve::start(&["--secret", "north-star"]);
+    let mut stun = Stun::new(serve.address(V4));
+    let (_, _, challenge) = stun.challenge();
+    let now =
+        std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).expect("after 1970").as_secs();
+    stun.forge(&format!("{}:bob", now - 42), REALM.as_bytes(), &challenge.nonce);
+    let line = serve.program.line_with("credential refused");
+    // A slow machine may see it a few seconds later.
+    let seconds = (42..72).find(|seconds| line.contains(&format!("expired {seconds} s ago")));
+    assert!(seconds.is_some(), "{line}");
+}
+
+#[test]
+fn a_stale_nonce_is_no_refused_credential() {
+    let serve = Serve::start(&[]);
+    let error = Stun::new(serve.address(V4)).forge(USER, REALM.as_bytes(), b"a nonce of somebody else");
+    assert_eq!(error, Some(438));
+    assert_eq!(serve.metrics().sum("turnpike_credentials_refused_total", ""), 0);
+}

@@ -1,0 +1,114 @@
+//! `serve` with nothing configured: a working server with a credential of its own, closed to peers it must not reach.
+
+use std::net::TcpListener;
+
+use super::harness::{Load, Metrics, Program, Reflect, SOON, Serve, V4, eventually, turnpike};
+
+#[test]
+fn the_generated_credential_works_and_is_printed_once() {
+    let serve = Serve::start_bare(&[]);
+    let credential = generated_credential(&serve);
+    let load =
+        Load::as_user(serve.address(V4), &credential).with(&["--mode", "allocate", "--duration", "1"]).run();
+    assert_eq!(load.code, Some(0), "{}", load.output());
+    eventually("allocations are counted", || {
+        (serve.metrics().sum("turnpike_allocations_opened_total", "") > 0).then_some(())
+    });
+
+    let (_, password) = credential.split_once(':').expect("made with a colon");
+    let mentions = serve.program.lines().iter().filter(|line| line.contains(password)).count();
+    assert_eq!(mentions, 1, "the password belongs into no log line");
+}
+
+#[test]
+fn each_start_generates_another_password() {
+    assert_ne!(generated_credential(&Serve::start_bare(&[])), generated_credential(&Serve::start_bare(&[])));
+}
+
+#[test]
+fn peers_on_loopback_are_refused_unless_allowed() {
+    let serve = Serve::start_bare(&["--relay-ip", "127.0.0.1"]);
+    let reflect = Reflect::start(V4, &[]);
+    let load = Load::as_user(serve.address(V4), &generated_credential(&serve))
+        .to(reflect.address)
+        .with(&["--duration", "1", "--rate", "100"])
+        .run();
+    assert_eq!(load.code, Some(1), "{}", load.output());
+    assert!(load.output().contains("403"), "{}", load.output());
+    let metrics = eventually("the refusal is counted", || {
+        let metrics = serve.metrics();
+        (metrics.sum("turnpike_error_responses_total", "code=\"403\"") > 0).then_some(metrics)
+    });
+    assert_eq!(metrics.sum("turnpike_relayed_datagrams_total", ""), 0);
+}
+
+#[test]
+fn the_start_says_which_data_path_was_taken_and_why() {
+    let mut serve = Serve::start_bare(&["--datapath", "auto"]);
+    let line = serve.program.line_with("data path ");
+    assert!(
+        ["basic", "mmsg", "gso"].iter().any(|step| line.contains(&format!("data path {step}: "))),
+        "{line}"
+    );
+}
+
+#[test]
+fn metrics_and_health_are_served() {
+    let serve = Serve::start_bare(&[]);
+    assert_eq!(serve.health(), Some(200));
+    let metrics = serve.metrics();
+    assert_eq!(metrics.sum("turnpike_allocations", ""), 0);
+    assert_eq!(metrics.sum("turnpike_draining", ""), 0);
+    assert_no_foreign_series(&metrics);
+}
+
+#[test]
+fn a_port_in_use_is_one_sentence_with_the_remedy() {
+    let first = Serve::start_bare(&[]);
+    let taken = first.address(V4).to_string();
+    let second =
+        Program::start(&mut turnpike(&["serve", "--listen", &taken, "--admin", "127.0.0.1:0"])).wait(SOON);
+    assert_eq!(second.code, Some(1), "{}", second.output());
+    let sentences: Vec<&str> = second.stderr.lines().filter(|line| line.contains(&taken)).collect();
+    assert_eq!(sentences.len(), 1, "{}", second.stderr);
+    assert!(sentences[0].contains("in use") && sentences[0].contains("--listen"), "{}", sentences[0]);
+}
+
+#[test]
+fn an_admin_address_that_was_asked_for_must_be_free() {
+    let holder = TcpListener::bind((V4, 0)).expect("loopback has a free port");
+    let taken = holder.local_addr().expect("it is bound").to_string();
+    let ended =
+        Program::start(&mut turnpike(&["serve", "--listen", "127.0.0.1:0", "--admin", &taken])).wait(SOON);
+    assert_eq!(ended.code, Some(1), "{}", ended.output());
+    assert!(ended.stderr.contains(&taken) && ended.stderr.contains("--admin"), "{}", ended.stderr);
+}
+
+#[test]
+fn a_relay_address_of_another_machine_is_one_sentence_with_the_remedy() {
+    // TEST-NET-1 (RFC 5737) is nobody's.
+    let serve = ["serve", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--relay-ip", "192.0.2.1"];
+    let ended = Program::start(&mut turnpike(&serve)).wait(SOON);
+    assert_eq!(ended.code, Some(1), "{}", ended.output());
+    assert!(ended.stderr.contains("192.0.2.1") && ended.stderr.contains("--relay-ip"), "{}", ended.stderr);
+}
+
+/// `NAME:PASSWORD` as `serve` has printed it.
+fn generated_credential(serve: &Serve) -> String {
+    let lines = serve.program.lines();
+    let line =
+        lines.iter().find(|line| line.contains("No user is configured")).expect("the credential is printed");
+    let words: Vec<&str> = line.split_whitespace().collect();
+    let after = |label| {
+        let at =
+            words.iter().rposition(|word| *word == label).unwrap_or_else(|| panic!("no {label} in {line:?}"));
+        words[at + 1]
+    };
+    format!("{}:{}", after("user"), after("password"))
+}
+
+fn assert_no_foreign_series(metrics: &Metrics) {
+    for line in metrics.text().lines().filter(|line| !line.starts_with('#')) {
+        assert!(line.starts_with("turnpike_"), "{line}");
+    }
+}

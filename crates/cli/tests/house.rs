@@ -1,0 +1,399 @@
+//! The arrows that must never be (DESIGN.md, "The house"), read from `cargo metadata` and from the sources. Every rule
+//! is a function over rooms, so that the second half of this file can show on doctored rooms that each one bites.
+
+use std::{fs, path::Path, path::PathBuf, process::Command};
+
+use serde_json::{Value, json};
+
+/// Floors of the house. A crate imports only crates of lower floors.
+const FLOORS: &[(&str, u8)] = &[
+    ("turnpike-wire", 0),
+    ("turnpike-net", 0),
+    ("turnpike-measure", 0),
+    ("turnpike-turn", 1),
+    ("turnpike-offload", 1),
+    ("turnpike-relay", 2),
+    ("turnpike-forward", 2),
+    ("turnpike-load", 2),
+    ("turnpike-ops", 3),
+    ("turnpike-lab", 3),
+    ("turnpike-cli", 4),
+    // Chores stand outside the house: they may look in, nobody may import them.
+    ("xtask", 4),
+];
+
+/// Where kernel calls live.
+const MAY_BE_UNSAFE: &[&str] = &["turnpike-net", "turnpike-offload"];
+
+/// Crates that bring sockets, runtimes, threads or clocks: `turn` is fed bytes and time.
+const IO_CRATES: &[&str] = &[
+    "async-io",
+    "async-std",
+    "chrono",
+    "crossbeam",
+    "libc",
+    "mio",
+    "nix",
+    "polling",
+    "quanta",
+    "quinn-udp",
+    "rayon",
+    "rustix",
+    "smol",
+    "socket2",
+    "time",
+    "tokio",
+    "turnpike-net",
+];
+
+/// Names of the standard library by which `turn` would know a socket, a clock, a thread or a file.
+const IO_NAMES: &[&str] =
+    &["UdpSocket", "TcpStream", "TcpListener", "Instant", "SystemTime", "thread", "fs", "File"];
+
+/// What `lab` starts as programs and therefore never links.
+const SERVERS: &[&str] = &["turnpike-relay", "turnpike-forward", "turnpike-load", "turnpike-ops"];
+
+#[test]
+fn the_house_has_the_rooms_that_the_rules_speak_of() {
+    let names: Vec<String> = house().into_iter().map(|room| room.name).collect();
+    for room in
+        ["turnpike-wire", "turnpike-net", "turnpike-turn", "turnpike-relay", "turnpike-ops", "turnpike-cli"]
+    {
+        assert!(names.iter().any(|name| name == room), "{room} is not in {names:?}");
+    }
+}
+
+#[test]
+fn a_crate_imports_only_lower_floors() {
+    assert_eq!(upward_imports(&house()), NONE);
+}
+
+#[test]
+fn turn_knows_no_socket_clock_thread_or_file() {
+    let house = house();
+    assert_eq!(io_crates_in_turn(&house), NONE);
+    let turn = house.iter().find(|room| room.name == "turnpike-turn").expect("turn is a room");
+    let sources = sources(&turn.dir.join("src"));
+    assert!(!sources.is_empty());
+    assert_eq!(tokens_in(&sources, IO_NAMES), NONE);
+}
+
+#[test]
+fn lab_links_no_server() {
+    assert_eq!(servers_in_lab(&house()), NONE);
+}
+
+#[test]
+fn unsafe_stands_only_where_kernel_calls_live() {
+    for room in house().iter().filter(|room| !MAY_BE_UNSAFE.contains(&room.name.as_str())) {
+        let sources = sources(&room.dir);
+        assert!(!sources.is_empty(), "{} has no sources", room.name);
+        assert_eq!(tokens_in(&sources, &["unsafe"]), NONE);
+    }
+}
+
+#[test]
+fn every_other_crate_forbids_unsafe_code() {
+    for room in house().iter().filter(|room| !MAY_BE_UNSAFE.contains(&room.name.as_str())) {
+        assert!(!room.roots.is_empty(), "{} has no root", room.name);
+        for root in &room.roots {
+            let text = fs::read_to_string(root).expect("cargo names a file that is there");
+            assert!(forbids_unsafe(&text), "{} lacks #![forbid(unsafe_code)]", root.display());
+        }
+    }
+}
+
+// The rules, each shown to fail.
+
+#[test]
+fn an_upward_import_is_found() {
+    let found = upward_imports(&read(&doctored("turnpike-relay", "turnpike-ops", Value::Null)));
+    assert_eq!(found, ["turnpike-relay (floor 2) imports turnpike-ops (floor 3)"]);
+}
+
+#[test]
+fn an_upward_import_in_a_build_script_is_found() {
+    let found = upward_imports(&read(&doctored("turnpike-turn", "turnpike-relay", json!("build"))));
+    assert_eq!(found, ["turnpike-turn (floor 1) imports turnpike-relay (floor 2)"]);
+}
+
+#[test]
+fn an_import_from_the_same_floor_is_found() {
+    let found = upward_imports(&read(&doctored("turnpike-net", "turnpike-wire", Value::Null)));
+    assert_eq!(found, ["turnpike-net (floor 0) imports turnpike-wire (floor 0)"]);
+}
+
+#[test]
+fn a_crate_without_a_floor_is_found() {
+    let found = upward_imports(&read(&doctored("turnpike-attic", "serde", Value::Null)));
+    assert_eq!(found, ["turnpike-attic has no floor"]);
+}
+
+#[test]
+fn an_import_of_a_crate_without_a_floor_is_found() {
+    let found = upward_imports(&read(&doctored("turnpike-relay", "turnpike-attic", Value::Null)));
+    assert_eq!(found, ["turnpike-relay imports turnpike-attic, which has no floor"]);
+}
+
+#[test]
+fn a_downward_import_and_a_test_only_import_are_no_offence() {
+    assert_eq!(upward_imports(&read(&doctored("turnpike-relay", "turnpike-turn", Value::Null))), NONE);
+    assert_eq!(upward_imports(&read(&doctored("turnpike-turn", "turnpike-relay", json!("dev")))), NONE);
+}
+
+#[test]
+fn a_socket_crate_in_turn_is_found() {
+    let found = io_crates_in_turn(&read(&doctored("turnpike-turn", "socket2", Value::Null)));
+    assert_eq!(found, ["turnpike-turn imports socket2"]);
+    assert_eq!(io_crates_in_turn(&read(&doctored("turnpike-relay", "socket2", Value::Null))), NONE);
+}
+
+#[test]
+fn a_server_in_lab_is_found() {
+    let found = servers_in_lab(&read(&doctored("turnpike-lab", "turnpike-relay", Value::Null)));
+    assert_eq!(found, ["turnpike-lab imports turnpike-relay"]);
+}
+
+#[test]
+fn a_token_is_found_in_code_but_not_in_comments_strings_or_longer_names() {
+    let find = |code: &str| tokens_in(&[(PathBuf::from("a.rs"), code.to_owned())], &["unsafe"]);
+    assert_eq!(find("fn f() {\n    unsafe { g() }\n}"), ["a.rs:2: unsafe"]);
+    assert_eq!(find("/* one /* two */ still */ unsafe fn f() {}"), ["a.rs:1: unsafe"]);
+    assert_eq!(find("let quote = '\"'; unsafe {}"), ["a.rs:1: unsafe"]);
+    assert_eq!(find("fn f<'a>(x: &'a str) { unsafe {} }"), ["a.rs:1: unsafe"]);
+    assert_eq!(find("let r = r#\"a \" b\"#; unsafe {}"), ["a.rs:1: unsafe"]);
+    for harmless in [
+        "// unsafe",
+        "/* unsafe */",
+        "/* one /* two */ unsafe */",
+        "\"unsafe\"",
+        "\"a \\\" unsafe\"",
+        "r#\"a \" unsafe\"#",
+        "b\"unsafe\"",
+        "#![forbid(unsafe_code)]",
+        "not_unsafe()",
+    ] {
+        assert_eq!(find(harmless), NONE, "{harmless}");
+    }
+}
+
+#[test]
+fn a_missing_forbid_is_found() {
+    assert!(forbids_unsafe("//! Docs.\n#![forbid(unsafe_code)]\nfn main() {}"));
+    assert!(!forbids_unsafe("fn main() {}"));
+    assert!(!forbids_unsafe("// #![forbid(unsafe_code)]\nfn main() {}"));
+    assert!(!forbids_unsafe("#![deny(unsafe_code)]"));
+}
+
+/// What a rule returns when the house is in order.
+const NONE: &[String] = &[];
+
+/// A workspace crate.
+struct Room {
+    name: String,
+    /// What it links or builds with: dev-dependencies are not in here.
+    imports: Vec<String>,
+    /// `lib.rs`, `main.rs`: where crate attributes stand.
+    roots: Vec<PathBuf>,
+    dir: PathBuf,
+}
+
+/// The workspace as it is.
+fn house() -> Vec<Room> {
+    let output = Command::new(env!("CARGO"))
+        .args(["metadata", "--format-version", "1", "--no-deps", "--offline"])
+        .current_dir(env!("CARGO_MANIFEST_DIR"))
+        .output()
+        .expect("cargo runs");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    read(&serde_json::from_slice(&output.stdout).expect("cargo writes JSON"))
+}
+
+fn read(metadata: &Value) -> Vec<Room> {
+    let list = |value: &Value| value.as_array().expect("an array").clone();
+    let text = |value: &Value| value.as_str().expect("a string").to_owned();
+    list(&metadata["packages"])
+        .iter()
+        .map(|package| Room {
+            name: text(&package["name"]),
+            imports: list(&package["dependencies"])
+                .iter()
+                .filter(|dependency| dependency["kind"] != "dev")
+                .map(|dependency| text(&dependency["name"]))
+                .collect(),
+            roots: list(&package["targets"])
+                .iter()
+                .filter(|target| list(&target["kind"]).iter().any(|kind| kind == "lib" || kind == "bin"))
+                .map(|target| PathBuf::from(text(&target["src_path"])))
+                .collect(),
+            dir: Path::new(&text(&package["manifest_path"])).parent().expect("in a directory").to_owned(),
+        })
+        .collect()
+}
+
+/// Metadata of a workspace with one crate that imports one other; `kind` as cargo writes it.
+fn doctored(name: &str, import: &str, kind: Value) -> Value {
+    let dependency = json!({ "name": import, "kind": kind });
+    json!({ "packages": [
+        { "name": name, "manifest_path": "/house/Cargo.toml", "targets": [], "dependencies": [dependency] },
+    ] })
+}
+
+fn floor(name: &str) -> Option<u8> {
+    FLOORS.iter().find(|(room, _)| *room == name).map(|(_, floor)| *floor)
+}
+
+fn upward_imports(house: &[Room]) -> Vec<String> {
+    let mut found = Vec::new();
+    for room in house {
+        let Some(here) = floor(&room.name) else {
+            found.push(format!("{} has no floor", room.name));
+            continue;
+        };
+        for import in
+            room.imports.iter().filter(|import| import.starts_with("turnpike") || *import == "xtask")
+        {
+            match floor(import) {
+                Some(there) if there < here => {}
+                Some(there) => {
+                    found.push(format!("{} (floor {here}) imports {import} (floor {there})", room.name));
+                }
+                None => found.push(format!("{} imports {import}, which has no floor", room.name)),
+            }
+        }
+    }
+    found
+}
+
+fn io_crates_in_turn(house: &[Room]) -> Vec<String> {
+    forbidden_imports(house, "turnpike-turn", IO_CRATES)
+}
+
+fn servers_in_lab(house: &[Room]) -> Vec<String> {
+    forbidden_imports(house, "turnpike-lab", SERVERS)
+}
+
+fn forbidden_imports(house: &[Room], name: &str, forbidden: &[&str]) -> Vec<String> {
+    house
+        .iter()
+        .filter(|room| room.name == name)
+        .flat_map(|room| &room.imports)
+        .filter(|import| forbidden.contains(&import.as_str()))
+        .map(|import| format!("{name} imports {import}"))
+        .collect()
+}
+
+fn forbids_unsafe(root: &str) -> bool {
+    code_of(root).split_whitespace().collect::<String>().contains("#![forbid(unsafe_code)]")
+}
+
+/// Every `.rs` file below `dir`, with its text.
+fn sources(dir: &Path) -> Vec<(PathBuf, String)> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(dir).expect("a directory of the workspace can be read") {
+        let path = entry.expect("its entries too").path();
+        if path.is_dir() {
+            found.extend(sources(&path));
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            let text = fs::read_to_string(&path).expect("sources are UTF-8");
+            found.push((path, text));
+        }
+    }
+    found
+}
+
+/// `file:line: token` for each of `tokens` that stands in code as a whole word.
+fn tokens_in(sources: &[(PathBuf, String)], tokens: &[&str]) -> Vec<String> {
+    let mut found = Vec::new();
+    for (path, text) in sources {
+        for (index, line) in code_of(text).lines().enumerate() {
+            for word in line.split(|c: char| !c.is_alphanumeric() && c != '_') {
+                if tokens.contains(&word) {
+                    found.push(format!("{}:{}: {word}", path.display(), index + 1));
+                }
+            }
+        }
+    }
+    found
+}
+
+/// Rust source with comments and the contents of literals left out, line for line.
+fn code_of(source: &str) -> String {
+    let bytes = source.as_bytes();
+    let mut code = String::with_capacity(source.len());
+    let mut at = 0;
+    while at < bytes.len() {
+        let rest = &source[at..];
+        let skipped = if rest.starts_with("//") {
+            rest.find('\n').unwrap_or(rest.len())
+        } else if rest.starts_with("/*") {
+            block_comment(rest)
+        } else if let Some(len) = raw_string(rest, &code) {
+            len
+        } else if rest.starts_with('"') {
+            quoted(rest, b'"')
+        } else if rest.starts_with('\'') && is_char_literal(rest) {
+            quoted(rest, b'\'')
+        } else {
+            0
+        };
+        if skipped == 0 {
+            let c = rest.chars().next().expect("at is before the end");
+            code.push(c);
+            at += c.len_utf8();
+        } else {
+            code.push(' ');
+            code.extend(rest[..skipped].matches('\n'));
+            at += skipped;
+        }
+    }
+    code
+}
+
+/// Length of the block comment that `rest` begins with; they nest.
+fn block_comment(rest: &str) -> usize {
+    let (mut depth, mut at) = (0, 0);
+    while at < rest.len() {
+        match rest.as_bytes()[at..] {
+            [b'/', b'*', ..] => (depth, at) = (depth + 1, at + 2),
+            [b'*', b'/', ..] => (depth, at) = (depth - 1, at + 2),
+            _ => at += 1,
+        }
+        if depth == 0 {
+            break;
+        }
+    }
+    at
+}
+
+/// Length of the raw string that `rest` begins with, unless its `r` is the end of a longer name in `before`.
+fn raw_string(rest: &str, before: &str) -> Option<usize> {
+    let after = rest.strip_prefix('r')?;
+    if before.ends_with(|c: char| c.is_alphanumeric() && c != 'b' && c != 'c' || c == '_') {
+        return None;
+    }
+    let hashes = after.len() - after.trim_start_matches('#').len();
+    let text = after[hashes..].strip_prefix('"')?;
+    let end = format!("\"{}", "#".repeat(hashes));
+    Some(1 + hashes + 1 + text.find(&end)? + end.len())
+}
+
+/// Length of the quoted literal that `rest` begins with.
+fn quoted(rest: &str, quote: u8) -> usize {
+    let mut escaped = false;
+    for (index, byte) in rest.bytes().enumerate().skip(1) {
+        match byte {
+            _ if escaped => escaped = false,
+            b'\\' => escaped = true,
+            _ if byte == quote => return index + 1,
+            _ => {}
+        }
+    }
+    rest.len()
+}
+
+/// `'a'` and `'\n'`, but not the lifetime `'a`.
+fn is_char_literal(rest: &str) -> bool {
+    let mut chars = rest.chars().skip(1);
+    chars.next() == Some('\\') || chars.next() == Some('\'')
+}

@@ -1,0 +1,32 @@
+//! The one clock of a run.
+
+use std::time::{Duration, Instant};
+
+/// Nanoseconds since a run's epoch; the same in all of its threads.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Clock {
+    epoch: Instant,
+}
+
+impl Clock {
+    pub(crate) fn start() -> Self {
+        Self { epoch: Instant::now() }
+    }
+
+    #[inline]
+    pub(crate) fn ns(&self) -> u64 {
+        nanos(self.epoch.elapsed())
+    }
+}
+
+/// Saturating: 584 years are enough.
+pub(crate) fn nanos(duration: Duration) -> u64 {
+    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
+}
+
+/// CPU time of the calling thread so far, from the scheduler's own books (proc(5), schedstat); `None` where the kernel
+/// keeps none.
+pub(crate) fn thread_cpu() -> Option<Duration> {
+    let books = std::fs::read_to_string("/proc/thread-self/schedstat").ok()?;
+    books.split_whitespace().next()?.parse().ok().map(Duration::from_nanos)
+}

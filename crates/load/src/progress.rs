@@ -1,0 +1,158 @@
+//! What happens each second of a run, and how it is shown.
+
+use std::{fmt, time::Duration};
+
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+
+/// Where a run stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Phase {
+    /// Allocating and binding.
+    Setup {
+        /// Clients that are ready.
+        ready: usize,
+        /// Clients in all.
+        clients: usize,
+    },
+    /// Traffic that is not counted.
+    Warmup,
+    /// Traffic that is counted, and the wait for the last replies.
+    Measuring,
+}
+
+/// One interval, usually a second.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Interval {
+    /// Where the run stands.
+    pub phase: Phase,
+    /// Time since the run began.
+    pub elapsed: Duration,
+    /// How long the interval was.
+    pub length: Duration,
+    /// Sent in it.
+    pub sent: u64,
+    /// Received in it.
+    pub received: u64,
+    /// Whether what does not come back is lost; invalid messages deserve no reply.
+    pub replies_expected: bool,
+    /// Median round trip in microseconds.
+    pub p50_us: u64,
+    /// 99 % in microseconds.
+    pub p99_us: u64,
+}
+
+impl Interval {
+    /// What was sent and not received in this interval, in percent; replies that are still under way count until the
+    /// next one.
+    #[must_use]
+    #[expect(clippy::cast_precision_loss, reason = "for display")]
+    pub fn loss_percent(&self) -> f64 {
+        let missing = self.sent.saturating_sub(self.received);
+        if self.sent == 0 { 0.0 } else { missing as f64 * 100.0 / self.sent as f64 }
+    }
+}
+
+impl fmt::Display for Interval {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:6.1} s  ", self.elapsed.as_secs_f64())?;
+        let label = match self.phase {
+            Phase::Setup { ready, clients } => return write!(f, "{ready} of {clients} clients ready"),
+            Phase::Warmup => "  (warm-up)",
+            Phase::Measuring => "",
+        };
+        let rate = |count| Thousands(turnpike_measure::per_second(count, self.length));
+        write!(f, "sent {}/s  received {}/s", rate(self.sent), rate(self.received))?;
+        if self.replies_expected {
+            write!(f, "  loss {:.2} %", self.loss_percent())?;
+        }
+        write!(f, "  p50 {} us  p99 {} us{label}", self.p50_us, self.p99_us)
+    }
+}
+
+/// A whole number in groups of three digits.
+struct Thousands(f64);
+
+impl fmt::Display for Thousands {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let digits = format!("{:.0}", self.0);
+        for (index, digit) in digits.chars().enumerate() {
+            if index > 0 && (digits.len() - index).is_multiple_of(3) {
+                f.write_str(",")?;
+            }
+            write!(f, "{digit}")?;
+        }
+        Ok(())
+    }
+}
+
+/// Shows intervals on stderr: one live line on a terminal, one line each elsewhere.
+pub struct Display {
+    bar: Option<ProgressBar>,
+}
+
+impl Display {
+    /// `terminal`: whether stderr is one.
+    #[must_use]
+    pub fn new(terminal: bool) -> Self {
+        let bar = terminal.then(|| {
+            let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr());
+            bar.set_style(ProgressStyle::default_spinner());
+            bar
+        });
+        Self { bar }
+    }
+
+    /// Shows one.
+    pub fn show(&self, interval: &Interval) {
+        match &self.bar {
+            Some(bar) => {
+                bar.set_message(interval.to_string());
+                bar.tick();
+            }
+            None => eprintln!("{interval}"),
+        }
+    }
+
+    /// Removes the live line.
+    pub fn finish(&self) {
+        if let Some(bar) = &self.bar {
+            bar.finish_and_clear();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_has_rates_loss_and_percentiles() {
+        let mut interval = Interval {
+            phase: Phase::Warmup,
+            elapsed: Duration::from_millis(3_100),
+            length: Duration::from_millis(500),
+            sent: 1_000_000,
+            received: 999_000,
+            replies_expected: true,
+            p50_us: 84,
+            p99_us: 142,
+        };
+        let line = interval.to_string();
+        assert_eq!(
+            line,
+            "   3.1 s  sent 2,000,000/s  received 1,998,000/s  loss 0.10 %  p50 84 us  p99 142 us  (warm-up)"
+        );
+        interval.replies_expected = false;
+        assert!(!interval.to_string().contains("loss"));
+        interval.phase = Phase::Setup { ready: 12, clients: 1_000 };
+        assert_eq!(interval.to_string(), "   3.1 s  12 of 1000 clients ready");
+        assert_eq!(Interval { sent: 0, ..interval }.loss_percent(), 0.0);
+    }
+
+    #[test]
+    fn thousands_are_grouped() {
+        for (value, text) in [(0.0, "0"), (999.0, "999"), (1_000.0, "1,000"), (1_234_567.4, "1,234,567")] {
+            assert_eq!(Thousands(value).to_string(), text);
+        }
+    }
+}

@@ -1,0 +1,267 @@
+//! Mode `allocate`: authenticated allocations, each deleted as soon as it is granted.
+//!
+//! `clients` of them are under way at a time, each from a source port that was not used before, as far as there are any:
+//! a server may remember a deleted allocation's 5-tuple for a while (coturn 4.6 for a second, and answers 437). The
+//! latency is that of the whole Allocate dialogue: the challenge, and the request that answers it.
+
+use std::{collections::VecDeque, io, time::Duration};
+
+use turnpike_turn::client::{Event, Failure, Request};
+
+use super::{
+    engine::{Engine, NoData, client_settings},
+    shared::{Schedule, Shared},
+    tally::{Errors, Finished, Tallies},
+};
+use crate::{
+    LoadError,
+    clock::{nanos, thread_cpu},
+    pacer::Pacer,
+};
+
+/// Source ports, taken in turn. They end below 49152, where a server on the same machine has its relay ports (RFC 8656
+/// section 7.2).
+const PORTS: std::ops::Range<u16> = 20_000..49_152;
+const PUBLISH_NS: u64 = 200_000_000;
+const LONGEST_SLEEP: Duration = Duration::from_millis(20);
+const LONGEST_DRAIN_NS: u64 = 3_000_000_000;
+
+/// Runs one thread's share.
+pub(super) fn run(shared: &Shared<'_>, thread: usize) -> Result<Finished, LoadError> {
+    let (limit, _) = shared.share(shared.config.clients, thread);
+    let engine = Engine::new(shared.config, limit, shared.clock)?;
+    shared.ready_clients.fetch_add(limit, std::sync::atomic::Ordering::Relaxed);
+    shared.thread_is_ready();
+    let schedule = loop {
+        shared.check()?;
+        if let Some(schedule) = shared.schedule() {
+            break schedule;
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    };
+    let churn = Churn {
+        free: (0..limit).collect(),
+        due: vec![0; limit],
+        ports: Ports::of_thread(thread, shared.threads),
+        engine,
+        shared,
+        schedule,
+        limit,
+        under_way: 0,
+        granted: 0,
+        tallies: Tallies::default(),
+    };
+    churn.go(thread)
+}
+
+struct Churn<'a> {
+    shared: &'a Shared<'a>,
+    schedule: Schedule,
+    engine: Engine,
+    /// Endpoints without an allocation, the longest rested first.
+    free: VecDeque<usize>,
+    /// When each endpoint's allocation was due.
+    due: Vec<u64>,
+    ports: Ports,
+    limit: usize,
+    under_way: usize,
+    granted: u64,
+    tallies: Tallies,
+}
+
+impl Churn<'_> {
+    #[expect(clippy::cast_precision_loss, reason = "client counts are small")]
+    fn go(mut self, thread: usize) -> Result<Finished, LoadError> {
+        let config = self.shared.config;
+        let mut pacer = config
+            .rate
+            .pps()
+            .map(|rate| Pacer::new(self.schedule.start, rate * self.limit as f64 / config.clients as f64));
+        let (mut cpu, mut next_publish) = (None, self.schedule.start);
+        loop {
+            let now = self.shared.clock.ns();
+            if now >= next_publish {
+                self.shared.check()?;
+                self.tallies.publish(&self.shared.slots[thread]);
+                next_publish = now + PUBLISH_NS;
+                if cpu.is_none() && now >= self.schedule.measure {
+                    cpu = thread_cpu();
+                }
+            }
+            if now >= self.schedule.end {
+                break;
+            }
+            let sleep = self.start_due(now, pacer.as_mut());
+            self.serve(sleep)?;
+            self.check_answers(now)?;
+        }
+        let deadline = self.shared.clock.ns() + LONGEST_DRAIN_NS;
+        while self.under_way > 0 && self.shared.clock.ns() < deadline {
+            self.shared.check()?;
+            self.serve(Duration::from_millis(5))?;
+        }
+        self.tallies.publish(&self.shared.slots[thread]);
+        let cpu = cpu.zip(thread_cpu()).map(|(from, to)| to.saturating_sub(from));
+        Ok(Finished { errors: self.engine.errors, cpu, ..Finished::default() })
+    }
+
+    /// Starts what is due, as far as allocations and sockets are free; returns how long there is nothing to start.
+    fn start_due(&mut self, now: u64, mut pacer: Option<&mut Pacer>) -> Duration {
+        if now < self.schedule.start {
+            return Duration::from_nanos(self.schedule.start - now).min(LONGEST_SLEEP);
+        }
+        let settings = client_settings(self.shared.config);
+        while self.under_way < self.limit {
+            let due = pacer.as_ref().map_or(now, |pacer| pacer.due());
+            if due > now {
+                return Duration::from_nanos(due - now).min(LONGEST_SLEEP);
+            }
+            let Some(index) = self.free.pop_front() else { break };
+            if let Some(pacer) = pacer.as_mut() {
+                pacer.advance();
+            }
+            let tally = self.tallies.of(due >= self.schedule.measure);
+            tally.sent += 1;
+            tally.late.record((now - due) / 1_000);
+            self.due[index] = due;
+            self.under_way += 1;
+            self.engine.renew(index, &settings);
+            // A new client can allocate.
+            let _ = self.engine.endpoints[index].client.allocate(now / 1_000_000);
+            self.engine.pump(index);
+        }
+        LONGEST_SLEEP
+    }
+
+    fn serve(&mut self, sleep: Duration) -> Result<(), LoadError> {
+        self.engine.sweep();
+        self.engine.flush();
+        self.engine.receive(sleep, &mut NoData)?;
+        let now = self.shared.clock.ns();
+        for (index, event) in std::mem::take(&mut self.engine.events) {
+            match event {
+                Event::Allocated(_) => self.granted(index, now),
+                Event::Deleted => self.rest(index)?,
+                Event::Failed { request, failure } => self.failed(index, request, failure)?,
+                _ => {}
+            }
+        }
+        self.engine.flush();
+        Ok(())
+    }
+
+    fn granted(&mut self, index: usize, now: u64) {
+        let due = self.due[index];
+        let tally = self.tallies.of(due >= self.schedule.measure);
+        tally.received += 1;
+        tally.record_rtt(now.saturating_sub(due) / 1_000);
+        self.granted += 1;
+        // There is an allocation, so that it can be deleted.
+        let _ = self.engine.endpoints[index].client.delete(now / 1_000_000);
+        self.engine.pump(index);
+    }
+
+    fn failed(&mut self, index: usize, request: Request, failure: Failure) -> Result<(), LoadError> {
+        if self.granted == 0 {
+            let server = self.shared.config.server;
+            return Err(LoadError::from_failure(server, index, request, failure, (0, self.limit)));
+        }
+        count(&mut self.engine.errors, request, &failure);
+        self.rest(index)
+    }
+
+    /// Makes the endpoint ready for another allocation, from another port.
+    fn rest(&mut self, index: usize) -> Result<(), LoadError> {
+        let config = self.shared.config;
+        let mut source = io::Error::from(io::ErrorKind::AddrInUse);
+        for _ in 0..PORTS.len() {
+            match self.engine.reopen(index, config, self.ports.next()) {
+                Ok(()) => {
+                    self.under_way -= 1;
+                    self.free.push_back(index);
+                    return Ok(());
+                }
+                Err(error) if error.kind() == io::ErrorKind::AddrInUse => source = error,
+                Err(error) => {
+                    source = error;
+                    break;
+                }
+            }
+        }
+        Err(LoadError::Socket { server: config.server, source })
+    }
+
+    /// A server that has granted nothing after a while never will.
+    fn check_answers(&self, now: u64) -> Result<(), LoadError> {
+        let server = self.shared.config.server;
+        if self.granted > 0 {
+            return Ok(());
+        }
+        if self.engine.unreachable {
+            return Err(LoadError::Unreachable { server });
+        }
+        if now.saturating_sub(self.schedule.start) > nanos(self.shared.config.setup_timeout) {
+            let request = Request::Allocate;
+            return Err(LoadError::NoAnswer { server, request, ready: 0, clients: self.limit });
+        }
+        Ok(())
+    }
+}
+
+/// The source ports of one thread, round and round.
+struct Ports {
+    first: u16,
+    count: u16,
+    next: u16,
+}
+
+impl Ports {
+    /// An equal part of [`PORTS`] for each thread.
+    fn of_thread(thread: usize, threads: usize) -> Self {
+        let each = (PORTS.len() / threads).max(1);
+        let offset = (thread * each).min(PORTS.len() - 1);
+        #[expect(clippy::cast_possible_truncation, reason = "both are parts of PORTS, which are 16 bits")]
+        let (first, count) = (PORTS.start + offset as u16, each as u16);
+        // Not the ports that the run before began with.
+        Self { first, count, next: rand::random_range(0..count) }
+    }
+
+    fn next(&mut self) -> u16 {
+        self.next = (self.next + 1) % self.count;
+        self.first + self.next
+    }
+}
+
+fn count(errors: &mut Errors, request: Request, failure: &Failure) {
+    let name = match (request, failure) {
+        (Request::Delete, _) => "delete_failed",
+        (_, Failure::Timeout { .. }) => "timeout",
+        (_, Failure::Credentials { .. } | Failure::CredentialsNeeded { .. }) => "unauthorized_401",
+        (_, Failure::Refused { code: 437, .. }) => "allocation_mismatch_437",
+        (_, Failure::Refused { code: 486, .. }) => "quota_486",
+        (_, Failure::Refused { code: 508, .. }) => "capacity_508",
+        _ => "refused",
+    };
+    *errors.entry(name).or_default() += 1;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ports_of_threads_are_apart_and_come_round() {
+        for threads in [1, 2, 3, 7] {
+            let mut seen = std::collections::HashSet::new();
+            for thread in 0..threads {
+                let mut ports = Ports::of_thread(thread, threads);
+                let own: Vec<_> = (0..PORTS.len() / threads).map(|_| ports.next()).collect();
+                assert!(
+                    own.iter().all(|port| PORTS.contains(port) && seen.insert(*port)),
+                    "{threads} threads"
+                );
+                assert_eq!(ports.next(), own[0]);
+            }
+        }
+    }
+}

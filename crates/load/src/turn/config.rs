@@ -1,0 +1,233 @@
+//! What a run is told.
+
+use std::{fmt, net::SocketAddr, str::FromStr, time::Duration};
+
+use turnpike_measure::Rate;
+use turnpike_net::Datapath;
+
+use crate::{LoadError, payload::HEADER_LEN};
+
+/// Settings of `load turn`. [`Config::default`] holds the documented defaults.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// The TURN server. Default 127.0.0.1:3478.
+    pub server: SocketAddr,
+    /// The reflector, as the server reaches it. Default 127.0.0.1:3480.
+    pub peer: SocketAddr,
+    /// Long-term username; empty for a server without authentication.
+    pub user: String,
+    /// Its password.
+    pub password: String,
+    /// Clients, each with its own 5-tuple: 1 to 10,000. In [`Mode::Allocate`]: allocations under way at a time. Default 1.
+    pub clients: usize,
+    /// How data reaches the server. Default channel.
+    pub via: Via,
+    /// Offered load over all clients: datagrams, or in [`Mode::Allocate`] allocations, a second. Default 1,000.
+    pub rate: Rate,
+    /// Payload in bytes, 24 to 65,000. Default 120.
+    pub size: usize,
+    /// Datagrams of one client back to back, 1 to 64. Default: 1 at a fixed rate, 32 at [`Rate::Max`].
+    pub burst: Option<usize>,
+    /// At [`Rate::Max`]: datagrams that one client may have under way. Default: no bound, a flood.
+    pub window: Option<u64>,
+    /// Measured time. Default 10 s.
+    pub duration: Duration,
+    /// Traffic before it that is not counted. Default 1 s.
+    pub warmup: Duration,
+    /// What is generated. Default packets.
+    pub mode: Mode,
+    /// Threads. Default: one per core that this process may use, but no more than clients.
+    pub threads: Option<usize>,
+    /// Step of the ladder. Default: the best.
+    pub datapath: Datapath,
+    /// Loss in percent above which the outcome says that a limit was exceeded.
+    pub max_loss: Option<f64>,
+    /// p99 of the round trip in microseconds above which it does.
+    pub max_p99: Option<u64>,
+    /// How long the server may take to answer anything while clients are set up. Default 10 s.
+    pub setup_timeout: Duration,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            server: SocketAddr::from(([127, 0, 0, 1], 3478)),
+            peer: SocketAddr::from(([127, 0, 0, 1], crate::reflect::DEFAULT_PORT)),
+            user: String::new(),
+            password: String::new(),
+            clients: 1,
+            via: Via::Channel,
+            rate: Rate::Pps(1_000.0),
+            size: 120,
+            burst: None,
+            window: None,
+            duration: Duration::from_secs(10),
+            warmup: Duration::from_secs(1),
+            mode: Mode::Packet,
+            threads: None,
+            datapath: Datapath::best().0,
+            max_loss: None,
+            max_p99: None,
+            setup_timeout: Duration::from_secs(10),
+        }
+    }
+}
+
+impl Config {
+    /// The most clients of one run.
+    pub const MAX_CLIENTS: usize = 10_000;
+    /// The longest payload: a UDP datagram less an IPv6 Send indication's header.
+    pub const MAX_SIZE: usize = 65_000;
+    /// The longest burst: the kernel's UDP_MAX_SEGMENTS in all versions that have it.
+    pub const MAX_BURST: usize = 64;
+
+    /// Says what is impossible about these settings.
+    pub fn validate(&self) -> Result<(), LoadError> {
+        let in_range = |name: &str, value: usize, from: usize, to: usize| {
+            if (from..=to).contains(&value) {
+                return Ok(());
+            }
+            Err(LoadError::Config(format!("{name} is {value}, but must be {from} to {to}")))
+        };
+        in_range("--clients", self.clients, 1, Self::MAX_CLIENTS)?;
+        in_range("--size", self.size, HEADER_LEN, Self::MAX_SIZE)?;
+        in_range("--burst", self.burst(), 1, Self::MAX_BURST)?;
+        in_range("--threads", self.threads.unwrap_or(1), 1, 1024)?;
+        if self.duration.is_zero() {
+            return Err(LoadError::Config("--duration is 0, but must be above it".to_owned()));
+        }
+        if self.window.is_some_and(|window| window < self.burst() as u64) {
+            return Err(LoadError::Config(format!(
+                "--window is shorter than a burst ({} datagrams), so that nothing could be sent",
+                self.burst()
+            )));
+        }
+        Ok(())
+    }
+
+    /// Datagrams of one client back to back.
+    #[must_use]
+    pub fn burst(&self) -> usize {
+        const FLOOD: usize = 32;
+        self.burst.unwrap_or(match self.rate {
+            Rate::Pps(_) => 1,
+            Rate::Max => FLOOD,
+        })
+    }
+
+    /// Threads to start.
+    #[must_use]
+    pub fn threads(&self) -> usize {
+        let cores = || std::thread::available_parallelism().map_or(1, usize::from);
+        self.threads.unwrap_or_else(cores).min(self.clients)
+    }
+}
+
+/// How data reaches the server.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Via {
+    /// ChannelData on a bound channel.
+    #[default]
+    Channel,
+    /// Send and Data indications.
+    Send,
+}
+
+/// What is generated.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Mode {
+    /// Traffic through the relay to the reflector and back.
+    #[default]
+    Packet,
+    /// Authenticated allocations, deleted as soon as they are granted, from rotating source ports.
+    Allocate,
+    /// Unauthenticated requests, malformed and truncated messages, random bytes.
+    Invalid,
+}
+
+/// The name is none that is known.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("unknown value {value:?}: expected {expected}")]
+pub struct UnknownName {
+    value: String,
+    expected: &'static str,
+}
+
+impl FromStr for Via {
+    type Err = UnknownName;
+
+    fn from_str(name: &str) -> Result<Self, Self::Err> {
+        match name {
+            "channel" => Ok(Self::Channel),
+            "send" => Ok(Self::Send),
+            _ => Err(UnknownName { value: name.to_owned(), expected: "channel or send" }),
+        }
+    }
+}
+
+impl fmt::Display for Via {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Channel => "channel",
+            Self::Send => "send",
+        })
+    }
+}
+
+impl FromStr for Mode {
+    type Err = UnknownName;
+
+    fn from_str(name: &str) -> Result<Self, Self::Err> {
+        match name {
+            "packet" => Ok(Self::Packet),
+            "allocate" => Ok(Self::Allocate),
+            "invalid" => Ok(Self::Invalid),
+            _ => Err(UnknownName { value: name.to_owned(), expected: "packet, allocate or invalid" }),
+        }
+    }
+}
+
+impl fmt::Display for Mode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Packet => "packet",
+            Self::Allocate => "allocate",
+            Self::Invalid => "invalid",
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn impossible_settings_name_the_flag() {
+        let base = Config::default;
+        for (config, flag) in [
+            (Config { clients: 0, ..base() }, "--clients"),
+            (Config { clients: 10_001, ..base() }, "--clients"),
+            (Config { size: 23, ..base() }, "--size"),
+            (Config { size: 65_001, ..base() }, "--size"),
+            (Config { burst: Some(0), ..base() }, "--burst"),
+            (Config { threads: Some(0), ..base() }, "--threads"),
+            (Config { duration: Duration::ZERO, ..base() }, "--duration"),
+            (Config { rate: Rate::Max, window: Some(8), ..base() }, "--window"),
+        ] {
+            let error = config.validate().unwrap_err().to_string();
+            assert!(error.contains(flag), "{flag}: {error}");
+        }
+        base().validate().unwrap();
+    }
+
+    #[test]
+    fn names_read_back() {
+        for via in [Via::Channel, Via::Send] {
+            assert_eq!(via.to_string().parse(), Ok(via));
+        }
+        for mode in [Mode::Packet, Mode::Allocate, Mode::Invalid] {
+            assert_eq!(mode.to_string().parse(), Ok(mode));
+        }
+        assert!("both".parse::<Via>().unwrap_err().to_string().contains("channel or send"));
+    }
+}

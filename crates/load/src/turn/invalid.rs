@@ -1,0 +1,219 @@
+//! Mode `invalid`: what a server on the open internet gets to see. Unauthenticated requests, malformed and truncated
+//! messages, ChannelData without an allocation, random bytes.
+//!
+//! The figure of merit is how little comes back: replies, and reply bytes for each byte sent (both UDP payload).
+
+use std::{collections::BTreeMap, time::Duration};
+
+use rand::{Rng as _, SeedableRng as _, rngs::SmallRng};
+
+use super::{
+    engine::{Engine, Sink},
+    shared::{Schedule, Shared},
+    tally::{Finished, Tallies},
+};
+use crate::{LoadError, clock::thread_cpu, pacer::Pacer};
+
+const BATCH: usize = 256;
+const PUBLISH_NS: u64 = 200_000_000;
+const LONGEST_SLEEP: Duration = Duration::from_millis(20);
+const SHORTEST_SLEEP: Duration = Duration::from_micros(20);
+/// Wait for the last replies.
+const DRAIN_NS: u64 = 300_000_000;
+/// Messages prepared, a multiple of the number of kinds.
+const PREPARED: usize = 10 * 32;
+/// Where a STUN message has its transaction id; ours holds a mark, the message's length, and when it was due.
+const TRANSACTION: std::ops::Range<usize> = 8..20;
+const MARK: [u8; 2] = *b"TP";
+
+/// Runs one thread's share.
+pub(super) fn run(shared: &Shared<'_>, thread: usize) -> Result<Finished, LoadError> {
+    let (count, first) = shared.share(shared.config.clients, thread);
+    let mut engine = Engine::new(shared.config, count, shared.clock)?;
+    // The seed is the thread's number: the same flood each time.
+    let mut random = SmallRng::seed_from_u64(first as u64);
+    let messages: Vec<_> = (0..PREPARED).map(|kind| message(kind, &mut random)).collect();
+    shared.ready_clients.fetch_add(count, std::sync::atomic::Ordering::Relaxed);
+    shared.thread_is_ready();
+    let schedule = loop {
+        shared.check()?;
+        if let Some(schedule) = shared.schedule() {
+            break schedule;
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    };
+    let mut replies =
+        Replies { measure_ns: schedule.measure, tallies: Tallies::default(), longest: 0, worst: 0.0 };
+    let cpu = flood(&mut engine, &mut replies, &messages, shared, thread, schedule, count)?;
+    let deadline = shared.clock.ns() + DRAIN_NS;
+    while shared.clock.ns() < deadline {
+        shared.check()?;
+        engine.receive(Duration::from_millis(5), &mut replies)?;
+    }
+    replies.tallies.publish(&shared.slots[thread]);
+    let cpu = cpu.zip(thread_cpu()).map(|(from, to)| to.saturating_sub(from));
+    Ok(Finished {
+        errors: engine.errors,
+        cpu,
+        #[expect(clippy::cast_precision_loss, reason = "a datagram's length")]
+        extra: BTreeMap::from([
+            ("longest_reply_bytes", replies.longest as f64),
+            ("worst_amplification", replies.worst),
+        ]),
+        ..Finished::default()
+    })
+}
+
+struct Replies {
+    measure_ns: u64,
+    tallies: Tallies,
+    longest: usize,
+    /// The most reply bytes for each byte of one message.
+    worst: f64,
+}
+
+impl Sink for Replies {
+    fn raw(&mut self, _index: usize, now_ns: u64, datagram: &[u8]) -> bool {
+        let own = datagram.get(TRANSACTION).and_then(|id| {
+            let (mark, rest) = id.split_first_chunk::<2>()?;
+            let (len, due) = rest.split_first_chunk::<2>()?;
+            (*mark == MARK).then_some((u16::from_be_bytes(*len), u64::from_be_bytes(*due.first_chunk()?)))
+        });
+        let due = own.map(|(_, due)| due);
+        let tally = self.tallies.of(due.unwrap_or(now_ns) >= self.measure_ns);
+        tally.received += 1;
+        tally.received_bytes += datagram.len() as u64;
+        self.longest = self.longest.max(datagram.len());
+        if let Some((len, due)) = own {
+            #[expect(clippy::cast_precision_loss, reason = "a datagram's length")]
+            let ratio = datagram.len() as f64 / f64::from(len.max(1));
+            self.worst = self.worst.max(ratio);
+            tally.record_rtt(now_ns.saturating_sub(due) / 1_000);
+        }
+        true
+    }
+}
+
+#[expect(clippy::cast_precision_loss, reason = "client counts are small")]
+fn flood(
+    engine: &mut Engine,
+    replies: &mut Replies,
+    messages: &[Vec<u8>],
+    shared: &Shared<'_>,
+    thread: usize,
+    schedule: Schedule,
+    count: usize,
+) -> Result<Option<Duration>, LoadError> {
+    let config = shared.config;
+    let mut pacer =
+        config.rate.pps().map(|pps| Pacer::new(schedule.start, pps * count as f64 / config.clients as f64));
+    let (mut cpu, mut next_publish, mut turn) = (None, schedule.start, 0_usize);
+    loop {
+        let now = shared.clock.ns();
+        if now >= next_publish {
+            shared.check()?;
+            replies.tallies.publish(&shared.slots[thread]);
+            next_publish = now + PUBLISH_NS;
+            if cpu.is_none() && now >= schedule.measure {
+                cpu = thread_cpu();
+            }
+        }
+        if now >= schedule.end {
+            return Ok(cpu);
+        }
+        let mut sleep = Duration::ZERO;
+        while engine.tx.queued() < BATCH {
+            let due = pacer.as_ref().map_or(now.max(schedule.start), Pacer::due);
+            if due > now {
+                sleep = Duration::from_nanos(due - now).clamp(SHORTEST_SLEEP, LONGEST_SLEEP);
+                break;
+            }
+            if let Some(pacer) = &mut pacer {
+                pacer.advance();
+            }
+            let message = &messages[turn % messages.len()];
+            let route = engine.route(turn % count);
+            turn += 1;
+            engine.tx.push_with(&route, message.len(), |out| {
+                out.copy_from_slice(message);
+                if let Some(id) = out.get_mut(TRANSACTION) {
+                    id[..2].copy_from_slice(&MARK);
+                    id[2..4].copy_from_slice(&u16::try_from(message.len()).unwrap_or(u16::MAX).to_be_bytes());
+                    id[4..].copy_from_slice(&due.to_be_bytes());
+                }
+            });
+            let tally = replies.tallies.of(due >= schedule.measure);
+            tally.sent += 1;
+            tally.sent_bytes += message.len() as u64;
+            tally.late.record((now - due) / 1_000);
+        }
+        let dropped = engine.flush();
+        let tally = replies.tallies.of(now >= schedule.measure);
+        tally.sent = tally.sent.saturating_sub(dropped);
+        engine.receive(sleep, replies)?;
+    }
+}
+
+/// One message; ten kinds in turn.
+fn message(kind: usize, random: &mut SmallRng) -> Vec<u8> {
+    const BINDING: u16 = 0x0001;
+    const ALLOCATE: u16 = 0x0003;
+    const REFRESH: u16 = 0x0004;
+    const SEND: u16 = 0x0016;
+    const REQUESTED_TRANSPORT: [u8; 8] = [0x00, 0x19, 0, 4, 17, 0, 0, 0];
+    let mut bytes = |from: usize, to: usize| -> Vec<u8> {
+        let len = random.random_range(from..=to);
+        (0..len).map(|_| random.random()).collect()
+    };
+    match kind % 10 {
+        // Honest, but unauthenticated: 401 is due.
+        0 => stun(ALLOCATE, &REQUESTED_TRANSPORT),
+        // With credentials that nobody has, and a MAC of noise.
+        1 => {
+            let mut body = REQUESTED_TRANSPORT.to_vec();
+            for (kind, len) in [(0x0006_u16, 12), (0x0014, 8), (0x0015, 32), (0x0008, 20)] {
+                body.extend(kind.to_be_bytes());
+                body.extend([0, len]);
+                body.extend(bytes(usize::from(len), usize::from(len)).iter().map(|byte| b'a' + byte % 26));
+            }
+            stun(ALLOCATE, &body)
+        }
+        // A length field that promises more than there is.
+        2 => {
+            let mut message = stun(ALLOCATE, &REQUESTED_TRANSPORT);
+            message[3] = 200;
+            message
+        }
+        // Cut off inside the header.
+        3 => {
+            let mut message = stun(BINDING, &[]);
+            message.truncate(12);
+            message
+        }
+        // An attribute that claims to be longer than the message.
+        4 => stun(REFRESH, &[0x00, 0x0D, 0x01, 0x00, 0, 0, 0, 0]),
+        // An unknown attribute that must be understood: 420 is due.
+        5 => stun(BINDING, &[0x7F, 0x01, 0, 4, 1, 2, 3, 4]),
+        // Data of a client that has no allocation.
+        6 => {
+            let payload = bytes(24, 200);
+            let mut message = vec![0x40, 0x01, 0, 0];
+            message[3] = u8::try_from(payload.len()).unwrap_or(0);
+            message.extend(payload);
+            message
+        }
+        // ChannelData that ends early.
+        7 => vec![0x40, 0x00, 0x04, 0x00, 1, 2, 3],
+        8 => stun(SEND, &[0x00, 0x12, 0, 8, 0, 1, 0x21, 0x12, 0x21, 0x12, 0xA4, 0x42, 0x00, 0x13, 0, 0]),
+        _ => bytes(1, 600),
+    }
+}
+
+fn stun(kind: u16, body: &[u8]) -> Vec<u8> {
+    let mut message = kind.to_be_bytes().to_vec();
+    message.extend(u16::try_from(body.len()).unwrap_or(0).to_be_bytes());
+    message.extend(0x2112_A442_u32.to_be_bytes());
+    message.extend([0; 12]);
+    message.extend(body);
+    message
+}

@@ -1,0 +1,92 @@
+//! What the threads of a run share: its clock, its beginning and its end.
+
+use std::sync::{
+    Mutex,
+    atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::SeqCst},
+};
+
+use super::{Config, tally::Tallies};
+use crate::{
+    LoadError,
+    clock::{Clock, nanos},
+};
+
+/// Made once, borrowed by all threads.
+pub(super) struct Shared<'a> {
+    pub(super) config: &'a Config,
+    pub(super) clock: Clock,
+    pub(super) threads: usize,
+    /// One per thread.
+    pub(super) slots: Vec<Mutex<Tallies>>,
+    /// Clients that are set up.
+    pub(super) ready_clients: AtomicUsize,
+    ready_threads: AtomicUsize,
+    /// When traffic starts, in nanoseconds of the clock; 0 while clients are being set up.
+    start_ns: AtomicU64,
+    stopped: AtomicBool,
+    failure: Mutex<Option<LoadError>>,
+}
+
+/// The times of a run, in nanoseconds of its clock.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Schedule {
+    pub(super) start: u64,
+    pub(super) measure: u64,
+    pub(super) end: u64,
+}
+
+impl<'a> Shared<'a> {
+    pub(super) fn new(config: &'a Config, threads: usize) -> Self {
+        Self {
+            config,
+            clock: Clock::start(),
+            threads,
+            slots: (0..threads).map(|_| Mutex::default()).collect(),
+            ready_clients: AtomicUsize::new(0),
+            ready_threads: AtomicUsize::new(0),
+            start_ns: AtomicU64::new(0),
+            stopped: AtomicBool::new(false),
+            failure: Mutex::new(None),
+        }
+    }
+
+    /// The clients of this thread are ready; the last thread sets the time at which all start.
+    pub(super) fn thread_is_ready(&self) {
+        /// Far enough away that every thread sees it in time.
+        const NOTICE_NS: u64 = 20_000_000;
+        if self.ready_threads.fetch_add(1, SeqCst) + 1 == self.threads {
+            self.start_ns.store(self.clock.ns() + NOTICE_NS, SeqCst);
+        }
+    }
+
+    /// The times, once all threads are ready.
+    pub(super) fn schedule(&self) -> Option<Schedule> {
+        let start = self.start_ns.load(SeqCst);
+        let measure = start + nanos(self.config.warmup);
+        (start > 0).then_some(Schedule { start, measure, end: measure + nanos(self.config.duration) })
+    }
+
+    /// The first error of any thread stops all.
+    pub(super) fn fail(&self, error: LoadError) {
+        if let Ok(mut failure) = self.failure.lock()
+            && (failure.is_none() || matches!(*failure, Some(LoadError::Stopped)))
+        {
+            *failure = Some(error);
+        }
+        self.stopped.store(true, SeqCst);
+    }
+
+    pub(super) fn take_failure(&self) -> Option<LoadError> {
+        self.failure.lock().ok().and_then(|mut failure| failure.take())
+    }
+
+    pub(super) fn check(&self) -> Result<(), LoadError> {
+        if self.stopped.load(SeqCst) { Err(LoadError::Stopped) } else { Ok(()) }
+    }
+
+    /// How many of `total` things fall to thread `thread`, and the number of its first.
+    pub(super) fn share(&self, total: usize, thread: usize) -> (usize, usize) {
+        let (each, more) = (total / self.threads, total % self.threads);
+        (each + usize::from(thread < more), thread * each + thread.min(more))
+    }
+}

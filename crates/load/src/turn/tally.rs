@@ -1,0 +1,151 @@
+//! What a thread counts, and how the reporter gets hold of it.
+
+use std::{collections::BTreeMap, sync::Mutex, time::Duration};
+
+use turnpike_measure::Latency;
+
+/// Counts of one thread, or of several merged.
+#[derive(Clone, Default)]
+pub(super) struct Tally {
+    pub(super) sent: u64,
+    pub(super) sent_bytes: u64,
+    pub(super) received: u64,
+    pub(super) received_bytes: u64,
+    pub(super) duplicated: u64,
+    pub(super) reordered: u64,
+    pub(super) rtt: Latency,
+    pub(super) late: Latency,
+    /// Datagrams of a batch share a clock read and often a due time: equal round trips are recorded together.
+    run_us: u64,
+    run_length: u32,
+}
+
+impl Tally {
+    #[inline]
+    pub(super) fn record_rtt(&mut self, us: u64) {
+        if us == self.run_us {
+            self.run_length += 1;
+            return;
+        }
+        self.end_run();
+        self.run_us = us;
+        self.run_length = 1;
+    }
+
+    pub(super) fn merge(&mut self, other: &mut Self) {
+        other.end_run();
+        self.sent += other.sent;
+        self.sent_bytes += other.sent_bytes;
+        self.received += other.received;
+        self.received_bytes += other.received_bytes;
+        self.duplicated += other.duplicated;
+        self.reordered += other.reordered;
+        self.rtt.merge(&other.rtt);
+        self.late.merge(&other.late);
+    }
+
+    /// Back to zero; the histograms keep their memory.
+    pub(super) fn clear(&mut self) {
+        let Self { sent, sent_bytes, received, received_bytes, duplicated, reordered, rtt, late, .. } = self;
+        for counter in [sent, sent_bytes, received, received_bytes, duplicated, reordered] {
+            *counter = 0;
+        }
+        rtt.clear();
+        late.clear();
+        self.run_length = 0;
+    }
+
+    fn is_empty(&self) -> bool {
+        self.sent == 0 && self.received == 0 && self.duplicated == 0 && self.late.count() == 0
+    }
+
+    fn end_run(&mut self) {
+        self.rtt.record_n(self.run_us, std::mem::take(&mut self.run_length));
+    }
+}
+
+/// What goes wrong, by name.
+pub(super) type Errors = BTreeMap<&'static str, u64>;
+
+/// Tallies of the warm-up and of the measured time. A datagram belongs where it was due.
+#[derive(Default)]
+pub(super) struct Tallies {
+    pub(super) warmup: Tally,
+    pub(super) measured: Tally,
+}
+
+impl Tallies {
+    #[inline]
+    pub(super) fn of(&mut self, measured: bool) -> &mut Tally {
+        if measured { &mut self.measured } else { &mut self.warmup }
+    }
+
+    /// Hands everything over and starts from zero.
+    pub(super) fn publish(&mut self, slot: &Mutex<Self>) {
+        let Ok(mut slot) = slot.lock() else { return };
+        let slot = &mut *slot;
+        for (from, to) in [(&mut self.warmup, &mut slot.warmup), (&mut self.measured, &mut slot.measured)] {
+            if !from.is_empty() {
+                to.merge(from);
+                from.clear();
+            }
+        }
+    }
+
+    /// Takes what has been published since the last time, into `into`.
+    pub(super) fn collect(slot: &Mutex<Self>, into: &mut Self) {
+        let Ok(mut slot) = slot.lock() else { return };
+        let Self { warmup, measured } = &mut *slot;
+        into.warmup.merge(warmup);
+        into.measured.merge(measured);
+        warmup.clear();
+        measured.clear();
+    }
+}
+
+/// What a thread has to say when it ends.
+#[derive(Default)]
+pub(super) struct Finished {
+    pub(super) errors: Errors,
+    /// Sum and number of the flows' jitter estimates, in microseconds.
+    pub(super) jitter: (f64, u64),
+    /// CPU time of the measured part, the wait for the last replies included.
+    pub(super) cpu: Option<Duration>,
+    /// Figures that only one mode has; of several threads the largest counts.
+    pub(super) extra: BTreeMap<&'static str, f64>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn equal_round_trips_in_a_row_are_all_counted() {
+        let mut tally = Tally::default();
+        for us in [5, 5, 5, 7, 7, 5] {
+            tally.received += 1;
+            tally.record_rtt(us);
+        }
+        let mut total = Tally::default();
+        total.merge(&mut tally);
+        tally.clear();
+        total.merge(&mut tally);
+        assert_eq!((total.rtt.count(), total.rtt.min(), total.rtt.max()), (6, 5, 7));
+        assert_eq!(total.rtt.quantile(0.5), 5);
+    }
+
+    #[test]
+    fn what_is_published_is_collected_once() {
+        let (slot, mut total) = (Mutex::new(Tallies::default()), Tallies::default());
+        let mut own = Tallies::default();
+        own.of(false).sent = 3;
+        own.of(true).sent = 4;
+        own.of(true).record_rtt(9);
+        own.of(true).received = 1;
+        own.publish(&slot);
+        own.publish(&slot);
+        Tallies::collect(&slot, &mut total);
+        Tallies::collect(&slot, &mut total);
+        assert_eq!((total.warmup.sent, total.measured.sent, total.measured.rtt.count()), (3, 4, 1));
+    }
+}

@@ -1,0 +1,206 @@
+//! The generator against a relay of this process: counts add up, limits are noticed, errors say what to do.
+
+mod common;
+
+use std::{net::UdpSocket, time::Duration};
+
+use common::{Wishes, load, loopback, reflector, reflector_on, relay};
+use turnpike_load::{
+    LoadError, Rate,
+    turn::{Config, Mode, Outcome, Via, run},
+};
+use turnpike_net::Datapath;
+
+fn quiet(config: &Config) -> Result<Outcome, LoadError> {
+    run(config, |_| {})
+}
+
+#[test]
+fn traffic_over_channels_and_send_indications_comes_back_complete() {
+    let (relay, reflector) = (relay(&Wishes::default()), reflector());
+    for (via, clients, burst) in [(Via::Channel, 1, 1), (Via::Channel, 20, 4), (Via::Send, 20, 2)] {
+        for size in [24, 121] {
+            let config = Config { via, clients, burst: Some(burst), size, ..load(&relay, &reflector) };
+            let report = quiet(&config).unwrap().report;
+            let context = format!("{via} {clients} clients of {size} bytes: {report:?}");
+            // Due in one second at 2,000 a second, give or take a burst of each client.
+            assert!((1_900..=2_100).contains(&report.sent), "{context}");
+            assert_eq!((report.lost, report.duplicated, report.reordered), (0, 0, 0), "{context}");
+            assert_eq!(report.sent, report.received, "{context}");
+            assert!(report.rtt_us.p50 > 0 && report.rtt_us.max < 5_000_000, "{context}");
+            assert!(report.errors.is_empty(), "{context}");
+        }
+    }
+}
+
+#[test]
+fn ipv6_works_from_end_to_end() {
+    if UdpSocket::bind("[::1]:0").is_err() {
+        eprintln!("skipped: this machine has no IPv6");
+        return;
+    }
+    let six = std::net::Ipv6Addr::LOCALHOST.into();
+    let (relay, reflector) = (relay(&Wishes { address: six, ..Wishes::default() }), reflector_on(six));
+    for via in [Via::Channel, Via::Send] {
+        let config = Config { via, clients: 4, ..load(&relay, &reflector) };
+        let report = quiet(&config).unwrap().report;
+        assert_eq!((report.lost, report.received), (0, report.sent), "{via}: {report:?}");
+    }
+}
+
+#[test]
+fn every_data_path_works() {
+    let (relay, reflector) = (relay(&Wishes::default()), reflector());
+    for datapath in [Datapath::Basic, Datapath::Mmsg, Datapath::best().0] {
+        let config = Config { datapath, burst: Some(8), ..load(&relay, &reflector) };
+        let report = quiet(&config).unwrap().report;
+        assert_eq!(report.lost, 0, "{report:?}");
+        assert_eq!(report.datapath, datapath.to_string());
+    }
+}
+
+#[test]
+fn a_window_bounds_a_flood() {
+    let (relay, reflector) = (relay(&Wishes::default()), reflector());
+    let config =
+        Config { rate: Rate::Max, window: Some(64), burst: Some(16), clients: 2, ..load(&relay, &reflector) };
+    let report = quiet(&config).unwrap().report;
+    assert!(report.received > 1_000, "{report:?}");
+    // What both windows hold is all that can be under way when the run ends.
+    assert!(report.lost <= 128, "{report:?}");
+}
+
+#[test]
+fn allocations_are_made_and_deleted() {
+    let (relay, reflector) = (relay(&Wishes::default()), reflector());
+    let config =
+        Config { mode: Mode::Allocate, clients: 8, rate: Rate::Pps(200.0), ..load(&relay, &reflector) };
+    let report = quiet(&config).unwrap().report;
+    assert_eq!((report.lost, report.received), (0, report.sent), "{report:?}");
+    // At most what was due; a busy machine starts fewer.
+    assert!((50..=201).contains(&report.sent), "{report:?}");
+    let deadline = std::time::Instant::now() + Duration::from_secs(5);
+    while relay.snapshots()[0].allocations > 0 && std::time::Instant::now() < deadline {
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    assert_eq!(relay.snapshots()[0].allocations, 0);
+}
+
+#[test]
+fn invalid_messages_leave_nothing_and_get_less_back_than_they_are() {
+    let (relay, reflector) = (relay(&Wishes::default()), reflector());
+    let config = Config { mode: Mode::Invalid, clients: 4, ..load(&relay, &reflector) };
+    let report = quiet(&config).unwrap().report;
+    assert!(report.sent > 1_900, "{report:?}");
+    // The honest ones do get an answer.
+    assert!(report.received > 0 && report.received < report.sent, "{report:?}");
+    assert!(report.extra["amplification"] < 1.0, "{report:?}");
+    assert!(report.extra["worst_amplification"] >= report.extra["amplification"], "{report:?}");
+    assert_eq!(relay.snapshots()[0].allocations, 0);
+}
+
+#[test]
+fn progress_is_reported_and_the_allocations_are_deleted_at_the_end() {
+    let (relay, reflector) = (relay(&Wishes::default()), reflector());
+    let config = Config {
+        clients: 3,
+        warmup: Duration::from_millis(600),
+        duration: Duration::from_millis(1_500),
+        ..load(&relay, &reflector)
+    };
+    let mut intervals = Vec::new();
+    run(&config, |interval| intervals.push(interval.clone())).unwrap();
+    assert!(intervals.len() >= 2, "{intervals:?}");
+    assert!(intervals.iter().any(|interval| interval.received > 0), "{intervals:?}");
+    assert_eq!(relay.snapshots().len(), 1);
+    let deadline = std::time::Instant::now() + Duration::from_secs(5);
+    while relay.snapshots()[0].allocations > 0 && std::time::Instant::now() < deadline {
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    assert_eq!(relay.snapshots()[0].allocations, 0);
+}
+
+#[test]
+fn loss_and_slowness_beyond_the_limits_are_noticed() {
+    let (relay, reflector) = (relay(&Wishes::default()), reflector());
+    // Nobody reflects here: everything is lost. The socket only keeps the port.
+    let sink = UdpSocket::bind(loopback(0)).unwrap();
+    let config = Config {
+        peer: sink.local_addr().unwrap(),
+        max_loss: Some(1.0),
+        max_p99: Some(1_000_000),
+        duration: Duration::from_millis(500),
+        ..load(&relay, &reflector)
+    };
+    let outcome = quiet(&config).unwrap();
+    assert_eq!(outcome.report.received, 0);
+    assert_eq!(outcome.report.lost, outcome.report.sent);
+    assert_eq!(outcome.limits_exceeded().len(), 2, "{outcome:?}");
+    assert!(outcome.report.notes.iter().any(|note| note.contains("reflector")), "{outcome:?}");
+
+    let slow = Config { max_p99: Some(1), max_loss: Some(0.0), ..load(&relay, &reflector) };
+    let outcome = quiet(&slow).unwrap();
+    assert_eq!(outcome.limits_exceeded().len(), 1, "{outcome:?}");
+    let generous = Config { max_p99: Some(5_000_000), max_loss: Some(0.0), ..load(&relay, &reflector) };
+    assert!(quiet(&generous).unwrap().limits_exceeded().is_empty());
+}
+
+#[test]
+fn a_wrong_password_names_user_and_realm() {
+    let (relay, reflector) = (relay(&Wishes::default()), reflector());
+    for mode in [Mode::Packet, Mode::Allocate] {
+        let config = Config { password: "looking-glass".to_owned(), mode, ..load(&relay, &reflector) };
+        match quiet(&config) {
+            Err(LoadError::Credentials { user, realm, .. }) => {
+                assert_eq!((user.as_str(), realm.as_str()), (common::USER, "turnpike"));
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+#[test]
+fn a_closed_port_is_told_from_a_silent_one() {
+    let (relay, reflector) = (relay(&Wishes::default()), reflector());
+    // Bound and closed again: the kernel answers "port unreachable".
+    let closed = UdpSocket::bind(loopback(0)).unwrap().local_addr().unwrap();
+    let config = Config { server: closed, ..load(&relay, &reflector) };
+    assert!(matches!(quiet(&config), Err(LoadError::Unreachable { server }) if server == closed));
+
+    let silent = UdpSocket::bind(loopback(0)).unwrap();
+    let config = Config {
+        server: silent.local_addr().unwrap(),
+        setup_timeout: Duration::from_millis(300),
+        ..load(&relay, &reflector)
+    };
+    assert!(matches!(quiet(&config), Err(LoadError::NoAnswer { ready: 0, .. })));
+}
+
+#[test]
+fn quotas_and_forbidden_peers_are_named() {
+    let reflector = reflector();
+    let small = relay(&Wishes { max_allocations_per_user: 2, ..Wishes::default() });
+    let config = Config { clients: 3, ..load(&small, &reflector) };
+    assert!(matches!(quiet(&config), Err(LoadError::Refused { code: 486, .. })));
+    // Those that were granted are given back, so that the next run finds the quota free.
+    quiet(&Config { clients: 2, duration: Duration::from_millis(100), ..config }).unwrap();
+
+    let strict = relay(&Wishes { allow_loopback: false, ..Wishes::default() });
+    match quiet(&load(&strict, &reflector)) {
+        Err(error @ LoadError::Refused { code: 403, .. }) => {
+            assert!(error.to_string().contains("--allow-peer"), "{error}");
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn the_report_is_one_json_object() {
+    let (relay, reflector) = (relay(&Wishes::default()), reflector());
+    let config = Config { duration: Duration::from_millis(300), ..load(&relay, &reflector) };
+    let report = quiet(&config).unwrap().report;
+    let json: serde_json::Value = serde_json::to_value(&report).unwrap();
+    assert_eq!(json["clients"], 1);
+    assert_eq!(json["rate"], 2_000.0);
+    assert!(json["rtt_us"]["p99"].as_u64().is_some());
+}

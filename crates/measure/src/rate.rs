@@ -1,0 +1,138 @@
+//! Offered rates, as a person types them and as a report shows them.
+
+use std::{fmt, str::FromStr, time::Duration};
+
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
+
+/// How much load is offered.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Rate {
+    /// So many a second, open loop: what comes back does not slow what goes out. Finite and above 0.
+    Pps(f64),
+    /// As much as the machine can.
+    Max,
+}
+
+impl Rate {
+    /// The figure, or `None` for [`Rate::Max`].
+    #[must_use]
+    pub const fn pps(self) -> Option<f64> {
+        match self {
+            Self::Pps(pps) => Some(pps),
+            Self::Max => None,
+        }
+    }
+}
+
+impl fmt::Display for Rate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Pps(pps) => write!(f, "{pps}"),
+            Self::Max => f.write_str("max"),
+        }
+    }
+}
+
+/// The text is no rate.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct UnknownRate(String);
+
+impl fmt::Display for UnknownRate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "unknown rate {:?}: expected a number above 0, such as 20000, 20k or 1.5M, or max", self.0)
+    }
+}
+
+impl std::error::Error for UnknownRate {}
+
+impl FromStr for Rate {
+    type Err = UnknownRate;
+
+    /// A number above 0, which may end in `k` (thousand) or `M` (million), or `max`.
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        if text.eq_ignore_ascii_case("max") {
+            return Ok(Self::Max);
+        }
+        let (digits, factor) = match text.strip_suffix(['k', 'K']) {
+            Some(digits) => (digits, 1e3),
+            None => text.strip_suffix(['m', 'M']).map_or((text, 1.0), |digits| (digits, 1e6)),
+        };
+        let pps = digits.parse::<f64>().map_err(|_| UnknownRate(text.to_owned()))? * factor;
+        if pps.is_finite() && pps > 0.0 { Ok(Self::Pps(pps)) } else { Err(UnknownRate(text.to_owned())) }
+    }
+}
+
+/// A number, or the string `max`.
+impl Serialize for Rate {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match self {
+            Self::Pps(pps) => serializer.serialize_f64(*pps),
+            Self::Max => serializer.serialize_str("max"),
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for Rate {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Visitor;
+        impl de::Visitor<'_> for Visitor {
+            type Value = Rate;
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a number above 0 or \"max\"")
+            }
+            fn visit_f64<E: de::Error>(self, value: f64) -> Result<Rate, E> {
+                Ok(Rate::Pps(value))
+            }
+            fn visit_u64<E: de::Error>(self, value: u64) -> Result<Rate, E> {
+                Ok(Rate::Pps(value as f64))
+            }
+            fn visit_str<E: de::Error>(self, value: &str) -> Result<Rate, E> {
+                value.parse().map_err(E::custom)
+            }
+        }
+        deserializer.deserialize_any(Visitor)
+    }
+}
+
+/// `count` over `time`, 0 for no time at all.
+#[must_use]
+pub fn per_second(count: u64, time: Duration) -> f64 {
+    let seconds = time.as_secs_f64();
+    if seconds > 0.0 { count as f64 / seconds } else { 0.0 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rates_are_read_as_people_type_them() {
+        for (text, expected) in [
+            ("20000", Rate::Pps(20_000.0)),
+            ("20k", Rate::Pps(20_000.0)),
+            ("1.5M", Rate::Pps(1_500_000.0)),
+            ("0.5", Rate::Pps(0.5)),
+            ("max", Rate::Max),
+            ("MAX", Rate::Max),
+        ] {
+            assert_eq!(text.parse(), Ok(expected), "{text}");
+        }
+        for text in ["", "0", "-1", "nan", "inf", "k", "1kk", "fast"] {
+            assert!(text.parse::<Rate>().is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_rate_is_a_number_or_max_in_json() {
+        assert_eq!(serde_json::to_string(&Rate::Pps(250.0)).unwrap(), "250.0");
+        assert_eq!(serde_json::to_string(&Rate::Max).unwrap(), "\"max\"");
+        assert_eq!(serde_json::from_str::<Rate>("250").unwrap(), Rate::Pps(250.0));
+        assert_eq!(serde_json::from_str::<Rate>("\"max\"").unwrap(), Rate::Max);
+    }
+
+    #[test]
+    fn no_time_gives_no_rate() {
+        assert_eq!(per_second(10, Duration::ZERO), 0.0);
+        assert_eq!(per_second(10, Duration::from_millis(500)), 20.0);
+    }
+}

@@ -1,0 +1,166 @@
+//! The result of a run: one JSON object, the same for every generator (DESIGN.md, "Contracts").
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use crate::Rate;
+
+/// What a generator found. Counts but `errors` cover the measured time only, warm-up excluded.
+///
+/// A datagram belongs to the measured time when it was *due* in it, however late it was sent or came back, so
+/// that `sent = received + lost` holds exactly.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Report {
+    /// Datagrams (requests, allocations) that the kernel took.
+    pub sent: u64,
+    /// Of these, those that came back, each counted once.
+    pub received: u64,
+    /// `sent - received`.
+    pub lost: u64,
+    /// Datagrams that came back again.
+    pub duplicated: u64,
+    /// Datagrams that came back after one that was sent later.
+    pub reordered: u64,
+    /// `sent` a second.
+    pub send_pps: f64,
+    /// `received` a second.
+    pub recv_pps: f64,
+    /// Payload that came back, in bits a second.
+    pub recv_bps: f64,
+    /// Microseconds from the moment a datagram was due until it was back.
+    pub rtt_us: Percentiles,
+    /// Interarrival jitter in microseconds (RFC 3550 section 6.4.1) of the round trip, mean over all clients.
+    pub jitter_us: f64,
+    /// Microseconds by which the generator itself was late.
+    pub late_us: Lateness,
+    /// Clients.
+    pub clients: u64,
+    /// Payload size in bytes.
+    pub size: u64,
+    /// What was asked for.
+    pub rate: Rate,
+    /// Measured time in seconds.
+    pub duration_s: f64,
+    /// Step of the ladder.
+    pub datapath: String,
+    /// What went wrong, by name, and how often, in the whole run with its warm-up.
+    pub errors: BTreeMap<String, u64>,
+    /// What a reader must know about these figures, in sentences.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub notes: Vec<String>,
+    /// Figures that only one mode has, by name.
+    #[serde(flatten)]
+    pub extra: BTreeMap<String, f64>,
+}
+
+impl Report {
+    /// Lost datagrams in percent of those sent; 0 when none was sent.
+    #[must_use]
+    pub fn loss_percent(&self) -> f64 {
+        if self.sent == 0 { 0.0 } else { self.lost as f64 * 100.0 / self.sent as f64 }
+    }
+}
+
+/// Of a latency histogram, in microseconds; zeros when it is empty.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Percentiles {
+    /// Smallest.
+    pub min: u64,
+    /// Median.
+    pub p50: u64,
+    /// 90 %.
+    pub p90: u64,
+    /// 99 %.
+    pub p99: u64,
+    /// 99.9 %.
+    pub p999: u64,
+    /// Largest.
+    pub max: u64,
+}
+
+/// By how much a generator sent later than due, in microseconds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Lateness {
+    /// Median.
+    pub p50: u64,
+    /// 99 %.
+    pub p99: u64,
+    /// Largest.
+    pub max: u64,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn report() -> Report {
+        Report {
+            sent: 1_000,
+            received: 990,
+            lost: 10,
+            duplicated: 1,
+            reordered: 2,
+            send_pps: 100.0,
+            recv_pps: 99.0,
+            recv_bps: 99.0 * 120.0 * 8.0,
+            rtt_us: Percentiles { min: 1, p50: 2, p90: 3, p99: 4, p999: 5, max: 6 },
+            jitter_us: 0.5,
+            late_us: Lateness { p50: 1, p99: 2, max: 3 },
+            clients: 4,
+            size: 120,
+            rate: Rate::Pps(100.0),
+            duration_s: 10.0,
+            datapath: "gso".to_owned(),
+            errors: BTreeMap::from([("send_would_block".to_owned(), 3)]),
+            notes: Vec::new(),
+            extra: BTreeMap::from([("amplification".to_owned(), 0.25)]),
+        }
+    }
+
+    #[test]
+    fn the_json_has_the_names_of_the_contract() {
+        let json: serde_json::Value = serde_json::to_value(report()).unwrap();
+        for name in [
+            "sent",
+            "received",
+            "lost",
+            "duplicated",
+            "reordered",
+            "send_pps",
+            "recv_pps",
+            "recv_bps",
+            "rtt_us",
+            "jitter_us",
+            "late_us",
+            "clients",
+            "size",
+            "rate",
+            "duration_s",
+            "datapath",
+            "errors",
+        ] {
+            assert!(json.get(name).is_some(), "{name} is missing");
+        }
+        for name in ["min", "p50", "p90", "p99", "p999", "max"] {
+            assert!(json["rtt_us"].get(name).is_some(), "rtt_us.{name} is missing");
+        }
+        for name in ["p50", "p99", "max"] {
+            assert!(json["late_us"].get(name).is_some(), "late_us.{name} is missing");
+        }
+        assert_eq!(json["amplification"], 0.25);
+        assert!(json.get("notes").is_none());
+    }
+
+    #[test]
+    fn what_is_written_reads_back() {
+        let text = serde_json::to_string(&report()).unwrap();
+        assert_eq!(serde_json::from_str::<Report>(&text).unwrap(), report());
+    }
+
+    #[test]
+    fn loss_is_a_percentage_of_what_was_sent() {
+        assert_eq!(report().loss_percent(), 1.0);
+        assert_eq!(Report { sent: 0, lost: 0, ..report() }.loss_percent(), 0.0);
+    }
+}

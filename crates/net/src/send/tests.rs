@@ -1,0 +1,536 @@
+//! Kernels that refuse: what leaves, in which order, and what is counted.
+#![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a test may fail, and says what it skips")]
+
+use std::{
+    collections::HashMap,
+    net::{Ipv4Addr, SocketAddr},
+    os::fd::{AsFd, AsRawFd},
+};
+
+use libc::{c_int, mmsghdr};
+
+use super::{FEWEST_SEGMENTS, Kernel, MAX_IOVECS, MOST_SEGMENTS, max_segments, probe_segments};
+use crate::{
+    Datapath, Route, Rx, SocketId, Sockets, Span, Tx, UdpOptions, UdpSocket,
+    sys::{self, RawAddress},
+};
+
+const REFUSALS: [c_int; 5] = [libc::EINVAL, libc::EIO, libc::ENOPROTOOPT, libc::EOPNOTSUPP, libc::EMSGSIZE];
+
+/// A message as the kernel would see it.
+struct Seen {
+    to: SocketAddr,
+    bytes: Vec<u8>,
+    /// UDP_SEGMENT, if it was asked for.
+    segment: Option<usize>,
+    dont_fragment: bool,
+}
+
+fn look(socket: &UdpSocket, message: &mmsghdr) -> Seen {
+    let header = &message.msg_hdr;
+    assert!(header.msg_iovlen <= MAX_IOVECS, "more iovecs than the kernel takes");
+    let mut bytes = Vec::new();
+    for at in 0..header.msg_iovlen {
+        // SAFETY: the sender promises `msg_iovlen` iovecs and that each describes readable bytes.
+        unsafe {
+            let piece = *header.msg_iov.add(at);
+            bytes.extend_from_slice(std::slice::from_raw_parts(piece.iov_base.cast::<u8>(), piece.iov_len));
+        }
+    }
+    // SAFETY: the sender promises a socket address there.
+    let to = unsafe { *header.msg_name.cast::<RawAddress>() }.get().unwrap();
+    // SAFETY: the sender promises `msg_controllen` bytes of control messages.
+    let segment = unsafe { sys::control_messages(header) }
+        .find(|m| (m.level, m.kind) == (sys::SOL_UDP, sys::UDP_SEGMENT))
+        .map(|m| usize::from(u16::from_ne_bytes(m.data.try_into().unwrap())));
+    Seen { to, bytes, segment, dont_fragment: dont_fragment(socket) }
+}
+
+fn dont_fragment(socket: &UdpSocket) -> bool {
+    let (mut value, mut len) = (0, 4_u32);
+    // SAFETY: the pointers are to live locals, the length is that of an int.
+    sys::check(unsafe {
+        libc::getsockopt(
+            socket.as_fd().as_raw_fd(),
+            libc::IPPROTO_IP,
+            libc::IP_MTU_DISCOVER,
+            (&raw mut value).cast(),
+            &raw mut len,
+        )
+    })
+    .unwrap();
+    value == libc::IP_PMTUDISC_DO
+}
+
+/// Answers each message by a rule; what it takes, it notes as datagrams.
+struct Ruled<R> {
+    /// The errno for a message, or `None` to take it.
+    rule: R,
+    taken: Vec<(SocketAddr, Vec<u8>)>,
+    super_packets: usize,
+    with_df: Vec<bool>,
+    errors: usize,
+    calls: usize,
+    /// Most messages that one call takes.
+    at_most: usize,
+}
+
+fn ruled<R: FnMut(&Seen) -> Option<c_int>>(rule: R) -> Ruled<R> {
+    Ruled {
+        rule,
+        taken: Vec::new(),
+        super_packets: 0,
+        with_df: Vec::new(),
+        errors: 0,
+        calls: 0,
+        at_most: usize::MAX,
+    }
+}
+
+impl<R: FnMut(&Seen) -> Option<c_int>> Kernel for Ruled<R> {
+    fn send(&mut self, socket: &UdpSocket, messages: &mut [mmsghdr]) -> std::io::Result<usize> {
+        self.calls += 1;
+        for (at, message) in messages.iter().enumerate() {
+            if at == self.at_most {
+                return Ok(at);
+            }
+            let seen = look(socket, message);
+            if let Some(errno) = (self.rule)(&seen) {
+                // As sendmmsg(2): an error is told only by the call that it begins.
+                if at > 0 {
+                    return Ok(at);
+                }
+                self.errors += 1;
+                return Err(std::io::Error::from_raw_os_error(errno));
+            }
+            self.with_df.push(seen.dont_fragment);
+            match seen.segment {
+                None => self.taken.push((seen.to, seen.bytes)),
+                Some(size) => {
+                    self.super_packets += 1;
+                    assert!(seen.bytes.len().div_ceil(size) <= max_segments());
+                    self.taken.extend(seen.bytes.chunks(size).map(|c| (seen.to, c.to_vec())));
+                }
+            }
+        }
+        Ok(messages.len())
+    }
+}
+
+/// A socket, an arena with known bytes in it, and a queue.
+struct Bench {
+    sockets: Sockets,
+    id: SocketId,
+    rx: Rx,
+    arena: Span,
+    tx: Tx,
+    pushed: Vec<(SocketAddr, Vec<u8>)>,
+}
+
+fn bench(datapath: Datapath) -> Bench {
+    let here = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
+    let socket = UdpSocket::bind(here, &UdpOptions::default()).unwrap();
+    let bytes: Vec<u8> = (0..60_000_u32).map(|i| (i % 251) as u8).collect();
+    let from = std::net::UdpSocket::bind(here).unwrap();
+    from.send_to(&bytes, socket.local_addr()).unwrap();
+    let mut rx = Rx::new(datapath);
+    let mut poller = crate::poll::Poller::new().unwrap();
+    poller.add(&socket, 0).unwrap();
+    assert_eq!(poller.wait(Some(std::time::Duration::from_secs(10))).unwrap().len(), 1);
+    let received = rx.recv(&socket).unwrap();
+    let arena = rx.span(rx.buffers(received).next().unwrap().bytes);
+    assert_eq!(arena.len, 60_000);
+    let mut sockets = Sockets::default();
+    let id = sockets.insert(socket);
+    Bench { sockets, id, rx, arena, tx: Tx::new(datapath), pushed: Vec::new() }
+}
+
+impl Bench {
+    fn route(&self, to: SocketAddr) -> Route {
+        Route { socket: self.id, to: Some(to), from: None, tos: 0, ttl: 0, dont_fragment: false }
+    }
+
+    /// A datagram of 12 bytes of header that tell its number, `size - 12 - padding` of the arena, and padding.
+    fn push(&mut self, to: SocketAddr, size: usize) {
+        let route = self.route(to);
+        self.push_route(&route, size);
+    }
+
+    fn push_route(&mut self, route: &Route, size: usize) {
+        let number = self.pushed.len();
+        let padding = number % 4;
+        let header = format!("{number:012}");
+        let len = u32::try_from(size - 12 - padding).unwrap();
+        let payload = Span { offset: self.arena.offset + (number % 1000) as u32, len };
+        let mut whole = header.clone().into_bytes();
+        whole.extend_from_slice(self.rx.bytes(payload));
+        whole.extend(std::iter::repeat_n(0, padding));
+        self.tx.push(route, header.as_bytes(), payload, padding as u8);
+        self.pushed.push((route.to.unwrap(), whole));
+    }
+
+    fn flush(&mut self, kernel: &mut impl Kernel) {
+        self.tx.flush_through(kernel, &mut self.sockets, &self.rx);
+    }
+
+    /// Whether all pushed datagrams were taken, once, and those of each destination in order.
+    fn assert_all_in_order(&self, taken: &[(SocketAddr, Vec<u8>)]) {
+        assert_eq!(by_destination(taken), by_destination(&self.pushed));
+        assert_eq!(self.tx.stats().datagrams, self.pushed.len() as u64);
+        let dropped = self.tx.stats().refused + self.tx.stats().too_big + self.tx.stats().would_block;
+        assert_eq!(dropped, 0);
+    }
+}
+
+fn by_destination(datagrams: &[(SocketAddr, Vec<u8>)]) -> HashMap<SocketAddr, Vec<&[u8]>> {
+    let mut map: HashMap<SocketAddr, Vec<&[u8]>> = HashMap::new();
+    for (to, bytes) in datagrams {
+        map.entry(*to).or_default().push(bytes);
+    }
+    map
+}
+
+fn peer(n: u16) -> SocketAddr {
+    SocketAddr::from((Ipv4Addr::LOCALHOST, 10_000 + n))
+}
+
+#[test]
+fn each_refusal_of_a_super_packet_steps_down_once_and_for_good() {
+    for errno in REFUSALS {
+        let mut b = bench(Datapath::Gso);
+        let mut kernel = ruled(|m| m.segment.map(|_| errno));
+        for _ in 0..20 {
+            b.push(peer(0), 100);
+            b.push(peer(1), 200);
+            b.push(peer(2), 100);
+        }
+        b.push(peer(2), 70);
+        b.flush(&mut kernel);
+        b.assert_all_in_order(&kernel.taken);
+        assert_eq!(b.tx.stats().step_downs, 1, "errno {errno}");
+        // The second try tells a refusal from a pending ICMP error; nothing else asks in vain.
+        assert_eq!(kernel.errors, 2, "errno {errno}");
+
+        for _ in 0..20 {
+            b.push(peer(0), 100);
+        }
+        b.flush(&mut kernel);
+        b.assert_all_in_order(&kernel.taken);
+        assert_eq!((b.tx.stats().step_downs, kernel.errors), (1, 2), "errno {errno}");
+        assert_eq!(b.tx.stats().super_packets, 0);
+    }
+}
+
+#[test]
+fn a_large_segment_steps_down_only_for_its_size() {
+    for errno in REFUSALS {
+        let mut b = bench(Datapath::Gso);
+        let mut kernel = ruled(|m| m.segment.filter(|s| *s > 1300).map(|_| errno));
+        for _ in 0..2 {
+            for _ in 0..10 {
+                b.push(peer(0), 1400);
+                b.push(peer(1), 1200);
+            }
+            b.flush(&mut kernel);
+        }
+        b.assert_all_in_order(&kernel.taken);
+        assert_eq!(b.tx.stats().step_downs, 1);
+        assert_eq!(kernel.super_packets, 2, "1200 still leaves in super-packets");
+
+        // A smaller size that is refused too is another class.
+        for _ in 0..10 {
+            b.push(peer(0), 1310);
+        }
+        b.flush(&mut kernel);
+        b.assert_all_in_order(&kernel.taken);
+        assert_eq!(b.tx.stats().step_downs, 2);
+    }
+}
+
+#[test]
+fn a_step_down_never_lifts_an_earlier_one() {
+    let mut b = bench(Datapath::Gso);
+    let mut kernel = ruled(|m| m.segment.map(|_| libc::EIO));
+    for size in [100, 1400, 100] {
+        for _ in 0..4 {
+            b.push(peer(size as u16), size);
+        }
+    }
+    b.flush(&mut kernel);
+    assert_eq!(b.sockets.get(b.id).unwrap().gso_limit(), 0);
+    b.sockets.get(b.id).unwrap().step_down(1400);
+    assert_eq!(b.sockets.get(b.id).unwrap().gso_limit(), 0);
+    b.assert_all_in_order(&kernel.taken);
+    assert_eq!(b.tx.stats().step_downs, 1);
+}
+
+#[test]
+fn other_sockets_do_not_step_down() {
+    let mut b = bench(Datapath::Gso);
+    let here = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
+    let other = b.sockets.insert(UdpSocket::bind(here, &UdpOptions::default()).unwrap());
+    let mut kernel = ruled(|m| m.segment.filter(|_| m.to == peer(0)).map(|_| libc::EIO));
+    let route = Route { socket: other, ..b.route(peer(1)) };
+    for _ in 0..8 {
+        b.push(peer(0), 100);
+        b.push_route(&route, 100);
+    }
+    b.flush(&mut kernel);
+    b.assert_all_in_order(&kernel.taken);
+    assert_eq!((kernel.super_packets, b.tx.stats().step_downs), (1, 1));
+}
+
+#[test]
+fn a_pending_error_is_no_refusal() {
+    for errno in REFUSALS.into_iter().chain([libc::ECONNREFUSED, libc::EHOSTUNREACH]) {
+        for datapath in [Datapath::Basic, Datapath::Mmsg, Datapath::Gso] {
+            let mut b = bench(datapath);
+            let mut pending = Some(errno);
+            let mut kernel = ruled(|_| pending.take());
+            for _ in 0..10 {
+                b.push(peer(0), 100);
+                b.push(peer(1), 100);
+            }
+            b.flush(&mut kernel);
+            b.assert_all_in_order(&kernel.taken);
+            assert_eq!(b.tx.stats().step_downs, 0);
+            assert_eq!(kernel.super_packets, if datapath == Datapath::Gso { 2 } else { 0 });
+        }
+    }
+}
+
+/// udp_sendmsg() says EINVAL to port 0: a peer must not switch GSO off for others by that.
+#[test]
+fn a_refused_destination_is_no_step_down() {
+    let mut b = bench(Datapath::Gso);
+    let bad = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
+    let mut kernel = ruled(|m| (m.to == bad).then_some(libc::EINVAL));
+    for _ in 0..10 {
+        b.push(bad, 100);
+        b.push(peer(1), 100);
+    }
+    b.flush(&mut kernel);
+    let stats = *b.tx.stats();
+    assert_eq!((stats.step_downs, stats.refused, stats.datagrams), (0, 10, 10));
+    assert_eq!(kernel.super_packets, 1);
+}
+
+#[test]
+fn a_datagram_beyond_the_mtu_is_counted_and_the_rest_leaves() {
+    for datapath in [Datapath::Basic, Datapath::Mmsg, Datapath::Gso] {
+        let mut b = bench(datapath);
+        let mut kernel = ruled(|m| (m.segment.unwrap_or(m.bytes.len()) > 1472).then_some(libc::EMSGSIZE));
+        for _ in 0..5 {
+            b.push(peer(0), 1500);
+            b.push(peer(1), 1200);
+        }
+        b.flush(&mut kernel);
+        let stats = *b.tx.stats();
+        assert_eq!((stats.step_downs, stats.too_big, stats.datagrams), (0, 5, 5), "{datapath}");
+    }
+}
+
+#[test]
+fn a_full_send_buffer_drops_the_rest_and_counts_datagrams() {
+    for (datapath, kept) in [(Datapath::Basic, 20), (Datapath::Mmsg, 20), (Datapath::Gso, 20)] {
+        let mut b = bench(datapath);
+        let mut room = 2000_usize;
+        let mut kernel = ruled(|m| match room.checked_sub(m.bytes.len()) {
+            Some(left) => {
+                room = left;
+                None
+            }
+            None => Some(libc::EAGAIN),
+        });
+        for n in 0..4 {
+            for _ in 0..10 {
+                b.push(peer(n), 100);
+            }
+        }
+        b.flush(&mut kernel);
+        let stats = *b.tx.stats();
+        assert_eq!((stats.datagrams, stats.would_block), (kept, 20), "{datapath}");
+        assert_eq!(kernel.taken, b.pushed[..20], "what left is the beginning");
+    }
+}
+
+#[test]
+fn a_full_device_queue_drops_one_message() {
+    let mut b = bench(Datapath::Gso);
+    let mut kernel = ruled(|m| (m.to == peer(1)).then_some(libc::ENOBUFS));
+    for n in 0..3 {
+        for _ in 0..10 {
+            b.push(peer(n), 100);
+        }
+    }
+    b.flush(&mut kernel);
+    let stats = *b.tx.stats();
+    assert_eq!((stats.datagrams, stats.would_block, stats.step_downs), (20, 10, 0));
+    assert_eq!(kernel.errors, 1, "no second try");
+}
+
+#[test]
+fn calls_that_take_a_part_are_continued() {
+    for datapath in [Datapath::Basic, Datapath::Mmsg, Datapath::Gso] {
+        for at_most in [1, 2, 7] {
+            let mut b = bench(datapath);
+            let mut kernel = ruled(|_| None);
+            kernel.at_most = at_most;
+            for n in 0..300 {
+                b.push(peer(n % 7), 50 + usize::from(n));
+            }
+            b.flush(&mut kernel);
+            b.assert_all_in_order(&kernel.taken);
+        }
+    }
+}
+
+#[test]
+fn an_interrupted_call_is_repeated() {
+    let mut b = bench(Datapath::Gso);
+    let mut interruptions = 5;
+    let mut kernel = ruled(|_| {
+        interruptions -= 1;
+        (interruptions >= 0).then_some(libc::EINTR)
+    });
+    for _ in 0..10 {
+        b.push(peer(0), 100);
+    }
+    b.flush(&mut kernel);
+    b.assert_all_in_order(&kernel.taken);
+    assert_eq!(kernel.super_packets, 1);
+}
+
+#[test]
+fn thousands_of_pieces_stay_within_the_limits_of_a_message() {
+    // `look` and `send` check the limits.
+    let mut b = bench(Datapath::Gso);
+    let mut kernel = ruled(|_| None);
+    for n in 0..6000 {
+        b.push(peer(n % 3), 20);
+    }
+    b.flush(&mut kernel);
+    b.assert_all_in_order(&kernel.taken);
+    let most = 6000_usize.div_ceil(max_segments()) + 3;
+    assert!(kernel.super_packets <= most, "{} super-packets", kernel.super_packets);
+    assert_eq!(b.tx.stats().step_downs, 0);
+}
+
+#[test]
+fn a_message_is_no_longer_than_a_udp_payload() {
+    let mut b = bench(Datapath::Gso);
+    let mut kernel = ruled(|m| (m.bytes.len() > 65_507).then_some(libc::EINVAL));
+    for _ in 0..100 {
+        b.push(peer(0), 1400);
+    }
+    b.flush(&mut kernel);
+    b.assert_all_in_order(&kernel.taken);
+    assert_eq!((kernel.errors, kernel.super_packets), (0, 3), "46 segments fit in a message");
+}
+
+#[test]
+fn adjacent_datagrams_share_an_iovec_and_come_apart_again() {
+    let mut b = bench(Datapath::Gso);
+    let mut kernel = ruled(|m| m.segment.map(|_| libc::EIO));
+    let route = b.route(peer(0));
+    for n in 0..10_u8 {
+        let bytes = [n; 100];
+        let bytes = if n == 9 { &bytes[..30] } else { &bytes[..] };
+        b.tx.push_bytes(&route, bytes);
+        b.pushed.push((peer(0), bytes.to_vec()));
+    }
+    // A reflected super-packet: neighbours in the arena.
+    for n in 0..10 {
+        let span = Span { offset: b.arena.offset + n * 500, len: 500 };
+        b.tx.push(&route, &[], span, 0);
+        b.pushed.push((peer(0), b.rx.bytes(span).to_vec()));
+    }
+    b.flush(&mut kernel);
+    b.assert_all_in_order(&kernel.taken);
+}
+
+#[test]
+fn empty_datagrams_leave_alone_and_in_order() {
+    for datapath in [Datapath::Basic, Datapath::Mmsg, Datapath::Gso] {
+        let mut b = bench(datapath);
+        let mut kernel = ruled(|_| None);
+        let route = b.route(peer(0));
+        for size in [0, 0, 5, 5, 0, 5, 0] {
+            b.tx.push_bytes(&route, &vec![7; size]);
+            b.pushed.push((peer(0), vec![7; size]));
+        }
+        let nothing = Span { offset: b.arena.offset, len: 0 };
+        b.tx.push(&route, &[], nothing, 0);
+        b.pushed.push((peer(0), Vec::new()));
+        b.flush(&mut kernel);
+        b.assert_all_in_order(&kernel.taken);
+    }
+}
+
+#[test]
+fn df_is_set_for_what_asks_for_it_and_restored() {
+    let mut b = bench(Datapath::Gso);
+    let mut kernel = ruled(|_| None);
+    for n in 0..40 {
+        let route = Route { dont_fragment: n % 2 == 1, ..b.route(peer(n % 8)) };
+        b.push_route(&route, 100);
+    }
+    b.flush(&mut kernel);
+    b.assert_all_in_order(&kernel.taken);
+    assert_eq!(kernel.with_df, [[false; 4], [true; 4]].concat());
+    assert_eq!(kernel.calls, 2, "alternating routes must not cost a call each");
+    for (to, bytes) in &kernel.taken {
+        let number: u16 = std::str::from_utf8(&bytes[..12]).unwrap().parse().unwrap();
+        assert_eq!(*to, peer(number % 8));
+    }
+    assert!(!dont_fragment(b.sockets.get(b.id).unwrap()));
+}
+
+#[test]
+fn what_is_queued_for_a_socket_that_is_gone_is_counted() {
+    let mut b = bench(Datapath::Gso);
+    let mut kernel = ruled(|_| None);
+    for n in 0..20 {
+        b.push(peer(n % 6), 100);
+    }
+    b.sockets.remove(b.id);
+    b.flush(&mut kernel);
+    assert_eq!((kernel.calls, b.tx.stats().refused), (0, 20));
+    assert_eq!(b.tx.queued(), 0);
+}
+
+#[test]
+fn many_routes_of_a_socket_are_told_apart() {
+    let mut b = bench(Datapath::Mmsg);
+    let mut kernel = ruled(|_| None);
+    // Beyond the few that are searched one by one, and in an order that visits each again and again; twice, because
+    // the table lives on.
+    for _ in 0..2 {
+        for n in 0..2000_u32 {
+            b.push(peer((n * 7 % 500) as u16), 30 + (n % 9) as usize);
+        }
+        b.flush(&mut kernel);
+    }
+    b.assert_all_in_order(&kernel.taken);
+}
+
+#[test]
+#[should_panic(expected = "multiple of 4")]
+fn padding_is_at_most_three_bytes() {
+    let mut b = bench(Datapath::Basic);
+    let route = b.route(peer(0));
+    b.tx.push(&route, &[], b.arena, 4);
+}
+
+#[test]
+fn the_probe_finds_the_limit_of_this_kernel() {
+    if probe_segments(2).is_err() {
+        return println!("SKIPPED: this kernel has no UDP_SEGMENT, or there is no loopback");
+    }
+    let limit = max_segments();
+    assert!([FEWEST_SEGMENTS, MOST_SEGMENTS].contains(&limit));
+    probe_segments(limit).unwrap();
+    if limit == FEWEST_SEGMENTS {
+        assert_eq!(probe_segments(MOST_SEGMENTS).unwrap_err().raw_os_error(), Some(libc::EINVAL));
+    }
+}

@@ -1,0 +1,96 @@
+//! A wildcard socket learns which of its addresses was asked, and answers from it.
+#![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a test may fail, and says what it skips")]
+
+mod common;
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+
+use common::{DATAPATHS, Sender, in_namespace, receive};
+use turnpike_net::{Datapath, Route, Rx, UdpOptions};
+
+const WILDCARD4: IpAddr = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
+const WILDCARD6: IpAddr = IpAddr::V6(Ipv6Addr::UNSPECIFIED);
+
+/// `client` asks a wildcard server at each of `asked`; every answer must come from where it was asked.
+fn answers_leave_from_the_asked_address(wildcard: IpAddr, client: IpAddr, asked: &[IpAddr]) {
+    for datapath in DATAPATHS {
+        let gro = datapath == Datapath::Gso;
+        let options = UdpOptions { packet_info: true, gro, ..UdpOptions::default() };
+        let mut server = Sender::new(datapath, wildcard, &options);
+        let mut client = Sender::new(datapath, client, &options);
+        let port = server.socket().local_addr().port();
+        for ip in asked {
+            let route = client.route(SocketAddr::new(*ip, port));
+            for n in 0..20_u8 {
+                client.tx.push_bytes(&route, &[n; 50]);
+            }
+        }
+        client.flush();
+        let mut rx = Rx::new(datapath);
+        for question in receive(&mut rx, &[server.socket()], 20 * asked.len()) {
+            assert_eq!(question.from, client.socket().local_addr());
+            let route = Route { from: question.local, ..server.route(question.from) };
+            server.tx.push_bytes(&route, format!("{}", question.local.unwrap()).as_bytes());
+        }
+        server.flush();
+        assert_eq!(server.tx.stats().datagrams, 20 * asked.len() as u64);
+        assert_eq!(server.tx.stats().super_packets > 0, gro);
+        let mut seen: Vec<IpAddr> = Vec::new();
+        for answer in receive(&mut rx, &[client.socket()], 20 * asked.len()) {
+            assert_eq!(answer.from.ip().to_string().as_bytes(), answer.bytes);
+            assert_eq!(answer.from.port(), port);
+            seen.push(answer.from.ip());
+        }
+        seen.dedup();
+        assert_eq!(seen, asked, "{datapath}");
+    }
+}
+
+#[test]
+fn ipv4_answers_leave_from_the_asked_address() {
+    let asked = [1, 2, 77].map(|n| IpAddr::from([127, 0, 0, n]));
+    answers_leave_from_the_asked_address(WILDCARD4, IpAddr::from([127, 0, 0, 9]), &asked);
+}
+
+#[test]
+fn ipv6_answers_leave_from_the_asked_address() {
+    let setup = ["link set lo up", "addr add fd00::1/64 dev lo nodad", "addr add fd00::2/64 dev lo nodad"];
+    in_namespace("ipv6_answers_leave_from_the_asked_address", &setup, || {
+        let asked = ["::1", "fd00::1", "fd00::2"].map(|ip| ip.parse().unwrap());
+        answers_leave_from_the_asked_address(WILDCARD6, asked[1], &asked);
+    });
+}
+
+#[test]
+fn without_packet_info_there_is_no_local_address() {
+    let to = common::bind(WILDCARD4, &UdpOptions::default());
+    let mut sender = Sender::new(Datapath::Gso, common::V4, &UdpOptions::default());
+    let route = sender.route(SocketAddr::new(common::V4, to.local_addr().port()));
+    sender.tx.push_bytes(&route, b"x");
+    sender.flush();
+    assert_eq!(receive(&mut Rx::new(Datapath::Gso), &[&to], 1)[0].local, None);
+}
+
+#[test]
+fn an_ipv6_wildcard_leaves_ipv4_to_others() {
+    let v6 = common::bind(WILDCARD6, &UdpOptions::default());
+    let port = v6.local_addr().port();
+    // Fails with EADDRINUSE unless the other is IPV6_V6ONLY.
+    turnpike_net::UdpSocket::bind(SocketAddr::new(WILDCARD4, port), &UdpOptions::default()).unwrap();
+}
+
+#[test]
+fn a_connected_socket_needs_no_destination() {
+    for datapath in DATAPATHS {
+        let to = common::bind(common::V4, &UdpOptions::default());
+        let mut sender = Sender::new(datapath, common::V4, &UdpOptions::default());
+        sender.socket().connect(to.local_addr()).unwrap();
+        let route = Route { to: None, ..sender.route(to.local_addr()) };
+        for n in 0..10_u8 {
+            sender.tx.push_bytes(&route, &[n; 30]);
+        }
+        sender.flush();
+        let got = receive(&mut Rx::new(datapath), &[&to], 10);
+        assert!(got.iter().enumerate().all(|(n, d)| d.bytes == [n as u8; 30]));
+    }
+}

@@ -1,0 +1,56 @@
+//! DF per datagram, over a loopback with the MTU of an Ethernet.
+#![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a test may fail, and says what it skips")]
+
+mod common;
+
+use std::net::IpAddr;
+
+use common::{DATAPATHS, Sender, V4, V6, bind, in_namespace, receive};
+use turnpike_net::{Route, Rx, UdpOptions};
+
+const SMALL_MTU: [&str; 1] = ["link set lo mtu 1500 up"];
+
+/// Datagrams of 3000 bytes, every other one with DF: those are refused by the kernel, the rest is fragmented.
+fn only_fragmentable_datagrams_pass(ip: IpAddr) {
+    for datapath in DATAPATHS {
+        let to = bind(ip, &UdpOptions { recv_buffer: Some(1 << 20), ..UdpOptions::default() });
+        let mut sender = Sender::new(datapath, ip, &UdpOptions::default());
+        for n in 0..20_u8 {
+            let route = Route { dont_fragment: n % 2 == 1, ..sender.route(to.local_addr()) };
+            sender.tx.push_bytes(&route, &[n; 3000]);
+        }
+        // What fits passes with DF too.
+        let route = Route { dont_fragment: true, ..sender.route(to.local_addr()) };
+        for _ in 0..4 {
+            sender.tx.push_bytes(&route, &[99; 1400]);
+        }
+        sender.flush();
+        let stats = sender.tx.stats();
+        assert_eq!((stats.datagrams, stats.too_big, stats.refused), (14, 10, 0), "{ip} {datapath}");
+
+        // The socket is as before: what asks for no DF may be fragmented.
+        let route = sender.route(to.local_addr());
+        sender.tx.push_bytes(&route, &[100; 3000]);
+        sender.flush();
+        assert_eq!((sender.tx.stats().datagrams, sender.tx.stats().too_big), (15, 10));
+
+        let got = receive(&mut Rx::new(datapath), &[&to], 15);
+        let firsts: Vec<u8> = got.iter().map(|d| d.bytes[0]).collect();
+        assert_eq!(firsts, [0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 99, 99, 99, 99, 100]);
+        assert!(got.iter().all(|d| d.bytes.iter().all(|b| *b == d.bytes[0])));
+    }
+}
+
+#[test]
+fn ipv4_datagrams_beyond_the_mtu_pass_only_without_df() {
+    in_namespace("ipv4_datagrams_beyond_the_mtu_pass_only_without_df", &SMALL_MTU, || {
+        only_fragmentable_datagrams_pass(V4);
+    });
+}
+
+#[test]
+fn ipv6_datagrams_beyond_the_mtu_pass_only_without_df() {
+    in_namespace("ipv6_datagrams_beyond_the_mtu_pass_only_without_df", &SMALL_MTU, || {
+        only_fragmentable_datagrams_pass(V6);
+    });
+}

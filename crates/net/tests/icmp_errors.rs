@@ -1,0 +1,118 @@
+//! ICMP errors: read from the error queue, and never at the cost of a datagram.
+#![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a test may fail, and says what it skips")]
+
+mod common;
+
+use std::net::{IpAddr, SocketAddr};
+
+use common::{DATAPATHS, Sender, V4, V6, bind, receive, wait_for_error};
+use turnpike_net::{
+    Datapath, Rx, UdpOptions,
+    error_queue::{self, IcmpError},
+};
+
+/// An address where nobody listens: bound and closed again.
+fn nobody(ip: IpAddr) -> SocketAddr {
+    bind(ip, &UdpOptions::default()).local_addr()
+}
+
+fn with_errors() -> UdpOptions {
+    UdpOptions { errors: true, ..UdpOptions::default() }
+}
+
+#[test]
+fn port_unreachable_is_read_from_the_error_queue() {
+    // ICMP: destination unreachable (3), port (3). ICMPv6: destination unreachable (1), port (4).
+    for (ip, icmp_type, code) in [(V4, 3, 3), (V6, 1, 4)] {
+        for datapath in DATAPATHS {
+            let mut sender = Sender::new(datapath, ip, &with_errors());
+            let closed = nobody(ip);
+            let route = sender.route(closed);
+            sender.tx.push_bytes(&route, b"anybody there?");
+            sender.flush();
+            wait_for_error(sender.socket());
+            let mut errors = Vec::new();
+            assert_eq!(error_queue::read(sender.socket(), 16, |e| errors.push(e)).unwrap(), 1);
+            let expected = IcmpError { to: closed, icmp_type, code, info: 0, v6: ip == V6 };
+            assert_eq!(errors, [expected]);
+            assert_eq!(error_queue::read(sender.socket(), 16, |_| panic!("read twice")).unwrap(), 0);
+        }
+    }
+}
+
+#[test]
+fn reading_stops_at_the_limit() {
+    let mut sender = Sender::new(Datapath::Mmsg, V4, &with_errors());
+    let closed = nobody(V4);
+    for _ in 0..5 {
+        let route = sender.route(closed);
+        sender.tx.push_bytes(&route, b"x");
+        sender.flush();
+    }
+    wait_for_error(sender.socket());
+    let mut seen = 0;
+    assert_eq!(error_queue::read(sender.socket(), 2, |_| seen += 1).unwrap(), 2);
+    assert_eq!(seen, 2);
+    assert!(error_queue::read(sender.socket(), 100, |_| {}).unwrap() <= 3);
+}
+
+/// Where the queue is not read, the error waits for the next call on the socket and fails it instead of sending.
+#[test]
+fn a_pending_error_costs_no_datagram() {
+    for ip in [V4, V6] {
+        for datapath in DATAPATHS {
+            let mut sender = Sender::new(datapath, ip, &with_errors());
+            let to = bind(ip, &UdpOptions::default());
+            let closed = nobody(ip);
+            let mut rx = Rx::new(datapath);
+            for round in 0..5_u8 {
+                let bad = sender.route(closed);
+                sender.tx.push_bytes(&bad, b"x");
+                sender.flush();
+                wait_for_error(sender.socket());
+                let good = sender.route(to.local_addr());
+                for n in 0..10 {
+                    sender.tx.push_bytes(&good, &[round * 10 + n; 80]);
+                }
+                sender.flush();
+                let got = receive(&mut rx, &[&to], 10);
+                assert!(got.iter().enumerate().all(|(n, d)| d.bytes == [round * 10 + n as u8; 80]));
+            }
+            let stats = sender.tx.stats();
+            assert_eq!((stats.datagrams, stats.refused, stats.step_downs), (55, 0, 0), "{ip} {datapath}");
+            assert_eq!(stats.super_packets, if datapath == Datapath::Gso { 5 } else { 0 });
+        }
+    }
+}
+
+/// Loopback delivers the error while the batch is still being sent.
+#[test]
+fn errors_that_arrive_in_the_middle_of_a_batch_cost_no_datagram() {
+    for datapath in DATAPATHS {
+        let mut sender = Sender::new(datapath, V4, &with_errors());
+        let to = bind(V4, &UdpOptions { recv_buffer: Some(1 << 20), ..UdpOptions::default() });
+        let (good, bad) = (sender.route(to.local_addr()), sender.route(nobody(V4)));
+        for n in 0..50_u8 {
+            // The TOS makes each a route of its own, so that good and bad alternate in the batch.
+            let tos = (n + 1) << 2;
+            sender.tx.push_bytes(&turnpike_net::Route { tos, ..bad }, &[n; 20]);
+            sender.tx.push_bytes(&turnpike_net::Route { tos, ..good }, &[n; 20]);
+        }
+        sender.flush();
+        let got = receive(&mut Rx::new(datapath), &[&to], 50);
+        assert!(got.iter().enumerate().all(|(n, d)| d.bytes == [n as u8; 20]));
+        assert_eq!(sender.tx.stats().refused, 0);
+    }
+}
+
+#[test]
+fn a_pending_error_is_told_by_receiving_and_then_gone() {
+    let mut sender = Sender::new(Datapath::Gso, V4, &with_errors());
+    let route = sender.route(nobody(V4));
+    sender.tx.push_bytes(&route, b"x");
+    sender.flush();
+    wait_for_error(sender.socket());
+    let mut rx = Rx::new(Datapath::Gso);
+    assert_eq!(rx.recv(sender.socket()).unwrap_err().kind(), std::io::ErrorKind::ConnectionRefused);
+    assert_eq!(rx.recv(sender.socket()).unwrap().count, 0);
+}

@@ -1,0 +1,65 @@
+//! TOS (DSCP and ECN) and TTL are carried both ways, alone and in super-packets.
+#![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a test may fail, and says what it skips")]
+
+mod common;
+
+use common::{DATAPATHS, Sender, V4, V6, bind, receive};
+use turnpike_net::{Datapath, Route, Rx, UdpOptions};
+
+#[test]
+fn tos_and_ttl_arrive_as_sent() {
+    for ip in [V4, V6] {
+        for datapath in DATAPATHS {
+            let gro = datapath == Datapath::Gso;
+            // With all control messages there are, so that the room for them is tested too.
+            let options = UdpOptions { ip_header: true, packet_info: true, gro, ..UdpOptions::default() };
+            let to = bind(ip, &options);
+            let mut sender = Sender::new(datapath, ip, &UdpOptions::default());
+            // ECT(1), ECT(0), CE, expedited forwarding with ECT(0), everything.
+            let headers = [(1, 1), (2, 64), (3, 128), (0xba, 255), (0xff, 7)];
+            for (tos, ttl) in headers {
+                let route = Route { tos, ttl, from: Some(ip), ..sender.route(to.local_addr()) };
+                for _ in 0..10 {
+                    sender.tx.push_bytes(&route, &[tos; 40]);
+                }
+            }
+            sender.flush();
+            assert_eq!(sender.tx.stats().super_packets, if gro { 5 } else { 0 });
+            let got = receive(&mut Rx::new(datapath), &[&to], 50);
+            let seen: Vec<_> = got.iter().map(|d| (d.tos, d.ttl)).collect();
+            let expected: Vec<_> = headers.iter().flat_map(|h| [*h; 10]).collect();
+            assert_eq!(seen, expected, "{ip} {datapath}");
+            assert!(got.iter().all(|d| d.bytes == [d.tos; 40] && d.local == Some(ip)));
+        }
+    }
+}
+
+#[test]
+fn zero_leaves_the_sockets_default() {
+    for ip in [V4, V6] {
+        let to = bind(ip, &UdpOptions { ip_header: true, ..UdpOptions::default() });
+        let mut sender = Sender::new(Datapath::Gso, ip, &UdpOptions::default());
+        // After a datagram with a header of its own, so that nothing of it may stick.
+        let route = sender.route(to.local_addr());
+        sender.tx.push_bytes(&Route { tos: 0xb8, ttl: 9, ..route }, b"marked");
+        sender.flush();
+        sender.tx.push_bytes(&route, b"plain");
+        sender.flush();
+        let got = receive(&mut Rx::new(Datapath::Gso), &[&to], 2);
+        assert_eq!((got[0].tos, got[0].ttl), (0xb8, 9));
+        assert_eq!(got[1].tos, 0);
+        // net.ipv4.ip_default_ttl and net.ipv6.conf.default.hop_limit: 64 unless somebody changed them.
+        assert!(got[1].ttl >= 32, "{}", got[1].ttl);
+    }
+}
+
+#[test]
+fn without_ip_header_both_are_zero() {
+    let to = bind(V4, &UdpOptions::default());
+    let mut sender = Sender::new(Datapath::Gso, V4, &UdpOptions::default());
+    let route = Route { tos: 3, ttl: 9, ..sender.route(to.local_addr()) };
+    sender.tx.push_bytes(&route, b"x");
+    sender.flush();
+    let got = receive(&mut Rx::new(Datapath::Gso), &[&to], 1);
+    assert_eq!((got[0].tos, got[0].ttl), (0, 0));
+}

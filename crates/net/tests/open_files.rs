@@ -1,0 +1,27 @@
+//! The limit of open files is raised as far as the process may.
+#![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a test may fail, and says what it skips")]
+
+use turnpike_net::limits::raise_open_files;
+
+fn limits() -> (u64, u64) {
+    let text = std::fs::read_to_string("/proc/self/limits").unwrap();
+    let line = text.lines().find(|l| l.starts_with("Max open files")).unwrap();
+    let number = |word: &str| word.parse().unwrap_or(u64::MAX);
+    let mut words = line.split_whitespace().skip(3);
+    (number(words.next().unwrap()), number(words.next().unwrap()))
+}
+
+// One test: the limit belongs to the process.
+#[test]
+fn the_limit_is_raised_and_never_lowered() {
+    let (soft, hard) = limits();
+    assert_eq!(raise_open_files(1).unwrap(), soft);
+    assert_eq!(limits(), (soft, hard));
+    let wanted = soft.saturating_add(1).min(hard);
+    assert_eq!(raise_open_files(wanted).unwrap(), wanted);
+    assert_eq!(limits().0, wanted);
+    // No process may have more than fs.nr_open: what is in force is returned, and it is not less than before.
+    let most = raise_open_files(u64::MAX / 2).unwrap();
+    assert_eq!(limits().0, most);
+    assert!(most >= wanted);
+}

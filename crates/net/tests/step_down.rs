@@ -1,0 +1,41 @@
+//! A real refusal of super-packets: segments longer than the MTU.
+#![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a test may fail, and says what it skips")]
+
+mod common;
+
+use common::{Sender, V4, V6, bind, in_namespace, receive};
+use turnpike_net::{Datapath, Rx, UdpOptions};
+
+#[test]
+fn segments_beyond_the_mtu_leave_one_by_one() {
+    let setup = ["link set lo mtu 1500 up"];
+    in_namespace("segments_beyond_the_mtu_leave_one_by_one", &setup, || {
+        for ip in [V4, V6] {
+            let options = UdpOptions { gro: true, recv_buffer: Some(4 << 20), ..UdpOptions::default() };
+            let to = bind(ip, &options);
+            let mut sender = Sender::new(Datapath::Gso, ip, &UdpOptions::default());
+            let route = sender.route(to.local_addr());
+            let mut rx = Rx::new(Datapath::Gso);
+            for round in 0..3 {
+                for n in 0..10_u8 {
+                    sender.tx.push_bytes(&route, &[n; 1200]);
+                }
+                for n in 10..20_u8 {
+                    sender.tx.push_bytes(&route, &[n; 1600]);
+                }
+                for n in 20..30_u8 {
+                    sender.tx.push_bytes(&route, &[n; 300]);
+                }
+                sender.flush();
+                let stats = *sender.tx.stats();
+                assert_eq!(stats.step_downs, 1, "round {round}, {ip}: said once");
+                assert_eq!(stats.datagrams, 30 * (round + 1));
+                assert_eq!(stats.super_packets, 2 * (round + 1), "the sizes that fit go on as super-packets");
+                assert_eq!((stats.refused, stats.too_big, stats.would_block), (0, 0, 0));
+                let got = receive(&mut rx, &[&to], 30);
+                let firsts: Vec<u8> = got.iter().map(|d| d.bytes[0]).collect();
+                assert_eq!(firsts, (0..30).collect::<Vec<_>>());
+            }
+        }
+    });
+}

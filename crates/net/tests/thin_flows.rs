@@ -1,0 +1,60 @@
+//! Many sockets with a datagram each: one tick, and no more memory than the datagrams need.
+#![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a test may fail, and says what it skips")]
+
+mod common;
+
+use common::{Sender, V4, bind};
+use turnpike_net::{Datapath, Rx, Span, UdpOptions, UdpSocket, limits, poll::Poller};
+
+#[test]
+fn a_thousand_ready_sockets_fit_in_one_tick() {
+    const MANY: usize = 1000;
+    if limits::raise_open_files(MANY as u64 + 100).unwrap() < MANY as u64 + 100 {
+        return println!("SKIPPED: fewer open files are allowed than this test needs");
+    }
+    for datapath in common::DATAPATHS {
+        let gro = datapath == Datapath::Gso;
+        let sockets: Vec<UdpSocket> =
+            (0..MANY).map(|_| bind(V4, &UdpOptions { gro, ..UdpOptions::default() })).collect();
+        let mut poller = Poller::new().unwrap();
+        for (token, socket) in sockets.iter().enumerate() {
+            poller.add(socket, token as u64).unwrap();
+        }
+        let mut sender = Sender::new(datapath, V4, &UdpOptions::default());
+        let mut rx = Rx::new(datapath);
+        // A second tick must be as thin: one datagram teaches no appetite for more.
+        for tick in 0..2 {
+            for (n, socket) in sockets.iter().enumerate() {
+                let route = sender.route(socket.local_addr());
+                sender.tx.push_with(&route, 120, |out| out[..8].copy_from_slice(&n.to_be_bytes()));
+            }
+            sender.flush();
+            let mut seen = vec![false; MANY];
+            let mut spans: Vec<Span> = Vec::new();
+            let deadline = std::time::Instant::now() + std::time::Duration::from_secs(10);
+            while spans.len() < MANY {
+                assert!(std::time::Instant::now() < deadline, "{} came", spans.len());
+                let events = poller.wait(Some(std::time::Duration::from_secs(1))).unwrap();
+                for at in events.iter().map(|e| e.token as usize) {
+                    assert!(rx.has_room(), "full after {} datagrams", spans.len());
+                    let received = rx.recv(&sockets[at]).unwrap();
+                    for buffer in rx.buffers(received) {
+                        assert_eq!(buffer.bytes[..8], at.to_be_bytes());
+                        assert!(!std::mem::replace(&mut seen[at], true));
+                        spans.push(rx.span(buffer.bytes));
+                    }
+                }
+            }
+            // All are still there, next to each other.
+            spans.sort_by_key(|s| s.offset);
+            for pair in spans.windows(2) {
+                let gap = pair[1].offset - pair[0].offset;
+                // With appetite for two, a datagram may stand alone in the second of two slots, but none is there.
+                assert_eq!(gap, 128, "tick {tick}, {datapath}");
+            }
+            rx.reset();
+        }
+        assert_eq!(rx.stats().datagrams, 2 * MANY as u64);
+        assert_eq!(rx.stats().calls, 2 * MANY as u64);
+    }
+}

@@ -1,0 +1,117 @@
+//! What is wrong with a configuration, and where: every mistake at once, each with what was expected.
+
+use std::{fmt, path::PathBuf};
+
+/// Where a setting comes from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Origin {
+    /// Nobody set it.
+    Default,
+    /// A place in the configuration file; line and column count from 1, the column in characters.
+    File {
+        /// The file as it was named.
+        path: PathBuf,
+        /// Line.
+        line: usize,
+        /// Column.
+        column: usize,
+    },
+    /// An environment variable.
+    Environment(String),
+    /// A command line flag, with its dashes.
+    Flag(&'static str),
+}
+
+impl Origin {
+    /// Whether values from here are always text, so that `"4"` stands for the number 4.
+    pub(crate) fn is_textual(&self) -> bool {
+        matches!(self, Self::Environment(_) | Self::Flag(_))
+    }
+}
+
+impl fmt::Display for Origin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Default => f.write_str("default"),
+            Self::File { path, line, column } => write!(f, "{}:{line}:{column}", path.display()),
+            Self::Environment(name) => write!(f, "environment variable {name}"),
+            Self::Flag(flag) => write!(f, "flag {flag}"),
+        }
+    }
+}
+
+/// One mistake.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ConfigError {
+    /// Where.
+    pub origin: Origin,
+    /// Which key, such as `relay.ports`; empty where the file as a whole is meant.
+    pub key: String,
+    /// What is wrong; never holds a secret.
+    pub problem: String,
+    /// What would be right.
+    pub expected: String,
+    /// The nearest valid key, where the key is unknown.
+    pub suggestion: Option<String>,
+}
+
+impl fmt::Display for ConfigError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: ", self.origin)?;
+        if !self.key.is_empty() {
+            write!(f, "{}: ", self.key)?;
+        }
+        f.write_str(&self.problem)?;
+        if !self.expected.is_empty() {
+            write!(f, "; expected {}", self.expected)?;
+        }
+        match &self.suggestion {
+            Some(key) => write!(f, "; did you mean \"{key}\"?"),
+            None => Ok(()),
+        }
+    }
+}
+
+impl std::error::Error for ConfigError {}
+
+/// All mistakes of a configuration, at least one, in the order of the file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ConfigErrors(pub Vec<ConfigError>);
+
+impl fmt::Display for ConfigErrors {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (index, error) in self.0.iter().enumerate() {
+            if index > 0 {
+                f.write_str("\n")?;
+            }
+            error.fmt(f)?;
+        }
+        Ok(())
+    }
+}
+
+impl std::error::Error for ConfigErrors {}
+
+/// The candidate that a mistyped word most likely meant: close by Damerau-Levenshtein distance, or none.
+pub(crate) fn nearest<'a>(word: &str, candidates: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
+    let allowed = (word.chars().count() / 3).max(1);
+    candidates
+        .into_iter()
+        .map(|candidate| (strsim::damerau_levenshtein(word, candidate), candidate))
+        .filter(|(distance, _)| *distance <= allowed)
+        .min_by_key(|(distance, _)| *distance)
+        .map(|(_, candidate)| candidate)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_typing_mistake_finds_its_key_and_noise_finds_none() {
+        let keys = ["listen", "realm", "workers"];
+        assert_eq!(nearest("lisen", keys), Some("listen"));
+        assert_eq!(nearest("wrokers", keys), Some("workers"));
+        assert_eq!(nearest("tls_certificate", keys), None);
+    }
+}

@@ -1,0 +1,497 @@
+//! The table of all keys: name, what is expected, how it is read, how it is shown. Files, environment, flags,
+//! `check-config` and reload all work from this table, so that a key exists everywhere or nowhere.
+
+use std::{net::IpAddr, ops::RangeInclusive};
+
+use turnpike_relay::RelayAddress;
+use turnpike_turn::server::Cidr;
+
+use super::{
+    AdminListen, LogFormat, Settings, StoredKey, User, UserSecret,
+    read::Reader,
+    source::{Node, Value},
+};
+use crate::secret::{MASK, Secret};
+
+/// One key.
+pub(crate) struct KeySpec {
+    /// `section.key`.
+    pub(crate) path: &'static str,
+    /// Completes "expected ...".
+    pub(crate) expected: &'static str,
+    /// Flags repeat and environment variables are split at commas.
+    pub(crate) list: bool,
+    /// Its value must not be shown, and `TURNPIKE_..._FILE` works.
+    pub(crate) secret: bool,
+    /// Whether a reload applies it.
+    pub(crate) reload: bool,
+    /// Reads a value into the settings; whether that worked.
+    pub(crate) apply: fn(&mut Reader<'_>, &Node, &mut Settings) -> Option<()>,
+    /// The effective value as TOML, secrets masked.
+    pub(crate) show: fn(&Settings) -> String,
+}
+
+impl KeySpec {
+    pub(crate) fn section(&self) -> &'static str {
+        self.path.split_once('.').map_or(self.path, |(section, _)| section)
+    }
+
+    pub(crate) fn name(&self) -> &'static str {
+        self.path.split_once('.').map_or(self.path, |(_, name)| name)
+    }
+
+    pub(crate) fn variable(&self) -> String {
+        format!("TURNPIKE_{}", self.path.replace('.', "_").to_uppercase())
+    }
+}
+
+/// A key that is no list and no secret; `reload` as given.
+macro_rules! scalar {
+    ($path:literal, reload: $reload:literal, $expected:literal, $apply:expr, $show:expr $(,)?) => {
+        KeySpec {
+            path: $path,
+            expected: $expected,
+            list: false,
+            secret: false,
+            reload: $reload,
+            apply: $apply,
+            show: $show,
+        }
+    };
+}
+
+/// All keys, section by section, in the order in which they are shown.
+pub(crate) static KEYS: &[KeySpec] = &[
+    KeySpec {
+        path: "server.listen",
+        expected: "a list of \"ADDR:PORT\" such as [\"0.0.0.0:3478\", \"[::]:3478\"]",
+        list: true,
+        secret: false,
+        reload: false,
+        apply: |reader, node, settings| {
+            settings.listen = reader.list(node, |reader, node| reader.parsed_as(node))?;
+            Some(())
+        },
+        show: |settings| strings(&settings.listen),
+    },
+    scalar!(
+        "server.realm",
+        reload: true,
+        "a name of 1 to 127 characters without control characters, \" or \\",
+        |reader, node, settings| {
+            let realm = reader.text(node)?;
+            let bad = |c: char| c.is_control() || c == '"' || c == '\\';
+            if realm.is_empty() || realm.chars().count() > 127 || realm.contains(bad) {
+                return reader.refuse(node, None);
+            }
+            settings.realm = realm;
+            Some(())
+        },
+        |settings| quoted(&settings.realm),
+    ),
+    scalar!(
+        "server.software",
+        reload: true,
+        "a name of at most 127 characters, \"\" to send none",
+        |reader, node, settings| {
+            let software = reader.text(node)?;
+            if software.chars().count() > 127 || software.contains(char::is_control) {
+                return reader.refuse(node, None);
+            }
+            settings.software = software;
+            Some(())
+        },
+        |settings| quoted(&settings.software),
+    ),
+    scalar!(
+        "server.workers",
+        reload: false,
+        "a number of threads, 1 to 1024, or \"auto\" for one per core",
+        |reader, node, settings| {
+            settings.workers = match &node.value {
+                Value::Text(text) if text == "auto" => None,
+                _ => Some(reader.integer(node, &(1..=1024))?),
+            };
+            Some(())
+        },
+        |settings| settings.workers.map_or_else(|| quoted("auto"), |workers| workers.to_string()),
+    ),
+    scalar!(
+        "server.datapath",
+        reload: false,
+        "\"auto\", \"basic\", \"mmsg\" or \"gso\"",
+        |reader, node, settings| {
+            settings.datapath = reader.parsed(node, |text| match text {
+                // `Datapath::from_str("auto")` asks the kernel, and nothing here may open a socket.
+                "auto" => Ok(None),
+                other => other.parse().map(Some).map_err(|_| ""),
+            })?;
+            Some(())
+        },
+        |settings| settings.datapath.map_or_else(|| quoted("auto"), |step| quoted(&step.to_string())),
+    ),
+    KeySpec {
+        path: "relay.addresses",
+        expected: "a list of \"IP\" or \"IP=EXTERNAL\", unicast, both of one family, [] to detect them",
+        list: true,
+        secret: false,
+        reload: false,
+        apply: |reader, node, settings| {
+            settings.relay_addresses =
+                reader.list(node, |reader, node| reader.parsed(node, relay_address))?;
+            Some(())
+        },
+        show: |settings| {
+            list(settings.relay_addresses.iter().map(|address| match address.external {
+                Some(external) => quoted(&format!("{}={external}", address.bind)),
+                None => quoted(&address.bind.to_string()),
+            }))
+        },
+    },
+    scalar!(
+        "relay.ports",
+        reload: false,
+        "\"A-B\", ports 1 to 65535, at least 2 of them (EVEN-PORT reserves pairs), such as \"49152-65535\"",
+        |reader, node, settings| {
+            settings.ports = reader.parsed(node, port_range)?;
+            Some(())
+        },
+        |settings| quoted(&format!("{}-{}", settings.ports.start(), settings.ports.end())),
+    ),
+    scalar!(
+        "relay.listener_buffer",
+        reload: false,
+        "bytes, 4096 to 1073741824",
+        |reader, node, settings| {
+            settings.listener_buffer = reader.integer(node, &BUFFER)?;
+            Some(())
+        },
+        |settings| settings.listener_buffer.to_string(),
+    ),
+    scalar!(
+        "relay.buffer",
+        reload: false,
+        "bytes, 4096 to 1073741824",
+        |reader, node, settings| {
+            settings.relay_buffer = reader.integer(node, &BUFFER)?;
+            Some(())
+        },
+        |settings| settings.relay_buffer.to_string(),
+    ),
+    scalar!(
+        "auth.required",
+        reload: true,
+        "true or false",
+        |reader, node, settings| {
+            settings.auth_required = reader.boolean(node)?;
+            Some(())
+        },
+        |settings| settings.auth_required.to_string(),
+    ),
+    KeySpec {
+        path: "auth.users",
+        expected: "a list of { name = \"...\", password = \"...\" }, of { name = \"...\", key = \"32 or 64 hex digits\" } or \
+                   of \"NAME:PASSWORD\"",
+        list: true,
+        secret: true,
+        reload: true,
+        apply: |reader, node, settings| {
+            settings.users = reader.list(node, user)?;
+            Some(())
+        },
+        show: |settings| {
+            list(settings.users.iter().map(|user| {
+                let kind = match user.secret {
+                    UserSecret::Password(_) => "password",
+                    UserSecret::Keys(_) => "key",
+                };
+                format!("{{ name = {}, {kind} = {} }}", quoted(&user.name), quoted(MASK))
+            }))
+        },
+    },
+    KeySpec {
+        path: "auth.secrets",
+        expected: "a list of shared secrets, none of them empty",
+        list: true,
+        secret: true,
+        reload: true,
+        apply: |reader, node, settings| {
+            settings.secrets = reader.list(node, |reader, node| {
+                let secret = reader.text(node)?;
+                if secret.is_empty() { reader.refuse(node, None) } else { Some(Secret::new(secret)) }
+            })?;
+            Some(())
+        },
+        show: |settings| list(settings.secrets.iter().map(|_| quoted(MASK))),
+    },
+    scalar!(
+        "auth.nonce_lifetime",
+        reload: true,
+        "seconds, 60 to 86400",
+        |reader, node, settings| {
+            settings.nonce_lifetime = reader.integer(node, &(60..=86_400))?;
+            Some(())
+        },
+        |settings| settings.nonce_lifetime.to_string(),
+    ),
+    scalar!(
+        "auth.allow_md5",
+        reload: true,
+        "true or false",
+        |reader, node, settings| {
+            settings.allow_md5 = reader.boolean(node)?;
+            Some(())
+        },
+        |settings| settings.allow_md5.to_string(),
+    ),
+    scalar!(
+        "limits.allocations",
+        reload: false,
+        "a number, 1 to 1000000",
+        |reader, node, settings| {
+            settings.max_allocations = reader.integer(node, &(1..=1_000_000))?;
+            Some(())
+        },
+        |settings| settings.max_allocations.to_string(),
+    ),
+    scalar!(
+        "limits.allocations_per_user",
+        reload: false,
+        "a number, 1 to 1000000",
+        |reader, node, settings| {
+            settings.max_allocations_per_user = reader.integer(node, &(1..=1_000_000))?;
+            Some(())
+        },
+        |settings| settings.max_allocations_per_user.to_string(),
+    ),
+    scalar!(
+        "limits.permissions",
+        reload: true,
+        "a number per allocation, 1 to 65535",
+        |reader, node, settings| {
+            settings.max_permissions = reader.integer(node, &(1..=65_535))?;
+            Some(())
+        },
+        |settings| settings.max_permissions.to_string(),
+    ),
+    scalar!(
+        "limits.channels",
+        reload: true,
+        "a number per allocation, 1 to 4096 (RFC 8656 has the numbers 0x4000 to 0x4FFF)",
+        |reader, node, settings| {
+            settings.max_channels = reader.integer(node, &(1..=4096))?;
+            Some(())
+        },
+        |settings| settings.max_channels.to_string(),
+    ),
+    scalar!(
+        "limits.default_lifetime",
+        reload: true,
+        "seconds, 60 to 86400",
+        |reader, node, settings| {
+            settings.default_lifetime = reader.integer(node, &(60..=86_400))?;
+            Some(())
+        },
+        |settings| settings.default_lifetime.to_string(),
+    ),
+    scalar!(
+        "limits.max_lifetime",
+        reload: true,
+        "seconds, 60 to 86400",
+        |reader, node, settings| {
+            settings.max_lifetime = reader.integer(node, &(60..=86_400))?;
+            Some(())
+        },
+        |settings| settings.max_lifetime.to_string(),
+    ),
+    KeySpec {
+        path: "peers.allow",
+        expected: CIDRS,
+        list: true,
+        secret: false,
+        reload: true,
+        apply: |reader, node, settings| {
+            settings.allow = reader.list(node, cidr)?;
+            Some(())
+        },
+        show: |settings| strings(&settings.allow),
+    },
+    KeySpec {
+        path: "peers.deny",
+        expected: CIDRS,
+        list: true,
+        secret: false,
+        reload: true,
+        apply: |reader, node, settings| {
+            settings.deny = reader.list(node, cidr)?;
+            Some(())
+        },
+        show: |settings| strings(&settings.deny),
+    },
+    scalar!(
+        "admin.listen",
+        reload: false,
+        "\"ADDR:PORT\" or \"off\"",
+        |reader, node, settings| {
+            settings.admin = reader.parsed(node, |text| match text {
+                "off" => Ok(AdminListen::Off),
+                address => address.parse().map(AdminListen::On).map_err(|_| ""),
+            })?;
+            Some(())
+        },
+        |settings| match settings.admin {
+            AdminListen::Off => quoted("off"),
+            AdminListen::On(address) => quoted(&address.to_string()),
+        },
+    ),
+    scalar!(
+        "log.level",
+        reload: false,
+        "error, warn, info, debug, trace, off, or a filter such as \"info,turnpike_relay=debug\"",
+        |reader, node, settings| {
+            settings.log_level = reader.parsed(node, |text| {
+                crate::logging::check_filter(text).map(|()| text.to_owned())
+            })?;
+            Some(())
+        },
+        |settings| quoted(&settings.log_level),
+    ),
+    scalar!(
+        "log.format",
+        reload: false,
+        "\"text\" or \"json\"",
+        |reader, node, settings| {
+            settings.log_format = reader.parsed(node, |text| match text {
+                "text" => Ok(LogFormat::Text),
+                "json" => Ok(LogFormat::Json),
+                _ => Err(""),
+            })?;
+            Some(())
+        },
+        |settings| {
+            quoted(match settings.log_format {
+                LogFormat::Text => "text",
+                LogFormat::Json => "json",
+            })
+        },
+    ),
+    scalar!(
+        "shutdown.deadline",
+        reload: true,
+        "seconds, 0 to 86400",
+        |reader, node, settings| {
+            settings.shutdown_deadline = reader.integer(node, &(0..=86_400))?;
+            Some(())
+        },
+        |settings| settings.shutdown_deadline.to_string(),
+    ),
+];
+
+const BUFFER: RangeInclusive<usize> = 4096..=1 << 30;
+
+const CIDRS: &str = "a list of prefixes such as [\"10.0.0.0/8\", \"2001:db8::/32\", \"192.0.2.7\"]";
+
+fn cidr(reader: &mut Reader<'_>, node: &Node) -> Option<Cidr> {
+    reader.parsed(node, |text| text.trim().parse::<Cidr>())
+}
+
+fn relay_address(text: &str) -> Result<RelayAddress, &'static str> {
+    let (bind, external) = match text.split_once('=') {
+        Some((bind, external)) => (bind, Some(external)),
+        None => (text, None),
+    };
+    let ip = |text: &str| text.trim().parse::<IpAddr>().map_err(|_| "not an IP address");
+    let (bind, external) = (ip(bind)?, external.map(ip).transpose()?);
+    for address in [Some(bind), external].into_iter().flatten() {
+        if address.is_unspecified() || address.is_multicast() {
+            return Err("peers cannot send to an unspecified or multicast address");
+        }
+    }
+    if external.is_some_and(|external| external.is_ipv4() != bind.is_ipv4()) {
+        return Err("the external address has another family than the local one");
+    }
+    Ok(RelayAddress { bind, external })
+}
+
+fn port_range(text: &str) -> Result<RangeInclusive<u16>, &'static str> {
+    let (first, last) = text.split_once('-').ok_or("")?;
+    let port = |text: &str| text.trim().parse::<u16>().ok().filter(|port| *port > 0).ok_or("");
+    let (first, last) = (port(first)?, port(last)?);
+    if first > last {
+        return Err("the first port is above the last");
+    }
+    if first == last {
+        return Err("a single port is too few");
+    }
+    Ok(first..=last)
+}
+
+fn user(reader: &mut Reader<'_>, node: &Node) -> Option<User> {
+    if let Value::Text(text) = &node.value {
+        return match text.split_once(':') {
+            Some((name, password)) if is_username(name) && !password.is_empty() => {
+                Some(User { name: name.to_owned(), secret: UserSecret::Password(Secret::new(password)) })
+            }
+            _ => reader.refuse(node, None),
+        };
+    }
+    let entries = reader.table(node, &["name", "password", "key"])?;
+    let find = |wanted: &str| entries.iter().find(|entry| entry.key == wanted).map(|entry| &entry.node);
+    let Some(name) = find("name") else {
+        return reader.refuse(node, Some("it has no name".to_owned()));
+    };
+    let name_text = reader.text(name)?;
+    if !is_username(&name_text) {
+        return reader
+            .refuse(name, Some("a name has 1 to 508 bytes, no control characters and no colon".to_owned()));
+    }
+    let secret = match (find("password"), find("key")) {
+        (Some(password), None) => {
+            let text = reader.text(password)?;
+            if text.is_empty() {
+                return reader.refuse(password, Some("the password is empty".to_owned()));
+            }
+            UserSecret::Password(Secret::new(text))
+        }
+        (None, Some(key)) => {
+            let keys = match &key.value {
+                Value::List(_) => reader.list(key, stored_key)?,
+                _ => vec![stored_key(reader, key)?],
+            };
+            if keys.is_empty() {
+                return reader.refuse(key, Some("it has no key".to_owned()));
+            }
+            UserSecret::Keys(keys)
+        }
+        _ => return reader.refuse(node, Some("it needs either a password or a key".to_owned())),
+    };
+    Some(User { name: name_text, secret })
+}
+
+fn stored_key(reader: &mut Reader<'_>, node: &Node) -> Option<StoredKey> {
+    let text = reader.text(node)?;
+    match StoredKey::from_hex(&text) {
+        Some(key) => Some(key),
+        None => {
+            let why = "a key is 32 hex digits (MD5) or 64 (SHA-256), see `turnpike credentials --help`";
+            reader.refuse(node, Some(why.to_owned()))
+        }
+    }
+}
+
+/// USERNAME is less than 509 bytes (RFC 8489 section 14.3); a colon would make the long-term key ambiguous.
+fn is_username(name: &str) -> bool {
+    (1..=508).contains(&name.len()) && !name.contains(|c: char| c.is_control() || c == ':')
+}
+
+fn strings<T: ToString>(items: &[T]) -> String {
+    list(items.iter().map(|item| quoted(&item.to_string())))
+}
+
+fn list(items: impl Iterator<Item = String>) -> String {
+    format!("[{}]", items.collect::<Vec<_>>().join(", "))
+}
+
+fn quoted(text: &str) -> String {
+    toml::Value::String(text.to_owned()).to_string()
+}

@@ -1,0 +1,371 @@
+//! Configuration: one TOML file, the environment and flags become [`Settings`], or a list of everything that is wrong.
+//!
+//! Precedence, key by key: flags, environment (`TURNPIKE_SECTION_KEY`, for secrets also `..._FILE`), file, defaults.
+//! Loading opens no socket.
+
+mod check;
+mod error;
+mod keys;
+mod read;
+mod source;
+
+use std::{
+    collections::BTreeMap,
+    fmt::Write as _,
+    net::{Ipv4Addr, Ipv6Addr, SocketAddr},
+    ops::RangeInclusive,
+    path::{Path, PathBuf},
+};
+
+use turnpike_net::Datapath;
+use turnpike_relay::RelayAddress;
+use turnpike_turn::server::Cidr;
+
+pub use error::{ConfigError, ConfigErrors, Origin};
+pub use source::Flags;
+
+use self::{
+    error::nearest,
+    keys::{KEYS, KeySpec},
+    read::Reader,
+    source::{Entry, Node, Value},
+};
+use crate::secret::Secret;
+
+/// Effective settings; [`Settings::default`] holds the documented defaults.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Settings {
+    /// UDP listeners.
+    pub listen: Vec<SocketAddr>,
+    /// REALM.
+    pub realm: String,
+    /// SOFTWARE, empty for none.
+    pub software: String,
+    /// Threads; `None` is one per core.
+    pub workers: Option<usize>,
+    /// Step of the ladder; `None` is the highest that works.
+    pub datapath: Option<Datapath>,
+    /// Relay addresses; empty means to detect them.
+    pub relay_addresses: Vec<RelayAddress>,
+    /// Ports of relayed transport addresses.
+    pub ports: RangeInclusive<u16>,
+    /// Bytes.
+    pub listener_buffer: usize,
+    /// Bytes.
+    pub relay_buffer: usize,
+    /// Whether relaying needs credentials.
+    pub auth_required: bool,
+    /// Static users.
+    pub users: Vec<User>,
+    /// Secrets of time-limited credentials; any of them will do.
+    pub secrets: Vec<Secret>,
+    /// Seconds.
+    pub nonce_lifetime: u32,
+    /// Whether MD5 keys are accepted.
+    pub allow_md5: bool,
+    /// Allocations in total.
+    pub max_allocations: usize,
+    /// Allocations of one user.
+    pub max_allocations_per_user: usize,
+    /// Permissions per allocation.
+    pub max_permissions: usize,
+    /// Channels per allocation.
+    pub max_channels: usize,
+    /// Seconds.
+    pub default_lifetime: u32,
+    /// Seconds.
+    pub max_lifetime: u32,
+    /// Peers allowed though special.
+    pub allow: Vec<Cidr>,
+    /// Peers refused though public.
+    pub deny: Vec<Cidr>,
+    /// Where metrics and health are served.
+    pub admin: AdminListen,
+    /// Filter of log lines.
+    pub log_level: String,
+    /// How log lines look.
+    pub log_format: LogFormat,
+    /// Seconds that sessions get to end after SIGTERM.
+    pub shutdown_deadline: u32,
+    /// Who set what; keys that are missing have their default.
+    pub(crate) origins: BTreeMap<&'static str, Origin>,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            listen: vec![
+                SocketAddr::from((Ipv4Addr::UNSPECIFIED, 3478)),
+                SocketAddr::from((Ipv6Addr::UNSPECIFIED, 3478)),
+            ],
+            realm: "turnpike".to_owned(),
+            software: "turnpike".to_owned(),
+            workers: None,
+            datapath: None,
+            relay_addresses: Vec::new(),
+            ports: 49_152..=65_535,
+            listener_buffer: 4 << 20,
+            relay_buffer: 512 << 10,
+            auth_required: true,
+            users: Vec::new(),
+            secrets: Vec::new(),
+            nonce_lifetime: 3600,
+            allow_md5: true,
+            max_allocations: 16_384,
+            max_allocations_per_user: 1024,
+            max_permissions: 64,
+            max_channels: 64,
+            default_lifetime: 600,
+            max_lifetime: 3600,
+            allow: Vec::new(),
+            deny: Vec::new(),
+            admin: AdminListen::On(SocketAddr::from((Ipv4Addr::LOCALHOST, 9641))),
+            log_level: "info".to_owned(),
+            log_format: LogFormat::Text,
+            shutdown_deadline: 30,
+            origins: BTreeMap::new(),
+        }
+    }
+}
+
+impl Settings {
+    /// Where the value of a key such as `admin.listen` comes from.
+    #[must_use]
+    pub fn origin(&self, key: &str) -> &Origin {
+        self.origins.get(key).unwrap_or(&Origin::Default)
+    }
+
+    /// Whether somebody asked for the value of this key.
+    #[must_use]
+    pub fn is_explicit(&self, key: &str) -> bool {
+        self.origins.contains_key(key)
+    }
+
+    /// The settings as a TOML file with each value's origin, secrets masked.
+    #[must_use]
+    pub fn to_toml(&self) -> String {
+        let mut text = String::new();
+        let mut section = "";
+        for spec in KEYS {
+            if spec.section() != section {
+                let gap = if section.is_empty() { "" } else { "\n" };
+                section = spec.section();
+                let _ = writeln!(text, "{gap}[{section}]");
+            }
+            let _ = writeln!(text, "{} = {} # {}", spec.name(), (spec.show)(self), self.origin(spec.path));
+        }
+        text
+    }
+
+    /// Keys whose value differs in `new` but which a running server cannot change.
+    #[must_use]
+    pub fn unchangeable(&self, new: &Self) -> Vec<&'static str> {
+        KEYS.iter()
+            .filter(|spec| !spec.reload && (spec.show)(self) != (spec.show)(new))
+            .map(|spec| spec.path)
+            .collect()
+    }
+}
+
+/// A static user.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct User {
+    /// USERNAME.
+    pub name: String,
+    /// How it authenticates.
+    pub secret: UserSecret,
+}
+
+/// What is stored of a user.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum UserSecret {
+    /// The password.
+    Password(Secret),
+    /// Keys made from it, which are good for one realm.
+    Keys(Vec<StoredKey>),
+}
+
+/// A long-term key in hex digits.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum StoredKey {
+    /// 16 bytes.
+    Md5(Secret),
+    /// 32 bytes.
+    Sha256(Secret),
+}
+
+impl StoredKey {
+    /// Tells the algorithm by the length: 32 or 64 hex digits.
+    #[must_use]
+    pub fn from_hex(text: &str) -> Option<Self> {
+        if !text.bytes().all(|byte| byte.is_ascii_hexdigit()) {
+            return None;
+        }
+        match text.len() {
+            32 => Some(Self::Md5(Secret::new(text))),
+            64 => Some(Self::Sha256(Secret::new(text))),
+            _ => None,
+        }
+    }
+}
+
+/// Where the admin HTTP listens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AdminListen {
+    /// Nowhere.
+    Off,
+    /// Here.
+    On(SocketAddr),
+}
+
+/// How log lines look.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LogFormat {
+    /// For people.
+    Text,
+    /// One JSON object a line.
+    Json,
+}
+
+/// Settings and what the user should know about them.
+#[derive(Clone, Debug)]
+pub struct Loaded {
+    /// The settings.
+    pub settings: Settings,
+    /// Sentences for the log.
+    pub warnings: Vec<String>,
+}
+
+/// Everything that settings come from. Kept for reloads: the file is read again, flags and environment stay.
+#[derive(Clone)]
+pub struct Sources {
+    file: Option<PathBuf>,
+    flags: Flags,
+    environment: Vec<(String, String)>,
+}
+
+impl Sources {
+    /// The environment is this process's; variables that are not UTF-8 do not count.
+    #[must_use]
+    pub fn from_process(file: Option<PathBuf>, flags: Flags) -> Self {
+        let environment = std::env::vars_os()
+            .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
+            .filter(|(name, _)| name.starts_with("TURNPIKE_"))
+            .collect();
+        Self { file, flags, environment }
+    }
+
+    /// As given.
+    #[must_use]
+    pub fn new(file: Option<PathBuf>, environment: Vec<(String, String)>, flags: Flags) -> Self {
+        Self { file, flags, environment }
+    }
+
+    /// The file, if one was named.
+    #[must_use]
+    pub fn file(&self) -> Option<&Path> {
+        self.file.as_deref()
+    }
+
+    /// Reads, merges and judges all sources.
+    ///
+    /// # Errors
+    /// Everything that is wrong, not only the first.
+    pub fn load(&self) -> Result<Loaded, ConfigErrors> {
+        let mut problems = Vec::new();
+        let entries = match &self.file {
+            Some(path) => source::file_entries(path, &mut problems),
+            None => Vec::new(),
+        };
+        self.merge(&entries, problems)
+    }
+
+    fn merge(&self, file: &[Entry], mut problems: Vec<ConfigError>) -> Result<Loaded, ConfigErrors> {
+        let from_file = sort_out(file, &mut problems);
+        let mut settings = Settings::default();
+        for spec in KEYS {
+            let environment = source::environment_node(spec, &self.environment, &mut problems);
+            let file = from_file.get(spec.path).map(|node| (*node).clone());
+            // All sources are judged, though only the strongest counts: a mistake that a flag hides today is one
+            // that surfaces on the day the flag goes.
+            for node in [file, environment, self.flags.node(spec)].into_iter().flatten() {
+                let origin = node.origin.clone();
+                let mut reader = Reader { spec, problems: &mut problems };
+                if (spec.apply)(&mut reader, &node, &mut settings).is_some() {
+                    settings.origins.insert(spec.path, origin);
+                }
+            }
+        }
+        check::combinations(&settings, &mut problems);
+        if !problems.is_empty() {
+            problems.sort_by_key(|problem| match &problem.origin {
+                Origin::File { line, column, .. } => (0, *line, *column),
+                Origin::Default => (1, 0, 0),
+                Origin::Environment(_) => (2, 0, 0),
+                Origin::Flag(_) => (3, 0, 0),
+            });
+            return Err(ConfigErrors(problems));
+        }
+        Ok(Loaded { settings, warnings: source::unknown_variables(&self.environment) })
+    }
+}
+
+/// The file's values by key path; unknown sections and keys become problems.
+fn sort_out<'a>(entries: &'a [Entry], problems: &mut Vec<ConfigError>) -> BTreeMap<&'static str, &'a Node> {
+    let mut known = BTreeMap::new();
+    for section in entries {
+        let keys: Vec<&KeySpec> = KEYS.iter().filter(|spec| spec.section() == section.key).collect();
+        if keys.is_empty() {
+            problems.push(unknown_section(section));
+            continue;
+        }
+        let Value::Table(members) = &section.node.value else {
+            problems.push(ConfigError {
+                origin: section.origin.clone(),
+                key: section.key.clone(),
+                problem: "it is a value".to_owned(),
+                expected: format!("a table, [{}]", section.key),
+                suggestion: None,
+            });
+            continue;
+        };
+        for member in members {
+            match keys.iter().find(|spec| spec.name() == member.key) {
+                Some(spec) => {
+                    known.insert(spec.path, &member.node);
+                }
+                None => problems.push(unknown_key(section, member, &keys)),
+            }
+        }
+    }
+    known
+}
+
+fn unknown_section(section: &Entry) -> ConfigError {
+    let mut sections: Vec<&str> = KEYS.iter().map(KeySpec::section).collect();
+    sections.dedup();
+    let is_table = matches!(section.node.value, Value::Table(_));
+    let elsewhere = KEYS.iter().find(|spec| !is_table && spec.name() == section.key).map(|spec| spec.path);
+    ConfigError {
+        origin: section.origin.clone(),
+        key: section.key.clone(),
+        problem: if is_table { "unknown section" } else { "unknown key outside of any section" }.to_owned(),
+        expected: format!("one of the sections {}", sections.join(", ")),
+        suggestion: elsewhere.or_else(|| nearest(&section.key, sections)).map(str::to_owned),
+    }
+}
+
+fn unknown_key(section: &Entry, member: &Entry, keys: &[&KeySpec]) -> ConfigError {
+    let names: Vec<&str> = keys.iter().map(|spec| spec.name()).collect();
+    let elsewhere = KEYS.iter().find(|spec| spec.name() == member.key).map(|spec| spec.path);
+    ConfigError {
+        origin: member.origin.clone(),
+        key: format!("{}.{}", section.key, member.key),
+        problem: "unknown key".to_owned(),
+        expected: format!("one of {}", names.join(", ")),
+        suggestion: nearest(&member.key, names).or(elsewhere).map(str::to_owned),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,316 @@
+//! Tests of configuration as a whole: sources, precedence, mistakes, output.
+
+use super::*;
+
+const EXAMPLE: &str = include_str!("../../../../examples/turnpike.toml");
+
+fn load_text(text: &str) -> Result<Loaded, ConfigErrors> {
+    load(text, &[], Flags::new())
+}
+
+fn load(text: &str, environment: &[(&str, &str)], flags: Flags) -> Result<Loaded, ConfigErrors> {
+    let environment =
+        environment.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
+    let mut problems = Vec::new();
+    let entries = source::parse_file(Path::new("t.toml"), text, &mut problems);
+    Sources::new(None, environment, flags).merge(&entries, problems)
+}
+
+fn settings(text: &str) -> Settings {
+    load_text(text).expect("a valid configuration").settings
+}
+
+fn errors(text: &str) -> Vec<ConfigError> {
+    load_text(text).expect_err("an invalid configuration").0
+}
+
+fn flag(key: &'static str, name: &'static str, values: &[&str]) -> Flags {
+    let mut flags = Flags::new();
+    flags.set(key, name, values.iter().map(|value| (*value).to_owned()));
+    flags
+}
+
+/// The example without origins, to compare values only.
+fn values_of(mut settings: Settings) -> Settings {
+    settings.origins.clear();
+    settings
+}
+
+#[test]
+fn the_example_shows_the_defaults() {
+    assert_eq!(values_of(settings(EXAMPLE)), Settings::default());
+}
+
+#[test]
+fn the_example_names_every_key_in_its_section() {
+    let mut section = "";
+    let mut named = Vec::new();
+    for line in EXAMPLE.lines() {
+        if let Some(name) = line.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')) {
+            section = name;
+        } else if let Some((name, _)) = line.strip_prefix('#').unwrap_or(line).split_once(" = ")
+            && !name.starts_with(' ')
+        {
+            named.push(format!("{section}.{name}"));
+        }
+    }
+    for spec in KEYS {
+        assert!(named.iter().any(|name| name == spec.path), "{} is not documented", spec.path);
+    }
+}
+
+#[test]
+fn the_commented_examples_are_valid() {
+    let uncommented: Vec<&str> = EXAMPLE
+        .lines()
+        .filter(|line| {
+            line.starts_with('[')
+                || (line.starts_with('#') && line.as_bytes().get(1).is_some_and(|c| *c != b' '))
+        })
+        .map(|line| line.strip_prefix('#').unwrap_or(line))
+        .collect();
+    let settings = settings(&uncommented.join("\n"));
+    assert_eq!((settings.users.len(), settings.secrets.len(), settings.relay_addresses.len()), (2, 2, 2));
+    assert_eq!((settings.allow.len(), settings.deny.len()), (2, 1));
+}
+
+#[test]
+fn each_mistake_names_line_column_key_and_what_is_expected() {
+    for (text, line, column, key, expected) in [
+        ("[server]\nlisten = [\"0.0.0.0\"]", 2, 11, "server.listen", "ADDR:PORT"),
+        ("[server]\nlisten = \"0.0.0.0:1\"", 2, 10, "server.listen", "a list"),
+        ("[server]\nlisten = []", 2, 10, "server.listen", "at least one"),
+        ("[server]\nlisten = [\"[::]:1\", \"[::]:1\"]", 2, 10, "server.listen", "each address once"),
+        ("[server]\nworkers = 0", 2, 11, "server.workers", "1 to 1024"),
+        ("[server]\nworkers = \"4\"", 2, 11, "server.workers", "1 to 1024"),
+        ("[server]\nrealm = \"\"", 2, 9, "server.realm", "1 to 127"),
+        ("[server]\ndatapath = \"kernel\"", 2, 12, "server.datapath", "\"gso\""),
+        ("\n\n[relay]\nports = \"9-5\"", 4, 9, "relay.ports", "\"A-B\""),
+        ("[relay]\nports = \"5000-5000\"", 2, 9, "relay.ports", "at least 2"),
+        ("[relay]\nports = 5000", 2, 9, "relay.ports", "\"A-B\""),
+        ("[relay]\naddresses = [\"10.0.0.1=::1\"]", 2, 14, "relay.addresses", "one family"),
+        ("[relay]\naddresses = [\"0.0.0.0\"]", 2, 14, "relay.addresses", "unicast"),
+        ("[relay]\nbuffer = 1", 2, 10, "relay.buffer", "4096"),
+        ("[auth]\nrequired = \"yes\"", 2, 12, "auth.required", "true or false"),
+        ("[auth]\nusers = [{ name = \"a\" }]", 2, 10, "auth.users", "password"),
+        ("[auth]\nusers = [{ name = \"a\", key = \"12\" }]", 2, 30, "auth.users", "32 or 64 hex"),
+        ("[auth]\nusers = [\"a:b\", \"a:c\"]", 2, 9, "auth.users", "each user once"),
+        ("[auth]\nsecrets = [\"\"]", 2, 12, "auth.secrets", "none of them empty"),
+        ("[auth]\nrequired = false\nsecrets = [\"x\"]", 2, 12, "auth.required", "true, or neither"),
+        ("[limits]\nmax_lifetime = 90000", 2, 16, "limits.max_lifetime", "60 to 86400"),
+        ("[limits]\nmax_lifetime = 300", 2, 16, "limits.max_lifetime", "at most max_lifetime"),
+        ("[limits]\nallocations_per_user = 20000", 2, 24, "limits.allocations_per_user", "at most limits"),
+        (
+            "[relay]\nports = \"5000-5009\"\n[limits]\nallocations = 21",
+            4,
+            15,
+            "limits.allocations",
+            "one allocation per port",
+        ),
+        ("[peers]\nallow = [\"10.0.0.0/33\"]", 2, 10, "peers.allow", "a list of prefixes"),
+        ("[peers]\ndeny = [\n  \"10.0.0.0/8\",\n  \"10.0.0\",\n]", 4, 3, "peers.deny", "a list of prefixes"),
+        ("[admin]\nlisten = \"localhost\"", 2, 10, "admin.listen", "\"off\""),
+        ("[log]\nformat = \"xml\"", 2, 10, "log.format", "\"json\""),
+        ("[log]\nlevel = \"a=b=c\"", 2, 9, "log.level", "debug"),
+        ("[shutdown]\ndeadline = -1", 2, 12, "shutdown.deadline", "0 to 86400"),
+        ("[shutdown]\ndeadline = 1.5", 2, 12, "shutdown.deadline", "seconds"),
+    ] {
+        let errors = errors(text);
+        assert_eq!(errors.len(), 1, "{text}: {errors:?}");
+        let error = &errors[0];
+        assert_eq!(error.origin, Origin::File { path: "t.toml".into(), line, column }, "{text}: {error}");
+        assert_eq!(error.key, key, "{text}");
+        assert!(error.expected.contains(expected), "{text}: {error}");
+    }
+}
+
+#[test]
+fn an_unknown_key_names_the_nearest_valid_one() {
+    for (text, line, column, key, suggestion) in [
+        ("[server]\nlisen = []", 2, 1, "server.lisen", Some("listen")),
+        ("[server]\n  workes = 2", 2, 3, "server.workes", Some("workers")),
+        ("[server]\nusers = []", 2, 1, "server.users", Some("auth.users")),
+        ("[server]\ntls_cert = \"x\"", 2, 1, "server.tls_cert", None),
+        ("[servr]\nlisten = []", 1, 2, "servr", Some("server")),
+        ("realm = \"x\"", 1, 1, "realm", Some("server.realm")),
+        ("[auth]\nusers = [{ nam = \"a\", password = \"b\" }]", 2, 12, "auth.users.nam", Some("name")),
+    ] {
+        let errors = errors(text);
+        assert_eq!(errors.len(), 1, "{text}: {errors:?}");
+        let error = &errors[0];
+        assert_eq!(error.origin, Origin::File { path: "t.toml".into(), line, column }, "{text}");
+        assert_eq!((error.key.as_str(), error.suggestion.as_deref()), (key, suggestion), "{text}");
+    }
+}
+
+#[test]
+fn all_mistakes_are_listed_in_the_order_of_the_file() {
+    let text = "[log]\nformat = 3\n[server]\nworkers = 0\nrelm = \"x\"\n[relay]\nports = \"x\"";
+    let lines: Vec<String> = errors(text).iter().map(ToString::to_string).collect();
+    assert_eq!(
+        lines,
+        [
+            "t.toml:2:10: log.format: found the integer 3; expected \"text\" or \"json\"",
+            "t.toml:4:11: server.workers: found the integer 0; expected a number of threads, 1 to 1024, or \"auto\" for one \
+             per core",
+            "t.toml:5:1: server.relm: unknown key; expected one of listen, realm, software, workers, datapath; did you mean \
+             \"realm\"?",
+            "t.toml:7:9: relay.ports: found the string \"x\"; expected \"A-B\", ports 1 to 65535, at least 2 of them \
+             (EVEN-PORT reserves pairs), such as \"49152-65535\"",
+        ]
+    );
+}
+
+#[test]
+fn broken_toml_names_its_place_and_does_not_quote_the_line() {
+    let errors = errors("[auth]\nsecrets = [\"hunter2\n");
+    let text = ConfigErrors(errors.clone()).to_string();
+    assert!(matches!(&errors[0].origin, Origin::File { line: 2, .. }), "{errors:?}");
+    assert!(text.contains("no valid TOML") && !text.contains("hunter2"), "{text}");
+}
+
+#[test]
+fn flags_win_over_environment_over_file_over_defaults() {
+    let file = "[server]\nrealm = \"file\"\nworkers = 2\nsoftware = \"file\"";
+    let environment = [("TURNPIKE_SERVER_REALM", "environment"), ("TURNPIKE_SERVER_WORKERS", "3")];
+    let loaded = load(file, &environment, flag("server.realm", "--realm", &["flag"])).expect("valid");
+    let settings = loaded.settings;
+    assert_eq!(
+        (settings.realm.as_str(), settings.origin("server.realm")),
+        ("flag", &Origin::Flag("--realm"))
+    );
+    assert_eq!(settings.workers, Some(3));
+    assert_eq!(settings.software, "file");
+    assert_eq!(settings.shutdown_deadline, 30);
+    assert!(settings.is_explicit("server.workers") && !settings.is_explicit("shutdown.deadline"));
+}
+
+#[test]
+fn lists_are_replaced_not_added_to() {
+    let file = "[server]\nlisten = [\"127.0.0.1:1\"]";
+    let environment = [("TURNPIKE_SERVER_LISTEN", "127.0.0.1:2, [::1]:3")];
+    let settings = load(file, &environment, Flags::new()).expect("valid").settings;
+    assert_eq!(strings(&settings.listen), ["127.0.0.1:2", "[::1]:3"]);
+    let flags = flag("server.listen", "--listen", &["127.0.0.1:4"]);
+    let settings = load(file, &environment, flags).expect("valid").settings;
+    assert_eq!(strings(&settings.listen), ["127.0.0.1:4"]);
+}
+
+fn strings(items: &[SocketAddr]) -> Vec<String> {
+    items.iter().map(ToString::to_string).collect()
+}
+
+#[test]
+fn mistakes_in_flags_and_environment_name_them() {
+    let environment = [("TURNPIKE_RELAY_PORTS", "1")];
+    let errors =
+        load("", &environment, flag("server.workers", "--workers", &["none"])).expect_err("two mistakes").0;
+    let lines: Vec<String> = errors.iter().map(ToString::to_string).collect();
+    assert!(
+        lines[0].starts_with("environment variable TURNPIKE_RELAY_PORTS: relay.ports: found \"1\""),
+        "{lines:?}"
+    );
+    assert!(lines[1].starts_with("flag --workers: server.workers: found \"none\""), "{lines:?}");
+}
+
+#[test]
+fn a_mistake_that_a_flag_hides_is_told_all_the_same() {
+    let flags = flag("server.workers", "--workers", &["2"]);
+    let errors = load("[server]\nworkers = 0", &[], flags).expect_err("the file is wrong").0;
+    assert_eq!(errors.len(), 1);
+}
+
+#[test]
+fn secrets_come_from_files_that_the_environment_names() {
+    let path = std::env::temp_dir().join(format!("turnpike-secrets-{}", std::process::id()));
+    std::fs::write(&path, "new one\n\nold, one\n").expect("a temporary file");
+    let variable = ("TURNPIKE_AUTH_SECRETS_FILE", path.to_str().expect("UTF-8"));
+    let settings = load("", &[variable], Flags::new()).expect("valid").settings;
+    let both = load("", &[variable, ("TURNPIKE_AUTH_SECRETS", "x")], Flags::new());
+    std::fs::remove_file(&path).expect("it is there");
+    let secrets: Vec<&str> = settings.secrets.iter().map(Secret::reveal).collect();
+    assert_eq!(secrets, ["new one", "old, one"]);
+    assert!(both.expect_err("ambiguous").to_string().contains("both set"));
+    let gone = load("", &[variable], Flags::new()).expect_err("the file is gone").to_string();
+    assert!(
+        gone.starts_with("environment variable TURNPIKE_AUTH_SECRETS_FILE: auth.secrets: cannot read"),
+        "{gone}"
+    );
+}
+
+#[test]
+fn an_unknown_variable_is_a_warning_with_a_suggestion() {
+    let environment =
+        [("TURNPIKE_SERVER_RELM", "x"), ("TURNPIKE_PORT", "tcp://10.0.0.1:3478"), ("TURNPIKE_CONFIG", "x")];
+    let warnings = load("", &environment, Flags::new()).expect("valid").warnings;
+    assert_eq!(warnings.len(), 2, "{warnings:?}");
+    assert!(warnings[0].ends_with("did you mean TURNPIKE_SERVER_REALM?"), "{warnings:?}");
+}
+
+#[test]
+fn users_are_read_in_all_three_forms() {
+    let md5 = "0123456789abcdef0123456789ABCDEF";
+    let text = format!(
+        "[auth]\nusers = [{{ name = \"a\", password = \"p:w\" }}, {{ name = \"b\", key = \"{md5}\" }}, \"c:p:w\"]"
+    );
+    let users = settings(&text).users;
+    let names: Vec<&str> = users.iter().map(|user| user.name.as_str()).collect();
+    assert_eq!(names, ["a", "b", "c"]);
+    assert_eq!(users[0].secret, UserSecret::Password(Secret::new("p:w")));
+    assert_eq!(users[1].secret, UserSecret::Keys(vec![StoredKey::Md5(Secret::new(md5))]));
+    assert_eq!(users[2].secret, UserSecret::Password(Secret::new("p:w")));
+    let tables = settings(
+        "[[auth.users]]\nname = \"a\"\npassword = \"x\"\n[[auth.users]]\nname = \"b\"\npassword = \"y\"",
+    );
+    assert_eq!(tables.users.len(), 2);
+}
+
+#[test]
+fn secrets_are_in_no_output() {
+    let key = "aa23456789abcdef0123456789abcdef";
+    let text = format!(
+        "[auth]\nsecrets = [\"hunter2\"]\nusers = [{{ name = \"a\", password = \"hunter2\" }}, {{ name = \"b\", key = \"{key}\" }}]"
+    );
+    let loaded = load_text(&text).expect("valid");
+    for output in [loaded.settings.to_toml(), format!("{loaded:?}")] {
+        assert!(!output.contains("hunter2") && !output.contains(key), "{output}");
+        assert!(output.contains("***"), "{output}");
+    }
+    for wrong in [
+        "users = [\"hunter2\"]",
+        "users = \"hunter2\"",
+        "secrets = \"hunter2\"",
+        "users = [{ name = \"a\", key = \"hunter2\" }]",
+    ] {
+        let message = load_text(&format!("[auth]\n{wrong}")).expect_err("wrong").to_string();
+        assert!(!message.contains("hunter2"), "{message}");
+    }
+    let flags = flag("auth.users", "--user", &["hunter2"]);
+    let message = load("", &[("TURNPIKE_AUTH_USERS", "hunter2")], flags).expect_err("wrong").to_string();
+    assert!(!message.contains("hunter2"), "{message}");
+}
+
+#[test]
+fn shown_settings_are_a_configuration_again() {
+    let text = "[server]\nrealm = \"a b\"\nlisten = [\"127.0.0.1:1\"]\nworkers = 3\n[relay]\naddresses = [\"10.0.0.1=192.0.2.1\"]\n\
+                [admin]\nlisten = \"off\"\n[log]\nformat = \"json\"";
+    let first = settings(text);
+    assert_eq!(values_of(settings(&first.to_toml())), values_of(first));
+}
+
+#[test]
+fn what_a_reload_cannot_change_is_named() {
+    let old = settings("[server]\nrealm = \"a\"\nworkers = 2");
+    let new = settings("[server]\nrealm = \"b\"\nworkers = 3\n[admin]\nlisten = \"off\"");
+    assert_eq!(old.unchangeable(&new), ["server.workers", "admin.listen"]);
+}
+
+#[test]
+fn an_unreadable_file_is_one_clear_error() {
+    let sources = Sources::new(Some("/nonexistent/turnpike.toml".into()), Vec::new(), Flags::new());
+    let message = sources.load().expect_err("no such file").to_string();
+    assert!(
+        message.starts_with("/nonexistent/turnpike.toml:1:1: cannot read the configuration file"),
+        "{message}"
+    );
+}

@@ -1,0 +1,396 @@
+//! `/metrics`: the workers' counters as OpenMetrics text, made anew at each scrape from live snapshots.
+//!
+//! Labels are `worker`, `direction`, `bound` and what the state machine names itself; no label has a value that a
+//! client chooses, so the number of time series is bounded.
+
+use std::fmt;
+
+use prometheus_client::{
+    collector::Collector,
+    encoding::{DescriptorEncoder, NoLabelSet, text},
+    metrics::MetricType,
+    registry::Registry,
+};
+use turnpike_relay::WorkerSnapshot;
+
+use crate::process::ProcessUsage;
+
+/// Media type of [`encode`]'s text.
+pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+
+/// Everything that one scrape shows.
+#[derive(Clone, Debug, Default)]
+pub struct Scrape {
+    /// One entry per worker.
+    pub workers: Vec<WorkerSnapshot>,
+    /// This process.
+    pub process: ProcessUsage,
+    /// Whether the server is about to stop.
+    pub draining: bool,
+    /// Log lines lost because the control thread lagged behind.
+    pub log_lost: u64,
+}
+
+/// The exposition text.
+///
+/// # Errors
+/// None in practice: a `String` takes any text.
+pub fn encode(scrape: Scrape) -> Result<String, fmt::Error> {
+    let mut registry = Registry::with_prefix("turnpike");
+    registry.register_collector(Box::new(scrape));
+    let mut output = String::new();
+    text::encode(&mut output, &registry)?;
+    Ok(output)
+}
+
+impl Collector for Scrape {
+    fn encode(&self, encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        let mut page = Page { encoder, workers: &self.workers };
+        page.allocations()?;
+        page.turn()?;
+        page.refused()?;
+        page.received()?;
+        page.sent()?;
+        page.process(&self.process)?;
+        page.gauge(
+            "draining",
+            "1 while the server takes no new allocations.",
+            f64::from(u8::from(self.draining)),
+        )?;
+        page.counter(
+            "log_lines_lost",
+            "Session log lines lost because the log was too slow.",
+            self.log_lost,
+        )?;
+        page.build()
+    }
+}
+
+struct Page<'e, 'w> {
+    encoder: DescriptorEncoder<'e>,
+    workers: &'w [WorkerSnapshot],
+}
+
+impl Page<'_, '_> {
+    fn allocations(&mut self) -> fmt::Result {
+        let mut metric = self.encoder.encode_descriptor(
+            "allocations",
+            "Allocations that exist.",
+            None,
+            MetricType::Gauge,
+        )?;
+        for (worker, snapshot) in numbered(self.workers) {
+            metric.encode_family(&[("worker", worker.as_str())])?.encode_gauge(&snapshot.allocations)?;
+        }
+        Ok(())
+    }
+
+    /// What the state machines count. They name families and labels themselves; here the same family of all workers is
+    /// brought together, as the format wants it.
+    fn turn(&mut self) -> fmt::Result {
+        let mut families: Vec<(&'static str, Vec<TurnSample>)> = Vec::new();
+        for (worker, snapshot) in numbered(self.workers) {
+            for (family, label, value) in snapshot.turn.counters() {
+                let sample = (worker.clone(), label, value);
+                match families.iter_mut().find(|(name, _)| *name == family) {
+                    Some((_, samples)) => samples.push(sample),
+                    None => families.push((family, vec![sample])),
+                }
+            }
+        }
+        for (family, samples) in &families {
+            let mut metric =
+                self.encoder.encode_descriptor(family, turn_help(family), None, MetricType::Counter)?;
+            for (worker, label, value) in samples {
+                let worker = ("worker", worker.as_str());
+                match label {
+                    Some(label) => metric
+                        .encode_family(&[worker, *label])?
+                        .encode_counter::<NoLabelSet, _, f64>(value, None)?,
+                    None => {
+                        metric.encode_family(&[worker])?.encode_counter::<NoLabelSet, _, f64>(value, None)?;
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn refused(&mut self) -> fmt::Result {
+        self.each(
+            "ports_exhausted",
+            "Allocations refused because every port of the range is taken.",
+            |snapshot| snapshot.ports_exhausted,
+        )?;
+        self.each("files_exhausted", "Allocations refused for want of file descriptors.", |snapshot| {
+            snapshot.files_exhausted
+        })?;
+        self.each("ttl_expired", "Datagrams dropped because their TTL or hop limit ended here.", |snapshot| {
+            snapshot.ttl_expired
+        })
+    }
+
+    fn received(&mut self) -> fmt::Result {
+        self.each("wakeups", "Times that the worker woke up.", |snapshot| snapshot.wakeups)?;
+        self.each("rx_calls", "Receive calls.", |snapshot| snapshot.rx.calls)?;
+        self.each("rx_would_block", "Receive calls that had nothing.", |snapshot| snapshot.rx.would_block)?;
+        self.each("rx_buffers", "Buffers received; a GRO super-packet is one.", |snapshot| {
+            snapshot.rx.buffers
+        })?;
+        self.each("rx_datagrams", "Datagrams received.", |snapshot| snapshot.rx.datagrams)?;
+        self.each("rx_bytes", "Bytes received.", |snapshot| snapshot.rx.bytes)?;
+        self.each(
+            "rx_kernel_drops",
+            "Datagrams the kernel dropped because a receive buffer was full.",
+            |snapshot| snapshot.rx.kernel_drops,
+        )?;
+        self.each("rx_truncated", "Buffers dropped because they were too long.", |snapshot| {
+            snapshot.rx.truncated
+        })?;
+        self.batches()
+    }
+
+    fn sent(&mut self) -> fmt::Result {
+        self.each("tx_calls", "Send calls.", |snapshot| snapshot.tx.calls)?;
+        self.each("tx_messages", "Messages sent; a GSO super-packet is one.", |snapshot| {
+            snapshot.tx.messages
+        })?;
+        self.each("tx_super_packets", "GSO super-packets of two or more datagrams sent.", |snapshot| {
+            snapshot.tx.super_packets
+        })?;
+        self.each("tx_datagrams", "Datagrams sent.", |snapshot| snapshot.tx.datagrams)?;
+        self.each("tx_bytes", "Bytes sent.", |snapshot| snapshot.tx.bytes)?;
+        self.by("tx_dropped", "Datagrams not sent, by reason.", "reason", |snapshot| {
+            vec![
+                ("would_block", snapshot.tx.would_block),
+                ("too_big", snapshot.tx.too_big),
+                ("refused", snapshot.tx.refused),
+            ]
+        })?;
+        self.each("tx_step_downs", "Times that a socket or route stepped down from GSO.", |snapshot| {
+            snapshot.tx.step_downs
+        })
+    }
+
+    /// Batch sizes as a histogram. Bucket i of the snapshot counts calls with 2^i to 2^(i+1) - 1 datagrams.
+    #[expect(clippy::cast_precision_loss, reason = "a histogram's sum is a float by format")]
+    fn batches(&mut self) -> fmt::Result {
+        let mut metric = self.encoder.encode_descriptor(
+            "rx_batch_datagrams",
+            "Datagrams per receive call.",
+            None,
+            MetricType::Histogram,
+        )?;
+        for (worker, snapshot) in numbered(self.workers) {
+            let batch = &snapshot.rx.batch;
+            let last = batch.len() - 1;
+            let buckets: Vec<(f64, u64)> = batch
+                .iter()
+                .enumerate()
+                .map(|(index, calls)| {
+                    let bound =
+                        if index == last { f64::INFINITY } else { ((1_u64 << (index + 1)) - 1) as f64 };
+                    (bound, *calls)
+                })
+                .collect();
+            let count = batch.iter().sum();
+            metric.encode_family(&[("worker", worker.as_str())])?.encode_histogram::<NoLabelSet>(
+                snapshot.rx.datagrams as f64,
+                count,
+                &buckets,
+                None,
+            )?;
+        }
+        Ok(())
+    }
+
+    #[expect(
+        clippy::cast_precision_loss,
+        reason = "gauges are floats by format, and these are far below 2^53"
+    )]
+    fn process(&mut self, usage: &ProcessUsage) -> fmt::Result {
+        if let Some(seconds) = usage.cpu_seconds {
+            self.encoder
+                .encode_descriptor(
+                    "process_cpu_seconds",
+                    "User and system CPU time.",
+                    None,
+                    MetricType::Counter,
+                )?
+                .encode_counter::<NoLabelSet, _, f64>(&seconds, None)?;
+        }
+        let gauges = [
+            (
+                "process_resident_memory_bytes",
+                "Resident memory.",
+                usage.resident_bytes.map(|bytes| bytes as f64),
+            ),
+            ("process_open_fds", "Open file descriptors.", usage.open_fds.map(|fds| fds as f64)),
+            ("process_max_fds", "Limit of open file descriptors.", usage.max_fds.map(|fds| fds as f64)),
+            ("process_start_time_seconds", "Start of the process, Unix time.", usage.start_time_seconds),
+        ];
+        for (name, help, value) in gauges {
+            if let Some(value) = value {
+                self.gauge(name, help, value)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn build(&mut self) -> fmt::Result {
+        self.encoder
+            .encode_descriptor("build", "This program.", None, MetricType::Info)?
+            .encode_info(&[("version", env!("CARGO_PKG_VERSION"))])
+    }
+
+    fn each(&mut self, name: &str, help: &str, value: impl Fn(&WorkerSnapshot) -> u64) -> fmt::Result {
+        let mut metric = self.encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
+        for (worker, snapshot) in numbered(self.workers) {
+            metric
+                .encode_family(&[("worker", worker.as_str())])?
+                .encode_counter::<NoLabelSet, _, f64>(&value(snapshot), None)?;
+        }
+        Ok(())
+    }
+
+    fn by(
+        &mut self,
+        name: &str,
+        help: &str,
+        label: &str,
+        values: impl Fn(&WorkerSnapshot) -> Vec<(&'static str, u64)>,
+    ) -> fmt::Result {
+        let mut metric = self.encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
+        for (worker, snapshot) in numbered(self.workers) {
+            for (kind, value) in values(snapshot) {
+                metric
+                    .encode_family(&[("worker", worker.as_str()), (label, kind)])?
+                    .encode_counter::<NoLabelSet, _, f64>(&value, None)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn gauge(&mut self, name: &str, help: &str, value: f64) -> fmt::Result {
+        self.encoder.encode_descriptor(name, help, None, MetricType::Gauge)?.encode_gauge(&value)
+    }
+
+    fn counter(&mut self, name: &str, help: &str, value: u64) -> fmt::Result {
+        self.encoder
+            .encode_descriptor(name, help, None, MetricType::Counter)?
+            .encode_counter::<NoLabelSet, _, f64>(&value, None)
+    }
+}
+
+/// Worker, label, value.
+type TurnSample = (String, Option<(&'static str, &'static str)>, u64);
+
+fn turn_help(family: &str) -> &'static str {
+    match family {
+        "relayed_datagrams" => "Payload datagrams relayed.",
+        "relayed_bytes" => "Payload bytes relayed.",
+        "icmp_relayed" => "ICMP errors passed on as Data indications.",
+        "nonces_issued" => "Nonces given out with 401 and 438.",
+        "retransmits_answered" => "Requests answered again with the same answer.",
+        "allocations_opened" => "Allocations that came to be.",
+        "allocations_closed" => "Allocations that ended, by reason.",
+        "drain_refusals" => "Allocations refused because the server drains.",
+        "limit_refusals" => "Requests refused because a limit was reached, by limit.",
+        "requests" => "Well-formed requests, by method.",
+        "successes" => "Success responses, by method.",
+        "error_responses" => "Error responses, by STUN error code.",
+        "dropped_datagrams" => "Datagrams dropped, by reason.",
+        "credentials_refused" => "Credentials refused, by reason.",
+        _ => "A counter of the TURN state machine.",
+    }
+}
+
+fn numbered(workers: &[WorkerSnapshot]) -> impl Iterator<Item = (String, &WorkerSnapshot)> {
+    workers.iter().enumerate().map(|(number, snapshot)| (number.to_string(), snapshot))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashMap;
+
+    use super::*;
+
+    fn scrape() -> Scrape {
+        let mut first = WorkerSnapshot { allocations: 3, wakeups: 11, ..WorkerSnapshot::default() };
+        first.turn.to_peer_datagrams = 7;
+        first.turn.to_client_bytes = 900;
+        first.rx.datagrams = 40;
+        first.rx.batch[0] = 1;
+        first.rx.batch[3] = 4;
+        first.rx.batch[11] = 2;
+        first.tx.too_big = 5;
+        Scrape { workers: vec![first, WorkerSnapshot::default()], log_lost: 2, ..Scrape::default() }
+    }
+
+    /// Reads the format strictly: every sample belongs to the family declared last, and stands there once.
+    fn parse(text: &str) -> HashMap<String, f64> {
+        let mut samples = HashMap::new();
+        let mut family = String::new();
+        let mut lines = text.lines().peekable();
+        while let Some(line) = lines.next() {
+            if let Some(rest) = line.strip_prefix("# TYPE ") {
+                family = rest.split(' ').next().expect("a name").to_owned();
+            } else if line == "# EOF" {
+                assert!(lines.peek().is_none(), "text after # EOF");
+                return samples;
+            } else if !line.starts_with('#') {
+                let (series, value) = line.rsplit_once(' ').expect("a sample");
+                assert!(
+                    series.starts_with(&family) && series.starts_with("turnpike_"),
+                    "{series} in {family}"
+                );
+                let value = value.parse().expect("a number");
+                assert!(samples.insert(series.to_owned(), value).is_none(), "{series} twice");
+            }
+        }
+        panic!("no # EOF");
+    }
+
+    #[test]
+    fn all_counters_are_exposed_per_worker() {
+        let samples = parse(&encode(scrape()).expect("encodes"));
+        for (series, value) in [
+            ("turnpike_allocations{worker=\"0\"}", 3.0),
+            ("turnpike_allocations{worker=\"1\"}", 0.0),
+            ("turnpike_wakeups_total{worker=\"0\"}", 11.0),
+            ("turnpike_relayed_datagrams_total{worker=\"0\",direction=\"to_peer\"}", 7.0),
+            ("turnpike_relayed_bytes_total{worker=\"0\",direction=\"to_client\"}", 900.0),
+            ("turnpike_tx_dropped_total{worker=\"0\",reason=\"too_big\"}", 5.0),
+            ("turnpike_log_lines_lost_total", 2.0),
+            ("turnpike_draining", 0.0),
+        ] {
+            let found = samples.iter().find(|(name, _)| same_series(name, series));
+            assert_eq!(found.map(|(_, value)| *value), Some(value), "{series} in {samples:#?}");
+        }
+    }
+
+    #[test]
+    fn the_batch_histogram_is_cumulative_and_ends_at_infinity() {
+        let samples = parse(&encode(scrape()).expect("encodes"));
+        let bucket = |bound: &str| {
+            let series = format!("turnpike_rx_batch_datagrams_bucket{{le=\"{bound}\",worker=\"0\"}}");
+            samples.iter().find(|(name, _)| same_series(name, &series)).map(|(_, value)| *value)
+        };
+        assert_eq!(bucket("1.0"), Some(1.0));
+        assert_eq!(bucket("7.0"), Some(1.0));
+        assert_eq!(bucket("15.0"), Some(5.0));
+        assert_eq!(bucket("+Inf"), Some(7.0));
+    }
+
+    /// Equal but for the order of labels.
+    fn same_series(a: &str, b: &str) -> bool {
+        let parts = |series: &str| {
+            let (name, labels) = series.split_once('{').unwrap_or((series, "}"));
+            let mut labels: Vec<String> =
+                labels.trim_end_matches('}').split(',').map(str::to_owned).collect();
+            labels.sort();
+            (name.to_owned(), labels)
+        };
+        parts(a) == parts(b)
+    }
+}

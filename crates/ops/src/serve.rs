@@ -1,0 +1,358 @@
+//! The control thread: starts the relay, then waits for signals, reloads, scrapes and log lines until it is told to
+//! stop.
+
+use std::{
+    io::{self, IsTerminal, Write},
+    net::SocketAddr,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use tokio::{
+    net::TcpListener,
+    signal::unix::{Signal, SignalKind, signal},
+    time::{Instant, sleep},
+};
+use turnpike_relay::{CredentialStore, Relay, SessionLog, StartError};
+
+use crate::{
+    admin::{self, AdminState},
+    config::{AdminListen, ConfigErrors, Loaded, Settings, Sources, User, UserSecret},
+    credentials::Credentials,
+    logging,
+    plan::{self, Plan},
+    session_log::{SessionLogWriter, session_log},
+};
+
+/// How often a drain looks whether the last session is gone.
+const DRAIN_POLL: Duration = Duration::from_millis(100);
+/// How often the workers are looked after. One that ended leaves its share of the clients without a server, and the
+/// service manager can do more about that than half a relay.
+const WORKER_CHECK: Duration = Duration::from_secs(1);
+/// Snapshots may be 100 ms old, so that "no allocations" counts only after that.
+const DRAIN_SETTLE: Duration = Duration::from_millis(250);
+
+/// Why `serve` ended other than by being told to.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ServeError {
+    /// Nothing was started.
+    #[error(transparent)]
+    Config(#[from] ConfigErrors),
+    /// The relay did not start.
+    #[error(transparent)]
+    Start(#[from] StartError),
+    /// The admin address that was asked for cannot be had.
+    #[error(
+        "cannot serve the admin page on tcp {address}: {source}; choose another with --admin ADDR:PORT, or --admin off"
+    )]
+    Admin {
+        /// Which.
+        address: SocketAddr,
+        /// The kernel's answer.
+        source: io::Error,
+    },
+    /// A worker ended by itself.
+    #[error(
+        "a worker has ended though nobody stopped it; the log lines above may say why, and a restart helps"
+    )]
+    Worker,
+    /// The control thread itself.
+    #[error("cannot start the control thread: {0}")]
+    Control(#[source] io::Error),
+}
+
+/// Runs a TURN server until a signal ends it. A generated credential goes to `out`, once.
+///
+/// # Errors
+/// See [`ServeError`]; configuration errors come before any socket is opened.
+pub fn serve(sources: &Sources, out: &mut dyn Write) -> Result<(), ServeError> {
+    let loaded = sources.load()?;
+    logging::init(&loaded.settings.log_level, loaded.settings.log_format);
+    let runtime =
+        tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(ServeError::Control)?;
+    runtime.block_on(Control::run(sources, loaded, out))
+}
+
+struct Control<'a> {
+    sources: &'a Sources,
+    /// What the relay was started with; keys that a reload cannot change keep these values.
+    started: Settings,
+    settings: Settings,
+    generated: Option<User>,
+    nonce_key: [u8; 32],
+    relay: Arc<Relay>,
+    addresses: Vec<turnpike_relay::RelayAddress>,
+    draining: Arc<AtomicBool>,
+}
+
+/// What made the control thread stop waiting.
+enum Wish {
+    Drain(Duration),
+    Reload,
+}
+
+impl<'a> Control<'a> {
+    async fn run(sources: &'a Sources, loaded: Loaded, out: &mut dyn Write) -> Result<(), ServeError> {
+        // Before anything else, so that no signal finds its default action while sessions exist.
+        let mut signals = Signals::new().map_err(ServeError::Control)?;
+        let Loaded { mut settings, warnings } = loaded;
+        tracing::info!("turnpike {}", env!("CARGO_PKG_VERSION"));
+        for warning in warnings {
+            tracing::warn!("{warning}");
+        }
+        let generated = plan::generated_user(&settings);
+        settings.users.extend(generated.clone());
+        let nonce_key = rand::random();
+        let plan = Plan::new(&settings, nonce_key);
+        raise_open_files(&plan);
+
+        let admin = bind_admin(&settings).await?;
+        let (logger, writer) = session_log();
+        let log_lost = logger.lost_counter();
+        let log: Arc<dyn SessionLog> = Arc::new(logger);
+        let credentials: Arc<dyn CredentialStore> = Arc::new(Credentials::new(&settings));
+        let relay = Arc::new(Relay::start(&plan.config, credentials, log)?);
+        say_what_started(&plan, &relay, admin.as_ref());
+        if let Some(user) = &generated {
+            print_credential(user, &settings.realm, out);
+        }
+
+        let control = Self {
+            sources,
+            started: settings.clone(),
+            settings,
+            generated,
+            nonce_key,
+            addresses: plan.config.relay.clone(),
+            draining: Arc::new(AtomicBool::new(false)),
+            relay,
+        };
+        if let Some(listener) = admin {
+            // Weak, so that the last owner can stop the relay while a scrape is under way.
+            let relay = Arc::downgrade(&control.relay);
+            let state = AdminState {
+                snapshots: Arc::new(move || relay.upgrade().map_or_else(Vec::new, |relay| relay.snapshots())),
+                draining: Arc::clone(&control.draining),
+                log_lost,
+            };
+            tokio::spawn(axum::serve(listener, admin::router(state)).into_future());
+        }
+        control.until_stopped(&mut signals, writer).await
+    }
+
+    async fn until_stopped(
+        mut self,
+        signals: &mut Signals,
+        writer: SessionLogWriter,
+    ) -> Result<(), ServeError> {
+        let writer = tokio::spawn(writer.run());
+        let mut failed = false;
+        loop {
+            tokio::select! {
+                wish = signals.next(&self.settings) => match wish {
+                    Wish::Reload => self.reload(),
+                    Wish::Drain(patience) => {
+                        self.drain(signals, patience).await;
+                        break;
+                    }
+                },
+                () = sleep(WORKER_CHECK) => if self.relay.has_failed() {
+                    failed = true;
+                    break;
+                },
+            }
+        }
+        self.draining.store(true, Ordering::Relaxed);
+
+        let relay = self.relay;
+        // Joins threads, and the log must be written meanwhile.
+        let stopped = tokio::task::spawn_blocking(move || Arc::into_inner(relay).map(Relay::stop)).await;
+        if !matches!(stopped, Ok(Some(()))) {
+            tracing::warn!("the relay did not stop in order");
+        }
+        // With the workers gone the log has no more writers, and ends when it is empty.
+        let _ = tokio::time::timeout(Duration::from_secs(5), writer).await;
+        tracing::info!("stopped");
+        if failed { Err(ServeError::Worker) } else { Ok(()) }
+    }
+
+    /// Waits for the sessions to end: at most `patience`, and no longer than until the next signal.
+    async fn drain(&self, signals: &mut Signals, patience: Duration) {
+        self.draining.store(true, Ordering::Relaxed);
+        self.relay.drain();
+        let start = Instant::now();
+        let open = self.allocations();
+        tracing::info!(allocations = open, deadline_s = patience.as_secs(), "draining: no new allocations");
+        loop {
+            let waited = start.elapsed();
+            if waited >= patience {
+                break;
+            }
+            if waited >= DRAIN_SETTLE && self.allocations() == 0 {
+                return;
+            }
+            tokio::select! {
+                () = sleep(DRAIN_POLL.min(patience - waited)) => {}
+                wish = signals.next(&self.settings) => match wish {
+                    Wish::Drain(_) => {
+                        tracing::warn!("second signal: stopping at once");
+                        break;
+                    }
+                    Wish::Reload => tracing::warn!("no reload while draining"),
+                },
+            }
+        }
+        let left = self.allocations();
+        if left > 0 {
+            tracing::warn!(allocations = left, "sessions still open are ended");
+        }
+    }
+
+    fn allocations(&self) -> u64 {
+        self.relay.snapshots().iter().map(|snapshot| snapshot.allocations).sum()
+    }
+
+    /// Takes what a running server can change from the configuration; a broken one changes nothing.
+    fn reload(&mut self) {
+        let mut new = match self.sources.load() {
+            Ok(loaded) => loaded.settings,
+            Err(errors) => {
+                for error in &errors.0 {
+                    tracing::error!("{error}");
+                }
+                tracing::error!("configuration not reloaded: the old one stays in force");
+                return;
+            }
+        };
+        if plan::generated_user(&new).is_some() {
+            if self.generated.is_none() {
+                tracing::error!(
+                    "configuration not reloaded: it names neither users nor secrets, so nobody could authenticate"
+                );
+                return;
+            }
+            new.users.extend(self.generated.clone());
+        }
+        for key in self.started.unchangeable(&new) {
+            tracing::warn!("{key} has changed, but takes effect only after a restart");
+        }
+        let credentials: Arc<dyn CredentialStore> = Arc::new(Credentials::new(&new));
+        let server = plan::server_config(&new, &self.addresses, self.nonce_key);
+        self.relay.reconfigure(&server, &credentials);
+        tracing::info!(users = new.users.len(), secrets = new.secrets.len(), "configuration reloaded");
+        self.settings = new;
+    }
+}
+
+struct Signals {
+    terminate: Signal,
+    interrupt: Signal,
+    hangup: Signal,
+}
+
+impl Signals {
+    fn new() -> io::Result<Self> {
+        Ok(Self {
+            terminate: signal(SignalKind::terminate())?,
+            interrupt: signal(SignalKind::interrupt())?,
+            hangup: signal(SignalKind::hangup())?,
+        })
+    }
+
+    async fn next(&mut self, settings: &Settings) -> Wish {
+        let patience = Duration::from_secs(settings.shutdown_deadline.into());
+        tokio::select! {
+            _ = self.terminate.recv() => Wish::Drain(patience),
+            _ = self.interrupt.recv() => {
+                // Ctrl-C: somebody sits there and waits.
+                let quick = io::stdin().is_terminal();
+                Wish::Drain(if quick { Duration::ZERO } else { patience })
+            }
+            _ = self.hangup.recv() => Wish::Reload,
+        }
+    }
+}
+
+/// The default admin port may be busy, for a second server say; one that was asked for may not.
+async fn bind_admin(settings: &Settings) -> Result<Option<TcpListener>, ServeError> {
+    let AdminListen::On(address) = settings.admin else {
+        return Ok(None);
+    };
+    match TcpListener::bind(address).await {
+        Ok(listener) => {
+            if !address.ip().is_loopback() {
+                tracing::warn!(
+                    "the admin page on {address} has no authentication: keep strangers away from it"
+                );
+            }
+            Ok(Some(listener))
+        }
+        Err(source) if settings.is_explicit("admin.listen") => Err(ServeError::Admin { address, source }),
+        Err(error) => {
+            tracing::warn!(
+                "no admin page: cannot listen on tcp {address}: {error}; name an address with --admin"
+            );
+            Ok(None)
+        }
+    }
+}
+
+fn raise_open_files(plan: &Plan) {
+    let needed = plan.open_files();
+    match turnpike_net::limits::raise_open_files(needed) {
+        Ok(limit) if limit < needed => tracing::warn!(
+            "the limit of open files is {limit}, {} allocations may need {needed}; raise it with `ulimit -n {needed}` \
+             or LimitNOFILE=, or lower limits.allocations",
+            plan.config.max_allocations
+        ),
+        Ok(_) => {}
+        Err(error) => tracing::warn!("cannot raise the limit of open files to {needed}: {error}"),
+    }
+}
+
+fn say_what_started(plan: &Plan, relay: &Relay, admin: Option<&TcpListener>) {
+    let config = &plan.config;
+    for listener in relay.listeners() {
+        tracing::info!("listening on udp {listener}");
+    }
+    for address in &config.relay {
+        let (first, last) = (config.ports.start(), config.ports.end());
+        match address.external {
+            Some(external) => {
+                tracing::info!("relaying on {} as {external}, ports {first}-{last}", address.bind);
+            }
+            None => tracing::info!("relaying on {}, ports {first}-{last}", address.bind),
+        }
+    }
+    tracing::info!("data path {}: {}; workers: {}", config.datapath, plan.datapath_reason, config.workers);
+    match admin.and_then(|listener| listener.local_addr().ok()) {
+        Some(address) => tracing::info!("admin page on http://{address}/ (metrics, healthz)"),
+        None => tracing::info!("no admin page"),
+    }
+    for note in &plan.notes {
+        tracing::warn!("{note}");
+    }
+    if !config.server.authenticate {
+        tracing::warn!("auth.required is false: anybody who reaches this server may relay through it");
+    }
+}
+
+/// This one password is meant to be seen: it exists nowhere else.
+fn print_credential(user: &User, realm: &str, out: &mut dyn Write) {
+    let UserSecret::Password(password) = &user.secret else {
+        return;
+    };
+    let line = writeln!(
+        out,
+        "No user is configured. For this run: user {} password {} (realm {realm})",
+        user.name,
+        password.reveal()
+    );
+    if line.and_then(|()| out.flush()).is_err() {
+        tracing::warn!("cannot print the generated credential: configure a user with --user NAME:PASSWORD");
+    }
+}

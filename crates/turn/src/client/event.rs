@@ -1,0 +1,197 @@
+//! What a client reports: requests that succeeded or failed, and what a datagram was.
+
+use std::net::{IpAddr, SocketAddr};
+
+use turnpike_wire::channel_data::ChannelNumber;
+
+/// A request that this client makes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Request {
+    /// STUN Binding: which address does the server see?
+    Binding,
+    /// Allocate.
+    Allocate,
+    /// Refresh of the allocation.
+    Refresh,
+    /// Refresh with LIFETIME 0.
+    Delete,
+    /// CreatePermission, or its refresh.
+    Permit(IpAddr),
+    /// ChannelBind, or its refresh.
+    Bind(ChannelNumber, SocketAddr),
+}
+
+impl std::fmt::Display for Request {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Binding => f.write_str("Binding"),
+            Self::Allocate => f.write_str("Allocate"),
+            Self::Refresh => f.write_str("Refresh"),
+            Self::Delete => f.write_str("Refresh with lifetime 0"),
+            Self::Permit(peer) => write!(f, "CreatePermission for {peer}"),
+            Self::Bind(number, peer) => write!(f, "ChannelBind of {:#06x} to {peer}", number.get()),
+        }
+    }
+}
+
+/// An allocation as the server granted it. All addresses canonical.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Allocation {
+    /// Relayed transport address.
+    pub relayed: SocketAddr,
+    /// The second one of a dual-stack allocation.
+    pub additional: Option<SocketAddr>,
+    /// The client's address as the server sees it.
+    pub mapped: Option<SocketAddr>,
+    /// Seconds until it expires unless refreshed; the client refreshes it by itself.
+    pub lifetime: u32,
+    /// RESERVATION-TOKEN for the next higher port.
+    pub reservation: Option<[u8; 8]>,
+    /// ADDRESS-ERROR-CODE: why a dual-stack request got one family only (440 or 508).
+    pub additional_refused: Option<u16>,
+}
+
+/// Something that happened to a request.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Event {
+    /// Binding answered.
+    Mapped(SocketAddr),
+    /// Allocate granted.
+    Allocated(Allocation),
+    /// The allocation lives on for this many seconds.
+    Refreshed {
+        /// Seconds.
+        lifetime: u32,
+    },
+    /// The allocation is gone because this client deleted it.
+    Deleted,
+    /// A permission is installed or was refreshed.
+    Permitted(IpAddr),
+    /// A channel is bound or was refreshed.
+    Bound(ChannelNumber, SocketAddr),
+    /// The peer cannot be reached: a Data indication that carries ICMP (RFC 8656 section 11.6).
+    Icmp {
+        /// Which peer.
+        peer: SocketAddr,
+        /// ICMP type.
+        icmp_type: u8,
+        /// ICMP code.
+        code: u8,
+    },
+    /// A request failed. After a failed Allocate or Refresh there is no allocation.
+    Failed {
+        /// Which.
+        request: Request,
+        /// Why.
+        failure: Failure,
+    },
+}
+
+/// Why a request failed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Failure {
+    /// The server refused it.
+    #[error("the server answered {code} {reason}")]
+    Refused {
+        /// STUN error code, 300 to 699.
+        code: u16,
+        /// Its reason phrase, as the server wrote it.
+        reason: String,
+    },
+    /// The server refused the credentials (401 in answer to a signed request).
+    #[error("the server refused user {username:?} in realm {realm:?} (401)")]
+    Credentials {
+        /// The user of [`super::Config`].
+        username: String,
+        /// The server's realm.
+        realm: String,
+    },
+    /// The server asks for credentials, and none are configured.
+    #[error("the server asks for credentials for realm {realm:?}")]
+    CredentialsNeeded {
+        /// The server's realm.
+        realm: String,
+    },
+    /// The server offers no password algorithm that this client knows.
+    #[error("the server offers no password algorithm that is known here")]
+    PasswordAlgorithms,
+    /// No answer that could be verified. Unsigned errors to signed requests are no proof of anything (RFC 8489
+    /// section 9.2.5), but the last one is worth telling.
+    #[error("no answer after {transmissions} transmissions{}", match unverified {
+        Some((code, reason)) => format!("; an unsigned one said {code} {reason}"),
+        None => String::new(),
+    })]
+    Timeout {
+        /// How often it was sent.
+        transmissions: u32,
+        /// Code and reason of the last error response that could not be verified.
+        unverified: Option<(u16, String)>,
+    },
+    /// A success response lacks what it must have.
+    #[error("the server's response lacks {0}")]
+    Incomplete(&'static str),
+    /// The request cannot be written with this configuration.
+    #[error("the request cannot be written: {0}")]
+    Unwritable(String),
+}
+
+/// What a datagram from the server was.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Incoming<'a> {
+    /// Application data.
+    Data {
+        /// Who sent it.
+        peer: SocketAddr,
+        /// The channel it came through; `None` for a Data indication.
+        channel: Option<ChannelNumber>,
+        /// A part of the datagram that was fed in.
+        payload: &'a [u8],
+    },
+    /// A response or an indication about state; see [`super::Client::poll_event`].
+    Control,
+    /// Nothing of use.
+    Ignored(Ignored),
+}
+
+/// Why a datagram was ignored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Ignored {
+    /// Neither STUN nor ChannelData, or malformed.
+    Malformed,
+    /// ChannelData on a channel that is not bound.
+    UnknownChannel,
+    /// A Data indication from a peer without permission (RFC 8656 section 11.4).
+    NoPermission,
+    /// A response to nothing that is under way: late, retransmitted, or not for us.
+    UnknownTransaction,
+    /// A response without a valid MESSAGE-INTEGRITY to a signed request.
+    Unverified,
+    /// A challenge whose nonce says that algorithms are offered, but which offers none: somebody removed them
+    /// (RFC 8489 section 9.2.1).
+    BidDown,
+    /// A request, or an indication that is not for clients.
+    Unexpected,
+}
+
+/// Why a request cannot be made now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum RequestError {
+    /// There is an allocation already, or one is being made.
+    #[error("there is an allocation already")]
+    AllocationExists,
+    /// There is no allocation.
+    #[error("there is no allocation")]
+    NoAllocation,
+    /// More requests under way, permissions or channels than a client may have.
+    #[error("a client has at most {limit} {what}")]
+    TooMany {
+        /// Of what.
+        what: &'static str,
+        /// How many.
+        limit: usize,
+    },
+}

@@ -1,0 +1,301 @@
+//! Allocate (RFC 8656 section 7): everything that can be refused is refused before a relay socket is opened.
+
+use super::{
+    AllocationId, Answer, Client, DropReason, Effect, Family, Gate, OpenRelay, OpenRequest, OpenResult,
+    PortWish, Server,
+    allocation::{Allocation, Channels, Pending, Permissions, Relay},
+    attribute,
+    auth::Who,
+    request::{Method, Request, read_family},
+    response::{Response, Signer, reason_phrase},
+};
+use crate::time::Now;
+
+/// The only REQUESTED-TRANSPORT so far. TCP (6, RFC 6062) needs a stream between client and server.
+const UDP: u8 = 17;
+
+/// Which relayed transport addresses a request wants.
+struct Wish {
+    first: OpenRelay,
+    second: Option<Family>,
+    /// A family of a dual-stack request that is not configured, with its code.
+    address_error: Option<(Family, u16)>,
+}
+
+impl<G: Gate> Server<G> {
+    pub(super) fn allocate(&mut self, now: Now, client: &Client, request: &Request<'_>, who: Who) -> Answer {
+        // Section 7.2: "The server checks if the 5-tuple is currently in use by an existing allocation. If yes, the
+        // server rejects the request with a 437 (Allocation Mismatch) error." But section 5: "the server may receive two
+        // (or more) requests with the same 5-tuple and same transaction id. STUN requires that the server recognize this
+        // case and treat the request as idempotent".
+        if let Some(index) = self.table.find(client) {
+            return self.allocate_again(index, request, &who);
+        }
+        let signer = who.signer.as_ref();
+        let lifetime = match request.get(attribute::LIFETIME).map(<[u8; 4]>::try_from) {
+            None => None,
+            Some(Ok(seconds)) => Some(u32::from_be_bytes(seconds)),
+            Some(Err(_)) => return self.fail(request, signer, 400),
+        };
+        let wish = match self.wish(request) {
+            Ok(wish) => wish,
+            Err(code) => return self.fail(request, signer, code),
+        };
+        if self.draining {
+            self.stats.drain_refusals += 1;
+            return self.fail(request, signer, 508);
+        }
+        // "At any point, the server MAY choose to reject the request with a 486 (Allocation Quota Reached) error".
+        if let Err(refusal) = self.gate.acquire(&who.identity) {
+            self.stats.quota(refusal);
+            return self.fail(request, signer, 486);
+        }
+
+        let reservation = match wish.first.port {
+            PortWish::EvenAndReserveNext(token) => Some(token),
+            _ => None,
+        };
+        let id = self.table.insert(Allocation {
+            client: *client,
+            identity: (who.identity != who.username).then_some(who.identity),
+            username: who.username,
+            opened_ms: now.ms,
+            transaction: request.transaction,
+            granted: self.granted(lifetime),
+            reservation,
+            address_error: wish.address_error,
+            relays: [None; 2],
+            channels: Channels::default(),
+            permissions: Permissions::default(),
+            to_peer: (0, 0),
+            to_client: (0, 0),
+            pending: Some(Box::new(Pending {
+                signer: who.signer,
+                fingerprint: request.fingerprint,
+                first: wish.first.family,
+                second: wish.second,
+            })),
+        });
+        Answer::Open(OpenRequest {
+            allocation: id,
+            first: wish.first,
+            second: wish.second.map(|family| OpenRelay { family, port: PortWish::Any }),
+        })
+    }
+
+    /// Carries on where [`Server::allocate`] asked for relay sockets. `None` if the allocation does not wait for them.
+    pub(super) fn finish_allocate(
+        &mut self,
+        now: Now,
+        id: AllocationId,
+        first: OpenResult,
+        second: Option<OpenResult>,
+    ) -> Option<Client> {
+        let allocation = self.table.get(id)?;
+        let pending = *allocation.pending.take()?;
+        let client = allocation.client;
+        let transaction = allocation.transaction;
+        let expires_ms = now.ms + u64::from(allocation.granted) * 1000;
+        let second = pending.second.map(|family| (family, second.unwrap_or(OpenResult::NoCapacity)));
+        let mut relayed = [None; 2];
+        for (slot, (family, result)) in
+            relayed.iter_mut().zip([Some((pending.first, first)), second].into_iter().flatten())
+        {
+            if let OpenResult::Opened { relayed } = result {
+                *slot = Some(relayed);
+                *allocation.relay(family) = Some(Relay { address: relayed, expires_ms });
+            } else {
+                allocation.address_error = Some((family, code_of(result)));
+            }
+        }
+        let (relayed, also) = match relayed {
+            [Some(first), second] => (first, second),
+            [None, Some(second)] => (second, None),
+            [None, None] => {
+                if let Some((_, allocation)) = self.table.remove(id.index) {
+                    self.gate.release(allocation.identity());
+                }
+                let signer = pending.signer.as_ref();
+                self.write_failure(
+                    Method::Allocate,
+                    transaction,
+                    signer,
+                    pending.fingerprint,
+                    code_of(first),
+                );
+                return Some(client);
+            }
+        };
+        allocation.opened_ms = now.ms;
+        let username = allocation.username.clone();
+        self.timers.set(now.ms, id.index, expires_ms);
+        self.stats.allocations_opened += 1;
+        self.effects.push_back(Effect::Opened { allocation: id, client, username, relayed: (relayed, also) });
+        self.write_success(id.index, transaction, pending.signer.as_ref(), pending.fingerprint);
+        Some(client)
+    }
+
+    /// Section 7.2: "The server computes [...] the minimum of the client's proposed lifetime and the server's maximum
+    /// allowed lifetime. If this [...] is greater than the default lifetime, then the server uses [it]. Otherwise, the
+    /// server uses the default lifetime."
+    pub(super) fn granted(&self, proposed: Option<u32>) -> u32 {
+        let default = self.config.default_lifetime;
+        proposed.map_or(default, |seconds| seconds.min(self.config.max_lifetime).max(default))
+    }
+
+    fn allocate_again(&mut self, index: u32, request: &Request<'_>, who: &Who) -> Answer {
+        let Some((_, allocation)) = self.table.at(index) else {
+            return self.fail(request, who.signer.as_ref(), 437);
+        };
+        if allocation.transaction != request.transaction || allocation.username != who.username {
+            return self.fail(request, who.signer.as_ref(), 437);
+        }
+        if allocation.pending.is_some() {
+            return Answer::Drop(DropReason::OpenPending);
+        }
+        self.stats.retransmits += 1;
+        self.write_success(index, request.transaction, who.signer.as_ref(), request.fingerprint);
+        Answer::Reply
+    }
+
+    /// Section 7.2, steps 3 to 9.
+    fn wish(&self, request: &Request<'_>) -> Result<Wish, u16> {
+        // "The server checks if the request contains a REQUESTED-TRANSPORT attribute. If the attribute is not included or
+        // is malformed, the server rejects the request with a 400 (Bad Request) error. Otherwise, if [...] the server
+        // does not support that transport protocol [...] 442 (Unsupported Transport Protocol)".
+        match request.get(attribute::REQUESTED_TRANSPORT) {
+            Some([UDP, _, _, _]) => {}
+            Some([_, _, _, _]) => return Err(442),
+            _ => return Err(400),
+        }
+        if request.get(attribute::DONT_FRAGMENT).is_some_and(|value| !value.is_empty()) {
+            return Err(400);
+        }
+        let even_port = match request.get(attribute::EVEN_PORT) {
+            None => None,
+            Some([flags]) => Some(flags & 0x80 != 0),
+            Some(_) => return Err(400),
+        };
+        let requested = family_attribute(request, attribute::REQUESTED_ADDRESS_FAMILY)?;
+        let additional = family_attribute(request, attribute::ADDITIONAL_ADDRESS_FAMILY)?;
+
+        if let Some(token) = request.get(attribute::RESERVATION_TOKEN) {
+            // "If yes, and the request also contains an EVEN-PORT or REQUESTED-ADDRESS-FAMILY or
+            // ADDITIONAL-ADDRESS-FAMILY attribute, the server rejects the request with a 400 (Bad Request) error."
+            let token: [u8; 8] = token.try_into().map_err(|_| 400_u16)?;
+            if even_port.is_some() || requested.is_some() || additional.is_some() {
+                return Err(400);
+            }
+            let first = OpenRelay { family: family_of_token(token), port: PortWish::Reserved(token) };
+            return Ok(Wish { first, second: None, address_error: None });
+        }
+        // "The server checks if the request contains both REQUESTED-ADDRESS-FAMILY and ADDITIONAL-ADDRESS-FAMILY
+        // attributes. If yes, then the server rejects the request with a 400 (Bad Request) error."
+        if requested.is_some() && additional.is_some() {
+            return Err(400);
+        }
+        let has = |family| match family {
+            Family::V4 => self.config.relay_v4,
+            Family::V6 => self.config.relay_v6,
+        };
+        let (mut family, mut second, mut address_error) = (Family::V4, None, None);
+        match (requested, additional) {
+            // "If the server does not support the address family requested by the client in REQUESTED-ADDRESS-FAMILY [...]
+            // it MUST generate an Allocate error response, and it MUST include an ERROR-CODE attribute with the 440
+            // (Address Family not Supported)". Without the attribute, IPv4.
+            (requested, None) => {
+                family = requested.unwrap_or(Ok(Family::V4)).map_err(|_| 440_u16)?;
+                if !has(family) {
+                    return Err(440);
+                }
+            }
+            // EVEN-PORT with R = 1: "If yes, and the request also contains an ADDITIONAL-ADDRESS-FAMILY attribute, the
+            // server rejects the request with a 400 (Bad Request) error." ADDITIONAL-ADDRESS-FAMILY: "If yes, and the
+            // attribute value is 0x01 (IPv4 address family), then the server rejects the request with a 400".
+            (_, Some(additional)) => {
+                if even_port == Some(true) || additional != Ok(Family::V6) {
+                    return Err(400);
+                }
+                // "If the server can partially meet the request, i.e., if it can only allocate one relayed transport address
+                // of a specific address type, then it includes ADDRESS-ERROR-CODE attribute in the success response".
+                match (has(Family::V4), has(Family::V6)) {
+                    (true, true) => second = Some(Family::V6),
+                    (true, false) => address_error = Some((Family::V6, 440)),
+                    (false, true) => {
+                        family = Family::V6;
+                        address_error = Some((Family::V4, 440));
+                    }
+                    (false, false) => return Err(440),
+                }
+            }
+        }
+        let port = match even_port {
+            None => PortWish::Any,
+            Some(false) => PortWish::Even,
+            Some(true) => PortWish::EvenAndReserveNext(new_token(family)),
+        };
+        Ok(Wish { first: OpenRelay { family, port }, second, address_error })
+    }
+
+    /// Section 7.2: XOR-RELAYED-ADDRESS, LIFETIME, RESERVATION-TOKEN, XOR-MAPPED-ADDRESS; of a dual-stack allocation
+    /// both addresses, or the reason why not.
+    fn write_success(
+        &mut self,
+        index: u32,
+        transaction: [u8; 12],
+        signer: Option<&Signer>,
+        fingerprint: bool,
+    ) {
+        let Some((_, allocation)) = self.table.at(index) else { return };
+        self.stats.successes[Method::Allocate as usize] += 1;
+        let mut response = Response::success(&mut self.reply, Method::Allocate, transaction);
+        for relay in allocation.relays.iter().flatten() {
+            response.xor_address(attribute::XOR_RELAYED_ADDRESS, relay.address);
+        }
+        response.number(attribute::LIFETIME, allocation.granted);
+        if let Some(token) = allocation.reservation {
+            response.attribute(attribute::RESERVATION_TOKEN, &token);
+        }
+        response.xor_address(attribute::XOR_MAPPED_ADDRESS, allocation.client.address);
+        if let Some((family, code)) = allocation.address_error {
+            response.code(attribute::ADDRESS_ERROR_CODE, family_number(family), code, reason_phrase(code));
+        }
+        if let Some(software) = &self.config.software {
+            response.attribute(attribute::SOFTWARE, software.as_bytes());
+        }
+        response.finish(signer, fingerprint);
+    }
+}
+
+fn family_attribute(request: &Request<'_>, kind: u16) -> Result<Option<Result<Family, u8>>, u16> {
+    match request.get(kind) {
+        None => Ok(None),
+        Some(value) => read_family(value).map(Some).ok_or(400),
+    }
+}
+
+const fn family_number(family: Family) -> u8 {
+    match family {
+        Family::V4 => 1,
+        Family::V6 => 2,
+    }
+}
+
+const fn code_of(result: OpenResult) -> u16 {
+    match result {
+        OpenResult::UnsupportedFamily => 440,
+        OpenResult::NoCapacity | OpenResult::Opened { .. } => 508,
+    }
+}
+
+/// A token that nobody guesses. Its last bit holds the family of the port that it stands for, since a request with a
+/// token may not name the family, and may reach another worker.
+fn new_token(family: Family) -> [u8; 8] {
+    let mut token: [u8; 8] = rand::random();
+    token[7] = token[7] & !1 | (family as u8);
+    token
+}
+
+const fn family_of_token(token: [u8; 8]) -> Family {
+    if token[7] & 1 == 0 { Family::V4 } else { Family::V6 }
+}

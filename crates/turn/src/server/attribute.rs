@@ -1,0 +1,60 @@
+//! Attribute types (RFC 8489 section 18.3, RFC 8656 section 18, RFC 6062 section 6.2).
+
+pub(super) const MAPPED_ADDRESS: u16 = 0x0001;
+pub(super) const USERNAME: u16 = 0x0006;
+pub(super) const MESSAGE_INTEGRITY: u16 = 0x0008;
+pub(super) const ERROR_CODE: u16 = 0x0009;
+pub(super) const UNKNOWN_ATTRIBUTES: u16 = 0x000A;
+pub(super) const CHANNEL_NUMBER: u16 = 0x000C;
+pub(super) const LIFETIME: u16 = 0x000D;
+pub(super) const XOR_PEER_ADDRESS: u16 = 0x0012;
+pub(super) const DATA: u16 = 0x0013;
+pub(super) const REALM: u16 = 0x0014;
+pub(super) const NONCE: u16 = 0x0015;
+pub(super) const XOR_RELAYED_ADDRESS: u16 = 0x0016;
+pub(super) const REQUESTED_ADDRESS_FAMILY: u16 = 0x0017;
+pub(super) const EVEN_PORT: u16 = 0x0018;
+pub(super) const REQUESTED_TRANSPORT: u16 = 0x0019;
+pub(super) const DONT_FRAGMENT: u16 = 0x001A;
+pub(super) const MESSAGE_INTEGRITY_SHA256: u16 = 0x001C;
+pub(super) const PASSWORD_ALGORITHM: u16 = 0x001D;
+pub(super) const USERHASH: u16 = 0x001E;
+pub(super) const XOR_MAPPED_ADDRESS: u16 = 0x0020;
+pub(super) const RESERVATION_TOKEN: u16 = 0x0022;
+pub(super) const CONNECTION_ID: u16 = 0x002A;
+pub(super) const ADDITIONAL_ADDRESS_FAMILY: u16 = 0x8000;
+pub(super) const ADDRESS_ERROR_CODE: u16 = 0x8001;
+pub(super) const PASSWORD_ALGORITHMS: u16 = 0x8002;
+pub(super) const ICMP: u16 = 0x8004;
+pub(super) const SOFTWARE: u16 = 0x8022;
+pub(super) const FINGERPRINT: u16 = 0x8028;
+
+/// Whether the server knows the attribute, or need not (comprehension-optional, RFC 8489 section 14).
+pub(super) fn is_comprehended(kind: u16) -> bool {
+    kind >= 0x8000
+        || matches!(
+            kind,
+            MAPPED_ADDRESS
+                | USERNAME
+                | MESSAGE_INTEGRITY
+                | ERROR_CODE
+                | UNKNOWN_ATTRIBUTES
+                | CHANNEL_NUMBER
+                | LIFETIME
+                | XOR_PEER_ADDRESS
+                | DATA
+                | REALM
+                | NONCE
+                | XOR_RELAYED_ADDRESS
+                | REQUESTED_ADDRESS_FAMILY
+                | EVEN_PORT
+                | REQUESTED_TRANSPORT
+                | DONT_FRAGMENT
+                | MESSAGE_INTEGRITY_SHA256
+                | PASSWORD_ALGORITHM
+                | USERHASH
+                | XOR_MAPPED_ADDRESS
+                | RESERVATION_TOKEN
+                | CONNECTION_ID
+        )
+}

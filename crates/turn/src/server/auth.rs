@@ -1,0 +1,176 @@
+//! Long-term credentials (RFC 8489 section 9.2.4). The user store is asked only about requests whose nonce we gave to
+//! that very address, so that a flood from forged addresses never reaches it.
+
+use std::str;
+
+use turnpike_wire::integrity::{self, KeyAlgorithm};
+
+use super::{
+    Answer, Client, CredentialRefusal, Effect, Gate, Lookup, Server, User, attribute, nonce,
+    nonce::Standing,
+    request::Request,
+    response::{Response, Signer},
+};
+use crate::time::Now;
+
+/// Bytes, by RFC 8489 section 14.3: USERNAME has fewer than 509.
+const MAX_USERNAME_LEN: usize = 508;
+
+/// Effects that wait: a runtime that does not drain them gets no more of those that anybody can cause.
+const MAX_QUEUED: usize = 1024;
+
+/// PASSWORD-ALGORITHMS as we announce it, the preferred first; numbers and no parameters (RFC 8489 section 18.5).
+const SHA256_AND_MD5: &[u8] = &[0, 2, 0, 0, 0, 1, 0, 0];
+const SHA256_ONLY: &[u8] = &[0, 2, 0, 0];
+
+/// Who sent a request, as proven.
+pub(super) struct Who {
+    pub(super) username: Box<str>,
+    pub(super) identity: Box<str>,
+    /// `None` where no credentials are asked for.
+    pub(super) signer: Option<Signer>,
+}
+
+impl<G: Gate> Server<G> {
+    pub(super) fn authenticate(
+        &mut self,
+        now: Now,
+        client: &Client,
+        request: &Request<'_>,
+    ) -> Result<Who, Answer> {
+        if !self.config.authenticate {
+            // Without names, quotas count addresses.
+            let identity = client.address.ip().to_string().into_boxed_str();
+            return Ok(Who { username: Box::default(), identity, signer: None });
+        }
+        // "If the message does not contain a MESSAGE-INTEGRITY or MESSAGE-INTEGRITY-SHA256 attribute, the server MUST
+        // generate an error response with an error code of 401 (Unauthenticated)."
+        let Some(mac) = request.mac else {
+            return Err(self.challenge(now, client, request, 401));
+        };
+        // "If the message contains a MESSAGE-INTEGRITY or a MESSAGE-INTEGRITY-SHA256 attribute but is missing either
+        // the USERNAME or USERHASH, REALM, or NONCE attribute, the server MUST generate an error response with an
+        // error code of 400 (Bad Request)."
+        let (Some(user), Some(realm), Some(nonce)) = (user_of(request), request.realm, request.nonce) else {
+            return Err(self.fail(request, None, 400));
+        };
+        // A key holds for one realm; the challenge tells which.
+        if realm != self.config.realm.as_bytes() {
+            self.refused(now, client, user, CredentialRefusal::WrongRealm);
+            return Err(self.challenge(now, client, request, 401));
+        }
+        // A nonce that we never gave to this address cannot have become "no longer valid"; 438 hands out one that can be
+        // used, before anything expensive is done.
+        let standing = self.nonce_scope(client).judge(nonce, now.unix, self.config.nonce_lifetime);
+        if standing == Standing::Foreign {
+            return Err(self.challenge(now, client, request, 438));
+        }
+        let Some(algorithm) = self.password_algorithm(request) else {
+            return Err(self.fail(request, None, 400));
+        };
+        if algorithm == KeyAlgorithm::Md5 && !self.config.allow_md5 {
+            return Err(self.challenge(now, client, request, 401));
+        }
+
+        let mut key = None;
+        let lookup = self.gate.check(user, &self.config.realm, algorithm, now.unix, &mut |candidate| {
+            let verified = integrity::verify(request.bytes, candidate, mac).is_ok();
+            if verified {
+                key = Some(candidate.clone());
+            }
+            verified
+        });
+        // "If the value of the USERNAME or USERHASH attribute is not valid" and "if the resulting value does not match"
+        // MESSAGE-INTEGRITY: 401. A gate that accepts without a key that verified would be a bug in it; believe the MAC.
+        let why = match (lookup, key) {
+            (Lookup::Accepted { username, identity }, Some(key)) => {
+                // "If the NONCE is no longer valid, the server MUST generate an error response with an error code of 438 (Stale
+                // Nonce)": the last check of the list, after the integrity.
+                if standing == Standing::Stale {
+                    return Err(self.challenge(now, client, request, 438));
+                }
+                return Ok(Who { username, identity, signer: Some(Signer { key, mac }) });
+            }
+            (Lookup::NoSuchUser, _) => CredentialRefusal::NoSuchUser,
+            (Lookup::Expired { ago }, _) => CredentialRefusal::Expired { ago },
+            (Lookup::WrongKey | Lookup::Accepted { .. }, _) => CredentialRefusal::WrongKey,
+        };
+        self.refused(now, client, user, why);
+        Err(self.challenge(now, client, request, 401))
+    }
+
+    /// Counts a refused credential and, at a bounded rate, tells of it.
+    pub(super) fn refused(&mut self, now: Now, client: &Client, user: User<'_>, why: CredentialRefusal) {
+        self.stats.refused(why);
+        if self.effects.len() < MAX_QUEUED
+            && let Some(suppressed) = self.refusals.admit(now.ms)
+        {
+            let username = match user {
+                User::Name(name) => printable(name),
+                User::Hash(_) => "(userhash)".into(),
+            };
+            self.effects.push_back(Effect::Refused { client: *client, username, why, suppressed });
+        }
+    }
+
+    /// 401 or 438 with what the client needs to try again: "The response MUST include a REALM value [...] MUST include a
+    /// NONCE [...] PASSWORD-ALGORITHMS". Neither SOFTWARE nor a reason phrase: it answers unauthenticated packets, so
+    /// every byte serves amplification. With the realm `turnpike` 88 bytes for an Allocate of 28, IP and UDP headers
+    /// included a factor of 2.1.
+    fn challenge(&mut self, now: Now, client: &Client, request: &Request<'_>, code: u16) -> Answer {
+        let nonce = self.nonce_scope(client).issue(now.unix);
+        let algorithms = self.algorithms();
+        self.stats.error(code);
+        self.stats.nonces += 1;
+        let mut response = Response::error(&mut self.reply, request.method, request.transaction, code, "");
+        response.attribute(attribute::REALM, self.config.realm.as_bytes());
+        response.attribute(attribute::NONCE, &nonce);
+        response.attribute(attribute::PASSWORD_ALGORITHMS, algorithms);
+        response.finish(None, request.fingerprint);
+        Answer::Reply
+    }
+
+    /// "If the request contains neither the PASSWORD-ALGORITHMS nor the PASSWORD-ALGORITHM [...] as though
+    /// PASSWORD-ALGORITHM were MD5. Otherwise, unless (1) PASSWORD-ALGORITHM and PASSWORD-ALGORITHMS are both present,
+    /// (2) PASSWORD-ALGORITHMS matches the value sent in the response that sent this NONCE, and (3) PASSWORD-ALGORITHM
+    /// matches one of the entries in PASSWORD-ALGORITHMS, the server MUST generate [...] 400 (Bad Request)." Whoever
+    /// strips SHA-256 from our challenge on its way is found out here.
+    fn password_algorithm(&self, request: &Request<'_>) -> Option<KeyAlgorithm> {
+        match (request.password_algorithm, request.password_algorithms) {
+            (None, None) => Some(KeyAlgorithm::Md5),
+            (Some(chosen), Some(echoed)) if echoed == self.algorithms() => match chosen {
+                [0, 1, 0, 0] if self.config.allow_md5 => Some(KeyAlgorithm::Md5),
+                [0, 2, 0, 0] => Some(KeyAlgorithm::Sha256),
+                _ => None,
+            },
+            _ => None,
+        }
+    }
+
+    fn algorithms(&self) -> &'static [u8] {
+        if self.config.allow_md5 { SHA256_AND_MD5 } else { SHA256_ONLY }
+    }
+
+    fn nonce_scope(&self, client: &Client) -> nonce::Scope<'_> {
+        nonce::Scope {
+            key: &self.config.nonce_key,
+            client: client.address,
+            realm: &self.config.realm,
+            algorithms: self.algorithms(),
+            anonymity: self.config.username_anonymity,
+        }
+    }
+}
+
+fn user_of<'a>(request: &Request<'a>) -> Option<User<'a>> {
+    match (request.username, request.userhash) {
+        (Some(name), _) if name.len() <= MAX_USERNAME_LEN => str::from_utf8(name).ok().map(User::Name),
+        (None, Some(hash)) => hash.try_into().ok().map(User::Hash),
+        _ => None,
+    }
+}
+
+/// A username for a log line.
+pub(super) fn printable(name: &str) -> Box<str> {
+    name.chars().filter(|character| !character.is_control()).take(64).collect::<String>().into_boxed_str()
+}

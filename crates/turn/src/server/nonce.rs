@@ -1,0 +1,176 @@
+//! Stateless nonces (RFC 8489 section 9.2). A nonce proves by itself that we gave it to this client address, when, and
+//! which security features we announced; nothing is remembered.
+//!
+//! ```text
+//!  obMatJos2  wAAA  AAAAAAAAAAAAAAAA
+//!  cookie     24    base64 of time, 4 bytes, and
+//!             bits  8 bytes of HMAC-SHA256(key, time, address, port, realm, features)
+//! ```
+//!
+//! Eight bytes of MAC are enough: guessing one takes 2^63 requests, each of them seen, and wins no more than an hour's
+//! right to guess a password.
+
+use std::net::{IpAddr, SocketAddr};
+
+use base64::{Engine as _, engine::general_purpose::STANDARD_NO_PAD};
+use hmac::{Hmac, Mac as _};
+use sha2::Sha256;
+use subtle::ConstantTimeEq as _;
+
+/// Length in characters.
+pub(super) const LEN: usize = 29;
+
+/// "obMatJos2", then the security features (RFC 8489 section 18.1: bit 0, password algorithms, and bit 1, username
+/// anonymity, are the leftmost): 0xC00000 in base64.
+const COOKIE_WITH_ANONYMITY: &[u8; 13] = b"obMatJos2wAAA";
+
+/// The same with password algorithms alone: 0x800000.
+const COOKIE: &[u8; 13] = b"obMatJos2gAAA";
+
+/// What a nonce is worth.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Standing {
+    /// Ours, and young enough.
+    Fresh,
+    /// Ours, but too old.
+    Stale,
+    /// Never given to this client.
+    Foreign,
+}
+
+/// Who asks, under which settings.
+#[derive(Clone, Copy)]
+pub(super) struct Scope<'a> {
+    pub(super) key: &'a [u8; 32],
+    pub(super) client: SocketAddr,
+    pub(super) realm: &'a str,
+    /// PASSWORD-ALGORITHMS as announced; part of the MAC, so that a reload that changes them makes new nonces.
+    pub(super) algorithms: &'a [u8],
+    /// Whether clients may hide their names in USERHASH.
+    pub(super) anonymity: bool,
+}
+
+impl Scope<'_> {
+    pub(super) fn issue(&self, unix: u64) -> [u8; LEN] {
+        let time = truncate(unix).to_be_bytes();
+        let mut raw = [0; 12];
+        raw[..4].copy_from_slice(&time);
+        raw[4..].copy_from_slice(&self.mac(time));
+        let mut nonce = [0; LEN];
+        nonce[..13].copy_from_slice(self.cookie());
+        // 12 bytes are 16 characters, for which the slice has exactly room.
+        let written = STANDARD_NO_PAD.encode_slice(raw, &mut nonce[13..]);
+        debug_assert_eq!(written, Ok(16));
+        nonce
+    }
+
+    pub(super) fn judge(&self, nonce: &[u8], unix: u64, lifetime: u32) -> Standing {
+        let mut raw = [0; 12];
+        let genuine = nonce.len() == LEN
+            && nonce.starts_with(self.cookie())
+            && STANDARD_NO_PAD.decode_slice(&nonce[13..], &mut raw) == Ok(12);
+        let [t0, t1, t2, t3, mac @ ..] = raw;
+        let time = [t0, t1, t2, t3];
+        if !genuine || !bool::from(self.mac(time).ct_eq(&mac)) {
+            return Standing::Foreign;
+        }
+        // Wraps every 136 years, and counts a nonce of the future, after the clock was set back, as stale.
+        let age = truncate(unix).wrapping_sub(u32::from_be_bytes(time));
+        if age <= lifetime { Standing::Fresh } else { Standing::Stale }
+    }
+
+    const fn cookie(&self) -> &'static [u8; 13] {
+        if self.anonymity { COOKIE_WITH_ANONYMITY } else { COOKIE }
+    }
+
+    fn mac(&self, time: [u8; 4]) -> [u8; 8] {
+        let mut hmac =
+            <Hmac<Sha256> as hmac::Mac>::new_from_slice(self.key).expect("an HMAC takes a key of any length");
+        hmac.update(&time);
+        let ip = match self.client.ip() {
+            IpAddr::V4(ip) => ip.to_ipv6_mapped(),
+            IpAddr::V6(ip) => ip,
+        };
+        hmac.update(&ip.octets());
+        hmac.update(&self.client.port().to_be_bytes());
+        hmac.update(self.cookie());
+        hmac.update(&(self.algorithms.len() as u64).to_be_bytes());
+        hmac.update(self.algorithms);
+        hmac.update(self.realm.as_bytes());
+        let mut mac = [0; 8];
+        mac.copy_from_slice(&hmac.finalize().into_bytes()[..8]);
+        mac
+    }
+}
+
+#[expect(clippy::cast_possible_truncation, reason = "the difference of two times is what counts")]
+const fn truncate(unix: u64) -> u32 {
+    unix as u32
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn scope(key: &[u8; 32]) -> Scope<'_> {
+        Scope {
+            key,
+            client: "192.0.2.1:1000".parse().unwrap(),
+            realm: "example.org",
+            algorithms: &[0, 2, 0, 0],
+            anonymity: true,
+        }
+    }
+
+    #[test]
+    fn a_nonce_is_fresh_for_its_lifetime_and_stale_afterwards() {
+        let key = [7; 32];
+        let scope = scope(&key);
+        let nonce = scope.issue(5_000_000_000);
+        assert_eq!(scope.judge(&nonce, 5_000_000_000, 3600), Standing::Fresh);
+        assert_eq!(scope.judge(&nonce, 5_000_003_600, 3600), Standing::Fresh);
+        assert_eq!(scope.judge(&nonce, 5_000_003_601, 3600), Standing::Stale);
+    }
+
+    #[test]
+    fn a_nonce_holds_for_one_key_client_realm_and_set_of_algorithms() {
+        let key = [7; 32];
+        let scope = scope(&key);
+        let nonce = scope.issue(1000);
+        let others = [
+            Scope { key: &[8; 32], ..scope },
+            Scope { client: "192.0.2.1:1001".parse().unwrap(), ..scope },
+            Scope { client: "192.0.2.2:1000".parse().unwrap(), ..scope },
+            Scope { realm: "example.com", ..scope },
+            Scope { algorithms: &[0, 1, 0, 0], ..scope },
+            Scope { anonymity: false, ..scope },
+        ];
+        for other in others {
+            assert_eq!(other.judge(&nonce, 1000, 3600), Standing::Foreign);
+        }
+    }
+
+    #[test]
+    fn a_nonce_announces_password_algorithms_and_anonymity_where_it_is_offered() {
+        use base64::engine::general_purpose::STANDARD;
+        let key = [7; 32];
+        for (anonymity, features) in [(true, [0xC0, 0, 0]), (false, [0x80, 0, 0])] {
+            let nonce = Scope { anonymity, ..scope(&key) }.issue(1000);
+            assert_eq!(STANDARD.decode(&nonce[9..13]).unwrap(), features);
+        }
+    }
+
+    #[test]
+    fn no_single_character_can_be_changed() {
+        let key = [7; 32];
+        let scope = scope(&key);
+        let nonce = scope.issue(1000);
+        for at in 0..LEN {
+            let mut forged = nonce;
+            forged[at] = if forged[at] == b'A' { b'B' } else { b'A' };
+            assert_eq!(scope.judge(&forged, 1000, 3600), Standing::Foreign, "character {at}");
+        }
+        assert_eq!(scope.judge(&nonce[..LEN - 1], 1000, 3600), Standing::Foreign);
+        assert_eq!(scope.judge(b"", 1000, 3600), Standing::Foreign);
+    }
+}

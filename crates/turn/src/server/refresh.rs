@@ -1,0 +1,85 @@
+//! Refresh (RFC 8656 section 8): prolongs or deletes an allocation, or one family of it.
+
+use super::{
+    Answer, Client, ClosedReason, Effect, Family, Gate, RelayId, Server, attribute,
+    auth::Who,
+    request::{Method, Request, read_family},
+    response::Response,
+};
+use crate::time::Now;
+
+impl<G: Gate> Server<G> {
+    pub(super) fn refresh(&mut self, now: Now, client: &Client, request: &Request<'_>, who: &Who) -> Answer {
+        let signer = who.signer.as_ref();
+        let proposed = match request.get(attribute::LIFETIME).map(<[u8; 4]>::try_from) {
+            None => None,
+            Some(Ok(seconds)) => Some(u32::from_be_bytes(seconds)),
+            Some(Err(_)) => return self.fail(request, signer, 400),
+        };
+        // The same deletion again, whose answer was lost: RFC 8489 section 6.3.1.
+        if proposed == Some(0) && self.tombstones.contains(now.ms, client, request.transaction, &who.username)
+        {
+            self.stats.retransmits += 1;
+            return self.refreshed(request, who, 0);
+        }
+        let index = match self.owned(now, client, request, who) {
+            Ok(index) => index,
+            Err(answer) => return answer,
+        };
+        let family = match request.get(attribute::REQUESTED_ADDRESS_FAMILY).map(read_family) {
+            None => None,
+            Some(None) => return self.fail(request, signer, 400),
+            Some(Some(Ok(family))) => Some(family),
+            Some(Some(Err(_))) => return self.fail(request, signer, 443),
+        };
+        let granted = match proposed {
+            Some(0) => 0,
+            proposed => self.granted(proposed),
+        };
+        let Some((id, allocation)) = self.table.at(index) else { return self.fail(request, signer, 437) };
+        // Section 8.2: "If the Refresh request contains a REQUESTED-ADDRESS-FAMILY attribute and the address family [...]
+        // does not match the address family of the allocation, the server MUST generate [...] 443 (Peer Address Family
+        // Mismatch)".
+        if family.is_some_and(|family| !allocation.has(family)) {
+            return self.fail(request, signer, 443);
+        }
+        if granted == 0 {
+            self.tombstones.insert(now.ms, client, request.transaction, &who.username);
+            match family {
+                Some(family) if allocation.relays.iter().flatten().count() > 1 => {
+                    allocation.forget(family);
+                    let relay = RelayId { allocation: id, family };
+                    self.effects.push_back(Effect::RelayClosed { relay });
+                }
+                _ => {
+                    self.close(now, index, ClosedReason::Deleted);
+                    return self.refreshed(request, who, 0);
+                }
+            }
+        } else {
+            let expires_ms = now.ms + u64::from(granted) * 1000;
+            for which in [Family::V4, Family::V6] {
+                if family.is_none_or(|family| family == which)
+                    && let Some(relay) = allocation.relay(which)
+                {
+                    relay.expires_ms = expires_ms;
+                }
+            }
+        }
+        if let Some(expires_ms) = allocation.expires_ms() {
+            self.timers.set(now.ms, index, expires_ms);
+        }
+        self.refreshed(request, who, granted)
+    }
+
+    fn refreshed(&mut self, request: &Request<'_>, who: &Who, granted: u32) -> Answer {
+        self.stats.successes[Method::Refresh as usize] += 1;
+        let mut response = Response::success(&mut self.reply, Method::Refresh, request.transaction);
+        response.number(attribute::LIFETIME, granted);
+        if let Some(software) = &self.config.software {
+            response.attribute(attribute::SOFTWARE, software.as_bytes());
+        }
+        response.finish(who.signer.as_ref(), request.fingerprint);
+        Answer::Reply
+    }
+}

@@ -1,0 +1,132 @@
+//! Writes responses into the server's one reply buffer, which keeps its capacity: answering allocates nothing.
+
+use std::net::{IpAddr, SocketAddr};
+
+use turnpike_wire::integrity::{self, Key, Mac};
+
+use super::{
+    attribute,
+    request::{COOKIE, Method, xor_mask},
+};
+
+/// What a response is signed with: RFC 8489 section 9.2.4 has it carry the request's integrity attribute, under the
+/// request's key.
+#[derive(Clone)]
+pub(super) struct Signer {
+    pub(super) key: Key,
+    pub(super) mac: Mac,
+}
+
+/// A message under construction.
+pub(super) struct Response<'b> {
+    buffer: &'b mut Vec<u8>,
+    transaction: [u8; 12],
+}
+
+impl<'b> Response<'b> {
+    pub(super) fn success(buffer: &'b mut Vec<u8>, method: Method, transaction: [u8; 12]) -> Self {
+        Self::start(buffer, method.number() | 0x0100, transaction)
+    }
+
+    /// Begins with ERROR-CODE (RFC 8489 section 14.8).
+    pub(super) fn error(
+        buffer: &'b mut Vec<u8>,
+        method: Method,
+        transaction: [u8; 12],
+        code: u16,
+        reason: &str,
+    ) -> Self {
+        let mut response = Self::start(buffer, method.number() | 0x0110, transaction);
+        response.code(attribute::ERROR_CODE, 0, code, reason);
+        response
+    }
+
+    pub(super) fn data_indication(buffer: &'b mut Vec<u8>, transaction: [u8; 12]) -> Self {
+        Self::start(buffer, 0x0017, transaction)
+    }
+
+    fn start(buffer: &'b mut Vec<u8>, message_type: u16, transaction: [u8; 12]) -> Self {
+        buffer.clear();
+        buffer.extend_from_slice(&message_type.to_be_bytes());
+        buffer.extend_from_slice(&[0, 0]);
+        buffer.extend_from_slice(&COOKIE);
+        buffer.extend_from_slice(&transaction);
+        Self { buffer, transaction }
+    }
+
+    /// Values are at most 763 bytes long.
+    pub(super) fn attribute(&mut self, kind: u16, value: &[u8]) {
+        self.parts(kind, &[value]);
+    }
+
+    pub(super) fn number(&mut self, kind: u16, value: u32) {
+        self.attribute(kind, &value.to_be_bytes());
+    }
+
+    /// ERROR-CODE, or ADDRESS-ERROR-CODE, whose first byte is the family (RFC 8656 section 18.12).
+    pub(super) fn code(&mut self, kind: u16, family: u8, code: u16, reason: &str) {
+        #[expect(clippy::cast_possible_truncation, reason = "codes are 300 to 699")]
+        let value = [family, 0, (code / 100) as u8, (code % 100) as u8];
+        self.parts(kind, &[&value, reason.as_bytes()]);
+    }
+
+    /// XOR-MAPPED-ADDRESS and its like (RFC 8489 section 14.2).
+    pub(super) fn xor_address(&mut self, kind: u16, address: SocketAddr) {
+        let [p0, p1] = address.port().to_be_bytes();
+        let port = [p0 ^ COOKIE[0], p1 ^ COOKIE[1]];
+        match address.ip() {
+            IpAddr::V4(ip) => {
+                let xored = (ip.to_bits() ^ u32::from_be_bytes(COOKIE)).to_be_bytes();
+                self.parts(kind, &[&[0, 1], &port, &xored]);
+            }
+            IpAddr::V6(ip) => {
+                let xored = (ip.to_bits() ^ xor_mask(self.transaction)).to_be_bytes();
+                self.parts(kind, &[&[0, 2], &port, &xored]);
+            }
+        }
+    }
+
+    /// Signs, appends FINGERPRINT if wanted, and sets the length.
+    pub(super) fn finish(self, signer: Option<&Signer>, fingerprint: bool) {
+        if let Some(Signer { key, mac }) = signer {
+            integrity::sign(self.buffer, key, *mac);
+        }
+        if fingerprint {
+            integrity::append_fingerprint(self.buffer);
+        }
+        #[expect(clippy::cast_possible_truncation, reason = "a response is some hundred bytes long")]
+        let length = (self.buffer.len() - super::request::HEADER_LEN) as u16;
+        self.buffer[2..4].copy_from_slice(&length.to_be_bytes());
+    }
+
+    fn parts(&mut self, kind: u16, parts: &[&[u8]]) {
+        let length: usize = parts.iter().map(|part| part.len()).sum();
+        #[expect(clippy::cast_possible_truncation, reason = "at most 763 bytes")]
+        let short = length as u16;
+        self.buffer.extend_from_slice(&kind.to_be_bytes());
+        self.buffer.extend_from_slice(&short.to_be_bytes());
+        for part in parts {
+            self.buffer.extend_from_slice(part);
+        }
+        self.buffer.extend_from_slice(&[0; 3][..length.wrapping_neg() & 3]);
+    }
+}
+
+/// The reason phrase of an error code (RFC 8489 section 14.8, RFC 8656 section 19).
+pub(super) fn reason_phrase(code: u16) -> &'static str {
+    match code {
+        400 => "Bad Request",
+        401 => "Unauthorized",
+        403 => "Forbidden",
+        420 => "Unknown Attribute",
+        437 => "Allocation Mismatch",
+        438 => "Stale Nonce",
+        440 => "Address Family not Supported",
+        441 => "Wrong Credentials",
+        442 => "Unsupported Transport Protocol",
+        443 => "Peer Address Family Mismatch",
+        486 => "Allocation Quota Reached",
+        508 => "Insufficient Capacity",
+        _ => "",
+    }
+}

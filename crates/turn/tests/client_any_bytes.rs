@@ -1,0 +1,40 @@
+//! Whatever a network brings, the client neither panics nor grows.
+
+mod client_support;
+
+use client_support::*;
+use proptest::prelude::*;
+use turnpike_turn::client::Incoming;
+use turnpike_wire::stun_types::message::IntegrityAlgorithm;
+
+proptest! {
+    #[test]
+    fn any_datagram_is_survived(datagrams in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..200), 1..20)) {
+        let mut client = allocated(0, 600);
+        client.bind_channel(0, peer()).unwrap();
+        for datagram in &datagrams {
+            if let Incoming::Data { payload, .. } = client.handle_datagram(1, datagram) {
+                prop_assert!(payload.len() + 4 <= datagram.len());
+            }
+        }
+        prop_assert!(client.allocation().is_some());
+    }
+
+    /// A true answer with one byte changed anywhere: never believed, and the true one still is.
+    #[test]
+    fn a_changed_answer_is_not_believed(at in 0_usize..1_000, flip in 1_u8..) {
+        let mut client = client();
+        client.allocate(0).unwrap();
+        let first = request(&mut client);
+        client.handle_datagram(0, &challenge(&first, 401, PLAIN_NONCE, None));
+        let second = request(&mut client);
+        let answer = success(&second, 600, Some(IntegrityAlgorithm::Sha1));
+        let mut changed = answer.clone();
+        let at = at % changed.len();
+        changed[at] ^= flip;
+        client.handle_datagram(0, &changed);
+        prop_assert!(client.allocation().is_none(), "byte {at} ^ {flip:#x}");
+        client.handle_datagram(0, &answer);
+        prop_assert!(client.allocation().is_some());
+    }
+}

@@ -1,0 +1,489 @@
+//! A client's side of the conversation, built and read with `stun_types` and `turn_types` as the oracle, and a world of
+//! virtual time around one server.
+#![allow(
+    dead_code,
+    unused_imports,
+    unreachable_pub,
+    clippy::unwrap_used,
+    reason = "a module of several test binaries, each of which uses its part"
+)]
+
+use std::{collections::HashMap, net::SocketAddr, sync::Arc};
+
+use turnpike_turn::{
+    server::{
+        AllocationId, Client, DropReason, Effect, Family, Gate, ListenerId, Lookup, OpenRequest, OpenResult,
+        QuotaRefusal, RelayId, Server, ServerConfig, User, Verdict,
+    },
+    time::Now,
+    wire::{
+        integrity::{self, Key, KeyAlgorithm, Mac},
+        stun_types::{
+            attribute::{
+                Attribute as _, AttributeFromRaw, AttributeStaticType, AttributeType, AttributeWrite,
+                ErrorCode, Nonce, PasswordAlgorithm, PasswordAlgorithmValue, PasswordAlgorithms,
+                RawAttribute, Realm, Userhash, Username, XorMappedAddress,
+            },
+            message::{
+                IntegrityAlgorithm, LongTermKeyCredentials, Message, MessageClass,
+                MessageIntegrityCredentials, MessageType, MessageWrite, MessageWriteExt, MessageWriteVec,
+                Method, TransactionId,
+            },
+        },
+        turn_types::attribute::{
+            ChannelNumber, Lifetime, RequestedTransport, XorPeerAddress, XorRelayedAddress,
+        },
+    },
+};
+
+pub use turnpike_turn::wire::{
+    stun_types::{self, attribute as stun, message::BINDING},
+    turn_types::{
+        self, AddressFamily, attribute as turn,
+        message::{ALLOCATE, CHANNEL_BIND, CREATE_PERMISSION, REFRESH, SEND},
+    },
+};
+
+pub const REALM: &str = "example.org";
+pub const PEER: &str = "198.41.0.4:7000";
+pub const PEER_V6: &str = "[2606:4700::1]:7000";
+
+pub fn address(text: &str) -> SocketAddr {
+    text.parse().unwrap()
+}
+
+/// Users `alice` and `bob`, whose passwords are their names backwards, and `old`, who expired 42 seconds ago.
+#[derive(Default)]
+pub struct TestGate {
+    pub per_user: usize,
+    pub total: usize,
+    pub held: HashMap<String, usize>,
+    pub lookups: usize,
+}
+
+impl TestGate {
+    pub fn held(&self) -> usize {
+        self.held.values().sum()
+    }
+}
+
+impl Gate for TestGate {
+    fn check(
+        &mut self,
+        user: User<'_>,
+        realm: &str,
+        algorithm: KeyAlgorithm,
+        _unix: u64,
+        verify: &mut dyn FnMut(&Key) -> bool,
+    ) -> Lookup {
+        self.lookups += 1;
+        let known = ["alice", "bob", "old"].into_iter().find(|name| match user {
+            User::Name(wanted) => *name == wanted,
+            User::Hash(wanted) => integrity::userhash(name, realm) == *wanted,
+        });
+        let Some(name) = known else { return Lookup::NoSuchUser };
+        if name == "old" {
+            return Lookup::Expired { ago: 42 };
+        }
+        if !verify(&Key::long_term(algorithm, name, realm, password(name).as_bytes())) {
+            return Lookup::WrongKey;
+        }
+        Lookup::Accepted { username: name.into(), identity: name.into() }
+    }
+
+    fn acquire(&mut self, identity: &str) -> Result<(), QuotaRefusal> {
+        if self.held() >= self.total {
+            return Err(QuotaRefusal::Total);
+        }
+        let held = self.held.entry(identity.to_owned()).or_default();
+        if *held >= self.per_user {
+            return Err(QuotaRefusal::User);
+        }
+        *held += 1;
+        Ok(())
+    }
+
+    fn release(&mut self, identity: &str) {
+        let held = self.held.get_mut(identity).expect("released what was acquired");
+        *held = held.checked_sub(1).expect("released once");
+    }
+}
+
+pub fn password(user: &str) -> String {
+    user.chars().rev().collect()
+}
+
+/// How a client signs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Scheme {
+    /// RFC 5389: MD5 key, HMAC-SHA1.
+    Md5,
+    /// RFC 8489: MD5 key, HMAC-SHA256, no PASSWORD-ALGORITHM.
+    Md5Sha256,
+    /// RFC 8489: SHA-256 key, HMAC-SHA256, PASSWORD-ALGORITHMS echoed.
+    Sha256,
+    /// The same, with USERHASH in place of USERNAME.
+    Userhash,
+}
+
+#[derive(Clone, Debug)]
+pub struct Credentials {
+    pub user: String,
+    pub password: String,
+    pub realm: String,
+    pub nonce: String,
+    pub scheme: Scheme,
+}
+
+impl Credentials {
+    fn oracle(&self) -> MessageIntegrityCredentials {
+        LongTermKeyCredentials::new(self.user.clone(), self.password.clone(), self.realm.clone()).into()
+    }
+
+    fn key(&self) -> Key {
+        Key::long_term(KeyAlgorithm::Md5, &self.user, &self.realm, self.password.as_bytes())
+    }
+}
+
+/// A request or indication under construction. Attributes are written as given, in order, sense or no sense.
+#[derive(Clone)]
+pub struct Ask {
+    class: MessageClass,
+    method: Method,
+    pub transaction: TransactionId,
+    attributes: Vec<RawAttribute<'static>>,
+    credentials: Option<Credentials>,
+    fingerprint: bool,
+}
+
+impl Ask {
+    pub fn new(method: Method) -> Self {
+        static NEXT: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(1);
+        let transaction = NEXT.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        Self {
+            class: MessageClass::Request,
+            method,
+            transaction: TransactionId::from(u128::from(transaction)),
+            attributes: Vec::new(),
+            credentials: None,
+            fingerprint: false,
+        }
+    }
+
+    pub fn indication(method: Method) -> Self {
+        Self { class: MessageClass::Indication, ..Self::new(method) }
+    }
+
+    /// Allocate with REQUESTED-TRANSPORT UDP.
+    pub fn allocate() -> Self {
+        Self::new(ALLOCATE).with(&RequestedTransport::new(RequestedTransport::UDP))
+    }
+
+    pub fn refresh(seconds: u32) -> Self {
+        Self::new(REFRESH).with(&Lifetime::new(seconds))
+    }
+
+    pub fn permit(peer: &str) -> Self {
+        Self::new(CREATE_PERMISSION).peer(peer)
+    }
+
+    pub fn bind(number: u16, peer: &str) -> Self {
+        let [high, low] = number.to_be_bytes();
+        Self::new(CHANNEL_BIND).raw(ChannelNumber::TYPE.value(), &[high, low, 0, 0]).peer(peer)
+    }
+
+    pub fn send(peer: &str, data: &[u8]) -> Vec<u8> {
+        Self::indication(SEND).peer(peer).with(&turn::Data::new(data)).bytes()
+    }
+
+    pub fn with(mut self, attribute: &dyn AttributeWrite) -> Self {
+        self.attributes.push(attribute.to_raw().into_owned());
+        self
+    }
+
+    pub fn raw(mut self, kind: u16, value: &[u8]) -> Self {
+        self.attributes.push(RawAttribute::new(AttributeType::new(kind), value).into_owned());
+        self
+    }
+
+    pub fn peer(self, peer: &str) -> Self {
+        let attribute = XorPeerAddress::new(address(peer), self.transaction);
+        self.with(&attribute)
+    }
+
+    pub fn signed(mut self, credentials: &Credentials) -> Self {
+        self.credentials = Some(credentials.clone());
+        self
+    }
+
+    pub fn fingerprint(mut self) -> Self {
+        self.fingerprint = true;
+        self
+    }
+
+    pub fn bytes(&self) -> Vec<u8> {
+        let kind = MessageType::from_class_method(self.class, self.method);
+        let mut message = Message::builder(kind, self.transaction, MessageWriteVec::new());
+        for attribute in &self.attributes {
+            message.push_attribute_unchecked(attribute);
+        }
+        let Some(credentials) = &self.credentials else {
+            if self.fingerprint {
+                message.add_fingerprint().unwrap();
+            }
+            return message.finish();
+        };
+        if credentials.scheme == Scheme::Userhash {
+            let hash = Userhash::compute(&credentials.user, &credentials.realm);
+            message.push_attribute_unchecked(&Userhash::new(hash));
+        } else {
+            message.push_attribute_unchecked(&Username::new(&credentials.user).unwrap());
+        }
+        message.push_attribute_unchecked(&Realm::new(&credentials.realm).unwrap());
+        message.push_attribute_unchecked(&Nonce::new(&credentials.nonce).unwrap());
+        match credentials.scheme {
+            Scheme::Md5 => {
+                message.add_message_integrity(&credentials.oracle(), IntegrityAlgorithm::Sha1).unwrap();
+            }
+            Scheme::Sha256 | Scheme::Userhash => {
+                let algorithms = [PasswordAlgorithmValue::SHA256, PasswordAlgorithmValue::MD5];
+                message.push_attribute_unchecked(&PasswordAlgorithms::new(&algorithms));
+                message.push_attribute_unchecked(&PasswordAlgorithm::new(PasswordAlgorithmValue::SHA256));
+                message.add_message_integrity(&credentials.oracle(), IntegrityAlgorithm::Sha256).unwrap();
+            }
+            Scheme::Md5Sha256 => {
+                // The oracle ties the MAC to the key's algorithm.
+                let mut bytes = message.finish();
+                integrity::sign(&mut bytes, &credentials.key(), Mac::Sha256);
+                if self.fingerprint {
+                    integrity::append_fingerprint(&mut bytes);
+                }
+                return bytes;
+            }
+        }
+        if self.fingerprint {
+            message.add_fingerprint().unwrap();
+        }
+        message.finish()
+    }
+}
+
+/// A verdict, owned.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    Reply(Vec<u8>),
+    Open(OpenRequest),
+    ToPeer { relay: RelayId, peer: SocketAddr, payload: Vec<u8>, dont_fragment: bool },
+    ToClient { client: Client, bytes: Vec<u8> },
+    Drop(DropReason),
+}
+
+impl From<Verdict<'_>> for Outcome {
+    fn from(verdict: Verdict<'_>) -> Self {
+        match verdict {
+            Verdict::ToPeer { relay, peer, payload, dont_fragment } => {
+                Self::ToPeer { relay, peer, payload: payload.to_vec(), dont_fragment }
+            }
+            Verdict::ToClient { client, header, payload, padding } => {
+                let padding = vec![0; usize::from(padding)];
+                Self::ToClient { client, bytes: [header.as_slice(), payload, &padding].concat() }
+            }
+            Verdict::Reply { bytes, .. } => Self::Reply(bytes.to_vec()),
+            Verdict::Open(request) => Self::Open(request),
+            Verdict::Drop(reason) => Self::Drop(reason),
+        }
+    }
+}
+
+/// A response, as the oracle reads it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Reply(pub Vec<u8>);
+
+impl Reply {
+    pub fn message(&self) -> Message<'_> {
+        Message::from_bytes(&self.0).expect("the oracle reads what we write")
+    }
+
+    pub fn is_success(&self) -> bool {
+        self.message().has_class(MessageClass::Success)
+    }
+
+    #[track_caller]
+    pub fn success(self) -> Self {
+        assert!(self.is_success(), "error {:?}", self.code());
+        self
+    }
+
+    pub fn code(&self) -> Option<u16> {
+        self.message().attribute::<ErrorCode>().ok().map(|error| error.code())
+    }
+
+    pub fn has(&self, kind: AttributeType) -> bool {
+        self.message().has_attribute(kind)
+    }
+
+    pub fn get<'a, A: AttributeFromRaw<'a> + AttributeStaticType>(&'a self) -> A {
+        // The message borrows from `self`, but its accessors from the message: read the raw attribute here.
+        let message = Box::leak(Box::new(self.message()));
+        message.attribute::<A>().expect("the attribute is there")
+    }
+
+    pub fn lifetime(&self) -> u32 {
+        self.get::<Lifetime>().seconds()
+    }
+
+    pub fn mapped(&self) -> SocketAddr {
+        self.get::<XorMappedAddress>().addr(self.message().transaction_id())
+    }
+
+    /// Every XOR-RELAYED-ADDRESS.
+    pub fn relayed(&self) -> Vec<SocketAddr> {
+        let message = self.message();
+        message
+            .iter_attributes()
+            .filter(|(_, raw)| raw.get_type() == XorRelayedAddress::TYPE)
+            .map(|(_, raw)| XorRelayedAddress::from_raw_ref(&raw).unwrap().addr(message.transaction_id()))
+            .collect()
+    }
+
+    /// Whether the oracle finds it signed with these credentials.
+    pub fn is_signed(&self, credentials: &Credentials) -> bool {
+        if credentials.scheme == Scheme::Md5Sha256 {
+            return integrity::verify(&self.0, &credentials.key(), Mac::Sha256).is_ok();
+        }
+        self.message().validate_integrity(&credentials.oracle()).is_ok()
+    }
+}
+
+/// A server, its clock, and one client in front of it.
+pub struct World {
+    pub server: Server<TestGate>,
+    pub now: Now,
+    pub client: Client,
+    pub ports: u16,
+}
+
+pub fn config() -> ServerConfig {
+    ServerConfig { realm: REALM.to_owned(), nonce_key: [7; 32], ..ServerConfig::default() }
+}
+
+impl World {
+    pub fn new() -> Self {
+        Self::with(config())
+    }
+
+    pub fn with(config: ServerConfig) -> Self {
+        Self::with_gate(config, TestGate { per_user: 1000, total: 1000, ..TestGate::default() })
+    }
+
+    pub fn with_gate(config: ServerConfig, gate: TestGate) -> Self {
+        config.check().unwrap();
+        Self {
+            server: Server::new(Arc::new(config), gate),
+            now: Now { ms: 1_000_000, unix: 1_800_000_000 },
+            client: client(40_000),
+            ports: 50_000,
+        }
+    }
+
+    pub fn sleep(&mut self, seconds: u64) {
+        self.now.ms += seconds * 1000;
+        self.now.unix += seconds;
+        self.server.handle_timeout(self.now);
+    }
+
+    pub fn feed(&mut self, datagram: &[u8]) -> Outcome {
+        self.server.from_client(self.now, self.client, datagram).into()
+    }
+
+    /// Feeds a request that must be answered at once.
+    #[track_caller]
+    pub fn ask(&mut self, ask: &Ask) -> Reply {
+        match self.feed(&ask.bytes()) {
+            Outcome::Reply(bytes) => Reply(bytes),
+            Outcome::Open(request) => self.open(&request),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// Opens what was asked for, as a runtime would.
+    #[track_caller]
+    pub fn open(&mut self, request: &OpenRequest) -> Reply {
+        let first = self.relay_address(request.first.family);
+        let second = request.second.map(|second| self.relay_address(second.family));
+        self.opened(request.allocation, first, second)
+    }
+
+    #[track_caller]
+    pub fn opened(&mut self, id: AllocationId, first: OpenResult, second: Option<OpenResult>) -> Reply {
+        match self.server.opened(self.now, id, first, second).into() {
+            Outcome::Reply(bytes) => Reply(bytes),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn relay_address(&mut self, family: Family) -> OpenResult {
+        self.ports = self.ports.wrapping_add(2);
+        let ip = match family {
+            Family::V4 => "203.0.113.1".parse().unwrap(),
+            Family::V6 => "2001:db8::1".parse().unwrap(),
+        };
+        OpenResult::Opened { relayed: SocketAddr::new(ip, self.ports) }
+    }
+
+    /// Credentials with a fresh nonce, for `alice` and the like.
+    pub fn credentials(&mut self, user: &str, scheme: Scheme) -> Credentials {
+        let challenge = self.ask(&Ask::allocate());
+        assert_eq!(challenge.code(), Some(401));
+        Credentials {
+            user: user.to_owned(),
+            password: password(user),
+            realm: challenge.get::<Realm>().realm().to_owned(),
+            nonce: challenge.get::<Nonce>().nonce().to_owned(),
+            scheme,
+        }
+    }
+
+    /// Alice with an allocation.
+    pub fn allocated(&mut self) -> (Credentials, RelayId) {
+        let alice = self.credentials("alice", Scheme::Md5);
+        self.ask(&Ask::allocate().signed(&alice)).success();
+        let relay = self.last_opened();
+        (alice, relay)
+    }
+
+    /// The allocation opened last; drains the effects.
+    pub fn last_opened(&mut self) -> RelayId {
+        let effects = self.effects();
+        let opened = effects.iter().rev().find_map(|effect| match effect {
+            Effect::Opened { allocation, .. } => Some(*allocation),
+            _ => None,
+        });
+        RelayId { allocation: opened.expect("an allocation was opened"), family: Family::V4 }
+    }
+
+    pub fn effects(&mut self) -> Vec<Effect> {
+        std::iter::from_fn(|| self.server.poll_effect()).collect()
+    }
+
+    pub fn peer_sends(&mut self, relay: RelayId, peer: &str, payload: &[u8]) -> Outcome {
+        self.server.from_peer(self.now, relay, address(peer), payload).into()
+    }
+
+    pub fn dropped(&self, reason: DropReason) -> u64 {
+        self.server.stats().dropped(reason)
+    }
+}
+
+pub fn client(port: u16) -> Client {
+    Client {
+        listener: ListenerId(0),
+        address: SocketAddr::new("192.0.2.7".parse().unwrap(), port),
+        local: address("192.0.2.1:3478"),
+    }
+}
+
+pub fn channel_data(number: u16, payload: &[u8]) -> Vec<u8> {
+    let length = u16::try_from(payload.len()).unwrap();
+    [&number.to_be_bytes(), &length.to_be_bytes(), payload].concat()
+}

@@ -1,0 +1,211 @@
+//! Allocate (RFC 8656 section 7): what it grants and every reason to refuse.
+
+mod common;
+use common::{turn::*, *};
+use turnpike_turn::{
+    server::{
+        DropReason, Effect, Family, OpenRelay, OpenRequest, OpenResult, PortWish, RelayId, ServerConfig,
+    },
+    wire::stun_types::attribute::{AttributeStaticType as _, Software},
+};
+
+#[test]
+fn an_allocation_tells_relayed_and_mapped_address_and_lifetime() {
+    let mut world = World::new();
+    let alice = world.credentials("alice", Scheme::Md5);
+    let reply = world.ask(&Ask::allocate().signed(&alice)).success();
+    assert_eq!(reply.relayed(), [address("203.0.113.1:50002")]);
+    assert_eq!(reply.mapped(), world.client.address);
+    assert_eq!(reply.lifetime(), 600);
+    assert_eq!(reply.get::<Software>().software(), "turnpike");
+    assert_eq!(world.server.allocations(), 1);
+    assert!(matches!(
+        &world.effects()[..],
+        [Effect::Opened { client, relayed: (first, None), .. }]
+            if *client == world.client && *first == address("203.0.113.1:50002")
+    ));
+}
+
+#[test]
+fn malformed_and_contradictory_requests_are_refused() {
+    let token = || ReservationToken::new(1);
+    let v4 = || RequestedAddressFamily::new(AddressFamily::IPV4);
+    let v6 = || RequestedAddressFamily::new(AddressFamily::IPV6);
+    let also_v6 = || AdditionalAddressFamily::new(AddressFamily::IPV6);
+    let cases: Vec<(&str, Ask, u16)> = vec![
+        ("no REQUESTED-TRANSPORT", Ask::new(ALLOCATE), 400),
+        ("REQUESTED-TRANSPORT of one byte", Ask::new(ALLOCATE).raw(0x0019, &[17]), 400),
+        ("TCP", Ask::new(ALLOCATE).with(&RequestedTransport::new(6)), 442),
+        ("transport 255", Ask::new(ALLOCATE).with(&RequestedTransport::new(255)), 442),
+        ("LIFETIME of two bytes", Ask::allocate().raw(0x000D, &[0, 1]), 400),
+        ("EVEN-PORT of two bytes", Ask::allocate().raw(0x0018, &[0, 0]), 400),
+        ("DONT-FRAGMENT with a value", Ask::allocate().raw(0x001A, &[1]), 400),
+        ("RESERVATION-TOKEN of four bytes", Ask::allocate().raw(0x0022, &[0; 4]), 400),
+        ("token and EVEN-PORT", Ask::allocate().with(&token()).with(&EvenPort::new(false)), 400),
+        ("token and family", Ask::allocate().with(&token()).with(&v4()), 400),
+        ("token and additional family", Ask::allocate().with(&token()).with(&also_v6()), 400),
+        ("both families attributes", Ask::allocate().with(&v4()).with(&also_v6()), 400),
+        ("both families attributes, IPv6", Ask::allocate().with(&v6()).with(&also_v6()), 400),
+        ("additional IPv4", Ask::allocate().raw(0x8000, &[1, 0, 0, 0]), 400),
+        ("additional family of one byte", Ask::allocate().raw(0x8000, &[2]), 400),
+        (
+            "additional family and a reserved port",
+            Ask::allocate().with(&also_v6()).with(&EvenPort::new(true)),
+            400,
+        ),
+        ("family of one byte", Ask::allocate().raw(0x0017, &[1]), 400),
+        ("family 3", Ask::allocate().raw(0x0017, &[3, 0, 0, 0]), 440),
+    ];
+    let mut world = World::new();
+    let alice = world.credentials("alice", Scheme::Md5);
+    for (what, ask, code) in cases {
+        let reply = world.ask(&ask.signed(&alice));
+        assert_eq!(reply.code(), Some(code), "{what}");
+        assert!(reply.is_signed(&alice), "{what}");
+    }
+    assert_eq!(world.server.allocations(), 0);
+    assert_eq!(world.server.gate_mut().held(), 0);
+}
+
+#[test]
+fn a_family_without_relay_address_is_440() {
+    let mut world = World::with(ServerConfig { relay_v6: false, ..config() });
+    let alice = world.credentials("alice", Scheme::Md5);
+    let v6 = RequestedAddressFamily::new(AddressFamily::IPV6);
+    assert_eq!(world.ask(&Ask::allocate().with(&v6).signed(&alice)).code(), Some(440));
+
+    let mut world = World::with(ServerConfig { relay_v4: false, ..config() });
+    let alice = world.credentials("alice", Scheme::Md5);
+    assert_eq!(world.ask(&Ask::allocate().signed(&alice)).code(), Some(440), "IPv4 is the default");
+    let reply = world.ask(&Ask::allocate().with(&v6).signed(&alice)).success();
+    assert_eq!(reply.relayed(), [address("[2001:db8::1]:50002")]);
+}
+
+#[test]
+fn another_allocate_on_the_same_5_tuple_is_437() {
+    let mut world = World::new();
+    let (alice, _) = world.allocated();
+    assert_eq!(world.ask(&Ask::allocate().signed(&alice)).code(), Some(437));
+    // The listener and our address are parts of the 5-tuple, and of neither does the nonce depend.
+    world.client.local = address("192.0.2.2:3478");
+    world.ask(&Ask::allocate().signed(&alice)).success();
+    world.client.listener.0 = 1;
+    world.ask(&Ask::allocate().signed(&alice)).success();
+    assert_eq!(world.server.allocations(), 3);
+}
+
+#[test]
+fn a_relay_socket_that_cannot_be_opened_is_508_and_leaves_nothing() {
+    for (result, code) in [(OpenResult::NoCapacity, 508), (OpenResult::UnsupportedFamily, 440)] {
+        let mut world = World::new();
+        let alice = world.credentials("alice", Scheme::Sha256);
+        let ask = Ask::allocate().signed(&alice);
+        let Outcome::Open(request) = world.feed(&ask.bytes()) else { panic!() };
+        assert_eq!(world.server.gate_mut().held(), 1);
+        let reply = world.opened(request.allocation, result, None);
+        assert_eq!(reply.code(), Some(code));
+        assert!(reply.is_signed(&alice));
+        assert_eq!(world.server.allocations(), 0);
+        assert_eq!(world.server.gate_mut().held(), 0);
+        assert_eq!(world.server.poll_timeout(), None);
+        assert!(world.effects().is_empty());
+        // The same request may be tried again.
+        world.ask(&ask).success();
+    }
+}
+
+#[test]
+fn a_relay_socket_opened_for_an_allocation_that_is_gone_is_given_back() {
+    let mut world = World::new();
+    let alice = world.credentials("alice", Scheme::Md5);
+    let Outcome::Open(request) = world.feed(&Ask::allocate().signed(&alice).bytes()) else { panic!() };
+    world.server.close_all(world.now, turnpike_turn::server::ClosedReason::Shutdown);
+    assert!(
+        matches!(&world.effects()[..], [Effect::Closed { allocation, .. }] if *allocation == request.allocation)
+    );
+    let relayed = address("203.0.113.1:50000");
+    let verdict = world.server.opened(world.now, request.allocation, OpenResult::Opened { relayed }, None);
+    assert_eq!(Outcome::from(verdict), Outcome::Drop(DropReason::StaleRelay));
+    let relay = RelayId { allocation: request.allocation, family: Family::V4 };
+    assert_eq!(world.effects(), [Effect::RelayClosed { relay }]);
+    assert_eq!(world.server.allocations(), 0);
+    assert_eq!(world.server.gate_mut().held(), 0);
+}
+
+#[test]
+fn even_port_asks_for_an_even_port() {
+    let mut world = World::new();
+    let alice = world.credentials("alice", Scheme::Md5);
+    let ask = Ask::allocate().with(&EvenPort::new(false)).signed(&alice);
+    let Outcome::Open(request) = world.feed(&ask.bytes()) else { panic!() };
+    assert_eq!(request.first, OpenRelay { family: Family::V4, port: PortWish::Even });
+    assert!(!world.open(&request).success().has(ReservationToken::TYPE));
+}
+
+#[test]
+fn a_reserved_port_is_found_again_by_its_token_and_family() {
+    for (family, asked) in [(Family::V4, AddressFamily::IPV4), (Family::V6, AddressFamily::IPV6)] {
+        let mut world = World::new();
+        let alice = world.credentials("alice", Scheme::Md5);
+        let ask = Ask::allocate().with(&EvenPort::new(true)).with(&RequestedAddressFamily::new(asked));
+        let Outcome::Open(request) = world.feed(&ask.signed(&alice).bytes()) else { panic!() };
+        let PortWish::EvenAndReserveNext(token) = request.first.port else { panic!("{request:?}") };
+        let reply = world.open(&request).success();
+        assert_eq!(reply.get::<ReservationToken>().token().to_be_bytes(), token);
+
+        // From another 5-tuple, as RTCP's would be.
+        world.client = client(40_001);
+        let alice = world.credentials("alice", Scheme::Md5);
+        let ask = Ask::allocate().with(&reply.get::<ReservationToken>()).signed(&alice);
+        let Outcome::Open(OpenRequest { allocation, first, second }) = world.feed(&ask.bytes()) else {
+            panic!()
+        };
+        assert_eq!(first, OpenRelay { family, port: PortWish::Reserved(token) });
+        assert_eq!(second, None);
+        // Expired or never given: the runtime knows.
+        assert_eq!(world.opened(allocation, OpenResult::NoCapacity, None).code(), Some(508));
+    }
+}
+
+#[test]
+fn tokens_do_not_repeat() {
+    let mut world = World::new();
+    let mut seen = std::collections::HashSet::new();
+    for port in 1..100 {
+        world.client = client(port);
+        let alice = world.credentials("alice", Scheme::Md5);
+        let ask = Ask::allocate().with(&EvenPort::new(true)).signed(&alice);
+        assert!(seen.insert(world.ask(&ask).success().get::<ReservationToken>().token()));
+    }
+}
+
+#[test]
+fn no_request_works_before_the_relay_socket_is_open() {
+    let mut world = World::new();
+    let alice = world.credentials("alice", Scheme::Md5);
+    let ask = Ask::allocate().signed(&alice);
+    let Outcome::Open(request) = world.feed(&ask.bytes()) else { panic!() };
+    assert_eq!(world.feed(&ask.bytes()), Outcome::Drop(DropReason::OpenPending));
+    for ask in [Ask::refresh(0), Ask::permit(PEER), Ask::bind(0x4000, PEER)] {
+        assert_eq!(world.ask(&ask.signed(&alice)).code(), Some(437));
+    }
+    assert_eq!(world.feed(&channel_data(0x4000, b"x")), Outcome::Drop(DropReason::UnboundChannel));
+    assert_eq!(world.feed(&Ask::send(PEER, b"x")), Outcome::Drop(DropReason::PeerFamily));
+    world.open(&request).success();
+}
+
+#[test]
+fn draining_refuses_new_allocations_and_keeps_the_old() {
+    let mut world = World::new();
+    let (alice, relay) = world.allocated();
+    world.ask(&Ask::bind(0x4000, PEER).signed(&alice)).success();
+    world.server.drain();
+    world.ask(&Ask::refresh(600).signed(&alice)).success();
+    assert!(matches!(world.feed(&channel_data(0x4000, b"x")), Outcome::ToPeer { .. }));
+    assert!(matches!(world.peer_sends(relay, PEER, b"x"), Outcome::ToClient { .. }));
+    world.client = client(40_001);
+    let bob = world.credentials("bob", Scheme::Md5);
+    assert_eq!(world.ask(&Ask::allocate().signed(&bob)).code(), Some(508));
+    assert_eq!(world.server.stats().drain_refusals, 1);
+    assert_eq!(world.server.allocations(), 1);
+}

@@ -1,0 +1,295 @@
+//! Long-term credentials (RFC 8489 section 9.2).
+
+mod common;
+use common::*;
+use turnpike_turn::{
+    server::{CredentialRefusal, DropReason, Effect, ServerConfig},
+    wire::stun_types::{
+        attribute::{
+            AttributeStaticType as _, Nonce, PasswordAlgorithmValue, PasswordAlgorithms, Realm, Software,
+            Username,
+        },
+        message::Message,
+    },
+};
+
+fn refusals(world: &mut World) -> Vec<CredentialRefusal> {
+    let refused = |effect| match effect {
+        Effect::Refused { why, .. } => Some(why),
+        _ => None,
+    };
+    world.effects().into_iter().filter_map(refused).collect()
+}
+
+#[test]
+fn a_request_without_credentials_is_challenged_with_realm_nonce_and_algorithms() {
+    let mut world = World::new();
+    let challenge = world.ask(&Ask::allocate());
+    assert_eq!(challenge.code(), Some(401));
+    assert_eq!(challenge.get::<Realm>().realm(), REALM);
+    assert!(challenge.get::<Nonce>().nonce().starts_with("obMatJos2wAAA"));
+    assert_eq!(
+        challenge.get::<PasswordAlgorithms>().algorithms(),
+        [PasswordAlgorithmValue::SHA256, PasswordAlgorithmValue::MD5]
+    );
+}
+
+#[test]
+fn a_challenge_is_hardly_larger_than_its_question() {
+    let mut world = World::with(ServerConfig { realm: "turnpike".to_owned(), ..config() });
+    let question = Ask::allocate().bytes();
+    let challenge = world.ask(&Ask::allocate());
+    assert!(!challenge.has(Software::TYPE));
+    // With 28 bytes of IP and UDP headers on each.
+    let factor = (challenge.0.len() + 28) as f64 / (question.len() + 28) as f64;
+    assert!(factor < 2.1, "{} for {} bytes: {factor}", challenge.0.len(), question.len());
+}
+
+#[test]
+fn every_scheme_is_accepted_and_answered_in_kind() {
+    for scheme in [Scheme::Md5, Scheme::Md5Sha256, Scheme::Sha256, Scheme::Userhash] {
+        let mut world = World::new();
+        let alice = world.credentials("alice", scheme);
+        let reply = world.ask(&Ask::allocate().signed(&alice)).success();
+        assert!(reply.is_signed(&alice), "{scheme:?}");
+        let effects = world.effects();
+        assert!(
+            matches!(&effects[..], [Effect::Opened { username, .. }] if &**username == "alice"),
+            "{effects:?}"
+        );
+    }
+}
+
+#[test]
+fn a_signed_request_gets_a_signed_error() {
+    let mut world = World::new();
+    let alice = world.credentials("alice", Scheme::Sha256);
+    let reply = world.ask(&Ask::permit(PEER).signed(&alice));
+    assert_eq!(reply.code(), Some(437));
+    assert!(reply.is_signed(&alice));
+    assert!(reply.has(Software::TYPE));
+}
+
+#[test]
+fn refused_credentials_are_401_with_a_reason_for_the_log() {
+    let mut world = World::new();
+    let mut wrong_key = world.credentials("alice", Scheme::Md5);
+    wrong_key.password = "guess".to_owned();
+    let nobody = world.credentials("nobody", Scheme::Sha256);
+    let nobody_hashed = world.credentials("nobody", Scheme::Userhash);
+    let expired = world.credentials("old", Scheme::Md5);
+    let mut elsewhere = world.credentials("alice", Scheme::Md5);
+    elsewhere.realm = "example.com".to_owned();
+    for (credentials, why) in [
+        (wrong_key, CredentialRefusal::WrongKey),
+        (nobody, CredentialRefusal::NoSuchUser),
+        (nobody_hashed, CredentialRefusal::NoSuchUser),
+        (expired, CredentialRefusal::Expired { ago: 42 }),
+        (elsewhere, CredentialRefusal::WrongRealm),
+    ] {
+        let reply = world.ask(&Ask::allocate().signed(&credentials));
+        assert_eq!(reply.code(), Some(401), "{why:?}");
+        assert!(reply.has(Nonce::TYPE) && reply.has(Realm::TYPE) && !reply.has(Username::TYPE));
+        assert_eq!(refusals(&mut world), [why]);
+    }
+    assert_eq!(world.server.stats().credentials_refused, [2, 1, 1, 1, 0]);
+    assert_eq!(world.server.allocations(), 0);
+}
+
+#[test]
+fn a_flood_of_refusals_makes_few_effects_and_counts_the_rest() {
+    let mut world = World::new();
+    let mut guess = world.credentials("alice", Scheme::Md5);
+    guess.password = "guess".to_owned();
+    guess.user = format!("al\u{7}ice\n{}", "x".repeat(100));
+    let bytes = Ask::allocate().signed(&guess).bytes();
+    for _ in 0..500 {
+        world.feed(&bytes);
+    }
+    let effects = world.effects();
+    assert_eq!(effects.len(), 50);
+    let Effect::Refused { username, .. } = &effects[0] else { panic!() };
+    assert!(username.starts_with("alicexxx") && username.len() == 64);
+    world.sleep(1);
+    world.feed(&bytes);
+    assert!(matches!(&world.effects()[..], [Effect::Refused { suppressed: 450, .. }]));
+}
+
+#[test]
+fn integrity_without_username_realm_or_nonce_is_a_bad_request_that_tells_nothing() {
+    let mut world = World::new();
+    let alice = world.credentials("alice", Scheme::Md5);
+    for missing in [0x0006_u16, 0x0014, 0x0015] {
+        // Unsigned attributes by hand, then an integrity attribute that nobody will verify.
+        let mut ask = Ask::allocate();
+        for (kind, value) in [(0x0006, &alice.user), (0x0014, &alice.realm), (0x0015, &alice.nonce)] {
+            if kind != missing {
+                ask = ask.raw(kind, value.as_bytes());
+            }
+        }
+        let reply = world.ask(&ask.raw(0x0008, &[0; 20]));
+        assert_eq!(reply.code(), Some(400));
+        assert!(!reply.has(Nonce::TYPE) && !reply.has(Realm::TYPE) && !reply.has(Software::TYPE));
+    }
+    assert_eq!(world.server.gate_mut().lookups, 0);
+}
+
+#[test]
+fn an_overlong_username_is_a_bad_request() {
+    let mut world = World::new();
+    let mut alice = world.credentials("alice", Scheme::Md5);
+    alice.user = "a".repeat(508);
+    assert_eq!(world.ask(&Ask::allocate().signed(&alice)).code(), Some(401));
+    let ask = Ask::allocate()
+        .raw(0x0006, &[b'a'; 509])
+        .raw(0x0014, alice.realm.as_bytes())
+        .raw(0x0015, alice.nonce.as_bytes())
+        .raw(0x0008, &[0; 20]);
+    assert_eq!(world.ask(&ask).code(), Some(400));
+}
+
+#[test]
+fn a_client_stripped_of_sha256_on_the_way_is_found_out() {
+    // What a man in the middle would have made of the challenge, and the client of that: MD5 as the only algorithm.
+    let mut world = World::new();
+    let alice = world.credentials("alice", Scheme::Md5);
+    for (algorithms, algorithm) in [
+        (Some(&[0, 1, 0, 0][..]), Some(&[0, 1, 0, 0][..])),
+        (Some(&[0, 1, 0, 0, 0, 2, 0, 0][..]), Some(&[0, 1, 0, 0][..])),
+        (None, Some(&[0, 1, 0, 0][..])),
+        (Some(&[0, 2, 0, 0, 0, 1, 0, 0][..]), None),
+        (Some(&[0, 2, 0, 0, 0, 1, 0, 0][..]), Some(&[0, 3, 0, 0][..])),
+    ] {
+        let mut ask = Ask::allocate();
+        if let Some(list) = algorithms {
+            ask = ask.raw(0x8002, list);
+        }
+        if let Some(one) = algorithm {
+            ask = ask.raw(0x001D, one);
+        }
+        let reply = world.ask(&ask.signed(&alice));
+        assert_eq!(reply.code(), Some(400), "{algorithms:?} {algorithm:?}");
+        assert!(!reply.has(Nonce::TYPE) && !reply.has(Realm::TYPE));
+    }
+    let honest = Ask::allocate().raw(0x8002, &[0, 2, 0, 0, 0, 1, 0, 0]).raw(0x001D, &[0, 1, 0, 0]);
+    world.ask(&honest.signed(&alice)).success();
+}
+
+#[test]
+fn clearing_the_feature_bits_of_a_nonce_makes_it_worthless() {
+    let mut world = World::new();
+    let mut alice = world.credentials("alice", Scheme::Md5);
+    alice.nonce = alice.nonce.replace("obMatJos2wAAA", "obMatJos2AAAA");
+    assert_eq!(world.ask(&Ask::allocate().signed(&alice)).code(), Some(438));
+}
+
+#[test]
+fn md5_can_be_refused() {
+    let mut world = World::with(ServerConfig { allow_md5: false, ..config() });
+    let mut alice = world.credentials("alice", Scheme::Md5);
+    let reply = world.ask(&Ask::allocate().signed(&alice));
+    assert_eq!(reply.code(), Some(401));
+    assert_eq!(reply.get::<PasswordAlgorithms>().algorithms(), [PasswordAlgorithmValue::SHA256]);
+    alice.scheme = Scheme::Md5Sha256;
+    assert_eq!(world.ask(&Ask::allocate().signed(&alice)).code(), Some(401));
+    assert_eq!(world.server.gate_mut().lookups, 0);
+}
+
+#[test]
+fn a_nonce_is_stale_after_its_lifetime_and_the_fresh_one_works() {
+    let mut world = World::with(ServerConfig { nonce_lifetime: 100, ..config() });
+    let mut alice = world.credentials("alice", Scheme::Md5);
+    world.sleep(100);
+    world.ask(&Ask::allocate().signed(&alice)).success();
+    world.sleep(1);
+    let stale = world.ask(&Ask::refresh(600).signed(&alice));
+    assert_eq!(stale.code(), Some(438));
+    alice.nonce = stale.get::<Nonce>().nonce().to_owned();
+    world.ask(&Ask::refresh(600).signed(&alice)).success();
+}
+
+#[test]
+fn a_stale_nonce_with_a_wrong_key_is_401() {
+    // RFC 8489 section 9.2.4: "If the NONCE is no longer valid and at the same time the MESSAGE-INTEGRITY [...] is invalid".
+    let mut world = World::with(ServerConfig { nonce_lifetime: 100, ..config() });
+    let mut alice = world.credentials("alice", Scheme::Md5);
+    alice.password = "guess".to_owned();
+    world.sleep(101);
+    assert_eq!(world.ask(&Ask::allocate().signed(&alice)).code(), Some(401));
+}
+
+#[test]
+fn the_nonce_of_another_address_is_438_and_never_reaches_the_user_store() {
+    let mut world = World::new();
+    let alice = world.credentials("alice", Scheme::Md5);
+    world.client = client(40_001);
+    assert_eq!(world.ask(&Ask::allocate().signed(&alice)).code(), Some(438));
+    let forged = Credentials { nonce: "0123456789abcdef".to_owned(), ..alice };
+    assert_eq!(world.ask(&Ask::allocate().signed(&forged)).code(), Some(438));
+    assert_eq!(world.server.gate_mut().lookups, 0);
+}
+
+#[test]
+fn attributes_after_message_integrity_are_ignored() {
+    let mut world = World::new();
+    let alice = world.credentials("alice", Scheme::Md5);
+    let with_lifetime_appended = |ask: Ask, credentials: &Credentials| {
+        let mut bytes = ask.signed(credentials).bytes();
+        bytes.extend_from_slice(&[0, 0x0D, 0, 4, 0, 0, 0x0E, 0x10]);
+        let length = u16::try_from(bytes.len() - 20).unwrap();
+        bytes[2..4].copy_from_slice(&length.to_be_bytes());
+        bytes
+    };
+    let Outcome::Open(request) = world.feed(&with_lifetime_appended(Ask::allocate(), &alice)) else {
+        panic!()
+    };
+    assert_eq!(world.open(&request).lifetime(), 600);
+    // An unknown one there is no reason for 420 either.
+    let mut bytes = Ask::refresh(700).signed(&alice).bytes();
+    bytes.extend_from_slice(&[0x7F, 0xFF, 0, 0]);
+    let length = u16::try_from(bytes.len() - 20).unwrap();
+    bytes[2..4].copy_from_slice(&length.to_be_bytes());
+    let Outcome::Reply(reply) = world.feed(&bytes) else { panic!() };
+    assert_eq!(Reply(reply).success().lifetime(), 700);
+}
+
+#[test]
+fn a_request_altered_on_the_way_is_401() {
+    let mut world = World::new();
+    let alice = world.credentials("alice", Scheme::Sha256);
+    let mut bytes = Ask::allocate().signed(&alice).bytes();
+    // REQUESTED-TRANSPORT's protocol number.
+    bytes[24] = 6;
+    let Outcome::Reply(reply) = world.feed(&bytes) else { panic!() };
+    assert_eq!(Reply(reply).code(), Some(401));
+}
+
+#[test]
+fn unauthenticated_requests_leave_no_state() {
+    let mut world = World::new();
+    let mut guess = world.credentials("alice", Scheme::Md5);
+    guess.password = "guess".to_owned();
+    for port in 1..=2000 {
+        world.client = client(port);
+        world.feed(&Ask::allocate().bytes());
+        world.feed(&Ask::allocate().signed(&guess).bytes());
+        world.feed(&Ask::refresh(0).signed(&guess).bytes());
+        world.feed(&Ask::new(BINDING).bytes());
+        world.feed(&Ask::send(PEER, b"x"));
+        world.feed(&channel_data(0x4000, b"x"));
+    }
+    assert_eq!(world.server.allocations(), 0);
+    assert_eq!(world.server.poll_timeout(), None);
+    assert_eq!(world.server.gate_mut().held(), 0);
+    assert_eq!(world.effects().len(), 0, "nothing reached the user store");
+    assert_eq!(world.dropped(DropReason::NoAllocation), 4000);
+}
+
+#[test]
+fn without_authentication_a_closed_network_needs_no_credentials() {
+    let mut world = World::with(ServerConfig { authenticate: false, ..config() });
+    let reply = world.ask(&Ask::allocate()).success();
+    assert!(Message::from_bytes(&reply.0).unwrap().raw_attribute(0x0008.into()).is_none());
+    world.ask(&Ask::permit(PEER)).success();
+    assert_eq!(world.server.gate_mut().held.get("192.0.2.7"), Some(&1));
+}

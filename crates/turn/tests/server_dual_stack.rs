@@ -1,0 +1,169 @@
+//! Allocations of two families (RFC 8656 sections 7.2, 7.3 and 8).
+
+mod common;
+use common::{turn::*, *};
+use turnpike_turn::{
+    server::{ClosedReason, DropReason, Effect, Family, OpenResult, PortWish, RelayId, ServerConfig},
+    wire::stun_types::attribute::AttributeStaticType as _,
+};
+
+fn ask(credentials: &Credentials) -> Ask {
+    Ask::allocate().with(&AdditionalAddressFamily::new(AddressFamily::IPV6)).signed(credentials)
+}
+
+fn dual(world: &mut World) -> (Credentials, RelayId, RelayId) {
+    let alice = world.credentials("alice", Scheme::Md5);
+    world.ask(&ask(&alice)).success();
+    let v4 = world.last_opened();
+    (alice, v4, RelayId { family: Family::V6, ..v4 })
+}
+
+fn only(family: AddressFamily, seconds: u32) -> Ask {
+    Ask::refresh(seconds).with(&RequestedAddressFamily::new(family))
+}
+
+#[test]
+fn a_dual_stack_allocation_has_an_address_of_each_family() {
+    let mut world = World::new();
+    let alice = world.credentials("alice", Scheme::Md5);
+    let Outcome::Open(request) = world.feed(&ask(&alice).bytes()) else { panic!() };
+    assert_eq!((request.first.family, request.first.port), (Family::V4, PortWish::Any));
+    assert_eq!(request.second.map(|second| (second.family, second.port)), Some((Family::V6, PortWish::Any)));
+    let reply = world.open(&request).success();
+    assert_eq!(reply.relayed(), [address("203.0.113.1:50002"), address("[2001:db8::1]:50004")]);
+    assert!(!reply.has(AddressErrorCode::TYPE));
+    let relay = world.last_opened();
+    for (peer, family) in [(PEER, Family::V4), (PEER_V6, Family::V6)] {
+        world.ask(&Ask::permit(peer).signed(&alice)).success();
+        assert!(matches!(
+            world.feed(&Ask::send(peer, b"x")),
+            Outcome::ToPeer { relay, .. } if relay.family == family
+        ));
+        assert!(matches!(
+            world.peer_sends(RelayId { family, ..relay }, peer, b"x"),
+            Outcome::ToClient { .. }
+        ));
+    }
+    assert_eq!(world.server.gate_mut().held(), 1, "one allocation, whatever its addresses");
+}
+
+#[test]
+fn when_only_the_second_fails_the_reply_says_so() {
+    for (result, code) in [(OpenResult::NoCapacity, 508), (OpenResult::UnsupportedFamily, 440)] {
+        let mut world = World::new();
+        let alice = world.credentials("alice", Scheme::Md5);
+        let ask = ask(&alice);
+        let Outcome::Open(request) = world.feed(&ask.bytes()) else { panic!() };
+        let relayed = address("203.0.113.1:50000");
+        let reply = world.opened(request.allocation, OpenResult::Opened { relayed }, Some(result)).success();
+        assert_eq!(reply.relayed(), [relayed]);
+        let error = reply.get::<AddressErrorCode>();
+        assert_eq!((error.family(), error.error().code()), (AddressFamily::IPV6, code));
+        assert_eq!(world.ask(&ask), reply, "and again to the retransmission");
+        assert_eq!(world.ask(&Ask::permit(PEER_V6).signed(&alice)).code(), Some(443));
+    }
+}
+
+#[test]
+fn a_family_that_is_not_configured_is_an_address_error() {
+    for (relay_v4, relay_v6, missing) in
+        [(true, false, AddressFamily::IPV6), (false, true, AddressFamily::IPV4)]
+    {
+        let mut world = World::with(ServerConfig { relay_v4, relay_v6, ..config() });
+        let alice = world.credentials("alice", Scheme::Md5);
+        let reply = world.ask(&ask(&alice)).success();
+        assert_eq!(reply.relayed().len(), 1);
+        let error = reply.get::<AddressErrorCode>();
+        assert_eq!((error.family(), error.error().code()), (missing, 440));
+    }
+}
+
+#[test]
+fn when_only_the_first_fails_the_second_is_enough() {
+    let mut world = World::new();
+    let alice = world.credentials("alice", Scheme::Md5);
+    let Outcome::Open(request) = world.feed(&ask(&alice).bytes()) else { panic!() };
+    let relayed = address("[2001:db8::1]:50000");
+    let second = Some(OpenResult::Opened { relayed });
+    let reply = world.opened(request.allocation, OpenResult::NoCapacity, second).success();
+    assert_eq!(reply.relayed(), [relayed]);
+    let error = reply.get::<AddressErrorCode>();
+    assert_eq!((error.family(), error.error().code()), (AddressFamily::IPV4, 508));
+    assert!(
+        matches!(world.effects()[..], [Effect::Opened { relayed: (first, None), .. }] if first == relayed)
+    );
+    assert_eq!(world.ask(&Ask::permit(PEER).signed(&alice)).code(), Some(443));
+    world.ask(&Ask::permit(PEER_V6).signed(&alice)).success();
+}
+
+#[test]
+fn when_both_fail_the_request_fails_with_the_reason_of_the_first() {
+    for second in [Some(OpenResult::UnsupportedFamily), None] {
+        let mut world = World::new();
+        let alice = world.credentials("alice", Scheme::Md5);
+        let Outcome::Open(request) = world.feed(&ask(&alice).bytes()) else { panic!() };
+        let reply = world.opened(request.allocation, OpenResult::NoCapacity, second);
+        assert_eq!(reply.code(), Some(508));
+        assert_eq!(world.server.allocations(), 0);
+        assert_eq!(world.server.gate_mut().held(), 0);
+    }
+}
+
+#[test]
+fn one_family_can_be_deleted_alone() {
+    let mut world = World::new();
+    let (alice, v4, v6) = dual(&mut world);
+    world.ask(&Ask::bind(0x4000, PEER).signed(&alice)).success();
+    world.ask(&Ask::bind(0x4001, PEER_V6).signed(&alice)).success();
+    let delete = only(AddressFamily::IPV4, 0).signed(&alice);
+    let reply = world.ask(&delete).success();
+    assert_eq!(reply.lifetime(), 0);
+    assert_eq!(world.effects(), [Effect::RelayClosed { relay: v4 }]);
+    assert_eq!(world.ask(&delete), reply, "and again to the retransmission");
+
+    assert_eq!(world.feed(&channel_data(0x4000, b"x")), Outcome::Drop(DropReason::UnboundChannel));
+    assert_eq!(world.peer_sends(v4, PEER, b"x"), Outcome::Drop(DropReason::NoPermission));
+    assert_eq!(world.ask(&Ask::permit(PEER).signed(&alice)).code(), Some(443));
+    assert_eq!(world.ask(&only(AddressFamily::IPV4, 600).signed(&alice)).code(), Some(443));
+    assert!(matches!(world.feed(&channel_data(0x4001, b"x")), Outcome::ToPeer { .. }));
+    assert!(matches!(world.peer_sends(v6, PEER_V6, b"x"), Outcome::ToClient { .. }));
+
+    world.ask(&only(AddressFamily::IPV6, 0).signed(&alice)).success();
+    assert!(matches!(&world.effects()[..], [Effect::Closed { reason: ClosedReason::Deleted, .. }]));
+    assert_eq!(world.server.allocations(), 0);
+}
+
+#[test]
+fn each_family_expires_by_itself() {
+    let mut world = World::new();
+    let (alice, v4, _) = dual(&mut world);
+    world.ask(&only(AddressFamily::IPV6, 1000).signed(&alice)).success();
+    world.sleep(600);
+    assert_eq!(world.effects(), [Effect::RelayClosed { relay: v4 }]);
+    assert_eq!(world.server.allocations(), 1);
+    world.sleep(400);
+    assert!(matches!(&world.effects()[..], [Effect::Closed { reason: ClosedReason::Expired, .. }]));
+    assert_eq!(world.server.poll_timeout(), None);
+}
+
+#[test]
+fn a_refresh_without_family_is_for_both() {
+    let mut world = World::new();
+    let (alice, ..) = dual(&mut world);
+    world.ask(&Ask::refresh(1000).signed(&alice)).success();
+    world.sleep(999);
+    assert!(world.effects().is_empty());
+    world.sleep(1);
+    assert_eq!(world.server.allocations(), 0);
+}
+
+#[test]
+fn a_refresh_of_a_family_that_the_allocation_lacks_is_443() {
+    let mut world = World::new();
+    let (alice, _) = world.allocated();
+    assert_eq!(world.ask(&only(AddressFamily::IPV6, 600).signed(&alice)).code(), Some(443));
+    assert_eq!(world.ask(&only(AddressFamily::IPV6, 0).signed(&alice)).code(), Some(443));
+    assert_eq!(world.ask(&Ask::refresh(600).raw(0x0017, &[1]).signed(&alice)).code(), Some(400));
+    assert_eq!(world.ask(&Ask::refresh(600).raw(0x0017, &[9, 0, 0, 0]).signed(&alice)).code(), Some(443));
+    world.ask(&only(AddressFamily::IPV4, 600).signed(&alice)).success();
+}

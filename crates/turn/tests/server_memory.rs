@@ -1,0 +1,81 @@
+//! What the packet path and an idle allocation cost in memory.
+
+mod common;
+use common::*;
+use std::hint::black_box;
+
+fn allocations(work: impl FnOnce()) -> u64 {
+    allocation_counter::measure(work).count_total
+}
+
+#[test]
+fn relaying_allocates_nothing() {
+    let mut world = World::new();
+    let (alice, relay) = world.allocated();
+    let count = 20;
+    for n in 0..count {
+        world.ask(&Ask::bind(0x4000 + n, &format!("198.41.0.4:{}", 7000 + n)).signed(&alice)).success();
+    }
+    world.ask(&Ask::permit("198.41.0.9:0").signed(&alice)).success();
+    let messages: Vec<Vec<u8>> = (0..count).map(|n| channel_data(0x4000 + n, &[7; 120])).collect();
+    let peers: Vec<_> = (0..count).map(|n| address(&format!("198.41.0.4:{}", 7000 + n))).collect();
+    let send = Ask::send("198.41.0.9:7000", &[7; 120]);
+    let stranger = address("198.41.0.9:7000");
+    let (now, client) = (world.now, world.client);
+    let server = &mut world.server;
+    let counted = allocations(|| {
+        for (message, peer) in messages.iter().zip(&peers) {
+            black_box(server.from_client(now, client, message));
+            black_box(server.from_peer(now, relay, *peer, message));
+            black_box(server.from_client(now, client, &send));
+            black_box(server.from_peer(now, relay, stranger, &send));
+            // What is dropped costs nothing either.
+            black_box(server.from_client(now, client, &message[..60]));
+            black_box(server.from_client(now, common::client(1), message));
+            black_box(server.from_client(now, common::client(1), &send));
+        }
+    });
+    assert_eq!(counted, 0);
+    assert_eq!(server.stats().to_peer_datagrams, 40);
+    assert_eq!(server.stats().to_client_datagrams, 40);
+}
+
+#[test]
+fn a_flood_of_requests_without_credentials_allocates_nothing() {
+    let mut world = World::new();
+    let floods = [
+        Ask::allocate().bytes(),
+        Ask::new(BINDING).fingerprint().bytes(),
+        Ask::refresh(0).bytes(),
+        vec![0; 500],
+    ];
+    let now = world.now;
+    let server = &mut world.server;
+    let counted = allocations(|| {
+        for port in 1..1000 {
+            for datagram in &floods {
+                black_box(server.from_client(now, common::client(port), datagram));
+            }
+        }
+    });
+    assert_eq!(counted, 0);
+}
+
+#[test]
+fn an_idle_allocation_costs_less_than_600_bytes() {
+    const COUNT: usize = 10_000;
+    let mut world =
+        World::with_gate(config(), TestGate { per_user: COUNT, total: COUNT, ..TestGate::default() });
+    let info = allocation_counter::measure(|| {
+        for port in 1..=u16::try_from(COUNT).unwrap() {
+            world.client = client(port);
+            let alice = world.credentials("alice", Scheme::Md5);
+            let reply = world.ask(&Ask::allocate().signed(&alice));
+            assert!(reply.is_success());
+            world.effects();
+        }
+    });
+    let each = info.bytes_current / i64::try_from(COUNT).unwrap();
+    println!("{each} bytes per idle allocation");
+    assert!(each < 600, "{each}");
+}

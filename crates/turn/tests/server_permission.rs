@@ -1,0 +1,198 @@
+//! Permissions and Send and Data indications (RFC 8656 sections 9 to 11).
+
+mod common;
+use common::*;
+use turnpike_turn::{
+    server::{DropReason, Family, ServerConfig},
+    wire::{indication, turn_types::attribute::DontFragment},
+};
+
+#[test]
+fn with_a_permission_data_flows_both_ways() {
+    let mut world = World::new();
+    let (alice, relay) = world.allocated();
+    world.ask(&Ask::permit(PEER).signed(&alice)).success();
+    for payload in [&b""[..], b"1", b"four", b"seventeen bytes .."] {
+        let expected =
+            Outcome::ToPeer { relay, peer: address(PEER), payload: payload.to_vec(), dont_fragment: false };
+        assert_eq!(world.feed(&Ask::send(PEER, payload)), expected);
+        let Outcome::ToClient { client, bytes } = world.peer_sends(relay, PEER, payload) else { panic!() };
+        assert_eq!(client, world.client);
+        let view = indication::parse(indication::Indication::Data, &bytes).unwrap();
+        assert_eq!((view.peer, view.data), (address(PEER), payload));
+    }
+}
+
+#[test]
+fn without_a_permission_nothing_flows() {
+    let mut world = World::new();
+    let (alice, relay) = world.allocated();
+    assert_eq!(world.feed(&Ask::send(PEER, b"x")), Outcome::Drop(DropReason::NoPermission));
+    assert_eq!(world.peer_sends(relay, PEER, b"x"), Outcome::Drop(DropReason::NoPermission));
+    world.ask(&Ask::permit("198.41.0.5:0").signed(&alice)).success();
+    assert_eq!(world.feed(&Ask::send(PEER, b"x")), Outcome::Drop(DropReason::NoPermission));
+    assert_eq!(world.peer_sends(relay, PEER, b"x"), Outcome::Drop(DropReason::NoPermission));
+    assert_eq!(world.dropped(DropReason::NoPermission), 4);
+}
+
+#[test]
+fn a_permission_is_for_an_address_whatever_the_port() {
+    let mut world = World::new();
+    let (alice, relay) = world.allocated();
+    world.ask(&Ask::permit("198.41.0.4:0").signed(&alice)).success();
+    for peer in ["198.41.0.4:1", "198.41.0.4:65535"] {
+        assert!(matches!(world.feed(&Ask::send(peer, b"x")), Outcome::ToPeer { .. }));
+        assert!(matches!(world.peer_sends(relay, peer, b"x"), Outcome::ToClient { .. }));
+    }
+}
+
+#[test]
+fn a_permission_lives_300_seconds_from_its_last_refresh() {
+    let mut world = World::new();
+    let (alice, relay) = world.allocated();
+    world.ask(&Ask::permit(PEER).signed(&alice)).success();
+    world.sleep(299);
+    assert!(matches!(world.peer_sends(relay, PEER, b"x"), Outcome::ToClient { .. }));
+    world.ask(&Ask::permit(PEER).signed(&alice)).success();
+    world.sleep(299);
+    // Traffic does not refresh (section 9).
+    assert!(matches!(world.feed(&Ask::send(PEER, b"x")), Outcome::ToPeer { .. }));
+    world.sleep(1);
+    assert_eq!(world.feed(&Ask::send(PEER, b"x")), Outcome::Drop(DropReason::NoPermission));
+    assert_eq!(world.peer_sends(relay, PEER, b"x"), Outcome::Drop(DropReason::NoPermission));
+}
+
+#[test]
+fn one_request_installs_many_or_none() {
+    let mut world = World::new();
+    let (alice, relay) = world.allocated();
+    let many = Ask::permit(PEER).peer("198.41.0.5:1").peer("198.41.0.6:1");
+    world.ask(&many.signed(&alice)).success();
+    for peer in [PEER, "198.41.0.5:9", "198.41.0.6:9"] {
+        assert!(matches!(world.peer_sends(relay, peer, b"x"), Outcome::ToClient { .. }));
+    }
+    let one_refused = Ask::permit("198.41.0.7:1").peer("127.0.0.1:1");
+    assert_eq!(world.ask(&one_refused.signed(&alice)).code(), Some(403));
+    let one_malformed = Ask::permit("198.41.0.7:1").raw(0x0012, &[0, 1, 0, 0]);
+    assert_eq!(world.ask(&one_malformed.signed(&alice)).code(), Some(400));
+    let one_of_the_other_family = Ask::permit("198.41.0.7:1").peer(PEER_V6);
+    assert_eq!(world.ask(&one_of_the_other_family.signed(&alice)).code(), Some(443));
+    assert_eq!(world.peer_sends(relay, "198.41.0.7:1", b"x"), Outcome::Drop(DropReason::NoPermission));
+}
+
+#[test]
+fn a_request_without_peer_is_400() {
+    let mut world = World::new();
+    let (alice, _) = world.allocated();
+    assert_eq!(world.ask(&Ask::new(CREATE_PERMISSION).signed(&alice)).code(), Some(400));
+}
+
+#[test]
+fn permissions_of_an_allocation_are_limited_and_the_expired_make_room() {
+    let mut world = World::with(ServerConfig { max_permissions: 20, ..config() });
+    let (alice, _) = world.allocated();
+    let peer = |n: u32| format!("198.41.1.{n}:1");
+    for n in 0..20 {
+        world.ask(&Ask::permit(&peer(n)).signed(&alice)).success();
+    }
+    assert_eq!(world.ask(&Ask::permit(&peer(20)).signed(&alice)).code(), Some(508));
+    assert_eq!(world.ask(&Ask::bind(0x4000, &peer(20)).signed(&alice)).code(), Some(508));
+    assert_eq!(world.server.stats().permission_limit, 2);
+    // Those that exist can be refreshed, a known one twice in one request counts once.
+    world.ask(&Ask::permit(&peer(3)).peer(&peer(3)).signed(&alice)).success();
+    world.sleep(299);
+    world.ask(&Ask::permit(&peer(0)).signed(&alice)).success();
+    world.sleep(1);
+    let nineteen = (21..40).fold(Ask::new(CREATE_PERMISSION), |ask, n| ask.peer(&peer(n)));
+    world.ask(&nineteen.signed(&alice)).success();
+    assert_eq!(world.ask(&Ask::permit(&peer(40)).signed(&alice)).code(), Some(508));
+    assert!(matches!(world.feed(&Ask::send(&peer(0), b"x")), Outcome::ToPeer { .. }));
+    assert!(matches!(world.feed(&Ask::send(&peer(30), b"x")), Outcome::ToPeer { .. }));
+    assert_eq!(world.feed(&Ask::send(&peer(40), b"x")), Outcome::Drop(DropReason::NoPermission));
+}
+
+#[test]
+fn dont_fragment_is_passed_on() {
+    let mut world = World::new();
+    let (alice, _) = world.allocated();
+    world.ask(&Ask::permit(PEER).signed(&alice)).success();
+    let send =
+        Ask::indication(SEND).peer(PEER).with(&DontFragment::new()).with(&turn::Data::new(b"x")).bytes();
+    assert!(matches!(world.feed(&send), Outcome::ToPeer { dont_fragment: true, .. }));
+}
+
+#[test]
+fn a_send_indication_that_cannot_be_is_dropped_with_its_reason() {
+    let mut world = World::new();
+    let (alice, _) = world.allocated();
+    world.ask(&Ask::permit(PEER).signed(&alice)).success();
+    let data = turn::Data::new(b"x");
+    let mut broken_fingerprint = Ask::indication(SEND).peer(PEER).with(&data).fingerprint().bytes();
+    *broken_fingerprint.last_mut().unwrap() ^= 1;
+    for (bytes, reason) in [
+        (Ask::indication(SEND).peer(PEER).bytes(), DropReason::MissingAttribute),
+        (Ask::indication(SEND).with(&data).bytes(), DropReason::MissingAttribute),
+        (Ask::indication(SEND).peer(PEER).with(&data).raw(0x7FFF, b"").bytes(), DropReason::UnknownAttribute),
+        (Ask::indication(SEND).raw(0x0012, &[0; 3]).with(&data).bytes(), DropReason::Malformed),
+        (broken_fingerprint, DropReason::Fingerprint),
+        (Ask::send("198.41.0.4:0", b"x"), DropReason::PeerRefused),
+        (Ask::send(PEER_V6, b"x"), DropReason::PeerFamily),
+    ] {
+        assert_eq!(world.feed(&bytes), Outcome::Drop(reason));
+    }
+    world.client = client(1);
+    assert_eq!(world.feed(&Ask::send(PEER, b"x")), Outcome::Drop(DropReason::NoAllocation));
+}
+
+#[test]
+fn a_payload_that_no_datagram_to_the_client_can_hold_is_dropped() {
+    let mut world = World::new();
+    let (alice, relay) = world.allocated();
+    world.ask(&Ask::permit(PEER).signed(&alice)).success();
+    assert!(matches!(world.peer_sends(relay, PEER, &vec![0; 65_471]), Outcome::Drop(DropReason::Oversized)));
+    assert!(matches!(world.peer_sends(relay, PEER, &vec![0; 65_468]), Outcome::ToClient { .. }));
+    assert!(matches!(world.peer_sends(relay, PEER, &vec![0; 70_000]), Outcome::Drop(DropReason::Oversized)));
+}
+
+#[test]
+fn data_indications_differ_in_their_transaction() {
+    let mut world = World::new();
+    let (alice, relay) = world.allocated();
+    world.ask(&Ask::permit(PEER).signed(&alice)).success();
+    let transactions: std::collections::HashSet<Vec<u8>> = (0..100)
+        .map(|_| match world.peer_sends(relay, PEER, b"x") {
+            Outcome::ToClient { bytes, .. } => bytes[8..20].to_vec(),
+            other => panic!("{other:?}"),
+        })
+        .collect();
+    assert_eq!(transactions.len(), 100);
+}
+
+#[test]
+fn an_ipv4_mapped_peer_is_the_ipv4_peer() {
+    let mut world = World::new();
+    let (alice, relay) = world.allocated();
+    // By hand: the oracle would write it as IPv6, and that is what is meant.
+    world.ask(&Ask::permit("[::ffff:198.41.0.4]:0").signed(&alice)).success();
+    assert!(matches!(world.peer_sends(relay, PEER, b"x"), Outcome::ToClient { .. }));
+    assert!(matches!(
+        world.feed(&Ask::send("[::ffff:198.41.0.4]:7000", b"x")),
+        Outcome::ToPeer { relay, peer, .. } if relay.family == Family::V4 && peer == address(PEER)
+    ));
+}
+
+#[test]
+fn new_peer_rules_end_what_they_refuse() {
+    let mut world = World::new();
+    let (alice, relay) = world.allocated();
+    world.ask(&Ask::permit("198.41.0.5:1").signed(&alice)).success();
+    world.ask(&Ask::bind(0x4000, PEER).signed(&alice)).success();
+    world.ask(&Ask::bind(0x4001, "198.41.0.5:1").signed(&alice)).success();
+    let mut refusing = config();
+    refusing.peers.deny.push("198.41.0.4/32".parse().unwrap());
+    world.server.reconfigure(refusing.into());
+    assert_eq!(world.feed(&channel_data(0x4000, b"x")), Outcome::Drop(DropReason::UnboundChannel));
+    assert_eq!(world.peer_sends(relay, PEER, b"x"), Outcome::Drop(DropReason::NoPermission));
+    assert_eq!(world.ask(&Ask::permit(PEER).signed(&alice)).code(), Some(403));
+    assert!(matches!(world.feed(&channel_data(0x4001, b"x")), Outcome::ToPeer { .. }));
+}

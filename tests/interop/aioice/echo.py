@@ -1,0 +1,79 @@
+"""Relays an echo through a TURN server with aioice's client, and prints one JSON object about it.
+
+usage: echo.py HOST PORT USERNAME PASSWORD COUNT
+
+The peer is a plain UDP socket of this program. Every payload must come back unchanged, once, from the peer's own
+address. aioice binds a channel to each peer, so what goes through here is ChannelData. Exit status: 0 all echoed,
+1 not, 4 the server refused (the JSON then has `refused`, the error code).
+"""
+
+import asyncio
+import json
+import sys
+
+from aioice import stun, turn
+
+# Odd, word-aligned and near-MTU payloads: ChannelData padding must never show.
+SIZES = (1, 3, 4, 120, 121, 1200)
+
+
+class Peer(asyncio.DatagramProtocol):
+    """Sends back what it gets, and remembers from where."""
+
+    def __init__(self):
+        self.heard_from = set()
+
+    def connection_made(self, transport):
+        self.transport = transport
+
+    def datagram_received(self, data, addr):
+        self.heard_from.add(addr)
+        self.transport.sendto(data, addr)
+
+
+class Client(asyncio.DatagramProtocol):
+    def __init__(self):
+        self.arrived = asyncio.Queue()
+
+    def datagram_received(self, data, addr):
+        self.arrived.put_nowait((data, addr))
+
+
+async def run(host, port, username, password, count):
+    loop = asyncio.get_running_loop()
+    peer_transport, peer = await loop.create_datagram_endpoint(Peer, local_addr=(host, 0))
+    peer_address = peer_transport.get_extra_info("sockname")[:2]
+    transport, client = await turn.create_turn_endpoint(
+        Client, server_addr=(host, port), username=username, password=password
+    )
+    relayed = transport.get_extra_info("sockname")
+    echoed = 0
+    for number in range(count):
+        payload = bytes((number + i) % 256 for i in range(SIZES[number % len(SIZES)]))
+        transport.sendto(payload, peer_address)
+        try:
+            data, source = await asyncio.wait_for(client.arrived.get(), 5)
+        except asyncio.TimeoutError:
+            break
+        if data != payload or tuple(source[:2]) != peer_address:
+            break
+        echoed += 1
+    heard_from = sorted(list(address[:2]) for address in peer.heard_from)
+    transport.close()
+    peer_transport.close()
+    print(json.dumps({"sent": count, "echoed": echoed, "relayed": list(relayed), "heard_from": heard_from}))
+    return 0 if echoed == count else 1
+
+
+def main():
+    host, port, username, password, count = sys.argv[1:]
+    try:
+        return asyncio.run(run(host, int(port), username, password, int(count)))
+    except stun.TransactionFailed as refusal:
+        code = refusal.response.attributes["ERROR-CODE"][0]
+        print(json.dumps({"refused": code}))
+        return 4
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,148 @@
+// Relays an echo through a TURN server with pion's client, and prints one JSON object about it.
+//
+// The peer is a plain UDP socket of this program. Every payload must come back unchanged, once, from the peer's own
+// address. pion sends the first datagrams as Send indications and binds a channel meanwhile, so both ways are used.
+// Exit status: 0 all echoed, 1 not, 4 the server refused (the JSON then has `refused`, what pion said).
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"flag"
+	"fmt"
+	"net"
+	"os"
+	"time"
+
+	"github.com/pion/logging"
+	"github.com/pion/turn/v4"
+)
+
+type result struct {
+	Sent      int      `json:"sent"`
+	Echoed    int      `json:"echoed"`
+	Relayed   string   `json:"relayed"`
+	Mapped    string   `json:"mapped"`
+	Local     string   `json:"local"`
+	HeardFrom []string `json:"heard_from"`
+	Refused   string   `json:"refused,omitempty"`
+}
+
+// ChannelData padding must never show, so: odd, word-aligned and near-MTU payloads.
+var sizes = []int{1, 3, 4, 120, 121, 1200}
+
+func main() {
+	server := flag.String("server", "127.0.0.1:3478", "TURN server")
+	username := flag.String("user", "", "username")
+	password := flag.String("password", "", "password")
+	count := flag.Int("count", 100, "datagrams to echo")
+	flag.Parse()
+
+	status, res, err := run(*server, *username, *password, *count)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+	}
+	if err := json.NewEncoder(os.Stdout).Encode(res); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	os.Exit(status)
+}
+
+func run(server, username, password string, count int) (int, result, error) {
+	res := result{Sent: count}
+	host, _, err := net.SplitHostPort(server)
+	if err != nil {
+		return 1, res, err
+	}
+	local := net.JoinHostPort(host, "0")
+	socket, err := net.ListenPacket("udp", local)
+	if err != nil {
+		return 1, res, err
+	}
+	defer socket.Close()
+	res.Local = socket.LocalAddr().String()
+
+	client, err := turn.NewClient(&turn.ClientConfig{
+		STUNServerAddr: server,
+		TURNServerAddr: server,
+		Username:       username,
+		Password:       password,
+		Conn:           socket,
+		LoggerFactory:  logging.NewDefaultLoggerFactory(),
+	})
+	if err != nil {
+		return 1, res, err
+	}
+	defer client.Close()
+	if err := client.Listen(); err != nil {
+		return 1, res, err
+	}
+	mapped, err := client.SendBindingRequest()
+	if err != nil {
+		return 1, res, err
+	}
+	res.Mapped = mapped.String()
+
+	relay, err := client.Allocate()
+	if err != nil {
+		res.Refused = err.Error()
+		return 4, res, nil
+	}
+	defer relay.Close()
+	res.Relayed = relay.LocalAddr().String()
+
+	peer, err := net.ListenPacket("udp", local)
+	if err != nil {
+		return 1, res, err
+	}
+	heard := make(chan string, count)
+	go echo(peer, heard)
+
+	buffer := make([]byte, 2048)
+	for number := 0; number < count; number++ {
+		payload := make([]byte, sizes[number%len(sizes)])
+		for i := range payload {
+			payload[i] = byte(number + i)
+		}
+		if _, err := relay.WriteTo(payload, peer.LocalAddr()); err != nil {
+			return 1, res, err
+		}
+		if err := relay.SetReadDeadline(time.Now().Add(5 * time.Second)); err != nil {
+			return 1, res, err
+		}
+		n, from, err := relay.ReadFrom(buffer)
+		if err != nil {
+			return 1, res, err
+		}
+		if !bytes.Equal(buffer[:n], payload) || from.String() != peer.LocalAddr().String() {
+			return 1, res, fmt.Errorf("datagram %d came back as %d bytes from %s", number, n, from)
+		}
+		res.Echoed++
+	}
+	peer.Close()
+	seen := map[string]bool{}
+	for from := range heard {
+		if !seen[from] {
+			seen[from] = true
+			res.HeardFrom = append(res.HeardFrom, from)
+		}
+	}
+	return 0, res, nil
+}
+
+// echo sends back what it gets until the socket is closed, and says from where it came.
+func echo(peer net.PacketConn, heard chan<- string) {
+	defer close(heard)
+	buffer := make([]byte, 2048)
+	for {
+		n, from, err := peer.ReadFrom(buffer)
+		if err != nil {
+			return
+		}
+		heard <- from.String()
+		if _, err := peer.WriteTo(buffer[:n], from); err != nil {
+			return
+		}
+	}
+}
