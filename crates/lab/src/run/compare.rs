@@ -165,7 +165,7 @@ impl Comparison<'_> {
         let count = |number: usize| u32::try_from(number).unwrap_or(u32::MAX);
         let mut progress = Progress::new(count(wanted), count(runs), Duration::from_secs_f64(each));
         self.screen.note(&format!("{}: seed {}", record.id, record.seed));
-        for (index, order) in order::plan(record.seed, runs, most).into_iter().enumerate() {
+        for (index, order) in order::plan(record.seed, runs, count(most)).into_iter().enumerate() {
             if index >= rounds {
                 break;
             }

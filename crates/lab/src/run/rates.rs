@@ -86,7 +86,7 @@ impl Rates<'_> {
         let enough = rounds >= self.stage.experiment.rules().min_rounds;
         let runs = subjects.len() + usize::from(enough && self.stage.experiment.aa);
         self.screen.note(&format!("{}: seed {}", record.id, record.seed));
-        for (index, order) in (0..rounds).zip(order::plan(record.seed, runs, rounds as usize)) {
+        for (index, order) in (0..rounds).zip(order::plan(record.seed, runs, rounds)) {
             for (place, run) in (0..).zip(order) {
                 let again = run == subjects.len();
                 let service = &subjects[if again { 0 } else { run }];
