@@ -136,7 +136,7 @@ pub(crate) struct Id {
 pub(crate) struct ExperimentFile {
     /// File, or the name of one in experiments/
     pub(crate) experiment: PathBuf,
-    /// Give a variable of the experiment a value; one that it sweeps is then not swept
+    /// Give a variable of the experiment a value (one that it sweeps is then not swept), or `turnpike` another build
     #[arg(long, value_name = "NAME=VALUE")]
     pub(crate) set: Vec<String>,
     #[command(flatten)]

@@ -9,7 +9,11 @@ use std::{
 use rand::Rng;
 use serde::{Deserialize, Serialize};
 
-use crate::{environment, error::LabError, experiment::Experiment};
+use crate::{
+    environment,
+    error::LabError,
+    experiment::{Experiment, fill::TURNPIKE},
+};
 
 const EXPERIMENT: &str = "experiment.toml";
 const REQUEST: &str = "request.json";
@@ -183,7 +187,9 @@ fn parse_settings(set: &[String], experiment: &Experiment) -> Result<BTreeMap<St
             let (name, value) = text
                 .split_once('=')
                 .ok_or_else(|| LabError::usage(format!("--set {text}: expected NAME=VALUE")))?;
-            let known = || experiment.vars.keys().chain(experiment.sweep.keys()).map(String::as_str);
+            let known = || {
+                experiment.vars.keys().chain(experiment.sweep.keys()).map(String::as_str).chain([TURNPIKE])
+            };
             if !known().any(|known| known == name) {
                 let names = known().collect::<Vec<_>>().join(", ");
                 return Err(LabError::usage(match crate::strict::nearest(name, known()) {
