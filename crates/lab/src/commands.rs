@@ -88,7 +88,7 @@ fn dispatch(command: LabCommand, stop: &Stop) -> Result<u8, LabError> {
             let stage = Stage::set(&request, &out.out, stop.clone())?;
             let done = profile::profile(&stage, &Screen::new());
             if done.is_err() {
-                let _ = fs::remove_dir_all(&stage.directory);
+                stage.leave_nothing();
             }
             done.map(|()| 0)
         }

@@ -12,8 +12,31 @@ fn as_lab() {
     support::as_lab();
 }
 
-fn id(letter: char) -> String {
-    format!("t{letter}{}", std::process::id())
+/// A topology's id; whatever becomes of the test, the topology goes.
+struct Id(String);
+
+impl Drop for Id {
+    fn drop(&mut self) {
+        run(&["down", "--id", &self.0]);
+    }
+}
+
+impl std::ops::Deref for Id {
+    type Target = String;
+
+    fn deref(&self) -> &String {
+        &self.0
+    }
+}
+
+impl std::fmt::Display for Id {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+fn id(letter: char) -> Id {
+    Id(format!("t{letter}{}", std::process::id()))
 }
 
 #[test]
@@ -140,6 +163,56 @@ fn a_topology_file_with_a_mistake_makes_nothing() {
     }
     assert!(namespaces(&format!("tplab-{id}-")).is_empty());
     assert_eq!(marked(&id), 0);
+}
+
+#[test]
+fn without_root_the_same_works_in_a_user_namespace() {
+    if !can_run(&["setpriv"]) {
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let everybody = std::os::unix::fs::PermissionsExt::from_mode(0o777);
+    fs::set_permissions(directory.path(), everybody).unwrap();
+    // Where the tests are built, nobody may not enter.
+    let program = directory.path().join("lab");
+    fs::copy(std::env::current_exe().unwrap(), &program).unwrap();
+    let as_nobody = |command: &mut std::process::Command| {
+        let mut nobody = std::process::Command::new("setpriv");
+        nobody
+            .args(["--reuid=65534", "--regid=65534", "--clear-groups"])
+            .arg(command.get_program())
+            .args(command.get_args());
+        nobody.envs(command.get_envs().filter_map(|(name, value)| Some((name, value?))));
+        nobody.env("XDG_RUNTIME_DIR", directory.path()).current_dir(directory.path());
+        nobody
+    };
+    if !as_nobody(std::process::Command::new("unshare").args(["-Urn", "true"])).status().unwrap().success() {
+        eprintln!("SKIPPED: user namespaces are not allowed here");
+        return;
+    }
+    let id = id('f');
+    let lab = |arguments: &[&str]| {
+        let template = support::lab(arguments);
+        let mut command = std::process::Command::new(&program);
+        command
+            .args(template.get_args())
+            .envs(template.get_envs().filter_map(|(name, value)| Some((name, value?))));
+        as_nobody(&mut command).output().unwrap()
+    };
+    let up = lab(&["up", "--id", &id]);
+    assert_eq!(up.status.code(), Some(0), "{}", said(&up));
+    let inside = lab(&["exec", "--id", &id, "relay", "--", "ip", "-o", "addr"]);
+    assert!(
+        said(&inside).contains("10.77.1.1/24") && said(&inside).contains("10.77.2.1/24"),
+        "{}",
+        said(&inside)
+    );
+    assert!(namespaces(&format!("tplab-{id}-")).is_empty(), "no name outside");
+    assert!(marked(&id) >= 3);
+    let down = lab(&["down", "--id", &id]);
+    assert!(said(&down).contains("1 topology removed"), "{}", said(&down));
+    assert_eq!(marked(&id), 0);
+    assert!(said(&lab(&["down", "--id", &id])).contains("nothing was up"));
 }
 
 #[test]

@@ -153,7 +153,9 @@ fn finish(mut perf: Program) {
 
 /// Stacks as one line each, kernel frames marked by `_[k]`.
 fn fold(data: &Path) -> Result<String, LabError> {
-    let script = tools::output(&words(["perf", "script", "-i", &data.display().to_string()]))?;
+    // Without the period every sample counts as one; with it, software clocks would count nanoseconds.
+    let fields = "comm,pid,tid,time,event,ip,sym,dso";
+    let script = tools::output(&words(["perf", "script", "-F", fields, "-i", &data.display().to_string()]))?;
     let mut options = perf::Options::default();
     options.annotate_kernel = true;
     let mut folded = Vec::new();

@@ -77,6 +77,15 @@ impl Stage {
         Window { warmup: self.experiment.warmup, duration: self.experiment.duration }
     }
 
+    /// Removes the record's directory, and the one around it if that was made for it.
+    pub(crate) fn leave_nothing(&self) {
+        // What cannot be removed is seen by the user, who has been told why there is no record.
+        let _ = fs::remove_dir_all(&self.directory);
+        if let Some(base) = self.directory.parent() {
+            let _ = fs::remove_dir(base);
+        }
+    }
+
     /// A record without rounds.
     pub(crate) fn record(&self, request: &Request) -> Result<Record, LabError> {
         let experiment = &self.experiment;
@@ -137,7 +146,7 @@ pub(crate) fn compare(request: &Request, stage: &Stage, screen: &Screen) -> Resu
     let outcome = Comparison { stage, bench: stage.bench(), screen }.run(&mut record);
     if record.rounds.is_empty() || matches!(outcome, Err(LabError::Usage(_))) {
         // Nothing was measured, or the experiment is wrong: nothing is left.
-        let _ = fs::remove_dir_all(&stage.directory);
+        stage.leave_nothing();
     } else {
         record.save(&stage.directory).map_err(|error| LabError::failed(error.to_string()))?;
     }

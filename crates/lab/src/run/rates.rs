@@ -1,8 +1,6 @@
 //! What a subject does at several offered rates: a sweep over given ones, and the search for the highest that it bears.
 //! One start of the subject serves all trials of a round, and its first run is thrown away as ever.
 
-use std::fs;
-
 use super::{
     compare::Stage,
     halt::Halt,
@@ -48,7 +46,7 @@ pub(crate) fn run(
 ) -> Result<Record, LabError> {
     let variable = &stage.experiment.workload.rate;
     if stage.variables.get(variable).is_none() {
-        let _ = fs::remove_dir_all(&stage.directory);
+        stage.leave_nothing();
         return Err(LabError::usage(format!(
             "the workload has no variable {{{variable}}} to set the rate by: give it one under [vars], or name it with workload.rate"
         )));
@@ -65,7 +63,7 @@ pub(crate) fn run(
     }
     let outcome = Rates { stage, bench: stage.bench(), screen, plan }.run(&mut record, rounds);
     if record.sweeps.is_empty() {
-        let _ = fs::remove_dir_all(&stage.directory);
+        stage.leave_nothing();
     } else {
         record.save(&stage.directory).map_err(|error| LabError::failed(error.to_string()))?;
     }

@@ -161,26 +161,28 @@ impl Topology {
         let has_ipv6 = fs::exists("/proc/net/if_inet6").unwrap_or(false);
         for link in &spec.link {
             let [a, b] = &link.ends;
-            let (pid_a, pid_b) = (self.anchor(&a.namespace)?, self.anchor(&b.namespace)?);
-            tools::output(&words([
-                "ip",
-                "link",
-                "add",
-                &a.device,
-                "netns",
-                &pid_a.to_string(),
-                "mtu",
-                &link.mtu.to_string(),
-                "type",
-                "veth",
-                "peer",
-                "name",
-                &b.device,
-                "netns",
-                &pid_b.to_string(),
-                "mtu",
-                &link.mtu.to_string(),
-            ]))?;
+            // Made in the namespace of one end: without root, this process has no say where it is itself.
+            let mtu = link.mtu.to_string();
+            run(
+                &self.entry(Some(&a.namespace))?,
+                &[
+                    "ip",
+                    "link",
+                    "add",
+                    &a.device,
+                    "mtu",
+                    &mtu,
+                    "type",
+                    "veth",
+                    "peer",
+                    "name",
+                    &b.device,
+                    "mtu",
+                    &mtu,
+                    "netns",
+                    &self.anchor(&b.namespace)?.to_string(),
+                ],
+            )?;
         }
         for end in spec.ends() {
             let entry = self.entry(Some(&end.namespace))?;
@@ -283,17 +285,19 @@ pub(crate) fn down(id: &str) -> Result<usize, LabError> {
 
 /// Removes what crashed runs have left: state without owner, and namespaces of ours without state.
 pub(crate) fn remove_stale() -> Result<usize, LabError> {
+    // Names before states: another lab writes its state first, so whatever has a name by now has a state, too.
+    let named = userns::is_root() && tools::find("ip").is_some();
+    let names = if named { netns_names()? } else { Vec::new() };
     let (stale, alive): (Vec<State>, Vec<State>) = state::all()?.into_iter().partition(State::is_stale);
     for state in &stale {
         remove(state)?;
     }
     let mut removed = stale.len();
-    if userns::is_root() && tools::find("ip").is_some() {
-        for name in netns_names()? {
-            if !alive.iter().any(|state| name.starts_with(&format!("{FAMILY}{}-", state.id))) {
-                remove_netns(&name)?;
-                removed += 1;
-            }
+    for name in names {
+        let belongs_to = |state: &State| name.starts_with(&format!("{FAMILY}{}-", state.id));
+        if !alive.iter().any(belongs_to) {
+            remove_netns(&name)?;
+            removed += usize::from(!stale.iter().any(belongs_to));
         }
     }
     Ok(removed)
