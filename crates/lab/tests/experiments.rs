@@ -109,14 +109,10 @@ fn a_run_is_recorded_with_figures_from_the_source() {
     for round in record.rounds.iter().chain(&record.aa) {
         assert_eq!(round.voided, None);
         let metric = |name: &str| *round.metrics.get(name).unwrap_or_else(|| panic!("{name} of {round:?}"));
-        // Counted in the kernel, and by the generator itself.
+        // Counted in the kernel, and by the generator itself. The IP counters also see IPv6 find its neighbours.
         let (counted, reported) = (metric("delivered"), metric("generator_received"));
-        assert!(
-            reported > 50.0 && (counted - reported).abs() <= 2.0,
-            "counted {counted}, reported {reported}"
-        );
-        // Without GRO both count the same, but for a datagram between the reading of the two files.
-        assert!((metric("net.client.udp_in") - metric("delivered")).abs() <= 2.0, "{round:?}");
+        assert!(reported > 50.0 && (0.0..=20.0).contains(&(counted - reported)), "{counted}, {reported}");
+        assert!((metric("net.client.udp_in") - reported).abs() <= 1.0, "{round:?}");
         assert!((metric("segments_per_superpacket") - 1.0).abs() < 0.1);
         assert!(metric("rss_bytes") > 1e6 && metric("context_switches") > 10.0);
         assert!(metric("latency_p50_us") > 1.0 && round.latency.is_some());

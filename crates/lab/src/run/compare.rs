@@ -236,7 +236,9 @@ impl Comparison<'_> {
         match measured {
             Ok(_) => round.voided = record.experiment.limits.check(&round),
             // The first start of all shows mistakes of the experiment: no half hour is spent on those.
-            Err(Halt::NotReady(how)) if !has_run(record, &service.name) => return Err(Halt::NotReady(how)),
+            Err(halt @ (Halt::NotReady(_) | Halt::HelperNotReady(_))) if !has_run(record, &service.name) => {
+                return Err(halt);
+            }
             Err(halt) => match halt.void() {
                 Some(void) => {
                     // Figures of a window that was cut short are no figures.

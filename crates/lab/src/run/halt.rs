@@ -7,8 +7,10 @@ use crate::{error::LabError, void::Void};
 pub(crate) enum Halt {
     /// Ctrl-C.
     Interrupted,
-    /// The subject or a helper did not start.
+    /// The subject did not start.
     NotReady(String),
+    /// A helper did not start.
+    HelperNotReady(String),
     /// The subject ended under load.
     Subject(String),
     /// The workload or a helper failed.
@@ -28,7 +30,7 @@ impl Halt {
     pub(crate) fn void(&self) -> Option<Void> {
         match self {
             Self::NotReady(how) | Self::Subject(how) => Some(Void::SubjectFailed { how: how.clone() }),
-            Self::Other(what) => Some(Void::Other { what: what.clone() }),
+            Self::Other(what) | Self::HelperNotReady(what) => Some(Void::Other { what: what.clone() }),
             Self::Interrupted | Self::Fatal(_) => None,
         }
     }
@@ -37,7 +39,7 @@ impl Halt {
     pub(crate) fn into_error(self) -> LabError {
         match self {
             Self::Interrupted => LabError::failed("interrupted"),
-            Self::NotReady(how) => {
+            Self::NotReady(how) | Self::HelperNotReady(how) => {
                 LabError::usage(format!("{how}: correct its command or its readiness probe"))
             }
             Self::Subject(how) | Self::Other(how) => LabError::failed(how),

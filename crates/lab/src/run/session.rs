@@ -74,7 +74,12 @@ impl<'a> Bench<'a> {
     pub(crate) fn start(&'a self, subject: &Service) -> Result<Session<'a>, Halt> {
         let mut helpers = Vec::new();
         for helper in &self.experiment.helper {
-            helpers.push(self.launch(&helper.fill(&self.variables)?)?);
+            let launched = self.launch(&helper.fill(&self.variables)?);
+            // The fault is not the subject's.
+            helpers.push(launched.map_err(|halt| match halt {
+                Halt::NotReady(how) => Halt::HelperNotReady(how),
+                other => other,
+            })?);
         }
         let service = subject.fill(&self.variables)?;
         let subject = self.launch(&service)?;
