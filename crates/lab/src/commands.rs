@@ -157,7 +157,7 @@ fn compare_all(requests: &[Request], out: &Out, stop: &Stop) -> Result<u8, LabEr
         let stage = Stage::set(request, &out.out, stop.clone())?;
         let record = compare(request, &stage, &Screen::new())?;
         if !record.rounds.is_empty() {
-            code = code.max(conclude(&record, &stage, out)?);
+            code = code.max(conclude(&record, &stage, &stage.experiment.metrics, out)?);
         }
         if stop.requested() {
             break;
@@ -189,7 +189,7 @@ fn rates_all(requests: &[Request], plan: &Plan, rounds: u32, out: &Out, stop: &S
             }
         }
         if !record.sweeps.is_empty() {
-            conclude(&record, &stage, out)?;
+            conclude(&record, &stage, &[], out)?;
         }
         if stop.requested() {
             break;
@@ -199,9 +199,9 @@ fn rates_all(requests: &[Request], plan: &Plan, rounds: u32, out: &Out, stop: &S
 }
 
 /// Writes the report and says what came out; 1 if nothing did.
-fn conclude(record: &Record, stage: &Stage, out: &Out) -> Result<u8, LabError> {
+fn conclude(record: &Record, stage: &Stage, further: &[String], out: &Out) -> Result<u8, LabError> {
     report::save(&stage.directory, record).map_err(|error| LabError::failed(error.to_string()))?;
-    say::result(&summary(record, &stage.experiment.metrics));
+    say::result(&summary(record, further));
     say::result(&format!("record: {}", stage.directory.display()));
     if let Some(log) = &out.log.log {
         append_row(record, log)?;

@@ -24,6 +24,9 @@ fn metric_of(goal: f64) -> String {
     format!("find_max_{percent}_pps")
 }
 
+/// Void trials in a row that are no matter of the rate: three rates given up.
+const HOPELESS: u32 = 9;
+
 /// Percent of the highest rate at which latency is measured.
 const LATENCY_AT: [u32; 3] = [30, 60, 80];
 
@@ -154,9 +157,17 @@ impl Rates<'_> {
         search: &mut Search,
         sweep: &mut Sweep,
     ) -> Result<(), Halt> {
+        let mut voids = 0;
         while let Some(trial) = search.next() {
             let (point, void) = self.trial(session, service, trial)?;
+            voids = if void { voids + 1 } else { 0 };
             if void {
+                if voids >= HOPELESS {
+                    return Err(Halt::Other(format!(
+                        "{voids} trials in a row are void, at whatever rate: quieten the machine, pin the programs to \
+                         CPUs of their own, or allow more in [limits]"
+                    )));
+                }
                 search.observe_void();
             } else {
                 let (sent, received) = counts(&point, trial.duration_s);
