@@ -1,5 +1,6 @@
 //! Chores of the repository that are too long for a shell line: `cargo xtask bench relay`.
 
+#![forbid(unsafe_code)]
 #![expect(clippy::print_stdout, reason = "a command-line tool: its results go to standard output")]
 
 mod bench;

@@ -57,6 +57,7 @@ fn ipv6_answers_leave_from_the_asked_address() {
     let setup = ["link set lo up", "addr add fd00::1/64 dev lo nodad", "addr add fd00::2/64 dev lo nodad"];
     in_namespace("ipv6_answers_leave_from_the_asked_address", &setup, || {
         let asked = ["::1", "fd00::1", "fd00::2"].map(|ip| ip.parse().unwrap());
+        asked.iter().for_each(|ip| common::wait_until_reachable(*ip));
         answers_leave_from_the_asked_address(WILDCARD6, asked[1], &asked);
     });
 }

@@ -62,7 +62,7 @@ fn a_wait_lasts_at_least_as_long_as_asked() {
     for wait in [Duration::from_nanos(1), Duration::from_micros(1500), Duration::from_millis(5)] {
         let before = Instant::now();
         assert!(poller.wait(Some(wait)).unwrap().is_empty());
-        assert!(before.elapsed() >= wait.max(Duration::from_micros(500)), "{wait:?}");
+        assert!(before.elapsed() >= wait, "{wait:?}");
     }
 }
 

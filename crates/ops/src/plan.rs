@@ -9,6 +9,7 @@ use std::{
 use turnpike_net::Datapath;
 use turnpike_relay::{Config, RelayAddress};
 use turnpike_turn::server::{PeerRules, ServerConfig};
+use turnpike_wire::channel_data::ChannelRange;
 
 use crate::{
     config::{Settings, User, UserSecret},
@@ -81,6 +82,7 @@ pub fn server_config(settings: &Settings, relay: &[RelayAddress], nonce_key: [u8
         relay_v6: relay.iter().any(|address| address.bind.is_ipv6()),
         peers: PeerRules { allow: settings.allow.clone(), deny: settings.deny.clone() },
         allow_md5: settings.allow_md5,
+        channels: if settings.rfc5766_channels { ChannelRange::Rfc5766 } else { ChannelRange::Rfc8656 },
         // Nobody can find a time-limited name by its hash, and a client that is offered anonymity takes it.
         username_anonymity: settings.secrets.is_empty(),
         ..ServerConfig::default()

@@ -279,11 +279,7 @@ impl Worker {
         // A session that ended in this tick may have had the same index.
         self.carry_out_effects();
         let first = self.open_one(now, request.allocation, &request.first);
-        let second = match (&first, &request.second) {
-            (OpenResult::Opened { .. }, Some(wish)) => Some(self.open_one(now, request.allocation, wish)),
-            (_, Some(_)) => Some(OpenResult::NoCapacity),
-            (_, None) => None,
-        };
+        let second = request.second.map(|wish| self.open_one(now, request.allocation, &wish));
         let verdict = self.server.opened(now, request.allocation, first, second);
         self.out.reply(verdict);
     }
@@ -355,26 +351,27 @@ impl Worker {
 
     fn carry_out_effects(&mut self) {
         while let Some(effect) = self.server.poll_effect() {
-            if let Effect::Closed { allocation, .. } = &effect {
-                self.close(*allocation);
+            match &effect {
+                Effect::Closed { allocation, .. } => {
+                    for family in [Family::V4, Family::V6] {
+                        self.close(RelayId { allocation: *allocation, family });
+                    }
+                }
+                Effect::RelayClosed { relay } => self.close(*relay),
+                _ => {}
             }
             self.log.effect(self.number, &effect);
         }
     }
 
-    fn close(&mut self, allocation: AllocationId) {
-        let Some(pair) = self.out.relays.get_mut(allocation.index as usize) else { return };
-        let pair = std::mem::take(pair);
-        if pair == [None; 2] {
-            return;
-        }
+    fn close(&mut self, relay: RelayId) {
+        let pair = self.out.relays.get_mut(relay.allocation.index as usize);
+        let Some(id) = pair.and_then(|pair| pair[side(relay.family)].take()) else { return };
         // What is queued leaves before its socket does. The arena keeps what is still to be routed.
         self.out.tx.flush(&mut self.sockets, &self.rx);
-        for id in pair.into_iter().flatten() {
-            self.roles[id.0 as usize] = Role::Free;
-            if let Some(socket) = self.sockets.remove(id) {
-                self.ports.release(socket.local_addr());
-            }
+        self.roles[id.0 as usize] = Role::Free;
+        if let Some(socket) = self.sockets.remove(id) {
+            self.ports.release(socket.local_addr());
         }
     }
 

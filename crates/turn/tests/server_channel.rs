@@ -2,7 +2,10 @@
 
 mod common;
 use common::*;
-use turnpike_turn::server::{DropReason, ServerConfig};
+use turnpike_turn::{
+    server::{DropReason, ServerConfig},
+    wire::channel_data::ChannelRange,
+};
 
 const OTHER: &str = "198.41.0.5:7000";
 
@@ -42,6 +45,15 @@ fn channel_data_that_cannot_be_relayed_is_dropped_with_its_reason() {
     }
     world.client = client(1);
     assert_eq!(world.feed(&channel_data(0x4000, b"x")), Outcome::Drop(DropReason::NoAllocation));
+}
+
+#[test]
+fn channel_numbers_of_rfc_5766_relay_where_the_configuration_lets_them() {
+    let mut world = World::with(ServerConfig { channels: ChannelRange::Rfc5766, ..config() });
+    let (alice, _) = world.allocated();
+    world.ask(&Ask::bind(0x7FFF, PEER).signed(&alice)).success();
+    assert!(matches!(world.feed(&channel_data(0x7FFF, b"x")), Outcome::ToPeer { .. }));
+    assert_eq!(world.ask(&Ask::bind(0x8000, OTHER).signed(&alice)).code(), Some(400));
 }
 
 #[test]

@@ -1,6 +1,18 @@
 //! ChannelData messages (RFC 8656 section 12.4).
 
-/// A channel number: 0x4000 to 0x4FFF (RFC 8656 section 12). Cannot hold anything else.
+/// Which numbers are channel numbers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ChannelRange {
+    /// 0x4000 to 0x4FFF (RFC 8656 section 12).
+    #[default]
+    Rfc8656,
+    /// 0x4000 to 0x7FFF (RFC 5766 section 11), which RFC 8656 cut down for the sake of clients that have several protocols on
+    /// one port. A server that has only TURN on its port can still tell them apart.
+    Rfc5766,
+}
+
+/// A channel number: 0x4000 to 0x4FFF, or to 0x7FFF where the caller asked for [`ChannelRange::Rfc5766`]. Cannot hold
+/// anything else.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ChannelNumber(u16);
 
@@ -13,7 +25,17 @@ impl ChannelNumber {
     /// `None` outside 0x4000..=0x4FFF.
     #[must_use]
     pub const fn new(number: u16) -> Option<Self> {
-        if number >= Self::MIN.0 && number <= Self::MAX.0 { Some(Self(number)) } else { None }
+        Self::within(ChannelRange::Rfc8656, number)
+    }
+
+    /// `None` outside the range.
+    #[must_use]
+    pub const fn within(range: ChannelRange, number: u16) -> Option<Self> {
+        let last = match range {
+            ChannelRange::Rfc8656 => Self::MAX.0,
+            ChannelRange::Rfc5766 => 0x7FFF,
+        };
+        if number >= Self::MIN.0 && number <= last { Some(Self(number)) } else { None }
     }
 
     /// The number as it stands on the wire.
@@ -29,8 +51,8 @@ pub enum ChannelDataError {
     /// Fewer than four bytes, or fewer payload bytes than the length field claims.
     #[error("the message is shorter than its header says")]
     Truncated,
-    /// The channel number is outside 0x4000..=0x4FFF.
-    #[error("channel number {0:#06x} is outside 0x4000-0x4FFF")]
+    /// The channel number is outside the range.
+    #[error("channel number {0:#06x} is out of range")]
     Number(u16),
 }
 
@@ -45,11 +67,24 @@ impl<'a> ChannelData<'a> {
     /// Bytes before the payload.
     pub const HEADER_LEN: usize = 4;
 
-    /// Parses a datagram. Bytes after the claimed length are padding and ignored (RFC 8656 section 12.5).
+    /// Parses a datagram with a channel number of RFC 8656. Bytes after the claimed length are padding and ignored (section
+    /// 12.5).
+    ///
+    /// # Errors
+    /// [`ChannelDataError`].
     pub fn parse(datagram: &'a [u8]) -> Result<Self, ChannelDataError> {
+        Self::parse_within(ChannelRange::Rfc8656, datagram)
+    }
+
+    /// The same with a channel number of this range.
+    ///
+    /// # Errors
+    /// [`ChannelDataError`].
+    #[inline]
+    pub fn parse_within(range: ChannelRange, datagram: &'a [u8]) -> Result<Self, ChannelDataError> {
         let [a, b, c, d, rest @ ..] = datagram else { return Err(ChannelDataError::Truncated) };
         let raw = u16::from_be_bytes([*a, *b]);
-        let number = ChannelNumber::new(raw).ok_or(ChannelDataError::Number(raw))?;
+        let number = ChannelNumber::within(range, raw).ok_or(ChannelDataError::Number(raw))?;
         let length = usize::from(u16::from_be_bytes([*c, *d]));
         let payload = rest.get(..length).ok_or(ChannelDataError::Truncated)?;
         Ok(Self { number, payload })
@@ -79,6 +114,16 @@ impl<'a> ChannelData<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_range_of_rfc_5766_ends_at_0x7fff() {
+        for raw in 0..=u16::MAX {
+            let number = ChannelNumber::within(ChannelRange::Rfc5766, raw).map(ChannelNumber::get);
+            assert_eq!(number, (0x4000..=0x7FFF).contains(&raw).then_some(raw));
+        }
+        let bytes = [0x7F, 0xFF, 0, 1, b'a'];
+        assert_eq!(ChannelData::parse_within(ChannelRange::Rfc5766, &bytes).unwrap().payload(), b"a");
+    }
 
     #[test]
     fn a_message_is_seen_as_number_and_payload() {

@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use super::harness::{Load, Program, Reflect, SOON, Serve, V4, eventually};
+use super::harness::{Load, Program, Reflect, SOON, Serve, USER, V4, eventually};
 
 const CLIENTS: &str = "4";
 
@@ -49,7 +49,10 @@ fn existing_sessions_relay_on_and_new_ones_are_refused() {
     let ended = program.wait(SOON);
     assert_eq!(ended.code, Some(0), "{}", ended.output());
     let clients: usize = CLIENTS.parse().expect("a number");
-    assert_eq!(ended.stderr.matches("deleted by the client").count(), clients, "{}", ended.stderr);
+    // One line per session, with whose it was.
+    let sessions = ended.stderr.lines().filter(|line| line.contains("session ended") && line.contains(USER));
+    let deleted = sessions.filter(|line| line.contains("deleted by the client")).count();
+    assert_eq!(deleted, clients, "{}", ended.stderr);
 }
 
 #[test]

@@ -271,3 +271,18 @@ fn the_reflector_returns_every_datagram_to_its_sender() {
         }
     }
 }
+
+#[test]
+fn the_reflector_ends_when_told_and_says_what_it_did() {
+    let reflect = Reflect::start(V4, &[]);
+    let socket = UdpSocket::bind((V4, 0)).expect("loopback has a free port");
+    socket.set_read_timeout(Some(SOON)).expect("not zero");
+    for _ in 0..3 {
+        socket.send_to(b"hello", reflect.address).expect("loopback takes a datagram");
+        socket.recv(&mut [0; 16]).expect("it comes back");
+    }
+    reflect.program.signal("TERM");
+    let ended = reflect.program.wait(SOON);
+    assert_eq!(ended.code, Some(0), "{}", ended.output());
+    assert!(ended.stderr.contains("received 3 datagrams, sent 3 back"), "{}", ended.stderr);
+}

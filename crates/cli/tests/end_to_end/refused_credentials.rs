@@ -1,7 +1,7 @@
-//! Each refused credential has a reason, in one log line for people and one counter for machines; the client learns no
-//! more than 401.
+//! Time-limited credentials are accepted until their time is over. Each refused credential has a reason, in one log
+//! line for people and one counter for machines; the client learns no more than 401.
 
-use super::harness::{REALM, Serve, Stun, USER, V4, eventually};
+use super::harness::{Load, Program, REALM, Serve, Stun, USER, V4, eventually, turnpike};
 
 /// Username, realm it is sent with, reason in the log, `reason` label of the counter.
 const REFUSALS: &[(&str, &str, &str, &str)] = &[
@@ -55,5 +55,31 @@ fn a_stale_nonce_is_no_refused_credential() {
     let serve = Serve::start(&[]);
     let error = Stun::new(serve.address(V4)).forge(USER, REALM.as_bytes(), b"a nonce of somebody else");
     assert_eq!(error, Some(438));
+    assert_eq!(serve.metrics().sum("turnpike_credentials_refused_total", ""), 0);
+}
+
+#[test]
+fn what_the_credentials_command_makes_is_accepted() {
+    let serve = Serve::start(&["--secret", "south-star", "--secret", "north-star"]);
+    // Either of two secrets, so that they can be rotated.
+    for secret in ["north-star", "south-star"] {
+        let made = Program::run(&mut turnpike(&[
+            "credentials",
+            "--secret",
+            secret,
+            "--user",
+            "carol",
+            "--ttl",
+            "60",
+        ]));
+        assert_eq!(made.code, Some(0), "{}", made.output());
+        let value =
+            |label| made.stdout.lines().find_map(|line| line.strip_prefix(label)).expect("a labelled line");
+        let credential = format!("{}:{}", value("username: "), value("password: "));
+        let load = Load::as_user(serve.address(V4), &credential)
+            .with(&["--mode", "allocate", "--rate", "20", "--duration", "1"])
+            .run();
+        assert_eq!(load.code, Some(0), "{secret}: {}", load.output());
+    }
     assert_eq!(serve.metrics().sum("turnpike_credentials_refused_total", ""), 0);
 }

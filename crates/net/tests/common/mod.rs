@@ -126,6 +126,20 @@ pub fn filled_arena(datapath: Datapath, len: usize) -> (Rx, Span) {
     (rx, span)
 }
 
+/// Waits until a datagram to this address of ours arrives: the kernel sets routes to new addresses up in the background.
+///
+/// # Panics
+/// When it does not in time.
+pub fn wait_until_reachable(ip: IpAddr) {
+    let deadline = Instant::now() + DEADLINE;
+    let socket = std::net::UdpSocket::bind((ip, 0)).unwrap();
+    socket.set_read_timeout(Some(Duration::from_millis(20))).unwrap();
+    let address = socket.local_addr().unwrap();
+    while socket.send_to(b"?", address).is_err() || socket.recv(&mut [0; 1]).is_err() {
+        assert!(Instant::now() < deadline, "{ip} is not reachable from itself");
+    }
+}
+
 /// Runs `body` with a network namespace of its own, in which `setup` (lines of ip(8)) was run: this test starts itself
 /// again inside. Prints why not where the machine does not let it.
 pub fn in_namespace(test: &str, setup: &[&str], body: impl FnOnce()) {

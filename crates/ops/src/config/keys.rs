@@ -179,6 +179,16 @@ pub(crate) static KEYS: &[KeySpec] = &[
         |settings| settings.relay_buffer.to_string(),
     ),
     scalar!(
+        "relay.rfc5766_channels",
+        reload: true,
+        "true or false",
+        |reader, node, settings| {
+            settings.rfc5766_channels = reader.boolean(node)?;
+            Some(())
+        },
+        |settings| settings.rfc5766_channels.to_string(),
+    ),
+    scalar!(
         "auth.required",
         reload: true,
         "true or false",

@@ -63,6 +63,8 @@ pub struct Settings {
     pub nonce_lifetime: u32,
     /// Whether MD5 keys are accepted.
     pub allow_md5: bool,
+    /// Whether channel numbers above 0x4FFF are accepted.
+    pub rfc5766_channels: bool,
     /// Allocations in total.
     pub max_allocations: usize,
     /// Allocations of one user.
@@ -111,6 +113,7 @@ impl Default for Settings {
             secrets: Vec::new(),
             nonce_lifetime: 3600,
             allow_md5: true,
+            rfc5766_channels: true,
             max_allocations: 16_384,
             max_allocations_per_user: 1024,
             max_permissions: 64,

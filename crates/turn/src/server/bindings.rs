@@ -77,9 +77,12 @@ impl<G: Gate> Server<G> {
             Err(answer) => return answer,
         };
         // Section 12.2: "The request contains both a CHANNEL-NUMBER and an XOR-PEER-ADDRESS attribute" and "The channel
-        // number is in the range 0x4000 through 0x4FFF, inclusive"; else 400. Nothing can be sent to port 0.
+        // number is in the range 0x4000 through 0x4FFF, inclusive", which the configuration may widen to that of RFC 5766;
+        // else 400. Nothing can be sent to port 0.
         let number = match request.get(attribute::CHANNEL_NUMBER) {
-            Some([high, low, _, _]) => ChannelNumber::new(u16::from_be_bytes([*high, *low])),
+            Some([high, low, _, _]) => {
+                ChannelNumber::within(self.config.channels, u16::from_be_bytes([*high, *low]))
+            }
             _ => None,
         };
         let (Some(number), Some(Some(peer))) = (number, request.peers().next()) else {

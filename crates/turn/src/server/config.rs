@@ -1,5 +1,7 @@
 //! What a server is told at start.
 
+use turnpike_wire::channel_data::ChannelRange;
+
 use super::PeerRules;
 
 /// Settings of the state machine. [`ServerConfig::default`] holds the documented defaults.
@@ -33,6 +35,9 @@ pub struct ServerConfig {
     pub relay_v6: bool,
     /// Which peers may be relayed to.
     pub peers: PeerRules,
+    /// Which channel numbers clients may bind. Default [`ChannelRange::Rfc5766`], because deployed clients (coturn's uclient)
+    /// draw from all of it; [`ChannelRange::Rfc8656`] refuses 0x5000 and above with 400 (RFC 8656 section 12.2).
+    pub channels: ChannelRange,
     /// Whether MD5 keys with HMAC-SHA1 (RFC 5389 clients) are accepted beside SHA-256. Default true.
     pub allow_md5: bool,
     /// Whether clients are told that they may hide their name in USERHASH (RFC 8489 section 9.2). Default true; false where
@@ -57,6 +62,7 @@ impl Default for ServerConfig {
             relay_v4: true,
             relay_v6: true,
             peers: PeerRules::default(),
+            channels: ChannelRange::Rfc5766,
             allow_md5: true,
             username_anonymity: true,
         }

@@ -308,7 +308,7 @@ impl<G: Gate> Server<G> {
     /// RFC 8656 section 12.6.
     #[inline]
     fn channel_data<'a>(&'a mut self, now: Now, client: &Client, datagram: &'a [u8]) -> Verdict<'a> {
-        let message = match ChannelData::parse(datagram) {
+        let message = match ChannelData::parse_within(self.config.channels, datagram) {
             Ok(message) => message,
             Err(ChannelDataError::Truncated) => return self.dropped(DropReason::Truncated),
             Err(ChannelDataError::Number(_)) => return self.dropped(DropReason::ChannelNumber),

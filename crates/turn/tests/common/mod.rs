@@ -10,6 +10,7 @@
 
 use std::{collections::HashMap, net::SocketAddr, sync::Arc};
 
+use turnpike_turn::wire::channel_data::ChannelRange;
 use turnpike_turn::{
     server::{
         AllocationId, Client, DropReason, Effect, Family, Gate, ListenerId, Lookup, OpenRequest, OpenResult,
@@ -364,7 +365,12 @@ pub struct World {
 }
 
 pub fn config() -> ServerConfig {
-    ServerConfig { realm: REALM.to_owned(), nonce_key: [7; 32], ..ServerConfig::default() }
+    ServerConfig {
+        realm: REALM.to_owned(),
+        nonce_key: [7; 32],
+        channels: ChannelRange::Rfc8656,
+        ..ServerConfig::default()
+    }
 }
 
 impl World {

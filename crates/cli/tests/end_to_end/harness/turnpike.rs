@@ -96,7 +96,7 @@ impl Serve {
 /// A running `turnpike reflect`.
 pub(crate) struct Reflect {
     pub(crate) address: SocketAddr,
-    _program: Program,
+    pub(crate) program: Program,
 }
 
 impl Reflect {
@@ -106,7 +106,7 @@ impl Reflect {
         arguments.extend(more);
         let mut program = Program::start(&mut turnpike(&arguments));
         let address = address_after(&program.line_with(" on udp "), " on udp ");
-        Self { address, _program: program }
+        Self { address, program }
     }
 }
 

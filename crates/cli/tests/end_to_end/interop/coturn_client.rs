@@ -45,21 +45,6 @@ fn uclient(server: SocketAddr, peer: SocketAddr, clients: u64, more: &[&str]) ->
     Program::run(&mut command)
 }
 
-/// uclient with channels. It draws two channel numbers from 0x4000 to 0x7FFF, as RFC 5766 had it; of these RFC 8656
-/// section 12 leaves 0x4000 to 0x4FFF, and everything else is answered with 400, at which uclient ends within
-/// milliseconds. So we let it draw until both are good: one time in sixteen.
-fn uclient_with_channels(server: SocketAddr, peer: SocketAddr, more: &[&str]) -> Finished {
-    // All of these draws are bad with a probability of 4e-9; two allocations a draw stay below a user's quota of 1024.
-    const DRAWS: usize = 300;
-    for _ in 0..DRAWS {
-        let ended = uclient(server, peer, 1, more);
-        if ended.code == Some(0) || !ended.output().contains("channel bind: error 400") {
-            return ended;
-        }
-    }
-    panic!("no channel number was accepted in {DRAWS} draws");
-}
-
 /// coturn's own echo, on this port and the next.
 fn turnutils_peer() -> (Program, SocketAddr) {
     let address = SocketAddr::new(V4, free_port(V4));
@@ -92,13 +77,12 @@ fn relays_all(family: IpAddr, via: Via, more: &[&str]) {
     let reflect = Reflect::start(family, &[]);
     let requested = if family.is_ipv4() { "-X" } else { "-x" };
     let more = [&[requested], more].concat();
-    let (ended, clients) = match via {
-        Via::Channel => (uclient_with_channels(serve.address(family), reflect.address, &more), 1),
-        Via::Send => {
-            let more = [&["-s"], &more[..]].concat();
-            (uclient(serve.address(family), reflect.address, 4, &more), 4)
-        }
+    let more = match via {
+        Via::Channel => more,
+        Via::Send => [&["-s"], &more[..]].concat(),
     };
+    let clients = 4;
+    let ended = uclient(serve.address(family), reflect.address, clients, &more);
     returns_all(&ended, clients);
     let expected = clients * MESSAGES;
     for direction in ["to_peer", "to_client"] {
@@ -197,7 +181,7 @@ fn coturn_on_both_sides() {
     }
     let serve = Serve::start(&[]);
     let (_peer, address) = turnutils_peer();
-    let ended = uclient_with_channels(serve.address(V4), address, &[&ALICE[..], &["-c", "-X"]].concat());
+    let ended = uclient(serve.address(V4), address, 1, &[&ALICE[..], &["-c", "-X"]].concat());
     returns_all(&ended, 1);
 }
 
