@@ -39,7 +39,7 @@ pub(crate) enum Command {
         command: LoadCommand,
     },
     /// Compare programs in network namespaces: is it faster, by how much, how sure, and where does the time go
-    Lab(turnpike_lab::LabArgs),
+    Lab(Box<turnpike_lab::LabArgs>),
 }
 
 const EXIT_CODES: &str = "\
