@@ -38,6 +38,8 @@ pub(crate) enum Command {
         #[command(subcommand)]
         command: LoadCommand,
     },
+    /// Compare programs in network namespaces: is it faster, by how much, how sure, and where does the time go
+    Lab(Box<turnpike_lab::LabArgs>),
 }
 
 const EXIT_CODES: &str = "\

@@ -45,6 +45,7 @@ fn main() -> ExitCode {
         Command::Credentials(args) => print_credentials(args),
         Command::Reflect(args) => run_reflector(args),
         Command::Load { command: LoadCommand::Turn(args) } => run_load(args),
+        Command::Lab(args) => ExitCode::from(turnpike_lab::run(*args, &turnpike_lab::Stop::on_signals())),
     }
 }
 

@@ -18,6 +18,12 @@ use turnpike_turn::server::{ClosedReason, CredentialRefusal, Effect};
 /// about 200 bytes.
 const BACKLOG: usize = 32_768;
 
+/// Lines written in one go.
+const BATCH: usize = 1024;
+/// After that: a writer that waits for the next effect costs the worker a wake-up of another thread (two system calls)
+/// for each session, one that looks again a little later costs it none.
+const PAUSE: Duration = Duration::from_millis(20);
+
 /// The workers' end.
 pub struct SessionLogger {
     sender: mpsc::Sender<(usize, Effect)>,
@@ -75,15 +81,21 @@ impl SessionLogWriter {
     /// Writes lines until the last worker is gone.
     pub async fn run(mut self) {
         let start = Instant::now();
-        while let Some((worker, mut effect)) = self.receiver.recv().await {
-            let wanted = match &mut effect {
-                Effect::Refused { suppressed, .. } => self.refusals.admit(start.elapsed(), suppressed),
-                _ => true,
-            };
-            if wanted {
-                write(worker, &effect);
+        let mut batch = Vec::new();
+        while self.receiver.recv_many(&mut batch, BATCH).await > 0 {
+            for (worker, mut effect) in batch.drain(..) {
+                let wanted = match &mut effect {
+                    Effect::Refused { suppressed, .. } => self.refusals.admit(start.elapsed(), suppressed),
+                    _ => true,
+                };
+                if wanted {
+                    write(worker, &effect);
+                }
             }
             self.report_lost();
+            if self.receiver.len() < BATCH {
+                tokio::time::sleep(PAUSE).await;
+            }
         }
     }
 

@@ -1,0 +1,179 @@
+//! The command line of `turnpike lab`.
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand};
+
+use crate::{adhoc::Setting, request::Changes};
+
+/// `turnpike lab ...`, for the binary's own parser.
+#[derive(Debug, Args)]
+pub struct LabArgs {
+    #[command(subcommand)]
+    pub(crate) command: LabCommand,
+}
+
+/// For [`crate::main`].
+#[derive(Debug, Parser)]
+#[command(name = "turnpike lab", about = "Experiments that can be believed", arg_required_else_help = true)]
+pub(crate) struct Lab {
+    #[command(flatten)]
+    pub(crate) args: LabArgs,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum LabCommand {
+    /// Make network namespaces joined by veth pairs, by default client, relay and peer
+    Up {
+        /// Topology file
+        file: Option<PathBuf>,
+        #[command(flatten)]
+        id: Id,
+    },
+    /// Run a command inside a namespace
+    Exec {
+        #[command(flatten)]
+        id: Id,
+        /// Namespace
+        name: String,
+        /// Command
+        #[arg(last = true, required = true)]
+        command: Vec<String>,
+    },
+    /// Remove the namespaces, and all that crashed runs have left
+    Down {
+        #[command(flatten)]
+        id: Id,
+    },
+    /// Run an experiment file, or one of experiments/ by its name
+    Run {
+        #[command(flatten)]
+        file: ExperimentFile,
+        #[command(flatten)]
+        out: Out,
+    },
+    /// Compare two commands under a workload, without a file
+    Ab {
+        /// The baseline
+        #[arg(long, value_name = "CMD")]
+        a: String,
+        /// What is compared with it
+        #[arg(long, value_name = "CMD")]
+        b: String,
+        #[command(flatten)]
+        setting: Setting,
+        #[command(flatten)]
+        changes: Changes,
+        #[command(flatten)]
+        out: Out,
+        /// Workload
+        #[arg(last = true, required = true)]
+        workload: Vec<String>,
+    },
+    /// Offer several rates to each subject of an experiment
+    Sweep {
+        #[command(flatten)]
+        file: ExperimentFile,
+        /// Rates in datagrams a second
+        #[arg(long, value_name = "PPS,...", value_delimiter = ',', required = true)]
+        rates: Vec<u64>,
+        #[command(flatten)]
+        out: Out,
+    },
+    /// Search the highest rate that each subject bears, and its latency at 30, 60 and 80 % of it
+    FindMax {
+        #[command(flatten)]
+        file: ExperimentFile,
+        #[command(flatten)]
+        search: SearchArgs,
+        #[command(flatten)]
+        out: Out,
+    },
+    /// Flame graph, hottest symbols and syscalls of a command under a workload; or the difference of two such
+    Profile {
+        /// Command to profile
+        #[arg(required_unless_present = "diff", value_name = "CMD")]
+        subject: Option<String>,
+        /// Compare two profiles
+        #[arg(long, num_args = 2, value_names = ["DIR", "DIR"], conflicts_with_all = ["subject", "workload"])]
+        diff: Vec<PathBuf>,
+        #[command(flatten)]
+        setting: Setting,
+        #[command(flatten)]
+        changes: Changes,
+        #[command(flatten)]
+        out: Out,
+        /// Workload
+        #[arg(last = true, required_unless_present = "diff")]
+        workload: Vec<String>,
+    },
+    /// Show records again, or compare those of different days
+    Report {
+        /// Directories of records
+        #[arg(required = true)]
+        directories: Vec<PathBuf>,
+        #[command(flatten)]
+        log: Log,
+    },
+    /// Repeat a run with the same experiment, values and seed
+    Rerun {
+        /// Directory of the record
+        directory: PathBuf,
+        #[command(flatten)]
+        out: Out,
+    },
+}
+
+/// Which topology.
+#[derive(Debug, Args)]
+pub(crate) struct Id {
+    /// Name of the topology, where several are wanted at once
+    #[arg(long, value_name = "NAME", default_value = "up")]
+    pub(crate) id: String,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ExperimentFile {
+    /// File, or the name of one in experiments/
+    pub(crate) experiment: PathBuf,
+    /// Give a variable of the experiment a value (one that it sweeps is then not swept), or `turnpike` another build
+    #[arg(long, value_name = "NAME=VALUE")]
+    pub(crate) set: Vec<String>,
+    #[command(flatten)]
+    pub(crate) changes: Changes,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Out {
+    /// Directory below which the record gets one of its own
+    #[arg(long, value_name = "DIR", default_value = "lab-runs")]
+    pub(crate) out: PathBuf,
+    #[command(flatten)]
+    pub(crate) log: Log,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Log {
+    /// Append one row to this performance log
+    #[arg(long, value_name = "FILE")]
+    pub(crate) log: Option<PathBuf>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct SearchArgs {
+    /// Lowest rate, datagrams a second
+    #[arg(long, value_name = "PPS", default_value_t = 1_000)]
+    pub(crate) min: u64,
+    /// Highest rate; the search begins there
+    #[arg(long, value_name = "PPS", default_value_t = 1_000_000)]
+    pub(crate) max: u64,
+    /// Width of the result in percent of the rate
+    #[arg(long, value_name = "PERCENT", default_value_t = 1.0)]
+    pub(crate) width: f64,
+    /// Seconds of a trial of the last phase
+    #[arg(long, value_name = "S", default_value_t = 5.0)]
+    pub(crate) trial: f64,
+    /// Loss goals in percent
+    #[arg(long, value_name = "PERCENT,...", value_delimiter = ',', default_values_t = [0.0, 0.1, 0.5])]
+    pub(crate) loss: Vec<f64>,
+}

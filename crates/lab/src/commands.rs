@@ -1,0 +1,329 @@
+//! What each command of `turnpike lab` does.
+
+use std::{ffi::OsString, fs, os::unix::process::CommandExt, path::Path, process::Command};
+
+use clap::Parser;
+
+use crate::{
+    adhoc,
+    cli::{Lab, LabArgs, LabCommand, Out, SearchArgs},
+    error::LabError,
+    metric, profile,
+    program::MARK,
+    record::Record,
+    report,
+    request::Request,
+    run::{
+        compare::{Stage, compare},
+        rates::{self, Plan},
+    },
+    say::{self, Screen},
+    search::Settings,
+    stats,
+    stop::Stop,
+    topology::{
+        self, Topology, offload,
+        spec::{Spec, is_plain},
+        userns,
+    },
+    verdict::judge,
+};
+
+/// Verdicts shown beside the deciding one, before the reader is sent to the report.
+const FURTHER: usize = 8;
+
+/// Runs `turnpike lab` with these arguments, the program's name first; the exit code: 0 done, 1 failed, 2 bad usage.
+pub fn main<A: Into<OsString> + Clone>(arguments: impl IntoIterator<Item = A>) -> u8 {
+    match Lab::try_parse_from(arguments) {
+        Ok(lab) => run(lab.args, &Stop::on_signals()),
+        Err(error) => {
+            // Nobody to tell if the terminal is closed. Help is no mistake.
+            let _ = error.print();
+            if error.use_stderr() { 2 } else { 0 }
+        }
+    }
+}
+
+/// Runs one command; `stop` ends it early and keeps what was measured. The exit code is as for [`main`].
+#[must_use]
+pub fn run(arguments: LabArgs, stop: &Stop) -> u8 {
+    match dispatch(arguments.command, stop) {
+        Ok(code) => code,
+        Err(error) => {
+            Screen::new().note(&format!("turnpike lab: {error}"));
+            error.exit_code()
+        }
+    }
+}
+
+fn dispatch(command: LabCommand, stop: &Stop) -> Result<u8, LabError> {
+    match command {
+        LabCommand::Up { file, id } => up(file.as_deref(), &id.id),
+        LabCommand::Exec { id, name, command } => Err(exec(&id.id, &name, &command)),
+        LabCommand::Down { id } => down(&id.id),
+        LabCommand::Run { file, out } => {
+            let requests = Request::of_file(&file.experiment, &file.changes, &file.set)?;
+            compare_all(&requests, &out, stop)
+        }
+        LabCommand::Ab { a, b, setting, changes, out, workload } => {
+            let request = adhoc::request("ab", &[("a", &a), ("b", &b)], &workload, &setting, &changes)?;
+            compare_all(&[request], &out, stop)
+        }
+        LabCommand::Sweep { file, rates, out } => {
+            let requests = Request::of_file(&file.experiment, &file.changes, &file.set)?;
+            rates_all(&requests, &Plan::Sweep(rates), file.changes.rounds.unwrap_or(1), &out, stop)
+        }
+        LabCommand::FindMax { file, search, out } => {
+            let requests = Request::of_file(&file.experiment, &file.changes, &file.set)?;
+            let plan = Plan::FindMax(settings(&search)?);
+            rates_all(&requests, &plan, file.changes.rounds.unwrap_or(1), &out, stop)
+        }
+        LabCommand::Profile { subject, diff, setting, changes, out, workload } => {
+            if let [before, after] = &diff[..] {
+                return profile::diff(before, after, Path::new("profile-diff.svg")).map(|()| 0);
+            }
+            let subject =
+                subject.ok_or_else(|| LabError::usage("nothing to profile: name the command before `--`"))?;
+            let request = adhoc::request("profile", &[("subject", &subject)], &workload, &setting, &changes)?;
+            let stage = Stage::set(&request, &out.out, stop.clone())?;
+            let done = profile::profile(&stage, &Screen::new());
+            if done.is_err() {
+                stage.leave_nothing();
+            }
+            done.map(|()| 0)
+        }
+        LabCommand::Report { directories, log } => show(&directories, log.log.as_deref()),
+        LabCommand::Rerun { directory, out } => compare_all(&[Request::load(&directory)?], &out, stop),
+    }
+}
+
+fn up(file: Option<&Path>, id: &str) -> Result<u8, LabError> {
+    let spec = Spec::load(file)?;
+    check_id(id)?;
+    userns::enter_if_needed()?;
+    let lab = Topology::up(&spec, id)?;
+    let mut text = String::new();
+    for space in &spec.namespace {
+        let ends = spec.ends().filter(|end| end.namespace == space.name);
+        let addresses: Vec<String> =
+            ends.map(|end| format!("{} {}", end.device, end.addresses.join(" "))).collect();
+        text += &format!("{:<10} {}\n", space.name, addresses.join(", "));
+    }
+    for (device, held) in &lab.offloads {
+        text += &format!("{device}: {}\n", offload::describe(held));
+    }
+    let option = if id == "up" { String::new() } else { format!(" --id {id}") };
+    text += &format!(
+        "`turnpike lab exec{option} NAME -- CMD` runs a command inside, `turnpike lab down{option}` ends it"
+    );
+    say::result(&text);
+    Ok(0)
+}
+
+/// Becomes the command; returns only if that fails.
+fn exec(id: &str, name: &str, command: &[String]) -> LabError {
+    let entered = check_id(id).and_then(|()| Topology::find(id)).and_then(|lab| lab.entry(Some(name)));
+    let mut words = match entered {
+        Ok(words) => words,
+        Err(error) => return error,
+    };
+    words.extend_from_slice(command);
+    let error = Command::new(&words[0]).args(&words[1..]).env(MARK, id).exec();
+    LabError::failed(format!("cannot start `{}`: {error}", words[0]))
+}
+
+fn down(id: &str) -> Result<u8, LabError> {
+    check_id(id)?;
+    let ended = topology::down(id)?;
+    say::result(&match ended {
+        0 => "nothing was up".to_owned(),
+        1 => "1 topology removed".to_owned(),
+        ended => format!("{ended} topologies removed"),
+    });
+    Ok(0)
+}
+
+/// Hyphens separate the parts of a namespace's name.
+fn check_id(id: &str) -> Result<(), LabError> {
+    if is_plain(id, 16) && !id.contains('-') {
+        return Ok(());
+    }
+    Err(LabError::usage(format!("--id {id}: expected 1 to 16 lower case letters and digits, a letter first")))
+}
+
+fn compare_all(requests: &[Request], out: &Out, stop: &Stop) -> Result<u8, LabError> {
+    let mut code = 0;
+    for request in requests {
+        let stage = Stage::set(request, &out.out, stop.clone())?;
+        let record = compare(request, &stage, &Screen::new())?;
+        if !record.rounds.is_empty() {
+            code = code.max(conclude(&record, &stage, &stage.experiment.metrics, out)?);
+        }
+        if stop.requested() {
+            break;
+        }
+    }
+    Ok(code)
+}
+
+fn rates_all(requests: &[Request], plan: &Plan, rounds: u32, out: &Out, stop: &Stop) -> Result<u8, LabError> {
+    for request in requests {
+        let stage = Stage::set(request, &out.out, stop.clone())?;
+        let record = rates::run(request, &stage, &Screen::new(), plan, rounds)?;
+        for sweep in &record.sweeps {
+            if sweep.found.is_empty() {
+                let mut text = format!("{}\n", sweep.subject);
+                for point in &sweep.points {
+                    let p99 = point
+                        .latency
+                        .as_ref()
+                        .map_or_else(String::new, |latency| format!(", p99 {:.0} us", latency.p99));
+                    text += &format!(
+                        "  {:>10.0}/s offered, {:>10.0}/s delivered, {:.3} % lost{p99}\n",
+                        point.offered_pps, point.delivered_pps, point.loss_percent
+                    );
+                }
+                say::result(&text);
+            } else {
+                say::result(&rates::describe(&sweep.subject, &sweep.found));
+            }
+        }
+        if !record.sweeps.is_empty() {
+            conclude(&record, &stage, &[], out)?;
+        }
+        if stop.requested() {
+            break;
+        }
+    }
+    Ok(0)
+}
+
+/// Writes the report and says what came out; 1 if nothing did.
+fn conclude(record: &Record, stage: &Stage, further: &[String], out: &Out) -> Result<u8, LabError> {
+    report::save(&stage.directory, record).map_err(|error| LabError::failed(error.to_string()))?;
+    say::result(&summary(record, further));
+    say::result(&format!("record: {}", stage.directory.display()));
+    if let Some(log) = &out.log.log {
+        append_row(record, log)?;
+    }
+    let counted =
+        |name: &str| record.rounds.iter().any(|round| round.subject == name && round.voided.is_none());
+    let all_counted = record.experiment.subjects.iter().all(|subject| counted(&subject.name));
+    Ok(u8::from(!all_counted))
+}
+
+/// Medians of each subject and the verdicts.
+fn summary(record: &Record, wanted: &[String]) -> String {
+    let deciding = &record.experiment.metric;
+    let mut text = String::new();
+    for subject in &record.experiment.subjects {
+        let values = record.values(&subject.name, deciding);
+        let rounds = record.rounds.iter().filter(|round| round.subject == subject.name);
+        let (all, void) =
+            rounds.fold((0, 0), |(all, void), round| (all + 1, void + usize::from(round.voided.is_some())));
+        let median = stats::median(&values)
+            .map_or_else(|| "not measured".to_owned(), |value| metric::show(deciding, value));
+        let rounds = if all == 1 { "round" } else { "rounds" };
+        text += &format!("{}: {deciding} {median}, {all} {rounds}", subject.name);
+        if void > 0 {
+            text += &format!(", {void} of them void");
+        }
+        text.push('\n');
+        let failures = record.rounds.iter().filter(|round| round.subject == subject.name);
+        if let Some(void) = failures.filter_map(|round| round.voided.as_ref()).next() {
+            text += &format!("  {void}\n");
+        }
+    }
+    for verdict in report::verdicts(record) {
+        text += &format!("{verdict}\n");
+    }
+    for candidate in record.candidates() {
+        for name in wanted.iter().take(FURTHER) {
+            text += &format!("{}\n", judge(record, candidate, name));
+        }
+    }
+    text
+}
+
+fn append_row(record: &Record, log: &Path) -> Result<(), LabError> {
+    let change = report::Change { change: record.experiment.name.clone(), ..report::Change::default() };
+    let Some(row) = report::row(record, &change) else {
+        return Err(LabError::usage("--log: a record of one subject has no row"));
+    };
+    let mut text = fs::read_to_string(log).unwrap_or_default();
+    if !text.is_empty() && !text.ends_with('\n') {
+        text.push('\n');
+    }
+    text += &format!("{row}\n");
+    fs::write(log, text).map_err(LabError::io(format!("cannot write {}", log.display())))
+}
+
+fn show(directories: &[std::path::PathBuf], log: Option<&Path>) -> Result<u8, LabError> {
+    let mut records = Vec::new();
+    for directory in directories {
+        records.push(Record::load(directory).map_err(|error| LabError::usage(error.to_string()))?);
+    }
+    if let [record] = &records[..] {
+        let directory = &directories[0];
+        if directory.is_dir() {
+            report::save(directory, record).map_err(|error| LabError::failed(error.to_string()))?;
+        }
+        say::result(&summary(record, &[]));
+        if let Some(log) = log {
+            append_row(record, log)?;
+        }
+        return Ok(0);
+    }
+    let comparison = report::compare(&records);
+    let page = Path::new("lab-comparison.html");
+    report::save_comparison(page, &comparison).map_err(|error| LabError::failed(error.to_string()))?;
+    say::result(&format!("{comparison}\npage: {}", page.display()));
+    Ok(0)
+}
+
+fn settings(search: &SearchArgs) -> Result<Settings, LabError> {
+    if search.min == 0 || search.min >= search.max {
+        return Err(LabError::usage(format!(
+            "--min {} and --max {}: expected 0 < min < max",
+            search.min, search.max
+        )));
+    }
+    if !(0.1..=50.0).contains(&search.width) || !(0.1..=600.0).contains(&search.trial) {
+        return Err(LabError::usage(
+            "--width: expected 0.1 to 50 percent; --trial: expected 0.1 to 600 seconds",
+        ));
+    }
+    if search.loss.is_empty() || search.loss.iter().any(|loss| !(0.0..100.0).contains(loss)) {
+        return Err(LabError::usage("--loss: expected percentages from 0 to below 100"));
+    }
+    Ok(Settings {
+        min_pps: search.min,
+        max_pps: search.max,
+        goals: search.loss.iter().map(|percent| percent / 100.0).collect(),
+        width: search.width / 100.0,
+        short_s: (search.trial / 5.0).max(0.2),
+        long_s: search.trial,
+        sum_s: search.trial * 3.0,
+        ..Settings::default()
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_sound() {
+        use clap::CommandFactory;
+        Lab::command().debug_assert();
+    }
+
+    #[test]
+    fn bad_ids_and_searches_are_refused() {
+        assert!(check_id("a1").is_ok());
+        assert!(check_id("a-b").is_err() && check_id("").is_err() && check_id("A").is_err());
+        let search = SearchArgs { min: 10, max: 5, width: 1.0, trial: 1.0, loss: vec![0.0] };
+        assert_eq!(settings(&search).unwrap_err().exit_code(), 2);
+        assert!(settings(&SearchArgs { max: 50, ..search }).is_ok());
+    }
+}

@@ -1,0 +1,106 @@
+//! The machine that a run was made on, for the record: without it a figure means nothing.
+
+use std::{collections::BTreeMap, fs, thread};
+
+use crate::{
+    experiment::{Experiment, fill::Variables},
+    record::Environment,
+    tools::{self, words},
+    topology::{Topology, offload},
+};
+
+/// Describes where `experiment` is about to run.
+pub(crate) fn describe(experiment: &Experiment, topology: &Topology, variables: &Variables) -> Environment {
+    let mut notes = vec![
+        format!("load average {}", read("/proc/loadavg")),
+        format!("net.core.rmem_max {}", read("/proc/sys/net/core/rmem_max")),
+        format!("net.core.netdev_max_backlog {}", read("/proc/sys/net/core/netdev_max_backlog")),
+    ];
+    if topology.names().next().is_none() {
+        notes.push("on the host, without namespaces".to_owned());
+    } else if topology.offloads.values().any(BTreeMap::is_empty) {
+        notes.push(format!("offloads: {}", offload::UNKNOWN));
+    }
+    let (commit, dirty) = commit();
+    Environment {
+        kernel: read("/proc/sys/kernel/osrelease"),
+        cpu_model: cpu_model(&fs::read_to_string("/proc/cpuinfo").unwrap_or_default()),
+        cores: thread::available_parallelism()
+            .map_or(0, |cores| u32::try_from(cores.get()).unwrap_or(u32::MAX)),
+        memory_bytes: memory(&fs::read_to_string("/proc/meminfo").unwrap_or_default()),
+        offloads: topology.offloads.clone(),
+        tools: versions(experiment, variables),
+        commit,
+        dirty,
+        notes,
+    }
+}
+
+/// Now, RFC 3339 in UTC.
+pub(crate) fn now() -> String {
+    first_line(&words(["date", "-u", "+%Y-%m-%dT%H:%M:%SZ"])).unwrap_or_default()
+}
+
+/// A stable part for a directory's name.
+pub(crate) fn stamp() -> String {
+    first_line(&words(["date", "-u", "+%Y%m%d-%H%M%S"])).unwrap_or_default()
+}
+
+fn versions(experiment: &Experiment, variables: &Variables) -> BTreeMap<String, String> {
+    let mut versions = BTreeMap::new();
+    for service in experiment.services() {
+        // Only what the experiment says: asking an unknown server for `--version` may start it.
+        if let Some(command) = &service.version
+            && let Ok(command) = variables.command(command)
+            && let Some(version) = first_line(&command)
+        {
+            versions.insert(service.name.clone(), version);
+        }
+    }
+    if let Some(version) = first_line(&words(["perf", "--version"])) {
+        versions.insert("perf".to_owned(), version);
+    }
+    versions
+}
+
+fn commit() -> (Option<String>, bool) {
+    let commit = first_line(&words(["git", "rev-parse", "--short=12", "HEAD"]));
+    let dirty = commit.is_some()
+        && tools::output(&words(["git", "status", "--porcelain", "--untracked-files=no"]))
+            .is_ok_and(|changes| !changes.trim().is_empty());
+    (commit, dirty)
+}
+
+fn first_line(command: &[String]) -> Option<String> {
+    let text = tools::output(command).ok()?;
+    text.lines().map(str::trim).find(|line| !line.is_empty()).map(str::to_owned)
+}
+
+fn read(path: &str) -> String {
+    fs::read_to_string(path).map_or_else(|_| "unknown".to_owned(), |text| text.trim().to_owned())
+}
+
+fn cpu_model(cpuinfo: &str) -> String {
+    let model = cpuinfo.lines().find_map(|line| line.strip_prefix("model name")?.split_once(": "));
+    model.map_or_else(|| "unknown".to_owned(), |(_, model)| model.to_owned())
+}
+
+fn memory(meminfo: &str) -> u64 {
+    let kibibytes = meminfo
+        .lines()
+        .find_map(|line| line.strip_prefix("MemTotal:")?.split_whitespace().next()?.parse::<u64>().ok());
+    kibibytes.unwrap_or(0) * 1024
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_machine_is_described() {
+        assert_eq!(cpu_model("processor\t: 0\nmodel name\t: Some CPU: v2\n"), "Some CPU: v2");
+        assert_eq!(memory("MemTotal:       24117248 kB\nMemFree: 1 kB\n"), 24_117_248 * 1024);
+        let now = now();
+        assert!(now.len() == 20 && now.ends_with('Z') && now.contains('T'), "{now}");
+    }
+}

@@ -1,0 +1,39 @@
+//! What went wrong, as one sentence with the remedy, and the exit code it becomes.
+
+use std::io;
+
+/// Why the lab stopped.
+#[derive(Debug, thiserror::Error)]
+pub enum LabError {
+    /// The user can mend it (a mistyped key, a missing tool, no permission): exit code 2.
+    #[error("{0}")]
+    Usage(String),
+    /// The experiment failed: exit code 1.
+    #[error("{0}")]
+    Failed(String),
+}
+
+impl LabError {
+    pub(crate) fn usage(text: impl Into<String>) -> Self {
+        Self::Usage(text.into())
+    }
+
+    pub(crate) fn failed(text: impl Into<String>) -> Self {
+        Self::Failed(text.into())
+    }
+
+    /// For [`Result::map_err`]: `what` could not be done, for the system's reason.
+    pub(crate) fn io(what: impl Into<String>) -> impl FnOnce(io::Error) -> Self {
+        let what = what.into();
+        move |error| Self::Failed(format!("{what}: {error}"))
+    }
+
+    /// As a process exit code (DESIGN.md): 1 failed, 2 bad usage or configuration.
+    #[must_use]
+    pub fn exit_code(&self) -> u8 {
+        match self {
+            Self::Usage(_) => 2,
+            Self::Failed(_) => 1,
+        }
+    }
+}

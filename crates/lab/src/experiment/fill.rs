@@ -1,0 +1,152 @@
+//! `{name}` in commands, results and configuration files.
+
+use std::{
+    collections::BTreeMap,
+    env,
+    path::{Path, PathBuf},
+};
+
+use super::{CommandLine, Experiment};
+use crate::{error::LabError, strict::nearest};
+
+/// The name of this program; the only one of ours that an experiment may redefine.
+pub(crate) const TURNPIKE: &str = "turnpike";
+
+/// What names stand for in one run.
+#[derive(Clone, Debug)]
+pub(crate) struct Variables(BTreeMap<String, String>);
+
+impl Variables {
+    /// `addresses` of the topology, `point` of the sweep; files of the run go to `directory`.
+    pub(crate) fn new(
+        experiment: &Experiment,
+        addresses: &BTreeMap<String, String>,
+        point: &BTreeMap<String, String>,
+        directory: &Path,
+    ) -> Self {
+        let mut names = addresses.clone();
+        let experiments = experiment.path.parent().unwrap_or(Path::new("")).to_owned();
+        let turnpike = env::current_exe().unwrap_or_else(|_| PathBuf::from("turnpike"));
+        names.extend(point.clone());
+        names.insert("dir".to_owned(), directory.display().to_string());
+        names.insert("result".to_owned(), directory.join("result.json").display().to_string());
+        names.insert("experiments".to_owned(), absolute(&experiments));
+        // A build of last week may stand in for this program.
+        names.entry(TURNPIKE.to_owned()).or_insert_with(|| turnpike.display().to_string());
+        let mut variables = Self(names);
+        variables.set_window(experiment.warmup, experiment.duration);
+        variables
+    }
+
+    /// What the workload is told: a second more than is measured, so that our window lies within its own; `whole_*`
+    /// are the same, rounded up, for programs that take no fractions.
+    pub(crate) fn set_window(&mut self, warmup: f64, duration: f64) {
+        let told = duration + 1.0;
+        for (name, value) in [
+            ("warmup", warmup),
+            ("duration", told),
+            ("whole_duration", told.ceil()),
+            ("total", warmup + told),
+            ("whole_total", (warmup + told).ceil()),
+        ] {
+            self.set(name, value.to_string());
+        }
+    }
+
+    pub(crate) fn set(&mut self, name: &str, value: impl Into<String>) {
+        self.0.insert(name.to_owned(), value.into());
+    }
+
+    pub(crate) fn get(&self, name: &str) -> Option<&str> {
+        self.0.get(name).map(String::as_str)
+    }
+
+    /// Replaces each `{name}`; `{{` and `}}` are braces. A name that is not known is an error.
+    pub(crate) fn text(&self, text: &str) -> Result<String, LabError> {
+        let mut filled = String::with_capacity(text.len());
+        let mut rest = text;
+        while let Some(at) = rest.find(['{', '}']) {
+            filled.push_str(&rest[..at]);
+            rest = &rest[at..];
+            if rest.starts_with("{{") || rest.starts_with("}}") {
+                filled.push_str(&rest[..1]);
+                rest = &rest[2..];
+                continue;
+            }
+            let name = rest
+                .strip_prefix('{')
+                .and_then(|rest| rest.split_once('}'))
+                .map(|(name, _)| name)
+                .ok_or_else(|| {
+                    LabError::usage(format!("\"{text}\": a brace is alone; a literal one is doubled"))
+                })?;
+            let value = self.0.get(name).ok_or_else(|| self.unknown(name))?;
+            filled.push_str(value);
+            rest = &rest[name.len() + 2..];
+        }
+        filled.push_str(rest);
+        Ok(filled)
+    }
+
+    /// Replaces each known `{name}` and leaves all else alone.
+    pub(crate) fn lenient(&self, text: &str) -> String {
+        self.0.iter().fold(text.to_owned(), |text, (name, value)| text.replace(&format!("{{{name}}}"), value))
+    }
+
+    /// Word by word, so that a value with spaces stays one word.
+    pub(crate) fn command(&self, command: &CommandLine) -> Result<Vec<String>, LabError> {
+        command.words()?.iter().map(|word| self.text(word)).collect()
+    }
+
+    fn unknown(&self, name: &str) -> LabError {
+        LabError::usage(match nearest(name, self.0.keys().map(String::as_str)) {
+            Some(meant) => format!("{{{name}}} stands for nothing; did you mean {{{meant}}}?"),
+            None => format!(
+                "{{{name}}} stands for nothing; there are: {}",
+                self.0.keys().map(String::as_str).collect::<Vec<_>>().join(", ")
+            ),
+        })
+    }
+}
+
+fn absolute(path: &Path) -> String {
+    let path = if path.as_os_str().is_empty() { Path::new(".") } else { path };
+    path.canonicalize().unwrap_or_else(|_| path.to_owned()).display().to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn variables() -> Variables {
+        Variables(
+            [("relay", "10.77.1.1"), ("port", "3478"), ("words", "a b")]
+                .map(|(name, value)| (name.to_owned(), value.to_owned()))
+                .into(),
+        )
+    }
+
+    #[test]
+    fn names_are_replaced_and_doubled_braces_stay() {
+        assert_eq!(variables().text("{relay}:{port} {{x}}").unwrap(), "10.77.1.1:3478 {x}");
+    }
+
+    #[test]
+    fn an_unknown_name_gets_a_suggestion() {
+        let error = variables().text("{prot}").unwrap_err().to_string();
+        assert_eq!(error, "{prot} stands for nothing; did you mean {port}?");
+        assert!(variables().text("{relay").is_err());
+        assert!(variables().text("relay}").is_err());
+    }
+
+    #[test]
+    fn a_value_with_spaces_stays_one_word() {
+        let command = CommandLine::Line("echo {words} 'c d'".to_owned());
+        assert_eq!(variables().command(&command).unwrap(), ["echo", "a b", "c d"]);
+    }
+
+    #[test]
+    fn configuration_files_keep_their_own_braces() {
+        assert_eq!(variables().lenient("server { listen {relay}; }"), "server { listen 10.77.1.1; }");
+    }
+}

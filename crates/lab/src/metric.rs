@@ -1,0 +1,233 @@
+//! The metrics of a round by name: unit, which direction is better, and those derived from others.
+//!
+//! Names are fixed (they stand in records that are compared years later). A metric not listed here may be recorded
+//! too; it is then only ever *higher* or *lower*, not better or worse.
+
+use std::collections::BTreeMap;
+
+/// Which values of a metric one wants.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Direction {
+    /// More is better: packets per CPU-second.
+    Higher,
+    /// Less is better: CPU per packet, latency.
+    Lower,
+    /// Neither: it explains, it does not rank.
+    Neither,
+}
+
+/// One metric.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Metric {
+    /// Its name in a record.
+    pub name: &'static str,
+    /// Unit as printed; empty for plain counts and ratios.
+    pub unit: &'static str,
+    /// Which values are better.
+    pub better: Direction,
+    /// What it is, in a few words.
+    pub about: &'static str,
+}
+
+/// Datagrams (transactions, connections) delivered at the far ends.
+pub const DELIVERED: &str = "delivered";
+/// `delivered` a second.
+pub const DELIVERED_PPS: &str = "delivered_pps";
+/// Payload bytes delivered at the far ends.
+pub const DELIVERED_BYTES: &str = "delivered_bytes";
+/// CPU seconds of the subject, user and system.
+pub const SUBJECT_CPU_S: &str = "subject_cpu_s";
+/// Of these, in user space.
+pub const SUBJECT_USER_S: &str = "subject_user_s";
+/// Of these, in the kernel.
+pub const SUBJECT_SYSTEM_S: &str = "subject_system_s";
+/// Busy seconds of the subject's cores, softirq included.
+pub const CORE_BUSY_S: &str = "core_busy_s";
+/// Percent of the machine's CPU time that the hypervisor took away.
+pub const STEAL_PERCENT: &str = "steal_percent";
+/// Microseconds by which the generator sent late, 99th percentile.
+pub const LATE_P99_US: &str = "late_p99_us";
+/// CPU microseconds of the subject per delivered datagram.
+pub const CPU_US_PER_PACKET: &str = "cpu_us_per_packet";
+/// Delivered datagrams per CPU-second of the subject.
+pub const PACKETS_PER_CPU_S: &str = "packets_per_cpu_s";
+/// CPU-seconds of the subject per delivered gigabyte (10^9 bytes).
+pub const CPU_S_PER_GB: &str = "cpu_s_per_gb";
+/// Busy microseconds of the subject's cores per delivered datagram.
+pub const BUSY_US_PER_PACKET: &str = "busy_us_per_packet";
+/// Delivered datagrams per busy second of the subject's cores.
+pub const PACKETS_PER_BUSY_S: &str = "packets_per_busy_s";
+/// Datagrams (UDP counters) over packets (interface counters): a GSO super-packet is one of the latter.
+pub const SEGMENTS_PER_SUPERPACKET: &str = "segments_per_superpacket";
+
+/// Every metric that has a direction or a unit.
+pub const METRICS: &[Metric] = &[
+    metric(DELIVERED_PPS, "/s", Direction::Higher, "delivered at the far ends"),
+    metric(DELIVERED, "", Direction::Higher, "delivered at the far ends"),
+    metric(DELIVERED_BYTES, "B", Direction::Higher, "payload delivered at the far ends"),
+    metric("delivered_bps", "bit/s", Direction::Higher, "payload delivered at the far ends"),
+    metric("offered_pps", "/s", Direction::Neither, "sent by the generator"),
+    metric("loss_percent", "%", Direction::Lower, "lost on the way"),
+    metric("transactions_per_s", "/s", Direction::Higher, "requests answered"),
+    metric("connections_per_s", "/s", Direction::Higher, "connections opened and closed"),
+    metric(PACKETS_PER_CPU_S, "/s", Direction::Higher, "delivered per CPU-second of the subject"),
+    metric(PACKETS_PER_BUSY_S, "/s", Direction::Higher, "delivered per busy second of the subject's cores"),
+    metric(CPU_US_PER_PACKET, "µs", Direction::Lower, "CPU of the subject per delivered datagram"),
+    metric(BUSY_US_PER_PACKET, "µs", Direction::Lower, "busy time of its cores per delivered datagram"),
+    metric(CPU_S_PER_GB, "s", Direction::Lower, "CPU of the subject per delivered GB"),
+    metric(SUBJECT_CPU_S, "s", Direction::Lower, "CPU of the subject"),
+    metric(SUBJECT_USER_S, "s", Direction::Lower, "of it in user space"),
+    metric(SUBJECT_SYSTEM_S, "s", Direction::Lower, "of it in the kernel"),
+    metric(CORE_BUSY_S, "s", Direction::Lower, "busy time of the subject's cores"),
+    metric("machine_cpu_s", "s", Direction::Lower, "CPU of the whole machine"),
+    metric("machine_softirq_s", "s", Direction::Neither, "of it in softirq"),
+    metric(STEAL_PERCENT, "%", Direction::Neither, "CPU taken away by the hypervisor"),
+    metric("latency_p50_us", "µs", Direction::Lower, "latency from the due time, median"),
+    metric("latency_p90_us", "µs", Direction::Lower, "latency from the due time, 90 %"),
+    metric("latency_p99_us", "µs", Direction::Lower, "latency from the due time, 99 %"),
+    metric("latency_p999_us", "µs", Direction::Lower, "latency from the due time, 99.9 %"),
+    metric("latency_max_us", "µs", Direction::Lower, "latency from the due time, largest"),
+    metric("jitter_us", "µs", Direction::Lower, "interarrival jitter (RFC 3550)"),
+    metric(LATE_P99_US, "µs", Direction::Neither, "lateness of the generator, 99 %"),
+    metric("find_max_0_pps", "/s", Direction::Higher, "highest rate without loss"),
+    metric("find_max_0.1_pps", "/s", Direction::Higher, "highest rate with at most 0.1 % loss"),
+    metric("find_max_0.5_pps", "/s", Direction::Higher, "highest rate with at most 0.5 % loss"),
+    metric("rss_bytes", "B", Direction::Lower, "resident memory of the subject, at most"),
+    metric("context_switches", "", Direction::Lower, "of the subject"),
+    metric("migrations", "", Direction::Lower, "of the subject between CPUs"),
+    metric("syscalls", "", Direction::Lower, "of the subject"),
+    metric("cycles", "", Direction::Lower, "of the subject"),
+    metric("instructions", "", Direction::Lower, "of the subject"),
+    metric("cache_misses", "", Direction::Lower, "of the subject"),
+    metric("branch_misses", "", Direction::Lower, "of the subject"),
+    metric("socket_drops", "", Direction::Lower, "datagrams dropped at full receive buffers"),
+    metric("interface_drops", "", Direction::Lower, "packets dropped at interfaces"),
+    metric(SEGMENTS_PER_SUPERPACKET, "", Direction::Neither, "datagrams per interface packet"),
+    metric("batch_occupancy", "", Direction::Neither, "datagrams per receive call"),
+];
+
+const fn metric(name: &'static str, unit: &'static str, better: Direction, about: &'static str) -> Metric {
+    Metric { name, unit, better, about }
+}
+
+/// The metric of this name, if it is listed.
+#[must_use]
+pub fn find(name: &str) -> Option<&'static Metric> {
+    METRICS.iter().find(|metric| metric.name == name)
+}
+
+/// Which values are better; [`Direction::Neither`] for a metric that is not listed.
+#[must_use]
+pub fn direction(name: &str) -> Direction {
+    find(name).map_or(Direction::Neither, |metric| metric.better)
+}
+
+/// Unit as printed; empty for a metric that is not listed.
+#[must_use]
+pub fn unit(name: &str) -> &'static str {
+    find(name).map_or("", |metric| metric.unit)
+}
+
+/// Adds the figures per packet and per gigabyte for which the counters of the round are there.
+///
+/// A figure whose divisor is zero (nothing delivered, no CPU seen) is left out: it would be infinite.
+pub fn derive(metrics: &mut BTreeMap<String, f64>) {
+    if let (Some(&user), Some(&system)) = (metrics.get(SUBJECT_USER_S), metrics.get(SUBJECT_SYSTEM_S)) {
+        metrics.entry(SUBJECT_CPU_S.to_owned()).or_insert(user + system);
+    }
+    let derived = [
+        (CPU_US_PER_PACKET, SUBJECT_CPU_S, 1e6, DELIVERED),
+        (BUSY_US_PER_PACKET, CORE_BUSY_S, 1e6, DELIVERED),
+        (PACKETS_PER_CPU_S, DELIVERED, 1.0, SUBJECT_CPU_S),
+        (PACKETS_PER_BUSY_S, DELIVERED, 1.0, CORE_BUSY_S),
+        (CPU_S_PER_GB, SUBJECT_CPU_S, 1e9, DELIVERED_BYTES),
+    ];
+    for (name, dividend, factor, divisor) in derived {
+        if let (Some(&dividend), Some(&divisor)) = (metrics.get(dividend), metrics.get(divisor))
+            && divisor > 0.0
+        {
+            metrics.insert(name.to_owned(), dividend * factor / divisor);
+        }
+    }
+}
+
+/// A value with its unit, to four significant figures, with SI prefixes where the unit takes them.
+#[must_use]
+pub fn show(name: &str, value: f64) -> String {
+    let unit = unit(name);
+    let (scaled, prefix) = match (unit, value.abs()) {
+        ("µs" | "%" | "s", _) => (value, ""),
+        (_, 1e9..) => (value / 1e9, "G"),
+        (_, 1e6..) => (value / 1e6, "M"),
+        (_, 1e4..) => (value / 1e3, "k"),
+        _ => (value, ""),
+    };
+    let digits = match scaled.abs() {
+        0.0 => 0,
+        1000.0.. => 0,
+        100.0.. => 1,
+        10.0.. => 2,
+        1.0.. => 3,
+        _ => 4,
+    };
+    let separator = if unit.is_empty() && prefix.is_empty() { "" } else { " " };
+    format!("{scaled:.digits$}{separator}{prefix}{unit}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn counters(pairs: &[(&str, f64)]) -> BTreeMap<String, f64> {
+        pairs.iter().map(|(name, value)| ((*name).to_owned(), *value)).collect()
+    }
+
+    #[test]
+    fn names_are_unique() {
+        for (i, metric) in METRICS.iter().enumerate() {
+            assert!(METRICS[i + 1..].iter().all(|other| other.name != metric.name), "{} twice", metric.name);
+        }
+    }
+
+    #[test]
+    fn less_cpu_per_packet_is_better_and_more_packets_per_cpu_second_are() {
+        assert_eq!(direction(CPU_US_PER_PACKET), Direction::Lower);
+        assert_eq!(direction(PACKETS_PER_CPU_S), Direction::Higher);
+        assert_eq!(direction("made_up"), Direction::Neither);
+    }
+
+    #[test]
+    fn derived_figures_come_from_the_counters() {
+        let mut metrics = counters(&[
+            (SUBJECT_USER_S, 1.0),
+            (SUBJECT_SYSTEM_S, 3.0),
+            (CORE_BUSY_S, 8.0),
+            (DELIVERED, 2_000_000.0),
+            (DELIVERED_BYTES, 5e8),
+        ]);
+        derive(&mut metrics);
+        assert_eq!(metrics[SUBJECT_CPU_S], 4.0);
+        assert_eq!(metrics[CPU_US_PER_PACKET], 2.0);
+        assert_eq!(metrics[BUSY_US_PER_PACKET], 4.0);
+        assert_eq!(metrics[PACKETS_PER_CPU_S], 500_000.0);
+        assert_eq!(metrics[PACKETS_PER_BUSY_S], 250_000.0);
+        assert_eq!(metrics[CPU_S_PER_GB], 8.0);
+    }
+
+    #[test]
+    fn nothing_delivered_derives_nothing_infinite() {
+        let mut metrics = counters(&[(SUBJECT_CPU_S, 1.0), (DELIVERED, 0.0), (DELIVERED_BYTES, 0.0)]);
+        derive(&mut metrics);
+        assert!(!metrics.contains_key(CPU_US_PER_PACKET) && !metrics.contains_key(CPU_S_PER_GB));
+        assert_eq!(metrics[PACKETS_PER_CPU_S], 0.0);
+    }
+
+    #[test]
+    fn values_are_shown_with_their_unit() {
+        assert_eq!(show(DELIVERED_PPS, 241_700.0), "241.7 k/s");
+        assert_eq!(show(CPU_US_PER_PACKET, 0.57), "0.5700 µs");
+        assert_eq!(show("context_switches", 12.0), "12.00");
+        assert_eq!(show("loss_percent", 0.0), "0 %");
+        assert_eq!(show("delivered_bps", 4.2e9), "4.200 Gbit/s");
+    }
+}

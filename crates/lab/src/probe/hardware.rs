@@ -1,0 +1,101 @@
+//! Hardware counters by `perf stat`, where the machine has them. Virtual machines mostly have not: then each event is
+//! marked as not supported, and nothing fails.
+
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+    time::{Duration, Instant},
+};
+
+use crate::{
+    error::LabError,
+    program::{Launch, Program},
+    tools::{self, words},
+};
+
+/// Names of perf and of our metrics.
+pub(crate) const EVENTS: [(&str, &str); 4] = [
+    ("cycles", "cycles"),
+    ("instructions", "instructions"),
+    ("cache-misses", "cache_misses"),
+    ("branch-misses", "branch_misses"),
+];
+
+/// For perf to write its result.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// Whether it is worth asking: perf is there and counts cycles of a process of ours.
+pub(crate) fn supported() -> bool {
+    tools::find("perf").is_some()
+        && std::process::Command::new("perf")
+            .args(["stat", "-x", ",", "-e", "cycles", "--", "true"])
+            .output()
+            .is_ok_and(|output| {
+                output.status.success()
+                    && parse(&String::from_utf8_lossy(&output.stderr)).contains_key("cycles")
+            })
+}
+
+/// `perf stat` attached to the subject for the length of the window.
+pub(crate) struct Counting {
+    perf: Program,
+    result: PathBuf,
+}
+
+impl Counting {
+    /// Attaches to processes `pids`.
+    pub(crate) fn start(pids: &[u32], mark: &str, directory: &Path) -> Result<Self, LabError> {
+        let result = directory.join("perf-stat.csv");
+        // An earlier run's figures must not pass for this one's.
+        let _ = std::fs::remove_file(&result);
+        let events: Vec<&str> = EVENTS.iter().map(|(perf, _)| *perf).collect();
+        let pids: Vec<String> = pids.iter().map(u32::to_string).collect();
+        let mut command =
+            words(["perf", "stat", "-x", ",", "-e", &events.join(","), "-p", &pids.join(","), "-o"]);
+        command.push(result.display().to_string());
+        let perf = Program::start(&Launch {
+            name: "perf stat".to_owned(),
+            command,
+            mark: mark.to_owned(),
+            log: directory.join("perf-stat.log"),
+            ..Launch::default()
+        })?;
+        Ok(Self { perf, result })
+    }
+
+    /// Detaches; what was counted, by the names of our metrics.
+    pub(crate) fn finish(mut self) -> BTreeMap<String, f64> {
+        self.perf.interrupt();
+        self.perf.wait(Instant::now() + PATIENCE, || false);
+        parse(&std::fs::read_to_string(&self.result).unwrap_or_default())
+    }
+}
+
+/// `perf stat -x,`: value, unit, event, ...; the value is `<not supported>` or `<not counted>` where there is none.
+fn parse(text: &str) -> BTreeMap<String, f64> {
+    text.lines()
+        .filter_map(|line| {
+            let mut fields = line.split(',');
+            let value: f64 = fields.next()?.trim().parse().ok()?;
+            // A modifier such as `:u` says that the kernel was not counted.
+            let event = fields.nth(1)?.split(':').next()?;
+            let (_, name) = EVENTS.iter().find(|(perf, _)| *perf == event)?;
+            Some(((*name).to_owned(), value))
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counted_events_are_read_and_unsupported_ones_left_out() {
+        let text = "# started on x\n\n1234567,,cycles,1000,100.00,,\n<not supported>,,instructions,0,100.00,,\n\
+                    99,,cache-misses:u,1000,100.00,,\n<not counted>,,branch-misses,0,0.00,,\n";
+        let counted = parse(text);
+        assert_eq!(counted.get("cycles"), Some(&1_234_567.0));
+        assert_eq!(counted.get("cache_misses"), Some(&99.0));
+        assert_eq!(counted.len(), 2);
+    }
+}

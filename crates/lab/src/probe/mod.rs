@@ -1,0 +1,209 @@
+//! One look at everything that a run compares, and the figures between two looks. All of it is read at its source, in
+//! the kernel: what a generator says it sent is no result.
+
+pub(crate) mod cpu;
+pub(crate) mod hardware;
+pub(crate) mod inside;
+pub(crate) mod network;
+pub(crate) mod prometheus;
+pub(crate) mod syscalls;
+
+use std::{collections::BTreeMap, net::SocketAddr, time::Instant};
+
+use self::{
+    cpu::{CpuTime, GroupUse},
+    network::Network,
+};
+use crate::{error::LabError, metric, record::Round, topology::Topology};
+
+/// The name of the host where it stands beside namespaces.
+const HOST: &str = "host";
+
+/// What to look at.
+#[derive(Clone, Debug)]
+pub(crate) struct Scope {
+    /// Namespaces by name with a process in each; the host under its own name where there are none.
+    spaces: Vec<(String, u32)>,
+    /// The subject's process group and namespace.
+    pub(crate) subject: u32,
+    pub(crate) subject_space: Option<String>,
+    /// CPUs it is pinned to; empty if it is not.
+    pub(crate) subject_cpus: Vec<usize>,
+    /// Where its metrics are, and a process of the namespace from which they are asked.
+    pub(crate) metrics: Option<(SocketAddr, String, Option<u32>)>,
+    /// Where arriving datagrams count as delivered.
+    pub(crate) delivered_at: Vec<String>,
+}
+
+impl Scope {
+    pub(crate) fn new(topology: &Topology, subject: u32) -> Result<Self, LabError> {
+        let mut spaces = Vec::new();
+        for name in topology.names() {
+            spaces.push((name.to_owned(), topology.anchor(name)?));
+        }
+        if spaces.is_empty() {
+            spaces.push((HOST.to_owned(), std::process::id()));
+        }
+        Ok(Self {
+            spaces,
+            subject,
+            subject_space: None,
+            subject_cpus: Vec::new(),
+            metrics: None,
+            delivered_at: Vec::new(),
+        })
+    }
+
+    /// IP packets that have arrived so far where they count, or else at the subject; `None` where that is the host,
+    /// whose packets are not ours alone.
+    pub(crate) fn arrived(&self) -> Result<Option<u64>, LabError> {
+        let watched = |name: &String| match (&self.delivered_at[..], &self.subject_space) {
+            ([], subject) => subject.as_ref() == Some(name),
+            (places, _) => places.contains(name),
+        };
+        let mut arrived = None;
+        for (_, pid) in self.spaces.iter().filter(|(name, _)| watched(name)) {
+            *arrived.get_or_insert(0) += Network::read(*pid)?.datagrams;
+        }
+        Ok(arrived)
+    }
+}
+
+/// A moment's readings.
+#[derive(Clone, Debug)]
+pub(crate) struct Reading {
+    pub(crate) taken: Instant,
+    spaces: BTreeMap<String, Network>,
+    cpus: Vec<(usize, CpuTime)>,
+    subject: GroupUse,
+    generator: GroupUse,
+    exported: Option<BTreeMap<String, f64>>,
+}
+
+impl Reading {
+    /// `generator` is the workload's process group.
+    pub(crate) fn take(scope: &Scope, generator: u32) -> Result<Self, LabError> {
+        // Asked first: the answer costs the subject a little, and what has a time must lie close together.
+        let exported = match &scope.metrics {
+            Some((address, path, space)) => inside::inside(*space, || inside::http_get(*address, path))?
+                .map(|text| prometheus::parse(&text)),
+            None => None,
+        };
+        let mut spaces = BTreeMap::new();
+        for (name, pid) in &scope.spaces {
+            spaces.insert(name.clone(), Network::read(*pid)?);
+        }
+        Ok(Self {
+            taken: Instant::now(),
+            cpus: CpuTime::read_all()?,
+            subject: GroupUse::read(scope.subject),
+            generator: GroupUse::read(generator),
+            spaces,
+            exported,
+        })
+    }
+
+    /// Writes into `round` what happened between `earlier` and this reading.
+    pub(crate) fn since(&self, earlier: &Self, scope: &Scope, round: &mut Round) {
+        let elapsed = self.taken.duration_since(earlier.taken).as_secs_f64();
+        round.metrics.insert("elapsed_s".to_owned(), elapsed);
+        self.network_since(earlier, scope, elapsed, round);
+        self.machine_since(earlier, scope, elapsed, round);
+        self.subject_since(earlier, round);
+        match (&earlier.exported, &self.exported) {
+            (Some(before), Some(after)) if prometheus::occupancy(before, after).is_some() => {
+                round.metrics.extend(
+                    prometheus::occupancy(before, after).map(|mean| ("batch_occupancy".to_owned(), mean)),
+                );
+            }
+            _ => {
+                round.not_supported.insert("batch_occupancy".to_owned());
+            }
+        }
+    }
+
+    fn network_since(&self, earlier: &Self, scope: &Scope, elapsed: f64, round: &mut Round) {
+        let (mut delivered, mut packets, mut drops, mut socket_drops) = (0, 0, 0, 0);
+        for (name, now) in &self.spaces {
+            let Some(then) = earlier.spaces.get(name) else { continue };
+            let change = now.since(then);
+            if scope.delivered_at.contains(name) {
+                delivered += change.datagrams;
+                packets += change.rx_packets();
+            }
+            if scope.subject_space.as_deref().unwrap_or(HOST) == name {
+                socket_drops = change.receive_buffer_errors;
+            }
+            drops += change.drops();
+            // The host's interfaces are not ours alone, and there may be dozens.
+            if name != HOST {
+                change.metrics(name, &mut round.metrics);
+            }
+        }
+        let mut put = |name: &str, value: f64| round.metrics.insert(name.to_owned(), value);
+        put("interface_drops", drops as f64);
+        put("socket_drops", socket_drops as f64);
+        if !scope.delivered_at.is_empty() {
+            put(metric::DELIVERED, delivered as f64);
+            put(metric::DELIVERED_PPS, delivered as f64 / elapsed);
+            if packets > 0 {
+                put(metric::SEGMENTS_PER_SUPERPACKET, delivered as f64 / packets as f64);
+            }
+        }
+    }
+
+    fn machine_since(&self, earlier: &Self, scope: &Scope, elapsed: f64, round: &mut Round) {
+        let (mut busy, mut softirq, mut steal, mut core_busy, mut cores) = (0.0, 0.0, 0.0, 0.0, 0);
+        for (number, now) in &self.cpus {
+            let Some((_, then)) = earlier.cpus.iter().find(|(earlier, _)| earlier == number) else {
+                continue;
+            };
+            let change = now.since(then);
+            busy += change.busy();
+            softirq += change.softirq;
+            steal += change.steal;
+            cores += 1;
+            if scope.subject_cpus.contains(number) {
+                // Idle time is exact, the kinds of busy time are sampled.
+                core_busy += (elapsed - change.idle).clamp(0.0, elapsed);
+            }
+        }
+        let mut put = |name: &str, value: f64| round.metrics.insert(name.to_owned(), value);
+        put("machine_cpu_s", busy);
+        put("machine_softirq_s", softirq);
+        put(metric::STEAL_PERCENT, steal * 100.0 / (elapsed * f64::from(cores).max(1.0)));
+        if !scope.subject_cpus.is_empty() {
+            put(metric::CORE_BUSY_S, core_busy);
+            let subject = self.subject.total() - earlier.subject.total();
+            let foreign =
+                (core_busy - subject).max(0.0) * 100.0 / (elapsed * scope.subject_cpus.len() as f64);
+            put("foreign_percent", foreign);
+        }
+        let generator = self.generator.total() - earlier.generator.total();
+        put("generator_cpu_s", generator.max(0.0));
+    }
+
+    fn subject_since(&self, earlier: &Self, round: &mut Round) {
+        let (now, then) = (&self.subject, &earlier.subject);
+        let mut put = |name: &str, value: f64| round.metrics.insert(name.to_owned(), value);
+        put(metric::SUBJECT_USER_S, (now.user - then.user).max(0.0));
+        put(metric::SUBJECT_SYSTEM_S, (now.system - then.system).max(0.0));
+        let switches = |group: &GroupUse| group.voluntary_switches + group.involuntary_switches;
+        put("context_switches", switches(now).saturating_sub(switches(then)) as f64);
+        put(
+            "context_switches_involuntary",
+            now.involuntary_switches.saturating_sub(then.involuntary_switches) as f64,
+        );
+        put("rss_bytes", now.resident_peak as f64);
+        put("rss_now_bytes", now.resident as f64);
+        put("threads", f64::from(now.threads));
+        match now.migrations.zip(then.migrations) {
+            Some((now, then)) => {
+                put("migrations", now.saturating_sub(then) as f64);
+            }
+            None => {
+                round.not_supported.insert("migrations".to_owned());
+            }
+        }
+    }
+}

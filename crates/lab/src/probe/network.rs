@@ -1,0 +1,315 @@
+//! The counters of a network namespace: what arrived, at which interface, and what was dropped.
+//!
+//! A veth interface counts a GSO super-packet as one, and so do `Ip: InReceives` and, for sockets with `UDP_GRO`,
+//! `Udp: InDatagrams`. The only counters that add the segments of a super-packet are those of the IP layer by ECN
+//! codepoint (`ip_rcv_core`, `ip6_rcv_core`: `IpExt: InNoECTPkts` and its like), measured on Linux 6.18. So these count
+//! datagrams, and their ratio to the interface's packets is the segments per super-packet.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    fs,
+};
+
+use crate::error::LabError;
+
+/// What has happened in a namespace since it was made.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Network {
+    /// IP packets received, each segment of a super-packet counted.
+    pub(crate) datagrams: u64,
+    /// Buffers (skbs) they came in; a super-packet is one.
+    pub(crate) buffers: u64,
+    /// `Udp: InDatagrams` and `OutDatagrams` of both families.
+    pub(crate) udp_in: u64,
+    pub(crate) udp_out: u64,
+    /// Datagrams to ports without a socket.
+    pub(crate) no_port: u64,
+    /// Dropped because a socket's receive or send buffer was full.
+    pub(crate) receive_buffer_errors: u64,
+    pub(crate) send_buffer_errors: u64,
+    /// By device, without the loopback.
+    pub(crate) interfaces: BTreeMap<String, Interface>,
+}
+
+/// `/proc/net/dev`, one line.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Interface {
+    pub(crate) rx_bytes: u64,
+    pub(crate) rx_packets: u64,
+    pub(crate) rx_drops: u64,
+    pub(crate) tx_bytes: u64,
+    pub(crate) tx_packets: u64,
+    pub(crate) tx_drops: u64,
+}
+
+impl Network {
+    /// Reads the counters of the namespace that process `pid` lives in.
+    pub(crate) fn read(pid: u32) -> Result<Self, LabError> {
+        let read = |name: &str| {
+            let path = format!("/proc/{pid}/net/{name}");
+            fs::read_to_string(&path).map_err(LabError::io(format!("cannot read {path}")))
+        };
+        let mut counters = parse_paired_lines(&read("snmp")?);
+        counters.extend(parse_paired_lines(&read("netstat")?));
+        // A kernel without IPv6 has no snmp6.
+        counters.extend(parse_named_lines(&read("snmp6").unwrap_or_default()));
+        Ok(Self { interfaces: parse_interfaces(&read("dev")?), ..Self::from_counters(&counters) })
+    }
+
+    fn from_counters(counters: &HashMap<String, u64>) -> Self {
+        let sum = |names: &[&str]| names.iter().filter_map(|name| counters.get(*name)).sum();
+        Self {
+            datagrams: sum(&[
+                "IpExt:InNoECTPkts",
+                "IpExt:InECT0Pkts",
+                "IpExt:InECT1Pkts",
+                "IpExt:InCEPkts",
+                "Ip6InNoECTPkts",
+                "Ip6InECT0Pkts",
+                "Ip6InECT1Pkts",
+                "Ip6InCEPkts",
+            ]),
+            buffers: sum(&["Ip:InReceives", "Ip6InReceives"]),
+            udp_in: sum(&["Udp:InDatagrams", "Udp6InDatagrams"]),
+            udp_out: sum(&["Udp:OutDatagrams", "Udp6OutDatagrams"]),
+            no_port: sum(&["Udp:NoPorts", "Udp6NoPorts"]),
+            receive_buffer_errors: sum(&["Udp:RcvbufErrors", "Udp6RcvbufErrors"]),
+            send_buffer_errors: sum(&["Udp:SndbufErrors", "Udp6SndbufErrors"]),
+            interfaces: BTreeMap::new(),
+        }
+    }
+
+    /// What happened between an earlier reading and this one.
+    pub(crate) fn since(&self, earlier: &Self) -> Self {
+        let none = Interface::default();
+        Self {
+            datagrams: self.datagrams.saturating_sub(earlier.datagrams),
+            buffers: self.buffers.saturating_sub(earlier.buffers),
+            udp_in: self.udp_in.saturating_sub(earlier.udp_in),
+            udp_out: self.udp_out.saturating_sub(earlier.udp_out),
+            no_port: self.no_port.saturating_sub(earlier.no_port),
+            receive_buffer_errors: self.receive_buffer_errors.saturating_sub(earlier.receive_buffer_errors),
+            send_buffer_errors: self.send_buffer_errors.saturating_sub(earlier.send_buffer_errors),
+            interfaces: self
+                .interfaces
+                .iter()
+                .map(|(name, now)| (name.clone(), now.since(earlier.interfaces.get(name).unwrap_or(&none))))
+                .collect(),
+        }
+    }
+
+    /// Packets received at all interfaces.
+    pub(crate) fn rx_packets(&self) -> u64 {
+        self.interfaces.values().map(|interface| interface.rx_packets).sum()
+    }
+
+    /// Packets dropped at all interfaces.
+    pub(crate) fn drops(&self) -> u64 {
+        self.interfaces.values().map(|interface| interface.rx_drops + interface.tx_drops).sum()
+    }
+
+    /// All of it as metrics, named after the namespace.
+    pub(crate) fn metrics(&self, space: &str, metrics: &mut BTreeMap<String, f64>) {
+        let mut put = |name: String, value: u64| metrics.insert(name, value as f64);
+        for (name, value) in [
+            ("datagrams_in", self.datagrams),
+            ("buffers_in", self.buffers),
+            ("udp_in", self.udp_in),
+            ("udp_out", self.udp_out),
+            ("udp_no_port", self.no_port),
+            ("udp_receive_buffer_errors", self.receive_buffer_errors),
+            ("udp_send_buffer_errors", self.send_buffer_errors),
+        ] {
+            put(format!("net.{space}.{name}"), value);
+        }
+        for (device, interface) in &self.interfaces {
+            for (name, value) in [
+                ("rx_packets", interface.rx_packets),
+                ("rx_bytes", interface.rx_bytes),
+                ("rx_drops", interface.rx_drops),
+                ("tx_packets", interface.tx_packets),
+                ("tx_bytes", interface.tx_bytes),
+                ("tx_drops", interface.tx_drops),
+            ] {
+                put(format!("net.{space}.{device}.{name}"), value);
+            }
+        }
+    }
+}
+
+impl Interface {
+    fn since(&self, earlier: &Self) -> Self {
+        Self {
+            rx_bytes: self.rx_bytes.saturating_sub(earlier.rx_bytes),
+            rx_packets: self.rx_packets.saturating_sub(earlier.rx_packets),
+            rx_drops: self.rx_drops.saturating_sub(earlier.rx_drops),
+            tx_bytes: self.tx_bytes.saturating_sub(earlier.tx_bytes),
+            tx_packets: self.tx_packets.saturating_sub(earlier.tx_packets),
+            tx_drops: self.tx_drops.saturating_sub(earlier.tx_drops),
+        }
+    }
+}
+
+/// Whether a UDP socket is bound to `port` in the namespace of process `pid`.
+pub(crate) fn udp_port_is_bound(pid: u32, port: u16) -> bool {
+    has_local_port(pid, ["udp", "udp6"], port, None)
+}
+
+/// Whether a TCP socket listens on `port` there.
+pub(crate) fn tcp_port_listens(pid: u32, port: u16) -> bool {
+    // TCP_LISTEN
+    has_local_port(pid, ["tcp", "tcp6"], port, Some("0A"))
+}
+
+fn has_local_port(pid: u32, tables: [&str; 2], port: u16, state: Option<&str>) -> bool {
+    tables.iter().any(|table| {
+        // A process that is just starting or has just ended has no table; the caller asks again.
+        let text = fs::read_to_string(format!("/proc/{pid}/net/{table}")).unwrap_or_default();
+        parse_local_port(&text, port, state)
+    })
+}
+
+fn parse_local_port(text: &str, port: u16, state: Option<&str>) -> bool {
+    let suffix = format!(":{port:04X}");
+    text.lines().skip(1).any(|line| {
+        let words: Vec<&str> = line.split_whitespace().take(4).collect();
+        matches!(words[..], [_, local, _, held] if local.ends_with(&suffix) && state.is_none_or(|state| state == held))
+    })
+}
+
+/// `/proc/net/snmp` and `netstat`: a line of names, then a line of values, both led by the protocol's name.
+fn parse_paired_lines(text: &str) -> HashMap<String, u64> {
+    let mut counters = HashMap::new();
+    let mut lines = text.lines();
+    while let (Some(names), Some(values)) = (lines.next(), lines.next()) {
+        let mut names = names.split_whitespace();
+        let Some(protocol) = names.next() else { continue };
+        for (name, value) in names.zip(values.split_whitespace().skip(1)) {
+            // Tcp: MaxConn is -1; nobody asks for it.
+            if let Ok(value) = value.parse() {
+                counters.insert(format!("{protocol}{name}"), value);
+            }
+        }
+    }
+    counters
+}
+
+/// `/proc/net/snmp6`: one name and one value a line.
+fn parse_named_lines(text: &str) -> HashMap<String, u64> {
+    text.lines()
+        .filter_map(|line| {
+            let mut words = line.split_whitespace();
+            Some((words.next()?.to_owned(), words.next()?.parse().ok()?))
+        })
+        .collect()
+}
+
+fn parse_interfaces(text: &str) -> BTreeMap<String, Interface> {
+    text.lines()
+        .filter_map(|line| {
+            let (name, values) = line.split_once(':')?;
+            let values: Vec<u64> =
+                values.split_whitespace().map(str::parse).collect::<Result<_, _>>().ok()?;
+            // Receive: bytes packets errs drop fifo frame compressed multicast; transmit: bytes packets errs drop ...
+            let [rx_bytes, rx_packets, _, rx_drops, _, _, _, _, tx_bytes, tx_packets, _, tx_drops, ..] =
+                values[..]
+            else {
+                return None;
+            };
+            Some((
+                name.trim().to_owned(),
+                Interface { rx_bytes, rx_packets, rx_drops, tx_bytes, tx_packets, tx_drops },
+            ))
+        })
+        .filter(|(name, _)| name != "lo")
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SNMP: &str = "\
+Ip: Forwarding DefaultTTL InReceives InHdrErrors
+Ip: 2 64 500 0
+Tcp: RtoAlgorithm MaxConn InSegs
+Tcp: 1 -1 7
+Udp: InDatagrams NoPorts InErrors OutDatagrams RcvbufErrors SndbufErrors
+Udp: 443 2 3057 68 3057 4
+";
+    const NETSTAT: &str = "\
+TcpExt: SyncookiesSent SyncookiesRecv
+TcpExt: 0 0
+IpExt: InNoRoutes InOctets InNoECTPkts InECT1Pkts InECT0Pkts InCEPkts
+IpExt: 0 794000 6500 1 20 300
+";
+    const SNMP6: &str = "Ip6InReceives                   \t4\nIp6InNoECTPkts   \t9\nUdp6InDatagrams \t3\nUdp6RcvbufErrors \t1\n";
+    const DEV: &str = "\
+Inter-|   Receive                                                |  Transmit
+ face |bytes    packets errs drop fifo frame compressed multicast|bytes    packets errs drop fifo colls carrier compressed
+    lo:  100       1    0    0    0     0          0         0      100       1    0    0    0     0       0          0
+   r-c: 8200      90    0    3    0     0          0         0     4100      45    0    2    0     0       0          0
+";
+
+    #[test]
+    fn datagrams_add_both_families_and_all_ecn_codepoints() {
+        let mut counters = parse_paired_lines(SNMP);
+        counters.extend(parse_paired_lines(NETSTAT));
+        counters.extend(parse_named_lines(SNMP6));
+        let network = Network::from_counters(&counters);
+        assert_eq!(network.datagrams, 6500 + 1 + 20 + 300 + 9);
+        assert_eq!(network.buffers, 504);
+        assert_eq!((network.udp_in, network.udp_out, network.no_port), (446, 68, 2));
+        assert_eq!((network.receive_buffer_errors, network.send_buffer_errors), (3058, 4));
+    }
+
+    #[test]
+    fn a_negative_counter_does_not_shift_the_others() {
+        let counters = parse_paired_lines(SNMP);
+        assert_eq!(counters.get("Tcp:InSegs"), Some(&7));
+        assert_eq!(counters.get("Tcp:MaxConn"), None);
+    }
+
+    #[test]
+    fn interfaces_are_read_without_the_loopback() {
+        let interfaces = parse_interfaces(DEV);
+        assert_eq!(interfaces.len(), 1);
+        let expected = Interface {
+            rx_bytes: 8200,
+            rx_packets: 90,
+            rx_drops: 3,
+            tx_bytes: 4100,
+            tx_packets: 45,
+            tx_drops: 2,
+        };
+        assert_eq!(interfaces["r-c"], expected);
+    }
+
+    #[test]
+    fn a_difference_is_per_device_and_never_negative() {
+        let earlier = Network { datagrams: 10, interfaces: parse_interfaces(DEV), ..Network::default() };
+        let mut later = earlier.clone();
+        later.datagrams = 25;
+        if let Some(interface) = later.interfaces.get_mut("r-c") {
+            interface.rx_packets += 7;
+            interface.tx_drops = 0;
+        }
+        let difference = later.since(&earlier);
+        assert_eq!(difference.datagrams, 15);
+        assert_eq!(difference.rx_packets(), 7);
+        assert_eq!(difference.drops(), 0);
+    }
+
+    #[test]
+    fn a_bound_port_is_told_from_a_remote_one() {
+        let text = "\
+   sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode
+  531: 0202004D:0D98 0102004D:1F90 07 00000000:00000000 00:00000000 00000000     0        0 5 2 x 0
+";
+        assert!(parse_local_port(text, 3480, None));
+        assert!(!parse_local_port(text, 8080, None));
+        assert!(!parse_local_port("", 3480, None));
+        assert!(!parse_local_port(text, 3480, Some("0A")), "it does not listen");
+        assert!(parse_local_port(&text.replace(" 07 ", " 0A "), 3480, Some("0A")));
+    }
+}

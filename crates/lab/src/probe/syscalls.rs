@@ -1,0 +1,202 @@
+//! Which syscalls the subject makes, how often, and how long they take: by `perf trace -s`, else by `strace -c`, in a run
+//! of its own, because either slows the subject down.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    time::{Duration, Instant},
+};
+
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    error::LabError,
+    program::{Launch, Program},
+    tools::{self, words},
+};
+
+/// For the tracer to write its summary.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// One row of the table.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Syscall {
+    pub(crate) name: String,
+    pub(crate) calls: u64,
+    pub(crate) errors: u64,
+    /// Seconds spent in it, those of waiting included.
+    pub(crate) seconds: f64,
+}
+
+/// A tracer at work.
+pub(crate) struct Tracing {
+    tracer: Program,
+    tool: Tool,
+    result: PathBuf,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Tool {
+    PerfTrace,
+    Strace,
+}
+
+impl Tracing {
+    /// Attaches to processes `pids`; `None` where no tracer is to be had.
+    pub(crate) fn start(pids: &[u32], mark: &str, directory: &Path) -> Result<Option<Self>, LabError> {
+        let Some(tool) = tool() else { return Ok(None) };
+        let result = directory.join("syscalls.txt");
+        let _ = fs::remove_file(&result);
+        let result_word = result.display().to_string();
+        let mut command = match tool {
+            Tool::PerfTrace => words(["perf", "trace", "-s", "-o", &result_word]),
+            Tool::Strace => words(["strace", "-c", "-f", "-o", &result_word]),
+        };
+        let pids: Vec<String> = pids.iter().map(u32::to_string).collect();
+        command.extend(match tool {
+            Tool::PerfTrace => vec!["-p".to_owned(), pids.join(",")],
+            Tool::Strace => pids.iter().flat_map(|pid| ["-p".to_owned(), pid.clone()]).collect(),
+        });
+        let tracer = Program::start(&Launch {
+            name: "the tracer".to_owned(),
+            command,
+            mark: mark.to_owned(),
+            log: directory.join("syscalls.log"),
+            ..Launch::default()
+        })?;
+        Ok(Some(Self { tracer, tool, result }))
+    }
+
+    /// Detaches; the table, the longest first.
+    pub(crate) fn finish(mut self) -> Vec<Syscall> {
+        self.tracer.interrupt();
+        self.tracer.wait(Instant::now() + PATIENCE, || false);
+        let text = fs::read_to_string(&self.result).unwrap_or_default();
+        let mut table = match self.tool {
+            Tool::PerfTrace => parse_perf(&text),
+            Tool::Strace => parse_strace(&text),
+        };
+        table.sort_by(|a, b| b.seconds.total_cmp(&a.seconds));
+        table
+    }
+}
+
+/// perf costs less; it needs tracepoints, which containers and user namespaces often have not.
+fn tool() -> Option<Tool> {
+    let perf_traces = tools::find("perf").is_some()
+        && std::process::Command::new("perf")
+            .args(["trace", "-s", "--", "true"])
+            .output()
+            .is_ok_and(|output| !parse_perf(&String::from_utf8_lossy(&output.stderr)).is_empty());
+    if perf_traces { Some(Tool::PerfTrace) } else { tools::find("strace").map(|_| Tool::Strace) }
+}
+
+/// `perf trace -s`: a table for each thread, with name, calls, errors, total milliseconds, ...; summed here.
+fn parse_perf(text: &str) -> Vec<Syscall> {
+    let rows = text.lines().filter_map(|line| {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        let [name, calls, errors, total, _min, _avg, _max, ..] = words[..] else { return None };
+        let total: f64 = total.parse().ok()?;
+        Some(Syscall {
+            name: name.to_owned(),
+            calls: calls.parse().ok()?,
+            errors: errors.parse().ok()?,
+            seconds: total / 1e3,
+        })
+    });
+    summed(rows)
+}
+
+/// `strace -c`: % time, seconds, usecs/call, calls, [errors], name.
+fn parse_strace(text: &str) -> Vec<Syscall> {
+    let rows = text.lines().filter_map(|line| {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        let (name, errors) = match words[..] {
+            [_, _, _, _, name] => (name, 0),
+            [_, _, _, _, errors, name] => (name, errors.parse().ok()?),
+            _ => return None,
+        };
+        if name == "total" {
+            return None;
+        }
+        Some(Syscall {
+            name: name.to_owned(),
+            calls: words[3].parse().ok()?,
+            errors,
+            seconds: words[1].parse().ok()?,
+        })
+    });
+    summed(rows)
+}
+
+fn summed(rows: impl Iterator<Item = Syscall>) -> Vec<Syscall> {
+    let mut table: Vec<Syscall> = Vec::new();
+    for row in rows {
+        match table.iter_mut().find(|known| known.name == row.name) {
+            Some(known) => {
+                known.calls += row.calls;
+                known.errors += row.errors;
+                known.seconds += row.seconds;
+            }
+            None => table.push(row),
+        }
+    }
+    table
+}
+
+/// As text, the `limit` longest rows.
+pub(crate) fn describe(table: &[Syscall], limit: usize) -> String {
+    let mut text =
+        format!("{:<20} {:>12} {:>10} {:>12} {:>10}\n", "syscall", "calls", "errors", "seconds", "us/call");
+    for row in table.iter().take(limit) {
+        let each = if row.calls == 0 { 0.0 } else { row.seconds * 1e6 / row.calls as f64 };
+        text += &format!(
+            "{:<20} {:>12} {:>10} {:>12.6} {each:>10.2}\n",
+            row.name, row.calls, row.errors, row.seconds
+        );
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn perf_tables_of_several_threads_are_summed() {
+        let text = "
+ Summary of events:
+
+ a (11), 58 events, 90.6%
+
+   syscall            calls  errors  total       min       avg       max       stddev
+                                     (msec)    (msec)    (msec)    (msec)        (%)
+   --------------- --------  ------ -------- --------- --------- ---------     ------
+   sendmmsg              10      1    12.000     0.013     0.016     0.019      4.14%
+   epoll_wait             2      0     1.000     0.014     0.014     0.014      0.35%
+
+ a (12), 2 events, 9.4%
+
+   sendmmsg               5      0     4.000     0.013     0.016     0.019      4.14%
+";
+        let table = parse_perf(text);
+        assert_eq!(table.len(), 2);
+        assert_eq!(table[0], Syscall { name: "sendmmsg".to_owned(), calls: 15, errors: 1, seconds: 0.016 });
+    }
+
+    #[test]
+    fn strace_rows_have_errors_or_not() {
+        let text = "\
+% time     seconds  usecs/call     calls    errors syscall
+------ ----------- ----------- --------- --------- ----------------
+ 81.25    0.000130          26         5           read
+ 18.75    0.000030          15         2         1 access
+------ ----------- ----------- --------- --------- ----------------
+100.00    0.000160          22         7         1 total
+";
+        let table = parse_strace(text);
+        assert_eq!(table.len(), 2);
+        assert_eq!((table[0].calls, table[0].errors), (5, 0));
+        assert_eq!((table[1].name.as_str(), table[1].calls, table[1].errors), ("access", 2, 1));
+    }
+}

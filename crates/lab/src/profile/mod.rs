@@ -1,0 +1,208 @@
+//! Where the time goes: a flame graph of the subject under load, its hottest symbols in user space and kernel, and its
+//! syscalls. Build the subject with frame pointers (`cargo build --profile profiling`) for whole stacks.
+
+mod folded;
+
+use std::{
+    fs,
+    path::Path,
+    time::{Duration, Instant},
+};
+
+use inferno::{
+    collapse::{Collapse, perf},
+    differential, flamegraph,
+};
+
+pub(crate) use self::folded::Folded;
+use crate::{
+    error::LabError,
+    probe::syscalls,
+    program::{Launch, Program},
+    record::Round,
+    run::{compare::Stage, halt::Halt},
+    say,
+    tools::{self, words},
+};
+
+/// Samples a second: a prime, so that it does not beat with timers of round periods.
+const FREQUENCY: u32 = 997;
+/// For perf to write its data.
+const PATIENCE: Duration = Duration::from_secs(20);
+/// Rows of a table.
+const ROWS: usize = 20;
+
+/// File of folded stacks in a profile's directory.
+const STACKS: &str = "stacks.folded";
+const FLAME: &str = "flame.svg";
+
+/// Profiles the stage's only subject; the files are in its directory.
+pub(crate) fn profile(stage: &Stage, screen: &say::Screen) -> Result<(), LabError> {
+    tools::require("perf", "to take a profile")?;
+    let bench = stage.bench();
+    let service = stage
+        .experiment
+        .subject
+        .first()
+        .ok_or_else(|| LabError::usage("nothing to profile: name the command before `--`"))?;
+    let data = stage.scratch.join("perf.data");
+    let mark = stage.topology.id().to_owned();
+    let mut round = Round::new(0, &service.name, 0);
+    screen.note(&format!("profiling {} for {} s", service.name, stage.experiment.duration));
+    let recorded = bench.start(service).and_then(|mut session| {
+        session.discard_first()?;
+        session.measure_with(
+            stage.window(),
+            |_| {},
+            &mut round,
+            |pids| Ok(record(pids, &mark, &data, &stage.scratch)?),
+            finish,
+        )
+    });
+    recorded.map_err(Halt::into_error)?;
+    let folded = fold(&data)?;
+    let stacks = Folded::parse(&folded);
+    if stacks.samples() == 0 {
+        return Err(LabError::failed(
+            "perf took no samples: was the subject idle, or is kernel.perf_event_paranoid above 2?",
+        ));
+    }
+    write(&stage.directory.join(STACKS), &folded)?;
+    let title = format!("{}, {} samples", service.name, stacks.samples());
+    write(&stage.directory.join(FLAME), &flame(&folded, &title)?)?;
+
+    screen.note("syscalls");
+    let traced = bench.start(service).and_then(|mut session| {
+        session.discard_first()?;
+        session.trace(stage.window())
+    });
+    let table = match traced {
+        Ok(Some(table)) => {
+            let json = serde_json::to_string_pretty(&table).unwrap_or_default();
+            write(&stage.directory.join("syscalls.json"), &json)?;
+            syscalls::describe(&table, ROWS)
+        }
+        Ok(None) => "not supported: neither `perf trace` nor `strace` works here\n".to_owned(),
+        Err(halt) => format!("not measured: {}\n", halt.into_error()),
+    };
+    let text = format!("{}\nsyscalls\n{table}", stacks.describe(ROWS));
+    write(&stage.directory.join("profile.txt"), &text)?;
+    screen.done();
+    say::result(&format!("{text}\nflame graph: {}", stage.directory.join(FLAME).display()));
+    Ok(())
+}
+
+/// What differs between two profiles: a flame graph coloured by the difference, and a table.
+pub(crate) fn diff(before: &Path, after: &Path, out: &Path) -> Result<(), LabError> {
+    let read = |directory: &Path| {
+        let path = directory.join(STACKS);
+        fs::read_to_string(&path).map_err(|error| {
+            LabError::usage(format!(
+                "cannot read {}: {error}: name a directory that `lab profile` left",
+                path.display()
+            ))
+        })
+    };
+    let (old, new) = (read(before)?, read(after)?);
+    let mut stacks = Vec::new();
+    // Normalised, because the two need not have run equally long.
+    let options = differential::Options { normalize: true, strip_hex: true };
+    differential::from_readers(options, old.as_bytes(), new.as_bytes(), &mut stacks)
+        .map_err(LabError::io("cannot compare the stacks"))?;
+    let stacks = String::from_utf8_lossy(&stacks);
+    let title = format!("{} to {}", before.display(), after.display());
+    write(out, &flame(&stacks, &title)?)?;
+    let table = Folded::parse(&old).compare(&Folded::parse(&new), ROWS);
+    say::result(&format!("{table}\nflame graph of the difference: {}", out.display()));
+    Ok(())
+}
+
+fn record(pids: &[u32], mark: &str, data: &Path, directory: &Path) -> Result<Program, LabError> {
+    let pids: Vec<String> = pids.iter().map(u32::to_string).collect();
+    let hardware = crate::probe::hardware::supported();
+    // Without hardware counters the kernel's timer samples; it cannot see code that runs with interrupts off.
+    let event = if hardware { "cycles" } else { "cpu-clock" };
+    let mut command = words([
+        "perf",
+        "record",
+        "-q",
+        "-F",
+        &FREQUENCY.to_string(),
+        "-e",
+        event,
+        "--call-graph",
+        "fp",
+        "-p",
+        &pids.join(","),
+        "-o",
+    ]);
+    command.push(data.display().to_string());
+    Program::start(&Launch {
+        name: "perf record".to_owned(),
+        command,
+        mark: mark.to_owned(),
+        log: directory.join("perf-record.log"),
+        ..Launch::default()
+    })
+}
+
+fn finish(mut perf: Program) {
+    perf.interrupt();
+    perf.wait(Instant::now() + PATIENCE, || false);
+}
+
+/// Stacks as one line each, kernel frames marked by `_[k]`.
+fn fold(data: &Path) -> Result<String, LabError> {
+    // Without the period every sample counts as one; with it, software clocks would count nanoseconds.
+    let fields = "comm,pid,tid,time,event,ip,sym,dso";
+    let script = tools::output(&words(["perf", "script", "-F", fields, "-i", &data.display().to_string()]))?;
+    let mut options = perf::Options::default();
+    options.annotate_kernel = true;
+    let mut folded = Vec::new();
+    perf::Folder::from(options)
+        .collapse(script.as_bytes(), &mut folded)
+        .map_err(LabError::io("cannot fold the stacks"))?;
+    Ok(String::from_utf8_lossy(&folded).into_owned())
+}
+
+fn flame(folded: &str, title: &str) -> Result<String, LabError> {
+    let mut options = flamegraph::Options::default();
+    options.title = title.to_owned();
+    let mut svg = Vec::new();
+    flamegraph::from_reader(&mut options, folded.as_bytes(), &mut svg)
+        .map_err(LabError::io("cannot draw the flame graph"))?;
+    Ok(String::from_utf8_lossy(&svg).into_owned())
+}
+
+fn write(path: &Path, text: &str) -> Result<(), LabError> {
+    fs::write(path, text).map_err(LabError::io(format!("cannot write {}", path.display())))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const OLD: &str = "relay;main;route 60\nrelay;main;sys_sendmsg_[k];ip_output_[k] 40\n";
+    const NEW: &str = "relay;main;route 60\nrelay;main;sys_sendmmsg_[k];ip_output_[k] 10\n";
+
+    #[test]
+    fn stacks_become_a_flame_graph() {
+        let svg = flame(OLD, "relay, 100 samples").unwrap();
+        assert!(svg.contains("<svg") && svg.contains("ip_output") && svg.contains("relay, 100 samples"));
+    }
+
+    #[test]
+    fn two_profiles_become_a_coloured_one() {
+        let directory = tempfile::tempdir().unwrap();
+        let (before, after) = (directory.path().join("a"), directory.path().join("b"));
+        for (path, stacks) in [(&before, OLD), (&after, NEW)] {
+            fs::create_dir(path).unwrap();
+            fs::write(path.join(STACKS), stacks).unwrap();
+        }
+        let out = directory.path().join("diff.svg");
+        diff(&before, &after, &out).unwrap();
+        assert!(fs::read_to_string(out).unwrap().contains("sys_sendmmsg"));
+        let error = diff(&before, &directory.path().join("none"), &directory.path().join("x")).unwrap_err();
+        assert_eq!(error.exit_code(), 2);
+    }
+}

@@ -1,0 +1,342 @@
+//! A running program: its own process group, ended by pid, and an environment mark by which even what it has started
+//! in turn (daemons included) is found and ended.
+
+use std::{
+    fs::{self, File},
+    io::{Read, Seek, SeekFrom},
+    os::unix::process::{CommandExt, ExitStatusExt},
+    path::{Path, PathBuf},
+    process::{Child, Command, ExitStatus, Stdio},
+    thread,
+    time::{Duration, Instant},
+};
+
+use rustix::process::{Pid, Signal, kill_process, kill_process_group};
+
+use crate::error::LabError;
+
+/// Every process that the lab starts carries this variable, set to the lab's id.
+pub(crate) const MARK: &str = "TURNPIKE_LAB";
+
+/// From SIGTERM to SIGKILL.
+const GRACE: Duration = Duration::from_secs(2);
+/// Between two looks at a process that is to end.
+const LOOK: Duration = Duration::from_millis(5);
+
+/// What to start and how.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Launch {
+    /// For messages.
+    pub(crate) name: String,
+    /// Put before the command: enters a namespace; must become the command by `exec`, so that the pid stays.
+    pub(crate) entry: Vec<String>,
+    pub(crate) command: Vec<String>,
+    pub(crate) directory: Option<PathBuf>,
+    pub(crate) environment: Vec<(String, String)>,
+    /// A list as `taskset -c` takes it, such as `0` or `1-3`.
+    pub(crate) cpus: Option<String>,
+    /// The value of [`MARK`].
+    pub(crate) mark: String,
+    /// Standard output and error.
+    pub(crate) log: PathBuf,
+    /// Standard output on its own, where it is the result.
+    pub(crate) output: Option<PathBuf>,
+}
+
+/// A process group; ended when dropped.
+#[derive(Debug)]
+pub(crate) struct Program {
+    pub(crate) name: String,
+    child: Child,
+    log: PathBuf,
+    ended: Option<ExitStatus>,
+}
+
+impl Program {
+    /// Starts the program; its pid is that of the command itself, through namespace entry and pinning.
+    pub(crate) fn start(launch: &Launch) -> Result<Self, LabError> {
+        let mut words = launch.entry.clone();
+        if let Some(cpus) = &launch.cpus {
+            words.extend(["taskset".to_owned(), "-c".to_owned(), cpus.clone()]);
+        }
+        words.extend_from_slice(&launch.command);
+        let (program, arguments) =
+            words.split_first().ok_or_else(|| LabError::usage(format!("{} has no command", launch.name)))?;
+
+        let cannot_log = || LabError::io(format!("cannot write {}", launch.log.display()));
+        let log = File::options().create(true).append(true).open(&launch.log).map_err(cannot_log())?;
+        let stdout = match &launch.output {
+            Some(path) => {
+                File::create(path).map_err(LabError::io(format!("cannot write {}", path.display())))?
+            }
+            None => log.try_clone().map_err(cannot_log())?,
+        };
+        let mut command = Command::new(program);
+        command
+            .args(arguments)
+            .envs(launch.environment.iter().map(|(name, value)| (name, value)))
+            .env(MARK, &launch.mark)
+            .stdin(Stdio::null())
+            .stdout(stdout)
+            .stderr(log)
+            // Ctrl-C must reach the lab alone: it ends its programs in its own order.
+            .process_group(0);
+        if let Some(directory) = &launch.directory {
+            command.current_dir(directory);
+        }
+        let child = command.spawn().map_err(|error| {
+            LabError::usage(format!("cannot start {} (`{}`): {error}", launch.name, launch.command.join(" ")))
+        })?;
+        Ok(Self { name: launch.name.clone(), child, log: launch.log.clone(), ended: None })
+    }
+
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Whether the entry commands have become the program (they keep the pid but not the name), or `patience` is over.
+    pub(crate) fn settle(&mut self, patience: Duration) {
+        let deadline = Instant::now() + patience;
+        let comm = format!("/proc/{}/comm", self.pid());
+        while Instant::now() < deadline && self.ended().is_none() {
+            let name = fs::read_to_string(&comm).unwrap_or_default();
+            if !["nsenter", "taskset", "ip"].contains(&name.trim()) {
+                return;
+            }
+            thread::sleep(LOOK);
+        }
+    }
+
+    /// The exit status if the program has ended.
+    pub(crate) fn ended(&mut self) -> Option<ExitStatus> {
+        if self.ended.is_none() {
+            // An error means that there is no such child, which cannot be: nobody else waits for it.
+            self.ended = self.child.try_wait().unwrap_or(None);
+        }
+        self.ended
+    }
+
+    /// Waits until the program ends, `stop` says so, or the deadline; the status if it ended.
+    pub(crate) fn wait(&mut self, deadline: Instant, stop: impl Fn() -> bool) -> Option<ExitStatus> {
+        loop {
+            let ended = self.ended();
+            if ended.is_some() || Instant::now() >= deadline || stop() {
+                return ended;
+            }
+            thread::sleep(LOOK);
+        }
+    }
+
+    pub(crate) fn interrupt(&mut self) {
+        self.signal(Signal::INT);
+    }
+
+    /// SIGTERM to the group, and SIGKILL to what is left after a grace period.
+    pub(crate) fn stop(&mut self) {
+        if self.ended().is_none() {
+            self.signal(Signal::TERM);
+            self.wait(Instant::now() + GRACE, || false);
+        }
+        // The leader may be gone and its children not.
+        self.signal(Signal::KILL);
+        if self.ended.is_none() {
+            self.ended = self.child.wait().ok();
+        }
+    }
+
+    /// How it ended and its last words, for a report.
+    pub(crate) fn obituary(&mut self) -> String {
+        let how = match self.ended() {
+            None => "is running".to_owned(),
+            Some(status) => match (status.code(), status.signal()) {
+                (Some(code), _) => format!("exited with code {code}"),
+                (None, Some(signal)) => format!("was killed by signal {signal}"),
+                (None, None) => "ended".to_owned(),
+            },
+        };
+        let words = last_lines(&self.log, 3);
+        if words.is_empty() {
+            format!("{} {how}", self.name)
+        } else {
+            format!("{} {how}; it said: {words}", self.name)
+        }
+    }
+
+    fn signal(&self, signal: Signal) {
+        if let Some(pid) = to_pid(self.child.id()) {
+            // Fails only if the whole group is gone.
+            let _ = kill_process_group(pid, signal);
+        }
+    }
+}
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+/// Pids of all processes, other than this one and its ancestors, that carry [`MARK`]` = id`.
+pub(crate) fn marked(id: &str) -> Vec<u32> {
+    let wanted = format!("{MARK}={id}");
+    let spared = ancestors();
+    all_pids()
+        .filter(|pid| !spared.contains(pid))
+        .filter(|pid| {
+            // Other people's processes cannot be read and are not ours.
+            fs::read(format!("/proc/{pid}/environ"))
+                .is_ok_and(|environ| environ.split(|byte| *byte == 0).any(|entry| entry == wanted.as_bytes()))
+        })
+        .collect()
+}
+
+/// Ends everything that carries the mark, what it starts meanwhile included.
+pub(crate) fn sweep(id: &str) {
+    let deadline = Instant::now() + GRACE;
+    loop {
+        let pids = marked(id);
+        if pids.is_empty() || Instant::now() > deadline {
+            return;
+        }
+        for pid in pids.into_iter().filter_map(to_pid) {
+            // It may be gone by now.
+            let _ = kill_process(pid, Signal::KILL);
+        }
+        thread::sleep(LOOK);
+    }
+}
+
+/// The processes of a group, its leader first.
+pub(crate) fn group(leader: u32) -> Vec<u32> {
+    let of_group = |pid: &u32| {
+        let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+        // After the name: state, ppid, pgrp.
+        stat.rsplit_once(')').and_then(|(_, fields)| fields.split_whitespace().nth(2)?.parse().ok())
+            == Some(leader)
+    };
+    let mut pids: Vec<u32> = all_pids().filter(of_group).collect();
+    pids.sort_by_key(|pid| *pid != leader);
+    pids
+}
+
+/// When a process started, in clock ticks since boot: with the pid, its identity. `None` once it is gone.
+pub(crate) fn birth(pid: u32) -> Option<u64> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // After the name in parentheses, which may hold anything, `starttime` is the 20th field.
+    let (_, fields) = stat.rsplit_once(')')?;
+    let mut fields = fields.split_whitespace();
+    // A zombie has all but gone.
+    if fields.next()? == "Z" {
+        return None;
+    }
+    fields.nth(18)?.parse().ok()
+}
+
+pub(crate) fn to_pid(pid: u32) -> Option<Pid> {
+    Pid::from_raw(i32::try_from(pid).ok()?)
+}
+
+fn all_pids() -> impl Iterator<Item = u32> {
+    fs::read_dir("/proc")
+        .into_iter()
+        .flatten()
+        .flatten()
+        .filter_map(|entry| entry.file_name().to_str()?.parse().ok())
+}
+
+fn ancestors() -> Vec<u32> {
+    let mut line = vec![std::process::id()];
+    while let Some(&pid) = line.last()
+        && let Some(parent) = parent_of(pid)
+        && parent > 0
+        && !line.contains(&parent)
+    {
+        line.push(parent);
+    }
+    line
+}
+
+fn parent_of(pid: u32) -> Option<u32> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    stat.rsplit_once(')')?.1.split_whitespace().nth(1)?.parse().ok()
+}
+
+/// The last non-empty lines of a file of any size, joined.
+fn last_lines(path: &Path, count: usize) -> String {
+    const TAIL: u64 = 4096;
+    let mut tail = Vec::new();
+    let read = File::open(path).and_then(|mut file| {
+        let length = file.metadata()?.len();
+        file.seek(SeekFrom::Start(length.saturating_sub(TAIL)))?;
+        file.read_to_end(&mut tail)
+    });
+    if read.is_err() {
+        return String::new();
+    }
+    let text = String::from_utf8_lossy(&tail);
+    let lines: Vec<&str> = text.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
+    lines[lines.len().saturating_sub(count)..].join(" / ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tools::words;
+
+    fn launch(directory: &Path, script: &str, mark: &str) -> Launch {
+        Launch {
+            name: "probe".to_owned(),
+            command: words(["sh", "-c", script]),
+            mark: mark.to_owned(),
+            log: directory.join("log"),
+            ..Launch::default()
+        }
+    }
+
+    #[test]
+    fn a_program_that_ignores_sigterm_is_ended_with_its_children() {
+        let directory = tempfile::tempdir().unwrap();
+        let mark = format!("test-{}-a", std::process::id());
+        let mut program =
+            Program::start(&launch(directory.path(), "trap '' TERM; sleep 600 & sleep 600", &mark)).unwrap();
+        let deadline = Instant::now() + Duration::from_secs(10);
+        while marked(&mark).len() < 3 {
+            assert!(Instant::now() < deadline, "the children never started");
+            thread::sleep(LOOK);
+        }
+        program.stop();
+        assert!(program.obituary().contains("signal 9"), "{}", program.obituary());
+        let deadline = Instant::now() + Duration::from_secs(10);
+        while !marked(&mark).is_empty() {
+            assert!(Instant::now() < deadline, "children were left");
+            thread::sleep(LOOK);
+        }
+    }
+
+    #[test]
+    fn a_daemon_that_left_its_group_is_found_by_its_mark() {
+        let directory = tempfile::tempdir().unwrap();
+        let mark = format!("test-{}-b", std::process::id());
+        let mut program =
+            Program::start(&launch(directory.path(), "setsid sleep 600 & exit 0", &mark)).unwrap();
+        program.wait(Instant::now() + Duration::from_secs(10), || false).expect("the shell ends");
+        program.stop();
+        sweep(&mark);
+        assert_eq!(marked(&mark), Vec::<u32>::new());
+    }
+
+    #[test]
+    fn an_obituary_tells_the_code_and_the_last_words() {
+        let directory = tempfile::tempdir().unwrap();
+        let mut program =
+            Program::start(&launch(directory.path(), "echo no such port; exit 3", "x")).unwrap();
+        program.wait(Instant::now() + Duration::from_secs(10), || false).expect("it ends");
+        assert_eq!(program.obituary(), "probe exited with code 3; it said: no such port");
+    }
+
+    #[test]
+    fn birth_is_none_for_a_process_that_is_not() {
+        assert!(birth(std::process::id()).is_some());
+        assert_eq!(birth(u32::MAX), None);
+    }
+}

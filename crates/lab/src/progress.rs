@@ -1,0 +1,177 @@
+//! What a person sees while an experiment runs: round k of n, what runs now, time left, the running estimate.
+//!
+//! Pure: time is passed in as the duration since the beginning, and whoever owns the terminal prints [`Progress::line`].
+
+use std::time::Duration;
+
+use crate::stats::{self, Estimate};
+
+/// Progress of an experiment of equally long runs.
+#[derive(Clone, Debug)]
+pub struct Progress {
+    rounds: u32,
+    runs_per_round: u32,
+    expected: Duration,
+    took: Vec<f64>,
+    began: Option<Duration>,
+    running: Option<String>,
+    estimate: Option<(String, Estimate)>,
+}
+
+impl Progress {
+    /// An experiment of `rounds` times `runs_per_round` runs, each expected to take `expected` from start to stop
+    /// (warm-up, measured time, and starting the processes).
+    #[must_use]
+    pub fn new(rounds: u32, runs_per_round: u32, expected: Duration) -> Self {
+        Self {
+            rounds,
+            runs_per_round,
+            expected,
+            took: Vec::new(),
+            began: None,
+            running: None,
+            estimate: None,
+        }
+    }
+
+    /// A run begins now.
+    pub fn run_begins(&mut self, what: impl Into<String>, now: Duration) {
+        self.running = Some(what.into());
+        self.began = Some(now);
+    }
+
+    /// The run has ended. A round repeated because it was void is announced by [`Progress::add_round`].
+    pub fn run_ends(&mut self, now: Duration) {
+        if let Some(began) = self.began.take() {
+            self.took.push(now.saturating_sub(began).as_secs_f64());
+        }
+        self.running = None;
+    }
+
+    /// A round more than planned, because one was void.
+    pub fn add_round(&mut self) {
+        self.rounds += 1;
+    }
+
+    /// What the rounds say so far about `what` ("turnpike / coturn").
+    pub fn estimate(&mut self, what: impl Into<String>, estimate: Option<Estimate>) {
+        self.estimate = estimate.map(|estimate| (what.into(), estimate));
+    }
+
+    /// Runs that have ended.
+    #[must_use]
+    pub fn runs_done(&self) -> usize {
+        self.took.len()
+    }
+
+    /// Time left, from what the runs took so far: their median, since a first start may be slow.
+    #[must_use]
+    pub fn left(&self, now: Duration) -> Duration {
+        let runs = (self.rounds as usize * self.runs_per_round as usize).saturating_sub(self.took.len());
+        let each = stats::median(&self.took).map_or(self.expected, Duration::from_secs_f64);
+        let spent = self.began.map_or(Duration::ZERO, |began| now.saturating_sub(began)).min(each);
+        each.saturating_mul(u32::try_from(runs).unwrap_or(u32::MAX)).saturating_sub(spent)
+    }
+
+    /// One line, without an end of line.
+    ///
+    /// `round 3 of 10, run 2 of 3: coturn, 12 min left, turnpike / coturn 1.52 (1.41 to 1.66)`
+    #[must_use]
+    pub fn line(&self, now: Duration) -> String {
+        let runs = (self.runs_per_round as usize).max(1);
+        let (round, run) = (self.took.len() / runs + 1, self.took.len() % runs + 1);
+        let mut line = if round > self.rounds as usize {
+            format!("all {} rounds done", self.rounds)
+        } else {
+            format!("round {round} of {}, run {run} of {runs}", self.rounds)
+        };
+        if let Some(running) = &self.running {
+            line += &format!(": {running}");
+        }
+        let left = self.left(now);
+        if !left.is_zero() {
+            line += &format!(", {} left", show(left));
+        }
+        if let Some((what, estimate)) = &self.estimate {
+            line += &format!(", {what} {:.3}", estimate.ratio());
+            if estimate.rounds > 1 {
+                let interval = estimate.interval();
+                line += &format!(" ({:.3} to {:.3})", interval.low, interval.high);
+            }
+        }
+        line
+    }
+}
+
+fn show(duration: Duration) -> String {
+    match duration.as_secs() {
+        0 => "1 s".to_owned(),
+        seconds @ 1..=90 => format!("{seconds} s"),
+        seconds @ 91..=5_400 => format!("{} min", seconds.div_ceil(60)),
+        seconds => format!("{} h {} min", seconds / 3_600, seconds % 3_600 / 60),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn s(seconds: u64) -> Duration {
+        Duration::from_secs(seconds)
+    }
+
+    #[test]
+    fn the_first_line_knows_only_the_plan() {
+        let mut progress = Progress::new(10, 3, s(8));
+        assert_eq!(progress.line(s(0)), "round 1 of 10, run 1 of 3, 4 min left");
+        progress.run_begins("coturn", s(0));
+        assert_eq!(progress.line(s(6)), "round 1 of 10, run 1 of 3: coturn, 4 min left");
+        assert_eq!(progress.left(s(6)), s(234));
+    }
+
+    #[test]
+    fn time_left_follows_what_runs_really_take() {
+        let mut progress = Progress::new(4, 2, s(5));
+        for (begin, end) in [(0, 60), (60, 70), (70, 80)] {
+            progress.run_begins("a", s(begin));
+            progress.run_ends(s(end));
+        }
+        assert_eq!(progress.runs_done(), 3);
+        assert_eq!(progress.left(s(80)), s(50), "five runs of the median, 10 s");
+        progress.run_begins("b", s(80));
+        assert_eq!(progress.left(s(84)), s(46));
+        assert_eq!(progress.left(s(500)), s(40), "a run that hangs does not eat the time of the others");
+    }
+
+    #[test]
+    fn the_running_estimate_stands_at_the_end() {
+        let mut progress = Progress::new(2, 1, s(10));
+        progress.run_begins("a", s(0));
+        progress.run_ends(s(10));
+        progress.estimate("new / old", Estimate::new(&[0.0], 1));
+        assert_eq!(progress.line(s(10)), "round 2 of 2, run 1 of 1, 10 s left, new / old 1.000");
+        progress.estimate("new / old", Estimate::new(&[0.0, 0.1], 1));
+        assert!(
+            progress.line(s(10)).ends_with("new / old 1.051 (1.000 to 1.105)"),
+            "{}",
+            progress.line(s(10))
+        );
+    }
+
+    #[test]
+    fn a_round_more_is_planned_for_a_void_one_and_the_end_is_told() {
+        let mut progress = Progress::new(1, 1, s(10));
+        progress.run_begins("a", s(0));
+        progress.run_ends(s(10));
+        assert_eq!(progress.line(s(10)), "all 1 rounds done");
+        progress.add_round();
+        assert_eq!(progress.line(s(10)), "round 2 of 2, run 1 of 1, 10 s left");
+    }
+
+    #[test]
+    fn long_times_are_told_in_hours() {
+        assert_eq!(show(s(7_300)), "2 h 1 min");
+        assert_eq!(show(s(91)), "2 min");
+        assert_eq!(show(Duration::from_millis(10)), "1 s");
+    }
+}

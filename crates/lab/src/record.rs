@@ -1,0 +1,537 @@
+//! A run, kept: everything needed to judge it again, to repeat it, and to say what it may be compared with.
+//!
+//! A directory holds `record.json`, which is the truth, and `report.html`, which is made from it.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+use std::{fs, io};
+
+use serde::{Deserialize, Serialize, Serializer};
+
+use crate::search::Found;
+use crate::verdict::Rules;
+use crate::void::{Limits, Void};
+
+/// Version of the JSON. Raised when an older reader would misunderstand it, not for a new optional field.
+pub const FORMAT: u32 = 1;
+
+/// File name inside the record's directory.
+pub const FILE: &str = "record.json";
+
+/// One run of one experiment.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Record {
+    /// [`FORMAT`] of the writer.
+    pub format: u32,
+    /// Unique name; the directory is usually called so.
+    pub id: String,
+    /// When it began, RFC 3339.
+    pub started: String,
+    /// The command line that began it.
+    pub command: Vec<String>,
+    /// Fixes the order of the runs and the bootstrap.
+    pub seed: u64,
+    /// Where it ran.
+    pub environment: Environment,
+    /// What was asked for.
+    pub experiment: Experiment,
+    /// One entry for each run of each subject, in the order in which they ran.
+    pub rounds: Vec<Round>,
+    /// The second runs of the baseline: entry `index` pairs with the baseline's run in round `index`.
+    #[serde(default)]
+    pub aa: Vec<Round>,
+    /// Rate sweeps and find-max searches.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub sweeps: Vec<Sweep>,
+    /// Stopped before all rounds were done.
+    #[serde(default)]
+    pub interrupted: bool,
+}
+
+/// The machine and what was on it.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Environment {
+    /// Kernel release.
+    pub kernel: String,
+    /// CPU model as the kernel names it.
+    pub cpu_model: String,
+    /// Logical CPUs online.
+    pub cores: u32,
+    /// Memory in bytes.
+    pub memory_bytes: u64,
+    /// Interface to feature to on or off (`tx-udp-segmentation`, `generic-receive-offload`).
+    pub offloads: BTreeMap<String, BTreeMap<String, bool>>,
+    /// Tool (`iperf3`, `perf`, a subject) to version.
+    pub tools: BTreeMap<String, String>,
+    /// Commit of the repository it was started in, if any.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub commit: Option<String>,
+    /// The working tree differed from that commit.
+    pub dirty: bool,
+    /// Anything else that a reader must know.
+    pub notes: Vec<String>,
+}
+
+/// What was asked for.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Experiment {
+    /// Its name.
+    pub name: String,
+    /// Those compared; the first is the baseline.
+    pub subjects: Vec<Subject>,
+    /// The workload in words or as its command line; equal text means equal workload.
+    pub workload: String,
+    /// Metric that decides; the others explain.
+    pub metric: String,
+    /// Rounds wanted.
+    pub rounds: u32,
+    /// Measured seconds of each run.
+    pub duration_s: f64,
+    /// Seconds before that, which do not count.
+    pub warmup_s: f64,
+    /// When a verdict is given.
+    #[serde(default)]
+    pub rules: Rules,
+    /// When a run is void.
+    #[serde(default)]
+    pub limits: Limits,
+}
+
+/// A program under test.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Subject {
+    /// Its name in the rounds.
+    pub name: String,
+    /// How it was started.
+    pub command: Vec<String>,
+    /// CPUs it was pinned to, as a list like `0,2-3`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cpus: Option<String>,
+}
+
+/// One run of one subject.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Round {
+    /// Round number, from 0.
+    pub index: u32,
+    /// Name of the subject.
+    pub subject: String,
+    /// Place within the round, from 0, runs of `aa` included.
+    pub order_in_round: u32,
+    /// What was measured, by the names of [`crate::metric`]. JSON has no infinity: what is not finite is not kept.
+    #[serde(default, serialize_with = "finite_only")]
+    pub metrics: BTreeMap<String, f64>,
+    /// Metrics that this machine or subject cannot give.
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    pub not_supported: BTreeSet<String>,
+    /// Why the run does not count.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub voided: Option<Void>,
+    /// Latency, where the workload measures it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub latency: Option<Latency>,
+    /// What else happened, in sentences.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub notes: Vec<String>,
+}
+
+/// Latency in microseconds, counted from the moment a packet was due.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Latency {
+    /// Smallest.
+    pub min: f64,
+    /// Median.
+    pub p50: f64,
+    /// 90 %.
+    pub p90: f64,
+    /// 99 %.
+    pub p99: f64,
+    /// 99.9 %.
+    pub p999: f64,
+    /// Largest.
+    pub max: f64,
+    /// Counts by upper bound of the bucket in microseconds, ascending, where kept.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub histogram: Vec<(f64, u64)>,
+}
+
+/// What one subject did at several offered rates.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Sweep {
+    /// Name of the subject.
+    pub subject: String,
+    /// Round in which it was made, where it was repeated.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub round: Option<u32>,
+    /// The trials, in the order in which they were made.
+    pub points: Vec<SweepPoint>,
+    /// What a find-max search concluded from them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub found: Vec<Found>,
+}
+
+/// One trial.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct SweepPoint {
+    /// Datagrams offered a second.
+    pub offered_pps: f64,
+    /// Datagrams delivered a second.
+    pub delivered_pps: f64,
+    /// Lost, in percent.
+    pub loss_percent: f64,
+    /// Measured seconds.
+    pub duration_s: f64,
+    /// Latency, where measured.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub latency: Option<Latency>,
+}
+
+/// Why a record cannot be kept or read.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// No access.
+    #[error("{}: {source}", path.display())]
+    Io {
+        /// File or directory.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// Not a record.
+    #[error("{}: not a record of the lab: {source}", path.display())]
+    Json {
+        /// File.
+        path: PathBuf,
+        /// What is wrong with it.
+        source: serde_json::Error,
+    },
+    /// Written by a newer lab.
+    #[error("{}: format {found}, this lab reads up to {FORMAT}: use the version that wrote it", path.display())]
+    Newer {
+        /// File.
+        path: PathBuf,
+        /// Its format.
+        found: u32,
+    },
+}
+
+impl Round {
+    /// A run without results yet.
+    #[must_use]
+    pub fn new(index: u32, subject: impl Into<String>, order_in_round: u32) -> Self {
+        Self {
+            index,
+            subject: subject.into(),
+            order_in_round,
+            metrics: BTreeMap::new(),
+            not_supported: BTreeSet::new(),
+            voided: None,
+            latency: None,
+            notes: Vec::new(),
+        }
+    }
+
+    /// Keeps the latency, its percentiles as metrics too, so that they are judged.
+    pub fn set_latency(&mut self, latency: Latency) {
+        let percentiles = [
+            ("latency_p50_us", latency.p50),
+            ("latency_p90_us", latency.p90),
+            ("latency_p99_us", latency.p99),
+            ("latency_p999_us", latency.p999),
+            ("latency_max_us", latency.max),
+        ];
+        self.metrics.extend(percentiles.map(|(name, value)| (name.to_owned(), value)));
+        self.latency = Some(latency);
+    }
+}
+
+impl Latency {
+    /// Named values as plotted, from the lowest percentile on.
+    #[must_use]
+    pub fn percentiles(&self) -> [(&'static str, f64); 5] {
+        [("p50", self.p50), ("p90", self.p90), ("p99", self.p99), ("p99.9", self.p999), ("max", self.max)]
+    }
+}
+
+/// What our own generators report, in microseconds as here.
+impl From<turnpike_measure::Percentiles> for Latency {
+    fn from(of: turnpike_measure::Percentiles) -> Self {
+        let [min, p50, p90, p99, p999, max] =
+            [of.min, of.p50, of.p90, of.p99, of.p999, of.max].map(|us| us as f64);
+        Self { min, p50, p90, p99, p999, max, histogram: Vec::new() }
+    }
+}
+
+impl Record {
+    /// The subject that the others are compared with: the first.
+    #[must_use]
+    pub fn baseline(&self) -> Option<&str> {
+        self.experiment.subjects.first().map(|subject| subject.name.as_str())
+    }
+
+    /// Names of the others.
+    pub fn candidates(&self) -> impl Iterator<Item = &str> {
+        self.experiment.subjects.iter().skip(1).map(|subject| subject.name.as_str())
+    }
+
+    /// Names of all metrics that some round has.
+    #[must_use]
+    pub fn metrics(&self) -> BTreeSet<&str> {
+        self.rounds.iter().flat_map(|round| round.metrics.keys()).map(String::as_str).collect()
+    }
+
+    /// Values of a metric over the rounds of a subject that count.
+    #[must_use]
+    pub fn values(&self, subject: &str, metric: &str) -> Vec<f64> {
+        self.rounds
+            .iter()
+            .filter(|round| round.subject == subject && round.voided.is_none())
+            .filter_map(|round| round.metrics.get(metric).copied())
+            .collect()
+    }
+
+    /// `(baseline, subject)` of each round in which both runs count and have the metric, in the order of the rounds.
+    #[must_use]
+    pub fn pairs(&self, subject: &str, metric: &str) -> Vec<(f64, f64)> {
+        let candidates = by_index(self.rounds.iter().filter(|round| round.subject == subject), metric);
+        paired(&self.baseline_by_index(metric), &candidates)
+    }
+
+    /// The same for the baseline and itself.
+    #[must_use]
+    pub fn aa_pairs(&self, metric: &str) -> Vec<(f64, f64)> {
+        paired(&self.baseline_by_index(metric), &by_index(self.aa.iter(), metric))
+    }
+
+    /// Writes `record.json` into `dir`, which is made if need be. A crash leaves the previous one whole.
+    pub fn save(&self, dir: &Path) -> Result<(), Error> {
+        let path = dir.join(FILE);
+        let json = serde_json::to_string_pretty(self)
+            .map_err(|source| Error::Json { path: path.clone(), source })?;
+        write_whole(&path, json.as_bytes())
+    }
+
+    /// Reads `record.json` of `dir`, or the file itself.
+    pub fn load(dir: &Path) -> Result<Self, Error> {
+        #[derive(Deserialize)]
+        struct Version {
+            format: u32,
+        }
+        let path = if dir.is_dir() { dir.join(FILE) } else { dir.to_owned() };
+        let json = fs::read_to_string(&path).map_err(|source| Error::Io { path: path.clone(), source })?;
+        let bad = |source| Error::Json { path: path.clone(), source };
+        // The version first: what else a newer format holds need not make sense here.
+        let Version { format } = serde_json::from_str(&json).map_err(bad)?;
+        if format > FORMAT {
+            return Err(Error::Newer { path, found: format });
+        }
+        serde_json::from_str(&json).map_err(bad)
+    }
+
+    fn baseline_by_index(&self, metric: &str) -> BTreeMap<u32, f64> {
+        let baseline = self.baseline();
+        by_index(self.rounds.iter().filter(|round| Some(round.subject.as_str()) == baseline), metric)
+    }
+}
+
+/// Writes beside and renames, so that the file is the old or the new one, never half of either.
+pub(crate) fn write_whole(path: &Path, content: &[u8]) -> Result<(), Error> {
+    let error = |path: &Path| {
+        let path = path.to_owned();
+        move |source| Error::Io { path, source }
+    };
+    if let Some(dir) = path.parent() {
+        fs::create_dir_all(dir).map_err(error(dir))?;
+    }
+    let beside = path.with_extension("new");
+    fs::write(&beside, content).map_err(error(&beside))?;
+    fs::rename(&beside, path).map_err(error(path))
+}
+
+fn finite_only<S: Serializer>(metrics: &BTreeMap<String, f64>, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_map(metrics.iter().filter(|(_, value)| value.is_finite()))
+}
+
+fn by_index<'a>(rounds: impl Iterator<Item = &'a Round>, metric: &str) -> BTreeMap<u32, f64> {
+    rounds
+        .filter(|round| round.voided.is_none())
+        .filter_map(|round| Some((round.index, *round.metrics.get(metric)?)))
+        .collect()
+}
+
+fn paired(baseline: &BTreeMap<u32, f64>, other: &BTreeMap<u32, f64>) -> Vec<(f64, f64)> {
+    baseline.iter().filter_map(|(index, value)| Some((*value, *other.get(index)?))).collect()
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+
+    /// Two subjects, `old` and `new`, and the values of one metric: `(old, old again, new)` of each round.
+    pub(crate) fn record(metric: &str, values: &[(f64, f64, f64)]) -> Record {
+        let subject = |name: &str| Subject {
+            name: name.to_owned(),
+            command: vec![format!("./{name}"), "serve".to_owned()],
+            cpus: Some("0".to_owned()),
+        };
+        let mut record = Record {
+            format: FORMAT,
+            id: "2026-11-20-relay".to_owned(),
+            started: "2026-11-20T10:44:21Z".to_owned(),
+            command: vec!["turnpike".to_owned(), "lab".to_owned(), "ab".to_owned()],
+            seed: 42,
+            environment: Environment {
+                kernel: "6.12.1".to_owned(),
+                cpu_model: "Test CPU".to_owned(),
+                cores: 2,
+                memory_bytes: 8 << 30,
+                offloads: [("veth0".to_owned(), [("gso".to_owned(), true), ("gro".to_owned(), true)].into())]
+                    .into(),
+                tools: [("perf".to_owned(), "6.12".to_owned())].into(),
+                commit: Some("0123456789abcdef".to_owned()),
+                dirty: false,
+                notes: Vec::new(),
+            },
+            experiment: Experiment {
+                name: "relay-flood".to_owned(),
+                subjects: vec![subject("old"), subject("new")],
+                workload: "load turn --clients 8 --rate max --size 120".to_owned(),
+                metric: metric.to_owned(),
+                rounds: u32::try_from(values.len()).unwrap(),
+                duration_s: 5.0,
+                warmup_s: 1.0,
+                rules: Rules::default(),
+                limits: Limits::default(),
+            },
+            rounds: Vec::new(),
+            aa: Vec::new(),
+            sweeps: Vec::new(),
+            interrupted: false,
+        };
+        for (index, (old, again, new)) in (0..).zip(values) {
+            let run = |name: &str, place: u32, value: f64| Round {
+                metrics: [(metric.to_owned(), value)].into(),
+                ..Round::new(index, name, place)
+            };
+            record.rounds.push(run("old", 0, *old));
+            record.rounds.push(run("new", 1, *new));
+            record.aa.push(run("old", 2, *again));
+        }
+        record
+    }
+
+    /// A directory of this test's own, removed at the end.
+    pub(crate) struct Dir(pub(crate) PathBuf);
+
+    impl Dir {
+        pub(crate) fn new(name: &str) -> Self {
+            let dir = std::env::temp_dir().join(format!("turnpike-lab-{name}-{}", std::process::id()));
+            drop(fs::remove_dir_all(&dir));
+            Self(dir)
+        }
+    }
+
+    impl Drop for Dir {
+        fn drop(&mut self) {
+            drop(fs::remove_dir_all(&self.0));
+        }
+    }
+
+    fn full_record() -> Record {
+        let mut record = record("delivered_pps", &[(100.0, 101.0, 110.0), (90.0, 91.0, 99.0)]);
+        record.rounds[0].voided = Some(Void::CpuStolen { percent: 2.0, limit_percent: 1.0 });
+        record.rounds[1].not_supported.insert("cycles".to_owned());
+        record.rounds[1].latency = Some(Latency {
+            p50: 40.0,
+            p99: 90.0,
+            histogram: vec![(50.0, 7), (100.0, 3)],
+            ..Latency::default()
+        });
+        record.rounds[1].notes.push("GSO was refused".to_owned());
+        record.sweeps.push(Sweep {
+            subject: "new".to_owned(),
+            round: Some(0),
+            points: vec![SweepPoint {
+                offered_pps: 1e5,
+                delivered_pps: 9e4,
+                loss_percent: 10.0,
+                ..SweepPoint::default()
+            }],
+            found: Vec::new(),
+        });
+        record.interrupted = true;
+        record
+    }
+
+    #[test]
+    fn a_saved_record_reads_back_the_same() {
+        let dir = Dir::new("saved");
+        let record = full_record();
+        record.save(&dir.0).unwrap();
+        assert_eq!(Record::load(&dir.0).unwrap(), record);
+        assert_eq!(Record::load(&dir.0.join(FILE)).unwrap(), record);
+        assert_eq!(fs::read_dir(&dir.0).unwrap().count(), 1, "nothing else is left in the directory");
+    }
+
+    #[test]
+    fn percentiles_of_a_latency_are_metrics_with_a_direction() {
+        let mut round = Round::new(0, "a", 0);
+        round.set_latency(Latency {
+            p50: 1.0,
+            p90: 2.0,
+            p99: 3.0,
+            p999: 4.0,
+            max: 5.0,
+            ..Latency::default()
+        });
+        assert_eq!(round.metrics.values().copied().sum::<f64>(), 15.0);
+        assert_eq!(round.metrics["latency_p999_us"], 4.0);
+        for name in round.metrics.keys() {
+            assert_eq!(crate::metric::direction(name), crate::metric::Direction::Lower, "{name}");
+        }
+    }
+
+    #[test]
+    fn an_infinite_metric_does_not_spoil_the_record() {
+        let dir = Dir::new("infinite");
+        let mut record = record("x", &[(1.0, 1.0, 1.0)]);
+        record.rounds[0].metrics.insert("cpu_us_per_packet".to_owned(), f64::INFINITY);
+        record.save(&dir.0).unwrap();
+        let metrics = &Record::load(&dir.0).unwrap().rounds[0].metrics;
+        assert_eq!(metrics.keys().collect::<Vec<_>>(), ["x"]);
+    }
+
+    #[test]
+    fn a_newer_format_is_refused_whatever_else_it_holds() {
+        let dir = Dir::new("newer");
+        fs::create_dir_all(&dir.0).unwrap();
+        fs::write(dir.0.join(FILE), r#"{"format": 99, "surprise": []}"#).unwrap();
+        let error = Record::load(&dir.0).unwrap_err();
+        assert!(matches!(error, Error::Newer { found: 99, .. }), "{error}");
+        assert!(error.to_string().contains("format 99"), "{error}");
+    }
+
+    #[test]
+    fn a_directory_without_a_record_and_a_damaged_one_are_named() {
+        let dir = Dir::new("damaged");
+        assert!(matches!(Record::load(&dir.0), Err(Error::Io { .. })));
+        fs::create_dir_all(&dir.0).unwrap();
+        fs::write(dir.0.join(FILE), "{\"format\": 1").unwrap();
+        let error = Record::load(&dir.0).unwrap_err().to_string();
+        assert!(error.contains(FILE) && error.contains("not a record"), "{error}");
+    }
+
+    #[test]
+    fn pairs_leave_out_void_runs_and_keep_the_rounds_together() {
+        let mut record = record("x", &[(1.0, 1.5, 2.0), (3.0, 3.5, 4.0), (5.0, 5.5, 6.0), (7.0, 7.5, 8.0)]);
+        record.rounds[2].voided = Some(Void::SubjectFailed { how: "crashed".to_owned() });
+        record.aa[3].voided = Some(Void::Other { what: "no".to_owned() });
+        record.rounds.reverse();
+        assert_eq!(record.pairs("new", "x"), [(1.0, 2.0), (5.0, 6.0), (7.0, 8.0)]);
+        assert_eq!(record.aa_pairs("x"), [(1.0, 1.5), (5.0, 5.5)]);
+        assert_eq!(record.pairs("new", "y"), []);
+        assert_eq!(record.pairs("nobody", "x"), []);
+    }
+}

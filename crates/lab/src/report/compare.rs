@@ -1,0 +1,217 @@
+//! Several records side by side, and whether they may be compared at all.
+//!
+//! Ratios to a baseline measured in the same run travel between days; absolute figures do so only on the same machine,
+//! kernel and question. So the ratios stand first, and what forbids the comparison stands above them.
+
+use std::fmt;
+
+use super::page::{document, escape, section, table};
+use super::plots::{self, Ratio};
+use super::verdicts;
+use crate::comparable::{Difference, comparable};
+use crate::metric;
+use crate::record::Record;
+use crate::stats;
+use crate::verdict::Verdict;
+
+/// Several records, the first of which the others are held against.
+#[derive(Clone, Debug)]
+pub struct Comparison {
+    /// One for each record.
+    pub entries: Vec<Entry>,
+}
+
+/// One record in a comparison.
+#[derive(Clone, Debug)]
+pub struct Entry {
+    /// The record's id.
+    pub id: String,
+    /// When it began.
+    pub started: String,
+    /// Its commit, a `+` behind it for a changed tree.
+    pub commit: String,
+    /// In what it differs from the first record.
+    pub differences: Vec<Difference>,
+    /// Its deciding verdicts.
+    pub verdicts: Vec<Verdict>,
+    /// Median of the baseline in the deciding metric: what the machine gave on that day.
+    pub baseline: Option<f64>,
+    metric: String,
+}
+
+/// Holds all records against the first.
+#[must_use]
+pub fn compare(records: &[Record]) -> Comparison {
+    let entry = |record: &Record| {
+        let metric = record.experiment.metric.clone();
+        let commit = record.environment.commit.as_deref().unwrap_or("–").chars().take(9).collect::<String>();
+        Entry {
+            id: record.id.clone(),
+            started: record.started.clone(),
+            commit: if record.environment.dirty { commit + "+" } else { commit },
+            differences: comparable(&records[0], record),
+            verdicts: verdicts(record),
+            baseline: record.baseline().and_then(|name| stats::median(&record.values(name, &metric))),
+            metric,
+        }
+    };
+    Comparison { entries: records.iter().map(entry).collect() }
+}
+
+impl Entry {
+    /// Whether its figures may be held against those of the first record.
+    #[must_use]
+    pub fn is_comparable(&self) -> bool {
+        !self.differences.iter().any(|difference| difference.forbids)
+    }
+
+    fn baseline_text(&self) -> String {
+        self.baseline.map_or_else(|| "–".to_owned(), |value| metric::show(&self.metric, value))
+    }
+}
+
+impl Comparison {
+    /// Whether all records may be compared.
+    #[must_use]
+    pub fn is_comparable(&self) -> bool {
+        self.entries.iter().all(Entry::is_comparable)
+    }
+
+    /// As HTML.
+    #[must_use]
+    pub fn page(&self) -> String {
+        let mut body = "<h1>Comparison</h1>\n".to_owned();
+        let answer = if self.is_comparable() { "comparable" } else { "not comparable" };
+        body += &format!("<p class=\"verdict\">These records are {answer}.</p>\n");
+        let differences: Vec<Vec<String>> = self
+            .entries
+            .iter()
+            .flat_map(|entry| entry.differences.iter().map(move |difference| (entry, difference)))
+            .map(|(entry, d)| {
+                let weight = if d.forbids { "forbids the comparison" } else { "to know" };
+                vec![entry.id.clone(), d.what.clone(), d.first.clone(), d.second.clone(), weight.to_owned()]
+            })
+            .collect();
+        section(
+            &mut body,
+            "Differences from the first",
+            &table(&["record", "what", "first", "this", ""], &differences),
+        );
+
+        let of_each = || {
+            self.entries.iter().flat_map(|entry| entry.verdicts.iter().map(move |verdict| (entry, verdict)))
+        };
+        let ratios: Vec<Ratio> = of_each()
+            .filter_map(|(entry, verdict)| {
+                let mark = if entry.is_comparable() { "" } else { " (not comparable)" };
+                Ratio::of(format!("{} {}{mark}", entry.date(), verdict.subject), verdict)
+            })
+            .collect();
+        section(&mut body, "Ratios", &plots::ratios(&ratios));
+
+        let rows: Vec<Vec<String>> = of_each()
+            .map(|(entry, verdict)| {
+                let (ratio, interval) = verdict.estimate.map_or_else(Default::default, |e| {
+                    (
+                        format!("{:.3}", e.ratio()),
+                        format!("{:.3} to {:.3}", e.interval().low, e.interval().high),
+                    )
+                });
+                vec![
+                    entry.id.clone(),
+                    entry.started.clone(),
+                    entry.commit.clone(),
+                    verdict.metric.clone(),
+                    entry.baseline_text(),
+                    verdict.subject.clone(),
+                    ratio,
+                    interval,
+                    verdict.outcome.to_string(),
+                ]
+            })
+            .collect();
+        let head =
+            ["record", "started", "commit", "metric", "baseline", "subject", "ratio", "interval", "verdict"];
+        section(&mut body, "Records", &table(&head, &rows));
+        body += &format!(
+            "<p>{}</p>\n",
+            escape("A ratio is that of the subject to the baseline of the same record.")
+        );
+        document("Comparison", &body)
+    }
+}
+
+impl Entry {
+    fn date(&self) -> &str {
+        self.started.get(..10).unwrap_or(&self.started)
+    }
+}
+
+impl fmt::Display for Comparison {
+    /// For a terminal: whether comparable, why not, and a line for each verdict.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for entry in &self.entries {
+            let mark = if entry.is_comparable() { "" } else { ", NOT COMPARABLE with the first" };
+            writeln!(
+                f,
+                "{} {} commit {}, baseline {}{mark}",
+                entry.date(),
+                entry.id,
+                entry.commit,
+                entry.baseline_text()
+            )?;
+            for difference in &entry.differences {
+                writeln!(f, "    {} {difference}", if difference.forbids { "!" } else { "-" })?;
+            }
+            for verdict in &entry.verdicts {
+                writeln!(f, "    {verdict}")?;
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::record::tests::record;
+
+    fn two_days() -> [Record; 2] {
+        let first = record("packets_per_cpu_s", &[(100.0, 101.0, 150.0); 8]);
+        let mut second = record("packets_per_cpu_s", &[(90.0, 91.0, 150.0); 8]);
+        second.id = "next".to_owned();
+        second.started = "2026-11-21T09:00:00Z".to_owned();
+        [first, second]
+    }
+
+    #[test]
+    fn records_of_two_days_on_one_machine_are_comparable() {
+        let comparison = compare(&two_days());
+        assert!(comparison.is_comparable());
+        let text = comparison.to_string();
+        assert!(
+            text.contains("1.500 times") && text.contains("1.667 times") && !text.contains("NOT"),
+            "{text}"
+        );
+        let html = comparison.page();
+        assert!(html.contains("These records are comparable") && html.contains("<svg"), "{html}");
+    }
+
+    #[test]
+    fn another_kernel_is_said_to_forbid_the_comparison() {
+        let mut records = two_days();
+        records[1].environment.kernel = "6.1.0".to_owned();
+        let comparison = compare(&records);
+        assert!(!comparison.is_comparable());
+        assert!(comparison.entries[0].is_comparable() && !comparison.entries[1].is_comparable());
+        let text = comparison.to_string();
+        assert!(text.contains("NOT COMPARABLE") && text.contains("! kernel: 6.12.1 and 6.1.0"), "{text}");
+        let html = comparison.page();
+        assert!(html.contains("not comparable") && html.contains("forbids the comparison"), "{html}");
+    }
+
+    #[test]
+    fn nothing_compared_is_an_empty_page() {
+        assert!(compare(&[]).page().contains("comparable"));
+    }
+}

@@ -1,0 +1,46 @@
+//! What a record looks like: a page for people, a row for the log, a comparison of several.
+//!
+//! The page is one file without scripts, fonts or anything else to load, so that it opens in ten years too.
+
+mod compare;
+mod page;
+mod plots;
+mod row;
+
+use std::path::Path;
+
+pub use compare::{Comparison, compare};
+pub use page::page;
+pub use row::{Change, insert_row, row};
+
+use crate::metric::{self, Direction};
+use crate::record::{self, Record, write_whole};
+use crate::verdict::{Verdict, judge};
+
+/// File name inside the record's directory.
+pub const FILE: &str = "report.html";
+
+/// Writes `report.html` into `dir`, which is made if need be.
+pub fn save(dir: &Path, record: &Record) -> Result<(), record::Error> {
+    write_whole(&dir.join(FILE), page(record).as_bytes())
+}
+
+/// Writes the comparison of several records to a file.
+pub fn save_comparison(file: &Path, comparison: &Comparison) -> Result<(), record::Error> {
+    write_whole(file, comparison.page().as_bytes())
+}
+
+/// The verdict on the deciding metric for each subject but the baseline.
+#[must_use]
+pub fn verdicts(record: &Record) -> Vec<Verdict> {
+    record.candidates().map(|subject| judge(record, subject, &record.experiment.metric)).collect()
+}
+
+/// The verdicts on all other metrics of a subject: those with a better direction first, then by name.
+#[must_use]
+pub fn other_verdicts(record: &Record, subject: &str) -> Vec<Verdict> {
+    let mut names: Vec<&str> =
+        record.metrics().into_iter().filter(|&name| name != record.experiment.metric).collect();
+    names.sort_by_key(|name| (metric::direction(name) == Direction::Neither, *name));
+    names.into_iter().map(|name| judge(record, subject, name)).collect()
+}

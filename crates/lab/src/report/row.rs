@@ -1,0 +1,149 @@
+//! One row of `docs/performance-log.md`: date, commit, change, workload, predicted, measured A/B ratio (rounds), verdict.
+
+use crate::metric;
+use crate::record::Record;
+use crate::verdict::{Outcome, Verdict};
+
+/// What only the person who made the change knows.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Change {
+    /// What was changed, in a few words.
+    pub change: String,
+    /// The gain predicted before measuring.
+    pub predicted: String,
+    /// What was decided, if not what the figures suggest: *kept*, *dropped* or *unclear*.
+    pub decided: Option<String>,
+}
+
+/// The row, without an end of line, for the first candidate of the record. `None` when there is none.
+///
+/// The ratio is new over old, **turned so that above 1 is better** whatever the metric's direction.
+#[must_use]
+pub fn row(record: &Record, change: &Change) -> Option<String> {
+    let verdict = super::verdicts(record).into_iter().next()?;
+    let date = record.started.get(..10).unwrap_or(&record.started);
+    let commit = match &record.environment.commit {
+        Some(commit) => {
+            let short: String = commit.chars().take(9).collect();
+            if record.environment.dirty { format!("{short}+") } else { short }
+        }
+        None => "–".to_owned(),
+    };
+    let decided = change.decided.as_deref().unwrap_or_else(|| suggested(&verdict.outcome));
+    let cells = [
+        date,
+        &commit,
+        or_dash(&change.change),
+        or_dash(&record.experiment.workload),
+        or_dash(&change.predicted),
+        &measured(&verdict),
+        decided,
+    ];
+    Some(format!("| {} |", cells.map(cell).join(" | ")))
+}
+
+/// The log with the row as its newest: under the head of the table that begins with `| date |`. `None` when the text
+/// has no such table.
+#[must_use]
+pub fn insert_row(log: &str, row: &str) -> Option<String> {
+    let is_head = |lines: &[&str]| lines[0].starts_with("| date |") && lines[1].starts_with("| ---");
+    let lines: Vec<&str> = log.split_inclusive('\n').collect();
+    let head = lines.windows(2).position(is_head)?;
+    let (before, after) = lines.split_at(head + 2);
+    let before = before.concat();
+    let end = if before.ends_with('\n') { "" } else { "\n" };
+    Some(format!("{before}{end}{row}\n{}", after.concat()))
+}
+
+fn measured(verdict: &Verdict) -> String {
+    let (Some(gain), Some(estimate)) = (verdict.gain(), &verdict.estimate) else {
+        return format!("{}: {}", verdict.metric, verdict.outcome);
+    };
+    let interval = estimate.interval();
+    let turned = metric::direction(&verdict.metric) == metric::Direction::Lower;
+    let (low, high) =
+        if turned { (1.0 / interval.high, 1.0 / interval.low) } else { (interval.low, interval.high) };
+    let word = verdict.outcome.word();
+    format!("{gain:.3}, {low:.3} to {high:.3} in {} ({} rounds): {word}", verdict.metric, estimate.rounds)
+}
+
+/// A change that is not shown to be faster is not yet a wrong one: a person decides.
+fn suggested(outcome: &Outcome) -> &'static str {
+    match outcome {
+        Outcome::Faster => "kept",
+        Outcome::Slower => "dropped",
+        _ => "unclear",
+    }
+}
+
+fn or_dash(text: &str) -> &str {
+    if text.trim().is_empty() { "–" } else { text }
+}
+
+/// A cell must not end the cell, nor the row.
+fn cell(text: &str) -> String {
+    text.split_whitespace().collect::<Vec<_>>().join(" ").replace('\\', "\\\\").replace('|', "\\|")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::record::tests::record;
+
+    fn change() -> Change {
+        Change { change: "GSO on relay sockets".to_owned(), predicted: "1.9".to_owned(), decided: None }
+    }
+
+    fn steady(metric: &str, ratio: f64) -> Record {
+        record(metric, &[(100.0, 100.1, 100.0 * ratio); 8])
+    }
+
+    #[test]
+    fn a_row_has_the_seven_columns_of_the_log() {
+        assert_eq!(
+            row(&steady("packets_per_cpu_s", 2.0), &change()).unwrap(),
+            "| 2026-11-20 | 012345678 | GSO on relay sockets | load turn --clients 8 --rate max --size 120 | 1.9 | \
+             2.000, 2.000 to 2.000 in packets_per_cpu_s (8 rounds): faster | kept |"
+        );
+    }
+
+    #[test]
+    fn half_the_cpu_per_packet_is_a_ratio_of_two() {
+        let row = row(&steady("cpu_us_per_packet", 0.5), &change()).unwrap();
+        assert!(
+            row.contains("| 2.000, 2.000 to 2.000 in cpu_us_per_packet (8 rounds): faster | kept |"),
+            "{row}"
+        );
+    }
+
+    #[test]
+    fn a_dirty_tree_is_marked_and_pipes_do_not_break_the_table() {
+        let mut record = steady("packets_per_cpu_s", 0.5);
+        record.environment.dirty = true;
+        record.experiment.workload = "a | b\nc \\".to_owned();
+        let row = row(&record, &Change { decided: Some("kept".to_owned()), ..Change::default() }).unwrap();
+        assert!(row.starts_with("| 2026-11-20 | 012345678+ | – | a \\| b c \\\\ | – | 0.500"), "{row}");
+        assert!(row.ends_with(": slower | kept |"), "{row}");
+        assert_eq!(row.replace("\\|", "").matches('|').count(), 8);
+    }
+
+    #[test]
+    fn the_newest_row_stands_first() {
+        let head = "# Log\n\n| a | b |\n| --- | --- |\n| 1 | 2 |\n\n| date | commit |\n| --- | --- |\n";
+        let once = insert_row(head, "| old |").unwrap();
+        let twice = insert_row(&once, "| new |").unwrap();
+        assert_eq!(twice, format!("{head}| new |\n| old |\n"));
+        assert_eq!(insert_row(head.trim_end(), "| x |").unwrap(), format!("{head}| x |\n"));
+        assert_eq!(insert_row("| date | without a rule |\n", "| x |"), None);
+        assert_eq!(insert_row("", "| x |"), None);
+    }
+
+    #[test]
+    fn without_figures_the_row_says_why_and_without_a_candidate_there_is_none() {
+        let mut record = record("packets_per_cpu_s", &[]);
+        let text = row(&record, &change()).unwrap();
+        assert!(text.contains("packets_per_cpu_s: cannot tell") && text.ends_with("| unclear |"), "{text}");
+        record.experiment.subjects.truncate(1);
+        assert_eq!(row(&record, &change()), None);
+    }
+}

@@ -1,0 +1,258 @@
+//! What was asked for, kept beside the record so that `lab rerun` can ask the same again.
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    path::{Path, PathBuf},
+};
+
+use rand::Rng;
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    environment,
+    error::LabError,
+    experiment::{Experiment, fill::TURNPIKE},
+};
+
+const EXPERIMENT: &str = "experiment.toml";
+const REQUEST: &str = "request.json";
+
+/// One experiment at one point of its sweep, with what the command line changed.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Request {
+    /// Where relative paths of the experiment start.
+    path: PathBuf,
+    pub(crate) changes: Changes,
+    /// Values of the variables at this point.
+    pub(crate) point: BTreeMap<String, String>,
+    pub(crate) seed: u64,
+    /// As it was typed.
+    pub(crate) command: Vec<String>,
+    /// The file's text when it ran: it may have changed since.
+    #[serde(skip)]
+    text: String,
+}
+
+/// What the command line says instead of the file.
+#[derive(Clone, Debug, Default, Serialize, Deserialize, clap::Args)]
+pub(crate) struct Changes {
+    /// Rounds, at least 6 for a verdict
+    #[arg(long, value_name = "N")]
+    pub(crate) rounds: Option<u32>,
+    /// Measured seconds of a run
+    #[arg(long, value_name = "S")]
+    pub(crate) duration: Option<f64>,
+    /// Seconds of load before them
+    #[arg(long, value_name = "S")]
+    pub(crate) warmup: Option<f64>,
+    /// Seconds of the first run after each start, which is thrown away; 0 for none
+    #[arg(long, value_name = "S")]
+    pub(crate) discard: Option<f64>,
+    /// The metric that decides
+    #[arg(long, value_name = "NAME")]
+    pub(crate) metric: Option<String>,
+    /// Fixes the order of the runs; drawn and printed otherwise
+    #[arg(long, value_name = "N")]
+    pub(crate) seed: Option<u64>,
+    /// Also make one run a subject under `perf trace` or `strace`
+    #[arg(long)]
+    pub(crate) syscalls: bool,
+}
+
+impl Request {
+    /// One request for each point of the experiment's sweep. `set` gives variables values, and picks points.
+    pub(crate) fn of_file(path: &Path, changes: &Changes, set: &[String]) -> Result<Vec<Self>, LabError> {
+        let experiment = Experiment::load(path)?;
+        let text = fs::read_to_string(&experiment.path)
+            .map_err(LabError::io(format!("cannot read {}", experiment.path.display())))?;
+        Self::of_text(&experiment.path, text, changes, set)
+    }
+
+    /// The same from text, as if it stood in `path`.
+    pub(crate) fn of_text(
+        path: &Path,
+        text: String,
+        changes: &Changes,
+        set: &[String],
+    ) -> Result<Vec<Self>, LabError> {
+        let mut experiment = Experiment::parse(path, &text)?;
+        changes.apply(&mut experiment)?;
+        let settings = parse_settings(set, &experiment)?;
+        let mut points = experiment.points();
+        for point in &mut points {
+            point.extend(settings.clone());
+        }
+        points.dedup();
+        let seed = experiment.seed.unwrap_or_else(|| u64::from(rand::rng().random::<u32>()));
+        Ok(points
+            .into_iter()
+            .map(|point| Self {
+                path: path.to_owned(),
+                changes: changes.clone(),
+                point,
+                seed,
+                command: std::env::args().collect(),
+                text: text.clone(),
+            })
+            .collect())
+    }
+
+    /// The request that made the record in `directory`.
+    pub(crate) fn load(directory: &Path) -> Result<Self, LabError> {
+        let read = |name: &str| {
+            let path = directory.join(name);
+            fs::read_to_string(&path).map_err(|error| {
+                LabError::usage(format!(
+                    "cannot read {}: {error}: name a directory that a run of the lab left",
+                    path.display()
+                ))
+            })
+        };
+        let request = read(REQUEST)?;
+        let mut request: Self = serde_json::from_str(&request).map_err(|error| {
+            LabError::usage(format!(
+                "{} is not a request of the lab: {error}",
+                directory.join(REQUEST).display()
+            ))
+        })?;
+        request.text = read(EXPERIMENT)?;
+        Ok(request)
+    }
+
+    pub(crate) fn save(&self, directory: &Path) -> Result<(), LabError> {
+        let json = serde_json::to_string_pretty(self).map_err(|error| LabError::failed(error.to_string()))?;
+        fs::write(directory.join(REQUEST), json)
+            .and_then(|()| fs::write(directory.join(EXPERIMENT), &self.text))
+            .map_err(LabError::io(format!("cannot write into {}", directory.display())))
+    }
+
+    pub(crate) fn experiment(&self) -> Result<Experiment, LabError> {
+        let mut experiment = Experiment::parse(&self.path, &self.text)?;
+        self.changes.apply(&mut experiment)?;
+        Ok(experiment)
+    }
+
+    /// The swept variables of this point, such as `clients-8-size-120`; empty without a sweep.
+    pub(crate) fn point_name(&self, experiment: &Experiment) -> String {
+        let parts: Vec<String> = experiment
+            .sweep
+            .keys()
+            .filter_map(|name| Some(format!("{name}-{}", self.point.get(name)?)))
+            .collect();
+        parts
+            .join("-")
+            .chars()
+            .map(|c| if c.is_ascii_alphanumeric() || ".-_".contains(c) { c } else { '_' })
+            .collect()
+    }
+
+    /// A fresh directory for the record below `base`.
+    pub(crate) fn make_directory(&self, base: &Path, experiment: &Experiment) -> Result<PathBuf, LabError> {
+        let parts = [experiment.name.clone(), self.point_name(experiment), environment::stamp()];
+        let name = parts.into_iter().filter(|part| !part.is_empty()).collect::<Vec<_>>().join("-");
+        for attempt in 1..1000 {
+            let directory =
+                if attempt == 1 { base.join(&name) } else { base.join(format!("{name}-{attempt}")) };
+            if !directory.exists() {
+                let cannot = LabError::io(format!("cannot make {}", directory.display()));
+                fs::create_dir_all(&directory).map_err(cannot)?;
+                // Programs start in other directories.
+                return directory
+                    .canonicalize()
+                    .map_err(LabError::io("cannot resolve the record's directory"));
+            }
+        }
+        Err(LabError::failed(format!("{} is full of records of this second", base.display())))
+    }
+}
+
+impl Changes {
+    fn apply(&self, experiment: &mut Experiment) -> Result<(), LabError> {
+        experiment.rounds = self.rounds.unwrap_or(experiment.rounds);
+        experiment.duration = self.duration.unwrap_or(experiment.duration);
+        experiment.warmup = self.warmup.unwrap_or(experiment.warmup);
+        experiment.discard = self.discard.unwrap_or(experiment.discard);
+        experiment.metric = self.metric.clone().unwrap_or_else(|| experiment.metric.clone());
+        experiment.seed = self.seed.or(experiment.seed);
+        experiment.syscalls |= self.syscalls;
+        experiment.check()
+    }
+}
+
+/// `name=value` of variables that the experiment has; setting a swept one leaves its points equal, and so one.
+fn parse_settings(set: &[String], experiment: &Experiment) -> Result<BTreeMap<String, String>, LabError> {
+    set.iter()
+        .map(|text| {
+            let (name, value) = text
+                .split_once('=')
+                .ok_or_else(|| LabError::usage(format!("--set {text}: expected NAME=VALUE")))?;
+            let known = || {
+                experiment.vars.keys().chain(experiment.sweep.keys()).map(String::as_str).chain([TURNPIKE])
+            };
+            if !known().any(|known| known == name) {
+                let names = known().collect::<Vec<_>>().join(", ");
+                return Err(LabError::usage(match crate::strict::nearest(name, known()) {
+                    Some(meant) => format!("--set {text}: no variable \"{name}\"; did you mean \"{meant}\"?"),
+                    None => format!("--set {text}: no variable \"{name}\"; there are: {names}"),
+                }));
+            }
+            Ok((name.to_owned(), value.to_owned()))
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TEXT: &str = "
+name = 'x'
+metric = 'delivered_pps'
+topology = 'host'
+[vars]
+port = 5000
+[sweep]
+clients = [1, 8]
+[[subject]]
+name = 'a'
+command = 'sleep {port}'
+[workload]
+command = 'true {clients}'
+";
+
+    fn requests(set: &[&str]) -> Result<Vec<Request>, LabError> {
+        let set: Vec<String> = set.iter().map(|text| (*text).to_owned()).collect();
+        Request::of_text(Path::new("x.toml"), TEXT.to_owned(), &Changes::default(), &set)
+    }
+
+    #[test]
+    fn a_sweep_makes_a_request_for_each_point_and_setting_its_variable_makes_one() {
+        assert_eq!(requests(&[]).unwrap().len(), 2);
+        let one = requests(&["clients=4"]).unwrap();
+        assert_eq!(one.len(), 1);
+        assert_eq!(one[0].point["clients"], "4");
+        assert_eq!(one[0].point_name(&one[0].experiment().unwrap()), "clients-4");
+    }
+
+    #[test]
+    fn an_unknown_variable_is_refused_with_the_nearest() {
+        assert_eq!(
+            requests(&["client=4"]).unwrap_err().to_string(),
+            "--set client=4: no variable \"client\"; did you mean \"clients\"?"
+        );
+        assert!(requests(&["clients"]).is_err());
+    }
+
+    #[test]
+    fn a_request_comes_back_as_it_was_kept() {
+        let directory = tempfile::tempdir().unwrap();
+        let changes = Changes { rounds: Some(7), ..Changes::default() };
+        let request = &Request::of_text(Path::new("x.toml"), TEXT.to_owned(), &changes, &[]).unwrap()[1];
+        request.save(directory.path()).unwrap();
+        let again = Request::load(directory.path()).unwrap();
+        assert_eq!((again.seed, &again.point), (request.seed, &request.point));
+        assert_eq!(again.experiment().unwrap().rounds, 7);
+        assert!(Request::load(&directory.path().join("none")).is_err());
+    }
+}

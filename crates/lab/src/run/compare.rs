@@ -1,0 +1,357 @@
+//! An experiment from its first round to its record: fresh processes for each run, in the order drawn from the seed, the
+//! baseline once more each round as noise floor, and the record saved after every run.
+
+use std::{fs, path::PathBuf, time::Duration};
+
+use super::{
+    halt::Halt,
+    session::{Bench, Window},
+};
+use crate::{
+    environment,
+    error::LabError,
+    experiment::{Experiment, Service, fill::Variables},
+    order,
+    probe::{hardware, syscalls},
+    progress::Progress,
+    record::{self, Record, Round},
+    request::Request,
+    say::Screen,
+    stats::Estimate,
+    stop::Stop,
+    topology::{Topology, userns},
+    void::Void,
+};
+
+/// Seconds that starting and ending the programs of a run is expected to take.
+const OVERHEAD: f64 = 1.5;
+/// Runs of one subject that fail before any has worked, after which the rest is not tried.
+const HOPELESS: usize = 2;
+
+/// A place to run experiments in: everything that a comparison, a sweep and a profile share.
+pub(crate) struct Stage {
+    pub(crate) experiment: Experiment,
+    pub(crate) topology: Topology,
+    pub(crate) variables: Variables,
+    /// Of the record.
+    pub(crate) directory: PathBuf,
+    /// Of logs and results of single runs.
+    pub(crate) scratch: PathBuf,
+    pub(crate) hardware: bool,
+    pub(crate) stop: Stop,
+}
+
+impl Stage {
+    /// Checks everything that can be checked before anything starts, then makes topology and directories below `base`.
+    pub(crate) fn set(request: &Request, base: &std::path::Path, stop: Stop) -> Result<Self, LabError> {
+        let experiment = request.experiment()?;
+        let spec = experiment.topology()?;
+        if spec.is_some() {
+            userns::enter_if_needed()?;
+        }
+        let addresses = spec.as_ref().map(crate::topology::spec::Spec::addresses).unwrap_or_default();
+        let nowhere = Variables::new(&experiment, &addresses, &request.point, std::path::Path::new("."));
+        experiment.check_tools(&nowhere)?;
+        let topology = Topology::for_run(spec.as_ref())?;
+        let directory = request.make_directory(base, &experiment)?;
+        let scratch = directory.join("runs");
+        let variables = Variables::new(&experiment, &addresses, &request.point, &scratch);
+        fs::create_dir_all(&scratch).map_err(LabError::io(format!("cannot make {}", scratch.display())))?;
+        request.save(&directory)?;
+        let hardware = experiment.counters && hardware::supported();
+        Ok(Self { experiment, topology, variables, directory, scratch, hardware, stop })
+    }
+
+    pub(crate) fn bench(&self) -> Bench<'_> {
+        Bench {
+            experiment: &self.experiment,
+            topology: &self.topology,
+            variables: self.variables.clone(),
+            directory: self.scratch.clone(),
+            stop: self.stop.clone(),
+            hardware: self.hardware,
+        }
+    }
+
+    pub(crate) fn window(&self) -> Window {
+        Window { warmup: self.experiment.warmup, duration: self.experiment.duration }
+    }
+
+    /// Removes the record's directory, and the one around it if that was made for it.
+    pub(crate) fn leave_nothing(&self) {
+        // What cannot be removed is seen by the user, who has been told why there is no record.
+        let _ = fs::remove_dir_all(&self.directory);
+        if let Some(base) = self.directory.parent() {
+            let _ = fs::remove_dir(base);
+        }
+    }
+
+    /// A record without rounds.
+    pub(crate) fn record(&self, request: &Request) -> Result<Record, LabError> {
+        let experiment = &self.experiment;
+        let mut subjects = Vec::new();
+        for service in &experiment.subject {
+            subjects.push(record::Subject {
+                name: service.name.clone(),
+                command: self.variables.command(&service.command)?,
+                cpus: service.cpus.clone(),
+            });
+        }
+        let mut environment = environment::describe(experiment, &self.topology, &self.variables);
+        if !experiment.about.is_empty() {
+            environment.notes.insert(0, experiment.about.clone());
+        }
+        let id =
+            self.directory.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+        Ok(Record {
+            format: record::FORMAT,
+            id,
+            started: environment::now(),
+            command: request.command.clone(),
+            seed: request.seed,
+            environment,
+            experiment: record::Experiment {
+                name: experiment.name.clone(),
+                subjects,
+                workload: self.workload_in_words(request)?,
+                metric: experiment.metric.clone(),
+                rounds: experiment.rounds,
+                duration_s: experiment.duration,
+                warmup_s: experiment.warmup,
+                rules: experiment.rules(),
+                limits: experiment.limits(),
+            },
+            rounds: Vec::new(),
+            aa: Vec::new(),
+            sweeps: Vec::new(),
+            interrupted: false,
+        })
+    }
+
+    /// The same text for the same workload, wherever the record lies and whichever build asked.
+    fn workload_in_words(&self, request: &Request) -> Result<String, LabError> {
+        let mut command = self.experiment.workload.command.words()?;
+        for word in &mut command {
+            for (name, value) in &request.point {
+                *word = word.replace(&format!("{{{name}}}"), value);
+            }
+        }
+        Ok(format!("{} [{}]", command.join(" "), self.experiment.topology))
+    }
+}
+
+/// Runs the experiment of `request`; the record is in its directory, also if it was interrupted.
+pub(crate) fn compare(request: &Request, stage: &Stage, screen: &Screen) -> Result<Record, LabError> {
+    let mut record = stage.record(request)?;
+    let outcome = Comparison { stage, bench: stage.bench(), screen }.run(&mut record);
+    if record.rounds.is_empty() || matches!(outcome, Err(LabError::Usage(_))) {
+        // Nothing was measured, or the experiment is wrong: nothing is left.
+        stage.leave_nothing();
+    } else {
+        record.save(&stage.directory).map_err(|error| LabError::failed(error.to_string()))?;
+    }
+    screen.done();
+    outcome.map(|()| record)
+}
+
+struct Comparison<'a> {
+    stage: &'a Stage,
+    bench: Bench<'a>,
+    screen: &'a Screen,
+}
+
+impl Comparison<'_> {
+    fn run(&self, record: &mut Record) -> Result<(), LabError> {
+        let experiment = &self.stage.experiment;
+        let subjects = &experiment.subject;
+        // The baseline's second run is one more entry of the round.
+        let runs = subjects.len() + usize::from(experiment.aa);
+        let wanted = experiment.rounds as usize;
+        // Rounds that were void through no fault of a subject are made again, but not for ever.
+        let most = wanted + wanted.div_ceil(2);
+        let mut rounds = wanted;
+        let each = experiment.discard + experiment.warmup + experiment.duration + OVERHEAD;
+        let count = |number: usize| u32::try_from(number).unwrap_or(u32::MAX);
+        let mut progress = Progress::new(count(wanted), count(runs), Duration::from_secs_f64(each));
+        self.screen.note(&format!("{}: seed {}", record.id, record.seed));
+        for (index, order) in order::plan(record.seed, runs, count(most)).into_iter().enumerate() {
+            if index >= rounds {
+                break;
+            }
+            for (place, run) in order.into_iter().enumerate() {
+                let again = run == subjects.len();
+                let service = &subjects[if again { 0 } else { run }];
+                let name = if again { format!("{} (again)", service.name) } else { service.name.clone() };
+                progress.run_begins(name, self.screen.now());
+                self.screen.progress(&progress);
+                let round = match self.run_once(service, count(index), count(place), record) {
+                    Ok(round) => round,
+                    Err(Halt::Interrupted) => {
+                        record.interrupted = true;
+                        self.screen.note("interrupted: what was measured is kept");
+                        return Ok(());
+                    }
+                    Err(halt) => return Err(halt.into_error()),
+                };
+                progress.run_ends(self.screen.now());
+                if let Some(void) = &round.voided {
+                    self.screen.note(&format!("round {}, {}: void, {void}", index + 1, service.name));
+                }
+                if again {
+                    record.aa.push(round);
+                } else {
+                    record.rounds.push(round);
+                }
+                record.save(&self.stage.directory).map_err(|error| LabError::failed(error.to_string()))?;
+                if hopeless(record, &service.name) {
+                    self.screen.note(&format!("{} fails every time: the rest is not tried", service.name));
+                    return Ok(());
+                }
+            }
+            if let Some(candidate) = subjects.get(1) {
+                let pairs = record.pairs(&candidate.name, &experiment.metric);
+                let ratios = crate::stats::log_ratios(pairs);
+                let what = format!("{} / {}, {}", candidate.name, subjects[0].name, experiment.metric);
+                progress.estimate(what, Estimate::new(&ratios.values, record.seed));
+            }
+            // Worth another round only where most rounds work.
+            if is_void(record, index) && rounds < most && good_rounds(record, index) * 2 > index {
+                rounds += 1;
+                progress.add_round();
+            }
+        }
+        if experiment.syscalls {
+            self.trace_all(record)?;
+        }
+        Ok(())
+    }
+
+    /// One run of one subject. What ends the experiment is an error; what only voids the run is in the round.
+    fn run_once(&self, service: &Service, index: u32, place: u32, record: &Record) -> Result<Round, Halt> {
+        let mut round = Round::new(index, &service.name, place);
+        let measured = self.bench.start(service).and_then(|mut session| {
+            session.discard_first()?;
+            session.measure(self.stage.window(), |_| {}, &mut round)
+        });
+        match measured {
+            Ok(_) => round.voided = record.experiment.limits.check(&round),
+            // The first start of all shows mistakes of the experiment: no half hour is spent on those.
+            Err(halt @ (Halt::NotReady(_) | Halt::HelperNotReady(_))) if !has_run(record, &service.name) => {
+                return Err(halt);
+            }
+            Err(halt) => match halt.void() {
+                Some(void) => {
+                    // Figures of a window that was cut short are no figures.
+                    round.metrics.clear();
+                    round.latency = None;
+                    round.voided = Some(void);
+                }
+                None => return Err(halt),
+            },
+        }
+        Ok(round)
+    }
+
+    fn trace_all(&self, record: &mut Record) -> Result<(), LabError> {
+        for service in &self.stage.experiment.subject {
+            self.screen.note(&format!("syscalls of {}", service.name));
+            let traced = self.bench.start(service).and_then(|mut session| session.trace(self.stage.window()));
+            let table = match traced {
+                Ok(Some(table)) => table,
+                Ok(None) => {
+                    let missing = "syscalls: not supported, neither `perf trace` nor `strace` works here";
+                    record.environment.notes.push(missing.to_owned());
+                    return Ok(());
+                }
+                Err(Halt::Interrupted) => {
+                    record.interrupted = true;
+                    return Ok(());
+                }
+                Err(halt @ Halt::Fatal(_)) => return Err(halt.into_error()),
+                Err(halt) => {
+                    let note = format!("syscalls of {}: {}", service.name, halt.into_error());
+                    record.environment.notes.push(note);
+                    continue;
+                }
+            };
+            let path = self.stage.directory.join(format!("syscalls-{}.json", service.name));
+            let json = serde_json::to_string_pretty(&table).unwrap_or_default();
+            fs::write(&path, json).map_err(LabError::io(format!("cannot write {}", path.display())))?;
+            crate::say::result(&format!(
+                "\nsyscalls of {}\n{}",
+                service.name,
+                syscalls::describe(&table, 12)
+            ));
+        }
+        Ok(())
+    }
+}
+
+fn runs_of<'a>(record: &'a Record, subject: &'a str) -> impl Iterator<Item = &'a Round> {
+    record.rounds.iter().chain(&record.aa).filter(move |round| round.subject == subject)
+}
+
+fn has_run(record: &Record, subject: &str) -> bool {
+    runs_of(record, subject).next().is_some()
+}
+
+fn hopeless(record: &Record, subject: &str) -> bool {
+    let failed = runs_of(record, subject)
+        .filter(|round| matches!(round.voided, Some(Void::SubjectFailed { .. })))
+        .count();
+    failed >= HOPELESS && failed == runs_of(record, subject).count()
+}
+
+/// Whether some run of this round was void for a reason that another try may not meet.
+fn is_void(record: &Record, index: usize) -> bool {
+    record.rounds.iter().chain(&record.aa).any(|round| {
+        round.index as usize == index
+            && matches!(&round.voided, Some(void) if !matches!(void, Void::SubjectFailed { .. }))
+    })
+}
+
+fn good_rounds(record: &Record, last: usize) -> usize {
+    (0..=last).filter(|index| !is_void(record, *index)).count()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn record(rounds: Vec<Round>) -> Record {
+        Record {
+            format: record::FORMAT,
+            id: String::new(),
+            started: String::new(),
+            command: Vec::new(),
+            seed: 1,
+            environment: record::Environment::default(),
+            experiment: record::Experiment::default(),
+            rounds,
+            aa: Vec::new(),
+            sweeps: Vec::new(),
+            interrupted: false,
+        }
+    }
+
+    fn round(index: u32, voided: Option<Void>) -> Round {
+        Round { voided, ..Round::new(index, "a", 0) }
+    }
+
+    #[test]
+    fn a_subject_that_fails_from_the_start_is_given_up_and_one_that_once_worked_is_not() {
+        let failed = || Some(Void::SubjectFailed { how: String::new() });
+        assert!(hopeless(&record(vec![round(0, failed()), round(1, failed())]), "a"));
+        assert!(!hopeless(&record(vec![round(0, failed())]), "a"));
+        assert!(!hopeless(&record(vec![round(0, None), round(1, failed()), round(2, failed())]), "a"));
+    }
+
+    #[test]
+    fn only_rounds_void_for_foreign_reasons_are_repeated() {
+        let stolen = Some(Void::CpuStolen { percent: 3.0, limit_percent: 1.0 });
+        let failed = Some(Void::SubjectFailed { how: String::new() });
+        let record = record(vec![round(0, None), round(1, stolen), round(2, failed)]);
+        assert!(!is_void(&record, 0) && is_void(&record, 1) && !is_void(&record, 2));
+        assert_eq!(good_rounds(&record, 2), 2);
+    }
+}

@@ -1,0 +1,353 @@
+//! One start of one subject with its helpers, and measurements of it under load. Everything ends when it is dropped.
+//!
+//! ```text
+//! workload   ├─ set-up ─┬─ warm-up ─┬──────────── its own measured time ────────────┬─┤
+//! counters                            ├────────────── our window ──────────────┤
+//! ```
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    thread,
+    time::{Duration, Instant},
+};
+
+use super::{
+    halt::Halt,
+    ready,
+    result::{self, Outcome},
+};
+use crate::{
+    error::LabError,
+    experiment::{Experiment, Service, fill::Variables},
+    probe::{
+        Reading, Scope,
+        cpu::cpu_list,
+        hardware::{self, Counting},
+        inside,
+        syscalls::{Syscall, Tracing},
+    },
+    program::{self, Launch, Program},
+    record::Round,
+    stop::Stop,
+    topology::Topology,
+};
+
+/// Packets at which traffic is taken to flow.
+const FLOWING: u64 = 20;
+const LOOK: Duration = Duration::from_millis(10);
+/// Share of one CPU from which a generator is held saturated.
+const SATURATED: f64 = 0.97;
+/// Percent of the subject's CPUs that others may use without a note.
+const FOREIGN_PERCENT: f64 = 3.0;
+
+/// Where and how runs are made; the same for all subjects.
+pub(crate) struct Bench<'a> {
+    pub(crate) experiment: &'a Experiment,
+    pub(crate) topology: &'a Topology,
+    pub(crate) variables: Variables,
+    /// Logs and results of the programs.
+    pub(crate) directory: PathBuf,
+    pub(crate) stop: Stop,
+    /// Whether `perf stat` counts anything on this machine.
+    pub(crate) hardware: bool,
+}
+
+/// A subject that is up.
+pub(crate) struct Session<'a> {
+    bench: &'a Bench<'a>,
+    // Fields are dropped in order: the subject before what it depends on.
+    subject: Program,
+    helpers: Vec<Program>,
+    pub(crate) scope: Scope,
+}
+
+/// How long to measure and what to tell the workload.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Window {
+    pub(crate) warmup: f64,
+    pub(crate) duration: f64,
+}
+
+impl<'a> Bench<'a> {
+    /// Starts helpers and subject anew and waits until each is ready.
+    pub(crate) fn start(&'a self, subject: &Service) -> Result<Session<'a>, Halt> {
+        let mut helpers = Vec::new();
+        for helper in &self.experiment.helper {
+            let launched = self.launch(&helper.fill(&self.variables)?);
+            // The fault is not the subject's.
+            helpers.push(launched.map_err(|halt| match halt {
+                Halt::NotReady(how) => Halt::HelperNotReady(how),
+                other => other,
+            })?);
+        }
+        let service = subject.fill(&self.variables)?;
+        let subject = self.launch(&service)?;
+        let mut scope = Scope::new(self.topology, subject.pid())?;
+        scope.subject_space.clone_from(&service.namespace);
+        scope.subject_cpus = service.cpus.as_deref().map(cpu_list).unwrap_or_default();
+        scope.delivered_at.clone_from(&self.experiment.workload.delivered_at);
+        if let Some(url) = &service.metrics {
+            let (address, path) = inside::parse_url(url)?;
+            let space = service.namespace.as_deref().map(|name| self.topology.anchor(name)).transpose()?;
+            scope.metrics = Some((address, path, space));
+        }
+        Ok(Session { bench: self, subject, helpers, scope })
+    }
+
+    fn launch(&self, service: &Service) -> Result<Program, Halt> {
+        for (name, content) in &service.files {
+            let path = self.directory.join(name);
+            fs::write(&path, content).map_err(LabError::io(format!("cannot write {}", path.display())))?;
+        }
+        let log = self.log(&service.name);
+        // A line of the run before must not pass for readiness of this one.
+        let _ = fs::remove_file(&log);
+        let mut program = Program::start(&Launch {
+            name: service.name.clone(),
+            entry: self.topology.entry(service.namespace.as_deref())?,
+            command: service.command.words()?,
+            directory: service.cwd.clone(),
+            environment: service.env.clone().into_iter().collect(),
+            cpus: service.cpus.clone(),
+            mark: self.topology.id().to_owned(),
+            log: log.clone(),
+            output: None,
+        })?;
+        ready::wait(service, &mut program, self.topology, &log, &self.stop)?;
+        Ok(program)
+    }
+
+    fn log(&self, name: &str) -> PathBuf {
+        self.directory.join(format!("{name}.log"))
+    }
+}
+
+impl Session<'_> {
+    /// The first run after a start, thrown away: caches fill, memory is faulted in, connections are learnt.
+    pub(crate) fn discard_first(&mut self) -> Result<(), Halt> {
+        let seconds = self.bench.experiment.discard;
+        if seconds == 0.0 {
+            return Ok(());
+        }
+        let mut variables = self.bench.variables.clone();
+        // The workload is told a second more than is measured.
+        variables.set_window(0.0, (seconds - 1.0).max(0.0));
+        let (mut workload, _) = self.start_workload(&variables)?;
+        self.await_end(&mut workload, seconds).map(drop)
+    }
+
+    /// One measured run; figures go into `round`.
+    pub(crate) fn measure(
+        &mut self,
+        window: Window,
+        adjust: impl FnOnce(&mut Variables),
+        round: &mut Round,
+    ) -> Result<Outcome, Halt> {
+        self.measure_with(window, adjust, round, |_| Ok(()), |()| {})
+    }
+
+    /// The same under a tracer, for the table of syscalls; `None` where there is no tracer.
+    pub(crate) fn trace(&mut self, window: Window) -> Result<Option<Vec<Syscall>>, Halt> {
+        let mark = self.bench.topology.id().to_owned();
+        let directory = self.bench.directory.clone();
+        let mut table = None;
+        let mut round = Round::new(0, "", 0);
+        self.measure_with(
+            window,
+            |_| {},
+            &mut round,
+            |pids| Ok(Tracing::start(pids, &mark, &directory)?),
+            |tracing| table = tracing.map(Tracing::finish),
+        )?;
+        Ok(table)
+    }
+
+    /// Measures, with something attached to the subject's processes for the length of the window.
+    pub(crate) fn measure_with<T>(
+        &mut self,
+        window: Window,
+        adjust: impl FnOnce(&mut Variables),
+        round: &mut Round,
+        attach: impl FnOnce(&[u32]) -> Result<T, Halt>,
+        detach: impl FnOnce(T),
+    ) -> Result<Outcome, Halt> {
+        let bench = self.bench;
+        let mut variables = bench.variables.clone();
+        variables.set_window(window.warmup, window.duration);
+        adjust(&mut variables);
+        let whole = bench.experiment.workload.whole;
+        let before = if whole { Some(Reading::take(&self.scope, u32::MAX)?) } else { None };
+
+        let (mut workload, result) = self.start_workload(&variables)?;
+        let opened = match before {
+            Some(before) => before,
+            None => {
+                self.await_flow(&mut workload)?;
+                self.pass(Duration::from_secs_f64(window.warmup), &mut workload)?;
+                Reading::take(&self.scope, workload.pid())?
+            }
+        };
+        let counting = if bench.hardware {
+            Some(Counting::start(&program::group(self.subject.pid()), bench.topology.id(), &bench.directory)?)
+        } else {
+            None
+        };
+        let attached = attach(&program::group(self.subject.pid()))?;
+        if whole {
+            self.await_end(&mut workload, window.warmup + window.duration)?;
+        } else {
+            let rest = Duration::from_secs_f64(window.duration).saturating_sub(opened.taken.elapsed());
+            self.pass(rest, &mut workload)?;
+        }
+        let closed = Reading::take(&self.scope, workload.pid())?;
+        detach(attached);
+        match counting {
+            Some(counting) => round.metrics.extend(counting.finish()),
+            None => round.not_supported.extend(hardware::EVENTS.iter().map(|(_, name)| (*name).to_owned())),
+        }
+        closed.since(&opened, &self.scope, round);
+        if !whole {
+            self.await_end(&mut workload, window.warmup + window.duration)?;
+        }
+        // It may have died right at the end.
+        self.check_alive()?;
+        let elapsed = round.metrics.get("elapsed_s").copied().unwrap_or(window.duration);
+        let outcome = read_result(bench.experiment, &result).map_err(Halt::Other)?;
+        outcome.clone().complete(elapsed, round);
+        caveats(round, elapsed);
+        Ok(outcome)
+    }
+
+    fn start_workload(&self, variables: &Variables) -> Result<(Program, PathBuf), Halt> {
+        let bench = self.bench;
+        let workload = &bench.experiment.workload;
+        let on_stdout = workload.result == "stdout";
+        let result = if on_stdout {
+            bench.directory.join("workload.out")
+        } else {
+            PathBuf::from(variables.text(&workload.result)?)
+        };
+        // A result of an earlier run must not pass for this one's.
+        let _ = fs::remove_file(&result);
+        let mut environment = Vec::new();
+        for (name, value) in &workload.env {
+            environment.push((name.clone(), variables.text(value)?));
+        }
+        let mut program = Program::start(&Launch {
+            name: "the workload".to_owned(),
+            entry: bench.topology.entry(workload.namespace.as_deref())?,
+            command: variables.command(&workload.command)?,
+            directory: workload.cwd.clone(),
+            environment,
+            cpus: workload.cpus.clone(),
+            mark: bench.topology.id().to_owned(),
+            log: bench.log("workload"),
+            output: on_stdout.then(|| result.clone()),
+        })?;
+        program.settle(Duration::from_secs(5));
+        Ok((program, result))
+    }
+
+    /// Until the workload's packets arrive; at once on the host, where others' do too.
+    fn await_flow(&mut self, workload: &mut Program) -> Result<(), Halt> {
+        let patience = self.bench.experiment.workload.patience;
+        let deadline = Instant::now() + Duration::from_secs_f64(patience);
+        let Some(start) = self.scope.arrived()? else { return Ok(()) };
+        loop {
+            let arrived = self.scope.arrived()?.unwrap_or(start).saturating_sub(start);
+            // A trickle is traffic too.
+            if arrived >= FLOWING || (arrived > 0 && Instant::now() > deadline) {
+                return Ok(());
+            }
+            self.look(workload)?;
+            if Instant::now() > deadline {
+                return Err(Halt::Other(format!("no traffic arrived within {patience} s")));
+            }
+            thread::sleep(LOOK);
+        }
+    }
+
+    /// Lets time pass while everything runs.
+    fn pass(&mut self, time: Duration, workload: &mut Program) -> Result<(), Halt> {
+        let until = Instant::now() + time;
+        loop {
+            self.look(workload)?;
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Ok(());
+            }
+            thread::sleep(left.min(LOOK));
+        }
+    }
+
+    /// Everything runs and nobody has asked to stop.
+    fn look(&mut self, workload: &mut Program) -> Result<(), Halt> {
+        if self.bench.stop.requested() {
+            return Err(Halt::Interrupted);
+        }
+        self.check_alive()?;
+        match workload.ended() {
+            // The subject's death, noticed by the workload first, is the cause and not the workload's fault.
+            Some(_) => {
+                thread::sleep(LOOK);
+                self.check_alive()?;
+                Err(Halt::Other(format!("{} before the measured time was over", workload.obituary())))
+            }
+            None => Ok(()),
+        }
+    }
+
+    fn check_alive(&mut self) -> Result<(), Halt> {
+        if self.subject.ended().is_some() {
+            return Err(Halt::Subject(format!("under load, {}", self.subject.obituary())));
+        }
+        match self.helpers.iter_mut().find_map(|helper| helper.ended().is_some().then(|| helper.obituary())) {
+            Some(obituary) => Err(Halt::Other(format!("helper {obituary}"))),
+            None => Ok(()),
+        }
+    }
+
+    fn await_end(&mut self, workload: &mut Program, expected: f64) -> Result<(), Halt> {
+        let stop = self.bench.stop.clone();
+        let patience = self.bench.experiment.workload.patience;
+        let deadline = Instant::now() + Duration::from_secs_f64(expected + patience);
+        let ended = loop {
+            let ended = workload.wait(Instant::now() + 10 * LOOK, || stop.requested());
+            if stop.requested() {
+                return Err(Halt::Interrupted);
+            }
+            self.check_alive()?;
+            if ended.is_some() || Instant::now() > deadline {
+                break ended;
+            }
+        };
+        match ended {
+            Some(status) if status.success() => Ok(()),
+            Some(_) => Err(Halt::Other(workload.obituary())),
+            None => Err(Halt::Other(format!("the workload has not ended {patience} s after its time"))),
+        }
+    }
+}
+
+fn read_result(experiment: &Experiment, path: &Path) -> Result<Outcome, String> {
+    if experiment.workload.format == crate::experiment::Format::None {
+        return Ok(Outcome::default());
+    }
+    let text = fs::read_to_string(path).map_err(|error| format!("the workload left no result: {error}"))?;
+    result::read(&experiment.workload, &text)
+}
+
+/// What a reader must know before trusting the figures.
+fn caveats(round: &mut Round, elapsed: f64) {
+    let metric = |name: &str| round.metrics.get(name).copied().unwrap_or(0.0);
+    let mut notes = Vec::new();
+    if metric("foreign_percent") > FOREIGN_PERCENT {
+        notes.push(format!("{:.0} % of the subject's CPUs went to others", metric("foreign_percent")));
+    }
+    // A generator of one thread; one of several may pass this without being at its end, so it is a note only.
+    if metric("generator_cpu_s") > SATURATED * elapsed {
+        notes.push("the generator used a whole CPU: the subject may have waited for it".to_owned());
+    }
+    round.notes.extend(notes);
+}

@@ -1,0 +1,53 @@
+//! What a person reads while the lab works (standard error) and when it is done (standard output).
+
+use std::{
+    io::{IsTerminal, Write},
+    time::Instant,
+};
+
+use crate::progress::Progress;
+
+/// The line of progress on standard error: rewritten in place on a terminal, one line a run elsewhere.
+pub(crate) struct Screen {
+    since: Instant,
+    terminal: bool,
+}
+
+impl Screen {
+    pub(crate) fn new() -> Self {
+        Self { since: Instant::now(), terminal: std::io::stderr().is_terminal() }
+    }
+
+    pub(crate) fn now(&self) -> std::time::Duration {
+        self.since.elapsed()
+    }
+
+    pub(crate) fn progress(&self, progress: &Progress) {
+        let line = progress.line(self.now());
+        // Nobody to tell if standard error is closed.
+        let _ = if self.terminal {
+            write!(std::io::stderr(), "\r\x1b[K{line}")
+        } else {
+            writeln!(std::io::stderr(), "{line}")
+        };
+    }
+
+    /// A line that stays.
+    pub(crate) fn note(&self, text: &str) {
+        let clear = if self.terminal { "\r\x1b[K" } else { "" };
+        let _ = writeln!(std::io::stderr(), "{clear}{text}");
+    }
+
+    /// Removes the line of progress.
+    pub(crate) fn done(&self) {
+        if self.terminal {
+            let _ = write!(std::io::stderr(), "\r\x1b[K");
+        }
+    }
+}
+
+/// Prints a result.
+pub(crate) fn result(text: &str) {
+    // A closed pipe (`| head`) is the reader's choice.
+    let _ = writeln!(std::io::stdout(), "{}", text.trim_end());
+}

@@ -1,0 +1,449 @@
+//! find-max: the highest offered rate whose loss stays within a goal, for several goals at once, in spite of noise.
+//!
+//! A search after MLRsearch (RFC 9971, before that draft-ietf-bmwg-mlrsearch). Every trial at a rate counts for every goal.
+//! A rate becomes a *lower bound* of a goal when at most half of the trial time there lost more than the goal, whatever
+//! the trials still missing would show; an *upper bound* when more than half did; otherwise it is tried again. So one
+//! hiccup does not end the search, and a lucky trial does not win it. Coarse phases of short trials find the region,
+//! the last phase of long ones decides.
+//!
+//! ```text
+//! while let Some(trial) = search.next() {            the caller runs it: rate, seconds
+//!     search.observe(sent, received);                 or search.observe_void() when the generator was late
+//! }
+//! search.found()                                     an interval per goal
+//! ```
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use crate::stats;
+
+/// How much less than the wanted rate the generator may send before the trial is void.
+const SHORTFALL: f64 = 0.02;
+
+/// What to search.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Settings {
+    /// Lowest rate tried, datagrams a second.
+    pub min_pps: u64,
+    /// Highest rate tried, datagrams a second; the search begins there.
+    pub max_pps: u64,
+    /// Loss goals as ratios: 0.001 is 0.1 %.
+    pub goals: Vec<f64>,
+    /// Width of the result relative to its upper end. Not below the largest goal: then the delivered rates of two goals
+    /// can change places.
+    pub width: f64,
+    /// Seconds of a trial in the coarse phases.
+    pub short_s: f64,
+    /// Seconds of a trial in the last phase.
+    pub long_s: f64,
+    /// Seconds of long trials after which a rate is decided in any case. An odd multiple of `long_s`, so that half of it
+    /// is a majority.
+    pub sum_s: f64,
+    /// End the search after so many trials.
+    pub max_trials: usize,
+    /// Void trials at a rate after which the generator is held unable to make it.
+    pub max_voids: u32,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            min_pps: 1_000,
+            max_pps: 2_000_000,
+            goals: vec![0.0, 0.001, 0.005],
+            width: 0.01,
+            short_s: 1.0,
+            long_s: 5.0,
+            sum_s: 15.0,
+            max_trials: 300,
+            max_voids: 3,
+        }
+    }
+}
+
+/// One measurement to make.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Trial {
+    /// Datagrams to offer a second.
+    pub rate_pps: u64,
+    /// Measured seconds.
+    pub duration_s: f64,
+}
+
+/// What the search found for one goal.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Found {
+    /// The goal: loss as a ratio.
+    pub max_loss: f64,
+    /// Highest rate that keeps the goal, datagrams a second. `None`: not even the lowest rate does.
+    pub lower_pps: Option<u64>,
+    /// Lowest rate that does not. `None`: no rate tried fails.
+    pub upper_pps: Option<u64>,
+    /// Datagrams delivered a second at `lower_pps`: the median of its trials that kept the goal.
+    pub delivered_pps: Option<f64>,
+    /// What stands behind the interval.
+    pub because: Because,
+}
+
+/// What ended the search of a goal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Because {
+    /// The interval is as narrow as wanted.
+    Narrow,
+    /// The highest rate keeps the goal: the true maximum is higher.
+    Highest,
+    /// The lowest rate does not: the true maximum is lower.
+    Lowest,
+    /// The generator cannot make a higher rate: the true maximum may be higher.
+    Generator,
+    /// It was ended before: the interval may be wide, and rest on short trials.
+    Ended,
+}
+
+/// A search under way.
+#[derive(Clone, Debug)]
+pub struct Search {
+    settings: Settings,
+    phases: Vec<Phase>,
+    tried: BTreeMap<u64, Vec<Tried>>,
+    voids: BTreeMap<u64, u32>,
+    /// Lowest rate that the generator cannot make, and what it made instead, if that is known.
+    ceiling: Option<(u64, Option<f64>)>,
+    trials: usize,
+    /// Phases before this one are left behind, even if a later trial makes one of their bounds doubtful.
+    phase: usize,
+    current: Option<(Trial, Cursor)>,
+}
+
+/// A pass over all goals.
+#[derive(Clone, Copy, Debug)]
+struct Phase {
+    trial_s: f64,
+    sum_s: f64,
+    width: f64,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Tried {
+    duration_s: f64,
+    loss: f64,
+    delivered_pps: f64,
+}
+
+/// Where the search stands: it stays at a rate until that is decided for this goal in this phase.
+#[derive(Clone, Copy, Debug)]
+struct Cursor {
+    phase: usize,
+    goal: usize,
+    rate: u64,
+    /// How far to move from the nearest bound, relative; doubles with each move, so that a far goal is reached fast.
+    step: f64,
+    /// How the last rate of this phase and goal was decided.
+    last: Option<Bound>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Bound {
+    Lower,
+    Upper,
+}
+
+impl Search {
+    /// Begins. Settings out of order (a lowest rate above the highest, no goal) make a search that is done at once.
+    #[must_use]
+    pub fn new(settings: Settings) -> Self {
+        let phase = |trial_s, sum_s, factor| Phase { trial_s, sum_s, width: settings.width * factor };
+        let phases = vec![
+            phase(settings.short_s, settings.short_s, 4.0),
+            phase(settings.short_s, 3.0 * settings.short_s, 2.0),
+            phase(settings.long_s, settings.sum_s, 1.0),
+        ];
+        Self {
+            settings,
+            phases,
+            tried: BTreeMap::new(),
+            voids: BTreeMap::new(),
+            ceiling: None,
+            trials: 0,
+            phase: 0,
+            current: None,
+        }
+    }
+
+    /// The trial to make now; the same one until it is observed. `None` when the search is done.
+    #[expect(clippy::should_implement_trait, reason = "not an iterator: it must hear the result in between")]
+    pub fn next(&mut self) -> Option<Trial> {
+        if let Some((trial, _)) = self.current {
+            return Some(trial);
+        }
+        self.advance(None);
+        self.current.map(|(trial, _)| trial)
+    }
+
+    /// Whether there is nothing left to try.
+    #[must_use]
+    pub fn done(&mut self) -> bool {
+        self.next().is_none()
+    }
+
+    /// Trials observed, void ones included.
+    #[must_use]
+    pub fn trials(&self) -> usize {
+        self.trials
+    }
+
+    /// The current trial sent and received so many datagrams. Sending much less than wanted makes it void.
+    pub fn observe(&mut self, sent: u64, received: u64) {
+        let Some((trial, cursor)) = self.current else { return };
+        let wanted = trial.rate_pps as f64 * trial.duration_s;
+        // One datagram of grace: at low rates the last one may fall just outside.
+        if sent == 0 || (sent as f64) < wanted * (1.0 - SHORTFALL) - 1.0 {
+            self.void(Some(sent as f64 / trial.duration_s));
+            return;
+        }
+        self.trials += 1;
+        let loss = (1.0 - received as f64 / sent as f64).max(0.0);
+        let tried =
+            Tried { duration_s: trial.duration_s, loss, delivered_pps: received as f64 / trial.duration_s };
+        self.tried.entry(trial.rate_pps).or_default().push(tried);
+        self.current = None;
+        self.advance(Some(cursor));
+    }
+
+    /// The current trial says nothing: the generator was late, CPUs were stolen.
+    ///
+    /// It is repeated; after [`Settings::max_voids`] times the search stays below this rate.
+    pub fn observe_void(&mut self) {
+        self.void(None);
+    }
+
+    /// An interval for each goal, in the order of the goals; also before the search is done, then from what is known.
+    #[must_use]
+    pub fn found(&self) -> Vec<Found> {
+        (0..self.settings.goals.len()).map(|goal| self.found_for(goal)).collect()
+    }
+
+    fn found_for(&self, goal: usize) -> Found {
+        let last = self.phases.len() - 1;
+        let decided = self.finished(last, goal);
+        let phase = if decided {
+            last
+        } else {
+            (0..=last).rev().find(|&p| self.bounds(p, goal).0.is_some()).unwrap_or(0)
+        };
+        let (lower, upper) = self.bounds(phase, goal);
+        let max_loss = self.settings.goals[goal];
+        let delivered_pps = lower.and_then(|rate| {
+            let kept = self.tried[&rate]
+                .iter()
+                .filter(|t| t.loss <= max_loss && t.duration_s >= self.phases[phase].trial_s);
+            stats::median(&kept.map(|tried| tried.delivered_pps).collect::<Vec<_>>())
+        });
+        let ceiling = self.ceiling.map(|(rate, _)| rate);
+        let because = match (lower, upper) {
+            _ if !decided => Because::Ended,
+            (Some(lower), Some(upper)) if narrow(lower, upper, self.phases[phase].width) => Because::Narrow,
+            _ if ceiling.is_some_and(|ceiling| upper.is_none_or(|upper| ceiling < upper)) => {
+                Because::Generator
+            }
+            (_, None) => Because::Highest,
+            (_, Some(_)) => Because::Lowest,
+        };
+        Found { max_loss, lower_pps: lower, upper_pps: upper, delivered_pps, because }
+    }
+
+    fn void(&mut self, made_pps: Option<f64>) {
+        let Some((trial, cursor)) = self.current.take() else { return };
+        self.trials += 1;
+        let voids = self.voids.entry(trial.rate_pps).or_default();
+        *voids += 1;
+        if *voids >= self.settings.max_voids && self.ceiling.is_none_or(|(rate, _)| trial.rate_pps < rate) {
+            self.ceiling = Some((trial.rate_pps, made_pps.filter(|&made| made > 0.0)));
+        }
+        self.advance(Some(cursor));
+    }
+
+    /// Sets the next trial, if any: at the cursor while its rate is undecided, else at the next unfinished place.
+    fn advance(&mut self, cursor: Option<Cursor>) {
+        if self.trials >= self.settings.max_trials {
+            return;
+        }
+        let cursor = match cursor {
+            Some(cursor) => match self.decided(&cursor) {
+                None => Some(cursor),
+                decided => {
+                    self.place(Some(Cursor { step: (cursor.step * 2.0).min(0.5), last: decided, ..cursor }))
+                }
+            },
+            None => self.place(None),
+        };
+        self.phase = cursor.map_or(self.phases.len(), |cursor| cursor.phase);
+        self.current = cursor.map(|cursor| {
+            (Trial { rate_pps: cursor.rate, duration_s: self.phases[cursor.phase].trial_s }, cursor)
+        });
+    }
+
+    /// A rate that the generator cannot make is as good as an upper bound for where to go next.
+    fn decided(&self, cursor: &Cursor) -> Option<Bound> {
+        if self.ceiling.is_some_and(|(ceiling, _)| cursor.rate >= ceiling) {
+            return Some(Bound::Upper);
+        }
+        self.classify(cursor.phase, cursor.goal, cursor.rate)
+    }
+
+    /// The next rate of the first unfinished goal of the first unfinished phase.
+    fn place(&self, from: Option<Cursor>) -> Option<Cursor> {
+        for phase in self.phase..self.phases.len() {
+            for goal in 0..self.settings.goals.len() {
+                if self.finished(phase, goal) {
+                    continue;
+                }
+                let cursor = match from {
+                    Some(cursor) if (cursor.phase, cursor.goal) == (phase, goal) => cursor,
+                    _ => Cursor { phase, goal, rate: 0, step: 2.0 * self.phases[phase].width, last: None },
+                };
+                if let Some(rate) = self.choose(&cursor) {
+                    return Some(Cursor { rate, ..cursor });
+                }
+            }
+        }
+        None
+    }
+
+    /// The rate to try next for this goal in this phase. `None` when no rate between the bounds is left.
+    fn choose(&self, cursor: &Cursor) -> Option<u64> {
+        let &Cursor { phase, goal, step, .. } = cursor;
+        let (lower, upper) = self.range(phase, goal);
+        if let Some(hint) = self.hint(phase, goal, lower, upper) {
+            return Some(hint);
+        }
+        let up = |lower: u64| lower as f64 / (1.0 - step);
+        let down = |upper: u64| upper as f64 * (1.0 - step);
+        let rate = match (lower, upper) {
+            (None, None) => self.settings.max_pps as f64,
+            (Some(lower), None) => up(lower).max(lower as f64 + 1.0),
+            // An overloaded subject still delivers about what it can.
+            (None, Some(upper)) if cursor.last.is_none() || phase == 0 => {
+                self.delivered_at(upper).filter(|&rate| rate < down(upper)).unwrap_or(down(upper))
+            }
+            (None, Some(upper)) => down(upper),
+            (Some(lower), Some(upper)) => {
+                let middle = (lower as f64 * upper as f64).sqrt();
+                match cursor.last {
+                    Some(Bound::Lower) => up(lower).min(middle),
+                    Some(Bound::Upper) => down(upper).max(middle),
+                    None => middle,
+                }
+            }
+        };
+        let rate = pps(rate).max(self.settings.min_pps).min(self.settings.max_pps);
+        let inside = lower.is_none_or(|lower| rate > lower) && upper.is_none_or(|upper| rate < upper);
+        inside.then_some(rate)
+    }
+
+    /// A bound of the phase before that this phase has not decided yet: the place to begin.
+    fn hint(&self, phase: usize, goal: usize, lower: Option<u64>, upper: Option<u64>) -> Option<u64> {
+        let (low, high) = self.bounds(phase.checked_sub(1)?, goal);
+        let undecided = |rate: &u64| {
+            self.classify(phase, goal, *rate).is_none() && upper.is_none_or(|upper| *rate < upper)
+        };
+        low.filter(|_| lower.is_none()).filter(undecided).or_else(|| {
+            high.filter(|high| upper.is_none() && lower.is_none_or(|lower| *high > lower)).filter(undecided)
+        })
+    }
+
+    /// What came through at a rate that was too high, or what the generator made of it.
+    fn delivered_at(&self, rate: u64) -> Option<f64> {
+        if let Some((_, made)) = self.ceiling.filter(|(ceiling, _)| *ceiling == rate) {
+            return made;
+        }
+        stats::median(&self.tried.get(&rate)?.iter().map(|tried| tried.delivered_pps).collect::<Vec<_>>())
+    }
+
+    /// Whether this goal needs no further trial in this phase.
+    fn finished(&self, phase: usize, goal: usize) -> bool {
+        match self.range(phase, goal) {
+            (Some(lower), _) if lower >= self.settings.max_pps => true,
+            (Some(lower), Some(upper)) => narrow(lower, upper, self.phases[phase].width),
+            (None, Some(upper)) => upper <= self.settings.min_pps,
+            (_, None) => self.settings.min_pps > self.settings.max_pps,
+        }
+    }
+
+    /// The bounds between which to go on: the upper one is what the subject or the generator cannot do.
+    fn range(&self, phase: usize, goal: usize) -> (Option<u64>, Option<u64>) {
+        let (lower, upper) = self.bounds(phase, goal);
+        let ceiling = self.ceiling.map(|(rate, _)| rate);
+        (lower, upper.into_iter().chain(ceiling).min())
+    }
+
+    /// The relevant bounds: the smallest upper bound, and the largest lower bound below it. A lossless trial above an
+    /// upper bound is taken for luck.
+    fn bounds(&self, phase: usize, goal: usize) -> (Option<u64>, Option<u64>) {
+        let mut lower = None;
+        for &rate in self.tried.keys() {
+            match self.classify(phase, goal, rate) {
+                Some(Bound::Upper) => return (lower, Some(rate)),
+                Some(Bound::Lower) => lower = Some(rate),
+                None => {}
+            }
+        }
+        (lower, None)
+    }
+
+    /// What the trials at a rate make it for a goal; `None` while trials still missing could turn it.
+    ///
+    /// Trials shorter than the phase's count only as evidence against the rate, and only by what lossy ones exceed the
+    /// good ones: a short trial has had less time to lose something.
+    fn classify(&self, phase: usize, goal: usize, rate: u64) -> Option<Bound> {
+        let (phase, max_loss) = (&self.phases[phase], self.settings.goals[goal]);
+        let trials = self.tried.get(&rate)?;
+        let seconds = |full: bool, kept: bool| -> f64 {
+            trials
+                .iter()
+                .filter(|t| (t.duration_s >= phase.trial_s) == full && (t.loss <= max_loss) == kept)
+                .map(|t| t.duration_s)
+                .sum()
+        };
+        let excess = (seconds(false, false) - seconds(false, true)).max(0.0);
+        let bad = seconds(true, false) + excess;
+        let good = seconds(true, true);
+        let whole = (bad + good).max(phase.sum_s);
+        // Half of the time may be bad: what is found is the median, which one hiccup does not move.
+        let allowed = whole / 2.0;
+        if whole - good <= allowed {
+            Some(Bound::Lower)
+        } else if bad > allowed {
+            Some(Bound::Upper)
+        } else {
+            None
+        }
+    }
+}
+
+/// Latency is measured below the maximum: at 30, 60 and 80 % of the rate found.
+#[must_use]
+pub fn latency_trials(found_pps: u64, duration_s: f64) -> [Trial; 3] {
+    [30, 60, 80].map(|percent| Trial { rate_pps: (found_pps * percent / 100).max(1), duration_s })
+}
+
+fn narrow(lower: u64, upper: u64, width: f64) -> bool {
+    let between = upper.saturating_sub(lower);
+    between <= 1 || between as f64 <= width * upper as f64
+}
+
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "saturates, which is what is wanted"
+)]
+fn pps(rate: f64) -> u64 {
+    rate as u64
+}
+
+#[cfg(test)]
+mod tests;

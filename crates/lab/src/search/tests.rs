@@ -1,0 +1,242 @@
+use rand::{Rng, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+
+use super::*;
+
+/// A subject that forwards up to `capacity` a second, which wobbles, and now and then loses a burst.
+struct Device {
+    rng: ChaCha8Rng,
+    capacity: f64,
+    wobble: f64,
+    hiccup_share: f64,
+    hiccup_loss: f64,
+}
+
+impl Device {
+    fn steady(capacity: f64) -> Self {
+        Self { rng: ChaCha8Rng::seed_from_u64(0), capacity, wobble: 0.0, hiccup_share: 0.0, hiccup_loss: 0.0 }
+    }
+
+    fn noisy(capacity: f64, seed: u64) -> Self {
+        let rng = ChaCha8Rng::seed_from_u64(seed);
+        Self { rng, capacity, wobble: 0.005, hiccup_share: 0.1, hiccup_loss: 0.02 }
+    }
+
+    fn run(&mut self, trial: Trial) -> (u64, u64) {
+        let sent = trial.rate_pps as f64 * trial.duration_s;
+        // The sum of twelve uniform numbers is nearly normal.
+        let normal: f64 = (0..12).map(|_| self.rng.random::<f64>()).sum::<f64>() - 6.0;
+        let can = self.capacity * (1.0 + self.wobble * normal) * trial.duration_s;
+        let mut received = sent.min(can);
+        if self.rng.random::<f64>() < self.hiccup_share {
+            received *= 1.0 - self.hiccup_loss;
+        }
+        (pps(sent), pps(received))
+    }
+
+    fn search(&mut self, settings: Settings) -> Search {
+        let mut search = Search::new(settings);
+        while let Some(trial) = search.next() {
+            let (sent, received) = self.run(trial);
+            search.observe(sent, received);
+        }
+        search
+    }
+}
+
+/// What the search of each goal should find on a device without noise.
+fn truth(capacity: f64, max_loss: f64) -> f64 {
+    capacity / (1.0 - max_loss)
+}
+
+#[test]
+fn a_steady_device_is_found_within_the_width_wherever_its_limit_lies() {
+    for capacity in [1_500.0, 33_333.0, 241_700.0, 1_900_000.0] {
+        let search = Device::steady(capacity).search(Settings::default());
+        for found in search.found() {
+            assert_eq!(found.because, Because::Narrow, "{found:?}");
+            let (lower, upper) = (found.lower_pps.unwrap() as f64, found.upper_pps.unwrap() as f64);
+            let truth = truth(capacity, found.max_loss);
+            assert!(lower <= truth * 1.001 && truth * 0.999 <= upper, "{capacity}: {found:?}");
+            assert!(upper - lower <= 0.01 * upper, "{found:?}");
+            assert!(found.delivered_pps.unwrap() <= capacity * 1.001, "{found:?}");
+        }
+        assert!(search.trials() < 90, "{capacity}: {} trials", search.trials());
+    }
+}
+
+#[test]
+fn noise_and_hiccups_move_the_result_little() {
+    let mut good = 0;
+    for seed in 0..20 {
+        let search = Device::noisy(200_000.0, seed).search(Settings::default());
+        assert!(search.trials() < 200, "{} trials", search.trials());
+        let found = search.found();
+        good += usize::from(found.iter().all(|found| {
+            let truth = truth(200_000.0, found.max_loss);
+            let lower = found.lower_pps.unwrap() as f64;
+            found.because == Because::Narrow && (lower / truth - 1.0).abs() < 0.025
+        }));
+    }
+    assert!(good >= 19, "{good} of 20 searches within 2.5 %");
+}
+
+#[test]
+fn a_plain_bisection_would_have_fallen_for_the_hiccups() {
+    // The same device and goal of no loss: one trial decides a rate, as in RFC 2544.
+    let mut far_off = 0;
+    for seed in 0..20 {
+        let mut device = Device::noisy(200_000.0, seed);
+        let (mut lower, mut upper) = (1_000_u64, 2_000_000_u64);
+        while !narrow(lower, upper, 0.01) {
+            let rate = pps((lower as f64 * upper as f64).sqrt());
+            let (sent, received) = device.run(Trial { rate_pps: rate, duration_s: 5.0 });
+            if received < sent { upper = rate } else { lower = rate }
+        }
+        far_off += usize::from(((lower as f64) / 200_000.0 - 1.0).abs() > 0.025);
+    }
+    assert!(far_off >= 5, "only {far_off} of 20 bisections went astray");
+}
+
+#[test]
+fn a_looser_goal_never_finds_less() {
+    for seed in 100..130 {
+        let found = Device::noisy(50_000.0, seed).search(Settings::default()).found();
+        for pair in found.windows(2) {
+            assert!(pair[0].upper_pps <= pair[1].upper_pps, "{pair:?}");
+            assert!(pair[0].lower_pps <= pair[1].lower_pps, "{pair:?}");
+        }
+    }
+}
+
+#[test]
+fn a_device_faster_than_the_highest_rate_is_said_to_be_so() {
+    for found in Device::steady(1e7).search(Settings::default()).found() {
+        assert_eq!(
+            (found.because, found.lower_pps, found.upper_pps),
+            (Because::Highest, Some(2_000_000), None)
+        );
+    }
+}
+
+#[test]
+fn a_device_that_loses_always_is_said_to_be_below_the_lowest_rate() {
+    let mut device = Device { hiccup_share: 1.0, hiccup_loss: 0.5, ..Device::steady(1e7) };
+    let search = device.search(Settings::default());
+    for found in search.found() {
+        assert_eq!((found.because, found.lower_pps, found.upper_pps), (Because::Lowest, None, Some(1_000)));
+        assert_eq!(found.delivered_pps, None);
+    }
+    assert!(search.trials() < 60, "{} trials", search.trials());
+}
+
+#[test]
+fn a_device_that_collapses_under_overload_is_still_found() {
+    // Receive livelock: above its limit it delivers a tenth of it.
+    let mut search = Search::new(Settings::default());
+    while let Some(trial) = search.next() {
+        let rate = if trial.rate_pps > 120_000 { 12_000 } else { trial.rate_pps };
+        search.observe(trial.rate_pps * 5, rate * 5);
+    }
+    for found in search.found() {
+        let lower = found.lower_pps.unwrap();
+        assert!(found.because == Because::Narrow && (118_800..=120_000).contains(&lower), "{found:?}");
+    }
+}
+
+#[test]
+fn a_generator_that_cannot_make_the_rate_bounds_the_search_and_is_named() {
+    let mut search = Search::new(Settings::default());
+    while let Some(trial) = search.next() {
+        let made = trial.rate_pps.min(300_000);
+        let sent = pps(made as f64 * trial.duration_s);
+        search.observe(sent, sent);
+    }
+    assert!(search.trials() < 60, "{} trials", search.trials());
+    for found in search.found() {
+        assert_eq!(found.because, Because::Generator, "{found:?}");
+        let lower = found.lower_pps.unwrap();
+        assert!((280_000..=306_200).contains(&lower), "{found:?}");
+    }
+}
+
+#[test]
+fn a_generator_that_is_late_above_some_rate_bounds_the_search_too() {
+    let mut search = Search::new(Settings::default());
+    while let Some(trial) = search.next() {
+        if trial.rate_pps > 300_000 {
+            search.observe_void();
+        } else {
+            let sent = pps(trial.rate_pps as f64 * trial.duration_s);
+            search.observe(sent, sent);
+        }
+    }
+    for found in search.found() {
+        let lower = found.lower_pps.unwrap();
+        assert!(found.because == Because::Generator && (297_000..=300_000).contains(&lower), "{found:?}");
+    }
+    assert!(search.trials() < 90, "{} trials", search.trials());
+}
+
+#[test]
+fn a_void_trial_is_repeated_and_counts_for_nothing() {
+    let mut search = Search::new(Settings::default());
+    let trial = search.next().unwrap();
+    search.observe_void();
+    assert_eq!(search.next(), Some(trial));
+    assert_eq!(search.found()[0].lower_pps, None);
+    assert_eq!(search.trials(), 1);
+}
+
+#[test]
+fn the_search_ends_when_trials_run_out_and_tells_what_it_knows() {
+    let search = Device::steady(100_000.0).search(Settings { max_trials: 8, ..Settings::default() });
+    assert_eq!(search.trials(), 8);
+    for found in search.found() {
+        assert_eq!(found.because, Because::Ended);
+        assert!(found.lower_pps.unwrap() <= 100_600, "{found:?}");
+    }
+}
+
+#[test]
+fn next_repeats_the_trial_until_it_is_observed() {
+    let mut search = Search::new(Settings::default());
+    assert_eq!(search.next(), search.next());
+    assert!(!search.done());
+    let before = search.trials();
+    search.observe(2_000_000, 0);
+    assert_eq!(search.trials(), before + 1);
+}
+
+#[test]
+fn impossible_settings_are_done_at_once() {
+    assert!(Search::new(Settings { min_pps: 10, max_pps: 5, ..Settings::default() }).done());
+    assert!(Search::new(Settings { goals: Vec::new(), ..Settings::default() }).done());
+}
+
+#[test]
+fn any_answers_end_the_search() {
+    for seed in 0..50 {
+        let mut rng = ChaCha8Rng::seed_from_u64(seed);
+        let mut search = Search::new(Settings::default());
+        let mut longest = 0.0;
+        while let Some(trial) = search.next() {
+            assert!(trial.duration_s >= longest, "a phase left behind was taken up again");
+            longest = trial.duration_s;
+            let sent = pps(trial.rate_pps as f64 * trial.duration_s);
+            match rng.random_range(0..4) {
+                0 => search.observe_void(),
+                1 => search.observe(sent, sent),
+                _ => search.observe(sent, rng.random_range(0..=sent)),
+            }
+        }
+        assert!(search.trials() <= 300 && search.done());
+        assert_eq!(search.found().len(), 3);
+    }
+}
+
+#[test]
+fn latency_is_measured_at_30_60_and_80_percent() {
+    assert_eq!(latency_trials(200_000, 5.0).map(|trial| trial.rate_pps), [60_000, 120_000, 160_000]);
+    assert_eq!(latency_trials(1, 5.0).map(|trial| trial.rate_pps), [1, 1, 1]);
+}

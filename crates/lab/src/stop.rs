@@ -1,0 +1,67 @@
+//! Ctrl-C: what was measured is kept and reported. A second one ends at once; the guardian cleans up.
+
+use std::{
+    sync::{
+        Arc, OnceLock,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread,
+};
+
+use tokio::signal::unix::{SignalKind, signal};
+
+/// Whether to stop; clones share the answer.
+#[derive(Clone, Debug, Default)]
+pub struct Stop(Arc<AtomicBool>);
+
+impl Stop {
+    /// Listens for SIGINT, SIGTERM and SIGHUP from now on.
+    #[must_use]
+    pub fn on_signals() -> Self {
+        static STOP: OnceLock<Stop> = OnceLock::new();
+        STOP.get_or_init(|| {
+            let stop = Self::default();
+            let listener = stop.clone();
+            // Without it (no threads left) the signals keep their default action, and the guardian cleans up.
+            let _ = thread::Builder::new().name("signals".to_owned()).spawn(move || listener.listen());
+            stop
+        })
+        .clone()
+    }
+
+    /// Asks to stop.
+    pub fn request(&self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether somebody has asked.
+    #[must_use]
+    pub fn requested(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
+    }
+
+    fn listen(&self) {
+        let Ok(runtime) = tokio::runtime::Builder::new_current_thread().enable_io().build() else { return };
+        runtime.block_on(async {
+            let (Ok(mut int), Ok(mut term), Ok(mut hup)) = (
+                signal(SignalKind::interrupt()),
+                signal(SignalKind::terminate()),
+                signal(SignalKind::hangup()),
+            ) else {
+                return;
+            };
+            loop {
+                tokio::select! {
+                    _ = int.recv() => {}
+                    _ = term.recv() => {}
+                    _ = hup.recv() => {}
+                }
+                if self.requested() {
+                    // 128 + SIGINT, as a shell would say.
+                    std::process::exit(130);
+                }
+                self.request();
+            }
+        });
+    }
+}

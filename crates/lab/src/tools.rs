@@ -1,0 +1,96 @@
+//! Programs of the system that the lab calls, and what to install when one is missing.
+
+use std::{
+    env,
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+};
+
+use crate::error::LabError;
+
+/// Programs and the Debian package each comes from.
+const PACKAGES: [(&str, &str); 14] = [
+    ("ip", "iproute2"),
+    ("nsenter", "util-linux"),
+    ("unshare", "util-linux"),
+    ("taskset", "util-linux"),
+    ("ethtool", "ethtool"),
+    ("perf", "linux-perf"),
+    ("strace", "strace"),
+    ("iperf3", "iperf3"),
+    ("socat", "socat"),
+    ("haproxy", "haproxy"),
+    ("rinetd", "rinetd"),
+    ("turnserver", "coturn"),
+    ("turnutils_uclient", "coturn"),
+    ("python3", "python3"),
+];
+
+/// Where `program` is: itself if it is a path to a file, otherwise the first match in `PATH`.
+pub(crate) fn find(program: &str) -> Option<PathBuf> {
+    if program.contains('/') {
+        return Path::new(program).is_file().then(|| program.into());
+    }
+    env::split_paths(&env::var_os("PATH")?)
+        .map(|directory| directory.join(program))
+        .find(|path| path.is_file())
+}
+
+/// As [`find`], or one sentence with the remedy; `purpose` completes "... is needed".
+pub(crate) fn require(program: &str, purpose: &str) -> Result<PathBuf, LabError> {
+    find(program).ok_or_else(|| LabError::usage(missing(program, purpose)))
+}
+
+/// The sentence about a missing program.
+pub(crate) fn missing(program: &str, purpose: &str) -> String {
+    let remedy = match PACKAGES.iter().find(|(name, _)| *name == program) {
+        Some((_, package)) => format!("apt-get install {package}"),
+        None if program.contains('/') => "build it first, or correct its path".to_owned(),
+        None => "install it, or correct its name".to_owned(),
+    };
+    format!("`{program}` is missing, needed {purpose}: {remedy}")
+}
+
+/// Runs a command to its end; its standard output, or its standard error as the reason.
+pub(crate) fn output(command: &[String]) -> Result<String, LabError> {
+    let (program, arguments) =
+        command.split_first().ok_or_else(|| LabError::failed("an empty command was to be run"))?;
+    let output = Command::new(program)
+        .args(arguments)
+        .stdin(Stdio::null())
+        .output()
+        .map_err(LabError::io(format!("cannot start `{program}`")))?;
+    if output.status.success() {
+        return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
+    }
+    let reason = String::from_utf8_lossy(&output.stderr);
+    Err(LabError::failed(format!("`{}` failed: {}", command.join(" "), reason.trim())))
+}
+
+/// Owned words, for commands put together from literals.
+pub(crate) fn words<'a>(words: impl IntoIterator<Item = &'a str>) -> Vec<String> {
+    words.into_iter().map(str::to_owned).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_missing_tool_is_named_with_its_package() {
+        assert_eq!(
+            missing("iperf3", "as workload"),
+            "`iperf3` is missing, needed as workload: apt-get install iperf3"
+        );
+        assert!(missing("./target/x", "as subject").ends_with("build it first, or correct its path"));
+        assert!(find("sh").is_some());
+        assert!(find("/no/such/program").is_none());
+        assert!(find("no-such-program-anywhere").is_none());
+    }
+
+    #[test]
+    fn a_failing_command_tells_why() {
+        let error = output(&words(["sh", "-c", "echo because >&2; exit 3"])).unwrap_err().to_string();
+        assert!(error.ends_with("failed: because"), "{error}");
+    }
+}

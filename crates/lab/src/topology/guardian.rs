@@ -1,0 +1,62 @@
+//! A small shell that outlives the lab: when our end of its pipe closes, because we are done or because we died of
+//! whatever signal, it ends what carries our mark and removes our namespaces. So not even SIGKILL leaves anything.
+
+use std::{
+    os::unix::process::CommandExt,
+    path::Path,
+    process::{Child, Command, Stdio},
+};
+
+use crate::{error::LabError, program::MARK};
+
+/// $1 mark, $2 state file, then the names of namespaces. Everything it ends was started by the lab: only such
+/// processes carry the mark or live in the namespaces.
+const SCRIPT: &str = r#"
+mark=$1; state=$2; shift 2
+trap '' INT TERM HUP QUIT
+cat >/dev/null
+tries=0
+while [ $tries -lt 20 ]; do
+    tries=$((tries + 1)); found=
+    for file in $(grep -lzx "$mark" /proc/[0-9]*/environ 2>/dev/null); do
+        pid=${file#/proc/}; kill -9 "${pid%/environ}" 2>/dev/null && found=1
+    done
+    for name in "$@"; do
+        for pid in $(ip netns pids "$name" 2>/dev/null); do kill -9 "$pid" 2>/dev/null && found=1; done
+    done
+    [ -z "$found" ] && break
+    sleep 0.05
+done
+for name in "$@"; do ip netns del "$name" 2>/dev/null; done
+rm -f "$state"
+"#;
+
+/// The watching shell; dropping this makes it act, and waits until it has.
+#[derive(Debug)]
+pub(crate) struct Guardian(Child);
+
+impl Guardian {
+    pub(crate) fn start(id: &str, state: &Path, namespaces: &[String]) -> Result<Self, LabError> {
+        Command::new("sh")
+            .args(["-c", SCRIPT, "turnpike-lab-guardian", &format!("{MARK}={id}")])
+            .arg(state)
+            .args(namespaces)
+            // It must not find itself, even when the lab runs inside a lab.
+            .env_remove(MARK)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            // Ctrl-C reaches the foreground process group; the guardian must outlive it.
+            .process_group(0)
+            .spawn()
+            .map(Self)
+            .map_err(LabError::io("cannot start `sh`"))
+    }
+}
+
+impl Drop for Guardian {
+    fn drop(&mut self) {
+        drop(self.0.stdin.take());
+        let _ = self.0.wait();
+    }
+}

@@ -1,0 +1,358 @@
+//! Network namespaces joined by veth pairs, and the certainty that they go away again.
+//!
+//! As root each namespace has a name, `tplab-ID-NAME`, that `ip netns` shows and by which a stale one is found;
+//! without root they live inside a user namespace. In both cases a sleeping anchor process holds each, and everything
+//! else enters through the anchor. Nothing outside the namespaces is touched.
+
+mod guardian;
+pub(crate) mod offload;
+pub(crate) mod spec;
+pub(crate) mod state;
+pub(crate) mod userns;
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    os::unix::process::CommandExt,
+    path::Path,
+    process::{Command, Stdio},
+    thread,
+    time::{Duration, Instant},
+};
+
+use self::{
+    guardian::Guardian,
+    spec::{Namespace, Spec},
+    state::{Identity, SpaceState, State},
+};
+use crate::{
+    error::LabError,
+    program::{self, MARK},
+    strict::nearest,
+    tools::{self, words},
+};
+
+/// Every namespace of every lab starts with this.
+const FAMILY: &str = "tplab-";
+/// For an anchor to have become `sleep`.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// A set of namespaces, or none (the host alone).
+#[derive(Debug)]
+pub(crate) struct Topology {
+    state: State,
+    /// Names for addresses in commands, see [`Spec::addresses`].
+    pub(crate) addresses: BTreeMap<String, String>,
+    /// By `NAMESPACE/DEVICE`.
+    pub(crate) offloads: BTreeMap<String, BTreeMap<String, bool>>,
+    /// `None` for what `lab up` made.
+    guardian: Option<Guardian>,
+}
+
+impl Topology {
+    /// Makes the namespaces of `spec`, to be kept until [`down`].
+    pub(crate) fn up(spec: &Spec, id: &str) -> Result<Self, LabError> {
+        if let Some(state) = State::load(id)?
+            && !state.is_stale()
+        {
+            return Err(LabError::usage(format!(
+                "topology \"{id}\" is up already: `turnpike lab down` ends it"
+            )));
+        }
+        remove_stale()?;
+        let mut lab = Self::new(id, None);
+        match lab.build(spec) {
+            Ok(()) => Ok(lab),
+            Err(error) => {
+                remove(&lab.state)?;
+                Err(error)
+            }
+        }
+    }
+
+    /// Makes the namespaces of `spec`, or stays on the host; gone when dropped, and even if this process is killed.
+    pub(crate) fn for_run(spec: Option<&Spec>) -> Result<Self, LabError> {
+        remove_stale()?;
+        // Several runs of one process (tests) must not share their namespaces.
+        static RUNS: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
+        let run = RUNS.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        let mut lab = Self::new(&format!("{}.{run}", std::process::id()), Identity::of(std::process::id()));
+        let spaces = spec.map_or(&[][..], |spec| &spec.namespace);
+        let names: Vec<String> = if userns::is_root() {
+            spaces.iter().map(|space| lab.netns_name(&space.name)).collect()
+        } else {
+            Vec::new()
+        };
+        lab.state.save()?;
+        lab.guardian = Some(Guardian::start(lab.id(), &state::path_of(lab.id())?, &names)?);
+        if let Some(spec) = spec {
+            lab.build(spec)?;
+        }
+        Ok(lab)
+    }
+
+    /// The topology that `lab up` made.
+    pub(crate) fn find(id: &str) -> Result<Self, LabError> {
+        match State::load(id)? {
+            Some(state) if state.is_whole() => {
+                Ok(Self { state, addresses: BTreeMap::new(), offloads: BTreeMap::new(), guardian: None })
+            }
+            _ => Err(LabError::usage(format!("topology \"{id}\" is not up: `turnpike lab up` makes it"))),
+        }
+    }
+
+    fn new(id: &str, owner: Option<Identity>) -> Self {
+        let state =
+            State { id: id.to_owned(), owner, user_namespace: !userns::is_root(), spaces: Vec::new() };
+        Self { state, addresses: BTreeMap::new(), offloads: BTreeMap::new(), guardian: None }
+    }
+
+    /// The mark of its processes.
+    pub(crate) fn id(&self) -> &str {
+        &self.state.id
+    }
+
+    pub(crate) fn names(&self) -> impl Iterator<Item = &str> {
+        self.state.spaces.iter().map(|space| space.name.as_str())
+    }
+
+    /// A process that lives in the namespace as long as the topology does; `/proc/PID/net` has its counters.
+    pub(crate) fn anchor(&self, name: &str) -> Result<u32, LabError> {
+        self.space(name).map(|space| space.anchor.pid)
+    }
+
+    /// The words before a command that make it run in that namespace, by `exec`; none for the host.
+    pub(crate) fn entry(&self, name: Option<&str>) -> Result<Vec<String>, LabError> {
+        match name {
+            Some(name) => Ok(self.entry_of(self.anchor(name)?)),
+            None => Ok(Vec::new()),
+        }
+    }
+
+    fn entry_of(&self, anchor: u32) -> Vec<String> {
+        let mut entry = words(["nsenter", "-t", &anchor.to_string(), "-n"]);
+        // The owner's user namespace comes first, unless we are in it already.
+        if self.state.user_namespace && userns::inherited_directory().is_none() {
+            entry.extend(words(["-U", "--preserve-credentials"]));
+        }
+        entry.push("--".to_owned());
+        entry
+    }
+
+    fn space(&self, name: &str) -> Result<&SpaceState, LabError> {
+        self.state.spaces.iter().find(|space| space.name == name).ok_or_else(|| {
+            let known: Vec<&str> = self.names().collect();
+            LabError::usage(match nearest(name, known.iter().copied()) {
+                Some(meant) => format!("no namespace \"{name}\"; did you mean \"{meant}\"?"),
+                None => format!("no namespace \"{name}\"; there are: {}", known.join(", ")),
+            })
+        })
+    }
+
+    fn netns_name(&self, name: &str) -> String {
+        format!("{FAMILY}{}-{name}", self.id())
+    }
+
+    fn build(&mut self, spec: &Spec) -> Result<(), LabError> {
+        self.state.save()?;
+        for space in &spec.namespace {
+            self.add_space(space)?;
+        }
+        let has_ipv6 = fs::exists("/proc/net/if_inet6").unwrap_or(false);
+        for link in &spec.link {
+            let [a, b] = &link.ends;
+            // Made in the namespace of one end: without root, this process has no say where it is itself.
+            let mtu = link.mtu.to_string();
+            run(
+                &self.entry(Some(&a.namespace))?,
+                &[
+                    "ip",
+                    "link",
+                    "add",
+                    &a.device,
+                    "mtu",
+                    &mtu,
+                    "type",
+                    "veth",
+                    "peer",
+                    "name",
+                    &b.device,
+                    "mtu",
+                    &mtu,
+                    "netns",
+                    &self.anchor(&b.namespace)?.to_string(),
+                ],
+            )?;
+        }
+        for end in spec.ends() {
+            let entry = self.entry(Some(&end.namespace))?;
+            for address in &end.addresses {
+                // The only host on its link needs no duplicate address detection, and its second of waiting.
+                let v6 = address.contains(':');
+                if v6 && !has_ipv6 {
+                    continue;
+                }
+                let extra: &[&str] = if v6 { &["nodad"] } else { &[] };
+                run(&entry, &[&["ip", "addr", "add", address, "dev", &end.device], extra].concat())?;
+            }
+            let held = offload::apply(&entry, &end.device, &spec.offloads)?;
+            self.offloads.insert(format!("{}/{}", end.namespace, end.device), held);
+            run(&entry, &["ip", "link", "set", &end.device, "up"])?;
+        }
+        for space in &spec.namespace {
+            self.route(space, has_ipv6)?;
+        }
+        self.addresses = spec.addresses();
+        Ok(())
+    }
+
+    fn add_space(&mut self, space: &Namespace) -> Result<(), LabError> {
+        let (netns, holder) = if userns::is_root() {
+            let name = self.netns_name(&space.name);
+            tools::output(&words(["ip", "netns", "add", &name]))?;
+            let path = format!("--net=/run/netns/{name}");
+            (Some(name), words(["nsenter", &path, "--", "sleep", "infinity"]))
+        } else {
+            (None, words(["unshare", "-n", "--", "sleep", "infinity"]))
+        };
+        let anchor = Command::new(&holder[0])
+            .args(&holder[1..])
+            .env(MARK, self.id())
+            .current_dir("/")
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .process_group(0)
+            .spawn()
+            .map_err(LabError::io("cannot start `sleep`"))?
+            .id();
+        let identity =
+            Identity::of(anchor).ok_or_else(|| LabError::failed("an anchor process died at once"))?;
+        self.state.spaces.push(SpaceState { name: space.name.clone(), anchor: identity, netns });
+        self.state.save()?;
+        let deadline = Instant::now() + PATIENCE;
+        while fs::read_to_string(format!("/proc/{anchor}/comm")).unwrap_or_default().trim() != "sleep" {
+            if Instant::now() > deadline || !identity.lives() {
+                return Err(LabError::failed(format!("`{}` does not start", holder.join(" "))));
+            }
+            thread::sleep(Duration::from_millis(2));
+        }
+        Ok(())
+    }
+
+    fn route(&self, space: &Namespace, has_ipv6: bool) -> Result<(), LabError> {
+        let entry = self.entry(Some(&space.name))?;
+        run(&entry, &["ip", "link", "set", "lo", "up"])?;
+        let mut settings = space.sysctl.clone();
+        if space.forward {
+            settings.insert("ipv4/ip_forward".to_owned(), "1".to_owned());
+            if has_ipv6 {
+                settings.insert("ipv6/conf/all/forwarding".to_owned(), "1".to_owned());
+            }
+        }
+        for (name, value) in &settings {
+            // /proc/sys/net shows the namespace of whoever opens it, so a process inside must.
+            let script = "printf %s \"$2\" > \"/proc/sys/net/$1\"";
+            run(&entry, &["sh", "-c", script, "sysctl", name, value])?;
+        }
+        for gateway in &space.gateways {
+            if gateway.is_ipv4() || has_ipv6 {
+                run(&entry, &["ip", "route", "add", "default", "via", &gateway.to_string()])?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Topology {
+    fn drop(&mut self) {
+        if let Some(guardian) = self.guardian.take() {
+            program::sweep(self.id());
+            drop(guardian);
+        }
+    }
+}
+
+/// Ends the topology of that id, if there is one, and all that have lost their owner; how many it ended.
+pub(crate) fn down(id: &str) -> Result<usize, LabError> {
+    let mut ended = 0;
+    if let Some(state) = State::load(id)? {
+        remove(&state)?;
+        ended += 1;
+    }
+    Ok(ended + remove_stale()?)
+}
+
+/// Removes what crashed runs have left: state without owner, and namespaces of ours without state.
+pub(crate) fn remove_stale() -> Result<usize, LabError> {
+    // Names before states: another lab writes its state first, so whatever has a name by now has a state, too.
+    let named = userns::is_root() && tools::find("ip").is_some();
+    let names = if named { netns_names()? } else { Vec::new() };
+    let (stale, alive): (Vec<State>, Vec<State>) = state::all()?.into_iter().partition(State::is_stale);
+    for state in &stale {
+        remove(state)?;
+    }
+    let mut removed = stale.len();
+    for name in names {
+        let belongs_to = |state: &State| name.starts_with(&format!("{FAMILY}{}-", state.id));
+        if !alive.iter().any(belongs_to) {
+            remove_netns(&name)?;
+            removed += usize::from(!stale.iter().any(belongs_to));
+        }
+    }
+    Ok(removed)
+}
+
+fn remove(state: &State) -> Result<(), LabError> {
+    program::sweep(&state.id);
+    if userns::is_root() && tools::find("ip").is_some() {
+        // By name, not from the list: it may have died between making one and noting it.
+        let family = format!("{FAMILY}{}-", state.id);
+        for name in netns_names()?.iter().filter(|name| name.starts_with(&family)) {
+            remove_netns(name)?;
+        }
+    }
+    state.remove()
+}
+
+fn remove_netns(name: &str) -> Result<(), LabError> {
+    // A process may have cleared its environment, and with it the mark; it still lives in our namespace.
+    let pids = tools::output(&words(["ip", "netns", "pids", name])).unwrap_or_default();
+    for pid in pids.split_whitespace().filter_map(|pid| program::to_pid(pid.parse().ok()?)) {
+        let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
+    }
+    match tools::output(&words(["ip", "netns", "del", name])) {
+        Err(error) if fs::exists(Path::new("/run/netns").join(name)).unwrap_or(true) => Err(error),
+        // Somebody else's `down` or a guardian was faster.
+        _ => Ok(()),
+    }
+}
+
+fn netns_names() -> Result<Vec<String>, LabError> {
+    Ok(parse_netns_names(&tools::output(&words(["ip", "netns", "list"]))?))
+}
+
+fn parse_netns_names(list: &str) -> Vec<String> {
+    list.lines()
+        .filter_map(|line| line.split_whitespace().next())
+        .filter(|name| name.starts_with(FAMILY))
+        .map(str::to_owned)
+        .collect()
+}
+
+fn run(entry: &[String], command: &[&str]) -> Result<(), LabError> {
+    let mut all = entry.to_vec();
+    all.extend(words(command.iter().copied()));
+    tools::output(&all).map(drop)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn namespaces_are_listed_with_or_without_an_id_and_never_anyone_elses() {
+        let list = "tplab-7-client (id: 0)\ntplab-up-peer\nmine\nx-tplab-7-relay\n";
+        assert_eq!(parse_netns_names(list), ["tplab-7-client", "tplab-up-peer"]);
+    }
+}

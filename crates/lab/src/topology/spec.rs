@@ -1,0 +1,210 @@
+//! What a topology file says: namespaces, the links between them, offloads. Checked when read.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+    path::Path,
+};
+
+use serde::Deserialize;
+
+use crate::{
+    error::LabError,
+    strict::{self, nearest},
+};
+
+/// The topology that is used when nobody names another.
+const DEFAULT: &str = include_str!("default.toml");
+
+/// A topology file.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Spec {
+    pub(crate) namespace: Vec<Namespace>,
+    #[serde(default)]
+    pub(crate) link: Vec<Link>,
+    /// `ethtool -K` names, applied to every device.
+    #[serde(default)]
+    pub(crate) offloads: BTreeMap<String, bool>,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Namespace {
+    pub(crate) name: String,
+    /// Whether it forwards packets between its links.
+    #[serde(default)]
+    pub(crate) forward: bool,
+    /// Default routes, one a family.
+    #[serde(default)]
+    pub(crate) gateways: Vec<IpAddr>,
+    /// Below `/proc/sys/net`, such as `"ipv4/ip_local_port_range" = "1024 65535"`.
+    #[serde(default)]
+    pub(crate) sysctl: BTreeMap<String, String>,
+}
+
+/// A veth pair.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Link {
+    pub(crate) ends: [End; 2],
+    #[serde(default = "ethernet")]
+    pub(crate) mtu: u32,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct End {
+    pub(crate) namespace: String,
+    pub(crate) device: String,
+    /// `ADDRESS/PREFIX`.
+    pub(crate) addresses: Vec<String>,
+}
+
+impl Spec {
+    /// The topology of `path`, or the default one.
+    pub(crate) fn load(path: Option<&Path>) -> Result<Self, LabError> {
+        match path {
+            Some(path) => {
+                let spec: Self = strict::read(path)?;
+                spec.check(&path.display().to_string())?;
+                Ok(spec)
+            }
+            None => strict::parse("the default topology", DEFAULT),
+        }
+    }
+
+    fn check(&self, name: &str) -> Result<(), LabError> {
+        let refuse = |problem: String| Err(LabError::usage(format!("{name}: {problem}")));
+        let names: BTreeSet<&str> = self.namespace.iter().map(|space| space.name.as_str()).collect();
+        if names.len() != self.namespace.len() || names.is_empty() {
+            return refuse("namespaces need names, each its own".to_owned());
+        }
+        for name in &names {
+            if !is_plain(name, 16) {
+                return refuse(format!(
+                    "namespace \"{name}\": expected 1 to 16 lower case letters, digits or hyphens, a letter first"
+                ));
+            }
+        }
+        let mut devices = BTreeSet::new();
+        for end in self.ends() {
+            if !names.contains(end.namespace.as_str()) {
+                let hint = match nearest(&end.namespace, names.iter().copied()) {
+                    Some(meant) => format!("; did you mean \"{meant}\"?"),
+                    None => String::new(),
+                };
+                return refuse(format!("a link ends in \"{}\", which is no namespace{hint}", end.namespace));
+            }
+            // Interface names have at most 15 bytes (IFNAMSIZ).
+            if !is_plain(&end.device, 15) {
+                return refuse(format!("device \"{}\": expected 1 to 15 plain characters", end.device));
+            }
+            if !devices.insert((&end.namespace, &end.device)) {
+                return refuse(format!("device \"{}\" is in namespace {} twice", end.device, end.namespace));
+            }
+            for address in &end.addresses {
+                if parse_address(address).is_none() {
+                    return refuse(format!("\"{address}\": expected ADDRESS/PREFIX such as 10.77.1.2/24"));
+                }
+            }
+        }
+        if let Some(link) = self.link.iter().find(|link| !(68..=65_535).contains(&link.mtu)) {
+            return refuse(format!("mtu {}: expected 68 to 65535", link.mtu));
+        }
+        for key in self.namespace.iter().flat_map(|space| space.sysctl.keys()) {
+            if key.contains("..") || key.starts_with('/') {
+                return refuse(format!("sysctl \"{key}\": expected a path below /proc/sys/net"));
+            }
+        }
+        Ok(())
+    }
+
+    pub(crate) fn ends(&self) -> impl Iterator<Item = &End> {
+        self.link.iter().flat_map(|link| &link.ends)
+    }
+
+    /// Names for the addresses, for use in commands: `client` and `client6` are the first IPv4 and IPv6 address of
+    /// that namespace, `relay-peer` and `relay-peer6` those of `relay` on its link with `peer`.
+    pub(crate) fn addresses(&self) -> BTreeMap<String, String> {
+        let mut names = BTreeMap::new();
+        for link in &self.link {
+            for (end, far) in [(&link.ends[0], &link.ends[1]), (&link.ends[1], &link.ends[0])] {
+                for address in end.addresses.iter().filter_map(|text| parse_address(text)) {
+                    let family = if address.is_ipv4() { "" } else { "6" };
+                    for name in [
+                        format!("{}{family}", end.namespace),
+                        format!("{}-{}{family}", end.namespace, far.namespace),
+                    ] {
+                        names.entry(name).or_insert_with(|| address.to_string());
+                    }
+                }
+            }
+        }
+        names
+    }
+}
+
+/// The address of `ADDRESS/PREFIX`, if both are right.
+pub(crate) fn parse_address(text: &str) -> Option<IpAddr> {
+    let (address, prefix) = text.split_once('/')?;
+    let address: IpAddr = address.parse().ok()?;
+    let bits = if address.is_ipv4() { 32 } else { 128 };
+    prefix.parse::<u32>().is_ok_and(|prefix| prefix <= bits).then_some(address)
+}
+
+/// Whether a name can stand in a file name, a command and an interface list.
+pub(crate) fn is_plain(name: &str, longest: usize) -> bool {
+    (1..=longest).contains(&name.len())
+        && name.starts_with(|first: char| first.is_ascii_lowercase())
+        && name.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-')
+}
+
+fn ethernet() -> u32 {
+    1500
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn refusal(text: &str) -> String {
+        let spec: Spec = strict::parse("t.toml", text).unwrap();
+        spec.check("t.toml").unwrap_err().to_string()
+    }
+
+    #[test]
+    fn the_default_is_client_relay_peer_with_both_families() {
+        let spec = Spec::load(None).unwrap();
+        spec.check("default").unwrap();
+        let names: Vec<&str> = spec.namespace.iter().map(|space| space.name.as_str()).collect();
+        assert_eq!(names, ["client", "relay", "peer"]);
+        let addresses = spec.addresses();
+        assert_eq!(addresses["client"], "10.77.1.2");
+        assert_eq!(addresses["relay"], "10.77.1.1");
+        assert_eq!(addresses["relay-peer"], "10.77.2.1");
+        assert_eq!(addresses["peer"], "10.77.2.2");
+        assert_eq!(addresses["peer6"], "fd77:2::2");
+    }
+
+    #[test]
+    fn mistakes_are_named() {
+        let end = |namespace: &str| {
+            format!(
+                "[[namespace]]\nname = 'left'\n[[link]]\nends = [{{ namespace = 'left', device = 'a', addresses = [] }}, \
+                 {{ namespace = '{namespace}', device = 'b', addresses = [] }}]\n"
+            )
+        };
+        assert_eq!(
+            refusal(&end("lefd")),
+            "t.toml: a link ends in \"lefd\", which is no namespace; did you mean \"left\"?"
+        );
+        assert!(refusal("[[namespace]]\nname = 'A b'\n").contains("lower case"));
+        assert!(refusal("[[namespace]]\nname = 'a'\nsysctl = { '../kernel/x' = '1' }\n").contains("below"));
+        assert!(
+            refusal(&end("left").replace("'b', addresses = []", "'b', addresses = ['10.0.0.1/33']"))
+                .contains("ADDRESS")
+        );
+        assert!(refusal(&end("left").replace("'b'", "'a'")).contains("twice"));
+    }
+}

@@ -1,0 +1,70 @@
+//! Namespaces without root: the lab runs itself once more inside a user namespace, where it is root.
+
+use std::{
+    env, fs,
+    os::unix::{fs::MetadataExt, process::CommandExt},
+    path::PathBuf,
+    process::{Command, Stdio},
+};
+
+use super::state;
+use crate::{error::LabError, tools};
+
+/// Set in the inner process, to the outer one's state directory.
+const INSIDE: &str = "TURNPIKE_LAB_INSIDE";
+
+/// Makes sure that this process may make namespaces: as root at once; otherwise by becoming, through `unshare`, the
+/// same command inside a user namespace. Returns an error only if neither is possible.
+pub(crate) fn enter_if_needed() -> Result<(), LabError> {
+    tools::require("ip", "for namespaces")?;
+    tools::require("nsenter", "to enter namespaces")?;
+    tools::require("unshare", "for namespaces")?;
+    if is_root() || inherited_directory().is_some() {
+        return can_make_namespaces();
+    }
+    let allowed = Command::new("unshare")
+        .args(["-Urn", "true"])
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .status()
+        .is_ok_and(|status| status.success());
+    if !allowed {
+        return Err(LabError::usage(
+            "no permission for network namespaces: run this as root, or allow user namespaces \
+             (sysctl user.max_user_namespaces, kernel.apparmor_restrict_unprivileged_userns=0)",
+        ));
+    }
+    let program = env::current_exe().map_err(LabError::io("cannot find this program"))?;
+    let error = Command::new("unshare")
+        .args(["-Ur", "--"])
+        .arg(program)
+        .args(env::args_os().skip(1))
+        .env(INSIDE, state::directory()?)
+        .exec();
+    Err(LabError::failed(format!("cannot start `unshare`: {error}")))
+}
+
+/// Root of a container may lack CAP_SYS_ADMIN.
+fn can_make_namespaces() -> Result<(), LabError> {
+    tools::output(&tools::words(["unshare", "-n", "true"])).map(drop).map_err(|_| {
+        LabError::usage(
+            "no permission for network namespaces although root: give the container CAP_SYS_ADMIN and CAP_NET_ADMIN \
+             (docker run --privileged)",
+        )
+    })
+}
+
+/// Inside the user namespace: where the outer process keeps its state.
+pub(crate) fn inherited_directory() -> Option<PathBuf> {
+    env::var_os(INSIDE).map(PathBuf::from)
+}
+
+/// Root of the machine (or of a container), not of our own user namespace.
+pub(crate) fn is_root() -> bool {
+    uid() == 0 && inherited_directory().is_none()
+}
+
+pub(crate) fn uid() -> u32 {
+    fs::metadata("/proc/self").map_or(u32::MAX, |metadata| metadata.uid())
+}

@@ -1,0 +1,429 @@
+//! The verdict in words: faster, slower, no difference shown, or cannot tell.
+//!
+//! It errs on the side of silence. A verdict needs rounds enough, a noise floor from the same run, an interval that
+//! leaves out 1 *and* an effect above the floor; a late generator, stolen CPUs or a failed subject refuse it.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use crate::metric::{self, Direction};
+use crate::record::{Record, Round};
+use crate::stats::{self, Estimate, LogRatios, NoiseFloor};
+use crate::void::Void;
+
+/// When a verdict is given.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Rules {
+    /// Rounds that must count.
+    pub min_rounds: u32,
+    /// Smallest relative difference worth knowing (0.05 is 5 %). *No difference shown* is said only when the interval
+    /// is narrower than plus or minus this; before, it is *cannot tell*.
+    pub resolution: f64,
+    /// Refuse without A/A rounds.
+    pub need_noise_floor: bool,
+    /// Share of the rounds that may be void without casting doubt on the rest.
+    pub max_voided: f64,
+}
+
+impl Default for Rules {
+    fn default() -> Self {
+        Self { min_rounds: 6, resolution: 0.05, need_noise_floor: true, max_voided: 0.25 }
+    }
+}
+
+/// What can be said.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Outcome {
+    /// The subject is better than the baseline in this metric.
+    Faster,
+    /// It is worse.
+    Slower,
+    /// Its value is higher, and the metric has no better direction.
+    Higher,
+    /// Its value is lower, and the metric has no better direction.
+    Lower,
+    /// A difference of the resolution would have been seen, and was not: the interval is narrow enough and holds 1, or
+    /// the effect is below a noise floor that is itself below the resolution.
+    NoDifference,
+    /// No verdict.
+    CannotTell {
+        /// Why not; not empty.
+        reasons: Vec<Reason>,
+        /// About how many rounds in total would do, where more rounds help.
+        rounds: Option<u32>,
+    },
+}
+
+/// Why there is no verdict.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Reason {
+    /// A subject crashed, never became ready, or delivered nothing.
+    SubjectFailed {
+        /// Which one.
+        subject: String,
+        /// In how many runs.
+        runs: usize,
+        /// How, the first time.
+        how: String,
+    },
+    /// The generator was late.
+    GeneratorLate {
+        /// In so many rounds.
+        rounds: usize,
+        /// Of so many.
+        of: usize,
+    },
+    /// CPU time was stolen.
+    CpuStolen {
+        /// In so many rounds.
+        rounds: usize,
+        /// Of so many.
+        of: usize,
+    },
+    /// Rounds are void for another reason.
+    Voided {
+        /// So many rounds.
+        rounds: usize,
+        /// Of so many.
+        of: usize,
+        /// The first reason.
+        what: String,
+    },
+    /// No round has this metric of both subjects.
+    NotMeasured {
+        /// Because the machine or the subject cannot give it.
+        not_supported: bool,
+    },
+    /// Values of zero have no ratio.
+    NoRatio {
+        /// In so many rounds.
+        rounds: usize,
+    },
+    /// Not enough rounds.
+    TooFewRounds {
+        /// Rounds that count.
+        have: usize,
+        /// Rounds needed.
+        need: u32,
+    },
+    /// The baseline was not measured against itself.
+    NoNoiseFloor,
+    /// The baseline differs from itself by as much.
+    BelowNoiseFloor {
+        /// The effect, percent.
+        percent: f64,
+        /// The floor, percent.
+        floor_percent: f64,
+        /// The floor is a bias, which more rounds do not lower.
+        bias: bool,
+    },
+    /// The interval is too wide to exclude a difference worth knowing.
+    TooNoisy {
+        /// Plus or minus so many percent.
+        percent: f64,
+        /// The resolution wanted, percent.
+        wanted_percent: f64,
+    },
+}
+
+/// One metric of one subject against the baseline.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Verdict {
+    /// The metric's name.
+    pub metric: String,
+    /// The subject's name.
+    pub subject: String,
+    /// The baseline's name.
+    pub baseline: String,
+    /// What can be said.
+    pub outcome: Outcome,
+    /// The figures, as far as there are any, whatever the outcome.
+    pub estimate: Option<Estimate>,
+    /// What the baseline differs from itself.
+    pub floor: Option<NoiseFloor>,
+}
+
+/// Judges one metric of one subject by the experiment's rules.
+#[must_use]
+pub fn judge(record: &Record, subject: &str, metric: &str) -> Verdict {
+    let rules = &record.experiment.rules;
+    let baseline = record.baseline().unwrap_or_default().to_owned();
+    let ratios = stats::log_ratios(record.pairs(subject, metric));
+    let floor = NoiseFloor::new(&stats::log_ratios(record.aa_pairs(metric)).values, record.seed);
+    let estimate = Estimate::new(&ratios.values, record.seed);
+
+    let mut reasons = reasons_of_void(record, subject, rules, ratios.values.len());
+    reasons.extend(reasons_of_data(record, subject, metric, &ratios, floor.is_some()));
+    let outcome = match estimate {
+        Some(estimate) if reasons.is_empty() => {
+            weigh(&estimate, floor.as_ref(), rules, metric::direction(metric))
+        }
+        _ => {
+            let rounds = rounds_that_help(&reasons, estimate.as_ref(), None, rules);
+            Outcome::CannotTell { reasons, rounds }
+        }
+    };
+    Verdict { metric: metric.to_owned(), subject: subject.to_owned(), baseline, outcome, estimate, floor }
+}
+
+impl Verdict {
+    /// How much better the subject is: above 1 is better whatever the metric's direction. `None` without an estimate;
+    /// for a metric without direction, the plain ratio.
+    #[must_use]
+    pub fn gain(&self) -> Option<f64> {
+        let ratio = self.estimate?.ratio();
+        Some(if metric::direction(&self.metric) == Direction::Lower { 1.0 / ratio } else { ratio })
+    }
+}
+
+impl Outcome {
+    /// The verdict without its figures.
+    #[must_use]
+    pub fn word(&self) -> &'static str {
+        match self {
+            Self::Faster => "faster",
+            Self::Slower => "slower",
+            Self::Higher => "higher",
+            Self::Lower => "lower",
+            Self::NoDifference => "no difference shown",
+            Self::CannotTell { .. } => "cannot tell",
+        }
+    }
+}
+
+impl fmt::Display for Outcome {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.word())?;
+        let Self::CannotTell { reasons, rounds } = self else { return Ok(()) };
+        if let Some(rounds) = rounds {
+            write!(f, ", needs about {rounds} rounds")?;
+        }
+        for (i, reason) in reasons.iter().enumerate() {
+            write!(f, "{}{reason}", if i == 0 { ": " } else { "; " })?;
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Display for Reason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::SubjectFailed { subject, runs, how } => {
+                write!(f, "{subject} failed in {runs} {} ({how})", if *runs == 1 { "run" } else { "runs" })
+            }
+            Self::GeneratorLate { rounds, of } => {
+                write!(f, "the generator was late in {rounds} of {of} rounds")
+            }
+            Self::CpuStolen { rounds, of } => write!(f, "CPU time was stolen in {rounds} of {of} rounds"),
+            Self::Voided { rounds, of, what } => write!(f, "{rounds} of {of} rounds are void ({what})"),
+            Self::NotMeasured { not_supported: true } => f.write_str("not supported here"),
+            Self::NotMeasured { not_supported: false } => f.write_str("not measured for both"),
+            Self::NoRatio { rounds } => write!(f, "no ratio in {rounds} rounds: a value is zero"),
+            Self::TooFewRounds { have, need } => write!(f, "{have} rounds count, {need} are the least"),
+            Self::NoNoiseFloor => f.write_str("the baseline was not measured against itself"),
+            Self::BelowNoiseFloor { percent, floor_percent, bias } => {
+                let kind = if *bias { ", always to the same side" } else { "" };
+                write!(
+                    f,
+                    "{percent:.1} % is below the noise floor: the baseline differs from itself by {floor_percent:.1} %{kind}"
+                )
+            }
+            Self::TooNoisy { percent, wanted_percent } => {
+                write!(f, "known to ±{percent:.1} % only, ±{wanted_percent:.1} % wanted")
+            }
+        }
+    }
+}
+
+impl fmt::Display for Verdict {
+    /// `faster: packets_per_cpu_s is 1.520 times that of old (95 % interval 1.410 to 1.660, 10 rounds, …)`
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} against {}: {}", self.subject, self.baseline, self.outcome)?;
+        let Some(estimate) = &self.estimate else { return Ok(()) };
+        let interval = estimate.interval();
+        write!(f, "; {} is {:.3} times as high", self.metric, estimate.ratio())?;
+        if estimate.rounds > 1 {
+            write!(
+                f,
+                " ({:.0} % interval {:.3} to {:.3}",
+                estimate.confidence() * 100.0,
+                interval.low,
+                interval.high
+            )?;
+        } else {
+            f.write_str(" (no interval")?;
+        }
+        write!(f, ", higher in {} of {} rounds", estimate.higher, estimate.rounds)?;
+        if let Some(floor) = &self.floor {
+            write!(f, ", noise floor {:.1} %", floor.percent())?;
+        }
+        f.write_str(")")
+    }
+}
+
+/// The statistical part: rounds enough, a floor if one is needed, nothing void.
+fn weigh(estimate: &Estimate, floor: Option<&NoiseFloor>, rules: &Rules, better: Direction) -> Outcome {
+    let effect = estimate.log_ratio.abs();
+    let resolution = rules.resolution.ln_1p();
+    let precise = estimate.half_width() <= resolution;
+    let reason = match floor.filter(|floor| effect <= floor.level) {
+        _ if !estimate.excludes_one() && precise => return Outcome::NoDifference,
+        _ if !estimate.excludes_one() => {
+            let percent = estimate.half_width().exp_m1() * 100.0;
+            Reason::TooNoisy { percent, wanted_percent: rules.resolution * 100.0 }
+        }
+        None => return outcome_of(estimate.log_ratio > 0.0, better),
+        // The effect is below the floor, and the floor below what is worth knowing: nothing of interest can hide.
+        Some(floor) if precise && floor.level <= resolution => return Outcome::NoDifference,
+        Some(floor) => Reason::BelowNoiseFloor {
+            percent: effect.exp_m1() * 100.0,
+            floor_percent: floor.percent(),
+            bias: floor.is_bias(),
+        },
+    };
+    let reasons = vec![reason];
+    let rounds = rounds_that_help(&reasons, Some(estimate), floor, rules);
+    Outcome::CannotTell { reasons, rounds }
+}
+
+fn outcome_of(higher: bool, better: Direction) -> Outcome {
+    match (better, higher) {
+        (Direction::Higher, true) | (Direction::Lower, false) => Outcome::Faster,
+        (Direction::Higher, false) | (Direction::Lower, true) => Outcome::Slower,
+        (Direction::Neither, true) => Outcome::Higher,
+        (Direction::Neither, false) => Outcome::Lower,
+    }
+}
+
+/// A failed subject always refuses; other void rounds when they are many, or when too few are left.
+fn reasons_of_void(record: &Record, subject: &str, rules: &Rules, usable: usize) -> Vec<Reason> {
+    let baseline = record.baseline();
+    let concerned: Vec<&Round> = record
+        .rounds
+        .iter()
+        .filter(|round| round.subject == subject || Some(round.subject.as_str()) == baseline)
+        .chain(&record.aa)
+        .collect();
+
+    let mut reasons = Vec::new();
+    for name in baseline.into_iter().chain([subject]) {
+        let mut failures =
+            concerned.iter().filter(|round| round.subject == name).filter_map(|r| match &r.voided {
+                Some(Void::SubjectFailed { how }) => Some(how),
+                _ => None,
+            });
+        if let Some(how) = failures.next() {
+            let runs = 1 + failures.count();
+            reasons.push(Reason::SubjectFailed { subject: name.to_owned(), runs, how: how.clone() });
+        }
+        if baseline == Some(subject) {
+            break;
+        }
+    }
+
+    let of = distinct_rounds(concerned.iter().copied());
+    let rounds_with = |is: fn(&Void) -> bool| {
+        distinct_rounds(concerned.iter().copied().filter(|r| r.voided.as_ref().is_some_and(is)))
+    };
+    let void = rounds_with(|void| !matches!(void, Void::SubjectFailed { .. }));
+    let too_many = void as f64 > rules.max_voided * of as f64;
+    let least = rules.min_rounds as usize;
+    let would_have_sufficed = usable < least && usable + void >= least;
+    if void > 0 && (too_many || would_have_sufficed) {
+        let late = rounds_with(|void| matches!(void, Void::GeneratorLate { .. }));
+        let stolen = rounds_with(|void| matches!(void, Void::CpuStolen { .. }));
+        let other = rounds_with(|void| matches!(void, Void::Other { .. }));
+        if late > 0 {
+            reasons.push(Reason::GeneratorLate { rounds: late, of });
+        }
+        if stolen > 0 {
+            reasons.push(Reason::CpuStolen { rounds: stolen, of });
+        }
+        let what = concerned.iter().find_map(|round| match &round.voided {
+            Some(Void::Other { what }) => Some(what.clone()),
+            _ => None,
+        });
+        if let Some(what) = what {
+            reasons.push(Reason::Voided { rounds: other, of, what });
+        }
+    }
+    reasons
+}
+
+fn distinct_rounds<'a>(rounds: impl Iterator<Item = &'a Round>) -> usize {
+    rounds.map(|round| round.index).collect::<std::collections::BTreeSet<_>>().len()
+}
+
+fn reasons_of_data(
+    record: &Record,
+    subject: &str,
+    metric: &str,
+    ratios: &LogRatios,
+    floor: bool,
+) -> Vec<Reason> {
+    let rules = &record.experiment.rules;
+    let have = ratios.values.len();
+    let mut reasons = Vec::new();
+    if have == 0 && ratios.unusable == 0 && !record.rounds.is_empty() {
+        let concerns =
+            |round: &&Round| round.subject == subject || Some(round.subject.as_str()) == record.baseline();
+        let not_supported = record.rounds.iter().filter(concerns).any(|r| r.not_supported.contains(metric));
+        return vec![Reason::NotMeasured { not_supported }];
+    }
+    // At least one round, whatever the rules say: there is no median of nothing.
+    if have < rules.min_rounds.max(1) as usize {
+        if ratios.unusable > 0 {
+            reasons.push(Reason::NoRatio { rounds: ratios.unusable });
+        }
+        reasons.push(Reason::TooFewRounds { have, need: rules.min_rounds.max(1) });
+    }
+    if rules.need_noise_floor && !floor {
+        reasons.push(Reason::NoNoiseFloor);
+    }
+    reasons
+}
+
+/// Rounds in total after which a verdict can be expected, when more rounds cure all the reasons.
+fn rounds_that_help(
+    reasons: &[Reason],
+    estimate: Option<&Estimate>,
+    floor: Option<&NoiseFloor>,
+    rules: &Rules,
+) -> Option<u32> {
+    let resolution = rules.resolution.ln_1p();
+    reasons.iter().try_fold(0, |most: u32, reason| {
+        let rounds = match (reason, estimate) {
+            // Two rounds say nothing about the noise.
+            (Reason::TooFewRounds { need, .. }, Some(e)) if e.rounds > 2 => {
+                e.rounds_for(resolution).max(*need)
+            }
+            (Reason::TooFewRounds { need, .. }, _) => *need,
+            (Reason::TooNoisy { .. }, Some(e)) => {
+                // Two estimates of the same noise; the larger one is right more often than it disappoints.
+                scaled(e.rounds, e.half_width() / resolution).max(e.rounds_for(resolution))
+            }
+            (Reason::BelowNoiseFloor { bias: false, .. }, Some(e)) => {
+                scaled(e.rounds, floor?.level / e.log_ratio.abs())
+            }
+            _ => return None,
+        };
+        Some(most.max(rounds))
+    })
+}
+
+/// Rounds for noise smaller by `factor`, at least one more than now.
+fn scaled(rounds: usize, factor: f64) -> u32 {
+    let wanted = (rounds as f64 * factor * factor).ceil().max(rounds as f64 + 1.0);
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "saturates, which is what is wanted"
+    )]
+    let wanted = wanted as u32;
+    wanted
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,179 @@
+use super::*;
+use crate::metric::{CPU_US_PER_PACKET, PACKETS_PER_CPU_S};
+use crate::record::tests::record;
+
+/// `rounds` rounds in which `new` is `ratio` times `old`, with a deterministic wobble of plus or minus `noise`.
+fn steady(metric: &str, rounds: usize, ratio: f64, noise: f64) -> Record {
+    let wobble = |i: usize| 1.0 + noise * [0.3, -1.0, 0.7, 0.0, -0.4, 1.0, -0.8][i % 7];
+    let values: Vec<_> =
+        (0..rounds).map(|i| (100.0, 100.0 * wobble(i + 3), 100.0 * ratio * wobble(i))).collect();
+    record(metric, &values)
+}
+
+fn reasons(verdict: &Verdict) -> &[Reason] {
+    match &verdict.outcome {
+        Outcome::CannotTell { reasons, .. } => reasons,
+        other => panic!("a verdict: {other}"),
+    }
+}
+
+fn rounds_needed(verdict: &Verdict) -> Option<u32> {
+    match &verdict.outcome {
+        Outcome::CannotTell { rounds, .. } => *rounds,
+        other => panic!("a verdict: {other}"),
+    }
+}
+
+#[test]
+fn more_packets_per_cpu_second_are_faster_and_more_cpu_per_packet_is_slower() {
+    for (metric, ratio, outcome, gain) in [
+        (PACKETS_PER_CPU_S, 1.25, Outcome::Faster, 1.25),
+        (PACKETS_PER_CPU_S, 0.8, Outcome::Slower, 0.8),
+        (CPU_US_PER_PACKET, 1.25, Outcome::Slower, 0.8),
+        (CPU_US_PER_PACKET, 0.8, Outcome::Faster, 1.25),
+        ("batch_occupancy", 1.25, Outcome::Higher, 1.25),
+        ("batch_occupancy", 0.8, Outcome::Lower, 0.8),
+    ] {
+        let verdict = judge(&steady(metric, 8, ratio, 0.01), "new", metric);
+        assert_eq!(verdict.outcome, outcome, "{verdict}");
+        assert!((verdict.gain().unwrap() - gain).abs() < 0.02, "{verdict}");
+    }
+}
+
+#[test]
+fn equal_subjects_show_no_difference_once_it_would_have_been_seen() {
+    let verdict = judge(&steady(PACKETS_PER_CPU_S, 8, 1.0, 0.02), "new", PACKETS_PER_CPU_S);
+    assert_eq!(verdict.outcome, Outcome::NoDifference, "{verdict}");
+}
+
+#[test]
+fn noise_above_the_resolution_cannot_tell_and_says_how_many_rounds_would() {
+    let verdict = judge(&steady(PACKETS_PER_CPU_S, 8, 1.0, 0.2), "new", PACKETS_PER_CPU_S);
+    assert!(matches!(reasons(&verdict), [Reason::TooNoisy { .. }]), "{verdict}");
+    let needed = rounds_needed(&verdict).unwrap();
+    assert!((30..300).contains(&needed), "{verdict}");
+    assert!(verdict.to_string().contains(&format!("cannot tell, needs about {needed} rounds")), "{verdict}");
+}
+
+#[test]
+fn five_rounds_are_too_few_however_clear_they_are() {
+    let verdict = judge(&steady(PACKETS_PER_CPU_S, 5, 2.0, 0.001), "new", PACKETS_PER_CPU_S);
+    assert_eq!(reasons(&verdict), [Reason::TooFewRounds { have: 5, need: 6 }]);
+    assert_eq!(rounds_needed(&verdict), Some(6));
+    assert!(verdict.estimate.is_some(), "the figures are shown all the same");
+}
+
+#[test]
+fn fewer_rounds_count_when_told_so_and_the_interval_says_what_it_is_worth() {
+    let mut record = steady(PACKETS_PER_CPU_S, 3, 2.0, 0.001);
+    record.experiment.rules.min_rounds = 3;
+    let verdict = judge(&record, "new", PACKETS_PER_CPU_S);
+    assert_eq!(verdict.outcome, Outcome::Faster);
+    assert!(verdict.to_string().contains("75 % interval"), "{verdict}");
+}
+
+#[test]
+fn an_effect_below_the_noise_floor_is_refused() {
+    let mut record = steady(PACKETS_PER_CPU_S, 8, 1.03, 0.001);
+    for (i, round) in record.aa.iter_mut().enumerate() {
+        round.metrics.insert(PACKETS_PER_CPU_S.to_owned(), if i % 2 == 0 { 90.0 } else { 110.0 });
+    }
+    let verdict = judge(&record, "new", PACKETS_PER_CPU_S);
+    assert!(matches!(reasons(&verdict), [Reason::BelowNoiseFloor { bias: false, .. }]), "{verdict}");
+    assert!(rounds_needed(&verdict).unwrap() > 8);
+}
+
+#[test]
+fn an_effect_below_a_floor_that_is_itself_below_the_resolution_is_no_difference() {
+    let mut record = steady(PACKETS_PER_CPU_S, 8, 1.01, 0.001);
+    for (i, round) in record.aa.iter_mut().enumerate() {
+        round.metrics.insert(PACKETS_PER_CPU_S.to_owned(), if i % 2 == 0 { 98.0 } else { 102.0 });
+    }
+    assert_eq!(judge(&record, "new", PACKETS_PER_CPU_S).outcome, Outcome::NoDifference);
+    record.experiment.rules.resolution = 0.005;
+    let verdict = judge(&record, "new", PACKETS_PER_CPU_S);
+    assert!(matches!(reasons(&verdict), [Reason::BelowNoiseFloor { .. }]), "{verdict}");
+}
+
+#[test]
+fn more_rounds_are_not_promised_against_a_bias() {
+    let mut record = steady(PACKETS_PER_CPU_S, 8, 1.06, 0.001);
+    for round in &mut record.aa {
+        round.metrics.insert(PACKETS_PER_CPU_S.to_owned(), 110.0);
+    }
+    let verdict = judge(&record, "new", PACKETS_PER_CPU_S);
+    assert!(matches!(reasons(&verdict), [Reason::BelowNoiseFloor { bias: true, .. }]), "{verdict}");
+    assert_eq!(rounds_needed(&verdict), None);
+}
+
+#[test]
+fn without_an_aa_run_there_is_no_verdict_unless_told_so() {
+    let mut record = steady(PACKETS_PER_CPU_S, 8, 2.0, 0.01);
+    record.aa.clear();
+    assert_eq!(reasons(&judge(&record, "new", PACKETS_PER_CPU_S)), [Reason::NoNoiseFloor]);
+    record.experiment.rules.need_noise_floor = false;
+    assert_eq!(judge(&record, "new", PACKETS_PER_CPU_S).outcome, Outcome::Faster);
+}
+
+#[test]
+fn a_subject_that_crashed_once_gets_no_verdict_and_is_named() {
+    let mut record = steady(PACKETS_PER_CPU_S, 20, 2.0, 0.01);
+    record.rounds[7].voided = Some(Void::SubjectFailed { how: "ended by signal 11 after 3.2 s".to_owned() });
+    let verdict = judge(&record, "new", PACKETS_PER_CPU_S);
+    let expected = "new failed in 1 run (ended by signal 11 after 3.2 s)";
+    assert!(verdict.to_string().contains(expected), "{verdict}");
+    assert_eq!(rounds_needed(&verdict), None);
+}
+
+#[test]
+fn a_generator_late_in_many_rounds_refuses_the_verdict() {
+    let mut record = steady(PACKETS_PER_CPU_S, 20, 2.0, 0.01);
+    for round in record.rounds.iter_mut().filter(|round| round.index < 6 && round.subject == "new") {
+        round.voided = Some(Void::GeneratorLate { p99_us: 5_000.0, limit_us: 1_000.0 });
+    }
+    let verdict = judge(&record, "new", PACKETS_PER_CPU_S);
+    assert_eq!(reasons(&verdict), [Reason::GeneratorLate { rounds: 6, of: 20 }]);
+    assert_eq!(rounds_needed(&verdict), None);
+}
+
+#[test]
+fn stolen_cpus_that_leave_too_few_rounds_refuse_the_verdict() {
+    let mut record = steady(PACKETS_PER_CPU_S, 6, 2.0, 0.01);
+    record.aa[0].voided = Some(Void::CpuStolen { percent: 9.0, limit_percent: 1.0 });
+    assert_eq!(judge(&record, "new", PACKETS_PER_CPU_S).outcome, Outcome::Faster, "one A/A run is no loss");
+    record.rounds[0].voided = Some(Void::CpuStolen { percent: 9.0, limit_percent: 1.0 });
+    let verdict = judge(&record, "new", PACKETS_PER_CPU_S);
+    assert_eq!(
+        reasons(&verdict),
+        [Reason::CpuStolen { rounds: 1, of: 6 }, Reason::TooFewRounds { have: 5, need: 6 }]
+    );
+}
+
+#[test]
+fn a_void_round_among_many_is_left_out() {
+    let mut record = steady(PACKETS_PER_CPU_S, 20, 2.0, 0.01);
+    record.rounds[0].voided = Some(Void::Other { what: "iperf3 ended with 1".to_owned() });
+    let verdict = judge(&record, "new", PACKETS_PER_CPU_S);
+    assert_eq!((verdict.outcome, verdict.estimate.unwrap().rounds), (Outcome::Faster, 19));
+}
+
+#[test]
+fn a_metric_nobody_has_and_one_that_is_not_supported_are_told_apart() {
+    let mut record = steady(PACKETS_PER_CPU_S, 8, 2.0, 0.01);
+    assert_eq!(reasons(&judge(&record, "new", "cycles")), [Reason::NotMeasured { not_supported: false }]);
+    record.rounds[0].not_supported.insert("cycles".to_owned());
+    assert_eq!(reasons(&judge(&record, "new", "cycles")), [Reason::NotMeasured { not_supported: true }]);
+}
+
+#[test]
+fn losses_of_zero_have_no_ratio() {
+    let verdict = judge(&record("loss_percent", &[(0.0, 0.0, 0.0); 8]), "new", "loss_percent");
+    assert!(reasons(&verdict).contains(&Reason::NoRatio { rounds: 8 }), "{verdict}");
+}
+
+#[test]
+fn an_empty_record_is_no_panic() {
+    let verdict = judge(&record(PACKETS_PER_CPU_S, &[]), "new", PACKETS_PER_CPU_S);
+    assert!(reasons(&verdict).contains(&Reason::TooFewRounds { have: 0, need: 6 }), "{verdict}");
+    assert_eq!(verdict.gain(), None);
+}

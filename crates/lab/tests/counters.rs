@@ -1,0 +1,170 @@
+//! Our counters against independent tools: iperf3's own account, and `perf stat`.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails here")]
+
+mod support;
+
+use std::{fs, path::Path};
+
+use support::{can_run, only_directory, run, said};
+use turnpike_lab::Record;
+
+#[test]
+fn as_lab() {
+    support::as_lab();
+}
+
+/// An experiment whose subject does nothing: the relay's namespace forwards by itself from client to peer.
+fn routed(directory: &Path, workload: &str) -> Record {
+    let path = directory.join("routed.toml");
+    let text = format!(
+        r#"
+name = "routed"
+metric = "delivered_pps"
+rounds = 1
+aa = false
+duration = 2
+warmup = 0.3
+discard = 0
+counters = false
+limits = {{ steal_percent = 100.0 }}
+[[subject]]
+name = "nothing"
+command = "sleep 600"
+namespace = "relay"
+[[helper]]
+name = "server"
+command = "iperf3 --server --bind {{peer}} --forceflush"
+namespace = "peer"
+ready = {{ tcp_port = "5201" }}
+[workload]
+{workload}
+result = "stdout"
+namespace = "client"
+"#
+    );
+    fs::write(&path, text).unwrap();
+    let out = directory.join("out");
+    let output = run(&["run", path.to_str().unwrap(), "--out", out.to_str().unwrap()]);
+    assert_eq!(output.status.code(), Some(0), "{}", said(&output));
+    Record::load(&only_directory(&out)).unwrap()
+}
+
+fn iperf3_result(directory: &Path) -> serde_json::Value {
+    let text = fs::read_to_string(only_directory(&directory.join("out")).join("runs/workload.out")).unwrap();
+    serde_json::from_str(&text).unwrap()
+}
+
+#[test]
+fn datagrams_agree_with_iperf3_within_one_percent() {
+    if !can_run(&["iperf3"]) {
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    // The whole run counts, so that both look at the same time.
+    let record = routed(
+        directory.path(),
+        "command = 'iperf3 --client {peer} --udp --bitrate 20M --length 500 --time 2 --json'\nformat = 'iperf3'\n\
+         whole = true\ndelivered_at = ['peer']",
+    );
+    let metrics = &record.rounds[0].metrics;
+    let sent = iperf3_result(directory.path())["end"]["sum"]["packets"].as_f64().unwrap();
+    let lost = iperf3_result(directory.path())["end"]["sum"]["lost_packets"].as_f64().unwrap();
+    assert!(sent > 5_000.0, "{sent}");
+
+    let close = |ours: f64, theirs: f64| (ours / theirs - 1.0).abs() < 0.01;
+    let ours = metrics["net.peer.udp_in"] + metrics["net.peer.udp_receive_buffer_errors"];
+    assert!(close(ours, sent - lost) || close(ours, sent), "UDP counters {ours}, iperf3 {sent} less {lost}");
+    // These also count the TCP control connection: a few dozen packets.
+    assert!(close(metrics["delivered"] - 40.0, sent), "IP counters {}, iperf3 {sent}", metrics["delivered"]);
+    let per_packet = metrics["segments_per_superpacket"];
+    let interface = metrics["net.peer.p-r.rx_packets"];
+    assert!((per_packet - metrics["delivered"] / interface).abs() < 1e-9);
+    assert!(close(interface * per_packet - 40.0, sent), "{interface} packets of {per_packet} segments");
+    // What arrives at the peer left the relay, and what left the client arrived at the relay.
+    assert_eq!(metrics["net.relay.r-p.tx_packets"], interface);
+    assert_eq!(metrics["net.client.c-r.tx_packets"], metrics["net.relay.r-c.rx_packets"]);
+    // IP and UDP headers, and the Ethernet header that the interface counts.
+    let bytes = metrics["net.peer.p-r.rx_bytes"];
+    assert!(close(bytes, sent * f64::from(500 + 28 + 14)), "{bytes} bytes for {sent} datagrams");
+}
+
+#[test]
+fn cpu_of_a_process_group_agrees_with_iperf3_and_tcp_bytes_with_the_interface() {
+    if !can_run(&["iperf3"]) {
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let record = routed(
+        directory.path(),
+        "command = 'iperf3 --client {peer} --bitrate 400M --time {whole_duration} --json'\nformat = 'iperf3'",
+    );
+    let metrics = &record.rounds[0].metrics;
+    let result = iperf3_result(directory.path());
+    let theirs = result["end"]["cpu_utilization_percent"]["host_total"].as_f64().unwrap() / 100.0;
+    let ours = metrics["generator_cpu_s"] / metrics["elapsed_s"];
+    // Both are shares of one CPU, ours over the middle of theirs; USER_HZ ticks are 0.5 % of the window.
+    assert!((ours - theirs).abs() < 0.05 + 0.5 * theirs, "/proc {ours:.3}, iperf3 {theirs:.3}");
+    assert!(ours > 0.0);
+
+    // Bytes at the interface: payload and, for each super-packet of up to 64 KiB, one set of headers.
+    let payload = metrics["delivered_bytes"];
+    let interface = metrics["net.peer.p-r.rx_bytes"];
+    assert!((0.8..1.25).contains(&(interface / payload)), "interface {interface}, iperf3 {payload}");
+}
+
+#[test]
+fn cpu_of_the_subject_agrees_with_perf_stat() {
+    if !can_run(&["perf", "python3"]) {
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let out = directory.path().join("out");
+    let csv = directory.path().join("perf.csv");
+    // Half busy, half asleep, in user space and in the kernel, for about as long as the workload runs.
+    let burn = "import os,sys,time
+open(sys.argv[1],'w').write(str(os.getpid()))
+print('burning', flush=True)
+end=time.monotonic()+2
+while time.monotonic()<end:
+    stop=time.monotonic()+0.02
+    while time.monotonic()<stop: os.getppid()
+    time.sleep(0.02)
+time.sleep(600)";
+    let path = directory.path().join("burn.toml");
+    let text = format!(
+        r#"
+name = "burn"
+topology = "host"
+metric = "subject_cpu_s"
+rounds = 1
+aa = false
+discard = 0
+warmup = 0
+counters = false
+limits = {{ steal_percent = 100.0 }}
+[[subject]]
+name = "burner"
+command = ["python3", "-c", '''{burn}''', "{pid}"]
+ready = {{ log = "burning" }}
+[workload]
+command = ["sh", "-c", "perf stat -x , -e task-clock -o {csv} -p $(cat {pid}) -- sleep 1.5"]
+format = "none"
+whole = true
+"#,
+        csv = csv.display(),
+        pid = directory.path().join("pid").display()
+    );
+    fs::write(&path, text).unwrap();
+    let output = run(&["run", path.to_str().unwrap(), "--out", out.to_str().unwrap()]);
+    assert_eq!(output.status.code(), Some(0), "{}", said(&output));
+    let record = Record::load(&only_directory(&out)).unwrap();
+    let ours = record.rounds[0].metrics["subject_cpu_s"];
+    let text = fs::read_to_string(&csv).unwrap();
+    let line = text.lines().find(|line| line.contains("task-clock")).unwrap_or_else(|| panic!("{text}"));
+    let theirs = line.split(',').next().unwrap().parse::<f64>().unwrap() / 1e3;
+    // perf's window begins a little later, when it has started.
+    assert!((ours - theirs).abs() < 0.05 + 0.25 * theirs, "/proc {ours:.3} s, perf {theirs:.3} s");
+    assert!(theirs > 0.2, "{theirs}");
+    let switches = record.rounds[0].metrics["context_switches"];
+    assert!(switches >= 20.0, "it sleeps 37 times: {switches}");
+}

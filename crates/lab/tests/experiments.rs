@@ -1,0 +1,364 @@
+//! Whole experiments with tiny programs: what is recorded, and what becomes of everything that goes wrong.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails here")]
+
+mod support;
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+use support::{can_run, entries, lab, marked, namespaces, only_directory, run, said, signal, until};
+use turnpike_lab::{Record, record::Round, void::Void};
+
+#[test]
+fn as_lab() {
+    support::as_lab();
+}
+
+fn script(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/support").join(name)
+}
+
+/// An experiment of two UDP echoes; `changes` are replacements of its text.
+fn experiment(directory: &Path, changes: &[(&str, &str)]) -> PathBuf {
+    let (echo, load) = (script("echo.py"), script("load.py"));
+    let mut text = format!(
+        r#"
+name = "echoes"
+metric = "cpu_us_per_packet"
+rounds = 2
+duration = 0.5
+warmup = 0.1
+discard = 0.3
+seed = 11
+counters = false
+limits = {{ steal_percent = 100.0 }}
+
+[[subject]]
+name = "first"
+command = "python3 {echo} {{relay}} 4000"
+namespace = "relay"
+ready = {{ udp_port = "4000" }}
+
+[[subject]]
+name = "second"
+command = "python3 {echo} {{relay}} 4000 -1"
+namespace = "relay"
+ready = {{ udp_port = "4000", within = 10 }}
+
+[workload]
+command = "python3 {load} {{relay}} 4000 500 {{total}}"
+result = "stdout"
+namespace = "client"
+delivered_at = ["client"]
+patience = 20
+"#,
+        echo = echo.display(),
+        load = load.display()
+    );
+    for (from, to) in changes {
+        assert!(text.contains(from), "{from}");
+        text = text.replace(from, to);
+    }
+    let path = directory.join("echoes.toml");
+    fs::write(&path, text).unwrap();
+    path
+}
+
+fn run_experiment(path: &Path, out: &Path) -> std::process::Output {
+    run(&["run", path.to_str().unwrap(), "--out", out.to_str().unwrap()])
+}
+
+/// Nothing is left of the lab that was that process.
+fn assert_nothing_left(pid: u32) {
+    let id = format!("{pid}.0");
+    assert_eq!(namespaces(&format!("tplab-{id}-")), Vec::<String>::new());
+    assert_eq!(marked(&id), 0);
+    assert!(!Path::new(&format!("/run/turnpike-lab/{id}.json")).exists());
+}
+
+#[test]
+fn a_run_is_recorded_with_figures_from_the_source() {
+    if !can_run(&["python3"]) {
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let out = directory.path().join("out");
+    // The whole run counts, so that both accounts are of the same time.
+    let path = experiment(directory.path(), &[("patience = 20", "patience = 20\nwhole = true")]);
+    let output = run_experiment(&path, &out);
+    assert_eq!(output.status.code(), Some(0), "{}", said(&output));
+    let record_directory = only_directory(&out);
+    let record = Record::load(&record_directory).unwrap();
+    assert_eq!((record.rounds.len(), record.aa.len(), record.seed), (4, 2, 11));
+    assert!(!record.interrupted);
+    assert!(record_directory.join("report.html").is_file());
+    assert_eq!(record.environment.offloads.len(), 4);
+
+    // The order is the plan's, of three runs a round: both subjects and the baseline again.
+    let plan = turnpike_lab::order::plan(11, 3, 2);
+    for (index, order) in plan.iter().enumerate() {
+        let place = |round: &Round| order[round.order_in_round as usize];
+        for round in record.rounds.iter().filter(|round| round.index as usize == index) {
+            assert_eq!(place(round), if round.subject == "first" { 0 } else { 1 });
+        }
+        let again = record.aa.iter().find(|round| round.index as usize == index).unwrap();
+        assert_eq!(place(again), 2);
+    }
+    for round in record.rounds.iter().chain(&record.aa) {
+        assert_eq!(round.voided, None);
+        let metric = |name: &str| *round.metrics.get(name).unwrap_or_else(|| panic!("{name} of {round:?}"));
+        // Counted in the kernel, and by the generator itself. The IP counters also see IPv6 find its neighbours.
+        let (counted, reported) = (metric("delivered"), metric("generator_received"));
+        assert!(reported > 50.0 && (0.0..=20.0).contains(&(counted - reported)), "{counted}, {reported}");
+        assert!((metric("net.client.udp_in") - reported).abs() <= 1.0, "{round:?}");
+        assert!((metric("segments_per_superpacket") - 1.0).abs() < 0.1);
+        assert!(metric("rss_bytes") > 1e6 && metric("context_switches") > 10.0);
+        assert!(metric("latency_p50_us") > 1.0 && round.latency.is_some());
+        assert!(round.not_supported.contains("batch_occupancy"));
+    }
+
+    // And the same again, from the record alone.
+    fs::remove_file(directory.path().join("echoes.toml")).unwrap();
+    let second = directory.path().join("again");
+    let output = run(&["rerun", record_directory.to_str().unwrap(), "--out", second.to_str().unwrap()]);
+    assert_eq!(output.status.code(), Some(0), "{}", said(&output));
+    let again = Record::load(&only_directory(&second)).unwrap();
+    let order = |record: &Record| {
+        record.rounds.iter().map(|round| (round.subject.clone(), round.order_in_round)).collect::<Vec<_>>()
+    };
+    assert_eq!(order(&again), order(&record));
+    assert_eq!(again.experiment, record.experiment);
+}
+
+#[test]
+fn a_subject_that_crashes_is_reported_as_such() {
+    if !can_run(&["python3"]) {
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let out = directory.path().join("out");
+    // It survives the first run after its start and dies in the measured one.
+    let path = experiment(directory.path(), &[("4000 -1\"", "4000 300\""), ("rounds = 2", "rounds = 3")]);
+    let output = run_experiment(&path, &out);
+    assert_eq!(output.status.code(), Some(1), "{}", said(&output));
+    assert!(said(&output).contains("under load, second exited with code 7"), "{}", said(&output));
+    assert!(said(&output).contains("this is the end"), "its last words: {}", said(&output));
+    let record = Record::load(&only_directory(&out)).unwrap();
+    let failed: Vec<&Round> = record.rounds.iter().filter(|round| round.subject == "second").collect();
+    assert_eq!(failed.len(), 2, "given up after two");
+    for round in failed {
+        assert!(
+            matches!(&round.voided, Some(Void::SubjectFailed { how }) if how.contains("code 7;")),
+            "{round:?}"
+        );
+        assert!(round.metrics.is_empty());
+    }
+    assert!(!said(&output).contains("faster"), "no verdict: {}", said(&output));
+}
+
+#[test]
+fn a_slow_generator_voids_the_run() {
+    if !can_run(&["python3"]) {
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let out = directory.path().join("out");
+    let path = experiment(directory.path(), &[("500 {total}\"", "500 {total} 30\"")]);
+    let output = run_experiment(&path, &out);
+    assert_eq!(output.status.code(), Some(1), "{}", said(&output));
+    assert!(said(&output).contains("the generator was late"), "{}", said(&output));
+    let record = Record::load(&only_directory(&out)).unwrap();
+    assert!(record.rounds.iter().all(|round| matches!(round.voided, Some(Void::GeneratorLate { .. }))));
+    assert_eq!(record.rounds.len(), 4, "such rounds are not repeated for ever");
+}
+
+#[test]
+fn a_subject_that_never_becomes_ready_is_one_sentence_and_leaves_nothing() {
+    if !can_run(&["python3"]) {
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let out = directory.path().join("out");
+    let path = experiment(
+        directory.path(),
+        &[("udp_port = \"4000\", within = 10", "stun = \"{relay}:4000\", within = 1")],
+    );
+    // An echo of UDP sends the request back, which is no answer.
+    let child = lab(&["run", path.to_str().unwrap(), "--out", out.to_str().unwrap()]).spawn().unwrap();
+    let pid = child.id();
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(2), "{}", said(&output));
+    assert!(
+        said(&output).contains("second is not ready after 1 s (no answer to STUN from 10.77.1.1:4000)"),
+        "{}",
+        said(&output)
+    );
+    assert_eq!(entries(&out), 0);
+    assert_nothing_left(pid);
+}
+
+#[test]
+fn ctrl_c_keeps_and_reports_what_was_measured() {
+    if !can_run(&["python3"]) {
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let out = directory.path().join("out");
+    let path = experiment(directory.path(), &[("rounds = 2", "rounds = 100")]);
+    let child = lab(&["run", path.to_str().unwrap(), "--out", out.to_str().unwrap()]).spawn().unwrap();
+    let pid = child.id();
+    until("the first run is recorded", || {
+        entries(&out) == 1 && only_directory(&out).join("record.json").exists()
+    });
+    signal(&child, "INT");
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(1), "not every subject has run: {}", said(&output));
+    assert!(said(&output).contains("interrupted: what was measured is kept"), "{}", said(&output));
+    let record = Record::load(&only_directory(&out)).unwrap();
+    assert!(record.interrupted && record.rounds.len() + record.aa.len() >= 1);
+    assert!(only_directory(&out).join("report.html").is_file());
+    assert_nothing_left(pid);
+}
+
+#[test]
+fn not_even_sigkill_leaves_anything_behind() {
+    if !can_run(&["python3"]) {
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let out = directory.path().join("out");
+    let path = experiment(directory.path(), &[("discard = 0.3", "discard = 60")]);
+    let mut child = lab(&["run", path.to_str().unwrap(), "--out", out.to_str().unwrap()])
+        .stdout(std::process::Stdio::null())
+        .stderr(std::process::Stdio::null())
+        .spawn()
+        .unwrap();
+    let id = format!("{}.0", child.id());
+    // Three anchors, the subject and the generator.
+    until("everything runs", || marked(&id) >= 5);
+    signal(&child, "KILL");
+    child.wait().unwrap();
+    until("the guardian has acted", || namespaces(&format!("tplab-{id}-")).is_empty() && marked(&id) == 0);
+    until("the state is gone", || !Path::new(&format!("/run/turnpike-lab/{id}.json")).exists());
+}
+
+#[test]
+fn missing_tools_and_mistyped_keys_are_exit_code_2_before_anything_starts() {
+    let directory = tempfile::tempdir().unwrap();
+    let out = directory.path().join("out");
+    let cases = [
+        (("python3 ", "no-such-program "), "`no-such-program` is missing"),
+        (
+            ("warmup = 0.1", "warmpu = 0.1"),
+            "echoes.toml:6:1: unknown key \"warmpu\"; did you mean \"warmup\"?",
+        ),
+        (("namespace = \"client\"", "namespace = \"cleint\""), "did you mean \"client\"?"),
+        (("counters = false", "rules = { resolutoin = 0.1 }"), "did you mean \"resolution\"?"),
+    ];
+    for (change, expected) in cases {
+        if expected.contains("missing") && !can_run(&[]) {
+            continue;
+        }
+        let output = run_experiment(&experiment(directory.path(), &[change]), &out);
+        assert_eq!(output.status.code(), Some(2), "{}", said(&output));
+        assert!(said(&output).contains(expected), "{}", said(&output));
+        assert_eq!(entries(&out), 0);
+    }
+}
+
+#[test]
+fn two_commands_are_compared_without_a_file() {
+    if !can_run(&["python3"]) {
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let out = directory.path().join("out");
+    let (echo, load) = (script("echo.py"), script("load.py"));
+    let port = 20_000 + std::process::id() % 20_000;
+    let subject = format!("python3 {} 127.0.0.1 {port}", echo.display());
+    let output = run(&[
+        "ab",
+        "--a",
+        &subject,
+        "--b",
+        &subject,
+        "--ready-udp-port",
+        &port.to_string(),
+        "--format",
+        "turnpike",
+        "--rounds",
+        "1",
+        "--duration",
+        "0.3",
+        "--warmup",
+        "0.1",
+        "--discard",
+        "0",
+        "--out",
+        out.to_str().unwrap(),
+        "--",
+        "python3",
+        load.to_str().unwrap(),
+        "127.0.0.1",
+        &port.to_string(),
+        "300",
+        "{total}",
+    ]);
+    assert_eq!(output.status.code(), Some(0), "{}", said(&output));
+    assert!(said(&output).contains("b against a: cannot tell"), "one round is too few: {}", said(&output));
+    let record = Record::load(&only_directory(&out)).unwrap();
+    assert!(record.rounds[0].metrics["delivered_pps"] > 50.0, "{:?}", record.rounds[0]);
+}
+
+#[test]
+fn a_search_finds_a_rate_and_says_what_it_rests_on() {
+    if !can_run(&["python3"]) {
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let out = directory.path().join("out");
+    let path = experiment(
+        directory.path(),
+        &[
+            ("4000 500 {total}", "4000 {rate} {total}"),
+            ("[[subject]]\nname = \"first\"", "[vars]\nrate = 200\n\n[[subject]]\nname = \"first\""),
+        ],
+    );
+    let text = fs::read_to_string(&path).unwrap();
+    let (first, rest) = text.split_once("[[subject]]\nname = \"second\"").unwrap();
+    let (_, workload) = rest.split_once("[workload]").unwrap();
+    fs::write(&path, format!("{first}[workload]{workload}")).unwrap();
+    // The top of so low a range is borne, so the search is short.
+    let output = run(&[
+        "find-max",
+        path.to_str().unwrap(),
+        "--min",
+        "50",
+        "--max",
+        "200",
+        "--trial",
+        "0.3",
+        "--width",
+        "50",
+        "--loss",
+        "0.5",
+        "--rounds",
+        "1",
+        "--out",
+        out.to_str().unwrap(),
+    ]);
+    assert_eq!(output.status.code(), Some(0), "{}", said(&output));
+    let record = Record::load(&only_directory(&out)).unwrap();
+    assert_eq!(record.sweeps.len(), 1);
+    for sweep in &record.sweeps {
+        let found = &sweep.found[0];
+        assert!(found.lower_pps.is_some(), "{}", said(&output));
+        // Trials, and the latencies at 30, 60 and 80 %.
+        assert!(sweep.points.len() >= 4);
+        let lowest = &sweep.points[sweep.points.len() - 3];
+        assert!(lowest.latency.is_some() && lowest.offered_pps < 0.5 * found.lower_pps.unwrap() as f64);
+    }
+    assert!(record.rounds[0].metrics.contains_key("find_max_0.5_pps"));
+}

@@ -1,0 +1,43 @@
+"""A paced UDP generator that reports as DESIGN.md says: load.py ADDRESS PORT RATE SECONDS [STALL_MS]
+
+With STALL_MS it sleeps so long every 50 datagrams, without being asked to: the generator that is late.
+"""
+import json, socket, sys, time
+
+address, port, rate, seconds = sys.argv[1], int(sys.argv[2]), float(sys.argv[3]), float(sys.argv[4])
+stall = float(sys.argv[5]) / 1e3 if len(sys.argv) > 5 else 0
+s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+s.connect((address, port))
+s.settimeout(0.5)
+start = time.monotonic()
+sent = received = 0
+late, rtt = [], []
+while (due := start + sent / rate) < start + seconds:
+    if stall and sent % 50 == 49:
+        time.sleep(stall)
+    wait = due - time.monotonic()
+    if wait > 0:
+        time.sleep(wait)
+    if sent % 50:
+        # Of a loop that waits for each echo, only the stalls are the generator's own doing.
+        late.append(0)
+    else:
+        late.append(max(0, time.monotonic() - due) if stall else 0)
+    s.send(b"x" * 100)
+    sent += 1
+    try:
+        s.recv(2048)
+        received += 1
+        rtt.append(time.monotonic() - due)
+    except (TimeoutError, ConnectionRefusedError):
+        pass
+took = time.monotonic() - start
+at = lambda values, share: sorted(values)[min(len(values) - 1, int(len(values) * share))] * 1e6 if values else 0
+print(json.dumps({
+    "sent": sent, "received": received, "lost": sent - received, "duplicated": 0, "reordered": 0,
+    "send_pps": sent / took, "recv_pps": received / took, "recv_bps": received * 800 / took,
+    "rtt_us": {"min": at(rtt, 0), "p50": at(rtt, .5), "p90": at(rtt, .9), "p99": at(rtt, .99), "p999": at(rtt, .999),
+               "max": at(rtt, 1)},
+    "jitter_us": 0, "late_us": {"p50": at(late, .5), "p99": at(late, .99), "max": at(late, 1)},
+    "clients": 1, "size": 100, "rate": rate, "duration_s": took, "datapath": "basic", "errors": {},
+}))

@@ -1,0 +1,114 @@
+//! The lab as a process of its own, for what only a process can show: signals, exit codes, what is left behind.
+#![allow(dead_code, reason = "each test file uses its part")]
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails here")]
+
+use std::{
+    fs,
+    os::unix::fs::MetadataExt,
+    path::Path,
+    process::{Child, Command, Output, Stdio},
+    thread,
+    time::{Duration, Instant},
+};
+
+const ARGUMENTS: &str = "TURNPIKE_LAB_TEST_ARGUMENTS";
+
+/// The body of the test `as_lab` of each file: does nothing, unless [`lab`] has started this program again.
+pub(crate) fn as_lab() {
+    if let Ok(arguments) = std::env::var(ARGUMENTS) {
+        let arguments = std::iter::once("turnpike lab").chain(arguments.split('\x1f'));
+        std::process::exit(i32::from(turnpike_lab::main(arguments)));
+    }
+}
+
+/// `turnpike lab ARGUMENTS`, not yet started.
+pub(crate) fn lab(arguments: &[&str]) -> Command {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command
+        .args(["--exact", "as_lab", "--nocapture"])
+        .env(ARGUMENTS, arguments.join("\x1f"))
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    command
+}
+
+pub(crate) fn run(arguments: &[&str]) -> Output {
+    lab(arguments).output().unwrap()
+}
+
+pub(crate) fn said(output: &Output) -> String {
+    format!("{}\n{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
+}
+
+/// Whether namespaces can be made and these programs are there; says why not.
+pub(crate) fn can_run(programs: &[&str]) -> bool {
+    if fs::metadata("/proc/self").unwrap().uid() != 0 {
+        eprintln!("SKIPPED: network namespaces need root");
+        return false;
+    }
+    for program in ["ip", "nsenter", "unshare"].iter().chain(programs) {
+        let found = std::env::split_paths(&std::env::var_os("PATH").unwrap())
+            .any(|path| path.join(program).is_file());
+        if !found {
+            eprintln!("SKIPPED: `{program}` is not installed");
+            return false;
+        }
+    }
+    if !Command::new("unshare").args(["-n", "true"]).status().unwrap().success() {
+        eprintln!("SKIPPED: no permission for network namespaces");
+        return false;
+    }
+    true
+}
+
+/// Namespaces whose name begins so.
+pub(crate) fn namespaces(prefix: &str) -> Vec<String> {
+    let list = Command::new("ip").args(["netns", "list"]).output().unwrap();
+    String::from_utf8_lossy(&list.stdout)
+        .lines()
+        .filter_map(|line| line.split_whitespace().next())
+        .filter(|name| name.starts_with(prefix))
+        .map(str::to_owned)
+        .collect()
+}
+
+/// Processes that carry the mark of the lab with this id.
+pub(crate) fn marked(id: &str) -> usize {
+    let mark = format!("TURNPIKE_LAB={id}");
+    fs::read_dir("/proc")
+        .unwrap()
+        .flatten()
+        .filter(|entry| {
+            fs::read(entry.path().join("environ"))
+                .is_ok_and(|environ| environ.split(|byte| *byte == 0).any(|word| word == mark.as_bytes()))
+        })
+        .count()
+}
+
+/// Waits until `is_so`.
+pub(crate) fn until(what: &str, is_so: impl Fn() -> bool) {
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while !is_so() {
+        assert!(Instant::now() < deadline, "still waiting: {what}");
+        thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// Sends a signal by its name to a child of ours.
+pub(crate) fn signal(child: &Child, name: &str) {
+    let pid = child.id().to_string();
+    assert!(Command::new("kill").args([&format!("-{name}"), &pid]).status().unwrap().success());
+}
+
+/// The one directory below `base`.
+pub(crate) fn only_directory(base: &Path) -> std::path::PathBuf {
+    let entries: Vec<_> = fs::read_dir(base).unwrap().flatten().map(|entry| entry.path()).collect();
+    assert_eq!(entries.len(), 1, "{entries:?}");
+    entries.into_iter().next().unwrap()
+}
+
+/// How many entries a directory has; none if it is not there.
+pub(crate) fn entries(base: &Path) -> usize {
+    fs::read_dir(base).map_or(0, Iterator::count)
+}

@@ -1,0 +1,232 @@
+//! `lab up`, `exec` and `down`: namespaces that work, and nothing left of them.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails here")]
+
+mod support;
+
+use std::{fs, net::UdpSocket};
+
+use support::{can_run, marked, namespaces, run, said};
+
+#[test]
+fn as_lab() {
+    support::as_lab();
+}
+
+/// A topology's id; whatever becomes of the test, the topology goes.
+struct Id(String);
+
+impl Drop for Id {
+    fn drop(&mut self) {
+        run(&["down", "--id", &self.0]);
+    }
+}
+
+impl std::ops::Deref for Id {
+    type Target = String;
+
+    fn deref(&self) -> &String {
+        &self.0
+    }
+}
+
+impl std::fmt::Display for Id {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+fn id(letter: char) -> Id {
+    Id(format!("t{letter}{}", std::process::id()))
+}
+
+#[test]
+fn up_exec_down_twice() {
+    if !can_run(&["python3"]) {
+        return;
+    }
+    let id = id('a');
+    let up = run(&["up", "--id", &id]);
+    assert_eq!(up.status.code(), Some(0), "{}", said(&up));
+    assert!(said(&up).contains("10.77.1.2/24"), "{}", said(&up));
+    assert!(said(&up).contains("relay/r-p: "), "the offloads are printed: {}", said(&up));
+    assert_eq!(namespaces(&format!("tplab-{id}-")).len(), 3);
+
+    // From client to peer the packets cross the relay's forwarding, in both families.
+    let listen = "import socket,sys; s=socket.create_server((sys.argv[1],7),family=int(sys.argv[2])); s.settimeout(20); c,_=s.accept(); c.sendall(b'through')";
+    let ask = "import socket,sys,time
+for _ in range(200):
+    try:
+        c=socket.create_connection((sys.argv[1],7),timeout=5); print(c.recv(99).decode()); break
+    except ConnectionRefusedError: time.sleep(0.05)";
+    for (address, family) in [("10.77.2.2", "2"), ("fd77:2::2", "10")] {
+        if family == "10" && !fs::exists("/proc/net/if_inet6").unwrap() {
+            continue;
+        }
+        let mut server =
+            support::lab(&["exec", "--id", &id, "peer", "--", "python3", "-c", listen, address, family])
+                .spawn()
+                .unwrap();
+        let client = run(&["exec", "--id", &id, "client", "--", "python3", "-c", ask, address]);
+        assert!(said(&client).contains("through"), "{address}: {}", said(&client));
+        assert!(server.wait().unwrap().success());
+    }
+
+    let again = run(&["up", "--id", &id]);
+    assert_eq!(again.status.code(), Some(2), "{}", said(&again));
+    assert!(said(&again).contains("is up already: `turnpike lab down` ends it"));
+
+    for expected in ["1 topology removed", "nothing was up"] {
+        let down = run(&["down", "--id", &id]);
+        assert_eq!(down.status.code(), Some(0), "{}", said(&down));
+        // Other tests run beside this one, and theirs may be stale just now.
+        assert!(said(&down).contains("removed") || said(&down).contains(expected), "{}", said(&down));
+    }
+    assert!(namespaces(&format!("tplab-{id}-")).is_empty());
+    assert_eq!(marked(&id), 0);
+}
+
+#[test]
+fn a_mistyped_namespace_and_a_missing_topology_are_named() {
+    if !can_run(&[]) {
+        return;
+    }
+    let id = id('b');
+    let none = run(&["exec", "--id", &id, "client", "--", "true"]);
+    assert_eq!(none.status.code(), Some(2));
+    assert!(said(&none).contains("is not up: `turnpike lab up` makes it"), "{}", said(&none));
+
+    assert_eq!(run(&["up", "--id", &id]).status.code(), Some(0));
+    let wrong = run(&["exec", "--id", &id, "cleint", "--", "true"]);
+    assert_eq!(wrong.status.code(), Some(2));
+    assert!(said(&wrong).contains("did you mean \"client\"?"), "{}", said(&wrong));
+    assert_eq!(run(&["down", "--id", &id]).status.code(), Some(0));
+    assert!(namespaces(&format!("tplab-{id}-")).is_empty());
+}
+
+#[test]
+fn down_ends_what_still_runs_inside_even_a_daemon() {
+    if !can_run(&["setsid"]) {
+        return;
+    }
+    let id = id('c');
+    assert_eq!(run(&["up", "--id", &id]).status.code(), Some(0));
+    // A daemon that has forgotten its environment, and with it the mark, still lives in the namespace.
+    let script = "setsid env -i sleep 3600 >/dev/null 2>&1 & setsid sleep 3600 >/dev/null 2>&1 & exit 0";
+    assert!(run(&["exec", "--id", &id, "relay", "--", "sh", "-c", script]).status.success());
+    let inside = || {
+        let name = format!("tplab-{id}-relay");
+        let pids = std::process::Command::new("ip").args(["netns", "pids", &name]).output().unwrap();
+        String::from_utf8_lossy(&pids.stdout).split_whitespace().map(str::to_owned).collect::<Vec<_>>()
+    };
+    support::until("both daemons and the anchor run", || inside().len() == 3);
+    let pids = inside();
+    assert_eq!(run(&["down", "--id", &id]).status.code(), Some(0));
+    support::until("they are gone", || {
+        pids.iter().all(|pid| {
+            !fs::exists(format!("/proc/{pid}/ns/net")).unwrap_or(false)
+                || fs::read_link(format!("/proc/{pid}/ns/net")).is_err()
+        })
+    });
+    assert!(namespaces(&format!("tplab-{id}-")).is_empty());
+}
+
+#[test]
+fn a_topology_file_with_a_mistake_makes_nothing() {
+    if !can_run(&[]) {
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("t.toml");
+    fs::write(&file, "[[namespace]]\nname = 'a'\nforwards = true\n").unwrap();
+    let id = id('d');
+    let up = run(&["up", file.to_str().unwrap(), "--id", &id]);
+    assert_eq!(up.status.code(), Some(2));
+    assert!(
+        said(&up).contains("t.toml:3:1: unknown key \"forwards\"; did you mean \"forward\"?"),
+        "{}",
+        said(&up)
+    );
+    assert!(namespaces(&format!("tplab-{id}-")).is_empty());
+
+    // What goes wrong half-way is undone: no such offload.
+    fs::write(
+        &file,
+        "[[namespace]]\nname = 'a'\n[[namespace]]\nname = 'b'\n[[link]]\nends = [\
+         { namespace = 'a', device = 'x', addresses = ['10.9.8.1/24'] },\
+         { namespace = 'b', device = 'y', addresses = ['10.9.8.2/24'] }]\n[offloads]\nno-such-offload = true\n",
+    )
+    .unwrap();
+    if can_run(&["ethtool"]) {
+        let up = run(&["up", file.to_str().unwrap(), "--id", &id]);
+        assert_eq!(up.status.code(), Some(2), "{}", said(&up));
+        assert!(said(&up).contains("no-such-offload"), "{}", said(&up));
+    }
+    assert!(namespaces(&format!("tplab-{id}-")).is_empty());
+    assert_eq!(marked(&id), 0);
+}
+
+#[test]
+fn without_root_the_same_works_in_a_user_namespace() {
+    if !can_run(&["setpriv"]) {
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let everybody = std::os::unix::fs::PermissionsExt::from_mode(0o777);
+    fs::set_permissions(directory.path(), everybody).unwrap();
+    // Where the tests are built, nobody may not enter.
+    let program = directory.path().join("lab");
+    fs::copy(std::env::current_exe().unwrap(), &program).unwrap();
+    let as_nobody = |command: &mut std::process::Command| {
+        let mut nobody = std::process::Command::new("setpriv");
+        nobody
+            .args(["--reuid=65534", "--regid=65534", "--clear-groups"])
+            .arg(command.get_program())
+            .args(command.get_args());
+        nobody.envs(command.get_envs().filter_map(|(name, value)| Some((name, value?))));
+        nobody.env("XDG_RUNTIME_DIR", directory.path()).current_dir(directory.path());
+        nobody
+    };
+    if !as_nobody(std::process::Command::new("unshare").args(["-Urn", "true"])).status().unwrap().success() {
+        eprintln!("SKIPPED: user namespaces are not allowed here");
+        return;
+    }
+    let id = id('f');
+    let lab = |arguments: &[&str]| {
+        let template = support::lab(arguments);
+        let mut command = std::process::Command::new(&program);
+        command
+            .args(template.get_args())
+            .envs(template.get_envs().filter_map(|(name, value)| Some((name, value?))));
+        as_nobody(&mut command).output().unwrap()
+    };
+    let up = lab(&["up", "--id", &id]);
+    assert_eq!(up.status.code(), Some(0), "{}", said(&up));
+    let inside = lab(&["exec", "--id", &id, "relay", "--", "ip", "-o", "addr"]);
+    assert!(
+        said(&inside).contains("10.77.1.1/24") && said(&inside).contains("10.77.2.1/24"),
+        "{}",
+        said(&inside)
+    );
+    assert!(namespaces(&format!("tplab-{id}-")).is_empty(), "no name outside");
+    assert!(marked(&id) >= 3);
+    let down = lab(&["down", "--id", &id]);
+    assert!(said(&down).contains("1 topology removed"), "{}", said(&down));
+    assert_eq!(marked(&id), 0);
+    assert!(said(&lab(&["down", "--id", &id])).contains("nothing was up"));
+}
+
+#[test]
+fn the_host_is_not_touched() {
+    if !can_run(&[]) {
+        return;
+    }
+    let links = || fs::read_to_string("/proc/net/dev").unwrap().lines().count();
+    let forwarding = || fs::read_to_string("/proc/sys/net/ipv4/ip_forward").unwrap();
+    let before = (links(), forwarding());
+    let id = id('e');
+    assert_eq!(run(&["up", "--id", &id]).status.code(), Some(0));
+    assert_eq!((links(), forwarding()), before);
+    // An address of the topology is none of ours.
+    assert!(UdpSocket::bind("10.77.1.1:0").is_err());
+    assert_eq!(run(&["down", "--id", &id]).status.code(), Some(0));
+}
