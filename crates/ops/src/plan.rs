@@ -83,7 +83,7 @@ pub fn server_config(settings: &Settings, relay: &[RelayAddress], nonce_key: Non
         max_channels: settings.max_channels,
         relay_v4: relay.iter().any(|address| address.bind.is_ipv4()),
         relay_v6: relay.iter().any(|address| address.bind.is_ipv6()),
-        peers: PeerRules { allow: settings.allow.clone(), deny: settings.deny.clone() },
+        peers: PeerRules { allow: settings.allow.clone(), deny: settings.deny.clone(), own: Vec::new() },
         allow_md5: settings.allow_md5,
         // Clients take the strongest algorithm that they are offered, before anybody knows who they are.
         allow_sha256: !settings.allow_md5 || settings.users.iter().all(has_sha256),
