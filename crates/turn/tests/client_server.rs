@@ -39,7 +39,7 @@ impl Gate for OneUser {
             true if verify(&Key::long_term(algorithm, USER, realm, PASSWORD.as_bytes())) => {
                 Lookup::Accepted { username: USER.into(), identity: USER.into() }
             }
-            true => Lookup::WrongKey,
+            true => Lookup::WrongKey { username: USER.into() },
         }
     }
     fn acquire(&mut self, _identity: &str) -> Result<(), QuotaRefusal> {

@@ -97,6 +97,19 @@ fn refused_credentials_are_401_with_a_reason_for_the_log() {
 }
 
 #[test]
+fn a_wrong_key_behind_a_userhash_is_told_with_the_users_name() {
+    let mut world = World::new();
+    let mut guess = world.credentials("alice", Scheme::Userhash);
+    guess.password = "guess".to_owned();
+    assert_eq!(world.ask(&Ask::allocate().signed(&guess)).code(), Some(401));
+    let effects = world.effects();
+    let [Effect::Refused { username, why: CredentialRefusal::WrongKey, .. }] = &effects[..] else {
+        panic!("{effects:?}")
+    };
+    assert_eq!(&**username, "alice");
+}
+
+#[test]
 fn a_flood_of_refusals_makes_few_effects_and_counts_the_rest() {
     let mut world = World::new();
     let mut guess = world.credentials("alice", Scheme::Md5);

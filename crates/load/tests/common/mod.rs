@@ -42,7 +42,7 @@ impl CredentialStore for OneUser {
         if verify(&Key::long_term(algorithm, USER, realm, PASSWORD.as_bytes())) {
             return Lookup::Accepted { username: USER.into(), identity: USER.into() };
         }
-        Lookup::WrongKey
+        Lookup::WrongKey { username: USER.into() }
     }
 }
 

@@ -82,7 +82,7 @@ impl<G: Gate> Server<G> {
         });
         // "If the value of the USERNAME or USERHASH attribute is not valid" and "if the resulting value does not match"
         // MESSAGE-INTEGRITY: 401. A gate that accepts without a key that verified would be a bug in it; believe the MAC.
-        let why = match (lookup, key) {
+        let (named, why) = match (lookup, key) {
             (Lookup::Accepted { username, identity }, Some(key)) => {
                 // "If the NONCE is no longer valid, the server MUST generate an error response with an error code of 438 (Stale
                 // Nonce)": the last check of the list, after the integrity.
@@ -91,10 +91,13 @@ impl<G: Gate> Server<G> {
                 }
                 return Ok(Who { username, identity, signer: Some(Signer { key, mac }) });
             }
-            (Lookup::NoSuchUser, _) => CredentialRefusal::NoSuchUser,
-            (Lookup::Expired { ago }, _) => CredentialRefusal::Expired { ago },
-            (Lookup::WrongKey | Lookup::Accepted { .. }, _) => CredentialRefusal::WrongKey,
+            (Lookup::NoSuchUser, _) => (None, CredentialRefusal::NoSuchUser),
+            (Lookup::Expired { ago }, _) => (None, CredentialRefusal::Expired { ago }),
+            (Lookup::WrongKey { username } | Lookup::Accepted { username, .. }, _) => {
+                (Some(username), CredentialRefusal::WrongKey)
+            }
         };
+        let user = named.as_deref().map_or(user, User::Name);
         self.refused(now, client, user, why);
         Err(self.challenge(now, client, request, 401))
     }

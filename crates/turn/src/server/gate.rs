@@ -29,7 +29,10 @@ pub enum Lookup {
         ago: u64,
     },
     /// A user, but no key that verifies.
-    WrongKey,
+    WrongKey {
+        /// Who; a USERHASH alone would tell the operator nothing.
+        username: Box<str>,
+    },
 }
 
 /// Which quota an allocation would exceed: 486.

@@ -87,7 +87,7 @@ impl Gate for TestGate {
             return Lookup::Expired { ago: 42 };
         }
         if !verify(&Key::long_term(algorithm, name, realm, password(name).as_bytes())) {
-            return Lookup::WrongKey;
+            return Lookup::WrongKey { username: name.into() };
         }
         Lookup::Accepted { username: name.into(), identity: name.into() }
     }
