@@ -4,7 +4,7 @@ use std::io::{self, IsTerminal};
 
 use tracing_subscriber::{
     EnvFilter, Layer, Registry,
-    filter::{FilterExt, filter_fn},
+    filter::{FilterExt, LevelFilter, filter_fn},
     fmt,
     layer::SubscriberExt,
     util::SubscriberInitExt,
@@ -20,6 +20,14 @@ const SILENCED: [&str; 3] = ["stun_types", "turn_types", "stun_proto"];
 /// # Errors
 /// Which directive is wrong.
 pub fn check_filter(filter: &str) -> Result<(), String> {
+    // A lone word that is no level is a target to `EnvFilter`, with all its lines: `inof` would silence everything else.
+    // And no word at all is the level "error".
+    for directive in filter.split(',').map(str::trim) {
+        let is_level = !directive.is_empty() && directive.parse::<LevelFilter>().is_ok();
+        if !is_level && !directive.contains(['=', '[']) {
+            return Err(format!("{directive:?} is no level"));
+        }
+    }
     EnvFilter::builder().parse(filter).map(drop).map_err(|error| error.to_string())
 }
 
@@ -61,7 +69,7 @@ mod tests {
         for good in ["info", "off", "debug,turnpike_relay=trace", "turnpike::auth=off"] {
             assert!(check_filter(good).is_ok(), "{good}");
         }
-        for bad in ["loud=very", "a=b=c"] {
+        for bad in ["loud=very", "a=b=c", "inof", "", "info,", "info,turnpike_relay"] {
             assert!(check_filter(bad).is_err(), "{bad}");
         }
     }

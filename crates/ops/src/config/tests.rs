@@ -97,6 +97,14 @@ fn each_mistake_names_line_column_key_and_what_is_expected() {
         ("[auth]\nusers = [\"a:b\", \"a:c\"]", 2, 9, "auth.users", "each user once"),
         ("[auth]\nsecrets = [\"\"]", 2, 12, "auth.secrets", "none of them empty"),
         ("[auth]\nrequired = false\nsecrets = [\"x\"]", 2, 12, "auth.required", "true, or neither"),
+        (
+            "[auth]\nallow_md5 = false\nusers = [{ name = \"a\", key = \"8493fbc53ba582fb4c044c456bdc40eb\" }]",
+            2,
+            13,
+            "auth.allow_md5",
+            "a SHA-256 key",
+        ),
+        ("[log]\nlevel = \"inof\"", 2, 9, "log.level", "debug"),
         ("[limits]\nmax_lifetime = 90000", 2, 16, "limits.max_lifetime", "60 to 86400"),
         ("[limits]\nmax_lifetime = 300", 2, 16, "limits.max_lifetime", "at most max_lifetime"),
         ("[limits]\nallocations_per_user = 20000", 2, 24, "limits.allocations_per_user", "at most limits"),
@@ -239,6 +247,17 @@ fn secrets_come_from_files_that_the_environment_names() {
 }
 
 #[test]
+fn a_mistake_in_a_file_of_users_is_told_with_its_line() {
+    let path = std::env::temp_dir().join(format!("turnpike-users-{}", std::process::id()));
+    std::fs::write(&path, "alice:wonderland\n\nbob\n").expect("a temporary file");
+    let name = path.to_str().expect("UTF-8");
+    let errors = load("", &[("TURNPIKE_AUTH_USERS_FILE", name)], Flags::new());
+    std::fs::remove_file(&path).expect("it is there");
+    let text = errors.expect_err("bob has no password").to_string();
+    assert!(text.starts_with(&format!("{name}:3:1: auth.users: ")), "{text}");
+}
+
+#[test]
 fn an_unknown_variable_is_a_warning_with_a_suggestion() {
     let environment =
         [("TURNPIKE_SERVER_RELM", "x"), ("TURNPIKE_PORT", "tcp://10.0.0.1:3478"), ("TURNPIKE_CONFIG", "x")];
@@ -310,7 +329,7 @@ fn an_unreadable_file_is_one_clear_error() {
     let sources = Sources::new(Some("/nonexistent/turnpike.toml".into()), Vec::new(), Flags::new());
     let message = sources.load().expect_err("no such file").to_string();
     assert!(
-        message.starts_with("/nonexistent/turnpike.toml:1:1: cannot read the configuration file"),
+        message.starts_with("/nonexistent/turnpike.toml: cannot read the configuration file"),
         "{message}"
     );
 }
