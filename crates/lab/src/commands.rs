@@ -6,13 +6,13 @@ use clap::Parser;
 
 use crate::{
     adhoc,
-    cli::{Lab, LabArgs, LabCommand, Out, SearchArgs},
+    cli::{ExperimentFile, Lab, LabArgs, LabCommand, Out, SearchArgs},
     error::LabError,
     metric, profile,
     program::MARK,
     record::Record,
     report,
-    request::Request,
+    request::{Request, Task},
     run::{
         compare::{Stage, compare},
         rates::{self, Plan},
@@ -63,20 +63,21 @@ fn dispatch(command: LabCommand, stop: &Stop) -> Result<u8, LabError> {
         LabCommand::Down { id } => down(&id.id),
         LabCommand::Run { file, out } => {
             let requests = Request::of_file(&file.experiment, &file.changes, &file.set)?;
-            compare_all(&requests, &out, stop)
+            carry_out(&requests, &out, stop)
         }
         LabCommand::Ab { a, b, setting, changes, out, workload } => {
             let request = adhoc::request("ab", &[("a", &a), ("b", &b)], &workload, &setting, &changes)?;
-            compare_all(&[request], &out, stop)
+            carry_out(&[request], &out, stop)
         }
         LabCommand::Sweep { file, rates, out } => {
-            let requests = Request::of_file(&file.experiment, &file.changes, &file.set)?;
-            rates_all(&requests, &Plan::Sweep(rates), file.changes.rounds.unwrap_or(1), &out, stop)
+            if rates.contains(&0) {
+                return Err(LabError::usage("--rates: expected datagrams a second, at least 1"));
+            }
+            rates_of_file(&file, Plan::Sweep(rates), &out, stop)
         }
         LabCommand::FindMax { file, search, out } => {
-            let requests = Request::of_file(&file.experiment, &file.changes, &file.set)?;
             let plan = Plan::FindMax(settings(&search)?);
-            rates_all(&requests, &plan, file.changes.rounds.unwrap_or(1), &out, stop)
+            rates_of_file(&file, plan, &out, stop)
         }
         LabCommand::Profile { subject, diff, setting, changes, out, workload } => {
             if let [before, after] = &diff[..] {
@@ -84,16 +85,13 @@ fn dispatch(command: LabCommand, stop: &Stop) -> Result<u8, LabError> {
             }
             let subject =
                 subject.ok_or_else(|| LabError::usage("nothing to profile: name the command before `--`"))?;
-            let request = adhoc::request("profile", &[("subject", &subject)], &workload, &setting, &changes)?;
-            let stage = Stage::set(&request, &out.out, stop.clone())?;
-            let done = profile::profile(&stage, &Screen::new());
-            if done.is_err() {
-                stage.leave_nothing();
-            }
-            done.map(|()| 0)
+            let mut request =
+                adhoc::request("profile", &[("subject", &subject)], &workload, &setting, &changes)?;
+            request.task = Task::Profile;
+            carry_out(&[request], &out, stop)
         }
         LabCommand::Report { directories, log } => show(&directories, log.log.as_deref()),
-        LabCommand::Rerun { directory, out } => compare_all(&[Request::load(&directory)?], &out, stop),
+        LabCommand::Rerun { directory, out } => carry_out(&[Request::load(&directory)?], &out, stop),
     }
 }
 
@@ -151,51 +149,47 @@ fn check_id(id: &str) -> Result<(), LabError> {
     Err(LabError::usage(format!("--id {id}: expected 1 to 16 lower case letters and digits, a letter first")))
 }
 
-fn compare_all(requests: &[Request], out: &Out, stop: &Stop) -> Result<u8, LabError> {
+fn rates_of_file(file: &ExperimentFile, plan: Plan, out: &Out, stop: &Stop) -> Result<u8, LabError> {
+    let rounds = file.changes.rounds.unwrap_or(1);
+    let mut requests = Request::of_file(&file.experiment, &file.changes, &file.set)?;
+    for request in &mut requests {
+        request.task = Task::Rates { plan: plan.clone(), rounds };
+    }
+    carry_out(&requests, out, stop)
+}
+
+/// Does what each request asks for, one after the other.
+fn carry_out(requests: &[Request], out: &Out, stop: &Stop) -> Result<u8, LabError> {
     let mut code = 0;
     for request in requests {
         let stage = Stage::set(request, &out.out, stop.clone())?;
-        let record = compare(request, &stage, &Screen::new())?;
-        if !record.rounds.is_empty() {
-            code = code.max(conclude(&record, &stage, &stage.experiment.metrics, out)?);
-        }
+        code = code.max(match &request.task {
+            Task::Compare => {
+                let record = compare(request, &stage, &Screen::new())?;
+                if record.rounds.is_empty() {
+                    0
+                } else {
+                    conclude(&record, &stage, &stage.experiment.metrics, out)?
+                }
+            }
+            Task::Rates { plan, rounds } => {
+                let record = rates::run(request, &stage, &Screen::new(), plan, *rounds)?;
+                for sweep in &record.sweeps {
+                    say::result(&rates::describe(sweep));
+                }
+                if record.sweeps.is_empty() { 0 } else { conclude(&record, &stage, &[], out)? }
+            }
+            Task::Profile => {
+                let record = profile::profile(request, &stage, &Screen::new())
+                    .inspect_err(|_| stage.leave_nothing())?;
+                conclude(&record, &stage, &stage.experiment.metrics, out)?
+            }
+        });
         if stop.requested() {
             break;
         }
     }
     Ok(code)
-}
-
-fn rates_all(requests: &[Request], plan: &Plan, rounds: u32, out: &Out, stop: &Stop) -> Result<u8, LabError> {
-    for request in requests {
-        let stage = Stage::set(request, &out.out, stop.clone())?;
-        let record = rates::run(request, &stage, &Screen::new(), plan, rounds)?;
-        for sweep in &record.sweeps {
-            if sweep.found.is_empty() {
-                let mut text = format!("{}\n", sweep.subject);
-                for point in &sweep.points {
-                    let p99 = point
-                        .latency
-                        .as_ref()
-                        .map_or_else(String::new, |latency| format!(", p99 {:.0} us", latency.p99));
-                    text += &format!(
-                        "  {:>10.0}/s offered, {:>10.0}/s delivered, {:.3} % lost{p99}\n",
-                        point.offered_pps, point.delivered_pps, point.loss_percent
-                    );
-                }
-                say::result(&text);
-            } else {
-                say::result(&rates::describe(&sweep.subject, &sweep.found));
-            }
-        }
-        if !record.sweeps.is_empty() {
-            conclude(&record, &stage, &[], out)?;
-        }
-        if stop.requested() {
-            break;
-        }
-    }
-    Ok(0)
 }
 
 /// Writes the report and says what came out; 1 if nothing did.

@@ -7,26 +7,15 @@ use std::{
     time::{Duration, Instant},
 };
 
-use serde::{Deserialize, Serialize};
-
 use crate::{
     error::LabError,
     program::{Launch, Program},
+    record::Syscall,
     tools::{self, words},
 };
 
 /// For the tracer to write its summary.
 const PATIENCE: Duration = Duration::from_secs(10);
-
-/// One row of the table.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Syscall {
-    pub(crate) name: String,
-    pub(crate) calls: u64,
-    pub(crate) errors: u64,
-    /// Seconds spent in it, those of waiting included.
-    pub(crate) seconds: f64,
-}
 
 /// A tracer at work.
 pub(crate) struct Tracing {
@@ -149,10 +138,13 @@ pub(crate) fn describe(table: &[Syscall], limit: usize) -> String {
     let mut text =
         format!("{:<20} {:>12} {:>10} {:>12} {:>10}\n", "syscall", "calls", "errors", "seconds", "us/call");
     for row in table.iter().take(limit) {
-        let each = if row.calls == 0 { 0.0 } else { row.seconds * 1e6 / row.calls as f64 };
         text += &format!(
-            "{:<20} {:>12} {:>10} {:>12.6} {each:>10.2}\n",
-            row.name, row.calls, row.errors, row.seconds
+            "{:<20} {:>12} {:>10} {:>12.6} {:>10.2}\n",
+            row.name,
+            row.calls,
+            row.errors,
+            row.seconds,
+            row.us_per_call()
         );
     }
     text

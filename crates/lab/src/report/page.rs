@@ -5,8 +5,7 @@ use std::fmt::Write as _;
 use super::plots::{self, Curve, Ratio};
 use super::{other_verdicts, verdicts};
 use crate::metric::{self, Direction};
-use crate::record::{Record, Round};
-use crate::search::Because;
+use crate::record::{Profile, Record, Round, Syscall};
 use crate::stats;
 use crate::verdict::{Outcome, Verdict};
 
@@ -53,6 +52,12 @@ pub fn page(record: &Record) -> String {
     section(&mut body, "Delivered over offered", &plots::sweeps(record, Curve::Delivered));
     section(&mut body, "Loss over offered", &plots::sweeps(record, Curve::Loss));
     section(&mut body, "Latency p99 over offered", &plots::sweeps(record, Curve::LatencyP99));
+    for (subject, profile) in &record.profiles {
+        section(&mut body, &format!("Hottest symbols of {subject}"), &symbols_table(profile));
+    }
+    for (subject, syscalls) in &record.syscalls {
+        section(&mut body, &format!("Syscalls of {subject}"), &syscalls_table(syscalls));
+    }
     section(&mut body, "Experiment", &experiment_table(record));
     section(&mut body, "Environment", &environment_table(record));
     section(&mut body, "Raw rounds", &rounds_table(record, &record.rounds));
@@ -215,18 +220,49 @@ fn found_table(record: &Record) -> String {
                 rate(found.lower_pps),
                 rate(found.upper_pps),
                 found.delivered_pps.map_or_else(|| "–".to_owned(), |pps| format!("{pps:.0}")),
-                match found.because {
-                    Because::Narrow => "as narrow as wanted",
-                    Because::Highest => "the highest rate tried still keeps it",
-                    Because::Lowest => "the lowest rate tried does not keep it",
-                    Because::Generator => "the generator cannot make more",
-                    Because::Ended => "ended before it was certain",
-                }
-                .to_owned(),
+                found.because.to_string(),
             ]
         })
         .collect();
     table(&["subject", "loss at most", "keeps it, /s", "does not, /s", "delivered, /s", "because"], &rows)
+}
+
+fn symbols_table(profile: &Profile) -> String {
+    let rows: Vec<Vec<String>> = profile
+        .symbols
+        .iter()
+        .map(|symbol| {
+            let side = if symbol.kernel { "kernel" } else { "user" };
+            vec![format!("{:.2} %", symbol.percent), side.to_owned(), symbol.name.clone()]
+        })
+        .collect();
+    format!(
+        "<p>{} samples, {:.1} % in the kernel; <a href=\"flame.svg\">flame graph</a>.</p>\n{}",
+        profile.samples,
+        profile.kernel_percent,
+        table(&["samples", "side", "symbol"], &rows)
+    )
+}
+
+fn syscalls_table(syscalls: &[Syscall]) -> String {
+    let rows: Vec<Vec<String>> = syscalls
+        .iter()
+        .map(|row| {
+            vec![
+                row.name.clone(),
+                row.calls.to_string(),
+                row.errors.to_string(),
+                format!("{:.6}", row.seconds),
+                format!("{:.2}", row.us_per_call()),
+            ]
+        })
+        .collect();
+    if rows.is_empty() {
+        return String::new();
+    }
+    let note =
+        "<p>From a run of its own under a tracer, which slows the subject down; waiting is counted.</p>\n";
+    note.to_owned() + &table(&["syscall", "calls", "errors", "seconds", "µs a call"], &rows)
 }
 
 fn experiment_table(record: &Record) -> String {
@@ -330,8 +366,8 @@ fn rounds_table(record: &Record, rounds: &[Round]) -> String {
 mod tests {
     use super::*;
     use crate::record::tests::{Dir, record};
-    use crate::record::{Latency, Sweep, SweepPoint};
-    use crate::search::Found;
+    use crate::record::{Latency, Sweep, SweepPoint, Symbol};
+    use crate::search::{Because, Found};
     use crate::void::Void;
 
     fn full() -> Record {
@@ -375,7 +411,29 @@ mod tests {
                 found: vec![found.clone()],
             });
         }
+        record.syscalls.insert(
+            "new".to_owned(),
+            vec![Syscall { name: "sendmmsg".to_owned(), calls: 1234, errors: 7, seconds: 0.617 }],
+        );
+        let symbol = Symbol { name: "udp_sendmsg<T>".to_owned(), kernel: true, percent: 12.5 };
         record
+            .profiles
+            .insert("new".to_owned(), Profile { samples: 4321, kernel_percent: 80.0, symbols: vec![symbol] });
+        record
+    }
+
+    #[test]
+    fn syscalls_and_hot_symbols_stand_in_the_page() {
+        let html = page(&full());
+        for text in [
+            "Syscalls of new",
+            "<td>sendmmsg</td><td class=\"n\">1234</td><td class=\"n\">7</td>",
+            "<td class=\"n\">500.00</td>",
+            "4321 samples, 80.0 % in the kernel",
+            "<td>kernel</td><td>udp_sendmsg&lt;T&gt;</td>",
+        ] {
+            assert!(html.contains(text), "{text} is missing");
+        }
     }
 
     fn plots(html: &str) -> usize {

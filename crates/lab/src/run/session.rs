@@ -25,10 +25,10 @@ use crate::{
         cpu::cpu_list,
         hardware::{self, Counting},
         inside,
-        syscalls::{Syscall, Tracing},
+        syscalls::Tracing,
     },
     program::{self, Launch, Program},
-    record::Round,
+    record::{Round, Syscall},
     stop::Stop,
     topology::Topology,
 };
