@@ -1,5 +1,5 @@
 //! Where the time goes: a flame graph of the subject under load, its hottest symbols in user space and kernel, and its
-//! syscalls. Build the subject with frame pointers (`cargo build --profile profiling`) for whole stacks.
+//! syscalls. Build the subject with frame pointers (`cargo profiling`) for whole stacks.
 
 mod folded;
 

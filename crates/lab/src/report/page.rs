@@ -16,7 +16,11 @@ table { border-collapse: collapse; margin: .5rem 0 } th, td { border: 1px solid 
 td.n { text-align: right; font-variant-numeric: tabular-nums } tr.void { color: #999 }
 p.verdict { font-size: 1.1rem; padding: .6rem .9rem; border-left: .4rem solid #999; background: #f5f5f5 }
 p.faster { border-color: #009e73 } p.slower { border-color: #d55e00 } p.none { border-color: #0072b2 }
-div.wide { overflow-x: auto } svg { max-width: 100%; height: auto } code { overflow-wrap: anywhere }";
+div.wide { overflow-x: auto } svg { max-width: 100%; height: auto } details { margin-top: 1rem } summary { font-size: 1.15rem; font-weight: bold; cursor: pointer } code { overflow-wrap: anywhere }";
+
+/// How to read the plot of ratios.
+const RATIOS: &str = "<p>Median of the paired ratios with its interval; the grey band is what the baseline differs from \
+itself. ↑: higher is better, ↓: lower is better. Green is shown to be better, orange to be worse, grey is not shown.</p>";
 
 /// The whole report of a record, as HTML.
 #[must_use]
@@ -34,7 +38,7 @@ pub fn page(record: &Record) -> String {
         let class = class(&verdict.outcome);
         push(&mut body, format_args!("<p class=\"verdict {class}\">{}</p>\n", escape(&verdict.to_string())));
     }
-    if deciding.is_empty() {
+    if deciding.is_empty() && record.sweeps.is_empty() {
         body += "<p class=\"verdict\">Only one subject: nothing to compare.</p>\n";
     }
 
@@ -43,8 +47,16 @@ pub fn page(record: &Record) -> String {
         .zip(deciding)
         .flat_map(|(subject, first)| std::iter::once(first).chain(other_verdicts(record, subject)))
         .collect();
-    section(&mut body, "Ratios", &plots::ratios(&ratio_rows(record, &judged)));
-    section(&mut body, "Metrics", &metrics_table(record, &judged));
+    let is_telling = |verdict: &&Verdict| {
+        metric::direction(&verdict.metric) != Direction::Neither || verdict.metric == experiment.metric
+    };
+    let (telling, counters): (Vec<&Verdict>, Vec<&Verdict>) = judged.iter().partition(is_telling);
+    let ratios = plots::ratios(&ratio_rows(record, &telling));
+    if !ratios.is_empty() {
+        section(&mut body, "Ratios", &format!("{RATIOS}\n{ratios}"));
+    }
+    section(&mut body, "Metrics", &metrics_table(record, &telling));
+    folded(&mut body, "Counters", &metrics_table(record, &counters));
     let title = format!("Rounds: {}", experiment.metric);
     section(&mut body, &title, &plots::rounds(record, &experiment.metric));
     section(&mut body, "Latency", &plots::latency(record));
@@ -60,8 +72,8 @@ pub fn page(record: &Record) -> String {
     }
     section(&mut body, "Experiment", &experiment_table(record));
     section(&mut body, "Environment", &environment_table(record));
-    section(&mut body, "Raw rounds", &rounds_table(record, &record.rounds));
-    section(&mut body, "Raw rounds of the baseline against itself", &rounds_table(record, &record.aa));
+    folded(&mut body, "Raw rounds", &rounds_table(record, &record.rounds));
+    folded(&mut body, "Raw rounds of the baseline against itself", &rounds_table(record, &record.aa));
     document(&experiment.name, &body)
 }
 
@@ -78,6 +90,19 @@ pub(super) fn document(title: &str, body: &str) -> String {
 pub(super) fn section(body: &mut String, title: &str, content: &str) {
     if !content.is_empty() {
         push(body, format_args!("<h2>{}</h2>\n<div class=\"wide\">{content}</div>\n", escape(title)));
+    }
+}
+
+/// The same, shown only when asked for.
+fn folded(body: &mut String, title: &str, content: &str) {
+    if !content.is_empty() {
+        push(
+            body,
+            format_args!(
+                "<details><summary>{}</summary>\n<div class=\"wide\">{content}</div></details>\n",
+                escape(title)
+            ),
+        );
     }
 }
 
@@ -130,22 +155,23 @@ pub(super) fn class(outcome: &Outcome) -> &'static str {
     }
 }
 
-fn ratio_rows(record: &Record, judged: &[Verdict]) -> Vec<Ratio> {
+fn ratio_rows(record: &Record, judged: &[&Verdict]) -> Vec<Ratio> {
     let several = record.candidates().count() > 1;
     judged
         .iter()
         .filter_map(|verdict| {
-            let label = if several {
-                format!("{}: {}", verdict.subject, verdict.metric)
-            } else {
-                verdict.metric.clone()
+            let subject = if several { format!("{}: ", verdict.subject) } else { String::new() };
+            let better = match metric::direction(&verdict.metric) {
+                Direction::Higher => " ↑",
+                Direction::Lower => " ↓",
+                Direction::Neither => "",
             };
-            Ratio::of(label, verdict)
+            Ratio::of(format!("{subject}{}{better}", verdict.metric), verdict)
         })
         .collect()
 }
 
-fn metrics_table(record: &Record, judged: &[Verdict]) -> String {
+fn metrics_table(record: &Record, judged: &[&Verdict]) -> String {
     let rows: Vec<Vec<String>> = judged
         .iter()
         .map(|verdict| {

@@ -8,7 +8,7 @@ use plotters::prelude::*;
 use crate::metric;
 use crate::record::{Record, Sweep};
 use crate::stats;
-use crate::verdict::Verdict;
+use crate::verdict::{Outcome, Verdict};
 
 type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 type Drawn = Result<(), Box<dyn std::error::Error>>;
@@ -35,6 +35,8 @@ pub(super) struct Ratio {
     pub high: f64,
     /// Half of the band around 1 that means nothing, as a logarithm.
     pub floor: Option<f64>,
+    /// Whether the difference is shown, and is for the better.
+    pub better: Option<bool>,
 }
 
 impl Ratio {
@@ -42,7 +44,12 @@ impl Ratio {
         let estimate = verdict.estimate?;
         let interval = estimate.interval();
         let floor = verdict.floor.map(|floor| floor.level);
-        Some(Self { label, ratio: estimate.ratio(), low: interval.low, high: interval.high, floor })
+        let better = match verdict.outcome {
+            Outcome::Faster => Some(true),
+            Outcome::Slower => Some(false),
+            _ => None,
+        };
+        Some(Self { label, ratio: estimate.ratio(), low: interval.low, high: interval.high, floor, better })
     }
 }
 
@@ -89,11 +96,16 @@ pub(super) fn ratios(rows: &[Ratio]) -> String {
                 let band = [((-floor).exp(), SegmentValue::Exact(place)), (floor.exp(), after(place, last))];
                 chart.draw_series([Rectangle::new(band, BLACK.mix(0.08).filled())])?;
             }
+            let colour = match row.better {
+                Some(true) => COLOURS[2],
+                Some(false) => COLOURS[1],
+                None => RGBColor(120, 120, 120),
+            };
             chart.draw_series([PathElement::new(
                 vec![(row.low, middle.clone()), (row.high, middle.clone())],
-                COLOURS[0].stroke_width(3),
+                colour.stroke_width(3),
             )])?;
-            chart.draw_series([Circle::new((row.ratio, middle), 5, COLOURS[0].filled())])?;
+            chart.draw_series([Circle::new((row.ratio, middle), 5, colour.filled())])?;
         }
         chart.draw_series([PathElement::new(
             vec![(1.0, SegmentValue::Exact(0)), (1.0, SegmentValue::Last)],
