@@ -4,6 +4,7 @@
 use std::{
     fs,
     path::{Path, PathBuf},
+    thread,
     time::{Duration, Instant},
 };
 
@@ -16,6 +17,9 @@ use crate::{
 
 /// For the tracer to write its summary.
 const PATIENCE: Duration = Duration::from_secs(10);
+/// For the tracer to attach; perf loads the kernel's type information first.
+pub(crate) const ATTACH: Duration = Duration::from_secs(5);
+const LOOK: Duration = Duration::from_millis(5);
 
 /// A tracer at work.
 pub(crate) struct Tracing {
@@ -46,13 +50,25 @@ impl Tracing {
             Tool::PerfTrace => vec!["-p".to_owned(), pids.join(",")],
             Tool::Strace => pids.iter().flat_map(|pid| ["-p".to_owned(), pid.clone()]).collect(),
         });
-        let tracer = Program::start(&Launch {
+        let mut tracer = Program::start(&Launch {
             name: "the tracer".to_owned(),
             command,
             mark: mark.to_owned(),
             log: directory.join("syscalls.log"),
             ..Launch::default()
         })?;
+        match tool {
+            Tool::PerfTrace => tracer.await_counters(ATTACH),
+            Tool::Strace => {
+                let deadline = Instant::now() + ATTACH;
+                while !pids.iter().all(|pid| is_traced(pid))
+                    && tracer.ended().is_none()
+                    && Instant::now() < deadline
+                {
+                    thread::sleep(LOOK);
+                }
+            }
+        }
         Ok(Some(Self { tracer, tool, result }))
     }
 
@@ -68,6 +84,12 @@ impl Tracing {
         table.sort_by(|a, b| b.seconds.total_cmp(&a.seconds));
         table
     }
+}
+
+fn is_traced(pid: &str) -> bool {
+    fs::read_to_string(format!("/proc/{pid}/status")).is_ok_and(|status| {
+        status.lines().any(|line| line.starts_with("TracerPid:") && !line.ends_with("\t0"))
+    })
 }
 
 /// perf costs less; it needs tracepoints, which containers and user namespaces often have not.

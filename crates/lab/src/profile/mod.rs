@@ -21,7 +21,7 @@ use crate::{
     program::{Launch, Program},
     record::{Record, Round},
     request::Request,
-    run::{compare::Stage, halt::Halt},
+    run::{compare::Stage, halt::Halt, session::prolong},
     say,
     tools::{self, words},
 };
@@ -56,7 +56,7 @@ pub(crate) fn profile(request: &Request, stage: &Stage, screen: &say::Screen) ->
         session.discard_first()?;
         session.measure_with(
             stage.window(),
-            |_| {},
+            |variables| prolong(variables, stage.window()),
             &mut round,
             |pids| Ok(record(pids, &mark, &data, &stage.scratch)?),
             finish,
@@ -145,13 +145,15 @@ fn record(pids: &[u32], mark: &str, data: &Path, directory: &Path) -> Result<Pro
         "-o",
     ]);
     command.push(data.display().to_string());
-    Program::start(&Launch {
+    let mut perf = Program::start(&Launch {
         name: "perf record".to_owned(),
         command,
         mark: mark.to_owned(),
         log: directory.join("perf-record.log"),
         ..Launch::default()
-    })
+    })?;
+    perf.await_counters(syscalls::ATTACH);
+    Ok(perf)
 }
 
 fn finish(mut perf: Program) {

@@ -13,7 +13,7 @@ const STYLE: &str = "
 body { font: 15px/1.45 system-ui, sans-serif; max-width: 66rem; margin: 2rem auto; padding: 0 1rem; color: #222; background: #fff }
 h1 { font-size: 1.5rem } h2 { font-size: 1.15rem; margin-top: 2rem }
 table { border-collapse: collapse; margin: .5rem 0 } th, td { border: 1px solid #ccc; padding: .15rem .5rem; text-align: left }
-td.n { text-align: right; font-variant-numeric: tabular-nums } tr.void { color: #999 }
+td.n { text-align: right; white-space: nowrap; font-variant-numeric: tabular-nums } tr.void { color: #999 }
 p.verdict { font-size: 1.1rem; padding: .6rem .9rem; border-left: .4rem solid #999; background: #f5f5f5 }
 p.faster { border-color: #009e73 } p.slower { border-color: #d55e00 } p.none { border-color: #0072b2 }
 div.wide { overflow-x: auto } svg { max-width: 100%; height: auto } details { margin-top: 1rem } summary { font-size: 1.15rem; font-weight: bold; cursor: pointer } code { overflow-wrap: anywhere }";
@@ -207,7 +207,7 @@ fn metrics_table(record: &Record, judged: &[&Verdict]) -> String {
                 interval,
                 effect.map_or_else(|| "–".to_owned(), |size| format!("{size:.1}")),
                 verdict.floor.map_or_else(|| "–".to_owned(), |floor| format!("±{:.1} %", floor.percent())),
-                verdict.outcome.to_string(),
+                in_short(&verdict.outcome),
             ]
         })
         .collect();
@@ -226,6 +226,16 @@ fn metrics_table(record: &Record, judged: &[&Verdict]) -> String {
         "verdict",
     ];
     table(&head, &rows)
+}
+
+/// Without the reasons that more rounds would cure: those stand on top, once.
+fn in_short(outcome: &Outcome) -> String {
+    match outcome {
+        Outcome::CannotTell { rounds: Some(rounds), .. } => {
+            format!("{}, needs about {rounds} rounds", outcome.word())
+        }
+        _ => outcome.to_string(),
+    }
 }
 
 fn absent(record: &Record, subject: &str, metric: &str) -> String {
