@@ -449,7 +449,7 @@ mod tests {
         }
         record.syscalls.insert(
             "new".to_owned(),
-            vec![Syscall { name: "sendmmsg".to_owned(), calls: 1234, errors: 7, seconds: 0.617 }],
+            vec![Syscall { name: "sendmmsg".to_owned(), calls: 1234, errors: 9, seconds: 0.617 }],
         );
         let symbol = Symbol { name: "udp_sendmsg<T>".to_owned(), kernel: true, percent: 12.5 };
         record
@@ -463,7 +463,7 @@ mod tests {
         let html = page(&full());
         for text in [
             "Syscalls of new",
-            "<td>sendmmsg</td><td class=\"n\">1234</td><td class=\"n\">7</td>",
+            "<td>sendmmsg</td><td class=\"n\">1234</td><td class=\"n\">9</td>",
             "<td class=\"n\">500.00</td>",
             "4321 samples, 80.0 % in the kernel",
             "<td>kernel</td><td>udp_sendmsg&lt;T&gt;</td>",

@@ -280,8 +280,17 @@ pub(crate) fn describe(sweep: &Sweep) -> String {
             found.because
         );
     }
-    // Of a search only what was measured at shares of the rate found: its trials are steps on the way.
-    let trials = if sweep.found.is_empty() { 0 } else { sweep.points.len().saturating_sub(LATENCY_AT.len()) };
+    // Of a search only what was measured at shares of the rate found: its trials are steps on the way, and one that was
+    // interrupted has nothing else.
+    let shares = sweep.points.len().saturating_sub(LATENCY_AT.len());
+    let highest = sweep.found.iter().find_map(|found| found.lower_pps).map(|rate| rate as f64);
+    let is_share =
+        |rate: f64| (sweep.points[shares].offered_pps / rate * 100.0 - f64::from(LATENCY_AT[0])).abs() < 5.0;
+    let trials = match highest {
+        _ if sweep.found.is_empty() => 0,
+        Some(rate) if shares < sweep.points.len() && is_share(rate) => shares,
+        _ => sweep.points.len(),
+    };
     for point in &sweep.points[trials..] {
         let latency = point.latency.as_ref().map_or_else(String::new, |latency| {
             format!(", latency p50 {:.0} us, p99 {:.0} us", latency.p50, latency.p99)
@@ -311,6 +320,23 @@ mod tests {
         assert_eq!(counts(&point, 1.0), (1000, 999));
         let whole = SweepPoint { offered_pps: 1000.0, ..SweepPoint::default() };
         assert_eq!(counts(&whole, 5.0), (5000, 5000));
+    }
+
+    #[test]
+    fn the_trials_of_an_interrupted_search_are_no_latencies() {
+        let point = |offered_pps| SweepPoint { offered_pps, ..SweepPoint::default() };
+        let found = crate::search::Found {
+            max_loss: 0.0,
+            lower_pps: Some(1000),
+            upper_pps: None,
+            delivered_pps: None,
+            because: crate::search::Because::Highest,
+        };
+        let trials = vec![point(1000.0), point(1000.0), point(900.0)];
+        let mut sweep = Sweep { points: trials, found: vec![found], ..Sweep::default() };
+        assert!(!describe(&sweep).contains("offered"), "{}", describe(&sweep));
+        sweep.points.extend([point(300.0), point(600.0), point(800.0)]);
+        assert_eq!(describe(&sweep).matches("offered").count(), 3);
     }
 
     #[test]
