@@ -106,7 +106,7 @@ impl Known {
             let port = target.rsplit(':').next().filter(|port| !port.contains(['}', ']']));
             match (mode.as_str(), port) {
                 ("turn", Some(port)) if *port == target => {
-                    setting.ready_stun = Some(format!("{target}:3478"))
+                    setting.ready_stun = Some(format!("{target}:3478"));
                 }
                 ("turn", None) => setting.ready_stun = Some(format!("{target}:3478")),
                 ("turn", Some(_)) => setting.ready_stun = Some(target.clone()),

@@ -248,10 +248,10 @@ fn a_late_generator_is_no_excuse_for_a_relay_that_bears_it_nor_a_charge_against_
         Settings { min_pps: 1_000, max_pps: 100_000, goals: vec![0.0, 0.01], ..Settings::default() };
     let mut search = Search::new(settings);
     while let Some(trial) = search.next() {
-        let sent = (trial.rate_pps as f64 * trial.duration_s) as u64;
+        let sent = pps(trial.rate_pps as f64 * trial.duration_s);
         let lost = match trial.rate_pps {
-            ..=20_000 => 0,
-            ..=40_000 => sent / 200,
+            ..20_001 => 0,
+            20_001..40_001 => sent / 200,
             _ => sent / 2,
         };
         search.observe_late(sent, sent - lost);
