@@ -88,7 +88,10 @@ fn requests(bench: &mut Bench) {
 /// Clients with one allocation, one channel and one permission each.
 fn populated(clients: u16) -> (World, Vec<(Client, RelayId)>) {
     let gate = TestGate { per_user: 100_000, total: 100_000, ..TestGate::default() };
-    let mut world = World::with_gate(config(), gate);
+    let mut config = config();
+    // One listener, as most servers have: each peer is compared with them.
+    config.peers.own = vec![client(1).local];
+    let mut world = World::with_gate(config, gate);
     let relays = (1..=clients)
         .map(|port| {
             world.client = client(port);
