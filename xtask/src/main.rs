@@ -24,14 +24,14 @@ struct Arguments {
 enum Chore {
     /// Benchmarks that need network namespaces (and so root)
     #[command(subcommand)]
-    Bench(bench::Command),
+    Bench(Box<bench::Command>),
     /// Count the instructions of one packet, against the budgets of benches/budgets.toml (needs valgrind)
     Instructions(instructions::Options),
 }
 
 fn main() -> ExitCode {
     let done = match Arguments::parse().chore {
-        Chore::Bench(command) => bench::run(command),
+        Chore::Bench(command) => bench::run(*command),
         Chore::Instructions(options) => instructions::run(&options),
     };
     match done {
