@@ -21,13 +21,12 @@ const SILENCED: [&str; 3] = ["stun_types", "turn_types", "stun_proto"];
 /// Which directive is wrong.
 pub fn check_filter(filter: &str) -> Result<(), String> {
     // A lone word that is no level is a target to `EnvFilter`, with all its lines: `inof` would silence everything else.
-    let mut words = filter.split(',').map(str::trim).filter(|directive| !directive.contains(['=', '[']));
-    if let Some(word) = words.find(|word| word.parse::<LevelFilter>().is_err()) {
-        return Err(if word.is_empty() {
-            "a directive is empty".to_owned()
-        } else {
-            format!("{word:?} is no level")
-        });
+    // And no word at all is the level "error".
+    for directive in filter.split(',').map(str::trim) {
+        let is_level = !directive.is_empty() && directive.parse::<LevelFilter>().is_ok();
+        if !is_level && !directive.contains(['=', '[']) {
+            return Err(format!("{directive:?} is no level"));
+        }
     }
     EnvFilter::builder().parse(filter).map(drop).map_err(|error| error.to_string())
 }
@@ -38,10 +37,7 @@ pub fn init(filter: &str, format: LogFormat) {
         // Only a caller who skipped `check_filter` gets here; a server without log lines would be worse.
         return init("info", format);
     };
-    // Where a line cannot be written, the report of that cannot either, and `eprintln!` would panic: a server must not end
-    // because whoever reads its log did.
-    let layer =
-        fmt::layer().with_writer(io::stderr).with_ansi(io::stderr().is_terminal()).log_internal_errors(false);
+    let layer = fmt::layer().with_writer(io::stderr).with_ansi(io::stderr().is_terminal());
     let layer: Box<dyn Layer<Registry> + Send + Sync> = match format {
         LogFormat::Text => layer.boxed(),
         LogFormat::Json => layer.json().flatten_event(true).boxed(),
