@@ -103,6 +103,16 @@ impl Poller {
         self.control(libc::EPOLL_CTL_MOD, fd, token, interest)
     }
 
+    /// Watches for any of the two, or for neither: errors and hang-ups are told all the same, as [`Event::error`] and
+    /// [`Event::readable`].
+    ///
+    /// # Errors
+    /// Those of epoll_ctl(2).
+    pub fn set_interest(&self, fd: &impl AsFd, token: u64, readable: bool, writable: bool) -> io::Result<()> {
+        let interest = if readable { libc::EPOLLIN } else { 0 } | if writable { libc::EPOLLOUT } else { 0 };
+        self.control(libc::EPOLL_CTL_MOD, fd, token, interest)
+    }
+
     /// Stops watching. Closing the descriptor does the same.
     ///
     /// # Errors
