@@ -114,6 +114,7 @@ pub(crate) struct Engine {
     scan_found: bool,
     /// Some opening waits for a descriptor: it goes before new clients.
     pub(super) starving: bool,
+    any_paused: bool,
     complained: bool,
 }
 
@@ -134,6 +135,7 @@ impl Engine {
             scan: false,
             scan_found: false,
             starving: false,
+            any_paused: false,
             complained: false,
         }
     }
@@ -179,6 +181,11 @@ impl Engine {
         self.rules[key].removed = true;
         self.forget_rule_if_over(key);
         sockets
+    }
+
+    /// New lists and limits, from now on.
+    pub(crate) fn set_common(&mut self, common: &Arc<Common>) {
+        self.common = Arc::clone(common);
     }
 
     /// Closes all listeners.
@@ -243,7 +250,7 @@ impl Engine {
         }
         let pressing = self.scan
             || !self.openings.is_empty()
-            || self.listeners.iter().any(|(_, listener)| listener.paused);
+            || self.any_paused;
         let due = if pressing { Some(self.ticked + TICK_MS) } else { None };
         // A check is looked at by a tick, which come no closer than that.
         let health = self.health_due().map(|due| due.max(self.ticked + TICK_MS));
@@ -314,7 +321,7 @@ impl Engine {
         let (nodelay, keepalive, accept_proxy) = (settings.nodelay, settings.keepalive, settings.accept_proxy);
         local.connections += 1;
         let opening = Opening::new(&local.state, offset, tick.now);
-        let up = Flow { nodelay_due: nodelay, ..Flow::default() };
+        let up = Flow::new(nodelay);
         let key = self.connections.insert(Connection {
             rule,
             client: socket,
@@ -409,6 +416,7 @@ impl Engine {
             listener.paused = tick.poller.remove(&listener.socket).is_ok();
             listener.appetite = 1;
         }
+        self.any_paused = true;
         self.complain(error);
     }
 
@@ -418,13 +426,18 @@ impl Engine {
             listener.paused = tick.poller.remove(&listener.socket).is_ok();
             listener.appetite = 1;
         }
+        self.any_paused = true;
         self.complain(error);
     }
 
     fn resume_listeners(&mut self, tick: Tick<'_>) {
+        if !self.any_paused {
+            return;
+        }
         for (key, listener) in self.listeners.iter_mut().filter(|(_, listener)| listener.paused) {
             listener.paused = tick.poller.add(&listener.socket, token(LISTENER, key)).is_err();
         }
+        self.any_paused = self.listeners.iter().any(|(_, listener)| listener.paused);
     }
 
     pub(super) fn complain(&mut self, error: &io::Error) {

@@ -89,6 +89,10 @@ pub(super) enum Pumped {
 }
 
 impl Flow {
+    pub(super) fn new(nodelay_due: bool) -> Self {
+        Self { nodelay_due, ..Self::default() }
+    }
+
     /// Whether bytes wait for the sink.
     pub(super) fn is_blocked(&self) -> bool {
         match &self.held {
