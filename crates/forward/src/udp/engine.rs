@@ -17,7 +17,7 @@ use turnpike_net::{
 };
 
 use super::{
-    Choice, Listeners, RuleKey, TOKENS, Tick,
+    Admission, Choice, Listeners, RuleKey, TOKENS, Tick,
     listeners::Bound,
     outgoing,
     sessions::{Inward, Key, List, Lists, Outward, Session, Stage, Table},
@@ -90,7 +90,6 @@ pub(super) enum Kind {
 pub(super) struct RuleState {
     pub(super) key: RuleKey,
     pub(super) rule: Rule,
-    pub(super) max: usize,
     pub(super) lists: Lists,
     pub(super) counters: RuleSnapshot,
     removed: bool,
@@ -133,8 +132,7 @@ impl Engine {
         }
     }
 
-    /// Serves a rule at these listeners; `max_sessions` is this worker's share of [`Rule::max_connections`]. A UDP client
-    /// beyond it takes the place of the session that has been idle for longest; a TCP client is refused.
+    /// Serves a rule at these listeners.
     ///
     /// # Errors
     /// Those of epoll_ctl(2); then nothing was added.
@@ -143,7 +141,6 @@ impl Engine {
         key: RuleKey,
         rule: &Rule,
         listeners: Listeners,
-        max_sessions: usize,
         poller: &Poller,
     ) -> io::Result<()> {
         let patience = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX).max(1);
@@ -156,14 +153,13 @@ impl Engine {
         let slot = narrow(self.rules.insert(RuleState {
             key,
             rule: rule.clone(),
-            max: max_sessions,
             lists,
             counters: RuleSnapshot::default(),
             removed: false,
         }));
         for (port, bound) in (0_u16..).zip(listeners.bound) {
             if let Err(error) = self.listen(slot, port, bound, poller) {
-                self.close_listeners(slot);
+                drop(self.take_listeners(slot, poller));
                 self.rules.remove(slot as usize);
                 return Err(error);
             }
@@ -171,11 +167,11 @@ impl Engine {
         Ok(())
     }
 
-    /// Closes a rule's listeners. Sessions of UDP clients end with them, as their answers leave from there; connections
-    /// of TCP clients are left to finish.
-    pub fn remove_rule(&mut self, key: RuleKey, tick: &mut Tick<'_>) {
+    /// Stops serving a rule and gives back its listeners: dropping them closes them, another rule may take them over.
+    /// Sessions of UDP clients end, as their answers leave from there; connections of TCP clients are left to finish.
+    pub fn remove_rule(&mut self, key: RuleKey, tick: &mut Tick<'_>) -> Listeners {
         let found = self.rules.iter().find(|(_, state)| state.key == key && !state.removed);
-        let Some(slot) = found.map(|(slot, _)| narrow(slot)) else { return };
+        let Some(slot) = found.map(|(slot, _)| narrow(slot)) else { return Listeners { bound: Vec::new() } };
         for at in self.sessions.of_rule(slot) {
             if self.sessions.get(at).is_some_and(|session| matches!(session.inward, Inward::Datagrams { .. }))
             {
@@ -183,12 +179,13 @@ impl Engine {
             }
         }
         self.send_queued();
-        self.close_listeners(slot);
+        let listeners = self.take_listeners(slot, tick.poller);
         let state = &mut self.rules[slot as usize];
         state.removed = true;
         if state.counters.active == 0 {
             self.rules.remove(slot as usize);
         }
+        listeners
     }
 
     /// Takes no new sessions; those there are live on.
@@ -205,7 +202,7 @@ impl Engine {
                 self.end(at, EndReason::Shutdown, tick);
             }
             self.send_queued();
-            self.close_listeners(slot);
+            drop(self.take_listeners(slot, tick.poller));
         }
         self.rules.clear();
     }
@@ -449,8 +446,9 @@ impl Engine {
             return None;
         }
         let Some((outward, choice)) = self.reach(rule, key.client, port, tick) else {
-            tick.around.leave();
-            self.rules[rule as usize].count_end(EndReason::ConnectFailed);
+            let state = &mut self.rules[rule as usize];
+            tick.around.leave(state.key);
+            state.count_end(EndReason::ConnectFailed);
             return None;
         };
         let inward = Inward::Datagrams { key, reply };
@@ -459,19 +457,19 @@ impl Engine {
 
     /// Counts one more session of a rule, for which the longest idle one may have to end.
     fn make_room(&mut self, rule: u32, tick: &mut Tick<'_>) -> bool {
-        let state = &self.rules[rule as usize];
-        if state.counters.active >= state.max as u64 {
-            let Some(idle) = self.sessions.longest_idle(std::iter::once(&state.lists)) else { return false };
-            self.end(idle, EndReason::Limit, tick);
-        }
-        if tick.around.enter() {
-            return true;
-        }
-        let Some(idle) = self.sessions.longest_idle(self.rules.iter().map(|(_, state)| &state.lists)) else {
-            return false;
+        let key = self.rules[rule as usize].key;
+        let idle = match tick.around.enter(key) {
+            Admission::Entered => return true,
+            Admission::RuleFull => {
+                self.sessions.longest_idle(std::iter::once(&self.rules[rule as usize].lists))
+            }
+            Admission::TotalFull => {
+                self.sessions.longest_idle(self.rules.iter().map(|(_, state)| &state.lists))
+            }
         };
+        let Some(idle) = idle else { return false };
         self.end(idle, EndReason::Limit, tick);
-        tick.around.enter()
+        tick.around.enter(key) == Admission::Entered
     }
 
     /// A socket towards one of the rule's targets, watched under the token of the next session.
@@ -543,7 +541,7 @@ impl Engine {
         if let Some(choice) = session.choice {
             tick.around.release(state.key, choice, failed);
         }
-        tick.around.leave();
+        tick.around.leave(state.key);
         tick.around.ended(ConnectionReport {
             rule: state.rule.id.clone(),
             client: session.client,
@@ -627,17 +625,26 @@ impl Engine {
         Ok(())
     }
 
-    fn close_listeners(&mut self, rule: u32) {
-        let sockets = &mut self.sockets;
-        self.listeners.retain(|_, listener| {
-            if listener.rule != rule {
-                return true;
+    fn take_listeners(&mut self, rule: u32, poller: &Poller) -> Listeners {
+        let of_rule = self.listeners.iter().filter(|(_, listener)| listener.rule == rule);
+        let mut slots: Vec<(u16, usize)> = of_rule.map(|(slot, listener)| (listener.port, slot)).collect();
+        slots.sort_unstable();
+        let mut bound = Vec::with_capacity(slots.len());
+        for (_, slot) in slots {
+            let listener = self.listeners.remove(slot);
+            match listener.kind {
+                Kind::Datagrams(socket) => bound.extend(self.sockets.remove(socket).map(Bound::Datagrams)),
+                Kind::Streams { socket, .. } => bound.push(Bound::Streams(socket, listener.address)),
             }
-            if let Kind::Datagrams(socket) = listener.kind {
-                sockets.remove(socket);
-            }
-            false
-        });
+        }
+        for one in &bound {
+            // A listener that rests is not watched: nothing to undo.
+            let _ = match one {
+                Bound::Datagrams(socket) => poller.remove(socket),
+                Bound::Streams(socket, _) => poller.remove(socket),
+            };
+        }
+        Listeners { bound }
     }
 }
 

@@ -10,7 +10,7 @@ use socket2::SockRef;
 use turnpike_net::poll::Event;
 
 use super::{
-    Engine, Tick,
+    Admission, Engine, Tick,
     engine::{self, ATTEMPTS, Kind, RuleState},
     outgoing,
     sessions::{Inward, Outward, Session, Stage},
@@ -70,7 +70,8 @@ impl Engine {
         if !tick.around.permits(state.key, client.ip()) {
             return refuse(state, client, EndReason::Denied, tick);
         }
-        if state.counters.active >= state.max as u64 || !tick.around.enter() {
+        let key = state.key;
+        if tick.around.enter(key) != Admission::Entered {
             return refuse(state, client, EndReason::Limit, tick);
         }
         let framed = state.framed();
@@ -80,11 +81,11 @@ impl Engine {
         let prepared = prepared.and_then(|()| tick.poller.add(&stream, engine::inward_token(at)));
         if let Err(error) = prepared {
             self.complain(&error);
-            tick.around.leave();
+            tick.around.leave(key);
             return refuse(&mut self.rules[rule as usize], client, EndReason::ClientReset, tick);
         }
         let Some((outward, choice)) = self.reach(rule, client, port, tick) else {
-            tick.around.leave();
+            tick.around.leave(key);
             return refuse(&mut self.rules[rule as usize], client, EndReason::ConnectFailed, tick);
         };
         let inward = Inward::Stream(Box::new(Stream::new(stream, framed, false)));
