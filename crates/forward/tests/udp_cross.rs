@@ -119,8 +119,10 @@ fn tcp_to_udp_makes_a_datagram_of_each_read_and_writes_each_answer() {
         let counted = worker.snapshot();
         assert_eq!((counted.to_target_bytes, counted.to_client_bytes), (10_321, 10_321));
         drop(stream);
-        worker.advance(Duration::from_secs(6));
-        eventually("the session ended", || worker.reasons() == [EndReason::Finished]);
+        eventually("the session ended", || {
+            worker.advance(Duration::from_secs(6));
+            worker.reasons() == [EndReason::Finished]
+        });
     }
 }
 
@@ -184,7 +186,8 @@ fn a_tcp_client_that_has_said_all_still_hears_the_answers() {
     let mut bytes = [0; 64];
     let (len, session) = target.recv_from(&mut bytes).unwrap();
     assert_eq!(&bytes[..len], b"question");
-    // It was told of the end long ago: a few wake-ups later it is still there.
+    let closing = || worker.ask(|engine, tick| engine.next_timeout().unwrap() <= tick.now + 5000);
+    eventually("it knows of the end", closing);
     worker.advance(Duration::from_secs(4));
     target.send_to(b"answer", session).unwrap();
     assert_eq!(read(&mut stream, 6), b"answer");

@@ -44,12 +44,12 @@ fn bursts_of_200_clients_come_back_to_whom_they_belong_on_each_datapath() {
             let sent = |who: usize| payload(who, round, 20 + (who * 7 + round * 13) % 400);
             // As many on their way as the echo's receive buffer holds for sure: 212992 bytes, of which the kernel counts
             // 1280 for each of these.
-            for first in (0..200).step_by(50) {
-                for who in first..first + 50 {
-                    clients[who].send(&sent(who)).unwrap();
+            for (lot, clients) in clients.chunks(50).enumerate() {
+                for (who, client) in clients.iter().enumerate() {
+                    client.send(&sent(lot * 50 + who)).unwrap();
                 }
-                for who in first..first + 50 {
-                    assert_eq!(receive(&clients[who]), sent(who));
+                for (who, client) in clients.iter().enumerate() {
+                    assert_eq!(receive(client), sent(lot * 50 + who));
                 }
             }
         }

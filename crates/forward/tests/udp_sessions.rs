@@ -96,9 +96,11 @@ fn a_flood_of_new_clients_keeps_the_limit_and_serves_the_last() {
     let at = worker.add(KEY, &udp(echo.address), Datapath::Gso);
     worker.world.lock().unwrap().most = Some(8);
     let clients: Vec<UdpSocket> = (0..300).map(|_| client(at)).collect();
-    for client in &clients {
-        client.send(b"x").unwrap();
-    }
+    worker.stall(|| {
+        for client in &clients {
+            client.send(b"x").unwrap();
+        }
+    });
     eventually("all were let in", || worker.snapshot().accepted == 300);
     assert_eq!(worker.active(), 8);
     assert_eq!(worker.reasons(), vec![EndReason::Limit; 292]);
@@ -219,7 +221,7 @@ fn a_range_of_ports_maps_one_to_one() {
     worker.add(KEY, &rule, Datapath::Gso);
     for (i, socket) in targets.iter().enumerate() {
         socket.set_read_timeout(Some(udp_common::DEADLINE)).unwrap();
-        let client = client(SocketAddr::from(([127, 0, 0, 1], listen + i as u16)));
+        let client = client(SocketAddr::from(([127, 0, 0, 1], listen + u16::try_from(i).unwrap())));
         client.send(&payload(i, 0, 50)).unwrap();
         assert_eq!(receive(socket), payload(i, 0, 50));
     }

@@ -11,6 +11,7 @@
 mod engine;
 mod listeners;
 mod outgoing;
+mod rules;
 mod sessions;
 mod streams;
 

@@ -11,8 +11,9 @@ use turnpike_net::poll::Event;
 
 use super::{
     Admission, Engine, Tick,
-    engine::{self, ATTEMPTS, Kind, RuleState},
+    engine::{self, ATTEMPTS},
     outgoing,
+    rules::{Kind, RuleState},
     sessions::{Inward, Outward, Session, Stage},
 };
 use crate::{ConnectionReport, EndReason, cross::Stream};
@@ -216,6 +217,7 @@ impl Engine {
                 return self.expect(rule);
             }
             session.choice = None;
+            // Its own failure, or ours: the connect that fails at once is rare, and the next check finds out.
             tick.around.release(state.key, choice, true);
         }
         self.end(at, EndReason::ConnectFailed, tick);

@@ -2,6 +2,7 @@
 //! targets that echo, and clients that check every byte.
 #![allow(dead_code, reason = "each test file uses its part")]
 #![allow(unreachable_pub, reason = "shared by several test binaries")]
+#![allow(clippy::cast_possible_truncation, reason = "small numbers, and payload that may wrap")]
 #![allow(clippy::unwrap_used, reason = "a test ends at what it does not expect")]
 
 use std::{
@@ -189,6 +190,21 @@ impl Worker {
         self.commands.send(command).unwrap();
         self.waker.wake();
         answer.recv_timeout(DEADLINE).unwrap()
+    }
+
+    /// Keeps the worker busy meanwhile, so that it finds all that was sent at once.
+    pub fn stall(&self, meanwhile: impl FnOnce()) {
+        let (release, released) = mpsc::channel();
+        let (sender, stalled) = mpsc::channel();
+        let command = Box::new(move |_: &mut Engine, _: &mut Tick<'_>| {
+            sender.send(()).unwrap();
+            released.recv_timeout(DEADLINE).unwrap();
+        });
+        self.commands.send(command).unwrap();
+        self.waker.wake();
+        stalled.recv_timeout(DEADLINE).unwrap();
+        meanwhile();
+        release.send(()).unwrap();
     }
 
     /// Serves a rule and returns where.
