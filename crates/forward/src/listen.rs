@@ -110,8 +110,11 @@ fn bind_tcp(
             continue;
         }
         let named = |source| listen_error(rule, address, source);
-        let real =
-            if held.occupies(Kind::Tcp, address.port()) { address } else { TcpListener::probe(address).map_err(named)? };
+        let real = if held.occupies(Kind::Tcp, address.port()) {
+            address
+        } else {
+            TcpListener::probe(address).map_err(named)?
+        };
         addresses.push(real);
         for all in &mut sockets {
             all.push((offset, Tcp::Fresh(TcpListener::bind(real, &options).map_err(named)?)));

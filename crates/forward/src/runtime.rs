@@ -272,9 +272,10 @@ impl Forwarder {
     #[must_use]
     pub fn listeners(&self) -> Vec<(RuleId, SocketAddr)> {
         let rules = self.rules();
-        let each = rules.active.iter().flat_map(|rule| {
-            rule.addresses.iter().map(|address| (rule.state.rule.id.clone(), *address))
-        });
+        let each = rules
+            .active
+            .iter()
+            .flat_map(|rule| rule.addresses.iter().map(|address| (rule.state.rule.id.clone(), *address)));
         each.collect()
     }
 
@@ -336,7 +337,8 @@ impl Forwarder {
     pub fn snapshots(&self) -> Vec<(RuleId, RuleSnapshot)> {
         let mut all: Vec<(RuleId, RuleSnapshot)> = Vec::new();
         for worker in &self.workers {
-            for (id, snapshot) in worker.shared.snapshot.lock().unwrap_or_else(PoisonError::into_inner).iter() {
+            for (id, snapshot) in worker.shared.snapshot.lock().unwrap_or_else(PoisonError::into_inner).iter()
+            {
                 match all.iter_mut().find(|(other, _)| other == id) {
                     Some((_, total)) => total.add(snapshot),
                     None => all.push((id.clone(), snapshot.clone())),

@@ -171,9 +171,8 @@ impl Worker {
             let tick = tcp::Tick { now, poller: &self.poller };
             self.tcp.on_tick(tick);
             if newcomers {
-                let listening = |event: &&Event| {
-                    event.token & udp::TOKENS == 0 && tcp::Engine::is_listener(event)
-                };
+                let listening =
+                    |event: &&Event| event.token & udp::TOKENS == 0 && tcp::Engine::is_listener(event);
                 for event in events.iter().filter(listening) {
                     self.tcp.on_event(event, tick);
                 }
@@ -223,7 +222,8 @@ impl Worker {
                 inherited.extend(sockets.into_iter().map(|socket| (socket.local_addr(), socket)));
             } else if let Some(engine) = &mut self.udp {
                 let key = udp::RuleKey(state.key);
-                engine.remove_rule(key, &mut udp::Tick { now, poller: &self.poller, around: &mut self.around });
+                engine
+                    .remove_rule(key, &mut udp::Tick { now, poller: &self.poller, around: &mut self.around });
                 self.around.remove(key);
             }
         }
@@ -245,10 +245,11 @@ impl Worker {
 
     fn publish(&mut self, now: u64) {
         let mut rules: Vec<(RuleId, RuleSnapshot)> = Vec::new();
-        let mut add = |id: &RuleId, snapshot: &RuleSnapshot| match rules.iter_mut().find(|(other, _)| other == id) {
-            Some((_, total)) => total.add(snapshot),
-            None => rules.push((id.clone(), snapshot.clone())),
-        };
+        let mut add =
+            |id: &RuleId, snapshot: &RuleSnapshot| match rules.iter_mut().find(|(other, _)| other == id) {
+                Some((_, total)) => total.add(snapshot),
+                None => rules.push((id.clone(), snapshot.clone())),
+            };
         self.tcp.snapshots(|id, snapshot| add(id, &snapshot));
         if let Some(engine) = &self.udp {
             engine.snapshots().for_each(|(id, snapshot)| add(id, snapshot));

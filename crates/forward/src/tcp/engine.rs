@@ -1,11 +1,6 @@
 //! The engine around the connections: rules, listeners, the table of connections, and what is due.
 
-use std::{
-    io,
-    net::SocketAddr,
-    sync::Arc,
-    time::Duration,
-};
+use std::{io, net::SocketAddr, sync::Arc, time::Duration};
 
 use slab::Slab;
 use turnpike_net::{
@@ -14,7 +9,11 @@ use turnpike_net::{
     tcp::is_exhaustion,
 };
 
-use super::{health::Check, mover::{Flow, Mover}, opening::Opening};
+use super::{
+    health::Check,
+    mover::{Flow, Mover},
+    opening::Opening,
+};
 use crate::{
     ConnectionReport, EndReason, RuleId, RuleSnapshot,
     common::Common,
@@ -91,7 +90,7 @@ pub(super) struct Connection {
     /// The client's socket is watched for writability too.
     pub(super) client_writable: bool,
     keepalive_due: bool,
-    _place: Place,
+    place: Place,
 }
 
 /// All TCP connections of one worker.
@@ -248,9 +247,7 @@ impl Engine {
         if !self.again.is_empty() {
             return Some(0);
         }
-        let pressing = self.scan
-            || !self.openings.is_empty()
-            || self.any_paused;
+        let pressing = self.scan || !self.openings.is_empty() || self.any_paused;
         let due = if pressing { Some(self.ticked + TICK_MS) } else { None };
         // A check is looked at by a tick, which come no closer than that.
         let health = self.health_due().map(|due| due.max(self.ticked + TICK_MS));
@@ -318,7 +315,8 @@ impl Engine {
         let Some(place) = Place::take(&local.state, &self.common.total) else {
             return self.refuse(rule, client, EndReason::Limit);
         };
-        let (nodelay, keepalive, accept_proxy) = (settings.nodelay, settings.keepalive, settings.accept_proxy);
+        let (nodelay, keepalive, accept_proxy) =
+            (settings.nodelay, settings.keepalive, settings.accept_proxy);
         local.connections += 1;
         let opening = Opening::new(&local.state, offset, tick.now);
         let up = Flow::new(nodelay);
@@ -336,7 +334,7 @@ impl Engine {
             active: tick.now,
             client_writable: false,
             keepalive_due: keepalive,
-            _place: place,
+            place,
         });
         self.open(key, opening, tick);
         self.scan = true;
@@ -381,6 +379,8 @@ impl Engine {
         }
         local.counters.count_end(reason);
         local.connections -= 1;
+        // Before anybody hears of it: who does may count on the place being free.
+        drop(connection.place);
         let reached = connection.opening.is_none();
         self.common.log.ended(ConnectionReport {
             rule: local.state.rule.id.clone(),

@@ -167,7 +167,13 @@ impl Mover {
     }
 
     /// Moves what can be moved now.
-    pub(super) fn pump(&mut self, flow: &mut Flow, from: &TcpSocket, to: &TcpSocket, copy: CopyMode) -> Pumped {
+    pub(super) fn pump(
+        &mut self,
+        flow: &mut Flow,
+        from: &TcpSocket,
+        to: &TcpSocket,
+        copy: CopyMode,
+    ) -> Pumped {
         let mut turn = 0;
         loop {
             match self.drain(flow, to) {
