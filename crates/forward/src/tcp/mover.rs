@@ -166,13 +166,15 @@ impl Mover {
         mem::take(&mut self.spliced)
     }
 
-    /// Moves what can be moved now.
+    /// Moves what can be moved now. With `last`, the other flow is done: the sink's end need not be passed on, as the sockets
+    /// are about to be closed.
     pub(super) fn pump(
         &mut self,
         flow: &mut Flow,
         from: &TcpSocket,
         to: &TcpSocket,
         copy: CopyMode,
+        last: bool,
     ) -> Pumped {
         let mut turn = 0;
         loop {
@@ -184,7 +186,7 @@ impl Mover {
             if flow.ended {
                 if !flow.shut {
                     flow.shut = true;
-                    if to.shutdown_write().is_err() {
+                    if !last && to.shutdown_write().is_err() {
                         return self.stop(flow, Pumped::SinkFailed);
                     }
                 }
