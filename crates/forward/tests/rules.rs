@@ -50,10 +50,8 @@ fn udp_is_forwarded_and_counted() {
     assert_eq!(ask(&client, b"one"), b"aone");
     assert_eq!(ask(&client, b"two!"), b"atwo!");
     assert_eq!(running.forwarder.active(), 1);
-    let counted = until(
-        || Some(running.snapshot("u")).filter(|seen| seen.to_client_datagrams == 2),
-        "the counters",
-    );
+    let counted =
+        until(|| Some(running.snapshot("u")).filter(|seen| seen.to_client_datagrams == 2), "the counters");
     assert_eq!((counted.active, counted.to_target_bytes, counted.to_client_bytes), (1, 7, 9));
 }
 
