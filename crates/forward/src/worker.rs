@@ -227,6 +227,8 @@ impl Worker {
                 tracing::error!(worker = self.number, rule = state.rule.id.0, %error, "cannot serve a rule");
             }
         }
+        // Closed before anybody is told, so that no client comes to a listener that nobody serves.
+        drop(inherited);
         self.publish(now);
         let _ = change.done.send(());
     }

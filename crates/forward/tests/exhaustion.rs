@@ -1,5 +1,6 @@
 //! A process without descriptors: accepting pauses, nothing crashes, and it goes on when there are some again. One test alone,
 //! as descriptors belong to the whole process.
+#![allow(clippy::unwrap_used, clippy::cast_possible_truncation, reason = "a panic is how a test fails")]
 
 mod support;
 

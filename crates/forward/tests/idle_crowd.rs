@@ -1,5 +1,6 @@
 //! Thousands of idle connections cost little memory, and none of them is forgotten. One test alone: it counts the memory of
 //! the whole process.
+#![allow(clippy::unwrap_used, clippy::cast_possible_truncation, reason = "a panic is how a test fails")]
 
 mod support;
 

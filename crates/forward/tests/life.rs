@@ -1,4 +1,5 @@
 //! Start, reload, drain and stop.
+#![allow(clippy::unwrap_used, clippy::cast_possible_truncation, reason = "a panic is how a test fails")]
 
 mod support;
 

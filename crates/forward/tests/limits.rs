@@ -1,4 +1,5 @@
 //! Who is let in, how many, and how long a silent connection lives.
+#![allow(clippy::unwrap_used, clippy::cast_possible_truncation, reason = "a panic is how a test fails")]
 
 mod support;
 

@@ -1,4 +1,5 @@
 //! PROXY headers, in and out, both versions.
+#![allow(clippy::unwrap_used, clippy::cast_possible_truncation, reason = "a panic is how a test fails")]
 
 mod support;
 

@@ -1,4 +1,5 @@
 //! Rules of every protocol side by side in one forwarder.
+#![allow(clippy::unwrap_used, clippy::cast_possible_truncation, reason = "a panic is how a test fails")]
 
 mod support;
 

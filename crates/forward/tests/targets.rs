@@ -1,4 +1,5 @@
 //! Several targets, targets that are down and come back, names, and connects that take too long.
+#![allow(clippy::unwrap_used, clippy::cast_possible_truncation, reason = "a panic is how a test fails")]
 
 mod support;
 
