@@ -156,26 +156,16 @@ fn a_name_that_nobody_knows_ends_in_the_next_target() {
 
 #[test]
 fn a_range_of_ports_maps_one_to_one() {
-    // Three ports in a row that are free now; another test may take one meanwhile, so try again then.
-    let mut tries = 0;
-    let (servers, first) = loop {
-        let (server, at) = listener();
-        let rest: Result<Vec<_>, _> =
-            (1..3).map(|offset| TcpListener::bind((at.ip(), at.port().saturating_add(offset)))).collect();
-        if let Ok(rest) = rest {
-            break ([vec![server], rest].concat_listeners(), at.port());
-        }
-        tries += 1;
-        assert!(tries < 1000);
-    };
+    let servers = three_in_a_row();
+    let first = servers[0].local_addr().unwrap().port();
     for (server, name) in servers.into_iter().zip(["x", "y", "z"]) {
         serve_greetings(server, name);
     }
     let running = until(
         || {
-            let base = listener().1.port();
+            let base = three_in_a_row()[0].local_addr().unwrap().port();
             let mut rule = rule("r", SocketAddr::from(([127, 0, 0, 1], first)));
-            rule.ports = PortRange { first: base, last: base.checked_add(2)? };
+            rule.ports = PortRange { first: base, last: base + 2 };
             rule.targets = vec![Endpoint {
                 host: Host::Ip([127, 0, 0, 1].into()),
                 ports: PortRange { first, last: first + 2 },
@@ -190,14 +180,17 @@ fn a_range_of_ports_maps_one_to_one() {
     assert_eq!(heard, b"xyz");
 }
 
-trait Concat {
-    fn concat_listeners(self) -> Vec<TcpListener>;
-}
-
-impl Concat for [Vec<TcpListener>; 2] {
-    fn concat_listeners(self) -> Vec<TcpListener> {
-        self.into_iter().flatten().collect()
-    }
+/// Listeners at three ports in a row, below those that the kernel gives to outgoing connections: TIME_WAIT holds many of
+/// these.
+fn three_in_a_row() -> Vec<TcpListener> {
+    let mut base = 10_000 + std::process::id() as u16 % 10_000;
+    until(
+        || {
+            base += 3;
+            (base..base + 3).map(|port| TcpListener::bind(("127.0.0.1", port)).ok()).collect()
+        },
+        "three free ports",
+    )
 }
 
 #[test]

@@ -1,4 +1,5 @@
 //! TCP sockets and pipes.
+#![allow(clippy::unwrap_used, reason = "a panic is how a test fails")]
 
 use std::{
     io::{self, ErrorKind, Read, Write},
