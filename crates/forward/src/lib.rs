@@ -1,0 +1,29 @@
+//! The port forwarder's runtime: listeners, TCP connections, UDP sessions.
+//!
+//! One worker is one thread with its own `SO_REUSEPORT` listeners and its own connections and sessions; nothing on the
+//! data path is shared or locked. This crate reads no configuration file and prints nothing: `ops` turns command lines and
+//! files into [`Rule`]s and hears of connections through [`ConnectionLog`].
+#![forbid(unsafe_code)]
+
+pub mod access;
+mod common;
+mod cross;
+mod listen;
+mod proxy_protocol;
+mod resolver;
+pub mod rule;
+pub mod runtime;
+mod state;
+mod surroundings;
+mod targets;
+mod tcp;
+#[cfg(test)]
+mod testing;
+pub mod udp;
+mod worker;
+
+pub use access::{Access, Pattern};
+pub use rule::{Balance, CopyMode, Endpoint, Host, PortRange, Protocol, ProxyVersion, Rule, RuleId};
+pub use runtime::{
+    ConnectionLog, ConnectionReport, EndReason, Forwarder, RuleSnapshot, Settings, StartError,
+};

@@ -1,0 +1,134 @@
+//! One forwarding rule, already parsed: it cannot hold what cannot be run.
+
+use std::{net::IpAddr, time::Duration};
+
+use crate::Access;
+
+/// Names a rule in metrics and logs, and across reloads: equal text is the same rule.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct RuleId(pub String);
+
+/// What comes in, and what goes out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Protocol {
+    /// TCP to TCP.
+    Tcp,
+    /// UDP to UDP.
+    Udp,
+    /// Each UDP session becomes a TCP connection. `framed`: two bytes of length (big endian) before each datagram keep its
+    /// boundaries; otherwise one datagram, one write, as oxidinetd does.
+    UdpToTcp {
+        /// Length-prefixed.
+        framed: bool,
+    },
+    /// Each TCP connection becomes a UDP session. `framed` as above; otherwise one read, one datagram.
+    TcpToUdp {
+        /// Length-prefixed.
+        framed: bool,
+    },
+}
+
+/// An inclusive range of ports; a lone port is a range of one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct PortRange {
+    /// First.
+    pub first: u16,
+    /// Last, not below `first`.
+    pub last: u16,
+}
+
+/// Where to connect.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Host {
+    /// An address.
+    Ip(IpAddr),
+    /// A name, resolved again when its answer is older than [`crate::Settings::resolve_every`]; several addresses are tried in turn.
+    Name(String),
+}
+
+/// A target: with a port range, port i of the listener's range maps to port i of the target's; a lone port serves the whole range.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Endpoint {
+    /// Host.
+    pub host: Host,
+    /// Ports.
+    pub ports: PortRange,
+}
+
+/// How one of several targets is chosen.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Balance {
+    /// In turn.
+    #[default]
+    RoundRobin,
+    /// The one with the fewest connections.
+    LeastConnections,
+    /// The first that is healthy.
+    Failover,
+}
+
+/// How bytes move (TCP).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum CopyMode {
+    /// The shared buffer first, a pooled pipe once a connection proves to be bulk, and back.
+    #[default]
+    Auto,
+    /// splice(2) through a pooled pipe, always.
+    Splice,
+    /// The worker's shared buffer, always.
+    Buffer,
+}
+
+/// PROXY protocol versions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ProxyVersion {
+    /// Text.
+    V1,
+    /// Binary.
+    V2,
+}
+
+/// One rule.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Rule {
+    /// Its name.
+    pub id: RuleId,
+    /// Protocols.
+    pub protocol: Protocol,
+    /// Address to listen on.
+    pub bind: IpAddr,
+    /// Ports to listen on.
+    pub ports: PortRange,
+    /// Targets, at least one.
+    pub targets: Vec<Endpoint>,
+    /// Choice among them.
+    pub balance: Balance,
+    /// Health checks of the targets: a TCP connect this often; `None` for none.
+    pub health_check: Option<Duration>,
+    /// Source address of outgoing connections and datagrams.
+    pub source: Option<IpAddr>,
+    /// SO_BINDTODEVICE of outgoing sockets.
+    pub device: Option<String>,
+    /// SO_MARK of outgoing sockets.
+    pub mark: Option<u32>,
+    /// Outgoing sockets carry the client's own address (IP_TRANSPARENT).
+    pub transparent: bool,
+    /// Expect a PROXY header from clients (either version) and believe it.
+    pub accept_proxy: bool,
+    /// Send a PROXY header to targets.
+    pub send_proxy: Option<ProxyVersion>,
+    /// Who may connect, beside the global lists.
+    pub access: Access,
+    /// A connection or session without a byte for so long is ended. TCP default: none. UDP default 72 s (as rinetd).
+    pub idle_timeout: Option<Duration>,
+    /// A TCP connect that takes longer fails over to the next address or target. Default 10 s.
+    pub connect_timeout: Duration,
+    /// SO_KEEPALIVE on both sides. Default true.
+    pub keepalive: bool,
+    /// TCP_NODELAY on both sides. Default true.
+    pub nodelay: bool,
+    /// Connections or sessions of this rule at a time.
+    pub max_connections: usize,
+    /// How bytes move.
+    pub copy: CopyMode,
+}
