@@ -5,6 +5,7 @@
 mod args;
 mod credentials_args;
 mod load_args;
+mod load_forward_args;
 mod serve_args;
 mod summary;
 
@@ -12,12 +13,17 @@ use std::{
     fmt::Display,
     fs,
     io::{self, IsTerminal, Write},
-    path::Path,
+    path::{Path, PathBuf},
     process::ExitCode,
 };
 
 use clap::Parser;
-use turnpike_load::{LoadError, Report, progress, reflect::Reflector, turn};
+use turnpike_load::{
+    LoadError, Outcome, Report,
+    progress::{self, Interval},
+    reflect::Reflector,
+    stream, turn, udp,
+};
 use turnpike_ops::{
     serve::{self, ServeError},
     stop,
@@ -26,9 +32,9 @@ use turnpike_ops::{
 use crate::{
     args::{Cli, Command},
     credentials_args::CredentialsArgs,
-    load_args::{LoadCommand, LoadTurnArgs, ReflectArgs},
+    load_args::{LoadCommand, ReflectArgs},
     serve_args::ServeArgs,
-    summary::Summary,
+    summary::{Summary, Unit},
 };
 
 /// Something did not work.
@@ -44,7 +50,7 @@ fn main() -> ExitCode {
         Command::CheckConfig(args) => check_config(args),
         Command::Credentials(args) => print_credentials(args),
         Command::Reflect(args) => run_reflector(args),
-        Command::Load { command: LoadCommand::Turn(args) } => run_load(args),
+        Command::Load { command } => generate(command),
         Command::Lab(args) => ExitCode::from(turnpike_lab::run(*args, &turnpike_lab::Stop::on_signals())),
     }
 }
@@ -89,6 +95,9 @@ fn run_reflector(args: ReflectArgs) -> ExitCode {
     for listener in reflector.listeners() {
         eprintln!("listening on udp {listener}");
     }
+    for listener in reflector.tcp_listeners() {
+        eprintln!("listening on tcp {listener}");
+    }
     eprintln!("data path {}; workers: {}", config.datapath, config.workers);
     if let Err(error) = stop::wait() {
         return fail(FAILED, &format_args!("cannot wait for signals: {error}"));
@@ -99,22 +108,53 @@ fn run_reflector(args: ReflectArgs) -> ExitCode {
         "received {} datagrams, sent {} back, {} refused by the kernel, {} dropped for want of receive buffer",
         stats.received, stats.sent, stats.refused, stats.kernel_drops
     );
+    if stats.connections > 0 {
+        eprintln!(
+            "took {} TCP connections, received {} bytes, sent {}",
+            stats.connections, stats.tcp_received_bytes, stats.tcp_sent_bytes
+        );
+    }
     ExitCode::SUCCESS
 }
 
-fn run_load(args: LoadTurnArgs) -> ExitCode {
-    let (config, json) = match args.into_config() {
-        Ok(parts) => parts,
-        Err(error) => return fail(FAILED, &error),
-    };
+fn generate(command: LoadCommand) -> ExitCode {
+    match command {
+        LoadCommand::Turn(args) => match args.into_config() {
+            Ok((config, json)) => run_load(json, Unit::Messages, |show| turn::run(&config, show)),
+            Err(error) => fail(FAILED, &error),
+        },
+        LoadCommand::Udp(args) => {
+            let (config, json) = args.into_config();
+            run_load(json, Unit::Messages, |show| udp::run(&config, show))
+        }
+        LoadCommand::Tcp(args) => {
+            let (config, json) = args.into_config();
+            run_load(json, Unit::Bytes, |show| stream::run(&config, show))
+        }
+        LoadCommand::Rr(args) => {
+            let (config, json) = args.into_config();
+            run_load(json, Unit::Messages, |show| stream::run(&config, show))
+        }
+        LoadCommand::Connect(args) => {
+            let (config, json) = args.into_config();
+            run_load(json, Unit::Messages, |show| stream::run(&config, show))
+        }
+    }
+}
+
+fn run_load(
+    json: Option<PathBuf>,
+    unit: Unit,
+    run: impl FnOnce(&mut dyn FnMut(&Interval)) -> Result<Outcome, LoadError>,
+) -> ExitCode {
     let display = progress::Display::new(io::stderr().is_terminal());
-    let result = turn::run(&config, |interval| display.show(interval));
+    let result = run(&mut |interval| display.show(interval));
     display.finish();
     let outcome = match result {
         Ok(outcome) => outcome,
         Err(error) => return fail_load(&error),
     };
-    if let Err(error) = show(&outcome.report, json.as_deref()) {
+    if let Err(error) = show(&outcome.report, unit, json.as_deref()) {
         return fail(FAILED, &format_args!("cannot write the result: {error}"));
     }
     let exceeded = outcome.limits_exceeded();
@@ -122,9 +162,9 @@ fn run_load(args: LoadTurnArgs) -> ExitCode {
 }
 
 /// JSON where it was asked for; for people on standard output, unless that has the JSON.
-fn show(report: &Report, json: Option<&Path>) -> io::Result<()> {
+fn show(report: &Report, unit: Unit, json: Option<&Path>) -> io::Result<()> {
     let Some(path) = json else {
-        println!("{}", Summary(report));
+        println!("{}", Summary { report, unit });
         return Ok(());
     };
     let mut text = serde_json::to_string(report)?;
@@ -133,7 +173,7 @@ fn show(report: &Report, json: Option<&Path>) -> io::Result<()> {
         return io::stdout().write_all(text.as_bytes());
     }
     fs::write(path, text)?;
-    println!("{}", Summary(report));
+    println!("{}", Summary { report, unit });
     Ok(())
 }
 
