@@ -127,10 +127,10 @@ impl Worker {
                         continue;
                     }
                     let entry = self.connections.vacant_entry();
-                    let token = entry.key() as u64;
+                    let index = entry.key();
                     let connection = entry.insert(Connection::new(stream));
-                    if self.poller.add(connection, token).is_err() {
-                        self.connections.remove(token as usize);
+                    if self.poller.add(connection, index as u64).is_err() {
+                        self.connections.remove(index);
                     }
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
@@ -234,10 +234,13 @@ impl Work for Worker {
         }
         for position in 0..self.ready.len() {
             let event = self.ready[position];
-            match (event.token, usize::try_from(event.token)) {
-                (WAKE, _) | (_, Err(_)) => {}
-                (LISTENERS.., Ok(token)) => self.accept(token - LISTENERS as usize, now),
-                (_, Ok(index)) => self.serve(index, event, now),
+            let listener = event.token.checked_sub(LISTENERS);
+            match (listener, usize::try_from(listener.unwrap_or(event.token))) {
+                // Nothing to do but to look whether to stop.
+                _ if event.token == WAKE => {}
+                (Some(_), Ok(number)) => self.accept(number, now),
+                (None, Ok(index)) => self.serve(index, event, now),
+                (_, Err(_)) => {}
             }
         }
         Ok(())

@@ -51,7 +51,7 @@ pub fn run(config: &Config, progress: impl FnMut(&Interval)) -> Result<Outcome, 
         max_loss: config.max_loss,
         max_p99: config.max_p99,
     };
-    let found = run::run(config, frame, |shared, number| run_thread(shared, number), progress)?;
+    let found = run::run(config, frame, run_thread, progress)?;
     let (sent_bytes, received_bytes) =
         (found.tallies.measured.sent_bytes, found.tallies.measured.received_bytes);
     let mut report = run::report(&frame, &asked, found);
