@@ -29,7 +29,7 @@ pub(crate) enum Command {
     /// Make time-limited credentials from a shared secret, or stored keys from a password
     #[command(long_about = CREDENTIALS, after_help = CREDENTIALS_EXAMPLES)]
     Credentials(CredentialsArgs),
-    /// Send every UDP datagram back to where it came from: the peer that `load` needs
+    /// Send datagrams back to where they came from, and be the far end of TCP load: the peer that `load` needs
     #[command(after_help = REFLECT_EXAMPLES)]
     Reflect(ReflectArgs),
     /// Generate load and measure what comes back
@@ -91,7 +91,8 @@ Examples:
 const REFLECT_EXAMPLES: &str = "\
 Examples:
   turnpike reflect
-  turnpike reflect --listen 127.0.0.1:3480 --workers 2";
+  turnpike reflect --listen 127.0.0.1:3480 --workers 2
+  turnpike reflect --tcp 10.0.0.2:9001 --listen 10.0.0.2:9001";
 
 #[cfg(test)]
 mod tests {
@@ -152,7 +153,17 @@ mod tests {
                 assert!(help.len() > 15, "{} {}", command.get_name(), argument.get_id());
             }
         }
-        for path in [&["serve"][..], &["check-config"], &["credentials"], &["reflect"], &["load", "turn"]] {
+        for path in [
+            &["serve"][..],
+            &["check-config"],
+            &["credentials"],
+            &["reflect"],
+            &["load", "turn"],
+            &["load", "tcp"],
+            &["load", "rr"],
+            &["load", "connect"],
+            &["load", "udp"],
+        ] {
             let help = help_of(path);
             let example = format!("turnpike {}", path.join(" "));
             assert!(help.contains("Example") && help.contains(&example), "{help}");

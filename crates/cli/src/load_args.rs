@@ -1,7 +1,7 @@
-//! Flags of `turnpike load turn` and `turnpike reflect`.
+//! Flags of `turnpike load turn` and `turnpike reflect`, and what all generators' flags share.
 
 use std::{
-    net::{SocketAddr, ToSocketAddrs},
+    net::{IpAddr, SocketAddr, ToSocketAddrs},
     num::ParseFloatError,
     path::PathBuf,
     time::Duration,
@@ -15,12 +15,29 @@ use turnpike_load::{
 use turnpike_net::Datapath;
 use turnpike_ops::turn_uri::TurnUri;
 
+use crate::load_forward_args::{
+    LOAD_CONNECT, LOAD_CONNECT_EXAMPLES, LOAD_RR, LOAD_RR_EXAMPLES, LOAD_TCP, LOAD_TCP_EXAMPLES, LOAD_UDP,
+    LOAD_UDP_EXAMPLES, LoadConnectArgs, LoadRrArgs, LoadTcpArgs, LoadUdpArgs,
+};
+
 /// Generators.
 #[derive(Subcommand)]
 pub(crate) enum LoadCommand {
     /// Drive traffic, allocations or invalid packets through a TURN server and measure what comes back
     #[command(long_about = LOAD_TURN, after_help = LOAD_TURN_EXAMPLES)]
-    Turn(LoadTurnArgs),
+    Turn(Box<LoadTurnArgs>),
+    /// Bulk over TCP, through a forwarder or straight
+    #[command(long_about = LOAD_TCP, after_help = LOAD_TCP_EXAMPLES)]
+    Tcp(LoadTcpArgs),
+    /// Requests and responses over open TCP connections
+    #[command(long_about = LOAD_RR, after_help = LOAD_RR_EXAMPLES)]
+    Rr(LoadRrArgs),
+    /// TCP connections opened and closed
+    #[command(long_about = LOAD_CONNECT, after_help = LOAD_CONNECT_EXAMPLES)]
+    Connect(LoadConnectArgs),
+    /// Datagrams there and back
+    #[command(long_about = LOAD_UDP, after_help = LOAD_UDP_EXAMPLES)]
+    Udp(LoadUdpArgs),
 }
 
 /// Flags of `load turn`.
@@ -133,11 +150,17 @@ impl LoadTurnArgs {
 /// Flags of `reflect`.
 #[derive(Args)]
 pub(crate) struct ReflectArgs {
-    /// UDP address to reflect on; repeat for several [default: port 3480 of all addresses, IPv6 where there is any]
+    /// UDP address to reflect on; repeat for several [default, without --tcp too: port 3480 of all addresses, IPv6 where
+    /// there is any]
     #[arg(long, value_name = "ADDR:PORT")]
     listen: Vec<SocketAddr>,
 
-    /// Threads, 1 to 1024 [default: one per core]
+    /// TCP address to serve load tcp, rr and connect on, and an echo to any other client; repeat for several [default,
+    /// without --listen too: as for UDP]
+    #[arg(long, value_name = "ADDR:PORT")]
+    tcp: Vec<SocketAddr>,
+
+    /// Threads, 1 to 1024, for UDP and as many for TCP [default: one per core]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     workers: Option<u16>,
 
@@ -152,6 +175,7 @@ impl ReflectArgs {
         let default = reflect::Config::default();
         reflect::Config {
             listen: self.listen,
+            tcp: self.tcp,
             workers: self.workers.map_or(default.workers, usize::from),
             datapath: self.datapath,
             ..default
@@ -161,6 +185,17 @@ impl ReflectArgs {
 
 fn resolve(text: &str) -> Result<SocketAddr, String> {
     let mut found = text.to_socket_addrs().map_err(|error| format!("expected ADDR:PORT: {error}"))?;
+    found.next().ok_or_else(|| "the name has no address".to_owned())
+}
+
+/// HOST or HOST:PORT, the port being the reflector's by default.
+pub(crate) fn server(text: &str) -> Result<SocketAddr, String> {
+    let found = match text.parse::<IpAddr>() {
+        Ok(address) => return Ok((address, reflect::DEFAULT_PORT).into()),
+        Err(_) if text.contains(':') => text.to_socket_addrs(),
+        Err(_) => (text, reflect::DEFAULT_PORT).to_socket_addrs(),
+    };
+    let mut found = found.map_err(|error| format!("expected HOST or HOST:PORT: {error}"))?;
     found.next().ok_or_else(|| "the name has no address".to_owned())
 }
 
@@ -177,12 +212,12 @@ fn user(text: &str) -> Result<(String, String), &'static str> {
     }
 }
 
-fn seconds(text: &str) -> Result<Duration, String> {
+pub(crate) fn seconds(text: &str) -> Result<Duration, String> {
     let seconds: f64 = text.parse().map_err(|error: ParseFloatError| format!("expected seconds: {error}"))?;
     Duration::try_from_secs_f64(seconds).map_err(|error| format!("expected seconds: {error}"))
 }
 
-fn percent(text: &str) -> Result<f64, &'static str> {
+pub(crate) fn percent(text: &str) -> Result<f64, &'static str> {
     text.parse()
         .ok()
         .filter(|percent| (0.0..=100.0).contains(percent))
@@ -220,6 +255,19 @@ mod tests {
         assert_eq!(user("1700000000:alice:c2VjcmV0"), pair("1700000000:alice", "c2VjcmV0"));
         assert_eq!(user("1700000000:pw"), pair("1700000000", "pw"));
         assert!(user("a").is_err() && user(":b").is_err());
+    }
+
+    #[test]
+    fn a_server_has_the_reflectors_port_unless_it_says_otherwise() {
+        for (text, expected) in [
+            ("127.0.0.1", "127.0.0.1:3480"),
+            ("127.0.0.1:9000", "127.0.0.1:9000"),
+            ("::1", "[::1]:3480"),
+            ("[::1]:9000", "[::1]:9000"),
+        ] {
+            assert_eq!(server(text).map(|address| address.to_string()), Ok(expected.to_owned()));
+        }
+        assert!(server("127.0.0.1:port").is_err() && server("").is_err());
     }
 
     #[test]

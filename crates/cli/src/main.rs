@@ -4,6 +4,7 @@
 mod args;
 mod credentials_args;
 mod load_args;
+mod load_forward_args;
 mod serve_args;
 mod summary;
 
@@ -11,12 +12,17 @@ use std::{
     fmt::{self, Display},
     fs,
     io::{self, IsTerminal, Write},
-    path::Path,
+    path::{Path, PathBuf},
     process::ExitCode,
 };
 
 use clap::Parser;
-use turnpike_load::{LoadError, Report, progress, reflect::Reflector, turn};
+use turnpike_load::{
+    LoadError, Outcome, Report,
+    progress::{self, Interval},
+    reflect::Reflector,
+    stream, turn, udp,
+};
 use turnpike_ops::{
     serve::{self, ServeError},
     stop,
@@ -25,9 +31,9 @@ use turnpike_ops::{
 use crate::{
     args::{Cli, Command},
     credentials_args::CredentialsArgs,
-    load_args::{LoadCommand, LoadTurnArgs, ReflectArgs},
+    load_args::{LoadCommand, ReflectArgs},
     serve_args::ServeArgs,
-    summary::Summary,
+    summary::{Summary, Unit},
 };
 
 /// Something did not work.
@@ -43,7 +49,7 @@ fn main() -> ExitCode {
         Command::CheckConfig(args) => check_config(args),
         Command::Credentials(args) => print_credentials(args),
         Command::Reflect(args) => run_reflector(args),
-        Command::Load { command: LoadCommand::Turn(args) } => run_load(args),
+        Command::Load { command } => generate(command),
         Command::Lab(args) => ExitCode::from(turnpike_lab::run(*args, &turnpike_lab::Stop::on_signals())),
     }
 }
@@ -84,6 +90,9 @@ fn run_reflector(args: ReflectArgs) -> ExitCode {
     for listener in reflector.listeners() {
         tell(format_args!("listening on udp {listener}"));
     }
+    for listener in reflector.tcp_listeners() {
+        tell(format_args!("listening on tcp {listener}"));
+    }
     tell(format_args!("data path {}; workers: {}", config.datapath, config.workers));
     if let Err(error) = stop::wait() {
         return fail(FAILED, &format_args!("cannot wait for signals: {error}"));
@@ -94,14 +103,45 @@ fn run_reflector(args: ReflectArgs) -> ExitCode {
         "received {} datagrams, sent {} back, {} refused by the kernel, {} dropped for want of receive buffer",
         stats.received, stats.sent, stats.refused, stats.kernel_drops
     ));
+    if stats.connections > 0 {
+        tell(format_args!(
+            "took {} TCP connections, received {} bytes, sent {}",
+            stats.connections, stats.tcp_received_bytes, stats.tcp_sent_bytes
+        ));
+    }
     ExitCode::SUCCESS
 }
 
-fn run_load(args: LoadTurnArgs) -> ExitCode {
-    let (config, json) = match args.into_config() {
-        Ok(parts) => parts,
-        Err(error) => return fail(FAILED, &error),
-    };
+fn generate(command: LoadCommand) -> ExitCode {
+    match command {
+        LoadCommand::Turn(args) => match args.into_config() {
+            Ok((config, json)) => run_load(json, Unit::Messages, |show| turn::run(&config, show)),
+            Err(error) => fail(FAILED, &error),
+        },
+        LoadCommand::Udp(args) => {
+            let (config, json) = args.into_config();
+            run_load(json, Unit::Messages, |show| udp::run(&config, show))
+        }
+        LoadCommand::Tcp(args) => {
+            let (config, json) = args.into_config();
+            run_load(json, Unit::Bytes, |show| stream::run(&config, show))
+        }
+        LoadCommand::Rr(args) => {
+            let (config, json) = args.into_config();
+            run_load(json, Unit::Messages, |show| stream::run(&config, show))
+        }
+        LoadCommand::Connect(args) => {
+            let (config, json) = args.into_config();
+            run_load(json, Unit::Messages, |show| stream::run(&config, show))
+        }
+    }
+}
+
+fn run_load(
+    json: Option<PathBuf>,
+    unit: Unit,
+    run: impl FnOnce(&mut dyn FnMut(&Interval)) -> Result<Outcome, LoadError>,
+) -> ExitCode {
     if let Some(error) = json.as_deref().and_then(|path| unwritable(path).err()) {
         return fail(
             FAILED,
@@ -109,13 +149,13 @@ fn run_load(args: LoadTurnArgs) -> ExitCode {
         );
     }
     let display = progress::Display::new(io::stderr().is_terminal());
-    let result = turn::run(&config, |interval| display.show(interval));
+    let result = run(&mut |interval| display.show(interval));
     display.finish();
     let outcome = match result {
         Ok(outcome) => outcome,
         Err(error) => return fail_load(&error),
     };
-    if let Err(error) = show(&outcome.report, json.as_deref()) {
+    if let Err(error) = show(&outcome.report, unit, json.as_deref()) {
         return fail(FAILED, &format_args!("cannot write the result: {error}"));
     }
     let exceeded = outcome.limits_exceeded();
@@ -131,9 +171,9 @@ fn unwritable(json: &Path) -> io::Result<()> {
 }
 
 /// JSON where it was asked for; for people on standard output, unless that has the JSON.
-fn show(report: &Report, json: Option<&Path>) -> io::Result<()> {
+fn show(report: &Report, unit: Unit, json: Option<&Path>) -> io::Result<()> {
     let Some(path) = json else {
-        return writeln!(io::stdout(), "{}", Summary(report)).or_else(forgive_closed_pipe);
+        return writeln!(io::stdout(), "{}", Summary { report, unit }).or_else(forgive_closed_pipe);
     };
     let mut text = serde_json::to_string(report)?;
     text.push('\n');
@@ -141,7 +181,7 @@ fn show(report: &Report, json: Option<&Path>) -> io::Result<()> {
         return io::stdout().write_all(text.as_bytes()).or_else(forgive_closed_pipe);
     }
     fs::write(path, text)?;
-    writeln!(io::stdout(), "{}", Summary(report)).or_else(forgive_closed_pipe)
+    writeln!(io::stdout(), "{}", Summary { report, unit }).or_else(forgive_closed_pipe)
 }
 
 /// Prints a result and its line end. `println!` would panic where standard output cannot be written to.

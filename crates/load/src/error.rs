@@ -32,8 +32,10 @@ pub enum LoadError {
         source: io::Error,
     },
     /// The reflector's address is taken or not ours.
-    #[error("cannot listen on udp {address}: {source}; {}", listen_hint(source))]
+    #[error("cannot listen on {transport} {address}: {source}; {}", listen_hint(transport, source))]
     Listen {
+        /// "udp" or "tcp".
+        transport: &'static str,
         /// Which.
         address: SocketAddr,
         /// The kernel's answer.
@@ -46,6 +48,98 @@ pub enum LoadError {
     Unreachable {
         /// The server.
         server: SocketAddr,
+    },
+    /// Nobody listens there (ICMP port unreachable), and a reflector was meant to.
+    #[error(
+        "nothing listens on udp {server} (port unreachable); start `turnpike reflect --listen {server}` there, or name the address of one"
+    )]
+    NoReflector {
+        /// Where it was meant to be.
+        server: SocketAddr,
+    },
+    /// Datagrams do not come back.
+    #[error(
+        "nothing comes back from udp {server} ({ready} of {clients} clients had an answer); is `turnpike reflect` running there, or behind the forwarder, and does no firewall stand between?"
+    )]
+    NoReflection {
+        /// Where the reflector, or the forwarder to it, was meant to be.
+        server: SocketAddr,
+        /// Clients that had come through.
+        ready: usize,
+        /// Clients in all (of one thread).
+        clients: usize,
+    },
+    /// A connection could not be made.
+    #[error("cannot connect to tcp {server}: {source}; is `turnpike reflect --tcp` running there?")]
+    Connect {
+        /// Where.
+        server: SocketAddr,
+        /// The kernel's answer.
+        source: io::Error,
+    },
+    /// Connected, but what answers is no reflector, or nobody does.
+    #[error(
+        "tcp {server} took the connection but {what}; is `turnpike reflect --tcp` running there, or behind the forwarder?"
+    )]
+    NotReflector {
+        /// Where.
+        server: SocketAddr,
+        /// What it did instead of answering.
+        what: &'static str,
+    },
+    /// A connection ended in mid-run.
+    #[error(
+        "tcp {server} {how} in mid-run, connection {connection} after {bytes} bytes; is the reflector, and any forwarder to it, still running?"
+    )]
+    Lost {
+        /// Where.
+        server: SocketAddr,
+        /// What happened.
+        how: String,
+        /// Number of the connection in this run, from 0.
+        connection: usize,
+        /// Payload bytes that it had moved.
+        bytes: u64,
+    },
+    /// Nothing moves any more.
+    #[error(
+        "tcp {server} has moved nothing for {seconds} s, connection {connection} after {bytes} bytes; is it, and all on the way to it, still running?"
+    )]
+    Stalled {
+        /// Where.
+        server: SocketAddr,
+        /// For how long.
+        seconds: u64,
+        /// Number of the connection in this run, from 0.
+        connection: usize,
+        /// Payload bytes that it had moved.
+        bytes: u64,
+    },
+    /// A stream did not arrive as it was sent.
+    #[error(
+        "connection {connection} to tcp {server} did not arrive as it was sent: {sent} bytes sent, {received} received, {wrong} of them wrong"
+    )]
+    Inexact {
+        /// Where.
+        server: SocketAddr,
+        /// Number of the connection in this run, from 0.
+        connection: usize,
+        /// Payload bytes sent.
+        sent: u64,
+        /// Payload bytes received.
+        received: u64,
+        /// Received bytes with another value than sent, where that was looked at.
+        wrong: u64,
+    },
+    /// No connection succeeds any more.
+    #[error("tcp {server} has taken no connection for {seconds} s ({what}); is it still running?")]
+    Gone {
+        /// Where.
+        server: SocketAddr,
+        /// For how long.
+        seconds: u64,
+        /// How the last attempt failed.
+        what: &'static str,
     },
     /// No answer at all.
     #[error(
@@ -121,6 +215,16 @@ impl LoadError {
         move |source| Self::System { what, source }
     }
 
+    /// A connection that ended in mid-run.
+    pub(crate) fn lost(server: SocketAddr, error: &io::Error, connection: usize, bytes: u64) -> Self {
+        let how = match error.kind() {
+            io::ErrorKind::UnexpectedEof => "closed a connection".to_owned(),
+            io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe => "reset a connection".to_owned(),
+            _ => format!("broke a connection ({error})"),
+        };
+        Self::Lost { server, how, connection, bytes }
+    }
+
     /// What a client's failed request means for the run.
     pub(crate) fn from_failure(
         server: SocketAddr,
@@ -140,16 +244,20 @@ impl LoadError {
 }
 
 /// What to do about an address that cannot be bound.
-fn listen_hint(error: &io::Error) -> &'static str {
+fn listen_hint(transport: &str, error: &io::Error) -> String {
+    let flag = if transport == "tcp" { "--tcp" } else { "--listen" };
     match error.kind() {
         io::ErrorKind::AddrInUse => {
-            "another program has this port: stop it, or choose another with --listen ADDR:PORT"
+            format!("another program has this port: stop it, or choose another with {flag} ADDR:PORT")
         }
-        io::ErrorKind::PermissionDenied => {
-            "ports below 1024 need CAP_NET_BIND_SERVICE: grant it (setcap cap_net_bind_service=ep), or choose a higher port with --listen"
+        io::ErrorKind::PermissionDenied => format!(
+            "ports below 1024 need CAP_NET_BIND_SERVICE: grant it (setcap cap_net_bind_service=ep), or choose a higher \
+             port with {flag}"
+        ),
+        io::ErrorKind::AddrNotAvailable => {
+            format!("choose an address of this machine (ip address) with {flag}")
         }
-        io::ErrorKind::AddrNotAvailable => "choose an address of this machine (ip address) with --listen",
-        _ => "choose another with --listen ADDR:PORT",
+        _ => format!("choose another with {flag} ADDR:PORT"),
     }
 }
 

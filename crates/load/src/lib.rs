@@ -1,17 +1,23 @@
-//! Load: the reflector that sends back what it receives, and the generator that floods a TURN server through it.
+//! Load: the reflector that sends back what it receives, and the generators that drive relays and forwarders to it.
 //!
-//! Both stand on the same `Rx` and `Tx` as the relay, so that a measurement compares relays and not generators.
+//! Datagrams stand on the same `Rx` and `Tx` as the relay, so that a measurement compares relays and not generators.
 //! Nothing here prints or exits: the command line does.
 #![forbid(unsafe_code)]
 
 mod clock;
 mod error;
+pub mod greeting;
 mod pacer;
+mod pattern;
 mod payload;
 pub mod progress;
 pub mod reflect;
+mod run;
+pub mod stream;
 pub mod turn;
+pub mod udp;
 
 pub use error::LoadError;
 pub use payload::HEADER_LEN;
+pub use run::Outcome;
 pub use turnpike_measure::{Rate, Report};

@@ -24,6 +24,17 @@ pub enum Phase {
     Measuring,
 }
 
+/// What a run counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Datagrams or requests, each of which is answered; what is not is lost.
+    Answered,
+    /// Messages most of which deserve no reply.
+    OneWay,
+    /// Bytes of streams, which have no round trip.
+    Bytes,
+}
+
 /// One interval, usually a second.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Interval {
@@ -33,12 +44,12 @@ pub struct Interval {
     pub elapsed: Duration,
     /// How long the interval was.
     pub length: Duration,
-    /// Sent in it.
+    /// Sent in it: messages, or with [`Kind::Bytes`] bytes.
     pub sent: u64,
     /// Received in it.
     pub received: u64,
-    /// Whether what does not come back is lost; invalid messages deserve no reply.
-    pub replies_expected: bool,
+    /// What is counted.
+    pub kind: Kind,
     /// Median round trip in microseconds.
     pub p50_us: u64,
     /// 99 % in microseconds.
@@ -64,9 +75,14 @@ impl fmt::Display for Interval {
             Phase::Warmup => "  (warm-up)",
             Phase::Measuring => "",
         };
+        if self.kind == Kind::Bytes {
+            let gbits = |bytes| turnpike_measure::per_second(bytes, self.length) * 8.0 / 1e9;
+            let (sent, received) = (gbits(self.sent), gbits(self.received));
+            return write!(f, "sent {sent:.3} Gbit/s  received {received:.3} Gbit/s{label}");
+        }
         let rate = |count| Thousands(turnpike_measure::per_second(count, self.length));
         write!(f, "sent {}/s  received {}/s", rate(self.sent), rate(self.received))?;
-        if self.replies_expected {
+        if self.kind == Kind::Answered {
             write!(f, "  loss {:.2} %", self.loss_percent())?;
         }
         write!(f, "  p50 {} us  p99 {} us{label}", self.p50_us, self.p99_us)
@@ -138,7 +154,7 @@ mod tests {
             length: Duration::from_millis(500),
             sent: 1_000_000,
             received: 999_000,
-            replies_expected: true,
+            kind: Kind::Answered,
             p50_us: 84,
             p99_us: 142,
         };
@@ -147,8 +163,10 @@ mod tests {
             line,
             "   3.1 s  sent 2,000,000/s  received 1,998,000/s  loss 0.10 %  p50 84 us  p99 142 us  (warm-up)"
         );
-        interval.replies_expected = false;
+        interval.kind = Kind::OneWay;
         assert!(!interval.to_string().contains("loss"));
+        interval.kind = Kind::Bytes;
+        assert_eq!(interval.to_string(), "   3.1 s  sent 0.016 Gbit/s  received 0.016 Gbit/s  (warm-up)");
         interval.phase = Phase::Setup { ready: 12, clients: 1_000 };
         assert_eq!(interval.to_string(), "   3.1 s  12 of 1000 clients ready");
         assert_eq!(Interval { sent: 0, ..interval }.loss_percent(), 0.0);

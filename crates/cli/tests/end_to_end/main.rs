@@ -11,6 +11,7 @@ mod harness;
 mod interop;
 mod invalid_flood;
 mod load_and_reflect;
+mod load_forward;
 mod metrics_live;
 mod refused_credentials;
 mod reload;

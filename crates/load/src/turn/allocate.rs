@@ -9,14 +9,14 @@ use std::{collections::VecDeque, io, time::Duration};
 use turnpike_turn::client::{Event, Failure, Request};
 
 use super::{
+    Shared,
     engine::{Engine, NoData, client_settings},
-    shared::{Schedule, Shared},
-    tally::{Errors, Finished, Tallies},
 };
 use crate::{
     LoadError,
     clock::{nanos, thread_cpu},
     pacer::Pacer,
+    run::{Errors, Finished, Schedule, Tallies},
 };
 
 /// Source ports, taken in turn. They end below 49152, where a server on the same machine has its relay ports (RFC 8656
@@ -42,7 +42,7 @@ pub(super) fn run(shared: &Shared<'_>, thread: usize) -> Result<Finished, LoadEr
     let churn = Churn {
         free: (0..limit).collect(),
         due: vec![0; limit],
-        ports: Ports::of_thread(thread, shared.threads),
+        ports: Ports::of_thread(thread, shared.frame.threads),
         engine,
         shared,
         schedule,

@@ -131,6 +131,9 @@ pub enum Via {
     Channel,
     /// Send and Data indications.
     Send,
+    /// No TURN: the server is the reflector itself, or a forwarder to it. Has no name on the command line: it is
+    /// what [`crate::udp`] is.
+    Direct,
 }
 
 /// What is generated.
@@ -170,6 +173,7 @@ impl fmt::Display for Via {
         f.write_str(match self {
             Self::Channel => "channel",
             Self::Send => "send",
+            Self::Direct => "direct",
         })
     }
 }

@@ -6,8 +6,8 @@ use std::{io, net::SocketAddr, sync::Arc, time::Duration};
 use turnpike_net::{Datapath, Route, Rx, SocketId, Sockets, Tx, UdpOptions, UdpSocket, poll::Poller};
 use turnpike_turn::client::{self, Client, Event, Incoming};
 
-use super::{Config, tally::Errors};
-use crate::{LoadError, clock::Clock};
+use super::Config;
+use crate::{LoadError, clock::Clock, run::Errors};
 
 /// How often clients are asked whether something is due.
 const SWEEP_NS: u64 = 20_000_000;

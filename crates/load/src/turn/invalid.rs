@@ -8,11 +8,15 @@ use std::{collections::BTreeMap, time::Duration};
 use rand::{Rng as _, SeedableRng as _, rngs::SmallRng};
 
 use super::{
+    Shared,
     engine::{Engine, Sink},
-    shared::{Schedule, Shared},
-    tally::{Finished, Tallies},
 };
-use crate::{LoadError, clock::thread_cpu, pacer::Pacer};
+use crate::{
+    LoadError,
+    clock::thread_cpu,
+    pacer::Pacer,
+    run::{Finished, Schedule, Tallies},
+};
 
 const BATCH: usize = 256;
 const PUBLISH_NS: u64 = 200_000_000;

@@ -11,16 +11,15 @@ use turnpike_turn::client::{Event, Request};
 use turnpike_wire::{channel_data::ChannelData, indication};
 
 use super::{
-    Config, Via,
+    Config, Shared, Via, direct,
     engine::{Engine, NoData, Sink},
-    shared::{Schedule, Shared},
-    tally::{Finished, Tallies},
 };
 use crate::{
     LoadError,
     clock::{nanos, thread_cpu},
     pacer::Pacer,
     payload::{HEADER_LEN, Stamp},
+    run::{Finished, Schedule, Tallies},
 };
 
 /// Clients of all threads that may be waiting for an answer at a time while they are set up or taken down.
@@ -45,7 +44,7 @@ pub(super) fn run(shared: &Shared<'_>, thread: usize) -> Result<Finished, LoadEr
     let mut engine = Engine::new(shared.config, count, shared.clock)?;
     let measured = measure(&mut engine, shared, thread, count, first);
     // Also after a failure, for those clients that had got their allocation.
-    let taken_down = take_down(&mut engine, shared);
+    let taken_down = if shared.config.via == Via::Direct { Ok(()) } else { take_down(&mut engine, shared) };
     let measured = measured?;
     taken_down?;
     Ok(Finished { errors: engine.errors, ..measured })
@@ -58,7 +57,10 @@ fn measure(
     count: usize,
     first: usize,
 ) -> Result<Finished, LoadError> {
-    set_up(engine, shared)?;
+    match shared.config.via {
+        Via::Direct => direct::set_up(engine, shared, first, (OUTSTANDING / shared.frame.threads).max(1))?,
+        Via::Channel | Via::Send => set_up(engine, shared)?,
+    }
     let flows = (0..count).map(|index| Flow::new(engine, index, first + index, shared.config));
     let mut traffic = Traffic { flows: flows.collect(), tallies: Tallies::default(), measure_ns: u64::MAX };
     shared.thread_is_ready();
@@ -103,7 +105,10 @@ impl Flow {
     fn new(engine: &mut Engine, index: usize, number: usize, config: &Config) -> Self {
         let mut prefix = [0; indication::MAX_HEADER_LEN];
         let client = &mut engine.endpoints[index].client;
-        let prefix_len = client.send_header(config.peer, config.size as u16, &mut prefix);
+        let prefix_len = match config.via {
+            Via::Direct => 0,
+            Via::Channel | Via::Send => client.send_header(config.peer, config.size as u16, &mut prefix),
+        };
         Self {
             prefix,
             prefix_len,
@@ -127,7 +132,7 @@ impl Traffic {
         let route = engine.route(index);
         let flow = &mut self.flows[index];
         let padding = match config.via {
-            Via::Channel => 0,
+            Via::Channel | Via::Direct => 0,
             Via::Send => indication::padding(config.size),
         };
         let (start, len) = (flow.prefix_len, flow.prefix_len + config.size + padding);
@@ -174,10 +179,14 @@ impl Traffic {
 }
 
 impl Sink for Traffic {
-    /// ChannelData of our own channel, without asking the client.
+    /// ChannelData of our own channel, without asking the client; without TURN, whatever there is.
     #[inline]
     fn raw(&mut self, index: usize, now_ns: u64, datagram: &[u8]) -> bool {
         let flow = &self.flows[index];
+        if flow.prefix_len == 0 {
+            self.arrived(index, now_ns, datagram);
+            return true;
+        }
         let Some(header) = datagram.first_chunk::<{ ChannelData::HEADER_LEN }>() else { return false };
         if flow.prefix_len != ChannelData::HEADER_LEN || header != &flow.prefix[..ChannelData::HEADER_LEN] {
             return false;
@@ -393,7 +402,7 @@ fn drain(engine: &mut Engine, traffic: &mut Traffic, shared: &Shared<'_>) -> Res
 fn set_up(engine: &mut Engine, shared: &Shared<'_>) -> Result<(), LoadError> {
     use std::sync::atomic::Ordering::Relaxed;
     let Config { server, peer, via, setup_timeout, .. } = *shared.config;
-    let limit = (OUTSTANDING / shared.threads).max(1);
+    let limit = (OUTSTANDING / shared.frame.threads).max(1);
     let total = engine.endpoints.len();
     let (mut started, mut ready) = (0, 0);
     let mut last_answer = shared.clock.ns();
@@ -423,7 +432,7 @@ fn set_up(engine: &mut Engine, shared: &Shared<'_>) -> Result<(), LoadError> {
                     // Neither can fail on a fresh allocation.
                     match via {
                         Via::Channel => _ = client.bind_channel(now, peer),
-                        Via::Send => _ = client.permit(now, peer.ip()),
+                        Via::Send | Via::Direct => _ = client.permit(now, peer.ip()),
                     }
                     engine.pump(index);
                 }
@@ -444,7 +453,7 @@ fn set_up(engine: &mut Engine, shared: &Shared<'_>) -> Result<(), LoadError> {
 /// Deletes all allocations, so that the next run finds the server as this one did; gives up on what takes long.
 fn take_down(engine: &mut Engine, shared: &Shared<'_>) -> Result<(), LoadError> {
     const LONGEST_NS: u64 = 3_000_000_000;
-    let limit = (OUTSTANDING / shared.threads).max(1);
+    let limit = (OUTSTANDING / shared.frame.threads).max(1);
     let total = engine.endpoints.len();
     let (mut started, mut done) = (0, 0);
     let deadline = shared.clock.ns() + LONGEST_NS;

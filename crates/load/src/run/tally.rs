@@ -6,15 +6,15 @@ use turnpike_measure::Latency;
 
 /// Counts of one thread, or of several merged.
 #[derive(Clone, Default)]
-pub(super) struct Tally {
-    pub(super) sent: u64,
-    pub(super) sent_bytes: u64,
-    pub(super) received: u64,
-    pub(super) received_bytes: u64,
-    pub(super) duplicated: u64,
-    pub(super) reordered: u64,
-    pub(super) rtt: Latency,
-    pub(super) late: Latency,
+pub(crate) struct Tally {
+    pub(crate) sent: u64,
+    pub(crate) sent_bytes: u64,
+    pub(crate) received: u64,
+    pub(crate) received_bytes: u64,
+    pub(crate) duplicated: u64,
+    pub(crate) reordered: u64,
+    pub(crate) rtt: Latency,
+    pub(crate) late: Latency,
     /// Datagrams of a batch share a clock read and often a due time: equal round trips are recorded together.
     run_us: u64,
     run_length: u32,
@@ -22,7 +22,7 @@ pub(super) struct Tally {
 
 impl Tally {
     #[inline]
-    pub(super) fn record_rtt(&mut self, us: u64) {
+    pub(crate) fn record_rtt(&mut self, us: u64) {
         if us == self.run_us {
             self.run_length += 1;
             return;
@@ -32,7 +32,7 @@ impl Tally {
         self.run_length = 1;
     }
 
-    pub(super) fn merge(&mut self, other: &mut Self) {
+    pub(crate) fn merge(&mut self, other: &mut Self) {
         other.end_run();
         self.sent += other.sent;
         self.sent_bytes += other.sent_bytes;
@@ -45,7 +45,7 @@ impl Tally {
     }
 
     /// Back to zero; the histograms keep their memory.
-    pub(super) fn clear(&mut self) {
+    pub(crate) fn clear(&mut self) {
         let Self { sent, sent_bytes, received, received_bytes, duplicated, reordered, rtt, late, .. } = self;
         for counter in [sent, sent_bytes, received, received_bytes, duplicated, reordered] {
             *counter = 0;
@@ -65,23 +65,23 @@ impl Tally {
 }
 
 /// What goes wrong, by name.
-pub(super) type Errors = BTreeMap<&'static str, u64>;
+pub(crate) type Errors = BTreeMap<&'static str, u64>;
 
 /// Tallies of the warm-up and of the measured time. A datagram belongs where it was due.
 #[derive(Default)]
-pub(super) struct Tallies {
-    pub(super) warmup: Tally,
-    pub(super) measured: Tally,
+pub(crate) struct Tallies {
+    pub(crate) warmup: Tally,
+    pub(crate) measured: Tally,
 }
 
 impl Tallies {
     #[inline]
-    pub(super) fn of(&mut self, measured: bool) -> &mut Tally {
+    pub(crate) fn of(&mut self, measured: bool) -> &mut Tally {
         if measured { &mut self.measured } else { &mut self.warmup }
     }
 
     /// Hands everything over and starts from zero.
-    pub(super) fn publish(&mut self, slot: &Mutex<Self>) {
+    pub(crate) fn publish(&mut self, slot: &Mutex<Self>) {
         let Ok(mut slot) = slot.lock() else { return };
         let slot = &mut *slot;
         for (from, to) in [(&mut self.warmup, &mut slot.warmup), (&mut self.measured, &mut slot.measured)] {
@@ -93,7 +93,7 @@ impl Tallies {
     }
 
     /// Takes what has been published since the last time, into `into`.
-    pub(super) fn collect(slot: &Mutex<Self>, into: &mut Self) {
+    pub(crate) fn collect(slot: &Mutex<Self>, into: &mut Self) {
         let Ok(mut slot) = slot.lock() else { return };
         let Self { warmup, measured } = &mut *slot;
         into.warmup.merge(warmup);
@@ -105,14 +105,16 @@ impl Tallies {
 
 /// What a thread has to say when it ends.
 #[derive(Default)]
-pub(super) struct Finished {
-    pub(super) errors: Errors,
+pub(crate) struct Finished {
+    pub(crate) errors: Errors,
     /// Sum and number of the flows' jitter estimates, in microseconds.
-    pub(super) jitter: (f64, u64),
+    pub(crate) jitter: (f64, u64),
     /// CPU time of the measured part, the wait for the last replies included.
-    pub(super) cpu: Option<Duration>,
+    pub(crate) cpu: Option<Duration>,
     /// Figures that only one mode has; of several threads the largest counts.
-    pub(super) extra: BTreeMap<&'static str, f64>,
+    pub(crate) extra: BTreeMap<&'static str, f64>,
+    /// Such figures of which the sum over all threads counts.
+    pub(crate) sums: BTreeMap<&'static str, f64>,
 }
 
 #[cfg(test)]

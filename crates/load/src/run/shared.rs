@@ -5,21 +5,21 @@ use std::sync::{
     atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::SeqCst},
 };
 
-use super::{Config, tally::Tallies};
+use super::{Frame, tally::Tallies};
 use crate::{
     LoadError,
     clock::{Clock, nanos},
 };
 
 /// Made once, borrowed by all threads.
-pub(super) struct Shared<'a> {
-    pub(super) config: &'a Config,
-    pub(super) clock: Clock,
-    pub(super) threads: usize,
+pub(crate) struct Shared<'a, C> {
+    pub(crate) config: &'a C,
+    pub(crate) frame: Frame,
+    pub(crate) clock: Clock,
     /// One per thread.
-    pub(super) slots: Vec<Mutex<Tallies>>,
+    pub(crate) slots: Vec<Mutex<Tallies>>,
     /// Clients that are set up.
-    pub(super) ready_clients: AtomicUsize,
+    pub(crate) ready_clients: AtomicUsize,
     ready_threads: AtomicUsize,
     /// When traffic starts, in nanoseconds of the clock; 0 while clients are being set up.
     start_ns: AtomicU64,
@@ -29,19 +29,19 @@ pub(super) struct Shared<'a> {
 
 /// The times of a run, in nanoseconds of its clock.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Schedule {
-    pub(super) start: u64,
-    pub(super) measure: u64,
-    pub(super) end: u64,
+pub(crate) struct Schedule {
+    pub(crate) start: u64,
+    pub(crate) measure: u64,
+    pub(crate) end: u64,
 }
 
-impl<'a> Shared<'a> {
-    pub(super) fn new(config: &'a Config, threads: usize) -> Self {
+impl<'a, C> Shared<'a, C> {
+    pub(crate) fn new(config: &'a C, frame: Frame) -> Self {
         Self {
             config,
+            frame,
             clock: Clock::start(),
-            threads,
-            slots: (0..threads).map(|_| Mutex::default()).collect(),
+            slots: (0..frame.threads).map(|_| Mutex::default()).collect(),
             ready_clients: AtomicUsize::new(0),
             ready_threads: AtomicUsize::new(0),
             start_ns: AtomicU64::new(0),
@@ -51,23 +51,23 @@ impl<'a> Shared<'a> {
     }
 
     /// The clients of this thread are ready; the last thread sets the time at which all start.
-    pub(super) fn thread_is_ready(&self) {
+    pub(crate) fn thread_is_ready(&self) {
         /// Far enough away that every thread sees it in time.
         const NOTICE_NS: u64 = 20_000_000;
-        if self.ready_threads.fetch_add(1, SeqCst) + 1 == self.threads {
+        if self.ready_threads.fetch_add(1, SeqCst) + 1 == self.frame.threads {
             self.start_ns.store(self.clock.ns() + NOTICE_NS, SeqCst);
         }
     }
 
     /// The times, once all threads are ready.
-    pub(super) fn schedule(&self) -> Option<Schedule> {
+    pub(crate) fn schedule(&self) -> Option<Schedule> {
         let start = self.start_ns.load(SeqCst);
-        let measure = start + nanos(self.config.warmup);
-        (start > 0).then_some(Schedule { start, measure, end: measure + nanos(self.config.duration) })
+        let measure = start + nanos(self.frame.warmup);
+        (start > 0).then_some(Schedule { start, measure, end: measure + nanos(self.frame.duration) })
     }
 
     /// The first error of any thread stops all.
-    pub(super) fn fail(&self, error: LoadError) {
+    pub(crate) fn fail(&self, error: LoadError) {
         if let Ok(mut failure) = self.failure.lock()
             && (failure.is_none() || matches!(*failure, Some(LoadError::Stopped)))
         {
@@ -76,17 +76,17 @@ impl<'a> Shared<'a> {
         self.stopped.store(true, SeqCst);
     }
 
-    pub(super) fn take_failure(&self) -> Option<LoadError> {
+    pub(crate) fn take_failure(&self) -> Option<LoadError> {
         self.failure.lock().ok().and_then(|mut failure| failure.take())
     }
 
-    pub(super) fn check(&self) -> Result<(), LoadError> {
+    pub(crate) fn check(&self) -> Result<(), LoadError> {
         if self.stopped.load(SeqCst) { Err(LoadError::Stopped) } else { Ok(()) }
     }
 
     /// How many of `total` things fall to thread `thread`, and the number of its first.
-    pub(super) fn share(&self, total: usize, thread: usize) -> (usize, usize) {
-        let (each, more) = (total / self.threads, total % self.threads);
+    pub(crate) fn share(&self, total: usize, thread: usize) -> (usize, usize) {
+        let (each, more) = (total / self.frame.threads, total % self.frame.threads);
         (each + usize::from(thread < more), thread * each + thread.min(more))
     }
 }

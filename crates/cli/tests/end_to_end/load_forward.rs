@@ -1,0 +1,88 @@
+//! The generators for forwarders, by exit code and JSON: bulk, requests, connections and datagrams to one reflector.
+
+use std::net::SocketAddr;
+
+use serde_json::Value;
+
+use super::harness::{Finished, Program, Reflect, SOON, V4, free_port, turnpike};
+
+/// A reflector for both, and its UDP and TCP addresses.
+fn reflector() -> (Reflect, SocketAddr) {
+    let mut reflect = Reflect::start(V4, &["--tcp", "127.0.0.1:0"]);
+    let line = reflect.program.line_with(" on tcp ");
+    let address = line.rsplit_once(' ').and_then(|(_, address)| address.parse().ok());
+    let address = address.unwrap_or_else(|| panic!("no address in {line:?}"));
+    (reflect, address)
+}
+
+fn load(kind: &str, server: SocketAddr, more: &[&str]) -> Finished {
+    let server = server.to_string();
+    let mut arguments = vec!["load", kind, &server, "--duration", "1", "--warmup", "0.2", "--json", "-"];
+    arguments.extend(more);
+    Program::start(&mut turnpike(&arguments)).wait(SOON)
+}
+
+fn complete(result: &Value) {
+    let count = |key: &str| result[key].as_u64().unwrap_or_else(|| panic!("{key} is no count in {result}"));
+    assert!(count("sent") > 0, "{result}");
+    assert_eq!((count("received"), count("lost")), (count("sent"), 0), "{result}");
+    assert!(result["recv_bps"].as_f64() > Some(0.0), "{result}");
+    assert!(result["generator_cpu_s"].as_f64() > Some(0.0), "{result}");
+    assert_eq!(result["errors"].as_object().map(serde_json::Map::len), Some(0), "{result}");
+}
+
+#[test]
+fn every_workload_runs_against_one_reflector() {
+    let (reflect, tcp) = reflector();
+    for (kind, server, flags, figure) in [
+        ("tcp", tcp, &["-P", "2", "--verify"][..], "to_server_bps"),
+        ("tcp", tcp, &["--reverse", "--skip-rx-copy"], "to_client_bps"),
+        ("tcp", tcp, &["--bidir"], "to_client_bps"),
+        ("rr", tcp, &["--clients", "4"], "transactions_per_s"),
+        ("rr", tcp, &["--rate", "200", "--response", "1000", "--max-loss", "0"], "transactions_per_s"),
+        ("connect", tcp, &["--clients", "4", "--close", "reset"], "connections_per_s"),
+        ("udp", reflect.address, &["--clients", "4", "--max-loss", "0"], "recv_pps"),
+    ] {
+        let run = load(kind, server, flags);
+        assert_eq!(run.code, Some(0), "{kind} {flags:?}: {}", run.output());
+        complete(&run.result());
+        assert!(run.result()[figure].as_f64() > Some(0.0), "{figure} in {}", run.output());
+    }
+}
+
+#[test]
+fn a_limit_is_exit_code_3() {
+    let (reflect, tcp) = reflector();
+    for (kind, server) in [("rr", tcp), ("connect", tcp), ("udp", reflect.address)] {
+        let run = load(kind, server, &["--max-p99", "1"]);
+        assert_eq!(run.code, Some(3), "{kind}: {}", run.output());
+        assert!(run.stderr.contains("above the limit of 1 us"), "{kind}: {}", run.output());
+    }
+}
+
+#[test]
+fn nobody_there_is_exit_code_1_and_names_the_address() {
+    let server = SocketAddr::new(V4, free_port(V4));
+    for kind in ["tcp", "rr", "connect", "udp"] {
+        let run = load(kind, server, &[]);
+        assert_eq!(run.code, Some(1), "{kind}: {}", run.output());
+        assert!(run.stderr.contains(&server.to_string()), "{kind}: {}", run.output());
+    }
+}
+
+#[test]
+fn bad_usage_is_exit_code_2_and_names_the_flag() {
+    let server = SocketAddr::new(V4, 3480);
+    for (kind, flags, named) in [
+        ("tcp", &["-P", "0"][..], "--parallel"),
+        ("tcp", &["--reverse", "--bidir"], "--bidir"),
+        ("tcp", &["--verify", "--skip-rx-copy"], "--verify"),
+        ("rr", &["--size", "0"], "--size"),
+        ("connect", &["--close", "door"], "--close"),
+        ("udp", &["--size", "23"], "--size"),
+    ] {
+        let run = load(kind, server, flags);
+        assert_eq!(run.code, Some(2), "{kind} {flags:?}: {}", run.output());
+        assert!(run.stderr.contains(named), "{kind} {flags:?}: {}", run.output());
+    }
+}

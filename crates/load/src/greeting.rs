@@ -1,0 +1,219 @@
+//! What a TCP generator and `reflect --tcp` say to each other: one listener serves all TCP workloads, and the first bytes
+//! of each connection say which.
+//!
+//! ```text
+//! client: greeting, 16 bytes                                        all numbers big-endian
+//!  0        4         5      6       7   8            12           16
+//!  │ "TPKS" │ version │ mode │ flags │ 0 │ a (u32)    │ b (u32)    │
+//!
+//! server: acknowledgement, 8 bytes (not in mode connect)
+//!  0        4         5        8
+//!  │ "TPKS" │ version │ status │ 0 0 │                               status 0: go on; else the connection is closed
+//! ```
+//!
+//! | mode | then |
+//! | --- | --- |
+//! | 1 `sink` | The client sends the pattern. The server answers with records, 24 bytes each: one about every 50 ms while bytes arrive, and the last at most 50 ms after they cease. The client closes once a record has the number of bytes that it sent. Flags: 1 compare with the pattern, 2 discard in the kernel (MSG_TRUNC). |
+//! | 2 `source` | After the client's first byte the server sends the pattern, in writes of `a` bytes. After the second it stops, appends one record, and closes. |
+//! | 3 `exchange` | Each `a` bytes of the client are answered by `b` bytes, until the client closes. |
+//! | 4 `connect` | As `exchange`, but without acknowledgement, and after one answer the server closes (flag 4: waits for the client to). |
+//!
+//! A record: payload bytes so far (u64), nanoseconds since the greeting (u64), bytes that were not as the pattern
+//! has them (u64). It is in-band, and no side relies on half-closing: several forwarders lose a half-close, and that must
+//! not keep anybody from measuring them.
+//!
+//! A connection that begins with anything else gets everything back as it comes (an echo, RFC 862), so that foreign
+//! programs have a server end too.
+
+use std::time::Duration;
+
+/// Bytes of a greeting.
+pub const GREETING_LEN: usize = 16;
+/// Bytes of an acknowledgement.
+pub const ACK_LEN: usize = 8;
+/// Bytes of a record.
+pub const RECORD_LEN: usize = 24;
+/// The longest request, response or block.
+pub const MAX_SIZE: usize = 1 << 20;
+
+const MAGIC: [u8; 4] = *b"TPKS";
+const VERSION: u8 = 1;
+
+/// What a connection is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mode {
+    /// The server takes bytes and counts them.
+    Sink {
+        /// Compare with the pattern.
+        verify: bool,
+        /// Let the kernel throw the bytes away instead of copying them to user space.
+        discard: bool,
+    },
+    /// The server sends bytes in writes of so many, 1 to [`MAX_SIZE`].
+    Source {
+        /// Bytes of a write.
+        block: usize,
+    },
+    /// Requests and responses, 1 to [`MAX_SIZE`] bytes each.
+    Exchange {
+        /// Bytes of a request.
+        request: usize,
+        /// Bytes of its response.
+        response: usize,
+    },
+    /// One exchange, then the connection is closed.
+    Connect {
+        /// Bytes of the request.
+        request: usize,
+        /// Bytes of its response.
+        response: usize,
+        /// Whether the client closes first.
+        client_closes: bool,
+    },
+}
+
+const VERIFY: u8 = 1;
+const DISCARD: u8 = 2;
+const CLIENT_CLOSES: u8 = 4;
+
+/// What the first bytes of a connection are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Beginning {
+    /// A whole greeting.
+    Greeting(Mode),
+    /// So far it could be one.
+    Incomplete,
+    /// A greeting of another version, or one that asks for the impossible.
+    Unknown,
+    /// No greeting.
+    Foreign,
+}
+
+impl Mode {
+    /// The greeting that asks for it.
+    #[must_use]
+    pub fn to_bytes(self) -> [u8; GREETING_LEN] {
+        let flag = |on: bool, flag: u8| if on { flag } else { 0 };
+        let (mode, flags, a, b) = match self {
+            Self::Sink { verify, discard } => (1, flag(verify, VERIFY) | flag(discard, DISCARD), 0, 0),
+            Self::Source { block } => (2, 0, block, 0),
+            Self::Exchange { request, response } => (3, 0, request, response),
+            Self::Connect { request, response, client_closes } => {
+                (4, flag(client_closes, CLIENT_CLOSES), request, response)
+            }
+        };
+        let mut bytes = [0; GREETING_LEN];
+        bytes[..4].copy_from_slice(&MAGIC);
+        bytes[4..7].copy_from_slice(&[VERSION, mode, flags]);
+        // A size beyond u32 reads back as one that is refused.
+        bytes[8..12].copy_from_slice(&u32::try_from(a).unwrap_or(u32::MAX).to_be_bytes());
+        bytes[12..].copy_from_slice(&u32::try_from(b).unwrap_or(u32::MAX).to_be_bytes());
+        bytes
+    }
+}
+
+impl Beginning {
+    /// Judges the first bytes of a connection; at most [`GREETING_LEN`] are looked at.
+    pub(crate) fn read(bytes: &[u8]) -> Self {
+        let shown = bytes.len().min(MAGIC.len());
+        if bytes[..shown] != MAGIC[..shown] {
+            return Self::Foreign;
+        }
+        let Some(greeting) = bytes.first_chunk::<GREETING_LEN>() else { return Self::Incomplete };
+        let [.., a0, a1, a2, a3, b0, b1, b2, b3] = *greeting;
+        let size = |bytes: [u8; 4]| {
+            usize::try_from(u32::from_be_bytes(bytes)).ok().filter(|size| (1..=MAX_SIZE).contains(size))
+        };
+        let (a, b) = (size([a0, a1, a2, a3]), size([b0, b1, b2, b3]));
+        let flags = greeting[6];
+        let mode = match (greeting[4], greeting[5], a, b) {
+            (VERSION, 1, ..) => Mode::Sink { verify: flags & VERIFY != 0, discard: flags & DISCARD != 0 },
+            (VERSION, 2, Some(block), _) => Mode::Source { block },
+            (VERSION, 3, Some(request), Some(response)) => Mode::Exchange { request, response },
+            (VERSION, 4, Some(request), Some(response)) => {
+                Mode::Connect { request, response, client_closes: flags & CLIENT_CLOSES != 0 }
+            }
+            _ => return Self::Unknown,
+        };
+        Self::Greeting(mode)
+    }
+}
+
+/// An acknowledgement.
+pub(crate) fn ack(accepted: bool) -> [u8; ACK_LEN] {
+    let [m0, m1, m2, m3] = MAGIC;
+    [m0, m1, m2, m3, VERSION, u8::from(!accepted), 0, 0]
+}
+
+/// A server's account of a stream so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Record {
+    /// Payload bytes, received or sent.
+    pub(crate) total: u64,
+    /// Since the greeting, by the server's clock.
+    pub(crate) elapsed: Duration,
+    /// Received bytes that were not as the pattern has them.
+    pub(crate) wrong: u64,
+}
+
+impl Record {
+    pub(crate) fn to_bytes(self) -> [u8; RECORD_LEN] {
+        let mut bytes = [0; RECORD_LEN];
+        bytes[..8].copy_from_slice(&self.total.to_be_bytes());
+        bytes[8..16].copy_from_slice(&crate::clock::nanos(self.elapsed).to_be_bytes());
+        bytes[16..].copy_from_slice(&self.wrong.to_be_bytes());
+        bytes
+    }
+
+    pub(crate) fn from_bytes(bytes: [u8; RECORD_LEN]) -> Self {
+        let number = |from: usize| bytes[from..from + 8].iter().fold(0, |sum, b| sum << 8 | u64::from(*b));
+        Self { total: number(0), elapsed: Duration::from_nanos(number(8)), wrong: number(16) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_asked_for_reads_back() {
+        for mode in [
+            Mode::Sink { verify: true, discard: false },
+            Mode::Sink { verify: false, discard: true },
+            Mode::Source { block: MAX_SIZE },
+            Mode::Exchange { request: 1, response: 70_000 },
+            Mode::Connect { request: 1, response: 1, client_closes: true },
+            Mode::Connect { request: 2, response: 3, client_closes: false },
+        ] {
+            let bytes = mode.to_bytes();
+            assert_eq!(Beginning::read(&bytes), Beginning::Greeting(mode));
+            for len in 0..GREETING_LEN {
+                assert_eq!(Beginning::read(&bytes[..len]), Beginning::Incomplete);
+            }
+        }
+    }
+
+    #[test]
+    fn the_impossible_is_unknown_and_anything_else_foreign() {
+        for mode in [
+            Mode::Source { block: 0 },
+            Mode::Exchange { request: MAX_SIZE + 1, response: 1 },
+            Mode::Exchange { request: 1, response: 0 },
+            Mode::Connect { request: usize::MAX, response: 1, client_closes: false },
+        ] {
+            assert_eq!(Beginning::read(&mode.to_bytes()), Beginning::Unknown, "{mode:?}");
+        }
+        let mut newer = Mode::Source { block: 1 }.to_bytes();
+        newer[4] += 1;
+        assert_eq!(Beginning::read(&newer), Beginning::Unknown);
+        for foreign in [&b"GET / HTTP/1.1\r\n"[..], b"T\r\n", b"TPKE"] {
+            assert_eq!(Beginning::read(foreign), Beginning::Foreign);
+        }
+    }
+
+    #[test]
+    fn records_read_back() {
+        let record = Record { total: 1 << 40, elapsed: Duration::from_nanos(987_654_321), wrong: 3 };
+        assert_eq!(Record::from_bytes(record.to_bytes()), record);
+    }
+}

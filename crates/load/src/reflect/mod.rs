@@ -1,0 +1,266 @@
+//! The reflector: the far end of every generator. Datagrams go back to where they came from; TCP connections do what
+//! their first bytes ask for (see [`crate::greeting`]).
+
+mod connection;
+mod tcp;
+mod udp;
+
+use std::{
+    io,
+    net::{Ipv4Addr, Ipv6Addr, SocketAddr},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
+    },
+    thread::JoinHandle,
+};
+
+use turnpike_net::{
+    Datapath,
+    poll::{Poller, Waker},
+};
+
+use crate::LoadError;
+
+pub(crate) use connection::MSG_TRUNC;
+
+/// The port of [`Config::default`].
+pub const DEFAULT_PORT: u16 = 3480;
+
+/// Settings of a reflector. With neither UDP nor TCP addresses (the default) it listens for both on port 3480 of all
+/// addresses, IPv6 where the machine has it.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// UDP addresses to listen on.
+    pub listen: Vec<SocketAddr>,
+    /// TCP addresses to listen on.
+    pub tcp: Vec<SocketAddr>,
+    /// Threads, as many for UDP as for TCP; default: one per core.
+    pub workers: usize,
+    /// Step of the ladder; default: the best.
+    pub datapath: Datapath,
+    /// Receive and send buffer of each UDP socket in bytes. Default 8 MiB.
+    pub buffer: usize,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            listen: Vec::new(),
+            tcp: Vec::new(),
+            workers: std::thread::available_parallelism().map_or(1, usize::from),
+            datapath: Datapath::best().0,
+            buffer: 8 << 20,
+        }
+    }
+}
+
+/// What a reflector has done so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Stats {
+    /// Datagrams received.
+    pub received: u64,
+    /// Bytes of them.
+    pub received_bytes: u64,
+    /// Datagrams sent back.
+    pub sent: u64,
+    /// Datagrams that the kernel did not take.
+    pub refused: u64,
+    /// Datagrams that the kernel dropped before they could be received.
+    pub kernel_drops: u64,
+    /// TCP connections taken.
+    pub connections: u64,
+    /// Bytes received over TCP, greetings included.
+    pub tcp_received_bytes: u64,
+    /// Bytes sent over TCP.
+    pub tcp_sent_bytes: u64,
+}
+
+/// A running reflector. Dropping it stops it.
+pub struct Reflector {
+    listeners: Vec<SocketAddr>,
+    tcp_listeners: Vec<SocketAddr>,
+    workers: Vec<Handle>,
+    stop: Arc<AtomicBool>,
+}
+
+struct Handle {
+    thread: Option<JoinHandle<()>>,
+    waker: Waker,
+    counters: Arc<Counters>,
+}
+
+/// [`Stats`] as a worker publishes them, once a wake-up.
+#[derive(Default)]
+struct Counters {
+    received: AtomicU64,
+    received_bytes: AtomicU64,
+    sent: AtomicU64,
+    refused: AtomicU64,
+    kernel_drops: AtomicU64,
+    connections: AtomicU64,
+    tcp_received_bytes: AtomicU64,
+    tcp_sent_bytes: AtomicU64,
+}
+
+const WAKE: u64 = u64::MAX;
+
+/// One thread's work: waits, then does what there is to do.
+trait Work: Send + 'static {
+    fn poller(&self) -> &Poller;
+    fn wake_up(&mut self) -> io::Result<()>;
+    fn publish(&self, counters: &Counters);
+}
+
+impl Reflector {
+    /// Binds all sockets and starts the workers; on error nothing is left open.
+    ///
+    /// # Errors
+    /// When an address cannot be listened on, or a thread not be started.
+    pub fn start(config: &Config) -> Result<Self, LoadError> {
+        if config.workers == 0 {
+            return Err(LoadError::Config("a reflector needs at least one worker".to_owned()));
+        }
+        let everywhere = config.listen.is_empty() && config.tcp.is_empty();
+        let datagrams = per_worker(
+            &config.listen,
+            everywhere,
+            config.workers,
+            |address| udp::bind(address, config, false),
+            |address| udp::bind(address, config, true),
+            turnpike_net::UdpSocket::local_addr,
+        )?;
+        let streams = per_worker(
+            &config.tcp,
+            everywhere,
+            config.workers,
+            |address| tcp::bind(address, false),
+            |address| tcp::bind(address, true),
+            tcp::Listener::local_addr,
+        )?;
+        let mut reflector = Self {
+            listeners: datagrams.addresses,
+            tcp_listeners: streams.addresses,
+            workers: Vec::new(),
+            stop: Arc::default(),
+        };
+        for (number, sockets) in datagrams.sockets.into_iter().enumerate() {
+            let worker = udp::Worker::new(sockets, config.datapath);
+            reflector.spawn(format!("reflect-{number}"), worker)?;
+        }
+        for (number, listeners) in streams.sockets.into_iter().enumerate() {
+            reflector.spawn(format!("reflect-tcp-{number}"), tcp::Worker::new(listeners))?;
+        }
+        Ok(reflector)
+    }
+
+    /// The UDP addresses listened on, with real ports where the configuration said 0.
+    #[must_use]
+    pub fn listeners(&self) -> &[SocketAddr] {
+        &self.listeners
+    }
+
+    /// The TCP addresses listened on, with real ports where the configuration said 0.
+    #[must_use]
+    pub fn tcp_listeners(&self) -> &[SocketAddr] {
+        &self.tcp_listeners
+    }
+
+    /// What all workers together have done.
+    #[must_use]
+    pub fn stats(&self) -> Stats {
+        let mut total = Stats::default();
+        for Handle { counters, .. } in &self.workers {
+            total.received += counters.received.load(Relaxed);
+            total.received_bytes += counters.received_bytes.load(Relaxed);
+            total.sent += counters.sent.load(Relaxed);
+            total.refused += counters.refused.load(Relaxed);
+            total.kernel_drops += counters.kernel_drops.load(Relaxed);
+            total.connections += counters.connections.load(Relaxed);
+            total.tcp_received_bytes += counters.tcp_received_bytes.load(Relaxed);
+            total.tcp_sent_bytes += counters.tcp_sent_bytes.load(Relaxed);
+        }
+        total
+    }
+
+    /// Stops and joins the workers.
+    pub fn stop(self) {
+        drop(self);
+    }
+
+    fn spawn(&mut self, name: String, worker: io::Result<impl Work>) -> Result<(), LoadError> {
+        let started = worker.and_then(|mut worker| {
+            let waker = Waker::new(worker.poller(), WAKE)?;
+            let (counters, stop) = (Arc::<Counters>::default(), Arc::clone(&self.stop));
+            let published = Arc::clone(&counters);
+            let thread = std::thread::Builder::new().name(name).spawn(move || {
+                while !stop.load(Relaxed) && worker.wake_up().is_ok() {
+                    worker.publish(&published);
+                }
+            })?;
+            Ok(Handle { thread: Some(thread), waker, counters })
+        });
+        self.workers.push(started.map_err(LoadError::system("cannot start a reflector thread"))?);
+        Ok(())
+    }
+}
+
+impl Drop for Reflector {
+    fn drop(&mut self) {
+        self.stop.store(true, Relaxed);
+        for worker in &self.workers {
+            worker.waker.wake();
+        }
+        for worker in &mut self.workers {
+            if let Some(thread) = worker.thread.take() {
+                // A worker that panicked has said so itself.
+                let _ = thread.join();
+            }
+        }
+    }
+}
+
+/// A socket per address for each worker, or for none where there is no address.
+struct PerWorker<S> {
+    addresses: Vec<SocketAddr>,
+    sockets: Vec<Vec<S>>,
+}
+
+/// Binds each address once without SO_REUSEPORT (`probe`), with which a second reflector would silently take half of the
+/// traffic, and then once for each worker with it.
+fn per_worker<S>(
+    wanted: &[SocketAddr],
+    everywhere: bool,
+    workers: usize,
+    probe: impl Fn(SocketAddr) -> Result<S, LoadError>,
+    bind: impl Fn(SocketAddr) -> Result<S, LoadError>,
+    address: impl Fn(&S) -> SocketAddr,
+) -> Result<PerWorker<S>, LoadError> {
+    let probes = if everywhere { bind_everywhere(&probe)? } else { all(wanted, &probe)? };
+    // The kernel's choice, where the wish was port 0, is the workers' wish.
+    let addresses: Vec<_> = probes.iter().map(address).collect();
+    drop(probes);
+    if addresses.is_empty() {
+        return Ok(PerWorker { addresses, sockets: Vec::new() });
+    }
+    let sockets = (0..workers).map(|_| all(&addresses, &bind)).collect::<Result<_, _>>()?;
+    Ok(PerWorker { addresses, sockets })
+}
+
+fn all<S>(
+    addresses: &[SocketAddr],
+    bind: &impl Fn(SocketAddr) -> Result<S, LoadError>,
+) -> Result<Vec<S>, LoadError> {
+    addresses.iter().map(|address| bind(*address)).collect()
+}
+
+fn bind_everywhere<S>(bind: &impl Fn(SocketAddr) -> Result<S, LoadError>) -> Result<Vec<S>, LoadError> {
+    let mut sockets = vec![bind((Ipv4Addr::UNSPECIFIED, DEFAULT_PORT).into())?];
+    match bind((Ipv6Addr::UNSPECIFIED, DEFAULT_PORT).into()) {
+        Ok(socket) => sockets.push(socket),
+        // Nobody asked for IPv6, and many containers have none.
+        Err(LoadError::Listen { source, .. }) if source.kind() != io::ErrorKind::AddrInUse => {}
+        Err(error) => return Err(error),
+    }
+    Ok(sockets)
+}

@@ -1,0 +1,255 @@
+//! TCP: one listener for all workloads. A worker accepts, and drives its connections; what each does is in
+//! [`super::connection`].
+//!
+//! Each worker has its own `SO_REUSEPORT` listener per address, so that the kernel spreads connections and no two
+//! workers wake for one.
+
+use std::{
+    io,
+    net::{SocketAddr, TcpListener},
+    os::fd::{AsFd, BorrowedFd},
+    sync::atomic::Ordering::Relaxed,
+    time::{Duration, Instant},
+};
+
+use slab::Slab;
+use socket2::{Domain, Protocol, Socket, TcpKeepalive, Type};
+use turnpike_net::poll::{Event, Poller};
+
+use super::{
+    Counters, WAKE, Work,
+    connection::{Buffers, Connection, Next},
+};
+use crate::LoadError;
+
+/// Connections beyond this many in the kernel's queue are refused.
+const BACKLOG: i32 = 4096;
+/// Tokens from here on are listeners.
+const LISTENERS: u64 = 1 << 32;
+/// How often sinks with news write a record.
+const RECORDS: Duration = Duration::from_millis(50);
+/// How long a connection is left alone whose peer sends but does not read, and a listener when descriptors ran out.
+const PAUSE: Duration = Duration::from_millis(5);
+
+/// A listening socket and its address.
+pub(super) struct Listener {
+    socket: TcpListener,
+    address: SocketAddr,
+    paused: bool,
+}
+
+impl Listener {
+    pub(super) fn local_addr(&self) -> SocketAddr {
+        self.address
+    }
+}
+
+impl AsFd for Listener {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+/// Listens; port 0 lets the kernel choose.
+/// `shared` with the other workers.
+pub(super) fn bind(address: SocketAddr, shared: bool) -> Result<Listener, LoadError> {
+    let open = || {
+        let socket =
+            Socket::new(Domain::for_address(address), Type::STREAM.nonblocking(), Some(Protocol::TCP))?;
+        if address.is_ipv6() {
+            socket.set_only_v6(true)?;
+        }
+        socket.set_reuse_address(true)?;
+        socket.set_reuse_port(shared)?;
+        // Accepted sockets inherit both (tcp_create_openreq_child clones the listener's state).
+        socket.set_tcp_nodelay(true)?;
+        let keepalive =
+            TcpKeepalive::new().with_time(Duration::from_secs(30)).with_interval(Duration::from_secs(10));
+        socket.set_tcp_keepalive(&keepalive)?;
+        socket.bind(&address.into())?;
+        socket.listen(BACKLOG)?;
+        let socket = TcpListener::from(socket);
+        let address = socket.local_addr()?;
+        Ok(Listener { socket, address, paused: false })
+    };
+    open().map_err(|source| LoadError::Listen { transport: "tcp", address, source })
+}
+
+pub(super) struct Worker {
+    poller: Poller,
+    listeners: Vec<Listener>,
+    connections: Slab<Connection>,
+    buffers: Buffers,
+    ready: Vec<Event>,
+    /// Sinks that have news, each once.
+    news: Vec<usize>,
+    /// When they are told.
+    tell: Option<Instant>,
+    /// Connections that are not watched for now.
+    parked: Vec<usize>,
+    /// When parked connections and paused listeners are watched again.
+    unpark: Option<Instant>,
+    accepted: u64,
+}
+
+impl Worker {
+    pub(super) fn new(listeners: Vec<Listener>) -> io::Result<Self> {
+        /// As many connections as a generator can have clients, several times over.
+        const FILES: u64 = 1 << 16;
+        // With fewer, accepting pauses while they are used up.
+        let _ = turnpike_net::limits::raise_open_files(FILES);
+        let poller = Poller::new()?;
+        for (index, listener) in listeners.iter().enumerate() {
+            poller.add(listener, LISTENERS + index as u64)?;
+        }
+        Ok(Self {
+            poller,
+            listeners,
+            connections: Slab::new(),
+            buffers: Buffers::new(),
+            ready: Vec::new(),
+            news: Vec::new(),
+            tell: None,
+            parked: Vec::new(),
+            unpark: None,
+            accepted: 0,
+        })
+    }
+
+    fn accept(&mut self, number: usize, now: Instant) {
+        /// Before the connections have their turn.
+        const MOST: usize = 64;
+        let Some(listener) = self.listeners.get_mut(number) else { return };
+        for _ in 0..MOST {
+            match listener.socket.accept() {
+                Ok((stream, _)) => {
+                    self.accepted += 1;
+                    if stream.set_nonblocking(true).is_err() {
+                        continue;
+                    }
+                    let entry = self.connections.vacant_entry();
+                    let index = entry.key();
+                    let connection = entry.insert(Connection::new(stream));
+                    if self.poller.add(connection, index as u64).is_err() {
+                        self.connections.remove(index);
+                    }
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
+                // The client has gone already.
+                Err(error)
+                    if matches!(
+                        error.kind(),
+                        io::ErrorKind::ConnectionAborted | io::ErrorKind::Interrupted
+                    ) => {}
+                // No descriptors, no memory: the queue stays full, and the poller would not sleep.
+                Err(_) => {
+                    listener.paused = self.poller.remove(listener).is_ok();
+                    self.unpark.get_or_insert(now + PAUSE);
+                    return;
+                }
+            }
+        }
+    }
+
+    fn serve(&mut self, index: usize, event: Event, now: Instant) {
+        let Some(connection) = self.connections.get_mut(index) else { return };
+        let blocked = connection.blocked();
+        match connection.advance(event.readable || event.error, &mut self.buffers, now) {
+            Ok(Next::Close) | Err(_) => {
+                self.connections.remove(index);
+                return;
+            }
+            Ok(Next::Wait) => {}
+            Ok(Next::News) => {
+                self.news.push(index);
+                self.tell.get_or_insert(now + RECORDS);
+            }
+        }
+        let blocks = connection.blocked();
+        let watched = if blocked && blocks && event.readable {
+            // It sends more and does not read: its bytes wait in the kernel.
+            self.parked.push(index);
+            self.unpark.get_or_insert(now + PAUSE);
+            self.poller.remove(connection)
+        } else if connection.watched_for_writing != (blocks || connection.streams()) {
+            connection.watched_for_writing = !connection.watched_for_writing;
+            self.poller.set_writable(connection, index as u64, connection.watched_for_writing)
+        } else {
+            Ok(())
+        };
+        if watched.is_err() {
+            self.connections.remove(index);
+        }
+    }
+
+    /// Sinks with news write a record each.
+    fn tell(&mut self, now: Instant) {
+        self.tell = None;
+        let mut news = std::mem::take(&mut self.news);
+        news.retain(|index| {
+            let Some(connection) = self.connections.get_mut(*index) else { return false };
+            connection.tell(&mut self.buffers, now)
+        });
+        if !news.is_empty() {
+            self.tell = Some(now + RECORDS);
+        }
+        self.news = news;
+    }
+
+    fn unpark(&mut self) {
+        self.unpark = None;
+        for index in self.parked.drain(..) {
+            let Some(connection) = self.connections.get_mut(index) else { continue };
+            connection.watched_for_writing = true;
+            let watched = self
+                .poller
+                .add(connection, index as u64)
+                .and_then(|()| self.poller.set_writable(connection, index as u64, true));
+            if watched.is_err() {
+                self.connections.remove(index);
+            }
+        }
+        for (number, listener) in self.listeners.iter_mut().enumerate().filter(|(_, one)| one.paused) {
+            listener.paused = self.poller.add(listener, LISTENERS + number as u64).is_err();
+        }
+    }
+}
+
+impl Work for Worker {
+    fn poller(&self) -> &Poller {
+        &self.poller
+    }
+
+    fn wake_up(&mut self) -> io::Result<()> {
+        let due = [self.tell, self.unpark].into_iter().flatten().min();
+        // Whole milliseconds are enough here.
+        let timeout = due.map(|due| due.saturating_duration_since(Instant::now()));
+        self.ready.clear();
+        self.ready.extend(self.poller.wait(timeout)?);
+        let now = Instant::now();
+        if self.tell.is_some_and(|due| due <= now) {
+            self.tell(now);
+        }
+        if self.unpark.is_some_and(|due| due <= now) {
+            self.unpark();
+        }
+        for position in 0..self.ready.len() {
+            let event = self.ready[position];
+            let listener = event.token.checked_sub(LISTENERS);
+            match (listener, usize::try_from(listener.unwrap_or(event.token))) {
+                // Nothing to do but to look whether to stop.
+                _ if event.token == WAKE => {}
+                (Some(_), Ok(number)) => self.accept(number, now),
+                (None, Ok(index)) => self.serve(index, event, now),
+                (_, Err(_)) => {}
+            }
+        }
+        Ok(())
+    }
+
+    fn publish(&self, counters: &Counters) {
+        counters.connections.store(self.accepted, Relaxed);
+        counters.tcp_received_bytes.store(self.buffers.received, Relaxed);
+        counters.tcp_sent_bytes.store(self.buffers.sent, Relaxed);
+    }
+}

@@ -1,0 +1,112 @@
+//! Datagrams: every one goes back to where it came from.
+//!
+//! Each worker has its own `SO_REUSEPORT` socket per address. A received super-packet leaves as one again, because its
+//! datagrams lie next to each other in the arena.
+
+use std::{io, net::SocketAddr, sync::atomic::Ordering::Relaxed};
+
+use turnpike_net::{Datapath, Route, Rx, SocketId, Sockets, Tx, UdpOptions, UdpSocket, poll::Poller};
+
+use super::{Config, Counters, Work};
+use crate::LoadError;
+
+/// `shared` with the other workers.
+pub(super) fn bind(address: SocketAddr, config: &Config, shared: bool) -> Result<UdpSocket, LoadError> {
+    let options = UdpOptions {
+        reuse_port: shared,
+        recv_buffer: Some(config.buffer),
+        send_buffer: Some(config.buffer),
+        gro: config.datapath == Datapath::Gso,
+        // A reply must leave from the address that was asked.
+        packet_info: address.ip().is_unspecified(),
+        ..UdpOptions::default()
+    };
+    UdpSocket::bind(address, &options).map_err(|source| LoadError::Listen {
+        transport: "udp",
+        address,
+        source,
+    })
+}
+
+pub(super) struct Worker {
+    sockets: Sockets,
+    poller: Poller,
+    rx: Rx,
+    tx: Tx,
+    ready: Vec<SocketId>,
+}
+
+impl Worker {
+    pub(super) fn new(sockets: Vec<UdpSocket>, datapath: Datapath) -> io::Result<Self> {
+        let (poller, mut table) = (Poller::new()?, Sockets::default());
+        for socket in sockets {
+            let id = table.insert(socket);
+            if let Some(socket) = table.get(id) {
+                poller.add(socket, id.0.into())?;
+            }
+        }
+        Ok(Self { sockets: table, poller, rx: Rx::new(datapath), tx: Tx::new(datapath), ready: Vec::new() })
+    }
+
+    fn reflect(&mut self, id: SocketId) {
+        /// Receive calls before the other sockets have their turn.
+        const CALLS: usize = 8;
+        let Some(socket) = self.sockets.get(id) else { return };
+        for _ in 0..CALLS {
+            // Errors are ICMP's answers to what was sent back; the next call receives.
+            let Ok(received) = self.rx.recv(socket) else { continue };
+            for buffer in self.rx.buffers(received) {
+                let route = Route {
+                    socket: id,
+                    to: Some(buffer.from),
+                    from: buffer.local,
+                    tos: 0,
+                    ttl: 0,
+                    dont_fragment: false,
+                };
+                for datagram in buffer.datagrams() {
+                    self.tx.push(&route, &[], self.rx.span(datagram), 0);
+                }
+            }
+            if !received.more {
+                return;
+            }
+            if !self.rx.has_room() {
+                self.tx.flush(&mut self.sockets, &self.rx);
+                return self.rx.reset();
+            }
+        }
+    }
+
+    fn send(&mut self) {
+        self.tx.flush(&mut self.sockets, &self.rx);
+        self.rx.reset();
+    }
+}
+
+impl Work for Worker {
+    fn poller(&self) -> &Poller {
+        &self.poller
+    }
+
+    fn wake_up(&mut self) -> io::Result<()> {
+        self.ready.clear();
+        let events = self.poller.wait(None)?.iter();
+        let ids = events.filter_map(|event| u32::try_from(event.token).ok().map(SocketId));
+        self.ready.extend(ids);
+        for index in 0..self.ready.len() {
+            self.reflect(self.ready[index]);
+        }
+        self.send();
+        Ok(())
+    }
+
+    fn publish(&self, counters: &Counters) {
+        let (rx, tx) = (self.rx.stats(), self.tx.stats());
+        counters.received.store(rx.datagrams, Relaxed);
+        counters.received_bytes.store(rx.bytes, Relaxed);
+        counters.kernel_drops.store(rx.kernel_drops, Relaxed);
+        counters.sent.store(tx.datagrams, Relaxed);
+        counters.refused.store(tx.would_block + tx.too_big + tx.refused, Relaxed);
+    }
+}

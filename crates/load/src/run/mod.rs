@@ -1,0 +1,260 @@
+//! The frame of every run: threads that begin and end together, a reporter each second, and the result.
+//!
+//! What the traffic is, the generators decide; each hands a function that runs one thread's share.
+
+mod shared;
+mod tally;
+
+use std::{
+    collections::BTreeMap,
+    sync::{atomic::Ordering::Relaxed, mpsc},
+    thread,
+    time::{Duration, Instant},
+};
+
+use turnpike_measure::{Rate, Report, per_second};
+
+pub(crate) use shared::{Schedule, Shared};
+pub(crate) use tally::{Errors, Finished, Tallies};
+
+use crate::{
+    LoadError,
+    progress::{Interval, Kind, Phase},
+};
+
+/// Above this lateness (p99, microseconds) the outcome says that the generator could not keep its pace.
+const LATE_US: u64 = 2_000;
+
+/// What a run found.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Outcome {
+    /// The figures, to be written as JSON or shown.
+    pub report: Report,
+    /// Each asked-for limit that was exceeded, as a sentence.
+    exceeded: Vec<String>,
+}
+
+impl Outcome {
+    /// The asked-for limits (`--max-loss`, `--max-p99`) that were exceeded, one sentence each; empty when all was well.
+    #[must_use]
+    pub fn limits_exceeded(&self) -> &[String] {
+        &self.exceeded
+    }
+}
+
+/// What all generators' settings have in common.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Frame {
+    pub(crate) clients: usize,
+    pub(crate) threads: usize,
+    pub(crate) warmup: Duration,
+    pub(crate) duration: Duration,
+    pub(crate) kind: Kind,
+}
+
+/// What a report repeats of the settings, and the limits that it is held against.
+#[derive(Clone, Debug)]
+pub(crate) struct Asked {
+    pub(crate) size: usize,
+    pub(crate) rate: Rate,
+    pub(crate) datapath: String,
+    pub(crate) max_loss: Option<f64>,
+    pub(crate) max_p99: Option<u64>,
+}
+
+/// What all threads found together.
+pub(crate) struct Found {
+    pub(crate) tallies: Tallies,
+    pub(crate) finished: Vec<Finished>,
+}
+
+/// Runs `body` in each thread. `progress` is called about once a second, from the calling thread.
+pub(crate) fn run<C: Sync>(
+    config: &C,
+    frame: Frame,
+    body: impl Fn(&Shared<'_, C>, usize) -> Result<Finished, LoadError> + Sync,
+    mut progress: impl FnMut(&Interval),
+) -> Result<Found, LoadError> {
+    let shared = Shared::new(config, frame);
+    let mut tallies = Tallies::default();
+    let finished = thread::scope(|scope| {
+        let (sender, receiver) = mpsc::channel();
+        for number in 0..frame.threads {
+            let (sender, shared, body) = (sender.clone(), &shared, &body);
+            let work = move || {
+                // Coarser waits still keep the pace, only less evenly; `late_us` shows it.
+                let _ = turnpike_net::limits::exact_timers();
+                let result = body(shared, number).map_err(|error| shared.fail(error)).ok();
+                // The receiver lives as long as the scope.
+                let _ = sender.send(result);
+            };
+            let spawned = thread::Builder::new().name(format!("load-{number}")).spawn_scoped(scope, work);
+            if let Err(source) = spawned {
+                shared.fail(LoadError::System { what: "cannot start a thread", source });
+            }
+        }
+        drop(sender);
+        watch(&shared, &receiver, &mut tallies, &mut progress)
+    });
+    shared.take_failure().map_or(Ok(Found { tallies, finished }), Err)
+}
+
+/// Makes room for the sockets of `clients`.
+pub(crate) fn check_files(clients: usize) -> Result<(), LoadError> {
+    /// Standard streams, epoll instances, and what the caller has open.
+    const OTHERS: usize = 128;
+    let needed = (clients + OTHERS) as u64;
+    let limit = turnpike_net::limits::raise_open_files(needed)
+        .map_err(LoadError::system("cannot read the limit of open files"))?;
+    if limit < needed {
+        return Err(LoadError::OpenFiles { clients, needed, limit });
+    }
+    Ok(())
+}
+
+/// Reports each second until all threads have ended.
+fn watch<C>(
+    shared: &Shared<'_, C>,
+    threads: &mpsc::Receiver<Option<Finished>>,
+    total: &mut Tallies,
+    progress: &mut impl FnMut(&Interval),
+) -> Vec<Finished> {
+    const INTERVAL: Duration = Duration::from_secs(1);
+    let begin = Instant::now();
+    let (mut finished, mut last) = (Vec::new(), begin);
+    loop {
+        match threads.recv_timeout((last + INTERVAL).saturating_duration_since(Instant::now())) {
+            Ok(done) => finished.extend(done),
+            Err(mpsc::RecvTimeoutError::Timeout) => {
+                let now = Instant::now();
+                let mut interval = Tallies::default();
+                collect(shared, &mut interval);
+                progress(&summary(shared, &mut interval, now - begin, now - last));
+                total.warmup.merge(&mut interval.warmup);
+                total.measured.merge(&mut interval.measured);
+                last = now;
+            }
+            Err(mpsc::RecvTimeoutError::Disconnected) => break,
+        }
+    }
+    collect(shared, total);
+    finished
+}
+
+fn collect<C>(shared: &Shared<'_, C>, into: &mut Tallies) {
+    for slot in &shared.slots {
+        Tallies::collect(slot, into);
+    }
+}
+
+fn summary<C>(
+    shared: &Shared<'_, C>,
+    interval: &mut Tallies,
+    elapsed: Duration,
+    length: Duration,
+) -> Interval {
+    let mut both = tally::Tally::default();
+    both.merge(&mut interval.warmup);
+    both.merge(&mut interval.measured);
+    let phase = match shared.schedule() {
+        None => Phase::Setup { ready: shared.ready_clients.load(Relaxed), clients: shared.frame.clients },
+        Some(schedule) if shared.clock.ns() < schedule.measure => Phase::Warmup,
+        Some(_) => Phase::Measuring,
+    };
+    Interval {
+        phase,
+        elapsed,
+        length,
+        sent: both.sent,
+        received: both.received,
+        kind: shared.frame.kind,
+        p50_us: both.rtt.quantile(0.50),
+        p99_us: both.rtt.quantile(0.99),
+    }
+}
+
+/// The report of a run in which messages are answered, each on its own. Notes and limits are up to [`conclude`].
+#[expect(clippy::cast_precision_loss, reason = "figures of a report")]
+pub(crate) fn report(frame: &Frame, asked: &Asked, found: Found) -> Report {
+    let tally = found.tallies.measured;
+    let mut errors = BTreeMap::new();
+    let mut extra: BTreeMap<String, f64> = BTreeMap::new();
+    let (mut jitter_sum, mut jitter_count) = (0.0, 0);
+    let mut cpu = Some(Duration::ZERO);
+    for thread in found.finished {
+        for (name, count) in thread.errors {
+            *errors.entry(name.to_owned()).or_default() += count;
+        }
+        for (name, value) in thread.extra {
+            let most = extra.entry(name.to_owned()).or_default();
+            *most = most.max(value);
+        }
+        for (name, value) in thread.sums {
+            *extra.entry(name.to_owned()).or_default() += value;
+        }
+        jitter_sum += thread.jitter.0;
+        jitter_count += thread.jitter.1;
+        cpu = cpu.zip(thread.cpu).map(|(sum, own)| sum + own);
+    }
+    if let Some(cpu) = cpu {
+        extra.insert("generator_cpu_s".to_owned(), cpu.as_secs_f64());
+    }
+    let lost = match frame.kind {
+        // Most of what is sent deserves no reply.
+        Kind::OneWay => 0,
+        Kind::Answered | Kind::Bytes => tally.sent.saturating_sub(tally.received),
+    };
+    Report {
+        sent: tally.sent,
+        received: tally.received,
+        lost,
+        duplicated: tally.duplicated,
+        reordered: tally.reordered,
+        send_pps: per_second(tally.sent, frame.duration),
+        recv_pps: per_second(tally.received, frame.duration),
+        recv_bps: per_second(tally.received_bytes * 8, frame.duration),
+        rtt_us: tally.rtt.percentiles(),
+        jitter_us: if jitter_count == 0 { 0.0 } else { jitter_sum / jitter_count as f64 },
+        late_us: tally.late.lateness(),
+        clients: frame.clients as u64,
+        size: asked.size as u64,
+        rate: asked.rate,
+        duration_s: frame.duration.as_secs_f64(),
+        datapath: asked.datapath.clone(),
+        errors,
+        notes: Vec::new(),
+        extra,
+    }
+}
+
+/// Says what was late, and holds the report against the limits.
+pub(crate) fn conclude(mut report: Report, asked: &Asked) -> Outcome {
+    if report.late_us.p99 > LATE_US {
+        report.notes.insert(
+            0,
+            format!(
+                "the generator was late: 1 % of what it sent left {} us or more after it was due, which the round \
+                 trips contain; use fewer clients, a lower rate, longer bursts or more cores",
+                report.late_us.p99
+            ),
+        );
+    }
+    Outcome { exceeded: exceeded(asked, &report), report }
+}
+
+fn exceeded(asked: &Asked, report: &Report) -> Vec<String> {
+    let mut exceeded = Vec::new();
+    if let Some(limit) = asked.max_loss
+        && report.loss_percent() > limit
+    {
+        exceeded.push(format!("loss is {:.3} %, above the limit of {limit} %", report.loss_percent()));
+    }
+    if let Some(limit) = asked.max_p99 {
+        if report.received == 0 {
+            exceeded.push(format!("nothing came back, so that p99 is not below the limit of {limit} us"));
+        } else if report.rtt_us.p99 > limit {
+            exceeded.push(format!("p99 is {} us, above the limit of {limit} us", report.rtt_us.p99));
+        }
+    }
+    exceeded
+}

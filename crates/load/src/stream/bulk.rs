@@ -1,0 +1,512 @@
+//! Bulk: streams that send as fast as they can, until the time is over and every byte is accounted for.
+
+use std::{
+    collections::BTreeMap,
+    io::{self, Read as _, Write as _},
+    mem::MaybeUninit,
+    net::{SocketAddr, TcpStream},
+    time::Duration,
+};
+
+use socket2::SockRef;
+use turnpike_net::poll::{Event, Poller};
+
+use super::{Config, LONGEST_SLEEP_NS, PUBLISH_NS, Shared, Workload, dial};
+use crate::{
+    LoadError,
+    clock::{nanos, thread_cpu},
+    greeting::{Mode, RECORD_LEN, Record},
+    pattern,
+    reflect::MSG_TRUNC,
+    run::{Errors, Finished, Schedule, Tallies},
+};
+
+/// What arrived at the reflector, and at the generator, within the measured time, in bits a second.
+pub(super) const TO_SERVER_BPS: &str = "to_server_bps";
+pub(super) const TO_CLIENT_BPS: &str = "to_client_bps";
+
+/// Bytes of a receive call.
+const READ: usize = 256 << 10;
+/// Bytes that one stream may move before the others have their turn.
+const BUDGET: usize = 1 << 20;
+
+/// Runs one thread's share of the streams.
+pub(super) fn run(shared: &Shared<'_>, thread: usize) -> Result<Finished, LoadError> {
+    let (count, first) = shared.share(shared.config.connections(), thread);
+    let modes: Vec<Mode> = (first..first + count).map(|number| shared.config.mode(number)).collect();
+    let mut poller = Poller::new().map_err(LoadError::system("cannot create an epoll instance"))?;
+    let connections = dial::all(shared, &mut poller, &modes)?;
+    shared.thread_is_ready();
+    let schedule = loop {
+        shared.check()?;
+        if let Some(schedule) = shared.schedule() {
+            break schedule;
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    };
+    let mut bulk = Bulk::new(shared.config, schedule, poller);
+    for (index, (connection, mode)) in connections.into_iter().zip(modes).enumerate() {
+        bulk.streams.push(Stream::new(connection, mode, first + index));
+    }
+    bulk.run(shared, thread)
+}
+
+struct Bulk<'a> {
+    config: &'a Config,
+    schedule: Schedule,
+    poller: Poller,
+    streams: Vec<Stream>,
+    buffers: Buffers,
+    tallies: Tallies,
+}
+
+/// Where bytes are received, and what is done with them.
+struct Buffers {
+    bytes: Vec<u8>,
+    discarded: Vec<MaybeUninit<u8>>,
+    verify: bool,
+    discard: bool,
+}
+
+impl<'a> Bulk<'a> {
+    fn new(config: &'a Config, schedule: Schedule, poller: Poller) -> Self {
+        let (verify, discard) = match config.workload {
+            Workload::Bulk { verify, skip_rx_copy, .. } => (verify, skip_rx_copy),
+            Workload::Exchange { .. } | Workload::Connect { .. } => (false, false),
+        };
+        let (bytes, discarded) = (vec![0; READ], vec![MaybeUninit::uninit(); READ]);
+        let buffers = Buffers { bytes, discarded, verify, discard };
+        Self { config, schedule, poller, streams: Vec::new(), buffers, tallies: Tallies::default() }
+    }
+
+    fn run(&mut self, shared: &Shared<'_>, thread: usize) -> Result<Finished, LoadError> {
+        let server = self.config.server;
+        let now = shared.clock.ns();
+        std::thread::sleep(Duration::from_nanos(self.schedule.start.saturating_sub(now)));
+        for (index, stream) in self.streams.iter_mut().enumerate() {
+            stream.start(&self.poller, index).map_err(|error| stream.lost(server, &error))?;
+            stream.last_ns = shared.clock.ns();
+        }
+        let (mut cpu, mut next_publish, mut stopped) = (None, self.schedule.start, false);
+        let mut ready: Vec<Event> = Vec::new();
+        while !self.streams.iter().all(Stream::is_done) {
+            let now = shared.clock.ns();
+            if now >= next_publish {
+                shared.check()?;
+                self.tallies.publish(&shared.slots[thread]);
+                next_publish = now + PUBLISH_NS;
+                if cpu.is_none() && now >= self.schedule.measure {
+                    cpu = thread_cpu();
+                }
+                self.check_progress(now)?;
+            }
+            if now >= self.schedule.end && !stopped {
+                stopped = true;
+                for (index, stream) in self.streams.iter_mut().enumerate() {
+                    stream.stop(&self.poller, index).map_err(|error| stream.lost(server, &error))?;
+                }
+                continue;
+            }
+            let remaining = if stopped { LONGEST_SLEEP_NS } else { self.schedule.end.saturating_sub(now) };
+            let timeout = Duration::from_nanos(remaining.min(LONGEST_SLEEP_NS));
+            ready.clear();
+            let events = self.poller.wait(Some(timeout)).map_err(LoadError::system("epoll_wait"))?;
+            ready.extend_from_slice(events);
+            let now = shared.clock.ns();
+            for event in &ready {
+                self.serve(*event, now)?;
+            }
+        }
+        let cpu = cpu.zip(thread_cpu()).map(|(from, to)| to.saturating_sub(from));
+        self.tallies.publish(&shared.slots[thread]);
+        Ok(Finished { errors: Errors::new(), cpu, sums: self.rates(), ..Finished::default() })
+    }
+
+    fn serve(&mut self, event: Event, now: u64) -> Result<(), LoadError> {
+        let Some(stream) = usize::try_from(event.token).ok().and_then(|index| self.streams.get_mut(index))
+        else {
+            return Ok(());
+        };
+        let server = self.config.server;
+        let at = Moment { now, schedule: self.schedule };
+        if event.readable || event.error {
+            let read = stream.read(&mut self.buffers, at, &mut self.tallies);
+            read.map_err(|error| stream.lost(server, &error))?;
+            if stream.is_done() {
+                stream.check(server)?;
+                return self
+                    .poller
+                    .remove(&stream.socket)
+                    .map_err(LoadError::system("cannot leave a connection"));
+            }
+        }
+        if event.writable {
+            let Workload::Bulk { block, .. } = self.config.workload else { return Ok(()) };
+            let written = stream.write(block, at, &mut self.tallies);
+            written.map_err(|error| stream.lost(server, &error))?;
+        }
+        Ok(())
+    }
+
+    fn check_progress(&self, now: u64) -> Result<(), LoadError> {
+        let server = self.config.server;
+        let mut open = self.streams.iter().filter(|stream| !stream.is_done());
+        let stalled = open.find(|stream| now.saturating_sub(stream.last_ns) > nanos(self.config.timeout));
+        stalled.map_or(Ok(()), |stream| {
+            let seconds = self.config.timeout.as_secs();
+            Err(LoadError::Stalled { server, seconds, connection: stream.number, bytes: stream.moved() })
+        })
+    }
+
+    /// What arrived within the measured time.
+    fn rates(&self) -> BTreeMap<&'static str, f64> {
+        let mut rates = BTreeMap::new();
+        for stream in &self.streams {
+            let (name, rate) = match &stream.way {
+                Way::ToServer(sending) => (TO_SERVER_BPS, sending.rate(self.config.duration)),
+                Way::ToClient(receiving) => (TO_CLIENT_BPS, receiving.rate(self.config.duration)),
+            };
+            *rates.entry(name).or_default() += rate;
+        }
+        rates
+    }
+}
+
+/// When something happens.
+#[derive(Clone, Copy)]
+struct Moment {
+    now: u64,
+    schedule: Schedule,
+}
+
+impl Moment {
+    fn is_measured(self) -> bool {
+        self.now >= self.schedule.measure
+    }
+
+    fn is_in_window(self) -> bool {
+        self.is_measured() && self.now < self.schedule.end
+    }
+}
+
+struct Stream {
+    socket: TcpStream,
+    number: usize,
+    way: Way,
+    /// When something last moved.
+    last_ns: u64,
+}
+
+enum Way {
+    ToServer(Sending),
+    ToClient(Receiving),
+}
+
+impl Stream {
+    fn new(socket: TcpStream, mode: Mode, number: usize) -> Self {
+        let way = match mode {
+            Mode::Source { .. } => Way::ToClient(Receiving::default()),
+            _ => Way::ToServer(Sending::default()),
+        };
+        Self { socket, number, way, last_ns: 0 }
+    }
+
+    fn start(&mut self, poller: &Poller, index: usize) -> io::Result<()> {
+        match self.way {
+            Way::ToServer(_) => poller.set_writable(&self.socket, index as u64, true),
+            Way::ToClient(_) => self.socket.write_all(b"g"),
+        }
+    }
+
+    fn stop(&mut self, poller: &Poller, index: usize) -> io::Result<()> {
+        match &mut self.way {
+            Way::ToServer(sending) => {
+                sending.stopped = true;
+                poller.set_writable(&self.socket, index as u64, false)
+            }
+            Way::ToClient(receiving) => {
+                receiving.stopped = true;
+                self.socket.write_all(b"s")
+            }
+        }
+    }
+
+    fn is_done(&self) -> bool {
+        match &self.way {
+            Way::ToServer(sending) => sending.stopped && sending.latest.total >= sending.sent,
+            Way::ToClient(receiving) => receiving.ended,
+        }
+    }
+
+    /// Payload bytes so far.
+    fn moved(&self) -> u64 {
+        match &self.way {
+            Way::ToServer(sending) => sending.sent,
+            Way::ToClient(receiving) => receiving.received,
+        }
+    }
+
+    fn write(&mut self, block: usize, at: Moment, tallies: &mut Tallies) -> io::Result<()> {
+        let Way::ToServer(sending) = &mut self.way else { return Ok(()) };
+        let mut budget = BUDGET;
+        while budget > 0 && !sending.stopped {
+            match self.socket.write(pattern::at(sending.sent, block)) {
+                Ok(len) => {
+                    sending.sent += len as u64;
+                    if !at.is_measured() {
+                        sending.warmup = sending.sent;
+                    }
+                    tallies.of(at.is_measured()).sent += len as u64;
+                    self.last_ns = at.now;
+                    budget = budget.saturating_sub(len);
+                    if len < block {
+                        break;
+                    }
+                }
+                Err(error) if is_not_now(&error) => break,
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    fn read(&mut self, buffers: &mut Buffers, at: Moment, tallies: &mut Tallies) -> io::Result<()> {
+        let (socket, last_ns) = (&mut self.socket, &mut self.last_ns);
+        match &mut self.way {
+            Way::ToServer(sending) => sending.read_records(socket, last_ns, at, tallies),
+            Way::ToClient(receiving) => receiving.read(socket, last_ns, buffers, at, tallies),
+        }
+    }
+
+    /// Whether all arrived, once done.
+    fn check(&self, server: SocketAddr) -> Result<(), LoadError> {
+        let (sent, received, wrong) = match &self.way {
+            Way::ToServer(sending) => (sending.sent, sending.latest.total, sending.latest.wrong),
+            Way::ToClient(receiving) => (receiving.sent(), receiving.received, receiving.wrong),
+        };
+        if sent == received && wrong == 0 {
+            return Ok(());
+        }
+        Err(LoadError::Inexact { server, connection: self.number, sent, received, wrong })
+    }
+
+    fn lost(&self, server: SocketAddr, error: &io::Error) -> LoadError {
+        LoadError::lost(server, error, self.number, self.moved())
+    }
+}
+
+/// The generator sends, the reflector writes records about what it received.
+#[derive(Default)]
+struct Sending {
+    sent: u64,
+    /// Of these, the first so many belong to the warm-up.
+    warmup: u64,
+    stopped: bool,
+    partial: [u8; RECORD_LEN],
+    partial_len: usize,
+    latest: Record,
+    /// The first and the last record that came within the measured time.
+    window: Option<(Record, Record)>,
+}
+
+impl Sending {
+    fn read_records(
+        &mut self,
+        socket: &mut TcpStream,
+        last_ns: &mut u64,
+        at: Moment,
+        tallies: &mut Tallies,
+    ) -> io::Result<()> {
+        loop {
+            match socket.read(&mut self.partial[self.partial_len..]) {
+                Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+                Ok(len) => self.partial_len += len,
+                Err(error) if is_not_now(&error) => return Ok(()),
+                Err(error) => return Err(error),
+            }
+            if self.partial_len < RECORD_LEN {
+                return Ok(());
+            }
+            self.partial_len = 0;
+            self.note(Record::from_bytes(self.partial), at, tallies);
+            *last_ns = at.now;
+            if self.stopped && self.latest.total >= self.sent {
+                return Ok(());
+            }
+        }
+    }
+
+    fn note(&mut self, record: Record, at: Moment, tallies: &mut Tallies) {
+        // The stream keeps its order: its first bytes are the warm-up's, whenever they arrive.
+        let before = self.latest.total;
+        let measured = record.total.saturating_sub(before.max(self.warmup));
+        let warmup = record.total.saturating_sub(before).saturating_sub(measured);
+        for (is_measured, bytes) in [(false, warmup), (true, measured)] {
+            let tally = tallies.of(is_measured);
+            tally.received += bytes;
+            tally.received_bytes += bytes;
+        }
+        self.latest = record;
+        if at.is_in_window() {
+            let first = self.window.map_or(record, |(first, _)| first);
+            self.window = Some((first, record));
+        }
+    }
+
+    /// Bits a second between the records of the measured time, by the reflector's clock: nothing that only filled
+    /// buffers counts. Too short a time for two records counts what was sent in it.
+    fn rate(&self, duration: Duration) -> f64 {
+        let between = self.window.and_then(|(first, last)| {
+            let time = last.elapsed.checked_sub(first.elapsed)?;
+            (time >= duration / 2).then(|| turnpike_measure::per_second(last.total - first.total, time))
+        });
+        let sent = || turnpike_measure::per_second(self.sent - self.warmup, duration);
+        between.unwrap_or_else(sent) * 8.0
+    }
+}
+
+/// The reflector sends, and says at the end how much it was.
+#[derive(Default)]
+struct Receiving {
+    /// Payload bytes.
+    received: u64,
+    /// Of these, those that came within the measured time.
+    in_window: u64,
+    wrong: u64,
+    stopped: bool,
+    ended: bool,
+    tail: Tail,
+}
+
+impl Receiving {
+    fn read(
+        &mut self,
+        socket: &mut TcpStream,
+        last_ns: &mut u64,
+        buffers: &mut Buffers,
+        at: Moment,
+        tallies: &mut Tallies,
+    ) -> io::Result<()> {
+        let mut budget = BUDGET;
+        while budget > 0 {
+            // The record comes after the stop: until then nothing needs to be looked at.
+            let discard = buffers.discard && !self.stopped;
+            let read = if discard {
+                SockRef::from(&*socket).recv_with_flags(&mut buffers.discarded, MSG_TRUNC)
+            } else {
+                socket.read(&mut buffers.bytes)
+            };
+            let len = match read {
+                Ok(0) => return self.end(),
+                Ok(len) => len,
+                Err(error) if is_not_now(&error) => return Ok(()),
+                Err(error) => return Err(error),
+            };
+            *last_ns = at.now;
+            budget = budget.saturating_sub(len);
+            let payload = if discard { len as u64 } else { self.take(&buffers.bytes[..len], buffers.verify) };
+            if discard {
+                self.received += payload;
+            }
+            if at.is_in_window() {
+                self.in_window += payload;
+            }
+            let tally = tallies.of(at.is_measured());
+            tally.sent += payload;
+            tally.received += payload;
+            tally.received_bytes += payload;
+            if len < READ {
+                return Ok(());
+            }
+        }
+        Ok(())
+    }
+
+    /// Counts, and returns, the payload in it.
+    fn take(&mut self, data: &[u8], verify: bool) -> u64 {
+        let before = self.received;
+        let (received, wrong) = (&mut self.received, &mut self.wrong);
+        self.tail.push(data, |payload| {
+            if verify {
+                *wrong += pattern::wrong(*received, payload);
+            }
+            *received += payload.len() as u64;
+        });
+        self.received - before
+    }
+
+    fn end(&mut self) -> io::Result<()> {
+        if !self.stopped || self.tail.len < RECORD_LEN {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        self.ended = true;
+        Ok(())
+    }
+
+    /// What the reflector says that it sent.
+    fn sent(&self) -> u64 {
+        Record::from_bytes(self.tail.bytes).total
+    }
+
+    fn rate(&self, duration: Duration) -> f64 {
+        turnpike_measure::per_second(self.in_window, duration) * 8.0
+    }
+}
+
+/// Holds back the last bytes of a stream, which are no payload but a record.
+#[derive(Default)]
+struct Tail {
+    bytes: [u8; RECORD_LEN],
+    len: usize,
+}
+
+impl Tail {
+    /// Hands on all but the last [`RECORD_LEN`] bytes of everything so far.
+    fn push(&mut self, data: &[u8], mut payload: impl FnMut(&[u8])) {
+        if let Some((rest, last)) = data.split_last_chunk::<RECORD_LEN>() {
+            payload(&self.bytes[..self.len]);
+            payload(rest);
+            (self.bytes, self.len) = (*last, RECORD_LEN);
+            return;
+        }
+        let over = (self.len + data.len()).saturating_sub(RECORD_LEN);
+        payload(&self.bytes[..over]);
+        self.bytes.copy_within(over..self.len, 0);
+        let kept = self.len - over;
+        self.bytes[kept..kept + data.len()].copy_from_slice(data);
+        self.len = kept + data.len();
+    }
+}
+
+fn is_not_now(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_tail_holds_back_exactly_the_last_record() {
+        let whole: Vec<u8> = (0..=255).cycle().take(1_000).collect();
+        for size in [1, 2, 5, 23, 24, 25, 47, 48, 49, 300, 1_000] {
+            let (mut tail, mut payload) = (Tail::default(), Vec::new());
+            for piece in whole.chunks(size) {
+                tail.push(piece, |bytes| payload.extend_from_slice(bytes));
+            }
+            assert_eq!(payload, whole[..1_000 - RECORD_LEN], "pieces of {size}");
+            assert_eq!(tail.bytes, whole[1_000 - RECORD_LEN..], "pieces of {size}");
+        }
+    }
+
+    #[test]
+    fn bytes_of_the_warm_up_count_as_such_however_late_they_arrive() {
+        let schedule = Schedule { start: 0, measure: 100, end: 200 };
+        let (mut tallies, mut sending) =
+            (Tallies::default(), Sending { sent: 1_000, warmup: 300, ..Sending::default() });
+        for (now, total) in [(50, 100), (150, 400), (250, 1_000)] {
+            sending.note(Record { total, ..Record::default() }, Moment { now, schedule }, &mut tallies);
+        }
+        assert_eq!((tallies.warmup.received, tallies.measured.received), (300, 700));
+    }
+}

@@ -1,0 +1,310 @@
+//! Connections: each opened for one request and one response, and closed again.
+
+use std::{
+    collections::VecDeque,
+    io::{self, Read as _, Write as _},
+    net::TcpStream,
+    time::Duration,
+};
+
+use socket2::SockRef;
+use turnpike_net::poll::{Event, Poller};
+
+use super::{Close, LONGEST_SLEEP_NS, PUBLISH_NS, Shared, Workload, dial, starts::Starts};
+use crate::{
+    LoadError,
+    clock::{nanos, thread_cpu},
+    greeting::Mode,
+    pattern,
+    run::{Errors, Finished, Schedule, Tallies},
+};
+
+/// The error of a machine that has no local port left for this server.
+pub(super) const NO_LOCAL_PORT: &str = "no_local_port";
+
+/// Connections that have not come through so long after the end are lost.
+const LONGEST_DRAIN_NS: u64 = 3_000_000_000;
+/// After a failure a client rests this long: it would only fail faster.
+const REST_NS: u64 = 10_000_000;
+/// With nothing but failures for so long, the server is gone.
+const GONE_NS: u64 = 1_500_000_000;
+/// Bytes of a receive call.
+const READ: usize = 64 << 10;
+
+/// Runs one thread's share of the clients.
+pub(super) fn run(shared: &Shared<'_>, thread: usize) -> Result<Finished, LoadError> {
+    let Workload::Connect { request, response, close } = shared.config.workload else {
+        return Ok(Finished::default());
+    };
+    let (count, first) = shared.share(shared.config.clients, thread);
+    let mut poller = Poller::new().map_err(LoadError::system("cannot create an epoll instance"))?;
+    // Somebody must answer as a reflector does, or refusals would be all that is measured.
+    drop(dial::all(shared, &mut poller, &[Mode::Exchange { request, response }])?);
+    shared.thread_is_ready();
+    let schedule = loop {
+        shared.check()?;
+        if let Some(schedule) = shared.schedule() {
+            break schedule;
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    };
+    let mut message = shared.config.mode(first).to_bytes().to_vec();
+    message.extend_from_slice(pattern::at(0, request));
+    let idle = || Slot { stream: None, state: State::Connecting, due: 0, began: 0, unsent: 0, missing: 0 };
+    let mut connect = Connect {
+        shared,
+        thread,
+        schedule,
+        poller,
+        slots: std::iter::repeat_with(idle).take(count).collect(),
+        free: (0..count).map(|index| (index, 0)).collect(),
+        starts: Starts::new(shared, schedule, count, first),
+        message,
+        response,
+        close,
+        buffer: vec![0; READ],
+        tallies: Tallies::default(),
+        errors: Errors::new(),
+        last_success: schedule.start,
+    };
+    let cpu = connect.run()?;
+    let cpu = cpu.zip(thread_cpu()).map(|(from, to)| to.saturating_sub(from));
+    connect.tallies.publish(&shared.slots[thread]);
+    Ok(Finished { errors: connect.errors, cpu, ..Finished::default() })
+}
+
+struct Connect<'a> {
+    shared: &'a Shared<'a>,
+    thread: usize,
+    schedule: Schedule,
+    poller: Poller,
+    slots: Vec<Slot>,
+    /// Slots without a connection, and from when on they may have one.
+    free: VecDeque<(usize, u64)>,
+    starts: Starts,
+    /// Greeting and request.
+    message: Vec<u8>,
+    response: usize,
+    close: Close,
+    buffer: Vec<u8>,
+    tallies: Tallies,
+    errors: Errors,
+    last_success: u64,
+}
+
+struct Slot {
+    stream: Option<TcpStream>,
+    state: State,
+    due: u64,
+    began: u64,
+    unsent: usize,
+    missing: usize,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum State {
+    Connecting,
+    Sending,
+    /// For the response.
+    Waiting,
+    /// For the server to close.
+    Closing,
+}
+
+impl Connect<'_> {
+    /// Returns the thread's CPU time at the start of the measured part.
+    fn run(&mut self) -> Result<Option<Duration>, LoadError> {
+        let (mut cpu, mut next_publish) = (None, self.schedule.start);
+        let mut ready: Vec<Event> = Vec::new();
+        loop {
+            let mut now = self.shared.clock.ns();
+            if now >= next_publish {
+                self.shared.check()?;
+                self.tallies.publish(&self.shared.slots[self.thread]);
+                next_publish = now + PUBLISH_NS;
+                if cpu.is_none() && now >= self.schedule.measure {
+                    cpu = thread_cpu();
+                }
+                self.expire(now)?;
+            }
+            while let Some(&(index, from)) = self.free.front()
+                && from <= now
+                && let Some(due) = self.starts.take(now, from, &mut self.tallies)
+            {
+                self.free.pop_front();
+                self.begin(index, due, now)?;
+                now = self.shared.clock.ns();
+            }
+            if now >= self.schedule.end {
+                let all_free = self.free.len() == self.slots.len();
+                if all_free || now - self.schedule.end > LONGEST_DRAIN_NS {
+                    break;
+                }
+            }
+            let pause = match self.free.front() {
+                Some((_, from)) if now < self.schedule.end => {
+                    self.starts.pause(now).max(from.saturating_sub(now)).min(LONGEST_SLEEP_NS)
+                }
+                _ => LONGEST_SLEEP_NS,
+            };
+            ready.clear();
+            let events = self
+                .poller
+                .wait(Some(Duration::from_nanos(pause)))
+                .map_err(LoadError::system("epoll_wait"))?;
+            ready.extend_from_slice(events);
+            for event in &ready {
+                self.serve(*event)?;
+            }
+        }
+        self.starts.end(&mut self.errors);
+        let pending = self.slots.iter().filter(|slot| slot.stream.is_some() && slot.state != State::Closing);
+        let unanswered = pending.count() as u64;
+        if unanswered > 0 {
+            *self.errors.entry("unanswered").or_default() += unanswered;
+        }
+        Ok(cpu)
+    }
+
+    fn begin(&mut self, index: usize, due: u64, now: u64) -> Result<(), LoadError> {
+        let tally = self.tallies.of(due >= self.schedule.measure);
+        tally.sent += 1;
+        tally.sent_bytes += (self.message.len()) as u64;
+        let opened = dial::start(self.shared.config.server).and_then(|stream| {
+            self.poller.add(&stream, index as u64)?;
+            self.poller.set_writable(&stream, index as u64, true)?;
+            Ok(stream)
+        });
+        let slot = &mut self.slots[index];
+        slot.stream = None;
+        (slot.state, slot.due, slot.began) = (State::Connecting, due, now);
+        (slot.unsent, slot.missing) = (self.message.len(), self.response);
+        match opened {
+            Ok(stream) => {
+                slot.stream = Some(stream);
+                Ok(())
+            }
+            Err(error) => self.fail(index, &error),
+        }
+    }
+
+    fn serve(&mut self, event: Event) -> Result<(), LoadError> {
+        let Some(index) = usize::try_from(event.token).ok().filter(|index| *index < self.slots.len()) else {
+            return Ok(());
+        };
+        match self.advance(index, event) {
+            Ok(()) => Ok(()),
+            Err(error) => self.fail(index, &error),
+        }
+    }
+
+    fn advance(&mut self, index: usize, event: Event) -> io::Result<()> {
+        let slot = &mut self.slots[index];
+        let Some(stream) = &mut slot.stream else { return Ok(()) };
+        if slot.state == State::Connecting {
+            dial::finish(stream)?;
+            if !event.writable {
+                return Ok(());
+            }
+            slot.state = State::Sending;
+        }
+        if slot.state == State::Sending && event.writable {
+            match stream.write(&self.message[self.message.len() - slot.unsent..]) {
+                Ok(len) => slot.unsent -= len,
+                Err(error) if is_not_now(&error) => {}
+                Err(error) => return Err(error),
+            }
+            if slot.unsent == 0 {
+                slot.state = State::Waiting;
+                self.poller.set_writable(stream, index as u64, false)?;
+            }
+        }
+        if event.readable || event.error { self.receive(index) } else { Ok(()) }
+    }
+
+    fn receive(&mut self, index: usize) -> io::Result<()> {
+        let slot = &mut self.slots[index];
+        let Some(stream) = &mut slot.stream else { return Ok(()) };
+        loop {
+            let room = (slot.missing + 1).min(READ);
+            match stream.read(&mut self.buffer[..room]) {
+                Ok(0) if slot.state == State::Closing => break,
+                Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+                Ok(len) if len > slot.missing => {
+                    return Err(io::Error::other("more bytes than were asked for"));
+                }
+                Ok(len) => slot.missing -= len,
+                Err(error) if is_not_now(&error) => return Ok(()),
+                // The answer is here, and however the server closes, it is closed.
+                Err(_) if slot.state == State::Closing => break,
+                Err(error) => return Err(error),
+            }
+            if slot.missing > 0 {
+                continue;
+            }
+            slot.state = State::Closing;
+            let (now, due) = (self.shared.clock.ns(), slot.due);
+            self.last_success = now;
+            let tally = self.tallies.of(due >= self.schedule.measure);
+            tally.received += 1;
+            tally.received_bytes += self.response as u64;
+            tally.record_rtt((now - due) / 1_000);
+            match self.close {
+                // The end has often come along.
+                Close::Server => continue,
+                Close::Client => {}
+                Close::Reset => SockRef::from(&*stream).set_linger(Some(Duration::ZERO))?,
+            }
+            break;
+        }
+        slot.stream = None;
+        self.free.push_back((index, self.shared.clock.ns()));
+        Ok(())
+    }
+
+    /// Counts a connection that did not come through, and gives up when none does any more.
+    fn fail(&mut self, index: usize, error: &io::Error) -> Result<(), LoadError> {
+        let what = match error.kind() {
+            io::ErrorKind::ConnectionRefused => "refused",
+            io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe => "reset",
+            io::ErrorKind::UnexpectedEof => "closed",
+            io::ErrorKind::TimedOut => "timeout",
+            io::ErrorKind::AddrNotAvailable => NO_LOCAL_PORT,
+            io::ErrorKind::NetworkUnreachable | io::ErrorKind::HostUnreachable => "unreachable",
+            _ => "failed",
+        };
+        *self.errors.entry(what).or_default() += 1;
+        let now = self.shared.clock.ns();
+        self.slots[index].stream = None;
+        self.free.push_back((index, now + REST_NS));
+        let silent = now.saturating_sub(self.last_success);
+        if what != NO_LOCAL_PORT && silent > GONE_NS {
+            let server = self.shared.config.server;
+            return Err(LoadError::Gone { server, seconds: silent.div_ceil(1_000_000_000), what });
+        }
+        Ok(())
+    }
+
+    /// Attempts that take too long have failed.
+    fn expire(&mut self, now: u64) -> Result<(), LoadError> {
+        let limit = nanos(self.shared.config.timeout);
+        for index in 0..self.slots.len() {
+            let slot = &self.slots[index];
+            if slot.stream.is_none() || now.saturating_sub(slot.began) <= limit {
+                continue;
+            }
+            if slot.state == State::Closing {
+                *self.errors.entry("not_closed").or_default() += 1;
+                self.slots[index].stream = None;
+                self.free.push_back((index, now));
+            } else {
+                self.fail(index, &io::ErrorKind::TimedOut.into())?;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn is_not_now(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted)
+}

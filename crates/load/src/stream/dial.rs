@@ -1,0 +1,151 @@
+//! Connecting: non-blocking attempts, and for workloads with lasting connections the reflector's acknowledgement.
+
+use std::{
+    io::{self, Read as _, Write as _},
+    net::{SocketAddr, TcpStream},
+    sync::atomic::Ordering::Relaxed,
+    time::Duration,
+};
+
+use socket2::{Domain, Protocol, Socket, Type};
+use turnpike_net::poll::{Event, Poller};
+
+use super::Shared;
+use crate::{
+    LoadError,
+    clock::nanos,
+    greeting::{self, ACK_LEN, Mode},
+};
+
+/// Connection attempts of all threads that may be under way while a run is set up.
+const OUTSTANDING: usize = 256;
+
+/// Begins to connect. The socket is writable when that is over; [`finish`] says how it ended.
+pub(super) fn start(server: SocketAddr) -> io::Result<TcpStream> {
+    /// EINPROGRESS (asm-generic/errno.h), which std has no name for yet.
+    const IN_PROGRESS: i32 = 115;
+    let socket = Socket::new(Domain::for_address(server), Type::STREAM.nonblocking(), Some(Protocol::TCP))?;
+    socket.set_tcp_nodelay(true)?;
+    match socket.connect(&server.into()) {
+        Err(error) if error.raw_os_error() != Some(IN_PROGRESS) => Err(error),
+        _ => Ok(socket.into()),
+    }
+}
+
+/// How the attempt ended.
+pub(super) fn finish(stream: &TcpStream) -> io::Result<()> {
+    stream.take_error()?.map_or(Ok(()), Err)
+}
+
+/// Connects `modes.len()` times and waits for all acknowledgements. The poller's tokens are indices into the result.
+pub(super) fn all(
+    shared: &Shared<'_>,
+    poller: &mut Poller,
+    modes: &[Mode],
+) -> Result<Vec<TcpStream>, LoadError> {
+    let server = shared.config.server;
+    let limit = (OUTSTANDING / shared.frame.threads).max(1);
+    let mut dials: Vec<Dial> = Vec::with_capacity(modes.len());
+    let (mut ready, mut ready_events) = (0, Vec::new());
+    let mut last_progress = shared.clock.ns();
+    while ready < modes.len() {
+        shared.check()?;
+        while dials.len() < modes.len() && dials.len() - ready < limit {
+            dials.push(Dial::new(server, poller, dials.len())?);
+        }
+        ready_events.clear();
+        let events = poller.wait(Some(Duration::from_millis(10))).map_err(LoadError::system("epoll_wait"))?;
+        ready_events.extend_from_slice(events);
+        for event in &ready_events {
+            let Some((index, dial)) =
+                usize::try_from(event.token).ok().and_then(|index| Some((index, dials.get_mut(index)?)))
+            else {
+                continue;
+            };
+            last_progress = shared.clock.ns();
+            if dial.advance(server, poller, index, modes[index], *event)? {
+                ready += 1;
+                shared.ready_clients.fetch_add(1, Relaxed);
+            }
+        }
+        if shared.clock.ns() - last_progress > nanos(shared.config.timeout) {
+            let greeted = dials.iter().any(|dial| matches!(dial.state, State::Greeted { .. }));
+            return Err(if greeted {
+                LoadError::NotReflector { server, what: "does not answer" }
+            } else {
+                LoadError::Connect { server, source: io::ErrorKind::TimedOut.into() }
+            });
+        }
+    }
+    Ok(dials.into_iter().map(|dial| dial.stream).collect())
+}
+
+struct Dial {
+    stream: TcpStream,
+    state: State,
+}
+
+enum State {
+    Connecting,
+    Greeted { ack: [u8; ACK_LEN], len: usize },
+    Ready,
+}
+
+impl Dial {
+    fn new(server: SocketAddr, poller: &Poller, index: usize) -> Result<Self, LoadError> {
+        let stream = start(server).map_err(|source| LoadError::Connect { server, source })?;
+        let watched =
+            poller.add(&stream, index as u64).and_then(|()| poller.set_writable(&stream, index as u64, true));
+        watched.map_err(LoadError::system("cannot watch a connection"))?;
+        Ok(Self { stream, state: State::Connecting })
+    }
+
+    /// True when it has just become ready.
+    fn advance(
+        &mut self,
+        server: SocketAddr,
+        poller: &Poller,
+        index: usize,
+        mode: Mode,
+        event: Event,
+    ) -> Result<bool, LoadError> {
+        let refused = |what| LoadError::NotReflector { server, what };
+        match &mut self.state {
+            State::Connecting => {
+                finish(&self.stream).map_err(|source| LoadError::Connect { server, source })?;
+                if !event.writable {
+                    return Ok(false);
+                }
+                poller
+                    .set_writable(&self.stream, index as u64, false)
+                    .map_err(LoadError::system("cannot watch a connection"))?;
+                // An empty send buffer takes so few bytes at once.
+                self.stream.write_all(&mode.to_bytes()).map_err(|_| refused("closed it"))?;
+                self.state = State::Greeted { ack: [0; ACK_LEN], len: 0 };
+                Ok(false)
+            }
+            State::Greeted { ack, len } => {
+                match self.stream.read(&mut ack[*len..]) {
+                    Ok(0) => return Err(refused("closed it without an answer")),
+                    Ok(read) => *len += read,
+                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(false),
+                    Err(_) => return Err(refused("reset it without an answer")),
+                }
+                if *ack == greeting::ack(true) {
+                    self.state = State::Ready;
+                    return Ok(true);
+                }
+                if *len < ACK_LEN {
+                    return Ok(false);
+                }
+                Err(refused(if *ack == greeting::ack(false) {
+                    "is a reflector of another version"
+                } else {
+                    "answers as no reflector does"
+                }))
+            }
+            // Nobody sends before it is asked: the connection has ended.
+            State::Ready => Err(refused("closed it before the run began")),
+        }
+    }
+}

@@ -1,0 +1,238 @@
+//! Requests and responses on open connections, one outstanding on each.
+
+use std::{
+    collections::VecDeque,
+    io::{self, Read as _, Write as _},
+    net::TcpStream,
+    time::Duration,
+};
+
+use turnpike_net::poll::{Event, Poller};
+
+use super::{LONGEST_SLEEP_NS, PUBLISH_NS, Shared, Workload, dial, starts::Starts};
+use crate::{
+    LoadError,
+    clock::thread_cpu,
+    pattern,
+    run::{Errors, Finished, Schedule, Tallies},
+};
+
+/// Responses that have not come so long after the end are lost.
+const LONGEST_DRAIN_NS: u64 = 3_000_000_000;
+/// Bytes of a receive call.
+const READ: usize = 64 << 10;
+
+/// Runs one thread's share of the connections.
+pub(super) fn run(shared: &Shared<'_>, thread: usize) -> Result<Finished, LoadError> {
+    let Workload::Exchange { request, response } = shared.config.workload else {
+        return Ok(Finished::default());
+    };
+    let (count, first) = shared.share(shared.config.clients, thread);
+    let mut poller = Poller::new().map_err(LoadError::system("cannot create an epoll instance"))?;
+    let connections = dial::all(shared, &mut poller, &vec![shared.config.mode(first); count])?;
+    shared.thread_is_ready();
+    let schedule = loop {
+        shared.check()?;
+        if let Some(schedule) = shared.schedule() {
+            break schedule;
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    };
+    let clients =
+        connections.into_iter().map(|stream| Client { stream, due: 0, unsent: 0, missing: 0, moved: 0 });
+    let mut exchange = Exchange {
+        shared,
+        thread,
+        first,
+        schedule,
+        poller,
+        clients: clients.collect(),
+        free: (0..count).map(|index| (index, 0)).collect(),
+        starts: Starts::new(shared, schedule, count, first),
+        request: pattern::at(0, request),
+        response,
+        buffer: vec![0; READ],
+        tallies: Tallies::default(),
+        errors: Errors::new(),
+    };
+    let cpu = exchange.run()?;
+    let cpu = cpu.zip(thread_cpu()).map(|(from, to)| to.saturating_sub(from));
+    exchange.tallies.publish(&shared.slots[thread]);
+    Ok(Finished { errors: exchange.errors, cpu, ..Finished::default() })
+}
+
+struct Exchange<'a> {
+    shared: &'a Shared<'a>,
+    thread: usize,
+    first: usize,
+    schedule: Schedule,
+    poller: Poller,
+    clients: Vec<Client>,
+    /// Clients without a request, and since when; the longest first.
+    free: VecDeque<(usize, u64)>,
+    starts: Starts,
+    request: &'static [u8],
+    response: usize,
+    buffer: Vec<u8>,
+    tallies: Tallies,
+    errors: Errors,
+}
+
+struct Client {
+    stream: TcpStream,
+    due: u64,
+    /// Bytes of the request that the kernel has not taken yet.
+    unsent: usize,
+    /// Bytes of the response that have not come yet.
+    missing: usize,
+    moved: u64,
+}
+
+impl Exchange<'_> {
+    /// Returns the thread's CPU time at the start of the measured part.
+    fn run(&mut self) -> Result<Option<Duration>, LoadError> {
+        let (mut cpu, mut next_publish) = (None, self.schedule.start);
+        let mut ready: Vec<Event> = Vec::new();
+        loop {
+            let mut now = self.shared.clock.ns();
+            if now >= next_publish {
+                self.shared.check()?;
+                self.tallies.publish(&self.shared.slots[self.thread]);
+                next_publish = now + PUBLISH_NS;
+                if cpu.is_none() && now >= self.schedule.measure {
+                    cpu = thread_cpu();
+                }
+            }
+            while let Some(&(index, since)) = self.free.front()
+                && let Some(due) = self.starts.take(now, since, &mut self.tallies)
+            {
+                self.free.pop_front();
+                self.begin(index, due)?;
+                now = self.shared.clock.ns();
+            }
+            if now >= self.schedule.end {
+                let all_free = self.free.len() == self.clients.len();
+                if all_free || now - self.schedule.end > LONGEST_DRAIN_NS {
+                    break;
+                }
+            }
+            let pause = if self.free.is_empty() || now >= self.schedule.end {
+                LONGEST_SLEEP_NS
+            } else {
+                self.starts.pause(now).min(LONGEST_SLEEP_NS)
+            };
+            ready.clear();
+            let events = self
+                .poller
+                .wait(Some(Duration::from_nanos(pause)))
+                .map_err(LoadError::system("epoll_wait"))?;
+            ready.extend_from_slice(events);
+            for event in &ready {
+                self.serve(*event)?;
+            }
+        }
+        self.starts.end(&mut self.errors);
+        let unanswered = self.clients.len() - self.free.len();
+        if unanswered > 0 {
+            self.errors.insert("unanswered", unanswered as u64);
+        }
+        Ok(cpu)
+    }
+
+    fn begin(&mut self, index: usize, due: u64) -> Result<(), LoadError> {
+        let tally = self.tallies.of(due >= self.schedule.measure);
+        tally.sent += 1;
+        tally.sent_bytes += self.request.len() as u64;
+        let client = &mut self.clients[index];
+        (client.due, client.unsent, client.missing) = (due, self.request.len(), self.response);
+        self.send(index)?;
+        if self.clients[index].unsent > 0 {
+            self.watch_writing(index, true)?;
+        }
+        Ok(())
+    }
+
+    fn send(&mut self, index: usize) -> Result<(), LoadError> {
+        let client = &mut self.clients[index];
+        while client.unsent > 0 {
+            match client.stream.write(&self.request[self.request.len() - client.unsent..]) {
+                Ok(len) => {
+                    client.unsent -= len;
+                    client.moved += len as u64;
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(self.lost(index, &error)),
+            }
+        }
+        Ok(())
+    }
+
+    fn watch_writing(&self, index: usize, on: bool) -> Result<(), LoadError> {
+        self.poller
+            .set_writable(&self.clients[index].stream, index as u64, on)
+            .map_err(LoadError::system("cannot watch a connection"))
+    }
+
+    fn serve(&mut self, event: Event) -> Result<(), LoadError> {
+        let Some(index) = usize::try_from(event.token).ok().filter(|index| *index < self.clients.len())
+        else {
+            return Ok(());
+        };
+        if event.writable && self.clients[index].unsent > 0 {
+            self.send(index)?;
+            if self.clients[index].unsent == 0 {
+                self.watch_writing(index, false)?;
+            }
+        }
+        if event.readable || event.error {
+            self.receive(index)?;
+        }
+        Ok(())
+    }
+
+    fn receive(&mut self, index: usize) -> Result<(), LoadError> {
+        let client = &mut self.clients[index];
+        loop {
+            // One byte more than expected would be one too many.
+            let room = (client.missing + 1).min(READ);
+            match client.stream.read(&mut self.buffer[..room]) {
+                Ok(0) => return Err(self.lost(index, &io::ErrorKind::UnexpectedEof.into())),
+                Ok(len) if len > client.missing => {
+                    return Err(self.lost(index, &io::Error::other("more bytes than were asked for")));
+                }
+                Ok(len) => {
+                    client.missing -= len;
+                    client.moved += len as u64;
+                    if client.missing == 0 {
+                        break;
+                    }
+                    if len < room {
+                        return Ok(());
+                    }
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(self.lost(index, &error)),
+            }
+        }
+        let (now, due) = (self.shared.clock.ns(), client.due);
+        let tally = self.tallies.of(due >= self.schedule.measure);
+        tally.received += 1;
+        tally.received_bytes += self.response as u64;
+        tally.record_rtt((now - due) / 1_000);
+        // Without a queue of waiting clients it goes on at once.
+        if self.free.is_empty()
+            && let Some(due) = self.starts.take(now, now, &mut self.tallies)
+        {
+            return self.begin(index, due);
+        }
+        self.free.push_back((index, now));
+        Ok(())
+    }
+
+    fn lost(&self, index: usize, error: &io::Error) -> LoadError {
+        let server = self.shared.config.server;
+        LoadError::lost(server, error, self.first + index, self.clients[index].moved)
+    }
+}

@@ -1,0 +1,107 @@
+//! `load tcp`, `load rr` and `load connect`: TCP to a reflector, straight or through a forwarder.
+//!
+//! ```text
+//! tcp      connections ──bytes──▶ [forwarder] ──▶ reflector      either way, or both; exact to the byte
+//! rr       connections ◀─request, response─▶      one outstanding on each
+//! connect  connect, request, response, close      so many at once
+//! ```
+//!
+//! What both ends say to each other is in [`crate::greeting`]. Nothing is measured before every connection has had the
+//! reflector's answer, so that a forwarder without a target is an error and not a result.
+
+mod bulk;
+mod config;
+mod connect;
+mod dial;
+mod exchange;
+mod starts;
+
+use turnpike_measure::Report;
+
+pub use config::{Close, Config, Direction, Workload};
+
+use crate::{
+    LoadError, Outcome,
+    progress::{Interval, Kind},
+    run::{self, Asked, Frame},
+};
+
+type Shared<'a> = run::Shared<'a, Config>;
+
+/// How often counts are handed to the reporter.
+const PUBLISH_NS: u64 = 200_000_000;
+/// A thread wakes at least this often, to end in time.
+const LONGEST_SLEEP_NS: u64 = 20_000_000;
+
+/// Runs a load. `progress` is called about once a second, from the calling thread.
+///
+/// In a bulk run [`Report::sent`] and [`Report::received`] count bytes, `send_pps` and `recv_pps` bytes a second;
+/// `recv_bps` is what the receiving side saw arrive within the measured time.
+///
+/// # Errors
+/// When the settings are impossible, no reflector answers, or a connection is lost in mid-run; in a bulk run, when not
+/// every byte arrives.
+pub fn run(config: &Config, progress: impl FnMut(&Interval)) -> Result<Outcome, LoadError> {
+    config.validate()?;
+    run::check_files(config.connections())?;
+    let bulk = matches!(config.workload, Workload::Bulk { .. });
+    let frame = Frame {
+        clients: config.connections(),
+        threads: config.threads(),
+        warmup: config.warmup,
+        duration: config.duration,
+        kind: if bulk { Kind::Bytes } else { Kind::Answered },
+    };
+    let asked = Asked {
+        size: config.size(),
+        rate: config.rate,
+        datapath: "tcp".to_owned(),
+        max_loss: config.max_loss,
+        max_p99: config.max_p99,
+    };
+    let found = run::run(config, frame, run_thread, progress)?;
+    let mut report = run::report(&frame, &asked, found);
+    complete(&mut report, config.workload);
+    Ok(run::conclude(report, &asked))
+}
+
+fn run_thread(shared: &Shared<'_>, number: usize) -> Result<run::Finished, LoadError> {
+    match shared.config.workload {
+        Workload::Bulk { .. } => bulk::run(shared, number),
+        Workload::Exchange { .. } => exchange::run(shared, number),
+        Workload::Connect { .. } => connect::run(shared, number),
+    }
+}
+
+/// The figures that go by another name here.
+fn complete(report: &mut Report, workload: Workload) {
+    match workload {
+        Workload::Bulk { .. } => {
+            let both = [bulk::TO_SERVER_BPS, bulk::TO_CLIENT_BPS].map(|name| report.extra.get(name));
+            report.recv_bps = both.into_iter().flatten().sum();
+            report.recv_pps = report.recv_bps / 8.0;
+        }
+        Workload::Exchange { .. } => {
+            report.extra.insert("transactions_per_s".to_owned(), report.recv_pps);
+        }
+        Workload::Connect { .. } => {
+            report.extra.insert("connections_per_s".to_owned(), report.recv_pps);
+            if report.errors.contains_key(connect::NO_LOCAL_PORT) {
+                report.notes.push(
+                    "local ports ran out: each connection that this side closes first keeps one for 60 s \
+                     (TIME_WAIT); let the server close, or reset, with --close"
+                        .to_owned(),
+                );
+            }
+        }
+    }
+    if report.sent > 0 && report.received == 0 {
+        report.notes.push("nothing came back: does the forwarder still reach the reflector?".to_owned());
+    }
+    if let Some(count) = report.errors.get(starts::NOT_STARTED) {
+        report.notes.push(format!(
+            "{count} requests were due but never sent, because every connection still waited for an answer: use more \
+             clients or a lower rate"
+        ));
+    }
+}

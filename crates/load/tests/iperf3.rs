@@ -1,0 +1,99 @@
+//! `load tcp` and iperf3 measure the same thing.
+#![allow(clippy::unwrap_used, reason = "a test helper says by panicking what went wrong")]
+
+mod common;
+
+use std::{
+    net::{SocketAddr, TcpListener, TcpStream},
+    process::{Child, Command, Stdio},
+    time::{Duration, Instant},
+};
+
+use common::loopback;
+use turnpike_load::{
+    reflect::{self, Reflector},
+    stream::{Config, Direction, Workload, run},
+};
+
+struct Server(Child);
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn iperf3_server() -> (Server, SocketAddr) {
+    let address = TcpListener::bind(loopback(0)).unwrap().local_addr().unwrap();
+    let child = Command::new("iperf3")
+        .args(["--server", "--bind", "127.0.0.1", "--port", &address.port().to_string()])
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let server = Server(child);
+    let deadline = Instant::now() + Duration::from_secs(10);
+    while TcpStream::connect(address).is_err() {
+        assert!(Instant::now() < deadline, "iperf3 does not listen");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    (server, address)
+}
+
+/// Received bits a second, and received bytes over sent ones.
+fn iperf3(server: SocketAddr, flags: &[&str]) -> (f64, f64) {
+    // The probe of `iperf3_server` may keep it busy for a moment.
+    let deadline = Instant::now() + Duration::from_secs(20);
+    loop {
+        let output = Command::new("iperf3")
+            .args(["--client", "127.0.0.1", "--port", &server.port().to_string(), "--time", "1", "--json"])
+            .args(flags)
+            .output()
+            .unwrap();
+        let result: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+        let number = |path: &str| result.pointer(path).and_then(serde_json::Value::as_f64);
+        if let (Some(rate), Some(received), Some(sent)) = (
+            number("/end/sum_received/bits_per_second"),
+            number("/end/sum_received/bytes"),
+            number("/end/sum_sent/bytes"),
+        ) {
+            return (rate, received / sent);
+        }
+        assert!(Instant::now() < deadline, "{result}");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+#[test]
+fn throughput_on_loopback_agrees_with_iperf3() {
+    if Command::new("iperf3").arg("--version").output().is_err() {
+        println!("SKIPPED: iperf3 is not installed");
+        return;
+    }
+    let config = reflect::Config { tcp: vec![loopback(0)], workers: 1, ..reflect::Config::default() };
+    let reflector = Reflector::start(&config).unwrap();
+    let (_server, address) = iperf3_server();
+    for (direction, flags) in [(Direction::ToServer, &[][..]), (Direction::ToClient, &["--reverse"])] {
+        // The machine is shared: alternating, the best of each.
+        let (mut ours, mut theirs) = (0.0_f64, 0.0_f64);
+        for _ in 0..3 {
+            let workload = Workload::Bulk { direction, block: 128 << 10, verify: false, skip_rx_copy: false };
+            let config = Config {
+                server: reflector.tcp_listeners()[0],
+                warmup: Duration::ZERO,
+                duration: Duration::from_secs(1),
+                ..Config::new(workload)
+            };
+            let report = run(&config, |_| {}).unwrap().report;
+            assert_eq!(report.sent, report.received, "{report:?}");
+            ours = ours.max(report.recv_bps);
+            let (rate, share) = iperf3(address, flags);
+            // iperf3 stops counting at the end of its time, with buffers full.
+            assert!((0.5..=1.001).contains(&share), "{share}");
+            theirs = theirs.max(rate);
+        }
+        eprintln!("{direction:?}: {:.2} Gbit/s, iperf3 {:.2}", ours / 1e9, theirs / 1e9);
+        assert!((0.5..2.0).contains(&(ours / theirs)), "{direction:?}: {ours} against iperf3's {theirs}");
+    }
+}

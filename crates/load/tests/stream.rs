@@ -1,0 +1,296 @@
+//! TCP generators against the reflector: exact to the byte, counted right, and clear about what went wrong.
+#![allow(clippy::unwrap_used, reason = "a test helper says by panicking what went wrong")]
+
+mod common;
+
+use std::{
+    io::{Read as _, Write as _},
+    net::{Shutdown, SocketAddr, TcpListener, TcpStream},
+    thread,
+    time::{Duration, Instant},
+};
+
+use common::loopback;
+use turnpike_load::{
+    LoadError, Outcome, Rate,
+    reflect::{self, Reflector},
+    stream::{Close, Config, Direction, Workload, run},
+};
+
+fn reflector(workers: usize) -> Reflector {
+    let config = reflect::Config { tcp: vec![loopback(0)], workers, ..reflect::Config::default() };
+    Reflector::start(&config).unwrap()
+}
+
+/// A short run: tests share the machine.
+fn load(server: SocketAddr, workload: Workload) -> Config {
+    Config {
+        server,
+        warmup: Duration::from_millis(200),
+        duration: Duration::from_millis(800),
+        ..Config::new(workload)
+    }
+}
+
+fn bulk(direction: Direction) -> Workload {
+    Workload::Bulk { direction, block: 128 << 10, verify: true, skip_rx_copy: false }
+}
+
+const RR: Workload = Workload::Exchange { request: 32, response: 32 };
+const CONNECT: Workload = Workload::Connect { request: 1, response: 1, close: Close::Server };
+
+fn quiet(config: &Config) -> Result<Outcome, LoadError> {
+    run(config, |_| {})
+}
+
+/// A one-connection-at-a-time proxy that harms what it passes on: closes both sides after so many bytes from the server,
+/// flips a byte of the client's, or says nothing any more.
+#[derive(Clone, Copy)]
+enum Harm {
+    CloseAfter(usize),
+    FlipByteAt(usize),
+    SilentAfter(usize),
+}
+
+fn proxy(target: SocketAddr, harm: Harm) -> SocketAddr {
+    let listener = TcpListener::bind(loopback(0)).unwrap();
+    let address = listener.local_addr().unwrap();
+    // Ends with the test's process; each connection ends with its peers.
+    thread::spawn(move || {
+        for client in listener.incoming() {
+            let (client, server) = (client.unwrap(), TcpStream::connect(target).unwrap());
+            let (from_server, to_client) = (server.try_clone().unwrap(), client.try_clone().unwrap());
+            thread::spawn(move || pump(client, server, harm));
+            thread::spawn(move || pump(from_server, to_client, Harm::SilentAfter(usize::MAX)));
+        }
+    });
+    address
+}
+
+fn pump(mut from: TcpStream, mut to: TcpStream, harm: Harm) {
+    let (mut buffer, mut done) = (vec![0; 16 << 10], 0);
+    while let Ok(len @ 1..) = from.read(&mut buffer) {
+        match harm {
+            Harm::FlipByteAt(at) if (done..done + len).contains(&at) => buffer[at - done] ^= 1,
+            Harm::CloseAfter(after) if done + len > after => break,
+            Harm::SilentAfter(after) if done >= after => {
+                // Neither reads nor closes until the peer has given up.
+                while !matches!(from.peek(&mut [0]), Ok(0) | Err(_)) && done < usize::MAX {
+                    thread::sleep(Duration::from_millis(20));
+                    if to.write(&[]).is_err() {
+                        break;
+                    }
+                }
+            }
+            _ => {}
+        }
+        if to.write_all(&buffer[..len]).is_err() {
+            break;
+        }
+        done += len;
+    }
+    for stream in [&from, &to] {
+        let _ = stream.shutdown(Shutdown::Both);
+    }
+}
+
+#[test]
+fn bulk_arrives_to_the_byte_in_every_direction() {
+    let reflector = reflector(2);
+    let server = reflector.tcp_listeners()[0];
+    for (direction, connections, ways) in [
+        (Direction::ToServer, 3, &["to_server_bps"][..]),
+        (Direction::ToClient, 3, &["to_client_bps"]),
+        (Direction::Both, 6, &["to_server_bps", "to_client_bps"]),
+    ] {
+        for (verify, skip_rx_copy, block) in [(true, false, 10_007), (false, true, 128 << 10)] {
+            let workload = Workload::Bulk { direction, block, verify, skip_rx_copy };
+            let config = Config { clients: 3, threads: Some(2), ..load(server, workload) };
+            let report = quiet(&config).unwrap().report;
+            assert!(report.sent > 1 << 20, "{report:?}");
+            assert_eq!((report.sent, report.lost), (report.received, 0), "{report:?}");
+            assert_eq!(report.clients, connections, "{report:?}");
+            let named: f64 = ways.iter().map(|way| report.extra[*way]).sum();
+            assert!(named > 0.0 && (named - report.recv_bps).abs() < 1.0, "{report:?}");
+            // Each way by its own account of the time, and yet the same.
+            let by_count = report.received as f64 * 8.0 / config.duration.as_secs_f64();
+            assert!((0.3..3.0).contains(&(report.recv_bps / by_count)), "{report:?}");
+        }
+    }
+}
+
+#[test]
+fn the_reflector_counts_the_bytes_that_the_generator_sent() {
+    let reflector = reflector(1);
+    let config =
+        Config { warmup: Duration::ZERO, ..load(reflector.tcp_listeners()[0], bulk(Direction::ToServer)) };
+    let report = quiet(&config).unwrap().report;
+    let greeting = turnpike_load::greeting::GREETING_LEN as u64;
+    let deadline = Instant::now() + Duration::from_secs(5);
+    while reflector.stats().tcp_received_bytes < report.sent + greeting && Instant::now() < deadline {
+        thread::yield_now();
+    }
+    assert_eq!(reflector.stats().tcp_received_bytes, report.sent + greeting);
+}
+
+#[test]
+fn requests_are_counted_one_by_one() {
+    let reflector = reflector(1);
+    let server = reflector.tcp_listeners()[0];
+    for (clients, request, response) in [(1, 1, 1), (8, 32, 32), (4, 100_000, 7), (3, 5, 1 << 20)] {
+        let config = Config {
+            clients,
+            threads: Some(2.min(clients)),
+            warmup: Duration::ZERO,
+            duration: Duration::from_millis(500),
+            ..load(server, Workload::Exchange { request, response })
+        };
+        let before = reflector.stats();
+        let report = quiet(&config).unwrap().report;
+        assert!(report.sent > 10, "{report:?}");
+        assert_eq!((report.sent, report.lost), (report.received, 0), "{report:?}");
+        assert!(report.errors.is_empty() && report.rtt_us.p50 > 0, "{report:?}");
+        assert_eq!(report.extra["transactions_per_s"], report.recv_pps);
+        // What the other end saw is the same: each request, a greeting, and each response and acknowledgement.
+        let clients = clients as u64;
+        let wanted =
+            (report.sent * request as u64 + clients * 16, report.sent * response as u64 + clients * 8);
+        let deadline = Instant::now() + Duration::from_secs(5);
+        let moved = || {
+            let now = reflector.stats();
+            (now.tcp_received_bytes - before.tcp_received_bytes, now.tcp_sent_bytes - before.tcp_sent_bytes)
+        };
+        while moved() != wanted && Instant::now() < deadline {
+            thread::yield_now();
+        }
+        assert_eq!(moved(), wanted);
+    }
+}
+
+#[test]
+fn an_open_loop_keeps_its_rate() {
+    let reflector = reflector(1);
+    let server = reflector.tcp_listeners()[0];
+    for workload in [RR, CONNECT] {
+        let config = Config { clients: 4, rate: Rate::Pps(500.0), ..load(server, workload) };
+        let report = quiet(&config).unwrap().report;
+        // 500 a second for 0.8 s; fewer only where they are told as not started.
+        let missed = report.errors.get("not_started").copied().unwrap_or(0);
+        assert!((398..=402).contains(&(report.sent + missed)), "{report:?}");
+        assert_eq!(report.lost, 0, "{report:?}");
+    }
+}
+
+#[test]
+fn connections_are_counted_one_by_one() {
+    let reflector = reflector(1);
+    let server = reflector.tcp_listeners()[0];
+    for close in [Close::Server, Close::Client, Close::Reset] {
+        let before = reflector.stats().connections;
+        let workload = Workload::Connect { request: 1, response: 1, close };
+        let config = Config {
+            clients: 4,
+            threads: Some(1),
+            warmup: Duration::ZERO,
+            duration: Duration::from_millis(400),
+            ..load(server, workload)
+        };
+        let report = quiet(&config).unwrap().report;
+        assert!(report.sent > 10 && report.errors.is_empty(), "{close}: {report:?}");
+        assert_eq!((report.sent, report.lost), (report.received, 0), "{close}: {report:?}");
+        // One more has asked whether there is a reflector.
+        let deadline = Instant::now() + Duration::from_secs(5);
+        while reflector.stats().connections - before < report.sent + 1 && Instant::now() < deadline {
+            thread::yield_now();
+        }
+        assert_eq!(reflector.stats().connections - before, report.sent + 1, "{close}");
+    }
+}
+
+#[test]
+fn limits_are_noticed() {
+    let reflector = reflector(1);
+    let config = Config { max_p99: Some(0), max_loss: Some(0.0), ..load(reflector.tcp_listeners()[0], RR) };
+    assert_eq!(quiet(&config).unwrap().limits_exceeded().len(), 1);
+    let generous = Config { max_p99: Some(60_000_000), ..config };
+    assert!(quiet(&generous).unwrap().limits_exceeded().is_empty());
+}
+
+#[test]
+fn a_server_that_vanishes_is_a_clear_error() {
+    for workload in [bulk(Direction::ToServer), bulk(Direction::ToClient), RR, CONNECT] {
+        let mut reflector = Some(reflector(1));
+        let server = reflector.as_ref().unwrap().tcp_listeners()[0];
+        let config = Config { clients: 2, duration: Duration::from_secs(20), ..load(server, workload) };
+        let begin = Instant::now();
+        // Gone with the first report of traffic.
+        let result = run(&config, |interval| {
+            if interval.received > 0 {
+                drop(reflector.take());
+            }
+        });
+        let error = result.unwrap_err();
+        assert!(matches!(error, LoadError::Lost { .. } | LoadError::Gone { .. }), "{workload:?}: {error:?}");
+        assert!(error.to_string().contains(&server.to_string()), "{error}");
+        assert!(begin.elapsed() < Duration::from_secs(15), "{workload:?}");
+    }
+}
+
+#[test]
+fn a_proxy_that_loses_closes_or_stalls_is_found_out() {
+    let reflector = reflector(1);
+    let target = reflector.tcp_listeners()[0];
+    let through = |harm| {
+        let timeout = Duration::from_secs(1);
+        quiet(&Config { timeout, ..load(proxy(target, harm), bulk(Direction::ToServer)) }).unwrap_err()
+    };
+    match through(Harm::FlipByteAt(1_000_003)) {
+        LoadError::Inexact { sent, received, wrong: 1, .. } => assert_eq!(sent, received),
+        other => panic!("{other:?}"),
+    }
+    assert!(matches!(through(Harm::CloseAfter(1 << 20)), LoadError::Lost { .. }));
+    assert!(matches!(through(Harm::SilentAfter(1 << 20)), LoadError::Stalled { .. }));
+}
+
+#[test]
+fn no_reflector_is_told_with_its_address() {
+    // Bound and closed again: nobody listens.
+    let closed = TcpListener::bind(loopback(0)).unwrap().local_addr().unwrap();
+    for workload in [bulk(Direction::Both), RR, CONNECT] {
+        let error = quiet(&load(closed, workload)).unwrap_err();
+        assert!(matches!(error, LoadError::Connect { .. }), "{error:?}");
+        assert!(error.to_string().contains(&closed.to_string()), "{error}");
+    }
+    // A forwarder whose target is down takes the connection and closes it.
+    let listener = TcpListener::bind(loopback(0)).unwrap();
+    let address = listener.local_addr().unwrap();
+    thread::spawn(move || listener.incoming().for_each(drop));
+    for workload in [bulk(Direction::ToClient), RR, CONNECT] {
+        let error = quiet(&load(address, workload)).unwrap_err();
+        assert!(matches!(error, LoadError::NotReflector { .. }), "{error:?}");
+        assert!(error.to_string().contains(&address.to_string()), "{error}");
+    }
+    // One that is silent: its queue takes connections, and nobody accepts them.
+    let silent = TcpListener::bind(loopback(0)).unwrap();
+    let config = Config { timeout: Duration::from_millis(300), ..load(silent.local_addr().unwrap(), RR) };
+    assert!(matches!(quiet(&config), Err(LoadError::NotReflector { .. })));
+}
+
+#[test]
+fn foreign_clients_get_an_echo() {
+    let reflector = reflector(1);
+    let mut stream = TcpStream::connect(reflector.tcp_listeners()[0]).unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+    // More than the socket buffers hold, so that the reflector must wait for its reader.
+    let sent: Vec<u8> = (0..24_u32 << 20).map(|at| at.wrapping_mul(2_654_435_761).to_be_bytes()[0]).collect();
+    let mut writer = stream.try_clone().unwrap();
+    let received = thread::scope(|scope| {
+        scope.spawn(|| writer.write_all(&sent).unwrap());
+        // Once nothing has been read for a while everything between is full.
+        thread::sleep(Duration::from_millis(200));
+        let mut received = vec![0; sent.len()];
+        stream.read_exact(&mut received).unwrap();
+        received
+    });
+    assert!(received == sent);
+}

@@ -1,0 +1,108 @@
+//! Datagrams without TURN: what is lost is counted, and nothing else is.
+#![allow(clippy::unwrap_used, reason = "a test helper says by panicking what went wrong")]
+
+mod common;
+
+use std::{
+    net::{SocketAddr, UdpSocket},
+    sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst},
+    thread,
+    time::Duration,
+};
+
+use common::{loopback, reflector};
+use turnpike_load::{
+    HEADER_LEN, LoadError, Rate,
+    udp::{Config, run},
+};
+
+fn load(server: SocketAddr) -> Config {
+    Config {
+        server,
+        rate: Rate::Pps(2_000.0),
+        warmup: Duration::from_millis(200),
+        duration: Duration::from_secs(1),
+        ..Config::default()
+    }
+}
+
+#[test]
+fn every_datagram_comes_back() {
+    let reflector = reflector();
+    for (clients, burst, size) in [(1, 1, 120), (8, 4, HEADER_LEN), (3, 16, 1_200)] {
+        let config = Config { clients, burst: Some(burst), size, ..load(reflector.listeners()[0]) };
+        let report = run(&config, |_| {}).unwrap().report;
+        assert!((1_900..=2_100).contains(&report.sent), "{report:?}");
+        assert_eq!((report.lost, report.duplicated, report.received), (0, 0, report.sent), "{report:?}");
+        assert!(report.errors.is_empty() && report.rtt_us.p50 > 0, "{report:?}");
+    }
+}
+
+#[test]
+fn what_a_reflector_swallows_and_doubles_is_counted_exactly() {
+    let socket = UdpSocket::bind(loopback(0)).unwrap();
+    socket.set_read_timeout(Some(Duration::from_millis(20))).unwrap();
+    let server = socket.local_addr().unwrap();
+    let (stop, swallowed, doubled) = (AtomicBool::new(false), AtomicU64::new(0), AtomicU64::new(0));
+    let report = thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut buffer = [0; 2_048];
+            let mut count = 0_u64;
+            while !stop.load(SeqCst) {
+                let Ok((len, from)) = socket.recv_from(&mut buffer) else { continue };
+                // The first is the question whether anybody is there.
+                count += 1;
+                if count > 1 && count.is_multiple_of(10) {
+                    swallowed.fetch_add(1, SeqCst);
+                    continue;
+                }
+                socket.send_to(&buffer[..len], from).unwrap();
+                if count > 1 && count % 10 == 5 {
+                    doubled.fetch_add(1, SeqCst);
+                    socket.send_to(&buffer[..len], from).unwrap();
+                }
+            }
+        });
+        let config = Config { warmup: Duration::ZERO, max_loss: Some(5.0), ..load(server) };
+        let outcome = run(&config, |_| {}).unwrap();
+        stop.store(true, SeqCst);
+        assert_eq!(outcome.limits_exceeded().len(), 1, "{outcome:?}");
+        outcome.report
+    });
+    assert!(report.sent > 1_000, "{report:?}");
+    assert_eq!(report.lost, swallowed.load(SeqCst), "{report:?}");
+    // The last copy may be under way when the run ends.
+    let doubled = doubled.load(SeqCst);
+    assert!((doubled - 1..=doubled).contains(&report.duplicated), "{doubled}: {report:?}");
+    assert_eq!(report.sent, report.received + report.lost);
+}
+
+#[test]
+fn no_reflector_is_told_with_its_address() {
+    let closed = UdpSocket::bind(loopback(0)).unwrap().local_addr().unwrap();
+    let error = run(&load(closed), |_| {}).unwrap_err();
+    assert!(matches!(error, LoadError::NoReflector { .. }), "{error:?}");
+    assert!(error.to_string().contains(&closed.to_string()), "{error}");
+
+    let silent = UdpSocket::bind(loopback(0)).unwrap();
+    let server = silent.local_addr().unwrap();
+    let config = Config { setup_timeout: Duration::from_millis(300), ..load(server) };
+    let error = run(&config, |_| {}).unwrap_err();
+    assert!(matches!(error, LoadError::NoReflection { ready: 0, .. }), "{error:?}");
+    assert!(error.to_string().contains(&server.to_string()), "{error}");
+}
+
+#[test]
+fn a_reflector_that_vanishes_is_loss_and_port_unreachable() {
+    let mut reflector = Some(reflector());
+    let config =
+        Config { duration: Duration::from_secs(3), ..load(reflector.as_ref().unwrap().listeners()[0]) };
+    let outcome = run(&config, |interval| {
+        if interval.received > 0 {
+            drop(reflector.take());
+        }
+    });
+    let report = outcome.unwrap().report;
+    assert!(report.lost > 1_000 && report.received > 0, "{report:?}");
+    assert!(report.errors["port_unreachable"] > 0, "{report:?}");
+}
