@@ -12,6 +12,7 @@
 pub mod admin;
 pub mod config;
 pub mod credentials;
+pub mod forward;
 pub mod logging;
 pub mod metrics;
 pub mod plan;
