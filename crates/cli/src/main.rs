@@ -1,6 +1,5 @@
 //! The `turnpike` program: arguments in, exit codes out. Everything else happens in the crates below.
 #![forbid(unsafe_code)]
-#![expect(clippy::print_stdout, reason = "a command line program prints its results")]
 
 mod args;
 mod credentials_args;
@@ -9,7 +8,7 @@ mod serve_args;
 mod summary;
 
 use std::{
-    fmt::Display,
+    fmt::{self, Display},
     fs,
     io::{self, IsTerminal, Write},
     path::Path,
@@ -61,10 +60,9 @@ fn check_config(args: ServeArgs) -> ExitCode {
     match args.into_sources().load() {
         Ok(loaded) => {
             for warning in &loaded.warnings {
-                eprintln!("warning: {warning}");
+                tell(format_args!("warning: {warning}"));
             }
-            println!("ok\n\n{}", loaded.settings.to_toml().trim_end());
-            ExitCode::SUCCESS
+            print(format_args!("ok\n\n{}", loaded.settings.to_toml().trim_end()))
         }
         Err(errors) => fail(BAD_USAGE, &errors),
     }
@@ -72,10 +70,7 @@ fn check_config(args: ServeArgs) -> ExitCode {
 
 fn print_credentials(args: CredentialsArgs) -> ExitCode {
     match args.make() {
-        Ok(lines) => {
-            println!("{lines}");
-            ExitCode::SUCCESS
-        }
+        Ok(lines) => print(format_args!("{lines}")),
         Err(error) => fail(FAILED, &error),
     }
 }
@@ -87,18 +82,18 @@ fn run_reflector(args: ReflectArgs) -> ExitCode {
         Err(error) => return fail_load(&error),
     };
     for listener in reflector.listeners() {
-        eprintln!("listening on udp {listener}");
+        tell(format_args!("listening on udp {listener}"));
     }
-    eprintln!("data path {}; workers: {}", config.datapath, config.workers);
+    tell(format_args!("data path {}; workers: {}", config.datapath, config.workers));
     if let Err(error) = stop::wait() {
         return fail(FAILED, &format_args!("cannot wait for signals: {error}"));
     }
     let stats = reflector.stats();
     reflector.stop();
-    eprintln!(
+    tell(format_args!(
         "received {} datagrams, sent {} back, {} refused by the kernel, {} dropped for want of receive buffer",
         stats.received, stats.sent, stats.refused, stats.kernel_drops
-    );
+    ));
     ExitCode::SUCCESS
 }
 
@@ -107,6 +102,12 @@ fn run_load(args: LoadTurnArgs) -> ExitCode {
         Ok(parts) => parts,
         Err(error) => return fail(FAILED, &error),
     };
+    if let Some(error) = json.as_deref().and_then(|path| unwritable(path).err()) {
+        return fail(
+            FAILED,
+            &format_args!("cannot write the result: {error}; choose another file with --json"),
+        );
+    }
     let display = progress::Display::new(io::stderr().is_terminal());
     let result = turn::run(&config, |interval| display.show(interval));
     display.finish();
@@ -121,20 +122,44 @@ fn run_load(args: LoadTurnArgs) -> ExitCode {
     if exceeded.is_empty() { ExitCode::SUCCESS } else { fail(LIMIT_EXCEEDED, &exceeded.join("\n")) }
 }
 
+/// Better known before a run of an hour than after it. What the file holds stays until there is a result.
+fn unwritable(json: &Path) -> io::Result<()> {
+    if json.as_os_str() == "-" {
+        return Ok(());
+    }
+    fs::OpenOptions::new().append(true).create(true).open(json).map(drop)
+}
+
 /// JSON where it was asked for; for people on standard output, unless that has the JSON.
 fn show(report: &Report, json: Option<&Path>) -> io::Result<()> {
     let Some(path) = json else {
-        println!("{}", Summary(report));
-        return Ok(());
+        return writeln!(io::stdout(), "{}", Summary(report)).or_else(forgive_closed_pipe);
     };
     let mut text = serde_json::to_string(report)?;
     text.push('\n');
     if path.as_os_str() == "-" {
-        return io::stdout().write_all(text.as_bytes());
+        return io::stdout().write_all(text.as_bytes()).or_else(forgive_closed_pipe);
     }
     fs::write(path, text)?;
-    println!("{}", Summary(report));
-    Ok(())
+    writeln!(io::stdout(), "{}", Summary(report)).or_else(forgive_closed_pipe)
+}
+
+/// Prints a result and its line end. `println!` would panic where standard output cannot be written to.
+fn print(result: fmt::Arguments<'_>) -> ExitCode {
+    match writeln!(io::stdout(), "{result}").or_else(forgive_closed_pipe) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => fail(FAILED, &format_args!("cannot write to standard output: {error}")),
+    }
+}
+
+/// A line on standard error. `eprintln!` would panic where nobody reads that any more.
+fn tell(line: fmt::Arguments<'_>) {
+    let _ = writeln!(io::stderr(), "{line}");
+}
+
+/// Whoever reads has seen enough, as `head` has after ten lines.
+fn forgive_closed_pipe(error: io::Error) -> io::Result<()> {
+    if error.kind() == io::ErrorKind::BrokenPipe { Ok(()) } else { Err(error) }
 }
 
 fn fail_load(error: &LoadError) -> ExitCode {
@@ -144,7 +169,7 @@ fn fail_load(error: &LoadError) -> ExitCode {
 /// One line per mistake, each told from which program it comes.
 fn fail(code: u8, error: &dyn Display) -> ExitCode {
     for line in error.to_string().lines() {
-        eprintln!("turnpike: {line}");
+        tell(format_args!("turnpike: {line}"));
     }
     ExitCode::from(code)
 }

@@ -3,7 +3,7 @@
 use std::{
     fs,
     path::PathBuf,
-    process::{Command, Output},
+    process::{Command, Output, Stdio},
 };
 
 struct Dir(PathBuf);
@@ -106,4 +106,18 @@ fn stored_keys_are_an_entry_for_the_configuration() {
     let path = dir.file(&format!("[auth]\nusers = [{}]\n", entry.trim_end()));
     let check = turnpike(&["check-config", "-c", path.to_str().expect("UTF-8")]);
     assert_eq!(check.status.code(), Some(0), "{}", stderr(&check));
+}
+
+/// As in `turnpike check-config | head`.
+#[test]
+fn a_reader_that_leaves_early_is_no_failure() {
+    let mut child = Command::new(env!("CARGO_BIN_EXE_turnpike"))
+        .arg("check-config")
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("the binary is there");
+    drop(child.stdout.take());
+    let output = child.wait_with_output().expect("it ends");
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
 }

@@ -32,7 +32,7 @@ pub enum LoadError {
         source: io::Error,
     },
     /// The reflector's address is taken or not ours.
-    #[error("cannot listen on udp {address}: {source}; name another with --listen")]
+    #[error("cannot listen on udp {address}: {source}; {}", listen_hint(source))]
     Listen {
         /// Which.
         address: SocketAddr,
@@ -68,6 +68,14 @@ pub enum LoadError {
         server: SocketAddr,
         /// The user.
         user: String,
+        /// The server's realm.
+        realm: String,
+    },
+    /// The server asks for a credential, and there is none.
+    #[error("{server} wants a credential of realm {realm:?}: give one with --user NAME:PASSWORD")]
+    CredentialsNeeded {
+        /// The server.
+        server: SocketAddr,
         /// The server's realm.
         realm: String,
     },
@@ -124,10 +132,24 @@ impl LoadError {
         match failure {
             Failure::Refused { code, reason } => Self::Refused { server, request, client, code, reason },
             Failure::Credentials { username, realm } => Self::Credentials { server, user: username, realm },
-            Failure::CredentialsNeeded { realm } => Self::Credentials { server, user: String::new(), realm },
+            Failure::CredentialsNeeded { realm } => Self::CredentialsNeeded { server, realm },
             Failure::Timeout { unverified: None, .. } => Self::NoAnswer { server, request, ready, clients },
             failure => Self::Protocol { server, request, failure },
         }
+    }
+}
+
+/// What to do about an address that cannot be bound.
+fn listen_hint(error: &io::Error) -> &'static str {
+    match error.kind() {
+        io::ErrorKind::AddrInUse => {
+            "another program has this port: stop it, or choose another with --listen ADDR:PORT"
+        }
+        io::ErrorKind::PermissionDenied => {
+            "ports below 1024 need CAP_NET_BIND_SERVICE: grant it (setcap cap_net_bind_service=ep), or choose a higher port with --listen"
+        }
+        io::ErrorKind::AddrNotAvailable => "choose an address of this machine (ip address) with --listen",
+        _ => "choose another with --listen ADDR:PORT",
     }
 }
 
@@ -138,7 +160,9 @@ fn hint(code: u16) -> &'static str {
         437 => "; an allocation of an earlier run still exists on this port: wait until it expires",
         440 | 443 => "; server and peer are of different address families",
         486 => "; the user's allocation quota is reached: raise it on the server or use fewer clients",
-        508 => "; the server's port range, file descriptors or total allocations are exhausted",
+        508 => {
+            "; the server's port range, file descriptors or total allocations are exhausted, or it is about to stop"
+        }
         _ => "",
     }
 }

@@ -93,10 +93,9 @@ impl Reflector {
         if config.workers == 0 {
             return Err(LoadError::Config("a reflector needs at least one worker".to_owned()));
         }
-        let first = bind_first(config)?;
-        let listeners: Vec<_> = first.iter().map(UdpSocket::local_addr).collect();
-        let mut sockets = vec![first];
-        for _ in 1..config.workers {
+        let listeners = probe_all(config)?;
+        let mut sockets = Vec::with_capacity(config.workers);
+        for _ in 0..config.workers {
             let more = listeners.iter().map(|address| bind(*address, config));
             sockets.push(more.collect::<Result<_, _>>()?);
         }
@@ -150,18 +149,27 @@ impl Drop for Reflector {
     }
 }
 
-fn bind_first(config: &Config) -> Result<Vec<UdpSocket>, LoadError> {
+/// Binds each address once without SO_REUSEPORT, with which a second reflector would silently take half of the traffic.
+/// Gives the real ports where the configuration said 0.
+fn probe_all(config: &Config) -> Result<Vec<SocketAddr>, LoadError> {
     if !config.listen.is_empty() {
-        return config.listen.iter().map(|address| bind(*address, config)).collect();
+        return config.listen.iter().map(|address| probe(*address)).collect();
     }
-    let mut sockets = vec![bind((Ipv4Addr::UNSPECIFIED, DEFAULT_PORT).into(), config)?];
-    match bind((Ipv6Addr::UNSPECIFIED, DEFAULT_PORT).into(), config) {
-        Ok(socket) => sockets.push(socket),
+    let mut listeners = vec![probe((Ipv4Addr::UNSPECIFIED, DEFAULT_PORT).into())?];
+    match probe((Ipv6Addr::UNSPECIFIED, DEFAULT_PORT).into()) {
+        Ok(address) => listeners.push(address),
         // Nobody asked for IPv6, and many containers have none.
         Err(LoadError::Listen { source, .. }) if source.kind() != io::ErrorKind::AddrInUse => {}
         Err(error) => return Err(error),
     }
-    Ok(sockets)
+    Ok(listeners)
+}
+
+fn probe(address: SocketAddr) -> Result<SocketAddr, LoadError> {
+    match UdpSocket::bind(address, &UdpOptions::default()) {
+        Ok(socket) => Ok(socket.local_addr()),
+        Err(source) => Err(LoadError::Listen { address, source }),
+    }
 }
 
 fn bind(address: SocketAddr, config: &Config) -> Result<UdpSocket, LoadError> {

@@ -119,3 +119,12 @@ fn a_port_in_use_is_named() {
         Ok(_) => panic!("bound a port in use"),
     }
 }
+
+/// With SO_REUSEPORT alone the two would share the traffic, each without a word.
+#[test]
+fn a_second_reflector_on_a_port_is_told_so() {
+    let first = start(vec![loopback(0)], Datapath::Basic, 2);
+    let config = Config { listen: first.listeners().to_vec(), workers: 1, ..Config::default() };
+    let error = Reflector::start(&config).err().unwrap().to_string();
+    assert!(error.contains("another program has this port"), "{error}");
+}

@@ -30,6 +30,16 @@ pub struct UdpOptions {
     pub errors: bool,
 }
 
+/// IP_PMTUDISC_OMIT (ip(7), Linux 3.15): no DF, fragments by the MTU of the interface and not by that of the path, which
+/// routers see to. With IP_PMTUDISC_DONT the kernel refuses super-packets of segments beyond the path MTU, so that a client
+/// who claims a small one (an ICMP error about datagrams to itself is enough) would switch GSO off for all of a listener's.
+const MAY_FRAGMENT_V4: i32 = libc::IP_PMTUDISC_OMIT;
+
+/// DF, whatever the path's MTU is thought to be. With the common IP_PMTUDISC_DO the kernel would itself drop what exceeds it,
+/// and the client that searches for the MTU (RFC 8656 section 11.5) would hear of the first ICMP error and then nothing.
+const DONT_FRAGMENT_V4: i32 = libc::IP_PMTUDISC_PROBE;
+const DONT_FRAGMENT_V6: i32 = libc::IPV6_PMTUDISC_PROBE;
+
 /// A bound, non-blocking UDP socket. IPv6 sockets are IPV6_V6ONLY. Unless a datagram asks for DF, the kernel may
 /// fragment it.
 #[derive(Debug)]
@@ -79,7 +89,7 @@ impl UdpSocket {
                 on(libc::IPPROTO_IPV6, libc::IPV6_RECVERR)?;
             }
         } else {
-            sys::set_option(fd, libc::IPPROTO_IP, libc::IP_MTU_DISCOVER, libc::IP_PMTUDISC_DONT)?;
+            sys::set_option(fd, libc::IPPROTO_IP, libc::IP_MTU_DISCOVER, MAY_FRAGMENT_V4)?;
             if options.packet_info {
                 on(libc::IPPROTO_IP, libc::IP_PKTINFO)?;
             }
@@ -171,9 +181,9 @@ impl UdpSocket {
     /// Sets or clears DF for what is sent next.
     pub(crate) fn set_dont_fragment(&self, on: bool) -> io::Result<()> {
         let (level, name, value) = match (self.is_v6(), on) {
-            (false, true) => (libc::IPPROTO_IP, libc::IP_MTU_DISCOVER, libc::IP_PMTUDISC_DO),
-            (false, false) => (libc::IPPROTO_IP, libc::IP_MTU_DISCOVER, libc::IP_PMTUDISC_DONT),
-            (true, true) => (libc::IPPROTO_IPV6, libc::IPV6_MTU_DISCOVER, libc::IPV6_PMTUDISC_DO),
+            (false, true) => (libc::IPPROTO_IP, libc::IP_MTU_DISCOVER, DONT_FRAGMENT_V4),
+            (false, false) => (libc::IPPROTO_IP, libc::IP_MTU_DISCOVER, MAY_FRAGMENT_V4),
+            (true, true) => (libc::IPPROTO_IPV6, libc::IPV6_MTU_DISCOVER, DONT_FRAGMENT_V6),
             (true, false) => (libc::IPPROTO_IPV6, libc::IPV6_MTU_DISCOVER, libc::IPV6_PMTUDISC_WANT),
         };
         sys::set_option(self.as_fd(), level, name, value)

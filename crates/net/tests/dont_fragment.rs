@@ -54,3 +54,34 @@ fn ipv6_datagrams_beyond_the_mtu_pass_only_without_df() {
         only_fragmentable_datagrams_pass(V6);
     });
 }
+
+/// Whether it fits is for the path to say, each time anew: its ICMP error is what the client waits for.
+#[test]
+fn datagrams_with_df_beyond_the_path_mtu_leave_to_be_refused_there() {
+    let setup = [
+        "link add near type veth peer name far",
+        "addr add 10.9.0.1/24 dev near",
+        "addr add 2001:db8:9::1/64 dev near nodad",
+        "link set near up",
+        "link set far up",
+        "neigh add 10.9.0.2 lladdr 02:00:00:00:00:02 dev near",
+        "neigh add 2001:db8:9::2 lladdr 02:00:00:00:00:02 dev near",
+        "route add 10.9.0.2/32 dev near mtu 600",
+        "-6 route add 2001:db8:9::2/128 dev near mtu 1280",
+    ];
+    in_namespace("datagrams_with_df_beyond_the_path_mtu_leave_to_be_refused_there", &setup, || {
+        for (from, to) in [("10.9.0.1", "10.9.0.2:9"), ("2001:db8:9::1", "[2001:db8:9::2]:9")] {
+            for datapath in DATAPATHS {
+                let mut sender = Sender::new(datapath, from.parse().unwrap(), &UdpOptions::default());
+                let route = Route { dont_fragment: true, ..sender.route(to.parse().unwrap()) };
+                for size in [1400, 1300, 1400, 1400] {
+                    sender.tx.push_bytes(&route, &vec![1; size]);
+                }
+                sender.flush();
+                let stats = *sender.tx.stats();
+                assert_eq!((stats.datagrams, stats.too_big), (4, 0), "{from} {datapath}");
+                assert_eq!(stats.step_downs, 0);
+            }
+        }
+    });
+}

@@ -1,4 +1,4 @@
-//! A real refusal of super-packets: segments longer than the MTU.
+//! A real refusal of super-packets, segments longer than the MTU, and what must be none.
 #![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a test may fail, and says what it skips")]
 
 mod common;
@@ -36,6 +36,31 @@ fn segments_beyond_the_mtu_leave_one_by_one() {
                 let firsts: Vec<u8> = got.iter().map(|d| d.bytes[0]).collect();
                 assert_eq!(firsts, (0..30).collect::<Vec<_>>());
             }
+        }
+    });
+}
+
+/// A path may be as narrow as 552 bytes, and any host may say so of the path to itself.
+#[test]
+fn a_narrow_ipv4_path_takes_super_packets_from_nobody() {
+    let setup = [
+        "link add near type veth peer name far",
+        "addr add 10.9.0.1/24 dev near",
+        "link set near up",
+        "link set far up",
+        "neigh add 10.9.0.2 lladdr 02:00:00:00:00:02 dev near",
+        "route add 10.9.0.2/32 dev near mtu 600",
+    ];
+    in_namespace("a_narrow_ipv4_path_takes_super_packets_from_nobody", &setup, || {
+        let mut sender = Sender::new(Datapath::Gso, "10.9.0.1".parse().unwrap(), &UdpOptions::default());
+        let route = sender.route("10.9.0.2:9".parse().unwrap());
+        for round in 1..3 {
+            for n in 0..10_u8 {
+                sender.tx.push_bytes(&route, &[n; 1000]);
+            }
+            sender.flush();
+            let stats = *sender.tx.stats();
+            assert_eq!((stats.step_downs, stats.super_packets, stats.datagrams), (0, round, 10 * round));
         }
     });
 }

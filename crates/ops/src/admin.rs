@@ -30,7 +30,14 @@ pub struct AdminState {
 
 /// The pages.
 pub fn router(state: AdminState) -> Router {
-    Router::new().route("/metrics", get(show_metrics)).route("/healthz", get(show_health)).with_state(state)
+    Router::new()
+        .route(
+            "/",
+            get(|| async { "/metrics  what the server counts, for Prometheus\n/healthz  ok, or draining\n" }),
+        )
+        .route("/metrics", get(show_metrics))
+        .route("/healthz", get(show_health))
+        .with_state(state)
 }
 
 async fn show_metrics(State(state): State<AdminState>) -> Response {
@@ -95,6 +102,14 @@ mod tests {
         state.draining.store(true, Ordering::Relaxed);
         let answer = get_page(&router, "/healthz").await;
         assert!(answer.starts_with("HTTP/1.1 503") && answer.ends_with("draining\n"), "{answer}");
+    }
+
+    /// Its address stands in the log, and people follow it.
+    #[tokio::test]
+    async fn the_front_page_names_the_others() {
+        let answer = get_page(&router(state()), "/").await;
+        assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+        assert!(answer.contains("/metrics ") && answer.contains("/healthz "), "{answer}");
     }
 
     #[tokio::test]

@@ -61,7 +61,7 @@ impl Credentials {
         Some(if accepted {
             Lookup::Accepted { username: name.into(), identity: name.into() }
         } else {
-            Lookup::WrongKey
+            Lookup::WrongKey { username: name.into() }
         })
     }
 
@@ -88,7 +88,7 @@ impl Credentials {
             let identity = if id.is_empty() { name } else { id };
             Lookup::Accepted { username: name.into(), identity: identity.into() }
         } else {
-            Lookup::WrongKey
+            Lookup::WrongKey { username: name.into() }
         })
     }
 }
@@ -176,12 +176,16 @@ mod tests {
         Lookup::Accepted { username: username.into(), identity: identity.into() }
     }
 
+    fn wrong_key(username: &str) -> Lookup {
+        Lookup::WrongKey { username: username.into() }
+    }
+
     #[test]
     fn static_users_authenticate_with_both_algorithms() {
         assert_eq!(ask_name("alice", "pw"), accepted("alice", "alice"));
         let sha256 = ask(Named::Name("alice"), "alice", KeyAlgorithm::Sha256, "pw");
         assert_eq!(sha256, accepted("alice", "alice"));
-        assert_eq!(ask_name("alice", "wrong"), Lookup::WrongKey);
+        assert_eq!(ask_name("alice", "wrong"), wrong_key("alice"));
         assert_eq!(ask_name("bob", "pw"), Lookup::NoSuchUser);
     }
 
@@ -189,13 +193,14 @@ mod tests {
     fn stored_keys_authenticate_with_their_algorithm_only() {
         assert_eq!(ask_name("stored", "pw"), accepted("stored", "stored"));
         let sha256 = ask(Named::Name("stored"), "stored", KeyAlgorithm::Sha256, "pw");
-        assert_eq!(sha256, Lookup::WrongKey);
+        assert_eq!(sha256, wrong_key("stored"));
     }
 
     #[test]
     fn a_userhash_finds_its_static_user() {
         let hash = userhash("alice", "turnpike");
         assert_eq!(ask(Named::Hash(&hash), "alice", KeyAlgorithm::Sha256, "pw"), accepted("alice", "alice"));
+        assert_eq!(ask(Named::Hash(&hash), "alice", KeyAlgorithm::Sha256, "wrong"), wrong_key("alice"));
         let stranger = userhash("bob", "turnpike");
         assert_eq!(ask(Named::Hash(&stranger), "bob", KeyAlgorithm::Sha256, "pw"), Lookup::NoSuchUser);
     }
@@ -207,7 +212,7 @@ mod tests {
             let password = rest::password(&Secret::new(secret), &name);
             assert_eq!(ask_name(&name, &password), accepted(&name, "carol"), "{secret}");
         }
-        assert_eq!(ask_name(&name, "guess"), Lookup::WrongKey);
+        assert_eq!(ask_name(&name, "guess"), wrong_key(&name));
     }
 
     #[test]

@@ -4,7 +4,7 @@ use std::io::{self, IsTerminal};
 
 use tracing_subscriber::{
     EnvFilter, Layer, Registry,
-    filter::{FilterExt, filter_fn},
+    filter::{FilterExt, LevelFilter, filter_fn},
     fmt,
     layer::SubscriberExt,
     util::SubscriberInitExt,
@@ -20,6 +20,15 @@ const SILENCED: [&str; 3] = ["stun_types", "turn_types", "stun_proto"];
 /// # Errors
 /// Which directive is wrong.
 pub fn check_filter(filter: &str) -> Result<(), String> {
+    // A lone word that is no level is a target to `EnvFilter`, with all its lines: `inof` would silence everything else.
+    let mut words = filter.split(',').map(str::trim).filter(|directive| !directive.contains(['=', '[']));
+    if let Some(word) = words.find(|word| word.parse::<LevelFilter>().is_err()) {
+        return Err(if word.is_empty() {
+            "a directive is empty".to_owned()
+        } else {
+            format!("{word:?} is no level")
+        });
+    }
     EnvFilter::builder().parse(filter).map(drop).map_err(|error| error.to_string())
 }
 
@@ -29,7 +38,10 @@ pub fn init(filter: &str, format: LogFormat) {
         // Only a caller who skipped `check_filter` gets here; a server without log lines would be worse.
         return init("info", format);
     };
-    let layer = fmt::layer().with_writer(io::stderr).with_ansi(io::stderr().is_terminal());
+    // Where a line cannot be written, the report of that cannot either, and `eprintln!` would panic: a server must not end
+    // because whoever reads its log did.
+    let layer =
+        fmt::layer().with_writer(io::stderr).with_ansi(io::stderr().is_terminal()).log_internal_errors(false);
     let layer: Box<dyn Layer<Registry> + Send + Sync> = match format {
         LogFormat::Text => layer.boxed(),
         LogFormat::Json => layer.json().flatten_event(true).boxed(),
@@ -61,7 +73,7 @@ mod tests {
         for good in ["info", "off", "debug,turnpike_relay=trace", "turnpike::auth=off"] {
             assert!(check_filter(good).is_ok(), "{good}");
         }
-        for bad in ["loud=very", "a=b=c"] {
+        for bad in ["loud=very", "a=b=c", "inof", "", "info,", "info,turnpike_relay"] {
             assert!(check_filter(bad).is_err(), "{bad}");
         }
     }

@@ -8,11 +8,11 @@ use std::{
 
 use turnpike_net::Datapath;
 use turnpike_relay::{Config, RelayAddress};
-use turnpike_turn::server::{PeerRules, ServerConfig};
+use turnpike_turn::server::{NonceKey, PeerRules, ServerConfig};
 use turnpike_wire::channel_data::ChannelRange;
 
 use crate::{
-    config::{Settings, User, UserSecret},
+    config::{Settings, StoredKey, User, UserSecret},
     secret::Secret,
 };
 
@@ -33,7 +33,7 @@ pub struct Plan {
 impl Plan {
     /// Asks the machine for what the settings do not say. Sends nothing.
     #[must_use]
-    pub fn new(settings: &Settings, nonce_key: [u8; 32]) -> Self {
+    pub fn new(settings: &Settings, nonce_key: NonceKey) -> Self {
         let mut notes = Vec::new();
         let relay = relay_addresses(settings, &mut notes);
         let (datapath, datapath_reason) = match settings.datapath {
@@ -57,17 +57,20 @@ impl Plan {
         Self { config, datapath_reason, notes }
     }
 
-    /// File descriptors that the relay may need: each allocation up to two sockets, and some for everything else.
+    /// File descriptors that the relay may need: each allocation up to two sockets, each reserved port one, and some for
+    /// everything else.
     #[must_use]
     pub fn open_files(&self) -> u64 {
-        let sockets = self.config.listen.len() * self.config.workers + 2 * self.config.max_allocations;
+        let sockets = self.config.listen.len() * self.config.workers
+            + 2 * self.config.max_allocations
+            + self.config.max_reservations();
         sockets as u64 + 64 + 8 * self.config.workers as u64
     }
 }
 
 /// The state machine's part of the settings; a reload makes it anew with the same addresses and nonce key.
 #[must_use]
-pub fn server_config(settings: &Settings, relay: &[RelayAddress], nonce_key: [u8; 32]) -> ServerConfig {
+pub fn server_config(settings: &Settings, relay: &[RelayAddress], nonce_key: NonceKey) -> ServerConfig {
     ServerConfig {
         realm: settings.realm.clone(),
         software: (!settings.software.is_empty()).then(|| settings.software.clone()),
@@ -80,12 +83,22 @@ pub fn server_config(settings: &Settings, relay: &[RelayAddress], nonce_key: [u8
         max_channels: settings.max_channels,
         relay_v4: relay.iter().any(|address| address.bind.is_ipv4()),
         relay_v6: relay.iter().any(|address| address.bind.is_ipv6()),
-        peers: PeerRules { allow: settings.allow.clone(), deny: settings.deny.clone() },
+        peers: PeerRules { allow: settings.allow.clone(), deny: settings.deny.clone(), own: Vec::new() },
         allow_md5: settings.allow_md5,
+        // Clients take the strongest algorithm that they are offered, before anybody knows who they are.
+        allow_sha256: !settings.allow_md5 || settings.users.iter().all(has_sha256),
         channels: if settings.rfc5766_channels { ChannelRange::Rfc5766 } else { ChannelRange::Rfc8656 },
         // Nobody can find a time-limited name by its hash, and a client that is offered anonymity takes it.
         username_anonymity: settings.secrets.is_empty(),
         ..ServerConfig::default()
+    }
+}
+
+/// Whether a SHA-256 key of this user is known or can be made.
+fn has_sha256(user: &User) -> bool {
+    match &user.secret {
+        UserSecret::Password(_) => true,
+        UserSecret::Keys(keys) => keys.iter().any(|key| matches!(key, StoredKey::Sha256(_))),
     }
 }
 
@@ -199,13 +212,31 @@ mod tests {
     }
 
     #[test]
+    fn a_user_known_by_an_md5_key_alone_keeps_sha256_from_being_offered() {
+        let keys = |digits: &[usize]| {
+            let keys = digits.iter().filter_map(|n| StoredKey::from_hex(&"a".repeat(*n))).collect();
+            User { name: "stored".to_owned(), secret: UserSecret::Keys(keys) }
+        };
+        for (users, allow_md5, offered) in [
+            (vec![], true, true),
+            (vec![keys(&[32, 64])], true, true),
+            (vec![keys(&[32, 64]), keys(&[32])], true, false),
+            (vec![keys(&[32])], false, true),
+        ] {
+            let settings = Settings { users, allow_md5, ..Settings::default() };
+            let server = server_config(&settings, &[], NonceKey([0; 32]));
+            assert_eq!(server.allow_sha256, offered, "{:?}", settings.users);
+        }
+    }
+
+    #[test]
     fn families_follow_the_relay_addresses() {
         let relay = [RelayAddress { bind: Ipv6Addr::LOCALHOST.into(), external: None }];
-        let config = server_config(&Settings::default(), &relay, [0; 32]);
+        let config = server_config(&Settings::default(), &relay, NonceKey([0; 32]));
         assert!(!config.relay_v4 && config.relay_v6);
         assert!(config.username_anonymity);
         let timed = Settings { secrets: vec![Secret::new("s")], ..Settings::default() };
-        assert!(!server_config(&timed, &relay, [0; 32]).username_anonymity);
+        assert!(!server_config(&timed, &relay, NonceKey([0; 32])).username_anonymity);
         assert_eq!((config.realm.as_str(), config.software.as_deref()), ("turnpike", Some("turnpike")));
     }
 }

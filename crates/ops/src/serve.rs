@@ -17,6 +17,7 @@ use tokio::{
     time::{Instant, sleep},
 };
 use turnpike_relay::{CredentialStore, Relay, SessionLog, StartError};
+use turnpike_turn::server::NonceKey;
 
 use crate::{
     admin::{self, AdminState},
@@ -83,7 +84,7 @@ struct Control<'a> {
     started: Settings,
     settings: Settings,
     generated: Option<User>,
-    nonce_key: [u8; 32],
+    nonce_key: NonceKey,
     relay: Arc<Relay>,
     addresses: Vec<turnpike_relay::RelayAddress>,
     draining: Arc<AtomicBool>,
@@ -106,7 +107,7 @@ impl<'a> Control<'a> {
         }
         let generated = plan::generated_user(&settings);
         settings.users.extend(generated.clone());
-        let nonce_key = rand::random();
+        let nonce_key = NonceKey(rand::random());
         let plan = Plan::new(&settings, nonce_key);
         raise_open_files(&plan);
 

@@ -41,3 +41,11 @@ pub struct Config {
     /// The state machine's settings.
     pub server: ServerConfig,
 }
+
+impl Config {
+    /// Ports that may be reserved (EVEN-PORT with R = 1) and not yet used, over all relay addresses: a sixteenth of them.
+    #[must_use]
+    pub fn max_reservations(&self) -> usize {
+        (self.ports.len() * self.relay.len() / 16).max(1)
+    }
+}

@@ -56,7 +56,9 @@ pub(crate) struct Ports {
     pools: Vec<Pool>,
     range: RangeInclusive<u16>,
     options: UdpOptions,
-    next: AtomicUsize,
+    /// Whose turn it is, by family: one count for both would give every dual-stack allocation the same two addresses.
+    next: [AtomicUsize; 2],
+    most_reservations: usize,
     reservations: Mutex<HashMap<[u8; 8], Reservation, RandomState>>,
 }
 
@@ -88,7 +90,8 @@ impl Ports {
                 send_buffer: Some(config.relay_buffer),
                 ..UdpOptions::default()
             },
-            next: AtomicUsize::new(0),
+            next: Default::default(),
+            most_reservations: config.max_reservations(),
             reservations: Mutex::default(),
         }
     }
@@ -96,9 +99,13 @@ impl Ports {
     /// Opens what was wished for.
     pub(crate) fn open(&self, wish: &OpenRelay, now_ms: u64) -> Result<Opened, Refusal> {
         match wish.port {
-            PortWish::Any => self.draw(wish.family, |_| true),
-            PortWish::Even => self.draw(wish.family, |port| port.is_multiple_of(2)),
-            PortWish::EvenAndReserveNext(token) => self.draw_pair(wish.family, token, now_ms),
+            PortWish::Any => self.in_turn(wish.family, |pool| self.draw(pool, |_| true)),
+            PortWish::Even => {
+                self.in_turn(wish.family, |pool| self.draw(pool, |port| port.is_multiple_of(2)))
+            }
+            PortWish::EvenAndReserveNext(token) => {
+                self.in_turn(wish.family, |pool| self.draw_pair(pool, token, now_ms))
+            }
             PortWish::Reserved(token) => self.take_reserved(token, now_ms),
         }
     }
@@ -123,8 +130,7 @@ impl Ports {
         reservations.len()
     }
 
-    fn draw(&self, family: Family, suits: impl Fn(u16) -> bool) -> Result<Opened, Refusal> {
-        let pool = self.pool(family)?;
+    fn draw(&self, pool: &Pool, suits: impl Fn(u16) -> bool) -> Result<Opened, Refusal> {
         for _ in 0..BIND_ATTEMPTS {
             let port = pool.claim(&self.range, &suits).ok_or(Refusal::Port)?;
             match self.bind(pool, port) {
@@ -135,8 +141,12 @@ impl Ports {
         Err(Refusal::Port)
     }
 
-    fn draw_pair(&self, family: Family, token: [u8; 8], now_ms: u64) -> Result<Opened, Refusal> {
-        let pool = self.pool(family)?;
+    fn draw_pair(&self, pool: &Pool, token: [u8; 8], now_ms: u64) -> Result<Opened, Refusal> {
+        // No quota counts a reservation, and it outlives its allocation: without a bound of their own, one user who
+        // allocates and deletes in turn would hold every port.
+        if self.expire(now_ms) >= self.most_reservations {
+            return Err(Refusal::Reservation);
+        }
         for _ in 0..BIND_ATTEMPTS {
             let suits =
                 |port: u16| port.is_multiple_of(2) && port < *self.range.end() && !pool.is_taken(port + 1);
@@ -182,15 +192,28 @@ impl Ports {
         }
     }
 
-    /// The next pool of a family, in turn.
-    fn pool(&self, family: Family) -> Result<&Pool, Refusal> {
+    /// Tries the pools of a family, beginning with another one each time, until one has what is wished for.
+    fn in_turn(
+        &self,
+        family: Family,
+        attempt: impl Fn(&Pool) -> Result<Opened, Refusal>,
+    ) -> Result<Opened, Refusal> {
         let suits = |pool: &&Pool| pool.address.bind.is_ipv4() == (family == Family::V4);
         let count = self.pools.iter().filter(suits).count();
         if count == 0 {
             return Err(Refusal::Family);
         }
-        let turn = self.next.fetch_add(1, Ordering::Relaxed) % count;
-        self.pools.iter().filter(suits).nth(turn).ok_or(Refusal::Family)
+        let turn = self.next[family as usize].fetch_add(1, Ordering::Relaxed) % count;
+        let mut refused = Refusal::Family;
+        for pool in self.pools.iter().filter(suits).cycle().skip(turn).take(count) {
+            match attempt(pool) {
+                // This address is full, or is gone from the machine; that says nothing about the next.
+                Err(Refusal::Port) => refused = Refusal::Port,
+                Err(Refusal::Family) => {}
+                done => return done,
+            }
+        }
+        Err(refused)
     }
 
     fn bind(&self, pool: &Pool, port: u16) -> io::Result<Opened> {
@@ -252,11 +275,15 @@ mod tests {
     use turnpike_turn::server::ServerConfig;
 
     fn ports(range: RangeInclusive<u16>) -> Ports {
+        ports_on(range, &[IpAddr::V4(Ipv4Addr::LOCALHOST)])
+    }
+
+    fn ports_on(range: RangeInclusive<u16>, addresses: &[IpAddr]) -> Ports {
         Ports::new(&Config {
             listen: vec![],
             workers: 1,
             datapath: Datapath::Basic,
-            relay: vec![RelayAddress { bind: IpAddr::V4(Ipv4Addr::LOCALHOST), external: None }],
+            relay: addresses.iter().map(|bind| RelayAddress { bind: *bind, external: None }).collect(),
             ports: range,
             listener_buffer: 1 << 20,
             relay_buffer: 1 << 16,
@@ -322,5 +349,56 @@ mod tests {
         let ports = ports(42_400..=42_401);
         let v6 = OpenRelay { family: Family::V6, port: PortWish::Any };
         assert_eq!(ports.open(&v6, 0).err(), Some(Refusal::Family));
+    }
+
+    #[test]
+    fn each_address_of_a_family_gives_all_its_ports_to_dual_stack_allocations_too() {
+        let addresses = ["127.0.0.1", "127.0.0.2", "::1"].map(|ip| ip.parse().unwrap());
+        let ports = ports_on(42_500..=42_531, &addresses);
+        let v6 = OpenRelay { family: Family::V6, port: PortWish::Any };
+        let mut open = Vec::new();
+        for _ in 0..16 {
+            open.push(ports.open(&wish(PortWish::Any), 0).unwrap_or_else(|e| panic!("{e:?}")));
+            // The other half of a dual-stack allocation. Not every machine has IPv6.
+            open.extend(ports.open(&v6, 0));
+        }
+        let on = |open: &[Opened], ip: &IpAddr| open.iter().filter(|o| o.relayed.ip() == *ip).count();
+        assert_eq!((on(&open, &addresses[0]), on(&open, &addresses[1])), (8, 8), "in turn");
+
+        // With the addresses unequally full, a turn on a full one goes to the other.
+        let (first, kept): (Vec<_>, Vec<_>) = open.into_iter().partition(|o| o.relayed.ip() == addresses[0]);
+        first.iter().for_each(|opened| ports.release(opened.socket.local_addr()));
+        drop(first);
+        let mut open = kept;
+        let refusal = loop {
+            match ports.open(&wish(PortWish::Any), 0) {
+                Ok(opened) => open.push(opened),
+                Err(refusal) => break refusal,
+            }
+        };
+        assert_eq!(refusal, Refusal::Port);
+        // Other programs may hold a few.
+        assert!(on(&open, &addresses[0]) >= 28 && on(&open, &addresses[1]) >= 28);
+    }
+
+    #[test]
+    fn reservations_that_outlive_their_allocations_cannot_take_all_ports() {
+        let ports = ports(42_600..=42_663);
+        let mut given = 0;
+        for n in 0..200_u64 {
+            let Ok(opened) = ports.open(&wish(PortWish::EvenAndReserveNext(n.to_be_bytes())), 0) else {
+                break;
+            };
+            given += 1;
+            // The allocation is deleted at once; the port next to it stays reserved.
+            ports.release(opened.socket.local_addr());
+        }
+        assert_eq!(given, 4, "a sixteenth of the ports");
+        assert_eq!(
+            ports.open(&wish(PortWish::EvenAndReserveNext([9; 8])), 29_999).err(),
+            Some(Refusal::Reservation)
+        );
+        assert!(ports.open(&wish(PortWish::Any), 0).is_ok(), "who reserves nothing is not refused");
+        assert!(ports.open(&wish(PortWish::EvenAndReserveNext([9; 8])), 30_000).is_ok());
     }
 }

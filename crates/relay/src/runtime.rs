@@ -12,7 +12,7 @@ use turnpike_turn::server::{Effect, Lookup, ServerConfig, Stats, User};
 use turnpike_wire::integrity::{Key, KeyAlgorithm};
 
 use crate::{
-    Config,
+    Config, RelayAddress,
     gate::{Quotas, SharedStore},
     ports::Ports,
     worker::{Command, Shared, Worker},
@@ -94,6 +94,7 @@ pub struct Relay {
     listeners: Vec<SocketAddr>,
     workers: Vec<Handle>,
     store: SharedStore,
+    own: Vec<SocketAddr>,
 }
 
 struct Handle {
@@ -126,14 +127,20 @@ impl Relay {
                 .map_err(|source| StartError::RelayAddress { address: relay.bind, source })?;
         }
         let listeners = config.listen.iter().map(|at| probe_listener(*at)).collect::<Result<Vec<_>, _>>()?;
+        let own = own_endpoints(&listeners, &config.relay);
+        let mut config = config.clone();
+        config.server.peers.own.clone_from(&own);
+        let config = &config;
         let store: SharedStore = Arc::new(RwLock::new(credentials));
         let quotas = Arc::new(Quotas::new(config.max_allocations, config.max_allocations_per_user));
         let ports = Arc::new(Ports::new(config));
-        let mut relay = Self { listeners: listeners.clone(), workers: Vec::new(), store: Arc::clone(&store) };
+        let mut relay =
+            Self { listeners: listeners.clone(), workers: Vec::new(), store: Arc::clone(&store), own };
+        let mut bound = Vec::new();
         for number in 0..config.workers.max(1) {
             let (commands, inbox) = mpsc::channel();
             let shared = Arc::new(Shared { snapshot: Mutex::new(WorkerSnapshot::default()) });
-            let (mut worker, waker) = Worker::new(
+            let (worker, waker) = Worker::new(
                 number,
                 config,
                 &listeners,
@@ -143,9 +150,15 @@ impl Relay {
                 inbox,
                 Arc::clone(&shared),
             )?;
+            bound.push((worker, Handle { commands, waker, shared, thread: None }));
+        }
+        // Only now: each socket that joins an SO_REUSEPORT group changes which worker a 5-tuple hashes to, and an allocation
+        // made before the last one joined would be left with a worker that hears nothing of its client any more.
+        for (number, (mut worker, mut handle)) in bound.into_iter().enumerate() {
             let thread =
                 std::thread::Builder::new().name(format!("relay-{number}")).spawn(move || worker.run())?;
-            relay.workers.push(Handle { commands, waker, shared, thread: Some(thread) });
+            handle.thread = Some(thread);
+            relay.workers.push(handle);
         }
         Ok(relay)
     }
@@ -168,7 +181,9 @@ impl Relay {
     /// New settings of the state machine, from now on.
     pub fn reconfigure(&self, server: &ServerConfig, credentials: &Arc<dyn CredentialStore>) {
         *self.store.write().unwrap_or_else(PoisonError::into_inner) = Arc::clone(credentials);
-        let server = Arc::new(server.clone());
+        let mut server = server.clone();
+        server.peers.own.clone_from(&self.own);
+        let server = Arc::new(server);
         for worker in &self.workers {
             worker.tell(Command::Reconfigure(Arc::clone(&server)));
         }
@@ -206,6 +221,19 @@ impl Drop for Relay {
     }
 }
 
+/// Where clients reach us: the listeners, and for a wildcard one its port on every relay address.
+fn own_endpoints(listeners: &[SocketAddr], relays: &[RelayAddress]) -> Vec<SocketAddr> {
+    let mut own = Vec::new();
+    for listener in listeners {
+        own.push(*listener);
+        if listener.ip().is_unspecified() {
+            let told = relays.iter().flat_map(|relay| [Some(relay.bind), relay.external]).flatten();
+            own.extend(told.map(|ip| SocketAddr::new(ip, listener.port())));
+        }
+    }
+    own
+}
+
 /// Binds once without SO_REUSEPORT: a second server on the same port is told so, instead of silently sharing it. Gives the real
 /// port where the configuration said 0.
 fn probe_listener(address: SocketAddr) -> Result<SocketAddr, StartError> {
@@ -229,4 +257,17 @@ pub(crate) fn listen_error(address: SocketAddr, source: io::Error) -> StartError
         _ => "choose another address with --listen",
     };
     StartError::Listen { address, source, remedy }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_wildcard_listener_is_ours_on_every_relay_address() {
+        let relays = [RelayAddress { bind: "10.0.0.5".parse().unwrap(), external: "192.0.2.5".parse().ok() }];
+        let listeners = ["0.0.0.0:3478", "10.0.0.7:3479"].map(|at| at.parse().unwrap());
+        let own = own_endpoints(&listeners, &relays).iter().map(ToString::to_string).collect::<Vec<_>>();
+        assert_eq!(own, ["0.0.0.0:3478", "10.0.0.5:3478", "192.0.2.5:3478", "10.0.0.7:3479"]);
+    }
 }

@@ -39,7 +39,7 @@ impl Gate for OneUser {
             true if verify(&Key::long_term(algorithm, USER, realm, PASSWORD.as_bytes())) => {
                 Lookup::Accepted { username: USER.into(), identity: USER.into() }
             }
-            true => Lookup::WrongKey,
+            true => Lookup::WrongKey { username: USER.into() },
         }
     }
     fn acquire(&mut self, _identity: &str) -> Result<(), QuotaRefusal> {
@@ -71,8 +71,12 @@ impl Bench {
         let mut peers = PeerRules::default();
         // A documentation range, which a server refuses unless told otherwise.
         peers.allow.push("192.0.2.0/24".parse().unwrap());
-        let config =
-            ServerConfig { nonce_key: [3; 32], nonce_lifetime: 600, peers, ..ServerConfig::default() };
+        let config = ServerConfig {
+            nonce_key: turnpike_turn::server::NonceKey([3; 32]),
+            nonce_lifetime: 600,
+            peers,
+            ..ServerConfig::default()
+        };
         Self {
             client: client::Client::new(Arc::new(client)),
             server: Server::new(Arc::new(config), OneUser),

@@ -97,6 +97,19 @@ fn refused_credentials_are_401_with_a_reason_for_the_log() {
 }
 
 #[test]
+fn a_wrong_key_behind_a_userhash_is_told_with_the_users_name() {
+    let mut world = World::new();
+    let mut guess = world.credentials("alice", Scheme::Userhash);
+    guess.password = "guess".to_owned();
+    assert_eq!(world.ask(&Ask::allocate().signed(&guess)).code(), Some(401));
+    let effects = world.effects();
+    let [Effect::Refused { username, why: CredentialRefusal::WrongKey, .. }] = &effects[..] else {
+        panic!("{effects:?}")
+    };
+    assert_eq!(&**username, "alice");
+}
+
+#[test]
 fn a_flood_of_refusals_makes_few_effects_and_counts_the_rest() {
     let mut world = World::new();
     let mut guess = world.credentials("alice", Scheme::Md5);
@@ -193,6 +206,22 @@ fn md5_can_be_refused() {
     alice.scheme = Scheme::Md5Sha256;
     assert_eq!(world.ask(&Ask::allocate().signed(&alice)).code(), Some(401));
     assert_eq!(world.server.gate_mut().lookups, 0);
+}
+
+/// Where only MD5 keys are stored, a client that is offered SHA-256 would take it and be refused for ever.
+#[test]
+fn sha256_is_not_offered_where_no_such_keys_are_stored() {
+    let mut world = World::with(ServerConfig { allow_sha256: false, ..config() });
+    let challenge = world.ask(&Ask::allocate());
+    assert_eq!(challenge.code(), Some(401));
+    let offered =
+        Message::from_bytes(&challenge.0).unwrap().raw_attribute(0x8002.into()).unwrap().value.to_vec();
+    assert_eq!(offered, [0, 1, 0, 0]);
+    // One who answers a longer list than ours was lied to on the way.
+    let sha256 = world.credentials("alice", Scheme::Sha256);
+    assert_eq!(world.ask(&Ask::allocate().signed(&sha256)).code(), Some(400));
+    let md5 = world.credentials("alice", Scheme::Md5);
+    world.ask(&Ask::allocate().signed(&md5)).success();
 }
 
 #[test]

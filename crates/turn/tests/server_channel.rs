@@ -57,6 +57,21 @@ fn channel_numbers_of_rfc_5766_relay_where_the_configuration_lets_them() {
 }
 
 #[test]
+fn our_own_listeners_are_no_peers_in_any_spelling_and_on_any_way_in() {
+    let own: std::net::SocketAddr = "198.41.0.4:3478".parse().unwrap();
+    let mut rules = config();
+    rules.peers.own = vec![own];
+    let mut world = World::with(rules);
+    let (alice, _) = world.allocated();
+    for peer in ["198.41.0.4:3478", "[::ffff:198.41.0.4]:3478"] {
+        assert_eq!(world.ask(&Ask::bind(0x4000, peer).signed(&alice)).code(), Some(403), "{peer}");
+    }
+    world.ask(&Ask::permit("198.41.0.4:3478").signed(&alice)).success();
+    assert_eq!(world.feed(&Ask::send("198.41.0.4:3478", b"x")), Outcome::Drop(DropReason::PeerRefused));
+    assert!(matches!(world.feed(&Ask::send("198.41.0.4:3479", b"x")), Outcome::ToPeer { .. }));
+}
+
+#[test]
 fn malformed_bindings_are_refused() {
     let mut world = World::new();
     let (alice, _) = world.allocated();

@@ -1,4 +1,4 @@
-//! Quotas of allocations (RFC 8656 section 7.2: 486).
+//! Quotas of allocations (RFC 8656 sections 7.2 and 19: 486 of a user, 508 in total).
 
 mod common;
 use common::*;
@@ -18,7 +18,7 @@ fn a_user_has_no_more_allocations_than_the_gate_gives() {
     assert_eq!(allocate(3, "alice").0, Some(486));
     let (code, bob) = allocate(4, "bob");
     assert_eq!(code, None);
-    assert_eq!(allocate(5, "bob").0, Some(486));
+    assert_eq!(allocate(5, "bob").0, Some(508));
     assert_eq!(world.server.stats().quota_refusals, [1, 1], "of the user, in total");
 
     world.client = client(4);
@@ -28,5 +28,6 @@ fn a_user_has_no_more_allocations_than_the_gate_gives() {
     assert_eq!(world.ask(&Ask::allocate().signed(&alice)).code(), Some(486));
     assert_eq!(world.server.stats().quota_refusals, [2, 1]);
     assert_eq!(world.server.allocations(), 2);
-    assert_eq!(world.server.stats().errors_with(486), 3);
+    assert_eq!(world.server.stats().errors_with(486), 2);
+    assert_eq!(world.server.stats().errors_with(508), 1);
 }

@@ -30,7 +30,7 @@ pub enum KeyAlgorithm {
 pub enum Mac {
     /// MESSAGE-INTEGRITY, HMAC-SHA1, 20 bytes.
     Sha1,
-    /// MESSAGE-INTEGRITY-SHA256, HMAC-SHA256, 16 to 32 bytes on receipt, 32 when we write it.
+    /// MESSAGE-INTEGRITY-SHA256, HMAC-SHA256, 32 bytes.
     Sha256,
 }
 
@@ -120,14 +120,16 @@ pub fn mac_of(message: &[u8]) -> Option<Mac> {
 pub fn verify(message: &[u8], key: &Key, mac: Mac) -> Result<(), IntegrityError> {
     let attribute = find(message, mac)?;
     let length = attribute.value.len();
-    if !mac.accepts(length) {
+    // RFC 8489 section 14.6: "The value must be the full 32 bytes unless the STUN usage explicitly specifies that
+    // truncation is allowed", and TURN (RFC 8656) does not.
+    if length != mac.len() {
         return Err(IntegrityError::Malformed);
     }
     let header = header_ending_at(message, attribute.offset + ATTRIBUTE_HEADER_LEN + length);
     let parts = [&header, &message[4..attribute.offset]];
     let result = match mac {
-        Mac::Sha1 => start::<Hmac<Sha1>>(key, parts).verify_truncated_left(attribute.value),
-        Mac::Sha256 => start::<Hmac<Sha256>>(key, parts).verify_truncated_left(attribute.value),
+        Mac::Sha1 => start::<Hmac<Sha1>>(key, parts).verify_slice(attribute.value),
+        Mac::Sha256 => start::<Hmac<Sha256>>(key, parts).verify_slice(attribute.value),
     };
     result.map_err(|_| IntegrityError::Mismatch)
 }
@@ -186,20 +188,11 @@ pub fn userhash(username: &str, realm: &str) -> [u8; 32] {
 }
 
 impl Mac {
-    /// Of the value that we write.
+    /// Of the value.
     const fn len(self) -> usize {
         match self {
             Self::Sha1 => 20,
             Self::Sha256 => 32,
-        }
-    }
-
-    /// MESSAGE-INTEGRITY-SHA256 may be truncated to no less than half (RFC 8489 section 14.6); MESSAGE-INTEGRITY
-    /// may not.
-    const fn accepts(self, length: usize) -> bool {
-        match self {
-            Self::Sha1 => length == 20,
-            Self::Sha256 => length >= 16 && length <= 32 && length.is_multiple_of(4),
         }
     }
 }

@@ -42,7 +42,7 @@ impl CredentialStore for OneUser {
         if verify(&Key::long_term(algorithm, USER, realm, PASSWORD.as_bytes())) {
             return Lookup::Accepted { username: USER.into(), identity: USER.into() };
         }
-        Lookup::WrongKey
+        Lookup::WrongKey { username: USER.into() }
     }
 }
 
@@ -87,7 +87,7 @@ pub(crate) fn relay(wishes: &Wishes) -> Relay {
         max_allocations: 20_000,
         max_allocations_per_user: wishes.max_allocations_per_user,
         server: ServerConfig {
-            nonce_key: [7; 32],
+            nonce_key: turnpike_turn::server::NonceKey([7; 32]),
             relay_v4: wishes.address.is_ipv4(),
             relay_v6: wishes.address.is_ipv6(),
             peers,

@@ -59,7 +59,7 @@ fn dont_fragment(socket: &UdpSocket) -> bool {
         )
     })
     .unwrap();
-    value == libc::IP_PMTUDISC_DO
+    value == libc::IP_PMTUDISC_PROBE
 }
 
 /// Answers each message by a rule; what it takes, it notes as datagrams.

@@ -74,6 +74,15 @@ pub(crate) fn combinations(settings: &Settings, problems: &mut Vec<ConfigError>)
             "true, or neither auth.users nor auth.secrets",
         );
     }
+    if !settings.allow_md5
+        && let Some(user) = settings.users.iter().find(|user| user.secret.is_md5_only())
+    {
+        refuse(
+            "auth.allow_md5",
+            format!("it is false, but user {:?} has only an MD5 key and could never authenticate", user.name),
+            "true, or a password or a SHA-256 key (64 hex digits) for that user",
+        );
+    }
 }
 
 /// Relayed transport addresses that can exist: one allocation takes at least one, and detection yields at most one

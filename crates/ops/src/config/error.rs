@@ -7,7 +7,8 @@ use std::{fmt, path::PathBuf};
 pub enum Origin {
     /// Nobody set it.
     Default,
-    /// A place in the configuration file; line and column count from 1, the column in characters.
+    /// A place in the configuration file; line and column count from 1, the column in characters;
+    /// line 0 is the file as a whole.
     File {
         /// The file as it was named.
         path: PathBuf,
@@ -40,6 +41,7 @@ impl fmt::Display for Origin {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Default => f.write_str("default"),
+            Self::File { path, line: 0, .. } => write!(f, "{}", path.display()),
             Self::File { path, line, column } => write!(f, "{}:{line}:{column}", path.display()),
             Self::Environment(name) => write!(f, "environment variable {name}"),
             Self::Flag(flag) => write!(f, "flag {flag}"),

@@ -176,6 +176,16 @@ pub enum UserSecret {
     Keys(Vec<StoredKey>),
 }
 
+impl UserSecret {
+    /// Whether this is no more than an MD5 key, of no use where those are not accepted.
+    pub(crate) fn is_md5_only(&self) -> bool {
+        match self {
+            Self::Password(_) => false,
+            Self::Keys(keys) => keys.iter().all(|key| matches!(key, StoredKey::Md5(_))),
+        }
+    }
+}
+
 /// A long-term key in hex digits.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum StoredKey {

@@ -100,8 +100,12 @@ pub(crate) fn environment_node<S>(
         }
         (None, Some(path)) => match fs::read_to_string(path) {
             Ok(text) => {
-                let origin = Origin::Environment(file_name);
-                Some(textual(spec, text.lines().map(str::trim).filter(|line| !line.is_empty()), &origin))
+                let lines = (1..).zip(text.lines().map(str::trim)).filter(|(_, line)| !line.is_empty());
+                let nodes = lines.map(|(line, text)| Node {
+                    value: Value::Text(text.to_owned()),
+                    origin: Origin::File { path: PathBuf::from(path), line, column: 1 },
+                });
+                Some(Node { value: Value::List(nodes.collect()), origin: Origin::Environment(file_name) })
             }
             Err(error) => {
                 problems.push(ConfigError {
@@ -145,7 +149,7 @@ pub(crate) fn file_text(path: &Path, problems: &mut Vec<ConfigError>) -> Option<
         Ok(text) => Some(text),
         Err(error) => {
             problems.push(ConfigError {
-                origin: Origin::File { path: path.to_owned(), line: 1, column: 1 },
+                origin: Origin::File { path: path.to_owned(), line: 0, column: 0 },
                 key: String::new(),
                 problem: format!("cannot read the configuration file: {error}"),
                 expected: "a readable file in UTF-8".to_owned(),

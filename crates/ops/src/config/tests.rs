@@ -97,6 +97,14 @@ fn each_mistake_names_line_column_key_and_what_is_expected() {
         ("[auth]\nusers = [\"a:b\", \"a:c\"]", 2, 9, "auth.users", "each user once"),
         ("[auth]\nsecrets = [\"\"]", 2, 12, "auth.secrets", "none of them empty"),
         ("[auth]\nrequired = false\nsecrets = [\"x\"]", 2, 12, "auth.required", "true, or neither"),
+        (
+            "[auth]\nallow_md5 = false\nusers = [{ name = \"a\", key = \"8493fbc53ba582fb4c044c456bdc40eb\" }]",
+            2,
+            13,
+            "auth.allow_md5",
+            "a SHA-256 key",
+        ),
+        ("[log]\nlevel = \"inof\"", 2, 9, "log.level", "debug"),
         ("[limits]\nmax_lifetime = 90000", 2, 16, "limits.max_lifetime", "60 to 86400"),
         ("[limits]\nmax_lifetime = 300", 2, 16, "limits.max_lifetime", "at most max_lifetime"),
         ("[limits]\nallocations_per_user = 20000", 2, 24, "limits.allocations_per_user", "at most limits"),
@@ -236,6 +244,25 @@ fn secrets_come_from_files_that_the_environment_names() {
         gone.starts_with("environment variable TURNPIKE_AUTH_SECRETS_FILE: auth.secrets: cannot read"),
         "{gone}"
     );
+}
+
+#[test]
+fn a_mistake_in_a_file_of_users_is_told_with_its_line() {
+    let path = std::env::temp_dir().join(format!("turnpike-users-{}", std::process::id()));
+    std::fs::write(&path, "alice:wonderland\n\nbob\n").expect("a temporary file");
+    let name = path.to_str().expect("UTF-8");
+    let errors = load("", &[("TURNPIKE_AUTH_USERS_FILE", name)], Flags::new());
+    std::fs::remove_file(&path).expect("it is there");
+    let text = errors.expect_err("bob has no password").to_string();
+    assert!(text.starts_with(&format!("{name}:3:1: auth.users: ")), "{text}");
+}
+
+#[test]
+fn a_file_that_cannot_be_read_has_no_line() {
+    let mut problems = Vec::new();
+    super::source::file_entries(Path::new("/nonexistent/t.toml"), &mut problems);
+    let text = problems.first().expect("it does not exist").to_string();
+    assert!(text.starts_with("/nonexistent/t.toml: cannot read the configuration file: "), "{text}");
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use super::{
     AllocationId, Answer, Client, DropReason, Effect, Family, Gate, OpenRelay, OpenRequest, OpenResult,
-    PortWish, Server,
+    PortWish, QuotaRefusal, Server,
     allocation::{Allocation, Channels, Pending, Permissions, Relay},
     attribute,
     auth::Who,
@@ -45,10 +45,16 @@ impl<G: Gate> Server<G> {
             self.stats.drain_refusals += 1;
             return self.fail(request, signer, 508);
         }
-        // "At any point, the server MAY choose to reject the request with a 486 (Allocation Quota Reached) error".
+        // "At any point, the server MAY choose to reject the request with a 486 (Allocation Quota Reached) error". Section
+        // 19: 486 is about "this username", 508 says that the server is "unable to carry out the request due to some
+        // capacity limit", and so that another one may do.
         if let Err(refusal) = self.gate.acquire(&who.identity) {
             self.stats.quota(refusal);
-            return self.fail(request, signer, 486);
+            let code = match refusal {
+                QuotaRefusal::User => 486,
+                QuotaRefusal::Total => 508,
+            };
+            return self.fail(request, signer, code);
         }
 
         let reservation = match wish.first.port {

@@ -22,6 +22,7 @@ const MAX_QUEUED: usize = 1024;
 /// PASSWORD-ALGORITHMS as we announce it, the preferred first; numbers and no parameters (RFC 8489 section 18.5).
 const SHA256_AND_MD5: &[u8] = &[0, 2, 0, 0, 0, 1, 0, 0];
 const SHA256_ONLY: &[u8] = &[0, 2, 0, 0];
+const MD5_ONLY: &[u8] = &[0, 1, 0, 0];
 
 /// Who sent a request, as proven.
 pub(super) struct Who {
@@ -82,7 +83,7 @@ impl<G: Gate> Server<G> {
         });
         // "If the value of the USERNAME or USERHASH attribute is not valid" and "if the resulting value does not match"
         // MESSAGE-INTEGRITY: 401. A gate that accepts without a key that verified would be a bug in it; believe the MAC.
-        let why = match (lookup, key) {
+        let (named, why) = match (lookup, key) {
             (Lookup::Accepted { username, identity }, Some(key)) => {
                 // "If the NONCE is no longer valid, the server MUST generate an error response with an error code of 438 (Stale
                 // Nonce)": the last check of the list, after the integrity.
@@ -91,10 +92,13 @@ impl<G: Gate> Server<G> {
                 }
                 return Ok(Who { username, identity, signer: Some(Signer { key, mac }) });
             }
-            (Lookup::NoSuchUser, _) => CredentialRefusal::NoSuchUser,
-            (Lookup::Expired { ago }, _) => CredentialRefusal::Expired { ago },
-            (Lookup::WrongKey | Lookup::Accepted { .. }, _) => CredentialRefusal::WrongKey,
+            (Lookup::NoSuchUser, _) => (None, CredentialRefusal::NoSuchUser),
+            (Lookup::Expired { ago }, _) => (None, CredentialRefusal::Expired { ago }),
+            (Lookup::WrongKey { username } | Lookup::Accepted { username, .. }, _) => {
+                (Some(username), CredentialRefusal::WrongKey)
+            }
         };
+        let user = named.as_deref().map_or(user, User::Name);
         self.refused(now, client, user, why);
         Err(self.challenge(now, client, request, 401))
     }
@@ -140,7 +144,7 @@ impl<G: Gate> Server<G> {
             (None, None) => Some(KeyAlgorithm::Md5),
             (Some(chosen), Some(echoed)) if echoed == self.algorithms() => match chosen {
                 [0, 1, 0, 0] if self.config.allow_md5 => Some(KeyAlgorithm::Md5),
-                [0, 2, 0, 0] => Some(KeyAlgorithm::Sha256),
+                [0, 2, 0, 0] if self.config.allow_sha256 => Some(KeyAlgorithm::Sha256),
                 _ => None,
             },
             _ => None,
@@ -148,12 +152,16 @@ impl<G: Gate> Server<G> {
     }
 
     fn algorithms(&self) -> &'static [u8] {
-        if self.config.allow_md5 { SHA256_AND_MD5 } else { SHA256_ONLY }
+        match (self.config.allow_sha256, self.config.allow_md5) {
+            (true, true) => SHA256_AND_MD5,
+            (true, false) => SHA256_ONLY,
+            (false, _) => MD5_ONLY,
+        }
     }
 
     fn nonce_scope(&self, client: &Client) -> nonce::Scope<'_> {
         nonce::Scope {
-            key: &self.config.nonce_key,
+            key: &self.config.nonce_key.0,
             client: client.address,
             realm: &self.config.realm,
             algorithms: self.algorithms(),

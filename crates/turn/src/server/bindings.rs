@@ -98,7 +98,7 @@ impl<G: Gate> Server<G> {
             return self.fail(request, signer, 443);
         }
         // "The server MAY impose restrictions on the IP address and port values allowed [...] 403 (Forbidden)".
-        if !self.config.peers.permits(peer.ip()) {
+        if !self.config.peers.permits_endpoint(peer) {
             return self.fail(request, signer, 403);
         }
         match allocation.channels.may_bind(number, peer, now.ms, self.config.max_channels) {

@@ -1,5 +1,7 @@
 //! What a server is told at start.
 
+use std::fmt;
+
 use turnpike_wire::channel_data::ChannelRange;
 
 use super::PeerRules;
@@ -14,7 +16,7 @@ pub struct ServerConfig {
     /// Whether Allocate and the rest need long-term credentials. Default true; false is for closed networks and tests.
     pub authenticate: bool,
     /// Key of the nonce HMAC, shared by all workers of a server.
-    pub nonce_key: [u8; 32],
+    pub nonce_key: NonceKey,
     /// Seconds for which a nonce is accepted. Default 3600.
     pub nonce_lifetime: u32,
     /// Seconds, default of LIFETIME. Default 600.
@@ -40,9 +42,22 @@ pub struct ServerConfig {
     pub channels: ChannelRange,
     /// Whether MD5 keys with HMAC-SHA1 (RFC 5389 clients) are accepted beside SHA-256. Default true.
     pub allow_md5: bool,
+    /// Whether SHA-256 keys are offered and accepted. Default true; false where a user is stored as an MD5 key alone, because
+    /// clients of RFC 8489 take the strongest algorithm that they are offered.
+    pub allow_sha256: bool,
     /// Whether clients are told that they may hide their name in USERHASH (RFC 8489 section 9.2). Default true; false where
     /// users exist only in the requests that name them (time-limited credentials), because no hash leads to those.
     pub username_anonymity: bool,
+}
+
+/// A key that is never printed: whoever has it makes nonces that the server believes.
+#[derive(Clone, Copy)]
+pub struct NonceKey(pub [u8; 32]);
+
+impl fmt::Debug for NonceKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("NonceKey(..)")
+    }
 }
 
 impl Default for ServerConfig {
@@ -51,7 +66,7 @@ impl Default for ServerConfig {
             realm: "turnpike".to_owned(),
             software: Some("turnpike".to_owned()),
             authenticate: true,
-            nonce_key: [0; 32],
+            nonce_key: NonceKey([0; 32]),
             nonce_lifetime: 3600,
             default_lifetime: 600,
             max_lifetime: 3600,
@@ -64,6 +79,7 @@ impl Default for ServerConfig {
             peers: PeerRules::default(),
             channels: ChannelRange::Rfc5766,
             allow_md5: true,
+            allow_sha256: true,
             username_anonymity: true,
         }
     }
@@ -93,6 +109,9 @@ pub enum ConfigError {
     /// Nothing could be allocated.
     #[error("relay_v4 and relay_v6 are both false: no relayed transport address can be allocated")]
     NoFamily,
+    /// Nobody could authenticate.
+    #[error("allow_md5 and allow_sha256 are both false: no key would be accepted")]
+    NoAlgorithm,
     /// Every nonce would be stale on arrival.
     #[error("nonce_lifetime must be at least 1 s")]
     NonceLifetime,
@@ -118,9 +137,23 @@ impl ServerConfig {
         if !self.relay_v4 && !self.relay_v6 {
             return Err(ConfigError::NoFamily);
         }
+        if !self.allow_md5 && !self.allow_sha256 {
+            return Err(ConfigError::NoAlgorithm);
+        }
         if self.nonce_lifetime == 0 {
             return Err(ConfigError::NonceLifetime);
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn debug_output_never_holds_the_nonce_key() {
+        let config = ServerConfig { nonce_key: NonceKey([213; 32]), ..ServerConfig::default() };
+        assert!(!format!("{config:?}").contains("213"));
     }
 }

@@ -29,15 +29,18 @@ pub enum Lookup {
         ago: u64,
     },
     /// A user, but no key that verifies.
-    WrongKey,
+    WrongKey {
+        /// Who; a USERHASH alone would tell the operator nothing.
+        username: Box<str>,
+    },
 }
 
-/// Which quota an allocation would exceed: 486.
+/// Which quota an allocation would exceed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum QuotaRefusal {
-    /// Allocations of this user.
+    /// Allocations of this user: 486.
     User,
-    /// Allocations in total.
+    /// Allocations in total: 508.
     Total,
 }
 

@@ -25,7 +25,7 @@ mod timers;
 mod tombstones;
 pub mod verdict;
 
-pub use config::{ConfigError, ServerConfig};
+pub use config::{ConfigError, NonceKey, ServerConfig};
 pub use drop_reason::DropReason;
 pub use gate::{Gate, Lookup, QuotaRefusal, User};
 pub use peer_rules::{Cidr, PeerRules};
@@ -355,7 +355,7 @@ impl<G: Gate> Server<G> {
         }
         // "The server MAY impose restrictions on the IP address and port values allowed in the XOR-PEER-ADDRESS attribute;
         // if a value is not allowed, the server silently discards the Send indication."
-        if view.peer.port() == 0 || !self.config.peers.permits(view.peer.ip()) {
+        if view.peer.port() == 0 || !self.config.peers.permits_endpoint(view.peer) {
             return self.dropped(DropReason::PeerRefused);
         }
         // "The server also checks that there is a permission installed for the IP address contained in the

@@ -3,11 +3,11 @@
 
 use std::{
     fmt,
-    net::{IpAddr, Ipv4Addr, Ipv6Addr},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
     str::FromStr,
 };
 
-use turnpike_wire::address::canonical_ip;
+use turnpike_wire::address::{canonical, canonical_ip};
 
 /// An address prefix, such as `10.0.0.0/8`, `2001:db8::/32` or a lone address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -78,9 +78,19 @@ pub struct PeerRules {
     pub allow: Vec<Cidr>,
     /// Refused though public.
     pub deny: Vec<Cidr>,
+    /// The server's own listeners, canonical: never a peer, whatever is allowed. Through them a client could nest allocations
+    /// in one another, and each of its datagrams would pass the relay as often as its TTL lets it.
+    pub own: Vec<SocketAddr>,
 }
 
 impl PeerRules {
+    /// Whether this peer may be relayed to: its address is permitted, and it is none of our own listeners.
+    #[must_use]
+    #[inline]
+    pub fn permits_endpoint(&self, peer: SocketAddr) -> bool {
+        !self.own.contains(&canonical(peer)) && self.permits(peer.ip())
+    }
+
     /// Whether this peer may be relayed to, in any spelling of its address.
     ///
     /// An IPv6 address that embeds IPv4 addresses (6to4, NAT64, Teredo, ...) is judged as itself and as each of
@@ -262,8 +272,11 @@ mod tests {
 
     #[test]
     fn deny_wins_over_allow_and_allow_over_the_built_in_refusal() {
-        let rules =
-            PeerRules { allow: vec![cidr("10.0.0.0/8")], deny: vec![cidr("10.1.0.0/16"), cidr("8.8.8.8")] };
+        let rules = PeerRules {
+            allow: vec![cidr("10.0.0.0/8")],
+            deny: vec![cidr("10.1.0.0/16"), cidr("8.8.8.8")],
+            own: vec![],
+        };
         for (peer, permitted) in [
             ("10.0.0.1", true),
             ("10.1.0.1", false),
@@ -283,10 +296,10 @@ mod tests {
 
     #[test]
     fn a_wide_ipv6_allow_rule_does_not_open_embedded_private_ranges() {
-        let rules = PeerRules { allow: vec![cidr("2000::/3")], deny: vec![] };
+        let rules = PeerRules { allow: vec![cidr("2000::/3")], deny: vec![], own: vec![] };
         assert!(rules.permits("2001:db8::1".parse().unwrap()));
         assert!(!rules.permits("2002:0a00:0001::".parse().unwrap()));
-        let rules = PeerRules { allow: vec![cidr("2002:a00::/24")], deny: vec![] };
+        let rules = PeerRules { allow: vec![cidr("2002:a00::/24")], deny: vec![], own: vec![] };
         assert!(rules.permits("2002:0a00:0001::".parse().unwrap()));
     }
 }

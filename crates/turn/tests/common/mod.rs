@@ -87,7 +87,7 @@ impl Gate for TestGate {
             return Lookup::Expired { ago: 42 };
         }
         if !verify(&Key::long_term(algorithm, name, realm, password(name).as_bytes())) {
-            return Lookup::WrongKey;
+            return Lookup::WrongKey { username: name.into() };
         }
         Lookup::Accepted { username: name.into(), identity: name.into() }
     }
@@ -367,7 +367,7 @@ pub struct World {
 pub fn config() -> ServerConfig {
     ServerConfig {
         realm: REALM.to_owned(),
-        nonce_key: [7; 32],
+        nonce_key: turnpike_turn::server::NonceKey([7; 32]),
         channels: ChannelRange::Rfc8656,
         ..ServerConfig::default()
     }
