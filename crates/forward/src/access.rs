@@ -1,6 +1,6 @@
 //! Who may connect: `allow` and `deny` patterns as rinetd writes them.
 
-use std::net::IpAddr;
+use std::{fmt::Write as _, net::IpAddr};
 
 /// A pattern over the text of a client's address: `*` stands for any run of characters, `?` for one (rinetd(8)); or a prefix
 /// such as `10.0.0.0/8`.
@@ -12,6 +12,23 @@ pub enum Pattern {
     Prefix(IpAddr, u8),
 }
 
+impl Pattern {
+    /// Whether an address fits. An IPv4-mapped IPv6 address counts as IPv4. A wildcard is compared with the address's canonical
+    /// text (RFC 5952 for IPv6), letters in either case.
+    #[must_use]
+    pub fn matches(&self, client: IpAddr) -> bool {
+        let client = client.to_canonical();
+        match self {
+            Self::Prefix(first, bits) => in_prefix(first.to_canonical(), *bits, client),
+            Self::Wildcard(pattern) => {
+                let mut text = AddressText::default();
+                // The longest text of an address is 39 characters, and canonical ones have no scope.
+                write!(text, "{client}").is_ok() && wildcard(pattern.as_bytes(), text.as_bytes())
+            }
+        }
+    }
+}
+
 /// Allow and deny lists. As in rinetd: with any `allow`, a client must match one of them; then a match of any `deny` refuses
 /// it. Global lists are asked first, then the rule's own.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -20,4 +37,152 @@ pub struct Access {
     pub allow: Vec<Pattern>,
     /// None may match.
     pub deny: Vec<Pattern>,
+}
+
+impl Access {
+    /// Whether these lists let a client in.
+    #[must_use]
+    pub fn admits(&self, client: IpAddr) -> bool {
+        (self.allow.is_empty() || self.allow.iter().any(|pattern| pattern.matches(client)))
+            && !self.deny.iter().any(|pattern| pattern.matches(client))
+    }
+}
+
+fn in_prefix(first: IpAddr, bits: u8, client: IpAddr) -> bool {
+    match (first, client) {
+        (IpAddr::V4(first), IpAddr::V4(client)) => {
+            let shift = 32_u32.saturating_sub(bits.into());
+            (first.to_bits() ^ client.to_bits()).checked_shr(shift).unwrap_or(0) == 0
+        }
+        (IpAddr::V6(first), IpAddr::V6(client)) => {
+            let shift = 128_u32.saturating_sub(bits.into());
+            (first.to_bits() ^ client.to_bits()).checked_shr(shift).unwrap_or(0) == 0
+        }
+        _ => false,
+    }
+}
+
+/// Greedy matching with one point of return, the last `*`: time is bounded by the product of the lengths, whatever the pattern.
+fn wildcard(pattern: &[u8], text: &[u8]) -> bool {
+    let (mut p, mut t) = (0, 0);
+    let mut back: Option<(usize, usize)> = None;
+    while t < text.len() {
+        match pattern.get(p) {
+            Some(b'*') => {
+                back = Some((p + 1, t));
+                p += 1;
+            }
+            Some(b'?') => {
+                p += 1;
+                t += 1;
+            }
+            Some(byte) if byte.eq_ignore_ascii_case(&text[t]) => {
+                p += 1;
+                t += 1;
+            }
+            _ => {
+                let Some((after, from)) = back else { return false };
+                back = Some((after, from + 1));
+                p = after;
+                t = from + 1;
+            }
+        }
+    }
+    pattern[p..].iter().all(|byte| *byte == b'*')
+}
+
+/// The text of an address, without an allocation per connection.
+struct AddressText {
+    bytes: [u8; 48],
+    len: usize,
+}
+
+impl Default for AddressText {
+    fn default() -> Self {
+        Self { bytes: [0; 48], len: 0 }
+    }
+}
+
+impl AddressText {
+    fn as_bytes(&self) -> &[u8] {
+        &self.bytes[..self.len]
+    }
+}
+
+impl std::fmt::Write for AddressText {
+    fn write_str(&mut self, text: &str) -> std::fmt::Result {
+        let end = self.len + text.len();
+        self.bytes.get_mut(self.len..end).ok_or(std::fmt::Error)?.copy_from_slice(text.as_bytes());
+        self.len = end;
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn glob(pattern: &str, client: &str) -> bool {
+        Pattern::Wildcard(pattern.to_owned()).matches(client.parse().unwrap())
+    }
+
+    fn prefix(first: &str, bits: u8, client: &str) -> bool {
+        Pattern::Prefix(first.parse().unwrap(), bits).matches(client.parse().unwrap())
+    }
+
+    #[test]
+    fn a_star_stands_for_any_run_and_a_question_mark_for_one_character() {
+        assert!(glob("*", "10.0.0.1"));
+        assert!(glob("192.168.*", "192.168.7.9"));
+        assert!(!glob("192.168.*", "192.169.7.9"));
+        assert!(glob("10.0.0.?", "10.0.0.7"));
+        assert!(!glob("10.0.0.?", "10.0.0.17"));
+        assert!(glob("1*.*.5", "127.0.0.5"));
+        assert!(!glob("1*.*.5", "127.0.0.51"));
+        assert!(glob("10.0.0.1", "10.0.0.1"));
+        assert!(!glob("10.0.0.1", "10.0.0.11"));
+        assert!(!glob("", "10.0.0.1"));
+    }
+
+    #[test]
+    fn a_mapped_address_counts_as_ipv4() {
+        assert!(glob("10.*", "::ffff:10.1.2.3"));
+        assert!(prefix("10.0.0.0", 8, "::ffff:10.1.2.3"));
+    }
+
+    #[test]
+    fn ipv6_is_compared_in_canonical_text_in_either_case() {
+        assert!(glob("2001:DB8::*", "2001:db8::1"));
+        assert!(!glob("2001:db8:0:*", "2001:db8::1"));
+    }
+
+    #[test]
+    fn a_prefix_compares_leading_bits() {
+        assert!(prefix("10.0.0.0", 8, "10.255.0.1"));
+        assert!(!prefix("10.0.0.0", 8, "11.0.0.1"));
+        assert!(prefix("0.0.0.0", 0, "203.0.113.9"));
+        assert!(!prefix("0.0.0.0", 0, "2001:db8::1"));
+        assert!(prefix("10.0.0.1", 32, "10.0.0.1"));
+        assert!(!prefix("10.0.0.1", 32, "10.0.0.0"));
+        assert!(prefix("2001:db8::", 32, "2001:db8:ffff::1"));
+        assert!(prefix("::", 0, "2001:db8:ffff::1"));
+        assert!(!prefix("2001:db8::1", 128, "2001:db8::2"));
+    }
+
+    #[test]
+    fn with_any_allow_a_client_must_match_one_and_deny_has_the_last_word() {
+        let pattern = |text: &str| Pattern::Wildcard(text.to_owned());
+        let access = Access { allow: vec![pattern("10.*"), pattern("127.*")], deny: vec![pattern("10.0.0.6")] };
+        assert!(access.admits("10.0.0.5".parse().unwrap()));
+        assert!(access.admits("127.0.0.1".parse().unwrap()));
+        assert!(!access.admits("10.0.0.6".parse().unwrap()));
+        assert!(!access.admits("192.0.2.1".parse().unwrap()));
+        assert!(Access::default().admits("192.0.2.1".parse().unwrap()));
+    }
+
+    #[test]
+    fn a_pattern_of_many_stars_ends_in_bounded_time() {
+        let pattern = format!("{}x", "*1".repeat(2000));
+        assert!(!glob(&pattern, "111.111.111.111"));
+    }
 }

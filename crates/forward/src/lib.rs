@@ -6,8 +6,10 @@
 #![forbid(unsafe_code)]
 
 pub mod access;
+mod cross;
 pub mod rule;
 pub mod runtime;
+pub mod udp;
 
 pub use access::{Access, Pattern};
 pub use rule::{Balance, CopyMode, Endpoint, Host, PortRange, Protocol, ProxyVersion, Rule, RuleId};

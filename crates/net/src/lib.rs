@@ -16,10 +16,14 @@ pub mod poll;
 pub mod rx;
 mod send;
 pub mod socket;
+pub mod splice;
 mod sys;
+pub mod tcp;
 pub mod tx;
 
 pub use datapath::Datapath;
 pub use rx::{Buffer, Rx, Span};
 pub use socket::{SocketId, Sockets, UdpOptions, UdpSocket};
+pub use splice::Pipe;
+pub use tcp::{ConnectOptions, ListenOptions, TcpListener, TcpSocket};
 pub use tx::{Route, Tx};

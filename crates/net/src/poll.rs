@@ -1,4 +1,4 @@
-//! epoll(7), level-triggered, and an eventfd to wake a worker from another thread.
+//! epoll(7), level-triggered for datagrams and listeners, edge-triggered for streams, and an eventfd to wake a worker from another thread.
 
 use std::{
     io,
@@ -21,6 +21,10 @@ pub struct Event {
     /// EPOLLERR: for UDP sockets with `errors`, read the error queue; for others, receive. The event comes back until
     /// one of them took the error.
     pub error: bool,
+    /// EPOLLRDHUP, edge-triggered only: the other side of a stream has said all (FIN), or is gone.
+    pub closed: bool,
+    /// EPOLLPRI, edge-triggered only: there is an urgent byte, at which a read stops short.
+    pub priority: bool,
 }
 
 /// Events that one wait can bring. Enough that a thousand thin flows need few calls, few enough that the arena holds
@@ -61,12 +65,51 @@ impl Poller {
         self.control(libc::EPOLL_CTL_ADD, fd, token, libc::EPOLLIN)
     }
 
+    /// Watches for a stream's readability, writability, end and urgent byte, edge-triggered: whoever is told must read until a
+    /// read is short, or write until a write is; no call is needed to change what is watched. Watching a socket that is
+    /// writable tells so at once; after that, TCP tells only when a short write was made before (SOCK_NOSPACE).
+    ///
+    /// # Errors
+    /// Those of epoll_ctl(2), as for [`Poller::add`].
+    pub fn add_edge(&self, fd: &impl AsFd, token: u64) -> io::Result<()> {
+        let both = libc::EPOLLIN | libc::EPOLLOUT | libc::EPOLLRDHUP | libc::EPOLLPRI;
+        self.control(libc::EPOLL_CTL_ADD, fd, token, both | libc::EPOLLET)
+    }
+
+    /// As [`Poller::add_edge`], but without writability.
+    ///
+    /// # Errors
+    /// Those of epoll_ctl(2), as for [`Poller::add`].
+    pub fn add_edge_readable(&self, fd: &impl AsFd, token: u64) -> io::Result<()> {
+        let read = libc::EPOLLIN | libc::EPOLLRDHUP | libc::EPOLLPRI;
+        self.control(libc::EPOLL_CTL_ADD, fd, token, read | libc::EPOLLET)
+    }
+
+    /// From [`Poller::add_edge_readable`] to [`Poller::add_edge`]; what is ready already is told again.
+    ///
+    /// # Errors
+    /// Those of epoll_ctl(2).
+    pub fn add_edge_writable(&self, fd: &impl AsFd, token: u64) -> io::Result<()> {
+        let both = libc::EPOLLIN | libc::EPOLLOUT | libc::EPOLLRDHUP | libc::EPOLLPRI;
+        self.control(libc::EPOLL_CTL_MOD, fd, token, both | libc::EPOLLET)
+    }
+
     /// Also watches for writability, or stops to.
     ///
     /// # Errors
     /// Those of epoll_ctl(2).
     pub fn set_writable(&self, fd: &impl AsFd, token: u64, on: bool) -> io::Result<()> {
         let interest = if on { libc::EPOLLIN | libc::EPOLLOUT } else { libc::EPOLLIN };
+        self.control(libc::EPOLL_CTL_MOD, fd, token, interest)
+    }
+
+    /// Watches for any of the two, or for neither: errors and hang-ups are told all the same, as [`Event::error`] and
+    /// [`Event::readable`].
+    ///
+    /// # Errors
+    /// Those of epoll_ctl(2).
+    pub fn set_interest(&self, fd: &impl AsFd, token: u64, readable: bool, writable: bool) -> io::Result<()> {
+        let interest = if readable { libc::EPOLLIN } else { 0 } | if writable { libc::EPOLLOUT } else { 0 };
         self.control(libc::EPOLL_CTL_MOD, fd, token, interest)
     }
 
@@ -106,6 +149,8 @@ impl Poller {
                 readable: flags & (libc::EPOLLIN | libc::EPOLLHUP) != 0,
                 writable: flags & libc::EPOLLOUT != 0,
                 error: flags & libc::EPOLLERR != 0,
+                closed: flags & libc::EPOLLRDHUP != 0,
+                priority: flags & libc::EPOLLPRI != 0,
             }
         }));
         Ok(&self.events)

@@ -62,6 +62,19 @@ impl UdpSocket {
     /// # Errors
     /// Those of socket(2), setsockopt(2) and bind(2).
     pub fn bind(address: SocketAddr, options: &UdpOptions) -> io::Result<Self> {
+        Self::bind_prepared(address, options, |_| Ok(()))
+    }
+
+    /// As [`UdpSocket::bind`], but `prepare` sets further options before the address is bound: SO_MARK, SO_BINDTODEVICE,
+    /// IP_TRANSPARENT.
+    ///
+    /// # Errors
+    /// Those of `prepare`, socket(2), setsockopt(2) and bind(2).
+    pub fn bind_prepared(
+        address: SocketAddr,
+        options: &UdpOptions,
+        prepare: impl FnOnce(BorrowedFd<'_>) -> io::Result<()>,
+    ) -> io::Result<Self> {
         let socket =
             Socket::new(Domain::for_address(address), Type::DGRAM.nonblocking(), Some(Protocol::UDP))?;
         let fd = socket.as_fd();
@@ -101,6 +114,7 @@ impl UdpSocket {
                 on(libc::IPPROTO_IP, libc::IP_RECVERR)?;
             }
         }
+        prepare(fd)?;
         socket.bind(&address.into())?;
         let local = sys::local_address(fd)?;
         Ok(Self {

@@ -1,0 +1,383 @@
+//! Datagrams over a TCP stream, for the rules that go from one protocol to the other.
+//!
+//! ```text
+//! plain    datagram ─▶ one write        one read ─▶ one datagram        (as oxidinetd does; TCP may join or cut them)
+//! framed   │ length, 2 bytes big endian │ datagram │ length │ datagram │ …          (boundaries survive)
+//! ```
+//!
+//! What a slow reader does not take waits in a bounded queue; whole datagrams that find it full are dropped and counted,
+//! so that a stream never holds half a frame.
+
+use std::{
+    collections::VecDeque,
+    io::{self, IoSlice, Read, Write},
+    net::TcpStream,
+};
+
+/// Longest payload of a UDP datagram over IPv4: 65535 - 20 - 8.
+pub(crate) const MAX_DATAGRAM: usize = 65_507;
+/// Bytes that one read can bring; two more than the longest frame's datagram would also do, but a plain read must not
+/// exceed what one datagram can hold.
+pub(crate) const SCRATCH: usize = 1 << 16;
+/// Bytes that wait for a slow reader, per stream. The rest of a datagram whose beginning is on its way may exceed it.
+const QUEUE: usize = 128 << 10;
+/// Frames of one writev(2): a GRO super-packet has at most 64 to 128 datagrams.
+const RUN: usize = 64;
+/// Reads of one stream in one turn, so that others get theirs.
+const READS: usize = 4;
+/// An incomplete frame's buffer is kept for the next one up to this size.
+const KEEP: usize = 4096;
+/// Of the length field.
+const PREFIX: usize = 2;
+
+/// A non-blocking TCP connection that carries datagrams.
+#[derive(Debug)]
+pub(crate) struct Stream {
+    socket: TcpStream,
+    framed: bool,
+    /// connect(2) has not ended yet.
+    pub(crate) connecting: bool,
+    /// The other side has said all.
+    pub(crate) read_closed: bool,
+    /// What the poller was last told: readable, writable.
+    pub(crate) interest: (bool, bool),
+    deframer: Deframer,
+    queue: VecDeque<u8>,
+}
+
+/// What became of datagrams to send.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Sent {
+    /// Sent or queued.
+    pub(crate) datagrams: u64,
+    /// Of these, length fields not counted.
+    pub(crate) bytes: u64,
+    /// Found the queue full.
+    pub(crate) dropped: u64,
+}
+
+/// What one turn of reading brought.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Turn {
+    /// Payload bytes: length fields do not count.
+    pub(crate) bytes: u64,
+    /// Datagrams handed on.
+    pub(crate) datagrams: u64,
+    /// Frames longer than a datagram can be, dropped.
+    pub(crate) too_long: u64,
+    /// End of the stream.
+    pub(crate) closed: bool,
+}
+
+impl Stream {
+    /// `socket` must be non-blocking and watched for readability, and while connecting also for writability.
+    pub(crate) fn new(socket: TcpStream, framed: bool, connecting: bool) -> Self {
+        Self {
+            socket,
+            framed,
+            connecting,
+            read_closed: false,
+            interest: (true, connecting),
+            deframer: Deframer::default(),
+            queue: VecDeque::new(),
+        }
+    }
+
+    pub(crate) fn socket(&self) -> &TcpStream {
+        &self.socket
+    }
+
+    /// Takes another socket after one could not connect; what is queued goes there.
+    pub(crate) fn reconnect(&mut self, socket: TcpStream) {
+        self.socket = socket;
+        self.connecting = true;
+        self.interest = (true, true);
+    }
+
+    /// What the poller should watch for.
+    pub(crate) fn wanted(&self) -> (bool, bool) {
+        (!self.read_closed, self.connecting || !self.queue.is_empty())
+    }
+
+    /// Whether connect(2) has ended well; an event may be about a socket that was here before.
+    ///
+    /// # Errors
+    /// Why it did not.
+    pub(crate) fn finish_connecting(&mut self) -> io::Result<bool> {
+        if let Some(error) = self.socket.take_error()? {
+            return Err(error);
+        }
+        self.connecting = self.socket.peer_addr().is_err();
+        Ok(!self.connecting)
+    }
+
+    /// Sends or queues datagrams, or drops them where the queue is full.
+    ///
+    /// # Errors
+    /// Those of writev(2) but EAGAIN and EINTR.
+    pub(crate) fn send<'a>(&mut self, mut datagrams: impl Iterator<Item = &'a [u8]>) -> io::Result<Sent> {
+        let most = if self.framed { RUN } else { 1 };
+        let mut total = Sent::default();
+        let mut run: [&[u8]; RUN] = [&[]; RUN];
+        loop {
+            let mut count = 0;
+            for datagram in datagrams.by_ref().take(most) {
+                run[count] = datagram;
+                count += 1;
+            }
+            if count == 0 {
+                return Ok(total);
+            }
+            self.send_run(&run[..count], &mut total)?;
+        }
+    }
+
+    /// Sends what is queued, as far as the kernel takes it.
+    ///
+    /// # Errors
+    /// Those of writev(2) but EAGAIN and EINTR.
+    pub(crate) fn send_queued(&mut self) -> io::Result<()> {
+        while !self.connecting && !self.queue.is_empty() {
+            let (front, back) = self.queue.as_slices();
+            let sent = written(self.socket.write_vectored(&[IoSlice::new(front), IoSlice::new(back)]))?;
+            if sent == 0 {
+                return Ok(());
+            }
+            self.queue.drain(..sent);
+        }
+        if self.queue.is_empty() {
+            // Thousands of idle streams keep no memory for bytes that once waited.
+            self.queue = VecDeque::new();
+        }
+        Ok(())
+    }
+
+    /// Reads, and hands on each datagram.
+    ///
+    /// # Errors
+    /// Those of read(2) but EAGAIN and EINTR.
+    pub(crate) fn receive(&mut self, scratch: &mut [u8], mut each: impl FnMut(&[u8])) -> io::Result<Turn> {
+        let mut turn = Turn::default();
+        let room = if self.framed { SCRATCH } else { MAX_DATAGRAM }.min(scratch.len());
+        for _ in 0..READS {
+            let got = match self.socket.read(&mut scratch[..room]) {
+                Ok(0) => {
+                    turn.closed = true;
+                    break;
+                }
+                Ok(got) => got,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
+                Err(error) => return Err(error),
+            };
+            let mut hand_on = |datagram: &[u8]| {
+                if datagram.len() > MAX_DATAGRAM {
+                    turn.too_long += 1;
+                    return;
+                }
+                turn.datagrams += 1;
+                turn.bytes += datagram.len() as u64;
+                each(datagram);
+            };
+            if self.framed {
+                self.deframer.feed(&scratch[..got], hand_on);
+            } else {
+                hand_on(&scratch[..got]);
+            }
+            if got < room {
+                break;
+            }
+        }
+        Ok(turn)
+    }
+
+    /// One write. What the kernel does not take is queued.
+    fn send_run(&mut self, run: &[&[u8]], total: &mut Sent) -> io::Result<()> {
+        let mut prefixes = [[0; PREFIX]; RUN];
+        for (prefix, datagram) in prefixes.iter_mut().zip(run) {
+            *prefix = u16::try_from(datagram.len()).unwrap_or(u16::MAX).to_be_bytes();
+        }
+        let prefix = if self.framed { PREFIX } else { 0 };
+        let mut sent = 0;
+        if self.queue.is_empty() && !self.connecting {
+            let mut slices = [IoSlice::new(&[]); 2 * RUN];
+            for (at, datagram) in run.iter().enumerate() {
+                slices[2 * at] = IoSlice::new(&prefixes[at][..prefix]);
+                slices[2 * at + 1] = IoSlice::new(datagram);
+            }
+            sent = written(self.socket.write_vectored(&slices[..2 * run.len()]))?;
+        }
+        for (at, datagram) in run.iter().enumerate() {
+            let len = prefix + datagram.len();
+            if sent == 0 && len > 0 && self.queue.len() + len > QUEUE {
+                total.dropped += 1;
+                continue;
+            }
+            total.datagrams += 1;
+            total.bytes += datagram.len() as u64;
+            if sent >= len {
+                sent -= len;
+                continue;
+            }
+            let in_prefix = sent.min(prefix);
+            self.queue.extend(&prefixes[at][in_prefix..prefix]);
+            self.queue.extend(&datagram[sent - in_prefix..]);
+            sent = 0;
+        }
+        Ok(())
+    }
+}
+
+/// Bytes written; 0 where the kernel takes none now.
+fn written(result: io::Result<usize>) -> io::Result<usize> {
+    match result {
+        Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => Ok(0),
+        other => other,
+    }
+}
+
+/// Cuts a stream of frames into datagrams. Only a frame that a read left incomplete is copied.
+#[derive(Debug, Default)]
+struct Deframer {
+    /// An incomplete frame, length field included; at most 65537 bytes.
+    partial: Vec<u8>,
+}
+
+impl Deframer {
+    fn feed(&mut self, mut bytes: &[u8], mut each: impl FnMut(&[u8])) {
+        if !self.partial.is_empty() {
+            self.take(&mut bytes, PREFIX);
+            let Some(prefix) = self.partial.first_chunk() else { return };
+            let whole = PREFIX + usize::from(u16::from_be_bytes(*prefix));
+            self.take(&mut bytes, whole);
+            if self.partial.len() < whole {
+                return;
+            }
+            each(&self.partial[PREFIX..]);
+            self.partial.clear();
+            if self.partial.capacity() > KEEP {
+                self.partial = Vec::new();
+            }
+        }
+        while let Some((prefix, rest)) = bytes.split_first_chunk() {
+            let Some((datagram, rest)) = rest.split_at_checked(usize::from(u16::from_be_bytes(*prefix)))
+            else {
+                break;
+            };
+            each(datagram);
+            bytes = rest;
+        }
+        self.partial.extend_from_slice(bytes);
+    }
+
+    /// Moves bytes over until `partial` has `want`, or `bytes` is empty.
+    fn take(&mut self, bytes: &mut &[u8], want: usize) {
+        let missing = want.saturating_sub(self.partial.len()).min(bytes.len());
+        let (head, rest) = bytes.split_at(missing);
+        self.partial.extend_from_slice(head);
+        *bytes = rest;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+
+    use super::*;
+
+    fn pair() -> (TcpStream, TcpStream) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (far, _) = listener.accept().unwrap();
+        near.set_nonblocking(true).unwrap();
+        (near, far)
+    }
+
+    fn frames(datagrams: &[Vec<u8>]) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        for datagram in datagrams {
+            bytes.extend(u16::try_from(datagram.len()).unwrap().to_be_bytes());
+            bytes.extend(datagram);
+        }
+        bytes
+    }
+
+    #[test]
+    fn frames_survive_every_way_of_cutting_the_stream() {
+        let datagrams: Vec<Vec<u8>> = [0, 1, 2, 255, 256, 300, 0, 7]
+            .iter()
+            .map(|len| (0..*len).map(|i| (i * 7) as u8).collect())
+            .collect();
+        let stream = frames(&datagrams);
+        for step in 1..=stream.len() {
+            let mut deframer = Deframer::default();
+            let mut seen = Vec::new();
+            for piece in stream.chunks(step) {
+                deframer.feed(piece, |datagram| seen.push(datagram.to_vec()));
+            }
+            assert_eq!(seen, datagrams, "in pieces of {step}");
+            assert!(deframer.partial.is_empty());
+        }
+    }
+
+    #[test]
+    fn a_reader_that_stops_costs_whole_datagrams_and_bounded_memory() {
+        let (near, mut far) = pair();
+        let mut stream = Stream::new(near, true, false);
+        let datagram = |number: u32| {
+            let mut bytes = vec![number as u8; 1200];
+            bytes[..4].copy_from_slice(&number.to_be_bytes());
+            bytes
+        };
+        // More than both socket buffers and the queue can hold: loopback autotunes to 6 MiB.
+        let mut dropped = 0;
+        for number in 0..20_000 {
+            dropped += stream.send([&datagram(number)[..]].into_iter()).unwrap().dropped;
+            assert!(stream.queue.len() <= QUEUE + MAX_DATAGRAM + PREFIX);
+        }
+        assert!(dropped > 0, "24 MB found room");
+        assert_eq!(stream.wanted(), (true, true));
+        // What arrives is whole frames in order, just fewer of them.
+        let reader = std::thread::spawn(move || {
+            let mut bytes = Vec::new();
+            far.read_to_end(&mut bytes).unwrap();
+            bytes
+        });
+        let deadline = std::time::Instant::now() + std::time::Duration::from_secs(10);
+        while !stream.queue.is_empty() {
+            assert!(std::time::Instant::now() < deadline);
+            stream.send_queued().unwrap();
+            std::thread::yield_now();
+        }
+        drop(stream);
+        let (mut numbers, mut deframer) = (Vec::new(), Deframer::default());
+        deframer.feed(&reader.join().unwrap(), |frame| {
+            let number = u32::from_be_bytes(*frame.first_chunk().unwrap());
+            assert_eq!(frame, datagram(number));
+            numbers.push(number);
+        });
+        assert!(deframer.partial.is_empty());
+        assert!(numbers.is_sorted());
+        assert_eq!(numbers.len() as u64 + dropped, 20_000);
+    }
+
+    #[test]
+    fn a_frame_too_long_for_udp_is_dropped_and_the_next_one_passes() {
+        let (near, mut far) = pair();
+        let mut stream = Stream::new(near, true, false);
+        let sent = frames(&[vec![1; 65_535], vec![2; 9]]);
+        let writer = std::thread::spawn(move || {
+            far.write_all(&sent).unwrap();
+            far
+        });
+        let (mut scratch, mut seen, mut too_long) = (vec![0; SCRATCH], Vec::new(), 0);
+        let deadline = std::time::Instant::now() + std::time::Duration::from_secs(10);
+        while seen.is_empty() {
+            assert!(std::time::Instant::now() < deadline);
+            let turn = stream.receive(&mut scratch, |datagram| seen.push(datagram.to_vec())).unwrap();
+            too_long += turn.too_long;
+        }
+        drop(writer.join().unwrap());
+        assert_eq!((seen, too_long), (vec![vec![2; 9]], 1));
+    }
+}

@@ -1,0 +1,145 @@
+//! What the workers share of one rule, and what each of them counts for it.
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicU64, AtomicUsize, Ordering},
+};
+
+use turnpike_net::ConnectOptions;
+
+use crate::{EndReason, Rule, RuleSnapshot, targets::Targets};
+
+/// One rule in force; shared by all workers, never locked on the data path.
+pub(crate) struct RuleState {
+    pub(crate) rule: Rule,
+    pub(crate) targets: Targets,
+    /// How outgoing sockets of this rule are made; [`Rule::transparent`] sets the source per client.
+    pub(crate) connect: ConnectOptions,
+    /// Connections and sessions now, and the limit on them.
+    active: Gauge,
+}
+
+impl RuleState {
+    pub(crate) fn new(rule: Rule, targets: Targets) -> Self {
+        let connect = ConnectOptions {
+            source: rule.source,
+            device: rule.device.clone(),
+            mark: rule.mark,
+            transparent: rule.transparent,
+        };
+        Self { active: Gauge::new(rule.max_connections), rule, targets, connect }
+    }
+}
+
+/// A count with a limit.
+pub(crate) struct Gauge {
+    now: AtomicU64,
+    limit: AtomicUsize,
+}
+
+impl Gauge {
+    pub(crate) fn new(limit: usize) -> Self {
+        Self { now: AtomicU64::new(0), limit: AtomicUsize::new(limit) }
+    }
+
+    pub(crate) fn now(&self) -> u64 {
+        self.now.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn set_limit(&self, limit: usize) {
+        self.limit.store(limit, Ordering::Relaxed);
+    }
+
+    pub(crate) fn enter(&self) -> bool {
+        let before = self.now.fetch_add(1, Ordering::Relaxed);
+        if before >= self.limit.load(Ordering::Relaxed) as u64 {
+            self.leave();
+            return false;
+        }
+        true
+    }
+
+    pub(crate) fn leave(&self) {
+        self.now.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// A place under the limits of a rule and of the process; dropping it gives the place back.
+pub(crate) struct Place {
+    rule: Arc<RuleState>,
+    total: Arc<Gauge>,
+}
+
+impl Place {
+    /// `None` when either limit is reached.
+    pub(crate) fn take(rule: &Arc<RuleState>, total: &Arc<Gauge>) -> Option<Self> {
+        if !total.enter() {
+            return None;
+        }
+        if !rule.active.enter() {
+            total.leave();
+            return None;
+        }
+        Some(Self { rule: Arc::clone(rule), total: Arc::clone(total) })
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.rule.active.leave();
+        self.total.leave();
+    }
+}
+
+/// What one worker counts for one rule; plain integers, published every 100 ms.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Counters {
+    pub(crate) accepted: u64,
+    pub(crate) ended: [u64; REASONS.len()],
+    pub(crate) to_target_bytes: u64,
+    pub(crate) to_client_bytes: u64,
+    pub(crate) to_target_datagrams: u64,
+    pub(crate) to_client_datagrams: u64,
+    pub(crate) spliced_bytes: u64,
+    pub(crate) dropped_datagrams: u64,
+}
+
+/// Every reason, in the order of [`Counters::ended`].
+const REASONS: [EndReason; 9] = [
+    EndReason::Finished,
+    EndReason::ClientReset,
+    EndReason::TargetReset,
+    EndReason::Idle,
+    EndReason::ConnectFailed,
+    EndReason::Denied,
+    EndReason::Limit,
+    EndReason::BadProxyHeader,
+    EndReason::Shutdown,
+];
+
+impl Counters {
+    pub(crate) fn count_end(&mut self, reason: EndReason) {
+        if let Some(index) = REASONS.iter().position(|other| *other == reason) {
+            self.ended[index] += 1;
+        }
+    }
+
+    pub(crate) fn add_to(&self, snapshot: &mut RuleSnapshot) {
+        snapshot.accepted += self.accepted;
+        for (reason, count) in REASONS.iter().zip(self.ended) {
+            if count == 0 {
+                continue;
+            }
+            match snapshot.ended.iter_mut().find(|(other, _)| other == reason) {
+                Some((_, total)) => *total += count,
+                None => snapshot.ended.push((*reason, count)),
+            }
+        }
+        snapshot.to_target_bytes += self.to_target_bytes;
+        snapshot.to_client_bytes += self.to_client_bytes;
+        snapshot.to_target_datagrams += self.to_target_datagrams;
+        snapshot.to_client_datagrams += self.to_client_datagrams;
+        snapshot.spliced_bytes += self.spliced_bytes;
+        snapshot.dropped_datagrams += self.dropped_datagrams;
+    }
+}

@@ -1,0 +1,493 @@
+//! The engine around the connections: rules, listeners, the table of connections, and what is due.
+
+use std::{
+    io,
+    net::SocketAddr,
+    sync::Arc,
+    time::Duration,
+};
+
+use slab::Slab;
+use turnpike_net::{
+    TcpListener, TcpSocket,
+    poll::{Event, Poller},
+    tcp::is_exhaustion,
+};
+
+use super::{health::Check, mover::{Flow, Mover}, opening::Opening};
+use crate::{
+    ConnectionReport, EndReason, RuleId, RuleSnapshot,
+    common::Common,
+    state::{Counters, Place, RuleState},
+};
+
+/// Between two looks at what may be due, in milliseconds: the grain of connect and idle timeouts.
+pub(super) const TICK_MS: u64 = 100;
+/// Connections looked at in one tick for idleness; a hundred thousand take three seconds and never hold up the others.
+const SCAN: usize = 4096;
+/// Connections accepted from one listener in one wake-up.
+const MOST_ACCEPTS: u32 = 64;
+/// Age from which a target's side gets SO_KEEPALIVE, in milliseconds: it acts after two hours (tcp(7)), and short
+/// connections are spared the call.
+const KEEPALIVE_AGE_MS: u64 = 10_000;
+
+/// Kinds of tokens, in the lowest two bits.
+pub(super) const LISTENER: u64 = 0;
+pub(super) const CLIENT: u64 = 1;
+pub(super) const TARGET: u64 = 2;
+pub(super) const HEALTH: u64 = 3;
+
+/// What holds for one wake-up.
+#[derive(Clone, Copy)]
+pub(crate) struct Tick<'a> {
+    /// Milliseconds of a clock that never goes back.
+    pub(crate) now: u64,
+    pub(crate) poller: &'a Poller,
+}
+
+/// One of the two ends of a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Side {
+    Client,
+    Target,
+}
+
+/// A rule as this worker has it.
+pub(super) struct LocalRule {
+    pub(super) state: Arc<RuleState>,
+    pub(super) counters: Counters,
+    connections: usize,
+    /// Its listeners are closed; it goes with its last connection.
+    removed: bool,
+}
+
+struct Listener {
+    socket: TcpListener,
+    rule: usize,
+    /// Place of the port in the rule's range.
+    offset: u16,
+    /// How many connections the last wake-ups found worth asking for: a call that finds none is saved.
+    appetite: u32,
+    paused: bool,
+}
+
+pub(super) struct Connection {
+    pub(super) rule: usize,
+    pub(super) client: TcpSocket,
+    pub(super) target: Option<TcpSocket>,
+    /// From client to target.
+    pub(super) up: Flow,
+    /// From target to client.
+    pub(super) down: Flow,
+    pub(super) client_address: SocketAddr,
+    pub(super) target_address: Option<SocketAddr>,
+    /// Which of the rule's targets is counted as busy with it.
+    pub(super) target_index: Option<u32>,
+    /// Until it is connected.
+    pub(super) opening: Option<u32>,
+    /// When it was accepted, and when a byte last moved; milliseconds.
+    pub(super) began: u64,
+    pub(super) active: u64,
+    /// The client's socket is watched for writability too.
+    pub(super) client_writable: bool,
+    keepalive_due: bool,
+    _place: Place,
+}
+
+/// All TCP connections of one worker.
+pub(crate) struct Engine {
+    pub(super) common: Arc<Common>,
+    pub(super) rules: Slab<LocalRule>,
+    listeners: Slab<Listener>,
+    pub(super) connections: Slab<Connection>,
+    pub(super) openings: Slab<Opening>,
+    pub(super) checks: Slab<Check>,
+    /// Only one worker checks the health of targets.
+    checks_health: bool,
+    pub(super) mover: Mover,
+    /// Flows that had more to move than one turn allows.
+    pub(super) again: Vec<(usize, Side)>,
+    ticked: u64,
+    cursor: usize,
+    /// Whether the table holds anything that grows due with time, as the scan under way and the last one found.
+    scan: bool,
+    scan_found: bool,
+    /// Some opening waits for a descriptor: it goes before new clients.
+    pub(super) starving: bool,
+    complained: bool,
+}
+
+impl Engine {
+    pub(crate) fn new(common: Arc<Common>, checks_health: bool) -> Self {
+        Self {
+            common,
+            rules: Slab::new(),
+            listeners: Slab::new(),
+            connections: Slab::new(),
+            openings: Slab::new(),
+            checks: Slab::new(),
+            checks_health,
+            mover: Mover::new(),
+            again: Vec::new(),
+            ticked: 0,
+            cursor: 0,
+            scan: false,
+            scan_found: false,
+            starving: false,
+            complained: false,
+        }
+    }
+
+    /// Serves a rule. Each socket comes with the place of its port in the rule's range.
+    pub(crate) fn add_rule(
+        &mut self,
+        state: &Arc<RuleState>,
+        sockets: Vec<(u16, TcpListener)>,
+        tick: Tick<'_>,
+    ) -> io::Result<()> {
+        let rule = self.rules.insert(LocalRule {
+            state: Arc::clone(state),
+            counters: Counters::default(),
+            connections: 0,
+            removed: false,
+        });
+        for (offset, socket) in sockets {
+            let entry = self.listeners.vacant_entry();
+            tick.poller.add(&socket, token(LISTENER, entry.key()))?;
+            entry.insert(Listener { socket, rule, offset, appetite: 1, paused: false });
+        }
+        if self.checks_health {
+            self.watch_health(state, tick.now);
+        }
+        Ok(())
+    }
+
+    /// Takes a rule's listeners away; its connections are left to finish.
+    pub(crate) fn remove_rule(&mut self, state: &Arc<RuleState>, tick: Tick<'_>) -> Vec<TcpListener> {
+        let found = self.rules.iter().find(|(_, rule)| Arc::ptr_eq(&rule.state, state) && !rule.removed);
+        let Some(key) = found.map(|(key, _)| key) else { return Vec::new() };
+        let keys: Vec<usize> =
+            self.listeners.iter().filter(|(_, listener)| listener.rule == key).map(|(key, _)| key).collect();
+        let mut sockets = Vec::with_capacity(keys.len());
+        for key in keys {
+            let listener = self.listeners.remove(key);
+            // A paused one is not watched.
+            let _ = tick.poller.remove(&listener.socket);
+            sockets.push(listener.socket);
+        }
+        self.checks.retain(|_, check| !check.is_for(state));
+        self.rules[key].removed = true;
+        self.forget_rule_if_over(key);
+        sockets
+    }
+
+    /// Closes all listeners.
+    pub(crate) fn drain(&mut self) {
+        self.listeners.clear();
+    }
+
+    /// Ends all connections.
+    pub(crate) fn stop(&mut self, tick: Tick<'_>) {
+        self.listeners.clear();
+        let keys: Vec<usize> = self.connections.iter().map(|(key, _)| key).collect();
+        for key in keys {
+            self.end(key, EndReason::Shutdown, tick);
+        }
+    }
+
+    /// Whether an event brings new connections: these are to be handled last, so that no slot that an earlier event of the same
+    /// wake-up freed is taken while later events still name it.
+    pub(crate) fn is_listener(event: &Event) -> bool {
+        event.token & 3 == LISTENER
+    }
+
+    pub(crate) fn on_event(&mut self, event: &Event, tick: Tick<'_>) {
+        let Ok(key) = usize::try_from(event.token >> 2) else { return };
+        match event.token & 3 {
+            LISTENER => self.accept(key, tick),
+            CLIENT => match self.connections.get(key).map(|connection| connection.opening) {
+                Some(None) => self.on_traffic(key, Side::Client, event, tick),
+                Some(Some(_)) => self.on_early_client(key, event, tick),
+                None => {}
+            },
+            TARGET => match self.connections.get(key).map(|connection| connection.opening) {
+                Some(None) => self.on_traffic(key, Side::Target, event, tick),
+                Some(Some(_)) => self.on_connected(key, event, tick),
+                None => {}
+            },
+            _ => self.on_health(key, event, tick),
+        }
+    }
+
+    /// Does what is due, at most every [`TICK_MS`], and goes on with flows that had their turn.
+    pub(crate) fn on_tick(&mut self, tick: Tick<'_>) {
+        for (key, side) in std::mem::take(&mut self.again) {
+            self.resume(key, side, tick);
+        }
+        if tick.now < self.ticked + TICK_MS {
+            return;
+        }
+        self.ticked = tick.now;
+        self.look_at_openings(tick);
+        if !self.starving {
+            self.resume_listeners(tick);
+        }
+        self.look_for_idle(tick);
+        self.check_health(tick);
+    }
+
+    /// When [`Engine::on_tick`] has next something to do, by the clock of [`Tick::now`].
+    pub(crate) fn next_timeout(&self) -> Option<u64> {
+        if !self.again.is_empty() {
+            return Some(0);
+        }
+        let pressing = self.scan
+            || !self.openings.is_empty()
+            || self.listeners.iter().any(|(_, listener)| listener.paused);
+        let due = if pressing { Some(self.ticked + TICK_MS) } else { None };
+        // A check is looked at by a tick, which come no closer than that.
+        let health = self.health_due().map(|due| due.max(self.ticked + TICK_MS));
+        due.into_iter().chain(health).min()
+    }
+
+    /// Names may have got addresses.
+    pub(crate) fn on_resolved(&mut self, tick: Tick<'_>) {
+        let waiting: Vec<usize> = self
+            .openings
+            .iter()
+            .filter(|(_, opening)| opening.waits_for_name())
+            .map(|(_, opening)| opening.connection)
+            .collect();
+        for key in waiting {
+            self.connect_next(key, tick);
+        }
+    }
+
+    /// Adds this worker's counters.
+    pub(crate) fn snapshots(&self, mut each: impl FnMut(&RuleId, RuleSnapshot)) {
+        for (_, rule) in &self.rules {
+            let mut snapshot = RuleSnapshot { active: rule.connections as u64, ..RuleSnapshot::default() };
+            rule.counters.add_to(&mut snapshot);
+            each(&rule.state.rule.id, snapshot);
+        }
+    }
+
+    fn accept(&mut self, key: usize, tick: Tick<'_>) {
+        let Some(listener) = self.listeners.get(key) else { return };
+        let (appetite, rule, offset) = (listener.appetite, listener.rule, listener.offset);
+        let mut got = 0;
+        let mut dry = false;
+        while got < appetite && !dry {
+            let Some(listener) = self.listeners.get(key) else { return };
+            if listener.paused {
+                return;
+            }
+            match listener.socket.accept() {
+                Ok(Some((socket, client))) => {
+                    got += 1;
+                    self.admit(rule, offset, socket, client, tick);
+                }
+                Ok(None) => dry = true,
+                Err(error) => {
+                    self.pause(key, &error, tick);
+                    return;
+                }
+            }
+        }
+        let next = if dry { got.max(1) } else { (appetite * 2).min(MOST_ACCEPTS) };
+        if let Some(listener) = self.listeners.get_mut(key) {
+            listener.appetite = next;
+        }
+    }
+
+    fn admit(&mut self, rule: usize, offset: u16, socket: TcpSocket, client: SocketAddr, tick: Tick<'_>) {
+        let local = &mut self.rules[rule];
+        local.counters.accepted += 1;
+        let settings = &local.state.rule;
+        // Behind a proxy, the lists are about the client that its header names.
+        if !settings.accept_proxy && !self.common.admits(settings, client.ip()) {
+            return self.refuse(rule, client, EndReason::Denied);
+        }
+        let Some(place) = Place::take(&local.state, &self.common.total) else {
+            return self.refuse(rule, client, EndReason::Limit);
+        };
+        let (nodelay, keepalive, accept_proxy) = (settings.nodelay, settings.keepalive, settings.accept_proxy);
+        local.connections += 1;
+        let opening = Opening::new(&local.state, offset, tick.now);
+        let up = Flow { nodelay_due: nodelay, ..Flow::default() };
+        let key = self.connections.insert(Connection {
+            rule,
+            client: socket,
+            target: None,
+            up,
+            down: Flow::default(),
+            client_address: client,
+            target_address: None,
+            target_index: None,
+            opening: None,
+            began: tick.now,
+            active: tick.now,
+            client_writable: false,
+            keepalive_due: keepalive,
+            _place: place,
+        });
+        self.open(key, opening, tick);
+        self.scan = true;
+        self.scan_found = true;
+        if !accept_proxy {
+            return self.connect_next(key, tick);
+        }
+        let client = &self.connections[key].client;
+        if let Err(error) = tick.poller.add_edge_readable(client, token(CLIENT, key)) {
+            self.complain(&error);
+            self.end(key, EndReason::Limit, tick);
+        }
+    }
+
+    /// Lets a client go that never became a connection: its socket is closed by whoever holds it.
+    fn refuse(&mut self, rule: usize, client: SocketAddr, reason: EndReason) {
+        let local = &mut self.rules[rule];
+        local.counters.count_end(reason);
+        self.common.log.ended(ConnectionReport {
+            rule: local.state.rule.id.clone(),
+            client,
+            target: None,
+            to_target: 0,
+            to_client: 0,
+            lived: Duration::ZERO,
+            reason,
+        });
+    }
+
+    /// Ends a connection. A reset is passed on as one; a stream that is cut short is reset too, so that nobody takes its end for
+    /// the whole.
+    pub(super) fn end(&mut self, key: usize, reason: EndReason, tick: Tick<'_>) {
+        let Some(mut connection) = self.connections.try_remove(key) else { return };
+        if let Some(opening) = connection.opening {
+            self.openings.try_remove(opening as usize);
+        }
+        self.mover.reclaim(&mut connection.up);
+        self.mover.reclaim(&mut connection.down);
+        let local = &mut self.rules[connection.rule];
+        if let Some(target) = connection.target_index {
+            local.state.targets.leave(target as usize);
+        }
+        local.counters.count_end(reason);
+        local.connections -= 1;
+        let reached = connection.opening.is_none();
+        self.common.log.ended(ConnectionReport {
+            rule: local.state.rule.id.clone(),
+            client: connection.client_address,
+            target: connection.target_address.filter(|_| reached),
+            to_target: connection.up.bytes,
+            to_client: connection.down.bytes,
+            lived: Duration::from_millis(tick.now.saturating_sub(connection.began)),
+            reason,
+        });
+        match reason {
+            EndReason::Finished | EndReason::Denied | EndReason::Limit | EndReason::BadProxyHeader => {}
+            EndReason::ClientReset => {
+                if let Some(target) = connection.target.take() {
+                    target.reset();
+                }
+            }
+            EndReason::TargetReset | EndReason::ConnectFailed => connection.client.reset(),
+            _ => {
+                connection.client.reset();
+                if let Some(target) = connection.target.take() {
+                    target.reset();
+                }
+            }
+        }
+        self.forget_rule_if_over(connection.rule);
+    }
+
+    /// Out of descriptors or memory: the clients wait in the kernel's queue meanwhile. Level-triggered, they would wake the
+    /// worker for ever.
+    fn pause(&mut self, key: usize, error: &io::Error, tick: Tick<'_>) {
+        if let Some(listener) = self.listeners.get_mut(key) {
+            listener.paused = tick.poller.remove(&listener.socket).is_ok();
+            listener.appetite = 1;
+        }
+        self.complain(error);
+    }
+
+    /// As [`Engine::pause`], for all listeners: an accepted connection found no descriptor for its other half.
+    pub(super) fn pause_all(&mut self, error: &io::Error, tick: Tick<'_>) {
+        for (_, listener) in self.listeners.iter_mut().filter(|(_, listener)| !listener.paused) {
+            listener.paused = tick.poller.remove(&listener.socket).is_ok();
+            listener.appetite = 1;
+        }
+        self.complain(error);
+    }
+
+    fn resume_listeners(&mut self, tick: Tick<'_>) {
+        for (key, listener) in self.listeners.iter_mut().filter(|(_, listener)| listener.paused) {
+            listener.paused = tick.poller.add(&listener.socket, token(LISTENER, key)).is_err();
+        }
+    }
+
+    pub(super) fn complain(&mut self, error: &io::Error) {
+        if !self.complained {
+            self.complained = true;
+            if is_exhaustion(error) {
+                tracing::warn!(%error, "accepting pauses until descriptors or memory are free; raise the limit of open files \
+                    (ulimit -n) or lower the limit of connections; said once");
+            } else {
+                tracing::warn!(%error, "a connection could not be served; said once");
+            }
+        }
+    }
+
+    fn look_for_idle(&mut self, tick: Tick<'_>) {
+        if !self.scan {
+            return;
+        }
+        let end = self.cursor + SCAN;
+        let mut idle: Vec<usize> = Vec::new();
+        for key in self.cursor..end.min(self.connections.capacity()) {
+            let Some(connection) = self.connections.get_mut(key) else { continue };
+            let rule = &self.rules[connection.rule].state.rule;
+            if connection.opening.is_some() {
+                self.scan_found = true;
+                continue;
+            }
+            if connection.keepalive_due {
+                if tick.now.saturating_sub(connection.began) >= KEEPALIVE_AGE_MS {
+                    connection.keepalive_due = false;
+                    if let Some(target) = &connection.target {
+                        // A connection that broke meanwhile tells so itself.
+                        let _ = target.set_keepalive(true);
+                    }
+                } else {
+                    self.scan_found = true;
+                }
+            }
+            if let Some(limit) = rule.idle_timeout {
+                self.scan_found = true;
+                if u128::from(tick.now.saturating_sub(connection.active)) >= limit.as_millis() {
+                    idle.push(key);
+                }
+            }
+        }
+        self.cursor = end;
+        if end >= self.connections.capacity() {
+            self.cursor = 0;
+            self.scan = self.scan_found;
+            self.scan_found = false;
+        }
+        for key in idle {
+            self.end(key, EndReason::Idle, tick);
+        }
+    }
+
+    fn forget_rule_if_over(&mut self, key: usize) {
+        if self.rules.get(key).is_some_and(|rule| rule.removed && rule.connections == 0) {
+            self.rules.remove(key);
+        }
+    }
+}
+
+pub(super) fn token(kind: u64, key: usize) -> u64 {
+    (key as u64) << 2 | kind
+}

@@ -1,0 +1,360 @@
+//! Moving the bytes of one direction of a connection, by the worker's buffer or through a pooled pipe.
+//!
+//! ```text
+//! buffer   read ─▶ the worker's 256 KiB ─▶ write      what the write does not take is all that a connection keeps
+//! splice   socket ─▶ pipe of the pool ─▶ socket       the bytes never leave the kernel; an empty pipe goes back to the pool
+//! ```
+//!
+//! Sockets are watched edge-triggered. A read that brings less than was asked has emptied the socket, so that a message costs
+//! one read and one write: what comes later brings its own event. (Only an urgent byte stops a read early; that is announced,
+//! see [`Flow::on_urgent`].)
+
+use std::{io, mem};
+
+use turnpike_net::{Pipe, TcpSocket};
+
+use crate::CopyMode;
+
+/// The worker's buffer. Larger ones gain nothing (256 KiB is what a receive queue holds at full speed) and leave the cache.
+const BUFFER: usize = 256 << 10;
+/// A read of so many bytes or more speaks for bulk.
+const BULK: usize = 64 << 10;
+/// Consecutive reads that speak for bulk until a pipe takes over.
+const BULK_READS: u8 = 4;
+/// A splice of fewer bytes speaks for chatter; so many consecutive ones bring the buffer back.
+const CHATTER: usize = 16 << 10;
+const CHATTER_READS: u8 = 8;
+/// Reads of one direction in one turn, so that others get theirs.
+const TURN: usize = 8;
+/// Pipes of one worker, at two descriptors each. Beyond, bulk goes by the buffer.
+const PIPES: usize = 256;
+/// Idle pipes kept.
+const IDLE_PIPES: usize = 64;
+/// Idle buffers kept for what a write did not take.
+const SPARE: usize = 16;
+/// A first write up to this size is one segment on any path, which Nagle's algorithm never holds back.
+const ONE_SEGMENT: usize = 500;
+
+/// One direction of a connection.
+#[derive(Debug, Default)]
+pub(super) struct Flow {
+    /// Bytes taken from the source.
+    pub(super) bytes: u64,
+    held: Held,
+    /// The source may have more than was read.
+    pub(super) readable: bool,
+    /// The source's FIN is known to have arrived: a short read is the last.
+    pub(super) fin: bool,
+    /// The source's end was read.
+    ended: bool,
+    /// It was passed on.
+    shut: bool,
+    bulk: bool,
+    /// Consecutive reads that speak against `bulk` as it is.
+    streak: u8,
+    /// splice(2) cannot be used: an urgent byte, or the kernel refused.
+    plain: bool,
+    /// Reads go on until the source would block.
+    thorough: bool,
+    /// TCP_NODELAY is still to be set on the sink, before the first write that Nagle's algorithm could hold back: a connection
+    /// of one short request never pays for it.
+    pub(super) nodelay_due: bool,
+}
+
+/// Bytes on their way.
+#[derive(Debug, Default)]
+enum Held {
+    #[default]
+    Nothing,
+    /// Left over from a write, from an offset on; never empty.
+    Bytes(Vec<u8>, usize),
+    Pipe(Pipe),
+}
+
+/// Where a turn ended.
+#[derive(Debug)]
+pub(super) enum Pumped {
+    /// The source has no more for now.
+    Idle,
+    /// The sink takes no more for now.
+    Blocked,
+    /// There is more to move, but others are waiting.
+    Again,
+    /// The end was passed on.
+    Done,
+    /// The source is broken.
+    SourceFailed,
+    /// The sink is broken.
+    SinkFailed,
+}
+
+impl Flow {
+    /// Whether bytes wait for the sink.
+    pub(super) fn is_blocked(&self) -> bool {
+        match &self.held {
+            Held::Nothing => false,
+            Held::Bytes(..) => true,
+            Held::Pipe(pipe) => pipe.held() > 0,
+        }
+    }
+
+    /// Whether the source's end was read.
+    pub(super) fn has_ended(&self) -> bool {
+        self.ended
+    }
+
+    /// Whether the source's end was passed on.
+    pub(super) fn is_done(&self) -> bool {
+        self.shut
+    }
+
+    /// Bytes to send before all others; only before the first turn.
+    pub(super) fn lead_with(&mut self, bytes: Vec<u8>) {
+        if !bytes.is_empty() {
+            self.held = Held::Bytes(bytes, 0);
+        }
+    }
+
+    /// An urgent byte is on its way: reads stop at it, and splice(2) never passes it.
+    pub(super) fn on_urgent(&mut self) {
+        self.plain = true;
+        self.thorough = true;
+    }
+
+    /// The source is broken: its queue is read to the end, and the error behind it found.
+    pub(super) fn on_error(&mut self) {
+        self.readable = true;
+        self.thorough = true;
+    }
+
+    /// One read of `n` bytes is judged for `auto`.
+    fn judge(&mut self, n: usize, full: usize, spliced: bool) {
+        let against = if spliced { n < CHATTER } else { n >= BULK.min(full) };
+        self.streak = if against { self.streak + 1 } else { 0 };
+        if self.streak >= if spliced { CHATTER_READS } else { BULK_READS } {
+            self.bulk = !spliced;
+            self.streak = 0;
+        }
+    }
+}
+
+/// What all connections of a worker share.
+pub(super) struct Mover {
+    buffer: Box<[u8]>,
+    idle: Vec<Pipe>,
+    pipes: usize,
+    spare: Vec<Vec<u8>>,
+    /// Bytes moved by splice(2) since the last call of [`Mover::take_spliced`].
+    spliced: u64,
+}
+
+impl Mover {
+    pub(super) fn new() -> Self {
+        Self { buffer: vec![0; BUFFER].into(), idle: Vec::new(), pipes: 0, spare: Vec::new(), spliced: 0 }
+    }
+
+    /// Room for a read of something else than a flow.
+    pub(super) fn scratch(&mut self) -> &mut [u8] {
+        &mut self.buffer
+    }
+
+    pub(super) fn take_spliced(&mut self) -> u64 {
+        mem::take(&mut self.spliced)
+    }
+
+    /// Moves what can be moved now.
+    pub(super) fn pump(&mut self, flow: &mut Flow, from: &TcpSocket, to: &TcpSocket, copy: CopyMode) -> Pumped {
+        let mut turn = 0;
+        loop {
+            match self.drain(flow, to) {
+                Ok(true) => {}
+                Ok(false) => return Pumped::Blocked,
+                Err(_) => return self.stop(flow, Pumped::SinkFailed),
+            }
+            if flow.ended {
+                if !flow.shut {
+                    flow.shut = true;
+                    if to.shutdown_write().is_err() {
+                        return self.stop(flow, Pumped::SinkFailed);
+                    }
+                }
+                return self.stop(flow, Pumped::Done);
+            }
+            if !flow.readable {
+                return self.stop(flow, Pumped::Idle);
+            }
+            if turn == TURN {
+                return self.stop(flow, Pumped::Again);
+            }
+            turn += 1;
+            let by_pipe = match copy {
+                CopyMode::Buffer => false,
+                CopyMode::Splice => true,
+                CopyMode::Auto => flow.bulk,
+            };
+            let moved = if by_pipe && !flow.plain && self.lend(flow) {
+                self.splice(flow, from)
+            } else {
+                match self.copy(flow, from, to) {
+                    Ok(moved) => moved,
+                    Err(_) => return self.stop(flow, Pumped::SinkFailed),
+                }
+            };
+            match moved {
+                Ok(()) => {}
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => flow.readable = false,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(_) => return self.stop(flow, Pumped::SourceFailed),
+            }
+        }
+    }
+
+    /// Takes back what an ended connection holds. A pipe with bytes inside is closed with them.
+    pub(super) fn reclaim(&mut self, flow: &mut Flow) {
+        match mem::take(&mut flow.held) {
+            Held::Nothing => {}
+            Held::Bytes(bytes, _) => self.recycle(bytes),
+            Held::Pipe(pipe) => self.give_back(pipe),
+        }
+    }
+
+    /// Sends what is held; `true` when nothing is any more.
+    fn drain(&mut self, flow: &mut Flow, to: &TcpSocket) -> io::Result<bool> {
+        match &mut flow.held {
+            Held::Nothing => Ok(true),
+            Held::Bytes(bytes, at) => {
+                while *at < bytes.len() {
+                    match to.write(&bytes[*at..]) {
+                        Ok(sent) => *at += sent,
+                        Err(error) => return blocked(error),
+                    }
+                }
+                if let Held::Bytes(bytes, _) = mem::take(&mut flow.held) {
+                    self.recycle(bytes);
+                }
+                Ok(true)
+            }
+            Held::Pipe(pipe) => {
+                if flow.nodelay_due && pipe.held() > 0 {
+                    flow.nodelay_due = false;
+                    // Where it fails, the write that follows fails too.
+                    let _ = to.set_nodelay(true);
+                }
+                while pipe.held() > 0 {
+                    match pipe.drain(to) {
+                        Ok(sent) => self.spliced += sent as u64,
+                        Err(error) => return blocked(error),
+                    }
+                }
+                Ok(true)
+            }
+        }
+    }
+
+    /// One fill of the flow's pipe, which is empty.
+    fn splice(&mut self, flow: &mut Flow, from: &TcpSocket) -> io::Result<()> {
+        let Held::Pipe(pipe) = &mut flow.held else { return Ok(()) };
+        match pipe.fill(from) {
+            Ok(0) => flow.ended = true,
+            Ok(moved) => {
+                let full = pipe.capacity();
+                flow.bytes += moved as u64;
+                flow.judge(moved, full, true);
+            }
+            Err(error) if error.kind() == io::ErrorKind::InvalidInput => {
+                // splice(2): the socket does not support it (kTLS, an odd protocol).
+                flow.plain = true;
+                self.reclaim(flow);
+            }
+            Err(error) => return Err(error),
+        }
+        Ok(())
+    }
+
+    /// One read and one write. The outer error is the sink's.
+    fn copy(&mut self, flow: &mut Flow, from: &TcpSocket, to: &TcpSocket) -> io::Result<io::Result<()>> {
+        if let Held::Pipe(_) = flow.held {
+            self.reclaim(flow);
+        }
+        let got = match from.read(&mut self.buffer) {
+            Ok(got) => got,
+            Err(error) => return Ok(Err(error)),
+        };
+        if got == 0 {
+            flow.ended = true;
+            return Ok(Ok(()));
+        }
+        if got < self.buffer.len() && !flow.thorough {
+            flow.readable = false;
+            flow.ended = flow.fin;
+        }
+        if flow.nodelay_due && (flow.bytes > 0 || got > ONE_SEGMENT) {
+            flow.nodelay_due = false;
+            // Where it fails, the write that follows fails too.
+            let _ = to.set_nodelay(true);
+        }
+        flow.bytes += got as u64;
+        flow.judge(got, self.buffer.len(), false);
+        let sent = match to.write(&self.buffer[..got]) {
+            Ok(sent) => sent,
+            Err(error) => blocked(error).map(|_| 0)?,
+        };
+        if sent < got {
+            let mut left = self.spare.pop().unwrap_or_default();
+            left.extend_from_slice(&self.buffer[sent..got]);
+            flow.held = Held::Bytes(left, 0);
+        }
+        Ok(Ok(()))
+    }
+
+    /// Makes sure that the flow has a pipe; `false` when there is none to have.
+    fn lend(&mut self, flow: &mut Flow) -> bool {
+        if let Held::Pipe(_) = flow.held {
+            return true;
+        }
+        let pipe = match self.idle.pop() {
+            Some(pipe) => pipe,
+            None if self.pipes >= PIPES => return false,
+            None => match Pipe::new() {
+                Ok(pipe) => {
+                    self.pipes += 1;
+                    pipe
+                }
+                Err(_) => return false,
+            },
+        };
+        flow.held = Held::Pipe(pipe);
+        true
+    }
+
+    /// An empty pipe is of use to others.
+    fn stop(&mut self, flow: &mut Flow, pumped: Pumped) -> Pumped {
+        if matches!(&flow.held, Held::Pipe(pipe) if pipe.held() == 0) {
+            self.reclaim(flow);
+        }
+        pumped
+    }
+
+    fn give_back(&mut self, pipe: Pipe) {
+        if pipe.held() == 0 && self.idle.len() < IDLE_PIPES {
+            self.idle.push(pipe);
+        } else {
+            self.pipes -= 1;
+        }
+    }
+
+    fn recycle(&mut self, mut bytes: Vec<u8>) {
+        if self.spare.len() < SPARE && bytes.capacity() >= BULK {
+            bytes.clear();
+            self.spare.push(bytes);
+        }
+    }
+}
+
+/// Tells a sink that is full from one that is broken.
+fn blocked(error: io::Error) -> io::Result<bool> {
+    match error.kind() {
+        io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted => Ok(false),
+        _ => Err(error),
+    }
+}

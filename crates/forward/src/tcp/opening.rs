@@ -1,0 +1,293 @@
+//! A connection until its target answers: the PROXY header, the name, and one address after the other.
+
+use std::{io, sync::Arc};
+
+use turnpike_net::{ConnectOptions, TcpSocket, poll::Event, tcp::is_exhaustion};
+
+use super::engine::{CLIENT, Engine, Side, TARGET, Tick, token};
+use crate::{
+    EndReason,
+    proxy_protocol::{self, MAX_HEADER, Parsed},
+    state::RuleState,
+    targets::Candidate,
+};
+
+/// What a connection needs only until it is connected.
+pub(super) struct Opening {
+    pub(super) connection: usize,
+    stage: Stage,
+    /// When this stage has taken too long; milliseconds.
+    deadline: u64,
+    patience: u64,
+    /// Place of the listener's port in the rule's range.
+    offset: u16,
+    /// The target tried first, how many were given up since, and the next address of the one at hand.
+    first: usize,
+    tried: usize,
+    address: usize,
+    /// Bytes read for the PROXY header and not used up by it.
+    inbox: Vec<u8>,
+    /// The address that the client asked, as its PROXY header names it.
+    asked: Option<std::net::SocketAddr>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    /// Nothing begun, or a PROXY header is awaited.
+    Waiting,
+    Name,
+    Descriptor,
+    Connecting,
+}
+
+impl Opening {
+    pub(super) fn new(state: &Arc<RuleState>, offset: u16, now: u64) -> Self {
+        let patience = u64::try_from(state.rule.connect_timeout.as_millis()).unwrap_or(u64::MAX / 2);
+        Self {
+            connection: 0,
+            stage: Stage::Waiting,
+            deadline: now.saturating_add(patience),
+            patience,
+            offset,
+            first: state.targets.choose(),
+            tried: 0,
+            address: 0,
+            inbox: Vec::new(),
+            asked: None,
+        }
+    }
+
+    pub(super) fn waits_for_name(&self) -> bool {
+        self.stage == Stage::Name
+    }
+}
+
+impl Engine {
+    pub(super) fn open(&mut self, key: usize, mut opening: Opening, _: Tick<'_>) {
+        opening.connection = key;
+        let opening = self.openings.insert(opening);
+        self.connections[key].opening = u32::try_from(opening).ok();
+    }
+
+    /// Begins to connect to the next address that there is, or ends the connection where there is none.
+    pub(super) fn connect_next(&mut self, key: usize, tick: Tick<'_>) {
+        let Some(connection) = self.connections.get_mut(key) else { return };
+        let Some(opening) = connection.opening.and_then(|at| self.openings.get_mut(at as usize)) else { return };
+        let state = Arc::clone(&self.rules[connection.rule].state);
+        let failure = loop {
+            let Some(target) = state.targets.following(opening.first, opening.tried) else {
+                break EndReason::ConnectFailed;
+            };
+            let address = match state.targets.candidate(target, opening.address, opening.offset) {
+                Candidate::At(address) => address,
+                Candidate::Exhausted => {
+                    opening.tried += 1;
+                    opening.address = 0;
+                    continue;
+                }
+                Candidate::Pending => {
+                    if opening.stage != Stage::Name {
+                        opening.stage = Stage::Name;
+                        opening.deadline = tick.now.saturating_add(opening.patience);
+                    }
+                    return;
+                }
+            };
+            let transparent;
+            let options = if state.rule.transparent {
+                transparent =
+                    ConnectOptions { source: Some(connection.client_address.ip()), ..state.connect.clone() };
+                &transparent
+            } else {
+                &state.connect
+            };
+            let begun = TcpSocket::connect(address, options).and_then(|socket| {
+                tick.poller.add_edge(&socket, token(TARGET, key))?;
+                Ok(socket)
+            });
+            match begun {
+                Ok(socket) => {
+                    opening.address += 1;
+                    opening.stage = Stage::Connecting;
+                    opening.deadline = tick.now.saturating_add(opening.patience);
+                    connection.target = Some(socket);
+                    connection.target_address = Some(address);
+                    connection.target_index = u32::try_from(target).ok();
+                    state.targets.enter(target);
+                    return;
+                }
+                Err(error) if is_exhaustion(&error) => {
+                    if opening.stage != Stage::Descriptor {
+                        opening.stage = Stage::Descriptor;
+                        opening.deadline = tick.now.saturating_add(opening.patience);
+                    }
+                    self.starving = true;
+                    return self.pause_all(&error, tick);
+                }
+                Err(error) => {
+                    opening.address += 1;
+                    state.targets.suspect(target);
+                    tracing::debug!(rule = state.rule.id.0, %address, %error, "cannot connect");
+                }
+            }
+        };
+        self.end(key, failure, tick);
+    }
+
+    /// The target's socket has an answer to connect(2).
+    pub(super) fn on_connected(&mut self, key: usize, event: &Event, tick: Tick<'_>) {
+        let Some(connection) = self.connections.get_mut(key) else { return };
+        let Some(target) = &connection.target else { return };
+        if event.error
+            && let Err(error) = target.take_error()
+        {
+            return self.on_refused(key, &error, tick);
+        }
+        if event.writable {
+            self.establish(key, event, tick);
+        }
+    }
+
+    fn on_refused(&mut self, key: usize, error: &io::Error, tick: Tick<'_>) {
+        let connection = &mut self.connections[key];
+        let state = &self.rules[connection.rule].state;
+        connection.target = None;
+        if let Some(target) = connection.target_index.take() {
+            state.targets.leave(target as usize);
+            state.targets.suspect(target as usize);
+        }
+        tracing::debug!(rule = state.rule.id.0, address = ?connection.target_address, %error, "cannot connect");
+        self.connect_next(key, tick);
+    }
+
+    fn establish(&mut self, key: usize, event: &Event, tick: Tick<'_>) {
+        let connection = &mut self.connections[key];
+        let Some(opening) = connection.opening.take().and_then(|at| self.openings.try_remove(at as usize)) else {
+            return;
+        };
+        let rule = &self.rules[connection.rule].state.rule;
+        let mut lead = Vec::new();
+        if let Some(version) = rule.send_proxy {
+            let asked = opening.asked.or_else(|| connection.client.local_addr().ok());
+            // A client without an address of ours is gone; its read says so next.
+            if let Some(asked) = asked {
+                lead = proxy_protocol::encode(version, connection.client_address, asked);
+            }
+            if rule.nodelay
+                && let Some(target) = &connection.target
+            {
+                connection.up.nodelay_due = false;
+                // Where it fails, the write that follows fails too.
+                let _ = target.set_nodelay(true);
+            }
+        }
+        lead.extend_from_slice(&opening.inbox);
+        connection.up.bytes += opening.inbox.len() as u64;
+        self.rules[connection.rule].counters.to_target_bytes += opening.inbox.len() as u64;
+        connection.up.lead_with(lead);
+        connection.up.readable = true;
+        connection.down.readable = event.readable;
+        connection.down.fin = event.closed;
+        connection.active = tick.now;
+        let watched = self.rules[connection.rule].state.rule.accept_proxy;
+        let greets = connection.down.readable;
+        // What the client has sent by now, it sent first: registering its socket after this read makes no event for it.
+        self.resume(key, Side::Client, tick);
+        if greets {
+            self.resume(key, Side::Target, tick);
+        }
+        let Some(connection) = self.connections.get_mut(key) else { return };
+        if watched {
+            return;
+        }
+        if let Err(error) = tick.poller.add_edge_readable(&connection.client, token(CLIENT, key)) {
+            self.complain(&error);
+            return self.end(key, EndReason::Limit, tick);
+        }
+        // Asked for while the socket was not watched.
+        if std::mem::take(&mut connection.client_writable) {
+            self.watch_client_writable(key, tick);
+        }
+    }
+
+    /// The client's socket speaks before there is a target: only behind a proxy is it watched so early.
+    pub(super) fn on_early_client(&mut self, key: usize, event: &Event, tick: Tick<'_>) {
+        let Some(connection) = self.connections.get_mut(key) else { return };
+        let Some(opening) = connection.opening.and_then(|at| self.openings.get_mut(at as usize)) else { return };
+        connection.up.fin |= event.closed;
+        if event.error {
+            return self.end(key, EndReason::ClientReset, tick);
+        }
+        if opening.stage != Stage::Waiting {
+            return;
+        }
+        loop {
+            let room = MAX_HEADER - opening.inbox.len();
+            let scratch = &mut self.mover.scratch()[..room];
+            let got = match connection.client.read(scratch) {
+                Ok(0) => return self.end(key, EndReason::BadProxyHeader, tick),
+                Ok(got) => got,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+                Err(_) => return self.end(key, EndReason::ClientReset, tick),
+            };
+            opening.inbox.extend_from_slice(&self.mover.scratch()[..got]);
+            match proxy_protocol::parse(&opening.inbox) {
+                Parsed::Incomplete if opening.inbox.len() < MAX_HEADER => {}
+                Parsed::Incomplete | Parsed::Malformed => {
+                    return self.end(key, EndReason::BadProxyHeader, tick);
+                }
+                Parsed::Header(len, addresses) => {
+                    opening.inbox.drain(..len);
+                    if let Some((source, destination)) = addresses {
+                        connection.client_address = source;
+                        opening.asked = Some(destination);
+                    }
+                    let client = connection.client_address.ip();
+                    if !self.common.admits(&self.rules[connection.rule].state.rule, client) {
+                        return self.end(key, EndReason::Denied, tick);
+                    }
+                    return self.connect_next(key, tick);
+                }
+            }
+        }
+    }
+
+    /// Connects that take too long, and those that wait for a descriptor.
+    pub(super) fn look_at_openings(&mut self, tick: Tick<'_>) {
+        if self.openings.is_empty() {
+            self.starving = false;
+            return;
+        }
+        let ask = |stage: Stage, late: bool| late || stage == Stage::Descriptor;
+        let due: Vec<(usize, Stage, bool)> = self
+            .openings
+            .iter()
+            .map(|(_, opening)| (opening.connection, opening.stage, opening.deadline <= tick.now))
+            .filter(|(_, stage, late)| ask(*stage, *late))
+            .collect();
+        self.starving = false;
+        for (key, stage, late) in due {
+            match (stage, late) {
+                (Stage::Waiting, _) => self.end(key, EndReason::BadProxyHeader, tick),
+                (Stage::Name, _) => self.give_up_on_name(key, tick),
+                (Stage::Descriptor, true) => self.end(key, EndReason::Limit, tick),
+                // The first that finds none speaks for all.
+                (Stage::Descriptor, false) if self.starving => {}
+                (Stage::Descriptor, false) => self.connect_next(key, tick),
+                (Stage::Connecting, _) => self.on_refused(key, &io::ErrorKind::TimedOut.into(), tick),
+            }
+        }
+    }
+
+    /// No answer from the name servers: the next target may have an address.
+    fn give_up_on_name(&mut self, key: usize, tick: Tick<'_>) {
+        let opening = self.connections.get(key).and_then(|connection| connection.opening);
+        if let Some(opening) = opening.and_then(|at| self.openings.get_mut(at as usize)) {
+            opening.tried += 1;
+            opening.address = 0;
+            opening.stage = Stage::Waiting;
+        }
+        self.connect_next(key, tick);
+    }
+}

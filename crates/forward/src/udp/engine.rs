@@ -1,0 +1,682 @@
+//! The engine of one worker: its listeners, sockets and sessions. The way of a datagram is [`Engine::on_event`], read from
+//! top to bottom; the sides that are TCP streams are next door.
+
+use std::{
+    io,
+    net::{SocketAddr, TcpListener},
+    time::Duration,
+};
+
+use slab::Slab;
+use turnpike_net::{
+    Datapath, Route, Rx, SocketId, Sockets, Tx,
+    error_queue::{self, IcmpError},
+    poll::{Event, Poller},
+    rx::RxStats,
+    tx::TxStats,
+};
+
+use super::{
+    Choice, Listeners, RuleKey, TOKENS, Tick,
+    listeners::Bound,
+    outgoing,
+    sessions::{Inward, Key, List, Lists, Outward, Session, Stage, Table},
+};
+use crate::{
+    ConnectionReport, EndReason, Protocol, Rule, RuleId, RuleSnapshot,
+    cross::{SCRATCH, Stream},
+};
+
+/// Buffers (a super-packet is one) taken from one listener in one tick, so that other sockets get their turn.
+const LISTENER_SHARE: usize = 512;
+/// The same for a session's own socket.
+const TARGET_SHARE: usize = 64;
+/// ICMP errors read from one socket in one tick.
+const ERRORS: usize = 16;
+/// Targets tried for one session.
+pub(super) const ATTEMPTS: u8 = 4;
+/// Sockets of ended sessions that wait for the next flush.
+const LEAVING: usize = 64;
+/// Sessions that expire in one tick; the rest in the next, so that ten thousand at once stall nobody.
+const EXPIRIES: usize = 256;
+/// As rinetd.
+const DEFAULT_IDLE: Duration = Duration::from_secs(72);
+/// Answers to a TCP client that has said all are awaited for so long after the last one.
+const LINGER: Duration = Duration::from_secs(5);
+
+/// Sides of a session, and listeners, in tokens: two bits below the slot.
+const LISTENER: u64 = 0;
+const OUTWARD: u64 = 1;
+const INWARD: u64 = 2;
+
+/// UDP sessions of one worker, TCP sides included.
+pub struct Engine {
+    datapath: Datapath,
+    pub(super) rx: Rx,
+    pub(super) tx: Tx,
+    pub(super) sockets: Sockets,
+    pub(super) listeners: Slab<Listener>,
+    pub(super) rules: Slab<RuleState>,
+    pub(super) sessions: Table,
+    /// Where streams are read.
+    pub(super) scratch: Box<[u8]>,
+    /// Bytes copied into `tx` since the last flush.
+    pub(super) copied: u64,
+    /// Sockets of ended sessions, closed once what is queued for them has left.
+    leaving: Vec<SocketId>,
+    /// Nothing has to be done on a tick before this; never too late.
+    due: Option<u64>,
+    draining: bool,
+    complained: bool,
+}
+
+pub(super) struct Listener {
+    pub(super) rule: u32,
+    /// Place in the rule's range.
+    pub(super) port: u16,
+    address: SocketAddr,
+    pub(super) kind: Kind,
+}
+
+pub(super) enum Kind {
+    Datagrams(SocketId),
+    /// `paused_until`: out of descriptors, not watched.
+    Streams {
+        socket: TcpListener,
+        paused_until: Option<u64>,
+    },
+}
+
+pub(super) struct RuleState {
+    pub(super) key: RuleKey,
+    pub(super) rule: Rule,
+    pub(super) max: usize,
+    pub(super) lists: Lists,
+    pub(super) counters: RuleSnapshot,
+    removed: bool,
+}
+
+impl RuleState {
+    pub(super) fn count_end(&mut self, reason: EndReason) {
+        match self.counters.ended.iter_mut().find(|(other, _)| *other == reason) {
+            Some((_, count)) => *count += 1,
+            None => self.counters.ended.push((reason, 1)),
+        }
+    }
+
+    pub(super) fn framed(&self) -> bool {
+        matches!(
+            self.rule.protocol,
+            Protocol::UdpToTcp { framed: true } | Protocol::TcpToUdp { framed: true }
+        )
+    }
+}
+
+impl Engine {
+    /// Without rules.
+    #[must_use]
+    pub fn new(datapath: Datapath) -> Self {
+        Self {
+            datapath,
+            rx: Rx::new(datapath),
+            tx: Tx::new(datapath),
+            sockets: Sockets::default(),
+            listeners: Slab::new(),
+            rules: Slab::new(),
+            sessions: Table::default(),
+            scratch: vec![0; SCRATCH].into_boxed_slice(),
+            copied: 0,
+            leaving: Vec::with_capacity(LEAVING),
+            due: None,
+            draining: false,
+            complained: false,
+        }
+    }
+
+    /// Serves a rule at these listeners; `max_sessions` is this worker's share of [`Rule::max_connections`]. A UDP client
+    /// beyond it takes the place of the session that has been idle for longest; a TCP client is refused.
+    ///
+    /// # Errors
+    /// Those of epoll_ctl(2); then nothing was added.
+    pub fn add_rule(
+        &mut self,
+        key: RuleKey,
+        rule: &Rule,
+        listeners: Listeners,
+        max_sessions: usize,
+        poller: &Poller,
+    ) -> io::Result<()> {
+        let patience = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX).max(1);
+        let idle = rule.idle_timeout.unwrap_or(DEFAULT_IDLE);
+        let lists = Lists {
+            connecting: List::new(patience(rule.connect_timeout)),
+            active: List::new(patience(idle)),
+            closing: List::new(patience(idle.min(LINGER))),
+        };
+        let slot = narrow(self.rules.insert(RuleState {
+            key,
+            rule: rule.clone(),
+            max: max_sessions,
+            lists,
+            counters: RuleSnapshot::default(),
+            removed: false,
+        }));
+        for (port, bound) in (0_u16..).zip(listeners.bound) {
+            if let Err(error) = self.listen(slot, port, bound, poller) {
+                self.close_listeners(slot);
+                self.rules.remove(slot as usize);
+                return Err(error);
+            }
+        }
+        Ok(())
+    }
+
+    /// Closes a rule's listeners. Sessions of UDP clients end with them, as their answers leave from there; connections
+    /// of TCP clients are left to finish.
+    pub fn remove_rule(&mut self, key: RuleKey, tick: &mut Tick<'_>) {
+        let found = self.rules.iter().find(|(_, state)| state.key == key && !state.removed);
+        let Some(slot) = found.map(|(slot, _)| narrow(slot)) else { return };
+        for at in self.sessions.of_rule(slot) {
+            if self.sessions.get(at).is_some_and(|session| matches!(session.inward, Inward::Datagrams { .. }))
+            {
+                self.end(at, EndReason::Shutdown, tick);
+            }
+        }
+        self.send_queued();
+        self.close_listeners(slot);
+        let state = &mut self.rules[slot as usize];
+        state.removed = true;
+        if state.counters.active == 0 {
+            self.rules.remove(slot as usize);
+        }
+    }
+
+    /// Takes no new sessions; those there are live on.
+    pub fn drain(&mut self) {
+        self.draining = true;
+        self.listeners.retain(|_, listener| matches!(listener.kind, Kind::Datagrams(_)));
+    }
+
+    /// Ends all sessions and closes all listeners.
+    pub fn stop(&mut self, tick: &mut Tick<'_>) {
+        let slots: Vec<u32> = self.rules.iter().map(|(slot, _)| narrow(slot)).collect();
+        for slot in slots {
+            for at in self.sessions.of_rule(slot) {
+                self.end(at, EndReason::Shutdown, tick);
+            }
+            self.send_queued();
+            self.close_listeners(slot);
+        }
+        self.rules.clear();
+    }
+
+    /// Handles an event whose token has [`TOKENS`]. What it gives to send waits for [`Engine::flush`].
+    pub fn on_event(&mut self, event: &Event, tick: &mut Tick<'_>) {
+        if !self.rx.has_room() {
+            self.flush();
+        }
+        let at = slot_of(event.token);
+        match event.token & 3 {
+            LISTENER => match self.listeners.get(at as usize).map(|listener| &listener.kind) {
+                Some(Kind::Datagrams(socket)) => self.receive_from_clients(at, *socket, tick),
+                Some(Kind::Streams { .. }) => self.accept(at, tick),
+                None => {}
+            },
+            OUTWARD => match self.sessions.get(at).map(|session| &session.outward) {
+                Some(Outward::Datagrams(socket)) => self.receive_from_target(at, *socket, event, tick),
+                Some(Outward::Stream(_)) => self.on_target_stream(at, event, tick),
+                None => {}
+            },
+            INWARD => self.on_client_stream(at, event, tick),
+            _ => {}
+        }
+    }
+
+    /// Sends what the events since the last call gave; to be called once per wake-up.
+    pub fn flush(&mut self) {
+        self.send_queued();
+        self.rx.reset();
+    }
+
+    /// Does what is due: idle sessions, connects that take too long, listeners that paused.
+    pub fn on_tick(&mut self, tick: &mut Tick<'_>) {
+        if self.due.is_none_or(|due| tick.now < due) {
+            return;
+        }
+        let mut budget = EXPIRIES;
+        for slot in 0..self.rules.capacity() {
+            while let Some(at) = self.expired(slot, tick.now) {
+                if budget == 0 {
+                    self.send_queued();
+                    return;
+                }
+                budget -= 1;
+                match self.sessions.get(at).map(|session| session.stage) {
+                    Some(Stage::Connecting) => self.try_next_target(at, tick),
+                    Some(Stage::Closing) => self.end(at, EndReason::Finished, tick),
+                    _ => self.end(at, EndReason::Idle, tick),
+                }
+            }
+        }
+        self.send_queued();
+        let resumed = self.resume_listeners(tick);
+        let lists = self.rules.iter().flat_map(|(_, state)| state.lists.all());
+        self.due = lists.filter_map(|list| self.sessions.due(list)).chain(resumed).min();
+    }
+
+    /// When [`Engine::on_tick`] next has something to do, by the clock of [`Tick::now`].
+    #[must_use]
+    pub fn next_timeout(&self) -> Option<u64> {
+        self.due
+    }
+
+    /// Counters of each rule since it was added; a removed rule with living connections may still be among them.
+    pub fn snapshots(&self) -> impl Iterator<Item = (&RuleId, &RuleSnapshot)> {
+        self.rules.iter().map(|(_, state)| (&state.rule.id, &state.counters))
+    }
+
+    /// The addresses listened on.
+    pub fn listeners(&self) -> impl Iterator<Item = (&RuleId, SocketAddr)> {
+        self.listeners
+            .iter()
+            .map(|(_, listener)| (&self.rules[listener.rule as usize].rule.id, listener.address))
+    }
+
+    /// Sessions now.
+    #[must_use]
+    pub fn active(&self) -> usize {
+        self.sessions.len()
+    }
+
+    /// Occupancy of the receiving half.
+    #[must_use]
+    pub fn rx_stats(&self) -> &RxStats {
+        self.rx.stats()
+    }
+
+    /// Occupancy of the sending half.
+    #[must_use]
+    pub fn tx_stats(&self) -> &TxStats {
+        self.tx.stats()
+    }
+
+    fn receive_from_clients(&mut self, listener: u32, socket: SocketId, tick: &mut Tick<'_>) {
+        let mut share = LISTENER_SHARE;
+        while self.rx.has_room() {
+            let Some(listening) = self.sockets.get(socket) else { return };
+            let Ok(received) = self.rx.recv(listening) else { return };
+            for index in received.first..received.first + received.count {
+                self.send_to_target(listener, index, tick);
+            }
+            share = share.saturating_sub(received.count);
+            if !received.more || share == 0 {
+                return;
+            }
+        }
+    }
+
+    /// One received buffer, all of one client: its session is looked up once.
+    fn send_to_target(&mut self, listener: u32, index: usize, tick: &mut Tick<'_>) {
+        let Some(buffer) = self.rx.buffer(index) else { return };
+        let key = Key { listener, client: buffer.from, local: buffer.local };
+        let Some(at) = self.sessions.find(&key).or_else(|| self.open(key, tick)) else {
+            let rule = self.listeners[listener as usize].rule;
+            let dropped = self.rx.buffer(index).map_or(0, |buffer| buffer.count());
+            self.rules[rule as usize].counters.dropped_datagrams += dropped as u64;
+            return;
+        };
+        let (Some(buffer), Some(session)) = (self.rx.buffer(index), self.sessions.get_mut(at)) else {
+            return;
+        };
+        let state = &mut self.rules[session.rule as usize];
+        let (mut bytes, mut datagrams) = (buffer.bytes.len() as u64, 0);
+        match &mut session.outward {
+            Outward::Datagrams(socket) => {
+                let route = connected(*socket);
+                for datagram in buffer.datagrams() {
+                    self.tx.push(&route, &[], self.rx.span(datagram), 0);
+                    datagrams += 1;
+                }
+            }
+            Outward::Stream(stream) => match stream.send(buffer.datagrams()) {
+                Ok(sent) => {
+                    (bytes, datagrams) = (sent.bytes, sent.datagrams);
+                    state.counters.dropped_datagrams += sent.dropped;
+                    watch(stream, token(OUTWARD, at), tick.poller);
+                }
+                Err(_) => return self.end(at, EndReason::TargetReset, tick),
+            },
+        }
+        session.to_target += bytes;
+        state.counters.to_target_bytes += bytes;
+        state.counters.to_target_datagrams += datagrams;
+        self.sessions.touch(at, tick.now, &mut state.lists);
+    }
+
+    fn receive_from_target(&mut self, at: u32, socket: SocketId, event: &Event, tick: &mut Tick<'_>) {
+        let refused = event.error && self.is_refused(socket);
+        let mut share = TARGET_SHARE;
+        while self.rx.has_room() {
+            let Some(receiving) = self.sockets.get(socket) else { return };
+            let received = match self.rx.recv(receiving) {
+                Ok(received) => received,
+                Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
+                    return self.end_refused(at, tick);
+                }
+                Err(_) => break,
+            };
+            let Some(session) = self.sessions.get_mut(at) else { return };
+            let state = &mut self.rules[session.rule as usize];
+            let (mut bytes, mut datagrams, mut broken) = (0, 0, false);
+            for buffer in self.rx.buffers(received) {
+                match &mut session.inward {
+                    Inward::Datagrams { reply, .. } => {
+                        for datagram in buffer.datagrams() {
+                            self.tx.push(reply, &[], self.rx.span(datagram), 0);
+                            datagrams += 1;
+                        }
+                        bytes += buffer.bytes.len() as u64;
+                    }
+                    Inward::Stream(stream) => match stream.send(buffer.datagrams()) {
+                        Ok(sent) => {
+                            bytes += sent.bytes;
+                            datagrams += sent.datagrams;
+                            state.counters.dropped_datagrams += sent.dropped;
+                        }
+                        Err(_) => broken = true,
+                    },
+                }
+            }
+            if broken {
+                return self.end(at, EndReason::ClientReset, tick);
+            }
+            if received.count > 0 {
+                session.answered = true;
+                session.to_client += bytes;
+                state.counters.to_client_bytes += bytes;
+                state.counters.to_client_datagrams += datagrams;
+                if let Inward::Stream(stream) = &mut session.inward {
+                    watch(stream, token(INWARD, at), tick.poller);
+                }
+                self.sessions.touch(at, tick.now, &mut state.lists);
+            }
+            share = share.saturating_sub(received.count);
+            if !received.more || share == 0 {
+                break;
+            }
+        }
+        if refused {
+            self.end_refused(at, tick);
+        }
+    }
+
+    /// Whether the errors of this socket say that nobody listens at the target: port unreachable, of ICMP (RFC 792) or
+    /// ICMPv6 (RFC 4443 section 3.1). All others may pass: a router that reboots, a datagram too big.
+    fn is_refused(&self, socket: SocketId) -> bool {
+        let Some(socket) = self.sockets.get(socket) else { return false };
+        let mut refused = false;
+        let _ = error_queue::read(socket, ERRORS, |IcmpError { icmp_type, code, v6, .. }| {
+            refused |= if v6 { (icmp_type, code) == (1, 4) } else { (icmp_type, code) == (3, 3) };
+        });
+        refused
+    }
+
+    fn end_refused(&mut self, at: u32, tick: &mut Tick<'_>) {
+        let answered = self.sessions.get(at).is_some_and(|session| session.answered);
+        self.end(at, if answered { EndReason::TargetReset } else { EndReason::ConnectFailed }, tick);
+    }
+
+    /// A session for a UDP client not seen before. Refusals are counted, not reported: anybody can forge thousands of
+    /// sources a second.
+    #[cold]
+    fn open(&mut self, key: Key, tick: &mut Tick<'_>) -> Option<u32> {
+        let Listener { rule, port, kind: Kind::Datagrams(socket), .. } =
+            &self.listeners[key.listener as usize]
+        else {
+            return None;
+        };
+        let (rule, port) = (*rule, *port);
+        let reply = Route { to: Some(key.client), from: key.local, ..connected(*socket) };
+        if self.draining {
+            return None;
+        }
+        let state = &mut self.rules[rule as usize];
+        if !tick.around.permits(state.key, key.client.ip()) {
+            state.count_end(EndReason::Denied);
+            return None;
+        }
+        if !self.make_room(rule, tick) {
+            return None;
+        }
+        let Some((outward, choice)) = self.reach(rule, key.client, port, tick) else {
+            tick.around.leave();
+            self.rules[rule as usize].count_end(EndReason::ConnectFailed);
+            return None;
+        };
+        let inward = Inward::Datagrams { key, reply };
+        Some(self.begin(Session::new(rule, key.client, port, inward, outward, choice, tick.now)))
+    }
+
+    /// Counts one more session of a rule, for which the longest idle one may have to end.
+    fn make_room(&mut self, rule: u32, tick: &mut Tick<'_>) -> bool {
+        let state = &self.rules[rule as usize];
+        if state.counters.active >= state.max as u64 {
+            let Some(idle) = self.sessions.longest_idle(std::iter::once(&state.lists)) else { return false };
+            self.end(idle, EndReason::Limit, tick);
+        }
+        if tick.around.enter() {
+            return true;
+        }
+        let Some(idle) = self.sessions.longest_idle(self.rules.iter().map(|(_, state)| &state.lists)) else {
+            return false;
+        };
+        self.end(idle, EndReason::Limit, tick);
+        tick.around.enter()
+    }
+
+    /// A socket towards one of the rule's targets, watched under the token of the next session.
+    pub(super) fn reach(
+        &mut self,
+        rule: u32,
+        client: SocketAddr,
+        port: u16,
+        tick: &mut Tick<'_>,
+    ) -> Option<(Outward, Choice)> {
+        let next = self.sessions.next();
+        let key = self.rules[rule as usize].key;
+        for _ in 0..ATTEMPTS {
+            let choice = tick.around.choose(key, client, port)?;
+            match self.outward(rule, client, choice, token(OUTWARD, next), tick.poller) {
+                Ok(outward) => return Some((outward, choice)),
+                Err(error) => {
+                    let exhausted = outgoing::is_exhaustion(&error);
+                    tick.around.release(key, choice, !exhausted);
+                    self.complain(&error);
+                    if exhausted {
+                        return None;
+                    }
+                }
+            }
+        }
+        None
+    }
+
+    fn outward(
+        &mut self,
+        rule: u32,
+        client: SocketAddr,
+        choice: Choice,
+        token: u64,
+        poller: &Poller,
+    ) -> io::Result<Outward> {
+        let state = &self.rules[rule as usize];
+        if let Protocol::UdpToTcp { framed } = state.rule.protocol {
+            let socket = outgoing::stream(&state.rule, client, choice.address)?;
+            poller.add(&socket, token)?;
+            poller.set_interest(&socket, token, true, true)?;
+            return Ok(Outward::Stream(Box::new(Stream::new(socket, framed, true))));
+        }
+        let socket = outgoing::datagrams(&state.rule, client, choice.address, self.datapath)?;
+        poller.add(&socket, token)?;
+        Ok(Outward::Datagrams(self.sockets.insert(socket)))
+    }
+
+    /// A session that has been let in and has its sockets.
+    pub(super) fn begin(&mut self, session: Session) -> u32 {
+        let state = &mut self.rules[session.rule as usize];
+        state.counters.active += 1;
+        state.counters.accepted += 1;
+        let rule = session.rule;
+        let at = self.sessions.insert(session, &mut state.lists);
+        self.expect(rule);
+        at
+    }
+
+    /// Lets go of a session, and says so.
+    pub(super) fn end(&mut self, at: u32, reason: EndReason, tick: &mut Tick<'_>) {
+        let Some(rule) = self.sessions.get(at).map(|session| session.rule) else { return };
+        let state = &mut self.rules[rule as usize];
+        let Some(session) = self.sessions.remove(at, &mut state.lists) else { return };
+        state.counters.active -= 1;
+        state.count_end(reason);
+        let failed = !session.answered && matches!(reason, EndReason::ConnectFailed | EndReason::TargetReset);
+        if let Some(choice) = session.choice {
+            tick.around.release(state.key, choice, failed);
+        }
+        tick.around.leave();
+        tick.around.ended(ConnectionReport {
+            rule: state.rule.id.clone(),
+            client: session.client,
+            target: session
+                .choice
+                .filter(|_| reason != EndReason::ConnectFailed)
+                .map(|choice| choice.address),
+            to_target: session.to_target,
+            to_client: session.to_client,
+            lived: Duration::from_millis(tick.now.saturating_sub(session.opened)),
+            reason,
+        });
+        if state.removed && state.counters.active == 0 {
+            self.rules.remove(rule as usize);
+        }
+        if let Outward::Datagrams(socket) = session.outward {
+            // An event of its token that is still to come in this wake-up finds no session, or another one with
+            // nothing to read.
+            self.leaving.push(socket);
+            if self.leaving.len() >= LEAVING {
+                self.send_queued();
+            }
+        }
+    }
+
+    /// Wakes the worker in time for the heads of a rule's lists.
+    pub(super) fn expect(&mut self, rule: u32) {
+        let lists = self.rules[rule as usize].lists;
+        let due = lists.all().into_iter().filter_map(|list| self.sessions.due(list)).min();
+        self.expect_at(due);
+    }
+
+    pub(super) fn expect_at(&mut self, due: Option<u64>) {
+        self.due = [self.due, due].into_iter().flatten().min();
+    }
+
+    /// Sends what is queued, and closes the sockets that waited for it. The arena keeps what is still to be routed.
+    pub(super) fn send_queued(&mut self) {
+        self.tx.flush(&mut self.sockets, &self.rx);
+        self.copied = 0;
+        for socket in self.leaving.drain(..) {
+            self.sockets.remove(socket);
+        }
+    }
+
+    /// Says once why sessions cannot be made; the counters go on.
+    pub(super) fn complain(&mut self, error: &io::Error) {
+        if self.complained {
+            return;
+        }
+        self.complained = true;
+        let remedy = if outgoing::is_exhaustion(error) {
+            "raise the limit of open files (ulimit -n)"
+        } else {
+            "check the rule's targets, source, device and mark, and the routes to them"
+        };
+        tracing::warn!(%error, "cannot open a socket towards a target: {remedy}; said once, counted on");
+    }
+
+    fn expired(&self, slot: usize, now: u64) -> Option<u32> {
+        let lists = self.rules.get(slot)?.lists;
+        let due = |list: &&List| self.sessions.due(list).is_some_and(|due| due <= now);
+        lists.all().into_iter().find(due)?.head()
+    }
+
+    fn listen(&mut self, rule: u32, port: u16, bound: Bound, poller: &Poller) -> io::Result<()> {
+        let address = bound.address();
+        let entry = self.listeners.vacant_entry();
+        let token = token(LISTENER, narrow(entry.key()));
+        let kind = match bound {
+            Bound::Datagrams(socket) => {
+                poller.add(&socket, token)?;
+                Kind::Datagrams(self.sockets.insert(socket))
+            }
+            Bound::Streams(socket, _) => {
+                poller.add(&socket, token)?;
+                Kind::Streams { socket, paused_until: None }
+            }
+        };
+        entry.insert(Listener { rule, port, address, kind });
+        Ok(())
+    }
+
+    fn close_listeners(&mut self, rule: u32) {
+        let sockets = &mut self.sockets;
+        self.listeners.retain(|_, listener| {
+            if listener.rule != rule {
+                return true;
+            }
+            if let Kind::Datagrams(socket) = listener.kind {
+                sockets.remove(socket);
+            }
+            false
+        });
+    }
+}
+
+/// Where all datagrams of a connected socket go.
+#[inline]
+pub(super) fn connected(socket: SocketId) -> Route {
+    Route { socket, to: None, from: None, tos: 0, ttl: 0, dont_fragment: false }
+}
+
+/// Tells the poller what a stream now waits for, when that changed.
+pub(super) fn watch(stream: &mut Stream, token: u64, poller: &Poller) {
+    let wanted = stream.wanted();
+    if wanted != stream.interest && poller.set_interest(stream.socket(), token, wanted.0, wanted.1).is_ok() {
+        stream.interest = wanted;
+    }
+}
+
+pub(super) fn outward_token(at: u32) -> u64 {
+    token(OUTWARD, at)
+}
+
+pub(super) fn inward_token(at: u32) -> u64 {
+    token(INWARD, at)
+}
+
+pub(super) fn listener_token(at: u32) -> u64 {
+    token(LISTENER, at)
+}
+
+fn token(side: u64, slot: u32) -> u64 {
+    TOKENS | u64::from(slot) << 2 | side
+}
+
+#[expect(clippy::cast_possible_truncation, reason = "as `token` made it")]
+fn slot_of(token: u64) -> u32 {
+    (token >> 2) as u32
+}
+
+#[expect(clippy::cast_possible_truncation, reason = "rules and listeners are fewer than 2^31")]
+pub(super) fn narrow(slot: usize) -> u32 {
+    slot as u32
+}

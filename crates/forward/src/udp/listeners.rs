@@ -1,0 +1,105 @@
+//! Binding a rule's ports: apart from the engine, so that the control thread binds all of them before any is served.
+
+use std::{
+    io,
+    net::{SocketAddr, TcpListener},
+};
+
+use socket2::{Domain, Socket, Type};
+use turnpike_net::{Datapath, UdpOptions, UdpSocket};
+
+use crate::{Protocol, Rule};
+
+/// A burst of 16k full datagrams while the worker is elsewhere; the kernel takes memory only for what waits.
+const LISTENER_BUFFER: usize = 4 << 20;
+const BACKLOG: i32 = 1024;
+
+/// The bound ports of one rule for one worker; in the order of the rule's range.
+#[derive(Debug)]
+pub struct Listeners {
+    pub(super) bound: Vec<Bound>,
+}
+
+#[derive(Debug)]
+pub(super) enum Bound {
+    Datagrams(UdpSocket),
+    Streams(TcpListener, SocketAddr),
+}
+
+impl Listeners {
+    /// Binds every port of the rule. `reuse_port` where several workers, or an old and a new rule, share them.
+    ///
+    /// # Errors
+    /// The address, and what the kernel said.
+    pub fn bind(rule: &Rule, datapath: Datapath, reuse_port: bool) -> Result<Self, (SocketAddr, io::Error)> {
+        let ports = rule.ports.first..=rule.ports.last;
+        Self::bind_all(rule, ports.map(|port| SocketAddr::new(rule.bind, port)), datapath, reuse_port)
+    }
+
+    /// Binds the same ports for one more worker, those included that the kernel chose.
+    ///
+    /// # Errors
+    /// The address, and what the kernel said.
+    pub fn bind_again(&self, rule: &Rule, datapath: Datapath) -> Result<Self, (SocketAddr, io::Error)> {
+        Self::bind_all(rule, self.addresses().into_iter(), datapath, true)
+    }
+
+    /// Where they listen.
+    #[must_use]
+    pub fn addresses(&self) -> Vec<SocketAddr> {
+        self.bound.iter().map(Bound::address).collect()
+    }
+
+    fn bind_all(
+        rule: &Rule,
+        addresses: impl Iterator<Item = SocketAddr>,
+        datapath: Datapath,
+        reuse_port: bool,
+    ) -> Result<Self, (SocketAddr, io::Error)> {
+        let bind = |address| match rule.protocol {
+            Protocol::Udp | Protocol::UdpToTcp { .. } => bind_udp(address, datapath, reuse_port),
+            Protocol::Tcp | Protocol::TcpToUdp { .. } => bind_tcp(address, reuse_port),
+        };
+        let bound = addresses.map(|address| bind(address).map_err(|error| (address, error)));
+        Ok(Self { bound: bound.collect::<Result<_, _>>()? })
+    }
+}
+
+impl Bound {
+    pub(super) fn address(&self) -> SocketAddr {
+        match self {
+            Self::Datagrams(socket) => socket.local_addr(),
+            Self::Streams(_, address) => *address,
+        }
+    }
+}
+
+fn bind_udp(address: SocketAddr, datapath: Datapath, reuse_port: bool) -> io::Result<Bound> {
+    let options = UdpOptions {
+        reuse_port,
+        recv_buffer: Some(LISTENER_BUFFER),
+        send_buffer: Some(LISTENER_BUFFER),
+        gro: datapath == Datapath::Gso,
+        // Replies must leave from the address that the client asked.
+        packet_info: address.ip().is_unspecified(),
+        ..UdpOptions::default()
+    };
+    UdpSocket::bind(address, &options).map(Bound::Datagrams)
+}
+
+fn bind_tcp(address: SocketAddr, reuse_port: bool) -> io::Result<Bound> {
+    let socket = Socket::new(Domain::for_address(address), Type::STREAM.nonblocking(), None)?;
+    // Connections of an earlier run in TIME_WAIT must not keep the port.
+    socket.set_reuse_address(true)?;
+    if reuse_port {
+        socket.set_reuse_port(true)?;
+    }
+    if address.is_ipv6() {
+        socket.set_only_v6(true)?;
+    }
+    socket.bind(&address.into())?;
+    socket.listen(BACKLOG)?;
+    let listener: TcpListener = socket.into();
+    let address = listener.local_addr()?;
+    Ok(Bound::Streams(listener, address))
+}

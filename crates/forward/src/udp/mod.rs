@@ -1,0 +1,68 @@
+//! UDP sessions, and the rules that cross from one protocol to the other: one engine per worker.
+//!
+//! ```text
+//! client ─▶ listener ─ Rx::recv ─▶ session by (listener, client, address asked) ─▶ its own connected socket ─▶ target
+//! client ◀─ listener ◀─ Tx::flush ─────────────── GRO in, GSO out ──────────────── Rx::recv ◀───────────────── target
+//! ```
+//!
+//! A rule's sessions hang in lists ordered by their last datagram, all with the same time-out: the head is the next to
+//! expire and the one that gives way when the rule is full, so that a datagram costs a few pointers and no timer.
+
+mod engine;
+mod listeners;
+mod outgoing;
+mod sessions;
+mod streams;
+
+use std::net::{IpAddr, SocketAddr};
+
+use turnpike_net::poll::Poller;
+
+pub use engine::Engine;
+pub use listeners::Listeners;
+
+use crate::ConnectionReport;
+
+/// The engine watches its sockets under tokens that have this bit; the worker's own must not.
+pub const TOKENS: u64 = 1 << 62;
+
+/// How a worker and its engine name a rule; unique among the rules of an engine, removed ones with living sessions included.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct RuleKey(pub u32);
+
+/// A target picked for a session.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Choice {
+    /// Which of the rule's targets.
+    pub target: u32,
+    /// Its address, port included.
+    pub address: SocketAddr,
+}
+
+/// What the engine asks of the worker around it. Asked when sessions begin and end, never for a datagram of a known one.
+pub trait Surroundings {
+    /// Whether the global lists and the rule's own let this client in.
+    fn permits(&mut self, rule: RuleKey, client: IpAddr) -> bool;
+    /// Counts one more connection or session in total; false where that would exceed the limit.
+    fn enter(&mut self) -> bool;
+    /// One less.
+    fn leave(&mut self);
+    /// A target for a new session; `port` is the place of the client's port in the rule's range. `None` where no address
+    /// is known.
+    fn choose(&mut self, rule: RuleKey, client: SocketAddr, port: u16) -> Option<Choice>;
+    /// A session with this target is over, or could not be made: `failed` where the target refused without ever having
+    /// answered; otherwise nothing is known of its health.
+    fn release(&mut self, rule: RuleKey, choice: Choice, failed: bool);
+    /// For the log.
+    fn ended(&mut self, report: ConnectionReport);
+}
+
+/// What holds for one wake-up of the worker.
+pub struct Tick<'a> {
+    /// Milliseconds of any clock that never goes back.
+    pub now: u64,
+    /// Of the worker.
+    pub poller: &'a Poller,
+    /// The worker.
+    pub around: &'a mut dyn Surroundings,
+}

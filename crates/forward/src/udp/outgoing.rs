@@ -1,0 +1,95 @@
+//! Sockets towards targets, made as the rule wants them.
+
+use std::{
+    io,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream},
+};
+
+use socket2::{Domain, SockRef, Socket, Type};
+use turnpike_net::{Datapath, UdpOptions, UdpSocket};
+
+use crate::Rule;
+
+/// A few super-packets of 64 KiB each way; the kernel takes memory only for what waits.
+const BUFFER: usize = 1 << 20;
+
+/// A UDP socket connected to the target: the kernel finds the route once, and lets nobody else answer.
+pub(super) fn datagrams(
+    rule: &Rule,
+    client: SocketAddr,
+    target: SocketAddr,
+    datapath: Datapath,
+) -> io::Result<UdpSocket> {
+    let options = UdpOptions {
+        // A transparent client that asks two of our ports is the same address twice.
+        reuse_port: rule.transparent,
+        recv_buffer: Some(BUFFER),
+        send_buffer: Some(BUFFER),
+        gro: datapath == Datapath::Gso,
+        // Otherwise an ICMP error is lost when it comes between two sends.
+        errors: true,
+        ..UdpOptions::default()
+    };
+    let socket = UdpSocket::bind_prepared(source(rule, client, target)?, &options, |fd| {
+        prepare(rule, target, &SockRef::from(&fd))
+    })?;
+    socket.connect(target)?;
+    Ok(socket)
+}
+
+/// A TCP socket that has begun to connect.
+pub(super) fn stream(rule: &Rule, client: SocketAddr, target: SocketAddr) -> io::Result<TcpStream> {
+    let socket = Socket::new(Domain::for_address(target), Type::STREAM.nonblocking(), None)?;
+    prepare(rule, target, &SockRef::from(&socket))?;
+    if rule.transparent || rule.source.is_some() {
+        socket.set_reuse_address(true)?;
+        socket.bind(&source(rule, client, target)?.into())?;
+    }
+    tune(rule, &SockRef::from(&socket))?;
+    match socket.connect(&target.into()) {
+        Err(error) if error.raw_os_error() != Some(libc::EINPROGRESS) => Err(error),
+        _ => Ok(socket.into()),
+    }
+}
+
+/// What both ends of a rule's TCP connections have.
+pub(super) fn tune(rule: &Rule, socket: &SockRef<'_>) -> io::Result<()> {
+    socket.set_tcp_nodelay(rule.nodelay)?;
+    socket.set_keepalive(rule.keepalive)
+}
+
+/// Whether this process or machine has run out of something, so that no other target would fare better.
+pub(super) fn is_exhaustion(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE | libc::ENOBUFS | libc::ENOMEM))
+}
+
+fn prepare(rule: &Rule, target: SocketAddr, socket: &SockRef<'_>) -> io::Result<()> {
+    if let Some(mark) = rule.mark {
+        socket.set_mark(mark)?;
+    }
+    if let Some(device) = &rule.device {
+        socket.bind_device(Some(device.as_bytes()))?;
+    }
+    match (rule.transparent, target.is_ipv6()) {
+        (true, false) => socket.set_ip_transparent_v4(true),
+        (true, true) => socket.set_ip_transparent_v6(true),
+        (false, _) => Ok(()),
+    }
+}
+
+/// The address to bind: the client's own, the rule's, or the kernel's choice.
+fn source(rule: &Rule, client: SocketAddr, target: SocketAddr) -> io::Result<SocketAddr> {
+    let address = match (rule.transparent, rule.source) {
+        (true, _) => client,
+        (false, Some(ip)) => SocketAddr::new(ip, 0),
+        (false, None) if target.is_ipv6() => SocketAddr::new(IpAddr::V6(Ipv6Addr::UNSPECIFIED), 0),
+        (false, None) => SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), 0),
+    };
+    if address.is_ipv6() == target.is_ipv6() {
+        return Ok(address);
+    }
+    Err(io::Error::new(
+        io::ErrorKind::AddrNotAvailable,
+        "the source address and the target are of different families",
+    ))
+}

@@ -1,0 +1,354 @@
+//! The sessions of an engine: dense slots, found by client through a seeded hash table of slot numbers, and chained into
+//! their rule's lists by age.
+
+use std::{
+    hash::{BuildHasher as _, Hasher as _},
+    net::{IpAddr, SocketAddr},
+};
+
+use foldhash::fast::RandomState;
+use hashbrown::HashTable;
+use slab::Slab;
+use turnpike_net::{Route, SocketId};
+
+use super::Choice;
+use crate::cross::Stream;
+
+const NONE: u32 = u32::MAX;
+
+/// Who a UDP session belongs to. A client that asks two of our addresses has two, each answered from its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Key {
+    pub(super) listener: u32,
+    pub(super) client: SocketAddr,
+    /// The address asked, where the listener has more than one.
+    pub(super) local: Option<IpAddr>,
+}
+
+pub(super) struct Session {
+    /// Slot of its rule.
+    pub(super) rule: u32,
+    pub(super) client: SocketAddr,
+    /// The place of the client's port in the rule's range.
+    pub(super) port: u16,
+    pub(super) inward: Inward,
+    pub(super) outward: Outward,
+    /// The target that it holds; none once its last connect has failed.
+    pub(super) choice: Option<Choice>,
+    /// Targets tried.
+    pub(super) attempts: u8,
+    /// The target sent something.
+    pub(super) answered: bool,
+    pub(super) to_target: u64,
+    pub(super) to_client: u64,
+    pub(super) opened: u64,
+    pub(super) stage: Stage,
+    /// When it came to the end of its list.
+    stamp: u64,
+    before: u32,
+    after: u32,
+}
+
+/// The side of the client.
+pub(super) enum Inward {
+    Datagrams { key: Key, reply: Route },
+    Stream(Box<Stream>),
+}
+
+/// The side of the target.
+pub(super) enum Outward {
+    Datagrams(SocketId),
+    Stream(Box<Stream>),
+}
+
+/// Which of its rule's lists a session is in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Stage {
+    /// A TCP target has not accepted yet.
+    Connecting,
+    Active,
+    /// The TCP client has said all; answers may still come.
+    Closing,
+}
+
+/// Sessions by the time of their last sign of life.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct List {
+    head: u32,
+    tail: u32,
+    /// Milliseconds without a sign of life after which a session has to go.
+    pub(super) patience: u64,
+}
+
+impl List {
+    pub(super) fn new(patience: u64) -> Self {
+        Self { head: NONE, tail: NONE, patience }
+    }
+
+    pub(super) fn head(&self) -> Option<u32> {
+        (self.head != NONE).then_some(self.head)
+    }
+}
+
+/// The lists of one rule.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Lists {
+    pub(super) connecting: List,
+    pub(super) active: List,
+    pub(super) closing: List,
+}
+
+impl Lists {
+    pub(super) fn all(&self) -> [&List; 3] {
+        [&self.connecting, &self.active, &self.closing]
+    }
+
+    fn of(&mut self, stage: Stage) -> &mut List {
+        match stage {
+            Stage::Connecting => &mut self.connecting,
+            Stage::Active => &mut self.active,
+            Stage::Closing => &mut self.closing,
+        }
+    }
+}
+
+/// A new session, in no list yet.
+impl Session {
+    pub(super) fn new(
+        rule: u32,
+        client: SocketAddr,
+        port: u16,
+        inward: Inward,
+        outward: Outward,
+        choice: Choice,
+        now: u64,
+    ) -> Self {
+        let connecting = matches!(&outward, Outward::Stream(stream) if stream.connecting);
+        Self {
+            rule,
+            client,
+            port,
+            inward,
+            outward,
+            choice: Some(choice),
+            attempts: 1,
+            answered: false,
+            to_target: 0,
+            to_client: 0,
+            opened: now,
+            stage: if connecting { Stage::Connecting } else { Stage::Active },
+            stamp: now,
+            before: NONE,
+            after: NONE,
+        }
+    }
+}
+
+#[derive(Default)]
+pub(super) struct Table {
+    slots: Slab<Session>,
+    by_client: HashTable<u32>,
+    hasher: RandomState,
+}
+
+impl Table {
+    pub(super) fn len(&self) -> usize {
+        self.slots.len()
+    }
+
+    /// The session of a UDP client.
+    #[inline]
+    pub(super) fn find(&self, key: &Key) -> Option<u32> {
+        self.by_client.find(hash(&self.hasher, key), |at| is_of(&self.slots, *at, key)).copied()
+    }
+
+    #[inline]
+    pub(super) fn get(&self, at: u32) -> Option<&Session> {
+        self.slots.get(at as usize)
+    }
+
+    #[inline]
+    pub(super) fn get_mut(&mut self, at: u32) -> Option<&mut Session> {
+        self.slots.get_mut(at as usize)
+    }
+
+    /// The slot that [`Table::insert`] will use next.
+    pub(super) fn next(&self) -> u32 {
+        number(self.slots.vacant_key())
+    }
+
+    /// Takes a session and hangs it at the end of its list.
+    pub(super) fn insert(&mut self, session: Session, lists: &mut Lists) -> u32 {
+        let stage = session.stage;
+        let key = if let Inward::Datagrams { key, .. } = &session.inward { Some(*key) } else { None };
+        let at = number(self.slots.insert(session));
+        if let Some(key) = key {
+            let (slots, hasher) = (&self.slots, &self.hasher);
+            self.by_client.insert_unique(hash(hasher, &key), at, |other| {
+                match &slots[*other as usize].inward {
+                    Inward::Datagrams { key, .. } => hash(hasher, key),
+                    Inward::Stream(_) => 0,
+                }
+            });
+        }
+        self.append(at, lists.of(stage));
+        at
+    }
+
+    pub(super) fn remove(&mut self, at: u32, lists: &mut Lists) -> Option<Session> {
+        let session = self.slots.get(at as usize)?;
+        let stage = session.stage;
+        if let Inward::Datagrams { key, .. } = session.inward {
+            let slots = &self.slots;
+            let found =
+                self.by_client.find_entry(hash(&self.hasher, &key), |other| is_of(slots, *other, &key));
+            if let Ok(entry) = found {
+                entry.remove();
+            }
+        }
+        self.unlink(at, lists.of(stage));
+        self.slots.try_remove(at as usize)
+    }
+
+    /// A sign of life, except from one that has yet to connect.
+    #[inline]
+    pub(super) fn touch(&mut self, at: u32, now: u64, lists: &mut Lists) {
+        let session = &mut self.slots[at as usize];
+        if session.stage == Stage::Connecting {
+            return;
+        }
+        let list = lists.of(session.stage);
+        session.stamp = now;
+        if list.tail != at {
+            self.unlink(at, list);
+            self.append(at, list);
+        }
+    }
+
+    /// Moves a session to the end of another list, or of the same.
+    pub(super) fn enter(&mut self, at: u32, stage: Stage, now: u64, lists: &mut Lists) {
+        let old = self.slots[at as usize].stage;
+        self.unlink(at, lists.of(old));
+        let session = &mut self.slots[at as usize];
+        session.stage = stage;
+        session.stamp = now;
+        self.append(at, lists.of(stage));
+    }
+
+    /// The session that has been without a sign of life for longest.
+    pub(super) fn longest_idle<'a>(&self, lists: impl Iterator<Item = &'a Lists>) -> Option<u32> {
+        let heads = lists.flat_map(|lists| lists.all().map(List::head)).flatten();
+        heads.min_by_key(|at| self.slots[*at as usize].stamp)
+    }
+
+    /// When the head of a list has to go.
+    pub(super) fn due(&self, list: &List) -> Option<u64> {
+        Some(self.get(list.head()?)?.stamp.saturating_add(list.patience))
+    }
+
+    /// All of a rule.
+    pub(super) fn of_rule(&self, rule: u32) -> Vec<u32> {
+        self.slots.iter().filter(|(_, session)| session.rule == rule).map(|(at, _)| number(at)).collect()
+    }
+
+    fn append(&mut self, at: u32, list: &mut List) {
+        let session = &mut self.slots[at as usize];
+        session.before = list.tail;
+        session.after = NONE;
+        match list.tail {
+            NONE => list.head = at,
+            tail => self.slots[tail as usize].after = at,
+        }
+        list.tail = at;
+    }
+
+    fn unlink(&mut self, at: u32, list: &mut List) {
+        let Session { before, after, .. } = self.slots[at as usize];
+        match before {
+            NONE => list.head = after,
+            before => self.slots[before as usize].after = after,
+        }
+        match after {
+            NONE => list.tail = before,
+            after => self.slots[after as usize].before = before,
+        }
+    }
+}
+
+#[expect(clippy::cast_possible_truncation, reason = "sessions have descriptors, which are fewer than 2^31")]
+fn number(slot: usize) -> u32 {
+    slot as u32
+}
+
+#[inline]
+fn is_of(slots: &Slab<Session>, at: u32, key: &Key) -> bool {
+    matches!(&slots[at as usize].inward, Inward::Datagrams { key: other, .. } if other == key)
+}
+
+/// In three writes; the derived one makes many more, field by field.
+#[inline]
+fn hash(seeded: &RandomState, key: &Key) -> u64 {
+    let bits = |ip| match ip {
+        IpAddr::V4(ip) => u128::from(ip.to_bits()),
+        IpAddr::V6(ip) => ip.to_bits(),
+    };
+    let mut hasher = seeded.build_hasher();
+    hasher.write_u128(bits(key.client.ip()));
+    hasher.write_u128(key.local.map_or(0, bits));
+    hasher.write_u64(u64::from(key.client.port()) << 32 | u64::from(key.listener));
+    hasher.finish()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn session(port: u16, now: u64) -> Session {
+        let client = SocketAddr::from(([192, 0, 2, 1], port));
+        let key = Key { listener: 0, client, local: None };
+        let reply =
+            Route { socket: SocketId(0), to: Some(client), from: None, tos: 0, ttl: 0, dont_fragment: false };
+        let choice = Choice { target: 0, address: client };
+        let outward = Outward::Datagrams(SocketId(1));
+        Session::new(0, client, port, Inward::Datagrams { key, reply }, outward, choice, now)
+    }
+
+    /// Any order of births, signs of life and deaths leaves the list sorted by the last sign of life.
+    #[test]
+    fn the_head_is_always_the_longest_idle() {
+        let mut lists = Lists { connecting: List::new(10), active: List::new(1000), closing: List::new(5) };
+        let mut table = Table::default();
+        let mut alive: Vec<(u32, u64)> = Vec::new();
+        let mut seed = 7_u64;
+        let mut random = |below: usize| {
+            seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            (seed >> 33) as usize % below
+        };
+        for now in 0..20_000_u64 {
+            match random(4) {
+                0 if alive.len() < 100 => {
+                    alive.push((table.insert(session((now % 60_000) as u16, now), &mut lists), now));
+                }
+                1 if !alive.is_empty() => {
+                    let (at, _) = alive.swap_remove(random(alive.len()));
+                    assert!(table.remove(at, &mut lists).is_some());
+                }
+                _ if !alive.is_empty() => {
+                    let which = random(alive.len());
+                    table.touch(alive[which].0, now, &mut lists);
+                    alive[which].1 = now;
+                }
+                _ => {}
+            }
+            let oldest = alive.iter().min_by_key(|(_, stamp)| *stamp).copied();
+            assert_eq!(table.longest_idle([&lists].into_iter()), oldest.map(|(at, _)| at));
+            assert_eq!(table.due(&lists.active), oldest.map(|(_, stamp)| stamp + 1000));
+            assert_eq!(table.len(), alive.len());
+        }
+        for (at, _) in alive {
+            let port = table.get(at).unwrap().port;
+            let Inward::Datagrams { key, .. } = table.get(at).unwrap().inward else { unreachable!() };
+            assert_eq!((key.client.port(), table.find(&key)), (port, Some(at)));
+        }
+    }
+}

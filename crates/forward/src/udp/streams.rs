@@ -1,0 +1,248 @@
+//! The TCP sides of sessions: accepting clients, connecting to targets, and what streams bring.
+
+use std::{
+    io,
+    net::{SocketAddr, TcpStream},
+    time::Duration,
+};
+
+use socket2::SockRef;
+use turnpike_net::poll::Event;
+
+use super::{
+    Engine, Tick,
+    engine::{self, ATTEMPTS, Kind, RuleState},
+    outgoing,
+    sessions::{Inward, Outward, Session, Stage},
+};
+use crate::{ConnectionReport, EndReason, cross::Stream};
+
+/// Connections accepted from one listener in one tick.
+const ACCEPTS: usize = 64;
+/// How long a listener rests that is out of descriptors, in milliseconds.
+const REST: u64 = 100;
+/// Bytes copied from streams that may wait for a flush.
+const COPIED: u64 = 1 << 20;
+
+impl Engine {
+    pub(super) fn accept(&mut self, at: u32, tick: &mut Tick<'_>) {
+        for _ in 0..ACCEPTS {
+            let Some(listener) = self.listeners.get_mut(at as usize) else { return };
+            let (rule, port) = (listener.rule, listener.port);
+            let Kind::Streams { socket, paused_until } = &mut listener.kind else { return };
+            match socket.accept() {
+                Ok((stream, client)) => self.admit(rule, port, stream, canonical(client), tick),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
+                Err(error) if outgoing::is_exhaustion(&error) => {
+                    // Level-triggered: the connection that waits would wake the worker for ever.
+                    if tick.poller.remove(socket).is_ok() {
+                        let until = tick.now + REST;
+                        *paused_until = Some(until);
+                        self.expect_at(Some(until));
+                    }
+                    return self.complain(&error);
+                }
+                // A connection that was reset in the queue (accept(2)).
+                Err(_) => {}
+            }
+        }
+    }
+
+    /// Watches listeners again whose rest is over; returns when the next is.
+    pub(super) fn resume_listeners(&mut self, tick: &mut Tick<'_>) -> Option<u64> {
+        let mut next: Option<u64> = None;
+        for (at, listener) in &mut self.listeners {
+            let Kind::Streams { socket, paused_until } = &mut listener.kind else { continue };
+            let Some(until) = *paused_until else { continue };
+            let token = engine::listener_token(engine::narrow(at));
+            if until <= tick.now && tick.poller.add(socket, token).is_ok() {
+                *paused_until = None;
+                continue;
+            }
+            let until = until.max(tick.now + 1);
+            next = Some(next.map_or(until, |next| next.min(until)));
+        }
+        next
+    }
+
+    fn admit(&mut self, rule: u32, port: u16, stream: TcpStream, client: SocketAddr, tick: &mut Tick<'_>) {
+        let state = &mut self.rules[rule as usize];
+        if !tick.around.permits(state.key, client.ip()) {
+            return refuse(state, client, EndReason::Denied, tick);
+        }
+        if state.counters.active >= state.max as u64 || !tick.around.enter() {
+            return refuse(state, client, EndReason::Limit, tick);
+        }
+        let framed = state.framed();
+        let prepared =
+            stream.set_nonblocking(true).and_then(|()| outgoing::tune(&state.rule, &SockRef::from(&stream)));
+        let at = self.sessions.next();
+        let prepared = prepared.and_then(|()| tick.poller.add(&stream, engine::inward_token(at)));
+        if let Err(error) = prepared {
+            self.complain(&error);
+            tick.around.leave();
+            return refuse(&mut self.rules[rule as usize], client, EndReason::ClientReset, tick);
+        }
+        let Some((outward, choice)) = self.reach(rule, client, port, tick) else {
+            tick.around.leave();
+            return refuse(&mut self.rules[rule as usize], client, EndReason::ConnectFailed, tick);
+        };
+        let inward = Inward::Stream(Box::new(Stream::new(stream, framed, false)));
+        self.begin(Session::new(rule, client, port, inward, outward, choice, tick.now));
+    }
+
+    /// An event of a TCP target.
+    pub(super) fn on_target_stream(&mut self, at: u32, event: &Event, tick: &mut Tick<'_>) {
+        let Some(Session { outward: Outward::Stream(stream), rule, .. }) = self.sessions.get_mut(at) else {
+            return;
+        };
+        let rule = *rule;
+        if stream.connecting {
+            match stream.finish_connecting() {
+                Err(_) => return self.try_next_target(at, tick),
+                Ok(false) => return,
+                Ok(true) => {}
+            }
+            self.sessions.enter(at, Stage::Active, tick.now, &mut self.rules[rule as usize].lists);
+            self.expect(rule);
+        }
+        let Some(session) = self.sessions.get_mut(at) else { return };
+        let (Outward::Stream(stream), Inward::Datagrams { reply, .. }) =
+            (&mut session.outward, &session.inward)
+        else {
+            return;
+        };
+        if stream.send_queued().is_err() {
+            return self.end(at, EndReason::TargetReset, tick);
+        }
+        engine::watch(stream, engine::outward_token(at), tick.poller);
+        if !event.readable && !event.error {
+            return;
+        }
+        let (tx, reply) = (&mut self.tx, *reply);
+        let turn = match stream.receive(&mut self.scratch, |datagram| tx.push_bytes(&reply, datagram)) {
+            Ok(turn) => turn,
+            Err(_) => return self.end(at, EndReason::TargetReset, tick),
+        };
+        session.answered |= turn.datagrams > 0;
+        session.to_client += turn.bytes;
+        let state = &mut self.rules[rule as usize];
+        state.counters.to_client_bytes += turn.bytes;
+        state.counters.to_client_datagrams += turn.datagrams;
+        state.counters.dropped_datagrams += turn.too_long;
+        if turn.datagrams > 0 {
+            self.sessions.touch(at, tick.now, &mut state.lists);
+        }
+        self.copy_done(turn.bytes);
+        if turn.closed {
+            // UDP has no half-close: a target that has said all will not be asked again.
+            self.end(at, EndReason::Finished, tick);
+        }
+    }
+
+    /// An event of a TCP client.
+    pub(super) fn on_client_stream(&mut self, at: u32, event: &Event, tick: &mut Tick<'_>) {
+        let Some(session) = self.sessions.get_mut(at) else { return };
+        let (Inward::Stream(stream), Outward::Datagrams(socket)) = (&mut session.inward, &session.outward)
+        else {
+            return;
+        };
+        if stream.send_queued().is_err() {
+            return self.end(at, EndReason::ClientReset, tick);
+        }
+        if stream.read_closed {
+            engine::watch(stream, engine::inward_token(at), tick.poller);
+            // It hears nothing more either: only a hang-up or an error is told of what is not watched.
+            if event.error || event.readable {
+                let reset = stream.socket().take_error().ok().flatten().is_some();
+                let reason = if reset { EndReason::ClientReset } else { EndReason::Finished };
+                self.end(at, reason, tick);
+            }
+            return;
+        }
+        let mut turn = crate::cross::Turn::default();
+        if event.readable || event.error {
+            let (tx, route) = (&mut self.tx, engine::connected(*socket));
+            match stream.receive(&mut self.scratch, |datagram| tx.push_bytes(&route, datagram)) {
+                Ok(brought) => turn = brought,
+                Err(_) => return self.end(at, EndReason::ClientReset, tick),
+            }
+        }
+        stream.read_closed = turn.closed;
+        engine::watch(stream, engine::inward_token(at), tick.poller);
+        session.to_target += turn.bytes;
+        let rule = session.rule;
+        let state = &mut self.rules[rule as usize];
+        state.counters.to_target_bytes += turn.bytes;
+        state.counters.to_target_datagrams += turn.datagrams;
+        state.counters.dropped_datagrams += turn.too_long;
+        if turn.closed {
+            self.sessions.enter(at, Stage::Closing, tick.now, &mut state.lists);
+            self.expect(rule);
+        } else if turn.datagrams > 0 {
+            self.sessions.touch(at, tick.now, &mut state.lists);
+        }
+        self.copy_done(turn.bytes);
+    }
+
+    /// After a TCP target could not be connected to.
+    pub(super) fn try_next_target(&mut self, at: u32, tick: &mut Tick<'_>) {
+        let Some(session) = self.sessions.get_mut(at) else { return };
+        let (rule, client, port) = (session.rule, session.client, session.port);
+        let state = &mut self.rules[rule as usize];
+        let failed = session.choice.take();
+        if let Some(failed) = failed {
+            tick.around.release(state.key, failed, true);
+        }
+        while session.attempts < ATTEMPTS {
+            let Some(choice) = tick.around.choose(state.key, client, port) else { break };
+            if failed.is_some_and(|failed| failed.address == choice.address) {
+                // There is no other.
+                tick.around.release(state.key, choice, false);
+                break;
+            }
+            session.choice = Some(choice);
+            session.attempts += 1;
+            let token = engine::outward_token(at);
+            let socket = outgoing::stream(&state.rule, client, choice.address).and_then(|socket| {
+                tick.poller.add(&socket, token)?;
+                tick.poller.set_interest(&socket, token, true, true)?;
+                Ok(socket)
+            });
+            if let (Ok(socket), Outward::Stream(stream)) = (socket, &mut session.outward) {
+                stream.reconnect(socket);
+                self.sessions.enter(at, Stage::Connecting, tick.now, &mut state.lists);
+                return self.expect(rule);
+            }
+            session.choice = None;
+            tick.around.release(state.key, choice, true);
+        }
+        self.end(at, EndReason::ConnectFailed, tick);
+    }
+
+    /// Bounds what the copies of this wake-up take.
+    fn copy_done(&mut self, bytes: u64) {
+        self.copied += bytes;
+        if self.copied > COPIED {
+            self.send_queued();
+        }
+    }
+}
+
+/// A TCP client that never became a session.
+fn refuse(state: &mut RuleState, client: SocketAddr, reason: EndReason, tick: &mut Tick<'_>) {
+    state.count_end(reason);
+    tick.around.ended(ConnectionReport {
+        rule: state.rule.id.clone(),
+        client,
+        target: None,
+        to_target: 0,
+        to_client: 0,
+        lived: Duration::ZERO,
+        reason,
+    });
+}
+
+fn canonical(address: SocketAddr) -> SocketAddr {
+    SocketAddr::new(address.ip().to_canonical(), address.port())
+}

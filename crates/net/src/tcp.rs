@@ -1,0 +1,335 @@
+//! TCP sockets, non-blocking, made with as few calls as the data path allows: what a listener sets, the sockets that it
+//! accepts inherit (TCP_NODELAY, SO_KEEPALIVE).
+
+use std::{
+    io,
+    net::{IpAddr, SocketAddr},
+    os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd},
+    time::Duration,
+};
+
+use socket2::{Domain, Protocol, Socket, Type};
+
+use crate::sys::{self, RawAddress};
+
+/// How a listener is made. The default asks for nothing.
+#[derive(Clone, Debug, Default)]
+pub struct ListenOptions {
+    /// SO_REUSEPORT: several workers, one port.
+    pub reuse_port: bool,
+    /// Connections that wait to be accepted; the kernel caps it at net.core.somaxconn. 0 asks for that cap.
+    pub backlog: u32,
+    /// TCP_NODELAY of accepted sockets.
+    pub nodelay: bool,
+    /// SO_KEEPALIVE of accepted sockets.
+    pub keepalive: bool,
+}
+
+/// A listening, non-blocking socket. IPv6 listeners are IPV6_V6ONLY.
+#[derive(Debug)]
+pub struct TcpListener {
+    fd: OwnedFd,
+    local: SocketAddr,
+}
+
+impl TcpListener {
+    /// Binds (with SO_REUSEADDR, so that a restart does not wait for TIME_WAIT) and listens. Port 0 lets the kernel choose.
+    ///
+    /// # Errors
+    /// Those of socket(2), setsockopt(2), bind(2) and listen(2).
+    pub fn bind(address: SocketAddr, options: &ListenOptions) -> io::Result<Self> {
+        let socket = bound(address, options.reuse_port)?;
+        let backlog = if options.backlog == 0 { i32::MAX } else { options.backlog.cast_signed().max(1) };
+        let this = Self { local: sys::local_address(socket.as_fd())?, fd: socket.into() };
+        this.set_inherited(options.nodelay, options.keepalive)?;
+        // SAFETY: no pointers.
+        sys::check(unsafe { libc::listen(this.fd.as_raw_fd(), backlog) })?;
+        Ok(this)
+    }
+
+    /// Whether nobody else has this address, and the port that the kernel would choose for port 0. Without SO_REUSEPORT,
+    /// so that a second program on the same port is told so instead of silently sharing it.
+    ///
+    /// # Errors
+    /// Those of socket(2), setsockopt(2) and bind(2).
+    pub fn probe(address: SocketAddr) -> io::Result<SocketAddr> {
+        sys::local_address(bound(address, false)?.as_fd())
+    }
+
+    /// What accepted sockets inherit from now on.
+    ///
+    /// # Errors
+    /// Those of setsockopt(2).
+    pub fn set_inherited(&self, nodelay: bool, keepalive: bool) -> io::Result<()> {
+        let fd = self.fd.as_fd();
+        sys::set_option(fd, libc::IPPROTO_TCP, libc::TCP_NODELAY, nodelay.into())?;
+        sys::set_option(fd, libc::SOL_SOCKET, libc::SO_KEEPALIVE, keepalive.into())
+    }
+
+    /// Takes one connection; `None` when none waits. A connection that was reset while it waited counts as none.
+    ///
+    /// # Errors
+    /// Those of accept4(2): EMFILE, ENFILE, ENOBUFS and ENOMEM ask for a pause.
+    pub fn accept(&self) -> io::Result<Option<(TcpSocket, SocketAddr)>> {
+        let mut raw = RawAddress::empty();
+        let mut len = RawAddress::SIZE;
+        // SAFETY: the pointer and length describe `raw`; the kernel writes no more than `len`.
+        let accepted = sys::check(unsafe {
+            libc::accept4(
+                self.fd.as_raw_fd(),
+                (&raw mut raw).cast(),
+                &raw mut len,
+                libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC,
+            )
+        });
+        match accepted {
+            // SAFETY: accept4 gave this descriptor to nobody else.
+            Ok(fd) => match (unsafe { OwnedFd::from_raw_fd(fd) }, raw.get()) {
+                (fd, Some(peer)) => Ok(Some((TcpSocket { fd }, peer))),
+                (_, None) => Ok(None),
+            },
+            Err(error) => match error.raw_os_error() {
+                // accept(2): network errors of the new connection are reported here and are to be treated like EAGAIN.
+                Some(
+                    libc::EAGAIN
+                    | libc::EINTR
+                    | libc::ECONNABORTED
+                    | libc::EPROTO
+                    | libc::ENETDOWN
+                    | libc::ENOPROTOOPT
+                    | libc::EHOSTDOWN
+                    | libc::ENONET
+                    | libc::EHOSTUNREACH
+                    | libc::EOPNOTSUPP
+                    | libc::ENETUNREACH,
+                ) => Ok(None),
+                _ => Err(error),
+            },
+        }
+    }
+
+    /// The bound address.
+    #[must_use]
+    pub fn local_addr(&self) -> SocketAddr {
+        self.local
+    }
+}
+
+impl AsFd for TcpListener {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+fn bound(address: SocketAddr, reuse_port: bool) -> io::Result<Socket> {
+    let socket = Socket::new(Domain::for_address(address), Type::STREAM.nonblocking(), Some(Protocol::TCP))?;
+    socket.set_reuse_address(true)?;
+    if reuse_port {
+        socket.set_reuse_port(true)?;
+    }
+    if address.is_ipv6() {
+        socket.set_only_v6(true)?;
+    }
+    socket.bind(&address.into())?;
+    Ok(socket)
+}
+
+/// How an outgoing socket is made. The default asks for nothing.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ConnectOptions {
+    /// Source address; the port stays the kernel's choice, made at connect time (IP_BIND_ADDRESS_NO_PORT), so that ports run
+    /// out per destination and not per source address.
+    pub source: Option<IpAddr>,
+    /// SO_BINDTODEVICE.
+    pub device: Option<String>,
+    /// SO_MARK; needs CAP_NET_ADMIN.
+    pub mark: Option<u32>,
+    /// IP_TRANSPARENT: `source` may be an address of somebody else; needs CAP_NET_ADMIN.
+    pub transparent: bool,
+}
+
+/// A connected or connecting, non-blocking socket. Dropping it closes it.
+#[derive(Debug)]
+pub struct TcpSocket {
+    fd: OwnedFd,
+}
+
+impl TcpSocket {
+    /// Begins to connect. Writability tells that it is done, an error event that it failed: ask [`TcpSocket::take_error`].
+    ///
+    /// # Errors
+    /// Those of socket(2), setsockopt(2), bind(2), and of connect(2) but EINPROGRESS.
+    pub fn connect(address: SocketAddr, options: &ConnectOptions) -> io::Result<Self> {
+        let socket = Socket::new(Domain::for_address(address), Type::STREAM.nonblocking(), Some(Protocol::TCP))?;
+        if let Some(device) = &options.device {
+            socket.bind_device(Some(device.as_bytes()))?;
+        }
+        if let Some(mark) = options.mark {
+            socket.set_mark(mark)?;
+        }
+        if options.transparent {
+            let (level, name) = if address.is_ipv6() {
+                (libc::IPPROTO_IPV6, libc::IPV6_TRANSPARENT)
+            } else {
+                (libc::IPPROTO_IP, libc::IP_TRANSPARENT)
+            };
+            sys::set_option(socket.as_fd(), level, name, 1)?;
+        }
+        if let Some(source) = options.source {
+            sys::set_option(socket.as_fd(), libc::IPPROTO_IP, libc::IP_BIND_ADDRESS_NO_PORT, 1)?;
+            socket.bind(&SocketAddr::new(source, 0).into())?;
+        }
+        let mut raw = RawAddress::empty();
+        let len = raw.set(address);
+        let fd: OwnedFd = socket.into();
+        // SAFETY: the pointer and length describe `raw`.
+        match sys::check(unsafe { libc::connect(fd.as_raw_fd(), (&raw const raw).cast(), len) }) {
+            Err(error) if error.raw_os_error() != Some(libc::EINPROGRESS) => Err(error),
+            _ => Ok(Self { fd }),
+        }
+    }
+
+    /// Receives; `Ok(0)` is the end of the stream (or an empty `buffer`).
+    ///
+    /// # Errors
+    /// Those of recv(2); `WouldBlock` when nothing waits.
+    #[inline]
+    pub fn read(&self, buffer: &mut [u8]) -> io::Result<usize> {
+        // SAFETY: the pointer and length describe `buffer`.
+        size(unsafe { libc::recv(self.fd.as_raw_fd(), buffer.as_mut_ptr().cast(), buffer.len(), 0) })
+    }
+
+    /// Sends what fits; never raises SIGPIPE.
+    ///
+    /// # Errors
+    /// Those of send(2); `WouldBlock` when nothing fits.
+    #[inline]
+    pub fn write(&self, bytes: &[u8]) -> io::Result<usize> {
+        // SAFETY: the pointer and length describe `bytes`.
+        size(unsafe {
+            libc::send(self.fd.as_raw_fd(), bytes.as_ptr().cast(), bytes.len(), libc::MSG_NOSIGNAL)
+        })
+    }
+
+    /// Sends FIN once all that was written has left; reading goes on.
+    ///
+    /// # Errors
+    /// Those of shutdown(2); ENOTCONN when the other side is gone.
+    pub fn shutdown_write(&self) -> io::Result<()> {
+        // SAFETY: no pointers.
+        sys::check(unsafe { libc::shutdown(self.fd.as_raw_fd(), libc::SHUT_WR) }).map(|_| ())
+    }
+
+    /// Closes with RST instead of FIN (SO_LINGER with a time of 0, socket(7)); what is unsent is lost.
+    pub fn reset(self) {
+        let linger = libc::linger { l_onoff: 1, l_linger: 0 };
+        // SAFETY: the pointer and length describe `linger`. Where it fails, the close that follows sends FIN.
+        unsafe {
+            libc::setsockopt(
+                self.fd.as_raw_fd(),
+                libc::SOL_SOCKET,
+                libc::SO_LINGER,
+                (&raw const linger).cast(),
+                std::mem::size_of::<libc::linger>() as u32,
+            )
+        };
+    }
+
+    /// TCP_NODELAY: also pushes out what Nagle's algorithm holds back.
+    ///
+    /// # Errors
+    /// Those of setsockopt(2).
+    pub fn set_nodelay(&self, on: bool) -> io::Result<()> {
+        sys::set_option(self.fd.as_fd(), libc::IPPROTO_TCP, libc::TCP_NODELAY, on.into())
+    }
+
+    /// SO_KEEPALIVE, with the machine's own times (tcp(7)).
+    ///
+    /// # Errors
+    /// Those of setsockopt(2).
+    pub fn set_keepalive(&self, on: bool) -> io::Result<()> {
+        sys::set_option(self.fd.as_fd(), libc::SOL_SOCKET, libc::SO_KEEPALIVE, on.into())
+    }
+
+    /// SO_OOBINLINE: an urgent byte stays in the stream. May be set when one is announced, before it is read.
+    ///
+    /// # Errors
+    /// Those of setsockopt(2).
+    pub fn set_oob_inline(&self, on: bool) -> io::Result<()> {
+        sys::set_option(self.fd.as_fd(), libc::SOL_SOCKET, libc::SO_OOBINLINE, on.into())
+    }
+
+    /// TCP_USER_TIMEOUT: how long sent data may stay unacknowledged before the connection is dropped.
+    ///
+    /// # Errors
+    /// Those of setsockopt(2).
+    pub fn set_user_timeout(&self, timeout: Duration) -> io::Result<()> {
+        let ms = i32::try_from(timeout.as_millis()).unwrap_or(i32::MAX);
+        sys::set_option(self.fd.as_fd(), libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT, ms)
+    }
+
+    /// SO_ERROR: why a connect failed or a connection broke, if it did; asking clears it.
+    ///
+    /// # Errors
+    /// Those of getsockopt(2), and the error itself.
+    pub fn take_error(&self) -> io::Result<()> {
+        let mut error: libc::c_int = 0;
+        let mut len = std::mem::size_of::<libc::c_int>() as u32;
+        // SAFETY: the pointers and length describe `error`.
+        sys::check(unsafe {
+            libc::getsockopt(
+                self.fd.as_raw_fd(),
+                libc::SOL_SOCKET,
+                libc::SO_ERROR,
+                (&raw mut error).cast(),
+                &raw mut len,
+            )
+        })?;
+        if error == 0 { Ok(()) } else { Err(io::Error::from_raw_os_error(error)) }
+    }
+
+    /// This side's address.
+    ///
+    /// # Errors
+    /// Those of getsockname(2).
+    pub fn local_addr(&self) -> io::Result<SocketAddr> {
+        sys::local_address(self.fd.as_fd())
+    }
+
+    /// The other side's address.
+    ///
+    /// # Errors
+    /// Those of getpeername(2).
+    pub fn peer_addr(&self) -> io::Result<SocketAddr> {
+        let mut raw = RawAddress::empty();
+        let mut len = RawAddress::SIZE;
+        // SAFETY: the pointer and length describe `raw`; the kernel writes no more than `len`.
+        sys::check(unsafe { libc::getpeername(self.fd.as_raw_fd(), (&raw mut raw).cast(), &raw mut len) })?;
+        raw.get().ok_or_else(|| io::Error::from(io::ErrorKind::Unsupported))
+    }
+}
+
+impl AsFd for TcpSocket {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+impl From<OwnedFd> for TcpSocket {
+    /// Takes a connected, non-blocking stream socket.
+    fn from(fd: OwnedFd) -> Self {
+        Self { fd }
+    }
+}
+
+/// Whether an error says that the process or the machine is out of descriptors or memory, so that the same call may succeed
+/// later.
+#[must_use]
+pub fn is_exhaustion(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE | libc::ENOBUFS | libc::ENOMEM))
+}
+
+/// Turns a byte count or -1 into a result.
+pub(crate) fn size(value: isize) -> io::Result<usize> {
+    usize::try_from(value).map_err(|_| io::Error::last_os_error())
+}
