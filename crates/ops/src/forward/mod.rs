@@ -12,10 +12,14 @@
 
 mod argument;
 mod check;
+mod connection_file;
+mod connection_log;
+mod metrics;
 mod oxidinetd;
 mod parts;
 mod rinetd;
 mod rule_keys;
+pub mod run;
 mod services;
 mod settings;
 
@@ -24,11 +28,16 @@ use std::{
     path::{Path, PathBuf},
 };
 
-pub use self::settings::{ForwardSettings, LineFormat};
 use self::{
     rule_keys::Draft,
     services::Services,
     settings::{ConnectionFile, FORWARD_KEYS},
+};
+use turnpike_forward::Access;
+
+pub use self::{
+    run::{ForwardError, forward},
+    settings::{ForwardSettings, LineFormat},
 };
 use crate::config::{
     ConfigError, ConfigErrors, Flags, Origin, Sources,
@@ -161,8 +170,7 @@ impl Content {
         if !looks_like_toml(text) {
             let conf = rinetd::read(path, text, &Services::of_this_machine(), problems);
             let mut content = Self { format: Some(Format::Rinetd), ..Self::default() };
-            content.settings.access = conf.access;
-            content.set_files(path, conf.connection_file, conf.pid_file);
+            content.set(path, conf.access, conf.connection_file, conf.pid_file);
             return Self { drafts: conf.drafts, warnings: conf.warnings, ..content };
         }
         let before = problems.len();
@@ -170,8 +178,7 @@ impl Content {
         if is_oxidinetd(&entries) {
             let file = oxidinetd::read(&entries, problems);
             let mut content = Self { format: Some(Format::Oxidinetd), ..Self::default() };
-            content.settings.access = file.access;
-            content.set_files(path, file.connection_file, file.pid_file);
+            content.set(path, file.access, file.connection_file, file.pid_file);
             return Self { drafts: file.drafts, warnings: file.warnings, ..content };
         }
         let (rules, entries): (Vec<Entry>, Vec<Entry>) =
@@ -181,13 +188,28 @@ impl Content {
         Self { format: Some(Format::Turnpike), drafts, entries, ..Self::default() }
     }
 
-    fn set_files(&mut self, path: &Path, connections: Option<ConnectionFile>, pid_file: Option<PathBuf>) {
+    /// Takes what formats without our keys say beside rules.
+    fn set(
+        &mut self,
+        path: &Path,
+        access: Access,
+        connections: Option<ConnectionFile>,
+        pid_file: Option<PathBuf>,
+    ) {
         let mut explicit = |key| {
-            let origin = Origin::File { path: path.to_owned(), line: 1, column: 1 };
+            let origin = Origin::File { path: path.to_owned(), line: 0, column: 0 };
             self.settings.origins.insert(key, origin);
         };
+        if !access.allow.is_empty() {
+            explicit("forward.allow");
+        }
+        if !access.deny.is_empty() {
+            explicit("forward.deny");
+        }
+        self.settings.access = access;
         if let Some(file) = connections {
             explicit("log.connections");
+            explicit("log.connections_format");
             (self.settings.connection_file, self.settings.connection_format) = (Some(file.path), file.format);
         }
         if pid_file.is_some() {
@@ -230,7 +252,7 @@ fn no_table(origin: &Origin) -> ConfigError {
 
 fn no_rules(path: Option<&Path>) -> ConfigError {
     let origin = match path {
-        Some(path) => Origin::File { path: path.to_owned(), line: 1, column: 1 },
+        Some(path) => Origin::File { path: path.to_owned(), line: 0, column: 0 },
         None => Origin::Default,
     };
     ConfigError {
