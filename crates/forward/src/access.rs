@@ -172,7 +172,8 @@ mod tests {
     #[test]
     fn with_any_allow_a_client_must_match_one_and_deny_has_the_last_word() {
         let pattern = |text: &str| Pattern::Wildcard(text.to_owned());
-        let access = Access { allow: vec![pattern("10.*"), pattern("127.*")], deny: vec![pattern("10.0.0.6")] };
+        let access =
+            Access { allow: vec![pattern("10.*"), pattern("127.*")], deny: vec![pattern("10.0.0.6")] };
         assert!(access.admits("10.0.0.5".parse().unwrap()));
         assert!(access.admits("127.0.0.1".parse().unwrap()));
         assert!(!access.admits("10.0.0.6".parse().unwrap()));

@@ -280,6 +280,7 @@ impl Deframer {
 }
 
 #[cfg(test)]
+#[allow(clippy::cast_possible_truncation, reason = "small numbers, and payload that may wrap")]
 mod tests {
     use std::net::TcpListener;
 

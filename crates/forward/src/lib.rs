@@ -6,10 +6,21 @@
 #![forbid(unsafe_code)]
 
 pub mod access;
+mod common;
 mod cross;
+mod listen;
+mod proxy_protocol;
+mod resolver;
 pub mod rule;
 pub mod runtime;
+mod state;
+mod surroundings;
+mod targets;
+mod tcp;
+#[cfg(test)]
+mod testing;
 pub mod udp;
+mod worker;
 
 pub use access::{Access, Pattern};
 pub use rule::{Balance, CopyMode, Endpoint, Host, PortRange, Protocol, ProxyVersion, Rule, RuleId};

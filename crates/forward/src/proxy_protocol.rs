@@ -156,12 +156,14 @@ fn parse_v2(bytes: &[u8]) -> Parsed {
     let port = |at: usize| body.get(at..at + 2).map(|bytes| u16::from_be_bytes([bytes[0], bytes[1]]));
     match family >> 4 {
         1 => {
-            let ip = |at: usize| body.get(at..at + 4)?.first_chunk::<4>().map(|b| IpAddr::V4(Ipv4Addr::from(*b)));
+            let ip =
+                |at: usize| body.get(at..at + 4)?.first_chunk::<4>().map(|b| IpAddr::V4(Ipv4Addr::from(*b)));
             pair(len, ip(0), ip(4), port(8), port(10))
         }
         2 => {
-            let ip =
-                |at: usize| body.get(at..at + 16)?.first_chunk::<16>().map(|b| IpAddr::V6(Ipv6Addr::from(*b)));
+            let ip = |at: usize| {
+                body.get(at..at + 16)?.first_chunk::<16>().map(|b| IpAddr::V6(Ipv6Addr::from(*b)))
+            };
             pair(len, ip(0), ip(16), port(32), port(34))
         }
         // UNSPEC and UNIX: section 2.2 has receivers ignore what they cannot use.
@@ -170,7 +172,13 @@ fn parse_v2(bytes: &[u8]) -> Parsed {
     }
 }
 
-fn pair(len: usize, source: Option<IpAddr>, to: Option<IpAddr>, from_port: Option<u16>, to_port: Option<u16>) -> Parsed {
+fn pair(
+    len: usize,
+    source: Option<IpAddr>,
+    to: Option<IpAddr>,
+    from_port: Option<u16>,
+    to_port: Option<u16>,
+) -> Parsed {
     match (source, to, from_port, to_port) {
         (Some(source), Some(to), Some(from_port), Some(to_port)) => {
             Parsed::Header(len, Some((canonical(source, from_port), canonical(to, to_port))))
@@ -203,21 +211,30 @@ mod tests {
     #[test]
     fn a_version_2_header_has_the_bytes_of_the_specification() {
         let header = encode(ProxyVersion::V2, at("10.1.2.3:4660"), at("10.0.0.1:22136"));
-        let expected = b"\r\n\r\n\0\r\nQUIT\n\x21\x11\x00\x0c\x0a\x01\x02\x03\x0a\x00\x00\x01\x12\x34\x56\x78";
+        let expected =
+            b"\r\n\r\n\0\r\nQUIT\n\x21\x11\x00\x0c\x0a\x01\x02\x03\x0a\x00\x00\x01\x12\x34\x56\x78";
         assert_eq!(header, expected);
         assert_eq!(parse(&header), Parsed::Header(28, Some((at("10.1.2.3:4660"), at("10.0.0.1:22136")))));
     }
 
     #[test]
     fn what_is_written_reads_back_in_both_versions_and_every_prefix_of_it_is_incomplete() {
-        let pairs = [("10.1.2.3:4", "10.0.0.1:5"), ("[2001:db8::1]:4", "[2001:db8::2]:65535"), ("10.1.2.3:4", "[2001:db8::2]:5")];
+        let pairs = [
+            ("10.1.2.3:4", "10.0.0.1:5"),
+            ("[2001:db8::1]:4", "[2001:db8::2]:65535"),
+            ("10.1.2.3:4", "[2001:db8::2]:5"),
+        ];
         for version in [ProxyVersion::V1, ProxyVersion::V2] {
             for (client, local) in pairs.map(|(a, b)| (at(a), at(b))) {
                 let header = encode(version, client, local);
                 for end in 0..header.len() {
                     assert_eq!(parse(&header[..end]), Parsed::Incomplete, "{version:?} {end}");
                 }
-                assert_eq!(parse(&header), Parsed::Header(header.len(), Some((client, local))), "{version:?}");
+                assert_eq!(
+                    parse(&header),
+                    Parsed::Header(header.len(), Some((client, local))),
+                    "{version:?}"
+                );
             }
         }
     }

@@ -62,8 +62,9 @@ impl Resolver {
             messages,
             answers: inbox.clone(),
         };
-        let thread =
-            std::thread::Builder::new().name("forward-names".to_owned()).spawn(move || keeper.run(&changed))?;
+        let thread = std::thread::Builder::new()
+            .name("forward-names".to_owned())
+            .spawn(move || keeper.run(&changed))?;
         Ok(Self { names, inbox: Mutex::new(inbox), thread: Some(thread) })
     }
 

@@ -1,10 +1,25 @@
 //! Starting, changing, watching and stopping the workers.
 
-use std::{io, net::SocketAddr, sync::Arc, time::Duration};
+use std::{
+    io,
+    net::SocketAddr,
+    sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc},
+    thread::JoinHandle,
+    time::Duration,
+};
 
-use turnpike_net::Datapath;
+use hashbrown::HashMap;
+use turnpike_net::{Datapath, poll::Waker};
 
-use crate::{Access, Rule, RuleId};
+use crate::{
+    Access, Rule, RuleId,
+    common::Common,
+    listen::{self, Bound, Held, Kind},
+    resolver::{Resolver, system_lookup},
+    state::{Gauge, RuleState},
+    targets::Targets,
+    worker::{Change, Command, Shared, Worker},
+};
 
 /// What holds for all rules.
 #[derive(Clone, Debug)]
@@ -17,7 +32,7 @@ pub struct Settings {
     pub access: Access,
     /// Connections and sessions of all rules at a time.
     pub max_connections: usize,
-    /// Age at which a resolved name is resolved again.
+    /// Age at which a resolved name is resolved again. Fixed at the start, as are `workers` and `datapath`.
     pub resolve_every: Duration,
     /// Start although some rules cannot be bound.
     pub keep_going: bool,
@@ -118,8 +133,71 @@ pub struct RuleSnapshot {
     pub dropped_datagrams: u64,
 }
 
+impl RuleSnapshot {
+    /// Adds what another worker counted for the same rule.
+    pub(crate) fn add(&mut self, other: &Self) {
+        self.active += other.active;
+        self.accepted += other.accepted;
+        for (reason, count) in &other.ended {
+            match self.ended.iter_mut().find(|(known, _)| known == reason) {
+                Some((_, total)) => *total += count,
+                None => self.ended.push((*reason, *count)),
+            }
+        }
+        self.to_target_bytes += other.to_target_bytes;
+        self.to_client_bytes += other.to_client_bytes;
+        self.to_target_datagrams += other.to_target_datagrams;
+        self.to_client_datagrams += other.to_client_datagrams;
+        self.spliced_bytes += other.spliced_bytes;
+        self.dropped_datagrams += other.dropped_datagrams;
+    }
+}
+
+/// How long a reload waits for a worker to have made the change.
+const CHANGE: Duration = Duration::from_secs(10);
+
 /// A running forwarder. Dropping it stops the workers.
-pub struct Forwarder {}
+pub struct Forwarder {
+    workers: Vec<Handle>,
+    datapath: Datapath,
+    total: Arc<Gauge>,
+    log: Arc<dyn ConnectionLog>,
+    resolver: Resolver,
+    rules: Mutex<Rules>,
+}
+
+struct Handle {
+    line: Line,
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// The way to a worker's ear.
+#[derive(Clone)]
+struct Line {
+    commands: mpsc::Sender<Command>,
+    waker: Waker,
+}
+
+impl Line {
+    fn tell(&self, command: Command) {
+        // A worker that is gone needs no telling.
+        let _ = self.commands.send(command);
+        self.waker.wake();
+    }
+}
+
+/// The rules in force.
+#[derive(Default)]
+struct Rules {
+    active: Vec<Active>,
+    next_key: u32,
+}
+
+struct Active {
+    state: Arc<RuleState>,
+    addresses: Vec<SocketAddr>,
+}
 
 impl Forwarder {
     /// Binds the listeners of all rules and starts the workers; on error nothing is left open (unless
@@ -128,47 +206,190 @@ impl Forwarder {
     /// # Errors
     /// [`StartError`], which names the rule and says what to change.
     pub fn start(
-        _settings: &Settings,
-        _rules: &[Rule],
-        _log: Arc<dyn ConnectionLog>,
+        settings: &Settings,
+        rules: &[Rule],
+        log: Arc<dyn ConnectionLog>,
     ) -> Result<(Self, Vec<StartError>), StartError> {
-        todo!()
+        let count = settings.workers.max(1);
+        let total = Arc::new(Gauge::new(settings.max_connections));
+        let common = Arc::new(Common {
+            access: settings.access.clone(),
+            total: Arc::clone(&total),
+            log: Arc::clone(&log),
+        });
+        let mut workers = Vec::with_capacity(count);
+        let mut handles = Vec::with_capacity(count);
+        for number in 0..count {
+            let (commands, inbox) = mpsc::channel();
+            let shared = Arc::new(Shared::default());
+            let (worker, waker) =
+                Worker::new(number, count, settings.datapath, &common, inbox, Arc::clone(&shared))?;
+            workers.push(worker);
+            handles.push(Handle { line: Line { commands, waker }, shared, thread: None });
+        }
+        // A sender is not `Sync`.
+        let lines = Mutex::new(handles.iter().map(|handle| handle.line.clone()).collect::<Vec<_>>());
+        let resolved = move || {
+            let lines = lines.lock().unwrap_or_else(PoisonError::into_inner);
+            lines.iter().for_each(|line| line.tell(Command::Resolved));
+        };
+        let resolver = Resolver::start(settings.resolve_every, system_lookup, resolved)?;
+        let mut forwarder = Self {
+            workers: handles,
+            datapath: settings.datapath,
+            total,
+            log,
+            resolver,
+            rules: Mutex::new(Rules::default()),
+        };
+        let mut failed = Vec::new();
+        let mut in_force = Rules::default();
+        for rule in rules {
+            let bound = listen::bind(rule, count, settings.datapath, &mut Held::default());
+            let (addresses, bound) = match bound {
+                Ok(bound) => bound,
+                Err(error) if settings.keep_going => {
+                    failed.push(error);
+                    continue;
+                }
+                Err(error) => return Err(error),
+            };
+            let state = forwarder.new_state(rule, &mut in_force.next_key);
+            for (worker, bound) in workers.iter_mut().zip(bound) {
+                worker.add_rule(&state, bound, &mut HashMap::new())?;
+            }
+            in_force.active.push(Active { state, addresses });
+        }
+        forwarder.rules = Mutex::new(in_force);
+        for (number, mut worker) in workers.into_iter().enumerate() {
+            let builder = std::thread::Builder::new().name(format!("forward-{number}"));
+            forwarder.workers[number].thread = Some(builder.spawn(move || worker.run())?);
+        }
+        Ok((forwarder, failed))
     }
 
     /// The addresses listened on, with real ports where the rule said 0.
     #[must_use]
     pub fn listeners(&self) -> Vec<(RuleId, SocketAddr)> {
-        todo!()
+        let rules = self.rules();
+        let each = rules
+            .active
+            .iter()
+            .flat_map(|rule| rule.addresses.iter().map(|address| (rule.state.rule.id.clone(), *address)));
+        each.collect()
     }
 
-    /// Adds, changes and removes rules; connections of unchanged rules live on, those of removed ones are left to finish,
-    /// their listeners close. On error the old rules stay in force.
+    /// Adds, changes and removes rules; connections of unchanged rules live on, those of removed and changed ones are left to
+    /// finish, their listeners close. A TCP address that an old and a new rule share is handed over, so that no client
+    /// waiting there is lost. On error the old rules stay in force.
     ///
     /// # Errors
     /// [`StartError`].
-    pub fn reload(&self, _settings: &Settings, _rules: &[Rule]) -> Result<(), StartError> {
-        todo!()
+    pub fn reload(&self, settings: &Settings, rules: &[Rule]) -> Result<(), StartError> {
+        let mut in_force = self.rules();
+        let is_kept = |active: &Active| rules.contains(&active.state.rule);
+        let is_new = |rule: &&Rule| !in_force.active.iter().any(|active| active.state.rule == **rule);
+        let mut held = Held::default();
+        for active in in_force.active.iter().filter(|active| !is_kept(active)) {
+            let kind = Kind::of(active.state.rule.protocol);
+            held.0.extend(active.addresses.iter().map(|address| (kind, *address)));
+        }
+        let mut next_key = in_force.next_key;
+        let mut come: Vec<Vec<(Arc<RuleState>, Bound)>> = self.workers.iter().map(|_| Vec::new()).collect();
+        let mut newcomers = Vec::new();
+        for rule in rules.iter().filter(is_new) {
+            let (addresses, bound) = listen::bind(rule, self.workers.len(), self.datapath, &mut held)?;
+            let state = self.new_state(rule, &mut next_key);
+            for (come, bound) in come.iter_mut().zip(bound) {
+                come.push((Arc::clone(&state), bound));
+            }
+            newcomers.push(Active { state, addresses });
+        }
+        // Nothing can fail from here on.
+        in_force.next_key = next_key;
+        let (kept, left): (Vec<Active>, Vec<Active>) = in_force.active.drain(..).partition(is_kept);
+        in_force.active = kept;
+        in_force.active.extend(newcomers);
+        self.total.set_limit(settings.max_connections);
+        let common = Arc::new(Common {
+            access: settings.access.clone(),
+            total: Arc::clone(&self.total),
+            log: Arc::clone(&self.log),
+        });
+        let (done, made) = mpsc::channel();
+        for (worker, come) in self.workers.iter().zip(come) {
+            let leave = left.iter().map(|active| Arc::clone(&active.state)).collect();
+            let change = Change { common: Arc::clone(&common), leave, come, done: done.clone() };
+            worker.line.tell(Command::Change(Box::new(change)));
+        }
+        drop(done);
+        for _ in &self.workers {
+            if made.recv_timeout(CHANGE).is_err() {
+                tracing::error!("a worker has not taken the new rules; it is stuck or gone");
+                break;
+            }
+        }
+        Ok(())
     }
 
-    /// Counters of each rule.
+    /// Counters of each rule. A rule that was removed is among them until its last connection ends.
     #[must_use]
     pub fn snapshots(&self) -> Vec<(RuleId, RuleSnapshot)> {
-        todo!()
+        let mut all: Vec<(RuleId, RuleSnapshot)> = Vec::new();
+        for worker in &self.workers {
+            for (id, snapshot) in worker.shared.snapshot.lock().unwrap_or_else(PoisonError::into_inner).iter()
+            {
+                match all.iter_mut().find(|(other, _)| other == id) {
+                    Some((_, total)) => total.add(snapshot),
+                    None => all.push((id.clone(), snapshot.clone())),
+                }
+            }
+        }
+        all
     }
 
     /// Closes the listeners; connections live on.
     pub fn drain(&self) {
-        todo!()
+        self.workers.iter().for_each(|worker| worker.line.tell(Command::Drain));
     }
 
     /// Connections and sessions now.
     #[must_use]
     pub fn active(&self) -> u64 {
-        todo!()
+        self.total.now()
+    }
+
+    /// Whether a worker has ended though nobody stopped it: the forwarder no longer serves all its clients.
+    #[must_use]
+    pub fn has_failed(&self) -> bool {
+        self.workers.iter().any(|worker| worker.thread.as_ref().is_none_or(JoinHandle::is_finished))
     }
 
     /// Ends everything and joins the workers.
     pub fn stop(self) {
-        todo!()
+        drop(self);
+    }
+
+    fn new_state(&self, rule: &Rule, next_key: &mut u32) -> Arc<RuleState> {
+        let key = *next_key;
+        *next_key = next_key.wrapping_add(1);
+        Arc::new(RuleState::new(key, rule.clone(), Targets::new(rule, &self.resolver)))
+    }
+
+    fn rules(&self) -> MutexGuard<'_, Rules> {
+        self.rules.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Forwarder {
+    fn drop(&mut self) {
+        for worker in &self.workers {
+            worker.line.tell(Command::Stop);
+        }
+        for worker in &mut self.workers {
+            if let Some(thread) = worker.thread.take() {
+                let _ = thread.join();
+            }
+        }
     }
 }

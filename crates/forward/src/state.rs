@@ -11,6 +11,8 @@ use crate::{EndReason, Rule, RuleSnapshot, targets::Targets};
 
 /// One rule in force; shared by all workers, never locked on the data path.
 pub(crate) struct RuleState {
+    /// Unique in the life of the forwarder: a changed rule has a new one.
+    pub(crate) key: u32,
     pub(crate) rule: Rule,
     pub(crate) targets: Targets,
     /// How outgoing sockets of this rule are made; [`Rule::transparent`] sets the source per client.
@@ -20,14 +22,14 @@ pub(crate) struct RuleState {
 }
 
 impl RuleState {
-    pub(crate) fn new(rule: Rule, targets: Targets) -> Self {
+    pub(crate) fn new(key: u32, rule: Rule, targets: Targets) -> Self {
         let connect = ConnectOptions {
             source: rule.source,
             device: rule.device.clone(),
             mark: rule.mark,
             transparent: rule.transparent,
         };
-        Self { active: Gauge::new(rule.max_connections), rule, targets, connect }
+        Self { key, active: Gauge::new(rule.max_connections), rule, targets, connect }
     }
 }
 

@@ -110,7 +110,9 @@ impl Targets {
         let Some(target) = self.list.get(target) else { return Candidate::Exhausted };
         let ports = target.endpoint.ports;
         let port = if ports.first == ports.last { ports.first } else { ports.first.saturating_add(offset) };
-        let literal = |ip: IpAddr| if nth == 0 { Candidate::At(SocketAddr::new(ip, port)) } else { Candidate::Exhausted };
+        let literal = |ip: IpAddr| {
+            if nth == 0 { Candidate::At(SocketAddr::new(ip, port)) } else { Candidate::Exhausted }
+        };
         match (&target.endpoint.host, &target.name) {
             (Host::Ip(ip), _) => literal(*ip),
             (Host::Name(_), Some(name)) => {
@@ -180,9 +182,7 @@ impl Targets {
 
     /// What a health check found; `true` when that is news.
     pub(crate) fn set_healthy(&self, target: usize, healthy: bool) -> bool {
-        self.list
-            .get(target)
-            .is_some_and(|target| target.healthy.swap(healthy, Ordering::Relaxed) != healthy)
+        self.list.get(target).is_some_and(|target| target.healthy.swap(healthy, Ordering::Relaxed) != healthy)
     }
 }
 
@@ -199,7 +199,10 @@ mod tests {
         rule.balance = balance;
         rule.targets = hosts
             .iter()
-            .map(|host| Endpoint { host: Host::Ip(host.parse().unwrap()), ports: PortRange { first: 80, last: 82 } })
+            .map(|host| Endpoint {
+                host: Host::Ip(host.parse().unwrap()),
+                ports: PortRange { first: 80, last: 82 },
+            })
             .collect();
         Targets::new(&rule, &resolver)
     }

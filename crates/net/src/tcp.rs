@@ -160,7 +160,8 @@ impl TcpSocket {
     /// # Errors
     /// Those of socket(2), setsockopt(2), bind(2), and of connect(2) but EINPROGRESS.
     pub fn connect(address: SocketAddr, options: &ConnectOptions) -> io::Result<Self> {
-        let socket = Socket::new(Domain::for_address(address), Type::STREAM.nonblocking(), Some(Protocol::TCP))?;
+        let socket =
+            Socket::new(Domain::for_address(address), Type::STREAM.nonblocking(), Some(Protocol::TCP))?;
         if let Some(device) = &options.device {
             socket.bind_device(Some(device.as_bytes()))?;
         }

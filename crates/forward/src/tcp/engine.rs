@@ -1,11 +1,6 @@
 //! The engine around the connections: rules, listeners, the table of connections, and what is due.
 
-use std::{
-    io,
-    net::SocketAddr,
-    sync::Arc,
-    time::Duration,
-};
+use std::{io, net::SocketAddr, sync::Arc, time::Duration};
 
 use slab::Slab;
 use turnpike_net::{
@@ -14,7 +9,11 @@ use turnpike_net::{
     tcp::is_exhaustion,
 };
 
-use super::{health::Check, mover::{Flow, Mover}, opening::Opening};
+use super::{
+    health::Check,
+    mover::{Flow, Mover},
+    opening::Opening,
+};
 use crate::{
     ConnectionReport, EndReason, RuleId, RuleSnapshot,
     common::Common,
@@ -91,7 +90,7 @@ pub(super) struct Connection {
     /// The client's socket is watched for writability too.
     pub(super) client_writable: bool,
     keepalive_due: bool,
-    _place: Place,
+    place: Place,
 }
 
 /// All TCP connections of one worker.
@@ -114,6 +113,7 @@ pub(crate) struct Engine {
     scan_found: bool,
     /// Some opening waits for a descriptor: it goes before new clients.
     pub(super) starving: bool,
+    any_paused: bool,
     complained: bool,
 }
 
@@ -134,6 +134,7 @@ impl Engine {
             scan: false,
             scan_found: false,
             starving: false,
+            any_paused: false,
             complained: false,
         }
     }
@@ -179,6 +180,11 @@ impl Engine {
         self.rules[key].removed = true;
         self.forget_rule_if_over(key);
         sockets
+    }
+
+    /// New lists and limits, from now on.
+    pub(crate) fn set_common(&mut self, common: &Arc<Common>) {
+        self.common = Arc::clone(common);
     }
 
     /// Closes all listeners.
@@ -241,9 +247,7 @@ impl Engine {
         if !self.again.is_empty() {
             return Some(0);
         }
-        let pressing = self.scan
-            || !self.openings.is_empty()
-            || self.listeners.iter().any(|(_, listener)| listener.paused);
+        let pressing = self.scan || !self.openings.is_empty() || self.any_paused;
         let due = if pressing { Some(self.ticked + TICK_MS) } else { None };
         // A check is looked at by a tick, which come no closer than that.
         let health = self.health_due().map(|due| due.max(self.ticked + TICK_MS));
@@ -311,10 +315,11 @@ impl Engine {
         let Some(place) = Place::take(&local.state, &self.common.total) else {
             return self.refuse(rule, client, EndReason::Limit);
         };
-        let (nodelay, keepalive, accept_proxy) = (settings.nodelay, settings.keepalive, settings.accept_proxy);
+        let (nodelay, keepalive, accept_proxy) =
+            (settings.nodelay, settings.keepalive, settings.accept_proxy);
         local.connections += 1;
         let opening = Opening::new(&local.state, offset, tick.now);
-        let up = Flow { nodelay_due: nodelay, ..Flow::default() };
+        let up = Flow::new(nodelay);
         let key = self.connections.insert(Connection {
             rule,
             client: socket,
@@ -329,7 +334,7 @@ impl Engine {
             active: tick.now,
             client_writable: false,
             keepalive_due: keepalive,
-            _place: place,
+            place,
         });
         self.open(key, opening, tick);
         self.scan = true;
@@ -374,6 +379,8 @@ impl Engine {
         }
         local.counters.count_end(reason);
         local.connections -= 1;
+        // Before anybody hears of it: who does may count on the place being free.
+        drop(connection.place);
         let reached = connection.opening.is_none();
         self.common.log.ended(ConnectionReport {
             rule: local.state.rule.id.clone(),
@@ -409,6 +416,7 @@ impl Engine {
             listener.paused = tick.poller.remove(&listener.socket).is_ok();
             listener.appetite = 1;
         }
+        self.any_paused = true;
         self.complain(error);
     }
 
@@ -418,13 +426,18 @@ impl Engine {
             listener.paused = tick.poller.remove(&listener.socket).is_ok();
             listener.appetite = 1;
         }
+        self.any_paused = true;
         self.complain(error);
     }
 
     fn resume_listeners(&mut self, tick: Tick<'_>) {
+        if !self.any_paused {
+            return;
+        }
         for (key, listener) in self.listeners.iter_mut().filter(|(_, listener)| listener.paused) {
             listener.paused = tick.poller.add(&listener.socket, token(LISTENER, key)).is_err();
         }
+        self.any_paused = self.listeners.iter().any(|(_, listener)| listener.paused);
     }
 
     pub(super) fn complain(&mut self, error: &io::Error) {

@@ -61,12 +61,11 @@ impl Engine {
                 Candidate::Exhausted => conclude(check, false, tick.now),
                 Candidate::At(address) => {
                     // Not the client's address, which a check does not have.
-                    let options = turnpike_net::ConnectOptions {
-                        transparent: false,
-                        ..check.state.connect.clone()
-                    };
-                    let begun = TcpSocket::connect(address, &options)
-                        .and_then(|socket| tick.poller.add_edge(&socket, token(HEALTH, key)).map(|()| socket));
+                    let options =
+                        turnpike_net::ConnectOptions { transparent: false, ..check.state.connect.clone() };
+                    let begun = TcpSocket::connect(address, &options).and_then(|socket| {
+                        tick.poller.add_edge(&socket, token(HEALTH, key)).map(|()| socket)
+                    });
                     match begun {
                         Ok(socket) => {
                             check.socket = Some(socket);
@@ -100,7 +99,11 @@ fn conclude(check: &mut Check, healthy: bool, now: u64) {
         if healthy {
             tracing::info!(rule, target = check.target, "a target answers again");
         } else {
-            tracing::warn!(rule, target = check.target, "a target does not answer; others take its connections");
+            tracing::warn!(
+                rule,
+                target = check.target,
+                "a target does not answer; others take its connections"
+            );
         }
     }
 }

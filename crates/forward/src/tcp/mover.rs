@@ -89,6 +89,10 @@ pub(super) enum Pumped {
 }
 
 impl Flow {
+    pub(super) fn new(nodelay_due: bool) -> Self {
+        Self { nodelay_due, ..Self::default() }
+    }
+
     /// Whether bytes wait for the sink.
     pub(super) fn is_blocked(&self) -> bool {
         match &self.held {
@@ -163,7 +167,13 @@ impl Mover {
     }
 
     /// Moves what can be moved now.
-    pub(super) fn pump(&mut self, flow: &mut Flow, from: &TcpSocket, to: &TcpSocket, copy: CopyMode) -> Pumped {
+    pub(super) fn pump(
+        &mut self,
+        flow: &mut Flow,
+        from: &TcpSocket,
+        to: &TcpSocket,
+        copy: CopyMode,
+    ) -> Pumped {
         let mut turn = 0;
         loop {
             match self.drain(flow, to) {

@@ -72,7 +72,9 @@ impl Engine {
     /// Begins to connect to the next address that there is, or ends the connection where there is none.
     pub(super) fn connect_next(&mut self, key: usize, tick: Tick<'_>) {
         let Some(connection) = self.connections.get_mut(key) else { return };
-        let Some(opening) = connection.opening.and_then(|at| self.openings.get_mut(at as usize)) else { return };
+        let Some(opening) = connection.opening.and_then(|at| self.openings.get_mut(at as usize)) else {
+            return;
+        };
         let state = Arc::clone(&self.rules[connection.rule].state);
         let failure = loop {
             let Some(target) = state.targets.following(opening.first, opening.tried) else {
@@ -162,7 +164,8 @@ impl Engine {
 
     fn establish(&mut self, key: usize, event: &Event, tick: Tick<'_>) {
         let connection = &mut self.connections[key];
-        let Some(opening) = connection.opening.take().and_then(|at| self.openings.try_remove(at as usize)) else {
+        let Some(opening) = connection.opening.take().and_then(|at| self.openings.try_remove(at as usize))
+        else {
             return;
         };
         let rule = &self.rules[connection.rule].state.rule;
@@ -213,7 +216,9 @@ impl Engine {
     /// The client's socket speaks before there is a target: only behind a proxy is it watched so early.
     pub(super) fn on_early_client(&mut self, key: usize, event: &Event, tick: Tick<'_>) {
         let Some(connection) = self.connections.get_mut(key) else { return };
-        let Some(opening) = connection.opening.and_then(|at| self.openings.get_mut(at as usize)) else { return };
+        let Some(opening) = connection.opening.and_then(|at| self.openings.get_mut(at as usize)) else {
+            return;
+        };
         connection.up.fin |= event.closed;
         if event.error {
             return self.end(key, EndReason::ClientReset, tick);

@@ -1,11 +1,7 @@
 //! The engine of one worker: its listeners, sockets and sessions. The way of a datagram is [`Engine::on_event`], read from
 //! top to bottom; the sides that are TCP streams are next door.
 
-use std::{
-    io,
-    net::{SocketAddr, TcpListener},
-    time::Duration,
-};
+use std::{io, net::SocketAddr, time::Duration};
 
 use slab::Slab;
 use turnpike_net::{
@@ -17,13 +13,12 @@ use turnpike_net::{
 };
 
 use super::{
-    Choice, Listeners, RuleKey, TOKENS, Tick,
-    listeners::Bound,
-    outgoing,
-    sessions::{Inward, Key, List, Lists, Outward, Session, Stage, Table},
+    Admission, Choice, TOKENS, Tick, outgoing,
+    rules::{Kind, Listener, RuleState},
+    sessions::{Inward, Key, List, Outward, Session, Stage, Table},
 };
 use crate::{
-    ConnectionReport, EndReason, Protocol, Rule, RuleId, RuleSnapshot,
+    ConnectionReport, EndReason, Protocol,
     cross::{SCRATCH, Stream},
 };
 
@@ -39,10 +34,6 @@ pub(super) const ATTEMPTS: u8 = 4;
 const LEAVING: usize = 64;
 /// Sessions that expire in one tick; the rest in the next, so that ten thousand at once stall nobody.
 const EXPIRIES: usize = 256;
-/// As rinetd.
-const DEFAULT_IDLE: Duration = Duration::from_secs(72);
-/// Answers to a TCP client that has said all are awaited for so long after the last one.
-const LINGER: Duration = Duration::from_secs(5);
 
 /// Sides of a session, and listeners, in tokens: two bits below the slot.
 const LISTENER: u64 = 0;
@@ -66,50 +57,8 @@ pub struct Engine {
     leaving: Vec<SocketId>,
     /// Nothing has to be done on a tick before this; never too late.
     due: Option<u64>,
-    draining: bool,
+    pub(super) draining: bool,
     complained: bool,
-}
-
-pub(super) struct Listener {
-    pub(super) rule: u32,
-    /// Place in the rule's range.
-    pub(super) port: u16,
-    address: SocketAddr,
-    pub(super) kind: Kind,
-}
-
-pub(super) enum Kind {
-    Datagrams(SocketId),
-    /// `paused_until`: out of descriptors, not watched.
-    Streams {
-        socket: TcpListener,
-        paused_until: Option<u64>,
-    },
-}
-
-pub(super) struct RuleState {
-    pub(super) key: RuleKey,
-    pub(super) rule: Rule,
-    pub(super) max: usize,
-    pub(super) lists: Lists,
-    pub(super) counters: RuleSnapshot,
-    removed: bool,
-}
-
-impl RuleState {
-    pub(super) fn count_end(&mut self, reason: EndReason) {
-        match self.counters.ended.iter_mut().find(|(other, _)| *other == reason) {
-            Some((_, count)) => *count += 1,
-            None => self.counters.ended.push((reason, 1)),
-        }
-    }
-
-    pub(super) fn framed(&self) -> bool {
-        matches!(
-            self.rule.protocol,
-            Protocol::UdpToTcp { framed: true } | Protocol::TcpToUdp { framed: true }
-        )
-    }
 }
 
 impl Engine {
@@ -131,83 +80,6 @@ impl Engine {
             draining: false,
             complained: false,
         }
-    }
-
-    /// Serves a rule at these listeners; `max_sessions` is this worker's share of [`Rule::max_connections`]. A UDP client
-    /// beyond it takes the place of the session that has been idle for longest; a TCP client is refused.
-    ///
-    /// # Errors
-    /// Those of epoll_ctl(2); then nothing was added.
-    pub fn add_rule(
-        &mut self,
-        key: RuleKey,
-        rule: &Rule,
-        listeners: Listeners,
-        max_sessions: usize,
-        poller: &Poller,
-    ) -> io::Result<()> {
-        let patience = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX).max(1);
-        let idle = rule.idle_timeout.unwrap_or(DEFAULT_IDLE);
-        let lists = Lists {
-            connecting: List::new(patience(rule.connect_timeout)),
-            active: List::new(patience(idle)),
-            closing: List::new(patience(idle.min(LINGER))),
-        };
-        let slot = narrow(self.rules.insert(RuleState {
-            key,
-            rule: rule.clone(),
-            max: max_sessions,
-            lists,
-            counters: RuleSnapshot::default(),
-            removed: false,
-        }));
-        for (port, bound) in (0_u16..).zip(listeners.bound) {
-            if let Err(error) = self.listen(slot, port, bound, poller) {
-                self.close_listeners(slot);
-                self.rules.remove(slot as usize);
-                return Err(error);
-            }
-        }
-        Ok(())
-    }
-
-    /// Closes a rule's listeners. Sessions of UDP clients end with them, as their answers leave from there; connections
-    /// of TCP clients are left to finish.
-    pub fn remove_rule(&mut self, key: RuleKey, tick: &mut Tick<'_>) {
-        let found = self.rules.iter().find(|(_, state)| state.key == key && !state.removed);
-        let Some(slot) = found.map(|(slot, _)| narrow(slot)) else { return };
-        for at in self.sessions.of_rule(slot) {
-            if self.sessions.get(at).is_some_and(|session| matches!(session.inward, Inward::Datagrams { .. }))
-            {
-                self.end(at, EndReason::Shutdown, tick);
-            }
-        }
-        self.send_queued();
-        self.close_listeners(slot);
-        let state = &mut self.rules[slot as usize];
-        state.removed = true;
-        if state.counters.active == 0 {
-            self.rules.remove(slot as usize);
-        }
-    }
-
-    /// Takes no new sessions; those there are live on.
-    pub fn drain(&mut self) {
-        self.draining = true;
-        self.listeners.retain(|_, listener| matches!(listener.kind, Kind::Datagrams(_)));
-    }
-
-    /// Ends all sessions and closes all listeners.
-    pub fn stop(&mut self, tick: &mut Tick<'_>) {
-        let slots: Vec<u32> = self.rules.iter().map(|(slot, _)| narrow(slot)).collect();
-        for slot in slots {
-            for at in self.sessions.of_rule(slot) {
-                self.end(at, EndReason::Shutdown, tick);
-            }
-            self.send_queued();
-            self.close_listeners(slot);
-        }
-        self.rules.clear();
     }
 
     /// Handles an event whose token has [`TOKENS`]. What it gives to send waits for [`Engine::flush`].
@@ -268,18 +140,6 @@ impl Engine {
     #[must_use]
     pub fn next_timeout(&self) -> Option<u64> {
         self.due
-    }
-
-    /// Counters of each rule since it was added; a removed rule with living connections may still be among them.
-    pub fn snapshots(&self) -> impl Iterator<Item = (&RuleId, &RuleSnapshot)> {
-        self.rules.iter().map(|(_, state)| (&state.rule.id, &state.counters))
-    }
-
-    /// The addresses listened on.
-    pub fn listeners(&self) -> impl Iterator<Item = (&RuleId, SocketAddr)> {
-        self.listeners
-            .iter()
-            .map(|(_, listener)| (&self.rules[listener.rule as usize].rule.id, listener.address))
     }
 
     /// Sessions now.
@@ -449,8 +309,9 @@ impl Engine {
             return None;
         }
         let Some((outward, choice)) = self.reach(rule, key.client, port, tick) else {
-            tick.around.leave();
-            self.rules[rule as usize].count_end(EndReason::ConnectFailed);
+            let state = &mut self.rules[rule as usize];
+            tick.around.leave(state.key);
+            state.count_end(EndReason::ConnectFailed);
             return None;
         };
         let inward = Inward::Datagrams { key, reply };
@@ -459,19 +320,19 @@ impl Engine {
 
     /// Counts one more session of a rule, for which the longest idle one may have to end.
     fn make_room(&mut self, rule: u32, tick: &mut Tick<'_>) -> bool {
-        let state = &self.rules[rule as usize];
-        if state.counters.active >= state.max as u64 {
-            let Some(idle) = self.sessions.longest_idle(std::iter::once(&state.lists)) else { return false };
-            self.end(idle, EndReason::Limit, tick);
-        }
-        if tick.around.enter() {
-            return true;
-        }
-        let Some(idle) = self.sessions.longest_idle(self.rules.iter().map(|(_, state)| &state.lists)) else {
-            return false;
+        let key = self.rules[rule as usize].key;
+        let idle = match tick.around.enter(key) {
+            Admission::Entered => return true,
+            Admission::RuleFull => {
+                self.sessions.longest_idle(std::iter::once(&self.rules[rule as usize].lists))
+            }
+            Admission::TotalFull => {
+                self.sessions.longest_idle(self.rules.iter().map(|(_, state)| &state.lists))
+            }
         };
+        let Some(idle) = idle else { return false };
         self.end(idle, EndReason::Limit, tick);
-        tick.around.enter()
+        tick.around.enter(key) == Admission::Entered
     }
 
     /// A socket towards one of the rule's targets, watched under the token of the next session.
@@ -489,10 +350,10 @@ impl Engine {
             match self.outward(rule, client, choice, token(OUTWARD, next), tick.poller) {
                 Ok(outward) => return Some((outward, choice)),
                 Err(error) => {
-                    let exhausted = outgoing::is_exhaustion(&error);
-                    tick.around.release(key, choice, !exhausted);
+                    let unreachable = outgoing::is_unreachable(&error);
+                    tick.around.release(key, choice, unreachable);
                     self.complain(&error);
-                    if exhausted {
+                    if !unreachable {
                         return None;
                     }
                 }
@@ -543,7 +404,7 @@ impl Engine {
         if let Some(choice) = session.choice {
             tick.around.release(state.key, choice, failed);
         }
-        tick.around.leave();
+        tick.around.leave(state.key);
         tick.around.ended(ConnectionReport {
             rule: state.rule.id.clone(),
             client: session.client,
@@ -607,37 +468,6 @@ impl Engine {
         let lists = self.rules.get(slot)?.lists;
         let due = |list: &&List| self.sessions.due(list).is_some_and(|due| due <= now);
         lists.all().into_iter().find(due)?.head()
-    }
-
-    fn listen(&mut self, rule: u32, port: u16, bound: Bound, poller: &Poller) -> io::Result<()> {
-        let address = bound.address();
-        let entry = self.listeners.vacant_entry();
-        let token = token(LISTENER, narrow(entry.key()));
-        let kind = match bound {
-            Bound::Datagrams(socket) => {
-                poller.add(&socket, token)?;
-                Kind::Datagrams(self.sockets.insert(socket))
-            }
-            Bound::Streams(socket, _) => {
-                poller.add(&socket, token)?;
-                Kind::Streams { socket, paused_until: None }
-            }
-        };
-        entry.insert(Listener { rule, port, address, kind });
-        Ok(())
-    }
-
-    fn close_listeners(&mut self, rule: u32) {
-        let sockets = &mut self.sockets;
-        self.listeners.retain(|_, listener| {
-            if listener.rule != rule {
-                return true;
-            }
-            if let Kind::Datagrams(socket) = listener.kind {
-                sockets.remove(socket);
-            }
-            false
-        });
     }
 }
 

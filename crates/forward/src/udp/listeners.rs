@@ -65,6 +65,13 @@ impl Listeners {
     }
 }
 
+/// Sockets bound elsewhere, in the order of the rule's range; those of a wildcard address with `packet_info`.
+impl From<Vec<UdpSocket>> for Listeners {
+    fn from(sockets: Vec<UdpSocket>) -> Self {
+        Self { bound: sockets.into_iter().map(Bound::Datagrams).collect() }
+    }
+}
+
 impl Bound {
     pub(super) fn address(&self) -> SocketAddr {
         match self {

@@ -11,6 +11,7 @@
 mod engine;
 mod listeners;
 mod outgoing;
+mod rules;
 mod sessions;
 mod streams;
 
@@ -39,14 +40,26 @@ pub struct Choice {
     pub address: SocketAddr,
 }
 
+/// What [`Surroundings::enter`] says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Admission {
+    /// Counted.
+    Entered,
+    /// The rule has as many as it may ([`crate::Rule::max_connections`]). A UDP client takes the place of the session of
+    /// this rule that has been idle for longest, a TCP client is refused.
+    RuleFull,
+    /// All rules together have as many as they may. As before, but with the longest idle one of all.
+    TotalFull,
+}
+
 /// What the engine asks of the worker around it. Asked when sessions begin and end, never for a datagram of a known one.
 pub trait Surroundings {
     /// Whether the global lists and the rule's own let this client in.
     fn permits(&mut self, rule: RuleKey, client: IpAddr) -> bool;
-    /// Counts one more connection or session in total; false where that would exceed the limit.
-    fn enter(&mut self) -> bool;
+    /// Counts one more connection or session of a rule, unless a limit forbids it.
+    fn enter(&mut self, rule: RuleKey) -> Admission;
     /// One less.
-    fn leave(&mut self);
+    fn leave(&mut self, rule: RuleKey);
     /// A target for a new session; `port` is the place of the client's port in the rule's range. `None` where no address
     /// is known.
     fn choose(&mut self, rule: RuleKey, client: SocketAddr, port: u16) -> Option<Choice>;

@@ -58,6 +58,12 @@ pub(super) fn tune(rule: &Rule, socket: &SockRef<'_>) -> io::Result<()> {
     socket.set_keepalive(rule.keepalive)
 }
 
+/// Whether it was this target that could not be reached, so that another one may be.
+pub(super) fn is_unreachable(error: &io::Error) -> bool {
+    use io::ErrorKind::{AddrNotAvailable, ConnectionRefused, HostUnreachable, NetworkUnreachable};
+    matches!(error.kind(), AddrNotAvailable | ConnectionRefused | HostUnreachable | NetworkUnreachable)
+}
+
 /// Whether this process or machine has run out of something, so that no other target would fare better.
 pub(super) fn is_exhaustion(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE | libc::ENOBUFS | libc::ENOMEM))

@@ -300,6 +300,7 @@ fn hash(seeded: &RandomState, key: &Key) -> u64 {
 }
 
 #[cfg(test)]
+#[allow(clippy::cast_possible_truncation, reason = "small numbers, and payload that may wrap")]
 mod tests {
     use super::*;
 

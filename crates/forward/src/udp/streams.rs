@@ -10,9 +10,10 @@ use socket2::SockRef;
 use turnpike_net::poll::Event;
 
 use super::{
-    Engine, Tick,
-    engine::{self, ATTEMPTS, Kind, RuleState},
+    Admission, Engine, Tick,
+    engine::{self, ATTEMPTS},
     outgoing,
+    rules::{Kind, RuleState},
     sessions::{Inward, Outward, Session, Stage},
 };
 use crate::{ConnectionReport, EndReason, cross::Stream};
@@ -70,7 +71,8 @@ impl Engine {
         if !tick.around.permits(state.key, client.ip()) {
             return refuse(state, client, EndReason::Denied, tick);
         }
-        if state.counters.active >= state.max as u64 || !tick.around.enter() {
+        let key = state.key;
+        if tick.around.enter(key) != Admission::Entered {
             return refuse(state, client, EndReason::Limit, tick);
         }
         let framed = state.framed();
@@ -80,11 +82,11 @@ impl Engine {
         let prepared = prepared.and_then(|()| tick.poller.add(&stream, engine::inward_token(at)));
         if let Err(error) = prepared {
             self.complain(&error);
-            tick.around.leave();
+            tick.around.leave(key);
             return refuse(&mut self.rules[rule as usize], client, EndReason::ClientReset, tick);
         }
         let Some((outward, choice)) = self.reach(rule, client, port, tick) else {
-            tick.around.leave();
+            tick.around.leave(key);
             return refuse(&mut self.rules[rule as usize], client, EndReason::ConnectFailed, tick);
         };
         let inward = Inward::Stream(Box::new(Stream::new(stream, framed, false)));
@@ -215,6 +217,7 @@ impl Engine {
                 return self.expect(rule);
             }
             session.choice = None;
+            // Its own failure, or ours: the connect that fails at once is rare, and the next check finds out.
             tick.around.release(state.key, choice, true);
         }
         self.end(at, EndReason::ConnectFailed, tick);

@@ -1,0 +1,87 @@
+//! What the UDP engine asks of its worker: lists, limits, targets, the log.
+
+use std::{
+    net::{IpAddr, SocketAddr},
+    sync::Arc,
+};
+
+use hashbrown::HashMap;
+
+use crate::{
+    ConnectionReport,
+    common::Common,
+    state::RuleState,
+    udp::{Choice, RuleKey, Surroundings},
+};
+
+/// The rules of one worker that the UDP engine serves.
+pub(crate) struct Around {
+    pub(crate) common: Arc<Common>,
+    rules: HashMap<RuleKey, Entry, foldhash::fast::RandomState>,
+}
+
+struct Entry {
+    state: Arc<RuleState>,
+    /// Choices that were not released yet.
+    chosen: u64,
+    removed: bool,
+}
+
+impl Around {
+    pub(crate) fn new(common: Arc<Common>) -> Self {
+        Self { common, rules: HashMap::default() }
+    }
+
+    pub(crate) fn add(&mut self, state: &Arc<RuleState>) {
+        let entry = Entry { state: Arc::clone(state), chosen: 0, removed: false };
+        self.rules.insert(RuleKey(state.key), entry);
+    }
+
+    /// To be called after the engine has removed the rule: it stays for its last sessions.
+    pub(crate) fn remove(&mut self, key: RuleKey) {
+        if let Some(entry) = self.rules.get_mut(&key) {
+            entry.removed = true;
+            if entry.chosen == 0 {
+                self.rules.remove(&key);
+            }
+        }
+    }
+}
+
+impl Surroundings for Around {
+    fn permits(&mut self, rule: RuleKey, client: IpAddr) -> bool {
+        self.rules.get(&rule).is_some_and(|entry| self.common.admits(&entry.state.rule, client))
+    }
+
+    fn enter(&mut self) -> bool {
+        self.common.total.enter()
+    }
+
+    fn leave(&mut self) {
+        self.common.total.leave();
+    }
+
+    fn choose(&mut self, rule: RuleKey, _: SocketAddr, port: u16) -> Option<Choice> {
+        let entry = self.rules.get_mut(&rule)?;
+        let (target, address) = entry.state.targets.pick(port)?;
+        entry.state.targets.enter(target);
+        entry.chosen += 1;
+        Some(Choice { target: u32::try_from(target).unwrap_or(u32::MAX), address })
+    }
+
+    fn release(&mut self, rule: RuleKey, choice: Choice, failed: bool) {
+        let Some(entry) = self.rules.get_mut(&rule) else { return };
+        entry.state.targets.leave(choice.target as usize);
+        if failed {
+            entry.state.targets.suspect(choice.target as usize);
+        }
+        entry.chosen = entry.chosen.saturating_sub(1);
+        if entry.removed && entry.chosen == 0 {
+            self.rules.remove(&rule);
+        }
+    }
+
+    fn ended(&mut self, report: ConnectionReport) {
+        self.common.log.ended(report);
+    }
+}

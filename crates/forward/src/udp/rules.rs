@@ -1,0 +1,192 @@
+//! Which rules an engine serves, and where it listens for them.
+
+use std::{
+    io,
+    net::{SocketAddr, TcpListener},
+    time::Duration,
+};
+
+use turnpike_net::{SocketId, poll::Poller};
+
+use super::{
+    Engine, Listeners, RuleKey, Tick,
+    engine::{listener_token, narrow},
+    listeners::Bound,
+    sessions::{Inward, List, Lists},
+};
+use crate::{EndReason, Protocol, Rule, RuleId, RuleSnapshot};
+
+/// As rinetd.
+const DEFAULT_IDLE: Duration = Duration::from_secs(72);
+/// Answers to a TCP client that has said all are awaited for so long after the last one.
+const LINGER: Duration = Duration::from_secs(5);
+
+impl Engine {
+    /// Serves a rule at these listeners.
+    ///
+    /// # Errors
+    /// Those of epoll_ctl(2); then nothing was added.
+    pub fn add_rule(
+        &mut self,
+        key: RuleKey,
+        rule: &Rule,
+        listeners: Listeners,
+        poller: &Poller,
+    ) -> io::Result<()> {
+        let patience = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX).max(1);
+        let idle = rule.idle_timeout.unwrap_or(DEFAULT_IDLE);
+        let lists = Lists {
+            connecting: List::new(patience(rule.connect_timeout)),
+            active: List::new(patience(idle)),
+            closing: List::new(patience(idle.min(LINGER))),
+        };
+        let slot = narrow(self.rules.insert(RuleState {
+            key,
+            rule: rule.clone(),
+            lists,
+            counters: RuleSnapshot::default(),
+            removed: false,
+        }));
+        for (port, bound) in (0_u16..).zip(listeners.bound) {
+            if let Err(error) = self.listen(slot, port, bound, poller) {
+                drop(self.take_listeners(slot, poller));
+                self.rules.remove(slot as usize);
+                return Err(error);
+            }
+        }
+        Ok(())
+    }
+
+    /// Stops serving a rule and gives back its listeners: dropping them closes them, another rule may take them over.
+    /// Sessions of UDP clients end, as their answers leave from there; connections of TCP clients are left to finish.
+    pub fn remove_rule(&mut self, key: RuleKey, tick: &mut Tick<'_>) -> Listeners {
+        let found = self.rules.iter().find(|(_, state)| state.key == key && !state.removed);
+        let Some(slot) = found.map(|(slot, _)| narrow(slot)) else { return Listeners { bound: Vec::new() } };
+        for at in self.sessions.of_rule(slot) {
+            if self.sessions.get(at).is_some_and(|session| matches!(session.inward, Inward::Datagrams { .. }))
+            {
+                self.end(at, EndReason::Shutdown, tick);
+            }
+        }
+        self.send_queued();
+        let listeners = self.take_listeners(slot, tick.poller);
+        let state = &mut self.rules[slot as usize];
+        state.removed = true;
+        if state.counters.active == 0 {
+            self.rules.remove(slot as usize);
+        }
+        listeners
+    }
+
+    /// Takes no new sessions; those there are live on.
+    pub fn drain(&mut self) {
+        self.draining = true;
+        self.listeners.retain(|_, listener| matches!(listener.kind, Kind::Datagrams(_)));
+    }
+
+    /// Ends all sessions and closes all listeners.
+    pub fn stop(&mut self, tick: &mut Tick<'_>) {
+        let slots: Vec<u32> = self.rules.iter().map(|(slot, _)| narrow(slot)).collect();
+        for slot in slots {
+            for at in self.sessions.of_rule(slot) {
+                self.end(at, EndReason::Shutdown, tick);
+            }
+            self.send_queued();
+            drop(self.take_listeners(slot, tick.poller));
+        }
+        self.rules.clear();
+    }
+
+    /// Counters of each rule since it was added; a removed rule with living connections may still be among them.
+    pub fn snapshots(&self) -> impl Iterator<Item = (&RuleId, &RuleSnapshot)> {
+        self.rules.iter().map(|(_, state)| (&state.rule.id, &state.counters))
+    }
+
+    /// The addresses listened on.
+    pub fn listeners(&self) -> impl Iterator<Item = (&RuleId, SocketAddr)> {
+        self.listeners
+            .iter()
+            .map(|(_, listener)| (&self.rules[listener.rule as usize].rule.id, listener.address))
+    }
+
+    fn listen(&mut self, rule: u32, port: u16, bound: Bound, poller: &Poller) -> io::Result<()> {
+        let address = bound.address();
+        let entry = self.listeners.vacant_entry();
+        let token = listener_token(narrow(entry.key()));
+        let kind = match bound {
+            Bound::Datagrams(socket) => {
+                poller.add(&socket, token)?;
+                Kind::Datagrams(self.sockets.insert(socket))
+            }
+            Bound::Streams(socket, _) => {
+                poller.add(&socket, token)?;
+                Kind::Streams { socket, paused_until: None }
+            }
+        };
+        entry.insert(Listener { rule, port, address, kind });
+        Ok(())
+    }
+
+    fn take_listeners(&mut self, rule: u32, poller: &Poller) -> Listeners {
+        let of_rule = self.listeners.iter().filter(|(_, listener)| listener.rule == rule);
+        let mut slots: Vec<(u16, usize)> = of_rule.map(|(slot, listener)| (listener.port, slot)).collect();
+        slots.sort_unstable();
+        let mut bound = Vec::with_capacity(slots.len());
+        for (_, slot) in slots {
+            let listener = self.listeners.remove(slot);
+            match listener.kind {
+                Kind::Datagrams(socket) => bound.extend(self.sockets.remove(socket).map(Bound::Datagrams)),
+                Kind::Streams { socket, .. } => bound.push(Bound::Streams(socket, listener.address)),
+            }
+        }
+        for one in &bound {
+            // A listener that rests is not watched: nothing to undo.
+            let _ = match one {
+                Bound::Datagrams(socket) => poller.remove(socket),
+                Bound::Streams(socket, _) => poller.remove(socket),
+            };
+        }
+        Listeners { bound }
+    }
+}
+
+pub(super) struct Listener {
+    pub(super) rule: u32,
+    /// Place in the rule's range.
+    pub(super) port: u16,
+    address: SocketAddr,
+    pub(super) kind: Kind,
+}
+
+pub(super) enum Kind {
+    Datagrams(SocketId),
+    /// `paused_until`: out of descriptors, not watched.
+    Streams {
+        socket: TcpListener,
+        paused_until: Option<u64>,
+    },
+}
+
+pub(super) struct RuleState {
+    pub(super) key: RuleKey,
+    pub(super) rule: Rule,
+    pub(super) lists: Lists,
+    pub(super) counters: RuleSnapshot,
+    pub(super) removed: bool,
+}
+
+impl RuleState {
+    pub(super) fn count_end(&mut self, reason: EndReason) {
+        match self.counters.ended.iter_mut().find(|(other, _)| *other == reason) {
+            Some((_, count)) => *count += 1,
+            None => self.counters.ended.push((reason, 1)),
+        }
+    }
+
+    pub(super) fn framed(&self) -> bool {
+        matches!(
+            self.rule.protocol,
+            Protocol::UdpToTcp { framed: true } | Protocol::TcpToUdp { framed: true }
+        )
+    }
+}

@@ -1,0 +1,265 @@
+//! One worker: one thread, one epoll, its own listeners, connections and sessions. A wake-up is [`Worker::run`], read from top
+//! to bottom.
+
+use std::{
+    io,
+    net::SocketAddr,
+    sync::{Arc, Mutex, PoisonError, mpsc},
+    time::{Duration, Instant},
+};
+
+use hashbrown::HashMap;
+use turnpike_net::{
+    Datapath, TcpListener,
+    poll::{Event, Poller, Waker},
+};
+
+use crate::{
+    RuleId, RuleSnapshot,
+    common::Common,
+    listen::{Bound, Kind, Tcp},
+    state::RuleState,
+    surroundings::Around,
+    tcp, udp,
+};
+
+/// Between two publications of the counters, in milliseconds.
+const PUBLISH_MS: u64 = 100;
+/// The token of the waker; it has [`udp::TOKENS`] too, but no other token has all bits.
+const WAKER: u64 = u64::MAX;
+
+/// What the control thread asks of a worker.
+pub(crate) enum Command {
+    Change(Box<Change>),
+    /// Some name has a new answer.
+    Resolved,
+    Drain,
+    Stop,
+}
+
+/// Rules that leave and rules that come, at once.
+pub(crate) struct Change {
+    pub(crate) common: Arc<Common>,
+    pub(crate) leave: Vec<Arc<RuleState>>,
+    pub(crate) come: Vec<(Arc<RuleState>, Bound)>,
+    /// Told when it is done.
+    pub(crate) done: mpsc::Sender<()>,
+}
+
+/// What the control thread may look at.
+#[derive(Default)]
+pub(crate) struct Shared {
+    pub(crate) snapshot: Mutex<Vec<(RuleId, RuleSnapshot)>>,
+}
+
+pub(crate) struct Worker {
+    number: usize,
+    /// Of all workers, which share the limits of UDP rules.
+    workers: usize,
+    datapath: Datapath,
+    poller: Poller,
+    waker: Waker,
+    tcp: tcp::Engine,
+    /// Made for the first rule that needs it: its buffers are large.
+    udp: Option<udp::Engine>,
+    around: Around,
+    inbox: mpsc::Receiver<Command>,
+    shared: Arc<Shared>,
+    started: Instant,
+    published_ms: u64,
+    /// Whether something happened since the last publication.
+    dirty: bool,
+}
+
+impl Worker {
+    pub(crate) fn new(
+        number: usize,
+        workers: usize,
+        datapath: Datapath,
+        common: &Arc<Common>,
+        inbox: mpsc::Receiver<Command>,
+        shared: Arc<Shared>,
+    ) -> io::Result<(Self, Waker)> {
+        let poller = Poller::new()?;
+        let waker = Waker::new(&poller, WAKER)?;
+        let worker = Self {
+            number,
+            workers,
+            datapath,
+            poller,
+            waker: waker.clone(),
+            tcp: tcp::Engine::new(Arc::clone(common), number == 0),
+            udp: None,
+            around: Around::new(Arc::clone(common)),
+            inbox,
+            shared,
+            started: Instant::now(),
+            published_ms: 0,
+            dirty: true,
+        };
+        Ok((worker, waker))
+    }
+
+    /// Serves a rule; `inherited` are the listeners of rules that left by the same command.
+    pub(crate) fn add_rule(
+        &mut self,
+        state: &Arc<RuleState>,
+        bound: Bound,
+        inherited: &mut HashMap<SocketAddr, TcpListener>,
+    ) -> io::Result<()> {
+        let now = self.now();
+        match bound {
+            Bound::Tcp(sockets) => {
+                let rule = &state.rule;
+                let take = |(offset, socket)| match socket {
+                    Tcp::Fresh(socket) => Some((offset, socket)),
+                    Tcp::Inherited(address) => {
+                        let socket = inherited.remove(&address)?;
+                        // Where it fails, accepted sockets keep what the old rule wanted.
+                        let _ = socket.set_inherited(rule.nodelay, rule.keepalive);
+                        Some((offset, socket))
+                    }
+                };
+                let sockets = sockets.into_iter().filter_map(take).collect();
+                self.tcp.add_rule(state, sockets, tcp::Tick { now, poller: &self.poller })
+            }
+            Bound::Udp(listeners) => {
+                let share = state.rule.max_connections.div_ceil(self.workers);
+                self.around.add(state);
+                let engine = self.udp.get_or_insert_with(|| udp::Engine::new(self.datapath));
+                engine.add_rule(udp::RuleKey(state.key), &state.rule, listeners, share, &self.poller)
+            }
+        }
+    }
+
+    /// Serves until told to stop.
+    pub(crate) fn run(&mut self) {
+        let mut events: Vec<Event> = Vec::new();
+        loop {
+            let timeout = self.timeout();
+            match self.poller.wait(timeout) {
+                Ok(ready) => {
+                    events.clear();
+                    events.extend_from_slice(ready);
+                }
+                Err(error) => {
+                    tracing::error!(worker = self.number, %error, "epoll failed; this worker ends");
+                    return;
+                }
+            }
+            let now = self.now();
+            self.dirty |= !events.is_empty();
+            let (mut woken, mut newcomers) = (false, false);
+            for event in &events {
+                if event.token == WAKER {
+                    woken = true;
+                } else if event.token & udp::TOKENS != 0 {
+                    if let Some(engine) = &mut self.udp {
+                        let mut tick = udp::Tick { now, poller: &self.poller, around: &mut self.around };
+                        engine.on_event(event, &mut tick);
+                    }
+                } else if tcp::Engine::is_listener(event) {
+                    newcomers = true;
+                } else {
+                    self.tcp.on_event(event, tcp::Tick { now, poller: &self.poller });
+                }
+            }
+            if let Some(engine) = &mut self.udp {
+                engine.flush();
+                engine.on_tick(&mut udp::Tick { now, poller: &self.poller, around: &mut self.around });
+            }
+            let tick = tcp::Tick { now, poller: &self.poller };
+            self.tcp.on_tick(tick);
+            if newcomers {
+                let listening =
+                    |event: &&Event| event.token & udp::TOKENS == 0 && tcp::Engine::is_listener(event);
+                for event in events.iter().filter(listening) {
+                    self.tcp.on_event(event, tick);
+                }
+            }
+            if woken && self.obey(now) {
+                self.publish(now);
+                return;
+            }
+            if self.dirty && now >= self.published_ms + PUBLISH_MS {
+                self.publish(now);
+            }
+        }
+    }
+
+    /// Carries out what the control thread wants; `true` to stop.
+    fn obey(&mut self, now: u64) -> bool {
+        self.waker.acknowledge();
+        while let Ok(command) = self.inbox.try_recv() {
+            match command {
+                Command::Change(change) => self.change(*change, now),
+                Command::Resolved => self.tcp.on_resolved(tcp::Tick { now, poller: &self.poller }),
+                Command::Drain => {
+                    self.tcp.drain();
+                    if let Some(engine) = &mut self.udp {
+                        engine.drain();
+                    }
+                }
+                Command::Stop => {
+                    self.tcp.stop(tcp::Tick { now, poller: &self.poller });
+                    if let Some(engine) = &mut self.udp {
+                        engine.stop(&mut udp::Tick { now, poller: &self.poller, around: &mut self.around });
+                    }
+                    return true;
+                }
+            }
+        }
+        false
+    }
+
+    fn change(&mut self, change: Change, now: u64) {
+        self.tcp.set_common(&change.common);
+        self.around.common = change.common;
+        let mut inherited = HashMap::new();
+        for state in &change.leave {
+            if Kind::of(state.rule.protocol) == Kind::Tcp {
+                let sockets = self.tcp.remove_rule(state, tcp::Tick { now, poller: &self.poller });
+                inherited.extend(sockets.into_iter().map(|socket| (socket.local_addr(), socket)));
+            } else if let Some(engine) = &mut self.udp {
+                let key = udp::RuleKey(state.key);
+                engine
+                    .remove_rule(key, &mut udp::Tick { now, poller: &self.poller, around: &mut self.around });
+                self.around.remove(key);
+            }
+        }
+        for (state, bound) in change.come {
+            if let Err(error) = self.add_rule(&state, bound, &mut inherited) {
+                tracing::error!(worker = self.number, rule = state.rule.id.0, %error, "cannot serve a rule");
+            }
+        }
+        self.publish(now);
+        let _ = change.done.send(());
+    }
+
+    fn timeout(&self) -> Option<Duration> {
+        let publish = self.dirty.then_some(self.published_ms + PUBLISH_MS);
+        let udp = self.udp.as_ref().and_then(udp::Engine::next_timeout);
+        let due = [publish, udp, self.tcp.next_timeout()].into_iter().flatten().min()?;
+        Some(Duration::from_millis(due.saturating_sub(self.now())))
+    }
+
+    fn publish(&mut self, now: u64) {
+        let mut rules: Vec<(RuleId, RuleSnapshot)> = Vec::new();
+        let mut add =
+            |id: &RuleId, snapshot: &RuleSnapshot| match rules.iter_mut().find(|(other, _)| other == id) {
+                Some((_, total)) => total.add(snapshot),
+                None => rules.push((id.clone(), snapshot.clone())),
+            };
+        self.tcp.snapshots(|id, snapshot| add(id, &snapshot));
+        if let Some(engine) = &self.udp {
+            engine.snapshots().for_each(|(id, snapshot)| add(id, snapshot));
+        }
+        *self.shared.snapshot.lock().unwrap_or_else(PoisonError::into_inner) = rules;
+        self.published_ms = now;
+        self.dirty = false;
+    }
+
+    fn now(&self) -> u64 {
+        u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX)
+    }
+}

@@ -1,0 +1,196 @@
+//! Start, reload, drain and stop.
+
+mod support;
+
+use std::{
+    io::{ErrorKind, Read, Write},
+    net::{SocketAddr, TcpStream},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread,
+};
+
+use support::{Reports, Running, greeter, listener, read_exactly, rule, settings, until};
+use turnpike_forward::{EndReason, Forwarder, Rule, StartError};
+
+fn at(mut rule: Rule, address: SocketAddr) -> Rule {
+    rule.ports.first = address.port();
+    rule.ports.last = address.port();
+    rule
+}
+
+#[test]
+fn a_port_in_use_names_the_rule_and_nothing_is_left_open() {
+    let (_taken, address) = listener();
+    let (other, free) = listener();
+    drop(other);
+    let rules = [at(rule("good", greeter("a")), free), at(rule("bad", greeter("b")), address)];
+    let error = Forwarder::start(&settings(), &rules, Arc::new(Reports::default())).err().expect("an error");
+    assert!(
+        matches!(&error, StartError::Listen { rule, source, .. }
+        if rule == "bad" && source.kind() == ErrorKind::AddrInUse),
+        "{error}"
+    );
+    assert!(TcpStream::connect(free).is_err());
+}
+
+#[test]
+fn two_forwarders_do_not_share_a_port_silently() {
+    let first = Running::start(&[rule("r", greeter("a"))]);
+    let again = at(rule("r", greeter("b")), first.address("r"));
+    assert!(Forwarder::start(&settings(), &[again], Arc::new(Reports::default())).is_err());
+}
+
+#[test]
+fn with_keep_going_the_other_rules_run() {
+    let (_taken, address) = listener();
+    let mut settings = settings();
+    settings.keep_going = true;
+    let rules = [at(rule("bad", greeter("b")), address), rule("good", greeter("a"))];
+    let (forwarder, failed) = Forwarder::start(&settings, &rules, Arc::new(Reports::default())).unwrap();
+    assert_eq!(failed.len(), 1);
+    assert!(failed[0].to_string().contains("bad"), "{}", failed[0]);
+    let (id, address) = forwarder.listeners().remove(0);
+    assert_eq!(id.0, "good");
+    assert_eq!(read_exactly(&mut support::client(address), 1), b"a");
+}
+
+#[test]
+fn several_workers_share_one_port() {
+    let mut settings = settings();
+    settings.workers = 3;
+    let running = Running::start_with(&settings, &[rule("r", greeter("a"))]);
+    let mut open: Vec<_> = (0..64).map(|_| running.connect("r")).collect();
+    open.iter_mut().for_each(|client| assert_eq!(read_exactly(client, 1), b"a"));
+    until(|| (running.snapshot("r").active == 64).then_some(()), "the counters of all workers");
+    assert_eq!(running.forwarder.active(), 64);
+    drop(open);
+    running.log.wait(64);
+    assert_eq!(running.forwarder.active(), 0);
+}
+
+#[test]
+fn a_reload_keeps_connections_and_changes_what_comes_after() {
+    let (kept, changed, gone) =
+        (rule("kept", greeter("k")), rule("changed", greeter("a")), rule("gone", greeter("g")));
+    let running = Running::start(&[kept.clone(), changed.clone(), gone]);
+    let mut open = ["kept", "changed", "gone"].map(|id| running.connect(id));
+    open.iter_mut().for_each(|client| drop(read_exactly(client, 1)));
+    let (changed_at, gone_at) = (running.address("changed"), running.address("gone"));
+    // Port 0 in the file would be another port after each change.
+    let changed = at(rule("changed", greeter("b")), changed_at);
+    let rules = [kept, changed, rule("new", greeter("n"))];
+    let kept_at = running.address("kept");
+    running.forwarder.reload(&settings(), &rules).unwrap();
+    assert_eq!(running.address("kept"), kept_at);
+    for client in &mut open {
+        client.write_all(b"still here").unwrap();
+        assert_eq!(read_exactly(client, 10), b"still here");
+    }
+    assert_eq!(read_exactly(&mut running.connect("kept"), 1), b"k");
+    assert_eq!(read_exactly(&mut support::client(changed_at), 1), b"b");
+    assert_eq!(read_exactly(&mut running.connect("new"), 1), b"n");
+    assert_eq!(TcpStream::connect(gone_at).unwrap_err().kind(), ErrorKind::ConnectionRefused);
+    assert_eq!(running.snapshot("gone").active, 1);
+    drop(open);
+    until(
+        || (!running.forwarder.snapshots().iter().any(|(id, _)| id.0 == "gone")).then_some(()),
+        "the rule to go",
+    );
+}
+
+#[test]
+fn a_reload_that_fails_changes_nothing() {
+    let (_taken, taken) = listener();
+    let old = rule("r", greeter("a"));
+    let running = Running::start(std::slice::from_ref(&old));
+    let mut open = running.connect("r");
+    assert_eq!(read_exactly(&mut open, 1), b"a");
+    let rules = [at(rule("r", greeter("b")), running.address("r")), at(rule("bad", greeter("c")), taken)];
+    let error = running.forwarder.reload(&settings(), &rules).unwrap_err();
+    assert!(error.to_string().contains("bad"), "{error}");
+    assert_eq!(running.forwarder.listeners().len(), 1);
+    assert_eq!(read_exactly(&mut running.connect("r"), 1), b"a");
+    open.write_all(b"x").unwrap();
+    assert_eq!(read_exactly(&mut open, 1), b"x");
+}
+
+#[test]
+fn two_rules_cannot_take_over_the_same_port() {
+    let running = Running::start(&[rule("r", greeter("a"))]);
+    let address = running.address("r");
+    let rules = [at(rule("one", greeter("b")), address), at(rule("two", greeter("c")), address)];
+    assert!(running.forwarder.reload(&settings(), &rules).is_err());
+    assert_eq!(read_exactly(&mut running.connect("r"), 1), b"a");
+}
+
+#[test]
+fn a_port_moves_from_one_address_to_the_wildcard_and_back() {
+    let running = Running::start(&[rule("r", greeter("a"))]);
+    let address = running.address("r");
+    let mut wide = at(rule("r", greeter("b")), address);
+    wide.bind = [0, 0, 0, 0].into();
+    running.forwarder.reload(&settings(), &[wide]).unwrap();
+    assert_eq!(read_exactly(&mut support::client(address), 1), b"b");
+    running.forwarder.reload(&settings(), &[at(rule("r", greeter("c")), address)]).unwrap();
+    assert_eq!(read_exactly(&mut support::client(address), 1), b"c");
+}
+
+#[test]
+fn no_connection_fails_while_the_rules_are_reloaded_under_load() {
+    let (first, second) = (greeter("a"), greeter("a"));
+    let running = Running::start(&[rule("r", first)]);
+    let address = running.address("r");
+    let stop = Arc::new(AtomicBool::new(false));
+    let clients: Vec<_> = (0..4)
+        .map(|_| {
+            let stop = Arc::clone(&stop);
+            thread::spawn(move || {
+                let mut count = 0;
+                while !stop.load(Ordering::Relaxed) {
+                    let mut client = support::client(address);
+                    assert_eq!(read_exactly(&mut client, 1), b"a");
+                    let sent = support::pattern(count, 3000, 9);
+                    client.write_all(&sent).unwrap();
+                    assert_eq!(read_exactly(&mut client, 3000), sent);
+                    count += 1;
+                }
+                count
+            })
+        })
+        .collect();
+    for round in 0..60 {
+        let target = if round % 2 == 0 { second } else { first };
+        running.forwarder.reload(&settings(), &[at(rule("r", target), address)]).unwrap();
+        thread::sleep(std::time::Duration::from_millis(10));
+    }
+    stop.store(true, Ordering::Relaxed);
+    let total: u64 = clients.into_iter().map(|client| client.join().unwrap()).sum();
+    assert!(total > 50, "{total}");
+    assert!(running.log.wait(total as usize).iter().all(|report| report.reason == EndReason::Finished));
+}
+
+#[test]
+fn a_drain_takes_nobody_new_and_keeps_who_is_there() {
+    let running = Running::start(&[rule("r", greeter("a"))]);
+    let address = running.address("r");
+    let mut open = running.connect("r");
+    assert_eq!(read_exactly(&mut open, 1), b"a");
+    running.forwarder.drain();
+    until(|| TcpStream::connect(address).is_err().then_some(()), "the listener to close");
+    open.write_all(b"x").unwrap();
+    assert_eq!(read_exactly(&mut open, 1), b"x");
+    assert_eq!(running.forwarder.active(), 1);
+}
+
+#[test]
+fn a_stop_resets_what_is_open_and_says_so() {
+    let running = Running::start(&[rule("r", greeter("a"))]);
+    let mut open = running.connect("r");
+    assert_eq!(read_exactly(&mut open, 1), b"a");
+    running.forwarder.stop();
+    assert_eq!(running.log.all()[0].reason, EndReason::Shutdown);
+    assert_eq!(open.read(&mut [0]).unwrap_err().kind(), ErrorKind::ConnectionReset);
+}

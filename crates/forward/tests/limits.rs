@@ -1,0 +1,107 @@
+//! Who is let in, how many, and how long a silent connection lives.
+
+mod support;
+
+use std::{
+    io::{ErrorKind, Read, Write},
+    time::{Duration, Instant},
+};
+
+use support::{Running, greeter, listener, read_all, read_exactly, rule, settings, until};
+use turnpike_forward::{Access, EndReason, Pattern};
+
+fn denies(pattern: &str) -> Access {
+    Access { allow: Vec::new(), deny: vec![Pattern::Wildcard(pattern.to_owned())] }
+}
+
+#[test]
+fn a_denied_client_is_closed_at_once_and_counted() {
+    let mut own = rule("own", greeter("a"));
+    own.access = denies("127.0.0.?");
+    let running = Running::start(&[own]);
+    assert_eq!(read_all(&mut running.connect("own")), b"");
+    assert_eq!(running.log.wait(1)[0].reason, EndReason::Denied);
+    until(|| (running.snapshot("own").ended == [(EndReason::Denied, 1)]).then_some(()), "the counter");
+}
+
+#[test]
+fn global_lists_hold_for_every_rule_and_change_with_a_reload() {
+    let rules = [rule("r", greeter("a"))];
+    let mut settings = settings();
+    settings.access = denies("127.*");
+    let running = Running::start_with(&settings, &rules);
+    assert_eq!(read_all(&mut running.connect("r")), b"");
+    settings.access = Access { allow: vec![Pattern::Prefix([127, 0, 0, 0].into(), 8)], deny: Vec::new() };
+    running.forwarder.reload(&settings, &rules).unwrap();
+    assert_eq!(read_exactly(&mut running.connect("r"), 1), b"a");
+}
+
+#[test]
+fn a_rule_takes_no_more_connections_than_it_may_and_goes_on_when_one_ends() {
+    let mut limited = rule("r", greeter("a"));
+    limited.max_connections = 2;
+    let running = Running::start(&[limited, rule("other", greeter("b"))]);
+    let mut open: Vec<_> = (0..2).map(|_| running.connect("r")).collect();
+    open.iter_mut().for_each(|client| assert_eq!(read_exactly(client, 1), b"a"));
+    assert_eq!(read_all(&mut running.connect("r")), b"");
+    assert_eq!(running.log.wait(1)[0].reason, EndReason::Limit);
+    assert_eq!(read_exactly(&mut running.connect("other"), 1), b"b");
+    open.pop();
+    running.log.wait(3);
+    assert_eq!(read_exactly(&mut running.connect("r"), 1), b"a");
+}
+
+#[test]
+fn all_rules_together_have_a_limit_too() {
+    let mut settings = settings();
+    settings.max_connections = 1;
+    let running = Running::start_with(&settings, &[rule("a", greeter("a")), rule("b", greeter("b"))]);
+    let mut one = running.connect("a");
+    assert_eq!(read_exactly(&mut one, 1), b"a");
+    assert_eq!(running.forwarder.active(), 1);
+    assert_eq!(read_all(&mut running.connect("b")), b"");
+    drop(one);
+    running.log.wait(2);
+    assert_eq!(read_exactly(&mut running.connect("b"), 1), b"b");
+}
+
+#[test]
+fn a_silent_connection_is_ended_and_a_speaking_one_is_not() {
+    let mut idle = rule("r", greeter("a"));
+    idle.idle_timeout = Some(Duration::from_millis(600));
+    let running = Running::start(&[idle]);
+    let (mut silent, mut speaking) = (running.connect("r"), running.connect("r"));
+    assert_eq!(read_exactly(&mut silent, 1), b"a");
+    assert_eq!(read_exactly(&mut speaking, 1), b"a");
+    let began = Instant::now();
+    while running.log.all().is_empty() {
+        speaking.write_all(b"x").unwrap();
+        assert_eq!(read_exactly(&mut speaking, 1), b"x");
+        assert!(began.elapsed() < support::PATIENCE);
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    assert!(began.elapsed() >= Duration::from_millis(500), "{:?}", began.elapsed());
+    let reports = running.log.all();
+    assert_eq!((reports.len(), reports[0].reason), (1, EndReason::Idle));
+    assert_eq!(reports[0].client, silent.local_addr().unwrap());
+    assert_eq!(silent.read(&mut [0]).unwrap_err().kind(), ErrorKind::ConnectionReset);
+    speaking.write_all(b"y").unwrap();
+    assert_eq!(read_exactly(&mut speaking, 1), b"y");
+}
+
+#[test]
+fn a_peer_that_reads_nothing_is_ended_too() {
+    let (server, target) = listener();
+    let mut idle = rule("r", target);
+    idle.idle_timeout = Some(Duration::from_millis(400));
+    let running = Running::start(&[idle]);
+    let mut client = running.connect("r");
+    let _server = support::accept(&server);
+    let error = loop {
+        if let Err(error) = client.write_all(&[0; 1 << 16]) {
+            break error;
+        }
+    };
+    assert!(matches!(error.kind(), ErrorKind::ConnectionReset | ErrorKind::BrokenPipe), "{error}");
+    assert_eq!(running.log.wait(1)[0].reason, EndReason::Idle);
+}

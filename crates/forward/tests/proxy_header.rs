@@ -1,0 +1,132 @@
+//! PROXY headers, in and out, both versions.
+
+mod support;
+
+use std::{
+    io::{ErrorKind, Read, Write},
+    net::Shutdown,
+    time::Duration,
+};
+
+use support::{Running, accept, listener, read_all, read_exactly, rule};
+use turnpike_forward::{Access, EndReason, Pattern, ProxyVersion, Rule};
+
+const V2: &[u8] = b"\r\n\r\n\0\r\nQUIT\n\x21\x11\x00\x0c\xc0\x00\x02\x07\x0a\x00\x00\x01\x12\x34\x01\xbb";
+
+fn accepting(target: std::net::SocketAddr) -> Rule {
+    let mut rule = rule("r", target);
+    rule.accept_proxy = true;
+    rule
+}
+
+#[test]
+fn a_target_is_told_the_client_in_version_1() {
+    let (server, target) = listener();
+    let mut rule = rule("r", target);
+    rule.send_proxy = Some(ProxyVersion::V1);
+    let running = Running::start(&[rule]);
+    let mut client = running.connect("r");
+    let (own, asked) = (client.local_addr().unwrap(), client.peer_addr().unwrap());
+    client.write_all(b"hello").unwrap();
+    client.shutdown(Shutdown::Write).unwrap();
+    let heard = read_all(&mut accept(&server));
+    let expected = format!("PROXY TCP4 127.0.0.1 127.0.0.1 {} {}\r\nhello", own.port(), asked.port());
+    assert_eq!(String::from_utf8(heard).unwrap(), expected);
+    drop(client);
+    // The header is none of the client's bytes.
+    assert_eq!(running.log.wait(1)[0].to_target, 5);
+}
+
+#[test]
+fn a_target_is_told_at_once_though_the_client_says_nothing() {
+    let (server, target) = listener();
+    let mut rule = rule("r", target);
+    rule.send_proxy = Some(ProxyVersion::V2);
+    let running = Running::start(&[rule]);
+    let client = running.connect("r");
+    let heard = read_exactly(&mut accept(&server), 28);
+    assert_eq!(heard[..16], *b"\r\n\r\n\0\r\nQUIT\n\x21\x11\x00\x0c");
+    assert_eq!(heard[16..24], [127, 0, 0, 1, 127, 0, 0, 1]);
+    assert_eq!(heard[24..26], client.local_addr().unwrap().port().to_be_bytes());
+}
+
+#[test]
+fn a_header_of_either_version_is_believed_and_not_passed_on() {
+    for header in [V2, b"PROXY TCP4 192.0.2.7 10.0.0.1 4660 443\r\n"] {
+        let (server, target) = listener();
+        let running = Running::start(&[accepting(target)]);
+        let mut client = running.connect("r");
+        client.write_all(&[header, b"first"].concat()).unwrap();
+        let mut server = accept(&server);
+        assert_eq!(read_exactly(&mut server, 5), b"first");
+        client.write_all(b"second").unwrap();
+        assert_eq!(read_exactly(&mut server, 6), b"second");
+        server.write_all(b"answer").unwrap();
+        assert_eq!(read_exactly(&mut client, 6), b"answer");
+        drop((client, server));
+        let report = running.log.wait(1).remove(0);
+        assert_eq!(report.client, "192.0.2.7:4660".parse().unwrap());
+        assert_eq!((report.to_target, report.to_client, report.reason), (11, 6, EndReason::Finished));
+    }
+}
+
+#[test]
+fn a_header_in_single_bytes_with_the_end_behind_it_is_understood() {
+    let (server, target) = listener();
+    let running = Running::start(&[accepting(target)]);
+    let mut client = running.connect("r");
+    client.set_nodelay(true).unwrap();
+    for byte in [V2, b"all"].concat() {
+        client.write_all(&[byte]).unwrap();
+    }
+    client.shutdown(Shutdown::Write).unwrap();
+    assert_eq!(read_all(&mut accept(&server)), b"all");
+}
+
+#[test]
+fn a_header_is_translated_from_one_version_to_the_other() {
+    let (server, target) = listener();
+    let mut rule = accepting(target);
+    rule.send_proxy = Some(ProxyVersion::V1);
+    let running = Running::start(&[rule]);
+    let mut client = running.connect("r");
+    client.write_all(&[V2, b"x"].concat()).unwrap();
+    client.shutdown(Shutdown::Write).unwrap();
+    assert_eq!(read_all(&mut accept(&server)), b"PROXY TCP4 192.0.2.7 10.0.0.1 4660 443\r\nx");
+}
+
+#[test]
+fn lists_are_about_the_client_that_the_header_names() {
+    let mut rule = accepting(support::greeter("a"));
+    rule.access = Access { allow: Vec::new(), deny: vec![Pattern::Prefix([192, 0, 2, 0].into(), 24)] };
+    let running = Running::start(&[rule]);
+    let mut client = running.connect("r");
+    client.write_all(V2).unwrap();
+    assert_eq!(read_all(&mut client), b"");
+    assert_eq!(running.log.wait(1)[0].reason, EndReason::Denied);
+    let mut client = running.connect("r");
+    client.write_all(b"PROXY UNKNOWN\r\n").unwrap();
+    assert_eq!(read_exactly(&mut client, 1), b"a");
+}
+
+#[test]
+fn a_malformed_missing_or_late_header_ends_the_connection() {
+    let mut rule = accepting(support::greeter("a"));
+    rule.connect_timeout = Duration::from_millis(300);
+    let running = Running::start(&[rule]);
+    for bytes in [&b"GET / HTTP/1.1\r\n\r\n"[..], b"PROXY TCP4 ", b""] {
+        let mut client = running.connect("r");
+        client.write_all(bytes).unwrap();
+        match client.read(&mut [0; 8]) {
+            Ok(0) => {}
+            Err(error) if error.kind() == ErrorKind::ConnectionReset => {}
+            other => panic!("{other:?}"),
+        }
+    }
+    let mut half = running.connect("r");
+    half.write_all(b"PROXY").unwrap();
+    half.shutdown(Shutdown::Write).unwrap();
+    assert_eq!(read_all(&mut half), b"");
+    let reports = running.log.wait(4);
+    assert!(reports.iter().all(|report| report.reason == EndReason::BadProxyHeader), "{reports:?}");
+}

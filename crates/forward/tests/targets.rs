@@ -1,0 +1,211 @@
+//! Several targets, targets that are down and come back, names, and connects that take too long.
+
+mod support;
+
+use std::{
+    io::{ErrorKind, Read},
+    net::{SocketAddr, TcpListener},
+    time::{Duration, Instant},
+};
+
+use support::{Running, endpoint, greeter, listener, read_exactly, rule, serve_greetings, until};
+use turnpike_forward::{Balance, EndReason, Endpoint, Host, PortRange, Rule};
+
+fn between(targets: &[SocketAddr], balance: Balance) -> Rule {
+    let mut rule = rule("r", targets[0]);
+    rule.targets = targets.iter().map(|target| endpoint(*target)).collect();
+    rule.balance = balance;
+    rule
+}
+
+/// An address where nobody listens.
+fn nobody() -> SocketAddr {
+    listener().1
+}
+
+fn greeting(running: &Running) -> String {
+    String::from_utf8(read_exactly(&mut running.connect("r"), 1)).unwrap()
+}
+
+/// An address whose connects stay unanswered: the queue of its listener is full.
+fn mute() -> (Vec<std::net::TcpStream>, TcpListener, SocketAddr) {
+    let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
+    socket.bind(&SocketAddr::from(([127, 0, 0, 1], 0)).into()).unwrap();
+    socket.listen(0).unwrap();
+    let listener: TcpListener = socket.into();
+    let address = listener.local_addr().unwrap();
+    let connect = || std::net::TcpStream::connect_timeout(&address, Duration::from_millis(200));
+    let queue = std::iter::from_fn(|| connect().ok()).take(8).collect();
+    (queue, listener, address)
+}
+
+#[test]
+fn round_robin_serves_all_targets_in_turn() {
+    let running =
+        Running::start(&[between(&[greeter("a"), greeter("b"), greeter("c")], Balance::RoundRobin)]);
+    let heard: String = (0..6).map(|_| greeting(&running)).collect();
+    assert_eq!(heard, "abcabc");
+}
+
+#[test]
+fn least_connections_evens_out() {
+    let running = Running::start(&[between(&[greeter("a"), greeter("b")], Balance::LeastConnections)]);
+    let open: Vec<_> = (0..6)
+        .map(|_| {
+            let mut client = running.connect("r");
+            let name = read_exactly(&mut client, 1)[0];
+            (client, name)
+        })
+        .collect();
+    assert_eq!(open.iter().filter(|(_, name)| *name == b'a').count(), 3);
+    // Only those of a leave: the next ones make up for it.
+    let stay: Vec<_> = open.into_iter().filter(|(_, name)| *name == b'b').collect();
+    running.log.wait(3);
+    let heard: Vec<_> = (0..3)
+        .map(|_| {
+            let mut client = running.connect("r");
+            let name = read_exactly(&mut client, 1)[0];
+            (client, name)
+        })
+        .collect();
+    assert!(heard.iter().all(|(_, name)| *name == b'a'));
+    drop(stay);
+}
+
+#[test]
+fn a_refused_connect_goes_to_the_next_target() {
+    let running = Running::start(&[between(&[nobody(), nobody(), greeter("c")], Balance::Failover)]);
+    assert_eq!(greeting(&running), "c");
+    assert_eq!(running.log.wait(1)[0].reason, EndReason::Finished);
+}
+
+#[test]
+fn a_connect_without_an_answer_goes_to_the_next_target_in_time() {
+    let (_queue, _listener, mute) = mute();
+    let mut rule = between(&[mute, greeter("b")], Balance::Failover);
+    rule.connect_timeout = Duration::from_millis(300);
+    let running = Running::start(&[rule]);
+    let began = Instant::now();
+    assert_eq!(greeting(&running), "b");
+    assert!(began.elapsed() >= Duration::from_millis(250), "{:?}", began.elapsed());
+}
+
+#[test]
+fn with_no_target_left_the_client_is_reset() {
+    let (_queue, _listener, mute) = mute();
+    let mut rule = between(&[nobody(), mute], Balance::RoundRobin);
+    rule.connect_timeout = Duration::from_millis(200);
+    let running = Running::start(&[rule]);
+    let mut client = running.connect("r");
+    assert_eq!(client.read(&mut [0]).unwrap_err().kind(), ErrorKind::ConnectionReset);
+    let report = running.log.wait(1).remove(0);
+    assert_eq!((report.reason, report.target), (EndReason::ConnectFailed, None));
+    assert_eq!(running.forwarder.active(), 0);
+}
+
+#[test]
+fn a_target_that_was_down_serves_again_when_it_is_back() {
+    let first = nobody();
+    let running = Running::start(&[between(&[first, greeter("b")], Balance::Failover)]);
+    assert_eq!(greeting(&running), "b");
+    serve_greetings(TcpListener::bind(first).unwrap(), "a");
+    until(|| (greeting(&running) == "a").then_some(()), "the first target");
+}
+
+#[test]
+fn health_checks_turn_clients_away_from_a_dead_target_and_back() {
+    let (_queue, dead, first) = mute();
+    let mut rule = between(&[first, greeter("b")], Balance::Failover);
+    rule.health_check = Some(Duration::from_millis(200));
+    let running = Running::start(&[rule]);
+    // The check gives up after its interval; from then on nobody waits for the dead target.
+    until(
+        || {
+            let began = Instant::now();
+            let _ = std::net::TcpStream::connect(running.address("r"));
+            let mut client = running.connect("r");
+            client.set_read_timeout(Some(Duration::from_millis(100))).unwrap();
+            let mut name = [0];
+            (client.read(&mut name).is_ok_and(|n| n == 1) && began.elapsed() < Duration::from_millis(150))
+                .then_some(())
+        },
+        "the second target",
+    );
+    drop(_queue);
+    serve_greetings(dead, "a");
+    until(|| (greeting(&running) == "a").then_some(()), "the first target");
+}
+
+#[test]
+fn a_name_is_resolved_and_all_its_addresses_are_tried() {
+    // localhost is ::1 and 127.0.0.1 on most machines, in either order; the server has only one of them.
+    let mut rule = between(&[greeter("a")], Balance::RoundRobin);
+    rule.targets[0].host = Host::Name("localhost".to_owned());
+    let running = Running::start(&[rule]);
+    assert_eq!(greeting(&running), "a");
+}
+
+#[test]
+fn a_name_that_nobody_knows_ends_in_the_next_target() {
+    let mut rule = between(&[greeter("a"), greeter("b")], Balance::Failover);
+    rule.targets[0].host = Host::Name("no-such-host.invalid".to_owned());
+    let running = Running::start(&[rule]);
+    assert_eq!(greeting(&running), "b");
+}
+
+#[test]
+fn a_range_of_ports_maps_one_to_one() {
+    // Three ports in a row that are free now; another test may take one meanwhile, so try again then.
+    let mut tries = 0;
+    let (servers, first) = loop {
+        let (server, at) = listener();
+        let rest: Result<Vec<_>, _> =
+            (1..3).map(|offset| TcpListener::bind((at.ip(), at.port().saturating_add(offset)))).collect();
+        if let Ok(rest) = rest {
+            break ([vec![server], rest].concat_listeners(), at.port());
+        }
+        tries += 1;
+        assert!(tries < 1000);
+    };
+    for (server, name) in servers.into_iter().zip(["x", "y", "z"]) {
+        serve_greetings(server, name);
+    }
+    let running = until(
+        || {
+            let base = listener().1.port();
+            let mut rule = rule("r", SocketAddr::from(([127, 0, 0, 1], first)));
+            rule.ports = PortRange { first: base, last: base.checked_add(2)? };
+            rule.targets = vec![Endpoint {
+                host: Host::Ip([127, 0, 0, 1].into()),
+                ports: PortRange { first, last: first + 2 },
+            }];
+            let log = std::sync::Arc::new(support::Reports::default());
+            turnpike_forward::Forwarder::start(&support::settings(), &[rule], log).ok()
+        },
+        "three free ports",
+    );
+    let heard: Vec<u8> =
+        running.0.listeners().iter().map(|(_, at)| read_exactly(&mut support::client(*at), 1)[0]).collect();
+    assert_eq!(heard, b"xyz");
+}
+
+trait Concat {
+    fn concat_listeners(self) -> Vec<TcpListener>;
+}
+
+impl Concat for [Vec<TcpListener>; 2] {
+    fn concat_listeners(self) -> Vec<TcpListener> {
+        self.into_iter().flatten().collect()
+    }
+}
+
+#[test]
+fn the_source_address_is_the_rule_s() {
+    let (server, target) = listener();
+    let mut rule = rule("r", target);
+    rule.source = Some([127, 0, 0, 9].into());
+    let running = Running::start(&[rule]);
+    let _client = running.connect("r");
+    let peer = support::accept(&server).peer_addr().unwrap();
+    assert_eq!(peer.ip().to_string(), "127.0.0.9");
+}

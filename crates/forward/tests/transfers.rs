@@ -1,0 +1,299 @@
+//! Bytes arrive as they were sent, in every copy mode, however slow either side is; ends and resets arrive too.
+
+mod support;
+
+use std::{
+    io::{ErrorKind, Read, Write},
+    net::{Shutdown, TcpStream},
+    thread,
+    time::Duration,
+};
+
+use support::{Running, accept, listener, pattern, read_all, read_exactly, reset, rule, until};
+use turnpike_forward::{CopyMode, EndReason};
+
+const MODES: [CopyMode; 3] = [CopyMode::Auto, CopyMode::Splice, CopyMode::Buffer];
+
+/// A forwarder, a client and the server's end of its connection.
+fn pair(copy: CopyMode) -> (Running, TcpStream, TcpStream) {
+    let (server, target) = listener();
+    let mut rule = rule("r", target);
+    rule.copy = copy;
+    let running = Running::start(&[rule]);
+    let client = running.connect("r");
+    let server = accept(&server);
+    (running, client, server)
+}
+
+/// Sends `total` bytes of a pattern in pieces of changing size.
+fn send(mut to: TcpStream, total: usize, seed: u64, slow: bool) {
+    let mut at = 0;
+    let mut piece = 1;
+    while at < total {
+        let len = piece.min(total - at);
+        to.write_all(&pattern(at as u64, len, seed)).unwrap();
+        at += len;
+        piece = piece * 3 % 300_007 + 1;
+        if slow {
+            thread::sleep(Duration::from_micros(300));
+        }
+    }
+    to.shutdown(Shutdown::Write).unwrap();
+}
+
+/// Receives until the end and checks each byte.
+fn receive(mut from: TcpStream, total: usize, seed: u64, slow: bool) {
+    let mut at = 0;
+    let mut buffer = vec![0; if slow { 7001 } else { 1 << 17 }];
+    loop {
+        let got = from.read(&mut buffer).unwrap();
+        if got == 0 {
+            break;
+        }
+        assert!(buffer[..got] == pattern(at as u64, got, seed), "bytes differ after {at}");
+        at += got;
+        if slow {
+            thread::sleep(Duration::from_micros(100));
+        }
+    }
+    assert_eq!(at, total);
+}
+
+fn both_ways(copy: CopyMode, slow_send: bool, slow_receive: bool) {
+    let total = 12 << 20;
+    let (running, client, server) = pair(copy);
+    let ends = [(&client, 1), (&server, 2)].map(|(stream, seed)| {
+        let stream = stream.try_clone().unwrap();
+        thread::spawn(move || send(stream, total, seed, slow_send))
+    });
+    let reader = {
+        let server = server.try_clone().unwrap();
+        thread::spawn(move || receive(server, total, 1, slow_receive))
+    };
+    receive(client, total, 2, slow_receive);
+    reader.join().unwrap();
+    ends.into_iter().for_each(|end| end.join().unwrap());
+    drop(server);
+    let report = running.log.wait(1).remove(0);
+    assert_eq!(report.reason, EndReason::Finished);
+    assert_eq!((report.to_target, report.to_client), (total as u64, total as u64));
+    // Published together with the end of the connection.
+    until(
+        || (running.snapshot("r").active == 0 && running.snapshot("r").accepted == 1).then_some(()),
+        "counters",
+    );
+    assert_eq!(running.snapshot("r").to_client_bytes, total as u64);
+    let spliced = running.snapshot("r").spliced_bytes;
+    match copy {
+        CopyMode::Buffer => assert_eq!(spliced, 0),
+        CopyMode::Splice => assert_eq!(spliced, 2 * total as u64),
+        CopyMode::Auto => {}
+    }
+    assert_eq!(running.forwarder.active(), 0);
+}
+
+#[test]
+fn every_byte_arrives_both_ways_at_once_at_full_speed() {
+    MODES.into_iter().for_each(|mode| both_ways(mode, false, false));
+}
+
+#[test]
+fn every_byte_arrives_at_a_slow_reader() {
+    MODES.into_iter().for_each(|mode| both_ways(mode, false, true));
+}
+
+#[test]
+fn every_byte_arrives_from_a_slow_writer() {
+    MODES.into_iter().for_each(|mode| both_ways(mode, true, false));
+}
+
+#[test]
+fn auto_moves_bulk_to_a_pipe_and_chatter_stays_off_it() {
+    let (running, mut client, mut server) = pair(CopyMode::Auto);
+    for round in 0..200 {
+        client.write_all(&pattern(round, 32, 0)).unwrap();
+        assert_eq!(read_exactly(&mut server, 32), pattern(round, 32, 0));
+        server.write_all(&pattern(round, 32, 7)).unwrap();
+        assert_eq!(read_exactly(&mut client, 32), pattern(round, 32, 7));
+    }
+    until(|| (running.snapshot("r").to_client_bytes == 6400).then_some(()), "the counters");
+    assert_eq!(running.snapshot("r").spliced_bytes, 0);
+    // The reader waits until all buffers between are full, so that every read of the forwarder is a large one.
+    let total = 64 << 20;
+    let writer = {
+        let client = client.try_clone().unwrap();
+        thread::spawn(move || send(client, total, 3, false))
+    };
+    receive(server, total, 3, false);
+    writer.join().unwrap();
+    until(|| (running.snapshot("r").to_target_bytes == 6400 + total as u64).then_some(()), "the counters");
+    assert!(running.snapshot("r").spliced_bytes > total as u64 / 2, "{:?}", running.snapshot("r"));
+}
+
+#[test]
+fn a_client_that_has_said_all_still_hears_the_answer() {
+    for mode in MODES {
+        let (running, mut client, mut server) = pair(mode);
+        client.write_all(b"question").unwrap();
+        client.shutdown(Shutdown::Write).unwrap();
+        assert_eq!(read_all(&mut server), b"question");
+        server.write_all(&pattern(0, 3 << 20, 5)).unwrap();
+        drop(server);
+        assert!(read_all(&mut client) == pattern(0, 3 << 20, 5));
+        assert_eq!(running.log.wait(1)[0].reason, EndReason::Finished);
+    }
+}
+
+#[test]
+fn a_server_that_has_said_all_still_hears_the_client() {
+    for mode in MODES {
+        let (running, mut client, mut server) = pair(mode);
+        server.write_all(b"go on").unwrap();
+        server.shutdown(Shutdown::Write).unwrap();
+        assert_eq!(read_all(&mut client), b"go on");
+        client.write_all(&pattern(0, 3 << 20, 6)).unwrap_or_default();
+        drop(client);
+        assert!(read_all(&mut server) == pattern(0, 3 << 20, 6));
+        drop(server);
+        assert_eq!(running.log.wait(1)[0].reason, EndReason::Finished);
+    }
+}
+
+#[test]
+fn an_end_without_a_byte_is_passed_on() {
+    let (running, client, mut server) = pair(CopyMode::Auto);
+    drop(client);
+    assert_eq!(read_all(&mut server), b"");
+    drop(server);
+    let report = running.log.wait(1).remove(0);
+    assert_eq!((report.reason, report.to_target, report.to_client), (EndReason::Finished, 0, 0));
+}
+
+#[test]
+fn a_reset_by_the_client_resets_the_server() {
+    for mode in MODES {
+        let (running, mut client, mut server) = pair(mode);
+        client.write_all(b"x").unwrap();
+        read_exactly(&mut server, 1);
+        reset(client);
+        assert_eq!(server.read(&mut [0; 8]).unwrap_err().kind(), ErrorKind::ConnectionReset);
+        assert_eq!(running.log.wait(1)[0].reason, EndReason::ClientReset);
+    }
+}
+
+#[test]
+fn a_reset_by_the_server_resets_the_client() {
+    for mode in MODES {
+        let (running, mut client, mut server) = pair(mode);
+        client.write_all(b"x").unwrap();
+        read_exactly(&mut server, 1);
+        reset(server);
+        assert_eq!(client.read(&mut [0; 8]).unwrap_err().kind(), ErrorKind::ConnectionReset);
+        assert_eq!(running.log.wait(1)[0].reason, EndReason::TargetReset);
+    }
+}
+
+#[test]
+fn what_a_server_says_before_it_resets_is_heard() {
+    for mode in MODES {
+        let (running, mut client, mut server) = pair(mode);
+        server.write_all(b"too large").unwrap();
+        assert_eq!(read_exactly(&mut client, 9), b"too large");
+        server.write_all(b", sorry").unwrap();
+        reset(server);
+        assert_eq!(read_exactly(&mut client, 7), b", sorry");
+        assert_eq!(client.read(&mut [0; 8]).unwrap_err().kind(), ErrorKind::ConnectionReset);
+        assert_eq!(running.log.wait(1)[0].reason, EndReason::TargetReset);
+    }
+}
+
+#[test]
+fn a_reset_in_mid_transfer_ends_both_sides_though_buffers_are_full() {
+    for mode in MODES {
+        for by_reader in [false, true] {
+            let (running, client, server) = pair(mode);
+            // Nobody reads: everything between fills up.
+            client.set_nonblocking(true).unwrap();
+            let mut writer = &client;
+            let chunk = pattern(0, 1 << 16, 0);
+            let mut quiet = 0;
+            while quiet < 20 {
+                match writer.write(&chunk) {
+                    Ok(_) => quiet = 0,
+                    Err(_) => {
+                        quiet += 1;
+                        thread::sleep(Duration::from_millis(5));
+                    }
+                }
+            }
+            client.set_nonblocking(false).unwrap();
+            let (gone, mut stays, reason) = if by_reader {
+                (server, client, EndReason::TargetReset)
+            } else {
+                (client, server, EndReason::ClientReset)
+            };
+            reset(gone);
+            assert_eq!(running.log.wait(1)[0].reason, reason, "{mode:?}");
+            let mut rest = vec![0; 1 << 16];
+            let error = loop {
+                match stays.read(&mut rest) {
+                    Ok(0) => panic!("a clean end after a reset"),
+                    Ok(_) => {}
+                    Err(error) => break error,
+                }
+            };
+            assert_eq!(error.kind(), ErrorKind::ConnectionReset, "{mode:?}");
+        }
+    }
+}
+
+#[test]
+fn a_client_that_vanishes_after_its_end_is_noticed() {
+    // FIN first, then RST: the second one comes to a side that has nothing left to read.
+    let (running, client, mut server) = pair(CopyMode::Auto);
+    client.shutdown(Shutdown::Write).unwrap();
+    assert_eq!(read_all(&mut server), b"");
+    reset(client);
+    assert_eq!(running.log.wait(1)[0].reason, EndReason::ClientReset);
+    let gone = until(|| server.write(b"x").err(), "the reset");
+    assert!(matches!(gone.kind(), ErrorKind::ConnectionReset | ErrorKind::BrokenPipe), "{gone}");
+}
+
+#[test]
+fn an_urgent_byte_stays_in_the_stream() {
+    for mode in MODES {
+        let (_running, mut client, mut server) = pair(mode);
+        client.write_all(b"abc").unwrap();
+        socket2::SockRef::from(&client).send_out_of_band(b"!").unwrap();
+        client.write_all(b"def").unwrap();
+        client.shutdown(Shutdown::Write).unwrap();
+        assert_eq!(read_all(&mut server), b"abc!def", "{mode:?}");
+    }
+}
+
+#[test]
+fn ten_thousand_short_connections_leave_nothing_behind() {
+    let running = Running::start(&[rule("r", support::greeter("hello"))]);
+    let address = running.address("r");
+    let count = 10_000;
+    let clients: Vec<_> = (0..4)
+        .map(|_| {
+            thread::spawn(move || {
+                for _ in 0..count / 4 {
+                    let mut client = support::client(address);
+                    assert_eq!(read_exactly(&mut client, 5), b"hello");
+                    client.write_all(b"x").unwrap();
+                    assert_eq!(read_exactly(&mut client, 1), b"x");
+                }
+            })
+        })
+        .collect();
+    clients.into_iter().for_each(|client| client.join().unwrap());
+    let reports = running.log.wait(count);
+    assert!(reports.iter().all(|report| report.reason == EndReason::Finished && report.to_client == 6));
+    assert_eq!(running.forwarder.active(), 0);
+    until(
+        || (running.snapshot("r").ended == [(EndReason::Finished, count as u64)]).then_some(()),
+        "counters",
+    );
+}

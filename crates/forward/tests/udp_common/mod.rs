@@ -1,0 +1,332 @@
+//! What the tests of the UDP engine share: a worker that runs nothing but the engine, its clock that tests can advance,
+//! targets that echo, and clients that check every byte.
+#![allow(dead_code, reason = "each test file uses its part")]
+#![allow(unreachable_pub, reason = "shared by several test binaries")]
+#![allow(clippy::cast_possible_truncation, reason = "small numbers, and payload that may wrap")]
+#![allow(clippy::unwrap_used, reason = "a test ends at what it does not expect")]
+
+use std::{
+    collections::HashMap,
+    net::{IpAddr, SocketAddr, UdpSocket},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+        mpsc,
+    },
+    thread::{self, JoinHandle},
+    time::{Duration, Instant},
+};
+
+use turnpike_forward::{
+    Access, Balance, ConnectionReport, CopyMode, EndReason, Endpoint, Host, PortRange, Protocol, Rule,
+    RuleId, RuleSnapshot,
+    udp::{Admission, Choice, Engine, Listeners, RuleKey, Surroundings, TOKENS, Tick},
+};
+use turnpike_net::{
+    Datapath,
+    poll::{Poller, Waker},
+    tx::TxStats,
+};
+
+pub const DATAPATHS: [Datapath; 3] = [Datapath::Basic, Datapath::Mmsg, Datapath::Gso];
+pub const DEADLINE: Duration = Duration::from_secs(10);
+pub const KEY: RuleKey = RuleKey(7);
+pub const LOCALHOST: &str = "127.0.0.1:0";
+
+/// A rule with one target.
+pub fn rule(protocol: Protocol, bind: SocketAddr, target: SocketAddr) -> Rule {
+    let lone = |port| PortRange { first: port, last: port };
+    Rule {
+        id: RuleId("test".to_owned()),
+        protocol,
+        bind: bind.ip(),
+        ports: lone(bind.port()),
+        targets: vec![Endpoint { host: Host::Ip(target.ip()), ports: lone(target.port()) }],
+        balance: Balance::RoundRobin,
+        health_check: None,
+        source: None,
+        device: None,
+        mark: None,
+        transparent: false,
+        accept_proxy: false,
+        send_proxy: None,
+        access: Access::default(),
+        idle_timeout: None,
+        connect_timeout: Duration::from_secs(10),
+        keepalive: true,
+        nodelay: true,
+        max_connections: 10_000,
+        copy: CopyMode::Auto,
+    }
+}
+
+/// What the engine said and was told.
+#[derive(Default)]
+pub struct World {
+    pub targets: HashMap<RuleKey, Vec<SocketAddr>>,
+    pub denied: Vec<IpAddr>,
+    pub most: Option<u64>,
+    pub most_in_total: Option<u64>,
+    pub active: HashMap<RuleKey, u64>,
+    pub reports: Vec<ConnectionReport>,
+    /// Choices not given back.
+    pub held: i64,
+    pub failures: Vec<SocketAddr>,
+    turn: usize,
+}
+
+struct Shared(Arc<Mutex<World>>);
+
+impl Surroundings for Shared {
+    fn permits(&mut self, _: RuleKey, client: IpAddr) -> bool {
+        !self.0.lock().unwrap().denied.contains(&client)
+    }
+
+    fn enter(&mut self, rule: RuleKey) -> Admission {
+        let mut world = self.0.lock().unwrap();
+        let total: u64 = world.active.values().sum();
+        if world.most_in_total.is_some_and(|most| total >= most) {
+            return Admission::TotalFull;
+        }
+        let most = world.most.unwrap_or(u64::MAX);
+        let active = world.active.entry(rule).or_default();
+        if *active >= most {
+            return Admission::RuleFull;
+        }
+        *active += 1;
+        Admission::Entered
+    }
+
+    fn leave(&mut self, rule: RuleKey) {
+        *self.0.lock().unwrap().active.get_mut(&rule).unwrap() -= 1;
+    }
+
+    fn choose(&mut self, rule: RuleKey, _: SocketAddr, port: u16) -> Option<Choice> {
+        let mut world = self.0.lock().unwrap();
+        let turn = world.turn;
+        world.turn += 1;
+        let targets = world.targets.get(&rule)?;
+        let target = turn % targets.len();
+        let mut address = targets[target];
+        address.set_port(address.port() + port);
+        world.held += 1;
+        Some(Choice { target: target as u32, address })
+    }
+
+    fn release(&mut self, _: RuleKey, choice: Choice, failed: bool) {
+        let mut world = self.0.lock().unwrap();
+        world.held -= 1;
+        if failed {
+            world.failures.push(choice.address);
+        }
+    }
+
+    fn ended(&mut self, report: ConnectionReport) {
+        self.0.lock().unwrap().reports.push(report);
+    }
+}
+
+type Command = Box<dyn FnOnce(&mut Engine, &mut Tick<'_>) + Send>;
+
+/// A worker with nothing but an engine.
+pub struct Worker {
+    pub world: Arc<Mutex<World>>,
+    commands: mpsc::Sender<Command>,
+    waker: Waker,
+    ahead: Arc<AtomicU64>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Worker {
+    pub fn start(datapath: Datapath) -> Self {
+        const WAKER: u64 = 0;
+        let mut poller = Poller::new().unwrap();
+        let waker = Waker::new(&poller, WAKER).unwrap();
+        let (commands, inbox) = mpsc::channel::<Command>();
+        let world = Arc::new(Mutex::new(World::default()));
+        let ahead = Arc::new(AtomicU64::new(0));
+        let (own_waker, own_ahead, mut around) =
+            (waker.clone(), Arc::clone(&ahead), Shared(Arc::clone(&world)));
+        let thread = thread::spawn(move || {
+            let mut engine = Engine::new(datapath);
+            let started = Instant::now();
+            let now = || started.elapsed().as_millis() as u64 + own_ahead.load(Ordering::SeqCst);
+            loop {
+                let timeout =
+                    engine.next_timeout().map(|due| Duration::from_millis(due.saturating_sub(now())));
+                let events = poller.wait(timeout).unwrap().to_vec();
+                let mut tick = Tick { now: now(), poller: &poller, around: &mut around };
+                for event in &events {
+                    if event.token == WAKER {
+                        own_waker.acknowledge();
+                    } else {
+                        assert_ne!(event.token & TOKENS, 0);
+                        engine.on_event(event, &mut tick);
+                    }
+                }
+                engine.flush();
+                engine.on_tick(&mut tick);
+                loop {
+                    match inbox.try_recv() {
+                        Ok(command) => command(&mut engine, &mut tick),
+                        Err(mpsc::TryRecvError::Empty) => break,
+                        Err(mpsc::TryRecvError::Disconnected) => return engine.stop(&mut tick),
+                    }
+                }
+            }
+        });
+        Self { world, commands, waker, ahead, thread: Some(thread) }
+    }
+
+    /// Runs something on the worker's thread.
+    pub fn ask<T: Send + 'static>(
+        &self,
+        question: impl FnOnce(&mut Engine, &mut Tick<'_>) -> T + Send + 'static,
+    ) -> T {
+        let (sender, answer) = mpsc::channel();
+        let command = Box::new(move |engine: &mut Engine, tick: &mut Tick<'_>| {
+            sender.send(question(engine, tick)).unwrap();
+        });
+        self.commands.send(command).unwrap();
+        self.waker.wake();
+        answer.recv_timeout(DEADLINE).unwrap()
+    }
+
+    /// Keeps the worker busy meanwhile, so that it finds all that was sent at once.
+    pub fn stall(&self, meanwhile: impl FnOnce()) {
+        let (release, released) = mpsc::channel();
+        let (sender, stalled) = mpsc::channel();
+        let command = Box::new(move |_: &mut Engine, _: &mut Tick<'_>| {
+            sender.send(()).unwrap();
+            released.recv_timeout(DEADLINE).unwrap();
+        });
+        self.commands.send(command).unwrap();
+        self.waker.wake();
+        stalled.recv_timeout(DEADLINE).unwrap();
+        meanwhile();
+        release.send(()).unwrap();
+    }
+
+    /// Serves a rule and returns where.
+    pub fn add(&self, key: RuleKey, rule: &Rule, datapath: Datapath) -> SocketAddr {
+        let targets = rule.targets.iter().map(|target| {
+            let Host::Ip(ip) = target.host else { panic!("tests use addresses") };
+            SocketAddr::new(ip, target.ports.first)
+        });
+        self.world.lock().unwrap().targets.insert(key, targets.collect());
+        let listeners = Listeners::bind(rule, datapath, false).unwrap();
+        let address = listeners.addresses()[0];
+        let rule = rule.clone();
+        self.ask(move |engine, tick| engine.add_rule(key, &rule, listeners, tick.poller).unwrap());
+        address
+    }
+
+    pub fn snapshot(&self) -> RuleSnapshot {
+        self.ask(|engine, _| engine.snapshots().next().unwrap().1.clone())
+    }
+
+    pub fn tx_stats(&self) -> TxStats {
+        self.ask(|engine, _| *engine.tx_stats())
+    }
+
+    pub fn active(&self) -> usize {
+        self.ask(|engine, _| engine.active())
+    }
+
+    /// Lets time pass for the worker.
+    pub fn advance(&self, time: Duration) {
+        let time = time.as_millis() as u64;
+        let before = self.ask(|_, tick| tick.now);
+        self.ahead.fetch_add(time, Ordering::SeqCst);
+        // The wake-up that answers may have read the clock before; a question is answered after its wake-up's tick.
+        eventually("time has passed", || self.ask(|_, tick| tick.now) >= before + time);
+    }
+
+    pub fn reasons(&self) -> Vec<EndReason> {
+        self.world.lock().unwrap().reports.iter().map(|report| report.reason).collect()
+    }
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        let (sender, _) = mpsc::channel();
+        self.commands = sender;
+        self.waker.wake();
+        let ended = self.thread.take().unwrap().join();
+        if !thread::panicking() {
+            ended.unwrap();
+            let world = self.world.lock().unwrap();
+            assert_eq!(world.held, 0, "a target was not given back");
+            assert_eq!(world.active.values().sum::<u64>(), 0, "a place was not given back");
+        }
+    }
+}
+
+/// A UDP target that sends back what it gets.
+pub struct Echo {
+    pub address: SocketAddr,
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Echo {
+    pub fn start(address: &str) -> Self {
+        let socket = UdpSocket::bind(address).unwrap();
+        let address = socket.local_addr().unwrap();
+        socket.set_read_timeout(Some(Duration::from_millis(20))).unwrap();
+        let stop = Arc::new(AtomicBool::new(false));
+        let stopped = Arc::clone(&stop);
+        let thread = thread::spawn(move || {
+            let mut bytes = vec![0; 1 << 16];
+            while !stopped.load(Ordering::SeqCst) {
+                if let Ok((len, from)) = socket.recv_from(&mut bytes) {
+                    let _ = socket.send_to(&bytes[..len], from);
+                }
+            }
+        });
+        Self { address, stop, thread: Some(thread) }
+    }
+}
+
+impl Drop for Echo {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::SeqCst);
+        self.thread.take().unwrap().join().unwrap();
+    }
+}
+
+/// A client whose socket hears nobody but the address it asks.
+pub fn client(server: SocketAddr) -> UdpSocket {
+    let any: SocketAddr = if server.is_ipv6() { "[::1]:0" } else { LOCALHOST }.parse().unwrap();
+    let socket = UdpSocket::bind(any).unwrap();
+    socket.connect(server).unwrap();
+    socket.set_read_timeout(Some(DEADLINE)).unwrap();
+    socket
+}
+
+/// Sends, and expects the same back.
+pub fn expect_echo(client: &UdpSocket, bytes: &[u8]) {
+    client.send(bytes).unwrap();
+    assert_eq!(receive(client), bytes);
+}
+
+pub fn receive(socket: &UdpSocket) -> Vec<u8> {
+    let mut bytes = vec![0; 1 << 16];
+    let len = socket.recv(&mut bytes).unwrap();
+    bytes.truncate(len);
+    bytes
+}
+
+/// Bytes that tell who sent them and when.
+pub fn payload(who: usize, number: usize, len: usize) -> Vec<u8> {
+    (0..len).map(|at| (who.wrapping_mul(31) ^ number.wrapping_mul(7) ^ at.wrapping_mul(3)) as u8).collect()
+}
+
+/// Polls until it holds.
+pub fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
+    let deadline = Instant::now() + DEADLINE;
+    while !holds() {
+        assert!(Instant::now() < deadline, "never: {what}");
+        thread::yield_now();
+    }
+}

@@ -1,0 +1,307 @@
+//! From one protocol to the other: plain and framed, slow readers, half-close, targets that are down.
+#![allow(clippy::unwrap_used, reason = "a test ends at what it does not expect")]
+
+mod udp_common;
+
+use std::{
+    io::{Read, Write},
+    net::{Shutdown, SocketAddr, TcpListener, TcpStream, UdpSocket},
+    time::Duration,
+};
+
+use turnpike_forward::{EndReason, Endpoint, Host, PortRange, Protocol, Rule};
+use turnpike_net::Datapath;
+use udp_common::{
+    DATAPATHS, DEADLINE, Echo, KEY, LOCALHOST, Worker, client, eventually, payload, receive, rule,
+};
+
+fn cross(protocol: Protocol, target: SocketAddr) -> Rule {
+    rule(protocol, LOCALHOST.parse().unwrap(), target)
+}
+
+fn frame(datagram: &[u8]) -> Vec<u8> {
+    let mut bytes = u16::try_from(datagram.len()).unwrap().to_be_bytes().to_vec();
+    bytes.extend_from_slice(datagram);
+    bytes
+}
+
+fn read_frame(stream: &mut TcpStream) -> Vec<u8> {
+    let mut len = [0; 2];
+    stream.read_exact(&mut len).unwrap();
+    read(stream, usize::from(u16::from_be_bytes(len)))
+}
+
+fn read(stream: &mut TcpStream, len: usize) -> Vec<u8> {
+    let mut bytes = vec![0; len];
+    stream.read_exact(&mut bytes).unwrap();
+    bytes
+}
+
+fn accept(listener: &TcpListener) -> TcpStream {
+    let (stream, _) = listener.accept().unwrap();
+    stream.set_read_timeout(Some(DEADLINE)).unwrap();
+    stream
+}
+
+fn connect(to: SocketAddr) -> TcpStream {
+    let stream = TcpStream::connect(to).unwrap();
+    stream.set_nodelay(true).unwrap();
+    stream.set_read_timeout(Some(DEADLINE)).unwrap();
+    stream
+}
+
+#[test]
+fn udp_to_tcp_writes_each_datagram_and_sends_back_what_a_read_brings() {
+    for datapath in DATAPATHS {
+        let listener = TcpListener::bind(LOCALHOST).unwrap();
+        let worker = Worker::start(datapath);
+        let target = listener.local_addr().unwrap();
+        let client = client(worker.add(KEY, &cross(Protocol::UdpToTcp { framed: false }, target), datapath));
+        client.send(b"the first waits for the connection").unwrap();
+        let mut stream = accept(&listener);
+        assert_eq!(read(&mut stream, 34), b"the first waits for the connection");
+        for (number, len) in [1, 1200, 0, 9000, 65_507].into_iter().enumerate() {
+            client.send(&payload(1, number, len)).unwrap();
+            assert_eq!(read(&mut stream, len), payload(1, number, len));
+        }
+        for number in 0..50 {
+            stream.write_all(&payload(2, number, 700)).unwrap();
+            assert_eq!(receive(&client), payload(2, number, 700));
+        }
+        let counted = worker.snapshot();
+        assert_eq!((counted.to_target_datagrams, counted.to_client_datagrams), (6, 50));
+        assert_eq!((counted.to_client_bytes, counted.dropped_datagrams), (35_000, 0));
+        drop(stream);
+        eventually("the session ended", || worker.reasons() == [EndReason::Finished]);
+    }
+}
+
+#[test]
+fn udp_to_tcp_framed_keeps_boundaries_both_ways() {
+    for datapath in DATAPATHS {
+        let listener = TcpListener::bind(LOCALHOST).unwrap();
+        let worker = Worker::start(datapath);
+        let target = listener.local_addr().unwrap();
+        let client = client(worker.add(KEY, &cross(Protocol::UdpToTcp { framed: true }, target), datapath));
+        let sizes = [0, 1, 120, 120, 120, 1472, 0, 9000, 65_507, 3];
+        for (number, len) in sizes.into_iter().enumerate() {
+            client.send(&payload(3, number, len)).unwrap();
+        }
+        let mut stream = accept(&listener);
+        for (number, len) in sizes.into_iter().enumerate() {
+            assert_eq!(read_frame(&mut stream), payload(3, number, len));
+        }
+        // Cut where it hurts: within the length, and within the datagram.
+        let mut bytes = Vec::new();
+        for (number, len) in sizes.into_iter().enumerate() {
+            bytes.extend(frame(&payload(4, number, len)));
+        }
+        for piece in bytes.chunks(1001) {
+            stream.write_all(piece).unwrap();
+        }
+        for (number, len) in sizes.into_iter().enumerate() {
+            assert_eq!(receive(&client), payload(4, number, len));
+        }
+    }
+}
+
+#[test]
+fn tcp_to_udp_makes_a_datagram_of_each_read_and_writes_each_answer() {
+    for datapath in DATAPATHS {
+        let echo = Echo::start(LOCALHOST);
+        let worker = Worker::start(datapath);
+        let rule = cross(Protocol::TcpToUdp { framed: false }, echo.address);
+        let mut stream = connect(worker.add(KEY, &rule, datapath));
+        for (number, len) in [1, 120, 1200, 9000].into_iter().enumerate() {
+            stream.write_all(&payload(5, number, len)).unwrap();
+            assert_eq!(read(&mut stream, len), payload(5, number, len));
+        }
+        let counted = worker.snapshot();
+        assert_eq!((counted.to_target_bytes, counted.to_client_bytes), (10_321, 10_321));
+        drop(stream);
+        eventually("the session ended", || {
+            worker.advance(Duration::from_secs(6));
+            worker.reasons() == [EndReason::Finished]
+        });
+    }
+}
+
+#[test]
+fn tcp_to_udp_framed_keeps_boundaries_and_forms_super_packets() {
+    for datapath in DATAPATHS {
+        let target = UdpSocket::bind(LOCALHOST).unwrap();
+        target.set_read_timeout(Some(DEADLINE)).unwrap();
+        let worker = Worker::start(datapath);
+        let rule = cross(Protocol::TcpToUdp { framed: true }, target.local_addr().unwrap());
+        let mut stream = connect(worker.add(KEY, &rule, datapath));
+        let equal: Vec<u8> = (0..40).flat_map(|number| frame(&payload(6, number, 1000))).collect();
+        stream.write_all(&equal).unwrap();
+        for number in 0..40 {
+            assert_eq!(receive(&target), payload(6, number, 1000));
+        }
+        let sent = worker.tx_stats();
+        assert_eq!(sent.datagrams, 40);
+        assert_eq!(sent.super_packets > 0, datapath == Datapath::Gso);
+        stream.write_all(&frame(b"who am I?")).unwrap();
+        let (_, session) = target.recv_from(&mut [0; 16]).unwrap();
+        for answer in [&b"you"[..], b"", b"of course"] {
+            target.send_to(answer, session).unwrap();
+        }
+        for answer in [&b"you"[..], b"", b"of course"] {
+            assert_eq!(read_frame(&mut stream), answer);
+        }
+    }
+}
+
+#[test]
+fn several_tcp_clients_have_sessions_of_their_own() {
+    let echo = Echo::start(LOCALHOST);
+    let worker = Worker::start(Datapath::Gso);
+    let at = worker.add(KEY, &cross(Protocol::TcpToUdp { framed: true }, echo.address), Datapath::Gso);
+    let mut streams: Vec<TcpStream> = (0..50).map(|_| connect(at)).collect();
+    for round in 0..5 {
+        for (who, stream) in streams.iter_mut().enumerate() {
+            stream.write_all(&frame(&payload(who, round, 100 + who))).unwrap();
+        }
+        for (who, stream) in streams.iter_mut().enumerate() {
+            assert_eq!(read_frame(stream), payload(who, round, 100 + who));
+        }
+    }
+    assert_eq!(worker.active(), 50);
+    worker.world.lock().unwrap().most = Some(50);
+    let mut late = connect(at);
+    assert_eq!(late.read(&mut [0; 1]).unwrap(), 0, "a TCP client beyond the limit is refused");
+    assert_eq!((worker.active(), worker.reasons()), (50, vec![EndReason::Limit]));
+}
+
+#[test]
+fn a_tcp_client_that_has_said_all_still_hears_the_answers() {
+    let target = UdpSocket::bind(LOCALHOST).unwrap();
+    target.set_read_timeout(Some(DEADLINE)).unwrap();
+    let worker = Worker::start(Datapath::Gso);
+    let rule = cross(Protocol::TcpToUdp { framed: false }, target.local_addr().unwrap());
+    let mut stream = connect(worker.add(KEY, &rule, Datapath::Gso));
+    stream.write_all(b"question").unwrap();
+    stream.shutdown(Shutdown::Write).unwrap();
+    let mut bytes = [0; 64];
+    let (len, session) = target.recv_from(&mut bytes).unwrap();
+    assert_eq!(&bytes[..len], b"question");
+    let closing = || worker.ask(|engine, tick| engine.next_timeout().unwrap() <= tick.now + 5000);
+    eventually("it knows of the end", closing);
+    worker.advance(Duration::from_secs(4));
+    target.send_to(b"answer", session).unwrap();
+    assert_eq!(read(&mut stream, 6), b"answer");
+    worker.advance(Duration::from_secs(4));
+    assert_eq!(worker.active(), 1);
+    worker.advance(Duration::from_secs(2));
+    assert_eq!(stream.read(&mut bytes).unwrap(), 0);
+    assert_eq!(worker.reasons(), [EndReason::Finished]);
+}
+
+#[test]
+fn a_worker_with_a_half_closed_client_sleeps() {
+    let echo = Echo::start(LOCALHOST);
+    let worker = Worker::start(Datapath::Gso);
+    let rule = cross(Protocol::TcpToUdp { framed: false }, echo.address);
+    let mut stream = connect(worker.add(KEY, &rule, Datapath::Gso));
+    stream.write_all(b"x").unwrap();
+    assert_eq!(read(&mut stream, 1), b"x");
+    stream.shutdown(Shutdown::Write).unwrap();
+    // Level-triggered epoll would tell of the end of the stream for ever; the deadline then is that of the linger time.
+    eventually("it noticed", || worker.ask(|engine, tick| engine.next_timeout().unwrap() <= tick.now + 5000));
+    let calls = worker.ask(|engine, _| engine.rx_stats().calls);
+    for _ in 0..100 {
+        worker.ask(|_, _| ());
+    }
+    assert_eq!(worker.ask(|engine, _| engine.rx_stats().calls), calls);
+    assert_eq!(worker.active(), 1);
+}
+
+#[test]
+fn a_tcp_target_that_does_not_read_costs_whole_datagrams_and_is_served_again() {
+    let listener = TcpListener::bind(LOCALHOST).unwrap();
+    let worker = Worker::start(Datapath::Gso);
+    let target = listener.local_addr().unwrap();
+    let client = client(worker.add(KEY, &cross(Protocol::UdpToTcp { framed: true }, target), Datapath::Gso));
+    client.send(&payload(0, 0, 4)).unwrap();
+    let mut stream = accept(&listener);
+    assert_eq!(read_frame(&mut stream), payload(0, 0, 4));
+    let mut sent = 1;
+    let deadline = std::time::Instant::now() + DEADLINE;
+    while worker.snapshot().dropped_datagrams == 0 {
+        assert!(std::time::Instant::now() < deadline, "nothing was dropped");
+        for _ in 0..100 {
+            client.send(&payload(9, 9, 8000)).unwrap();
+            sent += 1;
+        }
+        // All of them are in before the next lot: what is lost is lost in the queue only.
+        eventually("taken in", || {
+            let counted = worker.snapshot();
+            counted.to_target_datagrams + counted.dropped_datagrams == sent
+        });
+    }
+    let counted = worker.snapshot();
+    for _ in 1..counted.to_target_datagrams {
+        assert_eq!(read_frame(&mut stream), payload(9, 9, 8000));
+    }
+    client.send(b"there is room again").unwrap();
+    assert_eq!(read_frame(&mut stream), b"there is room again");
+    assert_eq!(worker.active(), 1);
+}
+
+#[test]
+fn a_tcp_target_that_refuses_is_followed_by_the_next_one_with_nothing_lost() {
+    let listener = TcpListener::bind(LOCALHOST).unwrap();
+    let nobody = TcpListener::bind(LOCALHOST).unwrap().local_addr().unwrap();
+    let mut rule = cross(Protocol::UdpToTcp { framed: false }, nobody);
+    let port = listener.local_addr().unwrap().port();
+    let ports = PortRange { first: port, last: port };
+    rule.targets.push(Endpoint { host: Host::Ip(nobody.ip()), ports });
+    let worker = Worker::start(Datapath::Gso);
+    let client = client(worker.add(KEY, &rule, Datapath::Gso));
+    client.send(b"anybody?").unwrap();
+    assert_eq!(read(&mut accept(&listener), 8), b"anybody?");
+    assert_eq!(worker.world.lock().unwrap().failures, [nobody]);
+}
+
+#[test]
+fn a_lone_tcp_target_that_is_down_ends_the_session_and_is_found_when_back() {
+    let nobody = TcpListener::bind(LOCALHOST).unwrap().local_addr().unwrap();
+    let worker = Worker::start(Datapath::Gso);
+    let rule = cross(Protocol::UdpToTcp { framed: false }, nobody);
+    let client = client(worker.add(KEY, &rule, Datapath::Gso));
+    client.send(b"anybody?").unwrap();
+    eventually("given up", || worker.reasons() == [EndReason::ConnectFailed]);
+    assert_eq!(worker.active(), 0);
+    let listener = TcpListener::bind(nobody).unwrap();
+    client.send(b"now").unwrap();
+    assert_eq!(read(&mut accept(&listener), 3), b"now");
+}
+
+#[test]
+fn a_udp_target_that_is_down_ends_the_connection() {
+    let nobody = UdpSocket::bind(LOCALHOST).unwrap().local_addr().unwrap();
+    let worker = Worker::start(Datapath::Gso);
+    let rule = cross(Protocol::TcpToUdp { framed: false }, nobody);
+    let mut stream = connect(worker.add(KEY, &rule, Datapath::Gso));
+    stream.write_all(b"anybody?").unwrap();
+    assert_eq!(stream.read(&mut [0; 1]).unwrap(), 0);
+    assert_eq!(worker.reasons(), [EndReason::ConnectFailed]);
+}
+
+#[test]
+fn a_removed_rule_leaves_its_tcp_clients_to_finish() {
+    let echo = Echo::start(LOCALHOST);
+    let worker = Worker::start(Datapath::Gso);
+    let at = worker.add(KEY, &cross(Protocol::TcpToUdp { framed: true }, echo.address), Datapath::Gso);
+    let mut stream = connect(at);
+    stream.write_all(&frame(b"before")).unwrap();
+    assert_eq!(read_frame(&mut stream), b"before");
+    drop(worker.ask(|engine, tick| engine.remove_rule(KEY, tick)));
+    assert!(TcpStream::connect(at).is_err(), "somebody still listens");
+    stream.write_all(&frame(b"after")).unwrap();
+    assert_eq!(read_frame(&mut stream), b"after");
+    worker.advance(Duration::from_secs(72));
+    assert_eq!(worker.reasons(), [EndReason::Idle]);
+    assert_eq!(worker.ask(|engine, _| engine.snapshots().count()), 0);
+}

@@ -1,0 +1,99 @@
+//! Every byte through every data path, and super-packets where they are possible.
+#![allow(clippy::unwrap_used, reason = "a test ends at what it does not expect")]
+
+mod udp_common;
+
+use std::net::UdpSocket;
+
+use turnpike_forward::Protocol;
+use turnpike_net::{Datapath, Route, Rx, Sockets, Tx, UdpOptions};
+use udp_common::{DATAPATHS, Echo, KEY, LOCALHOST, Worker, client, expect_echo, payload, receive, rule};
+
+/// Empty, tiny, one MTU, beyond it, and the longest that UDP has.
+const SIZES: [usize; 10] = [0, 1, 2, 120, 512, 1200, 1472, 1473, 9000, 65_507];
+
+#[test]
+fn mixed_sizes_of_one_client_come_back_byte_exact_on_each_datapath() {
+    for datapath in DATAPATHS {
+        let echo = Echo::start(LOCALHOST);
+        let worker = Worker::start(datapath);
+        let at = worker.add(KEY, &rule(Protocol::Udp, LOCALHOST.parse().unwrap(), echo.address), datapath);
+        let client = client(at);
+        let mut bytes = 0;
+        for round in 0..20 {
+            for size in SIZES {
+                expect_echo(&client, &payload(1, round, size));
+                bytes += size as u64;
+            }
+        }
+        let counted = worker.snapshot();
+        assert_eq!((counted.active, counted.accepted, counted.dropped_datagrams), (1, 1, 0));
+        assert_eq!((counted.to_target_bytes, counted.to_client_bytes), (bytes, bytes));
+        assert_eq!((counted.to_target_datagrams, counted.to_client_datagrams), (200, 200));
+    }
+}
+
+#[test]
+fn bursts_of_200_clients_come_back_to_whom_they_belong_on_each_datapath() {
+    for datapath in DATAPATHS {
+        let echo = Echo::start(LOCALHOST);
+        let worker = Worker::start(datapath);
+        let at = worker.add(KEY, &rule(Protocol::Udp, LOCALHOST.parse().unwrap(), echo.address), datapath);
+        let clients: Vec<UdpSocket> = (0..200).map(|_| client(at)).collect();
+        for round in 0..10 {
+            let sent = |who: usize| payload(who, round, 20 + (who * 7 + round * 13) % 400);
+            // As many on their way as the echo's receive buffer holds for sure: 212992 bytes, of which the kernel counts
+            // 1280 for each of these.
+            for (lot, clients) in clients.chunks(50).enumerate() {
+                for (who, client) in clients.iter().enumerate() {
+                    client.send(&sent(lot * 50 + who)).unwrap();
+                }
+                for (who, client) in clients.iter().enumerate() {
+                    assert_eq!(receive(client), sent(lot * 50 + who));
+                }
+            }
+        }
+        let counted = worker.snapshot();
+        assert_eq!((counted.active, counted.accepted), (200, 200));
+        assert_eq!((counted.to_target_datagrams, counted.to_client_datagrams), (2000, 2000));
+    }
+}
+
+/// Sends equal datagrams as one super-packet, and returns what the target got.
+fn burst(datapath: Datapath, sizes: &[usize]) -> (Vec<Vec<u8>>, turnpike_net::tx::TxStats) {
+    let target = UdpSocket::bind(LOCALHOST).unwrap();
+    target.set_read_timeout(Some(udp_common::DEADLINE)).unwrap();
+    let worker = Worker::start(datapath);
+    let to = target.local_addr().unwrap();
+    let at = worker.add(KEY, &rule(Protocol::Udp, LOCALHOST.parse().unwrap(), to), datapath);
+    let mut sockets = Sockets::default();
+    let local = LOCALHOST.parse().unwrap();
+    let socket = sockets.insert(turnpike_net::UdpSocket::bind(local, &UdpOptions::default()).unwrap());
+    let route = Route { socket, to: Some(at), from: None, tos: 0, ttl: 0, dont_fragment: false };
+    let mut tx = Tx::new(Datapath::Gso);
+    for (number, size) in sizes.iter().enumerate() {
+        tx.push_bytes(&route, &payload(5, number, *size));
+    }
+    tx.flush(&mut sockets, &Rx::new(Datapath::Gso));
+    let got = sizes.iter().map(|_| receive(&target)).collect();
+    (got, worker.tx_stats())
+}
+
+#[test]
+fn a_super_packet_in_is_a_super_packet_out() {
+    let sizes = [1000; 32];
+    let (got, sent) = burst(Datapath::Gso, &sizes);
+    assert_eq!(got, (0..32).map(|number| payload(5, number, 1000)).collect::<Vec<_>>());
+    assert_eq!((sent.datagrams, sent.messages, sent.super_packets, sent.calls), (32, 1, 1, 1));
+}
+
+#[test]
+fn the_order_of_a_burst_of_unequal_datagrams_is_kept_on_each_datapath() {
+    let sizes: Vec<usize> = (0..40).map(|number| [800, 800, 300, 801, 0, 64][number % 6]).collect();
+    for datapath in DATAPATHS {
+        let (got, _) = burst(datapath, &sizes);
+        for (number, (bytes, size)) in got.iter().zip(&sizes).enumerate() {
+            assert_eq!(bytes, &payload(5, number, *size), "number {number} on {datapath}");
+        }
+    }
+}

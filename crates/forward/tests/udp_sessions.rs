@@ -1,0 +1,228 @@
+//! The life of a session: idle, evicted, refused, denied, removed.
+#![allow(clippy::unwrap_used, reason = "a test ends at what it does not expect")]
+
+mod udp_common;
+
+use std::{
+    net::{SocketAddr, UdpSocket},
+    time::Duration,
+};
+
+use turnpike_forward::{EndReason, Endpoint, Host, PortRange, Protocol, Rule, RuleSnapshot, udp::RuleKey};
+use turnpike_net::Datapath;
+use udp_common::{Echo, KEY, LOCALHOST, Worker, client, eventually, expect_echo, payload, receive, rule};
+
+fn udp(target: SocketAddr) -> Rule {
+    rule(Protocol::Udp, LOCALHOST.parse().unwrap(), target)
+}
+
+fn ended(snapshot: &RuleSnapshot, reason: EndReason) -> u64 {
+    snapshot.ended.iter().find(|(other, _)| *other == reason).map_or(0, |(_, count)| *count)
+}
+
+#[test]
+fn a_session_without_a_datagram_for_the_idle_timeout_ends_and_no_sooner() {
+    let echo = Echo::start(LOCALHOST);
+    let worker = Worker::start(Datapath::Gso);
+    // None is the 72 seconds of rinetd.
+    for (key, timeout) in [(1, None), (2, Some(Duration::from_secs(5)))] {
+        let at =
+            worker.add(RuleKey(key), &Rule { idle_timeout: timeout, ..udp(echo.address) }, Datapath::Gso);
+        let timeout = timeout.unwrap_or(Duration::from_secs(72));
+        let (quiet, busy) = (client(at), client(at));
+        expect_echo(&quiet, b"q");
+        expect_echo(&busy, b"b");
+        worker.advance(timeout - Duration::from_millis(1000));
+        expect_echo(&busy, b"b");
+        assert_eq!(worker.active(), 2, "one went too soon");
+        worker.advance(Duration::from_millis(1001));
+        assert_eq!(worker.active(), 1);
+        let report = worker.world.lock().unwrap().reports.pop().unwrap();
+        assert_eq!((report.reason, report.client), (EndReason::Idle, quiet.local_addr().unwrap()));
+        assert_eq!((report.target, report.to_target, report.to_client), (Some(echo.address), 1, 1));
+        assert!(report.lived >= timeout);
+        worker.advance(timeout);
+        assert_eq!(worker.active(), 0);
+        // Whoever comes back is served again.
+        expect_echo(&quiet, b"again");
+        worker.advance(timeout);
+        assert_eq!(worker.active(), 0);
+    }
+}
+
+#[test]
+fn a_full_rule_gives_up_the_session_that_was_idle_for_longest() {
+    let echo = Echo::start(LOCALHOST);
+    let worker = Worker::start(Datapath::Gso);
+    let at = worker.add(KEY, &udp(echo.address), Datapath::Gso);
+    worker.world.lock().unwrap().most = Some(3);
+    let clients: Vec<UdpSocket> = (0..4).map(|_| client(at)).collect();
+    for client in &clients[..3] {
+        expect_echo(client, b"hello");
+        worker.advance(Duration::from_millis(10));
+    }
+    expect_echo(&clients[0], b"the oldest, but not the longest idle");
+    expect_echo(&clients[3], b"one more");
+    assert_eq!(worker.active(), 3);
+    let report = worker.world.lock().unwrap().reports.pop().unwrap();
+    assert_eq!((report.reason, report.client), (EndReason::Limit, clients[1].local_addr().unwrap()));
+    for client in [&clients[0], &clients[2], &clients[3]] {
+        expect_echo(client, b"still here");
+    }
+    assert_eq!(ended(&worker.snapshot(), EndReason::Limit), 1);
+}
+
+#[test]
+fn the_limit_of_all_rules_evicts_across_rules() {
+    let echo = Echo::start(LOCALHOST);
+    let worker = Worker::start(Datapath::Gso);
+    let first = worker.add(RuleKey(1), &udp(echo.address), Datapath::Gso);
+    let second = worker.add(RuleKey(2), &udp(echo.address), Datapath::Gso);
+    worker.world.lock().unwrap().most_in_total = Some(1);
+    let (old, new) = (client(first), client(second));
+    expect_echo(&old, b"1");
+    expect_echo(&new, b"2");
+    assert_eq!((worker.active(), worker.reasons()), (1, vec![EndReason::Limit]));
+    worker.world.lock().unwrap().most_in_total = Some(0);
+    worker.advance(Duration::from_secs(72));
+    old.send(b"nowhere").unwrap();
+    eventually("dropped", || worker.snapshot().dropped_datagrams == 1);
+}
+
+#[test]
+fn a_flood_of_new_clients_keeps_the_limit_and_serves_the_last() {
+    let echo = Echo::start(LOCALHOST);
+    let worker = Worker::start(Datapath::Gso);
+    let at = worker.add(KEY, &udp(echo.address), Datapath::Gso);
+    worker.world.lock().unwrap().most = Some(8);
+    let clients: Vec<UdpSocket> = (0..300).map(|_| client(at)).collect();
+    worker.stall(|| {
+        for client in &clients {
+            client.send(b"x").unwrap();
+        }
+    });
+    eventually("all were let in", || worker.snapshot().accepted == 300);
+    assert_eq!(worker.active(), 8);
+    assert_eq!(worker.reasons(), vec![EndReason::Limit; 292]);
+    // What was queued for an evicted session's socket had left before it closed.
+    assert_eq!(worker.tx_stats().refused, 0);
+    assert_eq!(worker.snapshot().to_target_datagrams, 300);
+}
+
+#[test]
+fn a_denied_client_gets_no_session_and_is_counted() {
+    let echo = Echo::start(LOCALHOST);
+    let worker = Worker::start(Datapath::Gso);
+    let at = worker.add(KEY, &udp(echo.address), Datapath::Gso);
+    let client = client(at);
+    worker.world.lock().unwrap().denied = vec![client.local_addr().unwrap().ip()];
+    client.send(b"let me in").unwrap();
+    eventually("counted", || ended(&worker.snapshot(), EndReason::Denied) == 1);
+    assert_eq!((worker.active(), worker.snapshot().dropped_datagrams), (0, 1));
+    worker.world.lock().unwrap().denied.clear();
+    expect_echo(&client, b"now");
+}
+
+#[test]
+fn a_target_that_is_down_ends_the_session_and_one_that_is_back_is_found() {
+    for address in [LOCALHOST, "[::1]:0"] {
+        let mut echo = Echo::start(address);
+        let worker = Worker::start(Datapath::Gso);
+        let listen = address.parse().unwrap();
+        let at = worker.add(KEY, &rule(Protocol::Udp, listen, echo.address), Datapath::Gso);
+        let client = client(at);
+        expect_echo(&client, b"up");
+        let address = echo.address.to_string();
+        drop(echo);
+        client.send(b"down").unwrap();
+        eventually("the session ended", || worker.active() == 0);
+        assert_eq!(worker.reasons(), [EndReason::TargetReset], "it had answered before");
+        client.send(b"down").unwrap();
+        eventually("the second one too", || worker.reasons().len() == 2 && worker.active() == 0);
+        assert_eq!(worker.reasons()[1], EndReason::ConnectFailed, "it had never answered");
+        assert_eq!(worker.world.lock().unwrap().failures.len(), 1);
+        echo = Echo::start(&address);
+        expect_echo(&client, b"up again");
+        assert_eq!(echo.address.to_string(), address);
+    }
+}
+
+#[test]
+fn after_a_refusal_the_next_target_is_tried() {
+    let echo = Echo::start(LOCALHOST);
+    let nobody = UdpSocket::bind(LOCALHOST).unwrap().local_addr().unwrap();
+    let mut rule = udp(nobody);
+    let ports = PortRange { first: echo.address.port(), last: echo.address.port() };
+    rule.targets.push(Endpoint { host: Host::Ip(echo.address.ip()), ports });
+    let worker = Worker::start(Datapath::Gso);
+    let client = client(worker.add(KEY, &rule, Datapath::Gso));
+    client.send(b"to nobody").unwrap();
+    eventually("refused", || worker.reasons() == [EndReason::ConnectFailed]);
+    expect_echo(&client, b"to somebody");
+}
+
+#[test]
+fn removing_a_rule_ends_its_sessions_and_no_others_and_its_socket_can_be_taken_over() {
+    let echo = Echo::start(LOCALHOST);
+    let worker = Worker::start(Datapath::Gso);
+    let going = worker.add(RuleKey(1), &udp(echo.address), Datapath::Gso);
+    let staying = worker.add(RuleKey(2), &udp(echo.address), Datapath::Gso);
+    let (first, second) = (client(going), client(staying));
+    expect_echo(&first, b"1");
+    expect_echo(&second, b"2");
+    let listeners = worker.ask(|engine, tick| engine.remove_rule(RuleKey(1), tick));
+    assert_eq!(listeners.addresses(), [going]);
+    assert_eq!((worker.active(), worker.reasons()), (1, vec![EndReason::Shutdown]));
+    expect_echo(&second, b"2");
+    // What comes between the two rules waits in the socket.
+    first.send(b"meanwhile").unwrap();
+    let changed = udp(echo.address);
+    worker.world.lock().unwrap().targets.insert(RuleKey(3), vec![echo.address]);
+    worker.ask(move |engine, tick| engine.add_rule(RuleKey(3), &changed, listeners, tick.poller).unwrap());
+    assert_eq!(receive(&first), b"meanwhile");
+    drop(worker.ask(|engine, tick| engine.remove_rule(RuleKey(3), tick)));
+    assert!(UdpSocket::bind(going).is_ok(), "the port is still taken");
+}
+
+#[test]
+fn draining_serves_old_sessions_and_takes_no_new_ones() {
+    let echo = Echo::start(LOCALHOST);
+    let worker = Worker::start(Datapath::Gso);
+    let at = worker.add(KEY, &udp(echo.address), Datapath::Gso);
+    let (old, new) = (client(at), client(at));
+    expect_echo(&old, b"old");
+    worker.ask(|engine, _| engine.drain());
+    expect_echo(&old, b"old");
+    new.send(b"new").unwrap();
+    eventually("dropped", || worker.snapshot().dropped_datagrams == 1);
+    assert_eq!(worker.active(), 1);
+}
+
+#[test]
+fn a_range_of_ports_maps_one_to_one() {
+    // Three neighbouring free ports for the targets, and three for the rule.
+    let neighbours = |count: u16| {
+        (0..100).find_map(|_| {
+            let first = UdpSocket::bind(LOCALHOST).unwrap();
+            let port = first.local_addr().unwrap().port();
+            let rest: Result<Vec<_>, _> = (1..count)
+                .map(|i| UdpSocket::bind(("127.0.0.1", port.checked_add(i).unwrap_or(1))))
+                .collect();
+            rest.ok().map(|rest| (port, std::iter::once(first).chain(rest).collect::<Vec<_>>()))
+        })
+    };
+    let (target, targets) = neighbours(3).unwrap();
+    let (listen, free) = neighbours(3).unwrap();
+    drop(free);
+    let mut rule = udp(SocketAddr::from(([127, 0, 0, 1], target)));
+    rule.ports = PortRange { first: listen, last: listen + 2 };
+    rule.targets[0].ports = PortRange { first: target, last: target + 2 };
+    let worker = Worker::start(Datapath::Gso);
+    worker.add(KEY, &rule, Datapath::Gso);
+    for (i, socket) in targets.iter().enumerate() {
+        socket.set_read_timeout(Some(udp_common::DEADLINE)).unwrap();
+        let client = client(SocketAddr::from(([127, 0, 0, 1], listen + u16::try_from(i).unwrap())));
+        client.send(&payload(i, 0, 50)).unwrap();
+        assert_eq!(receive(socket), payload(i, 0, 50));
+    }
+}
