@@ -47,7 +47,7 @@ pub(crate) fn read(
     for (index, line) in text.lines().enumerate() {
         let mut line = Line { path, number: index + 1, text: line, at: 0, services };
         if let Err(problem) = line.read(&mut conf, &mut log_file, &mut common) {
-            problems.push(problem);
+            problems.push(*problem);
         }
     }
     let format = if common { LineFormat::Common } else { LineFormat::Rinetd };
@@ -65,7 +65,7 @@ struct Line<'a> {
     services: &'a Services,
 }
 
-type Result<T> = std::result::Result<T, ConfigError>;
+type Result<T> = std::result::Result<T, Box<ConfigError>>;
 
 impl Line<'_> {
     fn read(
@@ -89,7 +89,7 @@ impl Line<'_> {
                 if let Some(meant) = self.mistyped(&word) {
                     let expected = format!("{RULE_FORM}, or one of {}", DIRECTIVES.join(", "));
                     let problem = self.problem(start, format!("found {word:?}"), &expected);
-                    return Err(ConfigError { suggestion: Some(meant.to_owned()), ..problem });
+                    return Err(suggesting(problem, Some(meant)));
                 }
                 self.at = start;
                 let draft = self.rule(start, &mut conf.warnings)?;
@@ -186,7 +186,7 @@ impl Line<'_> {
         };
         let meant = if numeric { None } else { nearest(name, self.services.names()) };
         let problem = self.problem(at, format!("{what} {word}: {why}"), PORT_FORM);
-        Err(ConfigError { suggestion: meant.map(str::to_owned), ..problem })
+        Err(suggesting(problem, meant))
     }
 
     fn options(&mut self, draft: &mut Draft, from: Transport, warnings: &mut Vec<String>) -> Result<()> {
@@ -223,8 +223,7 @@ impl Line<'_> {
             "keepalive" => "rule.keepalive",
             _ => {
                 let problem = self.problem(at, format!("unknown option {key:?}"), OPTIONS_FORM);
-                let meant = nearest(key, ["timeout", "src", "keepalive"]).map(str::to_owned);
-                return Err(ConfigError { suggestion: meant, ..problem });
+                return Err(suggesting(problem, nearest(key, ["timeout", "src", "keepalive"])));
             }
         };
         if draft.has(path) {
@@ -336,15 +335,20 @@ impl Line<'_> {
         }
     }
 
-    fn problem(&self, at: usize, problem: String, expected: &str) -> ConfigError {
-        ConfigError {
+    fn problem(&self, at: usize, problem: String, expected: &str) -> Box<ConfigError> {
+        Box::new(ConfigError {
             origin: self.origin(at),
             key: String::new(),
             problem,
             expected: expected.to_owned(),
             suggestion: None,
-        }
+        })
     }
+}
+
+fn suggesting(mut problem: Box<ConfigError>, meant: Option<&str>) -> Box<ConfigError> {
+    problem.suggestion = meant.map(str::to_owned);
+    problem
 }
 
 #[cfg(test)]

@@ -16,7 +16,7 @@ use tokio::{
     net::TcpListener,
     time::{Instant, sleep},
 };
-use turnpike_forward::{ConnectionLog, Forwarder, Protocol, Settings, StartError};
+use turnpike_forward::{ConnectionLog, Forwarder, Protocol, RuleId, RuleSnapshot, Settings, StartError};
 use turnpike_net::Datapath;
 
 use super::{
@@ -35,6 +35,8 @@ use crate::{
 
 /// How often a drain looks whether the last connection is gone.
 const DRAIN_POLL: Duration = Duration::from_millis(100);
+/// How often the workers are looked after. One that ended leaves its share of the clients unserved.
+const WORKER_CHECK: Duration = Duration::from_secs(1);
 /// Snapshots may be 100 ms old, so that "no connections" counts only after that.
 const DRAIN_SETTLE: Duration = Duration::from_millis(250);
 
@@ -61,6 +63,11 @@ pub enum ForwardError {
         /// The kernel's answer.
         source: io::Error,
     },
+    /// A worker ended by itself.
+    #[error(
+        "a worker has ended though nobody stopped it; the log lines above may say why, and a restart helps"
+    )]
+    Worker,
     /// The control thread itself.
     #[error("cannot start the control thread: {0}")]
     Control(#[source] io::Error),
@@ -138,26 +145,36 @@ impl<'a> Control<'a> {
             // Weak, so that the last owner can stop the forwarder while a scrape is under way.
             let forwarder = Arc::downgrade(&control.forwarder);
             let snapshots =
-                move || forwarder.upgrade().map_or_else(Vec::new, |forwarder| forwarder.snapshots());
+                move || forwarder.upgrade().map_or_else(Vec::new, |forwarder| all_snapshots(&forwarder));
             let state = AdminState {
                 metrics: metrics::page(snapshots, Arc::clone(&control.draining), log_lost),
                 draining: Arc::clone(&control.draining),
             };
             tokio::spawn(axum::serve(listener, admin::router(state)).into_future());
         }
-        control.until_stopped(&mut signals, writer).await;
-        Ok(())
+        control.until_stopped(&mut signals, writer).await
     }
 
-    async fn until_stopped(mut self, signals: &mut Signals, writer: ConnectionLogWriter) {
+    async fn until_stopped(
+        mut self,
+        signals: &mut Signals,
+        writer: ConnectionLogWriter,
+    ) -> Result<(), ForwardError> {
         let writer = tokio::spawn(writer.run());
+        let mut failed = false;
         loop {
-            match signals.next(self.settings.shutdown_deadline).await {
-                Wish::Reload => self.reload(),
-                Wish::Drain(patience) => {
-                    self.drain(signals, patience).await;
+            tokio::select! {
+                wish = signals.next(self.settings.shutdown_deadline) => match wish {
+                    Wish::Reload => self.reload(),
+                    Wish::Drain(patience) => {
+                        self.drain(signals, patience).await;
+                        break;
+                    }
+                },
+                () = sleep(WORKER_CHECK) => if self.forwarder.has_failed() {
+                    failed = true;
                     break;
-                }
+                },
             }
         }
         self.draining.store(true, Ordering::Relaxed);
@@ -173,6 +190,7 @@ impl<'a> Control<'a> {
         let _ = tokio::time::timeout(Duration::from_secs(5), writer).await;
         self.pid_file.remove();
         tracing::info!("stopped");
+        if failed { Err(ForwardError::Worker) } else { Ok(()) }
     }
 
     /// Waits for the connections to end: at most `patience`, and no longer than until the next signal.
@@ -257,6 +275,17 @@ impl<'a> Control<'a> {
     }
 }
 
+/// Workers publish their counters now and then; until they first do, a rule that listens has counted nothing.
+fn all_snapshots(forwarder: &Forwarder) -> Vec<(RuleId, RuleSnapshot)> {
+    let mut snapshots = forwarder.snapshots();
+    for (id, _) in forwarder.listeners() {
+        if snapshots.iter().all(|(known, _)| *known != id) {
+            snapshots.push((id, RuleSnapshot::default()));
+        }
+    }
+    snapshots
+}
+
 fn for_runtime(settings: &ForwardSettings, workers: usize, datapath: Datapath) -> Settings {
     Settings {
         workers,
@@ -271,7 +300,7 @@ fn for_runtime(settings: &ForwardSettings, workers: usize, datapath: Datapath) -
 fn say_source(file: Option<&Path>, format: Option<Format>, rules: usize) {
     match (file, format) {
         (Some(path), Some(format)) => {
-            tracing::info!("{} is read as {format}; rules: {rules}", path.display())
+            tracing::info!("{} is read as {format}; rules: {rules}", path.display());
         }
         _ => tracing::info!("rules of the command line: {rules}"),
     }
