@@ -223,7 +223,7 @@ impl Forwarder {
             let (commands, inbox) = mpsc::channel();
             let shared = Arc::new(Shared::default());
             let (worker, waker) =
-                Worker::new(number, count, settings.datapath, &common, inbox, Arc::clone(&shared))?;
+                Worker::new(number, settings.datapath, &common, inbox, Arc::clone(&shared))?;
             workers.push(worker);
             handles.push(Handle { line: Line { commands, waker }, shared, thread: None });
         }

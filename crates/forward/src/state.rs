@@ -18,7 +18,7 @@ pub(crate) struct RuleState {
     /// How outgoing sockets of this rule are made; [`Rule::transparent`] sets the source per client.
     pub(crate) connect: ConnectOptions,
     /// Connections and sessions now, and the limit on them.
-    active: Gauge,
+    pub(crate) active: Gauge,
 }
 
 impl RuleState {

@@ -11,7 +11,7 @@ use crate::{
     ConnectionReport,
     common::Common,
     state::RuleState,
-    udp::{Choice, RuleKey, Surroundings},
+    udp::{Admission, Choice, RuleKey, Surroundings},
 };
 
 /// The rules of one worker that the UDP engine serves.
@@ -22,8 +22,8 @@ pub(crate) struct Around {
 
 struct Entry {
     state: Arc<RuleState>,
-    /// Choices that were not released yet.
-    chosen: u64,
+    /// Sessions of this worker.
+    sessions: u64,
     removed: bool,
 }
 
@@ -33,7 +33,7 @@ impl Around {
     }
 
     pub(crate) fn add(&mut self, state: &Arc<RuleState>) {
-        let entry = Entry { state: Arc::clone(state), chosen: 0, removed: false };
+        let entry = Entry { state: Arc::clone(state), sessions: 0, removed: false };
         self.rules.insert(RuleKey(state.key), entry);
     }
 
@@ -41,7 +41,7 @@ impl Around {
     pub(crate) fn remove(&mut self, key: RuleKey) {
         if let Some(entry) = self.rules.get_mut(&key) {
             entry.removed = true;
-            if entry.chosen == 0 {
+            if entry.sessions == 0 {
                 self.rules.remove(&key);
             }
         }
@@ -53,31 +53,41 @@ impl Surroundings for Around {
         self.rules.get(&rule).is_some_and(|entry| self.common.admits(&entry.state.rule, client))
     }
 
-    fn enter(&mut self) -> bool {
-        self.common.total.enter()
+    fn enter(&mut self, rule: RuleKey) -> Admission {
+        let Some(entry) = self.rules.get_mut(&rule) else { return Admission::RuleFull };
+        if !self.common.total.enter() {
+            return Admission::TotalFull;
+        }
+        if !entry.state.active.enter() {
+            self.common.total.leave();
+            return Admission::RuleFull;
+        }
+        entry.sessions += 1;
+        Admission::Entered
     }
 
-    fn leave(&mut self) {
+    fn leave(&mut self, rule: RuleKey) {
+        let Some(entry) = self.rules.get_mut(&rule) else { return };
         self.common.total.leave();
+        entry.state.active.leave();
+        entry.sessions = entry.sessions.saturating_sub(1);
+        if entry.removed && entry.sessions == 0 {
+            self.rules.remove(&rule);
+        }
     }
 
     fn choose(&mut self, rule: RuleKey, _: SocketAddr, port: u16) -> Option<Choice> {
-        let entry = self.rules.get_mut(&rule)?;
-        let (target, address) = entry.state.targets.pick(port)?;
-        entry.state.targets.enter(target);
-        entry.chosen += 1;
+        let targets = &self.rules.get(&rule)?.state.targets;
+        let (target, address) = targets.pick(port)?;
+        targets.enter(target);
         Some(Choice { target: u32::try_from(target).unwrap_or(u32::MAX), address })
     }
 
     fn release(&mut self, rule: RuleKey, choice: Choice, failed: bool) {
-        let Some(entry) = self.rules.get_mut(&rule) else { return };
+        let Some(entry) = self.rules.get(&rule) else { return };
         entry.state.targets.leave(choice.target as usize);
         if failed {
             entry.state.targets.suspect(choice.target as usize);
-        }
-        entry.chosen = entry.chosen.saturating_sub(1);
-        if entry.removed && entry.chosen == 0 {
-            self.rules.remove(&rule);
         }
     }
 

@@ -54,8 +54,6 @@ pub(crate) struct Shared {
 
 pub(crate) struct Worker {
     number: usize,
-    /// Of all workers, which share the limits of UDP rules.
-    workers: usize,
     datapath: Datapath,
     poller: Poller,
     waker: Waker,
@@ -74,7 +72,6 @@ pub(crate) struct Worker {
 impl Worker {
     pub(crate) fn new(
         number: usize,
-        workers: usize,
         datapath: Datapath,
         common: &Arc<Common>,
         inbox: mpsc::Receiver<Command>,
@@ -84,7 +81,6 @@ impl Worker {
         let waker = Waker::new(&poller, WAKER)?;
         let worker = Self {
             number,
-            workers,
             datapath,
             poller,
             waker: waker.clone(),
@@ -124,10 +120,9 @@ impl Worker {
                 self.tcp.add_rule(state, sockets, tcp::Tick { now, poller: &self.poller })
             }
             Bound::Udp(listeners) => {
-                let share = state.rule.max_connections.div_ceil(self.workers);
                 self.around.add(state);
                 let engine = self.udp.get_or_insert_with(|| udp::Engine::new(self.datapath));
-                engine.add_rule(udp::RuleKey(state.key), &state.rule, listeners, share, &self.poller)
+                engine.add_rule(udp::RuleKey(state.key), &state.rule, listeners, &self.poller)
             }
         }
     }

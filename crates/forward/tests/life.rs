@@ -75,7 +75,7 @@ fn several_workers_share_one_port() {
 fn a_reload_keeps_connections_and_changes_what_comes_after() {
     let (kept, changed, gone) =
         (rule("kept", greeter("k")), rule("changed", greeter("a")), rule("gone", greeter("g")));
-    let running = Running::start(&[kept.clone(), changed.clone(), gone]);
+    let running = Running::start(&[kept.clone(), changed, gone]);
     let mut open = ["kept", "changed", "gone"].map(|id| running.connect(id));
     open.iter_mut().for_each(|client| drop(read_exactly(client, 1)));
     let (changed_at, gone_at) = (running.address("changed"), running.address("gone"));
@@ -152,7 +152,7 @@ fn no_connection_fails_while_the_rules_are_reloaded_under_load() {
                 while !stop.load(Ordering::Relaxed) {
                     let mut client = support::client(address);
                     assert_eq!(read_exactly(&mut client, 1), b"a");
-                    let sent = support::pattern(count, 3000, 9);
+                    let sent = support::pattern(count as u64, 3000, 9);
                     client.write_all(&sent).unwrap();
                     assert_eq!(read_exactly(&mut client, 3000), sent);
                     count += 1;
@@ -167,9 +167,9 @@ fn no_connection_fails_while_the_rules_are_reloaded_under_load() {
         thread::sleep(std::time::Duration::from_millis(10));
     }
     stop.store(true, Ordering::Relaxed);
-    let total: u64 = clients.into_iter().map(|client| client.join().unwrap()).sum();
+    let total: usize = clients.into_iter().map(|client| client.join().unwrap()).sum();
     assert!(total > 50, "{total}");
-    assert!(running.log.wait(total as usize).iter().all(|report| report.reason == EndReason::Finished));
+    assert!(running.log.wait(total).iter().all(|report| report.reason == EndReason::Finished));
 }
 
 #[test]

@@ -49,7 +49,8 @@ impl Pipe {
         Ok(moved)
     }
 
-    /// Moves what the pipe holds to `to`, as much as fits; `Ok(0)` when it holds nothing.
+    /// Moves what the pipe holds to `to`, as much as fits; `Ok(0)` when it holds nothing. Unlike [`crate::TcpSocket::write`], a
+    /// broken socket raises SIGPIPE, which Rust's runtime ignores unless told otherwise.
     ///
     /// # Errors
     /// Those of splice(2); `WouldBlock` when nothing fits.

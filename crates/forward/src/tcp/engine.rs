@@ -26,6 +26,8 @@ pub(super) const TICK_MS: u64 = 100;
 const SCAN: usize = 4096;
 /// Connections accepted from one listener in one wake-up.
 const MOST_ACCEPTS: u32 = 64;
+/// Wake-ups that brought one connection until two are asked for: level-triggered epoll tells of a second one anyway.
+const SINGLES: u32 = 16;
 /// Age from which a target's side gets SO_KEEPALIVE, in milliseconds: it acts after two hours (tcp(7)), and short
 /// connections are spared the call.
 const KEEPALIVE_AGE_MS: u64 = 10_000;
@@ -67,6 +69,8 @@ struct Listener {
     offset: u16,
     /// How many connections the last wake-ups found worth asking for: a call that finds none is saved.
     appetite: u32,
+    /// Calls that brought the one connection asked for, since two were last asked for.
+    singles: u32,
     paused: bool,
 }
 
@@ -93,6 +97,13 @@ pub(super) struct Connection {
     place: Place,
 }
 
+impl Connection {
+    /// Whether one of the flows has passed its end on.
+    pub(super) fn half_done(&self) -> bool {
+        self.up.is_done() || self.down.is_done()
+    }
+}
+
 /// All TCP connections of one worker.
 pub(crate) struct Engine {
     pub(super) common: Arc<Common>,
@@ -106,6 +117,8 @@ pub(crate) struct Engine {
     pub(super) mover: Mover,
     /// Flows that had more to move than one turn allows.
     pub(super) again: Vec<(usize, Side)>,
+    /// Empty but for its memory, for [`Engine::again`]'s next turn.
+    resumed: Vec<(usize, Side)>,
     ticked: u64,
     cursor: usize,
     /// Whether the table holds anything that grows due with time, as the scan under way and the last one found.
@@ -129,6 +142,7 @@ impl Engine {
             checks_health,
             mover: Mover::new(),
             again: Vec::new(),
+            resumed: Vec::new(),
             ticked: 0,
             cursor: 0,
             scan: false,
@@ -155,7 +169,7 @@ impl Engine {
         for (offset, socket) in sockets {
             let entry = self.listeners.vacant_entry();
             tick.poller.add(&socket, token(LISTENER, entry.key()))?;
-            entry.insert(Listener { socket, rule, offset, appetite: 1, paused: false });
+            entry.insert(Listener { socket, rule, offset, appetite: 1, singles: 0, paused: false });
         }
         if self.checks_health {
             self.watch_health(state, tick.now);
@@ -227,8 +241,16 @@ impl Engine {
 
     /// Does what is due, at most every [`TICK_MS`], and goes on with flows that had their turn.
     pub(crate) fn on_tick(&mut self, tick: Tick<'_>) {
-        for (key, side) in std::mem::take(&mut self.again) {
-            self.resume(key, side, tick);
+        if !self.again.is_empty() {
+            std::mem::swap(&mut self.again, &mut self.resumed);
+            for at in 0..self.resumed.len() {
+                let (key, side) = self.resumed[at];
+                // Ended meanwhile, its place may have been taken.
+                if self.connections.get(key).is_some_and(|connection| connection.opening.is_none()) {
+                    self.resume(key, side, tick);
+                }
+            }
+            self.resumed.clear();
         }
         if tick.now < self.ticked + TICK_MS {
             return;
@@ -298,9 +320,13 @@ impl Engine {
                 }
             }
         }
-        let next = if dry { got.max(1) } else { (appetite * 2).min(MOST_ACCEPTS) };
-        if let Some(listener) = self.listeners.get_mut(key) {
-            listener.appetite = next;
+        let Some(listener) = self.listeners.get_mut(key) else { return };
+        listener.singles += 1;
+        if dry {
+            listener.appetite = got.max(1);
+            listener.singles = 0;
+        } else if appetite > 1 || listener.singles >= SINGLES {
+            listener.appetite = (appetite * 2).min(MOST_ACCEPTS);
         }
     }
 

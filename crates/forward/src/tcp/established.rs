@@ -47,6 +47,7 @@ impl Engine {
         let Some(target) = &connection.target else { return };
         let local = &mut self.rules[connection.rule];
         let copy = local.state.rule.copy;
+        let last = connection.half_done();
         let (flow, from, to, total) = match side {
             Side::Client => {
                 (&mut connection.up, &connection.client, target, &mut local.counters.to_target_bytes)
@@ -56,7 +57,7 @@ impl Engine {
             }
         };
         let before = flow.bytes;
-        let pumped = self.mover.pump(flow, from, to, copy);
+        let pumped = self.mover.pump(flow, from, to, copy, last);
         *total += flow.bytes - before;
         local.counters.spliced_bytes += self.mover.take_spliced();
         connection.active = tick.now;
@@ -121,7 +122,7 @@ impl Engine {
         flow.on_error();
         let before = flow.bytes;
         // Whatever this says, the connection ends now.
-        let _ = self.mover.pump(flow, from, to, copy);
+        let _ = self.mover.pump(flow, from, to, copy, false);
         *total += flow.bytes - before;
         local.counters.spliced_bytes += self.mover.take_spliced();
     }

@@ -132,8 +132,8 @@ impl Flow {
     }
 
     /// One read of `n` bytes is judged for `auto`.
-    fn judge(&mut self, n: usize, full: usize, spliced: bool) {
-        let against = if spliced { n < CHATTER } else { n >= BULK.min(full) };
+    fn judge(&mut self, n: usize, spliced: bool) {
+        let against = if spliced { n < CHATTER } else { n >= BULK };
         self.streak = if against { self.streak + 1 } else { 0 };
         if self.streak >= if spliced { CHATTER_READS } else { BULK_READS } {
             self.bulk = !spliced;
@@ -166,13 +166,15 @@ impl Mover {
         mem::take(&mut self.spliced)
     }
 
-    /// Moves what can be moved now.
+    /// Moves what can be moved now. With `last`, the other flow is done: the sink's end need not be passed on, as the sockets
+    /// are about to be closed.
     pub(super) fn pump(
         &mut self,
         flow: &mut Flow,
         from: &TcpSocket,
         to: &TcpSocket,
         copy: CopyMode,
+        last: bool,
     ) -> Pumped {
         let mut turn = 0;
         loop {
@@ -184,7 +186,7 @@ impl Mover {
             if flow.ended {
                 if !flow.shut {
                     flow.shut = true;
-                    if to.shutdown_write().is_err() {
+                    if !last && to.shutdown_write().is_err() {
                         return self.stop(flow, Pumped::SinkFailed);
                     }
                 }
@@ -267,9 +269,8 @@ impl Mover {
         match pipe.fill(from) {
             Ok(0) => flow.ended = true,
             Ok(moved) => {
-                let full = pipe.capacity();
                 flow.bytes += moved as u64;
-                flow.judge(moved, full, true);
+                flow.judge(moved, true);
             }
             Err(error) if error.kind() == io::ErrorKind::InvalidInput => {
                 // splice(2): the socket does not support it (kTLS, an odd protocol).
@@ -304,7 +305,7 @@ impl Mover {
             let _ = to.set_nodelay(true);
         }
         flow.bytes += got as u64;
-        flow.judge(got, self.buffer.len(), false);
+        flow.judge(got, false);
         let sent = match to.write(&self.buffer[..got]) {
             Ok(sent) => sent,
             Err(error) => blocked(error).map(|_| 0)?,

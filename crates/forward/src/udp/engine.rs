@@ -401,10 +401,10 @@ impl Engine {
         state.counters.active -= 1;
         state.count_end(reason);
         let failed = !session.answered && matches!(reason, EndReason::ConnectFailed | EndReason::TargetReset);
+        tick.around.leave(state.key);
         if let Some(choice) = session.choice {
             tick.around.release(state.key, choice, failed);
         }
-        tick.around.leave(state.key);
         tick.around.ended(ConnectionReport {
             rule: state.rule.id.clone(),
             client: session.client,

@@ -1,0 +1,176 @@
+//! Rules of every protocol side by side in one forwarder.
+
+mod support;
+
+use std::{
+    io::Write,
+    net::{SocketAddr, TcpStream, UdpSocket},
+    thread,
+    time::Duration,
+};
+
+use support::{Running, accept, endpoint, greeter, listener, read_exactly, rule, settings, until};
+use turnpike_forward::{Balance, Protocol, Rule};
+
+/// A UDP server that answers each datagram with its name and the datagram. Ends with the process.
+fn udp_echo(name: &'static str) -> SocketAddr {
+    let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
+    let address = socket.local_addr().unwrap();
+    thread::spawn(move || {
+        let mut buffer = [0; 2048];
+        while let Ok((n, from)) = socket.recv_from(&mut buffer) {
+            let _ = socket.send_to(&[name.as_bytes(), &buffer[..n]].concat(), from);
+        }
+    });
+    address
+}
+
+fn of(protocol: Protocol, id: &str, target: SocketAddr) -> Rule {
+    Rule { protocol, ..rule(id, target) }
+}
+
+fn udp_client(address: SocketAddr) -> UdpSocket {
+    let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
+    socket.connect(address).unwrap();
+    socket.set_read_timeout(Some(support::PATIENCE)).unwrap();
+    socket
+}
+
+fn ask(socket: &UdpSocket, question: &[u8]) -> Vec<u8> {
+    socket.send(question).unwrap();
+    let mut buffer = [0; 2048];
+    let n = socket.recv(&mut buffer).unwrap();
+    buffer[..n].to_vec()
+}
+
+#[test]
+fn udp_is_forwarded_and_counted() {
+    let running = Running::start(&[of(Protocol::Udp, "u", udp_echo("a"))]);
+    let client = udp_client(running.address("u"));
+    assert_eq!(ask(&client, b"one"), b"aone");
+    assert_eq!(ask(&client, b"two!"), b"atwo!");
+    assert_eq!(running.forwarder.active(), 1);
+    let counted =
+        until(|| Some(running.snapshot("u")).filter(|seen| seen.to_client_datagrams == 2), "the counters");
+    assert_eq!((counted.active, counted.to_target_bytes, counted.to_client_bytes), (1, 7, 9));
+}
+
+#[test]
+fn tcp_and_udp_rules_share_a_port_number() {
+    let first = of(Protocol::Udp, "u", udp_echo("u"));
+    let running = until(
+        || {
+            let mut udp = first.clone();
+            let port = listener().1.port();
+            (udp.ports.first, udp.ports.last) = (port, port);
+            let mut tcp = rule("t", greeter("t"));
+            tcp.ports = udp.ports;
+            let log = std::sync::Arc::new(support::Reports::default());
+            turnpike_forward::Forwarder::start(&settings(), &[udp, tcp], log).ok()
+        },
+        "a port that is free in both",
+    );
+    let address = running.0.listeners()[0].1;
+    assert_eq!(ask(&udp_client(address), b"x"), b"ux");
+    assert_eq!(read_exactly(&mut support::client(address), 1), b"t");
+}
+
+#[test]
+fn datagrams_cross_to_tcp_and_back() {
+    let (server, target) = listener();
+    let running = Running::start(&[of(Protocol::UdpToTcp { framed: true }, "x", target)]);
+    let client = udp_client(running.address("x"));
+    client.send(b"over").unwrap();
+    let mut stream = accept(&server);
+    assert_eq!(read_exactly(&mut stream, 6), b"\0\x04over");
+    stream.write_all(b"\0\x03and\0\x03out").unwrap();
+    let mut buffer = [0; 64];
+    for expected in [b"and", b"out"] {
+        let n = client.recv(&mut buffer).unwrap();
+        assert_eq!(&buffer[..n], expected);
+    }
+}
+
+#[test]
+fn a_stream_crosses_to_udp_and_back() {
+    let running = Running::start(&[of(Protocol::TcpToUdp { framed: true }, "x", udp_echo("e"))]);
+    let mut client = running.connect("x");
+    client.write_all(b"\0\x02hi").unwrap();
+    assert_eq!(read_exactly(&mut client, 5), b"\0\x03ehi");
+}
+
+#[test]
+fn a_udp_rule_changes_its_target_by_a_reload() {
+    let old = of(Protocol::Udp, "u", udp_echo("a"));
+    let running = Running::start(&[old, of(Protocol::Udp, "other", udp_echo("o"))]);
+    let (address, other) = (running.address("u"), running.address("other"));
+    let (client, other_client) = (udp_client(address), udp_client(other));
+    assert_eq!(ask(&client, b"1"), b"a1");
+    assert_eq!(ask(&other_client, b"1"), b"o1");
+    let mut new = of(Protocol::Udp, "u", udp_echo("b"));
+    (new.ports.first, new.ports.last) = (address.port(), address.port());
+    // The other one is unchanged.
+    let mut kept = of(Protocol::Udp, "other", udp_echo("p"));
+    (kept.ports.first, kept.ports.last) = (other.port(), other.port());
+    running.forwarder.reload(&settings(), &[new.clone(), kept.clone()]).unwrap();
+    assert_eq!(ask(&client, b"2"), b"b2");
+    assert_eq!(ask(&other_client, b"2"), b"p2");
+    let changed = running.log.wait(2).len();
+    running.forwarder.reload(&settings(), &[new, kept]).unwrap();
+    assert_eq!(ask(&client, b"3"), b"b3");
+    assert_eq!(running.log.all().len(), changed, "an unchanged rule keeps its sessions");
+}
+
+#[test]
+fn a_port_changes_its_protocol_by_a_reload() {
+    let running = Running::start(&[rule("r", greeter("t"))]);
+    let address = running.address("r");
+    let mut open = running.connect("r");
+    assert_eq!(read_exactly(&mut open, 1), b"t");
+    let mut crossing = of(Protocol::TcpToUdp { framed: false }, "r", udp_echo("c"));
+    (crossing.ports.first, crossing.ports.last) = (address.port(), address.port());
+    running.forwarder.reload(&settings(), &[crossing]).unwrap();
+    let mut client = TcpStream::connect(address).unwrap();
+    client.write_all(b"!").unwrap();
+    client.set_read_timeout(Some(support::PATIENCE)).unwrap();
+    assert_eq!(read_exactly(&mut client, 2), b"c!");
+    open.write_all(b"x").unwrap();
+    assert_eq!(read_exactly(&mut open, 1), b"x");
+}
+
+#[test]
+fn a_refused_session_makes_the_next_one_try_another_target() {
+    let nobody = UdpSocket::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let mut rule = of(Protocol::Udp, "u", nobody);
+    rule.balance = Balance::Failover;
+    rule.targets.push(endpoint(udp_echo("b")));
+    let running = Running::start(&[rule]);
+    until(
+        || {
+            let client = udp_client(running.address("u"));
+            client.set_read_timeout(Some(Duration::from_millis(200))).unwrap();
+            client.send(b"x").unwrap();
+            let mut buffer = [0; 16];
+            client.recv(&mut buffer).is_ok_and(|n| buffer[..n] == *b"bx").then_some(())
+        },
+        "an answer of the second target",
+    );
+}
+
+#[test]
+fn a_transparent_rule_shows_the_target_the_client_s_own_address() {
+    let (server, target) = listener();
+    let options = turnpike_net::ConnectOptions { transparent: true, ..Default::default() };
+    if turnpike_net::TcpSocket::connect(target, &options).is_err() {
+        println!("without CAP_NET_ADMIN there is nothing to test");
+        return;
+    }
+    drop(accept(&server));
+    let mut rule = rule("r", target);
+    rule.transparent = true;
+    let running = Running::start(&[rule]);
+    let client = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
+    client.bind(&SocketAddr::from(([127, 0, 0, 77], 0)).into()).unwrap();
+    client.connect(&running.address("r").into()).unwrap();
+    assert_eq!(accept(&server).peer_addr().unwrap().ip().to_string(), "127.0.0.77");
+}

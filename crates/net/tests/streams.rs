@@ -1,0 +1,181 @@
+//! TCP sockets and pipes.
+
+use std::{
+    io::{self, ErrorKind, Read, Write},
+    net::{SocketAddr, TcpStream},
+    time::{Duration, Instant},
+};
+
+use turnpike_net::{ConnectOptions, ListenOptions, Pipe, TcpListener, TcpSocket, poll::Poller};
+
+fn loopback() -> SocketAddr {
+    SocketAddr::from(([127, 0, 0, 1], 0))
+}
+
+fn until<T>(mut ready: impl FnMut() -> Option<T>) -> T {
+    let deadline = Instant::now() + Duration::from_secs(10);
+    loop {
+        if let Some(value) = ready() {
+            return value;
+        }
+        assert!(Instant::now() < deadline, "waited in vain");
+        std::thread::yield_now();
+    }
+}
+
+fn pair(options: &ListenOptions) -> (TcpStream, TcpSocket) {
+    let listener = TcpListener::bind(loopback(), options).unwrap();
+    let client = TcpStream::connect(listener.local_addr()).unwrap();
+    let (server, peer) = until(|| listener.accept().unwrap());
+    assert_eq!(peer, client.local_addr().unwrap());
+    assert_eq!(server.peer_addr().unwrap(), peer);
+    assert_eq!(server.local_addr().unwrap(), listener.local_addr());
+    (client, server)
+}
+
+fn would_block<T: std::fmt::Debug>(result: &io::Result<T>) -> bool {
+    matches!(result, Err(error) if error.kind() == ErrorKind::WouldBlock)
+}
+
+#[test]
+fn accepted_sockets_inherit_what_the_listener_was_told() {
+    for on in [false, true] {
+        let (_client, server) =
+            pair(&ListenOptions { nodelay: on, keepalive: on, ..ListenOptions::default() });
+        let server = socket2::SockRef::from(&server);
+        assert_eq!(server.tcp_nodelay().unwrap(), on);
+        assert_eq!(server.keepalive().unwrap(), on);
+    }
+}
+
+#[test]
+fn an_empty_queue_is_no_error() {
+    let listener = TcpListener::bind(loopback(), &ListenOptions::default()).unwrap();
+    assert!(listener.accept().unwrap().is_none());
+}
+
+#[test]
+fn a_probe_sees_a_listener_that_would_share_its_port() {
+    let shared = ListenOptions { reuse_port: true, ..ListenOptions::default() };
+    let listener = TcpListener::bind(loopback(), &shared).unwrap();
+    assert!(TcpListener::bind(listener.local_addr(), &shared).is_ok());
+    let error = TcpListener::probe(listener.local_addr()).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::AddrInUse);
+    assert_ne!(TcpListener::probe(loopback()).unwrap().port(), 0);
+}
+
+#[test]
+fn a_connect_tells_by_an_event_how_it_went() {
+    let listener = TcpListener::bind(loopback(), &ListenOptions::default()).unwrap();
+    let nobody = std::net::TcpListener::bind(loopback()).unwrap().local_addr().unwrap();
+    let mut poller = Poller::new().unwrap();
+    for (address, expected) in [(listener.local_addr(), None), (nobody, Some(ErrorKind::ConnectionRefused))] {
+        let source = Some([127, 0, 0, 5].into());
+        let socket =
+            TcpSocket::connect(address, &ConnectOptions { source, ..ConnectOptions::default() }).unwrap();
+        poller.add_edge(&socket, 7).unwrap();
+        let event = until(|| poller.wait(Some(Duration::from_millis(100))).unwrap().first().copied());
+        assert_eq!((event.token, event.error), (7, expected.is_some()));
+        assert_eq!(socket.take_error().err().map(|error| error.kind()), expected);
+        if expected.is_none() {
+            assert_eq!(socket.local_addr().unwrap().ip().to_string(), "127.0.0.5");
+        }
+    }
+}
+
+#[test]
+fn edges_tell_of_data_of_the_end_and_of_an_urgent_byte() {
+    let (mut client, server) = pair(&ListenOptions::default());
+    let mut poller = Poller::new().unwrap();
+    poller.add_edge_readable(&server, 1).unwrap();
+    let mut next = || until(|| poller.wait(Some(Duration::from_millis(100))).unwrap().first().copied());
+    client.write_all(b"abc").unwrap();
+    let event = next();
+    assert!(event.readable && !event.closed && !event.priority && !event.writable, "{event:?}");
+    assert_eq!(server.read(&mut [0; 8]).unwrap(), 3);
+    socket2::SockRef::from(&client).send_out_of_band(b"!").unwrap();
+    let event = next();
+    assert!(event.priority, "{event:?}");
+    server.set_oob_inline(true).unwrap();
+    let mut buffer = [0; 8];
+    assert_eq!(server.read(&mut buffer).unwrap(), 1);
+    assert_eq!(buffer[0], b'!');
+    drop(client);
+    let event = until(|| Some(next()).filter(|event| event.closed));
+    assert!(event.readable, "{event:?}");
+    assert_eq!(server.read(&mut buffer).unwrap(), 0);
+}
+
+#[test]
+fn a_full_socket_tells_when_it_takes_bytes_again() {
+    let (mut client, server) = pair(&ListenOptions::default());
+    let mut poller = Poller::new().unwrap();
+    poller.add_edge_readable(&server, 1).unwrap();
+    let chunk = vec![0; 1 << 16];
+    let mut sent = 0;
+    while let Ok(n) = server.write(&chunk) {
+        sent += n;
+    }
+    assert!(would_block(&server.write(&chunk)));
+    poller.add_edge_writable(&server, 1).unwrap();
+    assert!(poller.wait(Some(Duration::ZERO)).unwrap().iter().all(|event| !event.writable));
+    client.read_exact(&mut vec![0; sent]).unwrap();
+    until(|| {
+        poller.wait(Some(Duration::from_millis(100))).unwrap().first().filter(|event| event.writable).copied()
+    });
+    assert!(server.write(&chunk).unwrap() > 0);
+}
+
+#[test]
+fn a_reset_is_a_reset_on_the_other_side() {
+    let (mut client, server) = pair(&ListenOptions::default());
+    server.reset();
+    assert_eq!(client.read(&mut [0]).unwrap_err().kind(), ErrorKind::ConnectionReset);
+}
+
+#[test]
+fn a_half_closed_socket_still_reads() {
+    let (mut client, server) = pair(&ListenOptions::default());
+    server.shutdown_write().unwrap();
+    assert_eq!(client.read(&mut [0]).unwrap(), 0);
+    client.write_all(b"x").unwrap();
+    until(|| server.read(&mut [0]).ok());
+}
+
+#[test]
+fn a_pipe_moves_a_stream_and_knows_what_it_holds() {
+    let (mut client, from) = pair(&ListenOptions::default());
+    let (mut sink, to) = pair(&ListenOptions::default());
+    let mut pipe = Pipe::new().unwrap();
+    assert!(pipe.capacity() >= 1 << 12, "{}", pipe.capacity());
+    assert!(would_block(&pipe.fill(&from)));
+    assert_eq!(pipe.drain(&to).unwrap(), 0);
+    let bytes: Vec<u8> = (0..3_000_000_u32).map(|at| (at.wrapping_mul(0x9E37_79B9) >> 24) as u8).collect();
+    let sent = bytes.clone();
+    let writer = std::thread::spawn(move || client.write_all(&sent));
+    let reader = std::thread::spawn(move || {
+        let mut heard = Vec::new();
+        sink.read_to_end(&mut heard).map(|_| heard)
+    });
+    let mut moved = 0;
+    until(|| {
+        match pipe.fill(&from) {
+            Ok(0) => return Some(()),
+            Ok(n) => {
+                assert_eq!(pipe.held(), n);
+                moved += n;
+            }
+            Err(error) => assert_eq!(error.kind(), ErrorKind::WouldBlock),
+        }
+        while pipe.held() > 0 {
+            if let Err(error) = pipe.drain(&to) {
+                assert_eq!(error.kind(), ErrorKind::WouldBlock);
+            }
+        }
+        None
+    });
+    drop(to);
+    writer.join().unwrap().unwrap();
+    assert_eq!(moved, bytes.len());
+    assert!(reader.join().unwrap().unwrap() == bytes);
+}
