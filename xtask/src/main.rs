@@ -1,9 +1,10 @@
-//! Chores of the repository that are too long for a shell line: `cargo xtask bench relay`.
+//! Chores of the repository that are too long for a shell line: `cargo xtask bench relay`, `cargo xtask instructions`.
 
 #![forbid(unsafe_code)]
 #![expect(clippy::print_stdout, reason = "a command-line tool: its results go to standard output")]
 
 mod bench;
+mod instructions;
 
 use std::process::ExitCode;
 
@@ -23,12 +24,17 @@ struct Arguments {
 enum Chore {
     /// Benchmarks that need network namespaces (and so root)
     #[command(subcommand)]
-    Bench(bench::Command),
+    Bench(Box<bench::Command>),
+    /// Count the instructions of one packet, against the budgets of benches/budgets.toml (needs valgrind)
+    Instructions(instructions::Options),
 }
 
 fn main() -> ExitCode {
-    let Chore::Bench(command) = Arguments::parse().chore;
-    match bench::run(command) {
+    let done = match Arguments::parse().chore {
+        Chore::Bench(command) => bench::run(*command),
+        Chore::Instructions(options) => instructions::run(&options),
+    };
+    match done {
         Ok(code) => code,
         Err(failure) => {
             eprintln!("error: {failure}");

@@ -1,25 +1,30 @@
 //! Experiments without a file: `lab ab --a CMD --b CMD -- WORKLOAD` and `lab profile CMD -- WORKLOAD` are turned into the
 //! text of one, so that they are checked, recorded and repeated like any other.
 
+mod known;
+
 use std::path::Path;
 
 use toml::{Table, Value};
 
+use self::known::Known;
 use crate::{
     error::LabError,
+    experiment::{CommandLine, Experiment},
     request::{Changes, Request},
 };
 
 /// Where and how the programs of an ad-hoc experiment run.
-#[derive(Clone, Debug, Default, clap::Args)]
+#[derive(Clone, Debug, Default, PartialEq, clap::Args)]
 pub(crate) struct Setting {
-    /// `host`, `routed` (client, relay, peer), or a topology file
-    #[arg(long, value_name = "T", default_value = "host")]
-    pub(crate) topology: String,
-    /// CPUs of the subjects, as `taskset -c` takes them
+    /// `host`, `routed` (client, relay, peer), or a topology file [default: routed if a command names {client}, {relay}
+    /// or {peer}, else host]
+    #[arg(long, value_name = "T")]
+    pub(crate) topology: Option<String>,
+    /// CPUs of the subjects, as `taskset -c` takes them, or `all` [default: 0, with a workload that is known]
     #[arg(long, value_name = "LIST")]
     pub(crate) cpus: Option<String>,
-    /// CPUs of the workload
+    /// CPUs of the workload and the helpers, or `all` [default: 1, with a workload that is known]
     #[arg(long, value_name = "LIST")]
     pub(crate) load_cpus: Option<String>,
     /// Namespace of the subjects [default: relay, where there is one]
@@ -28,7 +33,8 @@ pub(crate) struct Setting {
     /// Namespace of the workload [default: client, where there is one]
     #[arg(long, value_name = "NAME")]
     pub(crate) load_namespace: Option<String>,
-    /// A subject is ready when ADDR:PORT answers a STUN Binding request
+    /// A subject is ready when ADDR:PORT answers a STUN Binding request [default: the address that `turnpike load` is
+    /// aimed at]
     #[arg(long, value_name = "ADDR:PORT", group = "ready")]
     pub(crate) ready_stun: Option<String>,
     /// ... when ADDR:PORT accepts a TCP connection
@@ -43,21 +49,35 @@ pub(crate) struct Setting {
     /// ... when a TCP socket listens on this port
     #[arg(long, value_name = "PORT", group = "ready")]
     pub(crate) ready_tcp_port: Option<String>,
-    /// A program that the workload needs beside the subject, such as a reflector; may be repeated
+    /// A program that the workload needs beside the subject; may be repeated [default: `turnpike reflect` at the --peer
+    /// of `turnpike load turn`]
     #[arg(long, value_name = "[NAMESPACE:]CMD")]
     pub(crate) helper: Vec<String>,
-    /// How the workload's result is read: turnpike, iperf3, none
-    #[arg(long, value_name = "F", default_value = "none")]
-    pub(crate) format: String,
-    /// `stdout`, or the file that the workload writes; {result} in its command is such a file
-    #[arg(long, value_name = "WHERE", default_value = "stdout")]
-    pub(crate) result: String,
+    /// How the workload's result is read: turnpike, iperf3, none [default: by the program's name]
+    #[arg(long, value_name = "F")]
+    pub(crate) format: Option<String>,
+    /// `stdout`, or the file that the workload writes; {result} in its command is such a file [default: stdout]
+    #[arg(long, value_name = "WHERE")]
+    pub(crate) result: Option<String>,
     /// Namespaces at which arriving datagrams count as delivered; may be repeated
     #[arg(long, value_name = "NAME")]
     pub(crate) delivered_at: Vec<String>,
     /// The workload ends by itself and counts whole, instead of running for a duration
     #[arg(long)]
     pub(crate) whole: bool,
+}
+
+impl Setting {
+    /// Whether the command line says when a subject is ready.
+    fn has_probe(&self) -> bool {
+        [&self.ready_stun, &self.ready_tcp, &self.ready_log, &self.ready_udp_port, &self.ready_tcp_port]
+            .into_iter()
+            .any(Option::is_some)
+    }
+
+    fn is_on_host(&self) -> bool {
+        self.topology.as_deref() == Some("host")
+    }
 }
 
 /// A request that compares `subjects`, name and command line, under `workload`.
@@ -71,38 +91,60 @@ pub(crate) fn request(
     if workload.is_empty() {
         return Err(LabError::usage("no workload: put its command after `--`"));
     }
-    let text = document(name, subjects, workload, setting, changes).to_string();
+    let commands: Vec<&str> = subjects.iter().map(|(_, command)| *command).collect();
+    let known = known::complete(setting, workload, &commands)?;
+    let text = document(name, subjects, &known, changes).to_string();
     let requests = Request::of_text(Path::new("command line"), text, changes, &[])?;
     requests.into_iter().next().ok_or_else(|| LabError::failed("an experiment without a point"))
 }
 
-fn document(
-    name: &str,
-    subjects: &[(&str, &str)],
-    workload: &[String],
-    setting: &Setting,
-    changes: &Changes,
-) -> Table {
-    let on_host = setting.topology == "host";
+/// What runs where, for whoever left that to the lab.
+pub(crate) fn describe(experiment: &Experiment) -> String {
+    let place = |namespace: &Option<String>, cpus: &Option<String>| {
+        let space = namespace.as_deref().map_or("on the host".to_owned(), |name| format!("in {name}"));
+        cpus.as_deref().map_or(space.clone(), |cpus| format!("{space}, CPU {cpus}"))
+    };
+    let words = |command: &CommandLine| command.words().unwrap_or_default().join(" ");
+    let mut text = String::new();
+    for service in experiment.services() {
+        let ready = service.ready.as_ref().map_or_else(String::new, |ready| format!(", {ready}"));
+        let place = place(&service.namespace, &service.cpus);
+        text += &format!("{} ({place}{ready}): {}\n", service.name, words(&service.command));
+    }
+    let load = &experiment.workload;
+    text += &format!("workload ({}): {}\n", place(&load.namespace, &load.cpus), words(&load.command));
+    text + &format!("deciding: {}", experiment.metric)
+}
+
+fn document(name: &str, subjects: &[(&str, &str)], known: &Known, changes: &Changes) -> Table {
+    let setting = &known.setting;
+    let on_host = setting.is_on_host();
+    let cpus = |list: &Option<String>| list.clone().filter(|list| list != "all");
     let place = |given: &Option<String>, usual: &str| match given {
         Some(name) => Some(name.clone()),
         None => (!on_host).then(|| usual.to_owned()),
     };
     let mut document = Table::new();
     put(&mut document, "name", name);
-    put(&mut document, "topology", &setting.topology);
-    let usual = match (setting.format.as_str(), setting.delivered_at.is_empty()) {
-        ("iperf3", _) => "cpu_s_per_gb",
-        ("none", true) => "subject_cpu_s",
+    put_some(&mut document, "topology", setting.topology.as_deref());
+    let format = setting.format.as_deref().unwrap_or("none");
+    let usual = match (format, setting.delivered_at.is_empty(), cpus(&setting.cpus)) {
+        ("iperf3", _, _) => "cpu_s_per_gb",
+        ("none", true, _) => "subject_cpu_s",
+        // The softirqs on the subject's CPU are its doing too.
+        (_, false, Some(_)) => "packets_per_busy_s",
         _ => "packets_per_cpu_s",
     };
     put(&mut document, "metric", changes.metric.as_deref().unwrap_or(usual));
 
+    let further = known.metrics.iter().map(|name| Value::String((*name).to_owned()));
+    document.insert("metrics".to_owned(), Value::Array(further.collect()));
+
     let services = subjects.iter().map(|(name, command)| {
         let mut service = Table::new();
         put(&mut service, "name", name);
-        put(&mut service, "command", command);
-        put_some(&mut service, "cpus", setting.cpus.as_deref());
+        put(&mut service, "command", &known::this_program(command));
+        put_some(&mut service, "cpus", cpus(&setting.cpus).as_deref());
         put_some(&mut service, "namespace", place(&setting.namespace, "relay").as_deref());
         let probes = [
             ("stun", &setting.ready_stun),
@@ -131,19 +173,30 @@ fn document(
         };
         let mut service = Table::new();
         put(&mut service, "name", &format!("helper-{}", index + 1));
-        put(&mut service, "command", command);
+        put(&mut service, "command", &known::this_program(command));
         put_some(&mut service, "namespace", space);
-        put_some(&mut service, "cpus", setting.load_cpus.as_deref());
+        put_some(&mut service, "cpus", cpus(&setting.load_cpus).as_deref());
         Value::Table(service)
     });
-    document.insert("helper".to_owned(), Value::Array(helpers.collect()));
+    let reflector = known.reflector.as_deref().map(|address| {
+        let mut service = Table::new();
+        put(&mut service, "name", "reflector");
+        put(&mut service, "command", &format!("{{turnpike}} reflect --listen {address} --workers 1"));
+        put_some(&mut service, "namespace", place(&None, "peer").as_deref());
+        put_some(&mut service, "cpus", cpus(&setting.load_cpus).as_deref());
+        let mut ready = Table::new();
+        put(&mut ready, "udp_port", address.rsplit(':').next().unwrap_or(address));
+        service.insert("ready".to_owned(), Value::Table(ready));
+        Value::Table(service)
+    });
+    document.insert("helper".to_owned(), Value::Array(helpers.chain(reflector).collect()));
 
     let mut load = Table::new();
     let words = |words: &[String]| Value::Array(words.iter().cloned().map(Value::String).collect());
-    load.insert("command".to_owned(), words(workload));
-    put(&mut load, "format", &setting.format);
-    put(&mut load, "result", &setting.result);
-    put_some(&mut load, "cpus", setting.load_cpus.as_deref());
+    load.insert("command".to_owned(), words(&known.workload));
+    put(&mut load, "format", format);
+    put(&mut load, "result", setting.result.as_deref().unwrap_or("stdout"));
+    put_some(&mut load, "cpus", cpus(&setting.load_cpus).as_deref());
     put_some(&mut load, "namespace", place(&setting.load_namespace, "client").as_deref());
     load.insert("delivered_at".to_owned(), words(&setting.delivered_at));
     load.insert("whole".to_owned(), Value::Boolean(setting.whole));
@@ -172,11 +225,8 @@ mod tests {
     #[test]
     fn a_command_line_becomes_an_experiment() {
         let setting = Setting {
-            topology: "routed".to_owned(),
             ready_tcp: Some("{relay}:5201".to_owned()),
             helper: vec!["peer:iperf3 -s".to_owned()],
-            format: "iperf3".to_owned(),
-            result: "stdout".to_owned(),
             ..Setting::default()
         };
         let subjects = [("a", "socat \"TCP-LISTEN:1,fork\" x"), ("b", "sleep 1")];
@@ -188,6 +238,27 @@ mod tests {
         assert_eq!(experiment.subject[0].command.words().unwrap(), ["socat", "TCP-LISTEN:1,fork", "x"]);
         assert_eq!(experiment.helper[0].namespace.as_deref(), Some("peer"));
         assert_eq!(experiment.workload.namespace.as_deref(), Some("client"));
+    }
+
+    #[test]
+    fn the_short_form_runs_a_relay_between_its_client_and_a_reflector() {
+        let serve = "serve --listen {relay}:3478 --relay-ip {relay-peer} --user u:p --allow-peer {peer}/32";
+        let (a, b) = (format!("./old/turnpike {serve}"), format!("turnpike {serve}"));
+        let workload = words("turnpike load turn {relay}:3478 --user u:p --rate max");
+        let request =
+            request("ab", &[("a", &a), ("b", &b)], &workload, &Setting::default(), &Changes::default())
+                .unwrap();
+        let experiment = request.experiment().unwrap();
+        let [reflector] = &experiment.helper[..] else { panic!("{:?}", experiment.helper) };
+        assert_eq!(reflector.namespace.as_deref(), Some("peer"));
+        assert_eq!(reflector.ready.as_ref().unwrap().udp_port.as_deref(), Some("3480"));
+        assert_eq!(experiment.subject[0].command.words().unwrap()[0], "./old/turnpike");
+        assert_eq!(experiment.subject[1].command.words().unwrap()[0], "{turnpike}");
+        assert_eq!(experiment.subject[1].ready.as_ref().unwrap().stun.as_deref(), Some("{relay}:3478"));
+        let told = describe(&experiment);
+        assert!(told.contains("ready when {relay}:3478 answers STUN): ./old/turnpike serve"), "{told}");
+        assert!(told.contains("reflector (in peer"), "{told}");
+        assert!(experiment.metrics.iter().any(|metric| metric == "latency_p99_us"));
     }
 
     #[test]

@@ -6,6 +6,33 @@ use clap::{Args, Parser, Subcommand};
 
 use crate::{adhoc::Setting, request::Changes};
 
+const AB: &str = "\
+Names in commands: {client}, {relay}, {peer} are the addresses of the namespaces (routed: client - relay - peer),
+{relay-peer} that of the relay on its link with the peer, {turnpike} (or a bare `turnpike` in front) this program.
+
+With `turnpike load MODE TARGET` as workload the rest follows: --duration, --warmup and --json are added to it, a subject
+is ready when it answers at TARGET, `turnpike reflect` runs at the --peer of `load turn` (by default {peer}:3480), subjects
+are pinned to CPU 0 and the load to CPU 1. What that comes to is printed first; every option overrides its part.
+
+Example: is the relay faster with this change?
+  turnpike lab ab \\
+    --a './old/turnpike serve --listen {relay}:3478 --relay-ip {relay-peer} --user u:p --allow-peer {peer}/32 --workers 1' \\
+    --b './new/turnpike serve --listen {relay}:3478 --relay-ip {relay-peer} --user u:p --allow-peer {peer}/32 --workers 1' \\
+    -- turnpike load turn {relay}:3478 --user u:p --clients 8 --rate max
+
+Example: a forwarder, with a server of one's own behind it
+  turnpike lab ab --helper 'peer:iperf3 -s' --ready-tcp-port 5000 \\
+    --a 'socat TCP-LISTEN:5000,fork,reuseaddr TCP:{peer}:5201' --b 'turnpike forward tcp://{relay}:5000={peer}:5201' \\
+    -- iperf3 -c {relay} -p 5000";
+
+const PROFILE: &str = "\
+For whole stacks build with frame pointers: `cargo profiling` in this repository (target/profiling/turnpike).
+
+Example:
+  turnpike lab profile 'target/profiling/turnpike serve --listen {relay}:3478 --relay-ip {relay-peer} --user u:p \\
+    --allow-peer {peer}/32 --workers 1' -- turnpike load turn {relay}:3478 --user u:p --clients 8 --rate max
+  turnpike lab profile --diff lab-runs/profile-A lab-runs/profile-B";
+
 /// `turnpike lab ...`, for the binary's own parser.
 #[derive(Debug, Args)]
 pub struct LabArgs {
@@ -53,6 +80,7 @@ pub(crate) enum LabCommand {
         out: Out,
     },
     /// Compare two commands under a workload, without a file
+    #[command(after_long_help = AB)]
     Ab {
         /// The baseline
         #[arg(long, value_name = "CMD")]
@@ -90,6 +118,7 @@ pub(crate) enum LabCommand {
         out: Out,
     },
     /// Flame graph, hottest symbols and syscalls of a command under a workload; or the difference of two such
+    #[command(after_long_help = PROFILE)]
     Profile {
         /// Command to profile
         #[arg(required_unless_present = "diff", value_name = "CMD")]
@@ -152,11 +181,17 @@ pub(crate) struct Out {
     pub(crate) log: Log,
 }
 
-#[derive(Debug, Args)]
+#[derive(Debug, Default, Args)]
 pub(crate) struct Log {
-    /// Append one row to this performance log
+    /// Add one row to this performance log, such as docs/performance-log.md
     #[arg(long, value_name = "FILE")]
     pub(crate) log: Option<PathBuf>,
+    /// What was changed, for that row [default: the experiment's name]
+    #[arg(long, value_name = "TEXT", requires = "log")]
+    pub(crate) change: Option<String>,
+    /// The gain predicted before measuring, for that row
+    #[arg(long, value_name = "RATIO", requires = "log")]
+    pub(crate) predicted: Option<String>,
 }
 
 #[derive(Debug, Args)]

@@ -1,18 +1,18 @@
 //! What each command of `turnpike lab` does.
 
-use std::{ffi::OsString, fs, os::unix::process::CommandExt, path::Path, process::Command};
+use std::{ffi::OsString, fs, io::ErrorKind, os::unix::process::CommandExt, path::Path, process::Command};
 
 use clap::Parser;
 
 use crate::{
     adhoc,
-    cli::{Lab, LabArgs, LabCommand, Out, SearchArgs},
+    cli::{ExperimentFile, Lab, LabArgs, LabCommand, Log, Out, SearchArgs},
     error::LabError,
     metric, profile,
     program::MARK,
     record::Record,
     report,
-    request::Request,
+    request::{Request, Task},
     run::{
         compare::{Stage, compare},
         rates::{self, Plan},
@@ -63,20 +63,22 @@ fn dispatch(command: LabCommand, stop: &Stop) -> Result<u8, LabError> {
         LabCommand::Down { id } => down(&id.id),
         LabCommand::Run { file, out } => {
             let requests = Request::of_file(&file.experiment, &file.changes, &file.set)?;
-            compare_all(&requests, &out, stop)
+            carry_out(&requests, &out, stop)
         }
         LabCommand::Ab { a, b, setting, changes, out, workload } => {
             let request = adhoc::request("ab", &[("a", &a), ("b", &b)], &workload, &setting, &changes)?;
-            compare_all(&[request], &out, stop)
+            Screen::new().note(&adhoc::describe(&request.experiment()?));
+            carry_out(&[request], &out, stop)
         }
         LabCommand::Sweep { file, rates, out } => {
-            let requests = Request::of_file(&file.experiment, &file.changes, &file.set)?;
-            rates_all(&requests, &Plan::Sweep(rates), file.changes.rounds.unwrap_or(1), &out, stop)
+            if rates.contains(&0) {
+                return Err(LabError::usage("--rates: expected datagrams a second, at least 1"));
+            }
+            rates_of_file(&file, Plan::Sweep(rates), &out, stop)
         }
         LabCommand::FindMax { file, search, out } => {
-            let requests = Request::of_file(&file.experiment, &file.changes, &file.set)?;
             let plan = Plan::FindMax(settings(&search)?);
-            rates_all(&requests, &plan, file.changes.rounds.unwrap_or(1), &out, stop)
+            rates_of_file(&file, plan, &out, stop)
         }
         LabCommand::Profile { subject, diff, setting, changes, out, workload } => {
             if let [before, after] = &diff[..] {
@@ -84,16 +86,14 @@ fn dispatch(command: LabCommand, stop: &Stop) -> Result<u8, LabError> {
             }
             let subject =
                 subject.ok_or_else(|| LabError::usage("nothing to profile: name the command before `--`"))?;
-            let request = adhoc::request("profile", &[("subject", &subject)], &workload, &setting, &changes)?;
-            let stage = Stage::set(&request, &out.out, stop.clone())?;
-            let done = profile::profile(&stage, &Screen::new());
-            if done.is_err() {
-                stage.leave_nothing();
-            }
-            done.map(|()| 0)
+            let mut request =
+                adhoc::request("profile", &[("subject", &subject)], &workload, &setting, &changes)?;
+            request.task = Task::Profile;
+            Screen::new().note(&adhoc::describe(&request.experiment()?));
+            carry_out(&[request], &out, stop)
         }
-        LabCommand::Report { directories, log } => show(&directories, log.log.as_deref()),
-        LabCommand::Rerun { directory, out } => compare_all(&[Request::load(&directory)?], &out, stop),
+        LabCommand::Report { directories, log } => show(&directories, &log),
+        LabCommand::Rerun { directory, out } => carry_out(&[Request::load(&directory)?], &out, stop),
     }
 }
 
@@ -151,14 +151,42 @@ fn check_id(id: &str) -> Result<(), LabError> {
     Err(LabError::usage(format!("--id {id}: expected 1 to 16 lower case letters and digits, a letter first")))
 }
 
-fn compare_all(requests: &[Request], out: &Out, stop: &Stop) -> Result<u8, LabError> {
+fn rates_of_file(file: &ExperimentFile, plan: Plan, out: &Out, stop: &Stop) -> Result<u8, LabError> {
+    let rounds = file.changes.rounds.unwrap_or(1);
+    let mut requests = Request::of_file(&file.experiment, &file.changes, &file.set)?;
+    for request in &mut requests {
+        request.task = Task::Rates { plan: plan.clone(), rounds };
+    }
+    carry_out(&requests, out, stop)
+}
+
+/// Does what each request asks for, one after the other.
+fn carry_out(requests: &[Request], out: &Out, stop: &Stop) -> Result<u8, LabError> {
     let mut code = 0;
     for request in requests {
         let stage = Stage::set(request, &out.out, stop.clone())?;
-        let record = compare(request, &stage, &Screen::new())?;
-        if !record.rounds.is_empty() {
-            code = code.max(conclude(&record, &stage, &stage.experiment.metrics, out)?);
-        }
+        code = code.max(match &request.task {
+            Task::Compare => {
+                let record = compare(request, &stage, &Screen::new())?;
+                if record.rounds.is_empty() {
+                    0
+                } else {
+                    conclude(&record, &stage, &stage.experiment.metrics, out)?
+                }
+            }
+            Task::Rates { plan, rounds } => {
+                let record = rates::run(request, &stage, &Screen::new(), plan, *rounds)?;
+                for sweep in &record.sweeps {
+                    say::result(&rates::describe(sweep));
+                }
+                if record.sweeps.is_empty() { 0 } else { conclude(&record, &stage, &[], out)? }
+            }
+            Task::Profile => {
+                let record = profile::profile(request, &stage, &Screen::new())
+                    .inspect_err(|_| stage.leave_nothing())?;
+                conclude(&record, &stage, &stage.experiment.metrics, out)?
+            }
+        });
         if stop.requested() {
             break;
         }
@@ -166,46 +194,12 @@ fn compare_all(requests: &[Request], out: &Out, stop: &Stop) -> Result<u8, LabEr
     Ok(code)
 }
 
-fn rates_all(requests: &[Request], plan: &Plan, rounds: u32, out: &Out, stop: &Stop) -> Result<u8, LabError> {
-    for request in requests {
-        let stage = Stage::set(request, &out.out, stop.clone())?;
-        let record = rates::run(request, &stage, &Screen::new(), plan, rounds)?;
-        for sweep in &record.sweeps {
-            if sweep.found.is_empty() {
-                let mut text = format!("{}\n", sweep.subject);
-                for point in &sweep.points {
-                    let p99 = point
-                        .latency
-                        .as_ref()
-                        .map_or_else(String::new, |latency| format!(", p99 {:.0} us", latency.p99));
-                    text += &format!(
-                        "  {:>10.0}/s offered, {:>10.0}/s delivered, {:.3} % lost{p99}\n",
-                        point.offered_pps, point.delivered_pps, point.loss_percent
-                    );
-                }
-                say::result(&text);
-            } else {
-                say::result(&rates::describe(&sweep.subject, &sweep.found));
-            }
-        }
-        if !record.sweeps.is_empty() {
-            conclude(&record, &stage, &[], out)?;
-        }
-        if stop.requested() {
-            break;
-        }
-    }
-    Ok(0)
-}
-
 /// Writes the report and says what came out; 1 if nothing did.
 fn conclude(record: &Record, stage: &Stage, further: &[String], out: &Out) -> Result<u8, LabError> {
     report::save(&stage.directory, record).map_err(|error| LabError::failed(error.to_string()))?;
     say::result(&summary(record, further));
     say::result(&format!("record: {}", stage.directory.display()));
-    if let Some(log) = &out.log.log {
-        append_row(record, log)?;
-    }
+    append_row(record, &out.log)?;
     let counted =
         |name: &str| record.rounds.iter().any(|round| round.subject == name && round.voided.is_none());
     let all_counted = record.experiment.subjects.iter().all(|subject| counted(&subject.name));
@@ -245,20 +239,34 @@ fn summary(record: &Record, wanted: &[String]) -> String {
     text
 }
 
-fn append_row(record: &Record, log: &Path) -> Result<(), LabError> {
-    let change = report::Change { change: record.experiment.name.clone(), ..report::Change::default() };
+/// The newest row stands first, under the head of the log's table; a log that is not there yet is begun.
+fn append_row(record: &Record, asked: &Log) -> Result<(), LabError> {
+    const HEAD: &str = "| date | commit | change | workload | predicted | measured A/B ratio (rounds) | verdict |\n\
+                        | --- | --- | --- | --- | --- | --- | --- |\n";
+    let Some(log) = &asked.log else { return Ok(()) };
+    let change = report::Change {
+        change: asked.change.clone().unwrap_or_else(|| record.experiment.name.clone()),
+        predicted: asked.predicted.clone().unwrap_or_default(),
+        decided: None,
+    };
     let Some(row) = report::row(record, &change) else {
         return Err(LabError::usage("--log: a record of one subject has no row"));
     };
-    let mut text = fs::read_to_string(log).unwrap_or_default();
-    if !text.is_empty() && !text.ends_with('\n') {
-        text.push('\n');
-    }
-    text += &format!("{row}\n");
+    let text = match fs::read_to_string(log) {
+        Ok(text) => text,
+        Err(error) if error.kind() == ErrorKind::NotFound => HEAD.to_owned(),
+        Err(error) => return Err(LabError::usage(format!("cannot read {}: {error}", log.display()))),
+    };
+    let text = report::insert_row(&text, &row).ok_or_else(|| {
+        LabError::usage(format!(
+            "{} has no table that begins with \"| date |\": add its head:\n{HEAD}",
+            log.display()
+        ))
+    })?;
     fs::write(log, text).map_err(LabError::io(format!("cannot write {}", log.display())))
 }
 
-fn show(directories: &[std::path::PathBuf], log: Option<&Path>) -> Result<u8, LabError> {
+fn show(directories: &[std::path::PathBuf], log: &Log) -> Result<u8, LabError> {
     let mut records = Vec::new();
     for directory in directories {
         records.push(Record::load(directory).map_err(|error| LabError::usage(error.to_string()))?);
@@ -269,10 +277,11 @@ fn show(directories: &[std::path::PathBuf], log: Option<&Path>) -> Result<u8, La
             report::save(directory, record).map_err(|error| LabError::failed(error.to_string()))?;
         }
         say::result(&summary(record, &[]));
-        if let Some(log) = log {
-            append_row(record, log)?;
-        }
+        append_row(record, log)?;
         return Ok(0);
+    }
+    if log.log.is_some() {
+        return Err(LabError::usage("--log: a row is of one record, name one directory"));
     }
     let comparison = report::compare(&records);
     let page = Path::new("lab-comparison.html");
@@ -316,6 +325,32 @@ mod tests {
     fn the_command_line_is_sound() {
         use clap::CommandFactory;
         Lab::command().debug_assert();
+    }
+
+    #[test]
+    fn a_row_is_put_on_top_of_a_log_that_is_begun_if_need_be() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("log.md");
+        let record = crate::record::tests::record("packets_per_cpu_s", &[(100.0, 100.1, 200.0); 8]);
+        for change in ["first", "second"] {
+            let asked = Log {
+                log: Some(path.clone()),
+                change: Some(change.to_owned()),
+                predicted: Some("1.9".to_owned()),
+            };
+            append_row(&record, &asked).unwrap();
+        }
+        let text = fs::read_to_string(&path).unwrap();
+        let lines: Vec<&str> = text.lines().collect();
+        assert_eq!(lines.len(), 4, "{text}");
+        assert!(lines[0].starts_with("| date |"));
+        assert!(
+            lines[2].contains("| second |") && lines[3].contains("| first |") && lines[3].contains("| 1.9 |")
+        );
+        fs::write(&path, "no table").unwrap();
+        let asked = Log { log: Some(path), ..Log::default() };
+        assert_eq!(append_row(&record, &asked).unwrap_err().exit_code(), 2);
+        assert!(append_row(&record, &Log::default()).is_ok());
     }
 
     #[test]

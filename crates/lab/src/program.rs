@@ -107,6 +107,21 @@ impl Program {
         }
     }
 
+    /// Waits until this program, a perf, has opened its counters, has ended, or `patience` is over: before that it sees
+    /// nothing, and an interrupt would end it without a result.
+    pub(crate) fn await_counters(&mut self, patience: Duration) {
+        let deadline = Instant::now() + patience;
+        let descriptors = format!("/proc/{}/fd", self.pid());
+        let counts = || {
+            fs::read_dir(&descriptors).into_iter().flatten().flatten().any(|entry| {
+                fs::read_link(entry.path()).is_ok_and(|link| link.as_os_str() == "anon_inode:[perf_event]")
+            })
+        };
+        while !counts() && self.ended().is_none() && Instant::now() < deadline {
+            thread::sleep(LOOK);
+        }
+    }
+
     /// The exit status if the program has ended.
     pub(crate) fn ended(&mut self) -> Option<ExitStatus> {
         if self.ended.is_none() {

@@ -43,9 +43,50 @@ pub struct Record {
     /// Rate sweeps and find-max searches.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub sweeps: Vec<Sweep>,
+    /// Syscalls of each subject, the longest first, from a run of its own: tracing slows the subject down.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub syscalls: BTreeMap<String, Vec<Syscall>>,
+    /// Where each subject spent its time, by samples.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub profiles: BTreeMap<String, Profile>,
     /// Stopped before all rounds were done.
     #[serde(default)]
     pub interrupted: bool,
+}
+
+/// One row of a table of syscalls.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Syscall {
+    /// Name without the prefix `sys_`.
+    pub name: String,
+    /// Calls.
+    pub calls: u64,
+    /// Those that failed, `EAGAIN` among them.
+    pub errors: u64,
+    /// Seconds spent in it, those of waiting included.
+    pub seconds: f64,
+}
+
+/// Samples of a subject under load; the flame graph is `flame.svg` beside the record.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Profile {
+    /// Samples taken.
+    pub samples: u64,
+    /// Of those in the kernel, percent.
+    pub kernel_percent: f64,
+    /// The hottest, the hottest first.
+    pub symbols: Vec<Symbol>,
+}
+
+/// A function in which samples fell; what it called is not counted to it.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Symbol {
+    /// Name, demangled.
+    pub name: String,
+    /// Whether it belongs to the kernel.
+    pub kernel: bool,
+    /// Percent of the samples.
+    pub percent: f64,
 }
 
 /// The machine and what was on it.
@@ -247,6 +288,14 @@ impl Round {
     }
 }
 
+impl Syscall {
+    /// Microseconds of one call; 0 without a call.
+    #[must_use]
+    pub fn us_per_call(&self) -> f64 {
+        if self.calls == 0 { 0.0 } else { self.seconds * 1e6 / self.calls as f64 }
+    }
+}
+
 impl Latency {
     /// Named values as plotted, from the lowest percentile on.
     #[must_use]
@@ -408,6 +457,8 @@ pub(crate) mod tests {
             rounds: Vec::new(),
             aa: Vec::new(),
             sweeps: Vec::new(),
+            syscalls: BTreeMap::new(),
+            profiles: BTreeMap::new(),
             interrupted: false,
         };
         for (index, (old, again, new)) in (0..).zip(values) {
@@ -461,6 +512,13 @@ pub(crate) mod tests {
             }],
             found: Vec::new(),
         });
+        record.syscalls.insert(
+            "new".to_owned(),
+            vec![Syscall { name: "sendmmsg".to_owned(), calls: 10, errors: 1, seconds: 0.25 }],
+        );
+        let symbol = Symbol { name: "udp_sendmsg".to_owned(), kernel: true, percent: 12.5 };
+        let profile = Profile { samples: 8, kernel_percent: 75.0, symbols: vec![symbol] };
+        record.profiles.insert("new".to_owned(), profile);
         record.interrupted = true;
         record
     }

@@ -13,6 +13,7 @@ use crate::{
     environment,
     error::LabError,
     experiment::{Experiment, fill::TURNPIKE},
+    run::rates::Plan,
 };
 
 const EXPERIMENT: &str = "experiment.toml";
@@ -27,11 +28,26 @@ pub(crate) struct Request {
     /// Values of the variables at this point.
     pub(crate) point: BTreeMap<String, String>,
     pub(crate) seed: u64,
+    #[serde(default)]
+    pub(crate) task: Task,
     /// As it was typed.
     pub(crate) command: Vec<String>,
     /// The file's text when it ran: it may have changed since.
     #[serde(skip)]
     text: String,
+}
+
+/// What is done with the experiment.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Task {
+    /// Its subjects are compared.
+    #[default]
+    Compare,
+    /// Each subject is offered several rates.
+    Rates { plan: Plan, rounds: u32 },
+    /// Its one subject is looked into.
+    Profile,
 }
 
 /// What the command line says instead of the file.
@@ -92,6 +108,7 @@ impl Request {
                 changes: changes.clone(),
                 point,
                 seed,
+                task: Task::Compare,
                 command: std::env::args().collect(),
                 text: text.clone(),
             })
@@ -205,6 +222,7 @@ fn parse_settings(set: &[String], experiment: &Experiment) -> Result<BTreeMap<St
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::search::Settings;
 
     const TEXT: &str = "
 name = 'x'
@@ -248,9 +266,12 @@ command = 'true {clients}'
     fn a_request_comes_back_as_it_was_kept() {
         let directory = tempfile::tempdir().unwrap();
         let changes = Changes { rounds: Some(7), ..Changes::default() };
-        let request = &Request::of_text(Path::new("x.toml"), TEXT.to_owned(), &changes, &[]).unwrap()[1];
+        let mut requests = Request::of_text(Path::new("x.toml"), TEXT.to_owned(), &changes, &[]).unwrap();
+        let request = &mut requests[1];
+        request.task = Task::Rates { plan: Plan::FindMax(Settings::default()), rounds: 3 };
         request.save(directory.path()).unwrap();
         let again = Request::load(directory.path()).unwrap();
+        assert_eq!(again.task, request.task);
         assert_eq!((again.seed, &again.point), (request.seed, &request.point));
         assert_eq!(again.experiment().unwrap().rounds, 7);
         assert!(Request::load(&directory.path().join("none")).is_err());

@@ -13,7 +13,7 @@
 //! search.found()                                     an interval per goal
 //! ```
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, fmt};
 
 use serde::{Deserialize, Serialize};
 
@@ -98,10 +98,30 @@ pub enum Because {
     Highest,
     /// The lowest rate does not: the true maximum is lower.
     Lowest,
-    /// The generator cannot make a higher rate: the true maximum may be higher.
+    /// The generator cannot make a higher rate, or not evenly: the true maximum may be higher.
     Generator,
     /// It was ended before: the interval may be wide, and rest on short trials.
     Ended,
+}
+
+impl Settings {
+    /// The largest loss that any goal allows, as a ratio.
+    #[must_use]
+    pub fn loosest(&self) -> f64 {
+        self.goals.iter().copied().fold(0.0, f64::max)
+    }
+}
+
+impl fmt::Display for Because {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Narrow => "as narrow as wanted",
+            Self::Highest => "the highest rate tried still keeps it",
+            Self::Lowest => "the lowest rate tried does not keep it",
+            Self::Generator => "the generator was late or could not make more",
+            Self::Ended => "ended before it was certain",
+        })
+    }
 }
 
 /// A search under way.
@@ -110,9 +130,10 @@ pub struct Search {
     settings: Settings,
     phases: Vec<Phase>,
     tried: BTreeMap<u64, Vec<Tried>>,
-    voids: BTreeMap<u64, u32>,
-    /// Lowest rate that the generator cannot make, and what it made instead, if that is known.
-    ceiling: Option<(u64, Option<f64>)>,
+    /// By rate and goal.
+    voids: BTreeMap<(u64, usize), u32>,
+    /// For each goal the lowest rate that the generator cannot make, and what it made instead, if that is known.
+    ceilings: Vec<Option<(u64, Option<f64>)>>,
     trials: usize,
     /// Phases before this one are left behind, even if a later trial makes one of their bounds doubtful.
     phase: usize,
@@ -132,6 +153,8 @@ struct Tried {
     duration_s: f64,
     loss: f64,
     delivered_pps: f64,
+    /// The generator was late, so that datagrams came in bursts: what was lost may be its fault.
+    late: bool,
 }
 
 /// Where the search stands: it stays at a rate until that is decided for this goal in this phase.
@@ -162,12 +185,13 @@ impl Search {
             phase(settings.short_s, 3.0 * settings.short_s, 2.0),
             phase(settings.long_s, settings.sum_s, 1.0),
         ];
+        let ceilings = vec![None; settings.goals.len()];
         Self {
             settings,
             phases,
             tried: BTreeMap::new(),
             voids: BTreeMap::new(),
-            ceiling: None,
+            ceilings,
             trials: 0,
             phase: 0,
             current: None,
@@ -198,6 +222,16 @@ impl Search {
 
     /// The current trial sent and received so many datagrams. Sending much less than wanted makes it void.
     pub fn observe(&mut self, sent: u64, received: u64) {
+        self.take(sent, received, false);
+    }
+
+    /// The same of a trial in which the generator was late. Bursts are harder to bear than an even stream: a goal that
+    /// was kept all the same counts as kept, but one that was not says nothing, and is tried again like a void trial.
+    pub fn observe_late(&mut self, sent: u64, received: u64) {
+        self.take(sent, received, true);
+    }
+
+    fn take(&mut self, sent: u64, received: u64, late: bool) {
         let Some((trial, cursor)) = self.current else { return };
         let wanted = trial.rate_pps as f64 * trial.duration_s;
         // One datagram of grace: at low rates the last one may fall just outside.
@@ -207,9 +241,16 @@ impl Search {
         }
         self.trials += 1;
         let loss = (1.0 - received as f64 / sent as f64).max(0.0);
-        let tried =
-            Tried { duration_s: trial.duration_s, loss, delivered_pps: received as f64 / trial.duration_s };
+        let tried = Tried {
+            duration_s: trial.duration_s,
+            loss,
+            delivered_pps: received as f64 / trial.duration_s,
+            late,
+        };
         self.tried.entry(trial.rate_pps).or_default().push(tried);
+        if late && loss > self.settings.goals[cursor.goal] {
+            self.count_void(trial.rate_pps, cursor.goal, None);
+        }
         self.current = None;
         self.advance(Some(cursor));
     }
@@ -243,7 +284,7 @@ impl Search {
                 .filter(|t| t.loss <= max_loss && t.duration_s >= self.phases[phase].trial_s);
             stats::median(&kept.map(|tried| tried.delivered_pps).collect::<Vec<_>>())
         });
-        let ceiling = self.ceiling.map(|(rate, _)| rate);
+        let ceiling = self.ceilings[goal].map(|(rate, _)| rate);
         let because = match (lower, upper) {
             _ if !decided => Because::Ended,
             (Some(lower), Some(upper)) if narrow(lower, upper, self.phases[phase].width) => Because::Narrow,
@@ -259,12 +300,19 @@ impl Search {
     fn void(&mut self, made_pps: Option<f64>) {
         let Some((trial, cursor)) = self.current.take() else { return };
         self.trials += 1;
-        let voids = self.voids.entry(trial.rate_pps).or_default();
-        *voids += 1;
-        if *voids >= self.settings.max_voids && self.ceiling.is_none_or(|(rate, _)| trial.rate_pps < rate) {
-            self.ceiling = Some((trial.rate_pps, made_pps.filter(|&made| made > 0.0)));
+        for goal in 0..self.settings.goals.len() {
+            self.count_void(trial.rate_pps, goal, made_pps);
         }
         self.advance(Some(cursor));
+    }
+
+    fn count_void(&mut self, rate_pps: u64, goal: usize, made_pps: Option<f64>) {
+        let voids = self.voids.entry((rate_pps, goal)).or_default();
+        *voids += 1;
+        let ceiling = &mut self.ceilings[goal];
+        if *voids >= self.settings.max_voids && ceiling.is_none_or(|(rate, _)| rate_pps < rate) {
+            *ceiling = Some((rate_pps, made_pps.filter(|&made| made > 0.0)));
+        }
     }
 
     /// Sets the next trial, if any: at the cursor while its rate is undecided, else at the next unfinished place.
@@ -289,7 +337,7 @@ impl Search {
 
     /// A rate that the generator cannot make is as good as an upper bound for where to go next.
     fn decided(&self, cursor: &Cursor) -> Option<Bound> {
-        if self.ceiling.is_some_and(|(ceiling, _)| cursor.rate >= ceiling) {
+        if self.ceilings[cursor.goal].is_some_and(|(ceiling, _)| cursor.rate >= ceiling) {
             return Some(Bound::Upper);
         }
         self.classify(cursor.phase, cursor.goal, cursor.rate)
@@ -328,7 +376,7 @@ impl Search {
             (Some(lower), None) => up(lower).max(lower as f64 + 1.0),
             // An overloaded subject still delivers about what it can.
             (None, Some(upper)) if cursor.last.is_none() || phase == 0 => {
-                self.delivered_at(upper).filter(|&rate| rate < down(upper)).unwrap_or(down(upper))
+                self.delivered_at(goal, upper).filter(|&rate| rate < down(upper)).unwrap_or(down(upper))
             }
             (None, Some(upper)) => down(upper),
             (Some(lower), Some(upper)) => {
@@ -357,8 +405,8 @@ impl Search {
     }
 
     /// What came through at a rate that was too high, or what the generator made of it.
-    fn delivered_at(&self, rate: u64) -> Option<f64> {
-        if let Some((_, made)) = self.ceiling.filter(|(ceiling, _)| *ceiling == rate) {
+    fn delivered_at(&self, goal: usize, rate: u64) -> Option<f64> {
+        if let Some((_, made)) = self.ceilings[goal].filter(|(ceiling, _)| *ceiling == rate) {
             return made;
         }
         stats::median(&self.tried.get(&rate)?.iter().map(|tried| tried.delivered_pps).collect::<Vec<_>>())
@@ -377,7 +425,7 @@ impl Search {
     /// The bounds between which to go on: the upper one is what the subject or the generator cannot do.
     fn range(&self, phase: usize, goal: usize) -> (Option<u64>, Option<u64>) {
         let (lower, upper) = self.bounds(phase, goal);
-        let ceiling = self.ceiling.map(|(rate, _)| rate);
+        let ceiling = self.ceilings[goal].map(|(rate, _)| rate);
         (lower, upper.into_iter().chain(ceiling).min())
     }
 
@@ -406,6 +454,7 @@ impl Search {
             trials
                 .iter()
                 .filter(|t| (t.duration_s >= phase.trial_s) == full && (t.loss <= max_loss) == kept)
+                .filter(|t| kept || !t.late)
                 .map(|t| t.duration_s)
                 .sum()
         };

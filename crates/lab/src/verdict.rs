@@ -143,6 +143,8 @@ pub struct Verdict {
     pub estimate: Option<Estimate>,
     /// What the baseline differs from itself.
     pub floor: Option<NoiseFloor>,
+    /// Medians of baseline and subject where zeros leave no ratio at all.
+    pub medians: Option<(f64, f64)>,
 }
 
 /// Judges one metric of one subject by the experiment's rules.
@@ -153,10 +155,18 @@ pub fn judge(record: &Record, subject: &str, metric: &str) -> Verdict {
     let ratios = stats::log_ratios(record.pairs(subject, metric));
     let floor = NoiseFloor::new(&stats::log_ratios(record.aa_pairs(metric)).values, record.seed);
     let estimate = Estimate::new(&ratios.values, record.seed);
+    let pairs = record.pairs(subject, metric);
+    let medians = if ratios.values.is_empty() { medians(&pairs) } else { None };
 
     let mut reasons = reasons_of_void(record, subject, rules, ratios.values.len());
     reasons.extend(reasons_of_data(record, subject, metric, &ratios, floor.is_some()));
+    // Zeros have no ratio, but need none: rounds that agree in a sign test speak for themselves.
+    let zeros = match reasons[..] {
+        [Reason::NoRatio { .. }] => weigh_zeros(&pairs, &record.aa_pairs(metric), metric::direction(metric)),
+        _ => None,
+    };
     let outcome = match estimate {
+        _ if let Some(outcome) = zeros => outcome,
         Some(estimate) if reasons.is_empty() => {
             weigh(&estimate, floor.as_ref(), rules, metric::direction(metric))
         }
@@ -165,7 +175,15 @@ pub fn judge(record: &Record, subject: &str, metric: &str) -> Verdict {
             Outcome::CannotTell { reasons, rounds }
         }
     };
-    Verdict { metric: metric.to_owned(), subject: subject.to_owned(), baseline, outcome, estimate, floor }
+    Verdict {
+        metric: metric.to_owned(),
+        subject: subject.to_owned(),
+        baseline,
+        outcome,
+        estimate,
+        floor,
+        medians,
+    }
 }
 
 impl Verdict {
@@ -241,7 +259,18 @@ impl fmt::Display for Verdict {
     /// `faster: packets_per_cpu_s is 1.520 times that of old (95 % interval 1.410 to 1.660, 10 rounds, …)`
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} against {}: {}", self.subject, self.baseline, self.outcome)?;
-        let Some(estimate) = &self.estimate else { return Ok(()) };
+        let Some(estimate) = &self.estimate else {
+            let Some((before, after)) = self.medians else { return Ok(()) };
+            let show = |value| metric::show(&self.metric, value);
+            return write!(
+                f,
+                "; {} is {}, and {} with {}",
+                self.metric,
+                show(after),
+                show(before),
+                self.baseline
+            );
+        };
         let interval = estimate.interval();
         write!(f, "; {} is {:.3} times as high", self.metric, estimate.ratio())?;
         if estimate.rounds > 1 {
@@ -286,6 +315,31 @@ fn weigh(estimate: &Estimate, floor: Option<&NoiseFloor>, rules: &Rules, better:
     let reasons = vec![reason];
     let rounds = rounds_that_help(&reasons, Some(estimate), floor, rules);
     Outcome::CannotTell { reasons, rounds }
+}
+
+/// A verdict without ratios: every round has a zero on the same side (a sign test, so six rounds at least), or on both.
+/// The baseline must not differ from itself in this respect. `None` where the rounds disagree.
+fn weigh_zeros(pairs: &[(f64, f64)], floor: &[(f64, f64)], better: Direction) -> Option<Outcome> {
+    let (before, after) = pairs.first()?;
+    let like_the_first =
+        |(a, b): &(f64, f64)| (*a == 0.0) == (*before == 0.0) && (*b == 0.0) == (*after == 0.0);
+    let steady =
+        floor.iter().all(|(a, b)| (*a == 0.0) == (*before == 0.0) && (*b == 0.0) == (*before == 0.0));
+    if !steady || !pairs.iter().all(like_the_first) {
+        return None;
+    }
+    match (*before == 0.0, *after == 0.0) {
+        (true, true) => Some(Outcome::NoDifference),
+        (zero_before, _) if pairs.len() >= stats::ROUNDS_FOR_95_PERCENT => {
+            Some(outcome_of(zero_before, better))
+        }
+        _ => None,
+    }
+}
+
+fn medians(pairs: &[(f64, f64)]) -> Option<(f64, f64)> {
+    let (before, after): (Vec<f64>, Vec<f64>) = pairs.iter().copied().unzip();
+    Some((stats::median(&before)?, stats::median(&after)?))
 }
 
 fn outcome_of(higher: bool, better: Direction) -> Outcome {
@@ -373,11 +427,19 @@ fn reasons_of_data(
         return vec![Reason::NotMeasured { not_supported }];
     }
     // At least one round, whatever the rules say: there is no median of nothing.
-    if have < rules.min_rounds.max(1) as usize {
+    let need = rules.min_rounds.max(1);
+    if have == 0 && ratios.unusable >= need as usize {
+        reasons.push(Reason::NoRatio { rounds: ratios.unusable });
+        if rules.need_noise_floor && record.aa_pairs(metric).is_empty() {
+            reasons.push(Reason::NoNoiseFloor);
+        }
+        return reasons;
+    }
+    if have < need as usize {
         if ratios.unusable > 0 {
             reasons.push(Reason::NoRatio { rounds: ratios.unusable });
         }
-        reasons.push(Reason::TooFewRounds { have, need: rules.min_rounds.max(1) });
+        reasons.push(Reason::TooFewRounds { have, need });
     }
     if rules.need_noise_floor && !floor {
         reasons.push(Reason::NoNoiseFloor);

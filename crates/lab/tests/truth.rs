@@ -95,6 +95,8 @@ fn experiment_on(mut machine: Machine, seed: u64, speed: f64, rounds: u32, slots
         rounds: Vec::new(),
         aa: Vec::new(),
         sweeps: Vec::new(),
+        syscalls: Default::default(),
+        profiles: Default::default(),
         interrupted: false,
     };
     for slot in slots {

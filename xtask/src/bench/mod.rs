@@ -20,7 +20,7 @@ use std::{
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
-pub(crate) use self::options::Command;
+pub(crate) use self::{machine::repository, options::Command};
 use self::{
     netns::Network,
     options::Options,

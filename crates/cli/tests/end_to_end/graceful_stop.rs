@@ -1,9 +1,13 @@
 //! SIGTERM: no new allocations, existing ones relay on until they are deleted or the deadline is over; a second signal
 //! ends at once.
 
-use std::time::{Duration, Instant};
+use std::{
+    io::{BufRead, BufReader},
+    process::{Command, Stdio},
+    time::{Duration, Instant},
+};
 
-use super::harness::{Load, Program, Reflect, SOON, Serve, USER, V4, eventually};
+use super::harness::{Load, Program, Reflect, SOON, Serve, USER, V4, eventually, turnpike};
 
 const CLIENTS: &str = "4";
 
@@ -99,4 +103,21 @@ fn the_deadline_ends_the_sessions() {
     assert!(began.elapsed() < Duration::from_secs(15), "{:?}", began.elapsed());
     assert_eq!(ended.code, Some(0), "{}", ended.output());
     assert!(ended.stderr.contains("server stopped"), "{}", ended.stderr);
+}
+
+/// A log pipe that breaks costs the log, not the sessions.
+#[test]
+fn a_server_outlives_the_reader_of_its_log() {
+    let mut command = turnpike(&["serve", "--listen", "127.0.0.1:0", "--admin", "off", "--user", "a:b"]);
+    let mut server =
+        command.stdin(Stdio::null()).stderr(Stdio::piped()).spawn().expect("the binary is there");
+    let log = BufReader::new(server.stderr.take().expect("piped above"));
+    // The reader goes with the iterator.
+    let started = log.lines().map_while(Result::ok).any(|line| line.contains("no admin page"));
+    for signal in ["-HUP", "-TERM"] {
+        let sent = Command::new("kill").args([signal, &server.id().to_string()]).status();
+        assert!(sent.is_ok_and(|status| status.success()), "it ended by itself");
+    }
+    let code = eventually("the server stops", || server.try_wait().expect("our own child"));
+    assert!(started && code.success(), "{code}");
 }

@@ -5,7 +5,7 @@ pub(crate) mod fill;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    env,
+    env, fmt,
     path::{Path, PathBuf},
     thread,
 };
@@ -492,6 +492,25 @@ impl Ready {
             .into_iter()
             .flatten()
             .count()
+    }
+}
+
+impl fmt::Display for Ready {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let probes = [
+            (&self.stun, "answers STUN"),
+            (&self.tcp, "accepts TCP"),
+            (&self.http, "answers HTTP"),
+            (&self.log, "is in its output"),
+            (&self.udp_port, "is bound as UDP port"),
+            (&self.tcp_port, "listens as TCP port"),
+        ];
+        for (value, does) in probes {
+            if let Some(value) = value {
+                write!(f, "ready when {value} {does}")?;
+            }
+        }
+        Ok(())
     }
 }
 

@@ -4,29 +4,22 @@
 use std::{
     fs,
     path::{Path, PathBuf},
+    thread,
     time::{Duration, Instant},
 };
-
-use serde::{Deserialize, Serialize};
 
 use crate::{
     error::LabError,
     program::{Launch, Program},
+    record::Syscall,
     tools::{self, words},
 };
 
 /// For the tracer to write its summary.
 const PATIENCE: Duration = Duration::from_secs(10);
-
-/// One row of the table.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Syscall {
-    pub(crate) name: String,
-    pub(crate) calls: u64,
-    pub(crate) errors: u64,
-    /// Seconds spent in it, those of waiting included.
-    pub(crate) seconds: f64,
-}
+/// For the tracer to attach; perf loads the kernel's type information first.
+pub(crate) const ATTACH: Duration = Duration::from_secs(5);
+const LOOK: Duration = Duration::from_millis(5);
 
 /// A tracer at work.
 pub(crate) struct Tracing {
@@ -57,13 +50,25 @@ impl Tracing {
             Tool::PerfTrace => vec!["-p".to_owned(), pids.join(",")],
             Tool::Strace => pids.iter().flat_map(|pid| ["-p".to_owned(), pid.clone()]).collect(),
         });
-        let tracer = Program::start(&Launch {
+        let mut tracer = Program::start(&Launch {
             name: "the tracer".to_owned(),
             command,
             mark: mark.to_owned(),
             log: directory.join("syscalls.log"),
             ..Launch::default()
         })?;
+        match tool {
+            Tool::PerfTrace => tracer.await_counters(ATTACH),
+            Tool::Strace => {
+                let deadline = Instant::now() + ATTACH;
+                while !pids.iter().all(|pid| is_traced(pid))
+                    && tracer.ended().is_none()
+                    && Instant::now() < deadline
+                {
+                    thread::sleep(LOOK);
+                }
+            }
+        }
         Ok(Some(Self { tracer, tool, result }))
     }
 
@@ -79,6 +84,12 @@ impl Tracing {
         table.sort_by(|a, b| b.seconds.total_cmp(&a.seconds));
         table
     }
+}
+
+fn is_traced(pid: &str) -> bool {
+    fs::read_to_string(format!("/proc/{pid}/status")).is_ok_and(|status| {
+        status.lines().any(|line| line.starts_with("TracerPid:") && !line.ends_with("\t0"))
+    })
 }
 
 /// perf costs less; it needs tracepoints, which containers and user namespaces often have not.
@@ -149,10 +160,13 @@ pub(crate) fn describe(table: &[Syscall], limit: usize) -> String {
     let mut text =
         format!("{:<20} {:>12} {:>10} {:>12} {:>10}\n", "syscall", "calls", "errors", "seconds", "us/call");
     for row in table.iter().take(limit) {
-        let each = if row.calls == 0 { 0.0 } else { row.seconds * 1e6 / row.calls as f64 };
         text += &format!(
-            "{:<20} {:>12} {:>10} {:>12.6} {each:>10.2}\n",
-            row.name, row.calls, row.errors, row.seconds
+            "{:<20} {:>12} {:>10} {:>12.6} {:>10.2}\n",
+            row.name,
+            row.calls,
+            row.errors,
+            row.seconds,
+            row.us_per_call()
         );
     }
     text

@@ -2,6 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use crate::record::{Profile, Symbol};
+
 /// The mark of a kernel frame.
 const KERNEL: &str = "_[k]";
 
@@ -37,6 +39,21 @@ impl Folded {
         }
     }
 
+    /// The hottest `rows` symbols, for the record.
+    pub(crate) fn profile(&self, rows: usize) -> Profile {
+        let symbols = self.hottest().take(rows).map(|leaf| {
+            let (name, side) = side(leaf);
+            Symbol { name: name.to_owned(), kernel: side == "kernel", percent: self.percent(leaf) }
+        });
+        Profile { samples: self.samples(), kernel_percent: self.kernel_percent(), symbols: symbols.collect() }
+    }
+
+    fn hottest(&self) -> impl Iterator<Item = &String> {
+        let mut leaves: Vec<&String> = self.leaves.keys().collect();
+        leaves.sort_by(|a, b| self.percent(b).total_cmp(&self.percent(a)));
+        leaves.into_iter()
+    }
+
     fn kernel_percent(&self) -> f64 {
         self.leaves.keys().filter(|leaf| leaf.ends_with(KERNEL)).map(|leaf| self.percent(leaf)).sum()
     }
@@ -46,9 +63,7 @@ impl Folded {
         let kernel = self.kernel_percent();
         let mut text =
             format!("{} samples: {:.1} % user, {kernel:.1} % kernel\n", self.samples(), 100.0 - kernel);
-        let mut leaves: Vec<&String> = self.leaves.keys().collect();
-        leaves.sort_by(|a, b| self.percent(b).total_cmp(&self.percent(a)));
-        for leaf in leaves.into_iter().take(rows) {
+        for leaf in self.hottest().take(rows) {
             let (name, side) = side(leaf);
             text += &format!("{:>6.2} %  {side:<6}  {name}\n", self.percent(leaf));
         }

@@ -1,5 +1,5 @@
 //! Where the time goes: a flame graph of the subject under load, its hottest symbols in user space and kernel, and its
-//! syscalls. Build the subject with frame pointers (`cargo build --profile profiling`) for whole stacks.
+//! syscalls. Build the subject with frame pointers (`cargo profiling`) for whole stacks.
 
 mod folded;
 
@@ -19,8 +19,9 @@ use crate::{
     error::LabError,
     probe::syscalls,
     program::{Launch, Program},
-    record::Round,
-    run::{compare::Stage, halt::Halt},
+    record::{Record, Round},
+    request::Request,
+    run::{compare::Stage, halt::Halt, session::prolong},
     say,
     tools::{self, words},
 };
@@ -36,9 +37,11 @@ const ROWS: usize = 20;
 const STACKS: &str = "stacks.folded";
 const FLAME: &str = "flame.svg";
 
-/// Profiles the stage's only subject; the files are in its directory.
-pub(crate) fn profile(stage: &Stage, screen: &say::Screen) -> Result<(), LabError> {
+/// Profiles the stage's only subject; files and record are in its directory.
+pub(crate) fn profile(request: &Request, stage: &Stage, screen: &say::Screen) -> Result<Record, LabError> {
     tools::require("perf", "to take a profile")?;
+    let mut kept = stage.record(request)?;
+    kept.experiment.rounds = 1;
     let bench = stage.bench();
     let service = stage
         .experiment
@@ -53,7 +56,7 @@ pub(crate) fn profile(stage: &Stage, screen: &say::Screen) -> Result<(), LabErro
         session.discard_first()?;
         session.measure_with(
             stage.window(),
-            |_| {},
+            |variables| prolong(variables, stage.window()),
             &mut round,
             |pids| Ok(record(pids, &mark, &data, &stage.scratch)?),
             finish,
@@ -78,18 +81,23 @@ pub(crate) fn profile(stage: &Stage, screen: &say::Screen) -> Result<(), LabErro
     });
     let table = match traced {
         Ok(Some(table)) => {
-            let json = serde_json::to_string_pretty(&table).unwrap_or_default();
-            write(&stage.directory.join("syscalls.json"), &json)?;
-            syscalls::describe(&table, ROWS)
+            let text = syscalls::describe(&table, ROWS);
+            kept.syscalls.insert(service.name.clone(), table);
+            text
         }
         Ok(None) => "not supported: neither `perf trace` nor `strace` works here\n".to_owned(),
         Err(halt) => format!("not measured: {}\n", halt.into_error()),
     };
     let text = format!("{}\nsyscalls\n{table}", stacks.describe(ROWS));
     write(&stage.directory.join("profile.txt"), &text)?;
+    kept.profiles.insert(service.name.clone(), stacks.profile(2 * ROWS));
+    round.notes.push("measured while perf took samples".to_owned());
+    round.voided = kept.experiment.limits.check(&round);
+    kept.rounds.push(round);
+    kept.save(&stage.directory).map_err(|error| LabError::failed(error.to_string()))?;
     screen.done();
     say::result(&format!("{text}\nflame graph: {}", stage.directory.join(FLAME).display()));
-    Ok(())
+    Ok(kept)
 }
 
 /// What differs between two profiles: a flame graph coloured by the difference, and a table.
@@ -137,13 +145,15 @@ fn record(pids: &[u32], mark: &str, data: &Path, directory: &Path) -> Result<Pro
         "-o",
     ]);
     command.push(data.display().to_string());
-    Program::start(&Launch {
+    let mut perf = Program::start(&Launch {
         name: "perf record".to_owned(),
         command,
         mark: mark.to_owned(),
         log: directory.join("perf-record.log"),
         ..Launch::default()
-    })
+    })?;
+    perf.await_counters(syscalls::ATTACH);
+    Ok(perf)
 }
 
 fn finish(mut perf: Program) {

@@ -5,8 +5,7 @@ use std::fmt::Write as _;
 use super::plots::{self, Curve, Ratio};
 use super::{other_verdicts, verdicts};
 use crate::metric::{self, Direction};
-use crate::record::{Record, Round};
-use crate::search::Because;
+use crate::record::{Profile, Record, Round, Syscall};
 use crate::stats;
 use crate::verdict::{Outcome, Verdict};
 
@@ -14,10 +13,14 @@ const STYLE: &str = "
 body { font: 15px/1.45 system-ui, sans-serif; max-width: 66rem; margin: 2rem auto; padding: 0 1rem; color: #222; background: #fff }
 h1 { font-size: 1.5rem } h2 { font-size: 1.15rem; margin-top: 2rem }
 table { border-collapse: collapse; margin: .5rem 0 } th, td { border: 1px solid #ccc; padding: .15rem .5rem; text-align: left }
-td.n { text-align: right; font-variant-numeric: tabular-nums } tr.void { color: #999 }
+td.n { text-align: right; white-space: nowrap; font-variant-numeric: tabular-nums } tr.void { color: #999 }
 p.verdict { font-size: 1.1rem; padding: .6rem .9rem; border-left: .4rem solid #999; background: #f5f5f5 }
 p.faster { border-color: #009e73 } p.slower { border-color: #d55e00 } p.none { border-color: #0072b2 }
-div.wide { overflow-x: auto } svg { max-width: 100%; height: auto } code { overflow-wrap: anywhere }";
+div.wide { overflow-x: auto } svg { max-width: 100%; height: auto } details { margin-top: 1rem } summary { font-size: 1.15rem; font-weight: bold; cursor: pointer } code { overflow-wrap: anywhere }";
+
+/// How to read the plot of ratios.
+const RATIOS: &str = "<p>Median of the paired ratios with its interval; the grey band is what the baseline differs from \
+itself. ↑: higher is better, ↓: lower is better. Green is shown to be better, orange to be worse, grey is not shown.</p>";
 
 /// The whole report of a record, as HTML.
 #[must_use]
@@ -35,7 +38,7 @@ pub fn page(record: &Record) -> String {
         let class = class(&verdict.outcome);
         push(&mut body, format_args!("<p class=\"verdict {class}\">{}</p>\n", escape(&verdict.to_string())));
     }
-    if deciding.is_empty() {
+    if deciding.is_empty() && record.sweeps.is_empty() {
         body += "<p class=\"verdict\">Only one subject: nothing to compare.</p>\n";
     }
 
@@ -44,8 +47,16 @@ pub fn page(record: &Record) -> String {
         .zip(deciding)
         .flat_map(|(subject, first)| std::iter::once(first).chain(other_verdicts(record, subject)))
         .collect();
-    section(&mut body, "Ratios", &plots::ratios(&ratio_rows(record, &judged)));
-    section(&mut body, "Metrics", &metrics_table(record, &judged));
+    let is_telling = |verdict: &&Verdict| {
+        metric::direction(&verdict.metric) != Direction::Neither || verdict.metric == experiment.metric
+    };
+    let (telling, counters): (Vec<&Verdict>, Vec<&Verdict>) = judged.iter().partition(is_telling);
+    let ratios = plots::ratios(&ratio_rows(record, &telling));
+    if !ratios.is_empty() {
+        section(&mut body, "Ratios", &format!("{RATIOS}\n{ratios}"));
+    }
+    section(&mut body, "Metrics", &metrics_table(record, &telling));
+    folded(&mut body, "Counters", &metrics_table(record, &counters));
     let title = format!("Rounds: {}", experiment.metric);
     section(&mut body, &title, &plots::rounds(record, &experiment.metric));
     section(&mut body, "Latency", &plots::latency(record));
@@ -53,10 +64,16 @@ pub fn page(record: &Record) -> String {
     section(&mut body, "Delivered over offered", &plots::sweeps(record, Curve::Delivered));
     section(&mut body, "Loss over offered", &plots::sweeps(record, Curve::Loss));
     section(&mut body, "Latency p99 over offered", &plots::sweeps(record, Curve::LatencyP99));
+    for (subject, profile) in &record.profiles {
+        section(&mut body, &format!("Hottest symbols of {subject}"), &symbols_table(profile));
+    }
+    for (subject, syscalls) in &record.syscalls {
+        section(&mut body, &format!("Syscalls of {subject}"), &syscalls_table(syscalls));
+    }
     section(&mut body, "Experiment", &experiment_table(record));
     section(&mut body, "Environment", &environment_table(record));
-    section(&mut body, "Raw rounds", &rounds_table(record, &record.rounds));
-    section(&mut body, "Raw rounds of the baseline against itself", &rounds_table(record, &record.aa));
+    folded(&mut body, "Raw rounds", &rounds_table(record, &record.rounds));
+    folded(&mut body, "Raw rounds of the baseline against itself", &rounds_table(record, &record.aa));
     document(&experiment.name, &body)
 }
 
@@ -73,6 +90,19 @@ pub(super) fn document(title: &str, body: &str) -> String {
 pub(super) fn section(body: &mut String, title: &str, content: &str) {
     if !content.is_empty() {
         push(body, format_args!("<h2>{}</h2>\n<div class=\"wide\">{content}</div>\n", escape(title)));
+    }
+}
+
+/// The same, shown only when asked for.
+fn folded(body: &mut String, title: &str, content: &str) {
+    if !content.is_empty() {
+        push(
+            body,
+            format_args!(
+                "<details><summary>{}</summary>\n<div class=\"wide\">{content}</div></details>\n",
+                escape(title)
+            ),
+        );
     }
 }
 
@@ -125,22 +155,23 @@ pub(super) fn class(outcome: &Outcome) -> &'static str {
     }
 }
 
-fn ratio_rows(record: &Record, judged: &[Verdict]) -> Vec<Ratio> {
+fn ratio_rows(record: &Record, judged: &[&Verdict]) -> Vec<Ratio> {
     let several = record.candidates().count() > 1;
     judged
         .iter()
         .filter_map(|verdict| {
-            let label = if several {
-                format!("{}: {}", verdict.subject, verdict.metric)
-            } else {
-                verdict.metric.clone()
+            let subject = if several { format!("{}: ", verdict.subject) } else { String::new() };
+            let better = match metric::direction(&verdict.metric) {
+                Direction::Higher => " ↑",
+                Direction::Lower => " ↓",
+                Direction::Neither => "",
             };
-            Ratio::of(label, verdict)
+            Ratio::of(format!("{subject}{}{better}", verdict.metric), verdict)
         })
         .collect()
 }
 
-fn metrics_table(record: &Record, judged: &[Verdict]) -> String {
+fn metrics_table(record: &Record, judged: &[&Verdict]) -> String {
     let rows: Vec<Vec<String>> = judged
         .iter()
         .map(|verdict| {
@@ -176,7 +207,7 @@ fn metrics_table(record: &Record, judged: &[Verdict]) -> String {
                 interval,
                 effect.map_or_else(|| "–".to_owned(), |size| format!("{size:.1}")),
                 verdict.floor.map_or_else(|| "–".to_owned(), |floor| format!("±{:.1} %", floor.percent())),
-                verdict.outcome.to_string(),
+                in_short(&verdict.outcome),
             ]
         })
         .collect();
@@ -197,6 +228,16 @@ fn metrics_table(record: &Record, judged: &[Verdict]) -> String {
     table(&head, &rows)
 }
 
+/// Without the reasons that more rounds would cure: those stand on top, once.
+fn in_short(outcome: &Outcome) -> String {
+    match outcome {
+        Outcome::CannotTell { rounds: Some(rounds), .. } => {
+            format!("{}, needs about {rounds} rounds", outcome.word())
+        }
+        _ => outcome.to_string(),
+    }
+}
+
 fn absent(record: &Record, subject: &str, metric: &str) -> String {
     let unsupported = record.rounds.iter().any(|r| r.subject == subject && r.not_supported.contains(metric));
     if unsupported { "not supported" } else { "–" }.to_owned()
@@ -215,18 +256,49 @@ fn found_table(record: &Record) -> String {
                 rate(found.lower_pps),
                 rate(found.upper_pps),
                 found.delivered_pps.map_or_else(|| "–".to_owned(), |pps| format!("{pps:.0}")),
-                match found.because {
-                    Because::Narrow => "as narrow as wanted",
-                    Because::Highest => "the highest rate tried still keeps it",
-                    Because::Lowest => "the lowest rate tried does not keep it",
-                    Because::Generator => "the generator cannot make more",
-                    Because::Ended => "ended before it was certain",
-                }
-                .to_owned(),
+                found.because.to_string(),
             ]
         })
         .collect();
     table(&["subject", "loss at most", "keeps it, /s", "does not, /s", "delivered, /s", "because"], &rows)
+}
+
+fn symbols_table(profile: &Profile) -> String {
+    let rows: Vec<Vec<String>> = profile
+        .symbols
+        .iter()
+        .map(|symbol| {
+            let side = if symbol.kernel { "kernel" } else { "user" };
+            vec![format!("{:.2} %", symbol.percent), side.to_owned(), symbol.name.clone()]
+        })
+        .collect();
+    format!(
+        "<p>{} samples, {:.1} % in the kernel; <a href=\"flame.svg\">flame graph</a>.</p>\n{}",
+        profile.samples,
+        profile.kernel_percent,
+        table(&["samples", "side", "symbol"], &rows)
+    )
+}
+
+fn syscalls_table(syscalls: &[Syscall]) -> String {
+    let rows: Vec<Vec<String>> = syscalls
+        .iter()
+        .map(|row| {
+            vec![
+                row.name.clone(),
+                row.calls.to_string(),
+                row.errors.to_string(),
+                format!("{:.6}", row.seconds),
+                format!("{:.2}", row.us_per_call()),
+            ]
+        })
+        .collect();
+    if rows.is_empty() {
+        return String::new();
+    }
+    let note =
+        "<p>From a run of its own under a tracer, which slows the subject down; waiting is counted.</p>\n";
+    note.to_owned() + &table(&["syscall", "calls", "errors", "seconds", "µs a call"], &rows)
 }
 
 fn experiment_table(record: &Record) -> String {
@@ -330,8 +402,8 @@ fn rounds_table(record: &Record, rounds: &[Round]) -> String {
 mod tests {
     use super::*;
     use crate::record::tests::{Dir, record};
-    use crate::record::{Latency, Sweep, SweepPoint};
-    use crate::search::Found;
+    use crate::record::{Latency, Sweep, SweepPoint, Symbol};
+    use crate::search::{Because, Found};
     use crate::void::Void;
 
     fn full() -> Record {
@@ -375,7 +447,29 @@ mod tests {
                 found: vec![found.clone()],
             });
         }
+        record.syscalls.insert(
+            "new".to_owned(),
+            vec![Syscall { name: "sendmmsg".to_owned(), calls: 1234, errors: 9, seconds: 0.617 }],
+        );
+        let symbol = Symbol { name: "udp_sendmsg<T>".to_owned(), kernel: true, percent: 12.5 };
         record
+            .profiles
+            .insert("new".to_owned(), Profile { samples: 4321, kernel_percent: 80.0, symbols: vec![symbol] });
+        record
+    }
+
+    #[test]
+    fn syscalls_and_hot_symbols_stand_in_the_page() {
+        let html = page(&full());
+        for text in [
+            "Syscalls of new",
+            "<td>sendmmsg</td><td class=\"n\">1234</td><td class=\"n\">9</td>",
+            "<td class=\"n\">500.00</td>",
+            "4321 samples, 80.0 % in the kernel",
+            "<td>kernel</td><td>udp_sendmsg&lt;T&gt;</td>",
+        ] {
+            assert!(html.contains(text), "{text} is missing");
+        }
     }
 
     fn plots(html: &str) -> usize {

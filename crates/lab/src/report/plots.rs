@@ -8,11 +8,13 @@ use plotters::prelude::*;
 use crate::metric;
 use crate::record::{Record, Sweep};
 use crate::stats;
-use crate::verdict::Verdict;
+use crate::verdict::{Outcome, Verdict};
 
 type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 type Drawn = Result<(), Box<dyn std::error::Error>>;
 
+/// Ratio at which the plot of ratios ends, unless the deciding metric goes farther; beyond, dots stand at the edge.
+const FARTHEST: f64 = 4.0;
 const WIDTH: u32 = 760;
 const HEIGHT: u32 = 320;
 const FONT: (&str, i32) = ("sans-serif", 13);
@@ -35,6 +37,8 @@ pub(super) struct Ratio {
     pub high: f64,
     /// Half of the band around 1 that means nothing, as a logarithm.
     pub floor: Option<f64>,
+    /// Whether the difference is shown, and is for the better.
+    pub better: Option<bool>,
 }
 
 impl Ratio {
@@ -42,7 +46,12 @@ impl Ratio {
         let estimate = verdict.estimate?;
         let interval = estimate.interval();
         let floor = verdict.floor.map(|floor| floor.level);
-        Some(Self { label, ratio: estimate.ratio(), low: interval.low, high: interval.high, floor })
+        let better = match verdict.outcome {
+            Outcome::Faster => Some(true),
+            Outcome::Slower => Some(false),
+            _ => None,
+        };
+        Some(Self { label, ratio: estimate.ratio(), low: interval.low, high: interval.high, floor, better })
     }
 }
 
@@ -56,6 +65,8 @@ pub(super) fn ratios(rows: &[Ratio]) -> String {
         let floor = |row: &Ratio| row.floor.unwrap_or(0.0);
         let low = rows.iter().map(|row| row.low.min((-floor(row)).exp())).fold(0.98, f64::min);
         let high = rows.iter().map(|row| row.high.max(floor(row).exp())).fold(1.02, f64::max);
+        // One wild metric must not press all others onto the line.
+        let (low, high) = (low.max(rows[0].low.min(FARTHEST.recip())), high.min(rows[0].high.max(FARTHEST)));
         let (low, high) = (low / (high / low).powf(0.05), high * (high / low).powf(0.05));
         let last = rows.len() - 1;
         let mut chart = ChartBuilder::on(area)
@@ -86,14 +97,21 @@ pub(super) fn ratios(rows: &[Ratio]) -> String {
             let place = last - i;
             let middle = SegmentValue::CenterOf(place);
             if let Some(floor) = row.floor {
-                let band = [((-floor).exp(), SegmentValue::Exact(place)), (floor.exp(), after(place, last))];
+                let (from, to) = ((-floor).exp().max(low), floor.exp().min(high));
+                let band = [(from, SegmentValue::Exact(place)), (to, after(place, last))];
                 chart.draw_series([Rectangle::new(band, BLACK.mix(0.08).filled())])?;
             }
+            let inside = |ratio: f64| ratio.clamp(low, high);
+            let colour = match row.better {
+                Some(true) => COLOURS[2],
+                Some(false) => COLOURS[1],
+                None => RGBColor(120, 120, 120),
+            };
             chart.draw_series([PathElement::new(
-                vec![(row.low, middle.clone()), (row.high, middle.clone())],
-                COLOURS[0].stroke_width(3),
+                vec![(inside(row.low), middle.clone()), (inside(row.high), middle.clone())],
+                colour.stroke_width(3),
             )])?;
-            chart.draw_series([Circle::new((row.ratio, middle), 5, COLOURS[0].filled())])?;
+            chart.draw_series([Circle::new((inside(row.ratio), middle), 5, colour.filled())])?;
         }
         chart.draw_series([PathElement::new(
             vec![(1.0, SegmentValue::Exact(0)), (1.0, SegmentValue::Last)],

@@ -124,6 +124,8 @@ impl Stage {
             rounds: Vec::new(),
             aa: Vec::new(),
             sweeps: Vec::new(),
+            syscalls: Default::default(),
+            profiles: Default::default(),
             interrupted: false,
         })
     }
@@ -274,14 +276,12 @@ impl Comparison<'_> {
                     continue;
                 }
             };
-            let path = self.stage.directory.join(format!("syscalls-{}.json", service.name));
-            let json = serde_json::to_string_pretty(&table).unwrap_or_default();
-            fs::write(&path, json).map_err(LabError::io(format!("cannot write {}", path.display())))?;
             crate::say::result(&format!(
                 "\nsyscalls of {}\n{}",
                 service.name,
                 syscalls::describe(&table, 12)
             ));
+            record.syscalls.insert(service.name.clone(), table);
         }
         Ok(())
     }
@@ -330,6 +330,8 @@ mod tests {
             rounds,
             aa: Vec::new(),
             sweeps: Vec::new(),
+            syscalls: Default::default(),
+            profiles: Default::default(),
             interrupted: false,
         }
     }

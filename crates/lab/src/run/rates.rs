@@ -1,6 +1,8 @@
 //! What a subject does at several offered rates: a sweep over given ones, and the search for the highest that it bears.
 //! One start of the subject serves all trials of a round, and its first run is thrown away as ever.
 
+use serde::{Deserialize, Serialize};
+
 use super::{
     compare::Stage,
     halt::Halt,
@@ -14,7 +16,8 @@ use crate::{
     record::{Record, Round, Sweep, SweepPoint},
     request::Request,
     say::Screen,
-    search::{Found, Search, Settings, Trial},
+    search::{Search, Settings, Trial},
+    void::Void,
 };
 
 /// The metric that a search gives, for a loss goal as a ratio: `find_max_0.1_pps`.
@@ -24,14 +27,15 @@ fn metric_of(goal: f64) -> String {
     format!("find_max_{percent}_pps")
 }
 
-/// Void trials in a row that are no matter of the rate: three rates given up.
-const HOPELESS: u32 = 9;
+/// Void trials in a row that are no matter of the rate: six rates given up, the last a 32nd of the first.
+const HOPELESS: u32 = 18;
 
 /// Percent of the highest rate at which latency is measured.
 const LATENCY_AT: [u32; 3] = [30, 60, 80];
 
 /// What to do with each subject in each round.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub(crate) enum Plan {
     /// Offer each of these rates, datagrams a second.
     Sweep(Vec<u64>),
@@ -51,7 +55,7 @@ pub(crate) fn run(
     if stage.variables.get(variable).is_none() {
         stage.leave_nothing();
         return Err(LabError::usage(format!(
-            "the workload has no variable {{{variable}}} to set the rate by: give it one under [vars], or name it with workload.rate"
+            "the workload has no variable {{{variable}}} to set the rate by: give it one under [vars], or name it with workload.rate, as experiments/relay-rate.toml does"
         )));
     }
     let mut record = stage.record(request)?;
@@ -141,7 +145,7 @@ impl Rates<'_> {
             }
             Plan::FindMax(settings) => {
                 let mut search = Search::new(settings.clone());
-                let searched = self.search(&mut session, service, &mut search, sweep);
+                let searched = self.search(&mut session, service, settings, &mut search, sweep);
                 // Also of a search that was ended early: it says so.
                 sweep.found = search.found();
                 searched?;
@@ -154,14 +158,22 @@ impl Rates<'_> {
         &self,
         session: &mut Session<'_>,
         service: &Service,
+        settings: &Settings,
         search: &mut Search,
         sweep: &mut Sweep,
     ) -> Result<(), Halt> {
         let mut voids = 0;
         while let Some(trial) = search.next() {
             let (point, void) = self.trial(session, service, trial)?;
-            voids = if void { voids + 1 } else { 0 };
-            if void {
+            let (sent, received) = counts(&point, trial.duration_s);
+            let late = matches!(void, Some(Void::GeneratorLate { .. }));
+            // Late and yet not lossy is a result.
+            let lost = sent.saturating_sub(received) as f64 > settings.loosest() * sent as f64;
+            voids = if void.is_some() && (lost || !late) { voids + 1 } else { 0 };
+            if late && voids < HOPELESS {
+                search.observe_late(sent, received);
+                sweep.points.push(point);
+            } else if void.is_some() {
                 if voids >= HOPELESS {
                     return Err(Halt::Other(format!(
                         "{voids} trials in a row are void, at whatever rate: quieten the machine, pin the programs to \
@@ -170,7 +182,6 @@ impl Rates<'_> {
                 }
                 search.observe_void();
             } else {
-                let (sent, received) = counts(&point, trial.duration_s);
                 search.observe(sent, received);
                 sweep.points.push(point);
             }
@@ -196,13 +207,13 @@ impl Rates<'_> {
         Ok(())
     }
 
-    /// One trial, and whether it is void.
+    /// One trial, and why it is void, if it is.
     fn trial(
         &self,
         session: &mut Session<'_>,
         service: &Service,
         trial: Trial,
-    ) -> Result<(SweepPoint, bool), Halt> {
+    ) -> Result<(SweepPoint, Option<Void>), Halt> {
         let experiment = &self.stage.experiment;
         let mut round = Round::new(0, &service.name, 0);
         let window = Window { warmup: experiment.warmup, duration: trial.duration_s };
@@ -220,12 +231,12 @@ impl Rates<'_> {
         })?;
         let void = experiment.limits().check(&round);
         let verdict = match &void {
-            Some(void) => format!("void, {void}"),
+            Some(void) => format!("{:.3} % lost, but {void}", point.loss_percent),
             None => format!("{:.3} % lost", point.loss_percent),
         };
         self.screen
             .note(&format!("{}: {}/s for {} s: {verdict}", service.name, trial.rate_pps, trial.duration_s));
-        Ok((point, void.is_some()))
+        Ok((point, void))
     }
 }
 
@@ -256,17 +267,37 @@ fn counts(point: &SweepPoint, duration: f64) -> (u64, u64) {
     (sent, sent.saturating_sub(lost))
 }
 
-/// What a search found, as lines.
-pub(crate) fn describe(subject: &str, found: &[Found]) -> String {
-    let mut text = format!("{subject}\n");
-    for found in found {
-        let rate = |rate: Option<u64>| rate.map_or_else(|| "none".to_owned(), |rate| format!("{rate}/s"));
+/// What a search or a sweep of one subject found, as lines.
+pub(crate) fn describe(sweep: &Sweep) -> String {
+    let mut text = format!("{}\n", sweep.subject);
+    for found in &sweep.found {
+        let rate = |rate: Option<u64>| rate.map_or_else(|| "no rate".to_owned(), |rate| format!("{rate}/s"));
+        let fails = found.upper_pps.map_or_else(String::new, |rate| format!(", {rate}/s does not"));
         text += &format!(
-            "  loss <= {} %: {} holds, {} does not ({:?})\n",
+            "  loss <= {} %: {} holds{fails} ({})\n",
             (found.max_loss * 1e6).round() / 1e4,
             rate(found.lower_pps),
-            rate(found.upper_pps),
             found.because
+        );
+    }
+    // Of a search only what was measured at shares of the rate found: its trials are steps on the way, and one that was
+    // interrupted has nothing else.
+    let shares = sweep.points.len().saturating_sub(LATENCY_AT.len());
+    let highest = sweep.found.iter().find_map(|found| found.lower_pps).map(|rate| rate as f64);
+    let is_share =
+        |rate: f64| (sweep.points[shares].offered_pps / rate * 100.0 - f64::from(LATENCY_AT[0])).abs() < 5.0;
+    let trials = match highest {
+        _ if sweep.found.is_empty() => 0,
+        Some(rate) if shares < sweep.points.len() && is_share(rate) => shares,
+        _ => sweep.points.len(),
+    };
+    for point in &sweep.points[trials..] {
+        let latency = point.latency.as_ref().map_or_else(String::new, |latency| {
+            format!(", latency p50 {:.0} us, p99 {:.0} us", latency.p50, latency.p99)
+        });
+        text += &format!(
+            "  {:>10.0}/s offered, {:>10.0}/s delivered, {:.3} % lost{latency}\n",
+            point.offered_pps, point.delivered_pps, point.loss_percent
         );
     }
     text
@@ -289,6 +320,23 @@ mod tests {
         assert_eq!(counts(&point, 1.0), (1000, 999));
         let whole = SweepPoint { offered_pps: 1000.0, ..SweepPoint::default() };
         assert_eq!(counts(&whole, 5.0), (5000, 5000));
+    }
+
+    #[test]
+    fn the_trials_of_an_interrupted_search_are_no_latencies() {
+        let point = |offered_pps| SweepPoint { offered_pps, ..SweepPoint::default() };
+        let found = crate::search::Found {
+            max_loss: 0.0,
+            lower_pps: Some(1000),
+            upper_pps: None,
+            delivered_pps: None,
+            because: crate::search::Because::Highest,
+        };
+        let trials = vec![point(1000.0), point(1000.0), point(900.0)];
+        let mut sweep = Sweep { points: trials, found: vec![found], ..Sweep::default() };
+        assert!(!describe(&sweep).contains("offered"), "{}", describe(&sweep));
+        sweep.points.extend([point(300.0), point(600.0), point(800.0)]);
+        assert_eq!(describe(&sweep).matches("offered").count(), 3);
     }
 
     #[test]

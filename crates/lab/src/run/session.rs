@@ -25,10 +25,10 @@ use crate::{
         cpu::cpu_list,
         hardware::{self, Counting},
         inside,
-        syscalls::{Syscall, Tracing},
+        syscalls::{ATTACH, Tracing},
     },
     program::{self, Launch, Program},
-    record::Round,
+    record::{Round, Syscall},
     stop::Stop,
     topology::Topology,
 };
@@ -134,7 +134,16 @@ impl Session<'_> {
         // The workload is told a second more than is measured.
         variables.set_window(0.0, (seconds - 1.0).max(0.0));
         let (mut workload, _) = self.start_workload(&variables)?;
-        self.await_end(&mut workload, seconds).map(drop)
+        if self.is_ended_by_us() {
+            return self.pass(Duration::from_secs_f64(seconds), &mut workload);
+        }
+        self.await_end(&mut workload, seconds)
+    }
+
+    /// A workload that says nothing in the end need not come to one: it ends when it is dropped.
+    fn is_ended_by_us(&self) -> bool {
+        let workload = &self.bench.experiment.workload;
+        workload.format == crate::experiment::Format::None && !workload.whole
     }
 
     /// One measured run; figures go into `round`.
@@ -155,7 +164,7 @@ impl Session<'_> {
         let mut round = Round::new(0, "", 0);
         self.measure_with(
             window,
-            |_| {},
+            |variables| prolong(variables, window),
             &mut round,
             |pids| Ok(Tracing::start(pids, &mark, &directory)?),
             |tracing| table = tracing.map(Tracing::finish),
@@ -193,11 +202,13 @@ impl Session<'_> {
         } else {
             None
         };
+        let spent = opened.taken.elapsed();
         let attached = attach(&program::group(self.subject.pid()))?;
+        // What was attached is there for the whole of the time; the workload was told of the delay.
         if whole {
             self.await_end(&mut workload, window.warmup + window.duration)?;
         } else {
-            let rest = Duration::from_secs_f64(window.duration).saturating_sub(opened.taken.elapsed());
+            let rest = Duration::from_secs_f64(window.duration).saturating_sub(spent);
             self.pass(rest, &mut workload)?;
         }
         let closed = Reading::take(&self.scope, workload.pid())?;
@@ -207,7 +218,9 @@ impl Session<'_> {
             None => round.not_supported.extend(hardware::EVENTS.iter().map(|(_, name)| (*name).to_owned())),
         }
         closed.since(&opened, &self.scope, round);
-        if !whole {
+        if self.is_ended_by_us() {
+            drop(workload);
+        } else if !whole {
             self.await_end(&mut workload, window.warmup + window.duration)?;
         }
         // It may have died right at the end.
@@ -328,6 +341,11 @@ impl Session<'_> {
             None => Err(Halt::Other(format!("the workload has not ended {patience} s after its time"))),
         }
     }
+}
+
+/// Tells the workload to go on for longer: a tracer takes its time to attach.
+pub(crate) fn prolong(variables: &mut Variables, window: Window) {
+    variables.set_window(window.warmup, window.duration + ATTACH.as_secs_f64());
 }
 
 fn read_result(experiment: &Experiment, path: &Path) -> Result<Outcome, String> {

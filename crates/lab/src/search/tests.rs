@@ -240,3 +240,27 @@ fn latency_is_measured_at_30_60_and_80_percent() {
     assert_eq!(latency_trials(200_000, 5.0).map(|trial| trial.rate_pps), [60_000, 120_000, 160_000]);
     assert_eq!(latency_trials(1, 5.0).map(|trial| trial.rate_pps), [1, 1, 1]);
 }
+
+#[test]
+fn a_late_generator_is_no_excuse_for_a_relay_that_bears_it_nor_a_charge_against_one_that_does_not() {
+    // Always late: every trial comes in bursts. What is borne counts, what is lost does not.
+    let settings =
+        Settings { min_pps: 1_000, max_pps: 100_000, goals: vec![0.0, 0.01], ..Settings::default() };
+    let mut search = Search::new(settings);
+    while let Some(trial) = search.next() {
+        let sent = pps(trial.rate_pps as f64 * trial.duration_s);
+        let lost = match trial.rate_pps {
+            ..20_001 => 0,
+            20_001..40_001 => sent / 200,
+            _ => sent / 2,
+        };
+        search.observe_late(sent, sent - lost);
+    }
+    let [strict, loose] = &search.found()[..] else { panic!("two goals") };
+    for (found, borne) in [(strict, 20_000), (loose, 40_000)] {
+        let lower = found.lower_pps.expect("a rate is borne");
+        assert!(lower <= borne && lower as f64 > 0.9 * borne as f64, "{found:?}");
+        assert_eq!(found.upper_pps, None, "nothing speaks against a higher rate: {found:?}");
+        assert_eq!(found.because, Because::Generator);
+    }
+}

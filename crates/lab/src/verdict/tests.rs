@@ -166,9 +166,37 @@ fn a_metric_nobody_has_and_one_that_is_not_supported_are_told_apart() {
 }
 
 #[test]
-fn losses_of_zero_have_no_ratio() {
+fn losses_of_zero_on_both_sides_show_no_difference() {
     let verdict = judge(&record("loss_percent", &[(0.0, 0.0, 0.0); 8]), "new", "loss_percent");
-    assert!(reasons(&verdict).contains(&Reason::NoRatio { rounds: 8 }), "{verdict}");
+    assert_eq!(verdict.outcome, Outcome::NoDifference);
+    assert_eq!(
+        verdict.to_string(),
+        "new against old: no difference shown; loss_percent is 0 %, and 0 % with old"
+    );
+}
+
+#[test]
+fn a_loss_that_was_always_zero_and_never_is_now_needs_no_ratio() {
+    let verdict = judge(&record("loss_percent", &[(0.0, 0.0, 2.0); 6]), "new", "loss_percent");
+    assert_eq!(verdict.outcome, Outcome::Slower);
+    assert!(verdict.to_string().ends_with("loss_percent is 2.000 %, and 0 % with old"), "{verdict}");
+    let verdict = judge(&record("loss_percent", &[(2.0, 2.0, 0.0); 6]), "new", "loss_percent");
+    assert_eq!(verdict.outcome, Outcome::Faster);
+}
+
+#[test]
+fn zeros_that_come_and_go_have_no_verdict() {
+    let mixed = [(0.0, 0.0, 2.0), (0.0, 0.0, 0.0)].repeat(4);
+    let unsteady_baseline = [(0.0, 1.0, 2.0); 8];
+    let too_few = [(0.0, 0.0, 2.0); 5];
+    for values in [&mixed[..], &unsteady_baseline, &too_few] {
+        let verdict = judge(&record("loss_percent", values), "new", "loss_percent");
+        let rounds = values.len();
+        assert!(reasons(&verdict).contains(&Reason::NoRatio { rounds }), "{verdict}");
+    }
+    let mut unfounded = record("loss_percent", &[(0.0, 0.0, 2.0); 8]);
+    unfounded.aa.clear();
+    assert!(reasons(&judge(&unfounded, "new", "loss_percent")).contains(&Reason::NoNoiseFloor));
 }
 
 #[test]

@@ -1,0 +1,105 @@
+//! One packet in `turn`: each decision of the server that a client, a peer or a stranger can ask for at will.
+
+#[path = "../../crates/turn/tests/common/mod.rs"]
+mod common;
+
+use std::hint::black_box;
+
+use common::{Ask, BINDING, PEER, Scheme, TestGate, World, address, channel_data, client, config};
+use turnpike_turn::server::{Client, RelayId, Verdict};
+
+use crate::Bench;
+
+/// A peer with a permission and no channel: what it sends becomes a Data indication.
+const PERMITTED: &str = "198.41.0.5:7000";
+const PAYLOAD: [u8; 120] = [7; 120];
+
+pub(crate) fn cases(bench: &mut Bench) {
+    for clients in [1, 1000] {
+        relaying(bench, clients);
+    }
+    requests(bench);
+}
+
+/// What an allocation relays, when it is one of `clients` on its worker.
+fn relaying(bench: &mut Bench, clients: u16) {
+    let (mut world, relays) = populated(clients);
+    let (now, server) = (world.now, &mut world.server);
+    let (bound, permitted) = (address(PEER), address(PERMITTED));
+    let message = channel_data(0x4000, &PAYLOAD);
+    let send = Ask::send(PEER, &PAYLOAD);
+    // A stride that visits all clients, in no order that depends on how they came.
+    let mut at = 0;
+    let mut next = || {
+        at = (at + 617) % relays.len();
+        relays[at]
+    };
+
+    bench.case(&format!("route/channel_data/{clients}"), || {
+        let verdict = server.from_client(now, next().0, black_box(&message));
+        assert!(matches!(verdict, Verdict::ToPeer { payload, .. } if payload.len() == PAYLOAD.len()));
+    });
+    bench.case(&format!("route/from_peer_channel/{clients}"), || {
+        let verdict = server.from_peer(now, next().1, bound, black_box(&PAYLOAD));
+        assert!(matches!(verdict, Verdict::ToClient { header, .. } if header.as_slice().len() == 4));
+    });
+    bench.case(&format!("route/from_peer_data/{clients}"), || {
+        let verdict = server.from_peer(now, next().1, permitted, black_box(&PAYLOAD));
+        assert!(matches!(verdict, Verdict::ToClient { header, .. } if header.as_slice().len() > 4));
+    });
+    bench.case(&format!("route/send/{clients}"), || {
+        let verdict = server.from_client(now, next().0, black_box(&send));
+        assert!(matches!(verdict, Verdict::ToPeer { payload, .. } if payload.len() == PAYLOAD.len()));
+    });
+    // Many: a single one whose hash happens to resemble a client's would be 30 instructions dearer.
+    let strangers: Vec<Client> = (clients + 1..=clients + 1000).map(client).collect();
+    let mut stranger = 0;
+    bench.case(&format!("route/stranger/{clients}"), || {
+        stranger = (stranger + 1) % strangers.len();
+        let verdict = server.from_client(now, strangers[stranger], black_box(&message));
+        assert!(matches!(verdict, Verdict::Drop(_)));
+    });
+}
+
+/// What anybody may ask, and what a known client asks now and then.
+fn requests(bench: &mut Bench) {
+    let (mut world, relays) = populated(1);
+    let (now, from) = (world.now, relays[0].0);
+    let (binding, challenge) = (Ask::new(BINDING).bytes(), Ask::allocate().bytes());
+    let refresh = Ask::refresh(600).signed(&world.credentials("alice", Scheme::Md5)).bytes();
+    let stranger = client(2);
+    // The type of a STUN message is its first two bytes: success and error responses (RFC 8489, section 5).
+    let server = &mut world.server;
+    bench.case("request/binding", || {
+        let verdict = server.from_client(now, from, black_box(&binding));
+        assert!(matches!(verdict, Verdict::Reply { bytes, .. } if bytes[..2] == [0x01, 0x01]));
+    });
+    bench.case("request/challenge_401", || {
+        let verdict = server.from_client(now, stranger, black_box(&challenge));
+        assert!(matches!(verdict, Verdict::Reply { bytes, .. } if bytes[..2] == [0x01, 0x13]));
+    });
+    // Authenticated; deriving the key from the password is the test gate's part of it.
+    bench.case("request/refresh", || {
+        let verdict = server.from_client(now, from, black_box(&refresh));
+        assert!(matches!(verdict, Verdict::Reply { bytes, .. } if bytes[..2] == [0x01, 0x04]));
+    });
+}
+
+/// Clients with one allocation, one channel and one permission each.
+fn populated(clients: u16) -> (World, Vec<(Client, RelayId)>) {
+    let gate = TestGate { per_user: 100_000, total: 100_000, ..TestGate::default() };
+    let mut config = config();
+    // One listener, as most servers have: each peer is compared with them.
+    config.peers.own = vec![client(1).local];
+    let mut world = World::with_gate(config, gate);
+    let relays = (1..=clients)
+        .map(|port| {
+            world.client = client(port);
+            let (alice, relay) = world.allocated();
+            world.ask(&Ask::bind(0x4000, PEER).signed(&alice)).success();
+            world.ask(&Ask::permit(PERMITTED).signed(&alice)).success();
+            (world.client, relay)
+        })
+        .collect();
+    (world, relays)
+}

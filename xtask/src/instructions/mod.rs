@@ -1,0 +1,75 @@
+//! `cargo xtask instructions`: how many instructions one packet costs, against the budgets in `benches/budgets.toml`.
+//! CONTRIBUTING.md says how to read and change them, docs/benchmarks.md what is counted.
+
+mod budgets;
+mod callgrind;
+
+use std::{
+    env,
+    path::{Path, PathBuf},
+    process::{Command, ExitCode},
+};
+
+use clap::Args;
+
+use self::budgets::{Budgets, Origin};
+use crate::{Failure, bench::repository};
+
+/// An asked-for limit was exceeded, as turnpike's own exit code says it.
+const LIMIT_EXCEEDED: u8 = 3;
+
+#[derive(Args)]
+pub(crate) struct Options {
+    /// Make what is counted now the budgets
+    #[arg(long)]
+    update: bool,
+}
+
+/// Builds, counts, compares. With a compiler that the budgets were not made with there is nothing to compare: that is
+/// said, and no failure.
+pub(crate) fn run(options: &Options) -> Result<ExitCode, Failure> {
+    let repository = repository()?;
+    let file = repository.join("benches/budgets.toml");
+    let here = compiler()?;
+    let budgets = if options.update && !file.exists() { None } else { Some(Budgets::load(&file)?) };
+    if let Some(why) = budgets.as_ref().and_then(|budgets| budgets.made_elsewhere(&here))
+        && !options.update
+    {
+        println!("SKIPPED: {why}");
+        return Ok(ExitCode::SUCCESS);
+    }
+
+    let target = env::var_os("CARGO_TARGET_DIR").map_or_else(|| repository.join("target"), PathBuf::from);
+    build(&repository)?;
+    let counts =
+        callgrind::count(&target.join("release/instructions").canonicalize()?, &target.join("instructions"))?;
+    let comparison = budgets::compare(budgets.as_ref(), &counts);
+    print!("{}", comparison.table());
+
+    if options.update {
+        Budgets::of(here, budgets.as_ref(), &counts).save(&file)?;
+        println!("\nThese are the budgets now, in {}: say in the commit why.", file.display());
+        return Ok(ExitCode::SUCCESS);
+    }
+    println!("\n{}", comparison.summary());
+    Ok(if comparison.is_kept() { ExitCode::SUCCESS } else { ExitCode::from(LIMIT_EXCEEDED) })
+}
+
+/// The compiler that cargo will use here.
+fn compiler() -> Result<Origin, Failure> {
+    let rustc = env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());
+    let output = Command::new(rustc).arg("-vV").output().map_err(|error| format!("rustc: {error}"))?;
+    Origin::of_rustc(&String::from_utf8_lossy(&output.stdout))
+        .ok_or_else(|| "`rustc -vV` does not say which compiler it is".into())
+}
+
+/// The release build as it is shipped: flags from the environment would be counted too.
+fn build(repository: &Path) -> Result<(), Failure> {
+    let built = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
+        .args(["build", "--release", "--locked", "--package", "turnpike-benches"])
+        .env_remove("RUSTFLAGS")
+        .env_remove("CARGO_ENCODED_RUSTFLAGS")
+        .current_dir(repository)
+        .status()?;
+    if built.success() { Ok(()) } else { Err("the release build of turnpike-benches failed".into()) }
+}
