@@ -22,7 +22,8 @@ const SILENCED: [&str; 3] = ["stun_types", "turn_types", "stun_proto"];
 pub fn check_filter(filter: &str) -> Result<(), String> {
     // A lone word that is no level is a target to `EnvFilter`, with all its lines: `inof` would silence everything else.
     let mut words = filter.split(',').map(str::trim).filter(|directive| !directive.contains(['=', '[']));
-    if let Some(word) = words.find(|word| word.parse::<LevelFilter>().is_err()) {
+    // tracing takes "" for the level "error".
+    if let Some(word) = words.find(|word| word.is_empty() || word.parse::<LevelFilter>().is_err()) {
         return Err(if word.is_empty() {
             "a directive is empty".to_owned()
         } else {
