@@ -49,10 +49,21 @@ pub(crate) fn rule(draft: &Draft, problems: &mut Vec<ConfigError>) {
             );
         }
     }
-    let to_tcp = matches!(protocol, Protocol::Tcp | Protocol::UdpToTcp { .. });
-    let from_udp = matches!(protocol, Protocol::Udp | Protocol::UdpToTcp { .. });
-    if rule.health_check.is_some() && !to_tcp {
-        refuse("rule.health", "a check is a TCP connect".to_owned(), "a target that speaks TCP, or no check");
+    // Silence about what the runtime does not do for other protocols would be a promise.
+    let only_tcp = "a rule from TCP to TCP";
+    if *protocol != Protocol::Tcp {
+        if rule.health_check.is_some() {
+            refuse("rule.health", "targets are checked by a TCP connect".to_owned(), only_tcp);
+        }
+        if rule.accept_proxy {
+            refuse("rule.accept_proxy", "a PROXY header begins a TCP connection".to_owned(), only_tcp);
+        }
+        if rule.send_proxy.is_some() {
+            refuse("rule.proxy", "a PROXY header begins a TCP connection".to_owned(), only_tcp);
+        }
+        if draft.has("rule.copy") {
+            refuse("rule.copy", "only TCP to TCP has a choice".to_owned(), "no such key in this rule");
+        }
     }
     if rule.idle_timeout.is_none() && *protocol != Protocol::Tcp {
         refuse(
@@ -67,19 +78,6 @@ pub(crate) fn rule(draft: &Draft, problems: &mut Vec<ConfigError>) {
             "a transparent rule sends from the client's address, not from rule.source".to_owned(),
             "one of the two",
         );
-    }
-    if rule.accept_proxy && from_udp {
-        refuse(
-            "rule.accept_proxy",
-            "clients of this rule speak UDP".to_owned(),
-            "a rule whose clients speak TCP",
-        );
-    }
-    if rule.send_proxy.is_some() && !to_tcp {
-        refuse("rule.proxy", "the target speaks UDP".to_owned(), "a rule whose target speaks TCP");
-    }
-    if draft.has("rule.copy") && *protocol != Protocol::Tcp {
-        refuse("rule.copy", "only TCP to TCP has a choice".to_owned(), "no such key in this rule");
     }
 }
 

@@ -31,7 +31,7 @@ use std::{
 use self::{
     rule_keys::Draft,
     services::Services,
-    settings::{ConnectionFile, FORWARD_KEYS},
+    settings::{FORWARD_KEYS, LogFile},
 };
 use turnpike_forward::Access;
 
@@ -189,13 +189,7 @@ impl Content {
     }
 
     /// Takes what formats without our keys say beside rules.
-    fn set(
-        &mut self,
-        path: &Path,
-        access: Access,
-        connections: Option<ConnectionFile>,
-        pid_file: Option<PathBuf>,
-    ) {
+    fn set(&mut self, path: &Path, access: Access, connections: Option<LogFile>, pid_file: Option<PathBuf>) {
         let mut explicit = |key| {
             let origin = Origin::File { path: path.to_owned(), line: 0, column: 0 };
             self.settings.origins.insert(key, origin);

@@ -10,7 +10,7 @@ use turnpike_forward::{Access, Endpoint, PortRange};
 use super::{
     parts,
     rule_keys::{Draft, protocol_named},
-    settings::{ConnectionFile, LineFormat},
+    settings::{LineFormat, LogFile},
 };
 use crate::config::{
     ConfigError, Origin,
@@ -41,7 +41,7 @@ const PATH_FORM: &str = "the path of a file";
 pub(crate) struct OxidinetdToml {
     pub(crate) drafts: Vec<Draft>,
     pub(crate) access: Access,
-    pub(crate) connection_file: Option<ConnectionFile>,
+    pub(crate) connection_file: Option<LogFile>,
     pub(crate) pid_file: Option<PathBuf>,
     pub(crate) warnings: Vec<String>,
 }
@@ -71,7 +71,7 @@ pub(crate) fn read(entries: &[Entry], problems: &mut Vec<ConfigError>) -> Oxidin
         None => LineFormat::Rinetd,
         Some(node) => reader.log_format(node),
     };
-    file.connection_file = log_file.map(|path| ConnectionFile { path, format });
+    file.connection_file = log_file.map(|path| LogFile { path, format });
     file.warnings = reader.warnings;
     file
 }

@@ -13,7 +13,7 @@ use super::{
     parts,
     rule_keys::Draft,
     services::{Services, Transport},
-    settings::{ConnectionFile, LineFormat},
+    settings::{LineFormat, LogFile},
 };
 use crate::config::{ConfigError, Origin, error::nearest};
 
@@ -29,7 +29,7 @@ const DIRECTIVES: [&str; 5] = ["allow", "deny", "logfile", "logcommon", "pidlogf
 pub(crate) struct RinetdConf {
     pub(crate) drafts: Vec<Draft>,
     pub(crate) access: Access,
-    pub(crate) connection_file: Option<ConnectionFile>,
+    pub(crate) connection_file: Option<LogFile>,
     pub(crate) pid_file: Option<PathBuf>,
     pub(crate) warnings: Vec<String>,
 }
@@ -51,7 +51,7 @@ pub(crate) fn read(
         }
     }
     let format = if common { LineFormat::Common } else { LineFormat::Rinetd };
-    conf.connection_file = log_file.map(|path| ConnectionFile { path, format });
+    conf.connection_file = log_file.map(|path| LogFile { path, format });
     conf
 }
 

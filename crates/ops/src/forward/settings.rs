@@ -113,7 +113,7 @@ pub enum LineFormat {
 
 /// The connection file as other programs' configuration names it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct ConnectionFile {
+pub(crate) struct LogFile {
     pub(crate) path: PathBuf,
     pub(crate) format: LineFormat,
 }

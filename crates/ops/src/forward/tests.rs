@@ -151,7 +151,7 @@ const WRONG_ARGUMENTS: &[(&str, &str)] = &[
     ),
     (
         "udp://0.0.0.0:1=a:1?health=5",
-        "column 28: rule.health: a check is a TCP connect; expected a target that speaks TCP, or no check",
+        "column 28: rule.health: targets are checked by a TCP connect; expected a rule from TCP to TCP",
     ),
     (
         "udp://0.0.0.0:1=a:1?idle=0",
@@ -177,11 +177,11 @@ const WRONG_ARGUMENTS: &[(&str, &str)] = &[
     ),
     (
         "udp://0.0.0.0:1=a:1?accept_proxy",
-        "column 33: rule.accept_proxy: clients of this rule speak UDP; expected a rule whose clients speak TCP",
+        "column 33: rule.accept_proxy: a PROXY header begins a TCP connection; expected a rule from TCP to TCP",
     ),
     (
         "udp://0.0.0.0:1=a:1?proxy=v1",
-        "column 27: rule.proxy: the target speaks UDP; expected a rule whose target speaks TCP",
+        "column 27: rule.proxy: a PROXY header begins a TCP connection; expected a rule from TCP to TCP",
     ),
 ];
 

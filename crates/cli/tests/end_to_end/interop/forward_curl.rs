@@ -12,7 +12,9 @@ fn curl_gets_files_of_all_sizes() {
     let dir = Dir::new();
     // Port 0: it takes a free one, and says which.
     let mut web = Program::start(
-        Command::new(python).args(["-u", "-m", "http.server", "0", "--bind", "127.0.0.1"]).current_dir(dir.path()),
+        Command::new(python)
+            .args(["-u", "-m", "http.server", "0", "--bind", "127.0.0.1"])
+            .current_dir(dir.path()),
     );
     let line = web.line_with("Serving HTTP on 127.0.0.1 port ");
     let port = line.split("port ").nth(1).and_then(|rest| rest.split(' ').next()).expect("a port");
