@@ -4,8 +4,9 @@ use clap::{Parser, Subcommand};
 
 use crate::{
     credentials_args::CredentialsArgs,
+    forward_args::ForwardArgs,
     load_args::{LoadCommand, ReflectArgs},
-    serve_args::ServeArgs,
+    serve_args::{CheckConfigArgs, ServeArgs},
 };
 
 /// A TURN/STUN relay for Linux, and the tools that measure it.
@@ -23,9 +24,12 @@ pub(crate) enum Command {
     /// Run a TURN/STUN server over UDP (RFC 8656, RFC 8489)
     #[command(long_about = SERVE, after_help = SERVE_EXAMPLES)]
     Serve(ServeArgs),
-    /// Check the configuration that `serve` would use with the same flags, and print the effective settings
+    /// Forward TCP and UDP ports: instead of rinetd, oxidinetd, realm or socat
+    #[command(long_about = FORWARD, after_help = FORWARD_EXAMPLES)]
+    Forward(Box<ForwardArgs>),
+    /// Check the configuration that `serve` would use with the same flags, or `forward` a file; print the effective settings
     #[command(long_about = CHECK_CONFIG, after_help = CHECK_CONFIG_EXAMPLES)]
-    CheckConfig(ServeArgs),
+    CheckConfig(Box<CheckConfigArgs>),
     /// Make time-limited credentials from a shared secret, or stored keys from a password
     #[command(long_about = CREDENTIALS, after_help = CREDENTIALS_EXAMPLES)]
     Credentials(CredentialsArgs),
@@ -64,15 +68,41 @@ Examples:
   turnpike serve -c turnpike.toml --workers 2 --log debug
   turnpike serve --user a:b --listen 127.0.0.1:3478 --relay-ip 127.0.0.1 --allow-peer 127.0.0.0/8    (everything on loopback)";
 
+const FORWARD: &str = "\
+Forward TCP and UDP ports.
+
+Rules stand on the command line, in a TOML file of ours (examples/forward.toml), in an unchanged rinetd.conf, or in an unchanged \
+oxidinetd TOML or .conf. A rule is SCHEME://LISTEN=TARGET[,TARGET...][?KEY=VALUE&...]: the scheme is tcp, udp, udptotcp or \
+tcptoudp; a port may be a range, FIRST-LAST; IPv6 stands in brackets; host names are resolved again and again.
+
+Options of a rule, as in [[rule]] of the TOML file: name, framed, balance=round-robin|least-connections|failover, health=SECONDS, \
+source=IP, device=NAME, mark=N, transparent, accept_proxy, proxy=v1|v2, allow=PATTERN[,...], deny=PATTERN[,...], idle=SECONDS, \
+connect_timeout=SECONDS, keepalive=BOOL, nodelay=BOOL, max_connections=N, copy=auto|splice|buffer.
+
+Precedence of settings, key by key: flags, environment (TURNPIKE_SECTION_KEY), file, defaults.
+
+Signals: SIGTERM and SIGINT close the listeners and wait for the connections to end, at most shutdown.deadline seconds (30); a \
+second signal, or Ctrl-C on a terminal, ends at once. SIGHUP reads the file again; connections of unchanged rules live on, and a \
+broken file changes nothing.";
+
+const FORWARD_EXAMPLES: &str = "\
+Examples:
+  turnpike forward tcp://0.0.0.0:9000=10.0.0.2:9001
+  turnpike forward udp://0.0.0.0:53=10.0.0.3:53?idle=30 'tcp://[::]:80=10.0.0.4:80,10.0.0.5:80?balance=failover&health=5'
+  turnpike forward tcp://0.0.0.0:9000-9010=10.0.0.2:9000-9010?proxy=v2
+  turnpike forward -c /etc/rinetd.conf --workers 2
+  turnpike forward -c /etc/rinetd.conf --check        (prints the rules as TOML)";
+
 const CHECK_CONFIG: &str = "\
-Check the configuration that `serve` would use with the same flags.
+Check the configuration that `serve` would use with the same flags, or with --forward a file with forwarding rules.
 
 Prints \"ok\" and the effective settings as TOML, each with its origin, secrets masked; or every mistake with file, line, column, \
 key and what was expected, and exits with 2. Opens no socket.";
 
 const CHECK_CONFIG_EXAMPLES: &str = "\
 Example:
-  turnpike check-config -c turnpike.toml --relay-ports 50000-50999";
+  turnpike check-config -c turnpike.toml --relay-ports 50000-50999
+  turnpike check-config --forward /etc/rinetd.conf";
 
 const CREDENTIALS: &str = "\
 Make time-limited credentials from a shared secret, or stored keys from a password.
@@ -155,6 +185,7 @@ mod tests {
         }
         for path in [
             &["serve"][..],
+            &["forward"],
             &["check-config"],
             &["credentials"],
             &["reflect"],

@@ -3,6 +3,7 @@
 
 mod args;
 mod credentials_args;
+mod forward_args;
 mod load_args;
 mod load_forward_args;
 mod serve_args;
@@ -24,6 +25,8 @@ use turnpike_load::{
     stream, turn, udp,
 };
 use turnpike_ops::{
+    ConfigErrors,
+    forward::{self, ForwardError, ForwardSources},
     serve::{self, ServeError},
     stop,
 };
@@ -31,8 +34,9 @@ use turnpike_ops::{
 use crate::{
     args::{Cli, Command},
     credentials_args::CredentialsArgs,
+    forward_args::ForwardArgs,
     load_args::{LoadCommand, ReflectArgs},
-    serve_args::ServeArgs,
+    serve_args::{CheckConfigArgs, ServeArgs},
     summary::{Summary, Unit},
 };
 
@@ -46,7 +50,8 @@ const LIMIT_EXCEEDED: u8 = 3;
 fn main() -> ExitCode {
     match Cli::parse().command {
         Command::Serve(args) => run_server(args),
-        Command::CheckConfig(args) => check_config(args),
+        Command::Forward(args) => run_forwarder(*args),
+        Command::CheckConfig(args) => check_config(*args),
         Command::Credentials(args) => print_credentials(args),
         Command::Reflect(args) => run_reflector(args),
         Command::Load { command } => generate(command),
@@ -62,13 +67,47 @@ fn run_server(args: ServeArgs) -> ExitCode {
     }
 }
 
-fn check_config(args: ServeArgs) -> ExitCode {
-    match args.into_sources().load() {
-        Ok(loaded) => {
-            for warning in &loaded.warnings {
+fn run_forwarder(args: ForwardArgs) -> ExitCode {
+    let check_only = args.check;
+    let sources = args.into_sources();
+    if check_only {
+        return check_forward(&sources);
+    }
+    match forward::forward(&sources) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(ForwardError::Config(errors)) => fail(BAD_USAGE, &errors),
+        Err(error) => fail(FAILED, &error),
+    }
+}
+
+fn check_config(args: CheckConfigArgs) -> ExitCode {
+    if let Some(file) = args.forward {
+        return check_forward(&ForwardArgs::of_file(file));
+    }
+    let loaded = args.serve.into_sources().load();
+    show_checked(loaded.map(|loaded| (loaded.warnings, loaded.settings.to_toml())))
+}
+
+fn check_forward(sources: &ForwardSources) -> ExitCode {
+    show_checked(sources.load().map(|loaded| {
+        let toml = loaded.settings.to_toml();
+        match (sources.file(), loaded.format) {
+            (Some(path), Some(format)) => {
+                (loaded.warnings, format!("# {} is read as {format}\n{toml}", path.display()))
+            }
+            _ => (loaded.warnings, toml),
+        }
+    }))
+}
+
+/// Warnings and the effective settings, or every mistake.
+fn show_checked(checked: Result<(Vec<String>, String), ConfigErrors>) -> ExitCode {
+    match checked {
+        Ok((warnings, settings)) => {
+            for warning in &warnings {
                 tell(format_args!("warning: {warning}"));
             }
-            print(format_args!("ok\n\n{}", loaded.settings.to_toml().trim_end()))
+            print(format_args!("ok\n\n{}", settings.trim_end()))
         }
         Err(errors) => fail(BAD_USAGE, &errors),
     }

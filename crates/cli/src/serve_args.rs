@@ -67,6 +67,17 @@ pub(crate) struct ServeArgs {
     log: Option<String>,
 }
 
+/// Flags of `check-config`.
+#[derive(Args)]
+pub(crate) struct CheckConfigArgs {
+    /// Check this file with forwarding rules instead: ours, rinetd.conf or oxidinetd's
+    #[arg(long, value_name = "FILE", exclusive = true)]
+    pub(crate) forward: Option<PathBuf>,
+
+    #[command(flatten)]
+    pub(crate) serve: ServeArgs,
+}
+
 impl ServeArgs {
     /// These flags, the file they name and this process's environment.
     pub(crate) fn into_sources(self) -> Sources {

@@ -1,9 +1,13 @@
 //! The admin HTTP server: `/metrics` and `/healthz`. It has no authentication yet, so it listens on loopback unless
 //! told otherwise.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicBool, Ordering},
+use std::{
+    fmt, io,
+    net::SocketAddr,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
 };
 
 use axum::{
@@ -13,19 +17,61 @@ use axum::{
     response::{IntoResponse, Response},
     routing::get,
 };
-use turnpike_relay::WorkerSnapshot;
+use tokio::net::TcpListener;
 
-use crate::metrics::{self, Scrape};
+use crate::{config::AdminListen, exposition};
 
 /// What the pages show.
 #[derive(Clone)]
 pub struct AdminState {
-    /// What each worker has counted.
-    pub snapshots: Arc<dyn Fn() -> Vec<WorkerSnapshot> + Send + Sync>,
+    /// The text of `/metrics`, made anew at each scrape.
+    pub metrics: Arc<dyn Fn() -> Result<String, fmt::Error> + Send + Sync>,
     /// Whether the server is about to stop.
     pub draining: Arc<AtomicBool>,
-    /// Log lines that were lost.
-    pub log_lost: Arc<std::sync::atomic::AtomicU64>,
+}
+
+/// The admin address that was asked for cannot be had.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "cannot serve the admin page on tcp {address}: {source}; choose another with --admin ADDR:PORT, or --admin off"
+)]
+pub struct AdminError {
+    /// Which.
+    pub address: SocketAddr,
+    /// The kernel's answer.
+    pub source: io::Error,
+}
+
+/// Listens. The default port may be busy, for a second server say; one that was asked for (`explicit`) may not.
+pub(crate) async fn bind(listen: AdminListen, explicit: bool) -> Result<Option<TcpListener>, AdminError> {
+    let AdminListen::On(address) = listen else {
+        return Ok(None);
+    };
+    match TcpListener::bind(address).await {
+        Ok(listener) => {
+            if !address.ip().is_loopback() {
+                tracing::warn!(
+                    "the admin page on {address} has no authentication: keep strangers away from it"
+                );
+            }
+            Ok(Some(listener))
+        }
+        Err(source) if explicit => Err(AdminError { address, source }),
+        Err(error) => {
+            tracing::warn!(
+                "no admin page: cannot listen on tcp {address}: {error}; name an address with --admin"
+            );
+            Ok(None)
+        }
+    }
+}
+
+/// Says where the pages are.
+pub(crate) fn say_where(listener: Option<&TcpListener>) {
+    match listener.and_then(|listener| listener.local_addr().ok()) {
+        Some(address) => tracing::info!("admin page on http://{address}/ (metrics, healthz)"),
+        None => tracing::info!("no admin page"),
+    }
 }
 
 /// The pages.
@@ -41,14 +87,8 @@ pub fn router(state: AdminState) -> Router {
 }
 
 async fn show_metrics(State(state): State<AdminState>) -> Response {
-    let scrape = Scrape {
-        workers: (state.snapshots)(),
-        process: crate::process::ProcessUsage::read(),
-        draining: state.draining.load(Ordering::Relaxed),
-        log_lost: state.log_lost.load(Ordering::Relaxed),
-    };
-    match metrics::encode(scrape) {
-        Ok(text) => ([(header::CONTENT_TYPE, metrics::CONTENT_TYPE)], text).into_response(),
+    match (state.metrics)() {
+        Ok(text) => ([(header::CONTENT_TYPE, exposition::CONTENT_TYPE)], text).into_response(),
         Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()).into_response(),
     }
 }
@@ -63,8 +103,6 @@ async fn show_health(State(state): State<AdminState>) -> (StatusCode, &'static s
 
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::AtomicU64;
-
     use tokio::{
         io::{AsyncReadExt, AsyncWriteExt},
         net::{TcpListener, TcpStream},
@@ -87,9 +125,8 @@ mod tests {
 
     fn state() -> AdminState {
         AdminState {
-            snapshots: Arc::new(|| vec![WorkerSnapshot { allocations: 5, ..WorkerSnapshot::default() }]),
+            metrics: Arc::new(|| Ok("turnpike_allocations{worker=\"0\"} 5\n# EOF\n".to_owned())),
             draining: Arc::new(AtomicBool::new(false)),
-            log_lost: Arc::new(AtomicU64::new(0)),
         }
     }
 

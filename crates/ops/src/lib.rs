@@ -12,6 +12,10 @@
 pub mod admin;
 pub mod config;
 pub mod credentials;
+mod exposition;
+pub mod forward;
+mod limits;
+mod log_queue;
 pub mod logging;
 pub mod metrics;
 pub mod plan;
@@ -20,6 +24,7 @@ pub mod rest;
 pub mod secret;
 pub mod serve;
 pub mod session_log;
+mod signals;
 pub mod stop;
 pub mod turn_uri;
 

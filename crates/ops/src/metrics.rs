@@ -3,44 +3,48 @@
 //! Labels are `worker`, `direction`, `bound` and what the state machine names itself; no label has a value that a
 //! client chooses, so the number of time series is bounded.
 
-use std::fmt;
+use std::{
+    fmt,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+};
 
 use prometheus_client::{
     collector::Collector,
-    encoding::{DescriptorEncoder, NoLabelSet, text},
+    encoding::{DescriptorEncoder, NoLabelSet},
     metrics::MetricType,
-    registry::Registry,
 };
 use turnpike_relay::WorkerSnapshot;
 
-use crate::process::ProcessUsage;
-
-/// Media type of [`encode`]'s text.
-pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+use crate::{
+    exposition::{self, Common},
+    process::ProcessUsage,
+};
 
 /// Everything that one scrape shows.
 #[derive(Clone, Debug, Default)]
-pub struct Scrape {
+struct Scrape {
     /// One entry per worker.
-    pub workers: Vec<WorkerSnapshot>,
-    /// This process.
-    pub process: ProcessUsage,
-    /// Whether the server is about to stop.
-    pub draining: bool,
-    /// Log lines lost because the control thread lagged behind.
-    pub log_lost: u64,
+    workers: Vec<WorkerSnapshot>,
+    common: Common,
 }
 
-/// The exposition text.
-///
-/// # Errors
-/// None in practice: a `String` takes any text.
-pub fn encode(scrape: Scrape) -> Result<String, fmt::Error> {
-    let mut registry = Registry::with_prefix("turnpike");
-    registry.register_collector(Box::new(scrape));
-    let mut output = String::new();
-    text::encode(&mut output, &registry)?;
-    Ok(output)
+/// The exposition text of live snapshots, for the admin page.
+pub fn page(
+    snapshots: impl Fn() -> Vec<WorkerSnapshot> + Send + Sync + 'static,
+    draining: Arc<AtomicBool>,
+    log_lost: Arc<AtomicU64>,
+) -> Arc<dyn Fn() -> Result<String, fmt::Error> + Send + Sync> {
+    Arc::new(move || {
+        let common = Common {
+            process: ProcessUsage::read(),
+            draining: draining.load(Ordering::Relaxed),
+            log_lost: log_lost.load(Ordering::Relaxed),
+        };
+        exposition::encode(Scrape { workers: snapshots(), common })
+    })
 }
 
 impl Collector for Scrape {
@@ -51,18 +55,7 @@ impl Collector for Scrape {
         page.refused()?;
         page.received()?;
         page.sent()?;
-        page.process(&self.process)?;
-        page.gauge(
-            "draining",
-            "1 while the server takes no new allocations.",
-            f64::from(u8::from(self.draining)),
-        )?;
-        page.counter(
-            "log_lines_lost",
-            "Session log lines lost because the log was too slow.",
-            self.log_lost,
-        )?;
-        page.build()
+        self.common.encode(&mut page.encoder)
     }
 }
 
@@ -204,45 +197,6 @@ impl Page<'_, '_> {
         Ok(())
     }
 
-    #[expect(
-        clippy::cast_precision_loss,
-        reason = "gauges are floats by format, and these are far below 2^53"
-    )]
-    fn process(&mut self, usage: &ProcessUsage) -> fmt::Result {
-        if let Some(seconds) = usage.cpu_seconds {
-            self.encoder
-                .encode_descriptor(
-                    "process_cpu_seconds",
-                    "User and system CPU time.",
-                    None,
-                    MetricType::Counter,
-                )?
-                .encode_counter::<NoLabelSet, _, f64>(&seconds, None)?;
-        }
-        let gauges = [
-            (
-                "process_resident_memory_bytes",
-                "Resident memory.",
-                usage.resident_bytes.map(|bytes| bytes as f64),
-            ),
-            ("process_open_fds", "Open file descriptors.", usage.open_fds.map(|fds| fds as f64)),
-            ("process_max_fds", "Limit of open file descriptors.", usage.max_fds.map(|fds| fds as f64)),
-            ("process_start_time_seconds", "Start of the process, Unix time.", usage.start_time_seconds),
-        ];
-        for (name, help, value) in gauges {
-            if let Some(value) = value {
-                self.gauge(name, help, value)?;
-            }
-        }
-        Ok(())
-    }
-
-    fn build(&mut self) -> fmt::Result {
-        self.encoder
-            .encode_descriptor("build", "This program.", None, MetricType::Info)?
-            .encode_info(&[("version", env!("CARGO_PKG_VERSION"))])
-    }
-
     fn each(&mut self, name: &str, help: &str, value: impl Fn(&WorkerSnapshot) -> u64) -> fmt::Result {
         let mut metric = self.encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
         for (worker, snapshot) in numbered(self.workers) {
@@ -269,16 +223,6 @@ impl Page<'_, '_> {
             }
         }
         Ok(())
-    }
-
-    fn gauge(&mut self, name: &str, help: &str, value: f64) -> fmt::Result {
-        self.encoder.encode_descriptor(name, help, None, MetricType::Gauge)?.encode_gauge(&value)
-    }
-
-    fn counter(&mut self, name: &str, help: &str, value: u64) -> fmt::Result {
-        self.encoder
-            .encode_descriptor(name, help, None, MetricType::Counter)?
-            .encode_counter::<NoLabelSet, _, f64>(&value, None)
     }
 }
 
@@ -314,6 +258,7 @@ mod tests {
     use std::collections::HashMap;
 
     use super::*;
+    use crate::exposition::encode;
 
     fn scrape() -> Scrape {
         let mut first = WorkerSnapshot { allocations: 3, wakeups: 11, ..WorkerSnapshot::default() };
@@ -324,7 +269,10 @@ mod tests {
         first.rx.batch[3] = 4;
         first.rx.batch[11] = 2;
         first.tx.too_big = 5;
-        Scrape { workers: vec![first, WorkerSnapshot::default()], log_lost: 2, ..Scrape::default() }
+        Scrape {
+            workers: vec![first, WorkerSnapshot::default()],
+            common: Common { log_lost: 2, ..Common::default() },
+        }
     }
 
     /// Reads the format strictly: every sample belongs to the family declared last, and stands there once.

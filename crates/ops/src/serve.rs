@@ -2,8 +2,7 @@
 //! stop.
 
 use std::{
-    io::{self, IsTerminal, Write},
-    net::SocketAddr,
+    io::{self, Write},
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -13,19 +12,19 @@ use std::{
 
 use tokio::{
     net::TcpListener,
-    signal::unix::{Signal, SignalKind, signal},
     time::{Instant, sleep},
 };
 use turnpike_relay::{CredentialStore, Relay, SessionLog, StartError};
 use turnpike_turn::server::NonceKey;
 
 use crate::{
-    admin::{self, AdminState},
-    config::{AdminListen, ConfigErrors, Loaded, Settings, Sources, User, UserSecret},
+    admin::{self, AdminError, AdminState},
+    config::{ConfigErrors, Loaded, Settings, Sources, User, UserSecret},
     credentials::Credentials,
-    logging,
+    limits, logging, metrics,
     plan::{self, Plan},
     session_log::{SessionLogWriter, session_log},
+    signals::{Signals, Wish},
 };
 
 /// How often a drain looks whether the last session is gone.
@@ -47,15 +46,8 @@ pub enum ServeError {
     #[error(transparent)]
     Start(#[from] StartError),
     /// The admin address that was asked for cannot be had.
-    #[error(
-        "cannot serve the admin page on tcp {address}: {source}; choose another with --admin ADDR:PORT, or --admin off"
-    )]
-    Admin {
-        /// Which.
-        address: SocketAddr,
-        /// The kernel's answer.
-        source: io::Error,
-    },
+    #[error(transparent)]
+    Admin(#[from] AdminError),
     /// A worker ended by itself.
     #[error(
         "a worker has ended though nobody stopped it; the log lines above may say why, and a restart helps"
@@ -90,12 +82,6 @@ struct Control<'a> {
     draining: Arc<AtomicBool>,
 }
 
-/// What made the control thread stop waiting.
-enum Wish {
-    Drain(Duration),
-    Reload,
-}
-
 impl<'a> Control<'a> {
     async fn run(sources: &'a Sources, loaded: Loaded, out: &mut dyn Write) -> Result<(), ServeError> {
         // Before anything else, so that no signal finds its default action while sessions exist.
@@ -111,7 +97,7 @@ impl<'a> Control<'a> {
         let plan = Plan::new(&settings, nonce_key);
         raise_open_files(&plan);
 
-        let admin = bind_admin(&settings).await?;
+        let admin = admin::bind(settings.admin, settings.is_explicit("admin.listen")).await?;
         let (logger, writer) = session_log();
         let log_lost = logger.lost_counter();
         let log: Arc<dyn SessionLog> = Arc::new(logger);
@@ -136,9 +122,12 @@ impl<'a> Control<'a> {
             // Weak, so that the last owner can stop the relay while a scrape is under way.
             let relay = Arc::downgrade(&control.relay);
             let state = AdminState {
-                snapshots: Arc::new(move || relay.upgrade().map_or_else(Vec::new, |relay| relay.snapshots())),
+                metrics: metrics::page(
+                    move || relay.upgrade().map_or_else(Vec::new, |relay| relay.snapshots()),
+                    Arc::clone(&control.draining),
+                    log_lost,
+                ),
                 draining: Arc::clone(&control.draining),
-                log_lost,
             };
             tokio::spawn(axum::serve(listener, admin::router(state)).into_future());
         }
@@ -154,7 +143,7 @@ impl<'a> Control<'a> {
         let mut failed = false;
         loop {
             tokio::select! {
-                wish = signals.next(&self.settings) => match wish {
+                wish = signals.next(self.settings.shutdown_deadline) => match wish {
                     Wish::Reload => self.reload(),
                     Wish::Drain(patience) => {
                         self.drain(signals, patience).await;
@@ -198,7 +187,7 @@ impl<'a> Control<'a> {
             }
             tokio::select! {
                 () = sleep(DRAIN_POLL.min(patience - waited)) => {}
-                wish = signals.next(&self.settings) => match wish {
+                wish = signals.next(self.settings.shutdown_deadline) => match wish {
                     Wish::Drain(_) => {
                         tracing::warn!("second signal: stopping at once");
                         break;
@@ -249,70 +238,9 @@ impl<'a> Control<'a> {
     }
 }
 
-struct Signals {
-    terminate: Signal,
-    interrupt: Signal,
-    hangup: Signal,
-}
-
-impl Signals {
-    fn new() -> io::Result<Self> {
-        Ok(Self {
-            terminate: signal(SignalKind::terminate())?,
-            interrupt: signal(SignalKind::interrupt())?,
-            hangup: signal(SignalKind::hangup())?,
-        })
-    }
-
-    async fn next(&mut self, settings: &Settings) -> Wish {
-        let patience = Duration::from_secs(settings.shutdown_deadline.into());
-        tokio::select! {
-            _ = self.terminate.recv() => Wish::Drain(patience),
-            _ = self.interrupt.recv() => {
-                // Ctrl-C: somebody sits there and waits.
-                let quick = io::stdin().is_terminal();
-                Wish::Drain(if quick { Duration::ZERO } else { patience })
-            }
-            _ = self.hangup.recv() => Wish::Reload,
-        }
-    }
-}
-
-/// The default admin port may be busy, for a second server say; one that was asked for may not.
-async fn bind_admin(settings: &Settings) -> Result<Option<TcpListener>, ServeError> {
-    let AdminListen::On(address) = settings.admin else {
-        return Ok(None);
-    };
-    match TcpListener::bind(address).await {
-        Ok(listener) => {
-            if !address.ip().is_loopback() {
-                tracing::warn!(
-                    "the admin page on {address} has no authentication: keep strangers away from it"
-                );
-            }
-            Ok(Some(listener))
-        }
-        Err(source) if settings.is_explicit("admin.listen") => Err(ServeError::Admin { address, source }),
-        Err(error) => {
-            tracing::warn!(
-                "no admin page: cannot listen on tcp {address}: {error}; name an address with --admin"
-            );
-            Ok(None)
-        }
-    }
-}
-
 fn raise_open_files(plan: &Plan) {
-    let needed = plan.open_files();
-    match turnpike_net::limits::raise_open_files(needed) {
-        Ok(limit) if limit < needed => tracing::warn!(
-            "the limit of open files is {limit}, {} allocations may need {needed}; raise it with `ulimit -n {needed}` \
-             or LimitNOFILE=, or lower limits.allocations",
-            plan.config.max_allocations
-        ),
-        Ok(_) => {}
-        Err(error) => tracing::warn!("cannot raise the limit of open files to {needed}: {error}"),
-    }
+    let subject = format!("{} allocations", plan.config.max_allocations);
+    limits::raise_open_files(plan.open_files(), &subject, "limits.allocations");
 }
 
 fn say_what_started(plan: &Plan, relay: &Relay, admin: Option<&TcpListener>) {
@@ -330,10 +258,7 @@ fn say_what_started(plan: &Plan, relay: &Relay, admin: Option<&TcpListener>) {
         }
     }
     tracing::info!("data path {}: {}; workers: {}", config.datapath, plan.datapath_reason, config.workers);
-    match admin.and_then(|listener| listener.local_addr().ok()) {
-        Some(address) => tracing::info!("admin page on http://{address}/ (metrics, healthz)"),
-        None => tracing::info!("no admin page"),
-    }
+    admin::say_where(admin);
     for note in &plan.notes {
         tracing::warn!("{note}");
     }

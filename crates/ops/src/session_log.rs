@@ -2,65 +2,33 @@
 //! never wait; the control thread writes the lines.
 
 use std::{
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering},
-    },
-    time::{Duration, Instant},
+    sync::{Arc, atomic::AtomicU64},
+    time::Instant,
 };
 
-use tokio::sync::mpsc;
 use turnpike_relay::SessionLog;
 use turnpike_turn::server::{ClosedReason, CredentialRefusal, Effect};
 
-/// Effects that may wait for the control thread: twice the default limit of allocations, so that a stop loses none of their
-/// lines. Beyond that lines are lost and counted rather than a worker held up. The queue grows as needed; an entry has
-/// about 200 bytes.
-const BACKLOG: usize = 32_768;
-
-/// Lines written in one go.
-const BATCH: usize = 1024;
-/// After that: a writer that waits for the next effect costs the worker a wake-up of another thread (two system calls)
-/// for each session, one that looks again a little later costs it none.
-const PAUSE: Duration = Duration::from_millis(20);
+use crate::log_queue::{BACKLOG, LogReceiver, LogSender, RefusalLimit, log_queue};
 
 /// The workers' end.
-pub struct SessionLogger {
-    sender: mpsc::Sender<(usize, Effect)>,
-    lost: Arc<AtomicU64>,
-}
+pub struct SessionLogger(LogSender<(usize, Effect)>);
 
 /// The control thread's end.
-pub struct SessionLogWriter {
-    receiver: mpsc::Receiver<(usize, Effect)>,
-    lost: Arc<AtomicU64>,
-    lost_reported: u64,
-    refusals: RefusalLimit,
-}
+pub struct SessionLogWriter(LogReceiver<(usize, Effect)>);
 
 /// Both ends of a session log.
 #[must_use]
 pub fn session_log() -> (SessionLogger, SessionLogWriter) {
-    with_backlog(BACKLOG)
-}
-
-fn with_backlog(backlog: usize) -> (SessionLogger, SessionLogWriter) {
-    let (sender, receiver) = mpsc::channel(backlog);
-    let lost = Arc::new(AtomicU64::new(0));
-    let writer = SessionLogWriter {
-        receiver,
-        lost: Arc::clone(&lost),
-        lost_reported: 0,
-        refusals: RefusalLimit::default(),
-    };
-    (SessionLogger { sender, lost }, writer)
+    let (sender, receiver) = log_queue(BACKLOG);
+    (SessionLogger(sender), SessionLogWriter(receiver))
 }
 
 impl SessionLogger {
     /// Counts lines that were lost because the control thread lagged behind.
     #[must_use]
     pub fn lost_counter(&self) -> Arc<AtomicU64> {
-        Arc::clone(&self.lost)
+        self.0.lost_counter()
     }
 }
 
@@ -71,68 +39,34 @@ impl SessionLog for SessionLogger {
             Effect::Closed { .. } | Effect::Refused { .. } => true,
             _ => false,
         };
-        if wanted && self.sender.try_send((worker, effect.clone())).is_err() {
-            self.lost.fetch_add(1, Ordering::Relaxed);
+        if wanted {
+            self.0.send((worker, effect.clone()));
         }
     }
 }
 
 impl SessionLogWriter {
     /// Writes lines until the last worker is gone.
-    pub async fn run(mut self) {
+    pub async fn run(self) {
         let start = Instant::now();
-        let mut batch = Vec::new();
-        while self.receiver.recv_many(&mut batch, BATCH).await > 0 {
-            for (worker, mut effect) in batch.drain(..) {
-                let wanted = match &mut effect {
-                    Effect::Refused { suppressed, .. } => self.refusals.admit(start.elapsed(), suppressed),
-                    _ => true,
-                };
-                if wanted {
-                    write(worker, &effect);
+        // Each worker bounds its own refusals; this is for servers with many cores.
+        let mut refusals = RefusalLimit::default();
+        self.0
+            .run(|batch, lost| {
+                for (worker, mut effect) in batch.drain(..) {
+                    let wanted = match &mut effect {
+                        Effect::Refused { suppressed, .. } => refusals.admit(start.elapsed(), suppressed),
+                        _ => true,
+                    };
+                    if wanted {
+                        write(worker, &effect);
+                    }
                 }
-            }
-            self.report_lost();
-            if self.receiver.len() < BATCH {
-                tokio::time::sleep(PAUSE).await;
-            }
-        }
-    }
-
-    fn report_lost(&mut self) {
-        let lost = self.lost.load(Ordering::Relaxed);
-        if lost > self.lost_reported && self.receiver.is_empty() {
-            tracing::warn!(target: "turnpike::session", lines = lost - self.lost_reported, "session log lines lost");
-            self.lost_reported = lost;
-        }
-    }
-}
-
-/// How many refusals become lines: a token bucket over all workers. Each worker bounds its own, but a stranger's guesses must
-/// not fill the disk of a server with many cores; the counters count them all.
-#[derive(Default)]
-struct RefusalLimit {
-    /// The bucket as a time: full when this lies in the past, empty when `BURST` seconds ahead.
-    drained: Duration,
-    suppressed: u64,
-}
-
-impl RefusalLimit {
-    /// Lines at once.
-    const BURST: u32 = 20;
-    /// One more line each.
-    const INTERVAL: Duration = Duration::from_secs(1);
-
-    /// Whether this refusal becomes a line; if so, `suppressed` also counts those that did not since the last line.
-    fn admit(&mut self, now: Duration, suppressed: &mut u64) -> bool {
-        let drained = self.drained.max(now) + Self::INTERVAL;
-        if drained > now + Self::INTERVAL * Self::BURST {
-            self.suppressed += *suppressed + 1;
-            return false;
-        }
-        self.drained = drained;
-        *suppressed += std::mem::take(&mut self.suppressed);
-        true
+                if lost > 0 {
+                    tracing::warn!(target: "turnpike::session", lines = lost, "session log lines lost");
+                }
+            })
+            .await;
     }
 }
 
@@ -274,32 +208,5 @@ mod tests {
                 )
             );
         }
-    }
-
-    #[test]
-    fn twenty_refusals_at_once_then_one_a_second_and_the_rest_is_counted() {
-        let mut limit = RefusalLimit::default();
-        let mut admitted = |seconds: u64, tries: usize| {
-            (0..tries)
-                .filter_map(|_| {
-                    let mut suppressed = 1;
-                    limit.admit(Duration::from_secs(seconds), &mut suppressed).then_some(suppressed)
-                })
-                .collect::<Vec<u64>>()
-        };
-        assert_eq!(admitted(5, 100), vec![1; 20]);
-        // 80 lines with one suppressed refusal each stand for 160, and this one brings its own.
-        assert_eq!(admitted(6, 100), [161]);
-        assert_eq!(admitted(8, 3), [99 * 2 + 1, 1]);
-    }
-
-    #[test]
-    fn a_full_backlog_loses_lines_and_counts_them() {
-        let (logger, mut writer) = with_backlog(2);
-        for _ in 0..5 {
-            logger.effect(0, &refused(CredentialRefusal::WrongKey));
-        }
-        assert_eq!(logger.lost_counter().load(Ordering::Relaxed), 3);
-        assert!(writer.receiver.try_recv().is_ok());
     }
 }

@@ -6,6 +6,11 @@
 
 mod bad_config;
 mod exhaustion;
+mod forward_access;
+mod forward_bad_rules;
+mod forward_drain;
+mod forward_formats;
+mod forward_reload;
 mod graceful_stop;
 mod harness;
 mod interop;

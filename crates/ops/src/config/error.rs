@@ -21,12 +21,19 @@ pub enum Origin {
     Environment(String),
     /// A command line flag, with its dashes.
     Flag(&'static str),
+    /// A place in a command line argument; the column counts characters from 1.
+    Argument {
+        /// The argument.
+        text: String,
+        /// Column.
+        column: usize,
+    },
 }
 
 impl Origin {
     /// Whether values from here are always text, so that `"4"` stands for the number 4.
     pub(crate) fn is_textual(&self) -> bool {
-        matches!(self, Self::Environment(_) | Self::Flag(_))
+        matches!(self, Self::Environment(_) | Self::Flag(_) | Self::Argument { .. })
     }
 }
 
@@ -38,6 +45,7 @@ impl fmt::Display for Origin {
             Self::File { path, line, column } => write!(f, "{}:{line}:{column}", path.display()),
             Self::Environment(name) => write!(f, "environment variable {name}"),
             Self::Flag(flag) => write!(f, "flag {flag}"),
+            Self::Argument { text, column } => write!(f, "argument {text}, column {column}"),
         }
     }
 }
@@ -79,6 +87,21 @@ impl std::error::Error for ConfigError {}
 /// All mistakes of a configuration, at least one, in the order of the file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConfigErrors(pub Vec<ConfigError>);
+
+impl ConfigErrors {
+    /// In the order of the file, then of the other sources.
+    pub(crate) fn sorted(mut problems: Vec<ConfigError>) -> Self {
+        problems.sort_by_key(|problem| match &problem.origin {
+            Origin::File { line, column, .. } => (0, *line, *column),
+            Origin::Default => (1, 0, 0),
+            Origin::Environment(_) => (2, 0, 0),
+            Origin::Flag(_) => (3, 0, 0),
+            // A stable sort: arguments are told in their own order.
+            Origin::Argument { .. } => (4, 0, 0),
+        });
+        Self(problems)
+    }
+}
 
 impl fmt::Display for ConfigErrors {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

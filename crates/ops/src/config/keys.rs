@@ -1,4 +1,4 @@
-//! The table of all keys: name, what is expected, how it is read, how it is shown. Files, environment, flags,
+//! The table of all keys of `serve`. Files, environment, flags,
 //! `check-config` and reload all work from this table, so that a key exists everywhere or nowhere.
 
 use std::{net::IpAddr, ops::RangeInclusive};
@@ -7,61 +7,18 @@ use turnpike_relay::RelayAddress;
 use turnpike_turn::server::Cidr;
 
 use super::{
-    AdminListen, LogFormat, Settings, StoredKey, User, UserSecret,
+    Settings, StoredKey, User, UserSecret,
+    key::{
+        self, KeySpec, expected, scalar,
+        show::{self, list, quoted, strings},
+    },
     read::Reader,
     source::{Node, Value},
 };
 use crate::secret::{MASK, Secret};
 
-/// One key.
-pub(crate) struct KeySpec {
-    /// `section.key`.
-    pub(crate) path: &'static str,
-    /// Completes "expected ...".
-    pub(crate) expected: &'static str,
-    /// Flags repeat and environment variables are split at commas.
-    pub(crate) list: bool,
-    /// Its value must not be shown, and `TURNPIKE_..._FILE` works.
-    pub(crate) secret: bool,
-    /// Whether a reload applies it.
-    pub(crate) reload: bool,
-    /// Reads a value into the settings; whether that worked.
-    pub(crate) apply: fn(&mut Reader<'_>, &Node, &mut Settings) -> Option<()>,
-    /// The effective value as TOML, secrets masked.
-    pub(crate) show: fn(&Settings) -> String,
-}
-
-impl KeySpec {
-    pub(crate) fn section(&self) -> &'static str {
-        self.path.split_once('.').map_or(self.path, |(section, _)| section)
-    }
-
-    pub(crate) fn name(&self) -> &'static str {
-        self.path.split_once('.').map_or(self.path, |(_, name)| name)
-    }
-
-    pub(crate) fn variable(&self) -> String {
-        format!("TURNPIKE_{}", self.path.replace('.', "_").to_uppercase())
-    }
-}
-
-/// A key that is no list and no secret; `reload` as given.
-macro_rules! scalar {
-    ($path:literal, reload: $reload:literal, $expected:literal, $apply:expr, $show:expr $(,)?) => {
-        KeySpec {
-            path: $path,
-            expected: $expected,
-            list: false,
-            secret: false,
-            reload: $reload,
-            apply: $apply,
-            show: $show,
-        }
-    };
-}
-
 /// All keys, section by section, in the order in which they are shown.
-pub(crate) static KEYS: &[KeySpec] = &[
+pub(crate) static KEYS: &[KeySpec<Settings>] = &[
     KeySpec {
         path: "server.listen",
         expected: "a list of \"ADDR:PORT\" such as [\"0.0.0.0:3478\", \"[::]:3478\"]",
@@ -106,29 +63,22 @@ pub(crate) static KEYS: &[KeySpec] = &[
     scalar!(
         "server.workers",
         reload: false,
-        "a number of threads, 1 to 1024, or \"auto\" for one per core",
+        expected::WORKERS,
         |reader, node, settings| {
-            settings.workers = match &node.value {
-                Value::Text(text) if text == "auto" => None,
-                _ => Some(reader.integer(node, &(1..=1024))?),
-            };
+            settings.workers = key::workers(reader, node)?;
             Some(())
         },
-        |settings| settings.workers.map_or_else(|| quoted("auto"), |workers| workers.to_string()),
+        |settings| show::workers(settings.workers),
     ),
     scalar!(
         "server.datapath",
         reload: false,
-        "\"auto\", \"basic\", \"mmsg\" or \"gso\"",
+        expected::DATAPATH,
         |reader, node, settings| {
-            settings.datapath = reader.parsed(node, |text| match text {
-                // `Datapath::from_str("auto")` asks the kernel, and nothing here may open a socket.
-                "auto" => Ok(None),
-                other => other.parse().map(Some).map_err(|_| ""),
-            })?;
+            settings.datapath = key::datapath(reader, node)?;
             Some(())
         },
-        |settings| settings.datapath.map_or_else(|| quoted("auto"), |step| quoted(&step.to_string())),
+        |settings| show::datapath(settings.datapath),
     ),
     KeySpec {
         path: "relay.addresses",
@@ -341,27 +291,19 @@ pub(crate) static KEYS: &[KeySpec] = &[
     scalar!(
         "admin.listen",
         reload: false,
-        "\"ADDR:PORT\" or \"off\"",
+        expected::ADMIN,
         |reader, node, settings| {
-            settings.admin = reader.parsed(node, |text| match text {
-                "off" => Ok(AdminListen::Off),
-                address => address.parse().map(AdminListen::On).map_err(|_| ""),
-            })?;
+            settings.admin = key::admin(reader, node)?;
             Some(())
         },
-        |settings| match settings.admin {
-            AdminListen::Off => quoted("off"),
-            AdminListen::On(address) => quoted(&address.to_string()),
-        },
+        |settings| show::admin(settings.admin),
     ),
     scalar!(
         "log.level",
         reload: false,
-        "error, warn, info, debug, trace, off, or a filter such as \"info,turnpike_relay=debug\"",
+        expected::LOG_LEVEL,
         |reader, node, settings| {
-            settings.log_level = reader.parsed(node, |text| {
-                crate::logging::check_filter(text).map(|()| text.to_owned())
-            })?;
+            settings.log_level = key::log_level(reader, node)?;
             Some(())
         },
         |settings| quoted(&settings.log_level),
@@ -369,26 +311,17 @@ pub(crate) static KEYS: &[KeySpec] = &[
     scalar!(
         "log.format",
         reload: false,
-        "\"text\" or \"json\"",
+        expected::LOG_FORMAT,
         |reader, node, settings| {
-            settings.log_format = reader.parsed(node, |text| match text {
-                "text" => Ok(LogFormat::Text),
-                "json" => Ok(LogFormat::Json),
-                _ => Err(""),
-            })?;
+            settings.log_format = key::log_format(reader, node)?;
             Some(())
         },
-        |settings| {
-            quoted(match settings.log_format {
-                LogFormat::Text => "text",
-                LogFormat::Json => "json",
-            })
-        },
+        |settings| show::log_format(settings.log_format),
     ),
     scalar!(
         "shutdown.deadline",
         reload: true,
-        "seconds, 0 to 86400",
+        expected::DEADLINE,
         |reader, node, settings| {
             settings.shutdown_deadline = reader.integer(node, &(0..=86_400))?;
             Some(())
@@ -492,16 +425,4 @@ fn stored_key(reader: &mut Reader<'_>, node: &Node) -> Option<StoredKey> {
 /// USERNAME is less than 509 bytes (RFC 8489 section 14.3); a colon would make the long-term key ambiguous.
 fn is_username(name: &str) -> bool {
     (1..=508).contains(&name.len()) && !name.contains(|c: char| c.is_control() || c == ':')
-}
-
-fn strings<T: ToString>(items: &[T]) -> String {
-    list(items.iter().map(|item| quoted(&item.to_string())))
-}
-
-fn list(items: impl Iterator<Item = String>) -> String {
-    format!("[{}]", items.collect::<Vec<_>>().join(", "))
-}
-
-fn quoted(text: &str) -> String {
-    toml::Value::String(text.to_owned()).to_string()
 }

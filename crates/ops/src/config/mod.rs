@@ -4,14 +4,14 @@
 //! Loading opens no socket.
 
 mod check;
-mod error;
+pub(crate) mod error;
+pub(crate) mod key;
 mod keys;
-mod read;
-mod source;
+pub(crate) mod read;
+pub(crate) mod source;
 
 use std::{
     collections::BTreeMap,
-    fmt::Write as _,
     net::{Ipv4Addr, Ipv6Addr, SocketAddr},
     ops::RangeInclusive,
     path::{Path, PathBuf},
@@ -26,7 +26,8 @@ pub use source::Flags;
 
 use self::{
     error::nearest,
-    keys::{KEYS, KeySpec},
+    key::KeySpec,
+    keys::KEYS,
     read::Reader,
     source::{Entry, Node, Value},
 };
@@ -147,26 +148,13 @@ impl Settings {
     /// The settings as a TOML file with each value's origin, secrets masked.
     #[must_use]
     pub fn to_toml(&self) -> String {
-        let mut text = String::new();
-        let mut section = "";
-        for spec in KEYS {
-            if spec.section() != section {
-                let gap = if section.is_empty() { "" } else { "\n" };
-                section = spec.section();
-                let _ = writeln!(text, "{gap}[{section}]");
-            }
-            let _ = writeln!(text, "{} = {} # {}", spec.name(), (spec.show)(self), self.origin(spec.path));
-        }
-        text
+        key::table_as_toml(KEYS, self, &self.origins)
     }
 
     /// Keys whose value differs in `new` but which a running server cannot change.
     #[must_use]
     pub fn unchangeable(&self, new: &Self) -> Vec<&'static str> {
-        KEYS.iter()
-            .filter(|spec| !spec.reload && (spec.show)(self) != (spec.show)(new))
-            .map(|spec| spec.path)
-            .collect()
+        key::unchangeable(KEYS, self, new)
     }
 }
 
@@ -294,42 +282,62 @@ impl Sources {
     }
 
     fn merge(&self, file: &[Entry], mut problems: Vec<ConfigError>) -> Result<Loaded, ConfigErrors> {
-        let from_file = sort_out(file, &mut problems);
         let mut settings = Settings::default();
-        for spec in KEYS {
-            let environment = source::environment_node(spec, &self.environment, &mut problems);
+        let mut origins = BTreeMap::new();
+        self.apply(KEYS, file, &mut settings, &mut origins, &mut problems);
+        settings.origins = origins;
+        check::combinations(&settings, &mut problems);
+        if !problems.is_empty() {
+            return Err(ConfigErrors::sorted(problems));
+        }
+        Ok(Loaded { settings, warnings: self.unknown_variables() })
+    }
+
+    /// Reads every key of a table from the entries of a file, the environment and the flags; `origins` learns who set what.
+    pub(crate) fn apply<S>(
+        &self,
+        keys: &'static [KeySpec<S>],
+        file: &[Entry],
+        settings: &mut S,
+        origins: &mut BTreeMap<&'static str, Origin>,
+        problems: &mut Vec<ConfigError>,
+    ) {
+        let from_file = sort_out(keys, file, problems);
+        for spec in keys {
+            let environment = source::environment_node(spec, &self.environment, problems);
             let file = from_file.get(spec.path).map(|node| (*node).clone());
             // All sources are judged, though only the strongest counts: a mistake that a flag hides today is one
             // that surfaces on the day the flag goes.
             for node in [file, environment, self.flags.node(spec)].into_iter().flatten() {
                 let origin = node.origin.clone();
-                let mut reader = Reader { spec, problems: &mut problems };
-                if (spec.apply)(&mut reader, &node, &mut settings).is_some() {
-                    settings.origins.insert(spec.path, origin);
+                let mut reader = Reader::new(spec, problems);
+                if (spec.apply)(&mut reader, &node, settings).is_some() {
+                    origins.insert(spec.path, origin);
                 }
             }
         }
-        check::combinations(&settings, &mut problems);
-        if !problems.is_empty() {
-            problems.sort_by_key(|problem| match &problem.origin {
-                Origin::File { line, column, .. } => (0, *line, *column),
-                Origin::Default => (1, 0, 0),
-                Origin::Environment(_) => (2, 0, 0),
-                Origin::Flag(_) => (3, 0, 0),
-            });
-            return Err(ConfigErrors(problems));
-        }
-        Ok(Loaded { settings, warnings: source::unknown_variables(&self.environment) })
+    }
+
+    /// Sentences about variables of the environment that look like ours.
+    pub(crate) fn unknown_variables(&self) -> Vec<String> {
+        let mut known: Vec<String> = KEYS.iter().flat_map(KeySpec::variables).collect();
+        known.extend(crate::forward::variables());
+        known.extend(["TURNPIKE_CONFIG".to_owned(), "TURNPIKE_LOAD_USER".to_owned()]);
+        source::unknown_variables(&self.environment, &known)
     }
 }
 
 /// The file's values by key path; unknown sections and keys become problems.
-fn sort_out<'a>(entries: &'a [Entry], problems: &mut Vec<ConfigError>) -> BTreeMap<&'static str, &'a Node> {
+fn sort_out<'a, S>(
+    table: &'static [KeySpec<S>],
+    entries: &'a [Entry],
+    problems: &mut Vec<ConfigError>,
+) -> BTreeMap<&'static str, &'a Node> {
     let mut known = BTreeMap::new();
     for section in entries {
-        let keys: Vec<&KeySpec> = KEYS.iter().filter(|spec| spec.section() == section.key).collect();
+        let keys: Vec<&KeySpec<S>> = table.iter().filter(|spec| spec.section() == section.key).collect();
         if keys.is_empty() {
-            problems.push(unknown_section(section));
+            problems.push(unknown_section(table, section));
             continue;
         }
         let Value::Table(members) = &section.node.value else {
@@ -347,18 +355,18 @@ fn sort_out<'a>(entries: &'a [Entry], problems: &mut Vec<ConfigError>) -> BTreeM
                 Some(spec) => {
                     known.insert(spec.path, &member.node);
                 }
-                None => problems.push(unknown_key(section, member, &keys)),
+                None => problems.push(unknown_key(table, section, member, &keys)),
             }
         }
     }
     known
 }
 
-fn unknown_section(section: &Entry) -> ConfigError {
-    let mut sections: Vec<&str> = KEYS.iter().map(KeySpec::section).collect();
+fn unknown_section<S>(table: &'static [KeySpec<S>], section: &Entry) -> ConfigError {
+    let mut sections: Vec<&str> = table.iter().map(KeySpec::section).collect();
     sections.dedup();
     let is_table = matches!(section.node.value, Value::Table(_));
-    let elsewhere = KEYS.iter().find(|spec| !is_table && spec.name() == section.key).map(|spec| spec.path);
+    let elsewhere = table.iter().find(|spec| !is_table && spec.name() == section.key).map(|spec| spec.path);
     ConfigError {
         origin: section.origin.clone(),
         key: section.key.clone(),
@@ -368,9 +376,14 @@ fn unknown_section(section: &Entry) -> ConfigError {
     }
 }
 
-fn unknown_key(section: &Entry, member: &Entry, keys: &[&KeySpec]) -> ConfigError {
+fn unknown_key<S>(
+    table: &'static [KeySpec<S>],
+    section: &Entry,
+    member: &Entry,
+    keys: &[&KeySpec<S>],
+) -> ConfigError {
     let names: Vec<&str> = keys.iter().map(|spec| spec.name()).collect();
-    let elsewhere = KEYS.iter().find(|spec| spec.name() == member.key).map(|spec| spec.path);
+    let elsewhere = table.iter().find(|spec| spec.name() == member.key).map(|spec| spec.path);
     ConfigError {
         origin: member.origin.clone(),
         key: format!("{}.{}", section.key, member.key),

@@ -4,17 +4,23 @@ use std::{fmt::Display, ops::RangeInclusive, str::FromStr};
 
 use super::{
     error::{ConfigError, nearest},
-    keys::KeySpec,
+    key::KeySpec,
     source::{Entry, Node, Value},
 };
 
 /// Reads the value of one key; every refusal becomes a [`ConfigError`] and `None`.
 pub(crate) struct Reader<'a> {
-    pub(crate) spec: &'static KeySpec,
-    pub(crate) problems: &'a mut Vec<ConfigError>,
+    path: &'static str,
+    expected: &'static str,
+    secret: bool,
+    problems: &'a mut Vec<ConfigError>,
 }
 
-impl Reader<'_> {
+impl<'a> Reader<'a> {
+    pub(crate) fn new<S>(spec: &KeySpec<S>, problems: &'a mut Vec<ConfigError>) -> Self {
+        Self { path: spec.path, expected: spec.expected, secret: spec.secret, problems }
+    }
+
     pub(crate) fn text(&mut self, node: &Node) -> Option<String> {
         match &node.value {
             Value::Text(text) => Some(text.clone()),
@@ -95,7 +101,7 @@ impl Reader<'_> {
             good = false;
             self.problems.push(ConfigError {
                 origin: entry.origin.clone(),
-                key: format!("{}.{}", self.spec.path, entry.key),
+                key: format!("{}.{}", self.path, entry.key),
                 problem: "unknown key".to_owned(),
                 expected: format!("one of {}", allowed.join(", ")),
                 suggestion: nearest(&entry.key, allowed.iter().copied()).map(str::to_owned),
@@ -106,16 +112,16 @@ impl Reader<'_> {
 
     /// Reports that `node` is not what the key expects.
     pub(crate) fn refuse<T>(&mut self, node: &Node, detail: Option<String>) -> Option<T> {
-        let found = if self.spec.secret { kind_of(node).to_owned() } else { shown(node) };
+        let found = if self.secret { kind_of(node).to_owned() } else { shown(node) };
         let problem = match detail.filter(|detail| !detail.is_empty()) {
             Some(detail) => format!("found {found}: {detail}"),
             None => format!("found {found}"),
         };
         self.problems.push(ConfigError {
             origin: node.origin.clone(),
-            key: self.spec.path.to_owned(),
+            key: self.path.to_owned(),
             problem,
-            expected: self.spec.expected.to_owned(),
+            expected: self.expected.to_owned(),
             suggestion: None,
         });
         None
@@ -133,7 +139,8 @@ fn kind_of(node: &Node) -> &'static str {
     }
 }
 
-fn shown(node: &Node) -> String {
+/// A value as messages quote it.
+pub(crate) fn shown(node: &Node) -> String {
     match &node.value {
         Value::Text(text) if node.origin.is_textual() => format!("{text:?}"),
         Value::Text(text) => format!("the string {text:?}"),

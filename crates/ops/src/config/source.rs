@@ -12,7 +12,7 @@ use toml::{
 
 use super::{
     error::{ConfigError, Origin, nearest},
-    keys::{KEYS, KeySpec},
+    key::KeySpec,
 };
 
 /// A value and where it stands.
@@ -62,7 +62,7 @@ impl Flags {
         }
     }
 
-    pub(crate) fn node(&self, spec: &KeySpec) -> Option<Node> {
+    pub(crate) fn node<S>(&self, spec: &KeySpec<S>) -> Option<Node> {
         let (_, flag, values) = self.0.iter().find(|(key, ..)| *key == spec.path)?;
         let origin = Origin::Flag(flag);
         Some(textual(spec, values.iter().map(String::as_str), &origin))
@@ -71,8 +71,8 @@ impl Flags {
 
 /// What the environment says about `spec`: `TURNPIKE_SECTION_KEY`, or for secrets a file named by
 /// `TURNPIKE_SECTION_KEY_FILE`. Lists are separated by commas, in a file by line ends.
-pub(crate) fn environment_node(
-    spec: &KeySpec,
+pub(crate) fn environment_node<S>(
+    spec: &KeySpec<S>,
     environment: &[(String, String)],
     problems: &mut Vec<ConfigError>,
 ) -> Option<Node> {
@@ -122,19 +122,9 @@ pub(crate) fn environment_node(
     }
 }
 
-/// Variables that look like ours and are none. No errors: Kubernetes, for one, sets `TURNPIKE_PORT` and the like in
+/// Variables that look like ours and are none of `known`. No errors: Kubernetes, for one, sets `TURNPIKE_PORT` and the like in
 /// every container beside a service named `turnpike`.
-pub(crate) fn unknown_variables(environment: &[(String, String)]) -> Vec<String> {
-    let known: Vec<String> = KEYS
-        .iter()
-        .flat_map(|spec| {
-            let name = spec.variable();
-            let file = spec.secret.then(|| format!("{name}_FILE"));
-            [Some(name), file]
-        })
-        .flatten()
-        .chain(["TURNPIKE_CONFIG".to_owned(), "TURNPIKE_LOAD_USER".to_owned()])
-        .collect();
+pub(crate) fn unknown_variables(environment: &[(String, String)], known: &[String]) -> Vec<String> {
     environment
         .iter()
         .map(|(name, _)| name)
@@ -150,17 +140,22 @@ pub(crate) fn unknown_variables(environment: &[(String, String)]) -> Vec<String>
 
 /// Reads a file into its top-level entries; syntax errors go to `problems`.
 pub(crate) fn file_entries(path: &Path, problems: &mut Vec<ConfigError>) -> Vec<Entry> {
+    file_text(path, problems).map_or_else(Vec::new, |text| parse_file(path, &text, problems))
+}
+
+/// The text of a configuration file.
+pub(crate) fn file_text(path: &Path, problems: &mut Vec<ConfigError>) -> Option<String> {
     match fs::read_to_string(path) {
-        Ok(text) => parse_file(path, &text, problems),
+        Ok(text) => Some(text),
         Err(error) => {
             problems.push(ConfigError {
                 origin: Origin::File { path: path.to_owned(), line: 0, column: 0 },
                 key: String::new(),
                 problem: format!("cannot read the configuration file: {error}"),
-                expected: "a readable TOML file in UTF-8".to_owned(),
+                expected: "a readable file in UTF-8".to_owned(),
                 suggestion: None,
             });
-            Vec::new()
+            None
         }
     }
 }
@@ -226,7 +221,7 @@ impl Places<'_> {
     }
 }
 
-fn textual<'a>(spec: &KeySpec, values: impl Iterator<Item = &'a str>, origin: &Origin) -> Node {
+fn textual<'a, S>(spec: &KeySpec<S>, values: impl Iterator<Item = &'a str>, origin: &Origin) -> Node {
     let nodes = values.map(|text| Node { value: Value::Text(text.to_owned()), origin: origin.clone() });
     if spec.list {
         return Node { value: Value::List(nodes.collect()), origin: origin.clone() };

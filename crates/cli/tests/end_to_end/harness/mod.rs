@@ -1,5 +1,6 @@
 //! What the tests stand on: programs that are started, watched and always ended, the admin page, a bare STUN client.
 
+mod forward;
 mod http;
 mod program;
 mod stun;
@@ -14,6 +15,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+pub(crate) use forward::{Forward, connect, say, say_udp, tcp_echo, udp_echo};
 pub(crate) use http::Metrics;
 pub(crate) use program::{Finished, Program};
 pub(crate) use stun::Stun;

@@ -156,7 +156,7 @@ impl Finished {
 }
 
 /// The address that stands in `line` after `label`.
-fn address_after(line: &str, label: &str) -> SocketAddr {
+pub(crate) fn address_after(line: &str, label: &str) -> SocketAddr {
     let (_, rest) = line.split_once(label).expect("the line was found by its label");
     let end = rest.find(|c: char| !c.is_ascii_hexdigit() && !"[]:.".contains(c)).unwrap_or(rest.len());
     let text = rest[..end].trim_end_matches('.');

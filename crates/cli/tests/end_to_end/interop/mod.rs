@@ -3,6 +3,7 @@
 mod aioice;
 mod coturn_client;
 mod coturn_server;
+mod forward_curl;
 mod pion;
 
 use serde_json::Value;

@@ -1,0 +1,67 @@
+//! The flags of `forward`. They are text here; `ops` judges them together with the file and the environment, so that every
+//! mistake is reported at once.
+
+use std::path::PathBuf;
+
+use clap::Args;
+use turnpike_ops::{Flags, forward::ForwardSources};
+
+/// Flags of `forward`.
+#[derive(Args)]
+pub(crate) struct ForwardArgs {
+    /// Rules on the command line, beside those of the file: tcp, udp, udptotcp or tcptoudp, listener, targets, options
+    #[arg(value_name = "SCHEME://LISTEN=TARGET[,TARGET...][?KEY=VALUE&...]")]
+    rules: Vec<String>,
+
+    /// File with rules: ours (TOML, examples/forward.toml documents every key), an unchanged rinetd.conf, or an unchanged
+    /// oxidinetd TOML or .conf; the content tells which [default: none]
+    #[arg(short, long, value_name = "FILE", env = "TURNPIKE_FORWARD_CONFIG")]
+    config: Option<PathBuf>,
+
+    /// Threads, 1 to 1024, or "auto" for one per core [default: auto]
+    #[arg(long, value_name = "N")]
+    workers: Option<String>,
+
+    /// How datagrams enter and leave: auto, basic, mmsg or gso [default: auto, the highest that works]
+    #[arg(long, value_name = "D")]
+    datapath: Option<String>,
+
+    /// How TCP moves bytes in rules that do not say: auto, splice or buffer [default: auto]
+    #[arg(long, value_name = "MODE")]
+    copy: Option<String>,
+
+    /// TCP address of /metrics and /healthz, or "off" [default: 127.0.0.1:9642]
+    #[arg(long, value_name = "ADDR:PORT|off")]
+    admin: Option<String>,
+
+    /// off, error, warn, info, debug, trace, or directives such as "info,turnpike::forward=off" [default: info]
+    #[arg(long, value_name = "LEVEL")]
+    log: Option<String>,
+
+    /// Run although some rules cannot be bound: a port in use, an address that is not ours
+    #[arg(long)]
+    keep_going: bool,
+
+    /// Only check: print "ok" and the effective settings and rules as TOML, or every mistake, and open no listener
+    #[arg(long)]
+    pub(crate) check: bool,
+}
+
+impl ForwardArgs {
+    /// Only a file, as `check-config --forward` has it.
+    pub(crate) fn of_file(file: PathBuf) -> ForwardSources {
+        ForwardSources::from_process(Some(file), Vec::new(), Flags::new())
+    }
+
+    /// These rules and flags, the file they name and this process's environment.
+    pub(crate) fn into_sources(self) -> ForwardSources {
+        let mut flags = Flags::new();
+        flags.set("forward.workers", "--workers", self.workers);
+        flags.set("forward.datapath", "--datapath", self.datapath);
+        flags.set("forward.copy", "--copy", self.copy);
+        flags.set("admin.listen", "--admin", self.admin);
+        flags.set("log.level", "--log", self.log);
+        flags.set("forward.keep_going", "--keep-going", self.keep_going.then(|| "true".to_owned()));
+        ForwardSources::from_process(self.config, self.rules, flags)
+    }
+}

@@ -1,0 +1,88 @@
+//! Rules that cannot be parsed: exit 2, all of them told, no socket opened. Rules that cannot be bound: named, exit 1, or left out
+//! with `--keep-going`.
+
+use std::net::TcpListener;
+
+use super::harness::{Dir, Finished, Forward, Program, SOON, V4, connect, say, tcp_echo, turnpike};
+
+fn run(arguments: &[&str], file: Option<(&str, &str)>) -> Finished {
+    let dir = Dir::new();
+    if let Some((name, text)) = file {
+        dir.file(name, text);
+    }
+    Program::start(turnpike(arguments).current_dir(dir.path())).wait(SOON)
+}
+
+/// The rule is right and its port is taken, another is wrong: only who reads all before binding complains of the second alone.
+#[test]
+fn every_mistake_is_told_before_a_socket_opens() {
+    let holder = TcpListener::bind((V4, 0)).expect("loopback has a free port");
+    let taken = holder.local_addr().expect("it is bound");
+    let conf = format!("127.0.0.1 {} 127.0.0.1 9\n0.0.0.0 80 10.0.0.1\nalow 10.*\n", taken.port());
+    for arguments in [&["forward", "-c", "r.conf"][..], &["check-config", "--forward", "r.conf"]] {
+        let ended = run(arguments, Some(("r.conf", &conf)));
+        assert_eq!(ended.code, Some(2), "{}", ended.output());
+        let lines: Vec<&str> = ended.stderr.lines().collect();
+        assert_eq!(lines.len(), 2, "{}", ended.stderr);
+        assert!(
+            lines[0].starts_with("turnpike: r.conf:2:20: the line ends before connectport"),
+            "{}",
+            ended.stderr
+        );
+        assert!(lines[1].starts_with("turnpike: r.conf:3:1: found \"alow\""), "{}", ended.stderr);
+    }
+}
+
+#[test]
+fn mistakes_on_the_command_line_quote_the_argument() {
+    for (arguments, message) in [
+        (&["forward", "tcp://0.0.0.0=a:1"][..], "argument tcp://0.0.0.0=a:1, column 7: rule.listen: "),
+        (&["forward", "tcp://0.0.0.0:1=a:1", "--workers", "none"], "flag --workers: forward.workers: "),
+        (&["forward", "tcp://0.0.0.0:1=a:1", "--copy", "sendfile"], "flag --copy: forward.copy: "),
+        (&["forward"], "there is no forwarding rule"),
+        (&["forward", "-c", "nowhere.conf"], "nowhere.conf: cannot read the configuration file"),
+        (&["forward", "--nonsense"], "--nonsense"),
+    ] {
+        let ended = run(arguments, None);
+        assert_eq!(ended.code, Some(2), "{arguments:?}: {}", ended.output());
+        assert!(ended.stderr.contains(message), "{arguments:?}: {}", ended.stderr);
+    }
+}
+
+#[test]
+fn check_prints_the_rules_as_toml_that_checks_again() {
+    let conf = "allow 10.*\n0.0.0.0 80 10.0.0.1 8080\n127.0.0.1 53/udp dns.example.org 53/udp [timeout=5]\n";
+    let ended = run(&["forward", "-c", "r.conf", "--check"], Some(("r.conf", conf)));
+    assert_eq!(ended.code, Some(0), "{}", ended.output());
+    let toml = ended.stdout.strip_prefix("ok\n").expect("it says ok first");
+    assert!(toml.contains("# r.conf is read as rinetd.conf\n"), "{toml}");
+    assert!(
+        toml.contains("target = \"dns.example.org:53\"\nidle = 5") && toml.contains("allow = [\"10.*\"]"),
+        "{toml}"
+    );
+    let again = run(&["check-config", "--forward", "f.toml"], Some(("f.toml", toml)));
+    assert_eq!(again.code, Some(0), "{}", again.output());
+}
+
+#[test]
+fn a_rule_that_cannot_be_bound_is_named_and_the_others_run_only_if_asked() {
+    let holder = TcpListener::bind((V4, 0)).expect("loopback has a free port");
+    let taken = holder.local_addr().expect("it is bound");
+    let good = format!("tcp://127.0.0.1:0={}?name=good", tcp_echo());
+    // RFC 5737: no machine has this address.
+    for (bad, place) in [
+        (format!("tcp://{taken}=127.0.0.1:9?name=bad"), taken.to_string()),
+        ("tcp://192.0.2.1:9000=127.0.0.1:9?name=bad".to_owned(), "192.0.2.1:9000".to_owned()),
+        ("udp://192.0.2.1:9000=127.0.0.1:9?name=bad".to_owned(), "192.0.2.1:9000".to_owned()),
+    ] {
+        let message = format!("rule bad: cannot listen on {place}");
+        let ended = run(&["forward", &good, &bad, "--admin", "off"], None);
+        assert_eq!(ended.code, Some(1), "{}", ended.output());
+        assert!(ended.stderr.contains(&message), "{}", ended.stderr);
+
+        let mut forward = Forward::start(&[&good, &bad, "--keep-going"]);
+        forward.program.line_with(&message);
+        let address = forward.address("rule good");
+        assert_eq!(say(&mut connect(address), "it runs"), "it runs");
+    }
+}

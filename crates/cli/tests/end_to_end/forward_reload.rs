@@ -1,0 +1,108 @@
+//! SIGHUP: rules come, change and go, while a transfer loses no byte; a broken file changes nothing.
+
+use std::{
+    io::{Read, Write},
+    net::{Shutdown, TcpStream},
+    thread,
+};
+
+use super::harness::{Forward, connect, say, tcp_echo};
+
+const TRANSFER: usize = 48 << 20;
+
+fn rule(name: &str, target: std::net::SocketAddr, more: &str) -> String {
+    format!("[[rule]]\nname = \"{name}\"\nlisten = \"127.0.0.1:0\"\ntarget = \"{target}\"\n{more}")
+}
+
+/// A byte that tells its place: no period that a lost or doubled piece could hide in.
+fn byte_at(position: usize) -> u8 {
+    let mixed = (position as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+    mixed.to_be_bytes()[0]
+}
+
+/// Sends [`TRANSFER`] bytes through an echo, counts those that come back, and stops at the first wrong one.
+fn transfer(stream: TcpStream) -> thread::JoinHandle<usize> {
+    let mut writer = stream.try_clone().expect("a socket can be cloned");
+    thread::spawn(move || {
+        let mut sent = 0;
+        while sent < TRANSFER {
+            let piece: Vec<u8> = (sent..sent + (64 << 10)).map(byte_at).collect();
+            writer.write_all(&piece).expect("the connection lives on");
+            sent += piece.len();
+        }
+        writer.shutdown(Shutdown::Write).expect("half-close");
+    });
+    thread::spawn(move || {
+        let mut stream = stream;
+        let mut buffer = vec![0; 64 << 10];
+        let mut received = 0;
+        loop {
+            let len = stream.read(&mut buffer).expect("the connection lives on");
+            if len == 0 {
+                return received;
+            }
+            let wrong = buffer[..len].iter().enumerate().find(|(at, byte)| byte_at(received + at) != **byte);
+            assert_eq!(wrong.map(|(at, _)| received + at), None, "a wrong byte");
+            received += len;
+        }
+    })
+}
+
+#[test]
+fn rules_come_change_and_go_and_a_transfer_loses_no_byte() {
+    let (one, two) = (tcp_echo(), tcp_echo());
+    let mut forward = Forward::start_file("f.toml", &rule("a", one, ""));
+    let a = forward.address("rule a");
+    let running = transfer(connect(a));
+
+    // Unchanged beside a new one.
+    forward.write("f.toml", &(rule("a", one, "") + &rule("b", two, "")));
+    forward.reload("rules reloaded");
+    assert_eq!(forward.metrics().sum("turnpike_forward_accepted_total", "rule=\"b\""), 0);
+    // Broken: nothing changes.
+    forward.write("f.toml", "[[rule]]\nlisen = \"127.0.0.1:0\"\n");
+    forward.reload("the old ones stay in force");
+    forward.program.line_with("f.toml:2:1: rule.lisen: unknown key");
+    assert_eq!(say(&mut connect(a), "still there"), "still there");
+    // Changed, and then gone: its connections are left to finish.
+    forward.write("f.toml", &(rule("a", two, "idle = 600\n") + &rule("b", two, "")));
+    forward.reload("rules reloaded");
+    forward.write("f.toml", &rule("b", two, ""));
+    forward.reload("rules reloaded");
+    assert!(TcpStream::connect(a).is_err(), "the listener of a removed rule is closed");
+
+    assert_eq!(running.join().expect("no wrong byte"), TRANSFER);
+}
+
+#[test]
+fn connections_of_an_unchanged_rule_live_on_through_many_reloads() {
+    let target = tcp_echo();
+    let text = rule("a", target, "");
+    let mut forward = Forward::start_file("f.toml", &text);
+    let a = forward.address("rule a");
+    let mut idle = connect(a);
+    assert_eq!(say(&mut idle, "before"), "before");
+    let running = transfer(connect(a));
+    for round in 0..10 {
+        let other = rule(&format!("other{round}"), target, "");
+        forward.write("f.toml", &(text.clone() + &other));
+        forward.reload("rules reloaded");
+        assert_eq!(say(&mut connect(a), "a new one"), "a new one");
+    }
+    assert_eq!(running.join().expect("no wrong byte"), TRANSFER);
+    assert_eq!(say(&mut idle, "after"), "after");
+}
+
+#[test]
+fn a_reload_onto_a_taken_port_keeps_the_old_rules() {
+    let target = tcp_echo();
+    let mut forward = Forward::start_file("f.toml", &rule("a", target, ""));
+    let a = forward.address("rule a");
+    let holder = std::net::TcpListener::bind("127.0.0.1:0").expect("loopback has a free port");
+    let taken = holder.local_addr().expect("it is bound");
+    let bad = format!("[[rule]]\nname = \"b\"\nlisten = \"{taken}\"\ntarget = \"{target}\"\n");
+    forward.write("f.toml", &bad);
+    forward.reload("the old ones stay in force");
+    forward.program.line_with(&format!("rule b: cannot listen on {taken}"));
+    assert_eq!(say(&mut connect(a), "still there"), "still there");
+}

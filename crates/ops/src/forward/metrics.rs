@@ -1,0 +1,169 @@
+//! `/metrics` of the forwarder: counters per rule. The label `rule` comes from the configuration, so that no client chooses how
+//! many time series there are.
+
+use std::{
+    fmt,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+};
+
+use prometheus_client::{
+    collector::Collector,
+    encoding::{DescriptorEncoder, NoLabelSet},
+    metrics::MetricType,
+};
+use turnpike_forward::{EndReason, RuleId, RuleSnapshot};
+
+use crate::{
+    exposition::{self, Common},
+    process::ProcessUsage,
+};
+
+/// The exposition text of live snapshots, for the admin page.
+pub(crate) fn page(
+    snapshots: impl Fn() -> Vec<(RuleId, RuleSnapshot)> + Send + Sync + 'static,
+    draining: Arc<AtomicBool>,
+    log_lost: Arc<AtomicU64>,
+) -> Arc<dyn Fn() -> Result<String, fmt::Error> + Send + Sync> {
+    Arc::new(move || {
+        let common = Common {
+            process: ProcessUsage::read(),
+            draining: draining.load(Ordering::Relaxed),
+            log_lost: log_lost.load(Ordering::Relaxed),
+        };
+        exposition::encode(Scrape { rules: snapshots(), common })
+    })
+}
+
+#[derive(Debug)]
+struct Scrape {
+    rules: Vec<(RuleId, RuleSnapshot)>,
+    common: Common,
+}
+
+impl Collector for Scrape {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        let mut gauge = encoder.encode_descriptor(
+            "forward_connections",
+            "Connections and sessions that exist.",
+            None,
+            MetricType::Gauge,
+        )?;
+        for (rule, snapshot) in &self.rules {
+            gauge.encode_family(&[("rule", rule.0.as_str())])?.encode_gauge(&snapshot.active)?;
+        }
+        let mut page = Page { encoder, rules: &self.rules };
+        page.each("forward_accepted", "Connections accepted and sessions begun.", |rule| rule.accepted)?;
+        page.by("forward_ended", "Connections and sessions that ended, by reason.", "reason", |rule| {
+            ALL_REASONS.iter().map(|(reason, name)| (*name, ended(rule, *reason))).collect()
+        })?;
+        page.by("forward_bytes", "Payload bytes forwarded.", "direction", |rule| {
+            vec![("to_target", rule.to_target_bytes), ("to_client", rule.to_client_bytes)]
+        })?;
+        page.by("forward_datagrams", "Datagrams forwarded.", "direction", |rule| {
+            vec![("to_target", rule.to_target_datagrams), ("to_client", rule.to_client_datagrams)]
+        })?;
+        page.each("forward_spliced_bytes", "Payload bytes that never entered user space.", |rule| {
+            rule.spliced_bytes
+        })?;
+        page.each(
+            "forward_dropped_datagrams",
+            "Datagrams dropped: session limit, full queue, too long for the other side.",
+            |rule| rule.dropped_datagrams,
+        )?;
+        self.common.encode(&mut page.encoder)
+    }
+}
+
+/// Each has a series from the start, so that a first denial shows as an increase.
+const ALL_REASONS: [(EndReason, &str); 9] = [
+    (EndReason::Finished, "finished"),
+    (EndReason::ClientReset, "client_reset"),
+    (EndReason::TargetReset, "target_reset"),
+    (EndReason::Idle, "idle"),
+    (EndReason::ConnectFailed, "connect_failed"),
+    (EndReason::Denied, "denied"),
+    (EndReason::Limit, "limit"),
+    (EndReason::BadProxyHeader, "bad_proxy_header"),
+    (EndReason::Shutdown, "shutdown"),
+];
+
+fn ended(rule: &RuleSnapshot, reason: EndReason) -> u64 {
+    rule.ended.iter().filter(|(found, _)| *found == reason).map(|(_, count)| count).sum()
+}
+
+struct Page<'e, 'r> {
+    encoder: DescriptorEncoder<'e>,
+    rules: &'r [(RuleId, RuleSnapshot)],
+}
+
+impl Page<'_, '_> {
+    fn each(&mut self, name: &str, help: &str, value: impl Fn(&RuleSnapshot) -> u64) -> fmt::Result {
+        let mut metric = self.encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
+        for (rule, snapshot) in self.rules {
+            metric
+                .encode_family(&[("rule", rule.0.as_str())])?
+                .encode_counter::<NoLabelSet, _, f64>(&value(snapshot), None)?;
+        }
+        Ok(())
+    }
+
+    fn by(
+        &mut self,
+        name: &str,
+        help: &str,
+        label: &str,
+        values: impl Fn(&RuleSnapshot) -> Vec<(&'static str, u64)>,
+    ) -> fmt::Result {
+        let mut metric = self.encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
+        for (rule, snapshot) in self.rules {
+            for (kind, value) in values(snapshot) {
+                metric
+                    .encode_family(&[("rule", rule.0.as_str()), (label, kind)])?
+                    .encode_counter::<NoLabelSet, _, f64>(&value, None)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_counter_has_a_series_per_rule() {
+        let snapshot = RuleSnapshot {
+            active: 3,
+            accepted: 10,
+            ended: vec![(EndReason::Denied, 2)],
+            to_target_bytes: 100,
+            to_client_datagrams: 7,
+            ..RuleSnapshot::default()
+        };
+        let id = RuleId("tcp://0.0.0.0:9000".to_owned());
+        let page = page(
+            move || vec![(id.clone(), snapshot.clone()), (RuleId("b".to_owned()), RuleSnapshot::default())],
+            Arc::default(),
+            Arc::new(AtomicU64::new(4)),
+        );
+        let text = page().expect("encodes");
+        for line in [
+            "turnpike_forward_connections{rule=\"tcp://0.0.0.0:9000\"} 3",
+            "turnpike_forward_accepted_total{rule=\"tcp://0.0.0.0:9000\"} 10",
+            "turnpike_forward_ended_total{rule=\"tcp://0.0.0.0:9000\",reason=\"denied\"} 2",
+            "turnpike_forward_ended_total{rule=\"b\",reason=\"finished\"} 0",
+            "turnpike_forward_bytes_total{rule=\"tcp://0.0.0.0:9000\",direction=\"to_target\"} 100",
+            "turnpike_forward_datagrams_total{rule=\"tcp://0.0.0.0:9000\",direction=\"to_client\"} 7",
+            "turnpike_forward_spliced_bytes_total{rule=\"b\"} 0",
+            "turnpike_forward_dropped_datagrams_total{rule=\"b\"} 0",
+            "turnpike_log_lines_lost_total 4",
+            "turnpike_draining 0.0",
+        ] {
+            assert!(text.lines().any(|found| found == line), "no {line} in\n{text}");
+        }
+        assert!(text.ends_with("# EOF\n"));
+    }
+}

@@ -1,0 +1,255 @@
+//! The small words of forwarding rules: hosts, ports, targets, client patterns. Every format is made of them, so that all take
+//! and refuse the same. Errors are half sentences; whoever knows the place makes [`ConfigError`](crate::config::ConfigError)s.
+
+use std::{
+    fmt::Write as _,
+    net::{IpAddr, Ipv4Addr, ToSocketAddrs},
+};
+
+use turnpike_forward::{Endpoint, Host, Pattern, PortRange};
+use turnpike_turn::server::Cidr;
+
+/// Completes "expected ..." for [`endpoint`].
+pub(crate) const TARGET_FORM: &str = "HOST:PORT or HOST:FIRST-LAST, IPv6 in brackets, such as \"10.0.0.2:9001\", \
+                                      \"[2001:db8::2]:80\" or \"db.example.org:5432\"";
+/// Completes "expected ..." for [`listener`].
+pub(crate) const LISTEN_FORM: &str = "ADDR:PORT or ADDR:FIRST-LAST, IPv6 in brackets, such as \"0.0.0.0:9000\" or \
+                                      \"[::]:9000-9010\"";
+/// Completes "expected ..." for [`pattern`].
+pub(crate) const PATTERN_FORM: &str =
+    "an address with * and ? such as \"192.168.*\" or \"fe80:*\", or a prefix such as \"10.0.0.0/8\"";
+
+/// A lone port or `FIRST-LAST`.
+///
+/// # Errors
+/// What is wrong.
+pub(crate) fn port_range(text: &str) -> Result<PortRange, String> {
+    let (first, last) = match text.split_once('-') {
+        Some((first, last)) => (port(first)?, port(last)?),
+        None => (port(text)?, port(text)?),
+    };
+    if first > last {
+        return Err(format!("the first port of {text} is above the last"));
+    }
+    if first == 0 && last != 0 {
+        return Err("a range of ports starts at 1 or above".to_owned());
+    }
+    Ok(PortRange { first, last })
+}
+
+fn port(text: &str) -> Result<u16, String> {
+    // `parse` alone would take "+80".
+    let digits = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    text.parse()
+        .ok()
+        .filter(|_| digits)
+        .ok_or_else(|| format!("{text:?} is no port: a port is a number, 0 to 65535"))
+}
+
+/// An address, with or without brackets around IPv6, or a host name.
+///
+/// # Errors
+/// What is wrong.
+pub(crate) fn host(text: &str) -> Result<Host, String> {
+    if let Some(inner) = text.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')) {
+        return match inner.parse::<IpAddr>() {
+            Ok(address @ IpAddr::V6(_)) => Ok(Host::Ip(address)),
+            _ => Err(format!("{text} is no IPv6 address in brackets")),
+        };
+    }
+    if let Ok(address) = text.parse() {
+        return Ok(Host::Ip(address));
+    }
+    if is_host_name(text) {
+        return Ok(Host::Name(text.to_ascii_lowercase()));
+    }
+    Err(format!("{text:?} is neither an address nor a host name"))
+}
+
+/// RFC 1123 section 2.1, with the underscores that service names have. The last label is not all digits, so that `10.0.0.256`
+/// is no name.
+fn is_host_name(text: &str) -> bool {
+    let name = text.strip_suffix('.').unwrap_or(text);
+    let label_is_good = |label: &str| {
+        (1..=63).contains(&label.len())
+            && label.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_".contains(&byte))
+            && !label.starts_with('-')
+            && !label.ends_with('-')
+    };
+    let last = name.rsplit('.').next().unwrap_or(name);
+    name.len() <= 253 && name.split('.').all(label_is_good) && !last.bytes().all(|byte| byte.is_ascii_digit())
+}
+
+/// `HOST:PORT` or `HOST:FIRST-LAST`.
+///
+/// # Errors
+/// What is wrong.
+pub(crate) fn endpoint(text: &str) -> Result<Endpoint, String> {
+    let (host_text, ports) = split_port(text)?;
+    let ports = port_range(ports)?;
+    if ports.first == 0 {
+        return Err("nobody can be reached on port 0".to_owned());
+    }
+    Ok(Endpoint { host: host(host_text)?, ports })
+}
+
+/// `ADDR:PORT` or `ADDR:FIRST-LAST` to listen on; a name is resolved, now and once.
+///
+/// # Errors
+/// What is wrong.
+pub(crate) fn listener(text: &str) -> Result<(IpAddr, PortRange), String> {
+    let (host, ports) = split_port(text)?;
+    let ports = port_range(ports)?;
+    Ok((local_address(host)?, ports))
+}
+
+fn split_port(text: &str) -> Result<(&str, &str), String> {
+    let (host, port) = text.rsplit_once(':').ok_or("it has no port")?;
+    if host.contains(':') && !host.starts_with('[') {
+        return Err("its IPv6 address has no brackets".to_owned());
+    }
+    if host.is_empty() {
+        return Err("it has no address before the port".to_owned());
+    }
+    Ok((host, port))
+}
+
+/// An address of this machine; of a name the first that the resolver gives, as rinetd takes it.
+///
+/// # Errors
+/// What is wrong.
+pub(crate) fn local_address(text: &str) -> Result<IpAddr, String> {
+    match host(text)? {
+        Host::Ip(address) => Ok(address),
+        Host::Name(name) => {
+            let mut addresses = (name.as_str(), 0)
+                .to_socket_addrs()
+                .map_err(|error| format!("{name:?} cannot be resolved: {error}"))?;
+            addresses
+                .next()
+                .map(|address| address.ip())
+                .ok_or_else(|| format!("{name:?} resolves to no address"))
+        }
+    }
+}
+
+/// An allow or deny pattern.
+///
+/// # Errors
+/// What is wrong.
+pub(crate) fn pattern(text: &str) -> Result<Pattern, String> {
+    if text.contains('/') {
+        return text.parse::<Cidr>().map(|cidr| Pattern::Prefix(cidr.base, cidr.bits));
+    }
+    let known = |byte: u8| byte.is_ascii_hexdigit() || b".:*?".contains(&byte);
+    if text.is_empty() || !text.bytes().all(known) {
+        return Err("it is no pattern over addresses".to_owned());
+    }
+    // One spelling of an address, so that "2001:DB8:0::1" is found by the text of the address.
+    Ok(match text.parse::<IpAddr>() {
+        Ok(address) => Pattern::Wildcard(address.to_canonical().to_string()),
+        Err(_) => Pattern::Wildcard(text.to_ascii_lowercase()),
+    })
+}
+
+/// rinetd's `0` for "all addresses".
+pub(crate) fn or_zero(text: &str) -> &str {
+    const ANY: &str = "0.0.0.0";
+    debug_assert_eq!(Ok(Ipv4Addr::UNSPECIFIED), ANY.parse());
+    if text == "0" { ANY } else { text }
+}
+
+/// A host as it stands in front of a port.
+pub(crate) fn show_host(host: &Host) -> String {
+    match host {
+        Host::Ip(IpAddr::V6(address)) => format!("[{address}]"),
+        Host::Ip(address) => address.to_string(),
+        Host::Name(name) => name.clone(),
+    }
+}
+
+/// `80` or `80-90`.
+pub(crate) fn show_ports(ports: PortRange) -> String {
+    let mut text = ports.first.to_string();
+    if ports.last != ports.first {
+        let _ = write!(text, "-{}", ports.last);
+    }
+    text
+}
+
+/// The opposite of [`endpoint`].
+pub(crate) fn show_endpoint(endpoint: &Endpoint) -> String {
+    format!("{}:{}", show_host(&endpoint.host), show_ports(endpoint.ports))
+}
+
+/// The opposite of [`listener`].
+pub(crate) fn show_listener(bind: IpAddr, ports: PortRange) -> String {
+    format!("{}:{}", show_host(&Host::Ip(bind)), show_ports(ports))
+}
+
+/// The opposite of [`pattern`].
+pub(crate) fn show_pattern(pattern: &Pattern) -> String {
+    match pattern {
+        Pattern::Wildcard(text) => text.clone(),
+        Pattern::Prefix(base, bits) => format!("{base}/{bits}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn endpoints_are_read_and_written_back() {
+        for text in
+            ["10.0.0.2:9001", "[2001:db8::2]:80", "db-1.example.org:5000-5010", "_sip.example:5060", "a:1"]
+        {
+            assert_eq!(endpoint(text).map(|endpoint| show_endpoint(&endpoint)), Ok(text.to_owned()));
+        }
+    }
+
+    #[test]
+    fn bad_endpoints_say_what_is_wrong() {
+        for (text, problem) in [
+            ("10.0.0.2", "it has no port"),
+            ("10.0.0.2:", "\"\" is no port: a port is a number, 0 to 65535"),
+            ("10.0.0.2:65536", "\"65536\" is no port: a port is a number, 0 to 65535"),
+            ("10.0.0.2:+80", "\"+80\" is no port: a port is a number, 0 to 65535"),
+            ("10.0.0.2:9-5", "the first port of 9-5 is above the last"),
+            ("10.0.0.2:0", "nobody can be reached on port 0"),
+            ("10.0.0.2:0-5", "a range of ports starts at 1 or above"),
+            ("10.0.0.256:80", "\"10.0.0.256\" is neither an address nor a host name"),
+            ("2001:db8::2:80", "its IPv6 address has no brackets"),
+            ("[10.0.0.2]:80", "[10.0.0.2] is no IPv6 address in brackets"),
+            (":80", "it has no address before the port"),
+            ("-a:80", "\"-a\" is neither an address nor a host name"),
+            ("a b:80", "\"a b\" is neither an address nor a host name"),
+        ] {
+            assert_eq!(endpoint(text), Err(problem.to_owned()), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_listener_may_be_a_name_of_this_machine() {
+        let (address, ports) = listener("localhost:80-82").expect("every machine has localhost");
+        assert!(address.is_loopback());
+        assert_eq!(ports, PortRange { first: 80, last: 82 });
+    }
+
+    #[test]
+    fn patterns_are_wildcards_or_prefixes() {
+        for (text, shown) in [
+            ("192.168.*", "192.168.*"),
+            ("10.0.0.?", "10.0.0.?"),
+            ("FE80:*", "fe80:*"),
+            ("2001:DB8:0::1", "2001:db8::1"),
+            ("*", "*"),
+            ("10.0.0.0/8", "10.0.0.0/8"),
+        ] {
+            assert_eq!(pattern(text).map(|pattern| show_pattern(&pattern)), Ok(shown.to_owned()), "{text}");
+        }
+        for text in ["", "example.org", "10.0.0.1/8", "10.0.0.0/33", "10.0.0.1 "] {
+            assert!(pattern(text).is_err(), "{text}");
+        }
+    }
+}

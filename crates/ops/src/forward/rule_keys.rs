@@ -1,0 +1,550 @@
+//! The keys of one rule. The same table reads `[[rule]]` of a TOML file and the command line's `?key=value`, and writes rules of
+//! every format back as TOML.
+
+use std::{
+    collections::BTreeMap,
+    fmt::Write as _,
+    net::{IpAddr, Ipv4Addr},
+    time::Duration,
+};
+
+use turnpike_forward::{Access, Balance, CopyMode, Pattern, PortRange, Protocol, ProxyVersion, Rule, RuleId};
+
+use super::{parts, settings::ForwardSettings};
+use crate::config::{
+    ConfigError, Origin,
+    error::nearest,
+    key::{
+        KeySpec, scalar,
+        show::{list, quoted},
+    },
+    read::Reader,
+    source::{Entry, Node, Value},
+};
+
+/// A rule that is being read, and who said what of it.
+#[derive(Clone, Debug)]
+pub(crate) struct Draft {
+    /// What is known so far; the rest are defaults.
+    pub(crate) rule: Rule,
+    /// Where the rule as a whole stands.
+    pub(crate) origin: Origin,
+    /// Where its keys stand, by path.
+    pub(crate) origins: BTreeMap<&'static str, Origin>,
+}
+
+impl Draft {
+    /// A rule of which only the place is known.
+    pub(crate) fn new(origin: Origin) -> Self {
+        Self { rule: defaults(Protocol::Tcp), origin, origins: BTreeMap::new() }
+    }
+
+    /// Whether somebody said something about this key.
+    pub(crate) fn has(&self, path: &str) -> bool {
+        self.origins.contains_key(path)
+    }
+
+    /// Where to point for this key.
+    pub(crate) fn origin_of(&self, path: &str) -> &Origin {
+        self.origins.get(path).unwrap_or(&self.origin)
+    }
+
+    /// Reads a rule; mistakes go to `problems`. `None` when it lacks what a rule must have.
+    pub(crate) fn read(entries: &[Entry], origin: Origin, problems: &mut Vec<ConfigError>) -> Option<Self> {
+        let mut draft = Self::new(origin);
+        let mut good = true;
+        for entry in entries.iter().filter(|entry| RULE_KEYS.iter().all(|spec| spec.name() != entry.key)) {
+            problems.push(unknown_key(entry));
+            good = false;
+        }
+        // In the order of the table: what a key may say can depend on the protocol.
+        for spec in RULE_KEYS {
+            for entry in entries.iter().filter(|entry| entry.key == spec.name()) {
+                if draft.has(spec.path) {
+                    problems.push(said_twice(spec, entry));
+                    good = false;
+                    continue;
+                }
+                let mut reader = Reader::new(spec, problems);
+                if (spec.apply)(&mut reader, &entry.node, &mut draft.rule).is_none() {
+                    good = false;
+                }
+                // Said, though perhaps wrongly: a mistake is told once, not again as a missing key.
+                draft.origins.insert(spec.path, entry.node.origin.clone());
+            }
+        }
+        for path in ["rule.listen", "rule.target"].into_iter().filter(|path| !draft.has(path)) {
+            problems.push(ConfigError {
+                origin: draft.origin.clone(),
+                key: path.to_owned(),
+                problem: "the rule does not say it".to_owned(),
+                expected: spec_of(path).map_or("", |spec| spec.expected).to_owned(),
+                suggestion: None,
+            });
+            good = false;
+        }
+        good.then(|| draft.with_defaults())
+    }
+
+    /// Fills in what depends on the protocol, and the name.
+    pub(crate) fn with_defaults(mut self) -> Self {
+        if !self.has("rule.idle") {
+            self.rule.idle_timeout = defaults(self.rule.protocol).idle_timeout;
+        }
+        if !self.has("rule.name") {
+            self.rule.id = default_id(&self.rule);
+        }
+        self
+    }
+}
+
+/// What a rule is when it says no more than where from and where to.
+pub(crate) fn defaults(protocol: Protocol) -> Rule {
+    Rule {
+        id: RuleId(String::new()),
+        protocol,
+        bind: Ipv4Addr::UNSPECIFIED.into(),
+        ports: PortRange { first: 0, last: 0 },
+        targets: Vec::new(),
+        balance: Balance::default(),
+        health_check: None,
+        source: None,
+        device: None,
+        mark: None,
+        transparent: false,
+        accept_proxy: false,
+        send_proxy: None,
+        access: Access::default(),
+        // rinetd's and oxidinetd's default: a UDP session has no other end.
+        idle_timeout: (protocol != Protocol::Tcp).then_some(Duration::from_secs(72)),
+        connect_timeout: Duration::from_secs(10),
+        keepalive: true,
+        nodelay: true,
+        max_connections: usize::MAX,
+        copy: CopyMode::default(),
+    }
+}
+
+/// `tcp://0.0.0.0:9000`: one listener has one rule, so that this is a name that lives on when the target changes. Port 0 is no
+/// listener yet, and the target tells such rules apart.
+fn default_id(rule: &Rule) -> RuleId {
+    let mut id =
+        format!("{}://{}", protocol_name(rule.protocol), parts::show_listener(rule.bind, rule.ports));
+    if rule.ports.first == 0 {
+        let targets: Vec<String> = rule.targets.iter().map(parts::show_endpoint).collect();
+        let _ = write!(id, "={}", targets.join(","));
+    }
+    RuleId(id)
+}
+
+/// The rule as a `[[rule]]` of a TOML file; what it has from `settings` or by default is left out.
+pub(crate) fn as_toml(rule: &Rule, settings: &ForwardSettings) -> String {
+    let mut text = "[[rule]]\n".to_owned();
+    let plain = Rule {
+        id: default_id(rule),
+        max_connections: settings.max_connections,
+        copy: settings.copy,
+        ..defaults(with_framing(rule.protocol, false).unwrap_or(rule.protocol))
+    };
+    for spec in RULE_KEYS {
+        let shown = (spec.show)(rule);
+        let needed = spec.path == "rule.protocol";
+        if needed || shown != (spec.show)(&plain) {
+            let _ = writeln!(text, "{} = {shown}", spec.name());
+        }
+    }
+    text
+}
+
+/// The protocol's name in TOML and before `://`.
+pub(crate) fn protocol_name(protocol: Protocol) -> &'static str {
+    match protocol {
+        Protocol::Tcp => "tcp",
+        Protocol::Udp => "udp",
+        Protocol::UdpToTcp { .. } => "udptotcp",
+        Protocol::TcpToUdp { .. } => "tcptoudp",
+    }
+}
+
+/// The opposite of [`protocol_name`].
+pub(crate) fn protocol_named(name: &str) -> Option<Protocol> {
+    Some(match name {
+        "tcp" => Protocol::Tcp,
+        "udp" => Protocol::Udp,
+        "udptotcp" => Protocol::UdpToTcp { framed: false },
+        "tcptoudp" => Protocol::TcpToUdp { framed: false },
+        _ => return None,
+    })
+}
+
+fn spec_of(path: &str) -> Option<&'static KeySpec<Rule>> {
+    RULE_KEYS.iter().find(|spec| spec.path == path)
+}
+
+/// Only the command line can; TOML refuses it.
+fn said_twice(spec: &KeySpec<Rule>, entry: &Entry) -> ConfigError {
+    ConfigError {
+        origin: entry.origin.clone(),
+        key: spec.path.to_owned(),
+        problem: "the key stands there twice".to_owned(),
+        expected: "each key once; lists are separated by commas".to_owned(),
+        suggestion: None,
+    }
+}
+
+fn unknown_key(entry: &Entry) -> ConfigError {
+    let names: Vec<&str> = RULE_KEYS.iter().map(KeySpec::name).collect();
+    ConfigError {
+        origin: entry.origin.clone(),
+        key: format!("rule.{}", entry.key),
+        problem: "unknown key".to_owned(),
+        expected: format!("one of {}", names.join(", ")),
+        suggestion: nearest(&entry.key, names).map(str::to_owned),
+    }
+}
+
+/// A key with a list; a lone string is a list of one.
+macro_rules! several {
+    ($path:literal, $expected:expr, $apply:expr, $show:expr $(,)?) => {
+        KeySpec {
+            path: $path,
+            expected: $expected,
+            list: true,
+            secret: false,
+            reload: true,
+            apply: $apply,
+            show: $show,
+        }
+    };
+}
+
+const LONGEST: u64 = 31_536_000;
+const BOOLEAN: &str = "true or false";
+
+/// All keys of a rule, in the order in which they are shown.
+pub(crate) static RULE_KEYS: &[KeySpec<Rule>] = &[
+    scalar!(
+        "rule.name",
+        reload: true,
+        "a name of 1 to 64 characters without control characters, \" or \\",
+        |reader, node, rule| {
+            let name = reader.text(node)?;
+            let bad = |c: char| c.is_control() || c == '"' || c == '\\';
+            if name.is_empty() || name.chars().count() > 64 || name.contains(bad) {
+                return reader.refuse(node, None);
+            }
+            rule.id = RuleId(name);
+            Some(())
+        },
+        |rule| quoted(&rule.id.0),
+    ),
+    scalar!(
+        "rule.protocol",
+        reload: true,
+        "\"tcp\", \"udp\", \"udptotcp\" or \"tcptoudp\"",
+        |reader, node, rule| {
+            rule.protocol = reader.parsed(node, |text| protocol_named(text).ok_or(""))?;
+            Some(())
+        },
+        |rule| quoted(protocol_name(rule.protocol)),
+    ),
+    scalar!(
+        "rule.framed",
+        reload: true,
+        BOOLEAN,
+        |reader, node, rule| {
+            let framed = reader.boolean(node)?;
+            match with_framing(rule.protocol, framed) {
+                Some(protocol) => rule.protocol = protocol,
+                None if !framed => {}
+                None => {
+                    let why = "only \"udptotcp\" and \"tcptoudp\" have datagrams in a stream";
+                    return reader.refuse(node, Some(why.to_owned()));
+                }
+            }
+            Some(())
+        },
+        |rule| framed(rule.protocol).to_string(),
+    ),
+    scalar!(
+        "rule.listen",
+        reload: true,
+        parts::LISTEN_FORM,
+        |reader, node, rule| {
+            (rule.bind, rule.ports) = reader.parsed(node, parts::listener)?;
+            Some(())
+        },
+        |rule| quoted(&parts::show_listener(rule.bind, rule.ports)),
+    ),
+    several!(
+        "rule.target",
+        parts::TARGET_FORM,
+        |reader, node, rule| {
+            let targets = one_or_several(reader, node, |reader, node| reader.parsed(node, parts::endpoint))?;
+            if targets.is_empty() {
+                return reader.refuse(node, Some("the list is empty".to_owned()));
+            }
+            rule.targets = targets;
+            Some(())
+        },
+        |rule| match &rule.targets[..] {
+            [target] => quoted(&parts::show_endpoint(target)),
+            targets => list(targets.iter().map(|target| quoted(&parts::show_endpoint(target)))),
+        },
+    ),
+    scalar!(
+        "rule.balance",
+        reload: true,
+        "\"round-robin\", \"least-connections\" or \"failover\"",
+        |reader, node, rule| {
+            rule.balance = reader.parsed(node, |text| match text {
+                "round-robin" => Ok(Balance::RoundRobin),
+                "least-connections" => Ok(Balance::LeastConnections),
+                "failover" => Ok(Balance::Failover),
+                _ => Err(""),
+            })?;
+            Some(())
+        },
+        |rule| {
+            quoted(match rule.balance {
+                Balance::RoundRobin => "round-robin",
+                Balance::LeastConnections => "least-connections",
+                Balance::Failover => "failover",
+            })
+        },
+    ),
+    scalar!(
+        "rule.health",
+        reload: true,
+        "seconds between two checks of a target, 1 to 86400, or 0 for none",
+        |reader, node, rule| {
+            let seconds = reader.integer(node, &(0..=86_400))?;
+            rule.health_check = (seconds > 0).then(|| Duration::from_secs(seconds));
+            Some(())
+        },
+        |rule| rule.health_check.map_or(0, |every| every.as_secs()).to_string(),
+    ),
+    scalar!(
+        "rule.source",
+        reload: true,
+        "an IP address of this machine",
+        |reader, node, rule| {
+            rule.source = Some(reader.parsed_as::<IpAddr>(node)?);
+            Some(())
+        },
+        |rule| quoted(&rule.source.map(|source| source.to_string()).unwrap_or_default()),
+    ),
+    scalar!(
+        "rule.device",
+        reload: true,
+        "the name of a network interface, 1 to 15 bytes, such as \"eth0\"",
+        |reader, node, rule| {
+            let device = reader.text(node)?;
+            // dev_valid_name() of the kernel.
+            let bad = |c: char| c.is_whitespace() || c == '/' || c == ':';
+            if device.is_empty() || device.len() > 15 || device == "." || device == ".." || device.contains(bad) {
+                return reader.refuse(node, None);
+            }
+            rule.device = Some(device);
+            Some(())
+        },
+        |rule| quoted(rule.device.as_deref().unwrap_or_default()),
+    ),
+    scalar!(
+        "rule.mark",
+        reload: true,
+        "a firewall mark, 0 to 4294967295, or hexadecimal such as 0x10",
+        |reader, node, rule| {
+            rule.mark = Some(match &node.value {
+                Value::Text(text) if node.origin.is_textual() && text.starts_with("0x") => {
+                    reader.parsed(node, |text| u32::from_str_radix(&text[2..], 16).map_err(|_| ""))?
+                }
+                _ => reader.integer(node, &(0..=u32::MAX))?,
+            });
+            Some(())
+        },
+        |rule| rule.mark.map_or_else(|| quoted(""), |mark| mark.to_string()),
+    ),
+    scalar!(
+        "rule.transparent",
+        reload: true,
+        BOOLEAN,
+        |reader, node, rule| {
+            rule.transparent = reader.boolean(node)?;
+            Some(())
+        },
+        |rule| rule.transparent.to_string(),
+    ),
+    scalar!(
+        "rule.accept_proxy",
+        reload: true,
+        BOOLEAN,
+        |reader, node, rule| {
+            rule.accept_proxy = reader.boolean(node)?;
+            Some(())
+        },
+        |rule| rule.accept_proxy.to_string(),
+    ),
+    scalar!(
+        "rule.proxy",
+        reload: true,
+        "\"v1\", \"v2\" or \"off\"",
+        |reader, node, rule| {
+            rule.send_proxy = reader.parsed(node, |text| match text {
+                "v1" => Ok(Some(ProxyVersion::V1)),
+                "v2" => Ok(Some(ProxyVersion::V2)),
+                "off" => Ok(None),
+                _ => Err(""),
+            })?;
+            Some(())
+        },
+        |rule| {
+            quoted(match rule.send_proxy {
+                Some(ProxyVersion::V1) => "v1",
+                Some(ProxyVersion::V2) => "v2",
+                None => "off",
+            })
+        },
+    ),
+    several!(
+        "rule.allow",
+        parts::PATTERN_FORM,
+        |reader, node, rule| {
+            rule.access.allow = patterns(reader, node)?;
+            Some(())
+        },
+        |rule| show_patterns(&rule.access.allow),
+    ),
+    several!(
+        "rule.deny",
+        parts::PATTERN_FORM,
+        |reader, node, rule| {
+            rule.access.deny = patterns(reader, node)?;
+            Some(())
+        },
+        |rule| show_patterns(&rule.access.deny),
+    ),
+    scalar!(
+        "rule.idle",
+        reload: true,
+        "seconds without a byte, 1 to 31536000, or 0 for no limit",
+        |reader, node, rule| {
+            let seconds = reader.integer(node, &(0..=LONGEST))?;
+            rule.idle_timeout = (seconds > 0).then(|| Duration::from_secs(seconds));
+            Some(())
+        },
+        |rule| rule.idle_timeout.map_or(0, |idle| idle.as_secs()).to_string(),
+    ),
+    scalar!(
+        "rule.connect_timeout",
+        reload: true,
+        "seconds, 1 to 3600",
+        |reader, node, rule| {
+            rule.connect_timeout = Duration::from_secs(reader.integer(node, &(1..=3600))?);
+            Some(())
+        },
+        |rule| rule.connect_timeout.as_secs().to_string(),
+    ),
+    scalar!(
+        "rule.keepalive",
+        reload: true,
+        BOOLEAN,
+        |reader, node, rule| {
+            rule.keepalive = reader.boolean(node)?;
+            Some(())
+        },
+        |rule| rule.keepalive.to_string(),
+    ),
+    scalar!(
+        "rule.nodelay",
+        reload: true,
+        BOOLEAN,
+        |reader, node, rule| {
+            rule.nodelay = reader.boolean(node)?;
+            Some(())
+        },
+        |rule| rule.nodelay.to_string(),
+    ),
+    scalar!(
+        "rule.max_connections",
+        reload: true,
+        "a number, 1 to 1000000",
+        |reader, node, rule| {
+            rule.max_connections = reader.integer(node, &(1..=1_000_000))?;
+            Some(())
+        },
+        |rule| rule.max_connections.to_string(),
+    ),
+    scalar!(
+        "rule.copy",
+        reload: true,
+        COPY,
+        |reader, node, rule| {
+            rule.copy = copy_mode(reader, node)?;
+            Some(())
+        },
+        |rule| show_copy(rule.copy),
+    ),
+];
+
+/// Completes "expected ..." for [`copy_mode`].
+pub(crate) const COPY: &str = "\"auto\", \"splice\" or \"buffer\"";
+
+/// How bytes move.
+pub(crate) fn copy_mode(reader: &mut Reader<'_>, node: &Node) -> Option<CopyMode> {
+    reader.parsed(node, |text| match text {
+        "auto" => Ok(CopyMode::Auto),
+        "splice" => Ok(CopyMode::Splice),
+        "buffer" => Ok(CopyMode::Buffer),
+        _ => Err(""),
+    })
+}
+
+/// The opposite of [`copy_mode`].
+pub(crate) fn show_copy(copy: CopyMode) -> String {
+    quoted(match copy {
+        CopyMode::Auto => "auto",
+        CopyMode::Splice => "splice",
+        CopyMode::Buffer => "buffer",
+    })
+}
+
+/// Allow or deny patterns.
+pub(crate) fn patterns(reader: &mut Reader<'_>, node: &Node) -> Option<Vec<Pattern>> {
+    one_or_several(reader, node, |reader, node| reader.parsed(node, parts::pattern))
+}
+
+/// The opposite of [`patterns`].
+pub(crate) fn show_patterns(patterns: &[Pattern]) -> String {
+    list(patterns.iter().map(|pattern| quoted(&parts::show_pattern(pattern))))
+}
+
+fn one_or_several<T>(
+    reader: &mut Reader<'_>,
+    node: &Node,
+    mut item: impl FnMut(&mut Reader<'_>, &Node) -> Option<T>,
+) -> Option<Vec<T>> {
+    match &node.value {
+        Value::Text(text) if node.origin.is_textual() => {
+            let nodes = text
+                .split(',')
+                .map(|part| Node { value: Value::Text(part.to_owned()), origin: node.origin.clone() });
+            let list = Node { value: Value::List(nodes.collect()), origin: node.origin.clone() };
+            reader.list(&list, item)
+        }
+        Value::Text(_) => item(reader, node).map(|item| vec![item]),
+        _ => reader.list(node, item),
+    }
+}
+
+fn framed(protocol: Protocol) -> bool {
+    matches!(protocol, Protocol::UdpToTcp { framed: true } | Protocol::TcpToUdp { framed: true })
+}
+
+fn with_framing(protocol: Protocol, framed: bool) -> Option<Protocol> {
+    match protocol {
+        Protocol::UdpToTcp { .. } => Some(Protocol::UdpToTcp { framed }),
+        Protocol::TcpToUdp { .. } => Some(Protocol::TcpToUdp { framed }),
+        Protocol::Tcp | Protocol::Udp => None,
+    }
+}

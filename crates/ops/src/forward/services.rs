@@ -1,0 +1,94 @@
+//! Service names (services(5)): `name port/protocol [alias...] [# comment]`. Read from the file only: getservbyname(3) would
+//! need a foreign function, and hardly any machine names services elsewhere.
+
+use std::{fs, path::Path};
+
+/// A table of services.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Services(Vec<Service>);
+
+#[derive(Clone, Debug)]
+struct Service {
+    name: String,
+    port: u16,
+    transport: String,
+}
+
+/// What the port of a service is asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Transport {
+    Tcp,
+    Udp,
+}
+
+impl Transport {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Tcp => "tcp",
+            Self::Udp => "udp",
+        }
+    }
+}
+
+impl Services {
+    /// This machine's; a machine without the file knows no names.
+    pub(crate) fn of_this_machine() -> Self {
+        Self::read(Path::new("/etc/services"))
+    }
+
+    fn read(path: &Path) -> Self {
+        // Bytes: comments in old files are not all UTF-8.
+        fs::read(path).map_or_else(|_| Self::default(), |bytes| Self::parse(&String::from_utf8_lossy(&bytes)))
+    }
+
+    /// Lines that make no sense are passed over, as the C library does.
+    pub(crate) fn parse(text: &str) -> Self {
+        let mut services = Vec::new();
+        for line in text.lines() {
+            let mut words = line.split('#').next().unwrap_or_default().split_whitespace();
+            let (Some(name), Some(port)) = (words.next(), words.next()) else { continue };
+            let Some((port, transport)) = port.split_once('/') else { continue };
+            let Ok(port) = port.parse() else { continue };
+            services.extend([name].into_iter().chain(words).map(|name| Service {
+                name: name.to_owned(),
+                port,
+                transport: transport.to_owned(),
+            }));
+        }
+        Self(services)
+    }
+
+    /// The port of a service by name or alias.
+    pub(crate) fn port(&self, name: &str, transport: Transport) -> Option<u16> {
+        let fits = |service: &&Service| service.name == name && service.transport == transport.name();
+        self.0.iter().find(fits).map(|service| service.port)
+    }
+
+    /// All names, for suggestions.
+    pub(crate) fn names(&self) -> impl Iterator<Item = &str> {
+        self.0.iter().map(|service| service.name.as_str())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_and_aliases_are_found_by_transport() {
+        let services = Services::parse(
+            "# header\nhttp\t80/tcp\twww # WorldWideWeb HTTP\n\ndomain 53/udp\ndomain 53/tcp\nbroken\nbad x/tcp\n",
+        );
+        assert_eq!(services.port("http", Transport::Tcp), Some(80));
+        assert_eq!(services.port("www", Transport::Tcp), Some(80));
+        assert_eq!(services.port("http", Transport::Udp), None);
+        assert_eq!(services.port("domain", Transport::Udp), Some(53));
+        assert_eq!(services.port("bad", Transport::Tcp), None);
+        assert_eq!(services.port("header", Transport::Tcp), None);
+    }
+
+    #[test]
+    fn a_missing_file_is_an_empty_table() {
+        assert_eq!(Services::read(Path::new("/nowhere/services")).names().count(), 0);
+    }
+}
