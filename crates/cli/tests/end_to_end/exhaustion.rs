@@ -1,5 +1,7 @@
 //! When something runs out: the client gets 508, the operator one sentence with the remedy, the counter the rest.
 
+use std::net::SocketAddr;
+
 use super::harness::{Load, Serve, V4, eventually, free_port};
 
 #[test]
@@ -10,7 +12,7 @@ fn an_exhausted_port_range_is_one_sentence_with_the_remedy() {
     // One worker: each says it once.
     let mut serve = Serve::start(&["--workers", "1", "--relay-ports", &ports]);
     let load = Load::new(serve.address(V4))
-        .to(serve.address(V4))
+        .to(SocketAddr::new(V4, free_port(V4)))
         .with(&["--clients", "8", "--rate", "100", "--duration", "1"])
         .run();
     assert_eq!(load.code, Some(1), "{}", load.output());
@@ -33,7 +35,7 @@ fn a_user_gets_no_more_allocations_than_the_quota() {
     let file = dir.file("turnpike.toml", "[limits]\nallocations_per_user = 3\n");
     let serve = Serve::start(&["-c", file.to_str().expect("our own path is UTF-8")]);
     let load = Load::new(serve.address(V4))
-        .to(serve.address(V4))
+        .to(SocketAddr::new(V4, free_port(V4)))
         .with(&["--clients", "8", "--rate", "100", "--duration", "1"])
         .run();
     assert_eq!(load.code, Some(1), "{}", load.output());

@@ -118,6 +118,8 @@ impl ConnectionFile {
 mod tests {
     use std::time::Duration;
 
+    use std::sync::atomic::{AtomicU64, Ordering};
+
     use turnpike_forward::{Pattern, RuleId};
 
     use super::*;
@@ -127,8 +129,10 @@ mod tests {
 
     fn line(format: LineFormat, rule: &str, report: &ConnectionReport) -> String {
         let rule = argument::read(rule, &mut Vec::new()).expect("a valid rule").rule;
-        let path =
-            std::env::temp_dir().join(format!("turnpike-connections-{}-{:?}", std::process::id(), format));
+        // Tests run at the same time, in one process.
+        static NUMBER: AtomicU64 = AtomicU64::new(0);
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        let path = std::env::temp_dir().join(format!("turnpike-connections-{}-{number}", std::process::id()));
         let access = Access { allow: vec![Pattern::Wildcard("192.0.2.*".to_owned())], deny: Vec::new() };
         let file = ConnectionFile::open(&path, format, &[rule], &access).expect("a temporary file");
         std::fs::remove_file(&path).expect("it is there");
