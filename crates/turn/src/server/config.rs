@@ -48,6 +48,39 @@ pub struct ServerConfig {
     /// Whether clients are told that they may hide their name in USERHASH (RFC 8489 section 9.2). Default true; false where
     /// users exist only in the requests that name them (time-limited credentials), because no hash leads to those.
     pub username_anonymity: bool,
+    /// What the runtime's listeners are, by [`super::ListenerId`]; one that is missing here is
+    /// [`ListenerProfile::default`]. The runtime gives one socket several numbers where its clients differ: one for each
+    /// tenant that a TLS server name selects, for instance.
+    pub listeners: Vec<ListenerProfile>,
+}
+
+/// One kind of client-facing listener.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ListenerProfile {
+    /// How its clients reach the server.
+    pub transport: Transport,
+}
+
+/// The transport between a client and the server (RFC 8656 section 3.1).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Transport {
+    /// Datagrams.
+    #[default]
+    Udp,
+    /// A stream; the end of the connection is the end of the allocation.
+    Tcp,
+    /// TLS over TCP.
+    Tls,
+    /// Datagrams over UDP, encrypted.
+    Dtls,
+}
+
+impl Transport {
+    /// Whether messages arrive in a byte stream (RFC 8489 section 6.2.2, RFC 8656 section 12.5: ChannelData is padded).
+    #[must_use]
+    pub fn is_stream(self) -> bool {
+        matches!(self, Self::Tcp | Self::Tls)
+    }
 }
 
 /// A key that is never printed: whoever has it makes nonces that the server believes.
@@ -81,6 +114,7 @@ impl Default for ServerConfig {
             allow_md5: true,
             allow_sha256: true,
             username_anonymity: true,
+            listeners: Vec::new(),
         }
     }
 }
@@ -118,6 +152,12 @@ pub enum ConfigError {
 }
 
 impl ServerConfig {
+    /// What this listener is.
+    #[must_use]
+    pub fn listener(&self, id: super::ListenerId) -> ListenerProfile {
+        self.listeners.get(usize::from(id.0)).copied().unwrap_or_default()
+    }
+
     /// Whether a [`super::Server`] can work with it.
     pub fn check(&self) -> Result<(), ConfigError> {
         let realm = self.realm.chars().count();

@@ -25,7 +25,7 @@ mod timers;
 mod tombstones;
 pub mod verdict;
 
-pub use config::{ConfigError, NonceKey, ServerConfig};
+pub use config::{ConfigError, ListenerProfile, NonceKey, ServerConfig, Transport};
 pub use drop_reason::DropReason;
 pub use gate::{Gate, Lookup, QuotaRefusal, User};
 pub use peer_rules::{Cidr, PeerRules};
