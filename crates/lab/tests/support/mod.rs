@@ -70,7 +70,8 @@ pub(crate) fn is_root() -> bool {
 /// Runs the test of this thread once more, as root of a user namespace.
 fn run_in_user_namespace() {
     const NAMESPACES: [&str; 3] = ["--map-root-user", "--mount", "--net"];
-    if !Command::new("unshare").args(NAMESPACES).arg("true").stderr(Stdio::null()).status().unwrap().success() {
+    if !Command::new("unshare").args(NAMESPACES).arg("true").stderr(Stdio::null()).status().unwrap().success()
+    {
         eprintln!("SKIPPED: network namespaces need root, or a kernel that lets users make user namespaces");
         return;
     }
