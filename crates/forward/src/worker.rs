@@ -5,7 +5,7 @@ use std::{
     io,
     net::SocketAddr,
     sync::{Arc, Mutex, PoisonError, mpsc},
-    time::{Duration, Instant},
+    time::Instant,
 };
 
 use hashbrown::HashMap;
@@ -130,9 +130,10 @@ impl Worker {
     /// Serves until told to stop.
     pub(crate) fn run(&mut self) {
         let mut events: Vec<Event> = Vec::new();
+        let mut now = self.now();
         loop {
-            let timeout = self.timeout();
-            match self.poller.wait(timeout) {
+            let due = self.due();
+            match self.poller.wait_until(now, due) {
                 Ok(ready) => {
                     events.clear();
                     events.extend_from_slice(ready);
@@ -142,7 +143,7 @@ impl Worker {
                     return;
                 }
             }
-            let now = self.now();
+            now = self.now();
             self.dirty |= !events.is_empty();
             let (mut woken, mut newcomers) = (false, false);
             for event in &events {
@@ -233,11 +234,11 @@ impl Worker {
         let _ = change.done.send(());
     }
 
-    fn timeout(&self) -> Option<Duration> {
+    /// When something is to be done that no event announces.
+    fn due(&self) -> Option<u64> {
         let publish = self.dirty.then_some(self.published_ms + PUBLISH_MS);
         let udp = self.udp.as_ref().and_then(udp::Engine::next_timeout);
-        let due = [publish, udp, self.tcp.next_timeout()].into_iter().flatten().min()?;
-        Some(Duration::from_millis(due.saturating_sub(self.now())))
+        [publish, udp, self.tcp.next_timeout()].into_iter().flatten().min()
     }
 
     fn publish(&mut self, now: u64) {
