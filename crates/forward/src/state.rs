@@ -23,12 +23,7 @@ pub(crate) struct RuleState {
 
 impl RuleState {
     pub(crate) fn new(key: u32, rule: Rule, targets: Targets) -> Self {
-        let connect = ConnectOptions {
-            source: rule.source,
-            device: rule.device.clone(),
-            mark: rule.mark,
-            transparent: rule.transparent,
-        };
+        let connect = rule.connect_options();
         Self { key, active: Gauge::new(rule.max_connections), rule, targets, connect }
     }
 }

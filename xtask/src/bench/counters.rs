@@ -6,9 +6,10 @@
 //! it they count a super-packet as one, as `Ip: InReceives` and the interface counters always do
 //! (measured on Linux 6.18, see docs/benchmarks.md).
 
-use std::{collections::HashMap, fs, ops::Sub, time::Duration};
+use std::{fs, ops::Sub, time::Duration};
 
 use serde_json::{Value, json};
+use turnpike_measure::kernel::NetCounters;
 
 use crate::Failure;
 
@@ -31,28 +32,14 @@ pub(crate) struct Arrivals {
 impl Arrivals {
     /// Reads the counters of the namespace that process `pid` lives in.
     pub(crate) fn read(pid: u32) -> Result<Self, Failure> {
-        let read = |name: &str| fs::read_to_string(format!("/proc/{pid}/net/{name}"));
-        let mut counters = parse_paired_lines(&read("snmp")?);
-        counters.extend(parse_paired_lines(&read("netstat")?));
-        // A kernel without IPv6 has no snmp6.
-        counters.extend(parse_named_lines(&read("snmp6").unwrap_or_default()));
-        Ok(Self::from_counters(&counters))
+        Ok(Self::from_counters(&NetCounters::read(pid)?))
     }
 
-    fn from_counters(counters: &HashMap<String, u64>) -> Self {
-        let sum = |names: &[&str]| names.iter().filter_map(|name| counters.get(*name)).sum();
+    fn from_counters(counters: &NetCounters) -> Self {
+        let sum = |names: &[&str]| counters.sum(names);
         Self {
-            packets: sum(&[
-                "IpExt:InNoECTPkts",
-                "IpExt:InECT0Pkts",
-                "IpExt:InECT1Pkts",
-                "IpExt:InCEPkts",
-                "Ip6InNoECTPkts",
-                "Ip6InECT0Pkts",
-                "Ip6InECT1Pkts",
-                "Ip6InCEPkts",
-            ]),
-            buffers: sum(&["Ip:InReceives", "Ip6InReceives"]),
+            packets: counters.datagrams(),
+            buffers: counters.buffers(),
             udp: sum(&["Udp:InDatagrams", "Udp:RcvbufErrors", "Udp6InDatagrams", "Udp6RcvbufErrors"]),
             overflowed: sum(&["Udp:RcvbufErrors", "Udp6RcvbufErrors"]),
         }
@@ -281,33 +268,6 @@ impl Snapshot {
     }
 }
 
-/// `/proc/net/snmp` and `netstat`: a line of names, then a line of values, both led by the protocol's name.
-fn parse_paired_lines(text: &str) -> HashMap<String, u64> {
-    let mut counters = HashMap::new();
-    let mut lines = text.lines();
-    while let (Some(names), Some(values)) = (lines.next(), lines.next()) {
-        let mut names = names.split_whitespace();
-        let Some(protocol) = names.next() else { continue };
-        for (name, value) in names.zip(values.split_whitespace().skip(1)) {
-            // Tcp: MaxConn is -1; nobody asks for it.
-            if let Ok(value) = value.parse() {
-                counters.insert(format!("{protocol}{name}"), value);
-            }
-        }
-    }
-    counters
-}
-
-/// `/proc/net/snmp6`: one name and one value a line.
-fn parse_named_lines(text: &str) -> HashMap<String, u64> {
-    text.lines()
-        .filter_map(|line| {
-            let mut words = line.split_whitespace();
-            Some((words.next()?.to_owned(), words.next()?.parse().ok()?))
-        })
-        .collect()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -330,11 +290,8 @@ IpExt: 0 794000 6500 1 20 300
 
     #[test]
     fn arrivals_add_both_families_and_all_ecn_codepoints() {
-        let mut counters = parse_paired_lines(SNMP);
-        counters.extend(parse_paired_lines(NETSTAT));
-        counters.extend(parse_named_lines(SNMP6));
         assert_eq!(
-            Arrivals::from_counters(&counters),
+            Arrivals::from_counters(&NetCounters::parse(SNMP, NETSTAT, SNMP6)),
             Arrivals {
                 packets: 6500 + 1 + 20 + 300 + 9,
                 buffers: 504,
@@ -342,20 +299,6 @@ IpExt: 0 794000 6500 1 20 300
                 overflowed: 3058
             }
         );
-    }
-
-    #[test]
-    fn a_kernel_without_ipv6_counts_ipv4_alone() {
-        let mut counters = parse_paired_lines(SNMP);
-        counters.extend(parse_paired_lines(NETSTAT));
-        assert_eq!(Arrivals::from_counters(&counters).packets, 6821);
-    }
-
-    #[test]
-    fn a_negative_counter_does_not_shift_the_others() {
-        let counters = parse_paired_lines(SNMP);
-        assert_eq!(counters.get("Tcp:InSegs"), Some(&7));
-        assert_eq!(counters.get("Tcp:MaxConn"), None);
     }
 
     const STAT: &str = "\
