@@ -4,12 +4,7 @@
 
 mod support;
 
-use std::{
-    fs::File,
-    io::Write,
-    os::unix::fs::FileExt,
-    time::{Duration, Instant},
-};
+use std::{fs::File, io::Write, os::unix::fs::FileExt, path::PathBuf, time::Duration};
 
 use support::{Running, greeter, read_exactly, rule};
 
@@ -30,7 +25,7 @@ fn pause_and_recover(spare: usize, clients: usize) {
     assert_eq!(read_exactly(&mut early, 1), b"a");
 
     // Opened while there are descriptors.
-    let stat = File::open("/proc/self/stat").unwrap();
+    let stat = worker_stat();
     let spare: Vec<_> = (0..spare).map(|_| File::open("/dev/null").unwrap()).collect();
     let taken: Vec<_> = std::iter::from_fn(|| File::open("/dev/null").ok()).collect();
     assert!(taken.len() > 100);
@@ -39,15 +34,16 @@ fn pause_and_recover(spare: usize, clients: usize) {
         .map_while(|_| std::net::TcpStream::connect(running.address("r")).ok().map(support::patient))
         .collect();
     assert!(!late.is_empty());
-    let (began, busy) = (Instant::now(), cpu_time(&stat));
+    let busy = cpu_time(&stat);
     for _ in 0..100 {
         early.write_all(b"still served").unwrap();
         assert_eq!(read_exactly(&mut early, 12), b"still served");
         std::thread::sleep(Duration::from_millis(3));
     }
     // Level-triggered, a queue that cannot be emptied would wake the worker for ever.
-    let (elapsed, busy) = (began.elapsed(), cpu_time(&stat) - busy);
-    assert!(busy < elapsed / 2, "{busy:?} of processor time in {elapsed:?}");
+    // The exchanges above take 20 ms, on a busy machine too.
+    let busy = cpu_time(&stat) - busy;
+    assert!(busy < Duration::from_millis(100), "{busy:?} of processor time");
     assert!(running.log.all().is_empty(), "{:?}", running.log.all());
 
     drop(taken);
@@ -57,7 +53,15 @@ fn pause_and_recover(spare: usize, clients: usize) {
     assert!(running.log.all().is_empty(), "{:?}", running.log.all());
 }
 
-/// Of this process, by proc_pid_stat(5), in steps of 10 ms.
+/// The file about the forwarder's thread; the test's server, in the same want, does not rest.
+fn worker_stat() -> File {
+    let threads = std::fs::read_dir("/proc/self/task").unwrap().flatten().map(|thread| thread.path());
+    let is_worker =
+        |path: &PathBuf| std::fs::read_to_string(path.join("comm")).is_ok_and(|name| name == "forward-0\n");
+    File::open(threads.into_iter().find(is_worker).expect("a worker").join("stat")).unwrap()
+}
+
+/// Of a thread, by proc_pid_stat(5), in steps of 10 ms.
 fn cpu_time(stat: &File) -> Duration {
     let mut bytes = [0; 1024];
     let len = stat.read_at(&mut bytes, 0).unwrap();
