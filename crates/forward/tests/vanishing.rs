@@ -1,5 +1,6 @@
 //! Clients and servers that vanish without FIN or RST, as when a cable is cut: TCP's own timers or the rule's idle timeout end
 //! such a connection, and the other side is told by a reset.
+#![allow(clippy::print_stdout, reason = "says why a test did not run")]
 #![allow(clippy::unwrap_used, clippy::cast_possible_truncation, reason = "a panic is how a test fails")]
 
 mod support;

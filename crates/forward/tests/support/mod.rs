@@ -1,5 +1,6 @@
 //! A forwarder between a test's own clients and servers, on loopback.
 #![allow(dead_code, unreachable_pub, reason = "each test file uses its part")]
+#![allow(clippy::print_stdout, reason = "says why a test did not run")]
 #![allow(clippy::unwrap_used, clippy::cast_possible_truncation, reason = "a panic is how a test fails")]
 
 use std::{
