@@ -41,6 +41,9 @@ pub enum ForwardError {
     /// The forwarder did not start.
     #[error(transparent)]
     Start(#[from] StartError),
+    /// Every rule failed, each for the reason in the log.
+    #[error("no rule is left to run; the log lines above say why of each")]
+    NothingLeft,
     /// The admin address that was asked for cannot be had.
     #[error(transparent)]
     Admin(#[from] AdminError),
@@ -114,8 +117,9 @@ impl<'a> Control<'a> {
         let log: Arc<dyn ConnectionLog> = Arc::new(logger);
         let (forwarder, failed) =
             Forwarder::start(&for_runtime(&settings, workers, datapath), &settings.rules, log)?;
-        for error in failed {
-            tracing::error!("{error}; the other rules run (keep_going)");
+        say_left_out(&failed);
+        if forwarder.listeners().is_empty() {
+            return Err(ForwardError::NothingLeft);
         }
         let pid_file = PidFile::write(settings.pid_file.as_deref())?;
         say_what_started(&settings, &forwarder, admin.as_ref());
@@ -205,10 +209,13 @@ impl<'a> Control<'a> {
             }
         };
         let runtime = for_runtime(&new, self.workers, self.datapath);
-        if let Err(error) = self.forwarder.reload(&runtime, &new.rules) {
-            tracing::error!("{error}");
-            tracing::error!("{refused}");
-            return;
+        match self.forwarder.reload(&runtime, &new.rules) {
+            Ok(failed) => say_left_out(&failed),
+            Err(error) => {
+                tracing::error!("{error}");
+                tracing::error!("{refused}");
+                return;
+            }
         }
         // Opened anew even where nothing changed: log rotation moves the old one away.
         *self.connection_file.lock().unwrap_or_else(PoisonError::into_inner) = file;
@@ -253,6 +260,12 @@ fn say_source(file: Option<&Path>, format: Option<Format>, rules: usize) {
             tracing::info!("{} is read as {format}; rules: {rules}", path.display());
         }
         _ => tracing::info!("rules of the command line: {rules}"),
+    }
+}
+
+fn say_left_out(failed: &[StartError]) {
+    for error in failed {
+        tracing::error!("{error}; the other rules run (keep_going)");
     }
 }
 
