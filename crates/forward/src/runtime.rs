@@ -29,11 +29,14 @@ pub struct Settings {
     pub workers: usize,
     /// How datagrams enter and leave.
     pub datapath: Datapath,
+    /// How long a worker that has just had something to do looks for more before it sleeps; zero sleeps at once.
+    pub busy_poll: Duration,
     /// Asked before each rule's own.
     pub access: Access,
     /// Connections and sessions of all rules at a time.
     pub max_connections: usize,
-    /// Age at which a resolved name is resolved again. Fixed at the start, as are `workers` and `datapath`.
+    /// Age at which a resolved name is resolved again. Fixed at the start, as are `workers`, `datapath` and
+    /// `busy_poll`.
     pub resolve_every: Duration,
     /// Start although some rules cannot be bound.
     pub keep_going: bool,
@@ -235,8 +238,14 @@ impl Forwarder {
         for number in 0..count {
             let (commands, inbox) = mpsc::channel();
             let shared = Arc::new(Shared::default());
-            let (worker, waker) =
-                Worker::new(number, settings.datapath, &common, inbox, Arc::clone(&shared))?;
+            let (worker, waker) = Worker::new(
+                number,
+                settings.datapath,
+                settings.busy_poll,
+                &common,
+                inbox,
+                Arc::clone(&shared),
+            )?;
             workers.push(worker);
             handles.push(Handle { line: Line { commands, waker }, shared, thread: None });
         }

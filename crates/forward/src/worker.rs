@@ -5,7 +5,7 @@ use std::{
     io,
     net::SocketAddr,
     sync::{Arc, Mutex, PoisonError, mpsc},
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use hashbrown::HashMap;
@@ -73,11 +73,13 @@ impl Worker {
     pub(crate) fn new(
         number: usize,
         datapath: Datapath,
+        busy_poll: Duration,
         common: &Arc<Common>,
         inbox: mpsc::Receiver<Command>,
         shared: Arc<Shared>,
     ) -> io::Result<(Self, Waker)> {
-        let poller = Poller::new()?;
+        let mut poller = Poller::new()?;
+        poller.set_busy_poll(busy_poll);
         let waker = Waker::new(&poller, WAKER)?;
         let worker = Self {
             number,

@@ -107,7 +107,8 @@ impl Worker {
         inbox: mpsc::Receiver<Command>,
         shared: Arc<Shared>,
     ) -> Result<(Self, Waker), StartError> {
-        let poller = Poller::new()?;
+        let mut poller = Poller::new()?;
+        poller.set_busy_poll(config.busy_poll);
         let waker = Waker::new(&poller, WAKER)?;
         let mut worker = Self {
             number,

@@ -62,6 +62,7 @@ pub(crate) static KEYS: &[KeySpec<Settings>] = &[
     ),
     field!("server.workers", reload: false, kind::WORKERS, workers),
     field!("server.datapath", reload: false, kind::DATAPATH, datapath),
+    number!("server.busy_poll_us", reload: false, "microseconds", 0..=1000, busy_poll_us),
     KeySpec {
         path: "relay.addresses",
         expected: "a list of \"IP\" or \"IP=EXTERNAL\", unicast, both of one family, [] to detect them",

@@ -247,6 +247,7 @@ fn for_runtime(settings: &ForwardSettings, workers: usize, datapath: Datapath) -
     Settings {
         workers,
         datapath,
+        busy_poll: Duration::from_micros(settings.busy_poll_us.into()),
         access: settings.access.clone(),
         max_connections: settings.max_connections,
         resolve_every: Duration::from_secs(settings.resolve_every.into()),

@@ -26,6 +26,8 @@ pub struct ForwardSettings {
     pub workers: Option<usize>,
     /// Step of the ladder; `None` is the highest that works.
     pub datapath: Option<Datapath>,
+    /// Microseconds that a worker looks for more before it sleeps.
+    pub busy_poll_us: u32,
     /// Connections and sessions of all rules at a time.
     pub max_connections: usize,
     /// Seconds after which a host name is resolved again.
@@ -59,6 +61,7 @@ impl Default for ForwardSettings {
             access: Access::default(),
             workers: None,
             datapath: None,
+            busy_poll_us: 0,
             max_connections: 16_384,
             resolve_every: 30,
             keep_going: false,
@@ -122,6 +125,7 @@ pub(crate) struct LogFile {
 pub(crate) static FORWARD_KEYS: &[KeySpec<ForwardSettings>] = &[
     field!("forward.workers", reload: false, kind::WORKERS, workers),
     field!("forward.datapath", reload: false, kind::DATAPATH, datapath),
+    number!("forward.busy_poll_us", reload: false, "microseconds", 0..=1000, busy_poll_us),
     number!("forward.max_connections", reload: true, "a number", 1..=1_000_000, max_connections),
     number!("forward.resolve_every", reload: true, "seconds", 1..=86_400, resolve_every),
     field!("forward.keep_going", reload: true, kind::SWITCH, keep_going),
