@@ -46,6 +46,7 @@ impl Plan {
                 .workers
                 .unwrap_or_else(|| thread::available_parallelism().map_or(1, usize::from)),
             datapath,
+            busy_poll: std::time::Duration::from_micros(settings.busy_poll_us.into()),
             server: server_config(settings, &relay, nonce_key),
             relay,
             ports: settings.ports.clone(),
