@@ -189,6 +189,10 @@ fn turn_help(family: &str) -> &'static str {
         "error_responses" => "Error responses, by STUN error code.",
         "dropped_datagrams" => "Datagrams dropped, by reason.",
         "credentials_refused" => "Credentials refused, by reason.",
+        "connection_bytes" => "Bytes that connections to peers carried (RFC 6062).",
+        "peer_connections" => "What happened to connections to peers (RFC 6062), by event.",
+        "peer_connection_refusals" => "Connections of peers and ConnectionBinds refused, by reason.",
+        "mobility" => "What happened to mobile allocations (RFC 8016), by event.",
         _ => "A counter of the TURN state machine.",
     }
 }

@@ -91,6 +91,9 @@ pub fn server_config(settings: &Settings, relay: &[RelayAddress], nonce_key: Non
         channels: if settings.rfc5766_channels { ChannelRange::Rfc5766 } else { ChannelRange::Rfc8656 },
         // Nobody can find a time-limited name by its hash, and a client that is offered anonymity takes it.
         username_anonymity: settings.secrets.is_empty(),
+        // The runtime carries out neither so far.
+        tcp_relay: false,
+        mobility: false,
         ..ServerConfig::default()
     }
 }

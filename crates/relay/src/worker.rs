@@ -445,7 +445,13 @@ impl Out {
             }
             Verdict::Reply { client, bytes } => self.tx.push_bytes(&self.route_to(client), bytes),
             Verdict::Open(request) => return Some(request),
-            Verdict::Drop(_) => {}
+            // Connections to peers and moves between workers are switched off in the configuration that `ops` makes.
+            Verdict::Connect(_)
+            | Verdict::Bind { .. }
+            | Verdict::HandOver { .. }
+            | Verdict::Forward { .. }
+            | Verdict::Move(_)
+            | Verdict::Drop(_) => {}
         }
         None
     }
