@@ -20,6 +20,7 @@ pub mod logging;
 pub mod metrics;
 pub mod plan;
 pub mod process;
+mod realms;
 pub mod rest;
 pub mod secret;
 pub mod serve;

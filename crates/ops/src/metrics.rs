@@ -1,6 +1,6 @@
 //! `/metrics`: the workers' counters as OpenMetrics text, made anew at each scrape from live snapshots.
 //!
-//! Labels are `worker`, `direction`, `bound` and what the state machine names itself; no label has a value that a
+//! Labels are `worker`, `direction`, `bound`, `realm` and what the state machine names itself; no label has a value that a
 //! client chooses, so the number of time series is bounded.
 
 use std::{
@@ -28,12 +28,14 @@ use crate::{
 struct Scrape {
     /// One entry per worker.
     workers: Vec<WorkerSnapshot>,
+    /// Allocations by realm; names are those of the configuration.
+    realms: Vec<(Box<str>, usize)>,
     common: Common,
 }
 
-/// The exposition text of live snapshots, for the admin page.
+/// The exposition text of live snapshots (of workers, and of allocations by realm), for the admin page.
 pub fn page(
-    snapshots: impl Fn() -> Vec<WorkerSnapshot> + Send + Sync + 'static,
+    snapshots: impl Fn() -> (Vec<WorkerSnapshot>, Vec<(Box<str>, usize)>) + Send + Sync + 'static,
     draining: Arc<AtomicBool>,
     log_lost: Arc<AtomicU64>,
 ) -> Arc<dyn Fn() -> Result<String, fmt::Error> + Send + Sync> {
@@ -43,7 +45,8 @@ pub fn page(
             draining: draining.load(Ordering::Relaxed),
             log_lost: log_lost.load(Ordering::Relaxed),
         };
-        exposition::encode(Scrape { workers: snapshots(), common })
+        let (workers, realms) = snapshots();
+        exposition::encode(Scrape { workers, realms, common })
     })
 }
 
@@ -51,6 +54,7 @@ impl Collector for Scrape {
     fn encode(&self, encoder: DescriptorEncoder<'_>) -> fmt::Result {
         let mut page = Page { encoder, workers: &self.workers };
         page.allocations()?;
+        page.realms(&self.realms)?;
         page.turn()?;
         page.refused()?;
         page.received()?;
@@ -65,6 +69,19 @@ struct Page<'e, 'w> {
 }
 
 impl Page<'_, '_> {
+    fn realms(&mut self, realms: &[(Box<str>, usize)]) -> fmt::Result {
+        let mut metric = self.encoder.encode_descriptor(
+            "realm_allocations",
+            "Allocations that exist, by realm; one without any has no line.",
+            None,
+            MetricType::Gauge,
+        )?;
+        for (realm, count) in realms {
+            metric.encode_family(&[("realm", &**realm)])?.encode_gauge(&(*count as u64))?;
+        }
+        Ok(())
+    }
+
     fn allocations(&mut self) -> fmt::Result {
         let mut metric = self.encoder.encode_descriptor(
             "allocations",
@@ -271,6 +288,7 @@ mod tests {
         first.tx.too_big = 5;
         Scrape {
             workers: vec![first, WorkerSnapshot::default()],
+            realms: vec![("example.org".into(), 3)],
             common: Common { log_lost: 2, ..Common::default() },
         }
     }
@@ -305,6 +323,7 @@ mod tests {
         for (series, value) in [
             ("turnpike_allocations{worker=\"0\"}", 3.0),
             ("turnpike_allocations{worker=\"1\"}", 0.0),
+            ("turnpike_realm_allocations{realm=\"example.org\"}", 3.0),
             ("turnpike_wakeups_total{worker=\"0\"}", 11.0),
             ("turnpike_relayed_datagrams_total{worker=\"0\",direction=\"to_peer\"}", 7.0),
             ("turnpike_relayed_bytes_total{worker=\"0\",direction=\"to_client\"}", 900.0),

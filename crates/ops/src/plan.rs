@@ -8,11 +8,12 @@ use std::{
 
 use turnpike_net::Datapath;
 use turnpike_relay::{Config, RelayAddress};
-use turnpike_turn::server::{NonceKey, PeerRules, ServerConfig};
+use turnpike_turn::server::{ListenerProfile, NonceKey, PeerRules, ServerConfig};
 use turnpike_wire::channel_data::ChannelRange;
 
 use crate::{
-    config::{Settings, StoredKey, User, UserSecret},
+    config::{Settings, User, UserSecret},
+    realms,
     secret::Secret,
 };
 
@@ -40,19 +41,21 @@ impl Plan {
             Some(step) => (step, "as configured".to_owned()),
             None => Datapath::best(),
         };
+        let listen = listeners(settings, &mut notes);
         let config = Config {
-            listen: listeners(settings, &mut notes),
             workers: settings
                 .workers
                 .unwrap_or_else(|| thread::available_parallelism().map_or(1, usize::from)),
             datapath,
-            server: server_config(settings, &relay, nonce_key),
+            server: server_config(settings, &listen, &relay, nonce_key),
+            listen,
             relay,
             ports: settings.ports.clone(),
             listener_buffer: settings.listener_buffer,
             relay_buffer: settings.relay_buffer,
             max_allocations: settings.max_allocations,
             max_allocations_per_user: settings.max_allocations_per_user,
+            realm_limits: realms::limits(settings),
         };
         Self { config, datapath_reason, notes }
     }
@@ -68,11 +71,24 @@ impl Plan {
     }
 }
 
-/// The state machine's part of the settings; a reload makes it anew with the same addresses and nonce key.
+/// The state machine's part of the settings; a reload makes it anew with the same addresses and nonce key. `listen` are the
+/// runtime's listeners in the order of their numbers.
 #[must_use]
-pub fn server_config(settings: &Settings, relay: &[RelayAddress], nonce_key: NonceKey) -> ServerConfig {
+pub fn server_config(
+    settings: &Settings,
+    listen: &[SocketAddr],
+    relay: &[RelayAddress],
+    nonce_key: NonceKey,
+) -> ServerConfig {
+    let realms = realms::all(settings);
+    let profile = |listener: &SocketAddr| ListenerProfile {
+        realms: realms::served_at(&realms, *listener, None),
+        ..ListenerProfile::default()
+    };
     ServerConfig {
-        realm: settings.realm.clone(),
+        realm: realms[0].name.to_owned(),
+        tenants: realms[1..].iter().map(|realm| realm.for_server(settings.allow_md5)).collect(),
+        listeners: listen.iter().map(profile).collect(),
         software: (!settings.software.is_empty()).then(|| settings.software.clone()),
         authenticate: settings.auth_required,
         nonce_key,
@@ -85,27 +101,20 @@ pub fn server_config(settings: &Settings, relay: &[RelayAddress], nonce_key: Non
         relay_v6: relay.iter().any(|address| address.bind.is_ipv6()),
         peers: PeerRules { allow: settings.allow.clone(), deny: settings.deny.clone(), own: Vec::new() },
         allow_md5: settings.allow_md5,
-        // Clients take the strongest algorithm that they are offered, before anybody knows who they are.
-        allow_sha256: !settings.allow_md5 || settings.users.iter().all(has_sha256),
+        allow_sha256: realms[0].allows_sha256(settings.allow_md5),
         channels: if settings.rfc5766_channels { ChannelRange::Rfc5766 } else { ChannelRange::Rfc8656 },
-        // Nobody can find a time-limited name by its hash, and a client that is offered anonymity takes it.
-        username_anonymity: settings.secrets.is_empty(),
+        username_anonymity: realms[0].has_anonymity(),
         ..ServerConfig::default()
-    }
-}
-
-/// Whether a SHA-256 key of this user is known or can be made.
-fn has_sha256(user: &User) -> bool {
-    match &user.secret {
-        UserSecret::Password(_) => true,
-        UserSecret::Keys(keys) => keys.iter().any(|key| matches!(key, StoredKey::Sha256(_))),
     }
 }
 
 /// A user with a random password of 128 bits, where settings name nobody who could use the server.
 #[must_use]
 pub fn generated_user(settings: &Settings) -> Option<User> {
-    let nobody = settings.auth_required && settings.users.is_empty() && settings.secrets.is_empty();
+    let nobody = settings.auth_required
+        && settings.users.is_empty()
+        && settings.secrets.is_empty()
+        && settings.realms.is_empty();
     nobody.then(|| User {
         name: GENERATED_USER.to_owned(),
         secret: UserSecret::Password(Secret::new(crate::rest::hex(&rand::random::<[u8; 16]>()))),
@@ -184,6 +193,7 @@ fn is_private(address: &IpAddr) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::StoredKey;
 
     #[test]
     fn a_credential_is_generated_only_when_nobody_could_authenticate() {
@@ -224,7 +234,7 @@ mod tests {
             (vec![keys(&[32])], false, true),
         ] {
             let settings = Settings { users, allow_md5, ..Settings::default() };
-            let server = server_config(&settings, &[], NonceKey([0; 32]));
+            let server = server_config(&settings, &[], &[], NonceKey([0; 32]));
             assert_eq!(server.allow_sha256, offered, "{:?}", settings.users);
         }
     }
@@ -232,11 +242,11 @@ mod tests {
     #[test]
     fn families_follow_the_relay_addresses() {
         let relay = [RelayAddress { bind: Ipv6Addr::LOCALHOST.into(), external: None }];
-        let config = server_config(&Settings::default(), &relay, NonceKey([0; 32]));
+        let config = server_config(&Settings::default(), &[], &relay, NonceKey([0; 32]));
         assert!(!config.relay_v4 && config.relay_v6);
         assert!(config.username_anonymity);
         let timed = Settings { secrets: vec![Secret::new("s")], ..Settings::default() };
-        assert!(!server_config(&timed, &relay, NonceKey([0; 32])).username_anonymity);
+        assert!(!server_config(&timed, &[], &relay, NonceKey([0; 32])).username_anonymity);
         assert_eq!((config.realm.as_str(), config.software.as_deref()), ("turnpike", Some("turnpike")));
     }
 }

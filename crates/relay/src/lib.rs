@@ -12,5 +12,5 @@ mod ports;
 pub mod runtime;
 mod worker;
 
-pub use config::{Config, RelayAddress};
+pub use config::{Config, RealmLimits, RelayAddress};
 pub use runtime::{CredentialStore, Relay, SessionLog, StartError, WorkerSnapshot};

@@ -12,7 +12,7 @@ use turnpike_turn::server::{Effect, Lookup, ServerConfig, Stats, User};
 use turnpike_wire::integrity::{Key, KeyAlgorithm};
 
 use crate::{
-    Config, RelayAddress,
+    Config, RealmLimits, RelayAddress,
     gate::{Quotas, SharedStore},
     ports::Ports,
     worker::{Command, Shared, Worker},
@@ -94,6 +94,7 @@ pub struct Relay {
     listeners: Vec<SocketAddr>,
     workers: Vec<Handle>,
     store: SharedStore,
+    quotas: Arc<Quotas>,
     own: Vec<SocketAddr>,
 }
 
@@ -133,9 +134,15 @@ impl Relay {
         let config = &config;
         let store: SharedStore = Arc::new(RwLock::new(credentials));
         let quotas = Arc::new(Quotas::new(config.max_allocations, config.max_allocations_per_user));
+        quotas.limit(&config.realm_limits);
         let ports = Arc::new(Ports::new(config));
-        let mut relay =
-            Self { listeners: listeners.clone(), workers: Vec::new(), store: Arc::clone(&store), own };
+        let mut relay = Self {
+            listeners: listeners.clone(),
+            workers: Vec::new(),
+            store: Arc::clone(&store),
+            quotas: Arc::clone(&quotas),
+            own,
+        };
         let mut bound = Vec::new();
         for number in 0..config.workers.max(1) {
             let (commands, inbox) = mpsc::channel();
@@ -178,8 +185,20 @@ impl Relay {
             .collect()
     }
 
-    /// New settings of the state machine, from now on.
-    pub fn reconfigure(&self, server: &ServerConfig, credentials: &Arc<dyn CredentialStore>) {
+    /// Allocations of each realm that has any, over all workers and in no order.
+    #[must_use]
+    pub fn realms(&self) -> Vec<(Box<str>, usize)> {
+        self.quotas.held()
+    }
+
+    /// New settings of the state machine, users and limits of realms, from now on.
+    pub fn reconfigure(
+        &self,
+        server: &ServerConfig,
+        credentials: &Arc<dyn CredentialStore>,
+        realm_limits: &[RealmLimits],
+    ) {
+        self.quotas.limit(realm_limits);
         *self.store.write().unwrap_or_else(PoisonError::into_inner) = Arc::clone(credentials);
         let mut server = server.clone();
         server.peers.own.clone_from(&self.own);

@@ -2,7 +2,8 @@
 
 use std::collections::HashSet;
 
-use super::{ConfigError, Settings};
+use super::{ConfigError, RealmSettings, Settings};
+use crate::realms;
 
 /// Appends what cannot work. A limit that nobody set never makes an error: it only caps.
 pub(crate) fn combinations(settings: &Settings, problems: &mut Vec<ConfigError>) {
@@ -74,6 +75,22 @@ pub(crate) fn combinations(settings: &Settings, problems: &mut Vec<ConfigError>)
             "true, or neither auth.users nor auth.secrets",
         );
     }
+    if !settings.realms.is_empty() && !settings.auth_required {
+        refuse(
+            "auth.required",
+            "it is false, but realms with users are configured".to_owned(),
+            "true, or no [[realm]]",
+        );
+    }
+    let all = realms::all(settings);
+    let unserved = settings.listen.iter().find(|at| realms::served_at(&all, **at, None).is_empty());
+    if let Some(listener) = unserved {
+        refuse(
+            "server.listen",
+            format!("no realm serves {listener}"),
+            "a [[realm]] that names it in its listen, one without listen and server_names, or users in [auth]",
+        );
+    }
     if !settings.allow_md5
         && let Some(user) = settings.users.iter().find(|user| user.secret.is_md5_only())
     {
@@ -81,6 +98,74 @@ pub(crate) fn combinations(settings: &Settings, problems: &mut Vec<ConfigError>)
             "auth.allow_md5",
             format!("it is false, but user {:?} has only an MD5 key and could never authenticate", user.name),
             "true, or a password or a SHA-256 key (64 hex digits) for that user",
+        );
+    }
+    for (index, realm) in settings.realms.iter().enumerate() {
+        one_realm(settings, index, realm, problems);
+    }
+}
+
+/// Appends what is wrong with one `[[realm]]` beside the rest.
+fn one_realm(settings: &Settings, index: usize, realm: &RealmSettings, problems: &mut Vec<ConfigError>) {
+    let name = &realm.name;
+    let mut refuse = |key: &str, problem: String, expected: &str| {
+        problems.push(ConfigError {
+            origin: realm.place.0.clone(),
+            key: key.to_owned(),
+            problem,
+            expected: expected.to_owned(),
+            suggestion: None,
+        });
+    };
+    if settings.realms[..index].iter().any(|other| other.name == *name) {
+        refuse("realm.name", format!("realm {name:?} stands there twice"), "each realm once");
+    } else if *name == settings.realm && realms::serves_main(settings) {
+        refuse(
+            "realm.name",
+            format!("{name:?} is server.realm already"),
+            "another name, or the users of [auth] moved here",
+        );
+    }
+    if realm.users.is_empty() && realm.secrets.is_empty() {
+        refuse(
+            "realm.users",
+            format!("realm {name:?} has neither users nor secrets: nobody could authenticate"),
+            "at least one user or secret",
+        );
+    }
+    if let Some(user) = repeated(realm.users.iter().map(|user| user.name.as_str())) {
+        refuse("realm.users", format!("user {user:?} stands there twice"), "each user once");
+    }
+    if !settings.allow_md5
+        && let Some(user) = realm.users.iter().find(|user| user.secret.is_md5_only())
+    {
+        refuse(
+            "realm.users",
+            format!(
+                "auth.allow_md5 is false, but user {:?} has only an MD5 key and could never authenticate",
+                user.name
+            ),
+            "a password or a SHA-256 key (64 hex digits) for that user",
+        );
+    }
+    if let Some(address) = realm.listen.iter().find(|address| !settings.listen.contains(address)) {
+        refuse(
+            "realm.listen",
+            format!("the server does not listen on {address}"),
+            "addresses of server.listen",
+        );
+    }
+    let others = || settings.realms[..index].iter();
+    if let Some(taken) =
+        realm.server_names.iter().find(|name| others().any(|other| other.server_names.contains(name)))
+    {
+        refuse("realm.server_names", format!("{taken} leads to another realm already"), "each name once");
+    }
+    if realm.max_allocations.is_some_and(|most| most > settings.max_allocations) {
+        refuse(
+            "realm.allocations",
+            format!("it is above limits.allocations {}", settings.max_allocations),
+            "at most limits.allocations",
         );
     }
 }

@@ -34,14 +34,9 @@ pub(crate) static KEYS: &[KeySpec<Settings>] = &[
     scalar!(
         "server.realm",
         reload: true,
-        "a name of 1 to 127 characters without control characters, \" or \\",
+        REALM,
         |reader, node, settings| {
-            let realm = reader.text(node)?;
-            let bad = |c: char| c.is_control() || c == '"' || c == '\\';
-            if realm.is_empty() || realm.chars().count() > 127 || realm.contains(bad) {
-                return reader.refuse(node, None);
-            }
-            settings.realm = realm;
+            settings.realm = realm_name(reader, node)?;
             Some(())
         },
         |settings| quoted(&settings.realm),
@@ -150,8 +145,7 @@ pub(crate) static KEYS: &[KeySpec<Settings>] = &[
     ),
     KeySpec {
         path: "auth.users",
-        expected: "a list of { name = \"...\", password = \"...\" }, of { name = \"...\", key = \"32 or 64 hex digits\" } or \
-                   of \"NAME:PASSWORD\"",
+        expected: USERS,
         list: true,
         secret: true,
         reload: true,
@@ -159,30 +153,19 @@ pub(crate) static KEYS: &[KeySpec<Settings>] = &[
             settings.users = reader.list(node, user)?;
             Some(())
         },
-        show: |settings| {
-            list(settings.users.iter().map(|user| {
-                let kind = match user.secret {
-                    UserSecret::Password(_) => "password",
-                    UserSecret::Keys(_) => "key",
-                };
-                format!("{{ name = {}, {kind} = {} }}", quoted(&user.name), quoted(MASK))
-            }))
-        },
+        show: |settings| show_users(&settings.users),
     },
     KeySpec {
         path: "auth.secrets",
-        expected: "a list of shared secrets, none of them empty",
+        expected: SECRETS,
         list: true,
         secret: true,
         reload: true,
         apply: |reader, node, settings| {
-            settings.secrets = reader.list(node, |reader, node| {
-                let secret = reader.text(node)?;
-                if secret.is_empty() { reader.refuse(node, None) } else { Some(Secret::new(secret)) }
-            })?;
+            settings.secrets = reader.list(node, shared_secret)?;
             Some(())
         },
-        show: |settings| list(settings.secrets.iter().map(|_| quoted(MASK))),
+        show: |settings| show_secrets(&settings.secrets),
     },
     scalar!(
         "auth.nonce_lifetime",
@@ -207,7 +190,7 @@ pub(crate) static KEYS: &[KeySpec<Settings>] = &[
     scalar!(
         "limits.allocations",
         reload: false,
-        "a number, 1 to 1000000",
+        ALLOCATIONS,
         |reader, node, settings| {
             settings.max_allocations = reader.integer(node, &(1..=1_000_000))?;
             Some(())
@@ -217,7 +200,7 @@ pub(crate) static KEYS: &[KeySpec<Settings>] = &[
     scalar!(
         "limits.allocations_per_user",
         reload: false,
-        "a number, 1 to 1000000",
+        ALLOCATIONS,
         |reader, node, settings| {
             settings.max_allocations_per_user = reader.integer(node, &(1..=1_000_000))?;
             Some(())
@@ -330,6 +313,16 @@ pub(crate) static KEYS: &[KeySpec<Settings>] = &[
     ),
 ];
 
+/// Expected of a realm's name.
+pub(super) const REALM: &str = "a name of 1 to 127 characters without control characters, \" or \\";
+/// Expected of a list of users.
+pub(super) const USERS: &str = "a list of { name = \"...\", password = \"...\" }, of { name = \"...\", key = \"32 or 64 hex \
+                                digits\" } or of \"NAME:PASSWORD\"";
+/// Expected of a list of secrets.
+pub(super) const SECRETS: &str = "a list of shared secrets, none of them empty";
+/// Expected of a limit of allocations.
+pub(super) const ALLOCATIONS: &str = "a number, 1 to 1000000";
+
 const BUFFER: RangeInclusive<usize> = 4096..=1 << 30;
 
 const CIDRS: &str = "a list of prefixes such as [\"10.0.0.0/8\", \"2001:db8::/32\", \"192.0.2.7\"]";
@@ -369,7 +362,36 @@ fn port_range(text: &str) -> Result<RangeInclusive<u16>, &'static str> {
     Ok(first..=last)
 }
 
-fn user(reader: &mut Reader<'_>, node: &Node) -> Option<User> {
+/// REALM (RFC 8489 section 14.9: less than 128 characters).
+pub(super) fn realm_name(reader: &mut Reader<'_>, node: &Node) -> Option<String> {
+    let realm = reader.text(node)?;
+    let bad = |c: char| c.is_control() || c == '"' || c == '\\';
+    if realm.is_empty() || realm.chars().count() > 127 || realm.contains(bad) {
+        return reader.refuse(node, None);
+    }
+    Some(realm)
+}
+
+pub(super) fn shared_secret(reader: &mut Reader<'_>, node: &Node) -> Option<Secret> {
+    let secret = reader.text(node)?;
+    if secret.is_empty() { reader.refuse(node, None) } else { Some(Secret::new(secret)) }
+}
+
+pub(super) fn show_users(users: &[User]) -> String {
+    list(users.iter().map(|user| {
+        let kind = match user.secret {
+            UserSecret::Password(_) => "password",
+            UserSecret::Keys(_) => "key",
+        };
+        format!("{{ name = {}, {kind} = {} }}", quoted(&user.name), quoted(MASK))
+    }))
+}
+
+pub(super) fn show_secrets(secrets: &[Secret]) -> String {
+    list(secrets.iter().map(|_| quoted(MASK)))
+}
+
+pub(super) fn user(reader: &mut Reader<'_>, node: &Node) -> Option<User> {
     if let Value::Text(text) = &node.value {
         return match text.split_once(':') {
             Some((name, password)) if is_username(name) && !password.is_empty() => {

@@ -8,7 +8,9 @@ pub(crate) mod error;
 pub(crate) mod key;
 mod keys;
 pub(crate) mod read;
+mod realm_keys;
 pub(crate) mod source;
+mod tables;
 
 use std::{
     collections::BTreeMap,
@@ -22,13 +24,16 @@ use turnpike_relay::RelayAddress;
 use turnpike_turn::server::Cidr;
 
 pub use error::{ConfigError, ConfigErrors, Origin};
+pub use realm_keys::RealmSettings;
 pub use source::Flags;
+pub use tables::Place;
 
 use self::{
     error::nearest,
     key::KeySpec,
     keys::KEYS,
     read::Reader,
+    realm_keys::REALM_KEYS,
     source::{Entry, Node, Value},
 };
 use crate::secret::Secret;
@@ -60,6 +65,8 @@ pub struct Settings {
     pub users: Vec<User>,
     /// Secrets of time-limited credentials; any of them will do.
     pub secrets: Vec<Secret>,
+    /// Realms beside [`Self::realm`].
+    pub realms: Vec<RealmSettings>,
     /// Seconds.
     pub nonce_lifetime: u32,
     /// Whether MD5 keys are accepted.
@@ -112,6 +119,7 @@ impl Default for Settings {
             auth_required: true,
             users: Vec::new(),
             secrets: Vec::new(),
+            realms: Vec::new(),
             nonce_lifetime: 3600,
             allow_md5: true,
             rfc5766_channels: true,
@@ -148,7 +156,8 @@ impl Settings {
     /// The settings as a TOML file with each value's origin, secrets masked.
     #[must_use]
     pub fn to_toml(&self) -> String {
-        key::table_as_toml(KEYS, self, &self.origins)
+        let realms = self.realms.iter().map(|realm| (realm, &realm.place));
+        key::table_as_toml(KEYS, self, &self.origins) + &tables::as_toml("realm", REALM_KEYS, realms)
     }
 
     /// Keys whose value differs in `new` but which a running server cannot change.
@@ -284,8 +293,12 @@ impl Sources {
     fn merge(&self, file: &[Entry], mut problems: Vec<ConfigError>) -> Result<Loaded, ConfigErrors> {
         let mut settings = Settings::default();
         let mut origins = BTreeMap::new();
-        self.apply(KEYS, file, &mut settings, &mut origins, &mut problems);
+        self.apply(KEYS, TABLES, file, &mut settings, &mut origins, &mut problems);
         settings.origins = origins;
+        settings.realms = tables::read("realm", REALM_KEYS, &["realm.name"], file, &mut problems)
+            .into_iter()
+            .map(|read| RealmSettings { place: read.place, ..read.settings })
+            .collect();
         check::combinations(&settings, &mut problems);
         if !problems.is_empty() {
             return Err(ConfigErrors::sorted(problems));
@@ -294,15 +307,17 @@ impl Sources {
     }
 
     /// Reads every key of a table from the entries of a file, the environment and the flags; `origins` learns who set what.
+    /// `tables` are names of entries that somebody else reads.
     pub(crate) fn apply<S>(
         &self,
         keys: &'static [KeySpec<S>],
+        tables: &[&'static str],
         file: &[Entry],
         settings: &mut S,
         origins: &mut BTreeMap<&'static str, Origin>,
         problems: &mut Vec<ConfigError>,
     ) {
-        let from_file = sort_out(keys, file, problems);
+        let from_file = sort_out(keys, tables, file, problems);
         for spec in keys {
             let environment = source::environment_node(spec, &self.environment, problems);
             let file = from_file.get(spec.path).map(|node| (*node).clone());
@@ -327,17 +342,21 @@ impl Sources {
     }
 }
 
+/// Tables of which there may be several.
+const TABLES: &[&str] = &["realm"];
+
 /// The file's values by key path; unknown sections and keys become problems.
 fn sort_out<'a, S>(
     table: &'static [KeySpec<S>],
+    tables: &[&'static str],
     entries: &'a [Entry],
     problems: &mut Vec<ConfigError>,
 ) -> BTreeMap<&'static str, &'a Node> {
     let mut known = BTreeMap::new();
-    for section in entries {
+    for section in entries.iter().filter(|entry| !tables.contains(&entry.key.as_str())) {
         let keys: Vec<&KeySpec<S>> = table.iter().filter(|spec| spec.section() == section.key).collect();
         if keys.is_empty() {
-            problems.push(unknown_section(table, section));
+            problems.push(unknown_section(table, tables, section));
             continue;
         }
         let Value::Table(members) = &section.node.value else {
@@ -362,10 +381,11 @@ fn sort_out<'a, S>(
     known
 }
 
-fn unknown_section<S>(table: &'static [KeySpec<S>], section: &Entry) -> ConfigError {
+fn unknown_section<S>(table: &'static [KeySpec<S>], tables: &[&'static str], section: &Entry) -> ConfigError {
     let mut sections: Vec<&str> = table.iter().map(KeySpec::section).collect();
     sections.dedup();
-    let is_table = matches!(section.node.value, Value::Table(_));
+    sections.extend(tables);
+    let is_table = matches!(section.node.value, Value::Table(_) | Value::List(_));
     let elsewhere = table.iter().find(|spec| !is_table && spec.name() == section.key).map(|spec| spec.path);
     ConfigError {
         origin: section.origin.clone(),

@@ -122,6 +122,62 @@ fn each_mistake_names_line_column_key_and_what_is_expected() {
         ("[log]\nlevel = \"a=b=c\"", 2, 9, "log.level", "debug"),
         ("[shutdown]\ndeadline = -1", 2, 12, "shutdown.deadline", "0 to 86400"),
         ("[shutdown]\ndeadline = 1.5", 2, 12, "shutdown.deadline", "seconds"),
+        ("[realm]\nname = \"a\"", 1, 2, "realm", "[[realm]]"),
+        ("realm = \"a\"", 1, 1, "realm", "[[realm]]"),
+        ("[[realm]]\nusers = [\"a:b\"]", 1, 1, "realm.name", "1 to 127"),
+        ("[[realm]]\nname = \"a\"", 1, 1, "realm.users", "at least one user"),
+        ("[[realm]]\nname = \"\"\nsecrets = [\"s\"]", 2, 8, "realm.name", "1 to 127"),
+        ("[[realm]]\nname = \"a\"\nsecrets = [\"\"]", 3, 12, "realm.secrets", "none of them empty"),
+        ("[[realm]]\nname = \"a\"\nusers = [\"a:b\", \"a:c\"]", 1, 1, "realm.users", "each user once"),
+        (
+            "[[realm]]\nname = \"a\"\nsecrets = [\"s\"]\n[[realm]]\nname = \"a\"\nsecrets = [\"s\"]",
+            4,
+            1,
+            "realm.name",
+            "each realm once",
+        ),
+        (
+            "[auth]\nsecrets = [\"s\"]\n[[realm]]\nname = \"turnpike\"\nsecrets = [\"s\"]",
+            3,
+            1,
+            "realm.name",
+            "another name",
+        ),
+        (
+            "[[realm]]\nname = \"a\"\nsecrets = [\"s\"]\n[[realm]]\nname = \"b\"\nsecrets = [\"s\"]\nlisten = [\"10.0.0.1:1\"]",
+            4,
+            1,
+            "realm.listen",
+            "addresses of server.listen",
+        ),
+        (
+            "[server]\nlisten = [\"10.0.0.1:1\", \"10.0.0.2:1\"]\n[[realm]]\nname = \"a\"\nsecrets = [\"s\"]\nlisten = [\"10.0.0.1:1\"]",
+            2,
+            10,
+            "server.listen",
+            "names it in its listen",
+        ),
+        (
+            "[[realm]]\nname = \"a\"\nsecrets = [\"s\"]\nserver_names = [\"192.0.2.1\"]",
+            4,
+            17,
+            "realm.server_names",
+            "host names",
+        ),
+        (
+            "[[realm]]\nname = \"a\"\nsecrets = [\"s\"]\nallocations = 20000",
+            1,
+            1,
+            "realm.allocations",
+            "at most limits.allocations",
+        ),
+        (
+            "[auth]\nrequired = false\n[[realm]]\nname = \"a\"\nsecrets = [\"s\"]",
+            2,
+            12,
+            "auth.required",
+            "no [[realm]]",
+        ),
     ] {
         let errors = errors(text);
         assert_eq!(errors.len(), 1, "{text}: {errors:?}");
@@ -140,7 +196,10 @@ fn an_unknown_key_names_the_nearest_valid_one() {
         ("[server]\nusers = []", 2, 1, "server.users", Some("auth.users")),
         ("[server]\ntls_cert = \"x\"", 2, 1, "server.tls_cert", None),
         ("[servr]\nlisten = []", 1, 2, "servr", Some("server")),
-        ("realm = \"x\"", 1, 1, "realm", Some("server.realm")),
+        ("realms = \"x\"", 1, 1, "realms", Some("realm")),
+        ("workers = 3", 1, 1, "workers", Some("server.workers")),
+        ("[[relm]]\nname = \"x\"", 1, 3, "relm", Some("realm")),
+        ("[[realm]]\nname = \"x\"\nsecret = [\"s\"]", 3, 1, "realm.secret", Some("secrets")),
         ("[auth]\nusers = [{ nam = \"a\", password = \"b\" }]", 2, 12, "auth.users.nam", Some("name")),
     ] {
         let errors = errors(text);
@@ -315,6 +374,35 @@ fn shown_settings_are_a_configuration_again() {
                 [admin]\nlisten = \"off\"\n[log]\nformat = \"json\"";
     let first = settings(text);
     assert_eq!(values_of(settings(&first.to_toml())), values_of(first));
+}
+
+#[test]
+fn realms_are_read_shown_and_kept_secret() {
+    let text = "[server]\nlisten = [\"127.0.0.1:1\", \"127.0.0.1:2\"]\n\
+                [[realm]]\nname = \"a\"\nusers = [\"ann:hunter2\"]\nallocations = 7\n\
+                [[realm]]\nname = \"b\"\nsecrets = [\"hunter2\"]\nlisten = [\"127.0.0.1:2\"]\n\
+                server_names = [\"TURN.example.org\"]\nallocations_per_user = 3";
+    let read = settings(text);
+    let [a, b] = &read.realms[..] else { panic!("two realms: {:?}", read.realms) };
+    assert_eq!((a.name.as_str(), a.users.len(), a.max_allocations), ("a", 1, Some(7)));
+    assert_eq!((b.name.as_str(), b.secrets.len(), b.max_allocations_per_user), ("b", 1, Some(3)));
+    assert_eq!((b.listen.len(), b.server_names[0].as_str()), (1, "turn.example.org"));
+    let shown = read.to_toml();
+    assert!(!shown.contains("hunter2") && shown.contains("[[realm]] # t.toml:"), "{shown}");
+    let again = settings(&shown);
+    assert_eq!(again.realms.len(), 2);
+    assert_eq!((again.realms[0].max_allocations, &again.realms[1].listen), (Some(7), &b.listen));
+    let mistake =
+        load_text("[[realm]]\nname = \"a\"\nsecrets = \"hunter2\"").expect_err("no list").to_string();
+    assert!(!mistake.contains("hunter2"), "{mistake}");
+}
+
+#[test]
+fn the_example_names_every_key_of_a_realm() {
+    let (_, after) = EXAMPLE.split_once("#[[realm]]").expect("there is one");
+    for spec in REALM_KEYS {
+        assert!(after.contains(&format!("\n#{} = ", spec.name())), "{} is not documented", spec.path);
+    }
 }
 
 #[test]

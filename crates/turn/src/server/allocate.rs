@@ -1,5 +1,7 @@
 //! Allocate (RFC 8656 section 7): everything that can be refused is refused before a relay socket is opened.
 
+use std::sync::Arc;
+
 use super::{
     AllocationId, Answer, Client, DropReason, Effect, Family, Gate, OpenRelay, OpenRequest, OpenResult,
     PortWish, QuotaRefusal, Server,
@@ -48,7 +50,7 @@ impl<G: Gate> Server<G> {
         // "At any point, the server MAY choose to reject the request with a 486 (Allocation Quota Reached) error". Section
         // 19: 486 is about "this username", 508 says that the server is "unable to carry out the request due to some
         // capacity limit", and so that another one may do.
-        if let Err(refusal) = self.gate.acquire(&who.identity) {
+        if let Err(refusal) = self.gate.acquire(&who.realm, &who.identity) {
             self.stats.quota(refusal);
             let code = match refusal {
                 QuotaRefusal::User => 486,
@@ -63,6 +65,7 @@ impl<G: Gate> Server<G> {
         };
         let id = self.table.insert(Allocation {
             client: *client,
+            realm: who.realm,
             identity: (who.identity != who.username).then_some(who.identity),
             username: who.username,
             opened_ms: now.ms,
@@ -119,7 +122,7 @@ impl<G: Gate> Server<G> {
             [None, Some(second)] => (second, None),
             [None, None] => {
                 if let Some((_, allocation)) = self.table.remove(id.index) {
-                    self.gate.release(allocation.identity());
+                    self.gate.release(&allocation.realm, allocation.identity());
                 }
                 let signer = pending.signer.as_ref();
                 self.write_failure(
@@ -133,10 +136,16 @@ impl<G: Gate> Server<G> {
             }
         };
         allocation.opened_ms = now.ms;
-        let username = allocation.username.clone();
+        let (realm, username) = (Arc::clone(&allocation.realm), allocation.username.clone());
         self.timers.set(now.ms, id.index, expires_ms);
         self.stats.allocations_opened += 1;
-        self.effects.push_back(Effect::Opened { allocation: id, client, username, relayed: (relayed, also) });
+        self.effects.push_back(Effect::Opened {
+            allocation: id,
+            client,
+            realm,
+            username,
+            relayed: (relayed, also),
+        });
         self.write_success(id.index, transaction, pending.signer.as_ref(), pending.fingerprint);
         Some(client)
     }
@@ -153,7 +162,10 @@ impl<G: Gate> Server<G> {
         let Some((_, allocation)) = self.table.at(index) else {
             return self.fail(request, who.signer.as_ref(), 437);
         };
-        if allocation.transaction != request.transaction || allocation.username != who.username {
+        if allocation.transaction != request.transaction
+            || allocation.username != who.username
+            || allocation.realm != who.realm
+        {
             return self.fail(request, who.signer.as_ref(), 437);
         }
         if allocation.pending.is_some() {

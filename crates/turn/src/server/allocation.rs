@@ -1,7 +1,10 @@
 //! One allocation (RFC 8656 section 3.2), with its permissions and channels. Small while idle: both lists are empty
 //! vectors until used, and what only an Allocate in progress needs is freed with it.
 
-use std::net::{IpAddr, SocketAddr};
+use std::{
+    net::{IpAddr, SocketAddr},
+    sync::Arc,
+};
 
 use turnpike_wire::channel_data::ChannelNumber;
 
@@ -12,6 +15,8 @@ const FEW: usize = 8;
 
 pub(super) struct Allocation {
     pub(super) client: Client,
+    /// Where its user is known.
+    pub(super) realm: Arc<str>,
     /// "The username [...] of the Allocate request" (RFC 8656 section 5): later requests must have the same.
     pub(super) username: Box<str>,
     /// Whom quotas count, if not the username.

@@ -1,16 +1,18 @@
 //! What a server is told at start.
 
-use std::fmt;
+use std::{collections::HashSet, fmt};
 
 use turnpike_wire::channel_data::ChannelRange;
 
-use super::PeerRules;
+use super::{PeerRules, RealmId, realm::Realm};
 
 /// Settings of the state machine. [`ServerConfig::default`] holds the documented defaults.
 #[derive(Clone, Debug)]
 pub struct ServerConfig {
-    /// REALM, at most 127 characters.
+    /// REALM, at most 127 characters; where there are [`Self::tenants`], that of the first realm.
     pub realm: String,
+    /// Realms beside the first, at most 65,534, in any order. Default none.
+    pub tenants: Vec<Realm>,
     /// SOFTWARE in responses; `None` sends none. Default `turnpike`.
     pub software: Option<String>,
     /// Whether Allocate and the rest need long-term credentials. Default true; false is for closed networks and tests.
@@ -55,11 +57,17 @@ pub struct ServerConfig {
 }
 
 /// One kind of client-facing listener.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ListenerProfile {
     /// How its clients reach the server.
     pub transport: Transport,
+    /// The realms that it serves; the first is the one that challenges name, and requests may name any of them. Empty, which
+    /// is the default, means all, [`ServerConfig::realm`] first.
+    pub realms: Vec<RealmId>,
 }
+
+/// Of a listener that [`ServerConfig::listeners`] does not have.
+static DEFAULT_PROFILE: ListenerProfile = ListenerProfile { transport: Transport::Udp, realms: Vec::new() };
 
 /// The transport between a client and the server (RFC 8656 section 3.1).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -97,6 +105,7 @@ impl Default for ServerConfig {
     fn default() -> Self {
         Self {
             realm: "turnpike".to_owned(),
+            tenants: Vec::new(),
             software: Some("turnpike".to_owned()),
             authenticate: true,
             nonce_key: NonceKey([0; 32]),
@@ -149,20 +158,42 @@ pub enum ConfigError {
     /// Every nonce would be stale on arrival.
     #[error("nonce_lifetime must be at least 1 s")]
     NonceLifetime,
+    /// REALM alone tells realms apart.
+    #[error("realm {0:?} stands there twice")]
+    RealmTwice(String),
+    /// [`RealmId`] has 16 bits.
+    #[error("there must be at most 65534 realms beside the first; there are {0}")]
+    Realms(usize),
+    /// A listener that serves a realm that is not configured.
+    #[error("a listener serves realm number {0}, which is not configured")]
+    NoSuchRealm(u16),
 }
 
 impl ServerConfig {
     /// What this listener is.
     #[must_use]
-    pub fn listener(&self, id: super::ListenerId) -> ListenerProfile {
-        self.listeners.get(usize::from(id.0)).copied().unwrap_or_default()
+    pub fn listener(&self, id: super::ListenerId) -> &ListenerProfile {
+        self.listeners.get(usize::from(id.0)).unwrap_or(&DEFAULT_PROFILE)
     }
 
     /// Whether a [`super::Server`] can work with it.
     pub fn check(&self) -> Result<(), ConfigError> {
-        let realm = self.realm.chars().count();
-        if realm == 0 || realm > 127 || self.realm.chars().any(char::is_control) {
-            return Err(ConfigError::Realm(realm));
+        let mut names = HashSet::new();
+        for name in std::iter::once(&self.realm).chain(self.tenants.iter().map(|realm| &realm.name)) {
+            let length = name.chars().count();
+            if length == 0 || length > 127 || name.chars().any(char::is_control) {
+                return Err(ConfigError::Realm(length));
+            }
+            if !names.insert(name) {
+                return Err(ConfigError::RealmTwice(name.clone()));
+            }
+        }
+        if self.tenants.len() > 65_534 {
+            return Err(ConfigError::Realms(self.tenants.len()));
+        }
+        let mut served = self.listeners.iter().flat_map(|listener| &listener.realms);
+        if let Some(id) = served.find(|id| usize::from(id.0) > self.tenants.len()) {
+            return Err(ConfigError::NoSuchRealm(id.0));
         }
         let software = self.software.as_deref().unwrap_or_default().chars().count();
         if software > 127 {

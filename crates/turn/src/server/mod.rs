@@ -15,6 +15,7 @@ pub mod drop_reason;
 pub mod gate;
 mod nonce;
 pub mod peer_rules;
+mod realm;
 mod refresh;
 mod refusals;
 pub mod request;
@@ -29,6 +30,7 @@ pub use config::{ConfigError, ListenerProfile, NonceKey, ServerConfig, Transport
 pub use drop_reason::DropReason;
 pub use gate::{Gate, Lookup, QuotaRefusal, User};
 pub use peer_rules::{Cidr, PeerRules};
+pub use realm::{Realm, RealmId};
 pub use stats::Stats;
 pub use verdict::{
     AllocationId, Client, ClosedReason, CredentialRefusal, Effect, Family, Header, ListenerId, OpenRelay,
@@ -45,6 +47,7 @@ use turnpike_wire::{
 
 use crate::time::Now;
 use auth::Who;
+use realm::Realms;
 use refusals::Refusals;
 use request::{Method, Request};
 use response::{Response, Signer, reason_phrase};
@@ -58,6 +61,8 @@ const MAX_DATAGRAM_LEN: usize = 65_507;
 /// The state of one worker.
 pub struct Server<G> {
     config: Arc<ServerConfig>,
+    /// Made from the configuration.
+    realms: Realms,
     gate: G,
     table: Table,
     timers: Timers,
@@ -86,6 +91,7 @@ impl<G: Gate> Server<G> {
     #[must_use]
     pub fn new(config: Arc<ServerConfig>, gate: G) -> Self {
         Self {
+            realms: Realms::new(&config),
             config,
             gate,
             table: Table::new(),
@@ -269,6 +275,7 @@ impl<G: Gate> Server<G> {
                 allocation.retain_peers(|ip| config.peers.permits(ip));
             }
         }
+        self.realms = Realms::new(&config);
         self.config = config;
     }
 
@@ -438,8 +445,10 @@ impl<G: Gate> Server<G> {
             return Err(self.fail(request, who.signer.as_ref(), 437));
         }
         // RFC 8656 section 5: if "the request does not use the same username as used to create the allocation, then the
-        // request MUST be rejected with a 441 (Wrong Credentials) error."
-        if allocation.username != who.username {
+        // request MUST be rejected with a 441 (Wrong Credentials) error." A user of that name in another realm is another; but
+        // one whose realm was renamed by a reload may keep what it has.
+        let same_realm = allocation.realm == who.realm || !self.realms.has(&allocation.realm);
+        if allocation.username != who.username || !same_realm {
             self.refused(now, client, User::Name(&who.username), CredentialRefusal::WrongUser);
             return Err(self.fail(request, who.signer.as_ref(), 441));
         }
@@ -521,7 +530,7 @@ impl<G: Gate> Server<G> {
     fn close(&mut self, now: Now, index: u32, reason: ClosedReason) {
         let Some((id, allocation)) = self.table.remove(index) else { return };
         self.timers.cancel(index);
-        self.gate.release(allocation.identity());
+        self.gate.release(&allocation.realm, allocation.identity());
         // One that was still waiting for its sockets never counted as opened.
         if allocation.pending.is_none() {
             self.stats.closed(reason);
@@ -529,6 +538,7 @@ impl<G: Gate> Server<G> {
         self.effects.push_back(Effect::Closed {
             allocation: id,
             client: allocation.client,
+            realm: allocation.realm,
             username: allocation.username,
             reason,
             lived_ms: now.ms.saturating_sub(allocation.opened_ms),

@@ -1,6 +1,6 @@
 //! What the state machine answers: verdicts on datagrams and effects on the world.
 
-use std::net::SocketAddr;
+use std::{net::SocketAddr, sync::Arc};
 
 use turnpike_wire::indication::MAX_HEADER_LEN;
 
@@ -170,6 +170,8 @@ pub enum Effect {
         allocation: AllocationId,
         /// Whose.
         client: Client,
+        /// The realm of that user.
+        realm: Arc<str>,
         /// The username that authenticated it.
         username: Box<str>,
         /// Relayed transport addresses, the second of a dual-stack allocation.
@@ -181,6 +183,8 @@ pub enum Effect {
         allocation: AllocationId,
         /// Whose.
         client: Client,
+        /// The realm of that user.
+        realm: Arc<str>,
         /// The username that authenticated it.
         username: Box<str>,
         /// Why.

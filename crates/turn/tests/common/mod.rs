@@ -92,11 +92,11 @@ impl Gate for TestGate {
         Lookup::Accepted { username: name.into(), identity: name.into() }
     }
 
-    fn acquire(&mut self, identity: &str) -> Result<(), QuotaRefusal> {
+    fn acquire(&mut self, realm: &str, identity: &str) -> Result<(), QuotaRefusal> {
         if self.held() >= self.total {
             return Err(QuotaRefusal::Total);
         }
-        let held = self.held.entry(identity.to_owned()).or_default();
+        let held = self.held.entry(key(realm, identity)).or_default();
         if *held >= self.per_user {
             return Err(QuotaRefusal::User);
         }
@@ -104,10 +104,15 @@ impl Gate for TestGate {
         Ok(())
     }
 
-    fn release(&mut self, identity: &str) {
-        let held = self.held.get_mut(identity).expect("released what was acquired");
+    fn release(&mut self, realm: &str, identity: &str) {
+        let held = self.held.get_mut(&key(realm, identity)).expect("released what was acquired");
         *held = held.checked_sub(1).expect("released once");
     }
+}
+
+/// Whom a quota counts: by name in the usual realm, `name@realm` in others.
+fn key(realm: &str, identity: &str) -> String {
+    if realm == REALM { identity.to_owned() } else { format!("{identity}@{realm}") }
 }
 
 pub fn password(user: &str) -> String {
