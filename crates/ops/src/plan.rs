@@ -8,7 +8,9 @@ use std::{
 
 use turnpike_net::Datapath;
 use turnpike_relay::{Config, RelayAddress};
-use turnpike_turn::server::{ListenerProfile, NonceKey, PeerRules, ServerConfig};
+use turnpike_turn::server::{
+    DiscoveryLimits, ListenerId, ListenerProfile, NatDiscovery, NonceKey, PeerRules, ServerConfig,
+};
 use turnpike_wire::channel_data::ChannelRange;
 
 use crate::{
@@ -41,11 +43,10 @@ impl Plan {
             Some(step) => (step, "as configured".to_owned()),
             None => Datapath::best(),
         };
-        let listen = listeners(settings, &mut notes);
+        let mut listen = listeners(settings, &mut notes);
+        listen.extend(discovery_listeners(settings, &listen));
         let config = Config {
-            workers: settings
-                .workers
-                .unwrap_or_else(|| thread::available_parallelism().map_or(1, usize::from)),
+            workers: workers(settings),
             datapath,
             server: server_config(settings, &listen, &relay, nonce_key),
             listen,
@@ -89,6 +90,11 @@ pub fn server_config(
         realm: realms[0].name.to_owned(),
         tenants: realms[1..].iter().map(|realm| realm.for_server(settings.allow_md5)).collect(),
         listeners: listen.iter().map(profile).collect(),
+        nat_discovery: settings.discovery.families().filter_map(|of| nat_discovery(settings, &of)).collect(),
+        discovery_limits: DiscoveryLimits {
+            per_source: settings.discovery.per_source,
+            total: (settings.discovery.total / u32::try_from(workers(settings)).unwrap_or(1)).max(1),
+        },
         software: (!settings.software.is_empty()).then(|| settings.software.clone()),
         authenticate: settings.auth_required,
         nonce_key,
@@ -106,6 +112,35 @@ pub fn server_config(
         username_anonymity: realms[0].has_anonymity(),
         ..ServerConfig::default()
     }
+}
+
+fn workers(settings: &Settings) -> usize {
+    settings.workers.unwrap_or_else(|| thread::available_parallelism().map_or(1, usize::from))
+}
+
+/// The two addresses of one family. The runtime fills in the listeners.
+fn nat_discovery(settings: &Settings, addresses: &[RelayAddress]) -> Option<NatDiscovery> {
+    let [first, second] = addresses else { return None };
+    Some(NatDiscovery {
+        addresses: [first.bind, second.bind],
+        external: [first.external, second.external],
+        ports: settings.discovery.ports,
+        listeners: [[ListenerId(0); 2]; 2],
+    })
+}
+
+/// What NAT discovery needs beside the listeners that there are. A wildcard one serves its port on every address.
+fn discovery_listeners(settings: &Settings, listen: &[SocketAddr]) -> Vec<SocketAddr> {
+    let discovery = &settings.discovery;
+    let wanted = discovery
+        .addresses
+        .iter()
+        .flat_map(|address| discovery.ports.map(|port| SocketAddr::new(address.bind, port)));
+    let serves = |bound: &SocketAddr, wanted: &SocketAddr| {
+        let everywhere = bound.ip().is_unspecified() && bound.is_ipv4() == wanted.is_ipv4();
+        bound.port() == wanted.port() && (bound.ip() == wanted.ip() || everywhere)
+    };
+    wanted.filter(|wanted| !listen.iter().any(|bound| serves(bound, wanted))).collect()
 }
 
 /// A user with a random password of 128 bits, where settings name nobody who could use the server.
@@ -193,7 +228,7 @@ fn is_private(address: &IpAddr) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::StoredKey;
+    use crate::config::{DiscoverySettings, StoredKey};
 
     #[test]
     fn a_credential_is_generated_only_when_nobody_could_authenticate() {
@@ -237,6 +272,29 @@ mod tests {
             let server = server_config(&settings, &[], &[], NonceKey([0; 32]));
             assert_eq!(server.allow_sha256, offered, "{:?}", settings.users);
         }
+    }
+
+    #[test]
+    fn nat_discovery_listens_where_nobody_does_yet() {
+        let address = |ip: &str| RelayAddress { bind: ip.parse().expect("an address"), external: None };
+        let settings = Settings {
+            discovery: DiscoverySettings {
+                addresses: vec![address("127.0.0.1"), address("127.0.0.2")],
+                total: 100,
+                ..DiscoverySettings::default()
+            },
+            workers: Some(3),
+            ..Settings::default()
+        };
+        let listen =
+            ["0.0.0.0:3478", "[::]:3479", "127.0.0.2:3479"].map(|at| at.parse().expect("an address"));
+        let more: Vec<String> =
+            discovery_listeners(&settings, &listen).iter().map(ToString::to_string).collect();
+        assert_eq!(more, ["127.0.0.1:3479"]);
+        let server = server_config(&settings, &listen, &[], NonceKey([0; 32]));
+        assert_eq!(server.nat_discovery.len(), 1);
+        assert_eq!(server.discovery_limits, DiscoveryLimits { per_source: 10, total: 33 });
+        assert!(discovery_listeners(&Settings::default(), &listen).is_empty());
     }
 
     #[test]

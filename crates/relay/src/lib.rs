@@ -7,6 +7,7 @@
 #![forbid(unsafe_code)]
 
 pub mod config;
+mod discovery;
 mod gate;
 mod ports;
 pub mod runtime;

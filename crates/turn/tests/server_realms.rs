@@ -1,4 +1,5 @@
 //! Several realms on one server: chosen by listener, or by the REALM of a request.
+#![allow(clippy::unwrap_used, reason = "a test helper says by panicking what went wrong")]
 
 mod common;
 use common::*;

@@ -26,6 +26,21 @@ pub(crate) fn combinations(settings: &Settings, problems: &mut Vec<ConfigError>)
     if let Some(address) = repeated(settings.relay_addresses.iter().map(|address| address.bind)) {
         refuse("relay.addresses", format!("{address} stands there twice"), "each address once");
     }
+    let discovery = &settings.discovery;
+    if discovery.families().any(|of| of.len() != 2 || of[0].bind == of[1].bind) {
+        refuse(
+            "nat_discovery.addresses",
+            "clients are to compare two different addresses of a family".to_owned(),
+            "two addresses for each family, or [] for none of it",
+        );
+    }
+    if settings.is_explicit("nat_discovery.requests_per_source") && discovery.per_source > discovery.total {
+        refuse(
+            "nat_discovery.requests_per_source",
+            format!("{} is above nat_discovery.requests {}", discovery.per_source, discovery.total),
+            "at most nat_discovery.requests",
+        );
+    }
     if let Some(name) = repeated(settings.users.iter().map(|user| user.name.as_str())) {
         refuse("auth.users", format!("user {name:?} stands there twice"), "each user once");
     }

@@ -7,7 +7,7 @@ use turnpike_relay::RelayAddress;
 use turnpike_turn::server::Cidr;
 
 use super::{
-    Settings, StoredKey, User, UserSecret,
+    Settings, StoredKey, User, UserSecret, discovery_keys,
     key::{
         self, KeySpec, expected, scalar,
         show::{self, list, quoted, strings},
@@ -86,12 +86,7 @@ pub(crate) static KEYS: &[KeySpec<Settings>] = &[
                 reader.list(node, |reader, node| reader.parsed(node, relay_address))?;
             Some(())
         },
-        show: |settings| {
-            list(settings.relay_addresses.iter().map(|address| match address.external {
-                Some(external) => quoted(&format!("{}={external}", address.bind)),
-                None => quoted(&address.bind.to_string()),
-            }))
-        },
+        show: |settings| show_relay_addresses(&settings.relay_addresses),
     },
     scalar!(
         "relay.ports",
@@ -271,6 +266,10 @@ pub(crate) static KEYS: &[KeySpec<Settings>] = &[
         },
         show: |settings| strings(&settings.deny),
     },
+    discovery_keys::ADDRESSES,
+    discovery_keys::PORTS,
+    discovery_keys::PER_SOURCE,
+    discovery_keys::TOTAL,
     scalar!(
         "admin.listen",
         reload: false,
@@ -331,7 +330,7 @@ fn cidr(reader: &mut Reader<'_>, node: &Node) -> Option<Cidr> {
     reader.parsed(node, |text| text.trim().parse::<Cidr>())
 }
 
-fn relay_address(text: &str) -> Result<RelayAddress, &'static str> {
+pub(super) fn relay_address(text: &str) -> Result<RelayAddress, &'static str> {
     let (bind, external) = match text.split_once('=') {
         Some((bind, external)) => (bind, Some(external)),
         None => (text, None),
@@ -347,6 +346,13 @@ fn relay_address(text: &str) -> Result<RelayAddress, &'static str> {
         return Err("the external address has another family than the local one");
     }
     Ok(RelayAddress { bind, external })
+}
+
+pub(super) fn show_relay_addresses(addresses: &[RelayAddress]) -> String {
+    list(addresses.iter().map(|address| match address.external {
+        Some(external) => quoted(&format!("{}={external}", address.bind)),
+        None => quoted(&address.bind.to_string()),
+    }))
 }
 
 fn port_range(text: &str) -> Result<RangeInclusive<u16>, &'static str> {
@@ -445,6 +451,6 @@ fn stored_key(reader: &mut Reader<'_>, node: &Node) -> Option<StoredKey> {
 }
 
 /// USERNAME is less than 509 bytes (RFC 8489 section 14.3); a colon would make the long-term key ambiguous.
-fn is_username(name: &str) -> bool {
+pub(super) fn is_username(name: &str) -> bool {
     (1..=508).contains(&name.len()) && !name.contains(|c: char| c.is_control() || c == ':')
 }

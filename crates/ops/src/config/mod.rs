@@ -4,6 +4,7 @@
 //! Loading opens no socket.
 
 mod check;
+mod discovery_keys;
 pub(crate) mod error;
 pub(crate) mod key;
 mod keys;
@@ -23,6 +24,7 @@ use turnpike_net::Datapath;
 use turnpike_relay::RelayAddress;
 use turnpike_turn::server::Cidr;
 
+pub use discovery_keys::DiscoverySettings;
 pub use error::{ConfigError, ConfigErrors, Origin};
 pub use realm_keys::RealmSettings;
 pub use source::Flags;
@@ -89,6 +91,8 @@ pub struct Settings {
     pub allow: Vec<Cidr>,
     /// Peers refused though public.
     pub deny: Vec<Cidr>,
+    /// Where clients may find out about their NAT.
+    pub discovery: DiscoverySettings,
     /// Where metrics and health are served.
     pub admin: AdminListen,
     /// Filter of log lines.
@@ -131,6 +135,7 @@ impl Default for Settings {
             max_lifetime: 3600,
             allow: Vec::new(),
             deny: Vec::new(),
+            discovery: DiscoverySettings::default(),
             admin: AdminListen::On(SocketAddr::from((Ipv4Addr::LOCALHOST, 9641))),
             log_level: "info".to_owned(),
             log_format: LogFormat::Text,

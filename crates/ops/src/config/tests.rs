@@ -122,6 +122,33 @@ fn each_mistake_names_line_column_key_and_what_is_expected() {
         ("[log]\nlevel = \"a=b=c\"", 2, 9, "log.level", "debug"),
         ("[shutdown]\ndeadline = -1", 2, 12, "shutdown.deadline", "0 to 86400"),
         ("[shutdown]\ndeadline = 1.5", 2, 12, "shutdown.deadline", "seconds"),
+        ("[nat_discovery]\naddresses = [\"192.0.2.1\"]", 2, 13, "nat_discovery.addresses", "two addresses"),
+        (
+            "[nat_discovery]\naddresses = [\"192.0.2.1\", \"192.0.2.1\"]",
+            2,
+            13,
+            "nat_discovery.addresses",
+            "two addresses",
+        ),
+        (
+            "[nat_discovery]\naddresses = [\"192.0.2.1\", \"192.0.2.2\", \"2001:db8::1\"]",
+            2,
+            13,
+            "nat_discovery.addresses",
+            "two addresses",
+        ),
+        ("[nat_discovery]\naddresses = [\"0.0.0.0\"]", 2, 14, "nat_discovery.addresses", "unicast"),
+        ("[nat_discovery]\nports = [3478]", 2, 9, "nat_discovery.ports", "two different ports"),
+        ("[nat_discovery]\nports = [3478, 3478]", 2, 9, "nat_discovery.ports", "two different ports"),
+        ("[nat_discovery]\nports = [3478, 0]", 2, 16, "nat_discovery.ports", "two different ports"),
+        ("[nat_discovery]\nrequests = 0", 2, 12, "nat_discovery.requests", "requests a second"),
+        (
+            "[nat_discovery]\nrequests_per_source = 2000",
+            2,
+            23,
+            "nat_discovery.requests_per_source",
+            "at most nat_discovery.requests",
+        ),
         ("[realm]\nname = \"a\"", 1, 2, "realm", "[[realm]]"),
         ("realm = \"a\"", 1, 1, "realm", "[[realm]]"),
         ("[[realm]]\nusers = [\"a:b\"]", 1, 1, "realm.name", "1 to 127"),
@@ -398,11 +425,15 @@ fn realms_are_read_shown_and_kept_secret() {
 }
 
 #[test]
-fn the_example_names_every_key_of_a_realm() {
-    let (_, after) = EXAMPLE.split_once("#[[realm]]").expect("there is one");
-    for spec in REALM_KEYS {
-        assert!(after.contains(&format!("\n#{} = ", spec.name())), "{} is not documented", spec.path);
-    }
+fn the_example_names_every_key_of_tables_that_repeat() {
+    let names = |table: &str, keys: Vec<&str>| {
+        let (_, after) = EXAMPLE.split_once(&format!("#[[{table}]]")).expect("there is one");
+        let own = after.split_once("#[[").map_or(after, |(own, _)| own);
+        for key in keys {
+            assert!(own.contains(&format!("\n#{key} = ")), "{table}.{key} is not documented");
+        }
+    };
+    names("realm", REALM_KEYS.iter().map(KeySpec::name).collect());
 }
 
 #[test]

@@ -1,6 +1,8 @@
-//! Attribute types (RFC 8489 section 18.3, RFC 8656 section 18, RFC 6062 section 6.2).
+//! Attribute types (RFC 8489 section 18.3, RFC 8656 section 18, RFC 6062 section 6.2, RFC 5780 section 7).
 
 pub(super) const MAPPED_ADDRESS: u16 = 0x0001;
+/// RFC 5780's three are known in Binding requests only, and only where it is configured.
+pub(super) const CHANGE_REQUEST: u16 = 0x0003;
 pub(super) const USERNAME: u16 = 0x0006;
 pub(super) const MESSAGE_INTEGRITY: u16 = 0x0008;
 pub(super) const ERROR_CODE: u16 = 0x0009;
@@ -21,6 +23,8 @@ pub(super) const PASSWORD_ALGORITHM: u16 = 0x001D;
 pub(super) const USERHASH: u16 = 0x001E;
 pub(super) const XOR_MAPPED_ADDRESS: u16 = 0x0020;
 pub(super) const RESERVATION_TOKEN: u16 = 0x0022;
+pub(super) const PADDING: u16 = 0x0026;
+pub(super) const RESPONSE_PORT: u16 = 0x0027;
 pub(super) const CONNECTION_ID: u16 = 0x002A;
 pub(super) const ADDITIONAL_ADDRESS_FAMILY: u16 = 0x8000;
 pub(super) const ADDRESS_ERROR_CODE: u16 = 0x8001;
@@ -28,6 +32,8 @@ pub(super) const PASSWORD_ALGORITHMS: u16 = 0x8002;
 pub(super) const ICMP: u16 = 0x8004;
 pub(super) const SOFTWARE: u16 = 0x8022;
 pub(super) const FINGERPRINT: u16 = 0x8028;
+pub(super) const RESPONSE_ORIGIN: u16 = 0x802B;
+pub(super) const OTHER_ADDRESS: u16 = 0x802C;
 
 /// Whether the server knows the attribute, or need not (comprehension-optional, RFC 8489 section 14).
 pub(super) fn is_comprehended(kind: u16) -> bool {

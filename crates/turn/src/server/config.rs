@@ -1,10 +1,10 @@
 //! What a server is told at start.
 
-use std::{collections::HashSet, fmt};
+use std::{collections::HashSet, fmt, net::IpAddr};
 
 use turnpike_wire::channel_data::ChannelRange;
 
-use super::{PeerRules, RealmId, realm::Realm};
+use super::{DiscoveryLimits, NatDiscovery, PeerRules, RealmId, realm::Realm};
 
 /// Settings of the state machine. [`ServerConfig::default`] holds the documented defaults.
 #[derive(Clone, Debug)]
@@ -54,6 +54,10 @@ pub struct ServerConfig {
     /// [`ListenerProfile::default`]. The runtime gives one socket several numbers where its clients differ: one for each
     /// tenant that a TLS server name selects, for instance.
     pub listeners: Vec<ListenerProfile>,
+    /// Where NAT behaviour can be discovered (RFC 5780), one entry a family. Default nowhere.
+    pub nat_discovery: Vec<NatDiscovery>,
+    /// How often.
+    pub discovery_limits: DiscoveryLimits,
 }
 
 /// One kind of client-facing listener.
@@ -124,6 +128,8 @@ impl Default for ServerConfig {
             allow_sha256: true,
             username_anonymity: true,
             listeners: Vec::new(),
+            nat_discovery: Vec::new(),
+            discovery_limits: DiscoveryLimits::default(),
         }
     }
 }
@@ -158,6 +164,9 @@ pub enum ConfigError {
     /// Every nonce would be stale on arrival.
     #[error("nonce_lifetime must be at least 1 s")]
     NonceLifetime,
+    /// RFC 5780 section 6: "two separate IP addresses" and "a pair of ports".
+    #[error("NAT discovery needs two different addresses of one family and two different ports")]
+    NatDiscovery,
     /// REALM alone tells realms apart.
     #[error("realm {0:?} stands there twice")]
     RealmTwice(String),
@@ -190,6 +199,12 @@ impl ServerConfig {
         }
         if self.tenants.len() > 65_534 {
             return Err(ConfigError::Realms(self.tenants.len()));
+        }
+        for NatDiscovery { addresses: [a, b], external, ports: [p, q], .. } in &self.nat_discovery {
+            let of_family = |ip: &IpAddr| ip.is_ipv4() == a.is_ipv4();
+            if a == b || p == q || !of_family(b) || !external.iter().flatten().all(of_family) {
+                return Err(ConfigError::NatDiscovery);
+            }
         }
         let mut served = self.listeners.iter().flat_map(|listener| &listener.realms);
         if let Some(id) = served.find(|id| usize::from(id.0) > self.tenants.len()) {

@@ -13,6 +13,7 @@ mod bindings;
 pub mod config;
 pub mod drop_reason;
 pub mod gate;
+mod nat_discovery;
 mod nonce;
 pub mod peer_rules;
 mod realm;
@@ -29,6 +30,7 @@ pub mod verdict;
 pub use config::{ConfigError, ListenerProfile, NonceKey, ServerConfig, Transport};
 pub use drop_reason::DropReason;
 pub use gate::{Gate, Lookup, QuotaRefusal, User};
+pub use nat_discovery::{DiscoveryLimits, MAX_PADDING, MIN_RESPONSE_PORT, NatDiscovery};
 pub use peer_rules::{Cidr, PeerRules};
 pub use realm::{Realm, RealmId};
 pub use stats::Stats;
@@ -47,6 +49,7 @@ use turnpike_wire::{
 
 use crate::time::Now;
 use auth::Who;
+use nat_discovery::DiscoveryRate;
 use realm::Realms;
 use refusals::Refusals;
 use request::{Method, Request};
@@ -68,6 +71,7 @@ pub struct Server<G> {
     timers: Timers,
     tombstones: Tombstones,
     refusals: Refusals,
+    discovery_rate: DiscoveryRate,
     effects: VecDeque<Effect>,
     stats: Stats,
     /// The message that [`Verdict::Reply`] lends out.
@@ -82,6 +86,8 @@ pub struct Server<G> {
 enum Answer {
     /// The reply buffer holds it.
     Reply,
+    /// The same, to be sent to where and from where this says.
+    ReplyFrom(Client),
     Open(OpenRequest),
     Drop(DropReason),
 }
@@ -98,6 +104,7 @@ impl<G: Gate> Server<G> {
             timers: Timers::new(),
             tombstones: Tombstones::new(),
             refusals: Refusals::default(),
+            discovery_rate: DiscoveryRate::default(),
             effects: VecDeque::new(),
             stats: Stats::default(),
             reply: Vec::with_capacity(512),
@@ -392,6 +399,7 @@ impl<G: Gate> Server<G> {
         };
         match answer {
             Answer::Reply => Verdict::Reply { client: *client, bytes: &self.reply },
+            Answer::ReplyFrom(client) => Verdict::Reply { client, bytes: &self.reply },
             Answer::Open(request) => Verdict::Open(request),
             Answer::Drop(reason) => self.dropped(reason),
         }
@@ -399,7 +407,7 @@ impl<G: Gate> Server<G> {
 
     fn answer(&mut self, now: Now, client: &Client, request: &Request<'_>) -> Answer {
         if request.method == Method::Binding {
-            return self.binding(client, request);
+            return self.binding(now, client, request);
         }
         // RFC 8489 section 6.3: first "any checks [...] that the authentication mechanism requires", then 6.3.1.
         let who = match self.authenticate(now, client, request) {
@@ -414,13 +422,16 @@ impl<G: Gate> Server<G> {
             Method::Refresh => self.refresh(now, client, request, &who),
             Method::CreatePermission => self.create_permission(now, client, request, &who),
             Method::ChannelBind => self.channel_bind(now, client, request, &who),
-            Method::Binding => self.binding(client, request),
+            Method::Binding => self.binding(now, client, request),
         }
     }
 
     /// RFC 8489 section 12: the address that the request came from. Needs no credentials, and so gets neither SOFTWARE
     /// nor a signature: 32 bytes for 20, over IPv6 44.
-    fn binding(&mut self, client: &Client, request: &Request<'_>) -> Answer {
+    fn binding(&mut self, now: Now, client: &Client, request: &Request<'_>) -> Answer {
+        if let Some(answer) = self.discover(now, client, request) {
+            return answer;
+        }
         if !request.unknown.is_empty() {
             return self.unknown_attributes(request, None);
         }
@@ -495,14 +506,23 @@ impl<G: Gate> Server<G> {
     /// RFC 8489 section 6.3.1: "an error response with an error code of 420 (Unknown Attribute) [...] and includes an
     /// UNKNOWN-ATTRIBUTES attribute in the response that lists the unknown comprehension-required attributes."
     fn unknown_attributes(&mut self, request: &Request<'_>, signer: Option<&Signer>) -> Answer {
+        self.unknown_attributes_of(request, signer, &request.unknown)
+    }
+
+    fn unknown_attributes_of(
+        &mut self,
+        request: &Request<'_>,
+        signer: Option<&Signer>,
+        unknown: &[u16],
+    ) -> Answer {
         self.stats.error(420);
         let reason = if signer.is_some() { reason_phrase(420) } else { "" };
         let mut response = Response::error(&mut self.reply, request.method, request.transaction, 420, reason);
         let mut list = [0; 64];
-        for (pair, kind) in list.chunks_exact_mut(2).zip(&request.unknown) {
+        for (pair, kind) in list.chunks_exact_mut(2).zip(unknown) {
             pair.copy_from_slice(&kind.to_be_bytes());
         }
-        response.attribute(attribute::UNKNOWN_ATTRIBUTES, &list[..2 * request.unknown.len()]);
+        response.attribute(attribute::UNKNOWN_ATTRIBUTES, &list[..2 * unknown.len()]);
         response.finish(signer, request.fingerprint);
         Answer::Reply
     }

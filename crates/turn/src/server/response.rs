@@ -54,7 +54,7 @@ impl<'b> Response<'b> {
         Self { buffer, transaction }
     }
 
-    /// Values are at most 763 bytes long.
+    /// Values are at most 1500 bytes long.
     pub(super) fn attribute(&mut self, kind: u16, value: &[u8]) {
         self.parts(kind, &[value]);
     }
@@ -86,6 +86,15 @@ impl<'b> Response<'b> {
         }
     }
 
+    /// MAPPED-ADDRESS and its like (RFC 8489 section 14.1).
+    pub(super) fn address(&mut self, kind: u16, address: SocketAddr) {
+        let port = address.port().to_be_bytes();
+        match address.ip() {
+            IpAddr::V4(ip) => self.parts(kind, &[&[0, 1], &port, &ip.octets()]),
+            IpAddr::V6(ip) => self.parts(kind, &[&[0, 2], &port, &ip.octets()]),
+        }
+    }
+
     /// Signs, appends FINGERPRINT if wanted, and sets the length.
     pub(super) fn finish(self, signer: Option<&Signer>, fingerprint: bool) {
         if let Some(Signer { key, mac }) = signer {
@@ -94,14 +103,14 @@ impl<'b> Response<'b> {
         if fingerprint {
             integrity::append_fingerprint(self.buffer);
         }
-        #[expect(clippy::cast_possible_truncation, reason = "a response is some hundred bytes long")]
+        #[expect(clippy::cast_possible_truncation, reason = "a response is at most some 1600 bytes long")]
         let length = (self.buffer.len() - super::request::HEADER_LEN) as u16;
         self.buffer[2..4].copy_from_slice(&length.to_be_bytes());
     }
 
     fn parts(&mut self, kind: u16, parts: &[&[u8]]) {
         let length: usize = parts.iter().map(|part| part.len()).sum();
-        #[expect(clippy::cast_possible_truncation, reason = "at most 763 bytes")]
+        #[expect(clippy::cast_possible_truncation, reason = "at most 1500 bytes")]
         let short = length as u16;
         self.buffer.extend_from_slice(&kind.to_be_bytes());
         self.buffer.extend_from_slice(&short.to_be_bytes());

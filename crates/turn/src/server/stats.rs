@@ -44,6 +44,8 @@ pub struct Stats {
     pub nonces: u64,
     /// Requests answered again with the same answer.
     pub retransmits: u64,
+    /// Binding requests answered that asked for NAT discovery: with CHANGE-REQUEST, PADDING, RESPONSE-PORT.
+    pub nat_discovery: [u64; 3],
     /// Allocations that came to be.
     pub allocations_opened: u64,
     /// Allocations that ended, by reason: deleted, expired, shutdown, administrator.
@@ -68,6 +70,8 @@ const CLOSED: [(ClosedReason, &str); 4] = [
 ];
 
 const CREDENTIALS: [&str; 5] = ["no_such_user", "expired", "wrong_key", "wrong_realm", "wrong_user"];
+
+const DISCOVERY: [&str; 3] = ["change_request", "padding", "response_port"];
 
 impl Stats {
     /// How often datagrams were dropped for this reason.
@@ -150,6 +154,12 @@ impl Stats {
                 &self.allocations_closed,
             ))
             .chain(labelled(
+                "nat_discovery_requests",
+                "attribute",
+                DISCOVERY.iter().copied(),
+                &self.nat_discovery,
+            ))
+            .chain(labelled(
                 "credentials_refused",
                 "reason",
                 CREDENTIALS.iter().copied(),
@@ -172,6 +182,7 @@ impl Stats {
             drops,
             nonces,
             retransmits,
+            nat_discovery,
             allocations_opened,
             allocations_closed,
             credentials_refused,
@@ -192,6 +203,7 @@ impl Stats {
         self.channel_limit += channel_limit;
         self.drain_refusals += drain_refusals;
         add(&mut self.requests, requests);
+        add(&mut self.nat_discovery, nat_discovery);
         add(&mut self.successes, successes);
         add(&mut self.errors, errors);
         add(&mut self.drops, drops);
@@ -226,6 +238,12 @@ impl Stats {
             CredentialRefusal::WrongUser => 4,
         };
         self.credentials_refused[index] += 1;
+    }
+
+    pub(super) fn discovery(&mut self, change: bool, padding: bool, port: bool) {
+        for (count, asked) in self.nat_discovery.iter_mut().zip([change, padding, port]) {
+            *count += u64::from(asked);
+        }
     }
 
     pub(super) fn quota(&mut self, refusal: QuotaRefusal) {

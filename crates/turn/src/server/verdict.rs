@@ -101,7 +101,8 @@ pub enum Verdict<'a> {
     },
     /// Send these bytes to `client`.
     Reply {
-        /// The client.
+        /// The client. Its listener and our address may be others than those that its request came in on (RFC 5780): what
+        /// counts is what stands here.
         client: Client,
         /// A whole STUN message, in the server's own buffer.
         bytes: &'a [u8],
