@@ -90,6 +90,7 @@ pub fn server_config(
         realm: realms[0].name.to_owned(),
         tenants: realms[1..].iter().map(|realm| realm.for_server(settings.allow_md5)).collect(),
         listeners: listen.iter().map(profile).collect(),
+        alternates: settings.alternates.iter().map(|named| named.alternate.clone()).collect(),
         nat_discovery: settings.discovery.families().filter_map(|of| nat_discovery(settings, &of)).collect(),
         discovery_limits: DiscoveryLimits {
             per_source: settings.discovery.per_source,

@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 
-use super::{ConfigError, RealmSettings, Settings};
+use super::{AlternateSettings, ConfigError, RealmSettings, Settings};
 use crate::realms;
 
 /// Appends what cannot work. A limit that nobody set never makes an error: it only caps.
@@ -115,8 +115,34 @@ pub(crate) fn combinations(settings: &Settings, problems: &mut Vec<ConfigError>)
             "true, or a password or a SHA-256 key (64 hex digits) for that user",
         );
     }
+    alternates(settings, problems);
     for (index, realm) in settings.realms.iter().enumerate() {
         one_realm(settings, index, realm, problems);
+    }
+}
+
+/// Appends what is wrong with the `[[alternate]]`s beside the rest.
+fn alternates(settings: &Settings, problems: &mut Vec<ConfigError>) {
+    for AlternateSettings { alternate, place } in &settings.alternates {
+        let mut refuse = |problem: String, expected: &str| {
+            problems.push(ConfigError {
+                origin: place.0.clone(),
+                key: "alternate.address".to_owned(),
+                problem,
+                expected: expected.to_owned(),
+                suggestion: None,
+            });
+        };
+        if settings.listen.contains(&alternate.address) {
+            let address = alternate.address;
+            refuse(format!("{address} is this server: clients would go in a circle"), "another server");
+        }
+        if !settings.auth_required {
+            refuse(
+                "auth.required is false, and only who has authenticated may be sent elsewhere".to_owned(),
+                "auth.required = true, or no [[alternate]] (RFC 8489 section 10)",
+            );
+        }
     }
 }
 

@@ -3,6 +3,7 @@
 //! Precedence, key by key: flags, environment (`TURNPIKE_SECTION_KEY`, for secrets also `..._FILE`), file, defaults.
 //! Loading opens no socket.
 
+mod alternate_keys;
 mod check;
 mod discovery_keys;
 pub(crate) mod error;
@@ -24,6 +25,7 @@ use turnpike_net::Datapath;
 use turnpike_relay::RelayAddress;
 use turnpike_turn::server::Cidr;
 
+pub use alternate_keys::AlternateSettings;
 pub use discovery_keys::DiscoverySettings;
 pub use error::{ConfigError, ConfigErrors, Origin};
 pub use realm_keys::RealmSettings;
@@ -31,6 +33,7 @@ pub use source::Flags;
 pub use tables::Place;
 
 use self::{
+    alternate_keys::ALTERNATE_KEYS,
     error::nearest,
     key::KeySpec,
     keys::KEYS,
@@ -91,6 +94,8 @@ pub struct Settings {
     pub allow: Vec<Cidr>,
     /// Peers refused though public.
     pub deny: Vec<Cidr>,
+    /// Servers that clients are sent to.
+    pub alternates: Vec<AlternateSettings>,
     /// Where clients may find out about their NAT.
     pub discovery: DiscoverySettings,
     /// Where metrics and health are served.
@@ -135,6 +140,7 @@ impl Default for Settings {
             max_lifetime: 3600,
             allow: Vec::new(),
             deny: Vec::new(),
+            alternates: Vec::new(),
             discovery: DiscoverySettings::default(),
             admin: AdminListen::On(SocketAddr::from((Ipv4Addr::LOCALHOST, 9641))),
             log_level: "info".to_owned(),
@@ -162,7 +168,10 @@ impl Settings {
     #[must_use]
     pub fn to_toml(&self) -> String {
         let realms = self.realms.iter().map(|realm| (realm, &realm.place));
-        key::table_as_toml(KEYS, self, &self.origins) + &tables::as_toml("realm", REALM_KEYS, realms)
+        let alternates = self.alternates.iter().map(|alternate| (alternate, &alternate.place));
+        key::table_as_toml(KEYS, self, &self.origins)
+            + &tables::as_toml("realm", REALM_KEYS, realms)
+            + &tables::as_toml("alternate", ALTERNATE_KEYS, alternates)
     }
 
     /// Keys whose value differs in `new` but which a running server cannot change.
@@ -304,6 +313,11 @@ impl Sources {
             .into_iter()
             .map(|read| RealmSettings { place: read.place, ..read.settings })
             .collect();
+        settings.alternates =
+            tables::read("alternate", ALTERNATE_KEYS, &["alternate.address"], file, &mut problems)
+                .into_iter()
+                .map(|read| AlternateSettings { place: read.place, ..read.settings })
+                .collect();
         check::combinations(&settings, &mut problems);
         if !problems.is_empty() {
             return Err(ConfigErrors::sorted(problems));
@@ -348,7 +362,7 @@ impl Sources {
 }
 
 /// Tables of which there may be several.
-const TABLES: &[&str] = &["realm"];
+const TABLES: &[&str] = &["realm", "alternate"];
 
 /// The file's values by key path; unknown sections and keys become problems.
 fn sort_out<'a, S>(

@@ -1,5 +1,7 @@
 //! Tests of configuration as a whole: sources, precedence, mistakes, output.
 
+use turnpike_turn::server::{AlternateWhen, Transport};
+
 use super::*;
 
 const EXAMPLE: &str = include_str!("../../../../examples/turnpike.toml");
@@ -148,6 +150,44 @@ fn each_mistake_names_line_column_key_and_what_is_expected() {
             23,
             "nat_discovery.requests_per_source",
             "at most nat_discovery.requests",
+        ),
+        ("[[alternate]]\nwhen = \"full\"", 1, 1, "alternate.address", "ADDR:PORT"),
+        ("[[alternate]]\naddress = \"192.0.2.1\"", 2, 11, "alternate.address", "ADDR:PORT"),
+        ("[[alternate]]\naddress = \"0.0.0.0:3478\"", 2, 11, "alternate.address", "unicast"),
+        (
+            "[[alternate]]\naddress = \"192.0.2.1:1\"\nwhen = \"never\"",
+            3,
+            8,
+            "alternate.when",
+            "\"drain\", \"full\" or",
+        ),
+        (
+            "[[alternate]]\naddress = \"192.0.2.1:1\"\ntransports = [\"sctp\"]",
+            3,
+            15,
+            "alternate.transports",
+            "\"dtls\"",
+        ),
+        (
+            "[[alternate]]\naddress = \"192.0.2.1:1\"\ndomain = \"a b\"",
+            3,
+            10,
+            "alternate.domain",
+            "host name",
+        ),
+        (
+            "[server]\nlisten = [\"192.0.2.1:1\"]\n[[alternate]]\naddress = \"192.0.2.1:1\"",
+            3,
+            1,
+            "alternate.address",
+            "another server",
+        ),
+        (
+            "[auth]\nrequired = false\n[[alternate]]\naddress = \"192.0.2.1:1\"",
+            3,
+            1,
+            "alternate.address",
+            "no [[alternate]]",
         ),
         ("[realm]\nname = \"a\"", 1, 2, "realm", "[[realm]]"),
         ("realm = \"a\"", 1, 1, "realm", "[[realm]]"),
@@ -425,6 +465,20 @@ fn realms_are_read_shown_and_kept_secret() {
 }
 
 #[test]
+fn alternates_are_read_and_shown() {
+    let text = "[[alternate]]\naddress = \"192.0.2.1:3478\"\n\
+                [[alternate]]\naddress = \"[2001:db8::1]:5349\"\ndomain = \"turn2.example.org\"\n\
+                transports = [\"tls\", \"dtls\"]\nwhen = \"always\"";
+    let read = settings(text);
+    let [plain, named] = &read.alternates[..] else { panic!("two: {:?}", read.alternates) };
+    assert_eq!((plain.alternate.when, &plain.alternate.domain), (AlternateWhen::Drain, &None));
+    assert!(plain.alternate.transports.is_empty());
+    assert_eq!(named.alternate.transports, [Transport::Tls, Transport::Dtls]);
+    assert_eq!(named.alternate.domain.as_deref(), Some("turn2.example.org"));
+    assert_eq!(values_of(settings(&read.to_toml())).alternates, read.alternates);
+}
+
+#[test]
 fn the_example_names_every_key_of_tables_that_repeat() {
     let names = |table: &str, keys: Vec<&str>| {
         let (_, after) = EXAMPLE.split_once(&format!("#[[{table}]]")).expect("there is one");
@@ -434,6 +488,7 @@ fn the_example_names_every_key_of_tables_that_repeat() {
         }
     };
     names("realm", REALM_KEYS.iter().map(KeySpec::name).collect());
+    names("alternate", ALTERNATE_KEYS.iter().map(KeySpec::name).collect());
 }
 
 #[test]

@@ -6,6 +6,7 @@ use super::{
     AllocationId, Answer, Client, DropReason, Effect, Family, Gate, OpenRelay, OpenRequest, OpenResult,
     PortWish, QuotaRefusal, Server,
     allocation::{Allocation, Channels, Pending, Permissions, Relay},
+    alternate::Occasion,
     attribute,
     auth::Who,
     request::{Method, Request, read_family},
@@ -43,6 +44,10 @@ impl<G: Gate> Server<G> {
             Ok(wish) => wish,
             Err(code) => return self.fail(request, signer, code),
         };
+        let occasion = if self.draining { Occasion::Draining } else { Occasion::None };
+        if let Some(answer) = self.redirect(client, request, signer, occasion) {
+            return answer;
+        }
         if self.draining {
             self.stats.drain_refusals += 1;
             return self.fail(request, signer, 508);
@@ -54,7 +59,12 @@ impl<G: Gate> Server<G> {
             self.stats.quota(refusal);
             let code = match refusal {
                 QuotaRefusal::User => 486,
-                QuotaRefusal::Total => 508,
+                QuotaRefusal::Total => {
+                    if let Some(answer) = self.redirect(client, request, signer, Occasion::Full) {
+                        return answer;
+                    }
+                    508
+                }
             };
             return self.fail(request, signer, code);
         }
@@ -125,6 +135,11 @@ impl<G: Gate> Server<G> {
                     self.gate.release(&allocation.realm, allocation.identity());
                 }
                 let signer = pending.signer.as_ref();
+                if first == OpenResult::NoCapacity
+                    && self.write_redirect(&client, transaction, signer, pending.fingerprint, Occasion::Full)
+                {
+                    return Some(client);
+                }
                 self.write_failure(
                     Method::Allocate,
                     transaction,

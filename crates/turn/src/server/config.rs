@@ -4,7 +4,7 @@ use std::{collections::HashSet, fmt, net::IpAddr};
 
 use turnpike_wire::channel_data::ChannelRange;
 
-use super::{DiscoveryLimits, NatDiscovery, PeerRules, RealmId, realm::Realm};
+use super::{Alternate, DiscoveryLimits, NatDiscovery, PeerRules, RealmId, realm::Realm};
 
 /// Settings of the state machine. [`ServerConfig::default`] holds the documented defaults.
 #[derive(Clone, Debug)]
@@ -54,6 +54,8 @@ pub struct ServerConfig {
     /// [`ListenerProfile::default`]. The runtime gives one socket several numbers where its clients differ: one for each
     /// tenant that a TLS server name selects, for instance.
     pub listeners: Vec<ListenerProfile>,
+    /// Servers that clients are sent to, in turn; see [`super::AlternateWhen`]. Default none.
+    pub alternates: Vec<Alternate>,
     /// Where NAT behaviour can be discovered (RFC 5780), one entry a family. Default nowhere.
     pub nat_discovery: Vec<NatDiscovery>,
     /// How often.
@@ -128,6 +130,7 @@ impl Default for ServerConfig {
             allow_sha256: true,
             username_anonymity: true,
             listeners: Vec::new(),
+            alternates: Vec::new(),
             nat_discovery: Vec::new(),
             discovery_limits: DiscoveryLimits::default(),
         }
@@ -164,6 +167,9 @@ pub enum ConfigError {
     /// Every nonce would be stale on arrival.
     #[error("nonce_lifetime must be at least 1 s")]
     NonceLifetime,
+    /// RFC 8489 section 14.16.
+    #[error("the domain of an alternate server must have 1 to 255 ASCII characters; {0:?} has not")]
+    AlternateDomain(String),
     /// RFC 5780 section 6: "two separate IP addresses" and "a pair of ports".
     #[error("NAT discovery needs two different addresses of one family and two different ports")]
     NatDiscovery,
@@ -199,6 +205,11 @@ impl ServerConfig {
         }
         if self.tenants.len() > 65_534 {
             return Err(ConfigError::Realms(self.tenants.len()));
+        }
+        for domain in self.alternates.iter().filter_map(|alternate| alternate.domain.as_ref()) {
+            if !(1..=255).contains(&domain.len()) || !domain.is_ascii() {
+                return Err(ConfigError::AlternateDomain(domain.clone()));
+            }
         }
         for NatDiscovery { addresses: [a, b], external, ports: [p, q], .. } in &self.nat_discovery {
             let of_family = |ip: &IpAddr| ip.is_ipv4() == a.is_ipv4();

@@ -7,6 +7,7 @@
 
 mod allocate;
 mod allocation;
+mod alternate;
 mod attribute;
 mod auth;
 mod bindings;
@@ -27,6 +28,7 @@ mod timers;
 mod tombstones;
 pub mod verdict;
 
+pub use alternate::{Alternate, AlternateWhen};
 pub use config::{ConfigError, ListenerProfile, NonceKey, ServerConfig, Transport};
 pub use drop_reason::DropReason;
 pub use gate::{Gate, Lookup, QuotaRefusal, User};
@@ -77,6 +79,8 @@ pub struct Server<G> {
     /// The message that [`Verdict::Reply`] lends out.
     reply: Vec<u8>,
     draining: bool,
+    /// Whose turn it is among the alternate servers.
+    alternate_turn: usize,
     /// Transaction ID of the next Data indication. They answer to nothing, so they need to differ, not to be random.
     indication: u64,
     salt: [u8; 4],
@@ -109,6 +113,7 @@ impl<G: Gate> Server<G> {
             stats: Stats::default(),
             reply: Vec::with_capacity(512),
             draining: false,
+            alternate_turn: 0,
             indication: 0,
             salt: rand::random(),
         }
@@ -269,7 +274,8 @@ impl<G: Gate> Server<G> {
         }
     }
 
-    /// From now on, Allocate is answered with 508 and what exists lives on (graceful stop).
+    /// From now on, Allocate is answered with 508, or with 300 where there is another server to go to, and what exists lives on
+    /// (graceful stop).
     pub fn drain(&mut self) {
         self.draining = true;
     }

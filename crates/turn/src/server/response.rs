@@ -124,6 +124,7 @@ impl<'b> Response<'b> {
 /// The reason phrase of an error code (RFC 8489 section 14.8, RFC 8656 section 19).
 pub(super) fn reason_phrase(code: u16) -> &'static str {
     match code {
+        300 => "Try Alternate",
         400 => "Bad Request",
         401 => "Unauthorized",
         403 => "Forbidden",

@@ -4,7 +4,8 @@ use super::{ClosedReason, CredentialRefusal, DropReason, QuotaRefusal, request::
 
 /// Error codes that the server answers with (RFC 8489 section 14.8, RFC 8656 section 19), in the order of
 /// [`Stats::errors`].
-pub const ERROR_CODES: [(u16, &str); 12] = [
+pub const ERROR_CODES: [(u16, &str); 13] = [
+    (300, "300"),
     (400, "400"),
     (401, "401"),
     (403, "403"),
@@ -60,6 +61,8 @@ pub struct Stats {
     pub channel_limit: u64,
     /// Allocations refused because the server drains.
     pub drain_refusals: u64,
+    /// Allocations refused with the address of another server.
+    pub redirects: u64,
 }
 
 const CLOSED: [(ClosedReason, &str); 4] = [
@@ -101,6 +104,7 @@ impl Stats {
             ("retransmits_answered", self.retransmits),
             ("allocations_opened", self.allocations_opened),
             ("drain_refusals", self.drain_refusals),
+            ("redirects", self.redirects),
         ]
         .into_iter()
         .map(|(family, value)| (family, None, value));
@@ -190,6 +194,7 @@ impl Stats {
             permission_limit,
             channel_limit,
             drain_refusals,
+            redirects,
         } = other;
         self.to_peer_datagrams += to_peer_datagrams;
         self.to_peer_bytes += to_peer_bytes;
@@ -202,6 +207,7 @@ impl Stats {
         self.permission_limit += permission_limit;
         self.channel_limit += channel_limit;
         self.drain_refusals += drain_refusals;
+        self.redirects += redirects;
         add(&mut self.requests, requests);
         add(&mut self.nat_discovery, nat_discovery);
         add(&mut self.successes, successes);
