@@ -9,6 +9,7 @@
 //! Whatever may wait (files, HTTP, signals, the terminal) happens on the control thread; a worker never waits for it.
 #![forbid(unsafe_code)]
 
+pub mod access_tokens;
 pub mod admin;
 pub mod config;
 pub mod credentials;

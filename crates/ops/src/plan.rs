@@ -90,6 +90,7 @@ pub fn server_config(
         realm: realms[0].name.to_owned(),
         tenants: realms[1..].iter().map(|realm| realm.for_server(settings.allow_md5)).collect(),
         listeners: listen.iter().map(profile).collect(),
+        third_party: realms::third_party(settings),
         alternates: settings.alternates.iter().map(|named| named.alternate.clone()).collect(),
         nat_discovery: settings.discovery.families().filter_map(|of| nat_discovery(settings, &of)).collect(),
         discovery_limits: DiscoveryLimits {
@@ -147,10 +148,7 @@ fn discovery_listeners(settings: &Settings, listen: &[SocketAddr]) -> Vec<Socket
 /// A user with a random password of 128 bits, where settings name nobody who could use the server.
 #[must_use]
 pub fn generated_user(settings: &Settings) -> Option<User> {
-    let nobody = settings.auth_required
-        && settings.users.is_empty()
-        && settings.secrets.is_empty()
-        && settings.realms.is_empty();
+    let nobody = settings.auth_required && !realms::has_anybody(settings) && settings.realms.is_empty();
     nobody.then(|| User {
         name: GENERATED_USER.to_owned(),
         secret: UserSecret::Password(Secret::new(crate::rest::hex(&rand::random::<[u8; 16]>()))),

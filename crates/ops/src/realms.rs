@@ -4,10 +4,10 @@
 use std::net::SocketAddr;
 
 use turnpike_relay::RealmLimits;
-use turnpike_turn::server::{Realm, RealmId};
+use turnpike_turn::server::{IssuerKey, Realm, RealmId, ThirdParty};
 
 use crate::{
-    config::{Settings, StoredKey, User, UserSecret},
+    config::{OauthSettings, Settings, StoredKey, TokenKeySettings, User, UserSecret},
     secret::Secret,
 };
 
@@ -21,6 +21,8 @@ pub(crate) struct RealmView<'a> {
     server_names: &'a [String],
     max_allocations: Option<usize>,
     max_allocations_per_user: Option<usize>,
+    /// Whether tokens of RFC 7635 count.
+    pub(crate) tokens: bool,
 }
 
 /// All realms, [`RealmId`] by [`RealmId`]: `server.realm` with the users of `[auth]`, then each `[[realm]]`. Where the first has
@@ -34,6 +36,7 @@ pub(crate) fn all(settings: &Settings) -> Vec<RealmView<'_>> {
         server_names: &[],
         max_allocations: None,
         max_allocations_per_user: None,
+        tokens: has_tokens(settings, &settings.realm),
     };
     let tenants = settings.realms.iter().map(|realm| RealmView {
         name: &realm.name,
@@ -43,13 +46,37 @@ pub(crate) fn all(settings: &Settings) -> Vec<RealmView<'_>> {
         server_names: &realm.server_names,
         max_allocations: realm.max_allocations,
         max_allocations_per_user: realm.max_allocations_per_user,
+        tokens: has_tokens(settings, &realm.name),
     });
     serves_main(settings).then_some(main).into_iter().chain(tenants).collect()
 }
 
 /// Whether `server.realm` is one of [`all`].
 pub(crate) fn serves_main(settings: &Settings) -> bool {
-    settings.realms.is_empty() || !settings.users.is_empty() || !settings.secrets.is_empty()
+    settings.realms.is_empty() || has_anybody(settings)
+}
+
+/// Whether anybody could authenticate in `server.realm`.
+pub(crate) fn has_anybody(settings: &Settings) -> bool {
+    !settings.users.is_empty() || !settings.secrets.is_empty() || has_tokens(settings, &settings.realm)
+}
+
+/// Whether tokens count in this realm.
+pub(crate) fn has_tokens(settings: &Settings, realm: &str) -> bool {
+    settings.oauth.keys.iter().any(|key| key.realm.as_deref().unwrap_or(&settings.realm) == realm)
+}
+
+/// For [`turnpike_turn::server::ServerConfig::third_party`].
+pub(crate) fn third_party(settings: &Settings) -> ThirdParty {
+    let OauthSettings { server_name, skew, keys } = &settings.oauth;
+    let name = if server_name.is_empty() { &settings.realm } else { server_name };
+    let issuer = |key: &TokenKeySettings| IssuerKey {
+        kid: key.kid.clone(),
+        key: key.key.clone(),
+        realm: key.realm.clone().unwrap_or_else(|| settings.realm.clone()),
+        max_lifetime: key.max_lifetime,
+    };
+    ThirdParty { server_name: name.clone(), skew: *skew, keys: keys.iter().map(issuer).collect() }
 }
 
 /// The realms that a listener serves, the one of its challenges first: those that name it, or else those that name none. A TLS
@@ -94,9 +121,10 @@ impl RealmView<'_> {
         !allow_md5 || self.users.iter().all(has_sha256)
     }
 
-    /// Nobody can find a time-limited name by its hash, and a client that is offered anonymity takes it.
+    /// Nobody can find a time-limited name by its hash, nor is that of a token's key looked for; and a client that is offered
+    /// anonymity takes it.
     pub(crate) fn has_anonymity(&self) -> bool {
-        self.secrets.is_empty()
+        self.secrets.is_empty() && !self.tokens
     }
 }
 

@@ -7,7 +7,7 @@ use std::{
 };
 
 use turnpike_relay::SessionLog;
-use turnpike_turn::server::{ClosedReason, CredentialRefusal, Effect};
+use turnpike_turn::server::{ClosedReason, CredentialRefusal, Effect, TokenProblem};
 
 use crate::log_queue::{BACKLOG, LogReceiver, LogSender, RefusalLimit, log_queue};
 
@@ -118,6 +118,16 @@ fn refusal(why: CredentialRefusal) -> String {
         CredentialRefusal::WrongKey => "wrong key".to_owned(),
         CredentialRefusal::WrongRealm => "wrong realm".to_owned(),
         CredentialRefusal::WrongUser => "wrong user".to_owned(),
+        CredentialRefusal::Token(problem) => match problem {
+            TokenProblem::UnknownKey => "access token of an unknown key: no such kid in oauth.key".to_owned(),
+            TokenProblem::Malformed => "access token malformed".to_owned(),
+            TokenProblem::NotAuthentic => {
+                "access token not authentic: another key or another oauth.server_name".to_owned()
+            }
+            TokenProblem::Future { ahead } => {
+                format!("access token made {ahead} s in the future: set the clocks, or raise oauth.skew")
+            }
+        },
     }
 }
 
@@ -199,6 +209,7 @@ mod tests {
             (CredentialRefusal::WrongKey, "wrong key"),
             (CredentialRefusal::WrongRealm, "wrong realm"),
             (CredentialRefusal::WrongUser, "wrong user"),
+            (CredentialRefusal::Token(TokenProblem::Malformed), "access token malformed"),
         ] {
             let line = lines_of(&[refused(why)]);
             assert_eq!(

@@ -15,7 +15,7 @@ fn server() {
             authenticate: false,
             max_permissions: 4,
             max_channels: 4,
-            ..config()
+            ..everything()
         });
         let mut open = None;
         for datagram in datagrams {

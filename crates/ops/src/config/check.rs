@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 
-use super::{AlternateSettings, ConfigError, RealmSettings, Settings};
+use super::{AlternateSettings, ConfigError, RealmSettings, Settings, TokenKeySettings};
 use crate::realms;
 
 /// Appends what cannot work. A limit that nobody set never makes an error: it only caps.
@@ -82,12 +82,11 @@ pub(crate) fn combinations(settings: &Settings, problems: &mut Vec<ConfigError>)
             "at most one allocation per port and relay address; widen relay.ports or add relay addresses",
         );
     }
-    let anybody = !settings.users.is_empty() || !settings.secrets.is_empty();
-    if anybody && !settings.auth_required {
+    if realms::has_anybody(settings) && !settings.auth_required {
         refuse(
             "auth.required",
-            "it is false, but users or secrets are configured".to_owned(),
-            "true, or neither auth.users nor auth.secrets",
+            "it is false, but users, secrets or token keys are configured".to_owned(),
+            "true, or neither auth.users nor auth.secrets nor oauth.key",
         );
     }
     if !settings.realms.is_empty() && !settings.auth_required {
@@ -97,7 +96,39 @@ pub(crate) fn combinations(settings: &Settings, problems: &mut Vec<ConfigError>)
             "true, or no [[realm]]",
         );
     }
+    let key_of = |key: &TokenKeySettings| {
+        (key.kid.clone(), key.realm.clone().unwrap_or_else(|| settings.realm.clone()))
+    };
+    if let Some((kid, realm)) = repeated(settings.oauth.keys.iter().map(key_of)) {
+        refuse(
+            "oauth.key",
+            format!("{kid:?} stands there twice in realm {realm:?}"),
+            "each kid once in a realm",
+        );
+    }
     let all = realms::all(settings);
+    let known = |name: &String| all.iter().any(|realm| realm.name == name);
+    if let Some(name) =
+        settings.oauth.keys.iter().filter_map(|key| key.realm.as_ref()).find(|name| !known(name))
+    {
+        refuse(
+            "oauth.key",
+            format!("there is no realm {name:?}"),
+            "the name of server.realm or of a [[realm]]",
+        );
+    }
+    let is_user = |key: &&TokenKeySettings| {
+        let realm = key.realm.as_ref().unwrap_or(&settings.realm);
+        let of = all.iter().find(|view| view.name == realm);
+        of.is_some_and(|view| view.users.iter().any(|user| user.name == key.kid))
+    };
+    if let Some(key) = settings.oauth.keys.iter().find(is_user) {
+        refuse(
+            "oauth.key",
+            format!("{:?} is a user of the same realm", key.kid),
+            "a kid that is nobody's name",
+        );
+    }
     let unserved = settings.listen.iter().find(|at| realms::served_at(&all, **at, None).is_empty());
     if let Some(listener) = unserved {
         refuse(
@@ -167,11 +198,13 @@ fn one_realm(settings: &Settings, index: usize, realm: &RealmSettings, problems:
             "another name, or the users of [auth] moved here",
         );
     }
-    if realm.users.is_empty() && realm.secrets.is_empty() {
+    if realm.users.is_empty() && realm.secrets.is_empty() && !realms::has_tokens(settings, name) {
         refuse(
             "realm.users",
-            format!("realm {name:?} has neither users nor secrets: nobody could authenticate"),
-            "at least one user or secret",
+            format!(
+                "realm {name:?} has neither users nor secrets nor an oauth.key: nobody could authenticate"
+            ),
+            "at least one user, secret or key",
         );
     }
     if let Some(user) = repeated(realm.users.iter().map(|user| user.name.as_str())) {

@@ -12,6 +12,7 @@ use super::{
         self, KeySpec, expected, scalar,
         show::{self, list, quoted, strings},
     },
+    oauth_keys,
     read::Reader,
     source::{Node, Value},
 };
@@ -182,6 +183,9 @@ pub(crate) static KEYS: &[KeySpec<Settings>] = &[
         },
         |settings| settings.allow_md5.to_string(),
     ),
+    oauth_keys::SERVER_NAME,
+    oauth_keys::SKEW,
+    oauth_keys::KEY,
     scalar!(
         "limits.allocations",
         reload: false,

@@ -9,6 +9,7 @@ mod discovery_keys;
 pub(crate) mod error;
 pub(crate) mod key;
 mod keys;
+mod oauth_keys;
 pub(crate) mod read;
 mod realm_keys;
 pub(crate) mod source;
@@ -28,6 +29,7 @@ use turnpike_turn::server::Cidr;
 pub use alternate_keys::AlternateSettings;
 pub use discovery_keys::DiscoverySettings;
 pub use error::{ConfigError, ConfigErrors, Origin};
+pub use oauth_keys::{OauthSettings, TokenKeySettings};
 pub use realm_keys::RealmSettings;
 pub use source::Flags;
 pub use tables::Place;
@@ -70,6 +72,8 @@ pub struct Settings {
     pub users: Vec<User>,
     /// Secrets of time-limited credentials; any of them will do.
     pub secrets: Vec<Secret>,
+    /// Tokens in place of passwords.
+    pub oauth: OauthSettings,
     /// Realms beside [`Self::realm`].
     pub realms: Vec<RealmSettings>,
     /// Seconds.
@@ -128,6 +132,7 @@ impl Default for Settings {
             auth_required: true,
             users: Vec::new(),
             secrets: Vec::new(),
+            oauth: OauthSettings::default(),
             realms: Vec::new(),
             nonce_lifetime: 3600,
             allow_md5: true,

@@ -189,10 +189,43 @@ fn each_mistake_names_line_column_key_and_what_is_expected() {
             "alternate.address",
             "no [[alternate]]",
         ),
+        ("[oauth]\nskew = 301", 2, 8, "oauth.skew", "0 to 300"),
+        ("[[oauth.key]]\nkid = \"a\"", 1, 1, "oauth.key", "base64 of 16 or 32 bytes"),
+        ("[[oauth.key]]\nkey = \"AAAAAAAAAAAAAAAAAAAAAA==\"", 1, 1, "oauth.key", "a kid"),
+        ("[[oauth.key]]\nkid = \"a\"\nkey = \"AAAA\"", 3, 7, "oauth.key", "16 or 32 bytes"),
+        ("[[oauth.key]]\nkid = \"a\"\nkey_file = \"/nonexistent\"", 3, 12, "oauth.key", "key_file"),
+        (
+            "[[oauth.key]]\nkid = \"a\"\nkey = \"AAAAAAAAAAAAAAAAAAAAAA==\"\nalgorithm = \"A256GCM\"",
+            4,
+            13,
+            "oauth.key",
+            "A128GCM",
+        ),
+        (
+            "[[oauth.key]]\nkid = \"a\"\nkey = \"AAAAAAAAAAAAAAAAAAAAAA==\"\nlifetime = 0",
+            4,
+            12,
+            "oauth.key",
+            "1 to 31536000",
+        ),
+        (
+            "[[oauth.key]]\nkid = \"a\"\nkey = \"AAAAAAAAAAAAAAAAAAAAAA==\"\nrealm = \"b\"",
+            1,
+            1,
+            "oauth.key",
+            "of a [[realm]]",
+        ),
+        (
+            "[auth]\nusers = [\"a:b\"]\n[[oauth.key]]\nkid = \"a\"\nkey = \"AAAAAAAAAAAAAAAAAAAAAA==\"",
+            3,
+            1,
+            "oauth.key",
+            "nobody's name",
+        ),
         ("[realm]\nname = \"a\"", 1, 2, "realm", "[[realm]]"),
         ("realm = \"a\"", 1, 1, "realm", "[[realm]]"),
         ("[[realm]]\nusers = [\"a:b\"]", 1, 1, "realm.name", "1 to 127"),
-        ("[[realm]]\nname = \"a\"", 1, 1, "realm.users", "at least one user"),
+        ("[[realm]]\nname = \"a\"", 1, 1, "realm.users", "at least one user, secret"),
         ("[[realm]]\nname = \"\"\nsecrets = [\"s\"]", 2, 8, "realm.name", "1 to 127"),
         ("[[realm]]\nname = \"a\"\nsecrets = [\"\"]", 3, 12, "realm.secrets", "none of them empty"),
         ("[[realm]]\nname = \"a\"\nusers = [\"a:b\", \"a:c\"]", 1, 1, "realm.users", "each user once"),
@@ -462,6 +495,30 @@ fn realms_are_read_shown_and_kept_secret() {
     let mistake =
         load_text("[[realm]]\nname = \"a\"\nsecrets = \"hunter2\"").expect_err("no list").to_string();
     assert!(!mistake.contains("hunter2"), "{mistake}");
+}
+
+#[test]
+fn token_keys_are_read_from_text_and_files_and_kept_secret() {
+    let path = std::env::temp_dir().join(format!("turnpike-token-key-{}", std::process::id()));
+    std::fs::write(&path, "AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=\n").expect("a temporary file");
+    let text = format!(
+        "[oauth]\nserver_name = \"turn.example.org\"\n[[oauth.key]]\nkid = \"north\"\nkey = \"AAAAAAAAAAAAAAAAAAAAAA==\"\n\
+         [[oauth.key]]\nkid = \"north\"\nkey_file = {path:?}\nrealm = \"b\"\nlifetime = 60\n\
+         [[realm]]\nname = \"b\""
+    );
+    let read = load_text(&text);
+    std::fs::remove_file(&path).expect("it is there");
+    let read = read.expect("valid").settings;
+    let [here, there] = &read.oauth.keys[..] else { panic!("two keys: {:?}", read.oauth) };
+    assert_eq!((here.key.algorithm(), here.max_lifetime, &here.realm), ("A128GCM", 86_400, &None));
+    assert_eq!(
+        (there.key.algorithm(), there.max_lifetime, there.realm.as_deref()),
+        ("A256GCM", 60, Some("b"))
+    );
+    let shown = read.to_toml();
+    assert!(!shown.contains("AAAA") && !shown.contains("AAEC") && shown.contains("A256GCM"), "{shown}");
+    let wrong = load_text("[[oauth.key]]\nkid = \"a\"\nkey = \"hunter2\"").expect_err("no key").to_string();
+    assert!(!wrong.contains("hunter2"), "{wrong}");
 }
 
 #[test]

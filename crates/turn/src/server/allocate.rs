@@ -73,6 +73,7 @@ impl<G: Gate> Server<G> {
             PortWish::EvenAndReserveNext(token) => Some(token),
             _ => None,
         };
+        let granted = who.limit(now, self.granted(lifetime));
         let id = self.table.insert(Allocation {
             client: *client,
             realm: who.realm,
@@ -80,7 +81,8 @@ impl<G: Gate> Server<G> {
             username: who.username,
             opened_ms: now.ms,
             transaction: request.transaction,
-            granted: self.granted(lifetime),
+            granted,
+            grant: who.grant,
             reservation,
             address_error: wish.address_error,
             relays: [None; 2],

@@ -8,7 +8,7 @@ use std::{
 
 use turnpike_wire::channel_data::ChannelNumber;
 
-use super::{Client, Family, response::Signer};
+use super::{Client, Family, response::Signer, third_party::Grant};
 
 /// Up to here a scan is faster than a search.
 const FEW: usize = 8;
@@ -21,6 +21,8 @@ pub(super) struct Allocation {
     pub(super) username: Box<str>,
     /// Whom quotas count, if not the username.
     pub(super) identity: Option<Box<str>>,
+    /// Of a client that authenticates with tokens, its last one.
+    pub(super) grant: Option<Box<Grant>>,
     pub(super) opened_ms: u64,
     /// Of the Allocate request, and what else its answer said: to answer it again.
     pub(super) transaction: [u8; 12],

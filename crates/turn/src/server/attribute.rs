@@ -1,4 +1,5 @@
-//! Attribute types (RFC 8489 section 18.3, RFC 8656 section 18, RFC 6062 section 6.2, RFC 5780 section 7).
+//! Attribute types (RFC 8489 section 18.3, RFC 8656 section 18, RFC 6062 section 6.2, RFC 5780 section 7, RFC 7635
+//! section 6).
 
 pub(super) const MAPPED_ADDRESS: u16 = 0x0001;
 /// RFC 5780's three are known in Binding requests only, and only where it is configured.
@@ -18,6 +19,8 @@ pub(super) const REQUESTED_ADDRESS_FAMILY: u16 = 0x0017;
 pub(super) const EVEN_PORT: u16 = 0x0018;
 pub(super) const REQUESTED_TRANSPORT: u16 = 0x0019;
 pub(super) const DONT_FRAGMENT: u16 = 0x001A;
+/// RFC 7635's is known where third-party authorization is configured.
+pub(super) const ACCESS_TOKEN: u16 = 0x001B;
 pub(super) const MESSAGE_INTEGRITY_SHA256: u16 = 0x001C;
 pub(super) const PASSWORD_ALGORITHM: u16 = 0x001D;
 pub(super) const USERHASH: u16 = 0x001E;
@@ -36,6 +39,7 @@ pub(super) const ALTERNATE_SERVER: u16 = 0x8023;
 pub(super) const FINGERPRINT: u16 = 0x8028;
 pub(super) const RESPONSE_ORIGIN: u16 = 0x802B;
 pub(super) const OTHER_ADDRESS: u16 = 0x802C;
+pub(super) const THIRD_PARTY_AUTHORIZATION: u16 = 0x802E;
 
 /// Whether the server knows the attribute, or need not (comprehension-optional, RFC 8489 section 14).
 pub(super) fn is_comprehended(kind: u16) -> bool {

@@ -11,6 +11,7 @@ use super::{
     realm::Terms,
     request::Request,
     response::{Response, Signer},
+    third_party::{Grant, Proof},
 };
 use crate::time::Now;
 
@@ -28,6 +29,15 @@ pub(super) struct Who {
     pub(super) identity: Box<str>,
     /// `None` where no credentials are asked for.
     pub(super) signer: Option<Signer>,
+    /// Of a client that authenticates with a token.
+    pub(super) grant: Option<Box<Grant>>,
+}
+
+impl Who {
+    /// So many seconds, but no longer than the token lives.
+    pub(super) fn limit(&self, now: Now, seconds: u32) -> u32 {
+        self.grant.as_ref().map_or(seconds, |grant| grant.limit(now, seconds))
+    }
 }
 
 impl<G: Gate> Server<G> {
@@ -42,7 +52,7 @@ impl<G: Gate> Server<G> {
             // Without names, quotas count addresses.
             let identity = client.address.ip().to_string().into_boxed_str();
             let realm = Arc::clone(&first.name);
-            return Ok(Who { realm, username: Box::default(), identity, signer: None });
+            return Ok(Who { realm, username: Box::default(), identity, signer: None, grant: None });
         }
         let first = Arc::clone(first);
         // "If the message does not contain a MESSAGE-INTEGRITY or MESSAGE-INTEGRITY-SHA256 attribute, the server MUST
@@ -67,6 +77,24 @@ impl<G: Gate> Server<G> {
         let standing = self.nonce_scope(client, &realm).judge(nonce, now.unix, self.config.nonce_lifetime);
         if standing == Standing::Foreign {
             return Err(self.challenge(now, client, request, &realm, 438));
+        }
+        if let Some(checked) = self.check_token(now, client, request, &realm, user, mac) {
+            return match checked {
+                Ok(_) if standing == Standing::Stale => {
+                    Err(self.challenge(now, client, request, &realm, 438))
+                }
+                Ok(Proof { key, identity, grant }) => Ok(Who {
+                    realm: Arc::clone(&realm.name),
+                    username: name_of(user).into(),
+                    identity,
+                    signer: Some(Signer { key, mac }),
+                    grant: Some(grant),
+                }),
+                Err(why) => {
+                    self.refused(now, client, user, why);
+                    Err(self.challenge(now, client, request, &realm, 401))
+                }
+            };
         }
         let Some(algorithm) = password_algorithm(&realm, request) else {
             return Err(self.fail(request, None, 400));
@@ -93,7 +121,7 @@ impl<G: Gate> Server<G> {
                     return Err(self.challenge(now, client, request, &realm, 438));
                 }
                 let realm = Arc::clone(&realm.name);
-                return Ok(Who { realm, username, identity, signer: Some(Signer { key, mac }) });
+                return Ok(Who { realm, username, identity, signer: Some(Signer { key, mac }), grant: None });
             }
             (Lookup::NoSuchUser, _) => (None, CredentialRefusal::NoSuchUser),
             (Lookup::Expired { ago }, _) => (None, CredentialRefusal::Expired { ago }),
@@ -139,6 +167,10 @@ impl<G: Gate> Server<G> {
         response.attribute(attribute::REALM, realm.name.as_bytes());
         response.attribute(attribute::NONCE, &nonce);
         response.attribute(attribute::PASSWORD_ALGORITHMS, realm.algorithms);
+        if realm.third_party {
+            let name = self.config.third_party.server_name.as_bytes();
+            response.attribute(attribute::THIRD_PARTY_AUTHORIZATION, name);
+        }
         response.finish(None, request.fingerprint);
         Answer::Reply
     }
@@ -172,6 +204,13 @@ fn user_of<'a>(request: &Request<'a>) -> Option<User<'a>> {
         (Some(name), _) if name.len() <= MAX_USERNAME_LEN => str::from_utf8(name).ok().map(User::Name),
         (None, Some(hash)) => hash.try_into().ok().map(User::Hash),
         _ => None,
+    }
+}
+
+fn name_of(user: User<'_>) -> &str {
+    match user {
+        User::Name(name) => name,
+        User::Hash(_) => "",
     }
 }
 

@@ -4,7 +4,7 @@ use std::{collections::HashSet, fmt, net::IpAddr};
 
 use turnpike_wire::channel_data::ChannelRange;
 
-use super::{Alternate, DiscoveryLimits, NatDiscovery, PeerRules, RealmId, realm::Realm};
+use super::{Alternate, DiscoveryLimits, NatDiscovery, PeerRules, RealmId, ThirdParty, realm::Realm};
 
 /// Settings of the state machine. [`ServerConfig::default`] holds the documented defaults.
 #[derive(Clone, Debug)]
@@ -54,6 +54,8 @@ pub struct ServerConfig {
     /// [`ListenerProfile::default`]. The runtime gives one socket several numbers where its clients differ: one for each
     /// tenant that a TLS server name selects, for instance.
     pub listeners: Vec<ListenerProfile>,
+    /// Tokens in place of passwords (RFC 7635). Default none.
+    pub third_party: ThirdParty,
     /// Servers that clients are sent to, in turn; see [`super::AlternateWhen`]. Default none.
     pub alternates: Vec<Alternate>,
     /// Where NAT behaviour can be discovered (RFC 5780), one entry a family. Default nowhere.
@@ -130,6 +132,7 @@ impl Default for ServerConfig {
             allow_sha256: true,
             username_anonymity: true,
             listeners: Vec::new(),
+            third_party: ThirdParty::default(),
             alternates: Vec::new(),
             nat_discovery: Vec::new(),
             discovery_limits: DiscoveryLimits::default(),
@@ -167,6 +170,12 @@ pub enum ConfigError {
     /// Every nonce would be stale on arrival.
     #[error("nonce_lifetime must be at least 1 s")]
     NonceLifetime,
+    /// THIRD-PARTY-AUTHORIZATION stands in every challenge.
+    #[error("the server name of third-party authorization must have 1 to 255 bytes; it has {0}")]
+    ServerName(usize),
+    /// A token counts in one realm, and its key is found by its name.
+    #[error("token key {0:?} must name a realm that is configured, and be the only one of that name there")]
+    TokenKey(String),
     /// RFC 8489 section 14.16.
     #[error("the domain of an alternate server must have 1 to 255 ASCII characters; {0:?} has not")]
     AlternateDomain(String),
@@ -205,6 +214,16 @@ impl ServerConfig {
         }
         if self.tenants.len() > 65_534 {
             return Err(ConfigError::Realms(self.tenants.len()));
+        }
+        let ThirdParty { server_name, keys, .. } = &self.third_party;
+        if !keys.is_empty() && !(1..=255).contains(&server_name.len()) {
+            return Err(ConfigError::ServerName(server_name.len()));
+        }
+        let mut kids = HashSet::new();
+        for key in keys {
+            if !names.contains(&key.realm) || !kids.insert((&key.kid, &key.realm)) {
+                return Err(ConfigError::TokenKey(key.kid.clone()));
+            }
         }
         for domain in self.alternates.iter().filter_map(|alternate| alternate.domain.as_ref()) {
             if !(1..=255).contains(&domain.len()) || !domain.is_ascii() {

@@ -24,6 +24,7 @@ pub mod request;
 mod response;
 pub mod stats;
 mod table;
+mod third_party;
 mod timers;
 mod tombstones;
 pub mod verdict;
@@ -36,13 +37,15 @@ pub use nat_discovery::{DiscoveryLimits, MAX_PADDING, MIN_RESPONSE_PORT, NatDisc
 pub use peer_rules::{Cidr, PeerRules};
 pub use realm::{Realm, RealmId};
 pub use stats::Stats;
+pub use third_party::{IssuerKey, ThirdParty};
 pub use verdict::{
     AllocationId, Client, ClosedReason, CredentialRefusal, Effect, Family, Header, ListenerId, OpenRelay,
-    OpenRequest, OpenResult, PortWish, RelayId, Verdict,
+    OpenRequest, OpenResult, PortWish, RelayId, TokenProblem, Verdict,
 };
 
 use std::{collections::VecDeque, net::SocketAddr, sync::Arc};
 
+use smallvec::SmallVec;
 use turnpike_wire::{
     channel_data::{ChannelData, ChannelDataError},
     demux::{self, Kind},
@@ -420,8 +423,11 @@ impl<G: Gate> Server<G> {
             Ok(who) => who,
             Err(answer) => return answer,
         };
-        if !request.unknown.is_empty() {
-            return self.unknown_attributes(request, who.signer.as_ref());
+        // ACCESS-TOKEN is known to whom it let in.
+        let is_unknown = |kind: &u16| *kind != attribute::ACCESS_TOKEN || who.grant.is_none();
+        let unknown: SmallVec<[u16; 4]> = request.unknown.iter().copied().filter(is_unknown).collect();
+        if !unknown.is_empty() {
+            return self.unknown_attributes_of(request, who.signer.as_ref(), &unknown);
         }
         match request.method {
             Method::Allocate => self.allocate(now, client, request, who),
@@ -465,7 +471,9 @@ impl<G: Gate> Server<G> {
         // request MUST be rejected with a 441 (Wrong Credentials) error." A user of that name in another realm is another; but
         // one whose realm was renamed by a reload may keep what it has.
         let same_realm = allocation.realm == who.realm || !self.realms.has(&allocation.realm);
-        if allocation.username != who.username || !same_realm {
+        // The name of a token's key is no user's, and keys are rotated while sessions live.
+        let both_tokens = allocation.grant.is_some() && who.grant.is_some();
+        if (allocation.username != who.username && !both_tokens) || !same_realm {
             self.refused(now, client, User::Name(&who.username), CredentialRefusal::WrongUser);
             return Err(self.fail(request, who.signer.as_ref(), 441));
         }

@@ -37,16 +37,23 @@ pub(super) struct Terms {
     pub(super) algorithms: &'static [u8],
     /// Whether clients may hide their names in USERHASH.
     pub(super) anonymity: bool,
+    /// Whether tokens of RFC 7635 count.
+    pub(super) third_party: bool,
 }
 
 impl Terms {
-    fn new(name: &str, allow_sha256: bool, allow_md5: bool, anonymity: bool) -> Arc<Self> {
-        let algorithms = match (allow_sha256, allow_md5) {
+    fn new(config: &ServerConfig, name: &str, allow_sha256: bool, anonymity: bool) -> Arc<Self> {
+        let algorithms = match (allow_sha256, config.allow_md5) {
             (true, true) => SHA256_AND_MD5,
             (true, false) => SHA256_ONLY,
             (false, _) => MD5_ONLY,
         };
-        Arc::new(Self { name: name.into(), algorithms, anonymity })
+        Arc::new(Self {
+            name: name.into(),
+            algorithms,
+            anonymity,
+            third_party: config.third_party.serves(name),
+        })
     }
 
     /// The algorithm of this PASSWORD-ALGORITHM, if it was announced.
@@ -70,12 +77,11 @@ pub(super) struct Realms {
 
 impl Realms {
     pub(super) fn new(config: &ServerConfig) -> Self {
-        let first =
-            Terms::new(&config.realm, config.allow_sha256, config.allow_md5, config.username_anonymity);
+        let first = Terms::new(config, &config.realm, config.allow_sha256, config.username_anonymity);
         let tenants = config.tenants.iter().map(|realm| {
             // A realm for which nothing would be left gets the algorithm that the server as a whole accepts.
             let allow_sha256 = realm.allow_sha256 || !config.allow_md5;
-            Terms::new(&realm.name, allow_sha256, config.allow_md5, realm.username_anonymity)
+            Terms::new(config, &realm.name, allow_sha256, realm.username_anonymity)
         });
         let terms: Vec<_> = std::iter::once(first).chain(tenants).take(usize::from(u16::MAX)).collect();
         let hasher = RandomState::default();

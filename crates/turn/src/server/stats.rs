@@ -51,8 +51,8 @@ pub struct Stats {
     pub allocations_opened: u64,
     /// Allocations that ended, by reason: deleted, expired, shutdown, administrator.
     pub allocations_closed: [u64; 4],
-    /// Credentials refused: no such user, expired, wrong key, wrong realm, wrong user.
-    pub credentials_refused: [u64; 5],
+    /// Credentials refused: no such user, expired, wrong key, wrong realm, wrong user, access token.
+    pub credentials_refused: [u64; 6],
     /// Allocations refused by quota: of the user, in total.
     pub quota_refusals: [u64; 2],
     /// Requests refused because the allocation had all the permissions it may have.
@@ -72,7 +72,8 @@ const CLOSED: [(ClosedReason, &str); 4] = [
     (ClosedReason::Administrator, "administrator"),
 ];
 
-const CREDENTIALS: [&str; 5] = ["no_such_user", "expired", "wrong_key", "wrong_realm", "wrong_user"];
+const CREDENTIALS: [&str; 6] =
+    ["no_such_user", "expired", "wrong_key", "wrong_realm", "wrong_user", "access_token"];
 
 const DISCOVERY: [&str; 3] = ["change_request", "padding", "response_port"];
 
@@ -242,6 +243,7 @@ impl Stats {
             CredentialRefusal::WrongKey => 2,
             CredentialRefusal::WrongRealm => 3,
             CredentialRefusal::WrongUser => 4,
+            CredentialRefusal::Token(_) => 5,
         };
         self.credentials_refused[index] += 1;
     }

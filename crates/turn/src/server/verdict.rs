@@ -229,6 +229,22 @@ pub enum ClosedReason {
     Administrator,
 }
 
+/// What is wrong with an ACCESS-TOKEN (RFC 7635).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum TokenProblem {
+    /// USERNAME names no key that is configured for the realm.
+    UnknownKey,
+    /// No token by its lengths.
+    Malformed,
+    /// Made with another key or for another server name, or altered.
+    NotAuthentic,
+    /// Made in the future: clocks differ.
+    Future {
+        /// Seconds.
+        ahead: u64,
+    },
+}
+
 /// Why a credential was refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum CredentialRefusal {
@@ -241,6 +257,8 @@ pub enum CredentialRefusal {
     },
     /// Wrong password or secret.
     WrongKey,
+    /// An ACCESS-TOKEN that is worth nothing; one whose time is over is [`Self::Expired`].
+    Token(TokenProblem),
     /// The request names another realm.
     WrongRealm,
     /// Another user than the one who made the allocation (441).

@@ -13,8 +13,9 @@ use std::{collections::HashMap, net::SocketAddr, sync::Arc};
 use turnpike_turn::wire::channel_data::ChannelRange;
 use turnpike_turn::{
     server::{
-        AllocationId, Client, DropReason, Effect, Family, Gate, ListenerId, Lookup, OpenRequest, OpenResult,
-        QuotaRefusal, RelayId, Server, ServerConfig, User, Verdict,
+        AllocationId, Alternate, AlternateWhen, Client, DropReason, Effect, Family, Gate, IssuerKey,
+        ListenerId, Lookup, NatDiscovery, OpenRequest, OpenResult, QuotaRefusal, Realm as TenantRealm,
+        RelayId, Server, ServerConfig, ThirdParty, User, Verdict,
     },
     time::Now,
     wire::{
@@ -375,6 +376,38 @@ pub fn config() -> ServerConfig {
         nonce_key: turnpike_turn::server::NonceKey([7; 32]),
         channels: ChannelRange::Rfc8656,
         ..ServerConfig::default()
+    }
+}
+
+/// The same with all that is off by default: a second realm, tokens, NAT discovery on the client's listener, and another server for
+/// when this one is full.
+pub fn everything() -> ServerConfig {
+    let key = turnpike_turn::access_token::TokenKey::A128Gcm([1; 16]);
+    let second = "192.0.2.2".parse().unwrap();
+    ServerConfig {
+        tenants: vec![TenantRealm {
+            name: "tenant.example".to_owned(),
+            allow_sha256: true,
+            username_anonymity: true,
+        }],
+        third_party: ThirdParty {
+            server_name: "turn.example.org".to_owned(),
+            skew: 5,
+            keys: vec![IssuerKey { kid: "north".to_owned(), key, realm: REALM.to_owned(), max_lifetime: 60 }],
+        },
+        nat_discovery: vec![NatDiscovery {
+            addresses: [client(1).local.ip(), second],
+            external: [None; 2],
+            ports: [client(1).local.port(), 3479],
+            listeners: [[0, 1], [2, 3]].map(|row| row.map(ListenerId)),
+        }],
+        alternates: vec![Alternate {
+            address: address("198.51.100.1:3478"),
+            domain: Some("turn2.example.org".to_owned()),
+            transports: Vec::new(),
+            when: AlternateWhen::Full,
+        }],
+        ..config()
     }
 }
 
