@@ -3,13 +3,13 @@
 use std::{fs, io, path::PathBuf};
 
 use clap::{ArgGroup, Args};
-use turnpike_ops::{Secret, rest};
+use turnpike_ops::{Secret, access_tokens, rest};
 
 /// Flags of `turnpike credentials`.
 #[derive(Args)]
 #[command(group = ArgGroup::new("source").required(true))]
 pub(crate) struct CredentialsArgs {
-    /// Name of the user; with a shared secret, the id that quotas count
+    /// Name of the user; with a shared secret, the id that quotas count; with a token key, its kid
     #[arg(long, value_name = "NAME")]
     user: String,
 
@@ -29,7 +29,20 @@ pub(crate) struct CredentialsArgs {
     #[arg(long, value_name = "FILE", group = "source")]
     password_file: Option<PathBuf>,
 
-    /// Seconds for which time-limited credentials are good, at least 1
+    /// Key shared with the server (oauth.key), base64: makes an access token (RFC 7635). Other users of this machine can
+    /// see it in the process list
+    #[arg(long, value_name = "KEY", group = "source", requires = "server_name")]
+    token_key: Option<String>,
+
+    /// File whose first line is such a key; "-" is standard input
+    #[arg(long, value_name = "FILE", group = "source", requires = "server_name")]
+    token_key_file: Option<PathBuf>,
+
+    /// Name of the server that the access token is for (oauth.server_name)
+    #[arg(long, value_name = "NAME")]
+    server_name: Option<String>,
+
+    /// Seconds for which time-limited credentials and access tokens are good, at least 1
     #[arg(long, value_name = "SECONDS", default_value_t = 3600, value_parser = clap::value_parser!(u64).range(1..=315_360_000))]
     ttl: u64,
 
@@ -43,6 +56,12 @@ impl CredentialsArgs {
     pub(crate) fn make(self) -> io::Result<String> {
         if let Some(secret) = given(self.secret, self.secret_file)? {
             return Ok(rest::time_limited(&secret, &self.user, self.ttl));
+        }
+        if let Some(key) = given(self.token_key, self.token_key_file)? {
+            let name = self.server_name.unwrap_or_default();
+            let ttl = u32::try_from(self.ttl).unwrap_or(u32::MAX);
+            return access_tokens::access_token(&key, &self.user, &name, ttl)
+                .map_err(|error| io::Error::new(io::ErrorKind::InvalidInput, error));
         }
         let password = given(self.password, self.password_file)?.unwrap_or_else(|| Secret::new(""));
         Ok(rest::user_entry(&self.user, &self.realm, &password))

@@ -9,21 +9,27 @@ use turnpike_wire::integrity::{Key, KeyAlgorithm, userhash};
 
 use crate::{
     config::{Settings, StoredKey, User, UserSecret},
+    realms::{self, RealmView},
     rest,
     secret::Secret,
 };
 
-/// Users and secrets of one realm.
+/// Users and secrets of all realms.
 ///
 /// Names that do not exist are verified against a random key, so that the time of an answer does not tell which
 /// names exist. Keys are compared by the verifier, in constant time. The maps use the standard library's keyed hash,
 /// because their keys are chosen by whoever sends a request.
 pub struct Credentials {
-    realm: String,
+    realms: HashMap<Box<str>, RealmCredentials>,
+    decoy: Key,
+}
+
+/// Users and secrets of one realm, which are of no use in any other.
+struct RealmCredentials {
+    name: String,
     users: HashMap<Box<str>, UserKeys>,
     by_hash: HashMap<[u8; 32], Box<str>>,
     secrets: Vec<Secret>,
-    decoy: Key,
 }
 
 struct UserKeys {
@@ -35,21 +41,59 @@ impl Credentials {
     /// Makes all keys of the static users.
     #[must_use]
     pub fn new(settings: &Settings) -> Self {
-        let realm = settings.realm.clone();
-        let mut users = HashMap::with_capacity(settings.users.len());
-        let mut by_hash = HashMap::with_capacity(settings.users.len());
-        for user in &settings.users {
-            by_hash.insert(userhash(&user.name, &realm), user.name.as_str().into());
-            users.insert(user.name.as_str().into(), UserKeys::new(user, &realm));
+        let all = realms::all(settings);
+        let realms = all.iter().map(|realm| (realm.name.into(), RealmCredentials::new(realm))).collect();
+        Self { realms, decoy: Key::from_bytes(&rand::random::<[u8; 16]>()) }
+    }
+}
+
+impl CredentialStore for Credentials {
+    fn check(
+        &self,
+        user: Named<'_>,
+        realm: &str,
+        algorithm: KeyAlgorithm,
+        unix: u64,
+        verify: &mut dyn FnMut(&Key) -> bool,
+    ) -> Lookup {
+        // During a reload a worker may still ask for a realm that is no more.
+        let found = self.realms.get(realm).and_then(|realm| {
+            let name = realm.name_of(user)?;
+            realm
+                .check_static(name, algorithm, &self.decoy, verify)
+                .or_else(|| realm.check_time_limited(name, algorithm, unix, verify))
+        });
+        found.unwrap_or_else(|| {
+            verify(&self.decoy);
+            Lookup::NoSuchUser
+        })
+    }
+}
+
+impl RealmCredentials {
+    fn new(realm: &RealmView<'_>) -> Self {
+        let mut users = HashMap::with_capacity(realm.users.len());
+        let mut by_hash = HashMap::with_capacity(realm.users.len());
+        for user in realm.users {
+            by_hash.insert(userhash(&user.name, realm.name), user.name.as_str().into());
+            users.insert(user.name.as_str().into(), UserKeys::new(user, realm.name));
         }
-        let decoy = Key::from_bytes(&rand::random::<[u8; 16]>());
-        Self { realm, users, by_hash, secrets: settings.secrets.clone(), decoy }
+        Self { name: realm.name.to_owned(), users, by_hash, secrets: realm.secrets.to_vec() }
+    }
+
+    /// Time-limited names cannot be found by hash: they exist nowhere before the client makes them up.
+    fn name_of<'a>(&'a self, user: Named<'a>) -> Option<&'a str> {
+        match user {
+            Named::Name(name) => Some(name),
+            Named::Hash(hash) => self.by_hash.get(hash).map(AsRef::as_ref),
+        }
     }
 
     fn check_static(
         &self,
         name: &str,
         algorithm: KeyAlgorithm,
+        decoy: &Key,
         verify: &mut dyn FnMut(&Key) -> bool,
     ) -> Option<Lookup> {
         let keys = self.users.get(name)?;
@@ -57,7 +101,7 @@ impl Credentials {
             KeyAlgorithm::Md5 => keys.md5.as_ref(),
             KeyAlgorithm::Sha256 => keys.sha256.as_ref(),
         };
-        let accepted = verify(key.unwrap_or(&self.decoy)) && key.is_some();
+        let accepted = verify(key.unwrap_or(decoy)) && key.is_some();
         Some(if accepted {
             Lookup::Accepted { username: name.into(), identity: name.into() }
         } else {
@@ -81,7 +125,7 @@ impl Credentials {
         }
         let accepted = self.secrets.iter().any(|secret| {
             let password = rest::password(secret, name);
-            verify(&Key::long_term(algorithm, name, &self.realm, password.as_bytes()))
+            verify(&Key::long_term(algorithm, name, &self.name, password.as_bytes()))
         });
         Some(if accepted {
             // Quotas count the id, or a client would get a new quota with each new timestamp.
@@ -89,32 +133,6 @@ impl Credentials {
             Lookup::Accepted { username: name.into(), identity: identity.into() }
         } else {
             Lookup::WrongKey { username: name.into() }
-        })
-    }
-}
-
-impl CredentialStore for Credentials {
-    fn check(
-        &self,
-        user: Named<'_>,
-        realm: &str,
-        algorithm: KeyAlgorithm,
-        unix: u64,
-        verify: &mut dyn FnMut(&Key) -> bool,
-    ) -> Lookup {
-        let name = match user {
-            Named::Name(name) => Some(name),
-            // Time-limited names cannot be found by hash: they exist nowhere before the client makes them up.
-            Named::Hash(hash) => self.by_hash.get(hash).map(AsRef::as_ref),
-        };
-        // Keys are good for one realm; during a reload a worker may still ask for the one before.
-        let found = name.filter(|_| realm == self.realm).and_then(|name| {
-            self.check_static(name, algorithm, verify)
-                .or_else(|| self.check_time_limited(name, algorithm, unix, verify))
-        });
-        found.unwrap_or_else(|| {
-            verify(&self.decoy);
-            Lookup::NoSuchUser
         })
     }
 }
@@ -145,6 +163,7 @@ impl UserKeys {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::RealmSettings;
 
     const NOW: u64 = 1_700_000_000;
 
@@ -250,6 +269,41 @@ mod tests {
             NOW,
             &mut |_| true,
         );
+        assert_eq!(lookup, Lookup::NoSuchUser);
+    }
+    #[test]
+    fn each_realm_knows_its_own_users_and_secrets_only() {
+        let realm = |name: &str, user: &str, secret: &str| RealmSettings {
+            name: name.to_owned(),
+            users: vec![User { name: user.to_owned(), secret: UserSecret::Password(Secret::new("pw")) }],
+            secrets: vec![Secret::new(secret)],
+            ..RealmSettings::default()
+        };
+        let settings =
+            Settings { realms: vec![realm("a", "ann", "sa"), realm("b", "bob", "sb")], ..settings() };
+        let store = Credentials::new(&settings);
+        let timed = rest::username(NOW + 60, "carol");
+        let timed_password = rest::password(&Secret::new("sb"), &timed);
+        for (asked, name, password, good) in [
+            ("a", "ann", "pw", true),
+            ("b", "bob", "pw", true),
+            ("turnpike", "alice", "pw", true),
+            ("a", "bob", "pw", false),
+            ("b", "ann", "pw", false),
+            ("a", "alice", "pw", false),
+            ("turnpike", "ann", "pw", false),
+            ("b", &timed, &timed_password, true),
+            ("a", &timed, &timed_password, false),
+            ("turnpike", &timed, &timed_password, false),
+        ] {
+            // The key is that of the realm asked, as a client makes it.
+            let key = Key::long_term(KeyAlgorithm::Sha256, name, asked, password.as_bytes());
+            let mut verify = |candidate: &Key| *candidate == key;
+            let lookup = store.check(Named::Name(name), asked, KeyAlgorithm::Sha256, NOW, &mut verify);
+            assert_eq!(matches!(lookup, Lookup::Accepted { .. }), good, "{name} in {asked}: {lookup:?}");
+        }
+        let hash = userhash("ann", "a");
+        let lookup = store.check(Named::Hash(&hash), "b", KeyAlgorithm::Sha256, NOW, &mut |_| true);
         assert_eq!(lookup, Lookup::NoSuchUser);
     }
 }

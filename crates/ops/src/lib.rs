@@ -9,6 +9,7 @@
 //! Whatever may wait (files, HTTP, signals, the terminal) happens on the control thread; a worker never waits for it.
 #![forbid(unsafe_code)]
 
+pub mod access_tokens;
 pub mod admin;
 pub mod config;
 mod control;
@@ -21,6 +22,7 @@ pub mod logging;
 pub mod metrics;
 pub mod plan;
 pub mod process;
+mod realms;
 pub mod rest;
 pub mod secret;
 pub mod serve;

@@ -1,6 +1,6 @@
 //! `/metrics`: the workers' counters as OpenMetrics text, made anew at each scrape from live snapshots.
 //!
-//! Labels are `worker`, `direction`, `bound` and what the state machine names itself; no label has a value that a
+//! Labels are `worker`, `direction`, `bound`, `realm` and what the state machine names itself; no label has a value that a
 //! client chooses, so the number of time series is bounded.
 
 use std::{
@@ -20,13 +20,20 @@ use turnpike_relay::WorkerSnapshot;
 
 use crate::exposition::{self, Common, Families};
 
-/// The exposition text of live snapshots, for the admin page.
+/// The exposition text of live snapshots (of workers, and of allocations by realm), for the admin page.
 pub fn page(
-    snapshots: impl Fn() -> Vec<WorkerSnapshot> + Send + Sync + 'static,
+    snapshots: impl Fn() -> (Vec<WorkerSnapshot>, Vec<(Box<str>, usize)>) + Send + Sync + 'static,
     draining: Arc<AtomicBool>,
     log_lost: Arc<AtomicU64>,
 ) -> Arc<dyn Fn() -> Result<String, fmt::Error> + Send + Sync> {
-    exposition::page(move |common| Scrape { workers: numbered(snapshots()), common }, draining, log_lost)
+    exposition::page(
+        move |common| {
+            let (workers, realms) = snapshots();
+            Scrape { workers: numbered(workers), realms, common }
+        },
+        draining,
+        log_lost,
+    )
 }
 
 /// Everything that one scrape shows.
@@ -34,6 +41,8 @@ pub fn page(
 struct Scrape {
     /// By number.
     workers: Vec<(String, WorkerSnapshot)>,
+    /// Allocations by realm; names are those of the configuration.
+    realms: Vec<(Box<str>, usize)>,
     common: Common,
 }
 
@@ -41,6 +50,7 @@ impl Collector for Scrape {
     fn encode(&self, encoder: DescriptorEncoder<'_>) -> fmt::Result {
         let mut page = Families { encoder, label: "worker", snapshots: &self.workers };
         page.gauge("allocations", "Allocations that exist.", |snapshot| snapshot.allocations)?;
+        page.realms(&self.realms)?;
         page.turn()?;
         page.refused()?;
         page.received()?;
@@ -50,6 +60,19 @@ impl Collector for Scrape {
 }
 
 impl Families<'_, '_, WorkerSnapshot> {
+    fn realms(&mut self, realms: &[(Box<str>, usize)]) -> fmt::Result {
+        let mut metric = self.encoder.encode_descriptor(
+            "realm_allocations",
+            "Allocations that exist, by realm; one without any has no line.",
+            None,
+            MetricType::Gauge,
+        )?;
+        for (realm, count) in realms {
+            metric.encode_family(&[("realm", &**realm)])?.encode_gauge(&(*count as u64))?;
+        }
+        Ok(())
+    }
+
     /// What the state machines count. They name families and labels themselves; here the same family of all workers is
     /// brought together, as the format wants it.
     fn turn(&mut self) -> fmt::Result {
@@ -219,6 +242,7 @@ mod tests {
         first.tx.too_big = 5;
         Scrape {
             workers: numbered(vec![first, WorkerSnapshot::default()]),
+            realms: vec![("example.org".into(), 3)],
             common: Common { log_lost: 2, ..Common::default() },
         }
     }
@@ -253,6 +277,7 @@ mod tests {
         for (series, value) in [
             ("turnpike_allocations{worker=\"0\"}", 3.0),
             ("turnpike_allocations{worker=\"1\"}", 0.0),
+            ("turnpike_realm_allocations{realm=\"example.org\"}", 3.0),
             ("turnpike_wakeups_total{worker=\"0\"}", 11.0),
             ("turnpike_relayed_datagrams_total{worker=\"0\",direction=\"to_peer\"}", 7.0),
             ("turnpike_relayed_bytes_total{worker=\"0\",direction=\"to_client\"}", 900.0),

@@ -8,11 +8,14 @@ use std::{
 
 use turnpike_net::Datapath;
 use turnpike_relay::{Config, RelayAddress};
-use turnpike_turn::server::{NonceKey, PeerRules, ServerConfig};
+use turnpike_turn::server::{
+    DiscoveryLimits, ListenerId, ListenerProfile, NatDiscovery, NonceKey, PeerRules, ServerConfig,
+};
 use turnpike_wire::channel_data::ChannelRange;
 
 use crate::{
-    config::{Settings, StoredKey, User, UserSecret},
+    config::{Settings, User, UserSecret},
+    realms,
     secret::Secret,
 };
 
@@ -40,20 +43,21 @@ impl Plan {
             Some(step) => (step, "as configured".to_owned()),
             None => Datapath::best(),
         };
+        let mut listen = listeners(settings, &mut notes);
+        listen.extend(discovery_listeners(settings, &listen));
         let config = Config {
-            listen: listeners(settings, &mut notes),
-            workers: settings
-                .workers
-                .unwrap_or_else(|| thread::available_parallelism().map_or(1, usize::from)),
+            workers: workers(settings),
             datapath,
             busy_poll: std::time::Duration::from_micros(settings.busy_poll_us.into()),
-            server: server_config(settings, &relay, nonce_key),
+            server: server_config(settings, &listen, &relay, nonce_key),
+            listen,
             relay,
             ports: settings.ports.clone(),
             listener_buffer: settings.listener_buffer,
             relay_buffer: settings.relay_buffer,
             max_allocations: settings.max_allocations,
             max_allocations_per_user: settings.max_allocations_per_user,
+            realm_limits: realms::limits(settings),
         };
         Self { config, datapath_reason, notes }
     }
@@ -69,11 +73,31 @@ impl Plan {
     }
 }
 
-/// The state machine's part of the settings; a reload makes it anew with the same addresses and nonce key.
+/// The state machine's part of the settings; a reload makes it anew with the same addresses and nonce key. `listen` are the
+/// runtime's listeners in the order of their numbers.
 #[must_use]
-pub fn server_config(settings: &Settings, relay: &[RelayAddress], nonce_key: NonceKey) -> ServerConfig {
+pub fn server_config(
+    settings: &Settings,
+    listen: &[SocketAddr],
+    relay: &[RelayAddress],
+    nonce_key: NonceKey,
+) -> ServerConfig {
+    let realms = realms::all(settings);
+    let profile = |listener: &SocketAddr| ListenerProfile {
+        realms: realms::served_at(&realms, *listener, None),
+        ..ListenerProfile::default()
+    };
     ServerConfig {
-        realm: settings.realm.clone(),
+        realm: realms[0].name.to_owned(),
+        tenants: realms[1..].iter().map(|realm| realm.for_server(settings.allow_md5)).collect(),
+        listeners: listen.iter().map(profile).collect(),
+        third_party: realms::third_party(settings),
+        alternates: settings.alternates.iter().map(|named| named.alternate.clone()).collect(),
+        nat_discovery: settings.discovery.families().filter_map(|of| nat_discovery(settings, &of)).collect(),
+        discovery_limits: DiscoveryLimits {
+            per_source: settings.discovery.per_source,
+            total: (settings.discovery.total / u32::try_from(workers(settings)).unwrap_or(1)).max(1),
+        },
         software: (!settings.software.is_empty()).then(|| settings.software.clone()),
         authenticate: settings.auth_required,
         nonce_key,
@@ -86,11 +110,9 @@ pub fn server_config(settings: &Settings, relay: &[RelayAddress], nonce_key: Non
         relay_v6: relay.iter().any(|address| address.bind.is_ipv6()),
         peers: PeerRules { allow: settings.allow.clone(), deny: settings.deny.clone(), own: Vec::new() },
         allow_md5: settings.allow_md5,
-        // Clients take the strongest algorithm that they are offered, before anybody knows who they are.
-        allow_sha256: !settings.allow_md5 || settings.users.iter().all(has_sha256),
+        allow_sha256: realms[0].allows_sha256(settings.allow_md5),
         channels: if settings.rfc5766_channels { ChannelRange::Rfc5766 } else { ChannelRange::Rfc8656 },
-        // Nobody can find a time-limited name by its hash, and a client that is offered anonymity takes it.
-        username_anonymity: settings.secrets.is_empty(),
+        username_anonymity: realms[0].has_anonymity(),
         // The runtime carries out neither so far.
         tcp_relay: false,
         mobility: false,
@@ -98,18 +120,39 @@ pub fn server_config(settings: &Settings, relay: &[RelayAddress], nonce_key: Non
     }
 }
 
-/// Whether a SHA-256 key of this user is known or can be made.
-fn has_sha256(user: &User) -> bool {
-    match &user.secret {
-        UserSecret::Password(_) => true,
-        UserSecret::Keys(keys) => keys.iter().any(|key| matches!(key, StoredKey::Sha256(_))),
-    }
+fn workers(settings: &Settings) -> usize {
+    settings.workers.unwrap_or_else(|| thread::available_parallelism().map_or(1, usize::from))
+}
+
+/// The two addresses of one family. The runtime fills in the listeners.
+fn nat_discovery(settings: &Settings, addresses: &[RelayAddress]) -> Option<NatDiscovery> {
+    let [first, second] = addresses else { return None };
+    Some(NatDiscovery {
+        addresses: [first.bind, second.bind],
+        external: [first.external, second.external],
+        ports: settings.discovery.ports,
+        listeners: [[ListenerId(0); 2]; 2],
+    })
+}
+
+/// What NAT discovery needs beside the listeners that there are. A wildcard one serves its port on every address.
+fn discovery_listeners(settings: &Settings, listen: &[SocketAddr]) -> Vec<SocketAddr> {
+    let discovery = &settings.discovery;
+    let wanted = discovery
+        .addresses
+        .iter()
+        .flat_map(|address| discovery.ports.map(|port| SocketAddr::new(address.bind, port)));
+    let serves = |bound: &SocketAddr, wanted: &SocketAddr| {
+        let everywhere = bound.ip().is_unspecified() && bound.is_ipv4() == wanted.is_ipv4();
+        bound.port() == wanted.port() && (bound.ip() == wanted.ip() || everywhere)
+    };
+    wanted.filter(|wanted| !listen.iter().any(|bound| serves(bound, wanted))).collect()
 }
 
 /// A user with a random password of 128 bits, where settings name nobody who could use the server.
 #[must_use]
 pub fn generated_user(settings: &Settings) -> Option<User> {
-    let nobody = settings.auth_required && settings.users.is_empty() && settings.secrets.is_empty();
+    let nobody = settings.auth_required && !realms::has_anybody(settings) && settings.realms.is_empty();
     nobody.then(|| User {
         name: GENERATED_USER.to_owned(),
         secret: UserSecret::Password(Secret::new(crate::rest::hex(&rand::random::<[u8; 16]>()))),
@@ -188,6 +231,7 @@ fn is_private(address: &IpAddr) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::{DiscoverySettings, StoredKey};
 
     #[test]
     fn a_credential_is_generated_only_when_nobody_could_authenticate() {
@@ -228,19 +272,42 @@ mod tests {
             (vec![keys(&[32])], false, true),
         ] {
             let settings = Settings { users, allow_md5, ..Settings::default() };
-            let server = server_config(&settings, &[], NonceKey([0; 32]));
+            let server = server_config(&settings, &[], &[], NonceKey([0; 32]));
             assert_eq!(server.allow_sha256, offered, "{:?}", settings.users);
         }
     }
 
     #[test]
+    fn nat_discovery_listens_where_nobody_does_yet() {
+        let address = |ip: &str| RelayAddress { bind: ip.parse().expect("an address"), external: None };
+        let settings = Settings {
+            discovery: DiscoverySettings {
+                addresses: vec![address("127.0.0.1"), address("127.0.0.2")],
+                total: 100,
+                ..DiscoverySettings::default()
+            },
+            workers: Some(3),
+            ..Settings::default()
+        };
+        let listen =
+            ["0.0.0.0:3478", "[::]:3479", "127.0.0.2:3479"].map(|at| at.parse().expect("an address"));
+        let more: Vec<String> =
+            discovery_listeners(&settings, &listen).iter().map(ToString::to_string).collect();
+        assert_eq!(more, ["127.0.0.1:3479"]);
+        let server = server_config(&settings, &listen, &[], NonceKey([0; 32]));
+        assert_eq!(server.nat_discovery.len(), 1);
+        assert_eq!(server.discovery_limits, DiscoveryLimits { per_source: 10, total: 33 });
+        assert!(discovery_listeners(&Settings::default(), &listen).is_empty());
+    }
+
+    #[test]
     fn families_follow_the_relay_addresses() {
         let relay = [RelayAddress { bind: Ipv6Addr::LOCALHOST.into(), external: None }];
-        let config = server_config(&Settings::default(), &relay, NonceKey([0; 32]));
+        let config = server_config(&Settings::default(), &[], &relay, NonceKey([0; 32]));
         assert!(!config.relay_v4 && config.relay_v6);
         assert!(config.username_anonymity);
         let timed = Settings { secrets: vec![Secret::new("s")], ..Settings::default() };
-        assert!(!server_config(&timed, &relay, NonceKey([0; 32])).username_anonymity);
+        assert!(!server_config(&timed, &[], &relay, NonceKey([0; 32])).username_anonymity);
         assert_eq!((config.realm.as_str(), config.software.as_deref()), ("turnpike", Some("turnpike")));
     }
 }

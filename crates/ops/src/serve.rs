@@ -3,6 +3,7 @@
 
 use std::{
     io::{self, Write},
+    net::SocketAddr,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -21,6 +22,7 @@ use crate::{
     credentials::Credentials,
     limits, logging, metrics,
     plan::{self, Plan},
+    realms,
     session_log::{SessionLogWriter, session_log},
     signals::Signals,
 };
@@ -68,6 +70,8 @@ struct Control<'a> {
     generated: Option<User>,
     nonce_key: NonceKey,
     relay: Arc<Relay>,
+    /// What the listeners and relay addresses of the settings came to.
+    listen: Vec<SocketAddr>,
     addresses: Vec<turnpike_relay::RelayAddress>,
     draining: Arc<AtomicBool>,
 }
@@ -104,6 +108,7 @@ impl<'a> Control<'a> {
             settings,
             generated,
             nonce_key,
+            listen: plan.config.listen.clone(),
             addresses: plan.config.relay.clone(),
             draining: Arc::new(AtomicBool::new(false)),
             relay,
@@ -113,7 +118,11 @@ impl<'a> Control<'a> {
             let relay = Arc::downgrade(&control.relay);
             let state = AdminState {
                 metrics: metrics::page(
-                    move || relay.upgrade().map_or_else(Vec::new, |relay| relay.snapshots()),
+                    move || {
+                        relay
+                            .upgrade()
+                            .map_or_else(Default::default, |relay| (relay.snapshots(), relay.realms()))
+                    },
                     Arc::clone(&control.draining),
                     log_lost,
                 ),
@@ -186,9 +195,13 @@ impl<'a> Control<'a> {
         }
         control::say_unchangeable(&self.started.unchangeable(&new));
         let credentials: Arc<dyn CredentialStore> = Arc::new(Credentials::new(&new));
-        let server = plan::server_config(&new, &self.addresses, self.nonce_key);
-        self.relay.reconfigure(&server, &credentials);
-        tracing::info!(users = new.users.len(), secrets = new.secrets.len(), "configuration reloaded");
+        let server = plan::server_config(&new, &self.listen, &self.addresses, self.nonce_key);
+        self.relay.reconfigure(&server, &credentials, &realms::limits(&new));
+        let all = realms::all(&new);
+        let (users, secrets) = all.iter().fold((0, 0), |(users, secrets), realm| {
+            (users + realm.users.len(), secrets + realm.secrets.len())
+        });
+        tracing::info!(realms = all.len(), users, secrets, "configuration reloaded");
         self.settings = new;
     }
 }

@@ -7,7 +7,7 @@ use std::{
 };
 
 use turnpike_relay::SessionLog;
-use turnpike_turn::server::{ClosedReason, CredentialRefusal, Effect};
+use turnpike_turn::server::{ClosedReason, CredentialRefusal, Effect, TokenProblem};
 
 use crate::log_queue::{BACKLOG, LogReceiver, LogSender, RefusalLimit, log_queue};
 
@@ -72,18 +72,18 @@ impl SessionLogWriter {
 
 fn write(worker: usize, effect: &Effect) {
     match effect {
-        Effect::Opened { client, username, relayed, .. } => {
+        Effect::Opened { client, realm, username, relayed, .. } => {
             let second = relayed.1.map(tracing::field::display);
             tracing::debug!(
                 target: "turnpike::session",
-                user = ?username, client = %client.address, relayed = %relayed.0, relayed2 = second, worker,
+                realm = ?realm, user = ?username, client = %client.address, relayed = %relayed.0, relayed2 = second, worker,
                 "session opened"
             );
         }
-        Effect::Closed { client, username, reason, lived_ms, to_peer, to_client, .. } => {
+        Effect::Closed { client, realm, username, reason, lived_ms, to_peer, to_client, .. } => {
             tracing::info!(
                 target: "turnpike::session",
-                user = ?username, client = %client.address, reason = closed_reason(*reason),
+                realm = ?realm, user = ?username, client = %client.address, reason = closed_reason(*reason),
                 seconds = lived_ms / 1000,
                 to_peer_datagrams = to_peer.0, to_peer_bytes = to_peer.1,
                 to_client_datagrams = to_client.0, to_client_bytes = to_client.1,
@@ -119,6 +119,16 @@ fn refusal(why: CredentialRefusal) -> String {
         CredentialRefusal::WrongKey => "wrong key".to_owned(),
         CredentialRefusal::WrongRealm => "wrong realm".to_owned(),
         CredentialRefusal::WrongUser => "wrong user".to_owned(),
+        CredentialRefusal::Token(problem) => match problem {
+            TokenProblem::UnknownKey => "access token of an unknown key: no such kid in oauth.key".to_owned(),
+            TokenProblem::Malformed => "access token malformed".to_owned(),
+            TokenProblem::NotAuthentic => {
+                "access token not authentic: another key or another oauth.server_name".to_owned()
+            }
+            TokenProblem::Future { ahead } => {
+                format!("access token made {ahead} s in the future: set the clocks, or raise oauth.skew")
+            }
+        },
     }
 }
 
@@ -177,6 +187,7 @@ mod tests {
         let line = lines_of(&[Effect::Closed {
             allocation: AllocationId { index: 1, generation: 2 },
             client: client(),
+            realm: "example.org".into(),
             username: "alice".into(),
             reason: ClosedReason::Expired,
             lived_ms: 61_999,
@@ -185,7 +196,7 @@ mod tests {
         }]);
         assert_eq!(
             line.trim(),
-            "INFO turnpike::session: session ended user=\"alice\" client=192.0.2.9:50000 \
+            "INFO turnpike::session: session ended realm=\"example.org\" user=\"alice\" client=192.0.2.9:50000 \
              reason=\"not refreshed in time\" seconds=61 to_peer_datagrams=10 to_peer_bytes=1200 \
              to_client_datagrams=9 to_client_bytes=1080 worker=0"
         );
@@ -199,6 +210,7 @@ mod tests {
             (CredentialRefusal::WrongKey, "wrong key"),
             (CredentialRefusal::WrongRealm, "wrong realm"),
             (CredentialRefusal::WrongUser, "wrong user"),
+            (CredentialRefusal::Token(TokenProblem::Malformed), "access token malformed"),
         ] {
             let line = lines_of(&[refused(why)]);
             assert_eq!(

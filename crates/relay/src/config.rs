@@ -18,6 +18,17 @@ pub struct RelayAddress {
     pub external: Option<IpAddr>,
 }
 
+/// What a realm may have at most, where that differs from what holds for all.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct RealmLimits {
+    /// REALM.
+    pub realm: String,
+    /// Allocations of all its users together; `None` for no limit but [`Config::max_allocations`].
+    pub allocations: Option<usize>,
+    /// Allocations of each of its users; `None` for [`Config::max_allocations_per_user`].
+    pub allocations_per_user: Option<usize>,
+}
+
 /// Settings of the runtime, already validated.
 #[derive(Clone, Debug)]
 pub struct Config {
@@ -41,6 +52,8 @@ pub struct Config {
     pub max_allocations: usize,
     /// Allocations of one user.
     pub max_allocations_per_user: usize,
+    /// Realms with limits of their own.
+    pub realm_limits: Vec<RealmLimits>,
     /// The state machine's settings.
     pub server: ServerConfig,
 }

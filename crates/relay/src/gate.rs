@@ -4,7 +4,7 @@
 use std::{
     hash::BuildHasher,
     sync::{
-        Arc, Mutex, PoisonError, RwLock,
+        Arc, Mutex, MutexGuard, PoisonError, RwLock,
         atomic::{AtomicUsize, Ordering},
     },
 };
@@ -14,7 +14,7 @@ use hashbrown::HashMap;
 use turnpike_turn::server::{Gate, Lookup, QuotaRefusal, User};
 use turnpike_wire::integrity::{Key, KeyAlgorithm};
 
-use crate::CredentialStore;
+use crate::{CredentialStore, RealmLimits};
 
 /// The store in force; a reload puts another one in its place.
 pub(crate) type SharedStore = Arc<RwLock<Arc<dyn CredentialStore>>>;
@@ -44,24 +44,35 @@ impl Gate for WorkerGate {
         store.check(user, realm, algorithm, unix, verify)
     }
 
-    fn acquire(&mut self, identity: &str) -> Result<(), QuotaRefusal> {
-        self.quotas.acquire(identity)
+    fn acquire(&mut self, realm: &str, identity: &str) -> Result<(), QuotaRefusal> {
+        self.quotas.acquire(realm, identity)
     }
 
-    fn release(&mut self, identity: &str) {
-        self.quotas.release(identity);
+    fn release(&mut self, realm: &str, identity: &str) {
+        self.quotas.release(realm, identity);
     }
 }
 
 const SHARDS: usize = 16;
 
-/// Allocations per user and in total.
+type Counts = HashMap<Box<str>, usize, RandomState>;
+
+/// Allocations per user, per realm and in total.
 pub(crate) struct Quotas {
     total: AtomicUsize,
     most: usize,
     most_per_user: usize,
+    /// What a reload may change, and what realms hold. Few entries, touched once per allocation.
+    realms: Mutex<Realms>,
     hasher: RandomState,
-    shards: [Mutex<HashMap<Box<str>, usize, RandomState>>; SHARDS],
+    /// By realm and identity: see [`user_key`].
+    users: [Mutex<Counts>; SHARDS],
+}
+
+#[derive(Default)]
+struct Realms {
+    limits: HashMap<Box<str>, RealmLimits, RandomState>,
+    held: Counts,
 }
 
 impl Quotas {
@@ -70,76 +81,188 @@ impl Quotas {
             total: AtomicUsize::new(0),
             most,
             most_per_user,
+            realms: Mutex::default(),
             hasher: RandomState::default(),
-            shards: std::array::from_fn(|_| Mutex::default()),
+            users: std::array::from_fn(|_| Mutex::default()),
         }
     }
 
-    fn shard(&self, identity: &str) -> &Mutex<HashMap<Box<str>, usize, RandomState>> {
-        #[expect(clippy::cast_possible_truncation, reason = "reduced to the number of shards")]
-        let index = self.hasher.hash_one(identity) as usize % SHARDS;
-        &self.shards[index]
+    /// From now on these limits hold; realms that are not named have none of their own.
+    pub(crate) fn limit(&self, limits: &[RealmLimits]) {
+        let limits = limits.iter().map(|limits| (limits.realm.as_str().into(), limits.clone())).collect();
+        self.realms().limits = limits;
     }
 
-    pub(crate) fn acquire(&self, identity: &str) -> Result<(), QuotaRefusal> {
+    /// Allocations of each realm that has any, in no order.
+    pub(crate) fn held(&self) -> Vec<(Box<str>, usize)> {
+        self.realms().held.iter().map(|(realm, count)| (realm.clone(), *count)).collect()
+    }
+
+    pub(crate) fn acquire(&self, realm: &str, identity: &str) -> Result<(), QuotaRefusal> {
         let within = |n: usize| (n < self.most).then_some(n + 1);
         self.total
             .fetch_update(Ordering::Relaxed, Ordering::Relaxed, within)
             .map_err(|_| QuotaRefusal::Total)?;
-        let mut users = self.shard(identity).lock().unwrap_or_else(PoisonError::into_inner);
-        let count = users.entry_ref(identity).or_insert(0);
-        if *count >= self.most_per_user {
-            drop(users);
+        let acquired = self.acquire_in(realm).and_then(|most_per_user| {
+            self.acquire_for(&user_key(realm, identity), most_per_user)
+                .inspect_err(|_| self.release_in(realm))
+        });
+        if acquired.is_err() {
             self.total.fetch_sub(1, Ordering::Relaxed);
+        }
+        acquired
+    }
+
+    pub(crate) fn release(&self, realm: &str, identity: &str) {
+        let key = user_key(realm, identity);
+        let mut users = self.shard(&key).lock().unwrap_or_else(PoisonError::into_inner);
+        if !give_back(&mut users, &key) {
+            return;
+        }
+        drop(users);
+        self.release_in(realm);
+        self.total.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    /// Counts one more in the realm; the most that each of its users may have.
+    fn acquire_in(&self, realm: &str) -> Result<usize, QuotaRefusal> {
+        let mut realms = self.realms();
+        let limits = realms.limits.get(realm);
+        let most = limits.and_then(|limits| limits.allocations).unwrap_or(usize::MAX);
+        let most_per_user =
+            limits.and_then(|limits| limits.allocations_per_user).unwrap_or(self.most_per_user);
+        let count = realms.held.entry_ref(realm).or_insert(0);
+        if *count >= most {
+            if *count == 0 {
+                realms.held.remove(realm);
+            }
+            return Err(QuotaRefusal::Total);
+        }
+        *count += 1;
+        Ok(most_per_user)
+    }
+
+    fn release_in(&self, realm: &str) {
+        give_back(&mut self.realms().held, realm);
+    }
+
+    fn acquire_for(&self, key: &str, most: usize) -> Result<(), QuotaRefusal> {
+        let mut users = self.shard(key).lock().unwrap_or_else(PoisonError::into_inner);
+        let count = users.entry_ref(key).or_insert(0);
+        if *count >= most {
             return Err(QuotaRefusal::User);
         }
         *count += 1;
         Ok(())
     }
 
-    pub(crate) fn release(&self, identity: &str) {
-        let mut users = self.shard(identity).lock().unwrap_or_else(PoisonError::into_inner);
-        let Some(count) = users.get_mut(identity) else { return };
-        *count -= 1;
-        if *count == 0 {
-            users.remove(identity);
-        }
-        self.total.fetch_sub(1, Ordering::Relaxed);
+    fn realms(&self) -> MutexGuard<'_, Realms> {
+        self.realms.lock().unwrap_or_else(PoisonError::into_inner)
     }
+
+    fn shard(&self, key: &str) -> &Mutex<Counts> {
+        #[expect(clippy::cast_possible_truncation, reason = "reduced to the number of shards")]
+        let index = self.hasher.hash_one(key) as usize % SHARDS;
+        &self.users[index]
+    }
+}
+
+/// One user of one realm. Realms have no control characters in their names, so that no identity can reach into another realm.
+fn user_key(realm: &str, identity: &str) -> String {
+    [realm, "\0", identity].concat()
+}
+
+/// Counts one less, and keeps no zeros. False if nothing was counted.
+fn give_back(counts: &mut Counts, key: &str) -> bool {
+    let Some(count) = counts.get_mut(key) else { return false };
+    *count -= 1;
+    if *count == 0 {
+        counts.remove(key);
+    }
+    true
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    const REALM: &str = "here";
+
+    fn limits(realm: &str, allocations: Option<usize>, allocations_per_user: Option<usize>) -> RealmLimits {
+        RealmLimits { realm: realm.to_owned(), allocations, allocations_per_user }
+    }
+
     #[test]
     fn a_user_at_the_limit_is_refused_and_leaves_the_total_alone() {
         let quotas = Quotas::new(10, 2);
-        assert_eq!(quotas.acquire("a"), Ok(()));
-        assert_eq!(quotas.acquire("a"), Ok(()));
-        assert_eq!(quotas.acquire("a"), Err(QuotaRefusal::User));
+        assert_eq!(quotas.acquire(REALM, "a"), Ok(()));
+        assert_eq!(quotas.acquire(REALM, "a"), Ok(()));
+        assert_eq!(quotas.acquire(REALM, "a"), Err(QuotaRefusal::User));
         assert_eq!(quotas.total.load(Ordering::Relaxed), 2);
-        assert_eq!(quotas.acquire("b"), Ok(()));
+        assert_eq!(quotas.held(), [(REALM.into(), 2)]);
+        assert_eq!(quotas.acquire(REALM, "b"), Ok(()));
     }
 
     #[test]
     fn the_total_bounds_all_users_and_a_release_makes_room() {
         let quotas = Quotas::new(2, 2);
-        assert_eq!(quotas.acquire("a"), Ok(()));
-        assert_eq!(quotas.acquire("b"), Ok(()));
-        assert_eq!(quotas.acquire("c"), Err(QuotaRefusal::Total));
-        quotas.release("a");
-        assert_eq!(quotas.acquire("c"), Ok(()));
+        assert_eq!(quotas.acquire(REALM, "a"), Ok(()));
+        assert_eq!(quotas.acquire("there", "b"), Ok(()));
+        assert_eq!(quotas.acquire(REALM, "c"), Err(QuotaRefusal::Total));
+        quotas.release(REALM, "a");
+        assert_eq!(quotas.acquire(REALM, "c"), Ok(()));
     }
 
     #[test]
     fn a_user_without_allocations_takes_no_memory() {
         let quotas = Quotas::new(10, 2);
+        quotas.limit(&[limits("full", Some(0), None)]);
         for _ in 0..1000 {
-            assert_eq!(quotas.acquire("a"), Ok(()));
-            quotas.release("a");
+            assert_eq!(quotas.acquire(REALM, "a"), Ok(()));
+            quotas.release(REALM, "a");
+            assert_eq!(quotas.acquire("full", "a"), Err(QuotaRefusal::Total));
         }
-        assert!(quotas.shards.iter().all(|shard| shard.lock().unwrap().is_empty()));
+        assert!(quotas.users.iter().all(|shard| shard.lock().unwrap().is_empty()));
+        assert!(quotas.held().is_empty());
         assert_eq!(quotas.total.load(Ordering::Relaxed), 0);
+    }
+
+    #[test]
+    fn a_realm_has_limits_of_its_own_and_takes_nothing_from_another() {
+        let quotas = Quotas::new(10, 2);
+        quotas.limit(&[limits("small", Some(2), Some(1))]);
+        assert_eq!(quotas.acquire("small", "a"), Ok(()));
+        assert_eq!(quotas.acquire("small", "a"), Err(QuotaRefusal::User));
+        assert_eq!(quotas.acquire("small", "b"), Ok(()));
+        assert_eq!(quotas.acquire("small", "c"), Err(QuotaRefusal::Total));
+        assert_eq!(quotas.acquire(REALM, "a"), Ok(()), "a namesake elsewhere");
+        assert_eq!(quotas.acquire(REALM, "small\0c"), Ok(()));
+        quotas.release(REALM, "small\0c");
+        quotas.release("small", "a");
+        assert_eq!(quotas.acquire("small", "c"), Ok(()));
+        assert_eq!(quotas.total.load(Ordering::Relaxed), 3);
+    }
+
+    #[test]
+    fn new_limits_hold_for_what_comes_and_leave_what_is() {
+        let quotas = Quotas::new(10, 2);
+        for user in ["a", "b", "c"] {
+            assert_eq!(quotas.acquire(REALM, user), Ok(()));
+        }
+        quotas.limit(&[limits(REALM, Some(2), None)]);
+        quotas.release(REALM, "a");
+        assert_eq!(quotas.acquire(REALM, "d"), Err(QuotaRefusal::Total));
+        quotas.limit(&[]);
+        assert_eq!(quotas.acquire(REALM, "d"), Ok(()));
+    }
+
+    #[test]
+    fn what_was_never_acquired_cannot_be_released() {
+        let quotas = Quotas::new(10, 2);
+        assert_eq!(quotas.acquire(REALM, "a"), Ok(()));
+        quotas.release("there", "a");
+        quotas.release(REALM, "b");
+        assert_eq!(quotas.total.load(Ordering::Relaxed), 1);
+        assert_eq!(quotas.held(), [(REALM.into(), 1)]);
     }
 }

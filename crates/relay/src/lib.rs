@@ -7,10 +7,11 @@
 #![forbid(unsafe_code)]
 
 pub mod config;
+mod discovery;
 mod gate;
 mod ports;
 pub mod runtime;
 mod worker;
 
-pub use config::{Config, RelayAddress};
+pub use config::{Config, RealmLimits, RelayAddress};
 pub use runtime::{CredentialStore, Relay, SessionLog, StartError, WorkerSnapshot};

@@ -290,6 +290,7 @@ mod tests {
             relay_buffer: 1 << 16,
             max_allocations: 10,
             max_allocations_per_user: 10,
+            realm_limits: Vec::new(),
             server: ServerConfig::default(),
         })
     }

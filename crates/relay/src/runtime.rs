@@ -8,11 +8,11 @@ use std::{
 };
 
 use turnpike_net::{UdpOptions, UdpSocket, poll::Waker, rx::RxStats, tx::TxStats};
-use turnpike_turn::server::{Effect, Lookup, ServerConfig, Stats, User};
+use turnpike_turn::server::{Effect, Lookup, NatDiscovery, ServerConfig, Stats, User};
 use turnpike_wire::integrity::{Key, KeyAlgorithm};
 
 use crate::{
-    Config, RelayAddress,
+    Config, RealmLimits, RelayAddress, discovery,
     gate::{Quotas, SharedStore},
     ports::Ports,
     worker::{Command, Shared, Worker},
@@ -61,6 +61,12 @@ pub enum StartError {
         /// The kernel's answer.
         source: io::Error,
     },
+    /// NAT discovery is configured on an address that nobody listens on.
+    #[error("NAT discovery needs a UDP listener on {address}, or on its port and all addresses")]
+    NatDiscovery {
+        /// Which.
+        address: SocketAddr,
+    },
     /// Threads, epoll or the like.
     #[error(
         "cannot start a worker: {0}; raise the limit of open files (ulimit -n) or of threads (ulimit -u)"
@@ -94,7 +100,9 @@ pub struct Relay {
     listeners: Vec<SocketAddr>,
     workers: Vec<Handle>,
     store: SharedStore,
+    quotas: Arc<Quotas>,
     own: Vec<SocketAddr>,
+    discovery: Vec<NatDiscovery>,
 }
 
 struct Handle {
@@ -128,14 +136,23 @@ impl Relay {
         }
         let listeners = config.listen.iter().map(|at| probe_listener(*at)).collect::<Result<Vec<_>, _>>()?;
         let own = own_endpoints(&listeners, &config.relay);
+        let discovery = discovery::resolve(&config.server.nat_discovery, &listeners)?;
         let mut config = config.clone();
         config.server.peers.own.clone_from(&own);
+        config.server.nat_discovery.clone_from(&discovery);
         let config = &config;
         let store: SharedStore = Arc::new(RwLock::new(credentials));
         let quotas = Arc::new(Quotas::new(config.max_allocations, config.max_allocations_per_user));
+        quotas.limit(&config.realm_limits);
         let ports = Arc::new(Ports::new(config));
-        let mut relay =
-            Self { listeners: listeners.clone(), workers: Vec::new(), store: Arc::clone(&store), own };
+        let mut relay = Self {
+            listeners: listeners.clone(),
+            workers: Vec::new(),
+            store: Arc::clone(&store),
+            quotas: Arc::clone(&quotas),
+            own,
+            discovery,
+        };
         let mut bound = Vec::new();
         for number in 0..config.workers.max(1) {
             let (commands, inbox) = mpsc::channel();
@@ -178,11 +195,24 @@ impl Relay {
             .collect()
     }
 
-    /// New settings of the state machine, from now on.
-    pub fn reconfigure(&self, server: &ServerConfig, credentials: &Arc<dyn CredentialStore>) {
+    /// Allocations of each realm that has any, over all workers and in no order.
+    #[must_use]
+    pub fn realms(&self) -> Vec<(Box<str>, usize)> {
+        self.quotas.held()
+    }
+
+    /// New settings of the state machine, users and limits of realms, from now on. Where NAT can be discovered stays.
+    pub fn reconfigure(
+        &self,
+        server: &ServerConfig,
+        credentials: &Arc<dyn CredentialStore>,
+        realm_limits: &[RealmLimits],
+    ) {
+        self.quotas.limit(realm_limits);
         *self.store.write().unwrap_or_else(PoisonError::into_inner) = Arc::clone(credentials);
         let mut server = server.clone();
         server.peers.own.clone_from(&self.own);
+        server.nat_discovery.clone_from(&self.discovery);
         let server = Arc::new(server);
         for worker in &self.workers {
             worker.tell(Command::Reconfigure(Arc::clone(&server)));

@@ -2,6 +2,7 @@
 //! with what is to be sent. [`server`] is RFC 8656's server, [`client`] its client.
 #![forbid(unsafe_code)]
 
+pub mod access_token;
 pub mod client;
 pub mod server;
 pub mod time;

@@ -42,10 +42,10 @@ impl Gate for OneUser {
             true => Lookup::WrongKey { username: USER.into() },
         }
     }
-    fn acquire(&mut self, _identity: &str) -> Result<(), QuotaRefusal> {
+    fn acquire(&mut self, _realm: &str, _identity: &str) -> Result<(), QuotaRefusal> {
         Ok(())
     }
-    fn release(&mut self, _identity: &str) {}
+    fn release(&mut self, _realm: &str, _identity: &str) {}
 }
 
 fn peer() -> SocketAddr {

@@ -16,7 +16,8 @@ fn server() {
             max_permissions: 4,
             max_channels: 4,
             max_connections: 2,
-            ..streams()
+            listeners: streams().listeners,
+            ..everything()
         });
         let mut open = None;
         for datagram in datagrams {

@@ -109,7 +109,7 @@ proptest! {
     #[test]
     fn books_agree_after_any_sequence(steps in prop::collection::vec(step(), 1..120)) {
         let gate = TestGate { per_user: 3, total: 5, ..TestGate::default() };
-        let mut world = World::with_gate(ServerConfig { max_permissions: 6, max_channels: 12, ..config() }, gate);
+        let mut world = World::with_gate(ServerConfig { max_permissions: 6, max_channels: 12, ..everything() }, gate);
         let mut open = std::collections::BTreeMap::new();
         let mut last = None;
         for step in steps {

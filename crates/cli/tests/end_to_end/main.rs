@@ -18,6 +18,8 @@ mod invalid_flood;
 mod load_and_reflect;
 mod load_forward;
 mod metrics_live;
+mod nat_discovery;
+mod realms;
 mod refused_credentials;
 mod reload;
 mod serve_default;

@@ -2,7 +2,8 @@
 
 use std::collections::HashSet;
 
-use super::{ConfigError, Settings};
+use super::{AlternateSettings, ConfigError, RealmSettings, Settings, TokenKeySettings};
+use crate::realms;
 
 /// Appends what cannot work. A limit that nobody set never makes an error: it only caps.
 pub(crate) fn combinations(settings: &Settings, problems: &mut Vec<ConfigError>) {
@@ -24,6 +25,21 @@ pub(crate) fn combinations(settings: &Settings, problems: &mut Vec<ConfigError>)
     }
     if let Some(address) = repeated(settings.relay_addresses.iter().map(|address| address.bind)) {
         refuse("relay.addresses", format!("{address} stands there twice"), "each address once");
+    }
+    let discovery = &settings.discovery;
+    if discovery.families().any(|of| of.len() != 2 || of[0].bind == of[1].bind) {
+        refuse(
+            "nat_discovery.addresses",
+            "clients are to compare two different addresses of a family".to_owned(),
+            "two addresses for each family, or [] for none of it",
+        );
+    }
+    if settings.is_explicit("nat_discovery.requests_per_source") && discovery.per_source > discovery.total {
+        refuse(
+            "nat_discovery.requests_per_source",
+            format!("{} is above nat_discovery.requests {}", discovery.per_source, discovery.total),
+            "at most nat_discovery.requests",
+        );
     }
     if let Some(name) = repeated(settings.users.iter().map(|user| user.name.as_str())) {
         refuse("auth.users", format!("user {name:?} stands there twice"), "each user once");
@@ -66,12 +82,59 @@ pub(crate) fn combinations(settings: &Settings, problems: &mut Vec<ConfigError>)
             "at most one allocation per port and relay address; widen relay.ports or add relay addresses",
         );
     }
-    let anybody = !settings.users.is_empty() || !settings.secrets.is_empty();
-    if anybody && !settings.auth_required {
+    if realms::has_anybody(settings) && !settings.auth_required {
         refuse(
             "auth.required",
-            "it is false, but users or secrets are configured".to_owned(),
-            "true, or neither auth.users nor auth.secrets",
+            "it is false, but users, secrets or token keys are configured".to_owned(),
+            "true, or neither auth.users nor auth.secrets nor oauth.key",
+        );
+    }
+    if !settings.realms.is_empty() && !settings.auth_required {
+        refuse(
+            "auth.required",
+            "it is false, but realms with users are configured".to_owned(),
+            "true, or no [[realm]]",
+        );
+    }
+    let key_of = |key: &TokenKeySettings| {
+        (key.kid.clone(), key.realm.clone().unwrap_or_else(|| settings.realm.clone()))
+    };
+    if let Some((kid, realm)) = repeated(settings.oauth.keys.iter().map(key_of)) {
+        refuse(
+            "oauth.key",
+            format!("{kid:?} stands there twice in realm {realm:?}"),
+            "each kid once in a realm",
+        );
+    }
+    let all = realms::all(settings);
+    let known = |name: &String| all.iter().any(|realm| realm.name == name);
+    if let Some(name) =
+        settings.oauth.keys.iter().filter_map(|key| key.realm.as_ref()).find(|name| !known(name))
+    {
+        refuse(
+            "oauth.key",
+            format!("there is no realm {name:?}"),
+            "the name of server.realm or of a [[realm]]",
+        );
+    }
+    let is_user = |key: &&TokenKeySettings| {
+        let realm = key.realm.as_ref().unwrap_or(&settings.realm);
+        let of = all.iter().find(|view| view.name == realm);
+        of.is_some_and(|view| view.users.iter().any(|user| user.name == key.kid))
+    };
+    if let Some(key) = settings.oauth.keys.iter().find(is_user) {
+        refuse(
+            "oauth.key",
+            format!("{:?} is a user of the same realm", key.kid),
+            "a kid that is nobody's name",
+        );
+    }
+    let unserved = settings.listen.iter().find(|at| realms::served_at(&all, **at, None).is_empty());
+    if let Some(listener) = unserved {
+        refuse(
+            "server.listen",
+            format!("no realm serves {listener}"),
+            "a [[realm]] that names it in its listen, one without listen and server_names, or users in [auth]",
         );
     }
     if !settings.allow_md5
@@ -81,6 +144,102 @@ pub(crate) fn combinations(settings: &Settings, problems: &mut Vec<ConfigError>)
             "auth.allow_md5",
             format!("it is false, but user {:?} has only an MD5 key and could never authenticate", user.name),
             "true, or a password or a SHA-256 key (64 hex digits) for that user",
+        );
+    }
+    alternates(settings, problems);
+    for (index, realm) in settings.realms.iter().enumerate() {
+        one_realm(settings, index, realm, problems);
+    }
+}
+
+/// Appends what is wrong with the `[[alternate]]`s beside the rest.
+fn alternates(settings: &Settings, problems: &mut Vec<ConfigError>) {
+    for AlternateSettings { alternate, place } in &settings.alternates {
+        let mut refuse = |problem: String, expected: &str| {
+            problems.push(ConfigError {
+                origin: place.0.clone(),
+                key: "alternate.address".to_owned(),
+                problem,
+                expected: expected.to_owned(),
+                suggestion: None,
+            });
+        };
+        if settings.listen.contains(&alternate.address) {
+            let address = alternate.address;
+            refuse(format!("{address} is this server: clients would go in a circle"), "another server");
+        }
+        if !settings.auth_required {
+            refuse(
+                "auth.required is false, and only who has authenticated may be sent elsewhere".to_owned(),
+                "auth.required = true, or no [[alternate]] (RFC 8489 section 10)",
+            );
+        }
+    }
+}
+
+/// Appends what is wrong with one `[[realm]]` beside the rest.
+fn one_realm(settings: &Settings, index: usize, realm: &RealmSettings, problems: &mut Vec<ConfigError>) {
+    let name = &realm.name;
+    let mut refuse = |key: &str, problem: String, expected: &str| {
+        problems.push(ConfigError {
+            origin: realm.place.0.clone(),
+            key: key.to_owned(),
+            problem,
+            expected: expected.to_owned(),
+            suggestion: None,
+        });
+    };
+    if settings.realms[..index].iter().any(|other| other.name == *name) {
+        refuse("realm.name", format!("realm {name:?} stands there twice"), "each realm once");
+    } else if *name == settings.realm && realms::serves_main(settings) {
+        refuse(
+            "realm.name",
+            format!("{name:?} is server.realm already"),
+            "another name, or the users of [auth] moved here",
+        );
+    }
+    if realm.users.is_empty() && realm.secrets.is_empty() && !realms::has_tokens(settings, name) {
+        refuse(
+            "realm.users",
+            format!(
+                "realm {name:?} has neither users nor secrets nor an oauth.key: nobody could authenticate"
+            ),
+            "at least one user, secret or key",
+        );
+    }
+    if let Some(user) = repeated(realm.users.iter().map(|user| user.name.as_str())) {
+        refuse("realm.users", format!("user {user:?} stands there twice"), "each user once");
+    }
+    if !settings.allow_md5
+        && let Some(user) = realm.users.iter().find(|user| user.secret.is_md5_only())
+    {
+        refuse(
+            "realm.users",
+            format!(
+                "auth.allow_md5 is false, but user {:?} has only an MD5 key and could never authenticate",
+                user.name
+            ),
+            "a password or a SHA-256 key (64 hex digits) for that user",
+        );
+    }
+    if let Some(address) = realm.listen.iter().find(|address| !settings.listen.contains(address)) {
+        refuse(
+            "realm.listen",
+            format!("the server does not listen on {address}"),
+            "addresses of server.listen",
+        );
+    }
+    let others = || settings.realms[..index].iter();
+    if let Some(taken) =
+        realm.server_names.iter().find(|name| others().any(|other| other.server_names.contains(name)))
+    {
+        refuse("realm.server_names", format!("{taken} leads to another realm already"), "each name once");
+    }
+    if realm.max_allocations.is_some_and(|most| most > settings.max_allocations) {
+        refuse(
+            "realm.allocations",
+            format!("it is above limits.allocations {}", settings.max_allocations),
+            "at most limits.allocations",
         );
     }
 }

@@ -7,11 +7,12 @@ use turnpike_relay::RelayAddress;
 use turnpike_turn::server::Cidr;
 
 use super::{
-    Settings, StoredKey, User, UserSecret,
+    Settings, StoredKey, User, UserSecret, discovery_keys,
     key::{
         KeySpec, Kind, field, kind, number, scalar,
         show::{list, quoted, strings},
     },
+    oauth_keys,
     read::Reader,
     source::{Node, Value},
 };
@@ -34,14 +35,9 @@ pub(crate) static KEYS: &[KeySpec<Settings>] = &[
     scalar!(
         "server.realm",
         reload: true,
-        "a name of 1 to 127 characters without control characters, \" or \\",
+        REALM,
         |reader, node, settings| {
-            let realm = reader.text(node)?;
-            let bad = |c: char| c.is_control() || c == '"' || c == '\\';
-            if realm.is_empty() || realm.chars().count() > 127 || realm.contains(bad) {
-                return reader.refuse(node, None);
-            }
-            settings.realm = realm;
+            settings.realm = realm_name(reader, node)?;
             Some(())
         },
         |settings| quoted(&settings.realm),
@@ -74,12 +70,7 @@ pub(crate) static KEYS: &[KeySpec<Settings>] = &[
                 reader.list(node, |reader, node| reader.parsed(node, relay_address))?;
             Some(())
         },
-        show: |settings| {
-            list(settings.relay_addresses.iter().map(|address| match address.external {
-                Some(external) => quoted(&format!("{}={external}", address.bind)),
-                None => quoted(&address.bind.to_string()),
-            }))
-        },
+        show: |settings| show_relay_addresses(&settings.relay_addresses),
     },
     scalar!(
         "relay.ports",
@@ -97,8 +88,7 @@ pub(crate) static KEYS: &[KeySpec<Settings>] = &[
     field!("auth.required", reload: true, kind::SWITCH, auth_required),
     KeySpec {
         path: "auth.users",
-        expected: "a list of { name = \"...\", password = \"...\" }, of { name = \"...\", key = \"32 or 64 hex digits\" } or \
-                   of \"NAME:PASSWORD\"",
+        expected: USERS,
         list: true,
         secret: true,
         reload: true,
@@ -106,33 +96,25 @@ pub(crate) static KEYS: &[KeySpec<Settings>] = &[
             settings.users = reader.list(node, user)?;
             Some(())
         },
-        show: |settings| {
-            list(settings.users.iter().map(|user| {
-                let kind = match user.secret {
-                    UserSecret::Password(_) => "password",
-                    UserSecret::Keys(_) => "key",
-                };
-                format!("{{ name = {}, {kind} = {} }}", quoted(&user.name), quoted(MASK))
-            }))
-        },
+        show: |settings| show_users(&settings.users),
     },
     KeySpec {
         path: "auth.secrets",
-        expected: "a list of shared secrets, none of them empty",
+        expected: SECRETS,
         list: true,
         secret: true,
         reload: true,
         apply: |reader, node, settings| {
-            settings.secrets = reader.list(node, |reader, node| {
-                let secret = reader.text(node)?;
-                if secret.is_empty() { reader.refuse(node, None) } else { Some(Secret::new(secret)) }
-            })?;
+            settings.secrets = reader.list(node, shared_secret)?;
             Some(())
         },
-        show: |settings| list(settings.secrets.iter().map(|_| quoted(MASK))),
+        show: |settings| show_secrets(&settings.secrets),
     },
     number!("auth.nonce_lifetime", reload: true, "seconds", 60..=86_400, nonce_lifetime),
     field!("auth.allow_md5", reload: true, kind::SWITCH, allow_md5),
+    oauth_keys::SERVER_NAME,
+    oauth_keys::SKEW,
+    oauth_keys::KEY,
     number!("limits.allocations", reload: false, "a number", 1..=1_000_000, max_allocations),
     number!("limits.allocations_per_user", reload: false, "a number", 1..=1_000_000, max_allocations_per_user),
     number!("limits.permissions", reload: true, "a number per allocation", 1..=65_535, max_permissions),
@@ -150,11 +132,25 @@ pub(crate) static KEYS: &[KeySpec<Settings>] = &[
     number!("limits.max_lifetime", reload: true, "seconds", 60..=86_400, max_lifetime),
     field!("peers.allow", reload: true, CIDRS, allow),
     field!("peers.deny", reload: true, CIDRS, deny),
+    discovery_keys::ADDRESSES,
+    discovery_keys::PORTS,
+    discovery_keys::PER_SOURCE,
+    discovery_keys::TOTAL,
     field!("admin.listen", reload: false, kind::ADMIN, admin),
     field!("log.level", reload: false, kind::LOG_LEVEL, log_level),
     field!("log.format", reload: false, kind::LOG_FORMAT, log_format),
     number!("shutdown.deadline", reload: true, "seconds", 0..=86_400, shutdown_deadline),
 ];
+
+/// Expected of a realm's name.
+pub(super) const REALM: &str = "a name of 1 to 127 characters without control characters, \" or \\";
+/// Expected of a list of users.
+pub(super) const USERS: &str = "a list of { name = \"...\", password = \"...\" }, of { name = \"...\", key = \"32 or 64 hex \
+                                digits\" } or of \"NAME:PASSWORD\"";
+/// Expected of a list of secrets.
+pub(super) const SECRETS: &str = "a list of shared secrets, none of them empty";
+/// Expected of a limit of allocations.
+pub(super) const ALLOCATIONS: &str = "a number, 1 to 1000000";
 
 const CIDRS: Kind<Vec<Cidr>> = Kind {
     expected: "a list of prefixes such as [\"10.0.0.0/8\", \"2001:db8::/32\", \"192.0.2.7\"]",
@@ -165,7 +161,7 @@ const CIDRS: Kind<Vec<Cidr>> = Kind {
     show: |prefixes| strings(prefixes),
 };
 
-fn relay_address(text: &str) -> Result<RelayAddress, &'static str> {
+pub(super) fn relay_address(text: &str) -> Result<RelayAddress, &'static str> {
     let (bind, external) = match text.split_once('=') {
         Some((bind, external)) => (bind, Some(external)),
         None => (text, None),
@@ -183,6 +179,13 @@ fn relay_address(text: &str) -> Result<RelayAddress, &'static str> {
     Ok(RelayAddress { bind, external })
 }
 
+pub(super) fn show_relay_addresses(addresses: &[RelayAddress]) -> String {
+    list(addresses.iter().map(|address| match address.external {
+        Some(external) => quoted(&format!("{}={external}", address.bind)),
+        None => quoted(&address.bind.to_string()),
+    }))
+}
+
 fn port_range(text: &str) -> Result<RangeInclusive<u16>, &'static str> {
     let (first, last) = text.split_once('-').ok_or("")?;
     let port = |text: &str| text.trim().parse::<u16>().ok().filter(|port| *port > 0).ok_or("");
@@ -196,7 +199,36 @@ fn port_range(text: &str) -> Result<RangeInclusive<u16>, &'static str> {
     Ok(first..=last)
 }
 
-fn user(reader: &mut Reader<'_>, node: &Node) -> Option<User> {
+/// REALM (RFC 8489 section 14.9: less than 128 characters).
+pub(super) fn realm_name(reader: &mut Reader<'_>, node: &Node) -> Option<String> {
+    let realm = reader.text(node)?;
+    let bad = |c: char| c.is_control() || c == '"' || c == '\\';
+    if realm.is_empty() || realm.chars().count() > 127 || realm.contains(bad) {
+        return reader.refuse(node, None);
+    }
+    Some(realm)
+}
+
+pub(super) fn shared_secret(reader: &mut Reader<'_>, node: &Node) -> Option<Secret> {
+    let secret = reader.text(node)?;
+    if secret.is_empty() { reader.refuse(node, None) } else { Some(Secret::new(secret)) }
+}
+
+pub(super) fn show_users(users: &[User]) -> String {
+    list(users.iter().map(|user| {
+        let kind = match user.secret {
+            UserSecret::Password(_) => "password",
+            UserSecret::Keys(_) => "key",
+        };
+        format!("{{ name = {}, {kind} = {} }}", quoted(&user.name), quoted(MASK))
+    }))
+}
+
+pub(super) fn show_secrets(secrets: &[Secret]) -> String {
+    list(secrets.iter().map(|_| quoted(MASK)))
+}
+
+pub(super) fn user(reader: &mut Reader<'_>, node: &Node) -> Option<User> {
     if let Value::Text(text) = &node.value {
         return match text.split_once(':') {
             Some((name, password)) if is_username(name) && !password.is_empty() => {
@@ -250,6 +282,6 @@ fn stored_key(reader: &mut Reader<'_>, node: &Node) -> Option<StoredKey> {
 }
 
 /// USERNAME is less than 509 bytes (RFC 8489 section 14.3); a colon would make the long-term key ambiguous.
-fn is_username(name: &str) -> bool {
+pub(super) fn is_username(name: &str) -> bool {
     (1..=508).contains(&name.len()) && !name.contains(|c: char| c.is_control() || c == ':')
 }

@@ -3,12 +3,17 @@
 //! Precedence, key by key: flags, environment (`TURNPIKE_SECTION_KEY`, for secrets also `..._FILE`), file, defaults.
 //! Loading opens no socket.
 
+mod alternate_keys;
 mod check;
+mod discovery_keys;
 pub(crate) mod error;
 pub(crate) mod key;
 mod keys;
+mod oauth_keys;
 pub(crate) mod read;
+mod realm_keys;
 pub(crate) mod source;
+mod tables;
 
 use std::{
     collections::BTreeMap,
@@ -21,14 +26,21 @@ use turnpike_net::Datapath;
 use turnpike_relay::RelayAddress;
 use turnpike_turn::server::Cidr;
 
+pub use alternate_keys::AlternateSettings;
+pub use discovery_keys::DiscoverySettings;
 pub use error::{ConfigError, ConfigErrors, Origin};
+pub use oauth_keys::{OauthSettings, TokenKeySettings};
+pub use realm_keys::RealmSettings;
 pub use source::Flags;
+pub use tables::Place;
 
 use self::{
+    alternate_keys::ALTERNATE_KEYS,
     error::nearest,
     key::KeySpec,
     keys::KEYS,
     read::Reader,
+    realm_keys::REALM_KEYS,
     source::{Entry, Node, Value},
 };
 use crate::secret::Secret;
@@ -62,6 +74,10 @@ pub struct Settings {
     pub users: Vec<User>,
     /// Secrets of time-limited credentials; any of them will do.
     pub secrets: Vec<Secret>,
+    /// Tokens in place of passwords.
+    pub oauth: OauthSettings,
+    /// Realms beside [`Self::realm`].
+    pub realms: Vec<RealmSettings>,
     /// Seconds.
     pub nonce_lifetime: u32,
     /// Whether MD5 keys are accepted.
@@ -84,6 +100,10 @@ pub struct Settings {
     pub allow: Vec<Cidr>,
     /// Peers refused though public.
     pub deny: Vec<Cidr>,
+    /// Servers that clients are sent to.
+    pub alternates: Vec<AlternateSettings>,
+    /// Where clients may find out about their NAT.
+    pub discovery: DiscoverySettings,
     /// Where metrics and health are served.
     pub admin: AdminListen,
     /// Filter of log lines.
@@ -115,6 +135,8 @@ impl Default for Settings {
             auth_required: true,
             users: Vec::new(),
             secrets: Vec::new(),
+            oauth: OauthSettings::default(),
+            realms: Vec::new(),
             nonce_lifetime: 3600,
             allow_md5: true,
             rfc5766_channels: true,
@@ -126,6 +148,8 @@ impl Default for Settings {
             max_lifetime: 3600,
             allow: Vec::new(),
             deny: Vec::new(),
+            alternates: Vec::new(),
+            discovery: DiscoverySettings::default(),
             admin: AdminListen::On(SocketAddr::from((Ipv4Addr::LOCALHOST, 9641))),
             log_level: "info".to_owned(),
             log_format: LogFormat::Text,
@@ -151,7 +175,11 @@ impl Settings {
     /// The settings as a TOML file with each value's origin, secrets masked.
     #[must_use]
     pub fn to_toml(&self) -> String {
+        let realms = self.realms.iter().map(|realm| (realm, &realm.place));
+        let alternates = self.alternates.iter().map(|alternate| (alternate, &alternate.place));
         key::table_as_toml(KEYS, self, &self.origins)
+            + &tables::as_toml("realm", REALM_KEYS, realms)
+            + &tables::as_toml("alternate", ALTERNATE_KEYS, alternates)
     }
 
     /// Keys whose value differs in `new` but which a running server cannot change.
@@ -287,8 +315,17 @@ impl Sources {
     fn merge(&self, file: &[Entry], mut problems: Vec<ConfigError>) -> Result<Loaded, ConfigErrors> {
         let mut settings = Settings::default();
         let mut origins = BTreeMap::new();
-        self.apply(KEYS, file, &mut settings, &mut origins, &mut problems);
+        self.apply(KEYS, TABLES, file, &mut settings, &mut origins, &mut problems);
         settings.origins = origins;
+        settings.realms = tables::read("realm", REALM_KEYS, &["realm.name"], file, &mut problems)
+            .into_iter()
+            .map(|read| RealmSettings { place: read.place, ..read.settings })
+            .collect();
+        settings.alternates =
+            tables::read("alternate", ALTERNATE_KEYS, &["alternate.address"], file, &mut problems)
+                .into_iter()
+                .map(|read| AlternateSettings { place: read.place, ..read.settings })
+                .collect();
         check::combinations(&settings, &mut problems);
         if !problems.is_empty() {
             return Err(ConfigErrors::sorted(problems));
@@ -297,15 +334,17 @@ impl Sources {
     }
 
     /// Reads every key of a table from the entries of a file, the environment and the flags; `origins` learns who set what.
+    /// `tables` are names of entries that somebody else reads.
     pub(crate) fn apply<S>(
         &self,
         keys: &'static [KeySpec<S>],
+        tables: &[&'static str],
         file: &[Entry],
         settings: &mut S,
         origins: &mut BTreeMap<&'static str, Origin>,
         problems: &mut Vec<ConfigError>,
     ) {
-        let from_file = sort_out(keys, file, problems);
+        let from_file = sort_out(keys, tables, file, problems);
         for spec in keys {
             let environment = source::environment_node(spec, &self.environment, problems);
             let file = from_file.get(spec.path).map(|node| (*node).clone());
@@ -330,17 +369,21 @@ impl Sources {
     }
 }
 
+/// Tables of which there may be several.
+const TABLES: &[&str] = &["realm", "alternate"];
+
 /// The file's values by key path; unknown sections and keys become problems.
 fn sort_out<'a, S>(
     table: &'static [KeySpec<S>],
+    tables: &[&'static str],
     entries: &'a [Entry],
     problems: &mut Vec<ConfigError>,
 ) -> BTreeMap<&'static str, &'a Node> {
     let mut known = BTreeMap::new();
-    for section in entries {
+    for section in entries.iter().filter(|entry| !tables.contains(&entry.key.as_str())) {
         let keys: Vec<&KeySpec<S>> = table.iter().filter(|spec| spec.section() == section.key).collect();
         if keys.is_empty() {
-            problems.push(unknown_section(table, section));
+            problems.push(unknown_section(table, tables, section));
             continue;
         }
         let Value::Table(members) = &section.node.value else {
@@ -365,10 +408,11 @@ fn sort_out<'a, S>(
     known
 }
 
-fn unknown_section<S>(table: &'static [KeySpec<S>], section: &Entry) -> ConfigError {
+fn unknown_section<S>(table: &'static [KeySpec<S>], tables: &[&'static str], section: &Entry) -> ConfigError {
     let mut sections: Vec<&str> = table.iter().map(KeySpec::section).collect();
     sections.dedup();
-    let is_table = matches!(section.node.value, Value::Table(_));
+    sections.extend(tables);
+    let is_table = matches!(section.node.value, Value::Table(_) | Value::List(_));
     let elsewhere = table.iter().find(|spec| !is_table && spec.name() == section.key).map(|spec| spec.path);
     ConfigError {
         origin: section.origin.clone(),

@@ -1,5 +1,7 @@
 //! Tests of configuration as a whole: sources, precedence, mistakes, output.
 
+use turnpike_turn::server::{AlternateWhen, Transport};
+
 use super::*;
 
 const EXAMPLE: &str = include_str!("../../../../examples/turnpike.toml");
@@ -122,6 +124,160 @@ fn each_mistake_names_line_column_key_and_what_is_expected() {
         ("[log]\nlevel = \"a=b=c\"", 2, 9, "log.level", "debug"),
         ("[shutdown]\ndeadline = -1", 2, 12, "shutdown.deadline", "0 to 86400"),
         ("[shutdown]\ndeadline = 1.5", 2, 12, "shutdown.deadline", "seconds"),
+        ("[nat_discovery]\naddresses = [\"192.0.2.1\"]", 2, 13, "nat_discovery.addresses", "two addresses"),
+        (
+            "[nat_discovery]\naddresses = [\"192.0.2.1\", \"192.0.2.1\"]",
+            2,
+            13,
+            "nat_discovery.addresses",
+            "two addresses",
+        ),
+        (
+            "[nat_discovery]\naddresses = [\"192.0.2.1\", \"192.0.2.2\", \"2001:db8::1\"]",
+            2,
+            13,
+            "nat_discovery.addresses",
+            "two addresses",
+        ),
+        ("[nat_discovery]\naddresses = [\"0.0.0.0\"]", 2, 14, "nat_discovery.addresses", "unicast"),
+        ("[nat_discovery]\nports = [3478]", 2, 9, "nat_discovery.ports", "two different ports"),
+        ("[nat_discovery]\nports = [3478, 3478]", 2, 9, "nat_discovery.ports", "two different ports"),
+        ("[nat_discovery]\nports = [3478, 0]", 2, 16, "nat_discovery.ports", "two different ports"),
+        ("[nat_discovery]\nrequests = 0", 2, 12, "nat_discovery.requests", "requests a second"),
+        (
+            "[nat_discovery]\nrequests_per_source = 2000",
+            2,
+            23,
+            "nat_discovery.requests_per_source",
+            "at most nat_discovery.requests",
+        ),
+        ("[[alternate]]\nwhen = \"full\"", 1, 1, "alternate.address", "ADDR:PORT"),
+        ("[[alternate]]\naddress = \"192.0.2.1\"", 2, 11, "alternate.address", "ADDR:PORT"),
+        ("[[alternate]]\naddress = \"0.0.0.0:3478\"", 2, 11, "alternate.address", "unicast"),
+        (
+            "[[alternate]]\naddress = \"192.0.2.1:1\"\nwhen = \"never\"",
+            3,
+            8,
+            "alternate.when",
+            "\"drain\", \"full\" or",
+        ),
+        (
+            "[[alternate]]\naddress = \"192.0.2.1:1\"\ntransports = [\"sctp\"]",
+            3,
+            15,
+            "alternate.transports",
+            "\"dtls\"",
+        ),
+        (
+            "[[alternate]]\naddress = \"192.0.2.1:1\"\ndomain = \"a b\"",
+            3,
+            10,
+            "alternate.domain",
+            "host name",
+        ),
+        (
+            "[server]\nlisten = [\"192.0.2.1:1\"]\n[[alternate]]\naddress = \"192.0.2.1:1\"",
+            3,
+            1,
+            "alternate.address",
+            "another server",
+        ),
+        (
+            "[auth]\nrequired = false\n[[alternate]]\naddress = \"192.0.2.1:1\"",
+            3,
+            1,
+            "alternate.address",
+            "no [[alternate]]",
+        ),
+        ("[oauth]\nskew = 301", 2, 8, "oauth.skew", "0 to 300"),
+        ("[[oauth.key]]\nkid = \"a\"", 1, 1, "oauth.key", "base64 of 16 or 32 bytes"),
+        ("[[oauth.key]]\nkey = \"AAAAAAAAAAAAAAAAAAAAAA==\"", 1, 1, "oauth.key", "a kid"),
+        ("[[oauth.key]]\nkid = \"a\"\nkey = \"AAAA\"", 3, 7, "oauth.key", "16 or 32 bytes"),
+        ("[[oauth.key]]\nkid = \"a\"\nkey_file = \"/nonexistent\"", 3, 12, "oauth.key", "key_file"),
+        (
+            "[[oauth.key]]\nkid = \"a\"\nkey = \"AAAAAAAAAAAAAAAAAAAAAA==\"\nalgorithm = \"A256GCM\"",
+            4,
+            13,
+            "oauth.key",
+            "A128GCM",
+        ),
+        (
+            "[[oauth.key]]\nkid = \"a\"\nkey = \"AAAAAAAAAAAAAAAAAAAAAA==\"\nlifetime = 0",
+            4,
+            12,
+            "oauth.key",
+            "1 to 31536000",
+        ),
+        (
+            "[[oauth.key]]\nkid = \"a\"\nkey = \"AAAAAAAAAAAAAAAAAAAAAA==\"\nrealm = \"b\"",
+            1,
+            1,
+            "oauth.key",
+            "of a [[realm]]",
+        ),
+        (
+            "[auth]\nusers = [\"a:b\"]\n[[oauth.key]]\nkid = \"a\"\nkey = \"AAAAAAAAAAAAAAAAAAAAAA==\"",
+            3,
+            1,
+            "oauth.key",
+            "nobody's name",
+        ),
+        ("[realm]\nname = \"a\"", 1, 2, "realm", "[[realm]]"),
+        ("realm = \"a\"", 1, 1, "realm", "[[realm]]"),
+        ("[[realm]]\nusers = [\"a:b\"]", 1, 1, "realm.name", "1 to 127"),
+        ("[[realm]]\nname = \"a\"", 1, 1, "realm.users", "at least one user, secret"),
+        ("[[realm]]\nname = \"\"\nsecrets = [\"s\"]", 2, 8, "realm.name", "1 to 127"),
+        ("[[realm]]\nname = \"a\"\nsecrets = [\"\"]", 3, 12, "realm.secrets", "none of them empty"),
+        ("[[realm]]\nname = \"a\"\nusers = [\"a:b\", \"a:c\"]", 1, 1, "realm.users", "each user once"),
+        (
+            "[[realm]]\nname = \"a\"\nsecrets = [\"s\"]\n[[realm]]\nname = \"a\"\nsecrets = [\"s\"]",
+            4,
+            1,
+            "realm.name",
+            "each realm once",
+        ),
+        (
+            "[auth]\nsecrets = [\"s\"]\n[[realm]]\nname = \"turnpike\"\nsecrets = [\"s\"]",
+            3,
+            1,
+            "realm.name",
+            "another name",
+        ),
+        (
+            "[[realm]]\nname = \"a\"\nsecrets = [\"s\"]\n[[realm]]\nname = \"b\"\nsecrets = [\"s\"]\nlisten = [\"10.0.0.1:1\"]",
+            4,
+            1,
+            "realm.listen",
+            "addresses of server.listen",
+        ),
+        (
+            "[server]\nlisten = [\"10.0.0.1:1\", \"10.0.0.2:1\"]\n[[realm]]\nname = \"a\"\nsecrets = [\"s\"]\nlisten = [\"10.0.0.1:1\"]",
+            2,
+            10,
+            "server.listen",
+            "names it in its listen",
+        ),
+        (
+            "[[realm]]\nname = \"a\"\nsecrets = [\"s\"]\nserver_names = [\"192.0.2.1\"]",
+            4,
+            17,
+            "realm.server_names",
+            "host names",
+        ),
+        (
+            "[[realm]]\nname = \"a\"\nsecrets = [\"s\"]\nallocations = 20000",
+            1,
+            1,
+            "realm.allocations",
+            "at most limits.allocations",
+        ),
+        (
+            "[auth]\nrequired = false\n[[realm]]\nname = \"a\"\nsecrets = [\"s\"]",
+            2,
+            12,
+            "auth.required",
+            "no [[realm]]",
+        ),
     ] {
         let errors = errors(text);
         assert_eq!(errors.len(), 1, "{text}: {errors:?}");
@@ -140,7 +296,10 @@ fn an_unknown_key_names_the_nearest_valid_one() {
         ("[server]\nusers = []", 2, 1, "server.users", Some("auth.users")),
         ("[server]\ntls_cert = \"x\"", 2, 1, "server.tls_cert", None),
         ("[servr]\nlisten = []", 1, 2, "servr", Some("server")),
-        ("realm = \"x\"", 1, 1, "realm", Some("server.realm")),
+        ("realms = \"x\"", 1, 1, "realms", Some("realm")),
+        ("workers = 3", 1, 1, "workers", Some("server.workers")),
+        ("[[relm]]\nname = \"x\"", 1, 3, "relm", Some("realm")),
+        ("[[realm]]\nname = \"x\"\nsecret = [\"s\"]", 3, 1, "realm.secret", Some("secrets")),
         ("[auth]\nusers = [{ nam = \"a\", password = \"b\" }]", 2, 12, "auth.users.nam", Some("name")),
     ] {
         let errors = errors(text);
@@ -161,7 +320,7 @@ fn all_mistakes_are_listed_in_the_order_of_the_file() {
             "t.toml:2:10: log.format: found the integer 3; expected \"text\" or \"json\"",
             "t.toml:4:11: server.workers: found the integer 0; expected a number of threads, 1 to 1024, or \"auto\" for one \
              per core",
-            "t.toml:5:1: server.relm: unknown key; expected one of listen, realm, software, workers, datapath; did you mean \
+            "t.toml:5:1: server.relm: unknown key; expected one of listen, realm, software, workers, datapath, busy_poll_us; did you mean \
              \"realm\"?",
             "t.toml:7:9: relay.ports: found the string \"x\"; expected \"A-B\", ports 1 to 65535, at least 2 of them \
              (EVEN-PORT reserves pairs), such as \"49152-65535\"",
@@ -315,6 +474,78 @@ fn shown_settings_are_a_configuration_again() {
                 [admin]\nlisten = \"off\"\n[log]\nformat = \"json\"";
     let first = settings(text);
     assert_eq!(values_of(settings(&first.to_toml())), values_of(first));
+}
+
+#[test]
+fn realms_are_read_shown_and_kept_secret() {
+    let text = "[server]\nlisten = [\"127.0.0.1:1\", \"127.0.0.1:2\"]\n\
+                [[realm]]\nname = \"a\"\nusers = [\"ann:hunter2\"]\nallocations = 7\n\
+                [[realm]]\nname = \"b\"\nsecrets = [\"hunter2\"]\nlisten = [\"127.0.0.1:2\"]\n\
+                server_names = [\"TURN.example.org\"]\nallocations_per_user = 3";
+    let read = settings(text);
+    let [a, b] = &read.realms[..] else { panic!("two realms: {:?}", read.realms) };
+    assert_eq!((a.name.as_str(), a.users.len(), a.max_allocations), ("a", 1, Some(7)));
+    assert_eq!((b.name.as_str(), b.secrets.len(), b.max_allocations_per_user), ("b", 1, Some(3)));
+    assert_eq!((b.listen.len(), b.server_names[0].as_str()), (1, "turn.example.org"));
+    let shown = read.to_toml();
+    assert!(!shown.contains("hunter2") && shown.contains("[[realm]] # t.toml:"), "{shown}");
+    let again = settings(&shown);
+    assert_eq!(again.realms.len(), 2);
+    assert_eq!((again.realms[0].max_allocations, &again.realms[1].listen), (Some(7), &b.listen));
+    let mistake =
+        load_text("[[realm]]\nname = \"a\"\nsecrets = \"hunter2\"").expect_err("no list").to_string();
+    assert!(!mistake.contains("hunter2"), "{mistake}");
+}
+
+#[test]
+fn token_keys_are_read_from_text_and_files_and_kept_secret() {
+    let path = std::env::temp_dir().join(format!("turnpike-token-key-{}", std::process::id()));
+    std::fs::write(&path, "AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=\n").expect("a temporary file");
+    let text = format!(
+        "[oauth]\nserver_name = \"turn.example.org\"\n[[oauth.key]]\nkid = \"north\"\nkey = \"AAAAAAAAAAAAAAAAAAAAAA==\"\n\
+         [[oauth.key]]\nkid = \"north\"\nkey_file = {path:?}\nrealm = \"b\"\nlifetime = 60\n\
+         [[realm]]\nname = \"b\""
+    );
+    let read = load_text(&text);
+    std::fs::remove_file(&path).expect("it is there");
+    let read = read.expect("valid").settings;
+    let [here, there] = &read.oauth.keys[..] else { panic!("two keys: {:?}", read.oauth) };
+    assert_eq!((here.key.algorithm(), here.max_lifetime, &here.realm), ("A128GCM", 86_400, &None));
+    assert_eq!(
+        (there.key.algorithm(), there.max_lifetime, there.realm.as_deref()),
+        ("A256GCM", 60, Some("b"))
+    );
+    let shown = read.to_toml();
+    assert!(!shown.contains("AAAA") && !shown.contains("AAEC") && shown.contains("A256GCM"), "{shown}");
+    let wrong = load_text("[[oauth.key]]\nkid = \"a\"\nkey = \"hunter2\"").expect_err("no key").to_string();
+    assert!(!wrong.contains("hunter2"), "{wrong}");
+}
+
+#[test]
+fn alternates_are_read_and_shown() {
+    let text = "[[alternate]]\naddress = \"192.0.2.1:3478\"\n\
+                [[alternate]]\naddress = \"[2001:db8::1]:5349\"\ndomain = \"turn2.example.org\"\n\
+                transports = [\"tls\", \"dtls\"]\nwhen = \"always\"";
+    let read = settings(text);
+    let [plain, named] = &read.alternates[..] else { panic!("two: {:?}", read.alternates) };
+    assert_eq!((plain.alternate.when, &plain.alternate.domain), (AlternateWhen::Drain, &None));
+    assert!(plain.alternate.transports.is_empty());
+    assert_eq!(named.alternate.transports, [Transport::Tls, Transport::Dtls]);
+    assert_eq!(named.alternate.domain.as_deref(), Some("turn2.example.org"));
+    assert_eq!(values_of(settings(&read.to_toml())).alternates, read.alternates);
+}
+
+#[test]
+fn the_example_names_every_key_of_tables_that_repeat() {
+    let names = |table: &str, keys: Vec<&str>| {
+        let (_, after) = EXAMPLE.split_once(&format!("#[[{table}]]")).expect("there is one");
+        let own = after.split_once("#[[").map_or(after, |(own, _)| own);
+        for key in keys {
+            assert!(own.contains(&format!("\n#{key} = ")), "{table}.{key} is not documented");
+        }
+    };
+    names("realm", REALM_KEYS.iter().map(KeySpec::name).collect());
+    names("alternate", ALTERNATE_KEYS.iter().map(KeySpec::name).collect());
 }
 
 #[test]

@@ -121,7 +121,7 @@ impl ForwardSources {
             file.map_or_else(Content::default, |(path, text)| Content::read(path, text, &mut problems));
         let Content { format, mut drafts, mut settings, entries, mut warnings } = content;
         let mut origins = std::mem::take(&mut settings.origins);
-        self.sources.apply(FORWARD_KEYS, &entries, &mut settings, &mut origins, &mut problems);
+        self.sources.apply(FORWARD_KEYS, &[], &entries, &mut settings, &mut origins, &mut problems);
         settings.origins = origins;
 
         let from_arguments = self.arguments.iter().filter_map(|text| argument::read(text, &mut problems));

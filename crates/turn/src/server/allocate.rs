@@ -1,9 +1,12 @@
 //! Allocate (RFC 8656 section 7): everything that can be refused is refused before a relay socket is opened.
 
+use std::sync::Arc;
+
 use super::{
     AllocationId, Answer, Client, DropReason, Effect, Family, Gate, OpenRelay, OpenRequest, OpenResult,
     PortWish, QuotaRefusal, RelayTransport, Server,
     allocation::{Allocation, Channels, Pending, Permissions, Relay},
+    alternate::Occasion,
     attribute,
     auth::Who,
     request::{Method, Request, read_family},
@@ -48,6 +51,10 @@ impl<G: Gate> Server<G> {
             Err(code) => return self.fail(request, signer, code),
         };
         let transport = wish.first.transport;
+        let occasion = if self.draining { Occasion::Draining } else { Occasion::None };
+        if let Some(answer) = self.redirect(client, request, signer, occasion) {
+            return answer;
+        }
         if self.draining {
             self.stats.drain_refusals += 1;
             return self.fail(request, signer, 508);
@@ -55,11 +62,16 @@ impl<G: Gate> Server<G> {
         // "At any point, the server MAY choose to reject the request with a 486 (Allocation Quota Reached) error". Section
         // 19: 486 is about "this username", 508 says that the server is "unable to carry out the request due to some
         // capacity limit", and so that another one may do.
-        if let Err(refusal) = self.gate.acquire(&who.identity) {
+        if let Err(refusal) = self.gate.acquire(&who.realm, &who.identity) {
             self.stats.quota(refusal);
             let code = match refusal {
                 QuotaRefusal::User => 486,
-                QuotaRefusal::Total => 508,
+                QuotaRefusal::Total => {
+                    if let Some(answer) = self.redirect(client, request, signer, Occasion::Full) {
+                        return answer;
+                    }
+                    508
+                }
             };
             return self.fail(request, signer, code);
         }
@@ -68,13 +80,16 @@ impl<G: Gate> Server<G> {
             PortWish::EvenAndReserveNext(token) => Some(token),
             _ => None,
         };
+        let granted = who.limit(now, self.granted(lifetime));
         let id = self.table.insert(Allocation {
             client: *client,
+            realm: who.realm,
             identity: (who.identity != who.username).then_some(who.identity),
             username: who.username,
             opened_ms: now.ms,
             transaction: request.transaction,
-            granted: self.granted(lifetime),
+            granted,
+            grant: who.grant,
             reservation,
             address_error: wish.address_error,
             relays: [None; 2],
@@ -130,9 +145,14 @@ impl<G: Gate> Server<G> {
             [None, Some(second)] => (second, None),
             [None, None] => {
                 if let Some((_, allocation)) = self.table.remove(id.index) {
-                    self.gate.release(allocation.identity());
+                    self.gate.release(&allocation.realm, allocation.identity());
                 }
                 let signer = pending.signer.as_ref();
+                if first == OpenResult::NoCapacity
+                    && self.write_redirect(&client, transaction, signer, pending.fingerprint, Occasion::Full)
+                {
+                    return Some(client);
+                }
                 self.write_failure(
                     Method::Allocate,
                     transaction,
@@ -144,10 +164,16 @@ impl<G: Gate> Server<G> {
             }
         };
         allocation.opened_ms = now.ms;
-        let username = allocation.username.clone();
+        let (realm, username) = (Arc::clone(&allocation.realm), allocation.username.clone());
         self.timers.set(now.ms, id.index, expires_ms);
         self.stats.allocations_opened += 1;
-        self.effects.push_back(Effect::Opened { allocation: id, client, username, relayed: (relayed, also) });
+        self.effects.push_back(Effect::Opened {
+            allocation: id,
+            client,
+            realm,
+            username,
+            relayed: (relayed, also),
+        });
         if pending.mobile {
             self.enrol(id.index);
         }
@@ -167,7 +193,10 @@ impl<G: Gate> Server<G> {
         let Some((_, allocation)) = self.table.at(index) else {
             return self.fail(request, who.signer.as_ref(), 437);
         };
-        if allocation.transaction != request.transaction || allocation.username != who.username {
+        if allocation.transaction != request.transaction
+            || allocation.username != who.username
+            || allocation.realm != who.realm
+        {
             return self.fail(request, who.signer.as_ref(), 437);
         }
         if allocation.pending.is_some() {

@@ -1,7 +1,10 @@
 //! One allocation (RFC 8656 section 3.2), with its permissions and channels. Small while idle: both lists are empty
 //! vectors until used, and what only an Allocate in progress needs is freed with it.
 
-use std::net::{IpAddr, SocketAddr};
+use std::{
+    net::{IpAddr, SocketAddr},
+    sync::Arc,
+};
 
 use turnpike_wire::channel_data::ChannelNumber;
 
@@ -11,6 +14,7 @@ use super::{
     connections::TcpRelay,
     mobility::{Mobility, shift},
     response::Signer,
+    third_party::Grant,
 };
 
 /// Up to here a scan is faster than a search.
@@ -18,10 +22,14 @@ const FEW: usize = 8;
 
 pub(super) struct Allocation {
     pub(super) client: Client,
+    /// Where its user is known.
+    pub(super) realm: Arc<str>,
     /// "The username [...] of the Allocate request" (RFC 8656 section 5): later requests must have the same.
     pub(super) username: Box<str>,
     /// Whom quotas count, if not the username.
     pub(super) identity: Option<Box<str>>,
+    /// Of a client that authenticates with tokens, its last one.
+    pub(super) grant: Option<Box<Grant>>,
     pub(super) opened_ms: u64,
     /// Of the Allocate request, and what else its answer said: to answer it again.
     pub(super) transaction: [u8; 12],
@@ -66,9 +74,15 @@ impl Allocation {
         self.identity.as_deref().unwrap_or(&self.username)
     }
 
-    /// Whether this is who made it.
+    /// Whether this is who made it, on whatever 5-tuple the request came. A token's USERNAME is its key's name, which all
+    /// have who were given one: there it has to be the same token.
     pub(super) fn is_of(&self, who: &Who) -> bool {
-        self.username == who.username
+        let same = match (&self.grant, &who.grant) {
+            (None, None) => self.username == who.username,
+            (Some(held), Some(shown)) => held.is_same(shown) || *self.identity() == *who.identity,
+            _ => false,
+        };
+        same && self.realm == who.realm
     }
 
     pub(super) fn relay(&mut self, family: Family) -> &mut Option<Relay> {

@@ -1,6 +1,9 @@
-//! Attribute types (RFC 8489 section 18.3, RFC 8656 section 18, RFC 6062 section 6.2, RFC 8016 section 3.3).
+//! Attribute types (RFC 8489 section 18.3, RFC 8656 section 18, RFC 6062 section 6.2, RFC 5780 section 7, RFC 7635
+//! section 6, RFC 8016 section 3.3).
 
 pub(super) const MAPPED_ADDRESS: u16 = 0x0001;
+/// RFC 5780's three are known in Binding requests only, and only where it is configured.
+pub(super) const CHANGE_REQUEST: u16 = 0x0003;
 pub(super) const USERNAME: u16 = 0x0006;
 pub(super) const MESSAGE_INTEGRITY: u16 = 0x0008;
 pub(super) const ERROR_CODE: u16 = 0x0009;
@@ -16,18 +19,27 @@ pub(super) const REQUESTED_ADDRESS_FAMILY: u16 = 0x0017;
 pub(super) const EVEN_PORT: u16 = 0x0018;
 pub(super) const REQUESTED_TRANSPORT: u16 = 0x0019;
 pub(super) const DONT_FRAGMENT: u16 = 0x001A;
+/// RFC 7635's is known where third-party authorization is configured.
+pub(super) const ACCESS_TOKEN: u16 = 0x001B;
 pub(super) const MESSAGE_INTEGRITY_SHA256: u16 = 0x001C;
 pub(super) const PASSWORD_ALGORITHM: u16 = 0x001D;
 pub(super) const USERHASH: u16 = 0x001E;
 pub(super) const XOR_MAPPED_ADDRESS: u16 = 0x0020;
 pub(super) const RESERVATION_TOKEN: u16 = 0x0022;
+pub(super) const PADDING: u16 = 0x0026;
+pub(super) const RESPONSE_PORT: u16 = 0x0027;
 pub(super) const CONNECTION_ID: u16 = 0x002A;
 pub(super) const ADDITIONAL_ADDRESS_FAMILY: u16 = 0x8000;
 pub(super) const ADDRESS_ERROR_CODE: u16 = 0x8001;
 pub(super) const PASSWORD_ALGORITHMS: u16 = 0x8002;
+pub(super) const ALTERNATE_DOMAIN: u16 = 0x8003;
 pub(super) const ICMP: u16 = 0x8004;
 pub(super) const SOFTWARE: u16 = 0x8022;
+pub(super) const ALTERNATE_SERVER: u16 = 0x8023;
 pub(super) const FINGERPRINT: u16 = 0x8028;
+pub(super) const RESPONSE_ORIGIN: u16 = 0x802B;
+pub(super) const OTHER_ADDRESS: u16 = 0x802C;
+pub(super) const THIRD_PARTY_AUTHORIZATION: u16 = 0x802E;
 pub(super) const MOBILITY_TICKET: u16 = 0x8030;
 
 /// Whether the server knows the attribute, or need not (comprehension-optional, RFC 8489 section 14).

@@ -1,15 +1,17 @@
 //! Long-term credentials (RFC 8489 section 9.2.4). The user store is asked only about requests whose nonce we gave to
 //! that very address, so that a flood from forged addresses never reaches it.
 
-use std::str;
+use std::{str, sync::Arc};
 
 use turnpike_wire::integrity::{self, KeyAlgorithm};
 
 use super::{
     Answer, Client, CredentialRefusal, Effect, Gate, Lookup, Server, User, attribute, nonce,
     nonce::Standing,
+    realm::Terms,
     request::Request,
     response::{Response, Signer},
+    third_party::{Grant, Proof},
 };
 use crate::time::Now;
 
@@ -19,17 +21,23 @@ const MAX_USERNAME_LEN: usize = 508;
 /// Effects that wait: a runtime that does not drain them gets no more of those that anybody can cause.
 const MAX_QUEUED: usize = 1024;
 
-/// PASSWORD-ALGORITHMS as we announce it, the preferred first; numbers and no parameters (RFC 8489 section 18.5).
-const SHA256_AND_MD5: &[u8] = &[0, 2, 0, 0, 0, 1, 0, 0];
-const SHA256_ONLY: &[u8] = &[0, 2, 0, 0];
-const MD5_ONLY: &[u8] = &[0, 1, 0, 0];
-
 /// Who sent a request, as proven.
 pub(super) struct Who {
+    /// Users of the same name in two realms are two users.
+    pub(super) realm: Arc<str>,
     pub(super) username: Box<str>,
     pub(super) identity: Box<str>,
     /// `None` where no credentials are asked for.
     pub(super) signer: Option<Signer>,
+    /// Of a client that authenticates with a token.
+    pub(super) grant: Option<Box<Grant>>,
+}
+
+impl Who {
+    /// So many seconds, but no longer than the token lives.
+    pub(super) fn limit(&self, now: Now, seconds: u32) -> u32 {
+        self.grant.as_ref().map_or(seconds, |grant| grant.limit(now, seconds))
+    }
 }
 
 impl<G: Gate> Server<G> {
@@ -39,15 +47,18 @@ impl<G: Gate> Server<G> {
         client: &Client,
         request: &Request<'_>,
     ) -> Result<Who, Answer> {
+        let first = self.realms.first(&self.config, client.listener);
         if !self.config.authenticate {
             // Without names, quotas count addresses.
             let identity = client.address.ip().to_string().into_boxed_str();
-            return Ok(Who { username: Box::default(), identity, signer: None });
+            let realm = Arc::clone(&first.name);
+            return Ok(Who { realm, username: Box::default(), identity, signer: None, grant: None });
         }
+        let first = Arc::clone(first);
         // "If the message does not contain a MESSAGE-INTEGRITY or MESSAGE-INTEGRITY-SHA256 attribute, the server MUST
         // generate an error response with an error code of 401 (Unauthenticated)."
         let Some(mac) = request.mac else {
-            return Err(self.challenge(now, client, request, 401));
+            return Err(self.challenge(now, client, request, &first, 401));
         };
         // "If the message contains a MESSAGE-INTEGRITY or a MESSAGE-INTEGRITY-SHA256 attribute but is missing either
         // the USERNAME or USERHASH, REALM, or NONCE attribute, the server MUST generate an error response with an
@@ -55,26 +66,45 @@ impl<G: Gate> Server<G> {
         let (Some(user), Some(realm), Some(nonce)) = (user_of(request), request.realm, request.nonce) else {
             return Err(self.fail(request, None, 400));
         };
-        // A key holds for one realm; the challenge tells which.
-        if realm != self.config.realm.as_bytes() {
+        // A key holds for one realm; the challenge tells which. A user of another realm that is served here names that, and
+        // gets a nonce for it by the 438 below.
+        let Some(realm) = self.realms.find(&self.config, client.listener, realm).cloned() else {
             self.refused(now, client, user, CredentialRefusal::WrongRealm);
-            return Err(self.challenge(now, client, request, 401));
-        }
+            return Err(self.challenge(now, client, request, &first, 401));
+        };
         // A nonce that we never gave to this address cannot have become "no longer valid"; 438 hands out one that can be
         // used, before anything expensive is done.
-        let standing = self.nonce_scope(client).judge(nonce, now.unix, self.config.nonce_lifetime);
+        let standing = self.nonce_scope(client, &realm).judge(nonce, now.unix, self.config.nonce_lifetime);
         if standing == Standing::Foreign {
-            return Err(self.challenge(now, client, request, 438));
+            return Err(self.challenge(now, client, request, &realm, 438));
         }
-        let Some(algorithm) = self.password_algorithm(request) else {
+        if let Some(checked) = self.check_token(now, client, request, &realm, user, mac) {
+            return match checked {
+                Ok(_) if standing == Standing::Stale => {
+                    Err(self.challenge(now, client, request, &realm, 438))
+                }
+                Ok(Proof { key, identity, grant }) => Ok(Who {
+                    realm: Arc::clone(&realm.name),
+                    username: name_of(user).into(),
+                    identity,
+                    signer: Some(Signer { key, mac }),
+                    grant: Some(grant),
+                }),
+                Err(why) => {
+                    self.refused(now, client, user, why);
+                    Err(self.challenge(now, client, request, &realm, 401))
+                }
+            };
+        }
+        let Some(algorithm) = password_algorithm(&realm, request) else {
             return Err(self.fail(request, None, 400));
         };
         if algorithm == KeyAlgorithm::Md5 && !self.config.allow_md5 {
-            return Err(self.challenge(now, client, request, 401));
+            return Err(self.challenge(now, client, request, &realm, 401));
         }
 
         let mut key = None;
-        let lookup = self.gate.check(user, &self.config.realm, algorithm, now.unix, &mut |candidate| {
+        let lookup = self.gate.check(user, &realm.name, algorithm, now.unix, &mut |candidate| {
             let verified = integrity::verify(request.bytes, candidate, mac).is_ok();
             if verified {
                 key = Some(candidate.clone());
@@ -88,9 +118,10 @@ impl<G: Gate> Server<G> {
                 // "If the NONCE is no longer valid, the server MUST generate an error response with an error code of 438 (Stale
                 // Nonce)": the last check of the list, after the integrity.
                 if standing == Standing::Stale {
-                    return Err(self.challenge(now, client, request, 438));
+                    return Err(self.challenge(now, client, request, &realm, 438));
                 }
-                return Ok(Who { username, identity, signer: Some(Signer { key, mac }) });
+                let realm = Arc::clone(&realm.name);
+                return Ok(Who { realm, username, identity, signer: Some(Signer { key, mac }), grant: None });
             }
             (Lookup::NoSuchUser, _) => (None, CredentialRefusal::NoSuchUser),
             (Lookup::Expired { ago }, _) => (None, CredentialRefusal::Expired { ago }),
@@ -100,7 +131,7 @@ impl<G: Gate> Server<G> {
         };
         let user = named.as_deref().map_or(user, User::Name);
         self.refused(now, client, user, why);
-        Err(self.challenge(now, client, request, 401))
+        Err(self.challenge(now, client, request, &realm, 401))
     }
 
     /// Counts a refused credential and, at a bounded rate, tells of it.
@@ -121,52 +152,50 @@ impl<G: Gate> Server<G> {
     /// NONCE [...] PASSWORD-ALGORITHMS". Neither SOFTWARE nor a reason phrase: it answers unauthenticated packets, so
     /// every byte serves amplification. With the realm `turnpike` 88 bytes for an Allocate of 28, IP and UDP headers
     /// included a factor of 2.1.
-    fn challenge(&mut self, now: Now, client: &Client, request: &Request<'_>, code: u16) -> Answer {
-        let nonce = self.nonce_scope(client).issue(now.unix);
-        let algorithms = self.algorithms();
+    fn challenge(
+        &mut self,
+        now: Now,
+        client: &Client,
+        request: &Request<'_>,
+        realm: &Terms,
+        code: u16,
+    ) -> Answer {
+        let nonce = self.nonce_scope(client, realm).issue(now.unix);
         self.stats.error(code);
         self.stats.nonces += 1;
         let mut response = Response::error(&mut self.reply, request.method, request.transaction, code, "");
-        response.attribute(attribute::REALM, self.config.realm.as_bytes());
+        response.attribute(attribute::REALM, realm.name.as_bytes());
         response.attribute(attribute::NONCE, &nonce);
-        response.attribute(attribute::PASSWORD_ALGORITHMS, algorithms);
+        response.attribute(attribute::PASSWORD_ALGORITHMS, realm.algorithms);
+        if realm.third_party {
+            let name = self.config.third_party.server_name.as_bytes();
+            response.attribute(attribute::THIRD_PARTY_AUTHORIZATION, name);
+        }
         response.finish(None, request.fingerprint);
         Answer::Reply
     }
 
-    /// "If the request contains neither the PASSWORD-ALGORITHMS nor the PASSWORD-ALGORITHM [...] as though
-    /// PASSWORD-ALGORITHM were MD5. Otherwise, unless (1) PASSWORD-ALGORITHM and PASSWORD-ALGORITHMS are both present,
-    /// (2) PASSWORD-ALGORITHMS matches the value sent in the response that sent this NONCE, and (3) PASSWORD-ALGORITHM
-    /// matches one of the entries in PASSWORD-ALGORITHMS, the server MUST generate [...] 400 (Bad Request)." Whoever
-    /// strips SHA-256 from our challenge on its way is found out here.
-    fn password_algorithm(&self, request: &Request<'_>) -> Option<KeyAlgorithm> {
-        match (request.password_algorithm, request.password_algorithms) {
-            (None, None) => Some(KeyAlgorithm::Md5),
-            (Some(chosen), Some(echoed)) if echoed == self.algorithms() => match chosen {
-                [0, 1, 0, 0] if self.config.allow_md5 => Some(KeyAlgorithm::Md5),
-                [0, 2, 0, 0] if self.config.allow_sha256 => Some(KeyAlgorithm::Sha256),
-                _ => None,
-            },
-            _ => None,
-        }
-    }
-
-    fn algorithms(&self) -> &'static [u8] {
-        match (self.config.allow_sha256, self.config.allow_md5) {
-            (true, true) => SHA256_AND_MD5,
-            (true, false) => SHA256_ONLY,
-            (false, _) => MD5_ONLY,
-        }
-    }
-
-    fn nonce_scope(&self, client: &Client) -> nonce::Scope<'_> {
+    fn nonce_scope<'a>(&'a self, client: &Client, realm: &'a Terms) -> nonce::Scope<'a> {
         nonce::Scope {
             key: &self.config.nonce_key.0,
             client: client.address,
-            realm: &self.config.realm,
-            algorithms: self.algorithms(),
-            anonymity: self.config.username_anonymity,
+            realm: &realm.name,
+            algorithms: realm.algorithms,
+            anonymity: realm.anonymity,
         }
+    }
+}
+
+/// "If the request contains neither the PASSWORD-ALGORITHMS nor the PASSWORD-ALGORITHM [...] as though
+/// PASSWORD-ALGORITHM were MD5. Otherwise, unless (1) PASSWORD-ALGORITHM and PASSWORD-ALGORITHMS are both present,
+/// (2) PASSWORD-ALGORITHMS matches the value sent in the response that sent this NONCE, and (3) PASSWORD-ALGORITHM
+/// matches one of the entries in PASSWORD-ALGORITHMS, the server MUST generate [...] 400 (Bad Request)." Whoever
+/// strips SHA-256 from our challenge on its way is found out here.
+fn password_algorithm(realm: &Terms, request: &Request<'_>) -> Option<KeyAlgorithm> {
+    match (request.password_algorithm, request.password_algorithms) {
+        (None, None) => Some(KeyAlgorithm::Md5),
+        (Some(chosen), Some(echoed)) if echoed == realm.algorithms => realm.announced(chosen),
+        _ => None,
     }
 }
 
@@ -175,6 +204,13 @@ fn user_of<'a>(request: &Request<'a>) -> Option<User<'a>> {
         (Some(name), _) if name.len() <= MAX_USERNAME_LEN => str::from_utf8(name).ok().map(User::Name),
         (None, Some(hash)) => hash.try_into().ok().map(User::Hash),
         _ => None,
+    }
+}
+
+fn name_of(user: User<'_>) -> &str {
+    match user {
+        User::Name(name) => name,
+        User::Hash(_) => "",
     }
 }
 

@@ -1,16 +1,18 @@
 //! What a server is told at start.
 
-use std::fmt;
+use std::{collections::HashSet, fmt, net::IpAddr};
 
 use turnpike_wire::channel_data::ChannelRange;
 
-use super::PeerRules;
+use super::{Alternate, DiscoveryLimits, NatDiscovery, PeerRules, RealmId, ThirdParty, realm::Realm};
 
 /// Settings of the state machine. [`ServerConfig::default`] holds the documented defaults.
 #[derive(Clone, Debug)]
 pub struct ServerConfig {
-    /// REALM, at most 127 characters.
+    /// REALM, at most 127 characters; where there are [`Self::tenants`], that of the first realm.
     pub realm: String,
+    /// Realms beside the first, at most 65,534, in any order. Default none.
+    pub tenants: Vec<Realm>,
     /// SOFTWARE in responses; `None` sends none. Default `turnpike`.
     pub software: Option<String>,
     /// Whether Allocate and the rest need long-term credentials. Default true; false is for closed networks and tests.
@@ -62,14 +64,28 @@ pub struct ServerConfig {
     /// ticket gets one, and it is good for nothing without the credentials that made the allocation. False refuses with
     /// 405.
     pub mobility: bool,
+    /// Tokens in place of passwords (RFC 7635). Default none.
+    pub third_party: ThirdParty,
+    /// Servers that clients are sent to, in turn; see [`super::AlternateWhen`]. Default none.
+    pub alternates: Vec<Alternate>,
+    /// Where NAT behaviour can be discovered (RFC 5780), one entry a family. Default nowhere.
+    pub nat_discovery: Vec<NatDiscovery>,
+    /// How often.
+    pub discovery_limits: DiscoveryLimits,
 }
 
 /// One kind of client-facing listener.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ListenerProfile {
     /// How its clients reach the server.
     pub transport: Transport,
+    /// The realms that it serves; the first is the one that challenges name, and requests may name any of them. Empty, which
+    /// is the default, means all, [`ServerConfig::realm`] first.
+    pub realms: Vec<RealmId>,
 }
+
+/// Of a listener that [`ServerConfig::listeners`] does not have.
+static DEFAULT_PROFILE: ListenerProfile = ListenerProfile { transport: Transport::Udp, realms: Vec::new() };
 
 /// The transport between a client and the server (RFC 8656 section 3.1).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -107,6 +123,7 @@ impl Default for ServerConfig {
     fn default() -> Self {
         Self {
             realm: "turnpike".to_owned(),
+            tenants: Vec::new(),
             software: Some("turnpike".to_owned()),
             authenticate: true,
             nonce_key: NonceKey([0; 32]),
@@ -129,6 +146,10 @@ impl Default for ServerConfig {
             max_connections: 32,
             max_total_connections: 4096,
             mobility: true,
+            third_party: ThirdParty::default(),
+            alternates: Vec::new(),
+            nat_discovery: Vec::new(),
+            discovery_limits: DiscoveryLimits::default(),
         }
     }
 }
@@ -166,6 +187,27 @@ pub enum ConfigError {
     /// Every nonce would be stale on arrival.
     #[error("nonce_lifetime must be at least 1 s")]
     NonceLifetime,
+    /// THIRD-PARTY-AUTHORIZATION stands in every challenge.
+    #[error("the server name of third-party authorization must have 1 to 255 bytes; it has {0}")]
+    ServerName(usize),
+    /// A token counts in one realm, and its key is found by its name.
+    #[error("token key {0:?} must name a realm that is configured, and be the only one of that name there")]
+    TokenKey(String),
+    /// RFC 8489 section 14.16.
+    #[error("the domain of an alternate server must have 1 to 255 ASCII characters; {0:?} has not")]
+    AlternateDomain(String),
+    /// RFC 5780 section 6: "two separate IP addresses" and "a pair of ports".
+    #[error("NAT discovery needs two different addresses of one family and two different ports")]
+    NatDiscovery,
+    /// REALM alone tells realms apart.
+    #[error("realm {0:?} stands there twice")]
+    RealmTwice(String),
+    /// [`RealmId`] has 16 bits.
+    #[error("there must be at most 65534 realms beside the first; there are {0}")]
+    Realms(usize),
+    /// A listener that serves a realm that is not configured.
+    #[error("a listener serves realm number {0}, which is not configured")]
+    NoSuchRealm(u16),
 }
 
 impl ServerConfig {
@@ -174,15 +216,49 @@ impl ServerConfig {
 
     /// What this listener is.
     #[must_use]
-    pub fn listener(&self, id: super::ListenerId) -> ListenerProfile {
-        self.listeners.get(usize::from(id.0)).copied().unwrap_or_default()
+    pub fn listener(&self, id: super::ListenerId) -> &ListenerProfile {
+        self.listeners.get(usize::from(id.0)).unwrap_or(&DEFAULT_PROFILE)
     }
 
     /// Whether a [`super::Server`] can work with it.
     pub fn check(&self) -> Result<(), ConfigError> {
-        let realm = self.realm.chars().count();
-        if realm == 0 || realm > 127 || self.realm.chars().any(char::is_control) {
-            return Err(ConfigError::Realm(realm));
+        let mut names = HashSet::new();
+        for name in std::iter::once(&self.realm).chain(self.tenants.iter().map(|realm| &realm.name)) {
+            let length = name.chars().count();
+            if length == 0 || length > 127 || name.chars().any(char::is_control) {
+                return Err(ConfigError::Realm(length));
+            }
+            if !names.insert(name) {
+                return Err(ConfigError::RealmTwice(name.clone()));
+            }
+        }
+        if self.tenants.len() > 65_534 {
+            return Err(ConfigError::Realms(self.tenants.len()));
+        }
+        let ThirdParty { server_name, keys, .. } = &self.third_party;
+        if !keys.is_empty() && !(1..=255).contains(&server_name.len()) {
+            return Err(ConfigError::ServerName(server_name.len()));
+        }
+        let mut kids = HashSet::new();
+        for key in keys {
+            if !names.contains(&key.realm) || !kids.insert((&key.kid, &key.realm)) {
+                return Err(ConfigError::TokenKey(key.kid.clone()));
+            }
+        }
+        for domain in self.alternates.iter().filter_map(|alternate| alternate.domain.as_ref()) {
+            if !(1..=255).contains(&domain.len()) || !domain.is_ascii() {
+                return Err(ConfigError::AlternateDomain(domain.clone()));
+            }
+        }
+        for NatDiscovery { addresses: [a, b], external, ports: [p, q], .. } in &self.nat_discovery {
+            let of_family = |ip: &IpAddr| ip.is_ipv4() == a.is_ipv4();
+            if a == b || p == q || !of_family(b) || !external.iter().flatten().all(of_family) {
+                return Err(ConfigError::NatDiscovery);
+            }
+        }
+        let mut served = self.listeners.iter().flat_map(|listener| &listener.realms);
+        if let Some(id) = served.find(|id| usize::from(id.0) > self.tenants.len()) {
+            return Err(ConfigError::NoSuchRealm(id.0));
         }
         let software = self.software.as_deref().unwrap_or_default().chars().count();
         if software > 127 {

@@ -38,6 +38,10 @@ reasons! {
     ClassicStun => "classic_stun",
     /// A FINGERPRINT that does not match.
     Fingerprint => "fingerprint",
+    /// A request for NAT discovery beyond the rate of its source network ([`super::DiscoveryLimits`]).
+    DiscoverySourceLimit => "discovery_source_limit",
+    /// A request for NAT discovery beyond the rate of all together.
+    DiscoveryTotalLimit => "discovery_total_limit",
     /// A response, or an indication that servers do not receive.
     UnexpectedClass => "unexpected_class",
     /// A Binding indication: a keepalive, to which nothing is to be said (RFC 8489 section 6.3.2).

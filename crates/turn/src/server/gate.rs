@@ -40,7 +40,7 @@ pub enum Lookup {
 pub enum QuotaRefusal {
     /// Allocations of this user: 486.
     User,
-    /// Allocations in total: 508.
+    /// Allocations of the realm, or in total: 508.
     Total,
 }
 
@@ -56,9 +56,9 @@ pub trait Gate {
         verify: &mut dyn FnMut(&Key) -> bool,
     ) -> Lookup;
 
-    /// Counts one more allocation of `identity`, or refuses.
-    fn acquire(&mut self, identity: &str) -> Result<(), QuotaRefusal>;
+    /// Counts one more allocation of `identity`, which is unique within `realm`, or refuses.
+    fn acquire(&mut self, realm: &str, identity: &str) -> Result<(), QuotaRefusal>;
 
     /// Counts one less.
-    fn release(&mut self, identity: &str);
+    fn release(&mut self, realm: &str, identity: &str);
 }

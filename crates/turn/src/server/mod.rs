@@ -7,6 +7,7 @@
 
 mod allocate;
 mod allocation;
+mod alternate;
 mod arrivals;
 mod attribute;
 mod auth;
@@ -16,8 +17,10 @@ mod connections;
 pub mod drop_reason;
 pub mod gate;
 mod mobility;
+mod nat_discovery;
 mod nonce;
 pub mod peer_rules;
+mod realm;
 mod refresh;
 mod refusals;
 pub mod request;
@@ -25,26 +28,32 @@ mod response;
 mod seat;
 pub mod stats;
 mod table;
+mod third_party;
 mod ticket;
 mod timers;
 mod tombstones;
 pub mod verdict;
 
+pub use alternate::{Alternate, AlternateWhen};
 pub use config::{ConfigError, ListenerProfile, NonceKey, ServerConfig, Transport};
 pub use connections::{ConnectError, ConnectRequest, ConnectionId, PeerConnection};
 pub use drop_reason::DropReason;
 pub use gate::{Gate, Lookup, QuotaRefusal, User};
 pub use mobility::{Arrival, MoveRequest, Moved};
+pub use nat_discovery::{DiscoveryLimits, MAX_PADDING, MIN_RESPONSE_PORT, NatDiscovery};
 pub use peer_rules::{Cidr, PeerRules};
+pub use realm::{Realm, RealmId};
 pub use seat::Seat;
 pub use stats::{ConnectionRefusal, Stats};
+pub use third_party::{IssuerKey, ThirdParty};
 pub use verdict::{
     AllocationId, Client, ClosedReason, CredentialRefusal, Effect, Family, Header, ListenerId, OpenRelay,
-    OpenRequest, OpenResult, PortWish, RelayId, RelayTransport, Verdict,
+    OpenRequest, OpenResult, PortWish, RelayId, RelayTransport, TokenProblem, Verdict,
 };
 
 use std::{collections::VecDeque, net::SocketAddr, sync::Arc};
 
+use smallvec::SmallVec;
 use turnpike_wire::{
     channel_data::{ChannelData, ChannelDataError},
     demux::{self, Kind},
@@ -56,6 +65,8 @@ use arrivals::Moves;
 use auth::Who;
 use connections::Connections;
 use mobility::Came;
+use nat_discovery::DiscoveryRate;
+use realm::Realms;
 use refusals::Refusals;
 use request::{Method, Request};
 use response::{Response, Signer, reason_phrase};
@@ -69,16 +80,21 @@ const MAX_DATAGRAM_LEN: usize = 65_507;
 /// The state of one worker.
 pub struct Server<G> {
     config: Arc<ServerConfig>,
+    /// Made from the configuration.
+    realms: Realms,
     gate: G,
     table: Table,
     timers: Timers,
     tombstones: Tombstones,
     refusals: Refusals,
+    discovery_rate: DiscoveryRate,
     effects: VecDeque<Effect>,
     stats: Stats,
     /// The message that [`Verdict::Reply`] lends out.
     reply: Vec<u8>,
     draining: bool,
+    /// Whose turn it is among the alternate servers.
+    alternate_turn: usize,
     /// Transaction ID of the next Data indication. They answer to nothing, so they need to differ, not to be random.
     indication: u64,
     salt: [u8; 4],
@@ -95,6 +111,8 @@ pub struct Server<G> {
 enum Answer {
     /// The reply buffer holds it.
     Reply,
+    /// The same, to be sent to where and from where this says.
+    ReplyFrom(Client),
     Open(OpenRequest),
     Connect(ConnectRequest),
     /// The reply buffer holds the reply.
@@ -117,16 +135,19 @@ impl<G: Gate> Server<G> {
     #[must_use]
     pub fn of_many(config: Arc<ServerConfig>, gate: G, seat: Seat) -> Self {
         Self {
+            realms: Realms::new(&config),
             config,
             gate,
             table: Table::new(),
             timers: Timers::new(),
             tombstones: Tombstones::new(),
             refusals: Refusals::default(),
+            discovery_rate: DiscoveryRate::default(),
             effects: VecDeque::new(),
             stats: Stats::default(),
             reply: Vec::with_capacity(512),
             draining: false,
+            alternate_turn: 0,
             indication: 0,
             salt: rand::random(),
             seat,
@@ -298,7 +319,8 @@ impl<G: Gate> Server<G> {
         }
     }
 
-    /// From now on, Allocate is answered with 508 and what exists lives on (graceful stop).
+    /// From now on, Allocate is answered with 508, or with 300 where there is another server to go to, and what exists lives on
+    /// (graceful stop).
     pub fn drain(&mut self) {
         self.draining = true;
     }
@@ -312,6 +334,7 @@ impl<G: Gate> Server<G> {
             }
             self.close_connections(index, |peer| !config.peers.permits_endpoint(peer));
         }
+        self.realms = Realms::new(&config);
         self.config = config;
     }
 
@@ -440,6 +463,7 @@ impl<G: Gate> Server<G> {
     fn verdict<'a>(&'a mut self, client: Client, answer: Answer) -> Verdict<'a> {
         match answer {
             Answer::Reply => Verdict::Reply { client, bytes: &self.reply },
+            Answer::ReplyFrom(client) => Verdict::Reply { client, bytes: &self.reply },
             Answer::Open(request) => Verdict::Open(request),
             Answer::Connect(request) => Verdict::Connect(request),
             Answer::Bind(connection) => Verdict::Bind { connection, client, bytes: &self.reply },
@@ -452,15 +476,18 @@ impl<G: Gate> Server<G> {
 
     fn answer(&mut self, now: Now, client: &Client, request: &Request<'_>) -> Answer {
         if request.method == Method::Binding {
-            return self.binding(client, request);
+            return self.binding(now, client, request);
         }
         // RFC 8489 section 6.3: first "any checks [...] that the authentication mechanism requires", then 6.3.1.
         let who = match self.authenticate(now, client, request) {
             Ok(who) => who,
             Err(answer) => return answer,
         };
-        if !request.unknown.is_empty() {
-            return self.unknown_attributes(request, who.signer.as_ref());
+        // ACCESS-TOKEN is known to whom it let in.
+        let is_unknown = |kind: &u16| *kind != attribute::ACCESS_TOKEN || who.grant.is_none();
+        let unknown: SmallVec<[u16; 4]> = request.unknown.iter().copied().filter(is_unknown).collect();
+        if !unknown.is_empty() {
+            return self.unknown_attributes_of(request, who.signer.as_ref(), &unknown);
         }
         match request.method {
             Method::Allocate => self.allocate(now, client, request, who),
@@ -469,13 +496,16 @@ impl<G: Gate> Server<G> {
             Method::ChannelBind => self.channel_bind(now, client, request, &who),
             Method::Connect => self.connect(now, client, request, who),
             Method::ConnectionBind => self.connection_bind(now, client, request, &who),
-            Method::Binding => self.binding(client, request),
+            Method::Binding => self.binding(now, client, request),
         }
     }
 
     /// RFC 8489 section 12: the address that the request came from. Needs no credentials, and so gets neither SOFTWARE
     /// nor a signature: 32 bytes for 20, over IPv6 44.
-    fn binding(&mut self, client: &Client, request: &Request<'_>) -> Answer {
+    fn binding(&mut self, now: Now, client: &Client, request: &Request<'_>) -> Answer {
+        if let Some(answer) = self.discover(now, client, request) {
+            return answer;
+        }
         if !request.unknown.is_empty() {
             return self.unknown_attributes(request, None);
         }
@@ -503,8 +533,12 @@ impl<G: Gate> Server<G> {
             return Err(self.fail(request, who.signer.as_ref(), 437));
         }
         // RFC 8656 section 5: if "the request does not use the same username as used to create the allocation, then the
-        // request MUST be rejected with a 441 (Wrong Credentials) error."
-        if allocation.username != who.username {
+        // request MUST be rejected with a 441 (Wrong Credentials) error." A user of that name in another realm is another; but
+        // one whose realm was renamed by a reload may keep what it has.
+        let same_realm = allocation.realm == who.realm || !self.realms.has(&allocation.realm);
+        // The name of a token's key is no user's, and keys are rotated while sessions live.
+        let both_tokens = allocation.grant.is_some() && who.grant.is_some();
+        if (allocation.username != who.username && !both_tokens) || !same_realm {
             self.refused(now, client, User::Name(&who.username), CredentialRefusal::WrongUser);
             return Err(self.fail(request, who.signer.as_ref(), 441));
         }
@@ -551,14 +585,23 @@ impl<G: Gate> Server<G> {
     /// RFC 8489 section 6.3.1: "an error response with an error code of 420 (Unknown Attribute) [...] and includes an
     /// UNKNOWN-ATTRIBUTES attribute in the response that lists the unknown comprehension-required attributes."
     fn unknown_attributes(&mut self, request: &Request<'_>, signer: Option<&Signer>) -> Answer {
+        self.unknown_attributes_of(request, signer, &request.unknown)
+    }
+
+    fn unknown_attributes_of(
+        &mut self,
+        request: &Request<'_>,
+        signer: Option<&Signer>,
+        unknown: &[u16],
+    ) -> Answer {
         self.stats.error(420);
         let reason = if signer.is_some() { reason_phrase(420) } else { "" };
         let mut response = Response::error(&mut self.reply, request.method, request.transaction, 420, reason);
         let mut list = [0; 64];
-        for (pair, kind) in list.chunks_exact_mut(2).zip(&request.unknown) {
+        for (pair, kind) in list.chunks_exact_mut(2).zip(unknown) {
             pair.copy_from_slice(&kind.to_be_bytes());
         }
-        response.attribute(attribute::UNKNOWN_ATTRIBUTES, &list[..2 * request.unknown.len()]);
+        response.attribute(attribute::UNKNOWN_ATTRIBUTES, &list[..2 * unknown.len()]);
         response.finish(signer, request.fingerprint);
         Answer::Reply
     }
@@ -602,7 +645,7 @@ impl<G: Gate> Server<G> {
 
     /// Settles the accounts of an allocation that is in no table any more.
     fn bury(&mut self, now: Now, id: AllocationId, allocation: allocation::Allocation, reason: ClosedReason) {
-        self.gate.release(allocation.identity());
+        self.gate.release(&allocation.realm, allocation.identity());
         // One that was still waiting for its sockets never counted as opened.
         if allocation.pending.is_none() {
             self.stats.closed(reason);
@@ -610,6 +653,7 @@ impl<G: Gate> Server<G> {
         self.effects.push_back(Effect::Closed {
             allocation: id,
             client: allocation.client,
+            realm: allocation.realm,
             username: allocation.username,
             reason,
             lived_ms: now.ms.saturating_sub(allocation.opened_ms),

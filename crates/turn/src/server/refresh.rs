@@ -40,7 +40,7 @@ impl<G: Gate> Server<G> {
         };
         let granted = match proposed {
             Some(0) => 0,
-            proposed => self.granted(proposed),
+            proposed => who.limit(now, self.granted(proposed)),
         };
         let Some((id, allocation)) = self.table.at(index) else { return self.fail(request, signer, 437) };
         // Section 8.2: "If the Refresh request contains a REQUESTED-ADDRESS-FAMILY attribute and the address family [...]
@@ -48,6 +48,11 @@ impl<G: Gate> Server<G> {
         // Mismatch)".
         if family.is_some_and(|family| !allocation.has(family)) {
             return self.fail(request, signer, 443);
+        }
+        // A newer token takes the place of the one before, and may name another key.
+        if let Some(grant) = &who.grant {
+            allocation.grant = Some(grant.clone());
+            allocation.username.clone_from(&who.username);
         }
         if granted == 0 {
             self.tombstones.insert(now.ms, client, request.transaction, &who.username);

@@ -59,7 +59,7 @@ impl<'b> Response<'b> {
         Self { buffer, transaction }
     }
 
-    /// Values are at most 763 bytes long.
+    /// Values are at most 1500 bytes long.
     pub(super) fn attribute(&mut self, kind: u16, value: &[u8]) {
         self.parts(kind, &[value]);
     }
@@ -91,6 +91,15 @@ impl<'b> Response<'b> {
         }
     }
 
+    /// MAPPED-ADDRESS and its like (RFC 8489 section 14.1).
+    pub(super) fn address(&mut self, kind: u16, address: SocketAddr) {
+        let port = address.port().to_be_bytes();
+        match address.ip() {
+            IpAddr::V4(ip) => self.parts(kind, &[&[0, 1], &port, &ip.octets()]),
+            IpAddr::V6(ip) => self.parts(kind, &[&[0, 2], &port, &ip.octets()]),
+        }
+    }
+
     /// Signs, appends FINGERPRINT if wanted, and sets the length.
     pub(super) fn finish(self, signer: Option<&Signer>, fingerprint: bool) {
         if let Some(Signer { key, mac }) = signer {
@@ -99,14 +108,14 @@ impl<'b> Response<'b> {
         if fingerprint {
             integrity::append_fingerprint(self.buffer);
         }
-        #[expect(clippy::cast_possible_truncation, reason = "a response is some hundred bytes long")]
+        #[expect(clippy::cast_possible_truncation, reason = "a response is at most some 1600 bytes long")]
         let length = (self.buffer.len() - super::request::HEADER_LEN) as u16;
         self.buffer[2..4].copy_from_slice(&length.to_be_bytes());
     }
 
     fn parts(&mut self, kind: u16, parts: &[&[u8]]) {
         let length: usize = parts.iter().map(|part| part.len()).sum();
-        #[expect(clippy::cast_possible_truncation, reason = "at most 763 bytes")]
+        #[expect(clippy::cast_possible_truncation, reason = "at most 1500 bytes")]
         let short = length as u16;
         self.buffer.extend_from_slice(&kind.to_be_bytes());
         self.buffer.extend_from_slice(&short.to_be_bytes());
@@ -120,6 +129,7 @@ impl<'b> Response<'b> {
 /// The reason phrase of an error code (RFC 8489 section 14.8, RFC 8656 section 19, RFC 6062 section 6.3, RFC 8016 section 3.4).
 pub(super) fn reason_phrase(code: u16) -> &'static str {
     match code {
+        300 => "Try Alternate",
         400 => "Bad Request",
         401 => "Unauthorized",
         403 => "Forbidden",

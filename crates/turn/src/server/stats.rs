@@ -4,7 +4,8 @@ use super::{ClosedReason, CredentialRefusal, DropReason, QuotaRefusal, request::
 
 /// Error codes that the server answers with (RFC 8489 section 14.8, RFC 8656 section 19, RFC 6062 section 6.3, RFC 8016 section 3.4), in the order of
 /// [`Stats::errors`].
-pub const ERROR_CODES: [(u16, &str); 15] = [
+pub const ERROR_CODES: [(u16, &str); 16] = [
+    (300, "300"),
     (400, "400"),
     (401, "401"),
     (403, "403"),
@@ -47,12 +48,14 @@ pub struct Stats {
     pub nonces: u64,
     /// Requests answered again with the same answer.
     pub retransmits: u64,
+    /// Binding requests answered that asked for NAT discovery: with CHANGE-REQUEST, PADDING, RESPONSE-PORT.
+    pub nat_discovery: [u64; 3],
     /// Allocations that came to be.
     pub allocations_opened: u64,
     /// Allocations that ended, by reason: deleted, expired, shutdown, administrator, disconnected.
     pub allocations_closed: [u64; 5],
-    /// Credentials refused: no such user, expired, wrong key, wrong realm, wrong user.
-    pub credentials_refused: [u64; 5],
+    /// Credentials refused: no such user, expired, wrong key, wrong realm, wrong user, access token.
+    pub credentials_refused: [u64; 6],
     /// Allocations refused by quota: of the user, in total.
     pub quota_refusals: [u64; 2],
     /// Requests refused because the allocation had all the permissions it may have.
@@ -71,6 +74,8 @@ pub struct Stats {
     pub connection_bytes: [u64; 2],
     /// What happened to mobile allocations (RFC 8016), in the order of [`MobilityEvent::ALL`].
     pub mobility: [u64; MobilityEvent::ALL.len()],
+    /// Allocations refused with the address of another server.
+    pub redirects: u64,
 }
 
 macro_rules! labels {
@@ -166,7 +171,10 @@ const CLOSED: [(ClosedReason, &str); 5] = [
     (ClosedReason::Disconnected, "disconnected"),
 ];
 
-const CREDENTIALS: [&str; 5] = ["no_such_user", "expired", "wrong_key", "wrong_realm", "wrong_user"];
+const CREDENTIALS: [&str; 6] =
+    ["no_such_user", "expired", "wrong_key", "wrong_realm", "wrong_user", "access_token"];
+
+const DISCOVERY: [&str; 3] = ["change_request", "padding", "response_port"];
 
 impl Stats {
     /// How often datagrams were dropped for this reason.
@@ -196,6 +204,7 @@ impl Stats {
             ("retransmits_answered", self.retransmits),
             ("allocations_opened", self.allocations_opened),
             ("drain_refusals", self.drain_refusals),
+            ("redirects", self.redirects),
         ]
         .into_iter()
         .map(|(family, value)| (family, None, value));
@@ -253,6 +262,12 @@ impl Stats {
                 &self.allocations_closed,
             ))
             .chain(labelled(
+                "nat_discovery_requests",
+                "attribute",
+                DISCOVERY.iter().copied(),
+                &self.nat_discovery,
+            ))
+            .chain(labelled(
                 "credentials_refused",
                 "reason",
                 CREDENTIALS.iter().copied(),
@@ -293,6 +308,7 @@ impl Stats {
             drops,
             nonces,
             retransmits,
+            nat_discovery,
             allocations_opened,
             allocations_closed,
             credentials_refused,
@@ -305,6 +321,7 @@ impl Stats {
             connection_limit,
             connection_bytes,
             mobility,
+            redirects,
         } = other;
         self.to_peer_datagrams += to_peer_datagrams;
         self.to_peer_bytes += to_peer_bytes;
@@ -317,7 +334,9 @@ impl Stats {
         self.permission_limit += permission_limit;
         self.channel_limit += channel_limit;
         self.drain_refusals += drain_refusals;
+        self.redirects += redirects;
         add(&mut self.requests, requests);
+        add(&mut self.nat_discovery, nat_discovery);
         add(&mut self.successes, successes);
         add(&mut self.errors, errors);
         add(&mut self.drops, drops);
@@ -367,8 +386,15 @@ impl Stats {
             CredentialRefusal::WrongKey => 2,
             CredentialRefusal::WrongRealm => 3,
             CredentialRefusal::WrongUser => 4,
+            CredentialRefusal::Token(_) => 5,
         };
         self.credentials_refused[index] += 1;
+    }
+
+    pub(super) fn discovery(&mut self, change: bool, padding: bool, port: bool) {
+        for (count, asked) in self.nat_discovery.iter_mut().zip([change, padding, port]) {
+            *count += u64::from(asked);
+        }
     }
 
     pub(super) fn quota(&mut self, refusal: QuotaRefusal) {

@@ -1,6 +1,6 @@
 //! What the state machine answers: verdicts on datagrams and effects on the world.
 
-use std::net::SocketAddr;
+use std::{net::SocketAddr, sync::Arc};
 
 use turnpike_wire::indication::MAX_HEADER_LEN;
 
@@ -101,7 +101,8 @@ pub enum Verdict<'a> {
     },
     /// Send these bytes to `client`.
     Reply {
-        /// The client.
+        /// The client. Its listener and our address may be others than those that its request came in on (RFC 5780): what
+        /// counts is what stands here.
         client: Client,
         /// A whole STUN message, in the server's own buffer.
         bytes: &'a [u8],
@@ -208,6 +209,8 @@ pub enum Effect {
         allocation: AllocationId,
         /// Whose.
         client: Client,
+        /// The realm of that user.
+        realm: Arc<str>,
         /// The username that authenticated it.
         username: Box<str>,
         /// Relayed transport addresses, the second of a dual-stack allocation.
@@ -219,6 +222,8 @@ pub enum Effect {
         allocation: AllocationId,
         /// Whose.
         client: Client,
+        /// The realm of that user.
+        realm: Arc<str>,
         /// The username that authenticated it.
         username: Box<str>,
         /// Why.
@@ -291,6 +296,22 @@ pub enum ClosedReason {
     Disconnected,
 }
 
+/// What is wrong with an ACCESS-TOKEN (RFC 7635).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum TokenProblem {
+    /// USERNAME names no key that is configured for the realm.
+    UnknownKey,
+    /// No token by its lengths.
+    Malformed,
+    /// Made with another key or for another server name, or altered.
+    NotAuthentic,
+    /// Made in the future: clocks differ.
+    Future {
+        /// Seconds.
+        ahead: u64,
+    },
+}
+
 /// Why a credential was refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum CredentialRefusal {
@@ -303,6 +324,8 @@ pub enum CredentialRefusal {
     },
     /// Wrong password or secret.
     WrongKey,
+    /// An ACCESS-TOKEN that is worth nothing; one whose time is over is [`Self::Expired`].
+    Token(TokenProblem),
     /// The request names another realm.
     WrongRealm,
     /// Another user than the one who made the allocation (441).

@@ -13,9 +13,10 @@ use std::{cell::RefCell, collections::HashMap, net::SocketAddr, rc::Rc, sync::Ar
 use turnpike_turn::wire::channel_data::ChannelRange;
 use turnpike_turn::{
     server::{
-        AllocationId, Client, ConnectError, ConnectRequest, ConnectionId, ConnectionRefusal, DropReason,
-        Effect, Family, Gate, ListenerId, ListenerProfile, Lookup, MoveRequest, OpenRequest, OpenResult,
-        PeerConnection, QuotaRefusal, RelayId, Seat, Server, ServerConfig, Transport, User, Verdict,
+        AllocationId, Alternate, AlternateWhen, Client, ConnectError, ConnectRequest, ConnectionId,
+        ConnectionRefusal, DropReason, Effect, Family, Gate, IssuerKey, ListenerId, ListenerProfile, Lookup,
+        MoveRequest, NatDiscovery, OpenRequest, OpenResult, PeerConnection, QuotaRefusal,
+        Realm as TenantRealm, RelayId, Seat, Server, ServerConfig, ThirdParty, Transport, User, Verdict,
     },
     time::Now,
     wire::{
@@ -100,12 +101,12 @@ impl Gate for TestGate {
         Lookup::Accepted { username: name.into(), identity: name.into() }
     }
 
-    fn acquire(&mut self, identity: &str) -> Result<(), QuotaRefusal> {
+    fn acquire(&mut self, realm: &str, identity: &str) -> Result<(), QuotaRefusal> {
         if self.held() >= self.total {
             return Err(QuotaRefusal::Total);
         }
         let mut counts = self.held.borrow_mut();
-        let held = counts.entry(identity.to_owned()).or_default();
+        let held = counts.entry(key(realm, identity)).or_default();
         if *held >= self.per_user {
             return Err(QuotaRefusal::User);
         }
@@ -113,11 +114,16 @@ impl Gate for TestGate {
         Ok(())
     }
 
-    fn release(&mut self, identity: &str) {
+    fn release(&mut self, realm: &str, identity: &str) {
         let mut counts = self.held.borrow_mut();
-        let held = counts.get_mut(identity).expect("released what was acquired");
+        let held = counts.get_mut(&key(realm, identity)).expect("released what was acquired");
         *held = held.checked_sub(1).expect("released once");
     }
+}
+
+/// Whom a quota counts: by name in the usual realm, `name@realm` in others.
+fn key(realm: &str, identity: &str) -> String {
+    if realm == REALM { identity.to_owned() } else { format!("{identity}@{realm}") }
 }
 
 pub fn password(user: &str) -> String {
@@ -430,6 +436,38 @@ pub fn config() -> ServerConfig {
     }
 }
 
+/// The same with all that is off by default: a second realm, tokens, NAT discovery on the client's listener, and another server for
+/// when this one is full.
+pub fn everything() -> ServerConfig {
+    let key = turnpike_turn::access_token::TokenKey::A128Gcm([1; 16]);
+    let second = "192.0.2.2".parse().unwrap();
+    ServerConfig {
+        tenants: vec![TenantRealm {
+            name: "tenant.example".to_owned(),
+            allow_sha256: true,
+            username_anonymity: true,
+        }],
+        third_party: ThirdParty {
+            server_name: "turn.example.org".to_owned(),
+            skew: 5,
+            keys: vec![IssuerKey { kid: "north".to_owned(), key, realm: REALM.to_owned(), max_lifetime: 60 }],
+        },
+        nat_discovery: vec![NatDiscovery {
+            addresses: [client(1).local.ip(), second],
+            external: [None; 2],
+            ports: [client(1).local.port(), 3479],
+            listeners: [[0, 1], [2, 3]].map(|row| row.map(ListenerId)),
+        }],
+        alternates: vec![Alternate {
+            address: address("198.51.100.1:3478"),
+            domain: Some("turn2.example.org".to_owned()),
+            transports: Vec::new(),
+            when: AlternateWhen::Full,
+        }],
+        ..config()
+    }
+}
+
 impl World {
     pub fn new() -> Self {
         Self::with(config())
@@ -609,7 +647,12 @@ pub fn stream(port: u16) -> Client {
 /// Listeners for UDP, TCP, TLS and DTLS, in this order.
 pub fn streams() -> ServerConfig {
     let listeners = [Transport::Udp, Transport::Tcp, Transport::Tls, Transport::Dtls];
-    ServerConfig { listeners: listeners.map(|transport| ListenerProfile { transport }).to_vec(), ..config() }
+    ServerConfig {
+        listeners: listeners
+            .map(|transport| ListenerProfile { transport, ..ListenerProfile::default() })
+            .to_vec(),
+        ..config()
+    }
 }
 
 pub fn channel_data(number: u16, payload: &[u8]) -> Vec<u8> {

@@ -19,7 +19,7 @@ pub(crate) use forward::{Forward, connect, say, say_udp, tcp_echo, udp_echo};
 pub(crate) use http::Metrics;
 pub(crate) use program::{Finished, Program};
 pub(crate) use stun::Stun;
-pub(crate) use turnpike::{Load, PASSWORD, REALM, Reflect, Serve, USER, turnpike};
+pub(crate) use turnpike::{Load, PASSWORD, REALM, Reflect, Serve, USER, address_after, turnpike};
 
 pub(crate) const V4: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 pub(crate) const V6: IpAddr = IpAddr::V6(Ipv6Addr::LOCALHOST);

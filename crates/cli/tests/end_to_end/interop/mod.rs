@@ -2,6 +2,7 @@
 
 mod aioice;
 mod coturn_client;
+mod coturn_extensions;
 mod coturn_server;
 mod forward;
 mod pion;

@@ -1,0 +1,123 @@
+//! NAT behaviour discovery (RFC 5780) over real sockets: answers leave by the address and port that were asked for.
+
+use std::{
+    net::{SocketAddr, UdpSocket},
+    time::Duration,
+};
+
+use super::harness::{Dir, Program, SOON, Serve, V4, address_after, eventually, free_port, turnpike};
+
+const CHANGE_REQUEST: u16 = 0x0003;
+const PADDING: u16 = 0x0026;
+const RESPONSE_PORT: u16 = 0x0027;
+
+/// A Binding request with one attribute.
+fn binding(kind: u16, value: &[u8]) -> Vec<u8> {
+    let length = u16::try_from(value.len()).expect("a short value");
+    let mut bytes =
+        [&[0, 1][..], &(length.next_multiple_of(4) + 4).to_be_bytes(), &[0x21, 0x12, 0xA4, 0x42], &[7; 12]]
+            .concat();
+    bytes.extend(kind.to_be_bytes());
+    bytes.extend(length.to_be_bytes());
+    bytes.extend(value);
+    bytes.resize(bytes.len().next_multiple_of(4), 0);
+    bytes
+}
+
+fn client() -> UdpSocket {
+    let socket = UdpSocket::bind((V4, 0)).expect("loopback has a free port");
+    socket.set_read_timeout(Some(SOON)).expect("not zero");
+    socket
+}
+
+/// Two free ports, and the two addresses, each with each: in the order of CHANGE-REQUEST's flags from the first.
+fn endpoints() -> ([u16; 2], [SocketAddr; 4]) {
+    let [first, second] = [free_port(V4), free_port(V4)];
+    let at = |host: u8, port| SocketAddr::from(([127, 0, 0, host], port));
+    ([first, second], [at(1, first), at(1, second), at(2, first), at(2, second)])
+}
+
+fn file(dir: &Dir, ports: [u16; 2], more: &str) -> String {
+    let text =
+        format!("[nat_discovery]\naddresses = [\"127.0.0.1\", \"127.0.0.2\"]\nports = {ports:?}\n{more}");
+    dir.file("turnpike.toml", &text).to_str().expect("our own path is UTF-8").to_owned()
+}
+
+/// Asks `server` with all flags, and expects the answers of RFC 5780's table 1.
+fn answers_come_from_where_flags_say(all: &[SocketAddr; 4]) {
+    let socket = client();
+    for (here, server) in all.iter().enumerate() {
+        for flags in [0, 2, 4, 6] {
+            socket.send_to(&binding(CHANGE_REQUEST, &[0, 0, 0, flags]), server).expect("it is sent");
+            let mut answer = [0; 2048];
+            let (length, from) = socket.recv_from(&mut answer).expect("it is answered");
+            assert_eq!(from, all[here ^ usize::from(flags >> 1)], "{server} {flags}");
+            assert_eq!(answer[..2], [1, 1], "{:x?}", &answer[..length]);
+        }
+    }
+}
+
+#[test]
+fn an_answer_leaves_by_the_address_and_port_asked_for() {
+    let dir = Dir::new();
+    let (ports, all) = endpoints();
+    let config = file(&dir, ports, "");
+    let serve = Serve::start_bare(&["-c", &config, "--relay-ip", "127.0.0.1", "--workers", "2"]);
+    answers_come_from_where_flags_say(&all);
+    let asker = client();
+    let other = client();
+    let port = other.local_addr().expect("it is bound").port();
+    asker.send_to(&binding(RESPONSE_PORT, &port.to_be_bytes()), all[0]).expect("it is sent");
+    let (_, from) = other.recv_from(&mut [0; 2048]).expect("it is answered to the port named");
+    assert_eq!(from, all[0]);
+    let padded = binding(PADDING, &[7; 3000]);
+    asker.send_to(&padded, all[0]).expect("it is sent");
+    let (length, _) = asker.recv_from(&mut [0; 4096]).expect("it is answered");
+    assert!((1500..1600).contains(&length), "{length}");
+    assert_eq!(serve.health(), Some(200));
+}
+
+/// One wildcard listener on the first port serves both addresses; those of the second port are added.
+#[test]
+fn a_wildcard_listener_answers_for_each_of_its_addresses() {
+    let dir = Dir::new();
+    let (ports, all) = endpoints();
+    let config = file(&dir, ports, "");
+    let listen = format!("0.0.0.0:{}", ports[0]);
+    let arguments = ["serve", "-c", &config, "--listen", &listen, "--relay-ip", "127.0.0.1"];
+    let mut program =
+        Program::start(&mut turnpike(&[&arguments[..], &["--admin", "off", "--user", "a:b"]].concat()));
+    for wanted in [SocketAddr::from(([0, 0, 0, 0], ports[0])), all[1], all[3]] {
+        let line = program.line_with(&format!("listening on udp {wanted}"));
+        assert_eq!(address_after(&line, "listening on udp "), wanted);
+    }
+    program.line_with("data path");
+    answers_come_from_where_flags_say(&all);
+}
+
+#[test]
+fn a_flood_from_one_network_is_cut_to_its_rate_and_counted() {
+    let dir = Dir::new();
+    let (ports, all) = endpoints();
+    let config = file(&dir, ports, "requests_per_source = 2\n");
+    let serve = Serve::start_bare(&["-c", &config, "--relay-ip", "127.0.0.1", "--workers", "1"]);
+    let socket = client();
+    let sent = 200;
+    for _ in 0..sent {
+        socket.send_to(&binding(CHANGE_REQUEST, &[0, 0, 0, 6]), all[0]).expect("it is sent");
+    }
+    eventually("all were answered or counted", || {
+        let metrics = serve.metrics();
+        let dropped = metrics.sum("turnpike_dropped_datagrams_total", "reason=\"discovery_source_limit\"");
+        let answered = metrics.sum("turnpike_nat_discovery_requests_total", "attribute=\"change_request\"");
+        // Ten at once, and two for each second that the machine took.
+        (dropped + answered == sent && (10..100).contains(&answered)).then_some(())
+    });
+    socket.set_read_timeout(Some(Duration::from_millis(200))).expect("not zero");
+    let plain = binding(0x8022, b"nobody");
+    eventually("a plain request is answered all the same", || {
+        socket.send_to(&plain, all[0]).ok()?;
+        let from = socket.recv_from(&mut [0; 2048]).ok()?.1;
+        (from == all[0]).then_some(())
+    });
+}

@@ -1,0 +1,58 @@
+//! Which listeners answer for NAT discovery (RFC 5780): the state machine names them by number, and only the runtime knows the
+//! numbers.
+
+use std::net::{IpAddr, SocketAddr};
+
+use turnpike_turn::server::{ListenerId, NatDiscovery};
+
+use crate::StartError;
+
+/// `wanted` with the numbers of `listeners`, whose order they are in: for each address and port the listener that is bound to
+/// it, or else the wildcard one of its port and family.
+pub(crate) fn resolve(
+    wanted: &[NatDiscovery],
+    listeners: &[SocketAddr],
+) -> Result<Vec<NatDiscovery>, StartError> {
+    let mut resolved = wanted.to_vec();
+    for discovery in &mut resolved {
+        for (ip, row) in discovery.addresses.iter().zip(&mut discovery.listeners) {
+            for (port, listener) in discovery.ports.iter().zip(row) {
+                let address = SocketAddr::new(*ip, *port);
+                *listener = listener_at(listeners, address).ok_or(StartError::NatDiscovery { address })?;
+            }
+        }
+    }
+    Ok(resolved)
+}
+
+fn listener_at(listeners: &[SocketAddr], address: SocketAddr) -> Option<ListenerId> {
+    let any: IpAddr = if address.is_ipv4() {
+        std::net::Ipv4Addr::UNSPECIFIED.into()
+    } else {
+        std::net::Ipv6Addr::UNSPECIFIED.into()
+    };
+    let position = |wanted: SocketAddr| listeners.iter().position(|bound| *bound == wanted);
+    let index = position(address).or_else(|| position(SocketAddr::new(any, address.port())))?;
+    u16::try_from(index).ok().map(ListenerId)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_exact_listener_wins_over_a_wildcard_and_a_missing_one_is_told() {
+        let wanted = NatDiscovery {
+            addresses: ["10.0.0.1", "10.0.0.2"].map(|ip| ip.parse().unwrap()),
+            external: [None; 2],
+            ports: [3478, 3479],
+            listeners: [[ListenerId(0); 2]; 2],
+        };
+        let all = ["[::]:3478", "0.0.0.0:3478", "10.0.0.2:3479", "10.0.0.1:3479", "10.0.0.1:3478"]
+            .map(|at| at.parse().unwrap());
+        let resolved = resolve(&[wanted], &all).unwrap();
+        assert_eq!(resolved[0].listeners, [[4, 3], [1, 2]].map(|row| row.map(ListenerId)));
+        let missing = resolve(&[wanted], &all[..3]).unwrap_err().to_string();
+        assert!(missing.contains("10.0.0.1:3479"), "{missing}");
+    }
+}

@@ -1,0 +1,317 @@
+//! Self-contained access tokens (RFC 7635 section 6.2): what an authorization server gives to a client, for a TURN server that
+//! shares a key with it.
+//!
+//! ```text
+//!  0        2              14                                                        +16
+//! ┌────────┬───────────────┬────────────┬─────────┬───────────────┬──────────────┬─────────┐
+//! │ 12     │ nonce         │ key_length │ mac_key │ timestamp     │ lifetime     │ AEAD    │
+//! │ 16 bit │ 12 bytes      │ 16 bit     │         │ 48.16, 64 bit │ s, 32 bit    │ tag     │
+//! └────────┴───────────────┴────────────┴─────────┴───────────────┴──────────────┴─────────┘
+//!                           └────────────── encrypted, with the server's name ───┘
+//!                                           as associated data
+//! ```
+
+use std::fmt;
+
+use aes_gcm::{
+    Aes128Gcm, Aes256Gcm,
+    aead::{AeadInPlace, KeyInit, generic_array::GenericArray},
+};
+use subtle::ConstantTimeEq as _;
+use turnpike_wire::integrity::Key;
+
+/// Bytes of a nonce (RFC 5116 sections 5.1 and 5.2: the only length that AES-GCM has there).
+pub const NONCE_LEN: usize = 12;
+/// Bytes of a `mac_key`. RFC 7635 asks for 20, HMAC-SHA256 likes 32; below 16 one could be guessed.
+pub const MAC_KEY_LEN: std::ops::RangeInclusive<usize> = 16..=64;
+
+const TAG_LEN: usize = 16;
+/// Length of the nonce, nonce, length of the key.
+const HEAD_LEN: usize = 2 + NONCE_LEN;
+/// What is encrypted beside the key.
+const FIELDS_LEN: usize = 2 + 8 + 4;
+const MAX_SEALED_LEN: usize = FIELDS_LEN + *MAC_KEY_LEN.end();
+
+/// The key that a TURN server shares with an authorization server. Never printed; equality takes constant time.
+#[derive(Clone)]
+pub enum TokenKey {
+    /// AEAD_AES_128_GCM.
+    A128Gcm([u8; 16]),
+    /// AEAD_AES_256_GCM.
+    A256Gcm([u8; 32]),
+}
+
+impl TokenKey {
+    /// A key of 16 bytes is one of AES-128, of 32 bytes one of AES-256.
+    #[must_use]
+    pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
+        if let Ok(key) = bytes.try_into() {
+            return Some(Self::A128Gcm(key));
+        }
+        bytes.try_into().ok().map(Self::A256Gcm)
+    }
+
+    /// The algorithm's name in RFC 7635 section 4.1.1.
+    #[must_use]
+    pub const fn algorithm(&self) -> &'static str {
+        match self {
+            Self::A128Gcm(_) => "A128GCM",
+            Self::A256Gcm(_) => "A256GCM",
+        }
+    }
+
+    fn bytes(&self) -> &[u8] {
+        match self {
+            Self::A128Gcm(key) => key,
+            Self::A256Gcm(key) => key,
+        }
+    }
+
+    fn encrypt(&self, nonce: &[u8; NONCE_LEN], name: &str, text: &mut [u8]) -> Option<[u8; TAG_LEN]> {
+        let (nonce, name) = (GenericArray::from_slice(nonce), name.as_bytes());
+        let tag = match self {
+            Self::A128Gcm(key) => Aes128Gcm::new(key.into()).encrypt_in_place_detached(nonce, name, text),
+            Self::A256Gcm(key) => Aes256Gcm::new(key.into()).encrypt_in_place_detached(nonce, name, text),
+        };
+        tag.ok().map(Into::into)
+    }
+
+    fn decrypt(&self, nonce: &[u8; NONCE_LEN], name: &str, text: &mut [u8], tag: &[u8; TAG_LEN]) -> bool {
+        let (nonce, name, tag) = (GenericArray::from_slice(nonce), name.as_bytes(), tag.into());
+        let done = match self {
+            Self::A128Gcm(key) => {
+                Aes128Gcm::new(key.into()).decrypt_in_place_detached(nonce, name, text, tag)
+            }
+            Self::A256Gcm(key) => {
+                Aes256Gcm::new(key.into()).decrypt_in_place_detached(nonce, name, text, tag)
+            }
+        };
+        done.is_ok()
+    }
+}
+
+impl fmt::Debug for TokenKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "TokenKey({}, ..)", self.algorithm())
+    }
+}
+
+impl PartialEq for TokenKey {
+    fn eq(&self, other: &Self) -> bool {
+        self.bytes().ct_eq(other.bytes()).into()
+    }
+}
+
+impl Eq for TokenKey {}
+
+/// What a token says. `mac_key` is never printed, and overwritten when dropped.
+#[derive(Clone, PartialEq, Eq)]
+pub struct AccessToken {
+    mac_key: Vec<u8>,
+    /// When it was made: Unix seconds in the higher 48 bits, 1/64000 of a second in the lower 16.
+    pub timestamp: u64,
+    /// Seconds, from then on.
+    pub lifetime: u32,
+}
+
+/// Why bytes are no token.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum TokenError {
+    /// A length that no token has.
+    #[error("malformed")]
+    Malformed,
+    /// Made with another key or for another server, or altered.
+    #[error("not authentic: made with another key or for another server name")]
+    NotAuthentic,
+}
+
+impl AccessToken {
+    /// A token made at `unix` seconds. `None` if the key is too short or too long ([`MAC_KEY_LEN`]).
+    #[must_use]
+    pub fn new(mac_key: &[u8], unix: u64, lifetime: u32) -> Option<Self> {
+        let fits = MAC_KEY_LEN.contains(&mac_key.len());
+        fits.then(|| Self { mac_key: mac_key.to_vec(), timestamp: unix << 16, lifetime })
+    }
+
+    /// When it was made, in Unix seconds.
+    #[must_use]
+    pub const fn made_unix(&self) -> u64 {
+        self.timestamp >> 16
+    }
+
+    /// What the client signs with.
+    #[must_use]
+    pub fn key(&self) -> Key {
+        Key::from_bytes(&self.mac_key)
+    }
+
+    /// The same as it stands there.
+    #[must_use]
+    pub fn mac_key(&self) -> &[u8] {
+        &self.mac_key
+    }
+
+    /// The token as bytes of ACCESS-TOKEN. A nonce must never be used twice with the same key.
+    #[must_use]
+    pub fn seal(&self, key: &TokenKey, server_name: &str, nonce: [u8; NONCE_LEN]) -> Vec<u8> {
+        let mut bytes = Vec::with_capacity(HEAD_LEN + MAX_SEALED_LEN + TAG_LEN);
+        #[expect(clippy::cast_possible_truncation, reason = "both are below 65")]
+        let (nonce_len, key_len) = (NONCE_LEN as u16, self.mac_key.len() as u16);
+        bytes.extend_from_slice(&nonce_len.to_be_bytes());
+        bytes.extend_from_slice(&nonce);
+        bytes.extend_from_slice(&key_len.to_be_bytes());
+        bytes.extend_from_slice(&self.mac_key);
+        bytes.extend_from_slice(&self.timestamp.to_be_bytes());
+        bytes.extend_from_slice(&self.lifetime.to_be_bytes());
+        match key.encrypt(&nonce, server_name, &mut bytes[HEAD_LEN..]) {
+            Some(tag) => bytes.extend_from_slice(&tag),
+            // AES-GCM refuses texts of 64 GiB.
+            None => unreachable!("a token is some hundred bytes long"),
+        }
+        bytes
+    }
+
+    /// Reads the bytes of an ACCESS-TOKEN.
+    ///
+    /// # Errors
+    /// See [`TokenError`].
+    pub fn open(key: &TokenKey, server_name: &str, bytes: &[u8]) -> Result<Self, TokenError> {
+        let (nonce, sealed) = match bytes {
+            [0, 12, rest @ ..] => rest.split_first_chunk::<NONCE_LEN>().ok_or(TokenError::Malformed)?,
+            _ => return Err(TokenError::Malformed),
+        };
+        let (sealed, tag) = sealed.split_last_chunk::<TAG_LEN>().ok_or(TokenError::Malformed)?;
+        if sealed.len() < FIELDS_LEN || sealed.len() > MAX_SEALED_LEN {
+            return Err(TokenError::Malformed);
+        }
+        let mut text = Wiped([0; MAX_SEALED_LEN]);
+        let text = &mut text.0[..sealed.len()];
+        text.copy_from_slice(sealed);
+        if !key.decrypt(nonce, server_name, text, tag) {
+            return Err(TokenError::NotAuthentic);
+        }
+        let (key_len, rest) = text.split_first_chunk::<2>().ok_or(TokenError::Malformed)?;
+        let (rest, lifetime) = rest.split_last_chunk::<4>().ok_or(TokenError::Malformed)?;
+        let (mac_key, timestamp) = rest.split_last_chunk::<8>().ok_or(TokenError::Malformed)?;
+        let key_len = usize::from(u16::from_be_bytes(*key_len));
+        if key_len != mac_key.len() || !MAC_KEY_LEN.contains(&key_len) {
+            return Err(TokenError::Malformed);
+        }
+        Ok(Self {
+            mac_key: mac_key.to_vec(),
+            timestamp: u64::from_be_bytes(*timestamp),
+            lifetime: u32::from_be_bytes(*lifetime),
+        })
+    }
+}
+
+impl fmt::Debug for AccessToken {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { timestamp, lifetime, .. } = self;
+        write!(f, "AccessToken {{ timestamp: {timestamp}, lifetime: {lifetime}, .. }}")
+    }
+}
+
+impl Drop for AccessToken {
+    fn drop(&mut self) {
+        self.mac_key.fill(0);
+        std::hint::black_box(&self.mac_key);
+    }
+}
+
+/// Forgets what it held.
+struct Wiped([u8; MAX_SEALED_LEN]);
+
+impl Drop for Wiped {
+    fn drop(&mut self) {
+        self.0.fill(0);
+        std::hint::black_box(&self.0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Made with Python's `cryptography`: algorithm, key, server name, nonce, mac_key, timestamp, lifetime, token.
+    const VECTORS: &str = include_str!("../tests/fixtures/access_tokens.txt");
+
+    fn hex(text: &str) -> Vec<u8> {
+        (0..text.len()).step_by(2).map(|at| u8::from_str_radix(&text[at..at + 2], 16).unwrap()).collect()
+    }
+
+    #[test]
+    fn tokens_of_another_implementation_are_read_and_made() {
+        assert_eq!(VECTORS.lines().count(), 4);
+        for line in VECTORS.lines() {
+            let [algorithm, key, name, nonce, mac_key, timestamp, lifetime, token] =
+                line.split(' ').collect::<Vec<_>>().try_into().unwrap();
+            let key = TokenKey::from_bytes(&hex(key)).unwrap();
+            assert_eq!(key.algorithm(), algorithm);
+            let read = AccessToken::open(&key, name, &hex(token)).unwrap();
+            let expected = AccessToken {
+                mac_key: hex(mac_key),
+                timestamp: timestamp.parse().unwrap(),
+                lifetime: lifetime.parse().unwrap(),
+            };
+            assert!(read == expected, "{line}");
+            assert_eq!(read.seal(&key, name, hex(nonce).try_into().unwrap()), hex(token));
+        }
+    }
+
+    #[test]
+    fn another_key_another_server_or_a_changed_byte_is_not_authentic() {
+        let key = TokenKey::A256Gcm([7; 32]);
+        let token = AccessToken::new(&[1; 20], 1_800_000_000, 60).unwrap();
+        let bytes = token.seal(&key, "turn.example.org", [9; 12]);
+        let open = |key: &TokenKey, name, bytes: &[u8]| AccessToken::open(key, name, bytes);
+        assert_eq!(open(&key, "turn.example.org", &bytes), Ok(token));
+        for key in [TokenKey::A256Gcm([8; 32]), TokenKey::A128Gcm([7; 16])] {
+            assert_eq!(open(&key, "turn.example.org", &bytes), Err(TokenError::NotAuthentic));
+        }
+        assert_eq!(open(&key, "turn.example.com", &bytes), Err(TokenError::NotAuthentic));
+        for at in 2..bytes.len() {
+            let mut changed = bytes.clone();
+            changed[at] ^= 1;
+            assert_eq!(open(&key, "turn.example.org", &changed), Err(TokenError::NotAuthentic), "byte {at}");
+        }
+    }
+
+    #[test]
+    fn every_truncation_and_every_absurd_length_is_refused() {
+        let key = TokenKey::A128Gcm([7; 16]);
+        let bytes = AccessToken::new(&[1; 20], 1_800_000_000, 60).unwrap().seal(&key, "x", [9; 12]);
+        for length in 0..bytes.len() {
+            assert!(AccessToken::open(&key, "x", &bytes[..length]).is_err(), "{length}");
+        }
+        assert_eq!(
+            AccessToken::open(&key, "x", &[bytes, vec![0; 4000]].concat()),
+            Err(TokenError::Malformed)
+        );
+        for mac_key_len in [0, 15, 65, 1000] {
+            assert!(AccessToken::new(&vec![1; mac_key_len], 0, 1).is_none());
+            // Authentic, and absurd all the same.
+            let odd = AccessToken { mac_key: vec![1; mac_key_len], timestamp: 0, lifetime: 1 };
+            let odd = odd.seal(&key, "x", [9; 12]);
+            assert_eq!(AccessToken::open(&key, "x", &odd), Err(TokenError::Malformed), "{mac_key_len}");
+        }
+    }
+
+    #[test]
+    fn a_key_length_that_lies_is_malformed() {
+        let key = TokenKey::A128Gcm([7; 16]);
+        for lie in [0, 19, 21, u16::MAX] {
+            let mut bytes = [&[0, 12][..], &[9; 12], &lie.to_be_bytes(), &[1; 20], &[0; 12]].concat();
+            let tag = key.encrypt(&[9; 12], "x", &mut bytes[HEAD_LEN..]).unwrap();
+            bytes.extend(tag);
+            assert_eq!(AccessToken::open(&key, "x", &bytes), Err(TokenError::Malformed), "{lie}");
+        }
+    }
+
+    #[test]
+    fn nothing_secret_is_printed() {
+        let token = AccessToken::new(&[213; 20], 0, 1).unwrap();
+        let text = format!("{token:?} {:?}", TokenKey::A256Gcm([213; 32]));
+        assert!(!text.contains("213") && text.contains("A256GCM"), "{text}");
+    }
+}

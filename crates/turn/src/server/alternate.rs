@@ -1,0 +1,133 @@
+//! Sends clients to another server (RFC 8489 section 10, RFC 8656 section 7.2): 300 (Try Alternate) with ALTERNATE-SERVER.
+//!
+//! "To prevent denial-of-service attacks, this extension MUST be used only when the client and server are using an
+//! authentication mechanism": only requests that have authenticated are redirected, and the answer is signed. A forged one
+//! gets the challenge that it gets anyway.
+
+use std::net::SocketAddr;
+
+use turnpike_wire::integrity::Mac;
+
+use super::{
+    Answer, Client, Gate, Server, Transport, attribute,
+    request::{Method, Request},
+    response::{Response, Signer, reason_phrase},
+};
+
+/// Another server.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Alternate {
+    /// Where it listens; told to clients of this family.
+    pub address: SocketAddr,
+    /// The name in its certificate, at most 255 ASCII characters, where that is not ours: ALTERNATE-DOMAIN (RFC 8489 section
+    /// 14.16), for clients over TLS and DTLS.
+    pub domain: Option<String>,
+    /// For clients over these transports; empty for all.
+    pub transports: Vec<Transport>,
+    /// When clients are sent there.
+    pub when: AlternateWhen,
+}
+
+/// When clients are sent to another server.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum AlternateWhen {
+    /// While this one drains, in place of 508.
+    #[default]
+    Drain,
+    /// While it drains or has no room, in place of 508.
+    Full,
+    /// In place of every new allocation.
+    Always,
+}
+
+/// Why an allocation is not made here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Occasion {
+    /// It could be.
+    None,
+    Draining,
+    Full,
+}
+
+impl AlternateWhen {
+    fn applies(self, occasion: Occasion) -> bool {
+        match self {
+            Self::Drain => occasion == Occasion::Draining,
+            Self::Full => occasion != Occasion::None,
+            Self::Always => true,
+        }
+    }
+}
+
+impl Alternate {
+    fn serves(&self, transport: Transport) -> bool {
+        self.transports.is_empty() || self.transports.contains(&transport)
+    }
+}
+
+impl<G: Gate> Server<G> {
+    /// Answers an Allocate with another server's address, if there is one for this occasion.
+    pub(super) fn redirect(
+        &mut self,
+        client: &Client,
+        request: &Request<'_>,
+        signer: Option<&Signer>,
+        occasion: Occasion,
+    ) -> Option<Answer> {
+        let redirected =
+            self.write_redirect(client, request.transaction, signer, request.fingerprint, occasion);
+        redirected.then_some(Answer::Reply)
+    }
+
+    /// Writes the answer into the reply buffer; whether there is one.
+    pub(super) fn write_redirect(
+        &mut self,
+        client: &Client,
+        transaction: [u8; 12],
+        signer: Option<&Signer>,
+        fingerprint: bool,
+        occasion: Occasion,
+    ) -> bool {
+        let Some(signer) = signer else { return false };
+        let transport = self.config.listener(client.listener).transport;
+        let v4 = client.address.is_ipv4();
+        let of_family = |of_v4: bool| {
+            self.config.alternates.iter().filter(move |alternate| {
+                alternate.when.applies(occasion)
+                    && alternate.serves(transport)
+                    && alternate.address.is_ipv4() == of_v4
+            })
+        };
+        // "The ALTERNATE-SERVER attribute MUST contain an IP address of the same family as the source IP address of the request
+        // message."
+        let count = of_family(v4).count();
+        let Some(first) = self.alternate_turn.checked_rem(count).and_then(|turn| of_family(v4).nth(turn))
+        else {
+            return false;
+        };
+        // "If the transaction uses TLS or DTLS, if the transaction is authenticated by a MESSAGE-INTEGRITY-SHA256 attribute, and
+        // if the server wants to redirect to a server that uses a different certificate, then it MUST include an
+        // ALTERNATE-DOMAIN attribute".
+        let secure = matches!(transport, Transport::Tls | Transport::Dtls) && signer.mac == Mac::Sha256;
+        let domain = first.domain.as_deref().filter(|_| secure);
+        self.alternate_turn = self.alternate_turn.wrapping_add(1);
+        self.stats.redirects += 1;
+        self.stats.error(300);
+        let mut response =
+            Response::error(&mut self.reply, Method::Allocate, transaction, 300, reason_phrase(300));
+        response.address(attribute::ALTERNATE_SERVER, first.address);
+        // "The server SHOULD include an additional ALTERNATE-SERVER attribute, after the mandatory one, that contains an IP
+        // address of the other family": one of the same name, because there is one ALTERNATE-DOMAIN for both.
+        if let Some(second) = of_family(!v4).find(|second| second.domain == first.domain) {
+            response.address(attribute::ALTERNATE_SERVER, second.address);
+        }
+        if let Some(domain) = domain {
+            response.attribute(attribute::ALTERNATE_DOMAIN, domain.as_bytes());
+        }
+        if let Some(software) = &self.config.software {
+            response.attribute(attribute::SOFTWARE, software.as_bytes());
+        }
+        response.finish(Some(signer), fingerprint);
+        true
+    }
+}

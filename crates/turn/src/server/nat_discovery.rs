@@ -1,0 +1,281 @@
+//! NAT behaviour discovery (RFC 5780): Binding requests that are answered from another of our addresses, to another port of the
+//! client, or with padding, so that the client learns how the NAT in front of it maps and filters.
+//!
+//! All of it makes an unauthenticated request send something where it did not come from, or something large. So it is off unless
+//! configured; padding is never longer than that of the request; no well-known port is answered to; and what asks for any of
+//! it is limited per network and in total.
+
+use std::{
+    hash::BuildHasher as _,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+};
+
+use foldhash::fast::RandomState;
+use smallvec::SmallVec;
+
+use super::{
+    Answer, Client, DropReason, Gate, ListenerId, Server, attribute,
+    request::{Method, Request},
+    response::Response,
+};
+use crate::time::Now;
+
+/// Bytes of PADDING in a response at most: an Ethernet MTU, which is what RFC 5780 section 7.6 wants to exceed.
+pub const MAX_PADDING: usize = 1500;
+
+/// The lowest RESPONSE-PORT that is answered to. Services that could make something of an answer sit below, and NATs map
+/// clients above.
+pub const MIN_RESPONSE_PORT: u16 = 1024;
+
+/// Two addresses and two ports of one family on which Binding requests are told of each other; a listener for each of the four.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NatDiscovery {
+    /// Where requests come in, canonical.
+    pub addresses: [IpAddr; 2],
+    /// What clients are told in their place, behind a one-to-one NAT.
+    pub external: [Option<IpAddr>; 2],
+    /// The same two on both addresses.
+    pub ports: [u16; 2],
+    /// Who sends from `addresses[i]` and `ports[j]`: `listeners[i][j]`.
+    pub listeners: [[ListenerId; 2]; 2],
+}
+
+/// How many discovery requests a second are answered, of one worker. Those over the limit are dropped and counted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DiscoveryLimits {
+    /// Of one IPv4 /24 or IPv6 /56; 5 seconds' worth at once. Default 10, the rate that RFC 5780 section 5 allows a client.
+    pub per_source: u32,
+    /// Of all together; one second's worth at once. Default 1000.
+    pub total: u32,
+}
+
+impl Default for DiscoveryLimits {
+    fn default() -> Self {
+        Self { per_source: 10, total: 1000 }
+    }
+}
+
+impl NatDiscovery {
+    /// Which of the four a request came in on.
+    fn position(&self, local: SocketAddr) -> Option<Position> {
+        let address = self.addresses.iter().position(|ip| *ip == local.ip())?;
+        let port = self.ports.iter().position(|port| *port == local.port())?;
+        Some(Position { address, port })
+    }
+
+    fn told(&self, at: Position) -> SocketAddr {
+        let ip = self.external[at.address].unwrap_or(self.addresses[at.address]);
+        SocketAddr::new(ip, self.ports[at.port])
+    }
+}
+
+/// Indices of an address and a port.
+#[derive(Clone, Copy)]
+struct Position {
+    address: usize,
+    port: usize,
+}
+
+/// What a request wants beside its mapped address.
+struct Wish<'a> {
+    change_address: bool,
+    change_port: bool,
+    padding: Option<&'a [u8]>,
+    response_port: Option<u16>,
+}
+
+impl<'a> Wish<'a> {
+    /// `None` where an attribute is malformed, or two exclude each other.
+    fn read(request: &Request<'a>) -> Option<Self> {
+        // Section 7.2: 32 bits, of which A (0x04) and B (0x02) are used.
+        let flags = match request.get(attribute::CHANGE_REQUEST) {
+            None => 0,
+            Some([_, _, _, flags]) => *flags,
+            Some(_) => return None,
+        };
+        // Section 7.5: "a 16-bit unsigned integer in network byte order followed by 2 bytes of padding", which some count as the
+        // attribute's own.
+        let response_port = match request.get(attribute::RESPONSE_PORT) {
+            None => None,
+            Some([high, low] | [high, low, _, _]) => Some(u16::from_be_bytes([*high, *low])),
+            Some(_) => return None,
+        };
+        let padding = request.get(attribute::PADDING);
+        // Section 7.5: "The server MUST NOT process a request containing a RESPONSE-PORT and a PADDING attribute"; section 6.1:
+        // "the server MUST return an error response of type 400".
+        if response_port.is_some_and(|port| port < MIN_RESPONSE_PORT || padding.is_some()) {
+            return None;
+        }
+        Some(Self {
+            change_address: flags & 0x04 != 0,
+            change_port: flags & 0x02 != 0,
+            padding,
+            response_port,
+        })
+    }
+
+    fn is_plain(&self) -> bool {
+        !self.change_address && !self.change_port && self.padding.is_none() && self.response_port.is_none()
+    }
+}
+
+/// Whether RFC 5780 defines it for requests.
+fn is_of_discovery(kind: u16) -> bool {
+    matches!(kind, attribute::CHANGE_REQUEST | attribute::PADDING | attribute::RESPONSE_PORT)
+}
+
+impl<G: Gate> Server<G> {
+    /// A Binding request on an address of NAT discovery; `None` on any other, where its attributes are unknown (section 6: the
+    /// server "MUST respond with a 420 (Unknown Attribute) to any Request with a CHANGE-REQUEST attribute").
+    pub(super) fn discover(&mut self, now: Now, client: &Client, request: &Request<'_>) -> Option<Answer> {
+        let here = |discovery: &NatDiscovery| Some((*discovery, discovery.position(client.local)?));
+        let (discovery, position) = self.config.nat_discovery.iter().find_map(here)?;
+        // A stream or another socket may have the same address, but no way to answer from elsewhere.
+        if discovery.listeners[position.address][position.port] != client.listener {
+            return None;
+        }
+        let unknown: SmallVec<[u16; 4]> =
+            request.unknown.iter().copied().filter(|kind| !is_of_discovery(*kind)).collect();
+        if !unknown.is_empty() {
+            return Some(self.unknown_attributes_of(request, None, &unknown));
+        }
+        let Some(wish) = Wish::read(request) else {
+            return Some(self.fail(request, None, 400));
+        };
+        if !wish.is_plain() {
+            let limits = self.config.discovery_limits;
+            if let Err(reason) = self.discovery_rate.admit(now.ms, client.address.ip(), limits) {
+                return Some(Answer::Drop(reason));
+            }
+        }
+        self.stats.discovery(
+            wish.change_address || wish.change_port,
+            wish.padding.is_some(),
+            wish.response_port.is_some(),
+        );
+
+        let Position { address, port } = position;
+        let from = Position {
+            address: address ^ usize::from(wish.change_address),
+            port: port ^ usize::from(wish.change_port),
+        };
+        let other = Position { address: address ^ 1, port: port ^ 1 };
+        self.stats.successes[Method::Binding as usize] += 1;
+        let mut response = Response::success(&mut self.reply, Method::Binding, request.transaction);
+        // Section 6.1: "The server MUST include both MAPPED-ADDRESS and XOR-MAPPED-ADDRESS in its Response", "MUST add a
+        // RESPONSE-ORIGIN attribute" and "an OTHER-ADDRESS attribute".
+        response.xor_address(attribute::XOR_MAPPED_ADDRESS, client.address);
+        response.address(attribute::MAPPED_ADDRESS, client.address);
+        response.address(attribute::RESPONSE_ORIGIN, discovery.told(from));
+        response.address(attribute::OTHER_ADDRESS, discovery.told(other));
+        if let Some(padding) = wish.padding {
+            // "The server SHOULD use a length of PADDING equal to the MTU": of what it was asked with no more, or whoever forges
+            // source addresses would get 1,500 bytes for 24.
+            response.attribute(attribute::PADDING, &[0; MAX_PADDING][..padding.len().min(MAX_PADDING)]);
+        }
+        response.finish(None, request.fingerprint);
+        Some(Answer::ReplyFrom(Client {
+            listener: discovery.listeners[from.address][from.port],
+            address: SocketAddr::new(
+                client.address.ip(),
+                wish.response_port.unwrap_or(client.address.port()),
+            ),
+            local: SocketAddr::new(discovery.addresses[from.address], discovery.ports[from.port]),
+        }))
+    }
+}
+
+/// Buckets for source networks. Networks that share one share its rate: the bound on memory, and no way around the limit.
+const BUCKETS: usize = 4096;
+/// Seconds' worth of requests of one network that may come at once.
+const SOURCE_BURST: u64 = 5;
+
+/// Token buckets, each as the time at which it will be full again, in microseconds.
+#[derive(Default)]
+pub(super) struct DiscoveryRate {
+    /// Empty until the first request.
+    sources: Vec<u64>,
+    total: u64,
+    hasher: RandomState,
+}
+
+impl DiscoveryRate {
+    fn admit(&mut self, now_ms: u64, source: IpAddr, limits: DiscoveryLimits) -> Result<(), DropReason> {
+        if self.sources.is_empty() {
+            self.sources = vec![0; BUCKETS];
+        }
+        let now = now_ms.saturating_mul(1000);
+        #[expect(clippy::cast_possible_truncation, reason = "reduced to the number of buckets")]
+        let bucket = &mut self.sources[self.hasher.hash_one(network(source)) as usize % BUCKETS];
+        let of_source = spent(*bucket, now, limits.per_source, SOURCE_BURST);
+        let of_source = of_source.ok_or(DropReason::DiscoverySourceLimit)?;
+        let of_total = spent(self.total, now, limits.total, 1).ok_or(DropReason::DiscoveryTotalLimit)?;
+        (*bucket, self.total) = (of_source, of_total);
+        Ok(())
+    }
+}
+
+/// The bucket with one token less, if it has one.
+fn spent(full_at: u64, now: u64, rate: u32, burst_seconds: u64) -> Option<u64> {
+    let cost = 1_000_000 / u64::from(rate.max(1));
+    let full_at = full_at.max(now) + cost;
+    (full_at <= now + (burst_seconds * 1_000_000).max(cost)).then_some(full_at)
+}
+
+/// The /24 or /56 of an address: what one subscriber or small site has.
+fn network(ip: IpAddr) -> IpAddr {
+    match ip {
+        IpAddr::V4(ip) => Ipv4Addr::from_bits(ip.to_bits() & !0 << 8).into(),
+        IpAddr::V6(ip) => Ipv6Addr::from_bits(ip.to_bits() & !0 << 72).into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LIMITS: DiscoveryLimits = DiscoveryLimits { per_source: 10, total: 100 };
+
+    fn admitted(rate: &mut DiscoveryRate, now_ms: u64, sources: &[&str], tries: usize) -> usize {
+        let mut sources = sources.iter().map(|ip| ip.parse().unwrap()).cycle();
+        (0..tries).filter(|_| rate.admit(now_ms, sources.next().unwrap(), LIMITS).is_ok()).count()
+    }
+
+    #[test]
+    fn one_network_gets_five_seconds_worth_at_once_and_then_its_rate() {
+        let mut rate = DiscoveryRate::default();
+        assert_eq!(admitted(&mut rate, 7000, &["192.0.2.1", "192.0.2.200"], 1000), 50);
+        assert_eq!(admitted(&mut rate, 7099, &["192.0.2.9"], 10), 0);
+        assert_eq!(admitted(&mut rate, 8000, &["192.0.2.9"], 100), 10);
+        assert_eq!(admitted(&mut rate, 8000, &["198.51.100.1"], 10), 10, "another network");
+    }
+
+    #[test]
+    fn all_networks_together_have_a_rate_too() {
+        let mut rate = DiscoveryRate::default();
+        let many: Vec<String> = (0..250).map(|n| format!("10.1.{n}.1")).collect();
+        let many: Vec<&str> = many.iter().map(String::as_str).collect();
+        assert_eq!(admitted(&mut rate, 0, &many, 250), 100);
+        assert_eq!(admitted(&mut rate, 500, &many, 250), 50);
+        assert_eq!(
+            rate.admit(500, "10.2.0.1".parse().unwrap(), LIMITS),
+            Err(DropReason::DiscoveryTotalLimit)
+        );
+    }
+
+    #[test]
+    fn networks_are_24_bits_of_ipv4_and_56_of_ipv6() {
+        for (ip, of) in [("192.0.2.255", "192.0.2.0"), ("2001:db8:1:2ff:ffff::1", "2001:db8:1:200::")] {
+            assert_eq!(network(ip.parse().unwrap()), of.parse::<IpAddr>().unwrap());
+        }
+    }
+
+    #[test]
+    fn memory_is_bounded_whatever_the_sources() {
+        let mut rate = DiscoveryRate::default();
+        for n in 0..100_000_u32 {
+            let _ = rate.admit(u64::from(n), Ipv4Addr::from_bits(n << 8).into(), LIMITS);
+        }
+        assert_eq!(rate.sources.len(), BUCKETS);
+    }
+}

@@ -1,0 +1,178 @@
+//! Third-party authorization (RFC 7635): a client without a password shows a token that an authorization server made for it.
+//! USERNAME then names the key that the token is encrypted with, and the token holds the key that the request is signed with.
+//!
+//! Section 9: "The TURN client MUST include the ACCESS-TOKEN attribute only in Allocate and Refresh requests", so that the others
+//! are verified with what the allocation remembers of its last token.
+
+use std::{fmt::Write as _, sync::Arc};
+
+use sha2::{Digest as _, Sha256};
+use turnpike_wire::integrity::{self, Key, Mac};
+
+use super::{
+    Client, CredentialRefusal, Gate, Server, TokenProblem, User, attribute, realm::Terms, request::Request,
+};
+use crate::{
+    access_token::{AccessToken, TokenError, TokenKey},
+    time::Now,
+};
+
+/// Settings of third-party authorization.
+#[derive(Clone, Debug, Default)]
+pub struct ThirdParty {
+    /// THIRD-PARTY-AUTHORIZATION: the server's name, for which tokens are made; 1 to 255 bytes.
+    pub server_name: String,
+    /// Seconds that clocks may differ. RFC 7635 recommends 5.
+    pub skew: u32,
+    /// Keys shared with authorization servers; without any, nothing is offered.
+    pub keys: Vec<IssuerKey>,
+}
+
+/// A key shared with an authorization server.
+#[derive(Clone, Debug)]
+pub struct IssuerKey {
+    /// Its name, which clients send in USERNAME.
+    pub kid: String,
+    /// The key.
+    pub key: TokenKey,
+    /// The one realm in which its tokens count.
+    pub realm: String,
+    /// Seconds for which a token is believed at most, whatever it says itself.
+    pub max_lifetime: u32,
+}
+
+impl ThirdParty {
+    /// Whether tokens count in this realm.
+    pub(super) fn serves(&self, realm: &str) -> bool {
+        self.keys.iter().any(|key| key.realm == realm)
+    }
+}
+
+/// What is remembered of a token.
+#[derive(Clone)]
+pub(super) struct Grant {
+    /// Signs the client's requests.
+    key: Key,
+    /// Unix seconds at which it ends, the allowed skew left out.
+    until_unix: u64,
+}
+
+impl Grant {
+    /// Whether both are of one token: its key is secret, and known to one client.
+    pub(super) fn is_same(&self, other: &Self) -> bool {
+        self.key == other.key
+    }
+
+    /// Section 9: "The lifetime provided by the TURN server in the Allocate and Refresh responses MUST be less than or equal to
+    /// the lifetime of the token." One second is left to those that live within the allowed skew.
+    pub(super) fn limit(&self, now: Now, seconds: u32) -> u32 {
+        let left = self.until_unix.saturating_sub(now.unix).max(1);
+        seconds.min(u32::try_from(left).unwrap_or(u32::MAX))
+    }
+}
+
+/// A request that a token authenticates.
+pub(super) struct Proof {
+    pub(super) key: Key,
+    /// Whom quotas count: who holds this token.
+    pub(super) identity: Box<str>,
+    pub(super) grant: Box<Grant>,
+}
+
+impl<G: Gate> Server<G> {
+    /// Verifies a request by its token, or by that of its allocation. `None` where it is no matter of tokens: a user with a
+    /// password.
+    pub(super) fn check_token(
+        &mut self,
+        now: Now,
+        client: &Client,
+        request: &Request<'_>,
+        realm: &Terms,
+        user: User<'_>,
+        mac: Mac,
+    ) -> Option<Result<Proof, CredentialRefusal>> {
+        let User::Name(kid) = user else { return None };
+        let config = Arc::clone(&self.config);
+        if let Some(token) = request.get(attribute::ACCESS_TOKEN) {
+            let settings = &config.third_party;
+            return realm.third_party.then(|| check_shown(settings, now, request, realm, kid, token, mac));
+        }
+        let index = self.table.find(client)?;
+        let (_, allocation) = self.table.at(index)?;
+        let grant = allocation.grant.as_ref()?;
+        if *allocation.username != *kid || allocation.realm != realm.name {
+            return None;
+        }
+        let (grant, identity) = (grant.clone(), allocation.identity().into());
+        let over = now.unix.saturating_sub(grant.until_unix);
+        Some(if over >= u64::from(config.third_party.skew).max(1) {
+            Err(CredentialRefusal::Expired { ago: over })
+        } else if integrity::verify(request.bytes, &grant.key, mac).is_err() {
+            Err(CredentialRefusal::WrongKey)
+        } else {
+            Ok(Proof { key: grant.key.clone(), identity, grant })
+        })
+    }
+}
+
+/// The checks of RFC 7635 section 7.
+fn check_shown(
+    settings: &ThirdParty,
+    now: Now,
+    request: &Request<'_>,
+    realm: &Terms,
+    kid: &str,
+    token: &[u8],
+    mac: Mac,
+) -> Result<Proof, CredentialRefusal> {
+    // "The STUN server selects the keying material based on kid signaled in the USERNAME attribute."
+    let issuer = settings
+        .keys
+        .iter()
+        .find(|key| key.kid == kid && *key.realm == *realm.name)
+        .ok_or(CredentialRefusal::Token(TokenProblem::UnknownKey))?;
+    let token = AccessToken::open(&issuer.key, &settings.server_name, token).map_err(|error| {
+        CredentialRefusal::Token(match error {
+            TokenError::Malformed => TokenProblem::Malformed,
+            TokenError::NotAuthentic => TokenProblem::NotAuthentic,
+        })
+    })?;
+    // "The access token is accepted if the timestamp field (TS) in the self-contained token is shortly before the reception time
+    // of the STUN request (RDnew): lifetime + Delta > abs(RDnew - TS)". A token of the future is accepted within Delta alone: the
+    // formula as it stands would believe one for twice its lifetime.
+    let skew = u64::from(settings.skew);
+    let made = token.made_unix();
+    if made > now.unix.saturating_add(skew) {
+        return Err(CredentialRefusal::Token(TokenProblem::Future { ahead: made - now.unix }));
+    }
+    let until_unix = made.min(now.unix) + u64::from(token.lifetime.min(issuer.max_lifetime));
+    if now.unix >= until_unix + skew {
+        return Err(CredentialRefusal::Expired { ago: now.unix - until_unix });
+    }
+    let key = signing_key(request, &token, mac).ok_or(CredentialRefusal::WrongKey)?;
+    let grant = Box::new(Grant { key: key.clone(), until_unix });
+    Ok(Proof { key, identity: identity(kid, &token), grant })
+}
+
+/// The key that the request is signed with. coturn, its clients and its server alike, keys HMAC-SHA1 with no more than the 16 bytes
+/// that an MD5 key has, whatever the length of `mac_key`; those 16 are secret too.
+fn signing_key(request: &Request<'_>, token: &AccessToken, mac: Mac) -> Option<Key> {
+    const COTURN_LEN: usize = 16;
+    let verifies = |key: &Key| integrity::verify(request.bytes, key, mac).is_ok();
+    let whole = token.key();
+    if verifies(&whole) {
+        return Some(whole);
+    }
+    let shorter = token.mac_key().get(..COTURN_LEN).filter(|_| mac == Mac::Sha1)?;
+    Some(Key::from_bytes(shorter)).filter(verifies)
+}
+
+/// A token names nobody. "The access token can be reused for multiple Allocate requests", and so it is the token that has a
+/// quota; told apart by a hash of its secret, which never changes hands in the clear.
+fn identity(kid: &str, token: &AccessToken) -> Box<str> {
+    let mut name = format!("{kid}/");
+    for byte in &Sha256::digest(token.mac_key())[..8] {
+        let _ = write!(name, "{byte:02x}");
+    }
+    name.into_boxed_str()
+}

@@ -1,0 +1,233 @@
+//! 300 (Try Alternate): who is sent where, and when (RFC 8489 section 10, RFC 8656 section 7.2).
+#![allow(clippy::unwrap_used, reason = "a test helper says by panicking what went wrong")]
+
+mod common;
+use std::net::SocketAddr;
+
+use common::*;
+use turnpike_turn::{
+    server::{
+        Alternate, AlternateWhen, ConfigError, ListenerId, ListenerProfile, OpenResult, ServerConfig,
+        Transport,
+    },
+    wire::stun_types::attribute::{
+        AlternateDomain, AlternateServer, Attribute as _, AttributeFromRaw as _, AttributeStaticType as _,
+    },
+};
+
+fn alternate(at: &str, when: AlternateWhen) -> Alternate {
+    Alternate { address: address(at), domain: None, transports: Vec::new(), when }
+}
+
+fn with(alternates: Vec<Alternate>) -> ServerConfig {
+    let profile = |transport| ListenerProfile { transport, ..ListenerProfile::default() };
+    ServerConfig {
+        alternates,
+        listeners: [Transport::Udp, Transport::Tcp, Transport::Tls, Transport::Dtls].map(profile).into(),
+        ..config()
+    }
+}
+
+const V4: &str = "198.51.100.1:3478";
+const V6: &str = "[2001:db8::5]:3478";
+
+/// Every ALTERNATE-SERVER, in order.
+fn servers(reply: &Reply) -> Vec<SocketAddr> {
+    let message = reply.message();
+    message
+        .iter_attributes()
+        .filter(|(_, raw)| raw.get_type() == AlternateServer::TYPE)
+        .map(|(_, raw)| AlternateServer::from_raw(raw).unwrap().server())
+        .collect()
+}
+
+fn ask(world: &mut World, scheme: Scheme) -> Reply {
+    let alice = world.credentials("alice", scheme);
+    let reply = world.ask(&Ask::allocate().signed(&alice));
+    assert!(reply.is_signed(&alice));
+    reply
+}
+
+#[test]
+fn always_means_every_allocation_of_who_has_authenticated() {
+    let mut world = World::with(with(vec![alternate(V4, AlternateWhen::Always)]));
+    let challenge = world.ask(&Ask::allocate());
+    assert_eq!(challenge.code(), Some(401), "an unauthenticated request learns nothing");
+    assert!(servers(&challenge).is_empty());
+    let reply = ask(&mut world, Scheme::Md5);
+    assert_eq!((reply.code(), servers(&reply)), (Some(300), vec![address(V4)]));
+    assert_eq!(world.server.allocations(), 0);
+    assert_eq!(world.server.gate_mut().held(), 0);
+    assert_eq!((world.server.stats().redirects, world.server.stats().errors_with(300)), (1, 1));
+}
+
+#[test]
+fn a_wrong_password_is_told_no_other_server() {
+    let mut world = World::with(with(vec![alternate(V4, AlternateWhen::Always)]));
+    let mut guess = world.credentials("alice", Scheme::Md5);
+    guess.password = "guess".to_owned();
+    let reply = world.ask(&Ask::allocate().signed(&guess));
+    assert_eq!((reply.code(), servers(&reply)), (Some(401), vec![]));
+}
+
+#[test]
+fn without_authentication_nobody_is_redirected() {
+    let mut world =
+        World::with(ServerConfig { authenticate: false, ..with(vec![alternate(V4, AlternateWhen::Always)]) });
+    world.ask(&Ask::allocate()).success();
+}
+
+#[test]
+fn a_malformed_request_is_a_bad_request_wherever_it_would_go() {
+    let mut world = World::with(with(vec![alternate(V4, AlternateWhen::Always)]));
+    let alice = world.credentials("alice", Scheme::Md5);
+    assert_eq!(world.ask(&Ask::new(ALLOCATE).signed(&alice)).code(), Some(400));
+}
+
+#[test]
+fn while_draining_clients_are_sent_on_instead_of_508() {
+    for (when, before) in
+        [(AlternateWhen::Drain, None), (AlternateWhen::Full, None), (AlternateWhen::Always, Some(300))]
+    {
+        let mut world = World::with(with(vec![alternate(V4, when)]));
+        assert_eq!(ask(&mut world, Scheme::Md5).code(), before, "{when:?}");
+        world.client.address.set_port(1);
+        world.server.drain();
+        assert_eq!(ask(&mut world, Scheme::Md5).code(), Some(300), "{when:?}");
+        assert_eq!(world.server.stats().drain_refusals, 0);
+    }
+    let mut alone = World::with(with(vec![]));
+    alone.server.drain();
+    assert_eq!(ask(&mut alone, Scheme::Md5).code(), Some(508));
+}
+
+#[test]
+fn an_allocation_that_exists_lives_on() {
+    let mut world = World::with(with(vec![alternate(V4, AlternateWhen::Drain)]));
+    let (alice, _) = world.allocated();
+    world.server.drain();
+    world.ask(&Ask::refresh(600).signed(&alice)).success();
+    world.ask(&Ask::permit(PEER).signed(&alice)).success();
+}
+
+#[test]
+fn a_full_server_sends_on_and_a_user_at_the_limit_stays() {
+    for (when, code) in [(AlternateWhen::Full, 300), (AlternateWhen::Drain, 508)] {
+        let gate = TestGate { per_user: 1, total: 2, ..TestGate::default() };
+        let mut world = World::with_gate(with(vec![alternate(V4, when)]), gate);
+        for (port, user, expected) in
+            [(1, "alice", None), (2, "alice", Some(486)), (3, "bob", None), (4, "bob", Some(code))]
+        {
+            world.client = client(port);
+            let credentials = world.credentials(user, Scheme::Md5);
+            let reply = world.ask(&Ask::allocate().signed(&credentials));
+            assert_eq!(reply.code(), expected, "{when:?} {port}");
+        }
+        assert_eq!(world.server.stats().quota_refusals, [1, 1]);
+    }
+}
+
+#[test]
+fn no_free_port_sends_on_and_gives_the_quota_back() {
+    let mut world = World::with(with(vec![alternate(V4, AlternateWhen::Full)]));
+    for (result, code) in [(OpenResult::NoCapacity, 300), (OpenResult::UnsupportedFamily, 440)] {
+        let alice = world.credentials("alice", Scheme::Sha256);
+        let Outcome::Open(request) = world.feed(&Ask::allocate().fingerprint().signed(&alice).bytes()) else {
+            panic!("it is to be opened")
+        };
+        let reply = world.opened(request.allocation, result, None);
+        assert_eq!(reply.code(), Some(code));
+        assert!(reply.is_signed(&alice));
+        assert_eq!(world.server.gate_mut().held(), 0);
+    }
+}
+
+#[test]
+fn the_family_of_the_client_comes_first_and_decides() {
+    let both = vec![alternate(V6, AlternateWhen::Always), alternate(V4, AlternateWhen::Always)];
+    let mut world = World::with(with(both));
+    assert_eq!(servers(&ask(&mut world, Scheme::Md5)), [address(V4), address(V6)]);
+    world.client.address = address("[2001:db8::7]:5000");
+    assert_eq!(servers(&ask(&mut world, Scheme::Md5)), [address(V6), address(V4)]);
+
+    let mut only_v6 = World::with(with(vec![alternate(V6, AlternateWhen::Always)]));
+    assert_eq!(ask(&mut only_v6, Scheme::Md5).code(), None, "no address of its family: served here");
+    only_v6.client.address.set_port(1);
+    only_v6.server.drain();
+    assert_eq!(ask(&mut only_v6, Scheme::Md5).code(), Some(508));
+}
+
+#[test]
+fn several_take_turns() {
+    let other = "198.51.100.2:3478";
+    let mut world = World::with(with(vec![
+        alternate(V4, AlternateWhen::Always),
+        alternate(other, AlternateWhen::Always),
+        alternate("198.51.100.3:3478", AlternateWhen::Full),
+    ]));
+    let told: Vec<_> = (0..4).flat_map(|_| servers(&ask(&mut world, Scheme::Md5))).collect();
+    assert_eq!(told, [V4, other, V4, other].map(address));
+}
+
+#[test]
+fn a_domain_is_for_secure_transports_and_clients_that_know_it() {
+    let named =
+        Alternate { domain: Some("turn2.example.org".to_owned()), ..alternate(V4, AlternateWhen::Always) };
+    let mut world = World::with(with(vec![named]));
+    for (listener, scheme, told) in [
+        (0, Scheme::Sha256, false),
+        (1, Scheme::Sha256, false),
+        (2, Scheme::Sha256, true),
+        (2, Scheme::Md5, false),
+        (3, Scheme::Sha256, true),
+        (3, Scheme::Md5Sha256, true),
+    ] {
+        world.client.listener = ListenerId(listener);
+        let reply = ask(&mut world, scheme);
+        assert_eq!(reply.code(), Some(300));
+        assert_eq!(reply.has(AlternateDomain::TYPE), told, "{listener} {scheme:?}");
+        if told {
+            assert_eq!(reply.get::<AlternateDomain>().domain(), "turn2.example.org");
+        }
+    }
+}
+
+#[test]
+fn one_domain_stands_for_all_that_is_told() {
+    let named = |at, domain: &str| Alternate {
+        domain: Some(domain.to_owned()),
+        ..alternate(at, AlternateWhen::Always)
+    };
+    let mut world = World::with(with(vec![
+        named(V4, "a.example"),
+        named("[2001:db8::9]:1", "b.example"),
+        named(V6, "a.example"),
+    ]));
+    world.client.listener = ListenerId(2);
+    assert_eq!(servers(&ask(&mut world, Scheme::Sha256)), [address(V4), address(V6)]);
+}
+
+#[test]
+fn each_transport_may_have_its_own() {
+    let tls = "198.51.100.2:5349";
+    let mut world = World::with(with(vec![
+        Alternate {
+            transports: vec![Transport::Udp, Transport::Tcp],
+            ..alternate(V4, AlternateWhen::Always)
+        },
+        Alternate { transports: vec![Transport::Tls], ..alternate(tls, AlternateWhen::Always) },
+    ]));
+    for (listener, told) in [(0, Some(V4)), (1, Some(V4)), (2, Some(tls)), (3, None)] {
+        world.client.listener = ListenerId(listener);
+        let reply = ask(&mut world, Scheme::Md5);
+        assert_eq!(servers(&reply), told.map(address).into_iter().collect::<Vec<_>>(), "{listener}");
+    }
+}
+
+#[test]
+fn a_domain_must_fit_its_attribute() {
+    for domain in [String::new(), "x".repeat(256), "b\u{fc}cher.example".to_owned()] {
+        let named = Alternate { domain: Some(domain.clone()), ..alternate(V4, AlternateWhen::Always) };
+        assert_eq!(with(vec![named]).check(), Err(ConfigError::AlternateDomain(domain)));
+    }
+}

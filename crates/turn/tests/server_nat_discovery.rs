@@ -1,0 +1,285 @@
+//! NAT behaviour discovery (RFC 5780): who answers from where, to where, with what, and how often.
+#![allow(clippy::unwrap_used, reason = "a test helper says by panicking what went wrong")]
+
+mod common;
+use std::net::SocketAddr;
+
+use common::*;
+use proptest::prelude::*;
+use turnpike_turn::{
+    server::{
+        Client, ConfigError, DiscoveryLimits, DropReason, ListenerId, MAX_PADDING, NatDiscovery,
+        ServerConfig, Verdict,
+    },
+    wire::stun_types::attribute::{
+        AttributeStaticType as _, AttributeType, UnknownAttributes, XorMappedAddress,
+    },
+};
+
+const CHANGE_REQUEST: u16 = 0x0003;
+const PADDING: u16 = 0x0026;
+const RESPONSE_PORT: u16 = 0x0027;
+const MAPPED_ADDRESS: u16 = 0x0001;
+const RESPONSE_ORIGIN: u16 = 0x802B;
+const OTHER_ADDRESS: u16 = 0x802C;
+
+const A1P1: &str = "192.0.2.1:3478";
+const A1P2: &str = "192.0.2.1:3479";
+const A2P1: &str = "192.0.2.2:3478";
+const A2P2: &str = "192.0.2.2:3479";
+
+/// Two of each family; listeners 0 to 3 are those of IPv4 in the order above, 4 to 7 those of IPv6.
+fn discovery() -> ServerConfig {
+    let of = |addresses: [&str; 2], first: u16| NatDiscovery {
+        addresses: addresses.map(|ip| ip.parse().unwrap()),
+        external: [None; 2],
+        ports: [3478, 3479],
+        listeners: [[first, first + 1], [first + 2, first + 3]].map(|pair| pair.map(ListenerId)),
+    };
+    ServerConfig {
+        nat_discovery: vec![of(["192.0.2.1", "192.0.2.2"], 0), of(["2001:db8::a1", "2001:db8::a2"], 4)],
+        discovery_limits: DiscoveryLimits { per_source: 1000, total: 1000 },
+        ..config()
+    }
+}
+
+fn asks(world: &mut World, listener: u16, local: &str, ask: &Ask) -> (Client, Reply) {
+    world.client.listener = ListenerId(listener);
+    world.client.local = address(local);
+    match world.server.from_client(world.now, world.client, &ask.bytes()) {
+        Verdict::Reply { client, bytes } => (client, Reply(bytes.to_vec())),
+        other => panic!("{:?}", Outcome::from(other)),
+    }
+}
+
+fn binding() -> Ask {
+    Ask::new(BINDING)
+}
+
+fn change(flags: u8) -> Ask {
+    binding().raw(CHANGE_REQUEST, &[0, 0, 0, flags])
+}
+
+/// The value of an attribute in MAPPED-ADDRESS's format.
+fn plain_address(reply: &Reply, kind: u16) -> SocketAddr {
+    let message = reply.message();
+    let raw = message.raw_attribute(AttributeType::new(kind)).expect("it is there");
+    let port = u16::from_be_bytes(raw.value[2..4].try_into().unwrap());
+    match raw.value[1] {
+        1 => SocketAddr::new(<[u8; 4]>::try_from(&raw.value[4..]).unwrap().into(), port),
+        2 => SocketAddr::new(<[u8; 16]>::try_from(&raw.value[4..]).unwrap().into(), port),
+        other => panic!("family {other}"),
+    }
+}
+
+/// Table 1 of section 6.1, from each of the four.
+#[test]
+fn flags_choose_where_the_answer_comes_from() {
+    let mut world = World::with(discovery());
+    let all = [A1P1, A1P2, A2P1, A2P2];
+    for (here, local) in all.iter().enumerate() {
+        for flags in [0, 2, 4, 6] {
+            // Changing the address flips the higher bit of the number, changing the port the lower.
+            let expected = here ^ usize::from(flags >> 1);
+            let listener = u16::try_from(here).unwrap();
+            let (client, reply) = asks(&mut world, listener, local, &change(flags));
+            let reply = reply.success();
+            assert_eq!(usize::from(client.listener.0), expected, "{local} {flags}");
+            assert_eq!(client.local, address(all[expected]));
+            assert_eq!(client.address, world.client.address);
+            assert_eq!(plain_address(&reply, RESPONSE_ORIGIN), address(all[expected]));
+            assert_eq!(plain_address(&reply, OTHER_ADDRESS), address(all[here ^ 3]), "whatever the flags");
+            assert_eq!(plain_address(&reply, MAPPED_ADDRESS), world.client.address);
+            assert_eq!(reply.mapped(), world.client.address);
+        }
+    }
+    assert_eq!(world.server.stats().nat_discovery, [12, 0, 0]);
+}
+
+#[test]
+fn a_plain_binding_learns_of_the_other_address() {
+    let mut world = World::with(discovery());
+    let (client, reply) = asks(&mut world, 1, A1P2, &binding().fingerprint());
+    assert_eq!(client, world.client);
+    assert_eq!(plain_address(&reply, OTHER_ADDRESS), address(A2P1));
+    assert_eq!(plain_address(&reply, RESPONSE_ORIGIN), address(A1P2));
+    assert!(reply.has(XorMappedAddress::TYPE));
+    assert_eq!(world.server.stats().nat_discovery, [0; 3]);
+}
+
+#[test]
+fn ipv6_has_its_own_four() {
+    let mut world = World::with(discovery());
+    world.client.address = address("[2001:db8::7]:40000");
+    let (client, reply) = asks(&mut world, 4, "[2001:db8::a1]:3478", &change(6));
+    assert_eq!((client.listener, client.local), (ListenerId(7), address("[2001:db8::a2]:3479")));
+    assert_eq!(plain_address(&reply, OTHER_ADDRESS), address("[2001:db8::a2]:3479"));
+    assert_eq!(plain_address(&reply, MAPPED_ADDRESS), world.client.address);
+}
+
+#[test]
+fn behind_a_nat_clients_are_told_the_external_addresses() {
+    let mut config = discovery();
+    config.nat_discovery[0].external = ["198.51.100.1", "198.51.100.2"].map(|ip| ip.parse().ok());
+    let mut world = World::with(config);
+    let (client, reply) = asks(&mut world, 0, A1P1, &change(6));
+    assert_eq!(client.local, address(A2P2), "sent from what this machine has");
+    assert_eq!(plain_address(&reply, RESPONSE_ORIGIN), address("198.51.100.2:3479"));
+    assert_eq!(plain_address(&reply, OTHER_ADDRESS), address("198.51.100.2:3479"));
+}
+
+#[test]
+fn where_it_is_not_configured_its_attributes_are_unknown() {
+    let mut elsewhere = World::with(discovery());
+    let mut off = World::new();
+    for (listener, local) in [(0, "192.0.2.9:3478"), (0, "192.0.2.1:3480"), (9, A1P1)] {
+        for (kind, value) in
+            [(CHANGE_REQUEST, &[0, 0, 0, 6][..]), (PADDING, &[0; 100]), (RESPONSE_PORT, &[8, 0, 0, 0])]
+        {
+            for world in [&mut elsewhere, &mut off] {
+                let (client, reply) = asks(world, listener, local, &binding().raw(kind, value));
+                assert_eq!(reply.code(), Some(420));
+                assert!(reply.get::<UnknownAttributes>().has_attribute(AttributeType::new(kind)));
+                assert_eq!(client, world.client);
+                let (_, plain) = asks(world, listener, local, &binding());
+                assert!(!plain.has(AttributeType::new(OTHER_ADDRESS)));
+                assert!(!plain.has(AttributeType::new(RESPONSE_ORIGIN)));
+            }
+        }
+    }
+}
+
+#[test]
+fn other_unknown_attributes_are_listed_without_those_of_discovery() {
+    let mut world = World::with(discovery());
+    let (client, reply) = asks(&mut world, 0, A1P1, &change(6).raw(0x7FFF, b"x"));
+    assert_eq!(reply.code(), Some(420));
+    let unknown = reply.get::<UnknownAttributes>();
+    assert!(unknown.has_attribute(AttributeType::new(0x7FFF)));
+    assert!(!unknown.has_attribute(AttributeType::new(CHANGE_REQUEST)));
+    assert_eq!(client, world.client, "an error comes from where it was asked");
+}
+
+#[test]
+fn they_stay_unknown_in_other_requests() {
+    let mut world = World::with(discovery());
+    let alice = world.credentials("alice", Scheme::Md5);
+    let (_, reply) = asks(&mut world, 0, A1P1, &Ask::allocate().raw(CHANGE_REQUEST, &[0; 4]).signed(&alice));
+    assert_eq!(reply.code(), Some(420));
+}
+
+#[test]
+fn padding_is_answered_with_no_more_than_was_asked_and_at_most_an_mtu() {
+    let mut world = World::with(discovery());
+    for (asked, answered) in [(0, 0), (1, 1), (100, 100), (MAX_PADDING, MAX_PADDING), (4000, MAX_PADDING)] {
+        let ask = binding().raw(PADDING, &vec![7; asked]);
+        let (_, reply) = asks(&mut world, 0, A1P1, &ask);
+        let length =
+            reply.message().raw_attribute(AttributeType::new(PADDING)).expect("MUST be included").value.len();
+        assert_eq!(length, answered, "{asked}");
+        assert!(reply.0.len() <= ask.bytes().len() + 48, "four addresses more and no amplification");
+    }
+    assert_eq!(world.server.stats().nat_discovery, [0, 5, 0]);
+}
+
+#[test]
+fn a_response_port_is_where_the_answer_goes() {
+    let mut world = World::with(discovery());
+    for value in [&[0x9C, 0x41, 0, 0][..], &[0x9C, 0x41]] {
+        let (client, reply) = asks(&mut world, 0, A1P1, &binding().raw(RESPONSE_PORT, value));
+        assert_eq!(client.address, SocketAddr::new(world.client.address.ip(), 40_001));
+        assert_eq!(reply.success().mapped(), world.client.address, "the mapping of who asked");
+    }
+}
+
+#[test]
+fn what_is_malformed_excluded_or_a_service_is_a_bad_request() {
+    let mut world = World::with(discovery());
+    for ask in [
+        binding().raw(CHANGE_REQUEST, &[]),
+        binding().raw(CHANGE_REQUEST, &[6]),
+        binding().raw(CHANGE_REQUEST, &[0, 0, 0, 6, 0]),
+        binding().raw(RESPONSE_PORT, &[]),
+        binding().raw(RESPONSE_PORT, &[9]),
+        binding().raw(RESPONSE_PORT, &[0x9C, 0x41, 0]),
+        binding().raw(RESPONSE_PORT, &[0x9C, 0x41, 0, 0, 0]),
+        binding().raw(RESPONSE_PORT, &[0, 0, 0, 0]),
+        binding().raw(RESPONSE_PORT, &[0, 53, 0, 0]),
+        binding().raw(RESPONSE_PORT, &[3, 255, 0, 0]),
+        binding().raw(RESPONSE_PORT, &[0x9C, 0x41, 0, 0]).raw(PADDING, &[]),
+    ] {
+        let (client, reply) = asks(&mut world, 0, A1P1, &ask);
+        assert_eq!(reply.code(), Some(400));
+        assert_eq!(client, world.client);
+    }
+}
+
+#[test]
+fn a_network_over_its_rate_is_dropped_and_counted_and_others_are_not() {
+    let limits = DiscoveryLimits { per_source: 2, total: 12 };
+    let mut world = World::with(ServerConfig { discovery_limits: limits, ..discovery() });
+    world.client.local = address(A1P1);
+    let ask = |world: &mut World, from: &str, ask: Ask| {
+        world.client.address = address(from);
+        world.feed(&ask.bytes())
+    };
+    for port in 1..=10 {
+        let outcome = ask(&mut world, &format!("198.51.100.{port}:5000"), change(6));
+        assert!(matches!(outcome, Outcome::Reply(_)), "{outcome:?}");
+    }
+    let drop = Outcome::Drop(DropReason::DiscoverySourceLimit);
+    for refused in [change(6), binding().raw(PADDING, &[0; 8]), binding().raw(RESPONSE_PORT, &[9, 9, 0, 0])] {
+        assert_eq!(ask(&mut world, "198.51.100.77:1", refused), drop);
+    }
+    assert!(matches!(ask(&mut world, "198.51.100.77:1", binding()), Outcome::Reply(_)), "asks for nothing");
+    assert!(matches!(ask(&mut world, "203.0.113.1:1", change(2)), Outcome::Reply(_)));
+    assert!(matches!(ask(&mut world, "203.0.113.1:1", change(2)), Outcome::Reply(_)));
+    assert_eq!(ask(&mut world, "203.0.113.1:1", change(2)), Outcome::Drop(DropReason::DiscoveryTotalLimit));
+    world.sleep(1);
+    assert!(matches!(ask(&mut world, "198.51.100.77:1", change(6)), Outcome::Reply(_)));
+    assert_eq!(world.dropped(DropReason::DiscoverySourceLimit), 3);
+    assert_eq!(world.dropped(DropReason::DiscoveryTotalLimit), 1);
+}
+
+#[test]
+fn two_addresses_and_two_ports_must_differ() {
+    let with = |change: fn(&mut NatDiscovery)| {
+        let mut config = discovery();
+        change(&mut config.nat_discovery[0]);
+        config.check()
+    };
+    assert_eq!(with(|_| {}), Ok(()));
+    assert_eq!(with(|it| it.addresses[1] = it.addresses[0]), Err(ConfigError::NatDiscovery));
+    assert_eq!(with(|it| it.ports[1] = it.ports[0]), Err(ConfigError::NatDiscovery));
+    assert_eq!(with(|it| it.addresses[1] = "::1".parse().unwrap()), Err(ConfigError::NatDiscovery));
+    assert_eq!(with(|it| it.external[1] = "::1".parse().ok()), Err(ConfigError::NatDiscovery));
+}
+
+proptest! {
+    /// Any values of the three, in any order: an answer goes to the asker's address, from one of ours, and is not much larger than
+    /// the question.
+    #[test]
+    fn nothing_makes_it_send_elsewhere_or_much_more(
+        attributes in prop::collection::vec(
+            (
+                prop::sample::select(vec![CHANGE_REQUEST, PADDING, RESPONSE_PORT, RESPONSE_ORIGIN, OTHER_ADDRESS]),
+                prop::collection::vec(any::<u8>(), 0..40),
+            ),
+            0..5,
+        ),
+        cut in 0..400_usize,
+    ) {
+        let mut world = World::with(discovery());
+        world.client.local = address(A1P1);
+        let ask = attributes.iter().fold(binding(), |ask, (kind, value)| ask.raw(*kind, value));
+        let bytes = ask.bytes();
+        for datagram in [&bytes[..], &bytes[..cut.min(bytes.len())]] {
+            if let Verdict::Reply { client, bytes } = world.server.from_client(world.now, world.client, datagram) {
+                prop_assert_eq!(client.address.ip(), world.client.address.ip());
+                prop_assert!(client.address.port() >= 1024);
+                prop_assert!(client.listener.0 < 4);
+                prop_assert!(bytes.len() <= datagram.len() + 48);
+            }
+        }
+    }
+}

@@ -1,0 +1,178 @@
+//! Several realms on one server: chosen by listener, or by the REALM of a request.
+#![allow(clippy::unwrap_used, reason = "a test helper says by panicking what went wrong")]
+
+mod common;
+use common::*;
+use turnpike_turn::{
+    server::{
+        ConfigError, CredentialRefusal, Effect, ListenerId, ListenerProfile, Realm, RealmId, ServerConfig,
+    },
+    wire::stun_types::attribute::{
+        Nonce, PasswordAlgorithmValue, PasswordAlgorithms, Realm as RealmAttribute,
+    },
+};
+
+const TENANT: &str = "tenant.example";
+const OTHER: &str = "other.example";
+
+fn realm(name: &str) -> Realm {
+    Realm { name: name.to_owned(), allow_sha256: true, username_anonymity: true }
+}
+
+/// Listener 0 serves all realms, listener 1 `TENANT` alone, listener 2 `OTHER` first and then `TENANT`.
+fn tenants() -> ServerConfig {
+    let profile = |realms: &[u16]| ListenerProfile {
+        realms: realms.iter().copied().map(RealmId).collect(),
+        ..ListenerProfile::default()
+    };
+    ServerConfig {
+        tenants: vec![realm(TENANT), realm(OTHER)],
+        listeners: vec![profile(&[]), profile(&[1]), profile(&[2, 1])],
+        ..config()
+    }
+}
+
+/// What alice needs to be believed in `realm`, whatever the challenge named.
+fn alice_in(world: &mut World, listener: u16, realm: &str) -> Credentials {
+    world.client.listener = ListenerId(listener);
+    let mut alice = world.credentials("alice", Scheme::Sha256);
+    if alice.realm != realm {
+        alice.realm = realm.to_owned();
+        let stale = world.ask(&Ask::allocate().signed(&alice));
+        assert_eq!(stale.code(), Some(438), "a nonce holds for one realm");
+        assert_eq!(stale.get::<RealmAttribute>().realm(), realm);
+        alice.nonce = stale.get::<Nonce>().nonce().to_owned();
+    }
+    alice
+}
+
+#[test]
+fn a_listener_challenges_with_its_first_realm() {
+    let mut world = World::with(tenants());
+    for (listener, realm) in [(0, REALM), (1, TENANT), (2, OTHER), (9, REALM)] {
+        world.client.listener = ListenerId(listener);
+        let challenge = world.ask(&Ask::allocate());
+        assert_eq!(challenge.get::<RealmAttribute>().realm(), realm, "listener {listener}");
+    }
+}
+
+#[test]
+fn a_user_authenticates_in_any_realm_that_the_listener_serves() {
+    for (listener, realm) in [(0, REALM), (0, TENANT), (0, OTHER), (1, TENANT), (2, OTHER), (2, TENANT)] {
+        let mut world = World::with(tenants());
+        let alice = alice_in(&mut world, listener, realm);
+        let reply = world.ask(&Ask::allocate().signed(&alice)).success();
+        assert!(reply.is_signed(&alice));
+        let effects = world.effects();
+        assert!(matches!(&effects[..], [Effect::Opened { realm: of, .. }] if &**of == realm), "{effects:?}");
+    }
+}
+
+#[test]
+fn a_realm_that_the_listener_does_not_serve_is_refused_with_one_that_it_does() {
+    let mut world = World::with(tenants());
+    for (listener, realm, first) in
+        [(1, REALM, TENANT), (1, OTHER, TENANT), (2, REALM, OTHER), (0, "x", REALM)]
+    {
+        world.client.listener = ListenerId(listener);
+        let mut alice = world.credentials("alice", Scheme::Md5);
+        alice.realm = realm.to_owned();
+        let reply = world.ask(&Ask::allocate().signed(&alice));
+        assert_eq!(reply.code(), Some(401));
+        assert_eq!(reply.get::<RealmAttribute>().realm(), first);
+        assert!(matches!(&world.effects()[..], [Effect::Refused { why: CredentialRefusal::WrongRealm, .. }]));
+    }
+    assert_eq!(world.server.gate_mut().lookups, 0, "no key was looked for");
+}
+
+#[test]
+fn a_nonce_of_one_realm_is_worth_nothing_in_another() {
+    let mut world = World::with(tenants());
+    let tenant = alice_in(&mut world, 0, TENANT);
+    let mut elsewhere = tenant;
+    elsewhere.realm = OTHER.to_owned();
+    assert_eq!(world.ask(&Ask::allocate().signed(&elsewhere)).code(), Some(438));
+}
+
+#[test]
+fn a_key_of_one_realm_is_wrong_in_another() {
+    let mut world = World::with(tenants());
+    let alice = alice_in(&mut world, 0, TENANT);
+    // Signed with the key of OTHER, and TENANT written over its REALM.
+    let forger = Credentials { realm: OTHER.to_owned(), ..alice };
+    let mut forged = Ask::allocate().signed(&forger).bytes();
+    let at = forged.windows(OTHER.len()).position(|window| window == OTHER.as_bytes()).unwrap();
+    assert_eq!(OTHER.len().next_multiple_of(4), TENANT.len().next_multiple_of(4));
+    forged[at - 1] = u8::try_from(TENANT.len()).unwrap();
+    forged[at..at + TENANT.len()].copy_from_slice(TENANT.as_bytes());
+    let Outcome::Reply(reply) = world.feed(&forged) else { panic!("it is a request") };
+    assert_eq!(Reply(reply).code(), Some(401));
+    assert!(matches!(&world.effects()[..], [Effect::Refused { why: CredentialRefusal::WrongKey, .. }]));
+}
+
+#[test]
+fn a_user_of_the_same_name_in_another_realm_is_another_user() {
+    let mut world = World::with(tenants());
+    let alice = alice_in(&mut world, 0, TENANT);
+    world.ask(&Ask::allocate().signed(&alice)).success();
+    let namesake = alice_in(&mut world, 0, OTHER);
+    assert_eq!(world.ask(&Ask::permit(PEER).signed(&namesake)).code(), Some(441));
+    world.ask(&Ask::permit(PEER).signed(&alice)).success();
+}
+
+#[test]
+fn quotas_count_each_realm_by_itself() {
+    let gate = TestGate { per_user: 1, total: 10, ..TestGate::default() };
+    let mut world = World::with_gate(tenants(), gate);
+    for (port, realm, code) in [(1, TENANT, None), (2, OTHER, None), (3, TENANT, Some(486))] {
+        world.client = client(port);
+        let alice = alice_in(&mut world, 0, realm);
+        assert_eq!(world.ask(&Ask::allocate().signed(&alice)).code(), code, "{realm}");
+    }
+    assert_eq!(world.server.gate_mut().held.borrow().len(), 2);
+    world.sleep(3600);
+    assert_eq!(world.server.gate_mut().held(), 0, "released in the realm in which it was acquired");
+}
+
+#[test]
+fn each_realm_offers_its_own_algorithms() {
+    let mut config = tenants();
+    config.tenants[0].allow_sha256 = false;
+    let mut world = World::with(config);
+    for (listener, algorithms) in [
+        (1, &[PasswordAlgorithmValue::MD5][..]),
+        (2, &[PasswordAlgorithmValue::SHA256, PasswordAlgorithmValue::MD5]),
+    ] {
+        world.client.listener = ListenerId(listener);
+        let challenge = world.ask(&Ask::allocate());
+        assert_eq!(challenge.get::<PasswordAlgorithms>().algorithms(), algorithms);
+    }
+}
+
+#[test]
+fn a_reload_that_takes_a_realm_away_refuses_its_users_and_leaves_their_sessions_to_their_time() {
+    let mut world = World::with(tenants());
+    let alice = alice_in(&mut world, 1, TENANT);
+    world.ask(&Ask::allocate().signed(&alice)).success();
+    world.ask(&Ask::bind(0x4000, PEER).signed(&alice)).success();
+    world.server.reconfigure(std::sync::Arc::new(config()));
+    assert!(matches!(world.feed(&channel_data(0x4000, b"x")), Outcome::ToPeer { .. }));
+    let refused = world.ask(&Ask::refresh(600).signed(&alice));
+    assert_eq!((refused.code(), refused.get::<RealmAttribute>().realm()), (Some(401), REALM));
+    world.sleep(601);
+    assert_eq!(world.server.allocations(), 0);
+    assert_eq!(world.server.gate_mut().held(), 0);
+}
+
+#[test]
+fn a_configuration_names_each_realm_once_and_none_that_is_missing() {
+    let twice = ServerConfig { tenants: vec![realm(REALM)], ..config() };
+    assert_eq!(twice.check(), Err(ConfigError::RealmTwice(REALM.to_owned())));
+    let missing = ServerConfig {
+        listeners: vec![ListenerProfile { realms: vec![RealmId(1)], ..ListenerProfile::default() }],
+        ..config()
+    };
+    assert_eq!(missing.check(), Err(ConfigError::NoSuchRealm(1)));
+    let nameless = ServerConfig { tenants: vec![realm("")], ..config() };
+    assert_eq!(nameless.check(), Err(ConfigError::Realm(0)));
+}

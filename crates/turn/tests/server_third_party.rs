@@ -1,0 +1,431 @@
+//! Third-party authorization (RFC 7635): tokens in place of passwords, from the challenge to the end of the session.
+#![allow(clippy::unwrap_used, reason = "a test helper says by panicking what went wrong")]
+
+mod common;
+use std::sync::Arc;
+
+use common::*;
+use turnpike_turn::{
+    access_token::{AccessToken, TokenKey},
+    server::{
+        ClosedReason, ConfigError, CredentialRefusal, Effect, IssuerKey, Realm, ServerConfig, ThirdParty,
+        TokenProblem,
+    },
+    wire::{
+        integrity::{self, Key, Mac},
+        stun_types::attribute::{AttributeType, Nonce, Realm as RealmAttribute, UnknownAttributes, Username},
+    },
+};
+
+const ACCESS_TOKEN: u16 = 0x001B;
+const THIRD_PARTY_AUTHORIZATION: u16 = 0x802E;
+const NAME: &str = "turn.example.org";
+const MAC_KEY: [u8; 20] = [5; 20];
+const TENANT: &str = "tenant.example";
+
+fn north() -> TokenKey {
+    TokenKey::A256Gcm([1; 32])
+}
+
+fn south() -> TokenKey {
+    TokenKey::A128Gcm([2; 16])
+}
+
+/// Keys `north` and `south` in the first realm, `north` once more with another key in the tenant's.
+fn third_party() -> ServerConfig {
+    let issuer = |kid: &str, key, realm: &str| IssuerKey {
+        kid: kid.to_owned(),
+        key,
+        realm: realm.to_owned(),
+        max_lifetime: 86_400,
+    };
+    ServerConfig {
+        tenants: vec![Realm { name: TENANT.to_owned(), allow_sha256: true, username_anonymity: true }],
+        third_party: ThirdParty {
+            server_name: NAME.to_owned(),
+            skew: 5,
+            keys: vec![
+                issuer("north", north(), REALM),
+                issuer("south", south(), REALM),
+                issuer("north", TokenKey::A256Gcm([3; 32]), TENANT),
+            ],
+        },
+        ..config()
+    }
+}
+
+/// A client that holds a token.
+#[derive(Clone)]
+struct Holder {
+    kid: &'static str,
+    realm: String,
+    nonce: String,
+    token: Option<Vec<u8>>,
+    mac_key: Vec<u8>,
+    mac: Mac,
+}
+
+impl Holder {
+    /// With a token made `age` seconds ago for `lifetime` seconds, and a fresh nonce.
+    fn new(world: &mut World, age: u64, lifetime: u32) -> Self {
+        let challenge = world.ask(&Ask::allocate());
+        let mut holder = Self {
+            kid: "north",
+            realm: REALM.to_owned(),
+            nonce: challenge.get::<Nonce>().nonce().to_owned(),
+            token: None,
+            mac_key: MAC_KEY.to_vec(),
+            mac: Mac::Sha1,
+        };
+        holder.renew(world, &north(), age, lifetime);
+        holder
+    }
+
+    fn renew(&mut self, world: &World, key: &TokenKey, age: u64, lifetime: u32) {
+        let token = AccessToken::new(&self.mac_key, world.now.unix - age, lifetime).unwrap();
+        self.token = Some(token.seal(key, NAME, [9; 12]));
+    }
+
+    fn without_token(&self) -> Self {
+        Self { token: None, ..self.clone() }
+    }
+
+    fn bytes(&self, ask: Ask) -> Vec<u8> {
+        let mut ask = ask
+            .with(&Username::new(self.kid).unwrap())
+            .with(&RealmAttribute::new(&self.realm).unwrap())
+            .with(&Nonce::new(&self.nonce).unwrap());
+        if let Some(token) = &self.token {
+            ask = ask.raw(ACCESS_TOKEN, token);
+        }
+        let mut bytes = ask.bytes();
+        integrity::sign(&mut bytes, &Key::from_bytes(&self.mac_key), self.mac);
+        bytes
+    }
+
+    fn ask(&self, world: &mut World, ask: Ask) -> Reply {
+        match world.feed(&self.bytes(ask)) {
+            Outcome::Reply(bytes) => Reply(bytes),
+            Outcome::Open(request) => world.open(&request),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn signed(&self, reply: &Reply) -> bool {
+        integrity::verify(&reply.0, &Key::from_bytes(&self.mac_key), self.mac).is_ok()
+    }
+}
+
+fn refusals(world: &mut World) -> Vec<CredentialRefusal> {
+    let refused = |effect| match effect {
+        Effect::Refused { why, .. } => Some(why),
+        _ => None,
+    };
+    world.effects().into_iter().filter_map(refused).collect()
+}
+
+#[test]
+fn a_challenge_names_the_server_where_tokens_count() {
+    let offered = |config| {
+        let challenge = World::with(config).ask(&Ask::allocate());
+        let message = challenge.message();
+        let name = message.raw_attribute(AttributeType::new(THIRD_PARTY_AUTHORIZATION));
+        name.map(|raw| String::from_utf8(raw.value.to_vec()).unwrap())
+    };
+    assert_eq!(offered(third_party()).as_deref(), Some(NAME));
+    assert_eq!(offered(config()), None);
+    let mut elsewhere = third_party();
+    elsewhere.third_party.keys.retain(|key| key.realm == TENANT);
+    assert_eq!(offered(elsewhere), None, "no key counts in this realm");
+}
+
+#[test]
+fn a_token_lets_in_and_its_key_signs_every_answer() {
+    for (mac_key, mac) in [(20, Mac::Sha1), (32, Mac::Sha256), (20, Mac::Sha256), (64, Mac::Sha1)] {
+        let mut world = World::with(third_party());
+        let mut holder = Holder::new(&mut world, 0, 3600);
+        (holder.mac_key, holder.mac) = (vec![6; mac_key], mac);
+        holder.renew(&world, &north(), 0, 3600);
+        let reply = holder.ask(&mut world, Ask::allocate()).success();
+        assert!(holder.signed(&reply));
+        assert_eq!(reply.lifetime(), 600);
+        assert!(matches!(&world.effects()[..], [Effect::Opened { username, .. }] if &**username == "north"));
+        // RFC 7635 section 9: ACCESS-TOKEN stands in Allocate and Refresh requests only.
+        let bare = holder.without_token();
+        for ask in [Ask::permit(PEER), Ask::bind(0x4000, PEER)] {
+            assert!(bare.signed(&bare.ask(&mut world, ask).success()));
+        }
+        assert!(holder.signed(&holder.ask(&mut world, Ask::refresh(600)).success()));
+        holder.ask(&mut world, Ask::refresh(0)).success();
+        assert_eq!(world.server.allocations(), 0);
+        assert_eq!(world.server.gate_mut().held(), 0);
+        assert_eq!(world.server.gate_mut().lookups, 0, "no password was looked for");
+    }
+}
+
+#[test]
+fn coturns_clients_sign_with_a_part_of_the_key_and_are_answered_in_kind() {
+    let mut world = World::with(third_party());
+    let whole = Holder::new(&mut world, 0, 600);
+    let holder = Holder { mac_key: MAC_KEY[..16].to_vec(), ..whole.clone() };
+    assert!(holder.signed(&holder.ask(&mut world, Ask::allocate()).success()));
+    holder.without_token().ask(&mut world, Ask::permit(PEER)).success();
+    for (length, mac) in [(15, Mac::Sha1), (16, Mac::Sha256), (19, Mac::Sha1)] {
+        let other = Holder { mac_key: MAC_KEY[..length].to_vec(), mac, ..whole.clone() };
+        assert_eq!(other.ask(&mut world, Ask::refresh(600)).code(), Some(401), "{length} {mac:?}");
+    }
+}
+
+#[test]
+fn a_refused_token_is_401_with_a_reason_for_the_log() {
+    let broken = |change: fn(&mut Vec<u8>)| {
+        move |_: &World, holder: &mut Holder| change(holder.token.as_mut().expect("it has one"))
+    };
+    type Change = Box<dyn Fn(&World, &mut Holder)>;
+    let cases: Vec<(Change, CredentialRefusal)> = vec![
+        (Box::new(|_, it| it.kid = "east"), CredentialRefusal::Token(TokenProblem::UnknownKey)),
+        (Box::new(|_, it| it.kid = "south"), CredentialRefusal::Token(TokenProblem::NotAuthentic)),
+        (Box::new(broken(Vec::clear)), CredentialRefusal::Token(TokenProblem::Malformed)),
+        (Box::new(broken(|token| token.truncate(30))), CredentialRefusal::Token(TokenProblem::Malformed)),
+        (Box::new(broken(|token| token.resize(763, 0))), CredentialRefusal::Token(TokenProblem::Malformed)),
+        (Box::new(broken(|token| token[20] ^= 1)), CredentialRefusal::Token(TokenProblem::NotAuthentic)),
+        (
+            Box::new(|world, it| {
+                let token = AccessToken::new(&it.mac_key, world.now.unix, 60).unwrap();
+                it.token = Some(token.seal(&north(), "turn.example.com", [9; 12]));
+            }),
+            CredentialRefusal::Token(TokenProblem::NotAuthentic),
+        ),
+        (
+            Box::new(|world, it| {
+                let token = AccessToken::new(&it.mac_key, world.now.unix + 6, 60).unwrap();
+                it.token = Some(token.seal(&north(), NAME, [9; 12]));
+            }),
+            CredentialRefusal::Token(TokenProblem::Future { ahead: 6 }),
+        ),
+        (
+            Box::new(|world, it| {
+                let token = AccessToken::new(&it.mac_key, (1 << 48) - 1, u32::MAX).unwrap();
+                it.token = Some(token.seal(&north(), NAME, [9; 12]));
+                assert!(world.now.unix < 1 << 32);
+            }),
+            CredentialRefusal::Token(TokenProblem::Future { ahead: (1 << 48) - 1 - 1_800_000_000 }),
+        ),
+        (Box::new(|world, it| it.renew(world, &north(), 65, 60)), CredentialRefusal::Expired { ago: 5 }),
+        (Box::new(|world, it| it.renew(world, &north(), 10, 0)), CredentialRefusal::Expired { ago: 10 }),
+        (Box::new(|_, it| it.mac_key = vec![6; 20]), CredentialRefusal::WrongKey),
+    ];
+    for (change, why) in cases {
+        let mut world = World::with(third_party());
+        let mut holder = Holder::new(&mut world, 0, 60);
+        change(&world, &mut holder);
+        let reply = holder.ask(&mut world, Ask::allocate());
+        assert_eq!(reply.code(), Some(401), "{why:?}");
+        assert!(reply.has(AttributeType::new(THIRD_PARTY_AUTHORIZATION)) && !holder.signed(&reply));
+        assert_eq!(refusals(&mut world), [why]);
+        assert_eq!(world.server.allocations(), 0);
+    }
+}
+
+#[test]
+fn a_token_is_good_to_the_last_second_and_the_skew_beyond() {
+    for (age, lifetime, left) in [(0, 60, Some(60)), (59, 60, Some(1)), (64, 60, Some(1)), (65, 60, None)] {
+        let mut world = World::with(third_party());
+        let holder = Holder::new(&mut world, age, lifetime);
+        let reply = holder.ask(&mut world, Ask::allocate());
+        assert_eq!(reply.is_success().then(|| reply.lifetime()), left, "{age}");
+    }
+    let mut world = World::with(third_party());
+    let mut holder = Holder::new(&mut world, 0, 60);
+    let ahead = AccessToken::new(&holder.mac_key, world.now.unix + 5, 60).unwrap();
+    holder.token = Some(ahead.seal(&north(), NAME, [9; 12]));
+    assert_eq!(holder.ask(&mut world, Ask::allocate()).success().lifetime(), 60, "no longer than it lives");
+}
+
+#[test]
+fn a_key_bounds_how_long_its_tokens_are_believed() {
+    let mut config = third_party();
+    config.third_party.keys[0].max_lifetime = 100;
+    let mut world = World::with(config);
+    let holder = Holder::new(&mut world, 40, u32::MAX);
+    assert_eq!(holder.ask(&mut world, Ask::allocate()).success().lifetime(), 60);
+    world.sleep(70);
+    let reply = holder.ask(&mut world, Ask::allocate());
+    assert_eq!(reply.code(), Some(401));
+    assert!(refusals(&mut world).contains(&CredentialRefusal::Expired { ago: 10 }));
+}
+
+#[test]
+fn a_session_ends_with_its_token_unless_a_newer_one_prolongs_it() {
+    let mut world = World::with(third_party());
+    let mut holder = Holder::new(&mut world, 0, 100);
+    assert_eq!(holder.ask(&mut world, Ask::allocate()).success().lifetime(), 100);
+    world.sleep(60);
+    // Without a token it is the old one that counts; with a newer one, of a newer key, that.
+    assert_eq!(holder.without_token().ask(&mut world, Ask::refresh(600)).success().lifetime(), 40);
+    holder.kid = "south";
+    holder.mac_key = vec![7; 20];
+    holder.renew(&world, &south(), 0, 300);
+    assert_eq!(holder.ask(&mut world, Ask::refresh(600)).success().lifetime(), 300);
+    holder.without_token().ask(&mut world, Ask::permit(PEER)).success();
+    world.sleep(299);
+    assert_eq!(world.server.allocations(), 1);
+    world.sleep(1);
+    assert_eq!(world.server.allocations(), 0);
+    assert_eq!(world.server.gate_mut().held(), 0);
+    assert!(matches!(
+        world.effects()[..],
+        [Effect::Opened { .. }, Effect::Closed { reason: ClosedReason::Expired, .. }]
+    ));
+}
+
+#[test]
+fn a_request_without_a_token_is_believed_from_its_own_address_alone() {
+    let mut world = World::with(third_party());
+    let holder = Holder::new(&mut world, 0, 600);
+    holder.ask(&mut world, Ask::allocate()).success();
+    world.client.address.set_port(1);
+    let mut elsewhere = Holder::new(&mut world, 0, 600).without_token();
+    assert_eq!(elsewhere.ask(&mut world, Ask::permit(PEER)).code(), Some(401));
+    world.client.address.set_port(40_000);
+    elsewhere.nonce.clone_from(&holder.nonce);
+    elsewhere.mac_key = vec![6; 20];
+    assert_eq!(elsewhere.ask(&mut world, Ask::permit(PEER)).code(), Some(401));
+    assert!(refusals(&mut world).contains(&CredentialRefusal::WrongKey));
+}
+
+#[test]
+fn a_token_counts_in_the_realm_of_its_key_alone() {
+    let mut world = World::with(third_party());
+    let mut holder = Holder::new(&mut world, 0, 600);
+    holder.realm = TENANT.to_owned();
+    let stale = holder.ask(&mut world, Ask::allocate());
+    assert_eq!(stale.code(), Some(438));
+    holder.nonce = stale.get::<Nonce>().nonce().to_owned();
+    // A key of the same name, but another one.
+    assert_eq!(holder.ask(&mut world, Ask::allocate()).code(), Some(401));
+    holder.kid = "south";
+    holder.renew(&world, &south(), 0, 600);
+    assert_eq!(holder.ask(&mut world, Ask::allocate()).code(), Some(401));
+    let token = |problem| CredentialRefusal::Token(problem);
+    assert_eq!(refusals(&mut world), [token(TokenProblem::NotAuthentic), token(TokenProblem::UnknownKey)]);
+}
+
+#[test]
+fn users_with_passwords_live_beside_tokens() {
+    for scheme in [Scheme::Md5, Scheme::Sha256, Scheme::Userhash] {
+        let mut world = World::with(third_party());
+        let alice = world.credentials("alice", scheme);
+        let reply = world.ask(&Ask::allocate().signed(&alice)).success();
+        assert!(reply.is_signed(&alice));
+        // A token is no attribute of hers.
+        let holder = Holder::new(&mut world, 0, 600);
+        assert_eq!(holder.ask(&mut world, Ask::permit(PEER)).code(), Some(441));
+    }
+}
+
+#[test]
+fn where_tokens_do_not_count_theirs_is_an_unknown_attribute() {
+    let mut world = World::with(config());
+    let alice = world.credentials("alice", Scheme::Md5);
+    let reply = world.ask(&Ask::allocate().raw(ACCESS_TOKEN, &[0; 60]).signed(&alice));
+    assert_eq!(reply.code(), Some(420));
+    assert!(reply.get::<UnknownAttributes>().has_attribute(AttributeType::new(ACCESS_TOKEN)));
+    let holder = Holder::new(&mut world, 0, 600);
+    assert_eq!(holder.ask(&mut world, Ask::allocate()).code(), Some(401));
+    assert_eq!(refusals(&mut world), [CredentialRefusal::NoSuchUser]);
+}
+
+#[test]
+fn other_unknown_attributes_are_refused_as_ever() {
+    let mut world = World::with(third_party());
+    let holder = Holder::new(&mut world, 0, 600);
+    let reply = holder.ask(&mut world, Ask::allocate().raw(0x7FFF, b"x"));
+    assert_eq!(reply.code(), Some(420));
+    let unknown = reply.get::<UnknownAttributes>();
+    assert!(unknown.has_attribute(AttributeType::new(0x7FFF)));
+    assert!(!unknown.has_attribute(AttributeType::new(ACCESS_TOKEN)));
+}
+
+#[test]
+fn a_stale_nonce_is_438_and_a_foreign_one_costs_no_decryption() {
+    let mut world = World::with(third_party());
+    let mut holder = Holder::new(&mut world, 0, 86_400);
+    world.sleep(3601);
+    let stale = holder.ask(&mut world, Ask::allocate());
+    assert_eq!(stale.code(), Some(438));
+    assert!(stale.has(AttributeType::new(THIRD_PARTY_AUTHORIZATION)));
+    "obMatJos2wAAAAAAAAAAAAAAAAAAA".clone_into(&mut holder.nonce);
+    holder.token = Some(vec![0; 60]);
+    assert_eq!(holder.ask(&mut world, Ask::allocate()).code(), Some(438));
+    assert_eq!(refusals(&mut world), [], "a token that is none was not looked at");
+}
+
+#[test]
+fn a_quota_is_the_tokens_and_a_new_token_has_its_own() {
+    let gate = TestGate { per_user: 2, total: 10, ..TestGate::default() };
+    let mut world = World::with_gate(third_party(), gate);
+    for (port, mac_key, code) in [(1, 5, None), (2, 5, None), (3, 5, Some(486)), (4, 6, None)] {
+        world.client = client(port);
+        let mut holder = Holder::new(&mut world, 0, 600);
+        holder.mac_key = vec![mac_key; 20];
+        holder.renew(&world, &north(), 0, 600);
+        assert_eq!(holder.ask(&mut world, Ask::allocate()).code(), code, "{port}");
+    }
+    let names: Vec<_> = world.server.gate_mut().held.borrow().keys().cloned().collect();
+    assert_eq!(names.len(), 2);
+    assert!(names.iter().all(|name| name.starts_with("north/") && name.len() == 6 + 16), "{names:?}");
+}
+
+#[test]
+fn a_reload_without_the_key_ends_no_session_and_starts_none() {
+    let mut world = World::with(third_party());
+    let holder = Holder::new(&mut world, 0, 600);
+    holder.ask(&mut world, Ask::allocate()).success();
+    let mut without = third_party();
+    without.third_party.keys.retain(|key| key.kid != "north" || key.realm != REALM);
+    for config in [without, config()] {
+        world.server.reconfigure(Arc::new(config));
+        assert_eq!(holder.ask(&mut world, Ask::refresh(600)).code(), Some(401));
+        holder.without_token().ask(&mut world, Ask::permit(PEER)).success();
+    }
+    assert_eq!(world.server.allocations(), 1);
+}
+
+#[test]
+fn what_cannot_be_is_no_configuration() {
+    let with = |change: fn(&mut ThirdParty)| {
+        let mut config = third_party();
+        change(&mut config.third_party);
+        config.check()
+    };
+    assert_eq!(with(|_| {}), Ok(()));
+    assert_eq!(with(|it| it.server_name.clear()), Err(ConfigError::ServerName(0)));
+    assert_eq!(with(|it| it.server_name = "x".repeat(256)), Err(ConfigError::ServerName(256)));
+    let key = Err(ConfigError::TokenKey("north".to_owned()));
+    assert_eq!(with(|it| it.keys[0].realm = "elsewhere".to_owned()), key);
+    assert_eq!(with(|it| it.keys[2].realm = REALM.to_owned()), key);
+}
+
+#[test]
+fn no_truncation_of_a_request_with_a_token_lets_in() {
+    let mut world = World::with(third_party());
+    let holder = Holder::new(&mut world, 0, 600);
+    let bytes = holder.bytes(Ask::allocate());
+    for length in 0..bytes.len() {
+        let mut cut = bytes[..length].to_vec();
+        if length >= 20 {
+            // A length that agrees, where one can.
+            let claimed = u16::try_from((length - 20) & !3).unwrap();
+            cut[2..4].copy_from_slice(&claimed.to_be_bytes());
+            cut.truncate(20 + usize::from(claimed));
+        }
+        match world.feed(&cut) {
+            Outcome::Drop(_) => {}
+            Outcome::Reply(reply) => assert!(!Reply(reply).is_success()),
+            other => panic!("{length}: {other:?}"),
+        }
+    }
+    assert_eq!(world.server.allocations(), 0);
+    assert!(Holder::new(&mut world, 0, 600).ask(&mut world, Ask::allocate()).is_success());
+}
