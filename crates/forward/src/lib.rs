@@ -9,7 +9,6 @@ pub mod access;
 mod common;
 mod cross;
 mod listen;
-mod proxy_protocol;
 mod resolver;
 pub mod rule;
 pub mod runtime;
@@ -23,7 +22,8 @@ pub mod udp;
 mod worker;
 
 pub use access::{Access, Pattern};
-pub use rule::{Balance, CopyMode, Endpoint, Host, PortRange, Protocol, ProxyVersion, Rule, RuleId};
+pub use turnpike_wire::proxy_protocol::ProxyVersion;
+pub use rule::{Balance, CopyMode, Endpoint, Host, PortRange, Protocol, Rule, RuleId};
 pub use runtime::{
     ConnectionLog, ConnectionReport, EndReason, Forwarder, RuleSnapshot, Settings, StartError,
 };

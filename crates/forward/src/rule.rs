@@ -2,6 +2,8 @@
 
 use std::{net::IpAddr, time::Duration};
 
+use turnpike_wire::proxy_protocol::ProxyVersion;
+
 use crate::Access;
 
 /// Names a rule in metrics and logs, and across reloads: equal text is the same rule.
@@ -77,15 +79,6 @@ pub enum CopyMode {
     Splice,
     /// The worker's shared buffer, always.
     Buffer,
-}
-
-/// PROXY protocol versions.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ProxyVersion {
-    /// Text.
-    V1,
-    /// Binary.
-    V2,
 }
 
 /// One rule.

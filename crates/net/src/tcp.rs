@@ -2,7 +2,7 @@
 //! accepts inherit (TCP_NODELAY, SO_KEEPALIVE).
 
 use std::{
-    io,
+    io::{self, IoSlice},
     net::{IpAddr, SocketAddr},
     os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd},
     time::Duration,
@@ -23,6 +23,9 @@ pub struct ListenOptions {
     pub nodelay: bool,
     /// SO_KEEPALIVE of accepted sockets.
     pub keepalive: bool,
+    /// TCP_NOTSENT_LOWAT of accepted sockets in bytes: once so much waits to be sent for the first time, a write takes no more.
+    /// The kernel's own buffer grows to megabytes, which is seconds of stale datagrams behind a slow link.
+    pub unsent_limit: Option<u32>,
 }
 
 /// A listening, non-blocking socket. IPv6 listeners are IPV6_V6ONLY.
@@ -42,6 +45,10 @@ impl TcpListener {
         let backlog = if options.backlog == 0 { i32::MAX } else { options.backlog.cast_signed().max(1) };
         let this = Self { local: sys::local_address(socket.as_fd())?, fd: socket.into() };
         this.set_inherited(options.nodelay, options.keepalive)?;
+        if let Some(limit) = options.unsent_limit {
+            let limit = i32::try_from(limit).unwrap_or(i32::MAX);
+            sys::set_option(this.fd.as_fd(), libc::IPPROTO_TCP, libc::TCP_NOTSENT_LOWAT, limit)?;
+        }
         // SAFETY: no pointers.
         sys::check(unsafe { libc::listen(this.fd.as_raw_fd(), backlog) })?;
         Ok(this)
@@ -210,6 +217,23 @@ impl TcpSocket {
         size(unsafe {
             libc::send(self.fd.as_raw_fd(), bytes.as_ptr().cast(), bytes.len(), libc::MSG_NOSIGNAL)
         })
+    }
+
+    /// Sends what fits of these pieces, in order and as one write; never raises SIGPIPE. At most 1,024 pieces (IOV_MAX) are
+    /// looked at.
+    ///
+    /// # Errors
+    /// Those of sendmsg(2); `WouldBlock` when nothing fits.
+    #[inline]
+    pub fn write_vectored(&self, pieces: &[IoSlice<'_>]) -> io::Result<usize> {
+        const IOV_MAX: usize = 1024;
+        // SAFETY: zero is a value for every member of `msghdr`.
+        let mut header: libc::msghdr = unsafe { std::mem::zeroed() };
+        // The kernel only reads them; `IoSlice` is guaranteed to be laid out as `iovec`.
+        header.msg_iov = pieces.as_ptr().cast::<libc::iovec>().cast_mut();
+        header.msg_iovlen = pieces.len().min(IOV_MAX);
+        // SAFETY: the header names `pieces`, each of which is live for the call.
+        size(unsafe { libc::sendmsg(self.fd.as_raw_fd(), &raw const header, libc::MSG_NOSIGNAL) })
     }
 
     /// Sends FIN once all that was written has left; reading goes on.

@@ -3,11 +3,11 @@
 use std::{io, sync::Arc};
 
 use turnpike_net::{ConnectOptions, TcpSocket, poll::Event, tcp::is_exhaustion};
+use turnpike_wire::proxy_protocol::{self, MAX_HEADER, Parsed};
 
 use super::engine::{CLIENT, Engine, Side, TARGET, Tick, token};
 use crate::{
     EndReason,
-    proxy_protocol::{self, MAX_HEADER, Parsed},
     state::RuleState,
     targets::Candidate,
 };

@@ -288,6 +288,15 @@ impl<G: Gate> Server<G> {
         exists
     }
 
+    /// The connection of a stream client is gone, and with it its 5-tuple. False if it had no allocation.
+    pub fn disconnected(&mut self, now: Now, client: &Client) -> bool {
+        let found = self.table.find(client);
+        if let Some(index) = found {
+            self.close(now, index, ClosedReason::Disconnected);
+        }
+        found.is_some()
+    }
+
     /// Allocations that exist, those included whose relay sockets are being opened.
     #[must_use]
     pub fn allocations(&self) -> usize {

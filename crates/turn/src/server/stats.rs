@@ -46,8 +46,8 @@ pub struct Stats {
     pub retransmits: u64,
     /// Allocations that came to be.
     pub allocations_opened: u64,
-    /// Allocations that ended, by reason: deleted, expired, shutdown, administrator.
-    pub allocations_closed: [u64; 4],
+    /// Allocations that ended, by reason: deleted, expired, shutdown, administrator, disconnected.
+    pub allocations_closed: [u64; 5],
     /// Credentials refused: no such user, expired, wrong key, wrong realm, wrong user.
     pub credentials_refused: [u64; 5],
     /// Allocations refused by quota: of the user, in total.
@@ -60,11 +60,12 @@ pub struct Stats {
     pub drain_refusals: u64,
 }
 
-const CLOSED: [(ClosedReason, &str); 4] = [
+const CLOSED: [(ClosedReason, &str); 5] = [
     (ClosedReason::Deleted, "deleted"),
     (ClosedReason::Expired, "expired"),
     (ClosedReason::Shutdown, "shutdown"),
     (ClosedReason::Administrator, "administrator"),
+    (ClosedReason::Disconnected, "disconnected"),
 ];
 
 const CREDENTIALS: [&str; 5] = ["no_such_user", "expired", "wrong_key", "wrong_realm", "wrong_user"];

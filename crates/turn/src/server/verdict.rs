@@ -222,6 +222,8 @@ pub enum ClosedReason {
     Shutdown,
     /// An administrator ended it.
     Administrator,
+    /// The client's connection is gone (RFC 8656 section 3.1: over TCP and TLS, the allocation goes with it).
+    Disconnected,
 }
 
 /// Why a credential was refused.
