@@ -3,11 +3,12 @@
 use std::{
     io,
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket},
+    sync::Arc,
     thread,
 };
 
 use turnpike_net::Datapath;
-use turnpike_relay::{Config, RelayAddress};
+use turnpike_relay::{Config, RelayAddress, StreamConfig, TlsContext};
 use turnpike_turn::server::{NonceKey, PeerRules, ServerConfig};
 use turnpike_wire::channel_data::ChannelRange;
 
@@ -33,15 +34,28 @@ pub struct Plan {
 impl Plan {
     /// Asks the machine for what the settings do not say. Sends nothing.
     #[must_use]
-    pub fn new(settings: &Settings, nonce_key: NonceKey) -> Self {
+    pub fn new(settings: &Settings, nonce_key: NonceKey, tls: Option<Arc<TlsContext>>) -> Self {
         let mut notes = Vec::new();
+        let listen = listeners(settings, &mut notes);
         let relay = relay_addresses(settings, &mut notes);
         let (datapath, datapath_reason) = match settings.datapath {
             Some(step) => (step, "as configured".to_owned()),
             None => Datapath::best(),
         };
         let config = Config {
-            listen: listeners(settings, &mut notes),
+            streams: StreamConfig {
+                listen: if settings.tcp { listen.clone() } else { Vec::new() },
+                tls_listen: settings.tls_listen.clone(),
+                tls_only: settings.tls_only,
+                tls,
+                proxies: settings.proxy_protocol_from.clone(),
+                queue: settings.stream_queue,
+                first_message_ms: u64::from(settings.first_message_timeout) * 1000,
+                idle_ms: u64::from(settings.idle_timeout) * 1000,
+                max_idle: settings.max_idle_connections,
+                max_idle_per_address: settings.max_idle_connections_per_address,
+            },
+            listen,
             workers: settings
                 .workers
                 .unwrap_or_else(|| thread::available_parallelism().map_or(1, usize::from)),
@@ -57,13 +71,17 @@ impl Plan {
         Self { config, datapath_reason, notes }
     }
 
-    /// File descriptors that the relay may need: each allocation up to two sockets, each reserved port one, and some for
-    /// everything else.
+    /// File descriptors that the relay may need: each allocation up to two sockets and its client's connection, each reserved port
+    /// and each connection without an allocation one, and some for everything else.
     #[must_use]
     pub fn open_files(&self) -> u64 {
-        let sockets = self.config.listen.len() * self.config.workers
-            + 2 * self.config.max_allocations
-            + self.config.max_reservations();
+        let config = &self.config;
+        let listeners = config.streams.listen.len() + config.streams.tls_listen.len();
+        let streams = if listeners == 0 { 0 } else { config.max_allocations + config.streams.max_idle };
+        let sockets = (config.listen.len() + listeners) * config.workers
+            + 2 * config.max_allocations
+            + config.max_reservations()
+            + streams;
         sockets as u64 + 64 + 8 * self.config.workers as u64
     }
 }

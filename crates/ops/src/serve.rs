@@ -14,12 +14,15 @@ use tokio::{
     net::TcpListener,
     time::{Instant, sleep},
 };
-use turnpike_relay::{CredentialStore, Relay, SessionLog, StartError};
+use turnpike_relay::{CredentialStore, Identity, Relay, SessionLog, StartError, TlsContext};
 use turnpike_turn::server::NonceKey;
 
 use crate::{
     admin::{self, AdminError, AdminState},
-    config::{ConfigErrors, Loaded, Settings, Sources, User, UserSecret},
+    config::{
+        ConfigErrors, Loaded, Settings, Sources, User, UserSecret,
+        certificates::{self, CertificateWatch},
+    },
     credentials::Credentials,
     limits, logging, metrics,
     plan::{self, Plan},
@@ -53,6 +56,9 @@ pub enum ServeError {
         "a worker has ended though nobody stopped it; the log lines above may say why, and a restart helps"
     )]
     Worker,
+    /// rustls.
+    #[error("cannot prepare TLS: {0}")]
+    Tls(String),
     /// The control thread itself.
     #[error("cannot start the control thread: {0}")]
     Control(#[source] io::Error),
@@ -80,13 +86,15 @@ struct Control<'a> {
     relay: Arc<Relay>,
     addresses: Vec<turnpike_relay::RelayAddress>,
     draining: Arc<AtomicBool>,
+    tls: Option<Arc<TlsContext>>,
+    watch: CertificateWatch,
 }
 
 impl<'a> Control<'a> {
     async fn run(sources: &'a Sources, loaded: Loaded, out: &mut dyn Write) -> Result<(), ServeError> {
         // Before anything else, so that no signal finds its default action while sessions exist.
         let mut signals = Signals::new().map_err(ServeError::Control)?;
-        let Loaded { mut settings, warnings } = loaded;
+        let Loaded { mut settings, identities, warnings } = loaded;
         tracing::info!("turnpike {}", env!("CARGO_PKG_VERSION"));
         for warning in warnings {
             tracing::warn!("{warning}");
@@ -94,7 +102,13 @@ impl<'a> Control<'a> {
         let generated = plan::generated_user(&settings);
         settings.users.extend(generated.clone());
         let nonce_key = NonceKey(rand::random());
-        let plan = Plan::new(&settings, nonce_key);
+        let tls = if identities.is_empty() {
+            None
+        } else {
+            let context = TlsContext::new(&identities);
+            Some(Arc::new(context.map_err(|error| ServeError::Tls(error.to_string()))?))
+        };
+        let plan = Plan::new(&settings, nonce_key, tls.clone());
         raise_open_files(&plan);
 
         let admin = admin::bind(settings.admin, settings.is_explicit("admin.listen")).await?;
@@ -111,6 +125,8 @@ impl<'a> Control<'a> {
         let control = Self {
             sources,
             started: settings.clone(),
+            watch: CertificateWatch::new(&settings),
+            tls,
             settings,
             generated,
             nonce_key,
@@ -150,10 +166,15 @@ impl<'a> Control<'a> {
                         break;
                     }
                 },
-                () = sleep(WORKER_CHECK) => if self.relay.has_failed() {
-                    failed = true;
-                    break;
-                },
+                () = sleep(WORKER_CHECK) => {
+                    if self.relay.has_failed() {
+                        failed = true;
+                        break;
+                    }
+                    if self.watch.has_changed() {
+                        self.reload_certificates();
+                    }
+                }
             }
         }
         self.draining.store(true, Ordering::Relaxed);
@@ -208,8 +229,8 @@ impl<'a> Control<'a> {
 
     /// Takes what a running server can change from the configuration; a broken one changes nothing.
     fn reload(&mut self) {
-        let mut new = match self.sources.load() {
-            Ok(loaded) => loaded.settings,
+        let (mut new, identities) = match self.sources.load() {
+            Ok(loaded) => (loaded.settings, loaded.identities),
             Err(errors) => {
                 for error in &errors.0 {
                     tracing::error!("{error}");
@@ -233,8 +254,35 @@ impl<'a> Control<'a> {
         let credentials: Arc<dyn CredentialStore> = Arc::new(Credentials::new(&new));
         let server = plan::server_config(&new, &self.addresses, self.nonce_key);
         self.relay.reconfigure(&server, &credentials);
+        self.show_certificates(&identities);
+        self.watch = CertificateWatch::new(&new);
         tracing::info!(users = new.users.len(), secrets = new.secrets.len(), "configuration reloaded");
         self.settings = new;
+    }
+
+    /// One of the files has changed while nobody asked for a reload.
+    fn reload_certificates(&self) {
+        let mut problems = Vec::new();
+        let identities = certificates::load(&self.settings, &mut problems);
+        if problems.is_empty() {
+            return self.show_certificates(&identities);
+        }
+        for problem in &problems {
+            tracing::error!("{problem}");
+        }
+        tracing::error!("certificates not reloaded: the old ones stay in force");
+    }
+
+    fn show_certificates(&self, identities: &[Identity]) {
+        match (&self.tls, identities) {
+            (None, []) => {}
+            (None, _) => tracing::warn!("TLS begins only after a restart: there was no certificate at start"),
+            (Some(_), []) => tracing::warn!("no certificate is configured any more: the old ones stay in force"),
+            (Some(tls), _) => {
+                tls.replace(identities);
+                tracing::info!(certificates = identities.len(), "certificates loaded");
+            }
+        }
     }
 }
 
@@ -245,8 +293,11 @@ fn raise_open_files(plan: &Plan) {
 
 fn say_what_started(plan: &Plan, relay: &Relay, admin: Option<&TcpListener>) {
     let config = &plan.config;
-    for listener in relay.listeners() {
-        tracing::info!("listening on udp {listener}");
+    let listeners = relay.listeners();
+    for (protocol, addresses) in [("udp", &listeners.udp), ("tcp", &listeners.tcp), ("tls", &listeners.tls)] {
+        for address in addresses {
+            tracing::info!("listening on {protocol} {address}");
+        }
     }
     for address in &config.relay {
         let (first, last) = (config.ports.start(), config.ports.end());

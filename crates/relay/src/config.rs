@@ -8,6 +8,8 @@ use std::{
 use turnpike_net::Datapath;
 use turnpike_turn::server::ServerConfig;
 
+use crate::StreamConfig;
+
 /// An address that relayed transport addresses are made on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RelayAddress {
@@ -22,6 +24,8 @@ pub struct RelayAddress {
 pub struct Config {
     /// UDP listeners; wildcard addresses answer from the address they were asked on.
     pub listen: Vec<SocketAddr>,
+    /// TCP and TLS. A listener of the same address and port 0 as one of `listen` gets that one's port.
+    pub streams: StreamConfig,
     /// Threads; at least 1.
     pub workers: usize,
     /// Step of the ladder.

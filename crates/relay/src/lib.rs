@@ -10,7 +10,9 @@ pub mod config;
 mod gate;
 mod ports;
 pub mod runtime;
+pub mod stream;
 mod worker;
 
 pub use config::{Config, RelayAddress};
 pub use runtime::{CredentialStore, Relay, SessionLog, StartError, WorkerSnapshot};
+pub use stream::{CertificateError, CloseReason, HandshakeFailure, Identity, StreamConfig, StreamStats, TlsContext};

@@ -7,14 +7,15 @@ use std::{
     thread::JoinHandle,
 };
 
-use turnpike_net::{UdpOptions, UdpSocket, poll::Waker, rx::RxStats, tx::TxStats};
-use turnpike_turn::server::{Effect, Lookup, ServerConfig, Stats, User};
+use turnpike_net::{TcpListener, UdpOptions, UdpSocket, poll::Waker, rx::RxStats, tx::TxStats};
+use turnpike_turn::server::{Effect, ListenerProfile, Lookup, ServerConfig, Stats, User};
 use turnpike_wire::integrity::{Key, KeyAlgorithm};
 
 use crate::{
     Config, RelayAddress,
     gate::{Quotas, SharedStore},
     ports::Ports,
+    stream::{self, Admission, StreamListeners, StreamStats, Streams},
     worker::{Command, Shared, Worker},
 };
 
@@ -42,8 +43,10 @@ pub trait SessionLog: Send + Sync {
 #[non_exhaustive]
 pub enum StartError {
     /// A listener could not be bound.
-    #[error("cannot listen on udp {address}: {source}; {remedy}")]
+    #[error("cannot listen on {protocol} {address}: {source}; {remedy}")]
     Listen {
+        /// `udp`, `tcp` or `tls`.
+        protocol: &'static str,
         /// Which.
         address: SocketAddr,
         /// The kernel's answer.
@@ -87,14 +90,28 @@ pub struct WorkerSnapshot {
     pub files_exhausted: u64,
     /// Datagrams dropped because their TTL or hop limit ended here (RFC 8656 section 15.1).
     pub ttl_expired: u64,
+    /// TCP and TLS connections.
+    pub streams: StreamStats,
 }
 
 /// A running relay. Dropping it stops the workers.
 pub struct Relay {
-    listeners: Vec<SocketAddr>,
+    listeners: Listeners,
     workers: Vec<Handle>,
     store: SharedStore,
     own: Vec<SocketAddr>,
+    profiles: Vec<ListenerProfile>,
+}
+
+/// Where a relay listens, with real ports where the configuration said 0.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Listeners {
+    /// UDP.
+    pub udp: Vec<SocketAddr>,
+    /// TCP, and TLS where there is a certificate.
+    pub tcp: Vec<SocketAddr>,
+    /// TLS, and TCP where that is not refused.
+    pub tls: Vec<SocketAddr>,
 }
 
 struct Handle {
@@ -126,24 +143,44 @@ impl Relay {
             UdpSocket::bind(SocketAddr::new(relay.bind, 0), &UdpOptions::default())
                 .map_err(|source| StartError::RelayAddress { address: relay.bind, source })?;
         }
-        let listeners = config.listen.iter().map(|at| probe_listener(*at)).collect::<Result<Vec<_>, _>>()?;
+        let listeners = probe_listeners(config)?;
         let own = own_endpoints(&listeners, &config.relay);
+        let streams = [&listeners.tcp[..], &listeners.tls].concat();
+        let profiles = stream::profiles(listeners.udp.len(), streams.len());
         let mut config = config.clone();
         config.server.peers.own.clone_from(&own);
+        config.server.listeners.clone_from(&profiles);
         let config = &config;
         let store: SharedStore = Arc::new(RwLock::new(credentials));
         let quotas = Arc::new(Quotas::new(config.max_allocations, config.max_allocations_per_user));
         let ports = Arc::new(Ports::new(config));
-        let mut relay =
-            Self { listeners: listeners.clone(), workers: Vec::new(), store: Arc::clone(&store), own };
+        let stream_config = Arc::new(config.streams.clone());
+        let admission = Arc::new(Admission::new(stream_config.max_idle, stream_config.max_idle_per_address));
+        let first = u16::try_from(listeners.udp.len()).unwrap_or(u16::MAX);
+        let mut relay = Self {
+            listeners: listeners.clone(),
+            workers: Vec::new(),
+            store: Arc::clone(&store),
+            own,
+            profiles,
+        };
         let mut bound = Vec::new();
         for number in 0..config.workers.max(1) {
             let (commands, inbox) = mpsc::channel();
             let shared = Arc::new(Shared { snapshot: Mutex::new(WorkerSnapshot::default()) });
+            let sockets = StreamListeners::bind(&streams, listeners.tcp.len(), &stream_config, first).map_err(
+                |(address, source)| {
+                    let protocol = if listeners.tcp.contains(&address) { "tcp" } else { "tls" };
+                    listen_error(protocol, address, source)
+                },
+            )?;
             let (worker, waker) = Worker::new(
                 number,
                 config,
-                &listeners,
+                &listeners.udp,
+                |poller| {
+                    Streams::new(first, Arc::clone(&stream_config), Arc::clone(&admission), sockets, poller)
+                },
                 crate::gate::WorkerGate::new(Arc::clone(&store), Arc::clone(&quotas)),
                 Arc::clone(&ports),
                 Arc::clone(&log),
@@ -163,9 +200,9 @@ impl Relay {
         Ok(relay)
     }
 
-    /// The addresses listened on, with real ports where the configuration said 0.
+    /// The addresses listened on.
     #[must_use]
-    pub fn listeners(&self) -> &[SocketAddr] {
+    pub fn listeners(&self) -> &Listeners {
         &self.listeners
     }
 
@@ -183,6 +220,7 @@ impl Relay {
         *self.store.write().unwrap_or_else(PoisonError::into_inner) = Arc::clone(credentials);
         let mut server = server.clone();
         server.peers.own.clone_from(&self.own);
+        server.listeners.clone_from(&self.profiles);
         let server = Arc::new(server);
         for worker in &self.workers {
             worker.tell(Command::Reconfigure(Arc::clone(&server)));
@@ -222,29 +260,67 @@ impl Drop for Relay {
 }
 
 /// Where clients reach us: the listeners, and for a wildcard one its port on every relay address.
-fn own_endpoints(listeners: &[SocketAddr], relays: &[RelayAddress]) -> Vec<SocketAddr> {
+fn own_endpoints(listeners: &Listeners, relays: &[RelayAddress]) -> Vec<SocketAddr> {
     let mut own = Vec::new();
-    for listener in listeners {
+    for listener in listeners.udp.iter().chain(&listeners.tcp).chain(&listeners.tls) {
         own.push(*listener);
         if listener.ip().is_unspecified() {
             let told = relays.iter().flat_map(|relay| [Some(relay.bind), relay.external]).flatten();
             own.extend(told.map(|ip| SocketAddr::new(ip, listener.port())));
         }
     }
+    own.sort_unstable();
+    own.dedup();
     own
 }
 
+/// Ports that the kernel may choose before one is free for both UDP and TCP.
+const PORT_ATTEMPTS: usize = 16;
+
 /// Binds once without SO_REUSEPORT: a second server on the same port is told so, instead of silently sharing it. Gives the real
-/// port where the configuration said 0.
-fn probe_listener(address: SocketAddr) -> Result<SocketAddr, StartError> {
-    match UdpSocket::bind(address, &UdpOptions::default()) {
-        Ok(socket) => Ok(socket.local_addr()),
-        Err(source) => Err(listen_error(address, source)),
+/// ports where the configuration said 0: for an address that is listened on by UDP and by TCP, the same one.
+fn probe_listeners(config: &Config) -> Result<Listeners, StartError> {
+    let mut listeners = Listeners::default();
+    let mut waiting = config.streams.listen.clone();
+    for address in &config.listen {
+        let also_tcp = waiting.iter().position(|tcp| tcp == address).map(|at| waiting.remove(at));
+        let (udp, tcp) = probe_pair(*address, also_tcp.is_some())?;
+        listeners.udp.push(udp);
+        listeners.tcp.extend(tcp);
+    }
+    for address in waiting {
+        listeners.tcp.push(probe_stream("tcp", address)?);
+    }
+    for address in &config.streams.tls_listen {
+        listeners.tls.push(probe_stream("tls", *address)?);
+    }
+    Ok(listeners)
+}
+
+fn probe_pair(address: SocketAddr, also_tcp: bool) -> Result<(SocketAddr, Option<SocketAddr>), StartError> {
+    let mut attempts = 0;
+    loop {
+        let udp = match UdpSocket::bind(address, &UdpOptions::default()) {
+            Ok(socket) => socket.local_addr(),
+            Err(source) => return Err(listen_error("udp", address, source)),
+        };
+        if !also_tcp {
+            return Ok((udp, None));
+        }
+        match TcpListener::probe(udp) {
+            Ok(tcp) => return Ok((udp, Some(tcp))),
+            Err(_) if address.port() == 0 && attempts < PORT_ATTEMPTS => attempts += 1,
+            Err(source) => return Err(listen_error("tcp", udp, source)),
+        }
     }
 }
 
+fn probe_stream(protocol: &'static str, address: SocketAddr) -> Result<SocketAddr, StartError> {
+    TcpListener::probe(address).map_err(|source| listen_error(protocol, address, source))
+}
+
 /// Says what to do about a listener that cannot be bound.
-pub(crate) fn listen_error(address: SocketAddr, source: io::Error) -> StartError {
+pub(crate) fn listen_error(protocol: &'static str, address: SocketAddr, source: io::Error) -> StartError {
     let remedy = match source.kind() {
         io::ErrorKind::AddrInUse => {
             "another program has this port: stop it, or choose another port with --listen"
@@ -256,7 +332,7 @@ pub(crate) fn listen_error(address: SocketAddr, source: io::Error) -> StartError
         io::ErrorKind::AddrNotAvailable => "choose an address of this machine (ip address) with --listen",
         _ => "choose another address with --listen",
     };
-    StartError::Listen { address, source, remedy }
+    StartError::Listen { protocol, address, source, remedy }
 }
 
 #[cfg(test)]
@@ -266,8 +342,10 @@ mod tests {
     #[test]
     fn a_wildcard_listener_is_ours_on_every_relay_address() {
         let relays = [RelayAddress { bind: "10.0.0.5".parse().unwrap(), external: "192.0.2.5".parse().ok() }];
-        let listeners = ["0.0.0.0:3478", "10.0.0.7:3479"].map(|at| at.parse().unwrap());
+        let at = |text: &str| vec![text.parse().unwrap()];
+        let listeners =
+            Listeners { udp: at("0.0.0.0:3478"), tcp: at("0.0.0.0:3478"), tls: at("10.0.0.7:5349") };
         let own = own_endpoints(&listeners, &relays).iter().map(ToString::to_string).collect::<Vec<_>>();
-        assert_eq!(own, ["0.0.0.0:3478", "10.0.0.5:3478", "192.0.2.5:3478", "10.0.0.7:3479"]);
+        assert_eq!(own, ["0.0.0.0:3478", "10.0.0.5:3478", "10.0.0.7:5349", "192.0.2.5:3478"]);
     }
 }

@@ -78,6 +78,7 @@ pub(crate) fn relay(wishes: &Wishes) -> Relay {
     }
     let config = turnpike_relay::Config {
         listen: vec![SocketAddr::new(wishes.address, 0)],
+        streams: turnpike_relay::StreamConfig::default(),
         workers: 1,
         datapath: wishes.datapath,
         relay: vec![RelayAddress { bind: wishes.address, external: None }],
@@ -110,7 +111,7 @@ pub(crate) fn reflector_on(address: IpAddr) -> Reflector {
 /// A short run at a low rate: tests share the machine.
 pub(crate) fn load(relay: &Relay, reflector: &Reflector) -> Config {
     Config {
-        server: relay.listeners()[0],
+        server: relay.listeners().udp[0],
         peer: reflector.listeners()[0],
         user: USER.to_owned(),
         password: PASSWORD.to_owned(),

@@ -22,6 +22,25 @@ pub(crate) fn combinations(settings: &Settings, problems: &mut Vec<ConfigError>)
     if let Some(address) = repeated(settings.listen.iter().filter(|address| address.port() != 0)) {
         refuse("server.listen", format!("{address} stands there twice"), "each address once");
     }
+    let tcp = settings.listen.iter().filter(|_| settings.tcp);
+    if let Some(address) = repeated(tcp.chain(&settings.tls_listen).filter(|address| address.port() != 0)) {
+        // One of `server.listen` takes TLS clients too, as soon as there is a certificate.
+        refuse("tls.listen", format!("{address} is listened on by TCP already"), "each address once");
+    }
+    match (&settings.tls_cert, &settings.tls_key) {
+        (Some(_), None) => {
+            refuse("tls.cert", "there is no tls.key for it".to_owned(), "a certificate and its key, or neither");
+        }
+        (None, Some(_)) => {
+            refuse("tls.key", "there is no tls.cert for it".to_owned(), "a certificate and its key, or neither");
+        }
+        (None, None) if settings.tls_certificates.is_empty() && !settings.tls_listen.is_empty() => refuse(
+            "tls.listen",
+            "there is no certificate".to_owned(),
+            "tls.cert and tls.key (--tls-cert FILE --tls-key FILE) with it",
+        ),
+        _ => {}
+    }
     if let Some(address) = repeated(settings.relay_addresses.iter().map(|address| address.bind)) {
         refuse("relay.addresses", format!("{address} stands there twice"), "each address once");
     }

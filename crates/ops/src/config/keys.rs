@@ -1,13 +1,17 @@
 //! The table of all keys of `serve`. Files, environment, flags,
 //! `check-config` and reload all work from this table, so that a key exists everywhere or nowhere.
 
-use std::{net::IpAddr, ops::RangeInclusive};
+use std::{
+    net::IpAddr,
+    ops::RangeInclusive,
+    path::{Path, PathBuf},
+};
 
 use turnpike_relay::RelayAddress;
 use turnpike_turn::server::Cidr;
 
 use super::{
-    Settings, StoredKey, User, UserSecret,
+    CertificateFiles, Settings, StoredKey, User, UserSecret,
     key::{
         self, KeySpec, expected, scalar,
         show::{self, list, quoted, strings},
@@ -30,6 +34,28 @@ pub(crate) static KEYS: &[KeySpec<Settings>] = &[
             Some(())
         },
         show: |settings| strings(&settings.listen),
+    },
+    scalar!(
+        "server.tcp",
+        reload: false,
+        "true or false",
+        |reader, node, settings| {
+            settings.tcp = reader.boolean(node)?;
+            Some(())
+        },
+        |settings| settings.tcp.to_string(),
+    ),
+    KeySpec {
+        path: "server.proxy_protocol_from",
+        expected: CIDRS,
+        list: true,
+        secret: false,
+        reload: false,
+        apply: |reader, node, settings| {
+            settings.proxy_protocol_from = reader.list(node, cidr)?;
+            Some(())
+        },
+        show: |settings| strings(&settings.proxy_protocol_from),
     },
     scalar!(
         "server.realm",
@@ -80,6 +106,64 @@ pub(crate) static KEYS: &[KeySpec<Settings>] = &[
         },
         |settings| show::datapath(settings.datapath),
     ),
+    KeySpec {
+        path: "tls.listen",
+        expected: "a list of \"ADDR:PORT\" such as [\"0.0.0.0:5349\", \"[::]:5349\"]",
+        list: true,
+        secret: false,
+        reload: false,
+        apply: |reader, node, settings| {
+            settings.tls_listen = reader.list(node, |reader, node| reader.parsed_as(node))?;
+            Some(())
+        },
+        show: |settings| strings(&settings.tls_listen),
+    },
+    scalar!(
+        "tls.only",
+        reload: false,
+        "true or false",
+        |reader, node, settings| {
+            settings.tls_only = reader.boolean(node)?;
+            Some(())
+        },
+        |settings| settings.tls_only.to_string(),
+    ),
+    scalar!(
+        "tls.cert",
+        reload: true,
+        "the path of a PEM file with the certificate chain, \"\" for none",
+        |reader, node, settings| {
+            settings.tls_cert = path(reader, node)?;
+            Some(())
+        },
+        |settings| shown_path(settings.tls_cert.as_deref()),
+    ),
+    scalar!(
+        "tls.key",
+        reload: true,
+        "the path of a PEM file with the private key, \"\" for none",
+        |reader, node, settings| {
+            settings.tls_key = path(reader, node)?;
+            Some(())
+        },
+        |settings| shown_path(settings.tls_key.as_deref()),
+    ),
+    KeySpec {
+        path: "tls.certificates",
+        expected: "a list of { cert = \"FILE\", key = \"FILE\" }",
+        list: true,
+        secret: false,
+        reload: true,
+        apply: |reader, node, settings| {
+            settings.tls_certificates = reader.list(node, certificate_files)?;
+            Some(())
+        },
+        show: |settings| {
+            list(settings.tls_certificates.iter().map(|files| {
+                format!("{{ cert = {}, key = {} }}", shown_path(Some(&files.cert)), shown_path(Some(&files.key)))
+            }))
+        },
+    },
     KeySpec {
         path: "relay.addresses",
         expected: "a list of \"IP\" or \"IP=EXTERNAL\", unicast, both of one family, [] to detect them",
@@ -245,6 +329,56 @@ pub(crate) static KEYS: &[KeySpec<Settings>] = &[
         |settings| settings.max_channels.to_string(),
     ),
     scalar!(
+        "limits.idle_connections",
+        reload: false,
+        "a number, 1 to 1000000",
+        |reader, node, settings| {
+            settings.max_idle_connections = reader.integer(node, &(1..=1_000_000))?;
+            Some(())
+        },
+        |settings| settings.max_idle_connections.to_string(),
+    ),
+    scalar!(
+        "limits.idle_connections_per_address",
+        reload: false,
+        "a number, 1 to 1000000",
+        |reader, node, settings| {
+            settings.max_idle_connections_per_address = reader.integer(node, &(1..=1_000_000))?;
+            Some(())
+        },
+        |settings| settings.max_idle_connections_per_address.to_string(),
+    ),
+    scalar!(
+        "limits.first_message",
+        reload: false,
+        "seconds, 1 to 3600",
+        |reader, node, settings| {
+            settings.first_message_timeout = reader.integer(node, &(1..=3600))?;
+            Some(())
+        },
+        |settings| settings.first_message_timeout.to_string(),
+    ),
+    scalar!(
+        "limits.idle",
+        reload: false,
+        "seconds, 1 to 86400",
+        |reader, node, settings| {
+            settings.idle_timeout = reader.integer(node, &(1..=86_400))?;
+            Some(())
+        },
+        |settings| settings.idle_timeout.to_string(),
+    ),
+    scalar!(
+        "limits.stream_queue",
+        reload: false,
+        "bytes, 65540 (the longest message) to 1073741824",
+        |reader, node, settings| {
+            settings.stream_queue = reader.integer(node, &(65_540..=1 << 30))?;
+            Some(())
+        },
+        |settings| settings.stream_queue.to_string(),
+    ),
+    scalar!(
         "limits.default_lifetime",
         reload: true,
         "seconds, 60 to 86400",
@@ -336,6 +470,28 @@ const CIDRS: &str = "a list of prefixes such as [\"10.0.0.0/8\", \"2001:db8::/32
 
 fn cidr(reader: &mut Reader<'_>, node: &Node) -> Option<Cidr> {
     reader.parsed(node, |text| text.trim().parse::<Cidr>())
+}
+
+/// A path as it stands; `None` inside for an empty one.
+fn path(reader: &mut Reader<'_>, node: &Node) -> Option<Option<PathBuf>> {
+    reader.text(node).map(|text| (!text.is_empty()).then(|| PathBuf::from(text)))
+}
+
+fn shown_path(path: Option<&Path>) -> String {
+    quoted(&path.map_or_else(String::new, |path| path.display().to_string()))
+}
+
+fn certificate_files(reader: &mut Reader<'_>, node: &Node) -> Option<CertificateFiles> {
+    let entries = reader.table(node, &["cert", "key"])?;
+    let mut find = |wanted: &str| match entries.iter().find(|entry| entry.key == wanted) {
+        Some(entry) => match path(reader, &entry.node)? {
+            Some(path) => Some(path),
+            None => reader.refuse(&entry.node, Some("the path is empty".to_owned())),
+        },
+        None => reader.refuse(node, Some(format!("it has no {wanted}"))),
+    };
+    let (cert, key) = (find("cert"), find("key"));
+    Some(CertificateFiles { cert: cert?, key: key? })
 }
 
 fn relay_address(text: &str) -> Result<RelayAddress, &'static str> {

@@ -13,7 +13,7 @@ fn load(text: &str, environment: &[(&str, &str)], flags: Flags) -> Result<Loaded
         environment.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
     let mut problems = Vec::new();
     let entries = source::parse_file(Path::new("t.toml"), text, &mut problems);
-    Sources::new(None, environment, flags).merge(&entries, problems)
+    Sources::new(None, environment, flags).merge(&entries, problems, |_, _| Vec::new())
 }
 
 fn settings(text: &str) -> Settings {
@@ -81,6 +81,19 @@ fn each_mistake_names_line_column_key_and_what_is_expected() {
         ("[server]\nlisten = \"0.0.0.0:1\"", 2, 10, "server.listen", "a list"),
         ("[server]\nlisten = []", 2, 10, "server.listen", "at least one"),
         ("[server]\nlisten = [\"[::]:1\", \"[::]:1\"]", 2, 10, "server.listen", "each address once"),
+        ("[tls]\nlisten = [\"[::]:5349\"]", 2, 10, "tls.listen", "--tls-cert FILE"),
+        ("[tls]\ncert = \"a\"", 2, 8, "tls.cert", "neither"),
+        ("[tls]\nkey = \"a\"", 2, 7, "tls.key", "neither"),
+        ("[tls]\ncertificates = [{ cert = \"a\" }]", 2, 17, "tls.certificates", "key = \"FILE\""),
+        (
+            "[tls]\ncert = \"a\"\nkey = \"b\"\nlisten = [\"0.0.0.0:3478\"]",
+            4,
+            10,
+            "tls.listen",
+            "each address once",
+        ),
+        ("[limits]\nstream_queue = 65539", 2, 16, "limits.stream_queue", "65540"),
+        ("[limits]\nidle = 0", 2, 8, "limits.idle", "1 to 86400"),
         ("[server]\nworkers = 0", 2, 11, "server.workers", "1 to 1024"),
         ("[server]\nworkers = \"4\"", 2, 11, "server.workers", "1 to 1024"),
         ("[server]\nrealm = \"\"", 2, 9, "server.realm", "1 to 127"),
