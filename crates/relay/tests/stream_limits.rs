@@ -185,9 +185,10 @@ fn who_has_no_allocation_is_closed_after_some_silence_and_who_has_one_is_not() {
     }
     idle.ends();
     world.wait_for_closed(CloseReason::Idle, 1);
+    drop(busy);
+    world.wait_for_closed(CloseReason::Client, 1);
     allocated.ask(&stun(REFRESH, 9, &[(0x000D, &[0; 4])]));
     allocated.ends();
-    drop(busy);
     world.wait_for_closed(CloseReason::Idle, 2);
 }
 

@@ -149,10 +149,10 @@ fn garbage_in_place_of_a_handshake_is_counted_and_hurts_nobody() {
 #[test]
 fn garbage_behind_a_handshake_is_counted() {
     let world = world(&[&["a.example"]]);
-    let mut stream = tls_connect(world.tls(), "a.example", &tls_config(&[])).unwrap();
-    stream.sock.write_all(&[0x17, 3, 3, 0, 32]).unwrap();
-    stream.sock.write_all(&[0xEE; 32]).unwrap();
-    Client::new(stream.sock).stream.flush().unwrap();
+    let mut client = Client::new(tls_connect(world.tls(), "a.example", &tls_config(&[])).unwrap());
+    client.ask(&binding(1));
+    client.stream.sock.write_all(&[0x17, 3, 3, 0, 32]).unwrap();
+    client.stream.sock.write_all(&[0xEE; 32]).unwrap();
     world.wait_for_closed(CloseReason::Tls, 1);
     let mut client = Client::new(tls_connect(world.tls(), "a.example", &tls_config(&[])).unwrap());
     client.send(&[0xFF; 20]);

@@ -1,8 +1,11 @@
 //! What stands between a connection's messages and its socket: nothing, or TLS.
 //!
-//! rustls' buffered interface is used, not the unbuffered one, though both want no I/O of their own: it gathers many messages into
-//! one record straight from where they lie, and writes its records from where it encrypted them. The unbuffered one wants the
-//! plaintext in one piece and copies each record once more (rustls 0.23: `WriteTraffic::encrypt`), and both make a vector per record.
+//! Each message is a TLS record of its own, though a record could hold many: coturn's client, for one, reads a record and takes it
+//! for a message. The records of a tick leave together all the same.
+//!
+//! rustls' buffered interface is used, not the unbuffered one, though both want no I/O of their own: it gathers a message straight
+//! from where its parts lie, and writes its records from where it encrypted them. The unbuffered one wants the plaintext in one
+//! piece and copies each record once more (rustls 0.23, `WriteTraffic::encrypt`), and both make a vector per record.
 
 use std::io::{self, IoSlice, Read, Write};
 
@@ -11,8 +14,10 @@ use turnpike_net::TcpSocket;
 
 use super::HandshakeFailure;
 
-/// What one [`Channel::offer`] encrypts at most, in bytes: two records. What is encrypted can no longer be dropped.
-pub(super) const BATCH: usize = 32 << 10;
+/// Bytes that are encrypted before the kernel is asked to take them: what is encrypted can no longer be dropped.
+const BATCH: usize = 32 << 10;
+/// Records that are encrypted before that: as many as rustls hands to one write.
+const RECORDS: u32 = 64;
 
 pub(super) enum Channel {
     Plain,
@@ -29,31 +34,6 @@ pub(super) struct Fed {
 }
 
 impl Channel {
-    /// Sends what the kernel takes of these slices; with TLS, nothing while earlier records wait. Returns how many bytes this
-    /// side need not keep.
-    pub(super) fn offer(
-        &mut self,
-        socket: &TcpSocket,
-        slices: &[IoSlice<'_>],
-        writes: &mut u64,
-    ) -> io::Result<usize> {
-        match self {
-            Self::Plain => {
-                *writes += 1;
-                none_for_now(socket.write_vectored(slices))
-            }
-            Self::Tls(tls) => {
-                flush(tls, socket, writes)?;
-                if tls.wants_write() {
-                    return Ok(0);
-                }
-                let taken = tls.writer().write_vectored(slices)?;
-                flush(tls, socket, writes)?;
-                Ok(taken)
-            }
-        }
-    }
-
     /// Sends what TLS has to say by itself: handshakes, tickets, alerts.
     pub(super) fn flush(&mut self, socket: &TcpSocket, writes: &mut u64) -> io::Result<()> {
         match self {
@@ -79,13 +59,45 @@ impl Channel {
             Self::Tls(tls) => tls.wants_write(),
         }
     }
+}
 
-    /// The most bytes to be offered at a time.
-    pub(super) fn batch(&self) -> usize {
-        match self {
-            Self::Plain => usize::MAX,
-            Self::Tls(_) => BATCH,
+/// Sends what the kernel takes of these; how many bytes that is.
+pub(super) fn write(socket: &TcpSocket, slices: &[IoSlice<'_>], writes: &mut u64) -> io::Result<usize> {
+    *writes += 1;
+    none_for_now(socket.write_vectored(slices))
+}
+
+/// How much has been encrypted since the kernel was last asked to take it.
+#[derive(Default)]
+pub(super) struct Batch {
+    bytes: usize,
+    records: u32,
+}
+
+impl Batch {
+    /// Encrypts a message. It is the connection's from now on.
+    pub(super) fn encrypt(&mut self, tls: &mut ServerConnection, parts: &[IoSlice<'_>]) -> io::Result<()> {
+        self.bytes += tls.writer().write_vectored(parts)?;
+        self.records += 1;
+        Ok(())
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.records == 0
+    }
+
+    /// Hands what there is to the kernel, if there is enough of it.
+    pub(super) fn flush_if_full(
+        &mut self,
+        tls: &mut ServerConnection,
+        socket: &TcpSocket,
+        writes: &mut u64,
+    ) -> io::Result<()> {
+        if self.bytes < BATCH && self.records < RECORDS {
+            return Ok(());
         }
+        *self = Self::default();
+        flush(tls, socket, writes)
     }
 }
 
@@ -139,7 +151,7 @@ pub(super) fn failure(error: &rustls::Error) -> HandshakeFailure {
     }
 }
 
-fn flush(tls: &mut ServerConnection, socket: &TcpSocket, writes: &mut u64) -> io::Result<()> {
+pub(super) fn flush(tls: &mut ServerConnection, socket: &TcpSocket, writes: &mut u64) -> io::Result<()> {
     while tls.wants_write() {
         *writes += 1;
         if none_for_now(tls.write_tls(&mut Writer(socket)))? == 0 {

@@ -86,20 +86,22 @@ impl Outbox {
         }
     }
 
-    /// What is to be sent next, in order, cut at about `most` bytes: how many slices, and how long they are together.
-    pub(super) fn slices<'a>(&'a self, slices: &mut [IoSlice<'a>; SLICES], most: usize) -> (usize, usize) {
+    /// All of it, in the order in which it is to be sent: how many slices, and how long they are together.
+    pub(super) fn slices<'a>(&'a self, slices: &mut [IoSlice<'a>; SLICES]) -> (usize, usize) {
         let (control, datagrams) = (self.control.bytes.as_slices(), self.datagrams.bytes.as_slices());
         let all = [&self.begun[self.begun_at..], control.0, control.1, datagrams.0, datagrams.1];
         let (mut count, mut total) = (0, 0);
-        for part in all {
-            let part = &part[..part.len().min(most - total)];
-            if !part.is_empty() {
-                slices[count] = IoSlice::new(part);
-                count += 1;
-                total += part.len();
-            }
+        for part in all.into_iter().filter(|part| !part.is_empty()) {
+            slices[count] = IoSlice::new(part);
+            count += 1;
+            total += part.len();
         }
         (count, total)
+    }
+
+    /// The next message alone, in up to two parts; for those who take messages as a whole, which never begin one.
+    pub(super) fn next(&self) -> Option<[&[u8]; 2]> {
+        self.control.front().or_else(|| self.datagrams.front())
     }
 
     /// Forgets the first `sent` bytes of what [`Outbox::slices`] showed.
@@ -142,6 +144,13 @@ impl Messages {
         self.lengths.push_back(len as u32);
     }
 
+    fn front(&self) -> Option<[&[u8]; 2]> {
+        let len = *self.lengths.front()? as usize;
+        let (head, tail) = self.bytes.as_slices();
+        let of_head = len.min(head.len());
+        Some([&head[..of_head], &tail[..len - of_head]])
+    }
+
     /// Drops the oldest; its length.
     fn pop(&mut self) -> usize {
         let len = self.lengths.pop_front().unwrap_or(0) as usize;
@@ -175,9 +184,9 @@ impl Messages {
 mod tests {
     use super::*;
 
-    fn all(outbox: &Outbox, most: usize) -> Vec<u8> {
+    fn all(outbox: &Outbox) -> Vec<u8> {
         let mut slices = [IoSlice::new(&[]); SLICES];
-        let (count, total) = outbox.slices(&mut slices, most);
+        let (count, total) = outbox.slices(&mut slices);
         let bytes: Vec<u8> = slices[..count].iter().flat_map(|slice| slice.to_vec()).collect();
         assert_eq!(bytes.len(), total);
         bytes
@@ -193,10 +202,10 @@ mod tests {
         assert_eq!(datagram(&mut outbox, "aaaa"), (0, 0));
         assert_eq!(datagram(&mut outbox, "bbbb"), (0, 0));
         assert_eq!(datagram(&mut outbox, "cccc"), (1, 4));
-        assert_eq!(all(&outbox, 100), b"bbbbcccc");
+        assert_eq!(all(&outbox), b"bbbbcccc");
         assert_eq!(datagram(&mut outbox, "dddddddddd"), (2, 8));
         assert_eq!(datagram(&mut outbox, "longer than all"), (1, 15));
-        assert_eq!(all(&outbox, 100), b"dddddddddd");
+        assert_eq!(all(&outbox), b"dddddddddd");
     }
 
     #[test]
@@ -207,11 +216,26 @@ mod tests {
         outbox.consume(2);
         assert_eq!(datagram(&mut outbox, "cccc"), (0, 0), "the one begun no longer counts");
         assert_eq!(datagram(&mut outbox, "dddd"), (1, 4));
-        assert_eq!(all(&outbox, 100), b"aaccccdddd");
-        assert_eq!(all(&outbox, 3), b"aac");
+        assert_eq!(all(&outbox), b"aaccccdddd");
         outbox.consume(10);
         assert!(outbox.is_empty());
-        assert_eq!(all(&outbox, 100), b"");
+        assert_eq!(all(&outbox), b"");
+    }
+
+    #[test]
+    fn taken_as_wholes_replies_come_first_and_nothing_is_cut() {
+        let mut outbox = Outbox::new(100);
+        for round in 0..50 {
+            datagram(&mut outbox, "first");
+            datagram(&mut outbox, "second");
+            outbox.push(Class::Control, [b"reply", b"", b""]).unwrap();
+            for expected in [&b"reply"[..], b"first", b"second"] {
+                let next = outbox.next().unwrap().concat();
+                assert_eq!(next, expected, "round {round}");
+                outbox.consume(next.len());
+            }
+            assert!(outbox.next().is_none());
+        }
     }
 
     #[test]
@@ -220,11 +244,11 @@ mod tests {
         outbox.begin([b"head", b"payload", b"\0"], 6);
         datagram(&mut outbox, "late");
         outbox.push(Class::Control, [b"reply", b"", b""]).unwrap();
-        assert_eq!(all(&outbox, 100), b"yload\0replylate");
+        assert_eq!(all(&outbox), b"yload\0replylate");
         outbox.consume(8);
-        assert_eq!(all(&outbox, 100), b"plylate");
+        assert_eq!(all(&outbox), b"plylate");
         outbox.push(Class::Control, [b"two", b"", b""]).unwrap();
-        assert_eq!(all(&outbox, 100), b"plytwolate");
+        assert_eq!(all(&outbox), b"plytwolate");
     }
 
     #[test]

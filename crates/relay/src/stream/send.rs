@@ -1,16 +1,18 @@
 //! From verdicts to sockets: what a tick has for a connection leaves in as few writes as possible, and only what the kernel does
 //! not take is copied.
 
-use std::io::IoSlice;
+use std::io::{self, IoSlice};
 
-use turnpike_net::{Rx, Span, poll::Poller};
+use rustls::ServerConnection;
+use turnpike_net::{Rx, Span, TcpSocket, poll::Poller};
 use turnpike_turn::server::Client;
 use turnpike_wire::frame;
 
 use super::{
     CloseReason, Connection, HANDSHAKES, Streams, Token,
+    channel::{self, Batch, Channel},
     connection::NONE,
-    outbox::{self, Class},
+    outbox::{self, Class, Outbox},
 };
 
 /// Slices of one write: pieces of up to 21 messages. An array of them is made on the stack for each.
@@ -47,17 +49,15 @@ impl Pieces {
         ]
     }
 
-    /// Fills slices with the pieces from `at` on, about `most` bytes of them. Returns how many slices, how many bytes, and the piece
-    /// behind.
+    /// Fills slices with the pieces from `at` on. Returns how many slices, how many bytes, and the piece behind.
     fn gather<'a>(
         &'a self,
         mut at: u32,
-        most: usize,
         rx: &'a Rx,
         slices: &mut [IoSlice<'a>; SLICES],
     ) -> (usize, usize, u32) {
         let (mut count, mut total) = (0, 0);
-        while at != NONE && count + 3 <= SLICES && total < most {
+        while at != NONE && count + 3 <= SLICES {
             let piece = &self.list[at as usize];
             for part in self.parts(piece, rx) {
                 if !part.is_empty() {
@@ -146,21 +146,15 @@ impl Streams {
         connection.last = NONE;
         // What waits already goes first; the poller tells when.
         if connection.outbox.is_empty() && !connection.channel.is_waiting() {
-            while at != NONE {
-                let mut slices = [IoSlice::new(&[]); SLICES];
-                let batch = connection.channel.batch();
-                let (count, total, next) = self.pieces.gather(at, batch, rx, &mut slices);
-                let taken = connection
-                    .channel
-                    .offer(&connection.socket, &slices[..count], &mut self.stats.writes)
-                    .map_err(|_| CloseReason::Broken)?;
-                if taken == total {
-                    at = next;
-                    continue;
+            let sent = match &mut connection.channel {
+                Channel::Plain => {
+                    Self::send_plain(&connection.socket, &mut connection.outbox, &self.pieces, at, rx, &mut self.stats.writes)
                 }
-                at = Self::skip(connection, &self.pieces, at, taken, rx);
-                break;
-            }
+                Channel::Tls(tls) => {
+                    Self::send_tls(&connection.socket, tls, &self.pieces, at, rx, &mut self.stats.writes)
+                }
+            };
+            at = sent.map_err(|_| CloseReason::Broken)?;
         }
         while at != NONE {
             let piece = self.pieces.list[at as usize];
@@ -173,14 +167,58 @@ impl Streams {
         Ok(())
     }
 
+    /// Writes the pieces from `at` on; the first that is left.
+    fn send_plain(
+        socket: &TcpSocket,
+        outbox: &mut Outbox,
+        pieces: &Pieces,
+        mut at: u32,
+        rx: &Rx,
+        writes: &mut u64,
+    ) -> io::Result<u32> {
+        while at != NONE {
+            let mut slices = [IoSlice::new(&[]); SLICES];
+            let (count, total, next) = pieces.gather(at, rx, &mut slices);
+            let taken = channel::write(socket, &slices[..count], writes)?;
+            if taken < total {
+                return Ok(Self::skip(outbox, pieces, at, taken, rx));
+            }
+            at = next;
+        }
+        Ok(NONE)
+    }
+
+    /// Encrypts and writes the pieces from `at` on; the first that is left.
+    fn send_tls(
+        socket: &TcpSocket,
+        tls: &mut ServerConnection,
+        pieces: &Pieces,
+        mut at: u32,
+        rx: &Rx,
+        writes: &mut u64,
+    ) -> io::Result<u32> {
+        let mut batch = Batch::default();
+        while at != NONE {
+            let piece = &pieces.list[at as usize];
+            batch.encrypt(tls, &pieces.parts(piece, rx).map(IoSlice::new))?;
+            at = piece.next;
+            batch.flush_if_full(tls, socket, writes)?;
+            if batch.is_empty() && tls.wants_write() {
+                return Ok(at);
+            }
+        }
+        channel::flush(tls, socket, writes)?;
+        Ok(NONE)
+    }
+
     /// The piece behind the `taken` bytes from `at` on; the rest of one that was cut is to be finished first.
-    fn skip(connection: &mut Connection, pieces: &Pieces, mut at: u32, mut taken: usize, rx: &Rx) -> u32 {
+    fn skip(outbox: &mut Outbox, pieces: &Pieces, mut at: u32, mut taken: usize, rx: &Rx) -> u32 {
         while taken > 0 && at != NONE {
             let piece = &pieces.list[at as usize];
             let parts = pieces.parts(piece, rx);
             let len: usize = parts.iter().map(|part| part.len()).sum();
             if taken < len {
-                connection.outbox.begin(parts, taken);
+                outbox.begin(parts, taken);
                 return piece.next;
             }
             taken -= len;
@@ -190,16 +228,30 @@ impl Streams {
     }
 
     /// Sends from the outbox until it is empty or the kernel takes no more.
-    fn empty(connection: &mut Connection, writes: &mut u64) -> std::io::Result<()> {
-        connection.channel.flush(&connection.socket, writes)?;
-        while !connection.outbox.is_empty() && !connection.channel.is_waiting() {
-            let mut slices = [IoSlice::new(&[]); outbox::SLICES];
-            let batch = connection.channel.batch();
-            let (count, total) = connection.outbox.slices(&mut slices, batch);
-            let taken = connection.channel.offer(&connection.socket, &slices[..count], writes)?;
-            connection.outbox.consume(taken);
-            if taken < total {
-                break;
+    fn empty(connection: &mut Connection, writes: &mut u64) -> io::Result<()> {
+        let Connection { socket, channel, outbox, .. } = connection;
+        match channel {
+            Channel::Plain => {
+                if outbox.is_empty() {
+                    return Ok(());
+                }
+                let mut slices = [IoSlice::new(&[]); outbox::SLICES];
+                let (count, _) = outbox.slices(&mut slices);
+                let taken = channel::write(socket, &slices[..count], writes)?;
+                outbox.consume(taken);
+            }
+            Channel::Tls(tls) => {
+                channel::flush(tls, socket, writes)?;
+                let mut batch = Batch::default();
+                while !(batch.is_empty() && tls.wants_write())
+                    && let Some(parts) = outbox.next()
+                {
+                    batch.encrypt(tls, &parts.map(IoSlice::new))?;
+                    let len = parts.iter().map(|part| part.len()).sum();
+                    outbox.consume(len);
+                    batch.flush_if_full(tls, socket, writes)?;
+                }
+                channel::flush(tls, socket, writes)?;
             }
         }
         Ok(())

@@ -149,7 +149,10 @@ impl TlsContext {
     }
 
     pub(super) fn connect(&self) -> Result<ServerConnection, rustls::Error> {
-        ServerConnection::new(Arc::clone(&self.config))
+        let mut connection = ServerConnection::new(Arc::clone(&self.config))?;
+        // Whoever feeds it bounds what it holds, and takes no part of a message back.
+        connection.set_buffer_limit(None);
+        Ok(connection)
     }
 }
 
