@@ -21,3 +21,4 @@ mod metrics_live;
 mod refused_credentials;
 mod reload;
 mod serve_default;
+mod tls_certificates;

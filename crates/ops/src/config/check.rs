@@ -1,6 +1,6 @@
 //! Settings that are right one by one and impossible together.
 
-use std::collections::HashSet;
+use std::{collections::HashSet, net::SocketAddr};
 
 use super::{ConfigError, Settings};
 
@@ -22,10 +22,18 @@ pub(crate) fn combinations(settings: &Settings, problems: &mut Vec<ConfigError>)
     if let Some(address) = repeated(settings.listen.iter().filter(|address| address.port() != 0)) {
         refuse("server.listen", format!("{address} stands there twice"), "each address once");
     }
-    let tcp = settings.listen.iter().filter(|_| settings.tcp);
-    if let Some(address) = repeated(tcp.chain(&settings.tls_listen).filter(|address| address.port() != 0)) {
-        // One of `server.listen` takes TLS clients too, as soon as there is a certificate.
-        refuse("tls.listen", format!("{address} is listened on by TCP already"), "each address once");
+    if let Some(address) = repeated(settings.tls_listen.iter().filter(|address| address.port() != 0)) {
+        refuse("tls.listen", format!("{address} stands there twice"), "each address once");
+    }
+    let by_tcp = |address: &&SocketAddr| {
+        settings.tcp && address.port() != 0 && settings.listen.contains(address)
+    };
+    if let Some(address) = settings.tls_listen.iter().find(by_tcp) {
+        refuse(
+            "tls.listen",
+            format!("{address} is in server.listen too"),
+            "addresses that server.listen does not name: with a certificate, those take TLS clients as well",
+        );
     }
     match (&settings.tls_cert, &settings.tls_key) {
         (Some(_), None) => {

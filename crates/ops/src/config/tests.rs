@@ -90,7 +90,7 @@ fn each_mistake_names_line_column_key_and_what_is_expected() {
             4,
             10,
             "tls.listen",
-            "each address once",
+            "take TLS clients as well",
         ),
         ("[limits]\nstream_queue = 65539", 2, 16, "limits.stream_queue", "65540"),
         ("[limits]\nidle = 0", 2, 8, "limits.idle", "1 to 86400"),
@@ -174,7 +174,7 @@ fn all_mistakes_are_listed_in_the_order_of_the_file() {
             "t.toml:2:10: log.format: found the integer 3; expected \"text\" or \"json\"",
             "t.toml:4:11: server.workers: found the integer 0; expected a number of threads, 1 to 1024, or \"auto\" for one \
              per core",
-            "t.toml:5:1: server.relm: unknown key; expected one of listen, realm, software, workers, datapath; did you mean \
+            "t.toml:5:1: server.relm: unknown key; expected one of listen, tcp, proxy_protocol_from, realm, software, workers, datapath; did you mean \
              \"realm\"?",
             "t.toml:7:9: relay.ports: found the string \"x\"; expected \"A-B\", ports 1 to 65535, at least 2 of them \
              (EVEN-PORT reserves pairs), such as \"49152-65535\"",
