@@ -22,8 +22,8 @@ pub mod udp;
 mod worker;
 
 pub use access::{Access, Pattern};
-pub use turnpike_wire::proxy_protocol::ProxyVersion;
 pub use rule::{Balance, CopyMode, Endpoint, Host, PortRange, Protocol, Rule, RuleId};
 pub use runtime::{
     ConnectionLog, ConnectionReport, EndReason, Forwarder, RuleSnapshot, Settings, StartError,
 };
+pub use turnpike_wire::proxy_protocol::ProxyVersion;

@@ -168,8 +168,12 @@ impl Page<'_, '_> {
 
     /// TCP and TLS clients.
     fn streams(&mut self) -> fmt::Result {
-        let mut metric =
-            self.encoder.encode_descriptor("connections", "Connections that exist.", None, MetricType::Gauge)?;
+        let mut metric = self.encoder.encode_descriptor(
+            "connections",
+            "Connections that exist.",
+            None,
+            MetricType::Gauge,
+        )?;
         for (worker, snapshot) in numbered(self.workers) {
             metric.encode_family(&[("worker", worker.as_str())])?.encode_gauge(&snapshot.streams.open)?;
         }
@@ -181,17 +185,16 @@ impl Page<'_, '_> {
             CloseReason::ALL.iter().map(|reason| (reason.name(), snapshot.streams.closed(*reason))).collect()
         })?;
         self.by("tls_handshakes", "TLS handshakes finished, by kind.", "kind", |snapshot| {
-            vec![
-                ("full", snapshot.streams.handshakes_full),
-                ("resumed", snapshot.streams.handshakes_resumed),
-            ]
+            vec![("full", snapshot.streams.handshakes_full), ("resumed", snapshot.streams.handshakes_resumed)]
         })?;
         self.by("tls_handshakes_failed", "TLS handshakes that failed, by reason.", "reason", |snapshot| {
             HandshakeFailure::ALL.iter().map(|why| (why.name(), snapshot.streams.failed(*why))).collect()
         })?;
-        self.each("accept_pauses", "Times that accepting paused for want of file descriptors.", |snapshot| {
-            snapshot.streams.accept_pauses
-        })?;
+        self.each(
+            "accept_pauses",
+            "Times that accepting paused for want of file descriptors.",
+            |snapshot| snapshot.streams.accept_pauses,
+        )?;
         self.each("stream_dropped", "Datagrams dropped because a client reads too slowly.", |snapshot| {
             snapshot.streams.queue_drops
         })?;

@@ -277,7 +277,9 @@ impl<'a> Control<'a> {
         match (&self.tls, identities) {
             (None, []) => {}
             (None, _) => tracing::warn!("TLS begins only after a restart: there was no certificate at start"),
-            (Some(_), []) => tracing::warn!("no certificate is configured any more: the old ones stay in force"),
+            (Some(_), []) => {
+                tracing::warn!("no certificate is configured any more: the old ones stay in force");
+            }
             (Some(tls), _) => {
                 tls.replace(identities);
                 tracing::info!(certificates = identities.len(), "certificates loaded");

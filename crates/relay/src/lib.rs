@@ -15,4 +15,6 @@ mod worker;
 
 pub use config::{Config, RelayAddress};
 pub use runtime::{CredentialStore, Relay, SessionLog, StartError, WorkerSnapshot};
-pub use stream::{CertificateError, CloseReason, HandshakeFailure, Identity, StreamConfig, StreamStats, TlsContext};
+pub use stream::{
+    CertificateError, CloseReason, HandshakeFailure, Identity, StreamConfig, StreamStats, TlsContext,
+};

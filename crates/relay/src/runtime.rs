@@ -168,12 +168,17 @@ impl Relay {
         for number in 0..config.workers.max(1) {
             let (commands, inbox) = mpsc::channel();
             let shared = Arc::new(Shared { snapshot: Mutex::new(WorkerSnapshot::default()) });
-            let sockets = StreamListeners::bind(&streams, listeners.tcp.len(), &stream_config, first).map_err(
-                |(address, source)| {
-                    let protocol = if listeners.tcp.contains(&address) { "tcp" } else { "tls" };
-                    listen_error(protocol, address, source)
-                },
-            )?;
+            let bound_streams = StreamListeners::bind(
+                &streams,
+                listeners.tcp.len(),
+                &stream_config,
+                config.workers > 1,
+                first,
+            );
+            let sockets = bound_streams.map_err(|(address, source)| {
+                let protocol = if listeners.tcp.contains(&address) { "tcp" } else { "tls" };
+                listen_error(protocol, address, source)
+            })?;
             let (worker, waker) = Worker::new(
                 number,
                 config,

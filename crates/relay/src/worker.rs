@@ -156,7 +156,8 @@ impl Worker {
             ip_header: true,
             errors: false,
         };
-        let socket = UdpSocket::bind(address, &options).map_err(|error| listen_error("udp", address, error))?;
+        let socket =
+            UdpSocket::bind(address, &options).map_err(|error| listen_error("udp", address, error))?;
         let bound = socket.local_addr();
         let id = ListenerId(u16::try_from(self.listeners.len()).unwrap_or(u16::MAX));
         let socket = self.adopt(socket, Role::Listener(id))?;

@@ -120,7 +120,9 @@ fn the_end_of_the_connection_is_the_end_of_the_allocation() {
     let closed: u64 = snapshot
         .turn
         .counters()
-        .filter(|(family, label, _)| *family == "allocations_closed" && *label == Some(("reason", "disconnected")))
+        .filter(|(family, label, _)| {
+            *family == "allocations_closed" && *label == Some(("reason", "disconnected"))
+        })
         .map(|(_, _, count)| count)
         .sum();
     assert_eq!((closed, snapshot.streams.open), (3, 0));

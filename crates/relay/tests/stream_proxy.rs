@@ -38,7 +38,9 @@ fn the_header_of_a_listed_proxy_names_the_client_over_tcp() {
         assert_eq!(mapped(&mut client), xored(source));
         // In one segment with the first message, and cut at every place.
         let mut client = world.client();
-        client.send(&[&encode(version, address("192.0.2.8:1"), address("198.51.100.1:9"))[..], &binding(1)].concat());
+        client.send(
+            &[&encode(version, address("192.0.2.8:1"), address("198.51.100.1:9"))[..], &binding(1)].concat(),
+        );
         assert_eq!(client.receive().unwrap().attribute(0x0020), xored(address("192.0.2.8:1")));
         drop(client);
         let mut client = world.client();

@@ -9,7 +9,8 @@ fn message() -> impl Strategy<Value = Vec<u8>> {
     let payload = prop_oneof![Just(0_u16), 1..40_u16, 1000..1300_u16];
     prop_oneof![
         attributes.prop_map(|words| {
-            let head = [&[0, 1], &(words * 4).to_be_bytes()[..], &[0x21, 0x12, 0xA4, 0x42], &[9; 12]].concat();
+            let head =
+                [&[0, 1], &(words * 4).to_be_bytes()[..], &[0x21, 0x12, 0xA4, 0x42], &[9; 12]].concat();
             [head, vec![5; usize::from(words) * 4]].concat()
         }),
         (0x4000..=0x7FFF_u16, payload).prop_map(|(channel, len)| {
@@ -60,7 +61,8 @@ fn received<'a>(chunks: impl Iterator<Item = &'a [u8]>) -> Result<Vec<Vec<u8>>, 
 
 #[test]
 fn every_single_split_point_yields_the_same_messages() {
-    let request = [&[0, 1, 0, 8, 0x21, 0x12, 0xA4, 0x42][..], &[9; 12], &[0x80, 0x22, 0, 4, 1, 2, 3, 4]].concat();
+    let request =
+        [&[0, 1, 0, 8, 0x21, 0x12, 0xA4, 0x42][..], &[9; 12], &[0x80, 0x22, 0, 4, 1, 2, 3, 4]].concat();
     let data = |len: u8| [&[0x40, 0, 0, len][..], &vec![len; usize::from(len)]].concat();
     let messages = [request.clone(), data(5), data(0), request, data(4), data(7)];
     let stream = stream_of(&messages);

@@ -48,9 +48,7 @@ fn read(files: &CertificateFiles, unix: u64) -> Result<Identity, (PathBuf, Strin
     };
     let (cert, key) = (content(&files.cert)?, content(&files.key)?);
     Identity::from_pem(&cert, &key, unix).map_err(|error| match error {
-        CertificateError::Mismatch => {
-            (files.key.clone(), format!("{error} in {}", files.cert.display()))
-        }
+        CertificateError::Mismatch => (files.key.clone(), format!("{error} in {}", files.cert.display())),
         error if error.is_about_key() => (files.key.clone(), error.to_string()),
         error => (files.cert.clone(), error.to_string()),
     })
@@ -105,11 +103,8 @@ mod tests {
         fs::create_dir_all(&dir).unwrap();
         let (cert, key) = (dir.join("cert.pem"), dir.join("key.pem"));
         fs::write(&cert, "one").unwrap();
-        let settings = Settings {
-            tls_cert: Some(cert.clone()),
-            tls_key: Some(key.clone()),
-            ..Settings::default()
-        };
+        let settings =
+            Settings { tls_cert: Some(cert.clone()), tls_key: Some(key.clone()), ..Settings::default() };
         let mut watch = CertificateWatch::new(&settings);
         assert!(!watch.has_changed());
         fs::write(&cert, "longer than one").unwrap();

@@ -25,9 +25,8 @@ pub(crate) fn combinations(settings: &Settings, problems: &mut Vec<ConfigError>)
     if let Some(address) = repeated(settings.tls_listen.iter().filter(|address| address.port() != 0)) {
         refuse("tls.listen", format!("{address} stands there twice"), "each address once");
     }
-    let by_tcp = |address: &&SocketAddr| {
-        settings.tcp && address.port() != 0 && settings.listen.contains(address)
-    };
+    let by_tcp =
+        |address: &&SocketAddr| settings.tcp && address.port() != 0 && settings.listen.contains(address);
     if let Some(address) = settings.tls_listen.iter().find(by_tcp) {
         refuse(
             "tls.listen",
@@ -37,10 +36,18 @@ pub(crate) fn combinations(settings: &Settings, problems: &mut Vec<ConfigError>)
     }
     match (&settings.tls_cert, &settings.tls_key) {
         (Some(_), None) => {
-            refuse("tls.cert", "there is no tls.key for it".to_owned(), "a certificate and its key, or neither");
+            refuse(
+                "tls.cert",
+                "there is no tls.key for it".to_owned(),
+                "a certificate and its key, or neither",
+            );
         }
         (None, Some(_)) => {
-            refuse("tls.key", "there is no tls.cert for it".to_owned(), "a certificate and its key, or neither");
+            refuse(
+                "tls.key",
+                "there is no tls.cert for it".to_owned(),
+                "a certificate and its key, or neither",
+            );
         }
         (None, None) if settings.tls_certificates.is_empty() && !settings.tls_listen.is_empty() => refuse(
             "tls.listen",

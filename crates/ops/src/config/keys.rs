@@ -160,7 +160,11 @@ pub(crate) static KEYS: &[KeySpec<Settings>] = &[
         },
         show: |settings| {
             list(settings.tls_certificates.iter().map(|files| {
-                format!("{{ cert = {}, key = {} }}", shown_path(Some(&files.cert)), shown_path(Some(&files.key)))
+                format!(
+                    "{{ cert = {}, key = {} }}",
+                    shown_path(Some(&files.cert)),
+                    shown_path(Some(&files.key))
+                )
             }))
         },
     },

@@ -120,6 +120,9 @@ mod tests {
         admission.leave();
         admission.leave_from(address);
         assert_eq!(admission.enter(), Ok(()));
-        assert!(admission.shards.iter().all(|shard| shard.lock().unwrap().is_empty()), "nothing stays behind");
+        assert!(
+            admission.shards.iter().all(|shard| shard.lock().unwrap().is_empty()),
+            "nothing stays behind"
+        );
     }
 }

@@ -7,8 +7,8 @@ use turnpike_turn::server::{Client, ListenerId};
 use turnpike_wire::{address::canonical, frame::Framer};
 
 use super::{
-    CloseReason, Connection, SWEEP_MS, Stage, StreamConfig, Streams, Token, channel::Channel, connection::NONE,
-    outbox::Outbox,
+    CloseReason, Connection, SWEEP_MS, Stage, StreamConfig, Streams, Token, channel::Channel,
+    connection::NONE, outbox::Outbox,
 };
 
 /// Connections accepted from one listener in one tick.
@@ -34,14 +34,16 @@ pub(crate) struct StreamListeners(pub(super) Vec<Listener>);
 
 impl StreamListeners {
     /// Binds one socket per address, with numbers from `first` on; in `addresses` those for TLS stand behind the `plain` others.
+    /// `reuse_port` where other workers bind the same.
     pub(crate) fn bind(
         addresses: &[SocketAddr],
         plain: usize,
         config: &StreamConfig,
+        reuse_port: bool,
         first: u16,
     ) -> Result<Self, (SocketAddr, io::Error)> {
         let options = ListenOptions {
-            reuse_port: true,
+            reuse_port,
             nodelay: true,
             keepalive: true,
             unsent_limit: Some(UNSENT_LIMIT),

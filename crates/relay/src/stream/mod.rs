@@ -292,7 +292,9 @@ mod tests {
 
     #[test]
     fn tokens_of_streams_are_nobody_elses() {
-        for token in [Token::Listener(0), Token::Listener(7), Token::Connection(0), Token::Connection(1 << 20)] {
+        for token in
+            [Token::Listener(0), Token::Listener(7), Token::Connection(0), Token::Connection(1 << 20)]
+        {
             assert_eq!(Token::of(token.get()), Some(token));
         }
         assert_eq!([0, u64::from(u32::MAX), u64::MAX].map(Token::of), [None; 3]);

@@ -115,7 +115,9 @@ impl Outbox {
         self.begun_at = 0;
         self.begun.clear();
         let begun = &mut self.begun;
-        if !self.control.consume(&mut sent, begun) && !self.datagrams.consume(&mut sent, begun) && self.begun.capacity() > KEEP
+        if !self.control.consume(&mut sent, begun)
+            && !self.datagrams.consume(&mut sent, begun)
+            && self.begun.capacity() > KEEP
         {
             self.begun = Vec::new();
         }

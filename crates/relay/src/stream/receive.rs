@@ -147,12 +147,7 @@ impl Streams {
     }
 
     /// What follows a whole PROXY header.
-    fn read_proxy_header(
-        &mut self,
-        slot: usize,
-        span: Span,
-        rx: &Rx,
-    ) -> Result<Option<Span>, CloseReason> {
+    fn read_proxy_header(&mut self, slot: usize, span: Span, rx: &Rx) -> Result<Option<Span>, CloseReason> {
         let connection = &mut self.connections[slot];
         let bytes = rx.bytes(span);
         match proxy_protocol::parse(bytes) {

@@ -91,7 +91,14 @@ impl Streams {
         let index = self.pieces.list.len() as u32;
         let at = self.pieces.own.len() as u32;
         self.pieces.own.extend_from_slice(own);
-        self.pieces.list.push(Piece { own: at, own_len: own.len() as u32, payload, padding, class, next: NONE });
+        self.pieces.list.push(Piece {
+            own: at,
+            own_len: own.len() as u32,
+            payload,
+            padding,
+            class,
+            next: NONE,
+        });
         let connection = &mut self.connections[slot];
         if connection.last == NONE {
             connection.first = index;
@@ -113,7 +120,10 @@ impl Streams {
             let Some(connection) = self.connections.get_mut(slot) else { continue };
             connection.touched = false;
             let sent = if connection.first == NONE {
-                connection.channel.flush(&connection.socket, &mut self.stats.writes).map_err(|_| CloseReason::Broken)
+                connection
+                    .channel
+                    .flush(&connection.socket, &mut self.stats.writes)
+                    .map_err(|_| CloseReason::Broken)
             } else {
                 self.send(slot, rx)
             };
@@ -147,9 +157,14 @@ impl Streams {
         // What waits already goes first; the poller tells when.
         if connection.outbox.is_empty() && !connection.channel.is_waiting() {
             let sent = match &mut connection.channel {
-                Channel::Plain => {
-                    Self::send_plain(&connection.socket, &mut connection.outbox, &self.pieces, at, rx, &mut self.stats.writes)
-                }
+                Channel::Plain => Self::send_plain(
+                    &connection.socket,
+                    &mut connection.outbox,
+                    &self.pieces,
+                    at,
+                    rx,
+                    &mut self.stats.writes,
+                ),
                 Channel::Tls(tls) => {
                     Self::send_tls(&connection.socket, tls, &self.pieces, at, rx, &mut self.stats.writes)
                 }

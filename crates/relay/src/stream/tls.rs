@@ -49,7 +49,9 @@ pub enum CertificateError {
     #[error("no valid PEM: {0}")]
     KeyPem(String),
     /// A kind of key that cannot be used.
-    #[error("a private key that cannot be used: {0}; RSA from 2048 bits, ECDSA P-256 or P-384 and Ed25519 can")]
+    #[error(
+        "a private key that cannot be used: {0}; RSA from 2048 bits, ECDSA P-256 or P-384 and Ed25519 can"
+    )]
     UnusableKey(String),
     /// Key of another certificate.
     #[error("the private key does not belong to the certificate")]
@@ -98,7 +100,9 @@ impl Identity {
             .map_err(|error| CertificateError::UnusableKey(error.to_string()))?;
         let key = CertifiedKey::new(chain, signing);
         match key.keys_match() {
-            Err(rustls::Error::InconsistentKeys(InconsistentKeys::KeyMismatch)) => Err(CertificateError::Mismatch),
+            Err(rustls::Error::InconsistentKeys(InconsistentKeys::KeyMismatch)) => {
+                Err(CertificateError::Mismatch)
+            }
             Ok(()) | Err(rustls::Error::InconsistentKeys(_)) => Ok(Self { key: Arc::new(key), names }),
             Err(error) => Err(CertificateError::Malformed(error.to_string())),
         }
@@ -202,7 +206,8 @@ impl Directory {
     fn choose(&self, server: Option<&str>, schemes: &[SignatureScheme]) -> Option<Arc<CertifiedKey>> {
         let server = server.map(str::to_ascii_lowercase);
         // RFC 6125 section 6.4.3: a wildcard stands for one label, the leftmost.
-        let parent = server.as_deref().and_then(|name| name.split_once('.')).map(|(_, rest)| format!("*.{rest}"));
+        let parent =
+            server.as_deref().and_then(|name| name.split_once('.')).map(|(_, rest)| format!("*.{rest}"));
         let named = [server.as_deref(), parent.as_deref()].into_iter().flatten();
         let places = named.filter_map(|name| self.by_name.get(name)).flatten().copied();
         let usable = |place: &usize| self.all[*place].key.choose_scheme(schemes).is_some();
@@ -239,4 +244,3 @@ fn duration(span: Duration) -> String {
         seconds => format!("{} days", seconds / 86_400),
     }
 }
-

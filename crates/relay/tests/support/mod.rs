@@ -267,7 +267,10 @@ impl<S: Read + Write> Client<S> {
                 Ok(0) => return None,
                 Ok(len) => len,
                 Err(error)
-                    if matches!(error.kind(), io::ErrorKind::ConnectionReset | io::ErrorKind::UnexpectedEof) =>
+                    if matches!(
+                        error.kind(),
+                        io::ErrorKind::ConnectionReset | io::ErrorKind::UnexpectedEof
+                    ) =>
                 {
                     return None;
                 }

@@ -7,8 +7,8 @@ use std::{
 };
 
 use crate::harness::{
-    Certificate, Finished, PASSWORD, Program, Reflect, Serve, USER, V4, V6, eventually, free_port, has_ipv6, installed,
-    skip,
+    Certificate, Finished, PASSWORD, Program, Reflect, Serve, USER, V4, V6, eventually, free_port, has_ipv6,
+    installed, skip,
 };
 
 /// Messages that each client of a uclient run sends.
