@@ -1,6 +1,6 @@
 //! Certificates: refused at start with the file's name, loaded anew when they change, kept when the new ones are no good.
 
-use std::fs;
+use std::{fs, path::Path};
 
 use super::harness::{Certificate, Dir, Finished, Program, SOON, Serve, V4, shown_by, turnpike};
 
@@ -16,16 +16,14 @@ fn certificates_that_cannot_be_used_are_named_before_anything_starts() {
     let good = Certificate::new(&[NAME]);
     let other = Certificate::new(&[NAME]);
     let expired = Certificate::expired(&[NAME]);
-    let empty = Dir::new().file("empty.pem", "");
-    let nowhere = empty.with_file_name("nowhere.pem");
-    let text = |path: &std::path::Path| path.to_str().expect("UTF-8").to_owned();
-    fs::create_dir_all(empty.parent().expect("in a directory")).expect("our own directory");
-    fs::write(&empty, "").expect("our own directory");
+    let dir = Dir::new();
+    let (empty, nowhere) = (dir.file("empty.pem", ""), dir.path().join("nowhere.pem"));
+    let text = |path: &Path| path.to_str().expect("UTF-8").to_owned();
     for (cert, key, words) in [
         (nowhere.clone(), good.key(), ["nowhere.pem", "cannot be read"]),
-        (good.cert(), nowhere.clone(), ["nowhere.pem", "cannot be read"]),
+        (good.cert(), nowhere, ["nowhere.pem", "cannot be read"]),
         (empty.clone(), good.key(), ["empty.pem", "the file is empty"]),
-        (good.cert(), empty.clone(), ["empty.pem", "the file is empty"]),
+        (good.cert(), empty, ["empty.pem", "the file is empty"]),
         (good.cert(), other.key(), ["key.pem", "does not belong to the certificate"]),
         (good.key(), good.key(), ["key.pem", "no certificate in it"]),
         (good.cert(), good.cert(), ["cert.pem", "no private key in it"]),
