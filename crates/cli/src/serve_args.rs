@@ -14,9 +14,24 @@ pub(crate) struct ServeArgs {
     #[arg(short, long, value_name = "FILE", env = "TURNPIKE_CONFIG")]
     config: Option<PathBuf>,
 
-    /// UDP address to listen on; repeat for several [default: 0.0.0.0:3478 and [::]:3478]
+    /// Address to listen on by UDP and TCP; with a certificate TCP takes TLS too, told apart by the first byte; repeat for
+    /// several [default: 0.0.0.0:3478 and [::]:3478]
     #[arg(long, value_name = "ADDR:PORT")]
     listen: Vec<String>,
+
+    /// Address to listen on by TLS, with --tls-cert and --tls-key; takes plain TCP too unless tls.only is set; repeat for
+    /// several [default: none]
+    #[arg(long, value_name = "ADDR:PORT")]
+    tls_listen: Vec<String>,
+
+    /// Certificate chain, PEM, the server's own first; read again when it changes. More of them, chosen by server name, can be
+    /// named in the file [default: none]
+    #[arg(long, value_name = "FILE")]
+    tls_cert: Option<String>,
+
+    /// Private key of --tls-cert, PEM, not encrypted [default: none]
+    #[arg(long, value_name = "FILE")]
+    tls_key: Option<String>,
 
     /// Realm of the long-term credentials, 1 to 127 characters [default: turnpike]
     #[arg(long, value_name = "R")]
@@ -88,6 +103,9 @@ impl ServeArgs {
     pub(crate) fn into_sources(self) -> Sources {
         let mut flags = Flags::new();
         flags.set("server.listen", "--listen", self.listen);
+        flags.set("tls.listen", "--tls-listen", self.tls_listen);
+        flags.set("tls.cert", "--tls-cert", self.tls_cert);
+        flags.set("tls.key", "--tls-key", self.tls_key);
         flags.set("server.realm", "--realm", self.realm);
         flags.set("auth.users", "--user", self.user);
         flags.set("auth.secrets", "--secret", self.secret);

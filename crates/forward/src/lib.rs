@@ -10,7 +10,6 @@ mod common;
 mod cross;
 mod listen;
 mod preflight;
-mod proxy_protocol;
 mod resolver;
 pub mod rule;
 pub mod runtime;
@@ -24,7 +23,8 @@ pub mod udp;
 mod worker;
 
 pub use access::{Access, Pattern};
-pub use rule::{Balance, CopyMode, Endpoint, Host, PortRange, Protocol, ProxyVersion, Rule, RuleId};
+pub use rule::{Balance, CopyMode, Endpoint, Host, PortRange, Protocol, Rule, RuleId};
 pub use runtime::{
     ConnectionLog, ConnectionReport, EndReason, Forwarder, RuleSnapshot, Settings, StartError,
 };
+pub use turnpike_wire::proxy_protocol::ProxyVersion;

@@ -99,8 +99,12 @@ fn bind_tcp(
     held: &mut Held,
 ) -> Result<(Vec<SocketAddr>, Vec<Bound>), StartError> {
     // SO_REUSEPORT also where there is one worker: a rule that takes the port over by a reload may be of another protocol.
-    let options =
-        ListenOptions { reuse_port: true, backlog: 0, nodelay: rule.nodelay, keepalive: rule.keepalive };
+    let options = ListenOptions {
+        reuse_port: true,
+        nodelay: rule.nodelay,
+        keepalive: rule.keepalive,
+        ..Default::default()
+    };
     let mut addresses = Vec::new();
     let mut sockets: Vec<Vec<(u16, Tcp)>> = (0..workers).map(|_| Vec::new()).collect();
     for (offset, address) in (0_u16..).zip(wanted) {

@@ -4,6 +4,7 @@ use std::{net::IpAddr, time::Duration};
 
 use turnpike_net::ConnectOptions;
 pub use turnpike_net::CopyMode;
+use turnpike_wire::proxy_protocol::ProxyVersion;
 
 use crate::Access;
 
@@ -68,15 +69,6 @@ pub enum Balance {
     LeastConnections,
     /// The first that is healthy.
     Failover,
-}
-
-/// PROXY protocol versions.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ProxyVersion {
-    /// Text.
-    V1,
-    /// Binary.
-    V2,
 }
 
 /// One rule.

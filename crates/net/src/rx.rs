@@ -185,6 +185,44 @@ impl Rx {
         self.used + SLOT <= self.arena.len()
     }
 
+    /// Bytes that are still free.
+    #[inline]
+    #[must_use]
+    pub fn room(&self) -> usize {
+        self.arena.len() - self.used
+    }
+
+    /// Lets `fill` write into the arena, for what does not come from a UDP socket: at most 64 KiB, behind `gap` bytes that stay
+    /// free for [`Rx::join`]. It returns how many bytes it has written; these are kept until the next reset. When there is no
+    /// room it is offered nothing.
+    ///
+    /// # Errors
+    /// Those of `fill`; nothing is kept then.
+    pub fn fill(
+        &mut self,
+        gap: usize,
+        fill: impl FnOnce(&mut [u8]) -> io::Result<usize>,
+    ) -> io::Result<Span> {
+        let start = (self.used + gap).min(self.arena.len());
+        let end = (start + SLOT).min(self.arena.len());
+        let len = fill(&mut self.arena[start..end])?.min(end - start);
+        self.used = (start + len).next_multiple_of(ALIGN).min(self.arena.len());
+        #[expect(clippy::cast_possible_truncation, reason = "the arena is shorter than 4 GiB")]
+        Ok(Span { offset: start as u32, len: len as u32 })
+    }
+
+    /// Puts `lead` right in front of a span, into the gap that [`Rx::fill`] left there; both together.
+    ///
+    /// # Panics
+    /// When the span does not begin that far from the arena's start. It overwrites what lies there.
+    pub fn join(&mut self, lead: &[u8], span: Span) -> Span {
+        let end = span.offset as usize;
+        self.arena[end - lead.len()..end].copy_from_slice(lead);
+        #[expect(clippy::cast_possible_truncation, reason = "within the arena, checked by the line above")]
+        let len = lead.len() as u32;
+        Span { offset: span.offset - len, len: span.len + len }
+    }
+
     /// One receive call. How many buffers it asks for follows what the socket's last calls brought: a thin flow pays for
     /// a plain recvmsg(2), a flood gets whole batches.
     ///
@@ -403,6 +441,25 @@ mod tests {
     #[should_panic(expected = "not a part of this arena")]
     fn foreign_bytes_have_no_span() {
         let _ = Rx::new(Datapath::Basic).span(b"elsewhere");
+    }
+
+    #[test]
+    fn what_was_held_joins_what_is_filled_in_and_a_full_arena_offers_nothing() {
+        let mut rx = Rx::new(Datapath::Basic);
+        let first = rx.fill(0, |room| Ok(b"before".iter().zip(room).map(|(from, to)| *to = *from).count()));
+        let second = rx.fill(3, |room| {
+            assert_eq!(room.len(), SLOT);
+            room[..2].copy_from_slice(b"de");
+            Ok(2)
+        });
+        let joined = rx.join(b"abc", second.unwrap());
+        assert_eq!((rx.bytes(first.unwrap()), rx.bytes(joined)), (&b"before"[..], &b"abcde"[..]));
+        let used = rx.used;
+        assert!(rx.fill(0, |_| Err(io::ErrorKind::WouldBlock.into())).is_err());
+        assert_eq!(rx.used, used);
+        rx.used = ARENA - 10;
+        assert_eq!((rx.room(), rx.fill(4, |room| Ok(room.len())).unwrap().len), (10, 6));
+        assert_eq!(rx.fill(100, |room| Ok(room.len())).unwrap().len, 0);
     }
 
     #[test]

@@ -26,6 +26,9 @@ pub struct ListenOptions {
     pub nodelay: bool,
     /// SO_KEEPALIVE of accepted sockets.
     pub keepalive: bool,
+    /// TCP_NOTSENT_LOWAT of accepted sockets in bytes: once so much waits to be sent for the first time, a write takes no more.
+    /// The kernel's own buffer grows to megabytes, which is seconds of stale datagrams behind a slow link.
+    pub unsent_limit: Option<u32>,
 }
 
 /// A listening, non-blocking socket. IPv6 listeners are IPV6_V6ONLY.
@@ -45,6 +48,10 @@ impl TcpListener {
         let backlog = if options.backlog == 0 { i32::MAX } else { options.backlog.cast_signed().max(1) };
         let this = Self { local: sys::local_address(socket.as_fd())?, fd: socket.into() };
         this.set_inherited(options.nodelay, options.keepalive)?;
+        if let Some(limit) = options.unsent_limit {
+            let limit = i32::try_from(limit).unwrap_or(i32::MAX);
+            sys::set_option(this.fd.as_fd(), libc::IPPROTO_TCP, libc::TCP_NOTSENT_LOWAT, limit)?;
+        }
         // SAFETY: no pointers.
         sys::check(unsafe { libc::listen(this.fd.as_raw_fd(), backlog) })?;
         Ok(this)

@@ -33,8 +33,8 @@ pub(crate) enum Next {
     Failed,
 }
 
-/// Waits for a signal, or for `has_failed`; `deadline` as for [`Signals::next`].
-pub(crate) async fn next(signals: &mut Signals, deadline: u32, has_failed: impl Fn() -> bool) -> Next {
+/// Waits for a signal, or for `has_failed`, which is called once a second; `deadline` as for [`Signals::next`].
+pub(crate) async fn next(signals: &mut Signals, deadline: u32, mut has_failed: impl FnMut() -> bool) -> Next {
     loop {
         tokio::select! {
             wish = signals.next(deadline) => return match wish {

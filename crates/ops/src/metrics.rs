@@ -16,7 +16,7 @@ use prometheus_client::{
     encoding::{DescriptorEncoder, NoLabelSet},
     metrics::MetricType,
 };
-use turnpike_relay::WorkerSnapshot;
+use turnpike_relay::{CloseReason, HandshakeFailure, WorkerSnapshot};
 
 use crate::exposition::{self, Common, Families};
 
@@ -55,6 +55,7 @@ impl Collector for Scrape {
         page.refused()?;
         page.received()?;
         page.sent()?;
+        page.streams()?;
         self.common.encode(&mut page.encoder)
     }
 }
@@ -158,6 +159,44 @@ impl Families<'_, '_, WorkerSnapshot> {
         self.each("tx_step_downs", "Times that a socket or route stepped down from GSO.", |snapshot| {
             snapshot.tx.step_downs
         })
+    }
+
+    /// TCP and TLS clients.
+    fn streams(&mut self) -> fmt::Result {
+        self.gauge("connections", "Connections that exist.", |snapshot| snapshot.streams.open)?;
+        self.each("connections_accepted", "Connections accepted.", |snapshot| snapshot.streams.accepted)?;
+        self.each("connections_plain", "Connections that turned out to be plain TCP.", |snapshot| {
+            snapshot.streams.plain
+        })?;
+        self.by("connections_closed", "Connections that ended, by reason.", "reason", |snapshot| {
+            CloseReason::ALL.iter().map(|reason| (reason.name(), snapshot.streams.closed(*reason))).collect()
+        })?;
+        self.by("tls_handshakes", "TLS handshakes finished, by kind.", "kind", |snapshot| {
+            vec![("full", snapshot.streams.handshakes_full), ("resumed", snapshot.streams.handshakes_resumed)]
+        })?;
+        self.by("tls_handshakes_failed", "TLS handshakes that failed, by reason.", "reason", |snapshot| {
+            HandshakeFailure::ALL.iter().map(|why| (why.name(), snapshot.streams.failed(*why))).collect()
+        })?;
+        self.each(
+            "accept_pauses",
+            "Times that accepting paused for want of file descriptors.",
+            |snapshot| snapshot.streams.accept_pauses,
+        )?;
+        self.each("stream_dropped", "Datagrams dropped because a client reads too slowly.", |snapshot| {
+            snapshot.streams.queue_drops
+        })?;
+        self.each("stream_dropped_bytes", "Bytes of these, headers included.", |snapshot| {
+            snapshot.streams.queue_dropped_bytes
+        })?;
+        self.each("stream_reads", "Read calls on connections.", |snapshot| snapshot.streams.reads)?;
+        self.each("stream_read_bytes", "Bytes read from connections, before decryption.", |snapshot| {
+            snapshot.streams.read_bytes
+        })?;
+        self.each("stream_received", "Messages received on connections.", |snapshot| {
+            snapshot.streams.received
+        })?;
+        self.each("stream_sent", "Messages for clients on connections.", |snapshot| snapshot.streams.sent)?;
+        self.each("stream_writes", "Send calls on connections.", |snapshot| snapshot.streams.writes)
     }
 
     /// Batch sizes as a histogram. Bucket i of the snapshot counts calls with 2^i to 2^(i+1) - 1 datagrams.

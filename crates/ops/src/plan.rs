@@ -3,11 +3,12 @@
 use std::{
     io,
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket},
+    sync::Arc,
     thread,
 };
 
 use turnpike_net::Datapath;
-use turnpike_relay::{Config, RelayAddress};
+use turnpike_relay::{Config, Layout, RelayAddress, StreamConfig, TlsContext};
 use turnpike_turn::server::{
     DiscoveryLimits, ListenerId, ListenerProfile, NatDiscovery, NonceKey, PeerRules, ServerConfig,
 };
@@ -36,7 +37,7 @@ pub struct Plan {
 impl Plan {
     /// Asks the machine for what the settings do not say. Sends nothing.
     #[must_use]
-    pub fn new(settings: &Settings, nonce_key: NonceKey) -> Self {
+    pub fn new(settings: &Settings, nonce_key: NonceKey, tls: Option<Arc<TlsContext>>) -> Self {
         let mut notes = Vec::new();
         let relay = relay_addresses(settings, &mut notes);
         let (datapath, datapath_reason) = match settings.datapath {
@@ -44,13 +45,28 @@ impl Plan {
             None => Datapath::best(),
         };
         let mut listen = listeners(settings, &mut notes);
+        let streams = StreamConfig {
+            listen: if settings.tcp { listen.clone() } else { Vec::new() },
+            tls_listen: settings.tls_listen.clone(),
+            tls_only: settings.tls_only,
+            tls,
+            server_names: realms::server_names(settings).map(str::to_owned).collect(),
+            proxies: settings.proxy_protocol_from.clone(),
+            queue: settings.stream_queue,
+            first_message_ms: u64::from(settings.first_message_timeout) * 1000,
+            idle_ms: u64::from(settings.idle_timeout) * 1000,
+            max_idle: settings.max_idle_connections,
+            max_idle_per_address: settings.max_idle_connections_per_address,
+        };
         listen.extend(discovery_listeners(settings, &listen));
+        let layout = Layout::new(&listen, &streams);
         let config = Config {
             workers: workers(settings),
             datapath,
             busy_poll: std::time::Duration::from_micros(settings.busy_poll_us.into()),
-            server: server_config(settings, &listen, &relay, nonce_key),
+            server: server_config(settings, &layout, &relay, nonce_key),
             listen,
+            streams,
             relay,
             ports: settings.ports.clone(),
             listener_buffer: settings.listener_buffer,
@@ -62,35 +78,39 @@ impl Plan {
         Self { config, datapath_reason, notes }
     }
 
-    /// File descriptors that the relay may need: each allocation up to two sockets, each reserved port one, and some for
-    /// everything else.
+    /// File descriptors that the relay may need: each allocation up to two sockets and its client's connection, each reserved port
+    /// and each connection without an allocation one, and some for everything else.
     #[must_use]
     pub fn open_files(&self) -> u64 {
-        let sockets = self.config.listen.len() * self.config.workers
-            + 2 * self.config.max_allocations
-            + self.config.max_reservations();
+        let config = &self.config;
+        let listeners = config.streams.listen.len() + config.streams.tls_listen.len();
+        let streams = if listeners == 0 { 0 } else { config.max_allocations + config.streams.max_idle };
+        let sockets = (config.listen.len() + listeners) * config.workers
+            + 2 * config.max_allocations
+            + config.max_reservations()
+            + streams;
         sockets as u64 + 64 + 8 * self.config.workers as u64
     }
 }
 
-/// The state machine's part of the settings; a reload makes it anew with the same addresses and nonce key. `listen` are the
-/// runtime's listeners in the order of their numbers.
+/// The state machine's part of the settings; a reload makes it anew with the same addresses and nonce key. `layout` says what
+/// the numbers of listeners stand for.
 #[must_use]
 pub fn server_config(
     settings: &Settings,
-    listen: &[SocketAddr],
+    layout: &Layout,
     relay: &[RelayAddress],
     nonce_key: NonceKey,
 ) -> ServerConfig {
     let realms = realms::all(settings);
-    let profile = |listener: &SocketAddr| ListenerProfile {
-        realms: realms::served_at(&realms, *listener, None),
-        ..ListenerProfile::default()
-    };
+    let profiles = layout.entries().map(|entry| ListenerProfile {
+        transport: entry.transport,
+        realms: realms::served_at(&realms, entry.address, entry.server_name),
+    });
     ServerConfig {
         realm: realms[0].name.to_owned(),
         tenants: realms[1..].iter().map(|realm| realm.for_server(settings.allow_md5)).collect(),
-        listeners: listen.iter().map(profile).collect(),
+        listeners: profiles.collect(),
         third_party: realms::third_party(settings),
         alternates: settings.alternates.iter().map(|named| named.alternate.clone()).collect(),
         nat_discovery: settings.discovery.families().filter_map(|of| nat_discovery(settings, &of)).collect(),
@@ -272,7 +292,7 @@ mod tests {
             (vec![keys(&[32])], false, true),
         ] {
             let settings = Settings { users, allow_md5, ..Settings::default() };
-            let server = server_config(&settings, &[], &[], NonceKey([0; 32]));
+            let server = server_config(&settings, &Layout::default(), &[], NonceKey([0; 32]));
             assert_eq!(server.allow_sha256, offered, "{:?}", settings.users);
         }
     }
@@ -294,7 +314,8 @@ mod tests {
         let more: Vec<String> =
             discovery_listeners(&settings, &listen).iter().map(ToString::to_string).collect();
         assert_eq!(more, ["127.0.0.1:3479"]);
-        let server = server_config(&settings, &listen, &[], NonceKey([0; 32]));
+        let server =
+            server_config(&settings, &Layout::new(&listen, &StreamConfig::default()), &[], NonceKey([0; 32]));
         assert_eq!(server.nat_discovery.len(), 1);
         assert_eq!(server.discovery_limits, DiscoveryLimits { per_source: 10, total: 33 });
         assert!(discovery_listeners(&Settings::default(), &listen).is_empty());
@@ -303,11 +324,11 @@ mod tests {
     #[test]
     fn families_follow_the_relay_addresses() {
         let relay = [RelayAddress { bind: Ipv6Addr::LOCALHOST.into(), external: None }];
-        let config = server_config(&Settings::default(), &[], &relay, NonceKey([0; 32]));
+        let config = server_config(&Settings::default(), &Layout::default(), &relay, NonceKey([0; 32]));
         assert!(!config.relay_v4 && config.relay_v6);
         assert!(config.username_anonymity);
         let timed = Settings { secrets: vec![Secret::new("s")], ..Settings::default() };
-        assert!(!server_config(&timed, &[], &relay, NonceKey([0; 32])).username_anonymity);
+        assert!(!server_config(&timed, &Layout::default(), &relay, NonceKey([0; 32])).username_anonymity);
         assert_eq!((config.realm.as_str(), config.software.as_deref()), ("turnpike", Some("turnpike")));
     }
 }

@@ -106,6 +106,11 @@ pub(crate) fn served_at(
     }
 }
 
+/// The TLS server names that lead to realms of their own.
+pub(crate) fn server_names(settings: &Settings) -> impl Iterator<Item = &str> {
+    settings.realms.iter().flat_map(|realm| &realm.server_names).map(String::as_str)
+}
+
 impl RealmView<'_> {
     /// For [`turnpike_turn::server::ServerConfig::tenants`].
     pub(crate) fn for_server(&self, allow_md5: bool) -> Realm {

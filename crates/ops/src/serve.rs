@@ -3,7 +3,6 @@
 
 use std::{
     io::{self, Write},
-    net::SocketAddr,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -12,12 +11,15 @@ use std::{
 };
 
 use tokio::net::TcpListener;
-use turnpike_relay::{CredentialStore, Relay, SessionLog, StartError};
+use turnpike_relay::{CredentialStore, Identity, Layout, Relay, SessionLog, StartError, TlsContext};
 use turnpike_turn::server::NonceKey;
 
 use crate::{
     admin::{self, AdminError, AdminState},
-    config::{ConfigErrors, Loaded, Settings, Sources, User, UserSecret},
+    config::{
+        ConfigErrors, Loaded, Settings, Sources, User, UserSecret,
+        certificates::{self, CertificateWatch},
+    },
     control::{self, Next},
     credentials::Credentials,
     limits, logging, metrics,
@@ -45,6 +47,9 @@ pub enum ServeError {
         "a worker has ended though nobody stopped it; the log lines above may say why, and a restart helps"
     )]
     Worker,
+    /// rustls.
+    #[error("cannot prepare TLS: {0}")]
+    Tls(String),
     /// The control thread itself.
     #[error("cannot start the control thread: {0}")]
     Control(#[source] io::Error),
@@ -71,16 +76,18 @@ struct Control<'a> {
     nonce_key: NonceKey,
     relay: Arc<Relay>,
     /// What the listeners and relay addresses of the settings came to.
-    listen: Vec<SocketAddr>,
+    layout: Layout,
     addresses: Vec<turnpike_relay::RelayAddress>,
     draining: Arc<AtomicBool>,
+    tls: Option<Arc<TlsContext>>,
+    watch: CertificateWatch,
 }
 
 impl<'a> Control<'a> {
     async fn run(sources: &'a Sources, loaded: Loaded, out: &mut dyn Write) -> Result<(), ServeError> {
         // Before anything else, so that no signal finds its default action while sessions exist.
         let mut signals = Signals::new().map_err(ServeError::Control)?;
-        let Loaded { mut settings, warnings } = loaded;
+        let Loaded { mut settings, identities, warnings } = loaded;
         tracing::info!("turnpike {}", env!("CARGO_PKG_VERSION"));
         for warning in warnings {
             tracing::warn!("{warning}");
@@ -88,7 +95,13 @@ impl<'a> Control<'a> {
         let generated = plan::generated_user(&settings);
         settings.users.extend(generated.clone());
         let nonce_key = NonceKey(rand::random());
-        let plan = Plan::new(&settings, nonce_key);
+        let tls = if identities.is_empty() {
+            None
+        } else {
+            let context = TlsContext::new(&identities);
+            Some(Arc::new(context.map_err(|error| ServeError::Tls(error.to_string()))?))
+        };
+        let plan = Plan::new(&settings, nonce_key, tls.clone());
         raise_open_files(&plan);
 
         let admin = admin::bind(settings.admin, settings.is_explicit("admin.listen")).await?;
@@ -105,10 +118,12 @@ impl<'a> Control<'a> {
         let control = Self {
             sources,
             started: settings.clone(),
+            watch: CertificateWatch::new(&settings),
+            tls,
             settings,
             generated,
             nonce_key,
-            listen: plan.config.listen.clone(),
+            layout: plan.config.layout(),
             addresses: plan.config.relay.clone(),
             draining: Arc::new(AtomicBool::new(false)),
             relay,
@@ -141,7 +156,13 @@ impl<'a> Control<'a> {
         let log = tokio::spawn(writer.run());
         let failed = loop {
             let deadline = self.settings.shutdown_deadline;
-            match control::next(signals, deadline, || self.relay.has_failed()).await {
+            let look = || {
+                if self.watch.has_changed() {
+                    self.reload_certificates();
+                }
+                self.relay.has_failed()
+            };
+            match control::next(signals, deadline, look).await {
                 Next::Reload => self.reload(),
                 Next::Drain(patience) => {
                     self.drain(signals, patience).await;
@@ -175,8 +196,8 @@ impl<'a> Control<'a> {
 
     /// Takes what a running server can change from the configuration; a broken one changes nothing.
     fn reload(&mut self) {
-        let mut new = match self.sources.load() {
-            Ok(loaded) => loaded.settings,
+        let (mut new, identities) = match self.sources.load() {
+            Ok(loaded) => (loaded.settings, loaded.identities),
             Err(errors) => {
                 return control::say_refused(
                     &errors,
@@ -195,14 +216,44 @@ impl<'a> Control<'a> {
         }
         control::say_unchangeable(&self.started.unchangeable(&new));
         let credentials: Arc<dyn CredentialStore> = Arc::new(Credentials::new(&new));
-        let server = plan::server_config(&new, &self.listen, &self.addresses, self.nonce_key);
-        self.relay.reconfigure(&server, &credentials, &realms::limits(&new));
+        self.layout.add_server_names(realms::server_names(&new));
+        let server = plan::server_config(&new, &self.layout, &self.addresses, self.nonce_key);
+        self.relay.reconfigure(&server, &self.layout, &credentials, &realms::limits(&new));
+        self.show_certificates(&identities);
+        self.watch = CertificateWatch::new(&new);
         let all = realms::all(&new);
         let (users, secrets) = all.iter().fold((0, 0), |(users, secrets), realm| {
             (users + realm.users.len(), secrets + realm.secrets.len())
         });
         tracing::info!(realms = all.len(), users, secrets, "configuration reloaded");
         self.settings = new;
+    }
+
+    /// One of the files has changed while nobody asked for a reload.
+    fn reload_certificates(&self) {
+        let mut problems = Vec::new();
+        let identities = certificates::load(&self.settings, &mut problems);
+        if problems.is_empty() {
+            return self.show_certificates(&identities);
+        }
+        for problem in &problems {
+            tracing::error!("{problem}");
+        }
+        tracing::error!("certificates not reloaded: the old ones stay in force");
+    }
+
+    fn show_certificates(&self, identities: &[Identity]) {
+        match (&self.tls, identities) {
+            (None, []) => {}
+            (None, _) => tracing::warn!("TLS begins only after a restart: there was no certificate at start"),
+            (Some(_), []) => {
+                tracing::warn!("no certificate is configured any more: the old ones stay in force");
+            }
+            (Some(tls), _) => {
+                tls.replace(identities);
+                tracing::info!(certificates = identities.len(), "certificates loaded");
+            }
+        }
     }
 }
 
@@ -213,8 +264,11 @@ fn raise_open_files(plan: &Plan) {
 
 fn say_what_started(plan: &Plan, relay: &Relay, admin: Option<&TcpListener>) {
     let config = &plan.config;
-    for listener in relay.listeners() {
-        tracing::info!("listening on udp {listener}");
+    let listeners = relay.listeners();
+    for (protocol, addresses) in [("udp", &listeners.udp), ("tcp", &listeners.tcp), ("tls", &listeners.tls)] {
+        for address in addresses {
+            tracing::info!("listening on {protocol} {address}");
+        }
     }
     for address in &config.relay {
         let (first, last) = (config.ports.start(), config.ports.end());

@@ -9,6 +9,8 @@ use std::{
 use turnpike_net::Datapath;
 use turnpike_turn::server::ServerConfig;
 
+use crate::{Layout, StreamConfig};
+
 /// An address that relayed transport addresses are made on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RelayAddress {
@@ -34,6 +36,8 @@ pub struct RealmLimits {
 pub struct Config {
     /// UDP listeners; wildcard addresses answer from the address they were asked on.
     pub listen: Vec<SocketAddr>,
+    /// TCP and TLS. A listener of the same address and port 0 as one of `listen` gets that one's port.
+    pub streams: StreamConfig,
     /// Threads; at least 1.
     pub workers: usize,
     /// Step of the ladder.
@@ -59,6 +63,12 @@ pub struct Config {
 }
 
 impl Config {
+    /// What the numbers of its listeners stand for.
+    #[must_use]
+    pub fn layout(&self) -> Layout {
+        Layout::new(&self.listen, &self.streams)
+    }
+
     /// Ports that may be reserved (EVEN-PORT with R = 1) and not yet used, over all relay addresses: a sixteenth of them.
     #[must_use]
     pub fn max_reservations(&self) -> usize {

@@ -9,9 +9,15 @@
 pub mod config;
 mod discovery;
 mod gate;
+pub mod layout;
 mod ports;
 pub mod runtime;
+pub mod stream;
 mod worker;
 
 pub use config::{Config, RealmLimits, RelayAddress};
+pub use layout::Layout;
 pub use runtime::{CredentialStore, Relay, SessionLog, StartError, WorkerSnapshot};
+pub use stream::{
+    CertificateError, CloseReason, HandshakeFailure, Identity, StreamConfig, StreamStats, TlsContext,
+};

@@ -281,6 +281,7 @@ mod tests {
     fn ports_on(range: RangeInclusive<u16>, addresses: &[IpAddr]) -> Ports {
         Ports::new(&Config {
             listen: vec![],
+            streams: crate::StreamConfig::default(),
             workers: 1,
             datapath: Datapath::Basic,
             busy_poll: std::time::Duration::ZERO,

@@ -7,14 +7,15 @@ use std::{
     thread::JoinHandle,
 };
 
-use turnpike_net::{UdpOptions, UdpSocket, poll::Waker, rx::RxStats, tx::TxStats};
+use turnpike_net::{TcpListener, UdpOptions, UdpSocket, poll::Waker, rx::RxStats, tx::TxStats};
 use turnpike_turn::server::{Effect, Lookup, NatDiscovery, ServerConfig, Stats, User};
 use turnpike_wire::integrity::{Key, KeyAlgorithm};
 
 use crate::{
-    Config, RealmLimits, RelayAddress, discovery,
+    Config, Layout, RealmLimits, RelayAddress, discovery,
     gate::{Quotas, SharedStore},
     ports::Ports,
+    stream::{Admission, StreamListeners, StreamStats, Streams},
     worker::{Command, Shared, Worker},
 };
 
@@ -42,8 +43,10 @@ pub trait SessionLog: Send + Sync {
 #[non_exhaustive]
 pub enum StartError {
     /// A listener could not be bound.
-    #[error("cannot listen on udp {address}: {source}; {remedy}")]
+    #[error("cannot listen on {protocol} {address}: {source}; {remedy}")]
     Listen {
+        /// `udp`, `tcp` or `tls`.
+        protocol: &'static str,
         /// Which.
         address: SocketAddr,
         /// The kernel's answer.
@@ -93,16 +96,29 @@ pub struct WorkerSnapshot {
     pub files_exhausted: u64,
     /// Datagrams dropped because their TTL or hop limit ended here (RFC 8656 section 15.1).
     pub ttl_expired: u64,
+    /// TCP and TLS connections.
+    pub streams: StreamStats,
 }
 
 /// A running relay. Dropping it stops the workers.
 pub struct Relay {
-    listeners: Vec<SocketAddr>,
+    listeners: Listeners,
     workers: Vec<Handle>,
     store: SharedStore,
     quotas: Arc<Quotas>,
     own: Vec<SocketAddr>,
     discovery: Vec<NatDiscovery>,
+}
+
+/// Where a relay listens, with real ports where the configuration said 0.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Listeners {
+    /// UDP.
+    pub udp: Vec<SocketAddr>,
+    /// TCP, and TLS where there is a certificate.
+    pub tcp: Vec<SocketAddr>,
+    /// TLS, and TCP where that is not refused.
+    pub tls: Vec<SocketAddr>,
 }
 
 struct Handle {
@@ -134,17 +150,22 @@ impl Relay {
             UdpSocket::bind(SocketAddr::new(relay.bind, 0), &UdpOptions::default())
                 .map_err(|source| StartError::RelayAddress { address: relay.bind, source })?;
         }
-        let listeners = config.listen.iter().map(|at| probe_listener(*at)).collect::<Result<Vec<_>, _>>()?;
+        let listeners = probe_listeners(config)?;
         let own = own_endpoints(&listeners, &config.relay);
-        let discovery = discovery::resolve(&config.server.nat_discovery, &listeners)?;
+        let discovery = discovery::resolve(&config.server.nat_discovery, &listeners.udp)?;
+        let layout = config.layout();
         let mut config = config.clone();
         config.server.peers.own.clone_from(&own);
         config.server.nat_discovery.clone_from(&discovery);
+        config.server.listeners = layout.profiles(&config.server.listeners);
         let config = &config;
         let store: SharedStore = Arc::new(RwLock::new(credentials));
         let quotas = Arc::new(Quotas::new(config.max_allocations, config.max_allocations_per_user));
         quotas.limit(&config.realm_limits);
         let ports = Arc::new(Ports::new(config));
+        let stream_config = Arc::new(config.streams.clone());
+        let admission = Arc::new(Admission::new(stream_config.max_idle, stream_config.max_idle_per_address));
+        let layout = Arc::new(layout);
         let mut relay = Self {
             listeners: listeners.clone(),
             workers: Vec::new(),
@@ -157,10 +178,20 @@ impl Relay {
         for number in 0..config.workers.max(1) {
             let (commands, inbox) = mpsc::channel();
             let shared = Arc::new(Shared { snapshot: Mutex::new(WorkerSnapshot::default()) });
+            let bound_streams =
+                StreamListeners::bind(&listeners.tcp, &listeners.tls, &stream_config, config.workers > 1);
+            let sockets = bound_streams.map_err(|(address, source)| {
+                let protocol = if listeners.tcp.contains(&address) { "tcp" } else { "tls" };
+                listen_error(protocol, address, source)
+            })?;
             let (worker, waker) = Worker::new(
                 number,
                 config,
-                &listeners,
+                &listeners.udp,
+                |poller| {
+                    let (config, layout) = (Arc::clone(&stream_config), Arc::clone(&layout));
+                    Streams::new(layout, config, Arc::clone(&admission), sockets, poller)
+                },
                 crate::gate::WorkerGate::new(Arc::clone(&store), Arc::clone(&quotas)),
                 Arc::clone(&ports),
                 Arc::clone(&log),
@@ -180,9 +211,9 @@ impl Relay {
         Ok(relay)
     }
 
-    /// The addresses listened on, with real ports where the configuration said 0.
+    /// The addresses listened on.
     #[must_use]
-    pub fn listeners(&self) -> &[SocketAddr] {
+    pub fn listeners(&self) -> &Listeners {
         &self.listeners
     }
 
@@ -201,10 +232,12 @@ impl Relay {
         self.quotas.held()
     }
 
-    /// New settings of the state machine, users and limits of realms, from now on. Where NAT can be discovered stays.
+    /// New settings of the state machine, users and limits of realms, from now on. Where NAT can be discovered stays. `layout` is
+    /// that of the start, with more server names perhaps.
     pub fn reconfigure(
         &self,
         server: &ServerConfig,
+        layout: &Layout,
         credentials: &Arc<dyn CredentialStore>,
         realm_limits: &[RealmLimits],
     ) {
@@ -213,9 +246,10 @@ impl Relay {
         let mut server = server.clone();
         server.peers.own.clone_from(&self.own);
         server.nat_discovery.clone_from(&self.discovery);
-        let server = Arc::new(server);
+        server.listeners = layout.profiles(&server.listeners);
+        let (server, layout) = (Arc::new(server), Arc::new(layout.clone()));
         for worker in &self.workers {
-            worker.tell(Command::Reconfigure(Arc::clone(&server)));
+            worker.tell(Command::Reconfigure(Arc::clone(&server), Arc::clone(&layout)));
         }
     }
 
@@ -252,29 +286,70 @@ impl Drop for Relay {
 }
 
 /// Where clients reach us: the listeners, and for a wildcard one its port on every relay address.
-fn own_endpoints(listeners: &[SocketAddr], relays: &[RelayAddress]) -> Vec<SocketAddr> {
+fn own_endpoints(listeners: &Listeners, relays: &[RelayAddress]) -> Vec<SocketAddr> {
     let mut own = Vec::new();
-    for listener in listeners {
+    for listener in listeners.udp.iter().chain(&listeners.tcp).chain(&listeners.tls) {
         own.push(*listener);
         if listener.ip().is_unspecified() {
             let told = relays.iter().flat_map(|relay| [Some(relay.bind), relay.external]).flatten();
             own.extend(told.map(|ip| SocketAddr::new(ip, listener.port())));
         }
     }
+    own.sort_unstable();
+    own.dedup();
     own
 }
 
+/// Ports that the kernel may choose before one is free for both UDP and TCP.
+const PORT_ATTEMPTS: usize = 16;
+
 /// Binds once without SO_REUSEPORT: a second server on the same port is told so, instead of silently sharing it. Gives the real
-/// port where the configuration said 0.
-fn probe_listener(address: SocketAddr) -> Result<SocketAddr, StartError> {
-    match UdpSocket::bind(address, &UdpOptions::default()) {
-        Ok(socket) => Ok(socket.local_addr()),
-        Err(source) => Err(listen_error(address, source)),
+/// ports where the configuration said 0: for an address that is listened on by UDP and by TCP, the same one.
+fn probe_listeners(config: &Config) -> Result<Listeners, StartError> {
+    let mut listeners = Listeners::default();
+    let wanted = &config.streams.listen;
+    let mut tcp: Vec<Option<SocketAddr>> = vec![None; wanted.len()];
+    for address in &config.listen {
+        let place = (0..wanted.len()).find(|place| wanted[*place] == *address && tcp[*place].is_none());
+        let (udp, also) = probe_pair(*address, place.is_some())?;
+        listeners.udp.push(udp);
+        if let Some(place) = place {
+            tcp[place] = also;
+        }
+    }
+    for (address, found) in wanted.iter().zip(tcp) {
+        listeners.tcp.push(found.map_or_else(|| probe_stream("tcp", *address), Ok)?);
+    }
+    for address in &config.streams.tls_listen {
+        listeners.tls.push(probe_stream("tls", *address)?);
+    }
+    Ok(listeners)
+}
+
+fn probe_pair(address: SocketAddr, also_tcp: bool) -> Result<(SocketAddr, Option<SocketAddr>), StartError> {
+    let mut attempts = 0;
+    loop {
+        let udp = match UdpSocket::bind(address, &UdpOptions::default()) {
+            Ok(socket) => socket.local_addr(),
+            Err(source) => return Err(listen_error("udp", address, source)),
+        };
+        if !also_tcp {
+            return Ok((udp, None));
+        }
+        match TcpListener::probe(udp) {
+            Ok(tcp) => return Ok((udp, Some(tcp))),
+            Err(_) if address.port() == 0 && attempts < PORT_ATTEMPTS => attempts += 1,
+            Err(source) => return Err(listen_error("tcp", udp, source)),
+        }
     }
 }
 
+fn probe_stream(protocol: &'static str, address: SocketAddr) -> Result<SocketAddr, StartError> {
+    TcpListener::probe(address).map_err(|source| listen_error(protocol, address, source))
+}
+
 /// Says what to do about a listener that cannot be bound.
-pub(crate) fn listen_error(address: SocketAddr, source: io::Error) -> StartError {
+pub(crate) fn listen_error(protocol: &'static str, address: SocketAddr, source: io::Error) -> StartError {
     let remedy = match source.kind() {
         io::ErrorKind::AddrInUse => {
             "another program has this port: stop it, or choose another port with --listen"
@@ -286,7 +361,7 @@ pub(crate) fn listen_error(address: SocketAddr, source: io::Error) -> StartError
         io::ErrorKind::AddrNotAvailable => "choose an address of this machine (ip address) with --listen",
         _ => "choose another address with --listen",
     };
-    StartError::Listen { address, source, remedy }
+    StartError::Listen { protocol, address, source, remedy }
 }
 
 #[cfg(test)]
@@ -296,8 +371,10 @@ mod tests {
     #[test]
     fn a_wildcard_listener_is_ours_on_every_relay_address() {
         let relays = [RelayAddress { bind: "10.0.0.5".parse().unwrap(), external: "192.0.2.5".parse().ok() }];
-        let listeners = ["0.0.0.0:3478", "10.0.0.7:3479"].map(|at| at.parse().unwrap());
+        let at = |text: &str| vec![text.parse().unwrap()];
+        let listeners =
+            Listeners { udp: at("0.0.0.0:3478"), tcp: at("0.0.0.0:3478"), tls: at("10.0.0.7:5349") };
         let own = own_endpoints(&listeners, &relays).iter().map(ToString::to_string).collect::<Vec<_>>();
-        assert_eq!(own, ["0.0.0.0:3478", "10.0.0.5:3478", "192.0.2.5:3478", "10.0.0.7:3479"]);
+        assert_eq!(own, ["0.0.0.0:3478", "10.0.0.5:3478", "10.0.0.7:5349", "192.0.2.5:3478"]);
     }
 }

@@ -23,10 +23,11 @@ use turnpike_turn::{
 use turnpike_wire::address::canonical;
 
 use crate::{
-    Config, SessionLog, StartError, WorkerSnapshot,
+    Config, Layout, SessionLog, StartError, WorkerSnapshot,
     gate::WorkerGate,
     ports::{Opened, Ports, Refusal},
     runtime::listen_error,
+    stream::{Streams, Token},
 };
 
 /// Between two publications of the counters, in milliseconds.
@@ -41,7 +42,7 @@ const WAKER: u64 = u64::MAX;
 /// What the control thread asks of a worker.
 pub(crate) enum Command {
     Drain,
-    Reconfigure(Arc<ServerConfig>),
+    Reconfigure(Arc<ServerConfig>, Arc<Layout>),
     Stop,
 }
 
@@ -93,6 +94,7 @@ struct Out {
     /// Relay sockets by allocation index, IPv4 and IPv6.
     relays: Vec<[Option<SocketId>; 2]>,
     ttl_expired: u64,
+    streams: Streams,
 }
 
 impl Worker {
@@ -101,6 +103,7 @@ impl Worker {
         number: usize,
         config: &Config,
         listen: &[SocketAddr],
+        streams: impl FnOnce(&Poller) -> io::Result<Streams>,
         gate: WorkerGate,
         ports: Arc<Ports>,
         log: Arc<dyn SessionLog>,
@@ -110,6 +113,7 @@ impl Worker {
         let mut poller = Poller::new()?;
         poller.set_busy_poll(config.busy_poll);
         let waker = Waker::new(&poller, WAKER)?;
+        let streams = streams(&poller)?;
         let mut worker = Self {
             number,
             server: Server::new(Arc::new(config.server.clone()), gate),
@@ -121,6 +125,7 @@ impl Worker {
                 listeners: Vec::new(),
                 relays: Vec::new(),
                 ttl_expired: 0,
+                streams,
             },
             sockets: Sockets::default(),
             listeners: Vec::new(),
@@ -152,7 +157,8 @@ impl Worker {
             ip_header: true,
             errors: false,
         };
-        let socket = UdpSocket::bind(address, &options).map_err(|error| listen_error(address, error))?;
+        let socket =
+            UdpSocket::bind(address, &options).map_err(|error| listen_error("udp", address, error))?;
         let bound = socket.local_addr();
         let id = ListenerId(u16::try_from(self.listeners.len()).unwrap_or(u16::MAX));
         let socket = self.adopt(socket, Role::Listener(id))?;
@@ -188,15 +194,22 @@ impl Worker {
                     Some(Role::Listener(id)) => self.receive_from_clients(now, id),
                     Some(Role::Relay(relay)) => self.receive_from_peers(now, relay, event),
                     _ if event.token == WAKER && self.obey(now) => return,
-                    _ => {}
+                    _ => self.serve_stream(now, event),
                 }
             }
+            if self.out.streams.poll_timeout().is_some_and(|due| due <= now.ms) {
+                self.out.streams.handle_timeout(now.ms, &self.poller);
+                self.dirty = true;
+            }
             self.flush();
+            while let Some(client) = self.out.streams.next_gone() {
+                self.server.disconnected(now, &client);
+            }
             if self.server.poll_timeout().is_some_and(|due| due <= now.ms) {
                 self.server.handle_timeout(now);
                 self.dirty = true;
             }
-            self.carry_out_effects();
+            self.carry_out_effects(now);
             self.publish(now.ms);
         }
     }
@@ -246,6 +259,46 @@ impl Worker {
         }
     }
 
+    /// A TCP listener or a client's connection is ready.
+    fn serve_stream(&mut self, now: Now, event: &Event) {
+        match Token::of(event.token) {
+            Some(Token::Listener(place)) => self.out.streams.accept(place, now.ms, &self.poller),
+            Some(Token::Connection(slot)) => {
+                if event.writable {
+                    self.out.streams.resume(slot, &self.poller);
+                }
+                if event.readable || event.error {
+                    self.receive_from_stream(now, slot);
+                }
+            }
+            None => {}
+        }
+    }
+
+    fn receive_from_stream(&mut self, now: Now, slot: usize) {
+        if self.rx.room() < Streams::ROOM {
+            self.flush();
+        }
+        let Some(mut incoming) = self.out.streams.receive(slot, &mut self.rx) else { return };
+        let client = incoming.client;
+        while let Some(message) = self.out.streams.next(&mut incoming, now.ms, &self.rx) {
+            let bytes = self.rx.bytes(message);
+            // A stream has no TOS and no TTL of its own: relayed datagrams get the defaults (RFC 8656 section 15.2).
+            let buffer = Buffer {
+                from: client.address,
+                local: None,
+                tos: 0,
+                ttl: 0,
+                segment_size: bytes.len(),
+                bytes,
+            };
+            let verdict = self.server.from_client(now, client, bytes);
+            if let Some(request) = self.out.carry_out(&self.rx, &buffer, verdict) {
+                self.open(now, &request);
+            }
+        }
+    }
+
     fn receive_from_peers(&mut self, now: Now, relay: RelayId, event: &Event) {
         let Some(socket) = self.out.relay_socket(relay) else { return };
         let Some(socket) = self.sockets.get(socket) else { return };
@@ -272,13 +325,14 @@ impl Worker {
 
     fn flush(&mut self) {
         self.out.tx.flush(&mut self.sockets, &self.rx);
+        self.out.streams.flush(&self.rx, &self.poller);
         self.rx.reset();
     }
 
     /// Opens the relay sockets of a new allocation and answers its client.
     fn open(&mut self, now: Now, request: &OpenRequest) {
         // A session that ended in this tick may have had the same index.
-        self.carry_out_effects();
+        self.carry_out_effects(now);
         let first = self.open_one(now, request.allocation, &request.first);
         let second = request.second.map(|wish| self.open_one(now, request.allocation, &wish));
         let verdict = self.server.opened(now, request.allocation, first, second);
@@ -350,8 +404,9 @@ impl Worker {
         Ok(id)
     }
 
-    fn carry_out_effects(&mut self) {
+    fn carry_out_effects(&mut self, now: Now) {
         while let Some(effect) = self.server.poll_effect() {
+            self.out.streams.effect(now.ms, &effect);
             match &effect {
                 Effect::Closed { allocation, .. } => {
                     for family in [Family::V4, Family::V6] {
@@ -382,12 +437,16 @@ impl Worker {
         loop {
             match self.inbox.try_recv() {
                 Ok(Command::Drain) => self.server.drain(),
-                Ok(Command::Reconfigure(config)) => self.server.reconfigure(config),
+                Ok(Command::Reconfigure(config, layout)) => {
+                    self.server.reconfigure(config);
+                    self.out.streams.lay_out(layout);
+                }
                 Err(mpsc::TryRecvError::Empty) => return false,
                 Ok(Command::Stop) | Err(mpsc::TryRecvError::Disconnected) => {
                     self.flush();
                     self.server.close_all(now, ClosedReason::Shutdown);
-                    self.carry_out_effects();
+                    self.carry_out_effects(now);
+                    self.out.streams.shutdown(&self.poller);
                     self.dirty = true;
                     self.publish(self.published_ms + PUBLISH_MS);
                     return true;
@@ -406,7 +465,8 @@ impl Worker {
     fn due(&self) -> Option<u64> {
         let timer = self.server.poll_timeout();
         let publish = self.dirty.then_some(self.published_ms + PUBLISH_MS);
-        [timer, publish].into_iter().flatten().min()
+        let streams = self.out.streams.poll_timeout();
+        [timer, publish, streams].into_iter().flatten().min()
     }
 
     fn publish(&mut self, now_ms: u64) {
@@ -422,6 +482,7 @@ impl Worker {
         counted.rx = *self.rx.stats();
         counted.tx = *self.out.tx.stats();
         counted.ttl_expired = self.out.ttl_expired;
+        counted.streams = self.out.streams.stats();
         self.shared.snapshot.lock().unwrap_or_else(PoisonError::into_inner).clone_from(counted);
     }
 }
@@ -438,12 +499,15 @@ impl Out {
                 let route = Route { socket, to: Some(peer), from: None, tos: buffer.tos, ttl, dont_fragment };
                 self.tx.push(&route, &[], rx.span(payload), 0);
             }
+            Verdict::ToClient { client, header, payload, .. } if self.streams.has(&client) => {
+                self.streams.relay(&client, header.as_slice(), rx.span(payload));
+            }
             Verdict::ToClient { client, header, payload, padding } => {
                 let ttl = self.next_ttl(buffer)?;
                 let route = Route { tos: buffer.tos, ttl, ..self.route_to(client) };
                 self.tx.push(&route, header.as_slice(), rx.span(payload), padding);
             }
-            Verdict::Reply { client, bytes } => self.tx.push_bytes(&self.route_to(client), bytes),
+            Verdict::Reply { client, bytes } => self.reply_to(client, bytes),
             Verdict::Open(request) => return Some(request),
             // Connections to peers and moves between workers are switched off in the configuration that `ops` makes.
             Verdict::Connect(_)
@@ -459,6 +523,14 @@ impl Out {
     /// Queues a verdict that can be nothing but a reply.
     fn reply(&mut self, verdict: Verdict<'_>) {
         if let Verdict::Reply { client, bytes } = verdict {
+            self.reply_to(client, bytes);
+        }
+    }
+
+    fn reply_to(&mut self, client: Client, bytes: &[u8]) {
+        if self.streams.has(&client) {
+            self.streams.reply(&client, bytes);
+        } else {
             self.tx.push_bytes(&self.route_to(client), bytes);
         }
     }

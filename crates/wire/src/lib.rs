@@ -10,8 +10,10 @@ pub mod address;
 mod attributes;
 pub mod channel_data;
 pub mod demux;
+pub mod frame;
 pub mod indication;
 pub mod integrity;
+pub mod proxy_protocol;
 
 pub use stun_types;
 pub use turn_types;

@@ -63,6 +63,9 @@ fn a_mistake_in_a_flag_names_the_flag() {
         ("--datapath", "warp"),
         ("--workers", "none"),
         ("--user", "nocolon"),
+        ("--tls-listen", "127.0.0.1:0"),
+        ("--tls-cert", "alone.pem"),
+        ("--tls-key", "alone.pem"),
     ] {
         let ended = Program::start(&mut turnpike(&["serve", flag, value])).wait(SOON);
         assert_eq!(ended.code, Some(2), "{flag} {value}: {}", ended.output());

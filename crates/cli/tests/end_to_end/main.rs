@@ -23,3 +23,4 @@ mod realms;
 mod refused_credentials;
 mod reload;
 mod serve_default;
+mod tls_certificates;

@@ -3,14 +3,10 @@
 use std::{io, net::SocketAddr, sync::Arc};
 
 use turnpike_net::{ConnectOptions, TcpSocket, poll::Event, tcp::is_exhaustion};
+use turnpike_wire::proxy_protocol::{self, MAX_HEADER, Parsed};
 
 use super::engine::{CLIENT, Engine, Side, TARGET, Tick, token};
-use crate::{
-    EndReason,
-    proxy_protocol::{self, MAX_HEADER, Parsed},
-    state::RuleState,
-    targets::Candidate,
-};
+use crate::{EndReason, state::RuleState, targets::Candidate};
 
 /// What a connection needs only until it is connected.
 pub(super) struct Opening {

@@ -90,6 +90,11 @@ fn bind_udp(address: SocketAddr, datapath: Datapath, reuse_port: bool) -> io::Re
 }
 
 fn bind_tcp(address: SocketAddr, rule: &Rule, reuse_port: bool) -> io::Result<Bound> {
-    let options = ListenOptions { reuse_port, backlog: 0, nodelay: rule.nodelay, keepalive: rule.keepalive };
+    let options = ListenOptions {
+        reuse_port,
+        nodelay: rule.nodelay,
+        keepalive: rule.keepalive,
+        ..ListenOptions::default()
+    };
     TcpListener::bind(address, &options).map(Bound::Streams)
 }

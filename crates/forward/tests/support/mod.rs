@@ -51,6 +51,7 @@ pub fn endpoint(target: SocketAddr) -> Endpoint {
 
 pub fn settings() -> Settings {
     Settings {
+        busy_poll: Duration::ZERO,
         workers: 1,
         datapath: Datapath::Basic,
         access: Access::default(),

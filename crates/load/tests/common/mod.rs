@@ -79,6 +79,7 @@ pub(crate) fn relay(wishes: &Wishes) -> Relay {
     let config = turnpike_relay::Config {
         busy_poll: Duration::ZERO,
         listen: vec![SocketAddr::new(wishes.address, 0)],
+        streams: turnpike_relay::StreamConfig::default(),
         workers: 1,
         datapath: wishes.datapath,
         relay: vec![RelayAddress { bind: wishes.address, external: None }],
@@ -87,6 +88,7 @@ pub(crate) fn relay(wishes: &Wishes) -> Relay {
         relay_buffer: 256 << 10,
         max_allocations: 20_000,
         max_allocations_per_user: wishes.max_allocations_per_user,
+        realm_limits: Vec::new(),
         server: ServerConfig {
             nonce_key: turnpike_turn::server::NonceKey([7; 32]),
             relay_v4: wishes.address.is_ipv4(),
@@ -111,7 +113,7 @@ pub(crate) fn reflector_on(address: IpAddr) -> Reflector {
 /// A short run at a low rate: tests share the machine.
 pub(crate) fn load(relay: &Relay, reflector: &Reflector) -> Config {
     Config {
-        server: relay.listeners()[0],
+        server: relay.listeners().udp[0],
         peer: reflector.listeners()[0],
         user: USER.to_owned(),
         password: PASSWORD.to_owned(),

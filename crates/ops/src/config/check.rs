@@ -1,6 +1,6 @@
 //! Settings that are right one by one and impossible together.
 
-use std::collections::HashSet;
+use std::{collections::HashSet, net::SocketAddr};
 
 use super::{AlternateSettings, ConfigError, RealmSettings, Settings, TokenKeySettings};
 use crate::realms;
@@ -22,6 +22,40 @@ pub(crate) fn combinations(settings: &Settings, problems: &mut Vec<ConfigError>)
     }
     if let Some(address) = repeated(settings.listen.iter().filter(|address| address.port() != 0)) {
         refuse("server.listen", format!("{address} stands there twice"), "each address once");
+    }
+    if let Some(address) = repeated(settings.tls_listen.iter().filter(|address| address.port() != 0)) {
+        refuse("tls.listen", format!("{address} stands there twice"), "each address once");
+    }
+    let by_tcp =
+        |address: &&SocketAddr| settings.tcp && address.port() != 0 && settings.listen.contains(address);
+    if let Some(address) = settings.tls_listen.iter().find(by_tcp) {
+        refuse(
+            "tls.listen",
+            format!("{address} is in server.listen too"),
+            "addresses that server.listen does not name: with a certificate, those take TLS clients as well",
+        );
+    }
+    match (&settings.tls_cert, &settings.tls_key) {
+        (Some(_), None) => {
+            refuse(
+                "tls.cert",
+                "there is no tls.key for it".to_owned(),
+                "a certificate and its key, or neither",
+            );
+        }
+        (None, Some(_)) => {
+            refuse(
+                "tls.key",
+                "there is no tls.cert for it".to_owned(),
+                "a certificate and its key, or neither",
+            );
+        }
+        (None, None) if settings.tls_certificates.is_empty() && !settings.tls_listen.is_empty() => refuse(
+            "tls.listen",
+            "there is no certificate".to_owned(),
+            "tls.cert and tls.key (--tls-cert FILE --tls-key FILE) with it",
+        ),
+        _ => {}
     }
     if let Some(address) = repeated(settings.relay_addresses.iter().map(|address| address.bind)) {
         refuse("relay.addresses", format!("{address} stands there twice"), "each address once");
@@ -129,7 +163,8 @@ pub(crate) fn combinations(settings: &Settings, problems: &mut Vec<ConfigError>)
             "a kid that is nobody's name",
         );
     }
-    let unserved = settings.listen.iter().find(|at| realms::served_at(&all, **at, None).is_empty());
+    let mut listeners = settings.listen.iter().chain(&settings.tls_listen);
+    let unserved = listeners.find(|at| realms::served_at(&all, **at, None).is_empty());
     if let Some(listener) = unserved {
         refuse(
             "server.listen",
@@ -180,6 +215,8 @@ fn alternates(settings: &Settings, problems: &mut Vec<ConfigError>) {
 /// Appends what is wrong with one `[[realm]]` beside the rest.
 fn one_realm(settings: &Settings, index: usize, realm: &RealmSettings, problems: &mut Vec<ConfigError>) {
     let name = &realm.name;
+    let listens =
+        |address: &SocketAddr| settings.listen.contains(address) || settings.tls_listen.contains(address);
     let mut refuse = |key: &str, problem: String, expected: &str| {
         problems.push(ConfigError {
             origin: realm.place.0.clone(),
@@ -222,11 +259,11 @@ fn one_realm(settings: &Settings, index: usize, realm: &RealmSettings, problems:
             "a password or a SHA-256 key (64 hex digits) for that user",
         );
     }
-    if let Some(address) = realm.listen.iter().find(|address| !settings.listen.contains(address)) {
+    if let Some(address) = realm.listen.iter().find(|address| !listens(address)) {
         refuse(
             "realm.listen",
             format!("the server does not listen on {address}"),
-            "addresses of server.listen",
+            "addresses of server.listen or tls.listen",
         );
     }
     let others = || settings.realms[..index].iter();

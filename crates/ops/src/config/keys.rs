@@ -1,13 +1,17 @@
 //! The table of all keys of `serve`. Files, environment, flags,
 //! `check-config` and reload all work from this table, so that a key exists everywhere or nowhere.
 
-use std::{net::IpAddr, ops::RangeInclusive};
+use std::{
+    net::IpAddr,
+    ops::RangeInclusive,
+    path::{Path, PathBuf},
+};
 
 use turnpike_relay::RelayAddress;
 use turnpike_turn::server::Cidr;
 
 use super::{
-    Settings, StoredKey, User, UserSecret, discovery_keys,
+    CertificateFiles, Settings, StoredKey, User, UserSecret, discovery_keys,
     key::{
         KeySpec, Kind, field, kind, number, scalar,
         show::{list, quoted, strings},
@@ -32,6 +36,8 @@ pub(crate) static KEYS: &[KeySpec<Settings>] = &[
         },
         show: |settings| strings(&settings.listen),
     },
+    field!("server.tcp", reload: false, kind::SWITCH, tcp),
+    field!("server.proxy_protocol_from", reload: false, CIDRS, proxy_protocol_from),
     scalar!(
         "server.realm",
         reload: true,
@@ -59,6 +65,59 @@ pub(crate) static KEYS: &[KeySpec<Settings>] = &[
     field!("server.workers", reload: false, kind::WORKERS, workers),
     field!("server.datapath", reload: false, kind::DATAPATH, datapath),
     number!("server.busy_poll_us", reload: false, "microseconds", 0..=1000, busy_poll_us),
+    KeySpec {
+        path: "tls.listen",
+        expected: "a list of \"ADDR:PORT\" such as [\"0.0.0.0:5349\", \"[::]:5349\"]",
+        list: true,
+        secret: false,
+        reload: false,
+        apply: |reader, node, settings| {
+            settings.tls_listen = reader.list(node, |reader, node| reader.parsed_as(node))?;
+            Some(())
+        },
+        show: |settings| strings(&settings.tls_listen),
+    },
+    field!("tls.only", reload: false, kind::SWITCH, tls_only),
+    scalar!(
+        "tls.cert",
+        reload: true,
+        "the path of a PEM file with the certificate chain, \"\" for none",
+        |reader, node, settings| {
+            settings.tls_cert = path(reader, node)?;
+            Some(())
+        },
+        |settings| shown_path(settings.tls_cert.as_deref()),
+    ),
+    scalar!(
+        "tls.key",
+        reload: true,
+        "the path of a PEM file with the private key, \"\" for none",
+        |reader, node, settings| {
+            settings.tls_key = path(reader, node)?;
+            Some(())
+        },
+        |settings| shown_path(settings.tls_key.as_deref()),
+    ),
+    KeySpec {
+        path: "tls.certificates",
+        expected: "a list of { cert = \"FILE\", key = \"FILE\" }",
+        list: true,
+        secret: false,
+        reload: true,
+        apply: |reader, node, settings| {
+            settings.tls_certificates = reader.list(node, certificate_files)?;
+            Some(())
+        },
+        show: |settings| {
+            list(settings.tls_certificates.iter().map(|files| {
+                format!(
+                    "{{ cert = {}, key = {} }}",
+                    shown_path(Some(&files.cert)),
+                    shown_path(Some(&files.key))
+                )
+            }))
+        },
+    },
     KeySpec {
         path: "relay.addresses",
         expected: "a list of \"IP\" or \"IP=EXTERNAL\", unicast, both of one family, [] to detect them",
@@ -128,6 +187,17 @@ pub(crate) static KEYS: &[KeySpec<Settings>] = &[
         },
         |settings| settings.max_channels.to_string(),
     ),
+    number!("limits.idle_connections", reload: false, "a number", 1..=1_000_000, max_idle_connections),
+    number!(
+        "limits.idle_connections_per_address",
+        reload: false,
+        "a number",
+        1..=1_000_000,
+        max_idle_connections_per_address
+    ),
+    number!("limits.first_message", reload: false, "seconds", 1..=3600, first_message_timeout),
+    number!("limits.idle", reload: false, "seconds", 1..=86_400, idle_timeout),
+    number!("limits.stream_queue", reload: false, "bytes", 65_540..=1_073_741_824, stream_queue),
     number!("limits.default_lifetime", reload: true, "seconds", 60..=86_400, default_lifetime),
     number!("limits.max_lifetime", reload: true, "seconds", 60..=86_400, max_lifetime),
     field!("peers.allow", reload: true, CIDRS, allow),
@@ -160,6 +230,28 @@ const CIDRS: Kind<Vec<Cidr>> = Kind {
     },
     show: |prefixes| strings(prefixes),
 };
+
+/// A path as it stands; `None` inside for an empty one.
+fn path(reader: &mut Reader<'_>, node: &Node) -> Option<Option<PathBuf>> {
+    reader.text(node).map(|text| (!text.is_empty()).then(|| PathBuf::from(text)))
+}
+
+fn shown_path(path: Option<&Path>) -> String {
+    quoted(&path.map_or_else(String::new, |path| path.display().to_string()))
+}
+
+fn certificate_files(reader: &mut Reader<'_>, node: &Node) -> Option<CertificateFiles> {
+    let entries = reader.table(node, &["cert", "key"])?;
+    let mut find = |wanted: &str| match entries.iter().find(|entry| entry.key == wanted) {
+        Some(entry) => match path(reader, &entry.node)? {
+            Some(path) => Some(path),
+            None => reader.refuse(&entry.node, Some("the path is empty".to_owned())),
+        },
+        None => reader.refuse(node, Some(format!("it has no {wanted}"))),
+    };
+    let (cert, key) = (find("cert"), find("key"));
+    Some(CertificateFiles { cert: cert?, key: key? })
+}
 
 pub(super) fn relay_address(text: &str) -> Result<RelayAddress, &'static str> {
     let (bind, external) = match text.split_once('=') {

@@ -4,6 +4,7 @@
 //! Loading opens no socket.
 
 mod alternate_keys;
+pub(crate) mod certificates;
 mod check;
 mod discovery_keys;
 pub(crate) mod error;
@@ -23,7 +24,7 @@ use std::{
 };
 
 use turnpike_net::Datapath;
-use turnpike_relay::RelayAddress;
+use turnpike_relay::{Identity, RelayAddress};
 use turnpike_turn::server::Cidr;
 
 pub use alternate_keys::AlternateSettings;
@@ -48,8 +49,22 @@ use crate::secret::Secret;
 /// Effective settings; [`Settings::default`] holds the documented defaults.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Settings {
-    /// UDP listeners.
+    /// UDP listeners, and TCP ones if `tcp`.
     pub listen: Vec<SocketAddr>,
+    /// Whether `listen` is for TCP too.
+    pub tcp: bool,
+    /// Proxies whose connections begin with a PROXY header.
+    pub proxy_protocol_from: Vec<Cidr>,
+    /// Listeners for TLS.
+    pub tls_listen: Vec<SocketAddr>,
+    /// Whether these refuse clients without TLS.
+    pub tls_only: bool,
+    /// The default certificate chain, PEM.
+    pub tls_cert: Option<PathBuf>,
+    /// Its key, PEM.
+    pub tls_key: Option<PathBuf>,
+    /// More certificates, chosen by server name.
+    pub tls_certificates: Vec<CertificateFiles>,
     /// REALM.
     pub realm: String,
     /// SOFTWARE, empty for none.
@@ -92,6 +107,16 @@ pub struct Settings {
     pub max_permissions: usize,
     /// Channels per allocation.
     pub max_channels: usize,
+    /// Connections without an allocation, in total.
+    pub max_idle_connections: usize,
+    /// Connections without an allocation, per address.
+    pub max_idle_connections_per_address: usize,
+    /// Seconds until the first message of a connection.
+    pub first_message_timeout: u32,
+    /// Seconds of silence of a connection without an allocation.
+    pub idle_timeout: u32,
+    /// Bytes that wait for a client over TCP or TLS.
+    pub stream_queue: usize,
     /// Seconds.
     pub default_lifetime: u32,
     /// Seconds.
@@ -123,6 +148,13 @@ impl Default for Settings {
                 SocketAddr::from((Ipv4Addr::UNSPECIFIED, 3478)),
                 SocketAddr::from((Ipv6Addr::UNSPECIFIED, 3478)),
             ],
+            tcp: true,
+            proxy_protocol_from: Vec::new(),
+            tls_listen: Vec::new(),
+            tls_only: false,
+            tls_cert: None,
+            tls_key: None,
+            tls_certificates: Vec::new(),
             realm: "turnpike".to_owned(),
             software: "turnpike".to_owned(),
             workers: None,
@@ -144,6 +176,11 @@ impl Default for Settings {
             max_allocations_per_user: 1024,
             max_permissions: 64,
             max_channels: 64,
+            max_idle_connections: 4096,
+            max_idle_connections_per_address: 512,
+            first_message_timeout: 10,
+            idle_timeout: 60,
+            stream_queue: 256 << 10,
             default_lifetime: 600,
             max_lifetime: 3600,
             allow: Vec::new(),
@@ -187,6 +224,15 @@ impl Settings {
     pub fn unchangeable(&self, new: &Self) -> Vec<&'static str> {
         key::unchangeable(KEYS, self, new)
     }
+}
+
+/// A certificate chain and its key, PEM both.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CertificateFiles {
+    /// The server's own certificate first, intermediate ones behind.
+    pub cert: PathBuf,
+    /// Not encrypted.
+    pub key: PathBuf,
 }
 
 /// A static user.
@@ -264,6 +310,8 @@ pub enum LogFormat {
 pub struct Loaded {
     /// The settings.
     pub settings: Settings,
+    /// The certificates that they name, the default one first.
+    pub identities: Vec<Identity>,
     /// Sentences for the log.
     pub warnings: Vec<String>,
 }
@@ -309,10 +357,16 @@ impl Sources {
             Some(path) => source::file_entries(path, &mut problems),
             None => Vec::new(),
         };
-        self.merge(&entries, problems)
+        self.merge(&entries, problems, certificates::load)
     }
 
-    fn merge(&self, file: &[Entry], mut problems: Vec<ConfigError>) -> Result<Loaded, ConfigErrors> {
+    /// Tests look at no files but ours: they give a `certificates` of their own.
+    fn merge(
+        &self,
+        file: &[Entry],
+        mut problems: Vec<ConfigError>,
+        certificates: fn(&Settings, &mut Vec<ConfigError>) -> Vec<Identity>,
+    ) -> Result<Loaded, ConfigErrors> {
         let mut settings = Settings::default();
         let mut origins = BTreeMap::new();
         self.apply(KEYS, TABLES, file, &mut settings, &mut origins, &mut problems);
@@ -327,10 +381,11 @@ impl Sources {
                 .map(|read| AlternateSettings { place: read.place, ..read.settings })
                 .collect();
         check::combinations(&settings, &mut problems);
+        let identities = certificates(&settings, &mut problems);
         if !problems.is_empty() {
             return Err(ConfigErrors::sorted(problems));
         }
-        Ok(Loaded { settings, warnings: self.unknown_variables() })
+        Ok(Loaded { settings, identities, warnings: self.unknown_variables() })
     }
 
     /// Reads every key of a table from the entries of a file, the environment and the flags; `origins` learns who set what.

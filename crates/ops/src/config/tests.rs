@@ -15,7 +15,7 @@ fn load(text: &str, environment: &[(&str, &str)], flags: Flags) -> Result<Loaded
         environment.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
     let mut problems = Vec::new();
     let entries = source::parse_file(Path::new("t.toml"), text, &mut problems);
-    Sources::new(None, environment, flags).merge(&entries, problems)
+    Sources::new(None, environment, flags).merge(&entries, problems, |_, _| Vec::new())
 }
 
 fn settings(text: &str) -> Settings {
@@ -83,6 +83,19 @@ fn each_mistake_names_line_column_key_and_what_is_expected() {
         ("[server]\nlisten = \"0.0.0.0:1\"", 2, 10, "server.listen", "a list"),
         ("[server]\nlisten = []", 2, 10, "server.listen", "at least one"),
         ("[server]\nlisten = [\"[::]:1\", \"[::]:1\"]", 2, 10, "server.listen", "each address once"),
+        ("[tls]\nlisten = [\"[::]:5349\"]", 2, 10, "tls.listen", "--tls-cert FILE"),
+        ("[tls]\ncert = \"a\"", 2, 8, "tls.cert", "neither"),
+        ("[tls]\nkey = \"a\"", 2, 7, "tls.key", "neither"),
+        ("[tls]\ncertificates = [{ cert = \"a\" }]", 2, 17, "tls.certificates", "key = \"FILE\""),
+        (
+            "[tls]\ncert = \"a\"\nkey = \"b\"\nlisten = [\"0.0.0.0:3478\"]",
+            4,
+            10,
+            "tls.listen",
+            "take TLS clients as well",
+        ),
+        ("[limits]\nstream_queue = 65539", 2, 16, "limits.stream_queue", "65540"),
+        ("[limits]\nidle = 0", 2, 8, "limits.idle", "1 to 86400"),
         ("[server]\nworkers = 0", 2, 11, "server.workers", "1 to 1024"),
         ("[server]\nworkers = \"4\"", 2, 11, "server.workers", "1 to 1024"),
         ("[server]\nrealm = \"\"", 2, 9, "server.realm", "1 to 127"),
@@ -320,7 +333,7 @@ fn all_mistakes_are_listed_in_the_order_of_the_file() {
             "t.toml:2:10: log.format: found the integer 3; expected \"text\" or \"json\"",
             "t.toml:4:11: server.workers: found the integer 0; expected a number of threads, 1 to 1024, or \"auto\" for one \
              per core",
-            "t.toml:5:1: server.relm: unknown key; expected one of listen, realm, software, workers, datapath, busy_poll_us; did you mean \
+            "t.toml:5:1: server.relm: unknown key; expected one of listen, tcp, proxy_protocol_from, realm, software, workers, datapath, busy_poll_us; did you mean \
              \"realm\"?",
             "t.toml:7:9: relay.ports: found the string \"x\"; expected \"A-B\", ports 1 to 65535, at least 2 of them \
              (EVEN-PORT reserves pairs), such as \"49152-65535\"",

@@ -4,6 +4,7 @@ mod forward;
 mod http;
 mod program;
 mod stun;
+mod tls;
 mod turnpike;
 
 use std::{
@@ -19,6 +20,7 @@ pub(crate) use forward::{Forward, connect, say, say_udp, tcp_echo, udp_echo};
 pub(crate) use http::Metrics;
 pub(crate) use program::{Finished, Program};
 pub(crate) use stun::Stun;
+pub(crate) use tls::{Certificate, shown_by};
 pub(crate) use turnpike::{Load, PASSWORD, REALM, Reflect, Serve, USER, address_after, turnpike};
 
 pub(crate) const V4: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);

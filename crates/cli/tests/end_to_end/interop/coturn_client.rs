@@ -7,8 +7,8 @@ use std::{
 };
 
 use crate::harness::{
-    Finished, PASSWORD, Program, Reflect, Serve, USER, V4, V6, eventually, free_port, has_ipv6, installed,
-    skip,
+    Certificate, Finished, PASSWORD, Program, Reflect, Serve, USER, V4, V6, eventually, free_port, has_ipv6,
+    installed, skip,
 };
 
 /// Messages that each client of a uclient run sends.
@@ -73,7 +73,8 @@ fn relays_all(family: IpAddr, via: Via, more: &[&str]) {
     if let Some(why) = obstacle(family) {
         return skip(why);
     }
-    let serve = Serve::start(&["--secret", "north-star"]);
+    let certificate = Certificate::new(&["turn.example.org"]);
+    let serve = Serve::start(&[&["--secret", "north-star"], &certificate.flags()[..]].concat());
     let reflect = Reflect::start(family, &[]);
     let requested = if family.is_ipv4() { "-X" } else { "-x" };
     let more = [&[requested], more].concat();
@@ -133,6 +134,37 @@ fn channels_over_ipv6() {
 #[test]
 fn send_over_ipv6() {
     relays_all(V6, Via::Send, &[&ALICE[..], &["-c"]].concat());
+}
+
+#[test]
+fn channels_over_tcp() {
+    relays_all(V4, Via::Channel, &[&ALICE[..], &["-c", "-t"]].concat());
+    relays_all(V6, Via::Channel, &[&ALICE[..], &["-c", "-t"]].concat());
+}
+
+#[test]
+fn send_over_tcp() {
+    relays_all(V4, Via::Send, &[&ALICE[..], &["-c", "-t"]].concat());
+}
+
+/// Payloads of every length modulo 4 need padding over streams; uclient checks what comes back.
+#[test]
+fn odd_lengths_over_tcp() {
+    for length in ["121", "122", "123"] {
+        relays_all(V4, Via::Channel, &[&ALICE[..], &["-c", "-t", "-l", length]].concat());
+    }
+}
+
+/// Over the same port as TCP. uclient tries TLS 1.0 and 1.1 too, is refused, and tries again.
+#[test]
+fn channels_over_tls() {
+    relays_all(V4, Via::Channel, &[&ALICE[..], &["-c", "-t", "-S"]].concat());
+    relays_all(V6, Via::Channel, &[&ALICE[..], &["-c", "-t", "-S"]].concat());
+}
+
+#[test]
+fn send_over_tls() {
+    relays_all(V4, Via::Send, &[&ALICE[..], &["-c", "-t", "-S"]].concat());
 }
 
 /// Without -c each RTP session has an RTCP session on the next port (EVEN-PORT, RESERVATION-TOKEN), whose peer is the

@@ -5,11 +5,18 @@ use std::{
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
 };
 
-use crate::ProxyVersion;
+/// PROXY protocol versions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ProxyVersion {
+    /// Text.
+    V1,
+    /// Binary.
+    V2,
+}
 
 /// Longest header that is believed: version 1 ends within 107 bytes, version 2 may carry TLVs (TLS details, at most a few
 /// hundred bytes in the wild).
-pub(crate) const MAX_HEADER: usize = 4096;
+pub const MAX_HEADER: usize = 4096;
 
 /// Section 2.2.
 const SIGNATURE: &[u8; 12] = b"\r\n\r\n\0\r\nQUIT\n";
@@ -18,7 +25,7 @@ const MAX_LINE: usize = 107;
 
 /// What a header says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Parsed {
+pub enum Parsed {
     /// More bytes are needed.
     Incomplete,
     /// A header of so many bytes; the addresses (source, destination) if it names any (not for UNKNOWN, LOCAL and UNIX).
@@ -28,7 +35,8 @@ pub(crate) enum Parsed {
 }
 
 /// Reads a header of either version from the beginning of a stream.
-pub(crate) fn parse(bytes: &[u8]) -> Parsed {
+#[must_use]
+pub fn parse(bytes: &[u8]) -> Parsed {
     let common = bytes.len().min(SIGNATURE.len());
     if bytes[..common] == SIGNATURE[..common] {
         return parse_v2(bytes);
@@ -38,7 +46,8 @@ pub(crate) fn parse(bytes: &[u8]) -> Parsed {
 }
 
 /// The header that tells of a connection from `client` to `local`, both canonical.
-pub(crate) fn encode(version: ProxyVersion, client: SocketAddr, local: SocketAddr) -> Vec<u8> {
+#[must_use]
+pub fn encode(version: ProxyVersion, client: SocketAddr, local: SocketAddr) -> Vec<u8> {
     match version {
         ProxyVersion::V1 => encode_v1(client, local),
         ProxyVersion::V2 => encode_v2(client, local),

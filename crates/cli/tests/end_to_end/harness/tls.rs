@@ -1,0 +1,138 @@
+//! Certificates made for a test, and a client that asks a server for its own.
+
+use std::{
+    fs,
+    net::{SocketAddr, TcpStream},
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use rcgen::{CertificateParams, KeyPair};
+use rustls::{
+    ClientConfig, ClientConnection, DigitallySignedStruct, Error, SignatureScheme,
+    client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier},
+    crypto::ring,
+    pki_types::{CertificateDer, ServerName, UnixTime, pem::PemObject},
+};
+
+use super::{Dir, SOON};
+
+/// A self-signed certificate and its key, in files of their own.
+pub(crate) struct Certificate {
+    dir: Dir,
+}
+
+impl Certificate {
+    pub(crate) fn new(names: &[&str]) -> Self {
+        let certificate = Self { dir: Dir::new() };
+        certificate.renew(names);
+        certificate
+    }
+
+    /// Another certificate and key in the same files.
+    pub(crate) fn renew(&self, names: &[&str]) {
+        self.write(CertificateParams::new(owned(names)).expect("names of tests are names"));
+    }
+
+    /// One whose time is over.
+    pub(crate) fn expired(names: &[&str]) -> Self {
+        let mut params = CertificateParams::new(owned(names)).expect("names of tests are names");
+        params.not_before = rcgen::date_time_ymd(2020, 1, 1);
+        params.not_after = rcgen::date_time_ymd(2021, 1, 1);
+        let certificate = Self { dir: Dir::new() };
+        certificate.write(params);
+        certificate
+    }
+
+    fn write(&self, params: CertificateParams) {
+        let key = KeyPair::generate().expect("ring makes keys");
+        let certificate = params.self_signed(&key).expect("ring signs");
+        fs::write(self.cert(), certificate.pem()).expect("our own directory");
+        fs::write(self.key(), key.serialize_pem()).expect("our own directory");
+    }
+
+    pub(crate) fn cert(&self) -> PathBuf {
+        self.dir.path().join("cert.pem")
+    }
+
+    pub(crate) fn key(&self) -> PathBuf {
+        self.dir.path().join("key.pem")
+    }
+
+    /// What `serve` is given.
+    pub(crate) fn flags(&self) -> [&str; 4] {
+        // Leaked: a few dozen bytes for the life of a test program.
+        let leak = |path: PathBuf| &*path.into_os_string().into_string().expect("UTF-8").leak();
+        ["--tls-cert", leak(self.cert()), "--tls-key", leak(self.key())]
+    }
+
+    /// The certificate as a client sees it.
+    pub(crate) fn der(&self) -> CertificateDer<'static> {
+        read(&self.cert())
+    }
+}
+
+fn read(path: &Path) -> CertificateDer<'static> {
+    CertificateDer::from_pem_file(path).expect("a certificate")
+}
+
+fn owned(names: &[&str]) -> Vec<String> {
+    names.iter().map(|name| (*name).to_owned()).collect()
+}
+
+/// The certificate that a server shows to a client that names this one.
+pub(crate) fn shown_by(server: SocketAddr, name: &'static str) -> CertificateDer<'static> {
+    let config = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
+        .with_safe_default_protocol_versions()
+        .expect("ring has them")
+        .dangerous()
+        .with_custom_certificate_verifier(Arc::new(Believer))
+        .with_no_client_auth();
+    let name = ServerName::try_from(name).expect("names of tests are names");
+    let mut connection = ClientConnection::new(Arc::new(config), name).expect("a valid configuration");
+    let mut socket = TcpStream::connect_timeout(&server, SOON).expect("it listens");
+    socket.set_read_timeout(Some(SOON)).expect("not zero");
+    while connection.is_handshaking() {
+        connection.complete_io(&mut socket).expect("the handshake succeeds");
+    }
+    connection.peer_certificates().expect("a server shows one")[0].clone().into_owned()
+}
+
+/// Believes whatever it is shown: what is asked is which certificate that is.
+#[derive(Debug)]
+struct Believer;
+
+impl ServerCertVerifier for Believer {
+    fn verify_server_cert(
+        &self,
+        _: &CertificateDer<'_>,
+        _: &[CertificateDer<'_>],
+        _: &ServerName<'_>,
+        _: &[u8],
+        _: UnixTime,
+    ) -> Result<ServerCertVerified, Error> {
+        Ok(ServerCertVerified::assertion())
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        _: &[u8],
+        _: &CertificateDer<'_>,
+        _: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        Ok(HandshakeSignatureValid::assertion())
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        _: &[u8],
+        _: &CertificateDer<'_>,
+        _: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        Ok(HandshakeSignatureValid::assertion())
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        ring::default_provider().signature_verification_algorithms.supported_schemes()
+    }
+}

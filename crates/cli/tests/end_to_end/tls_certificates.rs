@@ -1,0 +1,80 @@
+//! Certificates: refused at start with the file's name, loaded anew when they change, kept when the new ones are no good.
+
+use std::{fs, path::Path};
+
+use super::harness::{Certificate, Dir, Finished, Program, SOON, Serve, V4, shown_by, turnpike};
+
+const NAME: &str = "turn.example.org";
+
+fn run(command: &str, flags: &[&str]) -> Finished {
+    let arguments = [&[command, "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0"], flags].concat();
+    Program::start(&mut turnpike(&arguments)).wait(SOON)
+}
+
+#[test]
+fn certificates_that_cannot_be_used_are_named_before_anything_starts() {
+    let good = Certificate::new(&[NAME]);
+    let other = Certificate::new(&[NAME]);
+    let expired = Certificate::expired(&[NAME]);
+    let dir = Dir::new();
+    let (empty, nowhere) = (dir.file("empty.pem", ""), dir.path().join("nowhere.pem"));
+    let text = |path: &Path| path.to_str().expect("UTF-8").to_owned();
+    for (cert, key, words) in [
+        (nowhere.clone(), good.key(), ["nowhere.pem", "cannot be read"]),
+        (good.cert(), nowhere, ["nowhere.pem", "cannot be read"]),
+        (empty.clone(), good.key(), ["empty.pem", "the file is empty"]),
+        (good.cert(), empty, ["empty.pem", "the file is empty"]),
+        (good.cert(), other.key(), ["key.pem", "does not belong to the certificate"]),
+        (good.key(), good.key(), ["key.pem", "no certificate in it"]),
+        (good.cert(), good.cert(), ["cert.pem", "no private key in it"]),
+        (expired.cert(), expired.key(), ["cert.pem", "the certificate expired"]),
+    ] {
+        for command in ["serve", "check-config"] {
+            let ended = run(command, &["--tls-cert", &text(&cert), "--tls-key", &text(&key)]);
+            assert_eq!(ended.code, Some(2), "{command} {words:?}: {}", ended.output());
+            for word in words.iter().chain(&["--tls-cert"]) {
+                assert!(ended.stderr.contains(word), "{command}: no {word:?} in {}", ended.stderr);
+            }
+        }
+    }
+    assert_eq!(run("check-config", &good.flags()).code, Some(0));
+}
+
+#[test]
+fn a_certificate_that_changes_is_shown_and_a_bad_one_keeps_the_old() {
+    let certificate = Certificate::new(&[NAME]);
+    let mut serve = Serve::start(&certificate.flags());
+    let server = serve.address(V4);
+    let first = certificate.der();
+    assert_eq!(shown_by(server, NAME), first);
+
+    // By itself, when the files change.
+    certificate.renew(&[NAME]);
+    let second = certificate.der();
+    assert_ne!(second, first);
+    serve.program.line_with("certificates loaded");
+    assert_eq!(shown_by(server, NAME), second);
+
+    // The key of another: both the file and the reason are named.
+    let key = fs::read(certificate.key()).expect("our own file");
+    fs::copy(Certificate::new(&[NAME]).key(), certificate.key()).expect("our own file");
+    serve.program.line_with("does not belong to the certificate");
+    serve.program.line_with("certificates not reloaded: the old ones stay in force");
+    assert_eq!(shown_by(server, NAME), second);
+
+    // A broken one does not get through by SIGHUP either.
+    fs::write(certificate.cert(), "").expect("our own file");
+    serve.program.signal("HUP");
+    serve.program.line_with("cert.pem: the file is empty");
+    serve.program.line_with("configuration not reloaded");
+    assert_eq!(shown_by(server, NAME), second);
+
+    // And a good one does.
+    fs::write(certificate.key(), key).expect("our own file");
+    certificate.renew(&[NAME]);
+    serve.program.signal("HUP");
+    serve.program.line_with("configuration reloaded");
+    super::harness::eventually("the third certificate", || {
+        (shown_by(server, NAME) == certificate.der()).then_some(())
+    });
+}

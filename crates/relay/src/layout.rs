@@ -1,0 +1,162 @@
+//! Which listener numbers there are, and what each stands for: the state machine knows a client's listener by its number alone,
+//! and with it the transport and the realms that it serves.
+
+use std::net::SocketAddr;
+
+use turnpike_turn::server::{ListenerId, ListenerProfile, Transport};
+
+use crate::StreamConfig;
+
+/// The numbers of all listeners of a relay:
+///
+/// ```text
+/// │ UDP listeners │ first stream listener: TCP, TLS │ second: TCP, TLS │ … │ first server name: each stream listener │ … │
+/// ```
+///
+/// Server names that a reload adds get further numbers; no number ever changes.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Layout {
+    udp: Vec<SocketAddr>,
+    streams: Vec<SocketAddr>,
+    server_names: Vec<String>,
+}
+
+/// One number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Entry<'a> {
+    /// How its clients come.
+    pub transport: Transport,
+    /// The listener as it is configured.
+    pub address: SocketAddr,
+    /// The name that its TLS clients asked for, where that name leads to realms of its own.
+    pub server_name: Option<&'a str>,
+}
+
+impl Layout {
+    /// UDP listeners, and those for streams: TCP before TLS.
+    #[must_use]
+    pub fn new(udp: &[SocketAddr], streams: &StreamConfig) -> Self {
+        let mut layout = Self {
+            udp: udp.to_vec(),
+            streams: [&streams.listen[..], &streams.tls_listen].concat(),
+            server_names: Vec::new(),
+        };
+        layout.add_server_names(streams.server_names.iter().map(String::as_str));
+        layout
+    }
+
+    /// Gives numbers to server names that have none so far.
+    pub fn add_server_names<'a>(&mut self, names: impl IntoIterator<Item = &'a str>) {
+        for name in names {
+            let name = name.to_ascii_lowercase();
+            if !self.server_names.contains(&name) {
+                self.server_names.push(name);
+            }
+        }
+    }
+
+    /// All numbers, from 0 on.
+    pub fn entries(&self) -> impl Iterator<Item = Entry<'_>> {
+        let of = |transport, address, server_name| Entry { transport, address, server_name };
+        let udp = self.udp.iter().map(move |address| of(Transport::Udp, *address, None));
+        let streams = self.streams.iter().flat_map(move |address| {
+            [of(Transport::Tcp, *address, None), of(Transport::Tls, *address, None)]
+        });
+        let named = self.server_names.iter().flat_map(move |name| {
+            self.streams.iter().map(move |address| of(Transport::Tls, *address, Some(name)))
+        });
+        udp.chain(streams).chain(named)
+    }
+
+    /// What all numbers are to the state machine: the realms are those of `wanted`, where it has this number.
+    pub(crate) fn profiles(&self, wanted: &[ListenerProfile]) -> Vec<ListenerProfile> {
+        let profile = |(number, entry): (usize, Entry<'_>)| ListenerProfile {
+            transport: entry.transport,
+            ..wanted.get(number).cloned().unwrap_or_default()
+        };
+        self.entries().enumerate().map(profile).collect()
+    }
+
+    /// The first number that is no UDP listener's.
+    pub(crate) fn first_stream(&self) -> u16 {
+        number(self.udp.len())
+    }
+
+    /// The number of a stream listener for TCP clients.
+    pub(crate) fn tcp(&self, place: usize) -> ListenerId {
+        ListenerId(number(self.udp.len() + 2 * place))
+    }
+
+    /// The number of a stream listener for TLS clients that asked for this name.
+    pub(crate) fn tls(&self, place: usize, server_name: Option<&str>) -> ListenerId {
+        let known = |name: &str| self.server_names.iter().position(|known| known.eq_ignore_ascii_case(name));
+        let count = self.streams.len();
+        ListenerId(number(match server_name.and_then(known) {
+            Some(name) => self.udp.len() + (2 + name) * count + place,
+            None => self.udp.len() + 2 * place + 1,
+        }))
+    }
+}
+
+/// More listeners than there are file descriptors would be needed for it to be too large.
+fn number(count: usize) -> u16 {
+    u16::try_from(count).unwrap_or(u16::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use turnpike_turn::server::RealmId;
+
+    fn layout() -> Layout {
+        let at = |text: &str| text.parse().unwrap();
+        let streams = StreamConfig {
+            listen: vec![at("10.0.0.1:3478")],
+            tls_listen: vec![at("10.0.0.1:5349")],
+            server_names: vec!["a.example".to_owned(), "B.example".to_owned()],
+            ..StreamConfig::default()
+        };
+        Layout::new(&[at("10.0.0.1:3478")], &streams)
+    }
+
+    #[test]
+    fn every_number_is_where_the_list_has_it() {
+        let layout = layout();
+        let entries: Vec<_> = layout.entries().collect();
+        assert_eq!(entries.len(), 1 + 2 * 2 + 2 * 2);
+        assert_eq!(entries[0].transport, Transport::Udp);
+        for place in 0..2 {
+            let tcp = entries[usize::from(layout.tcp(place).0)];
+            assert_eq!((tcp.transport, tcp.address), (Transport::Tcp, layout.streams[place]));
+            for (asked, found) in [
+                (None, None),
+                (Some("a.example"), Some("a.example")),
+                (Some("b.EXAMPLE"), Some("b.example")),
+                (Some("other.example"), None),
+            ] {
+                let tls = entries[usize::from(layout.tls(place, asked).0)];
+                assert_eq!((tls.transport, tls.address), (Transport::Tls, layout.streams[place]));
+                assert_eq!(tls.server_name, found, "{asked:?}");
+            }
+        }
+        assert_eq!(layout.first_stream(), 1);
+    }
+
+    #[test]
+    fn a_name_that_comes_later_changes_no_number() {
+        let (before, mut after) = (layout(), layout());
+        after.add_server_names(["a.example", "c.example"]);
+        let (old, new): (Vec<_>, Vec<_>) = (before.entries().collect(), after.entries().collect());
+        assert_eq!(new[..old.len()], old);
+        assert_eq!(new.len(), old.len() + 2);
+    }
+
+    #[test]
+    fn realms_are_as_wanted_and_transports_as_they_are() {
+        let wanted = [ListenerProfile { realms: vec![RealmId(3)], ..ListenerProfile::default() }];
+        let profiles = layout().profiles(&wanted);
+        assert_eq!(profiles[0].realms, [RealmId(3)]);
+        assert_eq!(profiles[1].transport, Transport::Tcp);
+        assert_eq!(profiles[1].realms, ListenerProfile::default().realms);
+    }
+}

@@ -1,0 +1,81 @@
+//! One connection of a client: socket, TLS if there is any, what has arrived of a message and what waits to be sent.
+
+use std::net::{IpAddr, SocketAddr};
+
+use turnpike_net::TcpSocket;
+use turnpike_turn::server::Client;
+use turnpike_wire::frame::{Framer, MAX_MESSAGE_LEN};
+
+use super::{CloseReason, channel::Channel, outbox::Outbox};
+
+/// No piece of this tick.
+pub(super) const NONE: u32 = u32::MAX;
+
+/// How far a connection has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Stage {
+    /// A PROXY header must come first.
+    Proxied,
+    /// The first byte decides what it is.
+    Unknown,
+    /// TLS shakes hands.
+    Handshake,
+    /// Messages pass.
+    Open,
+}
+
+pub(super) struct Connection {
+    pub(super) socket: TcpSocket,
+    pub(super) channel: Channel,
+    pub(super) stage: Stage,
+    /// Its listener is not known before the first byte, nor its address behind a proxy before the header.
+    pub(super) client: Client,
+    pub(super) framer: Framer,
+    pub(super) outbox: Outbox,
+    /// Pieces of this tick, first and last.
+    pub(super) first: u32,
+    pub(super) last: u32,
+    /// Whether it is on the list of those that the end of the tick looks at.
+    pub(super) touched: bool,
+    /// Whether the poller tells of writability.
+    pub(super) watches_writable: bool,
+    /// When it is closed unless something happens before; milliseconds.
+    pub(super) deadline_ms: u64,
+    /// The client has said by TLS that nothing more will come.
+    pub(super) ended: bool,
+    /// Whether a complete message has ever come.
+    pub(super) spoke: bool,
+    pub(super) allocated: bool,
+    /// Whether it has ever had an allocation: only credentials open the way for long messages.
+    pub(super) trusted: bool,
+    /// Where it counts against the limits of connections without an allocation.
+    pub(super) counts: bool,
+    pub(super) counts_for: Option<IpAddr>,
+    /// The end of the tick closes it.
+    pub(super) closing: Option<CloseReason>,
+    /// Which of the worker's stream listeners accepted it.
+    pub(super) listener: usize,
+}
+
+/// Longest message of a client without an allocation: what a request may have.
+const MAX_REQUEST_LEN: usize = turnpike_turn::server::request::MAX_REQUEST_LEN;
+
+impl Connection {
+    pub(super) fn limit(&self) -> usize {
+        if self.trusted { MAX_MESSAGE_LEN } else { MAX_REQUEST_LEN }
+    }
+
+    /// The address that limits count, known to be the client's.
+    pub(super) fn address(&self) -> SocketAddr {
+        self.client.address
+    }
+
+    /// Why it is closed when its time is over.
+    pub(super) fn overdue(&self) -> CloseReason {
+        match self.stage {
+            Stage::Proxied => CloseReason::ProxyHeader,
+            _ if self.spoke => CloseReason::Idle,
+            _ => CloseReason::NoMessage,
+        }
+    }
+}

@@ -1,0 +1,127 @@
+//! Stream listeners: bound on the starting thread, accepted from by their worker.
+
+use std::{io, net::SocketAddr};
+
+use turnpike_net::{ListenOptions, TcpListener, TcpSocket, poll::Poller, tcp::is_exhaustion};
+use turnpike_turn::server::Client;
+use turnpike_wire::{address::canonical, frame::Framer};
+
+use super::{
+    CloseReason, Connection, SWEEP_MS, Stage, StreamConfig, Streams, Token, channel::Channel,
+    connection::NONE, outbox::Outbox,
+};
+
+/// Connections accepted from one listener in one tick.
+const ACCEPTS: usize = 32;
+/// Milliseconds for which nothing is accepted once descriptors or memory are used up.
+pub(super) const PAUSE_MS: u64 = 1000;
+/// Bytes that the kernel may hold of one connection before they are sent for the first time. Datagrams that wait there can no
+/// longer be dropped.
+const UNSENT_LIMIT: u32 = 128 << 10;
+
+pub(super) struct Listener {
+    pub(super) socket: TcpListener,
+    /// Whether clients without TLS are refused.
+    pub(super) tls_only: bool,
+    /// Not watched, because there are no descriptors.
+    pub(super) paused: bool,
+}
+
+/// One worker's listening sockets.
+pub(crate) struct StreamListeners(pub(super) Vec<Listener>);
+
+impl StreamListeners {
+    /// Binds one socket per address. `reuse_port` where other workers bind the same.
+    pub(crate) fn bind(
+        tcp: &[SocketAddr],
+        tls: &[SocketAddr],
+        config: &StreamConfig,
+        reuse_port: bool,
+    ) -> Result<Self, (SocketAddr, io::Error)> {
+        let options = ListenOptions {
+            reuse_port,
+            nodelay: true,
+            keepalive: true,
+            unsent_limit: Some(UNSENT_LIMIT),
+            ..ListenOptions::default()
+        };
+        let mut listeners = Vec::new();
+        let all = tcp.iter().map(|address| (*address, false));
+        for (address, tls_only) in all.chain(tls.iter().map(|address| (*address, config.tls_only))) {
+            let socket = TcpListener::bind(address, &options).map_err(|error| (address, error))?;
+            listeners.push(Listener { socket, tls_only, paused: false });
+        }
+        Ok(Self(listeners))
+    }
+}
+
+impl Streams {
+    /// Takes the connections that wait.
+    pub(crate) fn accept(&mut self, place: usize, now_ms: u64, poller: &Poller) {
+        for _ in 0..ACCEPTS {
+            let Some(listener) = self.listeners.get(place) else { return };
+            match listener.socket.accept() {
+                Ok(Some((socket, peer))) => self.take(place, socket, canonical(peer), now_ms, poller),
+                Ok(None) => return,
+                Err(error) => {
+                    // The kernel would tell of the same connection again and again.
+                    if is_exhaustion(&error) && poller.remove(&listener.socket).is_ok() {
+                        self.listeners[place].paused = true;
+                        self.resume_ms.get_or_insert(now_ms + PAUSE_MS);
+                        self.stats.accept_pauses += 1;
+                    }
+                    return;
+                }
+            }
+        }
+    }
+
+    fn take(&mut self, place: usize, socket: TcpSocket, peer: SocketAddr, now_ms: u64, poller: &Poller) {
+        self.stats.accepted += 1;
+        let listener = &self.listeners[place];
+        let bound = listener.socket.local_addr();
+        let id = self.layout.tcp(place);
+        let local = if bound.ip().is_unspecified() { socket.local_addr().unwrap_or(bound) } else { bound };
+        let proxied = self.config.proxies.iter().any(|proxy| proxy.contains(peer.ip()));
+        if let Err(reason) = self.admission.enter() {
+            return self.refuse(socket, reason);
+        }
+        // Behind a proxy the header tells whose connection it is.
+        let counts_for = (!proxied).then_some(peer.ip());
+        if let Some(Err(reason)) = counts_for.map(|address| self.admission.enter_from(address)) {
+            self.admission.leave();
+            return self.refuse(socket, reason);
+        }
+        let slot = self.connections.insert(Connection {
+            socket,
+            channel: Channel::Plain,
+            stage: if proxied { Stage::Proxied } else { Stage::Unknown },
+            client: Client { listener: id, address: peer, local: canonical(local) },
+            framer: Framer::new(),
+            outbox: Outbox::new(self.config.queue),
+            first: NONE,
+            last: NONE,
+            touched: false,
+            watches_writable: false,
+            deadline_ms: now_ms + self.config.first_message_ms,
+            ended: false,
+            spoke: false,
+            allocated: false,
+            trusted: false,
+            counts: true,
+            counts_for,
+            closing: None,
+            listener: place,
+        });
+        self.next_sweep_ms.get_or_insert(now_ms + SWEEP_MS);
+        if poller.add(&self.connections[slot].socket, Token::Connection(slot).get()).is_err() {
+            self.remove(slot, CloseReason::Broken);
+        }
+    }
+
+    /// With RST, so that nothing of it stays here.
+    fn refuse(&mut self, socket: TcpSocket, reason: CloseReason) {
+        self.stats.closed[reason as usize] += 1;
+        socket.reset();
+    }
+}

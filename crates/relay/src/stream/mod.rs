@@ -1,0 +1,300 @@
+//! Clients over TCP and TLS: framers in front of the worker's state machine.
+//!
+//! ```text
+//! Poller ─▶ Streams::accept                     sockets, limits
+//!        ─▶ Streams::receive ─▶ arena           PROXY header, first byte, TLS; behind what was held of a message
+//!             └─ Streams::next ─▶ Server::from_client   one message each, where it lies
+//! Verdict::ToClient, Reply ─▶ Streams::relay, reply     a piece: header bytes + a span of the arena
+//! Streams::flush                                per connection: all pieces of the tick in one write or record; what the kernel
+//!                                               does not take is copied into the connection's outbox
+//! ```
+//!
+//! Everything is level-triggered, with one read per connection and wake-up, so that a busy client cannot keep others waiting, and
+//! work that is put off (handshakes beyond a tick's share) comes back by itself.
+
+mod admission;
+mod channel;
+pub mod config;
+mod connection;
+mod listener;
+mod outbox;
+mod receive;
+mod send;
+pub mod stats;
+pub mod tls;
+
+use std::{io, sync::Arc};
+
+use foldhash::fast::RandomState;
+use hashbrown::HashMap;
+use slab::Slab;
+use turnpike_net::poll::Poller;
+use turnpike_turn::server::{Client, ClosedReason, Effect};
+
+use crate::Layout;
+
+pub(crate) use admission::Admission;
+pub use config::StreamConfig;
+pub(crate) use listener::StreamListeners;
+pub use stats::{CloseReason, HandshakeFailure, StreamStats};
+pub use tls::{CertificateError, Identity, TlsContext};
+
+use connection::{Connection, Stage};
+use listener::Listener;
+use send::Pieces;
+
+/// Tokens of the poller from here on are streams: listeners first, then connections. UDP sockets have theirs below.
+const FIRST_TOKEN: u64 = 1 << 32;
+const FIRST_CONNECTION: u64 = 2 << 32;
+/// Handshakes that one tick carries on with: each step costs up to a millisecond, and datagrams wait meanwhile.
+const HANDSHAKES: u32 = 4;
+/// Between two looks at deadlines, in milliseconds.
+const SWEEP_MS: u64 = 250;
+
+/// What a token of the poller stands for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Token {
+    Listener(usize),
+    Connection(usize),
+}
+
+impl Token {
+    /// `None` for what is no stream's.
+    pub(crate) fn of(token: u64) -> Option<Self> {
+        let place = |first: u64| usize::try_from(token - first).ok();
+        match token {
+            0..FIRST_TOKEN | u64::MAX => None,
+            FIRST_TOKEN..FIRST_CONNECTION => place(FIRST_TOKEN).map(Self::Listener),
+            _ => place(FIRST_CONNECTION).map(Self::Connection),
+        }
+    }
+
+    fn get(self) -> u64 {
+        match self {
+            Self::Listener(place) => FIRST_TOKEN + place as u64,
+            Self::Connection(slot) => FIRST_CONNECTION + slot as u64,
+        }
+    }
+}
+
+/// The streams of one worker.
+pub(crate) struct Streams {
+    layout: Arc<Layout>,
+    /// The first listener number that is a stream's.
+    first_listener: u16,
+    config: Arc<StreamConfig>,
+    admission: Arc<Admission>,
+    listeners: Vec<Listener>,
+    connections: Slab<Connection>,
+    by_client: HashMap<Client, usize, RandomState>,
+    /// The client looked up last: datagrams come in runs.
+    last: Option<(Client, usize)>,
+    pieces: Pieces,
+    /// Connections that the end of the tick looks at.
+    touched: Vec<usize>,
+    /// Clients whose connection is gone and whom the state machine must be told of.
+    gone: Vec<Client>,
+    /// What TLS reads from.
+    scratch: Vec<u8>,
+    handshakes_left: u32,
+    next_sweep_ms: Option<u64>,
+    /// When listeners that were paused are watched again.
+    resume_ms: Option<u64>,
+    stats: StreamStats,
+}
+
+impl Streams {
+    /// Watches these listeners.
+    pub(crate) fn new(
+        layout: Arc<Layout>,
+        config: Arc<StreamConfig>,
+        admission: Arc<Admission>,
+        listeners: StreamListeners,
+        poller: &Poller,
+    ) -> io::Result<Self> {
+        let mut streams = Self {
+            first_listener: layout.first_stream(),
+            layout,
+            config,
+            admission,
+            listeners: Vec::new(),
+            connections: Slab::new(),
+            by_client: HashMap::default(),
+            last: None,
+            pieces: Pieces::default(),
+            touched: Vec::new(),
+            gone: Vec::new(),
+            scratch: Vec::new(),
+            handshakes_left: HANDSHAKES,
+            next_sweep_ms: None,
+            resume_ms: None,
+            stats: StreamStats::default(),
+        };
+        for listener in listeners.0 {
+            poller.add(&listener.socket, Token::Listener(streams.listeners.len()).get())?;
+            streams.listeners.push(listener);
+        }
+        Ok(streams)
+    }
+
+    /// Server names that are new get numbers.
+    pub(crate) fn lay_out(&mut self, layout: Arc<Layout>) {
+        self.layout = layout;
+    }
+
+    /// Whether this client is one of ours.
+    #[inline]
+    pub(crate) fn has(&self, client: &Client) -> bool {
+        client.listener.0 >= self.first_listener
+    }
+
+    pub(crate) fn stats(&self) -> StreamStats {
+        StreamStats { open: self.connections.len() as u64, ..self.stats }
+    }
+
+    /// When [`Streams::handle_timeout`] wants to be called; milliseconds.
+    pub(crate) fn poll_timeout(&self) -> Option<u64> {
+        [self.next_sweep_ms, self.resume_ms].into_iter().flatten().min()
+    }
+
+    /// Closes what is overdue, and listens again.
+    pub(crate) fn handle_timeout(&mut self, now_ms: u64, poller: &Poller) {
+        if self.resume_ms.is_some_and(|due| due <= now_ms) {
+            self.resume_ms = None;
+            for (place, listener) in self.listeners.iter_mut().enumerate().filter(|(_, l)| l.paused) {
+                listener.paused = poller.add(&listener.socket, Token::Listener(place).get()).is_err();
+                if listener.paused {
+                    self.resume_ms = Some(now_ms + listener::PAUSE_MS);
+                }
+            }
+        }
+        if self.next_sweep_ms.is_some_and(|due| due <= now_ms) {
+            let overdue: Vec<(usize, CloseReason)> = self
+                .connections
+                .iter()
+                .filter(|(_, connection)| connection.deadline_ms <= now_ms)
+                .map(|(slot, connection)| (slot, connection.overdue()))
+                .collect();
+            for (slot, reason) in overdue {
+                self.close(slot, reason);
+            }
+            let limited = self.connections.iter().any(|(_, connection)| !connection.allocated);
+            self.next_sweep_ms = limited.then_some(now_ms + SWEEP_MS);
+        }
+    }
+
+    /// The next client whose connection is gone.
+    pub(crate) fn next_gone(&mut self) -> Option<Client> {
+        self.gone.pop()
+    }
+
+    /// Keeps the limits and the state machine's allocations in step.
+    pub(crate) fn effect(&mut self, now_ms: u64, effect: &Effect) {
+        match effect {
+            Effect::Opened { client, .. } if self.has(client) => self.allocated(client),
+            Effect::Closed { client, reason, .. }
+                if self.has(client) && *reason != ClosedReason::Disconnected =>
+            {
+                self.released(now_ms, client);
+            }
+            _ => {}
+        }
+    }
+
+    fn allocated(&mut self, client: &Client) {
+        let Some(slot) = self.slot_of(client) else { return };
+        let connection = &mut self.connections[slot];
+        connection.allocated = true;
+        connection.trusted = true;
+        connection.deadline_ms = u64::MAX;
+        self.uncount(slot);
+    }
+
+    fn released(&mut self, now_ms: u64, client: &Client) {
+        let Some(slot) = self.slot_of(client) else { return };
+        let connection = &mut self.connections[slot];
+        connection.allocated = false;
+        connection.deadline_ms = now_ms + self.config.idle_ms;
+        connection.counts = true;
+        connection.counts_for = Some(connection.address().ip());
+        self.admission.return_from(connection.address().ip());
+        self.next_sweep_ms.get_or_insert(now_ms + SWEEP_MS);
+    }
+
+    /// Takes a connection off the limits.
+    fn uncount(&mut self, slot: usize) {
+        let connection = &mut self.connections[slot];
+        if std::mem::take(&mut connection.counts) {
+            self.admission.leave();
+        }
+        if let Some(address) = connection.counts_for.take() {
+            self.admission.leave_from(address);
+        }
+    }
+
+    fn slot_of(&mut self, client: &Client) -> Option<usize> {
+        if let Some((last, slot)) = &self.last
+            && last == client
+        {
+            return Some(*slot);
+        }
+        let slot = *self.by_client.get(client)?;
+        self.last = Some((*client, slot));
+        Some(slot)
+    }
+
+    /// Notes that a connection is to be closed when the tick ends: what was answered before still leaves.
+    fn close(&mut self, slot: usize, reason: CloseReason) {
+        let Some(connection) = self.connections.get_mut(slot) else { return };
+        connection.closing.get_or_insert(reason);
+        self.touch(slot);
+    }
+
+    /// Has the end of the tick look at a connection.
+    #[inline]
+    fn touch(&mut self, slot: usize) {
+        let connection = &mut self.connections[slot];
+        if !connection.touched {
+            connection.touched = true;
+            self.touched.push(slot);
+        }
+    }
+
+    fn remove(&mut self, slot: usize, reason: CloseReason) {
+        self.uncount(slot);
+        let connection = self.connections.remove(slot);
+        self.stats.closed[reason as usize] += 1;
+        if connection.stage == Stage::Handshake {
+            let why = match reason {
+                CloseReason::NoMessage => Some(HandshakeFailure::Timeout),
+                CloseReason::Client | CloseReason::Broken => Some(HandshakeFailure::Closed),
+                _ => None,
+            };
+            if let Some(why) = why {
+                self.stats.handshakes_failed[why as usize] += 1;
+            }
+        }
+        if connection.stage == Stage::Open {
+            self.by_client.remove(&connection.client);
+            self.last = None;
+            self.gone.push(connection.client);
+        }
+        // What the client has not read yet reaches it all the same, unless it still sends: then the kernel answers with RST.
+        drop(connection.socket);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tokens_of_streams_are_nobody_elses() {
+        for token in
+            [Token::Listener(0), Token::Listener(7), Token::Connection(0), Token::Connection(1 << 20)]
+        {
+            assert_eq!(Token::of(token.get()), Some(token));
+        }
+        assert_eq!([0, u64::from(u32::MAX), u64::MAX].map(Token::of), [None; 3]);
+    }
+}

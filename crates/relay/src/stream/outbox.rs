@@ -1,0 +1,282 @@
+//! What a connection still has to be sent after the kernel took no more: bounded, and in pieces that can be dropped until the
+//! first byte of them is on its way. Separate from the connection, because nothing here knows a socket.
+
+use std::{collections::VecDeque, io::IoSlice};
+
+/// Replies that may wait, in bytes. A client that reads nothing while it asks for more is not served any further.
+const CONTROL_LIMIT: usize = 64 << 10;
+/// What is kept of a buffer that is empty again.
+const KEEP: usize = 4096;
+/// Slices that [`Outbox::slices`] fills at most.
+pub(super) const SLICES: usize = 5;
+
+/// What becomes of a message when the queue is full.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Class {
+    /// A reply: never dropped, but a queue full of them ends the connection.
+    Control,
+    /// A relayed datagram: the oldest is dropped, as any router between the two would.
+    Datagram,
+}
+
+/// Replies beyond the bound.
+#[derive(Debug)]
+pub(super) struct Overflow;
+
+/// ```text
+/// │ begun: the rest of a message that must be finished │ control: whole replies │ datagrams: whole messages, oldest first │
+/// ```
+#[derive(Debug)]
+pub(super) struct Outbox {
+    begun: Vec<u8>,
+    begun_at: usize,
+    control: Messages,
+    datagrams: Messages,
+    limit: usize,
+}
+
+impl Outbox {
+    /// An empty one for so many bytes of datagrams.
+    pub(super) fn new(limit: usize) -> Self {
+        Self {
+            begun: Vec::new(),
+            begun_at: 0,
+            control: Messages::default(),
+            datagrams: Messages::default(),
+            limit,
+        }
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.begun.is_empty() && self.control.is_empty() && self.datagrams.is_empty()
+    }
+
+    /// Queues a message that lies in three parts. Returns how many datagrams and bytes were dropped for it.
+    pub(super) fn push(&mut self, class: Class, parts: [&[u8]; 3]) -> Result<(u64, u64), Overflow> {
+        let len: usize = parts.iter().map(|part| part.len()).sum();
+        match class {
+            Class::Control => {
+                if self.control.bytes.len() + len > CONTROL_LIMIT {
+                    return Err(Overflow);
+                }
+                self.control.push(parts);
+                Ok((0, 0))
+            }
+            Class::Datagram => {
+                if len > self.limit {
+                    return Ok((1, len as u64));
+                }
+                let mut dropped = (0, 0);
+                while self.datagrams.bytes.len() + len > self.limit {
+                    dropped.0 += 1;
+                    dropped.1 += self.datagrams.pop() as u64;
+                }
+                self.datagrams.push(parts);
+                Ok(dropped)
+            }
+        }
+    }
+
+    /// Takes the rest of a message whose beginning the kernel has taken. Nothing else is queued yet.
+    pub(super) fn begin(&mut self, parts: [&[u8]; 3], mut taken: usize) {
+        for part in parts {
+            let skipped = taken.min(part.len());
+            taken -= skipped;
+            self.begun.extend_from_slice(&part[skipped..]);
+        }
+    }
+
+    /// All of it, in the order in which it is to be sent: how many slices, and how long they are together.
+    pub(super) fn slices<'a>(&'a self, slices: &mut [IoSlice<'a>; SLICES]) -> (usize, usize) {
+        let (control, datagrams) = (self.control.bytes.as_slices(), self.datagrams.bytes.as_slices());
+        let all = [&self.begun[self.begun_at..], control.0, control.1, datagrams.0, datagrams.1];
+        let (mut count, mut total) = (0, 0);
+        for part in all.into_iter().filter(|part| !part.is_empty()) {
+            slices[count] = IoSlice::new(part);
+            count += 1;
+            total += part.len();
+        }
+        (count, total)
+    }
+
+    /// The next message alone, in up to two parts; for those who take messages as a whole, which never begin one.
+    pub(super) fn next(&self) -> Option<[&[u8]; 2]> {
+        self.control.front().or_else(|| self.datagrams.front())
+    }
+
+    /// Forgets the first `sent` bytes of what [`Outbox::slices`] showed.
+    pub(super) fn consume(&mut self, mut sent: usize) {
+        let of_begun = sent.min(self.begun.len() - self.begun_at);
+        self.begun_at += of_begun;
+        sent -= of_begun;
+        if self.begun_at < self.begun.len() {
+            return;
+        }
+        self.begun_at = 0;
+        self.begun.clear();
+        let begun = &mut self.begun;
+        if !self.control.consume(&mut sent, begun)
+            && !self.datagrams.consume(&mut sent, begun)
+            && self.begun.capacity() > KEEP
+        {
+            self.begun = Vec::new();
+        }
+    }
+}
+
+/// Whole messages, one after the other.
+#[derive(Debug, Default)]
+struct Messages {
+    bytes: VecDeque<u8>,
+    lengths: VecDeque<u32>,
+}
+
+impl Messages {
+    fn is_empty(&self) -> bool {
+        self.lengths.is_empty()
+    }
+
+    fn push(&mut self, parts: [&[u8]; 3]) {
+        let mut len = 0;
+        for part in parts {
+            self.bytes.extend(part);
+            len += part.len();
+        }
+        #[expect(clippy::cast_possible_truncation, reason = "a message has at most 64 KiB and a header")]
+        self.lengths.push_back(len as u32);
+    }
+
+    fn front(&self) -> Option<[&[u8]; 2]> {
+        let len = *self.lengths.front()? as usize;
+        let (head, tail) = self.bytes.as_slices();
+        let of_head = len.min(head.len());
+        Some([&head[..of_head], &tail[..len - of_head]])
+    }
+
+    /// Drops the oldest; its length.
+    fn pop(&mut self) -> usize {
+        let len = self.lengths.pop_front().unwrap_or(0) as usize;
+        self.bytes.drain(..len);
+        len
+    }
+
+    /// Takes `sent` bytes off the front; what is left of a message that was cut goes to `begun`, and then it says true.
+    fn consume(&mut self, sent: &mut usize, begun: &mut Vec<u8>) -> bool {
+        while *sent > 0
+            && let Some(len) = self.lengths.pop_front()
+        {
+            let len = len as usize;
+            if len > *sent {
+                self.bytes.drain(..*sent);
+                begun.extend(self.bytes.drain(..len - *sent));
+                *sent = 0;
+                return true;
+            }
+            self.bytes.drain(..len);
+            *sent -= len;
+        }
+        if self.lengths.is_empty() && self.bytes.capacity() > KEEP {
+            *self = Self::default();
+        }
+        false
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn all(outbox: &Outbox) -> Vec<u8> {
+        let mut slices = [IoSlice::new(&[]); SLICES];
+        let (count, total) = outbox.slices(&mut slices);
+        let bytes: Vec<u8> = slices[..count].iter().flat_map(|slice| slice.to_vec()).collect();
+        assert_eq!(bytes.len(), total);
+        bytes
+    }
+
+    fn datagram(outbox: &mut Outbox, text: &str) -> (u64, u64) {
+        outbox.push(Class::Datagram, [&text.as_bytes()[..1], &text.as_bytes()[1..], b""]).unwrap()
+    }
+
+    #[test]
+    fn the_oldest_datagrams_make_room_and_are_counted_with_their_bytes() {
+        let mut outbox = Outbox::new(10);
+        assert_eq!(datagram(&mut outbox, "aaaa"), (0, 0));
+        assert_eq!(datagram(&mut outbox, "bbbb"), (0, 0));
+        assert_eq!(datagram(&mut outbox, "cccc"), (1, 4));
+        assert_eq!(all(&outbox), b"bbbbcccc");
+        assert_eq!(datagram(&mut outbox, "dddddddddd"), (2, 8));
+        assert_eq!(datagram(&mut outbox, "longer than all"), (1, 15));
+        assert_eq!(all(&outbox), b"dddddddddd");
+    }
+
+    #[test]
+    fn a_message_that_is_on_its_way_is_finished_whatever_comes() {
+        let mut outbox = Outbox::new(8);
+        datagram(&mut outbox, "aaaa");
+        datagram(&mut outbox, "bbbb");
+        outbox.consume(2);
+        assert_eq!(datagram(&mut outbox, "cccc"), (0, 0), "the one begun no longer counts");
+        assert_eq!(datagram(&mut outbox, "dddd"), (1, 4));
+        assert_eq!(all(&outbox), b"aaccccdddd");
+        outbox.consume(10);
+        assert!(outbox.is_empty());
+        assert_eq!(all(&outbox), b"");
+    }
+
+    #[test]
+    fn taken_as_wholes_replies_come_first_and_nothing_is_cut() {
+        let mut outbox = Outbox::new(100);
+        for round in 0..50 {
+            datagram(&mut outbox, "first");
+            datagram(&mut outbox, "second");
+            outbox.push(Class::Control, [b"reply", b"", b""]).unwrap();
+            for expected in [&b"reply"[..], b"first", b"second"] {
+                let next = outbox.next().unwrap().concat();
+                assert_eq!(next, expected, "round {round}");
+                outbox.consume(next.len());
+            }
+            assert!(outbox.next().is_none());
+        }
+    }
+
+    #[test]
+    fn replies_overtake_datagrams_but_not_the_one_that_is_on_its_way() {
+        let mut outbox = Outbox::new(100);
+        outbox.begin([b"head", b"payload", b"\0"], 6);
+        datagram(&mut outbox, "late");
+        outbox.push(Class::Control, [b"reply", b"", b""]).unwrap();
+        assert_eq!(all(&outbox), b"yload\0replylate");
+        outbox.consume(8);
+        assert_eq!(all(&outbox), b"plylate");
+        outbox.push(Class::Control, [b"two", b"", b""]).unwrap();
+        assert_eq!(all(&outbox), b"plytwolate");
+    }
+
+    #[test]
+    fn replies_are_never_dropped_and_never_more_than_their_bound() {
+        let mut outbox = Outbox::new(100);
+        let reply = [7; 1024];
+        for _ in 0..64 {
+            outbox.push(Class::Control, [&reply, b"", b""]).unwrap();
+        }
+        assert!(outbox.push(Class::Control, [b"one more", b"", b""]).is_err());
+        assert_eq!(datagram(&mut outbox, "still"), (0, 0));
+    }
+
+    #[test]
+    fn an_empty_outbox_keeps_no_memory_to_speak_of() {
+        let mut outbox = Outbox::new(1 << 20);
+        for _ in 0..1000 {
+            outbox.push(Class::Datagram, [&[1; 4], &[2; 1000], b""]).unwrap();
+        }
+        let mut left = 1_004_000;
+        while left > 0 {
+            let sent = left.min(999);
+            outbox.consume(sent);
+            left -= sent;
+        }
+        assert!(outbox.is_empty());
+        assert!(outbox.begun.capacity() + outbox.datagrams.bytes.capacity() <= 2 * KEEP);
+    }
+}

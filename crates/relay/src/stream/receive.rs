@@ -1,0 +1,291 @@
+//! From a readable socket to whole messages in the worker's arena.
+
+use std::io;
+
+use turnpike_net::{Rx, Span};
+use turnpike_turn::server::Client;
+use turnpike_wire::{
+    frame::{self, Frame, FrameError},
+    proxy_protocol::{self, MAX_HEADER, Parsed},
+};
+
+use super::{
+    CloseReason, Connection, HandshakeFailure, Stage, Streams,
+    channel::{self, Channel, Fed},
+};
+
+/// Bytes of one read of what may be TLS. Decrypted, with the rest of a record that came before, they fit into one slot of
+/// the arena.
+const TLS_READ: usize = 32 << 10;
+/// The first byte of a TLS record with a handshake message (RFC 8446 section 5.1). No STUN message and no ChannelData
+/// begins with it: its first two bits say STUN, but no method is so high (RFC 7983 section 7).
+const TLS_HANDSHAKE: u8 = 0x16;
+
+/// Bytes of one connection that are to be taken apart.
+pub(crate) struct Incoming {
+    slot: usize,
+    pub(crate) client: Client,
+    /// What is left of them.
+    rest: Span,
+}
+
+impl Streams {
+    /// Room that the arena must have for [`Streams::receive`].
+    pub(crate) const ROOM: usize = 3 << 16;
+
+    /// Reads once. `None` if there is no message to look at, whatever else there was.
+    pub(crate) fn receive(&mut self, slot: usize, rx: &mut Rx) -> Option<Incoming> {
+        let connection = self.connections.get_mut(slot).filter(|connection| connection.closing.is_none())?;
+        let read = match (&connection.channel, connection.stage) {
+            (Channel::Tls(_), _) => self.read_tls(slot, rx),
+            (Channel::Plain, Stage::Open) => self.read_plain(slot, rx),
+            (Channel::Plain, _) => self.read_first(slot, rx),
+        };
+        match read {
+            Ok(Some(rest)) => Some(Incoming { slot, client: self.connections.get(slot)?.client, rest }),
+            Ok(None) => {
+                self.close_if_ended(slot);
+                None
+            }
+            Err(reason) => {
+                self.close(slot, reason);
+                None
+            }
+        }
+    }
+
+    /// The next whole message of these bytes, without its padding.
+    #[inline]
+    pub(crate) fn next(&mut self, incoming: &mut Incoming, now_ms: u64, rx: &Rx) -> Option<Span> {
+        let connection = self.connections.get_mut(incoming.slot)?;
+        if connection.closing.is_some() {
+            return None;
+        }
+        let bytes = rx.bytes(incoming.rest);
+        match frame::first(bytes, connection.limit()) {
+            #[expect(clippy::cast_possible_truncation, reason = "within the arena")]
+            Ok(Frame::Message { len, next }) => {
+                let message = Span { offset: incoming.rest.offset, len: len as u32 };
+                incoming.rest.offset += next as u32;
+                incoming.rest.len -= next as u32;
+                connection.spoke = true;
+                if !connection.allocated {
+                    connection.deadline_ms = now_ms + self.config.idle_ms;
+                }
+                self.stats.received += 1;
+                Some(message)
+            }
+            Ok(Frame::Unfinished { wanted }) => {
+                connection.framer.hold(bytes, wanted);
+                self.close_if_ended(incoming.slot);
+                None
+            }
+            Err(error) => {
+                self.close(incoming.slot, reason_of(error));
+                None
+            }
+        }
+    }
+
+    fn read_plain(&mut self, slot: usize, rx: &mut Rx) -> Result<Option<Span>, CloseReason> {
+        let connection = &mut self.connections[slot];
+        self.stats.reads += 1;
+        let held = connection.framer.held().len();
+        let Some(span) = received(rx.fill(held, |room| connection.socket.read(room)))? else {
+            return Ok(None);
+        };
+        self.stats.read_bytes += u64::from(span.len);
+        Ok(connection.together(span, rx))
+    }
+
+    /// The very first bytes, and any more until they say what this is.
+    fn read_first(&mut self, slot: usize, rx: &mut Rx) -> Result<Option<Span>, CloseReason> {
+        let connection = &mut self.connections[slot];
+        if connection.stage == Stage::Unknown && self.handshakes_left == 0 {
+            return Ok(None);
+        }
+        self.stats.reads += 1;
+        let held = connection.framer.held().len();
+        let read = rx.fill(held, |room| {
+            let most = room.len().min(TLS_READ);
+            connection.socket.read(&mut room[..most])
+        });
+        let Some(mut span) = received(read)? else { return Ok(None) };
+        self.stats.read_bytes += u64::from(span.len);
+        span = rx.join(connection.framer.held(), span);
+        if connection.stage == Stage::Proxied {
+            let Some(rest) = self.read_proxy_header(slot, span, rx)? else { return Ok(None) };
+            span = rest;
+        }
+        let connection = &mut self.connections[slot];
+        let listener = &self.listeners[connection.listener];
+        match rx.bytes(span).first() {
+            None => {
+                connection.framer.hold(&[], 0);
+                Ok(None)
+            }
+            Some(&TLS_HANDSHAKE) => {
+                let tls = self.config.tls.as_ref().ok_or(CloseReason::NoCertificate)?;
+                let tls = tls.connect().map_err(|_| CloseReason::Handshake)?;
+                connection.channel = Channel::Tls(Box::new(tls));
+                connection.stage = Stage::Handshake;
+                connection.framer.hold(&[], 0);
+                self.scratch.clear();
+                self.scratch.extend_from_slice(rx.bytes(span));
+                let len = self.scratch.len();
+                self.decrypt(slot, len, rx)
+            }
+            Some(_) if listener.tls_only => Err(CloseReason::PlainRefused),
+            Some(_) => {
+                connection.framer.hold(&[], 0);
+                self.open(slot)?;
+                self.stats.plain += 1;
+                Ok(Some(span))
+            }
+        }
+    }
+
+    /// What follows a whole PROXY header.
+    fn read_proxy_header(&mut self, slot: usize, span: Span, rx: &Rx) -> Result<Option<Span>, CloseReason> {
+        let connection = &mut self.connections[slot];
+        let bytes = rx.bytes(span);
+        match proxy_protocol::parse(bytes) {
+            Parsed::Incomplete if bytes.len() < MAX_HEADER => {
+                connection.framer.hold(bytes, 0);
+                Ok(None)
+            }
+            Parsed::Incomplete | Parsed::Malformed => Err(CloseReason::ProxyHeader),
+            Parsed::Header(len, addresses) => {
+                if let Some((source, destination)) = addresses {
+                    connection.client.address = source;
+                    connection.client.local = destination;
+                }
+                let address = connection.client.address.ip();
+                self.admission.enter_from(address)?;
+                connection.counts_for = Some(address);
+                connection.stage = Stage::Unknown;
+                #[expect(clippy::cast_possible_truncation, reason = "at most MAX_HEADER")]
+                let len = len as u32;
+                Ok(Some(Span { offset: span.offset + len, len: span.len - len }))
+            }
+        }
+    }
+
+    fn read_tls(&mut self, slot: usize, rx: &mut Rx) -> Result<Option<Span>, CloseReason> {
+        let connection = &mut self.connections[slot];
+        if connection.stage == Stage::Handshake && self.handshakes_left == 0 {
+            return Ok(None);
+        }
+        self.stats.reads += 1;
+        self.scratch.resize(TLS_READ, 0);
+        let read = match connection.socket.read(&mut self.scratch) {
+            Ok(0) => return Err(CloseReason::Client),
+            Ok(len) => len,
+            Err(error) if is_nothing(&error) => return Ok(None),
+            Err(_) => return Err(CloseReason::Broken),
+        };
+        self.stats.read_bytes += read as u64;
+        self.decrypt(slot, read, rx)
+    }
+
+    /// Feeds the first `len` bytes of the scratch buffer to TLS.
+    fn decrypt(&mut self, slot: usize, len: usize, rx: &mut Rx) -> Result<Option<Span>, CloseReason> {
+        let connection = &mut self.connections[slot];
+        let Channel::Tls(tls) = &mut connection.channel else { return Ok(None) };
+        let mut fed = Fed { plain: 0, ended: false, error: None };
+        let filled = rx.fill(connection.framer.held().len(), |room| {
+            fed = channel::feed(tls, &self.scratch[..len], room);
+            Ok(fed.plain)
+        });
+        connection.ended = fed.ended;
+        let wants_write = tls.wants_write();
+        let mut opened = None;
+        if connection.stage == Stage::Handshake {
+            self.handshakes_left = self.handshakes_left.saturating_sub(1);
+            opened = (!tls.is_handshaking()).then(|| {
+                (channel::was_resumed(tls), self.layout.tls(connection.listener, tls.server_name()))
+            });
+        }
+        if wants_write {
+            self.touch(slot);
+        }
+        if let Some(error) = fed.error {
+            if self.connections[slot].stage != Stage::Handshake {
+                return Err(CloseReason::Tls);
+            }
+            self.stats.handshakes_failed[channel::failure(&error) as usize] += 1;
+            return Err(CloseReason::Handshake);
+        }
+        if let Some((resumed, listener)) = opened {
+            self.connections[slot].client.listener = listener;
+            self.open(slot)?;
+            if resumed {
+                self.stats.handshakes_resumed += 1;
+            } else {
+                self.stats.handshakes_full += 1;
+            }
+        }
+        let span = filled.map_err(|_| CloseReason::Tls)?;
+        if span.len == 0 {
+            return Ok(None);
+        }
+        Ok(self.connections[slot].together(span, rx))
+    }
+
+    /// From now on it is a client's connection.
+    fn open(&mut self, slot: usize) -> Result<(), CloseReason> {
+        let connection = &mut self.connections[slot];
+        match self.by_client.entry(connection.client) {
+            // The kernel keeps 5-tuples apart; only a proxy can tell of the same one twice.
+            hashbrown::hash_map::Entry::Occupied(_) => {
+                if connection.stage == Stage::Handshake {
+                    self.stats.handshakes_failed[HandshakeFailure::Other as usize] += 1;
+                }
+                Err(CloseReason::Duplicate)
+            }
+            hashbrown::hash_map::Entry::Vacant(place) => {
+                place.insert(slot);
+                connection.stage = Stage::Open;
+                Ok(())
+            }
+        }
+    }
+
+    /// After the last of its messages, a connection on which nothing more will come is closed.
+    fn close_if_ended(&mut self, slot: usize) {
+        if self.connections.get(slot).is_some_and(|connection| connection.ended) {
+            self.close(slot, CloseReason::Client);
+        }
+    }
+}
+
+impl Connection {
+    /// What was held and what was received, if that is worth looking at.
+    fn together(&mut self, span: Span, rx: &mut Rx) -> Option<Span> {
+        if !self.framer.completes(rx.bytes(span)) {
+            return None;
+        }
+        Some(rx.join(self.framer.held(), span))
+    }
+}
+
+fn received(read: io::Result<Span>) -> Result<Option<Span>, CloseReason> {
+    match read {
+        Ok(span) if span.len == 0 => Err(CloseReason::Client),
+        Ok(span) => Ok(Some(span)),
+        Err(error) if is_nothing(&error) => Ok(None),
+        Err(_) => Err(CloseReason::Broken),
+    }
+}
+
+fn is_nothing(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted)
+}
+
+fn reason_of(error: FrameError) -> CloseReason {
+    match error {
+        FrameError::NotStun => CloseReason::NotStun,
+        FrameError::Length => CloseReason::Length,
+        FrameError::TooLong => CloseReason::TooLong,
+    }
+}

@@ -1,0 +1,290 @@
+//! From verdicts to sockets: what a tick has for a connection leaves in as few writes as possible, and only what the kernel does
+//! not take is copied.
+
+use std::io::{self, IoSlice};
+
+use rustls::ServerConnection;
+use turnpike_net::{Rx, Span, TcpSocket, poll::Poller};
+use turnpike_turn::server::Client;
+use turnpike_wire::frame;
+
+use super::{
+    CloseReason, Connection, HANDSHAKES, Streams, Token,
+    channel::{self, Batch, Channel},
+    connection::NONE,
+    outbox::{self, Class, Outbox},
+};
+
+/// Slices of one write: pieces of up to 21 messages. An array of them is made on the stack for each.
+const SLICES: usize = 64;
+const ZEROS: [u8; 3] = [0; 3];
+const NOWHERE: Span = Span { offset: 0, len: 0 };
+
+/// The messages of a tick, chained by connection.
+#[derive(Default)]
+pub(super) struct Pieces {
+    list: Vec<Piece>,
+    /// Headers and replies.
+    own: Vec<u8>,
+}
+
+/// One message: bytes in `own`, then a span of the arena, then zeros.
+#[derive(Clone, Copy)]
+struct Piece {
+    own: u32,
+    own_len: u32,
+    payload: Span,
+    padding: u8,
+    class: Class,
+    next: u32,
+}
+
+impl Pieces {
+    #[inline]
+    fn parts<'a>(&'a self, piece: &Piece, rx: &'a Rx) -> [&'a [u8]; 3] {
+        [
+            &self.own[piece.own as usize..][..piece.own_len as usize],
+            rx.bytes(piece.payload),
+            &ZEROS[..usize::from(piece.padding)],
+        ]
+    }
+
+    /// Fills slices with the pieces from `at` on. Returns how many slices, how many bytes, and the piece behind.
+    fn gather<'a>(
+        &'a self,
+        mut at: u32,
+        rx: &'a Rx,
+        slices: &mut [IoSlice<'a>; SLICES],
+    ) -> (usize, usize, u32) {
+        let (mut count, mut total) = (0, 0);
+        while at != NONE && count + 3 <= SLICES {
+            let piece = &self.list[at as usize];
+            for part in self.parts(piece, rx) {
+                if !part.is_empty() {
+                    slices[count] = IoSlice::new(part);
+                    count += 1;
+                    total += part.len();
+                }
+            }
+            at = piece.next;
+        }
+        (count, total, at)
+    }
+}
+
+impl Streams {
+    /// Queues a relayed message, padded as streams want it (RFC 8656 section 12.5). A connection that is gone by now gets none.
+    #[inline]
+    pub(crate) fn relay(&mut self, client: &Client, header: &[u8], payload: Span) {
+        let padding = frame::padding(header.len() + payload.len as usize);
+        self.append(client, header, payload, padding, Class::Datagram);
+    }
+
+    /// Queues a copy of a reply.
+    pub(crate) fn reply(&mut self, client: &Client, bytes: &[u8]) {
+        self.append(client, bytes, NOWHERE, 0, Class::Control);
+    }
+
+    #[expect(clippy::cast_possible_truncation, reason = "a tick queues far less than 4 GiB")]
+    fn append(&mut self, client: &Client, own: &[u8], payload: Span, padding: u8, class: Class) {
+        let Some(slot) = self.slot_of(client) else { return };
+        let index = self.pieces.list.len() as u32;
+        let at = self.pieces.own.len() as u32;
+        self.pieces.own.extend_from_slice(own);
+        self.pieces.list.push(Piece {
+            own: at,
+            own_len: own.len() as u32,
+            payload,
+            padding,
+            class,
+            next: NONE,
+        });
+        let connection = &mut self.connections[slot];
+        if connection.last == NONE {
+            connection.first = index;
+        } else {
+            self.pieces.list[connection.last as usize].next = index;
+        }
+        connection.last = index;
+        self.stats.sent += 1;
+        self.touch(slot);
+    }
+
+    /// Sends what the tick has queued, and closes what it wants closed. Nothing refers to the arena afterwards.
+    pub(crate) fn flush(&mut self, rx: &Rx, poller: &Poller) {
+        self.handshakes_left = HANDSHAKES;
+        // Closing touches the connection that is being looked at, and no other.
+        let mut index = 0;
+        while let Some(&slot) = self.touched.get(index) {
+            index += 1;
+            let Some(connection) = self.connections.get_mut(slot) else { continue };
+            connection.touched = false;
+            let sent = if connection.first == NONE {
+                connection
+                    .channel
+                    .flush(&connection.socket, &mut self.stats.writes)
+                    .map_err(|_| CloseReason::Broken)
+            } else {
+                self.send(slot, rx)
+            };
+            self.finish(slot, sent, poller);
+        }
+        self.touched.clear();
+        self.pieces.list.clear();
+        self.pieces.own.clear();
+    }
+
+    /// The kernel takes more again.
+    pub(crate) fn resume(&mut self, slot: usize, poller: &Poller) {
+        let Some(connection) = self.connections.get_mut(slot) else { return };
+        let sent = Self::empty(connection, &mut self.stats.writes).map_err(|_| CloseReason::Broken);
+        self.finish(slot, sent, poller);
+    }
+
+    /// Closes all that there is; replies of the last tick have left by now.
+    pub(crate) fn shutdown(&mut self, poller: &Poller) {
+        let slots: Vec<usize> = self.connections.iter().map(|(slot, _)| slot).collect();
+        for slot in slots {
+            self.finish(slot, Err(CloseReason::Shutdown), poller);
+        }
+    }
+
+    /// Sends the pieces of one connection.
+    fn send(&mut self, slot: usize, rx: &Rx) -> Result<(), CloseReason> {
+        let connection = &mut self.connections[slot];
+        let mut at = std::mem::replace(&mut connection.first, NONE);
+        connection.last = NONE;
+        // What waits already goes first; the poller tells when.
+        if connection.outbox.is_empty() && !connection.channel.is_waiting() {
+            let sent = match &mut connection.channel {
+                Channel::Plain => Self::send_plain(
+                    &connection.socket,
+                    &mut connection.outbox,
+                    &self.pieces,
+                    at,
+                    rx,
+                    &mut self.stats.writes,
+                ),
+                Channel::Tls(tls) => {
+                    Self::send_tls(&connection.socket, tls, &self.pieces, at, rx, &mut self.stats.writes)
+                }
+            };
+            at = sent.map_err(|_| CloseReason::Broken)?;
+        }
+        while at != NONE {
+            let piece = self.pieces.list[at as usize];
+            let queued = connection.outbox.push(piece.class, self.pieces.parts(&piece, rx));
+            let (datagrams, bytes) = queued.map_err(|_| CloseReason::RepliesUnread)?;
+            self.stats.queue_drops += datagrams;
+            self.stats.queue_dropped_bytes += bytes;
+            at = piece.next;
+        }
+        Ok(())
+    }
+
+    /// Writes the pieces from `at` on; the first that is left.
+    fn send_plain(
+        socket: &TcpSocket,
+        outbox: &mut Outbox,
+        pieces: &Pieces,
+        mut at: u32,
+        rx: &Rx,
+        writes: &mut u64,
+    ) -> io::Result<u32> {
+        while at != NONE {
+            let mut slices = [IoSlice::new(&[]); SLICES];
+            let (count, total, next) = pieces.gather(at, rx, &mut slices);
+            let taken = channel::write(socket, &slices[..count], writes)?;
+            if taken < total {
+                return Ok(Self::skip(outbox, pieces, at, taken, rx));
+            }
+            at = next;
+        }
+        Ok(NONE)
+    }
+
+    /// Encrypts and writes the pieces from `at` on; the first that is left.
+    fn send_tls(
+        socket: &TcpSocket,
+        tls: &mut ServerConnection,
+        pieces: &Pieces,
+        mut at: u32,
+        rx: &Rx,
+        writes: &mut u64,
+    ) -> io::Result<u32> {
+        let mut batch = Batch::default();
+        while at != NONE {
+            let piece = &pieces.list[at as usize];
+            batch.encrypt(tls, &pieces.parts(piece, rx).map(IoSlice::new))?;
+            at = piece.next;
+            batch.flush_if_full(tls, socket, writes)?;
+            if batch.is_empty() && tls.wants_write() {
+                return Ok(at);
+            }
+        }
+        channel::flush(tls, socket, writes)?;
+        Ok(NONE)
+    }
+
+    /// The piece behind the `taken` bytes from `at` on; the rest of one that was cut is to be finished first.
+    fn skip(outbox: &mut Outbox, pieces: &Pieces, mut at: u32, mut taken: usize, rx: &Rx) -> u32 {
+        while taken > 0 && at != NONE {
+            let piece = &pieces.list[at as usize];
+            let parts = pieces.parts(piece, rx);
+            let len: usize = parts.iter().map(|part| part.len()).sum();
+            if taken < len {
+                outbox.begin(parts, taken);
+                return piece.next;
+            }
+            taken -= len;
+            at = piece.next;
+        }
+        at
+    }
+
+    /// Sends from the outbox until it is empty or the kernel takes no more.
+    fn empty(connection: &mut Connection, writes: &mut u64) -> io::Result<()> {
+        let Connection { socket, channel, outbox, .. } = connection;
+        match channel {
+            Channel::Plain => {
+                if outbox.is_empty() {
+                    return Ok(());
+                }
+                let mut slices = [IoSlice::new(&[]); outbox::SLICES];
+                let (count, _) = outbox.slices(&mut slices);
+                let taken = channel::write(socket, &slices[..count], writes)?;
+                outbox.consume(taken);
+            }
+            Channel::Tls(tls) => {
+                channel::flush(tls, socket, writes)?;
+                let mut batch = Batch::default();
+                while !(batch.is_empty() && tls.wants_write())
+                    && let Some(parts) = outbox.next()
+                {
+                    batch.encrypt(tls, &parts.map(IoSlice::new))?;
+                    let len = parts.iter().map(|part| part.len()).sum();
+                    outbox.consume(len);
+                    batch.flush_if_full(tls, socket, writes)?;
+                }
+                channel::flush(tls, socket, writes)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// After something was sent: watches for writability while something waits, and closes what is to be closed.
+    fn finish(&mut self, slot: usize, sent: Result<(), CloseReason>, poller: &Poller) {
+        let connection = &mut self.connections[slot];
+        if let Some(reason) = sent.err().or(connection.closing) {
+            connection.channel.say_goodbye(&connection.socket, &mut self.stats.writes);
+            return self.remove(slot, reason);
+        }
+        let waits = !connection.outbox.is_empty() || connection.channel.is_waiting();
+        if waits != connection.watches_writable {
+            connection.watches_writable = waits;
+            if poller.set_writable(&connection.socket, Token::Connection(slot).get(), waits).is_err() {
+                self.remove(slot, CloseReason::Broken);
+            }
+        }
+    }
+}

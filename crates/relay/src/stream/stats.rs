@@ -1,0 +1,137 @@
+//! What a worker's streams count, and why connections end: each reason is a counter, never a log line.
+
+macro_rules! reasons {
+    ($(#[$outer:meta])* $name:ident { $($(#[$doc:meta])* $variant:ident => $label:literal,)* }) => {
+        $(#[$outer])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+        #[repr(u8)]
+        pub enum $name {
+            $($(#[$doc])* $variant,)*
+        }
+
+        impl $name {
+            /// All of them, in the order of their discriminants.
+            pub const ALL: &'static [Self] = &[$(Self::$variant,)*];
+
+            /// The value of the `reason` label in metrics.
+            #[must_use]
+            pub const fn name(self) -> &'static str {
+                match self {
+                    $(Self::$variant => $label,)*
+                }
+            }
+        }
+    };
+}
+
+reasons! {
+    /// Why a connection ended.
+    CloseReason {
+        /// The client closed it.
+        Client => "client",
+        /// It broke: reset by the client, or timed out in the kernel.
+        Broken => "broken",
+        /// Bytes that are neither STUN nor ChannelData where a message should begin.
+        NotStun => "not_stun",
+        /// A STUN message of a length that cannot be.
+        Length => "length",
+        /// A message longer than is allowed: to begin with that is what a request needs, with an allocation all that ChannelData can
+        /// hold.
+        TooLong => "too_long",
+        /// No complete message, or no finished handshake, in the time for that.
+        NoMessage => "no_message",
+        /// No allocation, and nothing asked for one for too long.
+        Idle => "idle",
+        /// The TLS handshake failed; see [`HandshakeFailure`].
+        Handshake => "handshake",
+        /// What came after the TLS handshake was not right.
+        Tls => "tls",
+        /// A TLS client where no certificate is configured.
+        NoCertificate => "no_certificate",
+        /// A client without TLS on a listener that is for TLS only.
+        PlainRefused => "plain_refused",
+        /// A listed sender that sent no PROXY header, or a broken one.
+        ProxyHeader => "proxy_header",
+        /// A PROXY header that claims the addresses of a connection that exists.
+        Duplicate => "duplicate",
+        /// A client that does not read the replies to its requests.
+        RepliesUnread => "replies_unread",
+        /// Too many connections without an allocation, in total.
+        LimitTotal => "limit_total",
+        /// Too many of them from this address.
+        LimitAddress => "limit_address",
+        /// The server stops.
+        Shutdown => "shutdown",
+    }
+}
+
+reasons! {
+    /// Why a TLS handshake failed.
+    HandshakeFailure {
+        /// Not finished in time.
+        Timeout => "timeout",
+        /// The client closed the connection, or it broke.
+        Closed => "closed",
+        /// What came is no TLS.
+        Garbage => "garbage",
+        /// No protocol version, cipher suite or signature in common.
+        Incompatible => "incompatible",
+        /// ALPN with foreign protocols only (RFC 7443).
+        Alpn => "alpn",
+        /// The client gave up: it does not trust the certificate, for instance.
+        Alert => "alert",
+        /// The client broke the protocol.
+        Misbehaved => "misbehaved",
+        /// Anything else.
+        Other => "other",
+    }
+}
+
+/// Never reset, but for `open`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct StreamStats {
+    /// Connections that exist, of whatever stage.
+    pub open: u64,
+    /// Connections accepted.
+    pub accepted: u64,
+    /// Connections that turned out to be plain TCP, by their first byte.
+    pub plain: u64,
+    /// TLS handshakes finished, a whole one each.
+    pub handshakes_full: u64,
+    /// TLS handshakes finished by resuming a session.
+    pub handshakes_resumed: u64,
+    /// TLS handshakes that failed, in the order of [`HandshakeFailure::ALL`].
+    pub handshakes_failed: [u64; HandshakeFailure::ALL.len()],
+    /// Connections that ended, in the order of [`CloseReason::ALL`].
+    pub closed: [u64; CloseReason::ALL.len()],
+    /// Times that accepting paused for want of file descriptors or memory.
+    pub accept_pauses: u64,
+    /// Datagrams dropped because a client reads too slowly.
+    pub queue_drops: u64,
+    /// Bytes of these, headers included.
+    pub queue_dropped_bytes: u64,
+    /// Read calls.
+    pub reads: u64,
+    /// Bytes read, before decryption.
+    pub read_bytes: u64,
+    /// Messages received.
+    pub received: u64,
+    /// Messages queued for clients.
+    pub sent: u64,
+    /// Send calls.
+    pub writes: u64,
+}
+
+impl StreamStats {
+    /// How many connections ended for this reason.
+    #[must_use]
+    pub fn closed(&self, reason: CloseReason) -> u64 {
+        self.closed[reason as usize]
+    }
+
+    /// How many TLS handshakes failed for this reason.
+    #[must_use]
+    pub fn failed(&self, reason: HandshakeFailure) -> u64 {
+        self.handshakes_failed[reason as usize]
+    }
+}

@@ -1,0 +1,246 @@
+//! TLS as the server speaks it: certificates by server name, the protocols of RFC 7443, session tickets. One context for all
+//! workers; a reload swaps the certificates in it, and whoever has a session keeps it.
+
+use std::{
+    fmt,
+    sync::{Arc, PoisonError, RwLock},
+    time::Duration,
+};
+
+use foldhash::fast::RandomState;
+use hashbrown::HashMap;
+use rustls::{
+    InconsistentKeys, ServerConfig, ServerConnection, SignatureScheme,
+    crypto::{CryptoProvider, ring},
+    pki_types::{CertificateDer, PrivateKeyDer, UnixTime, pem, pem::PemObject},
+    server::{ClientHello, NoServerSessionStorage, ResolvesServerCert},
+    sign::CertifiedKey,
+};
+use webpki::{EndEntityCert, KeyUsage};
+
+/// RFC 7443 section 2, with TURN first: a client that offers both wants more than a Binding.
+const PROTOCOLS: [&[u8]; 2] = [b"stun.turn", b"stun.nat-discovery"];
+
+/// Why a certificate and its key cannot be used; each message says what to change.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum CertificateError {
+    /// The certificate file holds none.
+    #[error("no certificate in it: PEM with BEGIN CERTIFICATE is expected, the server's own first")]
+    NoCertificate,
+    /// The certificate file is broken.
+    #[error("no valid PEM: {0}")]
+    CertificatePem(String),
+    /// The server's certificate cannot be read.
+    #[error("the first certificate is no X.509 certificate that can be used: {0}")]
+    Malformed(String),
+    /// Over.
+    #[error("the certificate expired {} ago", duration(*.0))]
+    Expired(Duration),
+    /// Not begun.
+    #[error("the certificate is not valid yet, only in {}", duration(*.0))]
+    NotYetValid(Duration),
+    /// The key file holds none.
+    #[error(
+        "no private key in it: PEM with BEGIN PRIVATE KEY is expected; an encrypted one must be decrypted first (openssl pkey)"
+    )]
+    NoKey,
+    /// The key file is broken.
+    #[error("no valid PEM: {0}")]
+    KeyPem(String),
+    /// A kind of key that cannot be used.
+    #[error(
+        "a private key that cannot be used: {0}; RSA from 2048 bits, ECDSA P-256 or P-384 and Ed25519 can"
+    )]
+    UnusableKey(String),
+    /// Key of another certificate.
+    #[error("the private key does not belong to the certificate")]
+    Mismatch,
+}
+
+impl CertificateError {
+    /// Whether the key file is at fault, rather than the certificate file.
+    #[must_use]
+    pub fn is_about_key(&self) -> bool {
+        matches!(self, Self::NoKey | Self::KeyPem(_) | Self::UnusableKey(_) | Self::Mismatch)
+    }
+}
+
+/// A certificate chain with its key, checked: what a server shows under some names.
+#[derive(Clone)]
+pub struct Identity {
+    key: Arc<CertifiedKey>,
+    names: Vec<String>,
+}
+
+impl Identity {
+    /// From PEM, at this time (Unix seconds). Whether clients will trust it is not asked.
+    ///
+    /// # Errors
+    /// [`CertificateError`].
+    pub fn from_pem(chain: &[u8], key: &[u8], unix: u64) -> Result<Self, CertificateError> {
+        let chain = CertificateDer::pem_slice_iter(chain)
+            .collect::<Result<Vec<_>, _>>()
+            .map_err(|error| CertificateError::CertificatePem(error.to_string()))?;
+        let key = match PrivateKeyDer::from_pem_slice(key) {
+            Ok(key) => key,
+            Err(pem::Error::NoItemsFound) => return Err(CertificateError::NoKey),
+            Err(error) => return Err(CertificateError::KeyPem(error.to_string())),
+        };
+        let names = {
+            let own = chain.first().ok_or(CertificateError::NoCertificate)?;
+            let parsed = EndEntityCert::try_from(own)
+                .map_err(|error| CertificateError::Malformed(error.to_string()))?;
+            check_time(&parsed, unix)?;
+            parsed.valid_dns_names().map(str::to_ascii_lowercase).collect()
+        };
+        let signing = provider()
+            .key_provider
+            .load_private_key(key)
+            .map_err(|error| CertificateError::UnusableKey(error.to_string()))?;
+        let key = CertifiedKey::new(chain, signing);
+        match key.keys_match() {
+            Err(rustls::Error::InconsistentKeys(InconsistentKeys::KeyMismatch)) => {
+                Err(CertificateError::Mismatch)
+            }
+            Ok(()) | Err(rustls::Error::InconsistentKeys(_)) => Ok(Self { key: Arc::new(key), names }),
+            Err(error) => Err(CertificateError::Malformed(error.to_string())),
+        }
+    }
+
+    /// The DNS names that it is good for, in lower case, `*.` in front of wildcards.
+    #[must_use]
+    pub fn names(&self) -> &[String] {
+        &self.names
+    }
+}
+
+impl fmt::Debug for Identity {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Identity").field("names", &self.names).finish_non_exhaustive()
+    }
+}
+
+/// What the workers make TLS connections with.
+pub struct TlsContext {
+    config: Arc<ServerConfig>,
+    shown: Arc<Shown>,
+}
+
+impl TlsContext {
+    /// With these certificates, at least one; the first is shown to clients that name no server, or one that none is good for.
+    ///
+    /// # Errors
+    /// Where the machine has no randomness.
+    pub fn new(identities: &[Identity]) -> Result<Self, rustls::Error> {
+        let shown = Arc::new(Shown { directory: RwLock::new(Arc::new(Directory::new(identities))) });
+        let builder = ServerConfig::builder_with_provider(provider())
+            .with_safe_default_protocol_versions()?
+            .with_no_client_auth();
+        let mut config = builder.with_cert_resolver(Arc::clone(&shown) as Arc<dyn ResolvesServerCert>);
+        config.alpn_protocols = PROTOCOLS.iter().map(|name| name.to_vec()).collect();
+        // Tickets hold the session's state, encrypted under a key that all workers share and change every six hours: nothing is
+        // remembered per client, and no worker waits for another.
+        config.ticketer = ring::Ticketer::new()?;
+        config.session_storage = Arc::new(NoServerSessionStorage {});
+        Ok(Self { config: Arc::new(config), shown })
+    }
+
+    /// Shows these from now on.
+    pub fn replace(&self, identities: &[Identity]) {
+        let new = Arc::new(Directory::new(identities));
+        *self.shown.directory.write().unwrap_or_else(PoisonError::into_inner) = new;
+    }
+
+    pub(super) fn connect(&self) -> Result<ServerConnection, rustls::Error> {
+        let mut connection = ServerConnection::new(Arc::clone(&self.config))?;
+        // Whoever feeds it bounds what it holds, and takes no part of a message back.
+        connection.set_buffer_limit(None);
+        Ok(connection)
+    }
+}
+
+impl fmt::Debug for TlsContext {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("TlsContext").finish_non_exhaustive()
+    }
+}
+
+/// The certificates in force. Asked once per handshake.
+struct Shown {
+    directory: RwLock<Arc<Directory>>,
+}
+
+impl fmt::Debug for Shown {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Shown")
+    }
+}
+
+impl ResolvesServerCert for Shown {
+    fn resolve(&self, hello: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
+        let directory = Arc::clone(&self.directory.read().unwrap_or_else(PoisonError::into_inner));
+        directory.choose(hello.server_name(), hello.signature_schemes())
+    }
+}
+
+/// Certificates by the names that they are good for.
+struct Directory {
+    all: Vec<Arc<CertifiedKey>>,
+    /// Places in `all`: an RSA and an ECDSA certificate may have the same name.
+    by_name: HashMap<String, Vec<usize>, RandomState>,
+}
+
+impl Directory {
+    fn new(identities: &[Identity]) -> Self {
+        let mut by_name: HashMap<String, Vec<usize>, RandomState> = HashMap::default();
+        for (place, identity) in identities.iter().enumerate() {
+            for name in &identity.names {
+                by_name.entry(name.clone()).or_default().push(place);
+            }
+        }
+        Self { all: identities.iter().map(|identity| Arc::clone(&identity.key)).collect(), by_name }
+    }
+
+    /// Exact names before wildcards before the default; among equals the first whose kind of key the client knows.
+    fn choose(&self, server: Option<&str>, schemes: &[SignatureScheme]) -> Option<Arc<CertifiedKey>> {
+        let server = server.map(str::to_ascii_lowercase);
+        // RFC 6125 section 6.4.3: a wildcard stands for one label, the leftmost.
+        let parent =
+            server.as_deref().and_then(|name| name.split_once('.')).map(|(_, rest)| format!("*.{rest}"));
+        let named = [server.as_deref(), parent.as_deref()].into_iter().flatten();
+        let places = named.filter_map(|name| self.by_name.get(name)).flatten().copied();
+        let usable = |place: &usize| self.all[*place].key.choose_scheme(schemes).is_some();
+        let chosen = places.chain(0..self.all.len()).find(usable).unwrap_or(0);
+        self.all.get(chosen).cloned()
+    }
+}
+
+fn provider() -> Arc<CryptoProvider> {
+    Arc::new(ring::default_provider())
+}
+
+/// A path to no trust anchor at all is looked for: the times are what is checked first, and all that is of interest here.
+fn check_time(certificate: &EndEntityCert<'_>, unix: u64) -> Result<(), CertificateError> {
+    let now = UnixTime::since_unix_epoch(Duration::from_secs(unix));
+    let checked = certificate.verify_for_usage(&[], &[], &[], now, KeyUsage::server_auth(), None, None);
+    let apart = |a: UnixTime, b: UnixTime| Duration::from_secs(a.as_secs().abs_diff(b.as_secs()));
+    match checked.err() {
+        Some(webpki::Error::CertExpired { time, not_after }) => {
+            Err(CertificateError::Expired(apart(time, not_after)))
+        }
+        Some(webpki::Error::CertNotValidYet { time, not_before }) => {
+            Err(CertificateError::NotYetValid(apart(time, not_before)))
+        }
+        _ => Ok(()),
+    }
+}
+
+fn duration(span: Duration) -> String {
+    match span.as_secs() {
+        seconds @ 0..120 => format!("{seconds} s"),
+        seconds @ 120..7200 => format!("{} min", seconds / 60),
+        seconds @ 7200..172_800 => format!("{} h", seconds / 3600),
+        seconds => format!("{} days", seconds / 86_400),
+    }
+}

@@ -1,0 +1,230 @@
+//! What a connection may cost: time, memory, and what becomes of those that want more.
+#![allow(clippy::unwrap_used, reason = "clippy.toml excuses test functions, not their helpers")]
+
+mod support;
+
+use std::{
+    io::{ErrorKind, Write},
+    net::TcpStream,
+    thread,
+    time::{Duration, Instant},
+};
+
+use support::*;
+use turnpike_relay::{CloseReason, HandshakeFailure};
+
+/// Resident memory of this process in KiB.
+fn resident_kib() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find(|line| line.starts_with("VmRSS:")).unwrap();
+    line.split_whitespace().nth(1).unwrap().parse().unwrap()
+}
+
+fn slow_reader<S: std::io::Read + Write>(world: &World, client: &mut Client<S>) {
+    let peer = peer();
+    let relayed = client.allocated(&peer);
+    // Bursts that UDP does not lose, until the client's connection has lost some.
+    let mut number = 0_u32;
+    let deadline = Instant::now() + SOON;
+    while world.streams().queue_drops < 1000 {
+        assert!(Instant::now() < deadline, "{:?}", world.streams());
+        for _ in 0..64 {
+            let mut payload = vec![0; 1200];
+            payload[..4].copy_from_slice(&number.to_be_bytes());
+            peer.send_to(&payload, relayed).unwrap();
+            number += 1;
+        }
+        thread::sleep(Duration::from_millis(1));
+    }
+    // What is read now: the oldest, which the kernels held; then a gap; then the newest, and a reply among them.
+    client.send(&refresh(9));
+    let (mut numbers, mut replied) = (Vec::new(), false);
+    while !replied || numbers.last() != Some(&(number - 1)) {
+        let message = client.receive().expect("the connection lives on");
+        if message.kind() == REFRESH | 0x0100 {
+            replied = true;
+            continue;
+        }
+        assert_eq!(message.payload().len(), 1200, "a message that was begun is finished");
+        numbers.push(u32::from_be_bytes(message.payload()[..4].try_into().unwrap()));
+    }
+    assert!(numbers.is_sorted(), "what is left keeps its order");
+    assert!(numbers.len() < number as usize, "and some are gone");
+    assert_eq!(numbers[0], 0, "the oldest were on their way already");
+    // The kernel may have dropped some more, before they came to us.
+    assert!(world.streams().queue_drops <= u64::from(number) - numbers.len() as u64);
+    client.ask(&binding(3));
+}
+
+#[test]
+fn a_slow_reader_loses_the_oldest_datagrams_and_still_gets_its_replies() {
+    let world = start(|config| config.queue = 70_000);
+    slow_reader(&world, &mut world.client());
+}
+
+#[test]
+fn a_slow_reader_over_tls_loses_the_oldest_datagrams_and_still_gets_its_replies() {
+    let world = start(|config| {
+        config.queue = 70_000;
+        config.tls = Some(context(&[identity(&["turn.example.org"])]));
+    });
+    let stream = tls_connect(world.tls(), "turn.example.org", &tls_config(&[])).unwrap();
+    slow_reader(&world, &mut Client::new(stream));
+}
+
+#[test]
+fn a_client_that_never_reads_its_replies_is_closed_and_costs_no_memory() {
+    let world = start(|_| {});
+    let mut others = world.client();
+    others.ask(&allocate());
+    let before = resident_kib();
+    let mut client = world.client();
+    let requests: Vec<u8> = (0..=255).flat_map(binding).collect();
+    client.stream.set_write_timeout(Some(Duration::from_millis(200))).unwrap();
+    let deadline = Instant::now() + SOON;
+    while world.streams().closed(CloseReason::RepliesUnread) == 0 {
+        assert!(Instant::now() < deadline, "{:?}", world.streams());
+        match client.stream.write(&requests) {
+            Ok(_) => {}
+            Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {}
+            Err(error) if matches!(error.kind(), ErrorKind::ConnectionReset | ErrorKind::BrokenPipe) => break,
+            Err(error) => panic!("{error}"),
+        }
+    }
+    world.wait_for_closed(CloseReason::RepliesUnread, 1);
+    let grown = resident_kib().saturating_sub(before);
+    assert!(grown < 8 << 10, "{grown} KiB for one client that does not read");
+    others.ask(&refresh(1));
+}
+
+#[test]
+fn what_is_no_stun_ends_the_connection_with_its_reason() {
+    let world = start(|_| {});
+    let cases: [(&[u8], CloseReason); 6] = [
+        (&[0x80; 20], CloseReason::NotStun),
+        (b"\0\x01\0\x08no cookie and so on", CloseReason::NotStun),
+        (&[0, 1, 0, 3, 0x21, 0x12, 0xA4, 0x42], CloseReason::Length),
+        // HTTP looks like ChannelData of 21 KB.
+        (b"GET / HTTP/1.1\r\n\r\n", CloseReason::TooLong),
+        // A record of TLS, where nobody has a certificate.
+        (&[0x16, 3, 1, 0, 5], CloseReason::NoCertificate),
+        (&[0x16; 600], CloseReason::NoCertificate),
+    ];
+    let mut seen = std::collections::HashMap::new();
+    for (bytes, reason) in cases {
+        let mut client = world.client();
+        client.send(bytes);
+        client.ends();
+        let count = seen.entry(reason).or_insert(0);
+        *count += 1;
+        world.wait_for_closed(reason, *count);
+    }
+    let mut client = world.client();
+    client.ask(&binding(1));
+    client.send(&[&binding(2)[..], b"\xFFgarbage behind a message"].concat());
+    assert_eq!(client.receive().unwrap().kind(), BINDING | 0x0100, "which is answered all the same");
+    client.ends();
+}
+
+#[test]
+fn only_an_allocation_opens_the_way_for_long_messages() {
+    let world = start(|_| {});
+    let mut stranger = world.client();
+    stranger.send(&channel_data(&[1; 4096])[..4]);
+    stranger.ends();
+    world.wait_for_closed(CloseReason::TooLong, 1);
+    let mut client = world.client();
+    let peer = peer();
+    client.allocated(&peer);
+    client.send(&padded(channel_data(&[1; 60_000])));
+    assert_eq!(heard(&peer).len(), 60_000);
+}
+
+#[test]
+fn who_sends_no_message_in_time_is_closed_however_busy_it_looks() {
+    let world = start(|config| {
+        config.tls = Some(context(&[identity(&["turn.example.org"])]));
+        config.first_message_ms = 700;
+    });
+    let began = Instant::now();
+    let mut silent = world.client();
+    // One byte of a request at a time, and the first half of a ClientHello that never ends.
+    let mut dripping = connect(world.tcp());
+    let mut hello = connect(world.tls());
+    hello.write_all(&[0x16, 3, 1, 2, 0, 1, 0, 1, 0xFC, 3, 3]).unwrap();
+    let drip = thread::spawn(move || {
+        for byte in binding(1).iter().take(19) {
+            // Closed before the end, which is what is tested.
+            if dripping.write_all(&[*byte]).and_then(|()| hello.write_all(&[0])).is_err() {
+                break;
+            }
+            thread::sleep(Duration::from_millis(100));
+        }
+        (dripping, hello)
+    });
+    silent.ends();
+    assert!(began.elapsed() >= Duration::from_millis(600), "not before its time");
+    world.wait_for_closed(CloseReason::NoMessage, 3);
+    world.wait_for_failed(HandshakeFailure::Timeout, 1);
+    drop(drip.join().unwrap());
+    assert_eq!(world.streams().open, 0);
+}
+
+#[test]
+fn who_has_no_allocation_is_closed_after_some_silence_and_who_has_one_is_not() {
+    let world = start(|config| config.idle_ms = 700);
+    let mut idle = world.client();
+    let mut busy = world.client();
+    let mut allocated = world.client();
+    allocated.ask(&allocate());
+    idle.ask(&binding(1));
+    let began = Instant::now();
+    while began.elapsed() < Duration::from_millis(1500) {
+        busy.ask(&binding(1));
+        thread::sleep(Duration::from_millis(100));
+    }
+    idle.ends();
+    world.wait_for_closed(CloseReason::Idle, 1);
+    drop(busy);
+    world.wait_for_closed(CloseReason::Client, 1);
+    allocated.ask(&stun(REFRESH, 9, &[(0x000D, &[0; 4])]));
+    allocated.ends();
+    world.wait_for_closed(CloseReason::Idle, 2);
+}
+
+#[test]
+fn connections_without_an_allocation_are_few_and_those_with_one_do_not_count() {
+    let world = start(|config| config.max_idle_per_address = 3);
+    let mut clients: Vec<Client<TcpStream>> = Vec::new();
+    for _ in 0..5 {
+        let mut client = world.client();
+        client.ask(&allocate());
+        clients.push(client);
+    }
+    let waiting: Vec<_> = (0..3).map(|_| world.client()).collect();
+    world.wait_for("eight connections", |streams| streams.open == 8);
+    world.client().ends();
+    world.wait_for_closed(CloseReason::LimitAddress, 1);
+    drop(waiting);
+    world.wait_for_closed(CloseReason::Client, 3);
+    world.client().ask(&binding(1));
+
+    let small = start(|config| config.max_idle = 2);
+    let kept = [small.client(), small.client()];
+    small.wait_for("two connections", |streams| streams.open == 2);
+    small.client().ends();
+    small.wait_for_closed(CloseReason::LimitTotal, 1);
+    drop(kept);
+}
+
+#[test]
+fn a_stop_closes_every_connection() {
+    let world = start(|config| config.tls = Some(context(&[identity(&["turn.example.org"])])));
+    let mut plain = world.client();
+    plain.ask(&allocate());
+    let mut tls = Client::new(tls_connect(world.tls(), "turn.example.org", &tls_config(&[])).unwrap());
+    tls.ask(&allocate());
+    world.relay.stop();
+    plain.ends();
+    assert_eq!(tls.receive(), None, "told so by close_notify");
+}

@@ -1,0 +1,147 @@
+//! Messages over TCP and TLS: cut anywhere, several in one segment, padded both ways, and the end of the connection.
+#![allow(clippy::unwrap_used, reason = "clippy.toml excuses test functions, not their helpers")]
+
+mod support;
+
+use std::{
+    io::{Read, Write},
+    net::Shutdown,
+};
+
+use support::*;
+use turnpike_relay::CloseReason;
+use turnpike_turn::server::DropReason;
+
+#[test]
+fn every_split_point_of_a_sequence_gives_the_same_answers() {
+    let world = start(|_| {});
+    let mut client = world.client();
+    let sequence = [binding(1), allocate(), refresh(2), binding(3)];
+    let stream = sequence.concat();
+    let expected: Vec<u16> = sequence.iter().map(|m| u16::from_be_bytes([m[0], m[1]]) | 0x0100).collect();
+    for split in 0..stream.len() {
+        client.send(&stream[..split]);
+        // A Refresh with LIFETIME 0 behind it, for the next round.
+        client.send(&[&stream[split..], &stun(REFRESH, 9, &[(0x000D, &[0; 4])])].concat());
+        let kinds: Vec<u16> = (0..4).map(|_| client.receive().unwrap().kind()).collect();
+        assert_eq!(kinds, expected, "split at {split}");
+        assert_eq!(client.receive().unwrap().kind(), REFRESH | 0x0100);
+    }
+    for byte in &stream {
+        client.send(&[*byte]);
+    }
+    let kinds: Vec<u16> = (0..4).map(|_| client.receive().unwrap().kind()).collect();
+    assert_eq!(kinds, expected, "byte by byte");
+}
+
+fn relays_both_ways<S: Read + Write>(client: &mut Client<S>) {
+    let peer = peer();
+    let relayed = client.allocated(&peer);
+    // Many in one write, of every length modulo 4, some longer than a TLS record.
+    let lengths = [0, 1, 2, 3, 4, 5, 119, 1200, 1201, 20_000];
+    let payload = |len: usize| vec![u8::try_from(len % 251).unwrap(); len];
+    let all: Vec<u8> = lengths.iter().flat_map(|len| padded(channel_data(&payload(*len)))).collect();
+    client.send(&all);
+    for len in lengths {
+        assert_eq!(heard(&peer), payload(len), "to the peer, {len}");
+    }
+    for len in lengths {
+        peer.send_to(&payload(len), relayed).unwrap();
+    }
+    for len in lengths {
+        assert_eq!(client.receive().unwrap().payload(), payload(len), "to the client, {len}");
+    }
+    // Indications: a peer without a channel, at an address with a permission.
+    let other = support::peer();
+    let at = other.local_addr().unwrap();
+    client.ask(&permit(at));
+    client.send(&stun(SEND, 7, &[(0x0012, &xored(at)), (0x0013, b"indicated")]));
+    assert_eq!(heard(&other), b"indicated");
+    other.send_to(b"odd", relayed).unwrap();
+    let indication = client.receive().unwrap();
+    assert_eq!((indication.kind(), indication.attribute(0x0013)), (DATA, b"odd".to_vec()));
+    client.ask(&refresh(8));
+}
+
+#[test]
+fn datagrams_of_every_length_pass_over_tcp() {
+    let world = start(|_| {});
+    relays_both_ways(&mut world.client());
+}
+
+#[test]
+fn datagrams_of_every_length_pass_over_tls() {
+    let world = start(|config| config.tls = Some(context(&[identity(&["turn.example.org"])])));
+    for port in [world.tls(), world.tcp()] {
+        let stream = tls_connect(port, "turn.example.org", &tls_config(&[])).unwrap();
+        relays_both_ways(&mut Client::new(stream));
+    }
+    assert_eq!(world.streams().plain, 0);
+}
+
+#[test]
+fn a_tls_port_takes_plain_clients_too_unless_told_otherwise() {
+    let world = start(|config| config.tls = Some(context(&[identity(&["turn.example.org"])])));
+    relays_both_ways(&mut Client::new(connect(world.tls())));
+    let strict = start(|config| {
+        config.tls = Some(context(&[identity(&["turn.example.org"])]));
+        config.tls_only = true;
+    });
+    let mut refused = Client::new(connect(strict.tls()));
+    refused.send(&binding(1));
+    refused.ends();
+    strict.wait_for_closed(CloseReason::PlainRefused, 1);
+    strict.client().ask(&binding(1));
+}
+
+#[test]
+fn the_end_of_the_connection_is_the_end_of_the_allocation() {
+    let world = start(|config| config.tls = Some(context(&[identity(&["turn.example.org"])])));
+    let mut plain = world.client();
+    plain.ask(&allocate());
+    let mut tls = Client::new(tls_connect(world.tls(), "turn.example.org", &tls_config(&[])).unwrap());
+    tls.ask(&allocate());
+    let mut half = world.client();
+    half.ask(&allocate());
+    eventually("three allocations", || (world.allocations() == 3).then_some(()));
+    drop(plain);
+    eventually("two are left", || (world.allocations() == 2).then_some(()));
+    tls.stream.conn.send_close_notify();
+    tls.stream.flush().unwrap();
+    eventually("one is left", || (world.allocations() == 1).then_some(()));
+    // What was asked before the end is answered.
+    half.send(&[binding(4), refresh(5)].concat());
+    half.stream.shutdown(Shutdown::Write).unwrap();
+    assert_eq!(half.receive().unwrap().kind(), BINDING | 0x0100);
+    assert_eq!(half.receive().unwrap().kind(), REFRESH | 0x0100);
+    assert_eq!(half.receive(), None);
+    eventually("none is left", || (world.allocations() == 0).then_some(()));
+    let snapshot = &world.relay.snapshots()[0];
+    let closed: u64 = snapshot
+        .turn
+        .counters()
+        .filter(|(family, label, _)| {
+            *family == "allocations_closed" && *label == Some(("reason", "disconnected"))
+        })
+        .map(|(_, _, count)| count)
+        .sum();
+    assert_eq!((closed, snapshot.streams.open), (3, 0));
+    world.wait_for_closed(CloseReason::Client, 3);
+}
+
+#[test]
+fn an_allocation_that_ends_leaves_its_connection_and_the_other_way_round_nothing() {
+    let world = start(|_| {});
+    let mut client = world.client();
+    let peer = peer();
+    let relayed = client.allocated(&peer);
+    client.ask(&stun(REFRESH, 9, &[(0x000D, &[0; 4])]));
+    client.ask(&binding(1));
+    // Nobody hears of it any more.
+    peer.send_to(b"late", relayed).unwrap();
+    client.send(&channel_data(&[1; 4]));
+    eventually("the datagram without an allocation", || {
+        (world.relay.snapshots()[0].turn.dropped(DropReason::NoAllocation) == 1).then_some(())
+    });
+    client.allocated(&peer);
+}

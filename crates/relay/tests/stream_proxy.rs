@@ -1,0 +1,125 @@
+//! PROXY headers: believed from whom they are expected, and from nobody else.
+#![allow(clippy::unwrap_used, reason = "clippy.toml excuses test functions, not their helpers")]
+
+mod support;
+
+use std::net::SocketAddr;
+
+use support::*;
+use turnpike_relay::CloseReason;
+use turnpike_wire::proxy_protocol::{ProxyVersion, encode};
+
+fn behind_a_proxy() -> World {
+    start(|config| {
+        config.proxies = vec!["127.0.0.0/8".parse().unwrap()];
+        config.tls = Some(context(&[identity(&["a.example"])]));
+        config.max_idle_per_address = 2;
+        config.first_message_ms = 1500;
+    })
+}
+
+fn address(text: &str) -> SocketAddr {
+    text.parse().unwrap()
+}
+
+/// XOR-MAPPED-ADDRESS of a Binding: whom the server takes this client for.
+fn mapped<S: std::io::Read + std::io::Write>(client: &mut Client<S>) -> Vec<u8> {
+    client.ask(&binding(1)).attribute(0x0020)
+}
+
+#[test]
+fn the_header_of_a_listed_proxy_names_the_client_over_tcp() {
+    let world = behind_a_proxy();
+    let source = address("192.0.2.7:4000");
+    for (version, port) in [(ProxyVersion::V1, 1), (ProxyVersion::V2, 2)] {
+        let header = encode(version, source, SocketAddr::new("198.51.100.1".parse().unwrap(), port));
+        let mut client = world.client();
+        client.send(&header);
+        assert_eq!(mapped(&mut client), xored(source));
+        // In one segment with the first message, and cut at every place.
+        let mut client = world.client();
+        client.send(
+            &[&encode(version, address("192.0.2.8:1"), address("198.51.100.1:9"))[..], &binding(1)].concat(),
+        );
+        assert_eq!(client.receive().unwrap().attribute(0x0020), xored(address("192.0.2.8:1")));
+        drop(client);
+        let mut client = world.client();
+        for byte in encode(version, address("192.0.2.9:1"), address("198.51.100.1:9")) {
+            client.send(&[byte]);
+        }
+        assert_eq!(mapped(&mut client), xored(address("192.0.2.9:1")));
+        drop(client);
+    }
+}
+
+#[test]
+fn the_header_stands_in_front_of_tls_too() {
+    let world = behind_a_proxy();
+    let source = address("192.0.2.7:4000");
+    let config = tls_config(&[]);
+    for (local, version) in [("198.51.100.1:1", ProxyVersion::V1), ("198.51.100.1:2", ProxyVersion::V2)] {
+        let header = encode(version, source, address(local));
+        let stream = tls_connect_behind(world.tls(), &header, "a.example", &config).unwrap();
+        assert_eq!(mapped(&mut Client::new(stream)), xored(source));
+    }
+}
+
+#[test]
+fn a_health_check_speaks_for_the_proxy_itself() {
+    let world = behind_a_proxy();
+    let mut client = world.client();
+    // LOCAL of version 2.
+    client.send(b"\r\n\r\n\0\r\nQUIT\n\x20\0\0\0");
+    let own = client.stream.local_addr().unwrap();
+    assert_eq!(mapped(&mut client), xored(own));
+}
+
+#[test]
+fn a_listed_proxy_without_a_whole_header_is_closed() {
+    let world = behind_a_proxy();
+    for (count, bytes) in (1..).zip([&binding(1)[..], b"GET / HTTP/1.1\r\n", b"PROXY TCP4 nonsense\r\n"]) {
+        let mut client = world.client();
+        client.send(bytes);
+        client.ends();
+        world.wait_for_closed(CloseReason::ProxyHeader, count);
+    }
+    let mut client = world.client();
+    client.send(b"PROXY TCP4 ");
+    client.ends();
+    world.wait_for_closed(CloseReason::ProxyHeader, 4);
+}
+
+#[test]
+fn a_header_from_anybody_else_is_no_message() {
+    let world = start(|config| config.proxies = vec!["10.0.0.0/8".parse().unwrap()]);
+    for version in [ProxyVersion::V1, ProxyVersion::V2] {
+        let mut client = world.client();
+        client.send(&encode(version, address("192.0.2.7:4000"), address("198.51.100.1:1")));
+        client.ends();
+    }
+    // The text looks like ChannelData of 20 KB, the signature like STUN of a length that cannot be.
+    world.wait_for_closed(CloseReason::TooLong, 1);
+    world.wait_for_closed(CloseReason::Length, 1);
+}
+
+#[test]
+fn limits_hold_for_the_clients_of_a_proxy_and_not_for_itself() {
+    let world = behind_a_proxy();
+    let from = |world: &World, source: &str| {
+        let mut client = world.client();
+        client.send(&encode(ProxyVersion::V2, address(source), address("198.51.100.1:1")));
+        client
+    };
+    let mut open: Vec<_> = (1..=2).map(|port| from(&world, &format!("192.0.2.7:{port}"))).collect();
+    open.iter_mut().for_each(|client| drop(client.ask(&binding(1))));
+    from(&world, "192.0.2.7:3").ends();
+    world.wait_for_closed(CloseReason::LimitAddress, 1);
+    from(&world, "192.0.2.8:1").ask(&binding(1));
+    // The same 5-tuple again is a lie or a leftover; the one that exists wins.
+    open[0].ask(&allocate());
+    let mut second = from(&world, "192.0.2.7:1");
+    second.send(&binding(1));
+    second.ends();
+    world.wait_for_closed(CloseReason::Duplicate, 1);
+    open[0].ask(&refresh(1));
+}

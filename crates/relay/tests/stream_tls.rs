@@ -1,0 +1,209 @@
+//! TLS: which certificate is shown, which protocols are spoken, what becomes of those who speak none of it.
+#![allow(clippy::unwrap_used, reason = "clippy.toml excuses test functions, not their helpers")]
+
+mod support;
+
+use std::{io::Write, net::SocketAddr, sync::Arc};
+
+use rcgen::{CertificateParams, KeyPair};
+use rustls::{ClientConfig, HandshakeKind, pki_types::CertificateDer};
+use support::*;
+use turnpike_relay::{CertificateError, CloseReason, HandshakeFailure, Identity};
+
+fn world(names: &[&[&str]]) -> World {
+    let identities: Vec<Identity> = names.iter().map(|names| identity(names)).collect();
+    start(|config| config.tls = Some(context(&identities)))
+}
+
+/// The DNS names of the certificate that a client of this name is shown.
+fn shown(server: SocketAddr, name: &str) -> Vec<String> {
+    let stream = tls_connect(server, name, &tls_config(&[])).unwrap();
+    names_of(&stream.conn.peer_certificates().unwrap()[0])
+}
+
+fn names_of(certificate: &CertificateDer<'_>) -> Vec<String> {
+    let parsed = webpki::EndEntityCert::try_from(certificate).unwrap();
+    parsed.valid_dns_names().map(str::to_owned).collect()
+}
+
+#[test]
+fn the_server_name_chooses_the_certificate_exact_before_wildcard_before_default() {
+    let world = world(&[&["default.example"], &["*.example.org"], &["turn.example.org", "turn.example.net"]]);
+    for (name, expected) in [
+        ("turn.example.org", "turn.example.org"),
+        ("TURN.example.net", "turn.example.org"),
+        ("other.example.org", "*.example.org"),
+        ("two.labels.example.org", "default.example"),
+        ("example.org", "default.example"),
+        ("unknown.example", "default.example"),
+        // No server name at all: RFC 6066 section 3 knows no addresses.
+        ("127.0.0.1", "default.example"),
+    ] {
+        assert_eq!(shown(world.tls(), name)[0], expected, "{name}");
+    }
+}
+
+#[test]
+fn of_two_certificates_with_one_name_the_client_gets_the_one_that_it_can_check() {
+    let world = {
+        let key = KeyPair::generate_for(&rcgen::PKCS_ED25519).unwrap();
+        let params = CertificateParams::new(vec!["both.example".to_owned()]).unwrap();
+        let first = params.self_signed(&key).unwrap().pem();
+        let ed25519 = Identity::from_pem(first.as_bytes(), key.serialize_pem().as_bytes(), now()).unwrap();
+        start(|config| config.tls = Some(context(&[ed25519, identity(&["both.example", "second"])])))
+    };
+    assert_eq!(shown(world.tls(), "both.example"), ["both.example"], "the first, which both can");
+    // OpenSSL and not rustls, for whom it is harder not to know an algorithm than to know it.
+    let Ok(output) = std::process::Command::new("openssl")
+        .args(["s_client", "-connect", &world.tls().to_string(), "-servername", "both.example", "-showcerts"])
+        .args(["-sigalgs", "ECDSA+SHA256"])
+        .stdin(std::process::Stdio::null())
+        .output()
+    else {
+        return println!("SKIPPED: openssl is not installed");
+    };
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(text.contains("ECDSA") || text.contains("id-ecPublicKey"), "{text}");
+}
+
+#[test]
+fn new_certificates_are_shown_to_new_clients_and_old_sessions_live_on() {
+    let tls = context(&[identity(&["old.example"])]);
+    let world = start(|config| config.tls = Some(Arc::clone(&tls)));
+    let stream = tls_connect(world.tls(), "any.example", &tls_config(&[])).unwrap();
+    let mut client = Client::new(stream);
+    client.ask(&allocate());
+    tls.replace(&[identity(&["new.example"])]);
+    assert_eq!(shown(world.tls(), "any.example"), ["new.example"]);
+    client.ask(&refresh(1));
+}
+
+fn negotiated(world: &World, protocols: &[&str]) -> Option<Vec<u8>> {
+    let stream = tls_connect(world.tls(), "a.example", &tls_config(protocols)).unwrap();
+    stream.conn.alpn_protocol().map(<[u8]>::to_vec)
+}
+
+#[test]
+fn alpn_knows_turn_and_discovery_and_refuses_who_offers_only_others() {
+    let world = world(&[&["a.example"]]);
+    assert_eq!(negotiated(&world, &[]), None);
+    assert_eq!(negotiated(&world, &["stun.nat-discovery"]).unwrap(), b"stun.nat-discovery");
+    assert_eq!(negotiated(&world, &["http/1.1", "stun.nat-discovery", "stun.turn"]).unwrap(), b"stun.turn");
+    assert!(tls_connect(world.tls(), "a.example", &tls_config(&["http/1.1", "h2"])).is_err());
+    world.wait_for_failed(HandshakeFailure::Alpn, 1);
+    world.wait_for_closed(CloseReason::Handshake, 1);
+}
+
+fn kind(world: &World, config: &Arc<ClientConfig>) -> HandshakeKind {
+    let mut client = Client::new(tls_connect(world.tls(), "a.example", config).unwrap());
+    // The tickets come behind the handshake.
+    client.ask(&binding(1));
+    client.stream.conn.handshake_kind().unwrap()
+}
+
+#[test]
+fn sessions_are_resumed_whichever_version() {
+    let world = world(&[&["a.example"]]);
+    for version in [&rustls::version::TLS13, &rustls::version::TLS12] {
+        let config = tls_config_of(version);
+        assert_eq!(kind(&world, &config), HandshakeKind::Full);
+        assert_eq!(kind(&world, &config), HandshakeKind::Resumed);
+    }
+    let streams = world.relay.snapshots();
+    eventually("two of each are counted", || {
+        let streams = world.streams();
+        (streams.handshakes_full == 2 && streams.handshakes_resumed == 2).then_some(())
+    });
+    drop(streams);
+}
+
+#[test]
+fn garbage_in_place_of_a_handshake_is_counted_and_hurts_nobody() {
+    let world = world(&[&["a.example"]]);
+    let mut other = Client::new(tls_connect(world.tls(), "a.example", &tls_config(&[])).unwrap());
+    other.ask(&allocate());
+    let record = |kind: u8, body: &[u8]| {
+        let len = u16::try_from(body.len()).unwrap().to_be_bytes();
+        [&[kind, 3, 1], &len[..], body].concat()
+    };
+    for (count, bytes) in (1..).zip([
+        record(0x16, &[0xFF; 100]),
+        record(0x16, &[1, 0, 0, 2, 0xFF, 0xFF]),
+        [0x16; 3000].to_vec(),
+    ]) {
+        for port in [world.tls(), world.tcp()] {
+            let mut stream = connect(port);
+            stream.write_all(&bytes).unwrap();
+            Client::new(stream).ends();
+        }
+        world.wait_for_closed(CloseReason::Handshake, 2 * count);
+    }
+    // An application record in place of a handshake begins with a byte that is neither TLS's first nor STUN.
+    let mut stream = connect(world.tls());
+    stream.write_all(&record(0x17, &[0; 40])).unwrap();
+    Client::new(stream).ends();
+    other.ask(&refresh(1));
+    assert_eq!(world.streams().handshakes_full, 1);
+}
+
+#[test]
+fn garbage_behind_a_handshake_is_counted() {
+    let world = world(&[&["a.example"]]);
+    let mut client = Client::new(tls_connect(world.tls(), "a.example", &tls_config(&[])).unwrap());
+    client.ask(&binding(1));
+    client.stream.sock.write_all(&[0x17, 3, 3, 0, 32]).unwrap();
+    client.stream.sock.write_all(&[0xEE; 32]).unwrap();
+    world.wait_for_closed(CloseReason::Tls, 1);
+    let mut client = Client::new(tls_connect(world.tls(), "a.example", &tls_config(&[])).unwrap());
+    client.send(&[0xFF; 20]);
+    client.ends();
+    world.wait_for_closed(CloseReason::NotStun, 1);
+}
+
+#[test]
+fn a_hello_that_grows_without_end_is_cut_off() {
+    let world = world(&[&["a.example"]]);
+    let mut stream = connect(world.tls());
+    // A handshake message of 16 MiB, in records of 16 KiB.
+    let mut record = vec![0x16, 3, 1, 0x40, 0];
+    record.extend([1, 0xFF, 0xFF, 0xFF]);
+    record.resize(5 + 0x4000, 0);
+    let mut sent = 0;
+    while sent < 64 {
+        if stream.write_all(&record).is_err() {
+            break;
+        }
+        record[5..9].fill(0);
+        sent += 1;
+    }
+    Client::new(stream).ends();
+    world.wait_for_closed(CloseReason::Handshake, 1);
+}
+
+#[test]
+fn certificates_that_cannot_be_used_are_refused_with_the_reason() {
+    let (cert, key) = pem(&["a.example"]);
+    let (_, other) = pem(&["a.example"]);
+    let read = |cert: &str, key: &str, at: u64| Identity::from_pem(cert.as_bytes(), key.as_bytes(), at).err();
+    assert_eq!(read(&cert, &key, now()), None);
+    assert_eq!(read("", &key, now()), Some(CertificateError::NoCertificate));
+    assert_eq!(read(&key, &key, now()), Some(CertificateError::NoCertificate));
+    assert_eq!(read(&cert, "", now()), Some(CertificateError::NoKey));
+    assert_eq!(read(&cert, &cert, now()), Some(CertificateError::NoKey));
+    assert_eq!(read(&cert, &other, now()), Some(CertificateError::Mismatch));
+    let broken = cert.replacen("-----\n", "-----\n!!!", 1);
+    assert!(matches!(read(&broken, &key, now()), Some(CertificateError::CertificatePem(_))));
+    let encrypted = key.replace("PRIVATE KEY", "ENCRYPTED PRIVATE KEY");
+    assert_eq!(read(&cert, &encrypted, now()), Some(CertificateError::NoKey));
+    let old = {
+        let key = KeyPair::generate().unwrap();
+        let mut params = CertificateParams::new(vec!["a.example".to_owned()]).unwrap();
+        params.not_before = rcgen::date_time_ymd(2020, 1, 1);
+        params.not_after = rcgen::date_time_ymd(2021, 1, 1);
+        (params.self_signed(&key).unwrap().pem(), key.serialize_pem())
+    };
+    assert!(matches!(read(&old.0, &old.1, now()), Some(CertificateError::Expired(_))));
+    let year_2019 = 1_560_000_000;
+    assert!(matches!(read(&old.0, &old.1, year_2019), Some(CertificateError::NotYetValid(_))));
+    assert!(read(&old.0, &old.1, 1_600_000_000).is_none(), "in its time it was good");
+}

@@ -1,0 +1,253 @@
+//! Messages in a byte stream (RFC 8489 section 6.2.2, RFC 8656 section 12.5): where each begins and ends, however the stream
+//! was cut on its way. Separate from the messages themselves, because datagrams need none of it.
+//!
+//! ```text
+//! │ STUN: 20 bytes + length                │ ChannelData: 4 bytes + length │ padding to 4 │ STUN …
+//! ```
+
+use crate::demux::{self, Kind};
+
+/// Longest message of a stream in bytes, padding included: ChannelData of 65,535 bytes, which is longer than any STUN message.
+pub const MAX_MESSAGE_LEN: usize = 4 + 65_536;
+
+const STUN_HEADER_LEN: usize = 20;
+const CHANNEL_DATA_HEADER_LEN: usize = 4;
+const COOKIE: [u8; 4] = [0x21, 0x12, 0xA4, 0x42];
+
+/// What stands at the beginning of a stream's bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Frame {
+    /// A whole message.
+    Message {
+        /// Its length in bytes, without padding.
+        len: usize,
+        /// Where the next one begins.
+        next: usize,
+    },
+    /// A message that has not arrived as a whole.
+    Unfinished {
+        /// With less than so many bytes nothing more can be said.
+        wanted: usize,
+    },
+}
+
+/// Why a stream cannot be followed any further: whatever comes next, nobody knows where a message begins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
+pub enum FrameError {
+    /// Neither STUN nor ChannelData by its first two bits, or STUN without the magic cookie.
+    #[error("neither a STUN message nor ChannelData")]
+    NotStun,
+    /// A STUN message whose length is no multiple of 4 (RFC 8489 section 5).
+    #[error("the length of a STUN message is no multiple of 4")]
+    Length,
+    /// Longer than the caller allows.
+    #[error("the message is longer than is allowed here")]
+    TooLong,
+}
+
+/// Looks at the first message of `bytes`, which may have at most `limit` bytes with its padding.
+///
+/// # Errors
+/// [`FrameError`] as soon as the bytes prove it.
+#[inline]
+pub fn first(bytes: &[u8], limit: usize) -> Result<Frame, FrameError> {
+    let (len, next) = match (demux::classify(bytes), bytes.get(2..4)) {
+        (Kind::Other, _) if !bytes.is_empty() => return Err(FrameError::NotStun),
+        (_, None) | (Kind::Other, _) => return Ok(Frame::Unfinished { wanted: CHANNEL_DATA_HEADER_LEN }),
+        (Kind::ChannelData, Some(length)) => {
+            let len = CHANNEL_DATA_HEADER_LEN + usize::from(u16::from_be_bytes([length[0], length[1]]));
+            (len, len.next_multiple_of(4))
+        }
+        (Kind::Stun, Some(length)) => {
+            let length = usize::from(u16::from_be_bytes([length[0], length[1]]));
+            if !length.is_multiple_of(4) {
+                return Err(FrameError::Length);
+            }
+            match bytes.get(4..8) {
+                // The length is not believed before, or whatever begins with a small byte would be waited for.
+                None => return Ok(Frame::Unfinished { wanted: 8 }),
+                Some(cookie) if *cookie != COOKIE => return Err(FrameError::NotStun),
+                Some(_) => {}
+            }
+            (STUN_HEADER_LEN + length, STUN_HEADER_LEN + length)
+        }
+    };
+    if next > limit {
+        Err(FrameError::TooLong)
+    } else if bytes.len() < next {
+        Ok(Frame::Unfinished { wanted: next })
+    } else {
+        Ok(Frame::Message { len, next })
+    }
+}
+
+/// Zero bytes that a message of this length needs behind it on a stream, 0 to 3. STUN messages need none.
+#[inline]
+#[must_use]
+pub const fn padding(len: usize) -> u8 {
+    #[expect(clippy::cast_possible_truncation, reason = "0 to 3")]
+    {
+        (len.wrapping_neg() % 4) as u8
+    }
+}
+
+/// The part of a message that has arrived, until the rest does. Whole messages pass it by: what a caller receives into a
+/// buffer of its own, with [`Framer::held`] in front, it reads there with [`first`].
+#[derive(Debug, Default)]
+pub struct Framer {
+    held: Vec<u8>,
+    wanted: usize,
+}
+
+/// What is kept of a buffer that is empty again: enough for messages that fill an Ethernet frame.
+const KEEP: usize = 2048;
+
+impl Framer {
+    /// Nothing held.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// What has arrived of an unfinished message.
+    #[must_use]
+    pub fn held(&self) -> &[u8] {
+        &self.held
+    }
+
+    /// Whether the held bytes with `received` behind them are worth looking at. If not, `received` is held too, so that a
+    /// message that arrives byte by byte is copied once and not at each byte.
+    pub fn completes(&mut self, received: &[u8]) -> bool {
+        let enough = self.held.len() + received.len() >= self.wanted;
+        if !enough {
+            self.held.extend_from_slice(received);
+        }
+        enough
+    }
+
+    /// Holds `rest` in place of what was held: the beginning of a message that wants so many bytes.
+    pub fn hold(&mut self, rest: &[u8], wanted: usize) {
+        self.held.clear();
+        if rest.is_empty() {
+            self.wanted = 0;
+            if self.held.capacity() > KEEP {
+                self.held = Vec::new();
+            }
+            return;
+        }
+        self.wanted = wanted;
+        self.held.extend_from_slice(rest);
+    }
+
+    /// Feeds received bytes and hands over each message, without its padding, that is whole by now. For those who do not mind
+    /// that a message in two parts is put together by copying.
+    ///
+    /// # Errors
+    /// [`FrameError`]; messages before the one in error have been handed over.
+    pub fn feed(
+        &mut self,
+        mut received: &[u8],
+        limit: usize,
+        mut message: impl FnMut(&[u8]),
+    ) -> Result<(), FrameError> {
+        while !self.held.is_empty() {
+            let missing = self.wanted - self.held.len();
+            let (head, tail) = received.split_at(missing.min(received.len()));
+            if !self.completes(head) {
+                return Ok(());
+            }
+            self.held.extend_from_slice(head);
+            received = tail;
+            match first(&self.held, limit)? {
+                Frame::Message { len, .. } => {
+                    message(&self.held[..len]);
+                    self.hold(&[], 0);
+                }
+                Frame::Unfinished { wanted } => self.wanted = wanted,
+            }
+        }
+        loop {
+            match first(received, limit)? {
+                Frame::Message { len, next } => {
+                    message(&received[..len]);
+                    received = &received[next..];
+                }
+                Frame::Unfinished { wanted } => {
+                    self.hold(received, wanted);
+                    return Ok(());
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn stun(attributes: &[u8]) -> Vec<u8> {
+        let length = u16::try_from(attributes.len()).unwrap().to_be_bytes();
+        [&[0, 1], &length[..], &COOKIE, &[7; 12], attributes].concat()
+    }
+
+    fn channel_data(payload: &[u8]) -> Vec<u8> {
+        let length = u16::try_from(payload.len()).unwrap().to_be_bytes();
+        [&[0x40, 1], &length[..], payload].concat()
+    }
+
+    fn padded(mut message: Vec<u8>) -> Vec<u8> {
+        message.resize(message.len().next_multiple_of(4), 0);
+        message
+    }
+
+    #[test]
+    fn a_message_ends_behind_its_padding_and_is_handed_over_without() {
+        for payload in 0..9 {
+            let message = channel_data(&vec![1; payload]);
+            let bytes = padded(message.clone());
+            assert_eq!(usize::from(padding(message.len())), bytes.len() - message.len());
+            for end in 0..bytes.len() {
+                let wanted = if end < 4 { 4 } else { bytes.len() };
+                assert_eq!(first(&bytes[..end], MAX_MESSAGE_LEN), Ok(Frame::Unfinished { wanted }));
+            }
+            let expected = Frame::Message { len: message.len(), next: bytes.len() };
+            assert_eq!(first(&bytes, MAX_MESSAGE_LEN), Ok(expected));
+        }
+        let bytes = stun(&[0x80, 0x22, 0, 0]);
+        assert_eq!(first(&bytes, MAX_MESSAGE_LEN), Ok(Frame::Message { len: 24, next: 24 }));
+    }
+
+    #[test]
+    fn the_longest_channel_data_fits() {
+        let bytes = padded(channel_data(&vec![1; 65_535]));
+        assert_eq!(bytes.len(), MAX_MESSAGE_LEN);
+        assert_eq!(first(&bytes, MAX_MESSAGE_LEN), Ok(Frame::Message { len: 65_539, next: 65_540 }));
+    }
+
+    #[test]
+    fn what_cannot_be_followed_is_refused_at_the_first_byte_that_proves_it() {
+        for byte in 0x80..=0xFF {
+            assert_eq!(first(&[byte], 100), Err(FrameError::NotStun));
+        }
+        let mut wrong_cookie = stun(&[]);
+        wrong_cookie[5] ^= 1;
+        assert_eq!(first(&wrong_cookie[..7], 100), Ok(Frame::Unfinished { wanted: 8 }));
+        assert_eq!(first(&wrong_cookie[..8], 100), Err(FrameError::NotStun));
+        assert_eq!(first(&stun(&[])[..8], 100), Ok(Frame::Unfinished { wanted: 20 }));
+        assert_eq!(first(&[0, 1, 0, 3], 100), Err(FrameError::Length));
+        assert_eq!(first(&[0x40, 0, 0, 97], 100), Err(FrameError::TooLong));
+        assert_eq!(first(&[0x40, 0, 0, 96], 100), Ok(Frame::Unfinished { wanted: 100 }));
+        assert_eq!(first(&[0, 1, 0, 84, 0x21, 0x12, 0xA4, 0x42], 100), Err(FrameError::TooLong));
+    }
+
+    #[test]
+    fn a_long_message_leaves_no_memory_behind() {
+        let mut framer = Framer::new();
+        let bytes = padded(channel_data(&vec![1; 60_000]));
+        let mut seen = 0;
+        for chunk in bytes.chunks(1000) {
+            framer.feed(chunk, MAX_MESSAGE_LEN, |_| seen += 1).unwrap();
+        }
+        assert_eq!((seen, framer.held.capacity()), (1, 0));
+    }
+}
