@@ -175,10 +175,7 @@ impl LoadTurnArgs {
             .resolve(transport)
             .map_err(|source| LoadError::Name { host: self.server.host.clone(), source })?;
         let Some(server) = addresses.first().copied() else {
-            return Err(LoadError::Name {
-                host: self.server.host,
-                source: io::ErrorKind::NotFound.into(),
-            });
+            return Err(LoadError::Name { host: self.server.host, source: io::ErrorKind::NotFound.into() });
         };
         let (user, password) = self.user.unwrap_or_default();
         let config = Config {

@@ -28,7 +28,8 @@ pub(crate) struct Settings {
 impl Settings {
     /// With a certificate of its own, which dimpl wants to have and TURN servers do not ask for.
     pub(crate) fn new(security: Security, handshake: Duration) -> Result<Self, LoadError> {
-        let failed = |error: &dyn std::fmt::Display| LoadError::Config(format!("DTLS cannot be set up: {error}"));
+        let failed =
+            |error: &dyn std::fmt::Display| LoadError::Config(format!("DTLS cannot be set up: {error}"));
         let own = rcgen::generate_simple_self_signed(vec!["turnpike".to_owned()]).map_err(|e| failed(&e))?;
         let certificate = DtlsCertificate {
             certificate: own.cert.der().to_vec(),
@@ -85,7 +86,8 @@ impl Association {
 
     /// The version spoken, once that is known.
     pub(crate) fn version(&self) -> Option<String> {
-        self.dtls.protocol_version().map(|version| format!("{version:?}"))
+        let version = format!("{:?}", self.dtls.protocol_version()?);
+        Some(version.replacen('S', "S ", 1).replace('_', "."))
     }
 
     /// Feeds a datagram.

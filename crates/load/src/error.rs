@@ -296,7 +296,9 @@ fn link_hint(transport: Transport, during_setup: bool, what: &str) -> &'static s
             "; name its authority with --ca FILE, another name with --server-name, or for a test take any with --insecure"
         }
         _ if !during_setup => "; is the server still running?",
-        Transport::Tls if !what.contains("refused") => "; does TLS really listen on this port (5349 by default)?",
+        Transport::Tls if !what.contains("refused") => {
+            "; does TLS really listen on this port (5349 by default)?"
+        }
         Transport::Dtls => "; does DTLS listen on this port (5349 by default), with an ECDSA certificate?",
         _ => "; is the server running, and is this one of its listeners?",
     }

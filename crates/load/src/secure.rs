@@ -113,14 +113,10 @@ pub(crate) fn config(
     let builder = ClientConfig::builder_with_provider(provider())
         .with_safe_default_protocol_versions()
         .map_err(|error| LoadError::Config(format!("TLS cannot be set up: {error}")))?;
-    let mut config =
-        builder.dangerous().with_custom_certificate_verifier(verifier).with_no_client_auth();
+    let mut config = builder.dangerous().with_custom_certificate_verifier(verifier).with_no_client_auth();
     config.alpn_protocols = vec![ALPN_TURN.to_vec()];
-    config.resumption = if options.resumption {
-        Resumption::in_memory_sessions(SESSIONS)
-    } else {
-        Resumption::disabled()
-    };
+    config.resumption =
+        if options.resumption { Resumption::in_memory_sessions(SESSIONS) } else { Resumption::disabled() };
     Ok(Arc::new(config))
 }
 
@@ -155,7 +151,9 @@ pub(crate) fn server_name(
     let address = server.ip().to_string();
     let name = options.server_name.as_deref().or(host).unwrap_or(&address);
     ServerName::try_from(name.to_owned()).map_err(|_| {
-        LoadError::Config(format!("{name:?} is no host name that a certificate could have; give one with --server-name"))
+        LoadError::Config(format!(
+            "{name:?} is no host name that a certificate could have; give one with --server-name"
+        ))
     })
 }
 
@@ -165,7 +163,10 @@ fn provider() -> Arc<CryptoProvider> {
 
 fn read_authorities(path: &Path) -> Result<Vec<CertificateDer<'static>>, LoadError> {
     let bad = |what: &dyn fmt::Display| {
-        LoadError::Config(format!("--ca {}: {what}; a file with certificates in PEM is wanted", path.display()))
+        LoadError::Config(format!(
+            "--ca {}: {what}; a file with certificates in PEM is wanted",
+            path.display()
+        ))
     };
     let found = CertificateDer::pem_file_iter(path)
         .and_then(Iterator::collect::<Result<Vec<_>, _>>)

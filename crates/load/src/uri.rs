@@ -39,7 +39,9 @@ pub enum Scheme {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidServerUri {
     /// Another scheme.
-    #[error("the scheme {0:?} is none of turn, turns, stun, stuns; write turn:HOST[:PORT] or turns:HOST[:PORT]")]
+    #[error(
+        "the scheme {0:?} is none of turn, turns, stun, stuns; write turn:HOST[:PORT] or turns:HOST[:PORT]"
+    )]
     Scheme(String),
     /// `turn://host`, which neither RFC has.
     #[error("a server's name has no slashes: write {0:?}")]
@@ -54,7 +56,9 @@ pub enum InvalidServerUri {
     #[error("a server's name holds no user: give it with --user NAME:PASSWORD")]
     User,
     /// Neither a name nor an address.
-    #[error("{0:?} is no host name and no address; an IPv6 address with a port stands in brackets, turn:[2001:db8::1]:3478")]
+    #[error(
+        "{0:?} is no host name and no address; an IPv6 address with a port stands in brackets, turn:[2001:db8::1]:3478"
+    )]
     Host(String),
     /// No port.
     #[error("{0:?} is no port from 1 to 65535")]
@@ -131,7 +135,9 @@ impl FromStr for ServerUri {
         let scheme = scheme.unwrap_or(Scheme::Turn);
         let tcp = match query.map(str::to_ascii_lowercase).as_deref() {
             None => None,
-            Some(_) if matches!(scheme, Scheme::Stun | Scheme::Stuns) => return Err(InvalidServerUri::StunQuery),
+            Some(_) if matches!(scheme, Scheme::Stun | Scheme::Stuns) => {
+                return Err(InvalidServerUri::StunQuery);
+            }
             Some("transport=udp") => Some(false),
             Some("transport=tcp") => Some(true),
             Some(other) => return Err(InvalidServerUri::Query(other.to_owned())),
@@ -292,7 +298,8 @@ mod tests {
 
     #[test]
     fn any_text_is_parsed_or_refused() {
-        let pieces = ["turn:", "s", "[", "]", ":", "::1", "?", "transport=", "tcp", "@", "//", "a", "1", " ", "é"];
+        let pieces =
+            ["turn:", "s", "[", "]", ":", "::1", "?", "transport=", "tcp", "@", "//", "a", "1", " ", "é"];
         for a in pieces {
             for b in pieces {
                 for c in pieces {

@@ -66,7 +66,11 @@ pub(super) fn judge(report: &mut Report, transport: Transport, facts: &Certifica
             "have it issued with the server's host name as DNS name",
         );
     }
-    if transport == Transport::Tls && facts.distrust.is_some() && facts.chain == 1 && facts.subject != facts.issuer {
+    if transport == Transport::Tls
+        && facts.distrust.is_some()
+        && facts.chain == 1
+        && facts.subject != facts.issuer
+    {
         report.advise(
             Level::Warn,
             area,

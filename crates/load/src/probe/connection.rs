@@ -58,7 +58,11 @@ pub(super) struct Trust {
 }
 
 impl Trust {
-    pub(super) fn new(options: &TlsOptions, host: Option<&str>, server: SocketAddr) -> Result<Self, LoadError> {
+    pub(super) fn new(
+        options: &TlsOptions,
+        host: Option<&str>,
+        server: SocketAddr,
+    ) -> Result<Self, LoadError> {
         let observer = Arc::new(Observer { inner: secure::verifier(options)?, seen: Mutex::new(None) });
         let verifier: Arc<dyn ServerCertVerifier> = Arc::clone(&observer) as _;
         let name = secure::server_name(options, host, server)?;
@@ -86,11 +90,17 @@ impl Connection {
             (Transport::Tcp, _) => Channel::Tcp(tcp(server, deadline).map_err(|error| words(&error))?),
             (Transport::Tls, Some(trust)) => tls(server, trust, deadline, &mut opened)?,
             (Transport::Dtls, Some(trust)) => dtls(server, trust, deadline, &mut opened)?,
-            (Transport::Tls | Transport::Dtls, None) => return Err("no certificate could be checked".to_owned()),
+            (Transport::Tls | Transport::Dtls, None) => {
+                return Err("no certificate could be checked".to_owned());
+            }
         };
         opened.took = began.elapsed();
-        let this =
-            Self { channel, rest: Vec::new(), waiting: Vec::new(), buffer: vec![0; MAX_FRAME.next_power_of_two()] };
+        let this = Self {
+            channel,
+            rest: Vec::new(),
+            waiting: Vec::new(),
+            buffer: vec![0; MAX_FRAME.next_power_of_two()],
+        };
         Ok((this, opened))
     }
 
@@ -251,12 +261,7 @@ fn tcp(server: SocketAddr, deadline: Instant) -> io::Result<TcpStream> {
     Ok(stream)
 }
 
-fn tls(
-    server: SocketAddr,
-    trust: &Trust,
-    deadline: Instant,
-    opened: &mut Opened,
-) -> Result<Channel, String> {
+fn tls(server: SocketAddr, trust: &Trust, deadline: Instant, opened: &mut Opened) -> Result<Channel, String> {
     let mut stream = tcp(server, deadline).map_err(|error| words(&error))?;
     let Security { config, name, .. } = &trust.security;
     let mut tls =
@@ -280,7 +285,10 @@ fn tls(
             return Err(explain(&error));
         }
     }
-    opened.version = tls.protocol_version().and_then(|version| version.as_str()).map(|name| name.replace('v', " ").replace('_', "."));
+    opened.version = tls
+        .protocol_version()
+        .and_then(|version| version.as_str())
+        .map(|name| name.replace('v', " ").replace('_', "."));
     opened.alpn = tls.alpn_protocol().map(|name| String::from_utf8_lossy(name).into_owned());
     opened.chain = tls.peer_certificates().unwrap_or_default().iter().map(|cert| cert.to_vec()).collect();
     opened.distrust = trust.verdict();

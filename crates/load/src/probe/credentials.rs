@@ -44,7 +44,11 @@ pub(super) fn allocate(
         Some(300) => {
             let to = first.address(attribute::ALTERNATE_SERVER);
             let to = to.map_or_else(|| "another server".to_owned(), |address| address.to_string());
-            report.line(Level::Note, AREA, format!("sends its clients on to {to} (300 Try Alternate); probe that one"));
+            report.line(
+                Level::Note,
+                AREA,
+                format!("sends its clients on to {to} (300 Try Alternate); probe that one"),
+            );
             return None;
         }
         Some(_) => {
@@ -139,7 +143,12 @@ fn signed(
                 return None;
             }
             Some(code) => {
-                report.advise(Level::Bad, AREA, format!("knows {user:?} but answers {}", answer.told()), hint(code));
+                report.advise(
+                    Level::Bad,
+                    AREA,
+                    format!("knows {user:?} but answers {}", answer.told()),
+                    hint(code),
+                );
                 return None;
             }
         }
@@ -158,7 +167,8 @@ fn signed(
 fn refusal(credentials: &Credentials, realm: &str, now: SystemTime) -> (String, String) {
     let user = &credentials.user;
     let now = now.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
-    let expiry = user.split(':').next().and_then(|digits| digits.parse::<u64>().ok()).filter(|_| user.contains(':'));
+    let expiry =
+        user.split(':').next().and_then(|digits| digits.parse::<u64>().ok()).filter(|_| user.contains(':'));
     match expiry {
         Some(expiry) if expiry <= now => (
             format!("refuses {user:?}: by this machine's clock the credential expired {} s ago", now - expiry),

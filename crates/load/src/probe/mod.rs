@@ -77,7 +77,7 @@ pub fn run(config: &Config) -> Result<Report, LoadError> {
     if config.server.is_turn() {
         probe.turn();
     } else {
-        probe.report.usable = probe.reached().is_some();
+        probe.report.usable = probe.wanted_works();
     }
     if Instant::now() >= deadline {
         let seconds = config.timeout.as_secs_f64();
@@ -206,8 +206,7 @@ impl Probe<'_> {
     }
 
     fn nat(&mut self) {
-        let reachable =
-            self.report.transports.get("udp").is_some_and(|facts| facts.reachable);
+        let reachable = self.report.transports.get("udp").is_some_and(|facts| facts.reachable);
         if !reachable {
             return;
         }
@@ -255,8 +254,10 @@ impl Probe<'_> {
             let offers = [("sha256", challenge.is_sha256()), ("userhash", challenge.anonymous)];
             self.report.features.extend(offers.map(|(name, offered)| (name.to_owned(), offered)));
         }
+        // Without a credential the question is only whether the server asks for one.
+        let asks = credentials.is_none() && self.report.realm.is_some() && self.report.worst() < Level::Bad;
+        self.report.usable = self.wanted_works() && (granted.is_some() || asks);
         let Some(granted) = granted else { return };
-        self.report.usable = transport == self.config.server.transport() || self.config.server.tcp.is_none();
         relay::judge_mapped(&mut self.report, session.local_addr(), &granted);
         let relayed = granted.addresses(attribute::XOR_RELAYED_ADDRESS);
         if relayed.is_empty() {
@@ -318,9 +319,11 @@ impl Probe<'_> {
                 relay::Found::Unknown(why) => unknown.push(format!("{} ({why})", feature.title())),
             }
         }
-        for (level, label, list) in
-            [(Level::Ok, "has", yes), (Level::Note, "has no", no), (Level::Note, "cannot be asked for", unknown)]
-        {
+        for (level, label, list) in [
+            (Level::Ok, "has", yes),
+            (Level::Note, "has no", no),
+            (Level::Note, "cannot be asked for", unknown),
+        ] {
             if !list.is_empty() {
                 self.report.line(level, "features", format!("{label} {}", list.join(", ")));
             }
@@ -339,6 +342,16 @@ impl Probe<'_> {
     fn reached(&self) -> Option<Transport> {
         let wanted = self.config.server.transport();
         std::iter::once(wanted).chain(Transport::ALL).find(|transport| self.is_reachable(*transport))
+    }
+
+    /// Whether clients that are given the server's name get through: browsers try nothing else, and refuse a certificate that
+    /// does not verify.
+    fn wanted_works(&self) -> bool {
+        let wanted = self.config.server.transport();
+        let facts = self.report.transports.get(&wanted.to_string());
+        facts.is_some_and(|facts| {
+            facts.reachable && facts.certificate.as_ref().is_none_or(|shown| shown.verifies)
+        })
     }
 
     fn stream(&self) -> Option<Transport> {

@@ -24,7 +24,8 @@ pub(super) fn discover(server: SocketAddr, deadline: Instant) -> io::Result<Opti
     let socket = UdpSocket::bind(any(server))?;
     let ask = |to: SocketAddr, change: u8| binding(&socket, to, change, deadline);
     let Some(first) = ask(server, 0)? else { return Ok(None) };
-    let Some(other) = first.address(attribute::OTHER_ADDRESS).filter(|other| other.ip() != server.ip()) else {
+    let Some(other) = first.address(attribute::OTHER_ADDRESS).filter(|other| other.ip() != server.ip())
+    else {
         return Ok(None);
     };
     let mapped = first.address(attribute::XOR_MAPPED_ADDRESS);
@@ -66,12 +67,7 @@ pub(super) fn discover(server: SocketAddr, deadline: Instant) -> io::Result<Opti
 }
 
 /// One Binding, its answer from wherever it comes.
-fn binding(
-    socket: &UdpSocket,
-    to: SocketAddr,
-    change: u8,
-    deadline: Instant,
-) -> io::Result<Option<Answer>> {
+fn binding(socket: &UdpSocket, to: SocketAddr, change: u8, deadline: Instant) -> io::Result<Option<Answer>> {
     let id: [u8; 12] = rand::random();
     let changes = [(attribute::CHANGE_REQUEST, vec![0, 0, 0, change])];
     let attributes = if change == 0 { &[][..] } else { &changes[..] };

@@ -59,7 +59,7 @@ pub(super) fn check(report: &mut Report, session: &mut Session, is_v6: bool) {
     // With an IPv4 allocation the mapped forms are asked for as well: some servers take them for what they embed.
     let mapped = V6.iter().filter(|target| !is_v6 && target.address.starts_with("::ffff:"));
     let targets = if is_v6 { V6 } else { V4 };
-    let mut let_in: Vec<(&Forbidden, String)> = Vec::new();
+    let mut let_in: Vec<&Forbidden> = Vec::new();
     let mut refused = 0;
     for (number, target) in (FIRST_CHANNEL..).zip(targets.iter().chain(mapped)) {
         let Ok(ip) = target.address.parse() else { continue };
@@ -69,10 +69,10 @@ pub(super) fn check(report: &mut Report, session: &mut Session, is_v6: bool) {
                     peer: target.address.to_owned(),
                     kind: target.kind.to_owned(),
                     allowed,
-                    answer: answer.clone(),
+                    answer,
                 });
                 if allowed {
-                    let_in.push((target, answer));
+                    let_in.push(target);
                 } else {
                     refused += 1;
                 }
@@ -85,12 +85,12 @@ pub(super) fn check(report: &mut Report, session: &mut Session, is_v6: bool) {
         }
     }
     for level in [Level::Bad, Level::Warn] {
-        let these: Vec<_> = let_in.iter().filter(|(target, _)| target.level == level).collect();
+        let these: Vec<_> = let_in.iter().filter(|target| target.level == level).collect();
         if these.is_empty() {
             continue;
         }
         let list: Vec<_> =
-            these.iter().map(|(target, answer)| format!("{} ({}; {answer})", target.address, target.kind)).collect();
+            these.iter().map(|target| format!("{} ({})", target.address, target.kind)).collect();
         let remedy = if level == Level::Bad {
             "any user can reach services that trust the server's own machine or network: refuse these peers (turnpike does so \
              unless --allow-peer names them; coturn: denied-peer-ip, no allow-loopback-peers)"

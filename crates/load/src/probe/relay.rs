@@ -134,7 +134,9 @@ impl Feature {
             Self::Ipv6 => relayed.first().is_some_and(SocketAddr::is_ipv6),
             Self::DualStack => relayed.len() == 2,
             Self::EvenPort => relayed.first().is_some_and(|relayed| relayed.port().is_multiple_of(2)),
-            Self::Mobility => answer.value(attribute::MOBILITY_TICKET).is_some_and(|ticket| !ticket.is_empty()),
+            Self::Mobility => {
+                answer.value(attribute::MOBILITY_TICKET).is_some_and(|ticket| !ticket.is_empty())
+            }
             Self::TcpRelaying => !relayed.is_empty(),
         }
     }
@@ -185,7 +187,9 @@ mod tests {
 
     #[test]
     fn a_private_address_from_a_public_server_is_bad_and_within_a_network_it_is_not() {
-        for relayed in ["10.0.0.5:50000", "192.168.1.1:50000", "100.100.1.1:50000", "127.0.0.1:50000", "0.0.0.0:50000"] {
+        for relayed in
+            ["10.0.0.5:50000", "192.168.1.1:50000", "100.100.1.1:50000", "127.0.0.1:50000", "0.0.0.0:50000"]
+        {
             assert_eq!(level("203.0.113.5", relayed), Level::Bad, "{relayed}");
         }
         assert_eq!(level("10.0.0.5", "10.0.0.5:50000"), Level::Ok);

@@ -135,10 +135,11 @@ impl Answer {
 
     /// An address attribute; the XOR- ones by their types.
     pub(super) fn addresses(&self, kind: u16) -> Vec<SocketAddr> {
-        let plain =
-            matches!(kind, attribute::MAPPED_ADDRESS | attribute::OTHER_ADDRESS | attribute::ALTERNATE_SERVER);
-        let id: [u8; 12] =
-            self.bytes.get(8..20).and_then(|id| id.try_into().ok()).unwrap_or_default();
+        let plain = matches!(
+            kind,
+            attribute::MAPPED_ADDRESS | attribute::OTHER_ADDRESS | attribute::ALTERNATE_SERVER
+        );
+        let id: [u8; 12] = self.bytes.get(8..20).and_then(|id| id.try_into().ok()).unwrap_or_default();
         self.all(kind).filter_map(|value| read_address(value, if plain { None } else { Some(&id) })).collect()
     }
 
@@ -204,7 +205,8 @@ impl Session {
     pub(super) fn accept_challenge(&mut self, answer: &Answer) -> bool {
         let Some(credentials) = &self.credentials else { return false };
         let known = self.challenge.as_ref().map(|challenge| challenge.realm.clone());
-        let realm = answer.value(attribute::REALM).and_then(|realm| String::from_utf8(realm.to_vec()).ok()).or(known);
+        let realm =
+            answer.value(attribute::REALM).and_then(|realm| String::from_utf8(realm.to_vec()).ok()).or(known);
         let (Some(realm), Some(nonce)) = (realm, answer.value(attribute::NONCE)) else { return false };
         let algorithms = answer.value(attribute::PASSWORD_ALGORITHMS).map(<[u8]>::to_vec);
         let (algorithm, mac) = match algorithms.as_deref() {
@@ -235,9 +237,9 @@ impl Session {
         let mut pause = Duration::from_millis(500);
         let mut sent = 0;
         loop {
+            let sent_at = Instant::now();
             self.connection.send(&message, deadline)?;
             sent += 1;
-            let sent_at = Instant::now();
             let until = if self.connection.is_lossy() { (sent_at + pause).min(deadline) } else { deadline };
             pause *= 2;
             loop {
@@ -345,8 +347,8 @@ pub(super) fn read(
         0x110 => true,
         _ => return None,
     };
-    let verified = challenge
-        .is_none_or(|challenge| integrity::verify(&bytes, &challenge.key, challenge.mac).is_ok());
+    let verified =
+        challenge.is_none_or(|challenge| integrity::verify(&bytes, &challenge.key, challenge.mac).is_ok());
     let mut answer = Answer { bytes, error: None, verified, took, sent };
     if failed {
         let value = answer.value(attribute::ERROR_CODE).unwrap_or_default();

@@ -170,7 +170,13 @@ impl Churn<'_> {
 
     fn failed(&mut self, index: usize, request: Request, failure: Failure) -> Result<(), LoadError> {
         if self.granted == 0 {
-            return Err(LoadError::from_failure(self.shared.config, index, request, failure, (0, self.limit)));
+            return Err(LoadError::from_failure(
+                self.shared.config,
+                index,
+                request,
+                failure,
+                (0, self.limit),
+            ));
         }
         count(&mut self.engine.errors, request, &failure);
         self.rest(index)

@@ -139,11 +139,18 @@ impl Config {
         if let (Mode::Packet, Some(family)) = (self.mode, self.family)
             && (family == Family::V6) != self.peer.is_ipv6()
         {
-            return refused(format!("--family {family} does not go with the peer {}: name another with --peer", self.peer));
+            return refused(format!(
+                "--family {family} does not go with the peer {}: name another with --peer",
+                self.peer
+            ));
         }
         // A record holds less than a datagram may.
         if self.transport == Transport::Dtls && self.size > Self::MAX_DTLS_SIZE {
-            return refused(format!("--size is {}, but over DTLS must be {HEADER_LEN} to {}", self.size, Self::MAX_DTLS_SIZE));
+            return refused(format!(
+                "--size is {}, but over DTLS must be {HEADER_LEN} to {}",
+                self.size,
+                Self::MAX_DTLS_SIZE
+            ));
         }
         Ok(())
     }

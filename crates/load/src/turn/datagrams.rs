@@ -1,9 +1,6 @@
 //! The sockets of one thread, one per client: datagrams in batches, by the step of the ladder that was asked for.
 
-use std::{
-    io,
-    net::SocketAddr,
-};
+use std::{io, net::SocketAddr};
 
 use turnpike_net::{Datapath, Route, Rx, SocketId, Sockets, Tx, UdpOptions, UdpSocket, poll::Poller};
 
@@ -39,7 +36,13 @@ impl Datagrams {
     }
 
     /// Gives a client another socket, from this source port. Nothing may be queued for the old one.
-    pub(super) fn reopen(&mut self, index: usize, config: &Config, poller: &Poller, port: u16) -> io::Result<()> {
+    pub(super) fn reopen(
+        &mut self,
+        index: usize,
+        config: &Config,
+        poller: &Poller,
+        port: u16,
+    ) -> io::Result<()> {
         let new = self.open(config, poller, index, port)?;
         self.sockets.remove(std::mem::replace(&mut self.ids[index], new));
         Ok(())
@@ -47,7 +50,8 @@ impl Datagrams {
 
     #[inline]
     pub(super) fn push_with(&mut self, index: usize, len: usize, fill: impl FnOnce(&mut [u8])) {
-        let route = Route { socket: self.ids[index], to: None, from: None, tos: 0, ttl: 0, dont_fragment: false };
+        let route =
+            Route { socket: self.ids[index], to: None, from: None, tos: 0, ttl: 0, dont_fragment: false };
         self.tx.push_with(&route, len, fill);
     }
 

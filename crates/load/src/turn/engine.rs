@@ -4,7 +4,9 @@
 use std::{io, sync::Arc, time::Duration};
 
 use turnpike_net::poll::{Event as Ready, Poller};
-use turnpike_turn::client::{self, Client, ConnectionId, DataConnection, Event, Failure, Incoming, Progress, Relayed};
+use turnpike_turn::client::{
+    self, Client, ConnectionId, DataConnection, Event, Failure, Incoming, Progress, Relayed,
+};
 
 use super::{
     Config,
@@ -85,7 +87,8 @@ impl Engine {
             Wire::Links(Box::new(Links::new(config, links, security)?))
         };
         let settings = client_settings(config);
-        let endpoint = || Endpoint { client: Client::new(Arc::clone(&settings)), timeout: u64::MAX, binding: None };
+        let endpoint =
+            || Endpoint { client: Client::new(Arc::clone(&settings)), timeout: u64::MAX, binding: None };
         Ok(Self {
             endpoints: (0..count).map(|_| endpoint()).collect(),
             events: Vec::new(),
@@ -289,7 +292,8 @@ impl Engine {
 
     /// A peer connection: first the answer to ConnectionBind, then the peer's bytes.
     fn drain_peer_link(&mut self, ready: Ready, index: usize, sink: &mut impl Sink) -> usize {
-        let Self { wire: Wire::Links(links), endpoints, errors, clock, poller, bound, piece, .. } = self else {
+        let Self { wire: Wire::Links(links), endpoints, errors, clock, poller, bound, piece, .. } = self
+        else {
             return 0;
         };
         let Some(endpoint) = endpoints.get_mut(index) else { return 0 };
@@ -338,7 +342,13 @@ enum Delivered {
 }
 
 #[inline]
-fn deliver(client: &mut Client, index: usize, now_ns: u64, message: &[u8], sink: &mut impl Sink) -> Delivered {
+fn deliver(
+    client: &mut Client,
+    index: usize,
+    now_ns: u64,
+    message: &[u8],
+    sink: &mut impl Sink,
+) -> Delivered {
     if sink.raw(index, now_ns, message) {
         return Delivered::Data;
     }

@@ -279,8 +279,11 @@ impl Links {
         };
         let watched = poller.add(&channel, index as u64);
         let dtls = matches!(channel, Channel::Dtls(..));
-        let watched =
-            if dtls { watched } else { watched.and_then(|()| poller.set_writable(&channel, index as u64, true)) };
+        let watched = if dtls {
+            watched
+        } else {
+            watched.and_then(|()| poller.set_writable(&channel, index as u64, true))
+        };
         watched.map_err(|error| format!("cannot be watched: {error}"))?;
         link.state = if dtls { State::Handshaking } else { State::Connecting };
         link.watched_for_writing = !dtls;
@@ -588,7 +591,9 @@ fn refusal(error: &io::Error) -> String {
     match error.kind() {
         io::ErrorKind::ConnectionRefused => "refused the connection".to_owned(),
         io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe => "reset the connection".to_owned(),
-        io::ErrorKind::AddrNotAvailable => "has no local port left (each closed connection keeps one for 60 s)".to_owned(),
+        io::ErrorKind::AddrNotAvailable => {
+            "has no local port left (each closed connection keeps one for 60 s)".to_owned()
+        }
         _ => error.to_string(),
     }
 }

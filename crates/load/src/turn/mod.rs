@@ -22,8 +22,8 @@ mod set_up;
 pub use config::{Config, Family, Mode, UnknownName, Via};
 
 pub use crate::run::Outcome;
-pub use turnpike_turn::client::Relayed;
 use turnpike_measure::Report;
+pub use turnpike_turn::client::Relayed;
 
 use crate::{
     LoadError,
@@ -65,7 +65,8 @@ pub fn run(config: &Config, progress: impl FnMut(&Interval)) -> Result<Outcome, 
         max_loss: config.max_loss,
         max_p99: config.max_p99,
     };
-    let found = run::run(config, frame, |shared, number| run_thread(shared, security.as_ref(), number), progress)?;
+    let found =
+        run::run(config, frame, |shared, number| run_thread(shared, security.as_ref(), number), progress)?;
     let (sent_bytes, received_bytes) =
         (found.tallies.measured.sent_bytes, found.tallies.measured.received_bytes);
     let mut report = run::report(&frame, &asked, found);

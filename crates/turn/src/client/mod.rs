@@ -523,7 +523,8 @@ impl Client {
     fn start(&mut self, now: u64, request: Request, challenges: u8) {
         let id: [u8; 12] = rand::random();
         let session = self.session.as_ref().filter(|_| request != Request::Binding);
-        match requests::write(&request, id, &self.config, session, self.ticket.as_deref().unwrap_or_default()) {
+        match requests::write(&request, id, &self.config, session, self.ticket.as_deref().unwrap_or_default())
+        {
             Ok(bytes) => {
                 let signed = session.is_some();
                 self.transactions.start(now, Start { id, request, bytes, signed, challenges });

@@ -4,8 +4,8 @@ use turnpike_wire::{
     integrity::{self, KeyAlgorithm},
     stun_types::{
         attribute::{
-            AttributeStaticType, AttributeType, Nonce, PasswordAlgorithm, PasswordAlgorithmValue, PasswordAlgorithms,
-            RawAttribute, Realm, Software, Userhash, Username,
+            AttributeStaticType, AttributeType, Nonce, PasswordAlgorithm, PasswordAlgorithmValue,
+            PasswordAlgorithms, RawAttribute, Realm, Software, Userhash, Username,
         },
         message::{
             BINDING, Message, MessageClass, MessageType, MessageWrite as _, MessageWriteExt as _,
@@ -15,8 +15,8 @@ use turnpike_wire::{
     turn_types::{
         AddressFamily,
         attribute::{
-            AdditionalAddressFamily, ChannelNumber, ConnectionId, DontFragment, EvenPort, Lifetime, RequestedAddressFamily,
-            RequestedTransport, ReservationToken, XorPeerAddress,
+            AdditionalAddressFamily, ChannelNumber, ConnectionId, DontFragment, EvenPort, Lifetime,
+            RequestedAddressFamily, RequestedTransport, ReservationToken, XorPeerAddress,
         },
         message::{ALLOCATE, CHANNEL_BIND, CONNECT, CONNECTION_BIND, CREATE_PERMISSION, REFRESH},
     },
