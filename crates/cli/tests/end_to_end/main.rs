@@ -18,6 +18,7 @@ mod invalid_flood;
 mod load_and_reflect;
 mod load_forward;
 mod metrics_live;
+mod probe;
 mod refused_credentials;
 mod reload;
 mod serve_default;
