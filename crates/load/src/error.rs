@@ -219,7 +219,7 @@ pub enum LoadError {
         /// What was asked.
         request: Request,
         /// How it failed.
-        failure: Failure,
+        failure: Box<Failure>,
     },
     /// Threads, epoll and the like.
     #[error("{what}: {source}")]
@@ -265,7 +265,7 @@ impl LoadError {
             Failure::Timeout { unverified: None, .. } => {
                 Self::NoAnswer { transport, server, request, ready, clients }
             }
-            failure => Self::Protocol { server, request, failure },
+            failure => Self::Protocol { server, request, failure: Box::new(failure) },
         }
     }
 }

@@ -1,5 +1,7 @@
 //! The client over TCP, and relaying TCP (RFC 6062).
 
+#![allow(clippy::unwrap_used, reason = "a test says by panicking what went wrong")]
+
 mod client_support;
 
 use std::sync::Arc;

@@ -330,7 +330,7 @@ impl Links {
                     link.records += link.out.len();
                     link.out.clear();
                 }
-                let blocked = loop {
+                loop {
                     if !tls.wants_write() {
                         link.records = 0;
                         break false;
@@ -341,8 +341,7 @@ impl Links {
                         Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                         Err(error) => return Err(refusal(&error)),
                     }
-                };
-                blocked
+                }
             }
             Some(Channel::Dtls(socket, association)) => {
                 if link.state == State::Open {
