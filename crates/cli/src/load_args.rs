@@ -305,7 +305,7 @@ Over TLS and DTLS also full_handshakes and resumed_handshakes.
 
 Over TCP and TLS a message that waits for a slow server is still under way; one that finds no room any more counts as not sent, and \
 as error send_would_block. With --relay tcp each client has a connection to the peer of its own; what comes back on it is cut into \
-pieces of --size bytes.";
+pieces of --size bytes, and sent_bytes and received_bytes are told; a piece that is not what was sent is an error garbled.";
 
 const LOAD_TURN_EXAMPLES: &str = "\
 Examples (with `turnpike reflect` and `turnpike serve --user a:b --allow-peer 127.0.0.0/8 --relay-ip 127.0.0.1` running):

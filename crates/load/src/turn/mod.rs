@@ -72,7 +72,12 @@ pub fn run(config: &Config, progress: impl FnMut(&Interval)) -> Result<Outcome, 
     let mut report = run::report(&frame, &asked, found);
     if config.mode == Mode::Invalid {
         put_amplification(&mut report, sent_bytes, received_bytes);
-    } else if report.sent > 0 && report.received == 0 {
+        return Ok(run::conclude(report, &asked));
+    }
+    if config.mode == Mode::Packet && config.relayed == Relayed::Tcp {
+        put_bytes(&mut report, sent_bytes, received_bytes);
+    }
+    if report.sent > 0 && report.received == 0 {
         report.notes.push(nothing_came_back(config));
     }
     Ok(run::conclude(report, &asked))
@@ -99,6 +104,14 @@ fn finished(config: &Config, engine: Engine, mut rest: run::Finished) -> run::Fi
         rest.sums.insert("resumed_handshakes", resumed as f64);
     }
     run::Finished { errors: engine.errors, ..rest }
+}
+
+/// Bytes that went to peers and came back.
+#[expect(clippy::cast_precision_loss, reason = "figures of a report")]
+fn put_bytes(report: &mut Report, sent: u64, received: u64) {
+    for (name, bytes) in [("sent_bytes", sent), ("received_bytes", received)] {
+        report.extra.insert(name.to_owned(), bytes as f64);
+    }
 }
 
 #[expect(clippy::cast_precision_loss, reason = "figures of a report")]

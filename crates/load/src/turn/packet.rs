@@ -67,7 +67,8 @@ fn measure(
         Via::Channel | Via::Send => set_up::set_up(engine, shared)?,
     }
     let flows = (0..count).map(|index| Flow::new(engine, index, first + index, shared.config));
-    let mut traffic = Traffic { flows: flows.collect(), tallies: Tallies::default(), measure_ns: u64::MAX };
+    let mut traffic =
+        Traffic { flows: flows.collect(), tallies: Tallies::default(), measure_ns: u64::MAX, garbled: 0 };
     shared.thread_is_ready();
     let schedule = loop {
         shared.check()?;
@@ -81,6 +82,10 @@ fn measure(
     drain(engine, &mut traffic, shared)?;
     let cpu = cpu.zip(thread_cpu()).map(|(from, to)| to.saturating_sub(from));
     traffic.tallies.publish(&shared.slots[thread]);
+    // A relayed stream that lost or gained a byte is one to its end.
+    if traffic.garbled > 0 && shared.config.relayed == Relayed::Tcp {
+        engine.errors.insert("garbled", traffic.garbled);
+    }
     let estimates = traffic.flows.iter().filter_map(|flow| flow.jitter.estimate());
     let jitter = estimates.fold((0.0, 0), |(sum, count), estimate| (sum + estimate, count + 1));
     Ok(Finished { jitter, cpu, ..Finished::default() })
@@ -103,6 +108,8 @@ struct Traffic {
     flows: Vec<Flow>,
     tallies: Tallies,
     measure_ns: u64,
+    /// What came back where only our own can, and is not.
+    garbled: u64,
 }
 
 impl Flow {
@@ -196,7 +203,9 @@ impl Sink for Traffic {
     fn raw(&mut self, index: usize, now_ns: u64, datagram: &[u8]) -> bool {
         let flow = &self.flows[index];
         if flow.prefix_len == 0 {
-            self.arrived(index, now_ns, datagram);
+            if !self.arrived(index, now_ns, datagram) {
+                self.garbled += 1;
+            }
             return true;
         }
         let Some(header) = datagram.first_chunk::<{ ChannelData::HEADER_LEN }>() else { return false };

@@ -185,6 +185,9 @@ fn tcp_is_relayed_to_a_tcp_reflector() {
         assert!(result["sent"].as_u64() >= Some(100), "{result}");
         assert_eq!(result["received"], result["sent"], "{result}");
         assert_eq!(result["reordered"], 0, "{result}");
+        let bytes = result["sent"].as_u64().expect("a count") as f64 * 1_000.0;
+        assert_eq!(result["received_bytes"].as_f64(), Some(bytes), "{result}");
+        assert_eq!(result["errors"]["garbled"], Value::Null, "{result}");
     }
 }
 
