@@ -1,4 +1,4 @@
-//! Chores of the repository that are too long for a shell line: `cargo xtask bench relay`, `cargo xtask instructions`.
+//! Chores of the repository that are too long for a shell line: `cargo xtask bench`, `cargo xtask instructions`.
 
 #![forbid(unsafe_code)]
 #![expect(clippy::print_stdout, reason = "a command-line tool: its results go to standard output")]

@@ -26,6 +26,11 @@ pub(crate) struct ForwardArgs {
     #[arg(long, value_name = "D")]
     datapath: Option<String>,
 
+    /// Microseconds for which a worker that has just had something to do looks for more before it sleeps, 0 to 1000: less
+    /// latency for more CPU [default: 0]
+    #[arg(long, value_name = "US")]
+    busy_poll_us: Option<String>,
+
     /// How TCP moves bytes in rules that do not say: auto, splice or buffer [default: auto]
     #[arg(long, value_name = "MODE")]
     copy: Option<String>,
@@ -58,6 +63,7 @@ impl ForwardArgs {
         let mut flags = Flags::new();
         flags.set("forward.workers", "--workers", self.workers);
         flags.set("forward.datapath", "--datapath", self.datapath);
+        flags.set("forward.busy_poll_us", "--busy-poll-us", self.busy_poll_us);
         flags.set("forward.copy", "--copy", self.copy);
         flags.set("admin.listen", "--admin", self.admin);
         flags.set("log.level", "--log", self.log);

@@ -58,6 +58,11 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "D")]
     datapath: Option<String>,
 
+    /// Microseconds for which a worker that has just had something to do looks for more before it sleeps, 0 to 1000: less
+    /// latency for more CPU [default: 0]
+    #[arg(long, value_name = "US")]
+    busy_poll_us: Option<String>,
+
     /// TCP address of /metrics and /healthz, or "off" [default: 127.0.0.1:9641]
     #[arg(long, value_name = "ADDR:PORT|off")]
     admin: Option<String>,
@@ -92,6 +97,7 @@ impl ServeArgs {
         flags.set("peers.deny", "--deny-peer", self.deny_peer);
         flags.set("server.workers", "--workers", self.workers);
         flags.set("server.datapath", "--datapath", self.datapath);
+        flags.set("server.busy_poll_us", "--busy-poll-us", self.busy_poll_us);
         flags.set("admin.listen", "--admin", self.admin);
         flags.set("log.level", "--log", self.log);
         Sources::from_process(self.config, flags)

@@ -10,9 +10,10 @@
 
 use std::{
     collections::VecDeque,
-    io::{self, IoSlice, Read, Write},
-    net::TcpStream,
+    io::{self, IoSlice},
 };
+
+use turnpike_net::TcpSocket;
 
 /// Longest payload of a UDP datagram over IPv4: 65535 - 20 - 8.
 pub(crate) const MAX_DATAGRAM: usize = 65_507;
@@ -21,7 +22,7 @@ pub(crate) const MAX_DATAGRAM: usize = 65_507;
 pub(crate) const SCRATCH: usize = 1 << 16;
 /// Bytes that wait for a slow reader, per stream. The rest of a datagram whose beginning is on its way may exceed it.
 const QUEUE: usize = 128 << 10;
-/// Frames of one writev(2): a GRO super-packet has at most 64 to 128 datagrams.
+/// Frames of one sendmsg(2): a GRO super-packet has at most 64 to 128 datagrams.
 const RUN: usize = 64;
 /// Reads of one stream in one turn, so that others get theirs.
 const READS: usize = 4;
@@ -33,7 +34,7 @@ const PREFIX: usize = 2;
 /// A non-blocking TCP connection that carries datagrams.
 #[derive(Debug)]
 pub(crate) struct Stream {
-    socket: TcpStream,
+    socket: TcpSocket,
     framed: bool,
     /// connect(2) has not ended yet.
     pub(crate) connecting: bool,
@@ -70,8 +71,8 @@ pub(crate) struct Turn {
 }
 
 impl Stream {
-    /// `socket` must be non-blocking and watched for readability, and while connecting also for writability.
-    pub(crate) fn new(socket: TcpStream, framed: bool, connecting: bool) -> Self {
+    /// `socket` must be watched for readability, and while connecting also for writability.
+    pub(crate) fn new(socket: TcpSocket, framed: bool, connecting: bool) -> Self {
         Self {
             socket,
             framed,
@@ -83,12 +84,12 @@ impl Stream {
         }
     }
 
-    pub(crate) fn socket(&self) -> &TcpStream {
+    pub(crate) fn socket(&self) -> &TcpSocket {
         &self.socket
     }
 
     /// Takes another socket after one could not connect; what is queued goes there.
-    pub(crate) fn reconnect(&mut self, socket: TcpStream) {
+    pub(crate) fn reconnect(&mut self, socket: TcpSocket) {
         self.socket = socket;
         self.connecting = true;
         self.interest = (true, true);
@@ -104,9 +105,7 @@ impl Stream {
     /// # Errors
     /// Why it did not.
     pub(crate) fn finish_connecting(&mut self) -> io::Result<bool> {
-        if let Some(error) = self.socket.take_error()? {
-            return Err(error);
-        }
+        self.socket.take_error()?;
         self.connecting = self.socket.peer_addr().is_err();
         Ok(!self.connecting)
     }
@@ -114,7 +113,7 @@ impl Stream {
     /// Sends or queues datagrams, or drops them where the queue is full.
     ///
     /// # Errors
-    /// Those of writev(2) but EAGAIN and EINTR.
+    /// Those of sendmsg(2) but EAGAIN and EINTR.
     pub(crate) fn send<'a>(&mut self, mut datagrams: impl Iterator<Item = &'a [u8]>) -> io::Result<Sent> {
         let most = if self.framed { RUN } else { 1 };
         let mut total = Sent::default();
@@ -135,7 +134,7 @@ impl Stream {
     /// Sends what is queued, as far as the kernel takes it.
     ///
     /// # Errors
-    /// Those of writev(2) but EAGAIN and EINTR.
+    /// Those of sendmsg(2) but EAGAIN and EINTR.
     pub(crate) fn send_queued(&mut self) -> io::Result<()> {
         while !self.connecting && !self.queue.is_empty() {
             let (front, back) = self.queue.as_slices();
@@ -155,7 +154,7 @@ impl Stream {
     /// Reads, and hands on each datagram.
     ///
     /// # Errors
-    /// Those of read(2) but EAGAIN and EINTR.
+    /// Those of recv(2) but EAGAIN and EINTR.
     pub(crate) fn receive(&mut self, scratch: &mut [u8], mut each: impl FnMut(&[u8])) -> io::Result<Turn> {
         let mut turn = Turn::default();
         let room = if self.framed { SCRATCH } else { MAX_DATAGRAM }.min(scratch.len());
@@ -282,16 +281,20 @@ impl Deframer {
 #[cfg(test)]
 #[allow(clippy::cast_possible_truncation, reason = "small numbers, and payload that may wrap")]
 mod tests {
-    use std::net::TcpListener;
+    use std::{
+        io::{Read, Write},
+        net::{TcpListener, TcpStream},
+        os::fd::OwnedFd,
+    };
 
     use super::*;
 
-    fn pair() -> (TcpStream, TcpStream) {
+    fn pair() -> (TcpSocket, TcpStream) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let (far, _) = listener.accept().unwrap();
         near.set_nonblocking(true).unwrap();
-        (near, far)
+        (OwnedFd::from(near).into(), far)
     }
 
     fn frames(datagrams: &[Vec<u8>]) -> Vec<u8> {

@@ -9,6 +9,7 @@ pub mod access;
 mod common;
 mod cross;
 mod listen;
+mod preflight;
 mod proxy_protocol;
 mod resolver;
 pub mod rule;

@@ -2,6 +2,9 @@
 
 use std::{net::IpAddr, time::Duration};
 
+use turnpike_net::ConnectOptions;
+pub use turnpike_net::CopyMode;
+
 use crate::Access;
 
 /// Names a rule in metrics and logs, and across reloads: equal text is the same rule.
@@ -67,18 +70,6 @@ pub enum Balance {
     Failover,
 }
 
-/// How bytes move (TCP).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum CopyMode {
-    /// The shared buffer first, a pooled pipe once a connection proves to be bulk, and back.
-    #[default]
-    Auto,
-    /// splice(2) through a pooled pipe, always.
-    Splice,
-    /// The worker's shared buffer, always.
-    Buffer,
-}
-
 /// PROXY protocol versions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ProxyVersion {
@@ -129,6 +120,18 @@ pub struct Rule {
     pub nodelay: bool,
     /// Connections or sessions of this rule at a time.
     pub max_connections: usize,
-    /// How bytes move.
+    /// How bytes move (TCP).
     pub copy: CopyMode,
+}
+
+impl Rule {
+    /// How its outgoing TCP sockets are made. Those of a [`Rule::transparent`] one also want the client's address as source.
+    pub(crate) fn connect_options(&self) -> ConnectOptions {
+        ConnectOptions {
+            source: self.source,
+            device: self.device.clone(),
+            mark: self.mark,
+            transparent: self.transparent,
+        }
+    }
 }

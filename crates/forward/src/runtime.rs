@@ -15,6 +15,7 @@ use crate::{
     Access, Rule, RuleId,
     common::Common,
     listen::{self, Bound, Held, Kind},
+    preflight,
     resolver::{Resolver, system_lookup},
     state::{Gauge, RuleState},
     targets::Targets,
@@ -28,11 +29,14 @@ pub struct Settings {
     pub workers: usize,
     /// How datagrams enter and leave.
     pub datapath: Datapath,
+    /// How long a worker that has just had something to do looks for more before it sleeps; zero sleeps at once.
+    pub busy_poll: Duration,
     /// Asked before each rule's own.
     pub access: Access,
     /// Connections and sessions of all rules at a time.
     pub max_connections: usize,
-    /// Age at which a resolved name is resolved again. Fixed at the start, as are `workers` and `datapath`.
+    /// Age at which a resolved name is resolved again. Fixed at the start, as are `workers`, `datapath` and
+    /// `busy_poll`.
     pub resolve_every: Duration,
     /// Start although some rules cannot be bound.
     pub keep_going: bool,
@@ -49,6 +53,18 @@ pub enum StartError {
         rule: String,
         /// Where.
         address: SocketAddr,
+        /// The kernel's answer.
+        source: io::Error,
+        /// What to do about it.
+        remedy: &'static str,
+    },
+    /// A rule's sockets towards its targets cannot be made as it asks.
+    #[error("rule {rule}: cannot send {what}: {source}; {remedy}")]
+    Outgoing {
+        /// Which.
+        rule: String,
+        /// What it asks for, such as "from 10.0.0.1".
+        what: String,
         /// The kernel's answer.
         source: io::Error,
         /// What to do about it.
@@ -222,8 +238,14 @@ impl Forwarder {
         for number in 0..count {
             let (commands, inbox) = mpsc::channel();
             let shared = Arc::new(Shared::default());
-            let (worker, waker) =
-                Worker::new(number, settings.datapath, &common, inbox, Arc::clone(&shared))?;
+            let (worker, waker) = Worker::new(
+                number,
+                settings.datapath,
+                settings.busy_poll,
+                &common,
+                inbox,
+                Arc::clone(&shared),
+            )?;
             workers.push(worker);
             handles.push(Handle { line: Line { commands, waker }, shared, thread: None });
         }
@@ -245,7 +267,8 @@ impl Forwarder {
         let mut failed = Vec::new();
         let mut in_force = Rules::default();
         for rule in rules {
-            let bound = listen::bind(rule, count, settings.datapath, &mut Held::default());
+            let bound = preflight::check(rule)
+                .and_then(|()| listen::bind(rule, count, settings.datapath, &mut Held::default()));
             let (addresses, bound) = match bound {
                 Ok(bound) => bound,
                 Err(error) if settings.keep_going => {
@@ -281,11 +304,12 @@ impl Forwarder {
 
     /// Adds, changes and removes rules; connections of unchanged rules live on, those of removed and changed ones are left to
     /// finish, their listeners close. A TCP address that an old and a new rule share is handed over, so that no client
-    /// waiting there is lost. On error the old rules stay in force.
+    /// waiting there is lost. On error the old rules stay in force. With [`Settings::keep_going`] rules that cannot be bound are
+    /// left out and returned, as long as another one is in force.
     ///
     /// # Errors
     /// [`StartError`].
-    pub fn reload(&self, settings: &Settings, rules: &[Rule]) -> Result<(), StartError> {
+    pub fn reload(&self, settings: &Settings, rules: &[Rule]) -> Result<Vec<StartError>, StartError> {
         let mut in_force = self.rules();
         let is_kept = |active: &Active| rules.contains(&active.state.rule);
         let is_new = |rule: &&Rule| !in_force.active.iter().any(|active| active.state.rule == **rule);
@@ -297,13 +321,29 @@ impl Forwarder {
         let mut next_key = in_force.next_key;
         let mut come: Vec<Vec<(Arc<RuleState>, Bound)>> = self.workers.iter().map(|_| Vec::new()).collect();
         let mut newcomers = Vec::new();
+        let mut failed = Vec::new();
         for rule in rules.iter().filter(is_new) {
-            let (addresses, bound) = listen::bind(rule, self.workers.len(), self.datapath, &mut held)?;
+            let bound = preflight::check(rule)
+                .and_then(|()| listen::bind(rule, self.workers.len(), self.datapath, &mut held));
+            let (addresses, bound) = match bound {
+                Ok(bound) => bound,
+                Err(error) if settings.keep_going => {
+                    failed.push(error);
+                    continue;
+                }
+                Err(error) => return Err(error),
+            };
             let state = self.new_state(rule, &mut next_key);
             for (come, bound) in come.iter_mut().zip(bound) {
                 come.push((Arc::clone(&state), bound));
             }
             newcomers.push(Active { state, addresses });
+        }
+        if newcomers.is_empty()
+            && !in_force.active.iter().any(is_kept)
+            && let Some(error) = failed.pop()
+        {
+            return Err(error);
         }
         // Nothing can fail from here on.
         in_force.next_key = next_key;
@@ -329,7 +369,7 @@ impl Forwarder {
                 break;
             }
         }
-        Ok(())
+        Ok(failed)
     }
 
     /// Counters of each rule. A rule that was removed is among them until its last connection ends.

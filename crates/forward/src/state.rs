@@ -2,7 +2,7 @@
 
 use std::sync::{
     Arc,
-    atomic::{AtomicU64, AtomicUsize, Ordering},
+    atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
 };
 
 use turnpike_net::ConnectOptions;
@@ -19,17 +19,32 @@ pub(crate) struct RuleState {
     pub(crate) connect: ConnectOptions,
     /// Connections and sessions now, and the limit on them.
     pub(crate) active: Gauge,
+    /// No target could be reached at the last try.
+    unreachable: AtomicBool,
 }
 
 impl RuleState {
     pub(crate) fn new(key: u32, rule: Rule, targets: Targets) -> Self {
-        let connect = ConnectOptions {
-            source: rule.source,
-            device: rule.device.clone(),
-            mark: rule.mark,
-            transparent: rule.transparent,
-        };
-        Self { key, active: Gauge::new(rule.max_connections), rule, targets, connect }
+        let connect = rule.connect_options();
+        Self {
+            key,
+            active: Gauge::new(rule.max_connections),
+            rule,
+            targets,
+            connect,
+            unreachable: AtomicBool::new(false),
+        }
+    }
+
+    /// A connection found no target; `true` when that is news.
+    pub(crate) fn is_now_unreachable(&self) -> bool {
+        !self.unreachable.swap(true, Ordering::Relaxed)
+    }
+
+    /// A connection reached a target; `true` when that is news.
+    pub(crate) fn is_reached_again(&self) -> bool {
+        // Read alone first: this is asked for each connection, by all workers.
+        self.unreachable.load(Ordering::Relaxed) && self.unreachable.swap(false, Ordering::Relaxed)
     }
 }
 

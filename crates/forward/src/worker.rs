@@ -73,11 +73,13 @@ impl Worker {
     pub(crate) fn new(
         number: usize,
         datapath: Datapath,
+        busy_poll: Duration,
         common: &Arc<Common>,
         inbox: mpsc::Receiver<Command>,
         shared: Arc<Shared>,
     ) -> io::Result<(Self, Waker)> {
-        let poller = Poller::new()?;
+        let mut poller = Poller::new()?;
+        poller.set_busy_poll(busy_poll);
         let waker = Waker::new(&poller, WAKER)?;
         let worker = Self {
             number,
@@ -130,9 +132,10 @@ impl Worker {
     /// Serves until told to stop.
     pub(crate) fn run(&mut self) {
         let mut events: Vec<Event> = Vec::new();
+        let mut now = self.now();
         loop {
-            let timeout = self.timeout();
-            match self.poller.wait(timeout) {
+            let due = self.due();
+            match self.poller.wait_until(now, due) {
                 Ok(ready) => {
                     events.clear();
                     events.extend_from_slice(ready);
@@ -142,7 +145,7 @@ impl Worker {
                     return;
                 }
             }
-            let now = self.now();
+            now = self.now();
             self.dirty |= !events.is_empty();
             let (mut woken, mut newcomers) = (false, false);
             for event in &events {
@@ -233,11 +236,11 @@ impl Worker {
         let _ = change.done.send(());
     }
 
-    fn timeout(&self) -> Option<Duration> {
+    /// When something is to be done that no event announces.
+    fn due(&self) -> Option<u64> {
         let publish = self.dirty.then_some(self.published_ms + PUBLISH_MS);
         let udp = self.udp.as_ref().and_then(udp::Engine::next_timeout);
-        let due = [publish, udp, self.tcp.next_timeout()].into_iter().flatten().min()?;
-        Some(Duration::from_millis(due.saturating_sub(self.now())))
+        [publish, udp, self.tcp.next_timeout()].into_iter().flatten().min()
     }
 
     fn publish(&mut self, now: u64) {

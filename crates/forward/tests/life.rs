@@ -59,6 +59,41 @@ fn with_keep_going_the_other_rules_run() {
 }
 
 #[test]
+fn a_source_that_is_not_ours_names_the_rule_and_nothing_listens() {
+    let (other, free) = listener();
+    drop(other);
+    // RFC 5737: no machine has this address.
+    let mut foreign = rule("foreign", greeter("b"));
+    foreign.source = Some([203, 0, 113, 1].into());
+    let rules = [at(rule("good", greeter("a")), free), foreign];
+    let error = Forwarder::start(&settings(), &rules, Arc::new(Reports::default())).err().expect("an error");
+    assert!(matches!(&error, StartError::Outgoing { rule, .. } if rule == "foreign"), "{error}");
+    assert!(TcpStream::connect(free).is_err());
+}
+
+#[test]
+fn with_keep_going_a_reload_takes_what_it_can() {
+    let (taken, address) = listener();
+    let mut settings = settings();
+    settings.keep_going = true;
+    let (good, bad) = (rule("good", greeter("a")), at(rule("bad", greeter("b")), address));
+    let rules = [bad.clone(), good];
+    let (forwarder, failed) = Forwarder::start(&settings, &rules, Arc::new(Reports::default())).unwrap();
+    assert_eq!(failed.len(), 1);
+    let rules = [&rules[..], &[rule("new", greeter("n"))]].concat();
+    let failed = forwarder.reload(&settings, &rules).unwrap();
+    assert!(failed[0].to_string().contains("rule bad: "), "{failed:?}");
+    let new = forwarder.listeners().into_iter().find(|(id, _)| id.0 == "new").expect("it listens").1;
+    assert_eq!(read_exactly(&mut support::client(new), 1), b"n");
+    // Where nothing would be left, the old rules stay.
+    assert!(forwarder.reload(&settings, &[bad]).is_err());
+    assert_eq!(read_exactly(&mut support::client(new), 1), b"n");
+    drop(taken);
+    assert!(forwarder.reload(&settings, &rules).unwrap().is_empty());
+    assert_eq!(read_exactly(&mut support::client(address), 1), b"b");
+}
+
+#[test]
 fn several_workers_share_one_port() {
     let mut settings = settings();
     settings.workers = 3;

@@ -163,7 +163,7 @@ fn a_transparent_rule_shows_the_target_the_client_s_own_address() {
     let (server, target) = listener();
     let options = turnpike_net::ConnectOptions { transparent: true, ..Default::default() };
     if turnpike_net::TcpSocket::connect(target, &options).is_err() {
-        println!("without CAP_NET_ADMIN there is nothing to test");
+        println!("SKIPPED: no CAP_NET_ADMIN for a transparent rule");
         return;
     }
     drop(accept(&server));

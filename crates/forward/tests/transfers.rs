@@ -271,30 +271,3 @@ fn an_urgent_byte_stays_in_the_stream() {
         assert_eq!(read_all(&mut server), b"abc!def", "{mode:?}");
     }
 }
-
-#[test]
-fn ten_thousand_short_connections_leave_nothing_behind() {
-    let running = Running::start(&[rule("r", support::greeter("hello"))]);
-    let address = running.address("r");
-    let count = 10_000;
-    let clients: Vec<_> = (0..4)
-        .map(|_| {
-            thread::spawn(move || {
-                for _ in 0..count / 4 {
-                    let mut client = support::client(address);
-                    assert_eq!(read_exactly(&mut client, 5), b"hello");
-                    client.write_all(b"x").unwrap();
-                    assert_eq!(read_exactly(&mut client, 1), b"x");
-                }
-            })
-        })
-        .collect();
-    clients.into_iter().for_each(|client| client.join().unwrap());
-    let reports = running.log.wait(count);
-    assert!(reports.iter().all(|report| report.reason == EndReason::Finished && report.to_client == 6));
-    assert_eq!(running.forwarder.active(), 0);
-    until(
-        || (running.snapshot("r").ended == [(EndReason::Finished, count as u64)]).then_some(()),
-        "counters",
-    );
-}

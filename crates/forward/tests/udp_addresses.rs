@@ -104,7 +104,7 @@ fn in_namespace(test: &str, body: impl FnOnce()) {
     };
     // A user namespace needs no privilege, but is often forbidden in containers, where root may do without.
     let Some(flags) = ["-n", "-rn"].into_iter().find(allowed) else {
-        return println!("SKIPPED {test}: unshare(1) and ip(8) cannot make a network namespace here");
+        return println!("SKIPPED: {test}: unshare(1) and ip(8) cannot make a network namespace here");
     };
     let output = Command::new("unshare")
         .arg(flags)

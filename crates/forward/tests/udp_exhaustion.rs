@@ -8,6 +8,7 @@ use std::{
     fs::File,
     io::{Read, Write},
     net::TcpStream,
+    os::unix::fs::FileExt,
     process::Command,
     time::Duration,
 };
@@ -45,6 +46,8 @@ fn starve() {
     let datagrams = worker.add(RuleKey(2), &rule(Protocol::Udp, listen, echo.address), Datapath::Gso);
     let (old, new) = (client(datagrams), client(datagrams));
     expect_echo(&old, b"old");
+    // Opened while there are descriptors.
+    let stat = File::open("/proc/self/stat").unwrap();
     let mut clients: Vec<TcpStream> = Vec::new();
     while let Ok(stream) = TcpStream::connect(streams) {
         stream.set_read_timeout(Some(DEADLINE)).unwrap();
@@ -60,6 +63,11 @@ fn starve() {
         fill.extend(std::iter::from_fn(|| File::open("/dev/null").ok()));
         quiet = if fill.len() == before { quiet + 1 } else { 0 };
     }
+    // Level-triggered, a queue that cannot be emptied would wake the worker for ever.
+    let busy = cpu_time(&stat);
+    std::thread::sleep(Duration::from_millis(400));
+    let busy = cpu_time(&stat) - busy;
+    assert!(busy < Duration::from_millis(50), "{busy:?} of processor time");
     // Every descriptor is taken. Who is known is served on, who is not finds no room.
     new.send(b"new").unwrap();
     eventually("dropped", || {
@@ -87,4 +95,14 @@ fn starve() {
     late.read_exact(&mut bytes).unwrap();
     assert_eq!(&bytes, b"late");
     expect_echo(&new, b"new");
+}
+
+/// Of this process, by proc_pid_stat(5), in steps of 10 ms.
+fn cpu_time(stat: &File) -> Duration {
+    let mut bytes = [0; 1024];
+    let len = stat.read_at(&mut bytes, 0).unwrap();
+    let text = String::from_utf8_lossy(&bytes[..len]);
+    let (_, fields) = text.rsplit_once(") ").unwrap();
+    let ticks: u64 = fields.split(' ').skip(11).take(2).map(|field| field.parse::<u64>().unwrap()).sum();
+    Duration::from_millis(ticks * 10)
 }

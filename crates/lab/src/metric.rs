@@ -62,52 +62,60 @@ pub const SEGMENTS_PER_SUPERPACKET: &str = "segments_per_superpacket";
 
 /// Every metric that has a direction or a unit.
 pub const METRICS: &[Metric] = &[
-    metric(DELIVERED_PPS, "/s", Direction::Higher, "delivered at the far ends"),
-    metric(DELIVERED, "", Direction::Higher, "delivered at the far ends"),
-    metric(DELIVERED_BYTES, "B", Direction::Higher, "payload delivered at the far ends"),
-    metric("delivered_bps", "bit/s", Direction::Higher, "payload delivered at the far ends"),
-    metric("offered_pps", "/s", Direction::Neither, "sent by the generator"),
-    metric("loss_percent", "%", Direction::Lower, "lost on the way"),
-    metric("transactions_per_s", "/s", Direction::Higher, "requests answered"),
-    metric("connections_per_s", "/s", Direction::Higher, "connections opened and closed"),
-    metric(PACKETS_PER_CPU_S, "/s", Direction::Higher, "delivered per CPU-second of the subject"),
-    metric(PACKETS_PER_BUSY_S, "/s", Direction::Higher, "delivered per busy second of the subject's cores"),
-    metric(CPU_US_PER_PACKET, "µs", Direction::Lower, "CPU of the subject per delivered datagram"),
-    metric(BUSY_US_PER_PACKET, "µs", Direction::Lower, "busy time of its cores per delivered datagram"),
-    metric(CPU_S_PER_GB, "s", Direction::Lower, "CPU of the subject per delivered GB"),
-    metric(SUBJECT_CPU_S, "s", Direction::Lower, "CPU of the subject"),
-    metric(SUBJECT_USER_S, "s", Direction::Lower, "of it in user space"),
-    metric(SUBJECT_SYSTEM_S, "s", Direction::Lower, "of it in the kernel"),
-    metric(CORE_BUSY_S, "s", Direction::Lower, "busy time of the subject's cores"),
-    metric("machine_cpu_s", "s", Direction::Lower, "CPU of the whole machine"),
-    metric("machine_softirq_s", "s", Direction::Neither, "of it in softirq"),
-    metric(STEAL_PERCENT, "%", Direction::Neither, "CPU taken away by the hypervisor"),
-    metric("latency_p50_us", "µs", Direction::Lower, "latency from the due time, median"),
-    metric("latency_p90_us", "µs", Direction::Lower, "latency from the due time, 90 %"),
-    metric("latency_p99_us", "µs", Direction::Lower, "latency from the due time, 99 %"),
-    metric("latency_p999_us", "µs", Direction::Lower, "latency from the due time, 99.9 %"),
-    metric("latency_max_us", "µs", Direction::Lower, "latency from the due time, largest"),
-    metric("jitter_us", "µs", Direction::Lower, "interarrival jitter (RFC 3550)"),
-    metric(LATE_P99_US, "µs", Direction::Neither, "lateness of the generator, 99 %"),
-    metric("find_max_0_pps", "/s", Direction::Higher, "highest rate without loss"),
-    metric("find_max_0.1_pps", "/s", Direction::Higher, "highest rate with at most 0.1 % loss"),
-    metric("find_max_0.5_pps", "/s", Direction::Higher, "highest rate with at most 0.5 % loss"),
-    metric("rss_bytes", "B", Direction::Lower, "resident memory of the subject, at most"),
-    metric("context_switches", "", Direction::Lower, "of the subject"),
-    metric("migrations", "", Direction::Lower, "of the subject between CPUs"),
-    metric("syscalls", "", Direction::Lower, "of the subject"),
-    metric("cycles", "", Direction::Lower, "of the subject"),
-    metric("instructions", "", Direction::Lower, "of the subject"),
-    metric("cache_misses", "", Direction::Lower, "of the subject"),
-    metric("branch_misses", "", Direction::Lower, "of the subject"),
-    metric("socket_drops", "", Direction::Lower, "datagrams dropped at full receive buffers"),
-    metric("interface_drops", "", Direction::Lower, "packets dropped at interfaces"),
-    metric(SEGMENTS_PER_SUPERPACKET, "", Direction::Neither, "datagrams per interface packet"),
-    metric("batch_occupancy", "", Direction::Neither, "datagrams per receive call"),
+    higher(DELIVERED_PPS, "/s", "delivered at the far ends"),
+    higher(DELIVERED, "", "delivered at the far ends"),
+    higher(DELIVERED_BYTES, "B", "payload delivered at the far ends"),
+    higher("delivered_bps", "bit/s", "payload delivered at the far ends"),
+    neither("offered_pps", "/s", "sent by the generator"),
+    lower("loss_percent", "%", "lost on the way"),
+    higher("transactions_per_s", "/s", "requests answered"),
+    higher("connections_per_s", "/s", "connections opened and closed"),
+    higher(PACKETS_PER_CPU_S, "/s", "delivered per CPU-second of the subject"),
+    higher(PACKETS_PER_BUSY_S, "/s", "delivered per busy second of the subject's cores"),
+    lower(CPU_US_PER_PACKET, "µs", "CPU of the subject per delivered datagram"),
+    lower(BUSY_US_PER_PACKET, "µs", "busy time of its cores per delivered datagram"),
+    lower(CPU_S_PER_GB, "s", "CPU of the subject per delivered GB"),
+    lower(SUBJECT_CPU_S, "s", "CPU of the subject"),
+    lower(SUBJECT_USER_S, "s", "of it in user space"),
+    lower(SUBJECT_SYSTEM_S, "s", "of it in the kernel"),
+    lower(CORE_BUSY_S, "s", "busy time of the subject's cores"),
+    lower("machine_cpu_s", "s", "CPU of the whole machine"),
+    neither("machine_softirq_s", "s", "of it in softirq"),
+    neither(STEAL_PERCENT, "%", "CPU taken away by the hypervisor"),
+    lower("latency_p50_us", "µs", "latency from the due time, median"),
+    lower("latency_p90_us", "µs", "latency from the due time, 90 %"),
+    lower("latency_p99_us", "µs", "latency from the due time, 99 %"),
+    lower("latency_p999_us", "µs", "latency from the due time, 99.9 %"),
+    lower("latency_max_us", "µs", "latency from the due time, largest"),
+    lower("jitter_us", "µs", "interarrival jitter (RFC 3550)"),
+    neither(LATE_P99_US, "µs", "lateness of the generator, 99 %"),
+    higher("find_max_0_pps", "/s", "highest rate without loss"),
+    higher("find_max_0.1_pps", "/s", "highest rate with at most 0.1 % loss"),
+    higher("find_max_0.5_pps", "/s", "highest rate with at most 0.5 % loss"),
+    lower("rss_bytes", "B", "resident memory of the subject, at most"),
+    lower("context_switches", "", "of the subject"),
+    lower("migrations", "", "of the subject between CPUs"),
+    lower("syscalls", "", "of the subject"),
+    lower("cycles", "", "of the subject"),
+    lower("instructions", "", "of the subject"),
+    lower("cache_misses", "", "of the subject"),
+    lower("branch_misses", "", "of the subject"),
+    lower("socket_drops", "", "datagrams dropped at full receive buffers"),
+    lower("interface_drops", "", "packets dropped at interfaces"),
+    neither(SEGMENTS_PER_SUPERPACKET, "", "datagrams per interface packet"),
+    neither("batch_occupancy", "", "datagrams per receive call"),
 ];
 
-const fn metric(name: &'static str, unit: &'static str, better: Direction, about: &'static str) -> Metric {
-    Metric { name, unit, better, about }
+const fn higher(name: &'static str, unit: &'static str, about: &'static str) -> Metric {
+    Metric { name, unit, better: Direction::Higher, about }
+}
+
+const fn lower(name: &'static str, unit: &'static str, about: &'static str) -> Metric {
+    Metric { name, unit, better: Direction::Lower, about }
+}
+
+const fn neither(name: &'static str, unit: &'static str, about: &'static str) -> Metric {
+    Metric { name, unit, better: Direction::Neither, about }
 }
 
 /// The metric of this name, if it is listed.

@@ -1,11 +1,12 @@
-//! turnpike's instruments: latency histograms, rates, sequence bookkeeping, jitter, and the result that every
-//! generator writes.
+//! turnpike's instruments: latency histograms, rates, sequence bookkeeping, jitter, what the kernel counts, and the result
+//! that every generator writes.
 //!
 //! Everything here is owned by one thread and merged by whoever reports; nothing locks, and nothing that is called
 //! per datagram allocates.
 #![forbid(unsafe_code)]
 
 pub mod jitter;
+pub mod kernel;
 pub mod latency;
 pub mod rate;
 pub mod report;

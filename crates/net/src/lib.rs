@@ -7,8 +7,11 @@
 //! Tx::flush                          super-packets by UDP_SEGMENT, sendmmsg, or sendmsg, as the data path says
 //! ```
 //!
-//! This crate knows no TURN. It is the only one that calls the kernel with `unsafe`.
+//! Streams have a life of their own: [`tcp`] makes the sockets, [`copy`] moves bytes from one to the other.
+//!
+//! This crate knows no TURN and no forwarding. It is the only one that calls the kernel with `unsafe`.
 
+pub mod copy;
 pub mod datapath;
 pub mod error_queue;
 pub mod limits;
@@ -21,6 +24,7 @@ mod sys;
 pub mod tcp;
 pub mod tx;
 
+pub use copy::{CopyMode, Flow, Mover, Pumped};
 pub use datapath::Datapath;
 pub use rx::{Buffer, Rx, Span};
 pub use socket::{SocketId, Sockets, UdpOptions, UdpSocket};

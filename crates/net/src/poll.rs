@@ -4,7 +4,7 @@ use std::{
     io,
     os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd},
     sync::Arc,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use crate::sys;
@@ -31,6 +31,9 @@ pub struct Event {
 /// what they bring.
 const BATCH: usize = 256;
 
+/// The token of a poller's own timer; callers must not use it.
+const TIMER: u64 = u64::MAX - 1;
+
 /// An epoll instance.
 #[derive(Debug)]
 pub struct Poller {
@@ -39,6 +42,13 @@ pub struct Poller {
     events: Vec<Event>,
     /// Whether the kernel has epoll_pwait2(2).
     fine: bool,
+    /// timerfd(2) of [`Poller::wait_until`], and for when it is set.
+    timer: OwnedFd,
+    alarm: Option<u64>,
+    /// How long to look again before sleeping.
+    busy_poll: Duration,
+    /// The last wait brought something.
+    lively: bool,
 }
 
 impl Poller {
@@ -49,12 +59,30 @@ impl Poller {
     pub fn new() -> io::Result<Self> {
         // SAFETY: no pointers; the result is checked before it is owned.
         let fd = unsafe { OwnedFd::from_raw_fd(sys::check(libc::epoll_create1(libc::EPOLL_CLOEXEC))?) };
-        Ok(Self {
+        let flags = libc::TFD_CLOEXEC | libc::TFD_NONBLOCK;
+        // SAFETY: as above, for timerfd_create(2).
+        let timer =
+            unsafe { OwnedFd::from_raw_fd(sys::check(libc::timerfd_create(libc::CLOCK_MONOTONIC, flags))?) };
+        let poller = Self {
             fd,
             raw: vec![libc::epoll_event { events: 0, u64: 0 }; BATCH],
             events: Vec::with_capacity(BATCH),
             fine: true,
-        })
+            timer,
+            alarm: None,
+            busy_poll: Duration::ZERO,
+            lively: false,
+        };
+        // Edge-triggered, it need not be read: each expiration is one event.
+        poller.control(libc::EPOLL_CTL_ADD, &poller.timer, TIMER, libc::EPOLLIN | libc::EPOLLET)?;
+        Ok(poller)
+    }
+
+    /// How long [`Poller::wait_until`] looks again and again after it has brought something, before it sleeps; zero, the
+    /// default, sleeps at once. A wake-up costs a busy worker many microseconds of latency (an interrupt to its core, leaving
+    /// the idle state); looking costs its core all of this time after each batch.
+    pub fn set_busy_poll(&mut self, time: Duration) {
+        self.busy_poll = time;
     }
 
     /// Watches for readability.
@@ -130,6 +158,53 @@ impl Poller {
         .map(|_| ())
     }
 
+    /// Waits until `due` on the caller's clock, whose reading is `now`, both in milliseconds; `None` is for ever. Never
+    /// returns much too late, but may return early with nothing.
+    ///
+    /// A loop whose deadline hardly changes pays nothing for it: it is a timer that stays set, whereas a time-out of
+    /// epoll_wait(2) is set up and taken down by each call that sleeps.
+    ///
+    /// # Errors
+    /// Those of epoll_wait(2) but EINTR, and of timerfd_settime(2).
+    pub fn wait_until(&mut self, now: u64, due: Option<u64>) -> io::Result<&[Event]> {
+        if due.is_some_and(|due| due <= now) {
+            self.wait(Some(Duration::ZERO))?;
+            self.lively = !self.events.is_empty();
+            return Ok(&self.events);
+        }
+        if let Some(due) = due
+            && self.alarm.is_none_or(|alarm| due < alarm || alarm <= now)
+        {
+            self.set_alarm(Duration::from_millis(due - now))?;
+            self.alarm = Some(due);
+        }
+        if self.lively && !self.busy_poll.is_zero() {
+            let until = Instant::now() + self.busy_poll;
+            while Instant::now() < until {
+                if !self.wait(Some(Duration::ZERO))?.is_empty() {
+                    return Ok(&self.events);
+                }
+            }
+        }
+        self.wait(None)?;
+        self.lively = !self.events.is_empty();
+        Ok(&self.events)
+    }
+
+    fn set_alarm(&self, after: Duration) -> io::Result<()> {
+        let value = libc::timespec {
+            tv_sec: libc::time_t::try_from(after.as_secs()).unwrap_or(libc::time_t::MAX),
+            tv_nsec: after.subsec_nanos().into(),
+        };
+        let never = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+        let setting = libc::itimerspec { it_interval: never, it_value: value };
+        // SAFETY: the pointer is to a live `itimerspec`; the old setting is not asked for.
+        let done = unsafe {
+            libc::timerfd_settime(self.timer.as_raw_fd(), 0, &raw const setting, std::ptr::null_mut())
+        };
+        sys::check(done).map(|_| ())
+    }
+
     /// Waits, `None` for ever; as exact as the thread's timer slack (see [`crate::limits::exact_timers`]), or in whole
     /// milliseconds, rounded up, before Linux 5.11. An interruption by a signal counts as a time-out.
     ///
@@ -142,7 +217,11 @@ impl Poller {
             Err(error) if error.kind() == io::ErrorKind::Interrupted => 0,
             Err(error) => return Err(error),
         };
-        self.events.extend(self.raw[..count].iter().map(|raw| {
+        let raised = self.raw[..count].iter().filter(|raw| raw.u64 != TIMER);
+        if raised.clone().count() < count {
+            self.alarm = None;
+        }
+        self.events.extend(raised.map(|raw| {
             let flags = raw.events.cast_signed();
             Event {
                 token: raw.u64,

@@ -268,6 +268,7 @@ impl<K: Kernel> Sender<'_, K> {
     /// Everything but the segment size, which is known only when the message is complete.
     fn write_control(&mut self, at: usize) -> usize {
         let Some(route) = &self.route else { return 0 };
+        let ttl = self.socket.ttl_to_name(route.ttl, self.batch.messages.is_empty());
         let mut writer = ControlWriter::new(&mut self.batch.controls[at]);
         let v6 = self.socket.is_v6();
         match route.from {
@@ -292,10 +293,10 @@ impl<K: Kernel> Sender<'_, K> {
                 if v6 { (libc::IPPROTO_IPV6, libc::IPV6_TCLASS) } else { (libc::IPPROTO_IP, libc::IP_TOS) };
             writer.push(level, kind, c_int::from(route.tos));
         }
-        if route.ttl != 0 {
+        if ttl != 0 {
             let (level, kind) =
                 if v6 { (libc::IPPROTO_IPV6, libc::IPV6_HOPLIMIT) } else { (libc::IPPROTO_IP, libc::IP_TTL) };
-            writer.push(level, kind, c_int::from(route.ttl));
+            writer.push(level, kind, c_int::from(ttl));
         }
         writer.len()
     }

@@ -100,6 +100,17 @@ pub(crate) fn set_option(fd: BorrowedFd<'_>, level: c_int, name: c_int, value: c
     .map(|_| ())
 }
 
+/// getsockopt(2) of an integer.
+pub(crate) fn get_option(fd: BorrowedFd<'_>, level: c_int, name: c_int) -> io::Result<c_int> {
+    let mut value: c_int = 0;
+    let mut len = mem::size_of::<c_int>() as u32;
+    // SAFETY: the pointer and length describe `value`, and the kernel writes no more.
+    check(unsafe {
+        libc::getsockopt(fd.as_raw_fd(), level, name, (&raw mut value).cast::<c_void>(), &raw mut len)
+    })?;
+    Ok(value)
+}
+
 /// The address that a socket is bound to.
 pub(crate) fn local_address(fd: BorrowedFd<'_>) -> io::Result<SocketAddr> {
     let mut raw = RawAddress::empty();

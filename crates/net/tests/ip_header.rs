@@ -54,6 +54,43 @@ fn zero_leaves_the_sockets_default() {
 }
 
 #[test]
+fn a_usual_ttl_is_kept_by_the_socket_and_others_still_leave_as_asked() {
+    for ip in [V4, V6] {
+        for datapath in DATAPATHS {
+            let to = bind(ip, &UdpOptions { ip_header: true, ..UdpOptions::default() });
+            let mut sender = Sender::new(datapath, ip, &UdpOptions::default());
+            let route = sender.route(to.local_addr());
+            let mut rx = Rx::new(datapath);
+            let mut default = None;
+            // Long runs change what the socket has, in the midst of others, one a flush and several a flush.
+            for (round, usual) in [0, 41, 41, 41, 0, 17, 0, 0, 93].into_iter().enumerate() {
+                let mut expected = Vec::new();
+                for at in 0..40_usize {
+                    let ttl = if usual != 0 && at % 19 == 18 { 5 } else { usual };
+                    // Lengths differ, so that each is a message of its own.
+                    sender.tx.push_bytes(&Route { ttl, ..route }, &vec![0; 1 + at]);
+                    expected.push((1 + at, ttl));
+                    if round % 2 == 0 || at % 7 == 0 {
+                        sender.flush();
+                    }
+                }
+                sender.flush();
+                let got = receive(&mut rx, &[&to], expected.len());
+                let default = *default.get_or_insert(got[0].ttl);
+                assert!(default >= 32 && default != 41, "{default}");
+                // Within a flush, datagrams of one route leave together.
+                let mut seen: Vec<_> = got.iter().map(|d| (d.bytes.len(), d.ttl)).collect();
+                seen.sort_unstable();
+                for (_, ttl) in &mut expected {
+                    *ttl = if *ttl == 0 { default } else { *ttl };
+                }
+                assert_eq!(seen, expected, "{ip} {datapath}, round {round}");
+            }
+        }
+    }
+}
+
+#[test]
 fn without_ip_header_both_are_zero() {
     let to = bind(V4, &UdpOptions::default());
     let mut sender = Sender::new(Datapath::Gso, V4, &UdpOptions::default());

@@ -88,3 +88,65 @@ fn a_waker_wakes_from_another_thread_until_acknowledged() {
     waker.wake();
     assert_eq!(poller.wait(LONG).unwrap().len(), 1);
 }
+
+/// Milliseconds since `started`, as a worker counts them.
+fn since(started: Instant) -> u64 {
+    u64::try_from(started.elapsed().as_millis()).unwrap()
+}
+
+/// Waits as a worker's loop does: until the deadline has passed or something came. Returns how often it woke up.
+fn wait_like_a_worker(poller: &mut Poller, started: Instant, due: u64) -> usize {
+    let mut wake_ups = 0;
+    while since(started) < due {
+        assert!(started.elapsed() < Duration::from_secs(10), "the deadline has been missed");
+        wake_ups += 1;
+        if !poller.wait_until(since(started), Some(due)).unwrap().is_empty() {
+            break;
+        }
+    }
+    wake_ups
+}
+
+#[test]
+fn deadlines_are_met_also_when_they_move() {
+    let mut poller = Poller::new().unwrap();
+    let started = Instant::now();
+    // A far one is set first; the nearer one must not wait for it.
+    let far = since(started) + 60_000;
+    let waker = Waker::new(&poller, 7).unwrap();
+    waker.wake();
+    assert_eq!(poller.wait_until(since(started), Some(far)).unwrap()[0].token, 7);
+    waker.acknowledge();
+    for _ in 0..3 {
+        let due = since(started) + 20;
+        let wake_ups = wait_like_a_worker(&mut poller, started, due);
+        assert!(wake_ups <= 3, "woke up {wake_ups} times for one deadline");
+        assert!(since(started) >= due);
+    }
+    // One that has passed is no wait at all, and a later one is not forgotten when an earlier one rang.
+    assert!(poller.wait_until(since(started), Some(0)).unwrap().is_empty());
+    let (near, later) = (since(started) + 10, since(started) + 30);
+    wait_like_a_worker(&mut poller, started, near);
+    wait_like_a_worker(&mut poller, started, later);
+}
+
+#[test]
+fn busy_polling_brings_the_same_events_and_ends_in_sleep() {
+    let socket = bind(V4, &UdpOptions::default());
+    let mut poller = Poller::new().unwrap();
+    poller.set_busy_poll(Duration::from_micros(200));
+    poller.add(&socket, 42).unwrap();
+    let mut sender = Sender::new(Datapath::Basic, V4, &UdpOptions::default());
+    let route = sender.route(socket.local_addr());
+    let mut rx = Rx::new(Datapath::Basic);
+    let started = Instant::now();
+    for _ in 0..20 {
+        sender.tx.push_bytes(&route, b"one");
+        sender.flush();
+        let events = poller.wait_until(since(started), Some(since(started) + 10_000)).unwrap();
+        assert_eq!(events.iter().map(|event| event.token).collect::<Vec<_>>(), [42]);
+        assert_eq!(rx.recv(&socket).unwrap().count, 1);
+    }
+    let due = since(started) + 20;
+    assert!(wait_like_a_worker(&mut poller, started, due) <= 3, "it did not sleep");
+}

@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used, reason = "a panic is how a test fails")]
 
 use std::{
-    io::{self, ErrorKind, Read, Write},
+    io::{self, ErrorKind, IoSlice, Read, Write},
     net::{SocketAddr, TcpStream},
     time::{Duration, Instant},
 };
@@ -82,6 +82,31 @@ fn a_connect_tells_by_an_event_how_it_went() {
             assert_eq!(socket.local_addr().unwrap().ip().to_string(), "127.0.0.5");
         }
     }
+}
+
+#[test]
+fn a_source_of_the_other_family_is_refused_with_a_reason() {
+    let listener = TcpListener::bind(loopback(), &ListenOptions::default()).unwrap();
+    let options = ConnectOptions { source: Some("::1".parse().unwrap()), ..ConnectOptions::default() };
+    let error = TcpSocket::connect(listener.local_addr(), &options).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::AddrNotAvailable);
+    assert!(error.to_string().contains("families"), "{error}");
+}
+
+#[test]
+fn pieces_leave_in_order_and_more_than_the_kernel_takes_are_a_short_write() {
+    let (mut client, server) = pair(&ListenOptions::default());
+    let bytes: Vec<u8> = (0..1100_u32).map(|at| (at % 251) as u8).collect();
+    let pieces: Vec<IoSlice<'_>> = bytes.chunks(1).map(IoSlice::new).collect();
+    assert_eq!(server.write_vectored(&pieces).unwrap(), 1024);
+    assert_eq!(server.write_vectored(&pieces[1024..]).unwrap(), 76);
+    assert_eq!(server.write_vectored(&[]).unwrap(), 0);
+    let mut heard = vec![0; bytes.len()];
+    client.read_exact(&mut heard).unwrap();
+    assert_eq!(heard, bytes);
+    // Both ends are told how it is, none by a signal.
+    drop(client);
+    until(|| server.write_vectored(&pieces[..1]).err());
 }
 
 #[test]

@@ -74,6 +74,11 @@ pub(crate) fn say_where(listener: Option<&TcpListener>) {
     }
 }
 
+/// Serves the pages, for as long as the process lives.
+pub(crate) fn spawn(listener: TcpListener, state: AdminState) {
+    tokio::spawn(axum::serve(listener, router(state)).into_future());
+}
+
 /// The pages.
 pub fn router(state: AdminState) -> Router {
     Router::new()

@@ -1,6 +1,13 @@
-//! What every page of metrics has: the OpenMetrics text, numbers of this process and of the program.
+//! What every page of metrics has: the OpenMetrics text, numbers of this process and of the program, and families with a series
+//! for each of several things that count alike.
 
-use std::fmt;
+use std::{
+    fmt,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+};
 
 use prometheus_client::{
     collector::Collector,
@@ -14,6 +21,24 @@ use crate::process::ProcessUsage;
 /// Media type of [`encode`]'s text.
 pub(crate) const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
+/// Makes the text of a page, anew at each scrape.
+pub(crate) type Page = Arc<dyn Fn() -> Result<String, fmt::Error> + Send + Sync>;
+
+/// The page of what `scrape` collects.
+pub(crate) fn page<C: Collector>(
+    scrape: impl Fn(Common) -> C + Send + Sync + 'static,
+    draining: Arc<AtomicBool>,
+    log_lost: Arc<AtomicU64>,
+) -> Page {
+    Arc::new(move || {
+        encode(scrape(Common {
+            process: ProcessUsage::read(),
+            draining: draining.load(Ordering::Relaxed),
+            log_lost: log_lost.load(Ordering::Relaxed),
+        }))
+    })
+}
+
 /// The exposition text; names get the prefix `turnpike_`.
 pub(crate) fn encode(collector: impl Collector) -> Result<String, fmt::Error> {
     let mut registry = Registry::with_prefix("turnpike");
@@ -21,6 +46,56 @@ pub(crate) fn encode(collector: impl Collector) -> Result<String, fmt::Error> {
     let mut output = String::new();
     text::encode(&mut output, &registry)?;
     Ok(output)
+}
+
+/// Writes families of which each has a series, or several, per snapshot.
+pub(crate) struct Families<'e, 's, S> {
+    pub(crate) encoder: DescriptorEncoder<'e>,
+    /// The name of the label that tells the snapshots apart.
+    pub(crate) label: &'static str,
+    /// With the label's values.
+    pub(crate) snapshots: &'s [(String, S)],
+}
+
+impl<S> Families<'_, '_, S> {
+    /// One gauge per snapshot.
+    pub(crate) fn gauge(&mut self, name: &str, help: &str, value: impl Fn(&S) -> u64) -> fmt::Result {
+        let mut metric = self.encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
+        for (of, snapshot) in self.snapshots {
+            metric.encode_family(&[(self.label, of.as_str())])?.encode_gauge(&value(snapshot))?;
+        }
+        Ok(())
+    }
+
+    /// One counter per snapshot.
+    pub(crate) fn each(&mut self, name: &str, help: &str, value: impl Fn(&S) -> u64) -> fmt::Result {
+        let mut metric = self.encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
+        for (of, snapshot) in self.snapshots {
+            metric
+                .encode_family(&[(self.label, of.as_str())])?
+                .encode_counter::<NoLabelSet, _, f64>(&value(snapshot), None)?;
+        }
+        Ok(())
+    }
+
+    /// Several counters per snapshot, told apart by `label`.
+    pub(crate) fn by(
+        &mut self,
+        name: &str,
+        help: &str,
+        label: &str,
+        values: impl Fn(&S) -> Vec<(&'static str, u64)>,
+    ) -> fmt::Result {
+        let mut metric = self.encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
+        for (of, snapshot) in self.snapshots {
+            for (kind, value) in values(snapshot) {
+                metric
+                    .encode_family(&[(self.label, of.as_str()), (label, kind)])?
+                    .encode_counter::<NoLabelSet, _, f64>(&value, None)?;
+            }
+        }
+        Ok(())
+    }
 }
 
 /// What a program says beside its own numbers.

@@ -11,6 +11,7 @@
 
 pub mod admin;
 pub mod config;
+mod control;
 pub mod credentials;
 mod exposition;
 pub mod forward;

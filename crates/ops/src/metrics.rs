@@ -7,7 +7,7 @@ use std::{
     fmt,
     sync::{
         Arc,
-        atomic::{AtomicBool, AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU64},
     },
 };
 
@@ -18,18 +18,7 @@ use prometheus_client::{
 };
 use turnpike_relay::WorkerSnapshot;
 
-use crate::{
-    exposition::{self, Common},
-    process::ProcessUsage,
-};
-
-/// Everything that one scrape shows.
-#[derive(Clone, Debug, Default)]
-struct Scrape {
-    /// One entry per worker.
-    workers: Vec<WorkerSnapshot>,
-    common: Common,
-}
+use crate::exposition::{self, Common, Families};
 
 /// The exposition text of live snapshots, for the admin page.
 pub fn page(
@@ -37,20 +26,21 @@ pub fn page(
     draining: Arc<AtomicBool>,
     log_lost: Arc<AtomicU64>,
 ) -> Arc<dyn Fn() -> Result<String, fmt::Error> + Send + Sync> {
-    Arc::new(move || {
-        let common = Common {
-            process: ProcessUsage::read(),
-            draining: draining.load(Ordering::Relaxed),
-            log_lost: log_lost.load(Ordering::Relaxed),
-        };
-        exposition::encode(Scrape { workers: snapshots(), common })
-    })
+    exposition::page(move |common| Scrape { workers: numbered(snapshots()), common }, draining, log_lost)
+}
+
+/// Everything that one scrape shows.
+#[derive(Clone, Debug, Default)]
+struct Scrape {
+    /// By number.
+    workers: Vec<(String, WorkerSnapshot)>,
+    common: Common,
 }
 
 impl Collector for Scrape {
     fn encode(&self, encoder: DescriptorEncoder<'_>) -> fmt::Result {
-        let mut page = Page { encoder, workers: &self.workers };
-        page.allocations()?;
+        let mut page = Families { encoder, label: "worker", snapshots: &self.workers };
+        page.gauge("allocations", "Allocations that exist.", |snapshot| snapshot.allocations)?;
         page.turn()?;
         page.refused()?;
         page.received()?;
@@ -59,32 +49,14 @@ impl Collector for Scrape {
     }
 }
 
-struct Page<'e, 'w> {
-    encoder: DescriptorEncoder<'e>,
-    workers: &'w [WorkerSnapshot],
-}
-
-impl Page<'_, '_> {
-    fn allocations(&mut self) -> fmt::Result {
-        let mut metric = self.encoder.encode_descriptor(
-            "allocations",
-            "Allocations that exist.",
-            None,
-            MetricType::Gauge,
-        )?;
-        for (worker, snapshot) in numbered(self.workers) {
-            metric.encode_family(&[("worker", worker.as_str())])?.encode_gauge(&snapshot.allocations)?;
-        }
-        Ok(())
-    }
-
+impl Families<'_, '_, WorkerSnapshot> {
     /// What the state machines count. They name families and labels themselves; here the same family of all workers is
     /// brought together, as the format wants it.
     fn turn(&mut self) -> fmt::Result {
-        let mut families: Vec<(&'static str, Vec<TurnSample>)> = Vec::new();
-        for (worker, snapshot) in numbered(self.workers) {
+        let mut families: Vec<(&'static str, Vec<TurnSample<'_>>)> = Vec::new();
+        for (worker, snapshot) in self.snapshots {
             for (family, label, value) in snapshot.turn.counters() {
-                let sample = (worker.clone(), label, value);
+                let sample = (worker.as_str(), label, value);
                 match families.iter_mut().find(|(name, _)| *name == family) {
                     Some((_, samples)) => samples.push(sample),
                     None => families.push((family, vec![sample])),
@@ -95,7 +67,7 @@ impl Page<'_, '_> {
             let mut metric =
                 self.encoder.encode_descriptor(family, turn_help(family), None, MetricType::Counter)?;
             for (worker, label, value) in samples {
-                let worker = ("worker", worker.as_str());
+                let worker = ("worker", *worker);
                 match label {
                     Some(label) => metric
                         .encode_family(&[worker, *label])?
@@ -174,7 +146,7 @@ impl Page<'_, '_> {
             None,
             MetricType::Histogram,
         )?;
-        for (worker, snapshot) in numbered(self.workers) {
+        for (worker, snapshot) in self.snapshots {
             let batch = &snapshot.rx.batch;
             let last = batch.len() - 1;
             let buckets: Vec<(f64, u64)> = batch
@@ -196,38 +168,10 @@ impl Page<'_, '_> {
         }
         Ok(())
     }
-
-    fn each(&mut self, name: &str, help: &str, value: impl Fn(&WorkerSnapshot) -> u64) -> fmt::Result {
-        let mut metric = self.encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
-        for (worker, snapshot) in numbered(self.workers) {
-            metric
-                .encode_family(&[("worker", worker.as_str())])?
-                .encode_counter::<NoLabelSet, _, f64>(&value(snapshot), None)?;
-        }
-        Ok(())
-    }
-
-    fn by(
-        &mut self,
-        name: &str,
-        help: &str,
-        label: &str,
-        values: impl Fn(&WorkerSnapshot) -> Vec<(&'static str, u64)>,
-    ) -> fmt::Result {
-        let mut metric = self.encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
-        for (worker, snapshot) in numbered(self.workers) {
-            for (kind, value) in values(snapshot) {
-                metric
-                    .encode_family(&[("worker", worker.as_str()), (label, kind)])?
-                    .encode_counter::<NoLabelSet, _, f64>(&value, None)?;
-            }
-        }
-        Ok(())
-    }
 }
 
 /// Worker, label, value.
-type TurnSample = (String, Option<(&'static str, &'static str)>, u64);
+type TurnSample<'a> = (&'a str, Option<(&'static str, &'static str)>, u64);
 
 fn turn_help(family: &str) -> &'static str {
     match family {
@@ -245,12 +189,16 @@ fn turn_help(family: &str) -> &'static str {
         "error_responses" => "Error responses, by STUN error code.",
         "dropped_datagrams" => "Datagrams dropped, by reason.",
         "credentials_refused" => "Credentials refused, by reason.",
+        "connection_bytes" => "Bytes that connections to peers carried (RFC 6062).",
+        "peer_connections" => "What happened to connections to peers (RFC 6062), by event.",
+        "peer_connection_refusals" => "Connections of peers and ConnectionBinds refused, by reason.",
+        "mobility" => "What happened to mobile allocations (RFC 8016), by event.",
         _ => "A counter of the TURN state machine.",
     }
 }
 
-fn numbered(workers: &[WorkerSnapshot]) -> impl Iterator<Item = (String, &WorkerSnapshot)> {
-    workers.iter().enumerate().map(|(number, snapshot)| (number.to_string(), snapshot))
+fn numbered(workers: Vec<WorkerSnapshot>) -> Vec<(String, WorkerSnapshot)> {
+    workers.into_iter().enumerate().map(|(number, snapshot)| (number.to_string(), snapshot)).collect()
 }
 
 #[cfg(test)]
@@ -270,7 +218,7 @@ mod tests {
         first.rx.batch[11] = 2;
         first.tx.too_big = 5;
         Scrape {
-            workers: vec![first, WorkerSnapshot::default()],
+            workers: numbered(vec![first, WorkerSnapshot::default()]),
             common: Common { log_lost: 2, ..Common::default() },
         }
     }

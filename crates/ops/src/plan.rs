@@ -46,6 +46,7 @@ impl Plan {
                 .workers
                 .unwrap_or_else(|| thread::available_parallelism().map_or(1, usize::from)),
             datapath,
+            busy_poll: std::time::Duration::from_micros(settings.busy_poll_us.into()),
             server: server_config(settings, &relay, nonce_key),
             relay,
             ports: settings.ports.clone(),
@@ -90,6 +91,9 @@ pub fn server_config(settings: &Settings, relay: &[RelayAddress], nonce_key: Non
         channels: if settings.rfc5766_channels { ChannelRange::Rfc5766 } else { ChannelRange::Rfc8656 },
         // Nobody can find a time-limited name by its hash, and a client that is offered anonymity takes it.
         username_anonymity: settings.secrets.is_empty(),
+        // The runtime carries out neither so far.
+        tcp_relay: false,
+        mobility: false,
         ..ServerConfig::default()
     }
 }

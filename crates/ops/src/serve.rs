@@ -10,30 +10,20 @@ use std::{
     time::Duration,
 };
 
-use tokio::{
-    net::TcpListener,
-    time::{Instant, sleep},
-};
+use tokio::net::TcpListener;
 use turnpike_relay::{CredentialStore, Relay, SessionLog, StartError};
 use turnpike_turn::server::NonceKey;
 
 use crate::{
     admin::{self, AdminError, AdminState},
     config::{ConfigErrors, Loaded, Settings, Sources, User, UserSecret},
+    control::{self, Next},
     credentials::Credentials,
     limits, logging, metrics,
     plan::{self, Plan},
     session_log::{SessionLogWriter, session_log},
-    signals::{Signals, Wish},
+    signals::Signals,
 };
-
-/// How often a drain looks whether the last session is gone.
-const DRAIN_POLL: Duration = Duration::from_millis(100);
-/// How often the workers are looked after. One that ended leaves its share of the clients without a server, and the
-/// service manager can do more about that than half a relay.
-const WORKER_CHECK: Duration = Duration::from_secs(1);
-/// Snapshots may be 100 ms old, so that "no allocations" counts only after that.
-const DRAIN_SETTLE: Duration = Duration::from_millis(250);
 
 /// Why `serve` ended other than by being told to.
 #[derive(Debug, thiserror::Error)]
@@ -129,7 +119,7 @@ impl<'a> Control<'a> {
                 ),
                 draining: Arc::clone(&control.draining),
             };
-            tokio::spawn(axum::serve(listener, admin::router(state)).into_future());
+            admin::spawn(listener, state);
         }
         control.until_stopped(&mut signals, writer).await
     }
@@ -139,33 +129,20 @@ impl<'a> Control<'a> {
         signals: &mut Signals,
         writer: SessionLogWriter,
     ) -> Result<(), ServeError> {
-        let writer = tokio::spawn(writer.run());
-        let mut failed = false;
-        loop {
-            tokio::select! {
-                wish = signals.next(self.settings.shutdown_deadline) => match wish {
-                    Wish::Reload => self.reload(),
-                    Wish::Drain(patience) => {
-                        self.drain(signals, patience).await;
-                        break;
-                    }
-                },
-                () = sleep(WORKER_CHECK) => if self.relay.has_failed() {
-                    failed = true;
-                    break;
-                },
+        let log = tokio::spawn(writer.run());
+        let failed = loop {
+            let deadline = self.settings.shutdown_deadline;
+            match control::next(signals, deadline, || self.relay.has_failed()).await {
+                Next::Reload => self.reload(),
+                Next::Drain(patience) => {
+                    self.drain(signals, patience).await;
+                    break false;
+                }
+                Next::Failed => break true,
             }
-        }
+        };
         self.draining.store(true, Ordering::Relaxed);
-
-        let relay = self.relay;
-        // Joins threads, and the log must be written meanwhile.
-        let stopped = tokio::task::spawn_blocking(move || Arc::into_inner(relay).map(Relay::stop)).await;
-        if !matches!(stopped, Ok(Some(()))) {
-            tracing::warn!("the relay did not stop in order");
-        }
-        // With the workers gone the log has no more writers, and ends when it is empty.
-        let _ = tokio::time::timeout(Duration::from_secs(5), writer).await;
+        control::stop("relay", self.relay, Relay::stop, log).await;
         tracing::info!("stopped");
         if failed { Err(ServeError::Worker) } else { Ok(()) }
     }
@@ -174,29 +151,10 @@ impl<'a> Control<'a> {
     async fn drain(&self, signals: &mut Signals, patience: Duration) {
         self.draining.store(true, Ordering::Relaxed);
         self.relay.drain();
-        let start = Instant::now();
         let open = self.allocations();
         tracing::info!(allocations = open, deadline_s = patience.as_secs(), "draining: no new allocations");
-        loop {
-            let waited = start.elapsed();
-            if waited >= patience {
-                break;
-            }
-            if waited >= DRAIN_SETTLE && self.allocations() == 0 {
-                return;
-            }
-            tokio::select! {
-                () = sleep(DRAIN_POLL.min(patience - waited)) => {}
-                wish = signals.next(self.settings.shutdown_deadline) => match wish {
-                    Wish::Drain(_) => {
-                        tracing::warn!("second signal: stopping at once");
-                        break;
-                    }
-                    Wish::Reload => tracing::warn!("no reload while draining"),
-                },
-            }
-        }
-        let left = self.allocations();
+        let deadline = self.settings.shutdown_deadline;
+        let left = control::drained(signals, deadline, patience, || self.allocations()).await;
         if left > 0 {
             tracing::warn!(allocations = left, "sessions still open are ended");
         }
@@ -211,11 +169,10 @@ impl<'a> Control<'a> {
         let mut new = match self.sources.load() {
             Ok(loaded) => loaded.settings,
             Err(errors) => {
-                for error in &errors.0 {
-                    tracing::error!("{error}");
-                }
-                tracing::error!("configuration not reloaded: the old one stays in force");
-                return;
+                return control::say_refused(
+                    &errors,
+                    "configuration not reloaded: the old one stays in force",
+                );
             }
         };
         if plan::generated_user(&new).is_some() {
@@ -227,9 +184,7 @@ impl<'a> Control<'a> {
             }
             new.users.extend(self.generated.clone());
         }
-        for key in self.started.unchangeable(&new) {
-            tracing::warn!("{key} has changed, but takes effect only after a restart");
-        }
+        control::say_unchangeable(&self.started.unchangeable(&new));
         let credentials: Arc<dyn CredentialStore> = Arc::new(Credentials::new(&new));
         let server = plan::server_config(&new, &self.addresses, self.nonce_key);
         self.relay.reconfigure(&server, &credentials);

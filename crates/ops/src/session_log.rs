@@ -108,6 +108,7 @@ fn closed_reason(reason: ClosedReason) -> &'static str {
         ClosedReason::Expired => "not refreshed in time",
         ClosedReason::Shutdown => "server stopped",
         ClosedReason::Administrator => "ended by an administrator",
+        ClosedReason::Disconnected => "the client's connection was closed",
     }
 }
 

@@ -3,6 +3,7 @@
 use std::{
     net::{IpAddr, SocketAddr},
     ops::RangeInclusive,
+    time::Duration,
 };
 
 use turnpike_net::Datapath;
@@ -26,6 +27,8 @@ pub struct Config {
     pub workers: usize,
     /// Step of the ladder.
     pub datapath: Datapath,
+    /// How long a worker that has just had something to do looks for more before it sleeps; zero sleeps at once.
+    pub busy_poll: Duration,
     /// Relay addresses; several of a family are used in turn.
     pub relay: Vec<RelayAddress>,
     /// Ports of relayed transport addresses.

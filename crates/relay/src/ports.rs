@@ -272,7 +272,7 @@ impl Pool {
 mod tests {
     use super::*;
     use std::net::{IpAddr, Ipv4Addr};
-    use turnpike_turn::server::ServerConfig;
+    use turnpike_turn::server::{RelayTransport, ServerConfig};
 
     fn ports(range: RangeInclusive<u16>) -> Ports {
         ports_on(range, &[IpAddr::V4(Ipv4Addr::LOCALHOST)])
@@ -283,6 +283,7 @@ mod tests {
             listen: vec![],
             workers: 1,
             datapath: Datapath::Basic,
+            busy_poll: std::time::Duration::ZERO,
             relay: addresses.iter().map(|bind| RelayAddress { bind: *bind, external: None }).collect(),
             ports: range,
             listener_buffer: 1 << 20,
@@ -294,7 +295,7 @@ mod tests {
     }
 
     fn wish(port: PortWish) -> OpenRelay {
-        OpenRelay { family: Family::V4, port }
+        OpenRelay { family: Family::V4, transport: RelayTransport::Udp, port }
     }
 
     #[test]
@@ -347,7 +348,7 @@ mod tests {
     #[test]
     fn a_family_without_address_is_named_as_such() {
         let ports = ports(42_400..=42_401);
-        let v6 = OpenRelay { family: Family::V6, port: PortWish::Any };
+        let v6 = OpenRelay { family: Family::V6, transport: RelayTransport::Udp, port: PortWish::Any };
         assert_eq!(ports.open(&v6, 0).err(), Some(Refusal::Family));
     }
 
@@ -355,7 +356,7 @@ mod tests {
     fn each_address_of_a_family_gives_all_its_ports_to_dual_stack_allocations_too() {
         let addresses = ["127.0.0.1", "127.0.0.2", "::1"].map(|ip| ip.parse().unwrap());
         let ports = ports_on(42_500..=42_531, &addresses);
-        let v6 = OpenRelay { family: Family::V6, port: PortWish::Any };
+        let v6 = OpenRelay { family: Family::V6, transport: RelayTransport::Udp, port: PortWish::Any };
         let mut open = Vec::new();
         for _ in 0..16 {
             open.push(ports.open(&wish(PortWish::Any), 0).unwrap_or_else(|e| panic!("{e:?}")));

@@ -5,7 +5,7 @@ use std::{
     io,
     net::SocketAddr,
     sync::{Arc, Mutex, PoisonError, mpsc},
-    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
+    time::{Instant, SystemTime, UNIX_EPOCH},
 };
 
 use turnpike_net::{
@@ -107,7 +107,8 @@ impl Worker {
         inbox: mpsc::Receiver<Command>,
         shared: Arc<Shared>,
     ) -> Result<(Self, Waker), StartError> {
-        let poller = Poller::new()?;
+        let mut poller = Poller::new()?;
+        poller.set_busy_poll(config.busy_poll);
         let waker = Waker::new(&poller, WAKER)?;
         let mut worker = Self {
             number,
@@ -163,9 +164,9 @@ impl Worker {
     /// Serves until told to stop.
     pub(crate) fn run(&mut self) {
         let mut events: Vec<Event> = Vec::new();
+        let mut now = self.now();
         loop {
-            let timeout = self.timeout();
-            match self.poller.wait(timeout) {
+            match self.poller.wait_until(now.ms, self.due()) {
                 Ok(ready) => {
                     events.clear();
                     events.extend_from_slice(ready);
@@ -175,7 +176,7 @@ impl Worker {
                     return;
                 }
             }
-            let now = self.now();
+            now = self.now();
             self.counted.wakeups += 1;
             self.dirty |= !events.is_empty();
             for event in &events {
@@ -401,12 +402,11 @@ impl Worker {
         Now { ms, unix }
     }
 
-    /// Until the next timer, or until the counters must be published.
-    fn timeout(&self) -> Option<Duration> {
+    /// When the next timer is due, or the counters must be published.
+    fn due(&self) -> Option<u64> {
         let timer = self.server.poll_timeout();
         let publish = self.dirty.then_some(self.published_ms + PUBLISH_MS);
-        let due = [timer, publish].into_iter().flatten().min()?;
-        Some(Duration::from_millis(due.saturating_sub(self.now().ms)))
+        [timer, publish].into_iter().flatten().min()
     }
 
     fn publish(&mut self, now_ms: u64) {
@@ -445,7 +445,13 @@ impl Out {
             }
             Verdict::Reply { client, bytes } => self.tx.push_bytes(&self.route_to(client), bytes),
             Verdict::Open(request) => return Some(request),
-            Verdict::Drop(_) => {}
+            // Connections to peers and moves between workers are switched off in the configuration that `ops` makes.
+            Verdict::Connect(_)
+            | Verdict::Bind { .. }
+            | Verdict::HandOver { .. }
+            | Verdict::Forward { .. }
+            | Verdict::Move(_)
+            | Verdict::Drop(_) => {}
         }
         None
     }

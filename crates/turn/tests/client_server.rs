@@ -115,6 +115,7 @@ impl Bench {
             }
             Verdict::ToClient { .. } => panic!("a client's datagram comes back to it"),
             Verdict::Drop(reason) => panic!("dropped: {reason:?}"),
+            _ => panic!("neither TCP relaying nor mobility has been asked for"),
         };
         let reply = match opened {
             None => reply,

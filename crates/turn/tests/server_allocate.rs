@@ -4,7 +4,8 @@ mod common;
 use common::{turn::*, *};
 use turnpike_turn::{
     server::{
-        DropReason, Effect, Family, OpenRelay, OpenRequest, OpenResult, PortWish, RelayId, ServerConfig,
+        DropReason, Effect, Family, OpenRelay, OpenRequest, OpenResult, PortWish, RelayId, RelayTransport,
+        ServerConfig,
     },
     wire::stun_types::attribute::{AttributeStaticType as _, Software},
 };
@@ -35,7 +36,8 @@ fn malformed_and_contradictory_requests_are_refused() {
     let cases: Vec<(&str, Ask, u16)> = vec![
         ("no REQUESTED-TRANSPORT", Ask::new(ALLOCATE), 400),
         ("REQUESTED-TRANSPORT of one byte", Ask::new(ALLOCATE).raw(0x0019, &[17]), 400),
-        ("TCP", Ask::new(ALLOCATE).with(&RequestedTransport::new(6)), 442),
+        ("TCP over UDP", Ask::allocate_tcp(), 400),
+        ("SCTP", Ask::new(ALLOCATE).with(&RequestedTransport::new(132)), 442),
         ("transport 255", Ask::new(ALLOCATE).with(&RequestedTransport::new(255)), 442),
         ("LIFETIME of two bytes", Ask::allocate().raw(0x000D, &[0, 1]), 400),
         ("EVEN-PORT of two bytes", Ask::allocate().raw(0x0018, &[0, 0]), 400),
@@ -138,7 +140,10 @@ fn even_port_asks_for_an_even_port() {
     let alice = world.credentials("alice", Scheme::Md5);
     let ask = Ask::allocate().with(&EvenPort::new(false)).signed(&alice);
     let Outcome::Open(request) = world.feed(&ask.bytes()) else { panic!() };
-    assert_eq!(request.first, OpenRelay { family: Family::V4, port: PortWish::Even });
+    assert_eq!(
+        request.first,
+        OpenRelay { family: Family::V4, transport: RelayTransport::Udp, port: PortWish::Even }
+    );
     assert!(!world.open(&request).success().has(ReservationToken::TYPE));
 }
 
@@ -160,7 +165,10 @@ fn a_reserved_port_is_found_again_by_its_token_and_family() {
         let Outcome::Open(OpenRequest { allocation, first, second }) = world.feed(&ask.bytes()) else {
             panic!()
         };
-        assert_eq!(first, OpenRelay { family, port: PortWish::Reserved(token) });
+        assert_eq!(
+            first,
+            OpenRelay { family, transport: RelayTransport::Udp, port: PortWish::Reserved(token) }
+        );
         assert_eq!(second, None);
         // Expired or never given: the runtime knows.
         assert_eq!(world.opened(allocation, OpenResult::NoCapacity, None).code(), Some(508));

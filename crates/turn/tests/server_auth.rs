@@ -320,5 +320,5 @@ fn without_authentication_a_closed_network_needs_no_credentials() {
     let reply = world.ask(&Ask::allocate()).success();
     assert!(Message::from_bytes(&reply.0).unwrap().raw_attribute(0x0008.into()).is_none());
     world.ask(&Ask::permit(PEER)).success();
-    assert_eq!(world.server.gate_mut().held.get("192.0.2.7"), Some(&1));
+    assert_eq!(world.server.gate_mut().held.borrow().get("192.0.2.7"), Some(&1));
 }

@@ -104,7 +104,7 @@ fn what_is_no_request_is_dropped_with_its_reason() {
         (altered(&|bytes| bytes[0..2].copy_from_slice(&[0x01, 0x13])), DropReason::UnexpectedClass),
         (Ask::indication(BINDING).bytes(), DropReason::Keepalive),
         (Ask::indication(ALLOCATE).bytes(), DropReason::UnexpectedClass),
-        (Ask::new(Method::new(0x0A)).bytes(), DropReason::UnknownMethod),
+        (Ask::new(Method::new(0x0D)).bytes(), DropReason::UnknownMethod),
         (Ask::new(BINDING).raw(0x8022, &[0; 4200]).bytes(), DropReason::Oversized),
         (channel_data(0x5000, b"x"), DropReason::ChannelNumber),
     ];

@@ -4,7 +4,7 @@
 mod common;
 use common::*;
 use turnpike_turn::{
-    server::{Family, OpenResult, RelayId, ServerConfig},
+    server::{ConnectError, Family, OpenResult, RelayId, ServerConfig},
     wire::stun_types::message::Message,
 };
 
@@ -15,10 +15,13 @@ fn server() {
             authenticate: false,
             max_permissions: 4,
             max_channels: 4,
-            ..config()
+            max_connections: 2,
+            ..streams()
         });
         let mut open = None;
         for datagram in datagrams {
+            // Over UDP, on a control connection, or on one that may become a data connection.
+            world.client = [client(40_000), stream(41_000), stream(41_001)][datagram.len() / 4 % 3];
             match world.feed(datagram) {
                 Outcome::Reply(bytes) => assert!(Message::from_bytes(&bytes).is_ok(), "{bytes:02x?}"),
                 Outcome::Open(request) => {
@@ -28,6 +31,17 @@ fn server() {
                 }
                 Outcome::ToPeer { payload, .. } => assert!(payload.len() < datagram.len()),
                 Outcome::ToClient { .. } => panic!("a client's datagram went to a client"),
+                Outcome::Connect(request) => {
+                    let result =
+                        if datagram.len().is_multiple_of(8) { Ok(()) } else { Err(ConnectError::Failed) };
+                    world.connect_result(&request, result);
+                }
+                Outcome::Bind { connection, .. } => {
+                    world.server.connection_ended(world.now, connection, 1, 2);
+                }
+                Outcome::HandOver { .. } | Outcome::Forward { .. } | Outcome::Move(_) => {
+                    panic!("there is one worker")
+                }
                 Outcome::Drop(_) => {}
             }
             if let (Some(allocation), [first, second, ..]) = (open, &datagram[..]) {
@@ -41,10 +55,13 @@ fn server() {
                     0,
                 ));
                 world.peer_sends(relay, PEER, datagram);
+                world.peer_connects(relay, PEER);
             }
         }
-        assert!(world.server.allocations() <= 1);
+        assert!(world.server.allocations() <= 3);
+        assert!(world.server.connections() <= 6);
         world.sleep(3601);
+        assert_eq!(world.server.connections(), 0);
         assert_eq!(world.server.allocations(), 0);
         assert_eq!(world.server.gate_mut().held(), 0);
     });

@@ -79,3 +79,42 @@ fn an_idle_allocation_costs_less_than_600_bytes() {
     println!("{each} bytes per idle allocation");
     assert!(each < 600, "{each}");
 }
+
+#[test]
+fn what_a_mobile_allocation_or_one_for_tcp_costs_is_its_own() {
+    const COUNT: u16 = 5_000;
+    for (ask, most) in [
+        (Ask::allocate().raw(TICKET, &[]), 900),
+        (Ask::allocate_tcp(), 600),
+        (Ask::allocate_tcp().raw(TICKET, &[]), 900),
+    ] {
+        let gate = TestGate { per_user: COUNT.into(), total: COUNT.into(), ..TestGate::default() };
+        let mut world = World::with_gate(streams(), gate);
+        let info = allocation_counter::measure(|| {
+            for port in 1..=COUNT {
+                world.client = stream(port);
+                let alice = world.credentials("alice", Scheme::Md5);
+                assert!(world.ask(&ask.clone().signed(&alice)).is_success());
+                world.effects();
+            }
+        });
+        let each = info.bytes_current / i64::from(COUNT);
+        println!("{each} bytes");
+        assert!(each < most, "{each}");
+        // And it is given back, connections included.
+        let info = allocation_counter::measure(|| {
+            for port in 1..=COUNT {
+                world.server.disconnected(world.now, &stream(port));
+                world.effects();
+            }
+            world.now.ms += 3_600_000;
+            while world.server.poll_timeout().is_some() {
+                world.server.handle_timeout(world.now);
+            }
+            world.effects();
+        });
+        assert_eq!(world.server.allocations(), 0);
+        println!("{} bytes given back", -info.bytes_current / i64::from(COUNT));
+        assert!(info.bytes_current < -200 * i64::from(COUNT), "{}", info.bytes_current);
+    }
+}

@@ -6,10 +6,17 @@
 //! it they count a super-packet as one, as `Ip: InReceives` and the interface counters always do
 //! (measured on Linux 6.18, see docs/benchmarks.md).
 
-use std::{collections::HashMap, fs, ops::Sub, time::Duration};
+use std::{
+    fs,
+    ops::Sub,
+    thread,
+    time::{Duration, Instant},
+};
 
 use serde_json::{Value, json};
+use turnpike_measure::kernel::NetCounters;
 
+use super::netns::{Network, Place};
 use crate::Failure;
 
 /// Units of `/proc/stat` and `/proc/PID/stat` per second: USER_HZ, 100 on every Linux that is not Alpha or ia64.
@@ -26,40 +33,29 @@ pub(crate) struct Arrivals {
     pub(crate) udp: u64,
     /// `RcvbufErrors`: what the receiving program was too slow for.
     pub(crate) overflowed: u64,
+    /// `InOctets`: bytes of those buffers, IP headers included; a super-packet has one header.
+    pub(crate) octets: u64,
 }
 
 impl Arrivals {
     /// Reads the counters of the namespace that process `pid` lives in.
     pub(crate) fn read(pid: u32) -> Result<Self, Failure> {
-        let read = |name: &str| fs::read_to_string(format!("/proc/{pid}/net/{name}"));
-        let mut counters = parse_paired_lines(&read("snmp")?);
-        counters.extend(parse_paired_lines(&read("netstat")?));
-        // A kernel without IPv6 has no snmp6.
-        counters.extend(parse_named_lines(&read("snmp6").unwrap_or_default()));
-        Ok(Self::from_counters(&counters))
+        Ok(Self::from_counters(&NetCounters::read(pid)?))
     }
 
-    fn from_counters(counters: &HashMap<String, u64>) -> Self {
-        let sum = |names: &[&str]| names.iter().filter_map(|name| counters.get(*name)).sum();
+    fn from_counters(counters: &NetCounters) -> Self {
+        let sum = |names: &[&str]| counters.sum(names);
         Self {
-            packets: sum(&[
-                "IpExt:InNoECTPkts",
-                "IpExt:InECT0Pkts",
-                "IpExt:InECT1Pkts",
-                "IpExt:InCEPkts",
-                "Ip6InNoECTPkts",
-                "Ip6InECT0Pkts",
-                "Ip6InECT1Pkts",
-                "Ip6InCEPkts",
-            ]),
-            buffers: sum(&["Ip:InReceives", "Ip6InReceives"]),
+            packets: counters.datagrams(),
+            buffers: counters.buffers(),
             udp: sum(&["Udp:InDatagrams", "Udp:RcvbufErrors", "Udp6InDatagrams", "Udp6RcvbufErrors"]),
             overflowed: sum(&["Udp:RcvbufErrors", "Udp6RcvbufErrors"]),
+            octets: sum(&["IpExt:InOctets", "Ip6InOctets"]),
         }
     }
 
     pub(crate) fn to_json(self) -> Value {
-        json!({ "packets": self.packets, "buffers": self.buffers, "udp": self.udp, "overflowed": self.overflowed })
+        json!({ "packets": self.packets, "buffers": self.buffers, "udp": self.udp, "overflowed": self.overflowed, "octets": self.octets })
     }
 }
 
@@ -72,6 +68,7 @@ impl Sub for Arrivals {
             buffers: self.buffers - earlier.buffers,
             udp: self.udp - earlier.udp,
             overflowed: self.overflowed - earlier.overflowed,
+            octets: self.octets - earlier.octets,
         }
     }
 }
@@ -191,6 +188,20 @@ impl Memory {
         Ok(Self::parse(&fs::read_to_string(format!("/proc/{pid}/smaps_rollup"))?))
     }
 
+    /// Memory once it no longer moves by more than 0.5 % in half a second.
+    pub(crate) fn settled(pid: u32) -> Result<Self, Failure> {
+        let deadline = Instant::now() + Duration::from_secs(15);
+        let mut last = Self::read(pid)?;
+        loop {
+            thread::sleep(Duration::from_millis(500));
+            let now = Self::read(pid)?;
+            if now.resident.abs_diff(last.resident) * 200 <= last.resident || Instant::now() > deadline {
+                return Ok(now);
+            }
+            last = now;
+        }
+    }
+
     fn parse(text: &str) -> Self {
         let kibibytes = |name: &str| -> u64 {
             text.lines()
@@ -216,21 +227,20 @@ fn parse_sockets_in_use(text: &str, label: &str) -> Option<u64> {
     line.split_whitespace().skip_while(|word| *word != "inuse").nth(1)?.parse().ok()
 }
 
-/// Whether a UDP socket is bound to `port` in the namespace of process `pid`.
-pub(crate) fn udp_port_is_bound(pid: u32, port: u16) -> bool {
-    ["udp", "udp6"].iter().any(|table| {
-        // A process that is just starting or has just ended has no table; the caller asks again.
-        let text = fs::read_to_string(format!("/proc/{pid}/net/{table}")).unwrap_or_default();
-        parse_port_is_bound(&text, port)
-    })
+/// IPv4 TCP sockets open in the namespace of process `pid`, listeners included, those in TIME_WAIT not.
+pub(crate) fn tcp_sockets(pid: u32) -> Result<u64, Failure> {
+    let text = fs::read_to_string(format!("/proc/{pid}/net/sockstat"))?;
+    parse_sockets_in_use(&text, "TCP:").ok_or_else(|| "no TCP line in /proc/net/sockstat".into())
 }
 
-fn parse_port_is_bound(text: &str, port: u16) -> bool {
-    let suffix = format!(":{port:04X}");
-    text.lines()
-        .skip(1)
-        .filter_map(|line| line.split_whitespace().nth(1))
-        .any(|local| local.ends_with(&suffix))
+/// The kernel's softirq thread of `core`: it serves what interrupts could not finish, and its time is charged to no program.
+/// `None` where kernel threads cannot be seen.
+pub(crate) fn softirq_thread(core: usize) -> Option<u32> {
+    let name = format!("ksoftirqd/{core}");
+    fs::read_dir("/proc").ok()?.find_map(|entry| {
+        let pid: u32 = entry.ok()?.file_name().to_str()?.parse().ok()?;
+        (fs::read_to_string(format!("/proc/{pid}/comm")).ok()?.trim() == name).then_some(pid)
+    })
 }
 
 /// Bytes of kernel memory that one open UDP socket occupies at least: the socket, its inode, file and directory
@@ -262,7 +272,7 @@ fn parse_softnet_drops(text: &str) -> u64 {
 /// A moment's readings of everything that a trial compares.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Snapshot {
-    pub(crate) taken: std::time::Instant,
+    pub(crate) taken: Instant,
     pub(crate) client: Arrivals,
     pub(crate) relay: Arrivals,
     pub(crate) peer: Arrivals,
@@ -275,37 +285,89 @@ pub(crate) struct Snapshot {
 }
 
 impl Snapshot {
-    /// Seconds between two readings.
-    pub(crate) fn since(&self, earlier: &Self) -> Duration {
-        self.taken - earlier.taken
+    /// Reads everything within a millisecond. `cores` are the relay's and the load's; `programs` the ids of subject,
+    /// generator and reflector.
+    pub(crate) fn take(network: &Network, cores: [usize; 2], programs: [u32; 3]) -> Result<Self, Failure> {
+        let arrivals = |place| Arrivals::read(network.pid_in(place));
+        let [subject, generator, reflector] = programs;
+        Ok(Self {
+            taken: Instant::now(),
+            core: CoreTime::read(cores[0])?,
+            client: arrivals(Place::Client)?,
+            peer: arrivals(Place::Peer)?,
+            relay: arrivals(Place::Relay)?,
+            load_core: CoreTime::read(cores[1])?,
+            subject: ProcessTime::read(subject)?,
+            generator: ProcessTime::read(generator)
+                .map_err(|error| format!("the generator ended before the window did: {error}"))?,
+            reflector: ProcessTime::read(reflector)?,
+            backlog_drops: backlog_drops()?,
+        })
     }
 }
 
-/// `/proc/net/snmp` and `netstat`: a line of names, then a line of values, both led by the protocol's name.
-fn parse_paired_lines(text: &str) -> HashMap<String, u64> {
-    let mut counters = HashMap::new();
-    let mut lines = text.lines();
-    while let (Some(names), Some(values)) = (lines.next(), lines.next()) {
-        let mut names = names.split_whitespace();
-        let Some(protocol) = names.next() else { continue };
-        for (name, value) in names.zip(values.split_whitespace().skip(1)) {
-            // Tcp: MaxConn is -1; nobody asks for it.
-            if let Ok(value) = value.parse() {
-                counters.insert(format!("{protocol}{name}"), value);
-            }
+/// What happened between two readings.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Window {
+    /// Seconds.
+    pub(crate) elapsed: f64,
+    pub(crate) to_client: Arrivals,
+    pub(crate) to_relay: Arrivals,
+    pub(crate) to_peer: Arrivals,
+    pub(crate) core: CoreTime,
+    pub(crate) load_core: CoreTime,
+    pub(crate) subject: ProcessTime,
+    pub(crate) generator: ProcessTime,
+    pub(crate) reflector: ProcessTime,
+    pub(crate) backlog_drops: u64,
+}
+
+impl Sub for Snapshot {
+    type Output = Window;
+
+    fn sub(self, earlier: Self) -> Window {
+        Window {
+            elapsed: (self.taken - earlier.taken).as_secs_f64(),
+            to_client: self.client - earlier.client,
+            to_relay: self.relay - earlier.relay,
+            to_peer: self.peer - earlier.peer,
+            core: self.core - earlier.core,
+            load_core: self.load_core - earlier.load_core,
+            subject: self.subject - earlier.subject,
+            generator: self.generator - earlier.generator,
+            reflector: self.reflector - earlier.reflector,
+            backlog_drops: self.backlog_drops - earlier.backlog_drops,
         }
     }
-    counters
 }
 
-/// `/proc/net/snmp6`: one name and one value a line.
-fn parse_named_lines(text: &str) -> HashMap<String, u64> {
-    text.lines()
-        .filter_map(|line| {
-            let mut words = line.split_whitespace();
-            Some((words.next()?.to_owned(), words.next()?.parse().ok()?))
+impl Window {
+    /// Seconds that the relay's core was not idle. The idle time of a tickless kernel is exact; the kinds of busy
+    /// time are sampled (see [`CoreTime::idle`]) and add up to the same only on average.
+    pub(crate) fn busy(&self) -> f64 {
+        (self.elapsed - self.core.idle).max(0.0)
+    }
+
+    pub(crate) fn load_core_share(&self) -> f64 {
+        1.0 - self.load_core.idle / self.elapsed
+    }
+
+    pub(crate) fn to_json(&self) -> Value {
+        json!({
+            "elapsed_s": self.elapsed,
+            "busy_s": self.busy(),
+            "busy_sampled_s": self.core.sampled_busy(),
+            "to_client": self.to_client.to_json(),
+            "to_relay": self.to_relay.to_json(),
+            "to_peer": self.to_peer.to_json(),
+            "relay_core_s": self.core.to_json(),
+            "load_core_s": self.load_core.to_json(),
+            "subject_s": self.subject.to_json(),
+            "generator_s": self.generator.to_json(),
+            "reflector_s": self.reflector.to_json(),
+            "backlog_drops": self.backlog_drops,
         })
-        .collect()
+    }
 }
 
 #[cfg(test)]
@@ -330,32 +392,16 @@ IpExt: 0 794000 6500 1 20 300
 
     #[test]
     fn arrivals_add_both_families_and_all_ecn_codepoints() {
-        let mut counters = parse_paired_lines(SNMP);
-        counters.extend(parse_paired_lines(NETSTAT));
-        counters.extend(parse_named_lines(SNMP6));
         assert_eq!(
-            Arrivals::from_counters(&counters),
+            Arrivals::from_counters(&NetCounters::parse(SNMP, NETSTAT, SNMP6)),
             Arrivals {
                 packets: 6500 + 1 + 20 + 300 + 9,
                 buffers: 504,
                 udp: 443 + 3057 + 3 + 1,
-                overflowed: 3058
+                overflowed: 3058,
+                octets: 794_000,
             }
         );
-    }
-
-    #[test]
-    fn a_kernel_without_ipv6_counts_ipv4_alone() {
-        let mut counters = parse_paired_lines(SNMP);
-        counters.extend(parse_paired_lines(NETSTAT));
-        assert_eq!(Arrivals::from_counters(&counters).packets, 6821);
-    }
-
-    #[test]
-    fn a_negative_counter_does_not_shift_the_others() {
-        let counters = parse_paired_lines(SNMP);
-        assert_eq!(counters.get("Tcp:InSegs"), Some(&7));
-        assert_eq!(counters.get("Tcp:MaxConn"), None);
     }
 
     const STAT: &str = "\
@@ -404,17 +450,6 @@ intr 336889 0
         let text = "sockets: used 200\nTCP: inuse 5 orphan 0\nUDP: inuse 10003 mem 17\nUDPLITE: inuse 1\n";
         assert_eq!(parse_sockets_in_use(text, "UDP:"), Some(10003));
         assert_eq!(parse_sockets_in_use(text, "UDP6:"), None);
-    }
-
-    #[test]
-    fn a_bound_port_is_told_from_a_remote_one() {
-        let text = "\
-   sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode
-  531: 0202004D:0D98 0102004D:1F90 07 00000000:00000000 00:00000000 00000000     0        0 5 2 x 0
-";
-        assert!(parse_port_is_bound(text, 3480));
-        assert!(!parse_port_is_bound(text, 8080));
-        assert!(!parse_port_is_bound("", 3480));
     }
 
     #[test]

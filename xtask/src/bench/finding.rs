@@ -3,7 +3,8 @@
 use serde_json::{Value, json};
 
 use super::{
-    counters::{Arrivals, CoreTime, Memory, ProcessTime},
+    counters::{Memory, Window},
+    rounds::Found,
     workload::Metric,
 };
 
@@ -17,17 +18,7 @@ pub(crate) enum Finding {
 /// Traffic or churn, over the window.
 #[derive(Clone, Debug)]
 pub(crate) struct Traffic {
-    /// Seconds.
-    pub(crate) elapsed: f64,
-    pub(crate) to_client: Arrivals,
-    pub(crate) to_relay: Arrivals,
-    pub(crate) to_peer: Arrivals,
-    pub(crate) core: CoreTime,
-    pub(crate) load_core: CoreTime,
-    pub(crate) subject: ProcessTime,
-    pub(crate) generator: ProcessTime,
-    pub(crate) reflector: ProcessTime,
-    pub(crate) backlog_drops: u64,
+    pub(crate) window: Window,
     /// Datagrams a second that the generator was asked for; `None` for saturation.
     pub(crate) asked: Option<u32>,
     /// The generator's own result, over its own slightly longer window.
@@ -59,9 +50,10 @@ impl Finding {
             _ => None,
         }
     }
+}
 
-    /// One line for the person who watches.
-    pub(crate) fn summary(&self) -> String {
+impl Found for Finding {
+    fn summary(&self) -> String {
         match self {
             Self::Traffic(traffic) => traffic.summary(),
             Self::Idle(idle) => format!(
@@ -72,7 +64,7 @@ impl Finding {
         }
     }
 
-    pub(crate) fn to_json(&self) -> Value {
+    fn to_json(&self) -> Value {
         match self {
             Self::Traffic(traffic) => traffic.to_json(),
             Self::Idle(idle) => idle.to_json(),
@@ -81,15 +73,17 @@ impl Finding {
 }
 
 impl Traffic {
-    /// Datagrams that reached either far end.
-    pub(crate) fn delivered(&self) -> u64 {
-        self.to_client.packets + self.to_peer.packets
+    pub(crate) fn new(window: Window, asked: Option<u32>, report: Option<Value>) -> Self {
+        Self { window, asked, report }
     }
 
-    /// Seconds that the relay's core was not idle. The idle time of a tickless kernel is exact; the kinds of busy
-    /// time are sampled (see [`CoreTime::idle`]) and add up to the same only on average.
+    /// Datagrams that reached either far end.
+    pub(crate) fn delivered(&self) -> u64 {
+        self.window.to_client.packets + self.window.to_peer.packets
+    }
+
     pub(crate) fn busy(&self) -> f64 {
-        (self.elapsed - self.core.idle).max(0.0)
+        self.window.busy()
     }
 
     pub(crate) fn per_busy_second(&self) -> f64 {
@@ -97,22 +91,22 @@ impl Traffic {
     }
 
     pub(crate) fn per_process_second(&self) -> f64 {
-        quotient(self.delivered(), self.subject.total())
+        quotient(self.delivered(), self.window.subject.total())
     }
 
     /// Share of the core's busy time that did not go to the subject: other programs, mostly. More than a few
     /// percent says that the machine was not quiet.
     pub(crate) fn foreign_share(&self) -> f64 {
-        ((self.busy() - self.subject.total()) / self.elapsed).max(0.0)
+        ((self.busy() - self.window.subject.total()) / self.window.elapsed).max(0.0)
     }
 
     /// Segments per super-packet that the relay sent to the peer.
     pub(crate) fn segments_per_send(&self) -> f64 {
-        ratio(self.to_peer.packets, self.to_peer.buffers)
+        ratio(self.window.to_peer.packets, self.window.to_peer.buffers)
     }
 
     pub(crate) fn load_core_share(&self) -> f64 {
-        1.0 - self.load_core.idle / self.elapsed
+        self.window.load_core_share()
     }
 
     pub(crate) fn loss(&self) -> Option<f64> {
@@ -128,8 +122,8 @@ impl Traffic {
 
     /// Packets that the generator sent and received per second of its processor time.
     pub(crate) fn generator_per_second(&self) -> Option<f64> {
-        let packets = (self.reported(&["send_pps"])? + self.reported(&["recv_pps"])?) * self.elapsed;
-        (self.generator.total() > 0.0).then(|| packets / self.generator.total())
+        let packets = (self.reported(&["send_pps"])? + self.reported(&["recv_pps"])?) * self.window.elapsed;
+        (self.window.generator.total() > 0.0).then(|| packets / self.window.generator.total())
     }
 
     /// A number of the generator's result.
@@ -143,8 +137,11 @@ impl Traffic {
         if self.foreign_share() > 0.03 {
             caveats.push(format!("{:.0} % of the relay's core went elsewhere", self.foreign_share() * 100.0));
         }
-        if self.core.steal / self.elapsed > 0.01 {
-            caveats.push(format!("{:.1} % stolen by the hypervisor", self.core.steal / self.elapsed * 100.0));
+        if self.window.core.steal / self.window.elapsed > 0.01 {
+            caveats.push(format!(
+                "{:.1} % stolen by the hypervisor",
+                self.window.core.steal / self.window.elapsed * 100.0
+            ));
         }
         if self.load_core_share() > 0.97 {
             caveats.push("load core saturated".to_owned());
@@ -167,8 +164,8 @@ impl Traffic {
                 caveats.push(format!("{name}: {count}"));
             }
         }
-        if self.backlog_drops > 0 {
-            caveats.push(format!("{} backlog drops", self.backlog_drops));
+        if self.window.backlog_drops > 0 {
+            caveats.push(format!("{} backlog drops", self.window.backlog_drops));
         }
         caveats
     }
@@ -178,9 +175,9 @@ impl Traffic {
             "{:>7.1}k/busy s, {:.2} us each ({:.2} process), {:.1}k/s delivered, core {:.0} %, load core {:.0} %, {:.1} a send",
             self.per_busy_second() / 1e3,
             1e6 * self.busy() / as_f64(self.delivered()),
-            1e6 * self.subject.total() / as_f64(self.delivered()),
-            quotient(self.delivered(), self.elapsed) / 1e3,
-            100.0 * self.busy() / self.elapsed,
+            1e6 * self.window.subject.total() / as_f64(self.delivered()),
+            quotient(self.delivered(), self.window.elapsed) / 1e3,
+            100.0 * self.busy() / self.window.elapsed,
             100.0 * self.load_core_share(),
             self.segments_per_send(),
         );
@@ -196,26 +193,14 @@ impl Traffic {
     }
 
     fn to_json(&self) -> Value {
-        json!({
-            "elapsed_s": self.elapsed,
-            "delivered": self.delivered(),
-            "packets_per_busy_second": self.per_busy_second(),
-            "busy_s": self.busy(),
-            "busy_sampled_s": self.core.sampled_busy(),
-            "foreign_share": self.foreign_share(),
-            "segments_per_send": self.segments_per_send(),
-            "to_client": self.to_client.to_json(),
-            "to_relay": self.to_relay.to_json(),
-            "to_peer": self.to_peer.to_json(),
-            "relay_core_s": self.core.to_json(),
-            "load_core_s": self.load_core.to_json(),
-            "subject_s": self.subject.to_json(),
-            "generator_s": self.generator.to_json(),
-            "reflector_s": self.reflector.to_json(),
-            "backlog_drops": self.backlog_drops,
-            "caveats": self.caveats(),
-            "generator": self.report,
-        })
+        let mut json = self.window.to_json();
+        json["delivered"] = json!(self.delivered());
+        json["packets_per_busy_second"] = json!(self.per_busy_second());
+        json["foreign_share"] = json!(self.foreign_share());
+        json["segments_per_send"] = json!(self.segments_per_send());
+        json["caveats"] = json!(self.caveats());
+        json["generator"] = json!(self.report);
+        json
     }
 }
 
@@ -266,21 +251,24 @@ fn as_f64(count: u64) -> f64 {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::{
+        super::counters::{Arrivals, CoreTime, ProcessTime},
+        *,
+    };
 
     fn traffic() -> Traffic {
-        let arrivals = |packets, buffers| Arrivals { packets, buffers, udp: buffers, overflowed: 0 };
+        let arrivals = |packets, buffers| Arrivals { packets, buffers, ..Arrivals::default() };
         Traffic {
-            elapsed: 5.0,
-            to_client: arrivals(400_000, 400_000),
-            to_relay: arrivals(0, 0),
-            to_peer: arrivals(800_000, 50_000),
-            core: CoreTime { idle: 2.0, ..CoreTime::default() },
-            load_core: CoreTime { idle: 0.05, ..CoreTime::default() },
-            subject: ProcessTime { user: 0.5, system: 2.0 },
-            generator: ProcessTime { user: 1.0, system: 1.0 },
-            reflector: ProcessTime::default(),
-            backlog_drops: 0,
+            window: Window {
+                elapsed: 5.0,
+                to_client: arrivals(400_000, 400_000),
+                to_peer: arrivals(800_000, 50_000),
+                core: CoreTime { idle: 2.0, ..CoreTime::default() },
+                load_core: CoreTime { idle: 0.05, ..CoreTime::default() },
+                subject: ProcessTime { user: 0.5, system: 2.0 },
+                generator: ProcessTime { user: 1.0, system: 1.0 },
+                ..Window::default()
+            },
             asked: None,
             report: Some(json!({
                 "sent": 1000, "lost": 5, "send_pps": 200_000.0, "recv_pps": 100_000.0,
@@ -300,7 +288,8 @@ mod tests {
         let disturbed = traffic();
         assert!((disturbed.foreign_share() - 0.1).abs() < 1e-9);
         assert!(disturbed.caveats().iter().any(|caveat| caveat.starts_with("10 % of the relay's core")));
-        let quiet = Traffic { subject: ProcessTime { user: 1.0, system: 2.0 }, ..traffic() };
+        let mut quiet = traffic();
+        quiet.window.subject = ProcessTime { user: 1.0, system: 2.0 };
         assert!(!quiet.caveats().iter().any(|caveat| caveat.contains("relay's core")));
     }
 

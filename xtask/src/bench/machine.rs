@@ -7,12 +7,12 @@ use std::{
     process::{Command, Stdio},
 };
 
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use super::{
-    netns::Place,
-    subject::{Generator, Subject},
-    trial::Bench,
+    netns::{Network, Place},
+    options::Run,
+    subject::Subject,
 };
 use crate::Failure;
 
@@ -21,8 +21,8 @@ const WANTED_FILES: u32 = 1 << 20;
 /// The least that 10,000 allocations work with, where a relay opens one socket for each.
 const NEEDED_FILES: u32 = 10_500;
 
-/// Namespaces need root; each missing program is named with its package.
-pub(crate) fn demand_root_and_tools(subjects: &[Subject]) -> Result<(), Failure> {
+/// Namespaces need root; each missing tool is named with its package.
+pub(crate) fn demand_root_and_tools() -> Result<(), Failure> {
     if fs::metadata("/proc/self")?.uid() != 0 {
         return Err("network namespaces need root: run this with sudo".into());
     }
@@ -38,6 +38,11 @@ pub(crate) fn demand_root_and_tools(subjects: &[Subject]) -> Result<(), Failure>
             return Err(format!("`{tool}` is missing: apt-get install {package}").into());
         }
     }
+    Ok(())
+}
+
+/// Each missing relay is named with its package.
+pub(crate) fn demand_programs(subjects: &[Subject]) -> Result<(), Failure> {
     for subject in subjects {
         let program = subject.command.first().ok_or("a subject without a command")?;
         if find(program).is_none() {
@@ -51,9 +56,15 @@ pub(crate) fn demand_root_and_tools(subjects: &[Subject]) -> Result<(), Failure>
 /// Raises the limit of this process as far as the kernel lets it; all programs under test inherit it.
 pub(crate) fn raise_open_files_limit() -> Result<(), Failure> {
     let pid = std::process::id().to_string();
-    // Beyond the hard limit one needs CAP_SYS_RESOURCE, which root in a container may lack.
-    for limit in [format!("--nofile={WANTED_FILES}:{WANTED_FILES}"), format!("--nofile={NEEDED_FILES}:")] {
-        if Command::new("prlimit").args(["--pid", &pid, &limit]).stderr(Stdio::null()).status()?.success() {
+    // Beyond the hard limit one needs CAP_SYS_RESOURCE, which root in a container may lack; then up to it.
+    let hard = parse_hard_limit(&read("/proc/self/limits")).unwrap_or(0).to_string();
+    let candidates = [
+        format!("--nofile={WANTED_FILES}:{WANTED_FILES}"),
+        format!("--nofile={hard}:"),
+        format!("--nofile={NEEDED_FILES}:"),
+    ];
+    for limit in candidates.iter().filter(|limit| **limit != "--nofile=0:") {
+        if Command::new("prlimit").args(["--pid", &pid, limit]).stderr(Stdio::null()).status()?.success() {
             return Ok(());
         }
     }
@@ -61,30 +72,34 @@ pub(crate) fn raise_open_files_limit() -> Result<(), Failure> {
         .into())
 }
 
-/// Everything that a reader of the figures must know about where they come from.
-pub(crate) fn describe(bench: &Bench, subjects: &[Subject], seed: u64) -> Value {
-    let commands: serde_json::Map<String, Value> = subjects
-        .iter()
-        .map(|subject| (subject.name.clone(), json!(show_command(&subject.command))))
-        .collect();
-    json!({
-        "kernel": read("/proc/sys/kernel/osrelease"),
-        "processor": processor(),
-        "commit": first_line("git", &["describe", "--always", "--dirty"]),
-        "coturn": first_line("dpkg-query", &["--show", "--showformat=${Version}", "coturn"]),
-        "load_average": read("/proc/loadavg"),
-        "relay_core": bench.relay_core,
-        "load_core": bench.load_core,
-        "nice": bench.nice,
-        "generator": match &bench.generator { Generator::Turnpike(_) => "turnpike load turn", Generator::Uclient => "turnutils_uclient" },
-        "subjects": commands,
-        "receive_packet_steering": "off",
-        "offloads": offloads(bench),
-        "rmem_max": read("/proc/sys/net/core/rmem_max"),
-        "rmem_default": read("/proc/sys/net/core/rmem_default"),
-        "netdev_max_backlog": read("/proc/sys/net/core/netdev_max_backlog"),
-        "seed": seed,
-    })
+/// The hard limit of open files in `/proc/PID/limits`; `None` where there is no limit.
+fn parse_hard_limit(limits: &str) -> Option<u32> {
+    let line = limits.lines().find_map(|line| line.strip_prefix("Max open files"))?;
+    line.split_whitespace().nth(1)?.parse().ok()
+}
+
+/// What a reader of the figures must know about the machine; the benchmark adds its subjects.
+pub(crate) fn describe(network: &Network, run: &Run) -> Map<String, Value> {
+    let facts = [
+        ("kernel", json!(read("/proc/sys/kernel/osrelease"))),
+        ("processor", json!(processor())),
+        ("commit", json!(first_line("git", &["describe", "--always", "--dirty"]))),
+        ("load_average", json!(read("/proc/loadavg"))),
+        ("relay_core", json!(run.relay_cpu)),
+        ("load_core", json!(run.load_cpu)),
+        ("nice", json!(run.nice)),
+        ("receive_packet_steering", json!("off")),
+        ("offloads", offloads(network)),
+        ("rmem_max", json!(read("/proc/sys/net/core/rmem_max"))),
+        ("rmem_default", json!(read("/proc/sys/net/core/rmem_default"))),
+        ("netdev_max_backlog", json!(read("/proc/sys/net/core/netdev_max_backlog"))),
+    ];
+    facts.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
+}
+
+/// The version of a Debian package.
+pub(crate) fn package_version(package: &str) -> String {
+    first_line("dpkg-query", &["--show", "--showformat=${Version}", package])
 }
 
 /// As one types it to get the same again.
@@ -102,7 +117,7 @@ pub(crate) fn repository() -> Result<PathBuf, Failure> {
 }
 
 /// The relay's devices by `ethtool`, or what `ip` knows of them.
-fn offloads(bench: &Bench) -> Value {
+fn offloads(network: &Network) -> Value {
     const WANTED: [&str; 6] = [
         "generic-segmentation-offload",
         "generic-receive-offload",
@@ -113,7 +128,7 @@ fn offloads(bench: &Bench) -> Value {
     ];
     let words = |text: &str| -> Vec<String> { text.split(' ').map(str::to_owned).collect() };
     if find("ethtool").is_some()
-        && let Ok(text) = bench.network.output(Place::Relay, &words("ethtool -k r-p"))
+        && let Ok(text) = network.output(Place::Relay, &words("ethtool -k r-p"))
     {
         let lines: Vec<&str> = text
             .lines()
@@ -122,7 +137,7 @@ fn offloads(bench: &Bench) -> Value {
             .collect();
         return json!(lines.join(", "));
     }
-    let text = bench.network.output(Place::Relay, &words("ip -d link show r-p")).unwrap_or_default();
+    let text = network.output(Place::Relay, &words("ip -d link show r-p")).unwrap_or_default();
     let mut sizes = Vec::new();
     let mut tokens = text.split_whitespace();
     while let Some(token) = tokens.next() {
@@ -133,8 +148,8 @@ fn offloads(bench: &Bench) -> Value {
     json!(format!("veth defaults ({}); ethtool, which would list them, is not installed", sizes.join(", ")))
 }
 
-/// Paths of this machine are nobody else's business.
-fn show_command(command: &[String]) -> String {
+/// A command line; paths of this machine are nobody else's business.
+pub(crate) fn show_command(command: &[String]) -> String {
     let mut shown = command.to_vec();
     if let Some(name) = shown.first_mut()
         && let Some(file) = Path::new(name).file_name()
@@ -162,7 +177,7 @@ fn read(path: &str) -> String {
     fs::read_to_string(path).map_or_else(|_| "unknown".to_owned(), |text| text.trim().to_owned())
 }
 
-fn find(program: &str) -> Option<PathBuf> {
+pub(crate) fn find(program: &str) -> Option<PathBuf> {
     if program.contains('/') {
         return Path::new(program).is_file().then(|| program.into());
     }
@@ -179,6 +194,13 @@ mod tests {
     fn a_command_is_shown_without_its_directory() {
         let command = ["/somewhere/turnpike".to_owned(), "serve".to_owned()];
         assert_eq!(show_command(&command), "turnpike serve");
+    }
+
+    #[test]
+    fn the_hard_limit_is_the_second_number() {
+        let limits = "Limit  Soft Limit  Hard Limit  Units\nMax open files            1024                 20000                files     \n";
+        assert_eq!(parse_hard_limit(limits), Some(20000));
+        assert_eq!(parse_hard_limit("Max processes 1 2 processes\n"), None);
     }
 
     #[test]

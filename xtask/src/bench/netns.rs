@@ -166,6 +166,11 @@ impl Network {
         Ok(String::from_utf8_lossy(&output.stdout).into_owned())
     }
 
+    /// Sets a kernel parameter of a namespace, named by its path below `/proc/sys`.
+    pub(crate) fn set(&self, place: Place, parameter: &str, value: &str) -> Result<(), Failure> {
+        self.shell(place, &format!("echo {value} > /proc/sys/{parameter}"))
+    }
+
     fn shell(&self, place: Place, script: &str) -> Result<(), Failure> {
         self.output(place, &["sh".to_owned(), "-ec".to_owned(), script.to_owned()]).map(drop)
     }

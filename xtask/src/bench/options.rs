@@ -4,7 +4,7 @@ use std::{net::SocketAddr, path::PathBuf, process::Command as Program};
 
 use clap::{Args, Subcommand, builder::PossibleValuesParser};
 
-use super::{machine, subject::Subject};
+use super::{forward, machine, subject::Subject};
 use crate::Failure;
 
 #[derive(Subcommand)]
@@ -13,6 +13,8 @@ pub(crate) enum Command {
     Relay(Options),
     /// The load generator's packets per core-second against the relay's
     Generator(Options),
+    /// `turnpike forward` against oxidinetd, rinetd, HAProxy and nginx
+    Forward(forward::Options),
     /// Removes the namespaces of its parent when that is gone
     #[command(hide = true)]
     Guardian { prefix: String },
@@ -21,8 +23,9 @@ pub(crate) enum Command {
     Probe { address: SocketAddr },
 }
 
+/// What every benchmark asks for.
 #[derive(Args, Clone, Debug)]
-pub(crate) struct Options {
+pub(crate) struct Run {
     /// Only this workload (repeatable; `flood*` for all that begin so)
     #[arg(long, value_name = "NAME")]
     pub(crate) workload: Vec<String>,
@@ -44,38 +47,22 @@ pub(crate) struct Options {
     /// Order of the runs within a round [default: from the clock; printed]
     #[arg(long, value_name = "N")]
     pub(crate) seed: Option<u64>,
-    /// Core of the relay
+    /// Core of the relay, or of the forwarder
     #[arg(long, value_name = "CPU", default_value_t = 0)]
     pub(crate) relay_cpu: usize,
     /// Core of generator and reflector
     #[arg(long, value_name = "CPU", default_value_t = 1)]
     pub(crate) load_cpu: usize,
-    /// Niceness of relay, generator and reflector alike, for machines that are not quiet (-20..19)
+    /// Niceness of subject, generator and reflector alike, for machines that are not quiet (-20..19)
     #[arg(long, value_name = "N", default_value_t = 0, allow_hyphen_values = true)]
     pub(crate) nice: i8,
-    /// One more relay: NAME=BINARY for another build of turnpike, or NAME="COMMAND ..." with {listen}, {relay_ip},
-    /// {user}, {password}, {realm} (repeatable)
-    #[arg(long, value_name = "NAME=COMMAND")]
-    subject: Vec<String>,
-    /// Leave a relay out: coturn or turnpike (repeatable)
-    #[arg(long, value_name = "NAME")]
-    without: Vec<String>,
-    /// What the ratios are against [default: coturn, or else the first subject]
-    #[arg(long, value_name = "NAME")]
-    baseline: Option<String>,
-    /// Datapath of turnpike
-    #[arg(long, value_name = "D", default_value = "gso")]
-    pub(crate) datapath: String,
     /// A turnpike binary in place of a fresh release build
     #[arg(long, value_name = "FILE")]
     turnpike: Option<PathBuf>,
-    /// Who makes the load; `uclient` is coturn's, without latencies
-    #[arg(long, default_value = "turnpike", value_parser = PossibleValuesParser::new(["turnpike", "uclient"]))]
-    pub(crate) generator: String,
-    /// Datagrams a client sends back to back, in place of the workload's own
+    /// Datagrams sent back to back, in place of the workload's own
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) burst: Option<u32>,
-    /// Sample the relay's core with `perf` during each window; costs a few percent, so no result to quote
+    /// Sample the subject's core with `perf` during each window; costs a few percent, so no result to quote
     #[arg(long)]
     pub(crate) profile: bool,
     /// Exit with 3 if a requirement is missed
@@ -86,7 +73,7 @@ pub(crate) struct Options {
     pub(crate) clean: bool,
 }
 
-impl Options {
+impl Run {
     pub(crate) fn rounds(&self) -> u32 {
         self.rounds.unwrap_or(if self.quick { 2 } else { 6 })
     }
@@ -100,15 +87,10 @@ impl Options {
         f64::from(self.duration.unwrap_or(if self.quick { 2 } else { 5 }))
     }
 
-    /// The given binary or a fresh release build; `None` if nobody needs one.
-    pub(crate) fn turnpike_binary(&self) -> Result<Option<PathBuf>, Failure> {
-        if self.generator != "turnpike" && self.leaves_out("turnpike") {
-            return Ok(None);
-        }
+    /// The given binary or a fresh release build.
+    pub(crate) fn turnpike_binary(&self) -> Result<PathBuf, Failure> {
         if let Some(binary) = &self.turnpike {
-            return Ok(Some(
-                binary.canonicalize().map_err(|error| format!("{}: {error}", binary.display()))?,
-            ));
+            return Ok(binary.canonicalize().map_err(|error| format!("{}: {error}", binary.display()))?);
         }
         let repository = machine::repository()?;
         let built = Program::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
@@ -120,7 +102,39 @@ impl Options {
         }
         let target =
             std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| repository.join("target"), PathBuf::from);
-        Ok(Some(target.join("release/turnpike")))
+        Ok(target.join("release/turnpike"))
+    }
+}
+
+#[derive(Args, Clone, Debug)]
+pub(crate) struct Options {
+    #[command(flatten)]
+    pub(crate) run: Run,
+    /// One more relay: NAME=BINARY for another build of turnpike, or NAME="COMMAND ..." with {listen}, {relay_ip},
+    /// {user}, {password}, {realm} (repeatable)
+    #[arg(long, value_name = "NAME=COMMAND")]
+    subject: Vec<String>,
+    /// Leave a relay out: coturn or turnpike (repeatable)
+    #[arg(long, value_name = "NAME")]
+    without: Vec<String>,
+    /// What the ratios are against [default: coturn, or else the first subject]
+    #[arg(long, value_name = "NAME")]
+    baseline: Option<String>,
+    /// Datapath of turnpike
+    #[arg(long, value_name = "D", default_value = "gso")]
+    pub(crate) datapath: String,
+    /// Who makes the load; `uclient` is coturn's, without latencies
+    #[arg(long, default_value = "turnpike", value_parser = PossibleValuesParser::new(["turnpike", "uclient"]))]
+    pub(crate) generator: String,
+}
+
+impl Options {
+    /// The turnpike to use; `None` if nobody needs one.
+    pub(crate) fn turnpike_binary(&self) -> Result<Option<PathBuf>, Failure> {
+        if self.generator != "turnpike" && self.leaves_out("turnpike") {
+            return Ok(None);
+        }
+        self.run.turnpike_binary().map(Some)
     }
 
     /// Who is compared, in a fixed order.
@@ -210,11 +224,11 @@ mod tests {
 
     #[test]
     fn quick_shortens_what_is_not_said() {
-        let quick = options(&["--quick"]);
+        let quick = options(&["--quick"]).run;
         assert_eq!((quick.rounds(), quick.warmup_rounds(), quick.seconds()), (2, 0, 2.0));
-        let mixed = options(&["--quick", "--rounds", "4"]);
+        let mixed = options(&["--quick", "--rounds", "4"]).run;
         assert_eq!((mixed.rounds(), mixed.seconds()), (4, 2.0));
-        let full = options(&["--nice", "-15"]);
+        let full = options(&["--nice", "-15"]).run;
         assert_eq!((full.rounds(), full.warmup_rounds(), full.nice), (6, 1, -15));
     }
 }

@@ -2,27 +2,15 @@
 
 use std::fmt::Write as _;
 
-use serde_json::{Value, json};
-
 use super::{
     finding::{Finding, Traffic},
+    rounds,
     stats::{Random, Summary, paired_ratios},
     workload::{Metric, Must, Requirement, Workload},
 };
 
 /// All rounds of one workload.
-pub(crate) struct Results {
-    pub(crate) workload: Workload,
-    pub(crate) rounds: Vec<Round>,
-}
-
-/// One round: every subject once, in the order they ran.
-pub(crate) struct Round {
-    /// Thrown away: caches, clocks and the page cache warm up in it.
-    pub(crate) warmup: bool,
-    /// Subject's name and what it reached.
-    pub(crate) runs: Vec<(String, Finding)>,
-}
+pub(crate) type Results = rounds::Results<Workload, Finding>;
 
 /// A row of the table.
 #[derive(Clone, Debug, PartialEq)]
@@ -151,7 +139,7 @@ fn row(
     }
 }
 
-fn show_ratio(ratio: Summary) -> String {
+pub(crate) fn show_ratio(ratio: Summary) -> String {
     format!("{:.2} ({:.2}..{:.2}; {:.2}..{:.2})", ratio.median, ratio.min, ratio.max, ratio.low, ratio.high)
 }
 
@@ -160,10 +148,6 @@ fn present(figures: &[Option<f64>]) -> Vec<f64> {
 }
 
 impl Results {
-    fn measured(&self) -> impl Iterator<Item = &Round> {
-        self.rounds.iter().filter(|round| !round.warmup)
-    }
-
     /// The subject's figure of each measured round.
     pub(crate) fn figures(&self, subject: &str, metric: Metric) -> Vec<Option<f64>> {
         self.measured().map(|round| round.find(subject)?.figure(metric)).collect()
@@ -188,31 +172,6 @@ impl Results {
                 _ => false,
             })
             .count()
-    }
-
-    pub(crate) fn to_json(&self) -> Value {
-        let rounds: Vec<Value> = self
-            .rounds
-            .iter()
-            .enumerate()
-            .flat_map(|(index, round)| {
-                round.runs.iter().enumerate().map(move |(order, (subject, finding))| {
-                    let mut run = finding.to_json();
-                    run["round"] = json!(index + 1);
-                    run["warmup"] = json!(round.warmup);
-                    run["order"] = json!(order + 1);
-                    run["subject"] = json!(subject);
-                    run
-                })
-            })
-            .collect();
-        json!({ "workload": self.workload.name, "title": self.workload.title, "runs": rounds })
-    }
-}
-
-impl Round {
-    fn find(&self, subject: &str) -> Option<&Finding> {
-        self.runs.iter().find(|(name, _)| name == subject).map(|(_, finding)| finding)
     }
 }
 
@@ -239,11 +198,15 @@ pub(crate) fn details(all: &[Results], subjects: &[String]) -> String {
                 "| {} | {subject} | {} | {} | {} % | {} | {} | {} | {} | {} % | {} % | {} | {} | {} of {} |",
                 results.workload.name,
                 show(&|t| t.reported(&["send_pps"]), 1.0, 0),
-                show(&|t| Some(delivered(t) / t.elapsed), 1.0, 0),
-                show(&|t| Some(t.busy() / t.elapsed), 100.0, 1),
+                show(&|t| Some(delivered(t) / t.window.elapsed), 1.0, 0),
+                show(&|t| Some(t.busy() / t.window.elapsed), 100.0, 1),
                 show(&|t| Some(t.busy() / delivered(t)), 1e6, 3),
-                show(&|t| Some(t.subject.total() / delivered(t)), 1e6, 3),
-                show(&|t| Some(t.to_relay.packets as f64 / t.to_relay.buffers.max(1) as f64), 1.0, 1),
+                show(&|t| Some(t.window.subject.total() / delivered(t)), 1e6, 3),
+                show(
+                    &|t| Some(t.window.to_relay.packets as f64 / t.window.to_relay.buffers.max(1) as f64),
+                    1.0,
+                    1
+                ),
                 show(&|t| Some(t.segments_per_send()), 1.0, 1),
                 show(&|t| Some(t.load_core_share()), 100.0, 0),
                 show(&Traffic::loss, 100.0, 3),
@@ -293,6 +256,7 @@ mod tests {
         super::{
             counters::Memory,
             finding::Idle,
+            rounds::Round,
             workload::{Shape, chosen},
         },
         *,
@@ -315,6 +279,7 @@ mod tests {
             .map(|(index, (ours, theirs))| Round {
                 warmup: index == 0,
                 runs: vec![("coturn".to_owned(), idle(*theirs)), ("turnpike".to_owned(), idle(*ours))],
+                void: Vec::new(),
             })
             .collect();
         let workload = Workload {
@@ -372,15 +337,6 @@ mod tests {
         let table = Comparison::of("turnpike", "coturn", &[first, second], 1);
         assert_eq!(table.rows.iter().map(|row| row.met).collect::<Vec<_>>(), [Some(true), Some(false)]);
         assert!(table.rows[1].must.contains("4.80 x"), "{:?}", table.rows[1]);
-    }
-
-    #[test]
-    fn the_json_keeps_every_round_and_marks_the_warm_up() {
-        let json = results(&[(1, 1), (2, 2)], Must::AtMost(1.0)).to_json();
-        let runs = json["runs"].as_array().unwrap();
-        assert_eq!(runs.len(), 4);
-        assert_eq!((&runs[0]["warmup"], &runs[3]["warmup"]), (&json!(true), &json!(false)));
-        assert_eq!((&runs[3]["round"], &runs[3]["order"]), (&json!(2), &json!(2)));
     }
 
     #[test]

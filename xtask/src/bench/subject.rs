@@ -124,6 +124,14 @@ impl Generator {
         }
     }
 
+    /// As it stands with the results.
+    pub(crate) fn title(&self) -> &'static str {
+        match self {
+            Self::Turnpike(_) => "turnpike load turn",
+            Self::Uclient => "turnutils_uclient",
+        }
+    }
+
     /// Whether it ends by itself and leaves a result.
     pub(crate) fn reports(&self) -> bool {
         matches!(self, Self::Turnpike(_))

@@ -3,16 +3,18 @@
 //! seeds, memory layout) is part of the spread and not of the result.
 
 use std::{
-    fs::{self, File},
+    fs,
     path::{Path, PathBuf},
-    process::{Command, Stdio},
     thread,
     time::{Duration, Instant},
 };
 
+use turnpike_measure::kernel;
+
 use super::{
-    counters::{self, Arrivals, CoreTime, Memory, ProcessTime, Snapshot},
+    counters::{self, Arrivals, Memory, Snapshot},
     finding::{Finding, Idle, Traffic},
+    logs::{Logs, Profile},
     netns::{Network, PEER_IP, Place, Process, RELAY_LISTEN_IP, Seat},
     subject::{ECHO_PORT, Generator, Load, NO_QUOTAS, Subject, TURN_PORT},
     workload::{Shape, Workload},
@@ -55,7 +57,13 @@ impl Bench {
     ) -> Result<Finding, Failure> {
         let logs = Logs { directory: &self.directory, label };
         self.run_once(workload, subject, &logs).map_err(|failure| {
-            format!("{} under {}: {failure}{}", subject.name, workload.name, logs.tails()).into()
+            format!(
+                "{} under {}: {failure}{}",
+                subject.name,
+                workload.name,
+                logs.tails(&["relay.log", "reflector.log", "load.log"])
+            )
+            .into()
         })
     }
 
@@ -102,12 +110,16 @@ impl Bench {
         let far_end = if load.churn { Place::Client } else { Place::Peer };
         self.await_arrivals(far_end, FLOWING, &mut generator)?;
         thread::sleep(Duration::from_secs_f64(WARMUP));
-        let profile = if self.profile { Some(self.start_profile(logs)?) } else { None };
+        let profile = if self.profile {
+            Some(Profile::start(logs, self.relay_core, self.load_core, self.seconds)?)
+        } else {
+            None
+        };
         let opened = self.snapshot(relay, &generator, reflector)?;
         thread::sleep(Duration::from_secs_f64(self.seconds));
         let closed = self.snapshot(relay, &generator, reflector)?;
         if let Some(profile) = profile {
-            finish_profile(profile, logs)?;
+            profile.finish(logs)?;
         }
         let report = if self.generator.reports() {
             let patience = Duration::from_secs_f64(MARGIN + WARMUP) + Duration::from_secs(20);
@@ -120,20 +132,7 @@ impl Bench {
         } else {
             None
         };
-        Ok(Traffic {
-            elapsed: closed.since(&opened).as_secs_f64(),
-            to_client: closed.client - opened.client,
-            to_relay: closed.relay - opened.relay,
-            to_peer: closed.peer - opened.peer,
-            core: closed.core - opened.core,
-            load_core: closed.load_core - opened.load_core,
-            subject: closed.subject - opened.subject,
-            generator: closed.generator - opened.generator,
-            reflector: closed.reflector - opened.reflector,
-            backlog_drops: closed.backlog_drops - opened.backlog_drops,
-            asked: load.rate,
-            report,
-        })
+        Ok(Traffic::new(closed - opened, load.rate, report))
     }
 
     fn run_idle(
@@ -144,7 +143,7 @@ impl Bench {
         logs: &Logs<'_>,
     ) -> Result<Idle, Failure> {
         let anchor = self.network.pid_in(Place::Relay);
-        let before = (settled_memory(relay.pid())?, counters::udp_sockets(anchor)?);
+        let before = (Memory::settled(relay.pid())?, counters::udp_sockets(anchor)?);
         let mut generator = self.start_generator(load, &logs.path("result.json"), logs)?;
         let deadline = Instant::now() + SETUP_LIMIT;
         let wanted = before.1 + u64::from(allocations);
@@ -161,7 +160,7 @@ impl Bench {
         }
         // The last socket is open; permissions and channels of the last clients may not be there yet.
         self.await_arrivals(Place::Peer, 1, &mut generator)?;
-        let after = settled_memory(relay.pid())?;
+        let after = Memory::settled(relay.pid())?;
         Ok(Idle {
             allocations,
             before: before.0,
@@ -169,16 +168,6 @@ impl Bench {
             sockets: counters::udp_sockets(anchor)? - before.1,
             kernel_bytes_per_socket: counters::kernel_bytes_per_socket(),
         })
-    }
-
-    fn start_profile(&self, logs: &Logs<'_>) -> Result<Process, Failure> {
-        let mut perf = Command::new("taskset");
-        perf.args(["-c", &self.load_core.to_string(), "perf", "record", "-q", "-F", "999", "-g", "-o"])
-            .arg(logs.path("relay-core.perf"))
-            .args(["-C", &self.relay_core.to_string(), "--", "sleep", &self.seconds.to_string()])
-            .stdout(Stdio::null())
-            .stderr(File::create(logs.path("perf.log"))?);
-        Process::start(&mut perf)
     }
 
     fn load(&self, clients: u32, rate: Option<u32>, size: u32, burst: u32, churn: bool) -> Load {
@@ -196,20 +185,8 @@ impl Bench {
         generator: &Process,
         reflector: &Process,
     ) -> Result<Snapshot, Failure> {
-        let arrivals = |place| Arrivals::read(self.network.pid_in(place));
-        Ok(Snapshot {
-            taken: Instant::now(),
-            core: CoreTime::read(self.relay_core)?,
-            client: arrivals(Place::Client)?,
-            peer: arrivals(Place::Peer)?,
-            relay: arrivals(Place::Relay)?,
-            load_core: CoreTime::read(self.load_core)?,
-            subject: ProcessTime::read(relay.pid())?,
-            generator: ProcessTime::read(generator.pid())
-                .map_err(|error| format!("the generator ended before the window did: {error}"))?,
-            reflector: ProcessTime::read(reflector.pid())?,
-            backlog_drops: counters::backlog_drops()?,
-        })
+        let programs = [relay.pid(), generator.pid(), reflector.pid()];
+        Snapshot::take(&self.network, [self.relay_core, self.load_core], programs)
     }
 
     /// A STUN Binding from the client's namespace tells that the relay serves, not only that it has a socket.
@@ -226,7 +203,7 @@ impl Bench {
     fn await_echo(&self, reflector: &mut Process) -> Result<(), Failure> {
         let anchor = self.network.pid_in(Place::Peer);
         let deadline = Instant::now() + Duration::from_secs(10);
-        while !counters::udp_port_is_bound(anchor, ECHO_PORT) {
+        while !kernel::udp_port_is_bound(anchor, ECHO_PORT) {
             if !reflector.is_running()? || Instant::now() > deadline {
                 return Err(format!("the reflector does not listen on {PEER_IP}:{ECHO_PORT}").into());
             }
@@ -249,64 +226,5 @@ impl Bench {
             thread::sleep(Duration::from_millis(10));
         }
         Ok(())
-    }
-}
-
-/// Writes what `perf` saw as text beside its data.
-fn finish_profile(mut profile: Process, logs: &Logs<'_>) -> Result<(), Failure> {
-    if !profile.ends_before(Instant::now() + Duration::from_secs(20))? {
-        return Err("perf does not end".into());
-    }
-    let text = logs.path("relay-core.txt");
-    let status = Command::new("perf")
-        .args(["report", "--stdio", "--no-children", "-g", "none", "--percent-limit", "0.3", "-i"])
-        .arg(logs.path("relay-core.perf"))
-        .stdin(Stdio::null())
-        .stdout(File::create(&text)?)
-        .stderr(Stdio::null())
-        .status()?;
-    if !status.success() {
-        return Err(format!("perf report failed; see {}", logs.path("perf.log").display()).into());
-    }
-    eprint!("(profile: {}) ", text.display());
-    Ok(())
-}
-
-/// Memory once it no longer moves by more than 0.5 % in half a second.
-fn settled_memory(pid: u32) -> Result<Memory, Failure> {
-    let deadline = Instant::now() + Duration::from_secs(15);
-    let mut last = Memory::read(pid)?;
-    loop {
-        thread::sleep(Duration::from_millis(500));
-        let now = Memory::read(pid)?;
-        if now.resident.abs_diff(last.resident) * 200 <= last.resident || Instant::now() > deadline {
-            return Ok(now);
-        }
-        last = now;
-    }
-}
-
-/// Output of the programs of one trial.
-struct Logs<'a> {
-    directory: &'a Path,
-    label: &'a str,
-}
-
-impl Logs<'_> {
-    fn path(&self, name: &str) -> PathBuf {
-        self.directory.join(format!("{}-{name}", self.label))
-    }
-
-    /// The last lines of each log, for an error message.
-    fn tails(&self) -> String {
-        let mut tails = String::new();
-        for name in ["relay.log", "reflector.log", "load.log"] {
-            let text = fs::read_to_string(self.path(name)).unwrap_or_default();
-            let lines: Vec<&str> = text.lines().collect();
-            for line in &lines[lines.len().saturating_sub(5)..] {
-                tails.push_str(&format!("\n  {name}: {line}"));
-            }
-        }
-        tails
     }
 }

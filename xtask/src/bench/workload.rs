@@ -1,5 +1,7 @@
 //! What is measured, and what each measurement must reach (the table of docs/performance-log.md).
 
+use super::rounds::Named;
+
 /// A kind of load and the verdicts drawn from it.
 #[derive(Clone, Debug)]
 pub(crate) struct Workload {
@@ -8,6 +10,16 @@ pub(crate) struct Workload {
     pub(crate) title: &'static str,
     pub(crate) shape: Shape,
     pub(crate) requirements: Vec<Requirement>,
+}
+
+impl Named for Workload {
+    fn name(&self) -> &str {
+        self.name
+    }
+
+    fn title(&self) -> &str {
+        self.title
+    }
 }
 
 /// What the generator does.
@@ -176,16 +188,23 @@ pub(crate) fn all() -> Vec<Workload> {
 /// The workloads of these names, or all if there are none; `Err` names one that does not exist. A name ending in
 /// `*` stands for all that begin so.
 pub(crate) fn chosen(names: &[String]) -> Result<Vec<Workload>, String> {
+    choose(all(), names)
+}
+
+/// Those of `all` that `names` name; see [`chosen`].
+pub(crate) fn choose<W: Named>(all: Vec<W>, names: &[String]) -> Result<Vec<W>, String> {
     let matches = |pattern: &String, name: &str| match pattern.strip_suffix('*') {
         Some(beginning) => name.starts_with(beginning),
         None => pattern == name,
     };
-    let all = all();
-    if let Some(unknown) = names.iter().find(|pattern| !all.iter().any(|w| matches(pattern, w.name))) {
-        let known: Vec<_> = all.iter().map(|workload| workload.name).collect();
+    if let Some(unknown) = names.iter().find(|pattern| !all.iter().any(|w| matches(pattern, w.name()))) {
+        let known: Vec<_> = all.iter().map(Named::name).collect();
         return Err(format!("no workload {unknown:?}; there are {}", known.join(", ")));
     }
-    Ok(all.into_iter().filter(|w| names.is_empty() || names.iter().any(|n| matches(n, w.name))).collect())
+    Ok(all
+        .into_iter()
+        .filter(|w| names.is_empty() || names.iter().any(|name| matches(name, w.name())))
+        .collect())
 }
 
 #[cfg(test)]

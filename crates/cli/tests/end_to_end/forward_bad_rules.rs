@@ -1,7 +1,7 @@
 //! Rules that cannot be parsed: exit 2, all of them told, no socket opened. Rules that cannot be bound: named, exit 1, or left out
 //! with `--keep-going`.
 
-use std::net::TcpListener;
+use std::{io::Read as _, net::TcpListener};
 
 use super::harness::{Dir, Finished, Forward, Program, SOON, V4, connect, say, tcp_echo, turnpike};
 
@@ -30,6 +30,75 @@ fn every_mistake_is_told_before_a_socket_opens() {
             ended.stderr
         );
         assert!(lines[1].starts_with("turnpike: r.conf:3:1: found \"alow\""), "{}", ended.stderr);
+    }
+}
+
+/// Every format beside the command line; the first rule of each is right and its port is taken, as above.
+#[test]
+fn every_format_tells_file_line_column_and_the_form_expected() {
+    let holder = TcpListener::bind((V4, 0)).expect("loopback has a free port");
+    let taken = holder.local_addr().expect("it is bound");
+    let ours = format!("[[rule]]\nlisten = \"{taken}\"\ntarget = \"127.0.0.1:9\"\n");
+    let theirs = format!(
+        "[[forwarding_rules]]\nbind_address = \"127.0.0.1\"\nbind_port = {}\nconnect_address = \"127.0.0.1\"\nconnect_port = 9\n",
+        taken.port()
+    );
+    let conf = format!("127.0.0.1 {} 127.0.0.1 9\n", taken.port());
+    for (good, bad, message) in [
+        (&ours, "[[rule]]\nlisten = \"0.0.0.0:80a\"\ntarget = \"a:1\"", "f:5:10: rule.listen: found "),
+        (
+            &ours,
+            "[[rule]]\nlisten = \"0.0.0.0:80\"",
+            "f:4:1: rule.target: the rule does not say it; expected HOST:PORT",
+        ),
+        (
+            &ours,
+            "[[rules]]\nlisten = \"0.0.0.0:80\"",
+            "f:4:3: rules: unknown section; expected rules as tables, [[rule]]; did you mean \"rule\"?",
+        ),
+        (
+            &ours,
+            "[forward]\nworkers = \"many\"",
+            "f:5:11: forward.workers: found the string \"many\"; expected a number of threads",
+        ),
+        (&ours, "[[rule]]\nlisten = \"0.0.0.0:80", "f:5:21: no valid TOML: "),
+        (
+            &theirs,
+            "[[forwarding_rules]]\nbind_port = 80000",
+            "f:7:13: bind_port: found the integer 80000; expected a port",
+        ),
+        (&theirs, "protocol = \"sctp\"", "f:6:12: protocol: found the string \"sctp\"; expected \"tcp\", "),
+        (
+            &theirs,
+            "[[global_rules]]\ntype = \"permit\"\npattern = \"10.*\"",
+            "f:7:8: type: found the string \"permit\"; expected \"allow\" or \"deny\"",
+        ),
+        (&conf, "0.0.0.0 htpp 10.0.0.1 80", "f:2:9: bindport htpp: no service of this name over tcp"),
+        (
+            &conf,
+            "0.0.0.0 80 10.0.0.1 99999",
+            "f:2:21: connectport 99999: no port; expected a port 1 to 65535 or a service name",
+        ),
+        (
+            &conf,
+            "0.0.0.0 80 10.0.0.1 80 [timeout=5",
+            "f:2:24: the options have no closing ]; expected [timeout=SECONDS",
+        ),
+        (&conf, "0.0.0.0 80 10.0.0.1 80 [src=a b]", "f:2:25: src \"a b\": "),
+        (
+            &conf,
+            "deny 10.0.x.1",
+            "f:2:6: pattern \"10.0.x.1\": it is no pattern over addresses; expected an address with * and ?",
+        ),
+        (&conf, "0.0.0.0 80/sctp 10.0.0.1 80", "f:2:9: bindport 80/sctp: no such protocol; expected "),
+    ] {
+        let text = format!("{good}{bad}\n");
+        let ended = run(&["forward", "-c", "f"], Some(("f", &text)));
+        assert_eq!(ended.code, Some(2), "{text}{}", ended.output());
+        let told = ended.stderr.lines().any(|line| line.starts_with(&format!("turnpike: {message}")));
+        assert!(told, "{message} is not in\n{}", ended.stderr);
+        assert!(ended.stderr.lines().all(|line| line.contains("expected ")), "{}", ended.stderr);
+        assert!(!ended.output().contains("cannot listen"), "{}", ended.output());
     }
 }
 
@@ -85,4 +154,70 @@ fn a_rule_that_cannot_be_bound_is_named_and_the_others_run_only_if_asked() {
         let address = forward.address("rule good");
         assert_eq!(say(&mut connect(address), "it runs"), "it runs");
     }
+}
+
+#[test]
+fn with_no_rule_left_it_ends_though_asked_to_keep_going() {
+    let holder = TcpListener::bind((V4, 0)).expect("loopback has a free port");
+    let taken = holder.local_addr().expect("it is bound");
+    let bad = format!("tcp://{taken}=127.0.0.1:9?name=bad");
+    let ended = run(&["forward", &bad, "--keep-going", "--admin", "off"], None);
+    assert_eq!(ended.code, Some(1), "{}", ended.output());
+    assert!(ended.stderr.contains("rule bad: cannot listen on"), "{}", ended.stderr);
+    assert!(ended.stderr.contains("no rule is left to run"), "{}", ended.stderr);
+}
+
+/// What would fail with every single connection is told before the first.
+#[test]
+fn outgoing_sockets_that_cannot_be_had_name_the_rule() {
+    let good = format!("tcp://127.0.0.1:0={}?name=good", tcp_echo());
+    for (option, message) in [
+        ("source=203.0.113.1", "rule bad: cannot send from 203.0.113.1: "),
+        ("device=no-such-device", "rule bad: cannot send by the device no-such-device: "),
+    ] {
+        for scheme in ["tcp", "udp"] {
+            let bad = format!("{scheme}://127.0.0.1:0=127.0.0.1:9?name=bad&{option}");
+            let ended = run(&["forward", &good, &bad, "--admin", "off"], None);
+            assert_eq!(ended.code, Some(1), "{}", ended.output());
+            assert!(ended.stderr.contains(message), "{}", ended.stderr);
+            let mut forward = Forward::start(&[&good, &bad, "--keep-going"]);
+            forward.program.line_with(message);
+            let address = forward.address("rule good");
+            assert_eq!(say(&mut connect(address), "it runs"), "it runs");
+        }
+    }
+}
+
+/// The kernel refuses that only when the second one is bound, and calls the first one "in use".
+#[test]
+fn one_address_and_all_addresses_collide() {
+    let rules = ["tcp://127.0.0.1:9000=127.0.0.1:9", "tcp://0.0.0.0:9000=127.0.0.1:9"];
+    let ended = run(&["forward", rules[0], rules[1], "--check"], None);
+    assert_eq!(ended.code, Some(2), "{}", ended.output());
+    assert!(
+        ended.stderr.contains("0.0.0.0:9000 is already listened on by the rule at argument"),
+        "{}",
+        ended.stderr
+    );
+    let apart = run(&["forward", "tcp://[::]:9000=127.0.0.1:9", rules[1], "--check"], None);
+    assert_eq!(apart.code, Some(0), "{}", apart.output());
+}
+
+#[test]
+fn why_no_target_can_be_reached_is_told_once_and_that_one_can_be_again() {
+    let target =
+        TcpListener::bind((V4, 0)).expect("loopback has a free port").local_addr().expect("it is bound");
+    let mut forward = Forward::start(&[&format!("tcp://127.0.0.1:0={target}?name=a")]);
+    let address = forward.address("rule a");
+    for count in 1..=3 {
+        let _ = connect(address).read(&mut [0; 1]);
+        forward.wait_for("turnpike_forward_ended_total", "rule=\"a\",reason=\"connect_failed\"", count);
+    }
+    let told = forward.program.line_with("no target can be reached; clients are reset until one can");
+    assert!(told.contains(&format!("address={target}")) && told.contains("refused"), "{told}");
+    let _back = TcpListener::bind(target).expect("the port is still free");
+    let _served = connect(address);
+    forward.program.line_with("a target can be reached again");
+    let lines = forward.program.lines();
+    assert_eq!(lines.iter().filter(|line| line.contains("clients are reset until")).count(), 1, "{lines:?}");
 }

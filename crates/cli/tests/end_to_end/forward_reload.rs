@@ -106,3 +106,22 @@ fn a_reload_onto_a_taken_port_keeps_the_old_rules() {
     forward.program.line_with(&format!("rule b: cannot listen on {taken}"));
     assert_eq!(say(&mut connect(a), "still there"), "still there");
 }
+
+/// What could not be bound at the start is no reason to refuse what comes later, if it was none then.
+#[test]
+fn a_reload_with_keep_going_takes_what_can_be_bound() {
+    let target = tcp_echo();
+    let holder = std::net::TcpListener::bind("127.0.0.1:0").expect("loopback has a free port");
+    let taken = holder.local_addr().expect("it is bound");
+    let bad = format!("[[rule]]\nname = \"bad\"\nlisten = \"{taken}\"\ntarget = \"{target}\"\n");
+    let text = format!("[forward]\nkeep_going = true\n{bad}{}", rule("a", target, ""));
+    let mut forward = Forward::start_file("f.toml", &text);
+    let a = forward.address("rule a");
+    let mut old = connect(a);
+    assert_eq!(say(&mut old, "before"), "before");
+    forward.reload("rules reloaded");
+    assert_eq!(say(&mut old, "after"), "after");
+    drop(holder);
+    forward.reload("rules reloaded");
+    assert_eq!(say(&mut connect(taken), "at last"), "at last");
+}

@@ -4,16 +4,12 @@ use std::{io, net::SocketAddr, sync::Arc, time::Duration};
 
 use slab::Slab;
 use turnpike_net::{
-    TcpListener, TcpSocket,
+    Flow, Mover, TcpListener, TcpSocket,
     poll::{Event, Poller},
     tcp::is_exhaustion,
 };
 
-use super::{
-    health::Check,
-    mover::{Flow, Mover},
-    opening::Opening,
-};
+use super::{health::Check, opening::Opening};
 use crate::{
     ConnectionReport, EndReason, RuleId, RuleSnapshot,
     common::Common,

@@ -1,11 +1,8 @@
 //! A connection whose both ends are there: events become turns of its two flows.
 
-use turnpike_net::poll::Event;
+use turnpike_net::{Pumped, poll::Event};
 
-use super::{
-    engine::{CLIENT, Engine, Side, Tick, token},
-    mover::Pumped,
-};
+use super::engine::{CLIENT, Engine, Side, Tick, token};
 use crate::EndReason;
 
 impl Engine {

@@ -2,13 +2,12 @@
 //!
 //! ```text
 //! listener ─ accept4 ─▶ limits, lists ─▶ [PROXY header] ─▶ connect, address by address ─▶ two flows ─▶ log
-//!                                        opening.rs                                       established.rs, mover.rs
+//!                                        opening.rs                                       established.rs, net::copy
 //! ```
 
 mod engine;
 mod established;
 mod health;
-mod mover;
 mod opening;
 
 pub(crate) use engine::{Engine, Tick};

@@ -1,6 +1,6 @@
 //! A connection until its target answers: the PROXY header, the name, and one address after the other.
 
-use std::{io, sync::Arc};
+use std::{io, net::SocketAddr, sync::Arc};
 
 use turnpike_net::{ConnectOptions, TcpSocket, poll::Event, tcp::is_exhaustion};
 
@@ -25,10 +25,12 @@ pub(super) struct Opening {
     first: usize,
     tried: usize,
     address: usize,
+    /// Why the last address was given up, for the log.
+    obstacle: Option<(SocketAddr, io::Error)>,
     /// Bytes read for the PROXY header and not used up by it.
     inbox: Vec<u8>,
     /// The address that the client asked, as its PROXY header names it.
-    asked: Option<std::net::SocketAddr>,
+    asked: Option<SocketAddr>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,6 +54,7 @@ impl Opening {
             first: state.targets.choose(),
             tried: 0,
             address: 0,
+            obstacle: None,
             inbox: Vec::new(),
             asked: None,
         }
@@ -78,6 +81,7 @@ impl Engine {
         let state = Arc::clone(&self.rules[connection.rule].state);
         let failure = loop {
             let Some(target) = state.targets.following(opening.first, opening.tried) else {
+                tell_unreachable(&state, opening.obstacle.take());
                 break EndReason::ConnectFailed;
             };
             let address = match state.targets.candidate(target, opening.address, opening.offset) {
@@ -130,6 +134,7 @@ impl Engine {
                     opening.address += 1;
                     state.targets.suspect(target);
                     tracing::debug!(rule = state.rule.id.0, %address, %error, "cannot connect");
+                    opening.obstacle = Some((address, error));
                 }
             }
         };
@@ -143,14 +148,14 @@ impl Engine {
         if event.error
             && let Err(error) = target.take_error()
         {
-            return self.on_refused(key, &error, tick);
+            return self.on_refused(key, error, tick);
         }
         if event.writable {
             self.establish(key, event, tick);
         }
     }
 
-    fn on_refused(&mut self, key: usize, error: &io::Error, tick: Tick<'_>) {
+    fn on_refused(&mut self, key: usize, error: io::Error, tick: Tick<'_>) {
         let connection = &mut self.connections[key];
         let state = &self.rules[connection.rule].state;
         connection.target = None;
@@ -159,6 +164,10 @@ impl Engine {
             state.targets.suspect(target as usize);
         }
         tracing::debug!(rule = state.rule.id.0, address = ?connection.target_address, %error, "cannot connect");
+        let opening = connection.opening.and_then(|at| self.openings.get_mut(at as usize));
+        if let (Some(opening), Some(address)) = (opening, connection.target_address) {
+            opening.obstacle = Some((address, error));
+        }
         self.connect_next(key, tick);
     }
 
@@ -168,7 +177,11 @@ impl Engine {
         else {
             return;
         };
-        let rule = &self.rules[connection.rule].state.rule;
+        let state = &self.rules[connection.rule].state;
+        if state.is_reached_again() {
+            tracing::info!(rule = state.rule.id.0, "a target can be reached again");
+        }
+        let rule = &state.rule;
         let mut lead = Vec::new();
         if let Some(version) = rule.send_proxy {
             let asked = opening.asked.or_else(|| connection.client.local_addr().ok());
@@ -280,7 +293,7 @@ impl Engine {
                 // The first that finds none speaks for all.
                 (Stage::Descriptor, false) if self.starving => {}
                 (Stage::Descriptor, false) => self.connect_next(key, tick),
-                (Stage::Connecting, _) => self.on_refused(key, &io::ErrorKind::TimedOut.into(), tick),
+                (Stage::Connecting, _) => self.on_refused(key, io::ErrorKind::TimedOut.into(), tick),
             }
         }
     }
@@ -294,5 +307,21 @@ impl Engine {
             opening.stage = Stage::Waiting;
         }
         self.connect_next(key, tick);
+    }
+}
+
+/// Once until a connection succeeds again: the log has a line per connection, which says no more than that there was no target.
+fn tell_unreachable(state: &RuleState, obstacle: Option<(SocketAddr, io::Error)>) {
+    if !state.is_now_unreachable() {
+        return;
+    }
+    let rule = &state.rule.id.0;
+    match obstacle {
+        Some((address, error)) => {
+            tracing::warn!(rule, %address, %error, "no target can be reached; clients are reset until one can");
+        }
+        None => {
+            tracing::warn!(rule, "no target has an address; clients are reset until one has");
+        }
     }
 }

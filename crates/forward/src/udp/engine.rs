@@ -9,6 +9,7 @@ use turnpike_net::{
     error_queue::{self, IcmpError},
     poll::{Event, Poller},
     rx::RxStats,
+    tcp::is_exhaustion,
     tx::TxStats,
 };
 
@@ -456,7 +457,7 @@ impl Engine {
             return;
         }
         self.complained = true;
-        let remedy = if outgoing::is_exhaustion(error) {
+        let remedy = if is_exhaustion(error) {
             "raise the limit of open files (ulimit -n)"
         } else {
             "check the rule's targets, source, device and mark, and the routes to them"

@@ -1,18 +1,13 @@
 //! Binding a rule's ports: apart from the engine, so that the control thread binds all of them before any is served.
 
-use std::{
-    io,
-    net::{SocketAddr, TcpListener},
-};
+use std::{io, net::SocketAddr};
 
-use socket2::{Domain, Socket, Type};
-use turnpike_net::{Datapath, UdpOptions, UdpSocket};
+use turnpike_net::{Datapath, ListenOptions, TcpListener, UdpOptions, UdpSocket};
 
 use crate::{Protocol, Rule};
 
 /// A burst of 16k full datagrams while the worker is elsewhere; the kernel takes memory only for what waits.
 const LISTENER_BUFFER: usize = 4 << 20;
-const BACKLOG: i32 = 1024;
 
 /// The bound ports of one rule for one worker; in the order of the rule's range.
 #[derive(Debug)]
@@ -23,7 +18,7 @@ pub struct Listeners {
 #[derive(Debug)]
 pub(super) enum Bound {
     Datagrams(UdpSocket),
-    Streams(TcpListener, SocketAddr),
+    Streams(TcpListener),
 }
 
 impl Listeners {
@@ -58,7 +53,7 @@ impl Listeners {
     ) -> Result<Self, (SocketAddr, io::Error)> {
         let bind = |address| match rule.protocol {
             Protocol::Udp | Protocol::UdpToTcp { .. } => bind_udp(address, datapath, reuse_port),
-            Protocol::Tcp | Protocol::TcpToUdp { .. } => bind_tcp(address, reuse_port),
+            Protocol::Tcp | Protocol::TcpToUdp { .. } => bind_tcp(address, rule, reuse_port),
         };
         let bound = addresses.map(|address| bind(address).map_err(|error| (address, error)));
         Ok(Self { bound: bound.collect::<Result<_, _>>()? })
@@ -76,7 +71,7 @@ impl Bound {
     pub(super) fn address(&self) -> SocketAddr {
         match self {
             Self::Datagrams(socket) => socket.local_addr(),
-            Self::Streams(_, address) => *address,
+            Self::Streams(listener) => listener.local_addr(),
         }
     }
 }
@@ -94,19 +89,7 @@ fn bind_udp(address: SocketAddr, datapath: Datapath, reuse_port: bool) -> io::Re
     UdpSocket::bind(address, &options).map(Bound::Datagrams)
 }
 
-fn bind_tcp(address: SocketAddr, reuse_port: bool) -> io::Result<Bound> {
-    let socket = Socket::new(Domain::for_address(address), Type::STREAM.nonblocking(), None)?;
-    // Connections of an earlier run in TIME_WAIT must not keep the port.
-    socket.set_reuse_address(true)?;
-    if reuse_port {
-        socket.set_reuse_port(true)?;
-    }
-    if address.is_ipv6() {
-        socket.set_only_v6(true)?;
-    }
-    socket.bind(&address.into())?;
-    socket.listen(BACKLOG)?;
-    let listener: TcpListener = socket.into();
-    let address = listener.local_addr()?;
-    Ok(Bound::Streams(listener, address))
+fn bind_tcp(address: SocketAddr, rule: &Rule, reuse_port: bool) -> io::Result<Bound> {
+    let options = ListenOptions { reuse_port, backlog: 0, nodelay: rule.nodelay, keepalive: rule.keepalive };
+    TcpListener::bind(address, &options).map(Bound::Streams)
 }

@@ -2,11 +2,11 @@
 
 use std::{
     io,
-    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
 };
 
-use socket2::{Domain, SockRef, Socket, Type};
-use turnpike_net::{Datapath, UdpOptions, UdpSocket};
+use socket2::SockRef;
+use turnpike_net::{Datapath, TcpSocket, UdpOptions, UdpSocket};
 
 use crate::Rule;
 
@@ -38,35 +38,21 @@ pub(super) fn datagrams(
 }
 
 /// A TCP socket that has begun to connect.
-pub(super) fn stream(rule: &Rule, client: SocketAddr, target: SocketAddr) -> io::Result<TcpStream> {
-    let socket = Socket::new(Domain::for_address(target), Type::STREAM.nonblocking(), None)?;
-    prepare(rule, target, &SockRef::from(&socket))?;
-    if rule.transparent || rule.source.is_some() {
-        socket.set_reuse_address(true)?;
-        socket.bind(&source(rule, client, target)?.into())?;
+pub(super) fn stream(rule: &Rule, client: SocketAddr, target: SocketAddr) -> io::Result<TcpSocket> {
+    let mut options = rule.connect_options();
+    if rule.transparent {
+        options.source = Some(client.ip());
     }
-    tune(rule, &SockRef::from(&socket))?;
-    match socket.connect(&target.into()) {
-        Err(error) if error.raw_os_error() != Some(libc::EINPROGRESS) => Err(error),
-        _ => Ok(socket.into()),
-    }
-}
-
-/// What both ends of a rule's TCP connections have.
-pub(super) fn tune(rule: &Rule, socket: &SockRef<'_>) -> io::Result<()> {
-    socket.set_tcp_nodelay(rule.nodelay)?;
-    socket.set_keepalive(rule.keepalive)
+    let socket = TcpSocket::connect(target, &options)?;
+    socket.set_nodelay(rule.nodelay)?;
+    socket.set_keepalive(rule.keepalive)?;
+    Ok(socket)
 }
 
 /// Whether it was this target that could not be reached, so that another one may be.
 pub(super) fn is_unreachable(error: &io::Error) -> bool {
     use io::ErrorKind::{AddrNotAvailable, ConnectionRefused, HostUnreachable, NetworkUnreachable};
     matches!(error.kind(), AddrNotAvailable | ConnectionRefused | HostUnreachable | NetworkUnreachable)
-}
-
-/// Whether this process or machine has run out of something, so that no other target would fare better.
-pub(super) fn is_exhaustion(error: &io::Error) -> bool {
-    matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE | libc::ENOBUFS | libc::ENOMEM))
 }
 
 fn prepare(rule: &Rule, target: SocketAddr, socket: &SockRef<'_>) -> io::Result<()> {

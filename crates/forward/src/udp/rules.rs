@@ -1,12 +1,8 @@
 //! Which rules an engine serves, and where it listens for them.
 
-use std::{
-    io,
-    net::{SocketAddr, TcpListener},
-    time::Duration,
-};
+use std::{io, net::SocketAddr, time::Duration};
 
-use turnpike_net::{SocketId, poll::Poller};
+use turnpike_net::{SocketId, TcpListener, poll::Poller};
 
 use super::{
     Engine, Listeners, RuleKey, Tick,
@@ -118,7 +114,7 @@ impl Engine {
                 poller.add(&socket, token)?;
                 Kind::Datagrams(self.sockets.insert(socket))
             }
-            Bound::Streams(socket, _) => {
+            Bound::Streams(socket) => {
                 poller.add(&socket, token)?;
                 Kind::Streams { socket, paused_until: None }
             }
@@ -136,14 +132,14 @@ impl Engine {
             let listener = self.listeners.remove(slot);
             match listener.kind {
                 Kind::Datagrams(socket) => bound.extend(self.sockets.remove(socket).map(Bound::Datagrams)),
-                Kind::Streams { socket, .. } => bound.push(Bound::Streams(socket, listener.address)),
+                Kind::Streams { socket, .. } => bound.push(Bound::Streams(socket)),
             }
         }
         for one in &bound {
             // A listener that rests is not watched: nothing to undo.
             let _ = match one {
                 Bound::Datagrams(socket) => poller.remove(socket),
-                Bound::Streams(socket, _) => poller.remove(socket),
+                Bound::Streams(socket) => poller.remove(socket),
             };
         }
         Listeners { bound }

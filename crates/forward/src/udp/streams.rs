@@ -1,13 +1,8 @@
 //! The TCP sides of sessions: accepting clients, connecting to targets, and what streams bring.
 
-use std::{
-    io,
-    net::{SocketAddr, TcpStream},
-    time::Duration,
-};
+use std::{net::SocketAddr, time::Duration};
 
-use socket2::SockRef;
-use turnpike_net::poll::Event;
+use turnpike_net::{TcpSocket, poll::Event, tcp::is_exhaustion};
 
 use super::{
     Admission, Engine, Tick,
@@ -32,9 +27,9 @@ impl Engine {
             let (rule, port) = (listener.rule, listener.port);
             let Kind::Streams { socket, paused_until } = &mut listener.kind else { return };
             match socket.accept() {
-                Ok((stream, client)) => self.admit(rule, port, stream, canonical(client), tick),
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
-                Err(error) if outgoing::is_exhaustion(&error) => {
+                Ok(Some((stream, client))) => self.admit(rule, port, stream, client, tick),
+                Ok(None) => return,
+                Err(error) if is_exhaustion(&error) => {
                     // Level-triggered: the connection that waits would wake the worker for ever.
                     if tick.poller.remove(socket).is_ok() {
                         let until = tick.now + REST;
@@ -43,7 +38,7 @@ impl Engine {
                     }
                     return self.complain(&error);
                 }
-                // A connection that was reset in the queue (accept(2)).
+                // This connection is lost, and no other: a firewall refused it (accept(2)).
                 Err(_) => {}
             }
         }
@@ -66,7 +61,7 @@ impl Engine {
         next
     }
 
-    fn admit(&mut self, rule: u32, port: u16, stream: TcpStream, client: SocketAddr, tick: &mut Tick<'_>) {
+    fn admit(&mut self, rule: u32, port: u16, stream: TcpSocket, client: SocketAddr, tick: &mut Tick<'_>) {
         let state = &mut self.rules[rule as usize];
         if !tick.around.permits(state.key, client.ip()) {
             return refuse(state, client, EndReason::Denied, tick);
@@ -76,11 +71,8 @@ impl Engine {
             return refuse(state, client, EndReason::Limit, tick);
         }
         let framed = state.framed();
-        let prepared =
-            stream.set_nonblocking(true).and_then(|()| outgoing::tune(&state.rule, &SockRef::from(&stream)));
         let at = self.sessions.next();
-        let prepared = prepared.and_then(|()| tick.poller.add(&stream, engine::inward_token(at)));
-        if let Err(error) = prepared {
+        if let Err(error) = tick.poller.add(&stream, engine::inward_token(at)) {
             self.complain(&error);
             tick.around.leave(key);
             return refuse(&mut self.rules[rule as usize], client, EndReason::ClientReset, tick);
@@ -156,7 +148,7 @@ impl Engine {
             engine::watch(stream, engine::inward_token(at), tick.poller);
             // It hears nothing more either: only a hang-up or an error is told of what is not watched.
             if event.error || event.readable {
-                let reset = stream.socket().take_error().ok().flatten().is_some();
+                let reset = stream.socket().take_error().is_err();
                 let reason = if reset { EndReason::ClientReset } else { EndReason::Finished };
                 self.end(at, reason, tick);
             }
@@ -244,8 +236,4 @@ fn refuse(state: &mut RuleState, client: SocketAddr, reason: EndReason, tick: &m
         lived: Duration::ZERO,
         reason,
     });
-}
-
-fn canonical(address: SocketAddr) -> SocketAddr {
-    SocketAddr::new(address.ip().to_canonical(), address.port())
 }

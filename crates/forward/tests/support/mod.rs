@@ -1,10 +1,12 @@
 //! A forwarder between a test's own clients and servers, on loopback.
 #![allow(dead_code, unreachable_pub, reason = "each test file uses its part")]
+#![allow(clippy::print_stdout, reason = "says why a test did not run")]
 #![allow(clippy::unwrap_used, clippy::cast_possible_truncation, reason = "a panic is how a test fails")]
 
 use std::{
     io::{Read, Write},
     net::{SocketAddr, TcpListener, TcpStream},
+    process::Command,
     sync::{Arc, Mutex},
     time::{Duration, Instant},
 };
@@ -198,4 +200,38 @@ pub fn byte(at: u64, seed: u64) -> u8 {
 
 pub fn pattern(from: u64, len: usize, seed: u64) -> Vec<u8> {
     (from..from + len as u64).map(|at| byte(at, seed)).collect()
+}
+
+/// Runs `body` in namespaces of its own, `kinds` being letters of unshare(1): this test starts itself again inside, if `probe`
+/// works there. Says why not where the machine does not let it.
+pub fn in_namespaces(test: &str, kinds: &str, probe: &[&str], body: impl FnOnce()) {
+    const INSIDE: &str = "TURNPIKE_FORWARD_TEST_INSIDE";
+    if std::env::var_os(INSIDE).is_some() {
+        return body();
+    }
+    let allowed = |flags: &String| {
+        let output = Command::new("unshare").arg(flags).args(probe).output();
+        output.is_ok_and(|output| output.status.success())
+    };
+    // A user namespace needs no privilege, but is often forbidden in containers, where root may do without.
+    let Some(flags) = [format!("-{kinds}"), format!("-r{kinds}")].into_iter().find(allowed) else {
+        return println!("SKIPPED: {test}: unshare -{kinds} {} does not work here", probe.join(" "));
+    };
+    let output = Command::new("unshare")
+        .arg(flags)
+        .arg(std::env::current_exe().unwrap())
+        .args(["--exact", test, "--nocapture", "--test-threads=1"])
+        .env(INSIDE, "1")
+        .output()
+        .unwrap();
+    let text = String::from_utf8_lossy(&output.stdout);
+    print!("{text}{}", String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "{test} failed inside its namespace");
+    assert!(text.contains("1 passed"), "{test} did not run inside its namespace");
+}
+
+/// Runs a program that must succeed.
+pub fn run(program: &str, arguments: &[&str]) {
+    let output = Command::new(program).args(arguments).output().unwrap();
+    assert!(output.status.success(), "{program} {arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
 }

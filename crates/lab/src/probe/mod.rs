@@ -4,7 +4,7 @@
 pub(crate) mod cpu;
 pub(crate) mod hardware;
 pub(crate) mod inside;
-pub(crate) mod network;
+mod network;
 pub(crate) mod prometheus;
 pub(crate) mod syscalls;
 

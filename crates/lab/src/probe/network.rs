@@ -1,14 +1,11 @@
 //! The counters of a network namespace: what arrived, at which interface, and what was dropped.
 //!
-//! A veth interface counts a GSO super-packet as one, and so do `Ip: InReceives` and, for sockets with `UDP_GRO`,
-//! `Udp: InDatagrams`. The only counters that add the segments of a super-packet are those of the IP layer by ECN
-//! codepoint (`ip_rcv_core`, `ip6_rcv_core`: `IpExt: InNoECTPkts` and its like), measured on Linux 6.18. So these count
-//! datagrams, and their ratio to the interface's packets is the segments per super-packet.
+//! Datagrams are counted where the segments of a GSO super-packet are ([`NetCounters::datagrams`]); their ratio to the
+//! interface's packets is the segments per super-packet.
 
-use std::{
-    collections::{BTreeMap, HashMap},
-    fs,
-};
+use std::{collections::BTreeMap, fs};
+
+use turnpike_measure::kernel::NetCounters;
 
 use crate::error::LabError;
 
@@ -45,31 +42,17 @@ pub(crate) struct Interface {
 impl Network {
     /// Reads the counters of the namespace that process `pid` lives in.
     pub(crate) fn read(pid: u32) -> Result<Self, LabError> {
-        let read = |name: &str| {
-            let path = format!("/proc/{pid}/net/{name}");
-            fs::read_to_string(&path).map_err(LabError::io(format!("cannot read {path}")))
-        };
-        let mut counters = parse_paired_lines(&read("snmp")?);
-        counters.extend(parse_paired_lines(&read("netstat")?));
-        // A kernel without IPv6 has no snmp6.
-        counters.extend(parse_named_lines(&read("snmp6").unwrap_or_default()));
-        Ok(Self { interfaces: parse_interfaces(&read("dev")?), ..Self::from_counters(&counters) })
+        let counters = NetCounters::read(pid).map_err(LabError::io("cannot read the kernel's counters"))?;
+        let path = format!("/proc/{pid}/net/dev");
+        let devices = fs::read_to_string(&path).map_err(LabError::io(format!("cannot read {path}")))?;
+        Ok(Self { interfaces: parse_interfaces(&devices), ..Self::from_counters(&counters) })
     }
 
-    fn from_counters(counters: &HashMap<String, u64>) -> Self {
-        let sum = |names: &[&str]| names.iter().filter_map(|name| counters.get(*name)).sum();
+    fn from_counters(counters: &NetCounters) -> Self {
+        let sum = |names: &[&str]| counters.sum(names);
         Self {
-            datagrams: sum(&[
-                "IpExt:InNoECTPkts",
-                "IpExt:InECT0Pkts",
-                "IpExt:InECT1Pkts",
-                "IpExt:InCEPkts",
-                "Ip6InNoECTPkts",
-                "Ip6InECT0Pkts",
-                "Ip6InECT1Pkts",
-                "Ip6InCEPkts",
-            ]),
-            buffers: sum(&["Ip:InReceives", "Ip6InReceives"]),
+            datagrams: counters.datagrams(),
+            buffers: counters.buffers(),
             udp_in: sum(&["Udp:InDatagrams", "Udp6InDatagrams"]),
             udp_out: sum(&["Udp:OutDatagrams", "Udp6OutDatagrams"]),
             no_port: sum(&["Udp:NoPorts", "Udp6NoPorts"]),
@@ -150,60 +133,6 @@ impl Interface {
     }
 }
 
-/// Whether a UDP socket is bound to `port` in the namespace of process `pid`.
-pub(crate) fn udp_port_is_bound(pid: u32, port: u16) -> bool {
-    has_local_port(pid, ["udp", "udp6"], port, None)
-}
-
-/// Whether a TCP socket listens on `port` there.
-pub(crate) fn tcp_port_listens(pid: u32, port: u16) -> bool {
-    // TCP_LISTEN
-    has_local_port(pid, ["tcp", "tcp6"], port, Some("0A"))
-}
-
-fn has_local_port(pid: u32, tables: [&str; 2], port: u16, state: Option<&str>) -> bool {
-    tables.iter().any(|table| {
-        // A process that is just starting or has just ended has no table; the caller asks again.
-        let text = fs::read_to_string(format!("/proc/{pid}/net/{table}")).unwrap_or_default();
-        parse_local_port(&text, port, state)
-    })
-}
-
-fn parse_local_port(text: &str, port: u16, state: Option<&str>) -> bool {
-    let suffix = format!(":{port:04X}");
-    text.lines().skip(1).any(|line| {
-        let words: Vec<&str> = line.split_whitespace().take(4).collect();
-        matches!(words[..], [_, local, _, held] if local.ends_with(&suffix) && state.is_none_or(|state| state == held))
-    })
-}
-
-/// `/proc/net/snmp` and `netstat`: a line of names, then a line of values, both led by the protocol's name.
-fn parse_paired_lines(text: &str) -> HashMap<String, u64> {
-    let mut counters = HashMap::new();
-    let mut lines = text.lines();
-    while let (Some(names), Some(values)) = (lines.next(), lines.next()) {
-        let mut names = names.split_whitespace();
-        let Some(protocol) = names.next() else { continue };
-        for (name, value) in names.zip(values.split_whitespace().skip(1)) {
-            // Tcp: MaxConn is -1; nobody asks for it.
-            if let Ok(value) = value.parse() {
-                counters.insert(format!("{protocol}{name}"), value);
-            }
-        }
-    }
-    counters
-}
-
-/// `/proc/net/snmp6`: one name and one value a line.
-fn parse_named_lines(text: &str) -> HashMap<String, u64> {
-    text.lines()
-        .filter_map(|line| {
-            let mut words = line.split_whitespace();
-            Some((words.next()?.to_owned(), words.next()?.parse().ok()?))
-        })
-        .collect()
-}
-
 fn parse_interfaces(text: &str) -> BTreeMap<String, Interface> {
     text.lines()
         .filter_map(|line| {
@@ -232,16 +161,12 @@ mod tests {
     const SNMP: &str = "\
 Ip: Forwarding DefaultTTL InReceives InHdrErrors
 Ip: 2 64 500 0
-Tcp: RtoAlgorithm MaxConn InSegs
-Tcp: 1 -1 7
 Udp: InDatagrams NoPorts InErrors OutDatagrams RcvbufErrors SndbufErrors
 Udp: 443 2 3057 68 3057 4
 ";
     const NETSTAT: &str = "\
-TcpExt: SyncookiesSent SyncookiesRecv
-TcpExt: 0 0
-IpExt: InNoRoutes InOctets InNoECTPkts InECT1Pkts InECT0Pkts InCEPkts
-IpExt: 0 794000 6500 1 20 300
+IpExt: InNoRoutes InOctets InNoECTPkts
+IpExt: 0 794000 6500
 ";
     const SNMP6: &str = "Ip6InReceives                   \t4\nIp6InNoECTPkts   \t9\nUdp6InDatagrams \t3\nUdp6RcvbufErrors \t1\n";
     const DEV: &str = "\
@@ -252,22 +177,11 @@ Inter-|   Receive                                                |  Transmit
 ";
 
     #[test]
-    fn datagrams_add_both_families_and_all_ecn_codepoints() {
-        let mut counters = parse_paired_lines(SNMP);
-        counters.extend(parse_paired_lines(NETSTAT));
-        counters.extend(parse_named_lines(SNMP6));
-        let network = Network::from_counters(&counters);
-        assert_eq!(network.datagrams, 6500 + 1 + 20 + 300 + 9);
-        assert_eq!(network.buffers, 504);
+    fn udp_counters_add_both_families() {
+        let network = Network::from_counters(&NetCounters::parse(SNMP, NETSTAT, SNMP6));
+        assert_eq!((network.datagrams, network.buffers), (6500 + 9, 504));
         assert_eq!((network.udp_in, network.udp_out, network.no_port), (446, 68, 2));
         assert_eq!((network.receive_buffer_errors, network.send_buffer_errors), (3058, 4));
-    }
-
-    #[test]
-    fn a_negative_counter_does_not_shift_the_others() {
-        let counters = parse_paired_lines(SNMP);
-        assert_eq!(counters.get("Tcp:InSegs"), Some(&7));
-        assert_eq!(counters.get("Tcp:MaxConn"), None);
     }
 
     #[test]
@@ -298,18 +212,5 @@ Inter-|   Receive                                                |  Transmit
         assert_eq!(difference.datagrams, 15);
         assert_eq!(difference.rx_packets(), 7);
         assert_eq!(difference.drops(), 0);
-    }
-
-    #[test]
-    fn a_bound_port_is_told_from_a_remote_one() {
-        let text = "\
-   sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode
-  531: 0202004D:0D98 0102004D:1F90 07 00000000:00000000 00:00000000 00000000     0        0 5 2 x 0
-";
-        assert!(parse_local_port(text, 3480, None));
-        assert!(!parse_local_port(text, 8080, None));
-        assert!(!parse_local_port("", 3480, None));
-        assert!(!parse_local_port(text, 3480, Some("0A")), "it does not listen");
-        assert!(parse_local_port(&text.replace(" 07 ", " 0A "), 3480, Some("0A")));
     }
 }

@@ -8,11 +8,13 @@ use std::{
     time::{Duration, Instant},
 };
 
+use turnpike_measure::kernel;
+
 use super::halt::Halt;
 use crate::{
     error::LabError,
     experiment::{Ready, Service},
-    probe::{inside, network},
+    probe::inside,
     program::Program,
     stop::Stop,
     topology::Topology,
@@ -122,8 +124,8 @@ impl<'a> Question<'a> {
                 let said = fs::read(log).unwrap_or_default();
                 String::from_utf8_lossy(&said).contains(text).then_some(())
             }
-            Self::UdpPort(port, pid) => network::udp_port_is_bound(*pid, *port).then_some(()),
-            Self::TcpPort(port, pid) => network::tcp_port_listens(*pid, *port).then_some(()),
+            Self::UdpPort(port, pid) => kernel::udp_port_is_bound(*pid, *port).then_some(()),
+            Self::TcpPort(port, pid) => kernel::tcp_port_listens(*pid, *port).then_some(()),
         };
         Ok(answered.is_some())
     }

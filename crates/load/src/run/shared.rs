@@ -1,8 +1,11 @@
 //! What the threads of a run share: its clock, its beginning and its end.
 
-use std::sync::{
-    Mutex,
-    atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::SeqCst},
+use std::{
+    sync::{
+        Mutex,
+        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::SeqCst},
+    },
+    time::Duration,
 };
 
 use super::{Frame, tally::Tallies};
@@ -64,6 +67,17 @@ impl<'a, C> Shared<'a, C> {
         let start = self.start_ns.load(SeqCst);
         let measure = start + nanos(self.frame.warmup);
         (start > 0).then_some(Schedule { start, measure, end: measure + nanos(self.frame.duration) })
+    }
+
+    /// Waits for the other threads; for a thread with nothing to do meanwhile.
+    pub(crate) fn wait_for_start(&self) -> Result<Schedule, LoadError> {
+        loop {
+            self.check()?;
+            if let Some(schedule) = self.schedule() {
+                return Ok(schedule);
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
     }
 
     /// The first error of any thread stops all.

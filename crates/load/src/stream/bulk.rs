@@ -11,10 +11,10 @@ use std::{
 use socket2::SockRef;
 use turnpike_net::poll::{Event, Poller};
 
-use super::{Config, LONGEST_SLEEP_NS, PUBLISH_NS, Shared, Workload, dial};
+use super::{Config, LONGEST_SLEEP_NS, Shared, Workload, dial, heartbeat::Heartbeat, is_not_now};
 use crate::{
     LoadError,
-    clock::{nanos, thread_cpu},
+    clock::nanos,
     greeting::{Mode, RECORD_LEN, Record},
     pattern,
     reflect::MSG_TRUNC,
@@ -37,13 +37,7 @@ pub(super) fn run(shared: &Shared<'_>, thread: usize) -> Result<Finished, LoadEr
     let mut poller = Poller::new().map_err(LoadError::system("cannot create an epoll instance"))?;
     let connections = dial::all(shared, &mut poller, &modes)?;
     shared.thread_is_ready();
-    let schedule = loop {
-        shared.check()?;
-        if let Some(schedule) = shared.schedule() {
-            break schedule;
-        }
-        std::thread::sleep(Duration::from_millis(1));
-    };
+    let schedule = shared.wait_for_start()?;
     let mut bulk = Bulk::new(shared.config, schedule, poller);
     for (index, (connection, mode)) in connections.into_iter().zip(modes).enumerate() {
         bulk.streams.push(Stream::new(connection, mode, first + index));
@@ -87,17 +81,11 @@ impl<'a> Bulk<'a> {
             stream.start(&self.poller, index).map_err(|error| stream.lost(server, &error))?;
             stream.last_ns = shared.clock.ns();
         }
-        let (mut cpu, mut next_publish, mut stopped) = (None, self.schedule.start, false);
+        let (mut heartbeat, mut stopped) = (Heartbeat::new(self.schedule), false);
         let mut ready: Vec<Event> = Vec::new();
         while !self.streams.iter().all(Stream::is_done) {
             let now = shared.clock.ns();
-            if now >= next_publish {
-                shared.check()?;
-                self.tallies.publish(&shared.slots[thread]);
-                next_publish = now + PUBLISH_NS;
-                if cpu.is_none() && now >= self.schedule.measure {
-                    cpu = thread_cpu();
-                }
+            if heartbeat.beat(now, shared, thread, &mut self.tallies)? {
                 self.check_progress(now)?;
             }
             if now >= self.schedule.end && !stopped {
@@ -108,16 +96,13 @@ impl<'a> Bulk<'a> {
                 continue;
             }
             let remaining = if stopped { LONGEST_SLEEP_NS } else { self.schedule.end.saturating_sub(now) };
-            let timeout = Duration::from_nanos(remaining.min(LONGEST_SLEEP_NS));
-            ready.clear();
-            let events = self.poller.wait(Some(timeout)).map_err(LoadError::system("epoll_wait"))?;
-            ready.extend_from_slice(events);
+            super::wait(&mut self.poller, &mut ready, remaining)?;
             let now = shared.clock.ns();
             for event in &ready {
                 self.serve(*event, now)?;
             }
         }
-        let cpu = cpu.zip(thread_cpu()).map(|(from, to)| to.saturating_sub(from));
+        let cpu = heartbeat.cpu();
         self.tallies.publish(&shared.slots[thread]);
         Ok(Finished { errors: Errors::new(), cpu, sums: self.rates(), ..Finished::default() })
     }
@@ -476,10 +461,6 @@ impl Tail {
         self.bytes[kept..kept + data.len()].copy_from_slice(data);
         self.len = kept + data.len();
     }
-}
-
-fn is_not_now(error: &io::Error) -> bool {
-    matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted)
 }
 
 #[cfg(test)]

@@ -10,10 +10,12 @@ use std::{
 use socket2::SockRef;
 use turnpike_net::poll::{Event, Poller};
 
-use super::{Close, LONGEST_SLEEP_NS, PUBLISH_NS, Shared, Workload, dial, starts::Starts};
+use super::{
+    Close, LONGEST_SLEEP_NS, Shared, Workload, dial, heartbeat::Heartbeat, is_not_now, starts::Starts,
+};
 use crate::{
     LoadError,
-    clock::{nanos, thread_cpu},
+    clock::nanos,
     greeting::Mode,
     pattern,
     run::{Errors, Finished, Schedule, Tallies},
@@ -41,13 +43,7 @@ pub(super) fn run(shared: &Shared<'_>, thread: usize) -> Result<Finished, LoadEr
     // Somebody must answer as a reflector does, or refusals would be all that is measured.
     drop(dial::all(shared, &mut poller, &[Mode::Exchange { request, response }])?);
     shared.thread_is_ready();
-    let schedule = loop {
-        shared.check()?;
-        if let Some(schedule) = shared.schedule() {
-            break schedule;
-        }
-        std::thread::sleep(Duration::from_millis(1));
-    };
+    let schedule = shared.wait_for_start()?;
     let mut message = shared.config.mode(first).to_bytes().to_vec();
     message.extend_from_slice(pattern::at(0, request));
     let idle = || Slot { stream: None, state: State::Connecting, due: 0, began: 0, unsent: 0, missing: 0 };
@@ -68,7 +64,6 @@ pub(super) fn run(shared: &Shared<'_>, thread: usize) -> Result<Finished, LoadEr
         last_success: schedule.start,
     };
     let cpu = connect.run()?;
-    let cpu = cpu.zip(thread_cpu()).map(|(from, to)| to.saturating_sub(from));
     connect.tallies.publish(&shared.slots[thread]);
     Ok(Finished { errors: connect.errors, cpu, ..Finished::default() })
 }
@@ -112,19 +107,13 @@ enum State {
 }
 
 impl Connect<'_> {
-    /// Returns the thread's CPU time at the start of the measured part.
+    /// Returns the thread's CPU time of the measured part.
     fn run(&mut self) -> Result<Option<Duration>, LoadError> {
-        let (mut cpu, mut next_publish) = (None, self.schedule.start);
+        let mut heartbeat = Heartbeat::new(self.schedule);
         let mut ready: Vec<Event> = Vec::new();
         loop {
             let mut now = self.shared.clock.ns();
-            if now >= next_publish {
-                self.shared.check()?;
-                self.tallies.publish(&self.shared.slots[self.thread]);
-                next_publish = now + PUBLISH_NS;
-                if cpu.is_none() && now >= self.schedule.measure {
-                    cpu = thread_cpu();
-                }
+            if heartbeat.beat(now, self.shared, self.thread, &mut self.tallies)? {
                 self.expire(now)?;
             }
             while let Some(&(index, from)) = self.free.front()
@@ -143,16 +132,11 @@ impl Connect<'_> {
             }
             let pause = match self.free.front() {
                 Some((_, from)) if now < self.schedule.end => {
-                    self.starts.pause(now).max(from.saturating_sub(now)).min(LONGEST_SLEEP_NS)
+                    self.starts.pause(now).max(from.saturating_sub(now))
                 }
                 _ => LONGEST_SLEEP_NS,
             };
-            ready.clear();
-            let events = self
-                .poller
-                .wait(Some(Duration::from_nanos(pause)))
-                .map_err(LoadError::system("epoll_wait"))?;
-            ready.extend_from_slice(events);
+            super::wait(&mut self.poller, &mut ready, pause)?;
             for event in &ready {
                 self.serve(*event)?;
             }
@@ -163,7 +147,7 @@ impl Connect<'_> {
         if unanswered > 0 {
             *self.errors.entry("unanswered").or_default() += unanswered;
         }
-        Ok(cpu)
+        Ok(heartbeat.cpu())
     }
 
     fn begin(&mut self, index: usize, due: u64, now: u64) -> Result<(), LoadError> {
@@ -303,8 +287,4 @@ impl Connect<'_> {
         }
         Ok(())
     }
-}
-
-fn is_not_now(error: &io::Error) -> bool {
-    matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted)
 }

@@ -4,7 +4,6 @@ use std::{
     io::{self, Read as _, Write as _},
     net::{SocketAddr, TcpStream},
     sync::atomic::Ordering::Relaxed,
-    time::Duration,
 };
 
 use socket2::{Domain, Protocol, Socket, Type};
@@ -19,6 +18,9 @@ use crate::{
 
 /// Connection attempts of all threads that may be under way while a run is set up.
 const OUTSTANDING: usize = 256;
+
+/// How often the run is looked at while nothing happens.
+const LOOK_NS: u64 = 10_000_000;
 
 /// Begins to connect. The socket is writable when that is over; [`finish`] says how it ended.
 pub(super) fn start(server: SocketAddr) -> io::Result<TcpStream> {
@@ -53,9 +55,7 @@ pub(super) fn all(
         while dials.len() < modes.len() && dials.len() - ready < limit {
             dials.push(Dial::new(server, poller, dials.len())?);
         }
-        ready_events.clear();
-        let events = poller.wait(Some(Duration::from_millis(10))).map_err(LoadError::system("epoll_wait"))?;
-        ready_events.extend_from_slice(events);
+        super::wait(poller, &mut ready_events, LOOK_NS)?;
         for event in &ready_events {
             let Some((index, dial)) =
                 usize::try_from(event.token).ok().and_then(|index| Some((index, dials.get_mut(index)?)))

@@ -9,11 +9,9 @@ use std::{
 
 use turnpike_net::poll::{Event, Poller};
 
-use super::{LONGEST_SLEEP_NS, PUBLISH_NS, Shared, Workload, dial, starts::Starts};
+use super::{LONGEST_SLEEP_NS, Shared, Workload, dial, heartbeat::Heartbeat, starts::Starts};
 use crate::{
-    LoadError,
-    clock::thread_cpu,
-    pattern,
+    LoadError, pattern,
     run::{Errors, Finished, Schedule, Tallies},
 };
 
@@ -31,13 +29,7 @@ pub(super) fn run(shared: &Shared<'_>, thread: usize) -> Result<Finished, LoadEr
     let mut poller = Poller::new().map_err(LoadError::system("cannot create an epoll instance"))?;
     let connections = dial::all(shared, &mut poller, &vec![shared.config.mode(first); count])?;
     shared.thread_is_ready();
-    let schedule = loop {
-        shared.check()?;
-        if let Some(schedule) = shared.schedule() {
-            break schedule;
-        }
-        std::thread::sleep(Duration::from_millis(1));
-    };
+    let schedule = shared.wait_for_start()?;
     let clients =
         connections.into_iter().map(|stream| Client { stream, due: 0, unsent: 0, missing: 0, moved: 0 });
     let mut exchange = Exchange {
@@ -56,7 +48,6 @@ pub(super) fn run(shared: &Shared<'_>, thread: usize) -> Result<Finished, LoadEr
         errors: Errors::new(),
     };
     let cpu = exchange.run()?;
-    let cpu = cpu.zip(thread_cpu()).map(|(from, to)| to.saturating_sub(from));
     exchange.tallies.publish(&shared.slots[thread]);
     Ok(Finished { errors: exchange.errors, cpu, ..Finished::default() })
 }
@@ -89,20 +80,13 @@ struct Client {
 }
 
 impl Exchange<'_> {
-    /// Returns the thread's CPU time at the start of the measured part.
+    /// Returns the thread's CPU time of the measured part.
     fn run(&mut self) -> Result<Option<Duration>, LoadError> {
-        let (mut cpu, mut next_publish) = (None, self.schedule.start);
+        let mut heartbeat = Heartbeat::new(self.schedule);
         let mut ready: Vec<Event> = Vec::new();
         loop {
             let mut now = self.shared.clock.ns();
-            if now >= next_publish {
-                self.shared.check()?;
-                self.tallies.publish(&self.shared.slots[self.thread]);
-                next_publish = now + PUBLISH_NS;
-                if cpu.is_none() && now >= self.schedule.measure {
-                    cpu = thread_cpu();
-                }
-            }
+            heartbeat.beat(now, self.shared, self.thread, &mut self.tallies)?;
             while let Some(&(index, since)) = self.free.front()
                 && let Some(due) = self.starts.take(now, since, &mut self.tallies)
             {
@@ -119,14 +103,9 @@ impl Exchange<'_> {
             let pause = if self.free.is_empty() || now >= self.schedule.end {
                 LONGEST_SLEEP_NS
             } else {
-                self.starts.pause(now).min(LONGEST_SLEEP_NS)
+                self.starts.pause(now)
             };
-            ready.clear();
-            let events = self
-                .poller
-                .wait(Some(Duration::from_nanos(pause)))
-                .map_err(LoadError::system("epoll_wait"))?;
-            ready.extend_from_slice(events);
+            super::wait(&mut self.poller, &mut ready, pause)?;
             for event in &ready {
                 self.serve(*event)?;
             }
@@ -136,7 +115,7 @@ impl Exchange<'_> {
         if unanswered > 0 {
             self.errors.insert("unanswered", unanswered as u64);
         }
-        Ok(cpu)
+        Ok(heartbeat.cpu())
     }
 
     fn begin(&mut self, index: usize, due: u64) -> Result<(), LoadError> {

@@ -14,9 +14,13 @@ mod config;
 mod connect;
 mod dial;
 mod exchange;
+mod heartbeat;
 mod starts;
 
+use std::{io, time::Duration};
+
 use turnpike_measure::Report;
+use turnpike_net::poll::{Event, Poller};
 
 pub use config::{Close, Config, Direction, Workload};
 
@@ -28,8 +32,6 @@ use crate::{
 
 type Shared<'a> = run::Shared<'a, Config>;
 
-/// How often counts are handed to the reporter.
-const PUBLISH_NS: u64 = 200_000_000;
 /// A thread wakes at least this often, to end in time.
 const LONGEST_SLEEP_NS: u64 = 20_000_000;
 
@@ -71,6 +73,19 @@ fn run_thread(shared: &Shared<'_>, number: usize) -> Result<run::Finished, LoadE
         Workload::Exchange { .. } => exchange::run(shared, number),
         Workload::Connect { .. } => connect::run(shared, number),
     }
+}
+
+/// Waits for events, at most so long and at most [`LONGEST_SLEEP_NS`].
+fn wait(poller: &mut Poller, ready: &mut Vec<Event>, longest_ns: u64) -> Result<(), LoadError> {
+    let timeout = Duration::from_nanos(longest_ns.min(LONGEST_SLEEP_NS));
+    ready.clear();
+    ready.extend_from_slice(poller.wait(Some(timeout)).map_err(LoadError::system("epoll_wait"))?);
+    Ok(())
+}
+
+/// Whether the poller will tell when the call is worth another try.
+fn is_not_now(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted)
 }
 
 /// The figures that go by another name here.

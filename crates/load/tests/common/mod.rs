@@ -77,6 +77,7 @@ pub(crate) fn relay(wishes: &Wishes) -> Relay {
         peers.allow = ["127.0.0.0/8", "::1/128"].map(|range| range.parse().unwrap()).into();
     }
     let config = turnpike_relay::Config {
+        busy_poll: Duration::ZERO,
         listen: vec![SocketAddr::new(wishes.address, 0)],
         workers: 1,
         datapath: wishes.datapath,

@@ -157,7 +157,7 @@ pub fn in_namespace(test: &str, setup: &[&str], body: impl FnOnce()) {
     };
     // A user namespace needs no privilege, but is often forbidden in containers, where root may do without.
     let Some(flags) = ["-n", "-rn"].into_iter().find(|flags| allowed(flags)) else {
-        return println!("SKIPPED {test}: unshare(1) and ip(8) cannot make a network namespace here");
+        return println!("SKIPPED: {test}: unshare(1) and ip(8) cannot make a network namespace here");
     };
     let output = Command::new("unshare")
         .arg(flags)

@@ -4,7 +4,7 @@
 use std::{collections::BTreeMap, fmt::Write as _};
 
 use super::{
-    AdminListen, LogFormat, Origin,
+    Origin,
     read::Reader,
     source::{Node, Value},
 };
@@ -48,6 +48,17 @@ impl<S> KeySpec<S> {
     }
 }
 
+/// What keys of one kind have in common: of one table, and of several.
+pub(crate) struct Kind<T> {
+    /// As [`KeySpec::expected`].
+    pub(crate) expected: &'static str,
+    /// As [`KeySpec::list`].
+    pub(crate) list: bool,
+    pub(crate) read: fn(&mut Reader<'_>, &Node) -> Option<T>,
+    /// The opposite of `read`: a value as TOML.
+    pub(crate) show: fn(&T) -> String,
+}
+
 /// A key that is no list and no secret; `reload` as given.
 macro_rules! scalar {
     ($path:literal, reload: $reload:literal, $expected:expr, $apply:expr, $show:expr $(,)?) => {
@@ -63,6 +74,64 @@ macro_rules! scalar {
     };
 }
 pub(crate) use scalar;
+
+/// A key whose value is one field, of a [`Kind`].
+macro_rules! field {
+    ($path:literal, reload: $reload:literal, $kind:path, $($field:ident).+) => {
+        $crate::config::key::KeySpec {
+            path: $path,
+            expected: $kind.expected,
+            list: $kind.list,
+            secret: false,
+            reload: $reload,
+            apply: |reader, node, settings| {
+                settings.$($field).+ = ($kind.read)(reader, node)?;
+                Some(())
+            },
+            show: |settings| ($kind.show)(&settings.$($field).+),
+        }
+    };
+}
+pub(crate) use field;
+
+/// A key whose value is one field, a whole number within bounds; `$what` says of what.
+macro_rules! number {
+    ($path:literal, reload: $reload:literal, $what:literal, $least:literal..=$most:literal, $field:ident) => {
+        $crate::config::key::scalar!(
+            $path,
+            reload: $reload,
+            concat!($what, ", ", $least, " to ", $most),
+            |reader, node, settings| {
+                settings.$field = reader.integer(node, &($least..=$most))?;
+                Some(())
+            },
+            |settings| settings.$field.to_string(),
+        )
+    };
+}
+pub(crate) use number;
+
+/// The [`Kind`] of a value that has few, each with a name.
+macro_rules! named {
+    ($expected:literal, $($name:literal => $value:path),+ $(,)?) => {
+        $crate::config::key::Kind {
+            expected: $expected,
+            list: false,
+            read: |reader, node| {
+                reader.parsed(node, |text| match text {
+                    $($name => Ok($value),)+
+                    _ => Err(""),
+                })
+            },
+            show: |value| {
+                $crate::config::key::show::quoted(match value {
+                    $($value => $name,)+
+                })
+            },
+        }
+    };
+}
+pub(crate) use named;
 
 /// The settings as a TOML file with each value's origin, secrets masked.
 pub(crate) fn table_as_toml<S>(
@@ -92,82 +161,78 @@ pub(crate) fn unchangeable<S>(keys: &[KeySpec<S>], old: &S, new: &S) -> Vec<&'st
         .collect()
 }
 
-/// "expected ..." of the keys that `serve` and `forward` share.
-pub(crate) mod expected {
-    pub(crate) const WORKERS: &str = "a number of threads, 1 to 1024, or \"auto\" for one per core";
-    pub(crate) const DATAPATH: &str = "\"auto\", \"basic\", \"mmsg\" or \"gso\"";
-    pub(crate) const ADMIN: &str = "\"ADDR:PORT\" or \"off\"";
-    pub(crate) const LOG_LEVEL: &str =
-        "error, warn, info, debug, trace, off, or a filter such as \"info,turnpike_relay=debug\"";
-    pub(crate) const LOG_FORMAT: &str = "\"text\" or \"json\"";
-    pub(crate) const DEADLINE: &str = "seconds, 0 to 86400";
-}
+/// Kinds that more than one table has.
+pub(crate) mod kind {
+    use turnpike_net::Datapath;
 
-/// A number of threads; `None` inside is one per core.
-pub(crate) fn workers(reader: &mut Reader<'_>, node: &Node) -> Option<Option<usize>> {
-    match &node.value {
-        Value::Text(text) if text == "auto" => Some(None),
-        _ => reader.integer(node, &(1..=1024)).map(Some),
-    }
-}
+    use super::{Kind, Value, show::quoted};
+    use crate::config::{AdminListen, LogFormat};
 
-/// A step of the ladder; `None` inside is the best one.
-pub(crate) fn datapath(reader: &mut Reader<'_>, node: &Node) -> Option<Option<turnpike_net::Datapath>> {
-    reader.parsed(node, |text| match text {
-        // `Datapath::from_str("auto")` asks the kernel, and nothing here may open a socket.
-        "auto" => Ok(None),
-        other => other.parse().map(Some).map_err(|_| ""),
-    })
-}
+    pub(crate) const SWITCH: Kind<bool> = Kind {
+        expected: "true or false",
+        list: false,
+        read: |reader, node| reader.boolean(node),
+        show: bool::to_string,
+    };
 
-/// Where the admin page listens.
-pub(crate) fn admin(reader: &mut Reader<'_>, node: &Node) -> Option<AdminListen> {
-    reader.parsed(node, |text| match text {
-        "off" => Ok(AdminListen::Off),
-        address => address.parse().map(AdminListen::On).map_err(|_| ""),
-    })
-}
+    /// A number of threads; `None` is one per core.
+    pub(crate) const WORKERS: Kind<Option<usize>> = Kind {
+        expected: "a number of threads, 1 to 1024, or \"auto\" for one per core",
+        list: false,
+        read: |reader, node| match &node.value {
+            Value::Text(text) if text == "auto" => Some(None),
+            _ => reader.integer(node, &(1..=1024)).map(Some),
+        },
+        show: |workers| workers.map_or_else(|| quoted("auto"), |workers| workers.to_string()),
+    };
 
-/// A filter of log lines.
-pub(crate) fn log_level(reader: &mut Reader<'_>, node: &Node) -> Option<String> {
-    reader.parsed(node, |text| crate::logging::check_filter(text).map(|()| text.to_owned()))
-}
+    /// A step of the ladder; `None` is the best one.
+    pub(crate) const DATAPATH: Kind<Option<Datapath>> = Kind {
+        expected: "\"auto\", \"basic\", \"mmsg\" or \"gso\"",
+        list: false,
+        read: |reader, node| {
+            reader.parsed(node, |text| match text {
+                // `Datapath::from_str("auto")` asks the kernel, and nothing here may open a socket.
+                "auto" => Ok(None),
+                other => other.parse().map(Some).map_err(|_| ""),
+            })
+        },
+        show: |datapath| datapath.map_or_else(|| quoted("auto"), |step| quoted(&step.to_string())),
+    };
 
-/// How log lines look.
-pub(crate) fn log_format(reader: &mut Reader<'_>, node: &Node) -> Option<LogFormat> {
-    reader.parsed(node, |text| match text {
-        "text" => Ok(LogFormat::Text),
-        "json" => Ok(LogFormat::Json),
-        _ => Err(""),
-    })
-}
-
-/// The opposites of the readers above: values as TOML.
-pub(crate) mod show {
-    use super::{AdminListen, LogFormat};
-
-    pub(crate) fn workers(workers: Option<usize>) -> String {
-        workers.map_or_else(|| quoted("auto"), |workers| workers.to_string())
-    }
-
-    pub(crate) fn datapath(datapath: Option<turnpike_net::Datapath>) -> String {
-        datapath.map_or_else(|| quoted("auto"), |step| quoted(&step.to_string()))
-    }
-
-    pub(crate) fn admin(admin: AdminListen) -> String {
-        match admin {
+    /// Where the admin page listens.
+    pub(crate) const ADMIN: Kind<AdminListen> = Kind {
+        expected: "\"ADDR:PORT\" or \"off\"",
+        list: false,
+        read: |reader, node| {
+            reader.parsed(node, |text| match text {
+                "off" => Ok(AdminListen::Off),
+                address => address.parse().map(AdminListen::On).map_err(|_| ""),
+            })
+        },
+        show: |admin| match admin {
             AdminListen::Off => quoted("off"),
             AdminListen::On(address) => quoted(&address.to_string()),
-        }
-    }
+        },
+    };
 
-    pub(crate) fn log_format(format: LogFormat) -> String {
-        quoted(match format {
-            LogFormat::Text => "text",
-            LogFormat::Json => "json",
-        })
-    }
+    /// A filter of log lines.
+    pub(crate) const LOG_LEVEL: Kind<String> = Kind {
+        expected: "error, warn, info, debug, trace, off, or a filter such as \"info,turnpike_relay=debug\"",
+        list: false,
+        read: |reader, node| {
+            reader.parsed(node, |text| crate::logging::check_filter(text).map(|()| text.to_owned()))
+        },
+        show: |filter| quoted(filter),
+    };
 
+    /// How log lines look.
+    pub(crate) const LOG_FORMAT: Kind<LogFormat> =
+        named!("\"text\" or \"json\"", "text" => LogFormat::Text, "json" => LogFormat::Json);
+}
+
+/// Values as TOML.
+pub(crate) mod show {
     pub(crate) fn strings<T: ToString>(items: &[T]) -> String {
         list(items.iter().map(|item| quoted(&item.to_string())))
     }

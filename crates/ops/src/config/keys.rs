@@ -9,8 +9,8 @@ use turnpike_turn::server::Cidr;
 use super::{
     Settings, StoredKey, User, UserSecret,
     key::{
-        self, KeySpec, expected, scalar,
-        show::{self, list, quoted, strings},
+        KeySpec, Kind, field, kind, number, scalar,
+        show::{list, quoted, strings},
     },
     read::Reader,
     source::{Node, Value},
@@ -60,26 +60,9 @@ pub(crate) static KEYS: &[KeySpec<Settings>] = &[
         },
         |settings| quoted(&settings.software),
     ),
-    scalar!(
-        "server.workers",
-        reload: false,
-        expected::WORKERS,
-        |reader, node, settings| {
-            settings.workers = key::workers(reader, node)?;
-            Some(())
-        },
-        |settings| show::workers(settings.workers),
-    ),
-    scalar!(
-        "server.datapath",
-        reload: false,
-        expected::DATAPATH,
-        |reader, node, settings| {
-            settings.datapath = key::datapath(reader, node)?;
-            Some(())
-        },
-        |settings| show::datapath(settings.datapath),
-    ),
+    field!("server.workers", reload: false, kind::WORKERS, workers),
+    field!("server.datapath", reload: false, kind::DATAPATH, datapath),
+    number!("server.busy_poll_us", reload: false, "microseconds", 0..=1000, busy_poll_us),
     KeySpec {
         path: "relay.addresses",
         expected: "a list of \"IP\" or \"IP=EXTERNAL\", unicast, both of one family, [] to detect them",
@@ -108,46 +91,10 @@ pub(crate) static KEYS: &[KeySpec<Settings>] = &[
         },
         |settings| quoted(&format!("{}-{}", settings.ports.start(), settings.ports.end())),
     ),
-    scalar!(
-        "relay.listener_buffer",
-        reload: false,
-        "bytes, 4096 to 1073741824",
-        |reader, node, settings| {
-            settings.listener_buffer = reader.integer(node, &BUFFER)?;
-            Some(())
-        },
-        |settings| settings.listener_buffer.to_string(),
-    ),
-    scalar!(
-        "relay.buffer",
-        reload: false,
-        "bytes, 4096 to 1073741824",
-        |reader, node, settings| {
-            settings.relay_buffer = reader.integer(node, &BUFFER)?;
-            Some(())
-        },
-        |settings| settings.relay_buffer.to_string(),
-    ),
-    scalar!(
-        "relay.rfc5766_channels",
-        reload: true,
-        "true or false",
-        |reader, node, settings| {
-            settings.rfc5766_channels = reader.boolean(node)?;
-            Some(())
-        },
-        |settings| settings.rfc5766_channels.to_string(),
-    ),
-    scalar!(
-        "auth.required",
-        reload: true,
-        "true or false",
-        |reader, node, settings| {
-            settings.auth_required = reader.boolean(node)?;
-            Some(())
-        },
-        |settings| settings.auth_required.to_string(),
-    ),
+    number!("relay.listener_buffer", reload: false, "bytes", 4096..=1_073_741_824, listener_buffer),
+    number!("relay.buffer", reload: false, "bytes", 4096..=1_073_741_824, relay_buffer),
+    field!("relay.rfc5766_channels", reload: true, kind::SWITCH, rfc5766_channels),
+    field!("auth.required", reload: true, kind::SWITCH, auth_required),
     KeySpec {
         path: "auth.users",
         expected: "a list of { name = \"...\", password = \"...\" }, of { name = \"...\", key = \"32 or 64 hex digits\" } or \
@@ -184,56 +131,11 @@ pub(crate) static KEYS: &[KeySpec<Settings>] = &[
         },
         show: |settings| list(settings.secrets.iter().map(|_| quoted(MASK))),
     },
-    scalar!(
-        "auth.nonce_lifetime",
-        reload: true,
-        "seconds, 60 to 86400",
-        |reader, node, settings| {
-            settings.nonce_lifetime = reader.integer(node, &(60..=86_400))?;
-            Some(())
-        },
-        |settings| settings.nonce_lifetime.to_string(),
-    ),
-    scalar!(
-        "auth.allow_md5",
-        reload: true,
-        "true or false",
-        |reader, node, settings| {
-            settings.allow_md5 = reader.boolean(node)?;
-            Some(())
-        },
-        |settings| settings.allow_md5.to_string(),
-    ),
-    scalar!(
-        "limits.allocations",
-        reload: false,
-        "a number, 1 to 1000000",
-        |reader, node, settings| {
-            settings.max_allocations = reader.integer(node, &(1..=1_000_000))?;
-            Some(())
-        },
-        |settings| settings.max_allocations.to_string(),
-    ),
-    scalar!(
-        "limits.allocations_per_user",
-        reload: false,
-        "a number, 1 to 1000000",
-        |reader, node, settings| {
-            settings.max_allocations_per_user = reader.integer(node, &(1..=1_000_000))?;
-            Some(())
-        },
-        |settings| settings.max_allocations_per_user.to_string(),
-    ),
-    scalar!(
-        "limits.permissions",
-        reload: true,
-        "a number per allocation, 1 to 65535",
-        |reader, node, settings| {
-            settings.max_permissions = reader.integer(node, &(1..=65_535))?;
-            Some(())
-        },
-        |settings| settings.max_permissions.to_string(),
-    ),
+    number!("auth.nonce_lifetime", reload: true, "seconds", 60..=86_400, nonce_lifetime),
+    field!("auth.allow_md5", reload: true, kind::SWITCH, allow_md5),
+    number!("limits.allocations", reload: false, "a number", 1..=1_000_000, max_allocations),
+    number!("limits.allocations_per_user", reload: false, "a number", 1..=1_000_000, max_allocations_per_user),
+    number!("limits.permissions", reload: true, "a number per allocation", 1..=65_535, max_permissions),
     scalar!(
         "limits.channels",
         reload: true,
@@ -244,99 +146,24 @@ pub(crate) static KEYS: &[KeySpec<Settings>] = &[
         },
         |settings| settings.max_channels.to_string(),
     ),
-    scalar!(
-        "limits.default_lifetime",
-        reload: true,
-        "seconds, 60 to 86400",
-        |reader, node, settings| {
-            settings.default_lifetime = reader.integer(node, &(60..=86_400))?;
-            Some(())
-        },
-        |settings| settings.default_lifetime.to_string(),
-    ),
-    scalar!(
-        "limits.max_lifetime",
-        reload: true,
-        "seconds, 60 to 86400",
-        |reader, node, settings| {
-            settings.max_lifetime = reader.integer(node, &(60..=86_400))?;
-            Some(())
-        },
-        |settings| settings.max_lifetime.to_string(),
-    ),
-    KeySpec {
-        path: "peers.allow",
-        expected: CIDRS,
-        list: true,
-        secret: false,
-        reload: true,
-        apply: |reader, node, settings| {
-            settings.allow = reader.list(node, cidr)?;
-            Some(())
-        },
-        show: |settings| strings(&settings.allow),
-    },
-    KeySpec {
-        path: "peers.deny",
-        expected: CIDRS,
-        list: true,
-        secret: false,
-        reload: true,
-        apply: |reader, node, settings| {
-            settings.deny = reader.list(node, cidr)?;
-            Some(())
-        },
-        show: |settings| strings(&settings.deny),
-    },
-    scalar!(
-        "admin.listen",
-        reload: false,
-        expected::ADMIN,
-        |reader, node, settings| {
-            settings.admin = key::admin(reader, node)?;
-            Some(())
-        },
-        |settings| show::admin(settings.admin),
-    ),
-    scalar!(
-        "log.level",
-        reload: false,
-        expected::LOG_LEVEL,
-        |reader, node, settings| {
-            settings.log_level = key::log_level(reader, node)?;
-            Some(())
-        },
-        |settings| quoted(&settings.log_level),
-    ),
-    scalar!(
-        "log.format",
-        reload: false,
-        expected::LOG_FORMAT,
-        |reader, node, settings| {
-            settings.log_format = key::log_format(reader, node)?;
-            Some(())
-        },
-        |settings| show::log_format(settings.log_format),
-    ),
-    scalar!(
-        "shutdown.deadline",
-        reload: true,
-        expected::DEADLINE,
-        |reader, node, settings| {
-            settings.shutdown_deadline = reader.integer(node, &(0..=86_400))?;
-            Some(())
-        },
-        |settings| settings.shutdown_deadline.to_string(),
-    ),
+    number!("limits.default_lifetime", reload: true, "seconds", 60..=86_400, default_lifetime),
+    number!("limits.max_lifetime", reload: true, "seconds", 60..=86_400, max_lifetime),
+    field!("peers.allow", reload: true, CIDRS, allow),
+    field!("peers.deny", reload: true, CIDRS, deny),
+    field!("admin.listen", reload: false, kind::ADMIN, admin),
+    field!("log.level", reload: false, kind::LOG_LEVEL, log_level),
+    field!("log.format", reload: false, kind::LOG_FORMAT, log_format),
+    number!("shutdown.deadline", reload: true, "seconds", 0..=86_400, shutdown_deadline),
 ];
 
-const BUFFER: RangeInclusive<usize> = 4096..=1 << 30;
-
-const CIDRS: &str = "a list of prefixes such as [\"10.0.0.0/8\", \"2001:db8::/32\", \"192.0.2.7\"]";
-
-fn cidr(reader: &mut Reader<'_>, node: &Node) -> Option<Cidr> {
-    reader.parsed(node, |text| text.trim().parse::<Cidr>())
-}
+const CIDRS: Kind<Vec<Cidr>> = Kind {
+    expected: "a list of prefixes such as [\"10.0.0.0/8\", \"2001:db8::/32\", \"192.0.2.7\"]",
+    list: true,
+    read: |reader, node| {
+        reader.list(node, |reader, node| reader.parsed(node, |text| text.trim().parse::<Cidr>()))
+    },
+    show: |prefixes| strings(prefixes),
+};
 
 fn relay_address(text: &str) -> Result<RelayAddress, &'static str> {
     let (bind, external) = match text.split_once('=') {

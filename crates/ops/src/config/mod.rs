@@ -46,6 +46,8 @@ pub struct Settings {
     pub workers: Option<usize>,
     /// Step of the ladder; `None` is the highest that works.
     pub datapath: Option<Datapath>,
+    /// Microseconds that a worker looks for more before it sleeps.
+    pub busy_poll_us: u32,
     /// Relay addresses; empty means to detect them.
     pub relay_addresses: Vec<RelayAddress>,
     /// Ports of relayed transport addresses.
@@ -105,6 +107,7 @@ impl Default for Settings {
             software: "turnpike".to_owned(),
             workers: None,
             datapath: None,
+            busy_poll_us: 0,
             relay_addresses: Vec::new(),
             ports: 49_152..=65_535,
             listener_buffer: 4 << 20,

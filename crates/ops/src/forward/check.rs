@@ -111,10 +111,13 @@ pub(crate) fn together(drafts: &[Draft], problems: &mut Vec<ConfigError>) {
     }
 }
 
-/// An address and its wildcard may both be listened on; the kernel prefers the closer one.
+/// The kernel lets nobody listen on a port of one address and of all addresses at once. IPv6 listeners take no IPv4.
 fn collide(a: &Rule, b: &Rule) -> bool {
     let transport = |rule: &Rule| matches!(rule.protocol, Protocol::Tcp | Protocol::TcpToUdp { .. });
-    let same_address = |a: IpAddr, b: IpAddr| a.to_canonical() == b.to_canonical();
+    let same_address = |a: IpAddr, b: IpAddr| {
+        let (a, b) = (a.to_canonical(), b.to_canonical());
+        a == b || a.is_ipv4() == b.is_ipv4() && (a.is_unspecified() || b.is_unspecified())
+    };
     transport(a) == transport(b)
         && same_address(a.bind, b.bind)
         && a.ports.first != 0

@@ -5,56 +5,36 @@ use std::{
     fmt,
     sync::{
         Arc,
-        atomic::{AtomicBool, AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU64},
     },
 };
 
-use prometheus_client::{
-    collector::Collector,
-    encoding::{DescriptorEncoder, NoLabelSet},
-    metrics::MetricType,
-};
+use prometheus_client::{collector::Collector, encoding::DescriptorEncoder};
 use turnpike_forward::{EndReason, RuleId, RuleSnapshot};
 
-use crate::{
-    exposition::{self, Common},
-    process::ProcessUsage,
-};
+use crate::exposition::{self, Common, Families};
 
 /// The exposition text of live snapshots, for the admin page.
 pub(crate) fn page(
     snapshots: impl Fn() -> Vec<(RuleId, RuleSnapshot)> + Send + Sync + 'static,
     draining: Arc<AtomicBool>,
     log_lost: Arc<AtomicU64>,
-) -> Arc<dyn Fn() -> Result<String, fmt::Error> + Send + Sync> {
-    Arc::new(move || {
-        let common = Common {
-            process: ProcessUsage::read(),
-            draining: draining.load(Ordering::Relaxed),
-            log_lost: log_lost.load(Ordering::Relaxed),
-        };
-        exposition::encode(Scrape { rules: snapshots(), common })
-    })
+) -> exposition::Page {
+    let rules = move || snapshots().into_iter().map(|(id, snapshot)| (id.0, snapshot)).collect();
+    exposition::page(move |common| Scrape { rules: rules(), common }, draining, log_lost)
 }
 
 #[derive(Debug)]
 struct Scrape {
-    rules: Vec<(RuleId, RuleSnapshot)>,
+    /// By name.
+    rules: Vec<(String, RuleSnapshot)>,
     common: Common,
 }
 
 impl Collector for Scrape {
-    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
-        let mut gauge = encoder.encode_descriptor(
-            "forward_connections",
-            "Connections and sessions that exist.",
-            None,
-            MetricType::Gauge,
-        )?;
-        for (rule, snapshot) in &self.rules {
-            gauge.encode_family(&[("rule", rule.0.as_str())])?.encode_gauge(&snapshot.active)?;
-        }
-        let mut page = Page { encoder, rules: &self.rules };
+    fn encode(&self, encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        let mut page = Families { encoder, label: "rule", snapshots: &self.rules };
+        page.gauge("forward_connections", "Connections and sessions that exist.", |rule| rule.active)?;
         page.each("forward_accepted", "Connections accepted and sessions begun.", |rule| rule.accepted)?;
         page.by("forward_ended", "Connections and sessions that ended, by reason.", "reason", |rule| {
             ALL_REASONS.iter().map(|(reason, name)| (*name, ended(rule, *reason))).collect()
@@ -92,41 +72,6 @@ const ALL_REASONS: [(EndReason, &str); 9] = [
 
 fn ended(rule: &RuleSnapshot, reason: EndReason) -> u64 {
     rule.ended.iter().filter(|(found, _)| *found == reason).map(|(_, count)| count).sum()
-}
-
-struct Page<'e, 'r> {
-    encoder: DescriptorEncoder<'e>,
-    rules: &'r [(RuleId, RuleSnapshot)],
-}
-
-impl Page<'_, '_> {
-    fn each(&mut self, name: &str, help: &str, value: impl Fn(&RuleSnapshot) -> u64) -> fmt::Result {
-        let mut metric = self.encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
-        for (rule, snapshot) in self.rules {
-            metric
-                .encode_family(&[("rule", rule.0.as_str())])?
-                .encode_counter::<NoLabelSet, _, f64>(&value(snapshot), None)?;
-        }
-        Ok(())
-    }
-
-    fn by(
-        &mut self,
-        name: &str,
-        help: &str,
-        label: &str,
-        values: impl Fn(&RuleSnapshot) -> Vec<(&'static str, u64)>,
-    ) -> fmt::Result {
-        let mut metric = self.encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
-        for (rule, snapshot) in self.rules {
-            for (kind, value) in values(snapshot) {
-                metric
-                    .encode_family(&[("rule", rule.0.as_str()), (label, kind)])?
-                    .encode_counter::<NoLabelSet, _, f64>(&value, None)?;
-            }
-        }
-        Ok(())
-    }
 }
 
 #[cfg(test)]

@@ -183,6 +183,9 @@ impl Content {
         }
         let (rules, entries): (Vec<Entry>, Vec<Entry>) =
             entries.into_iter().partition(|entry| entry.key == "rule");
+        let (mistyped, entries): (Vec<Entry>, Vec<Entry>) =
+            entries.into_iter().partition(|entry| is_mistyped_rule(&entry.key));
+        problems.extend(mistyped.iter().map(no_section));
         let broken = problems.len() > before;
         let drafts = rules.iter().flat_map(|entry| read_rules(entry, broken, problems)).collect();
         Self { format: Some(Format::Turnpike), drafts, entries, ..Self::default() }
@@ -217,7 +220,9 @@ impl Content {
 /// its own.
 fn read_rules(entry: &Entry, broken: bool, problems: &mut Vec<ConfigError>) -> Vec<Draft> {
     let Value::List(items) = &entry.node.value else {
-        problems.push(no_table(&entry.origin));
+        let what =
+            if matches!(entry.node.value, Value::Table(_)) { "it is one table" } else { "it is a value" };
+        problems.push(no_table(&entry.origin, what));
         return Vec::new();
     };
     let mut drafts = Vec::new();
@@ -228,17 +233,34 @@ fn read_rules(entry: &Entry, broken: bool, problems: &mut Vec<ConfigError>) -> V
                 drafts.extend(Draft::read(entries, item.origin.clone(), &mut found));
                 problems.extend(found.into_iter().filter(|problem| !broken || problem.origin != item.origin));
             }
-            _ => problems.push(no_table(&item.origin)),
+            _ => problems.push(no_table(&item.origin, "it is a value")),
         }
     }
     drafts
 }
 
-fn no_table(origin: &Origin) -> ConfigError {
+/// `[[rules]]` and the like.
+fn is_mistyped_rule(key: &str) -> bool {
+    let sections = FORWARD_KEYS.iter().map(KeySpec::section);
+    let known = sections.clone().any(|section| section == key);
+    !known && nearest(key, sections.chain(["rule"])) == Some("rule")
+}
+
+fn no_section(entry: &Entry) -> ConfigError {
+    ConfigError {
+        origin: entry.origin.clone(),
+        key: entry.key.clone(),
+        problem: "unknown section".to_owned(),
+        expected: "rules as tables, [[rule]]".to_owned(),
+        suggestion: Some("rule".to_owned()),
+    }
+}
+
+fn no_table(origin: &Origin, what: &str) -> ConfigError {
     ConfigError {
         origin: origin.clone(),
         key: "rule".to_owned(),
-        problem: "it is a value".to_owned(),
+        problem: what.to_owned(),
         expected: "tables, [[rule]]".to_owned(),
         suggestion: None,
     }

@@ -8,14 +8,16 @@ use std::{
     time::Duration,
 };
 
-use turnpike_forward::{Access, Balance, CopyMode, Pattern, PortRange, Protocol, ProxyVersion, Rule, RuleId};
+use turnpike_forward::{
+    Access, Balance, CopyMode, Endpoint, Pattern, PortRange, Protocol, ProxyVersion, Rule, RuleId,
+};
 
 use super::{parts, settings::ForwardSettings};
 use crate::config::{
     ConfigError, Origin,
     error::nearest,
     key::{
-        KeySpec, scalar,
+        KeySpec, Kind, field, kind, named, number, scalar,
         show::{list, quoted},
     },
     read::Reader,
@@ -203,23 +205,7 @@ fn unknown_key(entry: &Entry) -> ConfigError {
     }
 }
 
-/// A key with a list; a lone string is a list of one.
-macro_rules! several {
-    ($path:literal, $expected:expr, $apply:expr, $show:expr $(,)?) => {
-        KeySpec {
-            path: $path,
-            expected: $expected,
-            list: true,
-            secret: false,
-            reload: true,
-            apply: $apply,
-            show: $show,
-        }
-    };
-}
-
 const LONGEST: u64 = 31_536_000;
-const BOOLEAN: &str = "true or false";
 
 /// All keys of a rule, in the order in which they are shown.
 pub(crate) static RULE_KEYS: &[KeySpec<Rule>] = &[
@@ -251,7 +237,7 @@ pub(crate) static RULE_KEYS: &[KeySpec<Rule>] = &[
     scalar!(
         "rule.framed",
         reload: true,
-        BOOLEAN,
+        kind::SWITCH.expected,
         |reader, node, rule| {
             let framed = reader.boolean(node)?;
             match with_framing(rule.protocol, framed) {
@@ -276,43 +262,8 @@ pub(crate) static RULE_KEYS: &[KeySpec<Rule>] = &[
         },
         |rule| quoted(&parts::show_listener(rule.bind, rule.ports)),
     ),
-    several!(
-        "rule.target",
-        parts::TARGET_FORM,
-        |reader, node, rule| {
-            let targets = one_or_several(reader, node, |reader, node| reader.parsed(node, parts::endpoint))?;
-            if targets.is_empty() {
-                return reader.refuse(node, Some("the list is empty".to_owned()));
-            }
-            rule.targets = targets;
-            Some(())
-        },
-        |rule| match &rule.targets[..] {
-            [target] => quoted(&parts::show_endpoint(target)),
-            targets => list(targets.iter().map(|target| quoted(&parts::show_endpoint(target)))),
-        },
-    ),
-    scalar!(
-        "rule.balance",
-        reload: true,
-        "\"round-robin\", \"least-connections\" or \"failover\"",
-        |reader, node, rule| {
-            rule.balance = reader.parsed(node, |text| match text {
-                "round-robin" => Ok(Balance::RoundRobin),
-                "least-connections" => Ok(Balance::LeastConnections),
-                "failover" => Ok(Balance::Failover),
-                _ => Err(""),
-            })?;
-            Some(())
-        },
-        |rule| {
-            quoted(match rule.balance {
-                Balance::RoundRobin => "round-robin",
-                Balance::LeastConnections => "least-connections",
-                Balance::Failover => "failover",
-            })
-        },
-    ),
+    field!("rule.target", reload: true, TARGETS, targets),
+    field!("rule.balance", reload: true, BALANCE, balance),
     scalar!(
         "rule.health",
         reload: true,
@@ -365,26 +316,8 @@ pub(crate) static RULE_KEYS: &[KeySpec<Rule>] = &[
         },
         |rule| rule.mark.map_or_else(|| quoted(""), |mark| mark.to_string()),
     ),
-    scalar!(
-        "rule.transparent",
-        reload: true,
-        BOOLEAN,
-        |reader, node, rule| {
-            rule.transparent = reader.boolean(node)?;
-            Some(())
-        },
-        |rule| rule.transparent.to_string(),
-    ),
-    scalar!(
-        "rule.accept_proxy",
-        reload: true,
-        BOOLEAN,
-        |reader, node, rule| {
-            rule.accept_proxy = reader.boolean(node)?;
-            Some(())
-        },
-        |rule| rule.accept_proxy.to_string(),
-    ),
+    field!("rule.transparent", reload: true, kind::SWITCH, transparent),
+    field!("rule.accept_proxy", reload: true, kind::SWITCH, accept_proxy),
     scalar!(
         "rule.proxy",
         reload: true,
@@ -406,24 +339,8 @@ pub(crate) static RULE_KEYS: &[KeySpec<Rule>] = &[
             })
         },
     ),
-    several!(
-        "rule.allow",
-        parts::PATTERN_FORM,
-        |reader, node, rule| {
-            rule.access.allow = patterns(reader, node)?;
-            Some(())
-        },
-        |rule| show_patterns(&rule.access.allow),
-    ),
-    several!(
-        "rule.deny",
-        parts::PATTERN_FORM,
-        |reader, node, rule| {
-            rule.access.deny = patterns(reader, node)?;
-            Some(())
-        },
-        |rule| show_patterns(&rule.access.deny),
-    ),
+    field!("rule.allow", reload: true, PATTERNS, access.allow),
+    field!("rule.deny", reload: true, PATTERNS, access.deny),
     scalar!(
         "rule.idle",
         reload: true,
@@ -445,80 +362,52 @@ pub(crate) static RULE_KEYS: &[KeySpec<Rule>] = &[
         },
         |rule| rule.connect_timeout.as_secs().to_string(),
     ),
-    scalar!(
-        "rule.keepalive",
-        reload: true,
-        BOOLEAN,
-        |reader, node, rule| {
-            rule.keepalive = reader.boolean(node)?;
-            Some(())
-        },
-        |rule| rule.keepalive.to_string(),
-    ),
-    scalar!(
-        "rule.nodelay",
-        reload: true,
-        BOOLEAN,
-        |reader, node, rule| {
-            rule.nodelay = reader.boolean(node)?;
-            Some(())
-        },
-        |rule| rule.nodelay.to_string(),
-    ),
-    scalar!(
-        "rule.max_connections",
-        reload: true,
-        "a number, 1 to 1000000",
-        |reader, node, rule| {
-            rule.max_connections = reader.integer(node, &(1..=1_000_000))?;
-            Some(())
-        },
-        |rule| rule.max_connections.to_string(),
-    ),
-    scalar!(
-        "rule.copy",
-        reload: true,
-        COPY,
-        |reader, node, rule| {
-            rule.copy = copy_mode(reader, node)?;
-            Some(())
-        },
-        |rule| show_copy(rule.copy),
-    ),
+    field!("rule.keepalive", reload: true, kind::SWITCH, keepalive),
+    field!("rule.nodelay", reload: true, kind::SWITCH, nodelay),
+    number!("rule.max_connections", reload: true, "a number", 1..=1_000_000, max_connections),
+    field!("rule.copy", reload: true, COPY, copy),
 ];
 
-/// Completes "expected ..." for [`copy_mode`].
-pub(crate) const COPY: &str = "\"auto\", \"splice\" or \"buffer\"";
-
 /// How bytes move.
-pub(crate) fn copy_mode(reader: &mut Reader<'_>, node: &Node) -> Option<CopyMode> {
-    reader.parsed(node, |text| match text {
-        "auto" => Ok(CopyMode::Auto),
-        "splice" => Ok(CopyMode::Splice),
-        "buffer" => Ok(CopyMode::Buffer),
-        _ => Err(""),
-    })
-}
+pub(crate) const COPY: Kind<CopyMode> = named!(
+    "\"auto\", \"splice\" or \"buffer\"",
+    "auto" => CopyMode::Auto,
+    "splice" => CopyMode::Splice,
+    "buffer" => CopyMode::Buffer,
+);
 
-/// The opposite of [`copy_mode`].
-pub(crate) fn show_copy(copy: CopyMode) -> String {
-    quoted(match copy {
-        CopyMode::Auto => "auto",
-        CopyMode::Splice => "splice",
-        CopyMode::Buffer => "buffer",
-    })
-}
+/// Clients to allow or to deny.
+pub(crate) const PATTERNS: Kind<Vec<Pattern>> = Kind {
+    expected: parts::PATTERN_FORM,
+    list: true,
+    read: |reader, node| one_or_several(reader, node, |reader, node| reader.parsed(node, parts::pattern)),
+    show: |patterns| list(patterns.iter().map(|pattern| quoted(&parts::show_pattern(pattern)))),
+};
 
-/// Allow or deny patterns.
-pub(crate) fn patterns(reader: &mut Reader<'_>, node: &Node) -> Option<Vec<Pattern>> {
-    one_or_several(reader, node, |reader, node| reader.parsed(node, parts::pattern))
-}
+const TARGETS: Kind<Vec<Endpoint>> = Kind {
+    expected: parts::TARGET_FORM,
+    list: true,
+    read: |reader, node| {
+        let targets = one_or_several(reader, node, |reader, node| reader.parsed(node, parts::endpoint))?;
+        if targets.is_empty() {
+            return reader.refuse(node, Some("the list is empty".to_owned()));
+        }
+        Some(targets)
+    },
+    show: |targets| match &targets[..] {
+        [target] => quoted(&parts::show_endpoint(target)),
+        targets => list(targets.iter().map(|target| quoted(&parts::show_endpoint(target)))),
+    },
+};
 
-/// The opposite of [`patterns`].
-pub(crate) fn show_patterns(patterns: &[Pattern]) -> String {
-    list(patterns.iter().map(|pattern| quoted(&parts::show_pattern(pattern))))
-}
+const BALANCE: Kind<Balance> = named!(
+    "\"round-robin\", \"least-connections\" or \"failover\"",
+    "round-robin" => Balance::RoundRobin,
+    "least-connections" => Balance::LeastConnections,
+    "failover" => Balance::Failover,
+);
 
+/// A lone string is a list of one; as text of a command line, it has commas between its items.
 fn one_or_several<T>(
     reader: &mut Reader<'_>,
     node: &Node,

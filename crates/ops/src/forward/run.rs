@@ -12,10 +12,7 @@ use std::{
     time::Duration,
 };
 
-use tokio::{
-    net::TcpListener,
-    time::{Instant, sleep},
-};
+use tokio::net::TcpListener;
 use turnpike_forward::{ConnectionLog, Forwarder, Protocol, RuleId, RuleSnapshot, Settings, StartError};
 use turnpike_net::Datapath;
 
@@ -29,16 +26,10 @@ use super::{
 use crate::{
     admin::{self, AdminError, AdminState},
     config::ConfigErrors,
+    control::{self, Next},
     limits, logging,
-    signals::{Signals, Wish},
+    signals::Signals,
 };
-
-/// How often a drain looks whether the last connection is gone.
-const DRAIN_POLL: Duration = Duration::from_millis(100);
-/// How often the workers are looked after. One that ended leaves its share of the clients unserved.
-const WORKER_CHECK: Duration = Duration::from_secs(1);
-/// Snapshots may be 100 ms old, so that "no connections" counts only after that.
-const DRAIN_SETTLE: Duration = Duration::from_millis(250);
 
 /// Why `forward` ended other than by being told to.
 #[derive(Debug, thiserror::Error)]
@@ -50,6 +41,9 @@ pub enum ForwardError {
     /// The forwarder did not start.
     #[error(transparent)]
     Start(#[from] StartError),
+    /// Every rule failed, each for the reason in the log.
+    #[error("no rule is left to run; the log lines above say why of each")]
+    NothingLeft,
     /// The admin address that was asked for cannot be had.
     #[error(transparent)]
     Admin(#[from] AdminError),
@@ -123,8 +117,9 @@ impl<'a> Control<'a> {
         let log: Arc<dyn ConnectionLog> = Arc::new(logger);
         let (forwarder, failed) =
             Forwarder::start(&for_runtime(&settings, workers, datapath), &settings.rules, log)?;
-        for error in failed {
-            tracing::error!("{error}; the other rules run (keep_going)");
+        say_left_out(&failed);
+        if forwarder.listeners().is_empty() {
+            return Err(ForwardError::NothingLeft);
         }
         let pid_file = PidFile::write(settings.pid_file.as_deref())?;
         say_what_started(&settings, &forwarder, admin.as_ref());
@@ -150,7 +145,7 @@ impl<'a> Control<'a> {
                 metrics: metrics::page(snapshots, Arc::clone(&control.draining), log_lost),
                 draining: Arc::clone(&control.draining),
             };
-            tokio::spawn(axum::serve(listener, admin::router(state)).into_future());
+            admin::spawn(listener, state);
         }
         control.until_stopped(&mut signals, writer).await
     }
@@ -160,34 +155,20 @@ impl<'a> Control<'a> {
         signals: &mut Signals,
         writer: ConnectionLogWriter,
     ) -> Result<(), ForwardError> {
-        let writer = tokio::spawn(writer.run());
-        let mut failed = false;
-        loop {
-            tokio::select! {
-                wish = signals.next(self.settings.shutdown_deadline) => match wish {
-                    Wish::Reload => self.reload(),
-                    Wish::Drain(patience) => {
-                        self.drain(signals, patience).await;
-                        break;
-                    }
-                },
-                () = sleep(WORKER_CHECK) => if self.forwarder.has_failed() {
-                    failed = true;
-                    break;
-                },
+        let log = tokio::spawn(writer.run());
+        let failed = loop {
+            let deadline = self.settings.shutdown_deadline;
+            match control::next(signals, deadline, || self.forwarder.has_failed()).await {
+                Next::Reload => self.reload(),
+                Next::Drain(patience) => {
+                    self.drain(signals, patience).await;
+                    break false;
+                }
+                Next::Failed => break true,
             }
-        }
+        };
         self.draining.store(true, Ordering::Relaxed);
-
-        let forwarder = self.forwarder;
-        // Joins threads, and the log must be written meanwhile.
-        let stopped =
-            tokio::task::spawn_blocking(move || Arc::into_inner(forwarder).map(Forwarder::stop)).await;
-        if !matches!(stopped, Ok(Some(()))) {
-            tracing::warn!("the forwarder did not stop in order");
-        }
-        // With the workers gone the log has no more writers, and ends when it is empty.
-        let _ = tokio::time::timeout(Duration::from_secs(5), writer).await;
+        control::stop("forwarder", self.forwarder, Forwarder::stop, log).await;
         self.pid_file.remove();
         tracing::info!("stopped");
         if failed { Err(ForwardError::Worker) } else { Ok(()) }
@@ -197,33 +178,14 @@ impl<'a> Control<'a> {
     async fn drain(&self, signals: &mut Signals, patience: Duration) {
         self.draining.store(true, Ordering::Relaxed);
         self.forwarder.drain();
-        let start = Instant::now();
         let open = self.forwarder.active();
         tracing::info!(
             connections = open,
             deadline_s = patience.as_secs(),
             "draining: nothing new is accepted"
         );
-        loop {
-            let waited = start.elapsed();
-            if waited >= patience {
-                break;
-            }
-            if waited >= DRAIN_SETTLE && self.forwarder.active() == 0 {
-                return;
-            }
-            tokio::select! {
-                () = sleep(DRAIN_POLL.min(patience - waited)) => {}
-                wish = signals.next(self.settings.shutdown_deadline) => match wish {
-                    Wish::Drain(_) => {
-                        tracing::warn!("second signal: stopping at once");
-                        break;
-                    }
-                    Wish::Reload => tracing::warn!("no reload while draining"),
-                },
-            }
-        }
-        let left = self.forwarder.active();
+        let deadline = self.settings.shutdown_deadline;
+        let left = control::drained(signals, deadline, patience, || self.forwarder.active()).await;
         if left > 0 {
             tracing::warn!(connections = left, "connections still open are ended");
         }
@@ -234,18 +196,10 @@ impl<'a> Control<'a> {
         let refused = "rules not reloaded: the old ones stay in force";
         let ForwardLoaded { settings: new, format, warnings } = match self.sources.load() {
             Ok(loaded) => loaded,
-            Err(errors) => {
-                for error in &errors.0 {
-                    tracing::error!("{error}");
-                }
-                tracing::error!("{refused}");
-                return;
-            }
+            Err(errors) => return control::say_refused(&errors, refused),
         };
         warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
-        for key in self.started.unchangeable(&new) {
-            tracing::warn!("{key} has changed, but takes effect only after a restart");
-        }
+        control::say_unchangeable(&self.started.unchangeable(&new));
         let file = match open_connection_file(&new) {
             Ok(file) => file,
             Err(error) => {
@@ -255,10 +209,13 @@ impl<'a> Control<'a> {
             }
         };
         let runtime = for_runtime(&new, self.workers, self.datapath);
-        if let Err(error) = self.forwarder.reload(&runtime, &new.rules) {
-            tracing::error!("{error}");
-            tracing::error!("{refused}");
-            return;
+        match self.forwarder.reload(&runtime, &new.rules) {
+            Ok(failed) => say_left_out(&failed),
+            Err(error) => {
+                tracing::error!("{error}");
+                tracing::error!("{refused}");
+                return;
+            }
         }
         // Opened anew even where nothing changed: log rotation moves the old one away.
         *self.connection_file.lock().unwrap_or_else(PoisonError::into_inner) = file;
@@ -290,6 +247,7 @@ fn for_runtime(settings: &ForwardSettings, workers: usize, datapath: Datapath) -
     Settings {
         workers,
         datapath,
+        busy_poll: Duration::from_micros(settings.busy_poll_us.into()),
         access: settings.access.clone(),
         max_connections: settings.max_connections,
         resolve_every: Duration::from_secs(settings.resolve_every.into()),
@@ -303,6 +261,12 @@ fn say_source(file: Option<&Path>, format: Option<Format>, rules: usize) {
             tracing::info!("{} is read as {format}; rules: {rules}", path.display());
         }
         _ => tracing::info!("rules of the command line: {rules}"),
+    }
+}
+
+fn say_left_out(failed: &[StartError]) {
+    for error in failed {
+        tracing::error!("{error}; the other rules run (keep_going)");
     }
 }
 

@@ -9,10 +9,10 @@ use std::{
 use turnpike_forward::{Access, CopyMode, Rule};
 use turnpike_net::Datapath;
 
-use super::rule_keys::{COPY, copy_mode, patterns, show_copy, show_patterns};
+use super::rule_keys::{COPY, PATTERNS};
 use crate::config::{
     AdminListen, LogFormat, Origin,
-    key::{self, KeySpec, expected, scalar, show, show::quoted},
+    key::{self, KeySpec, Kind, field, kind, named, number, show::quoted},
 };
 
 /// Effective settings; [`ForwardSettings::default`] holds the documented defaults.
@@ -26,6 +26,8 @@ pub struct ForwardSettings {
     pub workers: Option<usize>,
     /// Step of the ladder; `None` is the highest that works.
     pub datapath: Option<Datapath>,
+    /// Microseconds that a worker looks for more before it sleeps.
+    pub busy_poll_us: u32,
     /// Connections and sessions of all rules at a time.
     pub max_connections: usize,
     /// Seconds after which a host name is resolved again.
@@ -59,6 +61,7 @@ impl Default for ForwardSettings {
             access: Access::default(),
             workers: None,
             datapath: None,
+            busy_poll_us: 0,
             max_connections: 16_384,
             resolve_every: 30,
             keep_going: false,
@@ -120,175 +123,33 @@ pub(crate) struct LogFile {
 
 /// All keys, section by section, in the order in which they are shown.
 pub(crate) static FORWARD_KEYS: &[KeySpec<ForwardSettings>] = &[
-    scalar!(
-        "forward.workers",
-        reload: false,
-        expected::WORKERS,
-        |reader, node, settings| {
-            settings.workers = key::workers(reader, node)?;
-            Some(())
-        },
-        |settings| show::workers(settings.workers),
-    ),
-    scalar!(
-        "forward.datapath",
-        reload: false,
-        expected::DATAPATH,
-        |reader, node, settings| {
-            settings.datapath = key::datapath(reader, node)?;
-            Some(())
-        },
-        |settings| show::datapath(settings.datapath),
-    ),
-    scalar!(
-        "forward.max_connections",
-        reload: true,
-        "a number, 1 to 1000000",
-        |reader, node, settings| {
-            settings.max_connections = reader.integer(node, &(1..=1_000_000))?;
-            Some(())
-        },
-        |settings| settings.max_connections.to_string(),
-    ),
-    scalar!(
-        "forward.resolve_every",
-        reload: true,
-        "seconds, 1 to 86400",
-        |reader, node, settings| {
-            settings.resolve_every = reader.integer(node, &(1..=86_400))?;
-            Some(())
-        },
-        |settings| settings.resolve_every.to_string(),
-    ),
-    scalar!(
-        "forward.keep_going",
-        reload: true,
-        "true or false",
-        |reader, node, settings| {
-            settings.keep_going = reader.boolean(node)?;
-            Some(())
-        },
-        |settings| settings.keep_going.to_string(),
-    ),
-    scalar!(
-        "forward.copy",
-        reload: true,
-        COPY,
-        |reader, node, settings| {
-            settings.copy = copy_mode(reader, node)?;
-            Some(())
-        },
-        |settings| show_copy(settings.copy),
-    ),
-    KeySpec {
-        path: "forward.allow",
-        expected: super::parts::PATTERN_FORM,
-        list: true,
-        secret: false,
-        reload: true,
-        apply: |reader, node, settings| {
-            settings.access.allow = patterns(reader, node)?;
-            Some(())
-        },
-        show: |settings| show_patterns(&settings.access.allow),
-    },
-    KeySpec {
-        path: "forward.deny",
-        expected: super::parts::PATTERN_FORM,
-        list: true,
-        secret: false,
-        reload: true,
-        apply: |reader, node, settings| {
-            settings.access.deny = patterns(reader, node)?;
-            Some(())
-        },
-        show: |settings| show_patterns(&settings.access.deny),
-    },
-    scalar!(
-        "forward.pid_file",
-        reload: true,
-        "the path of a file, \"\" for none",
-        |reader, node, settings| {
-            settings.pid_file = path(&reader.text(node)?);
-            Some(())
-        },
-        |settings| show_path(settings.pid_file.as_ref()),
-    ),
-    scalar!(
-        "admin.listen",
-        reload: false,
-        expected::ADMIN,
-        |reader, node, settings| {
-            settings.admin = key::admin(reader, node)?;
-            Some(())
-        },
-        |settings| show::admin(settings.admin),
-    ),
-    scalar!(
-        "log.level",
-        reload: false,
-        expected::LOG_LEVEL,
-        |reader, node, settings| {
-            settings.log_level = key::log_level(reader, node)?;
-            Some(())
-        },
-        |settings| quoted(&settings.log_level),
-    ),
-    scalar!(
-        "log.format",
-        reload: false,
-        expected::LOG_FORMAT,
-        |reader, node, settings| {
-            settings.log_format = key::log_format(reader, node)?;
-            Some(())
-        },
-        |settings| show::log_format(settings.log_format),
-    ),
-    scalar!(
-        "log.connections",
-        reload: true,
-        "the path of a file, \"\" for none",
-        |reader, node, settings| {
-            settings.connection_file = path(&reader.text(node)?);
-            Some(())
-        },
-        |settings| show_path(settings.connection_file.as_ref()),
-    ),
-    scalar!(
-        "log.connections_format",
-        reload: true,
-        "\"rinetd\" or \"common\"",
-        |reader, node, settings| {
-            settings.connection_format = reader.parsed(node, |text| match text {
-                "rinetd" => Ok(LineFormat::Rinetd),
-                "common" => Ok(LineFormat::Common),
-                _ => Err(""),
-            })?;
-            Some(())
-        },
-        |settings| {
-            quoted(match settings.connection_format {
-                LineFormat::Rinetd => "rinetd",
-                LineFormat::Common => "common",
-            })
-        },
-    ),
-    scalar!(
-        "shutdown.deadline",
-        reload: true,
-        expected::DEADLINE,
-        |reader, node, settings| {
-            settings.shutdown_deadline = reader.integer(node, &(0..=86_400))?;
-            Some(())
-        },
-        |settings| settings.shutdown_deadline.to_string(),
-    ),
+    field!("forward.workers", reload: false, kind::WORKERS, workers),
+    field!("forward.datapath", reload: false, kind::DATAPATH, datapath),
+    number!("forward.busy_poll_us", reload: false, "microseconds", 0..=1000, busy_poll_us),
+    number!("forward.max_connections", reload: true, "a number", 1..=1_000_000, max_connections),
+    number!("forward.resolve_every", reload: true, "seconds", 1..=86_400, resolve_every),
+    field!("forward.keep_going", reload: true, kind::SWITCH, keep_going),
+    field!("forward.copy", reload: true, COPY, copy),
+    field!("forward.allow", reload: true, PATTERNS, access.allow),
+    field!("forward.deny", reload: true, PATTERNS, access.deny),
+    field!("forward.pid_file", reload: true, FILE, pid_file),
+    field!("admin.listen", reload: false, kind::ADMIN, admin),
+    field!("log.level", reload: false, kind::LOG_LEVEL, log_level),
+    field!("log.format", reload: false, kind::LOG_FORMAT, log_format),
+    field!("log.connections", reload: true, FILE, connection_file),
+    field!("log.connections_format", reload: true, LINE_FORMAT, connection_format),
+    number!("shutdown.deadline", reload: true, "seconds", 0..=86_400, shutdown_deadline),
 ];
 
-fn path(text: &str) -> Option<PathBuf> {
-    (!text.is_empty()).then(|| PathBuf::from(text))
-}
+const FILE: Kind<Option<PathBuf>> = Kind {
+    expected: "the path of a file, \"\" for none",
+    list: false,
+    read: |reader, node| {
+        let path = reader.text(node)?;
+        Some((!path.is_empty()).then(|| PathBuf::from(path)))
+    },
+    show: |path| quoted(&path.as_ref().map(|path| path.display().to_string()).unwrap_or_default()),
+};
 
-fn show_path(path: Option<&PathBuf>) -> String {
-    quoted(&path.map(|path| path.display().to_string()).unwrap_or_default())
-}
+const LINE_FORMAT: Kind<LineFormat> =
+    named!("\"rinetd\" or \"common\"", "rinetd" => LineFormat::Rinetd, "common" => LineFormat::Common);

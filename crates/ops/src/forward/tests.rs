@@ -214,14 +214,14 @@ fn two_rules_cannot_share_a_listener_or_a_name() {
             "0.0.0.0:5 is already listened on by the rule at argument",
         ),
         ("udp://[::1]:7=a:1", "udptotcp://[::1]:7=b:1", "[::1]:7 is already listened on"),
+        ("tcp://0.0.0.0:1=a:1", "tcp://127.0.0.1:1=b:1", "127.0.0.1:1 is already listened on"),
         ("tcp://0.0.0.0:1=a:1?name=x", "tcp://0.0.0.0:2=a:1?name=x", "is also named \"x\""),
     ] {
         let found = from_arguments(&[one, two]).expect_err("they collide").to_string();
         assert!(found.starts_with(&format!("argument {two}, column ")) && found.contains(message), "{found}");
     }
-    let together =
-        ["tcp://0.0.0.0:1=a:1", "udp://0.0.0.0:1=a:1", "tcp://127.0.0.1:1=a:1", "tcp://[::]:1=a:1"];
-    assert_eq!(from_arguments(&together).map(|loaded| loaded.settings.rules.len()), Ok(4));
+    let together = ["tcp://0.0.0.0:1=a:1", "udp://0.0.0.0:1=a:1", "tcp://[::]:1=a:1"];
+    assert_eq!(from_arguments(&together).map(|loaded| loaded.settings.rules.len()), Ok(3));
     let any_port = ["tcp://127.0.0.1:0=a:1", "tcp://127.0.0.1:0=a:2"];
     assert_eq!(from_arguments(&any_port).map(|loaded| loaded.settings.rules.len()), Ok(2));
 }

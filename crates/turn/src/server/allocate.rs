@@ -2,7 +2,7 @@
 
 use super::{
     AllocationId, Answer, Client, DropReason, Effect, Family, Gate, OpenRelay, OpenRequest, OpenResult,
-    PortWish, QuotaRefusal, Server,
+    PortWish, QuotaRefusal, RelayTransport, Server,
     allocation::{Allocation, Channels, Pending, Permissions, Relay},
     attribute,
     auth::Who,
@@ -11,8 +11,9 @@ use super::{
 };
 use crate::time::Now;
 
-/// The only REQUESTED-TRANSPORT so far. TCP (6, RFC 6062) needs a stream between client and server.
+/// REQUESTED-TRANSPORT holds a protocol number (RFC 8656 section 18.7).
 const UDP: u8 = 17;
+const TCP: u8 = 6;
 
 /// Which relayed transport addresses a request wants.
 struct Wish {
@@ -32,15 +33,21 @@ impl<G: Gate> Server<G> {
             return self.allocate_again(index, request, &who);
         }
         let signer = who.signer.as_ref();
+        // So too where it is about to become that of a mobile allocation.
+        if self.is_known(now, client) {
+            return self.fail(request, signer, 437);
+        }
         let lifetime = match request.get(attribute::LIFETIME).map(<[u8; 4]>::try_from) {
             None => None,
             Some(Ok(seconds)) => Some(u32::from_be_bytes(seconds)),
             Some(Err(_)) => return self.fail(request, signer, 400),
         };
-        let wish = match self.wish(request) {
-            Ok(wish) => wish,
+        let wish = self.wish(client, request);
+        let (wish, mobile) = match wish.and_then(|wish| Ok((wish, self.wants_mobility(request)?))) {
+            Ok(wanted) => wanted,
             Err(code) => return self.fail(request, signer, code),
         };
+        let transport = wish.first.transport;
         if self.draining {
             self.stats.drain_refusals += 1;
             return self.fail(request, signer, 508);
@@ -80,12 +87,16 @@ impl<G: Gate> Server<G> {
                 fingerprint: request.fingerprint,
                 first: wish.first.family,
                 second: wish.second,
+                mobile,
             })),
+            tcp: (transport == RelayTransport::Tcp).then(Box::default),
+            mobility: None,
+            away: false,
         });
         Answer::Open(OpenRequest {
             allocation: id,
             first: wish.first,
-            second: wish.second.map(|family| OpenRelay { family, port: PortWish::Any }),
+            second: wish.second.map(|family| OpenRelay { family, transport, port: PortWish::Any }),
         })
     }
 
@@ -137,6 +148,9 @@ impl<G: Gate> Server<G> {
         self.timers.set(now.ms, id.index, expires_ms);
         self.stats.allocations_opened += 1;
         self.effects.push_back(Effect::Opened { allocation: id, client, username, relayed: (relayed, also) });
+        if pending.mobile {
+            self.enrol(id.index);
+        }
         self.write_success(id.index, transaction, pending.signer.as_ref(), pending.fingerprint);
         Some(client)
     }
@@ -165,15 +179,19 @@ impl<G: Gate> Server<G> {
     }
 
     /// Section 7.2, steps 3 to 9.
-    fn wish(&self, request: &Request<'_>) -> Result<Wish, u16> {
+    fn wish(&self, client: &Client, request: &Request<'_>) -> Result<Wish, u16> {
         // "The server checks if the request contains a REQUESTED-TRANSPORT attribute. If the attribute is not included or
         // is malformed, the server rejects the request with a 400 (Bad Request) error. Otherwise, if [...] the server
         // does not support that transport protocol [...] 442 (Unsupported Transport Protocol)".
-        match request.get(attribute::REQUESTED_TRANSPORT) {
-            Some([UDP, _, _, _]) => {}
+        let transport = match request.get(attribute::REQUESTED_TRANSPORT) {
+            Some([UDP, _, _, _]) => RelayTransport::Udp,
+            Some([TCP, _, _, _]) => {
+                self.may_relay_tcp(client, request)?;
+                RelayTransport::Tcp
+            }
             Some([_, _, _, _]) => return Err(442),
             _ => return Err(400),
-        }
+        };
         if request.get(attribute::DONT_FRAGMENT).is_some_and(|value| !value.is_empty()) {
             return Err(400);
         }
@@ -192,7 +210,8 @@ impl<G: Gate> Server<G> {
             if even_port.is_some() || requested.is_some() || additional.is_some() {
                 return Err(400);
             }
-            let first = OpenRelay { family: family_of_token(token), port: PortWish::Reserved(token) };
+            let first =
+                OpenRelay { family: family_of_token(token), transport, port: PortWish::Reserved(token) };
             return Ok(Wish { first, second: None, address_error: None });
         }
         // "The server checks if the request contains both REQUESTED-ADDRESS-FAMILY and ADDITIONAL-ADDRESS-FAMILY
@@ -240,7 +259,7 @@ impl<G: Gate> Server<G> {
             Some(false) => PortWish::Even,
             Some(true) => PortWish::EvenAndReserveNext(new_token(family)),
         };
-        Ok(Wish { first: OpenRelay { family, port }, second, address_error })
+        Ok(Wish { first: OpenRelay { family, transport, port }, second, address_error })
     }
 
     /// Section 7.2: XOR-RELAYED-ADDRESS, LIFETIME, RESERVATION-TOKEN, XOR-MAPPED-ADDRESS; of a dual-stack allocation
@@ -252,6 +271,7 @@ impl<G: Gate> Server<G> {
         signer: Option<&Signer>,
         fingerprint: bool,
     ) {
+        let ticket = self.ticket(index);
         let Some((_, allocation)) = self.table.at(index) else { return };
         self.stats.successes[Method::Allocate as usize] += 1;
         let mut response = Response::success(&mut self.reply, Method::Allocate, transaction);
@@ -261,6 +281,9 @@ impl<G: Gate> Server<G> {
         response.number(attribute::LIFETIME, allocation.granted);
         if let Some(token) = allocation.reservation {
             response.attribute(attribute::RESERVATION_TOKEN, &token);
+        }
+        if let Some(ticket) = ticket {
+            response.attribute(attribute::MOBILITY_TICKET, &ticket);
         }
         response.xor_address(attribute::XOR_MAPPED_ADDRESS, allocation.client.address);
         if let Some((family, code)) = allocation.address_error {

@@ -5,7 +5,13 @@ use std::net::{IpAddr, SocketAddr};
 
 use turnpike_wire::channel_data::ChannelNumber;
 
-use super::{Client, Family, response::Signer};
+use super::{
+    Client, Family,
+    auth::Who,
+    connections::TcpRelay,
+    mobility::{Mobility, shift},
+    response::Signer,
+};
 
 /// Up to here a scan is faster than a search.
 const FEW: usize = 8;
@@ -30,6 +36,12 @@ pub(super) struct Allocation {
     pub(super) to_client: (u64, u64),
     /// While relay sockets are being opened.
     pub(super) pending: Option<Box<Pending>>,
+    /// Where TCP is relayed (RFC 6062): its connections.
+    pub(super) tcp: Option<Box<TcpRelay>>,
+    /// Where the client has asked for it (RFC 8016).
+    pub(super) mobility: Option<Box<Mobility>>,
+    /// Mobile, and its client's connection is closed: nothing can be sent to `client`, which may be somebody else's by now.
+    pub(super) away: bool,
 }
 
 /// One relayed transport address.
@@ -45,11 +57,18 @@ pub(super) struct Pending {
     pub(super) fingerprint: bool,
     pub(super) first: Family,
     pub(super) second: Option<Family>,
+    /// Whether the client wants a mobility ticket.
+    pub(super) mobile: bool,
 }
 
 impl Allocation {
     pub(super) fn identity(&self) -> &str {
         self.identity.as_deref().unwrap_or(&self.username)
+    }
+
+    /// Whether this is who made it.
+    pub(super) fn is_of(&self, who: &Who) -> bool {
+        self.username == who.username
     }
 
     pub(super) fn relay(&mut self, family: Family) -> &mut Option<Relay> {
@@ -60,9 +79,25 @@ impl Allocation {
         self.relays[family as usize].is_some()
     }
 
-    /// When the next of its relayed transport addresses expires.
+    /// When the next of its relayed transport addresses expires, or one of its connections has to be looked at.
     pub(super) fn expires_ms(&self) -> Option<u64> {
-        self.relays.iter().flatten().map(|relay| relay.expires_ms).min()
+        let relays = self.relays.iter().flatten().map(|relay| relay.expires_ms);
+        relays.chain(self.tcp.iter().flat_map(|tcp| tcp.deadlines())).min()
+    }
+
+    /// All times of one worker's clock in another's.
+    pub(super) fn rebase(&mut self, theirs: u64, ours: u64) {
+        let rebase = |ms: &mut u64| *ms = shift(*ms, theirs, ours);
+        rebase(&mut self.opened_ms);
+        self.relays.iter_mut().flatten().for_each(|relay| rebase(&mut relay.expires_ms));
+        self.permissions.list.iter_mut().for_each(|permission| rebase(&mut permission.expires_ms));
+        for channel in &mut self.channels.list {
+            rebase(&mut channel.expires_ms);
+            rebase(&mut channel.permitted_until_ms);
+        }
+        if let Some(mobility) = &mut self.mobility {
+            mobility.rebase(theirs, ours);
+        }
     }
 
     /// RFC 8656 section 8.1: "Deleting a single allocation destroys any permissions or channels associated with that

@@ -1,4 +1,4 @@
-//! Attribute types (RFC 8489 section 18.3, RFC 8656 section 18, RFC 6062 section 6.2).
+//! Attribute types (RFC 8489 section 18.3, RFC 8656 section 18, RFC 6062 section 6.2, RFC 8016 section 3.3).
 
 pub(super) const MAPPED_ADDRESS: u16 = 0x0001;
 pub(super) const USERNAME: u16 = 0x0006;
@@ -28,6 +28,7 @@ pub(super) const PASSWORD_ALGORITHMS: u16 = 0x8002;
 pub(super) const ICMP: u16 = 0x8004;
 pub(super) const SOFTWARE: u16 = 0x8022;
 pub(super) const FINGERPRINT: u16 = 0x8028;
+pub(super) const MOBILITY_TICKET: u16 = 0x8030;
 
 /// Whether the server knows the attribute, or need not (comprehension-optional, RFC 8489 section 14).
 pub(super) fn is_comprehended(kind: u16) -> bool {

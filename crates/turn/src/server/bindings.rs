@@ -76,6 +76,10 @@ impl<G: Gate> Server<G> {
             Ok(index) => index,
             Err(answer) => return answer,
         };
+        // RFC 6062 relays connections, which no channel carries.
+        if self.table.at(index).is_some_and(|(_, allocation)| allocation.tcp.is_some()) {
+            return self.fail(request, signer, 400);
+        }
         // Section 12.2: "The request contains both a CHANNEL-NUMBER and an XOR-PEER-ADDRESS attribute" and "The channel
         // number is in the range 0x4000 through 0x4FFF, inclusive", which the configuration may widen to that of RFC 5766;
         // else 400. Nothing can be sent to port 0.

@@ -52,6 +52,16 @@ pub struct ServerConfig {
     /// [`ListenerProfile::default`]. The runtime gives one socket several numbers where its clients differ: one for each
     /// tenant that a TLS server name selects, for instance.
     pub listeners: Vec<ListenerProfile>,
+    /// Whether clients on streams may have TCP relayed (RFC 6062). Default true; false refuses with 442.
+    pub tcp_relay: bool,
+    /// Connections to peers per allocation that relays TCP, those included that are being made. Default 32.
+    pub max_connections: usize,
+    /// The same of one worker in total, at most [`ServerConfig::MOST_CONNECTIONS`]. Default 4096.
+    pub max_total_connections: usize,
+    /// Whether clients may take their allocations along to another address (RFC 8016). Default true: only who asks for a
+    /// ticket gets one, and it is good for nothing without the credentials that made the allocation. False refuses with
+    /// 405.
+    pub mobility: bool,
 }
 
 /// One kind of client-facing listener.
@@ -115,6 +125,10 @@ impl Default for ServerConfig {
             allow_sha256: true,
             username_anonymity: true,
             listeners: Vec::new(),
+            tcp_relay: true,
+            max_connections: 32,
+            max_total_connections: 4096,
+            mobility: true,
         }
     }
 }
@@ -146,12 +160,18 @@ pub enum ConfigError {
     /// Nobody could authenticate.
     #[error("allow_md5 and allow_sha256 are both false: no key would be accepted")]
     NoAlgorithm,
+    /// CONNECTION-IDs would run short.
+    #[error("max_total_connections must be at most {most}; it is {0}", most = ServerConfig::MOST_CONNECTIONS)]
+    Connections(usize),
     /// Every nonce would be stale on arrival.
     #[error("nonce_lifetime must be at least 1 s")]
     NonceLifetime,
 }
 
 impl ServerConfig {
+    /// The most that `max_total_connections` may be: one of 64 CONNECTION-IDs of a worker.
+    pub const MOST_CONNECTIONS: usize = 65_536;
+
     /// What this listener is.
     #[must_use]
     pub fn listener(&self, id: super::ListenerId) -> ListenerProfile {
@@ -179,6 +199,9 @@ impl ServerConfig {
         }
         if !self.allow_md5 && !self.allow_sha256 {
             return Err(ConfigError::NoAlgorithm);
+        }
+        if self.max_total_connections > Self::MOST_CONNECTIONS {
+            return Err(ConfigError::Connections(self.max_total_connections));
         }
         if self.nonce_lifetime == 0 {
             return Err(ConfigError::NonceLifetime);

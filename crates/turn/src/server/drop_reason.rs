@@ -60,9 +60,15 @@ reasons! {
     PeerRefused => "peer_refused",
     /// A peer of a family for which the allocation has no relayed transport address.
     PeerFamily => "peer_family",
-    /// An Allocate sent again while its relay sockets are being opened.
+    /// A Send indication on an allocation that relays TCP (RFC 6062).
+    TcpAllocation => "tcp_allocation",
+    /// A mobile allocation whose client is disconnected and has not come back yet (RFC 8016).
+    ClientAway => "client_away",
+    /// From a client whose allocation is on its way from another worker (RFC 8016).
+    Moving => "moving",
+    /// An Allocate sent again while its relay sockets are being opened, or a Connect while its connection is.
     OpenPending => "open_pending",
-    /// From a relay socket whose allocation is gone.
+    /// From a relay socket, or about a connection, whose allocation is gone.
     StaleRelay => "stale_relay",
     /// An ICMP error of a type that is not passed on (RFC 8656 section 11.5).
     IcmpType => "icmp_type",

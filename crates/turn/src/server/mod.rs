@@ -7,32 +7,40 @@
 
 mod allocate;
 mod allocation;
+mod arrivals;
 mod attribute;
 mod auth;
 mod bindings;
 pub mod config;
+mod connections;
 pub mod drop_reason;
 pub mod gate;
+mod mobility;
 mod nonce;
 pub mod peer_rules;
 mod refresh;
 mod refusals;
 pub mod request;
 mod response;
+mod seat;
 pub mod stats;
 mod table;
+mod ticket;
 mod timers;
 mod tombstones;
 pub mod verdict;
 
 pub use config::{ConfigError, ListenerProfile, NonceKey, ServerConfig, Transport};
+pub use connections::{ConnectError, ConnectRequest, ConnectionId, PeerConnection};
 pub use drop_reason::DropReason;
 pub use gate::{Gate, Lookup, QuotaRefusal, User};
+pub use mobility::{Arrival, MoveRequest, Moved};
 pub use peer_rules::{Cidr, PeerRules};
-pub use stats::Stats;
+pub use seat::Seat;
+pub use stats::{ConnectionRefusal, Stats};
 pub use verdict::{
     AllocationId, Client, ClosedReason, CredentialRefusal, Effect, Family, Header, ListenerId, OpenRelay,
-    OpenRequest, OpenResult, PortWish, RelayId, Verdict,
+    OpenRequest, OpenResult, PortWish, RelayId, RelayTransport, Verdict,
 };
 
 use std::{collections::VecDeque, net::SocketAddr, sync::Arc};
@@ -44,7 +52,10 @@ use turnpike_wire::{
 };
 
 use crate::time::Now;
+use arrivals::Moves;
 use auth::Who;
+use connections::Connections;
+use mobility::Came;
 use refusals::Refusals;
 use request::{Method, Request};
 use response::{Response, Signer, reason_phrase};
@@ -71,6 +82,13 @@ pub struct Server<G> {
     /// Transaction ID of the next Data indication. They answer to nothing, so they need to differ, not to be random.
     indication: u64,
     salt: [u8; 4],
+    seat: Seat,
+    connections: Connections,
+    moves: Moves,
+    /// How the request came that is being answered.
+    came: Came,
+    /// What the answer to a request of [`Came::From`] has to tell that worker.
+    announced: Option<Arrival>,
 }
 
 /// What became of a request.
@@ -78,13 +96,26 @@ enum Answer {
     /// The reply buffer holds it.
     Reply,
     Open(OpenRequest),
+    Connect(ConnectRequest),
+    /// The reply buffer holds the reply.
+    Bind(ConnectionId),
+    HandOver(u16),
+    Forward(u16),
+    Move(MoveRequest),
     Drop(DropReason),
 }
 
 impl<G: Gate> Server<G> {
-    /// An empty server. See [`ServerConfig::check`] for what the configuration must hold.
+    /// An empty server with one worker. See [`ServerConfig::check`] for what the configuration must hold.
     #[must_use]
     pub fn new(config: Arc<ServerConfig>, gate: G) -> Self {
+        Self::of_many(config, gate, Seat::ONLY)
+    }
+
+    /// One worker of an empty server. The configuration is the same for all of them, and so is what a [`ListenerId`]
+    /// stands for.
+    #[must_use]
+    pub fn of_many(config: Arc<ServerConfig>, gate: G, seat: Seat) -> Self {
         Self {
             config,
             gate,
@@ -98,6 +129,11 @@ impl<G: Gate> Server<G> {
             draining: false,
             indication: 0,
             salt: rand::random(),
+            seat,
+            connections: Connections::new(),
+            moves: Moves::new(),
+            came: Came::Directly,
+            announced: None,
         }
     }
 
@@ -127,6 +163,9 @@ impl<G: Gate> Server<G> {
         let Some(allocation) = self.table.get(relay.allocation) else {
             return self.dropped(DropReason::StaleRelay);
         };
+        if allocation.away {
+            return self.dropped(DropReason::ClientAway);
+        }
         let Ok(length) = u16::try_from(datagram.len()) else {
             return self.dropped(DropReason::Oversized);
         };
@@ -200,6 +239,9 @@ impl<G: Gate> Server<G> {
             (Family::V4, 3, 4) | (Family::V6, 2, _) => info,
             _ => 0,
         };
+        if allocation.away {
+            return self.dropped(DropReason::ClientAway);
+        }
         let client = allocation.client;
         self.stats.icmp_relayed += 1;
         let transaction = next_transaction(&mut self.indication, self.salt);
@@ -268,6 +310,7 @@ impl<G: Gate> Server<G> {
             if let Some((_, allocation)) = self.table.at(index) {
                 allocation.retain_peers(|ip| config.peers.permits(ip));
             }
+            self.close_connections(index, |peer| !config.peers.permits_endpoint(peer));
         }
         self.config = config;
     }
@@ -314,7 +357,7 @@ impl<G: Gate> Server<G> {
             Err(ChannelDataError::Number(_)) => return self.dropped(DropReason::ChannelNumber),
         };
         let Some((id, allocation)) = self.table.find(client).and_then(|index| self.table.at(index)) else {
-            return self.dropped(DropReason::NoAllocation);
+            return self.stranger(now, client, datagram);
         };
         // "If the ChannelData message is received on a channel that is not bound to any peer, then the message is silently
         // discarded."
@@ -347,9 +390,13 @@ impl<G: Gate> Server<G> {
             }
         };
         let Some((id, allocation)) = self.table.find(client).and_then(|index| self.table.at(index)) else {
-            return self.dropped(DropReason::NoAllocation);
+            return self.stranger(now, client, datagram);
         };
         let family = Family::of(view.peer.ip());
+        // RFC 6062 has connections for TCP, and no datagrams.
+        if allocation.tcp.is_some() {
+            return self.dropped(DropReason::TcpAllocation);
+        }
         if !allocation.has(family) {
             return self.dropped(DropReason::PeerFamily);
         }
@@ -376,16 +423,29 @@ impl<G: Gate> Server<G> {
     }
 
     fn request<'a>(&'a mut self, now: Now, client: &Client, datagram: &[u8]) -> Verdict<'a> {
-        let answer = match Request::parse(datagram) {
+        let answer = self.answer_bytes(now, client, datagram);
+        self.verdict(*client, answer)
+    }
+
+    fn answer_bytes(&mut self, now: Now, client: &Client, datagram: &[u8]) -> Answer {
+        match Request::parse(datagram) {
             Ok(request) => {
                 self.stats.requests[request.method as usize] += 1;
                 self.answer(now, client, &request)
             }
             Err(reason) => Answer::Drop(reason),
-        };
+        }
+    }
+
+    fn verdict<'a>(&'a mut self, client: Client, answer: Answer) -> Verdict<'a> {
         match answer {
-            Answer::Reply => Verdict::Reply { client: *client, bytes: &self.reply },
+            Answer::Reply => Verdict::Reply { client, bytes: &self.reply },
             Answer::Open(request) => Verdict::Open(request),
+            Answer::Connect(request) => Verdict::Connect(request),
+            Answer::Bind(connection) => Verdict::Bind { connection, client, bytes: &self.reply },
+            Answer::HandOver(worker) => Verdict::HandOver { worker },
+            Answer::Forward(worker) => Verdict::Forward { worker },
+            Answer::Move(request) => Verdict::Move(request),
             Answer::Drop(reason) => self.dropped(reason),
         }
     }
@@ -407,6 +467,8 @@ impl<G: Gate> Server<G> {
             Method::Refresh => self.refresh(now, client, request, &who),
             Method::CreatePermission => self.create_permission(now, client, request, &who),
             Method::ChannelBind => self.channel_bind(now, client, request, &who),
+            Method::Connect => self.connect(now, client, request, who),
+            Method::ConnectionBind => self.connection_bind(now, client, request, &who),
             Method::Binding => self.binding(client, request),
         }
     }
@@ -426,7 +488,10 @@ impl<G: Gate> Server<G> {
 
     /// The allocation that a request other than Allocate is about.
     fn owned(&mut self, now: Now, client: &Client, request: &Request<'_>, who: &Who) -> Result<u32, Answer> {
-        let found = self.table.find(client);
+        let found = match self.table.find(client) {
+            None => self.arriving(now, client)?,
+            found => found,
+        };
         let Some((index, (_, allocation))) = found.and_then(|index| Some((index, self.table.at(index)?)))
         else {
             // RFC 8656 section 5: "For all TURN messages (including ChannelData) EXCEPT an Allocate request, if the 5-tuple
@@ -498,29 +563,45 @@ impl<G: Gate> Server<G> {
         Answer::Reply
     }
 
+    /// Sets the timer of an allocation after a deadline of it has changed.
+    fn rearm(&mut self, now: Now, index: u32) {
+        if let Some((_, allocation)) = self.table.at(index)
+            && let Some(expires_ms) = allocation.expires_ms()
+        {
+            self.timers.set(now.ms, index, expires_ms);
+        }
+    }
+
     fn expire(&mut self, now: Now, index: u32) {
+        self.expire_connections(now, index);
         let Some((id, allocation)) = self.table.at(index) else { return };
         let expired = |family| {
             let relay: &Option<allocation::Relay> = &allocation.relays[family as usize];
             relay.is_some_and(|relay| relay.expires_ms <= now.ms)
         };
-        let gone = [Family::V4, Family::V6].map(|family| (family, expired(family)));
-        for (family, _) in gone.into_iter().filter(|(_, expired)| *expired) {
+        // Of two that expire together the second is seen when the timer fires again, which it does at once.
+        if let Some(family) = [Family::V4, Family::V6].into_iter().find(|family| expired(*family)) {
             if allocation.relays.iter().flatten().count() == 1 {
                 self.close(now, index, ClosedReason::Expired);
                 return;
             }
             allocation.forget(family);
             self.effects.push_back(Effect::RelayClosed { relay: RelayId { allocation: id, family } });
+            self.close_connections(index, |peer| Family::of(peer.ip()) == family);
         }
-        if let Some(expires_ms) = allocation.expires_ms() {
-            self.timers.set(now.ms, index, expires_ms);
-        }
+        self.rearm(now, index);
     }
 
     fn close(&mut self, now: Now, index: u32, reason: ClosedReason) {
         let Some((id, allocation)) = self.table.remove(index) else { return };
         self.timers.cancel(index);
+        self.connections.forget(&allocation);
+        self.moves.forget(&allocation, self.seat.number());
+        self.bury(now, id, *allocation, reason);
+    }
+
+    /// Settles the accounts of an allocation that is in no table any more.
+    fn bury(&mut self, now: Now, id: AllocationId, allocation: allocation::Allocation, reason: ClosedReason) {
         self.gate.release(allocation.identity());
         // One that was still waiting for its sockets never counted as opened.
         if allocation.pending.is_none() {

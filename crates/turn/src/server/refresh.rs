@@ -5,6 +5,7 @@ use super::{
     auth::Who,
     request::{Method, Request, read_family},
     response::Response,
+    ticket,
 };
 use crate::time::Now;
 
@@ -20,9 +21,14 @@ impl<G: Gate> Server<G> {
         if proposed == Some(0) && self.tombstones.contains(now.ms, client, request.transaction, &who.username)
         {
             self.stats.retransmits += 1;
-            return self.refreshed(request, who, 0);
+            return self.refreshed(request, who, 0, None);
         }
-        let index = match self.owned(now, client, request, who) {
+        let presented = request.get(attribute::MOBILITY_TICKET);
+        let found = match presented {
+            Some(ticket) => self.presented(now, client, request, who, ticket),
+            None => self.owned(now, client, request, who),
+        };
+        let index = match found {
             Ok(index) => index,
             Err(answer) => return answer,
         };
@@ -50,10 +56,11 @@ impl<G: Gate> Server<G> {
                     allocation.forget(family);
                     let relay = RelayId { allocation: id, family };
                     self.effects.push_back(Effect::RelayClosed { relay });
+                    self.close_connections(index, |peer| Family::of(peer.ip()) == family);
                 }
                 _ => {
                     self.close(now, index, ClosedReason::Deleted);
-                    return self.refreshed(request, who, 0);
+                    return self.refreshed(request, who, 0, None);
                 }
             }
         } else {
@@ -66,16 +73,29 @@ impl<G: Gate> Server<G> {
                 }
             }
         }
-        if let Some(expires_ms) = allocation.expires_ms() {
-            self.timers.set(now.ms, index, expires_ms);
+        self.rearm(now, index);
+        let mut ticket = None;
+        if presented.is_some() {
+            self.arrive(index, client, request.transaction, now, granted);
+            ticket = self.ticket(index);
         }
-        self.refreshed(request, who, granted)
+        self.refreshed(request, who, granted, ticket)
     }
 
-    fn refreshed(&mut self, request: &Request<'_>, who: &Who, granted: u32) -> Answer {
+    /// The success response; the new ticket of RFC 8016 in it, where the request had one.
+    pub(super) fn refreshed(
+        &mut self,
+        request: &Request<'_>,
+        who: &Who,
+        granted: u32,
+        ticket: Option<[u8; ticket::LEN]>,
+    ) -> Answer {
         self.stats.successes[Method::Refresh as usize] += 1;
         let mut response = Response::success(&mut self.reply, Method::Refresh, request.transaction);
         response.number(attribute::LIFETIME, granted);
+        if let Some(ticket) = ticket {
+            response.attribute(attribute::MOBILITY_TICKET, &ticket);
+        }
         if let Some(software) = &self.config.software {
             response.attribute(attribute::SOFTWARE, software.as_bytes());
         }

@@ -28,12 +28,23 @@ pub enum Method {
     CreatePermission,
     /// RFC 8656 section 12.
     ChannelBind,
+    /// RFC 6062 section 5.2.
+    Connect,
+    /// RFC 6062 section 5.4.
+    ConnectionBind,
 }
 
 impl Method {
     /// All of them, in the order of their discriminants.
-    pub const ALL: [Self; 5] =
-        [Self::Binding, Self::Allocate, Self::Refresh, Self::CreatePermission, Self::ChannelBind];
+    pub const ALL: [Self; 7] = [
+        Self::Binding,
+        Self::Allocate,
+        Self::Refresh,
+        Self::CreatePermission,
+        Self::ChannelBind,
+        Self::Connect,
+        Self::ConnectionBind,
+    ];
 
     /// The value of the `method` label in metrics.
     #[must_use]
@@ -44,6 +55,8 @@ impl Method {
             Self::Refresh => "refresh",
             Self::CreatePermission => "create_permission",
             Self::ChannelBind => "channel_bind",
+            Self::Connect => "connect",
+            Self::ConnectionBind => "connection_bind",
         }
     }
 
@@ -55,6 +68,8 @@ impl Method {
             Self::Refresh => 0x004,
             Self::CreatePermission => 0x008,
             Self::ChannelBind => 0x009,
+            Self::Connect => 0x00A,
+            Self::ConnectionBind => 0x00B,
         }
     }
 }

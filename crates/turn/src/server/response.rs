@@ -45,6 +45,11 @@ impl<'b> Response<'b> {
         Self::start(buffer, 0x0017, transaction)
     }
 
+    /// RFC 6062 section 5.3.
+    pub(super) fn connection_attempt(buffer: &'b mut Vec<u8>, transaction: [u8; 12]) -> Self {
+        Self::start(buffer, 0x001C, transaction)
+    }
+
     fn start(buffer: &'b mut Vec<u8>, message_type: u16, transaction: [u8; 12]) -> Self {
         buffer.clear();
         buffer.extend_from_slice(&message_type.to_be_bytes());
@@ -112,12 +117,13 @@ impl<'b> Response<'b> {
     }
 }
 
-/// The reason phrase of an error code (RFC 8489 section 14.8, RFC 8656 section 19).
+/// The reason phrase of an error code (RFC 8489 section 14.8, RFC 8656 section 19, RFC 6062 section 6.3, RFC 8016 section 3.4).
 pub(super) fn reason_phrase(code: u16) -> &'static str {
     match code {
         400 => "Bad Request",
         401 => "Unauthorized",
         403 => "Forbidden",
+        405 => "Mobility Forbidden",
         420 => "Unknown Attribute",
         437 => "Allocation Mismatch",
         438 => "Stale Nonce",
@@ -125,6 +131,8 @@ pub(super) fn reason_phrase(code: u16) -> &'static str {
         441 => "Wrong Credentials",
         442 => "Unsupported Transport Protocol",
         443 => "Peer Address Family Mismatch",
+        446 => "Connection Already Exists",
+        447 => "Connection Timeout or Failure",
         486 => "Allocation Quota Reached",
         508 => "Insufficient Capacity",
         _ => "",

@@ -2,12 +2,13 @@
 
 use super::{ClosedReason, CredentialRefusal, DropReason, QuotaRefusal, request::Method};
 
-/// Error codes that the server answers with (RFC 8489 section 14.8, RFC 8656 section 19), in the order of
+/// Error codes that the server answers with (RFC 8489 section 14.8, RFC 8656 section 19, RFC 6062 section 6.3, RFC 8016 section 3.4), in the order of
 /// [`Stats::errors`].
-pub const ERROR_CODES: [(u16, &str); 12] = [
+pub const ERROR_CODES: [(u16, &str); 15] = [
     (400, "400"),
     (401, "401"),
     (403, "403"),
+    (405, "405"),
     (420, "420"),
     (437, "437"),
     (438, "438"),
@@ -15,6 +16,8 @@ pub const ERROR_CODES: [(u16, &str); 12] = [
     (441, "441"),
     (442, "442"),
     (443, "443"),
+    (446, "446"),
+    (447, "447"),
     (486, "486"),
     (508, "508"),
 ];
@@ -46,8 +49,8 @@ pub struct Stats {
     pub retransmits: u64,
     /// Allocations that came to be.
     pub allocations_opened: u64,
-    /// Allocations that ended, by reason: deleted, expired, shutdown, administrator.
-    pub allocations_closed: [u64; 4],
+    /// Allocations that ended, by reason: deleted, expired, shutdown, administrator, disconnected.
+    pub allocations_closed: [u64; 5],
     /// Credentials refused: no such user, expired, wrong key, wrong realm, wrong user.
     pub credentials_refused: [u64; 5],
     /// Allocations refused by quota: of the user, in total.
@@ -58,13 +61,109 @@ pub struct Stats {
     pub channel_limit: u64,
     /// Allocations refused because the server drains.
     pub drain_refusals: u64,
+    /// What happened to connections to peers (RFC 6062), in the order of [`ConnectionEvent::ALL`].
+    pub connection_events: [u64; ConnectionEvent::ALL.len()],
+    /// Connections of peers and ConnectionBinds refused, in the order of [`ConnectionRefusal::ALL`].
+    pub connection_refusals: [u64; ConnectionRefusal::ALL.len()],
+    /// Connections refused because there were as many as there may be: of the allocation, in total.
+    pub connection_limit: [u64; 2],
+    /// Bytes that connections carried: to peers, to clients.
+    pub connection_bytes: [u64; 2],
+    /// What happened to mobile allocations (RFC 8016), in the order of [`MobilityEvent::ALL`].
+    pub mobility: [u64; MobilityEvent::ALL.len()],
 }
 
-const CLOSED: [(ClosedReason, &str); 4] = [
+macro_rules! labels {
+    ($(#[$doc:meta])* $name:ident { $($(#[$each:meta])* $variant:ident => $label:literal,)* }) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+        pub enum $name {
+            $($(#[$each])* $variant,)*
+        }
+
+        impl $name {
+            /// All of them, in the order of their discriminants.
+            pub const ALL: &'static [Self] = &[$(Self::$variant,)*];
+
+            /// The value of the label in metrics.
+            #[must_use]
+            pub const fn name(self) -> &'static str {
+                match self {
+                    $(Self::$variant => $label,)*
+                }
+            }
+        }
+    };
+}
+
+labels! {
+    /// What happens to a connection between a relayed transport address and a peer.
+    ConnectionEvent {
+        /// A Connect succeeded.
+        Connected => "connected",
+        /// A Connect failed.
+        ConnectFailed => "connect_failed",
+        /// A peer connected.
+        Accepted => "accepted",
+        /// A ConnectionBind succeeded.
+        Bound => "bound",
+        /// Nobody bound it within 30 s.
+        Unbound => "unbound",
+        /// Ended by either side, or because its peer is refused by now.
+        Ended => "ended",
+        /// A ConnectionBind was given to the worker that owns the connection.
+        HandedOver => "handed_over",
+    }
+}
+
+labels! {
+    /// Why a connection of a peer, or a ConnectionBind, was refused.
+    ConnectionRefusal {
+        /// The allocation is gone.
+        Stale => "stale",
+        /// The client has disconnected and not come back yet.
+        ClientAway => "client_away",
+        /// No permission for the peer (RFC 6062 section 5.3).
+        NoPermission => "no_permission",
+        /// The peer rules refuse it.
+        PeerRefused => "peer_refused",
+        /// As many as there may be.
+        Limit => "limit",
+        /// A ConnectionBind for a CONNECTION-ID that is not pending.
+        UnknownId => "unknown_id",
+        /// A ConnectionBind of another user than the one who made the allocation.
+        WrongUser => "wrong_user",
+    }
+}
+
+labels! {
+    /// What happens to a mobile allocation.
+    MobilityEvent {
+        /// A Refresh with a good ticket.
+        Arrived => "arrived",
+        /// Data came from the new address, or the old one is closed.
+        Moved => "moved",
+        /// Given to the worker where its client is.
+        Exported => "exported",
+        /// Taken from another worker.
+        Imported => "imported",
+        /// Kept although its client has disconnected.
+        Kept => "kept",
+        /// A Refresh that was given to another worker.
+        Forwarded => "forwarded",
+        /// A ticket that we never made.
+        TicketInvalid => "ticket_invalid",
+        /// A ticket after which there was a newer one.
+        TicketReplayed => "ticket_replayed",
+    }
+}
+
+const CLOSED: [(ClosedReason, &str); 5] = [
     (ClosedReason::Deleted, "deleted"),
     (ClosedReason::Expired, "expired"),
     (ClosedReason::Shutdown, "shutdown"),
     (ClosedReason::Administrator, "administrator"),
+    (ClosedReason::Disconnected, "disconnected"),
 ];
 
 const CREDENTIALS: [&str; 5] = ["no_such_user", "expired", "wrong_key", "wrong_realm", "wrong_user"];
@@ -105,6 +204,8 @@ impl Stats {
             ("relayed_datagrams", "to_client", self.to_client_datagrams),
             ("relayed_bytes", "to_peer", self.to_peer_bytes),
             ("relayed_bytes", "to_client", self.to_client_bytes),
+            ("connection_bytes", "to_peer", self.connection_bytes[0]),
+            ("connection_bytes", "to_client", self.connection_bytes[1]),
         ]
         .into_iter()
         .map(|(family, direction, value)| (family, Some(("direction", direction)), value));
@@ -113,6 +214,8 @@ impl Stats {
             ("total", self.quota_refusals[1]),
             ("permissions", self.permission_limit),
             ("channels", self.channel_limit),
+            ("connections", self.connection_limit[0]),
+            ("connections_total", self.connection_limit[1]),
         ]
         .into_iter()
         .map(|(limit, value)| ("limit_refusals", Some(("limit", limit)), value));
@@ -155,6 +258,24 @@ impl Stats {
                 CREDENTIALS.iter().copied(),
                 &self.credentials_refused,
             ))
+            .chain(labelled(
+                "peer_connections",
+                "event",
+                ConnectionEvent::ALL.iter().map(|event| event.name()),
+                &self.connection_events,
+            ))
+            .chain(labelled(
+                "peer_connection_refusals",
+                "reason",
+                ConnectionRefusal::ALL.iter().map(|reason| reason.name()),
+                &self.connection_refusals,
+            ))
+            .chain(labelled(
+                "mobility",
+                "event",
+                MobilityEvent::ALL.iter().map(|event| event.name()),
+                &self.mobility,
+            ))
     }
 
     /// Adds another worker's counters.
@@ -179,6 +300,11 @@ impl Stats {
             permission_limit,
             channel_limit,
             drain_refusals,
+            connection_events,
+            connection_refusals,
+            connection_limit,
+            connection_bytes,
+            mobility,
         } = other;
         self.to_peer_datagrams += to_peer_datagrams;
         self.to_peer_bytes += to_peer_bytes;
@@ -198,6 +324,23 @@ impl Stats {
         add(&mut self.allocations_closed, allocations_closed);
         add(&mut self.credentials_refused, credentials_refused);
         add(&mut self.quota_refusals, quota_refusals);
+        add(&mut self.connection_events, connection_events);
+        add(&mut self.connection_refusals, connection_refusals);
+        add(&mut self.connection_limit, connection_limit);
+        add(&mut self.connection_bytes, connection_bytes);
+        add(&mut self.mobility, mobility);
+    }
+
+    pub(super) fn connection(&mut self, event: ConnectionEvent) {
+        self.connection_events[event as usize] += 1;
+    }
+
+    pub(super) fn connection_refused(&mut self, reason: ConnectionRefusal) {
+        self.connection_refusals[reason as usize] += 1;
+    }
+
+    pub(super) fn mobility(&mut self, event: MobilityEvent) {
+        self.mobility[event as usize] += 1;
     }
 
     #[inline]

@@ -14,7 +14,9 @@ use super::{AllocationId, Client, allocation::Allocation};
 pub(super) struct Table {
     slots: Vec<Slot>,
     free: Vec<u32>,
+    /// Without those whose client is away.
     by_client: HashTable<u32>,
+    len: usize,
     hasher: RandomState,
     /// The client looked up last: datagrams come in runs.
     last: Option<(Client, u32)>,
@@ -31,13 +33,14 @@ impl Table {
             slots: Vec::new(),
             free: Vec::new(),
             by_client: HashTable::new(),
+            len: 0,
             hasher: RandomState::default(),
             last: None,
         }
     }
 
     pub(super) fn len(&self) -> usize {
-        self.by_client.len()
+        self.len
     }
 
     /// The allocation of this 5-tuple.
@@ -81,26 +84,47 @@ impl Table {
         let slot = &mut self.slots[index as usize];
         slot.allocation = Some(Box::new(allocation));
         let generation = slot.generation;
-        let (slots, hasher) = (&self.slots, &self.hasher);
-        self.by_client.insert_unique(hash(hasher, &client), index, |index| {
-            slots[*index as usize].allocation.as_ref().map_or(0, |other| hash(hasher, &other.client))
-        });
+        self.len += 1;
+        self.enter(index, &client);
         AllocationId { index, generation }
     }
 
-    pub(super) fn remove(&mut self, index: u32) -> Option<(AllocationId, Box<Allocation>)> {
-        let client = self.slots.get(index as usize)?.allocation.as_ref()?.client;
-        let slots = &self.slots;
-        if let Ok(entry) =
-            self.by_client.find_entry(hash(&self.hasher, &client), |index| is_of(slots, *index, &client))
-        {
+    /// Gives an allocation another 5-tuple, which must have none.
+    pub(super) fn rekey(&mut self, index: u32, client: Client) {
+        self.detach(index);
+        let slot = self.slots.get_mut(index as usize);
+        if let Some(allocation) = slot.and_then(|slot| slot.allocation.as_deref_mut()) {
+            allocation.client = client;
+            self.enter(index, &client);
+        }
+    }
+
+    /// From now on, the allocation is not found by its 5-tuple.
+    pub(super) fn detach(&mut self, index: u32) {
+        let slot = self.slots.get(index as usize);
+        let Some(allocation) = slot.and_then(|slot| slot.allocation.as_deref()) else { return };
+        // By number: another allocation may have the 5-tuple of one that is detached.
+        let hash = hash(&self.hasher, &allocation.client);
+        if let Ok(entry) = self.by_client.find_entry(hash, |found| *found == index) {
             entry.remove();
         }
         if self.last.is_some_and(|(_, last)| last == index) {
             self.last = None;
         }
-        let slot = &mut self.slots[index as usize];
+    }
+
+    fn enter(&mut self, index: u32, client: &Client) {
+        let (slots, hasher) = (&self.slots, &self.hasher);
+        self.by_client.insert_unique(hash(hasher, client), index, |index| {
+            slots[*index as usize].allocation.as_ref().map_or(0, |other| hash(hasher, &other.client))
+        });
+    }
+
+    pub(super) fn remove(&mut self, index: u32) -> Option<(AllocationId, Box<Allocation>)> {
+        self.detach(index);
+        let slot = self.slots.get_mut(index as usize)?;
         let allocation = slot.allocation.take()?;
+        self.len -= 1;
         let id = AllocationId { index, generation: slot.generation };
         slot.generation = slot.generation.wrapping_add(1);
         self.free.push(index);

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 
 use turnpike_wire::indication::MAX_HEADER_LEN;
 
-use super::DropReason;
+use super::{ConnectRequest, ConnectionId, DropReason, MoveRequest};
 
 /// A client-facing socket of this worker, numbered by the runtime.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -108,6 +108,33 @@ pub enum Verdict<'a> {
     },
     /// Open relay sockets and call [`super::Server::opened`], which has the reply.
     Open(OpenRequest),
+    /// Connect to a peer (RFC 6062) and call [`super::Server::connected`], which has the reply.
+    Connect(ConnectRequest),
+    /// Send these bytes to `client`; from then on its connection is the data connection of `connection` (RFC 6062 section
+    /// 5.4). What the client sent after the request is the first of its data, and no message.
+    Bind {
+        /// The connection to the peer.
+        connection: ConnectionId,
+        /// The client, whose 5-tuple is no control connection any more.
+        client: Client,
+        /// A whole STUN message, in the server's own buffer.
+        bytes: &'a [u8],
+    },
+    /// The client's stream is this worker's business: give it the connection and the request, for
+    /// [`super::Server::from_handed_over`].
+    HandOver {
+        /// Its number.
+        worker: u16,
+    },
+    /// The request is this worker's business, while the client remains here: give it the request, for
+    /// [`super::Server::from_elsewhere`].
+    Forward {
+        /// Its number.
+        worker: u16,
+    },
+    /// The allocation of this client is another worker's and must come here: have [`super::Server::export`] called there
+    /// and [`super::Server::import`] here. Then the datagram may be fed again; what else comes until then is dropped.
+    Move(MoveRequest),
     /// Nothing to send; the reason has been counted.
     Drop(DropReason),
 }
@@ -129,8 +156,19 @@ pub struct OpenRequest {
 pub struct OpenRelay {
     /// Family of the relayed transport address.
     pub family: Family,
+    /// What it relays.
+    pub transport: RelayTransport,
     /// Which port.
     pub port: PortWish,
+}
+
+/// The transport between the server and peers (REQUESTED-TRANSPORT).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum RelayTransport {
+    /// Datagrams.
+    Udp,
+    /// Connections (RFC 6062): the relay socket listens, and connections to peers come from its address.
+    Tcp,
 }
 
 /// Which port a relay socket shall have (RFC 8656 section 7.2 steps 6 to 8, 18.5, 18.8).
@@ -175,7 +213,7 @@ pub enum Effect {
         /// Relayed transport addresses, the second of a dual-stack allocation.
         relayed: (SocketAddr, Option<SocketAddr>),
     },
-    /// Close all relay sockets of this allocation; it is gone.
+    /// Close all relay sockets of this allocation, and all connections; it is gone.
     Closed {
         /// Which.
         allocation: AllocationId,
@@ -192,6 +230,33 @@ pub enum Effect {
         /// Payload datagrams and bytes to the client.
         to_client: (u64, u64),
     },
+    /// Close the connection to this peer and, if it is bound, that to the client; give up one that is being made.
+    ConnectionClosed {
+        /// Whose.
+        allocation: AllocationId,
+        /// Which.
+        connection: ConnectionId,
+    },
+    /// Give up connecting to this peer, and call [`super::Server::connected`] with [`super::ConnectError::TimedOut`].
+    ConnectTimedOut {
+        /// Whose.
+        allocation: AllocationId,
+        /// Which.
+        connection: ConnectionId,
+    },
+    /// The client of a mobile allocation is somewhere else (RFC 8016).
+    Moved {
+        /// Which.
+        allocation: AllocationId,
+        /// Its old 5-tuple. A stream that is still open has no allocation any more.
+        was: Client,
+        /// Its new 5-tuple.
+        client: Client,
+        /// What the allocation was called by the worker that it came from.
+        from: Option<AllocationId>,
+    },
+    /// Call [`super::Server::export`], and have the other worker import it: its client waits there.
+    Move(MoveRequest),
     /// Close this relay socket: one family of a dual-stack allocation was deleted or has expired, the other lives on.
     RelayClosed {
         /// Which.
@@ -222,6 +287,8 @@ pub enum ClosedReason {
     Shutdown,
     /// An administrator ended it.
     Administrator,
+    /// The client's connection was closed, and it is not mobile.
+    Disconnected,
 }
 
 /// Why a credential was refused.

@@ -8,13 +8,14 @@
     reason = "a module of several test binaries, each of which uses its part"
 )]
 
-use std::{collections::HashMap, net::SocketAddr, sync::Arc};
+use std::{cell::RefCell, collections::HashMap, net::SocketAddr, rc::Rc, sync::Arc};
 
 use turnpike_turn::wire::channel_data::ChannelRange;
 use turnpike_turn::{
     server::{
-        AllocationId, Client, DropReason, Effect, Family, Gate, ListenerId, Lookup, OpenRequest, OpenResult,
-        QuotaRefusal, RelayId, Server, ServerConfig, User, Verdict,
+        AllocationId, Client, ConnectError, ConnectRequest, ConnectionId, ConnectionRefusal, DropReason,
+        Effect, Family, Gate, ListenerId, ListenerProfile, Lookup, MoveRequest, OpenRequest, OpenResult,
+        PeerConnection, QuotaRefusal, RelayId, Seat, Server, ServerConfig, Transport, User, Verdict,
     },
     time::Now,
     wire::{
@@ -41,7 +42,10 @@ pub use turnpike_turn::wire::{
     stun_types::{self, attribute as stun, message::BINDING},
     turn_types::{
         self, AddressFamily, attribute as turn,
-        message::{ALLOCATE, CHANNEL_BIND, CREATE_PERMISSION, REFRESH, SEND},
+        message::{
+            ALLOCATE, CHANNEL_BIND, CONNECT, CONNECTION_ATTEMPT, CONNECTION_BIND, CREATE_PERMISSION, REFRESH,
+            SEND,
+        },
     },
 };
 
@@ -53,18 +57,22 @@ pub fn address(text: &str) -> SocketAddr {
     text.parse().unwrap()
 }
 
-/// Users `alice` and `bob`, whose passwords are their names backwards, and `old`, who expired 42 seconds ago.
-#[derive(Default)]
+/// MOBILITY-TICKET (RFC 8016), which the oracle does not know.
+pub const TICKET: u16 = 0x8030;
+
+/// Users `alice` and `bob`, whose passwords are their names backwards, and `old`, who expired 42 seconds ago. A clone
+/// counts with the original, as the gates of several workers do.
+#[derive(Clone, Default)]
 pub struct TestGate {
     pub per_user: usize,
     pub total: usize,
-    pub held: HashMap<String, usize>,
+    pub held: Rc<RefCell<HashMap<String, usize>>>,
     pub lookups: usize,
 }
 
 impl TestGate {
     pub fn held(&self) -> usize {
-        self.held.values().sum()
+        self.held.borrow().values().sum()
     }
 }
 
@@ -96,7 +104,8 @@ impl Gate for TestGate {
         if self.held() >= self.total {
             return Err(QuotaRefusal::Total);
         }
-        let held = self.held.entry(identity.to_owned()).or_default();
+        let mut counts = self.held.borrow_mut();
+        let held = counts.entry(identity.to_owned()).or_default();
         if *held >= self.per_user {
             return Err(QuotaRefusal::User);
         }
@@ -105,7 +114,8 @@ impl Gate for TestGate {
     }
 
     fn release(&mut self, identity: &str) {
-        let held = self.held.get_mut(identity).expect("released what was acquired");
+        let mut counts = self.held.borrow_mut();
+        let held = counts.get_mut(identity).expect("released what was acquired");
         *held = held.checked_sub(1).expect("released once");
     }
 }
@@ -178,6 +188,24 @@ impl Ask {
     /// Allocate with REQUESTED-TRANSPORT UDP.
     pub fn allocate() -> Self {
         Self::new(ALLOCATE).with(&RequestedTransport::new(RequestedTransport::UDP))
+    }
+
+    /// Allocate with REQUESTED-TRANSPORT TCP.
+    pub fn allocate_tcp() -> Self {
+        Self::new(ALLOCATE).with(&RequestedTransport::new(6))
+    }
+
+    pub fn connect(peer: &str) -> Self {
+        Self::new(CONNECT).peer(peer)
+    }
+
+    pub fn connection_bind(connection: ConnectionId) -> Self {
+        Self::new(CONNECTION_BIND).with(&turn::ConnectionId::new(connection.0))
+    }
+
+    /// Refresh with MOBILITY-TICKET.
+    pub fn present(ticket: &[u8]) -> Self {
+        Self::new(REFRESH).raw(TICKET, ticket)
     }
 
     pub fn refresh(seconds: u32) -> Self {
@@ -276,6 +304,11 @@ pub enum Outcome {
     Open(OpenRequest),
     ToPeer { relay: RelayId, peer: SocketAddr, payload: Vec<u8>, dont_fragment: bool },
     ToClient { client: Client, bytes: Vec<u8> },
+    Connect(ConnectRequest),
+    Bind { connection: ConnectionId, client: Client, bytes: Vec<u8> },
+    HandOver { worker: u16 },
+    Forward { worker: u16 },
+    Move(MoveRequest),
     Drop(DropReason),
 }
 
@@ -291,6 +324,13 @@ impl From<Verdict<'_>> for Outcome {
             }
             Verdict::Reply { bytes, .. } => Self::Reply(bytes.to_vec()),
             Verdict::Open(request) => Self::Open(request),
+            Verdict::Connect(request) => Self::Connect(request),
+            Verdict::Bind { connection, client, bytes } => {
+                Self::Bind { connection, client, bytes: bytes.to_vec() }
+            }
+            Verdict::HandOver { worker } => Self::HandOver { worker },
+            Verdict::Forward { worker } => Self::Forward { worker },
+            Verdict::Move(request) => Self::Move(request),
             Verdict::Drop(reason) => Self::Drop(reason),
         }
     }
@@ -329,6 +369,16 @@ impl Reply {
         message.attribute::<A>().expect("the attribute is there")
     }
 
+    pub fn ticket(&self) -> Option<Vec<u8>> {
+        let message = self.message();
+        let found = message.iter_attributes().find(|(_, raw)| raw.get_type().value() == TICKET);
+        found.map(|(_, raw)| raw.value.to_vec())
+    }
+
+    pub fn connection(&self) -> ConnectionId {
+        ConnectionId(self.get::<turn::ConnectionId>().id())
+    }
+
     pub fn lifetime(&self) -> u32 {
         self.get::<Lifetime>().seconds()
     }
@@ -354,6 +404,13 @@ impl Reply {
         }
         self.message().validate_integrity(&credentials.oracle()).is_ok()
     }
+}
+
+/// What a world says of a connection that a peer made.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum FromPeer {
+    Accepted { connection: ConnectionId, client: Client, indication: Reply },
+    Refused(ConnectionRefusal),
 }
 
 /// A server, its clock, and one client in front of it.
@@ -383,9 +440,20 @@ impl World {
     }
 
     pub fn with_gate(config: ServerConfig, gate: TestGate) -> Self {
+        Self::worker(config, gate, Seat::ONLY)
+    }
+
+    /// The workers of one server.
+    pub fn workers(config: &ServerConfig, count: u16) -> Vec<Self> {
+        let gate = TestGate { per_user: 1000, total: 1000, ..TestGate::default() };
+        let worker = |number| Self::worker(config.clone(), gate.clone(), Seat::new(number, count).unwrap());
+        (0..count).map(worker).collect()
+    }
+
+    fn worker(config: ServerConfig, gate: TestGate, seat: Seat) -> Self {
         config.check().unwrap();
         Self {
-            server: Server::new(Arc::new(config), gate),
+            server: Server::of_many(Arc::new(config), gate, seat),
             now: Now { ms: 1_000_000, unix: 1_800_000_000 },
             client: client(40_000),
             ports: 50_000,
@@ -458,6 +526,50 @@ impl World {
         (alice, relay)
     }
 
+    /// Alice on a TCP connection, with an allocation that relays TCP.
+    pub fn allocated_tcp(&mut self) -> (Credentials, RelayId) {
+        self.client = stream(41_000);
+        let alice = self.credentials("alice", Scheme::Md5);
+        self.ask(&Ask::allocate_tcp().signed(&alice)).success();
+        let relay = self.last_opened();
+        (alice, relay)
+    }
+
+    /// Connects to a peer; the runtime has done it.
+    #[track_caller]
+    pub fn connected(&mut self, alice: &Credentials, peer: &str) -> ConnectionId {
+        let request = self.connecting(&Ask::connect(peer).signed(alice));
+        let reply = self.connect_result(&request, Ok(())).success();
+        assert_eq!(reply.connection(), request.connection);
+        request.connection
+    }
+
+    #[track_caller]
+    pub fn connecting(&mut self, ask: &Ask) -> ConnectRequest {
+        match self.feed(&ask.bytes()) {
+            Outcome::Connect(request) => request,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[track_caller]
+    pub fn connect_result(&mut self, request: &ConnectRequest, result: Result<(), ConnectError>) -> Reply {
+        let allocation = request.relay.allocation;
+        match self.server.connected(self.now, allocation, request.connection, result).into() {
+            Outcome::Reply(bytes) => Reply(bytes),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    pub fn peer_connects(&mut self, relay: RelayId, peer: &str) -> FromPeer {
+        match self.server.peer_connected(self.now, relay, address(peer)) {
+            PeerConnection::Accept { connection, client, bytes } => {
+                FromPeer::Accepted { connection, client, indication: Reply(bytes.to_vec()) }
+            }
+            PeerConnection::Refuse(reason) => FromPeer::Refused(reason),
+        }
+    }
+
     /// The allocation opened last; drains the effects.
     pub fn last_opened(&mut self) -> RelayId {
         let effects = self.effects();
@@ -487,6 +599,17 @@ pub fn client(port: u16) -> Client {
         address: SocketAddr::new("192.0.2.7".parse().unwrap(), port),
         local: address("192.0.2.1:3478"),
     }
+}
+
+/// A client on a TCP connection of [`streams`].
+pub fn stream(port: u16) -> Client {
+    Client { listener: ListenerId(1), ..client(port) }
+}
+
+/// Listeners for UDP, TCP, TLS and DTLS, in this order.
+pub fn streams() -> ServerConfig {
+    let listeners = [Transport::Udp, Transport::Tcp, Transport::Tls, Transport::Dtls];
+    ServerConfig { listeners: listeners.map(|transport| ListenerProfile { transport }).to_vec(), ..config() }
 }
 
 pub fn channel_data(number: u16, payload: &[u8]) -> Vec<u8> {

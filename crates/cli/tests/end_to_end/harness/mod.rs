@@ -59,10 +59,11 @@ pub(crate) fn free_port(address: IpAddr) -> u16 {
     socket.local_addr().expect("a bound socket has an address").port()
 }
 
-/// Where a program of this name is on the PATH.
+/// Where a program of this name is on the PATH, or where servers are, which the PATH of an ordinary user leaves out.
 pub(crate) fn installed(name: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH")?;
-    std::env::split_paths(&path).map(|dir| dir.join(name)).find(|program| program.is_file())
+    let servers = ["/usr/local/sbin", "/usr/sbin", "/sbin"].map(PathBuf::from);
+    std::env::split_paths(&path).chain(servers).map(|dir| dir.join(name)).find(|program| program.is_file())
 }
 
 /// A program that `./test` has put into `target/interop`.

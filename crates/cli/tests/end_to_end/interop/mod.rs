@@ -1,9 +1,9 @@
-//! Other people's programs: their clients against `serve`, our client against their server.
+//! Other people's programs: their clients against `serve`, our client against their server, both ends of them around `forward`.
 
 mod aioice;
 mod coturn_client;
 mod coturn_server;
-mod forward_curl;
+mod forward;
 mod pion;
 
 use serde_json::Value;

@@ -1,21 +1,30 @@
-//! Moving the bytes of one direction of a connection, by the worker's buffer or through a pooled pipe.
+//! Moving the bytes of a TCP connection between two sockets, one direction at a time, by a shared buffer or through a pooled
+//! pipe.
 //!
 //! ```text
-//! buffer   read ─▶ the worker's 256 KiB ─▶ write      what the write does not take is all that a connection keeps
+//! buffer   read ─▶ the mover's 256 KiB ─▶ write       what the write does not take is all that a connection keeps
 //! splice   socket ─▶ pipe of the pool ─▶ socket       the bytes never leave the kernel; an empty pipe goes back to the pool
 //! ```
 //!
-//! Sockets are watched edge-triggered. A read that brings less than was asked has emptied the socket, so that a message costs
-//! one read and one write: what comes later brings its own event. (Only an urgent byte stops a read early; that is announced,
-//! see [`Flow::on_urgent`].)
+//! A worker has one [`Mover`]; each connection has two [`Flow`]s, one per direction, and nothing else of its own. Memory is
+//! bounded: a flow reads only once its sink has taken what it holds, so it keeps one buffer or one pipe's fill at most.
+//!
+//! The sockets are watched edge-triggered ([`crate::poll::Poller::add_edge`]), and the owner turns events into turns:
+//!
+//! ```text
+//! source readable        flow.readable = true, Mover::pump         source sent FIN (Event::closed)     flow.fin = true, pump
+//! sink writable          Mover::pump, if Flow::is_blocked          urgent byte (Event::priority)       Flow::on_urgent
+//! Pumped::Again          Mover::pump, after the other sockets      error (Event::error)                Flow::on_error, pump
+//! ```
+//!
+//! A read that brings less than was asked has emptied the socket, so that a message costs one read and one write: what comes
+//! later brings its own event. (Only an urgent byte stops a read early; that is announced, see [`Flow::on_urgent`].)
 
 use std::{io, mem};
 
-use turnpike_net::{Pipe, TcpSocket};
+use crate::{Pipe, TcpSocket};
 
-use crate::CopyMode;
-
-/// The worker's buffer. Larger ones gain nothing (256 KiB is what a receive queue holds at full speed) and leave the cache.
+/// The mover's buffer. Larger ones gain nothing (256 KiB is what a receive queue holds at full speed) and leave the cache.
 const BUFFER: usize = 256 << 10;
 /// A read of so many bytes or more speaks for bulk.
 const BULK: usize = 64 << 10;
@@ -26,7 +35,7 @@ const CHATTER: usize = 16 << 10;
 const CHATTER_READS: u8 = 8;
 /// Reads of one direction in one turn, so that others get theirs.
 const TURN: usize = 8;
-/// Pipes of one worker, at two descriptors each. Beyond, bulk goes by the buffer.
+/// Pipes of one mover, at two descriptors each. Beyond, bulk goes by the buffer.
 const PIPES: usize = 256;
 /// Idle pipes kept.
 const IDLE_PIPES: usize = 64;
@@ -35,16 +44,28 @@ const SPARE: usize = 16;
 /// A first write up to this size is one segment on any path, which Nagle's algorithm never holds back.
 const ONE_SEGMENT: usize = 500;
 
-/// One direction of a connection.
+/// How bytes move.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum CopyMode {
+    /// The shared buffer first, a pooled pipe once a connection proves to be bulk, and back.
+    #[default]
+    Auto,
+    /// splice(2) through a pooled pipe, as long as there is one to have.
+    Splice,
+    /// The shared buffer, always.
+    Buffer,
+}
+
+/// One direction of a connection: from its source to its sink.
 #[derive(Debug, Default)]
-pub(super) struct Flow {
-    /// Bytes taken from the source.
-    pub(super) bytes: u64,
+pub struct Flow {
+    /// Bytes taken from the source. The owner may add what it took itself.
+    pub bytes: u64,
     held: Held,
-    /// The source may have more than was read.
-    pub(super) readable: bool,
-    /// The source's FIN is known to have arrived: a short read is the last.
-    pub(super) fin: bool,
+    /// The source may have more than was read: to be set when an event says so; [`Mover::pump`] clears it.
+    pub readable: bool,
+    /// The source's FIN is known to have arrived: a short read is the last. To be set when an event says so.
+    pub fin: bool,
     /// The source's end was read.
     ended: bool,
     /// It was passed on.
@@ -57,8 +78,8 @@ pub(super) struct Flow {
     /// Reads go on until the source would block.
     thorough: bool,
     /// TCP_NODELAY is still to be set on the sink, before the first write that Nagle's algorithm could hold back: a connection
-    /// of one short request never pays for it.
-    pub(super) nodelay_due: bool,
+    /// of one short request never pays for the call.
+    pub nodelay_due: bool,
 }
 
 /// Bytes on their way.
@@ -72,8 +93,9 @@ enum Held {
 }
 
 /// Where a turn ended.
-#[derive(Debug)]
-pub(super) enum Pumped {
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use = "a flow that is not pumped again stands still"]
+pub enum Pumped {
     /// The source has no more for now.
     Idle,
     /// The sink takes no more for now.
@@ -89,12 +111,16 @@ pub(super) enum Pumped {
 }
 
 impl Flow {
-    pub(super) fn new(nodelay_due: bool) -> Self {
+    /// `nodelay_due`: the sink is to have TCP_NODELAY and does not yet, see [`Flow::nodelay_due`].
+    #[must_use]
+    pub fn new(nodelay_due: bool) -> Self {
         Self { nodelay_due, ..Self::default() }
     }
 
     /// Whether bytes wait for the sink.
-    pub(super) fn is_blocked(&self) -> bool {
+    #[inline]
+    #[must_use]
+    pub fn is_blocked(&self) -> bool {
         match &self.held {
             Held::Nothing => false,
             Held::Bytes(..) => true,
@@ -103,30 +129,35 @@ impl Flow {
     }
 
     /// Whether the source's end was read.
-    pub(super) fn has_ended(&self) -> bool {
+    #[inline]
+    #[must_use]
+    pub fn has_ended(&self) -> bool {
         self.ended
     }
 
     /// Whether the source's end was passed on.
-    pub(super) fn is_done(&self) -> bool {
+    #[inline]
+    #[must_use]
+    pub fn is_done(&self) -> bool {
         self.shut
     }
 
-    /// Bytes to send before all others; only before the first turn.
-    pub(super) fn lead_with(&mut self, bytes: Vec<u8>) {
+    /// Bytes to send before all others; only before the first turn. They are not counted in [`Flow::bytes`].
+    pub fn lead_with(&mut self, bytes: Vec<u8>) {
         if !bytes.is_empty() {
             self.held = Held::Bytes(bytes, 0);
         }
     }
 
-    /// An urgent byte is on its way: reads stop at it, and splice(2) never passes it.
-    pub(super) fn on_urgent(&mut self) {
+    /// An urgent byte is on its way: reads stop at it, and splice(2) never passes it. Whether it stays in the stream is up to
+    /// the source, see [`TcpSocket::set_oob_inline`].
+    pub fn on_urgent(&mut self) {
         self.plain = true;
         self.thorough = true;
     }
 
     /// The source is broken: its queue is read to the end, and the error behind it found.
-    pub(super) fn on_error(&mut self) {
+    pub fn on_error(&mut self) {
         self.readable = true;
         self.thorough = true;
     }
@@ -142,8 +173,9 @@ impl Flow {
     }
 }
 
-/// What all connections of a worker share.
-pub(super) struct Mover {
+/// What all connections of a worker share: the buffer, and the pool of pipes.
+#[derive(Debug)]
+pub struct Mover {
     buffer: Box<[u8]>,
     idle: Vec<Pipe>,
     pipes: usize,
@@ -152,23 +184,33 @@ pub(super) struct Mover {
     spliced: u64,
 }
 
-impl Mover {
-    pub(super) fn new() -> Self {
+impl Default for Mover {
+    fn default() -> Self {
         Self { buffer: vec![0; BUFFER].into(), idle: Vec::new(), pipes: 0, spare: Vec::new(), spliced: 0 }
     }
+}
 
-    /// Room for a read of something else than a flow.
-    pub(super) fn scratch(&mut self) -> &mut [u8] {
+impl Mover {
+    /// With its buffer, and without a pipe: they are opened as bulk asks for them, 256 at most.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Room for a read of something else than a flow: 256 KiB that hold nothing between two calls.
+    pub fn scratch(&mut self) -> &mut [u8] {
         &mut self.buffer
     }
 
-    pub(super) fn take_spliced(&mut self) -> u64 {
+    /// Bytes that splice(2) moved since the last call.
+    #[inline]
+    pub fn take_spliced(&mut self) -> u64 {
         mem::take(&mut self.spliced)
     }
 
-    /// Moves what can be moved now. With `last`, the other flow is done: the sink's end need not be passed on, as the sockets
-    /// are about to be closed.
-    pub(super) fn pump(
+    /// Moves what can be moved now, a few reads at most. With `last`, the other flow is done: the end need not be passed on to
+    /// the sink, as both sockets are about to be closed.
+    pub fn pump(
         &mut self,
         flow: &mut Flow,
         from: &TcpSocket,
@@ -221,8 +263,9 @@ impl Mover {
         }
     }
 
-    /// Takes back what an ended connection holds. A pipe with bytes inside is closed with them.
-    pub(super) fn reclaim(&mut self, flow: &mut Flow) {
+    /// Takes back what the flow of an ended connection holds, so that others can have it. A pipe with bytes inside is closed
+    /// with them. Dropping a flow that holds a pipe instead leaves the pool one short.
+    pub fn reclaim(&mut self, flow: &mut Flow) {
         match mem::take(&mut flow.held) {
             Held::Nothing => {}
             Held::Bytes(bytes, _) => self.recycle(bytes),
@@ -369,3 +412,6 @@ fn blocked(error: io::Error) -> io::Result<bool> {
         _ => Err(error),
     }
 }
+
+#[cfg(test)]
+mod tests;

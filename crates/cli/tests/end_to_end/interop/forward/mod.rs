@@ -1,0 +1,146 @@
+//! Real programs through `turnpike forward`: each with its own server, started here, and all at once through one process.
+
+mod curl;
+mod dns;
+mod nginx;
+mod postgres;
+mod ssh;
+mod together;
+
+use std::{
+    fs,
+    net::{SocketAddr, TcpListener, UdpSocket},
+    os::unix::{
+        fs::{MetadataExt as _, PermissionsExt as _},
+        process::CommandExt as _,
+    },
+    path::{Path, PathBuf},
+    process::Command,
+    sync::atomic::{AtomicU16, AtomicUsize, Ordering},
+};
+
+use crate::harness::{Finished, Program, SOON, V4, installed};
+
+/// The user without rights, on all Linux systems.
+const NOBODY: u32 = 65_534;
+
+/// Where a server keeps its files, and who it is: nobody where the tests run as root (initdb(1) refuses root), else ourselves. Not
+/// below `target`: a clone may lie where nobody may look.
+struct Workshop {
+    path: PathBuf,
+    owner: Option<u32>,
+}
+
+impl Workshop {
+    fn new() -> Self {
+        static NEXT: AtomicUsize = AtomicUsize::new(0);
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let path = std::env::temp_dir().join(format!("turnpike-interop-{}-{number}", std::process::id()));
+        fs::create_dir(&path).expect("the directory for temporary files can be written");
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o700)).expect("it is our own");
+        let owner = is_root().then_some(NOBODY);
+        let workshop = Self { path, owner };
+        workshop.give(&workshop.path);
+        workshop
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.path.join(name)
+    }
+
+    /// Writes a file that only the server may read, as keys must be.
+    fn file(&self, name: &str, content: impl AsRef<[u8]>) -> PathBuf {
+        let path = self.path(name);
+        fs::write(&path, content).expect("a fresh directory can be written");
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).expect("it is our own");
+        self.give(&path);
+        path
+    }
+
+    /// A program run by the owner.
+    fn command(&self, program: &Path) -> Command {
+        let mut command = Command::new(program);
+        command.current_dir(&self.path).env("LC_ALL", "C");
+        if let Some(owner) = self.owner {
+            command.uid(owner).gid(owner);
+        }
+        command
+    }
+
+    fn give(&self, path: &Path) {
+        if self.owner.is_some() {
+            std::os::unix::fs::chown(path, self.owner, self.owner).expect("root may give files away");
+        }
+    }
+}
+
+impl Drop for Workshop {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.path);
+    }
+}
+
+fn is_root() -> bool {
+    fs::metadata("/proc/self").is_ok_and(|process| process.uid() == 0)
+}
+
+/// An address for a server that cannot choose one itself: free for TCP and UDP, and below the ports that the kernel gives to
+/// outgoing connections, which come and go while the server starts.
+fn free_address() -> SocketAddr {
+    static NEXT: AtomicU16 = AtomicU16::new(0);
+    let base = 10_000 + u16::try_from(std::process::id() % 1000).expect("below 1000") * 20;
+    loop {
+        let address = SocketAddr::new(V4, base + NEXT.fetch_add(1, Ordering::Relaxed));
+        if TcpListener::bind(address).is_ok() && UdpSocket::bind(address).is_ok() {
+            return address;
+        }
+    }
+}
+
+/// The first of these programs that is missing, as a reason to skip a test.
+fn missing(programs: &[&str]) -> Option<String> {
+    let program = programs.iter().find(|program| installed(program).is_none())?;
+    Some(format!("{program} is not installed"))
+}
+
+/// Runs a program that must succeed.
+fn run(command: &mut Command) -> Finished {
+    let name = format!("{command:?}");
+    let ended = Program::start(command).wait(SOON * 2);
+    assert_eq!(ended.code, Some(0), "{name}: {}", ended.output());
+    ended
+}
+
+/// Bytes that do not repeat within any buffer, so that none can be lost or doubled unnoticed.
+fn noise(len: u64) -> Vec<u8> {
+    (0..len).map(|at| at.wrapping_mul(0x9E37_79B9_7F4A_7C15).to_be_bytes()[0]).collect()
+}
+
+/// The name in [`Certificate`], so that clients check it against something.
+const NAME: &str = "forwarded.test";
+
+/// A key and a certificate that nobody signed but itself.
+struct Certificate {
+    key: PathBuf,
+    certificate: PathBuf,
+    /// The certificate as text.
+    pem: String,
+}
+
+impl Certificate {
+    /// Made by openssl(1), which must be there.
+    fn new(workshop: &Workshop) -> Self {
+        let (key, certificate) = (workshop.path("key.pem"), workshop.path("certificate.pem"));
+        let openssl = installed("openssl").expect("the caller has looked");
+        run(workshop
+            .command(&openssl)
+            .args(["req", "-x509", "-newkey", "rsa:2048", "-nodes", "-sha256", "-days", "2"])
+            .args(["-subj", &format!("/CN={NAME}"), "-addext", &format!("subjectAltName=DNS:{NAME}")])
+            .arg("-keyout")
+            .arg(&key)
+            .arg("-out")
+            .arg(&certificate));
+        let pem = fs::read_to_string(&certificate).expect("openssl has written it").trim().to_owned();
+        Self { key, certificate, pem }
+    }
+}

@@ -1,0 +1,195 @@
+//! curl to nginx: plain, TLS that ends at nginx, PROXY protocol, large bodies both ways.
+
+use std::{fs, net::SocketAddr, path::Path, process::Command};
+
+use super::{Certificate, NAME, Workshop, free_address, missing, noise, run};
+use crate::harness::{Dir, Forward, Program, eventually, installed, skip};
+
+const BODY: u64 = 48 << 20;
+
+/// A running nginx with three listeners.
+pub(super) struct Nginx {
+    pub(super) http: SocketAddr,
+    pub(super) https: SocketAddr,
+    /// Expects a PROXY header and answers with the address in it.
+    pub(super) behind_proxy: SocketAddr,
+    certificate: Certificate,
+    workshop: Workshop,
+    _program: Program,
+}
+
+impl Nginx {
+    /// # Errors
+    /// Why it cannot run here.
+    pub(super) fn start() -> Result<Self, String> {
+        if let Some(why) = missing(&["nginx", "curl", "openssl"]) {
+            return Err(why);
+        }
+        let nginx = installed("nginx").ok_or("nginx is not installed")?;
+        let built_with = Program::run(Command::new(&nginx).arg("-V")).output();
+        for module in ["http_ssl_module", "http_dav_module"] {
+            if !built_with.contains(module) {
+                return Err(format!("this nginx is built without {module}"));
+            }
+        }
+        let workshop = Workshop::new();
+        let certificate = Certificate::new(&workshop);
+        let [http, https, behind_proxy] = [free_address(), free_address(), free_address()];
+        fs::create_dir(workshop.path("www")).expect("our own directory");
+        workshop.give(&workshop.path("www"));
+        workshop.file("www/large", noise(BODY));
+        workshop.file("www/small", "small\n");
+        let here = workshop.path.display();
+        let conf = workshop.file(
+            "nginx.conf",
+            format!(
+                "daemon off; master_process off; pid {here}/pid; error_log stderr notice;
+                events {{}}
+                http {{
+                    access_log off;
+                    client_body_temp_path {here}/body; proxy_temp_path {here}/proxy; fastcgi_temp_path {here}/fastcgi;
+                    uwsgi_temp_path {here}/uwsgi; scgi_temp_path {here}/scgi;
+                    server {{
+                        listen {http}; root {here}/www; client_max_body_size 0; dav_methods PUT;
+                    }}
+                    server {{
+                        listen {https} ssl; root {here}/www;
+                        ssl_certificate {}; ssl_certificate_key {};
+                    }}
+                    server {{
+                        listen {behind_proxy} proxy_protocol;
+                        location / {{ return 200 \"$proxy_protocol_addr $proxy_protocol_port $remote_addr\"; }}
+                    }}
+                }}\n",
+                certificate.certificate.display(),
+                certificate.key.display()
+            ),
+        );
+        let mut program = Program::start(
+            workshop.command(&nginx).args(["-e", "stderr", "-c"]).arg(conf).arg("-p").arg(&workshop.path),
+        );
+        eventually("nginx listens", || {
+            assert!(!program.has_ended(), "nginx ended: {:?}", program.lines());
+            std::net::TcpStream::connect(behind_proxy).ok()
+        });
+        Ok(Self { http, https, behind_proxy, certificate, workshop, _program: program })
+    }
+
+    /// Small and large bodies, down and up, over one connection and over several.
+    pub(super) fn exercise_http(&self, through: SocketAddr) {
+        let dir = Dir::new();
+        // curl keeps the connection between two files.
+        let small = run(curl().arg(format!("http://{through}/small")).arg(format!("http://{through}/small")));
+        assert_eq!(small.stdout, "small\nsmall");
+        self.fetches_the_large_file(&dir, curl().arg(format!("http://{through}/large")));
+
+        let sent = dir.path().join("sent");
+        fs::write(&sent, noise(BODY / 2)).expect("our own directory");
+        run(curl().arg("--upload-file").arg(&sent).arg(format!("http://{through}/stored")));
+        let stored = fs::read(self.workshop.path("www/stored")).expect("nginx has stored it");
+        assert!(stored == noise(BODY / 2), "{} bytes were stored, not the ones sent", stored.len());
+    }
+
+    /// The client verifies nginx's own certificate, and gets it unchanged.
+    pub(super) fn exercise_https(&self, through: SocketAddr) {
+        let dir = Dir::new();
+        let url = format!("https://{NAME}:{}/large", through.port());
+        let resolve = format!("{NAME}:{}:{}", through.port(), through.ip());
+        let command = || {
+            let mut command = curl();
+            command.args(["--resolve", &resolve]).arg(&url);
+            command
+        };
+        // Only this certificate convinces: without it, curl refuses.
+        let refused = Program::run(&mut command());
+        assert_eq!(refused.code, Some(60), "CURLE_PEER_FAILED_VERIFICATION: {}", refused.output());
+        let trusted = self.certificate.certificate.as_os_str();
+        self.fetches_the_large_file(&dir, command().arg("--cacert").arg(trusted));
+
+        let openssl = installed("openssl").expect("start has looked");
+        let shown = Program::run(Command::new(openssl).args([
+            "s_client",
+            "-connect",
+            &through.to_string(),
+            "-servername",
+            NAME,
+        ]));
+        assert!(shown.stdout.contains(&self.certificate.pem), "another certificate: {}", shown.output());
+    }
+
+    /// nginx hears of the client's own address and port, not of the forwarder's.
+    pub(super) fn exercise_proxy_header(&self, through: SocketAddr) {
+        let client = ["--interface", "127.0.0.77", "--write-out", "\n%{local_port}"];
+        let ended = run(curl().args(client).arg(format!("http://{through}/")));
+        let (seen, port) = ended.stdout.split_once('\n').expect("the body and curl's own port");
+        assert_eq!(seen, format!("127.0.0.77 {port} 127.0.0.1"));
+    }
+
+    fn fetches_the_large_file(&self, dir: &Dir, command: &mut Command) {
+        let path = dir.path().join("got");
+        run(command.arg("--output").arg(&path));
+        let served = fs::read(self.workshop.path("www/large")).expect("it is served from there");
+        let got = fs::read(&path).expect("curl has written it");
+        assert!(got == served, "{} bytes came, not the {} that are served", got.len(), served.len());
+    }
+}
+
+fn curl() -> Command {
+    let mut command = Command::new(installed("curl").unwrap_or_else(|| Path::new("curl").to_owned()));
+    // Neither a proxy of this environment nor a file of this user.
+    command.env_clear().args(["--disable", "--silent", "--show-error", "--fail", "--noproxy", "*"]);
+    command
+}
+
+fn start(rule: impl Fn(&Nginx) -> String) -> Option<(Nginx, Forward)> {
+    match Nginx::start() {
+        Ok(nginx) => {
+            let forward = Forward::start(&[&rule(&nginx)]);
+            Some((nginx, forward))
+        }
+        Err(why) => {
+            skip(&why);
+            None
+        }
+    }
+}
+
+#[test]
+fn bodies_arrive_byte_for_byte_both_ways() {
+    for copy in ["auto", "splice", "buffer"] {
+        let rule = |nginx: &Nginx| format!("tcp://127.0.0.1:0={}?name=web&copy={copy}", nginx.http);
+        let Some((nginx, mut forward)) = start(rule) else { return };
+        nginx.exercise_http(forward.address("rule web"));
+        forward.wait_for("turnpike_forward_ended_total", "rule=\"web\",reason=\"finished\"", 3);
+    }
+}
+
+#[test]
+fn tls_passes_untouched() {
+    let Some((nginx, mut forward)) = start(|nginx| format!("tcp://127.0.0.1:0={}?name=tls", nginx.https))
+    else {
+        return;
+    };
+    nginx.exercise_https(forward.address("rule tls"));
+}
+
+#[test]
+fn a_proxy_header_of_either_version_tells_nginx_the_client() {
+    for version in ["v1", "v2"] {
+        let rule = |nginx: &Nginx| format!("tcp://127.0.0.1:0={}?name=p&proxy={version}", nginx.behind_proxy);
+        let Some((nginx, mut forward)) = start(rule) else { return };
+        nginx.exercise_proxy_header(forward.address("rule p"));
+    }
+}
+
+/// curl speaks version 1 itself: what comes in is believed, and goes on as version 2.
+#[test]
+fn a_proxy_header_of_curl_is_passed_on_in_the_other_version() {
+    let rule =
+        |nginx: &Nginx| format!("tcp://127.0.0.1:0={}?name=p&accept_proxy&proxy=v2", nginx.behind_proxy);
+    let Some((_nginx, mut forward)) = start(rule) else { return };
+    let through = forward.address("rule p");
+    let client = ["--interface", "127.0.0.78", "--haproxy-protocol"];
+    let ended = run(curl().args(client).arg(format!("http://{through}/")));
+    assert!(ended.stdout.starts_with("127.0.0.78 "), "{}", ended.stdout);
+}

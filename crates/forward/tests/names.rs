@@ -1,0 +1,115 @@
+//! A name that changes its address, end to end: getaddrinfo(3) reads a hosts file of the test's own.
+#![allow(clippy::unwrap_used, clippy::cast_possible_truncation, reason = "a panic is how a test fails")]
+
+mod support;
+
+use std::{
+    fs,
+    io::{ErrorKind, Read, Write},
+    net::{SocketAddr, TcpListener, UdpSocket},
+    path::Path,
+    thread,
+    time::Duration,
+};
+
+use support::{Running, read_exactly, rule, run, serve_greetings, settings, until};
+use turnpike_forward::{Host, Protocol, Rule};
+
+const HOSTS: &str = "/etc/hosts";
+
+/// Writes into the file that is there: a new one would not be what is mounted.
+fn hosts(path: &Path, lines: &str) {
+    fs::write(path, format!("127.0.0.1 localhost\n{lines}")).unwrap();
+}
+
+fn named(id: &str, port: u16) -> Rule {
+    let mut rule = rule(id, SocketAddr::from(([127, 0, 0, 1], port)));
+    rule.targets[0].host = Host::Name("moving.test".to_owned());
+    rule
+}
+
+/// Listeners on one port of two addresses.
+fn twins() -> (TcpListener, TcpListener, u16) {
+    until(
+        || {
+            let one = TcpListener::bind("127.0.0.1:0").unwrap();
+            let port = one.local_addr().unwrap().port();
+            let two = TcpListener::bind(("127.0.0.2", port)).ok()?;
+            Some((one, two, port))
+        },
+        "a port that is free on two addresses",
+    )
+}
+
+fn udp_greeter(address: &str, port: u16, name: &'static [u8]) -> bool {
+    let Ok(socket) = UdpSocket::bind((address, port)) else { return false };
+    thread::spawn(move || {
+        let mut buffer = [0; 64];
+        while let Ok((_, client)) = socket.recv_from(&mut buffer) {
+            let _ = socket.send_to(name, client);
+        }
+    });
+    true
+}
+
+fn ask_udp(address: SocketAddr) -> Option<u8> {
+    let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
+    socket.set_read_timeout(Some(Duration::from_millis(500))).unwrap();
+    socket.send_to(b"?", address).unwrap();
+    let mut answer = [0; 8];
+    socket.recv(&mut answer).ok().map(|_| answer[0])
+}
+
+#[test]
+fn a_name_that_changes_its_address_is_followed() {
+    let probe = ["mount", "--bind", HOSTS, HOSTS];
+    support::in_namespaces("a_name_that_changes_its_address_is_followed", "m", &probe, follow);
+}
+
+fn follow() {
+    let path = std::env::temp_dir().join(format!("turnpike-hosts-{}", std::process::id()));
+    hosts(&path, "");
+    run("mount", &["--bind", path.to_str().unwrap(), HOSTS]);
+
+    let (one, two, port) = twins();
+    serve_greetings(one, "a");
+    serve_greetings(two, "b");
+    assert!(udp_greeter("127.0.0.1", port, b"a") && udp_greeter("127.0.0.2", port, b"b"));
+    let mut settings = settings();
+    settings.resolve_every = Duration::from_millis(50);
+    let datagrams = Rule { protocol: Protocol::Udp, ..named("datagrams", port) };
+    let datagrams = Rule { idle_timeout: Some(Duration::from_secs(60)), ..datagrams };
+    let running = Running::start_with(&settings, &[named("r", port), datagrams]);
+    let greeting = || {
+        let mut name = [0];
+        running.connect("r").read(&mut name).ok().filter(|got| *got == 1).map(|_| name[0])
+    };
+
+    // No address at all: the client is let go, and served as soon as there is one.
+    let error = running.connect("r").read(&mut [0]).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::ConnectionReset);
+    hosts(&path, "127.0.0.1 moving.test\n");
+    until(|| greeting().filter(|name| *name == b'a'), "the first address");
+    until(|| ask_udp(running.address("datagrams")).filter(|name| *name == b'a'), "the first address (UDP)");
+    let mut old = running.connect("r");
+    assert_eq!(read_exactly(&mut old, 1), b"a");
+
+    hosts(&path, "127.0.0.2 moving.test\n");
+    until(|| greeting().filter(|name| *name == b'b'), "the new address");
+    until(|| ask_udp(running.address("datagrams")).filter(|name| *name == b'b'), "the new address (UDP)");
+    for _ in 0..20 {
+        assert_eq!(greeting(), Some(b'b'));
+    }
+    old.write_all(b"still here").unwrap();
+    assert_eq!(read_exactly(&mut old, 10), b"still here");
+
+    // Gone from the name service: where it was is better than nowhere. Time for some lookups to fail; nothing tells of them.
+    hosts(&path, "");
+    thread::sleep(Duration::from_millis(200));
+    assert_eq!(greeting(), Some(b'b'));
+
+    // Two addresses, the first of which nobody serves: each connection tries both.
+    hosts(&path, "127.0.0.3 moving.test\n127.0.0.1 moving.test\n");
+    until(|| greeting().filter(|name| *name == b'a'), "the second address");
+    let _ = fs::remove_file(path);
+}

@@ -1,0 +1,140 @@
+//! Clients and servers that vanish without FIN or RST, as when a cable is cut: TCP's own timers or the rule's idle timeout end
+//! such a connection, and the other side is told by a reset.
+#![allow(clippy::print_stdout, reason = "says why a test did not run")]
+#![allow(clippy::unwrap_used, clippy::cast_possible_truncation, reason = "a panic is how a test fails")]
+
+mod support;
+
+use std::{
+    fs,
+    io::{ErrorKind, Read, Write},
+    net::{SocketAddr, TcpListener, TcpStream},
+    thread,
+    time::Duration,
+};
+
+use support::{Running, accept, listener, patient, read_exactly, rule, run, until};
+use turnpike_forward::{EndReason, Rule};
+
+const TEST: &str = "who_vanishes_without_a_word_is_given_up_and_the_other_side_is_reset";
+
+/// Addresses of this namespace that are taken away in mid-connection: packets to them then go nowhere, and no answer comes.
+fn address(number: u8) -> String {
+    format!("10.9.0.{number}")
+}
+
+#[test]
+fn who_vanishes_without_a_word_is_given_up_and_the_other_side_is_reset() {
+    support::in_namespaces(TEST, "n", &["ip", "link", "set", "lo", "up"], vanish);
+}
+
+struct Pair {
+    client: TcpStream,
+    server: TcpStream,
+}
+
+/// A connection whose client is at address `number`.
+fn client_at(number: u8, running: &Running, id: &str, server: &TcpListener) -> Pair {
+    let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
+    let source: SocketAddr = format!("{}:0", address(number)).parse().unwrap();
+    socket.bind(&source.into()).unwrap();
+    socket.connect(&running.address(id).into()).unwrap();
+    greeted(Pair { client: patient(socket.into()), server: accept(server) })
+}
+
+fn server_at(running: &Running, id: &str, server: &TcpListener) -> Pair {
+    greeted(Pair { client: running.connect(id), server: accept(server) })
+}
+
+/// A byte each way, so that nothing is still being set up.
+fn greeted(mut pair: Pair) -> Pair {
+    pair.client.write_all(b"?").unwrap();
+    assert_eq!(read_exactly(&mut pair.server, 1), b"?");
+    pair.server.write_all(b"!").unwrap();
+    assert_eq!(read_exactly(&mut pair.client, 1), b"!");
+    pair
+}
+
+/// A transfer that is well under way: `to` has read a megabyte and reads no more. Ends with the writer's error.
+fn transfer(mut from: TcpStream, to: &mut TcpStream) -> thread::JoinHandle<ErrorKind> {
+    let writer = thread::spawn(move || {
+        let piece = [7; 1 << 16];
+        loop {
+            if let Err(error) = from.write_all(&piece) {
+                return error.kind();
+            }
+        }
+    });
+    read_exactly(to, 1 << 20);
+    writer
+}
+
+fn vanish() {
+    for (name, value) in [
+        // An idle connection: asked after a second, given up after two more.
+        ("tcp_keepalive_time", "1"),
+        ("tcp_keepalive_intvl", "1"),
+        ("tcp_keepalive_probes", "2"),
+        // One with bytes under way: given up after four tries.
+        ("tcp_retries2", "3"),
+    ] {
+        if let Err(error) = fs::write(format!("/proc/sys/net/ipv4/{name}"), value) {
+            return println!("SKIPPED: {TEST}: cannot set {name}: {error}");
+        }
+    }
+    run("ip", &["link", "set", "lo", "up"]);
+    for number in 1..=5 {
+        run("ip", &["address", "add", &format!("{}/32", address(number)), "dev", "lo"]);
+    }
+    let (here, target) = listener();
+    let [upload_to, idle_at] = [2, 4].map(|number| TcpListener::bind((address(number), 0)).unwrap());
+    let impatient = Rule { idle_timeout: Some(Duration::from_secs(1)), ..rule("impatient", target) };
+    let running = Running::start(&[
+        rule("here", target),
+        rule("upload", upload_to.local_addr().unwrap()),
+        rule("idle", idle_at.local_addr().unwrap()),
+        impatient,
+    ]);
+    let mut download = client_at(1, &running, "here", &here);
+    let mut upload = server_at(&running, "upload", &upload_to);
+    let idle_client = client_at(3, &running, "here", &here);
+    let idle_server = server_at(&running, "idle", &idle_at);
+    let mut impatient = client_at(5, &running, "impatient", &here);
+
+    let writers = [
+        transfer(download.server.try_clone().unwrap(), &mut download.client),
+        transfer(upload.client.try_clone().unwrap(), &mut upload.server),
+        transfer(impatient.server.try_clone().unwrap(), &mut impatient.client),
+    ];
+    let (mut told_server, mut told_client) =
+        (idle_client.server.try_clone().unwrap(), idle_server.client.try_clone().unwrap());
+    assert_eq!(running.forwarder.active(), 5);
+    for number in 1..=5 {
+        run("ip", &["address", "del", &format!("{}/32", address(number)), "dev", "lo"]);
+    }
+
+    for writer in writers {
+        let error = writer.join().unwrap();
+        assert!(matches!(error, ErrorKind::ConnectionReset | ErrorKind::BrokenPipe), "{error}");
+    }
+    assert_eq!(told_server.read(&mut [0]).unwrap_err().kind(), ErrorKind::ConnectionReset);
+    assert_eq!(told_client.read(&mut [0]).unwrap_err().kind(), ErrorKind::ConnectionReset);
+    let reports = running.log.wait(5);
+    let ended = |rule: &str| {
+        let mut reasons: Vec<_> = reports
+            .iter()
+            .filter(|report| report.rule.0 == rule)
+            .map(|report| (report.reason, report.to_client > 1, report.to_target > 1))
+            .collect();
+        reasons.sort_by_key(|(_, downloaded, _)| *downloaded);
+        reasons
+    };
+    assert_eq!(
+        ended("here"),
+        [(EndReason::ClientReset, false, false), (EndReason::ClientReset, true, false)]
+    );
+    assert_eq!(ended("upload"), [(EndReason::TargetReset, false, true)]);
+    assert_eq!(ended("idle"), [(EndReason::TargetReset, false, false)]);
+    assert_eq!(ended("impatient"), [(EndReason::Idle, true, false)]);
+    until(|| (running.forwarder.active() == 0).then_some(()), "all places to be free");
+}

@@ -1,0 +1,53 @@
+//! What a thread does now and then beside its traffic.
+
+use std::time::Duration;
+
+use super::Shared;
+use crate::{
+    LoadError,
+    clock::thread_cpu,
+    run::{Schedule, Tallies},
+};
+
+/// How often counts are handed to the reporter.
+const PUBLISH_NS: u64 = 200_000_000;
+
+/// Hands counts to the reporter, hears whether the run was stopped, and keeps the CPU time of the measured part.
+pub(super) struct Heartbeat {
+    next: u64,
+    measure: u64,
+    /// The thread's CPU time when measuring began.
+    cpu: Option<Duration>,
+}
+
+impl Heartbeat {
+    pub(super) fn new(schedule: Schedule) -> Self {
+        Self { next: schedule.start, measure: schedule.measure, cpu: None }
+    }
+
+    /// To be called often; whether it was time.
+    #[inline]
+    pub(super) fn beat(
+        &mut self,
+        now: u64,
+        shared: &Shared<'_>,
+        thread: usize,
+        tallies: &mut Tallies,
+    ) -> Result<bool, LoadError> {
+        if now < self.next {
+            return Ok(false);
+        }
+        shared.check()?;
+        tallies.publish(&shared.slots[thread]);
+        self.next = now + PUBLISH_NS;
+        if self.cpu.is_none() && now >= self.measure {
+            self.cpu = thread_cpu();
+        }
+        Ok(true)
+    }
+
+    /// The thread's CPU time since measuring began.
+    pub(super) fn cpu(&self) -> Option<Duration> {
+        self.cpu.zip(thread_cpu()).map(|(from, to)| to.saturating_sub(from))
+    }
+}

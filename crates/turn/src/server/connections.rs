@@ -1,0 +1,497 @@
+//! TCP relaying (RFC 6062): connections between a relayed transport address and peers. The runtime connects, accepts and
+//! copies bytes; which connection may be, and to whom it belongs, is decided here.
+//!
+//! ```text
+//!  Connect ──▶ Verdict::Connect ──▶ connected ──▶ waiting ──▶ ConnectionBind: Verdict::Bind ──▶ connection_ended
+//!  a peer connects ──▶ peer_connected ────────────────┘  │
+//!                                                        └──▶ 30 s: Effect::ConnectionClosed
+//! ```
+
+use std::net::SocketAddr;
+
+use foldhash::quality::RandomState;
+use hashbrown::HashMap;
+
+use super::{
+    AllocationId, Answer, Client, CredentialRefusal, DropReason, Effect, Family, Gate, RelayId, Seat, Server,
+    User, Verdict,
+    allocation::Allocation,
+    attribute,
+    auth::Who,
+    next_transaction,
+    request::{Method, Request},
+    response::{Response, Signer},
+    stats::{ConnectionEvent, ConnectionRefusal},
+};
+use crate::time::Now;
+
+/// Section 5.2 asks for at least 30 s for an attempt to connect, sections 5.2 and 5.3 for 30 s until a connection that
+/// nobody binds is closed.
+const PATIENCE_MS: u64 = 30_000;
+
+/// CONNECTION-ID (RFC 6062 section 6.2.1): the worker's number in the upper 10 bits, so that a ConnectionBind finds its
+/// way, and 22 bits that nobody foresees. What keeps a stranger out is that he must authenticate as the same user.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct ConnectionId(pub u32);
+
+const RANDOM_BITS: u32 = 22;
+
+impl ConnectionId {
+    fn draw(seat: Seat) -> Self {
+        Self(u32::from(seat.number()) << RANDOM_BITS | rand::random::<u32>() >> (32 - RANDOM_BITS))
+    }
+
+    /// The number of the worker that owns it.
+    #[must_use]
+    pub const fn worker(self) -> u16 {
+        (self.0 >> RANDOM_BITS) as u16
+    }
+}
+
+/// A connection that the runtime shall open, from the relayed transport address to a peer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ConnectRequest {
+    /// What it will be called.
+    pub connection: ConnectionId,
+    /// From where: "The local endpoint is the relayed transport address associated with the allocation" (section 5.2).
+    pub relay: RelayId,
+    /// Whither.
+    pub peer: SocketAddr,
+}
+
+/// Why a connection to a peer did not come about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ConnectError {
+    /// Refused, unreachable, reset: 447.
+    Failed,
+    /// [`Effect::ConnectTimedOut`] ended it: 447.
+    TimedOut,
+    /// No file descriptor for it: 508.
+    NoCapacity,
+}
+
+/// What becomes of a connection that a peer made to a relayed transport address.
+pub enum PeerConnection<'a> {
+    /// Keep it, read nothing from it until it is bound, and send these bytes to `client`.
+    Accept {
+        /// What it is called.
+        connection: ConnectionId,
+        /// Whose control connection gets the indication.
+        client: Client,
+        /// A ConnectionAttempt indication, in the server's own buffer.
+        bytes: &'a [u8],
+    },
+    /// Close it; the reason has been counted.
+    Refuse(ConnectionRefusal),
+}
+
+/// The connections of one allocation. Few, and looked at by control messages only.
+#[derive(Default)]
+pub(super) struct TcpRelay {
+    list: Vec<Connection>,
+}
+
+struct Connection {
+    id: ConnectionId,
+    peer: SocketAddr,
+    stage: Stage,
+    /// Of the Connect request; none where the peer connected.
+    transaction: Option<[u8; 12]>,
+}
+
+enum Stage {
+    /// The runtime connects. What the answer needs waits with it; the deadline is that of the attempt.
+    Connecting { deadline_ms: u64, answer: Box<(Option<Signer>, bool)> },
+    /// Connected, and not bound yet.
+    Waiting { deadline_ms: u64 },
+    /// Spliced to a client data connection.
+    Bound,
+}
+
+impl TcpRelay {
+    /// When the next of them has to be looked at.
+    pub(super) fn deadlines(&self) -> impl Iterator<Item = u64> + '_ {
+        self.list.iter().filter_map(|connection| match connection.stage {
+            Stage::Connecting { deadline_ms, .. } | Stage::Waiting { deadline_ms } => Some(deadline_ms),
+            Stage::Bound => None,
+        })
+    }
+
+    fn get(&mut self, id: ConnectionId) -> Option<&mut Connection> {
+        self.list.iter_mut().find(|connection| connection.id == id)
+    }
+
+    fn remove(&mut self, id: ConnectionId) {
+        self.list.retain(|connection| connection.id != id);
+        if self.list.is_empty() {
+            self.list = Vec::new();
+        }
+    }
+}
+
+/// The connections of a worker, by CONNECTION-ID, with the index of the allocation that each belongs to.
+pub(super) struct Connections {
+    owners: HashMap<u32, u32, RandomState>,
+}
+
+impl Connections {
+    pub(super) fn new() -> Self {
+        Self { owners: HashMap::with_hasher(RandomState::default()) }
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.owners.len()
+    }
+
+    /// The configuration keeps the table far below 22 bits, so that a free number is found at once.
+    fn draw(&mut self, seat: Seat, index: u32) -> ConnectionId {
+        loop {
+            let id = ConnectionId::draw(seat);
+            if self.owners.try_insert(id.0, index).is_ok() {
+                return id;
+            }
+        }
+    }
+
+    /// Forgets all connections of an allocation that is gone.
+    pub(super) fn forget(&mut self, allocation: &Allocation) {
+        for connection in allocation.tcp.iter().flat_map(|tcp| &tcp.list) {
+            self.owners.remove(&connection.id.0);
+        }
+    }
+}
+
+impl<G: Gate> Server<G> {
+    /// Says how a [`ConnectRequest`] went; the verdict is the reply to the client. A connection reported as open stays
+    /// open until an effect closes it. To be called once for each request, unless [`Effect::ConnectionClosed`] or
+    /// [`Effect::Closed`] has ended the attempt.
+    pub fn connected(
+        &mut self,
+        now: Now,
+        allocation: AllocationId,
+        connection: ConnectionId,
+        result: Result<(), ConnectError>,
+    ) -> Verdict<'_> {
+        let found = self.table.get(allocation).and_then(|allocation| {
+            let client = allocation.client;
+            let away = allocation.away;
+            Some((client, away, allocation.tcp.as_deref_mut()?.get(connection)?))
+        });
+        let Some((client, away, found)) = found else {
+            return self.stale_connection(allocation, connection, result);
+        };
+        let Stage::Connecting { answer, .. } = &mut found.stage else {
+            return self.stale_connection(allocation, connection, Err(ConnectError::Failed));
+        };
+        let (signer, fingerprint) = (answer.0.take(), answer.1);
+        let transaction = found.transaction.unwrap_or_default();
+        match result {
+            Ok(()) => {
+                found.stage = Stage::Waiting { deadline_ms: now.ms + PATIENCE_MS };
+                self.stats.connection(ConnectionEvent::Connected);
+                self.write_connected(transaction, signer.as_ref(), fingerprint, connection);
+            }
+            Err(error) => {
+                self.drop_connection(allocation.index, connection);
+                self.stats.connection(ConnectionEvent::ConnectFailed);
+                // "If the connection attempt fails or times out, the server MUST return a 447 (Connection Timeout or
+                // Failure) error."
+                let code = if error == ConnectError::NoCapacity { 508 } else { 447 };
+                self.write_failure(Method::Connect, transaction, signer.as_ref(), fingerprint, code);
+            }
+        }
+        self.rearm(now, allocation.index);
+        if away {
+            return self.dropped(DropReason::ClientAway);
+        }
+        Verdict::Reply { client, bytes: &self.reply }
+    }
+
+    /// A peer has connected to the relayed transport address `relay` (section 5.3). `peer` is canonical.
+    pub fn peer_connected(&mut self, now: Now, relay: RelayId, peer: SocketAddr) -> PeerConnection<'_> {
+        let (client, connection) = match self.admit(now, relay, peer) {
+            Ok(admitted) => admitted,
+            Err(reason) => {
+                self.stats.connection_refused(reason);
+                return PeerConnection::Refuse(reason);
+            }
+        };
+        self.stats.connection(ConnectionEvent::Accepted);
+        self.rearm(now, relay.allocation.index);
+        let transaction = next_transaction(&mut self.indication, self.salt);
+        let mut response = Response::connection_attempt(&mut self.reply, transaction);
+        response.xor_address(attribute::XOR_PEER_ADDRESS, peer);
+        response.number(attribute::CONNECTION_ID, connection.0);
+        response.finish(None, false);
+        PeerConnection::Accept { connection, client, bytes: &self.reply }
+    }
+
+    /// Payload that a bound connection has carried since the last report, in bytes. For counters of connections that
+    /// live long; the last report is [`Server::connection_ended`].
+    pub fn connection_carried(&mut self, connection: ConnectionId, to_peer: u64, to_client: u64) {
+        self.stats.connection_bytes[0] += to_peer;
+        self.stats.connection_bytes[1] += to_client;
+        let index = self.connections.owners.get(&connection.0).copied();
+        if let Some((_, allocation)) = index.and_then(|index| self.table.at(index)) {
+            allocation.to_peer.1 += to_peer;
+            allocation.to_client.1 += to_client;
+        }
+    }
+
+    /// A connection is over: either end has closed it, before or after it was bound. Both halves are closed by the runtime
+    /// (section 5.5: "When a client data connection is closed, the server MUST close the corresponding peer data
+    /// connection", and the reverse). `to_peer` and `to_client` as in [`Server::connection_carried`].
+    pub fn connection_ended(&mut self, now: Now, connection: ConnectionId, to_peer: u64, to_client: u64) {
+        self.connection_carried(connection, to_peer, to_client);
+        if let Some(index) = self.connections.owners.get(&connection.0).copied() {
+            self.drop_connection(index, connection);
+            self.stats.connection(ConnectionEvent::Ended);
+            self.rearm(now, index);
+        }
+    }
+
+    /// Connections to peers that exist or are being made.
+    #[must_use]
+    pub fn connections(&self) -> usize {
+        self.connections.len()
+    }
+
+    /// What section 5.1 asks of a request for TCP, beyond what holds for all; else the error code.
+    pub(super) fn may_relay_tcp(&self, client: &Client, request: &Request<'_>) -> Result<(), u16> {
+        if !self.config.tcp_relay {
+            return Err(442);
+        }
+        // "If the client connection transport is not TCP or TLS, the server MUST reject the request with a 400 (Bad
+        // Request) error."
+        if !self.config.listener(client.listener).transport.is_stream() {
+            return Err(400);
+        }
+        // "If the request contains the DONT-FRAGMENT, EVEN-PORT, or RESERVATION-TOKEN attribute, the server MUST reject the
+        // request with a 400 (Bad Request) error."
+        let refused = [attribute::DONT_FRAGMENT, attribute::EVEN_PORT, attribute::RESERVATION_TOKEN];
+        if refused.into_iter().any(|kind| request.get(kind).is_some()) { Err(400) } else { Ok(()) }
+    }
+
+    /// Section 5.2.
+    pub(super) fn connect(&mut self, now: Now, client: &Client, request: &Request<'_>, who: Who) -> Answer {
+        let index = match self.owned(now, client, request, &who) {
+            Ok(index) => index,
+            Err(answer) => return answer,
+        };
+        let signer = who.signer.as_ref();
+        // "If the request does not contain an XOR-PEER-ADDRESS attribute, or if such attribute is invalid, the server MUST
+        // return a 400 (Bad Request) error."
+        let Some(Some(peer)) = request.peers().next().filter(|peer| peer.is_none_or(|peer| peer.port() != 0))
+        else {
+            return self.fail(request, signer, 400);
+        };
+        let family = Family::of(peer.ip());
+        let Some((id, allocation)) = self.table.at(index) else { return self.fail(request, signer, 437) };
+        let has_family = allocation.has(family);
+        // An allocation that relays UDP has no connections.
+        let Some(tcp) = allocation.tcp.as_deref_mut() else { return self.fail(request, signer, 400) };
+        if !has_family {
+            return self.fail(request, signer, 443);
+        }
+        // "If the new connection is forbidden by local policy, the server MUST reject the request with a 403 (Forbidden)
+        // error." A permission is not asked for: like CreatePermission, the request names the peer and is authenticated.
+        if !self.config.peers.permits_endpoint(peer) {
+            return self.fail(request, signer, 403);
+        }
+        if let Some(same) = tcp.list.iter().find(|connection| connection.peer == peer) {
+            // The very request again is none of its own (RFC 8656 section 5: "treat the request as idempotent").
+            let again = same.transaction == Some(request.transaction);
+            let connection = same.id;
+            return match same.stage {
+                Stage::Connecting { .. } if again => Answer::Drop(DropReason::OpenPending),
+                Stage::Waiting { .. } if again => {
+                    self.stats.retransmits += 1;
+                    self.write_connected(request.transaction, signer, request.fingerprint, connection);
+                    Answer::Reply
+                }
+                // "If the server is currently processing a Connect request for this allocation with the same
+                // XOR-PEER-ADDRESS, it MUST return a 446 (Connection Already Exists) error", and so if the "data connections are
+                // either pending or active".
+                _ => self.fail(request, signer, 446),
+            };
+        }
+        if tcp.list.len() >= self.config.max_connections {
+            self.stats.connection_limit[0] += 1;
+            return self.fail(request, signer, 508);
+        }
+        if self.connections.len() >= self.config.max_total_connections {
+            self.stats.connection_limit[1] += 1;
+            return self.fail(request, signer, 508);
+        }
+        let connection = self.connections.draw(self.seat, index);
+        let answer = Box::new((who.signer, request.fingerprint));
+        let stage = Stage::Connecting { deadline_ms: now.ms + PATIENCE_MS, answer };
+        tcp.list.push(Connection { id: connection, peer, stage, transaction: Some(request.transaction) });
+        self.rearm(now, index);
+        Answer::Connect(ConnectRequest { connection, relay: RelayId { allocation: id, family }, peer })
+    }
+
+    /// Section 5.4: the connection on which the request came becomes a client data connection.
+    pub(super) fn connection_bind(
+        &mut self,
+        now: Now,
+        client: &Client,
+        request: &Request<'_>,
+        who: &Who,
+    ) -> Answer {
+        let signer = who.signer.as_ref();
+        // "If the client connection transport is not TCP or TLS, the server MUST return a 400 (Bad Request) error. If the
+        // request does not contain the CONNECTION-ID attribute, or if this attribute does not refer to an existing
+        // pending connection, the server MUST return a 400 (Bad Request) error." A control connection stays one.
+        let id = request.get(attribute::CONNECTION_ID).and_then(|value| value.try_into().ok());
+        let (true, Some(id), false) = (
+            self.config.listener(client.listener).transport.is_stream(),
+            id.map(|id| ConnectionId(u32::from_be_bytes(id))),
+            self.is_known(now, client),
+        ) else {
+            return self.fail(request, signer, 400);
+        };
+        if id.worker() != self.seat.number() && self.seat.has(id.worker()) {
+            self.stats.connection(ConnectionEvent::HandedOver);
+            return Answer::HandOver(id.worker());
+        }
+        let index = self.connections.owners.get(&id.0).copied();
+        let Some((index, (_, allocation))) = index.and_then(|index| Some((index, self.table.at(index)?)))
+        else {
+            self.stats.connection_refused(ConnectionRefusal::UnknownId);
+            return self.fail(request, signer, 400);
+        };
+        // "Authentication of the client by the server MUST use the same method and credentials as for the control
+        // connection." Where nobody authenticates, the address has to do.
+        let elsewhere = !self.config.authenticate && allocation.client.address.ip() != client.address.ip();
+        if !allocation.is_of(who) || elsewhere {
+            self.stats.connection_refused(ConnectionRefusal::WrongUser);
+            self.refused(now, client, User::Name(&who.username), CredentialRefusal::WrongUser);
+            return self.fail(request, signer, 441);
+        }
+        let found = allocation.tcp.as_deref_mut().and_then(|tcp| tcp.get(id));
+        let Some(found) = found.filter(|found| matches!(found.stage, Stage::Waiting { .. })) else {
+            self.stats.connection_refused(ConnectionRefusal::UnknownId);
+            return self.fail(request, signer, 400);
+        };
+        found.stage = Stage::Bound;
+        self.stats.connection(ConnectionEvent::Bound);
+        self.rearm(now, index);
+        self.done(request, signer);
+        Answer::Bind(id)
+    }
+
+    /// Closes what nobody has bound in time, and asks for an end to attempts that take too long.
+    pub(super) fn expire_connections(&mut self, now: Now, index: u32) {
+        let Some((allocation, found)) = self.table.at(index) else { return };
+        let Some(tcp) = found.tcp.as_deref_mut() else { return };
+        let mut overdue = Vec::new();
+        for connection in &mut tcp.list {
+            match &mut connection.stage {
+                Stage::Connecting { deadline_ms, .. } if *deadline_ms <= now.ms => {
+                    // The runtime's report comes next, and is not waited for by a timer.
+                    *deadline_ms = u64::MAX;
+                    let connection = connection.id;
+                    self.effects.push_back(Effect::ConnectTimedOut { allocation, connection });
+                }
+                Stage::Waiting { deadline_ms } if *deadline_ms <= now.ms => overdue.push(connection.id),
+                _ => {}
+            }
+        }
+        for connection in overdue {
+            self.drop_connection(index, connection);
+            self.stats.connection(ConnectionEvent::Unbound);
+            self.effects.push_back(Effect::ConnectionClosed { allocation, connection });
+        }
+    }
+
+    /// Closes the connections of an allocation to these peers.
+    pub(super) fn close_connections(&mut self, index: u32, to: impl Fn(SocketAddr) -> bool) {
+        let Some((allocation, found)) = self.table.at(index) else { return };
+        let Some(tcp) = found.tcp.as_deref_mut() else { return };
+        let closed: Vec<ConnectionId> = tcp
+            .list
+            .iter()
+            .filter(|connection| to(connection.peer))
+            .map(|connection| connection.id)
+            .collect();
+        for connection in closed {
+            self.drop_connection(index, connection);
+            self.stats.connection(ConnectionEvent::Ended);
+            self.effects.push_back(Effect::ConnectionClosed { allocation, connection });
+        }
+    }
+
+    fn admit(
+        &mut self,
+        now: Now,
+        relay: RelayId,
+        peer: SocketAddr,
+    ) -> Result<(Client, ConnectionId), ConnectionRefusal> {
+        let allocation = self.table.get(relay.allocation).filter(|found| found.has(relay.family));
+        let Some(allocation) = allocation else { return Err(ConnectionRefusal::Stale) };
+        let client = allocation.client;
+        if allocation.away {
+            return Err(ConnectionRefusal::ClientAway);
+        }
+        // "If no permission for this peer has been installed for this allocation, the server MUST close the connection with
+        // the peer immediately after it has been accepted."
+        if !allocation.permissions.allow(peer.ip(), now.ms) {
+            return Err(ConnectionRefusal::NoPermission);
+        }
+        if !self.config.peers.permits_endpoint(peer) {
+            return Err(ConnectionRefusal::PeerRefused);
+        }
+        let Some(tcp) = allocation.tcp.as_deref_mut() else { return Err(ConnectionRefusal::Stale) };
+        if tcp.list.len() >= self.config.max_connections {
+            self.stats.connection_limit[0] += 1;
+            return Err(ConnectionRefusal::Limit);
+        }
+        if self.connections.len() >= self.config.max_total_connections {
+            self.stats.connection_limit[1] += 1;
+            return Err(ConnectionRefusal::Limit);
+        }
+        let id = self.connections.draw(self.seat, relay.allocation.index);
+        let stage = Stage::Waiting { deadline_ms: now.ms + PATIENCE_MS };
+        tcp.list.push(Connection { id, peer, stage, transaction: None });
+        Ok((client, id))
+    }
+
+    fn write_connected(
+        &mut self,
+        transaction: [u8; 12],
+        signer: Option<&Signer>,
+        fingerprint: bool,
+        connection: ConnectionId,
+    ) {
+        self.stats.successes[Method::Connect as usize] += 1;
+        let mut response = Response::success(&mut self.reply, Method::Connect, transaction);
+        response.number(attribute::CONNECTION_ID, connection.0);
+        if let Some(software) = &self.config.software {
+            response.attribute(attribute::SOFTWARE, software.as_bytes());
+        }
+        response.finish(signer, fingerprint);
+    }
+
+    fn drop_connection(&mut self, index: u32, connection: ConnectionId) {
+        self.connections.owners.remove(&connection.0);
+        if let Some((_, allocation)) = self.table.at(index)
+            && let Some(tcp) = allocation.tcp.as_deref_mut()
+        {
+            tcp.remove(connection);
+        }
+    }
+
+    /// A report about a connection that is not waited for any more: what has opened is given back.
+    fn stale_connection(
+        &mut self,
+        allocation: AllocationId,
+        connection: ConnectionId,
+        result: Result<(), ConnectError>,
+    ) -> Verdict<'_> {
+        if result.is_ok() {
+            self.effects.push_back(Effect::ConnectionClosed { allocation, connection });
+        }
+        self.dropped(DropReason::StaleRelay)
+    }
+}

@@ -1,0 +1,141 @@
+//! Mobility tickets (RFC 8016 section 3.3): which allocation, how often it has moved, and the worker that owns it or soon
+//! will. Encrypted and authenticated, so that a client learns nothing from one and cannot make one; all workers share
+//! the key.
+//!
+//! ```text
+//!  0                16                                       32
+//!  ┌────────────────┬────────────────────────────────────────┐
+//!  │ MAC, 16 bytes  │ key 8 · counter 4 · worker 2 · zero 2  │  the second half XORed with HMAC(key, MAC)
+//!  └────────────────┴────────────────────────────────────────┘
+//! ```
+//!
+//! The MAC of the plain text is the nonce of its encryption (the construction of SIV, RFC 5297), so that writing the same
+//! ticket twice gives the same bytes, as answering a retransmission must, and needs no random number.
+
+use hmac::{Hmac, Mac as _};
+use sha2::Sha256;
+use subtle::ConstantTimeEq as _;
+
+/// Bytes. Far below what would fragment a response, whatever the path (section 3.1.2).
+pub(super) const LEN: usize = 32;
+const HALF: usize = LEN / 2;
+
+/// What a ticket says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Ticket {
+    /// The allocation's, for as long as it lives, on whichever worker.
+    pub(super) key: u64,
+    /// One more with each ticket of the allocation.
+    pub(super) counter: u32,
+    /// Where the client was when it got the ticket.
+    pub(super) worker: u16,
+}
+
+impl Ticket {
+    pub(super) fn seal(self, secret: &[u8; 32]) -> [u8; LEN] {
+        let mut plain = [0; HALF];
+        plain[..8].copy_from_slice(&self.key.to_be_bytes());
+        plain[8..12].copy_from_slice(&self.counter.to_be_bytes());
+        plain[12..14].copy_from_slice(&self.worker.to_be_bytes());
+        let secret = own_key(secret);
+        let mac = mac(&secret, b"mac", &plain);
+        let mut sealed = [0; LEN];
+        sealed[..HALF].copy_from_slice(&mac);
+        sealed[HALF..].copy_from_slice(&xor(plain, mac_stream(&secret, &mac)));
+        sealed
+    }
+
+    /// `None` for whatever we have not sealed with this secret.
+    pub(super) fn open(sealed: &[u8], secret: &[u8; 32]) -> Option<Self> {
+        let sealed: &[u8; LEN] = sealed.try_into().ok()?;
+        let (given, cipher) = (sealed.first_chunk::<HALF>()?, sealed.last_chunk::<HALF>()?);
+        let secret = own_key(secret);
+        let plain = xor(*cipher, mac_stream(&secret, given));
+        if !bool::from(mac(&secret, b"mac", &plain).ct_eq(given)) {
+            return None;
+        }
+        let [k0, k1, k2, k3, k4, k5, k6, k7, c0, c1, c2, c3, w0, w1, _, _] = plain;
+        Some(Self {
+            key: u64::from_be_bytes([k0, k1, k2, k3, k4, k5, k6, k7]),
+            counter: u32::from_be_bytes([c0, c1, c2, c3]),
+            worker: u16::from_be_bytes([w0, w1]),
+        })
+    }
+}
+
+/// A key for tickets alone, out of the one that makes nonces.
+fn own_key(secret: &[u8; 32]) -> [u8; 32] {
+    hmac(secret, &[b"turnpike mobility ticket"])
+}
+
+fn mac_stream(secret: &[u8; 32], mac: &[u8; HALF]) -> [u8; HALF] {
+    self::mac(secret, b"stream", mac)
+}
+
+fn mac(secret: &[u8; 32], purpose: &[u8], bytes: &[u8; HALF]) -> [u8; HALF] {
+    let mut short = [0; HALF];
+    short.copy_from_slice(&hmac(secret, &[purpose, bytes])[..HALF]);
+    short
+}
+
+fn hmac(secret: &[u8; 32], parts: &[&[u8]]) -> [u8; 32] {
+    let mut hmac =
+        <Hmac<Sha256> as hmac::Mac>::new_from_slice(secret).expect("an HMAC takes a key of any length");
+    for part in parts {
+        hmac.update(part);
+    }
+    hmac.finalize().into_bytes().into()
+}
+
+fn xor(mut bytes: [u8; HALF], with: [u8; HALF]) -> [u8; HALF] {
+    for (byte, with) in bytes.iter_mut().zip(with) {
+        *byte ^= with;
+    }
+    bytes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const TICKET: Ticket = Ticket { key: 0x0102_0304_0506_0708, counter: 7, worker: 3 };
+
+    #[test]
+    fn no_bit_of_a_ticket_can_be_changed_and_none_left_out() {
+        let sealed = TICKET.seal(&[7; 32]);
+        assert_eq!(Ticket::open(&sealed, &[7; 32]), Some(TICKET));
+        assert_eq!(Ticket::open(&sealed, &[8; 32]), None);
+        for bit in 0..LEN * 8 {
+            let mut forged = sealed;
+            forged[bit / 8] ^= 1 << (bit % 8);
+            assert_eq!(Ticket::open(&forged, &[7; 32]), None, "bit {bit}");
+        }
+        for length in 0..LEN {
+            assert_eq!(Ticket::open(&sealed[..length], &[7; 32]), None);
+        }
+        assert_eq!(Ticket::open(&[&sealed[..], &[0]].concat(), &[7; 32]), None);
+    }
+
+    #[test]
+    fn tickets_of_one_allocation_share_no_half() {
+        let one = TICKET.seal(&[7; 32]);
+        let next = Ticket { counter: 8, ..TICKET }.seal(&[7; 32]);
+        assert_ne!(one[..HALF], next[..HALF]);
+        assert_ne!(one[HALF..], next[HALF..]);
+        assert!(!one.windows(8).any(|window| window == TICKET.key.to_be_bytes()));
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_sealed_opens(key: u64, counter: u32, worker: u16, secret: [u8; 32]) {
+            let ticket = Ticket { key, counter, worker };
+            prop_assert_eq!(Ticket::open(&ticket.seal(&secret), &secret), Some(ticket));
+        }
+
+        #[test]
+        fn any_other_bytes_do_not(bytes in prop::collection::vec(any::<u8>(), 0..64)) {
+            prop_assert_eq!(Ticket::open(&bytes, &[7; 32]), None);
+        }
+    }
+}

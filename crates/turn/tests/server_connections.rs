@@ -1,0 +1,634 @@
+//! TCP relaying (RFC 6062).
+
+mod common;
+use common::{turn::*, *};
+use proptest::{prelude::*, test_runner::FileFailurePersistence};
+use turnpike_turn::server::{
+    AllocationId, Client, ClosedReason, ConnectError, ConnectionId, ConnectionRefusal, DropReason, Effect,
+    Family, ListenerId, PeerRules, RelayId, RelayTransport, Seat, Server, ServerConfig,
+    stats::ConnectionEvent,
+};
+
+const OTHER_PEER: &str = "198.41.0.4:7001";
+
+fn world() -> World {
+    World::with(streams())
+}
+
+fn counted(world: &World, event: ConnectionEvent) -> u64 {
+    world.server.stats().connection_events[event as usize]
+}
+
+fn refused(world: &World, reason: ConnectionRefusal) -> u64 {
+    world.server.stats().connection_refusals[reason as usize]
+}
+
+/// Asks for the bind on a connection of its own.
+fn bind(world: &mut World, who: &Credentials, port: u16, connection: ConnectionId) -> Outcome {
+    let control = std::mem::replace(&mut world.client, stream(port));
+    // A nonce holds for one client address.
+    let who = world.credentials(&who.user, Scheme::Md5);
+    let outcome = world.feed(&Ask::connection_bind(connection).signed(&who).bytes());
+    world.client = control;
+    outcome
+}
+
+#[track_caller]
+fn code(outcome: Outcome) -> Option<u16> {
+    match outcome {
+        Outcome::Reply(bytes) => Reply(bytes).code(),
+        other => panic!("{other:?}"),
+    }
+}
+
+/// The connections that the runtime is told to close.
+fn closed(world: &mut World) -> Vec<ConnectionId> {
+    let closed = |effect| match effect {
+        Effect::ConnectionClosed { connection, .. } => Some(connection),
+        _ => None,
+    };
+    world.effects().into_iter().filter_map(closed).collect()
+}
+
+#[test]
+fn an_allocation_for_tcp_opens_listening_sockets() {
+    for transport in 1..=2 {
+        let mut world = world();
+        world.client.listener = ListenerId(transport);
+        let alice = world.credentials("alice", Scheme::Md5);
+        let ask = Ask::allocate_tcp().with(&AdditionalAddressFamily::new(AddressFamily::IPV6)).signed(&alice);
+        let Outcome::Open(request) = world.feed(&ask.bytes()) else { panic!() };
+        assert_eq!(request.first.transport, RelayTransport::Tcp);
+        assert_eq!(request.second.unwrap().transport, RelayTransport::Tcp);
+        let reply = world.open(&request).success();
+        assert_eq!(reply.relayed().len(), 2);
+        assert!(reply.is_signed(&alice));
+    }
+    let mut world = world();
+    let alice = world.credentials("alice", Scheme::Md5);
+    let Outcome::Open(request) = world.feed(&Ask::allocate().signed(&alice).bytes()) else { panic!() };
+    assert_eq!(request.first.transport, RelayTransport::Udp);
+}
+
+#[test]
+fn an_allocation_for_tcp_needs_a_stream_to_the_client() {
+    for datagrams in [0, 3, 99] {
+        let mut world = world();
+        world.client.listener = ListenerId(datagrams);
+        let alice = world.credentials("alice", Scheme::Md5);
+        assert_eq!(world.ask(&Ask::allocate_tcp().signed(&alice)).code(), Some(400));
+        assert_eq!(world.server.gate_mut().held(), 0);
+    }
+}
+
+#[test]
+fn what_makes_sense_for_udp_alone_is_400() {
+    let mut world = world();
+    world.client = stream(1);
+    let alice = world.credentials("alice", Scheme::Md5);
+    for (kind, value) in [(0x001A, &[][..]), (0x0018, &[0]), (0x0018, &[0x80]), (0x0022, &[1; 8])] {
+        let ask = Ask::allocate_tcp().raw(kind, value).signed(&alice);
+        assert_eq!(world.ask(&ask).code(), Some(400), "{kind:#06x}");
+    }
+}
+
+#[test]
+fn tcp_relaying_switched_off_is_442() {
+    let mut world = World::with(ServerConfig { tcp_relay: false, ..streams() });
+    world.client = stream(1);
+    let alice = world.credentials("alice", Scheme::Md5);
+    assert_eq!(world.ask(&Ask::allocate_tcp().signed(&alice)).code(), Some(442));
+    world.ask(&Ask::allocate().signed(&alice)).success();
+}
+
+#[test]
+fn a_client_connects_to_a_peer_and_binds_the_connection() {
+    let mut world = world();
+    let (alice, relay) = world.allocated_tcp();
+    let ask = Ask::connect(PEER).signed(&alice).fingerprint();
+    let request = world.connecting(&ask);
+    assert_eq!((request.relay, request.peer), (relay, address(PEER)));
+    world.sleep(20);
+    let reply = world.connect_result(&request, Ok(())).success();
+    assert!(reply.is_signed(&alice));
+    assert!(reply.has(stun_types::attribute::AttributeType::new(0x8028)));
+    assert_eq!(reply.message().transaction_id(), ask.transaction);
+    assert_eq!(reply.connection(), request.connection);
+    assert_eq!(world.server.connections(), 1);
+
+    let Outcome::Bind { connection, client, bytes } = bind(&mut world, &alice, 42_000, request.connection)
+    else {
+        panic!()
+    };
+    assert_eq!((connection, client), (request.connection, stream(42_000)));
+    assert!(Reply(bytes).is_success());
+    // Bound, it outlives every timer but the allocation's.
+    world.sleep(500);
+    assert_eq!(world.server.connections(), 1);
+    world.server.connection_carried(connection, 10, 20);
+    world.server.connection_ended(world.now, connection, 1, 2);
+    assert_eq!(world.server.connections(), 0);
+    assert_eq!(world.server.stats().connection_bytes, [11, 22]);
+    world.effects();
+    world.client = stream(41_000);
+    let alice = world.credentials("alice", Scheme::Md5);
+    world.ask(&Ask::refresh(0).signed(&alice)).success();
+    assert!(matches!(&world.effects()[..], [Effect::Closed { to_peer: (0, 11), to_client: (0, 22), .. }]));
+}
+
+#[test]
+fn a_connection_that_fails_is_447_and_may_be_tried_again() {
+    let mut world = world();
+    let (alice, _) = world.allocated_tcp();
+    for (error, code) in
+        [(ConnectError::Failed, 447), (ConnectError::TimedOut, 447), (ConnectError::NoCapacity, 508)]
+    {
+        let request = world.connecting(&Ask::connect(PEER).signed(&alice));
+        let reply = world.connect_result(&request, Err(error));
+        assert_eq!(reply.code(), Some(code));
+        assert!(reply.is_signed(&alice));
+        assert_eq!(world.server.connections(), 0);
+    }
+    assert_eq!(counted(&world, ConnectionEvent::ConnectFailed), 3);
+    world.connected(&alice, PEER);
+}
+
+#[test]
+fn an_attempt_ends_after_thirty_seconds() {
+    let mut world = world();
+    let (alice, relay) = world.allocated_tcp();
+    let request = world.connecting(&Ask::connect(PEER).signed(&alice));
+    world.sleep(29);
+    assert_eq!(world.effects(), []);
+    world.sleep(1);
+    let timed_out = Effect::ConnectTimedOut { allocation: relay.allocation, connection: request.connection };
+    assert_eq!(world.effects(), [timed_out]);
+    world.sleep(30);
+    assert_eq!(world.effects(), [], "said once");
+    assert_eq!(world.connect_result(&request, Err(ConnectError::TimedOut)).code(), Some(447));
+}
+
+#[test]
+fn what_nobody_binds_in_thirty_seconds_is_closed() {
+    let mut world = world();
+    let (alice, relay) = world.allocated_tcp();
+    let ours = world.connected(&alice, PEER);
+    world.sleep(10);
+    world.ask(&Ask::permit(PEER).signed(&alice)).success();
+    let FromPeer::Accepted { connection: theirs, .. } = world.peer_connects(relay, OTHER_PEER) else {
+        panic!()
+    };
+    world.sleep(19);
+    assert_eq!(closed(&mut world), []);
+    world.sleep(1);
+    assert_eq!(closed(&mut world), [ours]);
+    assert_eq!(code(bind(&mut world, &alice, 42_000, ours)), Some(400));
+    assert!(matches!(bind(&mut world, &alice, 42_001, theirs), Outcome::Bind { .. }));
+    world.sleep(20);
+    assert_eq!(closed(&mut world), []);
+    assert_eq!(counted(&world, ConnectionEvent::Unbound), 1);
+}
+
+#[test]
+fn a_second_connect_to_the_same_peer_is_446_whatever_became_of_the_first() {
+    let mut world = world();
+    let (alice, relay) = world.allocated_tcp();
+    let first = Ask::connect(PEER).signed(&alice);
+    let request = world.connecting(&first);
+    // The very same request again waits for the same answer.
+    assert_eq!(world.feed(&first.bytes()), Outcome::Drop(DropReason::OpenPending));
+    assert_eq!(world.ask(&Ask::connect(PEER).signed(&alice)).code(), Some(446));
+    let reply = world.connect_result(&request, Ok(())).success();
+    assert_eq!(world.ask(&first), reply);
+    assert_eq!(world.ask(&Ask::connect(PEER).signed(&alice)).code(), Some(446));
+    bind(&mut world, &alice, 42_000, request.connection);
+    assert_eq!(world.ask(&first).code(), Some(446));
+    // One that the peer made is one too; another port of the same address is another peer.
+    world.ask(&Ask::permit(PEER).signed(&alice)).success();
+    world.peer_connects(relay, OTHER_PEER);
+    assert_eq!(world.ask(&Ask::connect(OTHER_PEER).signed(&alice)).code(), Some(446));
+    world.connected(&alice, "198.41.0.4:7002");
+    world.server.connection_ended(world.now, request.connection, 0, 0);
+    world.connected(&alice, PEER);
+}
+
+#[test]
+fn connect_is_refused_as_the_peer_or_the_request_deserves() {
+    let mut world = world();
+    let (alice, _) = world.allocated_tcp();
+    let no_peer = Ask::new(CONNECT);
+    let bad_peer = Ask::new(CONNECT).raw(0x0012, &[0, 9, 1, 2]);
+    for (ask, code) in [
+        (no_peer, 400),
+        (bad_peer, 400),
+        (Ask::connect("198.41.0.4:0"), 400),
+        (Ask::connect("10.0.0.1:80"), 403),
+        (Ask::connect("127.0.0.1:80"), 403),
+        (Ask::connect("169.254.169.254:80"), 403),
+        (Ask::connect("[::ffff:127.0.0.1]:80"), 403),
+        (Ask::connect(PEER_V6), 443),
+    ] {
+        assert_eq!(world.ask(&ask.signed(&alice)).code(), Some(code));
+    }
+    assert_eq!(world.ask(&Ask::connect(PEER)).code(), Some(401));
+    let bob = world.credentials("bob", Scheme::Md5);
+    assert_eq!(world.ask(&Ask::connect(PEER).signed(&bob)).code(), Some(441));
+    assert_eq!(world.server.connections(), 0);
+    // Without an allocation, and with one that relays UDP.
+    world.client = stream(2);
+    let alice = world.credentials("alice", Scheme::Md5);
+    assert_eq!(world.ask(&Ask::connect(PEER).signed(&alice)).code(), Some(437));
+    world.ask(&Ask::allocate().signed(&alice)).success();
+    assert_eq!(world.ask(&Ask::connect(PEER).signed(&alice)).code(), Some(400));
+}
+
+#[test]
+fn datagrams_have_no_place_on_an_allocation_for_tcp() {
+    let mut world = world();
+    let (alice, _) = world.allocated_tcp();
+    world.ask(&Ask::permit(PEER).signed(&alice)).success();
+    assert_eq!(world.ask(&Ask::bind(0x4000, PEER).signed(&alice)).code(), Some(400));
+    assert_eq!(world.feed(&Ask::send(PEER, b"x")), Outcome::Drop(DropReason::TcpAllocation));
+    assert_eq!(world.feed(&channel_data(0x4000, b"x")), Outcome::Drop(DropReason::UnboundChannel));
+}
+
+#[test]
+fn a_peer_with_permission_is_announced() {
+    let mut world = world();
+    let (alice, relay) = world.allocated_tcp();
+    world.ask(&Ask::permit(PEER).signed(&alice)).success();
+    let FromPeer::Accepted { connection, client, indication } = world.peer_connects(relay, OTHER_PEER) else {
+        panic!()
+    };
+    assert_eq!(client, world.client);
+    let message = indication.message();
+    assert_eq!(message.method(), CONNECTION_ATTEMPT);
+    assert!(message.has_class(common::stun_types::message::MessageClass::Indication));
+    assert_eq!(indication.connection(), connection);
+    assert_eq!(indication.get::<XorPeerAddress>().addr(message.transaction_id()), address(OTHER_PEER));
+    assert!(matches!(bind(&mut world, &alice, 42_000, connection), Outcome::Bind { .. }));
+}
+
+#[test]
+fn a_peer_without_permission_is_closed_at_once() {
+    let mut world = world();
+    let (alice, relay) = world.allocated_tcp();
+    assert_eq!(world.peer_connects(relay, PEER), FromPeer::Refused(ConnectionRefusal::NoPermission));
+    // A Connect is no permission for others at the peer's address.
+    world.connected(&alice, PEER);
+    assert_eq!(world.peer_connects(relay, OTHER_PEER), FromPeer::Refused(ConnectionRefusal::NoPermission));
+    world.ask(&Ask::permit(PEER).signed(&alice)).success();
+    world.sleep(300);
+    assert_eq!(world.peer_connects(relay, PEER), FromPeer::Refused(ConnectionRefusal::NoPermission));
+    assert_eq!(refused(&world, ConnectionRefusal::NoPermission), 3);
+    let stale = RelayId { allocation: AllocationId { generation: 9, ..relay.allocation }, ..relay };
+    assert_eq!(world.peer_connects(stale, PEER), FromPeer::Refused(ConnectionRefusal::Stale));
+    let v6 = RelayId { family: Family::V6, ..relay };
+    assert_eq!(world.peer_connects(v6, PEER_V6), FromPeer::Refused(ConnectionRefusal::Stale));
+}
+
+#[test]
+fn connections_have_a_limit_per_allocation_and_in_total() {
+    let mut world = World::with(ServerConfig { max_connections: 3, max_total_connections: 4, ..streams() });
+    let (alice, relay) = world.allocated_tcp();
+    world.ask(&Ask::permit(PEER).signed(&alice)).success();
+    world.connected(&alice, "198.41.0.4:1");
+    world.connecting(&Ask::connect("198.41.0.4:2").signed(&alice));
+    let FromPeer::Accepted { connection, .. } = world.peer_connects(relay, "198.41.0.4:3") else { panic!() };
+    assert_eq!(world.ask(&Ask::connect("198.41.0.4:4").signed(&alice)).code(), Some(508));
+    assert_eq!(world.peer_connects(relay, "198.41.0.4:4"), FromPeer::Refused(ConnectionRefusal::Limit));
+    assert_eq!(world.server.stats().connection_limit, [2, 0]);
+
+    world.client = stream(2);
+    let bob = world.credentials("bob", Scheme::Md5);
+    world.ask(&Ask::allocate_tcp().signed(&bob)).success();
+    world.connected(&bob, "198.41.0.4:1");
+    assert_eq!(world.ask(&Ask::connect("198.41.0.4:2").signed(&bob)).code(), Some(508));
+    assert_eq!(world.server.stats().connection_limit, [2, 1]);
+    world.server.connection_ended(world.now, connection, 0, 0);
+    world.connected(&bob, "198.41.0.4:2");
+}
+
+#[test]
+fn connection_bind_is_400_for_what_is_not_pending() {
+    let mut world = world();
+    let (alice, _) = world.allocated_tcp();
+    let request = world.connecting(&Ask::connect(PEER).signed(&alice));
+    // Still connecting; unknown; bound already; none; too short.
+    assert_eq!(code(bind(&mut world, &alice, 42_000, request.connection)), Some(400));
+    assert_eq!(code(bind(&mut world, &alice, 42_001, ConnectionId(request.connection.0 ^ 1))), Some(400));
+    world.connect_result(&request, Ok(())).success();
+    // Not over datagrams, and not on a control connection.
+    assert_eq!(world.ask(&Ask::connection_bind(request.connection).signed(&alice)).code(), Some(400));
+    for listener in [0, 3] {
+        world.client = Client { listener: ListenerId(listener), ..stream(42_002) };
+        let alice = world.credentials("alice", Scheme::Md5);
+        assert_eq!(world.ask(&Ask::connection_bind(request.connection).signed(&alice)).code(), Some(400));
+    }
+    assert!(matches!(bind(&mut world, &alice, 42_003, request.connection), Outcome::Bind { .. }));
+    assert_eq!(code(bind(&mut world, &alice, 42_004, request.connection)), Some(400));
+    assert_eq!(refused(&world, ConnectionRefusal::UnknownId), 3);
+    world.client = stream(42_005);
+    let alice = world.credentials("alice", Scheme::Md5);
+    for value in [&[][..], &[0; 3], &[0; 5]] {
+        let ask = Ask::new(CONNECTION_BIND).raw(0x002A, value).signed(&alice);
+        assert_eq!(world.ask(&ask).code(), Some(400));
+    }
+    assert_eq!(world.ask(&Ask::new(CONNECTION_BIND).signed(&alice)).code(), Some(400));
+}
+
+#[test]
+fn a_connection_is_bound_by_nobody_but_the_user_who_owns_it() {
+    let mut world = world();
+    let (alice, _) = world.allocated_tcp();
+    let connection = world.connected(&alice, PEER);
+    let control = world.client;
+    world.client = stream(42_000);
+    assert_eq!(world.ask(&Ask::connection_bind(connection)).code(), Some(401));
+    world.client = control;
+    let bob = Credentials { user: "bob".to_owned(), ..alice.clone() };
+    assert_eq!(code(bind(&mut world, &bob, 42_001, connection)), Some(441));
+    assert_eq!(refused(&world, ConnectionRefusal::WrongUser), 1);
+    assert_eq!(world.server.stats().credentials_refused[4], 1);
+    // The thief has not spoilt it.
+    assert!(matches!(bind(&mut world, &alice, 42_002, connection), Outcome::Bind { .. }));
+}
+
+#[test]
+fn where_nobody_authenticates_the_address_must_be_the_same() {
+    let mut world = World::with(ServerConfig { authenticate: false, ..streams() });
+    world.client = stream(1);
+    world.ask(&Ask::allocate_tcp()).success();
+    let request = world.connecting(&Ask::connect(PEER));
+    world.connect_result(&request, Ok(())).success();
+    let ask = Ask::connection_bind(request.connection).bytes();
+    world.client = Client { address: address("192.0.2.8:9"), ..stream(2) };
+    assert_eq!(code(world.feed(&ask)), Some(441));
+    world.client = stream(2);
+    assert!(matches!(world.feed(&ask), Outcome::Bind { .. }));
+}
+
+#[test]
+fn the_end_of_the_allocation_is_the_end_of_its_connections() {
+    let mut world = world();
+    let (alice, relay) = world.allocated_tcp();
+    let bound = world.connected(&alice, PEER);
+    bind(&mut world, &alice, 42_000, bound);
+    let connecting = world.connecting(&Ask::connect(OTHER_PEER).signed(&alice));
+    world.ask(&Ask::refresh(0).signed(&alice)).success();
+    assert_eq!(world.server.connections(), 0);
+    assert!(matches!(&world.effects()[..], [Effect::Closed { .. }]));
+    // What the runtime still reports finds nothing, and a connection that came about is given back.
+    let late = world.server.connected(world.now, relay.allocation, connecting.connection, Ok(()));
+    assert_eq!(Outcome::from(late), Outcome::Drop(DropReason::StaleRelay));
+    assert_eq!(closed(&mut world), [connecting.connection]);
+    world.server.connection_ended(world.now, bound, 5, 6);
+    assert_eq!(world.server.stats().connection_bytes, [5, 6]);
+    assert_eq!(world.server.poll_timeout(), None);
+}
+
+#[test]
+fn the_end_of_one_family_closes_its_connections_alone() {
+    let mut world = world();
+    world.client = stream(1);
+    let alice = world.credentials("alice", Scheme::Md5);
+    let dual = Ask::allocate_tcp().with(&AdditionalAddressFamily::new(AddressFamily::IPV6));
+    world.ask(&dual.signed(&alice)).success();
+    let (v4, v6) = (world.connected(&alice, PEER), world.connected(&alice, PEER_V6));
+    world.effects();
+    let end = Ask::refresh(0).with(&RequestedAddressFamily::new(AddressFamily::IPV4));
+    world.ask(&end.signed(&alice)).success();
+    assert_eq!(closed(&mut world), [v4]);
+    assert!(matches!(bind(&mut world, &alice, 2, v6), Outcome::Bind { .. }));
+}
+
+#[test]
+fn a_reload_closes_connections_to_peers_that_it_refuses() {
+    let mut world = world();
+    let (alice, _) = world.allocated_tcp();
+    let (gone, stays) = (world.connected(&alice, PEER), world.connected(&alice, "192.5.5.241:7000"));
+    bind(&mut world, &alice, 42_000, gone);
+    let peers = PeerRules { deny: vec!["198.41.0.0/24".parse().unwrap()], ..PeerRules::default() };
+    world.server.reconfigure(std::sync::Arc::new(ServerConfig { peers, ..streams() }));
+    assert_eq!(closed(&mut world), [gone]);
+    assert_eq!(world.server.connections(), 1);
+    assert!(matches!(bind(&mut world, &alice, 42_001, stays), Outcome::Bind { .. }));
+}
+
+#[test]
+fn the_end_of_the_control_connection_ends_the_allocation() {
+    let mut world = world();
+    let (alice, relay) = world.allocated_tcp();
+    let bound = world.connected(&alice, PEER);
+    bind(&mut world, &alice, 42_000, bound);
+    world.server.disconnected(world.now, &stream(42_000));
+    assert_eq!(world.server.allocations(), 1, "a data connection is no control connection");
+    world.server.disconnected(world.now, &world.client);
+    assert_eq!((world.server.allocations(), world.server.connections()), (0, 0));
+    assert!(matches!(
+        &world.effects()[..],
+        [Effect::Closed { allocation, reason: ClosedReason::Disconnected, .. }] if *allocation == relay.allocation
+    ));
+    assert_eq!(world.server.gate_mut().held(), 0);
+    assert_eq!(world.server.stats().allocations_closed[4], 1);
+}
+
+#[test]
+fn a_connection_bind_is_handed_over_to_the_worker_that_owns_the_connection() {
+    let mut workers = World::workers(&streams(), 3);
+    let [first, owner, _] = &mut workers[..] else { panic!() };
+    let (alice, _) = owner.allocated_tcp();
+    let connection = owner.connected(&alice, PEER);
+    assert_eq!(connection.worker(), 1);
+
+    first.client = stream(42_000);
+    let alice = first.credentials("alice", Scheme::Md5);
+    let ask = Ask::connection_bind(connection).signed(&alice).bytes();
+    assert_eq!(first.feed(&ask), Outcome::HandOver { worker: 1 });
+    let verdict = owner.server.from_handed_over(owner.now, stream(42_000), &ask);
+    assert!(matches!(Outcome::from(verdict), Outcome::Bind { connection: bound, .. } if bound == connection));
+    // Only for those who authenticate, and only to workers that there are.
+    assert_eq!(first.ask(&Ask::connection_bind(connection)).code(), Some(401));
+    let nowhere = ConnectionId(connection.0 | 3 << 22);
+    assert_eq!(first.ask(&Ask::connection_bind(nowhere).signed(&alice)).code(), Some(400));
+}
+
+#[test]
+fn connection_ids_are_unforeseeable_and_say_whose_they_are() {
+    let mut seen = std::collections::HashSet::new();
+    let (mut ones, mut zeros) = (0, u32::MAX);
+    let config = ServerConfig { max_connections: 2000, ..streams() };
+    let mut world = World::with(config.clone());
+    world.server = Server::of_many(std::sync::Arc::new(config), gate(), Seat::new(1023, 1024).unwrap());
+    let (alice, relay) = world.allocated_tcp();
+    world.ask(&Ask::permit(PEER).signed(&alice)).success();
+    for port in 1..=2000 {
+        let FromPeer::Accepted { connection, .. } = world.peer_connects(relay, &format!("198.41.0.4:{port}"))
+        else {
+            panic!()
+        };
+        assert_eq!(connection.worker(), 1023);
+        assert!(seen.insert(connection));
+        ones |= connection.0;
+        zeros &= connection.0;
+    }
+    assert_eq!((ones, zeros), (u32::MAX, 0xFFC0_0000), "every lower bit varies");
+    let mut steps: Vec<u32> = seen.iter().map(|id| id.0).collect();
+    steps.sort_unstable();
+    assert!(steps.windows(2).filter(|pair| pair[1] - pair[0] < 8).count() < 100, "they do not count up");
+}
+
+fn gate() -> TestGate {
+    TestGate { per_user: 10, total: 10, ..TestGate::default() }
+}
+
+#[test]
+fn every_truncation_of_a_request_is_dropped() {
+    let mut world = world();
+    let (alice, _) = world.allocated_tcp();
+    let connection = world.connected(&alice, OTHER_PEER);
+    for ask in [Ask::connect(PEER), Ask::connection_bind(connection), Ask::allocate_tcp()] {
+        let bytes = ask.signed(&alice).bytes();
+        for length in 0..bytes.len() {
+            assert!(matches!(world.feed(&bytes[..length]), Outcome::Drop(_)), "{length}");
+        }
+        // The same with a length field that fits: without the integrity, or half an attribute.
+        for length in (20..bytes.len()).step_by(4) {
+            let mut cut = bytes[..length].to_vec();
+            cut[2..4].copy_from_slice(&u16::try_from(length - 20).unwrap().to_be_bytes());
+            let outcome = world.feed(&cut);
+            assert!(
+                matches!(&outcome, Outcome::Drop(_)) || matches!(code(outcome.clone()), Some(400 | 401)),
+                "{length}: {outcome:?}"
+            );
+        }
+    }
+    assert_eq!(world.server.connections(), 1);
+    // Neither indications nor responses of these methods are for a server.
+    for kind in [0x001A_u16, 0x001B, 0x010A, 0x011B] {
+        let mut bytes = Ask::connect(PEER).bytes();
+        bytes[..2].copy_from_slice(&kind.to_be_bytes());
+
+        assert_eq!(world.feed(&bytes), Outcome::Drop(DropReason::UnexpectedClass), "{kind:#06x}");
+    }
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    Connect(u16),
+    Report(usize, bool),
+    Peer(u16),
+    Bind(usize, bool),
+    End(usize),
+    Permit,
+    Sleep(u64),
+    Refresh(u32),
+    Gone,
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        4 => (1..12_u16).prop_map(Step::Connect),
+        4 => (any::<usize>(), any::<bool>()).prop_map(|(which, ok)| Step::Report(which, ok)),
+        3 => (1..12_u16).prop_map(Step::Peer),
+        4 => (any::<usize>(), prop::bool::weighted(0.8)).prop_map(|(which, right)| Step::Bind(which, right)),
+        3 => any::<usize>().prop_map(Step::End),
+        1 => Just(Step::Permit),
+        2 => (0..40_u64).prop_map(Step::Sleep),
+        1 => prop_oneof![3 => 1..700_u32, 1 => Just(0)].prop_map(Step::Refresh),
+        1 => prop::bool::weighted(0.2).prop_map(|gone| if gone { Step::Gone } else { Step::Sleep(1) }),
+    ]
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Known {
+    Connecting,
+    Open,
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig {
+        failure_persistence: Some(Box::new(FileFailurePersistence::WithSource("regressions"))),
+        ..ProptestConfig::default()
+    })]
+
+    /// A runtime that does what it is told, and a server, agree on which connections there are, and nothing outgrows its
+    /// limit.
+    #[test]
+    fn books_agree_after_any_sequence(steps in prop::collection::vec(step(), 1..150)) {
+        let mut world = World::with(ServerConfig { max_connections: 6, max_total_connections: 8, ..streams() });
+        let mut books = std::collections::BTreeMap::new();
+        let mut last: Option<RelayId> = None;
+        for (number, step) in steps.into_iter().enumerate() {
+            world.client = stream(41_000);
+            let alice = world.credentials("alice", Scheme::Md5);
+            if world.server.allocations() == 0 {
+                prop_assert!(books.is_empty());
+                world.ask(&Ask::allocate_tcp().signed(&alice)).success();
+                last = Some(world.last_opened());
+            }
+            let relay = last.expect("allocated above");
+            let nth = |books: &std::collections::BTreeMap<u32, Known>, which: usize| {
+                (!books.is_empty()).then(|| ConnectionId(*books.keys().nth(which % books.len()).expect("within")))
+            };
+            match step {
+                Step::Connect(port) => {
+                    let ask = Ask::connect(&format!("198.41.0.4:{port}")).signed(&alice);
+                    if let Outcome::Connect(request) = world.feed(&ask.bytes()) {
+                        prop_assert!(books.insert(request.connection.0, Known::Connecting).is_none());
+                    }
+                }
+                Step::Report(which, ok) => {
+                    let Some(id) = nth(&books, which) else { continue };
+                    if books[&id.0] == Known::Connecting {
+                        let result = if ok { Ok(()) } else { Err(ConnectError::Failed) };
+                        let verdict = world.server.connected(world.now, relay.allocation, id, result);
+                        prop_assert!(matches!(Outcome::from(verdict), Outcome::Reply(_)));
+                        if ok { books.insert(id.0, Known::Open); } else { books.remove(&id.0); }
+                    }
+                }
+                Step::Peer(port) => {
+                    let peer = format!("198.41.0.4:{port}");
+                    if let FromPeer::Accepted { connection, .. } = world.peer_connects(relay, &peer) {
+                        prop_assert!(books.insert(connection.0, Known::Open).is_none());
+                    }
+                }
+                Step::Bind(which, right) => {
+                    let Some(id) = nth(&books, which) else { continue };
+                    let who = if right { alice } else { Credentials { user: "bob".to_owned(), ..alice } };
+                    let port = 50_000 + u16::try_from(number).expect("few");
+                    let bound = matches!(bind(&mut world, &who, port, id), Outcome::Bind { .. });
+                    prop_assert!(!bound || (right && books[&id.0] == Known::Open));
+                }
+                Step::End(which) => {
+                    let Some(id) = nth(&books, which) else { continue };
+                    if books[&id.0] == Known::Open {
+                        world.server.connection_ended(world.now, id, 1, 1);
+                        books.remove(&id.0);
+                    }
+                }
+                Step::Permit => { world.ask(&Ask::permit("198.41.0.4:1").signed(&alice)).success(); }
+                Step::Sleep(seconds) => world.sleep(seconds),
+                Step::Refresh(seconds) => { world.ask(&Ask::refresh(seconds).signed(&alice)).success(); }
+                Step::Gone => assert!(world.server.disconnected(world.now, &stream(41_000))),
+            }
+            for effect in world.effects() {
+                match effect {
+                    Effect::ConnectionClosed { connection, .. } => {
+                        prop_assert!(books.remove(&connection.0).is_some());
+                    }
+                    Effect::ConnectTimedOut { allocation, connection } => {
+                        prop_assert_eq!(books.remove(&connection.0), Some(Known::Connecting));
+                        let late = Err(ConnectError::TimedOut);
+                        let _ = world.server.connected(world.now, allocation, connection, late);
+                    }
+                    Effect::Closed { .. } => books.clear(),
+                    _ => {}
+                }
+            }
+            prop_assert_eq!(world.server.connections(), books.len());
+            prop_assert!(books.len() <= 6);
+            prop_assert_eq!(world.server.gate_mut().held(), world.server.allocations());
+        }
+    }
+}

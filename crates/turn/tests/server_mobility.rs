@@ -1,0 +1,418 @@
+//! Mobility (RFC 8016) within one worker.
+
+mod common;
+use common::*;
+use turnpike_turn::server::{
+    Client, ClosedReason, ConnectionRefusal, DropReason, Effect, ListenerId, RelayId, ServerConfig,
+    stats::MobilityEvent,
+};
+
+/// A network that the client comes to later.
+fn elsewhere(n: u16) -> Client {
+    Client { address: address(&format!("198.18.0.1:{n}")), ..client(n) }
+}
+
+fn counted(world: &World, event: MobilityEvent) -> u64 {
+    world.server.stats().mobility[event as usize]
+}
+
+/// A world in which Alice has a mobile allocation, channel 0x4000 to the peer, and this ticket.
+fn mobile() -> (World, RelayId, Vec<u8>) {
+    from(client(40_000))
+}
+
+fn from(client: Client) -> (World, RelayId, Vec<u8>) {
+    let mut world = World::with(streams());
+    world.client = client;
+    let alice = world.credentials("alice", Scheme::Md5);
+    let reply = world.ask(&Ask::allocate().raw(TICKET, &[]).signed(&alice)).success();
+    let relay = world.last_opened();
+    world.ask(&Ask::bind(0x4000, PEER).signed(&alice)).success();
+    let ticket = reply.ticket().expect("a ticket was asked for");
+    (world, relay, ticket)
+}
+
+/// Presents a ticket from there.
+fn present(world: &mut World, from: Client, ticket: &[u8]) -> Reply {
+    world.client = from;
+    let alice = world.credentials("alice", Scheme::Md5);
+    world.ask(&Ask::present(ticket).signed(&alice))
+}
+
+/// Where what the peer sends goes.
+#[track_caller]
+fn reaches(world: &mut World, relay: RelayId) -> Client {
+    match world.peer_sends(relay, PEER, b"from the peer") {
+        Outcome::ToClient { client, .. } => client,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn speaks(world: &mut World, from: Client) -> Outcome {
+    world.client = from;
+    world.feed(&channel_data(0x4000, b"from the client"))
+}
+
+#[test]
+fn a_client_that_asks_gets_a_ticket_and_nobody_else_does() {
+    let mut world = World::new();
+    let alice = world.credentials("alice", Scheme::Sha256);
+    let ask = Ask::allocate().raw(TICKET, &[]).signed(&alice);
+    let reply = world.ask(&ask).success();
+    assert!(reply.is_signed(&alice));
+    assert_eq!(reply.ticket().unwrap().len(), 32);
+    assert_eq!(world.ask(&ask), reply, "sent again");
+    world.client = client(2);
+    let (_, other) = (world.allocated(), world.client);
+    assert_eq!(other, client(2));
+    world.client = client(3);
+    let alice = world.credentials("alice", Scheme::Md5);
+    assert_eq!(world.ask(&Ask::allocate().signed(&alice)).success().ticket(), None);
+    world.client = client(4);
+    let alice = world.credentials("alice", Scheme::Md5);
+    let ask = Ask::allocate().raw(TICKET, &reply.ticket().unwrap()).signed(&alice);
+    assert_eq!(world.ask(&ask).code(), Some(400), "a ticket makes no allocation");
+    assert_eq!(world.server.gate_mut().held(), 3);
+}
+
+#[test]
+fn mobility_switched_off_is_405() {
+    let (mut world, _, ticket) = mobile();
+    let off = ServerConfig { mobility: false, ..streams() };
+    world.server.reconfigure(std::sync::Arc::new(off));
+    assert_eq!(present(&mut world, elsewhere(1), &ticket).code(), Some(405));
+    let alice = world.credentials("alice", Scheme::Md5);
+    assert_eq!(world.ask(&Ask::allocate().raw(TICKET, &[]).signed(&alice)).code(), Some(405));
+    world.ask(&Ask::allocate().signed(&alice)).success();
+}
+
+#[test]
+fn the_old_address_is_good_until_data_comes_from_the_new() {
+    let (mut world, relay, ticket) = mobile();
+    let (old, new) = (world.client, elsewhere(1));
+    let reply = present(&mut world, new, &ticket).success();
+    assert_eq!(reply.lifetime(), 600);
+    assert_ne!(reply.ticket().unwrap(), ticket);
+    // Both ways, and requests on either.
+    assert_eq!(reaches(&mut world, relay), old);
+    assert!(matches!(speaks(&mut world, old), Outcome::ToPeer { relay: from, .. } if from == relay));
+    world.client = new;
+    let alice = world.credentials("alice", Scheme::Md5);
+    world.ask(&Ask::permit("198.41.0.9:0").signed(&alice)).success();
+    world.ask(&Ask::refresh(700).signed(&alice)).success();
+    assert_eq!(reaches(&mut world, relay), old);
+    assert_eq!(world.effects(), []);
+
+    assert!(matches!(speaks(&mut world, new), Outcome::ToPeer { relay: from, .. } if from == relay));
+    let moved = Effect::Moved { allocation: relay.allocation, was: old, client: new, from: None };
+    assert_eq!(world.effects(), [moved]);
+    assert_eq!(reaches(&mut world, relay), new);
+    assert_eq!(speaks(&mut world, old), Outcome::Drop(DropReason::NoAllocation));
+    // The permission that was asked for from the new address, the channel and the quota have come along.
+    world.client = new;
+    assert!(matches!(world.feed(&Ask::send("198.41.0.9:5", b"x")), Outcome::ToPeer { .. }));
+    assert_eq!((world.server.allocations(), world.server.gate_mut().held()), (1, 1));
+}
+
+#[test]
+fn a_send_indication_is_data_too() {
+    let (mut world, relay, ticket) = mobile();
+    present(&mut world, elsewhere(1), &ticket).success();
+    assert!(matches!(world.feed(&Ask::send(PEER, b"x")), Outcome::ToPeer { .. }));
+    assert_eq!(reaches(&mut world, relay), elsewhere(1));
+}
+
+#[test]
+fn what_is_no_data_does_not_move_it() {
+    let (mut world, relay, ticket) = mobile();
+    let old = world.client;
+    present(&mut world, elsewhere(1), &ticket).success();
+    for noise in [&[0x40][..], &[0x40, 0, 0, 9, 1], &[0; 20], &[0xFF; 40]] {
+        assert!(matches!(world.feed(noise), Outcome::Drop(_)));
+    }
+    world.ask(&Ask::new(BINDING)).success();
+    assert_eq!(reaches(&mut world, relay), old);
+}
+
+#[test]
+fn the_lifetime_of_the_refresh_holds_wherever_it_came_from() {
+    let (mut world, _, ticket) = mobile();
+    world.sleep(500);
+    world.client = elsewhere(1);
+    let alice = world.credentials("alice", Scheme::Md5);
+    let ask = Ask::refresh(1000).raw(TICKET, &ticket).signed(&alice);
+    assert_eq!(world.ask(&ask).success().lifetime(), 1000);
+    world.sleep(999);
+    assert_eq!(world.server.allocations(), 1);
+    world.sleep(1);
+    assert_eq!(world.server.allocations(), 0);
+    assert_eq!(speaks(&mut world, elsewhere(1)), Outcome::Drop(DropReason::NoAllocation));
+}
+
+#[test]
+fn a_refresh_sent_again_gets_the_same_answer_for_forty_seconds() {
+    let (mut world, relay, ticket) = mobile();
+    let old = world.client;
+    world.client = elsewhere(1);
+    let alice = world.credentials("alice", Scheme::Md5);
+    let ask = Ask::present(&ticket).signed(&alice).fingerprint();
+    let reply = world.ask(&ask).success();
+    world.sleep(30);
+    assert_eq!(world.ask(&ask), reply);
+    assert_eq!(reaches(&mut world, relay), old);
+    speaks(&mut world, elsewhere(1));
+    world.sleep(9);
+    assert_eq!(world.ask(&ask), reply, "after the move as well");
+    world.sleep(1);
+    assert_eq!(world.ask(&ask).code(), Some(400));
+    assert_eq!(world.server.stats().retransmits, 2);
+}
+
+#[test]
+fn a_ticket_is_good_once_and_then_the_next_is() {
+    let (mut world, relay, first) = mobile();
+    let second = present(&mut world, elsewhere(1), &first).success().ticket().unwrap();
+    // Replayed, by the client itself or from anywhere.
+    for from in [elsewhere(1), elsewhere(2), client(40_000)] {
+        assert_eq!(present(&mut world, from, &first).code(), Some(400));
+    }
+    assert_eq!(counted(&world, MobilityEvent::TicketReplayed), 3);
+    // On to a third network without a word from the second: that one is forgotten, the first still is the current.
+    let third = present(&mut world, elsewhere(3), &second).success().ticket().unwrap();
+    assert_eq!(reaches(&mut world, relay), client(40_000));
+    assert_eq!(speaks(&mut world, elsewhere(1)), Outcome::Drop(DropReason::NoAllocation));
+    assert!(matches!(speaks(&mut world, elsewhere(3)), Outcome::ToPeer { .. }));
+    // And home again.
+    present(&mut world, client(40_000), &third).success();
+    assert!(matches!(speaks(&mut world, client(40_000)), Outcome::ToPeer { .. }));
+    assert_eq!(reaches(&mut world, relay), client(40_000));
+    for spent in [first, second, third] {
+        assert_eq!(present(&mut world, elsewhere(9), &spent).code(), Some(400));
+    }
+}
+
+#[test]
+fn a_ticket_from_where_the_client_is_already_is_400() {
+    let (mut world, _, ticket) = mobile();
+    let here = world.client;
+    assert_eq!(present(&mut world, here, &ticket).code(), Some(400));
+    let next = present(&mut world, elsewhere(1), &ticket).success().ticket().unwrap();
+    assert_eq!(present(&mut world, elsewhere(1), &next).code(), Some(400));
+    assert_eq!(present(&mut world, here, &next).code(), Some(400));
+    // It has not been spent by that.
+    present(&mut world, elsewhere(2), &next).success();
+}
+
+#[test]
+fn nobody_but_its_user_moves_an_allocation() {
+    let (mut world, relay, ticket) = mobile();
+    let old = world.client;
+    world.client = elsewhere(1);
+    assert_eq!(world.ask(&Ask::present(&ticket)).code(), Some(401));
+    let bob = world.credentials("bob", Scheme::Md5);
+    assert_eq!(world.ask(&Ask::present(&ticket).signed(&bob)).code(), Some(441));
+    assert_eq!(world.server.stats().credentials_refused[4], 1);
+    assert_eq!(speaks(&mut world, elsewhere(1)), Outcome::Drop(DropReason::NoAllocation));
+    assert_eq!(reaches(&mut world, relay), old);
+    present(&mut world, elsewhere(1), &ticket).success();
+}
+
+#[test]
+fn no_bytes_but_ours_are_a_ticket() {
+    let (mut world, _, ticket) = mobile();
+    world.client = elsewhere(1);
+    let alice = world.credentials("alice", Scheme::Md5);
+    let mut forgeries: Vec<Vec<u8>> = (0..ticket.len()).map(|length| ticket[..length].to_vec()).collect();
+    forgeries.push([&ticket[..], &[0]].concat());
+    forgeries.extend((0..ticket.len()).map(|at| {
+        let mut forged = ticket.clone();
+        forged[at] ^= 0x10;
+        forged
+    }));
+    forgeries.push(vec![0; 700]);
+    for forged in &forgeries {
+        assert_eq!(world.ask(&Ask::present(forged).signed(&alice)).code(), Some(400));
+    }
+    assert_eq!(counted(&world, MobilityEvent::TicketInvalid), forgeries.len() as u64);
+    let bytes = Ask::present(&ticket).signed(&alice).bytes();
+    for length in 0..bytes.len() {
+        assert!(matches!(world.feed(&bytes[..length]), Outcome::Drop(_)), "{length}");
+    }
+    world.ask(&Ask::present(&ticket).signed(&alice)).success();
+}
+
+#[test]
+fn the_ticket_of_an_allocation_that_has_ended_is_437() {
+    let (mut world, _, ticket) = mobile();
+    world.sleep(600);
+    assert_eq!(present(&mut world, elsewhere(1), &ticket).code(), Some(437));
+}
+
+#[test]
+fn one_address_has_one_allocation() {
+    let (mut world, _, ticket) = mobile();
+    world.client = elsewhere(1);
+    let (alice, _) = world.allocated();
+    assert_eq!(world.ask(&Ask::present(&ticket).signed(&alice)).code(), Some(437));
+    present(&mut world, elsewhere(2), &ticket).success();
+    let alice = world.credentials("alice", Scheme::Md5);
+    assert_eq!(world.ask(&Ask::allocate().signed(&alice)).code(), Some(437));
+    assert_eq!(world.server.gate_mut().held(), 2);
+}
+
+#[test]
+fn lifetime_zero_from_a_new_address_ends_the_allocation() {
+    let (mut world, _, ticket) = mobile();
+    world.client = elsewhere(1);
+    let alice = world.credentials("alice", Scheme::Md5);
+    let ask = Ask::refresh(0).raw(TICKET, &ticket).signed(&alice);
+    let reply = world.ask(&ask).success();
+    assert_eq!((reply.lifetime(), reply.ticket()), (0, None));
+    assert_eq!(world.server.gate_mut().held(), 0);
+    assert!(matches!(&world.effects()[..], [Effect::Closed { reason: ClosedReason::Deleted, .. }]));
+    assert_eq!(world.ask(&ask), reply);
+}
+
+#[test]
+fn a_mobile_allocation_outlives_its_stream_until_it_expires() {
+    let (mut world, relay, _) = from(stream(41_000));
+    world.server.disconnected(world.now, &stream(41_000));
+    assert_eq!(world.effects(), []);
+    assert_eq!(counted(&world, MobilityEvent::Kept), 1);
+    assert_eq!(world.peer_sends(relay, PEER, b"x"), Outcome::Drop(DropReason::ClientAway));
+    let icmp = world.server.from_icmp(world.now, relay, address(PEER), 3, 1, 0);
+    assert_eq!(Outcome::from(icmp), Outcome::Drop(DropReason::ClientAway));
+    world.sleep(599);
+    assert_eq!((world.server.allocations(), world.server.gate_mut().held()), (1, 1));
+    world.sleep(1);
+    assert_eq!((world.server.allocations(), world.server.gate_mut().held()), (0, 0));
+    assert!(matches!(&world.effects()[..], [Effect::Closed { reason: ClosedReason::Expired, .. }]));
+}
+
+#[test]
+fn one_that_is_not_mobile_ends_with_its_stream() {
+    let mut world = World::with(streams());
+    world.client = stream(41_000);
+    world.allocated();
+    world.server.disconnected(world.now, &stream(41_001));
+    assert_eq!(world.server.allocations(), 1);
+    world.server.disconnected(world.now, &stream(41_000));
+    assert_eq!((world.server.allocations(), world.server.gate_mut().held()), (0, 0));
+    assert!(matches!(&world.effects()[..], [Effect::Closed { reason: ClosedReason::Disconnected, .. }]));
+}
+
+#[test]
+fn a_stream_that_ends_while_its_relay_is_opened_leaves_nothing() {
+    let mut world = World::with(streams());
+    world.client = stream(41_000);
+    let alice = world.credentials("alice", Scheme::Md5);
+    let ask = Ask::allocate().raw(TICKET, &[]).signed(&alice);
+    let Outcome::Open(_) = world.feed(&ask.bytes()) else { panic!() };
+    world.server.disconnected(world.now, &stream(41_000));
+    assert_eq!((world.server.allocations(), world.server.gate_mut().held()), (0, 0));
+}
+
+#[test]
+fn after_its_stream_has_ended_an_allocation_moves_at_once() {
+    let (mut world, relay, ticket) = from(stream(41_000));
+    world.server.disconnected(world.now, &stream(41_000));
+    present(&mut world, elsewhere(1), &ticket).success();
+    assert_eq!(reaches(&mut world, relay), elsewhere(1));
+    assert!(matches!(&world.effects()[..], [Effect::Moved { .. }]));
+}
+
+#[test]
+fn the_end_of_the_old_stream_ends_the_wait_for_data() {
+    let (mut world, relay, ticket) = from(stream(41_000));
+    present(&mut world, elsewhere(1), &ticket).success();
+    assert_eq!(reaches(&mut world, relay), stream(41_000));
+    world.server.disconnected(world.now, &stream(41_000));
+    assert_eq!(reaches(&mut world, relay), elsewhere(1));
+}
+
+#[test]
+fn the_end_of_the_new_stream_leaves_the_old_address() {
+    let (mut world, relay, ticket) = mobile();
+    let next = present(&mut world, stream(41_000), &ticket).success().ticket().unwrap();
+    world.server.disconnected(world.now, &stream(41_000));
+    assert_eq!(reaches(&mut world, relay), client(40_000));
+    assert_eq!(speaks(&mut world, stream(41_000)), Outcome::Drop(DropReason::NoAllocation));
+    present(&mut world, elsewhere(1), &next).success();
+    assert!(matches!(speaks(&mut world, elsewhere(1)), Outcome::ToPeer { .. }));
+}
+
+#[test]
+fn who_gets_the_address_of_a_stream_that_has_ended_gets_nothing_else() {
+    let (mut world, relay, ticket) = from(stream(41_000));
+    world.server.disconnected(world.now, &stream(41_000));
+    // Another host behind the same NAT.
+    assert_eq!(speaks(&mut world, stream(41_000)), Outcome::Drop(DropReason::NoAllocation));
+    let bob = world.credentials("bob", Scheme::Md5);
+    assert_eq!(world.ask(&Ask::permit(PEER).signed(&bob)).code(), Some(437));
+    world.ask(&Ask::allocate().signed(&bob)).success();
+    let other = world.last_opened();
+    assert_eq!(world.peer_sends(relay, PEER, b"x"), Outcome::Drop(DropReason::ClientAway));
+    // Alice comes back, and Bob keeps what is his.
+    present(&mut world, elsewhere(1), &ticket).success();
+    assert_eq!(reaches(&mut world, relay), elsewhere(1));
+    world.server.close_one(world.now, relay.allocation, ClosedReason::Administrator);
+    world.client = stream(41_000);
+    let bob = world.credentials("bob", Scheme::Md5);
+    world.ask(&Ask::permit(PEER).signed(&bob)).success();
+    assert!(matches!(world.peer_sends(other, PEER, b"x"), Outcome::ToClient { .. }));
+    world.ask(&Ask::refresh(0).signed(&bob)).success();
+    assert_eq!((world.server.allocations(), world.server.gate_mut().held()), (0, 0));
+}
+
+#[test]
+fn the_client_itself_may_come_back_to_the_address_of_its_stream() {
+    let (mut world, relay, ticket) = from(stream(41_000));
+    world.server.disconnected(world.now, &stream(41_000));
+    present(&mut world, stream(41_000), &ticket).success();
+    assert_eq!(reaches(&mut world, relay), stream(41_000));
+    assert!(matches!(speaks(&mut world, stream(41_000)), Outcome::ToPeer { .. }));
+}
+
+#[test]
+fn connections_to_peers_outlive_the_control_connection() {
+    let mut world = World::with(streams());
+    world.client = stream(41_000);
+    let alice = world.credentials("alice", Scheme::Md5);
+    let reply = world.ask(&Ask::allocate_tcp().raw(TICKET, &[]).signed(&alice)).success();
+    let relay = world.last_opened();
+    world.ask(&Ask::permit(PEER).signed(&alice)).success();
+    let connection = world.connected(&alice, PEER);
+    world.server.disconnected(world.now, &stream(41_000));
+    assert_eq!(
+        world.peer_connects(relay, "198.41.0.4:9"),
+        FromPeer::Refused(ConnectionRefusal::ClientAway),
+        "there is nobody to be told"
+    );
+    // Only a stream can control it.
+    let ticket = reply.ticket().unwrap();
+    assert_eq!(present(&mut world, elsewhere(1), &ticket).code(), Some(400));
+    let there = Client { listener: ListenerId(2), ..elsewhere(2) };
+    present(&mut world, there, &ticket).success();
+    assert_eq!(world.server.connections(), 1);
+    let FromPeer::Accepted { client, .. } = world.peer_connects(relay, "198.41.0.4:9") else { panic!() };
+    assert_eq!(client, there);
+    world.client = stream(5);
+    let alice = world.credentials("alice", Scheme::Md5);
+    let bind = Ask::connection_bind(connection).signed(&alice).bytes();
+    assert!(matches!(world.feed(&bind), Outcome::Bind { .. }));
+}
+
+#[test]
+fn strangers_cost_a_server_with_mobile_clients_no_memory() {
+    let (mut world, _, ticket) = mobile();
+    present(&mut world, elsewhere(1), &ticket).success();
+    let message = channel_data(0x4000, &[7; 120]);
+    let now = world.now;
+    let server = &mut world.server;
+    let counted = allocation_counter::measure(|| {
+        for port in 1..1000 {
+            std::hint::black_box(server.from_client(now, client(port), &message));
+        }
+    });
+    assert_eq!(counted.count_total, 0);
+}

@@ -1,0 +1,613 @@
+//! Mobility (RFC 8016) across the workers of a server: the client's new address belongs to another worker than its
+//! allocation.
+
+mod common;
+use common::*;
+use proptest::{prelude::*, test_runner::FileFailurePersistence};
+use turnpike_turn::server::{
+    Arrival, Client, ClosedReason, DropReason, Effect, ListenerId, MoveRequest, Moved, RelayId, ServerConfig,
+    stats::MobilityEvent,
+};
+
+/// The workers of a server, and a runtime that carries messages between them. Their clocks started at different times.
+struct Workers(Vec<World>);
+
+fn elsewhere(n: u16) -> Client {
+    Client { address: address(&format!("198.18.0.1:{n}")), ..client(n) }
+}
+
+impl Workers {
+    fn new(count: u16) -> Self {
+        let mut workers = World::workers(&streams(), count);
+        for (skew, world) in workers.iter_mut().enumerate() {
+            world.now.ms += 7_000 * skew as u64;
+        }
+        Self(workers)
+    }
+
+    /// Alice has a mobile allocation of worker 0 and a channel to the peer.
+    fn mobile(count: u16) -> (Self, RelayId, Vec<u8>) {
+        let mut workers = Self::new(count);
+        let owner = &mut workers.0[0];
+        let alice = owner.credentials("alice", Scheme::Md5);
+        let reply = owner.ask(&Ask::allocate().raw(TICKET, &[]).signed(&alice)).success();
+        let relay = owner.last_opened();
+        owner.ask(&Ask::bind(0x4000, PEER).signed(&alice)).success();
+        (workers, relay, reply.ticket().expect("one was asked for"))
+    }
+
+    /// What Alice signs for this address.
+    fn signed(&mut self, at: usize, from: Client, ask: Ask) -> Vec<u8> {
+        let world = &mut self.0[at];
+        world.client = from;
+        let alice = world.credentials("alice", Scheme::Md5);
+        ask.signed(&alice).bytes()
+    }
+
+    /// Carries a request through the server, from the worker that the kernel gave it to.
+    #[track_caller]
+    fn request(&mut self, at: usize, from: Client, bytes: &[u8]) -> Outcome {
+        self.0[at].client = from;
+        let mut outcome = self.0[at].feed(bytes);
+        let mut hops = 0;
+        while let Outcome::Forward { worker } = outcome {
+            hops += 1;
+            assert!(hops < 4, "a request that goes round in circles");
+            let owner = &mut self.0[usize::from(worker)];
+            let via = u16::try_from(at).expect("few workers");
+            let (verdict, arrival) = owner.server.from_elsewhere(owner.now, via, from, bytes);
+            outcome = verdict.into();
+            self.expect(at, arrival);
+        }
+        outcome
+    }
+
+    fn expect(&mut self, at: usize, arrival: Option<Arrival>) {
+        if let Some(arrival) = arrival {
+            let world = &mut self.0[at];
+            assert!(world.server.expect(world.now, arrival));
+        }
+    }
+
+    #[track_caller]
+    fn present(&mut self, at: usize, from: Client, ticket: &[u8]) -> Reply {
+        let bytes = self.signed(at, from, Ask::present(ticket));
+        match self.request(at, from, &bytes) {
+            Outcome::Reply(bytes) => Reply(bytes),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn export(&mut self, request: &MoveRequest) -> Option<Moved> {
+        let owner = &mut self.0[usize::from(request.owner)];
+        owner.server.export(owner.now, request)
+    }
+
+    /// Carries out a move as a runtime does. The relay's new name, if it came about.
+    fn carry_out(&mut self, request: &MoveRequest) -> Option<RelayId> {
+        let to = usize::from(request.to);
+        let Some(moved) = self.export(request) else {
+            self.0[to].server.not_moved(&request.client);
+            return None;
+        };
+        let here = &mut self.0[to];
+        match here.server.import(here.now, moved) {
+            Ok(allocation) => Some(RelayId { allocation, family: turnpike_turn::server::Family::V4 }),
+            Err(moved) => {
+                let owner = &mut self.0[usize::from(request.owner)];
+                owner.server.take_back(owner.now, moved);
+                None
+            }
+        }
+    }
+
+    /// Data from there; moves what has to be moved for it.
+    fn speaks(&mut self, at: usize, from: Client) -> (Outcome, Option<RelayId>) {
+        let data = channel_data(0x4000, b"from the client");
+        self.0[at].client = from;
+        match self.0[at].feed(&data) {
+            Outcome::Move(request) => {
+                let relay = self.carry_out(&request);
+                self.0[at].client = from;
+                (self.0[at].feed(&data), relay)
+            }
+            outcome => (outcome, None),
+        }
+    }
+
+    fn sleep(&mut self, seconds: u64) {
+        self.0.iter_mut().for_each(|world| world.sleep(seconds));
+    }
+
+    fn allocations(&self) -> Vec<usize> {
+        self.0.iter().map(|world| world.server.allocations()).collect()
+    }
+
+    fn held(&mut self) -> usize {
+        self.0[0].server.gate_mut().held()
+    }
+
+    fn counted(&self, event: MobilityEvent) -> u64 {
+        self.0.iter().map(|world| world.server.stats().mobility[event as usize]).sum()
+    }
+}
+
+#[track_caller]
+fn reaches(world: &mut World, relay: RelayId) -> Client {
+    match world.peer_sends(relay, PEER, b"from the peer") {
+        Outcome::ToClient { client, .. } => client,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn an_allocation_follows_its_client_to_another_worker() {
+    let (mut workers, relay, ticket) = Workers::mobile(3);
+    let (old, new) = (client(40_000), elsewhere(1));
+    workers.0[0].feed(&channel_data(0x4000, b"four"));
+    workers.sleep(100);
+    let reply = workers.present(2, new, &ticket).success();
+    assert_eq!(reply.lifetime(), 600);
+    let next = reply.ticket().unwrap();
+    assert_ne!(next, ticket);
+    // Until it speaks, everything is as it was.
+    assert_eq!(reaches(&mut workers.0[0], relay), old);
+    assert!(matches!(workers.speaks(0, old).0, Outcome::ToPeer { .. }));
+    assert_eq!(workers.allocations(), [1, 0, 0]);
+
+    workers.0.iter_mut().for_each(|world| drop(world.effects()));
+    let (outcome, moved) = workers.speaks(2, new);
+    let moved = moved.expect("it came");
+    assert!(matches!(outcome, Outcome::ToPeer { relay, .. } if relay == moved));
+    assert_eq!(workers.allocations(), [0, 0, 1]);
+    assert_eq!(workers.held(), 1);
+    assert_eq!(reaches(&mut workers.0[2], moved), new);
+    assert_eq!(workers.0[0].effects(), [], "it has not ended");
+    let effect =
+        Effect::Moved { allocation: moved.allocation, was: old, client: new, from: Some(relay.allocation) };
+    assert_eq!(workers.0[2].effects(), [effect]);
+    assert_eq!(workers.speaks(0, old).0, Outcome::Drop(DropReason::NoAllocation));
+    assert_eq!(workers.0[0].peer_sends(relay, PEER, b"x"), Outcome::Drop(DropReason::StaleRelay));
+    assert_eq!(workers.0[0].server.poll_timeout(), None);
+
+    // Its times are the same on the other clock: the permission ends after 300 s, of which 100 had gone.
+    workers.sleep(199);
+    assert_eq!(reaches(&mut workers.0[2], moved), new);
+    workers.sleep(1);
+    assert_eq!(workers.0[2].peer_sends(moved, PEER, b"x"), Outcome::Drop(DropReason::NoPermission));
+    workers.sleep(399);
+    assert_eq!(workers.allocations(), [0, 0, 1]);
+    workers.sleep(1);
+    assert_eq!(workers.allocations(), [0, 0, 0]);
+    assert_eq!(workers.held(), 0);
+    // The session tells of its whole life.
+    let effects = workers.0[2].effects();
+    let [Effect::Closed { client, username, reason, lived_ms, to_peer, to_client, .. }] = &effects[..] else {
+        panic!("{effects:?}")
+    };
+    assert_eq!((*client, &**username, *reason), (new, "alice", ClosedReason::Expired));
+    assert_eq!((*lived_ms, to_peer.0, to_client.0), (700_000, 3, 3));
+}
+
+#[test]
+fn the_next_ticket_leads_to_wherever_the_allocation_is() {
+    let (mut workers, _, mut ticket) = Workers::mobile(4);
+    // Before it has moved, after it has, home, and on.
+    let steps =
+        [(2, 1, false), (3, 2, true), (3, 3, true), (0, 4, false), (1, 5, false), (0, 6, true), (0, 7, true)];
+    for (at, port, speaks) in steps {
+        let reply = workers.present(at, elsewhere(port), &ticket).success();
+        let spent = std::mem::replace(&mut ticket, reply.ticket().unwrap());
+        if speaks {
+            assert!(matches!(workers.speaks(at, elsewhere(port)).0, Outcome::ToPeer { .. }), "{port}");
+            assert_eq!(workers.allocations()[at], 1);
+        }
+        for (anywhere, from) in (0..4).zip(100..) {
+            assert!(!workers.present(anywhere, elsewhere(from), &spent).is_success(), "a spent ticket");
+        }
+        assert_eq!(workers.allocations().iter().sum::<usize>(), 1);
+        assert_eq!(workers.held(), 1);
+    }
+}
+
+#[test]
+fn a_refresh_sent_again_gets_the_same_answer_from_whichever_worker() {
+    let (mut workers, _, ticket) = Workers::mobile(2);
+    let new = elsewhere(1);
+    let bytes = workers.signed(1, new, Ask::present(&ticket));
+    let first = workers.request(1, new, &bytes);
+    assert!(matches!(&first, Outcome::Reply(bytes) if Reply(bytes.clone()).is_success()));
+    workers.sleep(10);
+    assert_eq!(workers.request(1, new, &bytes), first);
+    workers.speaks(1, new);
+    assert_eq!(workers.allocations(), [0, 1]);
+    workers.sleep(29);
+    assert_eq!(workers.request(1, new, &bytes), first, "after the move");
+    workers.sleep(1);
+    assert!(
+        !matches!(workers.request(1, new, &bytes), Outcome::Reply(bytes) if Reply(bytes.clone()).is_success())
+    );
+}
+
+#[test]
+fn a_request_from_the_new_address_fetches_the_allocation_as_well() {
+    let (mut workers, _, ticket) = Workers::mobile(2);
+    let new = elsewhere(1);
+    workers.present(1, new, &ticket).success();
+    let bytes = workers.signed(1, new, Ask::permit("198.41.0.9:0"));
+    let Outcome::Move(request) = workers.request(1, new, &bytes) else { panic!() };
+    // While it is on its way, nothing else is asked for.
+    assert_eq!(workers.request(1, new, &bytes), Outcome::Drop(DropReason::Moving));
+    assert_eq!(workers.speaks(1, new).0, Outcome::Drop(DropReason::Moving));
+    assert!(workers.carry_out(&request).is_some());
+    assert!(
+        matches!(workers.request(1, new, &bytes), Outcome::Reply(bytes) if Reply(bytes.clone()).is_success())
+    );
+}
+
+#[test]
+fn nobody_is_given_away_but_to_where_it_is_expected() {
+    let (mut workers, _, ticket) = Workers::mobile(3);
+    workers.present(1, elsewhere(1), &ticket).success();
+    let data = channel_data(0x4000, b"x");
+    workers.0[1].client = elsewhere(1);
+    let Outcome::Move(request) = workers.0[1].feed(&data) else { panic!() };
+    let wrong = |change: fn(&mut MoveRequest)| {
+        let mut wrong = request;
+        change(&mut wrong);
+        wrong
+    };
+    assert!(workers.export(&wrong(|request| request.to = 2)).is_none());
+    assert!(workers.export(&wrong(|request| request.client = elsewhere(2))).is_none());
+    assert!(workers.export(&wrong(|request| request.owner = 1)).is_none());
+    let moved = workers.export(&request).expect("as asked");
+    assert_eq!(moved.client(), elsewhere(1));
+    assert!(workers.export(&request).is_none(), "once");
+    assert_eq!((workers.allocations(), workers.held()), (vec![0, 0, 0], 1));
+    let here = &mut workers.0[1];
+    assert!(here.server.import(here.now, moved).is_ok());
+    assert_eq!(workers.counted(MobilityEvent::Exported), workers.counted(MobilityEvent::Imported));
+}
+
+#[test]
+fn an_allocation_that_has_ended_meanwhile_does_not_come() {
+    let (mut workers, relay, ticket) = Workers::mobile(2);
+    workers.present(1, elsewhere(1), &ticket).success();
+    let owner = &mut workers.0[0];
+    owner.server.close_one(owner.now, relay.allocation, ClosedReason::Administrator);
+    assert_eq!(workers.speaks(1, elsewhere(1)), (Outcome::Drop(DropReason::NoAllocation), None));
+    assert_eq!(workers.held(), 0);
+    // The ticket does not travel for ever either.
+    assert_eq!(workers.present(1, elsewhere(2), &ticket).code(), Some(437));
+    assert_eq!(workers.present(0, elsewhere(2), &ticket).code(), Some(437));
+}
+
+#[test]
+fn a_client_that_leaves_before_it_speaks_is_still_led_to_the_owner() {
+    let (mut workers, relay, ticket) = Workers::mobile(2);
+    let dtls = Client { listener: ListenerId(3), ..elsewhere(1) };
+    let next = workers.present(1, dtls, &ticket).success().ticket().unwrap();
+    let there = &mut workers.0[1];
+    assert!(!there.server.disconnected(there.now, &dtls));
+    assert_eq!(workers.speaks(1, dtls).0, Outcome::Drop(DropReason::NoAllocation));
+    let last = workers.present(1, elsewhere(2), &next).success().ticket().unwrap();
+    workers.present(1, elsewhere(3), &last).success();
+    assert_eq!(reaches(&mut workers.0[0], relay), client(40_000));
+    assert!(matches!(workers.speaks(1, elsewhere(3)).0, Outcome::ToPeer { .. }));
+}
+
+#[test]
+fn what_is_expected_is_forgotten_when_the_allocation_would_have_expired() {
+    let (mut workers, _, ticket) = Workers::mobile(2);
+    workers.present(1, elsewhere(1), &ticket).success();
+    workers.sleep(600);
+    assert_eq!(workers.speaks(1, elsewhere(1)), (Outcome::Drop(DropReason::NoAllocation), None));
+    let alice = workers.signed(1, elsewhere(1), Ask::allocate());
+    assert!(matches!(workers.request(1, elsewhere(1), &alice), Outcome::Open(_)));
+}
+
+#[test]
+fn an_address_that_is_expected_makes_no_other_allocation() {
+    let (mut workers, _, ticket) = Workers::mobile(2);
+    workers.present(1, elsewhere(1), &ticket).success();
+    let alice = workers.signed(1, elsewhere(1), Ask::allocate());
+    assert!(
+        matches!(workers.request(1, elsewhere(1), &alice), Outcome::Reply(bytes) if Reply(bytes.clone()).code() == Some(437))
+    );
+    assert_eq!(workers.held(), 1);
+}
+
+/// The client has made an allocation at its new address while the owner was answering its Refresh.
+fn refused(workers: &mut Workers, ticket: &[u8]) -> MoveRequest {
+    let new = elsewhere(1);
+    let bytes = workers.signed(1, new, Ask::present(ticket));
+    let Outcome::Forward { worker: 0 } = workers.0[1].feed(&bytes) else { panic!() };
+    workers.0[1].allocated();
+    let owner = &mut workers.0[0];
+    let (verdict, arrival) = owner.server.from_elsewhere(owner.now, 1, new, &bytes);
+    assert!(matches!(Outcome::from(verdict), Outcome::Reply(_)));
+    workers.expect(1, arrival);
+    // The request would come when the client's other allocation has ended; here the owner acts first.
+    let owner = &mut workers.0[0];
+    owner.server.disconnected(owner.now, &client(40_000));
+    let effects = owner.effects();
+    let Some(Effect::Move(request)) = effects.last() else { panic!("{effects:?}") };
+    *request
+}
+
+#[test]
+fn what_cannot_be_taken_over_is_given_back() {
+    let (mut workers, _, ticket) = Workers::mobile(2);
+    let request = refused(&mut workers, &ticket);
+    assert!(workers.carry_out(&request).is_none());
+    assert_eq!((workers.allocations(), workers.held()), (vec![1, 1], 2));
+    workers.sleep(600);
+    assert_eq!((workers.allocations(), workers.held()), (vec![0, 0], 0));
+}
+
+#[test]
+fn an_allocation_given_back_lives_on_at_its_old_address() {
+    let (mut workers, _, ticket) = Workers::mobile(2);
+    let next = workers.present(1, elsewhere(1), &ticket).success().ticket().unwrap();
+    workers.0[1].client = elsewhere(1);
+    let Outcome::Move(request) = workers.0[1].feed(&channel_data(0x4000, b"x")) else { panic!() };
+    let moved = workers.export(&request).unwrap();
+    let owner = &mut workers.0[0];
+    let allocation = owner.server.take_back(owner.now, moved).expect("its address is free");
+    let relay = RelayId { allocation, family: turnpike_turn::server::Family::V4 };
+    workers.0[1].server.not_moved(&elsewhere(1));
+    assert_eq!(reaches(&mut workers.0[0], relay), client(40_000));
+    assert!(matches!(workers.speaks(0, client(40_000)).0, Outcome::ToPeer { .. }));
+    assert_eq!(workers.speaks(1, elsewhere(1)).0, Outcome::Drop(DropReason::NoAllocation));
+    // The ticket that it got is good, though it names the worker that has refused.
+    workers.present(1, elsewhere(2), &next).success();
+    assert_eq!(workers.held(), 1);
+}
+
+#[test]
+fn an_allocation_given_back_to_an_address_that_is_taken_ends() {
+    let (mut workers, _, ticket) = Workers::mobile(2);
+    workers.present(1, elsewhere(1), &ticket).success();
+    workers.0[1].client = elsewhere(1);
+    let Outcome::Move(request) = workers.0[1].feed(&channel_data(0x4000, b"x")) else { panic!() };
+    let moved = workers.export(&request).unwrap();
+    let owner = &mut workers.0[0];
+    owner.client = client(40_000);
+    owner.allocated();
+    assert!(owner.server.take_back(owner.now, moved).is_none());
+    assert!(matches!(&owner.effects()[..], [Effect::Closed { .. }]));
+    assert_eq!((workers.allocations(), workers.held()), (vec![1, 0], 1));
+}
+
+#[test]
+fn an_owner_whose_client_has_gone_gives_the_allocation_away_unasked() {
+    let mut workers = Workers::new(2);
+    let owner = &mut workers.0[0];
+    owner.client = stream(41_000);
+    let alice = owner.credentials("alice", Scheme::Md5);
+    let reply = owner.ask(&Ask::allocate().raw(TICKET, &[]).signed(&alice)).success();
+    owner.ask(&Ask::permit(PEER).signed(&alice)).success();
+    owner.effects();
+    let ticket = reply.ticket().unwrap();
+    // First the Refresh, then the end of the stream; and the reverse.
+    let next = workers.present(1, elsewhere(1), &ticket).success().ticket().unwrap();
+    let owner = &mut workers.0[0];
+    owner.server.disconnected(owner.now, &stream(41_000));
+    let effects = owner.effects();
+    let [Effect::Move(request)] = effects[..] else { panic!("{effects:?}") };
+    let relay = workers.carry_out(&request).expect("it goes");
+    assert_eq!(reaches(&mut workers.0[1], relay), elsewhere(1));
+
+    let dtls = Client { listener: ListenerId(3), ..elsewhere(1) };
+    let next = workers.present(0, dtls, &next).success().ticket().unwrap();
+    assert!(matches!(workers.speaks(0, dtls), (Outcome::Drop(DropReason::UnboundChannel), Some(_))));
+    let owner = &mut workers.0[0];
+    owner.server.disconnected(owner.now, &dtls);
+    owner.effects();
+    workers.present(1, elsewhere(2), &next).success();
+    let effects = workers.0[0].effects();
+    let [Effect::Move(request)] = effects[..] else { panic!("{effects:?}") };
+    let relay = workers.carry_out(&request).expect("it goes");
+    assert_eq!(reaches(&mut workers.0[1], relay), elsewhere(2));
+    assert_eq!((workers.allocations(), workers.held()), (vec![0, 1], 1));
+}
+
+#[test]
+fn a_stream_is_handed_over_to_the_owner() {
+    let (mut workers, relay, ticket) = Workers::mobile(3);
+    let new = stream(41_000);
+    let bytes = workers.signed(2, new, Ask::present(&ticket));
+    assert_eq!(workers.0[2].feed(&bytes), Outcome::HandOver { worker: 0 });
+    let owner = &mut workers.0[0];
+    let outcome = Outcome::from(owner.server.from_handed_over(owner.now, new, &bytes));
+    assert!(matches!(outcome, Outcome::Reply(bytes) if Reply(bytes.clone()).is_success()));
+    assert!(matches!(workers.speaks(0, new).0, Outcome::ToPeer { .. }));
+    assert_eq!(reaches(&mut workers.0[0], relay), new);
+    // The ticket of one that has ended is handed over once.
+    let spent = workers.signed(1, stream(5), Ask::present(&ticket));
+    let owner = &mut workers.0[0];
+    owner.server.close_all(owner.now, ClosedReason::Shutdown);
+    workers.0[1].client = stream(5);
+    assert_eq!(workers.0[1].feed(&spent), Outcome::HandOver { worker: 0 });
+    let owner = &mut workers.0[0];
+    let outcome = Outcome::from(owner.server.from_handed_over(owner.now, stream(5), &spent));
+    assert!(matches!(outcome, Outcome::Reply(bytes) if Reply(bytes.clone()).code() == Some(437)));
+}
+
+#[test]
+fn another_user_is_refused_by_the_owner_and_strangers_never_get_to_it() {
+    let (mut workers, relay, ticket) = Workers::mobile(2);
+    let new = elsewhere(1);
+    let away = &mut workers.0[1];
+    away.client = new;
+    assert_eq!(away.ask(&Ask::present(&ticket)).code(), Some(401));
+    let mut wrong = away.credentials("alice", Scheme::Md5);
+    wrong.password = "wrong".to_owned();
+    assert_eq!(away.ask(&Ask::present(&ticket).signed(&wrong)).code(), Some(401));
+    let bob = away.credentials("bob", Scheme::Md5);
+    assert_eq!(away.ask(&Ask::present(&[7; 32]).signed(&bob)).code(), Some(400));
+    let bytes = Ask::present(&ticket).signed(&bob).bytes();
+    assert!(
+        matches!(workers.request(1, new, &bytes), Outcome::Reply(bytes) if Reply(bytes.clone()).code() == Some(441))
+    );
+    assert_eq!(workers.0[0].server.stats().credentials_refused[4], 1);
+    assert_eq!(reaches(&mut workers.0[0], relay), client(40_000));
+    assert_eq!(workers.speaks(1, new).0, Outcome::Drop(DropReason::NoAllocation));
+}
+
+#[test]
+fn how_many_are_expected_is_bounded() {
+    const MANY: u16 = 8193;
+    let config = ServerConfig { max_lifetime: 3600, ..streams() };
+    let mut workers = World::workers(&config, 2);
+    let gate = TestGate { per_user: 20_000, total: 20_000, ..TestGate::default() };
+    for world in &mut workers {
+        world.server.gate_mut().clone_from(&gate);
+    }
+    let (left, right) = workers.split_at_mut(1);
+    let (owner, here) = (&mut left[0], &mut right[0]);
+    let mut accepted = 0;
+    for n in 1..=MANY {
+        owner.client = client(n);
+        let alice = owner.credentials("alice", Scheme::Md5);
+        let reply = owner.ask(&Ask::allocate().raw(TICKET, &[]).signed(&alice)).success();
+        owner.effects();
+        here.client = elsewhere(n);
+        let alice = here.credentials("alice", Scheme::Md5);
+        let bytes = Ask::present(&reply.ticket().unwrap()).signed(&alice).bytes();
+        let (_, arrival) = owner.server.from_elsewhere(owner.now, 1, here.client, &bytes);
+        accepted += u16::from(here.server.expect(here.now, arrival.expect("it arrives")));
+    }
+    assert_eq!(accepted, MANY - 1);
+    // Those that have expired make room.
+    here.sleep(600);
+    owner.client = client(MANY + 1);
+    let alice = owner.credentials("alice", Scheme::Md5);
+    let reply = owner.ask(&Ask::allocate().raw(TICKET, &[]).signed(&alice)).success();
+    here.client = elsewhere(MANY + 1);
+    here.now.unix = owner.now.unix;
+    let alice = here.credentials("alice", Scheme::Md5);
+    let bytes = Ask::present(&reply.ticket().unwrap()).signed(&alice).bytes();
+    let (_, arrival) = owner.server.from_elsewhere(owner.now, 1, here.client, &bytes);
+    assert!(here.server.expect(here.now, arrival.unwrap()));
+}
+
+#[test]
+fn messages_between_workers_may_cross_threads() {
+    fn is_send<T: Send>() {}
+    is_send::<Arrival>();
+    is_send::<MoveRequest>();
+    is_send::<Moved>();
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    /// A ticket, the good one or an older one, from an address at a worker.
+    Present {
+        at: usize,
+        port: u16,
+        age: usize,
+    },
+    Data {
+        at: usize,
+        port: u16,
+    },
+    Permit {
+        at: usize,
+        port: u16,
+    },
+    Gone {
+        at: usize,
+        port: u16,
+    },
+    Sleep(u64),
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let place = || (0..3_usize, 1..5_u16);
+    prop_oneof![
+        5 => (place(), prop_oneof![4 => Just(0), 1 => 1..4_usize])
+            .prop_map(|((at, port), age)| Step::Present { at, port, age }),
+        5 => place().prop_map(|(at, port)| Step::Data { at, port }),
+        2 => place().prop_map(|(at, port)| Step::Permit { at, port }),
+        2 => place().prop_map(|(at, port)| Step::Gone { at, port }),
+        2 => (0..50_u64).prop_map(Step::Sleep),
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig {
+        failure_persistence: Some(Box::new(FileFailurePersistence::WithSource("regressions"))),
+        ..ProptestConfig::default()
+    })]
+
+    /// Whatever the client does, one worker owns the allocation, the quota is held once, and the good ticket is good.
+    #[test]
+    fn one_worker_owns_it_whatever_happens(steps in prop::collection::vec(step(), 1..60)) {
+        let (mut workers, _, ticket) = Workers::mobile(3);
+        let mut tickets = vec![ticket];
+        // Ports are of one worker each, as 5-tuples are.
+        let from = |at: usize, port: u16| elsewhere(100 * u16::try_from(at).expect("few") + port);
+        for step in steps {
+            match step {
+                Step::Present { at, port, age } => {
+                    let Some(ticket) = tickets.iter().rev().nth(age).cloned() else { continue };
+                    let reply = workers.present(at, from(at, port), &ticket);
+                    match reply.is_success() {
+                        true => {
+                            prop_assert_eq!(age, 0, "a spent ticket");
+                            tickets.push(reply.ticket().expect("a new one"));
+                        }
+                        false => prop_assert!(age > 0 || reply.code() == Some(400), "{:?}", reply.code()),
+                    }
+                }
+                Step::Data { at, port } => { workers.speaks(at, from(at, port)); }
+                Step::Permit { at, port } => {
+                    let bytes = workers.signed(at, from(at, port), Ask::permit(PEER));
+                    if let Outcome::Move(request) = workers.request(at, from(at, port), &bytes) {
+                        workers.carry_out(&request);
+                    }
+                }
+                Step::Gone { at, port } => {
+                    let world = &mut workers.0[at];
+                    world.server.disconnected(world.now, &from(at, port));
+                }
+                Step::Sleep(seconds) => {
+                    workers.sleep(seconds);
+                    // It shall not expire here.
+                    for at in 0..3 {
+                        let client = workers.0[at].client;
+                        let bytes = workers.signed(at, client, Ask::refresh(3600));
+                        if let Outcome::Move(request) = workers.request(at, client, &bytes) {
+                            workers.carry_out(&request);
+                        }
+                    }
+                }
+            }
+            for at in 0..3 {
+                for effect in workers.0[at].effects() {
+                    match effect {
+                        Effect::Move(request) => {
+                            prop_assert!(workers.carry_out(&request).is_some());
+                        }
+                        Effect::Closed { .. } => prop_assert!(
+                            workers.0[at].now.ms >= 1_000_000 + 600_000, "it ended by other means than time"
+                        ),
+                        _ => {}
+                    }
+                }
+            }
+            let owners = workers.allocations().iter().sum::<usize>();
+            prop_assert!(owners <= 1);
+            prop_assert_eq!(workers.held(), owners);
+            if owners == 0 {
+                return Ok(());
+            }
+        }
+        // The good ticket leads there from every worker.
+        for at in [2, 0, 1] {
+            let ticket = tickets.last().cloned().expect("one is good");
+            tickets.push(workers.present(at, from(at, 50), &ticket).success().ticket().expect("a new one"));
+        }
+    }
+}
