@@ -6,6 +6,7 @@ use crate::{
     credentials_args::CredentialsArgs,
     forward_args::ForwardArgs,
     load_args::{LoadCommand, ReflectArgs},
+    probe_args::{PROBE, PROBE_EXAMPLES, ProbeArgs},
     serve_args::{CheckConfigArgs, ServeArgs},
 };
 
@@ -42,12 +43,15 @@ pub(crate) enum Command {
         #[command(subcommand)]
         command: LoadCommand,
     },
+    /// Say what a STUN or TURN server supports, and what is wrong with it
+    #[command(long_about = PROBE, after_help = PROBE_EXAMPLES)]
+    Probe(ProbeArgs),
     /// Compare programs in network namespaces: is it faster, by how much, how sure, and where does the time go
     Lab(Box<turnpike_lab::LabArgs>),
 }
 
 const EXIT_CODES: &str = "\
-Exit codes: 0 done, 1 failed, 2 bad usage or configuration, 3 an asked-for limit (--max-loss, --max-p99) was exceeded.";
+Exit codes: 0 done, 1 failed, 2 bad usage or configuration, 3 an asked-for limit (--max-loss, --max-p99, --fail-on) was exceeded.";
 
 const SERVE: &str = "\
 Run a TURN/STUN server over UDP (RFC 8656, RFC 8489).
@@ -194,6 +198,7 @@ mod tests {
             &["load", "rr"],
             &["load", "connect"],
             &["load", "udp"],
+            &["probe"],
         ] {
             let help = help_of(path);
             let example = format!("turnpike {}", path.join(" "));

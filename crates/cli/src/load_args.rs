@@ -1,7 +1,8 @@
 //! Flags of `turnpike load turn` and `turnpike reflect`, and what all generators' flags share.
 
 use std::{
-    net::{IpAddr, SocketAddr, ToSocketAddrs},
+    io,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs},
     num::ParseFloatError,
     path::PathBuf,
     time::Duration,
@@ -9,11 +10,11 @@ use std::{
 
 use clap::{Args, Subcommand};
 use turnpike_load::{
-    Rate, reflect,
-    turn::{Config, Mode, Via},
+    LoadError, Rate, TlsOptions, Transport, reflect,
+    turn::{Config, Family, Mode, Relayed, Via},
+    uri::ServerUri,
 };
 use turnpike_net::Datapath;
-use turnpike_ops::turn_uri::TurnUri;
 
 use crate::load_forward_args::{
     LOAD_CONNECT, LOAD_CONNECT_EXAMPLES, LOAD_RR, LOAD_RR_EXAMPLES, LOAD_TCP, LOAD_TCP_EXAMPLES, LOAD_UDP,
@@ -43,13 +44,33 @@ pub(crate) enum LoadCommand {
 /// Flags of `load turn`.
 #[derive(Args)]
 pub(crate) struct LoadTurnArgs {
-    /// The TURN server over UDP: turn:HOST[:PORT] or HOST[:PORT], port 3478 by default
+    /// The TURN server: turn:HOST[:PORT][?transport=udp|tcp], turns:… (TLS; with ?transport=udp DTLS), or HOST[:PORT]; port
+    /// 3478 by default, 5349 with TLS or DTLS
     #[arg(value_name = "SERVER")]
-    server: TurnUri,
+    server: ServerUri,
 
-    /// The reflector as the server reaches it (`turnpike reflect` beside the server: 127.0.0.1:3480)
-    #[arg(long, value_name = "ADDR:PORT", default_value = "127.0.0.1:3480", value_parser = resolve)]
-    peer: SocketAddr,
+    /// How clients reach the server: udp, tcp, tls or dtls [default: as SERVER says, udp]
+    #[arg(long, value_name = "T")]
+    transport: Option<Transport>,
+
+    /// What is relayed: "udp" datagrams, or "tcp" connections to a `turnpike reflect --tcp` (RFC 6062; over tcp or tls)
+    #[arg(long, value_name = "WHAT", default_value = "udp", value_parser = relayed)]
+    relay: Relayed,
+
+    /// Family of the relayed address, 4 or 6 [default: that of --peer]
+    #[arg(long, value_name = "4|6")]
+    family: Option<Family>,
+
+    #[command(flatten)]
+    trust: TrustArgs,
+
+    /// Make a full TLS handshake for each connection, instead of resuming sessions
+    #[arg(long)]
+    no_resumption: bool,
+
+    /// The reflector as the server reaches it [default: `turnpike reflect` beside the server, 127.0.0.1:3480 or [::1]:3480]
+    #[arg(long, value_name = "ADDR:PORT", value_parser = resolve)]
+    peer: Option<SocketAddr>,
 
     /// Long-term credential; leave it out for a server without authentication
     #[arg(long, value_name = "NAME:PASSWORD", env = "TURNPIKE_LOAD_USER", hide_env_values = true, value_parser = user)]
@@ -114,18 +135,57 @@ pub(crate) struct LoadTurnArgs {
     max_p99: Option<u64>,
 }
 
+/// Whom to believe.
+#[derive(Args)]
+pub(crate) struct TrustArgs {
+    /// PEM file with the certificate authorities to trust, or with the server's own certificate [default: those of this
+    /// machine]
+    #[arg(long, value_name = "FILE")]
+    ca: Option<PathBuf>,
+
+    /// Take any certificate: for tests
+    #[arg(long, conflicts_with = "ca")]
+    insecure: bool,
+
+    /// The name that the certificate must have, and that is asked for by SNI [default: the host of SERVER]
+    #[arg(long, value_name = "NAME")]
+    server_name: Option<String>,
+}
+
+impl TrustArgs {
+    pub(crate) fn into_options(self, resumption: bool) -> TlsOptions {
+        TlsOptions { ca: self.ca, insecure: self.insecure, server_name: self.server_name, resumption }
+    }
+}
+
 impl LoadTurnArgs {
     /// What to run, and where the JSON goes. Resolves the server's name.
-    pub(crate) fn into_config(self) -> Result<(Config, Option<PathBuf>), String> {
+    pub(crate) fn into_config(self) -> Result<(Config, Option<PathBuf>), LoadError> {
+        let transport = self.transport.unwrap_or_else(|| self.server.transport());
+        if !self.server.allows(transport) {
+            let what = format!("--transport {transport} does not go with {}", self.server);
+            return Err(LoadError::Config(what));
+        }
+        let reflector: IpAddr = match self.family {
+            Some(Family::V6) => Ipv6Addr::LOCALHOST.into(),
+            _ => Ipv4Addr::LOCALHOST.into(),
+        };
         let addresses = self
             .server
-            .resolve()
-            .map_err(|error| format!("cannot find the server {}: {error}", self.server.host))?;
-        let server = addresses.first().copied().ok_or("the server has no address")?;
+            .resolve(transport)
+            .map_err(|source| LoadError::Name { host: self.server.host.clone(), source })?;
+        let Some(server) = addresses.first().copied() else {
+            return Err(LoadError::Name { host: self.server.host, source: io::ErrorKind::NotFound.into() });
+        };
         let (user, password) = self.user.unwrap_or_default();
         let config = Config {
             server,
-            peer: self.peer,
+            host: self.server.name().map(str::to_owned),
+            transport,
+            tls: self.trust.into_options(!self.no_resumption),
+            relayed: self.relay,
+            family: self.family,
+            peer: self.peer.unwrap_or_else(|| (reflector, reflect::DEFAULT_PORT).into()),
             user,
             password,
             clients: self.clients,
@@ -183,6 +243,14 @@ impl ReflectArgs {
     }
 }
 
+fn relayed(text: &str) -> Result<Relayed, &'static str> {
+    match text {
+        "udp" => Ok(Relayed::Udp),
+        "tcp" => Ok(Relayed::Tcp),
+        _ => Err("expected udp or tcp"),
+    }
+}
+
 fn resolve(text: &str) -> Result<SocketAddr, String> {
     let mut found = text.to_socket_addrs().map_err(|error| format!("expected ADDR:PORT: {error}"))?;
     found.next().ok_or_else(|| "the name has no address".to_owned())
@@ -199,7 +267,7 @@ pub(crate) fn server(text: &str) -> Result<SocketAddr, String> {
     found.next().ok_or_else(|| "the name has no address".to_owned())
 }
 
-fn user(text: &str) -> Result<(String, String), &'static str> {
+pub(crate) fn user(text: &str) -> Result<(String, String), &'static str> {
     // Time-limited names hold a colon themselves (expiry:id), and their passwords, being base64, hold none; so a name that
     // begins with a number and a colon takes the last one.
     let is_timed = text.split_once(':').is_some_and(|(expiry, rest)| {
@@ -232,7 +300,12 @@ from the moment a datagram was due, so that a stall hides nothing; where the gen
 progress line appears on standard error each second.
 
 The JSON result is one object: sent, received, lost, duplicated, reordered, send_pps, recv_pps, recv_bps, \
-rtt_us {min,p50,p90,p99,p999,max}, jitter_us, late_us {p50,p99,max}, clients, size, rate, duration_s, datapath, errors {}.";
+rtt_us {min,p50,p90,p99,p999,max}, jitter_us, late_us {p50,p99,max}, clients, size, rate, duration_s, datapath, errors {}. \
+Over TLS and DTLS also full_handshakes and resumed_handshakes.
+
+Over TCP and TLS a message that waits for a slow server is still under way; one that finds no room any more counts as not sent, and \
+as error send_would_block. With --relay tcp each client has a connection to the peer of its own; what comes back on it is cut into \
+pieces of --size bytes, and sent_bytes and received_bytes are told; a piece that is not what was sent is an error garbled.";
 
 const LOAD_TURN_EXAMPLES: &str = "\
 Examples (with `turnpike reflect` and `turnpike serve --user a:b --allow-peer 127.0.0.0/8 --relay-ip 127.0.0.1` running):
@@ -240,6 +313,8 @@ Examples (with `turnpike reflect` and `turnpike serve --user a:b --allow-peer 12
   turnpike load turn turn:127.0.0.1:3478 --user a:b --clients 64 --burst 4 --rate 200k --max-loss 0.1
   turnpike load turn 127.0.0.1 --user a:b --rate max --size 1200 --json -
   turnpike load turn 127.0.0.1 --user a:b --mode allocate --clients 100 --rate max
+  turnpike load turn turns:127.0.0.1 --ca cert.pem --server-name turn.example.org --user a:b
+  turnpike load turn turn:127.0.0.1?transport=tcp --relay tcp --user a:b --rate max      (with `turnpike reflect --tcp 127.0.0.1:3480`)
 
 Exit codes: 0 done, 1 failed, 2 bad usage, 3 a limit (--max-loss, --max-p99) was exceeded.";
 

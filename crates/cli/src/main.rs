@@ -6,6 +6,8 @@ mod credentials_args;
 mod forward_args;
 mod load_args;
 mod load_forward_args;
+mod probe_args;
+mod probe_text;
 mod serve_args;
 mod summary;
 
@@ -19,7 +21,7 @@ use std::{
 
 use clap::Parser;
 use turnpike_load::{
-    LoadError, Outcome, Report,
+    LoadError, Outcome, Report, probe,
     progress::{self, Interval},
     reflect::Reflector,
     stream, turn, udp,
@@ -36,6 +38,7 @@ use crate::{
     credentials_args::CredentialsArgs,
     forward_args::ForwardArgs,
     load_args::{LoadCommand, ReflectArgs},
+    probe_args::ProbeArgs,
     serve_args::{CheckConfigArgs, ServeArgs},
     summary::{Summary, Unit},
 };
@@ -44,7 +47,7 @@ use crate::{
 const FAILED: u8 = 1;
 /// Wrong flags or configuration; clap exits with the same.
 const BAD_USAGE: u8 = 2;
-/// `--max-loss` or `--max-p99`.
+/// `--max-loss`, `--max-p99` or `--fail-on`.
 const LIMIT_EXCEEDED: u8 = 3;
 
 fn main() -> ExitCode {
@@ -55,6 +58,7 @@ fn main() -> ExitCode {
         Command::Credentials(args) => print_credentials(args),
         Command::Reflect(args) => run_reflector(args),
         Command::Load { command } => generate(command),
+        Command::Probe(args) => probe(args),
         Command::Lab(args) => ExitCode::from(turnpike_lab::run(*args, &turnpike_lab::Stop::on_signals())),
     }
 }
@@ -155,7 +159,7 @@ fn generate(command: LoadCommand) -> ExitCode {
     match command {
         LoadCommand::Turn(args) => match args.into_config() {
             Ok((config, json)) => run_load(json, Unit::Messages, |show| turn::run(&config, show)),
-            Err(error) => fail(FAILED, &error),
+            Err(error) => fail_load(&error),
         },
         LoadCommand::Udp(args) => {
             let (config, json) = args.into_config();
@@ -173,6 +177,22 @@ fn generate(command: LoadCommand) -> ExitCode {
             let (config, json) = args.into_config();
             run_load(json, Unit::Messages, |show| stream::run(&config, show))
         }
+    }
+}
+
+fn probe(args: ProbeArgs) -> ExitCode {
+    let (config, asked) = args.into_config();
+    let report = match probe::run(&config) {
+        Ok(report) => report,
+        Err(error) => return fail_load(&error),
+    };
+    if let Err(error) = probe_text::show(&report, asked.json) {
+        return fail(FAILED, &format_args!("cannot write to standard output: {error}"));
+    }
+    match asked.fail_on {
+        _ if !report.usable => ExitCode::from(FAILED),
+        Some(limit) if report.worst() >= limit => ExitCode::from(LIMIT_EXCEEDED),
+        _ => ExitCode::SUCCESS,
     }
 }
 
@@ -237,7 +257,7 @@ fn tell(line: fmt::Arguments<'_>) {
 }
 
 /// Whoever reads has seen enough, as `head` has after ten lines.
-fn forgive_closed_pipe(error: io::Error) -> io::Result<()> {
+pub(crate) fn forgive_closed_pipe(error: io::Error) -> io::Result<()> {
     if error.kind() == io::ErrorKind::BrokenPipe { Ok(()) } else { Err(error) }
 }
 

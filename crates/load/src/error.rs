@@ -4,6 +4,8 @@ use std::{io, net::SocketAddr};
 
 use turnpike_turn::client::{Failure, Request};
 
+use crate::{transport::Transport, turn};
+
 /// Each message is one sentence for the user.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -22,6 +24,14 @@ pub enum LoadError {
         needed: u64,
         /// Descriptors allowed.
         limit: u64,
+    },
+    /// The name leads nowhere.
+    #[error("cannot find the server {host}: {source}")]
+    Name {
+        /// The name.
+        host: String,
+        /// The resolver's answer.
+        source: io::Error,
     },
     /// A socket could not be made.
     #[error("cannot open a UDP socket towards {server}: {source}")]
@@ -141,11 +151,25 @@ pub enum LoadError {
         /// How the last attempt failed.
         what: &'static str,
     },
+    /// A connection to the server could not be made, or ended.
+    #[error("{transport} {server}: {what}{}", link_hint(*transport, *during_setup, what))]
+    Link {
+        /// How it was reached.
+        transport: Transport,
+        /// The server.
+        server: SocketAddr,
+        /// What happened.
+        what: String,
+        /// Whether that was before it carried anything.
+        during_setup: bool,
+    },
     /// No answer at all.
     #[error(
-        "udp {server} does not answer {request} ({ready} of {clients} clients were ready); check its address, its listeners and any firewall between"
+        "{transport} {server} does not answer {request} ({ready} of {clients} clients were ready); check its address, its listeners and any firewall between"
     )]
     NoAnswer {
+        /// How it was reached.
+        transport: Transport,
         /// The server.
         server: SocketAddr,
         /// What was asked.
@@ -195,7 +219,7 @@ pub enum LoadError {
         /// What was asked.
         request: Request,
         /// How it failed.
-        failure: Failure,
+        failure: Box<Failure>,
     },
     /// Threads, epoll and the like.
     #[error("{what}: {source}")]
@@ -227,18 +251,21 @@ impl LoadError {
 
     /// What a client's failed request means for the run.
     pub(crate) fn from_failure(
-        server: SocketAddr,
+        config: &turn::Config,
         client: usize,
         request: Request,
         failure: Failure,
         (ready, clients): (usize, usize),
     ) -> Self {
+        let turn::Config { server, transport, .. } = *config;
         match failure {
             Failure::Refused { code, reason } => Self::Refused { server, request, client, code, reason },
             Failure::Credentials { username, realm } => Self::Credentials { server, user: username, realm },
             Failure::CredentialsNeeded { realm } => Self::CredentialsNeeded { server, realm },
-            Failure::Timeout { unverified: None, .. } => Self::NoAnswer { server, request, ready, clients },
-            failure => Self::Protocol { server, request, failure },
+            Failure::Timeout { unverified: None, .. } => {
+                Self::NoAnswer { transport, server, request, ready, clients }
+            }
+            failure => Self::Protocol { server, request, failure: Box::new(failure) },
         }
     }
 }
@@ -258,6 +285,22 @@ fn listen_hint(transport: &str, error: &io::Error) -> String {
             format!("choose an address of this machine (ip address) with {flag}")
         }
         _ => format!("choose another with {flag} ADDR:PORT"),
+    }
+}
+
+/// What to do about a connection that failed.
+fn link_hint(transport: Transport, during_setup: bool, what: &str) -> &'static str {
+    let certificate = what.contains("certificate");
+    match transport {
+        _ if certificate => {
+            "; name its authority with --ca FILE, another name with --server-name, or for a test take any with --insecure"
+        }
+        _ if !during_setup => "; is the server still running?",
+        Transport::Tls if !what.contains("refused") => {
+            "; does TLS really listen on this port (5349 by default)?"
+        }
+        Transport::Dtls => "; does DTLS listen on this port (5349 by default), with an ECDSA certificate?",
+        _ => "; is the server running, and is this one of its listeners?",
     }
 }
 

@@ -29,7 +29,6 @@ pub mod serve;
 pub mod session_log;
 mod signals;
 pub mod stop;
-pub mod turn_uri;
 
 pub use config::{ConfigErrors, Flags, Settings, Sources};
 pub use secret::Secret;

@@ -2,7 +2,8 @@
 //!
 //! `clients` of them are under way at a time, each from a source port that was not used before, as far as there are any:
 //! a server may remember a deleted allocation's 5-tuple for a while (coturn 4.6 for a second, and answers 437). The
-//! latency is that of the whole Allocate dialogue: the challenge, and the request that answers it.
+//! latency is that of the whole Allocate dialogue: the challenge, and the request that answers it; over TCP, TLS and DTLS each
+//! allocation has a connection of its own, and opening it counts.
 
 use std::{collections::VecDeque, io, time::Duration};
 
@@ -11,12 +12,14 @@ use turnpike_turn::client::{Event, Failure, Request};
 use super::{
     Shared,
     engine::{Engine, NoData, client_settings},
+    finished,
 };
 use crate::{
     LoadError,
     clock::{nanos, thread_cpu},
     pacer::Pacer,
     run::{Errors, Finished, Schedule, Tallies},
+    secure::Security,
 };
 
 /// Source ports, taken in turn. They end below 49152, where a server on the same machine has its relay ports (RFC 8656
@@ -27,9 +30,13 @@ const LONGEST_SLEEP: Duration = Duration::from_millis(20);
 const LONGEST_DRAIN_NS: u64 = 3_000_000_000;
 
 /// Runs one thread's share.
-pub(super) fn run(shared: &Shared<'_>, thread: usize) -> Result<Finished, LoadError> {
+pub(super) fn run(
+    shared: &Shared<'_>,
+    security: Option<&Security>,
+    thread: usize,
+) -> Result<Finished, LoadError> {
     let (limit, _) = shared.share(shared.config.clients, thread);
-    let engine = Engine::new(shared.config, limit, shared.clock)?;
+    let engine = Engine::new(shared.config, security, limit, shared.clock)?;
     shared.ready_clients.fetch_add(limit, std::sync::atomic::Ordering::Relaxed);
     shared.thread_is_ready();
     let schedule = loop {
@@ -102,7 +109,7 @@ impl Churn<'_> {
         }
         self.tallies.publish(&self.shared.slots[thread]);
         let cpu = cpu.zip(thread_cpu()).map(|(from, to)| to.saturating_sub(from));
-        Ok(Finished { errors: self.engine.errors, cpu, ..Finished::default() })
+        Ok(finished(config, self.engine, Finished { cpu, ..Finished::default() }))
     }
 
     /// Starts what is due, as far as allocations and sockets are free; returns how long there is nothing to start.
@@ -163,8 +170,13 @@ impl Churn<'_> {
 
     fn failed(&mut self, index: usize, request: Request, failure: Failure) -> Result<(), LoadError> {
         if self.granted == 0 {
-            let server = self.shared.config.server;
-            return Err(LoadError::from_failure(server, index, request, failure, (0, self.limit)));
+            return Err(LoadError::from_failure(
+                self.shared.config,
+                index,
+                request,
+                failure,
+                (0, self.limit),
+            ));
         }
         count(&mut self.engine.errors, request, &failure);
         self.rest(index)
@@ -197,12 +209,13 @@ impl Churn<'_> {
         if self.granted > 0 {
             return Ok(());
         }
-        if self.engine.unreachable {
-            return Err(LoadError::Unreachable { server });
+        if let Some(failure) = self.engine.setup_failure(self.shared.config) {
+            return Err(failure);
         }
         if now.saturating_sub(self.schedule.start) > nanos(self.shared.config.setup_timeout) {
             let request = Request::Allocate;
-            return Err(LoadError::NoAnswer { server, request, ready: 0, clients: self.limit });
+            let transport = self.shared.config.transport;
+            return Err(LoadError::NoAnswer { transport, server, request, ready: 0, clients: self.limit });
         }
         Ok(())
     }

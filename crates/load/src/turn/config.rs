@@ -4,14 +4,26 @@ use std::{fmt, net::SocketAddr, str::FromStr, time::Duration};
 
 use turnpike_measure::Rate;
 use turnpike_net::Datapath;
+use turnpike_turn::client::Relayed;
+use turnpike_wire::turn_types::AddressFamily;
 
-use crate::{LoadError, payload::HEADER_LEN};
+use crate::{LoadError, payload::HEADER_LEN, secure::TlsOptions, transport::Transport};
 
 /// Settings of `load turn`. [`Config::default`] holds the documented defaults.
 #[derive(Clone, Debug)]
 pub struct Config {
     /// The TURN server. Default 127.0.0.1:3478.
     pub server: SocketAddr,
+    /// The server's name, as its certificate has it; `None` where it was named by address.
+    pub host: Option<String>,
+    /// How clients reach it. Default UDP.
+    pub transport: Transport,
+    /// How its certificate is judged.
+    pub tls: TlsOptions,
+    /// What is relayed: datagrams, or TCP connections (RFC 6062; over TCP or TLS only). Default datagrams.
+    pub relayed: Relayed,
+    /// Family of the relayed address. Default: the peer's.
+    pub family: Option<Family>,
     /// The reflector, as the server reaches it. Default 127.0.0.1:3480.
     pub peer: SocketAddr,
     /// Long-term username; empty for a server without authentication.
@@ -52,6 +64,11 @@ impl Default for Config {
     fn default() -> Self {
         Self {
             server: SocketAddr::from(([127, 0, 0, 1], 3478)),
+            host: None,
+            transport: Transport::Udp,
+            tls: TlsOptions::default(),
+            relayed: Relayed::Udp,
+            family: None,
             peer: SocketAddr::from(([127, 0, 0, 1], crate::reflect::DEFAULT_PORT)),
             user: String::new(),
             password: String::new(),
@@ -78,6 +95,8 @@ impl Config {
     pub const MAX_CLIENTS: usize = 10_000;
     /// The longest payload: a UDP datagram less an IPv6 Send indication's header.
     pub const MAX_SIZE: usize = 65_000;
+    /// The longest payload over DTLS: a record's 2^14 bytes (RFC 6347 section 4.1) less the longest header.
+    pub const MAX_DTLS_SIZE: usize = 16_000;
     /// The longest burst: the kernel's UDP_MAX_SEGMENTS in all versions that have it.
     pub const MAX_BURST: usize = 64;
 
@@ -96,6 +115,7 @@ impl Config {
         if self.duration.is_zero() {
             return Err(LoadError::Config("--duration is 0, but must be above it".to_owned()));
         }
+        self.validate_transport()?;
         if self.window.is_some_and(|window| window < self.burst() as u64) {
             return Err(LoadError::Config(format!(
                 "--window is shorter than a burst ({} datagrams), so that nothing could be sent",
@@ -103,6 +123,51 @@ impl Config {
             )));
         }
         Ok(())
+    }
+
+    fn validate_transport(&self) -> Result<(), LoadError> {
+        let refused = |what: String| Err(LoadError::Config(what));
+        if self.mode == Mode::Invalid && self.transport != Transport::Udp {
+            return refused(format!("--mode invalid is for --transport udp, not for {}", self.transport));
+        }
+        if self.relayed == Relayed::Tcp && !self.transport.is_stream() {
+            return refused(format!(
+                "--relay tcp needs --transport tcp or tls (RFC 6062 section 4.1), not {}",
+                self.transport
+            ));
+        }
+        if let (Mode::Packet, Some(family)) = (self.mode, self.family)
+            && (family == Family::V6) != self.peer.is_ipv6()
+        {
+            return refused(format!(
+                "--family {family} does not go with the peer {}: name another with --peer",
+                self.peer
+            ));
+        }
+        // A record holds less than a datagram may.
+        if self.transport == Transport::Dtls && self.size > Self::MAX_DTLS_SIZE {
+            return refused(format!(
+                "--size is {}, but over DTLS must be {HEADER_LEN} to {}",
+                self.size,
+                Self::MAX_DTLS_SIZE
+            ));
+        }
+        Ok(())
+    }
+
+    /// REQUESTED-ADDRESS-FAMILY of an allocation; IPv4 is what a server gives unasked.
+    pub(super) fn address_family(&self) -> Option<AddressFamily> {
+        match self.family {
+            Some(Family::V4) => Some(AddressFamily::IPV4),
+            Some(Family::V6) => Some(AddressFamily::IPV6),
+            None => self.peer.is_ipv6().then_some(AddressFamily::IPV6),
+        }
+    }
+
+    /// Connections or sockets of one client.
+    #[must_use]
+    pub(super) fn files_per_client(&self) -> usize {
+        if self.relayed == Relayed::Tcp { 2 } else { 1 }
     }
 
     /// Datagrams of one client back to back.
@@ -120,6 +185,36 @@ impl Config {
     pub fn threads(&self) -> usize {
         let cores = || std::thread::available_parallelism().map_or(1, usize::from);
         self.threads.unwrap_or_else(cores).min(self.clients)
+    }
+}
+
+/// An address family.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Family {
+    /// IPv4.
+    V4,
+    /// IPv6.
+    V6,
+}
+
+impl FromStr for Family {
+    type Err = UnknownName;
+
+    fn from_str(name: &str) -> Result<Self, Self::Err> {
+        match name {
+            "4" => Ok(Self::V4),
+            "6" => Ok(Self::V6),
+            _ => Err(UnknownName { value: name.to_owned(), expected: "4 or 6" }),
+        }
+    }
+}
+
+impl fmt::Display for Family {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::V4 => "4",
+            Self::V6 => "6",
+        })
     }
 }
 
@@ -217,6 +312,10 @@ mod tests {
             (Config { threads: Some(0), ..base() }, "--threads"),
             (Config { duration: Duration::ZERO, ..base() }, "--duration"),
             (Config { rate: Rate::Max, window: Some(8), ..base() }, "--window"),
+            (Config { mode: Mode::Invalid, transport: Transport::Tcp, ..base() }, "--mode invalid"),
+            (Config { relayed: Relayed::Tcp, ..base() }, "--relay tcp"),
+            (Config { family: Some(Family::V6), ..base() }, "--family 6"),
+            (Config { transport: Transport::Dtls, size: 20_000, ..base() }, "--size"),
         ] {
             let error = config.validate().unwrap_err().to_string();
             assert!(error.contains(flag), "{flag}: {error}");
@@ -228,6 +327,9 @@ mod tests {
     fn names_read_back() {
         for via in [Via::Channel, Via::Send] {
             assert_eq!(via.to_string().parse(), Ok(via));
+        }
+        for family in [Family::V4, Family::V6] {
+            assert_eq!(family.to_string().parse(), Ok(family));
         }
         for mode in [Mode::Packet, Mode::Allocate, Mode::Invalid] {
             assert_eq!(mode.to_string().parse(), Ok(mode));

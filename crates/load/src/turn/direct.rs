@@ -68,9 +68,8 @@ pub(super) fn set_up(
 
 #[expect(clippy::cast_possible_truncation, reason = "validated: at most 10,000 clients")]
 fn send(engine: &mut Engine, index: usize, first: usize) {
-    let route = engine.route(index);
     let stamp = Stamp { client: (first + index) as u32, sequence: PROBE, due_ns: 0 };
-    engine.tx.push_with(&route, HEADER_LEN, |out| stamp.write(out));
+    engine.push_with(index, HEADER_LEN, |out| stamp.write(out));
 }
 
 struct Answers {

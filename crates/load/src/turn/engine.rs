@@ -1,23 +1,30 @@
-//! The sockets of one thread, with a TURN client behind each: sending, receiving, retransmitting. What the traffic is, the
-//! modes decide.
+//! The clients of one thread, with a socket or a connection behind each: sending, receiving, retransmitting. What the traffic
+//! is, the modes decide.
 
-use std::{io, net::SocketAddr, sync::Arc, time::Duration};
+use std::{io, sync::Arc, time::Duration};
 
-use turnpike_net::{Datapath, Route, Rx, SocketId, Sockets, Tx, UdpOptions, UdpSocket, poll::Poller};
-use turnpike_turn::client::{self, Client, Event, Incoming};
+use turnpike_net::poll::{Event as Ready, Poller};
+use turnpike_turn::client::{
+    self, Client, ConnectionId, DataConnection, Event, Failure, Incoming, Progress, Relayed,
+};
 
-use super::Config;
-use crate::{LoadError, clock::Clock, run::Errors};
+use super::{
+    Config,
+    datagrams::Datagrams,
+    links::{Framing, Links},
+};
+use crate::{LoadError, clock::Clock, run::Errors, secure::Security, transport::Transport};
 
 /// How often clients are asked whether something is due.
 const SWEEP_NS: u64 = 20_000_000;
 
-/// One socket and its client.
+/// One client.
 pub(super) struct Endpoint {
     pub(super) client: Client,
-    socket: SocketId,
     /// When the client wants to be called, in milliseconds.
     timeout: u64,
+    /// RFC 6062: the second connection, while it is being bound.
+    binding: Option<DataConnection>,
 }
 
 /// Who takes what arrives.
@@ -26,7 +33,7 @@ pub(super) trait Sink {
     fn raw(&mut self, _index: usize, _now_ns: u64, _datagram: &[u8]) -> bool {
         false
     }
-    /// Takes application data that the client recognised.
+    /// Takes application data that the client recognised, or that a peer connection brought.
     fn payload(&mut self, _index: usize, _now_ns: u64, _payload: &[u8]) {}
 }
 
@@ -36,63 +43,76 @@ impl Sink for NoData {}
 
 /// All that one thread drives.
 pub(super) struct Engine {
-    pub(super) tx: Tx,
     pub(super) endpoints: Vec<Endpoint>,
     /// What clients reported, by endpoint; whoever drives the engine empties it.
     pub(super) events: Vec<(usize, Event)>,
+    /// Endpoints whose peer connection was bound, or why not; likewise.
+    pub(super) bound: Vec<(usize, Result<(), Failure>)>,
     pub(super) errors: Errors,
     /// An ICMP "port unreachable" came from the server's address.
     pub(super) unreachable: bool,
     clock: Clock,
-    sockets: Sockets,
     poller: Poller,
-    rx: Rx,
-    ready: Vec<usize>,
+    ready: Vec<Ready>,
     next_sweep_ns: u64,
-    /// Datagrams that the kernel has not taken, as last seen.
-    refused: u64,
+    wire: Wire,
+    /// Length of the pieces into which a peer connection's bytes are cut.
+    piece: usize,
+}
+
+enum Wire {
+    Datagrams(Box<Datagrams>),
+    /// Peer connections, where there are any, stand behind the clients' own.
+    Links(Box<Links>),
 }
 
 impl Engine {
-    /// Opens a socket for each of `count` clients, connected to the server.
-    pub(super) fn new(config: &Config, count: usize, clock: Clock) -> Result<Self, LoadError> {
-        let mut engine = Self {
-            tx: Tx::new(config.datapath),
-            endpoints: Vec::with_capacity(count),
+    /// Makes `count` clients; datagram sockets are opened at once, connections when there is something to say.
+    pub(super) fn new(
+        config: &Config,
+        security: Option<&Security>,
+        count: usize,
+        clock: Clock,
+    ) -> Result<Self, LoadError> {
+        let poller = Poller::new().map_err(LoadError::system("cannot create an epoll instance"))?;
+        let wire = if config.transport == Transport::Udp {
+            let mut datagrams = Datagrams::new(config);
+            for _ in 0..count {
+                let server = config.server;
+                datagrams.add(config, &poller).map_err(|source| LoadError::Socket { server, source })?;
+            }
+            Wire::Datagrams(Box::new(datagrams))
+        } else {
+            let links = if config.relayed == Relayed::Tcp { 2 * count } else { count };
+            Wire::Links(Box::new(Links::new(config, links, security)?))
+        };
+        let settings = client_settings(config);
+        let endpoint =
+            || Endpoint { client: Client::new(Arc::clone(&settings)), timeout: u64::MAX, binding: None };
+        Ok(Self {
+            endpoints: (0..count).map(|_| endpoint()).collect(),
             events: Vec::new(),
+            bound: Vec::new(),
             errors: Errors::new(),
             unreachable: false,
             clock,
-            sockets: Sockets::default(),
-            poller: Poller::new().map_err(LoadError::system("cannot create an epoll instance"))?,
-            rx: Rx::new(config.datapath),
+            poller,
             ready: Vec::new(),
             next_sweep_ns: 0,
-            refused: 0,
-        };
-        let server = config.server;
-        let settings = client_settings(config);
-        for index in 0..count {
-            let open = open(config, 0).and_then(|socket| engine.watch(socket, index));
-            let socket = open.map_err(|source| LoadError::Socket { server, source })?;
-            let client = Client::new(Arc::clone(&settings));
-            engine.endpoints.push(Endpoint { client, socket, timeout: u64::MAX });
-        }
-        Ok(engine)
+            wire,
+            piece: config.size,
+        })
     }
 
-    fn watch(&mut self, socket: UdpSocket, index: usize) -> io::Result<SocketId> {
-        self.poller.add(&socket, index as u64)?;
-        Ok(self.sockets.insert(socket))
-    }
-
-    /// Gives an endpoint another socket, from this source port. Nothing may be queued for the old one.
+    /// Gives an endpoint another socket, over UDP from this source port. Nothing may be queued for the old one.
     pub(super) fn reopen(&mut self, index: usize, config: &Config, port: u16) -> io::Result<()> {
-        let socket = open(config, port)?;
-        let old = self.endpoints[index].socket;
-        self.endpoints[index].socket = self.watch(socket, index)?;
-        self.sockets.remove(old);
-        Ok(())
+        match &mut self.wire {
+            Wire::Datagrams(datagrams) => datagrams.reopen(index, config, &self.poller, port),
+            Wire::Links(links) => {
+                links.close(index);
+                Ok(())
+            }
+        }
     }
 
     /// Milliseconds, as clients count them.
@@ -100,10 +120,34 @@ impl Engine {
         self.clock.ns() / 1_000_000
     }
 
+    /// Queues a message of `len` bytes to the server.
     #[inline]
-    pub(super) fn route(&self, index: usize) -> Route {
-        let socket = self.endpoints[index].socket;
-        Route { socket, to: None, from: None, tos: 0, ttl: 0, dont_fragment: false }
+    pub(super) fn push_with(&mut self, index: usize, len: usize, fill: impl FnOnce(&mut [u8])) {
+        match &mut self.wire {
+            Wire::Datagrams(datagrams) => datagrams.push_with(index, len, fill),
+            Wire::Links(links) => links.push_with(index, len, fill),
+        }
+    }
+
+    /// Queues bytes for the peer of a bound connection (RFC 6062).
+    pub(super) fn push_to_peer(&mut self, index: usize, len: usize, fill: impl FnOnce(&mut [u8])) {
+        self.push_with(self.endpoints.len() + index, len, fill);
+    }
+
+    /// Whether a message for this endpoint, or its peer connection, finds room. UDP tells only when it is too late.
+    pub(super) fn has_room(&self, index: usize, to_peer: bool) -> bool {
+        match &self.wire {
+            Wire::Datagrams(_) => true,
+            Wire::Links(links) => links.has_room(if to_peer { self.endpoints.len() + index } else { index }),
+        }
+    }
+
+    /// Messages queued since the last flush.
+    pub(super) fn queued(&self) -> usize {
+        match &self.wire {
+            Wire::Datagrams(datagrams) => datagrams.queued(),
+            Wire::Links(links) => links.queued(),
+        }
     }
 
     /// Replaces an endpoint's client by one that has done nothing yet.
@@ -112,12 +156,23 @@ impl Engine {
         self.endpoints[index].timeout = u64::MAX;
     }
 
+    /// Opens the connection that is to be this peer connection's (RFC 6062 section 4.3).
+    pub(super) fn bind_connection(&mut self, index: usize, connection: ConnectionId) {
+        let endpoint = &mut self.endpoints[index];
+        endpoint.binding = Some(endpoint.client.data_connection(connection));
+        self.pump_binding(index);
+    }
+
     /// Queues what the client wants to send, and notes what it reports.
     pub(super) fn pump(&mut self, index: usize) {
-        let route = self.route(index);
         let endpoint = &mut self.endpoints[index];
         while let Some(bytes) = endpoint.client.poll_transmit() {
-            self.tx.push_bytes(&route, bytes);
+            match &mut self.wire {
+                Wire::Datagrams(datagrams) => {
+                    datagrams.push_with(index, bytes.len(), |out| out.copy_from_slice(bytes));
+                }
+                Wire::Links(links) => links.push_with(index, bytes.len(), |out| out.copy_from_slice(bytes)),
+            }
         }
         while let Some(event) = endpoint.client.poll_event() {
             self.events.push((index, event));
@@ -125,29 +180,39 @@ impl Engine {
         endpoint.timeout = endpoint.client.poll_timeout().unwrap_or(u64::MAX);
     }
 
-    /// Sends what is queued; returns how many datagrams the kernel did not take.
+    fn pump_binding(&mut self, index: usize) {
+        let bytes = self.endpoints[index].binding.as_mut().and_then(DataConnection::poll_transmit);
+        if let Some(bytes) = bytes {
+            self.push_to_peer(index, bytes.len(), |out| out.copy_from_slice(&bytes));
+        }
+    }
+
+    /// Sends what is queued; returns how many messages were not taken.
     pub(super) fn flush(&mut self) -> u64 {
-        if self.tx.queued() == 0 {
-            return 0;
+        match &mut self.wire {
+            Wire::Datagrams(datagrams) => datagrams.flush(&mut self.errors),
+            Wire::Links(links) => links.flush(&self.poller, &mut self.errors),
         }
-        self.tx.flush(&mut self.sockets, &self.rx);
-        let stats = self.tx.stats();
-        let refused = stats.would_block + stats.too_big + stats.refused;
-        if refused == self.refused {
-            return 0;
+    }
+
+    /// Why clients cannot be set up, if a socket or a connection has told.
+    pub(super) fn setup_failure(&self, config: &Config) -> Option<LoadError> {
+        let Config { server, transport, .. } = *config;
+        match &self.wire {
+            Wire::Datagrams(_) => self.unreachable.then_some(LoadError::Unreachable { server }),
+            Wire::Links(links) => links.broken.as_ref().map(|broken| {
+                let (what, during_setup) = (broken.what.clone(), broken.during_setup);
+                LoadError::Link { transport, server, what, during_setup }
+            }),
         }
-        let dropped = refused - self.refused;
-        self.refused = refused;
-        for (name, count) in [
-            ("send_would_block", stats.would_block),
-            ("send_too_big", stats.too_big),
-            ("send_refused", stats.refused),
-        ] {
-            if count > 0 {
-                self.errors.insert(name, count);
-            }
+    }
+
+    /// TLS and DTLS handshakes so far: full ones and resumed ones.
+    pub(super) fn handshakes(&self) -> (u64, u64) {
+        match &self.wire {
+            Wire::Datagrams(_) => (0, 0),
+            Wire::Links(links) => (links.full_handshakes, links.resumed_handshakes),
         }
-        dropped
     }
 
     /// Calls clients whose time has come.
@@ -158,6 +223,9 @@ impl Engine {
         }
         self.next_sweep_ns = now_ns + SWEEP_NS;
         let now = now_ns / 1_000_000;
+        if let Wire::Links(links) = &mut self.wire {
+            links.sweep(&mut self.errors);
+        }
         for index in 0..self.endpoints.len() {
             if self.endpoints[index].timeout <= now {
                 self.endpoints[index].client.handle_timeout(now);
@@ -166,90 +234,141 @@ impl Engine {
         }
     }
 
-    /// Waits for at most `timeout`, then hands over what has arrived. Returns how many datagrams that was.
+    /// Waits for at most `timeout`, then hands over what has arrived. Returns how many messages that was.
     pub(super) fn receive(&mut self, timeout: Duration, sink: &mut impl Sink) -> Result<usize, LoadError> {
         self.ready.clear();
         let events = self.poller.wait(Some(timeout)).map_err(LoadError::system("epoll_wait"))?;
-        self.ready.extend(events.iter().filter_map(|event| usize::try_from(event.token).ok()));
-        let mut datagrams = 0;
+        self.ready.extend_from_slice(events);
+        let mut messages = 0;
         for position in 0..self.ready.len() {
-            datagrams += self.drain(self.ready[position], sink);
+            let ready = self.ready[position];
+            let Ok(index) = usize::try_from(ready.token) else { continue };
+            messages += match &mut self.wire {
+                Wire::Datagrams(_) => self.drain_socket(index, sink),
+                Wire::Links(_) if index < self.endpoints.len() => self.drain_link(ready, index, sink),
+                Wire::Links(_) => self.drain_peer_link(ready, index - self.endpoints.len(), sink),
+            };
         }
-        Ok(datagrams)
+        Ok(messages)
     }
 
-    /// Receives from one socket.
-    fn drain(&mut self, index: usize, sink: &mut impl Sink) -> usize {
-        /// Receive calls before the other sockets, and sending, have their turn.
-        const CALLS: usize = 4;
-        let mut datagrams = 0;
-        let mut control = false;
-        let Some(endpoint) = self.endpoints.get_mut(index) else { return 0 };
-        let Some(socket) = self.sockets.get(endpoint.socket) else { return 0 };
-        for _ in 0..CALLS {
-            // What is queued for sending lies in `tx`, never in this arena.
-            self.rx.reset();
-            let received = match self.rx.recv(socket) {
-                Ok(received) => received,
-                Err(error) => {
-                    let refused = error.kind() == io::ErrorKind::ConnectionRefused;
-                    self.unreachable |= refused;
-                    *self.errors.entry(if refused { "port_unreachable" } else { "receive" }).or_default() +=
-                        1;
-                    continue;
-                }
-            };
+    fn drain_socket(&mut self, index: usize, sink: &mut impl Sink) -> usize {
+        let Self { wire: Wire::Datagrams(datagrams), endpoints, errors, clock, .. } = self else { return 0 };
+        let Some(endpoint) = endpoints.get_mut(index) else { return 0 };
+        let (mut messages, mut unexpected, mut control, mut now_ns) = (0, 0, false, 0);
+        self.unreachable |= datagrams.receive(index, errors, |datagram| match datagram {
             // One reading for the batch: these datagrams were all here when the call returned.
-            let now_ns = self.clock.ns();
-            for buffer in self.rx.buffers(received) {
-                for datagram in buffer.datagrams() {
-                    datagrams += 1;
-                    if sink.raw(index, now_ns, datagram) {
-                        continue;
-                    }
-                    match endpoint.client.handle_datagram(now_ns / 1_000_000, datagram) {
-                        Incoming::Data { payload, .. } => sink.payload(index, now_ns, payload),
-                        Incoming::Control => control = true,
-                        Incoming::Ignored(_) => *self.errors.entry("unexpected_datagram").or_default() += 1,
-                    }
+            None => now_ns = clock.ns(),
+            Some(datagram) => {
+                messages += 1;
+                match deliver(&mut endpoint.client, index, now_ns, datagram, sink) {
+                    Delivered::Data => {}
+                    Delivered::Control => control = true,
+                    Delivered::Unexpected => unexpected += 1,
                 }
             }
-            if !received.more {
-                break;
+        });
+        self.delivered(index, control, unexpected);
+        messages
+    }
+
+    fn drain_link(&mut self, ready: Ready, index: usize, sink: &mut impl Sink) -> usize {
+        let Self { wire: Wire::Links(links), endpoints, errors, clock, poller, .. } = self else { return 0 };
+        let Some(endpoint) = endpoints.get_mut(index) else { return 0 };
+        let (mut messages, mut unexpected, mut control) = (0, 0, false);
+        let now_ns = clock.ns();
+        links.serve(ready, poller, errors, &mut |_, message| {
+            messages += 1;
+            match deliver(&mut endpoint.client, index, now_ns, message, sink) {
+                Delivered::Data => {}
+                Delivered::Control => control = true,
+                Delivered::Unexpected => unexpected += 1,
             }
+            None
+        });
+        self.delivered(index, control, unexpected);
+        messages
+    }
+
+    /// A peer connection: first the answer to ConnectionBind, then the peer's bytes.
+    fn drain_peer_link(&mut self, ready: Ready, index: usize, sink: &mut impl Sink) -> usize {
+        let Self { wire: Wire::Links(links), endpoints, errors, clock, poller, bound, piece, .. } = self
+        else {
+            return 0;
+        };
+        let Some(endpoint) = endpoints.get_mut(index) else { return 0 };
+        let mut messages = 0;
+        let now_ns = clock.ns();
+        let piece = *piece;
+        links.serve(ready, poller, errors, &mut |_, message| {
+            messages += 1;
+            let Some(binding) = &mut endpoint.binding else {
+                if !sink.raw(index, now_ns, message) {
+                    sink.payload(index, now_ns, message);
+                }
+                return None;
+            };
+            match binding.handle_message(message) {
+                Ok(Progress::Pending) => None,
+                Ok(Progress::Bound) => {
+                    endpoint.binding = None;
+                    bound.push((index, Ok(())));
+                    Some(Framing::Fixed(piece))
+                }
+                Err(failure) => {
+                    bound.push((index, Err(failure)));
+                    None
+                }
+            }
+        });
+        self.pump_binding(index);
+        messages
+    }
+
+    fn delivered(&mut self, index: usize, control: bool, unexpected: u64) {
+        if unexpected > 0 {
+            *self.errors.entry("unexpected_datagram").or_default() += unexpected;
         }
         if control {
             self.pump(index);
         }
-        datagrams
+    }
+}
+
+enum Delivered {
+    Data,
+    Control,
+    Unexpected,
+}
+
+#[inline]
+fn deliver(
+    client: &mut Client,
+    index: usize,
+    now_ns: u64,
+    message: &[u8],
+    sink: &mut impl Sink,
+) -> Delivered {
+    if sink.raw(index, now_ns, message) {
+        return Delivered::Data;
+    }
+    match client.handle_datagram(now_ns / 1_000_000, message) {
+        Incoming::Data { payload, .. } => {
+            sink.payload(index, now_ns, payload);
+            Delivered::Data
+        }
+        Incoming::Control => Delivered::Control,
+        Incoming::Ignored(_) => Delivered::Unexpected,
     }
 }
 
 /// Settings of the TURN clients of a run.
 pub(super) fn client_settings(config: &Config) -> Arc<client::Config> {
     let mut settings = client::Config::new(config.user.as_str(), config.password.as_str());
-    if config.peer.is_ipv6() {
-        settings.family = Some(turnpike_wire::turn_types::AddressFamily::IPV6);
+    settings.family = config.address_family();
+    settings.relayed = config.relayed;
+    if config.transport.is_stream() {
+        settings.timing = client::Timing::RELIABLE;
     }
     Arc::new(settings)
-}
-
-/// A socket connected to the server; port 0 lets the kernel choose.
-fn open(config: &Config, port: u16) -> io::Result<UdpSocket> {
-    /// Receive buffers of all clients together, as far as the kernel allows.
-    const ALL_BUFFERS: usize = 128 << 20;
-    let buffer = (ALL_BUFFERS / config.clients).clamp(256 << 10, 8 << 20);
-    let options = UdpOptions {
-        recv_buffer: Some(buffer),
-        send_buffer: Some(buffer.min(4 << 20)),
-        gro: config.datapath == Datapath::Gso,
-        ..UdpOptions::default()
-    };
-    let any: SocketAddr = match config.server {
-        SocketAddr::V4(_) => ([0; 4], port).into(),
-        SocketAddr::V6(_) => ([0_u16; 8], port).into(),
-    };
-    let socket = UdpSocket::bind(any, &options)?;
-    socket.connect(config.server)?;
-    Ok(socket)
 }

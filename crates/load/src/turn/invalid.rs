@@ -33,7 +33,7 @@ const MARK: [u8; 2] = *b"TP";
 /// Runs one thread's share.
 pub(super) fn run(shared: &Shared<'_>, thread: usize) -> Result<Finished, LoadError> {
     let (count, first) = shared.share(shared.config.clients, thread);
-    let mut engine = Engine::new(shared.config, count, shared.clock)?;
+    let mut engine = Engine::new(shared.config, None, count, shared.clock)?;
     // The seed is the thread's number: the same flood each time.
     let mut random = SmallRng::seed_from_u64(first as u64);
     let messages: Vec<_> = (0..PREPARED).map(|kind| message(kind, &mut random)).collect();
@@ -126,7 +126,7 @@ fn flood(
             return Ok(cpu);
         }
         let mut sleep = Duration::ZERO;
-        while engine.tx.queued() < BATCH {
+        while engine.queued() < BATCH {
             let due = pacer.as_ref().map_or(now.max(schedule.start), Pacer::due);
             if due > now {
                 sleep = Duration::from_nanos(due - now).clamp(SHORTEST_SLEEP, LONGEST_SLEEP);
@@ -136,9 +136,8 @@ fn flood(
                 pacer.advance();
             }
             let message = &messages[turn % messages.len()];
-            let route = engine.route(turn % count);
             turn += 1;
-            engine.tx.push_with(&route, message.len(), |out| {
+            engine.push_with((turn - 1) % count, message.len(), |out| {
                 out.copy_from_slice(message);
                 if let Some(id) = out.get_mut(TRANSACTION) {
                     id[..2].copy_from_slice(&MARK);

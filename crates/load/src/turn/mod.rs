@@ -11,21 +11,28 @@
 
 mod allocate;
 mod config;
+mod datagrams;
 mod direct;
 mod engine;
 mod invalid;
+mod links;
 mod packet;
+mod set_up;
 
-pub use config::{Config, Mode, UnknownName, Via};
+pub use config::{Config, Family, Mode, UnknownName, Via};
 
 pub use crate::run::Outcome;
 use turnpike_measure::Report;
+pub use turnpike_turn::client::Relayed;
 
 use crate::{
     LoadError,
     progress::{Interval, Kind},
     run::{self, Asked, Frame},
+    secure::Security,
+    transport::Transport,
 };
+use engine::Engine;
 
 type Shared<'a> = run::Shared<'a, Config>;
 
@@ -36,7 +43,11 @@ type Shared<'a> = run::Shared<'a, Config>;
 /// [`turnpike_measure::Report::errors`].
 pub fn run(config: &Config, progress: impl FnMut(&Interval)) -> Result<Outcome, LoadError> {
     config.validate()?;
-    run::check_files(config.clients)?;
+    run::check_files(config.clients * config.files_per_client())?;
+    let security = match config.transport.is_secure() {
+        true => Some(Security::new(&config.tls, config.host.as_deref(), config.server)?),
+        false => None,
+    };
     let frame = Frame {
         clients: config.clients,
         threads: config.threads(),
@@ -47,27 +58,59 @@ pub fn run(config: &Config, progress: impl FnMut(&Interval)) -> Result<Outcome, 
     let asked = Asked {
         size: config.size,
         rate: config.rate,
-        datapath: config.datapath.to_string(),
+        datapath: match config.transport {
+            Transport::Udp => config.datapath.to_string(),
+            other => other.to_string(),
+        },
         max_loss: config.max_loss,
         max_p99: config.max_p99,
     };
-    let found = run::run(config, frame, run_thread, progress)?;
+    let found =
+        run::run(config, frame, |shared, number| run_thread(shared, security.as_ref(), number), progress)?;
     let (sent_bytes, received_bytes) =
         (found.tallies.measured.sent_bytes, found.tallies.measured.received_bytes);
     let mut report = run::report(&frame, &asked, found);
     if config.mode == Mode::Invalid {
         put_amplification(&mut report, sent_bytes, received_bytes);
-    } else if report.sent > 0 && report.received == 0 {
+        return Ok(run::conclude(report, &asked));
+    }
+    if config.mode == Mode::Packet && config.relayed == Relayed::Tcp {
+        put_bytes(&mut report, sent_bytes, received_bytes);
+    }
+    if report.sent > 0 && report.received == 0 {
         report.notes.push(nothing_came_back(config));
     }
     Ok(run::conclude(report, &asked))
 }
 
-fn run_thread(shared: &Shared<'_>, number: usize) -> Result<run::Finished, LoadError> {
+fn run_thread(
+    shared: &Shared<'_>,
+    security: Option<&Security>,
+    number: usize,
+) -> Result<run::Finished, LoadError> {
     match shared.config.mode {
-        Mode::Packet => packet::run(shared, number),
-        Mode::Allocate => allocate::run(shared, number),
+        Mode::Packet => packet::run(shared, security, number),
+        Mode::Allocate => allocate::run(shared, security, number),
         Mode::Invalid => invalid::run(shared, number),
+    }
+}
+
+/// What a thread's engine has to say when it ends.
+#[expect(clippy::cast_precision_loss, reason = "counts of handshakes")]
+fn finished(config: &Config, engine: Engine, mut rest: run::Finished) -> run::Finished {
+    if config.transport.is_secure() {
+        let (full, resumed) = engine.handshakes();
+        rest.sums.insert("full_handshakes", full as f64);
+        rest.sums.insert("resumed_handshakes", resumed as f64);
+    }
+    run::Finished { errors: engine.errors, ..rest }
+}
+
+/// Bytes that went to peers and came back.
+#[expect(clippy::cast_precision_loss, reason = "figures of a report")]
+fn put_bytes(report: &mut Report, sent: u64, received: u64) {
+    for (name, bytes) in [("sent_bytes", sent), ("received_bytes", received)] {
+        report.extra.insert(name.to_owned(), bytes as f64);
     }
 }
 

@@ -7,23 +7,23 @@
 use std::time::Duration;
 
 use turnpike_measure::{Arrival, Jitter, Rate, Sequence};
-use turnpike_turn::client::{Event, Request};
+use turnpike_turn::client::{Event, Relayed, Request};
 use turnpike_wire::{channel_data::ChannelData, indication};
 
 use super::{
     Config, Shared, Via, direct,
-    engine::{Engine, NoData, Sink},
+    engine::{Engine, Sink},
+    finished, set_up,
 };
 use crate::{
     LoadError,
-    clock::{nanos, thread_cpu},
+    clock::thread_cpu,
     pacer::Pacer,
     payload::{HEADER_LEN, Stamp},
     run::{Finished, Schedule, Tallies},
+    secure::Security,
 };
 
-/// Clients of all threads that may be waiting for an answer at a time while they are set up or taken down.
-const OUTSTANDING: usize = 256;
 /// Datagrams queued before they are sent.
 const BATCH: usize = 256;
 /// How often counts are handed to the reporter.
@@ -39,15 +39,20 @@ const QUIET_NS: u64 = 400_000_000;
 const LONGEST_DRAIN_NS: u64 = 3_000_000_000;
 
 /// Runs one thread's share of the clients.
-pub(super) fn run(shared: &Shared<'_>, thread: usize) -> Result<Finished, LoadError> {
+pub(super) fn run(
+    shared: &Shared<'_>,
+    security: Option<&Security>,
+    thread: usize,
+) -> Result<Finished, LoadError> {
     let (count, first) = shared.share(shared.config.clients, thread);
-    let mut engine = Engine::new(shared.config, count, shared.clock)?;
+    let mut engine = Engine::new(shared.config, security, count, shared.clock)?;
     let measured = measure(&mut engine, shared, thread, count, first);
     // Also after a failure, for those clients that had got their allocation.
-    let taken_down = if shared.config.via == Via::Direct { Ok(()) } else { take_down(&mut engine, shared) };
+    let taken_down =
+        if shared.config.via == Via::Direct { Ok(()) } else { set_up::take_down(&mut engine, shared) };
     let measured = measured?;
     taken_down?;
-    Ok(Finished { errors: engine.errors, ..measured })
+    Ok(finished(shared.config, engine, measured))
 }
 
 fn measure(
@@ -58,11 +63,12 @@ fn measure(
     first: usize,
 ) -> Result<Finished, LoadError> {
     match shared.config.via {
-        Via::Direct => direct::set_up(engine, shared, first, (OUTSTANDING / shared.frame.threads).max(1))?,
-        Via::Channel | Via::Send => set_up(engine, shared)?,
+        Via::Direct => direct::set_up(engine, shared, first, set_up::outstanding(shared))?,
+        Via::Channel | Via::Send => set_up::set_up(engine, shared)?,
     }
     let flows = (0..count).map(|index| Flow::new(engine, index, first + index, shared.config));
-    let mut traffic = Traffic { flows: flows.collect(), tallies: Tallies::default(), measure_ns: u64::MAX };
+    let mut traffic =
+        Traffic { flows: flows.collect(), tallies: Tallies::default(), measure_ns: u64::MAX, garbled: 0 };
     shared.thread_is_ready();
     let schedule = loop {
         shared.check()?;
@@ -76,6 +82,10 @@ fn measure(
     drain(engine, &mut traffic, shared)?;
     let cpu = cpu.zip(thread_cpu()).map(|(from, to)| to.saturating_sub(from));
     traffic.tallies.publish(&shared.slots[thread]);
+    // A relayed stream that lost or gained a byte is one to its end.
+    if traffic.garbled > 0 && shared.config.relayed == Relayed::Tcp {
+        engine.errors.insert("garbled", traffic.garbled);
+    }
     let estimates = traffic.flows.iter().filter_map(|flow| flow.jitter.estimate());
     let jitter = estimates.fold((0.0, 0), |(sum, count), estimate| (sum + estimate, count + 1));
     Ok(Finished { jitter, cpu, ..Finished::default() })
@@ -98,6 +108,8 @@ struct Traffic {
     flows: Vec<Flow>,
     tallies: Tallies,
     measure_ns: u64,
+    /// What came back where only our own can, and is not.
+    garbled: u64,
 }
 
 impl Flow {
@@ -107,6 +119,8 @@ impl Flow {
         let client = &mut engine.endpoints[index].client;
         let prefix_len = match config.via {
             Via::Direct => 0,
+            // A peer connection carries the peer's bytes and nothing else.
+            _ if config.relayed == Relayed::Tcp => 0,
             Via::Channel | Via::Send => client.send_header(config.peer, config.size as u16, &mut prefix),
         };
         Self {
@@ -129,21 +143,26 @@ impl Flow {
 impl Traffic {
     /// Queues a burst of one client.
     fn push(&mut self, engine: &mut Engine, index: usize, due_ns: u64, config: &Config, burst: usize) {
-        let route = engine.route(index);
         let flow = &mut self.flows[index];
         let padding = match config.via {
-            Via::Channel | Via::Direct => 0,
-            Via::Send => indication::padding(config.size),
+            _ if flow.prefix_len == 0 => 0,
+            // On a stream ChannelData is padded as attributes are (RFC 8656 section 12.5).
+            Via::Channel | Via::Direct if !config.transport.is_stream() => 0,
+            Via::Channel | Via::Direct | Via::Send => indication::padding(config.size),
         };
         let (start, len) = (flow.prefix_len, flow.prefix_len + config.size + padding);
         for _ in 0..burst {
             let stamp = Stamp { client: flow.number, sequence: flow.next_sequence, due_ns };
             flow.next_sequence += 1;
-            engine.tx.push_with(&route, len, |out| {
+            let fill = |out: &mut [u8]| {
                 out[..start].copy_from_slice(&flow.prefix[..start]);
                 stamp.write(&mut out[start..]);
                 out[start + config.size..].fill(0);
-            });
+            };
+            match config.relayed {
+                Relayed::Udp => engine.push_with(index, len, fill),
+                Relayed::Tcp => engine.push_to_peer(index, len, fill),
+            }
         }
         let tally = self.tallies.of(due_ns >= self.measure_ns);
         tally.sent += burst as u64;
@@ -184,7 +203,9 @@ impl Sink for Traffic {
     fn raw(&mut self, index: usize, now_ns: u64, datagram: &[u8]) -> bool {
         let flow = &self.flows[index];
         if flow.prefix_len == 0 {
-            self.arrived(index, now_ns, datagram);
+            if !self.arrived(index, now_ns, datagram) {
+                self.garbled += 1;
+            }
             return true;
         }
         let Some(header) = datagram.first_chunk::<{ ChannelData::HEADER_LEN }>() else { return false };
@@ -327,7 +348,7 @@ impl<'a> Sender<'a> {
     fn send_due(&mut self, engine: &mut Engine, traffic: &mut Traffic, now: u64) {
         let Pace::Open(pacer) = &mut self.pace else { return };
         let mut due = pacer.due();
-        while due <= now && due < self.schedule.end && engine.tx.queued() < BATCH {
+        while due <= now && due < self.schedule.end && engine.queued() < BATCH {
             traffic.push(engine, self.turn, due, self.config, self.burst);
             let late = &mut traffic.tallies.of(due >= self.schedule.measure).late;
             late.record_n((now - due) / 1_000, self.burst as u32);
@@ -345,15 +366,16 @@ impl<'a> Sender<'a> {
         let Pace::Flood { window, stuck_since } = &mut self.pace else { return Duration::ZERO };
         for _ in 0..self.flows {
             let flow = &traffic.flows[self.turn];
-            if flow.under_way() + self.burst as u64 <= *window {
+            let has_room = engine.has_room(self.turn, self.config.relayed == Relayed::Tcp);
+            if has_room && flow.under_way() + self.burst as u64 <= *window {
                 traffic.push(engine, self.turn, now, self.config, self.burst);
             }
             self.turn = if self.turn + 1 == self.flows { 0 } else { self.turn + 1 };
-            if engine.tx.queued() >= BATCH {
+            if engine.queued() >= BATCH {
                 break;
             }
         }
-        let queued = engine.tx.queued() as u64;
+        let queued = engine.queued() as u64;
         if queued == 0 {
             if *stuck_since == 0 {
                 *stuck_since = now;
@@ -396,87 +418,6 @@ fn drain(engine: &mut Engine, traffic: &mut Traffic, shared: &Shared<'_>) -> Res
             return Ok(());
         }
     }
-}
-
-/// Allocates, and binds a channel or installs a permission, for every client of this thread.
-fn set_up(engine: &mut Engine, shared: &Shared<'_>) -> Result<(), LoadError> {
-    use std::sync::atomic::Ordering::Relaxed;
-    let Config { server, peer, via, setup_timeout, .. } = *shared.config;
-    let limit = (OUTSTANDING / shared.frame.threads).max(1);
-    let total = engine.endpoints.len();
-    let (mut started, mut ready) = (0, 0);
-    let mut last_answer = shared.clock.ns();
-    while ready < total {
-        shared.check()?;
-        while started < total && started - ready < limit {
-            let now = engine.now_ms();
-            // A client that has done nothing can allocate.
-            let _ = engine.endpoints[started].client.allocate(now);
-            engine.pump(started);
-            started += 1;
-        }
-        engine.sweep();
-        engine.flush();
-        if engine.receive(Duration::from_millis(10), &mut NoData)? > 0 {
-            last_answer = shared.clock.ns();
-        } else if engine.unreachable {
-            return Err(LoadError::Unreachable { server });
-        } else if shared.clock.ns() - last_answer > nanos(setup_timeout) {
-            return Err(LoadError::NoAnswer { server, request: Request::Allocate, ready, clients: total });
-        }
-        for (index, event) in std::mem::take(&mut engine.events) {
-            match event {
-                Event::Allocated(_) => {
-                    let now = engine.now_ms();
-                    let client = &mut engine.endpoints[index].client;
-                    // Neither can fail on a fresh allocation.
-                    match via {
-                        Via::Channel => _ = client.bind_channel(now, peer),
-                        Via::Send | Via::Direct => _ = client.permit(now, peer.ip()),
-                    }
-                    engine.pump(index);
-                }
-                Event::Bound(..) | Event::Permitted(_) => {
-                    ready += 1;
-                    shared.ready_clients.fetch_add(1, Relaxed);
-                }
-                Event::Failed { request, failure } => {
-                    return Err(LoadError::from_failure(server, index, request, failure, (ready, total)));
-                }
-                _ => {}
-            }
-        }
-    }
-    Ok(())
-}
-
-/// Deletes all allocations, so that the next run finds the server as this one did; gives up on what takes long.
-fn take_down(engine: &mut Engine, shared: &Shared<'_>) -> Result<(), LoadError> {
-    const LONGEST_NS: u64 = 3_000_000_000;
-    let limit = (OUTSTANDING / shared.frame.threads).max(1);
-    let total = engine.endpoints.len();
-    let (mut started, mut done) = (0, 0);
-    let deadline = shared.clock.ns() + LONGEST_NS;
-    while done < total && shared.clock.ns() < deadline {
-        while started < total && started - done < limit {
-            let now = engine.now_ms();
-            if engine.endpoints[started].client.delete(now).is_err() {
-                done += 1;
-            }
-            engine.pump(started);
-            started += 1;
-        }
-        engine.sweep();
-        engine.flush();
-        engine.receive(Duration::from_millis(10), &mut NoData)?;
-        for (_, event) in engine.events.drain(..) {
-            done += usize::from(matches!(event, Event::Deleted | Event::Failed { .. }));
-        }
-    }
-    if done < total {
-        engine.errors.insert("not_deleted", (total - done) as u64);
-    }
-    Ok(())
 }
 
 const _: () = assert!(HEADER_LEN == 24);

@@ -20,6 +20,14 @@ pub struct Config {
     pub dual_stack: bool,
     /// DONT-FRAGMENT in Allocate (asks whether the server can) and in Send indications.
     pub dont_fragment: bool,
+    /// What is relayed: datagrams, or TCP connections (RFC 6062; `dont_fragment`, `even_port` and `reservation` do not go
+    /// with it, and the control connection must be TCP or TLS). Default UDP.
+    pub relayed: Relayed,
+    /// Asks for a MOBILITY-TICKET, with which [`super::Client::migrate`] takes the allocation along to another address
+    /// (RFC 8016). Default false.
+    pub mobility: bool,
+    /// Third-party authorisation (RFC 7635), in place of `password`; `username` is then the key's id.
+    pub access_token: Option<AccessToken>,
     /// EVEN-PORT; `Some(true)` also reserves the next higher port.
     pub even_port: Option<bool>,
     /// RESERVATION-TOKEN of an earlier allocation with `even_port: Some(true)`.
@@ -29,8 +37,27 @@ pub struct Config {
     pub password_algorithms: bool,
     /// Whether requests carry FINGERPRINT. Default false.
     pub fingerprint: bool,
-    /// Retransmission over UDP.
+    /// Retransmission: [`Timing::default`] over UDP and DTLS, [`Timing::RELIABLE`] over TCP and TLS.
     pub timing: Timing,
+}
+
+/// What an allocation relays.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Relayed {
+    /// Datagrams (RFC 8656).
+    #[default]
+    Udp,
+    /// TCP connections (RFC 6062).
+    Tcp,
+}
+
+/// What an authorisation server handed out (RFC 7635 section 4.1).
+#[derive(Clone)]
+pub struct AccessToken {
+    /// The token, opaque: what ACCESS-TOKEN holds.
+    pub token: Vec<u8>,
+    /// The session key that signs requests.
+    pub mac_key: Vec<u8>,
 }
 
 /// When requests are sent again (RFC 8489 section 6.2.1).
@@ -42,6 +69,11 @@ pub struct Timing {
     pub transmissions: u32,
     /// Rm: RTOs to wait after the last one. Default 16.
     pub last_wait: u64,
+}
+
+impl Timing {
+    /// One transmission, and Ti = 39.5 s for the answer (RFC 8489 section 6.2.2).
+    pub const RELIABLE: Self = Self { rto_ms: 39_500, transmissions: 1, last_wait: 1 };
 }
 
 impl Default for Timing {
@@ -68,6 +100,9 @@ impl Default for Config {
             family: None,
             dual_stack: false,
             dont_fragment: false,
+            relayed: Relayed::Udp,
+            mobility: false,
+            access_token: None,
             even_port: None,
             reservation: None,
             password_algorithms: true,
@@ -77,7 +112,7 @@ impl Default for Config {
     }
 }
 
-/// Without the password.
+/// Without the password and the access token.
 impl std::fmt::Debug for Config {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Config")
@@ -85,6 +120,8 @@ impl std::fmt::Debug for Config {
             .field("lifetime", &self.lifetime)
             .field("family", &self.family)
             .field("dual_stack", &self.dual_stack)
+            .field("relayed", &self.relayed)
+            .field("mobility", &self.mobility)
             .field("timing", &self.timing)
             .finish_non_exhaustive()
     }

@@ -19,6 +19,7 @@ const FEATURE_PASSWORD_ALGORITHMS: u8 = 0x80;
 const FEATURE_USERNAME_ANONYMITY: u8 = 0x40;
 
 /// A server's challenge.
+#[derive(Clone)]
 pub(super) struct Challenge {
     pub(super) realm: String,
     pub(super) nonce: String,
@@ -54,6 +55,7 @@ impl Challenge {
 }
 
 /// An answered challenge: everything that signs a request.
+#[derive(Clone)]
 pub(super) struct Session {
     pub(super) challenge: Challenge,
     pub(super) algorithm: KeyAlgorithm,
@@ -65,6 +67,12 @@ impl Session {
     pub(super) fn answer(config: &Config, challenge: Challenge) -> Result<Self, Failure> {
         if config.username.is_empty() {
             return Err(Failure::CredentialsNeeded { realm: challenge.realm });
+        }
+        // The key is that of the authorisation server; no algorithm derives it (RFC 7635 section 4).
+        if let Some(access) = &config.access_token {
+            let challenge = Challenge { algorithms: None, anonymous: false, ..challenge };
+            let key = Key::from_bytes(&access.mac_key);
+            return Ok(Self { challenge, algorithm: KeyAlgorithm::Md5, key, mac: Mac::Sha1 });
         }
         // With PASSWORD-ALGORITHMS the server is one of RFC 8489, and SHA-256 protects the message whichever
         // algorithm made the key (section 9.2.5).

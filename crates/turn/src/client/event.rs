@@ -19,7 +19,17 @@ pub enum Request {
     Permit(IpAddr),
     /// ChannelBind, or its refresh.
     Bind(ChannelNumber, SocketAddr),
+    /// Connect: a TCP connection from the relayed address to this peer (RFC 6062 section 4.3).
+    Connect(SocketAddr),
+    /// ConnectionBind, on a connection of its own (RFC 6062 section 4.3).
+    BindConnection(ConnectionId),
+    /// Refresh with a MOBILITY-TICKET, from another address than before (RFC 8016 section 3.2).
+    Migrate,
 }
+
+/// CONNECTION-ID: which of an allocation's TCP connections (RFC 6062 section 6.2.1).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct ConnectionId(pub u32);
 
 impl std::fmt::Display for Request {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -30,6 +40,9 @@ impl std::fmt::Display for Request {
             Self::Delete => f.write_str("Refresh with lifetime 0"),
             Self::Permit(peer) => write!(f, "CreatePermission for {peer}"),
             Self::Bind(number, peer) => write!(f, "ChannelBind of {:#06x} to {peer}", number.get()),
+            Self::Connect(peer) => write!(f, "Connect to {peer}"),
+            Self::BindConnection(ConnectionId(id)) => write!(f, "ConnectionBind of {id:#010x}"),
+            Self::Migrate => f.write_str("Refresh with a mobility ticket"),
         }
     }
 }
@@ -70,6 +83,26 @@ pub enum Event {
     Permitted(IpAddr),
     /// A channel is bound or was refreshed.
     Bound(ChannelNumber, SocketAddr),
+    /// Connect succeeded: [`super::Client::data_connection`] says how to use it.
+    Connected {
+        /// To whom.
+        peer: SocketAddr,
+        /// Which connection.
+        connection: ConnectionId,
+    },
+    /// A permitted peer has connected to the relayed address; the server waits 30 s for the ConnectionBind (RFC 6062
+    /// section 5.2).
+    ConnectionAttempt {
+        /// Who.
+        peer: SocketAddr,
+        /// Which connection.
+        connection: ConnectionId,
+    },
+    /// The allocation, its permissions and its channels now belong to the new address; it lives on for this many seconds.
+    Migrated {
+        /// Seconds.
+        lifetime: u32,
+    },
     /// The peer cannot be reached: a Data indication that carries ICMP (RFC 8656 section 11.6).
     Icmp {
         /// Which peer.
@@ -113,6 +146,14 @@ pub enum Failure {
     CredentialsNeeded {
         /// The server's realm.
         realm: String,
+    },
+    /// The server asks to try another one (300, RFC 8489 section 10).
+    #[error("the server says to try {server}{}", domain.as_ref().map(|name| format!(" ({name})")).unwrap_or_default())]
+    TryAlternate {
+        /// ALTERNATE-SERVER, canonical.
+        server: SocketAddr,
+        /// ALTERNATE-DOMAIN: the name that its certificate must have.
+        domain: Option<String>,
     },
     /// The server offers no password algorithm that this client knows.
     #[error("the server offers no password algorithm that is known here")]
@@ -186,6 +227,9 @@ pub enum RequestError {
     /// There is no allocation.
     #[error("there is no allocation")]
     NoAllocation,
+    /// The server gave no MOBILITY-TICKET, or none was asked for.
+    #[error("the server gave no mobility ticket")]
+    NoTicket,
     /// More requests under way, permissions or channels than a client may have.
     #[error("a client has at most {limit} {what}")]
     TooMany {

@@ -8,6 +8,7 @@
 
 mod config;
 mod credentials;
+mod data_connection;
 mod event;
 mod requests;
 mod transaction;
@@ -25,17 +26,21 @@ use turnpike_wire::{
     indication::{self, Indication, MAX_HEADER_LEN},
     integrity,
     stun_types::{
-        attribute::{ErrorCode, XorMappedAddress},
+        attribute::{AlternateDomain, AlternateServer, ErrorCode, XorMappedAddress},
         message::{Message, MessageClass},
     },
     turn_types::{
-        attribute::{AddressErrorCode, Icmp, Lifetime, ReservationToken, XorPeerAddress, XorRelayedAddress},
-        message::DATA,
+        attribute::{
+            AddressErrorCode, ConnectionId as ConnectionIdAttribute, Icmp, Lifetime, ReservationToken,
+            XorPeerAddress, XorRelayedAddress,
+        },
+        message::{CONNECTION_ATTEMPT, DATA},
     },
 };
 
-pub use config::{Config, Timing};
-pub use event::{Allocation, Event, Failure, Ignored, Incoming, Request, RequestError};
+pub use config::{AccessToken, Config, Relayed, Timing};
+pub use data_connection::{DataConnection, Progress};
+pub use event::{Allocation, ConnectionId, Event, Failure, Ignored, Incoming, Request, RequestError};
 use {
     credentials::{Challenge, Session},
     transaction::{Start, Transaction, Transactions},
@@ -62,6 +67,8 @@ pub struct Client {
     refresh_at: Option<u64>,
     permissions: Vec<Permission>,
     channels: Vec<Channel>,
+    /// MOBILITY-TICKET, as the server last gave it.
+    ticket: Option<Vec<u8>>,
     /// Transaction ids of Send indications: a random start, then counted, for nothing answers them.
     indication: u128,
 }
@@ -104,6 +111,7 @@ impl Client {
             refresh_at: None,
             permissions: Vec::new(),
             channels: Vec::new(),
+            ticket: None,
             indication: rand::random(),
         }
     }
@@ -151,6 +159,38 @@ impl Client {
         };
         self.request(now, Request::Bind(number, peer))?;
         Ok(number)
+    }
+
+    /// Has the server connect to this peer, for which a permission must be installed (RFC 6062 section 4.3; only with
+    /// [`Relayed::Tcp`]). [`Event::Connected`] brings what [`Client::data_connection`] needs.
+    pub fn connect(&mut self, now: u64, peer: SocketAddr) -> Result<(), RequestError> {
+        self.allocated()?;
+        self.request(now, Request::Connect(canonical(peer)))
+    }
+
+    /// What makes a new connection to the server that of this peer connection.
+    #[must_use]
+    pub fn data_connection(&self, connection: ConnectionId) -> DataConnection {
+        DataConnection::new(Arc::clone(&self.config), self.session.clone(), connection)
+    }
+
+    /// Whether the server gave a mobility ticket, so that [`Client::migrate`] can be called.
+    #[must_use]
+    pub fn can_migrate(&self) -> bool {
+        self.allocation().is_some() && self.ticket.is_some()
+    }
+
+    /// Takes the allocation along to another address (RFC 8016 section 3.2): to be called once the caller sends from there.
+    /// Requests under way belonged to the old one; what they were to refresh is refreshed afterwards. May be called
+    /// again when it got no answer.
+    pub fn migrate(&mut self, now: u64) -> Result<(), RequestError> {
+        self.allocated()?;
+        if self.ticket.is_none() {
+            return Err(RequestError::NoTicket);
+        }
+        self.transactions.clear();
+        self.refresh_at = None;
+        self.request(now, Request::Migrate)
     }
 
     /// Deletes the allocation. Whatever else was under way is forgotten.
@@ -234,6 +274,10 @@ impl Client {
         {
             self.fail(request, Failure::Timeout { transmissions, unverified });
         }
+        // From an address that the server does not know yet, nothing else can succeed.
+        if self.transactions.any(|request| *request == Request::Migrate) {
+            return;
+        }
         if self.refresh_at.is_some_and(|at| at <= now) && self.request(now, Request::Refresh).is_ok() {
             self.refresh_at = None;
         }
@@ -293,7 +337,7 @@ impl Client {
     fn handle_response(&mut self, now: u64, datagram: &[u8]) -> Result<(), Ignored> {
         let message = Message::from_bytes(datagram).map_err(|_| Ignored::Malformed)?;
         if !message.is_response() {
-            return Err(Ignored::Unexpected);
+            return self.handle_attempt(&message);
         }
         let id = datagram.get(8..20).ok_or(Ignored::Malformed)?;
         let (index, transaction) = self.transactions.find(id).ok_or(Ignored::UnknownTransaction)?;
@@ -321,10 +365,7 @@ impl Client {
         }
         let request = self.transactions.remove(index).request;
         match error {
-            Some(error) => {
-                let failure = Failure::Refused { code: error.code(), reason: reason(&error) };
-                self.fail(request, failure);
-            }
+            Some(error) => self.fail(request, refusal(&message, &error)),
             None => self.succeed(now, request, &message),
         }
         Ok(())
@@ -333,7 +374,11 @@ impl Client {
     /// Starts the request again, signed for this challenge, unless that cannot help (RFC 8489 section 9.2.5).
     fn answer_challenge(&mut self, now: u64, refused: &Transaction, challenge: Challenge, stale: bool) {
         let again = match &self.session {
-            Some(session) if refused.signed => stale || session.differs(&challenge),
+            Some(session) if refused.signed => {
+                // A server may bind its nonces to the 5-tuple, and this is a new one.
+                let moved = refused.request == Request::Migrate && refused.challenges == 0;
+                stale || moved || session.differs(&challenge)
+            }
             _ => true,
         };
         if !again || refused.challenges >= MAX_CHALLENGES {
@@ -364,6 +409,7 @@ impl Client {
             Request::Allocate => match read_allocation(message) {
                 Ok(allocation) => {
                     self.state = State::Allocated(allocation);
+                    self.ticket = requests::ticket(message);
                     self.schedule_refresh(now, allocation.lifetime);
                     self.event(Event::Allocated(allocation));
                 }
@@ -376,6 +422,16 @@ impl Client {
                 }
                 Err(_) => self.fail(request, Failure::Incomplete("LIFETIME")),
             },
+            Request::Migrate => match message.attribute::<Lifetime>() {
+                Ok(lifetime) => self.migrated(now, lifetime.seconds(), requests::ticket(message)),
+                Err(_) => self.fail(request, Failure::Incomplete("LIFETIME")),
+            },
+            Request::Connect(peer) => match message.attribute::<ConnectionIdAttribute>() {
+                Ok(id) => self.event(Event::Connected { peer, connection: ConnectionId(id.id()) }),
+                Err(_) => self.fail(request, Failure::Incomplete("CONNECTION-ID")),
+            },
+            // Goes through a data connection, never through here.
+            Request::BindConnection(_) => {}
             Request::Delete => {
                 self.forget_allocation();
                 self.event(Event::Deleted);
@@ -401,16 +457,46 @@ impl Client {
 
     fn fail(&mut self, request: Request, failure: Failure) {
         match request {
-            Request::Binding => {}
-            Request::Allocate | Request::Refresh | Request::Delete => self.forget_allocation(),
+            Request::Binding | Request::Connect(_) | Request::BindConnection(_) => {}
+            // The network may have changed once more.
+            Request::Migrate if matches!(failure, Failure::Timeout { .. }) => {}
+            Request::Allocate | Request::Refresh | Request::Delete | Request::Migrate => {
+                self.forget_allocation();
+            }
             Request::Permit(peer) => self.permissions.retain(|permission| permission.peer != peer),
             Request::Bind(number, _) => self.channels.retain(|channel| channel.number != number),
         }
         self.event(Event::Failed { request, failure });
     }
 
+    /// A ConnectionAttempt (RFC 6062 section 4.4).
+    fn handle_attempt(&mut self, message: &Message<'_>) -> Result<(), Ignored> {
+        if message.class() != MessageClass::Indication || !message.has_method(CONNECTION_ATTEMPT) {
+            return Err(Ignored::Unexpected);
+        }
+        let id = message.attribute::<ConnectionIdAttribute>().map_err(|_| Ignored::Malformed)?;
+        let peer = message.attribute::<XorPeerAddress>().map_err(|_| Ignored::Malformed)?;
+        let peer = canonical(peer.addr(message.transaction_id()));
+        if !self.permits(peer.ip()) {
+            return Err(Ignored::NoPermission);
+        }
+        self.event(Event::ConnectionAttempt { peer, connection: ConnectionId(id.id()) });
+        Ok(())
+    }
+
+    fn migrated(&mut self, now: u64, lifetime: u32, ticket: Option<Vec<u8>>) {
+        self.ticket = ticket;
+        self.schedule_refresh(now, lifetime);
+        // What was under way when the address changed.
+        let permissions = self.permissions.iter_mut().map(|permission| &mut permission.refresh_at);
+        let channels = self.channels.iter_mut().map(|channel| &mut channel.refresh_at);
+        permissions.chain(channels).for_each(|at| _ = at.get_or_insert(now));
+        self.event(Event::Migrated { lifetime });
+    }
+
     fn forget_allocation(&mut self) {
         self.state = State::Idle;
+        self.ticket = None;
         self.refresh_at = None;
         self.permissions.clear();
         self.channels.clear();
@@ -437,7 +523,8 @@ impl Client {
     fn start(&mut self, now: u64, request: Request, challenges: u8) {
         let id: [u8; 12] = rand::random();
         let session = self.session.as_ref().filter(|_| request != Request::Binding);
-        match requests::write(&request, id, &self.config, session) {
+        match requests::write(&request, id, &self.config, session, self.ticket.as_deref().unwrap_or_default())
+        {
             Ok(bytes) => {
                 let signed = session.is_some();
                 self.transactions.start(now, Start { id, request, bytes, signed, challenges });
@@ -486,7 +573,20 @@ fn read_allocation(message: &Message<'_>) -> Result<Allocation, &'static str> {
     })
 }
 
+/// What an error response means.
+fn refusal(message: &Message<'_>, error: &ErrorCode) -> Failure {
+    if let (ErrorCode::TRY_ALTERNATE, Ok(server)) = (error.code(), message.attribute::<AlternateServer>()) {
+        let domain = message.attribute::<AlternateDomain>().ok().map(|domain| printable(domain.domain()));
+        return Failure::TryAlternate { server: canonical(server.server()), domain };
+    }
+    Failure::Refused { code: error.code(), reason: reason(error) }
+}
+
 /// The reason phrase, without what could disturb a terminal or a log.
 fn reason(error: &ErrorCode) -> String {
-    error.reason().chars().filter(|c| !c.is_control()).take(128).collect()
+    printable(error.reason())
+}
+
+fn printable(text: &str) -> String {
+    text.chars().filter(|c| !c.is_control()).take(255).collect()
 }

@@ -4,8 +4,8 @@ use turnpike_wire::{
     integrity::{self, KeyAlgorithm},
     stun_types::{
         attribute::{
-            AttributeStaticType, Nonce, PasswordAlgorithm, PasswordAlgorithmValue, PasswordAlgorithms,
-            RawAttribute, Realm, Software, Userhash, Username,
+            AttributeStaticType, AttributeType, Nonce, PasswordAlgorithm, PasswordAlgorithmValue,
+            PasswordAlgorithms, RawAttribute, Realm, Software, Userhash, Username,
         },
         message::{
             BINDING, Message, MessageClass, MessageType, MessageWrite as _, MessageWriteExt as _,
@@ -15,31 +15,43 @@ use turnpike_wire::{
     turn_types::{
         AddressFamily,
         attribute::{
-            AdditionalAddressFamily, ChannelNumber, DontFragment, EvenPort, Lifetime, RequestedAddressFamily,
-            RequestedTransport, ReservationToken, XorPeerAddress,
+            AdditionalAddressFamily, ChannelNumber, ConnectionId, DontFragment, EvenPort, Lifetime,
+            RequestedAddressFamily, RequestedTransport, ReservationToken, XorPeerAddress,
         },
-        message::{ALLOCATE, CHANNEL_BIND, CREATE_PERMISSION, REFRESH},
+        message::{ALLOCATE, CHANNEL_BIND, CONNECT, CONNECTION_BIND, CREATE_PERMISSION, REFRESH},
     },
 };
 
-use super::{Config, Request, credentials::Session};
+use super::{Config, Relayed, Request, credentials::Session};
 
 pub(super) fn method(request: &Request) -> Method {
     match request {
         Request::Binding => BINDING,
         Request::Allocate => ALLOCATE,
-        Request::Refresh | Request::Delete => REFRESH,
+        Request::Refresh | Request::Delete | Request::Migrate => REFRESH,
         Request::Permit(_) => CREATE_PERMISSION,
         Request::Bind(..) => CHANNEL_BIND,
+        Request::Connect(_) => CONNECT,
+        Request::BindConnection(_) => CONNECTION_BIND,
     }
 }
 
-/// Writes a request; with a session, signed.
+/// MOBILITY-TICKET (RFC 8016 section 6.1) and ACCESS-TOKEN (RFC 7635 section 6.2), which `turn_types` does not have.
+const MOBILITY_TICKET: AttributeType = AttributeType::new(0x8030);
+const ACCESS_TOKEN: AttributeType = AttributeType::new(0x001B);
+
+/// The ticket in a response.
+pub(super) fn ticket(message: &Message<'_>) -> Option<Vec<u8>> {
+    message.raw_attribute(MOBILITY_TICKET).map(|raw| raw.value.to_vec())
+}
+
+/// Writes a request; with a session, signed. `ticket` is what [`Request::Migrate`] carries.
 pub(super) fn write(
     request: &Request,
     id: [u8; 12],
     config: &Config,
     session: Option<&Session>,
+    ticket: &[u8],
 ) -> Result<Vec<u8>, StunWriteError> {
     let transaction = transaction_id(id);
     let kind = MessageType::from_class_method(MessageClass::Request, method(request));
@@ -60,6 +72,14 @@ pub(super) fn write(
         Request::Bind(number, peer) => {
             message.add_attribute(&ChannelNumber::new(number.get()))?;
             message.add_attribute(&XorPeerAddress::new(*peer, transaction))?;
+        }
+        Request::Connect(peer) => message.add_attribute(&XorPeerAddress::new(*peer, transaction))?,
+        Request::BindConnection(connection) => message.add_attribute(&ConnectionId::new(connection.0))?,
+        Request::Migrate => {
+            if let Some(seconds) = config.lifetime {
+                message.add_attribute(&Lifetime::new(seconds))?;
+            }
+            message.add_attribute(&RawAttribute::new(MOBILITY_TICKET, ticket))?;
         }
     }
     if let Some(software) = &config.software {
@@ -85,7 +105,10 @@ pub(super) fn transaction_id(id: [u8; 12]) -> TransactionId {
 }
 
 fn write_allocate(message: &mut MessageWriteVec, config: &Config) -> Result<(), StunWriteError> {
-    message.add_attribute(&RequestedTransport::new(RequestedTransport::UDP))?;
+    message.add_attribute(&RequestedTransport::new(match config.relayed {
+        Relayed::Udp => RequestedTransport::UDP,
+        Relayed::Tcp => RequestedTransport::TCP,
+    }))?;
     if let Some(seconds) = config.lifetime {
         message.add_attribute(&Lifetime::new(seconds))?;
     }
@@ -104,6 +127,10 @@ fn write_allocate(message: &mut MessageWriteVec, config: &Config) -> Result<(), 
     if config.dont_fragment {
         message.add_attribute(&DontFragment::new())?;
     }
+    // Empty: "I can move" (RFC 8016 section 3.1.1).
+    if config.mobility {
+        message.add_attribute(&RawAttribute::new(MOBILITY_TICKET, &[]))?;
+    }
     Ok(())
 }
 
@@ -121,6 +148,9 @@ fn write_credentials(
     }
     message.add_attribute(&Realm::new(&challenge.realm)?)?;
     message.add_attribute(&Nonce::new(&challenge.nonce)?)?;
+    if let Some(access) = &config.access_token {
+        message.add_attribute(&RawAttribute::new(ACCESS_TOKEN, &access.token))?;
+    }
     if let Some(offered) = &challenge.algorithms {
         message.add_attribute(&RawAttribute::new(PasswordAlgorithms::TYPE, offered))?;
         let chosen = match session.algorithm {

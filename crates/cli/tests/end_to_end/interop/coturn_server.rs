@@ -1,5 +1,7 @@
 //! `load turn` against Debian's `turnserver`.
 
+mod transports;
+
 use std::{
     net::{IpAddr, SocketAddr},
     process::Command,

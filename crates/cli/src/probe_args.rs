@@ -1,0 +1,80 @@
+//! Flags of `turnpike probe`.
+
+use std::time::Duration;
+
+use clap::Args;
+use turnpike_load::{
+    probe::{Config, Level},
+    uri::ServerUri,
+};
+
+use crate::load_args::{TrustArgs, seconds, user};
+
+/// Flags of `probe`.
+#[derive(Args)]
+pub(crate) struct ProbeArgs {
+    /// The server: turn:HOST[:PORT][?transport=udp|tcp], turns:… (TLS; with ?transport=udp DTLS), stun:…, stuns:…, or
+    /// HOST[:PORT]
+    #[arg(value_name = "SERVER")]
+    server: ServerUri,
+
+    /// Long-term credential; without it nothing behind an allocation is checked
+    #[arg(long, value_name = "NAME:PASSWORD", env = "TURNPIKE_PROBE_USER", hide_env_values = true, value_parser = user)]
+    user: Option<(String, String)>,
+
+    #[command(flatten)]
+    trust: TrustArgs,
+
+    /// Seconds after which the probe ends, whatever has not been asked by then
+    #[arg(long, value_name = "S", default_value = "30", value_parser = seconds)]
+    timeout: Duration,
+
+    /// Bindings of which the round trip is taken, 1 to 1000, over each transport
+    #[arg(long, value_name = "N", default_value_t = 5)]
+    count: usize,
+
+    /// Print the result as one JSON object
+    #[arg(long)]
+    json: bool,
+
+    /// Exit with 3 when a line is as bad as this or worse: warn or bad
+    #[arg(long, value_name = "LEVEL")]
+    fail_on: Option<Level>,
+}
+
+/// What is done with the result.
+pub(crate) struct Asked {
+    pub(crate) json: bool,
+    pub(crate) fail_on: Option<Level>,
+}
+
+impl ProbeArgs {
+    pub(crate) fn into_config(self) -> (Config, Asked) {
+        let config = Config {
+            user: self.user,
+            tls: self.trust.into_options(false),
+            timeout: self.timeout,
+            count: self.count,
+            ..Config::new(self.server)
+        };
+        (config, Asked { json: self.json, fail_on: self.fail_on })
+    }
+}
+
+pub(crate) const PROBE: &str = "\
+Say what a STUN or TURN server supports, and what is wrong with it, as a client sees it.
+
+Tries each transport that the name allows (a plain name: UDP and TCP on its port, TLS and DTLS on 5349), looks at the certificate, \
+the credential and why it is refused, the relayed address, round trips, the NAT on the way, optional features, and whether users \
+can reach peers that should be out of reach: loopback, cloud metadata, private networks, and IPv6 forms of them. Each line begins \
+with ok, note, warn or bad; below it stands what to do.
+
+It sends requests only and no data to any peer, deletes its allocations, and ends in time.";
+
+pub(crate) const PROBE_EXAMPLES: &str = "\
+Examples:
+  turnpike probe turn:turn.example.org --user alice:wonderland
+  turnpike probe turns:turn.example.org:443 --user alice:wonderland --fail-on bad
+  turnpike probe stun:stun.example.org --json
+
+Exit codes: 0 the server can be used, 1 it cannot, 2 bad usage, 3 it can but a line is as bad as --fail-on.";

@@ -1,0 +1,44 @@
+//! A probe's result, for people or as JSON.
+
+use std::{
+    fmt,
+    io::{self, Write as _},
+};
+
+use turnpike_load::probe::{Level, Report};
+
+use crate::forgive_closed_pipe;
+
+/// Prints the report.
+pub(crate) fn show(report: &Report, json: bool) -> io::Result<()> {
+    let shown = if json {
+        let text = serde_json::to_string(report)?;
+        writeln!(io::stdout(), "{text}")
+    } else {
+        write!(io::stdout(), "{}", Text(report))
+    };
+    shown.or_else(forgive_closed_pipe)
+}
+
+/// Shows a report line by line.
+struct Text<'a>(&'a Report);
+
+impl fmt::Display for Text<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let report = self.0;
+        write!(f, "{}", report.server)?;
+        if let Some(software) = &report.software {
+            write!(f, " ({software})")?;
+        }
+        writeln!(f)?;
+        for line in &report.findings {
+            writeln!(f, "{:<5} {:<12} {}", line.level, line.area, line.what)?;
+            if let Some(remedy) = &line.remedy {
+                writeln!(f, "{:<19}-> {remedy}", "")?;
+            }
+        }
+        let count = |level: Level| report.findings.iter().filter(|line| line.level == level).count();
+        let usable = if report.usable { "can be used" } else { "cannot be used" };
+        writeln!(f, "{usable}; {} bad, {} warnings", count(Level::Bad), count(Level::Warn))
+    }
+}

@@ -1,0 +1,298 @@
+//! `load turn` and `probe` over TCP, TLS and DTLS, with TCP relaying, against Debian's `turnserver`.
+
+use std::{
+    fs,
+    net::{Ipv4Addr, SocketAddr, TcpListener, UdpSocket},
+    path::PathBuf,
+    process::Command,
+};
+
+use serde_json::Value;
+
+use crate::harness::{
+    Dir, Finished, Load, PASSWORD, Program, REALM, Reflect, Stun, USER, V4, V6, eventually, free_port,
+    has_ipv6, installed, skip, turnpike,
+};
+
+/// A running turnserver with every transport, on loopback in both families; two IPv4 addresses, for RFC 5780.
+struct Turnserver {
+    plain: u16,
+    secure: u16,
+    /// Its own certificate, which is its own authority.
+    certificate: PathBuf,
+    _program: Program,
+    dir: Dir,
+}
+
+impl Turnserver {
+    /// Or why not.
+    fn start() -> Result<Self, &'static str> {
+        Self::start_with(&[])
+    }
+
+    fn start_with(more: &[&str]) -> Result<Self, &'static str> {
+        if installed("turnserver").is_none() {
+            return Err("coturn is not installed");
+        }
+        let dir = Dir::new();
+        let names = ["turn.example.org", "127.0.0.1", "::1"].map(str::to_owned);
+        let made = rcgen::generate_simple_self_signed(names).expect("valid names");
+        let certificate = dir.file("cert.pem", &made.cert.pem());
+        let key = dir.file("key.pem", &made.signing_key.serialize_pem());
+        let file = |name: &str| dir.path().join(name).display().to_string();
+        let (plain, secure) = (free_pair(), free_pair());
+        let mut command = Command::new("turnserver");
+        command.args(["-n", "--no-cli", "--no-stdout-log", "--simple-log"]);
+        command.args(["--log-file", &file("log"), "--pidfile", &file("pid"), "--userdb", &file("db")]);
+        command.args(["-p", &plain.to_string(), "--tls-listening-port", &secure.to_string()]);
+        command.args(["--cert", &certificate.display().to_string(), "--pkey", &key.display().to_string()]);
+        command.args(["-L", "127.0.0.1", "-L", "127.0.0.2", "-E", "127.0.0.1"]);
+        if has_ipv6() {
+            command.args(["-L", "::1", "-E", "::1"]);
+        }
+        command.args(["--lt-cred-mech", "-r", REALM, "-u", &format!("{USER}:{PASSWORD}")]);
+        command.args(["--allow-loopback-peers", "--mobility", "-m", "1"]);
+        command.args(more);
+        let program = Program::start(command.current_dir(dir.path()));
+        let mut stun = Stun::new((V4, plain).into());
+        eventually("turnserver answers", || stun.is_answered().then_some(()));
+        Ok(Self { plain, secure, certificate, _program: program, dir })
+    }
+
+    /// What it has written; it adds a date to the name that it was given.
+    fn log(&self) -> String {
+        let files = fs::read_dir(self.dir.path()).expect("the directory is ours").flatten();
+        let logs = files.filter(|file| file.file_name().to_string_lossy().starts_with("log"));
+        logs.filter_map(|file| fs::read_to_string(file.path()).ok()).collect()
+    }
+
+    fn address(&self, transport: &str, family: std::net::IpAddr) -> SocketAddr {
+        let port = if matches!(transport, "tls" | "dtls") { self.secure } else { self.plain };
+        (family, port).into()
+    }
+
+    fn load(&self, transport: &str, family: std::net::IpAddr) -> Load {
+        let trust = self.certificate.display().to_string();
+        Load::new(self.address(transport, family)).with(&["--transport", transport, "--ca", &trust])
+    }
+
+    fn probe(&self, uri: &str, more: &[&str]) -> Finished {
+        let user = format!("{USER}:{PASSWORD}");
+        let trust = self.certificate.display().to_string();
+        let mut arguments = vec!["probe", uri, "--user", &user, "--ca", &trust, "--json"];
+        arguments.extend(more);
+        Program::run(&mut turnpike(&arguments))
+    }
+}
+
+/// Two ports in a row that are free for TCP and UDP: turnserver takes the next one too, for RFC 5780.
+fn free_pair() -> u16 {
+    eventually("two free ports in a row", || {
+        let port = free_port(V4);
+        let next = port.checked_add(1)?;
+        let free = |port: u16| {
+            let address = (Ipv4Addr::UNSPECIFIED, port);
+            TcpListener::bind(address).is_ok() && UdpSocket::bind(address).is_ok()
+        };
+        (free(port) && free(next)).then_some(port)
+    })
+}
+
+fn relays_all(transport: &str, family: std::net::IpAddr, via: &str) {
+    if family.is_ipv6() && !has_ipv6() {
+        return skip("no IPv6 loopback address");
+    }
+    let server = match Turnserver::start() {
+        Ok(server) => server,
+        Err(why) => return skip(why),
+    };
+    let reflect = Reflect::start(family, &[]);
+    let run = server
+        .load(transport, family)
+        .to(reflect.address)
+        // An odd size: on a stream ChannelData is padded.
+        .with(&["--via", via, "--clients", "4", "--rate", "500", "--size", "121", "--duration", "2"])
+        .run();
+    assert_eq!(run.code, Some(0), "{}", run.output());
+    let result = run.result();
+    assert!(result["sent"].as_u64() >= Some(300), "{result}");
+    assert_eq!(result["datapath"], transport, "{result}");
+    // A datagram may be lost; a stream loses nothing as long as the server keeps up.
+    let lost = result["lost"].as_u64().expect("a count");
+    assert!(if transport == "dtls" { lost <= 20 } else { lost == 0 }, "{result}");
+}
+
+#[test]
+fn load_by_channel_over_tcp() {
+    relays_all("tcp", V4, "channel");
+}
+
+#[test]
+fn load_by_send_over_tcp() {
+    relays_all("tcp", V4, "send");
+}
+
+#[test]
+fn load_by_channel_over_tls() {
+    relays_all("tls", V4, "channel");
+}
+
+#[test]
+fn load_by_send_over_tls_and_ipv6() {
+    relays_all("tls", V6, "send");
+}
+
+#[test]
+fn load_by_channel_over_dtls() {
+    relays_all("dtls", V4, "channel");
+}
+
+#[test]
+fn allocations_over_tls_resume_sessions_unless_told_not_to() {
+    let server = match Turnserver::start() {
+        Ok(server) => server,
+        Err(why) => return skip(why),
+    };
+    let handshakes = |more: &[&str]| {
+        let run = server
+            .load("tls", V4)
+            .with(&["--mode", "allocate", "--clients", "2", "--rate", "100", "--duration", "1"])
+            .with(more)
+            .run();
+        assert_eq!(run.code, Some(0), "{}", run.output());
+        let result = run.result();
+        assert!(result["received"].as_u64() > Some(20), "{result}");
+        let count = |key: &str| result[key].as_f64().unwrap_or_else(|| panic!("no {key} in {result}"));
+        (count("full_handshakes"), count("resumed_handshakes"))
+    };
+    let (full, resumed) = handshakes(&[]);
+    assert!(resumed > full, "{full} full, {resumed} resumed");
+    let (full, resumed) = handshakes(&["--no-resumption"]);
+    assert!(full > 20.0 && resumed == 0.0, "{full} full, {resumed} resumed");
+}
+
+#[test]
+fn tcp_is_relayed_to_a_tcp_reflector() {
+    let server = match Turnserver::start() {
+        Ok(server) => server,
+        Err(why) => return skip(why),
+    };
+    let mut reflect =
+        Program::start(&mut turnpike(&["reflect", "--tcp", "127.0.0.1:0", "--listen", "127.0.0.1:0"]));
+    let line = reflect.line_with("listening on tcp ");
+    let peer: SocketAddr =
+        line.trim_start_matches("listening on tcp ").parse().expect("an address ends the line");
+    for transport in ["tcp", "tls"] {
+        let run = server
+            .load(transport, V4)
+            .to(peer)
+            .with(&["--relay", "tcp", "--clients", "3", "--rate", "300", "--size", "1000", "--duration", "1"])
+            .run();
+        assert_eq!(run.code, Some(0), "{}", run.output());
+        let result = run.result();
+        assert!(result["sent"].as_u64() >= Some(100), "{result}");
+        assert_eq!(result["received"], result["sent"], "{result}");
+        assert_eq!(result["reordered"], 0, "{result}");
+        let bytes = result["sent"].as_u64().expect("a count") as f64 * 1_000.0;
+        assert_eq!(result["received_bytes"].as_f64(), Some(bytes), "{result}");
+        assert_eq!(result["errors"]["garbled"], Value::Null, "{result}");
+    }
+}
+
+#[test]
+fn a_certificate_that_is_not_trusted_or_has_another_name_is_refused_with_a_remedy() {
+    let server = match Turnserver::start() {
+        Ok(server) => server,
+        Err(why) => return skip(why),
+    };
+    let reflect = Reflect::start(V4, &[]);
+    for transport in ["tls", "dtls"] {
+        let run = Load::new(server.address(transport, V4))
+            .to(reflect.address)
+            .with(&["--transport", transport, "--duration", "1"])
+            .run();
+        assert_eq!(run.code, Some(1), "{}", run.output());
+        assert!(run.stderr.contains("certificate") && run.stderr.contains("--ca"), "{}", run.output());
+        let named =
+            server.load(transport, V4).with(&["--server-name", "example.net", "--duration", "1"]).run();
+        assert_eq!(named.code, Some(1), "{}", named.output());
+        assert!(named.stderr.contains("example.net"), "{}", named.output());
+    }
+}
+
+#[test]
+fn a_closed_port_and_a_wrong_password_are_told_over_tcp() {
+    let server = match Turnserver::start() {
+        Ok(server) => server,
+        Err(why) => return skip(why),
+    };
+    let nothing = Load::new((V4, free_pair()).into()).with(&["--transport", "tcp", "--duration", "1"]).run();
+    assert_eq!(nothing.code, Some(1), "{}", nothing.output());
+    assert!(nothing.stderr.contains("refused the connection"), "{}", nothing.output());
+    let refused = Load::as_user(server.address("tcp", V4), &format!("{USER}:wrong"))
+        .with(&["--transport", "tcp", "--duration", "1"])
+        .run();
+    assert_eq!(refused.code, Some(1), "{}", refused.output());
+    assert!(refused.stderr.contains("refused user"), "{}", refused.output());
+}
+
+#[test]
+fn probe_tells_what_coturn_has_over_every_transport() {
+    let server = match Turnserver::start() {
+        Ok(server) => server,
+        Err(why) => return skip(why),
+    };
+    let plain = server.probe(&format!("turn:127.0.0.1:{}", server.plain), &["--fail-on", "bad"]);
+    // Loopback peers are allowed here.
+    assert_eq!(plain.code, Some(3), "{}", plain.output());
+    let report: Value = plain.result();
+    for transport in ["udp", "tcp"] {
+        let facts = &report["transports"][transport];
+        assert_eq!(facts["reachable"], true, "{report}");
+        assert!(facts["rtt_us"]["median"].as_u64().is_some(), "{report}");
+    }
+    assert_eq!(report["usable"], true, "{report}");
+    assert_eq!(report["credentials_accepted"], true, "{report}");
+    assert_eq!(report["realm"], REALM, "{report}");
+    assert!(report["software"].as_str().is_some_and(|name| name.starts_with("Coturn")), "{report}");
+    for feature in ["even_port", "mobility", "tcp_relaying", "nat_discovery"] {
+        assert_eq!(report["features"][feature], true, "{feature} in {report}");
+    }
+    assert_eq!(report["features"]["sha256"], false, "{report}");
+    assert_eq!(report["nat"]["mapping"], "none", "{report}");
+    let peers = report["peers"].as_array().expect("a list");
+    let allowed =
+        |peer: &str| peers.iter().find(|facts| facts["peer"] == peer).map(|facts| &facts["allowed"]);
+    assert_eq!(allowed("127.0.0.1"), Some(&Value::Bool(true)), "{report}");
+
+    let secure = server.probe(&format!("turns:127.0.0.1:{}", server.secure), &[]);
+    assert_eq!(secure.code, Some(0), "{}", secure.output());
+    let report = secure.result();
+    for transport in ["tls", "dtls"] {
+        let facts = &report["transports"][transport];
+        assert_eq!(facts["reachable"], true, "{report}");
+        assert_eq!(facts["certificate"]["verifies"], true, "{report}");
+        assert_eq!(facts["certificate"]["names"][0], "turn.example.org", "{report}");
+    }
+
+    let distrusted =
+        Program::run(&mut turnpike(&["probe", &format!("turns:127.0.0.1:{}", server.secure), "--json"]));
+    assert_eq!(distrusted.code, Some(1), "{}", distrusted.output());
+    assert_eq!(distrusted.result()["transports"]["tls"]["certificate"]["verifies"], false);
+}
+
+/// Left behind, its allocations would live for ten minutes, on the user's quota.
+#[test]
+fn probe_deletes_its_allocations() {
+    let server = match Turnserver::start_with(&["-v"]) {
+        Ok(server) => server,
+        Err(why) => return skip(why),
+    };
+    let run = server.probe(&format!("turn:127.0.0.1:{}", server.plain), &[]);
+    assert_eq!(run.code, Some(0), "{}", run.output());
+    eventually("as many deletions as allocations", || {
+        let log = server.log();
+        let count = |what: &str| log.matches(&format!("incoming packet {what} processed, success")).count();
+        (count("ALLOCATE") >= 5 && count("REFRESH") == count("ALLOCATE")).then_some(())
+    });
+}

@@ -1,0 +1,173 @@
+//! `turnpike probe` against `turnpike serve`, and against what is no server at all.
+
+use std::{
+    io::Write as _,
+    net::{SocketAddr, TcpListener, UdpSocket},
+    thread,
+    time::{Duration, Instant},
+};
+
+use serde_json::Value;
+
+use super::harness::{Finished, PASSWORD, Program, REALM, SOON, Serve, USER, V4, free_port, turnpike};
+
+fn probe(arguments: &[&str]) -> Finished {
+    let mut all = vec!["probe"];
+    all.extend(arguments);
+    Program::run(&mut turnpike(&all))
+}
+
+fn as_user(server: SocketAddr, user: &str, more: &[&str]) -> Finished {
+    // Over UDP alone, so that the verdict does not hang on other listeners.
+    let uri = format!("turn:{server}?transport=udp");
+    let mut arguments = vec![uri.as_str(), "--user", user];
+    arguments.extend(more);
+    probe(&arguments)
+}
+
+fn line<'a>(report: &'a Value, area: &str) -> Vec<&'a Value> {
+    let lines = report["findings"].as_array().expect("a list of lines");
+    lines.iter().filter(|line| line["area"] == area).collect()
+}
+
+#[test]
+fn a_server_as_it_comes_can_be_used_and_lets_nobody_in() {
+    let user = format!("{USER}:{PASSWORD}");
+    let serve = Serve::start_bare(&["--realm", REALM, "--user", &user, "--relay-ip", "127.0.0.1"]);
+    let run = as_user(serve.address(V4), &user, &["--json", "--fail-on", "bad"]);
+    assert_eq!(run.code, Some(0), "{}", run.output());
+    let report = run.result();
+    assert_eq!(report["usable"], true, "{report}");
+    assert_eq!(report["credentials_accepted"], true, "{report}");
+    assert_eq!(report["realm"], REALM, "{report}");
+    assert_eq!(report["transports"]["udp"]["reachable"], true, "{report}");
+    assert_eq!(report["features"]["sha256"], true, "{report}");
+    assert_eq!(report["features"]["userhash"], true, "{report}");
+    assert_eq!(report["features"]["even_port"], true, "{report}");
+    let peers = report["peers"].as_array().expect("a list");
+    assert!(peers.len() >= 10, "{report}");
+    for peer in peers {
+        assert_eq!(peer["allowed"], false, "{peer}");
+    }
+    serve.wait_for_allocations(0);
+
+    let text = as_user(serve.address(V4), &user, &[]);
+    assert_eq!(text.code, Some(0), "{}", text.output());
+    assert!(text.stdout.contains("ok    credentials"), "{}", text.stdout);
+    assert!(
+        text.stdout.lines().last().is_some_and(|last| last.starts_with("can be used")),
+        "{}",
+        text.stdout
+    );
+    assert!(!text.output().contains(PASSWORD), "{}", text.output());
+}
+
+#[test]
+fn peers_on_loopback_are_found_and_are_a_limit_that_can_be_asked_for() {
+    let serve = Serve::start(&[]);
+    let user = format!("{USER}:{PASSWORD}");
+    let run = as_user(serve.address(V4), &user, &["--json", "--fail-on", "bad"]);
+    assert_eq!(run.code, Some(3), "{}", run.output());
+    let report = run.result();
+    let lines = line(&report, "peers");
+    let bad: Vec<_> = lines.iter().filter(|line| line["level"] == "bad").collect();
+    assert!(!bad.is_empty(), "{report}");
+    assert!(bad[0]["what"].as_str().is_some_and(|what| what.contains("127.0.0.1 (loopback)")), "{report}");
+    assert!(bad[0]["remedy"].as_str().is_some_and(|remedy| remedy.contains("--allow-peer")), "{report}");
+    // A limit that nobody asked for is none.
+    assert_eq!(as_user(serve.address(V4), &user, &[]).code, Some(0));
+}
+
+#[test]
+fn a_refused_credential_is_told_with_its_reason() {
+    let serve = Serve::start(&["--secret", "north"]);
+    let wrong = as_user(serve.address(V4), &format!("{USER}:looking-glass"), &["--json"]);
+    assert_eq!(wrong.code, Some(1), "{}", wrong.output());
+    let report = wrong.result();
+    assert_eq!(report["credentials_accepted"], false, "{report}");
+    let what = line(&report, "credentials")[0]["what"].to_string();
+    assert!(what.contains("another password") && what.contains(REALM), "{report}");
+
+    let expired = as_user(serve.address(V4), "1000000000:bob:cGFzc3dvcmQ=", &[]);
+    assert_eq!(expired.code, Some(1), "{}", expired.output());
+    assert!(expired.stdout.contains("expired") && expired.stdout.contains("clock"), "{}", expired.stdout);
+
+    let nobody = probe(&[&format!("turn:{}?transport=udp", serve.address(V4))]);
+    assert_eq!(nobody.code, Some(0), "{}", nobody.output());
+    assert!(nobody.stdout.contains("--user NAME:PASSWORD"), "{}", nobody.stdout);
+}
+
+#[test]
+fn nothing_there_silence_and_other_protocols_are_told_apart_in_time() {
+    let began = Instant::now();
+    let closed = probe(&[&format!("turn:127.0.0.1:{}?transport=udp", free_port(V4))]);
+    assert_eq!(closed.code, Some(1), "{}", closed.output());
+    assert!(closed.stdout.contains("refused"), "{}", closed.stdout);
+
+    let silent = UdpSocket::bind((V4, 0)).expect("loopback");
+    let address = silent.local_addr().expect("bound");
+    let mute = probe(&[&format!("turn:{address}?transport=udp"), "--timeout", "1"]);
+    assert_eq!(mute.code, Some(1), "{}", mute.output());
+    assert!(mute.stdout.contains("no answer in time"), "{}", mute.stdout);
+
+    // One says something else, one never stops saying little.
+    let web = TcpListener::bind((V4, 0)).expect("loopback");
+    let address = web.local_addr().expect("bound");
+    thread::spawn(move || {
+        for mut stream in web.incoming().flatten() {
+            thread::spawn(move || {
+                let _ = stream.write_all(b"\x80TTP/1.1 400 Bad Request\r\n\r\n");
+            });
+        }
+    });
+    let other = probe(&[&format!("turn:{address}?transport=tcp"), "--timeout", "5"]);
+    assert_eq!(other.code, Some(1), "{}", other.output());
+    assert!(other.stdout.contains("does not speak STUN"), "{}", other.stdout);
+
+    let drip = TcpListener::bind((V4, 0)).expect("loopback");
+    let address = drip.local_addr().expect("bound");
+    thread::spawn(move || {
+        for mut stream in drip.incoming().flatten() {
+            thread::spawn(move || {
+                while stream.write_all(&[0]).is_ok() {
+                    thread::sleep(Duration::from_millis(50));
+                }
+            });
+        }
+    });
+    for uri in [format!("turn:{address}?transport=tcp"), format!("turns:{address}?transport=tcp")] {
+        let slow = probe(&[&uri, "--timeout", "1"]);
+        assert_eq!(slow.code, Some(1), "{}", slow.output());
+    }
+    assert!(began.elapsed() < SOON, "{:?}", began.elapsed());
+}
+
+#[test]
+fn a_name_that_is_none_is_bad_usage() {
+    for (name, word) in [
+        ("http://turn.example.org", "turn"),
+        ("turn://a", "slashes"),
+        ("turn:a:99999", "port"),
+        ("turn:a?transport=sctp", "transport=udp"),
+        ("turn:a@b", "--user"),
+    ] {
+        let run = probe(&[name]);
+        assert_eq!(run.code, Some(2), "{name}: {}", run.output());
+        assert!(run.stderr.contains(word), "{name}: {}", run.output());
+    }
+    let count = probe(&["turn:127.0.0.1", "--count", "0"]);
+    assert_eq!(count.code, Some(2), "{}", count.output());
+    let limit = probe(&["turn:127.0.0.1", "--fail-on", "ok"]);
+    assert_eq!(limit.code, Some(2), "{}", limit.output());
+}
+
+#[test]
+fn stun_alone_needs_no_credential() {
+    let serve = Serve::start(&[]);
+    let run = probe(&[&format!("stun:{}", serve.address(V4)), "--json"]);
+    assert_eq!(run.code, Some(0), "{}", run.output());
+    let report = run.result();
+    assert_eq!(report["usable"], true, "{report}");
+    assert!(report["transports"]["udp"]["mapped"].as_str().is_some_and(|it| it.starts_with("127.0.0.1:")));
+    assert!(line(&report, "credentials").is_empty(), "{report}");
+}

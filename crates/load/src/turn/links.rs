@@ -1,0 +1,598 @@
+//! The connections of one thread: TCP, TLS or DTLS, opened when there is something to say.
+//!
+//! ```text
+//! push_with ─▶ out ──flush──▶ [TLS records | DTLS records] ──▶ kernel      what the kernel does not take waits, bounded
+//! kernel ─▶ [TLS | DTLS] ─▶ scratch ─▶ whole messages ─▶ caller            a part of one waits in `partial`
+//! ```
+
+use std::{
+    io::{self, Read as _, Write as _},
+    net::{SocketAddr, TcpStream, UdpSocket},
+    os::fd::{AsFd, BorrowedFd},
+    time::{Duration, Instant},
+};
+
+use rustls::{ClientConnection, HandshakeKind};
+use socket2::{Domain, Protocol, Socket, Type};
+use turnpike_net::poll::{Event, Poller};
+
+use super::Config;
+use crate::{
+    LoadError, dtls,
+    frames::{self, MAX_FRAME},
+    run::Errors,
+    secure::{Security, explain},
+    transport::Transport,
+};
+
+/// Bytes that may wait for a server that does not read. Beyond, a datagram counts as not taken, as one that a full socket
+/// buffer refuses does.
+const MAX_WAITING: usize = 256 << 10;
+const SCRATCH: usize = 4 * MAX_FRAME;
+
+/// What a link is to do with what follows.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Framing {
+    /// STUN and ChannelData.
+    #[default]
+    Turn,
+    /// A peer's bytes, cut into pieces of this length (RFC 6062: after a ConnectionBind there is no framing any more).
+    Fixed(usize),
+}
+
+/// Why a link ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Broken {
+    /// It had never come as far as to carry a message.
+    pub(super) during_setup: bool,
+    pub(super) what: String,
+}
+
+pub(super) struct Links {
+    server: SocketAddr,
+    kind: Kind,
+    links: Vec<Link>,
+    /// Links with something to send, each once.
+    dirty: Vec<usize>,
+    /// Messages pushed since the last flush.
+    queued: usize,
+    /// Of these, those that found no room.
+    dropped: u64,
+    /// Closes by a reset, which leaves no port in TIME_WAIT.
+    abortive: bool,
+    scratch: Vec<u8>,
+    pub(super) full_handshakes: u64,
+    pub(super) resumed_handshakes: u64,
+    /// The first failure.
+    pub(super) broken: Option<Broken>,
+}
+
+enum Kind {
+    Tcp,
+    Tls(Security),
+    Dtls(Box<dtls::Settings>),
+}
+
+#[derive(Default)]
+struct Link {
+    channel: Option<Channel>,
+    state: State,
+    framing: Framing,
+    out: Vec<u8>,
+    /// Ends of the messages in `out`, which DTLS sends one by one.
+    ends: Vec<usize>,
+    /// How much of `out` has left.
+    left: usize,
+    /// Bytes that TLS has taken over and the kernel has not.
+    records: usize,
+    partial: Vec<u8>,
+    watched_for_writing: bool,
+    dirty: bool,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum State {
+    #[default]
+    Idle,
+    Connecting,
+    Handshaking,
+    Open,
+    Broken,
+}
+
+enum Channel {
+    Tcp(TcpStream),
+    Tls(TcpStream, Box<ClientConnection>),
+    Dtls(UdpSocket, Box<dtls::Association>),
+}
+
+impl AsFd for Channel {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match self {
+            Self::Tcp(stream) | Self::Tls(stream, _) => stream.as_fd(),
+            Self::Dtls(socket, _) => socket.as_fd(),
+        }
+    }
+}
+
+impl Links {
+    /// Room for `count` links, none of them opened.
+    pub(super) fn new(config: &Config, count: usize, security: Option<&Security>) -> Result<Self, LoadError> {
+        let kind = match (config.transport, security) {
+            (Transport::Tls, Some(security)) => Kind::Tls(security.clone()),
+            (Transport::Dtls, Some(security)) => {
+                Kind::Dtls(Box::new(dtls::Settings::new(security.clone(), config.setup_timeout)?))
+            }
+            _ => Kind::Tcp,
+        };
+        Ok(Self {
+            server: config.server,
+            kind,
+            links: (0..count).map(|_| Link::default()).collect(),
+            dirty: Vec::new(),
+            queued: 0,
+            dropped: 0,
+            abortive: config.mode == super::Mode::Allocate,
+            scratch: vec![0; SCRATCH],
+            full_handshakes: 0,
+            resumed_handshakes: 0,
+            broken: None,
+        })
+    }
+
+    /// Whether the link takes another message.
+    pub(super) fn has_room(&self, index: usize) -> bool {
+        let link = &self.links[index];
+        link.state != State::Broken && link.waiting() < MAX_WAITING
+    }
+
+    pub(super) fn push_with(&mut self, index: usize, len: usize, fill: impl FnOnce(&mut [u8])) {
+        self.queued += 1;
+        if !self.has_room(index) {
+            self.dropped += 1;
+            return;
+        }
+        let link = &mut self.links[index];
+        let start = link.out.len();
+        link.out.resize(start + len, 0);
+        fill(&mut link.out[start..]);
+        if matches!(self.kind, Kind::Dtls(_)) {
+            link.ends.push(start + len);
+        }
+        if !std::mem::replace(&mut link.dirty, true) {
+            self.dirty.push(index);
+        }
+    }
+
+    pub(super) fn queued(&self) -> usize {
+        self.queued
+    }
+
+    /// Sends what is queued; returns how many messages found no room.
+    pub(super) fn flush(&mut self, poller: &Poller, errors: &mut Errors) -> u64 {
+        self.queued = 0;
+        let mut dirty = std::mem::take(&mut self.dirty);
+        for index in dirty.drain(..) {
+            self.links[index].dirty = false;
+            let sent = match self.links[index].state {
+                State::Idle => self.open(index, poller),
+                State::Open => self.send(index, poller),
+                State::Connecting | State::Handshaking | State::Broken => Ok(()),
+            };
+            if let Err(what) = sent {
+                self.fail(index, what, errors);
+            }
+        }
+        self.dirty = dirty;
+        let dropped = std::mem::take(&mut self.dropped);
+        if dropped > 0 {
+            *errors.entry("send_would_block").or_default() += dropped;
+        }
+        dropped
+    }
+
+    /// Closes a link; the next message opens it anew.
+    pub(super) fn close(&mut self, index: usize) {
+        let link = &mut self.links[index];
+        let dirty = link.dirty;
+        let old = std::mem::replace(link, Link { dirty, ..Link::default() });
+        match old.channel {
+            Some(Channel::Dtls(socket, mut association)) => {
+                association.close();
+                // Nobody waits for the farewell.
+                let _ = association.drain(|packet| _ = socket.send(packet), |_| {});
+            }
+            Some(Channel::Tcp(stream) | Channel::Tls(stream, _)) if self.abortive => {
+                let socket = Socket::from(stream);
+                // Without it the close is an ordinary one.
+                let _ = socket.set_linger(Some(Duration::ZERO));
+            }
+            _ => {}
+        }
+    }
+
+    /// Calls the timers of DTLS.
+    pub(super) fn sweep(&mut self, errors: &mut Errors) {
+        if !matches!(self.kind, Kind::Dtls(_)) {
+            return;
+        }
+        let now = Instant::now();
+        for index in 0..self.links.len() {
+            let Some(Channel::Dtls(socket, association)) = &mut self.links[index].channel else { continue };
+            if association.timeout().is_none_or(|at| at > now) {
+                continue;
+            }
+            let woken = association
+                .handle_timeout(now)
+                .and_then(|()| association.drain(|packet| _ = socket.send(packet), |_| {}));
+            if let Err(what) = woken {
+                self.fail(index, what, errors);
+            }
+        }
+    }
+
+    /// Does what an event asks for; `each` gets each message and says how what follows is framed.
+    pub(super) fn serve(
+        &mut self,
+        event: Event,
+        poller: &Poller,
+        errors: &mut Errors,
+        each: &mut dyn FnMut(usize, &[u8]) -> Option<Framing>,
+    ) {
+        let Some(index) = usize::try_from(event.token).ok().filter(|index| *index < self.links.len()) else {
+            return;
+        };
+        let mut served = Ok(());
+        if self.links[index].state == State::Connecting && (event.writable || event.error) {
+            served = self.connected(index, poller);
+        }
+        if served.is_ok() && (event.readable || event.error || event.closed) {
+            served = self.receive(index, poller, each);
+        }
+        if served.is_ok() && event.writable && self.links[index].state != State::Connecting {
+            served = self.send(index, poller);
+        }
+        if let Err(what) = served {
+            self.fail(index, what, errors);
+        }
+    }
+
+    fn open(&mut self, index: usize, poller: &Poller) -> Result<(), String> {
+        let now = Instant::now();
+        let link = &mut self.links[index];
+        let channel = match &self.kind {
+            Kind::Tcp => Channel::Tcp(connect(self.server).map_err(|error| refusal(&error))?),
+            Kind::Tls(security) => {
+                let stream = connect(self.server).map_err(|error| refusal(&error))?;
+                let mut tls = ClientConnection::new(security.config.clone(), security.name.clone())
+                    .map_err(|error| error.to_string())?;
+                // `waiting` bounds it, and a burst must not be cut.
+                tls.set_buffer_limit(None);
+                Channel::Tls(stream, Box::new(tls))
+            }
+            Kind::Dtls(settings) => {
+                let socket = connect_udp(self.server).map_err(|error| refusal(&error))?;
+                let mut association = dtls::Association::new(settings, now)?;
+                association.drain(|packet| _ = socket.send(packet), |_| {})?;
+                Channel::Dtls(socket, Box::new(association))
+            }
+        };
+        let watched = poller.add(&channel, index as u64);
+        let dtls = matches!(channel, Channel::Dtls(..));
+        let watched = if dtls {
+            watched
+        } else {
+            watched.and_then(|()| poller.set_writable(&channel, index as u64, true))
+        };
+        watched.map_err(|error| format!("cannot be watched: {error}"))?;
+        link.state = if dtls { State::Handshaking } else { State::Connecting };
+        link.watched_for_writing = !dtls;
+        link.channel = Some(channel);
+        Ok(())
+    }
+
+    fn connected(&mut self, index: usize, poller: &Poller) -> Result<(), String> {
+        let link = &mut self.links[index];
+        let stream = match &link.channel {
+            Some(Channel::Tcp(stream) | Channel::Tls(stream, _)) => stream,
+            _ => return Ok(()),
+        };
+        match stream.take_error() {
+            Ok(None) => {}
+            Ok(Some(error)) | Err(error) => return Err(refusal(&error)),
+        }
+        link.state =
+            if matches!(link.channel, Some(Channel::Tls(..))) { State::Handshaking } else { State::Open };
+        self.send(index, poller)
+    }
+
+    /// Writes as much as goes.
+    fn send(&mut self, index: usize, poller: &Poller) -> Result<(), String> {
+        let link = &mut self.links[index];
+        let blocked = match &mut link.channel {
+            None => return Ok(()),
+            Some(Channel::Tcp(stream)) => loop {
+                if link.left == link.out.len() {
+                    link.out.clear();
+                    link.left = 0;
+                    break false;
+                }
+                match stream.write(&link.out[link.left..]) {
+                    Ok(written) => link.left += written,
+                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => break true,
+                    Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                    Err(error) => return Err(refusal(&error)),
+                }
+            },
+            Some(Channel::Tls(stream, tls)) => {
+                if link.state == State::Open && !link.out.is_empty() {
+                    tls.writer().write_all(&link.out).map_err(|error| error.to_string())?;
+                    link.records += link.out.len();
+                    link.out.clear();
+                }
+                loop {
+                    if !tls.wants_write() {
+                        link.records = 0;
+                        break false;
+                    }
+                    match tls.write_tls(stream) {
+                        Ok(written) => link.records = link.records.saturating_sub(written),
+                        Err(error) if error.kind() == io::ErrorKind::WouldBlock => break true,
+                        Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                        Err(error) => return Err(refusal(&error)),
+                    }
+                }
+            }
+            Some(Channel::Dtls(socket, association)) => {
+                if link.state == State::Open {
+                    let mut start = 0;
+                    for end in link.ends.drain(..) {
+                        association.send(&link.out[start..end])?;
+                        start = end;
+                        // At once: dimpl would put several records into one datagram, of which coturn 4.6 reads the first.
+                        let dropped = &mut self.dropped;
+                        association
+                            .drain(|packet| *dropped += u64::from(socket.send(packet).is_err()), |_| {})?;
+                    }
+                    link.out.clear();
+                }
+                false
+            }
+        };
+        if let Some(channel) = &link.channel
+            && blocked != link.watched_for_writing
+        {
+            link.watched_for_writing = blocked;
+            poller
+                .set_writable(channel, index as u64, blocked)
+                .map_err(|error| format!("cannot be watched: {error}"))?;
+        }
+        Ok(())
+    }
+
+    /// Reads what is there, up to a fair share.
+    fn receive(
+        &mut self,
+        index: usize,
+        poller: &Poller,
+        each: &mut dyn FnMut(usize, &[u8]) -> Option<Framing>,
+    ) -> Result<(), String> {
+        /// Read calls before the other links, and sending, have their turn.
+        const CALLS: usize = 4;
+        let link = &mut self.links[index];
+        let Some(mut channel) = link.channel.take() else { return Ok(()) };
+        let mut ended = false;
+        let mut result = Ok(());
+        match &mut channel {
+            Channel::Tcp(stream) => {
+                for _ in 0..CALLS {
+                    let kept = link.restore(&mut self.scratch);
+                    match stream.read(&mut self.scratch[kept..]) {
+                        Ok(0) => {
+                            ended = true;
+                            break;
+                        }
+                        Ok(read) => {
+                            result = link.cut(index, &self.scratch[..kept + read], each);
+                            if result.is_err() || kept + read < self.scratch.len() {
+                                break;
+                            }
+                        }
+                        Err(error) => {
+                            link.keep(&self.scratch[..kept]);
+                            result = quiet(error);
+                            break;
+                        }
+                    }
+                }
+            }
+            Channel::Tls(stream, tls) => {
+                // rustls takes 4 KiB at a time.
+                for _ in 0..CALLS * 8 {
+                    match tls.read_tls(stream) {
+                        Ok(0) => {
+                            ended = true;
+                            break;
+                        }
+                        Ok(_) => {}
+                        Err(error) => {
+                            result = quiet(error);
+                            break;
+                        }
+                    }
+                    if let Err(error) = tls.process_new_packets() {
+                        // The alert that tells the server why.
+                        let _ = tls.write_tls(stream);
+                        result = Err(explain(&error));
+                        break;
+                    }
+                    result = link.read_plain(index, tls, &mut self.scratch, each);
+                    if result.is_err() {
+                        break;
+                    }
+                }
+            }
+            Channel::Dtls(socket, association) => {
+                // As many datagrams as a GRO buffer would hold.
+                for _ in 0..CALLS * 16 {
+                    let read = match socket.recv(&mut self.scratch) {
+                        Ok(read) => read,
+                        Err(error) => {
+                            result = quiet(error);
+                            break;
+                        }
+                    };
+                    result = association.handle_datagram(&self.scratch[..read]).and_then(|()| {
+                        association.drain(
+                            |packet| _ = socket.send(packet),
+                            |message| {
+                                each(index, message);
+                            },
+                        )
+                    });
+                    if result.is_err() {
+                        break;
+                    }
+                }
+            }
+        }
+        let secured = match &channel {
+            Channel::Tls(_, tls) if !tls.is_handshaking() => Some(tls.handshake_kind()),
+            Channel::Dtls(_, association) if association.is_connected() => Some(None),
+            _ => None,
+        };
+        let wants_write = matches!(&channel, Channel::Tls(_, tls) if tls.wants_write());
+        // `each` cannot have closed it: it knows no links.
+        link.channel = Some(channel);
+        result?;
+        if link.state == State::Handshaking
+            && let Some(kind) = secured
+        {
+            link.state = State::Open;
+            match kind {
+                Some(HandshakeKind::Resumed) => self.resumed_handshakes += 1,
+                _ => self.full_handshakes += 1,
+            }
+            self.send(index, poller)?;
+        } else if wants_write {
+            self.send(index, poller)?;
+        }
+        if ended { Err("closed the connection".to_owned()) } else { Ok(()) }
+    }
+
+    fn fail(&mut self, index: usize, what: String, errors: &mut Errors) {
+        let link = &mut self.links[index];
+        let during_setup = link.state != State::Open;
+        *errors.entry(if during_setup { "connect_failed" } else { "connection_lost" }).or_default() += 1;
+        self.close(index);
+        self.links[index].state = State::Broken;
+        self.broken.get_or_insert(Broken { during_setup, what });
+    }
+}
+
+impl Link {
+    /// Bytes that have not left.
+    fn waiting(&self) -> usize {
+        self.out.len() - self.left + self.records
+    }
+
+    /// Puts the part of a message that is there at the start of the buffer; returns its length.
+    fn restore(&mut self, scratch: &mut [u8]) -> usize {
+        let kept = self.partial.len();
+        scratch[..kept].copy_from_slice(&self.partial);
+        self.partial.clear();
+        kept
+    }
+
+    fn keep(&mut self, bytes: &[u8]) {
+        self.partial.clear();
+        self.partial.extend_from_slice(bytes);
+    }
+
+    /// Hands out whole messages and keeps the rest.
+    fn cut(
+        &mut self,
+        index: usize,
+        mut bytes: &[u8],
+        each: &mut dyn FnMut(usize, &[u8]) -> Option<Framing>,
+    ) -> Result<(), String> {
+        loop {
+            let length = match self.framing {
+                Framing::Fixed(length) => Some(length),
+                Framing::Turn => frames::length(bytes)
+                    .map_err(|_| "sent something that is neither STUN nor ChannelData".to_owned())?,
+            };
+            let Some((message, rest)) = length.and_then(|length| bytes.split_at_checked(length)) else {
+                self.keep(bytes);
+                return Ok(());
+            };
+            if let Some(framing) = each(index, message) {
+                self.framing = framing;
+            }
+            bytes = rest;
+        }
+    }
+
+    fn read_plain(
+        &mut self,
+        index: usize,
+        tls: &mut ClientConnection,
+        scratch: &mut [u8],
+        each: &mut dyn FnMut(usize, &[u8]) -> Option<Framing>,
+    ) -> Result<(), String> {
+        loop {
+            let kept = self.restore(scratch);
+            match tls.reader().read(&mut scratch[kept..]) {
+                // A farewell; the connection's end follows.
+                Ok(0) => return Err("closed the connection".to_owned()),
+                Ok(read) => self.cut(index, &scratch[..kept + read], each)?,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    self.keep(&scratch[..kept]);
+                    return Ok(());
+                }
+                Err(error) => return Err(refusal(&error)),
+            }
+        }
+    }
+}
+
+/// Begins to connect. The socket is writable when that is over.
+fn connect(server: SocketAddr) -> io::Result<TcpStream> {
+    /// EINPROGRESS (asm-generic/errno.h), which std has no name for yet.
+    const IN_PROGRESS: i32 = 115;
+    let socket = Socket::new(Domain::for_address(server), Type::STREAM.nonblocking(), Some(Protocol::TCP))?;
+    socket.set_tcp_nodelay(true)?;
+    match socket.connect(&server.into()) {
+        Err(error) if error.raw_os_error() != Some(IN_PROGRESS) => Err(error),
+        _ => Ok(socket.into()),
+    }
+}
+
+fn connect_udp(server: SocketAddr) -> io::Result<UdpSocket> {
+    const BUFFER: usize = 1 << 20;
+    let socket = Socket::new(Domain::for_address(server), Type::DGRAM.nonblocking(), Some(Protocol::UDP))?;
+    // The kernel caps both at what the machine allows.
+    let _ = socket.set_recv_buffer_size(BUFFER);
+    let _ = socket.set_send_buffer_size(BUFFER);
+    socket.connect(&server.into())?;
+    Ok(socket.into())
+}
+
+/// Nothing more to read is no failure.
+fn quiet(error: io::Error) -> Result<(), String> {
+    match error.kind() {
+        io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted => Ok(()),
+        _ => Err(refusal(&error)),
+    }
+}
+
+fn refusal(error: &io::Error) -> String {
+    match error.kind() {
+        io::ErrorKind::ConnectionRefused => "refused the connection".to_owned(),
+        io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe => "reset the connection".to_owned(),
+        io::ErrorKind::AddrNotAvailable => {
+            "has no local port left (each closed connection keeps one for 60 s)".to_owned()
+        }
+        _ => error.to_string(),
+    }
+}

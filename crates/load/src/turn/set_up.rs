@@ -1,0 +1,117 @@
+//! Before the traffic and after it: allocations, permissions, channels, and with TCP relaying the peer connections.
+
+use std::{sync::atomic::Ordering::Relaxed, time::Duration};
+
+use turnpike_turn::client::{Event, Relayed, Request};
+
+use super::{
+    Config, Shared, Via,
+    engine::{Engine, NoData},
+};
+use crate::{LoadError, clock::nanos};
+
+/// Clients of all threads that may be waiting for an answer at a time while they are set up or taken down.
+const OUTSTANDING: usize = 256;
+
+/// This thread's part of them.
+pub(super) fn outstanding(shared: &Shared<'_>) -> usize {
+    (OUTSTANDING / shared.frame.threads).max(1)
+}
+
+/// Allocates, and binds a channel, installs a permission, or connects to the peer, for every client of this thread.
+pub(super) fn set_up(engine: &mut Engine, shared: &Shared<'_>) -> Result<(), LoadError> {
+    let config = shared.config;
+    let Config { server, transport, peer, setup_timeout, .. } = *config;
+    let limit = outstanding(shared);
+    let total = engine.endpoints.len();
+    let (mut started, mut ready) = (0, 0);
+    let mut last_answer = shared.clock.ns();
+    while ready < total {
+        shared.check()?;
+        while started < total && started - ready < limit {
+            let now = engine.now_ms();
+            // A client that has done nothing can allocate.
+            let _ = engine.endpoints[started].client.allocate(now);
+            engine.pump(started);
+            started += 1;
+        }
+        engine.sweep();
+        engine.flush();
+        if engine.receive(Duration::from_millis(10), &mut NoData)? > 0 {
+            last_answer = shared.clock.ns();
+        } else if let Some(failure) = engine.setup_failure(config) {
+            return Err(failure);
+        } else if shared.clock.ns() - last_answer > nanos(setup_timeout) {
+            let request = Request::Allocate;
+            return Err(LoadError::NoAnswer { transport, server, request, ready, clients: total });
+        }
+        let mut done = 0;
+        for (index, event) in std::mem::take(&mut engine.events) {
+            match event {
+                Event::Allocated(_) => begin(engine, index, config),
+                Event::Permitted(_) if config.relayed == Relayed::Tcp => {
+                    let now = engine.now_ms();
+                    // There is an allocation.
+                    let _ = engine.endpoints[index].client.connect(now, peer);
+                    engine.pump(index);
+                }
+                Event::Connected { connection, .. } => engine.bind_connection(index, connection),
+                Event::Bound(..) | Event::Permitted(_) => done += 1,
+                Event::Failed { request, failure } => {
+                    return Err(LoadError::from_failure(config, index, request, failure, (ready, total)));
+                }
+                _ => {}
+            }
+        }
+        for (index, bound) in std::mem::take(&mut engine.bound) {
+            if let Err(failure) = bound {
+                let request = Request::Connect(peer);
+                return Err(LoadError::from_failure(config, index, request, failure, (ready, total)));
+            }
+            done += 1;
+        }
+        ready += done;
+        shared.ready_clients.fetch_add(done, Relaxed);
+    }
+    Ok(())
+}
+
+fn begin(engine: &mut Engine, index: usize, config: &Config) {
+    let now = engine.now_ms();
+    let client = &mut engine.endpoints[index].client;
+    // Neither can fail on a fresh allocation.
+    match config.via {
+        Via::Channel if config.relayed == Relayed::Udp => _ = client.bind_channel(now, config.peer),
+        _ => _ = client.permit(now, config.peer.ip()),
+    }
+    engine.pump(index);
+}
+
+/// Deletes all allocations, so that the next run finds the server as this one did; gives up on what takes long.
+pub(super) fn take_down(engine: &mut Engine, shared: &Shared<'_>) -> Result<(), LoadError> {
+    const LONGEST_NS: u64 = 3_000_000_000;
+    let limit = outstanding(shared);
+    let total = engine.endpoints.len();
+    let (mut started, mut done) = (0, 0);
+    let deadline = shared.clock.ns() + LONGEST_NS;
+    while done < total && shared.clock.ns() < deadline {
+        while started < total && started - done < limit {
+            let now = engine.now_ms();
+            if engine.endpoints[started].client.delete(now).is_err() {
+                done += 1;
+            }
+            engine.pump(started);
+            started += 1;
+        }
+        engine.sweep();
+        engine.flush();
+        engine.receive(Duration::from_millis(10), &mut NoData)?;
+        for (_, event) in engine.events.drain(..) {
+            done += usize::from(matches!(event, Event::Deleted | Event::Failed { .. }));
+        }
+    }
+    if done < total {
+        engine.errors.insert("not_deleted", (total - done) as u64);
+    }
+    Ok(())
+}

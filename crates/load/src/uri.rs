@@ -1,0 +1,316 @@
+//! Names of servers as people write them: `turn:` and `turns:` (RFC 7065), `stun:` and `stuns:` (RFC 7064), or plain
+//! `HOST[:PORT]`.
+
+use std::{
+    fmt, io,
+    net::{Ipv6Addr, SocketAddr, ToSocketAddrs},
+    str::FromStr,
+};
+
+use crate::transport::Transport;
+
+/// A server, and how the name says that it is to be reached.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ServerUri {
+    /// Which of the four.
+    pub scheme: Scheme,
+    /// Host name or address, IPv6 without brackets.
+    pub host: String,
+    /// The port, where the name has one.
+    pub port: Option<u16>,
+    /// Whether it ends in `?transport=tcp` (true) or `?transport=udp` (false).
+    pub tcp: Option<bool>,
+}
+
+/// The scheme of a name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Scheme {
+    /// STUN over UDP or TCP.
+    Stun,
+    /// STUN over TLS or DTLS.
+    Stuns,
+    /// TURN over UDP or TCP.
+    Turn,
+    /// TURN over TLS or DTLS.
+    Turns,
+}
+
+/// What is wrong with a server's name.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum InvalidServerUri {
+    /// Another scheme.
+    #[error(
+        "the scheme {0:?} is none of turn, turns, stun, stuns; write turn:HOST[:PORT] or turns:HOST[:PORT]"
+    )]
+    Scheme(String),
+    /// `turn://host`, which neither RFC has.
+    #[error("a server's name has no slashes: write {0:?}")]
+    Slashes(String),
+    /// Something behind the `?` that is not `transport=udp` or `transport=tcp`.
+    #[error("{0:?} is no transport: what may follow the ? is transport=udp or transport=tcp (RFC 7065)")]
+    Query(String),
+    /// A query in a `stun:` name.
+    #[error("stun: and stuns: names have no ?transport (RFC 7064)")]
+    StunQuery,
+    /// A user name, as in `turn:user@host`.
+    #[error("a server's name holds no user: give it with --user NAME:PASSWORD")]
+    User,
+    /// Neither a name nor an address.
+    #[error(
+        "{0:?} is no host name and no address; an IPv6 address with a port stands in brackets, turn:[2001:db8::1]:3478"
+    )]
+    Host(String),
+    /// No port.
+    #[error("{0:?} is no port from 1 to 65535")]
+    Port(String),
+}
+
+impl ServerUri {
+    /// How the name says that the server is to be reached: TLS over TCP is the default of `turns:`, UDP that of `turn:`
+    /// (RFC 7065 section 3.1 with RFC 5928); `turns:` over UDP is DTLS (RFC 7350).
+    #[must_use]
+    pub fn transport(&self) -> Transport {
+        match (self.is_secure(), self.tcp) {
+            (false, None | Some(false)) => Transport::Udp,
+            (false, Some(true)) => Transport::Tcp,
+            (true, None | Some(true)) => Transport::Tls,
+            (true, Some(false)) => Transport::Dtls,
+        }
+    }
+
+    /// Whether it asks for TLS or DTLS.
+    #[must_use]
+    pub fn is_secure(&self) -> bool {
+        matches!(self.scheme, Scheme::Stuns | Scheme::Turns)
+    }
+
+    /// Whether it names a TURN server, and not only a STUN server.
+    #[must_use]
+    pub fn is_turn(&self) -> bool {
+        matches!(self.scheme, Scheme::Turn | Scheme::Turns)
+    }
+
+    /// Whether it may be reached so: nothing that the name says speaks against it.
+    #[must_use]
+    pub fn allows(&self, transport: Transport) -> bool {
+        let tcp = transport.is_stream();
+        (!self.is_secure() || transport.is_secure()) && self.tcp.is_none_or(|wanted| wanted == tcp)
+    }
+
+    /// The host, where it is a name and not an address.
+    #[must_use]
+    pub fn name(&self) -> Option<&str> {
+        self.host.parse::<std::net::IpAddr>().is_err().then_some(&self.host)
+    }
+
+    /// The port for a transport.
+    #[must_use]
+    pub fn port_for(&self, transport: Transport) -> u16 {
+        self.port.unwrap_or_else(|| transport.default_port())
+    }
+
+    /// All addresses of the host, with the port for this transport. May ask the name server, and so may wait.
+    ///
+    /// # Errors
+    /// Those of name resolution; no address at all is an error too.
+    pub fn resolve(&self, transport: Transport) -> io::Result<Vec<SocketAddr>> {
+        let found: Vec<_> = (self.host.as_str(), self.port_for(transport)).to_socket_addrs()?.collect();
+        if found.is_empty() {
+            return Err(io::Error::new(io::ErrorKind::NotFound, "the name has no address"));
+        }
+        Ok(found)
+    }
+}
+
+impl FromStr for ServerUri {
+    type Err = InvalidServerUri;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let (scheme, rest) = split_scheme(text)?;
+        if let Some(after) = rest.strip_prefix("//") {
+            let name = scheme.map_or(String::new(), |scheme| format!("{scheme}:"));
+            return Err(InvalidServerUri::Slashes(format!("{name}{after}")));
+        }
+        let (rest, query) = rest.split_once('?').map_or((rest, None), |(rest, query)| (rest, Some(query)));
+        let scheme = scheme.unwrap_or(Scheme::Turn);
+        let tcp = match query.map(str::to_ascii_lowercase).as_deref() {
+            None => None,
+            Some(_) if matches!(scheme, Scheme::Stun | Scheme::Stuns) => {
+                return Err(InvalidServerUri::StunQuery);
+            }
+            Some("transport=udp") => Some(false),
+            Some("transport=tcp") => Some(true),
+            Some(other) => return Err(InvalidServerUri::Query(other.to_owned())),
+        };
+        if rest.contains('@') {
+            return Err(InvalidServerUri::User);
+        }
+        let (host, port) = split_port(rest)?;
+        let port = match port {
+            None => None,
+            Some(text) => Some(
+                text.parse()
+                    .ok()
+                    .filter(|port| *port > 0)
+                    .ok_or_else(|| InvalidServerUri::Port(text.to_owned()))?,
+            ),
+        };
+        Ok(Self { scheme, host: host.to_owned(), port, tcp })
+    }
+}
+
+impl fmt::Display for Scheme {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Stun => "stun",
+            Self::Stuns => "stuns",
+            Self::Turn => "turn",
+            Self::Turns => "turns",
+        })
+    }
+}
+
+impl fmt::Display for ServerUri {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { scheme, host, .. } = self;
+        if host.contains(':') { write!(f, "{scheme}:[{host}]") } else { write!(f, "{scheme}:{host}") }?;
+        if let Some(port) = self.port {
+            write!(f, ":{port}")?;
+        }
+        match self.tcp {
+            Some(true) => f.write_str("?transport=tcp"),
+            Some(false) => f.write_str("?transport=udp"),
+            None => Ok(()),
+        }
+    }
+}
+
+/// The scheme, if there is one: what stands before the first colon is a scheme unless a port or an IPv6 address follows.
+fn split_scheme(text: &str) -> Result<(Option<Scheme>, &str), InvalidServerUri> {
+    let Some((before, after)) = text.split_once(':') else { return Ok((None, text)) };
+    let scheme = match before.to_ascii_lowercase().as_str() {
+        "stun" => Scheme::Stun,
+        "stuns" => Scheme::Stuns,
+        "turn" => Scheme::Turn,
+        "turns" => Scheme::Turns,
+        _ if after.starts_with("//") => return Err(InvalidServerUri::Scheme(before.to_owned())),
+        _ if before.starts_with('[') || text.parse::<Ipv6Addr>().is_ok() => return Ok((None, text)),
+        _ if after.contains(':') => return Err(InvalidServerUri::Scheme(before.to_owned())),
+        _ => return Ok((None, text)),
+    };
+    Ok((Some(scheme), after))
+}
+
+/// Host and port; only an IPv6 address may hold colons, and only in brackets when a port follows.
+fn split_port(text: &str) -> Result<(&str, Option<&str>), InvalidServerUri> {
+    let bad = || InvalidServerUri::Host(text.to_owned());
+    if let Some(rest) = text.strip_prefix('[') {
+        let (host, after) = rest.split_once(']').ok_or_else(bad)?;
+        host.parse::<Ipv6Addr>().map_err(|_| bad())?;
+        return match after.strip_prefix(':') {
+            Some(port) => Ok((host, Some(port))),
+            None if after.is_empty() => Ok((host, None)),
+            None => Err(bad()),
+        };
+    }
+    if text.parse::<Ipv6Addr>().is_ok() {
+        return Ok((text, None));
+    }
+    let (host, port) = text.split_once(':').map_or((text, None), |(host, port)| (host, Some(port)));
+    let is_host = !host.is_empty() && !host.contains(|c: char| c.is_whitespace() || "/[]".contains(c));
+    if is_host { Ok((host, port)) } else { Err(bad()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_spelling_names_a_host_a_port_and_a_transport() {
+        for (text, host, port, transport) in [
+            ("turn:example.org", "example.org", 3478, Transport::Udp),
+            ("turn:example.org:5000?transport=tcp", "example.org", 5000, Transport::Tcp),
+            ("turn:192.0.2.1?transport=udp", "192.0.2.1", 3478, Transport::Udp),
+            ("turns:example.org", "example.org", 5349, Transport::Tls),
+            ("TURNS:example.org:443?transport=TCP", "example.org", 443, Transport::Tls),
+            ("turns:example.org?transport=udp", "example.org", 5349, Transport::Dtls),
+            ("stun:example.org", "example.org", 3478, Transport::Udp),
+            ("stuns:example.org:7", "example.org", 7, Transport::Tls),
+            ("turn:[2001:db8::1]:5000", "2001:db8::1", 5000, Transport::Udp),
+            ("turn:2001:db8::1", "2001:db8::1", 3478, Transport::Udp),
+            ("[::1]", "::1", 3478, Transport::Udp),
+            ("::1", "::1", 3478, Transport::Udp),
+            ("127.0.0.1:1", "127.0.0.1", 1, Transport::Udp),
+            ("localhost", "localhost", 3478, Transport::Udp),
+        ] {
+            let uri: ServerUri = text.parse().unwrap_or_else(|error| panic!("{text}: {error}"));
+            let found = (uri.host.as_str(), uri.port_for(uri.transport()), uri.transport());
+            assert_eq!(found, (host, port, transport), "{text}");
+            assert!(uri.allows(transport), "{text}");
+            assert_eq!(uri.to_string().parse(), Ok(uri), "{text} written and read again");
+        }
+    }
+
+    #[test]
+    fn each_mistake_is_told_by_its_own_words() {
+        for (text, word) in [
+            ("", "no host name"),
+            ("turn:", "no host name"),
+            ("a:b", "no port"),
+            ("a:0", "no port"),
+            ("turn:a:70000", "no port"),
+            ("[::1", "brackets"),
+            ("[a]:1", "brackets"),
+            ("[::1]x", "brackets"),
+            ("turn:a b", "no host name"),
+            ("turn://a:1", "\"turn:a:1\""),
+            ("http://a", "none of turn"),
+            ("sip:a:1", "none of turn"),
+            ("turn:a?transport=sctp", "transport=udp or transport=tcp"),
+            ("turn:a?x=1", "transport=udp or transport=tcp"),
+            ("stun:a?transport=tcp", "RFC 7064"),
+            ("turn:user@a", "--user"),
+        ] {
+            let error = text.parse::<ServerUri>().expect_err(text).to_string();
+            assert!(error.contains(word), "{text}: {error}");
+        }
+    }
+
+    #[test]
+    fn a_name_rules_transports_out() {
+        let allowed = |text: &str| {
+            let uri: ServerUri = text.parse().expect("valid");
+            Transport::ALL.into_iter().filter(|transport| uri.allows(*transport)).collect::<Vec<_>>()
+        };
+        assert_eq!(allowed("turn:a"), Transport::ALL);
+        assert_eq!(allowed("turn:a?transport=tcp"), [Transport::Tcp, Transport::Tls]);
+        assert_eq!(allowed("turns:a"), [Transport::Tls, Transport::Dtls]);
+        assert_eq!(allowed("turns:a?transport=udp"), [Transport::Dtls]);
+    }
+
+    #[test]
+    fn an_address_resolves_to_itself() {
+        let uri: ServerUri = "turn:127.0.0.1:9".parse().expect("valid");
+        let found = uri.resolve(Transport::Udp).expect("no name server needed");
+        assert_eq!(found, [SocketAddr::from(([127, 0, 0, 1], 9))]);
+        assert_eq!(uri.name(), None);
+    }
+
+    #[test]
+    fn any_text_is_parsed_or_refused() {
+        let pieces =
+            ["turn:", "s", "[", "]", ":", "::1", "?", "transport=", "tcp", "@", "//", "a", "1", " ", "é"];
+        for a in pieces {
+            for b in pieces {
+                for c in pieces {
+                    for d in pieces {
+                        let text = [a, b, c, d].concat();
+                        if let Ok(uri) = text.parse::<ServerUri>() {
+                            assert_eq!(uri.to_string().parse(), Ok(uri), "{text}");
+                        }
+                    }
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,112 @@
+//! The second connection of RFC 6062: a ConnectionBind, and after its answer the peer's bytes.
+//!
+//! Apart from the client because it is another connection, with a life of its own once it is bound.
+
+use std::sync::Arc;
+
+use turnpike_wire::{
+    integrity,
+    stun_types::{
+        attribute::ErrorCode,
+        message::{Message, MessageClass},
+    },
+};
+
+use super::{
+    Config, ConnectionId, Failure, MAX_CHALLENGES, Request,
+    credentials::{Challenge, Session},
+    reason, refusal, requests,
+};
+
+/// A connection that is being bound. The caller opens it to the address and over the transport of the control connection,
+/// sends [`DataConnection::poll_transmit`], feeds whole STUN messages, and bounds the wait (RFC 6062 section 4.3: the server
+/// waits 30 s).
+pub struct DataConnection {
+    config: Arc<Config>,
+    session: Option<Session>,
+    connection: ConnectionId,
+    id: [u8; 12],
+    signed: bool,
+    challenges: u8,
+    out: Option<Vec<u8>>,
+}
+
+/// What a message of the server meant.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Progress {
+    /// Bound: every byte after this message is the peer's.
+    Bound,
+    /// Not yet; there may be another message to send.
+    Pending,
+}
+
+impl DataConnection {
+    pub(super) fn new(config: Arc<Config>, session: Option<Session>, connection: ConnectionId) -> Self {
+        let mut this =
+            Self { config, session, connection, id: [0; 12], signed: false, challenges: 0, out: None };
+        this.write();
+        this
+    }
+
+    /// The next message to send.
+    pub fn poll_transmit(&mut self) -> Option<Vec<u8>> {
+        self.out.take()
+    }
+
+    /// Feeds one STUN message.
+    ///
+    /// # Errors
+    /// When the server refused, so that this connection is of no use.
+    pub fn handle_message(&mut self, bytes: &[u8]) -> Result<Progress, Failure> {
+        let Ok(message) = Message::from_bytes(bytes) else { return Ok(Progress::Pending) };
+        let request = Request::BindConnection(self.connection);
+        let ours = message.is_response()
+            && message.has_method(requests::method(&request))
+            && bytes.get(8..20) == Some(&self.id);
+        if !ours {
+            return Ok(Progress::Pending);
+        }
+        let error = match message.class() {
+            MessageClass::Error => {
+                Some(message.attribute::<ErrorCode>().map_err(|_| Failure::Incomplete("ERROR-CODE"))?)
+            }
+            _ => None,
+        };
+        if let Some(ErrorCode::UNAUTHORIZED | ErrorCode::STALE_NONCE) = error.as_ref().map(ErrorCode::code) {
+            self.answer(&message)?;
+            return Ok(Progress::Pending);
+        }
+        if let (true, Some(session)) = (self.signed, &self.session)
+            && integrity::verify(bytes, &session.key, session.mac).is_err()
+        {
+            let unverified = error.map(|error| (error.code(), reason(&error)));
+            return Err(Failure::Timeout { transmissions: 1, unverified });
+        }
+        error.map_or(Ok(Progress::Bound), |error| Err(refusal(&message, &error)))
+    }
+
+    fn answer(&mut self, message: &Message<'_>) -> Result<(), Failure> {
+        let known = self.session.as_ref().map(|session| session.challenge.realm.as_str());
+        let challenge = Challenge::read(message, known, self.config.password_algorithms)
+            .map_err(|_| Failure::Incomplete("REALM or NONCE"))?;
+        // The first one may only be about the nonce of another 5-tuple.
+        if self.challenges >= MAX_CHALLENGES.min(2) {
+            return Err(Failure::Credentials {
+                username: self.config.username.clone(),
+                realm: challenge.realm,
+            });
+        }
+        self.challenges += 1;
+        self.session = Some(Session::answer(&self.config, challenge)?);
+        self.write();
+        Ok(())
+    }
+
+    fn write(&mut self) {
+        self.id = rand::random();
+        self.signed = self.session.is_some();
+        let request = Request::BindConnection(self.connection);
+        // A credential that cannot be written has failed in the control connection already.
+        self.out = requests::write(&request, self.id, &self.config, self.session.as_ref(), &[]).ok();
+    }
+}

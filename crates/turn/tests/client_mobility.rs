@@ -1,0 +1,150 @@
+//! The client changes its address (RFC 8016), is sent to another server (RFC 8489 section 10), and signs with a key that no
+//! password made (RFC 7635).
+
+#![allow(clippy::unwrap_used, reason = "a test says by panicking what went wrong")]
+
+mod client_support;
+
+use std::sync::Arc;
+
+use client_support::*;
+use turnpike_turn::client::{AccessToken, Client, Config, Event, Failure, Incoming, Request, RequestError};
+use turnpike_wire::{
+    integrity::{self, Key, Mac},
+    stun_types::{
+        attribute::{AlternateDomain, AlternateServer, AttributeType, ErrorCode, RawAttribute},
+        message::{IntegrityAlgorithm, Message, MessageWrite as _, MessageWriteExt as _, MessageWriteVec},
+    },
+    turn_types::{
+        attribute::{Lifetime, XorRelayedAddress},
+        message::{ALLOCATE, REFRESH},
+    },
+};
+
+const TICKET: AttributeType = AttributeType::new(0x8030);
+
+/// A signed success with a ticket.
+fn success_with_ticket(request: &[u8], ticket: &[u8]) -> Vec<u8> {
+    let request = Message::from_bytes(request).unwrap();
+    let mut response = Message::builder_success(&request, MessageWriteVec::new());
+    if request.has_method(ALLOCATE) {
+        response.add_attribute(&XorRelayedAddress::new(relayed(), request.transaction_id())).unwrap();
+    }
+    response.add_attribute(&Lifetime::new(600)).unwrap();
+    response.add_attribute(&RawAttribute::new(TICKET, ticket)).unwrap();
+    response.add_message_integrity(&credentials(), IntegrityAlgorithm::Sha1).unwrap();
+    response.finish()
+}
+
+fn ticket_of(request: &[u8]) -> Option<Vec<u8>> {
+    Message::from_bytes(request).unwrap().raw_attribute(TICKET).map(|raw| raw.value.to_vec())
+}
+
+fn mobile() -> Client {
+    let mut client = Client::new(Arc::new(Config { mobility: true, ..Config::new(USER, PASSWORD) }));
+    client.allocate(0).unwrap();
+    let first = request(&mut client);
+    assert_eq!(ticket_of(&first), Some(Vec::new()), "an empty ticket asks for one");
+    client.handle_datagram(0, &challenge(&first, 401, PLAIN_NONCE, None));
+    let second = request(&mut client);
+    client.handle_datagram(0, &success_with_ticket(&second, b"first"));
+    assert!(matches!(event(&mut client), Event::Allocated(_)));
+    assert!(client.can_migrate());
+    client
+}
+
+#[test]
+fn migration_sends_the_ticket_keeps_the_new_one_and_refreshes_what_was_under_way() {
+    let mut client = mobile();
+    client.permit(1, peer().ip()).unwrap();
+    grant(&mut client, 1, 0);
+    event(&mut client);
+    // Its refresh is under way when the network changes.
+    client.handle_timeout(240_001);
+    let lost = request(&mut client);
+
+    client.migrate(240_100).unwrap();
+    let moved = request(&mut client);
+    assert!(Message::from_bytes(&moved).unwrap().has_method(REFRESH));
+    assert_eq!(ticket_of(&moved), Some(b"first".to_vec()));
+    // Nothing else is asked for from an address that the server does not know.
+    client.handle_timeout(240_200);
+    assert!(client.poll_transmit().is_none());
+    // Nonces may belong to an address.
+    client.handle_datagram(240_300, &challenge(&moved, 401, "new", None));
+    let again = request(&mut client);
+    assert_signed(&again, IntegrityAlgorithm::Sha1, "new");
+    assert_eq!(ticket_of(&again), Some(b"first".to_vec()));
+    client.handle_datagram(240_400, &success_with_ticket(&again, b"second"));
+    assert_eq!(event(&mut client), Event::Migrated { lifetime: 600 });
+
+    client.handle_timeout(240_400);
+    let permission = request(&mut client);
+    assert_ne!(permission[8..20], lost[8..20]);
+    let granted = success(&permission, 0, Some(IntegrityAlgorithm::Sha1));
+    assert_eq!(client.handle_datagram(240_500, &granted), Incoming::Control);
+    assert_eq!(event(&mut client), Event::Permitted(peer().ip()));
+
+    client.migrate(300_000).unwrap();
+    assert_eq!(ticket_of(&request(&mut client)), Some(b"second".to_vec()));
+}
+
+#[test]
+fn a_migration_without_an_answer_can_be_tried_again_and_a_refused_one_ends_the_allocation() {
+    let mut client = mobile();
+    client.migrate(0).unwrap();
+    let mut now = 0;
+    let failed = loop {
+        while client.poll_transmit().is_some() {}
+        if let Some(event) = client.poll_event() {
+            break event;
+        }
+        now = client.poll_timeout().expect("it waits for something");
+        client.handle_timeout(now);
+    };
+    assert!(matches!(failed, Event::Failed { request: Request::Migrate, failure: Failure::Timeout { .. } }));
+    client.migrate(now).unwrap();
+    let moved = request(&mut client);
+    client.handle_datagram(now, &failure(&moved, 437, Some(IntegrityAlgorithm::Sha1)));
+    assert!(matches!(event(&mut client), Event::Failed { request: Request::Migrate, .. }));
+    assert!(client.allocation().is_none());
+}
+
+#[test]
+fn without_a_ticket_there_is_no_migration() {
+    let mut client = allocated(0, 600);
+    assert_eq!(client.migrate(1), Err(RequestError::NoTicket));
+    assert_eq!(client_support::client().migrate(1), Err(RequestError::NoAllocation));
+}
+
+#[test]
+fn another_server_is_reported_with_its_name() {
+    let mut client = client();
+    client.allocate(0).unwrap();
+    let first = request(&mut client);
+    let first = Message::from_bytes(&first).unwrap();
+    let mut response = Message::builder_error(&first, MessageWriteVec::new());
+    let other = "203.0.113.77:3479".parse().unwrap();
+    response.add_attribute(&ErrorCode::builder(300).build().unwrap()).unwrap();
+    response.add_attribute(&AlternateServer::new(other)).unwrap();
+    response.add_attribute(&AlternateDomain::new("b.example.org")).unwrap();
+    let response = response.finish();
+    assert_eq!(client.handle_datagram(1, &response), Incoming::Control);
+    let failure = Failure::TryAlternate { server: other, domain: Some("b.example.org".to_owned()) };
+    assert_eq!(event(&mut client), Event::Failed { request: Request::Allocate, failure });
+}
+
+#[test]
+fn an_access_token_stands_in_for_a_password() {
+    let access = AccessToken { token: b"opaque".to_vec(), mac_key: vec![7; 20] };
+    let config = Config { access_token: Some(access), ..Config::new("key-1", "") };
+    let mut client = Client::new(Arc::new(config));
+    client.allocate(0).unwrap();
+    let first = request(&mut client);
+    client.handle_datagram(0, &challenge(&first, 401, PLAIN_NONCE, None));
+    let second = request(&mut client);
+    let message = Message::from_bytes(&second).unwrap();
+    let token = message.raw_attribute(AttributeType::new(0x001B)).expect("ACCESS-TOKEN");
+    assert_eq!(&*token.value, b"opaque");
+    assert_eq!(integrity::verify(&second, &Key::from_bytes(&[7; 20]), Mac::Sha1), Ok(()));
+}

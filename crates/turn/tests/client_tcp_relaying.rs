@@ -1,0 +1,149 @@
+//! The client over TCP, and relaying TCP (RFC 6062).
+
+#![allow(clippy::unwrap_used, reason = "a test says by panicking what went wrong")]
+
+mod client_support;
+
+use std::sync::Arc;
+
+use client_support::*;
+use turnpike_turn::client::{
+    Client, Config, ConnectionId, Event, Failure, Ignored, Incoming, Progress, Relayed, Request, Timing,
+};
+use turnpike_wire::{
+    stun_types::message::{
+        IntegrityAlgorithm, Message, MessageClass, MessageType, MessageWrite as _, MessageWriteExt as _,
+        MessageWriteVec,
+    },
+    turn_types::{
+        attribute::{ConnectionId as ConnectionIdAttribute, RequestedTransport, XorPeerAddress},
+        message::{CONNECT, CONNECTION_ATTEMPT, CONNECTION_BIND},
+    },
+};
+
+fn tcp_client() -> Client {
+    let config = Config { relayed: Relayed::Tcp, timing: Timing::RELIABLE, ..Config::new(USER, PASSWORD) };
+    Client::new(Arc::new(config))
+}
+
+fn tcp_allocated() -> Client {
+    let mut client = tcp_client();
+    client.allocate(0).unwrap();
+    let first = request(&mut client);
+    let message = Message::from_bytes(&first).unwrap();
+    assert_eq!(message.attribute::<RequestedTransport>().unwrap().protocol(), RequestedTransport::TCP);
+    client.handle_datagram(0, &challenge(&first, 401, PLAIN_NONCE, None));
+    grant(&mut client, 0, 600);
+    event(&mut client);
+    client
+}
+
+fn connected(request: &[u8], id: u32) -> Vec<u8> {
+    let request = Message::from_bytes(request).unwrap();
+    let mut response = Message::builder_success(&request, MessageWriteVec::new());
+    response.add_attribute(&ConnectionIdAttribute::new(id)).unwrap();
+    response.add_message_integrity(&credentials(), IntegrityAlgorithm::Sha1).unwrap();
+    response.finish()
+}
+
+/// RFC 8489 section 6.2.2: nothing is sent again, and Ti is 39.5 s.
+#[test]
+fn over_a_reliable_transport_a_request_is_sent_once_and_waited_for_39_5_seconds() {
+    let mut client = tcp_client();
+    client.allocate(0).unwrap();
+    request(&mut client);
+    let mut now = 0;
+    while let Some(at) = client.poll_timeout() {
+        now = at;
+        client.handle_timeout(now);
+        assert!(client.poll_transmit().is_none(), "sent again at {now}");
+    }
+    assert_eq!(now, 39_500);
+    let failed = event(&mut client);
+    assert!(
+        matches!(failed, Event::Failed { failure: Failure::Timeout { transmissions: 1, .. }, .. }),
+        "{failed:?}"
+    );
+}
+
+#[test]
+fn a_peer_connection_is_made_by_connect_and_bound_on_a_second_connection() {
+    let mut client = tcp_allocated();
+    client.connect(1, peer()).unwrap();
+    let connect = request(&mut client);
+    let message = Message::from_bytes(&connect).unwrap();
+    assert!(message.has_method(CONNECT));
+    let to = message.attribute::<XorPeerAddress>().unwrap().addr(message.transaction_id());
+    assert_eq!(to, peer());
+    client.handle_datagram(2, &connected(&connect, 0x1234_5678));
+    assert_eq!(event(&mut client), Event::Connected { peer: peer(), connection: ConnectionId(0x1234_5678) });
+
+    let mut data = client.data_connection(ConnectionId(0x1234_5678));
+    let bind = data.poll_transmit().unwrap();
+    let message = Message::from_bytes(&bind).unwrap();
+    assert!(message.has_method(CONNECTION_BIND));
+    assert_eq!(message.attribute::<ConnectionIdAttribute>().unwrap().id(), 0x1234_5678);
+    assert_signed(&bind, IntegrityAlgorithm::Sha1, PLAIN_NONCE);
+    // A nonce may be good for the first connection alone.
+    assert_eq!(data.handle_message(&challenge(&bind, 438, "another", None)), Ok(Progress::Pending));
+    let again = data.poll_transmit().unwrap();
+    assert_signed(&again, IntegrityAlgorithm::Sha1, "another");
+    let late = success(&bind, 0, Some(IntegrityAlgorithm::Sha1));
+    assert_eq!(data.handle_message(&late), Ok(Progress::Pending));
+    let timely = success(&again, 0, Some(IntegrityAlgorithm::Sha1));
+    assert_eq!(data.handle_message(&timely), Ok(Progress::Bound));
+}
+
+#[test]
+fn a_connection_that_cannot_be_bound_says_why() {
+    let client = tcp_allocated();
+    let mut data = client.data_connection(ConnectionId(7));
+    let bind = data.poll_transmit().unwrap();
+    let refused = failure(&bind, 400, Some(IntegrityAlgorithm::Sha1));
+    assert!(matches!(data.handle_message(&refused), Err(Failure::Refused { code: 400, .. })));
+
+    let mut data = client.data_connection(ConnectionId(7));
+    let bind = data.poll_transmit().unwrap();
+    assert!(data.handle_message(&success(&bind, 0, None)).is_err(), "an unsigned success proves nothing");
+
+    let mut data = client.data_connection(ConnectionId(7));
+    let mut asked = 0;
+    let failed = loop {
+        let Some(bind) = data.poll_transmit() else { panic!("gave up without a word") };
+        asked += 1;
+        if let Err(failure) = data.handle_message(&challenge(&bind, 401, PLAIN_NONCE, None)) {
+            break failure;
+        }
+    };
+    assert!(matches!(failed, Failure::Credentials { .. }) && asked <= 4, "{failed} after {asked}");
+}
+
+#[test]
+fn a_failed_connect_leaves_the_allocation_as_it_is() {
+    let mut client = tcp_allocated();
+    client.connect(1, peer()).unwrap();
+    let connect = request(&mut client);
+    client.handle_datagram(2, &failure(&connect, 447, Some(IntegrityAlgorithm::Sha1)));
+    let Event::Failed { request, failure } = event(&mut client) else { panic!("no failure") };
+    assert_eq!(request, Request::Connect(peer()));
+    assert!(matches!(failure, Failure::Refused { code: 447, .. }));
+    assert!(client.allocation().is_some());
+}
+
+/// RFC 6062 section 4.4; a peer without permission cannot have been let in by the server.
+#[test]
+fn an_attempt_is_reported_for_a_permitted_peer_only() {
+    let mut client = tcp_allocated();
+    let kind = MessageType::from_class_method(MessageClass::Indication, CONNECTION_ATTEMPT);
+    let id = 77_u128.into();
+    let mut attempt = Message::builder(kind, id, MessageWriteVec::new());
+    attempt.add_attribute(&ConnectionIdAttribute::new(9)).unwrap();
+    attempt.add_attribute(&XorPeerAddress::new(peer(), id)).unwrap();
+    let attempt = attempt.finish();
+    assert_eq!(client.handle_datagram(1, &attempt), Incoming::Ignored(Ignored::NoPermission));
+    client.permit(1, peer().ip()).unwrap();
+    grant(&mut client, 1, 0);
+    event(&mut client);
+    assert_eq!(client.handle_datagram(2, &attempt), Incoming::Control);
+    assert_eq!(event(&mut client), Event::ConnectionAttempt { peer: peer(), connection: ConnectionId(9) });
+}
