@@ -53,6 +53,7 @@ pub fn settings() -> Settings {
     Settings {
         workers: 1,
         datapath: Datapath::Basic,
+        busy_poll: Duration::ZERO,
         access: Access::default(),
         max_connections: 100_000,
         resolve_every: Duration::from_secs(60),
