@@ -8,6 +8,7 @@
 pub mod access;
 mod common;
 mod cross;
+mod gather;
 mod listen;
 mod preflight;
 mod resolver;

@@ -5,6 +5,7 @@ use std::{
     io,
     net::SocketAddr,
     sync::{Arc, Mutex, PoisonError, mpsc},
+    thread,
     time::{Duration, Instant},
 };
 
@@ -17,6 +18,7 @@ use turnpike_net::{
 use crate::{
     RuleId, RuleSnapshot,
     common::Common,
+    gather::{self, Gather},
     listen::{Bound, Kind, Tcp},
     state::RuleState,
     surroundings::Around,
@@ -65,6 +67,7 @@ pub(crate) struct Worker {
     shared: Arc<Shared>,
     started: Instant,
     published_ms: u64,
+    gather: Gather,
     /// Whether something happened since the last publication.
     dirty: bool,
 }
@@ -93,6 +96,7 @@ impl Worker {
             shared,
             started: Instant::now(),
             published_ms: 0,
+            gather: Gather::default(),
             dirty: true,
         };
         Ok((worker, waker))
@@ -147,11 +151,12 @@ impl Worker {
             }
             now = self.now();
             self.dirty |= !events.is_empty();
-            let (mut woken, mut newcomers) = (false, false);
+            let (mut woken, mut newcomers, mut datagrams) = (false, false, 0);
             for event in &events {
                 if event.token == WAKER {
                     woken = true;
                 } else if event.token & udp::TOKENS != 0 {
+                    datagrams += 1;
                     if let Some(engine) = &mut self.udp {
                         let mut tick = udp::Tick { now, poller: &self.poller, around: &mut self.around };
                         engine.on_event(event, &mut tick);
@@ -181,6 +186,11 @@ impl Worker {
             }
             if self.dirty && now >= self.published_ms + PUBLISH_MS {
                 self.publish(now);
+            }
+            let mut wake_up = self.tcp.take_wake_up();
+            wake_up.other += datagrams + u32::from(woken);
+            if self.gather.rests(now, wake_up) {
+                thread::sleep(gather::REST);
             }
         }
     }

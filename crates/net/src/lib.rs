@@ -24,7 +24,7 @@ mod sys;
 pub mod tcp;
 pub mod tx;
 
-pub use copy::{CopyMode, Flow, Mover, Pumped};
+pub use copy::{CopyMode, Flow, Mover, Pumped, Turns};
 pub use datapath::Datapath;
 pub use rx::{Buffer, Rx, Span};
 pub use socket::{SocketId, Sockets, UdpOptions, UdpSocket};

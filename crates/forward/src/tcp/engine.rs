@@ -13,6 +13,7 @@ use super::{health::Check, opening::Opening};
 use crate::{
     ConnectionReport, EndReason, RuleId, RuleSnapshot,
     common::Common,
+    gather::WakeUp,
     state::{Counters, Place, RuleState},
 };
 
@@ -124,6 +125,8 @@ pub(crate) struct Engine {
     pub(super) starving: bool,
     any_paused: bool,
     complained: bool,
+    /// This wake-up, as far as it has been counted.
+    pub(super) wake_up: WakeUp,
 }
 
 impl Engine {
@@ -146,6 +149,7 @@ impl Engine {
             starving: false,
             any_paused: false,
             complained: false,
+            wake_up: WakeUp::default(),
         }
     }
 
@@ -217,8 +221,16 @@ impl Engine {
         event.token & 3 == LISTENER
     }
 
+    /// What has been done since the last call.
+    pub(crate) fn take_wake_up(&mut self) -> WakeUp {
+        std::mem::take(&mut self.wake_up)
+    }
+
     pub(crate) fn on_event(&mut self, event: &Event, tick: Tick<'_>) {
         let Ok(key) = usize::try_from(event.token >> 2) else { return };
+        if !self.is_traffic(event.token & 3, key) {
+            self.wake_up.other += 1;
+        }
         match event.token & 3 {
             LISTENER => self.accept(key, tick),
             CLIENT => match self.connections.get(key).map(|connection| connection.opening) {
@@ -233,6 +245,10 @@ impl Engine {
             },
             _ => self.on_health(key, event, tick),
         }
+    }
+
+    fn is_traffic(&self, kind: u64, key: usize) -> bool {
+        matches!(kind, CLIENT | TARGET) && self.connections.get(key).is_some_and(|c| c.opening.is_none())
     }
 
     /// Does what is due, at most every [`TICK_MS`], and goes on with flows that had their turn.

@@ -56,6 +56,12 @@ impl Engine {
         let before = flow.bytes;
         let pumped = self.mover.pump(flow, from, to, copy, last);
         *total += flow.bytes - before;
+        let turns = self.mover.take_turns();
+        self.wake_up.lean += turns.lean;
+        // Bulk that is acknowledged now and then stays bulk.
+        if !(connection.up.is_bulk() || connection.down.is_bulk()) {
+            self.wake_up.other += turns.buffered;
+        }
         local.counters.spliced_bytes += self.mover.take_spliced();
         connection.active = tick.now;
         match pumped {

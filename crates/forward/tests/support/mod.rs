@@ -51,9 +51,9 @@ pub fn endpoint(target: SocketAddr) -> Endpoint {
 
 pub fn settings() -> Settings {
     Settings {
-        busy_poll: Duration::ZERO,
         workers: 1,
         datapath: Datapath::Basic,
+        busy_poll: Duration::ZERO,
         access: Access::default(),
         max_connections: 100_000,
         resolve_every: Duration::from_secs(60),
