@@ -76,7 +76,8 @@ impl Token {
 }
 
 /// What the stream listeners are to the state machine: two numbers each, plain TCP and TLS, behind those of the `udp` UDP
-/// listeners. DTLS listeners, which share nothing with streams, belong behind these.
+/// listeners. Streams stand last, so that one comparison tells whether a client is one: DTLS listeners, whose clients are sent
+/// datagrams like any other, belong in between.
 pub(crate) fn profiles(udp: usize, streams: usize) -> Vec<ListenerProfile> {
     let of = |transport| ListenerProfile { transport };
     let mut all = vec![of(Transport::Udp); udp];
