@@ -144,6 +144,17 @@ fn bound(address: SocketAddr, reuse_port: bool) -> io::Result<Socket> {
     Ok(socket)
 }
 
+fn begin(socket: Socket, address: SocketAddr) -> io::Result<TcpSocket> {
+    let mut raw = RawAddress::empty();
+    let len = raw.set(address);
+    let fd: OwnedFd = socket.into();
+    // SAFETY: the pointer and length describe `raw`.
+    match sys::check(unsafe { libc::connect(fd.as_raw_fd(), (&raw const raw).cast(), len) }) {
+        Err(error) if error.raw_os_error() != Some(libc::EINPROGRESS) => Err(error),
+        _ => Ok(TcpSocket { fd }),
+    }
+}
+
 /// How an outgoing socket is made. The default asks for nothing.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ConnectOptions {
@@ -197,14 +208,16 @@ impl TcpSocket {
             sys::set_option(socket.as_fd(), libc::IPPROTO_IP, libc::IP_BIND_ADDRESS_NO_PORT, 1)?;
             socket.bind(&SocketAddr::new(source, 0).into())?;
         }
-        let mut raw = RawAddress::empty();
-        let len = raw.set(address);
-        let fd: OwnedFd = socket.into();
-        // SAFETY: the pointer and length describe `raw`.
-        match sys::check(unsafe { libc::connect(fd.as_raw_fd(), (&raw const raw).cast(), len) }) {
-            Err(error) if error.raw_os_error() != Some(libc::EINPROGRESS) => Err(error),
-            _ => Ok(Self { fd }),
-        }
+        begin(socket, address)
+    }
+
+    /// Begins to connect, as [`TcpSocket::connect`], from the very address and port on which a listener of ours waits. Both need
+    /// SO_REUSEPORT for that: SO_REUSEADDR alone does not get past a socket that listens (Linux, inet_csk_bind_conflict).
+    ///
+    /// # Errors
+    /// As for [`TcpSocket::connect`]; `AddrNotAvailable` where this very connection exists already or is in TIME_WAIT.
+    pub fn connect_from(local: SocketAddr, address: SocketAddr) -> io::Result<Self> {
+        begin(bound(local, true)?, address)
     }
 
     /// Receives; `Ok(0)` is the end of the stream (or an empty `buffer`).

@@ -13,7 +13,8 @@ use crate::StreamConfig;
 /// │ UDP listeners │ first stream listener: TCP, TLS │ second: TCP, TLS │ … │ first server name: each stream listener │ … │
 /// ```
 ///
-/// Server names that a reload adds get further numbers; no number ever changes.
+/// Server names that a reload adds get further numbers; no number ever changes. Streams stand last, so that one comparison tells
+/// whether a client is one: DTLS listeners, whose clients are sent datagrams like any other, belong in front of them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Layout {
     udp: Vec<SocketAddr>,

@@ -98,6 +98,27 @@ fn a_client_that_never_reads_its_replies_is_closed_and_costs_no_memory() {
 }
 
 #[test]
+fn icmp_errors_are_datagrams_that_give_way_and_not_replies_that_end_the_connection() {
+    let world = start(|config| config.queue = 70_000);
+    let mut client = world.client();
+    let peer = peer();
+    client.allocated(&peer);
+    // From now on the kernel answers in its place.
+    drop(peer);
+    // Each longer than the one before, so that no two leave, and come back, as one super-packet.
+    let burst: Vec<u8> = (1..=64).flat_map(|words| channel_data(&vec![0; words * 4])).collect();
+    let deadline = Instant::now() + SOON;
+    while world.streams().queue_drops < 1000 {
+        assert!(Instant::now() < deadline, "{:?}", world.streams());
+        client.send(&burst);
+        thread::sleep(Duration::from_millis(1));
+    }
+    assert_eq!(world.streams().closed(CloseReason::RepliesUnread), 0);
+    client.send(&refresh(9));
+    while client.receive().expect("the connection lives on").kind() != REFRESH | 0x0100 {}
+}
+
+#[test]
 fn what_is_no_stun_ends_the_connection_with_its_reason() {
     let world = start(|_| {});
     let cases: [(&[u8], CloseReason); 6] = [

@@ -6,7 +6,10 @@ use std::io::{self, IoSlice};
 use rustls::ServerConnection;
 use turnpike_net::{Rx, Span, TcpSocket, poll::Poller};
 use turnpike_turn::server::Client;
-use turnpike_wire::frame;
+use turnpike_wire::{
+    frame,
+    indication::{self, Indication},
+};
 
 use super::{
     CloseReason, Connection, HANDSHAKES, Streams, Token,
@@ -80,9 +83,12 @@ impl Streams {
         self.append(client, header, payload, padding, Class::Datagram);
     }
 
-    /// Queues a copy of a reply.
+    /// Queues a copy of a reply. A Data indication is none, though it comes the same way: peers make ICMP errors (RFC 8656 section
+    /// 11.5), and as many as they like, which must not end a connection.
     pub(crate) fn reply(&mut self, client: &Client, bytes: &[u8]) {
-        self.append(client, bytes, NOWHERE, 0, Class::Control);
+        let data = indication::is(Indication::Data, bytes);
+        let class = if data { Class::Datagram } else { Class::Control };
+        self.append(client, bytes, NOWHERE, 0, class);
     }
 
     #[expect(clippy::cast_possible_truncation, reason = "a tick queues far less than 4 GiB")]
