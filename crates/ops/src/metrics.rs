@@ -56,6 +56,7 @@ impl Collector for Scrape {
         page.received()?;
         page.sent()?;
         page.streams()?;
+        page.peers()?;
         self.common.encode(&mut page.encoder)
     }
 }
@@ -165,6 +166,9 @@ impl Families<'_, '_, WorkerSnapshot> {
     fn streams(&mut self) -> fmt::Result {
         self.gauge("connections", "Connections that exist.", |snapshot| snapshot.streams.open)?;
         self.each("connections_accepted", "Connections accepted.", |snapshot| snapshot.streams.accepted)?;
+        self.each("connections_adopted", "Connections taken over from another worker.", |snapshot| {
+            snapshot.streams.adopted
+        })?;
         self.each("connections_plain", "Connections that turned out to be plain TCP.", |snapshot| {
             snapshot.streams.plain
         })?;
@@ -197,6 +201,26 @@ impl Families<'_, '_, WorkerSnapshot> {
         })?;
         self.each("stream_sent", "Messages for clients on connections.", |snapshot| snapshot.streams.sent)?;
         self.each("stream_writes", "Send calls on connections.", |snapshot| snapshot.streams.writes)
+    }
+
+    /// TCP relaying, and what workers say to one another.
+    fn peers(&mut self) -> fmt::Result {
+        self.gauge(
+            "peer_connections_open",
+            "Connections to peers that exist or are being made.",
+            |snapshot| snapshot.peers.open,
+        )?;
+        self.each("peer_spliced_bytes", "Bytes of connections to peers moved by splice.", |snapshot| {
+            snapshot.peers.spliced_bytes
+        })?;
+        self.each(
+            "peer_accept_pauses",
+            "Times that a relayed address paused accepting for want of file descriptors.",
+            |snapshot| snapshot.peers.accept_pauses,
+        )?;
+        self.each("letters_lost", "Messages between workers that were lost.", |snapshot| {
+            snapshot.letters_lost
+        })
     }
 
     /// Batch sizes as a histogram. Bucket i of the snapshot counts calls with 2^i to 2^(i+1) - 1 datagrams.

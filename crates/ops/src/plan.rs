@@ -20,6 +20,9 @@ use crate::{
     secret::Secret,
 };
 
+/// Pipes of one worker's [`turnpike_net::Mover`].
+const PIPES: usize = 256;
+
 /// The name of the user that is made up when none is configured.
 pub const GENERATED_USER: &str = "turnpike";
 
@@ -79,16 +82,23 @@ impl Plan {
     }
 
     /// File descriptors that the relay may need: each allocation up to two sockets and its client's connection, each reserved port
-    /// and each connection without an allocation one, and some for everything else.
+    /// and each connection without an allocation one, each connection to a peer two, and some for everything else.
     #[must_use]
     pub fn open_files(&self) -> u64 {
         let config = &self.config;
         let listeners = config.streams.listen.len() + config.streams.tls_listen.len();
         let streams = if listeners == 0 { 0 } else { config.max_allocations + config.streams.max_idle };
+        // Connections to peers have two ends, and bulk takes pipes of two ends each.
+        let peers = if listeners == 0 || !config.server.tcp_relay {
+            0
+        } else {
+            config.workers * 2 * (config.server.max_total_connections + PIPES)
+        };
         let sockets = (config.listen.len() + listeners) * config.workers
             + 2 * config.max_allocations
             + config.max_reservations()
-            + streams;
+            + streams
+            + peers;
         sockets as u64 + 64 + 8 * self.config.workers as u64
     }
 }
@@ -133,9 +143,11 @@ pub fn server_config(
         allow_sha256: realms[0].allows_sha256(settings.allow_md5),
         channels: if settings.rfc5766_channels { ChannelRange::Rfc5766 } else { ChannelRange::Rfc8656 },
         username_anonymity: realms[0].has_anonymity(),
-        // The runtime carries out neither so far.
-        tcp_relay: false,
-        mobility: false,
+        tcp_relay: settings.relay_tcp,
+        max_connections: settings.max_peer_connections_per_allocation,
+        max_total_connections: (settings.max_peer_connections / workers(settings))
+            .clamp(1, ServerConfig::MOST_CONNECTIONS),
+        mobility: settings.mobility,
         ..ServerConfig::default()
     }
 }

@@ -10,6 +10,7 @@ pub mod config;
 mod discovery;
 mod gate;
 pub mod layout;
+mod peers;
 mod ports;
 pub mod runtime;
 pub mod stream;
@@ -17,6 +18,7 @@ mod worker;
 
 pub use config::{Config, RealmLimits, RelayAddress};
 pub use layout::Layout;
+pub use peers::PeerStats;
 pub use runtime::{CredentialStore, Relay, SessionLog, StartError, WorkerSnapshot};
 pub use stream::{
     CertificateError, CloseReason, HandshakeFailure, Identity, StreamConfig, StreamStats, TlsContext,

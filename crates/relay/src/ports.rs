@@ -14,7 +14,7 @@ use std::{
 use foldhash::fast::RandomState;
 use hashbrown::HashMap;
 use rand::Rng;
-use turnpike_net::{Datapath, UdpOptions, UdpSocket};
+use turnpike_net::{Datapath, ListenOptions, TcpListener, UdpOptions, UdpSocket};
 use turnpike_turn::server::{Family, OpenRelay, OpenResult, PortWish};
 
 use crate::{Config, RelayAddress};
@@ -25,6 +25,9 @@ const RESERVATION_MS: u64 = 30_000;
 const DRAWS: usize = 32;
 /// Ports that other programs may have taken before we give up.
 const BIND_ATTEMPTS: usize = 64;
+
+/// Connections of peers that wait to be accepted: an allocation may have few at a time, and an unknown peer shall not fill memory.
+const BACKLOG: u32 = 64;
 
 /// A bound relay socket.
 pub(crate) struct Opened {
@@ -96,12 +99,17 @@ impl Ports {
         }
     }
 
-    /// Opens what was wished for.
+    /// Opens a listening socket for connections of peers (RFC 6062), on any port.
+    pub(crate) fn open_tcp(&self, family: Family) -> Result<(TcpListener, SocketAddr), Refusal> {
+        self.in_turn(family, |pool| self.draw(pool, |_| true, Self::listen))
+    }
+
+    /// Opens what was wished for, for datagrams.
     pub(crate) fn open(&self, wish: &OpenRelay, now_ms: u64) -> Result<Opened, Refusal> {
         match wish.port {
-            PortWish::Any => self.in_turn(wish.family, |pool| self.draw(pool, |_| true)),
+            PortWish::Any => self.in_turn(wish.family, |pool| self.draw(pool, |_| true, Self::bind)),
             PortWish::Even => {
-                self.in_turn(wish.family, |pool| self.draw(pool, |port| port.is_multiple_of(2)))
+                self.in_turn(wish.family, |pool| self.draw(pool, |port| port.is_multiple_of(2), Self::bind))
             }
             PortWish::EvenAndReserveNext(token) => {
                 self.in_turn(wish.family, |pool| self.draw_pair(pool, token, now_ms))
@@ -130,10 +138,15 @@ impl Ports {
         reservations.len()
     }
 
-    fn draw(&self, pool: &Pool, suits: impl Fn(u16) -> bool) -> Result<Opened, Refusal> {
+    fn draw<T>(
+        &self,
+        pool: &Pool,
+        suits: impl Fn(u16) -> bool,
+        bind: impl Fn(&Self, &Pool, u16) -> io::Result<T>,
+    ) -> Result<T, Refusal> {
         for _ in 0..BIND_ATTEMPTS {
             let port = pool.claim(&self.range, &suits).ok_or(Refusal::Port)?;
-            match self.bind(pool, port) {
+            match bind(self, pool, port) {
                 Ok(opened) => return Ok(opened),
                 Err(error) => self.after_bind_error(pool, port, &error)?,
             }
@@ -193,11 +206,11 @@ impl Ports {
     }
 
     /// Tries the pools of a family, beginning with another one each time, until one has what is wished for.
-    fn in_turn(
+    fn in_turn<T>(
         &self,
         family: Family,
-        attempt: impl Fn(&Pool) -> Result<Opened, Refusal>,
-    ) -> Result<Opened, Refusal> {
+        attempt: impl Fn(&Pool) -> Result<T, Refusal>,
+    ) -> Result<T, Refusal> {
         let suits = |pool: &&Pool| pool.address.bind.is_ipv4() == (family == Family::V4);
         let count = self.pools.iter().filter(suits).count();
         if count == 0 {
@@ -220,6 +233,22 @@ impl Ports {
         let socket = UdpSocket::bind(SocketAddr::new(pool.address.bind, port), &self.options)?;
         let told = pool.address.external.unwrap_or(pool.address.bind);
         Ok(Opened { socket, relayed: SocketAddr::new(told, port) })
+    }
+
+    /// SO_REUSEPORT lets connections to peers leave from the same port, and would let any program of this user in as well: whether
+    /// one has it is asked without.
+    fn listen(&self, pool: &Pool, port: u16) -> io::Result<(TcpListener, SocketAddr)> {
+        let address = TcpListener::probe(SocketAddr::new(pool.address.bind, port))?;
+        let options = ListenOptions {
+            reuse_port: true,
+            backlog: BACKLOG,
+            nodelay: true,
+            keepalive: true,
+            ..ListenOptions::default()
+        };
+        let socket = TcpListener::bind(address, &options)?;
+        let told = pool.address.external.unwrap_or(pool.address.bind);
+        Ok((socket, SocketAddr::new(told, port)))
     }
 
     /// A port that another program has is passed over; anything else ends the search.

@@ -14,9 +14,10 @@ use turnpike_wire::integrity::{Key, KeyAlgorithm};
 use crate::{
     Config, Layout, RealmLimits, RelayAddress, discovery,
     gate::{Quotas, SharedStore},
+    peers::PeerStats,
     ports::Ports,
     stream::{Admission, StreamListeners, StreamStats, Streams},
-    worker::{Command, Shared, Worker},
+    worker::{Command, Mailbox, Shared, Worker},
 };
 
 /// Users and their keys; shared by all workers, asked on requests only.
@@ -98,6 +99,10 @@ pub struct WorkerSnapshot {
     pub ttl_expired: u64,
     /// TCP and TLS connections.
     pub streams: StreamStats,
+    /// Connections to peers (RFC 6062).
+    pub peers: PeerStats,
+    /// Messages between workers that were lost because one did not keep up; clients repeat what matters.
+    pub letters_lost: u64,
 }
 
 /// A running relay. Dropping it stops the workers.
@@ -174,7 +179,7 @@ impl Relay {
             own,
             discovery,
         };
-        let mut bound = Vec::new();
+        let (mut bound, mut mailboxes) = (Vec::new(), Vec::new());
         for number in 0..config.workers.max(1) {
             let (commands, inbox) = mpsc::channel();
             let shared = Arc::new(Shared { snapshot: Mutex::new(WorkerSnapshot::default()) });
@@ -198,11 +203,18 @@ impl Relay {
                 inbox,
                 Arc::clone(&shared),
             )?;
+            mailboxes.push(Mailbox {
+                commands: commands.clone(),
+                waker: waker.clone(),
+                backlog: Arc::default(),
+            });
             bound.push((worker, Handle { commands, waker, shared, thread: None }));
         }
+        let mailboxes: Arc<[Mailbox]> = mailboxes.into();
         // Only now: each socket that joins an SO_REUSEPORT group changes which worker a 5-tuple hashes to, and an allocation
         // made before the last one joined would be left with a worker that hears nothing of its client any more.
         for (number, (mut worker, mut handle)) in bound.into_iter().enumerate() {
+            worker.meet(Arc::clone(&mailboxes));
             let thread =
                 std::thread::Builder::new().name(format!("relay-{number}")).spawn(move || worker.run())?;
             handle.thread = Some(thread);

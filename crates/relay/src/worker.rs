@@ -1,6 +1,9 @@
 //! One worker: one thread, its own sockets, its own state machine. The life of a packet is [`Worker::run`], read from top to
 //! bottom.
 
+mod letters;
+mod peers;
+
 use std::{
     io,
     net::SocketAddr,
@@ -9,14 +12,15 @@ use std::{
 };
 
 use turnpike_net::{
-    Buffer, Datapath, Route, Rx, SocketId, Sockets, Tx, UdpOptions, UdpSocket,
+    Buffer, CopyMode, Datapath, Route, Rx, SocketId, Sockets, Tx, UdpOptions, UdpSocket,
     error_queue::{self, IcmpError},
     poll::{Event, Poller, Waker},
 };
 use turnpike_turn::{
     server::{
-        AllocationId, Client, ClosedReason, Effect, Family, ListenerId, OpenRelay, OpenRequest, OpenResult,
-        RelayId, Server, ServerConfig, Verdict,
+        AllocationId, Client, ClosedReason, ConnectRequest, ConnectionId, Effect, Family, ListenerId,
+        MoveRequest, OpenRelay, OpenRequest, OpenResult, RelayId, RelayTransport, Seat, Server, ServerConfig,
+        Verdict,
     },
     time::Now,
 };
@@ -25,10 +29,13 @@ use turnpike_wire::address::canonical;
 use crate::{
     Config, Layout, SessionLog, StartError, WorkerSnapshot,
     gate::WorkerGate,
+    peers::{FIRST_TOKEN as FIRST_PEER_TOKEN, Peers},
     ports::{Opened, Ports, Refusal},
     runtime::listen_error,
-    stream::{Streams, Token},
+    stream::{Incoming, Streams, Token},
 };
+use letters::Letter;
+pub(crate) use letters::Mailbox;
 
 /// Between two publications of the counters, in milliseconds.
 const PUBLISH_MS: u64 = 100;
@@ -43,6 +50,7 @@ const WAKER: u64 = u64::MAX;
 pub(crate) enum Command {
     Drain,
     Reconfigure(Arc<ServerConfig>, Arc<Layout>),
+    Letter(Letter),
     Stop,
 }
 
@@ -74,7 +82,9 @@ pub(crate) struct Worker {
     sockets: Sockets,
     listeners: Vec<Listener>,
     roles: Vec<Role>,
+    peers: Peers,
     ports: Arc<Ports>,
+    mailboxes: Arc<[Mailbox]>,
     log: Arc<dyn SessionLog>,
     inbox: mpsc::Receiver<Command>,
     shared: Arc<Shared>,
@@ -84,6 +94,24 @@ pub(crate) struct Worker {
     /// Whether something happened since the last publication.
     dirty: bool,
     complained: bool,
+}
+
+/// What a verdict asks for beyond sending something.
+enum Errand {
+    Open(OpenRequest),
+    Connect(ConnectRequest),
+    /// The client's stream becomes the data connection of this one; the reply is queued.
+    Bind(ConnectionId),
+    HandOver(u16),
+    Forward(u16),
+    Move(MoveRequest),
+}
+
+impl Errand {
+    /// Whether the request goes elsewhere, or something may have come behind it.
+    fn wants_bytes(&self) -> bool {
+        matches!(self, Self::Bind(_) | Self::HandOver(_) | Self::Forward(_))
+    }
 }
 
 /// What a verdict needs to become a datagram.
@@ -116,7 +144,7 @@ impl Worker {
         let streams = streams(&poller)?;
         let mut worker = Self {
             number,
-            server: Server::new(Arc::new(config.server.clone()), gate),
+            server: Server::of_many(Arc::new(config.server.clone()), gate, seat(number, config)),
             poller,
             waker: waker.clone(),
             rx: Rx::new(config.datapath),
@@ -130,7 +158,9 @@ impl Worker {
             sockets: Sockets::default(),
             listeners: Vec::new(),
             roles: Vec::new(),
+            peers: Peers::new(CopyMode::Auto),
             ports,
+            mailboxes: Arc::new([]),
             log,
             inbox,
             shared,
@@ -193,7 +223,12 @@ impl Worker {
                 match role {
                     Some(Role::Listener(id)) => self.receive_from_clients(now, id),
                     Some(Role::Relay(relay)) => self.receive_from_peers(now, relay, event),
-                    _ if event.token == WAKER && self.obey(now) => return,
+                    _ if event.token == WAKER => {
+                        if self.obey(now) {
+                            return;
+                        }
+                    }
+                    _ if event.token >= FIRST_PEER_TOKEN => self.serve_peers(now, event),
                     _ => self.serve_stream(now, event),
                 }
             }
@@ -201,13 +236,18 @@ impl Worker {
                 self.out.streams.handle_timeout(now.ms, &self.poller);
                 self.dirty = true;
             }
-            self.flush();
-            while let Some(client) = self.out.streams.next_gone() {
-                self.server.disconnected(now, &client);
+            if self.peers.poll_timeout().is_some_and(|due| due <= now.ms) {
+                self.resume_peers(now);
             }
             if self.server.poll_timeout().is_some_and(|due| due <= now.ms) {
                 self.server.handle_timeout(now);
                 self.dirty = true;
+            }
+            // Before the flush: some of them have a reply.
+            self.carry_out_effects(now);
+            self.flush();
+            while let Some(client) = self.out.streams.next_gone() {
+                self.server.disconnected(now, &client);
             }
             self.carry_out_effects(now);
             self.publish(now.ms);
@@ -235,28 +275,67 @@ impl Worker {
         let Some(buffer) = self.rx.buffer(index) else { return };
         let local = SocketAddr::new(buffer.local.unwrap_or(bound.ip()), bound.port());
         let client = Client { listener: id, address: buffer.from, local: canonical(local) };
-        let mut requests = None;
+        let mut errand = None;
         let mut datagrams = buffer.datagrams();
         for datagram in datagrams.by_ref() {
             let verdict = self.server.from_client(now, client, datagram);
-            if let Some(request) = self.out.carry_out(&self.rx, &buffer, verdict) {
-                requests = Some(request);
+            errand = self.out.carry_out(&self.rx, &buffer, verdict);
+            if errand.is_some() {
                 break;
             }
         }
-        // Opening sockets changes what the loop above borrows; it happens once per allocation.
-        let Some(request) = requests else { return };
-        let left = datagrams.count();
-        let total = buffer.count();
-        self.open(now, &request);
-        for skipped in total - left..total {
+        // What follows changes what the loop above borrows; it happens on requests only, and on few of them.
+        if let Some(errand) = errand {
+            let left = datagrams.count();
+            let total = buffer.count();
+            self.route_after(now, client, index, errand, total - left);
+        }
+    }
+
+    /// Carries on with a buffer after the datagram in front of the one numbered `next` had an errand.
+    #[cold]
+    fn route_after(&mut self, now: Now, client: Client, index: usize, errand: Errand, mut next: usize) {
+        let mut errand = Some(errand);
+        loop {
             let Some(buffer) = self.rx.buffer(index) else { return };
-            let Some(datagram) = buffer.datagrams().nth(skipped) else { return };
+            if let Some(errand) = errand.take() {
+                let request = buffer.datagrams().nth(next - 1).filter(|_| errand.wants_bytes());
+                let request = request.unwrap_or_default().to_vec();
+                self.run_errand(now, &client, errand, request, Vec::new());
+                continue;
+            }
+            let Some(datagram) = buffer.datagrams().nth(next) else { return };
+            next += 1;
             let verdict = self.server.from_client(now, client, datagram);
-            if let Some(request) = self.out.carry_out(&self.rx, &buffer, verdict) {
-                self.open(now, &request);
+            errand = self.out.carry_out(&self.rx, &buffer, verdict);
+        }
+    }
+
+    /// Does what a verdict asks for beyond sending; `request` is the datagram or message that it is about, `rest` what came behind it
+    /// on a stream. False if the client's stream is not one of ours any more.
+    fn run_errand(
+        &mut self,
+        now: Now,
+        client: &Client,
+        errand: Errand,
+        request: Vec<u8>,
+        rest: Vec<u8>,
+    ) -> bool {
+        match errand {
+            Errand::Open(request) => self.open(now, &request),
+            Errand::Connect(request) => self.connect(now, &request),
+            Errand::Forward(worker) => self.forward(*client, worker, request),
+            Errand::Move(request) => self.ask_for(request),
+            Errand::Bind(connection) => {
+                self.bind(now, connection, client, rest);
+                return false;
+            }
+            Errand::HandOver(worker) => {
+                self.hand_over(client, worker, request, rest);
+                return false;
             }
         }
+        true
     }
 
     /// A TCP listener or a client's connection is ready.
@@ -279,7 +358,13 @@ impl Worker {
         if self.rx.room() < Streams::ROOM {
             self.flush();
         }
-        let Some(mut incoming) = self.out.streams.receive(slot, &mut self.rx) else { return };
+        if let Some(incoming) = self.out.streams.receive(slot, &mut self.rx) {
+            self.route_stream(now, incoming);
+        }
+    }
+
+    /// Routes the whole messages of what a stream has brought. False if the stream is not one of ours any more.
+    fn route_stream(&mut self, now: Now, mut incoming: Incoming) -> bool {
         let client = incoming.client;
         while let Some(message) = self.out.streams.next(&mut incoming, now.ms, &self.rx) {
             let bytes = self.rx.bytes(message);
@@ -293,10 +378,17 @@ impl Worker {
                 bytes,
             };
             let verdict = self.server.from_client(now, client, bytes);
-            if let Some(request) = self.out.carry_out(&self.rx, &buffer, verdict) {
-                self.open(now, &request);
+            let Some(errand) = self.out.carry_out(&self.rx, &buffer, verdict) else { continue };
+            let (mut request, mut rest) = (Vec::new(), Vec::new());
+            if errand.wants_bytes() {
+                request.extend_from_slice(bytes);
+                rest.extend_from_slice(self.rx.bytes(incoming.rest));
+            }
+            if !self.run_errand(now, &client, errand, request, rest) {
+                return false;
             }
         }
+        true
     }
 
     fn receive_from_peers(&mut self, now: Now, relay: RelayId, event: &Event) {
@@ -340,6 +432,9 @@ impl Worker {
     }
 
     fn open_one(&mut self, now: Now, allocation: AllocationId, wish: &OpenRelay) -> OpenResult {
+        if wish.transport == RelayTransport::Tcp {
+            return self.open_tcp(allocation, wish);
+        }
         let opened = match self.ports.open(wish, now.ms) {
             Ok(opened) => opened,
             Err(refusal) => return self.refuse(refusal),
@@ -349,11 +444,7 @@ impl Worker {
         let relay = RelayId { allocation, family: wish.family };
         match self.adopt(socket, Role::Relay(relay)) {
             Ok(id) => {
-                let index = allocation.index as usize;
-                if self.out.relays.len() <= index {
-                    self.out.relays.resize(index + 1, [None; 2]);
-                }
-                self.out.relays[index][side(wish.family)] = Some(id);
+                self.out.set_relay(allocation, wish.family, id);
                 OpenResult::Opened { relayed }
             }
             Err(_) => {
@@ -412,8 +503,17 @@ impl Worker {
                     for family in [Family::V4, Family::V6] {
                         self.close(RelayId { allocation: *allocation, family });
                     }
+                    self.close_all_tcp(*allocation);
                 }
-                Effect::RelayClosed { relay } => self.close(*relay),
+                Effect::RelayClosed { relay } => {
+                    self.close(*relay);
+                    self.close_tcp(*relay);
+                }
+                Effect::ConnectionClosed { connection, .. } => self.peers.drop_connection(*connection),
+                Effect::ConnectTimedOut { allocation, connection } => {
+                    self.give_up(now, *allocation, *connection);
+                }
+                Effect::Move(request) => self.export(now, request),
                 _ => {}
             }
             self.log.effect(self.number, &effect);
@@ -441,6 +541,7 @@ impl Worker {
                     self.server.reconfigure(config);
                     self.out.streams.lay_out(layout);
                 }
+                Ok(Command::Letter(letter)) => self.read_letter(now, letter),
                 Err(mpsc::TryRecvError::Empty) => return false,
                 Ok(Command::Stop) | Err(mpsc::TryRecvError::Disconnected) => {
                     self.flush();
@@ -466,7 +567,7 @@ impl Worker {
         let timer = self.server.poll_timeout();
         let publish = self.dirty.then_some(self.published_ms + PUBLISH_MS);
         let streams = self.out.streams.poll_timeout();
-        [timer, publish, streams].into_iter().flatten().min()
+        [timer, publish, streams, self.peers.poll_timeout()].into_iter().flatten().min()
     }
 
     fn publish(&mut self, now_ms: u64) {
@@ -476,7 +577,11 @@ impl Worker {
         self.published_ms = now_ms;
         self.dirty = false;
         self.ports.expire(now_ms);
+        for (connection, to_peer, to_client) in self.peers.carried() {
+            self.server.connection_carried(connection, to_peer, to_client);
+        }
         let counted = &mut self.counted;
+        counted.peers = self.peers.stats();
         counted.allocations = self.server.allocations() as u64;
         counted.turn.clone_from(self.server.stats());
         counted.rx = *self.rx.stats();
@@ -488,9 +593,9 @@ impl Worker {
 }
 
 impl Out {
-    /// Queues what a verdict says; an [`OpenRequest`] is handed back.
+    /// Queues what a verdict says; what is more than that is handed back.
     #[inline]
-    fn carry_out(&mut self, rx: &Rx, buffer: &Buffer<'_>, verdict: Verdict<'_>) -> Option<OpenRequest> {
+    fn carry_out(&mut self, rx: &Rx, buffer: &Buffer<'_>, verdict: Verdict<'_>) -> Option<Errand> {
         match verdict {
             Verdict::ToPeer { relay, peer, payload, dont_fragment } => {
                 let (Some(socket), Some(ttl)) = (self.relay_socket(relay), self.next_ttl(buffer)) else {
@@ -498,26 +603,40 @@ impl Out {
                 };
                 let route = Route { socket, to: Some(peer), from: None, tos: buffer.tos, ttl, dont_fragment };
                 self.tx.push(&route, &[], rx.span(payload), 0);
+                None
             }
             Verdict::ToClient { client, header, payload, .. } if self.streams.has(&client) => {
                 self.streams.relay(&client, header.as_slice(), rx.span(payload));
+                None
             }
             Verdict::ToClient { client, header, payload, padding } => {
                 let ttl = self.next_ttl(buffer)?;
                 let route = Route { tos: buffer.tos, ttl, ..self.route_to(client) };
                 self.tx.push(&route, header.as_slice(), rx.span(payload), padding);
+                None
             }
-            Verdict::Reply { client, bytes } => self.reply_to(client, bytes),
-            Verdict::Open(request) => return Some(request),
-            // Connections to peers and moves between workers are switched off in the configuration that `ops` makes.
-            Verdict::Connect(_)
-            | Verdict::Bind { .. }
-            | Verdict::HandOver { .. }
-            | Verdict::Forward { .. }
-            | Verdict::Move(_)
-            | Verdict::Drop(_) => {}
+            verdict => self.answer(verdict),
         }
-        None
+    }
+
+    /// The same for verdicts on requests, which relay nothing.
+    fn answer(&mut self, verdict: Verdict<'_>) -> Option<Errand> {
+        match verdict {
+            Verdict::Reply { client, bytes } => {
+                self.reply_to(client, bytes);
+                None
+            }
+            Verdict::Bind { connection, client, bytes } => {
+                self.reply_to(client, bytes);
+                Some(Errand::Bind(connection))
+            }
+            Verdict::Open(request) => Some(Errand::Open(request)),
+            Verdict::Connect(request) => Some(Errand::Connect(request)),
+            Verdict::HandOver { worker } => Some(Errand::HandOver(worker)),
+            Verdict::Forward { worker } => Some(Errand::Forward(worker)),
+            Verdict::Move(request) => Some(Errand::Move(request)),
+            Verdict::ToPeer { .. } | Verdict::ToClient { .. } | Verdict::Drop(_) => None,
+        }
     }
 
     /// Queues a verdict that can be nothing but a reply.
@@ -525,6 +644,14 @@ impl Out {
         if let Verdict::Reply { client, bytes } = verdict {
             self.reply_to(client, bytes);
         }
+    }
+
+    fn set_relay(&mut self, allocation: AllocationId, family: Family, socket: SocketId) {
+        let index = allocation.index as usize;
+        if self.relays.len() <= index {
+            self.relays.resize(index + 1, [None; 2]);
+        }
+        self.relays[index][side(family)] = Some(socket);
     }
 
     fn reply_to(&mut self, client: Client, bytes: &[u8]) {
@@ -563,6 +690,15 @@ impl Out {
         }
         Some(buffer.ttl.saturating_sub(1))
     }
+}
+
+/// A server has no more workers than there are seats: `ops` sees to it.
+fn seat(number: usize, config: &Config) -> Seat {
+    let of = |count: usize| u16::try_from(count).ok();
+    of(number)
+        .zip(of(config.workers.max(1)))
+        .and_then(|(number, count)| Seat::new(number, count))
+        .unwrap_or(Seat::ONLY)
 }
 
 fn side(family: Family) -> usize {

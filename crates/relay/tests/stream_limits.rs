@@ -224,7 +224,7 @@ fn connections_without_an_allocation_are_few_and_those_with_one_do_not_count() {
     }
     let waiting: Vec<_> = (0..3).map(|_| world.client()).collect();
     world.wait_for("eight connections", |streams| streams.open == 8);
-    world.client().ends();
+    is_refused(world.tcp());
     world.wait_for_closed(CloseReason::LimitAddress, 1);
     drop(waiting);
     world.wait_for_closed(CloseReason::Client, 3);
@@ -233,7 +233,7 @@ fn connections_without_an_allocation_are_few_and_those_with_one_do_not_count() {
     let small = start(|config| config.max_idle = 2);
     let kept = [small.client(), small.client()];
     small.wait_for("two connections", |streams| streams.open == 2);
-    small.client().ends();
+    is_refused(small.tcp());
     small.wait_for_closed(CloseReason::LimitTotal, 1);
     drop(kept);
 }

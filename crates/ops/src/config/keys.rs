@@ -144,6 +144,8 @@ pub(crate) static KEYS: &[KeySpec<Settings>] = &[
     number!("relay.listener_buffer", reload: false, "bytes", 4096..=1_073_741_824, listener_buffer),
     number!("relay.buffer", reload: false, "bytes", 4096..=1_073_741_824, relay_buffer),
     field!("relay.rfc5766_channels", reload: true, kind::SWITCH, rfc5766_channels),
+    field!("relay.tcp", reload: true, kind::SWITCH, relay_tcp),
+    field!("relay.mobility", reload: true, kind::SWITCH, mobility),
     field!("auth.required", reload: true, kind::SWITCH, auth_required),
     KeySpec {
         path: "auth.users",
@@ -186,6 +188,14 @@ pub(crate) static KEYS: &[KeySpec<Settings>] = &[
             Some(())
         },
         |settings| settings.max_channels.to_string(),
+    ),
+    number!("limits.peer_connections", reload: true, "a number", 1..=1_000_000, max_peer_connections),
+    number!(
+        "limits.peer_connections_per_allocation",
+        reload: true,
+        "a number",
+        1..=65_536,
+        max_peer_connections_per_allocation
     ),
     number!("limits.idle_connections", reload: false, "a number", 1..=1_000_000, max_idle_connections),
     number!(

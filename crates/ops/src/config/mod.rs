@@ -99,6 +99,10 @@ pub struct Settings {
     pub allow_md5: bool,
     /// Whether channel numbers above 0x4FFF are accepted.
     pub rfc5766_channels: bool,
+    /// Whether TCP is relayed (RFC 6062).
+    pub relay_tcp: bool,
+    /// Whether allocations follow their clients (RFC 8016).
+    pub mobility: bool,
     /// Allocations in total.
     pub max_allocations: usize,
     /// Allocations of one user.
@@ -107,6 +111,10 @@ pub struct Settings {
     pub max_permissions: usize,
     /// Channels per allocation.
     pub max_channels: usize,
+    /// Connections to peers, in total.
+    pub max_peer_connections: usize,
+    /// Connections to peers of one allocation.
+    pub max_peer_connections_per_allocation: usize,
     /// Connections without an allocation, in total.
     pub max_idle_connections: usize,
     /// Connections without an allocation, per address.
@@ -172,10 +180,14 @@ impl Default for Settings {
             nonce_lifetime: 3600,
             allow_md5: true,
             rfc5766_channels: true,
+            relay_tcp: true,
+            mobility: true,
             max_allocations: 16_384,
             max_allocations_per_user: 1024,
             max_permissions: 64,
             max_channels: 64,
+            max_peer_connections: 4096,
+            max_peer_connections_per_allocation: 32,
             max_idle_connections: 4096,
             max_idle_connections_per_address: 512,
             first_message_timeout: 10,

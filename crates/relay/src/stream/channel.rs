@@ -19,23 +19,23 @@ const BATCH: usize = 32 << 10;
 /// Records that are encrypted before that: as many as rustls hands to one write.
 const RECORDS: u32 = 64;
 
-pub(super) enum Channel {
+pub(crate) enum Channel {
     Plain,
     Tls(Box<ServerConnection>),
 }
 
 /// What came of feeding a TLS connection.
-pub(super) struct Fed {
+pub(crate) struct Fed {
     /// Bytes of plaintext.
-    pub(super) plain: usize,
+    pub(crate) plain: usize,
     /// The client has said that it is done.
-    pub(super) ended: bool,
-    pub(super) error: Option<rustls::Error>,
+    pub(crate) ended: bool,
+    pub(crate) error: Option<rustls::Error>,
 }
 
 impl Channel {
     /// Sends what TLS has to say by itself: handshakes, tickets, alerts.
-    pub(super) fn flush(&mut self, socket: &TcpSocket, writes: &mut u64) -> io::Result<()> {
+    pub(crate) fn flush(&mut self, socket: &TcpSocket, writes: &mut u64) -> io::Result<()> {
         match self {
             Self::Plain => Ok(()),
             Self::Tls(tls) => flush(tls, socket, writes),
@@ -44,7 +44,7 @@ impl Channel {
 
     /// Tells TLS clients that nothing more will come (RFC 8446 section 6.1), if the kernel takes it; an alert that waits leaves
     /// with it.
-    pub(super) fn say_goodbye(&mut self, socket: &TcpSocket, writes: &mut u64) {
+    pub(crate) fn say_goodbye(&mut self, socket: &TcpSocket, writes: &mut u64) {
         if let Self::Tls(tls) = self {
             tls.send_close_notify();
             // Gone already is as well.
@@ -53,7 +53,7 @@ impl Channel {
     }
 
     /// Whether the kernel did not take all that was encrypted.
-    pub(super) fn is_waiting(&self) -> bool {
+    pub(crate) fn is_waiting(&self) -> bool {
         match self {
             Self::Plain => false,
             Self::Tls(tls) => tls.wants_write(),
@@ -62,32 +62,32 @@ impl Channel {
 }
 
 /// Sends what the kernel takes of these; how many bytes that is.
-pub(super) fn write(socket: &TcpSocket, slices: &[IoSlice<'_>], writes: &mut u64) -> io::Result<usize> {
+pub(crate) fn write(socket: &TcpSocket, slices: &[IoSlice<'_>], writes: &mut u64) -> io::Result<usize> {
     *writes += 1;
     none_for_now(socket.write_vectored(slices))
 }
 
 /// How much has been encrypted since the kernel was last asked to take it.
 #[derive(Default)]
-pub(super) struct Batch {
+pub(crate) struct Batch {
     bytes: usize,
     records: u32,
 }
 
 impl Batch {
     /// Encrypts a message. It is the connection's from now on.
-    pub(super) fn encrypt(&mut self, tls: &mut ServerConnection, parts: &[IoSlice<'_>]) -> io::Result<()> {
+    pub(crate) fn encrypt(&mut self, tls: &mut ServerConnection, parts: &[IoSlice<'_>]) -> io::Result<()> {
         self.bytes += tls.writer().write_vectored(parts)?;
         self.records += 1;
         Ok(())
     }
 
-    pub(super) fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.records == 0
     }
 
     /// Hands what there is to the kernel, if there is enough of it.
-    pub(super) fn flush_if_full(
+    pub(crate) fn flush_if_full(
         &mut self,
         tls: &mut ServerConnection,
         socket: &TcpSocket,
@@ -102,7 +102,7 @@ impl Batch {
 }
 
 /// Decrypts into `room`, which must hold as much as `input` and a record more.
-pub(super) fn feed(tls: &mut ServerConnection, mut input: &[u8], room: &mut [u8]) -> Fed {
+pub(crate) fn feed(tls: &mut ServerConnection, mut input: &[u8], room: &mut [u8]) -> Fed {
     let mut fed = Fed { plain: 0, ended: false, error: None };
     while !input.is_empty() {
         match tls.read_tls(&mut input) {
@@ -133,11 +133,11 @@ pub(super) fn feed(tls: &mut ServerConnection, mut input: &[u8], room: &mut [u8]
 }
 
 /// Whether the handshake that just ended resumed an earlier session.
-pub(super) fn was_resumed(tls: &ServerConnection) -> bool {
+pub(crate) fn was_resumed(tls: &ServerConnection) -> bool {
     tls.handshake_kind() == Some(HandshakeKind::Resumed)
 }
 
-pub(super) fn failure(error: &rustls::Error) -> HandshakeFailure {
+pub(crate) fn failure(error: &rustls::Error) -> HandshakeFailure {
     match error {
         rustls::Error::NoApplicationProtocol => HandshakeFailure::Alpn,
         rustls::Error::PeerIncompatible(_) => HandshakeFailure::Incompatible,
@@ -151,7 +151,7 @@ pub(super) fn failure(error: &rustls::Error) -> HandshakeFailure {
     }
 }
 
-pub(super) fn flush(tls: &mut ServerConnection, socket: &TcpSocket, writes: &mut u64) -> io::Result<()> {
+pub(crate) fn flush(tls: &mut ServerConnection, socket: &TcpSocket, writes: &mut u64) -> io::Result<()> {
     while tls.wants_write() {
         *writes += 1;
         if none_for_now(tls.write_tls(&mut Writer(socket)))? == 0 {

@@ -13,7 +13,7 @@
 //! work that is put off (handshakes beyond a tick's share) comes back by itself.
 
 mod admission;
-mod channel;
+pub(crate) mod channel;
 pub mod config;
 mod connection;
 mod listener;
@@ -22,6 +22,7 @@ mod receive;
 mod send;
 pub mod stats;
 pub mod tls;
+mod transfer;
 
 use std::{io, sync::Arc};
 
@@ -31,13 +32,15 @@ use slab::Slab;
 use turnpike_net::poll::Poller;
 use turnpike_turn::server::{Client, ClosedReason, Effect};
 
-use crate::Layout;
+use crate::{Layout, peers};
 
 pub(crate) use admission::Admission;
 pub use config::StreamConfig;
 pub(crate) use listener::StreamListeners;
+pub(crate) use receive::Incoming;
 pub use stats::{CloseReason, HandshakeFailure, StreamStats};
 pub use tls::{CertificateError, Identity, TlsContext};
+pub(crate) use transfer::Taken;
 
 use connection::{Connection, Stage};
 use listener::Listener;
@@ -63,9 +66,9 @@ impl Token {
     pub(crate) fn of(token: u64) -> Option<Self> {
         let place = |first: u64| usize::try_from(token - first).ok();
         match token {
-            0..FIRST_TOKEN | u64::MAX => None,
             FIRST_TOKEN..FIRST_CONNECTION => place(FIRST_TOKEN).map(Self::Listener),
-            _ => place(FIRST_CONNECTION).map(Self::Connection),
+            FIRST_CONNECTION..peers::FIRST_TOKEN => place(FIRST_CONNECTION).map(Self::Connection),
+            _ => None,
         }
     }
 
@@ -197,6 +200,14 @@ impl Streams {
             {
                 self.released(now_ms, client);
             }
+            Effect::Moved { was, client, .. } => {
+                if self.has(was) {
+                    self.released(now_ms, was);
+                }
+                if self.has(client) {
+                    self.allocated(client);
+                }
+            }
             _ => {}
         }
     }
@@ -213,7 +224,10 @@ impl Streams {
     fn released(&mut self, now_ms: u64, client: &Client) {
         let Some(slot) = self.slot_of(client) else { return };
         let connection = &mut self.connections[slot];
-        connection.allocated = false;
+        // The client of a mobile allocation may have gone long ago, and somebody else come with its address.
+        if !std::mem::take(&mut connection.allocated) {
+            return;
+        }
         connection.deadline_ms = now_ms + self.config.idle_ms;
         connection.counts = true;
         connection.counts_for = Some(connection.address().ip());

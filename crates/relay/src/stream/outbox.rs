@@ -99,6 +99,13 @@ impl Outbox {
         (count, total)
     }
 
+    /// A copy of all of it, in that order.
+    pub(super) fn rest(&self) -> Vec<u8> {
+        let mut slices = [IoSlice::new(&[]); SLICES];
+        let (count, _) = self.slices(&mut slices);
+        slices[..count].iter().flat_map(|slice| slice.iter().copied()).collect()
+    }
+
     /// The next message alone, in up to two parts; for those who take messages as a whole, which never begin one.
     pub(super) fn next(&self) -> Option<[&[u8]; 2]> {
         self.control.front().or_else(|| self.datagrams.front())

@@ -23,10 +23,10 @@ const TLS_HANDSHAKE: u8 = 0x16;
 
 /// Bytes of one connection that are to be taken apart.
 pub(crate) struct Incoming {
-    slot: usize,
+    pub(super) slot: usize,
     pub(crate) client: Client,
     /// What is left of them.
-    rest: Span,
+    pub(crate) rest: Span,
 }
 
 impl Streams {
@@ -252,7 +252,7 @@ impl Streams {
     }
 
     /// After the last of its messages, a connection on which nothing more will come is closed.
-    fn close_if_ended(&mut self, slot: usize) {
+    pub(crate) fn close_if_ended(&mut self, slot: usize) {
         if self.connections.get(slot).is_some_and(|connection| connection.ended) {
             self.close(slot, CloseReason::Client);
         }
@@ -261,7 +261,7 @@ impl Streams {
 
 impl Connection {
     /// What was held and what was received, if that is worth looking at.
-    fn together(&mut self, span: Span, rx: &mut Rx) -> Option<Span> {
+    pub(super) fn together(&mut self, span: Span, rx: &mut Rx) -> Option<Span> {
         if !self.framer.completes(rx.bytes(span)) {
             return None;
         }

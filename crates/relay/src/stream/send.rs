@@ -156,7 +156,7 @@ impl Streams {
     }
 
     /// Sends the pieces of one connection.
-    fn send(&mut self, slot: usize, rx: &Rx) -> Result<(), CloseReason> {
+    pub(super) fn send(&mut self, slot: usize, rx: &Rx) -> Result<(), CloseReason> {
         let connection = &mut self.connections[slot];
         let mut at = std::mem::replace(&mut connection.first, NONE);
         connection.last = NONE;

@@ -60,6 +60,10 @@ reasons! {
         LimitTotal => "limit_total",
         /// Too many of them from this address.
         LimitAddress => "limit_address",
+        /// It became a data connection (RFC 6062), and carries a peer's bytes.
+        DataConnection => "data_connection",
+        /// Another worker serves it: it has what the client asked for.
+        HandedOver => "handed_over",
         /// The server stops.
         Shutdown => "shutdown",
     }
@@ -94,6 +98,8 @@ pub struct StreamStats {
     pub open: u64,
     /// Connections accepted.
     pub accepted: u64,
+    /// Connections taken over from another worker.
+    pub adopted: u64,
     /// Connections that turned out to be plain TCP, by their first byte.
     pub plain: u64,
     /// TLS handshakes finished, a whole one each.

@@ -20,7 +20,7 @@ use rustls::{
 use turnpike_net::Datapath;
 use turnpike_relay::{
     CloseReason, Config, CredentialStore, HandshakeFailure, Identity, Relay, RelayAddress, SessionLog,
-    StreamConfig, StreamStats, TlsContext,
+    StreamConfig, StreamStats, TlsContext, WorkerSnapshot,
 };
 use turnpike_turn::server::{Effect, Lookup, PeerRules, ServerConfig, User};
 use turnpike_wire::{
@@ -67,17 +67,24 @@ pub(crate) struct World {
 
 /// One worker on loopback: UDP and TCP on one port, TLS on another if there is a context.
 pub(crate) fn start(change: impl FnOnce(&mut StreamConfig)) -> World {
+    start_with(|config| change(&mut config.streams))
+}
+
+/// The same with so many workers.
+pub(crate) fn start_workers(workers: usize) -> World {
+    start_with(|config| {
+        config.workers = workers;
+        config.streams.tls = Some(context(&[identity(&["turn.example.org"])]));
+    })
+}
+
+fn start_with(change: impl FnOnce(&mut Config)) -> World {
     let any: SocketAddr = (Ipv4Addr::LOCALHOST, 0).into();
-    let mut streams = StreamConfig { listen: vec![any], ..StreamConfig::default() };
-    change(&mut streams);
-    if streams.tls.is_some() {
-        streams.tls_listen = vec![any];
-    }
-    let config = Config {
+    let mut config = Config {
         busy_poll: Duration::ZERO,
         realm_limits: Vec::new(),
         listen: vec![any],
-        streams,
+        streams: StreamConfig { listen: vec![any], ..StreamConfig::default() },
         workers: 1,
         datapath: Datapath::best().0,
         relay: vec![RelayAddress { bind: Ipv4Addr::LOCALHOST.into(), external: None }],
@@ -93,12 +100,39 @@ pub(crate) fn start(change: impl FnOnce(&mut StreamConfig)) -> World {
             ..ServerConfig::default()
         },
     };
+    change(&mut config);
+    if config.streams.tls.is_some() {
+        config.streams.tls_listen = vec![any];
+    }
     World { relay: Relay::start(&config, Arc::new(Nobody), Arc::new(Silent)).unwrap() }
 }
 
 impl World {
     pub(crate) fn tcp(&self) -> SocketAddr {
         self.relay.listeners().tcp[0]
+    }
+
+    pub(crate) fn udp(&self) -> SocketAddr {
+        self.relay.listeners().udp[0]
+    }
+
+    /// A counter of the state machine, over all workers.
+    pub(crate) fn counter(&self, family: &str, label: &str) -> u64 {
+        let snapshots = self.relay.snapshots();
+        let of = |snapshot: &WorkerSnapshot| -> u64 {
+            let counters = snapshot.turn.counters();
+            let wanted = counters
+                .filter(|(name, with, _)| *name == family && with.is_some_and(|with| with.1 == label));
+            wanted.map(|(_, _, value)| value).sum()
+        };
+        snapshots.iter().map(of).sum()
+    }
+
+    /// Waits until such a counter has this value.
+    pub(crate) fn wait_for_counter(&self, family: &str, label: &str, value: u64) {
+        eventually(&format!("{family} {label} is {value}"), || {
+            (self.counter(family, label) == value).then_some(())
+        });
     }
 
     pub(crate) fn tls(&self) -> SocketAddr {
@@ -158,6 +192,14 @@ pub(crate) fn connect(to: SocketAddr) -> TcpStream {
     stream
 }
 
+/// A connection that the server resets, which may happen before it is known here to exist.
+pub(crate) fn is_refused(to: SocketAddr) {
+    let Ok(stream) = TcpStream::connect_timeout(&to, SOON) else { return };
+    // Fails where the reset has arrived.
+    let _ = stream.set_read_timeout(Some(SOON));
+    Client::new(stream).ends();
+}
+
 /// A STUN message with these attributes.
 pub(crate) fn stun(kind: u16, id: u8, attributes: &[(u16, &[u8])]) -> Vec<u8> {
     let mut body = Vec::new();
@@ -190,7 +232,8 @@ pub(crate) fn xored(address: SocketAddr) -> Vec<u8> {
     [&[0, 1], &(address.port() ^ 0x2112).to_be_bytes()[..], &ip.to_be_bytes()].concat()
 }
 
-fn plain(value: &[u8]) -> SocketAddr {
+/// The opposite of [`xored`].
+pub(crate) fn plain(value: &[u8]) -> SocketAddr {
     let port = u16::from_be_bytes([value[2], value[3]]) ^ 0x2112;
     let ip = u32::from_be_bytes([value[4], value[5], value[6], value[7]]) ^ 0x2112_A442;
     (Ipv4Addr::from_bits(ip), port).into()

@@ -233,3 +233,57 @@ fn stunclient_learns_its_address() {
         assert!(ended.output().contains(&reflexive), "{}", ended.output());
     }
 }
+
+/// -T has clients in pairs: each connects to the relayed address of the other, over connections of its own. -P has the server tell
+/// of the connections that the other made.
+fn relays_tcp(workers: &str, more: &[&str]) {
+    if let Some(why) = obstacle(V4) {
+        return skip(why);
+    }
+    let certificate = Certificate::new(&["turn.example.org"]);
+    let serve = Serve::start(&[&["--workers", workers], &certificate.flags()[..]].concat());
+    let nobody = SocketAddr::new(V4, 9);
+    let clients = 4;
+    let ended = uclient(serve.address(V4), nobody, clients, &[&ALICE[..], &["-T", "-X"], more].concat());
+    returns_all(&ended, clients);
+    let metrics = serve.metrics();
+    let bound = metrics.sum("turnpike_peer_connections_total", "event=\"bound\"");
+    assert!(bound >= clients, "{bound} data connections");
+}
+
+#[test]
+fn tcp_relaying() {
+    relays_tcp("1", &[]);
+    relays_tcp("2", &[]);
+}
+
+#[test]
+fn tcp_relaying_with_active_peers() {
+    relays_tcp("1", &["-P"]);
+    relays_tcp("2", &["-P"]);
+}
+
+#[test]
+fn tcp_relaying_over_tls() {
+    relays_tcp("2", &["-S"]);
+}
+
+/// -M has each client move to another port in the middle of its allocation.
+#[test]
+fn mobility_over_udp_and_tcp() {
+    for workers in ["1", "2"] {
+        for more in [&["-M"][..], &["-M", "-t"]] {
+            if let Some(why) = obstacle(V4) {
+                return skip(why);
+            }
+            let serve = Serve::start(&["--workers", workers]);
+            let reflect = Reflect::start(V4, &[]);
+            let more = [&ALICE[..], &["-c", "-X"], more].concat();
+            let clients = 4;
+            let ended = uclient(serve.address(V4), reflect.address, clients, &more);
+            returns_all(&ended, clients);
+            let moved = serve.metrics().sum("turnpike_mobility_total", "event=\"arrived\"");
+            assert!(moved >= clients, "{moved} moves");
+        }
+    }
+}

@@ -1,0 +1,478 @@
+//! TCP relaying (RFC 6062): the listening sockets of relayed transport addresses, and connections between them and peers. Who
+//! may have which is the state machine's business; here they are opened, accepted, and their bytes moved.
+//!
+//! ```text
+//!  connect ──▶ Connecting ──▶ News::Connected ┐
+//!  accept, hold ──────────────────────────────┴▶ Waiting ── bind ──▶ Bound: bytes move ──▶ News::Ended
+//! ```
+//!
+//! Sockets of connections are watched edge-triggered from the beginning. What a peer sends before its connection is bound stays
+//! in the kernel: the flow only remembers that there is something.
+
+mod tls_end;
+mod traffic;
+
+use std::{collections::VecDeque, io, net::SocketAddr};
+
+use foldhash::fast::RandomState;
+use hashbrown::HashMap;
+use slab::Slab;
+use turnpike_net::{
+    CopyMode, Flow, Mover, TcpListener, TcpSocket,
+    poll::{Event, Poller},
+    tcp::is_exhaustion,
+};
+use turnpike_turn::server::{AllocationId, ConnectError, ConnectRequest, ConnectionId, RelayId};
+
+use crate::stream::Taken;
+use tls_end::TlsEnd;
+
+/// Milliseconds for which a listener rests when there are no descriptors for what it would accept.
+const PAUSE_MS: u64 = 1000;
+
+/// One of the two ends of a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Side {
+    Peer,
+    Client,
+}
+
+/// What a token of the poller stands for. Streams and UDP sockets have theirs below.
+///
+/// ```text
+/// │ 01 │ kind (2 bits of 62, 61, 60) │ generation (28) │ slot (32) │
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Token {
+    Listener(usize),
+    /// Slots are reused, and events of an earlier connection may still be in hand: the generation tells.
+    Connection(Side, usize, u32),
+}
+
+/// Tokens of the poller from here on belong to this module.
+pub(crate) const FIRST_TOKEN: u64 = 1 << 62;
+const KIND: u64 = 1 << 60;
+const GENERATIONS: u32 = 1 << 28;
+
+impl Token {
+    fn of(token: u64) -> Option<Self> {
+        if token & FIRST_TOKEN == 0 {
+            return None;
+        }
+        let slot = usize::try_from(token & u64::from(u32::MAX)).ok()?;
+        #[expect(clippy::cast_possible_truncation, reason = "masked")]
+        let generation = (token >> 32) as u32 & (GENERATIONS - 1);
+        match (token >> 60) & 3 {
+            0 => Some(Self::Listener(slot)),
+            1 => Some(Self::Connection(Side::Peer, slot, generation)),
+            2 => Some(Self::Connection(Side::Client, slot, generation)),
+            // The worker's waker, the poller's timer.
+            _ => None,
+        }
+    }
+
+    fn get(self) -> u64 {
+        match self {
+            Self::Listener(slot) => FIRST_TOKEN | slot as u64,
+            Self::Connection(side, slot, generation) => {
+                let kind = if side == Side::Peer { KIND } else { 2 * KIND };
+                FIRST_TOKEN | kind | u64::from(generation) << 32 | slot as u64
+            }
+        }
+    }
+}
+
+/// What the state machine must be told.
+#[derive(Debug)]
+pub(crate) enum News {
+    /// For `Server::connected`.
+    Connected(AllocationId, ConnectionId, Result<(), ConnectError>),
+    /// For `Server::connection_ended`: bytes to the peer and to the client that were not reported.
+    Ended(ConnectionId, u64, u64),
+}
+
+/// What connections to peers have cost. Never reset.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PeerStats {
+    /// Connections that exist, or are being made.
+    pub open: u64,
+    /// Bytes moved by splice(2).
+    pub spliced_bytes: u64,
+    /// Times that accepting paused for want of file descriptors or memory.
+    pub accept_pauses: u64,
+}
+
+struct Listener {
+    socket: TcpListener,
+    relay: RelayId,
+    paused: bool,
+}
+
+struct Connection {
+    id: ConnectionId,
+    allocation: AllocationId,
+    generation: u32,
+    peer: TcpSocket,
+    stage: Stage,
+    /// From the client to the peer, and back. The flows of a TLS client count only.
+    to_peer: Flow,
+    to_client: Flow,
+    /// Bytes of the two that the state machine knows of.
+    reported: (u64, u64),
+    /// Whether it stands in [`Peers::again`].
+    queued: bool,
+}
+
+enum Stage {
+    Connecting,
+    Waiting,
+    Bound(ClientEnd),
+}
+
+enum ClientEnd {
+    Plain(TcpSocket),
+    Tls(Box<TlsEnd>),
+}
+
+/// What an allocation has.
+#[derive(Default)]
+struct Owned {
+    listeners: [Option<usize>; 2],
+    connections: Vec<usize>,
+}
+
+/// The TCP relays of one worker.
+pub(crate) struct Peers {
+    copy: CopyMode,
+    listeners: Slab<Listener>,
+    connections: Slab<Connection>,
+    by_id: HashMap<ConnectionId, usize, RandomState>,
+    owners: HashMap<AllocationId, Owned, RandomState>,
+    generation: u32,
+    /// Made with the first connection that is bound: most servers relay no TCP, and its buffer is 256 KiB.
+    mover: Option<Mover>,
+    /// Connections that had more to move than one turn allows.
+    again: Vec<usize>,
+    /// Empty but for its memory, for the next turn of these.
+    resumed: Vec<usize>,
+    news: VecDeque<News>,
+    resume_ms: Option<u64>,
+    stats: PeerStats,
+}
+
+impl Peers {
+    pub(crate) fn new(copy: CopyMode) -> Self {
+        Self {
+            copy,
+            listeners: Slab::new(),
+            connections: Slab::new(),
+            by_id: HashMap::default(),
+            owners: HashMap::default(),
+            generation: 0,
+            mover: None,
+            again: Vec::new(),
+            resumed: Vec::new(),
+            news: VecDeque::new(),
+            resume_ms: None,
+            stats: PeerStats::default(),
+        }
+    }
+
+    /// Accepts for this relayed transport address from now on.
+    pub(crate) fn listen(&mut self, relay: RelayId, socket: TcpListener, poller: &Poller) -> io::Result<()> {
+        let entry = self.listeners.vacant_entry();
+        let slot = entry.key();
+        poller.add(&socket, Token::Listener(slot).get())?;
+        entry.insert(Listener { socket, relay, paused: false });
+        self.owners.entry(relay.allocation).or_default().listeners[relay.family as usize] = Some(slot);
+        Ok(())
+    }
+
+    /// Closes a listening socket; its address. Connections live on.
+    pub(crate) fn close_listener(&mut self, relay: RelayId) -> Option<SocketAddr> {
+        let owned = self.owners.get_mut(&relay.allocation)?;
+        let slot = owned.listeners[relay.family as usize].take()?;
+        self.forget_owner_if_empty(relay.allocation);
+        Some(self.listeners.remove(slot).socket.local_addr())
+    }
+
+    /// Closes all connections of an allocation that is gone.
+    pub(crate) fn close_connections(&mut self, allocation: AllocationId) {
+        let Some(owned) = self.owners.get(&allocation) else { return };
+        for slot in owned.connections.clone() {
+            self.remove(slot);
+        }
+    }
+
+    /// Begins to connect to a peer; [`News::Connected`] follows.
+    pub(crate) fn connect(&mut self, request: &ConnectRequest, poller: &Poller) -> Result<(), ConnectError> {
+        let allocation = request.relay.allocation;
+        let owned = self.owners.get(&allocation).ok_or(ConnectError::Failed)?;
+        let listener = owned.listeners[request.relay.family as usize].ok_or(ConnectError::Failed)?;
+        let local = self.listeners[listener].socket.local_addr();
+        let socket = TcpSocket::connect_from(local, request.peer).map_err(|error| reason(&error))?;
+        // The peer's first answer may be the request of a protocol that waits for small messages.
+        let _ = socket.set_nodelay(true);
+        let _ = socket.set_keepalive(true);
+        self.insert(allocation, request.connection, socket, Stage::Connecting, poller)
+            .map_err(|error| reason(&error))
+    }
+
+    /// One connection of a peer that waits at a listener.
+    pub(crate) fn accept(
+        &mut self,
+        place: usize,
+        now_ms: u64,
+        poller: &Poller,
+    ) -> Option<(RelayId, TcpSocket, SocketAddr)> {
+        let listener = self.listeners.get_mut(place)?;
+        match listener.socket.accept() {
+            Ok(accepted) => accepted.map(|(socket, peer)| (listener.relay, socket, peer)),
+            Err(error) => {
+                // The kernel would tell of the same connection again and again.
+                if is_exhaustion(&error) && poller.remove(&listener.socket).is_ok() {
+                    listener.paused = true;
+                    self.resume_ms.get_or_insert(now_ms + PAUSE_MS);
+                    self.stats.accept_pauses += 1;
+                }
+                None
+            }
+        }
+    }
+
+    /// Keeps a connection that was accepted until it is bound.
+    pub(crate) fn hold(
+        &mut self,
+        allocation: AllocationId,
+        connection: ConnectionId,
+        socket: TcpSocket,
+        poller: &Poller,
+    ) -> io::Result<()> {
+        self.insert(allocation, connection, socket, Stage::Waiting, poller)
+    }
+
+    /// The client's connection carries the bytes of this one from now on. `first` came behind its request already.
+    pub(crate) fn bind(&mut self, connection: ConnectionId, taken: Taken, first: Vec<u8>, poller: &Poller) {
+        let Some(&slot) = self.by_id.get(&connection) else { return };
+        let found = &mut self.connections[slot];
+        let token = Token::Connection(Side::Client, slot, found.generation).get();
+        let Taken { socket, tls, unsent, ended, .. } = taken;
+        if poller.add_edge(&socket, token).is_err() {
+            return self.end(slot);
+        }
+        found.to_peer.bytes += first.len() as u64;
+        found.stage = Stage::Bound(match tls {
+            None => {
+                found.to_peer.lead_with(first);
+                found.to_client.lead_with(unsent);
+                ClientEnd::Plain(socket)
+            }
+            Some(tls) => ClientEnd::Tls(Box::new(TlsEnd::new(socket, tls, first, ended))),
+        });
+        self.turn(slot);
+    }
+
+    /// Closes a connection that the state machine has given up already.
+    pub(crate) fn drop_connection(&mut self, connection: ConnectionId) {
+        if let Some(&slot) = self.by_id.get(&connection) {
+            self.remove(slot);
+        }
+    }
+
+    /// Something of ours is ready; the listener to accept from, if it is one.
+    pub(crate) fn on_event(&mut self, event: &Event) -> Option<usize> {
+        let (side, slot, generation) = match Token::of(event.token)? {
+            Token::Listener(place) => return Some(place),
+            Token::Connection(side, slot, generation) => (side, slot, generation),
+        };
+        let connection = self.connections.get_mut(slot).filter(|found| found.generation == generation)?;
+        match &connection.stage {
+            Stage::Connecting => {
+                if event.writable || event.error || event.closed {
+                    self.connected(slot, event);
+                }
+            }
+            // Nothing of it could reach the client any more.
+            Stage::Waiting if event.error => self.end(slot),
+            Stage::Waiting => note(&mut connection.to_client, event),
+            Stage::Bound(_) => self.on_traffic(slot, side, event),
+        }
+        None
+    }
+
+    /// Goes on with those that had more to move, once each.
+    pub(crate) fn resume(&mut self) {
+        let mut due = std::mem::take(&mut self.resumed);
+        std::mem::swap(&mut due, &mut self.again);
+        for slot in due.drain(..) {
+            if let Some(connection) = self.connections.get_mut(slot).filter(|connection| connection.queued) {
+                connection.queued = false;
+                self.turn(slot);
+            }
+        }
+        self.resumed = due;
+    }
+
+    pub(crate) fn next_news(&mut self) -> Option<News> {
+        self.news.pop_front()
+    }
+
+    /// When [`Peers::handle_timeout`] wants to be called; milliseconds. 0 is at once, for there is more to move.
+    pub(crate) fn poll_timeout(&self) -> Option<u64> {
+        if self.again.is_empty() { self.resume_ms } else { Some(0) }
+    }
+
+    /// Accepts again.
+    pub(crate) fn handle_timeout(&mut self, now_ms: u64, poller: &Poller) {
+        if self.resume_ms.is_none_or(|due| due > now_ms) {
+            return;
+        }
+        self.resume_ms = None;
+        for (slot, listener) in self.listeners.iter_mut().filter(|(_, listener)| listener.paused) {
+            listener.paused = poller.add(&listener.socket, Token::Listener(slot).get()).is_err();
+            if listener.paused {
+                self.resume_ms = Some(now_ms + PAUSE_MS);
+            }
+        }
+    }
+
+    /// Bytes to peers and to clients that the state machine has not been told of, by connection.
+    pub(crate) fn carried(&mut self) -> impl Iterator<Item = (ConnectionId, u64, u64)> {
+        self.connections.iter_mut().filter_map(|(_, connection)| {
+            let (to_peer, to_client) = connection.unreported();
+            (to_peer + to_client > 0).then_some((connection.id, to_peer, to_client))
+        })
+    }
+
+    pub(crate) fn stats(&self) -> PeerStats {
+        PeerStats { open: self.connections.len() as u64, ..self.stats }
+    }
+
+    fn insert(
+        &mut self,
+        allocation: AllocationId,
+        id: ConnectionId,
+        peer: TcpSocket,
+        stage: Stage,
+        poller: &Poller,
+    ) -> io::Result<()> {
+        let entry = self.connections.vacant_entry();
+        let slot = entry.key();
+        self.generation = (self.generation + 1) % GENERATIONS;
+        poller.add_edge(&peer, Token::Connection(Side::Peer, slot, self.generation).get())?;
+        entry.insert(Connection {
+            id,
+            allocation,
+            generation: self.generation,
+            peer,
+            stage,
+            to_peer: Flow::default(),
+            to_client: Flow::default(),
+            reported: (0, 0),
+            queued: false,
+        });
+        self.by_id.insert(id, slot);
+        self.owners.entry(allocation).or_default().connections.push(slot);
+        Ok(())
+    }
+
+    /// An attempt to connect is over.
+    fn connected(&mut self, slot: usize, event: &Event) {
+        let connection = &mut self.connections[slot];
+        let (allocation, id) = (connection.allocation, connection.id);
+        let result = connection.peer.take_error().map_err(|error| reason(&error));
+        if result.is_ok() {
+            connection.stage = Stage::Waiting;
+            note(&mut connection.to_client, event);
+        } else {
+            self.remove(slot);
+        }
+        self.news.push_back(News::Connected(allocation, id, result));
+    }
+
+    /// Closes a connection that the state machine knows.
+    fn end(&mut self, slot: usize) {
+        if let Some(mut connection) = self.remove(slot) {
+            let (to_peer, to_client) = connection.unreported();
+            self.news.push_back(News::Ended(connection.id, to_peer, to_client));
+        }
+    }
+
+    fn remove(&mut self, slot: usize) -> Option<Connection> {
+        let mut connection = self.connections.try_remove(slot)?;
+        self.by_id.remove(&connection.id);
+        if let Some(mover) = &mut self.mover {
+            mover.reclaim(&mut connection.to_peer);
+            mover.reclaim(&mut connection.to_client);
+        }
+        if let Some(owned) = self.owners.get_mut(&connection.allocation) {
+            owned.connections.retain(|other| *other != slot);
+            self.forget_owner_if_empty(connection.allocation);
+        }
+        Some(connection)
+    }
+
+    fn forget_owner_if_empty(&mut self, allocation: AllocationId) {
+        let is_empty = |owned: &Owned| owned.listeners == [None; 2] && owned.connections.is_empty();
+        if self.owners.get(&allocation).is_some_and(is_empty) {
+            self.owners.remove(&allocation);
+        }
+    }
+}
+
+impl Connection {
+    fn unreported(&mut self) -> (u64, u64) {
+        let now = (self.to_peer.bytes, self.to_client.bytes);
+        let before = std::mem::replace(&mut self.reported, now);
+        (now.0 - before.0, now.1 - before.1)
+    }
+}
+
+/// What an event says of the end of a flow that it is about.
+fn note(flow: &mut Flow, event: &Event) {
+    flow.readable |= event.readable;
+    flow.fin |= event.closed;
+    if event.priority {
+        flow.on_urgent();
+    }
+}
+
+fn reason(error: &io::Error) -> ConnectError {
+    if is_exhaustion(error) { ConnectError::NoCapacity } else { ConnectError::Failed }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tokens_come_back_as_they_were_and_are_nobody_elses() {
+        for token in [
+            Token::Listener(0),
+            Token::Listener(1 << 20),
+            Token::Connection(Side::Peer, 7, 1),
+            Token::Connection(Side::Client, u32::MAX as usize, GENERATIONS - 1),
+        ] {
+            assert_eq!(Token::of(token.get()), Some(token));
+        }
+        let others = [0, u64::from(u32::MAX), 1 << 32, (3 << 32) - 1, u64::MAX, u64::MAX - 1];
+        assert_eq!(others.map(Token::of), [None; 6]);
+    }
+
+    #[test]
+    fn only_what_is_new_is_reported() {
+        let poller = Poller::new().unwrap();
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut peers = Peers::new(CopyMode::Auto);
+        let allocation = AllocationId { index: 1, generation: 1 };
+        let socket = TcpSocket::connect(listener.local_addr().unwrap(), &Default::default()).unwrap();
+        peers.hold(allocation, ConnectionId(5), socket, &poller).unwrap();
+        peers.connections[0].to_peer.bytes = 7;
+        assert_eq!(peers.carried().collect::<Vec<_>>(), [(ConnectionId(5), 7, 0)]);
+        assert_eq!(peers.carried().count(), 0);
+        peers.connections[0].to_client.bytes = 9;
+        peers.end(0);
+        assert!(matches!(peers.next_news(), Some(News::Ended(ConnectionId(5), 0, 9))));
+        assert!(peers.owners.is_empty() && peers.by_id.is_empty());
+    }
+}

@@ -1,0 +1,172 @@
+//! The client's end of a data connection that is TLS: between its records and the peer's bytes stands a buffer in either
+//! direction, and a side is read only when what came from it before is gone. So one read's worth is all that waits.
+
+use std::io::{self, ErrorKind, Write as _};
+
+use rustls::ServerConnection;
+use turnpike_net::{Flow, TcpSocket};
+
+use crate::stream::channel::{self, Fed};
+
+/// Bytes of one read. A record that began earlier may come out of it as well (16 KiB at most).
+const READ: usize = 16 << 10;
+const DECRYPTED: usize = READ + (32 << 10);
+/// Reads of either side in one turn, so that others get theirs.
+const TURN: usize = 8;
+
+pub(super) struct TlsEnd {
+    socket: TcpSocket,
+    tls: Box<ServerConnection>,
+    /// Decrypted, and not taken by the peer so far, from an offset on.
+    waiting: Vec<u8>,
+    at: usize,
+    /// The client will send no more, and the peer has been told.
+    client_ended: bool,
+    peer_told: bool,
+    /// The peer will send no more, close_notify has been written, and all of it has left.
+    peer_ended: bool,
+    notified: bool,
+    client_told: bool,
+}
+
+/// Where a turn ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Turned {
+    Idle,
+    Again,
+    Over,
+}
+
+impl TlsEnd {
+    /// `first` was decrypted already; `ended` says that nothing follows it.
+    pub(super) fn new(socket: TcpSocket, tls: Box<ServerConnection>, first: Vec<u8>, ended: bool) -> Self {
+        Self {
+            socket,
+            tls,
+            waiting: first,
+            at: 0,
+            client_ended: ended,
+            peer_told: false,
+            peer_ended: false,
+            notified: false,
+            client_told: false,
+        }
+    }
+
+    /// Moves what can be moved now; `scratch` holds nothing between two calls. The flows say which side may have more to read.
+    pub(super) fn turn(
+        &mut self,
+        peer: &TcpSocket,
+        to_peer: &mut Flow,
+        to_client: &mut Flow,
+        scratch: &mut [u8],
+    ) -> Turned {
+        for _ in 0..TURN {
+            let moved = self.towards_peer(peer, to_peer, scratch).and_then(|moved| {
+                let also = self.towards_client(peer, to_client, scratch)?;
+                Ok(moved || also)
+            });
+            match moved {
+                Err(_) => return Turned::Over,
+                Ok(_) if self.peer_told && self.client_told => return Turned::Over,
+                Ok(false) => return Turned::Idle,
+                Ok(true) => {}
+            }
+        }
+        Turned::Again
+    }
+
+    /// Whether something was read.
+    fn towards_peer(&mut self, peer: &TcpSocket, flow: &mut Flow, scratch: &mut [u8]) -> io::Result<bool> {
+        while self.at < self.waiting.len() {
+            match some(peer.write(&self.waiting[self.at..]))? {
+                0 => return Ok(false),
+                sent => self.at += sent,
+            }
+        }
+        self.at = 0;
+        self.waiting = Vec::new();
+        if self.client_ended {
+            if !self.peer_told {
+                self.peer_told = true;
+                peer.shutdown_write()?;
+            }
+            return Ok(false);
+        }
+        if !flow.readable {
+            return Ok(false);
+        }
+        let (encrypted, plain) = scratch.split_at_mut(READ);
+        let plain = &mut plain[..DECRYPTED];
+        let len = match self.socket.read(encrypted) {
+            Ok(0) => {
+                self.client_ended = true;
+                return Ok(true);
+            }
+            Ok(len) => len,
+            Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                flow.readable = false;
+                return Ok(false);
+            }
+            Err(error) if error.kind() == ErrorKind::Interrupted => return Ok(true),
+            Err(error) => return Err(error),
+        };
+        let Fed { plain: decrypted, ended, error } = channel::feed(&mut self.tls, &encrypted[..len], plain);
+        if let Some(error) = error {
+            // The alert that says so, if the kernel takes it.
+            let _ = channel::flush(&mut self.tls, &self.socket, &mut 0);
+            return Err(io::Error::other(error));
+        }
+        self.client_ended = ended;
+        flow.bytes += decrypted as u64;
+        let sent = if decrypted == 0 { 0 } else { some(peer.write(&plain[..decrypted]))? };
+        self.waiting.extend_from_slice(&plain[sent..decrypted]);
+        Ok(true)
+    }
+
+    /// Whether something was read.
+    fn towards_client(&mut self, peer: &TcpSocket, flow: &mut Flow, scratch: &mut [u8]) -> io::Result<bool> {
+        channel::flush(&mut self.tls, &self.socket, &mut 0)?;
+        if self.tls.wants_write() {
+            return Ok(false);
+        }
+        if self.peer_ended {
+            if !self.notified {
+                self.notified = true;
+                self.tls.send_close_notify();
+                return self.towards_client(peer, flow, scratch);
+            }
+            if !self.client_told {
+                self.client_told = true;
+                self.socket.shutdown_write()?;
+            }
+            return Ok(false);
+        }
+        if !flow.readable {
+            return Ok(false);
+        }
+        match peer.read(&mut scratch[..READ]) {
+            Ok(0) => self.peer_ended = true,
+            Ok(len) => {
+                flow.bytes += len as u64;
+                self.tls.writer().write_all(&scratch[..len])?;
+                channel::flush(&mut self.tls, &self.socket, &mut 0)?;
+            }
+            Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                flow.readable = false;
+                return Ok(false);
+            }
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+        Ok(true)
+    }
+}
+
+/// Nothing taken is no error.
+fn some(written: io::Result<usize>) -> io::Result<usize> {
+    match written {
+        Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => Ok(0),
+        other => other,
+    }
+}

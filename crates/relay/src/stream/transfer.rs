@@ -1,0 +1,130 @@
+//! Connections that leave a worker's streams: for a data connection (RFC 6062), or for another worker, whose streams take them
+//! in.
+
+use rustls::ServerConnection;
+use turnpike_net::{Rx, TcpSocket, poll::Poller};
+use turnpike_turn::server::Client;
+use turnpike_wire::frame::Framer;
+
+use super::{
+    CloseReason, Connection, SWEEP_MS, Stage, Streams, Token,
+    channel::{Batch, Channel},
+    connection::NONE,
+    outbox::Outbox,
+    receive::Incoming,
+};
+use std::io::IoSlice;
+
+/// A client's connection on its way.
+pub(crate) struct Taken {
+    pub(crate) client: Client,
+    pub(crate) socket: TcpSocket,
+    pub(crate) tls: Option<Box<ServerConnection>>,
+    /// What the kernel has not taken so far: it goes first. With TLS it waits in there.
+    pub(crate) unsent: Vec<u8>,
+    /// The client has said by TLS that nothing more will come.
+    pub(crate) ended: bool,
+    trusted: bool,
+    listener: usize,
+}
+
+impl Streams {
+    /// Bytes that [`Streams::feed`] takes at a time.
+    pub(crate) const FEED: usize = 32 << 10;
+
+    /// Lets a connection go, after what is queued for it. `None` if it is broken, or gone.
+    pub(crate) fn let_go(
+        &mut self,
+        client: &Client,
+        rx: &Rx,
+        poller: &Poller,
+        reason: CloseReason,
+    ) -> Option<Taken> {
+        let slot = self.slot_of(client)?;
+        let connection = self.connections.get(slot).filter(|connection| connection.closing.is_none())?;
+        if connection.first != NONE
+            && let Err(reason) = self.send(slot, rx)
+        {
+            self.close(slot, reason);
+            return None;
+        }
+        if poller.remove(&self.connections[slot].socket).is_err() {
+            self.close(slot, CloseReason::Broken);
+            return None;
+        }
+        self.uncount(slot);
+        self.by_client.remove(client);
+        self.last = None;
+        self.stats.closed[reason as usize] += 1;
+        let Connection { socket, channel, mut outbox, ended, trusted, listener, .. } =
+            self.connections.remove(slot);
+        let (tls, unsent) = match channel {
+            Channel::Plain => (None, outbox.rest()),
+            Channel::Tls(mut tls) => {
+                let mut batch = Batch::default();
+                while let Some(parts) = outbox.next() {
+                    // Fails after close_notify only, and then nobody reads it.
+                    let _ = batch.encrypt(&mut tls, &parts.map(IoSlice::new));
+                    let len = parts.iter().map(|part| part.len()).sum();
+                    outbox.consume(len);
+                }
+                (Some(tls), Vec::new())
+            }
+        };
+        Some(Taken { client: *client, socket, tls, unsent, ended, trusted, listener })
+    }
+
+    /// Takes in a connection that another worker let go. `None` if it cannot be watched, or if there is one of this client.
+    pub(crate) fn adopt(&mut self, taken: Taken, now_ms: u64, poller: &Poller) -> Option<usize> {
+        let Taken { client, socket, tls, unsent, ended, trusted, listener } = taken;
+        if self.by_client.contains_key(&client) {
+            return None;
+        }
+        let mut outbox = Outbox::new(self.config.queue);
+        outbox.begin([&unsent, b"", b""], 0);
+        self.admission.return_from(client.address.ip());
+        let slot = self.connections.insert(Connection {
+            socket,
+            channel: tls.map_or(Channel::Plain, Channel::Tls),
+            stage: Stage::Open,
+            client,
+            framer: Framer::new(),
+            outbox,
+            first: NONE,
+            last: NONE,
+            touched: false,
+            watches_writable: false,
+            deadline_ms: now_ms + self.config.idle_ms,
+            ended,
+            spoke: true,
+            allocated: false,
+            trusted,
+            counts: true,
+            counts_for: Some(client.address.ip()),
+            closing: None,
+            listener,
+        });
+        self.by_client.insert(client, slot);
+        self.stats.adopted += 1;
+        self.next_sweep_ms.get_or_insert(now_ms + SWEEP_MS);
+        if poller.add(&self.connections[slot].socket, Token::Connection(slot).get()).is_err() {
+            self.remove(slot, CloseReason::Broken);
+            return None;
+        }
+        self.touch(slot);
+        Some(slot)
+    }
+
+    /// Bytes that another worker has read from an adopted connection, at most [`Streams::FEED`] at a time; the arena has
+    /// [`Streams::ROOM`]. `None` if there is no message to look at.
+    pub(crate) fn feed(&mut self, slot: usize, bytes: &[u8], rx: &mut Rx) -> Option<Incoming> {
+        let connection = self.connections.get_mut(slot).filter(|connection| connection.closing.is_none())?;
+        let filled = rx.fill(connection.framer.held().len(), |room| {
+            let len = bytes.len().min(room.len());
+            room[..len].copy_from_slice(&bytes[..len]);
+            Ok(len)
+        });
+        let rest = connection.together(filled.ok()?, rx)?;
+        Some(Incoming { slot, client: connection.client, rest })
+    }
+}

@@ -1,0 +1,121 @@
+//! TCP relaying (RFC 6062), between the state machine and the sockets of [`crate::peers`].
+
+use turnpike_net::poll::Event;
+use turnpike_turn::{
+    server::{
+        AllocationId, Client, ConnectError, ConnectRequest, ConnectionId, Family, OpenRelay, OpenResult,
+        PeerConnection, RelayId,
+    },
+    time::Now,
+};
+use turnpike_wire::address::canonical;
+
+use super::{Refusal, Worker};
+use crate::{peers::News, stream::CloseReason};
+
+/// Connections accepted from one relayed transport address in one tick.
+const ACCEPTS: usize = 32;
+
+impl Worker {
+    pub(super) fn open_tcp(&mut self, allocation: AllocationId, wish: &OpenRelay) -> OpenResult {
+        let (socket, relayed) = match self.ports.open_tcp(wish.family) {
+            Ok(opened) => opened,
+            Err(refusal) => return self.refuse(refusal),
+        };
+        let bound = socket.local_addr();
+        let relay = RelayId { allocation, family: wish.family };
+        if self.peers.listen(relay, socket, &self.poller).is_err() {
+            self.ports.release(bound);
+            return self.refuse(Refusal::File);
+        }
+        OpenResult::Opened { relayed }
+    }
+
+    pub(super) fn connect(&mut self, now: Now, request: &ConnectRequest) {
+        if let Err(error) = self.peers.connect(request, &self.poller) {
+            let verdict =
+                self.server.connected(now, request.relay.allocation, request.connection, Err(error));
+            self.out.reply(verdict);
+        }
+    }
+
+    /// An attempt to connect takes too long.
+    pub(super) fn give_up(&mut self, now: Now, allocation: AllocationId, connection: ConnectionId) {
+        self.peers.drop_connection(connection);
+        let verdict = self.server.connected(now, allocation, connection, Err(ConnectError::TimedOut));
+        self.out.reply(verdict);
+    }
+
+    /// From now on the client's connection is the data connection of `connection`; its reply is queued. `first` came behind the
+    /// request.
+    pub(super) fn bind(&mut self, now: Now, connection: ConnectionId, client: &Client, first: Vec<u8>) {
+        let taken = self.out.streams.let_go(client, &self.rx, &self.poller, CloseReason::DataConnection);
+        match taken {
+            Some(taken) => self.peers.bind(connection, taken, first, &self.poller),
+            None => {
+                self.peers.drop_connection(connection);
+                self.server.connection_ended(now, connection, 0, 0);
+            }
+        }
+        self.tell_news(now);
+    }
+
+    /// Something of a TCP relay is ready.
+    pub(super) fn serve_peers(&mut self, now: Now, event: &Event) {
+        if let Some(place) = self.peers.on_event(event) {
+            self.accept_peers(now, place);
+        }
+        self.tell_news(now);
+    }
+
+    /// What is due without an event.
+    pub(super) fn resume_peers(&mut self, now: Now) {
+        self.peers.handle_timeout(now.ms, &self.poller);
+        self.peers.resume();
+        self.tell_news(now);
+        self.dirty = true;
+    }
+
+    fn accept_peers(&mut self, now: Now, place: usize) {
+        for _ in 0..ACCEPTS {
+            let Some((relay, socket, peer)) = self.peers.accept(place, now.ms, &self.poller) else { return };
+            // Refused, it is closed as it is dropped.
+            if let PeerConnection::Accept { connection, client, bytes } =
+                self.server.peer_connected(now, relay, canonical(peer))
+            {
+                if self.peers.hold(relay.allocation, connection, socket, &self.poller).is_ok() {
+                    self.out.reply_to(client, bytes);
+                } else {
+                    self.server.connection_ended(now, connection, 0, 0);
+                }
+            }
+        }
+    }
+
+    fn tell_news(&mut self, now: Now) {
+        while let Some(news) = self.peers.next_news() {
+            match news {
+                News::Connected(allocation, connection, result) => {
+                    let verdict = self.server.connected(now, allocation, connection, result);
+                    self.out.reply(verdict);
+                }
+                News::Ended(connection, to_peer, to_client) => {
+                    self.server.connection_ended(now, connection, to_peer, to_client);
+                }
+            }
+        }
+    }
+
+    pub(super) fn close_tcp(&mut self, relay: RelayId) {
+        if let Some(bound) = self.peers.close_listener(relay) {
+            self.ports.release(bound);
+        }
+    }
+
+    pub(super) fn close_all_tcp(&mut self, allocation: AllocationId) {
+        self.peers.close_connections(allocation);
+        for family in [Family::V4, Family::V6] {
+            self.close_tcp(RelayId { allocation, family });
+        }
+    }
+}

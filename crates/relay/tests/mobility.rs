@@ -1,0 +1,163 @@
+//! Mobility (RFC 8016) over real sockets: a client that changes its port keeps its allocation, over UDP and TCP, whichever worker
+//! its new 5-tuple reaches.
+#![allow(clippy::unwrap_used, reason = "clippy.toml excuses test functions, not their helpers")]
+
+mod support;
+
+use std::{
+    net::{Ipv4Addr, SocketAddr, UdpSocket},
+    time::{Duration, Instant},
+};
+
+use support::{
+    CHANNEL, Client, Message, SOON, World, bind, channel_data, connect, heard, padded, peer, plain, stun,
+};
+
+const TICKET: u16 = 0x8030;
+/// Enough that with two workers some lead from one to the other: all but one of 4096 runs.
+const MOVES: u8 = 12;
+
+fn allocate_mobile() -> Vec<u8> {
+    stun(support::ALLOCATE, 1, &[(0x0019, &[17, 0, 0, 0]), (TICKET, &[])])
+}
+
+fn present(ticket: &[u8], id: u8) -> Vec<u8> {
+    stun(support::REFRESH, id, &[(TICKET, ticket)])
+}
+
+/// A client over UDP that repeats itself, as clients do.
+struct Mobile {
+    server: SocketAddr,
+    socket: UdpSocket,
+}
+
+impl Mobile {
+    fn new(world: &World) -> Self {
+        Self { server: world.udp(), socket: Self::socket() }
+    }
+
+    fn socket() -> UdpSocket {
+        let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        socket.set_read_timeout(Some(Duration::from_millis(100))).unwrap();
+        socket
+    }
+
+    fn ask(&self, request: &[u8]) -> Message {
+        let deadline = Instant::now() + SOON;
+        loop {
+            self.socket.send_to(request, self.server).unwrap();
+            let mut buffer = [0; 2048];
+            while let Ok(len) = self.socket.recv(&mut buffer) {
+                let message = Message(buffer[..len].to_vec());
+                if message.0.len() >= 20 && message.0[8..20] == request[8..20] {
+                    assert_eq!(message.kind(), u16::from_be_bytes([request[0], request[1]]) | 0x0100);
+                    return message;
+                }
+            }
+            assert!(Instant::now() < deadline, "no answer");
+        }
+    }
+
+    /// Says something to the peer until it is heard, and hears it back. The first words of a move may be lost on the way.
+    fn converse(&self, peer: &UdpSocket, word: &[u8]) -> SocketAddr {
+        peer.set_read_timeout(Some(Duration::from_millis(100))).unwrap();
+        let deadline = Instant::now() + SOON;
+        loop {
+            self.socket.send_to(&channel_data(word), self.server).unwrap();
+            let mut buffer = [0; 2048];
+            if let Ok((len, relayed)) = peer.recv_from(&mut buffer)
+                && buffer[..len] == *word
+            {
+                peer.send_to(word, relayed).unwrap();
+                if let Ok(len) = self.socket.recv(&mut buffer) {
+                    let message = Message(buffer[..len].to_vec());
+                    assert_eq!(message.kind(), CHANNEL);
+                    assert_eq!(message.payload(), word);
+                    return relayed;
+                }
+            }
+            assert!(Instant::now() < deadline, "{word:?} was not heard");
+        }
+    }
+}
+
+#[test]
+fn a_client_that_changes_its_port_keeps_traffic_flowing() {
+    for workers in [1, 2] {
+        let world = support::start_workers(workers);
+        let peer = peer();
+        let mut client = Mobile::new(&world);
+        let answer = client.ask(&allocate_mobile());
+        let relayed = plain(&answer.attribute(0x0016));
+        let mut ticket = answer.attribute(TICKET);
+        client.ask(&bind(peer.local_addr().unwrap()));
+        assert_eq!(client.converse(&peer, b"at home"), relayed);
+        for step in 0..MOVES {
+            let old = std::mem::replace(&mut client.socket, Mobile::socket());
+            let next = client.ask(&present(&ticket, 100 + step)).attribute(TICKET);
+            assert_ne!(next, ticket);
+            ticket = next;
+            assert_eq!(client.converse(&peer, format!("stop {step}").as_bytes()), relayed);
+            drop(old);
+        }
+        world.wait_for_counter("mobility", "arrived", MOVES.into());
+        let exported = world.counter("mobility", "exported");
+        assert_eq!(exported > 0, workers == 2, "{exported} of {MOVES} went to another worker");
+        world.wait_for_counter("mobility", "imported", exported);
+        assert_eq!(world.relay.snapshots().iter().map(|snapshot| snapshot.allocations).sum::<u64>(), 1);
+        // Its quota and port are given back by whichever worker has it.
+        client.ask(&stun(support::REFRESH, 90, &[(0x000D, &[0; 4])]));
+        support::eventually("the allocation is gone", || {
+            world.relay.snapshots().iter().all(|snapshot| snapshot.allocations == 0).then_some(())
+        });
+        assert!(world.relay.realms().is_empty(), "{:?}", world.relay.realms());
+        UdpSocket::bind(relayed).unwrap();
+    }
+}
+
+#[test]
+fn the_old_port_is_good_until_data_comes_from_the_new_one() {
+    for workers in [1, 2] {
+        let world = support::start_workers(workers);
+        let peer = peer();
+        let client = Mobile::new(&world);
+        let ticket = client.ask(&allocate_mobile()).attribute(TICKET);
+        client.ask(&bind(peer.local_addr().unwrap()));
+        client.converse(&peer, b"before");
+        let elsewhere = Mobile::new(&world);
+        elsewhere.ask(&present(&ticket, 50));
+        client.converse(&peer, b"still here");
+        elsewhere.converse(&peer, b"there now");
+        client.socket.send_to(&channel_data(b"too late"), client.server).unwrap();
+        elsewhere.converse(&peer, b"and nobody else");
+    }
+}
+
+#[test]
+fn over_tcp_a_mobile_allocation_outlives_its_connection() {
+    for workers in [1, 2] {
+        let world = support::start_workers(workers);
+        let peer = peer();
+        let mut client = world.client();
+        let answer = client.ask(&allocate_mobile());
+        let relayed = plain(&answer.attribute(0x0016));
+        let mut ticket = answer.attribute(TICKET);
+        client.ask(&bind(peer.local_addr().unwrap()));
+        for step in 0..MOVES {
+            drop(client);
+            world.wait_for_counter("mobility", "kept", u64::from(step) + 1);
+            client = Client::new(connect(world.tcp()));
+            ticket = client.ask(&present(&ticket, 100 + step)).attribute(TICKET);
+            let word = format!("stop {step}");
+            client.send(&padded(channel_data(word.as_bytes())));
+            assert_eq!(heard(&peer), word.as_bytes());
+            peer.send_to(word.as_bytes(), relayed).unwrap();
+            assert_eq!(client.receive().expect("it comes back").payload(), word.as_bytes());
+        }
+        assert_eq!(world.relay.snapshots().iter().map(|snapshot| snapshot.allocations).sum::<u64>(), 1);
+        assert_eq!(
+            world.relay.snapshots().iter().map(|one| one.streams.adopted).sum::<u64>() > 0,
+            workers == 2
+        );
+    }
+}

@@ -1,0 +1,281 @@
+//! TCP relaying (RFC 6062) over real sockets: clients over TCP and TLS, peers that are connected to and peers that connect, one
+//! worker and two.
+#![allow(clippy::unwrap_used, reason = "clippy.toml excuses test functions, not their helpers")]
+
+mod support;
+
+use std::{
+    io::{ErrorKind, Read, Write},
+    net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream},
+};
+
+use support::{
+    Client, Message, SOON, World, connect, eventually, permit, plain, stun, tls_config, tls_connect, xored,
+};
+
+const CONNECT: u16 = 0x000A;
+const CONNECTION_BIND: u16 = 0x000B;
+const CONNECTION_ATTEMPT: u16 = 0x001C;
+const CONNECTION_ID: u16 = 0x002A;
+const PEER: u16 = 0x0012;
+
+fn allocate_tcp() -> Vec<u8> {
+    stun(support::ALLOCATE, 1, &[(0x0019, &[6, 0, 0, 0])])
+}
+
+fn connect_to(peer: SocketAddr, id: u8) -> Vec<u8> {
+    stun(CONNECT, id, &[(PEER, &xored(peer))])
+}
+
+fn bind_to(connection: &[u8]) -> Vec<u8> {
+    stun(CONNECTION_BIND, 7, &[(CONNECTION_ID, connection)])
+}
+
+fn listener() -> TcpListener {
+    TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap()
+}
+
+fn accepted(listener: &TcpListener) -> (TcpStream, SocketAddr) {
+    listener.set_nonblocking(true).unwrap();
+    let (stream, from) = eventually("a connection", || listener.accept().ok());
+    stream.set_nonblocking(false).unwrap();
+    stream.set_read_timeout(Some(SOON)).unwrap();
+    stream.set_write_timeout(Some(SOON)).unwrap();
+    (stream, from)
+}
+
+fn read(stream: &mut impl Read, len: usize) -> Vec<u8> {
+    let mut bytes = vec![0; len];
+    stream.read_exact(&mut bytes).unwrap();
+    bytes
+}
+
+/// Reads to the end; what is closed with bytes unread ends with a reset.
+fn is_over(stream: &mut impl Read) -> bool {
+    match stream.read(&mut [0; 64]) {
+        Ok(len) => len == 0,
+        Err(error) => matches!(error.kind(), ErrorKind::ConnectionReset | ErrorKind::UnexpectedEof),
+    }
+}
+
+/// A control connection and the relayed transport address of its allocation.
+fn control(world: &World) -> (Client<TcpStream>, SocketAddr) {
+    let mut client = world.client();
+    let relayed = plain(&client.ask(&allocate_tcp()).attribute(0x0016));
+    (client, relayed)
+}
+
+/// The answer to a Connect, which may come in any order with indications.
+fn connection_to(client: &mut Client<TcpStream>, peer: SocketAddr, id: u8) -> Vec<u8> {
+    client.ask(&connect_to(peer, id)).attribute(CONNECTION_ID)
+}
+
+/// A data connection, bound.
+fn data(world: &World, connection: &[u8]) -> TcpStream {
+    bound(connect(world.tcp()), connection)
+}
+
+fn bound<S: Read + Write>(mut stream: S, connection: &[u8]) -> S {
+    stream.write_all(&bind_to(connection)).unwrap();
+    stream.flush().unwrap();
+    // Not one byte more than the answer: data follows.
+    let header = read(&mut stream, 20);
+    assert_eq!(header[..2], [0x01, 0x0B], "{header:?}");
+    read(&mut stream, usize::from(u16::from_be_bytes([header[2], header[3]])));
+    stream
+}
+
+fn error_code(message: &Message) -> u16 {
+    let value = message.attribute(0x0009);
+    u16::from(value[2]) * 100 + u16::from(value[3])
+}
+
+/// Says something in both directions; the peer closes.
+fn converse(mut client: impl Read + Write, mut peer: TcpStream) {
+    client.write_all(b"ping").unwrap();
+    client.flush().unwrap();
+    assert_eq!(read(&mut peer, 4), b"ping");
+    peer.write_all(b"pong").unwrap();
+    assert_eq!(read(&mut client, 4), b"pong");
+    drop(peer);
+    assert!(is_over(&mut client));
+}
+
+#[test]
+fn a_client_connects_to_peers_whichever_worker_its_data_connections_reach() {
+    for workers in [1, 2] {
+        let world = support::start_workers(workers);
+        let (mut client, relayed) = control(&world);
+        for round in 0..16 {
+            let listener = listener();
+            let connection = connection_to(&mut client, listener.local_addr().unwrap(), 10 + round);
+            let (peer, from) = accepted(&listener);
+            assert_eq!(from, relayed, "from the relayed transport address itself");
+            converse(data(&world, &connection), peer);
+        }
+        world.wait_for_counter("peer_connections", "ended", 16);
+        world.wait_for_counter("peer_connections", "bound", 16);
+        world.wait_for_counter("connection_bytes", "to_peer", 16 * 4);
+        world.wait_for_counter("connection_bytes", "to_client", 16 * 4);
+        assert_eq!(world.counter("peer_connections", "handed_over") > 0, workers == 2);
+    }
+}
+
+#[test]
+fn data_connections_may_be_tls() {
+    for workers in [1, 2] {
+        let world = support::start_workers(workers);
+        let (mut client, _) = control(&world);
+        for round in 0..16 {
+            let listener = listener();
+            let connection = connection_to(&mut client, listener.local_addr().unwrap(), 10 + round);
+            let (peer, _) = accepted(&listener);
+            let tls = tls_connect(world.tls(), "turn.example.org", &tls_config(&[])).unwrap();
+            converse(bound(tls, &connection), peer);
+        }
+        world.wait_for_counter("peer_connections", "ended", 16);
+        assert_eq!(world.counter("peer_connections", "handed_over") > 0, workers == 2);
+    }
+}
+
+#[test]
+fn peers_connect_and_what_they_sent_before_is_not_lost() {
+    for workers in [1, 2] {
+        let world = support::start_workers(workers);
+        let (mut client, relayed) = control(&world);
+        client.ask(&permit((Ipv4Addr::LOCALHOST, 9).into()));
+        for _ in 0..8 {
+            let mut peer = connect(relayed);
+            peer.write_all(b"early").unwrap();
+            let attempt = client.receive().expect("a ConnectionAttempt");
+            assert_eq!(attempt.kind(), CONNECTION_ATTEMPT);
+            assert_eq!(plain(&attempt.attribute(PEER)), peer.local_addr().unwrap());
+            let mut stream = data(&world, &attempt.attribute(CONNECTION_ID));
+            assert_eq!(read(&mut stream, 5), b"early");
+            converse(stream, peer);
+        }
+        world.wait_for_counter("peer_connections", "ended", 8);
+    }
+}
+
+#[test]
+fn a_peer_without_permission_is_closed_at_once() {
+    let world = support::start_workers(1);
+    let (mut client, relayed) = control(&world);
+    assert!(is_over(&mut connect(relayed)));
+    world.wait_for_counter("peer_connection_refusals", "no_permission", 1);
+    client.ask(&support::refresh(3));
+}
+
+#[test]
+fn what_comes_behind_a_connection_bind_is_data() {
+    for workers in [1, 2] {
+        let world = support::start_workers(workers);
+        let (mut client, _) = control(&world);
+        for round in 0..8 {
+            let listener = listener();
+            let connection = connection_to(&mut client, listener.local_addr().unwrap(), 10 + round);
+            let (mut peer, _) = accepted(&listener);
+            let mut data = Client::new(connect(world.tcp()));
+            // Which STUN would take for a message of its own.
+            let behind = support::binding(9);
+            let length = data.ask(&[bind_to(&connection), behind.clone()].concat()).0.len();
+            assert!(length > 0);
+            assert_eq!(read(&mut peer, behind.len()), behind);
+        }
+    }
+}
+
+#[test]
+fn a_peer_that_refuses_is_447_and_the_same_peer_twice_446() {
+    let world = support::start_workers(1);
+    let (mut client, _) = control(&world);
+    let gone = listener().local_addr().unwrap();
+    client.send(&connect_to(gone, 2));
+    assert_eq!(error_code(&client.receive().unwrap()), 447);
+    let listener = listener();
+    let there = listener.local_addr().unwrap();
+    connection_to(&mut client, there, 3);
+    client.send(&connect_to(there, 4));
+    assert_eq!(error_code(&client.receive().unwrap()), 446);
+}
+
+#[test]
+fn all_ends_with_the_allocation() {
+    for workers in [1, 2] {
+        let world = support::start_workers(workers);
+        let (mut client, relayed) = control(&world);
+        let listener = listener();
+        let connection = connection_to(&mut client, listener.local_addr().unwrap(), 2);
+        let (mut peer, _) = accepted(&listener);
+        let mut stream = data(&world, &connection);
+        stream.write_all(b"x").unwrap();
+        assert_eq!(read(&mut peer, 1), b"x");
+        drop(client);
+        assert!(is_over(&mut peer) && is_over(&mut stream));
+        eventually("the relayed address is closed", || TcpStream::connect(relayed).err());
+        eventually("no connection is left", || {
+            world.relay.snapshots().iter().all(|snapshot| snapshot.peers.open == 0).then_some(())
+        });
+    }
+}
+
+/// Megabytes in both directions at once, through both kinds of client, with a reader that waits until everything is full.
+#[test]
+fn bulk_arrives_as_it_was_sent() {
+    const LEN: usize = 12 << 20;
+    let bytes = |seed: usize| -> Vec<u8> { (0..LEN).map(|at| (at * 31 + at / 251 + seed) as u8).collect() };
+    let world = support::start_workers(2);
+    let (mut client, _) = control(&world);
+    for (round, tls) in [false, true].into_iter().enumerate() {
+        let listener = listener();
+        let id = u8::try_from(round).unwrap() + 2;
+        let connection = connection_to(&mut client, listener.local_addr().unwrap(), id);
+        let (mut peer, _) = accepted(&listener);
+        let mut upstream = peer.try_clone().unwrap();
+        let (up, down) = (&bytes(1), &bytes(2));
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                upstream.write_all(down).unwrap();
+                upstream.shutdown(Shutdown::Write).unwrap();
+            });
+            if tls {
+                let stream = tls_connect(world.tls(), "turn.example.org", &tls_config(&[])).unwrap();
+                let mut stream = bound(stream, &connection);
+                // One thread has the TLS client: it reads all, then writes.
+                let mut heard = Vec::new();
+                stream.read_to_end(&mut heard).unwrap();
+                assert!(&heard == down, "{} bytes", heard.len());
+                let reader = scope.spawn(|| read(&mut peer, LEN));
+                stream.write_all(up).unwrap();
+                stream.flush().unwrap();
+                assert!(&reader.join().unwrap() == up);
+            } else {
+                let mut stream = data(&world, &connection);
+                let mut writer = stream.try_clone().unwrap();
+                let sent = scope.spawn(move || {
+                    writer.write_all(up).unwrap();
+                    writer.shutdown(Shutdown::Write).unwrap();
+                });
+                assert!(&read(&mut peer, LEN) == up);
+                assert!(&read(&mut stream, LEN) == down);
+                sent.join().unwrap();
+                assert!(is_over(&mut stream) && is_over(&mut peer));
+            }
+        });
+    }
+}
+
+#[test]
+fn a_flood_of_connects_stays_within_the_limit_of_the_allocation() {
+    let world = support::start_workers(1);
+    let (mut client, relayed) = control(&world);
+    client.ask(&permit((Ipv4Addr::LOCALHOST, 9).into()));
+    let peers: Vec<TcpStream> = (0..40).map(|_| connect(relayed)).collect();
+    for _ in 0..32 {
+        assert_eq!(client.receive().unwrap().kind(), CONNECTION_ATTEMPT);
+    }
+    world.wait_for_counter("peer_connection_refusals", "limit", 8);
+    assert_eq!(world.relay.snapshots()[0].peers.open, 32);
+    drop(peers);
+}
