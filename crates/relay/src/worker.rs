@@ -50,7 +50,7 @@ const WAKER: u64 = u64::MAX;
 pub(crate) enum Command {
     Drain,
     Reconfigure(Arc<ServerConfig>, Arc<Layout>),
-    Letter(Letter),
+    Letter(Box<Letter>),
     Stop,
 }
 
@@ -541,7 +541,7 @@ impl Worker {
                     self.server.reconfigure(config);
                     self.out.streams.lay_out(layout);
                 }
-                Ok(Command::Letter(letter)) => self.read_letter(now, letter),
+                Ok(Command::Letter(letter)) => self.read_letter(now, *letter),
                 Err(mpsc::TryRecvError::Empty) => return false,
                 Ok(Command::Stop) | Err(mpsc::TryRecvError::Disconnected) => {
                     self.flush();

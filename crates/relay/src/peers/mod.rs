@@ -60,7 +60,6 @@ impl Token {
             return None;
         }
         let slot = usize::try_from(token & u64::from(u32::MAX)).ok()?;
-        #[expect(clippy::cast_possible_truncation, reason = "masked")]
         let generation = (token >> 32) as u32 & (GENERATIONS - 1);
         match (token >> 60) & 3 {
             0 => Some(Self::Listener(slot)),

@@ -57,7 +57,7 @@ impl Letter {
 
 impl Mailbox {
     /// Gives the letter back if it cannot be delivered.
-    fn post(&self, letter: Letter) -> Result<(), Letter> {
+    fn post(&self, letter: Box<Letter>) -> Result<(), Box<Letter>> {
         if letter.may_wait() && self.backlog.load(Ordering::Relaxed) >= BACKLOG {
             return Err(letter);
         }
@@ -163,9 +163,9 @@ impl Worker {
     /// Whether it will arrive. What may not be lost comes back here.
     fn post(&mut self, worker: u16, letter: Letter) -> bool {
         let undelivered = match self.mailboxes.get(usize::from(worker)) {
-            Some(mailbox) => match mailbox.post(letter) {
+            Some(mailbox) => match mailbox.post(Box::new(letter)) {
                 Ok(()) => return true,
-                Err(letter) => letter,
+                Err(letter) => *letter,
             },
             None => letter,
         };

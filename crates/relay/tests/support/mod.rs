@@ -128,6 +128,13 @@ impl World {
         snapshots.iter().map(of).sum()
     }
 
+    /// Waits until such a counter has counted something, if it should; else it must not have by now.
+    pub(crate) fn wait_whether(&self, family: &str, label: &str, should: bool) {
+        eventually(&format!("{family} {label}: {should}"), || {
+            ((self.counter(family, label) > 0) == should).then_some(())
+        });
+    }
+
     /// Waits until such a counter has this value.
     pub(crate) fn wait_for_counter(&self, family: &str, label: &str, value: u64) {
         eventually(&format!("{family} {label} is {value}"), || {
