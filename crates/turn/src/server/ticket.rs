@@ -5,12 +5,13 @@
 //! ```text
 //!  0                16                                       32
 //!  ┌────────────────┬────────────────────────────────────────┐
-//!  │ MAC, 16 bytes  │ key 8 · counter 4 · worker 2 · zero 2  │  the second half XORed with HMAC(key, MAC)
+//!  │ MAC, 16 bytes  │ key 8 · counter 4 · worker 2 · pad 2   │  the second half XORed with HMAC(key, MAC)
 //!  └────────────────┴────────────────────────────────────────┘
 //! ```
 //!
 //! The MAC of the plain text is the nonce of its encryption (the construction of SIV, RFC 5297), so that writing the same
-//! ticket twice gives the same bytes, as answering a retransmission must, and needs no random number.
+//! ticket twice gives the same bytes, as answering a retransmission must, and needs no random number. The pad is the first number
+//! that leaves no zero byte in the ticket: coturn's client keeps tickets as C strings of at most 32 characters.
 
 use hmac::{Hmac, Mac as _};
 use sha2::Sha256;
@@ -38,10 +39,17 @@ impl Ticket {
         plain[8..12].copy_from_slice(&self.counter.to_be_bytes());
         plain[12..14].copy_from_slice(&self.worker.to_be_bytes());
         let secret = own_key(secret);
-        let mac = mac(&secret, b"mac", &plain);
         let mut sealed = [0; LEN];
-        sealed[..HALF].copy_from_slice(&mac);
-        sealed[HALF..].copy_from_slice(&xor(plain, mac_stream(&secret, &mac)));
+        // Seven of eight suit.
+        for pad in 0..=u16::MAX {
+            plain[14..].copy_from_slice(&pad.to_be_bytes());
+            let mac = mac(&secret, b"mac", &plain);
+            sealed[..HALF].copy_from_slice(&mac);
+            sealed[HALF..].copy_from_slice(&xor(plain, mac_stream(&secret, &mac)));
+            if !sealed.contains(&0) {
+                break;
+            }
+        }
         sealed
     }
 
@@ -130,7 +138,9 @@ mod tests {
         #[test]
         fn what_is_sealed_opens(key: u64, counter: u32, worker: u16, secret: [u8; 32]) {
             let ticket = Ticket { key, counter, worker };
-            prop_assert_eq!(Ticket::open(&ticket.seal(&secret), &secret), Some(ticket));
+            let sealed = ticket.seal(&secret);
+            prop_assert_eq!(Ticket::open(&sealed, &secret), Some(ticket));
+            prop_assert!(!sealed.contains(&0));
         }
 
         #[test]
