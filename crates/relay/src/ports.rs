@@ -283,6 +283,7 @@ mod tests {
             listen: vec![],
             workers: 1,
             datapath: Datapath::Basic,
+            busy_poll: std::time::Duration::ZERO,
             relay: addresses.iter().map(|bind| RelayAddress { bind: *bind, external: None }).collect(),
             ports: range,
             listener_buffer: 1 << 20,
