@@ -37,6 +37,9 @@ pub(crate) fn read(text: &str, problems: &mut Vec<ConfigError>) -> Option<Draft>
     ];
     let mut at = target_at + targets.len() + 1;
     for option in options.into_iter().flat_map(|options| options.split('&')) {
+        if option.is_empty() {
+            return argument.refuse(at, "it has an option without a name", None, problems);
+        }
         let (key, value) = option.split_once('=').unwrap_or((option, "true"));
         entries.push(argument.entry(key, at, value, (at + key.len() + 1).min(text.len())));
         at += option.len() + 1;

@@ -129,6 +129,11 @@ const WRONG_ARGUMENTS: &[(&str, &str)] = &[
          or HOST:FIRST-LAST, IPv6 in brackets, such as \"10.0.0.2:9001\", \"[2001:db8::2]:80\" or \"db.example.org:5432\"",
     ),
     (
+        "tcp://0.0.0.0:1=a:1?",
+        "column 21: it has an option without a name; expected SCHEME://LISTEN=TARGET[,TARGET...][?KEY=VALUE&...] with the \
+         scheme tcp, udp, udptotcp or tcptoudp, such as tcp://0.0.0.0:9000=10.0.0.2:9001",
+    ),
+    (
         "tcp://0.0.0.0:1=a:1?idle=x",
         "column 26: rule.idle: found \"x\"; expected seconds without a byte, 1 to 31536000, or 0 for no limit",
     ),
