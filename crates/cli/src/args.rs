@@ -160,6 +160,7 @@ mod tests {
             [
                 "admin",
                 "allow-peer",
+                "busy-poll-us",
                 "config",
                 "datapath",
                 "deny-peer",
