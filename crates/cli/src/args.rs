@@ -164,6 +164,7 @@ mod tests {
             [
                 "admin",
                 "allow-peer",
+                "busy-poll-us",
                 "config",
                 "datapath",
                 "deny-peer",
