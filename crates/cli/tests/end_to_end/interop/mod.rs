@@ -1,6 +1,7 @@
 //! Other people's programs: their clients against `serve`, our client against their server.
 
 mod aioice;
+mod browsers;
 mod coturn_client;
 mod coturn_server;
 mod forward_curl;
