@@ -10,6 +10,9 @@ use crate::harness::{Certificate, Dir, Program, installed};
 
 /// A browser that shows one page.
 pub(super) trait Browser: Sized {
+    /// Whether it takes no address for the host of a `turns:` URI.
+    const TLS_WANTS_NAME: bool;
+
     /// Or why not; `tls` when it must trust a certificate of ours.
     fn available(tls: bool) -> Result<(), &'static str>;
 
@@ -34,6 +37,8 @@ pub(super) struct Chromium {
 }
 
 impl Browser for Chromium {
+    const TLS_WANTS_NAME: bool = false;
+
     fn available(_: bool) -> Result<(), &'static str> {
         installed("chromium").map(drop).ok_or("Chromium is not installed")
     }
@@ -85,6 +90,8 @@ const PREFERENCES: &[(&str, &str)] = &[
 ];
 
 impl Browser for Firefox {
+    const TLS_WANTS_NAME: bool = true;
+
     fn available(tls: bool) -> Result<(), &'static str> {
         installed("firefox-esr").ok_or("Firefox is not installed")?;
         if tls {
@@ -102,8 +109,6 @@ impl Browser for Firefox {
             trust(home.path(), &certificate.authority());
         }
         let mut command = at_home("firefox-esr", &home);
-        // As if it had crashed often before: no dialogue about that. No content process has a sandbox where there are no user
-        // namespaces anyway.
         command.args(["--headless", "--no-remote", "--profile"]).arg(home.path()).arg(url);
         Self { program: Program::start(&mut command), _home: home }
     }

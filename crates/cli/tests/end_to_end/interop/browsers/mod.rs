@@ -21,10 +21,11 @@ enum Over {
 }
 
 impl Over {
-    /// The server's URI (RFC 7065). No name stands in it: none would have to be resolved.
-    fn uri(self, serve: &Serve, family: IpAddr) -> String {
+    /// The server's URI (RFC 7065). `localhost` is both addresses, but the ports of the two families differ.
+    fn uri<B: Browser>(self, serve: &Serve, family: IpAddr) -> String {
         let server = serve.address(family);
         match self {
+            Self::Tls if B::TLS_WANTS_NAME => format!("turns:localhost:{}?transport=tcp", server.port()),
             Self::Udp => format!("turn:{server}?transport=udp"),
             Self::Tcp => format!("turn:{server}?transport=tcp"),
             Self::Tls => format!("turns:{server}?transport=tcp"),
@@ -52,7 +53,7 @@ fn calls_itself<B: Browser>(over: Over, family: IpAddr) {
     let certificate = Certificate::of_authority(&["localhost", "127.0.0.1", "::1"]);
     let serve = Serve::start(&certificate.flags());
     let page = Page::serve(json!({
-        "urls": [over.uri(&serve, family)],
+        "urls": [over.uri::<B>(&serve, family)],
         "username": USER,
         "credential": PASSWORD,
     }));
