@@ -2,9 +2,12 @@
 
 mod aioice;
 mod browsers;
+mod coturn_abuse;
 mod coturn_client;
 mod coturn_server;
 mod forward_curl;
+mod node;
+mod openssl;
 mod pion;
 
 use serde_json::Value;

@@ -133,7 +133,9 @@ fn trust(profile: &Path, authority: &Path) {
 fn at_home(name: &str, home: &Dir) -> Command {
     let mut command = Command::new(name);
     command.env("HOME", home.path());
-    for name in ["XDG_CONFIG_HOME", "XDG_CACHE_HOME", "XDG_DATA_HOME", "XDG_RUNTIME_DIR", "CHROMIUM_FLAGS", "DISPLAY"] {
+    for name in
+        ["XDG_CONFIG_HOME", "XDG_CACHE_HOME", "XDG_DATA_HOME", "XDG_RUNTIME_DIR", "CHROMIUM_FLAGS", "DISPLAY"]
+    {
         command.env_remove(name);
     }
     command

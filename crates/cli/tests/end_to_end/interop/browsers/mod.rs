@@ -80,12 +80,11 @@ fn calls_itself<B: Browser>(over: Over, family: IpAddr) {
 
     // What is sent to a peer, the other allocation, comes back from it: each datagram counts there and back.
     let metrics = serve.metrics();
-    let relayed = |direction| {
-        metrics.sum("turnpike_relayed_datagrams_total", &format!("direction=\"{direction}\""))
-    };
+    let relayed =
+        |direction| metrics.sum("turnpike_relayed_datagrams_total", &format!("direction=\"{direction}\""));
     assert!(relayed("to_peer") > received && relayed("to_client") > received, "{}", metrics.text());
-    let of_streams = ["turnpike_stream_received_total", "turnpike_stream_sent_total"]
-        .map(|name| metrics.sum(name, ""));
+    let of_streams =
+        ["turnpike_stream_received_total", "turnpike_stream_sent_total"].map(|name| metrics.sum(name, ""));
     let handshakes = metrics.sum("turnpike_tls_handshakes_total", "");
     let plain = metrics.sum("turnpike_connections_plain_total", "");
     match over {
@@ -94,7 +93,8 @@ fn calls_itself<B: Browser>(over: Over, family: IpAddr) {
             // All of it over streams: a client message each, and requests and replies besides.
             assert!(of_streams[0] > relayed("to_peer"), "{}", metrics.text());
             assert!(of_streams[1] > relayed("to_client"), "{}", metrics.text());
-            let (of_this, of_other) = if over == Over::Tls { (handshakes, plain) } else { (plain, handshakes) };
+            let (of_this, of_other) =
+                if over == Over::Tls { (handshakes, plain) } else { (plain, handshakes) };
             assert!(of_this >= 2 && of_other == 0, "{}", metrics.text());
         }
     }
