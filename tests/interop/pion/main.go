@@ -33,7 +33,13 @@ type result struct {
 }
 
 // ChannelData padding must never show, so: odd, word-aligned and near-MTU payloads.
-var sizes = []int{1, 3, 4, 120, 121, 1200}
+var sizes = map[string][]int{
+	"udp": {1, 3, 4, 120, 121, 1200},
+	// pion v4.1's STUNConn takes nothing shorter than nine bytes for a frame: ChannelData with up to four bytes of payload, which
+	// is eight bytes on a stream, waits there for whatever comes next.
+	"tcp": {5, 6, 7, 8, 120, 121, 1200},
+	"tls": {5, 6, 7, 8, 120, 121, 1200},
+}
 
 func main() {
 	server := flag.String("server", "127.0.0.1:3478", "TURN server")
@@ -103,7 +109,7 @@ func run(server, transport, ca, username, password string, count int) (int, resu
 
 	buffer := make([]byte, 2048)
 	for number := 0; number < count; number++ {
-		payload := make([]byte, sizes[number%len(sizes)])
+		payload := make([]byte, sizes[transport][number%len(sizes[transport])])
 		for i := range payload {
 			payload[i] = byte(number + i)
 		}
