@@ -1,14 +1,16 @@
 """Relays an echo through a TURN server with aioice's client, and prints one JSON object about it.
 
-usage: echo.py HOST PORT USERNAME PASSWORD COUNT
+usage: echo.py HOST PORT USERNAME PASSWORD COUNT udp|tcp|tls
 
-The peer is a plain UDP socket of this program. Every payload must come back unchanged, once, from the peer's own
-address. aioice binds a channel to each peer, so what goes through here is ChannelData. Exit status: 0 all echoed,
-1 not, 4 the server refused (the JSON then has `refused`, the error code).
+The peer is a plain UDP socket of this program, on IPv4: aioice asks for no other address family. Every payload must come
+back unchanged, once, from the peer's own address. aioice binds a channel to each peer, so what goes through here is
+ChannelData. Over TLS the certificate must be trusted (SSL_CERT_FILE) and good for HOST. Exit status: 0 all echoed, 1 not,
+4 the server refused (the JSON then has `refused`, the error code), 5 its certificate is not trusted (`untrusted`, why).
 """
 
 import asyncio
 import json
+import ssl
 import sys
 
 from aioice import stun, turn
@@ -39,12 +41,17 @@ class Client(asyncio.DatagramProtocol):
         self.arrived.put_nowait((data, addr))
 
 
-async def run(host, port, username, password, count):
+async def run(host, port, username, password, count, over):
     loop = asyncio.get_running_loop()
-    peer_transport, peer = await loop.create_datagram_endpoint(Peer, local_addr=(host, 0))
+    peer_transport, peer = await loop.create_datagram_endpoint(Peer, local_addr=("127.0.0.1", 0))
     peer_address = peer_transport.get_extra_info("sockname")[:2]
     transport, client = await turn.create_turn_endpoint(
-        Client, server_addr=(host, port), username=username, password=password
+        Client,
+        server_addr=(host, port),
+        username=username,
+        password=password,
+        transport="udp" if over == "udp" else "tcp",
+        ssl=True if over == "tls" else None,
     )
     relayed = transport.get_extra_info("sockname")
     echoed = 0
@@ -66,13 +73,16 @@ async def run(host, port, username, password, count):
 
 
 def main():
-    host, port, username, password, count = sys.argv[1:]
+    host, port, username, password, count, over = sys.argv[1:]
     try:
-        return asyncio.run(run(host, int(port), username, password, int(count)))
+        return asyncio.run(run(host, int(port), username, password, int(count), over))
     except stun.TransactionFailed as refusal:
         code = refusal.response.attributes["ERROR-CODE"][0]
         print(json.dumps({"refused": code}))
         return 4
+    except ssl.SSLCertVerificationError as error:
+        print(json.dumps({"untrusted": error.verify_message}))
+        return 5
 
 
 if __name__ == "__main__":

@@ -2,11 +2,14 @@
 //
 // The peer is a plain UDP socket of this program. Every payload must come back unchanged, once, from the peer's own
 // address. pion sends the first datagrams as Send indications and binds a channel meanwhile, so both ways are used.
+// Over TLS the certificate must be signed by -ca and good for the server's address.
 // Exit status: 0 all echoed, 1 not, 4 the server refused (the JSON then has `refused`, what pion said).
 package main
 
 import (
 	"bytes"
+	"crypto/tls"
+	"crypto/x509"
 	"encoding/json"
 	"flag"
 	"fmt"
@@ -25,20 +28,29 @@ type result struct {
 	Mapped    string   `json:"mapped"`
 	Local     string   `json:"local"`
 	HeardFrom []string `json:"heard_from"`
+	Protocol  string   `json:"protocol,omitempty"`
 	Refused   string   `json:"refused,omitempty"`
 }
 
 // ChannelData padding must never show, so: odd, word-aligned and near-MTU payloads.
-var sizes = []int{1, 3, 4, 120, 121, 1200}
+var sizes = map[string][]int{
+	"udp": {1, 3, 4, 120, 121, 1200},
+	// pion v4.1's STUNConn takes nothing shorter than nine bytes for a frame: ChannelData with up to four bytes of payload, which
+	// is eight bytes on a stream, waits there for whatever comes next.
+	"tcp": {5, 6, 7, 8, 120, 121, 1200},
+	"tls": {5, 6, 7, 8, 120, 121, 1200},
+}
 
 func main() {
 	server := flag.String("server", "127.0.0.1:3478", "TURN server")
 	username := flag.String("user", "", "username")
 	password := flag.String("password", "", "password")
+	transport := flag.String("transport", "udp", "udp, tcp or tls")
+	ca := flag.String("ca", "", "file with the certificate that is trusted")
 	count := flag.Int("count", 100, "datagrams to echo")
 	flag.Parse()
 
-	status, res, err := run(*server, *username, *password, *count)
+	status, res, err := run(*server, *transport, *ca, *username, *password, *count)
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
 	}
@@ -49,14 +61,9 @@ func main() {
 	os.Exit(status)
 }
 
-func run(server, username, password string, count int) (int, result, error) {
+func run(server, transport, ca, username, password string, count int) (int, result, error) {
 	res := result{Sent: count}
-	host, _, err := net.SplitHostPort(server)
-	if err != nil {
-		return 1, res, err
-	}
-	local := net.JoinHostPort(host, "0")
-	socket, err := net.ListenPacket("udp", local)
+	socket, err := connect(server, transport, ca, &res)
 	if err != nil {
 		return 1, res, err
 	}
@@ -92,7 +99,8 @@ func run(server, username, password string, count int) (int, result, error) {
 	defer relay.Close()
 	res.Relayed = relay.LocalAddr().String()
 
-	peer, err := net.ListenPacket("udp", local)
+	// pion asks for no address family, so what it gets is IPv4.
+	peer, err := net.ListenPacket("udp", "127.0.0.1:0")
 	if err != nil {
 		return 1, res, err
 	}
@@ -101,7 +109,7 @@ func run(server, username, password string, count int) (int, result, error) {
 
 	buffer := make([]byte, 2048)
 	for number := 0; number < count; number++ {
-		payload := make([]byte, sizes[number%len(sizes)])
+		payload := make([]byte, sizes[transport][number%len(sizes[transport])])
 		for i := range payload {
 			payload[i] = byte(number + i)
 		}
@@ -129,6 +137,43 @@ func run(server, username, password string, count int) (int, result, error) {
 		}
 	}
 	return 0, res, nil
+}
+
+// connect returns what pion talks to the server over: a UDP socket, or a framer in front of a stream.
+func connect(server, transport, ca string, res *result) (net.PacketConn, error) {
+	host, _, err := net.SplitHostPort(server)
+	if err != nil {
+		return nil, err
+	}
+	switch transport {
+	case "udp":
+		return net.ListenPacket("udp", net.JoinHostPort(host, "0"))
+	case "tcp":
+		stream, err := net.Dial("tcp", server)
+		if err != nil {
+			return nil, err
+		}
+		return turn.NewSTUNConn(stream), nil
+	case "tls":
+		pem, err := os.ReadFile(ca)
+		if err != nil {
+			return nil, err
+		}
+		roots := x509.NewCertPool()
+		if !roots.AppendCertsFromPEM(pem) {
+			return nil, fmt.Errorf("%s: no certificate", ca)
+		}
+		// RFC 7443: what is spoken inside is said outside.
+		config := &tls.Config{RootCAs: roots, ServerName: host, NextProtos: []string{"stun.turn"}}
+		stream, err := tls.Dial("tcp", server, config)
+		if err != nil {
+			return nil, err
+		}
+		res.Protocol = stream.ConnectionState().NegotiatedProtocol
+		return turn.NewSTUNConn(stream), nil
+	default:
+		return nil, fmt.Errorf("no transport %q", transport)
+	}
 }
 
 // echo sends back what it gets until the socket is closed, and says from where it came.

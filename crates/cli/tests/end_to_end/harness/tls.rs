@@ -7,17 +7,22 @@ use std::{
     sync::Arc,
 };
 
-use rcgen::{CertificateParams, KeyPair};
+use base64::{Engine, engine::general_purpose::STANDARD};
+use rcgen::{
+    BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
+    KeyUsagePurpose, PublicKeyData,
+};
 use rustls::{
     ClientConfig, ClientConnection, DigitallySignedStruct, Error, SignatureScheme,
     client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier},
     crypto::ring,
     pki_types::{CertificateDer, ServerName, UnixTime, pem::PemObject},
 };
+use sha2::{Digest, Sha256};
 
 use super::{Dir, SOON};
 
-/// A self-signed certificate and its key, in files of their own.
+/// A certificate and its key, in files of their own. Self-signed, but for [`Certificate::of_authority`].
 pub(crate) struct Certificate {
     dir: Dir,
 }
@@ -44,10 +49,36 @@ impl Certificate {
         certificate
     }
 
+    /// One that an authority of this test alone has signed: what trusts no self-signed server is made to trust that.
+    pub(crate) fn of_authority(names: &[&str]) -> Self {
+        let certificate = Self { dir: Dir::new() };
+        let authority_key = KeyPair::generate().expect("ring makes keys");
+        let mut authority = CertificateParams::default();
+        authority.distinguished_name.push(DnType::CommonName, "authority of a test");
+        authority.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        authority.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
+        let signed = authority.self_signed(&authority_key).expect("ring signs");
+        fs::write(certificate.authority(), signed.pem()).expect("our own directory");
+
+        let key = KeyPair::generate().expect("ring makes keys");
+        let mut params = CertificateParams::new(owned(names)).expect("names of tests are names");
+        params.use_authority_key_identifier_extension = true;
+        params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
+        params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
+        let issuer = Issuer::new(authority, authority_key);
+        let signed = params.signed_by(&key, &issuer).expect("ring signs");
+        certificate.write_files(&signed.pem(), &key);
+        certificate
+    }
+
     fn write(&self, params: CertificateParams) {
         let key = KeyPair::generate().expect("ring makes keys");
         let certificate = params.self_signed(&key).expect("ring signs");
-        fs::write(self.cert(), certificate.pem()).expect("our own directory");
+        self.write_files(&certificate.pem(), &key);
+    }
+
+    fn write_files(&self, pem: &str, key: &KeyPair) {
+        fs::write(self.cert(), pem).expect("our own directory");
         fs::write(self.key(), key.serialize_pem()).expect("our own directory");
     }
 
@@ -57,6 +88,18 @@ impl Certificate {
 
     pub(crate) fn key(&self) -> PathBuf {
         self.dir.path().join("key.pem")
+    }
+
+    /// The certificate of the authority, where there is one.
+    pub(crate) fn authority(&self) -> PathBuf {
+        self.dir.path().join("authority.pem")
+    }
+
+    /// SHA-256 of the public key with its kind (SPKI), in Base64: how Chromium and HPKP (RFC 7469) name a key.
+    pub(crate) fn spki_hash(&self) -> String {
+        let pem = fs::read_to_string(self.key()).expect("our own file");
+        let key = KeyPair::from_pem(&pem).expect("our own key");
+        STANDARD.encode(Sha256::digest(key.subject_public_key_info()))
     }
 
     /// What `serve` is given.

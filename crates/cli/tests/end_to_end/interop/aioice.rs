@@ -1,26 +1,48 @@
 //! aioice, the Python ICE library (tests/interop/aioice), relays an echo through `serve`, over a channel.
 
-use std::{net::SocketAddr, path::Path, process::Command};
+use std::{
+    net::IpAddr,
+    path::{Path, PathBuf},
+    process::Command,
+};
 
-use crate::harness::{Finished, PASSWORD, Program, Serve, USER, V4, eventually, interop_program, skip};
+use crate::harness::{
+    Certificate, Finished, PASSWORD, Program, Serve, USER, V4, V6, eventually, has_ipv6, interop_program,
+    skip,
+};
 
 const COUNT: u64 = 120;
+const MISSING: &str = "aioice is not installed: ./test interop-aioice installs it";
 
 /// Runs the echo, or `None` without aioice.
-fn echo(server: SocketAddr, password: &str) -> Option<Finished> {
+fn echo(
+    serve: &Serve,
+    family: IpAddr,
+    over: &str,
+    trusted: Option<PathBuf>,
+    password: &str,
+) -> Option<Finished> {
     let python = interop_program("venv/bin/python")?;
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/interop/aioice/echo.py");
+    let server = serve.address(family);
     let (host, port) = (server.ip().to_string(), server.port().to_string());
     let mut command = Command::new(python);
-    command.arg(script).args([&host, &port, USER, password, &COUNT.to_string()]);
+    command.arg(script).args([&host, &port, USER, password, &COUNT.to_string(), over]);
+    match trusted {
+        Some(file) => command.env("SSL_CERT_FILE", file),
+        None => command.env_remove("SSL_CERT_FILE"),
+    };
     Some(Program::run(&mut command))
 }
 
-#[test]
-fn aioice_relays_an_echo() {
-    let serve = Serve::start(&[]);
-    let Some(ended) = echo(serve.address(V4), PASSWORD) else {
-        return skip("aioice is not installed: ./test interop-aioice installs it");
+fn relays_an_echo(over: &str, family: IpAddr) {
+    if family.is_ipv6() && !has_ipv6() {
+        return skip("no IPv6 loopback address");
+    }
+    let certificate = Certificate::of_authority(&["127.0.0.1", "::1"]);
+    let serve = Serve::start(&certificate.flags());
+    let Some(ended) = echo(&serve, family, over, Some(certificate.authority()), PASSWORD) else {
+        return skip(MISSING);
     };
     assert_eq!(ended.code, Some(0), "{}", ended.output());
     let report = super::report(&ended);
@@ -30,16 +52,53 @@ fn aioice_relays_an_echo() {
     eventually("each datagram is counted, there and back", || {
         (serve.metrics().sum("turnpike_relayed_datagrams_total", "") == 2 * COUNT).then_some(())
     });
+    let metrics = serve.metrics();
+    let connections = ["turnpike_connections_plain_total", "turnpike_tls_handshakes_total"]
+        .map(|name| metrics.sum(name, ""));
+    assert_eq!(connections, [u64::from(over == "tcp"), u64::from(over == "tls")], "{}", metrics.text());
     serve.wait_for_allocations(0);
 }
 
 #[test]
+fn aioice_relays_an_echo() {
+    relays_an_echo("udp", V4);
+}
+
+#[test]
+fn aioice_relays_an_echo_over_tcp() {
+    relays_an_echo("tcp", V4);
+    relays_an_echo("tcp", V6);
+}
+
+#[test]
+fn aioice_relays_an_echo_over_tls() {
+    relays_an_echo("tls", V4);
+    relays_an_echo("tls", V6);
+}
+
+#[test]
 fn aioice_with_a_wrong_password_is_refused() {
-    let mut serve = Serve::start(&[]);
-    let Some(ended) = echo(serve.address(V4), "wrong") else {
-        return skip("aioice is not installed: ./test interop-aioice installs it");
+    for over in ["udp", "tcp"] {
+        let mut serve = Serve::start(&[]);
+        let Some(ended) = echo(&serve, V4, over, None, "wrong") else { return skip(MISSING) };
+        assert_eq!(ended.code, Some(4), "{}", ended.output());
+        assert_eq!(super::report(&ended)["refused"], 401);
+        assert!(serve.program.line_with("credential refused").contains("wrong key"));
+    }
+}
+
+#[test]
+fn aioice_that_does_not_trust_the_certificate_goes_away() {
+    let [certificate, other] = [(), ()].map(|()| Certificate::of_authority(&["127.0.0.1"]));
+    let serve = Serve::start(&certificate.flags());
+    let Some(ended) = echo(&serve, V4, "tls", Some(other.authority()), PASSWORD) else {
+        return skip(MISSING);
     };
-    assert_eq!(ended.code, Some(4), "{}", ended.output());
-    assert_eq!(super::report(&ended)["refused"], 401);
-    assert!(serve.program.line_with("credential refused").contains("wrong key"));
+    assert_eq!(ended.code, Some(5), "{}", ended.output());
+    // asyncio closes the socket before OpenSSL's alert has left.
+    eventually("the failed handshake is counted", || {
+        let metrics = serve.metrics();
+        let failed = metrics.sum("turnpike_tls_handshakes_failed_total", "");
+        (failed == 1 && metrics.sum("turnpike_connections", "") == 0).then_some(())
+    });
 }

@@ -7,18 +7,18 @@ use std::{
 };
 
 use crate::harness::{
-    Certificate, Finished, PASSWORD, Program, Reflect, Serve, USER, V4, V6, eventually, free_port, has_ipv6,
-    installed, skip,
+    Certificate, Finished, PASSWORD, Program, Reflect, SOON, Serve, USER, V4, V6, eventually, free_port,
+    has_ipv6, installed, skip,
 };
 
 /// Messages that each client of a uclient run sends.
 const MESSAGES: u64 = 50;
 
 /// Credentials of [`USER`].
-const ALICE: [&str; 4] = ["-u", USER, "-w", PASSWORD];
+pub(super) const ALICE: [&str; 4] = ["-u", USER, "-w", PASSWORD];
 
 /// Why a test cannot run here, if it cannot.
-fn obstacle(family: IpAddr) -> Option<&'static str> {
+pub(super) fn obstacle(family: IpAddr) -> Option<&'static str> {
     if installed("turnutils_uclient").is_none() {
         Some("coturn is not installed")
     } else if family.is_ipv6() && !has_ipv6() {
@@ -29,7 +29,7 @@ fn obstacle(family: IpAddr) -> Option<&'static str> {
 }
 
 /// uclient to `peer` through `server`, with so many clients.
-fn uclient(server: SocketAddr, peer: SocketAddr, clients: u64, more: &[&str]) -> Finished {
+pub(super) fn start_uclient(server: SocketAddr, peer: SocketAddr, clients: u64, more: &[&str]) -> Program {
     let mut command = Command::new("turnutils_uclient");
     for (flag, value) in [
         ("-p", server.port().to_string()),
@@ -42,7 +42,12 @@ fn uclient(server: SocketAddr, peer: SocketAddr, clients: u64, more: &[&str]) ->
     }
     // 120 bytes each, 5 ms apart.
     command.args(["-l", "120", "-z", "5"]).args(more).arg(server.ip().to_string());
-    Program::run(&mut command)
+    Program::start(&mut command)
+}
+
+/// Runs it to its end.
+fn uclient(server: SocketAddr, peer: SocketAddr, clients: u64, more: &[&str]) -> Finished {
+    start_uclient(server, peer, clients, more).wait(SOON * 2)
 }
 
 /// coturn's own echo, on this port and the next.
@@ -97,7 +102,7 @@ fn relays_all(family: IpAddr, via: Via, more: &[&str]) {
 }
 
 /// uclient's own report says that nothing was lost.
-fn returns_all(ended: &Finished, clients: u64) {
+pub(super) fn returns_all(ended: &Finished, clients: u64) {
     assert_eq!(ended.code, Some(0), "{}", ended.output());
     for (label, expected) in [
         ("tot_send_msgs=", clients * MESSAGES),
@@ -184,6 +189,12 @@ fn pairs_of_ports() {
 #[test]
 fn extra_requests_dont_fragment_and_padding() {
     relays_all(V4, Via::Send, &[&ALICE[..], &["-c", "-G", "-g", "-D"]].concat());
+}
+
+#[test]
+fn extra_requests_over_tcp_and_tls() {
+    relays_all(V4, Via::Channel, &[&ALICE[..], &["-c", "-G", "-t"]].concat());
+    relays_all(V6, Via::Channel, &[&ALICE[..], &["-c", "-G", "-t", "-S"]].concat());
 }
 
 /// uclient makes itself a time-limited credential from the shared secret.

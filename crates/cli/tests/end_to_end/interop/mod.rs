@@ -1,10 +1,14 @@
 //! Other people's programs: their clients against `serve`, our client against their server, both ends of them around `forward`.
 
 mod aioice;
+mod browsers;
+mod coturn_abuse;
 mod coturn_client;
 mod coturn_extensions;
 mod coturn_server;
 mod forward;
+mod node;
+mod openssl;
 mod pion;
 
 use serde_json::Value;

@@ -1,0 +1,99 @@
+//! The modes in which coturn's `turnutils_uclient` is no good client, on all transports at once: others must not notice.
+//!
+//! With -N and -R it corrupts requests at random, gives up or waits for ever; so nothing is asked of its own ends but that they
+//! come to the server's notice.
+
+use std::time::{Duration, Instant};
+
+use crate::harness::{Certificate, Load, Program, Reflect, SOON, Serve, V4, eventually, skip};
+
+use super::coturn_client::{ALICE, obstacle, returns_all, start_uclient};
+
+const TRANSPORTS: [&[&str]; 3] = [&[], &["-t"], &["-t", "-S"]];
+
+/// How long a client may wait for an answer that it has made impossible.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// Lets clients in this mode loose, so many times on each transport, while another relays; then the server must be as it was.
+/// Returns how many of their requests were found wanting.
+fn others_do_not_notice(mode: &str, times: u32, patience: Duration) -> u64 {
+    let certificate = Certificate::new(&["turn.example.org"]);
+    let mut serve = Serve::start(&certificate.flags());
+    let reflect = Reflect::start(V4, &[]);
+    let start = |flags: &[&str]| {
+        start_uclient(serve.address(V4), reflect.address, 4, &[&ALICE[..], &["-c", "-X"], flags].concat())
+    };
+
+    let bystander = Load::new(serve.address(V4))
+        .to(reflect.address)
+        .with(&["--clients", "4", "--rate", "200", "--duration", "3"])
+        .start();
+    for _ in 0..times {
+        let running: Vec<Program> =
+            TRANSPORTS.iter().map(|&transport| start(&[&[mode], transport].concat())).collect();
+        let deadline = Instant::now() + patience;
+        for mut program in running {
+            while !program.has_ended() && Instant::now() < deadline {
+                std::thread::sleep(Duration::from_millis(10));
+            }
+        }
+    }
+    let ended = bystander.wait(SOON * 2);
+    assert_eq!(ended.code, Some(0), "{}", ended.output());
+    let result = ended.result();
+    assert!(result["sent"].as_u64() >= Some(400), "{result}");
+    assert_eq!(result["lost"], 0, "{result}");
+
+    // And whoever comes later is served, on each transport.
+    let late: Vec<Program> = TRANSPORTS.iter().map(|&transport| start(transport)).collect();
+    for program in late {
+        returns_all(&program.wait(SOON), 4);
+    }
+    assert!(!serve.program.has_ended());
+    // Nobody holds on to connections: what is left are UDP clients that did not say that they go.
+    eventually("all connections are gone", || {
+        (serve.metrics().sum("turnpike_connections", "") == 0).then_some(())
+    });
+    assert!(
+        !serve.program.lines().iter().any(|line| line.contains("panicked")),
+        "{:?}",
+        serve.program.lines()
+    );
+    let metrics = serve.metrics();
+    metrics.sum("turnpike_error_responses_total", "code=\"400\"")
+        + metrics.sum("turnpike_dropped_datagrams_total", "")
+        + metrics.sum("turnpike_connections_closed_total", "reason=\"not_stun\"")
+}
+
+#[test]
+fn negative_tests() {
+    if let Some(why) = obstacle(V4) {
+        return skip(why);
+    }
+    assert!(others_do_not_notice("-N", 4, PATIENCE) > 0);
+}
+
+#[test]
+fn negative_protocol_tests() {
+    if let Some(why) = obstacle(V4) {
+        return skip(why);
+    }
+    assert!(others_do_not_notice("-R", 4, PATIENCE) > 0);
+}
+
+#[test]
+fn denial_of_service() {
+    if let Some(why) = obstacle(V4) {
+        return skip(why);
+    }
+    others_do_not_notice("-O", 8, PATIENCE);
+}
+
+/// It connects anew, and its messages arrive all the same.
+#[test]
+fn random_disconnects() {
+    if let Some(why) = obstacle(V4) {
+        return skip(why);
+    }
+    others_do_not_notice("-B", 1, SOON);
+}

@@ -1,0 +1,81 @@
+//! WebRTC libraries for Node (tests/interop/node): two peer connections that may only meet through `serve`, over a data channel.
+
+use std::{net::IpAddr, path::Path, process::Command};
+
+use crate::harness::{
+    Certificate, Finished, PASSWORD, Program, Serve, USER, V4, V6, has_ipv6, interop_program, skip,
+};
+
+const COUNT: u64 = 49;
+
+/// Runs the echo, or `None` without the libraries. `target/interop/node-command` leads to the Node that `./test` has found.
+fn echo(
+    library: &str,
+    serve: &Serve,
+    family: IpAddr,
+    over: &str,
+    certificate: &Certificate,
+) -> Option<Finished> {
+    let node = interop_program("node-command")?;
+    let libraries = interop_program("node-modules/installed.json")?;
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/interop/node/echo.mjs");
+    let (scheme, transport) = if over == "tls" { ("turns", "tcp") } else { ("turn", over) };
+    let uri = format!("{scheme}:{}?transport={transport}", serve.address(family));
+    let mut command = Command::new(node);
+    command.arg(script).args([library, &uri, USER, PASSWORD, &COUNT.to_string()]);
+    command.current_dir(libraries.parent()?).env("NODE_EXTRA_CA_CERTS", certificate.authority());
+    Some(Program::run(&mut command))
+}
+
+fn relays_an_echo(library: &str, over: &str, family: IpAddr) {
+    if family.is_ipv6() && !has_ipv6() {
+        return skip("no IPv6 loopback address");
+    }
+    let certificate = Certificate::of_authority(&["127.0.0.1"]);
+    let serve = Serve::start(&certificate.flags());
+    let Some(ended) = echo(library, &serve, family, over, &certificate) else {
+        return skip("werift and node-datachannel are not installed: ./test interop-node installs them");
+    };
+    assert_eq!(ended.code, Some(0), "{}\n{}", ended.output(), serve.metrics().text());
+    let report = super::report(&ended);
+    assert_eq!(report["echoed"], COUNT, "{report}");
+    assert_eq!(report["candidates"], serde_json::json!(["relay"]), "{report}");
+    let metrics = serve.metrics();
+    for direction in ["to_peer", "to_client"] {
+        let relayed = metrics.sum("turnpike_relayed_datagrams_total", &format!("direction=\"{direction}\""));
+        // By one relay at least: libjuice also answers from the socket itself, which the other's permission covers.
+        assert!(relayed >= COUNT, "{direction}: {relayed} of {COUNT}\n{}", metrics.text());
+    }
+    let connections = ["turnpike_connections_plain_total", "turnpike_tls_handshakes_total"]
+        .map(|name| metrics.sum(name, ""));
+    let two_if = |what| if over == what { 2 } else { 0 };
+    assert_eq!(connections, [two_if("tcp"), two_if("tls")], "{}", metrics.text());
+    if over != "udp" {
+        // Over UDP an allocation may outlive a program that ends too soon; with a connection it goes.
+        serve.wait_for_allocations(0);
+    }
+}
+
+#[test]
+fn werift_over_udp() {
+    relays_an_echo("werift", "udp", V4);
+    relays_an_echo("werift", "udp", V6);
+}
+
+#[test]
+fn werift_over_tcp() {
+    relays_an_echo("werift", "tcp", V4);
+    relays_an_echo("werift", "tcp", V6);
+}
+
+/// Over IPv4 alone: Node 24 does not find an IPv6 address in a certificate that holds it, and not every machine has a name for ::1.
+#[test]
+fn werift_over_tls() {
+    relays_an_echo("werift", "tls", V4);
+}
+
+/// Over UDP and IPv4 alone: its libjuice has no other transport, and it takes no IPv6 address in a URI.
+#[test]
+fn node_datachannel_over_udp() {
+    relays_an_echo("node-datachannel", "udp", V4);
+}

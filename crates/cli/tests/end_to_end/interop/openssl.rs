@@ -1,0 +1,164 @@
+//! `openssl s_client` against `serve`: protocols (RFC 7443), certificates by server name, versions, session resumption.
+
+use std::{fs, net::SocketAddr, path::Path, process::Command};
+
+use crate::harness::{Certificate, Dir, Finished, Program, Serve, V4, eventually, installed, skip};
+
+const NAME: &str = "turn.example.org";
+const MISSING: &str = "openssl is not installed";
+
+/// Shakes hands and ends: it has nothing to say.
+fn s_client(server: SocketAddr, more: &[&str]) -> Finished {
+    let mut command = Command::new("openssl");
+    command.args(["s_client", "-connect", &server.to_string()]).args(more);
+    Program::run(&mut command)
+}
+
+fn wait_for(serve: &Serve, name: &str, label: &str, wanted: u64) {
+    eventually(&format!("{name}{{{label}}} is {wanted}"), || {
+        (serve.metrics().sum(name, label) == wanted).then_some(())
+    });
+}
+
+/// The certificate in a text, without how its lines are broken.
+fn pem(text: &str) -> String {
+    let (_, rest) =
+        text.split_once("-----BEGIN CERTIFICATE-----").unwrap_or_else(|| panic!("no certificate in {text}"));
+    let (body, _) = rest.split_once("-----END").unwrap_or_else(|| panic!("half a certificate in {text}"));
+    body.split_whitespace().collect()
+}
+
+fn pem_of(file: &Path) -> String {
+    pem(&fs::read_to_string(file).expect("our own file"))
+}
+
+#[test]
+fn the_protocols_of_rfc_7443_are_chosen_turn_first() {
+    if installed("openssl").is_none() {
+        return skip(MISSING);
+    }
+    let certificate = Certificate::of_authority(&[NAME, "127.0.0.1"]);
+    let authority = certificate.authority();
+    let authority = authority.to_str().expect("our own path is UTF-8");
+    let serve = Serve::start(&certificate.flags());
+    for version in ["-tls1_2", "-tls1_3"] {
+        for (offered, chosen) in [
+            ("stun.turn", "stun.turn"),
+            ("stun.nat-discovery", "stun.nat-discovery"),
+            ("stun.nat-discovery,stun.turn", "stun.turn"),
+            ("http/1.1,stun.turn", "stun.turn"),
+        ] {
+            let ended = s_client(
+                serve.address(V4),
+                &[
+                    version,
+                    "-alpn",
+                    offered,
+                    "-CAfile",
+                    authority,
+                    "-verify_return_error",
+                    "-verify_ip",
+                    "127.0.0.1",
+                ],
+            );
+            assert_eq!(ended.code, Some(0), "{version} {offered}: {}", ended.output());
+            assert!(ended.output().contains("Verification: OK"), "{}", ended.output());
+            let line = format!("ALPN protocol: {chosen}");
+            assert!(
+                ended.stdout.lines().any(|found| found == line),
+                "{version} {offered}: {}",
+                ended.output()
+            );
+        }
+        // Not to offer any is what most clients do.
+        let ended = s_client(serve.address(V4), &[version]);
+        assert_eq!(ended.code, Some(0), "{}", ended.output());
+        assert!(ended.stdout.contains("No ALPN negotiated"), "{}", ended.output());
+    }
+    wait_for(&serve, "turnpike_tls_handshakes_total", "kind=\"full\"", 10);
+    wait_for(&serve, "turnpike_connections", "", 0);
+}
+
+#[test]
+fn foreign_protocols_are_refused_with_the_alert_for_that() {
+    if installed("openssl").is_none() {
+        return skip(MISSING);
+    }
+    let serve = Serve::start(&Certificate::new(&[NAME]).flags());
+    for (count, version) in [(1, "-tls1_2"), (2, "-tls1_3")] {
+        let ended = s_client(serve.address(V4), &[version, "-alpn", "http/1.1,h2"]);
+        assert_eq!(ended.code, Some(1), "{}", ended.output());
+        // RFC 7301 section 3.2: no_application_protocol is 120.
+        assert!(ended.output().contains("alert number 120"), "{}", ended.output());
+        wait_for(&serve, "turnpike_tls_handshakes_failed_total", "reason=\"alpn\"", count);
+    }
+    assert_eq!(serve.metrics().sum("turnpike_tls_handshakes_total", ""), 0);
+}
+
+#[test]
+fn versions_before_1_2_are_refused() {
+    if installed("openssl").is_none() {
+        return skip(MISSING);
+    }
+    let serve = Serve::start(&Certificate::new(&[NAME]).flags());
+    // Level 0: OpenSSL itself would not offer them otherwise.
+    let ended = s_client(serve.address(V4), &["-tls1_1", "-cipher", "DEFAULT@SECLEVEL=0"]);
+    assert_eq!(ended.code, Some(1), "{}", ended.output());
+    assert!(ended.output().contains("alert"), "{}", ended.output());
+    wait_for(&serve, "turnpike_tls_handshakes_failed_total", "reason=\"incompatible\"", 1);
+}
+
+#[test]
+fn the_server_name_chooses_the_certificate() {
+    if installed("openssl").is_none() {
+        return skip(MISSING);
+    }
+    let [default, other, wild] =
+        [&[NAME][..], &["turn.example.net"], &["*.example.com"]].map(Certificate::new);
+    let dir = Dir::new();
+    let path = |path: &Path| path.to_str().expect("our own path is UTF-8").to_owned();
+    let more = [&other, &wild]
+        .map(|more| format!("{{ cert = {:?}, key = {:?} }}", path(&more.cert()), path(&more.key())))
+        .join(", ");
+    let config = dir.file(
+        "turnpike.toml",
+        &format!(
+            "[tls]\ncert = {:?}\nkey = {:?}\ncertificates = [{more}]\n",
+            path(&default.cert()),
+            path(&default.key())
+        ),
+    );
+    let serve = Serve::start(&["-c", &path(&config)]);
+    for (name, expected) in [
+        (NAME, &default),
+        ("turn.example.net", &other),
+        ("TURN.example.net", &other),
+        ("a.example.com", &wild),
+        ("a.b.example.com", &default),
+        ("elsewhere.example", &default),
+    ] {
+        let ended = s_client(serve.address(V4), &["-servername", name]);
+        assert_eq!(pem(&ended.stdout), pem_of(&expected.cert()), "{name}: {}", ended.output());
+    }
+    let ended = s_client(serve.address(V4), &["-noservername"]);
+    assert_eq!(pem(&ended.stdout), pem_of(&default.cert()), "{}", ended.output());
+}
+
+#[test]
+fn sessions_are_resumed() {
+    if installed("openssl").is_none() {
+        return skip(MISSING);
+    }
+    let serve = Serve::start(&Certificate::new(&[NAME]).flags());
+    // Connects once, and five times more with the ticket that it was given.
+    let ended = s_client(serve.address(V4), &["-tls1_2", "-reconnect"]);
+    assert_eq!(ended.code, Some(0), "{}", ended.output());
+    assert_eq!(
+        ended.stdout.lines().filter(|line| line.starts_with("Reused, ")).count(),
+        5,
+        "{}",
+        ended.output()
+    );
+    wait_for(&serve, "turnpike_tls_handshakes_total", "kind=\"full\"", 1);
+    wait_for(&serve, "turnpike_tls_handshakes_total", "kind=\"resumed\"", 5);
+}
