@@ -8,7 +8,7 @@ use std::{
 use turnpike_net::Datapath;
 use turnpike_turn::server::ServerConfig;
 
-use crate::StreamConfig;
+use crate::{DtlsConfig, StreamConfig};
 
 /// An address that relayed transport addresses are made on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,6 +26,8 @@ pub struct Config {
     pub listen: Vec<SocketAddr>,
     /// TCP and TLS. A listener of the same address and port 0 as one of `listen` gets that one's port.
     pub streams: StreamConfig,
+    /// DTLS.
+    pub dtls: DtlsConfig,
     /// Threads; at least 1.
     pub workers: usize,
     /// Step of the ladder.

@@ -7,6 +7,7 @@
 #![forbid(unsafe_code)]
 
 pub mod config;
+pub mod dtls;
 mod gate;
 mod ports;
 pub mod runtime;
@@ -14,6 +15,9 @@ pub mod stream;
 mod worker;
 
 pub use config::{Config, RelayAddress};
+pub use dtls::{
+    DtlsConfig, DtlsContext, DtlsDrop, DtlsEnd, DtlsError, DtlsFailure, DtlsStats,
+};
 pub use runtime::{CredentialStore, Relay, SessionLog, StartError, WorkerSnapshot};
 pub use stream::{
     CertificateError, CloseReason, HandshakeFailure, Identity, StreamConfig, StreamStats, TlsContext,

@@ -12,7 +12,8 @@ use turnpike_turn::server::{Effect, ListenerProfile, Lookup, ServerConfig, Stats
 use turnpike_wire::integrity::{Key, KeyAlgorithm};
 
 use crate::{
-    Config, RelayAddress,
+    Config, DtlsStats, RelayAddress,
+    dtls::{self, Associations},
     gate::{Quotas, SharedStore},
     ports::Ports,
     stream::{self, Admission, StreamListeners, StreamStats, Streams},
@@ -45,7 +46,7 @@ pub enum StartError {
     /// A listener could not be bound.
     #[error("cannot listen on {protocol} {address}: {source}; {remedy}")]
     Listen {
-        /// `udp`, `tcp` or `tls`.
+        /// `udp`, `tcp`, `tls` or `dtls`.
         protocol: &'static str,
         /// Which.
         address: SocketAddr,
@@ -92,6 +93,8 @@ pub struct WorkerSnapshot {
     pub ttl_expired: u64,
     /// TCP and TLS connections.
     pub streams: StreamStats,
+    /// DTLS associations.
+    pub dtls: DtlsStats,
 }
 
 /// A running relay. Dropping it stops the workers.
@@ -112,6 +115,8 @@ pub struct Listeners {
     pub tcp: Vec<SocketAddr>,
     /// TLS, and TCP where that is not refused.
     pub tls: Vec<SocketAddr>,
+    /// DTLS; an address that is in `udp` too is one socket for both.
+    pub dtls: Vec<SocketAddr>,
 }
 
 struct Handle {
@@ -146,7 +151,9 @@ impl Relay {
         let listeners = probe_listeners(config)?;
         let own = own_endpoints(&listeners, &config.relay);
         let streams = [&listeners.tcp[..], &listeners.tls].concat();
-        let profiles = stream::profiles(listeners.udp.len(), streams.len());
+        let mut profiles = stream::profiles(listeners.udp.len(), streams.len());
+        let first_dtls = u16::try_from(profiles.len()).unwrap_or(u16::MAX);
+        profiles.extend(dtls::profiles(listeners.dtls.len()));
         let mut config = config.clone();
         config.server.peers.own.clone_from(&own);
         config.server.listeners.clone_from(&profiles);
@@ -155,6 +162,7 @@ impl Relay {
         let quotas = Arc::new(Quotas::new(config.max_allocations, config.max_allocations_per_user));
         let ports = Arc::new(Ports::new(config));
         let stream_config = Arc::new(config.streams.clone());
+        let dtls_config = Arc::new(config.dtls.clone());
         let admission = Arc::new(Admission::new(stream_config.max_idle, stream_config.max_idle_per_address));
         let first = u16::try_from(listeners.udp.len()).unwrap_or(u16::MAX);
         let mut relay = Self {
@@ -182,7 +190,10 @@ impl Relay {
             let (worker, waker) = Worker::new(
                 number,
                 config,
-                &listeners.udp,
+                &listeners,
+                |started| {
+                    Associations::new(first_dtls, Arc::clone(&dtls_config), config.workers, started)
+                },
                 |poller| {
                     Streams::new(first, Arc::clone(&stream_config), Arc::clone(&admission), sockets, poller)
                 },
@@ -267,7 +278,8 @@ impl Drop for Relay {
 /// Where clients reach us: the listeners, and for a wildcard one its port on every relay address.
 fn own_endpoints(listeners: &Listeners, relays: &[RelayAddress]) -> Vec<SocketAddr> {
     let mut own = Vec::new();
-    for listener in listeners.udp.iter().chain(&listeners.tcp).chain(&listeners.tls) {
+    let Listeners { udp, tcp, tls, dtls } = listeners;
+    for listener in [udp, tcp, tls, dtls].into_iter().flatten() {
         own.push(*listener);
         if listener.ip().is_unspecified() {
             let told = relays.iter().flat_map(|relay| [Some(relay.bind), relay.external]).flatten();
@@ -287,11 +299,20 @@ const PORT_ATTEMPTS: usize = 16;
 fn probe_listeners(config: &Config) -> Result<Listeners, StartError> {
     let mut listeners = Listeners::default();
     let mut waiting = config.streams.listen.clone();
+    let mut dtls = config.dtls.listen.clone();
     for address in &config.listen {
         let also_tcp = waiting.iter().position(|tcp| tcp == address).map(|at| waiting.remove(at));
         let (udp, tcp) = probe_pair(*address, also_tcp.is_some())?;
         listeners.udp.push(udp);
         listeners.tcp.extend(tcp);
+        if let Some(at) = dtls.iter().position(|dtls| dtls == address) {
+            dtls.remove(at);
+            listeners.dtls.push(udp);
+        }
+    }
+    for address in dtls {
+        let socket = UdpSocket::bind(address, &UdpOptions::default());
+        listeners.dtls.push(socket.map_err(|source| listen_error("dtls", address, source))?.local_addr());
     }
     for address in waiting {
         listeners.tcp.push(probe_stream("tcp", address)?);
@@ -349,8 +370,8 @@ mod tests {
         let relays = [RelayAddress { bind: "10.0.0.5".parse().unwrap(), external: "192.0.2.5".parse().ok() }];
         let at = |text: &str| vec![text.parse().unwrap()];
         let listeners =
-            Listeners { udp: at("0.0.0.0:3478"), tcp: at("0.0.0.0:3478"), tls: at("10.0.0.7:5349") };
+            Listeners { udp: at("0.0.0.0:3478"), tcp: at("0.0.0.0:3478"), tls: at("10.0.0.7:5349"), dtls: at("10.0.0.8:443") };
         let own = own_endpoints(&listeners, &relays).iter().map(ToString::to_string).collect::<Vec<_>>();
-        assert_eq!(own, ["0.0.0.0:3478", "10.0.0.5:3478", "10.0.0.7:5349", "192.0.2.5:3478"]);
+        assert_eq!(own, ["0.0.0.0:3478", "10.0.0.5:3478", "10.0.0.7:5349", "10.0.0.8:443", "192.0.2.5:3478"]);
     }
 }

@@ -9,7 +9,7 @@ use std::{
 };
 
 use turnpike_net::{
-    Buffer, Datapath, Route, Rx, SocketId, Sockets, Tx, UdpOptions, UdpSocket,
+    Buffer, Datapath, Route, Rx, SocketId, Sockets, Span, Tx, UdpOptions, UdpSocket,
     error_queue::{self, IcmpError},
     poll::{Event, Poller, Waker},
 };
@@ -24,9 +24,10 @@ use turnpike_wire::address::canonical;
 
 use crate::{
     Config, SessionLog, StartError, WorkerSnapshot,
+    dtls::Associations,
     gate::WorkerGate,
     ports::{Opened, Ports, Refusal},
-    runtime::listen_error,
+    runtime::{Listeners, listen_error},
     stream::{Streams, Token},
 };
 
@@ -56,6 +57,10 @@ pub(crate) struct Shared {
 enum Role {
     Free,
     Listener(ListenerId),
+    /// For DTLS: which of its listeners.
+    Dtls(usize),
+    /// For plain UDP and DTLS.
+    Both(ListenerId, usize),
     Relay(RelayId),
 }
 
@@ -95,6 +100,7 @@ struct Out {
     relays: Vec<[Option<SocketId>; 2]>,
     ttl_expired: u64,
     streams: Streams,
+    dtls: Associations,
 }
 
 impl Worker {
@@ -102,7 +108,8 @@ impl Worker {
     pub(crate) fn new(
         number: usize,
         config: &Config,
-        listen: &[SocketAddr],
+        listeners: &Listeners,
+        dtls: impl FnOnce(Instant) -> Associations,
         streams: impl FnOnce(&Poller) -> io::Result<Streams>,
         gate: WorkerGate,
         ports: Arc<Ports>,
@@ -113,6 +120,7 @@ impl Worker {
         let poller = Poller::new()?;
         let waker = Waker::new(&poller, WAKER)?;
         let streams = streams(&poller)?;
+        let started = Instant::now();
         let mut worker = Self {
             number,
             server: Server::new(Arc::new(config.server.clone()), gate),
@@ -125,6 +133,7 @@ impl Worker {
                 relays: Vec::new(),
                 ttl_expired: 0,
                 streams,
+                dtls: dtls(started),
             },
             sockets: Sockets::default(),
             listeners: Vec::new(),
@@ -134,36 +143,69 @@ impl Worker {
             inbox,
             shared,
             counted: WorkerSnapshot::default(),
-            started: Instant::now(),
+            started,
             published_ms: 0,
             dirty: true,
             complained: false,
         };
-        for address in listen {
+        for address in &listeners.udp {
             worker.listen(*address, config)?;
+        }
+        for address in &listeners.dtls {
+            let shared = listeners.udp.iter().position(|udp| udp == address);
+            worker.listen_dtls(*address, shared, config)?;
         }
         Ok((worker, waker))
     }
 
     fn listen(&mut self, address: SocketAddr, config: &Config) -> Result<(), StartError> {
-        let wildcard = address.ip().is_unspecified();
+        let id = ListenerId(u16::try_from(self.listeners.len()).unwrap_or(u16::MAX));
+        let (socket, bound) = self.bind("udp", address, Role::Listener(id), config)?;
+        self.listeners.push(Listener { socket, bound });
+        self.out.listeners.push((socket, address.ip().is_unspecified()));
+        Ok(())
+    }
+
+    /// Listens for DTLS, on the socket of a UDP listener if there is one for this address.
+    fn listen_dtls(
+        &mut self,
+        address: SocketAddr,
+        shared: Option<usize>,
+        config: &Config,
+    ) -> Result<(), StartError> {
+        let (socket, bound) = match shared.and_then(|place| self.listeners.get(place)) {
+            Some(listener) => (listener.socket, listener.bound),
+            None => self.bind("dtls", address, Role::Free, config)?,
+        };
+        let place = self.out.dtls.listen(socket, bound);
+        let role = &mut self.roles[socket.0 as usize];
+        *role = match *role {
+            Role::Listener(id) => Role::Both(id, place),
+            _ => Role::Dtls(place),
+        };
+        Ok(())
+    }
+
+    fn bind(
+        &mut self,
+        protocol: &'static str,
+        address: SocketAddr,
+        role: Role,
+        config: &Config,
+    ) -> Result<(SocketId, SocketAddr), StartError> {
         let options = UdpOptions {
             reuse_port: config.workers > 1,
             recv_buffer: Some(config.listener_buffer),
             send_buffer: Some(config.listener_buffer),
             gro: config.datapath == Datapath::Gso,
-            packet_info: wildcard,
+            packet_info: address.ip().is_unspecified(),
             ip_header: true,
             errors: false,
         };
         let socket =
-            UdpSocket::bind(address, &options).map_err(|error| listen_error("udp", address, error))?;
+            UdpSocket::bind(address, &options).map_err(|error| listen_error(protocol, address, error))?;
         let bound = socket.local_addr();
-        let id = ListenerId(u16::try_from(self.listeners.len()).unwrap_or(u16::MAX));
-        let socket = self.adopt(socket, Role::Listener(id))?;
-        self.listeners.push(Listener { socket, bound });
-        self.out.listeners.push((socket, wildcard));
-        Ok(())
+        Ok((self.adopt(socket, role)?, bound))
     }
 
     /// Serves until told to stop.
@@ -192,6 +234,8 @@ impl Worker {
                 match role {
                     Some(Role::Listener(id)) => self.receive_from_clients(now, id),
                     Some(Role::Relay(relay)) => self.receive_from_peers(now, relay, event),
+                    Some(Role::Dtls(place)) => self.receive_by_dtls(now, place, None),
+                    Some(Role::Both(id, place)) => self.receive_by_dtls(now, place, Some(id)),
                     _ if event.token == WAKER && self.obey(now) => return,
                     _ => self.serve_stream(now, event),
                 }
@@ -200,8 +244,12 @@ impl Worker {
                 self.out.streams.handle_timeout(now.ms, &self.poller);
                 self.dirty = true;
             }
+            if self.out.dtls.poll_timeout().is_some_and(|due| due <= now.ms) {
+                self.out.dtls.handle_timeout(now.ms, &mut self.out.tx);
+                self.dirty = true;
+            }
             self.flush();
-            while let Some(client) = self.out.streams.next_gone() {
+            while let Some(client) = self.out.streams.next_gone().or_else(|| self.out.dtls.next_gone()) {
                 self.server.disconnected(now, &client);
             }
             if self.server.poll_timeout().is_some_and(|due| due <= now.ms) {
@@ -254,6 +302,58 @@ impl Worker {
             let verdict = self.server.from_client(now, client, datagram);
             if let Some(request) = self.out.carry_out(&self.rx, &buffer, verdict) {
                 self.open(now, &request);
+            }
+        }
+    }
+
+    /// The socket of a DTLS listener is ready; where plain UDP has it too, with that one's number.
+    fn receive_by_dtls(&mut self, now: Now, place: usize, plain: Option<ListenerId>) {
+        if self.rx.room() < Associations::ROOM {
+            self.flush();
+        }
+        let mut share = LISTENER_SHARE;
+        while self.rx.room() >= Associations::ROOM {
+            let Some(socket) = self.sockets.get(self.out.dtls.socket(place)) else { return };
+            let Ok(received) = self.rx.recv(socket) else { return };
+            for index in received.first..received.first + received.count {
+                let Some(buffer) = self.rx.buffer(index) else { return };
+                match plain {
+                    // All of a buffer is of one client, who speaks the one or the other.
+                    Some(id) if !matches!(buffer.bytes.first(), Some(20..=63)) => {
+                        let bound = self.listeners[usize::from(id.0)].bound;
+                        self.route_client_buffer(now, id, bound, index);
+                    }
+                    _ => self.route_dtls_buffer(now, place, index),
+                }
+            }
+            share = share.saturating_sub(received.count);
+            if !received.more || share == 0 {
+                return;
+            }
+        }
+    }
+
+    fn route_dtls_buffer(&mut self, now: Now, place: usize, index: usize) {
+        let Some(buffer) = self.rx.buffer(index) else { return };
+        let client = self.out.dtls.client(place, buffer.from, buffer.local);
+        let (tos, ttl, count) = (buffer.tos, buffer.ttl, buffer.count());
+        let whole = self.rx.span(buffer.bytes);
+        #[expect(clippy::cast_possible_truncation, reason = "at most 64 KiB")]
+        let size = buffer.segment_size.max(1) as u32;
+        for number in 0..u32::try_from(count).unwrap_or(u32::MAX) {
+            let skipped = (number * size).min(whole.len);
+            let span = Span { offset: whole.offset + skipped, len: size.min(whole.len - skipped) };
+            self.out.dtls.receive(now.ms, client, span, &mut self.rx, &mut self.out.tx);
+            let mut arrived = 0;
+            while let Some(message) = self.out.dtls.arrived(arrived) {
+                arrived += 1;
+                let bytes = self.rx.bytes(message);
+                let buffer =
+                    Buffer { from: client.address, local: None, tos, ttl, segment_size: bytes.len(), bytes };
+                let verdict = self.server.from_client(now, client, bytes);
+                if let Some(request) = self.out.carry_out(&self.rx, &buffer, verdict) {
+                    self.open(now, &request);
+                }
             }
         }
     }
@@ -325,6 +425,7 @@ impl Worker {
     fn flush(&mut self) {
         self.out.tx.flush(&mut self.sockets, &self.rx);
         self.out.streams.flush(&self.rx, &self.poller);
+        self.out.dtls.flushed();
         self.rx.reset();
     }
 
@@ -406,6 +507,7 @@ impl Worker {
     fn carry_out_effects(&mut self, now: Now) {
         while let Some(effect) = self.server.poll_effect() {
             self.out.streams.effect(now.ms, &effect);
+            self.out.dtls.effect(now.ms, &effect, &mut self.out.tx);
             match &effect {
                 Effect::Closed { allocation, .. } => {
                     for family in [Family::V4, Family::V6] {
@@ -443,6 +545,8 @@ impl Worker {
                     self.server.close_all(now, ClosedReason::Shutdown);
                     self.carry_out_effects(now);
                     self.out.streams.shutdown(&self.poller);
+                    self.out.dtls.shutdown(&mut self.out.tx);
+                    self.flush();
                     self.dirty = true;
                     self.publish(self.published_ms + PUBLISH_MS);
                     return true;
@@ -461,7 +565,7 @@ impl Worker {
     fn timeout(&self) -> Option<Duration> {
         let timer = self.server.poll_timeout();
         let publish = self.dirty.then_some(self.published_ms + PUBLISH_MS);
-        let due = [timer, publish, self.out.streams.poll_timeout()].into_iter().flatten().min()?;
+        let due = [timer, publish, self.out.streams.poll_timeout(), self.out.dtls.poll_timeout()].into_iter().flatten().min()?;
         Some(Duration::from_millis(due.saturating_sub(self.now().ms)))
     }
 
@@ -479,6 +583,7 @@ impl Worker {
         counted.tx = *self.out.tx.stats();
         counted.ttl_expired = self.out.ttl_expired;
         counted.streams = self.out.streams.stats();
+        counted.dtls = self.out.dtls.stats();
         self.shared.snapshot.lock().unwrap_or_else(PoisonError::into_inner).clone_from(counted);
     }
 }
@@ -495,8 +600,14 @@ impl Out {
                 let route = Route { socket, to: Some(peer), from: None, tos: buffer.tos, ttl, dont_fragment };
                 self.tx.push(&route, &[], rx.span(payload), 0);
             }
-            Verdict::ToClient { client, header, payload, .. } if self.streams.has(&client) => {
-                self.streams.relay(&client, header.as_slice(), rx.span(payload));
+            Verdict::ToClient { client, header, payload, padding } if self.streams.has(&client) => {
+                if self.dtls.has(&client) {
+                    let ttl = self.next_ttl(buffer)?;
+                    let message = [header.as_slice(), payload];
+                    self.dtls.relay(&client, message, padding, (buffer.tos, ttl), &mut self.tx);
+                } else {
+                    self.streams.relay(&client, header.as_slice(), rx.span(payload));
+                }
             }
             Verdict::ToClient { client, header, payload, padding } => {
                 let ttl = self.next_ttl(buffer)?;
@@ -518,7 +629,9 @@ impl Out {
     }
 
     fn reply_to(&mut self, client: Client, bytes: &[u8]) {
-        if self.streams.has(&client) {
+        if self.dtls.has(&client) {
+            self.dtls.reply(&client, bytes, &mut self.tx);
+        } else if self.streams.has(&client) {
             self.streams.reply(&client, bytes);
         } else {
             self.tx.push_bytes(&self.route_to(client), bytes);

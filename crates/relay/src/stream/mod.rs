@@ -145,7 +145,7 @@ impl Streams {
         Ok(streams)
     }
 
-    /// Whether this client is one of ours.
+    /// Whether this client is one of ours, or a DTLS client: those have higher numbers still.
     #[inline]
     pub(crate) fn has(&self, client: &Client) -> bool {
         client.listener.0 >= self.first_listener
