@@ -8,7 +8,7 @@ use std::{
 };
 
 use turnpike_net::Datapath;
-use turnpike_relay::{Config, RelayAddress, StreamConfig, TlsContext};
+use turnpike_relay::{Config, DtlsConfig, DtlsContext, RelayAddress, StreamConfig, TlsContext};
 use turnpike_turn::server::{NonceKey, PeerRules, ServerConfig};
 use turnpike_wire::channel_data::ChannelRange;
 
@@ -34,7 +34,12 @@ pub struct Plan {
 impl Plan {
     /// Asks the machine for what the settings do not say. Sends nothing.
     #[must_use]
-    pub fn new(settings: &Settings, nonce_key: NonceKey, tls: Option<Arc<TlsContext>>) -> Self {
+    pub fn new(
+        settings: &Settings,
+        nonce_key: NonceKey,
+        tls: Option<Arc<TlsContext>>,
+        dtls: Option<Arc<DtlsContext>>,
+    ) -> Self {
         let mut notes = Vec::new();
         let listen = listeners(settings, &mut notes);
         let relay = relay_addresses(settings, &mut notes);
@@ -54,6 +59,16 @@ impl Plan {
                 idle_ms: u64::from(settings.idle_timeout) * 1000,
                 max_idle: settings.max_idle_connections,
                 max_idle_per_address: settings.max_idle_connections_per_address,
+            },
+            dtls: DtlsConfig {
+                listen: if dtls.is_some() { settings.dtls_listen.clone() } else { Vec::new() },
+                context: dtls,
+                max_half_open: settings.max_half_open,
+                max_half_open_per_network: settings.max_half_open_per_network,
+                handshake_ms: u64::from(settings.first_message_timeout) * 1000,
+                max_idle: settings.max_idle_connections,
+                max_idle_per_network: settings.max_idle_connections_per_address,
+                idle_ms: u64::from(settings.idle_timeout) * 1000,
             },
             listen,
             workers: settings
@@ -78,7 +93,7 @@ impl Plan {
         let config = &self.config;
         let listeners = config.streams.listen.len() + config.streams.tls_listen.len();
         let streams = if listeners == 0 { 0 } else { config.max_allocations + config.streams.max_idle };
-        let sockets = (config.listen.len() + listeners) * config.workers
+        let sockets = (config.listen.len() + config.dtls.listen.len() + listeners) * config.workers
             + 2 * config.max_allocations
             + config.max_reservations()
             + streams;

@@ -25,6 +25,17 @@ pub(crate) fn combinations(settings: &Settings, problems: &mut Vec<ConfigError>)
     if let Some(address) = repeated(settings.tls_listen.iter().filter(|address| address.port() != 0)) {
         refuse("tls.listen", format!("{address} stands there twice"), "each address once");
     }
+    if let Some(address) = repeated(settings.dtls_listen.iter().filter(|address| address.port() != 0)) {
+        refuse("dtls.listen", format!("{address} stands there twice"), "each address once");
+    }
+    let no_certificate = settings.tls_cert.is_none() && settings.tls_certificates.is_empty();
+    if no_certificate && !settings.dtls_listen.is_empty() {
+        refuse(
+            "dtls.listen",
+            "there is no certificate".to_owned(),
+            "tls.cert and tls.key (--tls-cert FILE --tls-key FILE), an ECDSA certificate, with it",
+        );
+    }
     let by_tcp =
         |address: &&SocketAddr| settings.tcp && address.port() != 0 && settings.listen.contains(address);
     if let Some(address) = settings.tls_listen.iter().find(by_tcp) {

@@ -169,6 +169,18 @@ pub(crate) static KEYS: &[KeySpec<Settings>] = &[
         },
     },
     KeySpec {
+        path: "dtls.listen",
+        expected: "a list of \"ADDR:PORT\" such as [\"0.0.0.0:5349\", \"[::]:5349\"]",
+        list: true,
+        secret: false,
+        reload: false,
+        apply: |reader, node, settings| {
+            settings.dtls_listen = reader.list(node, |reader, node| reader.parsed_as(node))?;
+            Some(())
+        },
+        show: |settings| strings(&settings.dtls_listen),
+    },
+    KeySpec {
         path: "relay.addresses",
         expected: "a list of \"IP\" or \"IP=EXTERNAL\", unicast, both of one family, [] to detect them",
         list: true,
@@ -351,6 +363,26 @@ pub(crate) static KEYS: &[KeySpec<Settings>] = &[
             Some(())
         },
         |settings| settings.max_idle_connections_per_address.to_string(),
+    ),
+    scalar!(
+        "limits.half_open",
+        reload: false,
+        "a number of DTLS handshakes, 1 to 1000000",
+        |reader, node, settings| {
+            settings.max_half_open = reader.integer(node, &(1..=1_000_000))?;
+            Some(())
+        },
+        |settings| settings.max_half_open.to_string(),
+    ),
+    scalar!(
+        "limits.half_open_per_network",
+        reload: false,
+        "a number of DTLS handshakes, 1 to 1000000",
+        |reader, node, settings| {
+            settings.max_half_open_per_network = reader.integer(node, &(1..=1_000_000))?;
+            Some(())
+        },
+        |settings| settings.max_half_open_per_network.to_string(),
     ),
     scalar!(
         "limits.first_message",

@@ -287,7 +287,9 @@ impl Associations {
                 if self.has(client) && *reason != ClosedReason::Disconnected =>
             {
                 let Some(slot) = self.slot_of(client) else { return };
-                self.become_idle(now_ms, slot, tx);
+                if self.table[slot].stage == Stage::Allocated {
+                    self.become_idle(now_ms, slot, tx);
+                }
             }
             _ => {}
         }

@@ -2,6 +2,8 @@
 #![allow(dead_code, reason = "each test file uses a part")]
 #![allow(clippy::unwrap_used, reason = "clippy.toml excuses test functions, not their helpers")]
 
+pub(crate) mod dtls;
+
 use std::{
     io::{self, Read, Write},
     net::{Ipv4Addr, SocketAddr, TcpStream, UdpSocket},
@@ -19,7 +21,7 @@ use rustls::{
 };
 use turnpike_net::Datapath;
 use turnpike_relay::{
-    CloseReason, Config, CredentialStore, HandshakeFailure, Identity, Relay, RelayAddress, SessionLog,
+    CloseReason, Config, CredentialStore, DtlsConfig, HandshakeFailure, Identity, Relay, RelayAddress, SessionLog,
     StreamConfig, StreamStats, TlsContext,
 };
 use turnpike_turn::server::{Effect, Lookup, PeerRules, ServerConfig, User};
@@ -67,15 +69,16 @@ pub(crate) struct World {
 
 /// One worker on loopback: UDP and TCP on one port, TLS on another if there is a context.
 pub(crate) fn start(change: impl FnOnce(&mut StreamConfig)) -> World {
+    start_with(|config| change(&mut config.streams))
+}
+
+/// The same; DTLS on a port of its own if there is a context and nothing else is said.
+pub(crate) fn start_with(change: impl FnOnce(&mut Config)) -> World {
     let any: SocketAddr = (Ipv4Addr::LOCALHOST, 0).into();
-    let mut streams = StreamConfig { listen: vec![any], ..StreamConfig::default() };
-    change(&mut streams);
-    if streams.tls.is_some() {
-        streams.tls_listen = vec![any];
-    }
-    let config = Config {
+    let mut config = Config {
         listen: vec![any],
-        streams,
+        streams: StreamConfig { listen: vec![any], ..StreamConfig::default() },
+        dtls: DtlsConfig::default(),
         workers: 1,
         datapath: Datapath::best().0,
         relay: vec![RelayAddress { bind: Ipv4Addr::LOCALHOST.into(), external: None }],
@@ -91,6 +94,13 @@ pub(crate) fn start(change: impl FnOnce(&mut StreamConfig)) -> World {
             ..ServerConfig::default()
         },
     };
+    change(&mut config);
+    if config.streams.tls.is_some() {
+        config.streams.tls_listen = vec![any];
+    }
+    if config.dtls.context.is_some() && config.dtls.listen.is_empty() {
+        config.dtls.listen = vec![(Ipv4Addr::new(127, 0, 0, 2), 0).into()];
+    }
     World { relay: Relay::start(&config, Arc::new(Nobody), Arc::new(Silent)).unwrap() }
 }
 
@@ -188,7 +198,7 @@ pub(crate) fn xored(address: SocketAddr) -> Vec<u8> {
     [&[0, 1], &(address.port() ^ 0x2112).to_be_bytes()[..], &ip.to_be_bytes()].concat()
 }
 
-fn plain(value: &[u8]) -> SocketAddr {
+pub(crate) fn plain(value: &[u8]) -> SocketAddr {
     let port = u16::from_be_bytes([value[2], value[3]]) ^ 0x2112;
     let ip = u32::from_be_bytes([value[4], value[5], value[6], value[7]]) ^ 0x2112_A442;
     (Ipv4Addr::from_bits(ip), port).into()

@@ -1,0 +1,269 @@
+//! What DTLS costs the server while nobody has shown a credential: nothing for who is not there, bounded for all others.
+#![allow(clippy::unwrap_used, reason = "clippy.toml excuses test functions, not their helpers")]
+
+mod support;
+
+use std::{
+    fs,
+    net::UdpSocket,
+    time::{Duration, Instant},
+};
+
+use support::{
+    dtls::{DtlsClient, Kind, context, wait_for_no_allocation, world},
+    *,
+};
+use turnpike_relay::{DtlsConfig, DtlsDrop, DtlsEnd, DtlsFailure, DtlsStats};
+
+fn world_with(change: impl FnOnce(&mut DtlsConfig)) -> World {
+    start_with(|config| {
+        config.dtls.context = Some(context(&[identity(&["dtls.example"])]));
+        change(&mut config.dtls);
+    })
+}
+
+/// Resident memory of this process in bytes.
+fn memory() -> usize {
+    let statm = fs::read_to_string("/proc/self/statm").unwrap();
+    statm.split(' ').nth(1).unwrap().parse::<usize>().unwrap() * 4096
+}
+
+fn dropped(stats: &DtlsStats) -> u64 {
+    stats.dropped.iter().sum()
+}
+
+/// The first datagram of a client, and the second: with the cookie.
+fn hellos(world: &World, kind: Kind) -> (DtlsClient, Vec<u8>, Vec<u8>) {
+    let mut client = DtlsClient::new(world.dtls(), kind);
+    let first = client.says().remove(0);
+    client.socket.send(&first).unwrap();
+    let second = answer(&mut client);
+    (client, first, second)
+}
+
+/// What a client says to the datagram that comes next.
+fn answer(client: &mut DtlsClient) -> Vec<u8> {
+    let mut buffer = [0; 4096];
+    client.socket.set_read_timeout(Some(SOON)).unwrap();
+    let len = client.socket.recv(&mut buffer).unwrap();
+    client.socket.set_read_timeout(Some(Duration::from_millis(50))).unwrap();
+    client.dtls.handle_timeout(Instant::now()).unwrap();
+    client.dtls.handle_packet(&buffer[..len]).unwrap();
+    client.says().remove(0)
+}
+
+/// Nobody knows an address by a ClientHello: it might be anybody's. Loopback has no spoofed addresses, but to the server each
+/// source port is another client, and none of these ever answers.
+#[test]
+fn a_flood_of_first_hellos_leaves_nothing_behind() {
+    let world = world();
+    let (mut client, hello_13, _) = hellos(&world, Kind::V13);
+    let (_, hello_12, _) = hellos(&world, Kind::V12);
+    let flood = |rounds: u64| {
+        let sockets: Vec<UdpSocket> =
+            (0..200).map(|_| UdpSocket::bind((world.dtls().ip(), 0)).unwrap()).collect();
+        for _ in 0..rounds {
+            let before = world.dtls_stats().cookies;
+            for (place, socket) in sockets.iter().enumerate() {
+                let hello = if place % 2 == 0 { &hello_12 } else { &hello_13 };
+                socket.send_to(hello, world.dtls()).unwrap();
+            }
+            world.wait_for_dtls("each gets a cookie", |stats| stats.cookies >= before + 200);
+        }
+    };
+    flood(10);
+    let before = memory();
+    flood(40);
+    assert!(memory() < before + (4 << 20), "{before} bytes became {}", memory());
+    let stats = world.dtls_stats();
+    assert_eq!((stats.half_open, stats.open, stats.failed.iter().sum::<u64>()), (0, 0, 0), "{stats:?}");
+    // And who is in earnest gets through.
+    client.finish().unwrap();
+}
+
+#[test]
+fn ten_thousand_half_open_handshakes_take_the_memory_of_the_bound() {
+    let world = world_with(|config| {
+        config.max_half_open = 200;
+        config.max_half_open_per_network = 150;
+    });
+    let mut honest = DtlsClient::connect(world.dtls(), Kind::V13);
+    honest.allocated(&peer());
+    let attack = |count: u64| {
+        for number in 0..count {
+            let kind = if number % 2 == 0 { Kind::V12 } else { Kind::V13 };
+            let (client, _, second) = hellos(&world, kind);
+            client.socket.send(&second).unwrap();
+            // One at a time: beyond its share a worker lets clients wait.
+            client.socket.set_read_timeout(Some(SOON)).unwrap();
+            client.socket.recv(&mut [0; 4096]).unwrap();
+        }
+    };
+    attack(1000);
+    let before = memory();
+    attack(9000);
+    assert!(memory() < before + (8 << 20), "{before} bytes became {}", memory());
+    world.wait_for_dtls("all but the youngest are evicted", |stats| {
+        stats.half_open <= 150 && stats.failed(DtlsFailure::Evicted) >= 9_850
+    });
+    honest.ask(&refresh(1));
+}
+
+#[test]
+fn a_cookie_is_worth_nothing_from_another_port_or_with_another_hello() {
+    let world = world();
+    for kind in [Kind::V12, Kind::V13] {
+        let before = world.dtls_stats().dropped(DtlsDrop::BadCookie);
+        let (_, _, second) = hellos(&world, kind);
+        let thief = UdpSocket::bind((world.dtls().ip(), 0)).unwrap();
+        thief.send_to(&second, world.dtls()).unwrap();
+        world.wait_for_dtls("counted", |stats| stats.dropped(DtlsDrop::BadCookie) == before + 1);
+        let (client, _, mut second) = hellos(&world, kind);
+        second[30] ^= 1;
+        client.socket.send(&second).unwrap();
+        world.wait_for_dtls("counted", |stats| stats.dropped(DtlsDrop::BadCookie) == before + 2);
+    }
+    let stats = world.dtls_stats();
+    assert_eq!((stats.half_open, stats.open), (0, 0));
+}
+
+#[test]
+fn lost_flights_are_repeated() {
+    let world = world();
+    for kind in [Kind::V12, Kind::V13] {
+        // The cookie is lost: the client asks again.
+        let (mut client, first, _) = hellos(&world, kind);
+        client.socket.send(&first).unwrap();
+        client.socket.recv(&mut [0; 4096]).unwrap();
+        // The server's flight is lost: it says it again, of its own accord or because the client does.
+        let (mut lossy, _, second) = hellos(&world, kind);
+        lossy.socket.send(&second).unwrap();
+        lossy.socket.set_read_timeout(Some(SOON)).unwrap();
+        lossy.socket.recv(&mut [0; 4096]).unwrap();
+        lossy.socket.send(&second).unwrap();
+        lossy.finish().unwrap();
+        lossy.ask(&binding(1));
+        client.finish().ok();
+    }
+}
+
+#[test]
+fn handshakes_and_silent_associations_end_in_time() {
+    let world = world_with(|config| {
+        config.handshake_ms = 300;
+        config.idle_ms = 500;
+    });
+    for (number, kind) in [(1, Kind::V12), (2, Kind::V13)] {
+        let (client, _, second) = hellos(&world, kind);
+        client.socket.send(&second).unwrap();
+        world.wait_for_dtls("begun", |stats| stats.half_open == 1);
+        world.wait_for_dtls("timed out", |stats| stats.failed(DtlsFailure::Timeout) == number);
+        assert_eq!(world.dtls_stats().half_open, 0);
+
+        let mut idle = DtlsClient::connect(world.dtls(), kind);
+        let mut allocated = DtlsClient::connect(world.dtls(), kind);
+        allocated.ask(&allocate());
+        idle.hears_farewell();
+        world.wait_for_dtls("idle", |stats| stats.ended(DtlsEnd::Idle) == 2 * number - 1);
+        allocated.ask(&refresh(1));
+        // Without its allocation it is like any other.
+        allocated.ask(&stun(REFRESH, 2, &[(0x000D, &0_u32.to_be_bytes())]));
+        allocated.hears_farewell();
+        world.wait_for_dtls("idle too", |stats| stats.ended(DtlsEnd::Idle) == 2 * number);
+    }
+    wait_for_no_allocation(&world);
+    assert_eq!(world.dtls_stats().open, 0);
+}
+
+#[test]
+fn associations_without_an_allocation_give_way_and_those_with_one_do_not() {
+    let world = world_with(|config| config.max_idle = 3);
+    let mut allocated = DtlsClient::connect(world.dtls(), Kind::V12);
+    allocated.ask(&allocate());
+    let mut idle: Vec<DtlsClient> =
+        (0..5).map(|_| DtlsClient::connect(world.dtls(), Kind::V13)).collect();
+    world.wait_for_dtls("two gave way", |stats| stats.ended(DtlsEnd::Evicted) == 2);
+    for (place, client) in idle.iter_mut().enumerate() {
+        if place < 2 {
+            client.hears_farewell();
+        } else {
+            client.ask(&binding(1));
+        }
+    }
+    allocated.ask(&refresh(1));
+}
+
+/// Every prefix of a ClientHello, every first byte, and noise: none of it gets a state, or an answer longer than itself.
+#[test]
+fn garbage_is_counted_and_forgotten() {
+    let world = world();
+    let socket = UdpSocket::bind((world.dtls().ip(), 0)).unwrap();
+    socket.connect(world.dtls()).unwrap();
+    let mut sent = 0;
+    let (_, first, second) = hellos(&world, Kind::V13);
+    let start = world.dtls_stats();
+    for hello in [&first, &second] {
+        for len in (0..hello.len()).step_by(3) {
+            socket.send(&hello[..len]).unwrap();
+            sent += 1;
+            if sent % 100 == 0 {
+                world.wait_for_dtls("taken", |stats| stats.datagrams >= start.datagrams + sent);
+            }
+        }
+    }
+    for first_byte in 0..=255_u8 {
+        let mut noise: Vec<u8> = (0..200_u32).map(|n| (n.wrapping_mul(2_654_435_761) >> 13) as u8).collect();
+        noise[0] = first_byte;
+        socket.send(&noise).unwrap();
+        sent += 1;
+    }
+    world.wait_for_dtls("all taken", |stats| stats.datagrams == start.datagrams + sent);
+    let stats = world.dtls_stats();
+    assert_eq!((stats.half_open, stats.open, stats.cookies), (0, 0, start.cookies), "{stats:?}");
+    assert_eq!(dropped(&stats) - dropped(&start) + stats.failed.iter().sum::<u64>(), sent, "{stats:?}");
+}
+
+#[test]
+fn garbage_in_the_middle_of_an_association_harms_nobody() {
+    let world = world();
+    for kind in [Kind::V12, Kind::V13] {
+        let mut client = DtlsClient::connect(world.dtls(), kind);
+        let peer = peer();
+        let relayed = client.allocated(&peer);
+        for first_byte in 20..=63_u8 {
+            for len in [1, 12, 13, 14, 40, 1200] {
+                let mut noise = vec![0xFE; len];
+                noise[0] = first_byte;
+                client.socket.send(&noise).unwrap();
+            }
+        }
+        client.send(&channel_data(b"still here"));
+        assert_eq!(heard(&peer), b"still here", "{kind:?}");
+        peer.send_to(b"so am I", relayed).unwrap();
+        assert_eq!(client.receive().payload(), b"so am I");
+    }
+    assert_eq!(world.dtls_stats().open, 2);
+}
+
+#[test]
+fn what_is_longer_than_a_record_is_dropped_and_counted() {
+    let world = world();
+    let mut client = DtlsClient::connect(world.dtls(), Kind::V12);
+    let peer = peer();
+    let relayed = client.allocated(&peer);
+    peer.send_to(&vec![1; 20_000], relayed).unwrap();
+    peer.send_to(b"short", relayed).unwrap();
+    assert_eq!(client.receive().payload(), b"short");
+    world.wait_for_dtls("counted", |stats| stats.dropped(DtlsDrop::RecordTooLong) == 1);
+}
+
+#[test]
+fn no_version_in_common_is_said_by_a_counter() {
+    let world = world();
+    let (_, mut first, _) = hellos(&world, Kind::V12);
+    // RFC 6347 section 4.2.1: client_version, here DTLS 1.0.
+    first[26] = 0xFF;
+    let socket = UdpSocket::bind((world.dtls().ip(), 0)).unwrap();
+    socket.send_to(&first, world.dtls()).unwrap();
+    world.wait_for_dtls("counted", |stats| stats.failed(DtlsFailure::Version) == 1);
+}
