@@ -15,9 +15,7 @@ pub mod stream;
 mod worker;
 
 pub use config::{Config, RelayAddress};
-pub use dtls::{
-    DtlsConfig, DtlsContext, DtlsDrop, DtlsEnd, DtlsError, DtlsFailure, DtlsStats,
-};
+pub use dtls::{DtlsConfig, DtlsContext, DtlsDrop, DtlsEnd, DtlsError, DtlsFailure, DtlsStats};
 pub use runtime::{CredentialStore, Relay, SessionLog, StartError, WorkerSnapshot};
 pub use stream::{
     CertificateError, CloseReason, HandshakeFailure, Identity, StreamConfig, StreamStats, TlsContext,

@@ -282,6 +282,7 @@ mod tests {
         Ports::new(&Config {
             listen: vec![],
             streams: crate::StreamConfig::default(),
+            dtls: crate::DtlsConfig::default(),
             workers: 1,
             datapath: Datapath::Basic,
             relay: addresses.iter().map(|bind| RelayAddress { bind: *bind, external: None }).collect(),

@@ -191,9 +191,7 @@ impl Relay {
                 number,
                 config,
                 &listeners,
-                |started| {
-                    Associations::new(first_dtls, Arc::clone(&dtls_config), config.workers, started)
-                },
+                |started| Associations::new(first_dtls, Arc::clone(&dtls_config), config.workers, started),
                 |poller| {
                     Streams::new(first, Arc::clone(&stream_config), Arc::clone(&admission), sockets, poller)
                 },
@@ -369,8 +367,12 @@ mod tests {
     fn a_wildcard_listener_is_ours_on_every_relay_address() {
         let relays = [RelayAddress { bind: "10.0.0.5".parse().unwrap(), external: "192.0.2.5".parse().ok() }];
         let at = |text: &str| vec![text.parse().unwrap()];
-        let listeners =
-            Listeners { udp: at("0.0.0.0:3478"), tcp: at("0.0.0.0:3478"), tls: at("10.0.0.7:5349"), dtls: at("10.0.0.8:443") };
+        let listeners = Listeners {
+            udp: at("0.0.0.0:3478"),
+            tcp: at("0.0.0.0:3478"),
+            tls: at("10.0.0.7:5349"),
+            dtls: at("10.0.0.8:443"),
+        };
         let own = own_endpoints(&listeners, &relays).iter().map(ToString::to_string).collect::<Vec<_>>();
         assert_eq!(own, ["0.0.0.0:3478", "10.0.0.5:3478", "10.0.0.7:5349", "10.0.0.8:443", "192.0.2.5:3478"]);
     }

@@ -499,7 +499,10 @@ impl Worker {
     fn timeout(&self) -> Option<Duration> {
         let timer = self.server.poll_timeout();
         let publish = self.dirty.then_some(self.published_ms + PUBLISH_MS);
-        let due = [timer, publish, self.out.streams.poll_timeout(), self.out.dtls.poll_timeout()].into_iter().flatten().min()?;
+        let due = [timer, publish, self.out.streams.poll_timeout(), self.out.dtls.poll_timeout()]
+            .into_iter()
+            .flatten()
+            .min()?;
         Some(Duration::from_millis(due.saturating_sub(self.now().ms)))
     }
 

@@ -61,7 +61,9 @@ fn a_farewell_ends_the_allocation_at_once_in_both_versions() {
 #[test]
 fn who_begins_anew_from_the_same_port_replaces_what_it_had() {
     let world = world();
-    for (number, kinds) in [(1, [Kind::V12, Kind::V12]), (2, [Kind::V13, Kind::V12]), (3, [Kind::V12, Kind::V13])] {
+    for (number, kinds) in
+        [(1, [Kind::V12, Kind::V12]), (2, [Kind::V13, Kind::V12]), (3, [Kind::V12, Kind::V13])]
+    {
         let mut first = DtlsClient::connect(world.dtls(), kinds[0]);
         first.allocated(&peer());
         let mut second = DtlsClient::on(first.socket.try_clone().unwrap(), kinds[1]);
@@ -139,7 +141,8 @@ fn new_certificates_are_shown_to_new_clients_and_old_associations_live_on() {
 fn p384_will_do_and_other_keys_are_refused_by_name() {
     let of = |algorithm| {
         let key = KeyPair::generate_for(algorithm).unwrap();
-        let certificate = CertificateParams::new(vec!["a.example".to_owned()]).unwrap().self_signed(&key).unwrap();
+        let certificate =
+            CertificateParams::new(vec!["a.example".to_owned()]).unwrap().self_signed(&key).unwrap();
         Identity::from_pem(certificate.pem().as_bytes(), key.serialize_pem().as_bytes(), now()).unwrap()
     };
     let (p384, ed25519) = (of(&rcgen::PKCS_ECDSA_P384_SHA384), of(&rcgen::PKCS_ED25519));
@@ -170,7 +173,7 @@ fn the_server_says_farewell_when_it_stops() {
 fn openssl_shakes_hands_and_gets_an_answer() {
     let world = world();
     let child = Command::new("openssl")
-        .args(["s_client", "-dtls1_2", "-quiet", "-connect", &world.dtls().to_string()])
+        .args(["s_client", "-dtls1_2", "-quiet", "-no_ign_eof", "-connect", &world.dtls().to_string()])
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .stderr(Stdio::null())

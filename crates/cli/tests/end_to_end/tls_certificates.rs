@@ -49,9 +49,8 @@ fn dtls_with_an_rsa_certificate_is_refused_with_the_remedy() {
         return skip("openssl is not installed");
     }
     let dir = Dir::new();
-    let [cert, key] = ["rsa-cert.pem", "rsa-key.pem"].map(|name| {
-        dir.path().join(name).to_str().expect("UTF-8").to_owned()
-    });
+    let [cert, key] =
+        ["rsa-cert.pem", "rsa-key.pem"].map(|name| dir.path().join(name).to_str().expect("UTF-8").to_owned());
     let mut openssl = Command::new("openssl");
     openssl.args(["req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=turn.example.org"]);
     let made = Program::run(openssl.args(["-out", &cert, "-keyout", &key]));

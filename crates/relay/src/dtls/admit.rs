@@ -14,7 +14,13 @@ use super::{
 
 impl Associations {
     /// Takes a ClientHello. Where an association has something to say afterwards, its slot.
-    pub(super) fn greet(&mut self, now_ms: u64, client: Client, datagram: &[u8], tx: &mut Tx) -> Option<usize> {
+    pub(super) fn greet(
+        &mut self,
+        now_ms: u64,
+        client: Client,
+        datagram: &[u8],
+        tx: &mut Tx,
+    ) -> Option<usize> {
         let hello = match Hello::parse(datagram) {
             Ok(hello) => hello,
             Err(error) => {

@@ -87,9 +87,8 @@ impl<'a> Hello<'a> {
         let sequence = header[5..11].iter().fold(0, |sum, byte| sum << 8 | u64::from(*byte));
         let mut record = Reader { bytes: reader.take(usize::from(pair(&header[11..])))?, at: 0 };
         let header = record.take(MESSAGE_HEADER)?;
-        let triple = |at: usize| {
-            header[at..at + 3].iter().fold(0, |sum: usize, byte| sum << 8 | usize::from(*byte))
-        };
+        let triple =
+            |at: usize| header[at..at + 3].iter().fold(0, |sum: usize, byte| sum << 8 | usize::from(*byte));
         let (length, offset, here) = (triple(1), triple(6), triple(9));
         if offset != 0 || here != length {
             return Err(HelloError::Fragmented);
@@ -171,7 +170,10 @@ impl<'a> Hello<'a> {
     /// the cookie cipher suites and compression methods, but not the extensions.
     pub(super) fn fixed_parts(&self) -> [&'a [u8]; 2] {
         let end = if self.extensions == self.body.len() { self.body.len() } else { self.extensions - 2 };
-        [&self.body[..self.legacy_cookie.start - 1], &self.body[self.legacy_cookie.end..end.max(self.legacy_cookie.end)]]
+        [
+            &self.body[..self.legacy_cookie.start - 1],
+            &self.body[self.legacy_cookie.end..end.max(self.legacy_cookie.end)],
+        ]
     }
 
     /// Bytes of padding (RFC 7685), if there is any: the one extension that may differ between two ClientHello of DTLS 1.3 and
@@ -343,8 +345,16 @@ mod tests {
         let padded = |len: usize| extension(PADDING, &vec![0; len]);
         for (before, after, padding) in [
             (vec![versions(), share(0x1D)], vec![versions(), cookie.clone(), share(0x1D)], None),
-            (vec![versions(), share(0x1D), padded(50)], vec![versions(), share(0x1D), cookie.clone(), padded(14)], Some(50)),
-            (vec![versions(), share(0x1D), padded(8)], vec![versions(), share(0x1D), cookie.clone()], Some(8)),
+            (
+                vec![versions(), share(0x1D), padded(50)],
+                vec![versions(), share(0x1D), cookie.clone(), padded(14)],
+                Some(50),
+            ),
+            (
+                vec![versions(), share(0x1D), padded(8)],
+                vec![versions(), share(0x1D), cookie.clone()],
+                Some(8),
+            ),
             (vec![versions(), share(0x1D)], vec![padded(3), versions(), share(0x1D), cookie.clone()], None),
         ] {
             let second = packet(&hello(&[], &after));

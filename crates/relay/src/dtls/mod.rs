@@ -102,7 +102,12 @@ impl Associations {
     pub(crate) const ROOM: usize = 3 << 20;
 
     /// None yet; `started` is what the worker's milliseconds count from, `workers` how many share the limits.
-    pub(crate) fn new(first_listener: u16, config: Arc<DtlsConfig>, workers: usize, started: Instant) -> Self {
+    pub(crate) fn new(
+        first_listener: u16,
+        config: Arc<DtlsConfig>,
+        workers: usize,
+        started: Instant,
+    ) -> Self {
         let share = |limit: usize| limit.div_ceil(workers.max(1));
         Self {
             first_listener,
@@ -140,12 +145,7 @@ impl Associations {
     }
 
     /// Who sent a datagram.
-    pub(crate) fn client(
-        &self,
-        place: usize,
-        from: SocketAddr,
-        local: Option<std::net::IpAddr>,
-    ) -> Client {
+    pub(crate) fn client(&self, place: usize, from: SocketAddr, local: Option<std::net::IpAddr>) -> Client {
         let bound = self.listeners[place].bound;
         let local = SocketAddr::new(local.unwrap_or(bound.ip()), bound.port());
         let place = u16::try_from(place).unwrap_or(u16::MAX);

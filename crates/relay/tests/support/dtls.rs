@@ -8,7 +8,7 @@ use std::{
 
 use dimpl::{Config, Dtls, DtlsCertificate, Error, Output, ProtocolVersion};
 use rcgen::{CertificateParams, KeyPair};
-use turnpike_relay::{DtlsContext, DtlsStats, Identity};
+use turnpike_relay::{DtlsConfig, DtlsContext, DtlsStats, Identity};
 
 use super::{Message, SOON, World, allocate, bind, eventually, identity, plain, start_with};
 
@@ -27,6 +27,14 @@ pub(crate) fn context(identities: &[Identity]) -> Arc<DtlsContext> {
 /// A relay with one ECDSA certificate.
 pub(crate) fn world() -> World {
     start_with(|config| config.dtls.context = Some(context(&[identity(&["dtls.example"])])))
+}
+
+/// The same with other limits.
+pub(crate) fn world_with(change: impl FnOnce(&mut DtlsConfig)) -> World {
+    start_with(|config| {
+        config.dtls.context = Some(context(&[identity(&["dtls.example"])]));
+        change(&mut config.dtls);
+    })
 }
 
 impl World {
@@ -63,7 +71,8 @@ fn own_certificate() -> DtlsCertificate {
     static OWN: std::sync::OnceLock<DtlsCertificate> = std::sync::OnceLock::new();
     OWN.get_or_init(|| {
         let key = KeyPair::generate().unwrap();
-        let certificate = CertificateParams::new(vec!["client".to_owned()]).unwrap().self_signed(&key).unwrap();
+        let certificate =
+            CertificateParams::new(vec!["client".to_owned()]).unwrap().self_signed(&key).unwrap();
         DtlsCertificate { certificate: certificate.der().to_vec(), private_key: key.serialize_der() }
     })
     .clone()
@@ -200,6 +209,26 @@ impl DtlsClient {
             let _ = self.step();
         }
     }
+}
+
+/// The first datagram of a client, and the second: with the cookie.
+pub(crate) fn hellos(world: &World, kind: Kind) -> (DtlsClient, Vec<u8>, Vec<u8>) {
+    let mut client = DtlsClient::new(world.dtls(), kind);
+    let first = client.says().remove(0);
+    client.socket.send(&first).unwrap();
+    let second = answer(&mut client);
+    (client, first, second)
+}
+
+/// What a client says to the datagram that comes next.
+fn answer(client: &mut DtlsClient) -> Vec<u8> {
+    let mut buffer = [0; 4096];
+    client.socket.set_read_timeout(Some(SOON)).unwrap();
+    let len = client.socket.recv(&mut buffer).unwrap();
+    client.socket.set_read_timeout(Some(Duration::from_millis(50))).unwrap();
+    client.dtls.handle_timeout(Instant::now()).unwrap();
+    client.dtls.handle_packet(&buffer[..len]).unwrap();
+    client.says().remove(0)
 }
 
 /// Waits until every allocation is gone.

@@ -21,8 +21,8 @@ use rustls::{
 };
 use turnpike_net::Datapath;
 use turnpike_relay::{
-    CloseReason, Config, CredentialStore, DtlsConfig, HandshakeFailure, Identity, Relay, RelayAddress, SessionLog,
-    StreamConfig, StreamStats, TlsContext,
+    CloseReason, Config, CredentialStore, DtlsConfig, HandshakeFailure, Identity, Relay, RelayAddress,
+    SessionLog, StreamConfig, StreamStats, TlsContext,
 };
 use turnpike_turn::server::{Effect, Lookup, PeerRules, ServerConfig, User};
 use turnpike_wire::{

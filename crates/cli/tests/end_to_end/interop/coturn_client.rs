@@ -99,7 +99,8 @@ fn relays_all(family: IpAddr, via: Via, more: &[&str]) {
 /// Flags for DTLS on the ports of plain UDP, if it is asked for: -S without -t.
 fn dtls(more: &[&str]) -> Vec<&'static str> {
     let wanted = more.contains(&"-S") && !more.contains(&"-t");
-    let addresses = ["127.0.0.1:0", "[::1]:0"].into_iter().filter(|address| *address != "[::1]:0" || has_ipv6());
+    let addresses =
+        ["127.0.0.1:0", "[::1]:0"].into_iter().filter(|address| *address != "[::1]:0" || has_ipv6());
     addresses.filter(|_| wanted).flat_map(|address| ["--dtls-listen", address]).collect()
 }
 
