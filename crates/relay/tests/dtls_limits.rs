@@ -118,7 +118,8 @@ fn garbage_is_counted_and_forgotten() {
         }
     }
     for first_byte in 0..=255_u8 {
-        let mut noise: Vec<u8> = (0..200_u32).map(|n| (n.wrapping_mul(2_654_435_761) >> 13) as u8).collect();
+        let mut noise: Vec<u8> =
+            (0..200_u32).map(|n| n.wrapping_mul(2_654_435_761).to_be_bytes()[1]).collect();
         noise[0] = first_byte;
         socket.send(&noise).unwrap();
         sent += 1;

@@ -147,7 +147,7 @@ fn p384_will_do_and_other_keys_are_refused_by_name() {
     };
     let (p384, ed25519) = (of(&rcgen::PKCS_ECDSA_P384_SHA384), of(&rcgen::PKCS_ED25519));
     assert!(p384.can_dtls() && !ed25519.can_dtls());
-    let refused = turnpike_relay::DtlsContext::new(&[ed25519.clone()], SOON);
+    let refused = turnpike_relay::DtlsContext::new(std::slice::from_ref(&ed25519), SOON);
     assert!(matches!(refused, Err(DtlsError::NoCertificate)));
     // The one that cannot is passed over.
     let context = context(&[ed25519.clone(), p384]);

@@ -355,7 +355,7 @@ mod tests {
                 vec![versions(), share(0x1D), cookie.clone()],
                 Some(8),
             ),
-            (vec![versions(), share(0x1D)], vec![padded(3), versions(), share(0x1D), cookie.clone()], None),
+            (vec![versions(), share(0x1D)], vec![padded(3), versions(), share(0x1D), cookie], None),
         ] {
             let second = packet(&hello(&[], &after));
             let parsed = Hello::parse(&second).unwrap();
