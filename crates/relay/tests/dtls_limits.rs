@@ -165,7 +165,7 @@ fn what_is_longer_than_a_record_is_dropped_and_counted() {
 }
 
 #[test]
-fn no_version_in_common_is_said_by_a_counter() {
+fn no_version_in_common_is_said_by_an_alert_and_a_counter() {
     let world = world();
     let (_, mut first, _) = hellos(&world, Kind::V12);
     // RFC 6347 section 4.2.1: client_version, here DTLS 1.0.
@@ -173,4 +173,9 @@ fn no_version_in_common_is_said_by_a_counter() {
     let socket = UdpSocket::bind((world.dtls().ip(), 0)).unwrap();
     socket.send_to(&first, world.dtls()).unwrap();
     world.wait_for_dtls("counted", |stats| stats.failed(DtlsFailure::Version) == 1);
+    // RFC 5246 section 7.2: fatal, protocol_version.
+    let mut alert = [0; 100];
+    socket.set_read_timeout(Some(SOON)).unwrap();
+    assert_eq!(socket.recv(&mut alert).unwrap(), 15);
+    assert_eq!((alert[0], &alert[13..15]), (21, &[2, 70][..]));
 }

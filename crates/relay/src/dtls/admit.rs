@@ -12,6 +12,12 @@ use super::{
     stats::{DtlsDrop, DtlsEnd, DtlsFailure},
 };
 
+/// RFC 6347 section 4.3.1, RFC 5246 section 7.2.
+const ALERT: u8 = 21;
+const FATAL: u8 = 2;
+const HANDSHAKE_FAILURE: u8 = 40;
+const PROTOCOL_VERSION: u8 = 70;
+
 impl Associations {
     /// Takes a ClientHello. Where an association has something to say afterwards, its slot.
     pub(super) fn greet(
@@ -28,14 +34,14 @@ impl Associations {
                     HelloError::Fragmented => self.count_drop(DtlsDrop::Fragmented),
                     HelloError::Malformed => self.count_drop(DtlsDrop::Malformed),
                     HelloError::TooLong => self.count_drop(DtlsDrop::TooLong),
-                    HelloError::Version => self.stats.failed[DtlsFailure::Version as usize] += 1,
-                    HelloError::KeyShare => self.stats.failed[DtlsFailure::KeyShare as usize] += 1,
+                    HelloError::Version => self.refuse(&client, datagram, DtlsFailure::Version, tx),
+                    HelloError::KeyShare => self.refuse(&client, datagram, DtlsFailure::KeyShare, tx),
                 }
                 return None;
             }
         };
         if hello.cookie.is_none() {
-            self.answer(now_ms, client, &hello, datagram.len(), tx);
+            self.answer(now_ms, client, &hello, datagram, tx);
             return None;
         }
         if let Some(slot) = self.slot_of(&client)
@@ -48,7 +54,7 @@ impl Associations {
     }
 
     /// Sends a cookie and keeps nothing.
-    fn answer(&mut self, now_ms: u64, client: Client, hello: &Hello<'_>, asked: usize, tx: &mut Tx) {
+    fn answer(&mut self, now_ms: u64, client: Client, hello: &Hello<'_>, datagram: &[u8], tx: &mut Tx) {
         let now = self.instant(now_ms);
         let Some(context) = &self.config.context else { return };
         let [body, packet] = &mut self.hello;
@@ -57,19 +63,36 @@ impl Associations {
         let begun = context.begin(now, hello, packet, cookie, &mut self.answer);
         let why = begun.err().map(|error| association::failure(&error));
         if let Some(why) = why {
-            self.stats.failed[why as usize] += 1;
-            return;
+            return self.refuse(&client, datagram, why, tx);
         }
         // dimpl says nothing to what it cannot read.
         if self.answer.is_empty() {
             return self.count_drop(DtlsDrop::Malformed);
         }
         // Nobody knows yet whether the client is where it says it is.
-        if self.answer.len() > asked {
+        if self.answer.len() > datagram.len() {
             return self.count_drop(DtlsDrop::Amplification);
         }
         self.stats.cookies += 1;
         tx.push_bytes(&self.route(&client), &self.answer);
+    }
+
+    /// Tells a client that there is nothing in common, which it would find out by waiting otherwise. The alert is shorter than any
+    /// ClientHello.
+    fn refuse(&mut self, client: &Client, datagram: &[u8], why: DtlsFailure, tx: &mut Tx) {
+        self.stats.failed[why as usize] += 1;
+        let description = match why {
+            DtlsFailure::Version => PROTOCOL_VERSION,
+            _ => HANDSHAKE_FAILURE,
+        };
+        let mut alert = [0; 15];
+        alert[0] = ALERT;
+        // Old clients want to see their own version.
+        alert[1..3].copy_from_slice(&datagram[1..3]);
+        alert[12] = 2;
+        alert[13] = FATAL;
+        alert[14] = description;
+        tx.push_bytes(&self.route(client), &alert);
     }
 
     fn admit(
@@ -86,7 +109,7 @@ impl Associations {
         let Some(cookie) = self.cookies.check(seconds(now_ms), &client, hello, body) else {
             // DTLS 1.2 clients may be given another; to those of DTLS 1.3 a second HelloRetryRequest is an error.
             if hello.version == Version::V12 && !self.by_client.contains_key(&client) {
-                self.answer(now_ms, client, hello, datagram.len(), tx);
+                self.answer(now_ms, client, hello, datagram, tx);
             }
             self.count_drop(DtlsDrop::BadCookie);
             return None;
@@ -101,7 +124,7 @@ impl Associations {
         let dtls = match accepted {
             Ok(dtls) => dtls,
             Err(error) => {
-                self.stats.failed[association::failure(&error) as usize] += 1;
+                self.refuse(&client, datagram, association::failure(&error), tx);
                 return None;
             }
         };
