@@ -42,7 +42,7 @@ use association::{Association, Drained, Stage};
 use cookie::CookieKey;
 use crowd::Crowd;
 
-/// Handshakes that one flush begins: each costs some hundred microseconds, and datagrams wait meanwhile.
+/// Handshakes that one flush begins: each costs about 150 us, and datagrams wait meanwhile.
 const ADMISSIONS: u32 = 16;
 /// Longest datagram of a client whose handshake is under way: what dimpl keeps of them is bounded by number only.
 const MAX_HANDSHAKE: usize = 4096;
