@@ -22,9 +22,9 @@ pub(crate) struct Cli {
 /// The subcommands.
 #[derive(Subcommand)]
 pub(crate) enum Command {
-    /// Run a TURN/STUN server over UDP (RFC 8656, RFC 8489)
+    /// Run a TURN/STUN server over UDP, TCP, TLS and DTLS (RFC 8656, RFC 8489)
     #[command(long_about = SERVE, after_help = SERVE_EXAMPLES)]
-    Serve(ServeArgs),
+    Serve(Box<ServeArgs>),
     /// Forward TCP and UDP ports: instead of rinetd, oxidinetd, realm or socat
     #[command(long_about = FORWARD, after_help = FORWARD_EXAMPLES)]
     Forward(Box<ForwardArgs>),
@@ -54,7 +54,7 @@ const EXIT_CODES: &str = "\
 Exit codes: 0 done, 1 failed, 2 bad usage or configuration, 3 an asked-for limit (--max-loss, --max-p99, --fail-on) was exceeded.";
 
 const SERVE: &str = "\
-Run a TURN/STUN server over UDP (RFC 8656, RFC 8489).
+Run a TURN/STUN server over UDP, TCP, TLS and DTLS (RFC 8656, RFC 8489).
 
 With no flag at all it works: it listens on port 3478 of all addresses, relays on the addresses of the default routes, makes up a \
 user and prints its password once on standard output, and serves metrics on loopback. Log lines go to standard error.

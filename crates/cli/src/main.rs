@@ -52,7 +52,7 @@ const LIMIT_EXCEEDED: u8 = 3;
 
 fn main() -> ExitCode {
     match Cli::parse().command {
-        Command::Serve(args) => run_server(args),
+        Command::Serve(args) => run_server(*args),
         Command::Forward(args) => run_forwarder(*args),
         Command::CheckConfig(args) => check_config(*args),
         Command::Credentials(args) => print_credentials(args),

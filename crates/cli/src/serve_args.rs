@@ -24,6 +24,11 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "ADDR:PORT")]
     tls_listen: Vec<String>,
 
+    /// UDP address to listen on by DTLS 1.2 and 1.3, with --tls-cert and --tls-key, whose key must be ECDSA; one that is in --listen
+    /// too serves plain UDP and DTLS, told apart by the first byte; repeat for several [default: none]
+    #[arg(long, value_name = "ADDR:PORT")]
+    dtls_listen: Vec<String>,
+
     /// Certificate chain, PEM, the server's own first; read again when it changes. More of them, chosen by server name, can be
     /// named in the file [default: none]
     #[arg(long, value_name = "FILE")]
@@ -104,6 +109,7 @@ impl ServeArgs {
         let mut flags = Flags::new();
         flags.set("server.listen", "--listen", self.listen);
         flags.set("tls.listen", "--tls-listen", self.tls_listen);
+        flags.set("dtls.listen", "--dtls-listen", self.dtls_listen);
         flags.set("tls.cert", "--tls-cert", self.tls_cert);
         flags.set("tls.key", "--tls-key", self.tls_key);
         flags.set("server.realm", "--realm", self.realm);

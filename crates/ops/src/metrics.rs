@@ -16,7 +16,7 @@ use prometheus_client::{
     encoding::{DescriptorEncoder, NoLabelSet},
     metrics::MetricType,
 };
-use turnpike_relay::{CloseReason, HandshakeFailure, WorkerSnapshot};
+use turnpike_relay::{CloseReason, DtlsDrop, DtlsEnd, DtlsFailure, HandshakeFailure, WorkerSnapshot};
 
 use crate::exposition::{self, Common, Families};
 
@@ -57,6 +57,7 @@ impl Collector for Scrape {
         page.sent()?;
         page.streams()?;
         page.peers()?;
+        page.dtls()?;
         self.common.encode(&mut page.encoder)
     }
 }
@@ -201,6 +202,41 @@ impl Families<'_, '_, WorkerSnapshot> {
         })?;
         self.each("stream_sent", "Messages for clients on connections.", |snapshot| snapshot.streams.sent)?;
         self.each("stream_writes", "Send calls on connections.", |snapshot| snapshot.streams.writes)
+    }
+
+    /// DTLS clients.
+    fn dtls(&mut self) -> fmt::Result {
+        let mut metric = self.encoder.encode_descriptor(
+            "dtls_associations",
+            "DTLS associations that exist, by how far they have come.",
+            None,
+            MetricType::Gauge,
+        )?;
+        for (worker, snapshot) in self.snapshots {
+            for (stage, count) in [("half_open", snapshot.dtls.half_open), ("open", snapshot.dtls.open)] {
+                metric
+                    .encode_family(&[("worker", worker.as_str()), ("stage", stage)])?
+                    .encode_gauge(&count)?;
+            }
+        }
+        self.each("dtls_cookies", "Cookies sent to DTLS clients.", |snapshot| snapshot.dtls.cookies)?;
+        self.by("dtls_handshakes", "DTLS handshakes finished, by version.", "version", |snapshot| {
+            vec![("1.2", snapshot.dtls.handshakes_1_2), ("1.3", snapshot.dtls.handshakes_1_3)]
+        })?;
+        self.by("dtls_handshakes_failed", "DTLS handshakes that failed, by reason.", "reason", |snapshot| {
+            DtlsFailure::ALL.iter().map(|why| (why.name(), snapshot.dtls.failed(*why))).collect()
+        })?;
+        self.by("dtls_ended", "DTLS associations that ended, by reason.", "reason", |snapshot| {
+            DtlsEnd::ALL.iter().map(|why| (why.name(), snapshot.dtls.ended(*why))).collect()
+        })?;
+        self.by("dtls_dropped", "Datagrams dropped on DTLS listeners, by reason.", "reason", |snapshot| {
+            DtlsDrop::ALL.iter().map(|why| (why.name(), snapshot.dtls.dropped(*why))).collect()
+        })?;
+        self.each("dtls_datagrams", "Datagrams received for DTLS.", |snapshot| snapshot.dtls.datagrams)?;
+        self.each("dtls_received", "Messages decrypted from DTLS clients.", |snapshot| {
+            snapshot.dtls.received
+        })?;
+        self.each("dtls_sent", "Messages encrypted for DTLS clients.", |snapshot| snapshot.dtls.sent)
     }
 
     /// TCP relaying, and what workers say to one another.

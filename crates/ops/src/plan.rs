@@ -8,7 +8,7 @@ use std::{
 };
 
 use turnpike_net::Datapath;
-use turnpike_relay::{Config, Layout, RelayAddress, StreamConfig, TlsContext};
+use turnpike_relay::{Config, DtlsConfig, DtlsContext, Layout, RelayAddress, StreamConfig, TlsContext};
 use turnpike_turn::server::{
     DiscoveryLimits, ListenerId, ListenerProfile, NatDiscovery, NonceKey, PeerRules, ServerConfig,
 };
@@ -40,7 +40,12 @@ pub struct Plan {
 impl Plan {
     /// Asks the machine for what the settings do not say. Sends nothing.
     #[must_use]
-    pub fn new(settings: &Settings, nonce_key: NonceKey, tls: Option<Arc<TlsContext>>) -> Self {
+    pub fn new(
+        settings: &Settings,
+        nonce_key: NonceKey,
+        tls: Option<Arc<TlsContext>>,
+        dtls: Option<Arc<DtlsContext>>,
+    ) -> Self {
         let mut notes = Vec::new();
         let relay = relay_addresses(settings, &mut notes);
         let (datapath, datapath_reason) = match settings.datapath {
@@ -61,9 +66,20 @@ impl Plan {
             max_idle: settings.max_idle_connections,
             max_idle_per_address: settings.max_idle_connections_per_address,
         };
+        let dtls = DtlsConfig {
+            listen: if dtls.is_some() { settings.dtls_listen.clone() } else { Vec::new() },
+            context: dtls,
+            max_half_open: settings.max_half_open,
+            max_half_open_per_network: settings.max_half_open_per_network,
+            handshake_ms: u64::from(settings.first_message_timeout) * 1000,
+            max_idle: settings.max_idle_connections,
+            max_idle_per_network: settings.max_idle_connections_per_address,
+            idle_ms: u64::from(settings.idle_timeout) * 1000,
+        };
         listen.extend(discovery_listeners(settings, &listen));
-        let layout = Layout::new(&listen, &streams);
+        let layout = Layout::new(&listen, &dtls.listen, &streams);
         let config = Config {
+            dtls,
             workers: workers(settings),
             datapath,
             busy_poll: std::time::Duration::from_micros(settings.busy_poll_us.into()),
@@ -94,7 +110,7 @@ impl Plan {
         } else {
             config.workers * 2 * (config.server.max_total_connections + PIPES)
         };
-        let sockets = (config.listen.len() + listeners) * config.workers
+        let sockets = (config.listen.len() + config.dtls.listen.len() + listeners) * config.workers
             + 2 * config.max_allocations
             + config.max_reservations()
             + streams
@@ -263,7 +279,8 @@ fn is_private(address: &IpAddr) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::{DiscoverySettings, StoredKey};
+    use crate::config::{DiscoverySettings, RealmSettings, StoredKey};
+    use turnpike_turn::server::{RealmId, Transport};
 
     #[test]
     fn a_credential_is_generated_only_when_nobody_could_authenticate() {
@@ -326,11 +343,24 @@ mod tests {
         let more: Vec<String> =
             discovery_listeners(&settings, &listen).iter().map(ToString::to_string).collect();
         assert_eq!(more, ["127.0.0.1:3479"]);
-        let server =
-            server_config(&settings, &Layout::new(&listen, &StreamConfig::default()), &[], NonceKey([0; 32]));
+        let layout = Layout::new(&listen, &[], &StreamConfig::default());
+        let server = server_config(&settings, &layout, &[], NonceKey([0; 32]));
         assert_eq!(server.nat_discovery.len(), 1);
         assert_eq!(server.discovery_limits, DiscoveryLimits { per_source: 10, total: 33 });
         assert!(discovery_listeners(&Settings::default(), &listen).is_empty());
+    }
+
+    #[test]
+    fn a_dtls_listener_serves_the_realms_of_its_address() {
+        let [udp, dtls] = ["10.0.0.1:3478", "10.0.0.1:5349"].map(|at| at.parse().expect("an address"));
+        let tenant =
+            RealmSettings { name: "tenant".to_owned(), listen: vec![dtls], ..RealmSettings::default() };
+        let settings =
+            Settings { secrets: vec![Secret::new("s")], realms: vec![tenant], ..Settings::default() };
+        let layout = Layout::new(&[udp], &[dtls], &StreamConfig::default());
+        let profiles = server_config(&settings, &layout, &[], NonceKey([0; 32])).listeners;
+        assert_eq!((profiles[0].transport, &profiles[0].realms[..]), (Transport::Udp, &[RealmId(0)][..]));
+        assert_eq!((profiles[1].transport, &profiles[1].realms[..]), (Transport::Dtls, &[RealmId(1)][..]));
     }
 
     #[test]

@@ -11,7 +11,9 @@ use std::{
 };
 
 use tokio::net::TcpListener;
-use turnpike_relay::{CredentialStore, Identity, Layout, Relay, SessionLog, StartError, TlsContext};
+use turnpike_relay::{
+    CredentialStore, DtlsContext, DtlsError, Identity, Layout, Relay, SessionLog, StartError, TlsContext,
+};
 use turnpike_turn::server::NonceKey;
 
 use crate::{
@@ -50,6 +52,9 @@ pub enum ServeError {
     /// rustls.
     #[error("cannot prepare TLS: {0}")]
     Tls(String),
+    /// dimpl.
+    #[error(transparent)]
+    Dtls(#[from] DtlsError),
     /// The control thread itself.
     #[error("cannot start the control thread: {0}")]
     Control(#[source] io::Error),
@@ -80,6 +85,7 @@ struct Control<'a> {
     addresses: Vec<turnpike_relay::RelayAddress>,
     draining: Arc<AtomicBool>,
     tls: Option<Arc<TlsContext>>,
+    dtls: Option<Arc<DtlsContext>>,
     watch: CertificateWatch,
 }
 
@@ -101,7 +107,13 @@ impl<'a> Control<'a> {
             let context = TlsContext::new(&identities);
             Some(Arc::new(context.map_err(|error| ServeError::Tls(error.to_string()))?))
         };
-        let plan = Plan::new(&settings, nonce_key, tls.clone());
+        let dtls = if settings.dtls_listen.is_empty() {
+            None
+        } else {
+            let handshake = Duration::from_secs(u64::from(settings.first_message_timeout));
+            Some(Arc::new(DtlsContext::new(&identities, handshake)?))
+        };
+        let plan = Plan::new(&settings, nonce_key, tls.clone(), dtls.clone());
         raise_open_files(&plan);
 
         let admin = admin::bind(settings.admin, settings.is_explicit("admin.listen")).await?;
@@ -120,6 +132,7 @@ impl<'a> Control<'a> {
             started: settings.clone(),
             watch: CertificateWatch::new(&settings),
             tls,
+            dtls,
             settings,
             generated,
             nonce_key,
@@ -251,6 +264,10 @@ impl<'a> Control<'a> {
             }
             (Some(tls), _) => {
                 tls.replace(identities);
+                // A file that no longer has dtls.listen may name certificates that DTLS cannot use.
+                if let Some(Err(error)) = self.dtls.as_ref().map(|dtls| dtls.replace(identities)) {
+                    tracing::warn!("{error}: DTLS keeps the old one until a restart");
+                }
                 tracing::info!(certificates = identities.len(), "certificates loaded");
             }
         }
@@ -265,7 +282,8 @@ fn raise_open_files(plan: &Plan) {
 fn say_what_started(plan: &Plan, relay: &Relay, admin: Option<&TcpListener>) {
     let config = &plan.config;
     let listeners = relay.listeners();
-    for (protocol, addresses) in [("udp", &listeners.udp), ("tcp", &listeners.tcp), ("tls", &listeners.tls)] {
+    let turnpike_relay::runtime::Listeners { udp, tcp, tls, dtls } = listeners;
+    for (protocol, addresses) in [("udp", udp), ("tcp", tcp), ("tls", tls), ("dtls", dtls)] {
         for address in addresses {
             tracing::info!("listening on {protocol} {address}");
         }

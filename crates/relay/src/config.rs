@@ -9,7 +9,7 @@ use std::{
 use turnpike_net::Datapath;
 use turnpike_turn::server::ServerConfig;
 
-use crate::{Layout, StreamConfig};
+use crate::{DtlsConfig, Layout, StreamConfig};
 
 /// An address that relayed transport addresses are made on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,6 +38,8 @@ pub struct Config {
     pub listen: Vec<SocketAddr>,
     /// TCP and TLS. A listener of the same address and port 0 as one of `listen` gets that one's port.
     pub streams: StreamConfig,
+    /// DTLS.
+    pub dtls: DtlsConfig,
     /// Threads; at least 1.
     pub workers: usize,
     /// Step of the ladder.
@@ -66,7 +68,7 @@ impl Config {
     /// What the numbers of its listeners stand for.
     #[must_use]
     pub fn layout(&self) -> Layout {
-        Layout::new(&self.listen, &self.streams)
+        Layout::new(&self.listen, &self.dtls.listen, &self.streams)
     }
 
     /// Ports that may be reserved (EVEN-PORT with R = 1) and not yet used, over all relay addresses: a sixteenth of them.

@@ -1,7 +1,7 @@
 //! Which listener numbers there are, and what each stands for: the state machine knows a client's listener by its number alone,
 //! and with it the transport and the realms that it serves.
 
-use std::net::SocketAddr;
+use std::{net::SocketAddr, ops::Range};
 
 use turnpike_turn::server::{ListenerId, ListenerProfile, Transport};
 
@@ -10,14 +10,16 @@ use crate::StreamConfig;
 /// The numbers of all listeners of a relay:
 ///
 /// ```text
-/// │ UDP listeners │ first stream listener: TCP, TLS │ second: TCP, TLS │ … │ first server name: each stream listener │ … │
+/// │ UDP │ DTLS │ first stream listener: TCP, TLS │ second: TCP, TLS │ … │ first server name: each stream listener │ … │
 /// ```
 ///
-/// Server names that a reload adds get further numbers; no number ever changes. Streams stand last, so that one comparison tells
-/// whether a client is one: DTLS listeners, whose clients are sent datagrams like any other, belong in front of them.
+/// Server names that a reload adds get further numbers; no number ever changes. Plain UDP stands first, so that one comparison
+/// tells whether a client is anything else, and streams last, so that one more tells whether it is one of theirs. A DTLS listener
+/// has a number of its own even where it shares the socket of a UDP listener.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Layout {
     udp: Vec<SocketAddr>,
+    dtls: Vec<SocketAddr>,
     streams: Vec<SocketAddr>,
     server_names: Vec<String>,
 }
@@ -34,11 +36,12 @@ pub struct Entry<'a> {
 }
 
 impl Layout {
-    /// UDP listeners, and those for streams: TCP before TLS.
+    /// UDP listeners, those for DTLS, and those for streams: TCP before TLS.
     #[must_use]
-    pub fn new(udp: &[SocketAddr], streams: &StreamConfig) -> Self {
+    pub fn new(udp: &[SocketAddr], dtls: &[SocketAddr], streams: &StreamConfig) -> Self {
         let mut layout = Self {
             udp: udp.to_vec(),
+            dtls: dtls.to_vec(),
             streams: [&streams.listen[..], &streams.tls_listen].concat(),
             server_names: Vec::new(),
         };
@@ -60,13 +63,14 @@ impl Layout {
     pub fn entries(&self) -> impl Iterator<Item = Entry<'_>> {
         let of = |transport, address, server_name| Entry { transport, address, server_name };
         let udp = self.udp.iter().map(move |address| of(Transport::Udp, *address, None));
+        let dtls = self.dtls.iter().map(move |address| of(Transport::Dtls, *address, None));
         let streams = self.streams.iter().flat_map(move |address| {
             [of(Transport::Tcp, *address, None), of(Transport::Tls, *address, None)]
         });
         let named = self.server_names.iter().flat_map(move |name| {
             self.streams.iter().map(move |address| of(Transport::Tls, *address, Some(name)))
         });
-        udp.chain(streams).chain(named)
+        udp.chain(dtls).chain(streams).chain(named)
     }
 
     /// What all numbers are to the state machine: the realms are those of `wanted`, where it has this number.
@@ -78,14 +82,19 @@ impl Layout {
         self.entries().enumerate().map(profile).collect()
     }
 
-    /// The first number that is no UDP listener's.
+    /// The numbers of DTLS listeners, in order; the first is the first that is not plain UDP's.
+    pub(crate) fn dtls(&self) -> Range<u16> {
+        number(self.udp.len())..self.first_stream()
+    }
+
+    /// The first number of a stream listener.
     pub(crate) fn first_stream(&self) -> u16 {
-        number(self.udp.len())
+        number(self.before_streams())
     }
 
     /// The number of a stream listener for TCP clients.
     pub(crate) fn tcp(&self, place: usize) -> ListenerId {
-        ListenerId(number(self.udp.len() + 2 * place))
+        ListenerId(number(self.before_streams() + 2 * place))
     }
 
     /// The number of a stream listener for TLS clients that asked for this name.
@@ -93,9 +102,13 @@ impl Layout {
         let known = |name: &str| self.server_names.iter().position(|known| known.eq_ignore_ascii_case(name));
         let count = self.streams.len();
         ListenerId(number(match server_name.and_then(known) {
-            Some(name) => self.udp.len() + (2 + name) * count + place,
-            None => self.udp.len() + 2 * place + 1,
+            Some(name) => self.before_streams() + (2 + name) * count + place,
+            None => self.before_streams() + 2 * place + 1,
         }))
+    }
+
+    fn before_streams(&self) -> usize {
+        self.udp.len() + self.dtls.len()
     }
 }
 
@@ -117,15 +130,21 @@ mod tests {
             server_names: vec!["a.example".to_owned(), "B.example".to_owned()],
             ..StreamConfig::default()
         };
-        Layout::new(&[at("10.0.0.1:3478")], &streams)
+        let dtls = ["10.0.0.1:3478", "10.0.0.1:443"].map(at);
+        Layout::new(&[at("10.0.0.1:3478")], &dtls, &streams)
     }
 
     #[test]
     fn every_number_is_where_the_list_has_it() {
         let layout = layout();
         let entries: Vec<_> = layout.entries().collect();
-        assert_eq!(entries.len(), 1 + 2 * 2 + 2 * 2);
+        assert_eq!(entries.len(), 1 + 2 + 2 * 2 + 2 * 2);
         assert_eq!(entries[0].transport, Transport::Udp);
+        assert_eq!(layout.dtls(), 1..3);
+        for (place, number) in layout.dtls().enumerate() {
+            let dtls = entries[usize::from(number)];
+            assert_eq!((dtls.transport, dtls.address), (Transport::Dtls, layout.dtls[place]));
+        }
         for place in 0..2 {
             let tcp = entries[usize::from(layout.tcp(place).0)];
             assert_eq!((tcp.transport, tcp.address), (Transport::Tcp, layout.streams[place]));
@@ -140,7 +159,7 @@ mod tests {
                 assert_eq!(tls.server_name, found, "{asked:?}");
             }
         }
-        assert_eq!(layout.first_stream(), 1);
+        assert_eq!(layout.first_stream(), 3);
     }
 
     #[test]
@@ -157,7 +176,7 @@ mod tests {
         let wanted = [ListenerProfile { realms: vec![RealmId(3)], ..ListenerProfile::default() }];
         let profiles = layout().profiles(&wanted);
         assert_eq!(profiles[0].realms, [RealmId(3)]);
-        assert_eq!(profiles[1].transport, Transport::Tcp);
-        assert_eq!(profiles[1].realms, ListenerProfile::default().realms);
+        assert_eq!(profiles[3].transport, Transport::Tcp);
+        assert_eq!(profiles[3].realms, ListenerProfile::default().realms);
     }
 }

@@ -8,6 +8,7 @@
 
 pub mod config;
 mod discovery;
+pub mod dtls;
 mod gate;
 pub mod layout;
 mod peers;
@@ -17,6 +18,7 @@ pub mod stream;
 mod worker;
 
 pub use config::{Config, RealmLimits, RelayAddress};
+pub use dtls::{DtlsConfig, DtlsContext, DtlsDrop, DtlsEnd, DtlsError, DtlsFailure, DtlsStats};
 pub use layout::Layout;
 pub use peers::PeerStats;
 pub use runtime::{CredentialStore, Relay, SessionLog, StartError, WorkerSnapshot};

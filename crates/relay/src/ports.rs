@@ -311,6 +311,7 @@ mod tests {
         Ports::new(&Config {
             listen: vec![],
             streams: crate::StreamConfig::default(),
+            dtls: crate::DtlsConfig::default(),
             workers: 1,
             datapath: Datapath::Basic,
             busy_poll: std::time::Duration::ZERO,

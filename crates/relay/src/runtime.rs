@@ -12,7 +12,8 @@ use turnpike_turn::server::{Effect, Lookup, NatDiscovery, ServerConfig, Stats, U
 use turnpike_wire::integrity::{Key, KeyAlgorithm};
 
 use crate::{
-    Config, Layout, RealmLimits, RelayAddress, discovery,
+    Config, DtlsStats, Layout, RealmLimits, RelayAddress, discovery,
+    dtls::Associations,
     gate::{Quotas, SharedStore},
     peers::PeerStats,
     ports::Ports,
@@ -46,7 +47,7 @@ pub enum StartError {
     /// A listener could not be bound.
     #[error("cannot listen on {protocol} {address}: {source}; {remedy}")]
     Listen {
-        /// `udp`, `tcp` or `tls`.
+        /// `udp`, `tcp`, `tls` or `dtls`.
         protocol: &'static str,
         /// Which.
         address: SocketAddr,
@@ -103,6 +104,8 @@ pub struct WorkerSnapshot {
     pub peers: PeerStats,
     /// Messages between workers that were lost because one did not keep up; clients repeat what matters.
     pub letters_lost: u64,
+    /// DTLS associations.
+    pub dtls: DtlsStats,
 }
 
 /// A running relay. Dropping it stops the workers.
@@ -124,6 +127,8 @@ pub struct Listeners {
     pub tcp: Vec<SocketAddr>,
     /// TLS, and TCP where that is not refused.
     pub tls: Vec<SocketAddr>,
+    /// DTLS; an address that is in `udp` too is one socket for both.
+    pub dtls: Vec<SocketAddr>,
 }
 
 struct Handle {
@@ -169,6 +174,7 @@ impl Relay {
         quotas.limit(&config.realm_limits);
         let ports = Arc::new(Ports::new(config));
         let stream_config = Arc::new(config.streams.clone());
+        let dtls_config = Arc::new(config.dtls.clone());
         let admission = Arc::new(Admission::new(stream_config.max_idle, stream_config.max_idle_per_address));
         let layout = Arc::new(layout);
         let mut relay = Self {
@@ -192,7 +198,11 @@ impl Relay {
             let (worker, waker) = Worker::new(
                 number,
                 config,
-                &listeners.udp,
+                &listeners,
+                |started| {
+                    let settings = Arc::clone(&dtls_config);
+                    Associations::new(layout.dtls(), settings, config.workers, started)
+                },
                 |poller| {
                     let (config, layout) = (Arc::clone(&stream_config), Arc::clone(&layout));
                     Streams::new(layout, config, Arc::clone(&admission), sockets, poller)
@@ -300,7 +310,8 @@ impl Drop for Relay {
 /// Where clients reach us: the listeners, and for a wildcard one its port on every relay address.
 fn own_endpoints(listeners: &Listeners, relays: &[RelayAddress]) -> Vec<SocketAddr> {
     let mut own = Vec::new();
-    for listener in listeners.udp.iter().chain(&listeners.tcp).chain(&listeners.tls) {
+    let Listeners { udp, tcp, tls, dtls } = listeners;
+    for listener in [udp, tcp, tls, dtls].into_iter().flatten() {
         own.push(*listener);
         if listener.ip().is_unspecified() {
             let told = relays.iter().flat_map(|relay| [Some(relay.bind), relay.external]).flatten();
@@ -321,6 +332,8 @@ fn probe_listeners(config: &Config) -> Result<Listeners, StartError> {
     let mut listeners = Listeners::default();
     let wanted = &config.streams.listen;
     let mut tcp: Vec<Option<SocketAddr>> = vec![None; wanted.len()];
+    let secure = &config.dtls.listen;
+    let mut dtls: Vec<Option<SocketAddr>> = vec![None; secure.len()];
     for address in &config.listen {
         let place = (0..wanted.len()).find(|place| wanted[*place] == *address && tcp[*place].is_none());
         let (udp, also) = probe_pair(*address, place.is_some())?;
@@ -328,6 +341,13 @@ fn probe_listeners(config: &Config) -> Result<Listeners, StartError> {
         if let Some(place) = place {
             tcp[place] = also;
         }
+        let shared = (0..secure.len()).find(|place| secure[*place] == *address && dtls[*place].is_none());
+        if let Some(place) = shared {
+            dtls[place] = Some(udp);
+        }
+    }
+    for (address, found) in secure.iter().zip(dtls) {
+        listeners.dtls.push(found.map_or_else(|| probe_dtls(*address), Ok)?);
     }
     for (address, found) in wanted.iter().zip(tcp) {
         listeners.tcp.push(found.map_or_else(|| probe_stream("tcp", *address), Ok)?);
@@ -354,6 +374,11 @@ fn probe_pair(address: SocketAddr, also_tcp: bool) -> Result<(SocketAddr, Option
             Err(source) => return Err(listen_error("tcp", udp, source)),
         }
     }
+}
+
+fn probe_dtls(address: SocketAddr) -> Result<SocketAddr, StartError> {
+    let socket = UdpSocket::bind(address, &UdpOptions::default());
+    Ok(socket.map_err(|source| listen_error("dtls", address, source))?.local_addr())
 }
 
 fn probe_stream(protocol: &'static str, address: SocketAddr) -> Result<SocketAddr, StartError> {
@@ -384,9 +409,13 @@ mod tests {
     fn a_wildcard_listener_is_ours_on_every_relay_address() {
         let relays = [RelayAddress { bind: "10.0.0.5".parse().unwrap(), external: "192.0.2.5".parse().ok() }];
         let at = |text: &str| vec![text.parse().unwrap()];
-        let listeners =
-            Listeners { udp: at("0.0.0.0:3478"), tcp: at("0.0.0.0:3478"), tls: at("10.0.0.7:5349") };
+        let listeners = Listeners {
+            udp: at("0.0.0.0:3478"),
+            tcp: at("0.0.0.0:3478"),
+            tls: at("10.0.0.7:5349"),
+            dtls: at("10.0.0.8:443"),
+        };
         let own = own_endpoints(&listeners, &relays).iter().map(ToString::to_string).collect::<Vec<_>>();
-        assert_eq!(own, ["0.0.0.0:3478", "10.0.0.5:3478", "10.0.0.7:5349", "192.0.2.5:3478"]);
+        assert_eq!(own, ["0.0.0.0:3478", "10.0.0.5:3478", "10.0.0.7:5349", "10.0.0.8:443", "192.0.2.5:3478"]);
     }
 }

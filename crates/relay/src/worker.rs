@@ -1,6 +1,7 @@
 //! One worker: one thread, its own sockets, its own state machine. The life of a packet is [`Worker::run`], read from top to
 //! bottom.
 
+mod dtls;
 mod letters;
 mod peers;
 
@@ -28,10 +29,11 @@ use turnpike_wire::address::canonical;
 
 use crate::{
     Config, Layout, SessionLog, StartError, WorkerSnapshot,
+    dtls::Associations,
     gate::WorkerGate,
     peers::{FIRST_TOKEN as FIRST_PEER_TOKEN, Peers},
     ports::{Opened, Ports, Refusal},
-    runtime::listen_error,
+    runtime::{Listeners, listen_error},
     stream::{Incoming, Streams, Token},
 };
 use letters::Letter;
@@ -64,6 +66,10 @@ pub(crate) struct Shared {
 enum Role {
     Free,
     Listener(ListenerId),
+    /// For DTLS: which of its listeners.
+    Dtls(usize),
+    /// For plain UDP and DTLS.
+    Both(ListenerId, usize),
     Relay(RelayId),
 }
 
@@ -123,6 +129,7 @@ struct Out {
     relays: Vec<[Option<SocketId>; 2]>,
     ttl_expired: u64,
     streams: Streams,
+    dtls: Associations,
 }
 
 impl Worker {
@@ -130,7 +137,8 @@ impl Worker {
     pub(crate) fn new(
         number: usize,
         config: &Config,
-        listen: &[SocketAddr],
+        listeners: &Listeners,
+        dtls: impl FnOnce(Instant) -> Associations,
         streams: impl FnOnce(&Poller) -> io::Result<Streams>,
         gate: WorkerGate,
         ports: Arc<Ports>,
@@ -142,6 +150,7 @@ impl Worker {
         poller.set_busy_poll(config.busy_poll);
         let waker = Waker::new(&poller, WAKER)?;
         let streams = streams(&poller)?;
+        let started = Instant::now();
         let mut worker = Self {
             number,
             server: Server::of_many(Arc::new(config.server.clone()), gate, seat(number, config)),
@@ -154,6 +163,7 @@ impl Worker {
                 relays: Vec::new(),
                 ttl_expired: 0,
                 streams,
+                dtls: dtls(started),
             },
             sockets: Sockets::default(),
             listeners: Vec::new(),
@@ -165,36 +175,49 @@ impl Worker {
             inbox,
             shared,
             counted: WorkerSnapshot::default(),
-            started: Instant::now(),
+            started,
             published_ms: 0,
             dirty: true,
             complained: false,
         };
-        for address in listen {
+        for address in &listeners.udp {
             worker.listen(*address, config)?;
+        }
+        for address in &listeners.dtls {
+            let shared = listeners.udp.iter().position(|udp| udp == address);
+            worker.listen_dtls(*address, shared, config)?;
         }
         Ok((worker, waker))
     }
 
     fn listen(&mut self, address: SocketAddr, config: &Config) -> Result<(), StartError> {
-        let wildcard = address.ip().is_unspecified();
+        let id = ListenerId(u16::try_from(self.listeners.len()).unwrap_or(u16::MAX));
+        let (socket, bound) = self.bind_udp("udp", address, Role::Listener(id), config)?;
+        self.listeners.push(Listener { socket, bound });
+        self.out.listeners.push((socket, address.ip().is_unspecified()));
+        Ok(())
+    }
+
+    fn bind_udp(
+        &mut self,
+        protocol: &'static str,
+        address: SocketAddr,
+        role: Role,
+        config: &Config,
+    ) -> Result<(SocketId, SocketAddr), StartError> {
         let options = UdpOptions {
             reuse_port: config.workers > 1,
             recv_buffer: Some(config.listener_buffer),
             send_buffer: Some(config.listener_buffer),
             gro: config.datapath == Datapath::Gso,
-            packet_info: wildcard,
+            packet_info: address.ip().is_unspecified(),
             ip_header: true,
             errors: false,
         };
         let socket =
-            UdpSocket::bind(address, &options).map_err(|error| listen_error("udp", address, error))?;
+            UdpSocket::bind(address, &options).map_err(|error| listen_error(protocol, address, error))?;
         let bound = socket.local_addr();
-        let id = ListenerId(u16::try_from(self.listeners.len()).unwrap_or(u16::MAX));
-        let socket = self.adopt(socket, Role::Listener(id))?;
-        self.listeners.push(Listener { socket, bound });
-        self.out.listeners.push((socket, wildcard));
-        Ok(())
+        Ok((self.adopt(socket, role)?, bound))
     }
 
     /// Serves until told to stop.
@@ -223,6 +246,8 @@ impl Worker {
                 match role {
                     Some(Role::Listener(id)) => self.receive_from_clients(now, id),
                     Some(Role::Relay(relay)) => self.receive_from_peers(now, relay, event),
+                    Some(Role::Dtls(place)) => self.receive_by_dtls(now, place, None),
+                    Some(Role::Both(id, place)) => self.receive_by_dtls(now, place, Some(id)),
                     _ if event.token == WAKER => {
                         if self.obey(now) {
                             return;
@@ -236,6 +261,10 @@ impl Worker {
                 self.out.streams.handle_timeout(now.ms, &self.poller);
                 self.dirty = true;
             }
+            if self.out.dtls.poll_timeout().is_some_and(|due| due <= now.ms) {
+                self.out.dtls.handle_timeout(now.ms, &mut self.out.tx);
+                self.dirty = true;
+            }
             if self.peers.poll_timeout().is_some_and(|due| due <= now.ms) {
                 self.resume_peers(now);
             }
@@ -246,10 +275,14 @@ impl Worker {
             // Before the flush: some of them have a reply.
             self.carry_out_effects(now);
             self.flush();
-            while let Some(client) = self.out.streams.next_gone() {
+            while let Some(client) = self.out.streams.next_gone().or_else(|| self.out.dtls.next_gone()) {
                 self.server.disconnected(now, &client);
             }
             self.carry_out_effects(now);
+            // Farewells to DTLS clients that had to give way.
+            if self.out.tx.queued() > 0 {
+                self.flush();
+            }
             self.publish(now.ms);
         }
     }
@@ -418,6 +451,7 @@ impl Worker {
     fn flush(&mut self) {
         self.out.tx.flush(&mut self.sockets, &self.rx);
         self.out.streams.flush(&self.rx, &self.poller);
+        self.out.dtls.flushed();
         self.rx.reset();
     }
 
@@ -498,6 +532,7 @@ impl Worker {
     fn carry_out_effects(&mut self, now: Now) {
         while let Some(effect) = self.server.poll_effect() {
             self.out.streams.effect(now.ms, &effect);
+            self.out.dtls.effect(now.ms, &effect, &mut self.out.tx);
             match &effect {
                 Effect::Closed { allocation, .. } => {
                     for family in [Family::V4, Family::V6] {
@@ -548,6 +583,8 @@ impl Worker {
                     self.server.close_all(now, ClosedReason::Shutdown);
                     self.carry_out_effects(now);
                     self.out.streams.shutdown(&self.poller);
+                    self.out.dtls.shutdown(&mut self.out.tx);
+                    self.flush();
                     self.dirty = true;
                     self.publish(self.published_ms + PUBLISH_MS);
                     return true;
@@ -566,8 +603,8 @@ impl Worker {
     fn due(&self) -> Option<u64> {
         let timer = self.server.poll_timeout();
         let publish = self.dirty.then_some(self.published_ms + PUBLISH_MS);
-        let streams = self.out.streams.poll_timeout();
-        [timer, publish, streams, self.peers.poll_timeout()].into_iter().flatten().min()
+        let (streams, dtls) = (self.out.streams.poll_timeout(), self.out.dtls.poll_timeout());
+        [timer, publish, streams, dtls, self.peers.poll_timeout()].into_iter().flatten().min()
     }
 
     fn publish(&mut self, now_ms: u64) {
@@ -588,6 +625,7 @@ impl Worker {
         counted.tx = *self.out.tx.stats();
         counted.ttl_expired = self.out.ttl_expired;
         counted.streams = self.out.streams.stats();
+        counted.dtls = self.out.dtls.stats();
         self.shared.snapshot.lock().unwrap_or_else(PoisonError::into_inner).clone_from(counted);
     }
 }
@@ -605,8 +643,14 @@ impl Out {
                 self.tx.push(&route, &[], rx.span(payload), 0);
                 None
             }
-            Verdict::ToClient { client, header, payload, .. } if self.streams.has(&client) => {
-                self.streams.relay(&client, header.as_slice(), rx.span(payload));
+            Verdict::ToClient { client, header, payload, padding } if !self.is_plain(&client) => {
+                if self.streams.has(&client) {
+                    self.streams.relay(&client, header.as_slice(), rx.span(payload));
+                } else {
+                    let ttl = self.next_ttl(buffer)?;
+                    let message = [header.as_slice(), payload];
+                    self.dtls.relay(&client, message, padding, (buffer.tos, ttl), &mut self.tx);
+                }
                 None
             }
             Verdict::ToClient { client, header, payload, padding } => {
@@ -655,11 +699,19 @@ impl Out {
     }
 
     fn reply_to(&mut self, client: Client, bytes: &[u8]) {
-        if self.streams.has(&client) {
+        if self.is_plain(&client) {
+            self.tx.push_bytes(&self.route_to(client), bytes);
+        } else if self.streams.has(&client) {
             self.streams.reply(&client, bytes);
         } else {
-            self.tx.push_bytes(&self.route_to(client), bytes);
+            self.dtls.reply(&client, bytes, &mut self.tx);
         }
+    }
+
+    /// Whether this client sends plain UDP: the numbers of its listeners are the first ([`Layout`]).
+    #[inline]
+    fn is_plain(&self, client: &Client) -> bool {
+        usize::from(client.listener.0) < self.listeners.len()
     }
 
     #[inline]

@@ -64,6 +64,7 @@ fn a_mistake_in_a_flag_names_the_flag() {
         ("--workers", "none"),
         ("--user", "nocolon"),
         ("--tls-listen", "127.0.0.1:0"),
+        ("--dtls-listen", "127.0.0.1:0"),
         ("--tls-cert", "alone.pem"),
         ("--tls-key", "alone.pem"),
     ] {

@@ -1,8 +1,10 @@
 //! Certificates: refused at start with the file's name, loaded anew when they change, kept when the new ones are no good.
 
-use std::{fs, path::Path};
+use std::{fs, path::Path, process::Command};
 
-use super::harness::{Certificate, Dir, Finished, Program, SOON, Serve, V4, shown_by, turnpike};
+use super::harness::{
+    Certificate, Dir, Finished, Program, SOON, Serve, V4, installed, shown_by, skip, turnpike,
+};
 
 const NAME: &str = "turn.example.org";
 
@@ -38,6 +40,42 @@ fn certificates_that_cannot_be_used_are_named_before_anything_starts() {
         }
     }
     assert_eq!(run("check-config", &good.flags()).code, Some(0));
+}
+
+/// ring makes no RSA keys, so openssl does.
+#[test]
+fn dtls_with_an_rsa_certificate_is_refused_with_the_remedy() {
+    if installed("openssl").is_none() {
+        return skip("openssl is not installed");
+    }
+    let dir = Dir::new();
+    let [cert, key] =
+        ["rsa-cert.pem", "rsa-key.pem"].map(|name| dir.path().join(name).to_str().expect("UTF-8").to_owned());
+    let mut openssl = Command::new("openssl");
+    openssl.args(["req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=turn.example.org"]);
+    let made = Program::run(openssl.args(["-out", &cert, "-keyout", &key]));
+    assert_eq!(made.code, Some(0), "{}", made.output());
+    let rsa = ["--tls-cert", &cert, "--tls-key", &key];
+    for command in ["serve", "check-config"] {
+        let ended = run(command, &[&rsa[..], &["--dtls-listen", "127.0.0.1:0"]].concat());
+        assert_eq!(ended.code, Some(2), "{command}: {}", ended.output());
+        for word in ["--tls-cert", "rsa-cert.pem", "dtls.listen", "ECDSA", "P-256", "openssl ecparam"] {
+            assert!(ended.stderr.contains(word), "{command}: no {word:?} in {}", ended.stderr);
+        }
+    }
+    assert_eq!(run("check-config", &rsa).code, Some(0), "TLS takes it");
+    // Beside an ECDSA certificate it may stay.
+    let good = Certificate::new(&[NAME]);
+    let text = |path: &Path| path.to_str().expect("UTF-8").to_owned();
+    let file = dir.file(
+        "turnpike.toml",
+        &format!(
+            "[tls]\ncert = {cert:?}\nkey = {key:?}\ncertificates = [{{ cert = {:?}, key = {:?} }}]\n[dtls]\nlisten = [\"127.0.0.1:0\"]\n",
+            text(&good.cert()),
+            text(&good.key())
+        ),
+    );
+    assert_eq!(run("check-config", &["-c", &text(&file)]).code, Some(0));
 }
 
 #[test]

@@ -80,6 +80,7 @@ pub(crate) fn relay(wishes: &Wishes) -> Relay {
         busy_poll: Duration::ZERO,
         listen: vec![SocketAddr::new(wishes.address, 0)],
         streams: turnpike_relay::StreamConfig::default(),
+        dtls: turnpike_relay::DtlsConfig::default(),
         workers: 1,
         datapath: wishes.datapath,
         relay: vec![RelayAddress { bind: wishes.address, external: None }],

@@ -29,6 +29,22 @@ pub(crate) fn load(settings: &Settings, problems: &mut Vec<ConfigError>) -> Vec<
             }),
         }
     }
+    // dimpl has no RSA. Said before anything starts, or DTLS clients would be left without an answer.
+    let dtls = settings.dtls_listen.is_empty() || identities.iter().any(Identity::can_dtls);
+    if let Some((key, files)) = named(settings).into_iter().next()
+        && !dtls
+        && problems.is_empty()
+    {
+        problems.push(ConfigError {
+            origin: settings.origin(key).clone(),
+            key: key.to_owned(),
+            problem: format!("{}: DTLS (dtls.listen) cannot use this certificate's key", files.cert.display()),
+            expected: "for DTLS an ECDSA certificate with P-256 or P-384, here or in tls.certificates (beside an RSA one, \
+                       which TLS goes on using); openssl ecparam -name prime256v1 -genkey makes such a key"
+                .to_owned(),
+            suggestion: None,
+        });
+    }
     identities
 }
 

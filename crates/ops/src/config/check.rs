@@ -26,6 +26,17 @@ pub(crate) fn combinations(settings: &Settings, problems: &mut Vec<ConfigError>)
     if let Some(address) = repeated(settings.tls_listen.iter().filter(|address| address.port() != 0)) {
         refuse("tls.listen", format!("{address} stands there twice"), "each address once");
     }
+    if let Some(address) = repeated(settings.dtls_listen.iter().filter(|address| address.port() != 0)) {
+        refuse("dtls.listen", format!("{address} stands there twice"), "each address once");
+    }
+    let no_certificate = settings.tls_cert.is_none() && settings.tls_certificates.is_empty();
+    if no_certificate && !settings.dtls_listen.is_empty() {
+        refuse(
+            "dtls.listen",
+            "there is no certificate".to_owned(),
+            "tls.cert and tls.key (--tls-cert FILE --tls-key FILE), an ECDSA certificate, with it",
+        );
+    }
     let by_tcp =
         |address: &&SocketAddr| settings.tcp && address.port() != 0 && settings.listen.contains(address);
     if let Some(address) = settings.tls_listen.iter().find(by_tcp) {
@@ -163,7 +174,7 @@ pub(crate) fn combinations(settings: &Settings, problems: &mut Vec<ConfigError>)
             "a kid that is nobody's name",
         );
     }
-    let mut listeners = settings.listen.iter().chain(&settings.tls_listen);
+    let mut listeners = settings.listen.iter().chain(&settings.tls_listen).chain(&settings.dtls_listen);
     let unserved = listeners.find(|at| realms::served_at(&all, **at, None).is_empty());
     if let Some(listener) = unserved {
         refuse(
@@ -215,8 +226,11 @@ fn alternates(settings: &Settings, problems: &mut Vec<ConfigError>) {
 /// Appends what is wrong with one `[[realm]]` beside the rest.
 fn one_realm(settings: &Settings, index: usize, realm: &RealmSettings, problems: &mut Vec<ConfigError>) {
     let name = &realm.name;
-    let listens =
-        |address: &SocketAddr| settings.listen.contains(address) || settings.tls_listen.contains(address);
+    let listens = |address: &SocketAddr| {
+        [&settings.listen, &settings.tls_listen, &settings.dtls_listen]
+            .iter()
+            .any(|all| all.contains(address))
+    };
     let mut refuse = |key: &str, problem: String, expected: &str| {
         problems.push(ConfigError {
             origin: realm.place.0.clone(),
@@ -263,7 +277,7 @@ fn one_realm(settings: &Settings, index: usize, realm: &RealmSettings, problems:
         refuse(
             "realm.listen",
             format!("the server does not listen on {address}"),
-            "addresses of server.listen or tls.listen",
+            "addresses of server.listen, tls.listen or dtls.listen",
         );
     }
     let others = || settings.realms[..index].iter();

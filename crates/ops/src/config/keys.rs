@@ -119,6 +119,18 @@ pub(crate) static KEYS: &[KeySpec<Settings>] = &[
         },
     },
     KeySpec {
+        path: "dtls.listen",
+        expected: "a list of \"ADDR:PORT\" such as [\"0.0.0.0:5349\", \"[::]:5349\"]",
+        list: true,
+        secret: false,
+        reload: false,
+        apply: |reader, node, settings| {
+            settings.dtls_listen = reader.list(node, |reader, node| reader.parsed_as(node))?;
+            Some(())
+        },
+        show: |settings| strings(&settings.dtls_listen),
+    },
+    KeySpec {
         path: "relay.addresses",
         expected: "a list of \"IP\" or \"IP=EXTERNAL\", unicast, both of one family, [] to detect them",
         list: true,
@@ -204,6 +216,14 @@ pub(crate) static KEYS: &[KeySpec<Settings>] = &[
         "a number",
         1..=1_000_000,
         max_idle_connections_per_address
+    ),
+    number!("limits.half_open", reload: false, "a number of DTLS handshakes", 1..=1_000_000, max_half_open),
+    number!(
+        "limits.half_open_per_network",
+        reload: false,
+        "a number of DTLS handshakes",
+        1..=1_000_000,
+        max_half_open_per_network
     ),
     number!("limits.first_message", reload: false, "seconds", 1..=3600, first_message_timeout),
     number!("limits.idle", reload: false, "seconds", 1..=86_400, idle_timeout),

@@ -65,6 +65,8 @@ pub struct Settings {
     pub tls_key: Option<PathBuf>,
     /// More certificates, chosen by server name.
     pub tls_certificates: Vec<CertificateFiles>,
+    /// Listeners for DTLS.
+    pub dtls_listen: Vec<SocketAddr>,
     /// REALM.
     pub realm: String,
     /// SOFTWARE, empty for none.
@@ -119,6 +121,10 @@ pub struct Settings {
     pub max_idle_connections: usize,
     /// Connections without an allocation, per address.
     pub max_idle_connections_per_address: usize,
+    /// DTLS handshakes under way, in total.
+    pub max_half_open: usize,
+    /// DTLS handshakes under way, per network.
+    pub max_half_open_per_network: usize,
     /// Seconds until the first message of a connection.
     pub first_message_timeout: u32,
     /// Seconds of silence of a connection without an allocation.
@@ -163,6 +169,7 @@ impl Default for Settings {
             tls_cert: None,
             tls_key: None,
             tls_certificates: Vec::new(),
+            dtls_listen: Vec::new(),
             realm: "turnpike".to_owned(),
             software: "turnpike".to_owned(),
             workers: None,
@@ -190,6 +197,8 @@ impl Default for Settings {
             max_peer_connections_per_allocation: 32,
             max_idle_connections: 4096,
             max_idle_connections_per_address: 512,
+            max_half_open: 1024,
+            max_half_open_per_network: 256,
             first_message_timeout: 10,
             idle_timeout: 60,
             stream_queue: 256 << 10,

@@ -85,6 +85,7 @@ fn each_mistake_names_line_column_key_and_what_is_expected() {
         ("[server]\nlisten = [\"[::]:1\", \"[::]:1\"]", 2, 10, "server.listen", "each address once"),
         ("[tls]\nlisten = [\"[::]:5349\"]", 2, 10, "tls.listen", "--tls-cert FILE"),
         ("[tls]\ncert = \"a\"", 2, 8, "tls.cert", "neither"),
+        ("[dtls]\nlisten = [\"[::]:5349\"]", 2, 10, "dtls.listen", "--tls-cert FILE"),
         ("[tls]\nkey = \"a\"", 2, 7, "tls.key", "neither"),
         ("[tls]\ncertificates = [{ cert = \"a\" }]", 2, 17, "tls.certificates", "key = \"FILE\""),
         (

@@ -24,6 +24,8 @@ macro_rules! reasons {
     };
 }
 
+pub(crate) use reasons;
+
 reasons! {
     /// Why a connection ended.
     CloseReason {

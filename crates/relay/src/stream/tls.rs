@@ -113,6 +113,10 @@ impl Identity {
     pub fn names(&self) -> &[String] {
         &self.names
     }
+
+    pub(crate) fn certified(&self) -> &CertifiedKey {
+        &self.key
+    }
 }
 
 impl fmt::Debug for Identity {
@@ -185,14 +189,14 @@ impl ResolvesServerCert for Shown {
 }
 
 /// Certificates by the names that they are good for.
-struct Directory {
+pub(crate) struct Directory {
     all: Vec<Arc<CertifiedKey>>,
     /// Places in `all`: an RSA and an ECDSA certificate may have the same name.
     by_name: HashMap<String, Vec<usize>, RandomState>,
 }
 
 impl Directory {
-    fn new(identities: &[Identity]) -> Self {
+    pub(crate) fn new(identities: &[Identity]) -> Self {
         let mut by_name: HashMap<String, Vec<usize>, RandomState> = HashMap::default();
         for (place, identity) in identities.iter().enumerate() {
             for name in &identity.names {
@@ -203,7 +207,11 @@ impl Directory {
     }
 
     /// Exact names before wildcards before the default; among equals the first whose kind of key the client knows.
-    fn choose(&self, server: Option<&str>, schemes: &[SignatureScheme]) -> Option<Arc<CertifiedKey>> {
+    pub(crate) fn choose(
+        &self,
+        server: Option<&str>,
+        schemes: &[SignatureScheme],
+    ) -> Option<Arc<CertifiedKey>> {
         let server = server.map(str::to_ascii_lowercase);
         // RFC 6125 section 6.4.3: a wildcard stands for one label, the leftmost.
         let parent =

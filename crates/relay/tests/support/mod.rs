@@ -2,6 +2,8 @@
 #![allow(dead_code, reason = "each test file uses a part")]
 #![allow(clippy::unwrap_used, reason = "clippy.toml excuses test functions, not their helpers")]
 
+pub(crate) mod dtls;
+
 use std::{
     io::{self, Read, Write},
     net::{Ipv4Addr, SocketAddr, TcpStream, UdpSocket},
@@ -19,8 +21,8 @@ use rustls::{
 };
 use turnpike_net::Datapath;
 use turnpike_relay::{
-    CloseReason, Config, CredentialStore, HandshakeFailure, Identity, Relay, RelayAddress, SessionLog,
-    StreamConfig, StreamStats, TlsContext, WorkerSnapshot,
+    CloseReason, Config, CredentialStore, DtlsConfig, HandshakeFailure, Identity, Relay, RelayAddress,
+    SessionLog, StreamConfig, StreamStats, TlsContext, WorkerSnapshot,
 };
 use turnpike_turn::server::{Effect, Lookup, PeerRules, ServerConfig, User};
 use turnpike_wire::{
@@ -78,13 +80,15 @@ pub(crate) fn start_workers(workers: usize) -> World {
     })
 }
 
-fn start_with(change: impl FnOnce(&mut Config)) -> World {
+/// The same; DTLS on a port of its own if there is a context and nothing else is said.
+pub(crate) fn start_with(change: impl FnOnce(&mut Config)) -> World {
     let any: SocketAddr = (Ipv4Addr::LOCALHOST, 0).into();
     let mut config = Config {
         busy_poll: Duration::ZERO,
         realm_limits: Vec::new(),
         listen: vec![any],
         streams: StreamConfig { listen: vec![any], ..StreamConfig::default() },
+        dtls: DtlsConfig::default(),
         workers: 1,
         datapath: Datapath::best().0,
         relay: vec![RelayAddress { bind: Ipv4Addr::LOCALHOST.into(), external: None }],
@@ -103,6 +107,9 @@ fn start_with(change: impl FnOnce(&mut Config)) -> World {
     change(&mut config);
     if config.streams.tls.is_some() {
         config.streams.tls_listen = vec![any];
+    }
+    if config.dtls.context.is_some() && config.dtls.listen.is_empty() {
+        config.dtls.listen = vec![(Ipv4Addr::new(127, 0, 0, 2), 0).into()];
     }
     World { relay: Relay::start(&config, Arc::new(Nobody), Arc::new(Silent)).unwrap() }
 }

@@ -79,7 +79,7 @@ fn relays_all(family: IpAddr, via: Via, more: &[&str]) {
         return skip(why);
     }
     let certificate = Certificate::new(&["turn.example.org"]);
-    let serve = Serve::start(&[&["--secret", "north-star"], &certificate.flags()[..]].concat());
+    let serve = Serve::start(&[&["--secret", "north-star"], &certificate.flags()[..], &dtls(more)].concat());
     let reflect = Reflect::start(family, &[]);
     let requested = if family.is_ipv4() { "-X" } else { "-x" };
     let more = [&[requested], more].concat();
@@ -99,6 +99,14 @@ fn relays_all(family: IpAddr, via: Via, more: &[&str]) {
             (relayed >= expected).then_some(())
         });
     }
+}
+
+/// Flags for DTLS on the ports of plain UDP, if it is asked for: -S without -t.
+fn dtls(more: &[&str]) -> Vec<&'static str> {
+    let wanted = more.contains(&"-S") && !more.contains(&"-t");
+    let addresses =
+        ["127.0.0.1:0", "[::1]:0"].into_iter().filter(|address| *address != "[::1]:0" || has_ipv6());
+    addresses.filter(|_| wanted).flat_map(|address| ["--dtls-listen", address]).collect()
 }
 
 /// uclient's own report says that nothing was lost.
@@ -170,6 +178,18 @@ fn channels_over_tls() {
 #[test]
 fn send_over_tls() {
     relays_all(V4, Via::Send, &[&ALICE[..], &["-c", "-t", "-S"]].concat());
+}
+
+/// Over the same port as UDP, told apart by the first byte.
+#[test]
+fn channels_over_dtls() {
+    relays_all(V4, Via::Channel, &[&ALICE[..], &["-c", "-S"]].concat());
+    relays_all(V6, Via::Channel, &[&ALICE[..], &["-c", "-S"]].concat());
+}
+
+#[test]
+fn send_over_dtls() {
+    relays_all(V4, Via::Send, &[&ALICE[..], &["-c", "-S"]].concat());
 }
 
 /// Without -c each RTP session has an RTCP session on the next port (EVEN-PORT, RESERVATION-TOKEN), whose peer is the

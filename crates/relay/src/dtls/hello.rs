@@ -1,0 +1,404 @@
+//! ClientHello as far as it must be understood before there is any state: which version is spoken, which cookie came back, and
+//! what the first ClientHello looked like when this is the second one.
+
+use std::ops::Range;
+
+/// Longest datagram with a ClientHello that is looked at. One with post-quantum key shares has 1500 bytes.
+pub(super) const MAX_HELLO: usize = 4096;
+/// A DTLS 1.2 record header; the first flight of DTLS 1.3 has the same (RFC 9147 section 4).
+const RECORD_HEADER: usize = 13;
+/// A handshake header (RFC 6347 section 4.2.2).
+const MESSAGE_HEADER: usize = 12;
+const HANDSHAKE: u8 = 22;
+const CLIENT_HELLO: u8 = 1;
+/// How versions are written on the wire.
+const DTLS_1_2: u16 = 0xFEFD;
+const DTLS_1_3: u16 = 0xFEFC;
+/// X25519, P-256 and P-384: what dimpl can do.
+const GROUPS: [u16; 3] = [0x001D, 0x0017, 0x0018];
+
+const SERVER_NAME: u16 = 0;
+const SIGNATURE_ALGORITHMS: u16 = 13;
+const PADDING: u16 = 21;
+const SUPPORTED_VERSIONS: u16 = 43;
+const COOKIE: u16 = 44;
+const KEY_SHARE: u16 = 51;
+
+/// A protocol version that is spoken here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Version {
+    V12,
+    V13,
+}
+
+/// What is wrong with a ClientHello.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum HelloError {
+    /// It comes in fragments. Putting them together would need memory for whoever sends the first.
+    Fragmented,
+    /// Longer than [`MAX_HELLO`].
+    TooLong,
+    Malformed,
+    /// No version in common.
+    Version,
+    /// DTLS 1.3 only, and no key share of a group that is spoken here. Asking for another share would have to remember the first
+    /// ClientHello.
+    KeyShare,
+}
+
+/// Whether a datagram begins with a ClientHello in the clear.
+pub(super) fn is_hello(datagram: &[u8]) -> bool {
+    datagram.len() > RECORD_HEADER
+        && datagram[0] == HANDSHAKE
+        && datagram[3..5] == [0, 0]
+        && datagram[RECORD_HEADER] == CLIENT_HELLO
+}
+
+/// A ClientHello, whole, where it lies.
+#[derive(Debug)]
+pub(super) struct Hello<'a> {
+    /// The record's sequence number.
+    pub(super) sequence: u64,
+    body: &'a [u8],
+    pub(super) version: Version,
+    pub(super) random: [u8; 32],
+    /// The cookie of either version, if there is one.
+    pub(super) cookie: Option<&'a [u8]>,
+    /// DTLS 1.2's cookie in `body`, without its length.
+    legacy_cookie: Range<usize>,
+    /// Where the extensions begin in `body`, behind their length.
+    extensions: usize,
+    /// Whole extensions in `body`.
+    cookie_extension: Option<Range<usize>>,
+    padding_extension: Option<Range<usize>>,
+    pub(super) server_name: Option<&'a str>,
+    /// Pairs of bytes.
+    signature_algorithms: &'a [u8],
+}
+
+impl<'a> Hello<'a> {
+    /// Of a datagram that [`is_hello`].
+    pub(super) fn parse(datagram: &'a [u8]) -> Result<Self, HelloError> {
+        if datagram.len() > MAX_HELLO {
+            return Err(HelloError::TooLong);
+        }
+        let mut reader = Reader { bytes: datagram, at: 0 };
+        let header = reader.take(RECORD_HEADER)?;
+        let sequence = header[5..11].iter().fold(0, |sum, byte| sum << 8 | u64::from(*byte));
+        let mut record = Reader { bytes: reader.take(usize::from(pair(&header[11..])))?, at: 0 };
+        let header = record.take(MESSAGE_HEADER)?;
+        let triple =
+            |at: usize| header[at..at + 3].iter().fold(0, |sum: usize, byte| sum << 8 | usize::from(*byte));
+        let (length, offset, here) = (triple(1), triple(6), triple(9));
+        if offset != 0 || here != length {
+            return Err(HelloError::Fragmented);
+        }
+        Self::parse_body(sequence, record.take(length)?)
+    }
+
+    fn parse_body(sequence: u64, body: &'a [u8]) -> Result<Self, HelloError> {
+        let mut reader = Reader { bytes: body, at: 0 };
+        let legacy_version = pair(reader.take(2)?);
+        let random = reader.take(32)?.try_into().map_err(|_| HelloError::Malformed)?;
+        reader.vector8()?;
+        let legacy_cookie = reader.vector8()?;
+        let legacy_cookie = reader.at - legacy_cookie.len()..reader.at;
+        reader.vector16()?;
+        reader.vector8()?;
+        let mut hello = Self {
+            sequence,
+            body,
+            version: Version::V12,
+            random,
+            cookie: None,
+            legacy_cookie,
+            extensions: body.len(),
+            cookie_extension: None,
+            padding_extension: None,
+            server_name: None,
+            signature_algorithms: &[],
+        };
+        let mut versions = None;
+        let mut retry_cookie = None;
+        let mut has_share = false;
+        if reader.at < body.len() {
+            let length = usize::from(pair(reader.take(2)?));
+            hello.extensions = reader.at;
+            if body.len() - reader.at != length {
+                return Err(HelloError::Malformed);
+            }
+        }
+        while reader.at < body.len() {
+            let start = reader.at;
+            let kind = pair(reader.take(2)?);
+            let mut value = Reader { bytes: reader.vector16()?, at: 0 };
+            let whole = start..reader.at;
+            match kind {
+                SERVER_NAME => hello.server_name = host_name(&mut value),
+                SIGNATURE_ALGORITHMS => hello.signature_algorithms = value.vector16()?,
+                PADDING => hello.padding_extension = Some(whole),
+                SUPPORTED_VERSIONS => versions = Some(value.vector8()?),
+                COOKIE => {
+                    retry_cookie = Some(value.vector16()?);
+                    hello.cookie_extension = Some(whole);
+                }
+                KEY_SHARE => has_share = shares_a_group(value.vector16()?)?,
+                _ => {}
+            }
+        }
+        let offers = |version| match versions {
+            Some(versions) => versions.chunks_exact(2).any(|offered| pair(offered) == version),
+            None => version == DTLS_1_2 && legacy_version == DTLS_1_2,
+        };
+        if !hello.legacy_cookie.is_empty() {
+            hello.cookie = Some(&body[hello.legacy_cookie.clone()]);
+        } else if offers(DTLS_1_3) && (has_share || retry_cookie.is_some()) {
+            hello.version = Version::V13;
+            hello.cookie = retry_cookie;
+        } else if !offers(DTLS_1_2) {
+            return Err(if offers(DTLS_1_3) { HelloError::KeyShare } else { HelloError::Version });
+        }
+        Ok(hello)
+    }
+
+    /// Schemes that the client can check, as RFC 8446 section 4.2.3 numbers them.
+    pub(super) fn signature_algorithms(&self) -> impl Iterator<Item = u16> + '_ {
+        self.signature_algorithms.chunks_exact(2).map(pair)
+    }
+
+    /// What a client must repeat in answer to a HelloVerifyRequest (RFC 6347 section 4.2.1): version, random, session, and behind
+    /// the cookie cipher suites and compression methods, but not the extensions.
+    pub(super) fn fixed_parts(&self) -> [&'a [u8]; 2] {
+        let end = if self.extensions == self.body.len() { self.body.len() } else { self.extensions - 2 };
+        [
+            &self.body[..self.legacy_cookie.start - 1],
+            &self.body[self.legacy_cookie.end..end.max(self.legacy_cookie.end)],
+        ]
+    }
+
+    /// Bytes of padding (RFC 7685), if there is any: the one extension that may differ between two ClientHello of DTLS 1.3 and
+    /// that we cannot know (RFC 8446 section 4.1.2).
+    pub(super) fn padding(&self) -> Option<usize> {
+        self.padding_extension.as_ref().map(|whole| whole.len() - 4)
+    }
+
+    /// Writes the body of the first ClientHello, which had no cookie and this padding.
+    pub(super) fn write_first(&self, padding: Option<usize>, out: &mut Vec<u8>) {
+        out.clear();
+        out.extend_from_slice(&self.body[..self.legacy_cookie.start - 1]);
+        out.push(0);
+        if self.extensions == self.body.len() {
+            out.extend_from_slice(&self.body[self.legacy_cookie.end..]);
+            return;
+        }
+        out.extend_from_slice(&self.body[self.legacy_cookie.end..self.extensions]);
+        let start = out.len();
+        let mut special = [self.cookie_extension.clone(), self.padding_extension.clone()];
+        special.sort_by_key(|whole| whole.as_ref().map_or(usize::MAX, |whole| whole.start));
+        let mut from = self.extensions;
+        for whole in special.into_iter().flatten() {
+            out.extend_from_slice(&self.body[from..whole.start]);
+            if Some(&whole) == self.padding_extension.as_ref() {
+                write_padding(padding, out);
+            }
+            from = whole.end;
+        }
+        out.extend_from_slice(&self.body[from..]);
+        if self.padding_extension.is_none() {
+            write_padding(padding, out);
+        }
+        let length = u16::try_from(out.len() - start).unwrap_or(u16::MAX);
+        out[start - 2..start].copy_from_slice(&length.to_be_bytes());
+    }
+}
+
+/// Writes a record with a ClientHello as a client sends it first.
+pub(super) fn write_packet(sequence: u64, body: &[u8], out: &mut Vec<u8>) {
+    let length = u32::try_from(body.len()).unwrap_or(u32::MAX).to_be_bytes();
+    let record = u16::try_from(body.len() + MESSAGE_HEADER).unwrap_or(u16::MAX).to_be_bytes();
+    out.clear();
+    out.extend_from_slice(&[HANDSHAKE, 0xFE, 0xFD, 0, 0]);
+    out.extend_from_slice(&sequence.to_be_bytes()[2..]);
+    out.extend_from_slice(&record);
+    out.push(CLIENT_HELLO);
+    out.extend_from_slice(&length[1..]);
+    out.extend_from_slice(&[0; 5]);
+    out.extend_from_slice(&length[1..]);
+    out.extend_from_slice(body);
+}
+
+fn write_padding(padding: Option<usize>, out: &mut Vec<u8>) {
+    let Some(padding) = padding else { return };
+    out.extend_from_slice(&PADDING.to_be_bytes());
+    out.extend_from_slice(&u16::try_from(padding).unwrap_or(u16::MAX).to_be_bytes());
+    out.resize(out.len() + padding, 0);
+}
+
+/// RFC 6066 section 3: a list, of which only the one kind of name was ever defined.
+fn host_name<'a>(value: &mut Reader<'a>) -> Option<&'a str> {
+    let mut list = Reader { bytes: value.vector16().ok()?, at: 0 };
+    if list.take(1).ok()? != [0] {
+        return None;
+    }
+    std::str::from_utf8(list.vector16().ok()?).ok()
+}
+
+fn shares_a_group(shares: &[u8]) -> Result<bool, HelloError> {
+    let mut reader = Reader { bytes: shares, at: 0 };
+    let mut found = false;
+    while reader.at < shares.len() {
+        found |= GROUPS.contains(&pair(reader.take(2)?));
+        reader.vector16()?;
+    }
+    Ok(found)
+}
+
+fn pair(bytes: &[u8]) -> u16 {
+    u16::from_be_bytes([bytes[0], bytes[1]])
+}
+
+struct Reader<'a> {
+    bytes: &'a [u8],
+    at: usize,
+}
+
+impl<'a> Reader<'a> {
+    fn take(&mut self, len: usize) -> Result<&'a [u8], HelloError> {
+        let taken = self.bytes.get(self.at..self.at + len).ok_or(HelloError::Malformed)?;
+        self.at += len;
+        Ok(taken)
+    }
+
+    fn vector8(&mut self) -> Result<&'a [u8], HelloError> {
+        let len = self.take(1)?[0];
+        self.take(usize::from(len))
+    }
+
+    fn vector16(&mut self) -> Result<&'a [u8], HelloError> {
+        let len = pair(self.take(2)?);
+        self.take(usize::from(len))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn extension(kind: u16, value: &[u8]) -> Vec<u8> {
+        let length = u16::try_from(value.len()).unwrap().to_be_bytes();
+        [&kind.to_be_bytes(), &length[..], value].concat()
+    }
+
+    fn hello(legacy_cookie: &[u8], extensions: &[Vec<u8>]) -> Vec<u8> {
+        let extensions = extensions.concat();
+        let mut body = [&[0xFE, 0xFD][..], &[7; 32], &[1, 9]].concat();
+        body.push(u8::try_from(legacy_cookie.len()).unwrap());
+        body.extend_from_slice(legacy_cookie);
+        body.extend_from_slice(&[0, 2, 0x13, 0x01, 1, 0]);
+        if !extensions.is_empty() {
+            body.extend_from_slice(&u16::try_from(extensions.len()).unwrap().to_be_bytes());
+            body.extend_from_slice(&extensions);
+        }
+        body
+    }
+
+    fn packet(body: &[u8]) -> Vec<u8> {
+        let mut out = Vec::new();
+        write_packet(5, body, &mut out);
+        out
+    }
+
+    fn versions() -> Vec<u8> {
+        extension(SUPPORTED_VERSIONS, &[4, 0xFE, 0xFC, 0xFE, 0xFD])
+    }
+
+    fn share(group: u16) -> Vec<u8> {
+        extension(KEY_SHARE, &[&[0, 6][..], &group.to_be_bytes(), &[0, 2, 1, 1]].concat())
+    }
+
+    #[test]
+    fn the_version_follows_what_is_offered_and_what_can_be_done_at_once() {
+        let version = |extensions: &[Vec<u8>]| {
+            let packet = packet(&hello(&[], extensions));
+            Hello::parse(&packet).map(|hello| hello.version)
+        };
+        assert_eq!(version(&[]), Ok(Version::V12));
+        assert_eq!(version(&[versions(), share(0x1D)]), Ok(Version::V13));
+        assert_eq!(version(&[versions(), share(0x11EC)]), Ok(Version::V12), "no share, but 1.2 is offered");
+        let only = extension(SUPPORTED_VERSIONS, &[2, 0xFE, 0xFC]);
+        assert_eq!(version(&[only.clone(), share(0x17)]), Ok(Version::V13));
+        assert_eq!(version(&[only, share(0x11EC)]), Err(HelloError::KeyShare));
+        assert_eq!(version(&[extension(SUPPORTED_VERSIONS, &[2, 0xFE, 0xFF])]), Err(HelloError::Version));
+    }
+
+    #[test]
+    fn the_first_hello_is_found_again_in_the_second_of_either_version() {
+        let mut found = Vec::new();
+        let first = hello(&[], &[versions()]);
+        let second = packet(&hello(&[1; 32], &[versions()]));
+        let parsed = Hello::parse(&second).unwrap();
+        assert_eq!((parsed.sequence, parsed.cookie), (5, Some(&[1; 32][..])));
+        parsed.write_first(None, &mut found);
+        assert_eq!(found, first);
+
+        let cookie = extension(COOKIE, &[&[0, 32][..], &[2; 32]].concat());
+        let padded = |len: usize| extension(PADDING, &vec![0; len]);
+        for (before, after, padding) in [
+            (vec![versions(), share(0x1D)], vec![versions(), cookie.clone(), share(0x1D)], None),
+            (
+                vec![versions(), share(0x1D), padded(50)],
+                vec![versions(), share(0x1D), cookie.clone(), padded(14)],
+                Some(50),
+            ),
+            (
+                vec![versions(), share(0x1D), padded(8)],
+                vec![versions(), share(0x1D), cookie.clone()],
+                Some(8),
+            ),
+            (vec![versions(), share(0x1D)], vec![padded(3), versions(), share(0x1D), cookie], None),
+        ] {
+            let second = packet(&hello(&[], &after));
+            let parsed = Hello::parse(&second).unwrap();
+            assert_eq!((parsed.version, parsed.cookie), (Version::V13, Some(&[2; 32][..])));
+            parsed.write_first(padding, &mut found);
+            assert_eq!(found, hello(&[], &before), "{padding:?}");
+        }
+    }
+
+    #[test]
+    fn what_must_be_repeated_leaves_out_cookie_and_extensions() {
+        let (with, without) = (packet(&hello(&[1; 20], &[versions()])), packet(&hello(&[], &[])));
+        let parts = Hello::parse(&with).unwrap().fixed_parts();
+        assert_eq!(parts, Hello::parse(&without).unwrap().fixed_parts());
+        assert_eq!(parts[1], [0, 2, 0x13, 0x01, 1, 0]);
+    }
+
+    #[test]
+    fn truncations_and_fragments_are_refused_without_a_panic() {
+        let name = extension(SERVER_NAME, &[&[0, 8, 0, 0, 5][..], b"a.org"].concat());
+        let schemes = extension(SIGNATURE_ALGORITHMS, &[0, 4, 4, 3, 8, 4]);
+        let whole = packet(&hello(&[3; 32], &[name, schemes, versions(), share(0x1D)]));
+        let parsed = Hello::parse(&whole).unwrap();
+        assert_eq!(parsed.server_name, Some("a.org"));
+        assert_eq!(parsed.signature_algorithms().collect::<Vec<_>>(), [0x0403, 0x0804]);
+        for len in 0..whole.len() {
+            assert!(!is_hello(&whole[..len]) || Hello::parse(&whole[..len]).is_err(), "{len}");
+        }
+        let mut fragment = whole.clone();
+        fragment[RECORD_HEADER + 3] += 1;
+        assert_eq!(Hello::parse(&fragment).err(), Some(HelloError::Fragmented));
+        assert_eq!(Hello::parse(&[22; MAX_HELLO + 1]).err(), Some(HelloError::TooLong));
+        for at in 0..whole.len() {
+            for value in [0, 1, 0x7F, 0xFF] {
+                let mut broken = whole.clone();
+                broken[at] = value;
+                if is_hello(&broken)
+                    && let Ok(hello) = Hello::parse(&broken)
+                {
+                    hello.write_first(hello.padding(), &mut Vec::new());
+                    hello.fixed_parts();
+                }
+            }
+        }
+    }
+}

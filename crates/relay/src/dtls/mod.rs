@@ -1,0 +1,476 @@
+//! Clients over DTLS 1.2 and 1.3: associations in front of the worker's state machine.
+//!
+//! ```text
+//! Rx::recv ─▶ Associations::receive         first byte, ClientHello, cookie; then dimpl
+//!              └─ plaintext ─▶ arena ─▶ Server::from_client     one message each, where it lies
+//! Verdict::ToClient, Reply ─▶ Associations::relay, reply ─▶ dimpl ─▶ Tx::push_bytes
+//! ```
+//!
+//! A ClientHello without a cookie of ours ([`cookie`]) is answered and forgotten. With one it takes a place among the handshakes that
+//! are under way, whose number is bounded; whoever comes to a full house takes the place of the oldest. The same holds for
+//! associations that have no allocation. Those that have one are bounded by the quotas.
+
+mod admit;
+mod association;
+pub mod config;
+mod context;
+mod cookie;
+mod crowd;
+mod hello;
+mod provider;
+pub mod stats;
+
+use std::{
+    collections::BTreeSet,
+    net::SocketAddr,
+    ops::Range,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use foldhash::fast::RandomState;
+use hashbrown::HashMap;
+use slab::Slab;
+use turnpike_net::{Route, Rx, SocketId, Span, Tx};
+use turnpike_turn::server::{Client, ClosedReason, Effect, ListenerId};
+use turnpike_wire::address::canonical;
+
+pub use config::DtlsConfig;
+pub use context::{DtlsContext, DtlsError};
+pub use stats::{DtlsDrop, DtlsEnd, DtlsFailure, DtlsStats};
+
+use association::{Association, Drained, Stage};
+use cookie::CookieKey;
+use crowd::Crowd;
+
+/// Handshakes that one flush begins: each costs about 150 us, and datagrams wait meanwhile.
+const ADMISSIONS: u32 = 16;
+/// Longest datagram of a client whose handshake is under way: what dimpl keeps of them is bounded by number only.
+const MAX_HANDSHAKE: usize = 4096;
+/// Longest plaintext of a record (RFC 6347 section 4.1).
+const MAX_PLAINTEXT: usize = 1 << 14;
+/// A timer comes no sooner than in so many milliseconds.
+const TIMER_MS: u64 = 10;
+
+/// One listening socket.
+struct Listener {
+    socket: SocketId,
+    bound: SocketAddr,
+}
+
+/// The associations of one worker.
+pub(crate) struct Associations {
+    /// The numbers of the DTLS listeners.
+    numbers: Range<u16>,
+    config: Arc<DtlsConfig>,
+    /// What the milliseconds count from.
+    started: Instant,
+    listeners: Vec<Listener>,
+    cookies: CookieKey,
+    table: Slab<Association>,
+    by_client: HashMap<Client, usize, RandomState>,
+    /// The client looked up last: datagrams come in runs.
+    last: Option<(Client, usize)>,
+    half_open: Crowd,
+    idle: Crowd,
+    /// When which association is looked at: each at most once.
+    timers: BTreeSet<(u64, usize)>,
+    admissions_left: u32,
+    /// Clients whose association is gone and whom the state machine must be told of.
+    gone: Vec<Client>,
+    /// Messages of the datagram that was received last.
+    arrived: Vec<Span>,
+    /// What is encrypted, in one piece.
+    plain: Vec<u8>,
+    /// Records on their way to the send queue.
+    scratch: Vec<u8>,
+    /// The first ClientHello: its body, and as a packet.
+    hello: [Vec<u8>; 2],
+    /// What it is answered with.
+    answer: Vec<u8>,
+    /// The clock as it was read last.
+    now_ms: u64,
+    stats: DtlsStats,
+}
+
+impl Associations {
+    /// Room that the arena must have for a receive call and all that is decrypted of it.
+    pub(crate) const ROOM: usize = 3 << 20;
+
+    /// None yet; `numbers` are those of the listeners, `started` is what the worker's milliseconds count from, `workers` how many
+    /// share the limits.
+    pub(crate) fn new(
+        numbers: Range<u16>,
+        config: Arc<DtlsConfig>,
+        workers: usize,
+        started: Instant,
+    ) -> Self {
+        let share = |limit: usize| limit.div_ceil(workers.max(1));
+        Self {
+            numbers,
+            started,
+            listeners: Vec::new(),
+            cookies: CookieKey::random(),
+            table: Slab::new(),
+            by_client: HashMap::default(),
+            last: None,
+            half_open: Crowd::new(share(config.max_half_open), share(config.max_half_open_per_network)),
+            idle: Crowd::new(share(config.max_idle), share(config.max_idle_per_network)),
+            timers: BTreeSet::new(),
+            admissions_left: ADMISSIONS,
+            gone: Vec::new(),
+            arrived: Vec::new(),
+            plain: Vec::new(),
+            scratch: vec![0; 2048],
+            hello: Default::default(),
+            answer: Vec::new(),
+            now_ms: 0,
+            stats: DtlsStats::default(),
+            config,
+        }
+    }
+
+    /// Serves on this socket; the listener's place.
+    pub(crate) fn listen(&mut self, socket: SocketId, bound: SocketAddr) -> usize {
+        self.listeners.push(Listener { socket, bound });
+        self.listeners.len() - 1
+    }
+
+    /// The socket of a listener.
+    pub(crate) fn socket(&self, place: usize) -> SocketId {
+        self.listeners[place].socket
+    }
+
+    /// Who sent a datagram.
+    pub(crate) fn client(&self, place: usize, from: SocketAddr, local: Option<std::net::IpAddr>) -> Client {
+        let bound = self.listeners[place].bound;
+        let local = SocketAddr::new(local.unwrap_or(bound.ip()), bound.port());
+        let place = u16::try_from(place).unwrap_or(u16::MAX);
+        let listener = ListenerId(self.numbers.start.saturating_add(place));
+        Client { listener, address: from, local: canonical(local) }
+    }
+
+    /// Whether this client is one of ours.
+    #[inline]
+    pub(crate) fn has(&self, client: &Client) -> bool {
+        self.numbers.contains(&client.listener.0)
+    }
+
+    pub(crate) fn stats(&self) -> DtlsStats {
+        let half_open = self.half_open.len() as u64;
+        DtlsStats { half_open, open: self.table.len() as u64 - half_open, ..self.stats }
+    }
+
+    /// Takes a datagram, answers what DTLS itself has to answer, and decrypts messages into the arena, where
+    /// [`Associations::arrived`] finds them.
+    pub(crate) fn receive(&mut self, now_ms: u64, client: Client, span: Span, rx: &mut Rx, tx: &mut Tx) {
+        self.now_ms = now_ms;
+        self.arrived.clear();
+        self.stats.datagrams += 1;
+        let datagram = rx.bytes(span);
+        // RFC 7983 section 7.
+        if !matches!(datagram.first(), Some(20..=63)) {
+            return self.count_drop(DtlsDrop::NotDtls);
+        }
+        let fed = if hello::is_hello(datagram) {
+            self.greet(now_ms, client, datagram, tx)
+        } else {
+            self.feed(now_ms, &client, datagram)
+        };
+        if let Some(slot) = fed {
+            self.drain(now_ms, slot, tx, Some(rx));
+        }
+    }
+
+    /// The messages of the datagram that was received last.
+    pub(crate) fn arrived(&self, index: usize) -> Option<Span> {
+        self.arrived.get(index).copied()
+    }
+
+    /// Encrypts and queues a relayed message. An association that is gone by now gets none.
+    pub(crate) fn relay(
+        &mut self,
+        client: &Client,
+        [header, payload]: [&[u8]; 2],
+        padding: u8,
+        (tos, ttl): (u8, u8),
+        tx: &mut Tx,
+    ) {
+        let Some(slot) = self.slot_of(client).filter(|slot| self.table[*slot].is_open()) else { return };
+        let len = header.len() + payload.len() + usize::from(padding);
+        if len > MAX_PLAINTEXT {
+            return self.count_drop(DtlsDrop::RecordTooLong);
+        }
+        self.plain.clear();
+        self.plain.extend_from_slice(header);
+        self.plain.extend_from_slice(payload);
+        self.plain.resize(len, 0);
+        let association = &mut self.table[slot];
+        let sent = association.dtls.send_application_data(&self.plain);
+        let route = Route { tos, ttl, ..self.route(client) };
+        let association = &mut self.table[slot];
+        // Two messages are never in one datagram: some clients take a datagram for a message.
+        let drained = association.drain(&route, tx, None, &mut self.scratch, &mut self.stats);
+        self.stats.sent += 1;
+        match sent {
+            Ok(_) => self.note(slot, drained.timer),
+            Err(error) => self.remove(slot, association::end(&error)),
+        }
+    }
+
+    /// Encrypts and queues a reply.
+    pub(crate) fn reply(&mut self, client: &Client, bytes: &[u8], tx: &mut Tx) {
+        self.relay(client, [bytes, &[]], 0, (0, 0), tx);
+    }
+
+    /// A tick's work has left.
+    pub(crate) fn flushed(&mut self) {
+        self.admissions_left = ADMISSIONS;
+    }
+
+    /// When [`Associations::handle_timeout`] wants to be called; milliseconds.
+    pub(crate) fn poll_timeout(&self) -> Option<u64> {
+        self.timers.first().map(|(due, _)| *due)
+    }
+
+    /// Repeats what was not answered, ends what is overdue.
+    pub(crate) fn handle_timeout(&mut self, now_ms: u64, tx: &mut Tx) {
+        self.now_ms = now_ms;
+        let now = self.instant(now_ms);
+        while let Some(&(due, slot)) = self.timers.first()
+            && due <= now_ms
+        {
+            self.timers.pop_first();
+            let association = &mut self.table[slot];
+            association.armed_ms = u64::MAX;
+            if association.deadline_ms <= now_ms {
+                match association.stage {
+                    Stage::HalfOpen(_) => self.fail(slot, DtlsFailure::Timeout),
+                    Stage::Idle(_) | Stage::Allocated => self.close(slot, DtlsEnd::Idle, tx),
+                }
+                continue;
+            }
+            if association.timer_ms <= now_ms {
+                association.timer_ms = u64::MAX;
+                if let Err(error) = association.dtls.handle_timeout(now) {
+                    self.give_up(slot, &error);
+                    continue;
+                }
+                self.drain(now_ms, slot, tx, None);
+            } else {
+                self.arm(slot);
+            }
+        }
+    }
+
+    /// The next client whose association is gone.
+    pub(crate) fn next_gone(&mut self) -> Option<Client> {
+        self.gone.pop()
+    }
+
+    /// Keeps the limits and the state machine's allocations in step.
+    pub(crate) fn effect(&mut self, now_ms: u64, effect: &Effect, tx: &mut Tx) {
+        match effect {
+            Effect::Opened { client, .. } if self.has(client) => self.allocated(client),
+            Effect::Closed { client, reason, .. }
+                if self.has(client) && *reason != ClosedReason::Disconnected =>
+            {
+                self.released(now_ms, client, tx);
+            }
+            Effect::Moved { was, client, .. } => {
+                if self.has(was) {
+                    self.released(now_ms, was, tx);
+                }
+                if self.has(client) {
+                    self.allocated(client);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    fn allocated(&mut self, client: &Client) {
+        let Some(slot) = self.slot_of(client) else { return };
+        let association = &mut self.table[slot];
+        if let Stage::Idle(number) = association.stage {
+            self.idle.leave(number);
+            association.stage = Stage::Allocated;
+            association.deadline_ms = u64::MAX;
+        }
+    }
+
+    fn released(&mut self, now_ms: u64, client: &Client, tx: &mut Tx) {
+        let Some(slot) = self.slot_of(client) else { return };
+        // The client of a mobile allocation may have gone long ago, and somebody else come with its address.
+        if self.table[slot].stage == Stage::Allocated {
+            self.become_idle(now_ms, slot, tx);
+        }
+    }
+
+    /// Says farewell to all.
+    pub(crate) fn shutdown(&mut self, tx: &mut Tx) {
+        let slots: Vec<usize> = self.table.iter().map(|(slot, _)| slot).collect();
+        for slot in slots {
+            if self.table[slot].is_open() {
+                self.close(slot, DtlsEnd::Shutdown, tx);
+            } else {
+                self.fail(slot, DtlsFailure::Other);
+            }
+        }
+    }
+
+    fn feed(&mut self, now_ms: u64, client: &Client, datagram: &[u8]) -> Option<usize> {
+        let Some(slot) = self.slot_of(client) else {
+            self.count_drop(DtlsDrop::NoAssociation);
+            return None;
+        };
+        let now = self.instant(now_ms);
+        let association = &mut self.table[slot];
+        if !association.is_open() && datagram.len() > MAX_HANDSHAKE {
+            self.count_drop(DtlsDrop::TooLong);
+            return None;
+        }
+        let fed =
+            association.dtls.handle_timeout(now).and_then(|()| association.dtls.handle_packet(datagram));
+        if let Err(error) = fed {
+            self.give_up(slot, &error);
+            return None;
+        }
+        Some(slot)
+    }
+
+    /// Carries out what an association has to say.
+    fn drain(&mut self, now_ms: u64, slot: usize, tx: &mut Tx, rx: Option<&mut Rx>) {
+        let route = self.route(&self.table[slot].client);
+        let association = &mut self.table[slot];
+        let arena = rx.map(|rx| (rx, &mut self.arrived));
+        let Drained { connected, closed, timer } =
+            association.drain(&route, tx, arena, &mut self.scratch, &mut self.stats);
+        if connected && let Stage::HalfOpen(number) = association.stage {
+            self.half_open.leave(number);
+            if association.is_1_3() {
+                self.stats.handshakes_1_3 += 1;
+            } else {
+                self.stats.handshakes_1_2 += 1;
+            }
+            self.become_idle(now_ms, slot, tx);
+        } else if !self.arrived.is_empty() && matches!(association.stage, Stage::Idle(_)) {
+            association.deadline_ms = now_ms + self.config.idle_ms;
+        }
+        self.note(slot, timer);
+        if closed {
+            let open = self.table[slot].is_open();
+            if open {
+                self.remove(slot, DtlsEnd::Client);
+            } else {
+                self.fail(slot, DtlsFailure::Closed);
+            }
+        }
+    }
+
+    /// An association without an allocation, from now on.
+    fn become_idle(&mut self, now_ms: u64, slot: usize, tx: &mut Tx) {
+        let address = self.table[slot].client.address.ip();
+        if let Some(other) = self.idle.in_the_way(address) {
+            self.close(other, DtlsEnd::Evicted, tx);
+        }
+        let number = self.idle.enter(slot, address);
+        let association = &mut self.table[slot];
+        association.stage = Stage::Idle(number);
+        association.deadline_ms = now_ms + self.config.idle_ms;
+        self.arm(slot);
+    }
+
+    /// Says farewell and removes an open association.
+    fn close(&mut self, slot: usize, end: DtlsEnd, tx: &mut Tx) {
+        let route = self.route(&self.table[slot].client);
+        let association = &mut self.table[slot];
+        // One that cannot say it any more is gone as well.
+        if association.dtls.close().is_ok() {
+            association.drain(&route, tx, None, &mut self.scratch, &mut self.stats);
+        }
+        self.remove(slot, end);
+    }
+
+    fn give_up(&mut self, slot: usize, error: &dimpl::Error) {
+        if self.table[slot].is_open() {
+            self.remove(slot, association::end(error));
+        } else {
+            self.fail(slot, association::failure(error));
+        }
+    }
+
+    /// Ends a handshake.
+    fn fail(&mut self, slot: usize, why: DtlsFailure) {
+        self.stats.failed[why as usize] += 1;
+        self.remove(slot, DtlsEnd::Handshake);
+    }
+
+    fn remove(&mut self, slot: usize, end: DtlsEnd) {
+        let association = self.table.remove(slot);
+        self.stats.ended[end as usize] += 1;
+        self.timers.remove(&(association.armed_ms, slot));
+        self.by_client.remove(&association.client);
+        self.last = None;
+        match association.stage {
+            Stage::HalfOpen(number) => self.half_open.leave(number),
+            Stage::Idle(number) => {
+                self.idle.leave(number);
+                self.gone.push(association.client);
+            }
+            Stage::Allocated => self.gone.push(association.client),
+        }
+    }
+
+    fn count_drop(&mut self, why: DtlsDrop) {
+        self.stats.dropped[why as usize] += 1;
+    }
+
+    /// Notes when dimpl wants to be called.
+    fn note(&mut self, slot: usize, timer: Option<Instant>) {
+        let Some(timer) = timer else { return };
+        let since = timer.saturating_duration_since(self.started).as_millis();
+        // One that is due again and again must not keep the worker from everything else.
+        let soonest = self.now_ms + TIMER_MS;
+        self.table[slot].timer_ms = u64::try_from(since).unwrap_or(u64::MAX).saturating_add(1).max(soonest);
+        self.arm(slot);
+    }
+
+    /// Puts an association among the timers, unless it stands there for an earlier time already.
+    fn arm(&mut self, slot: usize) {
+        let association = &mut self.table[slot];
+        let due = association.deadline_ms.min(association.timer_ms);
+        if due < association.armed_ms {
+            self.timers.remove(&(association.armed_ms, slot));
+            association.armed_ms = due;
+            self.timers.insert((due, slot));
+        }
+    }
+
+    fn slot_of(&mut self, client: &Client) -> Option<usize> {
+        if let Some((last, slot)) = &self.last
+            && last == client
+        {
+            return Some(*slot);
+        }
+        let slot = *self.by_client.get(client)?;
+        self.last = Some((*client, slot));
+        Some(slot)
+    }
+
+    fn route(&self, client: &Client) -> Route {
+        let listener = &self.listeners[usize::from(client.listener.0 - self.numbers.start)];
+        Route {
+            socket: listener.socket,
+            to: Some(client.address),
+            from: listener.bound.ip().is_unspecified().then_some(client.local.ip()),
+            tos: 0,
+            ttl: 0,
+            dont_fragment: false,
+        }
+    }
+
+    fn instant(&self, now_ms: u64) -> Instant {
+        self.started + Duration::from_millis(now_ms)
+    }
+}

@@ -1,0 +1,130 @@
+//! dimpl's cryptography with two of its parts in our hands.
+//!
+//! - **Cookies.** dimpl makes them with a secret of each instance, so that its cookie exchange needs the instance. Ours are checked
+//!   before there is one ([`super::cookie`]); then an instance is made, told the first ClientHello again, and must come to the
+//!   cookie that the client was sent. dimpl asks `hmac_sha256` for cookies and for nothing else; what derives keys asks `hmac`.
+//! - **Keys.** dimpl parses the private key for each instance. Ours are parsed once, by rustls, and sign through ring.
+//!
+//! The interface has no way to hand either to one instance; both are lent to the thread while that instance works.
+
+use std::{cell::RefCell, fmt, panic::AssertUnwindSafe, sync::Arc};
+
+use dimpl::{
+    CryptoError,
+    crypto::{
+        Buf, CryptoProvider, HashAlgorithm, HmacProvider, KeyProvider, SignatureAlgorithm, SigningKey,
+        rust_crypto,
+    },
+};
+use rustls::{SignatureScheme, sign};
+
+use super::cookie::Cookie;
+
+/// What an instance is to use.
+pub(super) struct Lent {
+    pub(super) cookie: Cookie,
+    pub(super) key: Arc<dyn sign::SigningKey>,
+}
+
+thread_local! {
+    static LENT: RefCell<Option<Lent>> = const { RefCell::new(None) };
+}
+
+/// Runs `work` with these in place.
+pub(super) fn lend<T>(lent: Lent, work: impl FnOnce() -> T) -> T {
+    struct TakeBack;
+    impl Drop for TakeBack {
+        fn drop(&mut self) {
+            LENT.with_borrow_mut(Option::take);
+        }
+    }
+    LENT.set(Some(lent));
+    let _take_back = TakeBack;
+    work()
+}
+
+/// RustCrypto's, but for these two parts.
+pub(super) fn provider() -> CryptoProvider {
+    CryptoProvider { hmac_provider: &CookieOrHmac, key_provider: &LentKey, ..rust_crypto::default_provider() }
+}
+
+/// The scheme that dimpl and this key have in common, if any: ECDSA with P-256 or P-384.
+pub(super) fn scheme(key: &dyn sign::SigningKey) -> Option<SignatureScheme> {
+    [SignatureScheme::ECDSA_NISTP256_SHA256, SignatureScheme::ECDSA_NISTP384_SHA384]
+        .into_iter()
+        .find(|scheme| key.choose_scheme(&[*scheme]).is_some())
+}
+
+#[derive(Debug)]
+struct CookieOrHmac;
+
+impl HmacProvider for CookieOrHmac {
+    fn hmac_sha256(&self, key: &[u8], data: &[u8]) -> Result<[u8; 32], CryptoError> {
+        let cookie = LENT.with_borrow(|lent| lent.as_ref().map(|lent| lent.cookie));
+        // dimpl tries its provider out at start.
+        cookie.map_or_else(|| rust_crypto::default_provider().hmac_provider.hmac_sha256(key, data), Ok)
+    }
+
+    fn hmac(
+        &self,
+        hash: HashAlgorithm,
+        key: &[u8],
+        data: &[u8],
+        out: &mut [u8],
+    ) -> Result<usize, CryptoError> {
+        rust_crypto::default_provider().hmac_provider.hmac(hash, key, data, out)
+    }
+}
+
+#[derive(Debug)]
+struct LentKey;
+
+impl KeyProvider for LentKey {
+    fn load_private_key(&self, _: &[u8]) -> Result<Box<dyn SigningKey>, CryptoError> {
+        let key = LENT.with_borrow(|lent| lent.as_ref().map(|lent| Arc::clone(&lent.key)));
+        let key = key.ok_or(CryptoError::InvalidPrivateKey)?;
+        let scheme = scheme(&*key).ok_or(CryptoError::InvalidPrivateKey)?;
+        Ok(Box::new(Signer { key: AssertUnwindSafe(key), scheme }))
+    }
+}
+
+struct Signer {
+    // Signing changes nothing in it, so that a panic leaves nothing half done.
+    key: AssertUnwindSafe<Arc<dyn sign::SigningKey>>,
+    scheme: SignatureScheme,
+}
+
+impl fmt::Debug for Signer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Signer").field("scheme", &self.scheme).finish_non_exhaustive()
+    }
+}
+
+impl SigningKey for Signer {
+    fn sign(&mut self, data: &[u8], hash_alg: HashAlgorithm, out: &mut Buf) -> Result<(), CryptoError> {
+        let failed = CryptoError::OperationFailed(dimpl::CryptoOperation::Sign);
+        if hash_alg != self.hash_algorithm() {
+            return Err(failed);
+        }
+        let signer = self.key.choose_scheme(&[self.scheme]).ok_or(failed.clone())?;
+        let signature = signer.sign(data).map_err(|_| failed)?;
+        out.clear();
+        out.extend_from_slice(&signature);
+        Ok(())
+    }
+
+    fn algorithm(&self) -> SignatureAlgorithm {
+        SignatureAlgorithm::ECDSA
+    }
+
+    fn hash_algorithm(&self) -> HashAlgorithm {
+        self.supported_hash_algorithms()[0]
+    }
+
+    fn supported_hash_algorithms(&self) -> &[HashAlgorithm] {
+        match self.scheme {
+            SignatureScheme::ECDSA_NISTP384_SHA384 => &[HashAlgorithm::SHA384],
+            _ => &[HashAlgorithm::SHA256],
+        }
+    }
+}

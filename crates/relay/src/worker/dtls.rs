@@ -1,0 +1,83 @@
+//! The part of a worker that DTLS listeners need.
+
+use std::net::SocketAddr;
+
+use turnpike_net::{Buffer, Span};
+use turnpike_turn::{server::ListenerId, time::Now};
+
+use super::{LISTENER_SHARE, Role, Worker};
+use crate::{Config, StartError, dtls::Associations};
+
+impl Worker {
+    /// Listens for DTLS, on the socket of a UDP listener if there is one for this address.
+    pub(super) fn listen_dtls(
+        &mut self,
+        address: SocketAddr,
+        shared: Option<usize>,
+        config: &Config,
+    ) -> Result<(), StartError> {
+        let (socket, bound) = match shared.and_then(|place| self.listeners.get(place)) {
+            Some(listener) => (listener.socket, listener.bound),
+            None => self.bind_udp("dtls", address, Role::Free, config)?,
+        };
+        let place = self.out.dtls.listen(socket, bound);
+        let role = &mut self.roles[socket.0 as usize];
+        *role = match *role {
+            Role::Listener(id) => Role::Both(id, place),
+            _ => Role::Dtls(place),
+        };
+        Ok(())
+    }
+
+    /// The socket of a DTLS listener is ready; where plain UDP has it too, with that one's number.
+    pub(super) fn receive_by_dtls(&mut self, now: Now, place: usize, plain: Option<ListenerId>) {
+        if self.rx.room() < Associations::ROOM {
+            self.flush();
+        }
+        let mut share = LISTENER_SHARE;
+        while self.rx.room() >= Associations::ROOM {
+            let Some(socket) = self.sockets.get(self.out.dtls.socket(place)) else { return };
+            let Ok(received) = self.rx.recv(socket) else { return };
+            for index in received.first..received.first + received.count {
+                let Some(buffer) = self.rx.buffer(index) else { return };
+                match plain {
+                    // All of a buffer is of one client, who speaks the one or the other.
+                    Some(id) if !matches!(buffer.bytes.first(), Some(20..=63)) => {
+                        let bound = self.listeners[usize::from(id.0)].bound;
+                        self.route_client_buffer(now, id, bound, index);
+                    }
+                    _ => self.route_dtls_buffer(now, place, index),
+                }
+            }
+            share = share.saturating_sub(received.count);
+            if !received.more || share == 0 {
+                return;
+            }
+        }
+    }
+
+    fn route_dtls_buffer(&mut self, now: Now, place: usize, index: usize) {
+        let Some(buffer) = self.rx.buffer(index) else { return };
+        let client = self.out.dtls.client(place, buffer.from, buffer.local);
+        let (tos, ttl, count) = (buffer.tos, buffer.ttl, buffer.count());
+        let whole = self.rx.span(buffer.bytes);
+        #[expect(clippy::cast_possible_truncation, reason = "at most 64 KiB")]
+        let size = buffer.segment_size.max(1) as u32;
+        for number in 0..u32::try_from(count).unwrap_or(u32::MAX) {
+            let skipped = (number * size).min(whole.len);
+            let span = Span { offset: whole.offset + skipped, len: size.min(whole.len - skipped) };
+            self.out.dtls.receive(now.ms, client, span, &mut self.rx, &mut self.out.tx);
+            let mut arrived = 0;
+            while let Some(message) = self.out.dtls.arrived(arrived) {
+                arrived += 1;
+                let bytes = self.rx.bytes(message);
+                let buffer =
+                    Buffer { from: client.address, local: None, tos, ttl, segment_size: bytes.len(), bytes };
+                let verdict = self.server.from_client(now, client, bytes);
+                let Some(errand) = self.out.carry_out(&self.rx, &buffer, verdict) else { continue };
+                let request = if errand.wants_bytes() { bytes.to_vec() } else { Vec::new() };
+                self.run_errand(now, &client, errand, request, Vec::new());
+            }
+        }
+    }
+}

@@ -1,0 +1,181 @@
+//! What DTLS costs the server while nobody has shown a credential: nothing for who is not there, bounded for all others.
+#![allow(clippy::unwrap_used, reason = "clippy.toml excuses test functions, not their helpers")]
+
+mod support;
+
+use std::net::UdpSocket;
+
+use support::{
+    dtls::{DtlsClient, Kind, hellos, wait_for_no_allocation, world, world_with},
+    *,
+};
+use turnpike_relay::{DtlsDrop, DtlsEnd, DtlsFailure, DtlsStats};
+
+fn dropped(stats: &DtlsStats) -> u64 {
+    stats.dropped.iter().sum()
+}
+
+#[test]
+fn a_cookie_is_worth_nothing_from_another_port_or_with_another_hello() {
+    let world = world();
+    for kind in [Kind::V12, Kind::V13] {
+        let before = world.dtls_stats().dropped(DtlsDrop::BadCookie);
+        let (_, _, second) = hellos(&world, kind);
+        let thief = UdpSocket::bind((world.dtls().ip(), 0)).unwrap();
+        thief.send_to(&second, world.dtls()).unwrap();
+        world.wait_for_dtls("counted", |stats| stats.dropped(DtlsDrop::BadCookie) == before + 1);
+        let (client, _, mut second) = hellos(&world, kind);
+        second[30] ^= 1;
+        client.socket.send(&second).unwrap();
+        world.wait_for_dtls("counted", |stats| stats.dropped(DtlsDrop::BadCookie) == before + 2);
+    }
+    let stats = world.dtls_stats();
+    assert_eq!((stats.half_open, stats.open), (0, 0));
+}
+
+#[test]
+fn lost_flights_are_repeated() {
+    let world = world();
+    for kind in [Kind::V12, Kind::V13] {
+        // The cookie is lost: the client asks again.
+        let (mut client, first, _) = hellos(&world, kind);
+        client.socket.send(&first).unwrap();
+        client.socket.recv(&mut [0; 4096]).unwrap();
+        // The server's flight is lost: it says it again, of its own accord or because the client does.
+        let (mut lossy, _, second) = hellos(&world, kind);
+        lossy.socket.send(&second).unwrap();
+        lossy.socket.set_read_timeout(Some(SOON)).unwrap();
+        lossy.socket.recv(&mut [0; 4096]).unwrap();
+        lossy.socket.send(&second).unwrap();
+        lossy.finish().unwrap();
+        lossy.ask(&binding(1));
+        client.finish().unwrap();
+    }
+}
+
+#[test]
+fn handshakes_and_silent_associations_end_in_time() {
+    let world = world_with(|config| {
+        config.handshake_ms = 300;
+        config.idle_ms = 500;
+    });
+    for (number, kind) in [(1, Kind::V12), (2, Kind::V13)] {
+        let (client, _, second) = hellos(&world, kind);
+        client.socket.send(&second).unwrap();
+        world.wait_for_dtls("begun", |stats| stats.half_open == 1);
+        world.wait_for_dtls("timed out", |stats| stats.failed(DtlsFailure::Timeout) == number);
+        assert_eq!(world.dtls_stats().half_open, 0);
+
+        let mut idle = DtlsClient::connect(world.dtls(), kind);
+        let mut allocated = DtlsClient::connect(world.dtls(), kind);
+        allocated.ask(&allocate());
+        idle.hears_farewell();
+        world.wait_for_dtls("idle", |stats| stats.ended(DtlsEnd::Idle) == 2 * number - 1);
+        allocated.ask(&refresh(1));
+        // Without its allocation it is like any other.
+        allocated.ask(&stun(REFRESH, 2, &[(0x000D, &0_u32.to_be_bytes())]));
+        allocated.hears_farewell();
+        world.wait_for_dtls("idle too", |stats| stats.ended(DtlsEnd::Idle) == 2 * number);
+    }
+    wait_for_no_allocation(&world);
+    assert_eq!(world.dtls_stats().open, 0);
+}
+
+#[test]
+fn associations_without_an_allocation_give_way_and_those_with_one_do_not() {
+    let world = world_with(|config| config.max_idle = 3);
+    let mut allocated = DtlsClient::connect(world.dtls(), Kind::V12);
+    allocated.ask(&allocate());
+    let mut idle: Vec<DtlsClient> = (0..5).map(|_| DtlsClient::connect(world.dtls(), Kind::V13)).collect();
+    world.wait_for_dtls("two gave way", |stats| stats.ended(DtlsEnd::Evicted) == 2);
+    for (place, client) in idle.iter_mut().enumerate() {
+        if place < 2 {
+            client.hears_farewell();
+        } else {
+            client.ask(&binding(1));
+        }
+    }
+    allocated.ask(&refresh(1));
+}
+
+/// Every prefix of a ClientHello, every first byte, and noise: none of it gets a state, or an answer longer than itself.
+#[test]
+fn garbage_is_counted_and_forgotten() {
+    let world = world();
+    let socket = UdpSocket::bind((world.dtls().ip(), 0)).unwrap();
+    socket.connect(world.dtls()).unwrap();
+    let mut sent = 0;
+    let (_, first, second) = hellos(&world, Kind::V13);
+    world.wait_for_dtls("the cookie is counted", |stats| stats.cookies == 1);
+    let start = world.dtls_stats();
+    for hello in [&first, &second] {
+        for len in (0..hello.len()).step_by(3) {
+            socket.send(&hello[..len]).unwrap();
+            sent += 1;
+            if sent % 100 == 0 {
+                world.wait_for_dtls("taken", |stats| stats.datagrams >= start.datagrams + sent);
+            }
+        }
+    }
+    for first_byte in 0..=255_u8 {
+        let mut noise: Vec<u8> =
+            (0..200_u32).map(|n| n.wrapping_mul(2_654_435_761).to_be_bytes()[1]).collect();
+        noise[0] = first_byte;
+        socket.send(&noise).unwrap();
+        sent += 1;
+    }
+    world.wait_for_dtls("all taken", |stats| stats.datagrams == start.datagrams + sent);
+    let stats = world.dtls_stats();
+    assert_eq!((stats.half_open, stats.open, stats.cookies), (0, 0, start.cookies), "{stats:?}");
+    assert_eq!(dropped(&stats) - dropped(&start) + stats.failed.iter().sum::<u64>(), sent, "{stats:?}");
+}
+
+#[test]
+fn garbage_in_the_middle_of_an_association_harms_nobody() {
+    let world = world();
+    for kind in [Kind::V12, Kind::V13] {
+        let mut client = DtlsClient::connect(world.dtls(), kind);
+        let peer = peer();
+        let relayed = client.allocated(&peer);
+        for first_byte in 20..=63_u8 {
+            for len in [1, 12, 13, 14, 40, 1200] {
+                let mut noise = vec![0xFE; len];
+                noise[0] = first_byte;
+                client.socket.send(&noise).unwrap();
+            }
+        }
+        client.send(&channel_data(b"still here"));
+        assert_eq!(heard(&peer), b"still here", "{kind:?}");
+        peer.send_to(b"so am I", relayed).unwrap();
+        assert_eq!(client.receive().payload(), b"so am I");
+    }
+    world.wait_for_dtls("both live", |stats| stats.open == 2);
+}
+
+#[test]
+fn what_is_longer_than_a_record_is_dropped_and_counted() {
+    let world = world();
+    let mut client = DtlsClient::connect(world.dtls(), Kind::V12);
+    let peer = peer();
+    let relayed = client.allocated(&peer);
+    peer.send_to(&vec![1; 20_000], relayed).unwrap();
+    peer.send_to(b"short", relayed).unwrap();
+    assert_eq!(client.receive().payload(), b"short");
+    world.wait_for_dtls("counted", |stats| stats.dropped(DtlsDrop::RecordTooLong) == 1);
+}
+
+#[test]
+fn no_version_in_common_is_said_by_an_alert_and_a_counter() {
+    let world = world();
+    let (_, mut first, _) = hellos(&world, Kind::V12);
+    // RFC 6347 section 4.2.1: client_version, here DTLS 1.0.
+    first[26] = 0xFF;
+    let socket = UdpSocket::bind((world.dtls().ip(), 0)).unwrap();
+    socket.send_to(&first, world.dtls()).unwrap();
+    world.wait_for_dtls("counted", |stats| stats.failed(DtlsFailure::Version) == 1);
+    // RFC 5246 section 7.2: fatal, protocol_version.
+    let mut alert = [0; 100];
+    socket.set_read_timeout(Some(SOON)).unwrap();
+    assert_eq!(socket.recv(&mut alert).unwrap(), 15);
+    assert_eq!((alert[0], &alert[13..15]), (21, &[2, 70][..]));
+}

@@ -1,0 +1,86 @@
+//! Memory under floods of handshakes. A program of its own, one test at a time: others would be seen in what it measures.
+#![allow(clippy::unwrap_used, reason = "clippy.toml excuses test functions, not their helpers")]
+
+mod support;
+
+use std::{
+    fs,
+    net::UdpSocket,
+    sync::{Mutex, PoisonError},
+};
+
+use support::{
+    dtls::{DtlsClient, Kind, hellos, world, world_with},
+    *,
+};
+use turnpike_relay::{DtlsEnd, DtlsFailure};
+
+static ALONE: Mutex<()> = Mutex::new(());
+
+/// Resident memory of this process in bytes.
+fn memory() -> usize {
+    let statm = fs::read_to_string("/proc/self/statm").unwrap();
+    statm.split(' ').nth(1).unwrap().parse::<usize>().unwrap() * 4096
+}
+
+/// Nobody knows an address by a ClientHello: it might be anybody's. Loopback has no spoofed addresses, but to the server each
+/// source port is another client, and none of these ever answers.
+#[test]
+fn a_flood_of_first_hellos_leaves_nothing_behind() {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let world = world();
+    let (mut client, hello_13, _) = hellos(&world, Kind::V13);
+    let (_, hello_12, _) = hellos(&world, Kind::V12);
+    let flood = |rounds: u64| {
+        let sockets: Vec<UdpSocket> =
+            (0..200).map(|_| UdpSocket::bind((world.dtls().ip(), 0)).unwrap()).collect();
+        for _ in 0..rounds {
+            let before = world.dtls_stats().cookies;
+            for (place, socket) in sockets.iter().enumerate() {
+                let hello = if place % 2 == 0 { &hello_12 } else { &hello_13 };
+                socket.send_to(hello, world.dtls()).unwrap();
+            }
+            world.wait_for_dtls("each gets a cookie", |stats| stats.cookies >= before + 200);
+        }
+    };
+    flood(10);
+    let before = memory();
+    flood(40);
+    assert!(memory() < before + (4 << 20), "{before} bytes became {}", memory());
+    let stats = world.dtls_stats();
+    assert_eq!((stats.half_open, stats.open, stats.failed.iter().sum::<u64>()), (0, 0, 0), "{stats:?}");
+    // And who is in earnest gets through.
+    client.finish().unwrap();
+}
+
+#[test]
+fn ten_thousand_half_open_handshakes_take_the_memory_of_the_bound() {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let world = world_with(|config| {
+        config.max_half_open = 200;
+        config.max_half_open_per_network = 150;
+    });
+    let mut honest = DtlsClient::connect(world.dtls(), Kind::V13);
+    honest.allocated(&peer());
+    let attack = |count: u64| {
+        for number in 0..count {
+            let kind = if number % 2 == 0 { Kind::V12 } else { Kind::V13 };
+            let (client, _, second) = hellos(&world, kind);
+            client.socket.send(&second).unwrap();
+            // One at a time: beyond its share a worker lets clients wait.
+            client.socket.set_read_timeout(Some(SOON)).unwrap();
+            client.socket.recv(&mut [0; 4096]).unwrap();
+        }
+    };
+    attack(1000);
+    let before = memory();
+    attack(9000);
+    assert!(memory() < before + (8 << 20), "{before} bytes became {}", memory());
+    // Those that did not give way took the same port again and replaced themselves.
+    world.wait_for_dtls("all but the youngest are gone", |stats| {
+        stats.half_open <= 150 && stats.ended(DtlsEnd::Handshake) >= 9_850
+    });
+    let evicted = world.dtls_stats().failed(DtlsFailure::Evicted);
+    assert!(evicted > 9_000, "{evicted} evicted");
+    honest.ask(&refresh(1));
+}

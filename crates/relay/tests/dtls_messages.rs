@@ -1,0 +1,192 @@
+//! DTLS clients of both versions: handshakes, messages, ends, certificates.
+#![allow(clippy::unwrap_used, reason = "clippy.toml excuses test functions, not their helpers")]
+
+mod support;
+
+use std::{
+    io::{Read, Write},
+    net::UdpSocket,
+    process::{Command, Stdio},
+    sync::Arc,
+    time::Instant,
+};
+
+use dimpl::ProtocolVersion;
+use rcgen::{CertificateParams, KeyPair};
+use support::{
+    dtls::{DtlsClient, Kind, context, wait_for_no_allocation, world},
+    *,
+};
+use turnpike_relay::{DtlsDrop, DtlsEnd, DtlsError, Identity};
+
+#[test]
+fn both_versions_allocate_and_relay_by_channel_in_both_directions() {
+    let world = world();
+    for (kind, version) in [
+        (Kind::V12, ProtocolVersion::DTLS1_2),
+        (Kind::V13, ProtocolVersion::DTLS1_3),
+        (Kind::Auto, ProtocolVersion::DTLS1_3),
+    ] {
+        let mut client = DtlsClient::connect(world.dtls(), kind);
+        assert_eq!(client.version(), Some(version), "{kind:?}");
+        let peer = peer();
+        let relayed = client.allocated(&peer);
+        for len in [0, 1, 3, 120, 1400, 9000] {
+            let payload = vec![u8::try_from(len % 251).unwrap(); len];
+            client.send(&channel_data(&payload));
+            assert_eq!(heard(&peer), payload, "{kind:?}");
+            peer.send_to(&payload, relayed).unwrap();
+            assert_eq!(client.receive().payload(), payload, "{kind:?}");
+        }
+    }
+    world.wait_for_dtls("counted by version", |stats| {
+        (stats.handshakes_1_2, stats.handshakes_1_3, stats.open) == (1, 2, 3)
+    });
+    assert_eq!(world.dtls_stats().failed.iter().sum::<u64>(), 0);
+}
+
+#[test]
+fn a_farewell_ends_the_allocation_at_once_in_both_versions() {
+    let world = world();
+    for kind in [Kind::V12, Kind::V13] {
+        let mut client = DtlsClient::connect(world.dtls(), kind);
+        client.allocated(&peer());
+        eventually("an allocation", || (world.allocations() == 1).then_some(()));
+        client.close();
+        wait_for_no_allocation(&world);
+    }
+    world.wait_for_dtls("ended by the client", |stats| stats.ended(DtlsEnd::Client) == 2 && stats.open == 0);
+}
+
+#[test]
+fn who_begins_anew_from_the_same_port_replaces_what_it_had() {
+    let world = world();
+    for (number, kinds) in
+        [(1, [Kind::V12, Kind::V12]), (2, [Kind::V13, Kind::V12]), (3, [Kind::V12, Kind::V13])]
+    {
+        let mut first = DtlsClient::connect(world.dtls(), kinds[0]);
+        first.allocated(&peer());
+        let mut second = DtlsClient::on(first.socket.try_clone().unwrap(), kinds[1]);
+        second.finish().unwrap();
+        second.ask(&binding(9));
+        wait_for_no_allocation(&world);
+        world.wait_for_dtls("replaced", |stats| stats.ended(DtlsEnd::Replaced) == number);
+    }
+}
+
+#[test]
+fn plain_stun_on_a_port_for_dtls_only_is_counted_and_dropped() {
+    let world = world();
+    let socket = UdpSocket::bind((world.dtls().ip(), 0)).unwrap();
+    socket.send_to(&binding(1), world.dtls()).unwrap();
+    world.wait_for_dtls("counted", |stats| stats.dropped(DtlsDrop::NotDtls) == 1);
+    socket.set_nonblocking(true).unwrap();
+    assert!(socket.recv(&mut [0; 100]).is_err());
+}
+
+#[test]
+fn one_port_serves_plain_udp_and_dtls() {
+    let any = ([127, 0, 0, 1], 0).into();
+    let world = start_with(|config| {
+        config.dtls.context = Some(context(&[identity(&["dtls.example"])]));
+        config.dtls.listen = vec![any];
+    });
+    let udp = world.relay.listeners().udp[0];
+    assert_eq!(world.dtls(), udp);
+    let plain = peer();
+    plain.connect(udp).unwrap();
+    let mut client = DtlsClient::connect(udp, Kind::Auto);
+    for round in 0..3 {
+        plain.send(&binding(round)).unwrap();
+        assert_eq!(Message(heard(&plain)).kind(), BINDING | 0x0100);
+        client.ask(&binding(round));
+    }
+    // Both at a time from one port, too.
+    let mut both = DtlsClient::on(plain.try_clone().unwrap(), Kind::V12);
+    both.finish().unwrap();
+    both.ask(&binding(7));
+    plain.send(&allocate()).unwrap();
+    let mut buffer = [0; 1500];
+    let deadline = Instant::now() + SOON;
+    let len = loop {
+        if let Ok(len) = plain.recv(&mut buffer) {
+            break len;
+        }
+        assert!(Instant::now() < deadline);
+    };
+    assert_eq!(Message(buffer[..len].to_vec()).kind(), ALLOCATE | 0x0100);
+    both.ask(&allocate());
+    eventually("two allocations", || (world.allocations() == 2).then_some(()));
+    assert_eq!(world.dtls_stats().dropped.iter().sum::<u64>(), 0);
+}
+
+#[test]
+fn new_certificates_are_shown_to_new_clients_and_old_associations_live_on() {
+    let (old, new) = (identity(&["old.example"]), identity(&["new.example"]));
+    let context = context(&[old]);
+    let world = start_with(|config| config.dtls.context = Some(Arc::clone(&context)));
+    let mut client = DtlsClient::connect(world.dtls(), Kind::V12);
+    client.ask(&allocate());
+    context.replace(&[new]).unwrap();
+    for kind in [Kind::V12, Kind::V13] {
+        let shown = DtlsClient::connect(world.dtls(), kind).shown;
+        let shown = rustls::pki_types::CertificateDer::from(shown);
+        let parsed = webpki::EndEntityCert::try_from(&shown).unwrap();
+        assert_eq!(parsed.valid_dns_names().collect::<Vec<_>>(), ["new.example"], "{kind:?}");
+    }
+    client.ask(&refresh(1));
+}
+
+#[test]
+fn p384_will_do_and_other_keys_are_refused_by_name() {
+    let of = |algorithm| {
+        let key = KeyPair::generate_for(algorithm).unwrap();
+        let certificate =
+            CertificateParams::new(vec!["a.example".to_owned()]).unwrap().self_signed(&key).unwrap();
+        Identity::from_pem(certificate.pem().as_bytes(), key.serialize_pem().as_bytes(), now()).unwrap()
+    };
+    let (p384, ed25519) = (of(&rcgen::PKCS_ECDSA_P384_SHA384), of(&rcgen::PKCS_ED25519));
+    assert!(p384.can_dtls() && !ed25519.can_dtls());
+    let refused = turnpike_relay::DtlsContext::new(std::slice::from_ref(&ed25519), SOON);
+    assert!(matches!(refused, Err(DtlsError::NoCertificate)));
+    // The one that cannot is passed over.
+    let context = context(&[ed25519.clone(), p384]);
+    assert!(matches!(context.replace(&[ed25519]), Err(DtlsError::NoCertificate)));
+    let world = start_with(|config| config.dtls.context = Some(context));
+    for kind in [Kind::V12, Kind::V13] {
+        DtlsClient::connect(world.dtls(), kind).ask(&binding(1));
+    }
+}
+
+#[test]
+fn the_server_says_farewell_when_it_stops() {
+    let world = world();
+    let mut clients = [Kind::V12, Kind::V13].map(|kind| DtlsClient::connect(world.dtls(), kind));
+    world.relay.stop();
+    for client in &mut clients {
+        client.hears_farewell();
+    }
+}
+
+/// OpenSSL's own DTLS, with every group of its own accord.
+#[test]
+fn openssl_shakes_hands_and_gets_an_answer() {
+    let world = world();
+    let child = Command::new("openssl")
+        .args(["s_client", "-dtls1_2", "-quiet", "-no_ign_eof", "-connect", &world.dtls().to_string()])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn();
+    let Ok(mut child) = child else {
+        return println!("SKIPPED: openssl is not installed");
+    };
+    child.stdin.as_mut().unwrap().write_all(&binding(5)).unwrap();
+    let mut answer = [0; 20];
+    child.stdout.as_mut().unwrap().read_exact(&mut answer).unwrap();
+    assert_eq!(Message(answer.to_vec()).kind(), BINDING | 0x0100);
+    drop(child.stdin.take());
+    world.wait_for_dtls("openssl closes", |stats| stats.ended(DtlsEnd::Client) == 1);
+    child.wait().unwrap();
+    assert_eq!(world.dtls_stats().handshakes_1_2, 1);
+}
