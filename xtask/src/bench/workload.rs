@@ -27,16 +27,50 @@ impl Named for Workload {
 pub(crate) enum Shape {
     /// Datagrams through channels, echoed by the peer.
     Traffic {
+        /// How clients reach the relay; between relay and peer it is UDP always.
+        transport: Transport,
         clients: u32,
         /// Offered datagrams a second towards the peers; `None` for saturation.
         rate: Option<u32>,
         size: u32,
         burst: u32,
     },
-    /// Authenticated allocations made and freed, `clients` at a time.
-    Churn { clients: u32 },
+    /// Authenticated allocations made and freed, `clients` at a time; over TCP and TLS each on a connection of its own.
+    Churn { transport: Transport, clients: u32 },
     /// This many allocations made and left alone.
     Idle { allocations: u32 },
+}
+
+/// How clients reach the relay.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Transport {
+    Udp,
+    Tcp,
+    Tls,
+}
+
+impl Transport {
+    /// As the generator's `--transport` has it.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Udp => "udp",
+            Self::Tcp => "tcp",
+            Self::Tls => "tls",
+        }
+    }
+
+    pub(crate) fn is_stream(self) -> bool {
+        self != Self::Udp
+    }
+}
+
+impl Shape {
+    pub(crate) fn transport(self) -> Transport {
+        match self {
+            Self::Traffic { transport, .. } | Self::Churn { transport, .. } => transport,
+            Self::Idle { .. } => Transport::Udp,
+        }
+    }
 }
 
 /// One row of the table.
@@ -102,7 +136,15 @@ pub(crate) fn all() -> Vec<Workload> {
             .chain([Requirement { metric: Metric::Loss, must: Must::OwnAtMost(0.001) }])
             .collect::<Vec<_>>()
     };
-    let traffic = |clients, rate, size, burst| Shape::Traffic { clients, rate, size, burst };
+    let traffic =
+        |clients, rate, size, burst| Shape::Traffic { transport: Transport::Udp, clients, rate, size, burst };
+    let stream = |name, title, transport, clients, burst| Workload {
+        name,
+        title,
+        shape: Shape::Traffic { transport, clients, rate: None, size: 120, burst },
+        // At most coturn's processor time for each packet that is delivered.
+        requirements: per_busy_second(Must::AtLeast(1.0)),
+    };
     vec![
         Workload {
             name: "flood-1",
@@ -173,7 +215,7 @@ pub(crate) fn all() -> Vec<Workload> {
         Workload {
             name: "allocate",
             title: "allocations a second (authenticated, one worker)",
-            shape: Shape::Churn { clients: 64 },
+            shape: Shape::Churn { transport: Transport::Udp, clients: 64 },
             requirements: vec![Requirement { metric: Metric::Allocations, must: Must::AtLeast(2.0) }],
         },
         Workload {
@@ -181,6 +223,18 @@ pub(crate) fn all() -> Vec<Workload> {
             title: "memory per idle allocation (of 10,000)",
             shape: Shape::Idle { allocations: 10_000 },
             requirements: vec![Requirement { metric: Metric::AllocationBytes, must: Must::AtMost(0.5) }],
+        },
+        stream("tcp-1", "TCP, 1 client, saturation, 120 B", Transport::Tcp, 1, 16),
+        stream("tcp-8", "TCP, 8 clients, saturation, 120 B", Transport::Tcp, 8, 16),
+        stream("tcp-64", "TCP, 64 clients, bursts of 4, saturation, 120 B", Transport::Tcp, 64, 4),
+        stream("tls-1", "TLS, 1 client, saturation, 120 B", Transport::Tls, 1, 16),
+        stream("tls-8", "TLS, 8 clients, saturation, 120 B", Transport::Tls, 8, 16),
+        stream("tls-64", "TLS, 64 clients, bursts of 4, saturation, 120 B", Transport::Tls, 64, 4),
+        Workload {
+            name: "allocations-tls",
+            title: "allocations a second over TLS, sessions resumed (authenticated, one worker)",
+            shape: Shape::Churn { transport: Transport::Tls, clients: 64 },
+            requirements: vec![Requirement { metric: Metric::Allocations, must: Must::AtLeast(1.5) }],
         },
     ]
 }
@@ -229,6 +283,15 @@ mod tests {
     fn a_star_chooses_by_beginning_and_order_is_the_tables() {
         assert_eq!(names(&["memory", "flood-1*"]).unwrap(), ["flood-1", "flood-1-1200", "memory"]);
         assert_eq!(names(&["flood-1"]).unwrap(), ["flood-1"]);
+    }
+
+    #[test]
+    fn workloads_over_streams_stand_behind_those_over_udp() {
+        assert_eq!(
+            names(&["tls*", "tcp*"]).unwrap(),
+            ["tcp-1", "tcp-8", "tcp-64", "tls-1", "tls-8", "tls-64"]
+        );
+        assert!(all().is_sorted_by_key(|workload| workload.shape.transport().is_stream()));
     }
 
     #[test]
