@@ -328,6 +328,7 @@ mod tests {
         rate: None,
         size: 121,
         burst: 1,
+        window: None,
         churn: false,
         seconds: 6.0,
         warmup: 0.5,

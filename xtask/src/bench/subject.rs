@@ -113,6 +113,8 @@ pub(crate) struct Load {
     pub(crate) size: u32,
     /// Datagrams that one client sends back to back before the next client's turn.
     pub(crate) burst: u32,
+    /// At saturation: datagrams that one client may have under way; `None` for no bound.
+    pub(crate) window: Option<u32>,
     /// Allocation churn instead of traffic.
     pub(crate) churn: bool,
     /// Seconds measured by the generator, after its warm-up.
@@ -185,6 +187,9 @@ fn turnpike_load(binary: &Path, load: &Load, result: &Path) -> Vec<String> {
     if !load.churn {
         command.extend(words(&format!("--via channel --burst {}", load.burst)));
     }
+    if let Some(window) = load.window {
+        command.extend(words(&format!("--window {window}")));
+    }
     if load.transport == Transport::Tls {
         command.extend(words("--ca {cert}"));
     }
@@ -252,6 +257,7 @@ mod tests {
         rate: None,
         size: 120,
         burst: 1,
+        window: None,
         churn: false,
         seconds: 1.0,
         warmup: 0.0,
@@ -281,5 +287,13 @@ mod tests {
         assert!(line(Transport::Tcp).contains(" 10.77.1.1:3478 --transport tcp "));
         let tls = line(Transport::Tls);
         assert!(tls.contains(" 10.77.1.1:5349 --transport tls ") && tls.contains(" --ca {cert} "), "{tls}");
+        assert!(!tls.contains("--window"), "{tls}");
+    }
+
+    #[test]
+    fn a_window_bounds_what_is_under_way() {
+        let generator = Generator::Turnpike("/tmp/turnpike".into());
+        let line = generator.command(&Load { window: Some(64), ..LOAD }, Path::new("/tmp/x")).unwrap();
+        assert!(line.join(" ").contains(" --window 64 "), "{line:?}");
     }
 }

@@ -81,9 +81,9 @@ impl Bench {
             self.network.spawn(reflector, &self.generator.reflector(), &[], &logs.path("reflector.log"))?;
         self.await_echo(&mut reflector)?;
         match workload.shape {
-            Shape::Traffic { transport, clients, rate, size, burst } => {
+            Shape::Traffic { transport, clients, rate, size, burst, window } => {
                 let burst = self.burst.unwrap_or(burst);
-                let load = Load { transport, rate, size, burst, ..self.load(clients) };
+                let load = Load { transport, rate, size, burst, window, ..self.load(clients) };
                 self.run_traffic(&load, &relay, &reflector, logs)
                     .map(|traffic| Finding::Traffic(Box::new(traffic)))
             }
@@ -187,6 +187,7 @@ impl Bench {
             rate: None,
             size: 120,
             burst: 1,
+            window: None,
             churn: false,
             seconds: self.seconds + MARGIN,
             warmup: WARMUP / 2.0,

@@ -34,6 +34,8 @@ pub(crate) enum Shape {
         rate: Option<u32>,
         size: u32,
         burst: u32,
+        /// At saturation: datagrams that one client may have under way; `None` for no bound.
+        window: Option<u32>,
     },
     /// Authenticated allocations made and freed, `clients` at a time; over TCP and TLS each on a connection of its own.
     Churn { transport: Transport, clients: u32 },
@@ -136,12 +138,35 @@ pub(crate) fn all() -> Vec<Workload> {
             .chain([Requirement { metric: Metric::Loss, must: Must::OwnAtMost(0.001) }])
             .collect::<Vec<_>>()
     };
-    let traffic =
-        |clients, rate, size, burst| Shape::Traffic { transport: Transport::Udp, clients, rate, size, burst };
-    let stream = |name, title, transport, clients, burst| Workload {
+    let traffic = |clients, rate, size, burst| Shape::Traffic {
+        transport: Transport::Udp,
+        clients,
+        rate,
+        size,
+        burst,
+        window: None,
+    };
+    // A stream without a bound queues megabytes for the slower relay: seconds of them, at 64 clients more than a trial lasts.
+    let saturating = |transport, clients, burst, window| Shape::Traffic {
+        transport,
+        clients,
+        rate: None,
+        size: 120,
+        burst,
+        window: Some(window),
+    };
+    let paced = |transport| Shape::Traffic {
+        transport,
+        clients: 64,
+        rate: Some(20_000),
+        size: 120,
+        burst: 1,
+        window: None,
+    };
+    let stream = |name, title, shape| Workload {
         name,
         title,
-        shape: Shape::Traffic { transport, clients, rate: None, size: 120, burst },
+        shape,
         // At most coturn's processor time for each packet that is delivered.
         requirements: per_busy_second(Must::AtLeast(1.0)),
     };
@@ -224,12 +249,22 @@ pub(crate) fn all() -> Vec<Workload> {
             shape: Shape::Idle { allocations: 10_000 },
             requirements: vec![Requirement { metric: Metric::AllocationBytes, must: Must::AtMost(0.5) }],
         },
-        stream("tcp-1", "TCP, 1 client, saturation, 120 B", Transport::Tcp, 1, 16),
-        stream("tcp-8", "TCP, 8 clients, saturation, 120 B", Transport::Tcp, 8, 16),
-        stream("tcp-64", "TCP, 64 clients, bursts of 4, saturation, 120 B", Transport::Tcp, 64, 4),
-        stream("tls-1", "TLS, 1 client, saturation, 120 B", Transport::Tls, 1, 16),
-        stream("tls-8", "TLS, 8 clients, saturation, 120 B", Transport::Tls, 8, 16),
-        stream("tls-64", "TLS, 64 clients, bursts of 4, saturation, 120 B", Transport::Tls, 64, 4),
+        stream("tcp-1", "TCP, 1 client, saturation, 120 B", saturating(Transport::Tcp, 1, 16, 1024)),
+        stream("tcp-8", "TCP, 8 clients, saturation, 120 B", saturating(Transport::Tcp, 8, 16, 256)),
+        stream(
+            "tcp-64",
+            "TCP, 64 clients, bursts of 4, saturation, 120 B",
+            saturating(Transport::Tcp, 64, 4, 64),
+        ),
+        stream("tcp-64-20k", "TCP, 64 clients, 20,000 offered a second, 120 B", paced(Transport::Tcp)),
+        stream("tls-1", "TLS, 1 client, saturation, 120 B", saturating(Transport::Tls, 1, 16, 1024)),
+        stream("tls-8", "TLS, 8 clients, saturation, 120 B", saturating(Transport::Tls, 8, 16, 256)),
+        stream(
+            "tls-64",
+            "TLS, 64 clients, bursts of 4, saturation, 120 B",
+            saturating(Transport::Tls, 64, 4, 64),
+        ),
+        stream("tls-64-20k", "TLS, 64 clients, 20,000 offered a second, 120 B", paced(Transport::Tls)),
         Workload {
             name: "allocations-tls",
             title: "allocations a second over TLS, sessions resumed (authenticated, one worker)",
@@ -287,10 +322,8 @@ mod tests {
 
     #[test]
     fn workloads_over_streams_stand_behind_those_over_udp() {
-        assert_eq!(
-            names(&["tls*", "tcp*"]).unwrap(),
-            ["tcp-1", "tcp-8", "tcp-64", "tls-1", "tls-8", "tls-64"]
-        );
+        let streams = ["tcp-1", "tcp-8", "tcp-64", "tcp-64-20k", "tls-1", "tls-8", "tls-64", "tls-64-20k"];
+        assert_eq!(names(&["tls*", "tcp*"]).unwrap(), streams);
         assert!(all().is_sorted_by_key(|workload| workload.shape.transport().is_stream()));
     }
 
