@@ -3,10 +3,18 @@
 use serde_json::{Value, json};
 
 use super::{
-    counters::{Memory, Window},
+    counters::{Arrivals, Memory, Window},
     rounds::Found,
-    workload::Metric,
+    subject::Load,
+    workload::{Metric, Transport},
 };
+
+/// What the generator calls a connection that broke or could not be opened.
+const BROKEN_LINKS: [&str; 3] = ["connection_lost", "connect_failed", "refresh_failed"];
+/// Bytes before the payload of ChannelData (RFC 8656 section 12.4).
+const CHANNEL_DATA_HEADER: u32 = 4;
+/// IPv4 and TCP with timestamps.
+const TCP_HEADERS: u64 = 52;
 
 /// What one trial found.
 #[derive(Clone, Debug)]
@@ -19,8 +27,8 @@ pub(crate) enum Finding {
 #[derive(Clone, Debug)]
 pub(crate) struct Traffic {
     pub(crate) window: Window,
-    /// Datagrams a second that the generator was asked for; `None` for saturation.
-    pub(crate) asked: Option<u32>,
+    /// What the generator was asked for.
+    pub(crate) load: Load,
     /// The generator's own result, over its own slightly longer window.
     pub(crate) report: Option<Value>,
 }
@@ -73,13 +81,50 @@ impl Found for Finding {
 }
 
 impl Traffic {
-    pub(crate) fn new(window: Window, asked: Option<u32>, report: Option<Value>) -> Self {
-        Self { window, asked, report }
+    /// Why this trial over TCP or TLS has no figure at all, if it has none: connections broke, so that fewer clients were
+    /// served than the workload says, or nothing came back.
+    pub(crate) fn void(&self) -> Option<String> {
+        self.report.as_ref().filter(|_| self.load.transport.is_stream())?;
+        let broken: f64 = BROKEN_LINKS.iter().filter_map(|name| self.reported(&["errors", name])).sum();
+        // Each allocation of a churn has a connection of its own; one that breaks counts as lost.
+        let allowed = if self.load.churn { 0.01 * self.reported(&["sent"]).unwrap_or(0.0) } else { 0.0 };
+        if broken > allowed {
+            return Some(format!("{broken} of the generator's connections broke"));
+        }
+        if self.reported(&["received"]).unwrap_or(0.0) == 0.0 {
+            return Some("nothing came back".to_owned());
+        }
+        None
     }
 
-    /// Datagrams that reached either far end.
+    /// Datagrams that reached either far end. Over UDP both are counted by the IP layer. A stream's segments are no
+    /// datagrams: there the generator's rate, taken over a window of its own around ours, stands for the client's side.
     pub(crate) fn delivered(&self) -> u64 {
-        self.window.to_client.packets + self.window.to_peer.packets
+        let to_client = if self.load.transport.is_stream() {
+            let rate = self.reported(&["recv_pps"]).unwrap_or(0.0);
+            whole(rate * self.window.elapsed)
+        } else {
+            self.window.to_client.packets
+        };
+        to_client + self.window.to_peer.packets
+    }
+
+    /// Messages that the client's namespace received over plain TCP by the bytes of the kernel's count: `InOctets` less the
+    /// headers, divided by the padded length of a message. `None` where bytes do not tell: TLS puts any number into a record.
+    fn messages_by_octets(&self) -> Option<f64> {
+        if self.load.transport != Transport::Tcp || self.load.churn {
+            return None;
+        }
+        let Arrivals { octets, buffers, .. } = self.window.to_client;
+        let message = CHANNEL_DATA_HEADER + self.load.size.next_multiple_of(4);
+        Some(as_f64(octets.saturating_sub(buffers * TCP_HEADERS)) / f64::from(message))
+    }
+
+    /// Share of TLS handshakes that resumed a session.
+    fn resumed(&self) -> Option<f64> {
+        let resumed = self.reported(&["resumed_handshakes"])?;
+        let all = resumed + self.reported(&["full_handshakes"])?;
+        (all > 0.0).then(|| resumed / all)
     }
 
     pub(crate) fn busy(&self) -> f64 {
@@ -151,7 +196,7 @@ impl Traffic {
         {
             caveats.push(format!("generator late, p99 {late:.0} us"));
         }
-        if let (Some(asked), Some(sent)) = (self.asked, self.reported(&["send_pps"]))
+        if let (Some(asked), Some(sent)) = (self.load.rate, self.reported(&["send_pps"]))
             && sent < 0.98 * f64::from(asked)
         {
             caveats.push(format!("offered {sent:.0}/s in place of {asked}"));
@@ -163,6 +208,16 @@ impl Traffic {
             if share > 0.01 {
                 caveats.push(format!("{name}: {count}"));
             }
+        }
+        if let Some(by_octets) = self.messages_by_octets() {
+            let counted = self.reported(&["recv_pps"]).unwrap_or(0.0) * self.window.elapsed;
+            if (counted / by_octets - 1.0).abs() > 0.05 {
+                caveats
+                    .push(format!("generator counted {counted:.0}, the kernel's bytes say {by_octets:.0}"));
+            }
+        }
+        if let Some(resumed) = self.resumed().filter(|resumed| self.load.churn && *resumed < 0.9) {
+            caveats.push(format!("{:.0} % of sessions resumed", resumed * 100.0));
         }
         if self.window.backlog_drops > 0 {
             caveats.push(format!("{} backlog drops", self.window.backlog_drops));
@@ -194,7 +249,9 @@ impl Traffic {
 
     fn to_json(&self) -> Value {
         let mut json = self.window.to_json();
+        json["transport"] = json!(self.load.transport.name());
         json["delivered"] = json!(self.delivered());
+        json["messages_by_octets"] = json!(self.messages_by_octets());
         json["packets_per_busy_second"] = json!(self.per_busy_second());
         json["foreign_share"] = json!(self.foreign_share());
         json["segments_per_send"] = json!(self.segments_per_send());
@@ -244,6 +301,15 @@ fn ratio(count: u64, of: u64) -> f64 {
     as_f64(count) / as_f64(of.max(1))
 }
 
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "a count of packets, not negative"
+)]
+fn whole(count: f64) -> u64 {
+    count.round() as u64
+}
+
 /// Exact below 2^53, far beyond any count here.
 fn as_f64(count: u64) -> f64 {
     count as f64
@@ -255,6 +321,22 @@ mod tests {
         super::counters::{Arrivals, CoreTime, ProcessTime},
         *,
     };
+
+    const LOAD: Load = Load {
+        transport: Transport::Udp,
+        clients: 1,
+        rate: None,
+        size: 121,
+        burst: 1,
+        window: None,
+        churn: false,
+        seconds: 6.0,
+        warmup: 0.5,
+    };
+
+    fn over(transport: Transport, churn: bool, report: Value) -> Traffic {
+        Traffic { load: Load { transport, churn, ..LOAD }, report: Some(report), ..traffic() }
+    }
 
     fn traffic() -> Traffic {
         let arrivals = |packets, buffers| Arrivals { packets, buffers, ..Arrivals::default() };
@@ -269,7 +351,7 @@ mod tests {
                 generator: ProcessTime { user: 1.0, system: 1.0 },
                 ..Window::default()
             },
-            asked: None,
+            load: LOAD,
             report: Some(json!({
                 "sent": 1000, "lost": 5, "send_pps": 200_000.0, "recv_pps": 100_000.0,
                 "rtt_us": { "p50": 60.5, "p99": 200 }, "late_us": { "p99": 1500.0 },
@@ -281,6 +363,52 @@ mod tests {
     fn packets_per_busy_second_counts_both_far_ends_and_leaves_idle_time_out() {
         assert_eq!(traffic().per_busy_second(), 400_000.0);
         assert_eq!(traffic().segments_per_send(), 16.0);
+    }
+
+    #[test]
+    fn on_a_stream_the_generator_counts_for_the_client_and_the_kernel_for_the_peer() {
+        let report = json!({ "recv_pps": 10_000.0, "received": 60_000 });
+        for transport in [Transport::Tcp, Transport::Tls] {
+            assert_eq!(over(transport, false, report.clone()).delivered(), 50_000 + 800_000);
+        }
+    }
+
+    #[test]
+    fn bytes_of_the_kernel_that_contradict_the_generator_are_a_caveat() {
+        // 50,000 messages of 121 bytes, padded to 124, with 4 of header, in 1,000 buffers.
+        let caveats = |octets, transport| {
+            let mut traffic = over(transport, false, json!({ "recv_pps": 10_000.0 }));
+            traffic.window.to_client = Arrivals { octets, buffers: 1000, ..Arrivals::default() };
+            traffic.caveats().join("; ")
+        };
+        let right = 50_000 * 128 + 1000 * 52;
+        assert!(!caveats(right, Transport::Tcp).contains("bytes say"));
+        assert!(caveats(2 * right, Transport::Tcp).contains("bytes say"));
+        assert!(!caveats(2 * right, Transport::Tls).contains("bytes say"));
+    }
+
+    #[test]
+    fn a_broken_connection_voids_a_trial_over_streams() {
+        let errors =
+            |name: &str, count: u64| json!({ "sent": 1000, "received": 900, "errors": { name: count } });
+        let void = |transport, churn, report| over(transport, churn, report).void();
+        assert!(void(Transport::Tcp, false, errors("connection_lost", 1)).is_some());
+        assert!(void(Transport::Tls, false, errors("connect_failed", 1)).is_some());
+        assert_eq!(void(Transport::Tls, false, errors("send_would_block", 500)), None);
+        assert_eq!(void(Transport::Udp, false, errors("connection_lost", 1)), None);
+        assert_eq!(void(Transport::Tls, true, errors("connection_lost", 10)), None);
+        assert!(void(Transport::Tls, true, errors("connection_lost", 11)).is_some());
+        assert!(void(Transport::Tls, false, json!({ "sent": 1000, "received": 0 })).is_some());
+    }
+
+    #[test]
+    fn sessions_that_were_not_resumed_are_a_caveat_of_churn() {
+        let caveats = |full: u64, churn| {
+            let report = json!({ "sent": 1000, "full_handshakes": full, "resumed_handshakes": 900 });
+            over(Transport::Tls, churn, report).caveats().join("; ")
+        };
+        assert!(caveats(900, true).contains("50 % of sessions resumed"));
+        assert!(!caveats(64, true).contains("resumed") && !caveats(900, false).contains("resumed"));
     }
 
     #[test]
@@ -301,7 +429,8 @@ mod tests {
 
     #[test]
     fn less_offered_than_asked_for_is_a_caveat() {
-        let asked = |rate| Traffic { asked: Some(rate), ..traffic() }.caveats().join("; ");
+        let asked =
+            |rate| Traffic { load: Load { rate: Some(rate), ..LOAD }, ..traffic() }.caveats().join("; ");
         assert!(asked(250_000).contains("offered 200000/s in place of 250000"), "{}", asked(250_000));
         assert!(!asked(200_000).contains("offered"));
     }

@@ -13,6 +13,7 @@ use super::{
     netns::{Network, Place},
     options::Run,
     subject::Subject,
+    workload::Transport,
 };
 use crate::Failure;
 
@@ -44,7 +45,8 @@ pub(crate) fn demand_root_and_tools() -> Result<(), Failure> {
 /// Each missing relay is named with its package.
 pub(crate) fn demand_programs(subjects: &[Subject]) -> Result<(), Failure> {
     for subject in subjects {
-        let program = subject.command.first().ok_or("a subject without a command")?;
+        let command = subject.command(Transport::Udp);
+        let program = command.first().ok_or("a subject without a command")?;
         if find(program).is_none() {
             let remedy = if program == "turnserver" { ": apt-get install coturn" } else { "" };
             return Err(format!("`{program}` of subject {} is missing{remedy}", subject.name).into());

@@ -1,5 +1,6 @@
 //! `cargo xtask bench`: relays, or forwarders, side by side in network namespaces. docs/benchmarks.md says what is measured and why.
 
+mod certificate;
 mod counters;
 mod finding;
 mod forward;
@@ -17,16 +18,19 @@ mod workload;
 
 use std::{path::PathBuf, process::ExitCode};
 
-pub(crate) use self::{machine::repository, options::Command};
+use serde_json::Value;
+
 use self::{
+    certificate::Certificate,
     netns::Network,
     options::Options,
     report::{Comparison, Results},
     rounds::{Named, Plan},
     subject::{Generator, Subject},
     trial::Bench,
-    workload::Workload,
+    workload::{Transport, Workload},
 };
+pub(crate) use self::{machine::repository, options::Command};
 use crate::Failure;
 
 /// An asked-for limit was exceeded, as turnpike's own exit code says it.
@@ -120,16 +124,18 @@ impl Lab {
             seconds: run.seconds(),
             profile: run.profile,
             burst: run.burst,
+            certificate: Certificate::make(&directory)?,
             directory,
         };
         let mut origin = machine::describe(&bench.network, run);
-        let commands: serde_json::Map<_, _> = subjects
-            .iter()
-            .map(|subject| (subject.name.clone(), machine::show_command(&subject.command).into()))
-            .collect();
+        let commands = |transport| -> Value {
+            let shown = |subject: &Subject| machine::show_command(&subject.command(transport));
+            subjects.iter().map(|subject| (subject.name.clone(), shown(subject))).collect()
+        };
         origin.insert("coturn".to_owned(), machine::package_version("coturn").into());
         origin.insert("generator".to_owned(), bench.generator.title().into());
-        origin.insert("subjects".to_owned(), commands.into());
+        origin.insert("subjects".to_owned(), commands(Transport::Udp));
+        origin.insert("subjects_over_streams".to_owned(), commands(Transport::Tcp));
         Ok(Self { bench, plan: Plan::new(run, kind, origin)? })
     }
 

@@ -12,12 +12,13 @@ use std::{
 use turnpike_measure::kernel;
 
 use super::{
+    certificate::Certificate,
     counters::{self, Arrivals, Memory, Snapshot},
     finding::{Finding, Idle, Traffic},
     logs::{Logs, Profile},
     netns::{Network, PEER_IP, Place, Process, RELAY_LISTEN_IP, Seat},
-    subject::{ECHO_PORT, Generator, Load, NO_QUOTAS, Subject, TURN_PORT},
-    workload::{Shape, Workload},
+    subject::{ECHO_PORT, Generator, Load, NO_QUOTAS, Subject, TLS_PORT, TURN_PORT},
+    workload::{Shape, Transport, Workload},
 };
 use crate::Failure;
 
@@ -43,6 +44,8 @@ pub(crate) struct Bench {
     pub(crate) profile: bool,
     /// Overrides the workload's burst.
     pub(crate) burst: Option<u32>,
+    /// The same for all subjects.
+    pub(crate) certificate: Certificate,
     /// Logs and results of the programs.
     pub(crate) directory: PathBuf,
 }
@@ -69,27 +72,29 @@ impl Bench {
 
     fn run_once(&self, workload: &Workload, subject: &Subject, logs: &Logs<'_>) -> Result<Finding, Failure> {
         let relay = Seat { place: Place::Relay, core: self.relay_core, nice: self.nice };
-        let mut relay = self.network.spawn(relay, &subject.command, &NO_QUOTAS, &logs.path("relay.log"))?;
-        self.await_relay(&mut relay)?;
+        let transport = workload.shape.transport();
+        let command = self.certificate.fill_in(subject.command(transport));
+        let mut relay = self.network.spawn(relay, &command, &NO_QUOTAS, &logs.path("relay.log"))?;
+        self.await_relay(transport, &mut relay)?;
         let reflector = Seat { place: Place::Peer, core: self.load_core, nice: self.nice };
         let mut reflector =
             self.network.spawn(reflector, &self.generator.reflector(), &[], &logs.path("reflector.log"))?;
         self.await_echo(&mut reflector)?;
         match workload.shape {
-            Shape::Traffic { clients, rate, size, burst } => {
-                let load = self.load(clients, rate, size, self.burst.unwrap_or(burst), false);
+            Shape::Traffic { transport, clients, rate, size, burst, window } => {
+                let burst = self.burst.unwrap_or(burst);
+                let load = Load { transport, rate, size, burst, window, ..self.load(clients) };
                 self.run_traffic(&load, &relay, &reflector, logs)
                     .map(|traffic| Finding::Traffic(Box::new(traffic)))
             }
-            Shape::Churn { clients } => {
-                let load = self.load(clients, None, 120, 1, true);
+            Shape::Churn { transport, clients } => {
+                let load = Load { transport, churn: true, ..self.load(clients) };
                 self.run_traffic(&load, &relay, &reflector, logs)
                     .map(|traffic| Finding::Traffic(Box::new(traffic)))
             }
             Shape::Idle { allocations } => {
                 // One datagram a second over all of them: idle, yet the generator keeps them.
-                let mut load = self.load(allocations, Some(1), 120, 1, false);
-                load.seconds = 600.0;
+                let load = Load { rate: Some(1), seconds: 600.0, ..self.load(allocations) };
                 self.run_idle(allocations, &load, &relay, logs).map(Finding::Idle)
             }
         }
@@ -132,7 +137,11 @@ impl Bench {
         } else {
             None
         };
-        Ok(Traffic::new(closed - opened, load.rate, report))
+        let traffic = Traffic { window: closed - opened, load: *load, report };
+        match traffic.void() {
+            Some(reason) => Err(reason.into()),
+            None => Ok(traffic),
+        }
     }
 
     fn run_idle(
@@ -170,13 +179,25 @@ impl Bench {
         })
     }
 
-    fn load(&self, clients: u32, rate: Option<u32>, size: u32, burst: u32, churn: bool) -> Load {
-        Load { clients, rate, size, burst, churn, seconds: self.seconds + MARGIN, warmup: WARMUP / 2.0 }
+    /// Saturation by UDP, one datagram of 120 bytes at a time.
+    fn load(&self, clients: u32) -> Load {
+        Load {
+            transport: Transport::Udp,
+            clients,
+            rate: None,
+            size: 120,
+            burst: 1,
+            window: None,
+            churn: false,
+            seconds: self.seconds + MARGIN,
+            warmup: WARMUP / 2.0,
+        }
     }
 
     fn start_generator(&self, load: &Load, result: &Path, logs: &Logs<'_>) -> Result<Process, Failure> {
         let seat = Seat { place: Place::Client, core: self.load_core, nice: self.nice };
-        self.network.spawn(seat, &self.generator.command(load, result)?, &[], &logs.path("load.log"))
+        let command = self.certificate.fill_in(self.generator.command(load, result)?);
+        self.network.spawn(seat, &command, &[], &logs.path("load.log"))
     }
 
     fn snapshot(
@@ -189,15 +210,29 @@ impl Bench {
         Snapshot::take(&self.network, [self.relay_core, self.load_core], programs)
     }
 
-    /// A STUN Binding from the client's namespace tells that the relay serves, not only that it has a socket.
-    fn await_relay(&self, relay: &mut Process) -> Result<(), Failure> {
+    /// A STUN Binding from the client's namespace tells that the relay serves, not only that it has a socket. Its listener
+    /// for streams need not be there yet.
+    fn await_relay(&self, transport: Transport, relay: &mut Process) -> Result<(), Failure> {
         let probe = std::env::current_exe()?.display().to_string();
         let address = format!("{RELAY_LISTEN_IP}:{TURN_PORT}");
         let command = [probe, "bench".to_owned(), "probe".to_owned(), address];
-        if self.network.succeeds(Place::Client, &command)? && relay.is_running()? {
-            return Ok(());
+        if !self.network.succeeds(Place::Client, &command)? || !relay.is_running()? {
+            return Err("the relay does not answer a STUN Binding request".into());
         }
-        Err("the relay does not answer a STUN Binding request".into())
+        let port = match transport {
+            Transport::Udp => return Ok(()),
+            Transport::Tcp => TURN_PORT,
+            Transport::Tls => TLS_PORT,
+        };
+        let anchor = self.network.pid_in(Place::Relay);
+        let deadline = Instant::now() + Duration::from_secs(10);
+        while !kernel::tcp_port_listens(anchor, port) {
+            if !relay.is_running()? || Instant::now() > deadline {
+                return Err(format!("the relay does not listen on TCP port {port}").into());
+            }
+            thread::sleep(Duration::from_millis(10));
+        }
+        Ok(())
     }
 
     fn await_echo(&self, reflector: &mut Process) -> Result<(), Failure> {

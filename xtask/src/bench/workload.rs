@@ -27,16 +27,52 @@ impl Named for Workload {
 pub(crate) enum Shape {
     /// Datagrams through channels, echoed by the peer.
     Traffic {
+        /// How clients reach the relay; between relay and peer it is UDP always.
+        transport: Transport,
         clients: u32,
         /// Offered datagrams a second towards the peers; `None` for saturation.
         rate: Option<u32>,
         size: u32,
         burst: u32,
+        /// At saturation: datagrams that one client may have under way; `None` for no bound.
+        window: Option<u32>,
     },
-    /// Authenticated allocations made and freed, `clients` at a time.
-    Churn { clients: u32 },
+    /// Authenticated allocations made and freed, `clients` at a time; over TCP and TLS each on a connection of its own.
+    Churn { transport: Transport, clients: u32 },
     /// This many allocations made and left alone.
     Idle { allocations: u32 },
+}
+
+/// How clients reach the relay.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Transport {
+    Udp,
+    Tcp,
+    Tls,
+}
+
+impl Transport {
+    /// As the generator's `--transport` has it.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Udp => "udp",
+            Self::Tcp => "tcp",
+            Self::Tls => "tls",
+        }
+    }
+
+    pub(crate) fn is_stream(self) -> bool {
+        self != Self::Udp
+    }
+}
+
+impl Shape {
+    pub(crate) fn transport(self) -> Transport {
+        match self {
+            Self::Traffic { transport, .. } | Self::Churn { transport, .. } => transport,
+            Self::Idle { .. } => Transport::Udp,
+        }
+    }
 }
 
 /// One row of the table.
@@ -102,7 +138,38 @@ pub(crate) fn all() -> Vec<Workload> {
             .chain([Requirement { metric: Metric::Loss, must: Must::OwnAtMost(0.001) }])
             .collect::<Vec<_>>()
     };
-    let traffic = |clients, rate, size, burst| Shape::Traffic { clients, rate, size, burst };
+    let traffic = |clients, rate, size, burst| Shape::Traffic {
+        transport: Transport::Udp,
+        clients,
+        rate,
+        size,
+        burst,
+        window: None,
+    };
+    // A stream without a bound queues megabytes for the slower relay: seconds of them, at 64 clients more than a trial lasts.
+    let saturating = |transport, clients, burst, window| Shape::Traffic {
+        transport,
+        clients,
+        rate: None,
+        size: 120,
+        burst,
+        window: Some(window),
+    };
+    let paced = |transport| Shape::Traffic {
+        transport,
+        clients: 64,
+        rate: Some(20_000),
+        size: 120,
+        burst: 1,
+        window: None,
+    };
+    let stream = |name, title, shape| Workload {
+        name,
+        title,
+        shape,
+        // At most coturn's processor time for each packet that is delivered.
+        requirements: per_busy_second(Must::AtLeast(1.0)),
+    };
     vec![
         Workload {
             name: "flood-1",
@@ -173,7 +240,7 @@ pub(crate) fn all() -> Vec<Workload> {
         Workload {
             name: "allocate",
             title: "allocations a second (authenticated, one worker)",
-            shape: Shape::Churn { clients: 64 },
+            shape: Shape::Churn { transport: Transport::Udp, clients: 64 },
             requirements: vec![Requirement { metric: Metric::Allocations, must: Must::AtLeast(2.0) }],
         },
         Workload {
@@ -181,6 +248,28 @@ pub(crate) fn all() -> Vec<Workload> {
             title: "memory per idle allocation (of 10,000)",
             shape: Shape::Idle { allocations: 10_000 },
             requirements: vec![Requirement { metric: Metric::AllocationBytes, must: Must::AtMost(0.5) }],
+        },
+        stream("tcp-1", "TCP, 1 client, saturation, 120 B", saturating(Transport::Tcp, 1, 16, 1024)),
+        stream("tcp-8", "TCP, 8 clients, saturation, 120 B", saturating(Transport::Tcp, 8, 16, 256)),
+        stream(
+            "tcp-64",
+            "TCP, 64 clients, bursts of 4, saturation, 120 B",
+            saturating(Transport::Tcp, 64, 4, 64),
+        ),
+        stream("tcp-64-20k", "TCP, 64 clients, 20,000 offered a second, 120 B", paced(Transport::Tcp)),
+        stream("tls-1", "TLS, 1 client, saturation, 120 B", saturating(Transport::Tls, 1, 16, 1024)),
+        stream("tls-8", "TLS, 8 clients, saturation, 120 B", saturating(Transport::Tls, 8, 16, 256)),
+        stream(
+            "tls-64",
+            "TLS, 64 clients, bursts of 4, saturation, 120 B",
+            saturating(Transport::Tls, 64, 4, 64),
+        ),
+        stream("tls-64-20k", "TLS, 64 clients, 20,000 offered a second, 120 B", paced(Transport::Tls)),
+        Workload {
+            name: "allocations-tls",
+            title: "allocations a second over TLS, sessions resumed (authenticated, one worker)",
+            shape: Shape::Churn { transport: Transport::Tls, clients: 64 },
+            requirements: vec![Requirement { metric: Metric::Allocations, must: Must::AtLeast(1.5) }],
         },
     ]
 }
@@ -229,6 +318,13 @@ mod tests {
     fn a_star_chooses_by_beginning_and_order_is_the_tables() {
         assert_eq!(names(&["memory", "flood-1*"]).unwrap(), ["flood-1", "flood-1-1200", "memory"]);
         assert_eq!(names(&["flood-1"]).unwrap(), ["flood-1"]);
+    }
+
+    #[test]
+    fn workloads_over_streams_stand_behind_those_over_udp() {
+        let streams = ["tcp-1", "tcp-8", "tcp-64", "tcp-64-20k", "tls-1", "tls-8", "tls-64", "tls-64-20k"];
+        assert_eq!(names(&["tls*", "tcp*"]).unwrap(), streams);
+        assert!(all().is_sorted_by_key(|workload| workload.shape.transport().is_stream()));
     }
 
     #[test]
