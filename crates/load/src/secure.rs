@@ -2,16 +2,18 @@
 //! certificates by the same rules.
 
 use std::{
+    collections::{HashMap, VecDeque},
     fmt, fs,
     net::SocketAddr,
     path::{Path, PathBuf},
-    sync::Arc,
+    sync::{Arc, Mutex, PoisonError},
 };
 
 use rustls::{
-    CertificateError, ClientConfig, DigitallySignedStruct, Error, RootCertStore, SignatureScheme,
+    CertificateError, ClientConfig, DigitallySignedStruct, Error, NamedGroup, RootCertStore, SignatureScheme,
     client::{
-        Resumption, WebPkiServerVerifier,
+        ClientSessionMemoryCache, ClientSessionStore, Resumption, Tls12ClientSessionValue,
+        Tls13ClientSessionValue, WebPkiServerVerifier,
         danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier},
         verify_server_name,
     },
@@ -31,7 +33,7 @@ const SYSTEM_AUTHORITIES: [&str; 4] = [
     "/etc/pki/tls/certs/ca-bundle.crt",
     "/etc/ssl/cert.pem",
 ];
-/// Sessions kept for resumption: as many as clients may be under way at a time.
+/// Sessions kept for resumption, of each server: as many as clients may be under way at a time.
 const SESSIONS: usize = 10_000;
 
 /// How a server's certificate is judged, and whether sessions are resumed.
@@ -115,8 +117,11 @@ pub(crate) fn config(
         .map_err(|error| LoadError::Config(format!("TLS cannot be set up: {error}")))?;
     let mut config = builder.dangerous().with_custom_certificate_verifier(verifier).with_no_client_auth();
     config.alpn_protocols = vec![ALPN_TURN.to_vec()];
-    config.resumption =
-        if options.resumption { Resumption::in_memory_sessions(SESSIONS) } else { Resumption::disabled() };
+    config.resumption = if options.resumption {
+        Resumption::store(Arc::new(Sessions::default()))
+    } else {
+        Resumption::disabled()
+    };
     Ok(Arc::new(config))
 }
 
@@ -185,6 +190,62 @@ fn system_authorities() -> Result<Vec<CertificateDer<'static>>, LoadError> {
          certificate with --insecure"
             .to_owned(),
     ))
+}
+
+/// Sessions to resume. A TLS 1.3 ticket is good for one connection (RFC 8446 appendix C.4), and the memory of rustls keeps
+/// eight of them a server: clients that connect many at a time would mostly find none and not resume.
+struct Sessions {
+    /// For all but the tickets of TLS 1.3.
+    others: ClientSessionMemoryCache,
+    tickets: Mutex<HashMap<ServerName<'static>, VecDeque<Tls13ClientSessionValue>>>,
+}
+
+impl Default for Sessions {
+    fn default() -> Self {
+        Self { others: ClientSessionMemoryCache::new(SESSIONS), tickets: Mutex::default() }
+    }
+}
+
+impl fmt::Debug for Sessions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Sessions").finish_non_exhaustive()
+    }
+}
+
+impl ClientSessionStore for Sessions {
+    fn set_kx_hint(&self, server_name: ServerName<'static>, group: NamedGroup) {
+        self.others.set_kx_hint(server_name, group);
+    }
+
+    fn kx_hint(&self, server_name: &ServerName<'_>) -> Option<NamedGroup> {
+        self.others.kx_hint(server_name)
+    }
+
+    fn set_tls12_session(&self, server_name: ServerName<'static>, value: Tls12ClientSessionValue) {
+        self.others.set_tls12_session(server_name, value);
+    }
+
+    fn tls12_session(&self, server_name: &ServerName<'_>) -> Option<Tls12ClientSessionValue> {
+        self.others.tls12_session(server_name)
+    }
+
+    fn remove_tls12_session(&self, server_name: &ServerName<'static>) {
+        self.others.remove_tls12_session(server_name);
+    }
+
+    fn insert_tls13_ticket(&self, server_name: ServerName<'static>, value: Tls13ClientSessionValue) {
+        let mut tickets = self.tickets.lock().unwrap_or_else(PoisonError::into_inner);
+        let tickets = tickets.entry(server_name).or_default();
+        if tickets.len() >= SESSIONS {
+            tickets.pop_front();
+        }
+        tickets.push_back(value);
+    }
+
+    fn take_tls13_ticket(&self, server_name: &ServerName<'static>) -> Option<Tls13ClientSessionValue> {
+        // The newest lives longest.
+        self.tickets.lock().unwrap_or_else(PoisonError::into_inner).get_mut(server_name)?.pop_back()
+    }
 }
 
 /// The rules of the web's PKI, and certificates that the user has named one by one.
