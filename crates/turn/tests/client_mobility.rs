@@ -110,6 +110,66 @@ fn a_migration_without_an_answer_can_be_tried_again_and_a_refused_one_ends_the_a
     assert!(client.allocation().is_none());
 }
 
+/// Lets time pass until something has failed.
+fn until_failure(client: &mut Client, mut now: u64) -> (u64, Event) {
+    loop {
+        while client.poll_transmit().is_some() {}
+        while let Some(event) = client.poll_event() {
+            if matches!(event, Event::Failed { .. }) {
+                return (now, event);
+            }
+        }
+        now = client.poll_timeout().expect("it waits for something");
+        client.handle_timeout(now);
+    }
+}
+
+#[test]
+fn what_a_dead_network_does_not_refresh_comes_along_to_the_next() {
+    for mobile_one in [true, false] {
+        let mut client = if mobile_one { mobile() } else { allocated(0, 3600) };
+        client.permit(0, peer().ip()).unwrap();
+        grant(&mut client, 0, 0);
+        let number = client.bind_channel(0, peer()).unwrap();
+        grant(&mut client, 0, 0);
+        // Refused, never answered: nothing of the sort.
+        let other = "203.0.113.200".parse().unwrap();
+        client.permit(0, other).unwrap();
+        let (_, failed) = until_failure(&mut client, 0);
+        assert!(matches!(failed, Event::Failed { request: Request::Permit(peer), .. } if peer == other));
+        let (mut now, mut failures) = (0, 0);
+        while failures < 2 {
+            let (later, failed) = until_failure(&mut client, now);
+            now = later;
+            failures += u32::from(matches!(
+                failed,
+                Event::Failed {
+                    request: Request::Permit(_) | Request::Bind(..),
+                    failure: Failure::Timeout { .. }
+                }
+            ));
+        }
+        assert_eq!(client.channel(peer()), mobile_one.then_some(number));
+        if !mobile_one {
+            continue;
+        }
+        client.migrate(now).unwrap();
+        let moved = request(&mut client);
+        client.handle_datagram(now, &success_with_ticket(&moved, b"second"));
+        client.handle_timeout(now);
+        let mut asked = Vec::new();
+        while let Some(bytes) = client.poll_transmit() {
+            let message = Message::from_bytes(bytes).unwrap();
+            asked.push(message.method());
+        }
+        let wanted = [
+            turnpike_wire::turn_types::message::CREATE_PERMISSION,
+            turnpike_wire::turn_types::message::CHANNEL_BIND,
+        ];
+        assert!(wanted.iter().all(|method| asked.contains(method)) && asked.len() == 2, "{asked:?}");
+    }
+}
+
 #[test]
 fn without_a_ticket_there_is_no_migration() {
     let mut client = allocated(0, 600);
@@ -146,5 +206,35 @@ fn an_access_token_stands_in_for_a_password() {
     let message = Message::from_bytes(&second).unwrap();
     let token = message.raw_attribute(AttributeType::new(0x001B)).expect("ACCESS-TOKEN");
     assert_eq!(&*token.value, b"opaque");
-    assert_eq!(integrity::verify(&second, &Key::from_bytes(&[7; 20]), Mac::Sha1), Ok(()));
+    let key = Key::from_bytes(&[7; 20]);
+    assert_eq!(integrity::verify(&second, &key, Mac::Sha1), Ok(()));
+    // "only in Allocate and Refresh requests" (RFC 7635 section 9).
+    let answer = |request: &[u8], ticket: &[u8]| {
+        let message = Message::from_bytes(request).unwrap();
+        let mut response = Message::builder_success(&message, MessageWriteVec::new());
+        if message.has_method(ALLOCATE) {
+            response.add_attribute(&XorRelayedAddress::new(relayed(), message.transaction_id())).unwrap();
+        }
+        response.add_attribute(&Lifetime::new(600)).unwrap();
+        response.add_attribute(&RawAttribute::new(TICKET, ticket)).unwrap();
+        let mut bytes = response.finish();
+        integrity::sign(&mut bytes, &key, Mac::Sha1);
+        bytes
+    };
+    let shows = |request: &[u8]| {
+        assert_eq!(integrity::verify(request, &key, Mac::Sha1), Ok(()));
+        Message::from_bytes(request).unwrap().has_attribute(AttributeType::new(0x001B))
+    };
+    client.handle_datagram(0, &answer(&second, b"ticket"));
+    client.permit(0, peer().ip()).unwrap();
+    assert!(!shows(&request(&mut client)));
+    client.bind_channel(0, peer()).unwrap();
+    assert!(!shows(&request(&mut client)));
+    client.migrate(0).unwrap();
+    let moved = request(&mut client);
+    assert!(shows(&moved) && ticket_of(&moved).is_some());
+    let connection = turnpike_turn::client::ConnectionId(7);
+    assert!(!shows(&client.data_connection(connection).poll_transmit().unwrap()));
+    client.delete(0).unwrap();
+    assert!(shows(&request(&mut client)));
 }

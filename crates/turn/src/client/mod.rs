@@ -272,6 +272,9 @@ impl Client {
     pub fn handle_timeout(&mut self, now: u64) {
         while let Some(Transaction { request, transmissions, unverified, .. }) = self.transactions.expire(now)
         {
+            if self.can_migrate() {
+                self.ask_again(now, &request);
+            }
             self.fail(request, Failure::Timeout { transmissions, unverified });
         }
         // From an address that the server does not know yet, nothing else can succeed.
@@ -456,6 +459,7 @@ impl Client {
     }
 
     fn fail(&mut self, request: Request, failure: Failure) {
+        let kept = matches!(failure, Failure::Timeout { .. }) && self.can_migrate();
         match request {
             Request::Binding | Request::Connect(_) | Request::BindConnection(_) => {}
             // The network may have changed once more.
@@ -463,10 +467,27 @@ impl Client {
             Request::Allocate | Request::Refresh | Request::Delete | Request::Migrate => {
                 self.forget_allocation();
             }
-            Request::Permit(peer) => self.permissions.retain(|permission| permission.peer != peer),
-            Request::Bind(number, _) => self.channels.retain(|channel| channel.number != number),
+            // What is kept is asked for again: see `ask_again`.
+            Request::Permit(peer) => self.permissions.retain(|it| it.peer != peer || (kept && it.granted)),
+            Request::Bind(number, _) => self.channels.retain(|it| it.number != number || (kept && it.bound)),
         }
         self.event(Event::Failed { request, failure });
+    }
+
+    /// A mobile client may be on a network that is dead, and about to leave it. What it was granted is still there by then: it is
+    /// kept, and refreshed as soon as something answers.
+    fn ask_again(&mut self, now: u64, unanswered: &Request) {
+        match unanswered {
+            Request::Permit(peer) => {
+                let granted = self.permissions.iter_mut().filter(|it| it.granted && it.peer == *peer);
+                granted.for_each(|permission| permission.refresh_at = Some(now));
+            }
+            Request::Bind(number, _) => {
+                let bound = self.channels.iter_mut().filter(|it| it.bound && it.number == *number);
+                bound.for_each(|channel| channel.refresh_at = Some(now));
+            }
+            _ => {}
+        }
     }
 
     /// A ConnectionAttempt (RFC 6062 section 4.4).

@@ -86,7 +86,7 @@ pub(super) fn write(
         message.add_attribute(&Software::new(software)?)?;
     }
     if let Some(session) = session {
-        write_credentials(&mut message, config, session)?;
+        write_credentials(&mut message, request, config, session)?;
     }
     let mut bytes = message.finish();
     if let Some(session) = session {
@@ -136,6 +136,7 @@ fn write_allocate(message: &mut MessageWriteVec, config: &Config) -> Result<(), 
 
 fn write_credentials(
     message: &mut MessageWriteVec,
+    request: &Request,
     config: &Config,
     session: &Session,
 ) -> Result<(), StunWriteError> {
@@ -148,7 +149,9 @@ fn write_credentials(
     }
     message.add_attribute(&Realm::new(&challenge.realm)?)?;
     message.add_attribute(&Nonce::new(&challenge.nonce)?)?;
-    if let Some(access) = &config.access_token {
+    // "The TURN client MUST include the ACCESS-TOKEN attribute only in Allocate and Refresh requests" (RFC 7635 section 9).
+    let shows_token = matches!(method(request), ALLOCATE | REFRESH);
+    if let Some(access) = config.access_token.as_ref().filter(|_| shows_token) {
         message.add_attribute(&RawAttribute::new(ACCESS_TOKEN, &access.token))?;
     }
     if let Some(offered) = &challenge.algorithms {
