@@ -217,7 +217,8 @@ impl DiscoveryRate {
 
 /// The bucket with one token less, if it has one.
 fn spent(full_at: u64, now: u64, rate: u32, burst_seconds: u64) -> Option<u64> {
-    let cost = 1_000_000 / u64::from(rate.max(1));
+    // Of a rate that microseconds cannot tell from the next, a million a second is left.
+    let cost = (1_000_000 / u64::from(rate.max(1))).max(1);
     let full_at = full_at.max(now) + cost;
     (full_at <= now + (burst_seconds * 1_000_000).max(cost)).then_some(full_at)
 }
