@@ -163,6 +163,7 @@ pub fn server_config(
         max_connections: settings.max_peer_connections_per_allocation,
         max_total_connections: (settings.max_peer_connections / workers(settings))
             .clamp(1, ServerConfig::MOST_CONNECTIONS),
+        max_user_connections: (settings.max_peer_connections_per_user / workers(settings)).max(1),
         mobility: settings.mobility,
         ..ServerConfig::default()
     }

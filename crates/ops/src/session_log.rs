@@ -189,6 +189,7 @@ mod tests {
             client: client(),
             realm: "example.org".into(),
             username: "alice".into(),
+            away: false,
             reason: ClosedReason::Expired,
             lived_ms: 61_999,
             to_peer: (10, 1200),

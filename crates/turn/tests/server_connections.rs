@@ -297,14 +297,14 @@ fn connections_have_a_limit_per_allocation_and_in_total() {
     let FromPeer::Accepted { connection, .. } = world.peer_connects(relay, "198.41.0.4:3") else { panic!() };
     assert_eq!(world.ask(&Ask::connect("198.41.0.4:4").signed(&alice)).code(), Some(508));
     assert_eq!(world.peer_connects(relay, "198.41.0.4:4"), FromPeer::Refused(ConnectionRefusal::Limit));
-    assert_eq!(world.server.stats().connection_limit, [2, 0]);
+    assert_eq!(world.server.stats().connection_limit, [2, 0, 0]);
 
     world.client = stream(2);
     let bob = world.credentials("bob", Scheme::Md5);
     world.ask(&Ask::allocate_tcp().signed(&bob)).success();
     world.connected(&bob, "198.41.0.4:1");
     assert_eq!(world.ask(&Ask::connect("198.41.0.4:2").signed(&bob)).code(), Some(508));
-    assert_eq!(world.server.stats().connection_limit, [2, 1]);
+    assert_eq!(world.server.stats().connection_limit, [2, 1, 0]);
     world.server.connection_ended(world.now, connection, 0, 0);
     world.connected(&bob, "198.41.0.4:2");
 }
@@ -352,6 +352,50 @@ fn a_connection_is_bound_by_nobody_but_the_user_who_owns_it() {
     assert_eq!(world.server.stats().credentials_refused[4], 1);
     // The thief has not spoilt it.
     assert!(matches!(bind(&mut world, &alice, 42_002, connection), Outcome::Bind { .. }));
+}
+
+#[test]
+fn one_user_does_not_take_the_connections_of_all() {
+    let config =
+        ServerConfig { max_connections: 4, max_total_connections: 10, max_user_connections: 6, ..streams() };
+    let mut world = World::with(config);
+    let (alice, first) = world.allocated_tcp();
+    let peers = |n: u16| format!("198.41.0.4:{n}");
+    let ours: Vec<_> = (1..=4).map(|n| world.connected(&alice, &peers(n))).collect();
+    assert_eq!(world.ask(&Ask::connect(&peers(5)).signed(&alice)).code(), Some(508));
+    // A second allocation of hers has what is left to her, whichever side connects.
+    world.client = stream(41_001);
+    let alice = world.credentials("alice", Scheme::Md5);
+    world.ask(&Ask::allocate_tcp().signed(&alice)).success();
+    let second = world.last_opened();
+    world.ask(&Ask::permit(PEER).signed(&alice)).success();
+    world.connected(&alice, &peers(1));
+    assert!(matches!(world.peer_connects(second, &peers(2)), FromPeer::Accepted { .. }));
+    assert_eq!(world.ask(&Ask::connect(&peers(3)).signed(&alice)).code(), Some(508));
+    assert_eq!(world.peer_connects(second, &peers(3)), FromPeer::Refused(ConnectionRefusal::Limit));
+    assert_eq!(world.server.stats().connection_limit, [1, 0, 2]);
+    // Bob's are his.
+    world.client = stream(41_002);
+    let bob = world.credentials("bob", Scheme::Md5);
+    world.ask(&Ask::allocate_tcp().signed(&bob)).success();
+    (1..=4).for_each(|n| _ = world.connected(&bob, &peers(n)));
+    // What has ended counts no more, by whatever end.
+    world.client = stream(41_001);
+    world.server.connection_ended(world.now, ours[0], 0, 0);
+    world.connected(&alice, &peers(3));
+    assert_eq!(world.ask(&Ask::connect(&peers(4)).signed(&alice)).code(), Some(508));
+    world.server.close_one(world.now, first.allocation, ClosedReason::Administrator);
+    world.connected(&alice, &peers(4));
+}
+
+#[test]
+fn a_realm_that_was_renamed_keeps_its_connections() {
+    let mut world = world();
+    let (alice, _) = world.allocated_tcp();
+    let connection = world.connected(&alice, PEER);
+    let renamed = ServerConfig { realm: "renamed.example".to_owned(), ..streams() };
+    world.server.reconfigure(std::sync::Arc::new(renamed));
+    assert!(matches!(bind(&mut world, &alice, 42_000, connection), Outcome::Bind { .. }));
 }
 
 #[test]
@@ -457,7 +501,7 @@ fn a_connection_bind_is_handed_over_to_the_worker_that_owns_the_connection() {
 fn connection_ids_are_unforeseeable_and_say_whose_they_are() {
     let mut seen = std::collections::HashSet::new();
     let (mut ones, mut zeros) = (0, u32::MAX);
-    let config = ServerConfig { max_connections: 2000, ..streams() };
+    let config = ServerConfig { max_connections: 2000, max_user_connections: 2000, ..streams() };
     let mut world = World::with(config.clone());
     world.server = Server::of_many(std::sync::Arc::new(config), gate(), Seat::new(1023, 1024).unwrap());
     let (alice, relay) = world.allocated_tcp();

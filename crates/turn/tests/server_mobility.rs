@@ -104,7 +104,7 @@ fn the_old_address_is_good_until_data_comes_from_the_new() {
     assert_eq!(world.effects(), []);
 
     assert!(matches!(speaks(&mut world, new), Outcome::ToPeer { relay: from, .. } if from == relay));
-    let moved = Effect::Moved { allocation: relay.allocation, was: old, client: new, from: None };
+    let moved = Effect::Moved { allocation: relay.allocation, was: Some(old), client: new, from: None };
     assert_eq!(world.effects(), [moved]);
     assert_eq!(reaches(&mut world, relay), new);
     assert_eq!(speaks(&mut world, old), Outcome::Drop(DropReason::NoAllocation));
@@ -172,11 +172,6 @@ fn a_refresh_sent_again_gets_the_same_answer_for_forty_seconds() {
 fn a_ticket_is_good_once_and_then_the_next_is() {
     let (mut world, relay, first) = mobile();
     let second = present(&mut world, elsewhere(1), &first).success().ticket().unwrap();
-    // Replayed, by the client itself or from anywhere.
-    for from in [elsewhere(1), elsewhere(2), client(40_000)] {
-        assert_eq!(present(&mut world, from, &first).code(), Some(400));
-    }
-    assert_eq!(counted(&world, MobilityEvent::TicketReplayed), 3);
     // On to a third network without a word from the second: that one is forgotten, the first still is the current.
     let third = present(&mut world, elsewhere(3), &second).success().ticket().unwrap();
     assert_eq!(reaches(&mut world, relay), client(40_000));
@@ -186,9 +181,113 @@ fn a_ticket_is_good_once_and_then_the_next_is() {
     present(&mut world, client(40_000), &third).success();
     assert!(matches!(speaks(&mut world, client(40_000)), Outcome::ToPeer { .. }));
     assert_eq!(reaches(&mut world, relay), client(40_000));
+    // Replayed, by the client itself or from anywhere.
     for spent in [first, second, third] {
-        assert_eq!(present(&mut world, elsewhere(9), &spent).code(), Some(400));
+        for from in [elsewhere(3), elsewhere(9), client(40_000)] {
+            assert_eq!(present(&mut world, from, &spent).code(), Some(400));
+        }
     }
+    assert_eq!(counted(&world, MobilityEvent::TicketReplayed), 9);
+}
+
+#[test]
+fn a_ticket_whose_answer_was_lost_is_good_until_data_shows_that_it_was_not() {
+    let (mut world, relay, first) = mobile();
+    // The client gives up repeating itself, asks once more, and gives up that network.
+    let lost = [elsewhere(1), elsewhere(1), elsewhere(2)]
+        .map(|from| present(&mut world, from, &first).success().ticket().unwrap());
+    assert!(lost.iter().enumerate().all(|(n, ticket)| !lost[..n].contains(ticket) && *ticket != first));
+    assert_eq!(speaks(&mut world, elsewhere(1)), Outcome::Drop(DropReason::NoAllocation));
+    // What comes late over the old one says nothing of the new.
+    assert!(matches!(speaks(&mut world, client(40_000)), Outcome::ToPeer { .. }));
+    let last = present(&mut world, elsewhere(3), &first).success().ticket().unwrap();
+    for superseded in &lost {
+        assert_eq!(present(&mut world, elsewhere(4), superseded).code(), Some(400));
+    }
+    assert!(matches!(speaks(&mut world, elsewhere(3)), Outcome::ToPeer { .. }));
+    assert_eq!(reaches(&mut world, relay), elsewhere(3));
+    assert_eq!(present(&mut world, elsewhere(4), &first).code(), Some(400));
+    present(&mut world, elsewhere(4), &last).success();
+}
+
+#[test]
+fn a_ticket_whose_answer_died_with_its_stream_is_good_until_data_shows_that_it_did_not() {
+    let (mut world, relay, first) = from(stream(41_000));
+    world.server.disconnected(world.now, &stream(41_000));
+    for port in [41_001, 41_002, 41_003] {
+        present(&mut world, stream(port), &first).success();
+        assert_eq!(reaches(&mut world, relay), stream(port), "there was nothing to wait for");
+        world.server.disconnected(world.now, &stream(port));
+    }
+    // Its server need not have heard of the end.
+    present(&mut world, stream(41_004), &first).success();
+    let last = present(&mut world, stream(41_005), &first).success().ticket().unwrap();
+    assert!(matches!(speaks(&mut world, stream(41_005)), Outcome::ToPeer { .. }));
+    world.server.disconnected(world.now, &stream(41_005));
+    assert_eq!(present(&mut world, stream(41_006), &first).code(), Some(400));
+    present(&mut world, stream(41_006), &last).success();
+    // Here data comes after the move, and the next ticket is as good as the one before it was.
+    assert!(matches!(speaks(&mut world, stream(41_006)), Outcome::ToPeer { .. }));
+    assert_eq!(present(&mut world, stream(41_007), &last).code(), Some(400));
+}
+
+#[test]
+fn a_realm_that_was_renamed_keeps_its_mobile_clients() {
+    let (mut world, relay, ticket) = mobile();
+    let renamed = ServerConfig { realm: "renamed.example".to_owned(), ..streams() };
+    world.server.reconfigure(std::sync::Arc::new(renamed));
+    let next = present(&mut world, elsewhere(1), &ticket).success().ticket().unwrap();
+    assert!(matches!(speaks(&mut world, elsewhere(1)), Outcome::ToPeer { .. }));
+    assert_eq!(reaches(&mut world, relay), elsewhere(1));
+    // Where both exist, Alice of the one is not Alice of the other.
+    let old =
+        turnpike_turn::server::Realm { name: REALM.to_owned(), allow_sha256: true, username_anonymity: true };
+    let both = ServerConfig { realm: "renamed.example".to_owned(), tenants: vec![old], ..streams() };
+    world.server.reconfigure(std::sync::Arc::new(both));
+    assert_eq!(present(&mut world, elsewhere(2), &next).code(), Some(441));
+}
+
+#[test]
+fn the_end_of_one_family_sent_again_with_its_ticket_gets_the_next_one_again() {
+    let mut world = World::with(streams());
+    let alice = world.credentials("alice", Scheme::Md5);
+    let dual =
+        Ask::allocate().raw(TICKET, &[]).with(&turn::AdditionalAddressFamily::new(AddressFamily::IPV6));
+    let ticket = world.ask(&dual.signed(&alice)).success().ticket().unwrap();
+    world.client = elsewhere(1);
+    let alice = world.credentials("alice", Scheme::Md5);
+    let end =
+        Ask::refresh(0).with(&turn::RequestedAddressFamily::new(AddressFamily::IPV4)).raw(TICKET, &ticket);
+    let end = end.signed(&alice);
+    let reply = world.ask(&end).success();
+    let next = reply.ticket().expect("the other one lives on");
+    assert_eq!(world.ask(&end), reply);
+    present(&mut world, elsewhere(2), &next).success();
+}
+
+#[test]
+fn what_becomes_of_an_absent_client_says_nothing_of_its_address() {
+    let (mut world, _, ticket) = from(stream(41_000));
+    world.server.disconnected(world.now, &stream(41_000));
+    present(&mut world, elsewhere(1), &ticket).success();
+    let effects = world.effects();
+    assert!(
+        matches!(effects[..], [Effect::Moved { was: None, client, .. }] if client == elsewhere(1)),
+        "{effects:?}"
+    );
+    // Nor does the end of a connection that ends a wait.
+    let (mut world, _, ticket) = from(stream(41_000));
+    present(&mut world, elsewhere(1), &ticket).success();
+    world.server.disconnected(world.now, &stream(41_000));
+    assert!(matches!(world.effects()[..], [Effect::Moved { was: None, .. }]));
+    // Nor an end by time; that of a client who is there does.
+    let (mut world, ..) = from(stream(41_000));
+    world.server.disconnected(world.now, &stream(41_000));
+    world.sleep(600);
+    assert!(matches!(world.effects()[..], [Effect::Closed { away: true, .. }]));
+    let (mut world, ..) = from(stream(41_000));
+    world.sleep(600);
+    assert!(matches!(world.effects()[..], [Effect::Closed { away: false, .. }]));
 }
 
 #[test]

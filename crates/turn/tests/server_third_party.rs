@@ -294,6 +294,104 @@ fn a_request_without_a_token_is_believed_from_its_own_address_alone() {
     assert!(refusals(&mut world).contains(&CredentialRefusal::WrongKey));
 }
 
+/// The workers of a server on streams and datagrams.
+fn workers(count: u16) -> Vec<World> {
+    World::workers(&ServerConfig { listeners: streams().listeners, ..third_party() }, count)
+}
+
+/// A client somewhere else, with the same token and a nonce for that address.
+fn elsewhere(world: &mut World, holder: &Holder, client: turnpike_turn::server::Client) -> Holder {
+    world.client = client;
+    let challenge = world.ask(&Ask::allocate());
+    Holder { nonce: challenge.get::<Nonce>().nonce().to_owned(), ..holder.clone() }
+}
+
+#[test]
+fn a_mobile_client_needs_its_token_for_the_refresh_alone() {
+    let [mut world] = workers(1).try_into().ok().unwrap();
+    let holder = Holder::new(&mut world, 0, 600);
+    let reply = holder.ask(&mut world, Ask::allocate().raw(TICKET, &[])).success();
+    let ticket = reply.ticket().unwrap();
+    let there = elsewhere(&mut world, &holder, client(1));
+    there.ask(&mut world, Ask::present(&ticket)).success();
+    // Before any data has come from there.
+    let bare = there.without_token();
+    for ask in [Ask::permit(PEER), Ask::bind(0x4000, PEER), Ask::refresh(600)] {
+        assert!(bare.signed(&bare.ask(&mut world, ask).success()));
+    }
+    let wrong = Holder { mac_key: vec![6; 20], ..bare };
+    assert_eq!(wrong.ask(&mut world, Ask::permit(PEER)).code(), Some(401));
+    assert!(matches!(world.feed(&channel_data(0x4000, b"x")), Outcome::ToPeer { .. }));
+}
+
+#[test]
+fn the_allocation_of_a_token_comes_from_another_worker_for_a_request_too() {
+    let mut workers = workers(2);
+    let [owner, here] = &mut workers[..] else { panic!() };
+    let holder = Holder::new(owner, 0, 600);
+    let reply = holder.ask(owner, Ask::allocate().raw(TICKET, &[])).success();
+    let there = elsewhere(here, &holder, client(1));
+    let present = there.bytes(Ask::present(&reply.ticket().unwrap()));
+    assert_eq!(here.feed(&present), Outcome::Forward { worker: 0 });
+    let (_, arrival) = owner.server.from_elsewhere(owner.now, 1, client(1), &present);
+    here.server.expect(here.now, arrival.expect("it arrives"));
+
+    // A nonce that is none is no reason to fetch anything, nor is a user with a password.
+    let bare = there.without_token();
+    let stranger = Holder { nonce: "obMatJos2wAAAAAAAAAAAAAAAAAAA".to_owned(), ..bare.clone() };
+    assert_eq!(stranger.ask(here, Ask::permit(PEER)).code(), Some(438));
+    let user = Holder { kid: "alice", ..bare.clone() };
+    assert_eq!(user.ask(here, Ask::permit(PEER)).code(), Some(401));
+    let permit = bare.bytes(Ask::permit(PEER));
+    let Outcome::Move(request) = here.feed(&permit) else { panic!() };
+    assert_eq!(here.feed(&permit), Outcome::Drop(turnpike_turn::server::DropReason::Moving));
+    let moved = owner.server.export(owner.now, &request).expect("as asked");
+    assert!(here.server.import(here.now, moved).is_ok());
+    assert!(matches!(here.feed(&permit), Outcome::Reply(bytes) if Reply(bytes.clone()).is_success()));
+}
+
+#[test]
+fn a_connection_is_bound_with_the_token_of_its_allocation() {
+    let mut workers = workers(2);
+    let [owner, here] = &mut workers[..] else { panic!() };
+    owner.client = stream(1);
+    let holder = Holder::new(owner, 0, 600);
+    holder.ask(owner, Ask::allocate_tcp()).success();
+    let connect = |owner: &mut World, peer: &str| {
+        owner.client = stream(1);
+        let Outcome::Connect(request) = owner.feed(&holder.without_token().bytes(Ask::connect(peer))) else {
+            panic!()
+        };
+        owner.connect_result(&request, Ok(())).success();
+        request.connection
+    };
+    let connection = connect(owner, PEER);
+    let wrong = Holder { mac_key: vec![6; 20], ..elsewhere(owner, &holder, stream(2)).without_token() };
+    assert_eq!(wrong.ask(owner, Ask::connection_bind(connection)).code(), Some(401));
+    let bare = elsewhere(owner, &holder, stream(3)).without_token();
+    let bind = bare.bytes(Ask::connection_bind(connection));
+    assert!(matches!(owner.feed(&bind), Outcome::Bind { connection: bound, .. } if bound == connection));
+    assert_eq!(bare.ask(owner, Ask::connection_bind(connection)).code(), Some(400), "once");
+
+    // With another worker, its stream goes to the owner before it is known whose it is, but with a nonce of ours.
+    let connection = connect(owner, "198.41.0.4:7001");
+    let bare = elsewhere(here, &holder, stream(4)).without_token();
+    let user = Holder { kid: "alice", ..bare.clone() };
+    assert_eq!(user.ask(here, Ask::connection_bind(connection)).code(), Some(401));
+    let forged = Holder { nonce: "obMatJos2wAAAAAAAAAAAAAAAAAAA".to_owned(), ..bare.clone() };
+    assert_eq!(forged.ask(here, Ask::connection_bind(connection)).code(), Some(438));
+    let bind = bare.bytes(Ask::connection_bind(connection));
+    assert_eq!(here.feed(&bind), Outcome::HandOver { worker: 0 });
+    let verdict = owner.server.from_handed_over(owner.now, stream(4), &bind);
+    assert!(matches!(Outcome::from(verdict), Outcome::Bind { connection: bound, .. } if bound == connection));
+    // Datagrams have no connection to give, and control connections keep theirs.
+    let datagram = elsewhere(here, &holder, client(5)).without_token();
+    assert_eq!(datagram.ask(here, Ask::connection_bind(connection)).code(), Some(401));
+    let control = elsewhere(here, &holder, stream(6));
+    control.ask(here, Ask::allocate()).success();
+    assert_eq!(control.without_token().ask(here, Ask::connection_bind(connection)).code(), Some(401));
+}
+
 #[test]
 fn a_token_counts_in_the_realm_of_its_key_alone() {
     let mut world = World::with(third_party());
@@ -405,6 +503,9 @@ fn what_cannot_be_is_no_configuration() {
     let key = Err(ConfigError::TokenKey("north".to_owned()));
     assert_eq!(with(|it| it.keys[0].realm = "elsewhere".to_owned()), key);
     assert_eq!(with(|it| it.keys[2].realm = REALM.to_owned()), key);
+    let shared = Err(ConfigError::TokenKeyShared("north".to_owned()));
+    assert_eq!(with(|it| it.keys[2].key = north()), shared, "it would count in both");
+    assert_eq!(with(|it| it.keys[1].key = north()), Ok(()), "two names of one key in one realm");
 }
 
 #[test]

@@ -209,6 +209,13 @@ pub(crate) static KEYS: &[KeySpec<Settings>] = &[
         1..=65_536,
         max_peer_connections_per_allocation
     ),
+    number!(
+        "limits.peer_connections_per_user",
+        reload: true,
+        "a number",
+        1..=1_000_000,
+        max_peer_connections_per_user
+    ),
     number!("limits.idle_connections", reload: false, "a number", 1..=1_000_000, max_idle_connections),
     number!(
         "limits.idle_connections_per_address",

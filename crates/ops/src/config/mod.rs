@@ -117,6 +117,8 @@ pub struct Settings {
     pub max_peer_connections: usize,
     /// Connections to peers of one allocation.
     pub max_peer_connections_per_allocation: usize,
+    /// Connections to peers of one user, in total.
+    pub max_peer_connections_per_user: usize,
     /// Connections without an allocation, in total.
     pub max_idle_connections: usize,
     /// Connections without an allocation, per address.
@@ -195,6 +197,7 @@ impl Default for Settings {
             max_channels: 64,
             max_peer_connections: 4096,
             max_peer_connections_per_allocation: 32,
+            max_peer_connections_per_user: 1024,
             max_idle_connections: 4096,
             max_idle_connections_per_address: 512,
             max_half_open: 1024,

@@ -36,9 +36,11 @@ impl<G: Gate> Server<G> {
             return self.allocate_again(index, request, &who);
         }
         let signer = who.signer.as_ref();
-        // So too where it is about to become that of a mobile allocation.
-        if self.is_known(now, client) {
-            return self.fail(request, signer, 437);
+        // So too where it is about to become that of a mobile allocation; that of another worker may have ended since.
+        match self.arriving(now, client) {
+            Ok(None) => {}
+            Ok(Some(_)) => return self.fail(request, signer, 437),
+            Err(answer) => return answer,
         }
         let lifetime = match request.get(attribute::LIFETIME).map(<[u8; 4]>::try_from) {
             None => None,

@@ -13,6 +13,7 @@ use super::{
     auth::Who,
     connections::TcpRelay,
     mobility::{Mobility, shift},
+    realm::Realms,
     response::Signer,
     third_party::Grant,
 };
@@ -76,13 +77,25 @@ impl Allocation {
 
     /// Whether this is who made it, on whatever 5-tuple the request came. A token's USERNAME is its key's name, which all
     /// have who were given one: there it has to be the same token.
-    pub(super) fn is_of(&self, who: &Who) -> bool {
+    pub(super) fn is_of(&self, who: &Who, realms: &Realms) -> bool {
         let same = match (&self.grant, &who.grant) {
             (None, None) => self.username == who.username,
             (Some(held), Some(shown)) => held.is_same(shown) || *self.identity() == *who.identity,
             _ => false,
         };
-        same && self.realm == who.realm
+        same && self.is_in(&who.realm, realms)
+    }
+
+    /// Whether its user is one of this realm. A user of the same name in another realm is another; but one whose realm was renamed
+    /// by a reload may keep what it has.
+    pub(super) fn is_in(&self, realm: &str, realms: &Realms) -> bool {
+        *self.realm == *realm || !realms.has(&self.realm)
+    }
+
+    /// Milliseconds until it expires, all of it.
+    pub(super) fn patience_ms(&self, now_ms: u64) -> u64 {
+        let expires_ms = self.relays.iter().flatten().map(|relay| relay.expires_ms).max();
+        expires_ms.unwrap_or(now_ms).saturating_sub(now_ms)
     }
 
     pub(super) fn relay(&mut self, family: Family) -> &mut Option<Relay> {

@@ -78,7 +78,7 @@ impl<G: Gate> Server<G> {
         if standing == Standing::Foreign {
             return Err(self.challenge(now, client, request, &realm, 438));
         }
-        if let Some(checked) = self.check_token(now, client, request, &realm, user, mac) {
+        if let Some(checked) = self.check_token(now, client, request, &realm, user, mac)? {
             return match checked {
                 Ok(_) if standing == Standing::Stale => {
                     Err(self.challenge(now, client, request, &realm, 438))
@@ -151,7 +151,7 @@ impl<G: Gate> Server<G> {
     /// 401 or 438 with what the client needs to try again: "The response MUST include a REALM value [...] MUST include a
     /// NONCE [...] PASSWORD-ALGORITHMS". Neither SOFTWARE nor a reason phrase: it answers unauthenticated packets, so
     /// every byte serves amplification. With the realm `turnpike` 88 bytes for an Allocate of 28, IP and UDP headers
-    /// included a factor of 2.1.
+    /// included a factor of 2.1. A name for third-party authorization adds its length and 4, to a factor of 6.7 with the longest.
     fn challenge(
         &mut self,
         now: Now,

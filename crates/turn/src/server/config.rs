@@ -60,9 +60,11 @@ pub struct ServerConfig {
     pub max_connections: usize,
     /// The same of one worker in total, at most [`ServerConfig::MOST_CONNECTIONS`]. Default 4096.
     pub max_total_connections: usize,
+    /// The same of one user of one worker, whom quotas count. Default 1024, a quarter of the total.
+    pub max_user_connections: usize,
     /// Whether clients may take their allocations along to another address (RFC 8016). Default true: only who asks for a
-    /// ticket gets one, and it is good for nothing without the credentials that made the allocation. False refuses with
-    /// 405.
+    /// ticket gets one, and it is good for nothing without the credentials that made the allocation. Where nobody
+    /// authenticates, there are none: whoever reads a ticket on its way takes the allocation. False refuses with 405.
     pub mobility: bool,
     /// Tokens in place of passwords (RFC 7635). Default none.
     pub third_party: ThirdParty,
@@ -145,6 +147,7 @@ impl Default for ServerConfig {
             tcp_relay: true,
             max_connections: 32,
             max_total_connections: 4096,
+            max_user_connections: 1024,
             mobility: true,
             third_party: ThirdParty::default(),
             alternates: Vec::new(),
@@ -193,6 +196,11 @@ pub enum ConfigError {
     /// A token counts in one realm, and its key is found by its name.
     #[error("token key {0:?} must name a realm that is configured, and be the only one of that name there")]
     TokenKey(String),
+    /// Nothing in a token says for which realm it was made (RFC 7635 section 4.1.1): it would count in both.
+    #[error(
+        "token key {0:?} is that of another realm too: its tokens would count in both; make one key for each realm"
+    )]
+    TokenKeyShared(String),
     /// RFC 8489 section 14.16.
     #[error("the domain of an alternate server must have 1 to 255 ASCII characters; {0:?} has not")]
     AlternateDomain(String),
@@ -243,6 +251,9 @@ impl ServerConfig {
         for key in keys {
             if !names.contains(&key.realm) || !kids.insert((&key.kid, &key.realm)) {
                 return Err(ConfigError::TokenKey(key.kid.clone()));
+            }
+            if keys.iter().any(|other| other.key == key.key && other.realm != key.realm) {
+                return Err(ConfigError::TokenKeyShared(key.kid.clone()));
             }
         }
         for domain in self.alternates.iter().filter_map(|alternate| alternate.domain.as_ref()) {

@@ -9,15 +9,11 @@
 
 use std::net::SocketAddr;
 
-use foldhash::quality::RandomState;
-use hashbrown::HashMap;
-
 use super::{
     AllocationId, Answer, Client, CredentialRefusal, DropReason, Effect, Family, Gate, RelayId, Seat, Server,
-    User, Verdict,
-    allocation::Allocation,
-    attribute,
+    User, Verdict, attribute,
     auth::Who,
+    connection_table::Holder,
     next_transaction,
     request::{Method, Request},
     response::{Response, Signer},
@@ -37,7 +33,7 @@ pub struct ConnectionId(pub u32);
 const RANDOM_BITS: u32 = 22;
 
 impl ConnectionId {
-    fn draw(seat: Seat) -> Self {
+    pub(super) fn draw(seat: Seat) -> Self {
         Self(u32::from(seat.number()) << RANDOM_BITS | rand::random::<u32>() >> (32 - RANDOM_BITS))
     }
 
@@ -117,6 +113,10 @@ impl TcpRelay {
         })
     }
 
+    pub(super) fn ids(&self) -> impl Iterator<Item = ConnectionId> + '_ {
+        self.list.iter().map(|connection| connection.id)
+    }
+
     fn get(&mut self, id: ConnectionId) -> Option<&mut Connection> {
         self.list.iter_mut().find(|connection| connection.id == id)
     }
@@ -125,38 +125,6 @@ impl TcpRelay {
         self.list.retain(|connection| connection.id != id);
         if self.list.is_empty() {
             self.list = Vec::new();
-        }
-    }
-}
-
-/// The connections of a worker, by CONNECTION-ID, with the index of the allocation that each belongs to.
-pub(super) struct Connections {
-    owners: HashMap<u32, u32, RandomState>,
-}
-
-impl Connections {
-    pub(super) fn new() -> Self {
-        Self { owners: HashMap::with_hasher(RandomState::default()) }
-    }
-
-    pub(super) fn len(&self) -> usize {
-        self.owners.len()
-    }
-
-    /// The configuration keeps the table far below 22 bits, so that a free number is found at once.
-    fn draw(&mut self, seat: Seat, index: u32) -> ConnectionId {
-        loop {
-            let id = ConnectionId::draw(seat);
-            if self.owners.try_insert(id.0, index).is_ok() {
-                return id;
-            }
-        }
-    }
-
-    /// Forgets all connections of an allocation that is gone.
-    pub(super) fn forget(&mut self, allocation: &Allocation) {
-        for connection in allocation.tcp.iter().flat_map(|tcp| &tcp.list) {
-            self.owners.remove(&connection.id.0);
         }
     }
 }
@@ -231,7 +199,7 @@ impl<G: Gate> Server<G> {
     pub fn connection_carried(&mut self, connection: ConnectionId, to_peer: u64, to_client: u64) {
         self.stats.connection_bytes[0] += to_peer;
         self.stats.connection_bytes[1] += to_client;
-        let index = self.connections.owners.get(&connection.0).copied();
+        let index = self.connections.owner(connection);
         if let Some((_, allocation)) = index.and_then(|index| self.table.at(index)) {
             allocation.to_peer.1 += to_peer;
             allocation.to_client.1 += to_client;
@@ -243,7 +211,7 @@ impl<G: Gate> Server<G> {
     /// connection", and the reverse). `to_peer` and `to_client` as in [`Server::connection_carried`].
     pub fn connection_ended(&mut self, now: Now, connection: ConnectionId, to_peer: u64, to_client: u64) {
         self.connection_carried(connection, to_peer, to_client);
-        if let Some(index) = self.connections.owners.get(&connection.0).copied() {
+        if let Some(index) = self.connections.owner(connection) {
             self.drop_connection(index, connection);
             self.stats.connection(ConnectionEvent::Ended);
             self.rearm(now, index);
@@ -287,7 +255,7 @@ impl<G: Gate> Server<G> {
         };
         let family = Family::of(peer.ip());
         let Some((id, allocation)) = self.table.at(index) else { return self.fail(request, signer, 437) };
-        let has_family = allocation.has(family);
+        let (has_family, holder) = (allocation.has(family), Holder::of(allocation));
         // An allocation that relays UDP has no connections.
         let Some(tcp) = allocation.tcp.as_deref_mut() else { return self.fail(request, signer, 400) };
         if !has_family {
@@ -315,15 +283,11 @@ impl<G: Gate> Server<G> {
                 _ => self.fail(request, signer, 446),
             };
         }
-        if tcp.list.len() >= self.config.max_connections {
-            self.stats.connection_limit[0] += 1;
+        if let Some(full) = self.connections.full(&self.config, tcp.list.len(), &holder) {
+            self.stats.connection_limit[full as usize] += 1;
             return self.fail(request, signer, 508);
         }
-        if self.connections.len() >= self.config.max_total_connections {
-            self.stats.connection_limit[1] += 1;
-            return self.fail(request, signer, 508);
-        }
-        let connection = self.connections.draw(self.seat, index);
+        let connection = self.connections.draw(self.seat, index, holder);
         let answer = Box::new((who.signer, request.fingerprint));
         let stage = Stage::Connecting { deadline_ms: now.ms + PATIENCE_MS, answer };
         tcp.list.push(Connection { id: connection, peer, stage, transaction: Some(request.transaction) });
@@ -343,19 +307,13 @@ impl<G: Gate> Server<G> {
         // "If the client connection transport is not TCP or TLS, the server MUST return a 400 (Bad Request) error. If the
         // request does not contain the CONNECTION-ID attribute, or if this attribute does not refer to an existing
         // pending connection, the server MUST return a 400 (Bad Request) error." A control connection stays one.
-        let id = request.get(attribute::CONNECTION_ID).and_then(|value| value.try_into().ok());
-        let (true, Some(id), false) = (
-            self.config.listener(client.listener).transport.is_stream(),
-            id.map(|id| ConnectionId(u32::from_be_bytes(id))),
-            self.is_known(now, client),
-        ) else {
+        let Some(id) = self.connection_to_bind(now, client, request) else {
             return self.fail(request, signer, 400);
         };
-        if id.worker() != self.seat.number() && self.seat.has(id.worker()) {
-            self.stats.connection(ConnectionEvent::HandedOver);
-            return Answer::HandOver(id.worker());
+        if let Some(answer) = self.hand_over(id) {
+            return answer;
         }
-        let index = self.connections.owners.get(&id.0).copied();
+        let index = self.connections.owner(id);
         let Some((index, (_, allocation))) = index.and_then(|index| Some((index, self.table.at(index)?)))
         else {
             self.stats.connection_refused(ConnectionRefusal::UnknownId);
@@ -364,7 +322,7 @@ impl<G: Gate> Server<G> {
         // "Authentication of the client by the server MUST use the same method and credentials as for the control
         // connection." Where nobody authenticates, the address has to do.
         let elsewhere = !self.config.authenticate && allocation.client.address.ip() != client.address.ip();
-        if !allocation.is_of(who) || elsewhere {
+        if !allocation.is_of(who, &self.realms) || elsewhere {
             self.stats.connection_refused(ConnectionRefusal::WrongUser);
             self.refused(now, client, User::Name(&who.username), CredentialRefusal::WrongUser);
             return self.fail(request, signer, 441);
@@ -379,6 +337,18 @@ impl<G: Gate> Server<G> {
         self.rearm(now, index);
         self.done(request, signer);
         Answer::Bind(id)
+    }
+
+    /// What a ConnectionBind names, if it may become a data connection at all: it came over a stream that is no control connection.
+    pub(super) fn connection_to_bind(
+        &mut self,
+        now: Now,
+        client: &Client,
+        request: &Request<'_>,
+    ) -> Option<ConnectionId> {
+        let id = request.get(attribute::CONNECTION_ID)?.try_into().ok()?;
+        let is_stream = self.config.listener(client.listener).transport.is_stream();
+        (is_stream && !self.is_known(now, client)).then(|| ConnectionId(u32::from_be_bytes(id)))
     }
 
     /// Closes what nobody has bound in time, and asks for an end to attempts that take too long.
@@ -422,6 +392,16 @@ impl<G: Gate> Server<G> {
         }
     }
 
+    /// The owner of a connection gets the stream that shall be bound to it.
+    pub(super) fn hand_over(&mut self, connection: ConnectionId) -> Option<Answer> {
+        let worker = connection.worker();
+        let elsewhere = worker != self.seat.number() && self.seat.has(worker);
+        elsewhere.then(|| {
+            self.stats.connection(ConnectionEvent::HandedOver);
+            Answer::HandOver(worker)
+        })
+    }
+
     fn admit(
         &mut self,
         now: Now,
@@ -442,16 +422,13 @@ impl<G: Gate> Server<G> {
         if !self.config.peers.permits_endpoint(peer) {
             return Err(ConnectionRefusal::PeerRefused);
         }
+        let holder = Holder::of(allocation);
         let Some(tcp) = allocation.tcp.as_deref_mut() else { return Err(ConnectionRefusal::Stale) };
-        if tcp.list.len() >= self.config.max_connections {
-            self.stats.connection_limit[0] += 1;
+        if let Some(full) = self.connections.full(&self.config, tcp.list.len(), &holder) {
+            self.stats.connection_limit[full as usize] += 1;
             return Err(ConnectionRefusal::Limit);
         }
-        if self.connections.len() >= self.config.max_total_connections {
-            self.stats.connection_limit[1] += 1;
-            return Err(ConnectionRefusal::Limit);
-        }
-        let id = self.connections.draw(self.seat, relay.allocation.index);
+        let id = self.connections.draw(self.seat, relay.allocation.index, holder);
         let stage = Stage::Waiting { deadline_ms: now.ms + PATIENCE_MS };
         tcp.list.push(Connection { id, peer, stage, transaction: None });
         Ok((client, id))
@@ -474,10 +451,9 @@ impl<G: Gate> Server<G> {
     }
 
     fn drop_connection(&mut self, index: u32, connection: ConnectionId) {
-        self.connections.owners.remove(&connection.0);
-        if let Some((_, allocation)) = self.table.at(index)
-            && let Some(tcp) = allocation.tcp.as_deref_mut()
-        {
+        let Some((_, allocation)) = self.table.at(index) else { return };
+        self.connections.remove(connection, &Holder::of(allocation));
+        if let Some(tcp) = allocation.tcp.as_deref_mut() {
             tcp.remove(connection);
         }
     }

@@ -18,7 +18,6 @@ use super::{
     AllocationId, Answer, Client, ClosedReason, CredentialRefusal, DropReason, Effect, Gate, Server, User,
     Verdict,
     allocation::Allocation,
-    arrivals::Expected,
     attribute,
     auth::Who,
     request::Request,
@@ -37,12 +36,25 @@ pub(super) struct Mobility {
     pub(super) key: u64,
     /// Of the ticket that is good.
     counter: u32,
-    /// The worker that its ticket names.
-    worker: u16,
+    /// The workers that it names.
+    via: u16,
+    owner: u16,
+    /// The ticket before it.
+    spent: Option<Spent>,
     /// The new 5-tuple, from which no data has come so far, and its worker.
     pub(super) arriving: Option<(Client, u16)>,
     /// The last Refresh with a ticket, to answer it again.
     last: Option<LastArrival>,
+}
+
+/// The ticket that was presented last. Section 3.2.2 has it good for retransmissions alone; but a client whose connection ended
+/// before the answer came, or who gave up repeating itself, has no other. So it is good until there is a sign that the answer has
+/// arrived: data from the new 5-tuple, or the next ticket. What keeps others out are the credentials, and nonces that hold for one
+/// address.
+struct Spent {
+    counter: u32,
+    /// Datagrams that the client had sent when the allocation moved, if it did without waiting for one.
+    sent: Option<u64>,
 }
 
 struct LastArrival {
@@ -61,7 +73,21 @@ impl Mobility {
     }
 
     fn ticket(&self) -> Ticket {
-        Ticket { key: self.key, counter: self.counter, worker: self.worker }
+        Ticket { key: self.key, counter: self.counter, via: self.via, owner: self.owner }
+    }
+
+    /// Whether a client that has sent so many datagrams may have nothing better than the ticket of this counter.
+    fn is_held(&self, counter: u32, sent: u64) -> bool {
+        let is_it = |spent: &Spent| spent.counter == counter && spent.sent.is_none_or(|then| then == sent);
+        counter == self.counter || self.spent.as_ref().is_some_and(is_it)
+    }
+
+    /// The allocation has moved: for data of its client, or, after so many datagrams, without any.
+    fn moved(&mut self, without: Option<u64>) {
+        match (&mut self.spent, without) {
+            (Some(spent), Some(sent)) => spent.sent = Some(sent),
+            (spent, _) => *spent = None,
+        }
     }
 }
 
@@ -150,12 +176,11 @@ impl<G: Gate> Server<G> {
         (self.verdict(client, answer), arrival)
     }
 
-    /// Has this worker wait for the first data of a client whose allocation another worker owns. False if it waits for too
-    /// many: the reply is not to be sent then, so that the client stays with its old 5-tuple.
-    pub fn expect(&mut self, now: Now, arrival: Arrival) -> bool {
+    /// Has this worker wait for the first data of a client whose allocation another worker owns. Of too many, the one that
+    /// waits longest is forgotten.
+    pub fn expect(&mut self, now: Now, arrival: Arrival) {
         let Arrival { client, key, owner, patience_ms } = arrival;
-        let expires_ms = now.ms + patience_ms;
-        self.moves.expect(now.ms, client, Expected { key, owner, expires_ms, asked: false })
+        self.moves.expect(client, key, owner, now.ms + patience_ms);
     }
 
     /// Gives an allocation away, if it is to go there. `None` if it has ended, or its client is expected elsewhere by now;
@@ -169,8 +194,12 @@ impl<G: Gate> Server<G> {
         if expected != Some((request.client, request.to)) || allocation.tcp.is_some() {
             return None;
         }
-        let (from, allocation) = self.table.remove(index)?;
+        let (from, mut allocation) = self.table.remove(index)?;
         self.timers.cancel(index);
+        let without = allocation.away.then_some(allocation.to_peer.0);
+        if let Some(mobility) = &mut allocation.mobility {
+            mobility.moved(without);
+        }
         self.moves.forget(&allocation, self.seat.number());
         self.stats.mobility(MobilityEvent::Exported);
         Some(Moved { from, client: request.client, exported_ms: now.ms, allocation })
@@ -186,10 +215,11 @@ impl<G: Gate> Server<G> {
             return Err(moved);
         }
         let Moved { from, client, exported_ms, mut allocation } = moved;
-        let was = std::mem::replace(&mut allocation.client, client);
+        let was = (!allocation.away).then_some(allocation.client);
+        allocation.client = client;
         allocation.away = false;
         allocation.rebase(exported_ms, now.ms);
-        self.moves.arrivals.remove(&client);
+        self.moves.remove(&client);
         let id = self.own(now, allocation);
         self.stats.mobility(MobilityEvent::Imported);
         self.effects.push_back(Effect::Moved { allocation: id, was, client, from: Some(from) });
@@ -199,10 +229,14 @@ impl<G: Gate> Server<G> {
     /// Takes back what [`Server::import`] has refused. It lives on under its old 5-tuple; `None`, and [`Effect::Closed`],
     /// if that has another allocation by now.
     pub fn take_back(&mut self, now: Now, moved: Moved) -> Option<AllocationId> {
-        let Moved { from, exported_ms, mut allocation, .. } = moved;
+        let Moved { exported_ms, mut allocation, .. } = moved;
         allocation.rebase(exported_ms, now.ms);
         if !allocation.away && self.table.find(&allocation.client).is_some() {
-            self.bury(now, from, *allocation, ClosedReason::Disconnected);
+            // What it was called before may be another's name by now; a slot that was free is nobody's.
+            let id = self.table.insert(*allocation);
+            if let Some((id, allocation)) = self.table.remove(id.index) {
+                self.bury(now, id, *allocation, ClosedReason::Disconnected);
+            }
             return None;
         }
         let away = allocation.away;
@@ -215,16 +249,24 @@ impl<G: Gate> Server<G> {
 
     /// The owner has not given the allocation that [`Verdict::Move`] asked for. The client is a stranger again.
     pub fn not_moved(&mut self, client: &Client) {
-        if self.moves.arrivals.get(client).is_some_and(|expected| expected.owner != self.seat.number()) {
-            self.moves.arrivals.remove(client);
+        let own = self.seat.number();
+        if self.moves.waiting(client).is_some_and(|expected| expected.owner != own) {
+            self.moves.remove(client);
         }
     }
 
-    /// The client's connection is closed: its allocation ends, unless it is mobile. Then it it lives on until it expires
+    /// The owner could not be asked for what [`Verdict::Move`] wants. The next datagram wants it again.
+    pub fn not_asked(&mut self, client: &Client) {
+        if let Some(expected) = self.moves.waiting(client) {
+            expected.asked = false;
+        }
+    }
+
+    /// The client's connection is closed: its allocation ends, unless it is mobile. Then it lives on until it expires
     /// (a plain one ends with the connection, RFC 8656 section 3.1; RFC 8016 exists to keep it), and drops what peers send until
     /// its client has arrived elsewhere. False if it had no allocation.
     pub fn disconnected(&mut self, now: Now, client: &Client) -> bool {
-        if let Some(expected) = self.moves.arrivals.remove(client) {
+        if let Some(expected) = self.moves.remove(client) {
             // It never sent data from there; the old 5-tuple remains.
             let index = self.moves.owned.get(&expected.key).copied();
             if let Some((_, allocation)) = index.and_then(|index| self.table.at(index))
@@ -243,7 +285,10 @@ impl<G: Gate> Server<G> {
         };
         match mobility.arriving {
             // "or a message from the client to close the old connection (e.g., a TLS fatal alert or TCP RST)".
-            Some((client, worker)) if worker == own => self.settle(index, client),
+            Some((client, worker)) if worker == own => {
+                allocation.away = true;
+                self.settle(index, client, false);
+            }
             elsewhere => {
                 let key = mobility.key;
                 allocation.away = true;
@@ -280,8 +325,15 @@ impl<G: Gate> Server<G> {
             key = rand::random();
         }
         self.moves.owned.insert(key, index);
-        allocation.mobility =
-            Some(Box::new(Mobility { key, counter: 0, worker, arriving: None, last: None }));
+        allocation.mobility = Some(Box::new(Mobility {
+            key,
+            counter: 0,
+            via: worker,
+            owner: worker,
+            spent: None,
+            arriving: None,
+            last: None,
+        }));
     }
 
     /// The good ticket of a mobile allocation.
@@ -290,8 +342,8 @@ impl<G: Gate> Server<G> {
         Some(allocation.mobility.as_ref()?.ticket().seal(&self.config.nonce_key.0))
     }
 
-    /// The allocation that a Refresh with a ticket is about, or the answer (section 3.2.2: "the server will not retrieve the
-    /// 5-tuple from the packet to identify an associated allocation"). Nothing has changed by then: see
+    /// The allocation that a Refresh with a ticket is about, and the ticket's counter; or the answer (section 3.2.2: "the server
+    /// will not retrieve the 5-tuple from the packet to identify an associated allocation"). Nothing has changed by then: see
     /// [`Server::arrive`].
     pub(super) fn presented(
         &mut self,
@@ -300,7 +352,7 @@ impl<G: Gate> Server<G> {
         request: &Request<'_>,
         who: &Who,
         sealed: &[u8],
-    ) -> Result<u32, Answer> {
+    ) -> Result<(u32, u32), Answer> {
         let signer = who.signer.as_ref();
         // "the server rejects the Refresh request with a 405 (Mobility Forbidden) error".
         if !self.config.mobility {
@@ -317,12 +369,13 @@ impl<G: Gate> Server<G> {
         let Some((_, allocation)) = self.table.at(index) else { return Err(self.fail(request, signer, 437)) };
         // "verify [...] that it is the same user that had previously created the TURN allocation. If the above check is not
         // successful, then the server MUST reject the request with a 441 (Wrong Credentials) error."
-        if !allocation.is_of(who) {
+        if !allocation.is_of(who, &self.realms) {
             self.refused(now, client, User::Name(&who.username), CredentialRefusal::WrongUser);
             return Err(self.fail(request, signer, 441));
         }
-        let current = allocation.client;
+        let (current, away, sent) = (allocation.client, allocation.away, allocation.to_peer.0);
         let over_udp = allocation.tcp.is_none();
+        let patience_ms = allocation.patience_ms(now.ms);
         let Some(mobility) = &allocation.mobility else { return Err(self.fail(request, signer, 437)) };
         // "The old ticket can only be used for the purposes of retransmission."
         if let Some(last) = &mobility.last
@@ -330,18 +383,28 @@ impl<G: Gate> Server<G> {
             && now.ms < last.at_ms + REMEMBERED_MS
         {
             let granted = last.granted;
+            // What was said of it may have been lost together with the answer.
+            if let Came::From(via) = self.came
+                && mobility.arriving == Some((*client, via))
+            {
+                let (key, owner) = (mobility.key, self.seat.number());
+                self.announced = Some(Arrival { client: *client, key, owner, patience_ms });
+            }
             self.stats.retransmits += 1;
             let ticket = self.ticket(index);
             return Err(self.refreshed(request, who, granted, ticket));
         }
-        if ticket.counter != mobility.counter {
+        if !mobility.is_held(ticket.counter, sent) {
             self.stats.mobility(MobilityEvent::TicketReplayed);
             return Err(self.fail(request, signer, 400));
         }
         // "If the source IP address and port of the Refresh request with the STUN MOBILITY-TICKET attribute is same as the
         // stored 5-tuple allocation, then the TURN server rejects the request with a 400 (Bad Request) error."
-        let arriving = mobility.arriving.map(|(arriving, _)| arriving);
-        if (*client == current && !allocation.away) || arriving == Some(*client) {
+        let arrives = mobility.arriving.is_some_and(|(arriving, _)| arriving == *client);
+        // From one that arrives here the good ticket has no sense either; the one before it says that its answer was lost, and another
+        // worker may have forgotten whom it expects.
+        let senseless = ticket.counter == mobility.counter && !matches!(self.came, Came::From(_));
+        if (*client == current && !away) || (arrives && senseless) {
             return Err(self.fail(request, signer, 400));
         }
         // RFC 6062 has no allocation for TCP without a stream to its client; where that is gone, it waits for one.
@@ -350,13 +413,13 @@ impl<G: Gate> Server<G> {
             return Err(self.fail(request, signer, 400));
         }
         // One 5-tuple, one allocation (RFC 8656 section 3.2).
-        if self.is_known(now, client) {
+        if !arrives && self.is_known(now, client) {
             return Err(self.fail(request, signer, 437));
         }
-        Ok(index)
+        Ok((index, ticket.counter))
     }
 
-    /// A Refresh with a good ticket has succeeded: the new 5-tuple arrives, and there is a new ticket.
+    /// A Refresh with a ticket, `presented`, has succeeded: the new 5-tuple arrives, and there is a new ticket.
     pub(super) fn arrive(
         &mut self,
         index: u32,
@@ -364,23 +427,24 @@ impl<G: Gate> Server<G> {
         transaction: [u8; 12],
         now: Now,
         granted: u32,
+        presented: u32,
     ) {
         let own = self.seat.number();
         let worker = if let Came::From(via) = self.came { via } else { own };
         let Some((_, allocation)) = self.table.at(index) else { return };
         let away = allocation.away;
-        let expires_ms = allocation.relays.iter().flatten().map(|relay| relay.expires_ms).max();
-        let patience_ms = expires_ms.unwrap_or(now.ms).saturating_sub(now.ms);
+        let patience_ms = allocation.patience_ms(now.ms);
         let Some(mobility) = &mut allocation.mobility else { return };
         let key = mobility.key;
         mobility.counter = mobility.counter.wrapping_add(1);
-        mobility.worker = worker;
+        (mobility.via, mobility.owner) = (worker, own);
+        mobility.spent = Some(Spent { counter: presented, sent: None });
         mobility.last = Some(LastArrival { client: *client, transaction, at_ms: now.ms, granted });
         // One that came before and never sent data is given up.
         if let Some((earlier, here)) = mobility.arriving.replace((*client, worker))
             && here == own
         {
-            self.moves.arrivals.remove(&earlier);
+            self.moves.remove(&earlier);
         }
         self.stats.mobility(MobilityEvent::Arrived);
         if worker != own {
@@ -391,10 +455,9 @@ impl<G: Gate> Server<G> {
                 self.effects.push_back(Effect::Move(request));
             }
         } else if away {
-            self.settle(index, *client);
+            self.settle(index, *client, false);
         } else {
-            let expected = Expected { key, owner: own, expires_ms: u64::MAX, asked: false };
-            self.moves.arrivals.insert(*client, expected);
+            self.moves.expect_own(*client, key, own);
         }
     }
 
@@ -405,7 +468,7 @@ impl<G: Gate> Server<G> {
         match self.fetch(now, client) {
             None => self.dropped(DropReason::NoAllocation),
             Some(Fetch::Own(index)) => {
-                self.settle(index, *client);
+                self.settle(index, *client, true);
                 self.from_client(now, *client, datagram)
             }
             Some(Fetch::Asked) => self.dropped(DropReason::Moving),
@@ -429,7 +492,7 @@ impl<G: Gate> Server<G> {
         self.table.find(client).is_some() || self.moves.get(now.ms, client).is_some()
     }
 
-    fn fetch(&mut self, now: Now, client: &Client) -> Option<Fetch> {
+    pub(super) fn fetch(&mut self, now: Now, client: &Client) -> Option<Fetch> {
         let to = self.seat.number();
         let expected = self.moves.get(now.ms, client)?;
         if expected.owner == to {
@@ -443,13 +506,14 @@ impl<G: Gate> Server<G> {
         Some(Fetch::Ask(request))
     }
 
-    /// The allocation moves to the 5-tuple that arrived.
-    fn settle(&mut self, index: u32, client: Client) {
-        self.moves.arrivals.remove(&client);
+    /// The allocation moves to the 5-tuple that arrived; whether because data came from there.
+    fn settle(&mut self, index: u32, client: Client, spoke: bool) {
+        self.moves.remove(&client);
         let Some((allocation, found)) = self.table.at(index) else { return };
-        let was = found.client;
+        let was = (!found.away).then_some(found.client);
         if let Some(mobility) = &mut found.mobility {
             mobility.arriving = None;
+            mobility.moved((!spoke).then_some(found.to_peer.0));
         }
         found.away = false;
         self.table.rekey(index, client);
@@ -484,14 +548,18 @@ impl<G: Gate> Server<G> {
         ticket: Ticket,
     ) -> Answer {
         let signer = who.signer.as_ref();
-        // The good ticket names the worker where the client was last, which has the allocation or knows the owner. So two
-        // steps lead there, and one whose allocation has ended does not travel for ever.
-        let named = ticket.worker;
-        let owner = if named == self.seat.number() {
-            self.moves.owner_of(now.ms, ticket.key)
-        } else {
-            (self.came == Came::Directly && self.seat.has(named)).then_some(named)
+        // One of the two workers that a good ticket names has the allocation: first that one is asked where the client was last.
+        // The other is the last step, so that a ticket whose allocation has ended does not travel for ever.
+        let Ticket { via, owner, .. } = ticket;
+        let own = self.seat.number();
+        let next = match self.came {
+            Came::Directly if own == via => owner,
+            Came::Directly => via,
+            Came::From(asked) if asked == owner => own,
+            Came::From(_) | Came::HandedOver if own == via => owner,
+            Came::From(_) | Came::HandedOver => own,
         };
+        let owner = (next != own && self.seat.has(next)).then_some(next);
         // "If this 5-tuple obtained does not identify an existing allocation, then the server MUST reject the request with a
         // 437 (Allocation Mismatch) error."
         let Some(owner) = owner else { return self.fail(request, signer, 437) };
@@ -509,7 +577,7 @@ impl<G: Gate> Server<G> {
     }
 }
 
-enum Fetch {
+pub(super) enum Fetch {
     Own(u32),
     Ask(MoveRequest),
     Asked,

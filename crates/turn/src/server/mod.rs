@@ -13,6 +13,7 @@ mod attribute;
 mod auth;
 mod bindings;
 pub mod config;
+mod connection_table;
 mod connections;
 pub mod drop_reason;
 pub mod gate;
@@ -63,7 +64,7 @@ use turnpike_wire::{
 use crate::time::Now;
 use arrivals::Moves;
 use auth::Who;
-use connections::Connections;
+use connection_table::Connections;
 use mobility::Came;
 use nat_discovery::DiscoveryRate;
 use realm::Realms;
@@ -533,9 +534,8 @@ impl<G: Gate> Server<G> {
             return Err(self.fail(request, who.signer.as_ref(), 437));
         }
         // RFC 8656 section 5: if "the request does not use the same username as used to create the allocation, then the
-        // request MUST be rejected with a 441 (Wrong Credentials) error." A user of that name in another realm is another; but
-        // one whose realm was renamed by a reload may keep what it has.
-        let same_realm = allocation.realm == who.realm || !self.realms.has(&allocation.realm);
+        // request MUST be rejected with a 441 (Wrong Credentials) error."
+        let same_realm = allocation.is_in(&who.realm, &self.realms);
         // The name of a token's key is no user's, and keys are rotated while sessions live.
         let both_tokens = allocation.grant.is_some() && who.grant.is_some();
         if (allocation.username != who.username && !both_tokens) || !same_realm {
@@ -656,6 +656,7 @@ impl<G: Gate> Server<G> {
             realm: allocation.realm,
             username: allocation.username,
             reason,
+            away: allocation.away,
             lived_ms: now.ms.saturating_sub(allocation.opened_ms),
             to_peer: allocation.to_peer,
             to_client: allocation.to_client,

@@ -25,11 +25,13 @@ impl<G: Gate> Server<G> {
         }
         let presented = request.get(attribute::MOBILITY_TICKET);
         let found = match presented {
-            Some(ticket) => self.presented(now, client, request, who, ticket),
-            None => self.owned(now, client, request, who),
+            Some(ticket) => {
+                self.presented(now, client, request, who, ticket).map(|(index, spent)| (index, Some(spent)))
+            }
+            None => self.owned(now, client, request, who).map(|index| (index, None)),
         };
-        let index = match found {
-            Ok(index) => index,
+        let (index, spent) = match found {
+            Ok(found) => found,
             Err(answer) => return answer,
         };
         let family = match request.get(attribute::REQUESTED_ADDRESS_FAMILY).map(read_family) {
@@ -55,15 +57,19 @@ impl<G: Gate> Server<G> {
             allocation.username.clone_from(&who.username);
         }
         if granted == 0 {
-            self.tombstones.insert(now.ms, client, request.transaction, &who.username);
             match family {
                 Some(family) if allocation.relays.iter().flatten().count() > 1 => {
                     allocation.forget(family);
+                    // With a ticket it is answered again with the next one: see `presented`.
+                    if spent.is_none() {
+                        self.tombstones.insert(now.ms, client, request.transaction, &who.username);
+                    }
                     let relay = RelayId { allocation: id, family };
                     self.effects.push_back(Effect::RelayClosed { relay });
                     self.close_connections(index, |peer| Family::of(peer.ip()) == family);
                 }
                 _ => {
+                    self.tombstones.insert(now.ms, client, request.transaction, &who.username);
                     self.close(now, index, ClosedReason::Deleted);
                     return self.refreshed(request, who, 0, None);
                 }
@@ -80,8 +86,8 @@ impl<G: Gate> Server<G> {
         }
         self.rearm(now, index);
         let mut ticket = None;
-        if presented.is_some() {
-            self.arrive(index, client, request.transaction, now, granted);
+        if let Some(spent) = spent {
+            self.arrive(index, client, request.transaction, now, granted, spent);
             ticket = self.ticket(index);
         }
         self.refreshed(request, who, granted, ticket)

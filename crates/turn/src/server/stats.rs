@@ -68,8 +68,9 @@ pub struct Stats {
     pub connection_events: [u64; ConnectionEvent::ALL.len()],
     /// Connections of peers and ConnectionBinds refused, in the order of [`ConnectionRefusal::ALL`].
     pub connection_refusals: [u64; ConnectionRefusal::ALL.len()],
-    /// Connections refused because there were as many as there may be: of the allocation, in total.
-    pub connection_limit: [u64; 2],
+    /// Connections refused because there were as many as there may be: of the allocation, in total, of
+    /// the user.
+    pub connection_limit: [u64; 3],
     /// Bytes that connections carried: to peers, to clients.
     pub connection_bytes: [u64; 2],
     /// What happened to mobile allocations (RFC 8016), in the order of [`MobilityEvent::ALL`].
@@ -225,6 +226,7 @@ impl Stats {
             ("channels", self.channel_limit),
             ("connections", self.connection_limit[0]),
             ("connections_total", self.connection_limit[1]),
+            ("connections_user", self.connection_limit[2]),
         ]
         .into_iter()
         .map(|(limit, value)| ("limit_refusals", Some(("limit", limit)), value));

@@ -10,7 +10,10 @@ use sha2::{Digest as _, Sha256};
 use turnpike_wire::integrity::{self, Key, Mac};
 
 use super::{
-    Client, CredentialRefusal, Gate, Server, TokenProblem, User, attribute, realm::Terms, request::Request,
+    Answer, Client, CredentialRefusal, DropReason, Gate, Server, TokenProblem, User, attribute,
+    mobility::Fetch,
+    realm::Terms,
+    request::{Method, Request},
 };
 use crate::{
     access_token::{AccessToken, TokenError, TokenKey},
@@ -20,7 +23,8 @@ use crate::{
 /// Settings of third-party authorization.
 #[derive(Clone, Debug, Default)]
 pub struct ThirdParty {
-    /// THIRD-PARTY-AUTHORIZATION: the server's name, for which tokens are made; 1 to 255 bytes.
+    /// THIRD-PARTY-AUTHORIZATION: the server's name, for which tokens are made; 1 to 255 bytes. Short is better: it stands in every
+    /// challenge, which answers packets whose address may be forged.
     pub server_name: String,
     /// Seconds that clocks may differ. RFC 7635 recommends 5.
     pub skew: u32,
@@ -45,6 +49,10 @@ impl ThirdParty {
     /// Whether tokens count in this realm.
     pub(super) fn serves(&self, realm: &str) -> bool {
         self.keys.iter().any(|key| key.realm == realm)
+    }
+
+    fn issuer(&self, kid: &str, realm: &Terms) -> Option<&IssuerKey> {
+        self.keys.iter().find(|key| key.kid == kid && *key.realm == *realm.name)
     }
 }
 
@@ -81,7 +89,7 @@ pub(super) struct Proof {
 
 impl<G: Gate> Server<G> {
     /// Verifies a request by its token, or by that of its allocation. `None` where it is no matter of tokens: a user with a
-    /// password.
+    /// password. An answer where another worker has that allocation. The nonce has been found to be ours.
     pub(super) fn check_token(
         &mut self,
         now: Now,
@@ -90,28 +98,64 @@ impl<G: Gate> Server<G> {
         realm: &Terms,
         user: User<'_>,
         mac: Mac,
-    ) -> Option<Result<Proof, CredentialRefusal>> {
-        let User::Name(kid) = user else { return None };
+    ) -> Result<Option<Result<Proof, CredentialRefusal>>, Answer> {
+        let User::Name(kid) = user else { return Ok(None) };
         let config = Arc::clone(&self.config);
+        let settings = &config.third_party;
         if let Some(token) = request.get(attribute::ACCESS_TOKEN) {
-            let settings = &config.third_party;
-            return realm.third_party.then(|| check_shown(settings, now, request, realm, kid, token, mac));
+            let shown = || check_shown(settings, now, request, realm, kid, token, mac);
+            return Ok(realm.third_party.then(shown));
         }
-        let index = self.table.find(client)?;
-        let (_, allocation) = self.table.at(index)?;
-        let grant = allocation.grant.as_ref()?;
-        if *allocation.username != *kid || allocation.realm != realm.name {
-            return None;
+        // Whoever names a key that is configured is no user with a password.
+        let by_token = settings.issuer(kid, realm).is_some();
+        let index = self.holder(now, client, request, by_token)?;
+        let found = index.and_then(|index| self.table.at(index)).map(|(_, allocation)| allocation);
+        let Some((allocation, grant)) = found.and_then(|it| Some((&*it, it.grant.as_ref()?))) else {
+            return Ok(None);
+        };
+        if *allocation.username != *kid || !allocation.is_in(&realm.name, &self.realms) {
+            return Ok(None);
         }
         let (grant, identity) = (grant.clone(), allocation.identity().into());
         let over = now.unix.saturating_sub(grant.until_unix);
-        Some(if over >= u64::from(config.third_party.skew).max(1) {
+        Ok(Some(if over >= u64::from(config.third_party.skew).max(1) {
             Err(CredentialRefusal::Expired { ago: over })
         } else if integrity::verify(request.bytes, &grant.key, mac).is_err() {
             Err(CredentialRefusal::WrongKey)
         } else {
             Ok(Proof { key: grant.key.clone(), identity, grant })
-        })
+        }))
+    }
+
+    /// The allocation that a request without a token is about, before it is known who sent it. What another worker has comes here,
+    /// as it does for data, or the client's stream goes there; for clients of tokens only, since others authenticate first.
+    fn holder(
+        &mut self,
+        now: Now,
+        client: &Client,
+        request: &Request<'_>,
+        by_token: bool,
+    ) -> Result<Option<u32>, Answer> {
+        if request.method == Method::ConnectionBind {
+            let Some(connection) = self.connection_to_bind(now, client, request) else { return Ok(None) };
+            return match self.connections.owner(connection) {
+                None if by_token => self.hand_over(connection).map_or(Ok(None), Err),
+                owner => Ok(owner),
+            };
+        }
+        if let Some(index) = self.table.find(client) {
+            return Ok(Some(index));
+        }
+        let own = self.seat.number();
+        if self.moves.get(now.ms, client).is_some_and(|expected| expected.owner != own && !by_token) {
+            return Ok(None);
+        }
+        match self.fetch(now, client) {
+            None => Ok(None),
+            Some(Fetch::Own(index)) => Ok(Some(index)),
+            Some(Fetch::Asked) => Err(Answer::Drop(DropReason::Moving)),
+            Some(Fetch::Ask(request)) => Err(Answer::Move(request)),
+        }
     }
 }
 
@@ -126,11 +170,7 @@ fn check_shown(
     mac: Mac,
 ) -> Result<Proof, CredentialRefusal> {
     // "The STUN server selects the keying material based on kid signaled in the USERNAME attribute."
-    let issuer = settings
-        .keys
-        .iter()
-        .find(|key| key.kid == kid && *key.realm == *realm.name)
-        .ok_or(CredentialRefusal::Token(TokenProblem::UnknownKey))?;
+    let issuer = settings.issuer(kid, realm).ok_or(CredentialRefusal::Token(TokenProblem::UnknownKey))?;
     let token = AccessToken::open(&issuer.key, &settings.server_name, token).map_err(|error| {
         CredentialRefusal::Token(match error {
             TokenError::Malformed => TokenProblem::Malformed,

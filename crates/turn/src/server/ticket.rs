@@ -1,11 +1,12 @@
-//! Mobility tickets (RFC 8016 section 3.3): which allocation, how often it has moved, and the worker that owns it or soon
-//! will. Encrypted and authenticated, so that a client learns nothing from one and cannot make one; all workers share
+//! Mobility tickets (RFC 8016 section 3.3): which allocation, how often it has moved, and the two workers of which one owns it
+//! for as long as the ticket is good. Encrypted and authenticated, so that a client learns nothing from one and cannot make one; all workers share
 //! the key.
 //!
 //! ```text
 //!  0                16                                       32
 //!  ┌────────────────┬────────────────────────────────────────┐
-//!  │ MAC, 16 bytes  │ key 8 · counter 4 · worker 2 · pad 2   │  the second half XORed with HMAC(key, MAC)
+//!  │ MAC, 16 bytes  │ key 64 · counter 32 · via, owner 10    │  bits; the second half XORed with HMAC(key, MAC)
+//!  │                │ each · pad 12                          │
 //!  └────────────────┴────────────────────────────────────────┘
 //! ```
 //!
@@ -21,6 +22,10 @@ use subtle::ConstantTimeEq as _;
 pub(super) const LEN: usize = 32;
 const HALF: usize = LEN / 2;
 
+/// Bits of a worker's number ([`super::Seat::MOST`]), and of the pad below the two.
+const WORKER_BITS: u32 = 10;
+const PAD_BITS: u32 = 32 - 2 * WORKER_BITS;
+
 /// What a ticket says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Ticket {
@@ -28,8 +33,10 @@ pub(super) struct Ticket {
     pub(super) key: u64,
     /// One more with each ticket of the allocation.
     pub(super) counter: u32,
-    /// Where the client was when it got the ticket.
-    pub(super) worker: u16,
+    /// The worker where the client was when it got the ticket. Nowhere else does the allocation go before there is a newer one.
+    pub(super) via: u16,
+    /// The worker that had the allocation then.
+    pub(super) owner: u16,
 }
 
 impl Ticket {
@@ -37,12 +44,12 @@ impl Ticket {
         let mut plain = [0; HALF];
         plain[..8].copy_from_slice(&self.key.to_be_bytes());
         plain[8..12].copy_from_slice(&self.counter.to_be_bytes());
-        plain[12..14].copy_from_slice(&self.worker.to_be_bytes());
+        let workers = u32::from(self.via) << WORKER_BITS | u32::from(self.owner);
         let secret = own_key(secret);
         let mut sealed = [0; LEN];
         // Seven of eight suit.
-        for pad in 0..=u16::MAX {
-            plain[14..].copy_from_slice(&pad.to_be_bytes());
+        for pad in 0..1 << PAD_BITS {
+            plain[12..].copy_from_slice(&(workers << PAD_BITS | pad).to_be_bytes());
             let mac = mac(&secret, b"mac", &plain);
             sealed[..HALF].copy_from_slice(&mac);
             sealed[HALF..].copy_from_slice(&xor(plain, mac_stream(&secret, &mac)));
@@ -62,11 +69,15 @@ impl Ticket {
         if !bool::from(mac(&secret, b"mac", &plain).ct_eq(given)) {
             return None;
         }
-        let [k0, k1, k2, k3, k4, k5, k6, k7, c0, c1, c2, c3, w0, w1, _, _] = plain;
+        let [k0, k1, k2, k3, k4, k5, k6, k7, c0, c1, c2, c3, w0, w1, w2, w3] = plain;
+        let workers = u32::from_be_bytes([w0, w1, w2, w3]) >> PAD_BITS;
+        #[expect(clippy::cast_possible_truncation, reason = "10 bits")]
+        let worker = |bits: u32| (bits & ((1 << WORKER_BITS) - 1)) as u16;
         Some(Self {
             key: u64::from_be_bytes([k0, k1, k2, k3, k4, k5, k6, k7]),
             counter: u32::from_be_bytes([c0, c1, c2, c3]),
-            worker: u16::from_be_bytes([w0, w1]),
+            via: worker(workers >> WORKER_BITS),
+            owner: worker(workers),
         })
     }
 }
@@ -104,10 +115,10 @@ fn xor(mut bytes: [u8; HALF], with: [u8; HALF]) -> [u8; HALF] {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::{super::Seat, *};
     use proptest::prelude::*;
 
-    const TICKET: Ticket = Ticket { key: 0x0102_0304_0506_0708, counter: 7, worker: 3 };
+    const TICKET: Ticket = Ticket { key: 0x0102_0304_0506_0708, counter: 7, via: 3, owner: 1023 };
 
     #[test]
     fn no_bit_of_a_ticket_can_be_changed_and_none_left_out() {
@@ -136,8 +147,14 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_sealed_opens(key: u64, counter: u32, worker: u16, secret: [u8; 32]) {
-            let ticket = Ticket { key, counter, worker };
+        fn what_is_sealed_opens(
+            key: u64,
+            counter: u32,
+            via in 0..Seat::MOST,
+            owner in 0..Seat::MOST,
+            secret: [u8; 32],
+        ) {
+            let ticket = Ticket { key, counter, via, owner };
             let sealed = ticket.seal(&secret);
             prop_assert_eq!(Ticket::open(&sealed, &secret), Some(ticket));
             prop_assert!(!sealed.contains(&0));

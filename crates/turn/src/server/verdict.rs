@@ -228,6 +228,8 @@ pub enum Effect {
         username: Box<str>,
         /// Why.
         reason: ClosedReason,
+        /// Whether the client had gone before, so that its 5-tuple may be somebody else's by now.
+        away: bool,
         /// How long it lived, in milliseconds.
         lived_ms: u64,
         /// Payload datagrams and bytes to peers.
@@ -253,8 +255,9 @@ pub enum Effect {
     Moved {
         /// Which.
         allocation: AllocationId,
-        /// Its old 5-tuple. A stream that is still open has no allocation any more.
-        was: Client,
+        /// Its old 5-tuple. A stream that is still open has no allocation any more. `None` where the client had gone from there,
+        /// so that it may be somebody else's by now.
+        was: Option<Client>,
         /// Its new 5-tuple.
         client: Client,
         /// What the allocation was called by the worker that it came from.
