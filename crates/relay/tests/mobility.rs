@@ -10,8 +10,11 @@ use std::{
 };
 
 use support::{
-    CHANNEL, Client, Message, SOON, World, bind, channel_data, connect, heard, padded, peer, plain, stun,
+    CHANNEL, Client, Message, SOON, World, allocate, bind, binding, channel_data, connect, heard, padded,
+    peer, plain, refresh, stun,
 };
+use turnpike_relay::CloseReason;
+use turnpike_wire::proxy_protocol::{ProxyVersion, encode};
 
 const TICKET: u16 = 0x8030;
 /// Enough that with two workers some lead from one to the other: all but one of 4096 runs.
@@ -162,4 +165,69 @@ fn over_tcp_a_mobile_allocation_outlives_its_connection() {
             workers == 2
         );
     }
+}
+
+/// A client whose connection a proxy says to come from this port.
+fn from_port(world: &World, port: u16) -> Client<std::net::TcpStream> {
+    let source = SocketAddr::new(Ipv4Addr::new(192, 0, 2, 7).into(), port);
+    let mut client = world.client();
+    client.send(&encode(ProxyVersion::V1, source, "198.51.100.1:3478".parse().unwrap()));
+    client
+}
+
+#[test]
+fn who_gets_the_address_of_a_client_that_is_away_keeps_its_connection() {
+    let world = support::start(|config| {
+        config.idle_ms = 700;
+        config.proxies = vec!["127.0.0.0/8".parse().unwrap()];
+    });
+    // One comes back elsewhere, the other's session ends.
+    let end: [fn(&Mobile, &[u8]); 2] = [
+        |elsewhere, ticket| _ = elsewhere.ask(&present(ticket, 50)),
+        |elsewhere, ticket| {
+            _ = elsewhere.ask(&stun(support::REFRESH, 51, &[(TICKET, ticket), (0x000D, &[0; 4])]));
+        },
+    ];
+    let mut others = Vec::new();
+    for (port, end) in (4000..).zip(end) {
+        let mut gone = from_port(&world, port);
+        let ticket = gone.ask(&allocate_mobile()).attribute(TICKET);
+        drop(gone);
+        world.wait_for_counter("mobility", "kept", u64::from(port) - 3999);
+        let mut other = from_port(&world, port);
+        other.ask(&allocate());
+        end(&Mobile::new(&world), &ticket);
+        others.push(other);
+    }
+    // One who has no allocation at all is closed after all that.
+    let mut idle = from_port(&world, 5000);
+    idle.ask(&binding(1));
+    idle.ends();
+    world.wait_for_closed(CloseReason::Idle, 1);
+    for other in &mut others {
+        other.ask(&refresh(9));
+    }
+}
+
+#[test]
+fn a_connection_that_an_allocation_has_left_for_another_worker_is_idle() {
+    let world = support::start_with(|config| {
+        config.workers = 2;
+        config.streams.idle_ms = 700;
+    });
+    let peer = peer();
+    for _ in 0..MOVES {
+        let mut left = world.client();
+        let ticket = left.ask(&allocate_mobile()).attribute(TICKET);
+        left.ask(&bind(peer.local_addr().unwrap()));
+        let elsewhere = Mobile::new(&world);
+        elsewhere.ask(&present(&ticket, 50));
+        elsewhere.converse(&peer, b"there now");
+        left.ends();
+        elsewhere.converse(&peer, b"and still");
+        if world.counter("mobility", "exported") > 1 {
+            break;
+        }
+    }
+    world.wait_whether("mobility", "exported", true);
 }

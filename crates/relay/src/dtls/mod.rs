@@ -272,13 +272,15 @@ impl Associations {
     pub(crate) fn effect(&mut self, now_ms: u64, effect: &Effect, tx: &mut Tx) {
         match effect {
             Effect::Opened { client, .. } if self.has(client) => self.allocated(client),
-            Effect::Closed { client, reason, .. }
+            // That of an absent client may be somebody else's by now.
+            Effect::Closed { client, reason, away: false, .. }
                 if self.has(client) && *reason != ClosedReason::Disconnected =>
             {
                 self.released(now_ms, client, tx);
             }
-            Effect::Moved { was, client, .. } => {
-                if self.has(was) {
+            Effect::Moved { was, client, from, .. } => {
+                // What another worker gave away, it has released there.
+                if let (Some(was), None) = (was, from) {
                     self.released(now_ms, was, tx);
                 }
                 if self.has(client) {
@@ -289,7 +291,13 @@ impl Associations {
         }
     }
 
-    fn allocated(&mut self, client: &Client) {
+    /// Whether this client has an association here.
+    pub(crate) fn serves(&mut self, client: &Client) -> bool {
+        self.slot_of(client).is_some_and(|slot| self.table[slot].is_open())
+    }
+
+    /// The client has an allocation: its association lasts as long as that.
+    pub(crate) fn allocated(&mut self, client: &Client) {
         let Some(slot) = self.slot_of(client) else { return };
         let association = &mut self.table[slot];
         if let Stage::Idle(number) = association.stage {
@@ -299,9 +307,9 @@ impl Associations {
         }
     }
 
-    fn released(&mut self, now_ms: u64, client: &Client, tx: &mut Tx) {
+    /// The client has none any more: it is one of those who must say something now and then.
+    pub(crate) fn released(&mut self, now_ms: u64, client: &Client, tx: &mut Tx) {
         let Some(slot) = self.slot_of(client) else { return };
-        // The client of a mobile allocation may have gone long ago, and somebody else come with its address.
         if self.table[slot].stage == Stage::Allocated {
             self.become_idle(now_ms, slot, tx);
         }

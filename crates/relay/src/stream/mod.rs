@@ -195,13 +195,15 @@ impl Streams {
     pub(crate) fn effect(&mut self, now_ms: u64, effect: &Effect) {
         match effect {
             Effect::Opened { client, .. } if self.has(client) => self.allocated(client),
-            Effect::Closed { client, reason, .. }
+            // That of an absent client may be somebody else's by now.
+            Effect::Closed { client, reason, away: false, .. }
                 if self.has(client) && *reason != ClosedReason::Disconnected =>
             {
                 self.released(now_ms, client);
             }
-            Effect::Moved { was, client, .. } => {
-                if self.has(was) {
+            Effect::Moved { was, client, from, .. } => {
+                // What another worker gave away, it has released there.
+                if let (Some(was), None) = (was, from) {
                     self.released(now_ms, was);
                 }
                 if self.has(client) {
@@ -212,7 +214,13 @@ impl Streams {
         }
     }
 
-    fn allocated(&mut self, client: &Client) {
+    /// Whether this client has a connection here.
+    pub(crate) fn serves(&mut self, client: &Client) -> bool {
+        self.slot_of(client).is_some()
+    }
+
+    /// The client has an allocation: its connection lasts as long as that.
+    pub(crate) fn allocated(&mut self, client: &Client) {
         let Some(slot) = self.slot_of(client) else { return };
         let connection = &mut self.connections[slot];
         connection.allocated = true;
@@ -221,10 +229,10 @@ impl Streams {
         self.uncount(slot);
     }
 
-    fn released(&mut self, now_ms: u64, client: &Client) {
+    /// The client has none any more: it is one of those who must say something now and then.
+    pub(crate) fn released(&mut self, now_ms: u64, client: &Client) {
         let Some(slot) = self.slot_of(client) else { return };
         let connection = &mut self.connections[slot];
-        // The client of a mobile allocation may have gone long ago, and somebody else come with its address.
         if !std::mem::take(&mut connection.allocated) {
             return;
         }

@@ -105,7 +105,7 @@ impl Worker {
     /// A client's data asks for its allocation, which another worker has.
     pub(super) fn ask_for(&mut self, request: MoveRequest) {
         if !self.post(request.owner, Letter::Export(request)) {
-            self.server.not_moved(&request.client);
+            self.server.not_asked(&request.client);
         }
     }
 
@@ -116,6 +116,10 @@ impl Worker {
             return;
         };
         let sockets = self.surrender(moved.from());
+        if let Some(was) = moved.was() {
+            self.out.streams.released(now.ms, &was);
+            self.out.dtls.released(now.ms, &was, &mut self.out.tx);
+        }
         let from = self.seat();
         self.post(request.to, Letter::Import { from, moved: Box::new(moved), sockets });
     }
@@ -141,22 +145,37 @@ impl Worker {
                 }
             }
             Letter::Answer { client, arrival, bytes } => {
-                if arrival.is_none_or(|arrival| self.server.expect(now, arrival)) {
-                    self.out.reply_to(client, &bytes);
+                if let Some(arrival) = arrival {
+                    self.server.expect(now, arrival);
                 }
+                self.out.reply_to(client, &bytes);
             }
             Letter::Export(request) => self.export(now, &request),
-            Letter::Import { from, moved, sockets } => match self.server.import(now, *moved) {
-                Ok(allocation) => self.move_in(now, allocation, sockets),
-                Err(moved) => {
-                    self.post(from, Letter::TakeBack { moved: Box::new(moved), sockets });
+            Letter::Import { from, moved, sockets } => {
+                let client = moved.client();
+                match self.server.import(now, *moved) {
+                    Ok(allocation) => {
+                        self.move_in(now, allocation, sockets);
+                        self.look_for(now, &client);
+                    }
+                    Err(moved) => {
+                        self.post(from, Letter::TakeBack { moved: Box::new(moved), sockets });
+                    }
                 }
-            },
+            }
             Letter::NotMoved(client) => self.server.not_moved(&client),
-            Letter::TakeBack { moved, sockets } => match self.server.take_back(now, *moved) {
-                Some(allocation) => self.move_in(now, allocation, sockets),
-                None => sockets.iter().for_each(|(_, socket)| self.ports.release(socket.local_addr())),
-            },
+            Letter::TakeBack { moved, sockets } => {
+                let client = moved.was();
+                let Some(allocation) = self.server.take_back(now, *moved) else {
+                    return sockets.iter().for_each(|(_, socket)| self.ports.release(socket.local_addr()));
+                };
+                self.move_in(now, allocation, sockets);
+                if let Some(client) = client {
+                    self.out.streams.allocated(&client);
+                    self.out.dtls.allocated(&client);
+                    self.look_for(now, &client);
+                }
+            }
         }
     }
 
@@ -220,6 +239,15 @@ impl Worker {
             }
         }
         surrendered
+    }
+
+    /// The client of an allocation that came by letter may have closed its connection meanwhile; nobody was told.
+    fn look_for(&mut self, now: Now, client: &Client) {
+        // Over plain UDP, whose listeners have the first numbers, nobody closes anything.
+        let plain = usize::from(client.listener.0) < self.listeners.len();
+        if !(plain || self.out.streams.serves(client) || self.out.dtls.serves(client)) {
+            self.server.disconnected(now, client);
+        }
     }
 
     fn move_in(&mut self, now: Now, allocation: AllocationId, sockets: Sockets) {

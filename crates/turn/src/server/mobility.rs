@@ -142,6 +142,13 @@ impl Moved {
         self.from
     }
 
+    /// The client's old 5-tuple, where a stream that is still open has no allocation any more. `None` where the client had gone
+    /// from there, so that it may be somebody else's by now.
+    #[must_use]
+    pub fn was(&self) -> Option<Client> {
+        (!self.allocation.away).then_some(self.allocation.client)
+    }
+
     /// The client's new 5-tuple.
     #[must_use]
     pub fn client(&self) -> Client {
