@@ -12,10 +12,10 @@ use turnpike_relay::{Config, DtlsConfig, DtlsContext, Layout, RelayAddress, Stre
 use turnpike_turn::server::{
     DiscoveryLimits, ListenerId, ListenerProfile, NatDiscovery, NonceKey, PeerRules, ServerConfig,
 };
-use turnpike_wire::channel_data::ChannelRange;
+use turnpike_wire::{address::canonical, channel_data::ChannelRange};
 
 use crate::{
-    config::{Settings, User, UserSecret},
+    config::{AdminListen, Settings, User, UserSecret},
     realms,
     secret::Secret,
 };
@@ -154,7 +154,7 @@ pub fn server_config(
         max_channels: settings.max_channels,
         relay_v4: relay.iter().any(|address| address.bind.is_ipv4()),
         relay_v6: relay.iter().any(|address| address.bind.is_ipv6()),
-        peers: PeerRules { allow: settings.allow.clone(), deny: settings.deny.clone(), own: Vec::new() },
+        peers: PeerRules { allow: settings.allow.clone(), deny: settings.deny.clone(), own: own(settings) },
         allow_md5: settings.allow_md5,
         allow_sha256: realms[0].allows_sha256(settings.allow_md5),
         channels: if settings.rfc5766_channels { ChannelRange::Rfc5766 } else { ChannelRange::Rfc8656 },
@@ -166,6 +166,15 @@ pub fn server_config(
         max_user_connections: (settings.max_peer_connections_per_user / workers(settings)).max(1),
         mobility: settings.mobility,
         ..ServerConfig::default()
+    }
+}
+
+/// What listens beside the relay's own listeners, which the runtime knows. The admin page asks nobody who he is, and a client
+/// that has TCP relayed would come from the server's own address.
+fn own(settings: &Settings) -> Vec<SocketAddr> {
+    match settings.admin {
+        AdminListen::On(address) => vec![canonical(address)],
+        AdminListen::Off => Vec::new(),
     }
 }
 
@@ -295,6 +304,17 @@ mod tests {
         assert!(generated_user(&open).is_none());
         let with_secret = Settings { secrets: vec![Secret::new("s")], ..Settings::default() };
         assert!(generated_user(&with_secret).is_none());
+    }
+
+    #[test]
+    fn the_admin_page_is_no_peer_and_a_users_share_of_connections_is_each_workers() {
+        let admin = SocketAddr::from(([192, 0, 2, 5], 9641));
+        let settings = Settings { admin: AdminListen::On(admin), workers: Some(4), ..Settings::default() };
+        let config = server_config(&settings, &Layout::default(), &[], NonceKey([0; 32]));
+        assert!(!config.peers.permits_endpoint(admin));
+        assert_eq!((config.max_total_connections, config.max_user_connections), (1024, 256));
+        let off = Settings { admin: AdminListen::Off, ..settings };
+        assert_eq!(own(&off), []);
     }
 
     #[test]

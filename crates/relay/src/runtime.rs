@@ -161,7 +161,7 @@ impl Relay {
                 .map_err(|source| StartError::RelayAddress { address: relay.bind, source })?;
         }
         let listeners = probe_listeners(config)?;
-        let own = own_endpoints(&listeners, &config.relay);
+        let own = own_endpoints(&listeners, &config.server.peers.own, &config.relay);
         let discovery = discovery::resolve(&config.server.nat_discovery, &listeners.udp)?;
         let layout = config.layout();
         let mut config = config.clone();
@@ -307,11 +307,12 @@ impl Drop for Relay {
     }
 }
 
-/// Where clients reach us: the listeners, and for a wildcard one its port on every relay address.
-fn own_endpoints(listeners: &Listeners, relays: &[RelayAddress]) -> Vec<SocketAddr> {
+/// Where others reach us: the listeners, those that the configuration names beside them, and of a wildcard one its port on every
+/// relay address.
+fn own_endpoints(listeners: &Listeners, others: &[SocketAddr], relays: &[RelayAddress]) -> Vec<SocketAddr> {
     let mut own = Vec::new();
     let Listeners { udp, tcp, tls, dtls } = listeners;
-    for listener in [udp, tcp, tls, dtls].into_iter().flatten() {
+    for listener in [udp, tcp, tls, dtls].into_iter().flatten().chain(others) {
         own.push(*listener);
         if listener.ip().is_unspecified() {
             let told = relays.iter().flat_map(|relay| [Some(relay.bind), relay.external]).flatten();
@@ -415,7 +416,17 @@ mod tests {
             tls: at("10.0.0.7:5349"),
             dtls: at("10.0.0.8:443"),
         };
-        let own = own_endpoints(&listeners, &relays).iter().map(ToString::to_string).collect::<Vec<_>>();
-        assert_eq!(own, ["0.0.0.0:3478", "10.0.0.5:3478", "10.0.0.7:5349", "10.0.0.8:443", "192.0.2.5:3478"]);
+        let of = |others: &[SocketAddr]| {
+            let own = own_endpoints(&listeners, others, &relays);
+            own.iter().map(ToString::to_string).collect::<Vec<_>>()
+        };
+        let turn = ["0.0.0.0:3478", "10.0.0.5:3478", "10.0.0.7:5349", "10.0.0.8:443", "192.0.2.5:3478"];
+        assert_eq!(of(&[]), turn);
+        let more = ["0.0.0.0:9641", "10.0.0.5:9641", "192.0.2.5:9641"];
+        let mut all = [&turn[..], &more].concat();
+        let mut with_admin = of(&at("0.0.0.0:9641"));
+        all.sort_unstable();
+        with_admin.sort_unstable();
+        assert_eq!(with_admin, all);
     }
 }
