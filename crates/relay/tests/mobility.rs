@@ -9,11 +9,12 @@ use std::{
     time::{Duration, Instant},
 };
 
+use support::dtls::{DtlsClient, Kind};
 use support::{
     CHANNEL, Client, Message, SOON, World, allocate, bind, binding, channel_data, connect, heard, padded,
     peer, plain, refresh, stun,
 };
-use turnpike_relay::CloseReason;
+use turnpike_relay::{CloseReason, DtlsEnd};
 use turnpike_wire::proxy_protocol::{ProxyVersion, encode};
 
 const TICKET: u16 = 0x8030;
@@ -230,4 +231,22 @@ fn a_connection_that_an_allocation_has_left_for_another_worker_is_idle() {
         }
     }
     world.wait_whether("mobility", "exported", true);
+}
+
+#[test]
+fn who_gets_the_address_of_a_dtls_client_that_is_away_keeps_its_association() {
+    let world = support::dtls::world_with(|config| config.idle_ms = 500);
+    let mut gone = DtlsClient::connect(world.dtls(), Kind::V13);
+    let ticket = gone.ask(&allocate_mobile()).attribute(TICKET);
+    gone.close();
+    world.wait_for_counter("mobility", "kept", 1);
+    let mut other = DtlsClient::on(gone.socket.try_clone().unwrap(), Kind::V13);
+    other.finish().unwrap();
+    other.ask(&allocate());
+    Mobile::new(&world).ask(&present(&ticket, 50));
+    // One who has no allocation is told to go after that.
+    let mut idle = DtlsClient::connect(world.dtls(), Kind::V13);
+    idle.hears_farewell();
+    world.wait_for_dtls("one is idle", |stats| stats.ended(DtlsEnd::Idle) == 1);
+    other.ask(&refresh(9));
 }
