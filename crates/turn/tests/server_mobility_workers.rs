@@ -47,7 +47,16 @@ impl Workers {
     /// Carries a request through the server, from the worker that the kernel gave it to.
     #[track_caller]
     fn request(&mut self, at: usize, from: Client, bytes: &[u8]) -> Outcome {
+        let (outcome, arrival) = self.request_unannounced(at, from, bytes);
+        self.expect(at, arrival);
+        outcome
+    }
+
+    /// The same, but what the client's worker is to be told gets lost.
+    #[track_caller]
+    fn request_unannounced(&mut self, at: usize, from: Client, bytes: &[u8]) -> (Outcome, Option<Arrival>) {
         self.0[at].client = from;
+        let mut announced = None;
         let mut outcome = self.0[at].feed(bytes);
         let mut hops = 0;
         while let Outcome::Forward { worker } = outcome {
@@ -57,9 +66,9 @@ impl Workers {
             let via = u16::try_from(at).expect("few workers");
             let (verdict, arrival) = owner.server.from_elsewhere(owner.now, via, from, bytes);
             outcome = verdict.into();
-            self.expect(at, arrival);
+            announced = arrival.or(announced);
         }
-        outcome
+        (outcome, announced)
     }
 
     fn expect(&mut self, at: usize, arrival: Option<Arrival>) {
@@ -631,6 +640,46 @@ proptest! {
         failure_persistence: Some(Box::new(FileFailurePersistence::WithSource("regressions"))),
         ..ProptestConfig::default()
     })]
+
+    /// Whatever gets lost on the way, a client that goes on with the ticket it has keeps its allocation.
+    #[test]
+    fn what_is_lost_costs_no_client_its_allocation(
+        steps in prop::collection::vec((0..3_usize, 0..3_u8, any::<bool>(), any::<bool>()), 1..40),
+    ) {
+        let (mut workers, _, mut ticket) = Workers::mobile(3);
+        for (port, (at, lost, again, speaks)) in (1..).zip(steps) {
+            let from = elsewhere(port);
+            let bytes = workers.signed(at, from, Ask::present(&ticket));
+            let (outcome, arrival) = workers.request_unannounced(at, from, &bytes);
+            let Outcome::Reply(reply) = outcome else { panic!("{outcome:?}") };
+            let mut reply = Reply(reply).success();
+            match (lost, again) {
+                (0, _) => workers.expect(at, arrival),
+                // Announced or not, it has not heard of it, and repeats itself.
+                (1, true) => {
+                    workers.expect(at, arrival);
+                    workers.request(at, from, &bytes);
+                }
+                (_, true) => {
+                    let Outcome::Reply(same) = workers.request(at, from, &bytes) else { panic!() };
+                    prop_assert_eq!(&same, &reply.0);
+                    reply = Reply(same);
+                }
+                (1, false) => {
+                    workers.expect(at, arrival);
+                    continue;
+                }
+                (_, false) => continue,
+            }
+            ticket = reply.ticket().expect("a new one");
+            if speaks {
+                let heard = workers.speaks(at, from).0;
+                prop_assert!(matches!(&heard, Outcome::ToPeer { .. }), "{heard:?}");
+                prop_assert_eq!(workers.allocations()[at], 1);
+            }
+            prop_assert_eq!((workers.allocations().iter().sum::<usize>(), workers.held()), (1, 1));
+        }
+    }
 
     /// Whatever the client does, one worker owns the allocation, the quota is held once, and the good ticket is good.
     #[test]

@@ -139,7 +139,8 @@ mod tests {
         for round in 0..20_000 {
             // A sequence without a pattern (Knuth's generator).
             step = step.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-            let (port, key) = ((step >> 40) as u16 % 50, (step >> 33) % 40);
+            let port = u16::try_from((step >> 40) % 50).unwrap();
+            let key = (step >> 33) % 40;
             match (step >> 60) % 4 {
                 0 => _ = moves.remove(&client(port)),
                 1 => moves.expect_own(client(port), key + 1000, 1),

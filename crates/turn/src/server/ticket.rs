@@ -71,7 +71,6 @@ impl Ticket {
         }
         let [k0, k1, k2, k3, k4, k5, k6, k7, c0, c1, c2, c3, w0, w1, w2, w3] = plain;
         let workers = u32::from_be_bytes([w0, w1, w2, w3]) >> PAD_BITS;
-        #[expect(clippy::cast_possible_truncation, reason = "10 bits")]
         let worker = |bits: u32| (bits & ((1 << WORKER_BITS) - 1)) as u16;
         Some(Self {
             key: u64::from_be_bytes([k0, k1, k2, k3, k4, k5, k6, k7]),
