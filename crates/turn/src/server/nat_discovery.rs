@@ -265,6 +265,18 @@ mod tests {
     }
 
     #[test]
+    fn a_rate_too_high_to_be_counted_is_still_a_limit() {
+        let mut full_at = 0;
+        let mut admitted = 0;
+        while admitted <= 1_000_000
+            && let Some(later) = spent(full_at, 0, u32::MAX, 1)
+        {
+            (full_at, admitted) = (later, admitted + 1);
+        }
+        assert_eq!(admitted, 1_000_000);
+    }
+
+    #[test]
     fn networks_are_24_bits_of_ipv4_and_56_of_ipv6() {
         for (ip, of) in [("192.0.2.255", "192.0.2.0"), ("2001:db8:1:2ff:ffff::1", "2001:db8:1:200::")] {
             assert_eq!(network(ip.parse().unwrap()), of.parse::<IpAddr>().unwrap());
