@@ -266,3 +266,6 @@ impl Worker {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;
