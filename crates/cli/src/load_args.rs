@@ -64,7 +64,7 @@ pub(crate) struct LoadTurnArgs {
     #[command(flatten)]
     trust: TrustArgs,
 
-    /// Make a full TLS handshake for each connection, instead of resuming sessions
+    /// Make a full TLS handshake for each connection, instead of resuming sessions; over DTLS none is resumed anyway
     #[arg(long)]
     no_resumption: bool,
 
@@ -85,7 +85,7 @@ pub(crate) struct LoadTurnArgs {
     #[arg(long, value_name = "PPS|max", default_value = "1000")]
     rate: Rate,
 
-    /// Payload of a datagram in bytes, 24 to 65000
+    /// Payload of a datagram in bytes, 24 to 65000, over DTLS 24 to 16000; with --relay tcp, of a piece
     #[arg(long, value_name = "B", default_value_t = 120)]
     size: usize,
 
@@ -93,7 +93,7 @@ pub(crate) struct LoadTurnArgs {
     #[arg(long, value_name = "N")]
     burst: Option<usize>,
 
-    /// At rate "max": datagrams that one client may have under way [default: no bound, a flood]
+    /// At rate "max": datagrams that one client may have under way, at least a burst [default: no bound, a flood]
     #[arg(long, value_name = "N")]
     window: Option<u64>,
 
@@ -110,11 +110,11 @@ pub(crate) struct LoadTurnArgs {
     via: Via,
 
     /// What is generated: "packet" traffic through the relay and back, "allocate" allocations, each deleted at once,
-    /// "invalid" unauthenticated requests and malformed packets
+    /// "invalid" unauthenticated requests and malformed packets (over udp only)
     #[arg(long, value_name = "MODE", default_value_t = Mode::Packet)]
     mode: Mode,
 
-    /// How datagrams enter and leave: auto, basic, mmsg or gso
+    /// How datagrams enter and leave over udp: auto, basic, mmsg or gso
     #[arg(long, value_name = "D", default_value = "auto")]
     datapath: Datapath,
 
