@@ -221,7 +221,7 @@ impl<G: Gate> Server<G> {
     }
 
     /// The client's connection is closed: its allocation ends, unless it is mobile. Then it lives on until it expires
-    /// (a plain one ends with the connection, RFC 8656 section 3.1; RFC 8016 exists to keep it), and drops what peers send until
+    /// (a plain one ends with the connection, and RFC 8016 exists to keep it), and drops what peers send until
     /// its client has arrived elsewhere. False if it had no allocation.
     pub fn disconnected(&mut self, now: Now, client: &Client) -> bool {
         if let Some(expected) = self.moves.arrivals.remove(client) {
