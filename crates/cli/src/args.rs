@@ -168,12 +168,16 @@ mod tests {
                 "config",
                 "datapath",
                 "deny-peer",
+                "dtls-listen",
                 "listen",
                 "log",
                 "realm",
                 "relay-ip",
                 "relay-ports",
                 "secret",
+                "tls-cert",
+                "tls-key",
+                "tls-listen",
                 "user",
                 "workers"
             ]
