@@ -148,16 +148,17 @@ fn cpu_of_the_subject_agrees_with_perf_stat() {
     let out = directory.path().join("out");
     let csv = directory.path().join("perf.csv");
     // Half busy, half asleep, in user space and in the kernel; from when perf counts until before it stops, so that
-    // both see all of it.
+    // both see all of it. As much work however busy the machine is.
     let burn = "import os,sys,time
 open(sys.argv[1],'w').write(str(os.getpid()))
 print('ready', flush=True)
 while not os.path.exists(sys.argv[2]): time.sleep(0.01)
-end=time.monotonic()+1.5
-while time.monotonic()<end:
-    stop=time.monotonic()+0.02
-    while time.monotonic()<stop: os.getppid()
+end=time.process_time()+0.75
+while time.process_time()<end:
+    stop=time.process_time()+0.02
+    while time.process_time()<stop: os.getppid()
     time.sleep(0.02)
+open(sys.argv[3],'w')
 time.sleep(600)";
     let path = directory.path().join("burn.toml");
     let text = format!(
@@ -173,16 +174,17 @@ counters = false
 limits = {{ steal_percent = 100.0 }}
 [[subject]]
 name = "burner"
-command = ["python3", "-c", '''{burn}''', "{pid}", "{go}"]
+command = ["python3", "-c", '''{burn}''', "{pid}", "{go}", "{done}"]
 ready = {{ log = "ready" }}
 [workload]
-command = ["sh", "-c", "perf stat -x , -e task-clock -o {csv} -p $(cat {pid}) -- sh -c 'touch {go}; sleep 2'"]
+command = ["sh", "-c", "perf stat -x , -e task-clock -o {csv} -p $(cat {pid}) -- sh -c 'touch {go}; for i in $(seq 600); do [ -e {done} ] && break; sleep 0.05; done'"]
 format = "none"
 whole = true
 "#,
         csv = csv.display(),
         pid = directory.path().join("pid").display(),
-        go = directory.path().join("go").display()
+        go = directory.path().join("go").display(),
+        done = directory.path().join("done").display()
     );
     fs::write(&path, text).unwrap();
     let output = run(&["run", path.to_str().unwrap(), "--out", out.to_str().unwrap()]);
@@ -194,7 +196,7 @@ whole = true
     let theirs = line.split(',').next().unwrap().parse::<f64>().unwrap() / 1e3;
     // A tick of /proc is 10 ms, user and system.
     assert!((ours - theirs).abs() < 0.03 + 0.03 * theirs, "/proc {ours:.3} s, perf {theirs:.3} s");
-    assert!(theirs > 0.2, "{theirs}");
+    assert!(theirs > 0.5, "{theirs}");
     let switches = record.rounds[0].metrics["context_switches"];
     assert!(switches >= 20.0, "it sleeps 37 times: {switches}");
 }
