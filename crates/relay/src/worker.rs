@@ -330,7 +330,7 @@ impl Worker {
             Errand::Open(request) => self.open(now, &request),
             Errand::Connect(request) => self.connect(now, &request),
             Errand::Forward(worker) => self.forward(*client, worker, request),
-            Errand::Move(request) => self.ask_for(request),
+            Errand::Move(move_request) => self.ask_for(move_request, request),
             Errand::Bind(connection) => {
                 self.bind(now, connection, client, rest);
                 return false;
@@ -467,7 +467,7 @@ impl Worker {
                 Effect::ConnectTimedOut { allocation, connection } => {
                     self.give_up(now, *allocation, *connection);
                 }
-                Effect::Move(request) => self.export(now, request),
+                Effect::Move(request) => self.export(now, request, Vec::new()),
                 _ => {}
             }
             self.log.effect(self.number, &effect);

@@ -22,7 +22,7 @@ pub(super) enum Errand {
 impl Errand {
     /// Whether the request goes elsewhere, or something may have come behind it.
     pub(super) fn wants_bytes(&self) -> bool {
-        matches!(self, Self::Bind(_) | Self::HandOver(_) | Self::Forward(_))
+        matches!(self, Self::Bind(_) | Self::HandOver(_) | Self::Forward(_) | Self::Move(_))
     }
 }
 
