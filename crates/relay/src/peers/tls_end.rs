@@ -111,7 +111,8 @@ impl TlsEnd {
             Err(error) if error.kind() == ErrorKind::Interrupted => return Ok(true),
             Err(error) => return Err(error),
         };
-        let Fed { plain: decrypted, ended, error } = channel::feed(&mut self.tls, &encrypted[..len], plain);
+        let Fed { plain: decrypted, ended, error, .. } =
+            channel::feed(&mut self.tls, &encrypted[..len], plain);
         if let Some(error) = error {
             // The alert that says so, if the kernel takes it.
             let _ = channel::flush(&mut self.tls, &self.socket, &mut 0);
