@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "clippy.toml excuses test functions, not their helpers")]
 
 pub(crate) mod dtls;
+pub(crate) mod witness;
 
 use std::{
     io::{self, Read, Write},
@@ -184,6 +185,13 @@ impl World {
             std::thread::sleep(Duration::from_millis(10));
         }
     }
+}
+
+/// Resident memory of this process in KiB.
+pub(crate) fn resident_kib() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find(|line| line.starts_with("VmRSS:")).unwrap();
+    line.split_whitespace().nth(1).unwrap().parse().unwrap()
 }
 
 /// Polls until `probe` finds something.
