@@ -170,6 +170,11 @@ impl World {
         eventually(what, || reached(&self.streams()).then_some(()));
     }
 
+    /// Waits until moving bytes between clients and peers has stood still so often.
+    pub(crate) fn wait_for_stalls(&self, count: u64) {
+        eventually("bytes stand still", || (self.relay.snapshots()[0].peers.stalls >= count).then_some(()));
+    }
+
     pub(crate) fn wait_for_closed(&self, reason: CloseReason, count: u64) {
         let deadline = Instant::now() + SOON;
         while self.streams().closed(reason) != count {

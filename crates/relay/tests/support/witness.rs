@@ -63,11 +63,16 @@ impl Witness {
         witness
     }
 
+    /// How often it has been through so far.
+    pub(crate) fn rounds(&self) -> u64 {
+        self.rounds.load(Ordering::Relaxed)
+    }
+
     /// Waits for some more rounds.
     pub(crate) fn goes_on(&self) {
-        let wanted = self.rounds.load(Ordering::Relaxed) + 5;
+        let wanted = self.rounds() + 5;
         eventually("the witness goes on", || {
-            let gone_on = self.rounds.load(Ordering::Relaxed) >= wanted || self.thread.is_finished();
+            let gone_on = self.rounds() >= wanted || self.thread.is_finished();
             gone_on.then_some(())
         });
     }
