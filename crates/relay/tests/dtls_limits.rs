@@ -130,7 +130,7 @@ fn garbage_is_counted_and_forgotten() {
     let stats = world.dtls_stats();
     assert_eq!((stats.half_open, stats.open, stats.cookies), (0, 0, start.cookies), "{stats:?}");
     assert_eq!(dropped(&stats) - dropped(&start) + stats.failed.iter().sum::<u64>(), sent, "{stats:?}");
-    witness.is_unharmed();
+    witness.lost_nothing();
 }
 
 #[test]
@@ -158,7 +158,7 @@ fn garbage_in_the_middle_of_an_association_harms_nobody() {
     world.wait_for_dtls("both live, and the noise is counted", |stats| {
         stats.open == 2 && stats.dropped(DtlsDrop::NoEffect) + stats.dropped(DtlsDrop::Malformed) == sent
     });
-    witness.is_unharmed();
+    witness.lost_nothing();
 }
 
 /// RFC 6347 section 4.1.2.7: what is no good is discarded, and the handshake goes on.
@@ -181,7 +181,7 @@ fn garbage_in_the_middle_of_a_handshake_ends_no_other() {
         disturbed.finish().unwrap();
         disturbed.ask(&binding(2));
     }
-    witness.is_unharmed();
+    witness.lost_nothing();
 }
 
 #[test]

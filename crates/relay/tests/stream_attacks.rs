@@ -1,7 +1,6 @@
 //! Clients over TCP and TLS that mean harm: each kind is counted with its reason, and while it lasts a client that behaves relays
 //! on the same worker and loses nothing.
 #![allow(clippy::unwrap_used, reason = "clippy.toml excuses test functions, not their helpers")]
-#![allow(clippy::print_stdout, reason = "the witness says what it has seen")]
 
 mod support;
 
@@ -84,7 +83,7 @@ fn tls_where_there_is_no_certificate() {
         client.ends();
     }
     world.wait_for_closed(CloseReason::NoCertificate, 40);
-    witness.is_unharmed();
+    witness.lost_nothing();
 }
 
 #[test]
@@ -115,7 +114,7 @@ fn whatever_comes_first_each_connection_ends_with_a_reason() {
             let tls = if port == plain.tcp() { CloseReason::NoCertificate } else { CloseReason::Handshake };
             assert_eq!(of(tls), 1, "{streams:?}");
         }
-        witness.is_unharmed();
+        witness.lost_nothing();
     }
     mixed.wait_for_failed(HandshakeFailure::Garbage, 1);
     strict.wait_for_failed(HandshakeFailure::Garbage, 1);
@@ -131,7 +130,7 @@ fn plain_requests_on_a_port_for_tls_only() {
         assert_eq!(client.receive(), None);
     }
     world.wait_for_closed(CloseReason::PlainRefused, 40);
-    witness.is_unharmed();
+    witness.lost_nothing();
 }
 
 #[test]
@@ -157,7 +156,7 @@ fn hellos_that_never_end_slow_ones_and_fast_ones() {
     drip(slow, |_| 0);
     world.wait_for_failed(HandshakeFailure::Timeout, 200);
     world.wait_for_closed(CloseReason::NoMessage, 200);
-    witness.is_unharmed();
+    witness.lost_nothing();
 }
 
 #[test]
@@ -168,7 +167,7 @@ fn requests_that_drip_in_byte_by_byte() {
     let streams = (0..200).map(|_| connect(world.tcp())).collect();
     drip(streams, |round| request[round]);
     world.wait_for_closed(CloseReason::NoMessage, 200);
-    witness.is_unharmed();
+    witness.lost_nothing();
     // In time, it is as good as any.
     let mut client = world.client();
     binding(2).iter().for_each(|byte| client.send(&[*byte]));
@@ -213,7 +212,7 @@ fn wrong_records_behind_the_handshake() {
     drop(client);
     world.wait_for_closed(CloseReason::Client, 1);
     eventually("that one too", || (world.allocations() == 2).then_some(()));
-    witness.is_unharmed();
+    witness.lost_nothing();
 }
 
 /// Each key update costs the server more than the client, and brings nobody anything.
@@ -230,7 +229,7 @@ fn key_updates_without_end() {
         let _ = client.stream.conn.refresh_traffic_keys();
         let _ = client.stream.flush();
     }
-    witness.is_unharmed();
+    witness.lost_nothing();
 }
 
 #[test]
@@ -266,7 +265,7 @@ fn a_flood_of_connections() {
     drop(held);
     world.wait_for("they are gone", |streams| streams.open == 1);
     assert_eq!(world.client().ask(&binding(1)).kind(), BINDING | 0x0100);
-    witness.is_unharmed();
+    witness.lost_nothing();
 }
 
 /// Begins a connection from an address of this machine's own.
@@ -303,7 +302,7 @@ fn clients_that_never_read_what_is_relayed_to_them() {
         witness.goes_on();
     }
     assert_eq!(world.streams().open, 1 + 4, "who does not read loses datagrams, not its connection");
-    witness.is_unharmed();
+    witness.lost_nothing();
 }
 
 /// And those that take no answers, though they ask.
@@ -318,7 +317,7 @@ fn clients_that_never_read_their_answers() {
     let mut secure = tls_connect(world.tls(), NAME, &tls_config(&[])).unwrap();
     secure.sock.set_write_timeout(Some(Duration::from_millis(100))).unwrap();
     ask_on(&mut secure, &requests, || world.streams().closed(CloseReason::RepliesUnread) == 2);
-    witness.is_unharmed();
+    witness.lost_nothing();
 }
 
 fn ask_on(stream: &mut impl Write, requests: &[u8], is_over: impl Fn() -> bool) {

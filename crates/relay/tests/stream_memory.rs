@@ -87,7 +87,7 @@ fn half_done_handshakes_cost_a_record_each_and_those_who_want_more_are_closed() 
     }
     let grown = resident_kib().saturating_sub(before);
     assert!(grown < 4096, "{grown} KiB more than for the first");
-    witness.is_unharmed();
+    witness.lost_nothing();
 }
 
 /// Data connections of RFC 6062 whose client reads nothing, while its peer has without end: the kernel holds what is between them,
@@ -136,7 +136,7 @@ fn data_connections_that_are_never_read_stand_still_and_cost_no_memory() {
     let woken = world.relay.snapshots()[0].wakeups - wakeups;
     let rounds = witness.rounds() - rounds;
     assert!(woken < rounds * 40, "{woken} wake-ups in {rounds} rounds");
-    witness.is_unharmed();
+    witness.lost_nothing();
     // Read at last, all of it is there.
     for (total, (mut client, far)) in sent.into_iter().zip(pairs) {
         drop(far);

@@ -1,5 +1,6 @@
 //! A client that behaves, on the worker that a test attacks: it says one thing at a time, over UDP and over TCP, and notices each
 //! datagram that does not reach its peer or does not come back.
+#![allow(clippy::print_stdout, reason = "says what it has seen")]
 
 use std::{
     net::UdpSocket,
@@ -78,7 +79,7 @@ impl Witness {
     }
 
     /// Ends after some more rounds: nothing it sent was lost, and nothing that was sent to it.
-    pub(crate) fn is_unharmed(self) {
+    pub(crate) fn lost_nothing(self) {
         self.goes_on();
         self.stop.store(true, Ordering::Relaxed);
         let slowest = self.thread.join().expect("the witness has lost something");
