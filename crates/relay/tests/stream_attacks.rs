@@ -7,10 +7,12 @@ mod support;
 use std::{
     io::{ErrorKind, Read, Write},
     net::{Ipv4Addr, Shutdown, SocketAddr, TcpStream},
+    sync::Arc,
     time::{Duration, Instant},
 };
 
-use rustls::{ClientConnection, pki_types::ServerName};
+use aes_gcm::{AeadInPlace, Aes128Gcm, KeyInit};
+use rustls::{ClientConnection, ConnectionTrafficSecrets, pki_types::ServerName};
 use support::{witness::Witness, *};
 use turnpike_net::{ConnectOptions, TcpSocket};
 use turnpike_relay::{CloseReason, HandshakeFailure, StreamConfig};
@@ -228,6 +230,72 @@ fn key_updates_without_end() {
         // Fails at the end, which is what is waited for.
         let _ = client.stream.conn.refresh_traffic_keys();
         let _ = client.stream.flush();
+    }
+    witness.lost_nothing();
+}
+
+/// What no TLS client of good will can be brought to say: records of its own making, under the keys of a session.
+struct Forger {
+    sock: TcpStream,
+    key: Aes128Gcm,
+    iv: [u8; 12],
+    sequence: u64,
+}
+
+impl Forger {
+    fn new(world: &World) -> Self {
+        let mut config = (*tls_config_of(&rustls::version::TLS13)).clone();
+        config.enable_secret_extraction = true;
+        let mut stream = tls_connect(world.tls(), NAME, &Arc::new(config)).unwrap();
+        stream.flush().unwrap();
+        let (sequence, secrets) = stream.conn.dangerous_extract_secrets().unwrap().tx;
+        let ConnectionTrafficSecrets::Aes128Gcm { key, iv } = secrets else { panic!("another cipher") };
+        let key = Aes128Gcm::new_from_slice(key.as_ref()).unwrap();
+        Self { sock: stream.sock, key, iv: iv.as_ref().try_into().unwrap(), sequence }
+    }
+
+    /// RFC 8446 section 5.2: the content type stands behind the content.
+    fn send(&mut self, kind: u8, content: &[u8]) -> std::io::Result<()> {
+        let mut inner = [content, &[kind]].concat();
+        let header = record(0x17, &vec![0; inner.len() + 16])[..5].to_vec();
+        let mut nonce = self.iv;
+        for (byte, of_sequence) in nonce[4..].iter_mut().zip(self.sequence.to_be_bytes()) {
+            *byte ^= of_sequence;
+        }
+        self.sequence += 1;
+        let tag = self.key.encrypt_in_place_detached(&nonce.into(), &header, &mut inner).unwrap();
+        self.sock.write_all(&[&header[..], &inner, &tag].concat())
+    }
+}
+
+/// rustls gathers 64 KiB of a message of the handshake behind the handshake too.
+#[test]
+fn handshake_messages_without_end_behind_the_handshake() {
+    let world = tls_world(|_| {});
+    let witness = Witness::start(&world);
+    let mut fence = world.client();
+    let mut forgers = [(); 20].map(|()| Forger::new(&world));
+    for forger in &mut forgers {
+        // Of a NewSessionTicket of 60,000 bytes, which is as far as it goes correct.
+        forger.send(0x16, &[4, 0, 0xEA, 0x60]).unwrap();
+        for _ in 0..15 {
+            forger.send(0x16, &[0; 1000]).unwrap();
+        }
+    }
+    fence.ask(&binding(1));
+    world.wait_for("all of it is read", |streams| streams.read_bytes > 20 * 15_000);
+    assert_eq!(world.streams().closed(CloseReason::Tls), 0);
+    for forger in &mut forgers {
+        for _ in 0..15 {
+            // Fails where the server has closed it before.
+            let _ = forger.send(0x16, &[0; 1000]);
+        }
+    }
+    world.wait_for_closed(CloseReason::Tls, 20);
+    // One that is used for what it is for may go on for ever.
+    let mut honest = Client::new(tls_connect(world.tls(), NAME, &tls_config(&[])).unwrap());
+    for round in 0..200 {
+        honest.ask(&stun(BINDING, round, &[(0x8022, &[b'x'; 3000])]));
     }
     witness.lost_nothing();
 }
