@@ -1,6 +1,7 @@
 //! Clients over TCP and TLS that mean harm: each kind is counted with its reason, and while it lasts a client that behaves relays
 //! on the same worker and loses nothing.
 #![allow(clippy::unwrap_used, reason = "clippy.toml excuses test functions, not their helpers")]
+#![allow(clippy::print_stdout, reason = "says what it has seen")]
 
 mod support;
 
@@ -8,6 +9,7 @@ use std::{
     io::{ErrorKind, Read, Write},
     net::{Ipv4Addr, Shutdown, SocketAddr, TcpStream},
     sync::Arc,
+    thread,
     time::{Duration, Instant},
 };
 
@@ -71,7 +73,7 @@ fn drip(streams: Vec<TcpStream>, byte: impl Fn(usize) -> u8) {
         }
         assert!(Instant::now() < deadline, "{} are still open", streams.len());
         // Slowly: that is the attack.
-        std::thread::sleep(Duration::from_millis(20));
+        thread::sleep(Duration::from_millis(20));
     }
 }
 
@@ -137,7 +139,7 @@ fn plain_requests_on_a_port_for_tls_only() {
 
 #[test]
 fn hellos_that_never_end_slow_ones_and_fast_ones() {
-    let world = tls_world(|config| config.first_message_ms = 1500);
+    let world = tls_world(|config| config.first_message_ms = 3000);
     let witness = Witness::start(&world);
     let slow: Vec<TcpStream> = (0..200)
         .map(|number| {
@@ -155,7 +157,16 @@ fn hellos_that_never_end_slow_ones_and_fast_ones() {
     world.wait_for_failed(HandshakeFailure::TooLong, 100);
     world.wait_for_closed(CloseReason::Handshake, 100);
     witness.goes_on();
-    drip(slow, |_| 0);
+    // Nor do they keep others from coming.
+    let dripping = thread::spawn(move || drip(slow, |_| 0));
+    let mut newcomers = 0;
+    while newcomers == 0 || !dripping.is_finished() {
+        let mut newcomer = Client::new(tls_connect(world.tls(), NAME, &tls_config(&[])).unwrap());
+        newcomer.ask(&binding(1));
+        newcomers += 1;
+    }
+    dripping.join().unwrap();
+    println!("{newcomers} came meanwhile");
     world.wait_for_failed(HandshakeFailure::Timeout, 200);
     world.wait_for_closed(CloseReason::NoMessage, 200);
     witness.lost_nothing();
@@ -365,7 +376,7 @@ fn clients_that_never_read_what_is_relayed_to_them() {
             for _ in 0..64 {
                 far.send_to(&[7; 1200], address).unwrap();
             }
-            std::thread::sleep(Duration::from_millis(1));
+            thread::sleep(Duration::from_millis(1));
         }
         witness.goes_on();
     }
