@@ -40,6 +40,8 @@ pub(super) struct Drained {
     pub(super) connected: bool,
     /// The client said farewell.
     pub(super) closed: bool,
+    /// Something was sent.
+    pub(super) said: bool,
     /// When dimpl wants to be called.
     pub(super) timer: Option<Instant>,
 }
@@ -83,7 +85,8 @@ impl Association {
                 None => next = Some(poll(&mut self.dtls, scratch, route, tx).0),
             }
             match next {
-                Some(Poll::Message | Poll::Sent | Poll::Nothing) => {}
+                Some(Poll::Message | Poll::Nothing) => {}
+                Some(Poll::Sent) => drained.said = true,
                 Some(Poll::TooSmall(needed)) => {
                     // The arena is full, or the scratch buffer is new.
                     if arena.take().is_some() {

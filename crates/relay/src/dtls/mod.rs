@@ -178,7 +178,11 @@ impl Associations {
             self.feed(now_ms, &client, datagram)
         };
         if let Some(slot) = fed {
-            self.drain(now_ms, slot, tx, Some(rx));
+            let was_open = self.table[slot].is_open();
+            let Drained { connected, closed, said, .. } = self.drain(now_ms, slot, tx, Some(rx));
+            if was_open && self.arrived.is_empty() && !(connected || closed || said) {
+                self.count_drop(DtlsDrop::NoEffect);
+            }
         }
     }
 
@@ -340,12 +344,12 @@ impl Associations {
     }
 
     /// Carries out what an association has to say.
-    fn drain(&mut self, now_ms: u64, slot: usize, tx: &mut Tx, rx: Option<&mut Rx>) {
+    fn drain(&mut self, now_ms: u64, slot: usize, tx: &mut Tx, rx: Option<&mut Rx>) -> Drained {
         let route = self.route(&self.table[slot].client);
         let association = &mut self.table[slot];
         let arena = rx.map(|rx| (rx, &mut self.arrived));
-        let Drained { connected, closed, timer } =
-            association.drain(&route, tx, arena, &mut self.scratch, &mut self.stats);
+        let drained = association.drain(&route, tx, arena, &mut self.scratch, &mut self.stats);
+        let Drained { connected, closed, timer, .. } = drained;
         if connected && let Stage::HalfOpen(number) = association.stage {
             self.half_open.leave(number);
             if association.is_1_3() {
@@ -366,6 +370,7 @@ impl Associations {
                 self.fail(slot, DtlsFailure::Closed);
             }
         }
+        drained
     }
 
     /// An association without an allocation, from now on.
