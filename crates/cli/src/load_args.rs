@@ -1,17 +1,18 @@
 //! Flags of `turnpike load turn` and `turnpike reflect`, and what all generators' flags share.
 
 use std::{
-    io,
+    fmt::Display,
+    fs, io,
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs},
     num::ParseFloatError,
-    path::PathBuf,
+    path::{Path, PathBuf},
     time::Duration,
 };
 
 use clap::{Args, Subcommand};
 use turnpike_load::{
     LoadError, Rate, TlsOptions, Transport, reflect,
-    turn::{Config, Family, Mode, Relayed, Via},
+    turn::{AccessToken, Config, Family, Mode, Relayed, Via},
     uri::ServerUri,
 };
 use turnpike_net::Datapath;
@@ -76,6 +77,21 @@ pub(crate) struct LoadTurnArgs {
     #[arg(long, value_name = "NAME:PASSWORD", env = "TURNPIKE_LOAD_USER", hide_env_values = true, value_parser = user)]
     user: Option<(String, String)>,
 
+    /// Third-party authorization (RFC 7635) in place of --user: all that `turnpike credentials --token-key` prints, in quotes. Other
+    /// users of this machine can see it in the process list
+    #[arg(
+        long,
+        value_name = "TOKEN",
+        env = "TURNPIKE_LOAD_ACCESS_TOKEN",
+        hide_env_values = true,
+        conflicts_with = "user"
+    )]
+    access_token: Option<AccessToken>,
+
+    /// File with the same; "-" is standard input
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["access_token", "user"])]
+    access_token_file: Option<PathBuf>,
+
     /// Clients, each with its own 5-tuple, 1 to 10000; with --mode allocate, allocations under way at a time
     #[arg(long, value_name = "N", default_value_t = 1)]
     clients: usize,
@@ -113,6 +129,11 @@ pub(crate) struct LoadTurnArgs {
     /// "invalid" unauthenticated requests and malformed packets
     #[arg(long, value_name = "MODE", default_value_t = Mode::Packet)]
     mode: Mode,
+
+    /// In the measured time, have each client change its socket every SECONDS and take its allocation along (mobility, RFC 8016),
+    /// 0.1 to 3600; for --mode packet with --relay udp
+    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
+    migrate: Option<Duration>,
 
     /// How datagrams enter and leave: auto, basic, mmsg or gso
     #[arg(long, value_name = "D", default_value = "auto")]
@@ -177,6 +198,10 @@ impl LoadTurnArgs {
         let Some(server) = addresses.first().copied() else {
             return Err(LoadError::Name { host: self.server.host, source: io::ErrorKind::NotFound.into() });
         };
+        let access_token = match self.access_token_file {
+            Some(path) => Some(read_token(&path)?),
+            None => self.access_token,
+        };
         let (user, password) = self.user.unwrap_or_default();
         let config = Config {
             server,
@@ -188,6 +213,7 @@ impl LoadTurnArgs {
             peer: self.peer.unwrap_or_else(|| (reflector, reflect::DEFAULT_PORT).into()),
             user,
             password,
+            access_token,
             clients: self.clients,
             via: self.via,
             rate: self.rate,
@@ -197,6 +223,7 @@ impl LoadTurnArgs {
             duration: self.duration,
             warmup: self.warmup,
             mode: self.mode,
+            migrate: self.migrate,
             threads: self.threads,
             datapath: self.datapath,
             max_loss: self.max_loss,
@@ -241,6 +268,15 @@ impl ReflectArgs {
             ..default
         }
     }
+}
+
+/// A file that holds what `turnpike credentials` printed.
+fn read_token(path: &Path) -> Result<AccessToken, LoadError> {
+    let wrong =
+        |what: &dyn Display| LoadError::Config(format!("--access-token-file {}: {what}", path.display()));
+    let text =
+        if path.as_os_str() == "-" { io::read_to_string(io::stdin()) } else { fs::read_to_string(path) };
+    text.map_err(|error| wrong(&error))?.parse().map_err(|error| wrong(&error))
 }
 
 fn relayed(text: &str) -> Result<Relayed, &'static str> {
@@ -305,7 +341,15 @@ Over TLS and DTLS also full_handshakes and resumed_handshakes.
 
 Over TCP and TLS a message that waits for a slow server is still under way; one that finds no room any more counts as not sent, and \
 as error send_would_block. With --relay tcp each client has a connection to the peer of its own; what comes back on it is cut into \
-pieces of --size bytes, and sent_bytes and received_bytes are told; a piece that is not what was sent is an error garbled.";
+pieces of --size bytes, and sent_bytes and received_bytes are told; a piece that is not what was sent is an error garbled.
+
+With --migrate each client opens a new socket from time to time, closes the old one at once, as where a phone changes networks, and \
+sends a Refresh with its mobility ticket from the new one (RFC 8016); the clients take turns. What is on its way then, or reaches the \
+server before it knows the new socket, may be lost and counts as lost. The result tells migrations_done, migrations_failed and \
+migration_ms_p50, _p99 and _max: from opening the socket, handshakes included, to the server's answer.
+
+A client that the server sends to another one (300 Try Alternate, RFC 8489 section 10) goes there, over the same transport and with the \
+same credentials, over at most five servers and to none twice; the result tells redirects.";
 
 const LOAD_TURN_EXAMPLES: &str = "\
 Examples (with `turnpike reflect` and `turnpike serve --user a:b --allow-peer 127.0.0.0/8 --relay-ip 127.0.0.1` running):
@@ -314,6 +358,8 @@ Examples (with `turnpike reflect` and `turnpike serve --user a:b --allow-peer 12
   turnpike load turn 127.0.0.1 --user a:b --rate max --size 1200 --json -
   turnpike load turn 127.0.0.1 --user a:b --mode allocate --clients 100 --rate max
   turnpike load turn turns:127.0.0.1 --ca cert.pem --server-name turn.example.org --user a:b
+  turnpike load turn 127.0.0.1 --user a:b --clients 50 --migrate 2
+  turnpike credentials --token-key-file KEY --user KID --server-name NAME | turnpike load turn 127.0.0.1 --access-token-file -
   turnpike load turn turn:127.0.0.1?transport=tcp --relay tcp --user a:b --rate max      (with `turnpike reflect --tcp 127.0.0.1:3480`)
 
 Exit codes: 0 done, 1 failed, 2 bad usage, 3 a limit (--max-loss, --max-p99) was exceeded.";

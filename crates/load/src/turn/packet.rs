@@ -4,7 +4,7 @@
 //! written in place, neighbours of one client leave as one super-packet, and what comes back is read from GRO
 //! buffers, so that a datagram costs the generator a small part of what it costs the relay.
 
-use std::time::Duration;
+use std::{sync::Mutex, time::Duration};
 
 use turnpike_measure::{Arrival, Jitter, Rate, Sequence};
 use turnpike_turn::client::{Event, Relayed, Request};
@@ -13,7 +13,9 @@ use turnpike_wire::{channel_data::ChannelData, indication};
 use super::{
     Config, Shared, Via, direct,
     engine::{Engine, Sink},
-    finished, set_up,
+    finished,
+    migrate::{self, Moves},
+    set_up,
 };
 use crate::{
     LoadError,
@@ -43,10 +45,11 @@ pub(super) fn run(
     shared: &Shared<'_>,
     security: Option<&Security>,
     thread: usize,
+    moved: &Mutex<migrate::Found>,
 ) -> Result<Finished, LoadError> {
     let (count, first) = shared.share(shared.config.clients, thread);
     let mut engine = Engine::new(shared.config, security, count, shared.clock)?;
-    let measured = measure(&mut engine, shared, thread, count, first);
+    let measured = measure(&mut engine, shared, thread, count, first, moved);
     // Also after a failure, for those clients that had got their allocation.
     let taken_down =
         if shared.config.via == Via::Direct { Ok(()) } else { set_up::take_down(&mut engine, shared) };
@@ -61,27 +64,35 @@ fn measure(
     thread: usize,
     count: usize,
     first: usize,
+    moved: &Mutex<migrate::Found>,
 ) -> Result<Finished, LoadError> {
     match shared.config.via {
         Via::Direct => direct::set_up(engine, shared, first, set_up::outstanding(shared))?,
         Via::Channel | Via::Send => set_up::set_up(engine, shared)?,
     }
     let flows = (0..count).map(|index| Flow::new(engine, index, first + index, shared.config));
-    let mut traffic =
-        Traffic { flows: flows.collect(), tallies: Tallies::default(), measure_ns: u64::MAX, garbled: 0 };
+    let mut traffic = Traffic {
+        flows: flows.collect(),
+        tallies: Tallies::default(),
+        measure_ns: u64::MAX,
+        garbled: 0,
+        moves: Moves::new(count),
+    };
     shared.thread_is_ready();
     let schedule = loop {
         shared.check()?;
         if let Some(schedule) = shared.schedule() {
             break schedule;
         }
-        serve(engine, &mut traffic, Duration::from_millis(1))?;
+        serve(engine, &mut traffic, shared, Duration::from_millis(1))?;
     };
     traffic.measure_ns = schedule.measure;
+    traffic.moves.begin(shared.config, schedule, first);
     let cpu = send_all(engine, &mut traffic, shared, thread, schedule, first)?;
     drain(engine, &mut traffic, shared)?;
     let cpu = cpu.zip(thread_cpu()).map(|(from, to)| to.saturating_sub(from));
     traffic.tallies.publish(&shared.slots[thread]);
+    traffic.moves.finish(moved);
     // A relayed stream that lost or gained a byte is one to its end.
     if traffic.garbled > 0 && shared.config.relayed == Relayed::Tcp {
         engine.errors.insert("garbled", traffic.garbled);
@@ -110,6 +121,7 @@ struct Traffic {
     measure_ns: u64,
     /// What came back where only our own can, and is not.
     garbled: u64,
+    moves: Moves,
 }
 
 impl Flow {
@@ -244,18 +256,29 @@ fn send_all(
                 cpu = thread_cpu();
             }
         }
+        if traffic.moves.is_due(now) {
+            flush(engine, traffic, shared.config, now >= schedule.measure);
+            traffic.moves.start_due(engine, shared, now);
+        }
         let Some(sleep) = sender.send(engine, traffic, shared, now) else { return Ok(cpu) };
-        serve(engine, traffic, sleep)?;
+        serve(engine, traffic, shared, sleep)?;
     }
 }
 
 /// Receives, and looks after the clients.
-fn serve(engine: &mut Engine, traffic: &mut Traffic, sleep: Duration) -> Result<usize, LoadError> {
+fn serve(
+    engine: &mut Engine,
+    traffic: &mut Traffic,
+    shared: &Shared<'_>,
+    sleep: Duration,
+) -> Result<usize, LoadError> {
     engine.sweep();
     engine.flush();
     let received = engine.receive(sleep, traffic)?;
-    for (_, event) in engine.events.drain(..) {
+    for (index, event) in engine.events.drain(..) {
         match event {
+            Event::Migrated { .. } => traffic.moves.done(index, shared.clock.ns()),
+            Event::Failed { request: Request::Migrate, failure } => traffic.moves.refused(index, &failure),
             Event::Failed { request: Request::Refresh, .. } => {
                 *engine.errors.entry("refresh_failed").or_default() += 1;
             }
@@ -408,13 +431,14 @@ fn drain(engine: &mut Engine, traffic: &mut Traffic, shared: &Shared<'_>) -> Res
     let mut last = start;
     loop {
         shared.check()?;
-        let received = serve(engine, traffic, Duration::from_millis(5))?;
+        let received = serve(engine, traffic, shared, Duration::from_millis(5))?;
         let now = shared.clock.ns();
         if received > 0 {
             last = now;
         }
         let all = traffic.flows.iter().all(|flow| flow.under_way() == 0);
-        if all || now - last > QUIET_NS || now - start > LONGEST_DRAIN_NS {
+        let quiet = all || now - last > QUIET_NS;
+        if (quiet && !traffic.moves.any_under_way()) || now - start > LONGEST_DRAIN_NS {
             return Ok(());
         }
     }
