@@ -344,8 +344,8 @@ as error send_would_block. With --relay tcp each client has a connection to the 
 pieces of --size bytes, and sent_bytes and received_bytes are told; a piece that is not what was sent is an error garbled.
 
 With --migrate each client opens a new socket from time to time, closes the old one at once, as where a phone changes networks, and \
-sends a Refresh with its mobility ticket from the new one (RFC 8016); the clients take turns. What is on its way then, or reaches the \
-server before it knows the new socket, may be lost and counts as lost. The result tells migrations_done, migrations_failed and \
+sends a Refresh with its mobility ticket from the new one (RFC 8016); the clients take turns. What is on its way to the old socket is lost \
+and counts as lost; what is due until the server has answered waits for that, and its round trip shows it. The result tells migrations_done, migrations_failed and \
 migration_ms_p50, _p99 and _max: from opening the socket, handshakes included, to the server's answer.
 
 A client that the server sends to another one (300 Try Alternate, RFC 8489 section 10) goes there, over the same transport and with the \
@@ -366,7 +366,53 @@ Exit codes: 0 done, 1 failed, 2 bad usage, 3 a limit (--max-loss, --max-p99) was
 
 #[cfg(test)]
 mod tests {
+    use clap::{Args as _, FromArgMatches as _};
+
     use super::*;
+
+    fn load_turn(arguments: &[&str]) -> Result<Config, String> {
+        let command = LoadTurnArgs::augment_args(clap::Command::new("turn"));
+        let matches = command.try_get_matches_from([&["turn", "127.0.0.1"], arguments].concat());
+        let args = matches.and_then(|matches| LoadTurnArgs::from_arg_matches(&matches));
+        args.map_err(|error| error.to_string())?
+            .into_config()
+            .map(|(config, _)| config)
+            .map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn an_access_token_is_pasted_or_read_and_stands_alone() {
+        const PRINTED: &str = "username: north\nmac_key: AQID\naccess_token: BAUG\nexpires_in: 60\n";
+        let kid = |config: Config| config.access_token.map(|token| token.kid);
+        let north = Ok(Some("north".to_owned()));
+        assert_eq!(load_turn(&["--access-token", PRINTED]).map(kid), north);
+        let path = std::env::temp_dir().join(format!("turnpike-token-{}", std::process::id()));
+        fs::write(&path, PRINTED).expect("a temporary file");
+        let file = path.to_str().expect("UTF-8");
+        assert_eq!(load_turn(&["--access-token-file", file]).map(kid), north);
+        for (arguments, told) in [
+            (&["--access-token", PRINTED, "--user", "a:b"][..], "cannot be used with"),
+            (&["--access-token-file", file, "--user", "a:b"], "cannot be used with"),
+            (&["--access-token-file", file, "--access-token", PRINTED], "cannot be used with"),
+            (&["--access-token", "username: north"], "mac_key is missing"),
+            (&["--access-token-file", "/nonexistent/token"], "/nonexistent/token"),
+        ] {
+            let error = load_turn(arguments).map(|_| ()).expect_err("refused");
+            assert!(error.contains(told), "{arguments:?}: {error}");
+        }
+        fs::write(&path, "hunter2").expect("a temporary file");
+        let error = load_turn(&["--access-token-file", file]).map(|_| ()).expect_err("no token");
+        assert!(error.contains(file) && error.contains("username") && !error.contains("hunter2"), "{error}");
+        fs::remove_file(path).expect("it is there");
+    }
+
+    #[test]
+    fn clients_move_when_asked_to() {
+        assert_eq!(load_turn(&[]).map(|config| config.migrate), Ok(None));
+        let half = Ok(Some(Duration::from_millis(500)));
+        assert_eq!(load_turn(&["--migrate", "0.5"]).map(|config| config.migrate), half);
+        assert!(load_turn(&["--migrate", "soon"]).is_err());
+    }
 
     #[test]
     fn credentials_split_where_they_must() {

@@ -4,8 +4,9 @@
 //!  measured time ─▶ │  0  1  2  3  0  1  2  3  0  1  2  3 │      clients of four, one interval from each number to the next same
 //! ```
 //!
-//! As where a phone leaves one network for another: the old socket is closed at once, the new one sends a Refresh with the ticket
-//! and, right behind it, what is due. What the server sends to the old socket, or cannot take yet, is lost and counted so.
+//! As where a phone leaves one network for another: the old socket is closed at once, and the new one sends a Refresh with the
+//! ticket. What is due until the server has answered waits, for from there it knows nobody yet; the round trips contain the wait.
+//! What the server still sends to the old socket is lost, and counted so.
 
 use std::{mem, sync::Mutex};
 
@@ -17,6 +18,8 @@ use crate::{clock::nanos, run::Schedule};
 
 /// Moves begun before it is the turn of traffic again.
 const AT_A_TIME: usize = 32;
+/// Bursts of all clients of a thread that may wait; what is due beyond them is sent, and lost where the server is not ready.
+const MOST_HELD: usize = 4096;
 
 /// The moves of one thread's clients.
 pub(super) struct Moves {
@@ -26,6 +29,10 @@ pub(super) struct Moves {
     clients: Vec<State>,
     /// Clients of which a move is under way.
     under_way: usize,
+    /// Whose burst waits, and when it was due.
+    held: Vec<(usize, u64)>,
+    /// Some of them need to wait no longer.
+    releasing: bool,
     found: Found,
 }
 
@@ -69,6 +76,8 @@ impl Moves {
             next_ns: u64::MAX,
             clients: vec![State::Settled; count],
             under_way: 0,
+            held: Vec::new(),
+            releasing: false,
             found: Found::default(),
         }
     }
@@ -94,9 +103,48 @@ impl Moves {
         now_ns >= self.next_ns
     }
 
-    /// Whether a server has not answered yet.
+    /// Whether a server has not answered yet, or something waits.
     pub(super) fn any_under_way(&self) -> bool {
-        self.under_way > 0
+        self.under_way > 0 || !self.held.is_empty()
+    }
+
+    /// Whether a client cannot send.
+    #[inline]
+    pub(super) fn is_moving(&self, index: usize) -> bool {
+        matches!(self.clients[index], State::Moving(_))
+    }
+
+    /// Keeps a burst of a client that cannot send. False if it is to be sent.
+    #[inline]
+    pub(super) fn hold(&mut self, index: usize, due_ns: u64) -> bool {
+        let held = self.is_moving(index) && self.held.len() < MOST_HELD;
+        if held {
+            self.held.push((index, due_ns));
+        }
+        held
+    }
+
+    /// Whether there is something to [`Moves::release`].
+    #[inline]
+    pub(super) fn is_releasing(&self) -> bool {
+        self.releasing
+    }
+
+    /// A burst that waits no longer, and when it was due: in the order in which they were.
+    pub(super) fn release(&mut self) -> Option<(usize, u64)> {
+        let clients = &self.clients;
+        let ready = self.held.iter().position(|(index, _)| !matches!(clients[*index], State::Moving(_)));
+        self.releasing = ready.is_some();
+        ready.map(|position| self.held.remove(position))
+    }
+
+    /// Gives up on what is under way.
+    pub(super) fn end(&mut self) {
+        for index in 0..self.clients.len() {
+            if self.is_moving(index) {
+                self.failed(index, || "no answer came before the run was over".to_owned());
+            }
+        }
     }
 
     /// Moves those whose time has come. Nothing may be queued for their old sockets.
@@ -151,12 +199,7 @@ impl Moves {
     }
 
     /// What came of all moves, for the report.
-    pub(super) fn finish(mut self, all: &Mutex<Found>) {
-        for index in 0..self.clients.len() {
-            if matches!(self.clients[index], State::Moving(_)) {
-                self.failed(index, || "no answer came before the run was over".to_owned());
-            }
-        }
+    pub(super) fn finish(self, all: &Mutex<Found>) {
         if let Ok(mut all) = all.lock() {
             all.done += self.found.done;
             all.failed += self.found.failed;
@@ -178,7 +221,10 @@ impl Moves {
 
     fn settle(&mut self, index: usize, state: State) -> State {
         let was = mem::replace(&mut self.clients[index], state);
-        self.under_way -= usize::from(matches!(was, State::Moving(_)));
+        if let State::Moving(_) = was {
+            self.under_way -= 1;
+            self.releasing |= !self.held.is_empty();
+        }
         was
     }
 }
@@ -223,6 +269,30 @@ impl Found {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn bursts_wait_for_their_own_client_and_leave_in_order() {
+        let mut moves = Moves::new(2);
+        assert!(!moves.hold(0, 1), "it does not move");
+        for index in 0..2 {
+            moves.clients[index] = State::Moving(5);
+            moves.under_way += 1;
+        }
+        assert!([(0, 10), (1, 11), (0, 12)].into_iter().all(|(index, due)| moves.hold(index, due)));
+        assert!(!moves.is_releasing());
+        moves.done(0, 20);
+        assert!(moves.is_releasing() && moves.any_under_way());
+        assert_eq!([moves.release(), moves.release(), moves.release()], [Some((0, 10)), Some((0, 12)), None]);
+        assert!(!moves.is_releasing());
+        moves.end();
+        assert_eq!([moves.release(), moves.release()], [Some((1, 11)), None]);
+        assert!(!moves.any_under_way());
+        assert_eq!((moves.found.done, moves.found.failed), (1, 1));
+        for due in 0..=MOST_HELD as u64 {
+            moves.clients[1] = State::Moving(5);
+            assert_eq!(moves.hold(1, due), due < MOST_HELD as u64);
+        }
+    }
 
     fn dues(count: usize, first: usize, of: usize) -> Vec<u64> {
         let mut plan = Plan { begin_ns: 1_000, end_ns: 1_250, interval_ns: 100, first, of, turn: 0 };

@@ -260,6 +260,9 @@ fn send_all(
             flush(engine, traffic, shared.config, now >= schedule.measure);
             traffic.moves.start_due(engine, shared, now);
         }
+        if traffic.moves.is_releasing() {
+            release(engine, traffic, shared.config);
+        }
         let Some(sleep) = sender.send(engine, traffic, shared, now) else { return Ok(cpu) };
         serve(engine, traffic, shared, sleep)?;
     }
@@ -372,7 +375,9 @@ impl<'a> Sender<'a> {
         let Pace::Open(pacer) = &mut self.pace else { return };
         let mut due = pacer.due();
         while due <= now && due < self.schedule.end && engine.queued() < BATCH {
-            traffic.push(engine, self.turn, due, self.config, self.burst);
+            if !traffic.moves.hold(self.turn, due) {
+                traffic.push(engine, self.turn, due, self.config, self.burst);
+            }
             let late = &mut traffic.tallies.of(due >= self.schedule.measure).late;
             late.record_n((now - due) / 1_000, self.burst as u32);
             self.turn = if self.turn + 1 == self.flows { 0 } else { self.turn + 1 };
@@ -389,7 +394,8 @@ impl<'a> Sender<'a> {
         let Pace::Flood { window, stuck_since } = &mut self.pace else { return Duration::ZERO };
         for _ in 0..self.flows {
             let flow = &traffic.flows[self.turn];
-            let has_room = engine.has_room(self.turn, self.config.relayed == Relayed::Tcp);
+            let has_room = engine.has_room(self.turn, self.config.relayed == Relayed::Tcp)
+                && !traffic.moves.is_moving(self.turn);
             if has_room && flow.under_way() + self.burst as u64 <= *window {
                 traffic.push(engine, self.turn, now, self.config, self.burst);
             }
@@ -425,6 +431,16 @@ fn flush(engine: &mut Engine, traffic: &mut Traffic, config: &Config, measured: 
     dropped
 }
 
+/// Sends what waited for a client to move, at most a batch of it.
+fn release(engine: &mut Engine, traffic: &mut Traffic, config: &Config) {
+    while engine.queued() < BATCH
+        && let Some((index, due)) = traffic.moves.release()
+    {
+        traffic.push(engine, index, due, config, config.burst());
+    }
+    flush(engine, traffic, config, true);
+}
+
 /// Waits for the last replies.
 fn drain(engine: &mut Engine, traffic: &mut Traffic, shared: &Shared<'_>) -> Result<(), LoadError> {
     let start = shared.clock.ns();
@@ -437,8 +453,18 @@ fn drain(engine: &mut Engine, traffic: &mut Traffic, shared: &Shared<'_>) -> Res
             last = now;
         }
         let all = traffic.flows.iter().all(|flow| flow.under_way() == 0);
+        if traffic.moves.is_releasing() {
+            release(engine, traffic, shared.config);
+            last = now;
+            continue;
+        }
         let quiet = all || now - last > QUIET_NS;
         if (quiet && !traffic.moves.any_under_way()) || now - start > LONGEST_DRAIN_NS {
+            // What has not left by now never will; it was due and is lost.
+            traffic.moves.end();
+            while traffic.moves.is_releasing() {
+                release(engine, traffic, shared.config);
+            }
             return Ok(());
         }
     }
