@@ -101,6 +101,7 @@ fn all_clients_move_and_their_traffic_goes_on() {
 fn a_flood_survives_moves() {
     let relay = relay_with(&Wishes::default(), |config| listen_to_all(config, None));
     let reflector = reflector();
+    let mut moved = 0;
     for transport in [Transport::Udp, Transport::Tcp] {
         let config = Config {
             transport,
@@ -115,6 +116,9 @@ fn a_flood_survives_moves() {
         assert_eq!(report.extra["migrations_failed"], 0.0, "{context}");
         assert_eq!(report.extra["migrations_done"], 20.0, "{context}");
         assert!(report.received > 5_000, "{context}");
+        // Also whoever had a full window goes on, so that the server saw data after each move.
+        moved += 20;
+        wait_for_counter(&relay, "mobility", "moved", moved);
         // A window is all that a move can cost, and all that is under way at the end.
         assert!(report.lost <= 64 * (20 + u64::from(CLIENTS)), "{context}");
     }

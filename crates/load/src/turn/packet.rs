@@ -280,7 +280,11 @@ fn serve(
     let received = engine.receive(sleep, traffic)?;
     for (index, event) in engine.events.drain(..) {
         match event {
-            Event::Migrated { .. } => traffic.moves.done(index, shared.clock.ns()),
+            Event::Migrated { .. } => {
+                traffic.moves.done(index, shared.clock.ns());
+                // Its old socket took with it what was under way, which shall not fill a window for ever.
+                traffic.flows[index].settled = traffic.flows[index].next_sequence;
+            }
             Event::Failed { request: Request::Migrate, failure } => traffic.moves.refused(index, &failure),
             Event::Failed { request: Request::Refresh, .. } => {
                 *engine.errors.entry("refresh_failed").or_default() += 1;
