@@ -152,14 +152,6 @@ impl Engine {
         links.aim_home(self.endpoints.len() + index);
     }
 
-    /// Closes an endpoint's peer connection, if it has one, before the server does.
-    pub(super) fn hang_up(&mut self, index: usize) {
-        let peer_link = self.endpoints.len() + index;
-        if let (Wire::Links(links), true) = (&mut self.wire, self.relays_streams) {
-            links.close(peer_link);
-        }
-    }
-
     /// Whether an endpoint's connection has failed, so that nothing goes over it any more.
     pub(super) fn is_broken(&self, index: usize) -> bool {
         match &self.wire {

@@ -14,10 +14,13 @@ use std::{
 };
 
 use rustls::{ClientConnection, HandshakeKind, pki_types::ServerName};
-use socket2::{Domain, Protocol, Socket, Type};
+use socket2::Socket;
 use turnpike_net::poll::{Event, Poller};
 
-use super::Config;
+use super::{
+    Config,
+    opening::{connect, connect_udp, quiet, refusal},
+};
 use crate::{
     LoadError, dtls,
     frames::{self, MAX_FRAME},
@@ -591,46 +594,5 @@ impl Link {
                 Err(error) => return Err(refusal(&error)),
             }
         }
-    }
-}
-
-/// Begins to connect. The socket is writable when that is over.
-fn connect(server: SocketAddr) -> io::Result<TcpStream> {
-    /// EINPROGRESS (asm-generic/errno.h), which std has no name for yet.
-    const IN_PROGRESS: i32 = 115;
-    let socket = Socket::new(Domain::for_address(server), Type::STREAM.nonblocking(), Some(Protocol::TCP))?;
-    socket.set_tcp_nodelay(true)?;
-    match socket.connect(&server.into()) {
-        Err(error) if error.raw_os_error() != Some(IN_PROGRESS) => Err(error),
-        _ => Ok(socket.into()),
-    }
-}
-
-fn connect_udp(server: SocketAddr) -> io::Result<UdpSocket> {
-    const BUFFER: usize = 1 << 20;
-    let socket = Socket::new(Domain::for_address(server), Type::DGRAM.nonblocking(), Some(Protocol::UDP))?;
-    // The kernel caps both at what the machine allows.
-    let _ = socket.set_recv_buffer_size(BUFFER);
-    let _ = socket.set_send_buffer_size(BUFFER);
-    socket.connect(&server.into())?;
-    Ok(socket.into())
-}
-
-/// Nothing more to read is no failure.
-fn quiet(error: io::Error) -> Result<(), String> {
-    match error.kind() {
-        io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted => Ok(()),
-        _ => Err(refusal(&error)),
-    }
-}
-
-fn refusal(error: &io::Error) -> String {
-    match error.kind() {
-        io::ErrorKind::ConnectionRefused => "refused the connection".to_owned(),
-        io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe => "reset the connection".to_owned(),
-        io::ErrorKind::AddrNotAvailable => {
-            "has no local port left (each closed connection keeps one for 60 s)".to_owned()
-        }
-        _ => error.to_string(),
     }
 }

@@ -17,6 +17,7 @@ mod engine;
 mod invalid;
 mod links;
 mod migrate;
+mod opening;
 mod packet;
 mod redirect;
 mod set_up;

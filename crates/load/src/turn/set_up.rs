@@ -108,7 +108,6 @@ pub(super) fn take_down(engine: &mut Engine, shared: &Shared<'_>) -> Result<(), 
     while done < total && shared.clock.ns() < deadline {
         while started < total && started - done < limit {
             let now = engine.now_ms();
-            engine.hang_up(started);
             if engine.endpoints[started].client.delete(now).is_err() {
                 done += 1;
             }
