@@ -130,6 +130,18 @@ impl Engine {
         }
     }
 
+    /// Closes the peer connections (RFC 6062), so that the end of their allocations does not look like a loss.
+    pub(super) fn close_peer_connections(&mut self) {
+        if let Wire::Links(links) = &mut self.wire {
+            links.close_from(self.endpoints.len());
+        }
+    }
+
+    /// Milliseconds, as clients count them.
+    pub(super) fn now_ms(&self) -> u64 {
+        self.clock.ns() / 1_000_000
+    }
+
     /// Has the next connections of an endpoint go to another server, under this name if there is one.
     pub(super) fn aim(
         &mut self,
@@ -158,11 +170,6 @@ impl Engine {
             Wire::Datagrams(_) => false,
             Wire::Links(links) => links.is_broken(index),
         }
-    }
-
-    /// Milliseconds, as clients count them.
-    pub(super) fn now_ms(&self) -> u64 {
-        self.clock.ns() / 1_000_000
     }
 
     /// Queues a message of `len` bytes to the server.

@@ -149,6 +149,33 @@ impl Links {
         })
     }
 
+    /// Has a link go to this server when it is opened the next time, under this name if there is one.
+    pub(super) fn aim(
+        &mut self,
+        index: usize,
+        server: SocketAddr,
+        name: Option<&str>,
+    ) -> Result<(), LoadError> {
+        let secure = !matches!(self.kind, Kind::Tcp);
+        let name = name.filter(|_| secure).map(|name| ServerName::try_from(name.to_owned())).transpose();
+        let Ok(name) = name else {
+            let (from, why) = (self.server, "under a domain that no certificate can be checked against");
+            return Err(LoadError::Redirected { from, to: server, why });
+        };
+        self.elsewhere.insert(index, (server, name));
+        Ok(())
+    }
+
+    /// The same to the first server.
+    pub(super) fn aim_home(&mut self, index: usize) {
+        self.elsewhere.remove(&index);
+    }
+
+    /// Whether the link has failed and is not to be opened any more.
+    pub(super) fn is_broken(&self, index: usize) -> bool {
+        self.links[index].state == State::Broken
+    }
+
     /// Whether the link takes another message.
     pub(super) fn has_room(&self, index: usize) -> bool {
         let link = &self.links[index];
@@ -220,31 +247,9 @@ impl Links {
         }
     }
 
-    /// Has a link go to this server when it is opened the next time, under this name if there is one.
-    pub(super) fn aim(
-        &mut self,
-        index: usize,
-        server: SocketAddr,
-        name: Option<&str>,
-    ) -> Result<(), LoadError> {
-        let secure = !matches!(self.kind, Kind::Tcp);
-        let name = name.filter(|_| secure).map(|name| ServerName::try_from(name.to_owned())).transpose();
-        let Ok(name) = name else {
-            let (from, why) = (self.server, "under a domain that no certificate can be checked against");
-            return Err(LoadError::Redirected { from, to: server, why });
-        };
-        self.elsewhere.insert(index, (server, name));
-        Ok(())
-    }
-
-    /// The same to the first server.
-    pub(super) fn aim_home(&mut self, index: usize) {
-        self.elsewhere.remove(&index);
-    }
-
-    /// Whether the link has failed and is not to be opened any more.
-    pub(super) fn is_broken(&self, index: usize) -> bool {
-        self.links[index].state == State::Broken
+    /// Closes all links from this one on.
+    pub(super) fn close_from(&mut self, first: usize) {
+        (first..self.links.len()).for_each(|index| self.close(index));
     }
 
     /// Calls the timers of DTLS.
