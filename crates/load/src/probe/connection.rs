@@ -304,7 +304,7 @@ fn dtls(
     let socket = udp(server).map_err(|error| words(&error))?;
     let bound = deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
     let settings = dtls::Settings::new(trust.security.clone(), bound).map_err(|error| error.to_string())?;
-    let mut association = dtls::Association::new(&settings, Instant::now())?;
+    let mut association = dtls::Association::new(&settings, None, Instant::now())?;
     let mut buffer = vec![0; 1 << 16];
     let mut any_answer = false;
     let failed = |any_answer: bool, what: String| {
