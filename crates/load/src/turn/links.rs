@@ -15,11 +15,11 @@ use std::{
 use rustls::{ClientConnection, HandshakeKind};
 use socket2::{Domain, Protocol, Socket, Type};
 use turnpike_net::poll::{Event, Poller};
+use turnpike_wire::frame::{self, Frame, MAX_MESSAGE_LEN};
 
 use super::Config;
 use crate::{
     LoadError, dtls,
-    frames::{self, MAX_FRAME},
     run::Errors,
     secure::{Security, explain},
     transport::Transport,
@@ -28,7 +28,7 @@ use crate::{
 /// Bytes that may wait for a server that does not read. Beyond, a datagram counts as not taken, as one that a full socket
 /// buffer refuses does.
 const MAX_WAITING: usize = 256 << 10;
-const SCRATCH: usize = 4 * MAX_FRAME;
+const SCRATCH: usize = 4 * MAX_MESSAGE_LEN;
 
 /// What a link is to do with what follows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -209,6 +209,11 @@ impl Links {
             }
             _ => {}
         }
+    }
+
+    /// Closes all links from this one on.
+    pub(super) fn close_from(&mut self, first: usize) {
+        (first..self.links.len()).for_each(|index| self.close(index));
     }
 
     /// Calls the timers of DTLS.
@@ -519,8 +524,11 @@ impl Link {
         loop {
             let length = match self.framing {
                 Framing::Fixed(length) => Some(length),
-                Framing::Turn => frames::length(bytes)
-                    .map_err(|_| "sent something that is neither STUN nor ChannelData".to_owned())?,
+                Framing::Turn => match frame::first(bytes, MAX_MESSAGE_LEN) {
+                    Ok(Frame::Message { next, .. }) => Some(next),
+                    Ok(Frame::Unfinished { .. }) => None,
+                    Err(error) => return Err(format!("sent what cannot be followed: {error}")),
+                },
             };
             let Some((message, rest)) = length.and_then(|length| bytes.split_at_checked(length)) else {
                 self.keep(bytes);
