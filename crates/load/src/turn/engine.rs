@@ -115,6 +115,13 @@ impl Engine {
         }
     }
 
+    /// Closes the peer connections (RFC 6062), so that the end of their allocations does not look like a loss.
+    pub(super) fn close_peer_connections(&mut self) {
+        if let Wire::Links(links) = &mut self.wire {
+            links.close_from(self.endpoints.len());
+        }
+    }
+
     /// Milliseconds, as clients count them.
     pub(super) fn now_ms(&self) -> u64 {
         self.clock.ns() / 1_000_000

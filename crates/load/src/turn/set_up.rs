@@ -90,6 +90,7 @@ fn begin(engine: &mut Engine, index: usize, config: &Config) {
 /// Deletes all allocations, so that the next run finds the server as this one did; gives up on what takes long.
 pub(super) fn take_down(engine: &mut Engine, shared: &Shared<'_>) -> Result<(), LoadError> {
     const LONGEST_NS: u64 = 3_000_000_000;
+    engine.close_peer_connections();
     let limit = outstanding(shared);
     let total = engine.endpoints.len();
     let (mut started, mut done) = (0, 0);
