@@ -205,6 +205,28 @@ fn both_families_are_relayed_by_each_transport() {
     assert!(never.code != Some(0), "an IPv6 relayed address reaches no IPv4 peer: {}", never.output());
 }
 
+/// As fast as it goes, with so much under way that queues fill and messages are cut anywhere, but no queue overflows.
+#[test]
+fn streams_lose_nothing_at_full_speed_as_long_as_no_queue_overflows() {
+    let server = Server::start(&["--workers", "2"]);
+    let reflect = Reflect::start(V4, &[]);
+    for (transport, via, size) in [
+        ("tcp", "channel", "121"),
+        ("tls", "channel", "1199"),
+        ("tcp", "send", "1199"),
+        ("tls", "send", "121"),
+    ] {
+        let run = server
+            .load(transport, V4)
+            .to(reflect.address)
+            .with(&["--rate", "max", "--window", "64", "--clients", "4", "--via", via, "--size", size])
+            .with(&["--duration", "0.5", "--warmup", "0.1"])
+            .run();
+        came_back(&run, transport);
+    }
+    server.wait_for_metric("turnpike_stream_dropped_total", "", |dropped| dropped == 0);
+}
+
 #[test]
 fn tcp_is_relayed_by_tcp_and_by_tls() {
     let server = Server::start(&["--workers", "2"]);
