@@ -13,7 +13,7 @@ use std::{
 
 use super::harness::{
     Answer, Certificate, Challenge, Dir, Finished, Load, Program, Reflect, SOON, Stun, V4, address_after,
-    allocate_request, eventually, free_port, installed, shown_by, skip, turnpike,
+    allocate_request, eventually, installed, shown_by, skip, turnpike,
 };
 
 const A: &str = "a.example";
@@ -133,8 +133,7 @@ fn a_server_name_leads_to_its_own_certificate_realm_and_users() {
 #[test]
 fn a_client_may_name_another_realm_that_its_listener_serves() {
     let dir = Dir::new();
-    let ports = [free_port(V4), free_port(V4)];
-    let [both, one] = ports.map(|port| format!("127.0.0.1:{port}"));
+    let [both, one] = ["127.0.0.1:0", "127.0.0.2:0"];
     let text = format!(
         "[server]\nlisten = [\"{both}\", \"{one}\"]\n\
          [[realm]]\nname = \"north.example\"\nusers = [\"ned:one\"]\nlisten = [\"{both}\", \"{one}\"]\n\
@@ -144,18 +143,22 @@ fn a_client_may_name_another_realm_that_its_listener_serves() {
     let path = file.to_str().expect("our own path is UTF-8");
     let more = ["--relay-ip", "127.0.0.1", "--admin", "127.0.0.1:0"];
     let mut serve = Program::start(&mut turnpike(&[&["serve", "-c", path], &more[..]].concat()));
+    let listeners = ["127.0.0.1", "127.0.0.2"].map(|address| {
+        let line = serve.line_with(&format!("listening on udp {address}:"));
+        address_after(&line, "listening on udp ")
+    });
     serve.line_with("data path");
     for (listener, user, password, realm, granted) in [
-        (ports[0], "ned", "one", "north.example", true),
-        (ports[0], "sue", "two", "south.example", true),
+        (listeners[0], "ned", "one", "north.example", true),
+        (listeners[0], "sue", "two", "south.example", true),
         // Nobody of the one is anybody in the other.
-        (ports[0], "sue", "two", "north.example", false),
-        (ports[0], "ned", "one", "south.example", false),
-        (ports[1], "ned", "one", "north.example", true),
-        (ports[1], "sue", "two", "south.example", false),
-        (ports[0], "ned", "one", "nowhere.example", false),
+        (listeners[0], "sue", "two", "north.example", false),
+        (listeners[0], "ned", "one", "south.example", false),
+        (listeners[1], "ned", "one", "north.example", true),
+        (listeners[1], "sue", "two", "south.example", false),
+        (listeners[0], "ned", "one", "nowhere.example", false),
     ] {
-        let mut stun = Stun::new(([127, 0, 0, 1], listener).into());
+        let mut stun = Stun::new(listener);
         let (_, _, challenge) = stun.challenge();
         assert_eq!(challenge.realm, b"north.example");
         // Nonces are a realm's own, so that one of another is stale.
