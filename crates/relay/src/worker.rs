@@ -493,7 +493,8 @@ impl Worker {
                 Ok(Command::Drain) => self.server.drain(),
                 Ok(Command::Reconfigure(config, layout)) => {
                     self.server.reconfigure(config);
-                    self.out.streams.lay_out(layout);
+                    self.out.streams.lay_out(Arc::clone(&layout));
+                    self.out.dtls.lay_out(layout);
                 }
                 Ok(Command::Letter(letter)) => self.read_letter(now, *letter),
                 Err(mpsc::TryRecvError::Empty) => return false,

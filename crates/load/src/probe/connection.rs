@@ -12,10 +12,10 @@ use rustls::{
     client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier},
     pki_types::{CertificateDer, ServerName, UnixTime},
 };
+use turnpike_wire::frame::{self, Frame, MAX_MESSAGE_LEN};
 
 use crate::{
     LoadError, dtls,
-    frames::{self, MAX_FRAME},
     secure::{self, Security, TlsOptions, explain},
     transport::Transport,
 };
@@ -99,7 +99,7 @@ impl Connection {
             channel,
             rest: Vec::new(),
             waiting: Vec::new(),
-            buffer: vec![0; MAX_FRAME.next_power_of_two()],
+            buffer: vec![0; MAX_MESSAGE_LEN.next_power_of_two()],
         };
         Ok((this, opened))
     }
@@ -155,9 +155,9 @@ impl Connection {
 
     /// A whole message out of a stream's bytes.
     fn cut(&mut self) -> io::Result<Option<Vec<u8>>> {
-        match frames::length(&self.rest) {
-            Ok(Some(length)) if length <= self.rest.len() => Ok(Some(self.rest.drain(..length).collect())),
-            Ok(_) => Ok(None),
+        match frame::first(&self.rest, MAX_MESSAGE_LEN) {
+            Ok(Frame::Message { next, .. }) => Ok(Some(self.rest.drain(..next).collect())),
+            Ok(Frame::Unfinished { .. }) => Ok(None),
             Err(_) => Err(io::Error::new(io::ErrorKind::InvalidData, "what answers does not speak STUN")),
         }
     }

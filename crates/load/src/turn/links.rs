@@ -16,6 +16,7 @@ use std::{
 use rustls::{ClientConnection, HandshakeKind, pki_types::ServerName};
 use socket2::Socket;
 use turnpike_net::poll::{Event, Poller};
+use turnpike_wire::frame::{self, Frame, MAX_MESSAGE_LEN};
 
 use super::{
     Config,
@@ -23,7 +24,6 @@ use super::{
 };
 use crate::{
     LoadError, dtls,
-    frames::{self, MAX_FRAME},
     run::Errors,
     secure::{Security, explain},
     transport::Transport,
@@ -32,7 +32,7 @@ use crate::{
 /// Bytes that may wait for a server that does not read. Beyond, a datagram counts as not taken, as one that a full socket
 /// buffer refuses does.
 const MAX_WAITING: usize = 256 << 10;
-const SCRATCH: usize = 4 * MAX_FRAME;
+const SCRATCH: usize = 4 * MAX_MESSAGE_LEN;
 
 /// What a link is to do with what follows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -565,8 +565,11 @@ impl Link {
         loop {
             let length = match self.framing {
                 Framing::Fixed(length) => Some(length),
-                Framing::Turn => frames::length(bytes)
-                    .map_err(|_| "sent something that is neither STUN nor ChannelData".to_owned())?,
+                Framing::Turn => match frame::first(bytes, MAX_MESSAGE_LEN) {
+                    Ok(Frame::Message { next, .. }) => Some(next),
+                    Ok(Frame::Unfinished { .. }) => None,
+                    Err(error) => return Err(format!("sent what cannot be followed: {error}")),
+                },
             };
             let Some((message, rest)) = length.and_then(|length| bytes.split_at_checked(length)) else {
                 self.keep(bytes);
