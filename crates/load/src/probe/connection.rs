@@ -12,6 +12,7 @@ use rustls::{
     client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier},
     pki_types::{CertificateDer, ServerName, UnixTime},
 };
+use turnpike_wire::demux::{self, Kind};
 
 use crate::{
     LoadError, dtls,
@@ -51,27 +52,35 @@ pub(super) struct Opened {
     pub(super) took: Duration,
 }
 
-/// What secure connections are opened with, and what their verifier saw.
+/// What secure connections are opened with, and what their verifier saw. Made once for a probe, which asks one at a time.
 pub(super) struct Trust {
     security: Security,
     observer: Arc<Observer>,
 }
 
 impl Trust {
+    /// Checks certificates with `--insecure` too: it changes what may be used, not what is true. Where the machine has no
+    /// authorities to check with, that is what is wrong with every certificate.
     pub(super) fn new(
         options: &TlsOptions,
         host: Option<&str>,
         server: SocketAddr,
     ) -> Result<Self, LoadError> {
-        let observer = Arc::new(Observer { inner: secure::verifier(options)?, seen: Mutex::new(None) });
+        let (inner, unjudged) = match secure::judge(options) {
+            Ok(judge) => (judge, None),
+            Err(error) if options.ca.is_some() => return Err(error),
+            Err(error) => (secure::believer(), Some(format!("the certificate cannot be checked: {error}"))),
+        };
+        let observer = Arc::new(Observer { inner, unjudged, seen: Mutex::new(None) });
         let verifier: Arc<dyn ServerCertVerifier> = Arc::clone(&observer) as _;
         let name = secure::server_name(options, host, server)?;
         let config = secure::config(options, Arc::clone(&verifier))?;
         Ok(Self { security: Security { config, verifier, name }, observer })
     }
 
+    /// What was wrong with the certificate of the connection that is being opened.
     fn verdict(&self) -> Option<String> {
-        self.observer.seen.lock().ok().and_then(|seen| seen.clone())
+        self.observer.seen.lock().ok().and_then(|mut seen| seen.take())
     }
 }
 
@@ -151,6 +160,11 @@ impl Connection {
             }
             self.read(deadline)?;
         }
+    }
+
+    /// Whether a stream's last bytes, which are not a whole message, do not begin one of STUN's.
+    pub(super) fn ends_in_garbage(&self) -> bool {
+        !self.rest.is_empty() && demux::classify(&self.rest) != Kind::Stun
     }
 
     /// A whole message out of a stream's bytes.
@@ -317,6 +331,10 @@ fn dtls(
         if association.is_connected() {
             break;
         }
+        // Not only after silence: a server may go on sending what leads to nothing.
+        if Instant::now() >= deadline {
+            return Err(failed(any_answer, "the DTLS handshake does not come to an end".to_owned()));
+        }
         let until = association.timeout().map_or(deadline, |at| at.min(deadline));
         let wait = until.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
         socket.set_read_timeout(Some(wait)).map_err(|error| words(&error))?;
@@ -326,9 +344,6 @@ fn dtls(
                 association.handle_datagram(&buffer[..read])?;
             }
             Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut) => {
-                if Instant::now() >= deadline {
-                    return Err(failed(any_answer, "the DTLS handshake does not come to an end".to_owned()));
-                }
                 association.handle_timeout(Instant::now()).map_err(|what| failed(any_answer, what))?;
             }
             Err(error) => return Err(words(&error)),
@@ -356,6 +371,8 @@ fn whole(buffer: &[u8], read: usize) -> io::Result<&[u8]> {
 #[derive(Debug)]
 struct Observer {
     inner: Arc<dyn ServerCertVerifier>,
+    /// Why there is nothing to check certificates with.
+    unjudged: Option<String>,
     /// What is wrong with the last certificate.
     seen: Mutex<Option<String>>,
 }
@@ -372,7 +389,7 @@ impl ServerCertVerifier for Observer {
         let judged =
             self.inner.verify_server_cert(end_entity, intermediates, server_name, ocsp_response, now);
         if let Ok(mut seen) = self.seen.lock() {
-            *seen = judged.err().map(|error| explain(&error));
+            *seen = self.unjudged.clone().or_else(|| judged.err().map(|error| explain(&error)));
         }
         Ok(ServerCertVerified::assertion())
     }
