@@ -310,7 +310,7 @@ from the moment a datagram was due, so that a stall hides nothing; where the gen
 progress line appears on standard error each second.
 
 The JSON result is one object: sent, received, lost, duplicated, reordered, send_pps, recv_pps, recv_bps, \
-rtt_us {min,p50,p90,p99,p999,max}, jitter_us, late_us {p50,p99,max}, clients, size, rate, duration_s, datapath, errors {}. \
+rtt_us {min,p50,p90,p99,p999,max}, jitter_us, late_us {p50,p99,max}, clients, size, rate, duration_s, datapath, transport, relay, errors {}. \
 Over TLS and DTLS also full_handshakes and resumed_handshakes.
 
 Over TCP and TLS a message that waits for a slow server is still under way; one that finds no room any more counts as not sent, and \

@@ -20,6 +20,7 @@ mod load_forward;
 mod metrics_live;
 mod nat_discovery;
 mod probe;
+mod probe_verdicts;
 mod realms;
 mod refused_credentials;
 mod reload;

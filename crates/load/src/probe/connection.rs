@@ -416,3 +416,70 @@ impl ServerCertVerifier for Observer {
         self.inner.supported_verify_schemes()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::thread;
+
+    use super::*;
+
+    fn trust(options: &TlsOptions) -> Trust {
+        Trust::new(options, Some("turn.example.org"), ([127, 0, 0, 1], 5349).into()).unwrap()
+    }
+
+    #[test]
+    fn insecure_takes_a_certificate_and_still_says_what_is_wrong_with_it() {
+        let mut params = rcgen::CertificateParams::new(vec!["turn.example.org".to_owned()]).unwrap();
+        params.not_after = rcgen::date_time_ymd(2020, 2, 1);
+        let key = rcgen::KeyPair::generate().unwrap();
+        let expired = params.self_signed(&key).unwrap();
+        let trust = trust(&TlsOptions { insecure: true, ..TlsOptions::default() });
+        trust.security.judge(expired.der()).unwrap();
+        let verdict = trust.verdict().expect("something is wrong with it");
+        // Without authorities on this machine it cannot be checked, which is no praise either.
+        assert!(verdict.contains("has expired") || verdict.contains("cannot be checked"), "{verdict}");
+        assert_eq!(trust.verdict(), None, "each connection has a verdict of its own");
+    }
+
+    #[test]
+    fn without_authorities_no_certificate_is_called_good() {
+        let name = rcgen::generate_simple_self_signed(vec!["turn.example.org".to_owned()]).unwrap();
+        let mut trust = trust(&TlsOptions { insecure: true, ..TlsOptions::default() });
+        let observer = Observer {
+            inner: secure::believer(),
+            unjudged: Some("cannot be checked".to_owned()),
+            seen: Mutex::new(None),
+        };
+        trust.observer = Arc::new(observer);
+        trust.security.verifier = Arc::clone(&trust.observer) as _;
+        trust.security.judge(name.cert.der()).unwrap();
+        assert_eq!(trust.verdict().as_deref(), Some("cannot be checked"));
+    }
+
+    /// Each of these datagrams would otherwise begin the wait for the next one anew.
+    #[test]
+    fn a_dtls_server_that_never_stops_sending_does_not_outlast_the_deadline() {
+        let server = UdpSocket::bind(("127.0.0.1", 0)).unwrap();
+        let address = server.local_addr().unwrap();
+        let talker = thread::spawn(move || {
+            let (_, client) = server.recv_from(&mut [0; 2048]).unwrap();
+            // Connected, so that it hears of the client's end.
+            server.connect(client).unwrap();
+            // HelloVerifyRequest (RFC 6347 section 4.2.1) with the cookie [1], again and again: the first is answered, its copies
+            // are dropped without a word.
+            let hello = [3, 0, 0, 4, 0, 0, 0, 0, 0, 0, 0, 4, 0xFE, 0xFF, 1, 1];
+            let record = [&[22, 0xFE, 0xFD, 0, 0, 0, 0, 0, 0, 0, 0, 0, 16][..], &hello].concat();
+            let end = Instant::now() + Duration::from_secs(20);
+            while Instant::now() < end && server.send(&record).is_ok() {
+                thread::sleep(Duration::from_millis(1));
+            }
+        });
+        let trust = trust(&TlsOptions { insecure: true, ..TlsOptions::default() });
+        let began = Instant::now();
+        let deadline = began + Duration::from_millis(700);
+        let failed = Connection::open(Transport::Dtls, address, Some(&trust), deadline).map(drop).unwrap_err();
+        assert!(began.elapsed() < Duration::from_secs(10), "{:?}", began.elapsed());
+        assert_eq!(failed, "the DTLS handshake does not come to an end");
+        talker.join().unwrap();
+    }
+}

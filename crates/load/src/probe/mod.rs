@@ -341,3 +341,101 @@ fn resolve(uri: &ServerUri, deadline: Instant) -> Result<Vec<SocketAddr>, LoadEr
         Err(_) => Err(LoadError::Name { host, source: std::io::ErrorKind::TimedOut.into() }),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        io::{Read as _, Write as _},
+        net::{Ipv4Addr, Ipv6Addr, TcpListener},
+    };
+
+    use super::*;
+
+    const V4: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
+    const V6: IpAddr = IpAddr::V6(Ipv6Addr::LOCALHOST);
+
+    /// Answers Binding requests over TCP, and closes at anything else; its port.
+    fn stun_server() -> u16 {
+        let listener = TcpListener::bind((V4, 0)).unwrap();
+        let port = listener.local_addr().unwrap().port();
+        // Ends with the test's process.
+        thread::spawn(move || {
+            for mut stream in listener.incoming().flatten() {
+                let mut request = [0; 20];
+                while stream.read_exact(&mut request).is_ok() && request[..4] == [0, 1, 0, 0] {
+                    request[0] = 1;
+                    stream.write_all(&request).unwrap();
+                    request[0] = 0;
+                }
+            }
+        });
+        port
+    }
+
+    fn probe(addresses: &[IpAddr], port: u16) -> Report {
+        let uri: ServerUri = format!("turn:turn.example.org:{port}?transport=tcp").parse().unwrap();
+        let config = Config { timeout: Duration::from_secs(20), ..Config::new(uri) };
+        run_at(&config, addresses.to_vec(), Instant::now() + config.timeout).unwrap()
+    }
+
+    #[test]
+    fn a_name_with_two_families_is_tried_at_both() {
+        if !reach::has_route(V6) {
+            println!("SKIPPED: no IPv6 loopback address");
+            return;
+        }
+        let port = stun_server();
+        for addresses in [[V6, V4], [V4, V6]] {
+            let report = probe(&addresses, port);
+            // What works is what the rest is asked of, whichever the resolver prefers.
+            assert_eq!(report.transports["tcp"].address, format!("127.0.0.1:{port}"), "{report:?}");
+            assert!(report.transports["tcp"].reachable, "{report:?}");
+            assert!(!report.other_family["tcp"].reachable, "{report:?}");
+            let told = report.findings.iter().find(|line| line.what.contains("this address too"));
+            let told = told.expect("a line about the other address");
+            assert!(told.level == Level::Warn && told.what.contains("[::1]"), "{told:?}");
+        }
+        let report = probe(&[V4], port);
+        assert!(report.other_family.is_empty(), "{report:?}");
+        // At neither: one line, not two.
+        let report = probe(&[V4, V6], 1);
+        let lines = report.findings.iter().filter(|line| line.area == "tcp").count();
+        assert_eq!((lines, report.usable), (1, false), "{report:?}");
+    }
+
+    #[test]
+    fn one_address_of_each_family_is_kept() {
+        let found = ["192.0.2.1:1", "[2001:db8::1]:1", "192.0.2.2:1", "[2001:db8::2]:1"];
+        let mut kept = one_of_each_family(&found.map(|address| address.parse().unwrap()));
+        // Which one can be reached from here is this machine's business.
+        kept.sort();
+        assert_eq!(kept, ["192.0.2.1", "2001:db8::1"].map(|ip| ip.parse::<IpAddr>().unwrap()));
+    }
+
+    #[test]
+    fn flags_that_cannot_be_are_errors_and_no_findings() {
+        let config = Config::new("turn:127.0.0.1:1".parse().unwrap());
+        for (config, word) in [
+            (Config { timeout: Duration::MAX, ..config.clone() }, "--timeout"),
+            (
+                Config {
+                    tls: TlsOptions { ca: Some("/nowhere/ca.pem".into()), ..TlsOptions::default() },
+                    ..config.clone()
+                },
+                "--ca",
+            ),
+            (
+                Config {
+                    tls: TlsOptions { server_name: Some("a b".to_owned()), ..TlsOptions::default() },
+                    ..config
+                },
+                "--server-name",
+            ),
+        ] {
+            match run(&config) {
+                Err(LoadError::Config(what)) => assert!(what.contains(word), "{what}"),
+                other => panic!("{word}: {other:?}"),
+            }
+        }
+    }
+}
