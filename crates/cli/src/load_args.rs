@@ -162,7 +162,10 @@ impl LoadTurnArgs {
     /// What to run, and where the JSON goes. Resolves the server's name.
     pub(crate) fn into_config(self) -> Result<(Config, Option<PathBuf>), LoadError> {
         if !self.server.is_turn() {
-            let what = format!("{} names a STUN server, which relays nothing: name one as turn: or turns:", self.server);
+            let what = format!(
+                "{} names a STUN server, which relays nothing: name one as turn: or turns:",
+                self.server
+            );
             return Err(LoadError::Config(what));
         }
         let transport = self.transport.unwrap_or_else(|| self.server.transport());

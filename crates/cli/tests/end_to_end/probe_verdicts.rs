@@ -10,15 +10,18 @@ use std::{
 use serde_json::Value;
 
 use super::harness::{
-    Certificate, Dir, Finished, Load, PASSWORD, Program, Reflect, SOON, Serve, USER, V4, turnpike,
+    Certificate, Dir, Finished, Load, PASSWORD, Program, REALM, Reflect, SOON, Serve, USER, V4, turnpike,
 };
 
 const NAME: &str = "turn.example.org";
 
 /// As [`USER`], as JSON.
 fn probe(uri: &str, more: &[&str]) -> Finished {
-    let user = format!("{USER}:{PASSWORD}");
-    Program::run(&mut turnpike(&[&["probe", uri, "--user", &user, "--json"], more].concat()))
+    probe_as(&format!("{USER}:{PASSWORD}"), uri, more)
+}
+
+fn probe_as(user: &str, uri: &str, more: &[&str]) -> Finished {
+    Program::run(&mut turnpike(&[&["probe", uri, "--user", user, "--json"], more].concat()))
 }
 
 /// What is said about an area, each line with its level.
@@ -67,28 +70,38 @@ fn a_server_that_runs_out_of_room_does_not_pass_for_one_that_refuses() {
 
 #[test]
 fn clients_that_are_sent_on_are_no_refused_credential() {
-    let file = "[[alternate]]\naddress = \"127.0.0.1:4478\"\ndomain = \"turn2.example.org\"\nwhen = \"always\"\n";
-    let serve = serve(file, &[]);
+    let file =
+        "[[alternate]]\naddress = \"127.0.0.1:4478\"\ndomain = \"turn2.example.org\"\nwhen = \"always\"\n";
+    let certificate = Certificate::new(&[NAME, "127.0.0.1"]);
+    let serve = serve(file, &certificate.flags());
+    let ca = certificate.cert().display().to_string();
     let uri = format!("turn:{}?transport=udp", serve.address(V4));
-    let run = probe(&uri, &["--fail-on", "warn"]);
-    assert_eq!(run.code, Some(0), "{}", run.output());
-    let report = run.result();
-    assert_eq!(report["credentials_accepted"], true, "{report}");
-    assert_eq!(report["usable"], true, "{report}");
-    let told = lines(&report, "credentials");
-    assert!(told[0].starts_with("ok: accepts"), "{told:?}");
-    assert!(
-        told[1].starts_with("note: sends its clients on to 127.0.0.1:4478, turn2.example.org (300"),
-        "{told:?}"
-    );
-    let wrong = Program::run(&mut turnpike(&["probe", &uri, "--user", "alice:looking-glass", "--json"]));
+    // The name is for clients that will look at a certificate.
+    for (uri, to) in [
+        (uri.clone(), "127.0.0.1:4478 (300"),
+        (format!("turns:{}?transport=tcp", serve.address(V4)), "127.0.0.1:4478, turn2.example.org (300"),
+    ] {
+        let run = probe(&uri, &["--ca", &ca, "--fail-on", "warn"]);
+        assert_eq!(run.code, Some(0), "{}", run.output());
+        let report = run.result();
+        assert_eq!(report["credentials_accepted"], true, "{report}");
+        assert_eq!(report["usable"], true, "{report}");
+        let told = lines(&report, "credentials");
+        assert!(told[0].starts_with("ok: accepts"), "{told:?}");
+        assert!(told[1].starts_with(&format!("note: sends its clients on to {to}")), "{told:?}");
+    }
+    let wrong = probe_as("alice:looking-glass", &uri, &[]);
+    assert_eq!(wrong.code, Some(1), "{}", wrong.output());
     assert_eq!(wrong.result()["credentials_accepted"], false, "{}", wrong.output());
 }
 
 #[test]
 fn insecure_makes_a_server_usable_and_no_certificate_good() {
     let certificate = Certificate::new(&[NAME, "127.0.0.1"]);
-    let serve = Serve::start(&certificate.flags());
+    // No peers on loopback, so that the certificate alone is bad.
+    let user = format!("{USER}:{PASSWORD}");
+    let plain = ["--realm", REALM, "--user", &user, "--relay-ip", "127.0.0.1"];
+    let serve = Serve::start_bare(&[&plain[..], &certificate.flags()].concat());
     let uri = format!("turns:{}?transport=tcp", serve.address(V4));
     let insecure = probe(&uri, &["--insecure"]);
     assert_eq!(insecure.code, Some(0), "{}", insecure.output());

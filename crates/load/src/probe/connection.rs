@@ -477,7 +477,8 @@ mod tests {
         let trust = trust(&TlsOptions { insecure: true, ..TlsOptions::default() });
         let began = Instant::now();
         let deadline = began + Duration::from_millis(700);
-        let failed = Connection::open(Transport::Dtls, address, Some(&trust), deadline).map(drop).unwrap_err();
+        let failed =
+            Connection::open(Transport::Dtls, address, Some(&trust), deadline).map(drop).unwrap_err();
         assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
         assert_eq!(failed, "the DTLS handshake does not come to an end");
         talker.join().unwrap();

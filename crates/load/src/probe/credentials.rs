@@ -198,7 +198,11 @@ fn sent_on(report: &mut Report, answer: &Answer) -> Outcome {
         return Outcome::Nothing;
     }
     let to = alternate(answer);
-    report.line(Level::Note, AREA, format!("sends its clients on to {to} (300 Try Alternate): probe that one"));
+    report.line(
+        Level::Note,
+        AREA,
+        format!("sends its clients on to {to} (300 Try Alternate): probe that one"),
+    );
     Outcome::SentOn
 }
 

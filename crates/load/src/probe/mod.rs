@@ -26,10 +26,10 @@ use std::{
 };
 
 use connection::{Connection, Trust, words};
+use credentials::Outcome;
 pub use report::{
     CertificateFacts, Finding, Level, NatFacts, PeerFacts, Report, RoundTrip, TransportFacts, UnknownLevel,
 };
-use credentials::Outcome;
 use session::{Credentials, Session, attribute, method};
 
 use crate::{LoadError, TlsOptions, Transport, uri::ServerUri};
@@ -160,8 +160,7 @@ impl Probe<'_> {
             self.report.features.extend(offers.map(|(name, offered)| (name.to_owned(), offered)));
         }
         // Without a credential the question is only whether the server asks for one.
-        let asks =
-            credentials.is_none() && self.report.realm.is_some() && !credentials::is_bad(&self.report);
+        let asks = credentials.is_none() && self.report.realm.is_some() && !credentials::is_bad(&self.report);
         self.report.usable = self.wanted_works()
             && match outcome {
                 Outcome::Granted(_) | Outcome::SentOn => true,

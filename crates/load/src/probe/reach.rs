@@ -39,7 +39,8 @@ impl Probe<'_> {
         let mut other = Vec::new();
         match others.first() {
             Some(ip) if !has_route(*ip) => {
-                let what = format!("the name's other address, {ip}, was not tried: there is no route from here");
+                let what =
+                    format!("the name's other address, {ip}, was not tried: there is no route from here");
                 self.report.line(Level::Note, "probe", what);
             }
             Some(ip) if Instant::now() < self.deadline => {
@@ -243,4 +244,3 @@ fn answers(facts: &TransportFacts) -> String {
     }
     what
 }
-

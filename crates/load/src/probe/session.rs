@@ -262,8 +262,7 @@ impl Session {
                     Err(error) => {
                         let is_end =
                             matches!(error.kind(), io::ErrorKind::TimedOut | io::ErrorKind::UnexpectedEof);
-                        let stray =
-                            stray.or(self.connection.ends_in_garbage().then_some(Stray::Garbage));
+                        let stray = stray.or(self.connection.ends_in_garbage().then_some(Stray::Garbage));
                         return Err(stray.filter(|_| is_end).map_or(error, Stray::error));
                     }
                 }
