@@ -12,7 +12,6 @@ use rustls::{
     client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier},
     pki_types::{CertificateDer, ServerName, UnixTime},
 };
-use turnpike_wire::demux::{self, Kind};
 
 use crate::{
     LoadError, dtls,
@@ -162,11 +161,6 @@ impl Connection {
         }
     }
 
-    /// Whether a stream's last bytes, which are not a whole message, do not begin one of STUN's.
-    pub(super) fn ends_in_garbage(&self) -> bool {
-        !self.rest.is_empty() && demux::classify(&self.rest) != Kind::Stun
-    }
-
     /// A whole message out of a stream's bytes.
     fn cut(&mut self) -> io::Result<Option<Vec<u8>>> {
         match frames::length(&self.rest) {
@@ -174,6 +168,12 @@ impl Connection {
             Ok(_) => Ok(None),
             Err(_) => Err(io::Error::new(io::ErrorKind::InvalidData, "what answers does not speak STUN")),
         }
+    }
+
+    /// Whether a stream's last bytes, which are not a whole message, do not begin one of STUN's.
+    pub(super) fn ends_in_garbage(&self) -> bool {
+        // RFC 7983 section 7.
+        self.rest.first().is_some_and(|first| *first > 3)
     }
 
     fn read(&mut self, deadline: Instant) -> io::Result<()> {
@@ -340,6 +340,10 @@ fn dtls(
         socket.set_read_timeout(Some(wait)).map_err(|error| words(&error))?;
         match socket.recv(&mut buffer) {
             Ok(read) => {
+                // RFC 7983 section 7: what DTLS records begin with.
+                if !any_answer && !matches!(buffer[..read].first(), Some(20..=63)) {
+                    return Err("what answers does not speak DTLS".to_owned());
+                }
                 any_answer = true;
                 association.handle_datagram(&buffer[..read])?;
             }
@@ -454,6 +458,22 @@ mod tests {
         trust.security.verifier = Arc::clone(&trust.observer) as _;
         trust.security.judge(name.cert.der()).unwrap();
         assert_eq!(trust.verdict().as_deref(), Some("cannot be checked"));
+    }
+
+    #[test]
+    fn what_answers_a_dtls_hello_without_a_record_does_not_speak_dtls() {
+        let server = UdpSocket::bind(("127.0.0.1", 0)).unwrap();
+        let address = server.local_addr().unwrap();
+        let other = thread::spawn(move || {
+            let (_, client) = server.recv_from(&mut [0; 2048]).unwrap();
+            server.send_to(b"HTTP/1.1 400 Bad Request", client).unwrap();
+        });
+        let trust = trust(&TlsOptions { insecure: true, ..TlsOptions::default() });
+        let deadline = Instant::now() + Duration::from_secs(20);
+        let failed =
+            Connection::open(Transport::Dtls, address, Some(&trust), deadline).map(drop).unwrap_err();
+        assert_eq!(failed, "what answers does not speak DTLS");
+        other.join().unwrap();
     }
 
     /// Each of these datagrams would otherwise begin the wait for the next one anew.

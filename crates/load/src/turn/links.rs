@@ -217,16 +217,15 @@ impl Links {
         }
     }
 
-    /// Gives up on links that do not open, and calls the timers of DTLS.
+    /// Calls the timers of DTLS.
     pub(super) fn sweep(&mut self, errors: &mut Errors) {
+        self.give_up(errors);
+        if !matches!(self.kind, Kind::Dtls(_)) {
+            return;
+        }
         let now = Instant::now();
         for index in 0..self.links.len() {
-            let link = &mut self.links[index];
-            if let Some(what) = link.silence().filter(|_| link.is_overdue(now, self.patience)) {
-                self.fail(index, what.to_owned(), errors);
-                continue;
-            }
-            let Some(Channel::Dtls(socket, association)) = &mut link.channel else { continue };
+            let Some(Channel::Dtls(socket, association)) = &mut self.links[index].channel else { continue };
             if association.timeout().is_none_or(|at| at > now) {
                 continue;
             }
@@ -262,6 +261,17 @@ impl Links {
         }
         if let Err(what) = served {
             self.fail(index, what, errors);
+        }
+    }
+
+    /// Ends links that do not open.
+    fn give_up(&mut self, errors: &mut Errors) {
+        let now = Instant::now();
+        for index in 0..self.links.len() {
+            let link = &self.links[index];
+            if let Some(what) = link.silence().filter(|_| link.is_overdue(now, self.patience)) {
+                self.fail(index, what.to_owned(), errors);
+            }
         }
     }
 
