@@ -182,6 +182,13 @@ impl TrustArgs {
 impl LoadTurnArgs {
     /// What to run, and where the JSON goes. Resolves the server's name.
     pub(crate) fn into_config(self) -> Result<(Config, Option<PathBuf>), LoadError> {
+        if !self.server.is_turn() {
+            let what = format!(
+                "{} names a STUN server, which relays nothing: name one as turn: or turns:",
+                self.server
+            );
+            return Err(LoadError::Config(what));
+        }
         let transport = self.transport.unwrap_or_else(|| self.server.transport());
         if !self.server.allows(transport) {
             let what = format!("--transport {transport} does not go with {}", self.server);
@@ -316,9 +323,15 @@ pub(crate) fn user(text: &str) -> Result<(String, String), &'static str> {
     }
 }
 
+/// Seconds, of which a clock can have so many more.
 pub(crate) fn seconds(text: &str) -> Result<Duration, String> {
+    /// A year.
+    const MOST: u64 = 365 * 86_400;
     let seconds: f64 = text.parse().map_err(|error: ParseFloatError| format!("expected seconds: {error}"))?;
-    Duration::try_from_secs_f64(seconds).map_err(|error| format!("expected seconds: {error}"))
+    Duration::try_from_secs_f64(seconds)
+        .ok()
+        .filter(|duration| *duration <= Duration::from_secs(MOST))
+        .ok_or_else(|| format!("expected seconds, 0 to {MOST} (a year)"))
 }
 
 pub(crate) fn percent(text: &str) -> Result<f64, &'static str> {
@@ -336,7 +349,7 @@ from the moment a datagram was due, so that a stall hides nothing; where the gen
 progress line appears on standard error each second.
 
 The JSON result is one object: sent, received, lost, duplicated, reordered, send_pps, recv_pps, recv_bps, \
-rtt_us {min,p50,p90,p99,p999,max}, jitter_us, late_us {p50,p99,max}, clients, size, rate, duration_s, datapath, errors {}. \
+rtt_us {min,p50,p90,p99,p999,max}, jitter_us, late_us {p50,p99,max}, clients, size, rate, duration_s, datapath, transport, relay, errors {}. \
 Over TLS and DTLS also full_handshakes and resumed_handshakes.
 
 Over TCP and TLS a message that waits for a slow server is still under way; one that finds no room any more counts as not sent, and \
@@ -440,7 +453,10 @@ mod tests {
     #[test]
     fn times_and_percentages_have_a_range() {
         assert_eq!(seconds("0.5"), Ok(Duration::from_millis(500)));
-        assert!(seconds("-1").is_err() && seconds("NaN").is_err() && seconds("1e30").is_err());
+        assert_eq!(seconds("31536000"), Ok(Duration::from_secs(31_536_000)));
+        for text in ["-1", "NaN", "inf", "1e30", "1e19", "31536001"] {
+            assert!(seconds(text).is_err_and(|error| error.contains("expected seconds")), "{text}");
+        }
         assert_eq!(percent("0.1"), Ok(0.1));
         assert!(percent("101").is_err() && percent("NaN").is_err());
     }

@@ -21,6 +21,7 @@ mod metrics_live;
 mod nat_discovery;
 mod probe;
 mod probe_findings;
+mod probe_verdicts;
 mod realms;
 mod refused_credentials;
 mod reload;

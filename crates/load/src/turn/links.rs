@@ -68,6 +68,8 @@ pub(super) struct Links {
     dropped: u64,
     /// Closes by a reset, which leaves no port in TIME_WAIT.
     abortive: bool,
+    /// How long opening one may take.
+    patience: Duration,
     scratch: Vec<u8>,
     pub(super) full_handshakes: u64,
     pub(super) resumed_handshakes: u64,
@@ -84,6 +86,8 @@ enum Kind {
 #[derive(Default)]
 struct Link {
     channel: Option<Channel>,
+    /// When it was begun to be opened.
+    since: Option<Instant>,
     state: State,
     framing: Framing,
     out: Vec<u8>,
@@ -142,6 +146,8 @@ impl Links {
             queued: 0,
             dropped: 0,
             abortive: config.mode == super::Mode::Allocate,
+            // Less than anything else takes that waits for an answer: here it is known what was not answered.
+            patience: config.setup_timeout.mul_f64(0.9),
             scratch: vec![0; SCRATCH],
             full_handshakes: 0,
             resumed_handshakes: 0,
@@ -254,6 +260,7 @@ impl Links {
 
     /// Calls the timers of DTLS.
     pub(super) fn sweep(&mut self, errors: &mut Errors) {
+        self.give_up(errors);
         if !matches!(self.kind, Kind::Dtls(_)) {
             return;
         }
@@ -298,6 +305,17 @@ impl Links {
         }
     }
 
+    /// Ends links that do not open.
+    fn give_up(&mut self, errors: &mut Errors) {
+        let now = Instant::now();
+        for index in 0..self.links.len() {
+            let link = &self.links[index];
+            if let Some(what) = link.silence().filter(|_| link.is_overdue(now, self.patience)) {
+                self.fail(index, what.to_owned(), errors);
+            }
+        }
+    }
+
     fn open(&mut self, index: usize, poller: &Poller) -> Result<(), String> {
         let now = Instant::now();
         let link = &mut self.links[index];
@@ -334,6 +352,7 @@ impl Links {
         link.state = if dtls { State::Handshaking } else { State::Connecting };
         link.watched_for_writing = !dtls;
         link.channel = Some(channel);
+        link.since = Some(now);
         Ok(())
     }
 
@@ -537,6 +556,20 @@ impl Links {
 }
 
 impl Link {
+    fn is_overdue(&self, now: Instant, patience: Duration) -> bool {
+        self.since.is_some_and(|since| now.saturating_duration_since(since) > patience)
+    }
+
+    /// What the server does not answer while the link is being opened.
+    fn silence(&self) -> Option<&'static str> {
+        match (self.state, &self.channel) {
+            (State::Connecting, _) => Some("does not answer: no connection comes about"),
+            (State::Handshaking, Some(Channel::Dtls(..))) => Some("does not answer the DTLS handshake"),
+            (State::Handshaking, _) => Some("takes the connection but does not answer the TLS handshake"),
+            _ => None,
+        }
+    }
+
     /// Bytes that have not left.
     fn waiting(&self) -> usize {
         self.out.len() - self.left + self.records

@@ -78,6 +78,11 @@ pub fn run(config: &Config, progress: impl FnMut(&Interval)) -> Result<Outcome, 
     let (sent_bytes, received_bytes) =
         (found.tallies.measured.sent_bytes, found.tallies.measured.received_bytes);
     let mut report = run::report(&frame, &asked, found);
+    if config.via != Via::Direct {
+        let relayed = if config.relayed == Relayed::Tcp { "tcp" } else { "udp" };
+        report.transport = Some(config.transport.to_string());
+        report.relay = (config.mode != Mode::Invalid).then(|| relayed.to_owned());
+    }
     if config.mode == Mode::Invalid {
         put_amplification(&mut report, sent_bytes, received_bytes);
         return Ok(run::conclude(report, &asked));
