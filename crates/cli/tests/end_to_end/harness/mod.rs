@@ -8,10 +8,14 @@ mod tls;
 mod turnpike;
 
 use std::{
+    collections::BTreeSet,
     fs,
-    net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, TcpListener, UdpSocket},
     path::{Path, PathBuf},
-    sync::atomic::{AtomicUsize, Ordering},
+    sync::{
+        Mutex, PoisonError,
+        atomic::{AtomicUsize, Ordering},
+    },
     thread,
     time::{Duration, Instant},
 };
@@ -55,10 +59,23 @@ pub(crate) fn has_ipv6() -> bool {
     UdpSocket::bind((V6, 0)).is_ok()
 }
 
-/// A UDP port that is free now, for programs that cannot choose one themselves.
+/// A port that is free now by UDP and by TCP, for programs that cannot choose one themselves. No two calls of a test program get the
+/// same one: between a call and the bind the kernel might hand it out again.
 pub(crate) fn free_port(address: IpAddr) -> u16 {
-    let socket = UdpSocket::bind((address, 0)).expect("loopback has a free port");
-    socket.local_addr().expect("a bound socket has an address").port()
+    static GIVEN: Mutex<BTreeSet<u16>> = Mutex::new(BTreeSet::new());
+    eventually("a free port", || {
+        let socket = UdpSocket::bind((address, 0)).expect("loopback has a free port");
+        let port = socket.local_addr().expect("a bound socket has an address").port();
+        TcpListener::bind((address, port)).ok()?;
+        GIVEN.lock().unwrap_or_else(PoisonError::into_inner).insert(port).then_some(port)
+    })
+}
+
+/// The kernel chooses at random among some 28,000: of a thousand choices some 18 pairs are equal.
+#[test]
+fn a_free_port_is_given_to_one_caller_only() {
+    let ports: BTreeSet<u16> = (0..1000).map(|_| free_port(V4)).collect();
+    assert_eq!(ports.len(), 1000);
 }
 
 /// Where a program of this name is on the PATH, or where servers are, which the PATH of an ordinary user leaves out.
