@@ -103,11 +103,11 @@ impl InForce {
                 let (file, end) = (&shown.file, date(shown.not_after));
                 let warning = if nearness == Nearness::Over {
                     format!(
-                        "certificate {file} has expired ({end}): clients refuse it; renew it, it is read by itself"
+                        "certificate {file} has expired ({end}): clients refuse it; renew it, the new one is read by itself"
                     )
                 } else {
                     format!(
-                        "certificate {file} expires in {} ({end}): renew it, it is read by itself",
+                        "certificate {file} expires in {} ({end}); renew it, the new one is read by itself",
                         span(left)
                     )
                 };

@@ -104,7 +104,7 @@ fn exposed(key: &Path) -> Option<String> {
     (mode & 0o004 != 0).then(|| {
         let (mode, key) = (mode & 0o777, key.display());
         format!(
-            "{key}: every user of this machine can read this private key (mode {mode:03o}): chmod o= {key}"
+            "{key}: every user of this machine can read this private key (mode {mode:03o}); chmod o= {key}"
         )
     })
 }
