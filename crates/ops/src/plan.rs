@@ -224,7 +224,7 @@ fn listeners(settings: &Settings, notes: &mut Vec<String>) -> Vec<SocketAddr> {
 
 /// Alternates that turn out to be addresses of this machine where a wildcard listener of ours has the port. What the settings tell
 /// by themselves is refused with the rest of them.
-fn circles(settings: &Settings) -> impl Iterator<Item = String> + '_ {
+pub(crate) fn circles(settings: &Settings) -> impl Iterator<Item = String> + '_ {
     let everywhere = |at: &SocketAddr| {
         let mut listeners = settings.listen.iter().chain(&settings.tls_listen).chain(&settings.dtls_listen);
         listeners.any(|listener| {
