@@ -24,7 +24,7 @@ use rustls::{
 
 use crate::LoadError;
 
-/// RFC 7443 section 3.
+/// RFC 7443.
 const ALPN_TURN: &[u8] = b"stun.turn";
 /// Where the common distributions keep the authorities that a machine trusts.
 const SYSTEM_AUTHORITIES: [&str; 4] = [

@@ -293,6 +293,11 @@ impl Families<'_, '_, WorkerSnapshot> {
             "Connections to peers that exist or are being made.",
             |snapshot| snapshot.peers.open,
         )?;
+        self.each(
+            "peer_stalls",
+            "Times that an end of a connection to a peer took no more for now.",
+            |snapshot| snapshot.peers.stalls,
+        )?;
         self.each("peer_spliced_bytes", "Bytes of connections to peers moved by splice.", |snapshot| {
             snapshot.peers.spliced_bytes
         })?;

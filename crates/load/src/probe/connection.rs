@@ -12,10 +12,10 @@ use rustls::{
     client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier},
     pki_types::{CertificateDer, ServerName, UnixTime},
 };
+use turnpike_wire::frame::{self, Frame, MAX_MESSAGE_LEN};
 
 use crate::{
     LoadError, dtls,
-    frames::{self, MAX_FRAME},
     secure::{self, Security, TlsOptions, explain},
     transport::Transport,
 };
@@ -99,7 +99,7 @@ impl Connection {
             channel,
             rest: Vec::new(),
             waiting: Vec::new(),
-            buffer: vec![0; MAX_FRAME.next_power_of_two()],
+            buffer: vec![0; MAX_MESSAGE_LEN.next_power_of_two()],
         };
         Ok((this, opened))
     }
@@ -155,9 +155,9 @@ impl Connection {
 
     /// A whole message out of a stream's bytes.
     fn cut(&mut self) -> io::Result<Option<Vec<u8>>> {
-        match frames::length(&self.rest) {
-            Ok(Some(length)) if length <= self.rest.len() => Ok(Some(self.rest.drain(..length).collect())),
-            Ok(_) => Ok(None),
+        match frame::first(&self.rest, MAX_MESSAGE_LEN) {
+            Ok(Frame::Message { next, .. }) => Ok(Some(self.rest.drain(..next).collect())),
+            Ok(Frame::Unfinished { .. }) => Ok(None),
             Err(_) => Err(io::Error::new(io::ErrorKind::InvalidData, "what answers does not speak STUN")),
         }
     }
@@ -304,7 +304,7 @@ fn dtls(
     let socket = udp(server).map_err(|error| words(&error))?;
     let bound = deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
     let settings = dtls::Settings::new(trust.security.clone(), bound).map_err(|error| error.to_string())?;
-    let mut association = dtls::Association::new(&settings, Instant::now())?;
+    let mut association = dtls::Association::new(&settings, None, Instant::now())?;
     let mut buffer = vec![0; 1 << 16];
     let mut any_answer = false;
     let failed = |any_answer: bool, what: String| {

@@ -23,7 +23,7 @@ pub(super) mod method {
     pub(crate) const CHANNEL_BIND: u16 = 0x009;
 }
 
-/// Attributes (RFC 8489 section 18.3, RFC 8656 section 18, RFC 5780 section 7, RFC 8016 section 6.1).
+/// Attributes (RFC 8489 section 18.3, RFC 8656 section 18, RFC 5780 section 7, RFC 8016 section 3.3).
 pub(super) mod attribute {
     pub(crate) const MAPPED_ADDRESS: u16 = 0x0001;
     pub(crate) const CHANGE_REQUEST: u16 = 0x0003;
