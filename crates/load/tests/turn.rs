@@ -39,7 +39,7 @@ fn traffic_over_channels_and_send_indications_comes_back_complete() {
 #[test]
 fn ipv6_works_from_end_to_end() {
     if UdpSocket::bind("[::1]:0").is_err() {
-        eprintln!("skipped: this machine has no IPv6");
+        println!("SKIPPED: this machine has no IPv6");
         return;
     }
     let six = std::net::Ipv6Addr::LOCALHOST.into();

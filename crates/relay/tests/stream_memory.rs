@@ -181,3 +181,29 @@ fn fill(control: &mut Client<TcpStream>, far: &mut TcpStream) -> u64 {
     }
     total
 }
+
+#[test]
+fn a_client_that_never_reads_its_replies_is_closed_and_costs_no_memory() {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let world = start(|_| {});
+    let mut others = world.client();
+    others.ask(&allocate());
+    let before = resident_kib();
+    let mut client = world.client();
+    let requests: Vec<u8> = (0..=255).flat_map(binding).collect();
+    client.stream.set_write_timeout(Some(Duration::from_millis(200))).unwrap();
+    let deadline = Instant::now() + SOON;
+    while world.streams().closed(CloseReason::RepliesUnread) == 0 {
+        assert!(Instant::now() < deadline, "{:?}", world.streams());
+        match client.stream.write(&requests) {
+            Ok(_) => {}
+            Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {}
+            Err(error) if matches!(error.kind(), ErrorKind::ConnectionReset | ErrorKind::BrokenPipe) => break,
+            Err(error) => panic!("{error}"),
+        }
+    }
+    world.wait_for_closed(CloseReason::RepliesUnread, 1);
+    let grown = resident_kib().saturating_sub(before);
+    assert!(grown < 8 << 10, "{grown} KiB for one client that does not read");
+    others.ask(&refresh(1));
+}

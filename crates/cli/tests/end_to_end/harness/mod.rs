@@ -8,6 +8,7 @@ mod tls;
 mod turnpike;
 
 use std::{
+    collections::BTreeSet,
     fs,
     net::{IpAddr, Ipv4Addr, Ipv6Addr, TcpListener, UdpSocket},
     path::{Path, PathBuf},
@@ -68,6 +69,12 @@ pub(crate) fn free_port(address: IpAddr) -> u16 {
         let is_free = UdpSocket::bind((address, port)).is_ok() && TcpListener::bind((address, port)).is_ok();
         is_free.then_some(port)
     })
+}
+
+#[test]
+fn a_free_port_is_given_to_one_caller_only() {
+    let ports: BTreeSet<u16> = (0..500).map(|_| free_port(V4)).collect();
+    assert_eq!(ports.len(), 500);
 }
 
 /// Where a program of this name is on the PATH, or where servers are, which the PATH of an ordinary user leaves out.

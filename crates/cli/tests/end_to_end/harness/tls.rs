@@ -62,6 +62,16 @@ impl Certificate {
         certificate
     }
 
+    /// One whose time is over in so long.
+    pub(crate) fn ending_in(names: &[&str], left: Duration) -> Self {
+        let mut params = CertificateParams::new(owned(names)).expect("names of tests are names");
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).expect("it is later than 1970");
+        params.not_after = rcgen::date_time_ymd(1970, 1, 1) + now + left;
+        let certificate = Self { dir: Dir::new() };
+        certificate.write(params);
+        certificate
+    }
+
     /// One that an authority of this test alone has signed: what trusts no self-signed server is made to trust that.
     pub(crate) fn of_authority(names: &[&str]) -> Self {
         let certificate = Self { dir: Dir::new() };
