@@ -98,7 +98,7 @@ fn a_wildcard_listener_answers_from_the_address_it_was_asked_on() {
 fn ipv6_is_reflected_too() {
     let six: SocketAddr = "[::1]:0".parse().unwrap();
     if UdpSocket::bind(six).is_err() {
-        eprintln!("skipped: this machine has no IPv6");
+        println!("SKIPPED: this machine has no IPv6");
         return;
     }
     let reflector = start(vec![six], Datapath::best().0, 1);

@@ -16,6 +16,7 @@ mod control;
 pub mod credentials;
 mod exposition;
 pub mod forward;
+mod in_force;
 mod limits;
 mod log_queue;
 pub mod logging;

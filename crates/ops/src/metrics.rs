@@ -18,18 +18,22 @@ use prometheus_client::{
 };
 use turnpike_relay::{CloseReason, DtlsDrop, DtlsEnd, DtlsFailure, HandshakeFailure, WorkerSnapshot};
 
-use crate::exposition::{self, Common, Families};
+use crate::{
+    exposition::{self, Common, Families},
+    in_force::InForce,
+};
 
 /// The exposition text of live snapshots (of workers, and of allocations by realm), for the admin page.
 pub fn page(
     snapshots: impl Fn() -> (Vec<WorkerSnapshot>, Vec<(Box<str>, usize)>) + Send + Sync + 'static,
+    in_force: Arc<InForce>,
     draining: Arc<AtomicBool>,
     log_lost: Arc<AtomicU64>,
 ) -> Arc<dyn Fn() -> Result<String, fmt::Error> + Send + Sync> {
     exposition::page(
         move |common| {
             let (workers, realms) = snapshots();
-            Scrape { workers: numbered(workers), realms, common }
+            Scrape { workers: numbered(workers), realms, in_force: Arc::clone(&in_force), common }
         },
         draining,
         log_lost,
@@ -43,6 +47,7 @@ struct Scrape {
     workers: Vec<(String, WorkerSnapshot)>,
     /// Allocations by realm; names are those of the configuration.
     realms: Vec<(Box<str>, usize)>,
+    in_force: Arc<InForce>,
     common: Common,
 }
 
@@ -58,6 +63,7 @@ impl Collector for Scrape {
         page.streams()?;
         page.peers()?;
         page.dtls()?;
+        page.in_force(&self.in_force)?;
         self.common.encode(&mut page.encoder)
     }
 }
@@ -76,6 +82,43 @@ impl Families<'_, '_, WorkerSnapshot> {
         Ok(())
     }
 
+    /// What the control thread has read. Files are named as the configuration names them.
+    #[expect(
+        clippy::cast_precision_loss,
+        reason = "gauges are floats by format, and no certificate outlives 2^53 s"
+    )]
+    fn in_force(&mut self, in_force: &InForce) -> fmt::Result {
+        let mut metric = self.encoder.encode_descriptor(
+            "certificate_not_after_seconds",
+            "When a certificate in force ends, Unix time, by file.",
+            None,
+            MetricType::Gauge,
+        )?;
+        for (file, not_after) in in_force.ends() {
+            metric.encode_family(&[("file", file.as_str())])?.encode_gauge(&(not_after as f64))?;
+        }
+        for (name, help, counts) in [
+            (
+                "certificate_reloads",
+                "Times that certificates were read again, by result; after a failure the old ones stay in force.",
+                in_force.certificate_reloads(),
+            ),
+            (
+                "config_reloads",
+                "Times that the configuration was read again (SIGHUP), by result; after a failure the old one stays in force.",
+                in_force.config_reloads(),
+            ),
+        ] {
+            let mut metric = self.encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
+            for (result, count) in counts {
+                metric
+                    .encode_family(&[("result", result)])?
+                    .encode_counter::<NoLabelSet, _, f64>(&count, None)?;
+            }
+        }
+        Ok(())
+    }
+
     /// What the state machines count. They name families and labels themselves; here the same family of all workers is
     /// brought together, as the format wants it.
     fn turn(&mut self) -> fmt::Result {
@@ -90,8 +133,12 @@ impl Families<'_, '_, WorkerSnapshot> {
             }
         }
         for (family, samples) in &families {
-            let mut metric =
-                self.encoder.encode_descriptor(family, turn_help(family), None, MetricType::Counter)?;
+            let mut metric = self.encoder.encode_descriptor(
+                family,
+                turn_help(family).unwrap_or_default(),
+                None,
+                MetricType::Counter,
+            )?;
             for (worker, label, value) in samples {
                 let worker = ("worker", *worker);
                 match label {
@@ -246,6 +293,11 @@ impl Families<'_, '_, WorkerSnapshot> {
             "Connections to peers that exist or are being made.",
             |snapshot| snapshot.peers.open,
         )?;
+        self.each(
+            "peer_stalls",
+            "Times that an end of a connection to a peer took no more for now.",
+            |snapshot| snapshot.peers.stalls,
+        )?;
         self.each("peer_spliced_bytes", "Bytes of connections to peers moved by splice.", |snapshot| {
             snapshot.peers.spliced_bytes
         })?;
@@ -295,8 +347,9 @@ impl Families<'_, '_, WorkerSnapshot> {
 /// Worker, label, value.
 type TurnSample<'a> = (&'a str, Option<(&'static str, &'static str)>, u64);
 
-fn turn_help(family: &str) -> &'static str {
-    match family {
+/// A test looks that each family has one.
+fn turn_help(family: &str) -> Option<&'static str> {
+    Some(match family {
         "relayed_datagrams" => "Payload datagrams relayed.",
         "relayed_bytes" => "Payload bytes relayed.",
         "icmp_relayed" => "ICMP errors passed on as Data indications.",
@@ -315,8 +368,12 @@ fn turn_help(family: &str) -> &'static str {
         "peer_connections" => "What happened to connections to peers (RFC 6062), by event.",
         "peer_connection_refusals" => "Connections of peers and ConnectionBinds refused, by reason.",
         "mobility" => "What happened to mobile allocations (RFC 8016), by event.",
-        _ => "A counter of the TURN state machine.",
-    }
+        "redirects" => "Allocations refused with the address of another server (300 Try Alternate).",
+        "nat_discovery_requests" => {
+            "Binding requests answered that asked for NAT discovery (RFC 5780), by attribute."
+        }
+        _ => return None,
+    })
 }
 
 fn numbered(workers: Vec<WorkerSnapshot>) -> Vec<(String, WorkerSnapshot)> {
@@ -342,6 +399,7 @@ mod tests {
         Scrape {
             workers: numbered(vec![first, WorkerSnapshot::default()]),
             realms: vec![("example.org".into(), 3)],
+            in_force: Arc::default(),
             common: Common { log_lost: 2, ..Common::default() },
         }
     }
@@ -368,6 +426,42 @@ mod tests {
             }
         }
         panic!("no # EOF");
+    }
+
+    #[test]
+    fn each_family_says_what_it_is() {
+        for (family, ..) in WorkerSnapshot::default().turn.counters() {
+            assert!(turn_help(family).is_some(), "{family} has no help");
+        }
+        let text = encode(scrape()).expect("encodes");
+        let mut helps = HashMap::new();
+        for line in text.lines().filter_map(|line| line.strip_prefix("# HELP ")) {
+            let (family, help) = line.split_once(' ').expect("a name and a text");
+            assert!(help.len() > 10 && help.ends_with('.'), "{family}: {help:?}");
+            assert_eq!(helps.insert(help, family), None, "{family} is described as another is");
+        }
+        let types = text.lines().filter(|line| line.starts_with("# TYPE ")).count();
+        assert_eq!(helps.len(), types);
+    }
+
+    #[test]
+    fn certificates_and_reloads_are_told() {
+        let mut scrape = scrape();
+        let in_force = InForce::default();
+        in_force.put([("turn.pem".to_owned(), 1_900_000_000)]);
+        in_force.count_certificates(false);
+        in_force.count_config(true);
+        scrape.in_force = Arc::new(in_force);
+        let samples = parse(&encode(scrape).expect("encodes"));
+        for (series, value) in [
+            ("turnpike_certificate_not_after_seconds{file=\"turn.pem\"}", 1_900_000_000.0),
+            ("turnpike_certificate_reloads_total{result=\"loaded\"}", 0.0),
+            ("turnpike_certificate_reloads_total{result=\"failed\"}", 1.0),
+            ("turnpike_config_reloads_total{result=\"loaded\"}", 1.0),
+            ("turnpike_config_reloads_total{result=\"failed\"}", 0.0),
+        ] {
+            assert_eq!(samples.get(series), Some(&value), "{series} in {samples:#?}");
+        }
     }
 
     #[test]

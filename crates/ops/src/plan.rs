@@ -48,6 +48,7 @@ impl Plan {
     ) -> Self {
         let mut notes = Vec::new();
         let relay = relay_addresses(settings, &mut notes);
+        notes.extend(circles(settings));
         let (datapath, datapath_reason) = match settings.datapath {
             Some(step) => (step, "as configured".to_owned()),
             None => Datapath::best(),
@@ -231,6 +232,23 @@ fn listeners(settings: &Settings, notes: &mut Vec<String>) -> Vec<SocketAddr> {
     usable
 }
 
+/// Alternates that turn out to be addresses of this machine where a wildcard listener of ours has the port. What the settings tell
+/// by themselves is refused with the rest of them.
+pub(crate) fn circles(settings: &Settings) -> impl Iterator<Item = String> + '_ {
+    let everywhere = |at: &SocketAddr| {
+        let mut listeners = settings.listen.iter().chain(&settings.tls_listen).chain(&settings.dtls_listen);
+        listeners.any(|listener| {
+            listener.ip().is_unspecified()
+                && listener.is_ipv4() == at.is_ipv4()
+                && listener.port() == at.port()
+        })
+    };
+    let alternates = settings.alternates.iter().map(|named| named.alternate.address);
+    alternates.filter(move |at| everywhere(at) && UdpSocket::bind((at.ip(), 0)).is_ok()).map(|at| {
+        format!("[[alternate]] {at} is an address of this machine, and of this server: clients would go in a circle")
+    })
+}
+
 fn has_ipv6() -> io::Result<()> {
     UdpSocket::bind((Ipv6Addr::UNSPECIFIED, 0)).map(drop)
 }
@@ -289,7 +307,7 @@ fn is_private(address: &IpAddr) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::{DiscoverySettings, RealmSettings, StoredKey};
+    use crate::config::{AlternateSettings, DiscoverySettings, RealmSettings, StoredKey};
     use turnpike_turn::server::{RealmId, Transport};
 
     #[test]
@@ -321,6 +339,19 @@ mod tests {
     fn the_route_to_loopback_starts_on_loopback() {
         let source = source_of_route(SocketAddr::from((Ipv4Addr::LOCALHOST, 9)));
         assert_eq!(source, Some(Ipv4Addr::LOCALHOST.into()));
+    }
+
+    #[test]
+    fn an_alternate_that_is_this_very_machine_is_noticed() {
+        let to = |address: &str| {
+            let mut named = AlternateSettings::default();
+            named.alternate.address = address.parse().expect("an address");
+            let settings = Settings { alternates: vec![named], ..Settings::default() };
+            circles(&settings).next()
+        };
+        assert!(to("127.0.0.9:3478").expect("of this machine").contains("127.0.0.9:3478"));
+        assert_eq!(to("127.0.0.9:3479"), None, "another port");
+        assert_eq!(to("192.0.2.1:3478"), None, "another machine");
     }
 
     #[test]

@@ -12,18 +12,19 @@ use std::{
 
 use tokio::net::TcpListener;
 use turnpike_relay::{
-    CredentialStore, DtlsContext, DtlsError, Identity, Layout, Relay, SessionLog, StartError, TlsContext,
+    CredentialStore, DtlsContext, DtlsError, Layout, Relay, SessionLog, StartError, TlsContext,
 };
 use turnpike_turn::server::NonceKey;
 
 use crate::{
     admin::{self, AdminError, AdminState},
     config::{
-        ConfigErrors, Loaded, Settings, Sources, User, UserSecret,
+        Certificate, ConfigError, ConfigErrors, Loaded, Settings, Sources, User, UserSecret,
         certificates::{self, CertificateWatch},
     },
     control::{self, Next},
     credentials::Credentials,
+    in_force::InForce,
     limits, logging, metrics,
     plan::{self, Plan},
     realms,
@@ -87,17 +88,17 @@ struct Control<'a> {
     tls: Option<Arc<TlsContext>>,
     dtls: Option<Arc<DtlsContext>>,
     watch: CertificateWatch,
+    in_force: Arc<InForce>,
 }
 
 impl<'a> Control<'a> {
     async fn run(sources: &'a Sources, loaded: Loaded, out: &mut dyn Write) -> Result<(), ServeError> {
         // Before anything else, so that no signal finds its default action while sessions exist.
         let mut signals = Signals::new().map_err(ServeError::Control)?;
-        let Loaded { mut settings, identities, warnings } = loaded;
+        let Loaded { mut settings, certificates, warnings } = loaded;
+        let identities = certificates::identities(&certificates);
         tracing::info!("turnpike {}", env!("CARGO_PKG_VERSION"));
-        for warning in warnings {
-            tracing::warn!("{warning}");
-        }
+        say_warnings(&warnings);
         let generated = plan::generated_user(&settings);
         settings.users.extend(generated.clone());
         let nonce_key = NonceKey(rand::random());
@@ -123,6 +124,8 @@ impl<'a> Control<'a> {
         let credentials: Arc<dyn CredentialStore> = Arc::new(Credentials::new(&settings));
         let relay = Arc::new(Relay::start(&plan.config, credentials, log)?);
         say_what_started(&plan, &relay, admin.as_ref());
+        let in_force = Arc::new(InForce::default());
+        in_force.show(&certificates);
         if let Some(user) = &generated {
             print_credential(user, &settings.realm, out);
         }
@@ -140,6 +143,7 @@ impl<'a> Control<'a> {
             addresses: plan.config.relay.clone(),
             draining: Arc::new(AtomicBool::new(false)),
             relay,
+            in_force,
         };
         if let Some(listener) = admin {
             // Weak, so that the last owner can stop the relay while a scrape is under way.
@@ -151,6 +155,7 @@ impl<'a> Control<'a> {
                             .upgrade()
                             .map_or_else(Default::default, |relay| (relay.snapshots(), relay.realms()))
                     },
+                    Arc::clone(&control.in_force),
                     Arc::clone(&control.draining),
                     log_lost,
                 ),
@@ -173,6 +178,7 @@ impl<'a> Control<'a> {
                 if self.watch.has_changed() {
                     self.reload_certificates();
                 }
+                self.in_force.look();
                 self.relay.has_failed()
             };
             match control::next(signals, deadline, look).await {
@@ -207,70 +213,86 @@ impl<'a> Control<'a> {
         self.relay.snapshots().iter().map(|snapshot| snapshot.allocations).sum()
     }
 
-    /// Takes what a running server can change from the configuration; a broken one changes nothing.
+    /// Takes what a running server can change from the configuration; a broken one changes nothing. Certificates that cannot be used
+    /// keep the old ones in force, and nothing else: who is to lose access must not keep it because of them.
     fn reload(&mut self) {
-        let (mut new, identities) = match self.sources.load() {
-            Ok(loaded) => (loaded.settings, loaded.identities),
-            Err(errors) => {
-                return control::say_refused(
-                    &errors,
-                    "configuration not reloaded: the old one stays in force",
-                );
-            }
-        };
+        let loaded = self.sources.load_but_certificates().map_err(|errors| {
+            control::say_refused(&errors, "configuration not reloaded: the old one stays in force");
+        });
+        let taken = loaded.is_ok_and(|(loaded, problems)| self.take(loaded, &problems));
+        self.in_force.count_config(taken);
+    }
+
+    /// False where it cannot be taken.
+    fn take(&mut self, loaded: Loaded, problems: &[ConfigError]) -> bool {
+        let Loaded { settings: mut new, certificates, warnings } = loaded;
         if plan::generated_user(&new).is_some() {
             if self.generated.is_none() {
                 tracing::error!(
                     "configuration not reloaded: it names neither users nor secrets, so nobody could authenticate"
                 );
-                return;
+                return false;
             }
             new.users.extend(self.generated.clone());
         }
+        say_warnings(&warnings);
+        say_warnings(&plan::circles(&new).collect::<Vec<_>>());
         control::say_unchangeable(&self.started.unchangeable(&new));
         let credentials: Arc<dyn CredentialStore> = Arc::new(Credentials::new(&new));
         self.layout.add_server_names(realms::server_names(&new));
         let server = plan::server_config(&new, &self.layout, &self.addresses, self.nonce_key);
         self.relay.reconfigure(&server, &self.layout, &credentials, &realms::limits(&new));
-        self.show_certificates(&identities);
         self.watch = CertificateWatch::new(&new);
+        self.take_certificates(&certificates, problems);
         let all = realms::all(&new);
         let (users, secrets) = all.iter().fold((0, 0), |(users, secrets), realm| {
             (users + realm.users.len(), secrets + realm.secrets.len())
         });
         tracing::info!(realms = all.len(), users, secrets, "configuration reloaded");
         self.settings = new;
+        true
     }
 
     /// One of the files has changed while nobody asked for a reload.
     fn reload_certificates(&self) {
-        let mut problems = Vec::new();
-        let identities = certificates::load(&self.settings, &mut problems);
-        if problems.is_empty() {
-            return self.show_certificates(&identities);
-        }
-        for problem in &problems {
-            tracing::error!("{problem}");
-        }
-        tracing::error!("certificates not reloaded: the old ones stay in force");
+        let found = certificates::load(&self.settings);
+        say_warnings(&found.warnings);
+        self.take_certificates(&found.certificates, &found.problems);
     }
 
-    fn show_certificates(&self, identities: &[Identity]) {
-        match (&self.tls, identities) {
+    /// Shows them, if all of them can be used.
+    fn take_certificates(&self, certificates: &[Certificate], problems: &[ConfigError]) {
+        if !problems.is_empty() {
+            for problem in problems {
+                tracing::error!("{problem}");
+            }
+            tracing::error!("certificates not reloaded: the old ones stay in force");
+            return self.in_force.count_certificates(false);
+        }
+        match (&self.tls, certificates) {
             (None, []) => {}
             (None, _) => tracing::warn!("TLS begins only after a restart: there was no certificate at start"),
             (Some(_), []) => {
                 tracing::warn!("no certificate is configured any more: the old ones stay in force");
             }
             (Some(tls), _) => {
-                tls.replace(identities);
+                let identities = certificates::identities(certificates);
+                tls.replace(&identities);
                 // A file that no longer has dtls.listen may name certificates that DTLS cannot use.
-                if let Some(Err(error)) = self.dtls.as_ref().map(|dtls| dtls.replace(identities)) {
+                if let Some(Err(error)) = self.dtls.as_ref().map(|dtls| dtls.replace(&identities)) {
                     tracing::warn!("{error}: DTLS keeps the old one until a restart");
                 }
+                self.in_force.show(certificates);
+                self.in_force.count_certificates(true);
                 tracing::info!(certificates = identities.len(), "certificates loaded");
             }
         }
+    }
+}
+
+fn say_warnings(warnings: &[String]) {
+    for warning in warnings {
+        tracing::warn!("{warning}");
     }
 }
 
@@ -283,9 +305,13 @@ fn say_what_started(plan: &Plan, relay: &Relay, admin: Option<&TcpListener>) {
     let config = &plan.config;
     let listeners = relay.listeners();
     let turnpike_relay::runtime::Listeners { udp, tcp, tls, dtls } = listeners;
-    for (protocol, addresses) in [("udp", udp), ("tcp", tcp), ("tls", tls), ("dtls", dtls)] {
+    let on_tcp = if config.streams.tls.is_some() { ", TLS too" } else { "" };
+    let on_tls = if config.streams.tls_only { ", TLS alone" } else { ", plain TCP too" };
+    for (protocol, addresses, note) in
+        [("udp", udp, ""), ("tcp", tcp, on_tcp), ("tls", tls, on_tls), ("dtls", dtls, "")]
+    {
         for address in addresses {
-            tracing::info!("listening on {protocol} {address}");
+            tracing::info!("listening on {protocol} {address}{note}");
         }
     }
     for address in &config.relay {

@@ -54,7 +54,7 @@ pub enum StartError {
         /// The kernel's answer.
         source: io::Error,
         /// What to do about it.
-        remedy: &'static str,
+        remedy: String,
     },
     /// A relay address is not one of this machine.
     #[error(
@@ -200,8 +200,8 @@ impl Relay {
                 config,
                 &listeners,
                 |started| {
-                    let settings = Arc::clone(&dtls_config);
-                    Associations::new(layout.dtls(), settings, config.workers, started)
+                    let (settings, layout) = (Arc::clone(&dtls_config), Arc::clone(&layout));
+                    Associations::new(layout, settings, config.workers, started)
                 },
                 |poller| {
                     let (config, layout) = (Arc::clone(&stream_config), Arc::clone(&layout));
@@ -337,7 +337,7 @@ fn probe_listeners(config: &Config) -> Result<Listeners, StartError> {
     let mut dtls: Vec<Option<SocketAddr>> = vec![None; secure.len()];
     for address in &config.listen {
         let place = (0..wanted.len()).find(|place| wanted[*place] == *address && tcp[*place].is_none());
-        let (udp, also) = probe_pair(*address, place.is_some())?;
+        let (udp, also) = probe_pair(*address, place.is_some(), udp_setting(config, *address))?;
         listeners.udp.push(udp);
         if let Some(place) = place {
             tcp[place] = also;
@@ -359,12 +359,17 @@ fn probe_listeners(config: &Config) -> Result<Listeners, StartError> {
     Ok(listeners)
 }
 
-fn probe_pair(address: SocketAddr, also_tcp: bool) -> Result<(SocketAddr, Option<SocketAddr>), StartError> {
+/// `named_by` is the setting that names the address.
+fn probe_pair(
+    address: SocketAddr,
+    also_tcp: bool,
+    named_by: &str,
+) -> Result<(SocketAddr, Option<SocketAddr>), StartError> {
     let mut attempts = 0;
     loop {
         let udp = match UdpSocket::bind(address, &UdpOptions::default()) {
             Ok(socket) => socket.local_addr(),
-            Err(source) => return Err(listen_error("udp", address, source)),
+            Err(source) => return Err(cannot_listen("udp", named_by, address, source)),
         };
         if !also_tcp {
             return Ok((udp, None));
@@ -372,7 +377,7 @@ fn probe_pair(address: SocketAddr, also_tcp: bool) -> Result<(SocketAddr, Option
         match TcpListener::probe(udp) {
             Ok(tcp) => return Ok((udp, Some(tcp))),
             Err(_) if address.port() == 0 && attempts < PORT_ATTEMPTS => attempts += 1,
-            Err(source) => return Err(listen_error("tcp", udp, source)),
+            Err(source) => return Err(cannot_listen("tcp", named_by, udp, source)),
         }
     }
 }
@@ -386,18 +391,51 @@ fn probe_stream(protocol: &'static str, address: SocketAddr) -> Result<SocketAdd
     TcpListener::probe(address).map_err(|source| listen_error(protocol, address, source))
 }
 
+/// The flag that names the listeners of a protocol.
+fn setting(protocol: &str) -> &'static str {
+    match protocol {
+        "tls" => "--tls-listen",
+        "dtls" => "--dtls-listen",
+        _ => "--listen",
+    }
+}
+
+/// What names this UDP listener. Those of NAT discovery stand among the others, which serve TCP too unless nobody wants that.
+fn udp_setting(config: &Config, address: SocketAddr) -> &'static str {
+    let of_discovery =
+        |of: &NatDiscovery| of.addresses.contains(&address.ip()) && of.ports.contains(&address.port());
+    let is_discovery = config.server.nat_discovery.iter().any(of_discovery);
+    if is_discovery && !config.streams.listen.contains(&address) {
+        "nat_discovery.addresses and nat_discovery.ports"
+    } else {
+        setting("udp")
+    }
+}
+
 /// Says what to do about a listener that cannot be bound.
 pub(crate) fn listen_error(protocol: &'static str, address: SocketAddr, source: io::Error) -> StartError {
+    cannot_listen(protocol, setting(protocol), address, source)
+}
+
+/// The same for one that `named_by` names.
+fn cannot_listen(
+    protocol: &'static str,
+    named_by: &str,
+    address: SocketAddr,
+    source: io::Error,
+) -> StartError {
     let remedy = match source.kind() {
         io::ErrorKind::AddrInUse => {
-            "another program has this port: stop it, or choose another port with --listen"
+            format!("another program has this port: stop it, or choose another port with {named_by}")
         }
-        io::ErrorKind::PermissionDenied => {
+        io::ErrorKind::PermissionDenied => format!(
             "ports below 1024 need CAP_NET_BIND_SERVICE: grant it (setcap cap_net_bind_service=ep), or choose a \
-             higher port with --listen"
+             higher port with {named_by}"
+        ),
+        io::ErrorKind::AddrNotAvailable => {
+            format!("choose an address of this machine (ip address) with {named_by}")
         }
-        io::ErrorKind::AddrNotAvailable => "choose an address of this machine (ip address) with --listen",
-        _ => "choose another address with --listen",
+        _ => format!("choose another address with {named_by}"),
     };
     StartError::Listen { protocol, address, source, remedy }
 }
@@ -428,5 +466,28 @@ mod tests {
         all.sort_unstable();
         with_admin.sort_unstable();
         assert_eq!(with_admin, all);
+    }
+
+    #[test]
+    fn the_remedy_names_the_setting_of_the_listener() {
+        let told = |protocol, kind: io::ErrorKind| {
+            listen_error(protocol, ([10, 0, 0, 1], 443).into(), kind.into()).to_string()
+        };
+        for kind in [
+            io::ErrorKind::AddrInUse,
+            io::ErrorKind::PermissionDenied,
+            io::ErrorKind::AddrNotAvailable,
+            io::ErrorKind::Other,
+        ] {
+            for (protocol, flag) in [
+                ("udp", " --listen"),
+                ("tcp", " --listen"),
+                ("tls", " --tls-listen"),
+                ("dtls", " --dtls-listen"),
+            ] {
+                let text = told(protocol, kind);
+                assert!(text.ends_with(flag) && text.contains(&format!("{protocol} 10.0.0.1:443")), "{text}");
+            }
+        }
     }
 }

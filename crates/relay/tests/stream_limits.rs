@@ -4,7 +4,7 @@
 mod support;
 
 use std::{
-    io::{ErrorKind, Write},
+    io::Write,
     net::TcpStream,
     thread,
     time::{Duration, Instant},
@@ -12,13 +12,6 @@ use std::{
 
 use support::*;
 use turnpike_relay::{CloseReason, HandshakeFailure};
-
-/// Resident memory of this process in KiB.
-fn resident_kib() -> u64 {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap();
-    let line = status.lines().find(|line| line.starts_with("VmRSS:")).unwrap();
-    line.split_whitespace().nth(1).unwrap().parse().unwrap()
-}
 
 fn slow_reader<S: std::io::Read + Write>(world: &World, client: &mut Client<S>) {
     let peer = peer();
@@ -70,31 +63,6 @@ fn a_slow_reader_over_tls_loses_the_oldest_datagrams_and_still_gets_its_replies(
     });
     let stream = tls_connect(world.tls(), "turn.example.org", &tls_config(&[])).unwrap();
     slow_reader(&world, &mut Client::new(stream));
-}
-
-#[test]
-fn a_client_that_never_reads_its_replies_is_closed_and_costs_no_memory() {
-    let world = start(|_| {});
-    let mut others = world.client();
-    others.ask(&allocate());
-    let before = resident_kib();
-    let mut client = world.client();
-    let requests: Vec<u8> = (0..=255).flat_map(binding).collect();
-    client.stream.set_write_timeout(Some(Duration::from_millis(200))).unwrap();
-    let deadline = Instant::now() + SOON;
-    while world.streams().closed(CloseReason::RepliesUnread) == 0 {
-        assert!(Instant::now() < deadline, "{:?}", world.streams());
-        match client.stream.write(&requests) {
-            Ok(_) => {}
-            Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {}
-            Err(error) if matches!(error.kind(), ErrorKind::ConnectionReset | ErrorKind::BrokenPipe) => break,
-            Err(error) => panic!("{error}"),
-        }
-    }
-    world.wait_for_closed(CloseReason::RepliesUnread, 1);
-    let grown = resident_kib().saturating_sub(before);
-    assert!(grown < 8 << 10, "{grown} KiB for one client that does not read");
-    others.ask(&refresh(1));
 }
 
 #[test]
@@ -193,16 +161,19 @@ fn who_sends_no_message_in_time_is_closed_however_busy_it_looks() {
 
 #[test]
 fn who_has_no_allocation_is_closed_after_some_silence_and_who_has_one_is_not() {
-    let world = start(|config| config.idle_ms = 700);
-    let mut idle = world.client();
-    let mut busy = world.client();
+    // Twenty times what lies between two requests of the busy one: a machine with much to do may be late by as much.
+    let idle_time = Duration::from_secs(2);
+    let world = start(|config| config.idle_ms = 2000);
     let mut allocated = world.client();
     allocated.ask(&allocate());
+    let mut idle = world.client();
+    let mut busy = world.client();
     idle.ask(&binding(1));
     let began = Instant::now();
-    while began.elapsed() < Duration::from_millis(1500) {
+    while world.streams().closed(CloseReason::Idle) == 0 || began.elapsed() < idle_time * 3 / 2 {
+        assert!(began.elapsed() < SOON, "{:?}", world.streams());
         busy.ask(&binding(1));
-        thread::sleep(Duration::from_millis(100));
+        thread::sleep(idle_time / 20);
     }
     idle.ends();
     world.wait_for_closed(CloseReason::Idle, 1);

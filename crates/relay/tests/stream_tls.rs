@@ -6,7 +6,7 @@ mod support;
 use std::{io::Write, net::SocketAddr, sync::Arc};
 
 use rcgen::{CertificateParams, KeyPair};
-use rustls::{ClientConfig, HandshakeKind, pki_types::CertificateDer};
+use rustls::{CipherSuite, ClientConfig, HandshakeKind, pki_types::CertificateDer};
 use support::*;
 use turnpike_relay::{CertificateError, CloseReason, HandshakeFailure, Identity};
 
@@ -194,7 +194,23 @@ fn certificates_that_cannot_be_used_are_refused_with_the_reason() {
     let broken = cert.replacen("-----\n", "-----\n!!!", 1);
     assert!(matches!(read(&broken, &key, now()), Some(CertificateError::CertificatePem(_))));
     let encrypted = key.replace("PRIVATE KEY", "ENCRYPTED PRIVATE KEY");
-    assert_eq!(read(&cert, &encrypted, now()), Some(CertificateError::NoKey));
+    assert_eq!(read(&cert, &encrypted, now()), Some(CertificateError::EncryptedKey));
+    let begin = "-----BEGIN PRIVATE KEY-----";
+    let header = format!("{begin}\nProc-Type: 4,ENCRYPTED\nDEK-Info: AES-256-CBC,00\n\n");
+    let old_style = key.replace(&format!("{begin}\n"), &header).replace(&format!("{begin}\r\n"), &header);
+    assert_eq!(read(&cert, &old_style, now()), Some(CertificateError::EncryptedKey));
+    // In words for people: no Debug output, no lists of bytes.
+    let relabelled = key.replace("PRIVATE KEY", "CERTIFICATE");
+    for (cert, key, words) in [
+        (&cert[..cert.len() / 2], &key[..], "END CERTIFICATE----- is missing"),
+        (&cert, &key[..key.len() / 2], "END PRIVATE KEY----- is missing"),
+        (&broken, &key, "no Base64"),
+        (&relabelled, &key, "no valid DER"),
+    ] {
+        let text = read(cert, key, now()).unwrap().to_string();
+        assert!(text.contains(words), "{text}");
+        assert!(!text.contains('[') && !text.contains('('), "{text}");
+    }
     let old = {
         let key = KeyPair::generate().unwrap();
         let mut params = CertificateParams::new(vec!["a.example".to_owned()]).unwrap();
@@ -205,5 +221,19 @@ fn certificates_that_cannot_be_used_are_refused_with_the_reason() {
     assert!(matches!(read(&old.0, &old.1, now()), Some(CertificateError::Expired(_))));
     let year_2019 = 1_560_000_000;
     assert!(matches!(read(&old.0, &old.1, year_2019), Some(CertificateError::NotYetValid(_))));
-    assert!(read(&old.0, &old.1, 1_600_000_000).is_none(), "in its time it was good");
+    let then = Identity::from_pem(old.0.as_bytes(), old.1.as_bytes(), 1_600_000_000).unwrap();
+    // 2021-01-01 00:00:00 UTC.
+    assert_eq!(then.not_after(), 1_609_459_200, "in its time it was good");
+}
+
+#[test]
+fn of_what_both_know_aes_128_is_taken_whichever_version() {
+    let world = world(&[&["a.example"]]);
+    for (version, suite) in [
+        (&rustls::version::TLS13, CipherSuite::TLS13_AES_128_GCM_SHA256),
+        (&rustls::version::TLS12, CipherSuite::TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256),
+    ] {
+        let stream = tls_connect(world.tls(), "a.example", &tls_config_of(version)).unwrap();
+        assert_eq!(stream.conn.negotiated_cipher_suite().unwrap().suite(), suite);
+    }
 }

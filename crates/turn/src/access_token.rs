@@ -15,7 +15,7 @@ use std::fmt;
 
 use aes_gcm::{
     Aes128Gcm, Aes256Gcm,
-    aead::{AeadInPlace, KeyInit, generic_array::GenericArray},
+    aead::{AeadInOut, KeyInit},
 };
 use subtle::ConstantTimeEq as _;
 use turnpike_wire::integrity::Key;
@@ -68,22 +68,22 @@ impl TokenKey {
     }
 
     fn encrypt(&self, nonce: &[u8; NONCE_LEN], name: &str, text: &mut [u8]) -> Option<[u8; TAG_LEN]> {
-        let (nonce, name) = (GenericArray::from_slice(nonce), name.as_bytes());
+        let (nonce, name) = (nonce.into(), name.as_bytes());
         let tag = match self {
-            Self::A128Gcm(key) => Aes128Gcm::new(key.into()).encrypt_in_place_detached(nonce, name, text),
-            Self::A256Gcm(key) => Aes256Gcm::new(key.into()).encrypt_in_place_detached(nonce, name, text),
+            Self::A128Gcm(key) => Aes128Gcm::new(key.into()).encrypt_inout_detached(nonce, name, text.into()),
+            Self::A256Gcm(key) => Aes256Gcm::new(key.into()).encrypt_inout_detached(nonce, name, text.into()),
         };
         tag.ok().map(Into::into)
     }
 
     fn decrypt(&self, nonce: &[u8; NONCE_LEN], name: &str, text: &mut [u8], tag: &[u8; TAG_LEN]) -> bool {
-        let (nonce, name, tag) = (GenericArray::from_slice(nonce), name.as_bytes(), tag.into());
+        let (nonce, name, tag) = (nonce.into(), name.as_bytes(), tag.into());
         let done = match self {
             Self::A128Gcm(key) => {
-                Aes128Gcm::new(key.into()).decrypt_in_place_detached(nonce, name, text, tag)
+                Aes128Gcm::new(key.into()).decrypt_inout_detached(nonce, name, text.into(), tag)
             }
             Self::A256Gcm(key) => {
-                Aes256Gcm::new(key.into()).decrypt_in_place_detached(nonce, name, text, tag)
+                Aes256Gcm::new(key.into()).decrypt_inout_detached(nonce, name, text.into(), tag)
             }
         };
         done.is_ok()

@@ -1,8 +1,8 @@
 //! Mistakes in files, flags and environment: exit 2, where and what, before any socket opens.
 
-use std::net::UdpSocket;
+use std::net::{SocketAddr, TcpListener, UdpSocket};
 
-use super::harness::{Dir, Finished, Program, SOON, V4, turnpike};
+use super::harness::{Certificate, Dir, Finished, Program, SOON, V4, free_port, turnpike};
 
 /// Runs `command -c turnpike.toml` on this file, and with this variable of the environment.
 fn run(command: &str, file: &str, variable: Option<(&str, &str)>) -> Finished {
@@ -106,6 +106,44 @@ fn no_socket_opens_before_the_configuration_is_right() {
     let ended = run("serve", &format!("[server]\nlisten = [\"{taken}\"]\nlisen = []\n"), None);
     assert_eq!(ended.code, Some(2), "{}", ended.output());
     assert!(!ended.stderr.contains("in use"), "{}", ended.stderr);
+}
+
+#[test]
+fn a_port_that_is_taken_names_the_setting_to_change() {
+    let certificate = Certificate::new(&["turn.example.org"]);
+    let port = free_port(V4);
+    let taken = SocketAddr::new(V4, port).to_string();
+    let _udp = UdpSocket::bind(&taken).expect("it is free");
+    let _tcp = TcpListener::bind(&taken).expect("it is free");
+    let dir = Dir::new();
+    let text = format!(
+        "[nat_discovery]\naddresses = [\"127.0.0.1\", \"127.0.0.2\"]\nports = [{port}, {}]\n",
+        free_port(V4)
+    );
+    let discovery = dir.file("turnpike.toml", &text);
+    let discovery = discovery.to_str().expect("our own path is UTF-8");
+    for (more, protocol, setting) in [
+        (["--tls-listen", &taken], "tls", "--tls-listen"),
+        (["--dtls-listen", &taken], "dtls", "--dtls-listen"),
+        (["-c", discovery], "udp", "nat_discovery.addresses and nat_discovery.ports"),
+    ] {
+        let free = ["serve", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--relay-ip", "127.0.0.1"];
+        let arguments = [&free[..], &certificate.flags(), &more].concat();
+        let ended = Program::start(&mut turnpike(&arguments)).wait(SOON);
+        assert_eq!(ended.code, Some(1), "{setting}: {}", ended.output());
+        let words =
+            [format!("cannot listen on {protocol} {taken}"), format!("choose another port with {setting}\n")];
+        for word in words {
+            assert!(format!("{}\n", ended.stderr).contains(&word), "no {word:?} in {}", ended.stderr);
+        }
+    }
+    // Our own page in the way of our own listener is known before.
+    for command in ["serve", "check-config"] {
+        let free = SocketAddr::new(V4, free_port(V4)).to_string();
+        let ended = Program::start(&mut turnpike(&[command, "--listen", &free, "--admin", &free])).wait(SOON);
+        assert_eq!(ended.code, Some(2), "{command}: {}", ended.output());
+        assert!(ended.stderr.contains("flag --admin: admin.listen: "), "{}", ended.stderr);
+    }
 }
 
 #[test]

@@ -1,9 +1,16 @@
 //! Certificates: refused at start with the file's name, loaded anew when they change, kept when the new ones are no good.
 
-use std::{fs, path::Path, process::Command};
+use std::{
+    fs,
+    os::unix::fs::PermissionsExt,
+    path::Path,
+    process::Command,
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
 
 use super::harness::{
-    Certificate, Dir, Finished, Program, SOON, Serve, V4, installed, shown_by, skip, turnpike,
+    Certificate, Dir, Finished, Load, Program, Reflect, SOON, Serve, V4, eventually, installed, shown_by,
+    skip, turnpike,
 };
 
 const NAME: &str = "turn.example.org";
@@ -100,19 +107,192 @@ fn a_certificate_that_changes_is_shown_and_a_bad_one_keeps_the_old() {
     serve.program.line_with("certificates not reloaded: the old ones stay in force");
     assert_eq!(shown_by(server, NAME), second);
 
-    // A broken one does not get through by SIGHUP either.
+    let reloads = |what: &str, result: &str, count: u64| {
+        let family = format!("turnpike_{what}_reloads_total");
+        eventually(&format!("{family} {result} {count}"), || {
+            (serve.metrics().sum(&family, &format!("result=\"{result}\"")) == count).then_some(())
+        });
+    };
+    reloads("certificate", "loaded", 1);
+    reloads("certificate", "failed", 1);
+    // A broken one does not get through by SIGHUP either, which does all else.
     fs::write(certificate.cert(), "").expect("our own file");
     serve.program.signal("HUP");
-    serve.program.line_with("cert.pem: the file is empty");
-    serve.program.line_with("configuration not reloaded");
+    reloads("config", "loaded", 1);
+    reloads("certificate", "failed", 2);
+    assert!(serve.program.lines().iter().any(|line| line.contains("cert.pem: the file is empty")));
     assert_eq!(shown_by(server, NAME), second);
 
     // And a good one does.
     fs::write(certificate.key(), key).expect("our own file");
     certificate.renew(&[NAME]);
     serve.program.signal("HUP");
-    serve.program.line_with("configuration reloaded");
-    super::harness::eventually("the third certificate", || {
-        (shown_by(server, NAME) == certificate.der()).then_some(())
-    });
+    reloads("config", "loaded", 2);
+    reloads("certificate", "loaded", 2);
+    eventually("the third certificate", || (shown_by(server, NAME) == certificate.der()).then_some(()));
+}
+
+/// Who revokes a user must not have to look after certificates first.
+#[test]
+fn a_reload_with_a_certificate_that_expired_or_is_gone_revokes_users_all_the_same() {
+    let certificate = Certificate::new(&[NAME]);
+    let expired = Certificate::expired(&[NAME]);
+    let dir = Dir::new();
+    let text = |users: &str| {
+        format!(
+            "[auth]\nusers = [{users}]\n[tls]\ncert = {:?}\nkey = {:?}\n",
+            certificate.cert(),
+            certificate.key()
+        )
+    };
+    let file = dir.file("turnpike.toml", &text(r#""a:one", "b:two", "c:three""#));
+    let path = file.to_str().expect("our own path is UTF-8");
+    let serve = Serve::start_bare(&["-c", path, "--relay-ip", "127.0.0.1"]);
+    let server = serve.address(V4);
+    let first = certificate.der();
+    let enters = |user: &str| {
+        let load =
+            Load::as_user(server, user).with(&["--mode", "allocate", "--rate", "20", "--duration", "1"]);
+        load.run().code
+    };
+    let reload = |users: &str, count: u64| {
+        fs::write(&file, text(users)).expect("our own file");
+        serve.program.signal("HUP");
+        eventually("the reload is counted", || {
+            (serve.metrics().sum("turnpike_config_reloads_total", "result=\"loaded\"") == count).then_some(())
+        });
+    };
+    let has_said = |words: &str| serve.program.lines().iter().any(|line| line.contains(words));
+    assert_eq!(enters("a:one"), Some(0));
+
+    fs::copy(expired.cert(), certificate.cert()).expect("our own file");
+    fs::copy(expired.key(), certificate.key()).expect("our own file");
+    reload(r#""b:two", "c:three""#, 1);
+    assert_eq!((enters("a:one"), enters("b:two")), (Some(1), Some(0)));
+    assert!(has_said("the certificate expired") && has_said("certificates not reloaded"));
+
+    fs::remove_file(certificate.cert()).expect("our own file");
+    reload(r#""c:three""#, 2);
+    assert_eq!((enters("b:two"), enters("c:three")), (Some(1), Some(0)));
+    assert!(has_said("cert.pem: cannot be read"));
+    assert_eq!(shown_by(server, NAME), first, "the old one stays");
+
+    // It is picked up as soon as it is there.
+    certificate.renew(&[NAME]);
+    eventually("the new certificate", || (shown_by(server, NAME) == certificate.der()).then_some(()));
+}
+
+#[test]
+fn the_log_says_where_tls_is_served_under_which_names_and_until_when() {
+    let certificate = Certificate::new(&[NAME, "turn.example.net"]);
+    let mut serve = Serve::start(&[&certificate.flags()[..], &["--tls-listen", "127.0.0.1:0"]].concat());
+    let told = serve.program.line_with("valid until");
+    for word in ["certificate ", "cert.pem for turn.example.org, turn.example.net, valid until ", " UTC"] {
+        assert!(told.contains(word), "{told}");
+    }
+    assert!(serve.program.line_with("listening on tcp 127.0.0.1:").ends_with(", TLS too"));
+    assert!(serve.program.line_with("listening on tls 127.0.0.1:").ends_with(", plain TCP too"));
+    assert!(!serve.program.lines().iter().any(|line| line.contains("expires in")));
+    let plain = Serve::start(&[]);
+    assert!(!plain.program.lines().iter().any(|line| line.contains("TLS")), "{:?}", plain.program.lines());
+}
+
+#[test]
+fn an_end_that_is_near_is_a_warning_and_a_metric() {
+    const DAY: u64 = 86_400;
+    let certificate = Certificate::ending_in(&[NAME], Duration::from_secs(10 * DAY + DAY / 2));
+    let mut serve = Serve::start(&certificate.flags());
+    let told = serve.program.line_with("expires in");
+    assert!(told.contains("WARN") && told.contains("cert.pem expires in 10 days"), "{told}");
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).expect("it is later than 1970").as_secs();
+    let end = |serve: &Serve| serve.metrics().sum("turnpike_certificate_not_after_seconds", "cert.pem");
+    assert!((now + 10 * DAY..now + 11 * DAY).contains(&end(&serve)), "{}", end(&serve));
+
+    // Long enough to start, and then it is over while it runs.
+    let brief = Certificate::ending_in(&[NAME], Duration::from_secs(12));
+    let mut serve = Serve::start(&brief.flags());
+    serve.program.line_with("cert.pem expires in ");
+    let told = serve.program.line_with("has expired");
+    assert!(told.contains("ERROR"), "{told}");
+    shown_by(serve.address(V4), NAME);
+}
+
+#[test]
+fn a_key_that_everybody_can_read_is_a_warning_and_an_encrypted_one_is_called_that() {
+    let certificate = Certificate::new(&[NAME]);
+    let mode = |mode| {
+        fs::set_permissions(certificate.key(), fs::Permissions::from_mode(mode)).expect("our own file");
+        run("check-config", &certificate.flags())
+    };
+    let open = mode(0o644);
+    assert_eq!(open.code, Some(0), "{}", open.output());
+    assert!(open.stderr.contains("key.pem") && open.stderr.contains("chmod o="), "{}", open.stderr);
+    assert!(!mode(0o640).stderr.contains("key.pem"));
+
+    let key = fs::read_to_string(certificate.key()).expect("our own file");
+    let (begin, rest) = key.split_once('\n').expect("PEM has lines");
+    let header = "Proc-Type: 4,ENCRYPTED\nDEK-Info: AES-128-CBC,00\n\n";
+    fs::write(certificate.key(), format!("{begin}\n{header}{rest}")).expect("our own file");
+    let encrypted = run("check-config", &certificate.flags());
+    assert_eq!(encrypted.code, Some(2));
+    assert!(encrypted.stderr.contains("the private key is encrypted"), "{}", encrypted.stderr);
+    assert!(encrypted.stderr.contains("openssl pkey"), "{}", encrypted.stderr);
+}
+
+/// The same by DTLS: who is connected stays so, who comes sees the new one.
+#[test]
+fn dtls_shows_a_certificate_that_changes_and_keeps_its_clients() {
+    let certificate = Certificate::new(&[NAME]);
+    let old = fs::read(certificate.cert()).expect("our own file");
+    let mut serve = Serve::start_secured(&certificate, &["--workers", "2"]);
+    let server = serve.address_of("dtls", V4);
+    let dir = Dir::new();
+    // Our client trusts the very certificate that is in this file, and none besides.
+    let trusts = |pem: &[u8]| {
+        let file = dir.file("trust.pem", std::str::from_utf8(pem).expect("PEM is ASCII"));
+        let uri = format!("turns:{server}?transport=udp");
+        let trust = file.to_str().expect("UTF-8");
+        let run =
+            Program::run(&mut turnpike(&["probe", &uri, "--ca", trust, "--server-name", NAME, "--json"]));
+        let report = run.result();
+        let facts = &report["transports"]["dtls"];
+        assert_eq!(facts["reachable"], true, "{report}");
+        facts["certificate"]["verifies"] == true
+    };
+    assert!(trusts(&old));
+
+    // Packets flow by the old one all the while.
+    let reflect = Reflect::start(V4, &[]);
+    let trust = dir.file("old.pem", std::str::from_utf8(&old).expect("PEM is ASCII"));
+    let flow = Load::new(server)
+        .to(reflect.address)
+        .with(&["--transport", "dtls", "--ca", trust.to_str().expect("UTF-8"), "--server-name", NAME])
+        .with(&["--clients", "8", "--rate", "200", "--duration", "6"])
+        .start();
+    serve.wait_for_allocations(8);
+
+    // By itself, when the files change.
+    certificate.renew(&[NAME]);
+    let second = fs::read(certificate.cert()).expect("our own file");
+    serve.program.line_with("certificates loaded");
+    assert!(trusts(&second) && !trusts(&old));
+
+    // A broken one keeps the old by SIGHUP, and a good one takes its place.
+    fs::write(certificate.cert(), "").expect("our own file");
+    serve.program.signal("HUP");
+    serve.program.line_with("certificates not reloaded");
+    assert!(trusts(&second));
+    certificate.renew(&[NAME]);
+    let third = fs::read(certificate.cert()).expect("our own file");
+    serve.program.signal("HUP");
+    eventually("the third certificate", || trusts(&third).then_some(()));
+    assert!(!trusts(&second));
+
+    let run = flow.wait(SOON * 2);
+    assert_eq!(run.code, Some(0), "{}", run.output());
+    let result = run.result();
+    assert!(result["received"].as_u64() > Some(0), "{result}");
+    assert!(result["lost"].as_u64() <= Some(20), "{result}");
+    assert_eq!(result["errors"]["connection_lost"], serde_json::Value::Null, "{result}");
+    serve.wait_for_allocations(0);
 }

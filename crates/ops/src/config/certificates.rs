@@ -12,13 +12,41 @@ use turnpike_relay::{CertificateError, Identity};
 
 use super::{CertificateFiles, ConfigError, Settings};
 
-/// Reads all certificates, the default one first. What cannot be used goes to `problems` with its file's name.
-pub(crate) fn load(settings: &Settings, problems: &mut Vec<ConfigError>) -> Vec<Identity> {
+/// A certificate and its key, and the file that it is from.
+#[derive(Clone, Debug)]
+pub struct Certificate {
+    /// As the configuration names it.
+    pub file: PathBuf,
+    /// What is in it, and in the file of the key.
+    pub identity: Identity,
+}
+
+/// What the files came to.
+#[derive(Debug, Default)]
+pub(crate) struct Found {
+    /// The default one first.
+    pub(crate) certificates: Vec<Certificate>,
+    /// What cannot be used, with its file's name.
+    pub(crate) problems: Vec<ConfigError>,
+    /// Sentences for the log.
+    pub(crate) warnings: Vec<String>,
+}
+
+/// For the TLS of [`turnpike_relay`].
+pub(crate) fn identities(certificates: &[Certificate]) -> Vec<Identity> {
+    certificates.iter().map(|certificate| certificate.identity.clone()).collect()
+}
+
+/// Reads all certificates.
+pub(crate) fn load(settings: &Settings) -> Found {
     let unix = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
-    let mut identities = Vec::new();
+    let Found { mut certificates, mut problems, mut warnings } = Found::default();
     for (key, files) in named(settings) {
         match read(&files, unix) {
-            Ok(identity) => identities.push(identity),
+            Ok(identity) => {
+                certificates.push(Certificate { file: files.cert, identity });
+                warnings.extend(exposed(&files.key));
+            }
             Err((path, problem)) => problems.push(ConfigError {
                 // The file is at fault, and not the line that names it; but that line is what can be found.
                 origin: settings.origin(key).clone(),
@@ -30,7 +58,7 @@ pub(crate) fn load(settings: &Settings, problems: &mut Vec<ConfigError>) -> Vec<
         }
     }
     // dimpl has no RSA. Said before anything starts, or DTLS clients would be left without an answer.
-    let dtls = settings.dtls_listen.is_empty() || identities.iter().any(Identity::can_dtls);
+    let dtls = settings.dtls_listen.is_empty() || certificates.iter().any(|one| one.identity.can_dtls());
     if let Some((key, files)) = named(settings).into_iter().next()
         && !dtls
         && problems.is_empty()
@@ -45,7 +73,7 @@ pub(crate) fn load(settings: &Settings, problems: &mut Vec<ConfigError>) -> Vec<
             suggestion: None,
         });
     }
-    identities
+    Found { certificates, problems, warnings }
 }
 
 /// The pairs of files, with the key that names them.
@@ -67,6 +95,17 @@ fn read(files: &CertificateFiles, unix: u64) -> Result<Identity, (PathBuf, Strin
         CertificateError::Mismatch => (files.key.clone(), format!("{error} in {}", files.cert.display())),
         error if error.is_about_key() => (files.key.clone(), error.to_string()),
         error => (files.cert.clone(), error.to_string()),
+    })
+}
+
+/// A warning where anybody on this machine may read a private key. A group may: that is how a server without root's rights gets it.
+fn exposed(key: &Path) -> Option<String> {
+    let mode = fs::metadata(key).ok()?.mode();
+    (mode & 0o004 != 0).then(|| {
+        let (mode, key) = (mode & 0o777, key.display());
+        format!(
+            "{key}: every user of this machine can read this private key (mode {mode:03o}); chmod o= {key}"
+        )
     })
 }
 
@@ -111,6 +150,8 @@ fn stamp(path: &Path) -> io::Result<Stamp> {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
     use super::*;
 
     #[test]
@@ -141,8 +182,8 @@ mod tests {
         fs::create_dir_all(&dir).unwrap();
         let (cert, key) = (dir.join("cert.pem"), dir.join("key.pem"));
         let problem = |settings: &Settings| {
-            let mut problems = Vec::new();
-            assert!(load(settings, &mut problems).is_empty());
+            let Found { certificates, mut problems, .. } = load(settings);
+            assert!(certificates.is_empty());
             problems.remove(0).to_string()
         };
         let settings = Settings {
@@ -157,5 +198,19 @@ mod tests {
         fs::write(&key, "no PEM").unwrap();
         assert!(problem(&settings).contains("key.pem: no private key in it"));
         fs::remove_dir_all(&dir).unwrap();
+    }
+
+    #[test]
+    fn a_key_that_everybody_can_read_is_a_warning() {
+        let key = std::env::temp_dir().join(format!("turnpike-mode-{}.pem", std::process::id()));
+        fs::write(&key, "").unwrap();
+        for (mode, told) in [(0o600, false), (0o640, false), (0o644, true), (0o604, true)] {
+            fs::set_permissions(&key, fs::Permissions::from_mode(mode)).unwrap();
+            let warning = exposed(&key);
+            assert_eq!(warning.is_some(), told, "{mode:o}");
+            let words = [key.to_str().unwrap(), &format!("mode {mode:o}"), "chmod"];
+            assert!(warning.is_none_or(|text| words.iter().all(|word| text.contains(word))), "{mode:o}");
+        }
+        fs::remove_file(&key).unwrap();
     }
 }

@@ -2,7 +2,7 @@
 
 use std::{collections::HashSet, net::SocketAddr};
 
-use super::{AlternateSettings, ConfigError, RealmSettings, Settings, TokenKeySettings};
+use super::{AdminListen, AlternateSettings, ConfigError, RealmSettings, Settings, TokenKeySettings};
 use crate::realms;
 
 /// Appends what cannot work. A limit that nobody set never makes an error: it only caps.
@@ -45,6 +45,32 @@ pub(crate) fn combinations(settings: &Settings, problems: &mut Vec<ConfigError>)
             format!("{address} is in server.listen too"),
             "addresses that server.listen does not name: with a certificate, those take TLS clients as well",
         );
+    }
+    if settings.tls_only && settings.tls_listen.is_empty() {
+        refuse(
+            "tls.only",
+            "there is no tls.listen, and it holds for those listeners alone".to_owned(),
+            "tls.listen with it; server.listen always takes plain TCP too, unless server.tcp is false",
+        );
+    }
+    if let AdminListen::On(admin) = settings.admin
+        && let Some((key, listener)) = stream_listeners(settings).find(|(_, at)| collide(admin, *at))
+    {
+        if settings.is_explicit("admin.listen") {
+            refuse(
+                "admin.listen",
+                format!("{admin} is taken: {key} has {listener}, by TCP too"),
+                "an address that neither server.listen nor tls.listen takes, or \"off\"",
+            );
+        } else {
+            refuse(
+                key,
+                format!(
+                    "{listener} is taken: the admin page is on {admin} unless admin.listen says otherwise"
+                ),
+                "another port, or another admin.listen (--admin)",
+            );
+        }
     }
     match (&settings.tls_cert, &settings.tls_key) {
         (Some(_), None) => {
@@ -198,6 +224,65 @@ pub(crate) fn combinations(settings: &Settings, problems: &mut Vec<ConfigError>)
     }
 }
 
+/// What can be, and is hardly meant. Sentences for the log.
+pub(crate) fn doubts(settings: &Settings) -> Vec<String> {
+    let mut doubts = Vec::new();
+    let mut doubt = |key: &str, what: String| doubts.push(format!("{}: {key}: {what}", settings.origin(key)));
+    let certificate = match (&settings.tls_cert, &settings.tls_certificates[..]) {
+        (Some(_), _) => Some("tls.cert"),
+        (None, [_, ..]) => Some("tls.certificates"),
+        (None, []) => None,
+    };
+    let unused = !settings.tcp && settings.tls_listen.is_empty() && settings.dtls_listen.is_empty();
+    if let Some(key) = certificate.filter(|_| unused) {
+        doubt(
+            key,
+            "nothing uses it: server.tcp is false, and there is neither tls.listen nor dtls.listen"
+                .to_owned(),
+        );
+    }
+    if let Some(all) = settings.proxy_protocol_from.iter().find(|from| from.bits == 0) {
+        doubt(
+            "server.proxy_protocol_from",
+            format!(
+                "{}/0 lets anybody who connects by TCP claim any address, and refuses who claims none; name the proxies' \
+                 own addresses",
+                all.base
+            ),
+        );
+    }
+    doubts
+}
+
+/// Listeners by TCP, and the keys that name them.
+fn stream_listeners(settings: &Settings) -> impl Iterator<Item = (&'static str, SocketAddr)> + '_ {
+    let tcp = settings.listen.iter().filter(|_| settings.tcp).map(|at| ("server.listen", *at));
+    tcp.chain(settings.tls_listen.iter().map(|at| ("tls.listen", *at)))
+}
+
+/// Whether the admin page takes the port of a listener. Its wildcard of IPv6 may stand for IPv4 too; ours never do.
+fn collide(admin: SocketAddr, listener: SocketAddr) -> bool {
+    let same_family = admin.is_ipv4() == listener.is_ipv4();
+    let (any, all) = (admin.ip().is_unspecified(), listener.ip().is_unspecified());
+    admin.port() == listener.port()
+        && admin.port() != 0
+        && (admin.ip() == listener.ip() || any && (same_family || admin.is_ipv6()) || all && same_family)
+}
+
+/// Whether one of our listeners is here, as far as settings tell: a wildcard one is on every address that they name, and on
+/// loopback.
+fn is_ours(settings: &Settings, address: SocketAddr) -> bool {
+    let ip = address.ip();
+    let relays = settings.relay_addresses.iter().chain(&settings.discovery.addresses);
+    let named = relays.flat_map(|relay| [Some(relay.bind), relay.external]).flatten();
+    let here = ip.is_loopback() || named.into_iter().any(|named| named == ip);
+    let mut listeners = settings.listen.iter().chain(&settings.tls_listen).chain(&settings.dtls_listen);
+    listeners.any(|listener| {
+        let everywhere = listener.ip().is_unspecified() && listener.is_ipv4() == address.is_ipv4();
+        listener.port() == address.port() && (listener.ip() == ip || everywhere && here)
+    })
+}
+
 /// Appends what is wrong with the `[[alternate]]`s beside the rest.
 fn alternates(settings: &Settings, problems: &mut Vec<ConfigError>) {
     for AlternateSettings { alternate, place } in &settings.alternates {
@@ -210,8 +295,8 @@ fn alternates(settings: &Settings, problems: &mut Vec<ConfigError>) {
                 suggestion: None,
             });
         };
-        if settings.listen.contains(&alternate.address) {
-            let address = alternate.address;
+        let address = alternate.address;
+        if is_ours(settings, address) {
             refuse(format!("{address} is this server: clients would go in a circle"), "another server");
         }
         if !settings.auth_required {

@@ -24,10 +24,11 @@ use std::{
 };
 
 use turnpike_net::Datapath;
-use turnpike_relay::{Identity, RelayAddress};
+use turnpike_relay::RelayAddress;
 use turnpike_turn::server::Cidr;
 
 pub use alternate_keys::AlternateSettings;
+pub use certificates::Certificate;
 pub use discovery_keys::DiscoverySettings;
 pub use error::{ConfigError, ConfigErrors, Origin};
 pub use oauth_keys::{OauthSettings, TokenKeySettings};
@@ -335,7 +336,7 @@ pub struct Loaded {
     /// The settings.
     pub settings: Settings,
     /// The certificates that they name, the default one first.
-    pub identities: Vec<Identity>,
+    pub certificates: Vec<Certificate>,
     /// Sentences for the log.
     pub warnings: Vec<String>,
 }
@@ -376,6 +377,15 @@ impl Sources {
     /// # Errors
     /// Everything that is wrong, not only the first.
     pub fn load(&self) -> Result<Loaded, ConfigErrors> {
+        match self.load_but_certificates()? {
+            (loaded, problems) if problems.is_empty() => Ok(loaded),
+            (_, problems) => Err(ConfigErrors::sorted(problems)),
+        }
+    }
+
+    /// The same for a server that runs and can keep the certificates that it has: what is wrong with the new ones, if nothing else
+    /// is wrong, stands beside the rest. A user must lose access though a certificate has expired.
+    pub(crate) fn load_but_certificates(&self) -> Result<(Loaded, Vec<ConfigError>), ConfigErrors> {
         let mut problems = Vec::new();
         let entries = match &self.file {
             Some(path) => source::file_entries(path, &mut problems),
@@ -389,8 +399,8 @@ impl Sources {
         &self,
         file: &[Entry],
         mut problems: Vec<ConfigError>,
-        certificates: fn(&Settings, &mut Vec<ConfigError>) -> Vec<Identity>,
-    ) -> Result<Loaded, ConfigErrors> {
+        certificates: fn(&Settings) -> certificates::Found,
+    ) -> Result<(Loaded, Vec<ConfigError>), ConfigErrors> {
         let mut settings = Settings::default();
         let mut origins = BTreeMap::new();
         self.apply(KEYS, TABLES, file, &mut settings, &mut origins, &mut problems);
@@ -405,11 +415,15 @@ impl Sources {
                 .map(|read| AlternateSettings { place: read.place, ..read.settings })
                 .collect();
         check::combinations(&settings, &mut problems);
-        let identities = certificates(&settings, &mut problems);
+        let found = certificates(&settings);
         if !problems.is_empty() {
+            problems.extend(found.problems);
             return Err(ConfigErrors::sorted(problems));
         }
-        Ok(Loaded { settings, identities, warnings: self.unknown_variables() })
+        let mut warnings = self.unknown_variables();
+        warnings.extend(check::doubts(&settings));
+        warnings.extend(found.warnings);
+        Ok((Loaded { settings, certificates: found.certificates, warnings }, found.problems))
     }
 
     /// Reads every key of a table from the entries of a file, the environment and the flags; `origins` learns who set what.

@@ -15,7 +15,8 @@ fn load(text: &str, environment: &[(&str, &str)], flags: Flags) -> Result<Loaded
         environment.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
     let mut problems = Vec::new();
     let entries = source::parse_file(Path::new("t.toml"), text, &mut problems);
-    Sources::new(None, environment, flags).merge(&entries, problems, |_, _| Vec::new())
+    let sources = Sources::new(None, environment, flags);
+    Ok(sources.merge(&entries, problems, |_| certificates::Found::default())?.0)
 }
 
 fn settings(text: &str) -> Settings {
@@ -48,16 +49,20 @@ fn the_example_names_every_key_in_its_section() {
     let mut section = "";
     let mut named = Vec::new();
     for line in EXAMPLE.lines() {
+        // [[realm]] and [[alternate]] are commented out: there is none by default.
+        let line = line.strip_prefix('#').unwrap_or(line);
         if let Some(name) = line.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')) {
-            section = name;
-        } else if let Some((name, _)) = line.strip_prefix('#').unwrap_or(line).split_once(" = ")
+            section = name.trim_matches(['[', ']']);
+        } else if let Some((name, _)) = line.split_once(" = ")
             && !name.starts_with(' ')
         {
             named.push(format!("{section}.{name}"));
         }
     }
-    for spec in KEYS {
-        assert!(named.iter().any(|name| name == spec.path), "{} is not documented", spec.path);
+    let realm = REALM_KEYS.iter().map(|spec| spec.path);
+    let alternate = ALTERNATE_KEYS.iter().map(|spec| spec.path);
+    for path in KEYS.iter().map(|spec| spec.path).chain(realm).chain(alternate) {
+        assert!(named.iter().any(|name| name == path), "{path} is not documented");
     }
 }
 
@@ -74,6 +79,8 @@ fn the_commented_examples_are_valid() {
     let settings = settings(&uncommented.join("\n"));
     assert_eq!((settings.users.len(), settings.secrets.len(), settings.relay_addresses.len()), (2, 2, 2));
     assert_eq!((settings.allow.len(), settings.deny.len()), (2, 1));
+    assert_eq!((settings.realms.len(), settings.alternates.len(), settings.oauth.keys.len()), (1, 1, 1));
+    assert_eq!(settings.tls_certificates.len(), 1);
 }
 
 #[test]
@@ -292,6 +299,45 @@ fn each_mistake_names_line_column_key_and_what_is_expected() {
             "auth.required",
             "no [[realm]]",
         ),
+        ("[tls]\nonly = true", 2, 8, "tls.only", "tls.listen"),
+        (
+            "[server]\nlisten = [\"127.0.0.1:5000\"]\n[admin]\nlisten = \"127.0.0.1:5000\"",
+            4,
+            10,
+            "admin.listen",
+            "neither server.listen",
+        ),
+        (
+            "[server]\nlisten = [\"0.0.0.0:5000\"]\n[admin]\nlisten = \"127.0.0.1:5000\"",
+            4,
+            10,
+            "admin.listen",
+            "neither server.listen",
+        ),
+        // The default address of the page; nobody has named that.
+        ("[server]\nlisten = [\"127.0.0.1:9641\"]", 2, 10, "server.listen", "admin.listen"),
+        (
+            "[tls]\nlisten = [\"[::1]:5000\"]\ncert = \"a\"\nkey = \"b\"\n[admin]\nlisten = \"[::]:5000\"",
+            6,
+            10,
+            "admin.listen",
+            "neither server.listen",
+        ),
+        (
+            "[dtls]\nlisten = [\"192.0.2.1:5000\"]\n[tls]\ncert = \"a\"\nkey = \"b\"\n[[alternate]]\naddress = \"192.0.2.1:5000\"",
+            6,
+            1,
+            "alternate.address",
+            "another server",
+        ),
+        (
+            "[relay]\naddresses = [\"10.0.0.1=192.0.2.1\"]\n[[alternate]]\naddress = \"192.0.2.1:3478\"",
+            3,
+            1,
+            "alternate.address",
+            "another server",
+        ),
+        ("[[alternate]]\naddress = \"[::1]:3478\"", 1, 1, "alternate.address", "another server"),
     ] {
         let errors = errors(text);
         assert_eq!(errors.len(), 1, "{text}: {errors:?}");
@@ -437,6 +483,57 @@ fn an_unknown_variable_is_a_warning_with_a_suggestion() {
     let warnings = load("", &environment, Flags::new()).expect("valid").warnings;
     assert_eq!(warnings.len(), 2, "{warnings:?}");
     assert!(warnings[0].ends_with("did you mean TURNPIKE_SERVER_REALM?"), "{warnings:?}");
+}
+
+#[test]
+fn what_is_of_no_use_or_of_too_much_is_a_warning() {
+    for (text, words) in [
+        (
+            "[server]\ntcp = false\n[tls]\ncert = \"a\"\nkey = \"b\"",
+            &["t.toml:4:8: tls.cert: nothing uses it", "server.tcp", "tls.listen"][..],
+        ),
+        (
+            "[server]\ntcp = false\n[tls]\ncertificates = [{ cert = \"a\", key = \"b\" }]",
+            &["t.toml:4:16: tls.certificates: nothing uses it"],
+        ),
+        (
+            "[server]\nproxy_protocol_from = [\"10.0.0.1/32\", \"0.0.0.0/0\"]",
+            &["t.toml:2:23: server.proxy_protocol_from: 0.0.0.0/0", "anybody"],
+        ),
+        ("[server]\nproxy_protocol_from = [\"::/0\"]", &["server.proxy_protocol_from: ::/0"]),
+    ] {
+        let warnings = load_text(text).expect("valid").warnings;
+        assert_eq!(warnings.len(), 1, "{text}: {warnings:?}");
+        for word in words {
+            assert!(warnings[0].contains(word), "{text}: {warnings:?}");
+        }
+    }
+    for text in [
+        "",
+        "[tls]\ncert = \"a\"\nkey = \"b\"",
+        "[server]\ntcp = false\n[dtls]\nlisten = [\"0.0.0.0:5349\"]\n[tls]\ncert = \"a\"\nkey = \"b\"",
+        "[server]\nproxy_protocol_from = [\"10.0.0.0/8\"]",
+        "[server]\ntcp = false\nlisten = [\"127.0.0.1:9641\"]",
+        "[[alternate]]\naddress = \"192.0.2.1:3478\"",
+    ] {
+        assert_eq!(load_text(text).expect(text).warnings, [""; 0], "{text}");
+    }
+}
+
+#[test]
+fn a_bad_certificate_stands_beside_the_rest_and_not_in_its_way() {
+    let merge = |text: &str| {
+        let mut problems = Vec::new();
+        let entries = source::parse_file(Path::new("t.toml"), text, &mut problems);
+        Sources::new(None, Vec::new(), Flags::new()).merge(&entries, problems, certificates::load)
+    };
+    let text = "[server]\nrealm = \"new\"\n[tls]\ncert = \"/nowhere/cert.pem\"\nkey = \"/nowhere/key.pem\"";
+    let (loaded, problems) = merge(text).expect("the rest is right");
+    assert_eq!((loaded.settings.realm.as_str(), loaded.certificates.len()), ("new", 0));
+    assert!(problems[0].to_string().contains("/nowhere/cert.pem: cannot be read"), "{problems:?}");
+    // Where something else is wrong, all is told.
+    let errors = merge(&format!("{text}\n[server2]")).expect_err("wrong").0;
+    assert_eq!(errors.len(), 2, "{errors:?}");
 }
 
 #[test]

@@ -10,7 +10,7 @@ use std::{
 use foldhash::fast::RandomState;
 use hashbrown::HashMap;
 use rustls::{
-    InconsistentKeys, ServerConfig, ServerConnection, SignatureScheme,
+    CipherSuite, InconsistentKeys, ServerConfig, ServerConnection, SignatureScheme,
     crypto::{CryptoProvider, ring},
     pki_types::{CertificateDer, PrivateKeyDer, UnixTime, pem, pem::PemObject},
     server::{ClientHello, NoServerSessionStorage, ResolvesServerCert},
@@ -18,7 +18,7 @@ use rustls::{
 };
 use webpki::{EndEntityCert, KeyUsage};
 
-/// RFC 7443 section 2, with TURN first: a client that offers both wants more than a Binding.
+/// RFC 7443, TURN first: a client that offers both wants more than a Binding.
 const PROTOCOLS: [&[u8]; 2] = [b"stun.turn", b"stun.nat-discovery"];
 
 /// Why a certificate and its key cannot be used; each message says what to change.
@@ -41,10 +41,13 @@ pub enum CertificateError {
     #[error("the certificate is not valid yet, only in {}", duration(*.0))]
     NotYetValid(Duration),
     /// The key file holds none.
-    #[error(
-        "no private key in it: PEM with BEGIN PRIVATE KEY is expected; an encrypted one must be decrypted first (openssl pkey)"
-    )]
+    #[error("no private key in it: PEM with BEGIN PRIVATE KEY is expected")]
     NoKey,
+    /// Nobody is there to type its passphrase.
+    #[error(
+        "the private key is encrypted, and nobody could be asked for the passphrase: decrypt it (openssl pkey -in FILE -out NEW)"
+    )]
+    EncryptedKey,
     /// The key file is broken.
     #[error("no valid PEM: {0}")]
     KeyPem(String),
@@ -62,7 +65,10 @@ impl CertificateError {
     /// Whether the key file is at fault, rather than the certificate file.
     #[must_use]
     pub fn is_about_key(&self) -> bool {
-        matches!(self, Self::NoKey | Self::KeyPem(_) | Self::UnusableKey(_) | Self::Mismatch)
+        matches!(
+            self,
+            Self::NoKey | Self::EncryptedKey | Self::KeyPem(_) | Self::UnusableKey(_) | Self::Mismatch
+        )
     }
 }
 
@@ -71,6 +77,7 @@ impl CertificateError {
 pub struct Identity {
     key: Arc<CertifiedKey>,
     names: Vec<String>,
+    not_after: u64,
 }
 
 impl Identity {
@@ -81,29 +88,33 @@ impl Identity {
     pub fn from_pem(chain: &[u8], key: &[u8], unix: u64) -> Result<Self, CertificateError> {
         let chain = CertificateDer::pem_slice_iter(chain)
             .collect::<Result<Vec<_>, _>>()
-            .map_err(|error| CertificateError::CertificatePem(error.to_string()))?;
-        let key = match PrivateKeyDer::from_pem_slice(key) {
-            Ok(key) => key,
-            Err(pem::Error::NoItemsFound) => return Err(CertificateError::NoKey),
-            Err(error) => return Err(CertificateError::KeyPem(error.to_string())),
-        };
-        let names = {
+            .map_err(|error| CertificateError::CertificatePem(pem_fault(&error)))?;
+        let key = PrivateKeyDer::from_pem_slice(key).map_err(|error| match error {
+            _ if is_encrypted(key) => CertificateError::EncryptedKey,
+            pem::Error::NoItemsFound => CertificateError::NoKey,
+            error => CertificateError::KeyPem(pem_fault(&error)),
+        })?;
+        let (names, not_after) = {
             let own = chain.first().ok_or(CertificateError::NoCertificate)?;
             let parsed = EndEntityCert::try_from(own)
-                .map_err(|error| CertificateError::Malformed(error.to_string()))?;
+                .map_err(|error| CertificateError::Malformed(der_fault(&error).to_owned()))?;
             check_time(&parsed, unix)?;
-            parsed.valid_dns_names().map(str::to_ascii_lowercase).collect()
+            (parsed.valid_dns_names().map(str::to_ascii_lowercase).collect(), not_after(&parsed))
         };
-        let signing = provider()
-            .key_provider
-            .load_private_key(key)
-            .map_err(|error| CertificateError::UnusableKey(error.to_string()))?;
+        let signing = provider().key_provider.load_private_key(key).map_err(|error| {
+            CertificateError::UnusableKey(match error {
+                rustls::Error::General(why) => why,
+                error => error.to_string(),
+            })
+        })?;
         let key = CertifiedKey::new(chain, signing);
         match key.keys_match() {
             Err(rustls::Error::InconsistentKeys(InconsistentKeys::KeyMismatch)) => {
                 Err(CertificateError::Mismatch)
             }
-            Ok(()) | Err(rustls::Error::InconsistentKeys(_)) => Ok(Self { key: Arc::new(key), names }),
+            Ok(()) | Err(rustls::Error::InconsistentKeys(_)) => {
+                Ok(Self { key: Arc::new(key), names, not_after })
+            }
             Err(error) => Err(CertificateError::Malformed(error.to_string())),
         }
     }
@@ -112,6 +123,12 @@ impl Identity {
     #[must_use]
     pub fn names(&self) -> &[String] {
         &self.names
+    }
+
+    /// The last second, as Unix time, in which it is valid.
+    #[must_use]
+    pub fn not_after(&self) -> u64 {
+        self.not_after
     }
 
     pub(crate) fn certified(&self) -> &CertifiedKey {
@@ -230,19 +247,29 @@ impl Directory {
 
 fn provider() -> Arc<CryptoProvider> {
     let mut provider = ring::default_provider();
-    // What all must implement (RFC 8446 section 9.1), and with AES in hardware the cheapest per byte.
-    provider
-        .cipher_suites
-        .sort_by_key(|suite| suite.suite() != rustls::CipherSuite::TLS13_AES_128_GCM_SHA256);
+    // What all must implement (RFC 8446 section 9.1), and with AES in hardware the cheapest per byte; in TLS 1.2 there is one for
+    // each kind of certificate.
+    let is_first = |suite: CipherSuite| {
+        matches!(
+            suite,
+            CipherSuite::TLS13_AES_128_GCM_SHA256
+                | CipherSuite::TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256
+                | CipherSuite::TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256
+        )
+    };
+    provider.cipher_suites.sort_by_key(|suite| !is_first(suite.suite()));
     Arc::new(provider)
 }
 
 /// A path to no trust anchor at all is looked for: the times are what is checked first, and all that is of interest here.
+fn time_fault(certificate: &EndEntityCert<'_>, now: UnixTime) -> Option<webpki::Error> {
+    certificate.verify_for_usage(&[], &[], &[], now, KeyUsage::server_auth(), None, None).err()
+}
+
 fn check_time(certificate: &EndEntityCert<'_>, unix: u64) -> Result<(), CertificateError> {
     let now = UnixTime::since_unix_epoch(Duration::from_secs(unix));
-    let checked = certificate.verify_for_usage(&[], &[], &[], now, KeyUsage::server_auth(), None, None);
     let apart = |a: UnixTime, b: UnixTime| Duration::from_secs(a.as_secs().abs_diff(b.as_secs()));
-    match checked.err() {
+    match time_fault(certificate, now) {
         Some(webpki::Error::CertExpired { time, not_after }) => {
             Err(CertificateError::Expired(apart(time, not_after)))
         }
@@ -250,6 +277,44 @@ fn check_time(certificate: &EndEntityCert<'_>, unix: u64) -> Result<(), Certific
             Err(CertificateError::NotYetValid(apart(time, not_before)))
         }
         _ => Ok(()),
+    }
+}
+
+/// Told by asking what is wrong with it at the end of all time: no certificate is valid then (RFC 5280 section 4.1.2.5).
+fn not_after(certificate: &EndEntityCert<'_>) -> u64 {
+    match time_fault(certificate, UnixTime::since_unix_epoch(Duration::from_secs(u64::MAX))) {
+        Some(webpki::Error::CertExpired { not_after, .. }) => not_after.as_secs(),
+        _ => u64::MAX,
+    }
+}
+
+/// RFC 5958 has a name of its own for encrypted keys, what OpenSSL wrote before a header (RFC 1421 section 4.6.1.1).
+fn is_encrypted(pem: &[u8]) -> bool {
+    let holds = |mark: &[u8]| pem.windows(mark.len()).any(|place| place == mark);
+    holds(b"-----BEGIN ENCRYPTED PRIVATE KEY-----") || holds(b"Proc-Type: 4,ENCRYPTED")
+}
+
+fn pem_fault(error: &pem::Error) -> String {
+    match error {
+        pem::Error::MissingSectionEnd { end_marker } => {
+            let name = String::from_utf8_lossy(end_marker);
+            format!("the line -----END {name}----- is missing; is the file cut off?")
+        }
+        pem::Error::IllegalSectionStart { line } => {
+            format!("the line {:?} does not end with -----", String::from_utf8_lossy(line))
+        }
+        pem::Error::Base64Decode(_) => "what stands between BEGIN and END is no Base64".to_owned(),
+        error => error.to_string(),
+    }
+}
+
+/// webpki names its errors and has no words for them.
+fn der_fault(error: &webpki::Error) -> &'static str {
+    match error {
+        webpki::Error::TrailingData(_) => "bytes follow where it should have ended",
+        webpki::Error::UnsupportedCertVersion => "it is not of version 3",
+        webpki::Error::UnsupportedCriticalExtension => "it has a critical extension that is not known here",
+        _ => "it is no valid DER",
     }
 }
 

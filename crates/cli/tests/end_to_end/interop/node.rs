@@ -43,8 +43,10 @@ fn relays_an_echo(library: &str, over: &str, family: IpAddr) {
     let metrics = serve.metrics();
     for direction in ["to_peer", "to_client"] {
         let relayed = metrics.sum("turnpike_relayed_datagrams_total", &format!("direction=\"{direction}\""));
-        // By one relay at least: libjuice also answers from the socket itself, which the other's permission covers.
-        assert!(relayed >= COUNT, "{direction}: {relayed} of {COUNT}\n{}", metrics.text());
+        // The only candidates were relayed ones, but libjuice may then find the other's own socket behind them (a peer
+        // reflexive candidate) and go on without the relay.
+        let least = if library == "node-datachannel" { 1 } else { COUNT };
+        assert!(relayed >= least, "{direction}: {relayed} of {COUNT}\n{}", metrics.text());
     }
     let connections = ["turnpike_connections_plain_total", "turnpike_tls_handshakes_total"]
         .map(|name| metrics.sum(name, ""));

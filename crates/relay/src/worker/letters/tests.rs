@@ -80,7 +80,7 @@ fn workers() -> [Worker; 2] {
             number,
             &config,
             &listeners,
-            |started| Associations::new(layout.dtls(), Arc::new(config.dtls.clone()), 2, started),
+            |started| Associations::new(Arc::clone(&layout), Arc::new(config.dtls.clone()), 2, started),
             |poller| {
                 Streams::new(
                     Arc::clone(&layout),
@@ -166,7 +166,7 @@ fn fill(of: &Worker, worker: usize, letters: usize) {
 
 fn moves(owner: &mut Worker, here: &mut Worker, from: Client) {
     let request = asks(here, from).unwrap();
-    here.ask_for(request);
+    here.ask_for(request, Vec::new());
     assert_eq!((read(owner), read(here)), (1, 1));
     assert_eq!((owner.server.allocations(), here.server.allocations()), (0, 1));
 }
@@ -195,7 +195,7 @@ fn a_question_that_finds_no_room_is_asked_again_for_the_next_datagram() {
     for _ in 0..3 {
         let request = asks(&mut here, client(2)).unwrap();
         fill(&here, 0, BACKLOG);
-        here.ask_for(request);
+        here.ask_for(request, Vec::new());
         fill(&here, 0, 0);
         assert_eq!(read(&mut owner), 0);
     }
