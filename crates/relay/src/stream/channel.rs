@@ -61,10 +61,19 @@ impl Channel {
     }
 }
 
-/// Sends what the kernel takes of these; how many bytes that is.
-pub(crate) fn write(socket: &TcpSocket, slices: &[IoSlice<'_>], writes: &mut u64) -> io::Result<usize> {
+/// Sends what the kernel takes of these, `more` of which follows at once; how many bytes that is.
+pub(crate) fn write(
+    socket: &TcpSocket,
+    slices: &[IoSlice<'_>],
+    more: bool,
+    writes: &mut u64,
+) -> io::Result<usize> {
     *writes += 1;
-    none_for_now(socket.write_vectored(slices))
+    none_for_now(send(socket, slices, more))
+}
+
+fn send(socket: &TcpSocket, slices: &[IoSlice<'_>], more: bool) -> io::Result<usize> {
+    if more { socket.write_vectored_more(slices) } else { socket.write_vectored(slices) }
 }
 
 /// How much has been encrypted since the kernel was last asked to take it.
@@ -86,18 +95,19 @@ impl Batch {
         self.records == 0
     }
 
-    /// Hands what there is to the kernel, if there is enough of it.
+    /// Hands what there is to the kernel, if there is enough of it; `more` says that there is more to encrypt.
     pub(crate) fn flush_if_full(
         &mut self,
         tls: &mut ServerConnection,
         socket: &TcpSocket,
+        more: bool,
         writes: &mut u64,
     ) -> io::Result<()> {
         if self.bytes < BATCH && self.records < RECORDS {
             return Ok(());
         }
         *self = Self::default();
-        flush(tls, socket, writes)
+        hand_over(tls, &mut Writer { socket, more }, writes)
     }
 }
 
@@ -152,9 +162,13 @@ pub(crate) fn failure(error: &rustls::Error) -> HandshakeFailure {
 }
 
 pub(crate) fn flush(tls: &mut ServerConnection, socket: &TcpSocket, writes: &mut u64) -> io::Result<()> {
+    hand_over(tls, &mut Writer { socket, more: false }, writes)
+}
+
+fn hand_over(tls: &mut ServerConnection, to: &mut Writer<'_>, writes: &mut u64) -> io::Result<()> {
     while tls.wants_write() {
         *writes += 1;
-        if none_for_now(tls.write_tls(&mut Writer(socket)))? == 0 {
+        if none_for_now(tls.write_tls(to))? == 0 {
             break;
         }
     }
@@ -169,15 +183,18 @@ fn none_for_now(written: io::Result<usize>) -> io::Result<usize> {
 }
 
 /// rustls writes its records through this.
-struct Writer<'a>(&'a TcpSocket);
+struct Writer<'a> {
+    socket: &'a TcpSocket,
+    more: bool,
+}
 
 impl Write for Writer<'_> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.0.write(bytes)
+        self.socket.write(bytes)
     }
 
     fn write_vectored(&mut self, pieces: &[IoSlice<'_>]) -> io::Result<usize> {
-        self.0.write_vectored(pieces)
+        send(self.socket, pieces, self.more)
     }
 
     fn flush(&mut self) -> io::Result<()> {
