@@ -238,6 +238,8 @@ impl Worker {
             now = self.now();
             self.counted.wakeups += 1;
             self.dirty |= !events.is_empty();
+            let first = self.out.streams.begin_tick(events.len());
+            events.rotate_left(first);
             for event in &events {
                 if !self.rx.has_room() {
                     self.flush();
@@ -374,7 +376,12 @@ impl Worker {
     /// A TCP listener or a client's connection is ready.
     fn serve_stream(&mut self, now: Now, event: &Event) {
         match Token::of(event.token) {
-            Some(Token::Listener(place)) => self.out.streams.accept(place, now.ms, &self.poller),
+            Some(Token::Listener(place)) => {
+                self.out.streams.accept(place, now.ms, &self.poller);
+                while let Some(slot) = self.out.streams.next_accepted() {
+                    self.receive_from_stream(now, slot);
+                }
+            }
             Some(Token::Connection(slot)) => {
                 if event.writable {
                     self.out.streams.resume(slot, &self.poller);
