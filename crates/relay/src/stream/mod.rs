@@ -10,7 +10,7 @@
 //! ```
 //!
 //! Everything is level-triggered, with one read per connection and wake-up, so that a busy client cannot keep others waiting, and
-//! work that is put off (handshakes beyond a tick's share) comes back by itself.
+//! work that is put off (handshakes and messages beyond a tick's share) comes back by itself.
 
 mod admission;
 pub(crate) mod channel;
@@ -187,7 +187,8 @@ impl Streams {
         if !mem::take(&mut self.put_off) || events == 0 {
             return 0;
         }
-        self.turn = self.turn.wrapping_add(served.max(1));
+        // Less than a whole turn: what was read of connections that were just accepted is counted too.
+        self.turn = self.turn.wrapping_add(served.clamp(1, events.max(2) - 1));
         self.turn % events
     }
 

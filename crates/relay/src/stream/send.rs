@@ -319,3 +319,30 @@ impl Streams {
 fn is_indication(message: &[u8]) -> bool {
     matches!(message, [high, low, ..] if high & 0x01 == 0 && low & 0x10 != 0)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_memory_of_a_flood_is_given_back_once_it_is_over() {
+        let piece =
+            Piece { own: 0, own_len: 0, payload: NOWHERE, padding: 0, class: Class::Control, next: NONE };
+        let mut pieces = Pieces::default();
+        for _ in 0..3 {
+            pieces.list.resize(100_000, piece);
+            pieces.own.resize(4_000_000, 0);
+            pieces.clear();
+            for _ in 0..QUIET / 2 {
+                pieces.list.push(piece);
+                pieces.clear();
+            }
+            assert!(pieces.list.capacity() >= 100_000, "it may come again soon");
+        }
+        for _ in 0..QUIET {
+            pieces.list.push(piece);
+            pieces.clear();
+        }
+        assert!(pieces.list.capacity() <= 2 * KEEP && pieces.own.capacity() <= 1 << 20);
+    }
+}
