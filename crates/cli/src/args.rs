@@ -31,7 +31,7 @@ pub(crate) enum Command {
     /// Check the configuration that `serve` would use with the same flags, or `forward` a file; print the effective settings
     #[command(long_about = CHECK_CONFIG, after_help = CHECK_CONFIG_EXAMPLES)]
     CheckConfig(Box<CheckConfigArgs>),
-    /// Make time-limited credentials from a shared secret, or stored keys from a password
+    /// Make time-limited credentials from a shared secret, access tokens (RFC 7635), or stored keys from a password
     #[command(long_about = CREDENTIALS, after_help = CREDENTIALS_EXAMPLES)]
     Credentials(CredentialsArgs),
     /// Send datagrams back to where they came from, and be the far end of TCP load: the peer that `load` needs
@@ -54,22 +54,27 @@ const EXIT_CODES: &str = "\
 Exit codes: 0 done, 1 failed, 2 bad usage or configuration, 3 an asked-for limit (--max-loss, --max-p99, --fail-on) was exceeded.";
 
 const SERVE: &str = "\
-Run a TURN/STUN server over UDP, TCP, TLS and DTLS (RFC 8656, RFC 8489).
+Run a TURN/STUN server for clients over UDP, TCP, TLS and DTLS (RFC 8656, RFC 8489), which relays UDP, and TCP for clients over TCP \
+and TLS (RFC 6062).
 
-With no flag at all it works: it listens on port 3478 of all addresses, relays on the addresses of the default routes, makes up a \
-user and prints its password once on standard output, and serves metrics on loopback. Log lines go to standard error.
+With no flag at all it works: it listens on UDP and TCP port 3478 of all addresses, relays on the addresses of the default routes, \
+makes up a user and prints its password once on standard output, and serves metrics on loopback. Log lines go to standard error. \
+With --tls-cert and --tls-key the TCP port takes TLS clients too; --tls-listen and --dtls-listen add ports.
 
 Precedence, key by key: flags, environment (TURNPIKE_SECTION_KEY; TURNPIKE_AUTH_USERS_FILE and TURNPIKE_AUTH_SECRETS_FILE name \
 files), configuration file, defaults. A flag that may be repeated replaces the whole list of a weaker source.
 
 Signals: SIGTERM and SIGINT stop taking allocations and wait for the sessions to end, at most shutdown.deadline seconds (30); a \
-second signal, or Ctrl-C on a terminal, ends at once. SIGHUP reads the configuration again.";
+second signal, or Ctrl-C on a terminal, ends at once. SIGHUP reads the configuration and the certificates again; certificates are \
+also read when their files change. What is broken changes nothing, and the log says why.";
 
 const SERVE_EXAMPLES: &str = "\
 Examples:
   turnpike serve
   turnpike serve --realm example.org --user alice:wonderland --relay-ip 10.0.0.5=203.0.113.5
   turnpike serve -c turnpike.toml --workers 2 --log debug
+  turnpike serve --secret S --tls-cert fullchain.pem --tls-key privkey.pem --listen 0.0.0.0:3478 --listen 0.0.0.0:443    (TCP and TLS on 443)
+  turnpike serve --secret S --tls-cert fullchain.pem --tls-key privkey.pem --tls-listen 0.0.0.0:5349 --dtls-listen 0.0.0.0:5349
   turnpike serve --user a:b --listen 127.0.0.1:3478 --relay-ip 127.0.0.1 --allow-peer 127.0.0.0/8    (everything on loopback)";
 
 const FORWARD: &str = "\
@@ -109,10 +114,13 @@ Example:
   turnpike check-config --forward /etc/rinetd.conf";
 
 const CREDENTIALS: &str = "\
-Make time-limited credentials from a shared secret, or stored keys from a password.
+Make time-limited credentials from a shared secret, access tokens (RFC 7635), or stored keys from a password.
 
 With --secret: prints username and password that a server with the same secret accepts until the time is over \
 (username = expiry:id, password = base64(HMAC-SHA1(secret, username))).
+
+With --token-key: prints what an authorization server gives to a client for a server with the same key in oauth.key: USERNAME \
+(the key's kid), the mac_key to sign with, and the token, both base64.
 
 With --password: prints an entry of auth.users that holds the user's long-term keys (MD5 and SHA-256 of \
 \"name:realm:password\") instead of the password.";
@@ -120,7 +128,8 @@ With --password: prints an entry of auth.users that holds the user's long-term k
 const CREDENTIALS_EXAMPLES: &str = "\
 Examples:
   turnpike credentials --secret-file /etc/turnpike/secret --user alice --ttl 86400
-  turnpike credentials --user alice --realm example.org --password-file -        (reads the password from standard input)";
+  turnpike credentials --user alice --realm example.org --password-file -        (reads the password from standard input)
+  turnpike credentials --token-key-file /etc/turnpike/north.key --user north --server-name turn.example.org --ttl 600";
 
 const REFLECT_EXAMPLES: &str = "\
 Examples:

@@ -1,17 +1,18 @@
 //! Flags of `turnpike load turn` and `turnpike reflect`, and what all generators' flags share.
 
 use std::{
-    io,
+    fmt::Display,
+    fs, io,
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs},
     num::ParseFloatError,
-    path::PathBuf,
+    path::{Path, PathBuf},
     time::Duration,
 };
 
 use clap::{Args, Subcommand};
 use turnpike_load::{
     LoadError, Rate, TlsOptions, Transport, reflect,
-    turn::{Config, Family, Mode, Relayed, Via},
+    turn::{AccessToken, Config, Family, Mode, Relayed, Via},
     uri::ServerUri,
 };
 use turnpike_net::Datapath;
@@ -64,7 +65,7 @@ pub(crate) struct LoadTurnArgs {
     #[command(flatten)]
     trust: TrustArgs,
 
-    /// Make a full TLS handshake for each connection, instead of resuming sessions
+    /// Make a full TLS handshake for each connection, instead of resuming sessions; over DTLS none is resumed anyway
     #[arg(long)]
     no_resumption: bool,
 
@@ -76,6 +77,21 @@ pub(crate) struct LoadTurnArgs {
     #[arg(long, value_name = "NAME:PASSWORD", env = "TURNPIKE_LOAD_USER", hide_env_values = true, value_parser = user)]
     user: Option<(String, String)>,
 
+    /// Third-party authorization (RFC 7635) in place of --user: all that `turnpike credentials --token-key` prints, in quotes. Other
+    /// users of this machine can see it in the process list
+    #[arg(
+        long,
+        value_name = "TOKEN",
+        env = "TURNPIKE_LOAD_ACCESS_TOKEN",
+        hide_env_values = true,
+        conflicts_with = "user"
+    )]
+    access_token: Option<AccessToken>,
+
+    /// File with the same; "-" is standard input
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["access_token", "user"])]
+    access_token_file: Option<PathBuf>,
+
     /// Clients, each with its own 5-tuple, 1 to 10000; with --mode allocate, allocations under way at a time
     #[arg(long, value_name = "N", default_value_t = 1)]
     clients: usize,
@@ -85,7 +101,7 @@ pub(crate) struct LoadTurnArgs {
     #[arg(long, value_name = "PPS|max", default_value = "1000")]
     rate: Rate,
 
-    /// Payload of a datagram in bytes, 24 to 65000
+    /// Payload of a datagram in bytes, 24 to 65000, over DTLS 24 to 16000; with --relay tcp, of a piece
     #[arg(long, value_name = "B", default_value_t = 120)]
     size: usize,
 
@@ -93,7 +109,7 @@ pub(crate) struct LoadTurnArgs {
     #[arg(long, value_name = "N")]
     burst: Option<usize>,
 
-    /// At rate "max": datagrams that one client may have under way [default: no bound, a flood]
+    /// At rate "max": datagrams that one client may have under way, at least a burst [default: no bound, a flood]
     #[arg(long, value_name = "N")]
     window: Option<u64>,
 
@@ -110,11 +126,16 @@ pub(crate) struct LoadTurnArgs {
     via: Via,
 
     /// What is generated: "packet" traffic through the relay and back, "allocate" allocations, each deleted at once,
-    /// "invalid" unauthenticated requests and malformed packets
+    /// "invalid" unauthenticated requests and malformed packets (over udp only)
     #[arg(long, value_name = "MODE", default_value_t = Mode::Packet)]
     mode: Mode,
 
-    /// How datagrams enter and leave: auto, basic, mmsg or gso
+    /// In the measured time, have each client change its socket every SECONDS and take its allocation along (mobility, RFC 8016),
+    /// 0.1 to 3600; for --mode packet with --relay udp
+    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
+    migrate: Option<Duration>,
+
+    /// How datagrams enter and leave over udp: auto, basic, mmsg or gso
     #[arg(long, value_name = "D", default_value = "auto")]
     datapath: Datapath,
 
@@ -161,6 +182,13 @@ impl TrustArgs {
 impl LoadTurnArgs {
     /// What to run, and where the JSON goes. Resolves the server's name.
     pub(crate) fn into_config(self) -> Result<(Config, Option<PathBuf>), LoadError> {
+        if !self.server.is_turn() {
+            let what = format!(
+                "{} names a STUN server, which relays nothing: name one as turn: or turns:",
+                self.server
+            );
+            return Err(LoadError::Config(what));
+        }
         let transport = self.transport.unwrap_or_else(|| self.server.transport());
         if !self.server.allows(transport) {
             let what = format!("--transport {transport} does not go with {}", self.server);
@@ -177,6 +205,10 @@ impl LoadTurnArgs {
         let Some(server) = addresses.first().copied() else {
             return Err(LoadError::Name { host: self.server.host, source: io::ErrorKind::NotFound.into() });
         };
+        let access_token = match self.access_token_file {
+            Some(path) => Some(read_token(&path)?),
+            None => self.access_token,
+        };
         let (user, password) = self.user.unwrap_or_default();
         let config = Config {
             server,
@@ -188,6 +220,7 @@ impl LoadTurnArgs {
             peer: self.peer.unwrap_or_else(|| (reflector, reflect::DEFAULT_PORT).into()),
             user,
             password,
+            access_token,
             clients: self.clients,
             via: self.via,
             rate: self.rate,
@@ -197,6 +230,7 @@ impl LoadTurnArgs {
             duration: self.duration,
             warmup: self.warmup,
             mode: self.mode,
+            migrate: self.migrate,
             threads: self.threads,
             datapath: self.datapath,
             max_loss: self.max_loss,
@@ -243,6 +277,15 @@ impl ReflectArgs {
     }
 }
 
+/// A file that holds what `turnpike credentials` printed.
+fn read_token(path: &Path) -> Result<AccessToken, LoadError> {
+    let wrong =
+        |what: &dyn Display| LoadError::Config(format!("--access-token-file {}: {what}", path.display()));
+    let text =
+        if path.as_os_str() == "-" { io::read_to_string(io::stdin()) } else { fs::read_to_string(path) };
+    text.map_err(|error| wrong(&error))?.parse().map_err(|error| wrong(&error))
+}
+
 fn relayed(text: &str) -> Result<Relayed, &'static str> {
     match text {
         "udp" => Ok(Relayed::Udp),
@@ -280,9 +323,15 @@ pub(crate) fn user(text: &str) -> Result<(String, String), &'static str> {
     }
 }
 
+/// Seconds, of which a clock can have so many more.
 pub(crate) fn seconds(text: &str) -> Result<Duration, String> {
+    /// A year.
+    const MOST: u64 = 365 * 86_400;
     let seconds: f64 = text.parse().map_err(|error: ParseFloatError| format!("expected seconds: {error}"))?;
-    Duration::try_from_secs_f64(seconds).map_err(|error| format!("expected seconds: {error}"))
+    Duration::try_from_secs_f64(seconds)
+        .ok()
+        .filter(|duration| *duration <= Duration::from_secs(MOST))
+        .ok_or_else(|| format!("expected seconds, 0 to {MOST} (a year)"))
 }
 
 pub(crate) fn percent(text: &str) -> Result<f64, &'static str> {
@@ -300,12 +349,20 @@ from the moment a datagram was due, so that a stall hides nothing; where the gen
 progress line appears on standard error each second.
 
 The JSON result is one object: sent, received, lost, duplicated, reordered, send_pps, recv_pps, recv_bps, \
-rtt_us {min,p50,p90,p99,p999,max}, jitter_us, late_us {p50,p99,max}, clients, size, rate, duration_s, datapath, errors {}. \
+rtt_us {min,p50,p90,p99,p999,max}, jitter_us, late_us {p50,p99,max}, clients, size, rate, duration_s, datapath, transport, relay, errors {}. \
 Over TLS and DTLS also full_handshakes and resumed_handshakes.
 
 Over TCP and TLS a message that waits for a slow server is still under way; one that finds no room any more counts as not sent, and \
 as error send_would_block. With --relay tcp each client has a connection to the peer of its own; what comes back on it is cut into \
-pieces of --size bytes, and sent_bytes and received_bytes are told; a piece that is not what was sent is an error garbled.";
+pieces of --size bytes, and sent_bytes and received_bytes are told; a piece that is not what was sent is an error garbled.
+
+With --migrate each client opens a new socket from time to time, closes the old one at once, as where a phone changes networks, and \
+sends a Refresh with its mobility ticket from the new one (RFC 8016); the clients take turns. What is on its way to the old socket is lost \
+and counts as lost; what is due until the server has answered waits for that, and its round trip shows it. The result tells migrations_done, migrations_failed and \
+migration_ms_p50, _p99 and _max: from opening the socket, handshakes included, to the server's answer.
+
+A client that the server sends to another one (300 Try Alternate, RFC 8489 section 10) goes there, over the same transport and with the \
+same credentials, over at most five servers and to none twice; the result tells redirects.";
 
 const LOAD_TURN_EXAMPLES: &str = "\
 Examples (with `turnpike reflect` and `turnpike serve --user a:b --allow-peer 127.0.0.0/8 --relay-ip 127.0.0.1` running):
@@ -314,13 +371,61 @@ Examples (with `turnpike reflect` and `turnpike serve --user a:b --allow-peer 12
   turnpike load turn 127.0.0.1 --user a:b --rate max --size 1200 --json -
   turnpike load turn 127.0.0.1 --user a:b --mode allocate --clients 100 --rate max
   turnpike load turn turns:127.0.0.1 --ca cert.pem --server-name turn.example.org --user a:b
+  turnpike load turn 127.0.0.1 --user a:b --clients 50 --migrate 2
+  turnpike credentials --token-key-file KEY --user KID --server-name NAME | turnpike load turn 127.0.0.1 --access-token-file -
   turnpike load turn turn:127.0.0.1?transport=tcp --relay tcp --user a:b --rate max      (with `turnpike reflect --tcp 127.0.0.1:3480`)
 
 Exit codes: 0 done, 1 failed, 2 bad usage, 3 a limit (--max-loss, --max-p99) was exceeded.";
 
 #[cfg(test)]
 mod tests {
+    use clap::{Args as _, FromArgMatches as _};
+
     use super::*;
+
+    fn load_turn(arguments: &[&str]) -> Result<Config, String> {
+        let command = LoadTurnArgs::augment_args(clap::Command::new("turn"));
+        let matches = command.try_get_matches_from([&["turn", "127.0.0.1"], arguments].concat());
+        let args = matches.and_then(|matches| LoadTurnArgs::from_arg_matches(&matches));
+        args.map_err(|error| error.to_string())?
+            .into_config()
+            .map(|(config, _)| config)
+            .map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn an_access_token_is_pasted_or_read_and_stands_alone() {
+        const PRINTED: &str = "username: north\nmac_key: AQID\naccess_token: BAUG\nexpires_in: 60\n";
+        let kid = |config: Config| config.access_token.map(|token| token.kid);
+        let north = Ok(Some("north".to_owned()));
+        assert_eq!(load_turn(&["--access-token", PRINTED]).map(kid), north);
+        let path = std::env::temp_dir().join(format!("turnpike-token-{}", std::process::id()));
+        fs::write(&path, PRINTED).expect("a temporary file");
+        let file = path.to_str().expect("UTF-8");
+        assert_eq!(load_turn(&["--access-token-file", file]).map(kid), north);
+        for (arguments, told) in [
+            (&["--access-token", PRINTED, "--user", "a:b"][..], "cannot be used with"),
+            (&["--access-token-file", file, "--user", "a:b"], "cannot be used with"),
+            (&["--access-token-file", file, "--access-token", PRINTED], "cannot be used with"),
+            (&["--access-token", "username: north"], "mac_key is missing"),
+            (&["--access-token-file", "/nonexistent/token"], "/nonexistent/token"),
+        ] {
+            let error = load_turn(arguments).map(|_| ()).expect_err("refused");
+            assert!(error.contains(told), "{arguments:?}: {error}");
+        }
+        fs::write(&path, "hunter2").expect("a temporary file");
+        let error = load_turn(&["--access-token-file", file]).map(|_| ()).expect_err("no token");
+        assert!(error.contains(file) && error.contains("username") && !error.contains("hunter2"), "{error}");
+        fs::remove_file(path).expect("it is there");
+    }
+
+    #[test]
+    fn clients_move_when_asked_to() {
+        assert_eq!(load_turn(&[]).map(|config| config.migrate), Ok(None));
+        let half = Ok(Some(Duration::from_millis(500)));
+        assert_eq!(load_turn(&["--migrate", "0.5"]).map(|config| config.migrate), half);
+        assert!(load_turn(&["--migrate", "soon"]).is_err());
+    }
 
     #[test]
     fn credentials_split_where_they_must() {
@@ -348,7 +453,10 @@ mod tests {
     #[test]
     fn times_and_percentages_have_a_range() {
         assert_eq!(seconds("0.5"), Ok(Duration::from_millis(500)));
-        assert!(seconds("-1").is_err() && seconds("NaN").is_err() && seconds("1e30").is_err());
+        assert_eq!(seconds("31536000"), Ok(Duration::from_secs(31_536_000)));
+        for text in ["-1", "NaN", "inf", "1e30", "1e19", "31536001"] {
+            assert!(seconds(text).is_err_and(|error| error.contains("expected seconds")), "{text}");
+        }
         assert_eq!(percent("0.1"), Ok(0.1));
         assert!(percent("101").is_err() && percent("NaN").is_err());
     }

@@ -140,8 +140,7 @@ fn run_reflector(args: ReflectArgs) -> ExitCode {
     if let Err(error) = stop::wait() {
         return fail(FAILED, &format_args!("cannot wait for signals: {error}"));
     }
-    let stats = reflector.stats();
-    reflector.stop();
+    let stats = reflector.stop();
     tell(format_args!(
         "received {} datagrams, sent {} back, {} refused by the kernel, {} dropped for want of receive buffer",
         stats.received, stats.sent, stats.refused, stats.kernel_drops

@@ -19,8 +19,8 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "ADDR:PORT")]
     listen: Vec<String>,
 
-    /// Address to listen on by TLS, with --tls-cert and --tls-key; takes plain TCP too unless tls.only is set; repeat for
-    /// several [default: none]
+    /// Further address to listen on by TLS 1.2 and 1.3, with --tls-cert and --tls-key; takes plain TCP too unless tls.only is
+    /// set; repeat for several [default: none]
     #[arg(long, value_name = "ADDR:PORT")]
     tls_listen: Vec<String>,
 
@@ -29,8 +29,8 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "ADDR:PORT")]
     dtls_listen: Vec<String>,
 
-    /// Certificate chain, PEM, the server's own first; read again when it changes. More of them, chosen by server name, can be
-    /// named in the file [default: none]
+    /// Certificate chain, PEM, the server's own first; read again when it changes, and a bad new one keeps the old. More of
+    /// them, chosen by server name, can be named in the file [default: none]
     #[arg(long, value_name = "FILE")]
     tls_cert: Option<String>,
 
@@ -57,7 +57,7 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "IP[=EXTERNAL]")]
     relay_ip: Vec<String>,
 
-    /// First and last UDP port to relay on, 1 to 65535, at least two ports [default: 49152-65535]
+    /// First and last port to relay on (UDP, and TCP with RFC 6062), 1 to 65535, at least two ports [default: 49152-65535]
     #[arg(long, value_name = "A-B")]
     relay_ports: Option<String>,
 

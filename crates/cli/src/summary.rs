@@ -27,7 +27,11 @@ impl fmt::Display for Summary<'_> {
             Unit::Bytes => bytes(report, f)?,
         }
         for (name, value) in &report.extra {
-            write!(f, "\n{name}: {value:.3}")?;
+            if value.fract() == 0.0 {
+                write!(f, "\n{name}: {value}")?;
+            } else {
+                write!(f, "\n{name}: {value:.3}")?;
+            }
         }
         for (name, count) in &report.errors {
             write!(f, "\nerror {name}: {count}")?;

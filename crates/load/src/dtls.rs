@@ -6,6 +6,7 @@ use std::{
 };
 
 use dimpl::{Config, Dtls, DtlsCertificate, Output};
+use rustls::pki_types::ServerName;
 
 use crate::{
     LoadError,
@@ -58,14 +59,23 @@ pub(crate) struct Association {
 }
 
 impl Association {
-    /// Begins a handshake; [`Association::drain`] has the first packet.
-    pub(crate) fn new(settings: &Settings, now: Instant) -> Result<Self, String> {
+    /// Begins a handshake; [`Association::drain`] has the first packet. `name` is what the certificate must have where that is
+    /// not the name of the settings.
+    pub(crate) fn new(
+        settings: &Settings,
+        name: Option<&ServerName<'static>>,
+        now: Instant,
+    ) -> Result<Self, String> {
+        let mut security = settings.security.clone();
+        if let Some(name) = name {
+            security.name = name.clone();
+        }
         let mut dtls = Dtls::new_auto(Arc::clone(&settings.config), settings.certificate.clone(), now);
         dtls.set_active(true);
         dtls.handle_timeout(now).map_err(|error| error.to_string())?;
         Ok(Self {
             dtls,
-            security: settings.security.clone(),
+            security,
             buffer: vec![0; LARGEST],
             timeout: None,
             connected: false,

@@ -189,6 +189,20 @@ pub enum LoadError {
         /// The server's realm.
         realm: String,
     },
+    /// The server does not take the access token (RFC 7635).
+    #[error(
+        "{server} refused the access token of key {kid:?} in realm {realm:?} (401): it has expired, or the server has no such \
+         key (oauth.key), another key of that name, another name of its own (oauth.server_name) or no tokens in this realm; its log \
+         says which. Make another with `turnpike credentials --token-key`"
+    )]
+    AccessToken {
+        /// The server.
+        server: SocketAddr,
+        /// The name of the key that the token is made with.
+        kid: String,
+        /// The server's realm.
+        realm: String,
+    },
     /// The server asks for a credential, and there is none.
     #[error("{server} wants a credential of realm {realm:?}: give one with --user NAME:PASSWORD")]
     CredentialsNeeded {
@@ -210,6 +224,33 @@ pub enum LoadError {
         code: u16,
         /// The server's reason phrase.
         reason: String,
+    },
+    /// The server knows nothing of mobility.
+    #[error(
+        "{server} gave no mobility ticket (RFC 8016), so that no client can take its allocation along; let it give some \
+         (turnpike: relay.mobility = true; coturn: --mobility), or leave out --migrate"
+    )]
+    NoMobility {
+        /// The server.
+        server: SocketAddr,
+    },
+    /// The server sent its clients where they cannot go.
+    #[error("{from} sent its clients on to {to} (300 Try Alternate), {why}")]
+    Redirected {
+        /// Who sent them.
+        from: SocketAddr,
+        /// ALTERNATE-SERVER.
+        to: SocketAddr,
+        /// What speaks against it.
+        why: &'static str,
+    },
+    /// It went wrong at a server that clients were sent on to.
+    #[error("{from} sent its clients on (300 Try Alternate), and there: {source}")]
+    Alternate {
+        /// Who sent them.
+        from: SocketAddr,
+        /// What went wrong.
+        source: Box<LoadError>,
     },
     /// The server's answer makes no sense, or the request cannot be written.
     #[error("{request} to {server} failed: {failure}")]
@@ -252,14 +293,18 @@ impl LoadError {
     /// What a client's failed request means for the run.
     pub(crate) fn from_failure(
         config: &turn::Config,
+        server: SocketAddr,
         client: usize,
         request: Request,
         failure: Failure,
         (ready, clients): (usize, usize),
     ) -> Self {
-        let turn::Config { server, transport, .. } = *config;
+        let transport = config.transport;
         match failure {
             Failure::Refused { code, reason } => Self::Refused { server, request, client, code, reason },
+            Failure::Credentials { username: kid, realm } if config.access_token.is_some() => {
+                Self::AccessToken { server, kid, realm }
+            }
             Failure::Credentials { username, realm } => Self::Credentials { server, user: username, realm },
             Failure::CredentialsNeeded { realm } => Self::CredentialsNeeded { server, realm },
             Failure::Timeout { unverified: None, .. } => {
@@ -308,6 +353,9 @@ fn link_hint(transport: Transport, during_setup: bool, what: &str) -> &'static s
 fn hint(code: u16) -> &'static str {
     match code {
         403 => "; the server does not relay to this peer: allow its range there (serve --allow-peer CIDR)",
+        405 => {
+            "; allow mobility there (turnpike: relay.mobility = true; coturn: --mobility), or leave out --migrate"
+        }
         437 => "; an allocation of an earlier run still exists on this port: wait until it expires",
         440 | 443 => "; server and peer are of different address families",
         486 => "; the user's allocation quota is reached: raise it on the server or use fewer clients",

@@ -7,7 +7,6 @@
 mod clock;
 mod dtls;
 mod error;
-mod frames;
 pub mod greeting;
 mod pacer;
 mod pattern;

@@ -24,7 +24,7 @@ use rustls::{
 
 use crate::LoadError;
 
-/// RFC 7443 section 3.
+/// RFC 7443.
 const ALPN_TURN: &[u8] = b"stun.turn";
 /// Where the common distributions keep the authorities that a machine trusts.
 const SYSTEM_AUTHORITIES: [&str; 4] = [
@@ -99,12 +99,35 @@ pub(crate) fn explain(error: &Error) -> String {
         C::UnknownIssuer => "comes from an authority that is not trusted here".to_owned(),
         C::NotValidForName => "is for another name".to_owned(),
         C::NotValidForNameContext { expected, presented } => {
-            format!("is for {}, not for {}", presented.join(", "), expected.to_str())
+            format!("is for {}, not for {}", listed(presented), expected.to_str())
         }
         other if format!("{other:?}").contains("CaUsedAsEndEntity") => "is self-signed".to_owned(),
         other => format!("is not valid ({other})"),
     };
     format!("the certificate {what}")
+}
+
+/// Names of a certificate, which rustls hands on as Rust writes the values of webpki: `DnsName("a")`, `IpAddress(127.0.0.1)`.
+fn listed(presented: &[String]) -> String {
+    /// Of a certificate for a hundred hosts these are enough to see whose it is.
+    const MOST: usize = 5;
+    let within = |text: &str, before: &str, after: &str| {
+        text.strip_prefix(before).and_then(|rest| rest.strip_suffix(after)).map(str::to_owned)
+    };
+    let name = |text: &String| {
+        let ip = within(text, "IpAddress(", ")")
+            .map(|ip| ip.parse().map_or(ip, |ip: std::net::IpAddr| ip.to_string()));
+        let name = within(text, "DnsName(\"", "\")").or(ip)?;
+        Some(name.chars().filter(|c| !c.is_control()).collect::<String>())
+    };
+    let mut names: Vec<_> = presented.iter().filter_map(name).collect();
+    if names.is_empty() {
+        return "no host name and no address".to_owned();
+    }
+    let more = names.len().saturating_sub(MOST);
+    names.truncate(MOST);
+    let names = names.join(", ");
+    if more > 0 { format!("{names} and {more} more") } else { names }
 }
 
 /// A configuration with this verifier.
@@ -125,11 +148,18 @@ pub(crate) fn config(
     Ok(Arc::new(config))
 }
 
-/// Who judges certificates.
-pub(crate) fn verifier(options: &TlsOptions) -> Result<Arc<dyn ServerCertVerifier>, LoadError> {
-    if options.insecure {
-        return Ok(Arc::new(TrustAll(provider())));
-    }
+/// Who decides about certificates.
+fn verifier(options: &TlsOptions) -> Result<Arc<dyn ServerCertVerifier>, LoadError> {
+    if options.insecure { Ok(believer()) } else { judge(options) }
+}
+
+/// Who takes any certificate, if only the handshake is signed with its key.
+pub(crate) fn believer() -> Arc<dyn ServerCertVerifier> {
+    Arc::new(TrustAll(provider()))
+}
+
+/// Who checks certificates, whether or not the user insists that they be good.
+pub(crate) fn judge(options: &TlsOptions) -> Result<Arc<dyn ServerCertVerifier>, LoadError> {
     let authorities = match &options.ca {
         Some(path) => read_authorities(path)?,
         None => system_authorities()?,
@@ -366,6 +396,22 @@ mod tests {
         assert!(judge(&options, other.cert.der(), "turn.example.org").is_err());
         let insecure = TlsOptions { insecure: true, ..TlsOptions::default() };
         assert_eq!(judge(&insecure, other.cert.der(), "example.net"), Ok(()));
+        fs::remove_file(path).unwrap();
+    }
+
+    #[test]
+    fn a_certificate_for_another_name_is_told_by_its_names_as_people_write_them() {
+        let ours = certificate(&["localhost", "127.0.0.1", "::1"]);
+        let path = std::env::temp_dir().join(format!("turnpike-names-{}.pem", std::process::id()));
+        fs::write(&path, ours.cert.pem()).unwrap();
+        let options = TlsOptions { ca: Some(path.clone()), ..TlsOptions::default() };
+        let server = SocketAddr::from(([127, 0, 0, 1], 5349));
+        let security = Security::new(&options, Some("example.net"), server).unwrap();
+        let told = explain(&security.judge(ours.cert.der()).unwrap_err());
+        assert_eq!(told, "the certificate is for localhost, 127.0.0.1, ::1, not for example.net");
+        let many: Vec<_> = (0..7).map(|number| format!("DnsName(\"{number}.example\")")).collect();
+        assert!(listed(&many).ends_with("4.example and 2 more"));
+        assert_eq!(listed(&["DirectoryName".to_owned()]), "no host name and no address");
         fs::remove_file(path).unwrap();
     }
 

@@ -2,11 +2,14 @@
 
 mod common;
 
-use std::{net::UdpSocket, time::Duration};
+use std::{
+    net::{TcpListener, UdpSocket},
+    time::Duration,
+};
 
 use common::{Wishes, load, loopback, reflector, reflector_on, relay};
 use turnpike_load::{
-    LoadError, Rate,
+    LoadError, Rate, TlsOptions, Transport,
     turn::{Config, Mode, Outcome, Via, run},
 };
 use turnpike_net::Datapath;
@@ -176,6 +179,38 @@ fn a_closed_port_is_told_from_a_silent_one() {
     assert!(matches!(quiet(&config), Err(LoadError::NoAnswer { ready: 0, .. })));
 }
 
+/// What a silent server does not answer is the handshake, and no Allocate was sent.
+#[test]
+fn an_unanswered_handshake_is_told_as_one() {
+    let (datagrams, connections) =
+        (UdpSocket::bind(loopback(0)).unwrap(), TcpListener::bind(loopback(0)).unwrap());
+    let servers = [
+        (Transport::Dtls, datagrams.local_addr().unwrap()),
+        // The kernel takes connections that nobody accepts.
+        (Transport::Tls, connections.local_addr().unwrap()),
+    ];
+    for (transport, server) in servers {
+        for mode in [Mode::Packet, Mode::Allocate] {
+            let config = Config {
+                server,
+                transport,
+                mode,
+                tls: TlsOptions { insecure: true, ..TlsOptions::default() },
+                setup_timeout: Duration::from_millis(600),
+                ..Config::default()
+            };
+            match quiet(&config) {
+                Err(error @ LoadError::Link { during_setup: true, .. }) => {
+                    let told = error.to_string();
+                    let handshake = format!("{} handshake", transport.to_string().to_uppercase());
+                    assert!(told.contains(&handshake) && !told.contains("Allocate"), "{told}");
+                }
+                other => panic!("{transport}: {other:?}"),
+            }
+        }
+    }
+}
+
 #[test]
 fn quotas_and_forbidden_peers_are_named() {
     let reflector = reflector();
@@ -202,5 +237,6 @@ fn the_report_is_one_json_object() {
     let json: serde_json::Value = serde_json::to_value(&report).unwrap();
     assert_eq!(json["clients"], 1);
     assert_eq!(json["rate"], 2_000.0);
+    assert_eq!((&json["transport"], &json["relay"]), (&"udp".into(), &"udp".into()));
     assert!(json["rtt_us"]["p99"].as_u64().is_some());
 }

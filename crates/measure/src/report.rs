@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Serialize, Serializer};
 
 use crate::Rate;
 
@@ -42,15 +42,21 @@ pub struct Report {
     pub rate: Rate,
     /// Measured time in seconds.
     pub duration_s: f64,
-    /// Step of the ladder.
+    /// Step of the ladder; for streams, which have none, the transport.
     pub datapath: String,
+    /// How clients reached a TURN server: `udp`, `tcp`, `tls` or `dtls`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub transport: Option<String>,
+    /// What it relayed for them: `udp` or `tcp` (RFC 6062).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub relay: Option<String>,
     /// What went wrong, by name, and how often, in the whole run with its warm-up.
     pub errors: BTreeMap<String, u64>,
     /// What a reader must know about these figures, in sentences.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub notes: Vec<String>,
-    /// Figures that only one mode has, by name.
-    #[serde(flatten)]
+    /// Figures that only one mode has, by name; whole ones are written without a fraction.
+    #[serde(flatten, serialize_with = "write_figures")]
     pub extra: BTreeMap<String, f64>,
 }
 
@@ -59,6 +65,26 @@ impl Report {
     #[must_use]
     pub fn loss_percent(&self) -> f64 {
         if self.sent == 0 { 0.0 } else { self.lost as f64 * 100.0 / self.sent as f64 }
+    }
+}
+
+/// Many of them are counts, which a reader may want to take for integers.
+fn write_figures<S: Serializer>(figures: &BTreeMap<String, f64>, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_map(figures.iter().map(|(name, value)| (name, Figure(*value))))
+}
+
+struct Figure(f64);
+
+impl Serialize for Figure {
+    #[expect(clippy::cast_possible_truncation, reason = "whole, and of the range in which f64 is exact")]
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        /// 2^53.
+        const EXACT: f64 = 9_007_199_254_740_992.0;
+        if self.0.fract() == 0.0 && self.0.abs() <= EXACT {
+            serializer.serialize_i64(self.0 as i64)
+        } else {
+            serializer.serialize_f64(self.0)
+        }
     }
 }
 
@@ -112,9 +138,15 @@ mod tests {
             rate: Rate::Pps(100.0),
             duration_s: 10.0,
             datapath: "gso".to_owned(),
+            transport: Some("udp".to_owned()),
+            relay: None,
             errors: BTreeMap::from([("send_would_block".to_owned(), 3)]),
             notes: Vec::new(),
-            extra: BTreeMap::from([("amplification".to_owned(), 0.25)]),
+            extra: BTreeMap::from([
+                ("amplification".to_owned(), 0.25),
+                ("full_handshakes".to_owned(), 12.0),
+                ("huge".to_owned(), 1e300),
+            ]),
         }
     }
 
@@ -149,6 +181,10 @@ mod tests {
             assert!(json["late_us"].get(name).is_some(), "late_us.{name} is missing");
         }
         assert_eq!(json["amplification"], 0.25);
+        assert_eq!(json["full_handshakes"].as_u64(), Some(12));
+        assert_eq!(json["huge"], 1e300);
+        assert_eq!(json["transport"], "udp");
+        assert!(json.get("relay").is_none());
         assert!(json.get("notes").is_none());
     }
 

@@ -246,6 +246,11 @@ impl Families<'_, '_, WorkerSnapshot> {
             "Connections to peers that exist or are being made.",
             |snapshot| snapshot.peers.open,
         )?;
+        self.each(
+            "peer_stalls",
+            "Times that an end of a connection to a peer took no more for now.",
+            |snapshot| snapshot.peers.stalls,
+        )?;
         self.each("peer_spliced_bytes", "Bytes of connections to peers moved by splice.", |snapshot| {
             snapshot.peers.spliced_bytes
         })?;
@@ -315,6 +320,8 @@ fn turn_help(family: &str) -> &'static str {
         "peer_connections" => "What happened to connections to peers (RFC 6062), by event.",
         "peer_connection_refusals" => "Connections of peers and ConnectionBinds refused, by reason.",
         "mobility" => "What happened to mobile allocations (RFC 8016), by event.",
+        "nat_discovery_requests" => "Requests of NAT discovery answered (RFC 5780), by attribute.",
+        "redirects" => "Clients sent to another server by 300 (Try Alternate).",
         _ => "A counter of the TURN state machine.",
     }
 }

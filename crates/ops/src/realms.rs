@@ -79,7 +79,7 @@ pub(crate) fn third_party(settings: &Settings) -> ThirdParty {
     ThirdParty { server_name: name.clone(), skew: *skew, keys: keys.iter().map(issuer).collect() }
 }
 
-/// The realms that a listener serves, the one of its challenges first: those that name it, or else those that name none. A TLS
+/// The realms that a listener serves, the one of its challenges first: those that name it, or else those that name none. A
 /// server name that a realm has as its own decides alone.
 pub(crate) fn served_at(
     realms: &[RealmView<'_>],
@@ -106,7 +106,7 @@ pub(crate) fn served_at(
     }
 }
 
-/// The TLS server names that lead to realms of their own.
+/// The server names that lead to realms of their own.
 pub(crate) fn server_names(settings: &Settings) -> impl Iterator<Item = &str> {
     settings.realms.iter().flat_map(|realm| &realm.server_names).map(String::as_str)
 }

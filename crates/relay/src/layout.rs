@@ -1,7 +1,7 @@
 //! Which listener numbers there are, and what each stands for: the state machine knows a client's listener by its number alone,
 //! and with it the transport and the realms that it serves.
 
-use std::{net::SocketAddr, ops::Range};
+use std::net::SocketAddr;
 
 use turnpike_turn::server::{ListenerId, ListenerProfile, Transport};
 
@@ -10,12 +10,12 @@ use crate::StreamConfig;
 /// The numbers of all listeners of a relay:
 ///
 /// ```text
-/// │ UDP │ DTLS │ first stream listener: TCP, TLS │ second: TCP, TLS │ … │ first server name: each stream listener │ … │
+/// │ UDP │ DTLS │ first stream listener: TCP, TLS │ second: TCP, TLS │ … │ first server name: each TLS, each DTLS │ second: … │
 /// ```
 ///
 /// Server names that a reload adds get further numbers; no number ever changes. Plain UDP stands first, so that one comparison
-/// tells whether a client is anything else, and streams last, so that one more tells whether it is one of theirs. A DTLS listener
-/// has a number of its own even where it shares the socket of a UDP listener.
+/// tells whether a client is anything else. A DTLS listener has a number of its own even where it shares the socket of a UDP
+/// listener.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Layout {
     udp: Vec<SocketAddr>,
@@ -31,7 +31,7 @@ pub struct Entry<'a> {
     pub transport: Transport,
     /// The listener as it is configured.
     pub address: SocketAddr,
-    /// The name that its TLS clients asked for, where that name leads to realms of its own.
+    /// The name that its TLS or DTLS clients asked for, where that name leads to realms of its own.
     pub server_name: Option<&'a str>,
 }
 
@@ -68,7 +68,9 @@ impl Layout {
             [of(Transport::Tcp, *address, None), of(Transport::Tls, *address, None)]
         });
         let named = self.server_names.iter().flat_map(move |name| {
-            self.streams.iter().map(move |address| of(Transport::Tls, *address, Some(name)))
+            let tls = self.streams.iter().map(move |address| of(Transport::Tls, *address, Some(name)));
+            let dtls = self.dtls.iter().map(move |address| of(Transport::Dtls, *address, Some(name)));
+            tls.chain(dtls)
         });
         udp.chain(dtls).chain(streams).chain(named)
     }
@@ -82,14 +84,29 @@ impl Layout {
         self.entries().enumerate().map(profile).collect()
     }
 
-    /// The numbers of DTLS listeners, in order; the first is the first that is not plain UDP's.
-    pub(crate) fn dtls(&self) -> Range<u16> {
-        number(self.udp.len())..self.first_stream()
+    /// Which DTLS listener this number belongs to, if it is one of theirs.
+    #[inline]
+    pub(crate) fn dtls_place(&self, listener: ListenerId) -> Option<usize> {
+        let number = usize::from(listener.0);
+        if number < self.before_streams() {
+            return number.checked_sub(self.udp.len());
+        }
+        let place = number.checked_sub(self.before_names())? % self.per_name().max(1);
+        place.checked_sub(self.streams.len())
     }
 
-    /// The first number of a stream listener.
-    pub(crate) fn first_stream(&self) -> u16 {
-        number(self.before_streams())
+    /// Whether this number is one of a stream listener.
+    #[inline]
+    pub(crate) fn is_stream(&self, listener: ListenerId) -> bool {
+        usize::from(listener.0) >= self.before_streams() && self.dtls_place(listener).is_none()
+    }
+
+    /// The number of a DTLS listener for clients that asked for this name.
+    pub(crate) fn dtls(&self, place: usize, server_name: Option<&str>) -> ListenerId {
+        ListenerId(number(match self.name(server_name) {
+            Some(name) => self.before_names() + name * self.per_name() + self.streams.len() + place,
+            None => self.udp.len() + place,
+        }))
     }
 
     /// The number of a stream listener for TCP clients.
@@ -99,12 +116,24 @@ impl Layout {
 
     /// The number of a stream listener for TLS clients that asked for this name.
     pub(crate) fn tls(&self, place: usize, server_name: Option<&str>) -> ListenerId {
-        let known = |name: &str| self.server_names.iter().position(|known| known.eq_ignore_ascii_case(name));
-        let count = self.streams.len();
-        ListenerId(number(match server_name.and_then(known) {
-            Some(name) => self.before_streams() + (2 + name) * count + place,
+        ListenerId(number(match self.name(server_name) {
+            Some(name) => self.before_names() + name * self.per_name() + place,
             None => self.before_streams() + 2 * place + 1,
         }))
+    }
+
+    /// The place of a server name among those that have numbers.
+    fn name(&self, server_name: Option<&str>) -> Option<usize> {
+        let asked = server_name?;
+        self.server_names.iter().position(|known| known.eq_ignore_ascii_case(asked))
+    }
+
+    fn before_names(&self) -> usize {
+        self.before_streams() + 2 * self.streams.len()
+    }
+
+    fn per_name(&self) -> usize {
+        self.streams.len() + self.dtls.len()
     }
 
     fn before_streams(&self) -> usize {
@@ -138,13 +167,8 @@ mod tests {
     fn every_number_is_where_the_list_has_it() {
         let layout = layout();
         let entries: Vec<_> = layout.entries().collect();
-        assert_eq!(entries.len(), 1 + 2 + 2 * 2 + 2 * 2);
+        assert_eq!(entries.len(), 1 + 2 + 2 * 2 + 2 * (2 + 2));
         assert_eq!(entries[0].transport, Transport::Udp);
-        assert_eq!(layout.dtls(), 1..3);
-        for (place, number) in layout.dtls().enumerate() {
-            let dtls = entries[usize::from(number)];
-            assert_eq!((dtls.transport, dtls.address), (Transport::Dtls, layout.dtls[place]));
-        }
         for place in 0..2 {
             let tcp = entries[usize::from(layout.tcp(place).0)];
             assert_eq!((tcp.transport, tcp.address), (Transport::Tcp, layout.streams[place]));
@@ -157,9 +181,20 @@ mod tests {
                 let tls = entries[usize::from(layout.tls(place, asked).0)];
                 assert_eq!((tls.transport, tls.address), (Transport::Tls, layout.streams[place]));
                 assert_eq!(tls.server_name, found, "{asked:?}");
+                let number = layout.dtls(place, asked);
+                let dtls = entries[usize::from(number.0)];
+                assert_eq!((dtls.transport, dtls.address), (Transport::Dtls, layout.dtls[place]));
+                assert_eq!(dtls.server_name, found, "{asked:?}");
+                assert_eq!(layout.dtls_place(number), Some(place), "{asked:?}");
             }
         }
-        assert_eq!(layout.first_stream(), 3);
+        assert_eq!(layout.dtls(0, None), ListenerId(1));
+        for (number, entry) in (0..).zip(&entries) {
+            let is_dtls = layout.dtls_place(ListenerId(number)).is_some();
+            assert_eq!(is_dtls, entry.transport == Transport::Dtls, "{number}");
+            let is_stream = matches!(entry.transport, Transport::Tcp | Transport::Tls);
+            assert_eq!(layout.is_stream(ListenerId(number)), is_stream, "{number}");
+        }
     }
 
     #[test]
@@ -168,7 +203,7 @@ mod tests {
         after.add_server_names(["a.example", "c.example"]);
         let (old, new): (Vec<_>, Vec<_>) = (before.entries().collect(), after.entries().collect());
         assert_eq!(new[..old.len()], old);
-        assert_eq!(new.len(), old.len() + 2);
+        assert_eq!(new.len(), old.len() + 2 + 2);
     }
 
     #[test]

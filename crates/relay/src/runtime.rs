@@ -200,8 +200,8 @@ impl Relay {
                 config,
                 &listeners,
                 |started| {
-                    let settings = Arc::clone(&dtls_config);
-                    Associations::new(layout.dtls(), settings, config.workers, started)
+                    let (settings, layout) = (Arc::clone(&dtls_config), Arc::clone(&layout));
+                    Associations::new(layout, settings, config.workers, started)
                 },
                 |poller| {
                     let (config, layout) = (Arc::clone(&stream_config), Arc::clone(&layout));

@@ -3,7 +3,9 @@
 
 mod dtls;
 mod letters;
+mod out;
 mod peers;
+mod streams;
 
 use std::{
     io,
@@ -13,15 +15,14 @@ use std::{
 };
 
 use turnpike_net::{
-    Buffer, CopyMode, Datapath, Route, Rx, SocketId, Sockets, Tx, UdpOptions, UdpSocket,
+    CopyMode, Datapath, Rx, SocketId, Sockets, Tx, UdpOptions, UdpSocket,
     error_queue::{self, IcmpError},
     poll::{Event, Poller, Waker},
 };
 use turnpike_turn::{
     server::{
-        AllocationId, Client, ClosedReason, ConnectRequest, ConnectionId, Effect, Family, ListenerId,
-        MoveRequest, OpenRelay, OpenRequest, OpenResult, RelayId, RelayTransport, Seat, Server, ServerConfig,
-        Verdict,
+        AllocationId, Client, ClosedReason, Effect, Family, ListenerId, OpenRelay, OpenRequest, OpenResult,
+        RelayId, RelayTransport, Seat, Server, ServerConfig,
     },
     time::Now,
 };
@@ -34,10 +35,11 @@ use crate::{
     peers::{FIRST_TOKEN as FIRST_PEER_TOKEN, Peers},
     ports::{Opened, Ports, Refusal},
     runtime::{Listeners, listen_error},
-    stream::{Incoming, Streams, Token},
+    stream::Streams,
 };
 use letters::Letter;
 pub(crate) use letters::Mailbox;
+use out::{Errand, Out, side};
 
 /// Between two publications of the counters, in milliseconds.
 const PUBLISH_MS: u64 = 100;
@@ -100,36 +102,6 @@ pub(crate) struct Worker {
     /// Whether something happened since the last publication.
     dirty: bool,
     complained: bool,
-}
-
-/// What a verdict asks for beyond sending something.
-enum Errand {
-    Open(OpenRequest),
-    Connect(ConnectRequest),
-    /// The client's stream becomes the data connection of this one; the reply is queued.
-    Bind(ConnectionId),
-    HandOver(u16),
-    Forward(u16),
-    Move(MoveRequest),
-}
-
-impl Errand {
-    /// Whether the request goes elsewhere, or something may have come behind it.
-    fn wants_bytes(&self) -> bool {
-        matches!(self, Self::Bind(_) | Self::HandOver(_) | Self::Forward(_))
-    }
-}
-
-/// What a verdict needs to become a datagram.
-struct Out {
-    tx: Tx,
-    /// Socket and, for a wildcard listener, whether the source address must be named; by listener.
-    listeners: Vec<(SocketId, bool)>,
-    /// Relay sockets by allocation index, IPv4 and IPv6.
-    relays: Vec<[Option<SocketId>; 2]>,
-    ttl_expired: u64,
-    streams: Streams,
-    dtls: Associations,
 }
 
 impl Worker {
@@ -360,71 +332,13 @@ impl Worker {
             Errand::Open(request) => self.open(now, &request),
             Errand::Connect(request) => self.connect(now, &request),
             Errand::Forward(worker) => self.forward(*client, worker, request),
-            Errand::Move(request) => self.ask_for(request),
+            Errand::Move(move_request) => self.ask_for(move_request, request),
             Errand::Bind(connection) => {
                 self.bind(now, connection, client, rest);
                 return false;
             }
             Errand::HandOver(worker) => {
                 self.hand_over(client, worker, request, rest);
-                return false;
-            }
-        }
-        true
-    }
-
-    /// A TCP listener or a client's connection is ready.
-    fn serve_stream(&mut self, now: Now, event: &Event) {
-        match Token::of(event.token) {
-            Some(Token::Listener(place)) => {
-                self.out.streams.accept(place, now.ms, &self.poller);
-                while let Some(slot) = self.out.streams.next_accepted() {
-                    self.receive_from_stream(now, slot);
-                }
-            }
-            Some(Token::Connection(slot)) => {
-                if event.writable {
-                    self.out.streams.resume(slot, &self.poller);
-                }
-                if event.readable || event.error {
-                    self.receive_from_stream(now, slot);
-                }
-            }
-            None => {}
-        }
-    }
-
-    fn receive_from_stream(&mut self, now: Now, slot: usize) {
-        if self.rx.room() < Streams::ROOM {
-            self.flush();
-        }
-        if let Some(incoming) = self.out.streams.receive(slot, &mut self.rx) {
-            self.route_stream(now, incoming);
-        }
-    }
-
-    /// Routes the whole messages of what a stream has brought. False if the stream is not one of ours any more.
-    fn route_stream(&mut self, now: Now, mut incoming: Incoming) -> bool {
-        let client = incoming.client;
-        while let Some(message) = self.out.streams.next(&mut incoming, now.ms, &self.rx) {
-            let bytes = self.rx.bytes(message);
-            // A stream has no TOS and no TTL of its own: relayed datagrams get the defaults (RFC 8656 section 15.2).
-            let buffer = Buffer {
-                from: client.address,
-                local: None,
-                tos: 0,
-                ttl: 0,
-                segment_size: bytes.len(),
-                bytes,
-            };
-            let verdict = self.server.from_client(now, client, bytes);
-            let Some(errand) = self.out.carry_out(&self.rx, &buffer, verdict) else { continue };
-            let (mut request, mut rest) = (Vec::new(), Vec::new());
-            if errand.wants_bytes() {
-                request.extend_from_slice(bytes);
-                rest.extend_from_slice(self.rx.bytes(incoming.rest));
-            }
-            if !self.run_errand(now, &client, errand, request, rest) {
                 return false;
             }
         }
@@ -555,7 +469,7 @@ impl Worker {
                 Effect::ConnectTimedOut { allocation, connection } => {
                     self.give_up(now, *allocation, *connection);
                 }
-                Effect::Move(request) => self.export(now, request),
+                Effect::Move(request) => self.export(now, request, Vec::new()),
                 _ => {}
             }
             self.log.effect(self.number, &effect);
@@ -581,7 +495,8 @@ impl Worker {
                 Ok(Command::Drain) => self.server.drain(),
                 Ok(Command::Reconfigure(config, layout)) => {
                     self.server.reconfigure(config);
-                    self.out.streams.lay_out(layout);
+                    self.out.streams.lay_out(Arc::clone(&layout));
+                    self.out.dtls.lay_out(layout);
                 }
                 Ok(Command::Letter(letter)) => self.read_letter(now, *letter),
                 Err(mpsc::TryRecvError::Empty) => return false,
@@ -637,120 +552,6 @@ impl Worker {
     }
 }
 
-impl Out {
-    /// Queues what a verdict says; what is more than that is handed back.
-    #[inline]
-    fn carry_out(&mut self, rx: &Rx, buffer: &Buffer<'_>, verdict: Verdict<'_>) -> Option<Errand> {
-        match verdict {
-            Verdict::ToPeer { relay, peer, payload, dont_fragment } => {
-                let (Some(socket), Some(ttl)) = (self.relay_socket(relay), self.next_ttl(buffer)) else {
-                    return None;
-                };
-                let route = Route { socket, to: Some(peer), from: None, tos: buffer.tos, ttl, dont_fragment };
-                self.tx.push(&route, &[], rx.span(payload), 0);
-                None
-            }
-            Verdict::ToClient { client, header, payload, padding } if !self.is_plain(&client) => {
-                if self.streams.has(&client) {
-                    self.streams.relay(&client, header.as_slice(), rx.span(payload));
-                } else {
-                    let ttl = self.next_ttl(buffer)?;
-                    let message = [header.as_slice(), payload];
-                    self.dtls.relay(&client, message, padding, (buffer.tos, ttl), &mut self.tx);
-                }
-                None
-            }
-            Verdict::ToClient { client, header, payload, padding } => {
-                let ttl = self.next_ttl(buffer)?;
-                let route = Route { tos: buffer.tos, ttl, ..self.route_to(client) };
-                self.tx.push(&route, header.as_slice(), rx.span(payload), padding);
-                None
-            }
-            verdict => self.answer(verdict),
-        }
-    }
-
-    /// The same for verdicts on requests, which relay nothing.
-    fn answer(&mut self, verdict: Verdict<'_>) -> Option<Errand> {
-        match verdict {
-            Verdict::Reply { client, bytes } => {
-                self.reply_to(client, bytes);
-                None
-            }
-            Verdict::Bind { connection, client, bytes } => {
-                self.reply_to(client, bytes);
-                Some(Errand::Bind(connection))
-            }
-            Verdict::Open(request) => Some(Errand::Open(request)),
-            Verdict::Connect(request) => Some(Errand::Connect(request)),
-            Verdict::HandOver { worker } => Some(Errand::HandOver(worker)),
-            Verdict::Forward { worker } => Some(Errand::Forward(worker)),
-            Verdict::Move(request) => Some(Errand::Move(request)),
-            Verdict::ToPeer { .. } | Verdict::ToClient { .. } | Verdict::Drop(_) => None,
-        }
-    }
-
-    /// Queues a verdict that can be nothing but a reply.
-    fn reply(&mut self, verdict: Verdict<'_>) {
-        if let Verdict::Reply { client, bytes } = verdict {
-            self.reply_to(client, bytes);
-        }
-    }
-
-    fn set_relay(&mut self, allocation: AllocationId, family: Family, socket: SocketId) {
-        let index = allocation.index as usize;
-        if self.relays.len() <= index {
-            self.relays.resize(index + 1, [None; 2]);
-        }
-        self.relays[index][side(family)] = Some(socket);
-    }
-
-    fn reply_to(&mut self, client: Client, bytes: &[u8]) {
-        if self.is_plain(&client) {
-            self.tx.push_bytes(&self.route_to(client), bytes);
-        } else if self.streams.has(&client) {
-            self.streams.reply(&client, bytes);
-        } else {
-            self.dtls.reply(&client, bytes, &mut self.tx);
-        }
-    }
-
-    /// Whether this client sends plain UDP: the numbers of its listeners are the first ([`Layout`]).
-    #[inline]
-    fn is_plain(&self, client: &Client) -> bool {
-        usize::from(client.listener.0) < self.listeners.len()
-    }
-
-    #[inline]
-    fn route_to(&self, client: Client) -> Route {
-        let (socket, wildcard) = self.listeners[usize::from(client.listener.0)];
-        Route {
-            socket,
-            to: Some(client.address),
-            from: wildcard.then_some(client.local.ip()),
-            tos: 0,
-            ttl: 0,
-            dont_fragment: false,
-        }
-    }
-
-    #[inline]
-    fn relay_socket(&self, relay: RelayId) -> Option<SocketId> {
-        self.relays.get(relay.allocation.index as usize).and_then(|pair| pair[side(relay.family)])
-    }
-
-    /// One less than what came in (RFC 8656 section 15.1); 0, the socket's default, where that is not known. A relay
-    /// that is led to send to itself ends by this.
-    #[inline]
-    fn next_ttl(&mut self, buffer: &Buffer<'_>) -> Option<u8> {
-        if buffer.ttl == 1 {
-            self.ttl_expired += 1;
-            return None;
-        }
-        Some(buffer.ttl.saturating_sub(1))
-    }
-}
-
 /// A server has no more workers than there are seats: `ops` sees to it.
 fn seat(number: usize, config: &Config) -> Seat {
     let of = |count: usize| u16::try_from(count).ok();
@@ -758,11 +559,4 @@ fn seat(number: usize, config: &Config) -> Seat {
         .zip(of(config.workers.max(1)))
         .and_then(|(number, count)| Seat::new(number, count))
         .unwrap_or(Seat::ONLY)
-}
-
-fn side(family: Family) -> usize {
-    match family {
-        Family::V4 => 0,
-        Family::V6 => 1,
-    }
 }

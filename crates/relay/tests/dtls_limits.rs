@@ -7,6 +7,7 @@ use std::net::UdpSocket;
 
 use support::{
     dtls::{DtlsClient, Kind, hellos, wait_for_no_allocation, world, world_with},
+    witness::Witness,
     *,
 };
 use turnpike_relay::{DtlsDrop, DtlsEnd, DtlsFailure, DtlsStats};
@@ -102,6 +103,7 @@ fn associations_without_an_allocation_give_way_and_those_with_one_do_not() {
 #[test]
 fn garbage_is_counted_and_forgotten() {
     let world = world();
+    let witness = Witness::start(&world);
     let socket = UdpSocket::bind((world.dtls().ip(), 0)).unwrap();
     socket.connect(world.dtls()).unwrap();
     let mut sent = 0;
@@ -128,11 +130,14 @@ fn garbage_is_counted_and_forgotten() {
     let stats = world.dtls_stats();
     assert_eq!((stats.half_open, stats.open, stats.cookies), (0, 0, start.cookies), "{stats:?}");
     assert_eq!(dropped(&stats) - dropped(&start) + stats.failed.iter().sum::<u64>(), sent, "{stats:?}");
+    witness.lost_nothing();
 }
 
 #[test]
 fn garbage_in_the_middle_of_an_association_harms_nobody() {
     let world = world();
+    let witness = Witness::start(&world);
+    let mut sent = 0;
     for kind in [Kind::V12, Kind::V13] {
         let mut client = DtlsClient::connect(world.dtls(), kind);
         let peer = peer();
@@ -142,6 +147,7 @@ fn garbage_in_the_middle_of_an_association_harms_nobody() {
                 let mut noise = vec![0xFE; len];
                 noise[0] = first_byte;
                 client.socket.send(&noise).unwrap();
+                sent += 1;
             }
         }
         client.send(&channel_data(b"still here"));
@@ -149,7 +155,33 @@ fn garbage_in_the_middle_of_an_association_harms_nobody() {
         peer.send_to(b"so am I", relayed).unwrap();
         assert_eq!(client.receive().payload(), b"so am I");
     }
-    world.wait_for_dtls("both live", |stats| stats.open == 2);
+    world.wait_for_dtls("both live, and the noise is counted", |stats| {
+        stats.open == 2 && stats.dropped(DtlsDrop::NoEffect) + stats.dropped(DtlsDrop::Malformed) == sent
+    });
+    witness.lost_nothing();
+}
+
+/// RFC 6347 section 4.1.2.7: what is no good is discarded, and the handshake goes on.
+#[test]
+fn garbage_in_the_middle_of_a_handshake_ends_no_other() {
+    let world = world();
+    let witness = Witness::start(&world);
+    for kind in [Kind::V12, Kind::V13] {
+        let (mut disturbed, _, second) = hellos(&world, kind);
+        let (mut other, _, others) = hellos(&world, kind);
+        disturbed.socket.send(&second).unwrap();
+        other.socket.send(&others).unwrap();
+        for first_byte in 20..=63_u8 {
+            let mut noise = vec![0xFE; 200];
+            noise[0] = first_byte;
+            disturbed.socket.send(&noise).unwrap();
+        }
+        other.finish().unwrap();
+        other.ask(&binding(1));
+        disturbed.finish().unwrap();
+        disturbed.ask(&binding(2));
+    }
+    witness.lost_nothing();
 }
 
 #[test]

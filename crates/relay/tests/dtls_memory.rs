@@ -11,6 +11,7 @@ use std::{
 
 use support::{
     dtls::{DtlsClient, Kind, hellos, world, world_with},
+    witness::Witness,
     *,
 };
 use turnpike_relay::{DtlsEnd, DtlsFailure};
@@ -29,6 +30,7 @@ fn memory() -> usize {
 fn a_flood_of_first_hellos_leaves_nothing_behind() {
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let world = world();
+    let witness = Witness::start(&world);
     let (mut client, hello_13, _) = hellos(&world, Kind::V13);
     let (_, hello_12, _) = hellos(&world, Kind::V12);
     let flood = |rounds: u64| {
@@ -51,6 +53,7 @@ fn a_flood_of_first_hellos_leaves_nothing_behind() {
     assert_eq!((stats.half_open, stats.open, stats.failed.iter().sum::<u64>()), (0, 0, 0), "{stats:?}");
     // And who is in earnest gets through.
     client.finish().unwrap();
+    witness.lost_nothing();
 }
 
 #[test]
@@ -60,6 +63,7 @@ fn ten_thousand_half_open_handshakes_take_the_memory_of_the_bound() {
         config.max_half_open = 200;
         config.max_half_open_per_network = 150;
     });
+    let witness = Witness::start(&world);
     let mut honest = DtlsClient::connect(world.dtls(), Kind::V13);
     honest.allocated(&peer());
     let attack = |count: u64| {
@@ -83,4 +87,5 @@ fn ten_thousand_half_open_handshakes_take_the_memory_of_the_bound() {
     let evicted = world.dtls_stats().failed(DtlsFailure::Evicted);
     assert!(evicted > 9_000, "{evicted} evicted");
     honest.ask(&refresh(1));
+    witness.lost_nothing();
 }

@@ -117,6 +117,37 @@ fn a_client_that_changes_its_port_keeps_traffic_flowing() {
     }
 }
 
+/// Nor is a request that comes first: its answer does not wait for the client to repeat it.
+#[test]
+fn the_first_data_from_a_new_port_is_not_lost_whichever_worker_it_reaches() {
+    for workers in [1, 2] {
+        let world = support::start_workers(workers);
+        let peer = peer();
+        let mut client = Mobile::new(&world);
+        let answer = client.ask(&allocate_mobile());
+        let mut ticket = answer.attribute(TICKET);
+        client.ask(&bind(peer.local_addr().unwrap()));
+        for step in 0..MOVES {
+            let old = std::mem::replace(&mut client.socket, Mobile::socket());
+            ticket = client.ask(&present(&ticket, 100 + step)).attribute(TICKET);
+            let word = format!("stop {step}");
+            if step % 2 == 0 {
+                client.socket.send_to(&channel_data(word.as_bytes()), client.server).unwrap();
+                assert_eq!(heard(&peer), word.as_bytes(), "{workers} workers");
+            } else {
+                client.socket.set_read_timeout(Some(SOON)).unwrap();
+                client.socket.send_to(&support::refresh(200 + step), client.server).unwrap();
+                assert_eq!(Message(heard(&client.socket)).kind(), support::REFRESH | 0x0100);
+                // A request is no data: the old port is still good.
+                client.converse(&peer, word.as_bytes());
+            }
+            drop(old);
+        }
+        world.wait_whether("mobility", "exported", workers == 2);
+        assert_eq!(world.relay.snapshots().iter().map(|snapshot| snapshot.letters_lost).sum::<u64>(), 0);
+    }
+}
+
 #[test]
 fn the_old_port_is_good_until_data_comes_from_the_new_one() {
     for workers in [1, 2] {

@@ -13,13 +13,6 @@ use std::{
 use support::*;
 use turnpike_relay::{CloseReason, HandshakeFailure};
 
-/// Resident memory of this process in KiB.
-fn resident_kib() -> u64 {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap();
-    let line = status.lines().find(|line| line.starts_with("VmRSS:")).unwrap();
-    line.split_whitespace().nth(1).unwrap().parse().unwrap()
-}
-
 fn slow_reader<S: std::io::Read + Write>(world: &World, client: &mut Client<S>) {
     let peer = peer();
     let relayed = client.allocated(&peer);

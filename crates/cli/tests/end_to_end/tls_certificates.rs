@@ -3,7 +3,7 @@
 use std::{fs, path::Path, process::Command};
 
 use super::harness::{
-    Certificate, Dir, Finished, Program, SOON, Serve, V4, installed, shown_by, skip, turnpike,
+    Certificate, Dir, Finished, Load, Program, Reflect, SOON, Serve, V4, installed, shown_by, skip, turnpike,
 };
 
 const NAME: &str = "turn.example.org";
@@ -115,4 +115,63 @@ fn a_certificate_that_changes_is_shown_and_a_bad_one_keeps_the_old() {
     super::harness::eventually("the third certificate", || {
         (shown_by(server, NAME) == certificate.der()).then_some(())
     });
+}
+
+/// The same by DTLS: who is connected stays so, who comes sees the new one.
+#[test]
+fn dtls_shows_a_certificate_that_changes_and_keeps_its_clients() {
+    let certificate = Certificate::new(&[NAME]);
+    let old = fs::read(certificate.cert()).expect("our own file");
+    let mut serve = Serve::start_secured(&certificate, &["--workers", "2"]);
+    let server = serve.address_of("dtls", V4);
+    let dir = Dir::new();
+    // Our client trusts the very certificate that is in this file, and none besides.
+    let trusts = |pem: &[u8]| {
+        let file = dir.file("trust.pem", std::str::from_utf8(pem).expect("PEM is ASCII"));
+        let uri = format!("turns:{server}?transport=udp");
+        let trust = file.to_str().expect("UTF-8");
+        let run =
+            Program::run(&mut turnpike(&["probe", &uri, "--ca", trust, "--server-name", NAME, "--json"]));
+        let report = run.result();
+        let facts = &report["transports"]["dtls"];
+        assert_eq!(facts["reachable"], true, "{report}");
+        facts["certificate"]["verifies"] == true
+    };
+    assert!(trusts(&old));
+
+    // Packets flow by the old one all the while.
+    let reflect = Reflect::start(V4, &[]);
+    let trust = dir.file("old.pem", std::str::from_utf8(&old).expect("PEM is ASCII"));
+    let flow = Load::new(server)
+        .to(reflect.address)
+        .with(&["--transport", "dtls", "--ca", trust.to_str().expect("UTF-8"), "--server-name", NAME])
+        .with(&["--clients", "8", "--rate", "200", "--duration", "6"])
+        .start();
+    serve.wait_for_allocations(8);
+
+    // By itself, when the files change.
+    certificate.renew(&[NAME]);
+    let second = fs::read(certificate.cert()).expect("our own file");
+    serve.program.line_with("certificates loaded");
+    assert!(trusts(&second) && !trusts(&old));
+
+    // A broken one keeps the old by SIGHUP, and a good one takes its place.
+    fs::write(certificate.cert(), "").expect("our own file");
+    serve.program.signal("HUP");
+    serve.program.line_with("configuration not reloaded");
+    assert!(trusts(&second));
+    certificate.renew(&[NAME]);
+    let third = fs::read(certificate.cert()).expect("our own file");
+    serve.program.signal("HUP");
+    serve.program.line_with("configuration reloaded");
+    super::harness::eventually("the third certificate", || trusts(&third).then_some(()));
+    assert!(!trusts(&second));
+
+    let run = flow.wait(SOON * 2);
+    assert_eq!(run.code, Some(0), "{}", run.output());
+    let result = run.result();
+    assert!(result["received"].as_u64() > Some(0), "{result}");
+    assert!(result["lost"].as_u64() <= Some(20), "{result}");
+    assert_eq!(result["errors"]["connection_lost"], serde_json::Value::Null, "{result}");
+    serve.wait_for_allocations(0);
 }

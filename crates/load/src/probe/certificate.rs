@@ -18,9 +18,20 @@ use crate::transport::Transport;
 const SOON_DAYS: i64 = 14;
 const DAY: u64 = 86_400;
 
-/// Reads the first certificate of a chain.
+/// Reads the first certificate of a chain; `None` where there is none.
 pub(super) fn read(chain: &[Vec<u8>], distrust: Option<String>, now: SystemTime) -> Option<CertificateFacts> {
-    let certificate = Certificate::from_der(chain.first()?).ok()?;
+    let certificate = match Certificate::from_der(chain.first()?) {
+        Ok(certificate) => certificate,
+        Err(error) => {
+            return Some(CertificateFacts {
+                chain: chain.len(),
+                unreadable: Some(error.to_string()),
+                verifies: distrust.is_none(),
+                distrust,
+                ..CertificateFacts::default()
+            });
+        }
+    };
     let content = certificate.tbs_certificate();
     let validity = content.validity();
     let names = content.get_extension::<SubjectAltName>().ok().flatten();
@@ -33,6 +44,7 @@ pub(super) fn read(chain: &[Vec<u8>], distrust: Option<String>, now: SystemTime)
         not_after: validity.not_after.to_string(),
         days_left: days_between(now, validity.not_after.to_unix_duration()),
         chain: chain.len(),
+        unreadable: None,
         verifies: distrust.is_none(),
         distrust,
     })
@@ -41,6 +53,16 @@ pub(super) fn read(chain: &[Vec<u8>], distrust: Option<String>, now: SystemTime)
 /// Says what is good and bad about it.
 pub(super) fn judge(report: &mut Report, transport: Transport, facts: &CertificateFacts) {
     let area = "certificate";
+    if let Some(why) = &facts.unreadable {
+        let distrust = facts.distrust.iter().map(|why| format!("; {why}")).collect::<String>();
+        report.advise(
+            Level::Bad,
+            area,
+            format!("{transport}: shows a certificate that cannot be read ({why}){distrust}"),
+            "have the server show one in X.509, issued anew",
+        );
+        return;
+    }
     let names = if facts.names.is_empty() { "no name at all".to_owned() } else { facts.names.join(", ") };
     let what = format!(
         "{transport}: {} for {names}, by {}, until {} ({} days)",
@@ -153,6 +175,18 @@ mod tests {
     }
 
     #[test]
+    fn an_unreadable_certificate_is_no_trusted_one() {
+        let why = "the certificate is not valid (BadEncoding)".to_owned();
+        let facts = read(&[vec![0x30, 0]], Some(why.clone()), SystemTime::now()).unwrap();
+        assert_eq!((facts.verifies, facts.distrust.as_ref()), (false, Some(&why)));
+        let mut report = Report::default();
+        judge(&mut report, Transport::Tls, &facts);
+        assert_eq!(report.findings.len(), 1, "{report:?}");
+        assert!(report.worst() == Level::Bad && report.findings[0].what.contains(&why), "{report:?}");
+        assert!(read(&[], None, SystemTime::now()).is_none());
+    }
+
+    #[test]
     fn days_are_counted_from_now() {
         let now = UNIX_EPOCH + Duration::from_secs(10 * DAY);
         assert_eq!(days_between(now, Duration::from_secs(11 * DAY + 5)), 1);
@@ -166,7 +200,8 @@ mod tests {
         let made = rcgen::generate_simple_self_signed(vec!["a".to_owned()]).unwrap();
         let der = made.cert.der().to_vec();
         for length in 0..der.len() {
-            assert!(read(&[der[..length].to_vec()], None, SystemTime::now()).is_none());
+            let facts = read(&[der[..length].to_vec()], None, SystemTime::now()).unwrap();
+            assert!(facts.unreadable.is_some());
         }
         for position in 0..der.len() {
             let mut broken = der.clone();

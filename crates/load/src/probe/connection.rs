@@ -12,10 +12,10 @@ use rustls::{
     client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier},
     pki_types::{CertificateDer, ServerName, UnixTime},
 };
+use turnpike_wire::frame::{self, Frame, MAX_MESSAGE_LEN};
 
 use crate::{
     LoadError, dtls,
-    frames::{self, MAX_FRAME},
     secure::{self, Security, TlsOptions, explain},
     transport::Transport,
 };
@@ -51,27 +51,35 @@ pub(super) struct Opened {
     pub(super) took: Duration,
 }
 
-/// What secure connections are opened with, and what their verifier saw.
+/// What secure connections are opened with, and what their verifier saw. Made once for a probe, which asks one at a time.
 pub(super) struct Trust {
     security: Security,
     observer: Arc<Observer>,
 }
 
 impl Trust {
+    /// Checks certificates with `--insecure` too: it changes what may be used, not what is true. Where the machine has no
+    /// authorities to check with, that is what is wrong with every certificate.
     pub(super) fn new(
         options: &TlsOptions,
         host: Option<&str>,
         server: SocketAddr,
     ) -> Result<Self, LoadError> {
-        let observer = Arc::new(Observer { inner: secure::verifier(options)?, seen: Mutex::new(None) });
+        let (inner, unjudged) = match secure::judge(options) {
+            Ok(judge) => (judge, None),
+            Err(error) if options.ca.is_some() => return Err(error),
+            Err(error) => (secure::believer(), Some(format!("the certificate cannot be checked: {error}"))),
+        };
+        let observer = Arc::new(Observer { inner, unjudged, seen: Mutex::new(None) });
         let verifier: Arc<dyn ServerCertVerifier> = Arc::clone(&observer) as _;
         let name = secure::server_name(options, host, server)?;
         let config = secure::config(options, Arc::clone(&verifier))?;
         Ok(Self { security: Security { config, verifier, name }, observer })
     }
 
+    /// What was wrong with the certificate of the connection that is being opened.
     fn verdict(&self) -> Option<String> {
-        self.observer.seen.lock().ok().and_then(|seen| seen.clone())
+        self.observer.seen.lock().ok().and_then(|mut seen| seen.take())
     }
 }
 
@@ -99,7 +107,7 @@ impl Connection {
             channel,
             rest: Vec::new(),
             waiting: Vec::new(),
-            buffer: vec![0; MAX_FRAME.next_power_of_two()],
+            buffer: vec![0; MAX_MESSAGE_LEN.next_power_of_two()],
         };
         Ok((this, opened))
     }
@@ -155,11 +163,17 @@ impl Connection {
 
     /// A whole message out of a stream's bytes.
     fn cut(&mut self) -> io::Result<Option<Vec<u8>>> {
-        match frames::length(&self.rest) {
-            Ok(Some(length)) if length <= self.rest.len() => Ok(Some(self.rest.drain(..length).collect())),
-            Ok(_) => Ok(None),
+        match frame::first(&self.rest, MAX_MESSAGE_LEN) {
+            Ok(Frame::Message { next, .. }) => Ok(Some(self.rest.drain(..next).collect())),
+            Ok(Frame::Unfinished { .. }) => Ok(None),
             Err(_) => Err(io::Error::new(io::ErrorKind::InvalidData, "what answers does not speak STUN")),
         }
+    }
+
+    /// Whether a stream's last bytes, which are not a whole message, do not begin one of STUN's.
+    pub(super) fn ends_in_garbage(&self) -> bool {
+        // RFC 7983 section 7.
+        self.rest.first().is_some_and(|first| *first > 3)
     }
 
     fn read(&mut self, deadline: Instant) -> io::Result<()> {
@@ -304,7 +318,7 @@ fn dtls(
     let socket = udp(server).map_err(|error| words(&error))?;
     let bound = deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
     let settings = dtls::Settings::new(trust.security.clone(), bound).map_err(|error| error.to_string())?;
-    let mut association = dtls::Association::new(&settings, Instant::now())?;
+    let mut association = dtls::Association::new(&settings, None, Instant::now())?;
     let mut buffer = vec![0; 1 << 16];
     let mut any_answer = false;
     let failed = |any_answer: bool, what: String| {
@@ -317,18 +331,23 @@ fn dtls(
         if association.is_connected() {
             break;
         }
+        // Not only after silence: a server may go on sending what leads to nothing.
+        if Instant::now() >= deadline {
+            return Err(failed(any_answer, "the DTLS handshake does not come to an end".to_owned()));
+        }
         let until = association.timeout().map_or(deadline, |at| at.min(deadline));
         let wait = until.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
         socket.set_read_timeout(Some(wait)).map_err(|error| words(&error))?;
         match socket.recv(&mut buffer) {
             Ok(read) => {
+                // RFC 7983 section 7: what DTLS records begin with.
+                if !any_answer && !matches!(buffer[..read].first(), Some(20..=63)) {
+                    return Err("what answers does not speak DTLS".to_owned());
+                }
                 any_answer = true;
                 association.handle_datagram(&buffer[..read])?;
             }
             Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut) => {
-                if Instant::now() >= deadline {
-                    return Err(failed(any_answer, "the DTLS handshake does not come to an end".to_owned()));
-                }
                 association.handle_timeout(Instant::now()).map_err(|what| failed(any_answer, what))?;
             }
             Err(error) => return Err(words(&error)),
@@ -356,6 +375,8 @@ fn whole(buffer: &[u8], read: usize) -> io::Result<&[u8]> {
 #[derive(Debug)]
 struct Observer {
     inner: Arc<dyn ServerCertVerifier>,
+    /// Why there is nothing to check certificates with.
+    unjudged: Option<String>,
     /// What is wrong with the last certificate.
     seen: Mutex<Option<String>>,
 }
@@ -372,7 +393,7 @@ impl ServerCertVerifier for Observer {
         let judged =
             self.inner.verify_server_cert(end_entity, intermediates, server_name, ocsp_response, now);
         if let Ok(mut seen) = self.seen.lock() {
-            *seen = judged.err().map(|error| explain(&error));
+            *seen = self.unjudged.clone().or_else(|| judged.err().map(|error| explain(&error)));
         }
         Ok(ServerCertVerified::assertion())
     }
@@ -397,5 +418,89 @@ impl ServerCertVerifier for Observer {
 
     fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
         self.inner.supported_verify_schemes()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::thread;
+
+    use super::*;
+
+    fn trust(options: &TlsOptions) -> Trust {
+        Trust::new(options, Some("turn.example.org"), ([127, 0, 0, 1], 5349).into()).unwrap()
+    }
+
+    #[test]
+    fn insecure_takes_a_certificate_and_still_says_what_is_wrong_with_it() {
+        let mut params = rcgen::CertificateParams::new(vec!["turn.example.org".to_owned()]).unwrap();
+        params.not_after = rcgen::date_time_ymd(2020, 2, 1);
+        let key = rcgen::KeyPair::generate().unwrap();
+        let expired = params.self_signed(&key).unwrap();
+        let trust = trust(&TlsOptions { insecure: true, ..TlsOptions::default() });
+        trust.security.judge(expired.der()).unwrap();
+        let verdict = trust.verdict().expect("something is wrong with it");
+        // Without authorities on this machine it cannot be checked, which is no praise either.
+        assert!(verdict.contains("has expired") || verdict.contains("cannot be checked"), "{verdict}");
+        assert_eq!(trust.verdict(), None, "each connection has a verdict of its own");
+    }
+
+    #[test]
+    fn without_authorities_no_certificate_is_called_good() {
+        let name = rcgen::generate_simple_self_signed(vec!["turn.example.org".to_owned()]).unwrap();
+        let mut trust = trust(&TlsOptions { insecure: true, ..TlsOptions::default() });
+        let observer = Observer {
+            inner: secure::believer(),
+            unjudged: Some("cannot be checked".to_owned()),
+            seen: Mutex::new(None),
+        };
+        trust.observer = Arc::new(observer);
+        trust.security.verifier = Arc::clone(&trust.observer) as _;
+        trust.security.judge(name.cert.der()).unwrap();
+        assert_eq!(trust.verdict().as_deref(), Some("cannot be checked"));
+    }
+
+    #[test]
+    fn what_answers_a_dtls_hello_without_a_record_does_not_speak_dtls() {
+        let server = UdpSocket::bind(("127.0.0.1", 0)).unwrap();
+        let address = server.local_addr().unwrap();
+        let other = thread::spawn(move || {
+            let (_, client) = server.recv_from(&mut [0; 2048]).unwrap();
+            server.send_to(b"HTTP/1.1 400 Bad Request", client).unwrap();
+        });
+        let trust = trust(&TlsOptions { insecure: true, ..TlsOptions::default() });
+        let deadline = Instant::now() + Duration::from_secs(20);
+        let failed =
+            Connection::open(Transport::Dtls, address, Some(&trust), deadline).map(drop).unwrap_err();
+        assert_eq!(failed, "what answers does not speak DTLS");
+        other.join().unwrap();
+    }
+
+    /// Each of these datagrams would otherwise begin the wait for the next one anew.
+    #[test]
+    fn a_dtls_server_that_never_stops_sending_does_not_outlast_the_deadline() {
+        let server = UdpSocket::bind(("127.0.0.1", 0)).unwrap();
+        let address = server.local_addr().unwrap();
+        let talker = thread::spawn(move || {
+            let (_, client) = server.recv_from(&mut [0; 2048]).unwrap();
+            // Connected, so that it hears of the client's end.
+            server.connect(client).unwrap();
+            // HelloVerifyRequest (RFC 6347 section 4.2.1) with the cookie [1], again and again: the first is answered, its copies
+            // are dropped without a word.
+            let hello = [3, 0, 0, 4, 0, 0, 0, 0, 0, 0, 0, 4, 0xFE, 0xFF, 1, 1];
+            let record = [&[22, 0xFE, 0xFD, 0, 0, 0, 0, 0, 0, 0, 0, 0, 16][..], &hello].concat();
+            let end = Instant::now() + Duration::from_secs(8);
+            while Instant::now() < end && server.send(&record).is_ok() {
+                thread::yield_now();
+            }
+        });
+        let trust = trust(&TlsOptions { insecure: true, ..TlsOptions::default() });
+        let began = Instant::now();
+        let deadline = began + Duration::from_millis(700);
+        let failed =
+            Connection::open(Transport::Dtls, address, Some(&trust), deadline).map(drop).unwrap_err();
+        assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
+        assert_eq!(failed, "the DTLS handshake does not come to an end");
+        talker.join().unwrap();
     }
 }

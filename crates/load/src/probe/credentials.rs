@@ -12,22 +12,40 @@ use super::{
 };
 
 const AREA: &str = "credentials";
-/// REQUESTED-TRANSPORT: UDP.
-pub(super) const UDP: (u16, [u8; 4]) = (attribute::REQUESTED_TRANSPORT, [17, 0, 0, 0]);
 
-/// Allocates, one step at a time. The answer that granted an allocation, or `None` with the reason in the report.
+/// What a plain allocation asks for: REQUESTED-TRANSPORT, UDP.
+pub(super) fn wanted() -> (u16, Vec<u8>) {
+    (attribute::REQUESTED_TRANSPORT, vec![17, 0, 0, 0])
+}
+
+/// Whether the report finds credentials handled wrongly.
+pub(super) fn is_bad(report: &Report) -> bool {
+    report.findings.iter().any(|line| line.area == AREA && line.level == Level::Bad)
+}
+
+/// What came of it.
+pub(super) enum Outcome {
+    /// The answer that granted an allocation.
+    Granted(Answer),
+    /// The server works, and sends its clients to another one.
+    SentOn,
+    /// With the reason in the report.
+    Nothing,
+}
+
+/// Allocates, one step at a time.
 pub(super) fn allocate(
     report: &mut Report,
     session: &mut Session,
     credentials: Option<&Credentials>,
     now: SystemTime,
-) -> Option<Answer> {
-    let wanted = [(UDP.0, UDP.1.to_vec())];
+) -> Outcome {
+    let wanted = [wanted()];
     let first = match session.ask(method::ALLOCATE, &wanted) {
         Ok(answer) => answer,
         Err(error) => {
             silent(report, &error);
-            return None;
+            return Outcome::Nothing;
         }
     };
     match first.code() {
@@ -38,19 +56,10 @@ pub(super) fn allocate(
                 "gives allocations to everybody, without any credential: an open relay",
                 "turn authentication on (turnpike: --user or --secret; coturn: lt-cred-mech or use-auth-secret, no no-auth)",
             );
-            return Some(first);
+            return Outcome::Granted(first);
         }
         Some(401) => {}
-        Some(300) => {
-            let to = first.address(attribute::ALTERNATE_SERVER);
-            let to = to.map_or_else(|| "another server".to_owned(), |address| address.to_string());
-            report.line(
-                Level::Note,
-                AREA,
-                format!("sends its clients on to {to} (300 Try Alternate); probe that one"),
-            );
-            return None;
-        }
+        Some(300) => return sent_on(report, &first),
         Some(_) => {
             report.advise(
                 Level::Bad,
@@ -58,7 +67,7 @@ pub(super) fn allocate(
                 format!("refuses to allocate before it asks who is there: {}", first.told()),
                 "if this is a STUN server, name it as stun:HOST; else see the server's log",
             );
-            return None;
+            return Outcome::Nothing;
         }
     }
     let realm = first.text(attribute::REALM);
@@ -70,7 +79,7 @@ pub(super) fn allocate(
             "asks for a credential but sends no realm or no nonce, so that no client can answer (RFC 8489 section 9.2.4)",
             "give the server a realm (turnpike: --realm; coturn: realm=)",
         );
-        return None;
+        return Outcome::Nothing;
     }
     let Some(credentials) = credentials else {
         let realm = realm.unwrap_or_default();
@@ -80,12 +89,12 @@ pub(super) fn allocate(
             format!("wants a credential of realm {realm:?}: nothing behind it was checked"),
             "give one with --user NAME:PASSWORD",
         );
-        return None;
+        return Outcome::Nothing;
     };
     session.accept_challenge(&first);
-    let granted = signed(report, session, &wanted, credentials, now);
-    report.credentials_accepted = Some(granted.is_some());
-    granted
+    let outcome = signed(report, session, &wanted, credentials, now);
+    report.credentials_accepted = Some(!matches!(outcome, Outcome::Nothing));
+    outcome
 }
 
 fn signed(
@@ -94,7 +103,7 @@ fn signed(
     wanted: &[(u16, Vec<u8>)],
     credentials: &Credentials,
     now: SystemTime,
-) -> Option<Answer> {
+) -> Outcome {
     /// A nonce may be stale once; one that the server has just made is not.
     const NONCES: usize = 3;
     let user = &credentials.user;
@@ -104,13 +113,13 @@ fn signed(
             Ok(answer) => answer,
             Err(error) => {
                 silent(report, &error);
-                return None;
+                return Outcome::Nothing;
             }
         };
         match answer.code() {
-            None if answer.verified => {
+            None | Some(300) if answer.verified => {
                 report.line(Level::Ok, AREA, format!("accepts {user:?} in realm {realm:?}"));
-                return Some(answer);
+                return if answer.is_success() { Outcome::Granted(answer) } else { sent_on(report, &answer) };
             }
             None => {
                 report.advise(
@@ -119,7 +128,20 @@ fn signed(
                     "grants an allocation, but its answer is not signed with this user's key, so that clients throw it away",
                     "something on the way changes messages, or this is not the server that knows the user",
                 );
-                return Some(answer);
+                return Outcome::Granted(answer);
+            }
+            Some(300) => {
+                report.advise(
+                    Level::Bad,
+                    AREA,
+                    format!(
+                        "sends {user:?} on to {} (300 Try Alternate), but does not sign that with this user's key, so that \
+                         clients do not go there (RFC 8489 section 10)",
+                        alternate(&answer)
+                    ),
+                    "something on the way changes messages, or this is not the server that knows the user",
+                );
+                return Outcome::Nothing;
             }
             Some(438) => {
                 session.accept_challenge(&answer);
@@ -140,7 +162,7 @@ fn signed(
                     let (what, remedy) = refusal(credentials, &realm, now);
                     report.advise(Level::Bad, AREA, what, remedy);
                 }
-                return None;
+                return Outcome::Nothing;
             }
             Some(code) => {
                 report.advise(
@@ -149,7 +171,7 @@ fn signed(
                     format!("knows {user:?} but answers {}", answer.told()),
                     hint(code),
                 );
-                return None;
+                return Outcome::Nothing;
             }
         }
     }
@@ -160,7 +182,38 @@ fn signed(
         "requests reach different servers (a load balancer without affinity), this side's address changes between them, or the \
          server's clock jumps: keep one client on one server, and check its clock",
     );
-    None
+    Outcome::Nothing
+}
+
+/// "The client ... attempts the transaction anew with the alternate server" (RFC 8489 section 10): what it finds there is the
+/// other server's, and for another probe.
+fn sent_on(report: &mut Report, answer: &Answer) -> Outcome {
+    if answer.address(attribute::ALTERNATE_SERVER).is_none() {
+        report.advise(
+            Level::Bad,
+            AREA,
+            "sends its clients on without saying where to (300 without ALTERNATE-SERVER, RFC 8489 section 14.15)",
+            "name the other server in this one's configuration (turnpike: [[alternate]]; coturn: alternate-server=)",
+        );
+        return Outcome::Nothing;
+    }
+    let to = alternate(answer);
+    report.line(
+        Level::Note,
+        AREA,
+        format!("sends its clients on to {to} (300 Try Alternate): probe that one"),
+    );
+    Outcome::SentOn
+}
+
+/// Where a 300 leads, with the name that the other server's certificate has.
+fn alternate(answer: &Answer) -> String {
+    let to = answer.address(attribute::ALTERNATE_SERVER);
+    let to = to.map_or_else(|| "nowhere".to_owned(), |address| address.to_string());
+    match answer.text(attribute::ALTERNATE_DOMAIN) {
+        Some(domain) => format!("{to}, {domain}"),
+        None => to,
+    }
 }
 
 /// Why a 401 came back: what can be told from this side.

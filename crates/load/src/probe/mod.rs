@@ -12,11 +12,13 @@ mod connection;
 mod credentials;
 mod nat;
 mod peers;
+mod reach;
 mod relay;
 mod report;
 mod session;
 
 use std::{
+    collections::HashMap,
     net::{IpAddr, SocketAddr},
     sync::mpsc,
     thread,
@@ -24,10 +26,11 @@ use std::{
 };
 
 use connection::{Connection, Trust, words};
+use credentials::Outcome;
 pub use report::{
     CertificateFacts, Finding, Level, NatFacts, PeerFacts, Report, RoundTrip, TransportFacts, UnknownLevel,
 };
-use session::{Answer, Credentials, Session, attribute, method};
+use session::{Credentials, Session, attribute, method};
 
 use crate::{LoadError, TlsOptions, Transport, uri::ServerUri};
 
@@ -38,7 +41,7 @@ pub struct Config {
     pub server: ServerUri,
     /// Name and password.
     pub user: Option<(String, String)>,
-    /// Whom to believe.
+    /// Whom to believe. [`TlsOptions::insecure`] changes what counts as usable, not what is said of a certificate.
     pub tls: TlsOptions,
     /// When the whole probe is over. Default 30 s.
     pub timeout: Duration,
@@ -60,7 +63,7 @@ const PATIENCE: Duration = Duration::from_secs(3);
 /// Probes a server. Never takes noticeably longer than [`Config::timeout`].
 ///
 /// # Errors
-/// When the settings are impossible or the name has no address. What is wrong with the server is in the report.
+/// When the settings are impossible, [`TlsOptions::ca`] cannot be used, or the name has no address. What is wrong with the server is in the report.
 pub fn run(config: &Config) -> Result<Report, LoadError> {
     if !(1..=1_000).contains(&config.count) {
         return Err(LoadError::Config(format!("--count is {}, but must be 1 to 1000", config.count)));
@@ -68,9 +71,17 @@ pub fn run(config: &Config) -> Result<Report, LoadError> {
     if config.timeout.is_zero() {
         return Err(LoadError::Config("--timeout is 0, but must be above it".to_owned()));
     }
-    let deadline = Instant::now() + config.timeout;
-    let addresses = resolve(&config.server, deadline)?;
-    let mut probe = Probe { config, deadline, addresses, report: Report::default() };
+    let Some(deadline) = Instant::now().checked_add(config.timeout) else {
+        return Err(LoadError::Config("--timeout is longer than this machine's clock can tell".to_owned()));
+    };
+    let addresses = one_of_each_family(&resolve(&config.server, deadline)?);
+    run_at(config, addresses, deadline)
+}
+
+fn run_at(config: &Config, addresses: Vec<IpAddr>, deadline: Instant) -> Result<Report, LoadError> {
+    let trust = trust(config, &addresses)?;
+    let servers = HashMap::new();
+    let mut probe = Probe { config, deadline, addresses, trust, servers, report: Report::default() };
     probe.report.server = config.server.to_string();
     probe.transports();
     probe.nat();
@@ -94,123 +105,18 @@ pub fn run(config: &Config) -> Result<Report, LoadError> {
 struct Probe<'a> {
     config: &'a Config,
     deadline: Instant,
-    /// Without a port of meaning.
-    addresses: Vec<SocketAddr>,
+    /// One of each family, at least one.
+    addresses: Vec<IpAddr>,
+    /// Or why there are no TLS and DTLS here.
+    trust: Result<Trust, String>,
+    /// Where the transports were reached that work.
+    servers: HashMap<Transport, SocketAddr>,
     report: Report,
 }
 
 impl Probe<'_> {
-    /// Every transport that the name allows.
-    fn transports(&mut self) {
-        for transport in Transport::ALL {
-            if self.config.server.allows(transport) {
-                self.transport(transport);
-            }
-        }
-    }
-
-    fn transport(&mut self, transport: Transport) {
-        let server = self.address(transport);
-        let mut facts = TransportFacts { address: server.to_string(), ..TransportFacts::default() };
-        match self.try_transport(transport, server, &mut facts) {
-            Ok(software) => {
-                facts.reachable = true;
-                self.report.software = self.report.software.take().or(software);
-                self.report.line(Level::Ok, transport, answers(&facts));
-            }
-            Err(what) => {
-                let (level, remedy) = self.unreachable(transport);
-                self.report.advise(level, transport, format!("{server}: {what}"), remedy);
-                facts.failure = Some(what);
-            }
-        }
-        if let Some(certificate) = &facts.certificate {
-            certificate::judge(&mut self.report, transport, certificate);
-        }
-        self.report.transports.insert(transport.to_string(), facts);
-    }
-
-    /// Opens, asks, and returns SOFTWARE.
-    fn try_transport(
-        &self,
-        transport: Transport,
-        server: SocketAddr,
-        facts: &mut TransportFacts,
-    ) -> Result<Option<String>, String> {
-        let trust = self.trust(transport, server)?;
-        let (connection, opened) = Connection::open(transport, server, trust.as_ref(), self.soon())?;
-        if connection_is_more(transport) {
-            facts.open_ms = Some(opened.took.as_secs_f64() * 1_000.0);
-        }
-        facts.version = opened.version;
-        facts.alpn = opened.alpn;
-        if transport.is_secure() {
-            facts.certificate = certificate::read(&opened.chain, opened.distrust, SystemTime::now());
-        }
-        let mut session = Session::new(connection, None, PATIENCE, self.deadline);
-        let mut times = Vec::new();
-        let mut last: Option<Answer> = None;
-        for _ in 0..self.config.count {
-            match session.ask(method::BINDING, &[]) {
-                Ok(answer) => {
-                    if answer.sent == 1 {
-                        times.push(u64::try_from(answer.took.as_micros()).unwrap_or(u64::MAX));
-                    }
-                    last = Some(answer);
-                }
-                // What answered once may lose a packet.
-                Err(error) if last.is_none() => return Err(words(&error)),
-                Err(_) => break,
-            }
-        }
-        let Some(answer) = last else { return Err("no answer in time".to_owned()) };
-        if let Some((code, reason)) = &answer.error {
-            return Err(format!("answers a Binding request with {code} {reason}"));
-        }
-        times.sort_unstable();
-        facts.rtt_us = times.first().map(|min| RoundTrip {
-            min: *min,
-            median: times[times.len() / 2],
-            asked: self.config.count,
-            answered: times.len(),
-        });
-        let mapped = answer
-            .address(attribute::XOR_MAPPED_ADDRESS)
-            .or_else(|| answer.address(attribute::MAPPED_ADDRESS));
-        facts.mapped = mapped.map(|address| address.to_string());
-        Ok(answer.text(attribute::SOFTWARE))
-    }
-
-    /// How bad it is that a transport does not work, and what to do.
-    fn unreachable(&self, transport: Transport) -> (Level, &'static str) {
-        let asked_for = transport == self.config.server.transport();
-        match transport {
-            _ if asked_for && transport.is_secure() => (
-                Level::Bad,
-                "the server was named so: check its TLS listener, its port (5349, or 443), and any firewall between",
-            ),
-            _ if asked_for => (
-                Level::Bad,
-                "the server was named so: check its address, its listeners, and any firewall between",
-            ),
-            Transport::Udp | Transport::Tcp => (
-                Level::Warn,
-                "clients behind firewalls that block UDP need TCP: listen there, and open the port",
-            ),
-            Transport::Tls => (
-                Level::Note,
-                "clients behind strict firewalls only get out by TLS on 443: listen there too, with a certificate",
-            ),
-            Transport::Dtls => (Level::Note, "few clients use DTLS; browsers never do"),
-        }
-    }
-
     fn nat(&mut self) {
-        let reachable = self.report.transports.get("udp").is_some_and(|facts| facts.reachable);
-        if !reachable {
-            return;
-        }
-        let server = self.address(Transport::Udp);
+        let Some(server) = self.servers.get(&Transport::Udp).copied() else { return };
         match nat::discover(server, self.deadline) {
             Ok(Some(facts)) => {
                 let what = format!(
@@ -244,20 +150,23 @@ impl Probe<'_> {
 
     /// Everything for which an allocation is needed.
     fn turn(&mut self) {
-        let Some(transport) = self.reached() else { return };
-        let server = self.address(transport);
+        let Some((transport, server)) = self.reached() else { return };
         let Some(mut session) = self.session(transport) else { return };
         let credentials = self.credentials();
-        let granted =
+        let outcome =
             credentials::allocate(&mut self.report, &mut session, credentials.as_ref(), SystemTime::now());
         if let Some(challenge) = &session.challenge {
             let offers = [("sha256", challenge.is_sha256()), ("userhash", challenge.anonymous)];
             self.report.features.extend(offers.map(|(name, offered)| (name.to_owned(), offered)));
         }
         // Without a credential the question is only whether the server asks for one.
-        let asks = credentials.is_none() && self.report.realm.is_some() && self.report.worst() < Level::Bad;
-        self.report.usable = self.wanted_works() && (granted.is_some() || asks);
-        let Some(granted) = granted else { return };
+        let asks = credentials.is_none() && self.report.realm.is_some() && !credentials::is_bad(&self.report);
+        self.report.usable = self.wanted_works()
+            && match outcome {
+                Outcome::Granted(_) | Outcome::SentOn => true,
+                Outcome::Nothing => asks,
+            };
+        let Outcome::Granted(granted) = outcome else { return };
         relay::judge_mapped(&mut self.report, session.local_addr(), &granted);
         let relayed = granted.addresses(attribute::XOR_RELAYED_ADDRESS);
         if relayed.is_empty() {
@@ -271,13 +180,20 @@ impl Probe<'_> {
         for address in &relayed {
             relay::judge_address(&mut self.report, server.ip(), *address);
         }
-        peers::check(&mut self.report, &mut session, relayed.first().is_some_and(SocketAddr::is_ipv6));
+        let renew = || {
+            let mut fresh = self.session(transport)?;
+            let granted = fresh.request(method::ALLOCATE, &[credentials::wanted()]).ok()?;
+            granted.is_success().then_some(fresh)
+        };
+        let is_v6 = relayed.first().is_some_and(SocketAddr::is_ipv6);
+        let asked = peers::ask(&mut session, is_v6, &renew);
+        peers::judge(&mut self.report, asked);
         session.delete();
         drop(session);
-        self.features(transport);
+        self.features(transport, server.ip());
     }
 
-    fn features(&mut self, transport: Transport) {
+    fn features(&mut self, transport: Transport, server: IpAddr) {
         let (mut yes, mut no, mut unknown) = (Vec::new(), Vec::new(), Vec::new());
         for (name, title) in [("sha256", "SHA-256 passwords"), ("userhash", "USERHASH")] {
             match self.report.features.get(name) {
@@ -300,11 +216,15 @@ impl Probe<'_> {
                     yes.push(feature.title().to_owned());
                     self.report.features.insert(feature.name().to_owned(), true);
                     if feature == relay::Feature::Ipv6 {
-                        let server = self.address(over).ip();
                         for address in addresses {
                             relay::judge_address(&mut self.report, server, address);
                         }
-                        peers::check(&mut self.report, &mut session, true);
+                        let renew = || {
+                            let mut fresh = self.session(over)?;
+                            matches!(relay::ask(&mut fresh, feature), relay::Found::Yes(_)).then_some(fresh)
+                        };
+                        let asked = peers::ask(&mut session, true, &renew);
+                        peers::judge(&mut self.report, asked);
                     }
                     session.delete();
                 }
@@ -332,34 +252,33 @@ impl Probe<'_> {
 
     /// A session over a transport that was found to work; `None` when it no longer does.
     fn session(&self, transport: Transport) -> Option<Session> {
-        let server = self.address(transport);
-        let trust = self.trust(transport, server).ok()?;
-        let (connection, _) = Connection::open(transport, server, trust.as_ref(), self.soon()).ok()?;
+        let server = self.servers.get(&transport)?;
+        let trust = self.trust(transport).ok()?;
+        let (connection, _) = Connection::open(transport, *server, trust, self.soon()).ok()?;
         Some(Session::new(connection, self.credentials(), PATIENCE, self.deadline))
     }
 
     /// The transport that the name asks for if it works, else the first that does.
-    fn reached(&self) -> Option<Transport> {
+    fn reached(&self) -> Option<(Transport, SocketAddr)> {
         let wanted = self.config.server.transport();
-        std::iter::once(wanted).chain(Transport::ALL).find(|transport| self.is_reachable(*transport))
+        std::iter::once(wanted)
+            .chain(Transport::ALL)
+            .find_map(|transport| self.servers.get(&transport).map(|server| (transport, *server)))
     }
 
     /// Whether clients that are given the server's name get through: browsers try nothing else, and refuse a certificate that
-    /// does not verify.
+    /// does not verify. Those that do not look at it are who `--insecure` speaks for.
     fn wanted_works(&self) -> bool {
         let wanted = self.config.server.transport();
         let facts = self.report.transports.get(&wanted.to_string());
-        facts.is_some_and(|facts| {
-            facts.reachable && facts.certificate.as_ref().is_none_or(|shown| shown.verifies)
-        })
+        let is_trusted = |facts: &TransportFacts| {
+            self.config.tls.insecure || facts.certificate.as_ref().is_some_and(|shown| shown.verifies)
+        };
+        facts.is_some_and(|facts| facts.reachable && (!wanted.is_secure() || is_trusted(facts)))
     }
 
     fn stream(&self) -> Option<Transport> {
-        [Transport::Tcp, Transport::Tls].into_iter().find(|transport| self.is_reachable(*transport))
-    }
-
-    fn is_reachable(&self, transport: Transport) -> bool {
-        self.report.transports.get(&transport.to_string()).is_some_and(|facts| facts.reachable)
+        [Transport::Tcp, Transport::Tls].into_iter().find(|transport| self.servers.contains_key(transport))
     }
 
     fn credentials(&self) -> Option<Credentials> {
@@ -367,22 +286,11 @@ impl Probe<'_> {
         Some(Credentials { user, password })
     }
 
-    fn trust(&self, transport: Transport, server: SocketAddr) -> Result<Option<Trust>, String> {
+    fn trust(&self, transport: Transport) -> Result<Option<&Trust>, String> {
         if !transport.is_secure() {
             return Ok(None);
         }
-        let trust = Trust::new(&self.config.tls, self.config.server.name(), server);
-        trust.map(Some).map_err(|error| error.to_string())
-    }
-
-    /// The first address of the name, with the port for this transport: 5349 for TLS and DTLS where the name is that of a
-    /// plain server, whatever its port.
-    fn address(&self, transport: Transport) -> SocketAddr {
-        let uri = &self.config.server;
-        let plain = transport.is_secure() && !uri.is_secure();
-        let port = if plain { transport.default_port() } else { uri.port_for(transport) };
-        let ip = self.addresses.first().map_or(IpAddr::from([0; 4]), SocketAddr::ip);
-        (ip, port).into()
+        self.trust.as_ref().map(Some).map_err(Clone::clone)
     }
 
     fn soon(&self) -> Instant {
@@ -390,29 +298,31 @@ impl Probe<'_> {
     }
 }
 
-/// Whether opening takes packets.
-fn connection_is_more(transport: Transport) -> bool {
-    transport != Transport::Udp
+/// What certificates are checked with. What is wrong with the flags is an error of the whole probe; that a name such as
+/// `turn:a..b` cannot stand in a certificate concerns TLS and DTLS alone, where the name does not ask for them.
+fn trust(config: &Config, addresses: &[IpAddr]) -> Result<Result<Trust, String>, LoadError> {
+    let (uri, tls) = (&config.server, &config.tls);
+    if !Transport::ALL.into_iter().any(|transport| transport.is_secure() && uri.allows(transport)) {
+        return Ok(Err("no certificate could be checked".to_owned()));
+    }
+    // Only a host that is no name is known by its address, and then there is but one.
+    let ip = addresses.first().copied().unwrap_or(IpAddr::from([0; 4]));
+    match Trust::new(tls, uri.name(), (ip, 0).into()) {
+        Err(error) if uri.is_secure() || tls.ca.is_some() || tls.server_name.is_some() => Err(error),
+        made => Ok(made.map_err(|error| error.to_string())),
+    }
 }
 
-fn answers(facts: &TransportFacts) -> String {
-    let mut what = format!("{} answers", facts.address);
-    if let Some(rtt) = facts.rtt_us {
-        let ms = |us: u64| Duration::from_micros(us).as_secs_f64() * 1_000.0;
-        what += &format!(
-            " in {:.2} ms (median of {}, fastest {:.2} ms)",
-            ms(rtt.median),
-            rtt.answered,
-            ms(rtt.min)
-        );
+/// The first address of each family, as the resolver prefers them, but those that can be reached from here first.
+fn one_of_each_family(found: &[SocketAddr]) -> Vec<IpAddr> {
+    let mut addresses: Vec<IpAddr> = Vec::new();
+    for ip in found.iter().map(SocketAddr::ip) {
+        if addresses.iter().all(|known| known.is_ipv4() != ip.is_ipv4()) {
+            addresses.push(ip);
+        }
     }
-    if let Some(open) = facts.open_ms {
-        what += &format!(", opened in {open:.1} ms");
-    }
-    for more in [&facts.version, &facts.alpn].into_iter().flatten() {
-        what += &format!(", {more}");
-    }
-    what
+    addresses.sort_by_key(|ip| !reach::has_route(*ip));
+    addresses
 }
 
 /// Asks for the name's addresses in a thread of its own: the resolver knows no deadline.
@@ -428,5 +338,103 @@ fn resolve(uri: &ServerUri, deadline: Instant) -> Result<Vec<SocketAddr>, LoadEr
     match receiver.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
         Ok(found) => found.map_err(|source| LoadError::Name { host, source }),
         Err(_) => Err(LoadError::Name { host, source: std::io::ErrorKind::TimedOut.into() }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        io::{Read as _, Write as _},
+        net::{Ipv4Addr, Ipv6Addr, TcpListener},
+    };
+
+    use super::*;
+
+    const V4: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
+    const V6: IpAddr = IpAddr::V6(Ipv6Addr::LOCALHOST);
+
+    /// Answers Binding requests over TCP, and closes at anything else; its port.
+    fn stun_server() -> u16 {
+        let listener = TcpListener::bind((V4, 0)).unwrap();
+        let port = listener.local_addr().unwrap().port();
+        // Ends with the test's process.
+        thread::spawn(move || {
+            for mut stream in listener.incoming().flatten() {
+                let mut request = [0; 20];
+                while stream.read_exact(&mut request).is_ok() && request[..4] == [0, 1, 0, 0] {
+                    request[0] = 1;
+                    stream.write_all(&request).unwrap();
+                    request[0] = 0;
+                }
+            }
+        });
+        port
+    }
+
+    fn probe(addresses: &[IpAddr], port: u16) -> Report {
+        let uri: ServerUri = format!("turn:turn.example.org:{port}?transport=tcp").parse().unwrap();
+        let config = Config { timeout: Duration::from_secs(20), ..Config::new(uri) };
+        run_at(&config, addresses.to_vec(), Instant::now() + config.timeout).unwrap()
+    }
+
+    #[test]
+    fn a_name_with_two_families_is_tried_at_both() {
+        if !reach::has_route(V6) {
+            println!("SKIPPED: no IPv6 loopback address");
+            return;
+        }
+        let port = stun_server();
+        for addresses in [[V6, V4], [V4, V6]] {
+            let report = probe(&addresses, port);
+            // What works is what the rest is asked of, whichever the resolver prefers.
+            assert_eq!(report.transports["tcp"].address, format!("127.0.0.1:{port}"), "{report:?}");
+            assert!(report.transports["tcp"].reachable, "{report:?}");
+            assert!(!report.other_family["tcp"].reachable, "{report:?}");
+            let told = report.findings.iter().find(|line| line.what.contains("this address too"));
+            let told = told.expect("a line about the other address");
+            assert!(told.level == Level::Warn && told.what.contains("[::1]"), "{told:?}");
+        }
+        let report = probe(&[V4], port);
+        assert!(report.other_family.is_empty(), "{report:?}");
+        // At neither: one line, not two.
+        let report = probe(&[V4, V6], 1);
+        let lines = report.findings.iter().filter(|line| line.area == "tcp").count();
+        assert_eq!((lines, report.usable), (1, false), "{report:?}");
+    }
+
+    #[test]
+    fn one_address_of_each_family_is_kept() {
+        let found = ["192.0.2.1:1", "[2001:db8::1]:1", "192.0.2.2:1", "[2001:db8::2]:1"];
+        let mut kept = one_of_each_family(&found.map(|address| address.parse().unwrap()));
+        // Which one can be reached from here is this machine's business.
+        kept.sort();
+        assert_eq!(kept, ["192.0.2.1", "2001:db8::1"].map(|ip| ip.parse::<IpAddr>().unwrap()));
+    }
+
+    #[test]
+    fn flags_that_cannot_be_are_errors_and_no_findings() {
+        let config = Config::new("turn:127.0.0.1:1".parse().unwrap());
+        for (config, word) in [
+            (Config { timeout: Duration::MAX, ..config.clone() }, "--timeout"),
+            (
+                Config {
+                    tls: TlsOptions { ca: Some("/nowhere/ca.pem".into()), ..TlsOptions::default() },
+                    ..config.clone()
+                },
+                "--ca",
+            ),
+            (
+                Config {
+                    tls: TlsOptions { server_name: Some("a b".to_owned()), ..TlsOptions::default() },
+                    ..config
+                },
+                "--server-name",
+            ),
+        ] {
+            match run(&config) {
+                Err(LoadError::Config(what)) => assert!(what.contains(word), "{what}"),
+                other => panic!("{word}: {other:?}"),
+            }
+        }
     }
 }

@@ -119,6 +119,9 @@ pub struct CertificateFacts {
     pub not_after: String,
     /// Whole days until then, negative when it is over.
     pub days_left: i64,
+    /// Why the certificate cannot be read: all of the above is empty then.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub unreadable: Option<String>,
     /// Certificates that the server sends, its own included (DTLS shows its own only).
     pub chain: usize,
     /// Whether it verifies.
@@ -146,8 +149,9 @@ pub struct PeerFacts {
     pub peer: String,
     /// What kind of address that is.
     pub kind: String,
-    /// Whether a permission or a channel was granted.
-    pub allowed: bool,
+    /// Whether a permission or a channel was granted; `None` (null) where the server refused for another reason than the
+    /// peer's address, as for want of room.
+    pub allowed: Option<bool>,
     /// The server's answers.
     pub answer: String,
 }
@@ -167,6 +171,9 @@ pub struct Report {
     pub realm: Option<String>,
     /// By transport: `udp`, `tcp`, `tls`, `dtls`.
     pub transports: BTreeMap<String, TransportFacts>,
+    /// The same at the name's address of the other family, where it has one.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub other_family: BTreeMap<String, TransportFacts>,
     /// Whether the credential is good; absent where none was given or nothing could be asked.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub credentials_accepted: Option<bool>,

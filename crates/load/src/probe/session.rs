@@ -23,7 +23,7 @@ pub(super) mod method {
     pub(crate) const CHANNEL_BIND: u16 = 0x009;
 }
 
-/// Attributes (RFC 8489 section 18.3, RFC 8656 section 18, RFC 5780 section 7, RFC 8016 section 6.1).
+/// Attributes (RFC 8489 section 18.3, RFC 8656 section 18, RFC 5780 section 7, RFC 8016 section 3.3).
 pub(super) mod attribute {
     pub(crate) const MAPPED_ADDRESS: u16 = 0x0001;
     pub(crate) const CHANGE_REQUEST: u16 = 0x0003;
@@ -43,8 +43,9 @@ pub(super) mod attribute {
     pub(crate) const XOR_MAPPED_ADDRESS: u16 = 0x0020;
     pub(crate) const ADDITIONAL_ADDRESS_FAMILY: u16 = 0x8000;
     pub(crate) const PASSWORD_ALGORITHMS: u16 = 0x8002;
-    pub(crate) const ALTERNATE_SERVER: u16 = 0x8023;
+    pub(crate) const ALTERNATE_DOMAIN: u16 = 0x8003;
     pub(crate) const SOFTWARE: u16 = 0x8022;
+    pub(crate) const ALTERNATE_SERVER: u16 = 0x8023;
     pub(crate) const OTHER_ADDRESS: u16 = 0x802C;
     pub(crate) const MOBILITY_TICKET: u16 = 0x8030;
 }
@@ -105,7 +106,12 @@ impl Answer {
 
     /// "403 Forbidden".
     pub(super) fn told(&self) -> String {
-        self.error.as_ref().map_or_else(|| "success".to_owned(), |(code, reason)| format!("{code} {reason}"))
+        match &self.error {
+            None => "success".to_owned(),
+            // pion has such.
+            Some((0, _)) => "an error without a code (no ERROR-CODE)".to_owned(),
+            Some((code, reason)) => format!("{code} {reason}").trim_end().to_owned(),
+        }
     }
 
     /// All values of an attribute.
@@ -233,6 +239,7 @@ impl Session {
         let challenge = self.challenge.as_ref().filter(|_| signed);
         let message = write(method, id, attributes, challenge, self.credentials.as_ref());
         let deadline = self.deadline.min(Instant::now() + self.patience);
+        let mut stray = None;
         // RFC 8489 section 6.2.1: 500 ms, then twice as long each time.
         let mut pause = Duration::from_millis(500);
         let mut sent = 0;
@@ -245,15 +252,49 @@ impl Session {
             loop {
                 match self.connection.receive(until) {
                     Ok(bytes) => {
+                        let other = Stray::of(&bytes, &message);
                         if let Some(answer) = read(bytes, method, id, challenge, sent_at.elapsed(), sent) {
                             return Ok(answer);
                         }
+                        stray = stray.or(other);
                     }
                     Err(error) if error.kind() == io::ErrorKind::TimedOut && until < deadline => break,
-                    Err(error) => return Err(error),
+                    Err(error) => {
+                        let is_end =
+                            matches!(error.kind(), io::ErrorKind::TimedOut | io::ErrorKind::UnexpectedEof);
+                        let stray = stray.or(self.connection.ends_in_garbage().then_some(Stray::Garbage));
+                        return Err(stray.filter(|_| is_end).map_or(error, Stray::error));
+                    }
                 }
             }
         }
+    }
+}
+
+/// What came in place of an answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stray {
+    /// The request itself.
+    Echo,
+    /// No STUN. No ChannelData either: no peer is sent anything that it could answer, and text begins as ChannelData does.
+    Garbage,
+}
+
+impl Stray {
+    /// `None` for what a STUN server may send: late answers to earlier requests, and indications.
+    fn of(bytes: &[u8], request: &[u8]) -> Option<Self> {
+        if bytes == request {
+            return Some(Self::Echo);
+        }
+        (!demux::is_stun_message(bytes)).then_some(Self::Garbage)
+    }
+
+    fn error(self) -> io::Error {
+        let what = match self {
+            Self::Echo => "what answers sends back what it gets: an echo service and no STUN server",
+            Self::Garbage => "what answers does not speak STUN",
+        };
+        io::Error::new(io::ErrorKind::InvalidData, what)
     }
 }
 
@@ -405,6 +446,22 @@ mod tests {
     }
 
     #[test]
+    fn an_echo_and_garbage_are_told_from_silence() {
+        let request = write(method::BINDING, [7; 12], &[], None, None);
+        let mut late = write(method::BINDING, [6; 12], &[], None, None);
+        late[0] = 1;
+        for (bytes, expected) in [
+            (&request[..], Some(Stray::Echo)),
+            (b"HTTP/1.1 400", Some(Stray::Garbage)),
+            (&request[..19], Some(Stray::Garbage)),
+            (b"", Some(Stray::Garbage)),
+            (&late, None),
+        ] {
+            assert_eq!(Stray::of(bytes, &request), expected, "{bytes:?}");
+        }
+    }
+
+    #[test]
     fn the_nonce_tells_what_a_server_can() {
         assert_eq!(features(b"obMatJos2gAAArest") & 0xC0, 0x80);
         assert_eq!(features(b"obMatJos2QAAArest") & 0xC0, 0x40);
@@ -426,6 +483,10 @@ mod tests {
         refused[..2].copy_from_slice(&[1, 0x11]);
         let answer = read(refused, method::BINDING, id, None, took, 1).unwrap();
         assert_eq!(answer.told(), "403 No!");
+        let mut bare = write(method::BINDING, id, &[], None, None);
+        bare[..2].copy_from_slice(&[1, 0x11]);
+        let answer = read(bare, method::BINDING, id, None, took, 1).unwrap();
+        assert_eq!((answer.is_success(), answer.told().contains("without a code")), (false, true));
         for length in 0..success.len() {
             assert!(read(success[..length].to_vec(), method::BINDING, id, None, took, 1).is_none());
         }

@@ -183,9 +183,24 @@ impl Reflector {
         total
     }
 
-    /// Stops and joins the workers.
-    pub fn stop(self) {
-        drop(self);
+    /// Stops and joins the workers. What they have done by then is final; before, [`Self::stats`] may
+    /// lag behind replies that have left.
+    pub fn stop(mut self) -> Stats {
+        self.join();
+        self.stats()
+    }
+
+    fn join(&mut self) {
+        self.stop.store(true, Relaxed);
+        for worker in &self.workers {
+            worker.waker.wake();
+        }
+        for worker in &mut self.workers {
+            if let Some(thread) = worker.thread.take() {
+                // A worker that panicked has said so itself.
+                let _ = thread.join();
+            }
+        }
     }
 
     fn spawn(&mut self, name: String, worker: io::Result<impl Work>) -> Result<(), LoadError> {
@@ -207,16 +222,7 @@ impl Reflector {
 
 impl Drop for Reflector {
     fn drop(&mut self) {
-        self.stop.store(true, Relaxed);
-        for worker in &self.workers {
-            worker.waker.wake();
-        }
-        for worker in &mut self.workers {
-            if let Some(thread) = worker.thread.take() {
-                // A worker that panicked has said so itself.
-                let _ = thread.join();
-            }
-        }
+        self.join();
     }
 }
 

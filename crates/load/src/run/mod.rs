@@ -221,6 +221,8 @@ pub(crate) fn report(frame: &Frame, asked: &Asked, found: Found) -> Report {
         rate: asked.rate,
         duration_s: frame.duration.as_secs_f64(),
         datapath: asked.datapath.clone(),
+        transport: None,
+        relay: None,
         errors,
         notes: Vec::new(),
         extra,

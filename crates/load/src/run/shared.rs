@@ -65,8 +65,10 @@ impl<'a, C> Shared<'a, C> {
     /// The times, once all threads are ready.
     pub(crate) fn schedule(&self) -> Option<Schedule> {
         let start = self.start_ns.load(SeqCst);
-        let measure = start + nanos(self.frame.warmup);
-        (start > 0).then_some(Schedule { start, measure, end: measure + nanos(self.frame.duration) })
+        // A time beyond the clock's end is that of the clock's end.
+        let measure = start.saturating_add(nanos(self.frame.warmup));
+        let end = measure.saturating_add(nanos(self.frame.duration));
+        (start > 0).then_some(Schedule { start, measure, end })
     }
 
     /// Waits for the other threads; for a thread with nothing to do meanwhile.
@@ -102,5 +104,22 @@ impl<'a, C> Shared<'a, C> {
     pub(crate) fn share(&self, total: usize, thread: usize) -> (usize, usize) {
         let (each, more) = (total / self.frame.threads, total % self.frame.threads);
         (each + usize::from(thread < more), thread * each + thread.min(more))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::progress::Kind;
+
+    #[test]
+    fn times_beyond_the_clocks_end_are_no_overflow() {
+        let (warmup, duration) = (Duration::from_secs(1), Duration::MAX);
+        let frame = Frame { clients: 1, threads: 1, warmup, duration, kind: Kind::Answered };
+        let shared = Shared::new(&(), frame);
+        assert!(shared.schedule().is_none());
+        shared.thread_is_ready();
+        let schedule = shared.schedule().unwrap();
+        assert_eq!((schedule.measure, schedule.end), (schedule.start + 1_000_000_000, u64::MAX));
     }
 }

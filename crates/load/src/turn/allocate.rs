@@ -169,14 +169,11 @@ impl Churn<'_> {
     }
 
     fn failed(&mut self, index: usize, request: Request, failure: Failure) -> Result<(), LoadError> {
+        if let (Request::Allocate, Failure::TryAlternate { server, domain }) = (request, &failure) {
+            return self.engine.follow(index, *server, domain.as_deref(), self.shared.config);
+        }
         if self.granted == 0 {
-            return Err(LoadError::from_failure(
-                self.shared.config,
-                index,
-                request,
-                failure,
-                (0, self.limit),
-            ));
+            return Err(self.engine.failure(self.shared.config, index, request, failure, (0, self.limit)));
         }
         count(&mut self.engine.errors, request, &failure);
         self.rest(index)
@@ -186,8 +183,9 @@ impl Churn<'_> {
     fn rest(&mut self, index: usize) -> Result<(), LoadError> {
         let config = self.shared.config;
         let mut source = io::Error::from(io::ErrorKind::AddrInUse);
+        self.engine.return_home(index, config);
         for _ in 0..PORTS.len() {
-            match self.engine.reopen(index, config, self.ports.next()) {
+            match self.engine.reopen(index, self.ports.next()) {
                 Ok(()) => {
                     self.under_way -= 1;
                     self.free.push_back(index);
@@ -205,7 +203,6 @@ impl Churn<'_> {
 
     /// A server that has granted nothing after a while never will.
     fn check_answers(&self, now: u64) -> Result<(), LoadError> {
-        let server = self.shared.config.server;
         if self.granted > 0 {
             return Ok(());
         }
@@ -213,9 +210,7 @@ impl Churn<'_> {
             return Err(failure);
         }
         if now.saturating_sub(self.schedule.start) > nanos(self.shared.config.setup_timeout) {
-            let request = Request::Allocate;
-            let transport = self.shared.config.transport;
-            return Err(LoadError::NoAnswer { transport, server, request, ready: 0, clients: self.limit });
+            return Err(self.engine.no_answer(self.shared.config, (0, self.limit)));
         }
         Ok(())
     }

@@ -1,12 +1,13 @@
 //! What a run is told.
 
-use std::{fmt, net::SocketAddr, str::FromStr, time::Duration};
+use std::{fmt, net::SocketAddr, ops::RangeInclusive, str::FromStr, time::Duration};
 
 use turnpike_measure::Rate;
 use turnpike_net::Datapath;
 use turnpike_turn::client::Relayed;
 use turnpike_wire::turn_types::AddressFamily;
 
+use super::AccessToken;
 use crate::{LoadError, payload::HEADER_LEN, secure::TlsOptions, transport::Transport};
 
 /// Settings of `load turn`. [`Config::default`] holds the documented defaults.
@@ -30,6 +31,8 @@ pub struct Config {
     pub user: String,
     /// Its password.
     pub password: String,
+    /// In place of both: third-party authorization (RFC 7635). Default none.
+    pub access_token: Option<AccessToken>,
     /// Clients, each with its own 5-tuple: 1 to 10,000. In [`Mode::Allocate`]: allocations under way at a time. Default 1.
     pub clients: usize,
     /// How data reaches the server. Default channel.
@@ -48,6 +51,9 @@ pub struct Config {
     pub warmup: Duration,
     /// What is generated. Default packets.
     pub mode: Mode,
+    /// In the measured time, each client changes its socket so often and takes its allocation along (RFC 8016), 0.1 s to 1 h. Default
+    /// never.
+    pub migrate: Option<Duration>,
     /// Threads. Default: one per core that this process may use, but no more than clients.
     pub threads: Option<usize>,
     /// Step of the ladder. Default: the best.
@@ -72,6 +78,7 @@ impl Default for Config {
             peer: SocketAddr::from(([127, 0, 0, 1], crate::reflect::DEFAULT_PORT)),
             user: String::new(),
             password: String::new(),
+            access_token: None,
             clients: 1,
             via: Via::Channel,
             rate: Rate::Pps(1_000.0),
@@ -81,6 +88,7 @@ impl Default for Config {
             duration: Duration::from_secs(10),
             warmup: Duration::from_secs(1),
             mode: Mode::Packet,
+            migrate: None,
             threads: None,
             datapath: Datapath::best().0,
             max_loss: None,
@@ -97,6 +105,8 @@ impl Config {
     pub const MAX_SIZE: usize = 65_000;
     /// The longest payload over DTLS: a record's 2^14 bytes (RFC 6347 section 4.1) less the longest header.
     pub const MAX_DTLS_SIZE: usize = 16_000;
+    /// How often clients may change their socket: a Refresh that was lost is sent again after half a second.
+    pub const MIGRATE: RangeInclusive<Duration> = Duration::from_millis(100)..=Duration::from_secs(3600);
     /// The longest burst: the kernel's UDP_MAX_SEGMENTS in all versions that have it.
     pub const MAX_BURST: usize = 64;
 
@@ -116,6 +126,8 @@ impl Config {
             return Err(LoadError::Config("--duration is 0, but must be above it".to_owned()));
         }
         self.validate_transport()?;
+        self.validate_migration()?;
+        self.validate_token()?;
         if self.window.is_some_and(|window| window < self.burst() as u64) {
             return Err(LoadError::Config(format!(
                 "--window is shorter than a burst ({} datagrams), so that nothing could be sent",
@@ -150,6 +162,57 @@ impl Config {
                 "--size is {}, but over DTLS must be {HEADER_LEN} to {}",
                 self.size,
                 Self::MAX_DTLS_SIZE
+            ));
+        }
+        Ok(())
+    }
+
+    fn validate_migration(&self) -> Result<(), LoadError> {
+        let refused = |what: String| Err(LoadError::Config(what));
+        let Some(interval) = self.migrate else { return Ok(()) };
+        if self.mode != Mode::Packet {
+            return refused(format!(
+                "--migrate is for --mode packet: with --mode {} no client keeps an allocation that could move",
+                self.mode
+            ));
+        }
+        if self.relayed == Relayed::Tcp {
+            return refused(
+                "--migrate does not go with --relay tcp: a ticket moves the allocation, not the connections that carry \
+                 the peers' bytes (RFC 6062 section 4.3)"
+                    .to_owned(),
+            );
+        }
+        if !Self::MIGRATE.contains(&interval) {
+            return refused(format!(
+                "--migrate is {} s, but must be {} to {} s",
+                interval.as_secs_f64(),
+                Self::MIGRATE.start().as_secs_f64(),
+                Self::MIGRATE.end().as_secs_f64()
+            ));
+        }
+        if interval > self.duration {
+            return refused(format!(
+                "--migrate is {} s, longer than --duration ({} s), so that not every client would move",
+                interval.as_secs_f64(),
+                self.duration.as_secs_f64()
+            ));
+        }
+        Ok(())
+    }
+
+    fn validate_token(&self) -> Result<(), LoadError> {
+        let refused = |what: String| Err(LoadError::Config(what));
+        let Some(token) = &self.access_token else { return Ok(()) };
+        if !self.user.is_empty() {
+            return refused("--access-token stands in place of --user: give one of them".to_owned());
+        }
+        let run = self.warmup + self.duration;
+        if let Some(seconds) = token.expires_in.filter(|seconds| Duration::from_secs(*seconds) < run) {
+            return refused(format!(
+                "--access-token is good for {seconds} s, less than the run takes ({} s with --warmup): make one with a \
+                 longer --ttl",
+                run.as_secs_f64()
             ));
         }
         Ok(())
@@ -300,9 +363,15 @@ impl fmt::Display for Mode {
 mod tests {
     use super::*;
 
+    fn token(expires_in: u64) -> Option<AccessToken> {
+        let text = format!("username: k mac_key: AAAA access_token: AAAA expires_in: {expires_in}");
+        Some(text.parse().expect("a token"))
+    }
+
     #[test]
     fn impossible_settings_name_the_flag() {
         let base = Config::default;
+        let moving = || Config { migrate: Some(Duration::from_secs(1)), ..base() };
         for (config, flag) in [
             (Config { clients: 0, ..base() }, "--clients"),
             (Config { clients: 10_001, ..base() }, "--clients"),
@@ -316,11 +385,20 @@ mod tests {
             (Config { relayed: Relayed::Tcp, ..base() }, "--relay tcp"),
             (Config { family: Some(Family::V6), ..base() }, "--family 6"),
             (Config { transport: Transport::Dtls, size: 20_000, ..base() }, "--size"),
+            (Config { mode: Mode::Allocate, ..moving() }, "--mode allocate"),
+            (Config { mode: Mode::Invalid, ..moving() }, "--mode invalid"),
+            (Config { relayed: Relayed::Tcp, transport: Transport::Tcp, ..moving() }, "--relay tcp"),
+            (Config { migrate: Some(Duration::from_millis(99)), ..base() }, "0.1 to 3600 s"),
+            (Config { migrate: Some(Duration::from_secs(11)), ..base() }, "--duration (10 s)"),
+            (Config { access_token: token(60), user: "a".to_owned(), ..base() }, "--user"),
+            (Config { access_token: token(10), ..base() }, "--ttl"),
         ] {
             let error = config.validate().unwrap_err().to_string();
             assert!(error.contains(flag), "{flag}: {error}");
         }
         base().validate().unwrap();
+        moving().validate().unwrap();
+        Config { access_token: token(11), ..base() }.validate().unwrap();
     }
 
     #[test]

@@ -13,37 +13,47 @@ pub(super) struct Datagrams {
     sockets: Sockets,
     /// By client.
     ids: Vec<SocketId>,
+    options: UdpOptions,
     /// Datagrams that the kernel has not taken, as last seen.
     refused: u64,
 }
 
 impl Datagrams {
     pub(super) fn new(config: &Config) -> Self {
+        /// Receive buffers of all clients together, as far as the kernel allows.
+        const ALL_BUFFERS: usize = 128 << 20;
+        let buffer = (ALL_BUFFERS / config.clients).clamp(256 << 10, 8 << 20);
         Self {
             tx: Tx::new(config.datapath),
             rx: Rx::new(config.datapath),
             sockets: Sockets::default(),
             ids: Vec::new(),
+            options: UdpOptions {
+                recv_buffer: Some(buffer),
+                send_buffer: Some(buffer.min(4 << 20)),
+                gro: config.datapath == Datapath::Gso,
+                ..UdpOptions::default()
+            },
             refused: 0,
         }
     }
 
     /// Opens the socket of another client, connected to the server.
-    pub(super) fn add(&mut self, config: &Config, poller: &Poller) -> io::Result<()> {
-        let id = self.open(config, poller, self.ids.len(), 0)?;
+    pub(super) fn add(&mut self, server: SocketAddr, poller: &Poller) -> io::Result<()> {
+        let id = self.open(server, poller, self.ids.len(), 0)?;
         self.ids.push(id);
         Ok(())
     }
 
-    /// Gives a client another socket, from this source port. Nothing may be queued for the old one.
+    /// Gives a client another socket, connected to this server, from this source port. Nothing may be queued for the old one.
     pub(super) fn reopen(
         &mut self,
         index: usize,
-        config: &Config,
+        server: SocketAddr,
         poller: &Poller,
         port: u16,
     ) -> io::Result<()> {
-        let new = self.open(config, poller, index, port)?;
+        let new = self.open(server, poller, index, port)?;
         self.sockets.remove(std::mem::replace(&mut self.ids[index], new));
         Ok(())
     }
@@ -122,22 +132,13 @@ impl Datagrams {
     }
 
     /// A socket connected to the server; port 0 lets the kernel choose.
-    fn open(&mut self, config: &Config, poller: &Poller, index: usize, port: u16) -> io::Result<SocketId> {
-        /// Receive buffers of all clients together, as far as the kernel allows.
-        const ALL_BUFFERS: usize = 128 << 20;
-        let buffer = (ALL_BUFFERS / config.clients).clamp(256 << 10, 8 << 20);
-        let options = UdpOptions {
-            recv_buffer: Some(buffer),
-            send_buffer: Some(buffer.min(4 << 20)),
-            gro: config.datapath == Datapath::Gso,
-            ..UdpOptions::default()
-        };
-        let any: SocketAddr = match config.server {
+    fn open(&mut self, server: SocketAddr, poller: &Poller, index: usize, port: u16) -> io::Result<SocketId> {
+        let any: SocketAddr = match server {
             SocketAddr::V4(_) => ([0; 4], port).into(),
             SocketAddr::V6(_) => ([0_u16; 8], port).into(),
         };
-        let socket = UdpSocket::bind(any, &options)?;
-        socket.connect(config.server)?;
+        let socket = UdpSocket::bind(any, &self.options)?;
+        socket.connect(server)?;
         poller.add(&socket, index as u64)?;
         Ok(self.sockets.insert(socket))
     }

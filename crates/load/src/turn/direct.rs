@@ -57,7 +57,7 @@ pub(super) fn set_up(
             shared.ready_clients.fetch_add(answers.ready - ready, Relaxed);
             ready = answers.ready;
             last_answer = shared.clock.ns();
-        } else if engine.unreachable {
+        } else if engine.unreachable.is_some() {
             return Err(LoadError::NoReflector { server });
         } else if shared.clock.ns() - last_answer > nanos(setup_timeout) {
             return Err(LoadError::NoReflection { server, ready, clients });

@@ -1,7 +1,7 @@
 //! The clients of one thread, with a socket or a connection behind each: sending, receiving, retransmitting. What the traffic
 //! is, the modes decide.
 
-use std::{io, sync::Arc, time::Duration};
+use std::{io, net::SocketAddr, sync::Arc, time::Duration};
 
 use turnpike_net::poll::{Event as Ready, Poller};
 use turnpike_turn::client::{
@@ -12,6 +12,7 @@ use super::{
     Config,
     datagrams::Datagrams,
     links::{Framing, Links},
+    redirect::Course,
 };
 use crate::{LoadError, clock::Clock, run::Errors, secure::Security, transport::Transport};
 
@@ -21,6 +22,7 @@ const SWEEP_NS: u64 = 20_000_000;
 /// One client.
 pub(super) struct Endpoint {
     pub(super) client: Client,
+    pub(super) course: Course,
     /// When the client wants to be called, in milliseconds.
     timeout: u64,
     /// RFC 6062: the second connection, while it is being bound.
@@ -49,8 +51,10 @@ pub(super) struct Engine {
     /// Endpoints whose peer connection was bound, or why not; likewise.
     pub(super) bound: Vec<(usize, Result<(), Failure>)>,
     pub(super) errors: Errors,
-    /// An ICMP "port unreachable" came from the server's address.
-    pub(super) unreachable: bool,
+    /// An ICMP "port unreachable" came to this endpoint from its server's address.
+    pub(super) unreachable: Option<usize>,
+    /// How often clients were sent on to another server.
+    pub(super) redirects: u64,
     clock: Clock,
     poller: Poller,
     ready: Vec<Ready>,
@@ -58,6 +62,8 @@ pub(super) struct Engine {
     wire: Wire,
     /// Length of the pieces into which a peer connection's bytes are cut.
     piece: usize,
+    /// Each endpoint has a second connection, for its peer.
+    relays_streams: bool,
 }
 
 enum Wire {
@@ -79,7 +85,7 @@ impl Engine {
             let mut datagrams = Datagrams::new(config);
             for _ in 0..count {
                 let server = config.server;
-                datagrams.add(config, &poller).map_err(|source| LoadError::Socket { server, source })?;
+                datagrams.add(server, &poller).map_err(|source| LoadError::Socket { server, source })?;
             }
             Wire::Datagrams(Box::new(datagrams))
         } else {
@@ -87,27 +93,36 @@ impl Engine {
             Wire::Links(Box::new(Links::new(config, links, security)?))
         };
         let settings = client_settings(config);
-        let endpoint =
-            || Endpoint { client: Client::new(Arc::clone(&settings)), timeout: u64::MAX, binding: None };
+        let endpoint = || Endpoint {
+            client: Client::new(Arc::clone(&settings)),
+            course: Course::new(config.server),
+            timeout: u64::MAX,
+            binding: None,
+        };
         Ok(Self {
             endpoints: (0..count).map(|_| endpoint()).collect(),
             events: Vec::new(),
             bound: Vec::new(),
             errors: Errors::new(),
-            unreachable: false,
+            unreachable: None,
+            redirects: 0,
             clock,
             poller,
             ready: Vec::new(),
             next_sweep_ns: 0,
             wire,
             piece: config.size,
+            relays_streams: config.relayed == Relayed::Tcp,
         })
     }
 
-    /// Gives an endpoint another socket, over UDP from this source port. Nothing may be queued for the old one.
-    pub(super) fn reopen(&mut self, index: usize, config: &Config, port: u16) -> io::Result<()> {
+    /// Gives an endpoint another socket to its server, over UDP from this source port, 0 being any. Nothing may be queued for
+    /// the old one.
+    pub(super) fn reopen(&mut self, index: usize, port: u16) -> io::Result<()> {
         match &mut self.wire {
-            Wire::Datagrams(datagrams) => datagrams.reopen(index, config, &self.poller, port),
+            Wire::Datagrams(datagrams) => {
+                datagrams.reopen(index, self.endpoints[index].course.server, &self.poller, port)
+            }
             Wire::Links(links) => {
                 links.close(index);
                 Ok(())
@@ -115,9 +130,46 @@ impl Engine {
         }
     }
 
+    /// Closes the peer connections (RFC 6062), so that the end of their allocations does not look like a loss.
+    pub(super) fn close_peer_connections(&mut self) {
+        if let Wire::Links(links) = &mut self.wire {
+            links.close_from(self.endpoints.len());
+        }
+    }
+
     /// Milliseconds, as clients count them.
     pub(super) fn now_ms(&self) -> u64 {
         self.clock.ns() / 1_000_000
+    }
+
+    /// Has the next connections of an endpoint go to another server, under this name if there is one.
+    pub(super) fn aim(
+        &mut self,
+        index: usize,
+        server: SocketAddr,
+        name: Option<&str>,
+    ) -> Result<(), LoadError> {
+        let Wire::Links(links) = &mut self.wire else { return Ok(()) };
+        links.aim(index, server, name)?;
+        if self.relays_streams {
+            links.aim(self.endpoints.len() + index, server, name)?;
+        }
+        Ok(())
+    }
+
+    /// The same to the first server.
+    pub(super) fn aim_home(&mut self, index: usize) {
+        let Wire::Links(links) = &mut self.wire else { return };
+        links.aim_home(index);
+        links.aim_home(self.endpoints.len() + index);
+    }
+
+    /// Whether an endpoint's connection has failed, so that nothing goes over it any more.
+    pub(super) fn is_broken(&self, index: usize) -> bool {
+        match &self.wire {
+            Wire::Datagrams(_) => false,
+            Wire::Links(links) => links.is_broken(index),
+        }
     }
 
     /// Queues a message of `len` bytes to the server.
@@ -197,12 +249,17 @@ impl Engine {
 
     /// Why clients cannot be set up, if a socket or a connection has told.
     pub(super) fn setup_failure(&self, config: &Config) -> Option<LoadError> {
-        let Config { server, transport, .. } = *config;
+        let transport = config.transport;
         match &self.wire {
-            Wire::Datagrams(_) => self.unreachable.then_some(LoadError::Unreachable { server }),
+            Wire::Datagrams(_) => self.unreachable.map(|index| {
+                let server = self.endpoints[index].course.server;
+                self.blame(index, LoadError::Unreachable { server })
+            }),
             Wire::Links(links) => links.broken.as_ref().map(|broken| {
                 let (what, during_setup) = (broken.what.clone(), broken.during_setup);
-                LoadError::Link { transport, server, what, during_setup }
+                let index = broken.link % self.endpoints.len();
+                let server = self.endpoints[index].course.server;
+                self.blame(index, LoadError::Link { transport, server, what, during_setup })
             }),
         }
     }
@@ -256,7 +313,7 @@ impl Engine {
         let Self { wire: Wire::Datagrams(datagrams), endpoints, errors, clock, .. } = self else { return 0 };
         let Some(endpoint) = endpoints.get_mut(index) else { return 0 };
         let (mut messages, mut unexpected, mut control, mut now_ns) = (0, 0, false, 0);
-        self.unreachable |= datagrams.receive(index, errors, |datagram| match datagram {
+        let unreachable = datagrams.receive(index, errors, |datagram| match datagram {
             // One reading for the batch: these datagrams were all here when the call returned.
             None => now_ns = clock.ns(),
             Some(datagram) => {
@@ -268,6 +325,7 @@ impl Engine {
                 }
             }
         });
+        self.unreachable = self.unreachable.or(unreachable.then_some(index));
         self.delivered(index, control, unexpected);
         messages
     }
@@ -365,6 +423,11 @@ fn deliver(
 /// Settings of the TURN clients of a run.
 pub(super) fn client_settings(config: &Config) -> Arc<client::Config> {
     let mut settings = client::Config::new(config.user.as_str(), config.password.as_str());
+    if let Some(token) = &config.access_token {
+        settings.username.clone_from(&token.kid);
+        settings.access_token = Some(token.secret.clone());
+    }
+    settings.mobility = config.migrate.is_some();
     settings.family = config.address_family();
     settings.relayed = config.relayed;
     if config.transport.is_stream() {

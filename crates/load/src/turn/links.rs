@@ -6,20 +6,24 @@
 //! ```
 
 use std::{
+    collections::HashMap,
     io::{self, Read as _, Write as _},
     net::{SocketAddr, TcpStream, UdpSocket},
     os::fd::{AsFd, BorrowedFd},
     time::{Duration, Instant},
 };
 
-use rustls::{ClientConnection, HandshakeKind};
-use socket2::{Domain, Protocol, Socket, Type};
+use rustls::{ClientConnection, HandshakeKind, pki_types::ServerName};
+use socket2::Socket;
 use turnpike_net::poll::{Event, Poller};
+use turnpike_wire::frame::{self, Frame, MAX_MESSAGE_LEN};
 
-use super::Config;
+use super::{
+    Config,
+    opening::{connect, connect_udp, quiet, refusal},
+};
 use crate::{
     LoadError, dtls,
-    frames::{self, MAX_FRAME},
     run::Errors,
     secure::{Security, explain},
     transport::Transport,
@@ -28,7 +32,7 @@ use crate::{
 /// Bytes that may wait for a server that does not read. Beyond, a datagram counts as not taken, as one that a full socket
 /// buffer refuses does.
 const MAX_WAITING: usize = 256 << 10;
-const SCRATCH: usize = 4 * MAX_FRAME;
+const SCRATCH: usize = 4 * MAX_MESSAGE_LEN;
 
 /// What a link is to do with what follows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -43,6 +47,8 @@ pub(super) enum Framing {
 /// Why a link ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Broken {
+    /// Which.
+    pub(super) link: usize,
     /// It had never come as far as to carry a message.
     pub(super) during_setup: bool,
     pub(super) what: String,
@@ -50,6 +56,8 @@ pub(super) struct Broken {
 
 pub(super) struct Links {
     server: SocketAddr,
+    /// Links that go to another server, with its name where that is another too.
+    elsewhere: HashMap<usize, (SocketAddr, Option<ServerName<'static>>)>,
     kind: Kind,
     links: Vec<Link>,
     /// Links with something to send, each once.
@@ -60,6 +68,8 @@ pub(super) struct Links {
     dropped: u64,
     /// Closes by a reset, which leaves no port in TIME_WAIT.
     abortive: bool,
+    /// How long opening one may take.
+    patience: Duration,
     scratch: Vec<u8>,
     pub(super) full_handshakes: u64,
     pub(super) resumed_handshakes: u64,
@@ -76,6 +86,8 @@ enum Kind {
 #[derive(Default)]
 struct Link {
     channel: Option<Channel>,
+    /// When it was begun to be opened.
+    since: Option<Instant>,
     state: State,
     framing: Framing,
     out: Vec<u8>,
@@ -127,17 +139,47 @@ impl Links {
         };
         Ok(Self {
             server: config.server,
+            elsewhere: HashMap::new(),
             kind,
             links: (0..count).map(|_| Link::default()).collect(),
             dirty: Vec::new(),
             queued: 0,
             dropped: 0,
             abortive: config.mode == super::Mode::Allocate,
+            // Less than anything else takes that waits for an answer: here it is known what was not answered.
+            patience: config.setup_timeout.mul_f64(0.9),
             scratch: vec![0; SCRATCH],
             full_handshakes: 0,
             resumed_handshakes: 0,
             broken: None,
         })
+    }
+
+    /// Has a link go to this server when it is opened the next time, under this name if there is one.
+    pub(super) fn aim(
+        &mut self,
+        index: usize,
+        server: SocketAddr,
+        name: Option<&str>,
+    ) -> Result<(), LoadError> {
+        let secure = !matches!(self.kind, Kind::Tcp);
+        let name = name.filter(|_| secure).map(|name| ServerName::try_from(name.to_owned())).transpose();
+        let Ok(name) = name else {
+            let (from, why) = (self.server, "under a domain that no certificate can be checked against");
+            return Err(LoadError::Redirected { from, to: server, why });
+        };
+        self.elsewhere.insert(index, (server, name));
+        Ok(())
+    }
+
+    /// The same to the first server.
+    pub(super) fn aim_home(&mut self, index: usize) {
+        self.elsewhere.remove(&index);
+    }
+
+    /// Whether the link has failed and is not to be opened any more.
+    pub(super) fn is_broken(&self, index: usize) -> bool {
+        self.links[index].state == State::Broken
     }
 
     /// Whether the link takes another message.
@@ -211,8 +253,14 @@ impl Links {
         }
     }
 
+    /// Closes all links from this one on.
+    pub(super) fn close_from(&mut self, first: usize) {
+        (first..self.links.len()).for_each(|index| self.close(index));
+    }
+
     /// Calls the timers of DTLS.
     pub(super) fn sweep(&mut self, errors: &mut Errors) {
+        self.give_up(errors);
         if !matches!(self.kind, Kind::Dtls(_)) {
             return;
         }
@@ -257,22 +305,38 @@ impl Links {
         }
     }
 
+    /// Ends links that do not open.
+    fn give_up(&mut self, errors: &mut Errors) {
+        let now = Instant::now();
+        for index in 0..self.links.len() {
+            let link = &self.links[index];
+            if let Some(what) = link.silence().filter(|_| link.is_overdue(now, self.patience)) {
+                self.fail(index, what.to_owned(), errors);
+            }
+        }
+    }
+
     fn open(&mut self, index: usize, poller: &Poller) -> Result<(), String> {
         let now = Instant::now();
         let link = &mut self.links[index];
+        let (server, name) = match self.elsewhere.get(&index) {
+            Some((server, name)) => (*server, name.as_ref()),
+            None => (self.server, None),
+        };
         let channel = match &self.kind {
-            Kind::Tcp => Channel::Tcp(connect(self.server).map_err(|error| refusal(&error))?),
+            Kind::Tcp => Channel::Tcp(connect(server).map_err(|error| refusal(&error))?),
             Kind::Tls(security) => {
-                let stream = connect(self.server).map_err(|error| refusal(&error))?;
-                let mut tls = ClientConnection::new(security.config.clone(), security.name.clone())
+                let stream = connect(server).map_err(|error| refusal(&error))?;
+                let name = name.unwrap_or(&security.name).clone();
+                let mut tls = ClientConnection::new(security.config.clone(), name)
                     .map_err(|error| error.to_string())?;
                 // `waiting` bounds it, and a burst must not be cut.
                 tls.set_buffer_limit(None);
                 Channel::Tls(stream, Box::new(tls))
             }
             Kind::Dtls(settings) => {
-                let socket = connect_udp(self.server).map_err(|error| refusal(&error))?;
-                let mut association = dtls::Association::new(settings, now)?;
+                let socket = connect_udp(server).map_err(|error| refusal(&error))?;
+                let mut association = dtls::Association::new(settings, name, now)?;
                 association.drain(|packet| _ = socket.send(packet), |_| {})?;
                 Channel::Dtls(socket, Box::new(association))
             }
@@ -288,6 +352,7 @@ impl Links {
         link.state = if dtls { State::Handshaking } else { State::Connecting };
         link.watched_for_writing = !dtls;
         link.channel = Some(channel);
+        link.since = Some(now);
         Ok(())
     }
 
@@ -486,11 +551,25 @@ impl Links {
         *errors.entry(if during_setup { "connect_failed" } else { "connection_lost" }).or_default() += 1;
         self.close(index);
         self.links[index].state = State::Broken;
-        self.broken.get_or_insert(Broken { during_setup, what });
+        self.broken.get_or_insert(Broken { link: index, during_setup, what });
     }
 }
 
 impl Link {
+    fn is_overdue(&self, now: Instant, patience: Duration) -> bool {
+        self.since.is_some_and(|since| now.saturating_duration_since(since) > patience)
+    }
+
+    /// What the server does not answer while the link is being opened.
+    fn silence(&self) -> Option<&'static str> {
+        match (self.state, &self.channel) {
+            (State::Connecting, _) => Some("does not answer: no connection comes about"),
+            (State::Handshaking, Some(Channel::Dtls(..))) => Some("does not answer the DTLS handshake"),
+            (State::Handshaking, _) => Some("takes the connection but does not answer the TLS handshake"),
+            _ => None,
+        }
+    }
+
     /// Bytes that have not left.
     fn waiting(&self) -> usize {
         self.out.len() - self.left + self.records
@@ -519,8 +598,11 @@ impl Link {
         loop {
             let length = match self.framing {
                 Framing::Fixed(length) => Some(length),
-                Framing::Turn => frames::length(bytes)
-                    .map_err(|_| "sent something that is neither STUN nor ChannelData".to_owned())?,
+                Framing::Turn => match frame::first(bytes, MAX_MESSAGE_LEN) {
+                    Ok(Frame::Message { next, .. }) => Some(next),
+                    Ok(Frame::Unfinished { .. }) => None,
+                    Err(error) => return Err(format!("sent what cannot be followed: {error}")),
+                },
             };
             let Some((message, rest)) = length.and_then(|length| bytes.split_at_checked(length)) else {
                 self.keep(bytes);
@@ -553,46 +635,5 @@ impl Link {
                 Err(error) => return Err(refusal(&error)),
             }
         }
-    }
-}
-
-/// Begins to connect. The socket is writable when that is over.
-fn connect(server: SocketAddr) -> io::Result<TcpStream> {
-    /// EINPROGRESS (asm-generic/errno.h), which std has no name for yet.
-    const IN_PROGRESS: i32 = 115;
-    let socket = Socket::new(Domain::for_address(server), Type::STREAM.nonblocking(), Some(Protocol::TCP))?;
-    socket.set_tcp_nodelay(true)?;
-    match socket.connect(&server.into()) {
-        Err(error) if error.raw_os_error() != Some(IN_PROGRESS) => Err(error),
-        _ => Ok(socket.into()),
-    }
-}
-
-fn connect_udp(server: SocketAddr) -> io::Result<UdpSocket> {
-    const BUFFER: usize = 1 << 20;
-    let socket = Socket::new(Domain::for_address(server), Type::DGRAM.nonblocking(), Some(Protocol::UDP))?;
-    // The kernel caps both at what the machine allows.
-    let _ = socket.set_recv_buffer_size(BUFFER);
-    let _ = socket.set_send_buffer_size(BUFFER);
-    socket.connect(&server.into())?;
-    Ok(socket.into())
-}
-
-/// Nothing more to read is no failure.
-fn quiet(error: io::Error) -> Result<(), String> {
-    match error.kind() {
-        io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted => Ok(()),
-        _ => Err(refusal(&error)),
-    }
-}
-
-fn refusal(error: &io::Error) -> String {
-    match error.kind() {
-        io::ErrorKind::ConnectionRefused => "refused the connection".to_owned(),
-        io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe => "reset the connection".to_owned(),
-        io::ErrorKind::AddrNotAvailable => {
-            "has no local port left (each closed connection keeps one for 60 s)".to_owned()
-        }
-        _ => error.to_string(),
     }
 }

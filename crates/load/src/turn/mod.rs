@@ -16,12 +16,19 @@ mod direct;
 mod engine;
 mod invalid;
 mod links;
+mod migrate;
+mod opening;
 mod packet;
+mod redirect;
 mod set_up;
+mod token;
 
 pub use config::{Config, Family, Mode, UnknownName, Via};
+pub use token::{AccessToken, InvalidAccessToken};
 
 pub use crate::run::Outcome;
+use std::sync::{Mutex, PoisonError};
+
 use turnpike_measure::Report;
 pub use turnpike_turn::client::Relayed;
 
@@ -65,17 +72,26 @@ pub fn run(config: &Config, progress: impl FnMut(&Interval)) -> Result<Outcome, 
         max_loss: config.max_loss,
         max_p99: config.max_p99,
     };
-    let found =
-        run::run(config, frame, |shared, number| run_thread(shared, security.as_ref(), number), progress)?;
+    let moved = Mutex::default();
+    let thread = |shared: &Shared<'_>, number| run_thread(shared, security.as_ref(), number, &moved);
+    let found = run::run(config, frame, thread, progress)?;
     let (sent_bytes, received_bytes) =
         (found.tallies.measured.sent_bytes, found.tallies.measured.received_bytes);
     let mut report = run::report(&frame, &asked, found);
+    if config.via != Via::Direct {
+        let relayed = if config.relayed == Relayed::Tcp { "tcp" } else { "udp" };
+        report.transport = Some(config.transport.to_string());
+        report.relay = (config.mode != Mode::Invalid).then(|| relayed.to_owned());
+    }
     if config.mode == Mode::Invalid {
         put_amplification(&mut report, sent_bytes, received_bytes);
         return Ok(run::conclude(report, &asked));
     }
     if config.mode == Mode::Packet && config.relayed == Relayed::Tcp {
         put_bytes(&mut report, sent_bytes, received_bytes);
+    }
+    if config.migrate.is_some() {
+        moved.into_inner().unwrap_or_else(PoisonError::into_inner).put(&mut report);
     }
     if report.sent > 0 && report.received == 0 {
         report.notes.push(nothing_came_back(config));
@@ -87,21 +103,25 @@ fn run_thread(
     shared: &Shared<'_>,
     security: Option<&Security>,
     number: usize,
+    moved: &Mutex<migrate::Found>,
 ) -> Result<run::Finished, LoadError> {
     match shared.config.mode {
-        Mode::Packet => packet::run(shared, security, number),
+        Mode::Packet => packet::run(shared, security, number, moved),
         Mode::Allocate => allocate::run(shared, security, number),
         Mode::Invalid => invalid::run(shared, number),
     }
 }
 
 /// What a thread's engine has to say when it ends.
-#[expect(clippy::cast_precision_loss, reason = "counts of handshakes")]
+#[expect(clippy::cast_precision_loss, reason = "counts of handshakes and redirections")]
 fn finished(config: &Config, engine: Engine, mut rest: run::Finished) -> run::Finished {
     if config.transport.is_secure() {
         let (full, resumed) = engine.handshakes();
         rest.sums.insert("full_handshakes", full as f64);
         rest.sums.insert("resumed_handshakes", resumed as f64);
+    }
+    if engine.redirects > 0 {
+        rest.sums.insert("redirects", engine.redirects as f64);
     }
     run::Finished { errors: engine.errors, ..rest }
 }

@@ -4,7 +4,7 @@
 //! written in place, neighbours of one client leave as one super-packet, and what comes back is read from GRO
 //! buffers, so that a datagram costs the generator a small part of what it costs the relay.
 
-use std::time::Duration;
+use std::{sync::Mutex, time::Duration};
 
 use turnpike_measure::{Arrival, Jitter, Rate, Sequence};
 use turnpike_turn::client::{Event, Relayed, Request};
@@ -13,7 +13,9 @@ use turnpike_wire::{channel_data::ChannelData, indication};
 use super::{
     Config, Shared, Via, direct,
     engine::{Engine, Sink},
-    finished, set_up,
+    finished,
+    migrate::{self, Moves},
+    set_up,
 };
 use crate::{
     LoadError,
@@ -43,10 +45,11 @@ pub(super) fn run(
     shared: &Shared<'_>,
     security: Option<&Security>,
     thread: usize,
+    moved: &Mutex<migrate::Found>,
 ) -> Result<Finished, LoadError> {
     let (count, first) = shared.share(shared.config.clients, thread);
     let mut engine = Engine::new(shared.config, security, count, shared.clock)?;
-    let measured = measure(&mut engine, shared, thread, count, first);
+    let measured = measure(&mut engine, shared, thread, count, first, moved);
     // Also after a failure, for those clients that had got their allocation.
     let taken_down =
         if shared.config.via == Via::Direct { Ok(()) } else { set_up::take_down(&mut engine, shared) };
@@ -61,27 +64,35 @@ fn measure(
     thread: usize,
     count: usize,
     first: usize,
+    moved: &Mutex<migrate::Found>,
 ) -> Result<Finished, LoadError> {
     match shared.config.via {
         Via::Direct => direct::set_up(engine, shared, first, set_up::outstanding(shared))?,
         Via::Channel | Via::Send => set_up::set_up(engine, shared)?,
     }
     let flows = (0..count).map(|index| Flow::new(engine, index, first + index, shared.config));
-    let mut traffic =
-        Traffic { flows: flows.collect(), tallies: Tallies::default(), measure_ns: u64::MAX, garbled: 0 };
+    let mut traffic = Traffic {
+        flows: flows.collect(),
+        tallies: Tallies::default(),
+        measure_ns: u64::MAX,
+        garbled: 0,
+        moves: Moves::new(count),
+    };
     shared.thread_is_ready();
     let schedule = loop {
         shared.check()?;
         if let Some(schedule) = shared.schedule() {
             break schedule;
         }
-        serve(engine, &mut traffic, Duration::from_millis(1))?;
+        serve(engine, &mut traffic, shared, Duration::from_millis(1))?;
     };
     traffic.measure_ns = schedule.measure;
+    traffic.moves.begin(shared.config, schedule, first);
     let cpu = send_all(engine, &mut traffic, shared, thread, schedule, first)?;
     drain(engine, &mut traffic, shared)?;
     let cpu = cpu.zip(thread_cpu()).map(|(from, to)| to.saturating_sub(from));
     traffic.tallies.publish(&shared.slots[thread]);
+    traffic.moves.finish(moved);
     // A relayed stream that lost or gained a byte is one to its end.
     if traffic.garbled > 0 && shared.config.relayed == Relayed::Tcp {
         engine.errors.insert("garbled", traffic.garbled);
@@ -110,6 +121,7 @@ struct Traffic {
     measure_ns: u64,
     /// What came back where only our own can, and is not.
     garbled: u64,
+    moves: Moves,
 }
 
 impl Flow {
@@ -244,18 +256,36 @@ fn send_all(
                 cpu = thread_cpu();
             }
         }
+        if traffic.moves.is_due(now) {
+            flush(engine, traffic, shared.config, now >= schedule.measure);
+            traffic.moves.start_due(engine, shared, now);
+        }
+        if traffic.moves.is_releasing() {
+            release(engine, traffic, shared.config);
+        }
         let Some(sleep) = sender.send(engine, traffic, shared, now) else { return Ok(cpu) };
-        serve(engine, traffic, sleep)?;
+        serve(engine, traffic, shared, sleep)?;
     }
 }
 
 /// Receives, and looks after the clients.
-fn serve(engine: &mut Engine, traffic: &mut Traffic, sleep: Duration) -> Result<usize, LoadError> {
+fn serve(
+    engine: &mut Engine,
+    traffic: &mut Traffic,
+    shared: &Shared<'_>,
+    sleep: Duration,
+) -> Result<usize, LoadError> {
     engine.sweep();
     engine.flush();
     let received = engine.receive(sleep, traffic)?;
-    for (_, event) in engine.events.drain(..) {
+    for (index, event) in engine.events.drain(..) {
         match event {
+            Event::Migrated { .. } => {
+                traffic.moves.done(index, shared.clock.ns());
+                // Its old socket took with it what was under way, which shall not fill a window for ever.
+                traffic.flows[index].settled = traffic.flows[index].next_sequence;
+            }
+            Event::Failed { request: Request::Migrate, failure } => traffic.moves.refused(index, &failure),
             Event::Failed { request: Request::Refresh, .. } => {
                 *engine.errors.entry("refresh_failed").or_default() += 1;
             }
@@ -349,7 +379,9 @@ impl<'a> Sender<'a> {
         let Pace::Open(pacer) = &mut self.pace else { return };
         let mut due = pacer.due();
         while due <= now && due < self.schedule.end && engine.queued() < BATCH {
-            traffic.push(engine, self.turn, due, self.config, self.burst);
+            if !traffic.moves.hold(self.turn, due) {
+                traffic.push(engine, self.turn, due, self.config, self.burst);
+            }
             let late = &mut traffic.tallies.of(due >= self.schedule.measure).late;
             late.record_n((now - due) / 1_000, self.burst as u32);
             self.turn = if self.turn + 1 == self.flows { 0 } else { self.turn + 1 };
@@ -366,7 +398,8 @@ impl<'a> Sender<'a> {
         let Pace::Flood { window, stuck_since } = &mut self.pace else { return Duration::ZERO };
         for _ in 0..self.flows {
             let flow = &traffic.flows[self.turn];
-            let has_room = engine.has_room(self.turn, self.config.relayed == Relayed::Tcp);
+            let has_room = engine.has_room(self.turn, self.config.relayed == Relayed::Tcp)
+                && !traffic.moves.is_moving(self.turn);
             if has_room && flow.under_way() + self.burst as u64 <= *window {
                 traffic.push(engine, self.turn, now, self.config, self.burst);
             }
@@ -402,19 +435,40 @@ fn flush(engine: &mut Engine, traffic: &mut Traffic, config: &Config, measured: 
     dropped
 }
 
+/// Sends what waited for a client to move, at most a batch of it.
+fn release(engine: &mut Engine, traffic: &mut Traffic, config: &Config) {
+    while engine.queued() < BATCH
+        && let Some((index, due)) = traffic.moves.release()
+    {
+        traffic.push(engine, index, due, config, config.burst());
+    }
+    flush(engine, traffic, config, true);
+}
+
 /// Waits for the last replies.
 fn drain(engine: &mut Engine, traffic: &mut Traffic, shared: &Shared<'_>) -> Result<(), LoadError> {
     let start = shared.clock.ns();
     let mut last = start;
     loop {
         shared.check()?;
-        let received = serve(engine, traffic, Duration::from_millis(5))?;
+        let received = serve(engine, traffic, shared, Duration::from_millis(5))?;
         let now = shared.clock.ns();
         if received > 0 {
             last = now;
         }
         let all = traffic.flows.iter().all(|flow| flow.under_way() == 0);
-        if all || now - last > QUIET_NS || now - start > LONGEST_DRAIN_NS {
+        if traffic.moves.is_releasing() {
+            release(engine, traffic, shared.config);
+            last = now;
+            continue;
+        }
+        let quiet = all || now - last > QUIET_NS;
+        if (quiet && !traffic.moves.any_under_way()) || now - start > LONGEST_DRAIN_NS {
+            // What has not left by now never will; it was due and is lost.
+            traffic.moves.end();
+            while traffic.moves.is_releasing() {
+                release(engine, traffic, shared.config);
+            }
             return Ok(());
         }
     }

@@ -2,7 +2,7 @@
 
 use std::{sync::atomic::Ordering::Relaxed, time::Duration};
 
-use turnpike_turn::client::{Event, Relayed, Request};
+use turnpike_turn::client::{Event, Failure, Relayed, Request};
 
 use super::{
     Config, Shared, Via,
@@ -21,7 +21,7 @@ pub(super) fn outstanding(shared: &Shared<'_>) -> usize {
 /// Allocates, and binds a channel, installs a permission, or connects to the peer, for every client of this thread.
 pub(super) fn set_up(engine: &mut Engine, shared: &Shared<'_>) -> Result<(), LoadError> {
     let config = shared.config;
-    let Config { server, transport, peer, setup_timeout, .. } = *config;
+    let Config { peer, setup_timeout, .. } = *config;
     let limit = outstanding(shared);
     let total = engine.endpoints.len();
     let (mut started, mut ready) = (0, 0);
@@ -42,13 +42,18 @@ pub(super) fn set_up(engine: &mut Engine, shared: &Shared<'_>) -> Result<(), Loa
         } else if let Some(failure) = engine.setup_failure(config) {
             return Err(failure);
         } else if shared.clock.ns() - last_answer > nanos(setup_timeout) {
-            let request = Request::Allocate;
-            return Err(LoadError::NoAnswer { transport, server, request, ready, clients: total });
+            return Err(engine.no_answer(config, (ready, total)));
         }
         let mut done = 0;
         for (index, event) in std::mem::take(&mut engine.events) {
             match event {
-                Event::Allocated(_) => begin(engine, index, config),
+                Event::Allocated(_) => {
+                    if config.migrate.is_some() && !engine.endpoints[index].client.can_migrate() {
+                        let server = engine.endpoints[index].course.server;
+                        return Err(engine.blame(index, LoadError::NoMobility { server }));
+                    }
+                    begin(engine, index, config);
+                }
                 Event::Permitted(_) if config.relayed == Relayed::Tcp => {
                     let now = engine.now_ms();
                     // There is an allocation.
@@ -57,8 +62,14 @@ pub(super) fn set_up(engine: &mut Engine, shared: &Shared<'_>) -> Result<(), Loa
                 }
                 Event::Connected { connection, .. } => engine.bind_connection(index, connection),
                 Event::Bound(..) | Event::Permitted(_) => done += 1,
+                Event::Failed {
+                    request: Request::Allocate,
+                    failure: Failure::TryAlternate { server, domain },
+                } => {
+                    engine.follow(index, server, domain.as_deref(), config)?;
+                }
                 Event::Failed { request, failure } => {
-                    return Err(LoadError::from_failure(config, index, request, failure, (ready, total)));
+                    return Err(engine.failure(config, index, request, failure, (ready, total)));
                 }
                 _ => {}
             }
@@ -66,7 +77,7 @@ pub(super) fn set_up(engine: &mut Engine, shared: &Shared<'_>) -> Result<(), Loa
         for (index, bound) in std::mem::take(&mut engine.bound) {
             if let Err(failure) = bound {
                 let request = Request::Connect(peer);
-                return Err(LoadError::from_failure(config, index, request, failure, (ready, total)));
+                return Err(engine.failure(config, index, request, failure, (ready, total)));
             }
             done += 1;
         }
@@ -90,6 +101,7 @@ fn begin(engine: &mut Engine, index: usize, config: &Config) {
 /// Deletes all allocations, so that the next run finds the server as this one did; gives up on what takes long.
 pub(super) fn take_down(engine: &mut Engine, shared: &Shared<'_>) -> Result<(), LoadError> {
     const LONGEST_NS: u64 = 3_000_000_000;
+    engine.close_peer_connections();
     let limit = outstanding(shared);
     let total = engine.endpoints.len();
     let (mut started, mut done) = (0, 0);

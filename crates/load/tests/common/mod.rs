@@ -4,17 +4,18 @@
 
 use std::{
     net::{IpAddr, Ipv4Addr, SocketAddr},
+    path::PathBuf,
     sync::Arc,
-    time::Duration,
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
 use turnpike_load::{
-    Rate,
+    Rate, Transport,
     reflect::{self, Reflector},
     turn::Config,
 };
 use turnpike_net::Datapath;
-use turnpike_relay::{CredentialStore, Relay, RelayAddress, SessionLog};
+use turnpike_relay::{CredentialStore, DtlsContext, Identity, Relay, RelayAddress, SessionLog, TlsContext};
 use turnpike_turn::server::{Effect, Lookup, PeerRules, ServerConfig, User};
 use turnpike_wire::integrity::{Key, KeyAlgorithm, userhash};
 
@@ -72,11 +73,16 @@ impl Default for Wishes {
 }
 
 pub(crate) fn relay(wishes: &Wishes) -> Relay {
+    relay_with(wishes, |_| {})
+}
+
+/// The same, with whatever else is to be different.
+pub(crate) fn relay_with(wishes: &Wishes, change: impl FnOnce(&mut turnpike_relay::Config)) -> Relay {
     let mut peers = PeerRules::default();
     if wishes.allow_loopback {
         peers.allow = ["127.0.0.0/8", "::1/128"].map(|range| range.parse().unwrap()).into();
     }
-    let config = turnpike_relay::Config {
+    let mut config = turnpike_relay::Config {
         busy_poll: Duration::ZERO,
         listen: vec![SocketAddr::new(wishes.address, 0)],
         streams: turnpike_relay::StreamConfig::default(),
@@ -98,7 +104,83 @@ pub(crate) fn relay(wishes: &Wishes) -> Relay {
             ..ServerConfig::default()
         },
     };
+    change(&mut config);
     Relay::start(&config, Arc::new(OneUser), Arc::new(Silent)).unwrap()
+}
+
+/// A certificate of this name with its key, and the file that a client trusts.
+pub(crate) struct Certificate {
+    pub(crate) identity: Identity,
+    pub(crate) pem: String,
+}
+
+pub(crate) fn certificate(name: &str) -> Certificate {
+    let made = rcgen::generate_simple_self_signed(vec![name.to_owned()]).unwrap();
+    let (pem, key) = (made.cert.pem(), made.signing_key.serialize_pem());
+    let identity = Identity::from_pem(pem.as_bytes(), key.as_bytes(), unix()).unwrap();
+    Certificate { identity, pem }
+}
+
+/// Listens over TCP, and with a certificate over TLS and DTLS too.
+pub(crate) fn listen_to_all(config: &mut turnpike_relay::Config, certificate: Option<&Certificate>) {
+    let any = loopback(0);
+    config.streams.listen = vec![any];
+    if let Some(Certificate { identity, .. }) = certificate {
+        let identities = std::slice::from_ref(identity);
+        config.streams.tls_listen = vec![any];
+        config.streams.tls = Some(Arc::new(TlsContext::new(identities).unwrap()));
+        config.dtls.listen = vec![any];
+        config.dtls.context = Some(Arc::new(DtlsContext::new(identities, Duration::from_secs(10)).unwrap()));
+    }
+}
+
+/// Where a relay is reached so.
+pub(crate) fn listener(relay: &Relay, transport: Transport) -> SocketAddr {
+    let listeners = relay.listeners();
+    match transport {
+        Transport::Udp => listeners.udp[0],
+        Transport::Tcp => listeners.tcp[0],
+        Transport::Tls => listeners.tls[0],
+        Transport::Dtls => listeners.dtls[0],
+    }
+}
+
+/// A counter of the state machine, over all workers.
+pub(crate) fn counter(relay: &Relay, family: &str, label: &str) -> u64 {
+    let counts = |(name, with, value): (&str, Option<(&str, &str)>, u64)| {
+        (name == family && with.map_or("", |with| with.1) == label).then_some(value)
+    };
+    relay.snapshots().iter().flat_map(|worker| worker.turn.counters().filter_map(counts)).sum()
+}
+
+/// Waits for what workers tell of from time to time.
+pub(crate) fn eventually(what: &str, reached: impl Fn() -> bool) {
+    let deadline = Instant::now() + Duration::from_secs(10);
+    while !reached() {
+        assert!(Instant::now() < deadline, "{what}: not within 10 s");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// Waits until such a counter is as high, and no higher.
+pub(crate) fn wait_for_counter(relay: &Relay, family: &str, label: &str, value: u64) {
+    eventually(&format!("{family} {label} is {value}"), || counter(relay, family, label) >= value);
+    assert_eq!(counter(relay, family, label), value, "{family} {label}");
+}
+
+pub(crate) fn wait_until_empty(relay: &Relay) {
+    eventually("no allocation remains", || relay.snapshots().iter().all(|worker| worker.allocations == 0));
+}
+
+/// A file of this test process.
+pub(crate) fn file(name: &str, content: &str) -> PathBuf {
+    let path = std::env::temp_dir().join(format!("turnpike-load-{}-{name}", std::process::id()));
+    std::fs::write(&path, content).unwrap();
+    path
+}
+
+pub(crate) fn unix() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs()
 }
 
 pub(crate) fn reflector() -> Reflector {

@@ -48,16 +48,20 @@ fn the_example_names_every_key_in_its_section() {
     let mut section = "";
     let mut named = Vec::new();
     for line in EXAMPLE.lines() {
+        // [[realm]] and [[alternate]] are commented out: there is none by default.
+        let line = line.strip_prefix('#').unwrap_or(line);
         if let Some(name) = line.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')) {
-            section = name;
-        } else if let Some((name, _)) = line.strip_prefix('#').unwrap_or(line).split_once(" = ")
+            section = name.trim_matches(['[', ']']);
+        } else if let Some((name, _)) = line.split_once(" = ")
             && !name.starts_with(' ')
         {
             named.push(format!("{section}.{name}"));
         }
     }
-    for spec in KEYS {
-        assert!(named.iter().any(|name| name == spec.path), "{} is not documented", spec.path);
+    let realm = REALM_KEYS.iter().map(|spec| spec.path);
+    let alternate = ALTERNATE_KEYS.iter().map(|spec| spec.path);
+    for path in KEYS.iter().map(|spec| spec.path).chain(realm).chain(alternate) {
+        assert!(named.iter().any(|name| name == path), "{path} is not documented");
     }
 }
 
@@ -74,6 +78,8 @@ fn the_commented_examples_are_valid() {
     let settings = settings(&uncommented.join("\n"));
     assert_eq!((settings.users.len(), settings.secrets.len(), settings.relay_addresses.len()), (2, 2, 2));
     assert_eq!((settings.allow.len(), settings.deny.len()), (2, 1));
+    assert_eq!((settings.realms.len(), settings.alternates.len(), settings.oauth.keys.len()), (1, 1, 1));
+    assert_eq!(settings.tls_certificates.len(), 1);
 }
 
 #[test]

@@ -144,6 +144,7 @@ impl Associations {
         let slot = self.table.insert(Association {
             dtls,
             client,
+            listener: self.layout.dtls(self.place(&client), hello.server_name),
             random: hello.random,
             stage: Stage::HalfOpen(0),
             deadline_ms,

@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use dimpl::{Dtls, Error, Output, ProtocolVersion, SecurityError};
 use turnpike_net::{Route, Rx, Span, Tx};
-use turnpike_turn::server::Client;
+use turnpike_turn::server::{Client, ListenerId};
 
 use super::stats::{DtlsDrop, DtlsEnd, DtlsFailure, DtlsStats};
 
@@ -21,7 +21,10 @@ pub(super) enum Stage {
 
 pub(super) struct Association {
     pub(super) dtls: Dtls,
+    /// As the socket sees it: its listener's number is that of clients that ask for no name.
     pub(super) client: Client,
+    /// The number that the state machine knows it by, which says for which name it asked.
+    pub(super) listener: ListenerId,
     /// Of the ClientHello: tells one that is repeated from one that begins anew.
     pub(super) random: [u8; 32],
     pub(super) stage: Stage,
@@ -40,11 +43,18 @@ pub(super) struct Drained {
     pub(super) connected: bool,
     /// The client said farewell.
     pub(super) closed: bool,
+    /// Something was sent.
+    pub(super) said: bool,
     /// When dimpl wants to be called.
     pub(super) timer: Option<Instant>,
 }
 
 impl Association {
+    /// The client as the state machine knows it.
+    pub(super) fn known_as(&self) -> Client {
+        Client { listener: self.listener, ..self.client }
+    }
+
     pub(super) fn is_open(&self) -> bool {
         !matches!(self.stage, Stage::HalfOpen(_))
     }
@@ -83,7 +93,8 @@ impl Association {
                 None => next = Some(poll(&mut self.dtls, scratch, route, tx).0),
             }
             match next {
-                Some(Poll::Message | Poll::Sent | Poll::Nothing) => {}
+                Some(Poll::Message | Poll::Nothing) => {}
+                Some(Poll::Sent) => drained.said = true,
                 Some(Poll::TooSmall(needed)) => {
                     // The arena is full, or the scratch buffer is new.
                     if arena.take().is_some() {

@@ -35,7 +35,7 @@ impl Default for DtlsConfig {
             max_half_open_per_network: 256,
             handshake_ms: 10_000,
             max_idle: 4096,
-            max_idle_per_network: 1024,
+            max_idle_per_network: 512,
             idle_ms: 60_000,
         }
     }

@@ -23,7 +23,6 @@ pub mod stats;
 use std::{
     collections::BTreeSet,
     net::SocketAddr,
-    ops::Range,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -32,13 +31,14 @@ use foldhash::fast::RandomState;
 use hashbrown::HashMap;
 use slab::Slab;
 use turnpike_net::{Route, Rx, SocketId, Span, Tx};
-use turnpike_turn::server::{Client, ClosedReason, Effect, ListenerId};
+use turnpike_turn::server::{Client, ClosedReason, Effect};
 use turnpike_wire::address::canonical;
 
 pub use config::DtlsConfig;
 pub use context::{DtlsContext, DtlsError};
 pub use stats::{DtlsDrop, DtlsEnd, DtlsFailure, DtlsStats};
 
+use crate::Layout;
 use association::{Association, Drained, Stage};
 use cookie::CookieKey;
 use crowd::Crowd;
@@ -60,8 +60,7 @@ struct Listener {
 
 /// The associations of one worker.
 pub(crate) struct Associations {
-    /// The numbers of the DTLS listeners.
-    numbers: Range<u16>,
+    layout: Arc<Layout>,
     config: Arc<DtlsConfig>,
     /// What the milliseconds count from.
     started: Instant,
@@ -99,17 +98,17 @@ impl Associations {
     /// up to 64 KiB, or for records of so few bytes that aligning them makes them three times as long: some of these are dropped.
     pub(crate) const ROOM: usize = 3 << 20;
 
-    /// None yet; `numbers` are those of the listeners, `started` is what the worker's milliseconds count from, `workers` how many
+    /// None yet; `started` is what the worker's milliseconds count from, `workers` how many
     /// share the limits.
     pub(crate) fn new(
-        numbers: Range<u16>,
+        layout: Arc<Layout>,
         config: Arc<DtlsConfig>,
         workers: usize,
         started: Instant,
     ) -> Self {
         let share = |limit: usize| limit.div_ceil(workers.max(1));
         Self {
-            numbers,
+            layout,
             started,
             listeners: Vec::new(),
             cookies: CookieKey::random(),
@@ -138,24 +137,27 @@ impl Associations {
         self.listeners.len() - 1
     }
 
+    /// Server names that are new get numbers.
+    pub(crate) fn lay_out(&mut self, layout: Arc<Layout>) {
+        self.layout = layout;
+    }
+
     /// The socket of a listener.
     pub(crate) fn socket(&self, place: usize) -> SocketId {
         self.listeners[place].socket
     }
 
-    /// Who sent a datagram.
+    /// Who sent a datagram, as the socket sees it.
     pub(crate) fn client(&self, place: usize, from: SocketAddr, local: Option<std::net::IpAddr>) -> Client {
         let bound = self.listeners[place].bound;
         let local = SocketAddr::new(local.unwrap_or(bound.ip()), bound.port());
-        let place = u16::try_from(place).unwrap_or(u16::MAX);
-        let listener = ListenerId(self.numbers.start.saturating_add(place));
-        Client { listener, address: from, local: canonical(local) }
+        Client { listener: self.layout.dtls(place, None), address: from, local: canonical(local) }
     }
 
     /// Whether this client is one of ours.
     #[inline]
     pub(crate) fn has(&self, client: &Client) -> bool {
-        self.numbers.contains(&client.listener.0)
+        self.layout.dtls_place(client.listener).is_some()
     }
 
     pub(crate) fn stats(&self) -> DtlsStats {
@@ -164,24 +166,37 @@ impl Associations {
     }
 
     /// Takes a datagram, answers what DTLS itself has to answer, and decrypts messages into the arena, where
-    /// [`Associations::arrived`] finds them.
-    pub(crate) fn receive(&mut self, now_ms: u64, client: Client, span: Span, rx: &mut Rx, tx: &mut Tx) {
+    /// [`Associations::arrived`] finds them. Returns whose they are, as the state machine knows it.
+    pub(crate) fn receive(
+        &mut self,
+        now_ms: u64,
+        client: Client,
+        span: Span,
+        rx: &mut Rx,
+        tx: &mut Tx,
+    ) -> Client {
         self.now_ms = now_ms;
         self.arrived.clear();
         self.stats.datagrams += 1;
         let datagram = rx.bytes(span);
         // RFC 7983 section 7.
         if !matches!(datagram.first(), Some(20..=63)) {
-            return self.count_drop(DtlsDrop::NotDtls);
+            self.count_drop(DtlsDrop::NotDtls);
+            return client;
         }
         let fed = if hello::is_hello(datagram) {
             self.greet(now_ms, client, datagram, tx)
         } else {
             self.feed(now_ms, &client, datagram)
         };
-        if let Some(slot) = fed {
-            self.drain(now_ms, slot, tx, Some(rx));
+        let Some(slot) = fed else { return client };
+        let was_open = self.table[slot].is_open();
+        let client = self.table[slot].known_as();
+        let Drained { connected, closed, said, .. } = self.drain(now_ms, slot, tx, Some(rx));
+        if was_open && self.arrived.is_empty() && !(connected || closed || said) {
+            self.count_drop(DtlsDrop::NoEffect);
         }
+        client
     }
 
     /// The messages of the datagram that was received last.
@@ -342,12 +357,12 @@ impl Associations {
     }
 
     /// Carries out what an association has to say.
-    fn drain(&mut self, now_ms: u64, slot: usize, tx: &mut Tx, rx: Option<&mut Rx>) {
+    fn drain(&mut self, now_ms: u64, slot: usize, tx: &mut Tx, rx: Option<&mut Rx>) -> Drained {
         let route = self.route(&self.table[slot].client);
         let association = &mut self.table[slot];
         let arena = rx.map(|rx| (rx, &mut self.arrived));
-        let Drained { connected, closed, timer } =
-            association.drain(&route, tx, arena, &mut self.scratch, &mut self.stats);
+        let drained = association.drain(&route, tx, arena, &mut self.scratch, &mut self.stats);
+        let Drained { connected, closed, timer, .. } = drained;
         if connected && let Stage::HalfOpen(number) = association.stage {
             self.half_open.leave(number);
             if association.is_1_3() {
@@ -368,6 +383,7 @@ impl Associations {
                 self.fail(slot, DtlsFailure::Closed);
             }
         }
+        drained
     }
 
     /// An association without an allocation, from now on.
@@ -418,9 +434,9 @@ impl Associations {
             Stage::HalfOpen(number) => self.half_open.leave(number),
             Stage::Idle(number) => {
                 self.idle.leave(number);
-                self.gone.push(association.client);
+                self.gone.push(association.known_as());
             }
-            Stage::Allocated => self.gone.push(association.client),
+            Stage::Allocated => self.gone.push(association.known_as()),
         }
     }
 
@@ -449,19 +465,27 @@ impl Associations {
         }
     }
 
+    /// The association of a client under either of its numbers, as long as it asked for that name.
     fn slot_of(&mut self, client: &Client) -> Option<usize> {
-        if let Some((last, slot)) = &self.last
-            && last == client
-        {
-            return Some(*slot);
-        }
-        let slot = *self.by_client.get(client)?;
-        self.last = Some((*client, slot));
-        Some(slot)
+        let unnamed = Client { listener: self.layout.dtls(self.place(client), None), ..*client };
+        let slot = match &self.last {
+            Some((last, slot)) if *last == unnamed => *slot,
+            _ => {
+                let slot = *self.by_client.get(&unnamed)?;
+                self.last = Some((unnamed, slot));
+                slot
+            }
+        };
+        (unnamed == *client || self.table[slot].listener == client.listener).then_some(slot)
+    }
+
+    /// Which listener a client came to.
+    fn place(&self, client: &Client) -> usize {
+        self.layout.dtls_place(client.listener).unwrap_or_default()
     }
 
     fn route(&self, client: &Client) -> Route {
-        let listener = &self.listeners[usize::from(client.listener.0 - self.numbers.start)];
+        let listener = &self.listeners[self.place(client)];
         Route {
             socket: listener.socket,
             to: Some(client.address),

@@ -63,6 +63,8 @@ reasons! {
         Busy => "busy",
         /// A record of an association that does not exist.
         NoAssociation => "no_association",
+        /// Nothing came of it: a record that is forged, broken or repeated, or an acknowledgement.
+        NoEffect => "no_effect",
         /// Decrypted, and no room for it.
         NoRoom => "no_room",
         /// For a client, and longer than a record.

@@ -97,6 +97,8 @@ pub struct PeerStats {
     pub open: u64,
     /// Bytes moved by splice(2).
     pub spliced_bytes: u64,
+    /// Times that moving bytes ended because an end took no more for now.
+    pub stalls: u64,
     /// Times that accepting paused for want of file descriptors or memory.
     pub accept_pauses: u64,
 }

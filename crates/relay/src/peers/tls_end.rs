@@ -34,6 +34,8 @@ pub(super) struct TlsEnd {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Turned {
     Idle,
+    /// An end takes no more for now.
+    Blocked,
     Again,
     Over,
 }
@@ -78,6 +80,9 @@ impl TlsEnd {
             match moved {
                 Err(_) => return Turned::Over,
                 Ok(_) if self.peer_told && self.client_told => return Turned::Over,
+                Ok(false) if self.at < self.waiting.len() || self.tls.wants_write() => {
+                    return Turned::Blocked;
+                }
                 Ok(false) => return Turned::Idle,
                 Ok(true) => {}
             }
@@ -120,7 +125,8 @@ impl TlsEnd {
             Err(error) if error.kind() == ErrorKind::Interrupted => return Ok(true),
             Err(error) => return Err(error),
         };
-        let Fed { plain: decrypted, ended, error } = channel::feed(&mut self.tls, &encrypted[..len], plain);
+        let Fed { plain: decrypted, ended, error, .. } =
+            channel::feed(&mut self.tls, &encrypted[..len], plain);
         if let Some(error) = error {
             // The alert that says so, if the kernel takes it.
             let _ = channel::flush(&mut self.tls, &self.socket, &mut 0);

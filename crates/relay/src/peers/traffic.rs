@@ -8,6 +8,8 @@ use super::{ClientEnd, Connection, Peers, Side, Stage, note, tls_end::Turned};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Outcome {
     Idle,
+    /// An end takes no more for now.
+    Blocked,
     Again,
     Over,
 }
@@ -51,6 +53,7 @@ impl Peers {
         self.stats.spliced_bytes += mover.take_spliced();
         match outcome {
             Outcome::Idle => {}
+            Outcome::Blocked => self.stats.stalls += 1,
             Outcome::Again if connection.queued => {}
             Outcome::Again => {
                 connection.queued = true;
@@ -69,6 +72,7 @@ impl Connection {
             Stage::Bound(ClientEnd::Tls(client)) => {
                 return match client.turn(peer, to_peer, to_client, mover.scratch()) {
                     Turned::Idle => Outcome::Idle,
+                    Turned::Blocked => Outcome::Blocked,
                     Turned::Again => Outcome::Again,
                     Turned::Over => Outcome::Over,
                 };
@@ -81,6 +85,8 @@ impl Connection {
             Outcome::Over
         } else if first == Outcome::Again || second == Outcome::Again {
             Outcome::Again
+        } else if first == Outcome::Blocked || second == Outcome::Blocked {
+            Outcome::Blocked
         } else {
             Outcome::Idle
         }
@@ -99,7 +105,8 @@ fn one_way(
         return Outcome::Idle;
     }
     match mover.pump(flow, from, to, copy, last) {
-        Pumped::Idle | Pumped::Blocked | Pumped::Done => Outcome::Idle,
+        Pumped::Idle | Pumped::Done => Outcome::Idle,
+        Pumped::Blocked => Outcome::Blocked,
         Pumped::Again => Outcome::Again,
         Pumped::SourceFailed | Pumped::SinkFailed => Outcome::Over,
     }

@@ -25,9 +25,12 @@ pub(crate) enum Channel {
 }
 
 /// What came of feeding a TLS connection.
+#[derive(Default)]
 pub(crate) struct Fed {
     /// Bytes of plaintext.
     pub(crate) plain: usize,
+    /// Bytes that came behind the last of it.
+    pub(crate) barren: usize,
     /// The client has said that it is done.
     pub(crate) ended: bool,
     pub(crate) error: Option<rustls::Error>,
@@ -111,10 +114,15 @@ impl Batch {
     }
 }
 
+/// The longest record there can be (RFC 5246 section 6.2.3). rustls would gather 64 KiB of a message of the handshake, and of many
+/// such clients at a time; without a certificate of its own a client needs one or two of them.
+pub(crate) const BARREN_LIMIT: usize = 5 + (16 << 10) + 2048;
+
 /// Decrypts into `room`, which must hold as much as `input` and a record more.
 pub(crate) fn feed(tls: &mut ServerConnection, mut input: &[u8], room: &mut [u8]) -> Fed {
-    let mut fed = Fed { plain: 0, ended: false, error: None };
+    let mut fed = Fed::default();
     while !input.is_empty() {
+        let (before, plain) = (input.len(), fed.plain);
         match tls.read_tls(&mut input) {
             Ok(1..) => {}
             // After close_notify it reads no more.
@@ -138,6 +146,7 @@ pub(crate) fn feed(tls: &mut ServerConnection, mut input: &[u8], room: &mut [u8]
                 Err(_) => break,
             }
         }
+        fed.barren = if fed.plain > plain { 0 } else { fed.barren + before - input.len() };
     }
     fed
 }

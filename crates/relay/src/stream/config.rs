@@ -17,7 +17,7 @@ pub struct StreamConfig {
     pub tls_only: bool,
     /// Certificates and all else that TLS needs.
     pub tls: Option<Arc<TlsContext>>,
-    /// Names that TLS clients ask for (SNI) and that lead to realms of their own: such clients have a listener number of their
+    /// Names that TLS and DTLS clients ask for (SNI) and that lead to realms of their own: such clients have a listener number of their
     /// own ([`crate::Layout`]).
     pub server_names: Vec<String>,
     /// Proxies: who connects from here must tell of its client by a PROXY header (version 1 or 2).

@@ -41,6 +41,8 @@ pub(super) struct Connection {
     pub(super) watches_writable: bool,
     /// When it is closed unless something happens before; milliseconds.
     pub(super) deadline_ms: u64,
+    /// Bytes that TLS was fed without an end of the handshake, or a byte of plaintext.
+    pub(super) barren: usize,
     /// The client has said by TLS that nothing more will come.
     pub(super) ended: bool,
     /// Whether a complete message has ever come.

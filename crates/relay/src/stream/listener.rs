@@ -115,6 +115,7 @@ impl Streams {
             touched: false,
             watches_writable: false,
             deadline_ms: now_ms + self.config.first_message_ms,
+            barren: 0,
             ended: false,
             spoke: false,
             allocated: false,

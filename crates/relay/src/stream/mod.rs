@@ -90,8 +90,6 @@ impl Token {
 /// The streams of one worker.
 pub(crate) struct Streams {
     layout: Arc<Layout>,
-    /// The first listener number that is a stream's.
-    first_listener: u16,
     config: Arc<StreamConfig>,
     admission: Arc<Admission>,
     listeners: Vec<Listener>,
@@ -134,7 +132,6 @@ impl Streams {
         poller: &Poller,
     ) -> io::Result<Self> {
         let mut streams = Self {
-            first_listener: layout.first_stream(),
             layout,
             config,
             admission,
@@ -172,7 +169,7 @@ impl Streams {
     /// Whether this client is one of ours.
     #[inline]
     pub(crate) fn has(&self, client: &Client) -> bool {
-        client.listener.0 >= self.first_listener
+        self.layout.is_stream(client.listener)
     }
 
     pub(crate) fn stats(&self) -> StreamStats {

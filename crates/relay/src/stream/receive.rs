@@ -204,7 +204,7 @@ impl Streams {
     fn decrypt(&mut self, slot: usize, len: usize, rx: &mut Rx) -> Result<Option<Span>, CloseReason> {
         let connection = &mut self.connections[slot];
         let Channel::Tls(tls) = &mut connection.channel else { return Ok(None) };
-        let mut fed = Fed { plain: 0, ended: false, error: None };
+        let mut fed = Fed::default();
         let filled = rx.fill(connection.framer.held().len(), |room| {
             fed = channel::feed(tls, &self.scratch[..len], room);
             Ok(fed.plain)
@@ -212,6 +212,7 @@ impl Streams {
         let overhead = len.saturating_sub(fed.plain) / OVERHEAD;
         self.share_left = self.share_left.saturating_sub(overhead);
         connection.ended = fed.ended;
+        connection.barren = if fed.plain > 0 { 0 } else { connection.barren } + fed.barren;
         let wants_write = tls.wants_write();
         let mut opened = None;
         if connection.stage == Stage::Handshake {
@@ -230,8 +231,17 @@ impl Streams {
             self.stats.handshakes_failed[channel::failure(&error) as usize] += 1;
             return Err(CloseReason::Handshake);
         }
+        let connection = &mut self.connections[slot];
+        if opened.is_none() && connection.barren > channel::BARREN_LIMIT {
+            if connection.stage != Stage::Handshake {
+                return Err(CloseReason::Tls);
+            }
+            self.stats.handshakes_failed[HandshakeFailure::TooLong as usize] += 1;
+            return Err(CloseReason::Handshake);
+        }
         if let Some((resumed, listener)) = opened {
-            self.connections[slot].client.listener = listener;
+            connection.barren = 0;
+            connection.client.listener = listener;
             self.open(slot)?;
             if resumed {
                 self.stats.handshakes_resumed += 1;

@@ -88,6 +88,8 @@ reasons! {
         Alpn => "alpn",
         /// The client gave up: it does not trust the certificate, for instance.
         Alert => "alert",
+        /// More than any client has to say to shake hands.
+        TooLong => "too_long",
         /// The client broke the protocol.
         Misbehaved => "misbehaved",
         /// Anything else.

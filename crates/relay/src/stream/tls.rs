@@ -18,7 +18,7 @@ use rustls::{
 };
 use webpki::{EndEntityCert, KeyUsage};
 
-/// RFC 7443 section 2, with TURN first: a client that offers both wants more than a Binding.
+/// RFC 7443, TURN first: a client that offers both wants more than a Binding.
 const PROTOCOLS: [&[u8]; 2] = [b"stun.turn", b"stun.nat-discovery"];
 
 /// Why a certificate and its key cannot be used; each message says what to change.

@@ -97,6 +97,7 @@ impl Streams {
             touched: false,
             watches_writable: false,
             deadline_ms: now_ms + self.config.idle_ms,
+            barren: 0,
             ended,
             spoke: true,
             allocated: false,

@@ -58,7 +58,7 @@ impl Worker {
 
     fn route_dtls_buffer(&mut self, now: Now, place: usize, index: usize) {
         let Some(buffer) = self.rx.buffer(index) else { return };
-        let client = self.out.dtls.client(place, buffer.from, buffer.local);
+        let from = self.out.dtls.client(place, buffer.from, buffer.local);
         let (tos, ttl, count) = (buffer.tos, buffer.ttl, buffer.count());
         let whole = self.rx.span(buffer.bytes);
         #[expect(clippy::cast_possible_truncation, reason = "at most 64 KiB")]
@@ -66,7 +66,7 @@ impl Worker {
         for number in 0..u32::try_from(count).unwrap_or(u32::MAX) {
             let skipped = (number * size).min(whole.len);
             let span = Span { offset: whole.offset + skipped, len: size.min(whole.len - skipped) };
-            self.out.dtls.receive(now.ms, client, span, &mut self.rx, &mut self.out.tx);
+            let client = self.out.dtls.receive(now.ms, from, span, &mut self.rx, &mut self.out.tx);
             let mut arrived = 0;
             while let Some(message) = self.out.dtls.arrived(arrived) {
                 arrived += 1;

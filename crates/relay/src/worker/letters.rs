@@ -7,7 +7,7 @@ use std::sync::{
     mpsc,
 };
 
-use turnpike_net::{UdpSocket, poll::Waker};
+use turnpike_net::{Buffer, UdpSocket, poll::Waker};
 use turnpike_turn::{
     server::{AllocationId, Arrival, Client, ClosedReason, Family, MoveRequest, Moved, RelayId, Verdict},
     time::Now,
@@ -18,6 +18,9 @@ use crate::stream::{CloseReason, Streams, Taken};
 
 /// Letters that may wait for one worker. Beyond, requests are dropped, for clients repeat them, and streams are closed.
 const BACKLOG: usize = 1024;
+
+/// Bytes of a client's data that travel with a letter: what comes over the Internet in one piece. So all that waits is bounded.
+const CARRIED: usize = 2048;
 
 /// Where one worker gets its letters.
 #[derive(Clone)]
@@ -35,10 +38,10 @@ pub(crate) enum Letter {
     Forward { via: u16, client: Client, request: Vec<u8> },
     /// The answer to it, and whom to expect.
     Answer { client: Client, arrival: Option<Arrival>, bytes: Vec<u8> },
-    /// Asks for an allocation.
-    Export(MoveRequest),
-    /// Brings it.
-    Import { from: u16, moved: Box<Moved>, sockets: Sockets },
+    /// Asks for an allocation; with the client's data that made it necessary, so that it is not lost.
+    Export(MoveRequest, Vec<u8>),
+    /// Brings it, and the data back.
+    Import { from: u16, moved: Box<Moved>, sockets: Sockets, data: Vec<u8> },
     /// Says that it does not come.
     NotMoved(Client),
     /// Brings it back.
@@ -51,7 +54,7 @@ pub(crate) type Sockets = Vec<(Family, UdpSocket)>;
 impl Letter {
     /// Whether it may be lost.
     fn may_wait(&self) -> bool {
-        matches!(self, Self::HandOver(..) | Self::Forward { .. } | Self::Answer { .. } | Self::Export(_))
+        matches!(self, Self::HandOver(..) | Self::Forward { .. } | Self::Answer { .. } | Self::Export(..))
     }
 }
 
@@ -103,21 +106,24 @@ impl Worker {
     }
 
     /// A client's data asks for its allocation, which another worker has.
-    pub(super) fn ask_for(&mut self, request: MoveRequest) {
-        if !self.post(request.owner, Letter::Export(request)) {
+    pub(super) fn ask_for(&mut self, request: MoveRequest, mut data: Vec<u8>) {
+        if data.len() > CARRIED {
+            data.clear();
+        }
+        if !self.post(request.owner, Letter::Export(request, data)) {
             self.server.not_moved(&request.client);
         }
     }
 
     /// Gives an allocation to the worker where its client is, if it is to go there.
-    pub(super) fn export(&mut self, now: Now, request: &MoveRequest) {
+    pub(super) fn export(&mut self, now: Now, request: &MoveRequest, data: Vec<u8>) {
         let Some(moved) = self.server.export(now, request) else {
             self.post(request.to, Letter::NotMoved(request.client));
             return;
         };
         let sockets = self.surrender(moved.from());
         let from = self.seat();
-        self.post(request.to, Letter::Import { from, moved: Box::new(moved), sockets });
+        self.post(request.to, Letter::Import { from, moved: Box::new(moved), sockets, data });
     }
 
     pub(super) fn read_letter(&mut self, now: Now, letter: Letter) {
@@ -145,13 +151,19 @@ impl Worker {
                     self.out.reply_to(client, &bytes);
                 }
             }
-            Letter::Export(request) => self.export(now, &request),
-            Letter::Import { from, moved, sockets } => match self.server.import(now, *moved) {
-                Ok(allocation) => self.move_in(now, allocation, sockets),
-                Err(moved) => {
-                    self.post(from, Letter::TakeBack { moved: Box::new(moved), sockets });
+            Letter::Export(request, data) => self.export(now, &request, data),
+            Letter::Import { from, moved, sockets, data } => {
+                let client = moved.client();
+                match self.server.import(now, *moved) {
+                    Ok(allocation) => {
+                        self.move_in(now, allocation, sockets);
+                        self.route_again(now, client, data);
+                    }
+                    Err(moved) => {
+                        self.post(from, Letter::TakeBack { moved: Box::new(moved), sockets });
+                    }
                 }
-            },
+            }
             Letter::NotMoved(client) => self.server.not_moved(&client),
             Letter::TakeBack { moved, sockets } => match self.server.take_back(now, *moved) {
                 Some(allocation) => self.move_in(now, allocation, sockets),
@@ -220,6 +232,29 @@ impl Worker {
             }
         }
         surrendered
+    }
+
+    /// What the client of an allocation said before it was here. Its TOS and TTL have been forgotten meanwhile.
+    fn route_again(&mut self, now: Now, client: Client, data: Vec<u8>) {
+        if data.is_empty() {
+            return;
+        }
+        if !self.rx.has_room() {
+            self.flush();
+        }
+        let copied = self.rx.fill(0, |room| {
+            let len = data.len().min(room.len());
+            room[..len].copy_from_slice(&data[..len]);
+            Ok(len)
+        });
+        let Ok(span) = copied else { return };
+        let bytes = self.rx.bytes(span);
+        let buffer =
+            Buffer { from: client.address, local: None, tos: 0, ttl: 0, segment_size: bytes.len(), bytes };
+        let verdict = self.server.from_client(now, client, bytes);
+        if let Some(errand) = self.out.carry_out(&self.rx, &buffer, verdict) {
+            self.run_errand(now, &client, errand, data, Vec::new());
+        }
     }
 
     fn move_in(&mut self, now: Now, allocation: AllocationId, sockets: Sockets) {

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "clippy.toml excuses test functions, not their helpers")]
 
 pub(crate) mod dtls;
+pub(crate) mod witness;
 
 use std::{
     io::{self, Read, Write},
@@ -169,6 +170,11 @@ impl World {
         eventually(what, || reached(&self.streams()).then_some(()));
     }
 
+    /// Waits until moving bytes between clients and peers has stood still so often.
+    pub(crate) fn wait_for_stalls(&self, count: u64) {
+        eventually("bytes stand still", || (self.relay.snapshots()[0].peers.stalls >= count).then_some(()));
+    }
+
     pub(crate) fn wait_for_closed(&self, reason: CloseReason, count: u64) {
         let deadline = Instant::now() + SOON;
         while self.streams().closed(reason) != count {
@@ -184,6 +190,13 @@ impl World {
             std::thread::sleep(Duration::from_millis(10));
         }
     }
+}
+
+/// Resident memory of this process in KiB.
+pub(crate) fn resident_kib() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find(|line| line.starts_with("VmRSS:")).unwrap();
+    line.split_whitespace().nth(1).unwrap().parse().unwrap()
 }
 
 /// Polls until `probe` finds something.

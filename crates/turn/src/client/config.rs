@@ -51,7 +51,7 @@ pub enum Relayed {
     Tcp,
 }
 
-/// What an authorisation server handed out (RFC 7635 section 4.1).
+/// What an authorisation server handed out (RFC 7635 section 4).
 #[derive(Clone)]
 pub struct AccessToken {
     /// The token, opaque: what ACCESS-TOKEN holds.

@@ -36,7 +36,7 @@ pub(super) fn method(request: &Request) -> Method {
     }
 }
 
-/// MOBILITY-TICKET (RFC 8016 section 6.1) and ACCESS-TOKEN (RFC 7635 section 6.2), which `turn_types` does not have.
+/// MOBILITY-TICKET (RFC 8016 section 3.3) and ACCESS-TOKEN (RFC 7635 section 6.2), which `turn_types` does not have.
 const MOBILITY_TICKET: AttributeType = AttributeType::new(0x8030);
 const ACCESS_TOKEN: AttributeType = AttributeType::new(0x001B);
 

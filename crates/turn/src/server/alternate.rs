@@ -1,8 +1,7 @@
 //! Sends clients to another server (RFC 8489 section 10, RFC 8656 section 7.2): 300 (Try Alternate) with ALTERNATE-SERVER.
 //!
-//! "To prevent denial-of-service attacks, this extension MUST be used only when the client and server are using an
-//! authentication mechanism": only requests that have authenticated are redirected, and the answer is signed. A forged one
-//! gets the challenge that it gets anyway.
+//! For use with authentication only, lest anybody send clients away: only requests that have authenticated are redirected, and the
+//! answer is signed. A forged one gets the challenge that it gets anyway.
 
 use std::net::SocketAddr;
 
@@ -98,16 +97,14 @@ impl<G: Gate> Server<G> {
                     && alternate.address.is_ipv4() == of_v4
             })
         };
-        // "The ALTERNATE-SERVER attribute MUST contain an IP address of the same family as the source IP address of the request
-        // message."
+        // The first ALTERNATE-SERVER has the family of the client's own address.
         let count = of_family(v4).count();
         let Some(first) = self.alternate_turn.checked_rem(count).and_then(|turn| of_family(v4).nth(turn))
         else {
             return false;
         };
-        // "If the transaction uses TLS or DTLS, if the transaction is authenticated by a MESSAGE-INTEGRITY-SHA256 attribute, and
-        // if the server wants to redirect to a server that uses a different certificate, then it MUST include an
-        // ALTERNATE-DOMAIN attribute".
+        // ALTERNATE-DOMAIN goes with a certificate, and MESSAGE-INTEGRITY-SHA256 shows that the client knows RFC 8489 and with it
+        // that attribute.
         let secure = matches!(transport, Transport::Tls | Transport::Dtls) && signer.mac == Mac::Sha256;
         let domain = first.domain.as_deref().filter(|_| secure);
         self.alternate_turn = self.alternate_turn.wrapping_add(1);
@@ -116,8 +113,8 @@ impl<G: Gate> Server<G> {
         let mut response =
             Response::error(&mut self.reply, Method::Allocate, transaction, 300, reason_phrase(300));
         response.address(attribute::ALTERNATE_SERVER, first.address);
-        // "The server SHOULD include an additional ALTERNATE-SERVER attribute, after the mandatory one, that contains an IP
-        // address of the other family": one of the same name, because there is one ALTERNATE-DOMAIN for both.
+        // Behind it one of the other family, for clients that have both: one of the same name, because there is one
+        // ALTERNATE-DOMAIN for the two.
         if let Some(second) = of_family(!v4).find(|second| second.domain == first.domain) {
             response.address(attribute::ALTERNATE_SERVER, second.address);
         }

@@ -196,7 +196,7 @@ pub enum ConfigError {
     /// RFC 8489 section 14.16.
     #[error("the domain of an alternate server must have 1 to 255 ASCII characters; {0:?} has not")]
     AlternateDomain(String),
-    /// RFC 5780 section 6: "two separate IP addresses" and "a pair of ports".
+    /// RFC 5780 section 6.
     #[error("NAT discovery needs two different addresses of one family and two different ports")]
     NatDiscovery,
     /// REALM alone tells realms apart.

@@ -53,7 +53,7 @@ impl ConnectionId {
 pub struct ConnectRequest {
     /// What it will be called.
     pub connection: ConnectionId,
-    /// From where: "The local endpoint is the relayed transport address associated with the allocation" (section 5.2).
+    /// From where: the relayed transport address itself (section 5.2).
     pub relay: RelayId,
     /// Whither.
     pub peer: SocketAddr,
@@ -194,8 +194,7 @@ impl<G: Gate> Server<G> {
             Err(error) => {
                 self.drop_connection(allocation.index, connection);
                 self.stats.connection(ConnectionEvent::ConnectFailed);
-                // "If the connection attempt fails or times out, the server MUST return a 447 (Connection Timeout or
-                // Failure) error."
+                // 447 is for what the peer or the way to it does; want of descriptors is our own.
                 let code = if error == ConnectError::NoCapacity { 508 } else { 447 };
                 self.write_failure(Method::Connect, transaction, signer.as_ref(), fingerprint, code);
             }
@@ -238,9 +237,8 @@ impl<G: Gate> Server<G> {
         }
     }
 
-    /// A connection is over: either end has closed it, before or after it was bound. Both halves are closed by the runtime
-    /// (section 5.5: "When a client data connection is closed, the server MUST close the corresponding peer data
-    /// connection", and the reverse). `to_peer` and `to_client` as in [`Server::connection_carried`].
+    /// A connection is over: either end has closed it, before or after it was bound. Both halves are closed by the runtime, each
+    /// with the other (section 5.5). `to_peer` and `to_client` as in [`Server::connection_carried`].
     pub fn connection_ended(&mut self, now: Now, connection: ConnectionId, to_peer: u64, to_client: u64) {
         self.connection_carried(connection, to_peer, to_client);
         if let Some(index) = self.connections.owners.get(&connection.0).copied() {
@@ -261,13 +259,11 @@ impl<G: Gate> Server<G> {
         if !self.config.tcp_relay {
             return Err(442);
         }
-        // "If the client connection transport is not TCP or TLS, the server MUST reject the request with a 400 (Bad
-        // Request) error."
+        // Only who comes by TCP or TLS can make further connections of the kind.
         if !self.config.listener(client.listener).transport.is_stream() {
             return Err(400);
         }
-        // "If the request contains the DONT-FRAGMENT, EVEN-PORT, or RESERVATION-TOKEN attribute, the server MUST reject the
-        // request with a 400 (Bad Request) error."
+        // These mean something for UDP only.
         let refused = [attribute::DONT_FRAGMENT, attribute::EVEN_PORT, attribute::RESERVATION_TOKEN];
         if refused.into_iter().any(|kind| request.get(kind).is_some()) { Err(400) } else { Ok(()) }
     }
@@ -279,8 +275,7 @@ impl<G: Gate> Server<G> {
             Err(answer) => return answer,
         };
         let signer = who.signer.as_ref();
-        // "If the request does not contain an XOR-PEER-ADDRESS attribute, or if such attribute is invalid, the server MUST
-        // return a 400 (Bad Request) error."
+        // Port 0 is nobody's.
         let Some(Some(peer)) = request.peers().next().filter(|peer| peer.is_none_or(|peer| peer.port() != 0))
         else {
             return self.fail(request, signer, 400);
@@ -293,13 +288,12 @@ impl<G: Gate> Server<G> {
         if !has_family {
             return self.fail(request, signer, 443);
         }
-        // "If the new connection is forbidden by local policy, the server MUST reject the request with a 403 (Forbidden)
-        // error." A permission is not asked for: like CreatePermission, the request names the peer and is authenticated.
+        // A permission is not asked for: like CreatePermission, the request names the peer and is authenticated.
         if !self.config.peers.permits_endpoint(peer) {
             return self.fail(request, signer, 403);
         }
         if let Some(same) = tcp.list.iter().find(|connection| connection.peer == peer) {
-            // The very request again is none of its own (RFC 8656 section 5: "treat the request as idempotent").
+            // The very request again is none of its own (RFC 8656 section 5).
             let again = same.transaction == Some(request.transaction);
             let connection = same.id;
             return match same.stage {
@@ -309,9 +303,7 @@ impl<G: Gate> Server<G> {
                     self.write_connected(request.transaction, signer, request.fingerprint, connection);
                     Answer::Reply
                 }
-                // "If the server is currently processing a Connect request for this allocation with the same
-                // XOR-PEER-ADDRESS, it MUST return a 446 (Connection Already Exists) error", and so if the "data connections are
-                // either pending or active".
+                // One connection to a peer, whether it is being made, waits to be bound, or is.
                 _ => self.fail(request, signer, 446),
             };
         }
@@ -340,9 +332,7 @@ impl<G: Gate> Server<G> {
         who: &Who,
     ) -> Answer {
         let signer = who.signer.as_ref();
-        // "If the client connection transport is not TCP or TLS, the server MUST return a 400 (Bad Request) error. If the
-        // request does not contain the CONNECTION-ID attribute, or if this attribute does not refer to an existing
-        // pending connection, the server MUST return a 400 (Bad Request) error." A control connection stays one.
+        // By TCP or TLS, with a CONNECTION-ID, on a connection that is not a control connection: that stays one.
         let id = request.get(attribute::CONNECTION_ID).and_then(|value| value.try_into().ok());
         let (true, Some(id), false) = (
             self.config.listener(client.listener).transport.is_stream(),
@@ -361,8 +351,7 @@ impl<G: Gate> Server<G> {
             self.stats.connection_refused(ConnectionRefusal::UnknownId);
             return self.fail(request, signer, 400);
         };
-        // "Authentication of the client by the server MUST use the same method and credentials as for the control
-        // connection." Where nobody authenticates, the address has to do.
+        // The credentials are those of the control connection. Where nobody authenticates, the address has to do.
         let elsewhere = !self.config.authenticate && allocation.client.address.ip() != client.address.ip();
         if !allocation.is_of(who) || elsewhere {
             self.stats.connection_refused(ConnectionRefusal::WrongUser);
@@ -434,8 +423,7 @@ impl<G: Gate> Server<G> {
         if allocation.away {
             return Err(ConnectionRefusal::ClientAway);
         }
-        // "If no permission for this peer has been installed for this allocation, the server MUST close the connection with
-        // the peer immediately after it has been accepted."
+        // Section 5.3: without a permission the connection is closed as soon as it is accepted.
         if !allocation.permissions.allow(peer.ip(), now.ms) {
             return Err(ConnectionRefusal::NoPermission);
         }

@@ -27,8 +27,8 @@ use super::{
 };
 use crate::time::Now;
 
-/// Section 3.2.2: a server must be able to "recognize a retransmission of the Refresh request with the old
-/// STUN MOBILITY-TICKET attribute" for "at least 30 seconds"; RFC 8489 section 6.3.1 has it 40.
+/// For so long a Refresh with the ticket before the last one is known to be a retransmission. RFC 8016 asks for 30 s at the
+/// least, RFC 8489 section 6.3.1 for 40.
 const REMEMBERED_MS: u64 = 40_000;
 
 /// What a mobile allocation has beyond the others.
@@ -220,8 +220,8 @@ impl<G: Gate> Server<G> {
         }
     }
 
-    /// The client's connection is closed: its allocation ends, unless it is mobile. Then it it lives on until it expires
-    /// (a plain one ends with the connection, RFC 8656 section 3.1; RFC 8016 exists to keep it), and drops what peers send until
+    /// The client's connection is closed: its allocation ends, unless it is mobile. Then it lives on until it expires
+    /// (a plain one ends with the connection, and RFC 8016 exists to keep it), and drops what peers send until
     /// its client has arrived elsewhere. False if it had no allocation.
     pub fn disconnected(&mut self, now: Now, client: &Client) -> bool {
         if let Some(expected) = self.moves.arrivals.remove(client) {
@@ -242,7 +242,7 @@ impl<G: Gate> Server<G> {
             return true;
         };
         match mobility.arriving {
-            // "or a message from the client to close the old connection (e.g., a TLS fatal alert or TCP RST)".
+            // The end of the old connection settles it as data from the new one does.
             Some((client, worker)) if worker == own => self.settle(index, client),
             elsewhere => {
                 let key = mobility.key;
@@ -261,12 +261,10 @@ impl<G: Gate> Server<G> {
     pub(super) fn wants_mobility(&self, request: &Request<'_>) -> Result<bool, u16> {
         match request.get(attribute::MOBILITY_TICKET) {
             None => Ok(false),
-            // "If the MOBILITY-TICKET attribute is included, and has a length of zero, but TURN session mobility is forbidden
-            // by local policy, the server will reject the request with the new Mobility Forbidden error code."
             Some([]) if self.config.mobility => Ok(true),
+            // Mobility Forbidden.
             Some([]) => Err(405),
-            // "If the MOBILITY-TICKET attribute is included and has non-zero length, then the server will generate an error
-            // response with an error code of 400 (Bad Request)."
+            // An Allocate asks for a ticket, and has none to show.
             Some(_) => Err(400),
         }
     }
@@ -290,9 +288,8 @@ impl<G: Gate> Server<G> {
         Some(allocation.mobility.as_ref()?.ticket().seal(&self.config.nonce_key.0))
     }
 
-    /// The allocation that a Refresh with a ticket is about, or the answer (section 3.2.2: "the server will not retrieve the
-    /// 5-tuple from the packet to identify an associated allocation"). Nothing has changed by then: see
-    /// [`Server::arrive`].
+    /// The allocation that a Refresh with a ticket is about, or the answer: the ticket names it, and the 5-tuple does not
+    /// count (section 3.2.2). Nothing has changed by then: see [`Server::arrive`].
     pub(super) fn presented(
         &mut self,
         now: Now,
@@ -302,11 +299,9 @@ impl<G: Gate> Server<G> {
         sealed: &[u8],
     ) -> Result<u32, Answer> {
         let signer = who.signer.as_ref();
-        // "the server rejects the Refresh request with a 405 (Mobility Forbidden) error".
         if !self.config.mobility {
             return Err(self.fail(request, signer, 405));
         }
-        // "If the ticket is invalid, then the server MUST reject the request with a 400 (Bad Request) error."
         let Some(ticket) = Ticket::open(sealed, &self.config.nonce_key.0) else {
             self.stats.mobility(MobilityEvent::TicketInvalid);
             return Err(self.fail(request, signer, 400));
@@ -315,8 +310,7 @@ impl<G: Gate> Server<G> {
             return Err(self.ask_owner(now, client, request, who, ticket));
         };
         let Some((_, allocation)) = self.table.at(index) else { return Err(self.fail(request, signer, 437)) };
-        // "verify [...] that it is the same user that had previously created the TURN allocation. If the above check is not
-        // successful, then the server MUST reject the request with a 441 (Wrong Credentials) error."
+        // A ticket alone is no proof: whoever shows it must be the user of the allocation.
         if !allocation.is_of(who) {
             self.refused(now, client, User::Name(&who.username), CredentialRefusal::WrongUser);
             return Err(self.fail(request, signer, 441));
@@ -324,7 +318,7 @@ impl<G: Gate> Server<G> {
         let current = allocation.client;
         let over_udp = allocation.tcp.is_none();
         let Some(mobility) = &allocation.mobility else { return Err(self.fail(request, signer, 437)) };
-        // "The old ticket can only be used for the purposes of retransmission."
+        // A ticket that was replaced is good for the same request again, and for nothing else.
         if let Some(last) = &mobility.last
             && (last.client, last.transaction) == (*client, request.transaction)
             && now.ms < last.at_ms + REMEMBERED_MS
@@ -338,8 +332,7 @@ impl<G: Gate> Server<G> {
             self.stats.mobility(MobilityEvent::TicketReplayed);
             return Err(self.fail(request, signer, 400));
         }
-        // "If the source IP address and port of the Refresh request with the STUN MOBILITY-TICKET attribute is same as the
-        // stored 5-tuple allocation, then the TURN server rejects the request with a 400 (Bad Request) error."
+        // Who has not moved needs no ticket (section 3.2.2).
         let arriving = mobility.arriving.map(|(arriving, _)| arriving);
         if (*client == current && !allocation.away) || arriving == Some(*client) {
             return Err(self.fail(request, signer, 400));
@@ -398,8 +391,7 @@ impl<G: Gate> Server<G> {
         }
     }
 
-    /// Data from a 5-tuple without an allocation: "After receiving any of those messages, a TURN server discards [...] the
-    /// old 5-tuple associated with the old ticket from its state data."
+    /// Data from a 5-tuple without an allocation. If it is one that arrived, the old 5-tuple is forgotten.
     #[cold]
     pub(super) fn stranger<'a>(&'a mut self, now: Now, client: &Client, datagram: &'a [u8]) -> Verdict<'a> {
         match self.fetch(now, client) {
@@ -492,8 +484,7 @@ impl<G: Gate> Server<G> {
         } else {
             (self.came == Came::Directly && self.seat.has(named)).then_some(named)
         };
-        // "If this 5-tuple obtained does not identify an existing allocation, then the server MUST reject the request with a
-        // 437 (Allocation Mismatch) error."
+        // The ticket is genuine, its allocation has ended.
         let Some(owner) = owner else { return self.fail(request, signer, 437) };
         // A retransmission comes from a client that is expected here, for this very allocation.
         let expected = self.moves.get(now.ms, client).map(|expected| expected.key);

@@ -93,16 +93,14 @@ impl<'a> Wish<'a> {
             Some([_, _, _, flags]) => *flags,
             Some(_) => return None,
         };
-        // Section 7.5: "a 16-bit unsigned integer in network byte order followed by 2 bytes of padding", which some count as the
-        // attribute's own.
+        // Section 7.5: 16 bits and 2 bytes of padding, which some count as the attribute's own.
         let response_port = match request.get(attribute::RESPONSE_PORT) {
             None => None,
             Some([high, low] | [high, low, _, _]) => Some(u16::from_be_bytes([*high, *low])),
             Some(_) => return None,
         };
         let padding = request.get(attribute::PADDING);
-        // Section 7.5: "The server MUST NOT process a request containing a RESPONSE-PORT and a PADDING attribute"; section 6.1:
-        // "the server MUST return an error response of type 400".
+        // The two exclude each other (section 7.5): a 400 (section 6.1).
         if response_port.is_some_and(|port| port < MIN_RESPONSE_PORT || padding.is_some()) {
             return None;
         }
@@ -125,8 +123,8 @@ fn is_of_discovery(kind: u16) -> bool {
 }
 
 impl<G: Gate> Server<G> {
-    /// A Binding request on an address of NAT discovery; `None` on any other, where its attributes are unknown (section 6: the
-    /// server "MUST respond with a 420 (Unknown Attribute) to any Request with a CHANGE-REQUEST attribute").
+    /// A Binding request on an address of NAT discovery; `None` on any other, where its attributes are unknown and answered by 420,
+    /// as section 6 has it for a server that cannot answer from elsewhere.
     pub(super) fn discover(&mut self, now: Now, client: &Client, request: &Request<'_>) -> Option<Answer> {
         let here = |discovery: &NatDiscovery| Some((*discovery, discovery.position(client.local)?));
         let (discovery, position) = self.config.nat_discovery.iter().find_map(here)?;
@@ -162,15 +160,14 @@ impl<G: Gate> Server<G> {
         let other = Position { address: address ^ 1, port: port ^ 1 };
         self.stats.successes[Method::Binding as usize] += 1;
         let mut response = Response::success(&mut self.reply, Method::Binding, request.transaction);
-        // Section 6.1: "The server MUST include both MAPPED-ADDRESS and XOR-MAPPED-ADDRESS in its Response", "MUST add a
-        // RESPONSE-ORIGIN attribute" and "an OTHER-ADDRESS attribute".
+        // Section 6.1: all four, in every answer.
         response.xor_address(attribute::XOR_MAPPED_ADDRESS, client.address);
         response.address(attribute::MAPPED_ADDRESS, client.address);
         response.address(attribute::RESPONSE_ORIGIN, discovery.told(from));
         response.address(attribute::OTHER_ADDRESS, discovery.told(other));
         if let Some(padding) = wish.padding {
-            // "The server SHOULD use a length of PADDING equal to the MTU": of what it was asked with no more, or whoever forges
-            // source addresses would get 1,500 bytes for 24.
+            // Section 6.1 would have it as long as the MTU; it is no longer than in the request, or whoever forges source addresses
+            // would get 1,500 bytes for 24.
             response.attribute(attribute::PADDING, &[0; MAX_PADDING][..padding.len().min(MAX_PADDING)]);
         }
         response.finish(None, request.fingerprint);

@@ -1,8 +1,8 @@
 //! Third-party authorization (RFC 7635): a client without a password shows a token that an authorization server made for it.
 //! USERNAME then names the key that the token is encrypted with, and the token holds the key that the request is signed with.
 //!
-//! Section 9: "The TURN client MUST include the ACCESS-TOKEN attribute only in Allocate and Refresh requests", so that the others
-//! are verified with what the allocation remembers of its last token.
+//! Clients show a token in Allocate and Refresh only (section 9), so that the others are verified with what the allocation remembers
+//! of its last one.
 
 use std::{fmt::Write as _, sync::Arc};
 
@@ -63,8 +63,7 @@ impl Grant {
         self.key == other.key
     }
 
-    /// Section 9: "The lifetime provided by the TURN server in the Allocate and Refresh responses MUST be less than or equal to
-    /// the lifetime of the token." One second is left to those that live within the allowed skew.
+    /// No allocation outlives its token (section 9). One second is left to those that live within the allowed skew.
     pub(super) fn limit(&self, now: Now, seconds: u32) -> u32 {
         let left = self.until_unix.saturating_sub(now.unix).max(1);
         seconds.min(u32::try_from(left).unwrap_or(u32::MAX))
@@ -125,7 +124,7 @@ fn check_shown(
     token: &[u8],
     mac: Mac,
 ) -> Result<Proof, CredentialRefusal> {
-    // "The STUN server selects the keying material based on kid signaled in the USERNAME attribute."
+    // USERNAME is the name of the key.
     let issuer = settings
         .keys
         .iter()
@@ -137,9 +136,8 @@ fn check_shown(
             TokenError::NotAuthentic => TokenProblem::NotAuthentic,
         })
     })?;
-    // "The access token is accepted if the timestamp field (TS) in the self-contained token is shortly before the reception time
-    // of the STUN request (RDnew): lifetime + Delta > abs(RDnew - TS)". A token of the future is accepted within Delta alone: the
-    // formula as it stands would believe one for twice its lifetime.
+    // Section 7 has lifetime + skew above the distance between now and the token's time, before or after. A token of the future is
+    // accepted within the skew alone: by that formula one would be believed for twice its lifetime.
     let skew = u64::from(settings.skew);
     let made = token.made_unix();
     if made > now.unix.saturating_add(skew) {
@@ -167,8 +165,8 @@ fn signing_key(request: &Request<'_>, token: &AccessToken, mac: Mac) -> Option<K
     Some(Key::from_bytes(shorter)).filter(verifies)
 }
 
-/// A token names nobody. "The access token can be reused for multiple Allocate requests", and so it is the token that has a
-/// quota; told apart by a hash of its secret, which never changes hands in the clear.
+/// A token names nobody, and may be shown for several allocations; so it is the token that has a quota, told apart by a hash of
+/// its secret, which never changes hands in the clear.
 fn identity(kid: &str, token: &AccessToken) -> Box<str> {
     let mut name = format!("{kid}/");
     for byte in &Sha256::digest(token.mac_key())[..8] {

@@ -9,9 +9,9 @@ mod turnpike;
 
 use std::{
     fs,
-    net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, TcpListener, UdpSocket},
     path::{Path, PathBuf},
-    sync::atomic::{AtomicUsize, Ordering},
+    sync::atomic::{AtomicU32, AtomicUsize, Ordering},
     thread,
     time::{Duration, Instant},
 };
@@ -19,7 +19,7 @@ use std::{
 pub(crate) use forward::{Forward, connect, say, say_udp, tcp_echo, udp_echo};
 pub(crate) use http::Metrics;
 pub(crate) use program::{Finished, Program};
-pub(crate) use stun::Stun;
+pub(crate) use stun::{Answer, Challenge, Stun, allocate_request};
 pub(crate) use tls::{Certificate, shown_by};
 pub(crate) use turnpike::{Load, PASSWORD, REALM, Reflect, Serve, USER, address_after, turnpike};
 
@@ -55,10 +55,19 @@ pub(crate) fn has_ipv6() -> bool {
     UdpSocket::bind((V6, 0)).is_ok()
 }
 
-/// A UDP port that is free now, for programs that cannot choose one themselves.
+/// An even port that is free now for UDP and TCP, for programs that cannot choose one themselves. From a range of which the kernel
+/// gives nobody anything (ip_local_port_range) and in which no server has its relay ports, so that it stays free until it is used.
 pub(crate) fn free_port(address: IpAddr) -> u16 {
-    let socket = UdpSocket::bind((address, 0)).expect("loopback has a free port");
-    socket.local_addr().expect("a bound socket has an address").port()
+    const FIRST: u16 = 10_000;
+    const PAIRS: u32 = 5_000;
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    eventually("a free port", || {
+        // Test programs that run at the same time begin elsewhere.
+        let turn = std::process::id().wrapping_mul(401).wrapping_add(NEXT.fetch_add(1, Ordering::Relaxed));
+        let port = FIRST + 2 * u16::try_from(turn % PAIRS).expect("less than PAIRS");
+        let is_free = UdpSocket::bind((address, port)).is_ok() && TcpListener::bind((address, port)).is_ok();
+        is_free.then_some(port)
+    })
 }
 
 /// Where a program of this name is on the PATH, or where servers are, which the PATH of an ordinary user leaves out.

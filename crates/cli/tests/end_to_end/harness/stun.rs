@@ -3,6 +3,10 @@
 
 use std::net::{SocketAddr, UdpSocket};
 
+use hmac::{Hmac, Mac};
+use md5::{Digest, Md5};
+use sha1::Sha1;
+
 use super::{SOON, V4, V6};
 
 const MAGIC_COOKIE: [u8; 4] = [0x21, 0x12, 0xA4, 0x42];
@@ -59,7 +63,7 @@ impl Stun {
         let len = self.send(ALLOCATE, &[(REQUESTED_TRANSPORT, &UDP)]);
         let answer = self.receive().expect("an Allocate is answered");
         assert_eq!(answer.error(), Some(401));
-        let challenge = Challenge { realm: answer.value(REALM), nonce: answer.value(NONCE) };
+        let challenge = answer.challenge();
         (len, answer, challenge)
     }
 
@@ -78,6 +82,25 @@ impl Stun {
         self.receive().expect("a request is answered").error()
     }
 
+    /// Asks for an allocation with a password, once more where the nonce is stale; the error code of the answer, or `None` if it
+    /// is granted.
+    pub(crate) fn allocate(&mut self, username: &str, password: &str, challenge: &Challenge) -> Option<u16> {
+        let answer = self.allocate_once(username, password, challenge);
+        if answer.error() != Some(438) {
+            return answer.error();
+        }
+        let again = answer.challenge();
+        assert_eq!(again.realm, challenge.realm, "a nonce for the realm that was asked for");
+        self.allocate_once(username, password, &again).error()
+    }
+
+    fn allocate_once(&mut self, username: &str, password: &str, challenge: &Challenge) -> Answer {
+        self.requests = self.requests.wrapping_add(1);
+        let request = allocate_request(self.requests, Some((username, password, challenge)));
+        self.send_raw(&request);
+        self.receive().expect("a request is answered")
+    }
+
     /// Sends bytes as they are.
     pub(crate) fn send_raw(&self, bytes: &[u8]) {
         self.socket.send(bytes).expect("loopback takes a datagram");
@@ -92,28 +115,53 @@ impl Stun {
 
     fn send(&mut self, message_type: u16, attributes: &[(u16, &[u8])]) -> usize {
         self.requests = self.requests.wrapping_add(1);
-        let mut body = Vec::new();
-        for (kind, value) in attributes {
-            body.extend(kind.to_be_bytes());
-            body.extend(short(value.len()).to_be_bytes());
-            body.extend_from_slice(value);
-            body.resize(body.len().next_multiple_of(4), 0);
-        }
-        let mut message = Vec::new();
-        message.extend(message_type.to_be_bytes());
-        message.extend(short(body.len()).to_be_bytes());
-        message.extend(MAGIC_COOKIE);
-        // A transaction ID that differs from request to request is all that the server can see of it.
-        message.extend([self.requests; 12]);
-        message.extend(body);
+        let message = write(message_type, self.requests, attributes);
         // An unconnected port answers with ICMP, which shows up here: nobody listens there yet.
         let _ = self.socket.send(&message);
         message.len()
     }
 }
 
+/// An Allocate request; with credentials, signed as RFC 8489 section 9.2.2 has it with an MD5 key.
+pub(crate) fn allocate_request(id: u8, credentials: Option<(&str, &str, &Challenge)>) -> Vec<u8> {
+    let Some((username, password, Challenge { realm, nonce })) = credentials else {
+        return write(ALLOCATE, id, &[(REQUESTED_TRANSPORT, &UDP)]);
+    };
+    let user = username.as_bytes();
+    let attributes = [(REQUESTED_TRANSPORT, &UDP[..]), (USERNAME, user), (REALM, realm), (NONCE, nonce)];
+    let mut message = write(ALLOCATE, id, &attributes);
+    // The length already counts the MAC.
+    let length = short(message.len() - 20 + 24);
+    message[2..4].copy_from_slice(&length.to_be_bytes());
+    let key = Md5::digest([user, b":", realm, b":", password.as_bytes()].concat());
+    let mut mac = Hmac::<Sha1>::new_from_slice(&key).expect("HMAC takes keys of any length");
+    mac.update(&message);
+    message.extend(MESSAGE_INTEGRITY.to_be_bytes());
+    message.extend([0, 20]);
+    message.extend(mac.finalize().into_bytes());
+    message
+}
+
+fn write(message_type: u16, id: u8, attributes: &[(u16, &[u8])]) -> Vec<u8> {
+    let mut body = Vec::new();
+    for (kind, value) in attributes {
+        body.extend(kind.to_be_bytes());
+        body.extend(short(value.len()).to_be_bytes());
+        body.extend_from_slice(value);
+        body.resize(body.len().next_multiple_of(4), 0);
+    }
+    let mut message = Vec::new();
+    message.extend(message_type.to_be_bytes());
+    message.extend(short(body.len()).to_be_bytes());
+    message.extend(MAGIC_COOKIE);
+    // A transaction ID that differs from request to request is all that the server can see of it.
+    message.extend([id; 12]);
+    message.extend(body);
+    message
+}
+
 impl Answer {
-    fn parse(bytes: &[u8]) -> Self {
+    pub(crate) fn parse(bytes: &[u8]) -> Self {
         assert!(bytes.len() >= 20 && bytes[4..8] == MAGIC_COOKIE, "no STUN message: {bytes:?}");
         let number = |at: usize| u16::from_be_bytes([bytes[at], bytes[at + 1]]);
         assert_eq!(usize::from(number(2)), bytes.len() - 20, "the length of a STUN message");
@@ -133,6 +181,11 @@ impl Answer {
             let value = self.value(ERROR_CODE);
             u16::from(value[2]) * 100 + u16::from(value[3])
         })
+    }
+
+    /// Realm and nonce of a 401 or 438.
+    pub(crate) fn challenge(&self) -> Challenge {
+        Challenge { realm: self.value(REALM), nonce: self.value(NONCE) }
     }
 
     fn value(&self, kind: u16) -> Vec<u8> {

@@ -5,6 +5,7 @@ use std::{
     net::{SocketAddr, TcpStream},
     path::{Path, PathBuf},
     sync::Arc,
+    time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
 use base64::{Engine, engine::general_purpose::STANDARD};
@@ -41,10 +42,22 @@ impl Certificate {
 
     /// One whose time is over.
     pub(crate) fn expired(names: &[&str]) -> Self {
-        let mut params = CertificateParams::new(owned(names)).expect("names of tests are names");
-        params.not_before = rcgen::date_time_ymd(2020, 1, 1);
-        params.not_after = rcgen::date_time_ymd(2021, 1, 1);
+        let day = |year| rcgen::date_time_ymd(year, 1, 1);
         let certificate = Self { dir: Dir::new() };
+        let mut params = CertificateParams::new(owned(names)).expect("names of tests are names");
+        (params.not_before, params.not_after) = (day(2020), day(2021));
+        certificate.write(params);
+        certificate
+    }
+
+    /// One whose time is over after so many whole days.
+    pub(crate) fn expiring(names: &[&str], days: u64) -> Self {
+        const DAY: u64 = 86_400;
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970");
+        let certificate = Self { dir: Dir::new() };
+        let mut params = CertificateParams::new(owned(names)).expect("names of tests are names");
+        // An hour more, so that no slow test sees a day less.
+        params.not_after = rcgen::date_time_ymd(1970, 1, 1) + now + Duration::from_secs(days * DAY + 3600);
         certificate.write(params);
         certificate
     }

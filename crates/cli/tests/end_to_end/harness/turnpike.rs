@@ -8,7 +8,7 @@ use std::{
 
 use serde_json::Value;
 
-use super::{Dir, Finished, Metrics, Program, eventually, has_ipv6, http};
+use super::{Certificate, Dir, Finished, Metrics, Program, eventually, has_ipv6, http};
 
 pub(crate) const USER: &str = "alice";
 pub(crate) const PASSWORD: &str = "secret";
@@ -43,6 +43,17 @@ impl Serve {
         Self::start_bare(&arguments)
     }
 
+    /// The same with TLS and DTLS as well: all four on the port that UDP has, told apart by what comes first.
+    pub(crate) fn start_secured(certificate: &Certificate, more: &[&str]) -> Self {
+        let mut arguments = certificate.flags().to_vec();
+        arguments.extend(["--dtls-listen", "127.0.0.1:0"]);
+        if has_ipv6() {
+            arguments.extend(["--dtls-listen", "[::1]:0"]);
+        }
+        arguments.extend(more);
+        Self::start(&arguments)
+    }
+
     /// Only the sockets are chosen here, so that tests never meet.
     pub(crate) fn start_bare(more: &[&str]) -> Self {
         let mut arguments = vec!["serve", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0"];
@@ -64,6 +75,17 @@ impl Serve {
     /// Where it listens.
     pub(crate) fn address(&self, family: IpAddr) -> SocketAddr {
         if family.is_ipv4() { self.v4 } else { self.v6.expect("asked only where there is IPv6") }
+    }
+
+    /// Where it listens by `udp`, `tcp`, `tls` or `dtls` on this address.
+    pub(crate) fn address_of(&self, transport: &str, ip: IpAddr) -> SocketAddr {
+        // A TCP listener takes TLS too; its line is the one of plain TCP.
+        let shown = if transport == "tls" { "tcp" } else { transport };
+        let label = format!("listening on {shown} ");
+        // The lines of listeners came before the admin page's, for which the start has waited.
+        let lines = self.program.lines();
+        let found = lines.iter().filter(|line| line.contains(&label)).map(|line| address_after(line, &label));
+        found.into_iter().find(|address| address.ip() == ip).unwrap_or_else(|| panic!("no {label}{ip}"))
     }
 
     /// The status of `/healthz`, if the admin page is there.

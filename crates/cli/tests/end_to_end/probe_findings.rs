@@ -1,0 +1,280 @@
+//! What `turnpike probe` finds on a `turnpike serve` with every listener: transports, certificates, credentials, the relayed
+//! address, NAT behaviour, and peers that should be out of reach.
+
+use std::process::Command;
+
+use serde_json::Value;
+
+use super::harness::{
+    Certificate, Dir, Finished, PASSWORD, Program, REALM, Serve, USER, V4, V6, eventually, free_port,
+    has_ipv6, installed, skip, turnpike,
+};
+
+const NAME: &str = "turn.example.org";
+
+/// As [`USER`], as JSON.
+fn probe(uri: &str, more: &[&str]) -> Finished {
+    let user = format!("{USER}:{PASSWORD}");
+    Program::run(&mut turnpike(&[&["probe", uri, "--user", &user, "--json"], more].concat()))
+}
+
+/// Lines of an area.
+fn lines<'a>(report: &'a Value, area: &str) -> Vec<&'a Value> {
+    let lines = report["findings"].as_array().expect("a list of lines");
+    lines.iter().filter(|line| line["area"] == area).collect()
+}
+
+/// A line of this area and level that says and advises this.
+fn finds(report: &Value, area: &str, level: &str, what: &str, remedy: &str) {
+    let found = lines(report, area).into_iter().any(|line| {
+        let says = |key: &str, text: &str| {
+            text.is_empty() || line[key].as_str().is_some_and(|said| said.contains(text))
+        };
+        line["level"] == level && says("what", what) && says("remedy", remedy)
+    });
+    assert!(found, "no {level} line of {area} with {what:?} and {remedy:?} in {report:#}");
+}
+
+#[test]
+fn every_transport_is_reachable_with_its_certificate_and_nothing_is_left_behind() {
+    let certificate = Certificate::of_authority(&[NAME, "127.0.0.1", "::1"]);
+    let user = format!("{USER}:{PASSWORD}");
+    let mut arguments = vec!["--realm", REALM, "--user", &user, "--relay-ip", "127.0.0.1"];
+    arguments.extend(certificate.flags());
+    arguments.extend(["--dtls-listen", "127.0.0.1:0"]);
+    if has_ipv6() {
+        arguments.extend(["--dtls-listen", "[::1]:0", "--relay-ip", "::1"]);
+    }
+    let serve = Serve::start_bare(&arguments);
+    let trust = certificate.authority().display().to_string();
+    for family in if has_ipv6() { vec![V4, V6] } else { vec![V4] } {
+        let plain = probe(&format!("turn:{}", serve.address(family)), &["--fail-on", "bad"]);
+        assert_eq!(plain.code, Some(0), "{}", plain.output());
+        let secure =
+            probe(&format!("turns:{}", serve.address(family)), &["--ca", &trust, "--fail-on", "bad"]);
+        assert_eq!(secure.code, Some(0), "{}", secure.output());
+        for (run, transports) in [(plain, ["udp", "tcp"]), (secure, ["tls", "dtls"])] {
+            let report = run.result();
+            assert_eq!(report["usable"], true, "{report}");
+            assert_eq!(report["credentials_accepted"], true, "{report}");
+            assert_eq!(report["realm"], REALM, "{report}");
+            for transport in transports {
+                let facts = &report["transports"][transport];
+                assert_eq!(facts["reachable"], true, "{transport}: {report}");
+                assert!(facts["rtt_us"]["median"].as_u64() > Some(0), "{transport}: {report}");
+                assert!(
+                    facts["mapped"].as_str().is_some_and(|mapped| mapped.contains(&family.to_string())),
+                    "{report}"
+                );
+                finds(&report, transport, "ok", "answers", "");
+            }
+            for feature in ["sha256", "userhash", "even_port", "mobility", "tcp_relaying"] {
+                assert_eq!(report["features"][feature], true, "{feature}: {report}");
+            }
+            for feature in ["ipv6", "dual_stack"] {
+                assert_eq!(report["features"][feature], has_ipv6(), "{feature}: {report}");
+            }
+            assert!(!report["peers"].as_array().expect("a list").is_empty(), "{report}");
+            for peer in report["peers"].as_array().expect("a list") {
+                assert_eq!(peer["allowed"], false, "{peer}");
+            }
+            let relayed = report["relayed"].as_array().expect("a list");
+            assert!(relayed.len() >= if has_ipv6() { 2 } else { 1 }, "{report}");
+            if transports[0] == "tls" {
+                for (transport, version, alpn) in
+                    [("tls", "TLS 1.3", Value::from("stun.turn")), ("dtls", "DTLS 1.3", Value::Null)]
+                {
+                    let facts = &report["transports"][transport];
+                    assert_eq!(facts["version"], version, "{report}");
+                    assert_eq!(facts["alpn"], alpn, "{report}");
+                    assert_eq!(facts["certificate"]["verifies"], true, "{report}");
+                    assert_eq!(facts["certificate"]["names"][0], NAME, "{report}");
+                    assert!(facts["certificate"]["days_left"].as_i64() > Some(30), "{report}");
+                    finds(&report, "certificate", "ok", &format!("{transport}: "), "");
+                }
+            }
+        }
+    }
+    serve.wait_for_allocations(0);
+    eventually("all connections are closed", || {
+        let metrics = serve.metrics();
+        let left = metrics.sum("turnpike_connections", "") + metrics.sum("turnpike_dtls_associations", "");
+        (left == 0).then_some(())
+    });
+}
+
+#[test]
+fn certificates_are_found_untrusted_misnamed_and_about_to_expire() {
+    let own = Certificate::new(&[NAME, "127.0.0.1"]);
+    let serve = Serve::start_secured(&own, &[]);
+    let uri = format!("turns:{}", serve.address(V4));
+    let trust = |certificate: &Certificate| certificate.cert().display().to_string();
+    let other = Certificate::of_authority(&["other.example"]);
+    let distrusted = probe(&uri, &["--ca", &other.authority().display().to_string()]);
+    let misnamed = probe(&uri, &["--ca", &trust(&own), "--server-name", "turn.example.net"]);
+    for (run, what, remedy) in [
+        (distrusted, "comes from an authority that is not trusted here", "--ca FILE"),
+        (misnamed, "not for turn.example.net", "--server-name"),
+    ] {
+        assert_eq!(run.code, Some(1), "{}", run.output());
+        let report = run.result();
+        assert_eq!(report["usable"], false, "{report}");
+        // The rest is looked at all the same.
+        assert_eq!(report["credentials_accepted"], true, "{report}");
+        for transport in ["tls", "dtls"] {
+            let facts = &report["transports"][transport];
+            assert_eq!(facts["reachable"], true, "{report}");
+            assert_eq!(facts["certificate"]["verifies"], false, "{report}");
+            assert!(
+                facts["certificate"]["distrust"].as_str().is_some_and(|why| why.contains(what)),
+                "{report}"
+            );
+            finds(&report, "certificate", "bad", &format!("{transport}: "), remedy);
+        }
+    }
+    let trusted = probe(&uri, &["--ca", &trust(&own)]);
+    assert_eq!(trusted.code, Some(0), "{}", trusted.output());
+
+    let expiring = Certificate::expiring(&[NAME, "127.0.0.1"], 5);
+    let serve = Serve::start_secured(&expiring, &[]);
+    let uri = format!("turns:{}", serve.address(V4));
+    let run = probe(&uri, &["--ca", &trust(&expiring), "--fail-on", "warn"]);
+    assert_eq!(run.code, Some(3), "{}", run.output());
+    let report = run.result();
+    for transport in ["tls", "dtls"] {
+        assert_eq!(report["transports"][transport]["certificate"]["days_left"], 5, "{report}");
+        finds(&report, "certificate", "warn", &format!("{transport}: expires in 5 days"), "renew it");
+    }
+}
+
+#[test]
+fn credentials_are_refused_with_the_same_reason_by_each_transport() {
+    let certificate = Certificate::of_authority(&["127.0.0.1"]);
+    let serve = Serve::start_secured(&certificate, &[]);
+    let trust = certificate.authority().display().to_string();
+    let address = serve.address(V4);
+    for uri in [
+        format!("turn:{address}?transport=udp"),
+        format!("turn:{address}?transport=tcp"),
+        format!("turns:{address}?transport=tcp"),
+        format!("turns:{address}?transport=udp"),
+    ] {
+        let user = format!("{USER}:looking-glass");
+        let run = Program::run(&mut turnpike(&["probe", &uri, "--user", &user, "--ca", &trust, "--json"]));
+        assert_eq!(run.code, Some(1), "{uri}: {}", run.output());
+        let report = run.result();
+        assert_eq!(report["credentials_accepted"], false, "{uri}: {report}");
+        assert_eq!(report["usable"], false, "{uri}: {report}");
+        finds(&report, "credentials", "bad", "another password", REALM);
+        assert!(!run.output().contains("looking-glass"), "{}", run.output());
+    }
+    // One line for each in the server's log and metrics; the reason stands there too.
+    eventually("four refusals are counted", || {
+        (serve.metrics().sum("turnpike_credentials_refused_total", "") == 4).then_some(())
+    });
+}
+
+#[test]
+fn nat_behaviour_is_found_where_the_server_has_two_addresses_and_missed_where_not() {
+    let dir = Dir::new();
+    let ports = [free_port(V4), free_port(V4)];
+    let text = format!("[nat_discovery]\naddresses = [\"127.0.0.1\", \"127.0.0.2\"]\nports = {ports:?}\n");
+    let config = dir.file("turnpike.toml", &text);
+    let serve = Serve::start(&["-c", config.to_str().expect("UTF-8"), "--workers", "2"]);
+    let run = probe(&format!("stun:127.0.0.1:{}", ports[0]), &[]);
+    assert_eq!(run.code, Some(0), "{}", run.output());
+    let report = run.result();
+    assert_eq!(report["features"]["nat_discovery"], true, "{report}");
+    let facts = &report["nat"];
+    assert_eq!(facts["mapping"], "none", "{report}");
+    assert_eq!(facts["filtering"], "endpoint-independent", "{report}");
+    assert_eq!(facts["other_address"], format!("127.0.0.2:{}", ports[1]), "{report}");
+    finds(&report, "nat", "ok", "mapping none, filtering endpoint-independent", "");
+
+    let without = probe(&format!("stun:{}", serve.address(V4)), &[]);
+    assert_eq!(without.code, Some(0), "{}", without.output());
+    let report = without.result();
+    assert_eq!(report["features"]["nat_discovery"], false, "{report}");
+    finds(&report, "nat", "note", "RFC 5780", "");
+}
+
+#[test]
+fn peers_within_the_servers_own_networks_are_reported_by_how_bad_they_are() {
+    let serve = Serve::start(&["--allow-peer", "10.0.0.0/8", "--allow-peer", "169.254.0.0/16"]);
+    let run = probe(&format!("turn:{}?transport=tcp", serve.address(V4)), &["--fail-on", "bad"]);
+    assert_eq!(run.code, Some(3), "{}", run.output());
+    let report = run.result();
+    for (level, peer) in [
+        ("bad", "127.0.0.1 (loopback)"),
+        ("bad", "169.254.169.254 (cloud metadata)"),
+        ("bad", "169.254.1.1 (link-local)"),
+        ("warn", "10.0.0.1 (private)"),
+    ] {
+        finds(&report, "peers", level, peer, if level == "bad" { "--allow-peer" } else { "--deny-peer" });
+    }
+    let peers = report["peers"].as_array().expect("a list");
+    let allowed = |peer: &str| {
+        let facts = peers.iter().find(|facts| facts["peer"] == peer);
+        facts.unwrap_or_else(|| panic!("{peer} was not asked for: {report}"))["allowed"] == true
+    };
+    for (peer, expected) in [
+        ("127.0.0.1", true),
+        ("127.255.255.254", true),
+        ("10.0.0.1", true),
+        ("192.168.0.1", false),
+        ("172.16.0.1", false),
+        ("100.64.0.1", false),
+        ("0.0.0.0", false),
+        ("224.0.0.1", false),
+        ("255.255.255.255", false),
+    ] {
+        assert_eq!(allowed(peer), expected, "{peer}: {report}");
+    }
+    if has_ipv6() {
+        // `Serve::start` allows ::1 as well, and what embeds an allowed IPv4 address is that address.
+        assert!(allowed("::1"));
+        for refused in ["::", "fe80::1", "fd00:ec2::254", "fc00::1", "ff02::1"] {
+            assert!(!allowed(refused), "{refused}: {report}");
+        }
+    }
+}
+
+/// On public addresses of a namespace of its own, where a relayed address that is private is nobody's.
+#[test]
+fn a_private_relayed_address_of_a_public_server_is_bad_and_the_remedy_names_the_public_one() {
+    const SETUP: &str =
+        "ip link set lo up && ip addr add 203.0.113.5/32 dev lo && ip addr add 10.9.8.7/32 dev lo";
+    // With the shell, the first process of its namespace, everything in it ends.
+    let inside = |flags: &str, script: &str| {
+        let mut command = Command::new("unshare");
+        command.args([flags, "--kill-child", "sh", "-c", &format!("{SETUP} && {script}")]);
+        command
+    };
+    if installed("ip").is_none() || installed("unshare").is_none() {
+        return skip("ip(8) and unshare(1) are not installed");
+    }
+    // A user namespace needs no privilege, but is often forbidden in containers, where root may do without.
+    let allowed = |flags: &&str| Program::run(&mut inside(flags, "true")).code == Some(0);
+    let Some(flags) = ["-npf", "-rnpf"].into_iter().find(allowed) else {
+        return skip("unshare(1) and ip(8) cannot make a network namespace here");
+    };
+    let binary = env!("CARGO_BIN_EXE_turnpike");
+    let user = format!("{USER}:{PASSWORD}");
+    for (relay_ip, level, what, remedy) in [
+        ("10.9.8.7", "bad", "private address 10.9.8.7:", "--relay-ip 10.9.8.7=PUBLIC"),
+        ("10.9.8.7=203.0.113.5", "ok", "relays on 203.0.113.5:", ""),
+        ("10.9.8.7=203.0.113.6", "note", "relays on 203.0.113.6:", "several addresses"),
+    ] {
+        // Nobody else is in the namespace, so that the port may be the usual one.
+        let script = format!(
+            "{{ {binary} serve --admin off --user {user} --relay-ip {relay_ip} >&2 & \
+             for try in $(seq 300); do {binary} probe stun:203.0.113.5 >&2 && break; sleep 0.1; done; \
+             {binary} probe turn:203.0.113.5 --user {user} --json; }}"
+        );
+        let run = Program::run(inside(flags, &script).env_remove("TURNPIKE_CONFIG"));
+        let report = run.result();
+        finds(&report, "relay", level, what, remedy);
+        let text = report["relayed"][0].as_str().expect("an address");
+        assert!(relay_ip.ends_with(text.split(':').next().expect("an address")), "{report}");
+    }
+}

@@ -1,0 +1,228 @@
+//! What `turnpike probe` concludes where the answer is not plainly yes or no: a server without room, one that sends its clients
+//! on, a certificate that is taken unseen, services that are no STUN server; and what `load turn` says of how it went.
+
+use std::{
+    io::{Read as _, Write as _},
+    net::{SocketAddr, TcpListener, UdpSocket},
+    thread,
+};
+
+use serde_json::Value;
+
+use super::harness::{
+    Certificate, Dir, Finished, Load, PASSWORD, Program, REALM, Reflect, SOON, Serve, USER, V4, turnpike,
+};
+
+const NAME: &str = "turn.example.org";
+
+/// As [`USER`], as JSON.
+fn probe(uri: &str, more: &[&str]) -> Finished {
+    probe_as(&format!("{USER}:{PASSWORD}"), uri, more)
+}
+
+fn probe_as(user: &str, uri: &str, more: &[&str]) -> Finished {
+    Program::run(&mut turnpike(&[&["probe", uri, "--user", user, "--json"], more].concat()))
+}
+
+/// What is said about an area, each line with its level.
+fn lines(report: &Value, area: &str) -> Vec<String> {
+    let lines = report["findings"].as_array().expect("a list of lines");
+    let text = |line: &Value, key: &str| line[key].as_str().unwrap_or_default().to_owned();
+    let of_area = lines.iter().filter(|line| line["area"] == area);
+    of_area.map(|line| format!("{}: {}", text(line, "level"), text(line, "what"))).collect()
+}
+
+/// A server with this in its file.
+fn serve(file: &str, more: &[&str]) -> Serve {
+    let dir = Dir::new();
+    let path = dir.file("turnpike.toml", file);
+    Serve::start(&[&["-c", path.to_str().expect("UTF-8")], more].concat())
+}
+
+/// With room for three permissions and twelve peers to ask for, the fourth that is let in finds none.
+#[test]
+fn a_server_that_runs_out_of_room_does_not_pass_for_one_that_refuses() {
+    let private = ["10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16"];
+    let allowed: Vec<_> = private.iter().flat_map(|range| ["--allow-peer", range]).collect();
+    let serve = serve("[limits]\npermissions = 3\nchannels = 3\n", &allowed);
+    let run = probe(&format!("turn:{}?transport=udp", serve.address(V4)), &[]);
+    assert_eq!(run.code, Some(0), "{}", run.output());
+    let report = run.result();
+    let peers = report["peers"].as_array().expect("a list");
+    for (peer, expected) in [
+        ("127.0.0.1", true),
+        ("127.255.255.254", true),
+        ("10.0.0.1", true),
+        ("172.16.0.1", true),
+        ("192.168.0.1", true),
+        ("169.254.169.254", false),
+        ("100.64.0.1", false),
+    ] {
+        let facts = peers.iter().find(|facts| facts["peer"] == peer).expect("asked for");
+        assert_eq!(facts["allowed"], expected, "{peer}: {report}");
+    }
+    let told = lines(&report, "peers");
+    let private = "warn: lets users send to 10.0.0.1 (private), 172.16.0.1 (private), 192.168.0.1 (private)";
+    assert!(told.iter().any(|line| line == private), "{told:?}");
+    // The fresh allocations that this takes are gone too.
+    serve.wait_for_allocations(0);
+}
+
+#[test]
+fn clients_that_are_sent_on_are_no_refused_credential() {
+    let file =
+        "[[alternate]]\naddress = \"127.0.0.1:4478\"\ndomain = \"turn2.example.org\"\nwhen = \"always\"\n";
+    let certificate = Certificate::new(&[NAME, "127.0.0.1"]);
+    let serve = serve(file, &certificate.flags());
+    let ca = certificate.cert().display().to_string();
+    let uri = format!("turn:{}?transport=udp", serve.address(V4));
+    // The name is for clients that will look at a certificate.
+    for (uri, to) in [
+        (uri.clone(), "127.0.0.1:4478 (300"),
+        (format!("turns:{}?transport=tcp", serve.address(V4)), "127.0.0.1:4478, turn2.example.org (300"),
+    ] {
+        let run = probe(&uri, &["--ca", &ca, "--fail-on", "warn"]);
+        assert_eq!(run.code, Some(0), "{}", run.output());
+        let report = run.result();
+        assert_eq!(report["credentials_accepted"], true, "{report}");
+        assert_eq!(report["usable"], true, "{report}");
+        let told = lines(&report, "credentials");
+        assert!(told[0].starts_with("ok: accepts"), "{told:?}");
+        assert!(told[1].starts_with(&format!("note: sends its clients on to {to}")), "{told:?}");
+    }
+    let wrong = probe_as("alice:looking-glass", &uri, &[]);
+    assert_eq!(wrong.code, Some(1), "{}", wrong.output());
+    assert_eq!(wrong.result()["credentials_accepted"], false, "{}", wrong.output());
+}
+
+#[test]
+fn insecure_makes_a_server_usable_and_no_certificate_good() {
+    let certificate = Certificate::new(&[NAME, "127.0.0.1"]);
+    // No peers on loopback, so that the certificate alone is bad.
+    let user = format!("{USER}:{PASSWORD}");
+    let plain = ["--realm", REALM, "--user", &user, "--relay-ip", "127.0.0.1"];
+    let serve = Serve::start_bare(&[&plain[..], &certificate.flags()].concat());
+    let uri = format!("turns:{}?transport=tcp", serve.address(V4));
+    let insecure = probe(&uri, &["--insecure"]);
+    assert_eq!(insecure.code, Some(0), "{}", insecure.output());
+    let report = insecure.result();
+    assert_eq!(report["usable"], true, "{report}");
+    assert_eq!(report["transports"]["tls"]["certificate"]["verifies"], false, "{report}");
+    let told = lines(&report, "certificate");
+    assert!(told.iter().any(|line| line.starts_with("bad: tls: ")), "{told:?}");
+    assert_eq!(probe(&uri, &["--insecure", "--fail-on", "bad"]).code, Some(3));
+    // The question without a credential is answered by the credential alone.
+    let nobody = Program::run(&mut turnpike(&["probe", &uri, "--insecure"]));
+    assert_eq!(nobody.code, Some(0), "{}", nobody.output());
+    assert_eq!(probe(&uri, &[]).code, Some(1));
+    let ca = certificate.cert().display().to_string();
+    let trusted = probe(&uri, &["--ca", &ca, "--fail-on", "bad"]);
+    assert_eq!(trusted.code, Some(0), "{}", trusted.output());
+    assert_eq!(trusted.result()["transports"]["tls"]["certificate"]["verifies"], true);
+}
+
+#[test]
+fn tls_on_the_port_of_the_name_is_found() {
+    let certificate = Certificate::new(&[NAME, "127.0.0.1"]);
+    let serve = Serve::start(&certificate.flags());
+    let address = serve.address(V4);
+    let ca = certificate.cert().display().to_string();
+    let run = probe(&format!("turn:{address}?transport=tcp"), &["--ca", &ca]);
+    assert_eq!(run.code, Some(0), "{}", run.output());
+    let report = run.result();
+    let facts = &report["transports"]["tls"];
+    assert_eq!(facts["reachable"], true, "{report}");
+    assert_eq!(facts["address"], address.to_string(), "{report}");
+    assert_eq!(facts["certificate"]["verifies"], true, "{report}");
+
+    // Where it is at neither, both are named.
+    let plain = Serve::start(&[]);
+    let address = plain.address(V4);
+    let report = probe(&format!("turn:{address}?transport=tcp"), &[]).result();
+    let failure = report["transports"]["tls"]["failure"].as_str().expect("a reason").to_owned();
+    assert!(failure.contains(&format!("; on port {}: ", address.port())), "{failure}");
+    assert!(lines(&report, "tls")[0].starts_with("note: 127.0.0.1:5349: "), "{report}");
+}
+
+/// Answers each connection with these words, then closes.
+fn banner(words: &'static [u8]) -> SocketAddr {
+    let listener = TcpListener::bind((V4, 0)).expect("loopback");
+    let address = listener.local_addr().expect("bound");
+    // Ends with the test's process, as those below.
+    thread::spawn(move || {
+        for mut stream in listener.incoming().flatten() {
+            // Read first: closing with unread bytes is a reset, which may overtake the words.
+            let _ = stream.read(&mut [0; 512]);
+            let _ = stream.write_all(words);
+        }
+    });
+    address
+}
+
+/// Answers each datagram with what `answer` makes of it.
+fn responder(answer: fn(&[u8]) -> Vec<u8>) -> SocketAddr {
+    let socket = UdpSocket::bind((V4, 0)).expect("loopback");
+    let address = socket.local_addr().expect("bound");
+    thread::spawn(move || {
+        let mut buffer = [0; 2048];
+        while let Ok((length, from)) = socket.recv_from(&mut buffer) {
+            let _ = socket.send_to(&answer(&buffer[..length]), from);
+        }
+    });
+    address
+}
+
+#[test]
+fn what_answers_without_speaking_stun_is_not_called_silent() {
+    let echo = responder(<[u8]>::to_vec);
+    let garbage = responder(|_| b"HTTP/1.1 400 Bad Request".to_vec());
+    let web = banner(b"HTTP/1.1 400 Bad Request\r\n\r\n");
+    // An error response as it should not be: without ERROR-CODE.
+    let bare = responder(|request| [&[1, 0x11, 0, 0], &request[4..20]].concat());
+    for (address, transport, word) in [
+        (echo, "udp", "an echo service"),
+        (garbage, "udp", "does not speak STUN"),
+        (web, "tcp", "does not speak STUN"),
+        (bare, "udp", "an error without a code"),
+    ] {
+        let run = probe(&format!("turn:{address}?transport={transport}"), &["--timeout", "2"]);
+        assert_eq!(run.code, Some(1), "{}", run.output());
+        let report = run.result();
+        let failure = report["transports"][transport]["failure"].as_str().unwrap_or_default();
+        assert!(failure.contains(word), "{word}: {report}");
+    }
+}
+
+#[test]
+fn flags_that_cannot_be_are_bad_usage() {
+    for (arguments, word) in [
+        (&["probe", "turn:127.0.0.1", "--timeout", "1e19"][..], "--timeout"),
+        (&["load", "turn", "127.0.0.1", "--duration", "1e19"], "--duration"),
+        (&["load", "turn", "127.0.0.1", "--warmup", "1e19"], "--warmup"),
+        (&["load", "turn", "stun:127.0.0.1"], "STUN server"),
+        (&["probe", "turns:127.0.0.1:1", "--ca", "/nowhere/ca.pem"], "--ca"),
+        (&["probe", "turn:127.0.0.1:1", "--ca", "/nowhere/ca.pem"], "--ca"),
+        (&["probe", "turns:127.0.0.1:1", "--server-name", "a b"], "--server-name"),
+    ] {
+        let run = Program::start(&mut turnpike(arguments)).wait(SOON);
+        assert_eq!(run.code, Some(2), "{arguments:?}: {}", run.output());
+        assert!(run.stderr.contains(word), "{arguments:?}: {}", run.output());
+        assert!(!run.stderr.contains("panicked"), "{arguments:?}: {}", run.output());
+    }
+}
+
+#[test]
+fn a_loads_result_names_the_transport_and_counts_in_integers() {
+    let certificate = Certificate::new(&[NAME, "127.0.0.1"]);
+    let serve = Serve::start(&certificate.flags());
+    let reflect = Reflect::start(V4, &[]);
+    let ca = certificate.cert().display().to_string();
+    let run = Load::new(serve.address(V4))
+        .to(reflect.address)
+        .with(&["--transport", "tls", "--ca", &ca, "--clients", "2", "--duration", "1", "--rate", "100"])
+        .run();
+    let result = run.result();
+    assert_eq!((&result["transport"], &result["relay"]), (&"tls".into(), &"udp".into()), "{result}");
+    let counts = ["full_handshakes", "resumed_handshakes"].map(|name| result[name].as_u64());
+    assert!(matches!(counts, [Some(full), Some(resumed)] if full + resumed == 2), "{result}");
+}

@@ -1,0 +1,268 @@
+//! Several tenants behind one listener: by the name that a client asks for (SNI), by the listener, and by the realm that a client
+//! puts into its requests.
+
+use std::{
+    fs,
+    io::{Read, Write},
+    net::SocketAddr,
+    path::Path,
+    process::{Child, Command, Stdio},
+    sync::mpsc::{self, Receiver},
+    thread,
+};
+
+use super::harness::{
+    Answer, Certificate, Challenge, Dir, Finished, Load, Program, Reflect, SOON, Stun, V4, address_after,
+    allocate_request, eventually, installed, shown_by, skip, turnpike,
+};
+
+const A: &str = "a.example";
+const B: &str = "b.example";
+
+/// Two realms with a server name, a certificate and a user each, and one realm for everybody else.
+struct Tenants {
+    program: Program,
+    address: SocketAddr,
+    certificates: [Certificate; 3],
+    /// All of them, for who trusts all.
+    trust: String,
+    config: std::path::PathBuf,
+    _dir: Dir,
+}
+
+impl Tenants {
+    fn start(more: &[&str]) -> Self {
+        let dir = Dir::new();
+        let certificates = [&["other.example", "127.0.0.1"][..], &[A], &[B]].map(Certificate::new);
+        let pem = certificates.iter().map(|own| fs::read_to_string(own.cert()).expect("our own file"));
+        let trust = dir.file("trust.pem", &pem.collect::<String>()).display().to_string();
+        let config = dir.file("turnpike.toml", &Self::text(&certificates, "ann"));
+        let path = config.to_str().expect("our own path is UTF-8");
+        let arguments = ["serve", "-c", path, "--listen", "127.0.0.1:0", "--dtls-listen", "127.0.0.1:0"];
+        let relay = ["--relay-ip", "127.0.0.1", "--allow-peer", "127.0.0.0/8", "--admin", "off"];
+        let mut program = Program::start(&mut turnpike(&[&arguments[..], &relay, more].concat()));
+        let label = "listening on udp ";
+        let address = address_after(&program.line_with(label), label);
+        program.line_with("data path");
+        Self { program, address, certificates, trust, config, _dir: dir }
+    }
+
+    fn text([other, a, b]: &[Certificate; 3], user_of_a: &str) -> String {
+        let files = |own: &Certificate| format!("cert = {:?}, key = {:?}", own.cert(), own.key());
+        format!(
+            "[server]\nrealm = \"other\"\n[auth]\nusers = [\"otto:x\"]\n\
+             [tls]\ncert = {:?}\nkey = {:?}\ncertificates = [{{ {} }}, {{ {} }}]\n\
+             [[realm]]\nname = \"realm-a\"\nserver_names = [\"{A}\"]\nusers = [\"{user_of_a}:x\"]\n\
+             [[realm]]\nname = \"realm-b\"\nserver_names = [\"{B}\"]\nusers = [\"bea:x\"]\n",
+            other.cert(),
+            other.key(),
+            files(a),
+            files(b),
+        )
+    }
+
+    /// What a client finds that asks for this name by TLS: code, realm, and the names in the certificate.
+    fn probe(&self, name: &str, user: &str) -> (Option<i32>, String, String) {
+        let uri = format!("turns:{}?transport=tcp", self.address);
+        let run = Program::run(&mut turnpike(&[
+            "probe",
+            &uri,
+            "--user",
+            user,
+            "--ca",
+            &self.trust,
+            "--server-name",
+            name,
+            "--json",
+        ]));
+        let report = run.result();
+        let text = |value: &serde_json::Value| value.as_str().unwrap_or_default().to_owned();
+        let shown = &report["transports"]["tls"]["certificate"]["names"][0];
+        (run.code, text(&report["realm"]), text(shown))
+    }
+
+    fn load(&self, name: &str, user: &str) -> Finished {
+        let reflect = Reflect::start(V4, &[]);
+        Load::as_user(self.address, user)
+            .to(reflect.address)
+            .with(&["--transport", "tls", "--ca", &self.trust, "--server-name", name])
+            .with(&["--clients", "2", "--rate", "100", "--duration", "0.5"])
+            .run()
+    }
+}
+
+#[test]
+fn a_server_name_leads_to_its_own_certificate_realm_and_users() {
+    let mut tenants = Tenants::start(&["--workers", "2"]);
+    for (name, certificate) in [(A, 1), (B, 2), ("other.example", 0)] {
+        assert_eq!(shown_by(tenants.address, name), tenants.certificates[certificate].der(), "{name}");
+    }
+    for (name, user, code, realm) in [
+        (A, "ann:x", 0, "realm-a"),
+        (B, "bea:x", 0, "realm-b"),
+        ("other.example", "otto:x", 0, "other"),
+        (A, "bea:x", 1, "realm-a"),
+        (B, "ann:x", 1, "realm-b"),
+        (A, "otto:x", 1, "realm-a"),
+        ("other.example", "ann:x", 1, "other"),
+    ] {
+        let found = tenants.probe(name, user);
+        assert_eq!(found, (Some(code), realm.to_owned(), name.to_owned()), "{name} as {user}");
+    }
+    let run = tenants.load(A, "ann:x");
+    assert_eq!(run.code, Some(0), "{}", run.output());
+    assert!(run.result()["received"].as_u64() > Some(0), "{}", run.output());
+    assert!(tenants.program.line_with("session ended").contains("realm=\"realm-"));
+    let run = tenants.load(B, "ann:x");
+    assert_eq!(run.code, Some(1), "{}", run.output());
+    assert!(run.stderr.contains("refused user"), "{}", run.output());
+    // Without a name of its own a client gets what everybody gets, and so does one without TLS.
+    let mut plain = Stun::new(tenants.address);
+    assert_eq!(plain.challenge().2.realm, b"other");
+
+    // Users of a realm are others after a reload; names and numbers of listeners stay.
+    fs::write(&tenants.config, Tenants::text(&tenants.certificates, "alma")).expect("our own file");
+    tenants.program.signal("HUP");
+    tenants.program.line_with("configuration reloaded");
+    eventually("the new user is known", || (tenants.probe(A, "alma:x").0 == Some(0)).then_some(()));
+    assert_eq!(tenants.probe(A, "ann:x").0, Some(1));
+    assert_eq!(tenants.probe(B, "bea:x").0, Some(0));
+}
+
+/// Where a listener serves several realms, its challenges name the first; a client that knows better is believed.
+#[test]
+fn a_client_may_name_another_realm_that_its_listener_serves() {
+    let dir = Dir::new();
+    let [both, one] = ["127.0.0.1:0", "127.0.0.2:0"];
+    let text = format!(
+        "[server]\nlisten = [\"{both}\", \"{one}\"]\n\
+         [[realm]]\nname = \"north.example\"\nusers = [\"ned:one\"]\nlisten = [\"{both}\", \"{one}\"]\n\
+         [[realm]]\nname = \"south.example\"\nusers = [\"sue:two\"]\nlisten = [\"{both}\"]\n"
+    );
+    let file = dir.file("turnpike.toml", &text);
+    let path = file.to_str().expect("our own path is UTF-8");
+    let more = ["--relay-ip", "127.0.0.1", "--admin", "127.0.0.1:0"];
+    let mut serve = Program::start(&mut turnpike(&[&["serve", "-c", path], &more[..]].concat()));
+    let listeners = ["127.0.0.1", "127.0.0.2"].map(|address| {
+        let line = serve.line_with(&format!("listening on udp {address}:"));
+        address_after(&line, "listening on udp ")
+    });
+    serve.line_with("data path");
+    for (listener, user, password, realm, granted) in [
+        (listeners[0], "ned", "one", "north.example", true),
+        (listeners[0], "sue", "two", "south.example", true),
+        // Nobody of the one is anybody in the other.
+        (listeners[0], "sue", "two", "north.example", false),
+        (listeners[0], "ned", "one", "south.example", false),
+        (listeners[1], "ned", "one", "north.example", true),
+        (listeners[1], "sue", "two", "south.example", false),
+        (listeners[0], "ned", "one", "nowhere.example", false),
+    ] {
+        let mut stun = Stun::new(listener);
+        let (_, _, challenge) = stun.challenge();
+        assert_eq!(challenge.realm, b"north.example");
+        // Nonces are a realm's own, so that one of another is stale.
+        let wanted = Challenge { realm: realm.into(), ..challenge };
+        let answer = stun.allocate(user, password, &wanted);
+        let expected = if granted { None } else { Some(401) };
+        assert_eq!(answer, expected, "{user} in {realm} on {listener}");
+    }
+}
+
+/// dimpl's clients send no server name; openssl's do.
+#[test]
+fn a_server_name_leads_to_its_certificate_and_realm_by_dtls_too() {
+    if installed("openssl").is_none() {
+        return skip("openssl is not installed");
+    }
+    let mut tenants = Tenants::start(&["--workers", "2"]);
+    for (name, certificate, realm, user) in
+        [(A, 1, "realm-a", "ann"), (B, 2, "realm-b", "bea"), ("other.example", 0, "other", "otto")]
+    {
+        let own = tenants.certificates[certificate].cert();
+        let mut openssl = Openssl::start(tenants.address, name, &own);
+        let refused = openssl.ask(&allocate_request(1, None));
+        assert_eq!(refused.error(), Some(401), "{name}");
+        let challenge = refused.challenge();
+        assert_eq!(challenge.realm, realm.as_bytes(), "{name}");
+        for (id, nobody) in (2..).zip(["ann", "bea", "otto"].into_iter().filter(|other| *other != user)) {
+            let refused = openssl.ask(&allocate_request(id, Some((nobody, "x", &challenge))));
+            assert_eq!(refused.error(), Some(401), "{nobody} at {name}");
+        }
+        let granted = openssl.ask(&allocate_request(9, Some((user, "x", &challenge))));
+        assert_eq!(granted.error(), None, "{user} at {name}");
+        // Its farewell ends the allocation, which is found under the number that the name has.
+        openssl.end();
+        tenants.program.line_with(&format!("session ended realm=\"{realm}\" user=\"{user}\""));
+    }
+
+    // A name that a reload adds leads somewhere at once.
+    let text = Tenants::text(&tenants.certificates, "ann");
+    let more = "[[realm]]\nname = \"realm-c\"\nserver_names = [\"other.example\"]\nusers = [\"cat:x\"]\n";
+    fs::write(&tenants.config, text + more).expect("our own file");
+    tenants.program.signal("HUP");
+    tenants.program.line_with("configuration reloaded");
+    let own = tenants.certificates[0].cert();
+    eventually("the new realm is served", || {
+        let refused = Openssl::start(tenants.address, "other.example", &own).ask(&allocate_request(1, None));
+        (refused.challenge().realm == b"realm-c").then_some(())
+    });
+}
+
+/// `openssl s_client` as a TURN client over DTLS, with a server name.
+struct Openssl {
+    child: Child,
+    answers: Receiver<Vec<u8>>,
+}
+
+impl Openssl {
+    /// Trusts this certificate and no other.
+    fn start(server: SocketAddr, name: &str, trust: &Path) -> Self {
+        let mut command = Command::new("openssl");
+        command.args([
+            "s_client",
+            "-dtls",
+            "-quiet",
+            "-no_ign_eof",
+            "-connect",
+            &server.to_string(),
+            "-servername",
+            name,
+        ]);
+        command.args(["-verify_return_error", "-verify_hostname", name, "-CAfile"]).arg(trust);
+        let stderr = Stdio::null();
+        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(stderr).spawn();
+        let mut stdout = child.as_mut().ok().and_then(|child| child.stdout.take()).expect("openssl runs");
+        let (sender, answers) = mpsc::channel();
+        thread::spawn(move || {
+            let mut buffer = [0; 4096];
+            while let Ok(len @ 1..) = stdout.read(&mut buffer) {
+                if sender.send(buffer[..len].to_vec()).is_err() {
+                    return;
+                }
+            }
+        });
+        Self { child: child.expect("it runs"), answers }
+    }
+
+    /// The answer to a request, which goes into one record.
+    fn ask(&mut self, request: &[u8]) -> Answer {
+        let stdin = self.child.stdin.as_mut().expect("piped");
+        stdin.write_all(request).and_then(|()| stdin.flush()).expect("openssl reads");
+        let answer = self.answers.recv_timeout(SOON).expect("an answer, and a certificate that verifies");
+        Answer::parse(&answer)
+    }
+
+    /// Has nothing more to say, at which openssl takes its leave of the server.
+    fn end(mut self) {
+        drop(self.child.stdin.take());
+        eventually("openssl ends", || self.child.try_wait().expect("our own child"));
+    }
+}
+
+impl Drop for Openssl {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}

@@ -1,0 +1,154 @@
+//! 300 (Try Alternate): clients go where the server sends them (RFC 8489 section 10), a bounded number of times, and never twice
+//! to the same server.
+
+use std::net::SocketAddr;
+
+use turnpike_turn::client::{Failure, Request};
+
+use super::{
+    Config,
+    engine::{Engine, client_settings},
+};
+use crate::LoadError;
+
+/// Servers that one client is sent on to, one after the other.
+const MAX_HOPS: usize = 5;
+
+/// Where a client stands.
+pub(super) struct Course {
+    /// The server that it talks to.
+    pub(super) server: SocketAddr,
+    /// Those that sent it on.
+    left: Vec<SocketAddr>,
+}
+
+impl Course {
+    pub(super) fn new(server: SocketAddr) -> Self {
+        Self { server, left: Vec::new() }
+    }
+
+    /// The next server, if it is one to go to.
+    fn advance(&mut self, to: SocketAddr) -> Result<(), LoadError> {
+        let from = self.server;
+        let refused = |why| Err(LoadError::Redirected { from, to, why });
+        if to.port() == 0 || to.ip().is_unspecified() || to.ip().is_multicast() {
+            return refused("which is no address of a server");
+        }
+        // "If the client has been redirected to a server to which it has already sent this request within the last five minutes, it
+        // MUST ignore the redirection and consider the transaction to have failed."
+        if to == from || self.left.contains(&to) {
+            return refused("where it had been before: the servers send their clients round in a circle");
+        }
+        if self.left.len() == MAX_HOPS {
+            return refused("after five others that did so: too many in a row");
+        }
+        self.left.push(from);
+        self.server = to;
+        Ok(())
+    }
+}
+
+impl Engine {
+    /// Has a client ask another server for its allocation: over the same transport and with the same credentials, and over TLS
+    /// and DTLS under the name that the redirection gave, if it gave one.
+    pub(super) fn follow(
+        &mut self,
+        index: usize,
+        to: SocketAddr,
+        domain: Option<&str>,
+        config: &Config,
+    ) -> Result<(), LoadError> {
+        self.endpoints[index].course.advance(to)?;
+        self.redirects += 1;
+        let moved = self
+            .aim(index, to, domain)
+            .and_then(|()| self.reopen(index, 0).map_err(|source| LoadError::Socket { server: to, source }));
+        moved.map_err(|error| self.blame(index, error))?;
+        self.renew(index, &client_settings(config));
+        let now = self.now_ms();
+        // A new client can allocate.
+        let _ = self.endpoints[index].client.allocate(now);
+        self.pump(index);
+        Ok(())
+    }
+
+    /// Has a client begin at the first server again.
+    pub(super) fn return_home(&mut self, index: usize, config: &Config) {
+        if self.endpoints[index].course.left.is_empty() {
+            return;
+        }
+        self.endpoints[index].course = Course::new(config.server);
+        self.aim_home(index);
+    }
+
+    /// What a client's failed request means for the run.
+    pub(super) fn failure(
+        &self,
+        config: &Config,
+        index: usize,
+        request: Request,
+        failure: Failure,
+        ready: (usize, usize),
+    ) -> LoadError {
+        let server = self.endpoints[index].course.server;
+        self.blame(index, LoadError::from_failure(config, server, index, request, failure, ready))
+    }
+
+    /// Nothing comes any more: whom the clients wait for.
+    pub(super) fn no_answer(&self, config: &Config, (ready, clients): (usize, usize)) -> LoadError {
+        let waiting = |index: &usize| {
+            let endpoint = &self.endpoints[*index];
+            !endpoint.course.left.is_empty() && endpoint.client.allocation().is_none()
+        };
+        let index = (0..self.endpoints.len()).find(waiting);
+        let server = index.map_or(config.server, |index| self.endpoints[index].course.server);
+        let Config { transport, .. } = *config;
+        let error = LoadError::NoAnswer { transport, server, request: Request::Allocate, ready, clients };
+        match index {
+            Some(index) => self.blame(index, error),
+            None => error,
+        }
+    }
+
+    /// Says who sent the client there.
+    pub(super) fn blame(&self, index: usize, error: LoadError) -> LoadError {
+        match self.endpoints[index].course.left.last() {
+            Some(from) => LoadError::Alternate { from: *from, source: Box::new(error) },
+            None => error,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn address(last: u8) -> SocketAddr {
+        ([192, 0, 2, last], 3478).into()
+    }
+
+    #[test]
+    fn a_client_goes_to_five_others_and_to_none_twice() {
+        let mut course = Course::new(address(1));
+        for next in 2..=6 {
+            course.advance(address(next)).expect("another server");
+            assert_eq!(course.server, address(next));
+            for been in 1..=next {
+                let circle = course.advance(address(been)).expect_err("a circle").to_string();
+                assert!(circle.contains("circle"), "{circle}");
+            }
+        }
+        let far = course.advance(address(7)).expect_err("too far").to_string();
+        assert!(far.contains("too many"), "{far}");
+        assert_eq!(course.server, address(6));
+    }
+
+    #[test]
+    fn what_is_no_server_is_not_gone_to() {
+        let mut course = Course::new(address(1));
+        for nowhere in ["0.0.0.0:3478", "[::]:3478", "224.0.0.1:3478", "192.0.2.9:0"] {
+            let to = nowhere.parse().expect("an address");
+            assert!(course.advance(to).is_err_and(|error| error.to_string().contains(nowhere)));
+        }
+    }
+}

@@ -1,0 +1,190 @@
+//! 300 (Try Alternate): clients go where they are sent, under the name that they are given, and not in circles.
+#![allow(clippy::unwrap_used, reason = "clippy.toml excuses test functions, not their helpers")]
+
+mod common;
+
+use std::{net::SocketAddr, net::TcpListener, net::UdpSocket};
+
+use common::{
+    Certificate, Wishes, certificate, file, listen_to_all, listener, load, loopback, reflector, relay_with,
+    wait_for_counter, wait_until_empty,
+};
+use turnpike_load::{
+    LoadError, Rate, TlsOptions, Transport,
+    turn::{Config, Mode, Outcome, Relayed, run},
+};
+use turnpike_relay::Relay;
+use turnpike_turn::server::{Alternate, AlternateWhen};
+
+fn quiet(config: &Config) -> Result<Outcome, LoadError> {
+    run(config, |_| {})
+}
+
+/// A relay that sends every client on.
+fn signpost(
+    to: &[(SocketAddr, Option<&str>)],
+    certificate: Option<&Certificate>,
+    at: Option<SocketAddr>,
+) -> Relay {
+    relay_with(&Wishes::default(), |config| {
+        listen_to_all(config, certificate);
+        if let Some(at) = at {
+            config.listen = vec![at];
+        }
+        let alternate = |(address, domain): &(SocketAddr, Option<&str>)| Alternate {
+            address: *address,
+            domain: domain.map(str::to_owned),
+            transports: Vec::new(),
+            when: AlternateWhen::Always,
+        };
+        config.server.alternates = to.iter().map(alternate).collect();
+    })
+}
+
+fn destination(certificate: Option<&Certificate>) -> Relay {
+    relay_with(&Wishes::default(), |config| listen_to_all(config, certificate))
+}
+
+#[test]
+fn clients_follow_to_several_servers_over_several_hops() {
+    let reflector = reflector();
+    let (one, other) = (destination(None), destination(None));
+    for transport in [Transport::Udp, Transport::Tcp] {
+        let ends = [&one, &other].map(|relay| (listener(relay, transport), None));
+        let second = signpost(&ends, None, None);
+        let first = signpost(&[(listener(&second, transport), None)], None, None);
+        let config = Config {
+            transport,
+            server: listener(&first, transport),
+            clients: 6,
+            threads: Some(2),
+            rate: Rate::Pps(500.0),
+            ..load(&first, &reflector)
+        };
+        let report = quiet(&config).unwrap().report;
+        assert_eq!((report.lost, report.received), (0, report.sent), "{transport}: {report:?}");
+        assert!(report.sent > 450, "{transport}: {report:?}");
+        assert_eq!(report.extra["redirects"], 12.0, "{transport}: {report:?}");
+        wait_for_counter(&first, "redirects", "", 6);
+        wait_until_empty(&one);
+        wait_until_empty(&other);
+    }
+    for relay in [&one, &other] {
+        // Three over each transport.
+        wait_for_counter(relay, "allocations_closed", "deleted", 6);
+    }
+}
+
+#[test]
+fn allocations_and_relayed_streams_follow_too() {
+    let end = destination(None);
+    let stream_reflector = turnpike_load::reflect::Reflector::start(&turnpike_load::reflect::Config {
+        tcp: vec![loopback(0)],
+        workers: 1,
+        ..Default::default()
+    })
+    .unwrap();
+    let reflector = reflector();
+    for transport in [Transport::Udp, Transport::Tcp] {
+        let first = signpost(&[(listener(&end, transport), None)], None, None);
+        let config = Config {
+            transport,
+            server: listener(&first, transport),
+            mode: Mode::Allocate,
+            clients: 4,
+            rate: Rate::Pps(50.0),
+            ..load(&first, &reflector)
+        };
+        let report = quiet(&config).unwrap().report;
+        assert_eq!((report.lost, report.received), (0, report.sent), "{transport}: {report:?}");
+        // Each begins at the first server again, in the warm-up too.
+        assert!(report.sent >= 40 && report.extra["redirects"] >= report.sent as f64, "{report:?}");
+        wait_until_empty(&end);
+    }
+    let first = signpost(&[(listener(&end, Transport::Tcp), None)], None, None);
+    let config = Config {
+        transport: Transport::Tcp,
+        relayed: Relayed::Tcp,
+        server: listener(&first, Transport::Tcp),
+        peer: stream_reflector.tcp_listeners()[0],
+        clients: 2,
+        rate: Rate::Pps(500.0),
+        ..load(&first, &reflector)
+    };
+    let report = quiet(&config).unwrap().report;
+    assert_eq!((report.lost, report.extra["redirects"]), (0, 2.0), "{report:?}");
+    assert!(report.sent > 450 && report.errors.is_empty(), "{report:?}");
+}
+
+#[test]
+fn the_domain_of_a_redirection_is_the_name_that_its_certificate_must_have() {
+    let reflector = reflector();
+    let (here, there) = (certificate("here.example"), certificate("there.example"));
+    let ca = file("alternate-ca.pem", &format!("{}{}", here.pem, there.pem));
+    let end = destination(Some(&there));
+    for transport in [Transport::Tls, Transport::Dtls] {
+        let to = listener(&end, transport);
+        for (domain, good) in [(Some("there.example"), true), (Some("nowhere.example"), false), (None, false)]
+        {
+            let first = signpost(&[(to, domain)], Some(&here), None);
+            let config = Config {
+                transport,
+                server: listener(&first, transport),
+                host: Some("here.example".to_owned()),
+                tls: TlsOptions { ca: Some(ca.clone()), ..TlsOptions::default() },
+                clients: 2,
+                rate: Rate::Pps(200.0),
+                ..load(&first, &reflector)
+            };
+            match quiet(&config) {
+                Ok(outcome) if good => {
+                    let report = outcome.report;
+                    assert_eq!((report.lost, report.extra["redirects"]), (0, 2.0), "{report:?}");
+                }
+                Err(error @ LoadError::Alternate { .. }) if !good => {
+                    let text = error.to_string();
+                    assert!(text.contains("certificate") && text.contains(&to.to_string()), "{text}");
+                }
+                other => panic!("{transport} {domain:?}: {other:?}"),
+            }
+        }
+    }
+    std::fs::remove_file(ca).unwrap();
+}
+
+#[test]
+fn servers_that_send_clients_round_in_a_circle_are_named() {
+    let reflector = reflector();
+    // Free by now, and very likely a moment later.
+    let home = UdpSocket::bind(loopback(0)).unwrap().local_addr().unwrap();
+    let second = signpost(&[(home, None)], None, None);
+    let away = listener(&second, Transport::Udp);
+    let first = signpost(&[(away, None)], None, Some(home));
+    for mode in [Mode::Packet, Mode::Allocate] {
+        match quiet(&Config { mode, ..load(&first, &reflector) }) {
+            Err(error @ LoadError::Redirected { from, to, .. }) => {
+                assert_eq!((from, to), (away, home));
+                assert!(error.to_string().contains("circle"), "{error}");
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+#[test]
+fn a_server_that_is_not_there_is_told_with_who_sent_the_clients() {
+    let reflector = reflector();
+    let udp = UdpSocket::bind(loopback(0)).unwrap().local_addr().unwrap();
+    let tcp = TcpListener::bind(loopback(0)).unwrap().local_addr().unwrap();
+    for (transport, nobody) in [(Transport::Udp, udp), (Transport::Tcp, tcp)] {
+        let first = signpost(&[(nobody, None)], None, None);
+        let server = listener(&first, transport);
+        match quiet(&Config { transport, server, ..load(&first, &reflector) }) {
+            Err(error @ LoadError::Alternate { .. }) => {
+                let text = error.to_string();
+                assert!(text.contains(&server.to_string()) && text.contains(&nobody.to_string()), "{text}");
+            }
+            other => panic!("{transport}: {other:?}"),
+        }
+    }
+}

@@ -1,0 +1,234 @@
+//! Clients that change their socket in mid-run (RFC 8016): all move, and traffic goes on.
+#![allow(clippy::unwrap_used, reason = "clippy.toml excuses test functions, not their helpers")]
+
+mod common;
+
+use std::{
+    net::{SocketAddr, UdpSocket},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::SeqCst},
+    },
+    thread::JoinHandle,
+    time::Duration,
+};
+
+use common::{
+    Wishes, certificate, file, listen_to_all, listener, load, loopback, reflector, relay, relay_with,
+    wait_for_counter, wait_until_empty,
+};
+use turnpike_load::{
+    LoadError, Rate, TlsOptions, Transport,
+    turn::{Config, Mode, Outcome, Via, run},
+};
+
+const CLIENTS: u16 = 4;
+/// Datagrams of one client a second.
+const PPS: u16 = 100;
+
+fn quiet(config: &Config) -> Result<Outcome, LoadError> {
+    run(config, |_| {})
+}
+
+/// Every client moves five times.
+fn restless(config: Config) -> Config {
+    Config {
+        clients: CLIENTS.into(),
+        threads: Some(2),
+        rate: Rate::Pps(f64::from(CLIENTS * PPS)),
+        migrate: Some(Duration::from_millis(300)),
+        duration: Duration::from_millis(1_500),
+        ..config
+    }
+}
+
+#[test]
+fn all_clients_move_and_their_traffic_goes_on() {
+    const MOVES: u64 = 5 * CLIENTS as u64;
+    let certificate = certificate("turn.example.org");
+    let relay = relay_with(&Wishes::default(), |config| listen_to_all(config, Some(&certificate)));
+    let reflector = reflector();
+    let ca = file("migrate-ca.pem", &certificate.pem);
+    let mut moved = 0;
+    for (transport, via) in [
+        (Transport::Udp, Via::Channel),
+        (Transport::Udp, Via::Send),
+        (Transport::Tcp, Via::Channel),
+        (Transport::Tcp, Via::Send),
+        (Transport::Tls, Via::Channel),
+        (Transport::Dtls, Via::Channel),
+    ] {
+        let config = restless(Config {
+            transport,
+            via,
+            server: listener(&relay, transport),
+            host: Some("turn.example.org".to_owned()),
+            tls: TlsOptions { ca: Some(ca.clone()), ..TlsOptions::default() },
+            ..load(&relay, &reflector)
+        });
+        let report = quiet(&config).unwrap().report;
+        let context = format!("{transport} {via}: {report:?}");
+        let figure = |name: &str| report.extra[name];
+        assert_eq!(
+            (figure("migrations_done"), figure("migrations_failed")),
+            (MOVES as f64, 0.0),
+            "{context}"
+        );
+        assert!(figure("migration_ms_p50") > 0.0, "{context}");
+        assert!(figure("migration_ms_p50") <= figure("migration_ms_max"), "{context}");
+        // What is in flight is a round trip of a client's traffic, far less than the 30 datagrams that one cut off by a move would
+        // lose until the next.
+        assert!((550..=650).contains(&report.sent), "{context}");
+        assert!(report.lost <= 3 * MOVES, "{context}");
+        assert_eq!(report.sent, report.received + report.lost, "{context}");
+        assert!(report.errors.is_empty(), "{context}");
+        // The server counts the same: each came, was told so, and sent data from where it is now.
+        moved += MOVES;
+        for event in ["arrived", "moved"] {
+            wait_for_counter(&relay, "mobility", event, moved);
+        }
+        if transport.is_secure() {
+            let all = figure("full_handshakes") + figure("resumed_handshakes");
+            assert_eq!(all, (MOVES + u64::from(CLIENTS)) as f64, "{context}");
+        }
+        // Deleted from where the clients are now.
+        wait_until_empty(&relay);
+    }
+    std::fs::remove_file(ca).unwrap();
+}
+
+#[test]
+fn a_flood_survives_moves() {
+    let relay = relay_with(&Wishes::default(), |config| listen_to_all(config, None));
+    let reflector = reflector();
+    let mut moved = 0;
+    for transport in [Transport::Udp, Transport::Tcp] {
+        let config = Config {
+            transport,
+            server: listener(&relay, transport),
+            rate: Rate::Max,
+            window: Some(64),
+            burst: Some(16),
+            ..restless(load(&relay, &reflector))
+        };
+        let report = quiet(&config).unwrap().report;
+        let context = format!("{transport}: {report:?}");
+        assert_eq!(report.extra["migrations_failed"], 0.0, "{context}");
+        assert_eq!(report.extra["migrations_done"], 20.0, "{context}");
+        assert!(report.received > 5_000, "{context}");
+        // Also whoever had a full window goes on, so that the server saw data after each move.
+        moved += 20;
+        wait_for_counter(&relay, "mobility", "moved", moved);
+        // A window is all that a move can cost, and all that is under way at the end.
+        assert!(report.lost <= 64 * (20 + u64::from(CLIENTS)), "{context}");
+    }
+}
+
+#[test]
+fn a_server_that_forbids_mobility_is_told_from_others() {
+    let relay = relay_with(&Wishes::default(), |config| config.server.mobility = false);
+    let reflector = reflector();
+    let config = restless(load(&relay, &reflector));
+    match quiet(&config) {
+        Err(error @ LoadError::Refused { code: 405, .. }) => {
+            let text = error.to_string();
+            assert!(text.contains("relay.mobility = true") && text.contains("--migrate"), "{text}");
+        }
+        other => panic!("{other:?}"),
+    }
+    quiet(&Config { migrate: None, ..config }).unwrap();
+}
+
+#[test]
+fn modes_without_allocations_do_not_move() {
+    let (relay, reflector) = (relay(&Wishes::default()), reflector());
+    for mode in [Mode::Allocate, Mode::Invalid] {
+        let config = Config { mode, ..restless(load(&relay, &reflector)) };
+        match quiet(&config) {
+            Err(LoadError::Config(what)) => assert!(what.contains("--migrate"), "{what}"),
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+#[test]
+fn a_server_that_knows_no_mobility_is_named() {
+    let server = Scripted::start(false);
+    let reflector = reflector();
+    let relay = relay(&Wishes::default());
+    let config = Config { server: server.address, user: String::new(), ..restless(load(&relay, &reflector)) };
+    match quiet(&config) {
+        Err(error @ LoadError::NoMobility { .. }) => {
+            assert!(error.to_string().contains("relay.mobility = true"), "{error}");
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn a_ticket_that_is_refused_counts_and_is_explained() {
+    let server = Scripted::start(true);
+    let reflector = reflector();
+    let relay = relay(&Wishes::default());
+    let config = Config { server: server.address, user: String::new(), ..restless(load(&relay, &reflector)) };
+    let report = quiet(&config).unwrap().report;
+    // Each fails once; without an allocation there is nothing left to move.
+    assert_eq!(report.extra["migrations_failed"], f64::from(CLIENTS), "{report:?}");
+    assert_eq!(report.extra["migrations_done"], 0.0, "{report:?}");
+    assert!(report.notes.iter().any(|note| note.contains("4 of 4") && note.contains("400")), "{report:?}");
+}
+
+/// A server without users that grants everything, sends ChannelData back itself, and takes no ticket, if it gives any.
+struct Scripted {
+    address: SocketAddr,
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Scripted {
+    fn start(tickets: bool) -> Self {
+        let socket = UdpSocket::bind(loopback(0)).unwrap();
+        socket.set_read_timeout(Some(Duration::from_millis(20))).unwrap();
+        let (address, stop) = (socket.local_addr().unwrap(), Arc::new(AtomicBool::new(false)));
+        let stopped = Arc::clone(&stop);
+        let thread = std::thread::spawn(move || {
+            let mut buffer = [0; 2048];
+            while !stopped.load(SeqCst) {
+                let Ok((len, client)) = socket.recv_from(&mut buffer) else { continue };
+                // A client that has closed its socket since hears nothing.
+                let _ = socket.send_to(&answer(&buffer[..len], tickets), client);
+            }
+        });
+        Self { address, stop, thread: Some(thread) }
+    }
+}
+
+impl Drop for Scripted {
+    fn drop(&mut self) {
+        self.stop.store(true, SeqCst);
+        if let Some(thread) = self.thread.take() {
+            thread.join().unwrap();
+        }
+    }
+}
+
+fn answer(message: &[u8], tickets: bool) -> Vec<u8> {
+    const TICKET: [u8; 8] = [0x80, 0x30, 0, 4, 1, 2, 3, 4];
+    const LIFETIME: [u8; 8] = [0, 0x0D, 0, 4, 0, 0, 2, 0x58];
+    // 127.0.0.1:50000, as XOR has it.
+    const RELAYED: [u8; 12] = [0, 0x16, 0, 8, 0, 1, 0xE2, 0x42, 0x5E, 0x12, 0xA4, 0x43];
+    const REFUSAL: [u8; 8] = [0, 0x09, 0, 4, 0, 0, 4, 0];
+    let kind = u16::from_be_bytes([message[0], message[1]]);
+    if kind >= 0x4000 {
+        return message.to_vec();
+    }
+    let presented = message.windows(2).any(|bytes| bytes == [0x80, 0x30]);
+    let (class, body) = match kind {
+        0x0003 if tickets => (0x0100, [&RELAYED[..], &LIFETIME, &TICKET].concat()),
+        0x0003 => (0x0100, [&RELAYED[..], &LIFETIME].concat()),
+        0x0004 if presented => (0x0110, REFUSAL.to_vec()),
+        _ => (0x0100, LIFETIME.to_vec()),
+    };
+    let length = u16::try_from(body.len()).unwrap();
+    [&(kind | class).to_be_bytes()[..], &length.to_be_bytes(), &message[4..20], &body].concat()
+}

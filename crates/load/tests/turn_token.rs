@@ -1,0 +1,122 @@
+//! Access tokens in place of passwords (RFC 7635): those that are good are taken, and why others are not is told.
+#![allow(clippy::unwrap_used, reason = "clippy.toml excuses test functions, not their helpers")]
+
+mod common;
+
+use std::time::Duration;
+
+use base64::{Engine as _, engine::general_purpose::STANDARD};
+use common::{
+    Wishes, counter, eventually, listen_to_all, listener, load, reflector, relay_with, unix, wait_until_empty,
+};
+use turnpike_load::{
+    LoadError, Rate, Transport,
+    turn::{self, Config, Mode, Outcome, run},
+};
+use turnpike_relay::Relay;
+use turnpike_turn::{
+    access_token::{AccessToken, TokenKey},
+    server::{IssuerKey, ThirdParty},
+};
+
+const KEY: [u8; 32] = [5; 32];
+const NAME: &str = "turn.example.org";
+
+fn quiet(config: &Config) -> Result<Outcome, LoadError> {
+    run(config, |_| {})
+}
+
+fn server() -> Relay {
+    relay_with(&Wishes::default(), |config| {
+        listen_to_all(config, None);
+        let key = TokenKey::from_bytes(&KEY).unwrap();
+        let key = IssuerKey { kid: "north".into(), key, realm: "turnpike".into(), max_lifetime: 3600 };
+        config.server.third_party = ThirdParty { server_name: NAME.to_owned(), skew: 5, keys: vec![key] };
+    })
+}
+
+/// As `turnpike credentials --token-key` prints it.
+fn token(
+    kid: &str,
+    key: [u8; 32],
+    name: &str,
+    mac_key: [u8; 32],
+    (made, lifetime): (u64, u32),
+) -> turn::AccessToken {
+    let token = AccessToken::new(&[9; 32], made, lifetime).unwrap();
+    let sealed = token.seal(&TokenKey::from_bytes(&key).unwrap(), name, [1; 12]);
+    let (mac_key, sealed) = (STANDARD.encode(mac_key), STANDARD.encode(sealed));
+    format!("username: {kid}\nmac_key: {mac_key}\naccess_token: {sealed}\nexpires_in: {lifetime}")
+        .parse()
+        .unwrap()
+}
+
+fn with(token: turn::AccessToken, config: Config) -> Config {
+    let (user, password) = (String::new(), String::new());
+    Config { access_token: Some(token), user, password, ..config }
+}
+
+#[test]
+fn a_good_token_stands_in_place_of_user_and_password() {
+    let (relay, reflector) = (server(), reflector());
+    for transport in [Transport::Udp, Transport::Tcp] {
+        let good = token("north", KEY, NAME, [9; 32], (unix(), 60));
+        let config = Config {
+            transport,
+            server: listener(&relay, transport),
+            clients: 4,
+            // The token, too, moves along.
+            migrate: Some(Duration::from_millis(500)),
+            rate: Rate::Pps(400.0),
+            ..with(good, load(&relay, &reflector))
+        };
+        let report = quiet(&config).unwrap().report;
+        assert!(report.sent > 350 && report.lost <= 24, "{transport}: {report:?}");
+        assert_eq!(report.extra["migrations_done"], 8.0, "{transport}: {report:?}");
+        assert!(report.errors.is_empty(), "{transport}: {report:?}");
+        wait_until_empty(&relay);
+
+        let config = Config { mode: Mode::Allocate, migrate: None, rate: Rate::Pps(50.0), ..config };
+        let report = quiet(&config).unwrap().report;
+        assert!(report.sent > 0 && report.lost == 0, "{transport}: {report:?}");
+        wait_until_empty(&relay);
+    }
+}
+
+#[test]
+fn a_token_that_is_refused_is_explained() {
+    let (relay, reflector) = (server(), reflector());
+    let now = unix();
+    for (what, bad, counted) in [
+        ("expired", token("north", KEY, NAME, [9; 32], (now - 100, 60)), "expired"),
+        ("another key", token("north", [6; 32], NAME, [9; 32], (now, 60)), "access_token"),
+        ("no such key", token("south", KEY, NAME, [9; 32], (now, 60)), "access_token"),
+        ("another server", token("north", KEY, "turn.example.com", [9; 32], (now, 60)), "access_token"),
+        ("another mac_key", token("north", KEY, NAME, [8; 32], (now, 60)), "wrong_key"),
+    ] {
+        let kid = bad.kid.clone();
+        let before = counter(&relay, "credentials_refused", counted);
+        match quiet(&with(bad, load(&relay, &reflector))) {
+            Err(error @ LoadError::AccessToken { .. }) => {
+                let text = error.to_string();
+                assert!(
+                    text.contains(&kid) && text.contains("expired") && text.contains("oauth.key"),
+                    "{text}"
+                );
+            }
+            other => panic!("{what}: {other:?}"),
+        }
+        eventually(what, || counter(&relay, "credentials_refused", counted) > before);
+    }
+    assert_eq!(relay.snapshots()[0].allocations, 0);
+}
+
+#[test]
+fn a_token_shorter_than_the_run_is_refused_at_once() {
+    let (relay, reflector) = (server(), reflector());
+    let short = token("north", KEY, NAME, [9; 32], (unix(), 1));
+    match quiet(&with(short, load(&relay, &reflector))) {
+        Err(LoadError::Config(what)) => assert!(what.contains("--ttl"), "{what}"),
+        other => panic!("{other:?}"),
+    }
+}

@@ -1,0 +1,121 @@
+//! A relay without descriptors: listeners rest and come back, allocations and connections are refused with their reason, and who
+//! has what it needs is served on.
+#![allow(clippy::unwrap_used, reason = "clippy.toml excuses test functions, not their helpers")]
+#![allow(clippy::print_stdout, reason = "passes on what the test inside said")]
+
+mod support;
+
+use std::{
+    fs::File,
+    io::{Read, Write},
+    net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket},
+    process::Command,
+};
+
+use support::{witness::Witness, *};
+
+const CONNECT: u16 = 0x000A;
+
+#[test]
+fn a_worker_without_descriptors_rests_counts_and_goes_on_with_them() {
+    const INSIDE: &str = "TURNPIKE_RELAY_TEST_INSIDE";
+    const TEST: &str = "a_worker_without_descriptors_rests_counts_and_goes_on_with_them";
+    if std::env::var_os(INSIDE).is_some() {
+        return starve();
+    }
+    // The limit holds for a process, and other tests run in this one.
+    let output = Command::new("sh")
+        .args(["-c", "ulimit -n 100 && exec \"$0\" \"$@\""])
+        .arg(std::env::current_exe().unwrap())
+        .args(["--exact", TEST, "--nocapture", "--test-threads=1"])
+        .env(INSIDE, "1")
+        .output()
+        .unwrap();
+    let text = String::from_utf8_lossy(&output.stdout);
+    print!("{text}{}", String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success() && text.contains("1 passed"));
+}
+
+/// Takes every descriptor that there is.
+fn take_all() -> Vec<File> {
+    std::iter::from_fn(|| File::open("/dev/null").ok()).collect()
+}
+
+/// A connection with the last descriptor, so that there is none for its other end. A listener that ends its rest just then may be
+/// quicker.
+fn connect_last(to: SocketAddr, taken: &mut Vec<File>) -> TcpStream {
+    eventually("a connection", || {
+        taken.extend(take_all());
+        drop(taken.pop());
+        let stream = TcpStream::connect_timeout(&to, SOON).ok()?;
+        stream.set_read_timeout(Some(SOON)).unwrap();
+        stream.set_write_timeout(Some(SOON)).unwrap();
+        Some(stream)
+    })
+}
+
+fn error_code(message: &Message) -> u16 {
+    let value = message.attribute(0x0009);
+    u16::from(value[2]) * 100 + u16::from(value[3])
+}
+
+fn starve() {
+    let world = start(|config| config.tls = Some(context(&[identity(&["turn.example.org"])])));
+    let witness = Witness::start(&world);
+    // Those who will want more when there is none.
+    let mut control = world.client();
+    let relayed = plain(&control.ask(&stun(ALLOCATE, 1, &[(0x0019, &[6, 0, 0, 0])])).attribute(0x0016));
+    control.ask(&permit((Ipv4Addr::LOCALHOST, 9).into()));
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let there = xored(listener.local_addr().unwrap());
+    let udp: UdpSocket = peer();
+    udp.connect(world.udp()).unwrap();
+
+    let mut taken = Vec::new();
+    let mut plain_client = connect_last(world.tcp(), &mut taken);
+    world.wait_for("the TCP listener rests", |streams| streams.accept_pauses >= 1);
+    let tls_client = connect_last(world.tls(), &mut taken);
+    let mut far = connect_last(relayed, &mut taken);
+    eventually("the relayed address rests", || {
+        (world.relay.snapshots()[0].peers.accept_pauses >= 1).then_some(())
+    });
+    assert_eq!(take_all().len(), 0, "there is none left");
+
+    // Level-triggered, a queue that cannot be emptied would wake the worker for ever.
+    let (rounds, wakeups) = (witness.rounds(), world.relay.snapshots()[0].wakeups);
+    eventually("two hundred rounds", || (witness.rounds() >= rounds + 200).then_some(()));
+    let woken = world.relay.snapshots()[0].wakeups - wakeups;
+    let rounds = witness.rounds() - rounds;
+    println!("{woken} wake-ups in {rounds} rounds");
+    assert!(woken < rounds * 40, "{woken} wake-ups in {rounds} rounds");
+
+    // Refused, and told so.
+    udp.send(&allocate()).unwrap();
+    assert_eq!(error_code(&Message(heard(&udp))), 508);
+    eventually("counted", || (world.relay.snapshots()[0].files_exhausted == 1).then_some(()));
+    control.send(&stun(CONNECT, 2, &[(0x0012, &there)]));
+    assert_eq!(error_code(&control.receive().unwrap()), 508);
+    witness.goes_on();
+
+    // Those who wait are served as soon as there are descriptors again.
+    drop(taken);
+    plain_client.write_all(&binding(1)).unwrap();
+    assert_eq!(Client::new(plain_client).receive().unwrap().kind(), BINDING | 0x0100);
+    let mut tls_client = Client::new(tls_client);
+    tls_client.send(&binding(2));
+    assert_eq!(tls_client.receive().unwrap().kind(), BINDING | 0x0100);
+    far.write_all(b"early").unwrap();
+    let attempt = control.receive().expect("a ConnectionAttempt").attribute(0x002A);
+    let mut data = connect(world.tcp());
+    data.write_all(&stun(0x000B, 7, &[(0x002A, &attempt)])).unwrap();
+    let mut header = [0; 20];
+    data.read_exact(&mut header).unwrap();
+    assert_eq!(header[..2], [0x01, 0x0B]);
+    let mut rest = vec![0; usize::from(u16::from_be_bytes([header[2], header[3]])) + 5];
+    data.read_exact(&mut rest).unwrap();
+    assert!(rest.ends_with(b"early"));
+    udp.send(&stun(ALLOCATE, 5, &[(0x0019, &[17, 0, 0, 0])])).unwrap();
+    assert_eq!(Message(heard(&udp)).kind(), ALLOCATE | 0x0100);
+    control.ask(&stun(CONNECT, 6, &[(0x0012, &there)]));
+    witness.lost_nothing();
+}

@@ -1,0 +1,418 @@
+//! Clients over TCP and TLS that mean harm: each kind is counted with its reason, and while it lasts a client that behaves relays
+//! on the same worker and loses nothing.
+#![allow(clippy::unwrap_used, reason = "clippy.toml excuses test functions, not their helpers")]
+#![allow(clippy::print_stdout, reason = "says what it has seen")]
+
+mod support;
+
+use std::{
+    io::{ErrorKind, Read, Write},
+    net::{Ipv4Addr, Shutdown, SocketAddr, TcpStream},
+    sync::Arc,
+    thread,
+    time::{Duration, Instant},
+};
+
+use aes_gcm::{
+    Aes128Gcm,
+    aead::{AeadInOut, KeyInit},
+};
+use rustls::{ClientConnection, ConnectionTrafficSecrets, pki_types::ServerName};
+use support::{witness::Witness, *};
+use turnpike_net::{ConnectOptions, TcpSocket};
+use turnpike_relay::{CloseReason, HandshakeFailure, StreamConfig};
+
+const NAME: &str = "turn.example.org";
+
+fn tls_world(change: impl FnOnce(&mut StreamConfig)) -> World {
+    start(|config| {
+        config.tls = Some(context(&[identity(&[NAME])]));
+        change(config);
+    })
+}
+
+/// A TLS record (RFC 8446 section 5.1).
+fn record(kind: u8, body: &[u8]) -> Vec<u8> {
+    [&[kind, 3, 3], &u16::try_from(body.len()).unwrap().to_be_bytes()[..], body].concat()
+}
+
+/// A client's own, as good as any.
+fn hello() -> Vec<u8> {
+    let name = ServerName::try_from(NAME).unwrap();
+    let mut client = ClientConnection::new(tls_config(&[]), name).unwrap();
+    let mut bytes = Vec::new();
+    client.write_tls(&mut bytes).unwrap();
+    bytes
+}
+
+/// The records of a ClientHello of 60,000 bytes that are `len` bytes of it.
+fn endless_hello(len: usize) -> Vec<u8> {
+    let mut body = vec![0; len];
+    body[..4].copy_from_slice(&[1, 0, 0xEA, 0x60]);
+    body.chunks(1 << 14).flat_map(|part| record(0x16, part)).collect()
+}
+
+fn noise(first: u8, len: usize) -> Vec<u8> {
+    let mut noise: Vec<u8> = (0..)
+        .map(|n: u32| (n ^ u32::from(first)).wrapping_mul(2_654_435_761).to_be_bytes()[1])
+        .take(len)
+        .collect();
+    noise[0] = first;
+    noise
+}
+
+fn closed(world: &World) -> u64 {
+    world.streams().closed.iter().sum()
+}
+
+/// Sends one byte to each in turn until the server has closed them all.
+fn drip(streams: Vec<TcpStream>, byte: impl Fn(usize) -> u8) {
+    let deadline = Instant::now() + SOON;
+    let mut streams = streams;
+    for round in 0.. {
+        streams.retain_mut(|stream| stream.write_all(&[byte(round)]).is_ok());
+        if streams.is_empty() {
+            return;
+        }
+        assert!(Instant::now() < deadline, "{} are still open", streams.len());
+        // Slowly: that is the attack.
+        thread::sleep(Duration::from_millis(20));
+    }
+}
+
+#[test]
+fn tls_where_there_is_no_certificate() {
+    let world = start(|_| {});
+    let witness = Witness::start(&world);
+    for round in 0..40 {
+        let mut client = world.client();
+        client.send(&if round % 2 == 0 { hello() } else { noise(0x16, 500) });
+        client.ends();
+    }
+    world.wait_for_closed(CloseReason::NoCertificate, 40);
+    witness.lost_nothing();
+}
+
+#[test]
+fn whatever_comes_first_each_connection_ends_with_a_reason() {
+    let plain = start(|_| {});
+    let mixed = tls_world(|_| {});
+    let strict = tls_world(|config| config.tls_only = true);
+    for (world, port) in [(&plain, plain.tcp()), (&mixed, mixed.tls()), (&strict, strict.tls())] {
+        let witness = Witness::start(world);
+        for first in 0..=255 {
+            let mut client = Client::new(connect(port));
+            client.send(&noise(first, 64));
+            // Fails where it is closed already.
+            let _ = client.stream.shutdown(Shutdown::Write);
+            client.ends();
+        }
+        eventually("all are closed", || (closed(world) == 256).then_some(()));
+        let streams = world.streams();
+        let of = |reason| streams.closed(reason);
+        if port == strict.tls() {
+            assert_eq!((of(CloseReason::PlainRefused), of(CloseReason::Handshake)), (255, 1), "{streams:?}");
+        } else {
+            // ChannelData of a length that a request could have is waited for, until the client ends.
+            let all = [CloseReason::NotStun, CloseReason::Length, CloseReason::TooLong, CloseReason::Client];
+            let not_tls: u64 = all.map(of).iter().sum();
+            assert_eq!(not_tls, 255, "{streams:?}");
+            assert!(of(CloseReason::NotStun) >= 128, "{streams:?}");
+            let tls = if port == plain.tcp() { CloseReason::NoCertificate } else { CloseReason::Handshake };
+            assert_eq!(of(tls), 1, "{streams:?}");
+        }
+        witness.lost_nothing();
+    }
+    mixed.wait_for_failed(HandshakeFailure::Garbage, 1);
+    strict.wait_for_failed(HandshakeFailure::Garbage, 1);
+}
+
+#[test]
+fn plain_requests_on_a_port_for_tls_only() {
+    let world = tls_world(|config| config.tls_only = true);
+    let witness = Witness::start(&world);
+    for _ in 0..40 {
+        let mut client = Client::new(connect(world.tls()));
+        client.send(&binding(1));
+        assert_eq!(client.receive(), None);
+    }
+    world.wait_for_closed(CloseReason::PlainRefused, 40);
+    witness.lost_nothing();
+}
+
+#[test]
+fn hellos_that_never_end_slow_ones_and_fast_ones() {
+    let world = tls_world(|config| config.first_message_ms = 3000);
+    let witness = Witness::start(&world);
+    let slow: Vec<TcpStream> = (0..200)
+        .map(|number| {
+            let mut stream = connect(if number % 2 == 0 { world.tls() } else { world.tcp() });
+            stream.write_all(&endless_hello(4000)[..3000]).unwrap();
+            stream
+        })
+        .collect();
+    for _ in 0..100 {
+        let mut stream = connect(world.tls());
+        // Fails where the server has closed it before.
+        let _ = stream.write_all(&endless_hello(59_000));
+        Client::new(stream).ends();
+    }
+    world.wait_for_failed(HandshakeFailure::TooLong, 100);
+    world.wait_for_closed(CloseReason::Handshake, 100);
+    witness.goes_on();
+    // Nor do they keep others from coming.
+    let dripping = thread::spawn(move || drip(slow, |_| 0));
+    let mut newcomers = 0;
+    while newcomers == 0 || !dripping.is_finished() {
+        let mut newcomer = Client::new(tls_connect(world.tls(), NAME, &tls_config(&[])).unwrap());
+        newcomer.ask(&binding(1));
+        newcomers += 1;
+    }
+    dripping.join().unwrap();
+    println!("{newcomers} came meanwhile");
+    world.wait_for_failed(HandshakeFailure::Timeout, 200);
+    world.wait_for_closed(CloseReason::NoMessage, 200);
+    witness.lost_nothing();
+}
+
+#[test]
+fn requests_that_drip_in_byte_by_byte() {
+    let world = tls_world(|config| config.first_message_ms = 1500);
+    let witness = Witness::start(&world);
+    let request = stun(BINDING, 1, &[(0x8022, &[b'x'; 2000])]);
+    let streams = (0..200).map(|_| connect(world.tcp())).collect();
+    drip(streams, |round| request[round]);
+    world.wait_for_closed(CloseReason::NoMessage, 200);
+    witness.lost_nothing();
+    // In time, it is as good as any.
+    let mut client = world.client();
+    binding(2).iter().for_each(|byte| client.send(&[*byte]));
+    assert_eq!(client.receive().unwrap().kind(), BINDING | 0x0100);
+}
+
+#[test]
+fn wrong_records_behind_the_handshake() {
+    let world = tls_world(|_| {});
+    let witness = Witness::start(&world);
+    let config = tls_config(&[]);
+    let cases = [
+        record(0x17, &[0xEE; 32]),
+        record(0x17, &[0xEE; 1 << 14]),
+        record(0x17, &[]),
+        // Handshake, in the clear.
+        hello(),
+        record(0x99, &[0; 20]),
+        // Longer than any.
+        [0x17, 3, 3, 0xFF, 0xFF].to_vec(),
+        // A fatal alert, in the clear.
+        record(0x15, &[2, 40]),
+        b"GET / HTTP/1.1\r\n\r\n".to_vec(),
+    ];
+    for (count, bytes) in (1..).zip(&cases) {
+        for allocated in [true, false] {
+            let mut client = Client::new(tls_connect(world.tls(), NAME, &config).unwrap());
+            client.ask(&if allocated { allocate() } else { binding(1) });
+            client.stream.sock.write_all(bytes).unwrap();
+            client.stream.sock.shutdown(Shutdown::Write).unwrap();
+            let mut rest = Vec::new();
+            // An alert perhaps, and the end, which is a reset if something was left unread.
+            let _ = client.stream.sock.read_to_end(&mut rest);
+        }
+        world.wait_for_closed(CloseReason::Tls, 2 * count);
+    }
+    eventually("their allocations are gone", || (world.allocations() == 2).then_some(()));
+    // Half a record and then the end is no more than an end.
+    let mut client = Client::new(tls_connect(world.tls(), NAME, &config).unwrap());
+    client.ask(&allocate());
+    client.stream.sock.write_all(&record(0x17, &[0xEE; 32])[..20]).unwrap();
+    drop(client);
+    world.wait_for_closed(CloseReason::Client, 1);
+    eventually("that one too", || (world.allocations() == 2).then_some(()));
+    witness.lost_nothing();
+}
+
+/// Each key update costs the server more than the client, and brings nobody anything.
+#[test]
+fn key_updates_without_end() {
+    let world = tls_world(|_| {});
+    let witness = Witness::start(&world);
+    let mut client = Client::new(tls_connect(world.tls(), NAME, &tls_config(&[])).unwrap());
+    client.ask(&allocate());
+    let deadline = Instant::now() + SOON;
+    while world.streams().closed(CloseReason::Tls) == 0 {
+        assert!(Instant::now() < deadline, "{:?}", world.streams());
+        // Fails at the end, which is what is waited for.
+        let _ = client.stream.conn.refresh_traffic_keys();
+        let _ = client.stream.flush();
+    }
+    witness.lost_nothing();
+}
+
+/// What no TLS client of good will can be brought to say: records of its own making, under the keys of a session.
+struct Forger {
+    sock: TcpStream,
+    key: Aes128Gcm,
+    iv: [u8; 12],
+    sequence: u64,
+}
+
+impl Forger {
+    fn new(world: &World) -> Self {
+        let mut config = (*tls_config_of(&rustls::version::TLS13)).clone();
+        config.enable_secret_extraction = true;
+        let mut stream = tls_connect(world.tls(), NAME, &Arc::new(config)).unwrap();
+        stream.flush().unwrap();
+        let (sequence, secrets) = stream.conn.dangerous_extract_secrets().unwrap().tx;
+        let ConnectionTrafficSecrets::Aes128Gcm { key, iv } = secrets else { panic!("another cipher") };
+        let key = Aes128Gcm::new_from_slice(key.as_ref()).unwrap();
+        Self { sock: stream.sock, key, iv: iv.as_ref().try_into().unwrap(), sequence }
+    }
+
+    /// RFC 8446 section 5.2: the content type stands behind the content.
+    fn send(&mut self, kind: u8, content: &[u8]) -> std::io::Result<()> {
+        let mut inner = [content, &[kind]].concat();
+        let header = record(0x17, &vec![0; inner.len() + 16])[..5].to_vec();
+        let mut nonce = self.iv;
+        for (byte, of_sequence) in nonce[4..].iter_mut().zip(self.sequence.to_be_bytes()) {
+            *byte ^= of_sequence;
+        }
+        self.sequence += 1;
+        let tag =
+            self.key.encrypt_inout_detached(&nonce.into(), &header, inner.as_mut_slice().into()).unwrap();
+        self.sock.write_all(&[&header[..], &inner, &tag].concat())
+    }
+}
+
+/// rustls gathers 64 KiB of a message of the handshake behind the handshake too.
+#[test]
+fn handshake_messages_without_end_behind_the_handshake() {
+    let world = tls_world(|_| {});
+    let witness = Witness::start(&world);
+    let mut fence = world.client();
+    let mut forgers = [(); 20].map(|()| Forger::new(&world));
+    for forger in &mut forgers {
+        // Of a NewSessionTicket of 60,000 bytes, which is as far as it goes correct.
+        forger.send(0x16, &[4, 0, 0xEA, 0x60]).unwrap();
+        for _ in 0..15 {
+            forger.send(0x16, &[0; 1000]).unwrap();
+        }
+    }
+    fence.ask(&binding(1));
+    world.wait_for("all of it is read", |streams| streams.read_bytes > 20 * 15_000);
+    assert_eq!(world.streams().closed(CloseReason::Tls), 0);
+    for forger in &mut forgers {
+        for _ in 0..15 {
+            // Fails where the server has closed it before.
+            let _ = forger.send(0x16, &[0; 1000]);
+        }
+    }
+    world.wait_for_closed(CloseReason::Tls, 20);
+    // One that is used for what it is for may go on for ever.
+    let mut honest = Client::new(tls_connect(world.tls(), NAME, &tls_config(&[])).unwrap());
+    for round in 0..200 {
+        honest.ask(&stun(BINDING, round, &[(0x8022, &[b'x'; 3000])]));
+    }
+    witness.lost_nothing();
+}
+
+#[test]
+fn a_flood_of_connections() {
+    let world = tls_world(|config| {
+        config.max_idle = 120;
+        config.max_idle_per_address = 50;
+    });
+    let witness = Witness::start(&world);
+    // Each address as many as it may have, and one more, which is refused; until there are as many as there may be.
+    let mut held = Vec::new();
+    for last in 10..14 {
+        for _ in 0..60 {
+            held.push(connect_from(Ipv4Addr::new(127, 0, 0, last), world.tcp()));
+        }
+        witness.goes_on();
+    }
+    let (of_address, in_total) = (10 + 10, 20 + 60 + 20);
+    world.wait_for("all are counted", |streams| streams.accepted == 1 + 240);
+    let streams = world.streams();
+    assert_eq!(streams.closed(CloseReason::LimitAddress), of_address, "{streams:?}");
+    assert_eq!(streams.closed(CloseReason::LimitTotal), in_total, "{streams:?}");
+    assert_eq!(streams.open, 1 + 120);
+    // Those who connect and go.
+    for round in 1..=10 {
+        for _ in 0..100 {
+            // The reset may come first.
+            let _ = TcpStream::connect_timeout(&world.tls(), SOON);
+        }
+        world.wait_for("accepted", |streams| streams.accepted == 241 + round * 100);
+    }
+    world.wait_for_closed(CloseReason::LimitTotal, in_total + 1000);
+    drop(held);
+    world.wait_for("they are gone", |streams| streams.open == 1);
+    assert_eq!(world.client().ask(&binding(1)).kind(), BINDING | 0x0100);
+    witness.lost_nothing();
+}
+
+/// Begins a connection from an address of this machine's own.
+fn connect_from(from: Ipv4Addr, to: SocketAddr) -> TcpSocket {
+    let options = ConnectOptions { source: Some(from.into()), ..ConnectOptions::default() };
+    TcpSocket::connect(to, &options).unwrap()
+}
+
+/// Clients that take nothing of what their peers send them, over TCP and TLS.
+#[test]
+fn clients_that_never_read_what_is_relayed_to_them() {
+    let world = tls_world(|config| config.queue = 70_000);
+    let witness = Witness::start(&world);
+    let far = peer();
+    let (mut plain, mut relayed) = (Vec::new(), Vec::new());
+    let mut secure = Vec::new();
+    for _ in 0..2 {
+        let mut client = world.client();
+        relayed.push(client.allocated(&far));
+        plain.push(client);
+        let mut client = Client::new(tls_connect(world.tls(), NAME, &tls_config(&[])).unwrap());
+        relayed.push(client.allocated(&far));
+        secure.push(client);
+    }
+    for (count, address) in (1..).zip(&relayed) {
+        let deadline = Instant::now() + SOON;
+        while world.streams().queue_drops < count * 300 {
+            assert!(Instant::now() < deadline, "{:?}", world.streams());
+            for _ in 0..64 {
+                far.send_to(&[7; 1200], address).unwrap();
+            }
+            thread::sleep(Duration::from_millis(1));
+        }
+        witness.goes_on();
+    }
+    assert_eq!(world.streams().open, 1 + 4, "who does not read loses datagrams, not its connection");
+    witness.lost_nothing();
+}
+
+/// And those that take no answers, though they ask.
+#[test]
+fn clients_that_never_read_their_answers() {
+    let world = tls_world(|_| {});
+    let witness = Witness::start(&world);
+    let requests: Vec<u8> = (0..=255).flat_map(binding).collect();
+    let mut plain = world.client().stream;
+    plain.set_write_timeout(Some(Duration::from_millis(100))).unwrap();
+    ask_on(&mut plain, &requests, || world.streams().closed(CloseReason::RepliesUnread) == 1);
+    let mut secure = tls_connect(world.tls(), NAME, &tls_config(&[])).unwrap();
+    secure.sock.set_write_timeout(Some(Duration::from_millis(100))).unwrap();
+    ask_on(&mut secure, &requests, || world.streams().closed(CloseReason::RepliesUnread) == 2);
+    witness.lost_nothing();
+}
+
+fn ask_on(stream: &mut impl Write, requests: &[u8], is_over: impl Fn() -> bool) {
+    let deadline = Instant::now() + SOON;
+    while !is_over() {
+        assert!(Instant::now() < deadline, "it is served on");
+        match stream.write(requests) {
+            Ok(_) => {}
+            // The server reads no more than it can answer.
+            Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {}
+            Err(_) => break,
+        }
+    }
+    eventually("it is counted", || is_over().then_some(()));
+}

@@ -1,0 +1,183 @@
+//! Memory under clients over TCP and TLS that begin what they do not finish, and that do not read. A program of its own, one test at
+//! a time: others would be seen in what it measures.
+#![allow(clippy::unwrap_used, reason = "clippy.toml excuses test functions, not their helpers")]
+#![allow(clippy::print_stdout, reason = "says what it has measured")]
+
+mod support;
+
+use std::{
+    io::{ErrorKind, Read, Write},
+    net::{Ipv4Addr, TcpListener, TcpStream},
+    sync::{Mutex, PoisonError},
+    thread,
+    time::{Duration, Instant},
+};
+
+use support::{witness::Witness, *};
+use turnpike_relay::{CloseReason, HandshakeFailure};
+
+static ALONE: Mutex<()> = Mutex::new(());
+
+const NAME: &str = "turn.example.org";
+/// Both ends of each are in this process, which may have no more than 1024 descriptors.
+const CROWD: u64 = 400;
+
+fn world() -> World {
+    start(|config| {
+        config.tls = Some(context(&[identity(&[NAME])]));
+        config.first_message_ms = 600_000;
+    })
+}
+
+/// The first `len` bytes of a ClientHello of 60,000, in records of 2 KiB.
+fn part_of_hello(len: usize) -> Vec<u8> {
+    let mut body = vec![0; len];
+    body[..4].copy_from_slice(&[1, 0, 0xEA, 0x60]);
+    let record =
+        |part: &[u8]| [&[0x16, 3, 1], &u16::try_from(part.len()).unwrap().to_be_bytes()[..], part].concat();
+    body.chunks(2048).flat_map(record).collect()
+}
+
+fn crowd(world: &World, bytes: &[u8]) -> Vec<TcpStream> {
+    let before = world.streams().read_bytes;
+    let crowd = (0..CROWD)
+        .map(|_| {
+            let mut stream = connect(world.tls());
+            stream.write_all(bytes).unwrap();
+            stream
+        })
+        .collect();
+    let total = before + CROWD * bytes.len() as u64;
+    world.wait_for("all of it is read", |streams| streams.read_bytes >= total);
+    crowd
+}
+
+#[test]
+fn half_done_handshakes_cost_a_record_each_and_those_who_want_more_are_closed() {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let world = world();
+    let witness = Witness::start(&world);
+    // What every first time costs.
+    drop(tls_connect(world.tls(), NAME, &tls_config(&[])).unwrap());
+    world.wait_for_closed(CloseReason::Client, 1);
+    let start = resident_kib();
+    let short = crowd(&world, &part_of_hello(100));
+    let of_short = resident_kib().saturating_sub(start);
+    // Just within the limit, byte for byte what TLS holds.
+    let within = part_of_hello(18_300);
+    drop(short);
+    world.wait_for("they are gone", |streams| streams.open == 1);
+    let held = crowd(&world, &within);
+    let of_held = resident_kib().saturating_sub(start);
+    println!("KiB for {CROWD} half-done handshakes: {of_short} of 100 bytes, {of_held} of 18,300");
+    assert_eq!(world.streams().open, 1 + CROWD);
+    assert!(of_held < CROWD * 32, "{of_held} KiB for {CROWD}");
+    for mut stream in held {
+        // Fails where the server has closed it before.
+        let _ = stream.write_all(&part_of_hello(30_000));
+        Client::new(stream).ends();
+    }
+    world.wait_for_failed(HandshakeFailure::TooLong, CROWD);
+    world.wait_for_closed(CloseReason::Handshake, CROWD);
+    // Again and again: nothing of it stays.
+    let before = resident_kib();
+    for _ in 0..3 {
+        drop(crowd(&world, &within));
+        world.wait_for("they are gone", |streams| streams.open == 1);
+    }
+    let grown = resident_kib().saturating_sub(before);
+    assert!(grown < 4096, "{grown} KiB more than for the first");
+    witness.lost_nothing();
+}
+
+/// Data connections of RFC 6062 whose client reads nothing, while its peer has without end: the kernel holds what is between them,
+/// the server nothing that grows, and nothing of it is lost.
+#[test]
+fn data_connections_that_are_never_read_stand_still_and_cost_no_memory() {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let world = world();
+    let mut control = world.client();
+    control.ask(&stun(ALLOCATE, 1, &[(0x0019, &[6, 0, 0, 0])]));
+    let config = tls_config(&[]);
+    let mut pairs: Vec<(Box<dyn ReadWrite>, TcpStream)> = Vec::new();
+    for number in 0..6 {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let there = xored(listener.local_addr().unwrap());
+        let connection = control.ask(&stun(0x000A, 10 + number, &[(0x0012, &there)])).attribute(0x002A);
+        let (far, _) = listener.accept().unwrap();
+        far.set_nonblocking(true).unwrap();
+        let mut client: Box<dyn ReadWrite> = if number % 2 == 0 {
+            Box::new(connect(world.tcp()))
+        } else {
+            Box::new(tls_connect(world.tls(), NAME, &config).unwrap())
+        };
+        client.write_all(&stun(0x000B, 7, &[(0x002A, &connection)])).unwrap();
+        client.flush().unwrap();
+        let mut header = [0; 20];
+        client.read_exact(&mut header).unwrap();
+        assert_eq!(header[..2], [0x01, 0x0B]);
+        client.read_exact(&mut vec![0; usize::from(u16::from_be_bytes([header[2], header[3]]))]).unwrap();
+        pairs.push((client, far));
+    }
+    let witness = Witness::start(&world);
+    let before = resident_kib();
+    let mut sent = [0_u64; 6];
+    for (total, (_, far)) in sent.iter_mut().zip(&mut pairs) {
+        *total = fill(&mut control, far);
+    }
+    let grown = resident_kib().saturating_sub(before);
+    println!("{sent:?} bytes are between six clients and their peers, {grown} KiB of them here");
+    assert!(grown < 4096, "{grown} KiB");
+    world.wait_for_stalls(6);
+    // What stands still costs no time either.
+    let rounds = witness.rounds();
+    let wakeups = world.relay.snapshots()[0].wakeups;
+    eventually("two hundred rounds", || (witness.rounds() >= rounds + 200).then_some(()));
+    let woken = world.relay.snapshots()[0].wakeups - wakeups;
+    let rounds = witness.rounds() - rounds;
+    assert!(woken < rounds * 40, "{woken} wake-ups in {rounds} rounds");
+    witness.lost_nothing();
+    // Read at last, all of it is there.
+    for (total, (mut client, far)) in sent.into_iter().zip(pairs) {
+        drop(far);
+        let mut read = 0;
+        let mut buffer = vec![0; 1 << 16];
+        loop {
+            match client.read(&mut buffer).unwrap() {
+                0 => break,
+                len => {
+                    assert!(buffer[..len].iter().all(|byte| *byte == 7));
+                    read += len as u64;
+                }
+            }
+        }
+        assert_eq!(read, total);
+    }
+    world.wait_for_counter("connection_bytes", "to_client", sent.iter().sum());
+}
+
+trait ReadWrite: Read + Write {}
+
+impl<S: Read + Write> ReadWrite for S {}
+
+/// Writes until nobody takes any more, which is so when the worker has had its turn a hundred times in between.
+fn fill(control: &mut Client<TcpStream>, far: &mut TcpStream) -> u64 {
+    let (mut total, mut quiet) = (0, 0);
+    let deadline = Instant::now() + SOON;
+    while quiet < 100 {
+        assert!(Instant::now() < deadline, "{total} bytes, and there is no end of it");
+        match far.write(&[7; 1 << 16]) {
+            Ok(len) => {
+                total += len as u64;
+                quiet = 0;
+            }
+            Err(error) => {
+                assert_eq!(error.kind(), ErrorKind::WouldBlock);
+                control.ask(&binding(1));
+                thread::sleep(Duration::from_millis(1));
+                quiet += 1;
+            }
+        }
+    }
+    total
+}

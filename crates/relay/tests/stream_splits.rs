@@ -1,0 +1,267 @@
+//! Each kind of message cut at each of its bytes, over TCP and TLS: in two halves it means what it means as a whole, and its first
+//! half alone means nothing.
+#![allow(clippy::unwrap_used, reason = "clippy.toml excuses test functions, not their helpers")]
+
+mod support;
+
+use std::{
+    io::{Read, Write},
+    net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream, UdpSocket},
+    sync::Arc,
+};
+
+use rustls::ClientConfig;
+use support::*;
+use turnpike_relay::CloseReason;
+
+const NAME: &str = "turn.example.org";
+const CONNECT: u16 = 0x000A;
+const CONNECTION_BIND: u16 = 0x000B;
+const CONNECTION_ID: u16 = 0x002A;
+const PEER: u16 = 0x0012;
+const UDP_DATA: u16 = 0x0013;
+
+fn world() -> World {
+    start(|config| config.tls = Some(context(&[identity(&[NAME])])))
+}
+
+fn tls(world: &World, config: &Arc<ClientConfig>) -> TlsStream {
+    tls_connect(world.tls(), NAME, config).unwrap()
+}
+
+/// Has the worker read what was sent to it so far: it reads in the order in which that came.
+struct Fence(Client<TcpStream>);
+
+impl Fence {
+    fn new(world: &World) -> Self {
+        Self(world.client())
+    }
+
+    fn pass(&mut self) {
+        self.0.ask(&binding(0));
+    }
+}
+
+/// What writes the two halves, one after the other has been read.
+trait Cut: Read + Write {
+    fn write_halves(&mut self, bytes: &[u8], at: usize, fence: &mut Fence);
+
+    /// Bytes that are written beyond those that are to be.
+    const MORE: usize = 0;
+}
+
+impl Cut for TcpStream {
+    fn write_halves(&mut self, bytes: &[u8], at: usize, fence: &mut Fence) {
+        self.write_all(&bytes[..at]).unwrap();
+        fence.pass();
+        self.write_all(&bytes[at..]).unwrap();
+    }
+}
+
+/// Two records.
+impl Cut for TlsStream {
+    fn write_halves(&mut self, bytes: &[u8], at: usize, fence: &mut Fence) {
+        self.write_all(&bytes[..at]).unwrap();
+        self.flush().unwrap();
+        fence.pass();
+        self.write_all(&bytes[at..]).unwrap();
+        self.flush().unwrap();
+    }
+}
+
+/// One record, which is cut itself: `at` counts from its beginning.
+struct CutRecord(TlsStream);
+
+impl Read for CutRecord {
+    fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
+        self.0.read(buffer)
+    }
+}
+
+impl Write for CutRecord {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0.write(bytes)
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        self.0.flush()
+    }
+}
+
+impl Cut for CutRecord {
+    /// A header, a content type and a tag (RFC 8446 section 5.2).
+    const MORE: usize = 5 + 1 + 16;
+
+    fn write_halves(&mut self, bytes: &[u8], at: usize, fence: &mut Fence) {
+        self.0.conn.writer().write_all(bytes).unwrap();
+        let mut record = Vec::new();
+        while self.0.conn.wants_write() {
+            self.0.conn.write_tls(&mut record).unwrap();
+        }
+        assert_eq!(record.len(), bytes.len() + Self::MORE);
+        self.0.sock.write_halves(&record, at, fence);
+    }
+}
+
+/// Sends every kind of message in one piece that is cut at each byte, and looks for what each of them does.
+fn every_cut_is_none<S: Cut>(stream: S, fence: &mut Fence) {
+    let mut client = Client::new(stream);
+    let (bound, permitted) = (peer(), peer());
+    client.allocated(&bound);
+    let (bound_at, permitted_at) = (bound.local_addr().unwrap(), permitted.local_addr().unwrap());
+    let address = xored(permitted_at);
+    let sequence = [
+        padded(channel_data(b"")),
+        padded(channel_data(b"1")),
+        permit(permitted_at),
+        stun(SEND, 7, &[(PEER, &address), (UDP_DATA, b"indicated")]),
+        padded(channel_data(b"12345")),
+        stun(SEND, 8, &[(PEER, &address), (UDP_DATA, b"")]),
+        bind(bound_at),
+        padded(channel_data(b"123456")),
+        refresh(9),
+        padded(channel_data(b"1234567")),
+        binding(10),
+        padded(channel_data(b"last")),
+    ];
+    let bytes = sequence.concat();
+    for at in 0..bytes.len() + S::MORE {
+        client.stream.write_halves(&bytes, at, fence);
+        let answers: Vec<u16> = (0..4).map(|_| client.receive().unwrap().kind() & !0x0100).collect();
+        assert_eq!(answers, [PERMIT, BIND, REFRESH, BINDING], "cut at {at}");
+        for expected in [&b""[..], b"1", b"12345", b"123456", b"1234567", b"last"] {
+            assert_eq!(heard(&bound), expected, "cut at {at}");
+        }
+        for expected in [&b"indicated"[..], b""] {
+            assert_eq!(heard(&permitted), expected, "cut at {at}");
+        }
+    }
+}
+
+#[test]
+fn every_cut_of_every_message_is_none_over_tcp() {
+    let world = world();
+    every_cut_is_none(connect(world.tcp()), &mut Fence::new(&world));
+}
+
+#[test]
+fn every_cut_of_every_message_is_none_over_tls_between_records() {
+    let world = world();
+    every_cut_is_none(tls(&world, &tls_config(&[])), &mut Fence::new(&world));
+}
+
+#[test]
+fn every_cut_of_every_message_is_none_over_tls_within_a_record() {
+    let world = world();
+    every_cut_is_none(CutRecord(tls(&world, &tls_config(&[]))), &mut Fence::new(&world));
+}
+
+/// The end comes behind each byte of each message but its last.
+fn every_truncation_is_nothing<S: Read + Write>(
+    world: &World,
+    connect: impl Fn() -> S,
+    end: impl Fn(&mut S),
+) {
+    let (bound, permitted) = (peer(), peer());
+    let address = xored(permitted.local_addr().unwrap());
+    let messages = [
+        padded(channel_data(b"12345")),
+        stun(SEND, 7, &[(PEER, &address), (UDP_DATA, b"indicated")]),
+        permit(permitted.local_addr().unwrap()),
+        bind(bound.local_addr().unwrap()),
+        refresh(9),
+        allocate(),
+        stun(CONNECTION_BIND, 5, &[(CONNECTION_ID, &[0; 4])]),
+        binding(10),
+    ];
+    let before = world.streams().closed(CloseReason::Client);
+    let mut count = 0;
+    for message in &messages {
+        for len in 1..message.len() {
+            let mut client = Client::new(connect());
+            allocated(&mut client, &bound, &permitted);
+            client.send(&message[..len]);
+            end(&mut client.stream);
+            assert_eq!(client.receive(), None, "{len} bytes of {message:?}");
+            count += 1;
+        }
+    }
+    world.wait_for_closed(CloseReason::Client, before + count);
+    eventually("no allocation is left", || (world.allocations() == 0).then_some(()));
+    for peer in [bound, permitted] {
+        peer.set_nonblocking(true).unwrap();
+        assert!(peer.recv(&mut [0; 64]).is_err(), "nothing was relayed");
+    }
+}
+
+fn allocated<S: Read + Write>(client: &mut Client<S>, bound: &UdpSocket, permitted: &UdpSocket) {
+    client.allocated(bound);
+    client.ask(&permit(permitted.local_addr().unwrap()));
+}
+
+#[test]
+fn every_truncation_of_every_message_is_nothing_over_tcp() {
+    let world = world();
+    let end = |stream: &mut TcpStream| stream.shutdown(Shutdown::Write).unwrap();
+    every_truncation_is_nothing(&world, || connect(world.tcp()), end);
+}
+
+#[test]
+fn every_truncation_of_every_message_is_nothing_over_tls() {
+    let world = world();
+    let config = tls_config(&[]);
+    let end = |stream: &mut TlsStream| {
+        stream.conn.send_close_notify();
+        stream.flush().unwrap();
+    };
+    every_truncation_is_nothing(&world, || tls(&world, &config), end);
+}
+
+/// RFC 6062 section 5.4: what follows a ConnectionBind is the peer's, byte for byte, though it looks like a message.
+fn data_follows_every_cut<S: Cut>(world: &World, connect: impl Fn() -> S) {
+    let mut fence = Fence::new(world);
+    let mut control = world.client();
+    control.ask(&stun(ALLOCATE, 1, &[(0x0019, &[6, 0, 0, 0])]));
+    let data = [&binding(3)[..], &channel_data(b"odd")].concat();
+    let mut at = 0;
+    loop {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let there: SocketAddr = listener.local_addr().unwrap();
+        let id = u8::try_from(at % 200).unwrap() + 20;
+        let connection = control.ask(&stun(CONNECT, id, &[(PEER, &xored(there))])).attribute(CONNECTION_ID);
+        let (mut far, _) = listener.accept().unwrap();
+        far.set_read_timeout(Some(SOON)).unwrap();
+        let request = stun(CONNECTION_BIND, 5, &[(CONNECTION_ID, &connection)]);
+        let bytes = [&request[..], &data].concat();
+        if at == bytes.len() + S::MORE {
+            return;
+        }
+        let mut stream = connect();
+        stream.write_halves(&bytes, at, &mut fence);
+        let mut arrived = vec![0; data.len()];
+        far.read_exact(&mut arrived).unwrap();
+        assert_eq!(arrived, data, "cut at {at}");
+        far.write_all(b"back").unwrap();
+        let mut answer = [0; 20];
+        stream.read_exact(&mut answer).unwrap();
+        assert_eq!(answer[..2], [0x01, 0x0B]);
+        let mut rest = vec![0; usize::from(u16::from_be_bytes([answer[2], answer[3]])) + 4];
+        stream.read_exact(&mut rest).unwrap();
+        assert!(rest.ends_with(b"back"), "cut at {at}");
+        at += 1;
+    }
+}
+
+#[test]
+fn every_cut_of_a_connection_bind_and_its_data_is_none_over_tcp() {
+    let world = world();
+    data_follows_every_cut(&world, || connect(world.tcp()));
+}
+
+#[test]
+fn every_cut_of_a_connection_bind_and_its_data_is_none_over_tls() {
+    let world = world();
+    let config = tls_config(&[]);
+    data_follows_every_cut(&world, || tls(&world, &config));
+    data_follows_every_cut(&world, || CutRecord(tls(&world, &config)));
+}
