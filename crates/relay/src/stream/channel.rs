@@ -72,11 +72,7 @@ pub(crate) fn write(
     writes: &mut u64,
 ) -> io::Result<usize> {
     *writes += 1;
-    none_for_now(send(socket, slices, more))
-}
-
-fn send(socket: &TcpSocket, slices: &[IoSlice<'_>], more: bool) -> io::Result<usize> {
-    if more { socket.write_vectored_more(slices) } else { socket.write_vectored(slices) }
+    none_for_now(if more { socket.write_vectored_more(slices) } else { socket.write_vectored(slices) })
 }
 
 /// How much has been encrypted since the kernel was last asked to take it.
@@ -98,19 +94,19 @@ impl Batch {
         self.records == 0
     }
 
-    /// Hands what there is to the kernel, if there is enough of it; `more` says that there is more to encrypt.
+    /// Hands what there is to the kernel, if there is enough of it. It is not told that more follows: the client decrypts the first
+    /// records while the next are encrypted.
     pub(crate) fn flush_if_full(
         &mut self,
         tls: &mut ServerConnection,
         socket: &TcpSocket,
-        more: bool,
         writes: &mut u64,
     ) -> io::Result<()> {
         if self.bytes < BATCH && self.records < RECORDS {
             return Ok(());
         }
         *self = Self::default();
-        hand_over(tls, &mut Writer { socket, more }, writes)
+        flush(tls, socket, writes)
     }
 }
 
@@ -171,13 +167,9 @@ pub(crate) fn failure(error: &rustls::Error) -> HandshakeFailure {
 }
 
 pub(crate) fn flush(tls: &mut ServerConnection, socket: &TcpSocket, writes: &mut u64) -> io::Result<()> {
-    hand_over(tls, &mut Writer { socket, more: false }, writes)
-}
-
-fn hand_over(tls: &mut ServerConnection, to: &mut Writer<'_>, writes: &mut u64) -> io::Result<()> {
     while tls.wants_write() {
         *writes += 1;
-        if none_for_now(tls.write_tls(to))? == 0 {
+        if none_for_now(tls.write_tls(&mut Writer(socket)))? == 0 {
             break;
         }
     }
@@ -192,18 +184,15 @@ fn none_for_now(written: io::Result<usize>) -> io::Result<usize> {
 }
 
 /// rustls writes its records through this.
-struct Writer<'a> {
-    socket: &'a TcpSocket,
-    more: bool,
-}
+struct Writer<'a>(&'a TcpSocket);
 
 impl Write for Writer<'_> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.socket.write(bytes)
+        self.0.write(bytes)
     }
 
     fn write_vectored(&mut self, pieces: &[IoSlice<'_>]) -> io::Result<usize> {
-        send(self.socket, pieces, self.more)
+        self.0.write_vectored(pieces)
     }
 
     fn flush(&mut self) -> io::Result<()> {

@@ -241,7 +241,7 @@ impl Streams {
             let piece = &pieces.list[at as usize];
             batch.encrypt(tls, &pieces.parts(piece, rx).map(IoSlice::new))?;
             at = piece.next;
-            batch.flush_if_full(tls, socket, at != NONE, writes)?;
+            batch.flush_if_full(tls, socket, writes)?;
             if batch.is_empty() && tls.wants_write() {
                 return Ok(at);
             }
@@ -288,7 +288,7 @@ impl Streams {
                     batch.encrypt(tls, &parts.map(IoSlice::new))?;
                     let len = parts.iter().map(|part| part.len()).sum();
                     outbox.consume(len);
-                    batch.flush_if_full(tls, socket, !outbox.is_empty(), writes)?;
+                    batch.flush_if_full(tls, socket, writes)?;
                 }
                 channel::flush(tls, socket, writes)?;
             }
