@@ -29,6 +29,10 @@ pub struct ListenOptions {
     /// TCP_NOTSENT_LOWAT of accepted sockets in bytes: once so much waits to be sent for the first time, a write takes no more.
     /// The kernel's own buffer grows to megabytes, which is seconds of stale datagrams behind a slow link.
     pub unsent_limit: Option<u32>,
+    /// TCP_DEFER_ACCEPT in seconds: connections are accepted when their first bytes have come, or when about so much time is over.
+    /// Meanwhile they are half-open to the kernel; once its queue of those is full, SYN cookies make up for it, which accept at
+    /// once.
+    pub defer_accept: Option<u32>,
 }
 
 /// A listening, non-blocking socket. IPv6 listeners are IPV6_V6ONLY.
@@ -51,6 +55,10 @@ impl TcpListener {
         if let Some(limit) = options.unsent_limit {
             let limit = i32::try_from(limit).unwrap_or(i32::MAX);
             sys::set_option(this.fd.as_fd(), libc::IPPROTO_TCP, libc::TCP_NOTSENT_LOWAT, limit)?;
+        }
+        if let Some(seconds) = options.defer_accept {
+            let seconds = i32::try_from(seconds).unwrap_or(i32::MAX);
+            sys::set_option(this.fd.as_fd(), libc::IPPROTO_TCP, libc::TCP_DEFER_ACCEPT, seconds)?;
         }
         // SAFETY: no pointers.
         sys::check(unsafe { libc::listen(this.fd.as_raw_fd(), backlog) })?;
@@ -249,13 +257,28 @@ impl TcpSocket {
     /// Those of sendmsg(2); `WouldBlock` when nothing fits.
     #[inline]
     pub fn write_vectored(&self, pieces: &[IoSlice<'_>]) -> io::Result<usize> {
+        self.send_pieces(pieces, libc::MSG_NOSIGNAL)
+    }
+
+    /// As [`TcpSocket::write_vectored`] where more follows at once: the kernel keeps the last, unfilled segment for it (MSG_MORE),
+    /// TCP_NODELAY or not.
+    ///
+    /// # Errors
+    /// Those of sendmsg(2); `WouldBlock` when nothing fits.
+    #[inline]
+    pub fn write_vectored_more(&self, pieces: &[IoSlice<'_>]) -> io::Result<usize> {
+        self.send_pieces(pieces, libc::MSG_NOSIGNAL | libc::MSG_MORE)
+    }
+
+    #[inline]
+    fn send_pieces(&self, pieces: &[IoSlice<'_>], flags: libc::c_int) -> io::Result<usize> {
         // SAFETY: all members are integers and pointers, for which zero is a value.
         let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
         // `IoSlice` has the layout of `iovec`, as its documentation promises; the kernel only reads them.
         message.msg_iov = pieces.as_ptr().cast_mut().cast();
         message.msg_iovlen = pieces.len().min(MOST_PIECES);
         // SAFETY: `message` describes `pieces`, which outlive the call.
-        size(unsafe { libc::sendmsg(self.fd.as_raw_fd(), &raw const message, libc::MSG_NOSIGNAL) })
+        size(unsafe { libc::sendmsg(self.fd.as_raw_fd(), &raw const message, flags) })
     }
 
     /// Sends FIN once all that was written has left; reading goes on.

@@ -56,6 +56,36 @@ fn an_empty_queue_is_no_error() {
 }
 
 #[test]
+fn a_listener_that_defers_accepts_who_speaks_and_in_time_who_does_not() {
+    let options = ListenOptions { defer_accept: Some(1), ..ListenOptions::default() };
+    let listener = TcpListener::bind(loopback(), &options).unwrap();
+    let mut client = TcpStream::connect(listener.local_addr()).unwrap();
+    assert!(listener.accept().unwrap().is_none());
+    client.write_all(b"abc").unwrap();
+    let (server, _) = until(|| listener.accept().unwrap());
+    assert_eq!(server.read(&mut [0; 8]).unwrap(), 3, "with its first bytes");
+    let silent = TcpStream::connect(listener.local_addr()).unwrap();
+    let (_, peer) = until(|| listener.accept().unwrap());
+    assert_eq!(peer, silent.local_addr().unwrap());
+}
+
+#[test]
+fn what_is_written_with_more_to_come_arrives_with_it() {
+    let (mut client, server) = pair(&ListenOptions { nodelay: true, ..ListenOptions::default() });
+    client.set_nonblocking(true).unwrap();
+    let began = Instant::now();
+    assert_eq!(server.write_vectored_more(&[IoSlice::new(b"ab"), IoSlice::new(b"c")]).unwrap(), 3);
+    let held = would_block(&client.peek(&mut [0; 8]));
+    // The kernel waits for 200 ms.
+    assert!(held || began.elapsed() > Duration::from_millis(100));
+    assert_eq!(server.write_vectored(&[IoSlice::new(b"d")]).unwrap(), 1);
+    let mut buffer = [0; 4];
+    client.set_nonblocking(false).unwrap();
+    client.read_exact(&mut buffer).unwrap();
+    assert_eq!(&buffer, b"abcd");
+}
+
+#[test]
 fn a_probe_sees_a_listener_that_would_share_its_port() {
     let shared = ListenOptions { reuse_port: true, ..ListenOptions::default() };
     let listener = TcpListener::bind(loopback(), &shared).unwrap();

@@ -12,8 +12,9 @@ use tracing_subscriber::{
 
 use crate::config::LogFormat;
 
-/// These crates log per message, and a stranger's packets must not fill a disk, whatever the filter says.
-const SILENCED: [&str; 3] = ["stun_types", "turn_types", "stun_proto"];
+/// These crates log per message, or what a message has made them keep, and a stranger's packets must not fill a disk, whatever the
+/// filter says.
+const SILENCED: [&str; 4] = ["stun_types", "turn_types", "stun_proto", "dimpl"];
 
 /// Whether this is a filter that [`init`] takes: a level, or `target=level` directives separated by commas.
 ///

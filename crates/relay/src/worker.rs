@@ -210,6 +210,8 @@ impl Worker {
             now = self.now();
             self.counted.wakeups += 1;
             self.dirty |= !events.is_empty();
+            let first = self.out.streams.begin_tick(events.len());
+            events.rotate_left(first);
             for event in &events {
                 if !self.rx.has_room() {
                     self.flush();

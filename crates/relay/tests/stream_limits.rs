@@ -200,13 +200,46 @@ fn connections_without_an_allocation_are_few_and_those_with_one_do_not_count() {
     drop(waiting);
     world.wait_for_closed(CloseReason::Client, 3);
     world.client().ask(&binding(1));
+}
 
-    let small = start(|config| config.max_idle = 2);
-    let kept = [small.client(), small.client()];
-    small.wait_for("two connections", |streams| streams.open == 2);
-    is_refused(small.tcp());
-    small.wait_for_closed(CloseReason::LimitTotal, 1);
-    drop(kept);
+#[test]
+fn who_comes_to_a_full_house_takes_the_place_of_the_oldest_that_has_no_allocation() {
+    let world = start(|config| config.max_idle = 2);
+    let mut allocated = world.client();
+    allocated.ask(&allocate());
+    let mut oldest = world.client();
+    oldest.ask(&binding(1));
+    let mut second = world.client();
+    second.ask(&binding(1));
+    // However busy it looks: whoever keeps a place by what costs nothing would keep it for ever.
+    oldest.ask(&binding(2));
+    let mut newcomer = world.client();
+    newcomer.ask(&binding(1));
+    oldest.ends();
+    world.wait_for_closed(CloseReason::Evicted, 1);
+    second.ask(&binding(2));
+    allocated.ask(&refresh(1));
+    // Places that are given up in the ordinary way are free again.
+    drop(second);
+    world.wait_for_closed(CloseReason::Client, 1);
+    world.client().ask(&binding(1));
+    newcomer.ask(&binding(2));
+    assert_eq!(world.streams().closed(CloseReason::Evicted), 1);
+    assert_eq!(world.streams().closed(CloseReason::LimitTotal), 0);
+}
+
+#[test]
+fn a_stranger_is_read_in_small_portions() {
+    let world = start(|_| {});
+    let mut client = world.client();
+    let requests: Vec<u8> = (0..=255).cycle().take(4000).flat_map(binding).collect();
+    client.send(&requests);
+    for _ in 0..4000 {
+        assert_eq!(client.receive().expect("a reply").kind(), BINDING | 0x0100);
+    }
+    world.wait_for("all is read", |streams| streams.read_bytes == requests.len() as u64);
+    let reads = world.streams().reads;
+    assert!(reads >= requests.len() as u64 / 4096, "{reads} reads of {} bytes", requests.len());
 }
 
 #[test]

@@ -3,11 +3,15 @@
 
 mod support;
 
-use std::{io::Write, net::SocketAddr, sync::Arc};
+use std::{io::Write, net::SocketAddr, os::fd::OwnedFd, sync::Arc};
 
 use rcgen::{CertificateParams, KeyPair};
-use rustls::{CipherSuite, ClientConfig, HandshakeKind, pki_types::CertificateDer};
+use rustls::{
+    CipherSuite, ClientConfig, ClientConnection, HandshakeKind, StreamOwned,
+    pki_types::{CertificateDer, ServerName},
+};
 use support::*;
+use turnpike_net::TcpSocket;
 use turnpike_relay::{CertificateError, CloseReason, HandshakeFailure, Identity};
 
 fn world(names: &[&[&str]]) -> World {
@@ -115,6 +119,44 @@ fn sessions_are_resumed_whichever_version() {
         (streams.handshakes_full == 2 && streams.handshakes_resumed == 2).then_some(())
     });
     drop(streams);
+}
+
+#[test]
+fn tickets_and_the_reply_to_a_request_behind_the_handshake_leave_together() {
+    let world = world(&[&["a.example"]]);
+    let mut sock = connect(world.tls());
+    let name = ServerName::try_from("a.example").unwrap();
+    let mut tls = ClientConnection::new(tls_config(&[]), name).unwrap();
+    while tls.wants_write() {
+        tls.write_tls(&mut sock).unwrap();
+    }
+    while tls.is_handshaking() {
+        tls.read_tls(&mut sock).unwrap();
+        tls.process_new_packets().unwrap();
+    }
+    // Finished has not left so far.
+    tls.writer().write_all(&binding(1)).unwrap();
+    let mut both = Vec::new();
+    while tls.wants_write() {
+        tls.write_tls(&mut both).unwrap();
+    }
+    sock.write_all(&both).unwrap();
+    let mut client = Client::new(StreamOwned::new(tls, sock));
+    assert_eq!(client.receive().unwrap().kind(), BINDING | 0x0100);
+    world.wait_for("the reply has left", |streams| streams.writes >= 2);
+    assert_eq!(world.streams().writes, 2, "one for the handshake, one for all that follows");
+}
+
+#[test]
+fn nothing_more_is_written_to_a_client_that_is_gone() {
+    let world = world(&[&["a.example"]]);
+    let mut client = Client::new(tls_connect(world.tls(), "a.example", &tls_config(&[])).unwrap());
+    client.ask(&binding(1));
+    world.wait_for("the reply has left", |streams| streams.sent == 1);
+    let before = world.streams().writes;
+    TcpSocket::from(OwnedFd::from(client.stream.sock)).reset();
+    world.wait_for_closed(CloseReason::Broken, 1);
+    assert_eq!(world.streams().writes, before);
 }
 
 #[test]

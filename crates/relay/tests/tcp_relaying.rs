@@ -7,17 +7,22 @@ mod support;
 use std::{
     io::{ErrorKind, Read, Write},
     net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream},
+    os::fd::OwnedFd,
+    time::{Duration, Instant},
 };
 
 use support::{
     Client, Message, SOON, World, connect, eventually, permit, plain, stun, tls_config, tls_connect, xored,
 };
+use turnpike_net::{ConnectOptions, TcpSocket};
+use turnpike_relay::CloseReason;
 
 const CONNECT: u16 = 0x000A;
 const CONNECTION_BIND: u16 = 0x000B;
 const CONNECTION_ATTEMPT: u16 = 0x001C;
 const CONNECTION_ID: u16 = 0x002A;
 const PEER: u16 = 0x0012;
+const PATIENCE: Duration = Duration::from_millis(250);
 
 fn allocate_tcp() -> Vec<u8> {
     stun(support::ALLOCATE, 1, &[(0x0019, &[6, 0, 0, 0])])
@@ -280,4 +285,84 @@ fn a_flood_of_connects_stays_within_the_limit_of_the_allocation() {
     world.wait_for_counter("peer_connection_refusals", "limit", 8);
     assert_eq!(world.relay.snapshots()[0].peers.open, 32);
     drop(peers);
+}
+
+fn reset(stream: TcpStream) {
+    TcpSocket::from(OwnedFd::from(stream)).reset();
+}
+
+#[test]
+fn peers_that_come_and_go_cannot_end_the_control_connection_of_a_client_that_stalls() {
+    let world = support::start(|config| config.queue = 4096);
+    let (mut client, relayed) = control(&world);
+    client.ask(&permit((Ipv4Addr::LOCALHOST, 9).into()));
+    let deadline = Instant::now() + 2 * SOON;
+    while world.streams().queue_drops < 300 {
+        assert!(Instant::now() < deadline, "{:?}", world.streams());
+        assert_eq!(world.streams().closed(CloseReason::RepliesUnread), 0);
+        for _ in 0..16 {
+            // Not waited for: where the listener's queue is full the kernel would try again in a second.
+            TcpSocket::connect(relayed, &ConnectOptions::default()).unwrap().reset();
+            std::thread::yield_now();
+        }
+    }
+    client.send(&support::refresh(9));
+    while client.receive().expect("the connection lives on").kind() != support::REFRESH | 0x0100 {}
+}
+
+/// Writes until hardly anything more is taken: a full receive buffer still gives way now and then.
+fn fill(mut write: impl FnMut(&[u8]) -> std::io::Result<usize>) {
+    let deadline = Instant::now() + SOON;
+    loop {
+        let began = Instant::now();
+        if write(&[7; 1 << 16]).is_err() || began.elapsed() >= PATIENCE {
+            return;
+        }
+        assert!(Instant::now() < deadline, "somebody reads");
+    }
+}
+
+#[test]
+fn a_reset_ends_a_tls_data_connection_though_nothing_can_be_moved() {
+    let world = support::start_workers(1);
+    let (mut client, _) = control(&world);
+    let mut bound_pair = |id: u8| {
+        let listener = listener();
+        let connection = connection_to(&mut client, listener.local_addr().unwrap(), id);
+        let (peer, _) = accepted(&listener);
+        let tls = tls_connect(world.tls(), "turn.example.org", &tls_config(&[])).unwrap();
+        (bound(tls, &connection), peer)
+    };
+    let open = |count: u64| {
+        eventually(&format!("{count} connections"), || {
+            (world.relay.snapshots()[0].peers.open == count).then_some(())
+        });
+    };
+
+    let (mut data, peer) = bound_pair(2);
+    open(1);
+    data.sock.set_write_timeout(Some(PATIENCE)).unwrap();
+    fill(|bytes| {
+        let taken = data.write(bytes)?;
+        data.flush().map(|()| taken)
+    });
+    reset(data.sock);
+    open(0);
+    drop(peer);
+
+    // The client has said all, and the peer goes on to say nothing.
+    let (mut data, mut peer) = bound_pair(3);
+    data.conn.send_close_notify();
+    data.flush().unwrap();
+    assert!(is_over(&mut peer));
+    reset(data.sock);
+    open(0);
+    drop(peer);
+
+    let (data, mut peer) = bound_pair(4);
+    peer.set_write_timeout(Some(PATIENCE)).unwrap();
+    fill(|bytes| peer.write(bytes));
+    reset(peer);
+    open(0);
+    drop(data);
 }

@@ -2,7 +2,7 @@
 //! crowd takes the place of the oldest.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
 };
 
@@ -14,7 +14,8 @@ pub(super) struct Crowd {
     most_per_network: usize,
     /// Slot and network by number.
     members: BTreeMap<u64, (usize, IpAddr)>,
-    networks: HashMap<IpAddr, usize, RandomState>,
+    /// Numbers by network: a network at its limit asks for its oldest with each newcomer.
+    networks: HashMap<IpAddr, BTreeSet<u64>, RandomState>,
     next: u64,
 }
 
@@ -36,13 +37,13 @@ impl Crowd {
 
     /// Who must leave before one more of this address can come, if anybody.
     pub(super) fn in_the_way(&self, address: IpAddr) -> Option<usize> {
-        let network = network(address);
-        if self.networks.get(&network).is_some_and(|count| *count >= self.most_per_network) {
-            let mut members = self.members.values();
-            return members.find(|member| member.1 == network).map(|member| member.0);
-        }
-        let full = self.members.len() >= self.most;
-        full.then(|| self.members.first_key_value().map(|(_, member)| member.0)).flatten()
+        let neighbours = self.networks.get(&network(address));
+        let oldest = match neighbours.filter(|numbers| numbers.len() >= self.most_per_network) {
+            Some(numbers) => numbers.first(),
+            None if self.members.len() >= self.most => self.members.keys().next(),
+            None => None,
+        };
+        oldest.and_then(|number| self.members.get(number)).map(|member| member.0)
     }
 
     /// One more; the number to leave with.
@@ -50,15 +51,15 @@ impl Crowd {
         let (number, network) = (self.next, network(address));
         self.next += 1;
         self.members.insert(number, (slot, network));
-        *self.networks.entry(network).or_insert(0) += 1;
+        self.networks.entry(network).or_default().insert(number);
         number
     }
 
     pub(super) fn leave(&mut self, number: u64) {
         let Some((_, network)) = self.members.remove(&number) else { return };
-        if let Some(count) = self.networks.get_mut(&network) {
-            *count -= 1;
-            if *count == 0 {
+        if let Some(numbers) = self.networks.get_mut(&network) {
+            numbers.remove(&number);
+            if numbers.is_empty() {
                 self.networks.remove(&network);
             }
         }

@@ -93,7 +93,9 @@ pub(crate) struct Associations {
 }
 
 impl Associations {
-    /// Room that the arena must have for a receive call and all that is decrypted of it.
+    /// Room that the arena must have for a receive call and what is decrypted of it. A call takes 16 super-packets of 64 KiB, or 32
+    /// datagrams where there are none, and plaintext is shorter than its records. Not enough for 32 datagrams that were fragmented
+    /// up to 64 KiB, or for records of so few bytes that aligning them makes them three times as long: some of these are dropped.
     pub(crate) const ROOM: usize = 3 << 20;
 
     /// None yet; `started` is what the worker's milliseconds count from, `workers` how many

@@ -6,6 +6,7 @@ use std::io::{self, ErrorKind, Write as _};
 use rustls::ServerConnection;
 use turnpike_net::{Flow, TcpSocket};
 
+use super::Side;
 use crate::stream::channel::{self, Fed};
 
 /// Bytes of one read. A record that began earlier may come out of it as well (16 KiB at most).
@@ -52,6 +53,14 @@ impl TlsEnd {
             peer_ended: false,
             notified: false,
             client_told: false,
+        }
+    }
+
+    /// Whether a turn would not read from this side, and so would not find out that it is broken.
+    pub(super) fn is_deaf_to(&self, side: Side) -> bool {
+        match side {
+            Side::Client => self.client_ended || self.at < self.waiting.len(),
+            Side::Peer => self.peer_ended || self.tls.wants_write(),
         }
     }
 

@@ -25,7 +25,11 @@ impl Peers {
         note(source, event);
         if event.error {
             // Nothing is left to read, or nothing can be read now: a reset does not wait.
-            if source.has_ended() || source.is_blocked() {
+            let stuck = match &connection.stage {
+                Stage::Bound(ClientEnd::Tls(end)) => end.is_deaf_to(side),
+                _ => source.has_ended() || source.is_blocked(),
+            };
+            if stuck {
                 return self.end(slot);
             }
             source.on_error();

@@ -64,10 +64,15 @@ impl Channel {
     }
 }
 
-/// Sends what the kernel takes of these; how many bytes that is.
-pub(crate) fn write(socket: &TcpSocket, slices: &[IoSlice<'_>], writes: &mut u64) -> io::Result<usize> {
+/// Sends what the kernel takes of these, `more` of which follows at once; how many bytes that is.
+pub(crate) fn write(
+    socket: &TcpSocket,
+    slices: &[IoSlice<'_>],
+    more: bool,
+    writes: &mut u64,
+) -> io::Result<usize> {
     *writes += 1;
-    none_for_now(socket.write_vectored(slices))
+    none_for_now(if more { socket.write_vectored_more(slices) } else { socket.write_vectored(slices) })
 }
 
 /// How much has been encrypted since the kernel was last asked to take it.
@@ -89,7 +94,8 @@ impl Batch {
         self.records == 0
     }
 
-    /// Hands what there is to the kernel, if there is enough of it.
+    /// Hands what there is to the kernel, if there is enough of it. It is not told that more follows: the client decrypts the first
+    /// records while the next are encrypted.
     pub(crate) fn flush_if_full(
         &mut self,
         tls: &mut ServerConnection,

@@ -28,9 +28,9 @@ pub struct StreamConfig {
     pub first_message_ms: u64,
     /// Milliseconds that a connection without an allocation may stay silent.
     pub idle_ms: u64,
-    /// Connections without an allocation, in total.
+    /// Connections without an allocation, in total: beyond, the oldest of the worker that accepts gives way.
     pub max_idle: usize,
-    /// Connections without an allocation from one IPv4 address or one IPv6 /64.
+    /// Connections without an allocation from one IPv4 address or one IPv6 /64: beyond, newcomers are refused.
     pub max_idle_per_address: usize,
 }
 

@@ -50,8 +50,8 @@ pub(super) struct Connection {
     pub(super) allocated: bool,
     /// Whether it has ever had an allocation: only credentials open the way for long messages.
     pub(super) trusted: bool,
-    /// Where it counts against the limits of connections without an allocation.
-    pub(super) counts: bool,
+    /// Its number among the connections without an allocation, where it counts against their limits.
+    pub(super) place: Option<u64>,
     pub(super) counts_for: Option<IpAddr>,
     /// The end of the tick closes it.
     pub(super) closing: Option<CloseReason>,
@@ -62,7 +62,18 @@ pub(super) struct Connection {
 /// Longest message of a client without an allocation: what a request may have.
 const MAX_REQUEST_LEN: usize = turnpike_turn::server::request::MAX_REQUEST_LEN;
 
+/// Bytes of one read.
+pub(super) const PORTION: usize = 32 << 10;
+/// The same while there is no allocation: more than a request, and enough for a ClientHello.
+const FIRST_PORTION: usize = 4 << 10;
+
 impl Connection {
+    /// Bytes that one read may bring. A read cannot be put back: so many, in messages as short as they may be, are the longest that
+    /// all others wait.
+    pub(super) fn portion(&self) -> usize {
+        if self.allocated { PORTION } else { FIRST_PORTION }
+    }
+
     pub(super) fn limit(&self) -> usize {
         if self.trusted { MAX_MESSAGE_LEN } else { MAX_REQUEST_LEN }
     }

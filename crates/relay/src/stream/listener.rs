@@ -13,6 +13,9 @@ use super::{
 
 /// Connections accepted from one listener in one tick.
 const ACCEPTS: usize = 32;
+/// Seconds for which the kernel keeps a connection on which the client has said nothing (TCP_DEFER_ACCEPT). Those that speak at
+/// once, as TURN clients do, come with their first message: one wake-up for the two.
+const SILENT_SECONDS: u32 = 1;
 /// Milliseconds for which nothing is accepted once descriptors or memory are used up.
 pub(super) const PAUSE_MS: u64 = 1000;
 /// Bytes that the kernel may hold of one connection before they are sent for the first time. Datagrams that wait there can no
@@ -43,6 +46,7 @@ impl StreamListeners {
             nodelay: true,
             keepalive: true,
             unsent_limit: Some(UNSENT_LIMIT),
+            defer_accept: Some(SILENT_SECONDS),
             ..ListenOptions::default()
         };
         let mut listeners = Vec::new();
@@ -56,7 +60,7 @@ impl StreamListeners {
 }
 
 impl Streams {
-    /// Takes the connections that wait.
+    /// Takes the connections that wait; [`Streams::next_accepted`] tells which.
     pub(crate) fn accept(&mut self, place: usize, now_ms: u64, poller: &Poller) {
         for _ in 0..ACCEPTS {
             let Some(listener) = self.listeners.get(place) else { return };
@@ -83,16 +87,23 @@ impl Streams {
         let id = self.layout.tcp(place);
         let local = if bound.ip().is_unspecified() { socket.local_addr().unwrap_or(bound) } else { bound };
         let proxied = self.config.proxies.iter().any(|proxy| proxy.contains(peer.ip()));
-        if let Err(reason) = self.admission.enter() {
-            return self.refuse(socket, reason);
-        }
         // Behind a proxy the header tells whose connection it is.
         let counts_for = (!proxied).then_some(peer.ip());
+        // First, so that nobody gives way to those who are refused.
         if let Some(Err(reason)) = counts_for.map(|address| self.admission.enter_from(address)) {
-            self.admission.leave();
             return self.refuse(socket, reason);
         }
-        let slot = self.connections.insert(Connection {
+        if let Err(reason) = self.admission.enter()
+            && !self.make_room()
+        {
+            if let Some(address) = counts_for {
+                self.admission.leave_from(address);
+            }
+            return self.refuse(socket, reason);
+        }
+        let entry = self.connections.vacant_entry();
+        let slot = entry.key();
+        entry.insert(Connection {
             socket,
             channel: Channel::Plain,
             stage: if proxied { Stage::Proxied } else { Stage::Unknown },
@@ -109,15 +120,36 @@ impl Streams {
             spoke: false,
             allocated: false,
             trusted: false,
-            counts: true,
+            place: Some(self.idle.enter(slot)),
             counts_for,
             closing: None,
             listener: place,
         });
         self.next_sweep_ms.get_or_insert(now_ms + SWEEP_MS);
         if poller.add(&self.connections[slot].socket, Token::Connection(slot).get()).is_err() {
-            self.remove(slot, CloseReason::Broken);
+            return self.remove(slot, CloseReason::Broken);
         }
+        self.accepted.push_back(slot);
+    }
+
+    /// The next connection that was accepted in this tick: what its client has said is mostly there already.
+    pub(crate) fn next_accepted(&mut self) -> Option<usize> {
+        self.accepted.pop_front()
+    }
+
+    /// Closes the oldest connection without an allocation. Its place among those of all workers is free for the taking, and
+    /// nobody else can take it. False if this worker has none.
+    fn make_room(&mut self) -> bool {
+        let Some(slot) = self.idle.oldest() else { return false };
+        let connection = &mut self.connections[slot];
+        if let Some(number) = connection.place.take() {
+            self.idle.leave(number);
+        }
+        if let Some(address) = connection.counts_for.take() {
+            self.admission.leave_from(address);
+        }
+        self.close(slot, CloseReason::Evicted);
+        true
     }
 
     /// With RST, so that nothing of it stays here.

@@ -10,12 +10,13 @@
 //! ```
 //!
 //! Everything is level-triggered, with one read per connection and wake-up, so that a busy client cannot keep others waiting, and
-//! work that is put off (handshakes beyond a tick's share) comes back by itself.
+//! work that is put off (handshakes and messages beyond a tick's share) comes back by itself.
 
 mod admission;
 pub(crate) mod channel;
 pub mod config;
 mod connection;
+mod idle;
 mod listener;
 mod outbox;
 mod receive;
@@ -24,7 +25,7 @@ pub mod stats;
 pub mod tls;
 mod transfer;
 
-use std::{io, sync::Arc};
+use std::{collections::VecDeque, io, mem, sync::Arc};
 
 use foldhash::fast::RandomState;
 use hashbrown::HashMap;
@@ -43,6 +44,7 @@ pub use tls::{CertificateError, Identity, TlsContext};
 pub(crate) use transfer::Taken;
 
 use connection::{Connection, Stage};
+use idle::Idle;
 use listener::Listener;
 use send::Pieces;
 
@@ -51,6 +53,11 @@ const FIRST_TOKEN: u64 = 1 << 32;
 const FIRST_CONNECTION: u64 = 2 << 32;
 /// Handshakes that one tick carries on with: each step costs up to a millisecond, and datagrams wait meanwhile.
 const HANDSHAKES: u32 = 4;
+/// What one tick takes from streams before datagrams get their turn, in messages. Longer, and a flood over TCP is heard in the
+/// round trips of UDP clients; shorter, and ticks no longer gather what leaves together.
+const SHARE: usize = 2048;
+/// Bytes of TLS around the messages that cost as much as a message: of a KeyUpdate, which is nothing else, there are 27.
+const OVERHEAD: usize = 32;
 /// Between two looks at deadlines, in milliseconds.
 const SWEEP_MS: u64 = 250;
 
@@ -87,6 +94,10 @@ pub(crate) struct Streams {
     admission: Arc<Admission>,
     listeners: Vec<Listener>,
     connections: Slab<Connection>,
+    /// Those without an allocation.
+    idle: Idle,
+    /// Accepted in this tick, and not read from so far.
+    accepted: VecDeque<usize>,
     by_client: HashMap<Client, usize, RandomState>,
     /// The client looked up last: datagrams come in runs.
     last: Option<(Client, usize)>,
@@ -98,6 +109,13 @@ pub(crate) struct Streams {
     /// What TLS reads from.
     scratch: Vec<u8>,
     handshakes_left: u32,
+    /// What is left of this tick's [`SHARE`].
+    share_left: usize,
+    /// Reads of this tick, and whether others have to wait for the next one.
+    served: usize,
+    put_off: bool,
+    /// Where ticks begin that follow such a one.
+    turn: usize,
     next_sweep_ms: Option<u64>,
     /// When listeners that were paused are watched again.
     resume_ms: Option<u64>,
@@ -119,6 +137,8 @@ impl Streams {
             admission,
             listeners: Vec::new(),
             connections: Slab::new(),
+            idle: Idle::default(),
+            accepted: VecDeque::new(),
             by_client: HashMap::default(),
             last: None,
             pieces: Pieces::default(),
@@ -126,6 +146,10 @@ impl Streams {
             gone: Vec::new(),
             scratch: Vec::new(),
             handshakes_left: HANDSHAKES,
+            share_left: SHARE,
+            served: 0,
+            put_off: false,
+            turn: 0,
             next_sweep_ms: None,
             resume_ms: None,
             stats: StreamStats::default(),
@@ -152,6 +176,19 @@ impl Streams {
         StreamStats { open: self.connections.len() as u64, ..self.stats }
     }
 
+    /// A tick with so many events begins; which of them comes first. The poller tells of the same sockets in the same order, so
+    /// that those behind the ones that used up a tick would never be read: the next tick goes on where that one ended.
+    pub(crate) fn begin_tick(&mut self, events: usize) -> usize {
+        self.share_left = SHARE;
+        let served = mem::take(&mut self.served);
+        if !mem::take(&mut self.put_off) || events == 0 {
+            return 0;
+        }
+        // Less than a whole turn: what was read of connections that were just accepted is counted too.
+        self.turn = self.turn.wrapping_add(served.clamp(1, events.max(2) - 1));
+        self.turn % events
+    }
+
     /// When [`Streams::handle_timeout`] wants to be called; milliseconds.
     pub(crate) fn poll_timeout(&self) -> Option<u64> {
         [self.next_sweep_ms, self.resume_ms].into_iter().flatten().min()
@@ -169,17 +206,16 @@ impl Streams {
             }
         }
         if self.next_sweep_ms.is_some_and(|due| due <= now_ms) {
-            let overdue: Vec<(usize, CloseReason)> = self
-                .connections
-                .iter()
-                .filter(|(_, connection)| connection.deadline_ms <= now_ms)
-                .map(|(slot, connection)| (slot, connection.overdue()))
-                .collect();
+            let connections = &self.connections;
+            let overdue = |slot: usize| {
+                let connection = connections.get(slot)?;
+                (connection.deadline_ms <= now_ms).then(|| (slot, connection.overdue()))
+            };
+            let overdue: Vec<(usize, CloseReason)> = self.idle.slots().filter_map(overdue).collect();
             for (slot, reason) in overdue {
                 self.close(slot, reason);
             }
-            let limited = self.connections.iter().any(|(_, connection)| !connection.allocated);
-            self.next_sweep_ms = limited.then_some(now_ms + SWEEP_MS);
+            self.next_sweep_ms = (!self.idle.is_empty()).then_some(now_ms + SWEEP_MS);
         }
     }
 
@@ -230,11 +266,11 @@ impl Streams {
     pub(crate) fn released(&mut self, now_ms: u64, client: &Client) {
         let Some(slot) = self.slot_of(client) else { return };
         let connection = &mut self.connections[slot];
-        if !std::mem::take(&mut connection.allocated) {
+        if !mem::take(&mut connection.allocated) {
             return;
         }
         connection.deadline_ms = now_ms + self.config.idle_ms;
-        connection.counts = true;
+        connection.place = Some(self.idle.enter(slot));
         connection.counts_for = Some(connection.address().ip());
         self.admission.return_from(connection.address().ip());
         self.next_sweep_ms.get_or_insert(now_ms + SWEEP_MS);
@@ -243,7 +279,8 @@ impl Streams {
     /// Takes a connection off the limits.
     fn uncount(&mut self, slot: usize) {
         let connection = &mut self.connections[slot];
-        if std::mem::take(&mut connection.counts) {
+        if let Some(number) = connection.place.take() {
+            self.idle.leave(number);
             self.admission.leave();
         }
         if let Some(address) = connection.counts_for.take() {

@@ -10,13 +10,11 @@ use turnpike_wire::{
 };
 
 use super::{
-    CloseReason, Connection, HandshakeFailure, Stage, Streams,
+    CloseReason, Connection, HandshakeFailure, OVERHEAD, Stage, Streams,
     channel::{self, Channel, Fed},
+    connection::PORTION,
 };
 
-/// Bytes of one read of what may be TLS. Decrypted, with the rest of a record that came before, they fit into one slot of
-/// the arena.
-const TLS_READ: usize = 32 << 10;
 /// The first byte of a TLS record with a handshake message (RFC 8446 section 5.1). No STUN message and no ChannelData
 /// begins with it: its first two bits say STUN, but no method is so high (RFC 7983 section 7).
 const TLS_HANDSHAKE: u8 = 0x16;
@@ -33,8 +31,15 @@ impl Streams {
     /// Room that the arena must have for [`Streams::receive`].
     pub(crate) const ROOM: usize = 3 << 16;
 
-    /// Reads once. `None` if there is no message to look at, whatever else there was.
+    /// Reads once. `None` if there is no message to look at, whatever else there was. Once the tick's share is used up nothing is
+    /// read, and the poller tells of it again.
     pub(crate) fn receive(&mut self, slot: usize, rx: &mut Rx) -> Option<Incoming> {
+        if self.share_left == 0 {
+            self.put_off = true;
+            return None;
+        }
+        self.served += 1;
+        self.share_left -= 1;
         let connection = self.connections.get_mut(slot).filter(|connection| connection.closing.is_none())?;
         let read = match (&connection.channel, connection.stage) {
             (Channel::Tls(_), _) => self.read_tls(slot, rx),
@@ -69,6 +74,7 @@ impl Streams {
                 incoming.rest.offset += next as u32;
                 incoming.rest.len -= next as u32;
                 connection.spoke = true;
+                self.share_left = self.share_left.saturating_sub(1);
                 if !connection.allocated {
                     connection.deadline_ms = now_ms + self.config.idle_ms;
                 }
@@ -91,9 +97,12 @@ impl Streams {
         let connection = &mut self.connections[slot];
         self.stats.reads += 1;
         let held = connection.framer.held().len();
-        let Some(span) = received(rx.fill(held, |room| connection.socket.read(room)))? else {
-            return Ok(None);
-        };
+        let portion = connection.portion();
+        let read = rx.fill(held, |room| {
+            let most = room.len().min(portion);
+            connection.socket.read(&mut room[..most])
+        });
+        let Some(span) = received(read)? else { return Ok(None) };
         self.stats.read_bytes += u64::from(span.len);
         Ok(connection.together(span, rx))
     }
@@ -101,13 +110,15 @@ impl Streams {
     /// The very first bytes, and any more until they say what this is.
     fn read_first(&mut self, slot: usize, rx: &mut Rx) -> Result<Option<Span>, CloseReason> {
         let connection = &mut self.connections[slot];
-        if connection.stage == Stage::Unknown && self.handshakes_left == 0 {
+        // It may be a ClientHello, or have one behind a PROXY header.
+        if self.handshakes_left == 0 {
             return Ok(None);
         }
         self.stats.reads += 1;
         let held = connection.framer.held().len();
+        let portion = connection.portion();
         let read = rx.fill(held, |room| {
-            let most = room.len().min(TLS_READ);
+            let most = room.len().min(portion);
             connection.socket.read(&mut room[..most])
         });
         let Some(mut span) = received(read)? else { return Ok(None) };
@@ -130,10 +141,10 @@ impl Streams {
                 connection.channel = Channel::Tls(Box::new(tls));
                 connection.stage = Stage::Handshake;
                 connection.framer.hold(&[], 0);
-                self.scratch.clear();
-                self.scratch.extend_from_slice(rx.bytes(span));
-                let len = self.scratch.len();
-                self.decrypt(slot, len, rx)
+                let hello = rx.bytes(span);
+                self.scratch.resize(PORTION, 0);
+                self.scratch[..hello.len()].copy_from_slice(hello);
+                self.decrypt(slot, hello.len(), rx)
             }
             Some(_) if listener.tls_only => Err(CloseReason::PlainRefused),
             Some(_) => {
@@ -177,8 +188,9 @@ impl Streams {
             return Ok(None);
         }
         self.stats.reads += 1;
-        self.scratch.resize(TLS_READ, 0);
-        let read = match connection.socket.read(&mut self.scratch) {
+        self.scratch.resize(PORTION, 0);
+        let portion = connection.portion();
+        let read = match connection.socket.read(&mut self.scratch[..portion]) {
             Ok(0) => return Err(CloseReason::Client),
             Ok(len) => len,
             Err(error) if is_nothing(&error) => return Ok(None),
@@ -197,6 +209,8 @@ impl Streams {
             fed = channel::feed(tls, &self.scratch[..len], room);
             Ok(fed.plain)
         });
+        let overhead = len.saturating_sub(fed.plain) / OVERHEAD;
+        self.share_left = self.share_left.saturating_sub(overhead);
         connection.ended = fed.ended;
         connection.barren = if fed.plain > 0 { 0 } else { connection.barren } + fed.barren;
         let wants_write = tls.wants_write();
@@ -297,5 +311,138 @@ fn reason_of(error: FrameError) -> CloseReason {
         FrameError::NotStun => CloseReason::NotStun,
         FrameError::Length => CloseReason::Length,
         FrameError::TooLong => CloseReason::TooLong,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        io::Write,
+        net::{Ipv4Addr, SocketAddr, TcpStream},
+        sync::Arc,
+        time::{Duration, Instant},
+    };
+
+    use turnpike_net::{Datapath, poll::Poller};
+
+    use super::*;
+    use crate::{
+        Layout, StreamConfig,
+        stream::{Admission, SHARE, StreamListeners},
+    };
+
+    const BINDING: [u8; 20] = [0, 1, 0, 0, 0x21, 0x12, 0xA4, 0x42, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7];
+
+    struct Bench {
+        streams: Streams,
+        poller: Poller,
+        rx: Rx,
+        at: SocketAddr,
+    }
+
+    fn bench(change: impl FnOnce(&mut StreamConfig)) -> Bench {
+        let any = (Ipv4Addr::LOCALHOST, 0).into();
+        let mut config = StreamConfig { listen: vec![any], ..StreamConfig::default() };
+        change(&mut config);
+        let listeners = StreamListeners::bind(&config.listen, &[], &config, false).unwrap();
+        let at = listeners.0[0].socket.local_addr();
+        let poller = Poller::new().unwrap();
+        let layout = Arc::new(Layout::new(&[], &[], &config));
+        let admission = Arc::new(Admission::new(config.max_idle, config.max_idle_per_address));
+        let streams = Streams::new(layout, Arc::new(config), admission, listeners, &poller).unwrap();
+        Bench { streams, poller, rx: Rx::new(Datapath::Mmsg), at }
+    }
+
+    impl Bench {
+        /// Clients that have said this, and the slots of their connections.
+        fn clients(&mut self, count: usize, words: &[u8]) -> (Vec<TcpStream>, Vec<usize>) {
+            let clients: Vec<TcpStream> = (0..count)
+                .map(|_| {
+                    let mut client = TcpStream::connect(self.at).unwrap();
+                    client.write_all(words).unwrap();
+                    client
+                })
+                .collect();
+            let (mut slots, deadline) = (Vec::new(), Instant::now() + Duration::from_secs(20));
+            while slots.len() < count {
+                assert!(Instant::now() < deadline, "{} of {count} were accepted", slots.len());
+                self.poller.wait(Some(Duration::from_millis(10))).unwrap();
+                self.streams.accept(0, 0, &self.poller);
+                slots.extend(std::iter::from_fn(|| self.streams.next_accepted()));
+            }
+            (clients, slots)
+        }
+
+        /// The messages that one event brings.
+        fn read(&mut self, slot: usize) -> usize {
+            self.rx.reset();
+            let Some(mut incoming) = self.streams.receive(slot, &mut self.rx) else { return 0 };
+            std::iter::from_fn(|| self.streams.next(&mut incoming, 0, &self.rx)).count()
+        }
+    }
+
+    #[test]
+    fn a_tick_takes_no_more_than_its_share_and_the_next_goes_on_with_the_others() {
+        let mut bench = bench(|_| {});
+        let (_clients, slots) = bench.clients(40, &BINDING.repeat(2000));
+        let mut total = [0; 40];
+        for tick in 0..5 {
+            let first = bench.streams.begin_tick(slots.len());
+            let mut taken = 0;
+            for place in (first..slots.len()).chain(0..first) {
+                // A tick flushes, and so can carry on with more handshakes than it begins with.
+                bench.streams.handshakes_left = 4;
+                let messages = bench.read(slots[place]);
+                total[place] += messages;
+                taken += messages;
+            }
+            let most = SHARE + 4096 / BINDING.len();
+            assert!(taken > 1000 && taken <= most, "{taken} in tick {tick}");
+        }
+        assert!(total.iter().all(|messages| *messages > 0), "{total:?}");
+    }
+
+    #[test]
+    fn what_is_not_put_off_begins_with_the_first_event() {
+        let mut bench = bench(|_| {});
+        let (_clients, slots) = bench.clients(2, &BINDING);
+        for _ in 0..3 {
+            assert_eq!(bench.streams.begin_tick(slots.len()), 0);
+            bench.read(slots[0]);
+        }
+    }
+
+    #[test]
+    fn handshakes_behind_a_proxy_header_wait_for_their_tick_too() {
+        let mut bench = bench(|config| config.proxies = vec!["127.0.0.0/8".parse().unwrap()]);
+        let header = b"PROXY TCP4 192.0.2.1 198.51.100.1 4000 443\r\n";
+        let (_clients, slots) = bench.clients(1, &[&header[..], &[TLS_HANDSHAKE, 3, 1, 0, 5]].concat());
+        bench.streams.begin_tick(1);
+        bench.streams.handshakes_left = 0;
+        bench.read(slots[0]);
+        assert_eq!(bench.streams.stats.reads, 0);
+        bench.streams.handshakes_left = 1;
+        bench.read(slots[0]);
+        assert_eq!(bench.streams.stats.reads, 1);
+        let connection = &bench.streams.connections[slots[0]];
+        assert_eq!(connection.closing, Some(CloseReason::NoCertificate), "it was looked at");
+    }
+
+    #[test]
+    fn only_connections_without_an_allocation_are_swept() {
+        let mut bench = bench(|_| {});
+        let (_clients, slots) = bench.clients(2, &BINDING);
+        for slot in &slots {
+            bench.read(*slot);
+        }
+        let client = bench.streams.connections[slots[0]].client;
+        bench.streams.allocated(&client);
+        assert_eq!(bench.streams.idle.slots().collect::<Vec<_>>(), [slots[1]]);
+        bench.streams.released(0, &client);
+        assert_eq!(bench.streams.idle.slots().collect::<Vec<_>>(), [slots[1], slots[0]]);
+        for slot in slots {
+            bench.streams.remove(slot, CloseReason::Client);
+        }
+        assert!(bench.streams.idle.is_empty());
     }
 }

@@ -6,10 +6,7 @@ use std::io::{self, IoSlice};
 use rustls::ServerConnection;
 use turnpike_net::{Rx, Span, TcpSocket, poll::Poller};
 use turnpike_turn::server::Client;
-use turnpike_wire::{
-    frame,
-    indication::{self, Indication},
-};
+use turnpike_wire::{frame, indication};
 
 use super::{
     CloseReason, Connection, HANDSHAKES, Streams, Token,
@@ -29,6 +26,8 @@ pub(super) struct Pieces {
     list: Vec<Piece>,
     /// Headers and replies.
     own: Vec<u8>,
+    /// Ticks in a row that used little of this.
+    quiet: u32,
 }
 
 /// One message: bytes in `own`, then a span of the arena, then zeros.
@@ -42,7 +41,27 @@ struct Piece {
     next: u32,
 }
 
+/// Pieces whose memory is kept, and quiet ticks after which that of more is given back: a flood does not come every second.
+const KEEP: usize = 4096;
+const QUIET: u32 = 1000;
+
 impl Pieces {
+    fn clear(&mut self) {
+        let used = self.list.len();
+        self.list.clear();
+        self.own.clear();
+        if self.list.capacity() <= KEEP || used > self.list.capacity() / 8 {
+            self.quiet = 0;
+            return;
+        }
+        self.quiet += 1;
+        if self.quiet == QUIET {
+            self.quiet = 0;
+            self.list.shrink_to(KEEP);
+            self.own.shrink_to(KEEP * indication::MAX_HEADER_LEN);
+        }
+    }
+
     #[inline]
     fn parts<'a>(&'a self, piece: &Piece, rx: &'a Rx) -> [&'a [u8]; 3] {
         [
@@ -83,11 +102,10 @@ impl Streams {
         self.append(client, header, payload, padding, Class::Datagram);
     }
 
-    /// Queues a copy of a reply. A Data indication is none, though it comes the same way: peers make ICMP errors (RFC 8656 section
-    /// 11.5), and as many as they like, which must not end a connection.
+    /// Queues a copy of a reply. An indication is none, though it comes the same way: peers make ICMP errors (RFC 8656 section
+    /// 11.5) and connections (RFC 6062 section 4.4), and as many as they like, which must not end the client's.
     pub(crate) fn reply(&mut self, client: &Client, bytes: &[u8]) {
-        let data = indication::is(Indication::Data, bytes);
-        let class = if data { Class::Datagram } else { Class::Control };
+        let class = if is_indication(bytes) { Class::Datagram } else { Class::Control };
         self.append(client, bytes, NOWHERE, 0, class);
     }
 
@@ -136,8 +154,7 @@ impl Streams {
             self.finish(slot, sent, poller);
         }
         self.touched.clear();
-        self.pieces.list.clear();
-        self.pieces.own.clear();
+        self.pieces.clear();
     }
 
     /// The kernel takes more again.
@@ -160,8 +177,9 @@ impl Streams {
         let connection = &mut self.connections[slot];
         let mut at = std::mem::replace(&mut connection.first, NONE);
         connection.last = NONE;
-        // What waits already goes first; the poller tells when.
-        if connection.outbox.is_empty() && !connection.channel.is_waiting() {
+        // What the kernel did not take goes first; the poller tells when. What TLS has made since the kernel took all (tickets, the
+        // answer to a KeyUpdate) leaves with the pieces.
+        if connection.outbox.is_empty() && !connection.watches_writable {
             let sent = match &mut connection.channel {
                 Channel::Plain => Self::send_plain(
                     &connection.socket,
@@ -200,7 +218,7 @@ impl Streams {
         while at != NONE {
             let mut slices = [IoSlice::new(&[]); SLICES];
             let (count, total, next) = pieces.gather(at, rx, &mut slices);
-            let taken = channel::write(socket, &slices[..count], writes)?;
+            let taken = channel::write(socket, &slices[..count], next != NONE, writes)?;
             if taken < total {
                 return Ok(Self::skip(outbox, pieces, at, taken, rx));
             }
@@ -258,7 +276,7 @@ impl Streams {
                 }
                 let mut slices = [IoSlice::new(&[]); outbox::SLICES];
                 let (count, _) = outbox.slices(&mut slices);
-                let taken = channel::write(socket, &slices[..count], writes)?;
+                let taken = channel::write(socket, &slices[..count], false, writes)?;
                 outbox.consume(taken);
             }
             Channel::Tls(tls) => {
@@ -282,7 +300,9 @@ impl Streams {
     fn finish(&mut self, slot: usize, sent: Result<(), CloseReason>, poller: &Poller) {
         let connection = &mut self.connections[slot];
         if let Some(reason) = sent.err().or(connection.closing) {
-            connection.channel.say_goodbye(&connection.socket, &mut self.stats.writes);
+            if reason != CloseReason::Broken {
+                connection.channel.say_goodbye(&connection.socket, &mut self.stats.writes);
+            }
             return self.remove(slot, reason);
         }
         let waits = !connection.outbox.is_empty() || connection.channel.is_waiting();
@@ -292,5 +312,37 @@ impl Streams {
                 self.remove(slot, CloseReason::Broken);
             }
         }
+    }
+}
+
+/// Whether the class of a STUN message is that (RFC 8489 section 5).
+fn is_indication(message: &[u8]) -> bool {
+    matches!(message, [high, low, ..] if high & 0x01 == 0 && low & 0x10 != 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_memory_of_a_flood_is_given_back_once_it_is_over() {
+        let piece =
+            Piece { own: 0, own_len: 0, payload: NOWHERE, padding: 0, class: Class::Control, next: NONE };
+        let mut pieces = Pieces::default();
+        for _ in 0..3 {
+            pieces.list.resize(100_000, piece);
+            pieces.own.resize(4_000_000, 0);
+            pieces.clear();
+            for _ in 0..QUIET / 2 {
+                pieces.list.push(piece);
+                pieces.clear();
+            }
+            assert!(pieces.list.capacity() >= 100_000, "it may come again soon");
+        }
+        for _ in 0..QUIET {
+            pieces.list.push(piece);
+            pieces.clear();
+        }
+        assert!(pieces.list.capacity() <= 2 * KEEP && pieces.own.capacity() <= 1 << 20);
     }
 }

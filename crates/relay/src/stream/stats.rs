@@ -58,7 +58,9 @@ reasons! {
         Duplicate => "duplicate",
         /// A client that does not read the replies to its requests.
         RepliesUnread => "replies_unread",
-        /// Too many connections without an allocation, in total.
+        /// Without an allocation it had to make room for a newcomer, for there are too many such connections.
+        Evicted => "evicted",
+        /// Too many connections without an allocation, in total, and none of this worker that could make room.
         LimitTotal => "limit_total",
         /// Too many of them from this address.
         LimitAddress => "limit_address",

@@ -83,7 +83,9 @@ impl Streams {
         let mut outbox = Outbox::new(self.config.queue);
         outbox.begin([&unsent, b"", b""], 0);
         self.admission.return_from(client.address.ip());
-        let slot = self.connections.insert(Connection {
+        let entry = self.connections.vacant_entry();
+        let slot = entry.key();
+        entry.insert(Connection {
             socket,
             channel: tls.map_or(Channel::Plain, Channel::Tls),
             stage: Stage::Open,
@@ -100,7 +102,7 @@ impl Streams {
             spoke: true,
             allocated: false,
             trusted,
-            counts: true,
+            place: Some(self.idle.enter(slot)),
             counts_for: Some(client.address.ip()),
             closing: None,
             listener,

@@ -10,7 +10,12 @@ impl Worker {
     /// A TCP listener or a client's connection is ready.
     pub(super) fn serve_stream(&mut self, now: Now, event: &Event) {
         match Token::of(event.token) {
-            Some(Token::Listener(place)) => self.out.streams.accept(place, now.ms, &self.poller),
+            Some(Token::Listener(place)) => {
+                self.out.streams.accept(place, now.ms, &self.poller);
+                while let Some(slot) = self.out.streams.next_accepted() {
+                    self.receive_from_stream(now, slot);
+                }
+            }
             Some(Token::Connection(slot)) => {
                 if event.writable {
                     self.out.streams.resume(slot, &self.poller);
