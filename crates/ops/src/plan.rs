@@ -115,6 +115,8 @@ impl Plan {
             + 2 * config.max_allocations
             + config.max_reservations()
             + streams
+            // Of a full house those who come and those who go are there together, until the tick is over.
+            + listeners * config.workers * StreamConfig::ACCEPTS
             + peers;
         sockets as u64 + 64 + 8 * self.config.workers as u64
     }

@@ -210,7 +210,7 @@ impl Worker {
             now = self.now();
             self.counted.wakeups += 1;
             self.dirty |= !events.is_empty();
-            let first = self.out.streams.begin_tick(events.len());
+            let first = self.out.streams.begin_tick(&events);
             events.rotate_left(first);
             for event in &events {
                 if !self.rx.has_room() {
@@ -231,6 +231,7 @@ impl Worker {
                     _ => self.serve_stream(now, event),
                 }
             }
+            self.greet(now);
             if self.out.streams.poll_timeout().is_some_and(|due| due <= now.ms) {
                 self.out.streams.handle_timeout(now.ms, &self.poller);
                 self.dirty = true;
@@ -384,6 +385,8 @@ impl Worker {
         let second = request.second.map(|wish| self.open_one(now, request.allocation, &wish));
         let verdict = self.server.opened(now, request.allocation, first, second);
         self.out.reply(verdict);
+        // From now on nobody takes this client's place.
+        self.carry_out_effects(now);
     }
 
     fn open_one(&mut self, now: Now, allocation: AllocationId, wish: &OpenRelay) -> OpenResult {

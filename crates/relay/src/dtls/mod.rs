@@ -253,6 +253,8 @@ impl Associations {
     /// Repeats what was not answered, ends what is overdue.
     pub(crate) fn handle_timeout(&mut self, now_ms: u64, tx: &mut Tx) {
         self.now_ms = now_ms;
+        // What a datagram brought is not what a timer brings.
+        self.arrived.clear();
         let now = self.instant(now_ms);
         while let Some(&(due, slot)) = self.timers.first()
             && due <= now_ms

@@ -34,6 +34,12 @@ pub struct StreamConfig {
     pub max_idle_per_address: usize,
 }
 
+impl StreamConfig {
+    /// Connections that are accepted from one listener in one tick, at most. Each listener of each worker may have as many descriptors
+    /// more than the limits say for as long.
+    pub const ACCEPTS: usize = 32;
+}
+
 impl Default for StreamConfig {
     fn default() -> Self {
         Self {

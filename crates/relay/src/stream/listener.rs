@@ -11,8 +11,6 @@ use super::{
     connection::NONE, outbox::Outbox,
 };
 
-/// Connections accepted from one listener in one tick.
-const ACCEPTS: usize = 32;
 /// Seconds for which the kernel keeps a connection on which the client has said nothing (TCP_DEFER_ACCEPT). Those that speak at
 /// once, as TURN clients do, come with their first message: one wake-up for the two.
 const SILENT_SECONDS: u32 = 1;
@@ -62,7 +60,9 @@ impl StreamListeners {
 impl Streams {
     /// Takes the connections that wait; [`Streams::next_accepted`] tells which.
     pub(crate) fn accept(&mut self, place: usize, now_ms: u64, poller: &Poller) {
-        for _ in 0..ACCEPTS {
+        // In a full house each newcomer takes a place, and not that of one of the same crowd.
+        let most = StreamConfig::ACCEPTS.min(self.config.max_idle / 2).max(1);
+        for _ in 0..most {
             let Some(listener) = self.listeners.get(place) else { return };
             match listener.socket.accept() {
                 Ok(Some((socket, peer))) => self.take(place, socket, canonical(peer), now_ms, poller),

@@ -30,7 +30,7 @@ use std::{collections::VecDeque, io, mem, sync::Arc};
 use foldhash::fast::RandomState;
 use hashbrown::HashMap;
 use slab::Slab;
-use turnpike_net::poll::Poller;
+use turnpike_net::poll::{Event, Poller};
 use turnpike_turn::server::{Client, ClosedReason, Effect};
 
 use crate::{Layout, peers};
@@ -111,11 +111,8 @@ pub(crate) struct Streams {
     handshakes_left: u32,
     /// What is left of this tick's [`SHARE`].
     share_left: usize,
-    /// Reads of this tick, and whether others have to wait for the next one.
-    served: usize,
-    put_off: bool,
-    /// Where ticks begin that follow such a one.
-    turn: usize,
+    /// The first connection that this tick had nothing left for.
+    first_put_off: Option<usize>,
     next_sweep_ms: Option<u64>,
     /// When listeners that were paused are watched again.
     resume_ms: Option<u64>,
@@ -147,9 +144,7 @@ impl Streams {
             scratch: Vec::new(),
             handshakes_left: HANDSHAKES,
             share_left: SHARE,
-            served: 0,
-            put_off: false,
-            turn: 0,
+            first_put_off: None,
             next_sweep_ms: None,
             resume_ms: None,
             stats: StreamStats::default(),
@@ -176,17 +171,13 @@ impl Streams {
         StreamStats { open: self.connections.len() as u64, ..self.stats }
     }
 
-    /// A tick with so many events begins; which of them comes first. The poller tells of the same sockets in the same order, so
-    /// that those behind the ones that used up a tick would never be read: the next tick goes on where that one ended.
-    pub(crate) fn begin_tick(&mut self, events: usize) -> usize {
+    /// A tick with these events begins; which of them comes first. The poller tells of the same sockets in the same order, so
+    /// that those behind the ones that used up a tick would never be read: the next tick goes on where that one had to stop.
+    pub(crate) fn begin_tick(&mut self, events: &[Event]) -> usize {
         self.share_left = SHARE;
-        let served = mem::take(&mut self.served);
-        if !mem::take(&mut self.put_off) || events == 0 {
-            return 0;
-        }
-        // Less than a whole turn: what was read of connections that were just accepted is counted too.
-        self.turn = self.turn.wrapping_add(served.clamp(1, events.max(2) - 1));
-        self.turn % events
+        let Some(slot) = self.first_put_off.take() else { return 0 };
+        let token = Token::Connection(slot).get();
+        events.iter().position(|event| event.token == token).unwrap_or(0)
     }
 
     /// When [`Streams::handle_timeout`] wants to be called; milliseconds.
@@ -256,6 +247,10 @@ impl Streams {
     pub(crate) fn allocated(&mut self, client: &Client) {
         let Some(slot) = self.slot_of(client) else { return };
         let connection = &mut self.connections[slot];
+        // It was the oldest when somebody else came, and in the same tick it got what makes it worth its place.
+        if connection.closing == Some(CloseReason::Evicted) {
+            connection.closing = None;
+        }
         connection.allocated = true;
         connection.trusted = true;
         connection.deadline_ms = u64::MAX;
@@ -323,6 +318,7 @@ impl Streams {
         if connection.stage == Stage::Handshake {
             let why = match reason {
                 CloseReason::NoMessage => Some(HandshakeFailure::Timeout),
+                CloseReason::Evicted => Some(HandshakeFailure::Evicted),
                 CloseReason::Client | CloseReason::Broken => Some(HandshakeFailure::Closed),
                 _ => None,
             };

@@ -35,10 +35,9 @@ impl Streams {
     /// read, and the poller tells of it again.
     pub(crate) fn receive(&mut self, slot: usize, rx: &mut Rx) -> Option<Incoming> {
         if self.share_left == 0 {
-            self.put_off = true;
+            self.first_put_off.get_or_insert(slot);
             return None;
         }
-        self.served += 1;
         self.share_left -= 1;
         let connection = self.connections.get_mut(slot).filter(|connection| connection.closing.is_none())?;
         let read = match (&connection.channel, connection.stage) {
@@ -112,6 +111,7 @@ impl Streams {
         let connection = &mut self.connections[slot];
         // It may be a ClientHello, or have one behind a PROXY header.
         if self.handshakes_left == 0 {
+            self.first_put_off.get_or_insert(slot);
             return Ok(None);
         }
         self.stats.reads += 1;
@@ -185,6 +185,7 @@ impl Streams {
     fn read_tls(&mut self, slot: usize, rx: &mut Rx) -> Result<Option<Span>, CloseReason> {
         let connection = &mut self.connections[slot];
         if connection.stage == Stage::Handshake && self.handshakes_left == 0 {
+            self.first_put_off.get_or_insert(slot);
             return Ok(None);
         }
         self.stats.reads += 1;
@@ -323,15 +324,23 @@ mod tests {
         time::{Duration, Instant},
     };
 
-    use turnpike_net::{Datapath, poll::Poller};
+    use hashbrown::HashMap;
+    use turnpike_net::{
+        Datapath,
+        poll::{Event, Poller},
+    };
 
     use super::*;
     use crate::{
         Layout, StreamConfig,
-        stream::{Admission, SHARE, StreamListeners},
+        stream::{Admission, SHARE, StreamListeners, Token},
     };
 
     const BINDING: [u8; 20] = [0, 1, 0, 0, 0x21, 0x12, 0xA4, 0x42, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7];
+
+    fn ready(token: u64) -> Event {
+        Event { token, readable: true, writable: false, error: false, closed: false, priority: false }
+    }
 
     struct Bench {
         streams: Streams,
@@ -385,21 +394,28 @@ mod tests {
     fn a_tick_takes_no_more_than_its_share_and_the_next_goes_on_with_the_others() {
         let mut bench = bench(|_| {});
         let (_clients, slots) = bench.clients(40, &BINDING.repeat(2000));
-        let mut total = [0; 40];
+        // Relay sockets are ready all the time, too, and always in front.
+        let relays = (0..200).map(|token| ready(token));
+        let streams = slots.iter().map(|slot| ready(Token::Connection(*slot).get()));
+        let events: Vec<Event> = relays.chain(streams).collect();
+        let mut total = HashMap::new();
         for tick in 0..5 {
-            let first = bench.streams.begin_tick(slots.len());
+            let mut events = events.clone();
+            let first = bench.streams.begin_tick(&events);
+            events.rotate_left(first);
             let mut taken = 0;
-            for place in (first..slots.len()).chain(0..first) {
+            for event in events {
+                let Some(Token::Connection(slot)) = Token::of(event.token) else { continue };
                 // A tick flushes, and so can carry on with more handshakes than it begins with.
                 bench.streams.handshakes_left = 4;
-                let messages = bench.read(slots[place]);
-                total[place] += messages;
+                let messages = bench.read(slot);
+                *total.entry(slot).or_insert(0) += messages;
                 taken += messages;
             }
             let most = SHARE + 4096 / BINDING.len();
             assert!(taken > 1000 && taken <= most, "{taken} in tick {tick}");
         }
-        assert!(total.iter().all(|messages| *messages > 0), "{total:?}");
+        assert!(slots.iter().all(|slot| total[slot] > 0), "{total:?}");
     }
 
     #[test]
@@ -407,7 +423,7 @@ mod tests {
         let mut bench = bench(|_| {});
         let (_clients, slots) = bench.clients(2, &BINDING);
         for _ in 0..3 {
-            assert_eq!(bench.streams.begin_tick(slots.len()), 0);
+            assert_eq!(bench.streams.begin_tick(&slots.map(|slot| ready(Token::Connection(slot).get()))), 0);
             bench.read(slots[0]);
         }
     }
@@ -417,10 +433,12 @@ mod tests {
         let mut bench = bench(|config| config.proxies = vec!["127.0.0.0/8".parse().unwrap()]);
         let header = b"PROXY TCP4 192.0.2.1 198.51.100.1 4000 443\r\n";
         let (_clients, slots) = bench.clients(1, &[&header[..], &[TLS_HANDSHAKE, 3, 1, 0, 5]].concat());
-        bench.streams.begin_tick(1);
+        bench.streams.begin_tick(&[]);
         bench.streams.handshakes_left = 0;
         bench.read(slots[0]);
         assert_eq!(bench.streams.stats.reads, 0);
+        let events = [3, Token::Connection(slots[0]).get()].map(ready);
+        assert_eq!(bench.streams.begin_tick(&events), 1, "the next tick begins with who had to wait");
         bench.streams.handshakes_left = 1;
         bench.read(slots[0]);
         assert_eq!(bench.streams.stats.reads, 1);

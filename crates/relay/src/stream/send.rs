@@ -160,6 +160,10 @@ impl Streams {
     /// The kernel takes more again.
     pub(crate) fn resume(&mut self, slot: usize, poller: &Poller) {
         let Some(connection) = self.connections.get_mut(slot) else { return };
+        // What this tick has for it comes first.
+        if connection.closing.is_some() {
+            return self.touch(slot);
+        }
         let sent = Self::empty(connection, &mut self.stats.writes).map_err(|_| CloseReason::Broken);
         self.finish(slot, sent, poller);
     }

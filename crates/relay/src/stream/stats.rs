@@ -78,6 +78,8 @@ reasons! {
     HandshakeFailure {
         /// Not finished in time.
         Timeout => "timeout",
+        /// It had to make room for a newcomer.
+        Evicted => "evicted",
         /// The client closed the connection, or it broke.
         Closed => "closed",
         /// What came is no TLS.

@@ -12,9 +12,6 @@ impl Worker {
         match Token::of(event.token) {
             Some(Token::Listener(place)) => {
                 self.out.streams.accept(place, now.ms, &self.poller);
-                while let Some(slot) = self.out.streams.next_accepted() {
-                    self.receive_from_stream(now, slot);
-                }
             }
             Some(Token::Connection(slot)) => {
                 if event.writable {
@@ -25,6 +22,13 @@ impl Worker {
                 }
             }
             None => {}
+        }
+    }
+
+    /// What clients that came in this tick have said. They get what those who were there before have left of it.
+    pub(super) fn greet(&mut self, now: Now) {
+        while let Some(slot) = self.out.streams.next_accepted() {
+            self.receive_from_stream(now, slot);
         }
     }
 

@@ -187,6 +187,10 @@ impl<G: Gate> Server<G> {
     /// waits longest is forgotten.
     pub fn expect(&mut self, now: Now, arrival: Arrival) {
         let Arrival { client, key, owner, patience_ms } = arrival;
+        // Since it asked, it has made an allocation of its own: a 5-tuple has one.
+        if self.table.find(&client).is_some() {
+            return;
+        }
         self.moves.expect(client, key, owner, now.ms + patience_ms);
     }
 
