@@ -66,7 +66,8 @@ files), configuration file, defaults. A flag that may be repeated replaces the w
 
 Signals: SIGTERM and SIGINT stop taking allocations and wait for the sessions to end, at most shutdown.deadline seconds (30); a \
 second signal, or Ctrl-C on a terminal, ends at once. SIGHUP reads the configuration and the certificates again; certificates are \
-also read when their files change. What is broken changes nothing, and the log says why.";
+also read when their files change. A file with a mistake changes nothing, a bad certificate only leaves the \
+old one in place, and the log says why.";
 
 const SERVE_EXAMPLES: &str = "\
 Examples:

@@ -168,7 +168,7 @@ pub(crate) struct TrustArgs {
     #[arg(long, conflicts_with = "ca")]
     insecure: bool,
 
-    /// The name that the certificate must have, and that is asked for by SNI [default: the host of SERVER]
+    /// The name that the certificate must have, and that TLS asks for (SNI; DTLS does not) [default: the host of SERVER]
     #[arg(long, value_name = "NAME")]
     server_name: Option<String>,
 }

@@ -177,6 +177,21 @@ pub(crate) fn combinations(settings: &Settings, problems: &mut Vec<ConfigError>)
             "each kid once in a realm",
         );
     }
+    // A token does not say for which realm it is.
+    let keys = &settings.oauth.keys;
+    let elsewhere = |key: &&TokenKeySettings| {
+        keys.iter().any(|other| other.key == key.key && key_of(other).1 != key_of(key).1)
+    };
+    if let Some(key) = keys.iter().find(elsewhere) {
+        refuse(
+            "oauth.key",
+            format!(
+                "the key of {:?} is that of another realm too, where its tokens would count as well",
+                key.kid
+            ),
+            "a key of its own for each realm",
+        );
+    }
     let all = realms::all(settings);
     let known = |name: &String| all.iter().any(|realm| realm.name == name);
     if let Some(name) =

@@ -243,6 +243,15 @@ fn each_mistake_names_line_column_key_and_what_is_expected() {
             "oauth.key",
             "nobody's name",
         ),
+        (
+            "[[realm]]\nname = \"b\"\nusers = [\"c:d\"]\n\
+             [[oauth.key]]\nkid = \"a\"\nkey = \"AAAAAAAAAAAAAAAAAAAAAA==\"\n\
+             [[oauth.key]]\nkid = \"e\"\nkey = \"AAAAAAAAAAAAAAAAAAAAAA==\"\nrealm = \"b\"",
+            4,
+            1,
+            "oauth.key",
+            "a key of its own for each realm",
+        ),
         ("[realm]\nname = \"a\"", 1, 2, "realm", "[[realm]]"),
         ("realm = \"a\"", 1, 1, "realm", "[[realm]]"),
         ("[[realm]]\nusers = [\"a:b\"]", 1, 1, "realm.name", "1 to 127"),
