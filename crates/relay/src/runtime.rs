@@ -190,7 +190,7 @@ impl Relay {
             let (commands, inbox) = mpsc::channel();
             let shared = Arc::new(Shared { snapshot: Mutex::new(WorkerSnapshot::default()) });
             let bound_streams =
-                StreamListeners::bind(&listeners.tcp, &listeners.tls, &stream_config, config.workers > 1);
+                StreamListeners::bind(&listeners.tcp, &listeners.tls, &stream_config, config.reuses_ports());
             let sockets = bound_streams.map_err(|(address, source)| {
                 let protocol = if listeners.tcp.contains(&address) { "tcp" } else { "tls" };
                 listen_error(protocol, address, source)

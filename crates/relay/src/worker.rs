@@ -178,7 +178,7 @@ impl Worker {
         config: &Config,
     ) -> Result<(SocketId, SocketAddr), StartError> {
         let options = UdpOptions {
-            reuse_port: config.workers > 1,
+            reuse_port: config.reuses_ports(),
             recv_buffer: Some(config.listener_buffer),
             send_buffer: Some(config.listener_buffer),
             gro: config.datapath == Datapath::Gso,

@@ -5,8 +5,8 @@ use std::net::{IpAddr, SocketAddr};
 use serde_json::Value;
 
 use super::harness::{
-    Certificate, Finished, Load, Program, Reflect, SOON, Serve, V4, V6, address_after, eventually, has_ipv6,
-    skip, turnpike,
+    Certificate, Finished, Load, PASSWORD, Program, Reflect, SOON, Serve, USER, V4, V6, address_after,
+    eventually, free_port, has_ipv6, skip, turnpike,
 };
 
 const NAME: &str = "turn.example.org";
@@ -103,6 +103,33 @@ fn relays(transport: &str, family: IpAddr, via: &str, workers: &str) {
         server.wait_for_metric("turnpike_relayed_datagrams_total", &label, |relayed| relayed >= least);
     }
     server.saw(transport, 16);
+}
+
+/// Plain clients at all addresses, TLS and DTLS at one of them, all at one port: with one worker as with several.
+#[test]
+fn an_address_of_its_own_for_tls_beside_a_wildcard_at_one_port() {
+    let certificate = Certificate::of_authority(&["127.0.0.1"]);
+    let authority = certificate.authority().display().to_string();
+    let user = format!("{USER}:{PASSWORD}");
+    for workers in ["1", "2"] {
+        let port = free_port(V4);
+        let (all, one) = (format!("0.0.0.0:{port}"), format!("127.0.0.1:{port}"));
+        let mut arguments = vec!["serve", "--listen", &all, "--tls-listen", &one, "--dtls-listen", &one];
+        arguments.extend(["--workers", workers, "--user", &user, "--relay-ip", "127.0.0.1"]);
+        arguments.extend(["--admin", "127.0.0.1:0"]);
+        arguments.extend(certificate.flags());
+        let _serve = Program::start(&mut turnpike(&arguments));
+        for uri in [
+            format!("turn:127.0.0.2:{port}?transport=udp"),
+            format!("turns:{one}?transport=tcp"),
+            format!("turns:{one}?transport=udp"),
+        ] {
+            eventually(&format!("{uri} can be used, {workers} workers"), || {
+                let probe = ["probe", &uri, "--user", &user, "--ca", &authority, "--timeout", "10"];
+                (Program::run(&mut turnpike(&probe)).code == Some(0)).then_some(())
+            });
+        }
+    }
 }
 
 #[test]

@@ -32,7 +32,7 @@ pub(super) struct Listener {
 pub(crate) struct StreamListeners(pub(super) Vec<Listener>);
 
 impl StreamListeners {
-    /// Binds one socket per address. `reuse_port` where other workers bind the same.
+    /// Binds one socket per address. `reuse_port` where others of ours bind the same port.
     pub(crate) fn bind(
         tcp: &[SocketAddr],
         tls: &[SocketAddr],
