@@ -12,6 +12,7 @@ use super::{
     Client, Family,
     auth::Who,
     connections::TcpRelay,
+    granted::Noted,
     mobility::{Mobility, shift},
     realm::Realms,
     response::Signer,
@@ -68,6 +69,8 @@ pub(super) struct Pending {
     pub(super) second: Option<Family>,
     /// Whether the client wants a mobility ticket.
     pub(super) mobile: bool,
+    /// None where nobody authenticates.
+    pub(super) noted: Option<Noted>,
 }
 
 impl Allocation {

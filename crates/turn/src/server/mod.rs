@@ -18,6 +18,8 @@ mod connection_table;
 mod connections;
 pub mod drop_reason;
 pub mod gate;
+mod granted;
+mod learned;
 mod mobility;
 mod nat_discovery;
 mod nonce;
@@ -41,6 +43,7 @@ pub use config::{ConfigError, ListenerProfile, NonceKey, ServerConfig, Transport
 pub use connections::{ConnectError, ConnectRequest, ConnectionId, PeerConnection};
 pub use drop_reason::DropReason;
 pub use gate::{Gate, Lookup, QuotaRefusal, User};
+pub use granted::GrantedAllocates;
 pub use mobility::{Arrival, MoveRequest, Moved};
 pub use nat_discovery::{DiscoveryLimits, MAX_PADDING, MIN_RESPONSE_PORT, NatDiscovery};
 pub use peer_rules::{Cidr, PeerRules};
@@ -88,6 +91,9 @@ pub struct Server<G> {
     tombstones: Tombstones,
     refusals: Refusals,
     discovery_rate: DiscoveryRate,
+    /// Of those who ask for nothing, and are told nevertheless.
+    hint_rate: DiscoveryRate,
+    granted: GrantedAllocates,
     effects: VecDeque<Effect>,
     stats: Stats,
     /// The message that [`Verdict::Reply`] lends out.
@@ -120,13 +126,14 @@ impl<G: Gate> Server<G> {
     pub fn of_many(config: Arc<ServerConfig>, gate: G, seat: Seat) -> Self {
         Self {
             realms: Realms::new(&config),
-            config,
             gate,
             table: Table::new(),
             timers: Timers::new(),
             tombstones: Tombstones::new(),
             refusals: Refusals::default(),
             discovery_rate: DiscoveryRate::default(),
+            hint_rate: DiscoveryRate::default(),
+            granted: config.granted.ready(),
             effects: VecDeque::new(),
             stats: Stats::default(),
             reply: Vec::with_capacity(512),
@@ -139,6 +146,7 @@ impl<G: Gate> Server<G> {
             moves: Moves::new(),
             came: Came::Directly,
             announced: None,
+            config,
         }
     }
 
@@ -254,7 +262,7 @@ impl<G: Gate> Server<G> {
         response.xor_address(attribute::XOR_PEER_ADDRESS, peer);
         let [d0, d1, d2, d3] = data.to_be_bytes();
         response.attribute(attribute::ICMP, &[0, 0, icmp_type, code, d0, d1, d2, d3]);
-        response.finish(None, false);
+        response.finish(false);
         Verdict::Reply { client, bytes: &self.reply }
     }
 
