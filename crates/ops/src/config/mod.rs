@@ -8,6 +8,7 @@ pub(crate) mod certificates;
 mod check;
 mod discovery_keys;
 pub(crate) mod error;
+mod exposed;
 pub(crate) mod key;
 mod keys;
 mod oauth_keys;
@@ -422,6 +423,8 @@ impl Sources {
         }
         let mut warnings = self.unknown_variables();
         warnings.extend(check::doubts(&settings));
+        let with_secrets = exposed::files(file, &self.environment);
+        warnings.extend(with_secrets.iter().filter_map(|file| exposed::warning(file, "the secrets in it")));
         warnings.extend(found.warnings);
         Ok((Loaded { settings, certificates: found.certificates, warnings }, found.problems))
     }
