@@ -336,6 +336,7 @@ impl Pool {
 mod tests {
     use super::*;
     use std::net::{IpAddr, Ipv4Addr};
+    use turnpike_testkit::randomness;
     use turnpike_turn::server::{RelayTransport, ServerConfig};
 
     const ALICE: Owner<'static> = ("here", "alice");
@@ -387,6 +388,19 @@ mod tests {
         assert_ne!(in_order, given, "drawn, not counted up");
         ports.release(open.pop().unwrap().socket.local_addr());
         assert!(ports.open(&wish(PortWish::Any), ALICE, 0).is_ok());
+    }
+
+    /// RFC 8656 section 7.2 wants them unpredictable. Ports come again, once they have been given back.
+    #[test]
+    fn relay_ports_are_as_if_by_chance() {
+        let ports = ports(49_152..=65_535);
+        let drawn = (0..randomness::SAMPLES).map(|_| {
+            let opened =
+                ports.open(&wish(PortWish::Any), ALICE, 0).unwrap_or_else(|refusal| panic!("{refusal:?}"));
+            ports.release(opened.socket.local_addr());
+            (opened.relayed.port() - 49_152).to_be_bytes().to_vec()
+        });
+        randomness::judge(&drawn.collect::<Vec<_>>(), &[0x3F, 0xFF]).unwrap();
     }
 
     #[test]

@@ -149,6 +149,8 @@ pub struct Settings {
     pub discovery: DiscoverySettings,
     /// Where metrics and health are served.
     pub admin: AdminListen,
+    /// Names under which they are, beside addresses and `localhost`; in lower case.
+    pub admin_hosts: Vec<String>,
     /// Filter of log lines.
     pub log_level: String,
     /// How log lines look.
@@ -214,6 +216,7 @@ impl Default for Settings {
             alternates: Vec::new(),
             discovery: DiscoverySettings::default(),
             admin: AdminListen::On(SocketAddr::from((Ipv4Addr::LOCALHOST, 9641))),
+            admin_hosts: Vec::new(),
             log_level: "info".to_owned(),
             log_format: LogFormat::Text,
             shutdown_deadline: 30,
