@@ -9,7 +9,8 @@ use common::{turn::*, *};
 use turnpike_turn::{
     access_token::TokenKey,
     server::{
-        Alternate, AlternateWhen, ClosedReason, ConnectError, IssuerKey, OpenResult, ServerConfig, ThirdParty,
+        Alternate, AlternateWhen, Client, ClosedReason, ConnectError, IssuerKey, ListenerId, OpenResult,
+        ServerConfig, ThirdParty,
     },
 };
 
@@ -247,7 +248,8 @@ fn redirects(config: ServerConfig, length: usize, seen: &mut Seen) {
     };
     for at in ["198.51.100.1:3478", "[2001:db8::5]:3478"] {
         let mut world = World::with(ServerConfig { alternates: vec![alternate(at)], ..config.clone() });
-        world.client = stream(1);
+        // The name is for those who check a certificate.
+        world.client = Client { listener: ListenerId(2), ..client(1) };
         let who = alice(&mut world, seen);
         seen.ask_each_way(&mut world, &Ask::allocate(), &who);
     }
