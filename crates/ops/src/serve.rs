@@ -160,6 +160,7 @@ impl<'a> Control<'a> {
                     log_lost,
                 ),
                 draining: Arc::clone(&control.draining),
+                hosts: control.started.admin_hosts.clone(),
             };
             admin::spawn(listener, state);
         }

@@ -123,7 +123,7 @@ impl<G: Gate> Server<G> {
         }
         // RFC 8656 section 5: if "the request does not use the same username as used to create the allocation, then the
         // request MUST be rejected with a 441 (Wrong Credentials) error."
-        let same_realm = allocation.is_in(&who.realm, &self.realms);
+        let same_realm = allocation.is_in(&who.realm);
         // The name of a token's key is no user's, and keys are rotated while sessions live.
         let both_tokens = allocation.grant.is_some() && who.grant.is_some();
         if (allocation.username != who.username && !both_tokens) || !same_realm {

@@ -311,7 +311,7 @@ impl<G: Gate> Server<G> {
         };
         // The credentials are those of the control connection. Where nobody authenticates, the address has to do.
         let elsewhere = !self.config.authenticate && allocation.client.address.ip() != client.address.ip();
-        if !allocation.is_of(who, &self.realms) || elsewhere {
+        if !allocation.is_of(who) || elsewhere {
             self.stats.connection_refused(ConnectionRefusal::WrongUser);
             self.refused(now, client, User::Name(&who.username), CredentialRefusal::WrongUser);
             return self.fail(request, signer, 441);

@@ -318,8 +318,9 @@ impl<G: Gate> Server<G> {
     }
 
     /// Replaces configuration for what happens from now on (reload). Allocations live on, but not their permissions and
-    /// channels to peers that the new rules refuse.
-    pub fn reconfigure(&mut self, config: Arc<ServerConfig>) {
+    /// channels to peers that the new rules refuse, nor those of a realm that is no more: nobody could refresh them, and a
+    /// user of the same name in another realm is somebody else. A realm with another name is another realm.
+    pub fn reconfigure(&mut self, now: Now, config: Arc<ServerConfig>) {
         for index in self.table.indices() {
             if let Some((_, allocation)) = self.table.at(index) {
                 allocation.retain_peers(|ip| config.peers.permits(ip));
@@ -328,6 +329,22 @@ impl<G: Gate> Server<G> {
         }
         self.realms = Realms::new(&config);
         self.config = config;
+        for index in self.table.indices() {
+            if self.table.at(index).is_some_and(|(_, allocation)| !self.realms.has(&allocation.realm)) {
+                self.close(now, index, ClosedReason::Administrator);
+            }
+        }
+    }
+
+    /// Whether the realm of this allocation is configured. One that comes from a worker which has not yet been reconfigured
+    /// may have none.
+    pub fn has_realm_of(&mut self, allocation: AllocationId) -> bool {
+        self.table.get(allocation).is_some_and(|found| self.realms.has(&found.realm))
+    }
+
+    /// Realm and user, as quotas count them, of an allocation: whom a reserved port belongs to.
+    pub fn owner(&mut self, allocation: AllocationId) -> Option<(&str, &str)> {
+        self.table.get(allocation).map(|found| (&*found.realm, found.identity()))
     }
 
     /// Ends every allocation with this reason.
