@@ -43,7 +43,7 @@ pub use drop_reason::DropReason;
 pub use gate::{Gate, Lookup, QuotaRefusal, User};
 pub use mobility::{Arrival, MoveRequest, Moved};
 pub use nat_discovery::{DiscoveryLimits, MAX_PADDING, MIN_RESPONSE_PORT, NatDiscovery};
-pub use peer_rules::{Cidr, PeerRules};
+pub use peer_rules::{Cidr, PeerDenial, PeerRules};
 pub use realm::{Realm, RealmId};
 pub use seat::Seat;
 pub use stats::{ConnectionRefusal, Stats};
@@ -87,6 +87,7 @@ pub struct Server<G> {
     timers: Timers,
     tombstones: Tombstones,
     refusals: Refusals,
+    peer_refusals: Refusals,
     discovery_rate: DiscoveryRate,
     effects: VecDeque<Effect>,
     stats: Stats,
@@ -126,6 +127,7 @@ impl<G: Gate> Server<G> {
             timers: Timers::new(),
             tombstones: Tombstones::new(),
             refusals: Refusals::default(),
+            peer_refusals: Refusals::default(),
             discovery_rate: DiscoveryRate::default(),
             effects: VecDeque::new(),
             stats: Stats::default(),
@@ -476,8 +478,12 @@ impl<G: Gate> Server<G> {
         self.effects.push_back(Effect::Closed {
             allocation: id,
             client: allocation.client,
+            relayed: allocation.relayed(),
+            transport: self.config.listener(allocation.client.listener).transport,
+            relay_transport: if allocation.tcp.is_some() { RelayTransport::Tcp } else { RelayTransport::Udp },
             realm: allocation.realm,
             username: allocation.username,
+            identity: allocation.identity,
             reason,
             away: allocation.away,
             lived_ms: now.ms.saturating_sub(allocation.opened_ms),
