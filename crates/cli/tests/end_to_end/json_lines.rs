@@ -185,7 +185,7 @@ fn every_kind_of_line_of_forward_is_an_object_of_the_schema() {
              [[rule]]\nname = \"web\"\nlisten = \"127.0.0.1:0\"\ntarget = \"{target}\"\n\
              [[rule]]\nname = \"no\"\nlisten = \"127.0.0.1:0\"\ntarget = \"{target}\"\ndeny = [\"127.*\"]\n\
              [[rule]]\nname = \"list\"\nlisten = \"127.0.0.1:0\"\ntarget = \"{target}\"\nallow = [\"10.*\"]\n\
-             [[rule]]\nname = \"dead\"\nlisten = \"127.0.0.1:0\"\ntargets = [\"{nobody}\"]\nhealth = 1\n\
+             [[rule]]\nname = \"dead\"\nlisten = \"127.0.0.1:0\"\ntarget = \"{nobody}\"\nhealth = 1\n\
              [[rule]]\nname = \"host\"\nlisten = \"127.0.0.1:0\"\ntarget = \"localhost:9\"\n{more}"
         )
     };

@@ -138,14 +138,14 @@ fn write(report: &ConnectionReport, suppressed: u64, lists: &Lists) {
         let denial = denied.then(|| lists.denial(&rule.0, client.ip())).flatten();
         tracing::warn!(
             target: "turnpike::forward",
-            rule = rule.0, %client, reason = why(*reason), by = denial.map(Denial::text), suppressed,
+            rule = %rule.0, %client, reason = why(*reason), by = denial.map(Denial::text), suppressed,
             "connection refused"
         );
         return;
     }
     tracing::info!(
         target: "turnpike::forward",
-        rule = rule.0, %client, to = report.target.map(tracing::field::display),
+        rule = %rule.0, %client, to = report.target.map(tracing::field::display),
         to_target_bytes = report.to_target, to_client_bytes = report.to_client,
         seconds = seconds(report.lived), reason = why(*reason),
         "connection ended"
