@@ -18,6 +18,7 @@ mod invalid_flood;
 mod json_lines;
 mod load_and_reflect;
 mod load_forward;
+mod load_interrupted;
 mod log_flags;
 mod metrics_live;
 mod nat_discovery;
