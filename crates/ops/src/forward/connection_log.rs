@@ -188,9 +188,12 @@ fn why(reason: EndReason) -> &'static str {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::Ordering;
+
     use turnpike_forward::RuleId;
 
     use super::*;
+    use crate::forward::LineFormat;
 
     fn report(client: &str, reason: EndReason) -> ConnectionReport {
         ConnectionReport {
@@ -219,6 +222,29 @@ mod tests {
         let [(client, sum)] = &unsaid.of[..] else { panic!("{unsaid:?}") };
         assert_eq!(shown(*client), "2001:db8::/64");
         assert_eq!(*sum, Sum { count: 8010, out_bytes: 801_000, in_bytes: 16_020_000 });
+    }
+
+    #[tokio::test]
+    async fn the_file_has_every_connection_that_ended_and_few_refusals() {
+        let path = std::env::temp_dir().join(format!("turnpike-connection-log-{}", std::process::id()));
+        let file = ConnectionFile::open(&path, LineFormat::Rinetd, &[], Lists::default());
+        let file = Some(file.expect("a temporary file"));
+        let (logger, writer) =
+            connection_log(Arc::new(Mutex::new(Records { lists: Lists::default(), file })));
+        for _ in 0..3000 {
+            logger.ended(report("192.0.2.1:5", EndReason::Finished));
+            logger.ended(report("192.0.2.1:5", EndReason::Denied));
+        }
+        let counts = logger.counts();
+        drop(logger);
+        writer.run().await;
+        let text = std::fs::read_to_string(&path).expect("it was written");
+        std::fs::remove_file(&path).expect("it is there");
+        let denied = text.lines().filter(|line| line.ends_with("\tdenied")).count();
+        assert_eq!(text.lines().count() - denied, 3000);
+        assert!((20..40).contains(&denied), "{denied}");
+        let suppressed = [&counts.ends, &counts.refusals].map(|count| count.load(Ordering::Relaxed));
+        assert!(suppressed[0] > 900 && suppressed[1] > 2900, "{suppressed:?}");
     }
 
     #[test]
