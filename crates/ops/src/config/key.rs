@@ -161,6 +161,14 @@ pub(crate) fn unchangeable<S>(keys: &[KeySpec<S>], old: &S, new: &S) -> Vec<&'st
         .collect()
 }
 
+/// Keys that a reload applies and whose value differs as it is shown: whoever has secret ones compares those by itself.
+pub(crate) fn changed<S>(keys: &[KeySpec<S>], old: &S, new: &S) -> Vec<&'static str> {
+    keys.iter()
+        .filter(|spec| spec.reload && !spec.secret && (spec.show)(old) != (spec.show)(new))
+        .map(|spec| spec.path)
+        .collect()
+}
+
 /// Kinds that more than one table has.
 pub(crate) mod kind {
     use std::net::IpAddr;

@@ -225,6 +225,13 @@ impl Default for Settings {
     }
 }
 
+/// Secret keys, and whether they differ between two settings: what is shown of them does not tell.
+static SECRET_KEYS: &[(&str, fn(&Settings, &Settings) -> bool)] = &[
+    ("auth.users", |old, new| old.users != new.users),
+    ("auth.secrets", |old, new| old.secrets != new.secrets),
+    ("oauth.key", |old, new| old.oauth.keys != new.oauth.keys),
+];
+
 impl Settings {
     /// Where the value of a key such as `admin.listen` comes from.
     #[must_use]
@@ -252,6 +259,12 @@ impl Settings {
     #[must_use]
     pub fn unchangeable(&self, new: &Self) -> Vec<&'static str> {
         key::unchangeable(KEYS, self, new)
+    }
+
+    /// Keys whose value differs in `new` and that a running server takes over.
+    pub(crate) fn changed(&self, new: &Self) -> Vec<&'static str> {
+        let secret = SECRET_KEYS.iter().filter(|(_, differs)| differs(self, new)).map(|(path, _)| *path);
+        secret.chain(key::changed(KEYS, self, new)).collect()
     }
 }
 

@@ -105,6 +105,11 @@ impl ForwardSettings {
     pub fn unchangeable(&self, new: &Self) -> Vec<&'static str> {
         key::unchangeable(FORWARD_KEYS, self, new)
     }
+
+    /// Keys whose value differs in `new` and that a running forwarder takes over.
+    pub(crate) fn changed(&self, new: &Self) -> Vec<&'static str> {
+        key::changed(FORWARD_KEYS, self, new)
+    }
 }
 
 /// How a line of the connection file looks.

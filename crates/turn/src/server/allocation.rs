@@ -39,6 +39,8 @@ pub(super) struct Allocation {
     pub(super) address_error: Option<(Family, u16)>,
     /// Relayed transport addresses: IPv4, IPv6.
     pub(super) relays: [Option<Relay>; 2],
+    /// The one of two that has ended before the other; for the log.
+    pub(super) former: Option<Box<SocketAddr>>,
     pub(super) channels: Channels,
     pub(super) permissions: Permissions,
     pub(super) to_peer: (u64, u64),
@@ -107,6 +109,15 @@ impl Allocation {
         self.relays[family as usize].is_some()
     }
 
+    /// Every relayed transport address that it has had, IPv4 first.
+    pub(super) fn relayed(&self) -> [Option<SocketAddr>; 2] {
+        let former = |family| self.former.as_deref().filter(|address| Family::of(address.ip()) == family);
+        [Family::V4, Family::V6].map(|family| {
+            let relay = self.relays[family as usize];
+            relay.map(|relay| relay.address).or_else(|| former(family).copied())
+        })
+    }
+
     /// When the next of its relayed transport addresses expires, or one of its connections has to be looked at.
     pub(super) fn expires_ms(&self) -> Option<u64> {
         let relays = self.relays.iter().flatten().map(|relay| relay.expires_ms);
@@ -131,7 +142,7 @@ impl Allocation {
     /// RFC 8656 section 8.1: "Deleting a single allocation destroys any permissions or channels associated with that
     /// particular allocation; it MUST NOT affect" those of the other family.
     pub(super) fn forget(&mut self, family: Family) {
-        *self.relay(family) = None;
+        self.former = self.relay(family).take().map(|relay| Box::new(relay.address));
         self.retain_peers(|ip| Family::of(ip) != family);
     }
 

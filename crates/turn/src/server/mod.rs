@@ -46,7 +46,7 @@ pub use gate::{Gate, Lookup, QuotaRefusal, User};
 pub use granted::GrantedAllocates;
 pub use mobility::{Arrival, MoveRequest, Moved};
 pub use nat_discovery::{DiscoveryLimits, MAX_PADDING, MIN_RESPONSE_PORT, NatDiscovery};
-pub use peer_rules::{Cidr, PeerRules};
+pub use peer_rules::{Cidr, PeerDenial, PeerRules};
 pub use realm::{Realm, RealmId};
 pub use seat::Seat;
 pub use stats::{ConnectionRefusal, Stats};
@@ -90,6 +90,7 @@ pub struct Server<G> {
     timers: Timers,
     tombstones: Tombstones,
     refusals: Refusals,
+    peer_refusals: Refusals,
     discovery_rate: DiscoveryRate,
     /// Of those who ask for nothing, and are told nevertheless.
     hint_rate: DiscoveryRate,
@@ -131,6 +132,7 @@ impl<G: Gate> Server<G> {
             timers: Timers::new(),
             tombstones: Tombstones::new(),
             refusals: Refusals::default(),
+            peer_refusals: Refusals::default(),
             discovery_rate: DiscoveryRate::default(),
             hint_rate: DiscoveryRate::default(),
             granted: config.granted.ready(),
@@ -501,8 +503,12 @@ impl<G: Gate> Server<G> {
         self.effects.push_back(Effect::Closed {
             allocation: id,
             client: allocation.client,
+            relayed: allocation.relayed(),
+            transport: self.config.listener(allocation.client.listener).transport,
+            relay_transport: if allocation.tcp.is_some() { RelayTransport::Tcp } else { RelayTransport::Udp },
             realm: allocation.realm,
             username: allocation.username,
+            identity: allocation.identity,
             reason,
             away: allocation.away,
             lived_ms: now.ms.saturating_sub(allocation.opened_ms),
