@@ -8,12 +8,18 @@ use std::{fs, io};
 
 use serde::{Deserialize, Serialize, Serializer};
 
+use crate::metric;
 use crate::search::Found;
+use crate::stats;
 use crate::verdict::Rules;
 use crate::void::{Limits, Void};
 
 /// Version of the JSON. Raised when an older reader would misunderstand it, not for a new optional field.
 pub const FORMAT: u32 = 1;
+
+/// Relative difference of offered load up to which two runs were offered the same: a rate held by a generator that is
+/// late now and then stays far within it, one that it cannot reach does not.
+const SAME_LOAD: f64 = 0.05;
 
 /// File name inside the record's directory.
 pub const FILE: &str = "record.json";
@@ -43,6 +49,9 @@ pub struct Record {
     /// Rate sweeps and find-max searches.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub sweeps: Vec<Sweep>,
+    /// The files that were run: which build each path stood for.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub programs: Vec<Build>,
     /// Syscalls of each subject, the longest first, from a run of its own: tracing slows the subject down.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub syscalls: BTreeMap<String, Vec<Syscall>>,
@@ -52,6 +61,27 @@ pub struct Record {
     /// Stopped before all rounds were done.
     #[serde(default)]
     pub interrupted: bool,
+}
+
+/// A file that a command named, as it was when the run began.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Build {
+    /// The subject or helper that it belongs to, or "the workload".
+    pub name: String,
+    /// Which word of the command named it: 0 is the program itself, others are scripts and configurations.
+    pub word: usize,
+    /// Path, links followed.
+    pub path: String,
+    /// Bytes.
+    pub size: u64,
+    /// When it was last written, RFC 3339.
+    pub modified: String,
+    /// SHA-256 of its content in hexadecimal digits; absent where it could not be read or is too long.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sha256: Option<String>,
+    /// Its version, where that is known without starting it in an unknown way.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub version: Option<String>,
 }
 
 /// One row of a table of syscalls.
@@ -123,6 +153,9 @@ pub struct Experiment {
     pub subjects: Vec<Subject>,
     /// The workload in words or as its command line; equal text means equal workload.
     pub workload: String,
+    /// CPUs it was pinned to.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub load_cpus: Option<String>,
     /// Metric that decides; the others explain.
     pub metric: String,
     /// Rounds wanted.
@@ -331,12 +364,36 @@ impl Record {
         self.rounds.iter().flat_map(|round| round.metrics.keys()).map(String::as_str).collect()
     }
 
+    /// Whether a run counts for a metric: it is not void, or only the generator was late, which what a datagram costs the
+    /// subject [survives](metric::survives_lateness) if the load was that of the other runs all the same: the cost
+    /// depends on the load, and a generator that falls behind in the runs of one subject only must not decide.
+    #[must_use]
+    pub fn counts(&self, round: &Round, metric: &str) -> bool {
+        match &round.voided {
+            None => true,
+            Some(Void::GeneratorLate { .. }) => {
+                metric::survives_lateness(metric) && self.had_the_usual_load(round)
+            }
+            Some(_) => false,
+        }
+    }
+
+    /// Whether what was offered in this run is the median of what was offered in all, but for [`SAME_LOAD`].
+    fn had_the_usual_load(&self, round: &Round) -> bool {
+        let offered = |round: &Round| round.metrics.get(metric::OFFERED_PPS).copied();
+        let all: Vec<f64> = self.rounds.iter().chain(&self.aa).filter_map(offered).collect();
+        match (offered(round), stats::median(&all)) {
+            (Some(this), Some(usual)) => (this - usual).abs() <= SAME_LOAD * usual,
+            _ => false,
+        }
+    }
+
     /// Values of a metric over the rounds of a subject that count.
     #[must_use]
     pub fn values(&self, subject: &str, metric: &str) -> Vec<f64> {
         self.rounds
             .iter()
-            .filter(|round| round.subject == subject && round.voided.is_none())
+            .filter(|round| round.subject == subject && self.counts(round, metric))
             .filter_map(|round| round.metrics.get(metric).copied())
             .collect()
     }
@@ -344,14 +401,14 @@ impl Record {
     /// `(baseline, subject)` of each round in which both runs count and have the metric, in the order of the rounds.
     #[must_use]
     pub fn pairs(&self, subject: &str, metric: &str) -> Vec<(f64, f64)> {
-        let candidates = by_index(self.rounds.iter().filter(|round| round.subject == subject), metric);
+        let candidates = self.by_index(self.rounds.iter().filter(|round| round.subject == subject), metric);
         paired(&self.baseline_by_index(metric), &candidates)
     }
 
     /// The same for the baseline and itself.
     #[must_use]
     pub fn aa_pairs(&self, metric: &str) -> Vec<(f64, f64)> {
-        paired(&self.baseline_by_index(metric), &by_index(self.aa.iter(), metric))
+        paired(&self.baseline_by_index(metric), &self.by_index(self.aa.iter(), metric))
     }
 
     /// Writes `record.json` into `dir`, which is made if need be. A crash leaves the previous one whole.
@@ -381,7 +438,14 @@ impl Record {
 
     fn baseline_by_index(&self, metric: &str) -> BTreeMap<u32, f64> {
         let baseline = self.baseline();
-        by_index(self.rounds.iter().filter(|round| Some(round.subject.as_str()) == baseline), metric)
+        self.by_index(self.rounds.iter().filter(|round| Some(round.subject.as_str()) == baseline), metric)
+    }
+
+    fn by_index<'a>(&self, rounds: impl Iterator<Item = &'a Round>, metric: &str) -> BTreeMap<u32, f64> {
+        rounds
+            .filter(|round| self.counts(round, metric))
+            .filter_map(|round| Some((round.index, *round.metrics.get(metric)?)))
+            .collect()
     }
 }
 
@@ -401,13 +465,6 @@ pub(crate) fn write_whole(path: &Path, content: &[u8]) -> Result<(), Error> {
 
 fn finite_only<S: Serializer>(metrics: &BTreeMap<String, f64>, serializer: S) -> Result<S::Ok, S::Error> {
     serializer.collect_map(metrics.iter().filter(|(_, value)| value.is_finite()))
-}
-
-fn by_index<'a>(rounds: impl Iterator<Item = &'a Round>, metric: &str) -> BTreeMap<u32, f64> {
-    rounds
-        .filter(|round| round.voided.is_none())
-        .filter_map(|round| Some((round.index, *round.metrics.get(metric)?)))
-        .collect()
 }
 
 fn paired(baseline: &BTreeMap<u32, f64>, other: &BTreeMap<u32, f64>) -> Vec<(f64, f64)> {
@@ -447,6 +504,7 @@ pub(crate) mod tests {
                 name: "relay-flood".to_owned(),
                 subjects: vec![subject("old"), subject("new")],
                 workload: "load turn --clients 8 --rate max --size 120".to_owned(),
+                load_cpus: None,
                 metric: metric.to_owned(),
                 rounds: u32::try_from(values.len()).unwrap(),
                 duration_s: 5.0,
@@ -457,6 +515,7 @@ pub(crate) mod tests {
             rounds: Vec::new(),
             aa: Vec::new(),
             sweeps: Vec::new(),
+            programs: Vec::new(),
             syscalls: BTreeMap::new(),
             profiles: BTreeMap::new(),
             interrupted: false,
@@ -519,6 +578,15 @@ pub(crate) mod tests {
         let symbol = Symbol { name: "udp_sendmsg".to_owned(), kernel: true, percent: 12.5 };
         let profile = Profile { samples: 8, kernel_percent: 75.0, symbols: vec![symbol] };
         record.profiles.insert("new".to_owned(), profile);
+        record.programs.push(Build {
+            name: "new".to_owned(),
+            path: "/usr/bin/new".to_owned(),
+            size: 3,
+            modified: "2026-11-20T10:00:00Z".to_owned(),
+            sha256: Some("ab".repeat(32)),
+            version: Some("new 2.0".to_owned()),
+            ..Build::default()
+        });
         record.interrupted = true;
         record
     }
@@ -579,6 +647,32 @@ pub(crate) mod tests {
         fs::write(dir.0.join(FILE), "{\"format\": 1").unwrap();
         let error = Record::load(&dir.0).unwrap_err().to_string();
         assert!(error.contains(FILE) && error.contains("not a record"), "{error}");
+    }
+
+    #[test]
+    fn a_late_generator_leaves_the_cost_of_a_datagram_and_nothing_else() {
+        let late = || Some(Void::GeneratorLate { p99_us: 5_000.0, limit_us: 1_000.0 });
+        let mut record = record(metric::CPU_US_PER_PACKET, &[(3.0, 3.0, 2.0); 6]);
+        for round in record.rounds.iter_mut().chain(&mut record.aa) {
+            round.metrics.insert(metric::OFFERED_PPS.to_owned(), 1000.0);
+            round.metrics.insert("latency_p50_us".to_owned(), 80.0);
+            round.metrics.insert(metric::DELIVERED_PPS.to_owned(), 999.0);
+            round.metrics.insert(metric::SUBJECT_CPU_S.to_owned(), 1.0);
+            round.voided = late();
+        }
+        assert_eq!(record.pairs("new", metric::CPU_US_PER_PACKET), [(3.0, 2.0); 6]);
+        assert_eq!(record.aa_pairs(metric::CPU_US_PER_PACKET), [(3.0, 3.0); 6]);
+        assert_eq!(record.values("new", metric::CPU_US_PER_PACKET).len(), 6);
+        for fallen in ["latency_p50_us", metric::DELIVERED_PPS, metric::SUBJECT_CPU_S] {
+            assert_eq!(record.pairs("new", fallen), [], "{fallen}");
+        }
+        // Another load than that of the other runs, and one that nobody knows, are no basis.
+        record.rounds[1].metrics.insert(metric::OFFERED_PPS.to_owned(), 900.0);
+        record.rounds[3].metrics.remove(metric::OFFERED_PPS);
+        assert_eq!(record.pairs("new", metric::CPU_US_PER_PACKET).len(), 4);
+        // Nor is a run void for another reason.
+        record.rounds[5].voided = Some(Void::CpuStolen { percent: 2.0, limit_percent: 1.0 });
+        assert_eq!(record.pairs("new", metric::CPU_US_PER_PACKET).len(), 3);
     }
 
     #[test]
