@@ -138,8 +138,8 @@ impl Build {
 fn file_of(word: &str, is_program: bool, directory: Option<&Path>) -> Option<PathBuf> {
     let at = |text: &str| {
         let path = directory.map_or_else(|| PathBuf::from(text), |directory| directory.join(text));
-        // A device or a pipe would be read for ever.
-        path.is_file().then_some(path)
+        // A device or a pipe would be read for ever. So would some files below /proc, all of which say that they are empty.
+        fs::metadata(&path).is_ok_and(|file| file.is_file() && file.len() > 0).then_some(path)
     };
     let path = if is_program {
         if word.contains('/') { at(word) } else { tools::find(word) }
@@ -201,7 +201,7 @@ mod tests {
             "name = 'x'\nmetric = 'delivered_pps'\ntopology = 'host'\n\
              [[subject]]\nname = 'a'\ncommand = '{0}/first --config={0}/list.conf {0}'\n\
              [[subject]]\nname = 'b'\ncommand = 'sh ./second -x'\ncwd = '{0}'\nversion = 'echo 2.0'\n\
-             [workload]\ncommand = 'sleep 1 /dev/zero'\n",
+             [workload]\ncommand = 'sleep 1 /dev/zero /proc/kmsg'\n",
             directory.display()
         );
         let experiment = Experiment::parse(Path::new("x.toml"), &text).unwrap();
@@ -221,7 +221,11 @@ mod tests {
         // `sh` and `sleep` may be links to whatever the system has for them.
         assert_eq!((found[0], found[1]), (("a", 0, "first"), ("a", 1, "list.conf")));
         assert_eq!((found[2].0, found[2].1, found[3]), ("b", 0, ("b", 1, "second")));
-        assert_eq!((found.len(), found[4].0, found[4].1), (5, WORKLOAD, 0), "no device is read");
+        assert_eq!(
+            (found.len(), found[4].0, found[4].1),
+            (5, WORKLOAD, 0),
+            "neither a device nor the kernel's log is read"
+        );
         let first = &builds[0];
         // sha256sum of "#!/bin/sh\nsleep 1\n".
         assert_eq!(

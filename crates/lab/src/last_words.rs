@@ -14,9 +14,10 @@ const WIDTH: usize = 300;
 /// Last lines kept.
 const LAST: usize = 3;
 
-/// From the log of `program` (its file name, by which many begin their complaints); empty if it said nothing.
-pub(crate) fn of(log: &Path, program: &str) -> String {
-    let (head, tail) = both_ends(log).unwrap_or_default();
+/// From the log of `program` (its file name, by which many begin their complaints), without the first `skip` bytes, which are
+/// of an earlier run; empty if it said nothing.
+pub(crate) fn of(log: &Path, skip: u64, program: &str) -> String {
+    let (head, tail) = both_ends(log, skip).unwrap_or_default();
     let mut lines = readable(&head);
     let gap = lines.len();
     lines.extend(readable(&tail));
@@ -72,14 +73,15 @@ fn first_complaint(lines: &[String], program: &str) -> Option<usize> {
     found.or_else(|| if program.is_empty() { None } else { lines.iter().position(complains) })
 }
 
-/// The beginning of the file, and the end as far as it is not in the beginning.
-fn both_ends(log: &Path) -> std::io::Result<(Vec<u8>, Vec<u8>)> {
+/// The beginning behind what is skipped, and the end as far as it is not in the beginning.
+fn both_ends(log: &Path, skip: u64) -> std::io::Result<(Vec<u8>, Vec<u8>)> {
     let mut file = File::open(log)?;
     let length = file.metadata()?.len();
     let (mut head, mut tail) = (Vec::new(), Vec::new());
+    file.seek(SeekFrom::Start(skip))?;
     file.by_ref().take(READ).read_to_end(&mut head)?;
-    if length > READ {
-        file.seek(SeekFrom::Start(READ.max(length - READ)))?;
+    if length > skip + READ {
+        file.seek(SeekFrom::Start((skip + READ).max(length - READ)))?;
         file.take(READ).read_to_end(&mut tail)?;
     }
     Ok((head, tail))
@@ -128,7 +130,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("log");
         std::fs::write(&path, log).unwrap();
-        of(&path, program)
+        of(&path, 0, program)
     }
 
     #[test]
@@ -187,9 +189,18 @@ c
     }
 
     #[test]
+    fn an_error_of_an_earlier_run_is_not_told_again() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("log");
+        let earlier = "ERROR of the run before\n";
+        std::fs::write(&path, format!("{earlier}up\nno route\n")).unwrap();
+        assert_eq!(of(&path, earlier.len() as u64, "x"), "up / no route");
+    }
+
+    #[test]
     fn nothing_said_is_nothing_and_much_is_cut() {
         assert_eq!(words("", "x"), "");
-        assert_eq!(of(Path::new("/no/such/log"), "x"), "");
+        assert_eq!(of(Path::new("/no/such/log"), 0, "x"), "");
         assert_eq!(words("one\n\ntwo", "x"), "one / two");
         let long =
             format!("ERROR {}\n{}end\n", "y".repeat(5000), format!("{}\n", "z".repeat(999)).repeat(2000));

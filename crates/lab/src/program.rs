@@ -51,6 +51,8 @@ pub(crate) struct Program {
     file_name: String,
     child: Child,
     log: PathBuf,
+    /// Length of the log when it started: what stands before is of an earlier run.
+    log_start: u64,
     ended: Option<ExitStatus>,
 }
 
@@ -67,6 +69,7 @@ impl Program {
 
         let cannot_log = || LabError::io(format!("cannot write {}", launch.log.display()));
         let log = File::options().create(true).append(true).open(&launch.log).map_err(cannot_log())?;
+        let log_start = log.metadata().map_or(0, |metadata| metadata.len());
         let stdout = match &launch.output {
             Some(path) => {
                 File::create(path).map_err(LabError::io(format!("cannot write {}", path.display())))?
@@ -95,6 +98,7 @@ impl Program {
             file_name: file_name.to_owned(),
             child,
             log: launch.log.clone(),
+            log_start,
             ended: None,
         })
     }
@@ -178,7 +182,7 @@ impl Program {
                 (None, None) => "ended".to_owned(),
             },
         };
-        let words = last_words::of(&self.log, &self.file_name);
+        let words = last_words::of(&self.log, self.log_start, &self.file_name);
         if words.is_empty() {
             format!("{} {how}", self.name)
         } else {

@@ -3,7 +3,7 @@
 //! It errs on the side of silence. A verdict needs rounds enough, a noise floor from the same run, an interval that
 //! leaves out 1 *and* an effect above the floor; a late generator, stolen CPUs or a failed subject refuse it.
 
-use std::fmt;
+use std::{collections::BTreeSet, fmt};
 
 use serde::{Deserialize, Serialize};
 
@@ -362,10 +362,15 @@ fn concerned<'a>(record: &'a Record, subject: &str) -> Vec<&'a Round> {
     of_either.chain(&record.aa).collect()
 }
 
-/// Rounds that count for the metric although the generator was late in one of their runs.
+/// Rounds of the estimate in which the generator was late in a run.
 fn late_rounds(record: &Record, subject: &str, metric: &str) -> usize {
-    let runs = concerned(record, subject);
-    distinct_rounds(runs.into_iter().filter(|round| round.voided.is_some() && record.counts(round, metric)))
+    let runs =
+        |name: Option<&str>| record.rounds.iter().filter(move |round| Some(round.subject.as_str()) == name);
+    let counts = |round: &&Round| record.counts(round, metric) && round.metrics.contains_key(metric);
+    let indices = |name| runs(name).filter(counts).map(|round| round.index).collect::<BTreeSet<_>>();
+    let pairs = &indices(record.baseline()) & &indices(Some(subject));
+    let both = runs(record.baseline()).chain(runs(Some(subject)));
+    distinct_rounds(both.filter(|round| round.voided.is_some() && pairs.contains(&round.index)))
 }
 
 fn reasons_of_void(record: &Record, subject: &str, metric: &str, usable: usize) -> Vec<Reason> {
@@ -420,7 +425,7 @@ fn reasons_of_void(record: &Record, subject: &str, metric: &str, usable: usize) 
 }
 
 fn distinct_rounds<'a>(rounds: impl Iterator<Item = &'a Round>) -> usize {
-    rounds.map(|round| round.index).collect::<std::collections::BTreeSet<_>>().len()
+    rounds.map(|round| round.index).collect::<BTreeSet<_>>().len()
 }
 
 fn reasons_of_data(

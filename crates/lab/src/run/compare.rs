@@ -222,11 +222,10 @@ impl Comparison<'_> {
                 }
                 let round = if again { record.aa.last() } else { record.rounds.last() };
                 if let Some((round, void)) = round.and_then(|round| Some((round, round.voided.as_ref()?))) {
-                    let metric = &experiment.metric;
-                    let what = if record.counts(round, metric) {
-                        format!("counts for {metric} only")
+                    let what = if record.counts(round, &experiment.metric) {
+                        "counts only for what a datagram costs"
                     } else {
-                        "void".to_owned()
+                        "void"
                     };
                     self.screen.note(&format!("round {}, {}: {what}, {void}", index + 1, service.name));
                 }

@@ -155,6 +155,11 @@ fn what_a_datagram_costs_is_judged_though_the_generator_was_late() {
         assert!(matches!(verdict.outcome, Outcome::Faster | Outcome::Slower), "{verdict}");
         assert_eq!((verdict.estimate.unwrap().rounds, verdict.late), (20, 6));
         assert!(verdict.to_string().ends_with(", generator late in 6 of them)"), "{verdict}");
+        // A round that does not count is not one of them.
+        let mut robbed = late(metric, |_| 1000.0);
+        robbed.rounds[0].voided = Some(Void::CpuStolen { percent: 2.0, limit_percent: 1.0 });
+        let verdict = judge(&robbed, "new", metric);
+        assert_eq!((verdict.estimate.unwrap().rounds, verdict.late), (19, 5));
     }
 }
 
