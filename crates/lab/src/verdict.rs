@@ -364,13 +364,17 @@ fn concerned<'a>(record: &'a Record, subject: &str) -> Vec<&'a Round> {
 
 /// Rounds of the estimate in which the generator was late in a run.
 fn late_rounds(record: &Record, subject: &str, metric: &str) -> usize {
-    let runs =
-        |name: Option<&str>| record.rounds.iter().filter(move |round| Some(round.subject.as_str()) == name);
-    let counts = |round: &&Round| record.counts(round, metric) && round.metrics.contains_key(metric);
-    let indices = |name| runs(name).filter(counts).map(|round| round.index).collect::<BTreeSet<_>>();
-    let pairs = &indices(record.baseline()) & &indices(Some(subject));
-    let both = runs(record.baseline()).chain(runs(Some(subject)));
-    distinct_rounds(both.filter(|round| round.voided.is_some() && pairs.contains(&round.index)))
+    let counting = |name: &str| {
+        let counts = |round: &&Round| {
+            round.subject == name && round.metrics.contains_key(metric) && record.counts(round, metric)
+        };
+        record.rounds.iter().filter(counts).collect::<Vec<_>>()
+    };
+    let (ours, theirs) = (counting(subject), counting(record.baseline().unwrap_or_default()));
+    let indices = |runs: &[&Round]| runs.iter().map(|round| round.index).collect::<BTreeSet<_>>();
+    let pairs = &indices(&ours) & &indices(&theirs);
+    let late = |round: &&Round| round.voided.is_some() && pairs.contains(&round.index);
+    distinct_rounds(ours.iter().chain(&theirs).copied().filter(late))
 }
 
 fn reasons_of_void(record: &Record, subject: &str, metric: &str, usable: usize) -> Vec<Reason> {
