@@ -351,7 +351,6 @@ fn outcome_of(higher: bool, better: Direction) -> Outcome {
     }
 }
 
-/// A failed subject always refuses; other void rounds when they are many, or when too few are left.
 /// All runs that a comparison rests on.
 fn concerned<'a>(record: &'a Record, subject: &str) -> Vec<&'a Round> {
     let baseline = record.baseline();
@@ -377,6 +376,7 @@ fn late_rounds(record: &Record, subject: &str, metric: &str) -> usize {
     distinct_rounds(ours.iter().chain(&theirs).copied().filter(late))
 }
 
+/// A failed subject always refuses; other void rounds when they are many, or when too few are left.
 fn reasons_of_void(record: &Record, subject: &str, metric: &str, usable: usize) -> Vec<Reason> {
     let rules = &record.experiment.rules;
     let baseline = record.baseline();
