@@ -8,7 +8,9 @@
 pub mod access;
 mod common;
 mod cross;
+mod datagram_check;
 mod gather;
+mod handover;
 mod listen;
 mod preflight;
 mod resolver;
@@ -24,7 +26,7 @@ pub mod udp;
 mod worker;
 
 pub use access::{Access, Pattern};
-pub use rule::{Balance, CopyMode, Endpoint, Host, PortRange, Protocol, Rule, RuleId};
+pub use rule::{Balance, CopyMode, Endpoint, Host, PortRange, Protocol, Question, Rule, RuleId};
 pub use runtime::{
     ConnectionLog, ConnectionReport, EndReason, Forwarder, RuleSnapshot, Settings, StartError,
 };

@@ -7,7 +7,7 @@ use std::{
 
 use turnpike_net::{Datapath, ListenOptions, TcpListener, UdpOptions, UdpSocket};
 
-use crate::{Protocol, Rule, StartError, udp::Listeners};
+use crate::{Protocol, Rule, StartError, handover, udp::Listeners};
 
 /// The sockets of one rule for one worker.
 pub(crate) enum Bound {
@@ -130,7 +130,13 @@ fn bind_tcp(
 /// Without SO_REUSEPORT: a second program on the same port is told so, instead of silently sharing it.
 fn probe(kind: Kind, address: SocketAddr) -> io::Result<()> {
     if kind.is_udp() {
-        UdpSocket::bind(address, &UdpOptions::default()).map(drop)
+        match UdpSocket::bind(address, &UdpOptions::default()) {
+            // The one before us is ending. Whether it was ours to share with, SO_REUSEPORT decides.
+            Err(error) if error.kind() == io::ErrorKind::AddrInUse && handover::is_left(address.port()) => {
+                Ok(())
+            }
+            bound => bound.map(drop),
+        }
     } else {
         TcpListener::probe(address).map(drop)
     }

@@ -93,10 +93,16 @@ pub enum EndReason {
     ConnectFailed,
     /// Refused by allow and deny lists.
     Denied,
-    /// A limit on connections.
+    /// No byte of the one side for the half-close timeout, after the other had said all.
+    HalfClosed,
+    /// Refused by a limit on connections.
     Limit,
-    /// A malformed or missing PROXY header.
+    /// A UDP session that gave its place to a new one: it was the longest idle when a limit was reached.
+    Evicted,
+    /// A malformed PROXY header, or none, from one of [`Rule::proxy_protocol_from`].
     BadProxyHeader,
+    /// A PROXY header from somebody else.
+    UntrustedProxy,
     /// Its rule was removed or changed (UDP), or the forwarder stops.
     Shutdown,
 }
@@ -108,7 +114,7 @@ pub struct ConnectionReport {
     pub rule: RuleId,
     /// Client.
     pub client: SocketAddr,
-    /// The target that was reached, if any.
+    /// The target that was reached, if any; of a UDP session also the one that was tried last.
     pub target: Option<SocketAddr>,
     /// Bytes from the client to the target.
     pub to_target: u64,
@@ -388,9 +394,26 @@ impl Forwarder {
         all
     }
 
-    /// Closes the listeners; connections live on.
+    /// Closes the listeners; connections live on, and so do UDP sessions with a datagram in the last two seconds. When this returns
+    /// other processes of this user can listen on the same ports.
     pub fn drain(&self) {
-        self.workers.iter().for_each(|worker| worker.line.tell(Command::Drain));
+        // In two steps: while some workers still listen and others do not, the kernel spreads datagrams in another way than before,
+        // and those of living sessions would arrive at workers that do not know them.
+        self.tell_all(|done| Command::Drain(done.clone()));
+        self.tell_all(|done| Command::Unlisten(done.clone()));
+    }
+
+    /// Waits until all workers have obeyed, each of which tells so by what it gets.
+    fn tell_all(&self, command: impl Fn(&mpsc::Sender<()>) -> Command) {
+        let (done, obeyed) = mpsc::channel();
+        self.workers.iter().for_each(|worker| worker.line.tell(command(&done)));
+        drop(done);
+        for _ in &self.workers {
+            if obeyed.recv_timeout(CHANGE).is_err() {
+                tracing::error!("a worker has not obeyed; it is stuck or gone");
+                break;
+            }
+        }
     }
 
     /// Connections and sessions now.

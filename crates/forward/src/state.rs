@@ -122,15 +122,18 @@ pub(crate) struct Counters {
 }
 
 /// Every reason, in the order of [`Counters::ended`].
-const REASONS: [EndReason; 9] = [
+const REASONS: [EndReason; 12] = [
     EndReason::Finished,
     EndReason::ClientReset,
     EndReason::TargetReset,
     EndReason::Idle,
     EndReason::ConnectFailed,
     EndReason::Denied,
+    EndReason::HalfClosed,
     EndReason::Limit,
+    EndReason::Evicted,
     EndReason::BadProxyHeader,
+    EndReason::UntrustedProxy,
     EndReason::Shutdown,
 ];
 

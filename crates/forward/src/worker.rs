@@ -35,7 +35,10 @@ pub(crate) enum Command {
     Change(Box<Change>),
     /// Some name has a new answer.
     Resolved,
-    Drain,
+    /// Take nothing new; what lives goes on.
+    Drain(mpsc::Sender<()>),
+    /// Close the listeners; only after [`Command::Drain`].
+    Unlisten(mpsc::Sender<()>),
     Stop,
 }
 
@@ -127,6 +130,7 @@ impl Worker {
             }
             Bound::Udp(listeners) => {
                 self.around.add(state);
+                self.tcp.watch_health(state, now);
                 let engine = self.udp.get_or_insert_with(|| udp::Engine::new(self.datapath));
                 engine.add_rule(udp::RuleKey(state.key), &state.rule, listeners, &self.poller)
             }
@@ -202,11 +206,22 @@ impl Worker {
             match command {
                 Command::Change(change) => self.change(*change, now),
                 Command::Resolved => self.tcp.on_resolved(tcp::Tick { now, poller: &self.poller }),
-                Command::Drain => {
+                Command::Drain(done) => {
                     self.tcp.drain();
                     if let Some(engine) = &mut self.udp {
-                        engine.drain();
+                        engine.drain(&mut udp::Tick { now, poller: &self.poller, around: &mut self.around });
                     }
+                    let _ = done.send(());
+                }
+                Command::Unlisten(done) => {
+                    if let Some(engine) = &mut self.udp {
+                        engine.unlisten(&mut udp::Tick {
+                            now,
+                            poller: &self.poller,
+                            around: &mut self.around,
+                        });
+                    }
+                    let _ = done.send(());
                 }
                 Command::Stop => {
                     self.tcp.stop(tcp::Tick { now, poller: &self.poller });
@@ -229,6 +244,7 @@ impl Worker {
                 let sockets = self.tcp.remove_rule(state, tcp::Tick { now, poller: &self.poller });
                 inherited.extend(sockets.into_iter().map(|socket| (socket.local_addr(), socket)));
             } else if let Some(engine) = &mut self.udp {
+                self.tcp.unwatch_health(state);
                 let key = udp::RuleKey(state.key);
                 engine
                     .remove_rule(key, &mut udp::Tick { now, poller: &self.poller, around: &mut self.around });

@@ -74,12 +74,6 @@ impl Engine {
         listeners
     }
 
-    /// Takes no new sessions; those there are live on.
-    pub fn drain(&mut self) {
-        self.draining = true;
-        self.listeners.retain(|_, listener| matches!(listener.kind, Kind::Datagrams(_)));
-    }
-
     /// Ends all sessions and closes all listeners.
     pub fn stop(&mut self, tick: &mut Tick<'_>) {
         let slots: Vec<u32> = self.rules.iter().map(|(slot, _)| narrow(slot)).collect();
@@ -123,7 +117,7 @@ impl Engine {
         Ok(())
     }
 
-    fn take_listeners(&mut self, rule: u32, poller: &Poller) -> Listeners {
+    pub(super) fn take_listeners(&mut self, rule: u32, poller: &Poller) -> Listeners {
         let of_rule = self.listeners.iter().filter(|(_, listener)| listener.rule == rule);
         let mut slots: Vec<(u16, usize)> = of_rule.map(|(slot, listener)| (listener.port, slot)).collect();
         slots.sort_unstable();
@@ -177,6 +171,11 @@ impl RuleState {
             Some((_, count)) => *count += 1,
             None => self.counters.ended.push((reason, 1)),
         }
+    }
+
+    /// Whether its clients speak UDP.
+    pub(super) fn hears_datagrams(&self) -> bool {
+        matches!(self.rule.protocol, Protocol::Udp | Protocol::UdpToTcp { .. })
     }
 
     pub(super) fn framed(&self) -> bool {

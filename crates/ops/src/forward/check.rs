@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-use turnpike_forward::{Host, PortRange, Protocol, Rule};
+use turnpike_forward::{Host, Pattern, PortRange, Protocol, Rule};
 
 use super::{parts, rule_keys::Draft};
 use crate::config::ConfigError;
@@ -51,12 +51,28 @@ pub(crate) fn rule(draft: &Draft, problems: &mut Vec<ConfigError>) {
     }
     // Silence about what the runtime does not do for other protocols would be a promise.
     let only_tcp = "a rule from TCP to TCP";
-    if *protocol != Protocol::Tcp {
-        if rule.health_check.is_some() {
-            refuse("rule.health", "targets are checked by a TCP connect".to_owned(), only_tcp);
+    if rule.health_question.is_some() {
+        if matches!(protocol, Protocol::Tcp | Protocol::UdpToTcp { .. }) {
+            refuse(
+                "rule.health_send",
+                "targets that speak TCP are checked by a connect".to_owned(),
+                "a rule to UDP targets",
+            );
         }
-        if rule.accept_proxy {
-            refuse("rule.accept_proxy", "a PROXY header begins a TCP connection".to_owned(), only_tcp);
+        if rule.health_check.is_none() {
+            refuse(
+                "rule.health_send",
+                "nobody asks: the rule has no health".to_owned(),
+                "health beside it, the seconds between two checks",
+            );
+        }
+    }
+    if *protocol != Protocol::Tcp {
+        if !rule.proxy_protocol_from.is_empty() {
+            refuse("rule.proxy_protocol_from", "a PROXY header begins a TCP connection".to_owned(), only_tcp);
+        }
+        if rule.half_close_timeout.is_some() {
+            refuse("rule.half_close_timeout", "UDP has no half-close".to_owned(), only_tcp);
         }
         if rule.send_proxy.is_some() {
             refuse("rule.proxy", "a PROXY header begins a TCP connection".to_owned(), only_tcp);
@@ -79,6 +95,18 @@ pub(crate) fn rule(draft: &Draft, problems: &mut Vec<ConfigError>) {
             "one of the two",
         );
     }
+}
+
+/// What may be right and is seldom meant.
+pub(crate) fn doubts(draft: &Draft) -> Option<String> {
+    let everybody = |prefix: &&Pattern| matches!(prefix, Pattern::Prefix(_, 0));
+    let all = draft.rule.proxy_protocol_from.iter().find(everybody)?;
+    let place = draft.origin_of("rule.proxy_protocol_from");
+    Some(format!(
+        "{place}: rule.proxy_protocol_from: {} lets anybody who connects claim any address, and refuses who claims none; name the \
+         proxies' own addresses",
+        parts::show_pattern(all)
+    ))
 }
 
 /// Appends what two rules cannot both have: a name, a listener.

@@ -108,7 +108,7 @@ impl ConnectionFile {
                     "denied"
                 }
             }
-            EndReason::Limit | EndReason::BadProxyHeader => "accept-failed -",
+            EndReason::Limit | EndReason::BadProxyHeader | EndReason::UntrustedProxy => "accept-failed -",
             _ => "done-remote-closed",
         }
     }
