@@ -2,11 +2,11 @@
 
 use std::{net::IpAddr, time::Duration};
 
-use turnpike_net::ConnectOptions;
+use turnpike_net::{ConnectOptions, UnixName};
 pub use turnpike_net::CopyMode;
 use turnpike_wire::proxy_protocol::ProxyVersion;
 
-use crate::Access;
+use crate::{Access, Bind};
 
 /// Names a rule in metrics and logs, and across reloads: equal text is the same rule.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -48,6 +48,8 @@ pub enum Host {
     Ip(IpAddr),
     /// A name, resolved again when its answer is older than [`crate::Settings::resolve_every`]; several addresses are tried in turn.
     Name(String),
+    /// A Unix stream socket; the endpoint's ports mean nothing then.
+    Unix(UnixName),
 }
 
 /// A target: with a port range, port i of the listener's range maps to port i of the target's; a lone port serves the whole range.
@@ -71,6 +73,20 @@ pub enum Balance {
     Failover,
 }
 
+/// What a rule allows one client, and how fast it moves bytes. The default limits nothing.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Limits {
+    /// Connections or sessions of one client at a time. A client is an IPv4 address or an IPv6 network of 64 bits; who comes by a
+    /// Unix socket is not limited.
+    pub connections_per_client: Option<u32>,
+    /// New connections or sessions of one client a second, of which as many may come at once.
+    pub new_connections_per_client: Option<u32>,
+    /// Bytes a second, each way, of all connections together. TCP is slowed down, datagrams beyond it are dropped.
+    pub bytes_per_second: Option<u64>,
+    /// The same for each connection or session.
+    pub bytes_per_second_per_connection: Option<u64>,
+}
+
 /// One rule.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Rule {
@@ -78,8 +94,12 @@ pub struct Rule {
     pub id: RuleId,
     /// Protocols.
     pub protocol: Protocol,
-    /// Address to listen on.
-    pub bind: IpAddr,
+    /// What to listen on.
+    pub bind: Bind,
+    /// On an IPv6 address: whether IPv4 clients are left to others. If not, `[::]` is open to both.
+    pub ipv6_only: bool,
+    /// Permissions of the file of a Unix socket that is listened on; `None` leaves them to the umask.
+    pub socket_mode: Option<u32>,
     /// Ports to listen on.
     pub ports: PortRange,
     /// Targets, at least one.
@@ -112,6 +132,8 @@ pub struct Rule {
     pub nodelay: bool,
     /// Connections or sessions of this rule at a time.
     pub max_connections: usize,
+    /// Limits per client, and of bytes.
+    pub limits: Limits,
     /// How bytes move (TCP).
     pub copy: CopyMode,
 }

@@ -8,7 +8,7 @@ use std::{
 use hashbrown::HashMap;
 
 use crate::{
-    ConnectionReport,
+    ConnectionReport, EndReason,
     common::Common,
     state::RuleState,
     udp::{Admission, Choice, RuleKey, Surroundings},
@@ -51,6 +51,17 @@ impl Around {
 impl Surroundings for Around {
     fn permits(&mut self, rule: RuleKey, client: IpAddr) -> bool {
         self.rules.get(&rule).is_some_and(|entry| self.common.admits(&entry.state.rule, client))
+    }
+
+    fn admit_client(&mut self, rule: RuleKey, client: IpAddr, now: u64) -> Result<(), EndReason> {
+        let clients = self.rules.get(&rule).and_then(|entry| entry.state.clients.as_ref());
+        clients.map_or(Ok(()), |clients| clients.enter(client, now))
+    }
+
+    fn dismiss_client(&mut self, rule: RuleKey, client: IpAddr) {
+        if let Some(clients) = self.rules.get(&rule).and_then(|entry| entry.state.clients.as_ref()) {
+            clients.leave(client);
+        }
     }
 
     fn enter(&mut self, rule: RuleKey) -> Admission {

@@ -3,7 +3,6 @@
 
 use std::{
     io,
-    net::SocketAddr,
     sync::{Arc, Mutex, PoisonError, mpsc},
     thread,
     time::{Duration, Instant},
@@ -11,15 +10,15 @@ use std::{
 
 use hashbrown::HashMap;
 use turnpike_net::{
-    Datapath, TcpListener,
+    Datapath,
     poll::{Event, Poller, Waker},
 };
 
 use crate::{
-    RuleId, RuleSnapshot,
+    Address, RuleId, RuleSnapshot,
     common::Common,
     gather::{self, Gather},
-    listen::{Bound, Kind, Tcp},
+    listen::{Acceptor, Bound, Kind, Tcp},
     state::RuleState,
     surroundings::Around,
     tcp, udp,
@@ -74,7 +73,7 @@ pub(crate) struct Worker {
 
 impl Worker {
     pub(crate) fn new(
-        number: usize,
+        (number, started): (usize, Instant),
         datapath: Datapath,
         busy_poll: Duration,
         common: &Arc<Common>,
@@ -94,7 +93,7 @@ impl Worker {
             around: Around::new(Arc::clone(common)),
             inbox,
             shared,
-            started: Instant::now(),
+            started,
             published_ms: 0,
             gather: Gather::default(),
             dirty: true,
@@ -107,7 +106,7 @@ impl Worker {
         &mut self,
         state: &Arc<RuleState>,
         bound: Bound,
-        inherited: &mut HashMap<SocketAddr, TcpListener>,
+        inherited: &mut HashMap<Address, Acceptor>,
     ) -> io::Result<()> {
         let now = self.now();
         match bound {
@@ -117,8 +116,7 @@ impl Worker {
                     Tcp::Fresh(socket) => Some((offset, socket)),
                     Tcp::Inherited(address) => {
                         let socket = inherited.remove(&address)?;
-                        // Where it fails, accepted sockets keep what the old rule wanted.
-                        let _ = socket.set_inherited(rule.nodelay, rule.keepalive);
+                        socket.set_inherited(rule);
                         Some((offset, socket))
                     }
                 };
@@ -128,7 +126,10 @@ impl Worker {
             Bound::Udp(listeners) => {
                 self.around.add(state);
                 let engine = self.udp.get_or_insert_with(|| udp::Engine::new(self.datapath));
-                engine.add_rule(udp::RuleKey(state.key), &state.rule, listeners, &self.poller)
+                let key = udp::RuleKey(state.key);
+                engine.add_rule(key, &state.rule, listeners, &self.poller)?;
+                engine.limit_rates(key, state.rates.as_ref());
+                Ok(())
             }
         }
     }
@@ -203,7 +204,7 @@ impl Worker {
                 Command::Change(change) => self.change(*change, now),
                 Command::Resolved => self.tcp.on_resolved(tcp::Tick { now, poller: &self.poller }),
                 Command::Drain => {
-                    self.tcp.drain();
+                    self.tcp.drain(tcp::Tick { now, poller: &self.poller });
                     if let Some(engine) = &mut self.udp {
                         engine.drain();
                     }
@@ -227,7 +228,7 @@ impl Worker {
         for state in &change.leave {
             if Kind::of(state.rule.protocol) == Kind::Tcp {
                 let sockets = self.tcp.remove_rule(state, tcp::Tick { now, poller: &self.poller });
-                inherited.extend(sockets.into_iter().map(|socket| (socket.local_addr(), socket)));
+                inherited.extend(sockets.into_iter().map(|socket| (socket.address(), socket)));
             } else if let Some(engine) = &mut self.udp {
                 let key = udp::RuleKey(state.key);
                 engine

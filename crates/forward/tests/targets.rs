@@ -175,8 +175,8 @@ fn a_range_of_ports_maps_one_to_one() {
         },
         "three free ports",
     );
-    let heard: Vec<u8> =
-        running.0.listeners().iter().map(|(_, at)| read_exactly(&mut support::client(*at), 1)[0]).collect();
+    let greeting = |at| read_exactly(&mut support::client(support::socket_address(at)), 1)[0];
+    let heard: Vec<u8> = running.0.listeners().iter().map(|(_, at)| greeting(at)).collect();
     assert_eq!(heard, b"xyz");
 }
 

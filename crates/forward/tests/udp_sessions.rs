@@ -39,8 +39,8 @@ fn a_session_without_a_datagram_for_the_idle_timeout_ends_and_no_sooner() {
         worker.advance(Duration::from_millis(1001));
         assert_eq!(worker.active(), 1);
         let report = worker.world.lock().unwrap().reports.pop().unwrap();
-        assert_eq!((report.reason, report.client), (EndReason::Idle, quiet.local_addr().unwrap()));
-        assert_eq!((report.target, report.to_target, report.to_client), (Some(echo.address), 1, 1));
+        assert_eq!((report.reason, report.client), (EndReason::Idle, quiet.local_addr().unwrap().into()));
+        assert_eq!((report.target, report.to_target, report.to_client), (Some(echo.address.into()), 1, 1));
         assert!(report.lived >= timeout);
         worker.advance(timeout);
         assert_eq!(worker.active(), 0);
@@ -66,7 +66,7 @@ fn a_full_rule_gives_up_the_session_that_was_idle_for_longest() {
     expect_echo(&clients[3], b"one more");
     assert_eq!(worker.active(), 3);
     let report = worker.world.lock().unwrap().reports.pop().unwrap();
-    assert_eq!((report.reason, report.client), (EndReason::Limit, clients[1].local_addr().unwrap()));
+    assert_eq!((report.reason, report.client), (EndReason::Limit, clients[1].local_addr().unwrap().into()));
     for client in [&clients[0], &clients[2], &clients[3]] {
         expect_echo(client, b"still here");
     }

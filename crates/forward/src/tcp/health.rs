@@ -63,7 +63,7 @@ impl Engine {
                     // Not the client's address, which a check does not have.
                     let options =
                         turnpike_net::ConnectOptions { transparent: false, ..check.state.connect.clone() };
-                    let begun = TcpSocket::connect(address, &options).and_then(|socket| {
+                    let begun = address.connect(&options).and_then(|socket| {
                         tick.poller.add_edge(&socket, token(HEALTH, key)).map(|()| socket)
                     });
                     match begun {

@@ -74,7 +74,7 @@ fn is_refusal(reason: EndReason) -> bool {
 }
 
 fn write(report: &ConnectionReport, suppressed: u64) {
-    let target = report.target.map(tracing::field::display);
+    let target = report.target.as_ref().map(tracing::field::display);
     let seconds = format_args!("{:.3}", report.lived.as_secs_f64()).to_string();
     if is_refusal(report.reason) {
         tracing::warn!(

@@ -53,12 +53,22 @@ impl Collector for Scrape {
             "Datagrams dropped: session limit, full queue, too long for the other side.",
             |rule| rule.dropped_datagrams,
         )?;
+        page.each(
+            "forward_limited_datagrams",
+            "Datagrams dropped because their rule or session had moved its bytes a second.",
+            |rule| rule.limited_datagrams,
+        )?;
+        page.each(
+            "forward_pauses",
+            "Times that a TCP connection stopped reading because its rule or it had moved its bytes a second.",
+            |rule| rule.pauses,
+        )?;
         self.common.encode(&mut page.encoder)
     }
 }
 
 /// Each has a series from the start, so that a first denial shows as an increase.
-const ALL_REASONS: [(EndReason, &str); 9] = [
+const ALL_REASONS: [(EndReason, &str); 11] = [
     (EndReason::Finished, "finished"),
     (EndReason::ClientReset, "client_reset"),
     (EndReason::TargetReset, "target_reset"),
@@ -66,6 +76,8 @@ const ALL_REASONS: [(EndReason, &str); 9] = [
     (EndReason::ConnectFailed, "connect_failed"),
     (EndReason::Denied, "denied"),
     (EndReason::Limit, "limit"),
+    (EndReason::ClientLimit, "client_limit"),
+    (EndReason::ClientRate, "client_rate"),
     (EndReason::BadProxyHeader, "bad_proxy_header"),
     (EndReason::Shutdown, "shutdown"),
 ];

@@ -7,7 +7,7 @@
 
 use std::path::{Path, PathBuf};
 
-use turnpike_forward::{Access, Endpoint, PortRange, Protocol};
+use turnpike_forward::{Access, Bind, Endpoint, PortRange, Protocol};
 
 use super::{
     parts,
@@ -114,6 +114,7 @@ impl Line<'_> {
         let at = self.skip_blanks();
         let word = self.address("bindaddress")?;
         draft.rule.bind = parts::local_address(parts::or_zero(&word))
+            .map(Bind::from)
             .map_err(|why| self.problem(at, format!("bindaddress {word}: {why}"), ADDRESS_FORM))?;
         draft.origins.insert("rule.listen", self.origin(at));
 

@@ -70,7 +70,7 @@ fn ranges_targets_names_and_options_are_read() {
          &accept_proxy&connect_timeout=3&max_connections=7&name=web",
     );
     assert_eq!((rule.id.0.as_str(), rule.ports), ("web", ports(9000, 9010)));
-    assert_eq!(rule.bind, "::1".parse::<std::net::IpAddr>().expect("an address"));
+    assert_eq!(rule.bind, "::1".parse::<std::net::IpAddr>().expect("an address").into());
     assert_eq!(
         rule.targets,
         [
@@ -106,32 +106,32 @@ const WRONG_ARGUMENTS: &[(&str, &str)] = &[
     (
         "0.0.0.0:9000=10.0.0.2:9001",
         "column 1: it has no \"://\"; expected SCHEME://LISTEN=TARGET[,TARGET...][?KEY=VALUE&...] with the scheme tcp, udp, \
-         udptotcp or tcptoudp, such as tcp://0.0.0.0:9000=10.0.0.2:9001",
+         udptotcp, tcptoudp or unix, such as tcp://0.0.0.0:9000=10.0.0.2:9001",
     ),
     (
         "tpc://0.0.0.0:9000=10.0.0.2:9001",
         "column 1: found the scheme \"tpc\"; expected SCHEME://LISTEN=TARGET[,TARGET...][?KEY=VALUE&...] with the scheme tcp, \
-         udp, udptotcp or tcptoudp, such as tcp://0.0.0.0:9000=10.0.0.2:9001; did you mean \"tcp\"?",
+         udp, udptotcp, tcptoudp or unix, such as tcp://0.0.0.0:9000=10.0.0.2:9001; did you mean \"tcp\"?",
     ),
     (
         "tcp://0.0.0.0:9000",
         "column 7: it has no \"=\" between listener and target; expected SCHEME://LISTEN=TARGET[,TARGET...][?KEY=VALUE&...] \
-         with the scheme tcp, udp, udptotcp or tcptoudp, such as tcp://0.0.0.0:9000=10.0.0.2:9001",
+         with the scheme tcp, udp, udptotcp, tcptoudp or unix, such as tcp://0.0.0.0:9000=10.0.0.2:9001",
     ),
     (
         "tcp://0.0.0.0=10.0.0.2:9001",
         "column 7: rule.listen: found \"0.0.0.0\": it has no port; expected ADDR:PORT or ADDR:FIRST-LAST, IPv6 in brackets, \
-         such as \"0.0.0.0:9000\" or \"[::]:9000-9010\"",
+         such as \"0.0.0.0:9000\" or \"[::]:9000-9010\", or unix:/PATH",
     ),
     (
         "tcp://0.0.0.0:1=10.0.0.2:1,10.0.0.3:x",
         "column 28: rule.target: found \"10.0.0.3:x\": \"x\" is no port: a port is a number, 0 to 65535; expected HOST:PORT \
-         or HOST:FIRST-LAST, IPv6 in brackets, such as \"10.0.0.2:9001\", \"[2001:db8::2]:80\" or \"db.example.org:5432\"",
+         or HOST:FIRST-LAST, IPv6 in brackets, such as \"10.0.0.2:9001\", \"[2001:db8::2]:80\" or \"db.example.org:5432\", or unix:/PATH",
     ),
     (
         "tcp://0.0.0.0:1=a:1?",
         "column 21: it has an option without a name; expected SCHEME://LISTEN=TARGET[,TARGET...][?KEY=VALUE&...] with the \
-         scheme tcp, udp, udptotcp or tcptoudp, such as tcp://0.0.0.0:9000=10.0.0.2:9001",
+         scheme tcp, udp, udptotcp, tcptoudp or unix, such as tcp://0.0.0.0:9000=10.0.0.2:9001",
     ),
     (
         "tcp://0.0.0.0:1=a:1?idle=x",

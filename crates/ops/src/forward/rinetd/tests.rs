@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use turnpike_forward::{Host, Pattern, Rule};
+use turnpike_forward::{Bind, Host, Pattern, Rule};
 
 use super::*;
 
@@ -50,10 +50,10 @@ fn rules_are_read_as_rinetd_reads_them() {
     ] {
         let rule = rule(line);
         assert_eq!(rule.protocol, protocol, "{line}");
-        assert_eq!(parts::show_listener(rule.bind, rule.ports), listen, "{line}");
+        assert_eq!(parts::show_listener(&rule.bind, rule.ports), listen, "{line}");
         assert_eq!(rule.targets.iter().map(parts::show_endpoint).collect::<Vec<_>>(), [target], "{line}");
     }
-    assert!(rule("localhost 80 10.0.0.1 80").bind.is_loopback());
+    assert!(matches!(rule("localhost 80 10.0.0.1 80").bind, Bind::Ip(ip) if ip.is_loopback()));
     assert_eq!(rule("0.0.0.0 1 Host.Example 2").targets[0].host, Host::Name("host.example".to_owned()));
 }
 
