@@ -2,11 +2,11 @@
 
 use std::{net::IpAddr, time::Duration};
 
-use turnpike_net::ConnectOptions;
 pub use turnpike_net::CopyMode;
+use turnpike_net::{ConnectOptions, UnixName};
 use turnpike_wire::proxy_protocol::ProxyVersion;
 
-use crate::{Access, Pattern};
+use crate::{Access, Address, Bind, Pattern};
 
 /// Names a rule in metrics and logs, and across reloads: equal text is the same rule.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -48,6 +48,8 @@ pub enum Host {
     Ip(IpAddr),
     /// A name, resolved again when its answer is older than [`crate::Settings::resolve_every`]; several addresses are tried in turn.
     Name(String),
+    /// A Unix stream socket; the endpoint's ports mean nothing then.
+    Unix(UnixName),
 }
 
 /// A target: with a port range, port i of the listener's range maps to port i of the target's; a lone port serves the whole range.
@@ -80,6 +82,29 @@ pub struct Question {
     pub expect: Vec<u8>,
 }
 
+/// Whose PROXY headers are believed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Proxy {
+    /// Those of the addresses that fit.
+    Network(Pattern),
+    /// Those of whoever comes by a Unix socket.
+    Unix,
+}
+
+/// What a rule allows one client, and how fast it moves bytes. The default limits nothing.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Limits {
+    /// Connections or sessions of one client at a time. A client is an IPv4 address or an IPv6 network of 64 bits; who comes by a
+    /// Unix socket is not limited.
+    pub connections_per_client: Option<u32>,
+    /// New connections or sessions of one client a second, of which as many may come at once.
+    pub new_connections_per_client: Option<u32>,
+    /// Bytes a second, each way, of all connections together. TCP is slowed down, datagrams beyond it are dropped.
+    pub bytes_per_second: Option<u64>,
+    /// The same for each connection or session.
+    pub bytes_per_second_per_connection: Option<u64>,
+}
+
 /// One rule.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Rule {
@@ -87,8 +112,12 @@ pub struct Rule {
     pub id: RuleId,
     /// Protocols.
     pub protocol: Protocol,
-    /// Address to listen on.
-    pub bind: IpAddr,
+    /// What to listen on.
+    pub bind: Bind,
+    /// On an IPv6 address: whether IPv4 clients are left to others. If not, `[::]` is open to both.
+    pub ipv6_only: bool,
+    /// Permissions of the file of a Unix socket that is listened on; `None` leaves them to the umask.
+    pub socket_mode: Option<u32>,
     /// Ports to listen on.
     pub ports: PortRange,
     /// Targets, at least one.
@@ -108,9 +137,9 @@ pub struct Rule {
     pub mark: Option<u32>,
     /// Outgoing sockets carry the client's own address (IP_TRANSPARENT).
     pub transparent: bool,
-    /// Proxies of ours, by prefix: each of their connections begins with a PROXY header (either version), which is believed. All
+    /// Proxies of ours: each of their connections begins with a PROXY header (either version), which is believed. All
     /// others are clients themselves, and one that sends a header is refused. If empty, nobody is a proxy and nothing is looked at.
-    pub proxy_protocol_from: Vec<Pattern>,
+    pub proxy_protocol_from: Vec<Proxy>,
     /// Send a PROXY header to targets.
     pub send_proxy: Option<ProxyVersion>,
     /// Who may connect, beside the global lists.
@@ -127,14 +156,25 @@ pub struct Rule {
     pub nodelay: bool,
     /// Connections or sessions of this rule at a time.
     pub max_connections: usize,
+    /// Limits per client, and of bytes.
+    pub limits: Limits,
     /// How bytes move (TCP).
     pub copy: CopyMode,
 }
 
 impl Rule {
     /// Whether this client is one of [`Rule::proxy_protocol_from`].
-    pub(crate) fn is_proxy(&self, client: IpAddr) -> bool {
-        self.proxy_protocol_from.iter().any(|prefix| prefix.matches(client))
+    pub(crate) fn is_proxy(&self, client: &Address) -> bool {
+        self.proxy_protocol_from.iter().any(|proxy| match (proxy, client) {
+            (Proxy::Network(pattern), Address::Ip(client)) => pattern.matches(client.ip()),
+            (Proxy::Unix, Address::Unix(_)) => true,
+            _ => false,
+        })
+    }
+
+    /// Whether what goes out is UDP.
+    pub(crate) fn targets_speak_udp(&self) -> bool {
+        matches!(self.protocol, Protocol::Udp | Protocol::TcpToUdp { .. })
     }
 
     /// How its outgoing TCP sockets are made. Those of a [`Rule::transparent`] one also want the client's address as source.

@@ -181,6 +181,32 @@ fn a_udp_target_that_does_not_answer_as_expected_loses_its_new_sessions_until_it
     until(|| (who_answers(&running)? == "a").then_some(()), "the first target again");
 }
 
+/// No idle timeout would ever end it, as it goes on talking.
+#[test]
+fn a_udp_session_leaves_a_target_that_fails_its_checks() {
+    let lives = [Arc::new(AtomicBool::new(true)), Arc::new(AtomicBool::new(true))];
+    let targets = [named("a", Arc::clone(&lives[0])), named("b", Arc::clone(&lives[1]))];
+    let mut rule = between(&targets, Balance::Failover);
+    rule.protocol = Protocol::Udp;
+    rule.health_check = Some(Duration::from_secs(1));
+    rule.health_question = Some(Question { send: b"ping".to_vec(), expect: Vec::new() });
+    let running = Running::start(&[rule]);
+    let client = UdpSocket::bind("127.0.0.1:0").unwrap();
+    client.connect(running.address("r")).unwrap();
+    client.set_read_timeout(Some(Duration::from_millis(50))).unwrap();
+    let answers = |name: &str| {
+        client.send(b"ping").unwrap();
+        let mut bytes = [0; 64];
+        let len = client.recv(&mut bytes).ok()?;
+        (&bytes[..len] == name.as_bytes()).then_some(())
+    };
+    until(|| answers("a"), "the first target");
+    lives[0].store(false, Ordering::SeqCst);
+    until(|| answers("b"), "the second target");
+    let reasons: Vec<_> = running.log.all().iter().map(|report| report.reason).collect();
+    assert_eq!(reasons, [EndReason::TargetDown]);
+}
+
 /// Without its checks the first target would be tried again each second, and each time a client's datagram be lost.
 #[test]
 fn a_udp_port_where_nobody_listens_is_found_by_asking() {
@@ -238,8 +264,8 @@ fn a_range_of_ports_maps_one_to_one() {
         },
         "three free ports",
     );
-    let heard: Vec<u8> =
-        running.0.listeners().iter().map(|(_, at)| read_exactly(&mut support::client(*at), 1)[0]).collect();
+    let greeting = |at| read_exactly(&mut support::client(support::socket_address(at)), 1)[0];
+    let heard: Vec<u8> = running.0.listeners().iter().map(|(_, at)| greeting(at)).collect();
     assert_eq!(heard, b"xyz");
 }
 

@@ -39,8 +39,8 @@ fn a_session_without_a_datagram_for_the_idle_timeout_ends_and_no_sooner() {
         worker.advance(Duration::from_millis(1001));
         assert_eq!(worker.active(), 1);
         let report = worker.world.lock().unwrap().reports.pop().unwrap();
-        assert_eq!((report.reason, report.client), (EndReason::Idle, quiet.local_addr().unwrap()));
-        assert_eq!((report.target, report.to_target, report.to_client), (Some(echo.address), 1, 1));
+        assert_eq!((report.reason, report.client), (EndReason::Idle, quiet.local_addr().unwrap().into()));
+        assert_eq!((report.target, report.to_target, report.to_client), (Some(echo.address.into()), 1, 1));
         assert!(report.lived >= timeout);
         worker.advance(timeout);
         assert_eq!(worker.active(), 0);
@@ -66,8 +66,8 @@ fn a_full_rule_gives_up_the_session_that_was_idle_for_longest() {
     expect_echo(&clients[3], b"one more");
     assert_eq!(worker.active(), 3);
     let report = worker.world.lock().unwrap().reports.pop().unwrap();
-    assert_eq!((report.reason, report.client), (EndReason::Evicted, clients[1].local_addr().unwrap()));
-    assert_eq!((report.to_target, report.to_client, report.target), (5, 5, Some(echo.address)));
+    assert_eq!((report.reason, report.client), (EndReason::Evicted, clients[1].local_addr().unwrap().into()));
+    assert_eq!((report.to_target, report.to_client, report.target), (5, 5, Some(echo.address.into())));
     for client in [&clients[0], &clients[2], &clients[3]] {
         expect_echo(client, b"still here");
     }
@@ -147,7 +147,7 @@ fn a_target_that_is_down_ends_the_session_and_one_that_is_back_is_found() {
         eventually("the second one too", || worker.reasons().len() == 2 && worker.active() == 0);
         assert_eq!(worker.reasons()[1], EndReason::ConnectFailed, "it had never answered");
         assert_eq!(worker.world.lock().unwrap().failures.len(), 1);
-        assert_eq!(worker.world.lock().unwrap().reports[1].target, Some(echo_address), "who it was");
+        assert_eq!(worker.world.lock().unwrap().reports[1].target, Some(echo_address.into()), "who it was");
         echo = Echo::start(&address);
         expect_echo(&client, b"up again");
         assert_eq!(echo.address.to_string(), address);
@@ -211,12 +211,20 @@ fn draining_serves_old_sessions_and_takes_no_new_ones() {
 /// Of each protocol and family, on one address and on all: whoever listens next gets the new clients, and the old one goes on.
 #[test]
 fn a_drained_port_serves_its_old_client_here_and_new_ones_at_the_next_listener() {
-    for (listen, ask) in
-        [(LOCALHOST, "127.0.0.1"), ("0.0.0.0:0", "127.0.0.2"), ("[::1]:0", "::1"), ("[::]:0", "::1")]
-    {
+    for (listen, ask) in [
+        (LOCALHOST, "127.0.0.1"),
+        ("0.0.0.0:0", "127.0.0.2"),
+        ("[::1]:0", "::1"),
+        ("[::]:0", "::1"),
+        // Open to both families.
+        ("[::]:0", "127.0.0.3"),
+    ] {
         let echo = Echo::start(if ask.contains(':') { "[::1]:0" } else { LOCALHOST });
         let worker = Worker::start(Datapath::Gso);
-        let rule = rule(Protocol::Udp, listen.parse().unwrap(), echo.address);
+        let rule = Rule {
+            ipv6_only: ask.contains(':') || !listen.contains("::"),
+            ..rule(Protocol::Udp, listen.parse().unwrap(), echo.address)
+        };
         let bound = worker.add_shared(KEY, &rule, Datapath::Gso);
         let at = SocketAddr::new(ask.parse().unwrap(), bound.port());
         let (old, quiet) = (client(at), client(at));

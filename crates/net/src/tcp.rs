@@ -33,9 +33,11 @@ pub struct ListenOptions {
     /// Meanwhile they are half-open to the kernel; once its queue of those is full, SYN cookies make up for it, which accept at
     /// once.
     pub defer_accept: Option<u32>,
+    /// On an IPv6 address: also take IPv4 connections, whose addresses are told as IPv4 (ipv6(7), IPV6_V6ONLY off).
+    pub dual_stack: bool,
 }
 
-/// A listening, non-blocking socket. IPv6 listeners are IPV6_V6ONLY.
+/// A listening, non-blocking socket. IPv6 listeners are IPV6_V6ONLY unless [`ListenOptions::dual_stack`] is asked for.
 #[derive(Debug)]
 pub struct TcpListener {
     fd: OwnedFd,
@@ -48,7 +50,7 @@ impl TcpListener {
     /// # Errors
     /// Those of socket(2), setsockopt(2), bind(2) and listen(2).
     pub fn bind(address: SocketAddr, options: &ListenOptions) -> io::Result<Self> {
-        let socket = bound(address, options.reuse_port)?;
+        let socket = bound(address, options.reuse_port, options.dual_stack)?;
         let backlog = if options.backlog == 0 { i32::MAX } else { options.backlog.cast_signed().max(1) };
         let this = Self { local: sys::local_address(socket.as_fd())?, fd: socket.into() };
         this.set_inherited(options.nodelay, options.keepalive)?;
@@ -71,7 +73,15 @@ impl TcpListener {
     /// # Errors
     /// Those of socket(2), setsockopt(2) and bind(2).
     pub fn probe(address: SocketAddr) -> io::Result<SocketAddr> {
-        sys::local_address(bound(address, false)?.as_fd())
+        sys::local_address(bound(address, false, false)?.as_fd())
+    }
+
+    /// As [`TcpListener::probe`], for a listener of [`ListenOptions::dual_stack`]: the IPv4 port has to be free too.
+    ///
+    /// # Errors
+    /// As for [`TcpListener::probe`].
+    pub fn probe_dual_stack(address: SocketAddr) -> io::Result<SocketAddr> {
+        sys::local_address(bound(address, false, true)?.as_fd())
     }
 
     /// What accepted sockets inherit from now on.
@@ -91,39 +101,8 @@ impl TcpListener {
     pub fn accept(&self) -> io::Result<Option<(TcpSocket, SocketAddr)>> {
         let mut raw = RawAddress::empty();
         let mut len = RawAddress::SIZE;
-        // SAFETY: the pointer and length describe `raw`; the kernel writes no more than `len`.
-        let accepted = sys::check(unsafe {
-            libc::accept4(
-                self.fd.as_raw_fd(),
-                (&raw mut raw).cast(),
-                &raw mut len,
-                libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC,
-            )
-        });
-        match accepted {
-            // SAFETY: accept4 gave this descriptor to nobody else.
-            Ok(fd) => match (unsafe { OwnedFd::from_raw_fd(fd) }, raw.get()) {
-                (fd, Some(peer)) => Ok(Some((TcpSocket { fd }, peer))),
-                (_, None) => Ok(None),
-            },
-            Err(error) => match error.raw_os_error() {
-                // accept(2): network errors of the new connection are reported here and are to be treated like EAGAIN.
-                Some(
-                    libc::EAGAIN
-                    | libc::EINTR
-                    | libc::ECONNABORTED
-                    | libc::EPROTO
-                    | libc::ENETDOWN
-                    | libc::ENOPROTOOPT
-                    | libc::EHOSTDOWN
-                    | libc::ENONET
-                    | libc::EHOSTUNREACH
-                    | libc::EOPNOTSUPP
-                    | libc::ENETUNREACH,
-                ) => Ok(None),
-                _ => Err(error),
-            },
-        }
+        let Some(fd) = accept(self.fd.as_fd(), (&raw mut raw).cast(), &raw mut len)? else { return Ok(None) };
+        Ok(raw.get().map(|peer| (TcpSocket { fd }, peer)))
     }
 
     /// The bound address.
@@ -139,14 +118,46 @@ impl AsFd for TcpListener {
     }
 }
 
-fn bound(address: SocketAddr, reuse_port: bool) -> io::Result<Socket> {
+/// accept4(2) with the errors of a listening socket sorted: `None` when there is no connection to have. `name` and `len` are
+/// null, or describe a [`RawAddress`].
+pub(crate) fn accept(
+    listener: BorrowedFd<'_>,
+    name: *mut libc::sockaddr,
+    len: *mut libc::socklen_t,
+) -> io::Result<Option<OwnedFd>> {
+    let flags = libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
+    // SAFETY: the pointers are null or describe memory of the caller's; the kernel writes no more than `len`.
+    match sys::check(unsafe { libc::accept4(listener.as_raw_fd(), name, len, flags) }) {
+        // SAFETY: accept4 gave this descriptor to nobody else.
+        Ok(fd) => Ok(Some(unsafe { OwnedFd::from_raw_fd(fd) })),
+        Err(error) => match error.raw_os_error() {
+            // accept(2): network errors of the new connection are reported here and are to be treated like EAGAIN.
+            Some(
+                libc::EAGAIN
+                | libc::EINTR
+                | libc::ECONNABORTED
+                | libc::EPROTO
+                | libc::ENETDOWN
+                | libc::ENOPROTOOPT
+                | libc::EHOSTDOWN
+                | libc::ENONET
+                | libc::EHOSTUNREACH
+                | libc::EOPNOTSUPP
+                | libc::ENETUNREACH,
+            ) => Ok(None),
+            _ => Err(error),
+        },
+    }
+}
+
+fn bound(address: SocketAddr, reuse_port: bool, dual_stack: bool) -> io::Result<Socket> {
     let socket = Socket::new(Domain::for_address(address), Type::STREAM.nonblocking(), Some(Protocol::TCP))?;
     socket.set_reuse_address(true)?;
     if reuse_port {
         socket.set_reuse_port(true)?;
     }
     if address.is_ipv6() {
-        socket.set_only_v6(true)?;
+        socket.set_only_v6(!dual_stack)?;
     }
     socket.bind(&address.into())?;
     Ok(socket)
@@ -177,7 +188,8 @@ pub struct ConnectOptions {
     pub transparent: bool,
 }
 
-/// A connected or connecting, non-blocking socket. Dropping it closes it.
+/// A connected or connecting, non-blocking socket: TCP's, or a Unix stream ([`crate::unix`]), where what only TCP has (TCP_NODELAY,
+/// a reset, addresses) fails or does nothing. Dropping it closes it.
 #[derive(Debug)]
 pub struct TcpSocket {
     fd: OwnedFd,
@@ -225,7 +237,7 @@ impl TcpSocket {
     /// # Errors
     /// As for [`TcpSocket::connect`]; `AddrNotAvailable` where this very connection exists already or is in TIME_WAIT.
     pub fn connect_from(local: SocketAddr, address: SocketAddr) -> io::Result<Self> {
-        begin(bound(local, true)?, address)
+        begin(bound(local, true, false)?, address)
     }
 
     /// Receives; `Ok(0)` is the end of the stream (or an empty `buffer`).

@@ -69,6 +69,17 @@ pub fn encode(version: ProxyVersion, client: SocketAddr, local: SocketAddr) -> V
     }
 }
 
+/// As [`encode`], for a client that has no address of TCP or UDP: the connection is passed on for somebody, and it is not said for
+/// whom.
+#[must_use]
+pub fn encode_unknown(version: ProxyVersion) -> Vec<u8> {
+    match version {
+        ProxyVersion::V1 => b"PROXY UNKNOWN\r\n".to_vec(),
+        // PROXY, family and protocol unspecified, no addresses.
+        ProxyVersion::V2 => [&SIGNATURE[..], &[0x21, 0x00, 0, 0]].concat(),
+    }
+}
+
 fn encode_v1(client: SocketAddr, local: SocketAddr) -> Vec<u8> {
     let family = match (client, local) {
         (SocketAddr::V4(_), SocketAddr::V4(_)) => "TCP4",
@@ -261,6 +272,15 @@ mod tests {
                 );
             }
         }
+    }
+
+    #[test]
+    fn a_header_for_somebody_without_an_address_names_nobody() {
+        assert_eq!(encode_unknown(ProxyVersion::V1), b"PROXY UNKNOWN\r\n");
+        let v2 = encode_unknown(ProxyVersion::V2);
+        assert_eq!(v2[12..], [0x21, 0, 0, 0]);
+        assert_eq!(parse(&v2), Parsed::Header(16, None));
+        assert_eq!(parse(b"PROXY UNKNOWN\r\n"), Parsed::Header(15, None));
     }
 
     #[test]

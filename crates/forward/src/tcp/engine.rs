@@ -1,19 +1,21 @@
 //! The engine around the connections: rules, listeners, the table of connections, and what is due.
 
-use std::{io, net::SocketAddr, sync::Arc, time::Duration};
+use std::{io, sync::Arc, time::Duration};
 
 use slab::Slab;
 use turnpike_net::{
-    Flow, Mover, TcpListener, TcpSocket,
+    Flow, Mover, TcpSocket,
     poll::{Event, Poller},
     tcp::is_exhaustion,
 };
 
-use super::{health::Check, opening::Opening};
+use super::{health::Check, opening::Opening, pacing::Pacing};
 use crate::{
-    ConnectionReport, EndReason, RuleId, RuleSnapshot,
+    Address, ConnectionReport, EndReason, RuleId, RuleSnapshot,
     common::Common,
     gather::WakeUp,
+    listen::Acceptor,
+    rate::Pace,
     state::{Counters, Place, RuleState},
 };
 
@@ -60,7 +62,7 @@ pub(super) struct LocalRule {
 }
 
 struct Listener {
-    socket: TcpListener,
+    socket: Acceptor,
     rule: usize,
     /// Place of the port in the rule's range.
     offset: u16,
@@ -79,8 +81,8 @@ pub(super) struct Connection {
     pub(super) up: Flow,
     /// From target to client.
     pub(super) down: Flow,
-    pub(super) client_address: SocketAddr,
-    pub(super) target_address: Option<SocketAddr>,
+    pub(super) client_address: Address,
+    pub(super) target_address: Option<Address>,
     /// Which of the rule's targets is counted as busy with it.
     pub(super) target_index: Option<u32>,
     /// Until it is connected.
@@ -93,13 +95,23 @@ pub(super) struct Connection {
     /// The client may not send a PROXY header, and its first bytes have yet to be looked at.
     pub(super) unvouched: bool,
     keepalive_due: bool,
-    place: Place,
+    pub(super) place: Place,
+    /// Its bytes a second, where the rule limits them.
+    pub(super) pace: Option<Box<Pace>>,
 }
 
 impl Connection {
     /// Whether one of the flows has passed its end on.
     pub(super) fn half_done(&self) -> bool {
         self.up.is_done() || self.down.is_done()
+    }
+
+    /// The flow whose source is `side`.
+    pub(super) fn flow(&mut self, side: Side) -> &mut Flow {
+        match side {
+            Side::Client => &mut self.up,
+            Side::Target => &mut self.down,
+        }
     }
 }
 
@@ -118,6 +130,8 @@ pub(crate) struct Engine {
     pub(super) again: Vec<(usize, Side)>,
     /// Empty but for its memory, for [`Engine::again`]'s next turn.
     resumed: Vec<(usize, Side)>,
+    /// Flows that wait for a rate.
+    pub(super) pacing: Pacing,
     ticked: u64,
     cursor: usize,
     /// Whether the table holds anything that grows due with time, as the scan under way and the last one found.
@@ -144,6 +158,7 @@ impl Engine {
             mover: Mover::new(),
             again: Vec::new(),
             resumed: Vec::new(),
+            pacing: Pacing::default(),
             ticked: 0,
             cursor: 0,
             scan: false,
@@ -159,7 +174,7 @@ impl Engine {
     pub(crate) fn add_rule(
         &mut self,
         state: &Arc<RuleState>,
-        sockets: Vec<(u16, TcpListener)>,
+        sockets: Vec<(u16, Acceptor)>,
         tick: Tick<'_>,
     ) -> io::Result<()> {
         let rule = self.rules.insert(LocalRule {
@@ -170,7 +185,7 @@ impl Engine {
         });
         for (offset, socket) in sockets {
             let entry = self.listeners.vacant_entry();
-            tick.poller.add(&socket, token(LISTENER, entry.key()))?;
+            watch(&socket, entry.key(), tick.poller)?;
             entry.insert(Listener { socket, rule, offset, appetite: 1, singles: 0, paused: false });
         }
         self.watch_health(state, tick.now);
@@ -178,7 +193,7 @@ impl Engine {
     }
 
     /// Takes a rule's listeners away; its connections are left to finish.
-    pub(crate) fn remove_rule(&mut self, state: &Arc<RuleState>, tick: Tick<'_>) -> Vec<TcpListener> {
+    pub(crate) fn remove_rule(&mut self, state: &Arc<RuleState>, tick: Tick<'_>) -> Vec<Acceptor> {
         let found = self.rules.iter().find(|(_, rule)| Arc::ptr_eq(&rule.state, state) && !rule.removed);
         let Some(key) = found.map(|(key, _)| key) else { return Vec::new() };
         let keys: Vec<usize> =
@@ -202,13 +217,16 @@ impl Engine {
     }
 
     /// Closes all listeners.
-    pub(crate) fn drain(&mut self) {
-        self.listeners.clear();
+    pub(crate) fn drain(&mut self, tick: Tick<'_>) {
+        for listener in self.listeners.drain() {
+            // Closing one that other workers have as well does not end the watch. A paused one is not watched.
+            let _ = tick.poller.remove(&listener.socket);
+        }
     }
 
     /// Ends all connections.
     pub(crate) fn stop(&mut self, tick: Tick<'_>) {
-        self.listeners.clear();
+        self.drain(tick);
         let keys: Vec<usize> = self.connections.iter().map(|(key, _)| key).collect();
         for key in keys {
             self.end(key, EndReason::Shutdown, tick);
@@ -264,6 +282,7 @@ impl Engine {
             }
             self.resumed.clear();
         }
+        self.pace(tick);
         if tick.now < self.ticked + TICK_MS {
             return;
         }
@@ -285,7 +304,7 @@ impl Engine {
         let due = if pressing { Some(self.ticked + TICK_MS) } else { None };
         // A check is looked at by a tick, which come no closer than that.
         let health = self.health_due().map(|due| due.max(self.ticked + TICK_MS));
-        due.into_iter().chain(health).min()
+        due.into_iter().chain(health).chain(self.pacing.due()).min()
     }
 
     /// Names may have got addresses.
@@ -342,23 +361,33 @@ impl Engine {
         }
     }
 
-    fn admit(&mut self, rule: usize, offset: u16, socket: TcpSocket, client: SocketAddr, tick: Tick<'_>) {
+    fn admit(&mut self, rule: usize, offset: u16, socket: TcpSocket, client: Address, tick: Tick<'_>) {
         let local = &mut self.rules[rule];
         local.counters.accepted += 1;
         let settings = &local.state.rule;
-        let is_proxy = settings.is_proxy(client.ip());
+        let is_proxy = settings.is_proxy(&client);
         // Behind a proxy, the lists are about the client that its header names.
-        if !is_proxy && !self.common.admits(settings, client.ip()) {
+        if !is_proxy && !self.common.admits_from(settings, &client) {
             return self.refuse(rule, client, EndReason::Denied);
         }
-        let Some(place) = Place::take(&local.state, &self.common.total) else {
+        let Some(mut place) = Place::take(&local.state, &self.common.total) else {
             return self.refuse(rule, client, EndReason::Limit);
         };
+        if !is_proxy
+            && let Some(ip) = client.ip()
+            && let Err(reason) = place.of_client(ip, tick.now)
+        {
+            return self.refuse(rule, client, reason);
+        }
         let (nodelay, keepalive) = (settings.nodelay, settings.keepalive);
         let unvouched = !is_proxy && !settings.proxy_protocol_from.is_empty();
         local.connections += 1;
         let opening = Opening::new(&local.state, offset, tick.now, is_proxy);
-        let up = Flow::new(nodelay);
+        let pace = Pace::of(local.state.rates.as_ref());
+        let mut up = Flow::new(nodelay);
+        if client.is_unix() {
+            up.be_thorough();
+        }
         let key = self.connections.insert(Connection {
             rule,
             client: socket,
@@ -375,6 +404,7 @@ impl Engine {
             unvouched,
             keepalive_due: keepalive,
             place,
+            pace,
         });
         self.open(key, opening, tick);
         self.scan = true;
@@ -390,9 +420,12 @@ impl Engine {
     }
 
     /// Lets a client go that never became a connection: its socket is closed by whoever holds it.
-    fn refuse(&mut self, rule: usize, client: SocketAddr, reason: EndReason) {
+    fn refuse(&mut self, rule: usize, client: Address, reason: EndReason) {
         let local = &mut self.rules[rule];
         local.counters.count_end(reason);
+        if reason.is_quiet() {
+            return;
+        }
         self.common.log.ended(ConnectionReport {
             rule: local.state.rule.id.clone(),
             client,
@@ -422,17 +455,24 @@ impl Engine {
         // Before anybody hears of it: who does may count on the place being free.
         drop(connection.place);
         let reached = connection.opening.is_none();
-        self.common.log.ended(ConnectionReport {
-            rule: local.state.rule.id.clone(),
-            client: connection.client_address,
-            target: connection.target_address.filter(|_| reached),
-            to_target: connection.up.bytes,
-            to_client: connection.down.bytes,
-            lived: Duration::from_millis(tick.now.saturating_sub(connection.began)),
-            reason,
-        });
+        if !reason.is_quiet() {
+            self.common.log.ended(ConnectionReport {
+                rule: local.state.rule.id.clone(),
+                client: connection.client_address,
+                target: connection.target_address.filter(|_| reached),
+                to_target: connection.up.bytes,
+                to_client: connection.down.bytes,
+                lived: Duration::from_millis(tick.now.saturating_sub(connection.began)),
+                reason,
+            });
+        }
         match reason {
-            EndReason::Finished | EndReason::Denied | EndReason::Limit | EndReason::BadProxyHeader => {}
+            EndReason::Finished
+            | EndReason::Denied
+            | EndReason::Limit
+            | EndReason::ClientLimit
+            | EndReason::ClientRate
+            | EndReason::BadProxyHeader => {}
             // Its header is still to be read: closing now resets the client anyhow.
             EndReason::UntrustedProxy => connection.client.reset(),
             EndReason::ClientReset => {
@@ -477,7 +517,7 @@ impl Engine {
             return;
         }
         for (key, listener) in self.listeners.iter_mut().filter(|(_, listener)| listener.paused) {
-            listener.paused = tick.poller.add(&listener.socket, token(LISTENER, key)).is_err();
+            listener.paused = watch(&listener.socket, key, tick.poller).is_err();
         }
         self.any_paused = self.listeners.iter().any(|(_, listener)| listener.paused);
     }
@@ -542,6 +582,13 @@ impl Engine {
         if self.rules.get(key).is_some_and(|rule| rule.removed && rule.connections == 0) {
             self.rules.remove(key);
         }
+    }
+}
+
+fn watch(socket: &Acceptor, key: usize, poller: &Poller) -> io::Result<()> {
+    match socket {
+        Acceptor::Tcp(_) => poller.add(socket, token(LISTENER, key)),
+        Acceptor::Unix(_) => poller.add_exclusive(socket, token(LISTENER, key)),
     }
 }
 

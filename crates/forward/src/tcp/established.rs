@@ -43,12 +43,20 @@ impl Engine {
 
     /// A turn of the flow whose source is `side`.
     pub(super) fn resume(&mut self, key: usize, side: Side, tick: Tick<'_>) {
+        self.resume_with(key, side, None, tick);
+    }
+
+    /// As [`Engine::resume`]; `share` for one that has waited for the tokens of its rule and may now move so many bytes.
+    pub(super) fn resume_with(&mut self, key: usize, side: Side, share: Option<u64>, tick: Tick<'_>) {
         let Some(connection) = self.connections.get_mut(key) else { return };
         if connection.unvouched
             && side == Side::Client
             && let Some(reason) = look_for_header(connection)
         {
             return self.end(key, reason, tick);
+        }
+        if connection.pace.is_some() {
+            connection.grant(side, share, tick.now);
         }
         let Some(target) = &connection.target else { return };
         let local = &mut self.rules[connection.rule];
@@ -73,6 +81,9 @@ impl Engine {
         }
         local.counters.spliced_bytes += self.mover.take_spliced();
         connection.active = tick.now;
+        if connection.pace.is_some() {
+            connection.settle(side);
+        }
         match pumped {
             Pumped::Idle => {}
             Pumped::Blocked => {
@@ -82,6 +93,7 @@ impl Engine {
                 }
             }
             Pumped::Again => self.again.push((key, side)),
+            Pumped::Spent => self.wait_for_tokens(key, side, tick.now),
             Pumped::Done => {
                 if connection.up.is_done() && connection.down.is_done() {
                     self.end(key, EndReason::Finished, tick);
@@ -132,6 +144,8 @@ impl Engine {
             return;
         }
         flow.on_error();
+        // No more than its socket holds, and never again.
+        flow.budget = None;
         let before = flow.bytes;
         // Whatever this says, the connection ends now.
         let _ = self.mover.pump(flow, from, to, copy, false);

@@ -1,6 +1,6 @@
 //! Health checks: to each target a TCP connect, closed at once, or a datagram where it speaks UDP, as often as its rule says.
 
-use std::{io, net::SocketAddr, sync::Arc};
+use std::{io, sync::Arc};
 
 use turnpike_net::{
     TcpSocket,
@@ -9,7 +9,7 @@ use turnpike_net::{
 
 use super::engine::{Engine, HEALTH, Tick, token};
 use crate::{
-    Protocol, Rule,
+    Address,
     datagram_check::{self, DatagramCheck},
     state::RuleState,
     targets::Candidate,
@@ -34,22 +34,19 @@ enum Asked {
 
 impl Asked {
     /// Begins to ask; an event will tell of the answer.
-    fn begin(check: &Check, address: SocketAddr, token: u64, poller: &Poller) -> io::Result<Self> {
-        if targets_speak_udp(&check.state.rule) {
-            let asked = DatagramCheck::begin(&check.state.rule, address)?;
+    fn begin(check: &Check, address: &Address, token: u64, poller: &Poller) -> io::Result<Self> {
+        if check.state.rule.targets_speak_udp() {
+            let Address::Ip(address) = address else { return Err(io::ErrorKind::Unsupported.into()) };
+            let asked = DatagramCheck::begin(&check.state.rule, *address)?;
             poller.add_edge_readable(&asked, token)?;
             return Ok(Self::Datagram(asked));
         }
         // Not the client's address, which a check does not have.
         let options = turnpike_net::ConnectOptions { transparent: false, ..check.state.connect.clone() };
-        let socket = TcpSocket::connect(address, &options)?;
+        let socket = address.connect(&options)?;
         poller.add_edge(&socket, token)?;
         Ok(Self::Connect(socket))
     }
-}
-
-fn targets_speak_udp(rule: &Rule) -> bool {
-    matches!(rule.protocol, Protocol::Udp | Protocol::TcpToUdp { .. })
 }
 
 impl Check {
@@ -108,20 +105,21 @@ impl Engine {
                 // A name without an answer says nothing about its target.
                 Candidate::Pending => check.due = tick.now + check.interval,
                 Candidate::Exhausted => conclude(check, false, tick.now),
-                Candidate::At(address) => match Asked::begin(check, address, token(HEALTH, key), tick.poller)
-                {
-                    Ok(asked) => {
-                        let shares =
-                            if matches!(asked, Asked::Datagram(_)) { datagram_check::TRIES } else { 1 };
-                        check.due = tick.now + check.patience / shares;
-                        check.asked = Some(asked);
+                Candidate::At(address) => {
+                    match Asked::begin(check, &address, token(HEALTH, key), tick.poller) {
+                        Ok(asked) => {
+                            let shares =
+                                if matches!(asked, Asked::Datagram(_)) { datagram_check::TRIES } else { 1 };
+                            check.due = tick.now + check.patience / shares;
+                            check.asked = Some(asked);
+                        }
+                        // Our own want is not the target's fault.
+                        Err(error) if turnpike_net::tcp::is_exhaustion(&error) => {
+                            check.due = tick.now + check.interval;
+                        }
+                        Err(_) => conclude(check, false, tick.now),
                     }
-                    // Our own want is not the target's fault.
-                    Err(error) if turnpike_net::tcp::is_exhaustion(&error) => {
-                        check.due = tick.now + check.interval;
-                    }
-                    Err(_) => conclude(check, false, tick.now),
-                },
+                }
             }
         }
     }
@@ -147,6 +145,7 @@ impl Engine {
 fn conclude(check: &mut Check, healthy: bool, now: u64) {
     check.due = now + check.interval;
     if check.state.targets.set_healthy(check.target, healthy) {
+        check.state.health_turned();
         let rule = &check.state.rule.id.0;
         if healthy {
             tracing::info!(rule, target = check.target, "a target answers again");

@@ -2,11 +2,11 @@
 
 use std::{io, net::SocketAddr, sync::Arc};
 
-use turnpike_net::{ConnectOptions, TcpSocket, poll::Event, tcp::is_exhaustion};
+use turnpike_net::{ConnectOptions, poll::Event, tcp::is_exhaustion};
 use turnpike_wire::proxy_protocol::{self, MAX_HEADER, Parsed};
 
 use super::engine::{CLIENT, Engine, Side, TARGET, Tick, token};
-use crate::{EndReason, state::RuleState, targets::Candidate};
+use crate::{Address, EndReason, state::RuleState, targets::Candidate};
 
 /// What a connection needs only until it is connected.
 pub(super) struct Opening {
@@ -22,7 +22,7 @@ pub(super) struct Opening {
     tried: usize,
     address: usize,
     /// Why the last address was given up, for the log.
-    obstacle: Option<(SocketAddr, io::Error)>,
+    obstacle: Option<(Address, io::Error)>,
     /// Bytes read for the PROXY header and not used up by it.
     inbox: Vec<u8>,
     /// The address that the client asked, as its PROXY header names it.
@@ -37,6 +37,8 @@ enum Stage {
     Waiting,
     Name,
     Descriptor,
+    /// The queue of a Unix socket is full, where TCP would send its SYN again.
+    Queue,
     Connecting,
 }
 
@@ -100,13 +102,15 @@ impl Engine {
             };
             let transparent;
             let options = if state.rule.transparent {
+                // A client without an address comes from ours.
+                let source = connection.client_address.ip();
                 transparent =
-                    ConnectOptions { source: Some(connection.client_address.ip()), ..state.connect.clone() };
+                    ConnectOptions { source, transparent: source.is_some(), ..state.connect.clone() };
                 &transparent
             } else {
                 &state.connect
             };
-            let begun = TcpSocket::connect(address, options).and_then(|socket| {
+            let begun = address.connect(options).and_then(|socket| {
                 tick.poller.add_edge(&socket, token(TARGET, key))?;
                 Ok(socket)
             });
@@ -115,10 +119,21 @@ impl Engine {
                     opening.address += 1;
                     opening.stage = Stage::Connecting;
                     opening.deadline = tick.now.saturating_add(opening.patience);
+                    if address.is_unix() {
+                        connection.down.be_thorough();
+                    }
                     connection.target = Some(socket);
                     connection.target_address = Some(address);
                     connection.target_index = u32::try_from(target).ok();
                     state.targets.enter(target);
+                    return;
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    if opening.stage != Stage::Queue {
+                        opening.stage = Stage::Queue;
+                        opening.deadline = tick.now.saturating_add(opening.patience);
+                    }
+                    opening.obstacle = Some((address, error));
                     return;
                 }
                 Err(error) if is_exhaustion(&error) => {
@@ -162,9 +177,9 @@ impl Engine {
             state.targets.leave(target as usize);
             state.targets.suspect(target as usize);
         }
-        tracing::debug!(rule = state.rule.id.0, address = ?connection.target_address, %error, "cannot connect");
+        tracing::debug!(rule = state.rule.id.0, address = connection.target_address.as_ref().map(tracing::field::display), %error, "cannot connect");
         let opening = connection.opening.and_then(|at| self.openings.get_mut(at as usize));
-        if let (Some(opening), Some(address)) = (opening, connection.target_address) {
+        if let (Some(opening), Some(address)) = (opening, connection.target_address.take()) {
             opening.obstacle = Some((address, error));
         }
         self.connect_next(key, tick);
@@ -184,10 +199,12 @@ impl Engine {
         let mut lead = Vec::new();
         if let Some(version) = rule.send_proxy {
             let asked = opening.asked.or_else(|| connection.client.local_addr().ok());
-            // A client without an address of ours is gone; its read says so next.
-            if let Some(asked) = asked {
-                lead = proxy_protocol::encode(version, connection.client_address, asked);
-            }
+            lead = match (&connection.client_address, asked) {
+                (Address::Ip(client), Some(asked)) => proxy_protocol::encode(version, *client, asked),
+                (Address::Unix(_), _) => proxy_protocol::encode_unknown(version),
+                // A client without an address of ours is gone; its read says so next.
+                (Address::Ip(_), None) => Vec::new(),
+            };
             if rule.nodelay
                 && let Some(target) = &connection.target
             {
@@ -257,12 +274,18 @@ impl Engine {
                 Parsed::Header(len, addresses) => {
                     opening.inbox.drain(..len);
                     if let Some((source, destination)) = addresses {
-                        connection.client_address = source;
+                        connection.client_address = source.into();
                         opening.asked = Some(destination);
                     }
-                    let client = connection.client_address.ip();
-                    if !self.common.admits(&self.rules[connection.rule].state.rule, client) {
+                    let client = &connection.client_address;
+                    if !self.common.admits_from(&self.rules[connection.rule].state.rule, client) {
                         return self.end(key, EndReason::Denied, tick);
+                    }
+                    // Where the header names nobody, its proxy speaks for itself.
+                    if let Some((client, _)) = addresses
+                        && let Err(reason) = connection.place.of_client(client.ip(), tick.now)
+                    {
+                        return self.end(key, reason, tick);
                     }
                     return self.connect_next(key, tick);
                 }
@@ -276,7 +299,7 @@ impl Engine {
             self.starving = false;
             return;
         }
-        let ask = |stage: Stage, late: bool| late || stage == Stage::Descriptor;
+        let ask = |stage: Stage, late: bool| late || matches!(stage, Stage::Descriptor | Stage::Queue);
         let due: Vec<(usize, Stage, bool)> = self
             .openings
             .iter()
@@ -292,9 +315,25 @@ impl Engine {
                 // The first that finds none speaks for all.
                 (Stage::Descriptor, false) if self.starving => {}
                 (Stage::Descriptor, false) => self.connect_next(key, tick),
+                (Stage::Queue, false) => self.connect_next(key, tick),
+                (Stage::Queue, true) => self.give_up_on_queue(key, tick),
                 (Stage::Connecting, _) => self.on_refused(key, io::ErrorKind::TimedOut.into(), tick),
             }
         }
+    }
+
+    /// Whoever listens on a Unix socket does not accept: the next target may.
+    fn give_up_on_queue(&mut self, key: usize, tick: Tick<'_>) {
+        let Some(connection) = self.connections.get(key) else { return };
+        let state = &self.rules[connection.rule].state;
+        if let Some(opening) = connection.opening.and_then(|at| self.openings.get_mut(at as usize)) {
+            if let Some(target) = state.targets.following(opening.first, opening.tried) {
+                state.targets.suspect(target);
+            }
+            opening.address += 1;
+            opening.stage = Stage::Waiting;
+        }
+        self.connect_next(key, tick);
     }
 
     /// No answer from the name servers: the next target may have an address.
@@ -310,7 +349,7 @@ impl Engine {
 }
 
 /// Once until a connection succeeds again: the log has a line per connection, which says no more than that there was no target.
-fn tell_unreachable(state: &RuleState, obstacle: Option<(SocketAddr, io::Error)>) {
+fn tell_unreachable(state: &RuleState, obstacle: Option<(Address, io::Error)>) {
     if !state.is_now_unreachable() {
         return;
     }

@@ -16,11 +16,12 @@ use turnpike_net::{
 use super::{
     Admission, Choice, TOKENS, Tick, outgoing,
     rules::{Kind, Listener, RuleState},
-    sessions::{Inward, Key, List, Outward, Session, Stage, Table},
+    sessions::{Gate, Inward, Key, List, Outward, Session, Stage, Table},
 };
 use crate::{
     ConnectionReport, EndReason, Protocol,
     cross::{SCRATCH, Stream},
+    rate::{DOWN, Pace, UP},
 };
 
 /// Buffers (a super-packet is one) taken from one listener in one tick, so that other sockets get their turn.
@@ -211,15 +212,19 @@ impl Engine {
         };
         let state = &mut self.rules[session.rule as usize];
         let (mut bytes, mut datagrams) = (buffer.bytes.len() as u64, 0);
+        let mut gate = Gate::new(session.pace.as_deref(), UP, tick.now);
         match &mut session.outward {
             Outward::Datagrams(socket) => {
                 let route = connected(*socket);
                 for datagram in buffer.datagrams() {
-                    self.tx.push(&route, &[], self.rx.span(datagram), 0);
-                    datagrams += 1;
+                    if gate.admits(datagram) {
+                        self.tx.push(&route, &[], self.rx.span(datagram), 0);
+                        datagrams += 1;
+                    }
                 }
+                bytes -= gate.bytes;
             }
-            Outward::Stream(stream) => match stream.send(buffer.datagrams()) {
+            Outward::Stream(stream) => match stream.send(buffer.datagrams().filter(|one| gate.admits(one))) {
                 Ok(sent) => {
                     (bytes, datagrams) = (sent.bytes, sent.datagrams);
                     state.counters.dropped_datagrams += sent.dropped;
@@ -228,6 +233,7 @@ impl Engine {
                 Err(_) => return self.end(at, EndReason::TargetReset, tick),
             },
         }
+        state.counters.limited_datagrams += gate.limited;
         session.to_target += bytes;
         state.counters.to_target_bytes += bytes;
         state.counters.to_target_datagrams += datagrams;
@@ -249,24 +255,33 @@ impl Engine {
             let Some(session) = self.sessions.get_mut(at) else { return };
             let state = &mut self.rules[session.rule as usize];
             let (mut bytes, mut datagrams, mut broken) = (0, 0, false);
+            let mut gate = Gate::new(session.pace.as_deref(), DOWN, tick.now);
             for buffer in self.rx.buffers(received) {
                 match &mut session.inward {
                     Inward::Datagrams { reply, .. } => {
                         for datagram in buffer.datagrams() {
-                            self.tx.push(reply, &[], self.rx.span(datagram), 0);
-                            datagrams += 1;
+                            if gate.admits(datagram) {
+                                self.tx.push(reply, &[], self.rx.span(datagram), 0);
+                                datagrams += 1;
+                            }
                         }
                         bytes += buffer.bytes.len() as u64;
                     }
-                    Inward::Stream(stream) => match stream.send(buffer.datagrams()) {
-                        Ok(sent) => {
-                            bytes += sent.bytes;
-                            datagrams += sent.datagrams;
-                            state.counters.dropped_datagrams += sent.dropped;
+                    Inward::Stream(stream) => {
+                        match stream.send(buffer.datagrams().filter(|one| gate.admits(one))) {
+                            Ok(sent) => {
+                                bytes += sent.bytes;
+                                datagrams += sent.datagrams;
+                                state.counters.dropped_datagrams += sent.dropped;
+                            }
+                            Err(_) => broken = true,
                         }
-                        Err(_) => broken = true,
-                    },
+                    }
                 }
+            }
+            state.counters.limited_datagrams += gate.limited;
+            if matches!(session.inward, Inward::Datagrams { .. }) {
+                bytes -= gate.bytes;
             }
             if broken {
                 return self.end(at, EndReason::ClientReset, tick);
@@ -326,11 +341,17 @@ impl Engine {
             state.count_end(EndReason::Denied);
             return None;
         }
+        if let Err(reason) = tick.around.admit_client(state.key, key.client.ip(), tick.now) {
+            state.count_end(reason);
+            return None;
+        }
         if !self.make_room(rule, tick) {
+            tick.around.dismiss_client(self.rules[rule as usize].key, key.client.ip());
             return None;
         }
         let Some((outward, choice)) = self.reach(rule, key.client, port, tick) else {
             let state = &mut self.rules[rule as usize];
+            tick.around.dismiss_client(state.key, key.client.ip());
             tick.around.leave(state.key);
             state.count_end(EndReason::ConnectFailed);
             return None;
@@ -404,8 +425,9 @@ impl Engine {
     }
 
     /// A session that has been let in and has its sockets.
-    pub(super) fn begin(&mut self, session: Session) -> u32 {
+    pub(super) fn begin(&mut self, mut session: Session) -> u32 {
         let state = &mut self.rules[session.rule as usize];
+        session.pace = Pace::of(state.rates.as_ref());
         state.counters.active += 1;
         state.counters.accepted += 1;
         let rule = session.rule;
@@ -422,14 +444,15 @@ impl Engine {
         state.counters.active -= 1;
         state.count_end(reason);
         let failed = !session.answered && matches!(reason, EndReason::ConnectFailed | EndReason::TargetReset);
+        tick.around.dismiss_client(state.key, session.client.ip());
         tick.around.leave(state.key);
         if let Some(choice) = session.choice {
             tick.around.release(state.key, choice, failed);
         }
         tick.around.ended(ConnectionReport {
             rule: state.rule.id.clone(),
-            client: session.client,
-            target: Some(session.tried),
+            client: session.client.into(),
+            target: Some(session.tried.into()),
             to_target: session.to_target,
             to_client: session.to_client,
             lived: Duration::from_millis(tick.now.saturating_sub(session.opened)),

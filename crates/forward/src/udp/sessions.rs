@@ -12,7 +12,7 @@ use slab::Slab;
 use turnpike_net::{Route, SocketId};
 
 use super::Choice;
-use crate::cross::Stream;
+use crate::{cross::Stream, rate::Pace};
 
 const NONE: u32 = u32::MAX;
 
@@ -51,6 +51,8 @@ pub(super) struct Session {
     pub(super) to_target: u64,
     pub(super) to_client: u64,
     pub(super) opened: u64,
+    /// Its bytes a second, where the rule limits them.
+    pub(super) pace: Option<Box<Pace>>,
     pub(super) stage: Stage,
     /// When it came to the end of its list.
     stamp: u64,
@@ -78,6 +80,33 @@ impl Inward {
 pub(super) enum Outward {
     Datagrams(SocketId),
     Stream(Box<Stream>),
+}
+
+/// Lets the datagrams of one wake-up pass, one way, as far as a session's bytes a second go.
+pub(super) struct Gate<'a> {
+    pace: Option<&'a Pace>,
+    way: usize,
+    now: u64,
+    /// Those that did not pass, and their bytes.
+    pub(super) limited: u64,
+    pub(super) bytes: u64,
+}
+
+impl<'a> Gate<'a> {
+    pub(super) fn new(pace: Option<&'a Pace>, way: usize, now: u64) -> Self {
+        Self { pace, way, now, limited: 0, bytes: 0 }
+    }
+
+    #[inline]
+    pub(super) fn admits(&mut self, datagram: &[u8]) -> bool {
+        let Some(pace) = self.pace else { return true };
+        let admitted = pace.admits(self.way, datagram.len(), self.now);
+        if !admitted {
+            self.limited += 1;
+            self.bytes += datagram.len() as u64;
+        }
+        admitted
+    }
 }
 
 /// Which of its rule's lists a session is in.
@@ -156,6 +185,7 @@ impl Session {
             to_target: 0,
             to_client: 0,
             opened: now,
+            pace: None,
             stage: if connecting { Stage::Connecting } else { Stage::Active },
             stamp: now,
             before: NONE,

@@ -18,8 +18,8 @@ use std::{
 };
 
 use turnpike_forward::{
-    Access, Balance, ConnectionReport, CopyMode, EndReason, Endpoint, Host, PortRange, Protocol, Rule,
-    RuleId, RuleSnapshot,
+    Access, Balance, ConnectionReport, CopyMode, EndReason, Endpoint, Host, Limits, PortRange, Protocol,
+    Rule, RuleId, RuleSnapshot,
     udp::{Admission, Choice, Engine, Listeners, RuleKey, Surroundings, TOKENS, Tick},
 };
 use turnpike_net::{
@@ -39,7 +39,9 @@ pub fn rule(protocol: Protocol, bind: SocketAddr, target: SocketAddr) -> Rule {
     Rule {
         id: RuleId("test".to_owned()),
         protocol,
-        bind: bind.ip(),
+        bind: bind.ip().into(),
+        ipv6_only: true,
+        socket_mode: None,
         ports: lone(bind.port()),
         targets: vec![Endpoint { host: Host::Ip(target.ip()), ports: lone(target.port()) }],
         balance: Balance::RoundRobin,
@@ -58,6 +60,7 @@ pub fn rule(protocol: Protocol, bind: SocketAddr, target: SocketAddr) -> Rule {
         keepalive: true,
         nodelay: true,
         max_connections: 10_000,
+        limits: Limits::default(),
         copy: CopyMode::Auto,
     }
 }

@@ -2,12 +2,11 @@
 
 use std::{
     collections::HashMap,
-    net::SocketAddr,
     sync::{Arc, Mutex, PoisonError, atomic::AtomicU64},
     time::{Duration, Instant},
 };
 
-use turnpike_forward::{ConnectionLog, ConnectionReport, EndReason, RuleId};
+use turnpike_forward::{Address, ConnectionLog, ConnectionReport, EndReason, RuleId};
 
 use super::connection_file::ConnectionFile;
 use crate::log_queue::{BACKLOG, LogReceiver, LogSender, RefusalLimit, log_queue};
@@ -70,7 +69,7 @@ impl ConnectionLogWriter {
 }
 
 /// Of which ends strangers can make as many as they like.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 enum Noise {
     None,
     /// Somebody was not served.
@@ -78,19 +77,19 @@ enum Noise {
     /// A session of UDP gave way: with forged sources, one a datagram.
     Eviction,
     /// A target refused a session: one a datagram, as long as it is down.
-    Unreachable(SocketAddr),
+    Unreachable(Address),
 }
 
 impl Noise {
     fn of(report: &ConnectionReport) -> Self {
-        match (report.reason, report.target) {
+        match (report.reason, &report.target) {
             (
                 EndReason::Denied | EndReason::Limit | EndReason::BadProxyHeader | EndReason::UntrustedProxy,
                 _,
             ) => Self::Refusal,
             (EndReason::Evicted, _) => Self::Eviction,
             // Only sessions of UDP name a target that was not reached.
-            (EndReason::ConnectFailed, Some(target)) => Self::Unreachable(target),
+            (EndReason::ConnectFailed, Some(target)) => Self::Unreachable(target.clone()),
             _ => Self::None,
         }
     }
@@ -101,7 +100,7 @@ impl Noise {
 struct Limits {
     refusals: RefusalLimit,
     evictions: RefusalLimit,
-    unreachable: HashMap<(RuleId, SocketAddr), Repetition>,
+    unreachable: HashMap<(RuleId, Address), Repetition>,
 }
 
 /// Until when a line about a target holds, and how often it would have been repeated.
@@ -145,7 +144,7 @@ impl Limits {
 }
 
 fn write(report: &ConnectionReport, suppressed: u64) {
-    let target = report.target.map(tracing::field::display);
+    let target = report.target.as_ref().map(tracing::field::display);
     let seconds = format_args!("{:.3}", report.lived.as_secs_f64()).to_string();
     match Noise::of(report) {
         Noise::Refusal => tracing::warn!(
@@ -180,6 +179,7 @@ fn why(reason: EndReason) -> &'static str {
         EndReason::Finished => "finished",
         EndReason::ClientReset => "reset by the client",
         EndReason::TargetReset => "reset by the target",
+        EndReason::TargetDown => "its target fails its health checks",
         EndReason::Idle => "idle for too long",
         EndReason::ConnectFailed => "no target could be reached",
         EndReason::Denied => "denied",
@@ -200,8 +200,8 @@ mod tests {
     fn report(target: Option<&str>, reason: EndReason) -> ConnectionReport {
         ConnectionReport {
             rule: RuleId("a".to_owned()),
-            client: SocketAddr::from(([192, 0, 2, 1], 5)),
-            target: target.map(|target| target.parse().expect("an address")),
+            client: Address::Ip(([192, 0, 2, 1], 5).into()),
+            target: target.map(|target| Address::Ip(target.parse().expect("an address"))),
             to_target: 0,
             to_client: 0,
             lived: Duration::ZERO,

@@ -53,21 +53,34 @@ impl Collector for Scrape {
             "Datagrams dropped: session limit, full queue, too long for the other side.",
             |rule| rule.dropped_datagrams,
         )?;
+        page.each(
+            "forward_limited_datagrams",
+            "Datagrams dropped because their rule or session had moved its bytes a second.",
+            |rule| rule.limited_datagrams,
+        )?;
+        page.each(
+            "forward_pauses",
+            "Times that a TCP connection stopped reading because its rule or it had moved its bytes a second.",
+            |rule| rule.pauses,
+        )?;
         self.common.encode(&mut page.encoder)
     }
 }
 
 /// Each has a series from the start, so that a first denial shows as an increase.
-const ALL_REASONS: [(EndReason, &str); 12] = [
+const ALL_REASONS: [(EndReason, &str); 15] = [
     (EndReason::Finished, "finished"),
     (EndReason::ClientReset, "client_reset"),
     (EndReason::TargetReset, "target_reset"),
+    (EndReason::TargetDown, "target_down"),
     (EndReason::Idle, "idle"),
     (EndReason::ConnectFailed, "connect_failed"),
     (EndReason::Denied, "denied"),
     (EndReason::HalfClosed, "half_closed"),
     (EndReason::Limit, "limit"),
     (EndReason::Evicted, "evicted"),
+    (EndReason::ClientLimit, "client_limit"),
+    (EndReason::ClientRate, "client_rate"),
     (EndReason::BadProxyHeader, "bad_proxy_header"),
     (EndReason::UntrustedProxy, "untrusted_proxy"),
     (EndReason::Shutdown, "shutdown"),

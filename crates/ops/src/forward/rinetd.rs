@@ -11,7 +11,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use turnpike_forward::{Access, Endpoint, Host, PortRange, Protocol, Rule};
+use turnpike_forward::{Access, Bind, Endpoint, Host, PortRange, Protocol, Rule};
 
 use super::{
     parts,
@@ -184,7 +184,9 @@ impl Line<'_> {
         let word = self.address("bindaddress")?;
         let host = parts::host(parts::or_zero(&word))
             .map_err(|why| self.problem(at, format!("bindaddress {word}: {why}"), ADDRESS_FORM))?;
-        self.local(host, (number, "bindaddress", at), &mut draft.rule, |rule, address| rule.bind = address);
+        self.local(host, (number, "bindaddress", at), &mut draft.rule, |rule, address| {
+            rule.bind = Bind::Ip(address);
+        });
         draft.origins.insert("rule.listen", self.origin(at));
 
         let at = self.skip_blanks();

@@ -9,7 +9,8 @@ use std::{
 };
 
 use turnpike_forward::{
-    Access, Balance, CopyMode, Endpoint, Pattern, PortRange, Protocol, ProxyVersion, Question, Rule, RuleId,
+    Access, Balance, Bind, CopyMode, Endpoint, Limits, Pattern, PortRange, Protocol, Proxy, ProxyVersion,
+    Question, Rule, RuleId,
 };
 
 use super::{parts, settings::ForwardSettings};
@@ -106,6 +107,8 @@ pub(crate) fn defaults(protocol: Protocol) -> Rule {
         id: RuleId(String::new()),
         protocol,
         bind: Ipv4Addr::UNSPECIFIED.into(),
+        ipv6_only: true,
+        socket_mode: None,
         ports: PortRange { first: 0, last: 0 },
         targets: Vec::new(),
         balance: Balance::default(),
@@ -125,6 +128,7 @@ pub(crate) fn defaults(protocol: Protocol) -> Rule {
         keepalive: true,
         nodelay: true,
         max_connections: usize::MAX,
+        limits: Limits::default(),
         copy: CopyMode::default(),
     }
 }
@@ -133,8 +137,8 @@ pub(crate) fn defaults(protocol: Protocol) -> Rule {
 /// listener yet, and the target tells such rules apart.
 fn default_id(rule: &Rule) -> RuleId {
     let mut id =
-        format!("{}://{}", protocol_name(rule.protocol), parts::show_listener(rule.bind, rule.ports));
-    if rule.ports.first == 0 {
+        format!("{}://{}", protocol_name(rule.protocol), parts::show_listener(&rule.bind, rule.ports));
+    if rule.ports.first == 0 && matches!(rule.bind, Bind::Ip(_)) {
         let targets: Vec<String> = rule.targets.iter().map(parts::show_endpoint).collect();
         let _ = write!(id, "={}", targets.join(","));
     }
@@ -202,7 +206,7 @@ fn unknown_key(entry: &Entry) -> ConfigError {
             origin: entry.origin.clone(),
             key: "rule.accept_proxy".to_owned(),
             problem: "it would believe anybody who connects".to_owned(),
-            expected: format!("proxy_protocol_from, the addresses of the proxies: {}", parts::PREFIX_FORM),
+            expected: format!("proxy_protocol_from, the addresses of the proxies: {}", parts::PROXY_FORM),
             suggestion: None,
         };
     }
@@ -271,7 +275,25 @@ pub(crate) static RULE_KEYS: &[KeySpec<Rule>] = &[
             (rule.bind, rule.ports) = reader.parsed(node, parts::listener)?;
             Some(())
         },
-        |rule| quoted(&parts::show_listener(rule.bind, rule.ports)),
+        |rule| quoted(&parts::show_listener(&rule.bind, rule.ports)),
+    ),
+    field!("rule.ipv6_only", reload: true, kind::SWITCH, ipv6_only),
+    scalar!(
+        "rule.socket_mode",
+        reload: true,
+        "permissions in octal, such as \"660\", or \"\" for those of the umask",
+        |reader, node, rule| {
+            rule.socket_mode = reader.parsed(node, |text| {
+                let octal = (3..=4).contains(&text.len()) && text.bytes().all(|byte| (b'0'..=b'7').contains(&byte));
+                match (text, u32::from_str_radix(text, 8)) {
+                    ("", _) => Ok(None),
+                    (_, Ok(mode @ ..=0o777)) if octal => Ok(Some(mode)),
+                    _ => Err(""),
+                }
+            })?;
+            Some(())
+        },
+        |rule| quoted(&rule.socket_mode.map_or_else(String::new, |mode| format!("{mode:03o}"))),
     ),
     field!("rule.target", reload: true, TARGETS, targets),
     field!("rule.balance", reload: true, BALANCE, balance),
@@ -356,7 +378,7 @@ pub(crate) static RULE_KEYS: &[KeySpec<Rule>] = &[
         |rule| rule.mark.map_or_else(|| quoted(""), |mark| mark.to_string()),
     ),
     field!("rule.transparent", reload: true, kind::SWITCH, transparent),
-    field!("rule.proxy_protocol_from", reload: true, PREFIXES, proxy_protocol_from),
+    field!("rule.proxy_protocol_from", reload: true, PROXIES, proxy_protocol_from),
     scalar!(
         "rule.proxy",
         reload: true,
@@ -415,8 +437,37 @@ pub(crate) static RULE_KEYS: &[KeySpec<Rule>] = &[
     field!("rule.keepalive", reload: true, kind::SWITCH, keepalive),
     field!("rule.nodelay", reload: true, kind::SWITCH, nodelay),
     number!("rule.max_connections", reload: true, "a number", 1..=1_000_000, max_connections),
+    field!("rule.max_connections_per_client", reload: true, PER_CLIENT, limits.connections_per_client),
+    field!("rule.new_connections_per_client", reload: true, PER_CLIENT, limits.new_connections_per_client),
+    field!("rule.max_bytes_per_second", reload: true, BYTES, limits.bytes_per_second),
+    field!(
+        "rule.max_bytes_per_second_per_connection",
+        reload: true,
+        BYTES,
+        limits.bytes_per_second_per_connection
+    ),
     field!("rule.copy", reload: true, COPY, copy),
 ];
+
+/// Connections of one client, at a time or a second.
+const PER_CLIENT: Kind<Option<u32>> = Kind {
+    expected: "a number, 1 to 1000000, or 0 for no limit",
+    list: false,
+    read: |reader, node| reader.integer(node, &(0..=1_000_000)).map(|most: u32| (most > 0).then_some(most)),
+    show: |most| most.unwrap_or(0).to_string(),
+};
+
+/// Bytes a second, each way.
+const BYTES: Kind<Option<u64>> = Kind {
+    expected: "bytes a second, 1000 to 1000000000000, or 0 for no limit",
+    list: false,
+    read: |reader, node| match reader.integer(node, &(0..=1_000_000_000_000_u64))? {
+        0 => Some(None),
+        1..1000 => reader.refuse(node, None),
+        rate => Some(Some(rate)),
+    },
+    show: |rate| rate.unwrap_or(0).to_string(),
+};
 
 /// How bytes move.
 pub(crate) const COPY: Kind<CopyMode> = named!(
@@ -435,11 +486,11 @@ pub(crate) const PATTERNS: Kind<Vec<Pattern>> = Kind {
 };
 
 /// Proxies.
-const PREFIXES: Kind<Vec<Pattern>> = Kind {
-    expected: parts::PREFIX_FORM,
+const PROXIES: Kind<Vec<Proxy>> = Kind {
+    expected: parts::PROXY_FORM,
     list: true,
-    read: |reader, node| one_or_several(reader, node, |reader, node| reader.parsed(node, parts::prefix)),
-    show: PATTERNS.show,
+    read: |reader, node| one_or_several(reader, node, |reader, node| reader.parsed(node, parts::proxy)),
+    show: |proxies| list(proxies.iter().map(|proxy| quoted(&parts::show_proxy(proxy)))),
 };
 
 const TARGETS: Kind<Vec<Endpoint>> = Kind {

@@ -71,7 +71,7 @@ fn ranges_targets_names_and_options_are_read() {
          &proxy_protocol_from=10.0.0.2,192.168.0.0/16&half_close_timeout=30&connect_timeout=3&max_connections=7&name=web",
     );
     assert_eq!((rule.id.0.as_str(), rule.ports), ("web", ports(9000, 9010)));
-    assert_eq!(rule.bind, "::1".parse::<std::net::IpAddr>().expect("an address"));
+    assert_eq!(rule.bind, "::1".parse::<std::net::IpAddr>().expect("an address").into());
     assert_eq!(
         rule.targets,
         [
@@ -87,7 +87,7 @@ fn ranges_targets_names_and_options_are_read() {
     assert_eq!(rule.access.allow[1], Pattern::Prefix("192.168.0.0".parse().expect("an address"), 16));
     assert_eq!(rule.access.deny, [Pattern::Wildcard("10.0.0.?".to_owned())]);
     assert!(!rule.keepalive && rule.nodelay);
-    let proxies: Vec<String> = rule.proxy_protocol_from.iter().map(parts::show_pattern).collect();
+    let proxies: Vec<String> = rule.proxy_protocol_from.iter().map(parts::show_proxy).collect();
     assert_eq!(proxies, ["10.0.0.2/32", "192.168.0.0/16"]);
     assert_eq!(rule.half_close_timeout, Some(Duration::from_secs(30)));
     assert_eq!((rule.connect_timeout, rule.max_connections), (Duration::from_secs(3), 7));
@@ -110,32 +110,32 @@ const WRONG_ARGUMENTS: &[(&str, &str)] = &[
     (
         "0.0.0.0:9000=10.0.0.2:9001",
         "column 1: it has no \"://\"; expected SCHEME://LISTEN=TARGET[,TARGET...][?KEY=VALUE&...] with the scheme tcp, udp, \
-         udptotcp or tcptoudp, such as tcp://0.0.0.0:9000=10.0.0.2:9001",
+         udptotcp, tcptoudp or unix, such as tcp://0.0.0.0:9000=10.0.0.2:9001",
     ),
     (
         "tpc://0.0.0.0:9000=10.0.0.2:9001",
         "column 1: found the scheme \"tpc\"; expected SCHEME://LISTEN=TARGET[,TARGET...][?KEY=VALUE&...] with the scheme tcp, \
-         udp, udptotcp or tcptoudp, such as tcp://0.0.0.0:9000=10.0.0.2:9001; did you mean \"tcp\"?",
+         udp, udptotcp, tcptoudp or unix, such as tcp://0.0.0.0:9000=10.0.0.2:9001; did you mean \"tcp\"?",
     ),
     (
         "tcp://0.0.0.0:9000",
         "column 7: it has no \"=\" between listener and target; expected SCHEME://LISTEN=TARGET[,TARGET...][?KEY=VALUE&...] \
-         with the scheme tcp, udp, udptotcp or tcptoudp, such as tcp://0.0.0.0:9000=10.0.0.2:9001",
+         with the scheme tcp, udp, udptotcp, tcptoudp or unix, such as tcp://0.0.0.0:9000=10.0.0.2:9001",
     ),
     (
         "tcp://0.0.0.0=10.0.0.2:9001",
         "column 7: rule.listen: found \"0.0.0.0\": it has no port; expected ADDR:PORT or ADDR:FIRST-LAST, IPv6 in brackets, \
-         such as \"0.0.0.0:9000\" or \"[::]:9000-9010\"",
+         such as \"0.0.0.0:9000\" or \"[::]:9000-9010\", or unix:/PATH",
     ),
     (
         "tcp://0.0.0.0:1=10.0.0.2:1,10.0.0.3:x",
         "column 28: rule.target: found \"10.0.0.3:x\": \"x\" is no port: a port is a number, 0 to 65535; expected HOST:PORT \
-         or HOST:FIRST-LAST, IPv6 in brackets, such as \"10.0.0.2:9001\", \"[2001:db8::2]:80\" or \"db.example.org:5432\"",
+         or HOST:FIRST-LAST, IPv6 in brackets, such as \"10.0.0.2:9001\", \"[2001:db8::2]:80\" or \"db.example.org:5432\", or unix:/PATH",
     ),
     (
         "tcp://0.0.0.0:1=a:1?",
         "column 21: it has an option without a name; expected SCHEME://LISTEN=TARGET[,TARGET...][?KEY=VALUE&...] with the \
-         scheme tcp, udp, udptotcp or tcptoudp, such as tcp://0.0.0.0:9000=10.0.0.2:9001",
+         scheme tcp, udp, udptotcp, tcptoudp or unix, such as tcp://0.0.0.0:9000=10.0.0.2:9001",
     ),
     (
         "tcp://0.0.0.0:1=a:1?idle=x",
@@ -180,13 +180,14 @@ const WRONG_ARGUMENTS: &[(&str, &str)] = &[
     (
         "tcp://0.0.0.0:1=a:1?accept_proxy",
         "column 21: rule.accept_proxy: it would believe anybody who connects; expected proxy_protocol_from, the addresses of the \
-         proxies: addresses or prefixes such as \"10.0.0.2\" or \"10.0.0.0/8\", one or a list of them",
+         proxies: addresses or prefixes such as \"10.0.0.2\" or \"10.0.0.0/8\", one or a list of them; \"unix:\" for all \
+         who come by a Unix socket",
     ),
     (
         "tcp://0.0.0.0:1=a:1?proxy_protocol_from=10.*",
         "column 41: rule.proxy_protocol_from: found \"10.*\": \"10.*\" is no address prefix: expected one such as 10.0.0.0/8, \
          2001:db8::/32 or 192.0.2.1; expected addresses or prefixes such as \"10.0.0.2\" or \"10.0.0.0/8\", one or a list of \
-         them",
+         them; \"unix:\" for all who come by a Unix socket",
     ),
     (
         "udp://0.0.0.0:1=a:1?half_close_timeout=5",

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use turnpike_forward::{Host, Pattern, Rule};
+use turnpike_forward::{Bind, Host, Pattern, Rule};
 
 use super::*;
 
@@ -50,10 +50,10 @@ fn rules_are_read_as_rinetd_reads_them() {
     ] {
         let rule = rule(line);
         assert_eq!(rule.protocol, protocol, "{line}");
-        assert_eq!(parts::show_listener(rule.bind, rule.ports), listen, "{line}");
+        assert_eq!(parts::show_listener(&rule.bind, rule.ports), listen, "{line}");
         assert_eq!(rule.targets.iter().map(parts::show_endpoint).collect::<Vec<_>>(), [target], "{line}");
     }
-    assert!(rule("localhost 80 10.0.0.1 80").bind.is_loopback());
+    assert!(matches!(rule("localhost 80 10.0.0.1 80").bind, Bind::Ip(ip) if ip.is_loopback()));
     assert_eq!(rule("0.0.0.0 1 Host.Example 2").targets[0].host, Host::Name("host.example".to_owned()));
 }
 
@@ -227,6 +227,10 @@ fn every_wrong_line_is_told() {
     assert_eq!(places, ["r.conf:1:11", "r.conf:3:7", "r.conf:5:20"]);
 }
 
+fn is_loopback(bind: &Bind) -> bool {
+    matches!(bind, Bind::Ip(address) if address.is_loopback())
+}
+
 #[test]
 fn no_name_is_looked_up_while_a_line_is_wrong_and_each_that_has_no_address_is_told() {
     let names =
@@ -241,8 +245,8 @@ fn no_name_is_looked_up_while_a_line_is_wrong_and_each_that_has_no_address_is_to
         assert!(told.starts_with(place) && told.contains("cannot be resolved"), "{told}");
     }
     let known = conf("localhost 80 10.0.0.1 80 [src=localhost]\n").drafts.remove(0).rule;
-    assert!(known.bind.is_loopback() && known.source.is_some_and(|source| source.is_loopback()));
-    assert_eq!(known.id.0, format!("tcp://{}", parts::show_listener(known.bind, known.ports)));
+    assert!(is_loopback(&known.bind) && known.source.is_some_and(|source| source.is_loopback()));
+    assert_eq!(known.id.0, format!("tcp://{}", parts::show_listener(&known.bind, known.ports)));
 }
 
 #[test]
