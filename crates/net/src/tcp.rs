@@ -10,7 +10,10 @@ use std::{
 
 use socket2::{Domain, Protocol, Socket, Type};
 
-use crate::sys::{self, RawAddress};
+use crate::{
+    limits,
+    sys::{self, RawAddress},
+};
 
 /// Pieces of one sendmsg(2) (UIO_MAXIOV).
 const MOST_PIECES: usize = 1024;
@@ -99,9 +102,11 @@ impl TcpListener {
     /// # Errors
     /// Those of accept4(2): EMFILE, ENFILE, ENOBUFS and ENOMEM ask for a pause.
     pub fn accept(&self) -> io::Result<Option<(TcpSocket, SocketAddr)>> {
+        limits::room_for_one(&self.fd)?;
         let mut raw = RawAddress::empty();
         let mut len = RawAddress::SIZE;
         let Some(fd) = accept(self.fd.as_fd(), (&raw mut raw).cast(), &raw mut len)? else { return Ok(None) };
+        let fd = limits::ours(fd)?;
         Ok(raw.get().map(|peer| (TcpSocket { fd }, peer)))
     }
 
@@ -152,6 +157,7 @@ pub(crate) fn accept(
 
 fn bound(address: SocketAddr, reuse_port: bool, dual_stack: bool) -> io::Result<Socket> {
     let socket = Socket::new(Domain::for_address(address), Type::STREAM.nonblocking(), Some(Protocol::TCP))?;
+    let socket = limits::ours(socket)?;
     socket.set_reuse_address(true)?;
     if reuse_port {
         socket.set_reuse_port(true)?;
@@ -210,6 +216,7 @@ impl TcpSocket {
         }
         let socket =
             Socket::new(Domain::for_address(address), Type::STREAM.nonblocking(), Some(Protocol::TCP))?;
+        let socket = limits::ours(socket)?;
         if let Some(device) = &options.device {
             socket.bind_device(Some(device.as_bytes()))?;
         }
