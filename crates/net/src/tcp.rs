@@ -10,7 +10,10 @@ use std::{
 
 use socket2::{Domain, Protocol, Socket, Type};
 
-use crate::sys::{self, RawAddress};
+use crate::{
+    limits,
+    sys::{self, RawAddress},
+};
 
 /// Pieces of one sendmsg(2) (UIO_MAXIOV).
 const MOST_PIECES: usize = 1024;
@@ -125,11 +128,12 @@ pub(crate) fn accept(
     name: *mut libc::sockaddr,
     len: *mut libc::socklen_t,
 ) -> io::Result<Option<OwnedFd>> {
+    limits::room_for_one(listener)?;
     let flags = libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
     // SAFETY: the pointers are null or describe memory of the caller's; the kernel writes no more than `len`.
     match sys::check(unsafe { libc::accept4(listener.as_raw_fd(), name, len, flags) }) {
         // SAFETY: accept4 gave this descriptor to nobody else.
-        Ok(fd) => Ok(Some(unsafe { OwnedFd::from_raw_fd(fd) })),
+        Ok(fd) => limits::ours(unsafe { OwnedFd::from_raw_fd(fd) }).map(Some),
         Err(error) => match error.raw_os_error() {
             // accept(2): network errors of the new connection are reported here and are to be treated like EAGAIN.
             Some(
@@ -152,6 +156,7 @@ pub(crate) fn accept(
 
 fn bound(address: SocketAddr, reuse_port: bool, dual_stack: bool) -> io::Result<Socket> {
     let socket = Socket::new(Domain::for_address(address), Type::STREAM.nonblocking(), Some(Protocol::TCP))?;
+    let socket = limits::ours(socket)?;
     socket.set_reuse_address(true)?;
     if reuse_port {
         socket.set_reuse_port(true)?;
@@ -210,6 +215,7 @@ impl TcpSocket {
         }
         let socket =
             Socket::new(Domain::for_address(address), Type::STREAM.nonblocking(), Some(Protocol::TCP))?;
+        let socket = limits::ours(socket)?;
         if let Some(device) = &options.device {
             socket.bind_device(Some(device.as_bytes()))?;
         }
