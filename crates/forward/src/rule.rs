@@ -84,7 +84,7 @@ impl fmt::Display for Host {
 impl fmt::Display for Endpoint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.host {
-            unix @ Host::Unix(_) => unix.fmt(f),
+            Host::Unix(_) => self.host.fmt(f),
             host => write!(f, "{host}:{}", self.ports),
         }
     }

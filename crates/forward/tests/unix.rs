@@ -291,16 +291,19 @@ fn a_message_behind_passed_descriptors_arrives() {
     let path = directory.at("in");
     let (server, target) = listener();
     let running = Running::start(&[listening_at(&path, target)]);
-    let client = connect(&path);
+    let mut client = connect(&path);
     let mut server = accept(&server);
-    for _ in 0..3 {
-        let status = std::process::Command::new("python3")
-            .args(["-c", "import socket,sys,array; s=socket.socket(fileno=0); s.sendmsg([b'abc'],[(socket.SOL_SOCKET,socket.SCM_RIGHTS,array.array('i',[0]))]); s.send(b'defg')"])
-            .stdin(std::os::fd::OwnedFd::from(client.try_clone().unwrap()))
-            .status();
-        if !status.is_ok_and(|status| status.success()) {
-            return;
-        }
+    // One message of SCM_RIGHTS with one descriptor, as cmsg(3) lays it out.
+    let mut control = 20_usize.to_ne_bytes().to_vec();
+    let (sol_socket, scm_rights) = (1, 1);
+    for word in [sol_socket, scm_rights, std::os::fd::AsRawFd::as_raw_fd(&client), 0] {
+        control.extend(i32::to_ne_bytes(word));
+    }
+    for _ in 0..100 {
+        let passing = [std::io::IoSlice::new(b"abc")];
+        let message = socket2::MsgHdr::new().with_buffers(&passing).with_control(&control);
+        assert_eq!(socket2::SockRef::from(&client).sendmsg(&message, 0).unwrap(), 3);
+        client.write_all(b"defg").unwrap();
         assert_eq!(read_exactly(&mut server, 7), b"abcdefg");
     }
     drop((client, running));

@@ -102,11 +102,9 @@ impl TcpListener {
     /// # Errors
     /// Those of accept4(2): EMFILE, ENFILE, ENOBUFS and ENOMEM ask for a pause.
     pub fn accept(&self) -> io::Result<Option<(TcpSocket, SocketAddr)>> {
-        limits::room_for_one(&self.fd)?;
         let mut raw = RawAddress::empty();
         let mut len = RawAddress::SIZE;
         let Some(fd) = accept(self.fd.as_fd(), (&raw mut raw).cast(), &raw mut len)? else { return Ok(None) };
-        let fd = limits::ours(fd)?;
         Ok(raw.get().map(|peer| (TcpSocket { fd }, peer)))
     }
 
@@ -130,11 +128,12 @@ pub(crate) fn accept(
     name: *mut libc::sockaddr,
     len: *mut libc::socklen_t,
 ) -> io::Result<Option<OwnedFd>> {
+    limits::room_for_one(listener)?;
     let flags = libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
     // SAFETY: the pointers are null or describe memory of the caller's; the kernel writes no more than `len`.
     match sys::check(unsafe { libc::accept4(listener.as_raw_fd(), name, len, flags) }) {
         // SAFETY: accept4 gave this descriptor to nobody else.
-        Ok(fd) => Ok(Some(unsafe { OwnedFd::from_raw_fd(fd) })),
+        Ok(fd) => limits::ours(unsafe { OwnedFd::from_raw_fd(fd) }).map(Some),
         Err(error) => match error.raw_os_error() {
             // accept(2): network errors of the new connection are reported here and are to be treated like EAGAIN.
             Some(

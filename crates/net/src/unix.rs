@@ -13,7 +13,10 @@ use std::{
 
 use socket2::{Domain, SockAddr, Socket, Type};
 
-use crate::tcp::{self, TcpSocket};
+use crate::{
+    limits,
+    tcp::{self, TcpSocket},
+};
 
 /// Bytes of `sun_path`, less one: a path ends, and an abstract name begins, with a zero byte.
 const LONGEST: usize = 107;
@@ -168,7 +171,7 @@ pub fn connect(name: &UnixName) -> io::Result<TcpSocket> {
 }
 
 fn stream() -> io::Result<Socket> {
-    Socket::new(Domain::UNIX, Type::STREAM.nonblocking(), None)
+    limits::ours(Socket::new(Domain::UNIX, Type::STREAM.nonblocking(), None)?)
 }
 
 /// Removes a socket's file if nobody listens there any more: the kernel leaves it when a program ends.

@@ -58,6 +58,9 @@ impl ConnectionLog for ConnectionLogger {
     }
 }
 
+/// Stands for clients of Unix sockets, who have no address and count as one; no client of TCP or UDP has this.
+const BY_UNIX_SOCKET: IpAddr = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
+
 /// Which reports become lines.
 struct Limits {
     refusals: RefusalLimit,
@@ -97,8 +100,7 @@ impl Limits {
 
     /// With how many of its kind were suppressed before, if it becomes a line.
     fn admit(&mut self, now: Duration, report: &ConnectionReport) -> Option<u64> {
-        // Who comes by a Unix socket is no stranger; all of them are one.
-        let client = report.client.ip().unwrap_or(Ipv4Addr::UNSPECIFIED.into());
+        let client = report.client.ip().unwrap_or(BY_UNIX_SOCKET);
         let mut suppressed = 0;
         let admitted = match Noise::of(report) {
             Noise::Refusal => self.refusals.admit(now, client, &mut suppressed),
@@ -239,6 +241,7 @@ fn write_sums(unsaid: &Unsaid<IpAddr>) {
 /// A host of IPv6 is a /64.
 fn shown(host: IpAddr) -> String {
     match host {
+        BY_UNIX_SOCKET => "unix".to_owned(),
         IpAddr::V4(_) => host.to_string(),
         IpAddr::V6(_) => format!("{host}/64"),
     }

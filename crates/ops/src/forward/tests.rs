@@ -6,6 +6,8 @@ use turnpike_forward::{Balance, CopyMode, Endpoint, Host, Pattern, PortRange, Pr
 
 use super::*;
 
+mod docs;
+
 const EXAMPLE: &str = include_str!("../../../../examples/forward.toml");
 const RINETD: &str = include_str!("../../../../examples/rinetd.conf");
 
@@ -103,6 +105,106 @@ fn the_four_protocols_have_schemes() {
     ] {
         assert_eq!(argument(text).protocol, protocol, "{text}");
     }
+}
+
+#[test]
+fn limits_unix_sockets_and_both_families_are_read() {
+    let rule = argument(
+        "tcp://[::]:80=10.0.0.2:80?ipv6_only=false&max_connections_per_client=20&new_connections_per_client=5\
+         &max_bytes_per_second=1000000&max_bytes_per_second_per_connection=1000",
+    );
+    assert!(!rule.ipv6_only);
+    let limits = turnpike_forward::Limits {
+        connections_per_client: Some(20),
+        new_connections_per_client: Some(5),
+        bytes_per_second: Some(1_000_000),
+        bytes_per_second_per_connection: Some(1000),
+    };
+    assert_eq!(rule.limits, limits);
+    let plain = argument("tcp://[::]:80=10.0.0.2:80?max_bytes_per_second=0&max_connections_per_client=0");
+    assert!(plain.ipv6_only && plain.limits == turnpike_forward::Limits::default());
+
+    let unix = |name| turnpike_forward::UnixName::new(name).expect("a name");
+    let rule = argument("unix:///run/in.sock=unix:@app,10.0.0.2:80?socket_mode=660");
+    assert_eq!(
+        (rule.bind, rule.socket_mode),
+        (turnpike_forward::Bind::Unix(unix("/run/in.sock")), Some(0o660))
+    );
+    assert_eq!(rule.id.0, "tcp://unix:/run/in.sock");
+    assert_eq!(rule.targets[0].host, Host::Unix(unix("@app")));
+    assert_eq!(rule.targets[1], ip("10.0.0.2", 80));
+}
+
+/// What is right key by key and impossible as a whole: the key that is refused, and why.
+#[test]
+fn what_unix_sockets_and_single_families_cannot_is_said() {
+    for (text, key, why) in [
+        ("udp://unix:/a=10.0.0.2:80", "rule.listen", "Unix sockets are streams here"),
+        ("udptotcp://0.0.0.0:1=unix:/a", "rule.target", "Unix sockets are streams here"),
+        (
+            "tcp://0.0.0.0:1=unix:/a?source=10.0.0.1",
+            "rule.source",
+            "no address and no route leads to unix:/a",
+        ),
+        ("tcp://0.0.0.0:1=unix:/a?mark=1", "rule.mark", "no address and no route leads to unix:/a"),
+        ("tcp://0.0.0.0:1=unix:/a?transparent=true", "rule.transparent", "no address and no route leads to"),
+        (
+            "tcp://0.0.0.0:1=10.0.0.2:80?socket_mode=660",
+            "rule.socket_mode",
+            "does not listen on a Unix socket",
+        ),
+        (
+            "unix:///a=10.0.0.2:80?socket_mode=888",
+            "rule.socket_mode",
+            "found \"888\"; expected permissions in octal",
+        ),
+        ("unix:///a=10.0.0.2:80?allow=10.*", "rule.allow", "clients of a Unix socket have no address"),
+        (
+            "unix:///a=10.0.0.2:80?max_connections_per_client=1",
+            "rule.max_connections_per_client",
+            "have no address",
+        ),
+        (
+            "unix:///a=10.0.0.2:80?transparent=true",
+            "rule.transparent",
+            "clients of a Unix socket have no address",
+        ),
+        ("unix://a=10.0.0.2:80", "rule.listen", "a Unix socket is an absolute path, or @ and a name"),
+        ("tcp://0.0.0.0:1=10.0.0.2:80?ipv6_only=false", "rule.ipv6_only", "0.0.0.0:1 is of one family"),
+        ("tcp://[::1]:1=10.0.0.2:80?ipv6_only=false", "rule.ipv6_only", "[::1]:1 is of one family"),
+        (
+            "tcp://0.0.0.0:1=10.0.0.2:80?max_bytes_per_second=999",
+            "rule.max_bytes_per_second",
+            "found \"999\"",
+        ),
+    ] {
+        let told = from_arguments(&[text]).expect_err(text).to_string();
+        assert!(told.contains(&format!("{key}: ")) && told.contains(why), "{text}: {told}");
+    }
+    assert!(from_arguments(&["unix:///a=10.0.0.2:80?accept_proxy=true&allow=10.*"]).is_ok());
+}
+
+#[test]
+fn a_listener_of_both_families_collides_with_either() {
+    let both = "tcp://[::]:80=a:1?ipv6_only=false";
+    for other in
+        ["tcp://0.0.0.0:80=b:1", "tcp://10.0.0.1:80=b:1", "tcp://[::1]:80=b:1", "tcptoudp://0.0.0.0:80=b:1"]
+    {
+        for rules in [[both, other], [other, both]] {
+            let told = from_arguments(&rules).expect_err(other).to_string();
+            assert!(told.contains("is already listened on by the rule at"), "{other}: {told}");
+        }
+    }
+    for fine in [
+        ["tcp://[::]:80=a:1", "tcp://0.0.0.0:80=b:1"],
+        [both, "udp://0.0.0.0:80=b:1"],
+        [both, "tcp://0.0.0.0:81=b:1"],
+    ] {
+        assert!(from_arguments(&fine).is_ok(), "{fine:?}");
+    }
+    let twice = from_arguments(&["unix:///a=a:1", "unix:///a=b:1"]).expect_err("one socket").to_string();
+    assert!(twice.contains("unix:/a is already listened on"), "{twice}");
+    assert!(from_arguments(&["unix:///a=a:1", "unix:///b=b:1"]).is_ok());
 }
 
 /// Arguments that are wrong at one place, and the whole message behind "argument ARGUMENT, ".
