@@ -37,7 +37,7 @@ impl Lists {
             return (!access.allow.is_empty()).then_some(Denial::NotAllowed);
         };
         [Some(&self.global), self.rules.get(rule)].into_iter().flatten().find_map(|access| {
-            let matches = |pattern: &&Pattern| client.is_some_and(|client| pattern.matches(client));
+            let matches = |pattern: &&Pattern| pattern.matches(client);
             if !access.allow.is_empty() && !access.allow.iter().any(|pattern| matches(&pattern)) {
                 return Some(Denial::NotAllowed);
             }
