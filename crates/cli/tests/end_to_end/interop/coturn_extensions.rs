@@ -55,7 +55,7 @@ fn natdiscovery_finds_no_nat_on_loopback() {
             "NAT with Endpoint Independent Filtering!",
             // Only an answer with padding has room for MAPPED-ADDRESS too.
             if padding.is_empty() {
-                "Not received mapped address attribute!"
+                "Not received mapped address attribute"
             } else {
                 "No ALG: Mapped == XOR-Mapped"
             },
