@@ -21,6 +21,7 @@ mod limits;
 mod log_queue;
 pub mod logging;
 pub mod metrics;
+mod own_addresses;
 pub mod plan;
 pub mod process;
 mod realms;
