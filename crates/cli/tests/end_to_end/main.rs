@@ -19,6 +19,7 @@ mod load_and_reflect;
 mod load_forward;
 mod metrics_live;
 mod nat_discovery;
+mod own_endpoints;
 mod probe;
 mod probe_findings;
 mod probe_verdicts;
