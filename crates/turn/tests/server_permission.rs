@@ -206,13 +206,13 @@ fn an_address_that_becomes_ours_loses_its_channels_but_to_the_relays_ports() {
     }
     let mut grown = config();
     grown.peers.own = OwnEndpoints::new([address(PEER).ip()], [], [], 49_152..=65_535);
-    world.server.reconfigure(grown.into());
+    world.server.reconfigure(world.now, grown.into());
     assert_eq!(world.feed(&channel_data(0x4000, b"x")), Outcome::Drop(DropReason::UnboundChannel));
     assert_eq!(world.feed(&Ask::send("198.41.0.4:22", b"x")), Outcome::Drop(DropReason::PeerRefused));
     assert!(matches!(world.feed(&channel_data(0x4001, b"x")), Outcome::ToPeer { .. }));
     assert!(matches!(world.feed(&channel_data(0x4002, b"x")), Outcome::ToPeer { .. }));
     assert!(matches!(world.peer_sends(relay, "198.41.0.4:50000", b"x"), Outcome::ToClient { .. }));
-    world.server.reconfigure(config().into());
+    world.server.reconfigure(world.now, config().into());
     world.ask(&Ask::bind(0x4000, "198.41.0.4:22").signed(&alice)).success();
 }
 
@@ -225,7 +225,7 @@ fn new_peer_rules_end_what_they_refuse() {
     world.ask(&Ask::bind(0x4001, "198.41.0.5:1").signed(&alice)).success();
     let mut refusing = config();
     refusing.peers.deny.push("198.41.0.4/32".parse().unwrap());
-    world.server.reconfigure(refusing.into());
+    world.server.reconfigure(world.now, refusing.into());
     assert_eq!(world.feed(&channel_data(0x4000, b"x")), Outcome::Drop(DropReason::UnboundChannel));
     assert_eq!(world.peer_sends(relay, PEER, b"x"), Outcome::Drop(DropReason::NoPermission));
     assert_eq!(world.ask(&Ask::permit(PEER).signed(&alice)).code(), Some(403));

@@ -450,6 +450,20 @@ fn mistakes_in_flags_and_environment_name_them() {
 }
 
 #[test]
+fn an_incomplete_credential_says_what_is_missing() {
+    for (key, name, value, why) in [
+        ("auth.users", "--user", "alice", "it has no colon"),
+        ("auth.users", "--user", ":wonderland", "no name in front of the colon"),
+        ("auth.users", "--user", "alice:", "the password of \"alice\", behind the colon, is empty"),
+        ("auth.secrets", "--secret", "", "the secret is empty"),
+    ] {
+        let error = load("", &[], flag(key, name, &[value])).expect_err(why).to_string();
+        assert!(error.starts_with(&format!("flag {name}: {key}: ")) && error.contains(why), "{error}");
+        assert!(!error.contains("wonderland"), "{error}");
+    }
+}
+
+#[test]
 fn a_mistake_that_a_flag_hides_is_told_all_the_same() {
     let flags = flag("server.workers", "--workers", &["2"]);
     let errors = load("[server]\nworkers = 0", &[], flags).expect_err("the file is wrong").0;
@@ -683,4 +697,20 @@ fn an_unreadable_file_is_one_clear_error() {
         message.starts_with("/nonexistent/turnpike.toml: cannot read the configuration file"),
         "{message}"
     );
+}
+
+#[test]
+fn what_has_changed_is_told_by_key_secret_ones_included_and_without_those_that_need_a_restart() {
+    let secret: Vec<&str> = KEYS.iter().filter(|spec| spec.secret).map(|spec| spec.path).collect();
+    let compared: Vec<&str> = SECRET_KEYS.iter().map(|(path, _)| *path).collect();
+    assert_eq!(secret, compared, "each secret key needs a comparison of its own");
+    let changed = |old: &str, new: &str| settings(old).changed(&settings(new));
+    let one = "[auth]\nusers = [\"a:one\"]\n";
+    assert_eq!(changed(one, one), [""; 0]);
+    assert_eq!(changed(one, "[auth]\nusers = [\"a:two\"]\n"), ["auth.users"]);
+    assert_eq!(changed(one, "[auth]\nsecrets = [\"one\"]\n"), ["auth.users", "auth.secrets"]);
+    let key = |key: &str| format!("{one}[oauth]\nkey = [{{ kid = \"n\", key = \"{key}\" }}]\n");
+    assert_eq!(changed(&key("AAAAAAAAAAAAAAAAAAAAAA=="), &key("AQEBAQEBAQEBAQEBAQEBAQ==")), ["oauth.key"]);
+    let other = format!("{one}[relay]\nports = \"50000-50999\"\n[peers]\ndeny = [\"8.8.8.8\"]\n");
+    assert_eq!(changed(one, &other), ["peers.deny"]);
 }

@@ -45,6 +45,8 @@ pub(super) const RESPONSE_ORIGIN: u16 = 0x802B;
 pub(super) const OTHER_ADDRESS: u16 = 0x802C;
 pub(super) const THIRD_PARTY_AUTHORIZATION: u16 = 0x802E;
 pub(super) const MOBILITY_TICKET: u16 = 0x8030;
+/// The number that ADDITIONAL-ADDRESS-FAMILY had in the drafts before RFC 8656. coturn's client asks with it.
+pub(super) const DRAFT_ADDITIONAL_ADDRESS_FAMILY: u16 = 0x8032;
 
 /// Whether ICE puts it into Binding requests. It is between the two agents of a session; a STUN server that is asked with it answers as
 /// if it were not there. ICE-CONTROLLED and ICE-CONTROLLING are comprehension-optional.

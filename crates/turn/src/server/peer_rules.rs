@@ -168,7 +168,49 @@ pub struct PeerRules {
     pub own: OwnEndpoints,
 }
 
+/// By what a peer is refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PeerDenial {
+    /// A deny rule.
+    Rule(Cidr),
+    /// It is a service of this machine, and those are no peers by default.
+    Own,
+    /// No rule allows its special range, and those are refused by default.
+    Special,
+}
+
+impl PeerDenial {
+    /// The values of a label in metrics, in the order of [`PeerDenial::index`].
+    pub const NAMES: [&'static str; 3] = ["rule", "own", "special"];
+
+    /// Which of [`PeerDenial::NAMES`].
+    #[must_use]
+    pub const fn index(self) -> usize {
+        match self {
+            Self::Rule(_) => 0,
+            Self::Own => 1,
+            Self::Special => 2,
+        }
+    }
+}
+
 impl PeerRules {
+    /// By what a peer is refused that is not permitted.
+    #[must_use]
+    pub fn denial(&self, peer: SocketAddr) -> PeerDenial {
+        let embedded = match peer.ip() {
+            IpAddr::V4(_) => SmallVec::new(),
+            IpAddr::V6(ip) => embedded_v4(ip),
+        };
+        let spellings = || embedded.iter().map(|embedded| IpAddr::V4(embedded.ip)).chain([peer.ip()]);
+        let is_closed = || spellings().any(|ip| self.closes(ip, Some(peer.port()), peer.ip()));
+        match self.deny.iter().find(|rule| spellings().any(|ip| rule.contains(ip))) {
+            Some(rule) => PeerDenial::Rule(*rule),
+            None if self.permits(peer.ip()) && is_closed() => PeerDenial::Own,
+            None => PeerDenial::Special,
+        }
+    }
+
     /// Whether this peer may be relayed to: address and port are permitted, and it is no service of this machine.
     #[must_use]
     #[inline]

@@ -237,6 +237,26 @@ fn deny_wins_over_allow_and_allow_over_the_built_in_refusal() {
 }
 
 #[test]
+fn a_denial_says_whether_a_rule_or_the_default_refuses() {
+    let rules = PeerRules { deny: vec![cidr("8.8.0.0/16")], ..ours(&["10.0.0.2:22", "10.0.0.4/31"]) };
+    for (peer, by) in [
+        ("8.8.8.8:9", PeerDenial::Rule(cidr("8.8.0.0/16"))),
+        ("[64:ff9b::8.8.8.8]:9", PeerDenial::Rule(cidr("8.8.0.0/16"))),
+        ("10.0.0.1:50000", PeerDenial::Special),
+        ("10.0.0.2:23", PeerDenial::Special),
+        ("[::ffff:10.0.0.1]:9", PeerDenial::Special),
+        ("[2002:0a00:0001::]:9", PeerDenial::Special),
+        ("198.41.0.4:3478", PeerDenial::Own),
+        ("198.41.0.9:22", PeerDenial::Own),
+        ("[64:ff9b::198.41.0.4]:22", PeerDenial::Own),
+    ] {
+        let peer: SocketAddr = peer.parse().unwrap();
+        assert!(!rules.permits_endpoint(peer), "{peer}");
+        assert_eq!(rules.denial(peer), by, "{peer}");
+    }
+}
+
+#[test]
 fn a_wide_ipv6_allow_rule_does_not_open_embedded_private_ranges() {
     let rules = PeerRules { allow: allow(&["2000::/3"]), ..PeerRules::default() };
     assert!(rules.permits("2001:db8::1".parse().unwrap()));
