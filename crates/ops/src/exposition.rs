@@ -16,7 +16,7 @@ use prometheus_client::{
     registry::Registry,
 };
 
-use crate::{log_limit::LogCounts, process::ProcessUsage};
+use crate::{admin, log_limit::LogCounts, process::ProcessUsage};
 
 /// Media type of [`encode`]'s text.
 pub(crate) const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
@@ -115,6 +115,17 @@ pub(crate) struct Common {
 impl Common {
     pub(crate) fn encode(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
         self.process(encoder)?;
+        let mut metric = encoder.encode_descriptor(
+            "admin_connections_closed",
+            "Connections to the admin page that ended without an answer, or before it was taken, by reason.",
+            None,
+            MetricType::Counter,
+        )?;
+        for (reason, count) in admin::closed() {
+            metric
+                .encode_family(&[("reason", reason)])?
+                .encode_counter::<NoLabelSet, _, f64>(&count, None)?;
+        }
         let draining = f64::from(u8::from(self.draining));
         gauge(encoder, "draining", "1 while the server takes nothing new.", draining)?;
         encoder

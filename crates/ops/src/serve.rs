@@ -164,6 +164,7 @@ impl<'a> Control<'a> {
                     log_counts,
                 ),
                 draining: Arc::clone(&control.draining),
+                hosts: control.started.admin_hosts.clone(),
             };
             admin::spawn(listener, state);
         }

@@ -35,17 +35,6 @@ fn a_request_without_credentials_is_challenged_with_realm_nonce_and_algorithms()
 }
 
 #[test]
-fn a_challenge_is_hardly_larger_than_its_question() {
-    let mut world = World::with(ServerConfig { realm: "turnpike".to_owned(), ..config() });
-    let question = Ask::allocate().bytes();
-    let challenge = world.ask(&Ask::allocate());
-    assert!(!challenge.has(Software::TYPE));
-    // With 28 bytes of IP and UDP headers on each.
-    let factor = (challenge.0.len() + 28) as f64 / (question.len() + 28) as f64;
-    assert!(factor < 2.1, "{} for {} bytes: {factor}", challenge.0.len(), question.len());
-}
-
-#[test]
 fn every_scheme_is_accepted_and_answered_in_kind() {
     for scheme in [Scheme::Md5, Scheme::Md5Sha256, Scheme::Sha256, Scheme::Userhash] {
         let mut world = World::new();
@@ -282,7 +271,7 @@ fn a_stale_nonce_with_a_wrong_key_is_401() {
 fn the_nonce_of_another_address_is_438_and_never_reaches_the_user_store() {
     let mut world = World::new();
     let alice = world.credentials("alice", Scheme::Md5);
-    world.client = client(40_001);
+    world.client.address = address("192.0.2.8:40000");
     assert_eq!(world.ask(&Ask::allocate().signed(&alice)).code(), Some(438));
     let forged = Credentials { nonce: "0123456789abcdef".to_owned(), ..alice };
     assert_eq!(world.ask(&Ask::allocate().signed(&forged)).code(), Some(438));
@@ -330,7 +319,7 @@ fn unauthenticated_requests_leave_no_state() {
     let mut guess = world.credentials("alice", Scheme::Md5);
     guess.password = "guess".to_owned();
     for port in 1..=2000 {
-        world.client = client(port);
+        world.client.address = address(&format!("198.18.0.1:{port}"));
         world.feed(&Ask::allocate().bytes());
         world.feed(&Ask::allocate().signed(&guess).bytes());
         world.feed(&Ask::refresh(0).signed(&guess).bytes());

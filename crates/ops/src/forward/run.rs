@@ -146,6 +146,7 @@ impl<'a> Control<'a> {
             let state = AdminState {
                 metrics: metrics::page(snapshots, Arc::clone(&control.draining), log_counts),
                 draining: Arc::clone(&control.draining),
+                hosts: control.started.admin_hosts.clone(),
             };
             admin::spawn(listener, state);
         }

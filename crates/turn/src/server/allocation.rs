@@ -12,8 +12,8 @@ use super::{
     Client, Family,
     auth::Who,
     connections::TcpRelay,
+    granted::Noted,
     mobility::{Mobility, shift},
-    realm::Realms,
     response::Signer,
     third_party::Grant,
 };
@@ -70,6 +70,8 @@ pub(super) struct Pending {
     pub(super) second: Option<Family>,
     /// Whether the client wants a mobility ticket.
     pub(super) mobile: bool,
+    /// None where nobody authenticates.
+    pub(super) noted: Option<Noted>,
 }
 
 impl Allocation {
@@ -79,19 +81,18 @@ impl Allocation {
 
     /// Whether this is who made it, on whatever 5-tuple the request came. A token's USERNAME is its key's name, which all
     /// have who were given one: there it has to be the same token.
-    pub(super) fn is_of(&self, who: &Who, realms: &Realms) -> bool {
+    pub(super) fn is_of(&self, who: &Who) -> bool {
         let same = match (&self.grant, &who.grant) {
             (None, None) => self.username == who.username,
             (Some(held), Some(shown)) => held.is_same(shown) || *self.identity() == *who.identity,
             _ => false,
         };
-        same && self.is_in(&who.realm, realms)
+        same && self.is_in(&who.realm)
     }
 
-    /// Whether its user is one of this realm. A user of the same name in another realm is another; but one whose realm was renamed
-    /// by a reload may keep what it has.
-    pub(super) fn is_in(&self, realm: &str, realms: &Realms) -> bool {
-        *self.realm == *realm || !realms.has(&self.realm)
+    /// Whether its user is one of this realm. A user of the same name in another realm is another.
+    pub(super) fn is_in(&self, realm: &str) -> bool {
+        *self.realm == *realm
     }
 
     /// Milliseconds until it expires, all of it.

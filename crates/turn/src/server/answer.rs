@@ -97,7 +97,7 @@ impl<G: Gate> Server<G> {
         self.stats.successes[Method::Binding as usize] += 1;
         let mut response = Response::success(&mut self.reply, Method::Binding, request.transaction);
         response.xor_address(attribute::XOR_MAPPED_ADDRESS, client.address);
-        response.finish(None, request.fingerprint);
+        response.finish(request.fingerprint);
         Answer::Reply
     }
 
@@ -125,7 +125,7 @@ impl<G: Gate> Server<G> {
         }
         // RFC 8656 section 5: if "the request does not use the same username as used to create the allocation, then the
         // request MUST be rejected with a 441 (Wrong Credentials) error."
-        let same_realm = allocation.is_in(&who.realm, &self.realms);
+        let same_realm = allocation.is_in(&who.realm);
         // The name of a token's key is no user's, and keys are rotated while sessions live.
         let both_tokens = allocation.grant.is_some() && who.grant.is_some();
         if (allocation.username != who.username && !both_tokens) || !same_realm {
@@ -164,11 +164,8 @@ impl<G: Gate> Server<G> {
     /// A success response with nothing in it.
     pub(super) fn done(&mut self, request: &Request<'_>, signer: Option<&Signer>) -> Answer {
         self.stats.successes[request.method as usize] += 1;
-        let mut response = Response::success(&mut self.reply, request.method, request.transaction);
-        if let Some(software) = &self.config.software {
-            response.attribute(attribute::SOFTWARE, software.as_bytes());
-        }
-        response.finish(signer, request.fingerprint);
+        let response = Response::success(&mut self.reply, request.method, request.transaction);
+        response.sign(signer, self.config.software.as_deref(), request.fingerprint);
         Answer::Reply
     }
 
@@ -189,13 +186,8 @@ impl<G: Gate> Server<G> {
         self.stats.error(code);
         // Unauthenticated, it says no more than it must.
         let reason = if signer.is_some() { reason_phrase(code) } else { "" };
-        let mut response = Response::error(&mut self.reply, method, transaction, code, reason);
-        if signer.is_some()
-            && let Some(software) = &self.config.software
-        {
-            response.attribute(attribute::SOFTWARE, software.as_bytes());
-        }
-        response.finish(signer, fingerprint);
+        let response = Response::error(&mut self.reply, method, transaction, code, reason);
+        response.sign(signer, self.config.software.as_deref(), fingerprint);
     }
 
     /// RFC 8489 section 6.3.1: "an error response with an error code of 420 (Unknown Attribute) [...] and includes an
@@ -218,7 +210,7 @@ impl<G: Gate> Server<G> {
             pair.copy_from_slice(&kind.to_be_bytes());
         }
         response.attribute(attribute::UNKNOWN_ATTRIBUTES, &list[..2 * unknown.len()]);
-        response.finish(signer, request.fingerprint);
+        response.sign(signer, self.config.software.as_deref(), request.fingerprint);
         Answer::Reply
     }
 }
