@@ -23,6 +23,7 @@ mod log_limit;
 mod log_queue;
 pub mod logging;
 pub mod metrics;
+mod own_addresses;
 pub mod plan;
 pub mod process;
 mod realms;

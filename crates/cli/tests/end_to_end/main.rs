@@ -24,6 +24,7 @@ mod load_interrupted;
 mod log_flags;
 mod metrics_live;
 mod nat_discovery;
+mod own_endpoints;
 mod probe;
 mod probe_findings;
 mod probe_verdicts;

@@ -27,7 +27,7 @@ use std::{
 
 use turnpike_net::Datapath;
 use turnpike_relay::RelayAddress;
-use turnpike_turn::server::Cidr;
+use turnpike_turn::server::{AllowRule, Cidr};
 
 pub use alternate_keys::AlternateSettings;
 pub use certificates::Certificate;
@@ -140,8 +140,8 @@ pub struct Settings {
     pub default_lifetime: u32,
     /// Seconds.
     pub max_lifetime: u32,
-    /// Peers allowed though special.
-    pub allow: Vec<Cidr>,
+    /// Peers allowed though special, or on this machine.
+    pub allow: Vec<AllowRule>,
     /// Peers refused though public.
     pub deny: Vec<Cidr>,
     /// Servers that clients are sent to.
