@@ -22,8 +22,8 @@ pub(crate) const PATTERN_FORM: &str =
     "an address with * and ? such as \"192.168.*\" or \"fe80:*\", or a prefix such as \"10.0.0.0/8\"";
 
 /// Completes "expected ..." for [`proxy`].
-pub(crate) const PROXY_FORM: &str = "addresses or prefixes such as \"10.0.0.2\" or \"10.0.0.0/8\", one or a list of them; \"unix:\" for all who come by a \
-                                     Unix socket";
+pub(crate) const PROXY_FORM: &str = "addresses or prefixes such as \"10.0.0.2\" or \"10.0.0.0/8\", one or a list of them; \
+                                     \"unix:\" for all who come by a Unix socket";
 /// Completes "expected ..." for [`payload`].
 pub(crate) const PAYLOAD_FORM: &str =
     "at most 1024 bytes, as text, or as 0x and two hexadecimal digits a byte such as \"0x00010000\"";
