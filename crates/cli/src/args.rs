@@ -181,6 +181,8 @@ mod tests {
                 "dtls-listen",
                 "listen",
                 "log",
+                "log-format",
+                "quiet",
                 "realm",
                 "relay-ip",
                 "relay-ports",
@@ -189,6 +191,7 @@ mod tests {
                 "tls-key",
                 "tls-listen",
                 "user",
+                "verbose",
                 "workers"
             ]
         );

@@ -175,7 +175,8 @@ impl Keeper {
             match found {
                 Ok(addresses) if good => {
                     if answer.as_ref() != Some(&addresses) {
-                        tracing::info!(name = name.host, ?addresses, "resolved");
+                        let shown: Vec<String> = addresses.iter().map(ToString::to_string).collect();
+                        tracing::info!(name = name.host, addresses = shown.join(", "), "resolved");
                         *answer = Some(addresses);
                     }
                 }

@@ -109,12 +109,43 @@ fn a_flood_of_refusals_makes_few_effects_and_counts_the_rest() {
         world.feed(&bytes);
     }
     let effects = world.effects();
-    assert_eq!(effects.len(), 50);
+    assert_eq!(effects.len(), 20);
     let Effect::Refused { username, .. } = &effects[0] else { panic!() };
     assert!(username.starts_with("alicexxx") && username.len() == 64);
     world.sleep(1);
     world.feed(&bytes);
-    assert!(matches!(&world.effects()[..], [Effect::Refused { suppressed: 450, .. }]));
+    assert!(matches!(&world.effects()[..], [Effect::Refused { suppressed: 480, .. }]));
+}
+
+#[test]
+fn a_flood_from_one_address_leaves_others_their_effects() {
+    let mut world = World::new();
+    let mut guess = world.credentials("alice", Scheme::Md5);
+    guess.password = "guess".to_owned();
+    let bytes = Ask::allocate().signed(&guess).bytes();
+    (0..5000).for_each(|_| drop(world.feed(&bytes)));
+    assert_eq!(world.effects().len(), 20);
+    world.client.address = address("198.51.100.9:5000");
+    let mut other = world.credentials("alice", Scheme::Md5);
+    other.password = "guess".to_owned();
+    assert_eq!(world.ask(&Ask::allocate().signed(&other)).code(), Some(401));
+    assert!(matches!(&world.effects()[..], [Effect::Refused { suppressed: 4980, .. }]));
+}
+
+/// Its address may be forged: it is counted, and nobody is accused.
+#[test]
+fn a_wrong_realm_without_a_nonce_of_ours_is_counted_and_not_told() {
+    let mut world = World::new();
+    let mut elsewhere = world.credentials("alice", Scheme::Md5);
+    elsewhere.realm = "elsewhere.example".to_owned();
+    let anothers = elsewhere.nonce.clone();
+    world.client.address = address("198.51.100.9:5000");
+    for nonce in ["", "f//499k954d6OL34oL9FSTvy64sA", &anothers] {
+        elsewhere.nonce = nonce.to_owned();
+        assert_eq!(world.ask(&Ask::allocate().signed(&elsewhere)).code(), Some(401), "{nonce:?}");
+        assert_eq!(refusals(&mut world), [], "{nonce:?}");
+    }
+    assert_eq!(world.server.stats().credentials_refused, [0, 0, 0, 3, 0, 0]);
 }
 
 #[test]

@@ -483,7 +483,7 @@ fn a_reload_without_the_key_ends_no_session_and_starts_none() {
     let mut without = third_party();
     without.third_party.keys.retain(|key| key.kid != "north" || key.realm != REALM);
     for config in [without, config()] {
-        world.server.reconfigure(Arc::new(config));
+        world.server.reconfigure(world.now, Arc::new(config));
         assert_eq!(holder.ask(&mut world, Ask::refresh(600)).code(), Some(401));
         holder.without_token().ask(&mut world, Ask::permit(PEER)).success();
     }

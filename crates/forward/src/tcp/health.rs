@@ -95,15 +95,12 @@ impl Engine {
 fn conclude(check: &mut Check, healthy: bool, now: u64) {
     check.due = now + check.interval;
     if check.state.targets.set_healthy(check.target, healthy) {
-        let rule = &check.state.rule.id.0;
+        let rule = &check.state.rule;
+        let to = rule.targets.get(check.target).map(tracing::field::display);
         if healthy {
-            tracing::info!(rule, target = check.target, "a target answers again");
+            tracing::info!(rule = rule.id.0, to, "a target answers again");
         } else {
-            tracing::warn!(
-                rule,
-                target = check.target,
-                "a target does not answer; others take its connections"
-            );
+            tracing::warn!(rule = rule.id.0, to, "a target does not answer; others take its connections");
         }
     }
 }

@@ -129,7 +129,7 @@ impl Engine {
                 Err(error) => {
                     opening.address += 1;
                     state.targets.suspect(target);
-                    tracing::debug!(rule = state.rule.id.0, %address, %error, "cannot connect");
+                    tracing::debug!(rule = state.rule.id.0, to = %address, %error, "cannot connect");
                     opening.obstacle = Some((address, error));
                 }
             }
@@ -159,7 +159,8 @@ impl Engine {
             state.targets.leave(target as usize);
             state.targets.suspect(target as usize);
         }
-        tracing::debug!(rule = state.rule.id.0, address = ?connection.target_address, %error, "cannot connect");
+        let to = connection.target_address.map(tracing::field::display);
+        tracing::debug!(rule = state.rule.id.0, to, %error, "cannot connect");
         let opening = connection.opening.and_then(|at| self.openings.get_mut(at as usize));
         if let (Some(opening), Some(address)) = (opening, connection.target_address) {
             opening.obstacle = Some((address, error));
@@ -314,7 +315,7 @@ fn tell_unreachable(state: &RuleState, obstacle: Option<(SocketAddr, io::Error)>
     let rule = &state.rule.id.0;
     match obstacle {
         Some((address, error)) => {
-            tracing::warn!(rule, %address, %error, "no target can be reached; clients are reset until one can");
+            tracing::warn!(rule, to = %address, %error, "no target can be reached; clients are reset until one can");
         }
         None => {
             tracing::warn!(rule, "no target has an address; clients are reset until one has");

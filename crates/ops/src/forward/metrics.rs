@@ -3,25 +3,25 @@
 
 use std::{
     fmt,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, AtomicU64},
-    },
+    sync::{Arc, atomic::AtomicBool},
 };
 
 use prometheus_client::{collector::Collector, encoding::DescriptorEncoder};
 use turnpike_forward::{EndReason, RuleId, RuleSnapshot};
 
-use crate::exposition::{self, Common, Families};
+use crate::{
+    exposition::{self, Common, Families},
+    log_limit::LogCounts,
+};
 
 /// The exposition text of live snapshots, for the admin page.
 pub(crate) fn page(
     snapshots: impl Fn() -> Vec<(RuleId, RuleSnapshot)> + Send + Sync + 'static,
     draining: Arc<AtomicBool>,
-    log_lost: Arc<AtomicU64>,
+    log: Arc<LogCounts>,
 ) -> exposition::Page {
     let rules = move || snapshots().into_iter().map(|(id, snapshot)| (id.0, snapshot)).collect();
-    exposition::page(move |common| Scrape { rules: rules(), common }, draining, log_lost)
+    exposition::page(move |common| Scrape { rules: rules(), common }, draining, log)
 }
 
 #[derive(Debug)]
@@ -92,7 +92,7 @@ mod tests {
         let page = page(
             move || vec![(id.clone(), snapshot.clone()), (RuleId("b".to_owned()), RuleSnapshot::default())],
             Arc::default(),
-            Arc::new(AtomicU64::new(4)),
+            Arc::new(LogCounts { lost: 4.into(), ends: 9.into(), ..LogCounts::default() }),
         );
         let text = page().expect("encodes");
         for line in [
@@ -105,6 +105,7 @@ mod tests {
             "turnpike_forward_spliced_bytes_total{rule=\"b\"} 0",
             "turnpike_forward_dropped_datagrams_total{rule=\"b\"} 0",
             "turnpike_log_lines_lost_total 4",
+            "turnpike_log_lines_suppressed_total{kind=\"end\"} 9",
             "turnpike_draining 0.0",
         ] {
             assert!(text.lines().any(|found| found == line), "no {line} in\n{text}");

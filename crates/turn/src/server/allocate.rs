@@ -105,6 +105,7 @@ impl<G: Gate> Server<G> {
             reservation,
             address_error: wish.address_error,
             relays: [None; 2],
+            former: None,
             channels: Channels::default(),
             permissions: Permissions::default(),
             to_peer: (0, 0),

@@ -1,11 +1,13 @@
 //! Answering requests: who asks, whose allocation it is about, and the responses that all methods share. Data never comes here.
 
+use std::{net::SocketAddr, sync::Arc};
+
 use smallvec::SmallVec;
 
 use super::{
-    Client, ConnectRequest, ConnectionId, CredentialRefusal, DropReason, Gate, MoveRequest, OpenRequest,
-    Server, User, Verdict, attribute,
-    auth::Who,
+    Client, ConnectRequest, ConnectionId, CredentialRefusal, DropReason, Effect, Gate, MoveRequest,
+    OpenRequest, Server, User, Verdict, attribute,
+    auth::{MAX_QUEUED, Who, printable},
     request::{Method, Request},
     response::{Response, Signer, reason_phrase},
 };
@@ -123,7 +125,7 @@ impl<G: Gate> Server<G> {
         }
         // RFC 8656 section 5: if "the request does not use the same username as used to create the allocation, then the
         // request MUST be rejected with a 441 (Wrong Credentials) error."
-        let same_realm = allocation.is_in(&who.realm, &self.realms);
+        let same_realm = allocation.is_in(&who.realm);
         // The name of a token's key is no user's, and keys are rotated while sessions live.
         let both_tokens = allocation.grant.is_some() && who.grant.is_some();
         if (allocation.username != who.username && !both_tokens) || !same_realm {
@@ -131,6 +133,32 @@ impl<G: Gate> Server<G> {
             return Err(self.fail(request, who.signer.as_ref(), 441));
         }
         Ok(index)
+    }
+
+    /// 403, for a peer that may not be relayed to: counted by what refuses it and, at a bounded rate, told of.
+    pub(super) fn refuse_peer(
+        &mut self,
+        now: Now,
+        client: &Client,
+        request: &Request<'_>,
+        who: &Who,
+        peer: SocketAddr,
+    ) -> Answer {
+        let by = self.config.peers.denial(peer);
+        self.stats.peer_refusals[by.index()] += 1;
+        if self.effects.len() < MAX_QUEUED
+            && let Some(suppressed) = self.peer_refusals.admit(now.ms, client.address.ip())
+        {
+            self.effects.push_back(Effect::PeerRefused {
+                client: *client,
+                realm: Arc::clone(&who.realm),
+                username: printable(&who.username),
+                peer,
+                by,
+                suppressed,
+            });
+        }
+        self.fail(request, who.signer.as_ref(), 403)
     }
 
     /// A success response with nothing in it.

@@ -23,7 +23,7 @@ const MAX_USERNAME_LEN: usize = 508;
 const SHORTEST_REQUEST: usize = 28;
 
 /// Effects that wait: a runtime that does not drain them gets no more of those that anybody can cause.
-const MAX_QUEUED: usize = 1024;
+pub(super) const MAX_QUEUED: usize = 1024;
 
 /// Who sent a request, as proven.
 pub(super) struct Who {
@@ -73,7 +73,12 @@ impl<G: Gate> Server<G> {
         // A key holds for one realm; the challenge tells which. A user of another realm that is served here names that, and
         // gets a nonce for it by the 438 below.
         let Some(realm) = self.realms.find(&self.config, client.listener, realm).cloned() else {
-            self.refused(now, client, user, CredentialRefusal::WrongRealm);
+            // Whoever forges an address has no nonce that we gave to it; what it could write into the log would accuse others.
+            if self.judge(now, client.address.ip(), &first, nonce) == Standing::Foreign {
+                self.stats.refused(CredentialRefusal::WrongRealm);
+            } else {
+                self.refused(now, client, user, CredentialRefusal::WrongRealm);
+            }
             return Err(self.challenge(now, client, request, &first, 401));
         };
         // A nonce that we never gave to this address cannot have become "no longer valid"; 438 hands out one that can be
@@ -154,11 +159,12 @@ impl<G: Gate> Server<G> {
         self.challenge(now, client, request, realm, 401)
     }
 
-    /// Counts a refused credential and, at a bounded rate, tells of it.
+    /// Counts a refused credential and, at a bounded rate, tells of it. For requests with a nonce that we gave to the client's
+    /// address, or its network, alone: the line names that address.
     pub(super) fn refused(&mut self, now: Now, client: &Client, user: User<'_>, why: CredentialRefusal) {
         self.stats.refused(why);
         if self.effects.len() < MAX_QUEUED
-            && let Some(suppressed) = self.refusals.admit(now.ms)
+            && let Some(suppressed) = self.refusals.admit(now.ms, client.address.ip())
         {
             let username = match user {
                 User::Name(name) => printable(name),

@@ -258,7 +258,7 @@ impl<G: Gate> Server<G> {
         }
         // A permission is not asked for: like CreatePermission, the request names the peer and is authenticated.
         if !self.config.peers.permits_endpoint(peer) {
-            return self.fail(request, signer, 403);
+            return self.refuse_peer(now, client, request, &who, peer);
         }
         if let Some(same) = tcp.list.iter().find(|connection| connection.peer == peer) {
             // The very request again is none of its own (RFC 8656 section 5).
@@ -311,7 +311,7 @@ impl<G: Gate> Server<G> {
         };
         // The credentials are those of the control connection. Where nobody authenticates, the address has to do.
         let elsewhere = !self.config.authenticate && allocation.client.address.ip() != client.address.ip();
-        if !allocation.is_of(who, &self.realms) || elsewhere {
+        if !allocation.is_of(who) || elsewhere {
             self.stats.connection_refused(ConnectionRefusal::WrongUser);
             self.refused(now, client, User::Name(&who.username), CredentialRefusal::WrongUser);
             return self.fail(request, signer, 441);

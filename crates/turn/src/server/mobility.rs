@@ -391,7 +391,7 @@ impl<G: Gate> Server<G> {
         };
         let Some((_, allocation)) = self.table.at(index) else { return Err(self.fail(request, signer, 437)) };
         // A ticket alone is no proof: whoever shows it must be the user of the allocation.
-        if !allocation.is_of(who, &self.realms) {
+        if !allocation.is_of(who) {
             self.refused(now, client, User::Name(&who.username), CredentialRefusal::WrongUser);
             return Err(self.fail(request, signer, 441));
         }

@@ -46,7 +46,7 @@ pub use gate::{Gate, Lookup, QuotaRefusal, User};
 pub use granted::GrantedAllocates;
 pub use mobility::{Arrival, MoveRequest, Moved};
 pub use nat_discovery::{DiscoveryLimits, MAX_PADDING, MIN_RESPONSE_PORT, NatDiscovery};
-pub use peer_rules::{Cidr, PeerRules};
+pub use peer_rules::{Cidr, PeerDenial, PeerRules};
 pub use realm::{Realm, RealmId};
 pub use seat::Seat;
 pub use stats::{ConnectionRefusal, Stats};
@@ -90,6 +90,7 @@ pub struct Server<G> {
     timers: Timers,
     tombstones: Tombstones,
     refusals: Refusals,
+    peer_refusals: Refusals,
     discovery_rate: DiscoveryRate,
     /// Of those who ask for nothing, and are told nevertheless.
     hint_rate: DiscoveryRate,
@@ -131,6 +132,7 @@ impl<G: Gate> Server<G> {
             timers: Timers::new(),
             tombstones: Tombstones::new(),
             refusals: Refusals::default(),
+            peer_refusals: Refusals::default(),
             discovery_rate: DiscoveryRate::default(),
             hint_rate: DiscoveryRate::default(),
             granted: config.granted.ready(),
@@ -318,8 +320,9 @@ impl<G: Gate> Server<G> {
     }
 
     /// Replaces configuration for what happens from now on (reload). Allocations live on, but not their permissions and
-    /// channels to peers that the new rules refuse.
-    pub fn reconfigure(&mut self, config: Arc<ServerConfig>) {
+    /// channels to peers that the new rules refuse, nor those of a realm that is no more: nobody could refresh them, and a
+    /// user of the same name in another realm is somebody else. A realm with another name is another realm.
+    pub fn reconfigure(&mut self, now: Now, config: Arc<ServerConfig>) {
         for index in self.table.indices() {
             if let Some((_, allocation)) = self.table.at(index) {
                 allocation.retain_peers(|ip| config.peers.permits(ip));
@@ -328,6 +331,22 @@ impl<G: Gate> Server<G> {
         }
         self.realms = Realms::new(&config);
         self.config = config;
+        for index in self.table.indices() {
+            if self.table.at(index).is_some_and(|(_, allocation)| !self.realms.has(&allocation.realm)) {
+                self.close(now, index, ClosedReason::Administrator);
+            }
+        }
+    }
+
+    /// Whether the realm of this allocation is configured. One that comes from a worker which has not yet been reconfigured
+    /// may have none.
+    pub fn has_realm_of(&mut self, allocation: AllocationId) -> bool {
+        self.table.get(allocation).is_some_and(|found| self.realms.has(&found.realm))
+    }
+
+    /// Realm and user, as quotas count them, of an allocation: whom a reserved port belongs to.
+    pub fn owner(&mut self, allocation: AllocationId) -> Option<(&str, &str)> {
+        self.table.get(allocation).map(|found| (&*found.realm, found.identity()))
     }
 
     /// Ends every allocation with this reason.
@@ -484,8 +503,12 @@ impl<G: Gate> Server<G> {
         self.effects.push_back(Effect::Closed {
             allocation: id,
             client: allocation.client,
+            relayed: allocation.relayed(),
+            transport: self.config.listener(allocation.client.listener).transport,
+            relay_transport: if allocation.tcp.is_some() { RelayTransport::Tcp } else { RelayTransport::Udp },
             realm: allocation.realm,
             username: allocation.username,
+            identity: allocation.identity,
             reason,
             away: allocation.away,
             lived_ms: now.ms.saturating_sub(allocation.opened_ms),

@@ -18,7 +18,7 @@ use super::{
     request::{Method, Request},
     response::Response,
 };
-use crate::time::Now;
+use crate::{rates::Rate, time::Now};
 
 /// Bytes of PADDING in a response at most: an Ethernet MTU, which is what RFC 5780 section 7.6 wants to exceed.
 pub const MAX_PADDING: usize = 1500;
@@ -224,20 +224,13 @@ impl DiscoveryRate {
         let now = now_ms.saturating_mul(1000);
         #[expect(clippy::cast_possible_truncation, reason = "reduced to the number of buckets")]
         let bucket = &mut self.sources[self.hasher.hash_one(network(source)) as usize % BUCKETS];
-        let of_source = spent(*bucket, now, limits.per_source, SOURCE_BURST);
+        let of_source = Rate::per_second(limits.per_source, SOURCE_BURST).spend(*bucket, now);
         let of_source = of_source.ok_or(DropReason::DiscoverySourceLimit)?;
-        let of_total = spent(self.total, now, limits.total, 1).ok_or(DropReason::DiscoveryTotalLimit)?;
+        let of_total = Rate::per_second(limits.total, 1).spend(self.total, now);
+        let of_total = of_total.ok_or(DropReason::DiscoveryTotalLimit)?;
         (*bucket, self.total) = (of_source, of_total);
         Ok(())
     }
-}
-
-/// The bucket with one token less, if it has one.
-fn spent(full_at: u64, now: u64, rate: u32, burst_seconds: u64) -> Option<u64> {
-    // Of a rate that microseconds cannot tell from the next, a million a second is left.
-    let cost = (1_000_000 / u64::from(rate.max(1))).max(1);
-    let full_at = full_at.max(now) + cost;
-    (full_at <= now + (burst_seconds * 1_000_000).max(cost)).then_some(full_at)
 }
 
 /// The /24 or /56 of an address: what one subscriber or small site has.
@@ -286,7 +279,7 @@ mod tests {
         let mut full_at = 0;
         let mut admitted = 0;
         while admitted <= 1_000_000
-            && let Some(later) = spent(full_at, 0, u32::MAX, 1)
+            && let Some(later) = Rate::per_second(u32::MAX, 1).spend(full_at, 0)
         {
             (full_at, admitted) = (later, admitted + 1);
         }

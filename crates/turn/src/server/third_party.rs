@@ -116,7 +116,7 @@ impl<G: Gate> Server<G> {
         let Some((allocation, grant)) = found.and_then(|it| Some((&*it, it.grant.as_ref()?))) else {
             return Ok(None);
         };
-        if *allocation.username != *kid || !allocation.is_in(&realm.name, &self.realms) {
+        if *allocation.username != *kid || !allocation.is_in(&realm.name) {
             return Ok(None);
         }
         let (grant, identity) = (grant.clone(), allocation.identity().into());
