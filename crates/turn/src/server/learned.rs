@@ -56,7 +56,7 @@ impl<G: Gate> Server<G> {
         }
     }
 
-    /// What a nonce is worth that was learned at this address.
+    /// What a nonce is worth in the hands of `client`.
     pub(super) fn judge(&self, now: Now, client: IpAddr, realm: &Terms, nonce: &[u8]) -> Standing {
         self.nonce_scope(client, realm).judge(nonce, now.unix, self.config.nonce_lifetime)
     }
