@@ -6,11 +6,16 @@
 #![forbid(unsafe_code)]
 
 pub mod access;
+mod address;
+mod clients;
 mod common;
 mod cross;
+mod datagram_check;
 mod gather;
+mod handover;
 mod listen;
 mod preflight;
+mod rate;
 mod resolver;
 pub mod rule;
 pub mod runtime;
@@ -24,8 +29,12 @@ pub mod udp;
 mod worker;
 
 pub use access::{Access, Pattern};
-pub use rule::{Balance, CopyMode, Endpoint, Host, PortRange, Protocol, Rule, RuleId};
+pub use address::{Address, Bind};
+pub use rule::{
+    Balance, CopyMode, Endpoint, Host, Limits, PortRange, Protocol, Proxy, Question, Rule, RuleId,
+};
 pub use runtime::{
     ConnectionLog, ConnectionReport, EndReason, Forwarder, RuleSnapshot, Settings, StartError,
 };
+pub use turnpike_net::UnixName;
 pub use turnpike_wire::proxy_protocol::ProxyVersion;

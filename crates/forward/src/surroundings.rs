@@ -8,7 +8,7 @@ use std::{
 use hashbrown::HashMap;
 
 use crate::{
-    ConnectionReport,
+    ConnectionReport, EndReason,
     common::Common,
     state::RuleState,
     udp::{Admission, Choice, RuleKey, Surroundings},
@@ -25,6 +25,8 @@ struct Entry {
     /// Sessions of this worker.
     sessions: u64,
     removed: bool,
+    /// [`RuleState::health_turns`] as last seen.
+    turns: u64,
 }
 
 impl Around {
@@ -33,8 +35,19 @@ impl Around {
     }
 
     pub(crate) fn add(&mut self, state: &Arc<RuleState>) {
-        let entry = Entry { state: Arc::clone(state), sessions: 0, removed: false };
+        let entry =
+            Entry { state: Arc::clone(state), sessions: 0, removed: false, turns: state.health_turns() };
         self.rules.insert(RuleKey(state.key), entry);
+    }
+
+    /// Rules to UDP targets whose health has turned since the last call.
+    pub(crate) fn turned(&mut self) -> Vec<Arc<RuleState>> {
+        let news = self.rules.values_mut().filter(|entry| entry.turns != entry.state.health_turns());
+        let seen = news.map(|entry| {
+            entry.turns = entry.state.health_turns();
+            Arc::clone(&entry.state)
+        });
+        seen.filter(|state| state.rule.targets_speak_udp()).collect()
     }
 
     /// To be called after the engine has removed the rule: it stays for its last sessions.
@@ -51,6 +64,17 @@ impl Around {
 impl Surroundings for Around {
     fn permits(&mut self, rule: RuleKey, client: IpAddr) -> bool {
         self.rules.get(&rule).is_some_and(|entry| self.common.admits(&entry.state.rule, client))
+    }
+
+    fn admit_client(&mut self, rule: RuleKey, client: IpAddr, now: u64) -> Result<(), EndReason> {
+        let clients = self.rules.get(&rule).and_then(|entry| entry.state.clients.as_ref());
+        clients.map_or(Ok(()), |clients| clients.enter(client, now))
+    }
+
+    fn dismiss_client(&mut self, rule: RuleKey, client: IpAddr) {
+        if let Some(clients) = self.rules.get(&rule).and_then(|entry| entry.state.clients.as_ref()) {
+            clients.leave(client);
+        }
     }
 
     fn enter(&mut self, rule: RuleKey) -> Admission {

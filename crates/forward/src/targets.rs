@@ -10,7 +10,7 @@ use std::{
 };
 
 use crate::{
-    Balance, Endpoint, Host, Rule,
+    Address, Balance, Endpoint, Host, Rule,
     resolver::{Name, Resolver},
 };
 
@@ -38,10 +38,10 @@ struct Target {
 }
 
 /// One step of trying a target's addresses in turn.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Candidate {
     /// Connect here.
-    At(SocketAddr),
+    At(Address),
     /// There is no such address (any more): try the next target.
     Exhausted,
     /// The name has not been resolved yet.
@@ -56,7 +56,7 @@ impl Targets {
             .map(|endpoint| Target {
                 endpoint: endpoint.clone(),
                 name: match &endpoint.host {
-                    Host::Ip(_) => None,
+                    Host::Ip(_) | Host::Unix(_) => None,
                     Host::Name(name) => Some(resolver.name(name)),
                 },
                 active: AtomicUsize::new(0),
@@ -110,18 +110,19 @@ impl Targets {
         let Some(target) = self.list.get(target) else { return Candidate::Exhausted };
         let ports = target.endpoint.ports;
         let port = if ports.first == ports.last { ports.first } else { ports.first.saturating_add(offset) };
+        let at = |ip: IpAddr| Candidate::At(SocketAddr::new(ip, port).into());
         let literal = |ip: IpAddr| {
-            if nth == 0 { Candidate::At(SocketAddr::new(ip, port)) } else { Candidate::Exhausted }
+            if nth == 0 { at(ip) } else { Candidate::Exhausted }
         };
         match (&target.endpoint.host, &target.name) {
             (Host::Ip(ip), _) => literal(*ip),
+            (Host::Unix(name), _) if nth == 0 => Candidate::At(Address::Unix(name.clone())),
+            (Host::Unix(_), _) => Candidate::Exhausted,
             (Host::Name(_), Some(name)) => {
                 let answer = name.answer.read().unwrap_or_else(PoisonError::into_inner);
                 match answer.as_ref() {
                     None => Candidate::Pending,
-                    Some(addresses) => addresses
-                        .get(nth)
-                        .map_or(Candidate::Exhausted, |ip| Candidate::At(SocketAddr::new(*ip, port))),
+                    Some(addresses) => addresses.get(nth).map_or(Candidate::Exhausted, |ip| at(*ip)),
                 }
             }
             (Host::Name(_), None) => Candidate::Exhausted,
@@ -149,8 +150,9 @@ impl Targets {
             let index = self.following(first, tried)?;
             let turn = self.list[index].address.load(Ordering::Relaxed) % self.address_count(index).max(1);
             match self.candidate(index, turn, offset) {
-                Candidate::At(address) => Some((index, address)),
-                Candidate::Exhausted | Candidate::Pending => None,
+                Candidate::At(Address::Ip(address)) => Some((index, address)),
+                // Datagrams do not go to a stream.
+                Candidate::At(Address::Unix(_)) | Candidate::Exhausted | Candidate::Pending => None,
             }
         })
     }
@@ -178,6 +180,12 @@ impl Targets {
     fn address_count(&self, target: usize) -> usize {
         let Some(name) = &self.list[target].name else { return 1 };
         name.answer.read().unwrap_or_else(PoisonError::into_inner).as_ref().map_or(0, Vec::len)
+    }
+
+    /// Whether a target fails its health checks while another one does not.
+    pub(crate) fn is_down(&self, target: usize) -> bool {
+        let healthy = |target: &Target| target.healthy.load(Ordering::Relaxed);
+        self.list.get(target).is_some_and(|target| !healthy(target)) && self.list.iter().any(healthy)
     }
 
     /// What a health check found; `true` when that is news.
@@ -245,7 +253,7 @@ mod tests {
     #[test]
     fn a_range_of_ports_maps_one_to_one() {
         let targets = targets(&["10.0.0.1"], Balance::RoundRobin);
-        assert_eq!(targets.candidate(0, 0, 2), Candidate::At("10.0.0.1:82".parse().unwrap()));
+        assert_eq!(targets.candidate(0, 0, 2), Candidate::At(Address::Ip("10.0.0.1:82".parse().unwrap())));
         assert_eq!(targets.candidate(0, 1, 2), Candidate::Exhausted);
     }
 
@@ -273,7 +281,7 @@ mod tests {
             }
             std::thread::yield_now();
         }
-        let at = |text: &str| Candidate::At(text.parse().unwrap());
+        let at = |text: &str| Candidate::At(Address::Ip(text.parse().unwrap()));
         assert!(seen.contains(&(at("10.0.0.1:80"), at("10.0.0.2:80"))), "{seen:?}");
         assert_eq!(seen.last(), Some(&(at("10.0.0.9:80"), Candidate::Exhausted)));
     }

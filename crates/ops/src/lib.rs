@@ -34,5 +34,5 @@ pub mod session_log;
 mod signals;
 pub mod stop;
 
-pub use config::{ConfigErrors, Flags, Settings, Sources};
+pub use config::{ConfigErrors, Flags, Settings, Sources, known_variables};
 pub use secret::Secret;

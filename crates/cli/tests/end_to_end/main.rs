@@ -12,6 +12,7 @@ mod forward_bad_rules;
 mod forward_drain;
 mod forward_formats;
 mod forward_reload;
+mod forward_sessions;
 mod graceful_stop;
 mod harness;
 mod interop;
