@@ -31,6 +31,8 @@ pub(crate) struct OwnAddresses {
     /// `None` where such a socket cannot be had (seccomp, RestrictAddressFamilies of systemd): all is read anew each time.
     news: Option<OwnedFd>,
     known: BTreeSet<IpAddr>,
+    /// The last reading failed, and the log has told so.
+    failed: bool,
 }
 
 impl OwnAddresses {
@@ -41,7 +43,7 @@ impl OwnAddresses {
     pub(crate) fn new() -> io::Result<Self> {
         // First: what changes in between is then seen once more, and not missed.
         let news = subscribe().ok();
-        Ok(Self { news, known: read()? })
+        Ok(Self { news, known: read()?, failed: false })
     }
 
     pub(crate) fn list(&self) -> Vec<IpAddr> {
@@ -53,26 +55,33 @@ impl OwnAddresses {
         loop {
             sleep(LOOK).await;
             let Some(relay) = relay.upgrade() else { return };
-            if !self.has_news() {
+            if !self.has_news() && !self.failed {
                 continue;
             }
-            match read() {
-                Ok(found) if found != self.known => {
-                    let named = |of: &BTreeSet<IpAddr>, other: &BTreeSet<IpAddr>| {
-                        of.difference(other).map(ToString::to_string).collect::<Vec<_>>().join(", ")
-                    };
-                    tracing::info!(
-                        added = named(&found, &self.known),
-                        removed = named(&self.known, &found),
-                        "addresses of this machine have changed: the peer rules follow"
-                    );
-                    self.known = found;
-                    relay.set_addresses(self.list());
+            let found = match read() {
+                Ok(found) => found,
+                Err(error) => {
+                    if !self.failed {
+                        tracing::warn!(
+                            "cannot read the addresses of this machine ({error}): the peer rules keep those of before"
+                        );
+                    }
+                    self.failed = true;
+                    continue;
                 }
-                Ok(_) => {}
-                Err(error) => tracing::warn!(
-                    "cannot read the addresses of this machine ({error}): the peer rules keep those of before"
-                ),
+            };
+            self.failed = false;
+            if found != self.known {
+                let named = |of: &BTreeSet<IpAddr>, other: &BTreeSet<IpAddr>| {
+                    of.difference(other).map(ToString::to_string).collect::<Vec<_>>().join(", ")
+                };
+                tracing::info!(
+                    added = named(&found, &self.known),
+                    removed = named(&self.known, &found),
+                    "addresses of this machine have changed: the peer rules follow"
+                );
+                self.known = found;
+                relay.set_addresses(self.list());
             }
         }
     }

@@ -1,7 +1,10 @@
 //! The small words of forwarding rules: hosts, ports, targets, client patterns. Every format is made of them, so that all take
 //! and refuse the same. Errors are half sentences; whoever knows the place makes [`ConfigError`](crate::config::ConfigError)s.
 
-use std::net::{IpAddr, Ipv4Addr, ToSocketAddrs};
+use std::{
+    fmt::Write as _,
+    net::{IpAddr, Ipv4Addr, ToSocketAddrs},
+};
 
 use turnpike_forward::{Bind, Endpoint, Host, Pattern, PortRange, Proxy, UnixName};
 use turnpike_turn::server::Cidr;
