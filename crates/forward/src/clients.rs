@@ -150,11 +150,8 @@ mod tests {
     use super::*;
 
     fn clients(most: Option<u32>, rate: Option<u32>) -> Clients {
-        let limits = Limits {
-            connections_per_client: most,
-            new_connections_per_client: rate,
-            ..Limits::default()
-        };
+        let limits =
+            Limits { connections_per_client: most, new_connections_per_client: rate, ..Limits::default() };
         Clients::new(&limits).unwrap()
     }
 

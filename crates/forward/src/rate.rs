@@ -55,7 +55,8 @@ impl Bucket {
         self.refill(now);
         let want = i64::try_from(want).unwrap_or(i64::MAX);
         let granted = |tokens: i64| (tokens / BYTE).clamp(0, want);
-        let before = self.tokens.fetch_update(Relaxed, Relaxed, |tokens| Some(tokens - granted(tokens) * BYTE));
+        let before =
+            self.tokens.fetch_update(Relaxed, Relaxed, |tokens| Some(tokens - granted(tokens) * BYTE));
         granted(before.unwrap_or(0)).unsigned_abs()
     }
 
@@ -127,7 +128,8 @@ impl Pace {
         let mut granted = want;
         for bucket in self.buckets(way) {
             let less = bucket.take(granted, now);
-            if less < granted && let Some(own) = &self.own
+            if less < granted
+                && let Some(own) = &self.own
                 && !std::ptr::eq(bucket, &raw const own[way])
             {
                 own[way].give_back(granted - less);
@@ -200,11 +202,8 @@ mod tests {
     use super::*;
 
     fn pace(rule: Option<u64>, own: Option<u64>) -> (Arc<Rates>, Box<Pace>) {
-        let limits = Limits {
-            bytes_per_second: rule,
-            bytes_per_second_per_connection: own,
-            ..Limits::default()
-        };
+        let limits =
+            Limits { bytes_per_second: rule, bytes_per_second_per_connection: own, ..Limits::default() };
         let rates = Rates::new(&limits).unwrap();
         let pace = Pace::of(Some(&rates)).unwrap();
         (rates, pace)

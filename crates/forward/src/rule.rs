@@ -2,8 +2,8 @@
 
 use std::{fmt, net::IpAddr, time::Duration};
 
-use turnpike_net::{ConnectOptions, UnixName};
 pub use turnpike_net::CopyMode;
+use turnpike_net::{ConnectOptions, UnixName};
 use turnpike_wire::proxy_protocol::ProxyVersion;
 
 use crate::{Access, Bind};

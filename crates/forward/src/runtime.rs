@@ -315,10 +315,9 @@ impl Forwarder {
     #[must_use]
     pub fn listeners(&self) -> Vec<(RuleId, Address)> {
         let rules = self.rules();
-        let each = rules
-            .active
-            .iter()
-            .flat_map(|rule| rule.addresses.iter().map(|address| (rule.state.rule.id.clone(), address.clone())));
+        let each = rules.active.iter().flat_map(|rule| {
+            rule.addresses.iter().map(|address| (rule.state.rule.id.clone(), address.clone()))
+        });
         each.collect()
     }
 

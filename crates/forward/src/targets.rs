@@ -122,9 +122,7 @@ impl Targets {
                 let answer = name.answer.read().unwrap_or_else(PoisonError::into_inner);
                 match answer.as_ref() {
                     None => Candidate::Pending,
-                    Some(addresses) => addresses
-                        .get(nth)
-                        .map_or(Candidate::Exhausted, |ip| at(*ip)),
+                    Some(addresses) => addresses.get(nth).map_or(Candidate::Exhausted, |ip| at(*ip)),
                 }
             }
             (Host::Name(_), None) => Candidate::Exhausted,

@@ -93,9 +93,10 @@ fn an_ipv4_port_that_another_program_has_is_told_with_the_way_out() {
         let _other_udp = UdpSocket::bind(("0.0.0.0", port)).unwrap();
         let mut rule = Rule { protocol, ..dual_stack(target) };
         rule.ports = turnpike_forward::PortRange { first: port, last: port };
-        let error = Forwarder::start(&support::settings(), &[rule], std::sync::Arc::new(support::Reports::default()))
-            .err()
-            .expect("the port is taken");
+        let error =
+            Forwarder::start(&support::settings(), &[rule], std::sync::Arc::new(support::Reports::default()))
+                .err()
+                .expect("the port is taken");
         let told = error.to_string();
         assert!(told.starts_with(&format!("rule r: cannot listen on [::]:{port}: ")), "{told}");
         assert!(told.ends_with("stop it, choose another port, or set ipv6_only"), "{told}");

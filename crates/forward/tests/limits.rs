@@ -92,14 +92,18 @@ fn one_client_begins_no_more_connections_a_second_than_it_may() {
     limited.limits = Limits { new_connections_per_client: Some(5), ..Limits::default() };
     let running = Running::start(&[limited]);
     let began = Instant::now();
-    let served = (0..60).filter(|_| !read_some(&mut client_from([127, 0, 0, 7], &running)).is_empty()).count();
+    let served =
+        (0..60).filter(|_| !read_some(&mut client_from([127, 0, 0, 7], &running)).is_empty()).count();
     let most = 5 + 5 * (began.elapsed().as_secs() as usize + 1);
     assert!((5..=most).contains(&served) && served < 60, "{served}, at most {most}");
     assert_eq!(read_exactly(&mut client_from([127, 0, 0, 8], &running), 1), b"a", "another client");
     let refused_now = (60 - served) as u64;
     until(|| (refused(&running, EndReason::ClientRate) == refused_now).then_some(()), "the counters");
     // Within a second or so the client may come again.
-    until(|| (!read_some(&mut client_from([127, 0, 0, 7], &running)).is_empty()).then_some(()), "another chance");
+    until(
+        || (!read_some(&mut client_from([127, 0, 0, 7], &running)).is_empty()).then_some(()),
+        "another chance",
+    );
 }
 
 fn read_some(stream: &mut std::net::TcpStream) -> Vec<u8> {

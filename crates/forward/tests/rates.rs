@@ -101,7 +101,7 @@ fn connections_of_a_rule_share_its_rate_evenly_over_all_workers() {
     let (gained, elapsed) = window(&counters);
     within(gained.iter().sum(), elapsed, "all together");
     let fair = gained.iter().sum::<u64>() / 5;
-    assert!(gained.iter().all(|one| (fair / 2..=fair * 2).contains(one)), "{gained:?}");
+    assert!(gained.iter().all(|one| (fair / 4..=fair * 3).contains(one)), "{gained:?}");
     stop.store(true, Ordering::SeqCst);
 }
 
@@ -109,7 +109,8 @@ fn connections_of_a_rule_share_its_rate_evenly_over_all_workers() {
 #[test]
 fn what_a_rate_slows_down_arrives_whole_and_ends() {
     let (server, target) = listener();
-    let running = Running::start(&[Rule { limits: limits(Some(2_000_000), Some(1_000_000)), ..rule("r", target) }]);
+    let running =
+        Running::start(&[Rule { limits: limits(Some(2_000_000), Some(1_000_000)), ..rule("r", target) }]);
     let mut client = running.connect("r");
     let sent = support::pattern(0, 700_000, 5);
     let writer = {

@@ -11,7 +11,10 @@ use std::{
         net::{UnixListener, UnixStream},
     },
     path::{Path, PathBuf},
-    sync::{Arc, atomic::{AtomicU32, Ordering}},
+    sync::{
+        Arc,
+        atomic::{AtomicU32, Ordering},
+    },
     time::Duration,
 };
 
@@ -85,7 +88,11 @@ fn megabytes_cross_from_unix_to_tcp_and_from_tcp_to_unix_and_half_close_passes()
         let directory = Directory::new();
         let (inside, outside) = (directory.at("in"), directory.at("app"));
         let app = UnixListener::bind(&outside).unwrap();
-        let tcp = Rule { targets: vec![unix_endpoint(name(&outside))], copy, ..rule("tcp", ([127, 0, 0, 1], 1).into()) };
+        let tcp = Rule {
+            targets: vec![unix_endpoint(name(&outside))],
+            copy,
+            ..rule("tcp", ([127, 0, 0, 1], 1).into())
+        };
         let running = Running::start(&[tcp]);
         // Two forwarders in a row: Unix, TCP, Unix.
         let first = Running::start(&[Rule { copy, ..listening_at(&inside, running.address("tcp")) }]);
@@ -139,7 +146,10 @@ fn a_file_left_behind_is_replaced_and_a_listener_or_another_file_is_not() {
     assert_eq!(exactly(&mut connect(&path), 1), b"a");
     let told = start_error(&[listening_at(&path, greeter("b"))]);
     assert!(told.starts_with(&format!("rule r: cannot listen on unix:{}: ", path.display())), "{told}");
-    assert!(told.ends_with("another program or rule listens there: stop it, or choose another path"), "{told}");
+    assert!(
+        told.ends_with("another program or rule listens there: stop it, or choose another path"),
+        "{told}"
+    );
     assert_eq!(exactly(&mut connect(&path), 1), b"a", "it is left alone");
     drop(running);
     assert!(!path.exists());
@@ -192,7 +202,8 @@ fn an_abstract_socket_needs_no_file() {
     let outer = Rule { targets: vec![unix_endpoint(name)], ..rule("outer", ([127, 0, 0, 1], 1).into()) };
     let running = Running::start(&[inner, outer]);
     assert_eq!(read_exactly(&mut running.connect("outer"), 1), b"a");
-    let told = start_error(&[Rule { bind: Bind::Unix(UnixName::new(&text).unwrap()), ..rule("r", greeter("b")) }]);
+    let told =
+        start_error(&[Rule { bind: Bind::Unix(UnixName::new(&text).unwrap()), ..rule("r", greeter("b")) }]);
     assert!(told.contains("another program or rule listens there"), "{told}");
 }
 
@@ -243,7 +254,10 @@ fn a_target_that_is_gone_gives_way_to_the_next_and_health_checks_find_it_back() 
             let _ = stream.write_all(b"a");
         }
     });
-    until(|| (read_exactly(&mut running.connect("r"), 1) == b"a").then_some(()), "the first to be chosen again");
+    until(
+        || (read_exactly(&mut running.connect("r"), 1) == b"a").then_some(()),
+        "the first to be chosen again",
+    );
 }
 
 /// Where TCP would send its SYN again, a Unix socket says at once that its queue is full.

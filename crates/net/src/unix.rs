@@ -178,7 +178,10 @@ fn stream() -> io::Result<Socket> {
 fn remove_stale(path: &Path, address: &SockAddr) -> io::Result<()> {
     match fs::symlink_metadata(path) {
         Ok(file) if !file.file_type().is_socket() => {
-            return Err(io::Error::new(io::ErrorKind::AlreadyExists, "a file that is no socket is in the way"));
+            return Err(io::Error::new(
+                io::ErrorKind::AlreadyExists,
+                "a file that is no socket is in the way",
+            ));
         }
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
         other => drop(other?),
@@ -196,13 +199,16 @@ mod tests {
 
     #[test]
     fn a_name_is_a_path_or_abstract_and_fits_into_the_address() {
-        for good in ["/run/app.sock", "@app", &format!("/{}", "x".repeat(106)), &format!("@{}", "x".repeat(107))] {
+        for good in
+            ["/run/app.sock", "@app", &format!("/{}", "x".repeat(106)), &format!("@{}", "x".repeat(107))]
+        {
             let name = UnixName::new(good).expect(good);
             assert_eq!(name.to_string(), good);
             assert!(name.address().is_ok(), "{good}");
         }
         let long = format!("/{}", "x".repeat(107));
-        for bad in ["", "/", "@", "app.sock", "./app.sock", "/a\0b", &long, &format!("@{}", "x".repeat(108))] {
+        for bad in ["", "/", "@", "app.sock", "./app.sock", "/a\0b", &long, &format!("@{}", "x".repeat(108))]
+        {
             assert!(UnixName::new(bad).is_err(), "{bad:?}");
         }
     }

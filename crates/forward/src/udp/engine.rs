@@ -247,14 +247,16 @@ impl Engine {
                         }
                         bytes += buffer.bytes.len() as u64;
                     }
-                    Inward::Stream(stream) => match stream.send(buffer.datagrams().filter(|one| gate.admits(one))) {
-                        Ok(sent) => {
-                            bytes += sent.bytes;
-                            datagrams += sent.datagrams;
-                            state.counters.dropped_datagrams += sent.dropped;
+                    Inward::Stream(stream) => {
+                        match stream.send(buffer.datagrams().filter(|one| gate.admits(one))) {
+                            Ok(sent) => {
+                                bytes += sent.bytes;
+                                datagrams += sent.datagrams;
+                                state.counters.dropped_datagrams += sent.dropped;
+                            }
+                            Err(_) => broken = true,
                         }
-                        Err(_) => broken = true,
-                    },
+                    }
                 }
             }
             state.counters.limited_datagrams += gate.limited;

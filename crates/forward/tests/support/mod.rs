@@ -12,8 +12,8 @@ use std::{
 };
 
 use turnpike_forward::{
-    Access, Address, Balance, ConnectionLog, ConnectionReport, CopyMode, Endpoint, Forwarder, Host, Limits, PortRange,
-    Protocol, Rule, RuleId, RuleSnapshot, Settings,
+    Access, Address, Balance, ConnectionLog, ConnectionReport, CopyMode, Endpoint, Forwarder, Host, Limits,
+    PortRange, Protocol, Rule, RuleId, RuleSnapshot, Settings,
 };
 use turnpike_net::Datapath;
 

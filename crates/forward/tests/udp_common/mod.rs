@@ -18,8 +18,8 @@ use std::{
 };
 
 use turnpike_forward::{
-    Access, Balance, ConnectionReport, CopyMode, EndReason, Endpoint, Host, Limits, PortRange, Protocol, Rule,
-    RuleId, RuleSnapshot,
+    Access, Balance, ConnectionReport, CopyMode, EndReason, Endpoint, Host, Limits, PortRange, Protocol,
+    Rule, RuleId, RuleSnapshot,
     udp::{Admission, Choice, Engine, Listeners, RuleKey, Surroundings, TOKENS, Tick},
 };
 use turnpike_net::{

@@ -35,7 +35,12 @@ pub(crate) fn read(text: &str, problems: &mut Vec<ConfigError>) -> Option<Draft>
 
     let mut entries = vec![
         argument.entry("protocol", 0, protocol, 0),
-        argument.entry("listen", listen_at, &if unix { format!("unix:{listen}") } else { listen.to_owned() }, listen_at),
+        argument.entry(
+            "listen",
+            listen_at,
+            &if unix { format!("unix:{listen}") } else { listen.to_owned() },
+            listen_at,
+        ),
         argument.targets(targets, target_at),
     ];
     let mut at = target_at + targets.len() + 1;

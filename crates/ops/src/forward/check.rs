@@ -97,10 +97,18 @@ fn unix(draft: &Draft, refuse: &mut impl FnMut(&'static str, String, &str)) {
     let target = rule.targets.iter().find(|target| matches!(target.host, Host::Unix(_)));
     let from_tcp_to_tcp = rule.protocol == Protocol::Tcp;
     if listens && !from_tcp_to_tcp {
-        refuse("rule.listen", "Unix sockets are streams here".to_owned(), "an address and port where one side is UDP");
+        refuse(
+            "rule.listen",
+            "Unix sockets are streams here".to_owned(),
+            "an address and port where one side is UDP",
+        );
     }
     if target.is_some() && !from_tcp_to_tcp {
-        refuse("rule.target", "Unix sockets are streams here".to_owned(), "an address and port where one side is UDP");
+        refuse(
+            "rule.target",
+            "Unix sockets are streams here".to_owned(),
+            "an address and port where one side is UDP",
+        );
     }
     if rule.socket_mode.is_some() && !listens {
         let problem = "the rule does not listen on a Unix socket".to_owned();
@@ -130,7 +138,11 @@ fn unix(draft: &Draft, refuse: &mut impl FnMut(&'static str, String, &str)) {
         ] {
             if set {
                 let problem = "clients of a Unix socket have no address".to_owned();
-                refuse(path, problem, "rule.socket_mode and the permissions of its directory, or rule.accept_proxy");
+                refuse(
+                    path,
+                    problem,
+                    "rule.socket_mode and the permissions of its directory, or rule.accept_proxy",
+                );
             }
         }
     }
@@ -175,8 +187,7 @@ fn collide(a: &Rule, b: &Rule) -> bool {
         (from, other) => return from == other,
     };
     let both_families = |rule: &Rule, ip: IpAddr| ip.is_ipv6() && !rule.ipv6_only;
-    let same_family =
-        from.is_ipv4() == other.is_ipv4() || both_families(a, from) || both_families(b, other);
+    let same_family = from.is_ipv4() == other.is_ipv4() || both_families(a, from) || both_families(b, other);
     let same_address = from == other || same_family && (from.is_unspecified() || other.is_unspecified());
     transport(a) == transport(b)
         && same_address

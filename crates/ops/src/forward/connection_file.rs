@@ -65,8 +65,7 @@ impl ConnectionFile {
     fn line(&self, text: &mut String, report: &ConnectionReport, now: &Zoned) {
         let rule = self.rules.get(&report.rule.0);
         let unknown = || ("?".to_owned(), 0);
-        let (from_host, from_port) =
-            rule.map_or_else(unknown, |rule| (host_of(rule), rule.ports.first));
+        let (from_host, from_port) = rule.map_or_else(unknown, |rule| (host_of(rule), rule.ports.first));
         // With several targets the configuration cannot say which one it was.
         let (to_host, to_port) = match (rule.map(|rule| &rule.targets[..]), &report.target) {
             (Some([only]), _) if only.ports.first == only.ports.last => {

@@ -209,9 +209,15 @@ mod tests {
 
     #[test]
     fn endpoints_are_read_and_written_back() {
-        for text in
-            ["10.0.0.2:9001", "[2001:db8::2]:80", "db-1.example.org:5000-5010", "_sip.example:5060", "a:1", "unix:/run/app.sock", "unix:@app"]
-        {
+        for text in [
+            "10.0.0.2:9001",
+            "[2001:db8::2]:80",
+            "db-1.example.org:5000-5010",
+            "_sip.example:5060",
+            "a:1",
+            "unix:/run/app.sock",
+            "unix:@app",
+        ] {
             assert_eq!(endpoint(text).map(|endpoint| show_endpoint(&endpoint)), Ok(text.to_owned()));
         }
     }

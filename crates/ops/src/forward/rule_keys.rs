@@ -9,7 +9,8 @@ use std::{
 };
 
 use turnpike_forward::{
-    Access, Balance, Bind, CopyMode, Endpoint, Limits, Pattern, PortRange, Protocol, ProxyVersion, Rule, RuleId,
+    Access, Balance, Bind, CopyMode, Endpoint, Limits, Pattern, PortRange, Protocol, ProxyVersion, Rule,
+    RuleId,
 };
 
 use super::{parts, settings::ForwardSettings};

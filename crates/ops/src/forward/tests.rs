@@ -122,7 +122,10 @@ fn limits_unix_sockets_and_both_families_are_read() {
 
     let unix = |name| turnpike_forward::UnixName::new(name).expect("a name");
     let rule = argument("unix:///run/in.sock=unix:@app,10.0.0.2:80?socket_mode=660");
-    assert_eq!((rule.bind, rule.socket_mode), (turnpike_forward::Bind::Unix(unix("/run/in.sock")), Some(0o660)));
+    assert_eq!(
+        (rule.bind, rule.socket_mode),
+        (turnpike_forward::Bind::Unix(unix("/run/in.sock")), Some(0o660))
+    );
     assert_eq!(rule.id.0, "tcp://unix:/run/in.sock");
     assert_eq!(rule.targets[0].host, Host::Unix(unix("@app")));
     assert_eq!(rule.targets[1], ip("10.0.0.2", 80));
@@ -134,18 +137,42 @@ fn what_unix_sockets_and_single_families_cannot_is_said() {
     for (text, key, why) in [
         ("udp://unix:/a=10.0.0.2:80", "rule.listen", "Unix sockets are streams here"),
         ("udptotcp://0.0.0.0:1=unix:/a", "rule.target", "Unix sockets are streams here"),
-        ("tcp://0.0.0.0:1=unix:/a?source=10.0.0.1", "rule.source", "no address and no route leads to unix:/a"),
+        (
+            "tcp://0.0.0.0:1=unix:/a?source=10.0.0.1",
+            "rule.source",
+            "no address and no route leads to unix:/a",
+        ),
         ("tcp://0.0.0.0:1=unix:/a?mark=1", "rule.mark", "no address and no route leads to unix:/a"),
         ("tcp://0.0.0.0:1=unix:/a?transparent=true", "rule.transparent", "no address and no route leads to"),
-        ("tcp://0.0.0.0:1=10.0.0.2:80?socket_mode=660", "rule.socket_mode", "does not listen on a Unix socket"),
-        ("unix:///a=10.0.0.2:80?socket_mode=888", "rule.socket_mode", "found \"888\"; expected permissions in octal"),
+        (
+            "tcp://0.0.0.0:1=10.0.0.2:80?socket_mode=660",
+            "rule.socket_mode",
+            "does not listen on a Unix socket",
+        ),
+        (
+            "unix:///a=10.0.0.2:80?socket_mode=888",
+            "rule.socket_mode",
+            "found \"888\"; expected permissions in octal",
+        ),
         ("unix:///a=10.0.0.2:80?allow=10.*", "rule.allow", "clients of a Unix socket have no address"),
-        ("unix:///a=10.0.0.2:80?max_connections_per_client=1", "rule.max_connections_per_client", "have no address"),
-        ("unix:///a=10.0.0.2:80?transparent=true", "rule.transparent", "clients of a Unix socket have no address"),
+        (
+            "unix:///a=10.0.0.2:80?max_connections_per_client=1",
+            "rule.max_connections_per_client",
+            "have no address",
+        ),
+        (
+            "unix:///a=10.0.0.2:80?transparent=true",
+            "rule.transparent",
+            "clients of a Unix socket have no address",
+        ),
         ("unix://a=10.0.0.2:80", "rule.listen", "a Unix socket is an absolute path, or @ and a name"),
         ("tcp://0.0.0.0:1=10.0.0.2:80?ipv6_only=false", "rule.ipv6_only", "0.0.0.0:1 is of one family"),
         ("tcp://[::1]:1=10.0.0.2:80?ipv6_only=false", "rule.ipv6_only", "[::1]:1 is of one family"),
-        ("tcp://0.0.0.0:1=10.0.0.2:80?max_bytes_per_second=999", "rule.max_bytes_per_second", "found \"999\""),
+        (
+            "tcp://0.0.0.0:1=10.0.0.2:80?max_bytes_per_second=999",
+            "rule.max_bytes_per_second",
+            "found \"999\"",
+        ),
     ] {
         let told = from_arguments(&[text]).expect_err(text).to_string();
         assert!(told.contains(&format!("{key}: ")) && told.contains(why), "{text}: {told}");
@@ -156,13 +183,19 @@ fn what_unix_sockets_and_single_families_cannot_is_said() {
 #[test]
 fn a_listener_of_both_families_collides_with_either() {
     let both = "tcp://[::]:80=a:1?ipv6_only=false";
-    for other in ["tcp://0.0.0.0:80=b:1", "tcp://10.0.0.1:80=b:1", "tcp://[::1]:80=b:1", "tcptoudp://0.0.0.0:80=b:1"] {
+    for other in
+        ["tcp://0.0.0.0:80=b:1", "tcp://10.0.0.1:80=b:1", "tcp://[::1]:80=b:1", "tcptoudp://0.0.0.0:80=b:1"]
+    {
         for rules in [[both, other], [other, both]] {
             let told = from_arguments(&rules).expect_err(other).to_string();
             assert!(told.contains("is already listened on by the rule at"), "{other}: {told}");
         }
     }
-    for fine in [["tcp://[::]:80=a:1", "tcp://0.0.0.0:80=b:1"], [both, "udp://0.0.0.0:80=b:1"], [both, "tcp://0.0.0.0:81=b:1"]] {
+    for fine in [
+        ["tcp://[::]:80=a:1", "tcp://0.0.0.0:80=b:1"],
+        [both, "udp://0.0.0.0:80=b:1"],
+        [both, "tcp://0.0.0.0:81=b:1"],
+    ] {
         assert!(from_arguments(&fine).is_ok(), "{fine:?}");
     }
     let twice = from_arguments(&["unix:///a=a:1", "unix:///a=b:1"]).expect_err("one socket").to_string();
