@@ -10,7 +10,9 @@ mod address;
 mod clients;
 mod common;
 mod cross;
+mod datagram_check;
 mod gather;
+mod handover;
 mod listen;
 mod preflight;
 mod rate;
@@ -28,7 +30,9 @@ mod worker;
 
 pub use access::{Access, Pattern};
 pub use address::{Address, Bind};
-pub use rule::{Balance, CopyMode, Endpoint, Host, Limits, PortRange, Protocol, Rule, RuleId};
+pub use rule::{
+    Balance, CopyMode, Endpoint, Host, Limits, PortRange, Protocol, Proxy, Question, Rule, RuleId,
+};
 pub use runtime::{
     ConnectionLog, ConnectionReport, EndReason, Forwarder, RuleSnapshot, Settings, StartError,
 };

@@ -10,7 +10,7 @@ use turnpike_net::{
     Datapath, ListenOptions, SocketFile, TcpListener, TcpSocket, UdpOptions, UdpSocket, UnixListener,
 };
 
-use crate::{Address, Bind, Protocol, Rule, StartError, udp::Listeners};
+use crate::{Address, Bind, Protocol, Rule, StartError, handover, udp::Listeners};
 
 /// The sockets of one rule for one worker.
 pub(crate) enum Bound {
@@ -210,7 +210,13 @@ fn bind_tcp(
 fn probe(kind: Kind, rule: &Rule, address: SocketAddr) -> io::Result<()> {
     if kind.is_udp() {
         let options = UdpOptions { dual_stack: !rule.ipv6_only, ..UdpOptions::default() };
-        UdpSocket::bind(address, &options).map(drop)
+        match UdpSocket::bind(address, &options) {
+            // The one before us is ending. Whether it was ours to share with, SO_REUSEPORT decides.
+            Err(error) if error.kind() == io::ErrorKind::AddrInUse && handover::is_left(address.port()) => {
+                Ok(())
+            }
+            bound => bound.map(drop),
+        }
     } else {
         probe_tcp(rule, address).map(drop)
     }

@@ -6,7 +6,7 @@ pub use turnpike_net::CopyMode;
 use turnpike_net::{ConnectOptions, UnixName};
 use turnpike_wire::proxy_protocol::ProxyVersion;
 
-use crate::{Access, Bind};
+use crate::{Access, Address, Bind, Pattern};
 
 /// Names a rule in metrics and logs, and across reloads: equal text is the same rule.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -102,6 +102,24 @@ pub enum Balance {
     Failover,
 }
 
+/// A datagram to ask a target with, and the answer that makes it a healthy one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Question {
+    /// Its payload.
+    pub send: Vec<u8>,
+    /// How a good answer begins; if empty, any answer is good.
+    pub expect: Vec<u8>,
+}
+
+/// Whose PROXY headers are believed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Proxy {
+    /// Those of the addresses that fit.
+    Network(Pattern),
+    /// Those of whoever comes by a Unix socket.
+    Unix,
+}
+
 /// What a rule allows one client, and how fast it moves bytes. The default limits nothing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Limits {
@@ -135,8 +153,11 @@ pub struct Rule {
     pub targets: Vec<Endpoint>,
     /// Choice among them.
     pub balance: Balance,
-    /// Health checks of the targets: a TCP connect this often; `None` for none.
+    /// Health checks of the targets this often, a TCP connect or, where they speak UDP, a datagram; `None` for none.
     pub health_check: Option<Duration>,
+    /// What a check asks a target that speaks UDP. Without it an empty datagram is sent, and the target is healthy unless ICMP says
+    /// that nobody listens there.
+    pub health_question: Option<Question>,
     /// Source address of outgoing connections and datagrams.
     pub source: Option<IpAddr>,
     /// SO_BINDTODEVICE of outgoing sockets.
@@ -145,14 +166,17 @@ pub struct Rule {
     pub mark: Option<u32>,
     /// Outgoing sockets carry the client's own address (IP_TRANSPARENT).
     pub transparent: bool,
-    /// Expect a PROXY header from clients (either version) and believe it.
-    pub accept_proxy: bool,
+    /// Proxies of ours: each of their connections begins with a PROXY header (either version), which is believed. All
+    /// others are clients themselves, and one that sends a header is refused. If empty, nobody is a proxy and nothing is looked at.
+    pub proxy_protocol_from: Vec<Proxy>,
     /// Send a PROXY header to targets.
     pub send_proxy: Option<ProxyVersion>,
     /// Who may connect, beside the global lists.
     pub access: Access,
     /// A connection or session without a byte for so long is ended. TCP default: none. UDP default 72 s (as rinetd).
     pub idle_timeout: Option<Duration>,
+    /// A TCP connection whose one side has said all is ended when the other has not sent a byte for so long either. Default: none.
+    pub half_close_timeout: Option<Duration>,
     /// A TCP connect that takes longer fails over to the next address or target. Default 10 s.
     pub connect_timeout: Duration,
     /// SO_KEEPALIVE on both sides. Default true.
@@ -168,6 +192,20 @@ pub struct Rule {
 }
 
 impl Rule {
+    /// Whether this client is one of [`Rule::proxy_protocol_from`].
+    pub(crate) fn is_proxy(&self, client: &Address) -> bool {
+        self.proxy_protocol_from.iter().any(|proxy| match (proxy, client) {
+            (Proxy::Network(pattern), Address::Ip(client)) => pattern.matches(client.ip()),
+            (Proxy::Unix, Address::Unix(_)) => true,
+            _ => false,
+        })
+    }
+
+    /// Whether what goes out is UDP.
+    pub(crate) fn targets_speak_udp(&self) -> bool {
+        matches!(self.protocol, Protocol::Udp | Protocol::TcpToUdp { .. })
+    }
+
     /// How its outgoing TCP sockets are made. Those of a [`Rule::transparent`] one also want the client's address as source.
     pub(crate) fn connect_options(&self) -> ConnectOptions {
         ConnectOptions {

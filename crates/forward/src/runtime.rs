@@ -84,22 +84,30 @@ pub enum EndReason {
     Finished,
     /// RST from the client.
     ClientReset,
-    /// RST from the target.
+    /// RST from the target, or ICMP that says that nobody listens there any more.
     TargetReset,
+    /// The target of a UDP session failed its health check, and there is a healthy one.
+    TargetDown,
     /// No byte for the idle timeout.
     Idle,
     /// No target could be reached.
     ConnectFailed,
     /// Refused by allow and deny lists.
     Denied,
-    /// A limit on connections.
+    /// No byte of the one side for the half-close timeout, after the other had said all.
+    HalfClosed,
+    /// Refused by a limit on connections.
     Limit,
     /// The limit on connections of one client ([`crate::Limits::connections_per_client`]); counted, not reported.
     ClientLimit,
     /// The limit on new connections of one client ([`crate::Limits::new_connections_per_client`]); counted, not reported.
     ClientRate,
-    /// A malformed or missing PROXY header.
+    /// A UDP session that gave its place to a new one: it was the longest idle when a limit was reached.
+    Evicted,
+    /// A malformed PROXY header, or none, from one of [`Rule::proxy_protocol_from`].
     BadProxyHeader,
+    /// A PROXY header from somebody else.
+    UntrustedProxy,
     /// Its rule was removed or changed (UDP), or the forwarder stops.
     Shutdown,
 }
@@ -118,7 +126,7 @@ pub struct ConnectionReport {
     pub rule: RuleId,
     /// Client.
     pub client: Address,
-    /// The target that was reached, if any.
+    /// The target that was reached, if any; of a UDP session also the one that was tried last.
     pub target: Option<Address>,
     /// Bytes from the client to the target.
     pub to_target: u64,
@@ -408,11 +416,28 @@ impl Forwarder {
         all
     }
 
-    /// Closes the listeners; connections live on.
+    /// Closes the listeners; connections live on, and so do UDP sessions with a datagram in the last two seconds. When this returns
+    /// other processes of this user can listen on the same ports.
     pub fn drain(&self) {
         // First, so that a successor may listen there.
         self.rules().active.iter_mut().for_each(|active| active.file = None);
-        self.workers.iter().for_each(|worker| worker.line.tell(Command::Drain));
+        // In two steps: while some workers still listen and others do not, the kernel spreads datagrams in another way than before,
+        // and those of living sessions would arrive at workers that do not know them.
+        self.tell_all(|done| Command::Drain(done.clone()));
+        self.tell_all(|done| Command::Unlisten(done.clone()));
+    }
+
+    /// Waits until all workers have obeyed, each of which tells so by what it gets.
+    fn tell_all(&self, command: impl Fn(&mpsc::Sender<()>) -> Command) {
+        let (done, obeyed) = mpsc::channel();
+        self.workers.iter().for_each(|worker| worker.line.tell(command(&done)));
+        drop(done);
+        for _ in &self.workers {
+            if obeyed.recv_timeout(CHANGE).is_err() {
+                tracing::error!("a worker has not obeyed; it is stuck or gone");
+                break;
+            }
+        }
     }
 
     /// Connections and sessions now.

@@ -28,6 +28,8 @@ pub(crate) struct RuleState {
     pub(crate) rates: Option<Arc<Rates>>,
     /// No target could be reached at the last try.
     unreachable: AtomicBool,
+    /// How often a target was found to be unhealthy, or healthy again.
+    turns: AtomicU64,
 }
 
 impl RuleState {
@@ -42,7 +44,18 @@ impl RuleState {
             targets,
             connect,
             unreachable: AtomicBool::new(false),
+            turns: AtomicU64::new(0),
         }
+    }
+
+    /// A health check found something new.
+    pub(crate) fn health_turned(&self) {
+        self.turns.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Grows with each [`RuleState::health_turned`].
+    pub(crate) fn health_turns(&self) -> u64 {
+        self.turns.load(Ordering::Relaxed)
     }
 
     /// A connection found no target; `true` when that is news.
@@ -145,17 +158,21 @@ pub(crate) struct Counters {
 }
 
 /// Every reason, in the order of [`Counters::ended`].
-const REASONS: [EndReason; 11] = [
+const REASONS: [EndReason; 15] = [
     EndReason::Finished,
     EndReason::ClientReset,
     EndReason::TargetReset,
+    EndReason::TargetDown,
     EndReason::Idle,
     EndReason::ConnectFailed,
     EndReason::Denied,
+    EndReason::HalfClosed,
     EndReason::Limit,
+    EndReason::Evicted,
     EndReason::ClientLimit,
     EndReason::ClientRate,
     EndReason::BadProxyHeader,
+    EndReason::UntrustedProxy,
     EndReason::Shutdown,
 ];
 

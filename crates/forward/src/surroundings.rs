@@ -25,6 +25,8 @@ struct Entry {
     /// Sessions of this worker.
     sessions: u64,
     removed: bool,
+    /// [`RuleState::health_turns`] as last seen.
+    turns: u64,
 }
 
 impl Around {
@@ -33,8 +35,19 @@ impl Around {
     }
 
     pub(crate) fn add(&mut self, state: &Arc<RuleState>) {
-        let entry = Entry { state: Arc::clone(state), sessions: 0, removed: false };
+        let entry =
+            Entry { state: Arc::clone(state), sessions: 0, removed: false, turns: state.health_turns() };
         self.rules.insert(RuleKey(state.key), entry);
+    }
+
+    /// Rules to UDP targets whose health has turned since the last call.
+    pub(crate) fn turned(&mut self) -> Vec<Arc<RuleState>> {
+        let news = self.rules.values_mut().filter(|entry| entry.turns != entry.state.health_turns());
+        let seen = news.map(|entry| {
+            entry.turns = entry.state.health_turns();
+            Arc::clone(&entry.state)
+        });
+        seen.filter(|state| state.rule.targets_speak_udp()).collect()
     }
 
     /// To be called after the engine has removed the rule: it stays for its last sessions.

@@ -182,6 +182,12 @@ impl Targets {
         name.answer.read().unwrap_or_else(PoisonError::into_inner).as_ref().map_or(0, Vec::len)
     }
 
+    /// Whether a target fails its health checks while another one does not.
+    pub(crate) fn is_down(&self, target: usize) -> bool {
+        let healthy = |target: &Target| target.healthy.load(Ordering::Relaxed);
+        self.list.get(target).is_some_and(|target| !healthy(target)) && self.list.iter().any(healthy)
+    }
+
     /// What a health check found; `true` when that is news.
     pub(crate) fn set_healthy(&self, target: usize, healthy: bool) -> bool {
         self.list.get(target).is_some_and(|target| target.healthy.swap(healthy, Ordering::Relaxed) != healthy)

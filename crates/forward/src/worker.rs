@@ -34,7 +34,10 @@ pub(crate) enum Command {
     Change(Box<Change>),
     /// Some name has a new answer.
     Resolved,
-    Drain,
+    /// Take nothing new; what lives goes on.
+    Drain(mpsc::Sender<()>),
+    /// Close the listeners; only after [`Command::Drain`].
+    Unlisten(mpsc::Sender<()>),
     Stop,
 }
 
@@ -125,6 +128,7 @@ impl Worker {
             }
             Bound::Udp(listeners) => {
                 self.around.add(state);
+                self.tcp.watch_health(state, now);
                 let engine = self.udp.get_or_insert_with(|| udp::Engine::new(self.datapath));
                 let key = udp::RuleKey(state.key);
                 engine.add_rule(key, &state.rule, listeners, &self.poller)?;
@@ -186,6 +190,7 @@ impl Worker {
                 return;
             }
             if self.dirty && now >= self.published_ms + PUBLISH_MS {
+                self.leave_unhealthy(now);
                 self.publish(now);
             }
             let mut wake_up = self.tcp.take_wake_up();
@@ -203,11 +208,22 @@ impl Worker {
             match command {
                 Command::Change(change) => self.change(*change, now),
                 Command::Resolved => self.tcp.on_resolved(tcp::Tick { now, poller: &self.poller }),
-                Command::Drain => {
+                Command::Drain(done) => {
                     self.tcp.drain(tcp::Tick { now, poller: &self.poller });
                     if let Some(engine) = &mut self.udp {
-                        engine.drain();
+                        engine.drain(&mut udp::Tick { now, poller: &self.poller, around: &mut self.around });
                     }
+                    let _ = done.send(());
+                }
+                Command::Unlisten(done) => {
+                    if let Some(engine) = &mut self.udp {
+                        engine.unlisten(&mut udp::Tick {
+                            now,
+                            poller: &self.poller,
+                            around: &mut self.around,
+                        });
+                    }
+                    let _ = done.send(());
                 }
                 Command::Stop => {
                     self.tcp.stop(tcp::Tick { now, poller: &self.poller });
@@ -230,6 +246,7 @@ impl Worker {
                 let sockets = self.tcp.remove_rule(state, tcp::Tick { now, poller: &self.poller });
                 inherited.extend(sockets.into_iter().map(|socket| (socket.address(), socket)));
             } else if let Some(engine) = &mut self.udp {
+                self.tcp.unwatch_health(state);
                 let key = udp::RuleKey(state.key);
                 engine
                     .remove_rule(key, &mut udp::Tick { now, poller: &self.poller, around: &mut self.around });
@@ -245,6 +262,17 @@ impl Worker {
         drop(inherited);
         self.publish(now);
         let _ = change.done.send(());
+    }
+
+    /// Ends sessions whose targets have failed their checks: the client's next datagram finds another one. There is no connection
+    /// that would break, so that a client would go on talking to nobody.
+    fn leave_unhealthy(&mut self, now: u64) {
+        let Some(engine) = &mut self.udp else { return };
+        for state in self.around.turned() {
+            let is_down = |choice: udp::Choice| state.targets.is_down(choice.target as usize);
+            let mut tick = udp::Tick { now, poller: &self.poller, around: &mut self.around };
+            engine.leave_targets(udp::RuleKey(state.key), is_down, &mut tick);
+        }
     }
 
     /// When something is to be done that no event announces.

@@ -5,11 +5,12 @@ mod support;
 
 use std::{
     io::{ErrorKind, Read, Write},
+    net::Shutdown,
     time::{Duration, Instant},
 };
 
 use support::{Running, greeter, listener, read_all, read_exactly, rule, settings, until};
-use turnpike_forward::{Access, EndReason, Limits, Pattern};
+use turnpike_forward::{Access, EndReason, Limits, Pattern, Proxy};
 
 fn denies(pattern: &str) -> Access {
     Access { allow: Vec::new(), deny: vec![Pattern::Wildcard(pattern.to_owned())] }
@@ -115,7 +116,7 @@ fn read_some(stream: &mut std::net::TcpStream) -> Vec<u8> {
 #[test]
 fn behind_a_proxy_the_limit_is_about_the_client_that_its_header_names() {
     let mut limited = rule("r", greeter("a"));
-    limited.accept_proxy = true;
+    limited.proxy_protocol_from = vec![Proxy::Network(Pattern::Prefix([127, 0, 0, 1].into(), 32))];
     limited.limits = Limits { connections_per_client: Some(1), ..Limits::default() };
     let running = Running::start(&[limited]);
     let from = |client: &str| {
@@ -208,4 +209,41 @@ fn a_peer_that_reads_nothing_is_ended_too() {
     };
     assert!(matches!(error.kind(), ErrorKind::ConnectionReset | ErrorKind::BrokenPipe), "{error}");
     assert_eq!(running.log.wait(1)[0].reason, EndReason::Idle);
+}
+
+#[test]
+fn a_half_closed_connection_ends_when_its_other_side_stays_silent_and_no_other_does() {
+    let (server, target) = listener();
+    let mut rule = rule("r", target);
+    rule.half_close_timeout = Some(Duration::from_secs(2));
+    let running = Running::start(&[rule]);
+    let pair = || {
+        let client = running.connect("r");
+        let served = support::accept(&server);
+        (client, served)
+    };
+    let (mut open_client, mut open_server) = pair();
+    let (talking_client, mut talking_server) = pair();
+    talking_client.shutdown(Shutdown::Write).unwrap();
+    let (quiet_client, mut ended_server) = pair();
+    quiet_client.shutdown(Shutdown::Write).unwrap();
+    assert_eq!(read_all(&mut ended_server), b"");
+    let (mut ended_client, quiet_server) = pair();
+    quiet_server.shutdown(Shutdown::Write).unwrap();
+    assert_eq!(read_all(&mut ended_client), b"");
+    let reports = until(
+        || {
+            talking_server.write_all(b"x").unwrap();
+            (running.log.all().len() >= 2).then(|| running.log.all())
+        },
+        "both to end",
+    );
+    let clients = [quiet_client, ended_client].map(|client| client.local_addr().unwrap().into());
+    assert!(reports.iter().all(|report| report.reason == EndReason::HalfClosed), "{reports:?}");
+    assert!(reports.iter().all(|report| clients.contains(&report.client)), "{reports:?}");
+    until(|| ended_server.write_all(b"late").err(), "the reset");
+    // Nobody has said all here, though nobody says anything.
+    open_client.write_all(b"still open").unwrap();
+    assert_eq!(read_exactly(&mut open_server, 10), b"still open");
+    drop(talking_client);
 }

@@ -20,7 +20,8 @@ use std::{
 
 use support::{PATIENCE, Running, accept, greeter, listener, read_exactly, rule, settings, until};
 use turnpike_forward::{
-    Balance, Bind, CopyMode, EndReason, Endpoint, Forwarder, Host, PortRange, ProxyVersion, Rule, UnixName,
+    Balance, Bind, CopyMode, EndReason, Endpoint, Forwarder, Host, PortRange, Proxy, ProxyVersion, Rule,
+    UnixName,
 };
 
 /// A directory that goes with the test.
@@ -229,7 +230,7 @@ fn a_client_without_an_address_is_told_as_unknown_and_one_with_a_header_as_named
     let path = directory.at("in");
     let (server, target) = listener();
     let mut rule = listening_at(&path, target);
-    (rule.accept_proxy, rule.send_proxy) = (true, Some(ProxyVersion::V1));
+    (rule.proxy_protocol_from, rule.send_proxy) = (vec![Proxy::Unix], Some(ProxyVersion::V1));
     let running = Running::start(&[rule]);
     let mut client = connect(&path);
     client.write_all(b"PROXY TCP4 192.0.2.7 10.0.0.1 4660 443\r\nx").unwrap();

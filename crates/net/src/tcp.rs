@@ -256,6 +256,17 @@ impl TcpSocket {
         size(unsafe { libc::recv(self.fd.as_raw_fd(), buffer.as_mut_ptr().cast(), buffer.len(), 0) })
     }
 
+    /// As [`TcpSocket::read`], but what it shows stays to be read (MSG_PEEK).
+    ///
+    /// # Errors
+    /// Those of recv(2); `WouldBlock` when nothing waits.
+    pub fn peek(&self, buffer: &mut [u8]) -> io::Result<usize> {
+        // SAFETY: the pointer and length describe `buffer`.
+        size(unsafe {
+            libc::recv(self.fd.as_raw_fd(), buffer.as_mut_ptr().cast(), buffer.len(), libc::MSG_PEEK)
+        })
+    }
+
     /// Sends what fits; never raises SIGPIPE.
     ///
     /// # Errors

@@ -45,6 +45,21 @@ pub fn parse(bytes: &[u8]) -> Parsed {
     if bytes[..common] == b"PROXY "[..common] { parse_v1(bytes) } else { Parsed::Malformed }
 }
 
+/// Bytes that are enough for [`is_begun`] to tell.
+pub const ENOUGH_TO_TELL: usize = SIGNATURE.len();
+
+/// Whether a stream begins as a header of either version does; `None` while too few of its bytes are there to tell.
+#[must_use]
+pub fn is_begun(bytes: &[u8]) -> Option<bool> {
+    for beginning in [&b"PROXY "[..], SIGNATURE] {
+        let common = bytes.len().min(beginning.len());
+        if bytes[..common] == beginning[..common] {
+            return (common == beginning.len()).then_some(true);
+        }
+    }
+    Some(false)
+}
+
 /// The header that tells of a connection from `client` to `local`, both canonical.
 #[must_use]
 pub fn encode(version: ProxyVersion, client: SocketAddr, local: SocketAddr) -> Vec<u8> {

@@ -92,6 +92,8 @@ pub(super) struct Connection {
     pub(super) active: u64,
     /// The client's socket is watched for writability too.
     pub(super) client_writable: bool,
+    /// The client may not send a PROXY header, and its first bytes have yet to be looked at.
+    pub(super) unvouched: bool,
     keepalive_due: bool,
     pub(super) place: Place,
     /// Its bytes a second, where the rule limits them.
@@ -122,7 +124,7 @@ pub(crate) struct Engine {
     pub(super) openings: Slab<Opening>,
     pub(super) checks: Slab<Check>,
     /// Only one worker checks the health of targets.
-    checks_health: bool,
+    pub(super) checks_health: bool,
     pub(super) mover: Mover,
     /// Flows that had more to move than one turn allows.
     pub(super) again: Vec<(usize, Side)>,
@@ -186,9 +188,7 @@ impl Engine {
             watch(&socket, entry.key(), tick.poller)?;
             entry.insert(Listener { socket, rule, offset, appetite: 1, singles: 0, paused: false });
         }
-        if self.checks_health {
-            self.watch_health(state, tick.now);
-        }
+        self.watch_health(state, tick.now);
         Ok(())
     }
 
@@ -205,7 +205,7 @@ impl Engine {
             let _ = tick.poller.remove(&listener.socket);
             sockets.push(listener.socket);
         }
-        self.checks.retain(|_, check| !check.is_for(state));
+        self.unwatch_health(state);
         self.rules[key].removed = true;
         self.forget_rule_if_over(key);
         sockets
@@ -365,23 +365,24 @@ impl Engine {
         let local = &mut self.rules[rule];
         local.counters.accepted += 1;
         let settings = &local.state.rule;
+        let is_proxy = settings.is_proxy(&client);
         // Behind a proxy, the lists are about the client that its header names.
-        if !settings.accept_proxy && !self.common.admits_from(settings, &client) {
+        if !is_proxy && !self.common.admits_from(settings, &client) {
             return self.refuse(rule, client, EndReason::Denied);
         }
         let Some(mut place) = Place::take(&local.state, &self.common.total) else {
             return self.refuse(rule, client, EndReason::Limit);
         };
-        if !settings.accept_proxy
+        if !is_proxy
             && let Some(ip) = client.ip()
             && let Err(reason) = place.of_client(ip, tick.now)
         {
             return self.refuse(rule, client, reason);
         }
-        let (nodelay, keepalive, accept_proxy) =
-            (settings.nodelay, settings.keepalive, settings.accept_proxy);
+        let (nodelay, keepalive) = (settings.nodelay, settings.keepalive);
+        let unvouched = !is_proxy && !settings.proxy_protocol_from.is_empty();
         local.connections += 1;
-        let opening = Opening::new(&local.state, offset, tick.now);
+        let opening = Opening::new(&local.state, offset, tick.now, is_proxy);
         let pace = Pace::of(local.state.rates.as_ref());
         let mut up = Flow::new(nodelay);
         if client.is_unix() {
@@ -400,6 +401,7 @@ impl Engine {
             began: tick.now,
             active: tick.now,
             client_writable: false,
+            unvouched,
             keepalive_due: keepalive,
             place,
             pace,
@@ -407,7 +409,7 @@ impl Engine {
         self.open(key, opening, tick);
         self.scan = true;
         self.scan_found = true;
-        if !accept_proxy {
+        if !is_proxy {
             return self.connect_next(key, tick);
         }
         let client = &self.connections[key].client;
@@ -471,6 +473,8 @@ impl Engine {
             | EndReason::ClientLimit
             | EndReason::ClientRate
             | EndReason::BadProxyHeader => {}
+            // Its header is still to be read: closing now resets the client anyhow.
+            EndReason::UntrustedProxy => connection.client.reset(),
             EndReason::ClientReset => {
                 if let Some(target) = connection.target.take() {
                     target.reset();
@@ -535,7 +539,7 @@ impl Engine {
             return;
         }
         let end = self.cursor + SCAN;
-        let mut idle: Vec<usize> = Vec::new();
+        let mut idle: Vec<(usize, EndReason)> = Vec::new();
         for key in self.cursor..end.min(self.connections.capacity()) {
             let Some(connection) = self.connections.get_mut(key) else { continue };
             let rule = &self.rules[connection.rule].state.rule;
@@ -554,11 +558,13 @@ impl Engine {
                     self.scan_found = true;
                 }
             }
-            if let Some(limit) = rule.idle_timeout {
-                self.scan_found = true;
-                if u128::from(tick.now.saturating_sub(connection.active)) >= limit.as_millis() {
-                    idle.push(key);
-                }
+            self.scan_found |= rule.idle_timeout.is_some() || rule.half_close_timeout.is_some();
+            let silent = Duration::from_millis(tick.now.saturating_sub(connection.active));
+            let over = |limit: Option<Duration>| limit.is_some_and(|limit| silent >= limit);
+            if connection.half_done() && over(rule.half_close_timeout) {
+                idle.push((key, EndReason::HalfClosed));
+            } else if over(rule.idle_timeout) {
+                idle.push((key, EndReason::Idle));
             }
         }
         self.cursor = end;
@@ -567,8 +573,8 @@ impl Engine {
             self.scan = self.scan_found;
             self.scan_found = false;
         }
-        for key in idle {
-            self.end(key, EndReason::Idle, tick);
+        for (key, reason) in idle {
+            self.end(key, reason, tick);
         }
     }
 

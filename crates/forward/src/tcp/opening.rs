@@ -27,6 +27,8 @@ pub(super) struct Opening {
     inbox: Vec<u8>,
     /// The address that the client asked, as its PROXY header names it.
     asked: Option<SocketAddr>,
+    /// The client is a proxy of ours, whose header comes first.
+    is_proxy: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,7 +43,7 @@ enum Stage {
 }
 
 impl Opening {
-    pub(super) fn new(state: &Arc<RuleState>, offset: u16, now: u64) -> Self {
+    pub(super) fn new(state: &Arc<RuleState>, offset: u16, now: u64, is_proxy: bool) -> Self {
         let patience = u64::try_from(state.rule.connect_timeout.as_millis()).unwrap_or(u64::MAX / 2);
         Self {
             connection: 0,
@@ -55,6 +57,7 @@ impl Opening {
             obstacle: None,
             inbox: Vec::new(),
             asked: None,
+            is_proxy,
         }
     }
 
@@ -219,7 +222,7 @@ impl Engine {
         connection.down.readable = event.readable;
         connection.down.fin = event.closed;
         connection.active = tick.now;
-        let watched = self.rules[connection.rule].state.rule.accept_proxy;
+        let watched = opening.is_proxy;
         let greets = connection.down.readable;
         // What the client has sent by now, it sent first: registering its socket after this read makes no event for it.
         self.resume(key, Side::Client, tick);

@@ -8,9 +8,10 @@
 //! A rule's sessions hang in lists ordered by their last datagram, all with the same time-out: the head is the next to
 //! expire and the one that gives way when the rule is full, so that a datagram costs a few pointers and no timer.
 
+mod drain;
 mod engine;
 mod listeners;
-mod outgoing;
+pub(crate) mod outgoing;
 mod rules;
 mod sessions;
 mod streams;

@@ -5,7 +5,7 @@ use std::{io, net::SocketAddr, sync::Arc, time::Duration};
 use turnpike_net::{SocketId, TcpListener, poll::Poller};
 
 use super::{
-    Engine, Listeners, RuleKey, Tick,
+    Choice, Engine, Listeners, RuleKey, Tick,
     engine::{listener_token, narrow},
     listeners::Bound,
     sessions::{Inward, List, Lists},
@@ -82,10 +82,15 @@ impl Engine {
         listeners
     }
 
-    /// Takes no new sessions; those there are live on.
-    pub fn drain(&mut self) {
-        self.draining = true;
-        self.listeners.retain(|_, listener| matches!(listener.kind, Kind::Datagrams(_)));
+    /// Ends the sessions of a rule whose targets are down.
+    pub fn leave_targets(&mut self, key: RuleKey, is_down: impl Fn(Choice) -> bool, tick: &mut Tick<'_>) {
+        let Some((slot, _)) = self.rules.iter().find(|(_, state)| state.key == key) else { return };
+        for at in self.sessions.of_rule(narrow(slot)) {
+            if self.sessions.get(at).and_then(|session| session.choice).is_some_and(&is_down) {
+                self.end(at, EndReason::TargetDown, tick);
+            }
+        }
+        self.send_queued();
     }
 
     /// Ends all sessions and closes all listeners.
@@ -131,7 +136,7 @@ impl Engine {
         Ok(())
     }
 
-    fn take_listeners(&mut self, rule: u32, poller: &Poller) -> Listeners {
+    pub(super) fn take_listeners(&mut self, rule: u32, poller: &Poller) -> Listeners {
         let of_rule = self.listeners.iter().filter(|(_, listener)| listener.rule == rule);
         let mut slots: Vec<(u16, usize)> = of_rule.map(|(slot, listener)| (listener.port, slot)).collect();
         slots.sort_unstable();
@@ -186,6 +191,11 @@ impl RuleState {
             Some((_, count)) => *count += 1,
             None => self.counters.ended.push((reason, 1)),
         }
+    }
+
+    /// Whether its clients speak UDP.
+    pub(super) fn hears_datagrams(&self) -> bool {
+        matches!(self.rule.protocol, Protocol::Udp | Protocol::UdpToTcp { .. })
     }
 
     pub(super) fn framed(&self) -> bool {

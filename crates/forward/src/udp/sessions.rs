@@ -25,6 +25,13 @@ pub(super) struct Key {
     pub(super) local: Option<IpAddr>,
 }
 
+impl Key {
+    /// What is known of a datagram that has yet to be read.
+    pub(super) fn of_listener(listener: u32) -> Self {
+        Self { listener, client: SocketAddr::from(([0; 4], 0)), local: None }
+    }
+}
+
 pub(super) struct Session {
     /// Slot of its rule.
     pub(super) rule: u32,
@@ -35,6 +42,8 @@ pub(super) struct Session {
     pub(super) outward: Outward,
     /// The target that it holds; none once its last connect has failed.
     pub(super) choice: Option<Choice>,
+    /// The address of the target that was tried last.
+    pub(super) tried: SocketAddr,
     /// Targets tried.
     pub(super) attempts: u8,
     /// The target sent something.
@@ -55,6 +64,16 @@ pub(super) struct Session {
 pub(super) enum Inward {
     Datagrams { key: Key, reply: Route },
     Stream(Box<Stream>),
+}
+
+impl Inward {
+    /// The socket that a UDP client has for itself, connected to it; otherwise it shares the listener's.
+    pub(super) fn own_socket(&self) -> Option<SocketId> {
+        match self {
+            Self::Datagrams { reply, .. } => reply.to.is_none().then_some(reply.socket),
+            Self::Stream(_) => None,
+        }
+    }
 }
 
 /// The side of the target.
@@ -160,6 +179,7 @@ impl Session {
             inward,
             outward,
             choice: Some(choice),
+            tried: choice.address,
             attempts: 1,
             answered: false,
             to_target: 0,
@@ -274,6 +294,11 @@ impl Table {
     /// When the head of a list has to go.
     pub(super) fn due(&self, list: &List) -> Option<u64> {
         Some(self.get(list.head()?)?.stamp.saturating_add(list.patience))
+    }
+
+    /// When a session last had a sign of life.
+    pub(super) fn stamp(&self, at: u32) -> u64 {
+        self.get(at).map_or(0, |session| session.stamp)
     }
 
     /// All of a rule.

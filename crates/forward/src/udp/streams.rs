@@ -222,6 +222,7 @@ impl Engine {
                 break;
             }
             session.choice = Some(choice);
+            session.tried = choice.address;
             session.attempts += 1;
             let token = engine::outward_token(at);
             let socket = outgoing::stream(&state.rule, client, choice.address).and_then(|socket| {

@@ -46,14 +46,16 @@ pub fn rule(protocol: Protocol, bind: SocketAddr, target: SocketAddr) -> Rule {
         targets: vec![Endpoint { host: Host::Ip(target.ip()), ports: lone(target.port()) }],
         balance: Balance::RoundRobin,
         health_check: None,
+        health_question: None,
         source: None,
         device: None,
         mark: None,
         transparent: false,
-        accept_proxy: false,
+        proxy_protocol_from: Vec::new(),
         send_proxy: None,
         access: Access::default(),
         idle_timeout: None,
+        half_close_timeout: None,
         connect_timeout: Duration::from_secs(10),
         keepalive: true,
         nodelay: true,
@@ -212,12 +214,21 @@ impl Worker {
 
     /// Serves a rule and returns where.
     pub fn add(&self, key: RuleKey, rule: &Rule, datapath: Datapath) -> SocketAddr {
+        self.add_with(key, rule, datapath, false)
+    }
+
+    /// The same on a port that others of this user may share, as forwarders bind theirs.
+    pub fn add_shared(&self, key: RuleKey, rule: &Rule, datapath: Datapath) -> SocketAddr {
+        self.add_with(key, rule, datapath, true)
+    }
+
+    fn add_with(&self, key: RuleKey, rule: &Rule, datapath: Datapath, reuse_port: bool) -> SocketAddr {
         let targets = rule.targets.iter().map(|target| {
             let Host::Ip(ip) = target.host else { panic!("tests use addresses") };
             SocketAddr::new(ip, target.ports.first)
         });
         self.world.lock().unwrap().targets.insert(key, targets.collect());
-        let listeners = Listeners::bind(rule, datapath, false).unwrap();
+        let listeners = Listeners::bind(rule, datapath, reuse_port).unwrap();
         let address = listeners.addresses()[0];
         let rule = rule.clone();
         self.ask(move |engine, tick| engine.add_rule(key, &rule, listeners, tick.poller).unwrap());

@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, Ipv6Addr};
 
-use turnpike_forward::{Bind, Host, PortRange, Protocol, Rule};
+use turnpike_forward::{Bind, Host, Pattern, PortRange, Protocol, Proxy, Rule};
 
 use super::{parts, rule_keys::Draft};
 use crate::config::ConfigError;
@@ -60,12 +60,28 @@ pub(crate) fn rule(draft: &Draft, problems: &mut Vec<ConfigError>) {
     }
     // Silence about what the runtime does not do for other protocols would be a promise.
     let only_tcp = "a rule from TCP to TCP";
-    if *protocol != Protocol::Tcp {
-        if rule.health_check.is_some() {
-            refuse("rule.health", "targets are checked by a TCP connect".to_owned(), only_tcp);
+    if rule.health_question.is_some() {
+        if matches!(protocol, Protocol::Tcp | Protocol::UdpToTcp { .. }) {
+            refuse(
+                "rule.health_send",
+                "targets that speak TCP are checked by a connect".to_owned(),
+                "a rule to UDP targets",
+            );
         }
-        if rule.accept_proxy {
-            refuse("rule.accept_proxy", "a PROXY header begins a TCP connection".to_owned(), only_tcp);
+        if rule.health_check.is_none() {
+            refuse(
+                "rule.health_send",
+                "nobody asks: the rule has no health".to_owned(),
+                "health beside it, the seconds between two checks",
+            );
+        }
+    }
+    if *protocol != Protocol::Tcp {
+        if !rule.proxy_protocol_from.is_empty() {
+            refuse("rule.proxy_protocol_from", "a PROXY header begins a TCP connection".to_owned(), only_tcp);
+        }
+        if rule.half_close_timeout.is_some() {
+            refuse("rule.half_close_timeout", "UDP has no half-close".to_owned(), only_tcp);
         }
         if rule.send_proxy.is_some() {
             refuse("rule.proxy", "a PROXY header begins a TCP connection".to_owned(), only_tcp);
@@ -90,12 +106,25 @@ pub(crate) fn rule(draft: &Draft, problems: &mut Vec<ConfigError>) {
     }
 }
 
+/// What may be right and is seldom meant.
+pub(crate) fn doubts(draft: &Draft) -> Option<String> {
+    let everybody = |proxy: &&Proxy| matches!(proxy, Proxy::Network(Pattern::Prefix(_, 0)));
+    let all = draft.rule.proxy_protocol_from.iter().find(everybody)?;
+    let place = draft.origin_of("rule.proxy_protocol_from");
+    Some(format!(
+        "{place}: rule.proxy_protocol_from: {} lets anybody who connects claim any address, and refuses who claims none; name the \
+         proxies' own addresses",
+        parts::show_proxy(all)
+    ))
+}
+
 /// What Unix sockets cannot do: they are streams, and have no addresses.
 fn unix(draft: &Draft, refuse: &mut impl FnMut(&'static str, String, &str)) {
     let rule = &draft.rule;
     let listens = matches!(rule.bind, Bind::Unix(_));
     let target = rule.targets.iter().find(|target| matches!(target.host, Host::Unix(_)));
     let from_tcp_to_tcp = rule.protocol == Protocol::Tcp;
+    let named = rule.proxy_protocol_from.contains(&Proxy::Unix);
     if listens && !from_tcp_to_tcp {
         refuse(
             "rule.listen",
@@ -109,6 +138,10 @@ fn unix(draft: &Draft, refuse: &mut impl FnMut(&'static str, String, &str)) {
             "Unix sockets are streams here".to_owned(),
             "an address and port where one side is UDP",
         );
+    }
+    if named && !listens {
+        let problem = "nobody comes by a Unix socket".to_owned();
+        refuse("rule.proxy_protocol_from", problem, "unix: beside a listener such as unix:/run/app.sock");
     }
     if rule.socket_mode.is_some() && !listens {
         let problem = "the rule does not listen on a Unix socket".to_owned();
@@ -128,7 +161,7 @@ fn unix(draft: &Draft, refuse: &mut impl FnMut(&'static str, String, &str)) {
         }
     }
     // Behind a proxy, clients have the addresses that its headers name.
-    if listens && !rule.accept_proxy {
+    if listens && !named {
         for (path, set) in [
             ("rule.transparent", rule.transparent),
             ("rule.allow", !rule.access.allow.is_empty()),
@@ -141,7 +174,7 @@ fn unix(draft: &Draft, refuse: &mut impl FnMut(&'static str, String, &str)) {
                 refuse(
                     path,
                     problem,
-                    "rule.socket_mode and the permissions of its directory, or rule.accept_proxy",
+                    "rule.socket_mode and the permissions of its directory, or rule.proxy_protocol_from = \"unix:\"",
                 );
             }
         }

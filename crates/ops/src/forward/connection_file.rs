@@ -97,13 +97,13 @@ impl ConnectionFile {
     /// known here; the client most often does.
     fn result(&self, report: &ConnectionReport) -> &'static str {
         match report.reason {
-            EndReason::TargetReset => "done-local-closed",
+            EndReason::TargetReset | EndReason::TargetDown => "done-local-closed",
             EndReason::ConnectFailed => "local-connect-failed -",
             EndReason::Denied => match self.lists.denial(&report.rule.0, report.client.ip()) {
                 Some(Denial::NotAllowed) => "not-allowed",
                 _ => "denied",
             },
-            EndReason::Limit | EndReason::BadProxyHeader => "accept-failed -",
+            EndReason::Limit | EndReason::BadProxyHeader | EndReason::UntrustedProxy => "accept-failed -",
             _ => "done-remote-closed",
         }
     }

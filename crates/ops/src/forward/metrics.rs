@@ -68,17 +68,21 @@ impl Collector for Scrape {
 }
 
 /// Each has a series from the start, so that a first denial shows as an increase.
-const ALL_REASONS: [(EndReason, &str); 11] = [
+const ALL_REASONS: [(EndReason, &str); 15] = [
     (EndReason::Finished, "finished"),
     (EndReason::ClientReset, "client_reset"),
     (EndReason::TargetReset, "target_reset"),
+    (EndReason::TargetDown, "target_down"),
     (EndReason::Idle, "idle"),
     (EndReason::ConnectFailed, "connect_failed"),
     (EndReason::Denied, "denied"),
+    (EndReason::HalfClosed, "half_closed"),
     (EndReason::Limit, "limit"),
+    (EndReason::Evicted, "evicted"),
     (EndReason::ClientLimit, "client_limit"),
     (EndReason::ClientRate, "client_rate"),
     (EndReason::BadProxyHeader, "bad_proxy_header"),
+    (EndReason::UntrustedProxy, "untrusted_proxy"),
     (EndReason::Shutdown, "shutdown"),
 ];
 
@@ -112,6 +116,7 @@ mod tests {
             "turnpike_forward_accepted_total{rule=\"tcp://0.0.0.0:9000\"} 10",
             "turnpike_forward_ended_total{rule=\"tcp://0.0.0.0:9000\",reason=\"denied\"} 2",
             "turnpike_forward_ended_total{rule=\"b\",reason=\"finished\"} 0",
+            "turnpike_forward_ended_total{rule=\"b\",reason=\"untrusted_proxy\"} 0",
             "turnpike_forward_bytes_total{rule=\"tcp://0.0.0.0:9000\",direction=\"to_target\"} 100",
             "turnpike_forward_datagrams_total{rule=\"tcp://0.0.0.0:9000\",direction=\"to_client\"} 7",
             "turnpike_forward_spliced_bytes_total{rule=\"b\"} 0",

@@ -3,8 +3,10 @@
 
 use std::net::{IpAddr, Ipv4Addr, ToSocketAddrs};
 
-use turnpike_forward::{Bind, Endpoint, Host, Pattern, PortRange, UnixName};
+use turnpike_forward::{Bind, Endpoint, Host, Pattern, PortRange, Proxy, UnixName};
 use turnpike_turn::server::Cidr;
+
+use crate::config::key::show::quoted;
 
 /// Completes "expected ..." for [`endpoint`].
 pub(crate) const TARGET_FORM: &str = "HOST:PORT or HOST:FIRST-LAST, IPv6 in brackets, such as \"10.0.0.2:9001\", \
@@ -15,6 +17,13 @@ pub(crate) const LISTEN_FORM: &str = "ADDR:PORT or ADDR:FIRST-LAST, IPv6 in brac
 /// Completes "expected ..." for [`pattern`].
 pub(crate) const PATTERN_FORM: &str =
     "an address with * and ? such as \"192.168.*\" or \"fe80:*\", or a prefix such as \"10.0.0.0/8\"";
+
+/// Completes "expected ..." for [`proxy`].
+pub(crate) const PROXY_FORM: &str = "addresses or prefixes such as \"10.0.0.2\" or \"10.0.0.0/8\", one or a list of them; \"unix:\" for all who come by a \
+                                     Unix socket";
+/// Completes "expected ..." for [`payload`].
+pub(crate) const PAYLOAD_FORM: &str =
+    "at most 1024 bytes, as text, or as 0x and two hexadecimal digits a byte such as \"0x00010000\"";
 
 /// A lone port or `FIRST-LAST`.
 ///
@@ -165,6 +174,52 @@ pub(crate) fn pattern(text: &str) -> Result<Pattern, String> {
     })
 }
 
+/// An address, a prefix or `unix:`.
+///
+/// # Errors
+/// What is wrong.
+pub(crate) fn proxy(text: &str) -> Result<Proxy, String> {
+    match text.trim() {
+        "unix:" => Ok(Proxy::Unix),
+        text => text.parse::<Cidr>().map(|cidr| Proxy::Network(Pattern::Prefix(cidr.base, cidr.bits))),
+    }
+}
+
+/// The opposite of [`proxy`].
+pub(crate) fn show_proxy(proxy: &Proxy) -> String {
+    match proxy {
+        Proxy::Network(pattern) => show_pattern(pattern),
+        Proxy::Unix => "unix:".to_owned(),
+    }
+}
+
+/// The payload of a datagram.
+///
+/// # Errors
+/// What is wrong.
+pub(crate) fn payload(text: &str) -> Result<Vec<u8>, String> {
+    let bytes = match text.strip_prefix("0x") {
+        None => text.as_bytes().to_vec(),
+        Some(digits) => {
+            let pair = |pair: &[u8]| {
+                let [high, low] = pair else { return None };
+                let digit = |digit: &u8| char::from(*digit).to_digit(16);
+                u8::try_from(digit(high)? << 4 | digit(low)?).ok()
+            };
+            digits
+                .as_bytes()
+                .chunks(2)
+                .map(pair)
+                .collect::<Option<_>>()
+                .ok_or("these are no pairs of hexadecimal digits")?
+        }
+    };
+    if bytes.len() > 1024 {
+        return Err(format!("it has {} bytes", bytes.len()));
+    }
+    Ok(bytes)
+}
+
 /// rinetd's `0` for "all addresses".
 pub(crate) fn or_zero(text: &str) -> &str {
     const ANY: &str = "0.0.0.0";
@@ -203,9 +258,41 @@ pub(crate) fn show_pattern(pattern: &Pattern) -> String {
     }
 }
 
+/// The opposite of [`payload`], as TOML; nothing is as an empty one.
+pub(crate) fn show_payload(payload: Option<&[u8]>) -> String {
+    let payload = payload.unwrap_or_default();
+    let plain = |byte: &u8| (b' '..=b'~').contains(byte) && !b"\"\\".contains(byte);
+    if payload.iter().all(plain) && !payload.starts_with(b"0x") {
+        return quoted(&String::from_utf8_lossy(payload));
+    }
+    let digits = payload.iter().fold("0x".to_owned(), |mut text, byte| {
+        let _ = write!(text, "{byte:02x}");
+        text
+    });
+    quoted(&digits)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn payloads_are_text_or_hexadecimal_and_written_back() {
+        for (text, bytes) in [
+            ("PING", &b"PING"[..]),
+            ("", b""),
+            ("0x0001ff", b"\x00\x01\xff"),
+            ("0x3078", b"0x"),
+            ("0xc3a9220a", "\u{e9}\"\n".as_bytes()),
+        ] {
+            assert_eq!(payload(text), Ok(bytes.to_vec()), "{text}");
+            assert_eq!(show_payload(Some(bytes)), format!("\"{text}\""));
+        }
+        assert_eq!(payload("h\u{e9}"), Ok("h\u{e9}".as_bytes().to_vec()));
+        for text in ["0x1", "0x1g", "0x+1", &"x".repeat(1025), &format!("0x{}", "00".repeat(1025))] {
+            assert!(payload(text).is_err(), "{text}");
+        }
+    }
 
     #[test]
     fn endpoints_are_read_and_written_back() {

@@ -9,8 +9,8 @@ use std::{
 };
 
 use turnpike_forward::{
-    Access, Balance, Bind, CopyMode, Endpoint, Limits, Pattern, PortRange, Protocol, ProxyVersion, Rule,
-    RuleId,
+    Access, Balance, Bind, CopyMode, Endpoint, Limits, Pattern, PortRange, Protocol, Proxy, ProxyVersion,
+    Question, Rule, RuleId,
 };
 
 use super::{parts, settings::ForwardSettings};
@@ -113,15 +113,17 @@ pub(crate) fn defaults(protocol: Protocol) -> Rule {
         targets: Vec::new(),
         balance: Balance::default(),
         health_check: None,
+        health_question: None,
         source: None,
         device: None,
         mark: None,
         transparent: false,
-        accept_proxy: false,
+        proxy_protocol_from: Vec::new(),
         send_proxy: None,
         access: Access::default(),
         // rinetd's and oxidinetd's default: a UDP session has no other end.
         idle_timeout: (protocol != Protocol::Tcp).then_some(Duration::from_secs(72)),
+        half_close_timeout: None,
         connect_timeout: Duration::from_secs(10),
         keepalive: true,
         nodelay: true,
@@ -199,6 +201,15 @@ fn said_twice(spec: &KeySpec<Rule>, entry: &Entry) -> ConfigError {
 }
 
 fn unknown_key(entry: &Entry) -> ConfigError {
+    if entry.key == "accept_proxy" {
+        return ConfigError {
+            origin: entry.origin.clone(),
+            key: "rule.accept_proxy".to_owned(),
+            problem: "it would believe anybody who connects".to_owned(),
+            expected: format!("proxy_protocol_from, the addresses of the proxies: {}", parts::PROXY_FORM),
+            suggestion: None,
+        };
+    }
     let names: Vec<&str> = RULE_KEYS.iter().map(KeySpec::name).collect();
     ConfigError {
         origin: entry.origin.clone(),
@@ -298,6 +309,34 @@ pub(crate) static RULE_KEYS: &[KeySpec<Rule>] = &[
         |rule| rule.health_check.map_or(0, |every| every.as_secs()).to_string(),
     ),
     scalar!(
+        "rule.health_send",
+        reload: true,
+        parts::PAYLOAD_FORM,
+        |reader, node, rule| {
+            let send = reader.parsed(node, parts::payload)?;
+            if send.is_empty() {
+                return reader.refuse(node, Some("an empty datagram is what a rule without this key sends".to_owned()));
+            }
+            rule.health_question = Some(Question { send, expect: Vec::new() });
+            Some(())
+        },
+        |rule| parts::show_payload(rule.health_question.as_ref().map(|question| &question.send[..])),
+    ),
+    scalar!(
+        "rule.health_expect",
+        reload: true,
+        parts::PAYLOAD_FORM,
+        |reader, node, rule| {
+            let expect = reader.parsed(node, parts::payload)?;
+            let Some(question) = &mut rule.health_question else {
+                return reader.refuse(node, Some("the rule has no health_send to be answered".to_owned()));
+            };
+            question.expect = expect;
+            Some(())
+        },
+        |rule| parts::show_payload(rule.health_question.as_ref().map(|question| &question.expect[..])),
+    ),
+    scalar!(
         "rule.source",
         reload: true,
         "an IP address of this machine",
@@ -339,7 +378,7 @@ pub(crate) static RULE_KEYS: &[KeySpec<Rule>] = &[
         |rule| rule.mark.map_or_else(|| quoted(""), |mark| mark.to_string()),
     ),
     field!("rule.transparent", reload: true, kind::SWITCH, transparent),
-    field!("rule.accept_proxy", reload: true, kind::SWITCH, accept_proxy),
+    field!("rule.proxy_protocol_from", reload: true, PROXIES, proxy_protocol_from),
     scalar!(
         "rule.proxy",
         reload: true,
@@ -373,6 +412,17 @@ pub(crate) static RULE_KEYS: &[KeySpec<Rule>] = &[
             Some(())
         },
         |rule| rule.idle_timeout.map_or(0, |idle| idle.as_secs()).to_string(),
+    ),
+    scalar!(
+        "rule.half_close_timeout",
+        reload: true,
+        "seconds without a byte after one side has said all, 1 to 31536000, or 0 for no limit",
+        |reader, node, rule| {
+            let seconds = reader.integer(node, &(0..=LONGEST))?;
+            rule.half_close_timeout = (seconds > 0).then(|| Duration::from_secs(seconds));
+            Some(())
+        },
+        |rule| rule.half_close_timeout.map_or(0, |limit| limit.as_secs()).to_string(),
     ),
     scalar!(
         "rule.connect_timeout",
@@ -433,6 +483,14 @@ pub(crate) const PATTERNS: Kind<Vec<Pattern>> = Kind {
     list: true,
     read: |reader, node| one_or_several(reader, node, |reader, node| reader.parsed(node, parts::pattern)),
     show: |patterns| list(patterns.iter().map(|pattern| quoted(&parts::show_pattern(pattern)))),
+};
+
+/// Proxies.
+const PROXIES: Kind<Vec<Proxy>> = Kind {
+    expected: parts::PROXY_FORM,
+    list: true,
+    read: |reader, node| one_or_several(reader, node, |reader, node| reader.parsed(node, parts::proxy)),
+    show: |proxies| list(proxies.iter().map(|proxy| quoted(&parts::show_proxy(proxy)))),
 };
 
 const TARGETS: Kind<Vec<Endpoint>> = Kind {
