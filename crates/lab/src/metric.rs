@@ -43,6 +43,8 @@ pub const SUBJECT_CPU_S: &str = "subject_cpu_s";
 pub const SUBJECT_USER_S: &str = "subject_user_s";
 /// Of these, in the kernel.
 pub const SUBJECT_SYSTEM_S: &str = "subject_system_s";
+/// Percent of the subject's cores that went to programs of others.
+pub const FOREIGN_PERCENT: &str = "foreign_percent";
 /// Busy seconds of the subject's cores, softirq included.
 pub const CORE_BUSY_S: &str = "core_busy_s";
 /// Percent of the machine's CPU time that the hypervisor took away.
@@ -140,6 +142,12 @@ pub fn direction(name: &str) -> Direction {
 pub fn survives_lateness(name: &str) -> bool {
     [CPU_US_PER_PACKET, BUSY_US_PER_PACKET, PACKETS_PER_CPU_S, PACKETS_PER_BUSY_S, CPU_S_PER_GB]
         .contains(&name)
+}
+
+/// Whether a metric counts all that kept the subject's cores busy, programs of others included.
+#[must_use]
+pub fn counts_whole_cores(name: &str) -> bool {
+    [CORE_BUSY_S, BUSY_US_PER_PACKET, PACKETS_PER_BUSY_S].contains(&name)
 }
 
 /// Unit as printed; empty for a metric that is not listed.

@@ -21,6 +21,9 @@ pub const FORMAT: u32 = 1;
 /// late now and then stays far within it, one that it cannot reach does not.
 const SAME_LOAD: f64 = 0.05;
 
+/// Percent of the subject's cores that others may use without a note, and without a doubt of what is counted of cores.
+pub(crate) const FOREIGN_LIMIT: f64 = 3.0;
+
 /// File name inside the record's directory.
 pub const FILE: &str = "record.json";
 
@@ -366,13 +369,15 @@ impl Record {
 
     /// Whether a run counts for a metric: it is not void, or only the generator was late, which what a datagram costs the
     /// subject [survives](metric::survives_lateness) if the load was that of the other runs all the same: the cost
-    /// depends on the load, and a generator that falls behind in the runs of one subject only must not decide.
+    /// depends on the load, and a generator that falls behind in the runs of one subject only must not decide. What makes a
+    /// generator late is often a program of somebody else: what is counted of whole cores then needs them to itself.
     #[must_use]
     pub fn counts(&self, round: &Round, metric: &str) -> bool {
         match &round.voided {
             None => true,
             Some(Void::GeneratorLate { .. }) => {
-                metric::survives_lateness(metric) && self.had_the_usual_load(round)
+                let is_its_own = !metric::counts_whole_cores(metric) || had_its_cores_alone(round);
+                metric::survives_lateness(metric) && is_its_own && self.had_the_usual_load(round)
             }
             Some(_) => false,
         }
@@ -465,6 +470,10 @@ pub(crate) fn write_whole(path: &Path, content: &[u8]) -> Result<(), Error> {
 
 fn finite_only<S: Serializer>(metrics: &BTreeMap<String, f64>, serializer: S) -> Result<S::Ok, S::Error> {
     serializer.collect_map(metrics.iter().filter(|(_, value)| value.is_finite()))
+}
+
+fn had_its_cores_alone(round: &Round) -> bool {
+    round.metrics.get(metric::FOREIGN_PERCENT).is_some_and(|percent| *percent <= FOREIGN_LIMIT)
 }
 
 fn paired(baseline: &BTreeMap<u32, f64>, other: &BTreeMap<u32, f64>) -> Vec<(f64, f64)> {

@@ -177,7 +177,7 @@ impl Reading {
             let subject = self.subject.total() - earlier.subject.total();
             let foreign =
                 (core_busy - subject).max(0.0) * 100.0 / (elapsed * scope.subject_cpus.len() as f64);
-            put("foreign_percent", foreign);
+            put(metric::FOREIGN_PERCENT, foreign);
         }
         let generator = self.generator.total() - earlier.generator.total();
         put("generator_cpu_s", generator.max(0.0));

@@ -20,6 +20,7 @@ use super::{
 use crate::{
     error::LabError,
     experiment::{Experiment, Service, fill::Variables},
+    metric::FOREIGN_PERCENT,
     probe::{
         Reading, Scope,
         cpu::cpu_list,
@@ -28,7 +29,7 @@ use crate::{
         syscalls::{ATTACH, Tracing},
     },
     program::{self, Launch, Program},
-    record::{Round, Syscall},
+    record::{FOREIGN_LIMIT, Round, Syscall},
     stop::Stop,
     topology::Topology,
 };
@@ -38,8 +39,6 @@ const FLOWING: u64 = 20;
 const LOOK: Duration = Duration::from_millis(10);
 /// Share of one CPU from which a generator is held saturated.
 const SATURATED: f64 = 0.97;
-/// Percent of the subject's CPUs that others may use without a note.
-const FOREIGN_PERCENT: f64 = 3.0;
 
 /// Where and how runs are made; the same for all subjects.
 pub(crate) struct Bench<'a> {
@@ -360,8 +359,8 @@ fn read_result(experiment: &Experiment, path: &Path) -> Result<Outcome, String> 
 fn caveats(round: &mut Round, elapsed: f64) {
     let metric = |name: &str| round.metrics.get(name).copied().unwrap_or(0.0);
     let mut notes = Vec::new();
-    if metric("foreign_percent") > FOREIGN_PERCENT {
-        notes.push(format!("{:.0} % of the subject's CPUs went to others", metric("foreign_percent")));
+    if metric(FOREIGN_PERCENT) > FOREIGN_LIMIT {
+        notes.push(format!("{:.0} % of the subject's CPUs went to others", metric(FOREIGN_PERCENT)));
     }
     // A generator of one thread; one of several may pass this without being at its end, so it is a note only.
     if metric("generator_cpu_s") > SATURATED * elapsed {

@@ -130,6 +130,7 @@ fn late(metric: &str, load: impl Fn(&crate::record::Round) -> f64) -> Record {
     let mut record = steady(metric, 20, 2.0, 0.01);
     for round in record.rounds.iter_mut().chain(&mut record.aa) {
         round.metrics.insert("offered_pps".to_owned(), load(round));
+        round.metrics.insert("foreign_percent".to_owned(), 1.0);
         if round.index < 6 && round.subject == "new" {
             round.voided = Some(Void::GeneratorLate { p99_us: 5_000.0, limit_us: 1_000.0 });
         }
@@ -168,6 +169,21 @@ fn a_late_generator_that_offered_the_subject_another_load_refuses_that_too() {
     let slowed = |round: &crate::record::Round| if round.subject == "new" { 900.0 } else { 1000.0 };
     let verdict = judge(&late(PACKETS_PER_CPU_S, slowed), "new", PACKETS_PER_CPU_S);
     assert_eq!(reasons(&verdict), [Reason::GeneratorLate { rounds: 6, of: 20 }]);
+}
+
+#[test]
+fn late_runs_on_a_core_that_others_used_too_say_nothing_of_that_core() {
+    for (metric, counts) in
+        [("packets_per_busy_s", false), ("busy_us_per_packet", false), (CPU_US_PER_PACKET, true)]
+    {
+        let mut record = late(metric, |_| 1000.0);
+        for round in &mut record.rounds {
+            round.metrics.insert("foreign_percent".to_owned(), 40.0);
+        }
+        let verdict = judge(&record, "new", metric);
+        let is_refused = matches!(&verdict.outcome, Outcome::CannotTell { .. });
+        assert_eq!(is_refused, !counts, "{verdict}");
+    }
 }
 
 #[test]
