@@ -68,8 +68,8 @@ fn rules_come_change_and_go_and_a_transfer_loses_no_byte() {
     // Changed, and then gone: its connections are left to finish.
     forward.write("f.toml", &(rule("a", two, "idle = 600\n") + &rule("b", two, "")));
     forward.reload("rules reloaded rules=2 changed=\"a\"");
-    forward.write("f.toml", &(String::from("[forward]\nmax_connections = 99\n") + &rule("b", two, "")));
-    forward.reload("rules reloaded rules=1 removed=\"a\" settings_changed=\"forward.max_connections\"");
+    forward.write("f.toml", &(String::from("[forward]\nresolve_every = 99\n") + &rule("b", two, "")));
+    forward.reload("rules reloaded rules=1 removed=\"a\" settings_changed=\"forward.resolve_every\"");
     assert!(TcpStream::connect(a).is_err(), "the listener of a removed rule is closed");
 
     assert_eq!(running.join().expect("no wrong byte"), TRANSFER);
