@@ -184,7 +184,8 @@ fn remove_stale(path: &Path, address: &SockAddr) -> io::Result<()> {
             ));
         }
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
-        other => drop(other?),
+        Err(error) => return Err(error),
+        Ok(_) => {}
     }
     match stream()?.connect(address) {
         Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => fs::remove_file(path),
