@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 pub mod access;
+mod balance;
 mod common;
 mod cross;
 mod gather;
@@ -16,6 +17,7 @@ pub mod rule;
 pub mod runtime;
 mod state;
 mod surroundings;
+mod tally;
 mod targets;
 mod tcp;
 #[cfg(test)]
@@ -24,8 +26,9 @@ pub mod udp;
 mod worker;
 
 pub use access::{Access, Pattern};
-pub use rule::{Balance, CopyMode, Endpoint, Host, PortRange, Protocol, Rule, RuleId};
+pub use rule::{Balance, CopyMode, Endpoint, Host, MOST_WEIGHT, PortRange, Protocol, Rule, RuleId};
 pub use runtime::{
     ConnectionLog, ConnectionReport, EndReason, Forwarder, RuleSnapshot, Settings, StartError,
 };
+pub use tally::{CONNECT_BOUNDS, Failure, Slot, Tally, TargetSnapshot};
 pub use turnpike_wire::proxy_protocol::ProxyVersion;

@@ -11,6 +11,7 @@ use crate::{
     ConnectionReport,
     common::Common,
     state::RuleState,
+    targets::{Pick, Targets},
     udp::{Admission, Choice, RuleKey, Surroundings},
 };
 
@@ -35,6 +36,10 @@ impl Around {
     pub(crate) fn add(&mut self, state: &Arc<RuleState>) {
         let entry = Entry { state: Arc::clone(state), sessions: 0, removed: false };
         self.rules.insert(RuleKey(state.key), entry);
+    }
+
+    pub(crate) fn targets(&self, key: RuleKey) -> Option<&Targets> {
+        self.rules.get(&key).map(|entry| &entry.state.targets)
     }
 
     /// To be called after the engine has removed the rule: it stays for its last sessions.
@@ -76,19 +81,26 @@ impl Surroundings for Around {
         }
     }
 
-    fn choose(&mut self, rule: RuleKey, _: SocketAddr, port: u16) -> Option<Choice> {
-        let targets = &self.rules.get(&rule)?.state.targets;
-        let (target, address) = targets.pick(port)?;
-        targets.enter(target);
-        Some(Choice { target: u32::try_from(target).unwrap_or(u32::MAX), address })
+    /// A name without an answer is passed over: a datagram cannot wait for it.
+    fn choose(&mut self, rule: RuleKey, client: SocketAddr, port: u16) -> Option<Choice> {
+        match self.targets(rule)?.pick(client.ip(), port, &[], false) {
+            Pick::At(seat, address) => Some(Choice { target: seat.keep(), address }),
+            Pick::Nobody | Pick::Pending => None,
+        }
+    }
+
+    fn answered(&mut self, rule: RuleKey, choice: Choice) {
+        if let Some(member) = self.targets(rule).and_then(|targets| targets.member(choice.target)) {
+            member.answered();
+        }
     }
 
     fn release(&mut self, rule: RuleKey, choice: Choice, failed: bool) {
-        let Some(entry) = self.rules.get(&rule) else { return };
-        entry.state.targets.leave(choice.target as usize);
-        if failed {
-            entry.state.targets.suspect(choice.target as usize);
+        let Some(targets) = self.targets(rule) else { return };
+        if let Some(member) = targets.member(choice.target).filter(|_| failed) {
+            targets.suspect(&member);
         }
+        targets.leave(choice.target);
     }
 
     fn ended(&mut self, report: ConnectionReport) {

@@ -263,6 +263,10 @@ impl Worker {
         self.tcp.snapshots(|id, snapshot| add(id, &snapshot));
         if let Some(engine) = &self.udp {
             engine.snapshots().for_each(|(id, snapshot)| add(id, snapshot));
+            for (key, id, tallies) in engine.tallies() {
+                let targets = self.around.targets(key).map(|targets| targets.describe(tallies));
+                add(id, &RuleSnapshot { targets: targets.unwrap_or_default(), ..RuleSnapshot::default() });
+            }
         }
         *self.shared.snapshot.lock().unwrap_or_else(PoisonError::into_inner) = rules;
         self.published_ms = now;

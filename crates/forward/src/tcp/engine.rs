@@ -11,10 +11,12 @@ use turnpike_net::{
 
 use super::{health::Check, opening::Opening};
 use crate::{
-    ConnectionReport, EndReason, RuleId, RuleSnapshot,
+    ConnectionReport, EndReason, Failure, RuleId, RuleSnapshot,
     common::Common,
     gather::WakeUp,
     state::{Counters, Place, RuleState},
+    tally::Tallies,
+    targets::Seat,
 };
 
 /// Between two looks at what may be due, in milliseconds: the grain of connect and idle timeouts.
@@ -54,9 +56,11 @@ pub(super) enum Side {
 pub(super) struct LocalRule {
     pub(super) state: Arc<RuleState>,
     pub(super) counters: Counters,
+    /// By target.
+    pub(super) tallies: Tallies,
     connections: usize,
     /// Its listeners are closed; it goes with its last connection.
-    removed: bool,
+    pub(super) removed: bool,
 }
 
 struct Listener {
@@ -81,8 +85,8 @@ pub(super) struct Connection {
     pub(super) down: Flow,
     pub(super) client_address: SocketAddr,
     pub(super) target_address: Option<SocketAddr>,
-    /// Which of the rule's targets is counted as busy with it.
-    pub(super) target_index: Option<u32>,
+    /// Its place at one of the rule's targets; see [`LocalRule::sit`].
+    pub(super) seat: Option<Seat>,
     /// Until it is connected.
     pub(super) opening: Option<u32>,
     /// When it was accepted, and when a byte last moved; milliseconds.
@@ -101,6 +105,25 @@ impl Connection {
     }
 }
 
+impl LocalRule {
+    /// Counts a seat at a target as taken.
+    pub(super) fn sit(&mut self, seat: Seat) -> Option<Seat> {
+        self.tallies.of(seat.slot()).open += 1;
+        Some(seat)
+    }
+
+    /// Gives it back.
+    pub(super) fn stand_up(&mut self, seat: Seat) {
+        self.tallies.of(seat.slot()).open -= 1;
+    }
+
+    /// Counts a connect to a target that has failed, and has others tried first.
+    pub(super) fn connect_failed(&mut self, seat: &Seat, error: &io::Error) {
+        self.tallies.of(seat.slot()).failed(Failure::of(error));
+        self.state.targets.suspect(seat.member());
+    }
+}
+
 /// All TCP connections of one worker.
 pub(crate) struct Engine {
     pub(super) common: Arc<Common>,
@@ -110,7 +133,7 @@ pub(crate) struct Engine {
     pub(super) openings: Slab<Opening>,
     pub(super) checks: Slab<Check>,
     /// Only one worker checks the health of targets.
-    checks_health: bool,
+    pub(super) checks_health: bool,
     pub(super) mover: Mover,
     /// Flows that had more to move than one turn allows.
     pub(super) again: Vec<(usize, Side)>,
@@ -163,6 +186,7 @@ impl Engine {
         let rule = self.rules.insert(LocalRule {
             state: Arc::clone(state),
             counters: Counters::default(),
+            tallies: Tallies::default(),
             connections: 0,
             removed: false,
         });
@@ -288,8 +312,9 @@ impl Engine {
         due.into_iter().chain(health).min()
     }
 
-    /// Names may have got addresses.
+    /// Names may have got other addresses.
     pub(crate) fn on_resolved(&mut self, tick: Tick<'_>) {
+        self.update_checks(tick.now);
         let waiting: Vec<usize> = self
             .openings
             .iter()
@@ -306,6 +331,7 @@ impl Engine {
         for (_, rule) in &self.rules {
             let mut snapshot = RuleSnapshot { active: rule.connections as u64, ..RuleSnapshot::default() };
             rule.counters.add_to(&mut snapshot);
+            snapshot.targets = rule.state.targets.describe(&rule.tallies);
             each(&rule.state.rule.id, snapshot);
         }
     }
@@ -356,7 +382,7 @@ impl Engine {
         let (nodelay, keepalive, accept_proxy) =
             (settings.nodelay, settings.keepalive, settings.accept_proxy);
         local.connections += 1;
-        let opening = Opening::new(&local.state, offset, tick.now);
+        let opening = Opening::new(&local.state.rule, offset, tick.now);
         let up = Flow::new(nodelay);
         let key = self.connections.insert(Connection {
             rule,
@@ -366,7 +392,7 @@ impl Engine {
             down: Flow::default(),
             client_address: client,
             target_address: None,
-            target_index: None,
+            seat: None,
             opening: None,
             began: tick.now,
             active: tick.now,
@@ -412,8 +438,8 @@ impl Engine {
         self.mover.reclaim(&mut connection.up);
         self.mover.reclaim(&mut connection.down);
         let local = &mut self.rules[connection.rule];
-        if let Some(target) = connection.target_index {
-            local.state.targets.leave(target as usize);
+        if let Some(seat) = connection.seat {
+            local.stand_up(seat);
         }
         local.counters.count_end(reason);
         local.connections -= 1;

@@ -55,7 +55,12 @@ impl Engine {
         };
         let before = flow.bytes;
         let pumped = self.mover.pump(flow, from, to, copy, last);
-        *total += flow.bytes - before;
+        let moved = flow.bytes - before;
+        *total += moved;
+        if let Some(seat) = &connection.seat {
+            let (to_target, to_client) = if side == Side::Client { (moved, 0) } else { (0, moved) };
+            local.tallies.moved(seat.slot(), to_target, to_client);
+        }
         let turns = self.mover.take_turns();
         self.wake_up.lean += turns.lean;
         // Bulk that is acknowledged now and then stays bulk.
@@ -126,7 +131,12 @@ impl Engine {
         let before = flow.bytes;
         // Whatever this says, the connection ends now.
         let _ = self.mover.pump(flow, from, to, copy, false);
-        *total += flow.bytes - before;
+        let moved = flow.bytes - before;
+        *total += moved;
+        if let Some(seat) = &connection.seat {
+            let (to_target, to_client) = if side == Side::Client { (moved, 0) } else { (0, moved) };
+            local.tallies.moved(seat.slot(), to_target, to_client);
+        }
         local.counters.spliced_bytes += self.mover.take_spliced();
     }
 

@@ -5,12 +5,12 @@ use std::sync::Arc;
 use turnpike_net::{TcpSocket, poll::Event};
 
 use super::engine::{Engine, HEALTH, Tick, token};
-use crate::{Protocol, state::RuleState, targets::Candidate};
+use crate::{Protocol, state::RuleState, targets::Member};
 
-/// One target under watch.
+/// One address of a target under watch.
 pub(super) struct Check {
     state: Arc<RuleState>,
-    target: usize,
+    member: Arc<Member>,
     /// When to begin the next, or to give up the one under way; milliseconds.
     due: u64,
     interval: u64,
@@ -32,15 +32,33 @@ impl Engine {
             return;
         }
         let ms = |time: std::time::Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX / 4).max(1);
-        for target in 0..state.targets.len() {
+        for member in state.targets.current() {
+            if self.checks.iter().any(|(_, check)| Arc::ptr_eq(&check.member, &member)) {
+                continue;
+            }
             self.checks.insert(Check {
                 state: Arc::clone(state),
-                target,
+                member,
                 due: now,
                 interval: ms(interval),
                 patience: ms(interval.min(state.rule.connect_timeout)),
                 socket: None,
             });
+        }
+    }
+
+    /// Watches the addresses that names have now, and no others.
+    pub(super) fn update_checks(&mut self, now: u64) {
+        if !self.checks_health {
+            return;
+        }
+        let checked =
+            self.rules.iter().filter(|(_, rule)| !rule.removed && rule.state.rule.health_check.is_some());
+        let states: Vec<Arc<RuleState>> = checked.map(|(_, rule)| Arc::clone(&rule.state)).collect();
+        let current: Vec<Arc<Member>> = states.iter().flat_map(|state| state.targets.current()).collect();
+        self.checks.retain(|_, check| current.iter().any(|member| Arc::ptr_eq(member, &check.member)));
+        for state in &states {
+            self.watch_health(state, now);
         }
     }
 
@@ -55,29 +73,20 @@ impl Engine {
                 conclude(check, false, tick.now);
                 continue;
             }
-            match check.state.targets.candidate(check.target, 0, 0) {
-                // A name without an answer says nothing about its target.
-                Candidate::Pending => check.due = tick.now + check.interval,
-                Candidate::Exhausted => conclude(check, false, tick.now),
-                Candidate::At(address) => {
-                    // Not the client's address, which a check does not have.
-                    let options =
-                        turnpike_net::ConnectOptions { transparent: false, ..check.state.connect.clone() };
-                    let begun = TcpSocket::connect(address, &options).and_then(|socket| {
-                        tick.poller.add_edge(&socket, token(HEALTH, key)).map(|()| socket)
-                    });
-                    match begun {
-                        Ok(socket) => {
-                            check.socket = Some(socket);
-                            check.due = tick.now + check.patience;
-                        }
-                        // Our own want is not the target's fault.
-                        Err(error) if turnpike_net::tcp::is_exhaustion(&error) => {
-                            check.due = tick.now + check.interval;
-                        }
-                        Err(_) => conclude(check, false, tick.now),
-                    }
+            // Not the client's address, which a check does not have.
+            let options = turnpike_net::ConnectOptions { transparent: false, ..check.state.connect.clone() };
+            let begun = TcpSocket::connect(check.member.address(0), &options)
+                .and_then(|socket| tick.poller.add_edge(&socket, token(HEALTH, key)).map(|()| socket));
+            match begun {
+                Ok(socket) => {
+                    check.socket = Some(socket);
+                    check.due = tick.now + check.patience;
                 }
+                // Our own want is not the target's fault.
+                Err(error) if turnpike_net::tcp::is_exhaustion(&error) => {
+                    check.due = tick.now + check.interval;
+                }
+                Err(_) => conclude(check, false, tick.now),
             }
         }
     }
@@ -94,16 +103,13 @@ impl Engine {
 
 fn conclude(check: &mut Check, healthy: bool, now: u64) {
     check.due = now + check.interval;
-    if check.state.targets.set_healthy(check.target, healthy) {
+    if check.member.set_healthy(healthy) {
         let rule = &check.state.rule.id.0;
+        let address = check.member.address(0);
         if healthy {
-            tracing::info!(rule, target = check.target, "a target answers again");
+            tracing::info!(rule, %address, "a target answers again");
         } else {
-            tracing::warn!(
-                rule,
-                target = check.target,
-                "a target does not answer; others take its connections"
-            );
+            tracing::warn!(rule, %address, "a target does not answer; others take its connections");
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-use turnpike_forward::{Host, PortRange, Protocol, Rule};
+use turnpike_forward::{Balance, Host, PortRange, Protocol, Rule};
 
 use super::{parts, rule_keys::Draft};
 use crate::config::ConfigError;
@@ -48,6 +48,25 @@ pub(crate) fn rule(draft: &Draft, problems: &mut Vec<ConfigError>) {
                 "an address of the target's family",
             );
         }
+    }
+    if rule.targets.iter().all(|target| target.weight == 0) {
+        refuse(
+            "rule.target",
+            "every target has the weight 0, so that nobody would be served".to_owned(),
+            "a weight above 0 for one of them",
+        );
+    }
+    if let Some(target) = rule.targets.iter().find(|target| target.weight > 1)
+        && rule.balance == Balance::Failover
+    {
+        refuse(
+            "rule.target",
+            format!(
+                "{} has a weight, and failover takes the first that is healthy",
+                parts::show_target(target)
+            ),
+            "no weight but 0 with failover, or another balance",
+        );
     }
     // Silence about what the runtime does not do for other protocols would be a promise.
     let only_tcp = "a rule from TCP to TCP";

@@ -6,12 +6,12 @@ use std::{
     net::{IpAddr, Ipv4Addr, ToSocketAddrs},
 };
 
-use turnpike_forward::{Endpoint, Host, Pattern, PortRange};
+use turnpike_forward::{Endpoint, Host, MOST_WEIGHT, Pattern, PortRange};
 use turnpike_turn::server::Cidr;
 
 /// Completes "expected ..." for [`endpoint`].
-pub(crate) const TARGET_FORM: &str = "HOST:PORT or HOST:FIRST-LAST, IPv6 in brackets, such as \"10.0.0.2:9001\", \
-                                      \"[2001:db8::2]:80\" or \"db.example.org:5432\"";
+pub(crate) const TARGET_FORM: &str = "HOST:PORT or HOST:FIRST-LAST, IPv6 in brackets, *WEIGHT behind it if not 1, such as \"10.0.0.2:9001\", \
+                                      \"[2001:db8::2]:80\" or \"db.example.org:5432*3\"";
 /// Completes "expected ..." for [`listener`].
 pub(crate) const LISTEN_FORM: &str = "ADDR:PORT or ADDR:FIRST-LAST, IPv6 in brackets, such as \"0.0.0.0:9000\" or \
                                       \"[::]:9000-9010\"";
@@ -80,17 +80,28 @@ fn is_host_name(text: &str) -> bool {
     name.len() <= 253 && name.split('.').all(label_is_good) && !last.bytes().all(|byte| byte.is_ascii_digit())
 }
 
-/// `HOST:PORT` or `HOST:FIRST-LAST`.
+/// `HOST:PORT` or `HOST:FIRST-LAST`, with or without `*WEIGHT`.
 ///
 /// # Errors
 /// What is wrong.
 pub(crate) fn endpoint(text: &str) -> Result<Endpoint, String> {
+    let (text, weight) = match text.rsplit_once('*') {
+        Some((text, weight)) => (text, self::weight(weight)?),
+        None => (text, 1),
+    };
     let (host_text, ports) = split_port(text)?;
     let ports = port_range(ports)?;
     if ports.first == 0 {
         return Err("nobody can be reached on port 0".to_owned());
     }
-    Ok(Endpoint { host: host(host_text)?, ports })
+    Ok(Endpoint { host: host(host_text)?, ports, weight })
+}
+
+fn weight(text: &str) -> Result<u16, String> {
+    // `parse` alone would take "+3".
+    let digits = text.bytes().all(|byte| byte.is_ascii_digit());
+    let weight = text.parse().ok().filter(|weight| digits && *weight <= MOST_WEIGHT);
+    weight.ok_or_else(|| format!("{text:?} is no weight: a weight is a number, 0 to {MOST_WEIGHT}"))
 }
 
 /// `ADDR:PORT` or `ADDR:FIRST-LAST` to listen on; a name is resolved, now and once.
@@ -177,9 +188,18 @@ pub(crate) fn show_ports(ports: PortRange) -> String {
     text
 }
 
-/// The opposite of [`endpoint`].
+/// Host and ports, by which metrics and messages name a target.
 pub(crate) fn show_endpoint(endpoint: &Endpoint) -> String {
     format!("{}:{}", show_host(&endpoint.host), show_ports(endpoint.ports))
+}
+
+/// The opposite of [`endpoint`].
+pub(crate) fn show_target(endpoint: &Endpoint) -> String {
+    let mut text = show_endpoint(endpoint);
+    if endpoint.weight != 1 {
+        let _ = write!(text, "*{}", endpoint.weight);
+    }
+    text
 }
 
 /// The opposite of [`listener`].
@@ -201,10 +221,14 @@ mod tests {
 
     #[test]
     fn endpoints_are_read_and_written_back() {
-        for text in
-            ["10.0.0.2:9001", "[2001:db8::2]:80", "db-1.example.org:5000-5010", "_sip.example:5060", "a:1"]
-        {
-            assert_eq!(endpoint(text).map(|endpoint| show_endpoint(&endpoint)), Ok(text.to_owned()));
+        for text in [
+            "10.0.0.2:9001",
+            "[2001:db8::2]:80*0",
+            "db-1.example.org:5000-5010*256",
+            "_sip.example:5060",
+            "a:1",
+        ] {
+            assert_eq!(endpoint(text).map(|endpoint| show_target(&endpoint)), Ok(text.to_owned()));
         }
     }
 
@@ -223,6 +247,9 @@ mod tests {
             ("[10.0.0.2]:80", "[10.0.0.2] is no IPv6 address in brackets"),
             (":80", "it has no address before the port"),
             ("-a:80", "\"-a\" is neither an address nor a host name"),
+            ("a:80*257", "\"257\" is no weight: a weight is a number, 0 to 256"),
+            ("a:80*+3", "\"+3\" is no weight: a weight is a number, 0 to 256"),
+            ("a:80*", "\"\" is no weight: a weight is a number, 0 to 256"),
             ("a b:80", "\"a b\" is neither an address nor a host name"),
         ] {
             assert_eq!(endpoint(text), Err(problem.to_owned()), "{text}");
