@@ -12,7 +12,7 @@ use crate::{
 
 /// A TURN/STUN relay for Linux, and the tools that measure it.
 #[derive(Parser)]
-#[command(name = "turnpike", version, after_help = EXIT_CODES)]
+#[command(name = "turnpike", version, propagate_version = true, after_help = EXIT_CODES)]
 pub(crate) struct Cli {
     /// What to do.
     #[command(subcommand)]
@@ -167,7 +167,7 @@ mod tests {
         let mut flags: Vec<&str> = serve
             .get_arguments()
             .filter_map(|argument| argument.get_long())
-            .filter(|flag| *flag != "help")
+            .filter(|flag| !matches!(*flag, "help" | "version"))
             .collect();
         flags.sort_unstable();
         assert_eq!(
@@ -198,7 +198,10 @@ mod tests {
     #[test]
     fn every_flag_says_what_it_does_and_every_subcommand_has_an_example() {
         for command in Cli::command().get_subcommands() {
-            for argument in command.get_arguments().filter(|argument| argument.get_id() != "help") {
+            for argument in command
+                .get_arguments()
+                .filter(|argument| !matches!(argument.get_id().as_str(), "help" | "version"))
+            {
                 let help = argument.get_help().map(ToString::to_string).unwrap_or_default();
                 assert!(help.len() > 15, "{} {}", command.get_name(), argument.get_id());
             }

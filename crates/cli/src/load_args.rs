@@ -318,8 +318,10 @@ pub(crate) fn user(text: &str) -> Result<(String, String), &'static str> {
     });
     let parts = if is_timed { text.rsplit_once(':') } else { text.split_once(':') };
     match parts {
-        Some((name, password)) if !name.is_empty() => Ok((name.to_owned(), password.to_owned())),
-        _ => Err("expected NAME:PASSWORD"),
+        None => Err("there is no colon, and so no password: expected NAME:PASSWORD"),
+        Some(("", _)) => Err("there is no name in front of the colon: expected NAME:PASSWORD"),
+        Some((_, "")) => Err("the password behind the colon is empty: expected NAME:PASSWORD"),
+        Some((name, password)) => Ok((name.to_owned(), password.to_owned())),
     }
 }
 
@@ -434,7 +436,11 @@ mod tests {
         assert_eq!(user("a:b:c"), pair("a", "b:c"));
         assert_eq!(user("1700000000:alice:c2VjcmV0"), pair("1700000000:alice", "c2VjcmV0"));
         assert_eq!(user("1700000000:pw"), pair("1700000000", "pw"));
-        assert!(user("a").is_err() && user(":b").is_err());
+        for (text, why) in
+            [("a", "no colon"), (":b", "no name"), ("a:", "password behind the colon is empty")]
+        {
+            assert!(user(text).is_err_and(|error| error.contains(why)), "{text}");
+        }
     }
 
     #[test]

@@ -21,7 +21,7 @@ use std::{
 
 use clap::Parser;
 use turnpike_load::{
-    LoadError, Outcome, Report, probe,
+    LoadError, Outcome, Report, Stop, probe,
     progress::{self, Interval},
     reflect::Reflector,
     stream, turn, udp,
@@ -157,24 +157,26 @@ fn run_reflector(args: ReflectArgs) -> ExitCode {
 fn generate(command: LoadCommand) -> ExitCode {
     match command {
         LoadCommand::Turn(args) => match args.into_config() {
-            Ok((config, json)) => run_load(json, Unit::Messages, |show| turn::run(&config, show)),
+            Ok((config, json)) => {
+                run_load(json, Unit::Messages, |stop, show| turn::run_until(&config, stop, show))
+            }
             Err(error) => fail_load(&error),
         },
         LoadCommand::Udp(args) => {
             let (config, json) = args.into_config();
-            run_load(json, Unit::Messages, |show| udp::run(&config, show))
+            run_load(json, Unit::Messages, |stop, show| udp::run_until(&config, stop, show))
         }
         LoadCommand::Tcp(args) => {
             let (config, json) = args.into_config();
-            run_load(json, Unit::Bytes, |show| stream::run(&config, show))
+            run_load(json, Unit::Bytes, |stop, show| stream::run_until(&config, stop, show))
         }
         LoadCommand::Rr(args) => {
             let (config, json) = args.into_config();
-            run_load(json, Unit::Messages, |show| stream::run(&config, show))
+            run_load(json, Unit::Messages, |stop, show| stream::run_until(&config, stop, show))
         }
         LoadCommand::Connect(args) => {
             let (config, json) = args.into_config();
-            run_load(json, Unit::Messages, |show| stream::run(&config, show))
+            run_load(json, Unit::Messages, |stop, show| stream::run_until(&config, stop, show))
         }
     }
 }
@@ -198,7 +200,7 @@ fn probe(args: ProbeArgs) -> ExitCode {
 fn run_load(
     json: Option<PathBuf>,
     unit: Unit,
-    run: impl FnOnce(&mut dyn FnMut(&Interval)) -> Result<Outcome, LoadError>,
+    run: impl FnOnce(&Stop, &mut dyn FnMut(&Interval)) -> Result<Outcome, LoadError>,
 ) -> ExitCode {
     if let Some(error) = json.as_deref().and_then(|path| unwritable(path).err()) {
         return fail(
@@ -206,8 +208,12 @@ fn run_load(
             &format_args!("cannot write the result: {error}; choose another file with --json"),
         );
     }
+    let stop = Stop::new();
+    if let Err(error) = stop_on_signals(stop.clone()) {
+        return fail(FAILED, &format_args!("cannot wait for signals: {error}"));
+    }
     let display = progress::Display::new(io::stderr().is_terminal());
-    let result = run(&mut |interval| display.show(interval));
+    let result = run(&stop, &mut |interval| display.show(interval));
     display.finish();
     let outcome = match result {
         Ok(outcome) => outcome,
@@ -217,7 +223,26 @@ fn run_load(
         return fail(FAILED, &format_args!("cannot write the result: {error}"));
     }
     let exceeded = outcome.limits_exceeded();
-    if exceeded.is_empty() { ExitCode::SUCCESS } else { fail(LIMIT_EXCEEDED, &exceeded.join("\n")) }
+    if !exceeded.is_empty() {
+        return fail(LIMIT_EXCEEDED, &exceeded.join("\n"));
+    }
+    // Who asked for an hour did not get it, whatever the figures are.
+    if outcome.was_interrupted() { ExitCode::from(FAILED) } else { ExitCode::SUCCESS }
+}
+
+/// The first SIGINT or SIGTERM ends the run with what it has measured, the second at once.
+fn stop_on_signals(stop: Stop) -> io::Result<()> {
+    let wait = move || {
+        if stop::wait().is_ok() {
+            stop.stop();
+            tell(format_args!(
+                "turnpike: interrupted; waiting for the last replies (once more to end at once)"
+            ));
+            let _ = stop::wait();
+            std::process::exit(FAILED.into());
+        }
+    };
+    std::thread::Builder::new().name("signals".to_owned()).spawn(wait).map(drop)
 }
 
 /// Better known before a run of an hour than after it. What the file holds stays until there is a result.

@@ -270,6 +270,12 @@ pub enum LoadError {
         /// The kernel's answer.
         source: io::Error,
     },
+    /// The run was told to stop ([`Stop`](crate::Stop)) before there was anything to report.
+    #[error("interrupted {during}: nothing was measured")]
+    Interrupted {
+        /// What it was doing.
+        during: &'static str,
+    },
     /// Another thread failed, and its error is the one to show.
     #[error("stopped")]
     Stopped,

@@ -24,7 +24,7 @@ pub mod uri;
 
 pub use error::LoadError;
 pub use payload::HEADER_LEN;
-pub use run::Outcome;
+pub use run::{Outcome, Stop};
 pub use secure::TlsOptions;
 pub use transport::{Transport, UnknownTransport};
 pub use turnpike_measure::{Rate, Report};

@@ -48,6 +48,8 @@ pub struct Interval {
     pub sent: u64,
     /// Received in it.
     pub received: u64,
+    /// Found to be lost in it: sent, not answered, and no longer under way.
+    pub lost: u64,
     /// What is counted.
     pub kind: Kind,
     /// Median round trip in microseconds.
@@ -57,13 +59,11 @@ pub struct Interval {
 }
 
 impl Interval {
-    /// What was sent and not received in this interval, in percent; replies that are still under way count until the
-    /// next one.
+    /// What was found to be lost in this interval, in percent of what was sent in it, at most 100.
     #[must_use]
     #[expect(clippy::cast_precision_loss, reason = "for display")]
     pub fn loss_percent(&self) -> f64 {
-        let missing = self.sent.saturating_sub(self.received);
-        if self.sent == 0 { 0.0 } else { missing as f64 * 100.0 / self.sent as f64 }
+        if self.sent == 0 { 0.0 } else { (self.lost as f64 * 100.0 / self.sent as f64).min(100.0) }
     }
 }
 
@@ -153,7 +153,8 @@ mod tests {
             elapsed: Duration::from_millis(3_100),
             length: Duration::from_millis(500),
             sent: 1_000_000,
-            received: 999_000,
+            received: 990_000,
+            lost: 1_000,
             kind: Kind::Answered,
             p50_us: 84,
             p99_us: 142,
@@ -161,7 +162,7 @@ mod tests {
         let line = interval.to_string();
         assert_eq!(
             line,
-            "   3.1 s  sent 2,000,000/s  received 1,998,000/s  loss 0.10 %  p50 84 us  p99 142 us  (warm-up)"
+            "   3.1 s  sent 2,000,000/s  received 1,980,000/s  loss 0.10 %  p50 84 us  p99 142 us  (warm-up)"
         );
         interval.kind = Kind::OneWay;
         assert!(!interval.to_string().contains("loss"));

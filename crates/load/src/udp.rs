@@ -8,7 +8,12 @@ use std::{net::SocketAddr, time::Duration};
 use turnpike_measure::Rate;
 use turnpike_net::Datapath;
 
-use crate::{LoadError, progress::Interval, run::Outcome, turn};
+use crate::{
+    LoadError,
+    progress::Interval,
+    run::{Outcome, Stop},
+    turn,
+};
 
 /// Settings of `load udp`. [`Config::default`] holds the documented defaults.
 #[derive(Clone, Debug)]
@@ -67,6 +72,18 @@ impl Default for Config {
 /// # Errors
 /// When the settings are impossible, or nothing comes back from the server. What is lost afterwards is counted.
 pub fn run(config: &Config, progress: impl FnMut(&Interval)) -> Result<Outcome, LoadError> {
+    run_until(config, &Stop::new(), progress)
+}
+
+/// Runs a load as [`run`] does, until its time is over or `stop` is told to stop.
+///
+/// # Errors
+/// As [`run`], and when it is stopped before anything was measured.
+pub fn run_until(
+    config: &Config,
+    stop: &Stop,
+    progress: impl FnMut(&Interval),
+) -> Result<Outcome, LoadError> {
     let config = turn::Config {
         server: config.server,
         peer: config.server,
@@ -86,5 +103,5 @@ pub fn run(config: &Config, progress: impl FnMut(&Interval)) -> Result<Outcome, 
         setup_timeout: config.setup_timeout,
         ..turn::Config::default()
     };
-    turn::run(&config, progress)
+    turn::run_until(&config, stop, progress)
 }

@@ -47,6 +47,20 @@ fn a_dual_stack_allocation_has_an_address_of_each_family() {
     assert_eq!(world.server.gate_mut().held(), 1, "one allocation, whatever its addresses");
 }
 
+/// coturn's client asks by the number that the attribute had before RFC 8656.
+#[test]
+fn the_drafts_number_of_the_attribute_asks_for_the_same() {
+    let mut world = World::new();
+    let alice = world.credentials("alice", Scheme::Md5);
+    let drafted = |value: &[u8]| Ask::allocate().raw(0x8032, value).signed(&alice);
+    for malformed in [&[2][..], &[1, 0, 0, 0]] {
+        assert_eq!(world.ask(&drafted(malformed)).code(), Some(400));
+    }
+    let Outcome::Open(request) = world.feed(&drafted(&[2, 0, 0, 0]).bytes()) else { panic!() };
+    assert_eq!(request.second.map(|second| second.family), Some(Family::V6));
+    assert_eq!(world.open(&request).success().relayed().len(), 2);
+}
+
 #[test]
 fn when_only_the_second_fails_the_reply_says_so() {
     for (result, code) in [(OpenResult::NoCapacity, 508), (OpenResult::UnsupportedFamily, 440)] {

@@ -245,8 +245,11 @@ fn a_line_of_progress_appears_each_second() {
     let load =
         Load::new(serve.address(V4)).to(reflect.address).with(&["--rate", "100", "--duration", "3"]).start();
     let ended = load.wait(SOON);
-    let progress = ended.stderr.lines().filter(|line| line.contains("p99")).count();
-    assert!(progress >= 2, "{}", ended.stderr);
+    let progress: Vec<&str> = ended.stderr.lines().filter(|line| line.contains("p99")).collect();
+    assert!(progress.len() >= 2, "{}", ended.stderr);
+    // What is still under way at the end of a second is not lost.
+    assert_eq!(ended.result()["lost"], 0, "{}", ended.output());
+    assert!(progress.iter().all(|line| line.contains("loss 0.00 %")), "{}", ended.stderr);
 }
 
 /// The reflector alone: what it gets goes back to where it came from.

@@ -17,6 +17,7 @@ mod interop;
 mod invalid_flood;
 mod load_and_reflect;
 mod load_forward;
+mod load_interrupted;
 mod metrics_live;
 mod nat_discovery;
 mod probe;

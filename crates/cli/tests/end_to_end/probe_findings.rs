@@ -105,6 +105,17 @@ fn every_transport_is_reachable_with_its_certificate_and_nothing_is_left_behind(
 }
 
 #[test]
+fn a_family_that_a_dual_stack_allocation_did_not_get_is_told_with_the_servers_reason() {
+    let user = format!("{USER}:{PASSWORD}");
+    let serve = Serve::start_bare(&["--realm", REALM, "--user", &user, "--relay-ip", "127.0.0.1"]);
+    let report = probe(&format!("turn:{}", serve.address(V4)), &[]).result();
+    assert_eq!(report["features"]["dual_stack"], false, "{report}");
+    finds(&report, "features", "note", "dual-stack allocations (440 Address Family not Supported)", "");
+    // The allocation of the other family, which was granted, is given back.
+    serve.wait_for_allocations(0);
+}
+
+#[test]
 fn certificates_are_found_untrusted_misnamed_and_about_to_expire() {
     let own = Certificate::new(&[NAME, "127.0.0.1"]);
     let serve = Serve::start_secured(&own, &[]);

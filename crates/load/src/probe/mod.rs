@@ -211,7 +211,9 @@ impl Probe<'_> {
                 _ => transport,
             };
             let Some(mut session) = self.session(over) else { continue };
-            match relay::ask(&mut session, feature) {
+            let found = relay::ask(&mut session, feature);
+            let is_granted = matches!(found, relay::Found::Less(_));
+            match found {
                 relay::Found::Yes(addresses) => {
                     yes.push(feature.title().to_owned());
                     self.report.features.insert(feature.name().to_owned(), true);
@@ -228,11 +230,10 @@ impl Probe<'_> {
                     }
                     session.delete();
                 }
-                relay::Found::No(why) => {
+                relay::Found::No(why) | relay::Found::Less(why) => {
                     no.push(format!("{} ({why})", feature.title()));
                     self.report.features.insert(feature.name().to_owned(), false);
-                    // Granted all the same, where the wish was only ignored.
-                    if why == "ignored" {
+                    if is_granted {
                         session.delete();
                     }
                 }

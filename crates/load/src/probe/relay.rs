@@ -147,6 +147,8 @@ pub(super) enum Found {
     Yes(Vec<SocketAddr>),
     /// With the server's words.
     No(String),
+    /// An allocation without it, with the server's words if it had any.
+    Less(String),
     /// The server's quota, or its silence, is in the way.
     Unknown(String),
 }
@@ -156,7 +158,7 @@ pub(super) fn ask(session: &mut Session, feature: Feature) -> Found {
     match session.request(method::ALLOCATE, &feature.attributes()) {
         Ok(answer) => match answer.code() {
             None if feature.is_in(&answer) => Found::Yes(answer.addresses(attribute::XOR_RELAYED_ADDRESS)),
-            None => Found::No("ignored".to_owned()),
+            None => Found::Less(answer.family_refused().unwrap_or_else(|| "ignored".to_owned())),
             Some(401 | 437 | 438 | 486 | 508) => Found::Unknown(answer.told()),
             Some(_) => Found::No(answer.told()),
         },

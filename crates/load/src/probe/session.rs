@@ -42,6 +42,7 @@ pub(super) mod attribute {
     pub(crate) const USERHASH: u16 = 0x001E;
     pub(crate) const XOR_MAPPED_ADDRESS: u16 = 0x0020;
     pub(crate) const ADDITIONAL_ADDRESS_FAMILY: u16 = 0x8000;
+    pub(crate) const ADDRESS_ERROR_CODE: u16 = 0x8001;
     pub(crate) const PASSWORD_ALGORITHMS: u16 = 0x8002;
     pub(crate) const ALTERNATE_DOMAIN: u16 = 0x8003;
     pub(crate) const SOFTWARE: u16 = 0x8022;
@@ -110,8 +111,15 @@ impl Answer {
             None => "success".to_owned(),
             // pion has such.
             Some((0, _)) => "an error without a code (no ERROR-CODE)".to_owned(),
-            Some((code, reason)) => format!("{code} {reason}").trim_end().to_owned(),
+            Some((code, reason)) => told(*code, reason),
         }
+    }
+
+    /// Why one of two families was left out of a dual-stack allocation, such as "440 Address Family not Supported":
+    /// ADDRESS-ERROR-CODE (RFC 8656 section 18.12) has a family in front of what ERROR-CODE has.
+    pub(super) fn family_refused(&self) -> Option<String> {
+        let (code, reason) = read_error(self.value(attribute::ADDRESS_ERROR_CODE)?)?;
+        Some(told(code, &reason))
     }
 
     /// All values of an attribute.
@@ -392,11 +400,19 @@ pub(super) fn read(
         challenge.is_none_or(|challenge| integrity::verify(&bytes, &challenge.key, challenge.mac).is_ok());
     let mut answer = Answer { bytes, error: None, verified, took, sent };
     if failed {
-        let value = answer.value(attribute::ERROR_CODE).unwrap_or_default();
-        let code = value.get(2..4).map_or(0, |code| u16::from(code[0] & 7) * 100 + u16::from(code[1]));
-        answer.error = Some((code, printable(value.get(4..).unwrap_or_default())));
+        answer.error = Some(answer.value(attribute::ERROR_CODE).and_then(read_error).unwrap_or_default());
     }
     Some(answer)
+}
+
+/// Code and reason phrase (RFC 8489 section 14.8).
+fn read_error(value: &[u8]) -> Option<(u16, String)> {
+    let (head, reason) = value.split_first_chunk::<4>()?;
+    Some((u16::from(head[2] & 7) * 100 + u16::from(head[3]), printable(reason)))
+}
+
+fn told(code: u16, reason: &str) -> String {
+    format!("{code} {reason}").trim_end().to_owned()
 }
 
 fn write_address(address: SocketAddr) -> Vec<u8> {

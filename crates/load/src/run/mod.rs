@@ -7,7 +7,11 @@ mod tally;
 
 use std::{
     collections::BTreeMap,
-    sync::{atomic::Ordering::Relaxed, mpsc},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+        mpsc,
+    },
     thread,
     time::{Duration, Instant},
 };
@@ -32,6 +36,8 @@ pub struct Outcome {
     pub report: Report,
     /// Each asked-for limit that was exceeded, as a sentence.
     exceeded: Vec<String>,
+    /// Whether it ended before its time.
+    interrupted: bool,
 }
 
 impl Outcome {
@@ -39,6 +45,34 @@ impl Outcome {
     #[must_use]
     pub fn limits_exceeded(&self) -> &[String] {
         &self.exceeded
+    }
+
+    /// Whether the run was ended by [`Stop::stop`] before its time: the report is of what was measured until then.
+    #[must_use]
+    pub fn was_interrupted(&self) -> bool {
+        self.interrupted
+    }
+}
+
+/// Ends a run before its time, from another thread.
+#[derive(Clone, Debug, Default)]
+pub struct Stop(Arc<AtomicBool>);
+
+impl Stop {
+    /// One that has not been told to stop.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Ends the run within half a second; it waits for the last replies, gives its allocations back and reports what it
+    /// measured.
+    pub fn stop(&self) {
+        self.0.store(true, Relaxed);
+    }
+
+    fn is_stopped(&self) -> bool {
+        self.0.load(Relaxed)
     }
 }
 
@@ -66,12 +100,17 @@ pub(crate) struct Asked {
 pub(crate) struct Found {
     pub(crate) tallies: Tallies,
     pub(crate) finished: Vec<Finished>,
+    /// The measured time.
+    pub(crate) measured: Duration,
+    /// Whether it is shorter than was asked for.
+    pub(crate) interrupted: bool,
 }
 
 /// Runs `body` in each thread. `progress` is called about once a second, from the calling thread.
 pub(crate) fn run<C: Sync>(
     config: &C,
     frame: Frame,
+    stop: &Stop,
     body: impl Fn(&Shared<'_, C>, usize) -> Result<Finished, LoadError> + Sync,
     mut progress: impl FnMut(&Interval),
 ) -> Result<Found, LoadError> {
@@ -94,9 +133,10 @@ pub(crate) fn run<C: Sync>(
             }
         }
         drop(sender);
-        watch(&shared, &receiver, &mut tallies, &mut progress)
+        watch(&shared, stop, &receiver, &mut tallies, &mut progress)
     });
-    shared.take_failure().map_or(Ok(Found { tallies, finished }), Err)
+    let (measured, interrupted) = shared.measured();
+    shared.take_failure().map_or(Ok(Found { tallies, finished, measured, interrupted }), Err)
 }
 
 /// Makes room for the sockets of `clients`.
@@ -115,21 +155,32 @@ pub(crate) fn check_files(clients: usize) -> Result<(), LoadError> {
 /// Reports each second until all threads have ended.
 fn watch<C>(
     shared: &Shared<'_, C>,
+    stop: &Stop,
     threads: &mpsc::Receiver<Option<Finished>>,
     total: &mut Tallies,
     progress: &mut impl FnMut(&Interval),
 ) -> Vec<Finished> {
     const INTERVAL: Duration = Duration::from_secs(1);
+    /// How soon a run hears that it shall end.
+    const LOOK: Duration = Duration::from_millis(100);
     let begin = Instant::now();
     let (mut finished, mut last) = (Vec::new(), begin);
+    let (mut lost, mut stopped) = (Losses::default(), false);
     loop {
-        match threads.recv_timeout((last + INTERVAL).saturating_duration_since(Instant::now())) {
+        if !stopped && stop.is_stopped() {
+            stopped = true;
+            shared.interrupt();
+        }
+        let rest = (last + INTERVAL).saturating_duration_since(Instant::now());
+        match threads.recv_timeout(rest.min(LOOK)) {
             Ok(done) => finished.extend(done),
+            Err(mpsc::RecvTimeoutError::Timeout) if last.elapsed() < INTERVAL => {}
             Err(mpsc::RecvTimeoutError::Timeout) => {
                 let now = Instant::now();
                 let mut interval = Tallies::default();
                 collect(shared, &mut interval);
-                progress(&summary(shared, &mut interval, now - begin, now - last));
+                let lost = lost.note(&interval);
+                progress(&summary(shared, &mut interval, lost, now - begin, now - last));
                 total.warmup.merge(&mut interval.warmup);
                 total.measured.merge(&mut interval.measured);
                 last = now;
@@ -147,9 +198,30 @@ fn collect<C>(shared: &Shared<'_, C>, into: &mut Tallies) {
     }
 }
 
+/// What has been lost so far: sent, neither answered nor under way.
+#[derive(Default)]
+struct Losses {
+    unanswered: u64,
+    lost: u64,
+}
+
+impl Losses {
+    /// What was found to be lost in this interval. A reply that comes after all takes from the next losses.
+    fn note(&mut self, interval: &Tallies) -> u64 {
+        let Tallies { warmup, measured, under_way } = interval;
+        self.unanswered = (self.unanswered + warmup.sent + measured.sent)
+            .saturating_sub(warmup.received + measured.received);
+        let lost = self.unanswered.saturating_sub(*under_way);
+        let newly = lost.saturating_sub(self.lost);
+        self.lost = self.lost.max(lost);
+        newly
+    }
+}
+
 fn summary<C>(
     shared: &Shared<'_, C>,
     interval: &mut Tallies,
+    lost: u64,
     elapsed: Duration,
     length: Duration,
 ) -> Interval {
@@ -167,6 +239,7 @@ fn summary<C>(
         length,
         sent: both.sent,
         received: both.received,
+        lost,
         kind: shared.frame.kind,
         p50_us: both.rtt.quantile(0.50),
         p99_us: both.rtt.quantile(0.99),
@@ -199,6 +272,14 @@ pub(crate) fn report(frame: &Frame, asked: &Asked, found: Found) -> Report {
     if let Some(cpu) = cpu {
         extra.insert("generator_cpu_s".to_owned(), cpu.as_secs_f64());
     }
+    let mut notes = Vec::new();
+    if found.interrupted {
+        notes.push(format!(
+            "interrupted after {:.1} s of the {} s asked for; the figures are of these",
+            found.measured.as_secs_f64(),
+            frame.duration.as_secs_f64()
+        ));
+    }
     let lost = match frame.kind {
         // Most of what is sent deserves no reply.
         Kind::OneWay => 0,
@@ -210,27 +291,27 @@ pub(crate) fn report(frame: &Frame, asked: &Asked, found: Found) -> Report {
         lost,
         duplicated: tally.duplicated,
         reordered: tally.reordered,
-        send_pps: per_second(tally.sent, frame.duration),
-        recv_pps: per_second(tally.received, frame.duration),
-        recv_bps: per_second(tally.received_bytes * 8, frame.duration),
+        send_pps: per_second(tally.sent, found.measured),
+        recv_pps: per_second(tally.received, found.measured),
+        recv_bps: per_second(tally.received_bytes * 8, found.measured),
         rtt_us: tally.rtt.percentiles(),
         jitter_us: if jitter_count == 0 { 0.0 } else { jitter_sum / jitter_count as f64 },
         late_us: tally.late.lateness(),
         clients: frame.clients as u64,
         size: asked.size as u64,
         rate: asked.rate,
-        duration_s: frame.duration.as_secs_f64(),
+        duration_s: found.measured.as_secs_f64(),
         datapath: asked.datapath.clone(),
         transport: None,
         relay: None,
         errors,
-        notes: Vec::new(),
+        notes,
         extra,
     }
 }
 
 /// Says what was late, and holds the report against the limits.
-pub(crate) fn conclude(mut report: Report, asked: &Asked) -> Outcome {
+pub(crate) fn conclude(mut report: Report, asked: &Asked, interrupted: bool) -> Outcome {
     if report.late_us.p99 > LATE_US {
         report.notes.insert(
             0,
@@ -241,7 +322,7 @@ pub(crate) fn conclude(mut report: Report, asked: &Asked) -> Outcome {
             ),
         );
     }
-    Outcome { exceeded: exceeded(asked, &report), report }
+    Outcome { exceeded: exceeded(asked, &report), report, interrupted }
 }
 
 fn exceeded(asked: &Asked, report: &Report) -> Vec<String> {
@@ -259,4 +340,33 @@ fn exceeded(asked: &Asked, report: &Report) -> Vec<String> {
         }
     }
     exceeded
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn interval(sent: u64, received: u64, under_way: u64) -> Tallies {
+        let mut tallies = Tallies::default();
+        (tallies.measured.sent, tallies.measured.received, tallies.under_way) = (sent, received, under_way);
+        tallies
+    }
+
+    #[test]
+    fn what_is_under_way_is_not_lost() {
+        let mut losses = Losses::default();
+        assert_eq!(losses.note(&interval(100, 90, 10)), 0);
+        assert_eq!(losses.note(&interval(100, 100, 10)), 0);
+        assert_eq!(losses.note(&interval(100, 107, 0)), 3);
+        assert_eq!(losses.note(&interval(100, 100, 0)), 0);
+    }
+
+    #[test]
+    fn a_reply_that_was_given_up_and_comes_makes_nothing_lost_twice() {
+        let mut losses = Losses::default();
+        assert_eq!(losses.note(&interval(10, 8, 0)), 2);
+        assert_eq!(losses.note(&interval(10, 12, 0)), 0);
+        assert_eq!(losses.note(&interval(10, 7, 1)), 0);
+        assert_eq!(losses.note(&interval(10, 9, 0)), 2);
+    }
 }

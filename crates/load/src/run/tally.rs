@@ -72,6 +72,8 @@ pub(crate) type Errors = BTreeMap<&'static str, u64>;
 pub(crate) struct Tallies {
     pub(crate) warmup: Tally,
     pub(crate) measured: Tally,
+    /// What was sent and may still be answered, when this was published.
+    pub(crate) under_way: u64,
 }
 
 impl Tallies {
@@ -80,10 +82,11 @@ impl Tallies {
         if measured { &mut self.measured } else { &mut self.warmup }
     }
 
-    /// Hands everything over and starts from zero.
-    pub(crate) fn publish(&mut self, slot: &Mutex<Self>) {
+    /// Hands everything over and starts from zero. `under_way`: what was sent and may still be answered.
+    pub(crate) fn publish(&mut self, slot: &Mutex<Self>, under_way: u64) {
         let Ok(mut slot) = slot.lock() else { return };
         let slot = &mut *slot;
+        slot.under_way = under_way;
         for (from, to) in [(&mut self.warmup, &mut slot.warmup), (&mut self.measured, &mut slot.measured)] {
             if !from.is_empty() {
                 to.merge(from);
@@ -95,7 +98,8 @@ impl Tallies {
     /// Takes what has been published since the last time, into `into`.
     pub(crate) fn collect(slot: &Mutex<Self>, into: &mut Self) {
         let Ok(mut slot) = slot.lock() else { return };
-        let Self { warmup, measured } = &mut *slot;
+        let Self { warmup, measured, under_way } = &mut *slot;
+        into.under_way += *under_way;
         into.warmup.merge(warmup);
         into.measured.merge(measured);
         warmup.clear();
@@ -144,10 +148,12 @@ mod tests {
         own.of(true).sent = 4;
         own.of(true).record_rtt(9);
         own.of(true).received = 1;
-        own.publish(&slot);
-        own.publish(&slot);
+        own.publish(&slot, 6);
+        own.publish(&slot, 5);
         Tallies::collect(&slot, &mut total);
         Tallies::collect(&slot, &mut total);
         assert_eq!((total.warmup.sent, total.measured.sent, total.measured.rtt.count()), (3, 4, 1));
+        // What is under way is a level and no count: each look at it sees the latest.
+        assert_eq!(total.under_way, 5 + 5);
     }
 }

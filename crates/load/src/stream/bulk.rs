@@ -85,7 +85,7 @@ impl<'a> Bulk<'a> {
         let mut ready: Vec<Event> = Vec::new();
         while !self.streams.iter().all(Stream::is_done) {
             let now = shared.clock.ns();
-            if heartbeat.beat(now, shared, thread, &mut self.tallies)? {
+            if heartbeat.beat(now, shared, thread, &mut self.tallies, &mut self.schedule, || 0)? {
                 self.check_progress(now)?;
             }
             if now >= self.schedule.end && !stopped {
@@ -103,7 +103,7 @@ impl<'a> Bulk<'a> {
             }
         }
         let cpu = heartbeat.cpu();
-        self.tallies.publish(&shared.slots[thread]);
+        self.tallies.publish(&shared.slots[thread], 0);
         Ok(Finished { errors: Errors::new(), cpu, sums: self.rates(), ..Finished::default() })
     }
 
@@ -145,11 +145,11 @@ impl<'a> Bulk<'a> {
 
     /// What arrived within the measured time.
     fn rates(&self) -> BTreeMap<&'static str, f64> {
-        let mut rates = BTreeMap::new();
+        let (mut rates, measured) = (BTreeMap::new(), self.schedule.measured());
         for stream in &self.streams {
             let (name, rate) = match &stream.way {
-                Way::ToServer(sending) => (TO_SERVER_BPS, sending.rate(self.config.duration)),
-                Way::ToClient(receiving) => (TO_CLIENT_BPS, receiving.rate(self.config.duration)),
+                Way::ToServer(sending) => (TO_SERVER_BPS, sending.rate(measured)),
+                Way::ToClient(receiving) => (TO_CLIENT_BPS, receiving.rate(measured)),
             };
             *rates.entry(name).or_default() += rate;
         }

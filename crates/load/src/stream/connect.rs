@@ -64,7 +64,7 @@ pub(super) fn run(shared: &Shared<'_>, thread: usize) -> Result<Finished, LoadEr
         last_success: schedule.start,
     };
     let cpu = connect.run()?;
-    connect.tallies.publish(&shared.slots[thread]);
+    connect.tallies.publish(&shared.slots[thread], 0);
     Ok(Finished { errors: connect.errors, cpu, ..Finished::default() })
 }
 
@@ -96,6 +96,12 @@ struct Slot {
     missing: usize,
 }
 
+impl Slot {
+    fn is_unanswered(&self) -> bool {
+        self.stream.is_some() && self.state != State::Closing
+    }
+}
+
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum State {
     Connecting,
@@ -113,12 +119,20 @@ impl Connect<'_> {
         let mut ready: Vec<Event> = Vec::new();
         loop {
             let mut now = self.shared.clock.ns();
-            if heartbeat.beat(now, self.shared, self.thread, &mut self.tallies)? {
+            let under_way = || self.slots.iter().filter(|slot| slot.is_unanswered()).count() as u64;
+            if heartbeat.beat(
+                now,
+                self.shared,
+                self.thread,
+                &mut self.tallies,
+                &mut self.schedule,
+                under_way,
+            )? {
                 self.expire(now)?;
             }
             while let Some(&(index, from)) = self.free.front()
                 && from <= now
-                && let Some(due) = self.starts.take(now, from, &mut self.tallies)
+                && let Some(due) = self.starts.take(now, from, self.schedule.end, &mut self.tallies)
             {
                 self.free.pop_front();
                 self.begin(index, due, now)?;
@@ -132,7 +146,7 @@ impl Connect<'_> {
             }
             let pause = match self.free.front() {
                 Some((_, from)) if now < self.schedule.end => {
-                    self.starts.pause(now).max(from.saturating_sub(now))
+                    self.starts.pause(now, self.schedule.end).max(from.saturating_sub(now))
                 }
                 _ => LONGEST_SLEEP_NS,
             };
@@ -141,9 +155,8 @@ impl Connect<'_> {
                 self.serve(*event)?;
             }
         }
-        self.starts.end(&mut self.errors);
-        let pending = self.slots.iter().filter(|slot| slot.stream.is_some() && slot.state != State::Closing);
-        let unanswered = pending.count() as u64;
+        self.starts.end(self.schedule.end, &mut self.errors);
+        let unanswered = self.slots.iter().filter(|slot| slot.is_unanswered()).count() as u64;
         if unanswered > 0 {
             *self.errors.entry("unanswered").or_default() += unanswered;
         }

@@ -48,7 +48,7 @@ pub(super) fn run(shared: &Shared<'_>, thread: usize) -> Result<Finished, LoadEr
         errors: Errors::new(),
     };
     let cpu = exchange.run()?;
-    exchange.tallies.publish(&shared.slots[thread]);
+    exchange.tallies.publish(&shared.slots[thread], 0);
     Ok(Finished { errors: exchange.errors, cpu, ..Finished::default() })
 }
 
@@ -86,9 +86,11 @@ impl Exchange<'_> {
         let mut ready: Vec<Event> = Vec::new();
         loop {
             let mut now = self.shared.clock.ns();
-            heartbeat.beat(now, self.shared, self.thread, &mut self.tallies)?;
+            let under_way = (self.clients.len() - self.free.len()) as u64;
+            heartbeat
+                .beat(now, self.shared, self.thread, &mut self.tallies, &mut self.schedule, || under_way)?;
             while let Some(&(index, since)) = self.free.front()
-                && let Some(due) = self.starts.take(now, since, &mut self.tallies)
+                && let Some(due) = self.starts.take(now, since, self.schedule.end, &mut self.tallies)
             {
                 self.free.pop_front();
                 self.begin(index, due)?;
@@ -103,14 +105,14 @@ impl Exchange<'_> {
             let pause = if self.free.is_empty() || now >= self.schedule.end {
                 LONGEST_SLEEP_NS
             } else {
-                self.starts.pause(now)
+                self.starts.pause(now, self.schedule.end)
             };
             super::wait(&mut self.poller, &mut ready, pause)?;
             for event in &ready {
                 self.serve(*event)?;
             }
         }
-        self.starts.end(&mut self.errors);
+        self.starts.end(self.schedule.end, &mut self.errors);
         let unanswered = self.clients.len() - self.free.len();
         if unanswered > 0 {
             self.errors.insert("unanswered", unanswered as u64);
@@ -202,7 +204,7 @@ impl Exchange<'_> {
         tally.record_rtt((now - due) / 1_000);
         // Without a queue of waiting clients it goes on at once.
         if self.free.is_empty()
-            && let Some(due) = self.starts.take(now, now, &mut self.tallies)
+            && let Some(due) = self.starts.take(now, now, self.schedule.end, &mut self.tallies)
         {
             return self.begin(index, due);
         }

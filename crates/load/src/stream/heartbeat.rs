@@ -25,7 +25,7 @@ impl Heartbeat {
         Self { next: schedule.start, measure: schedule.measure, cpu: None }
     }
 
-    /// To be called often; whether it was time.
+    /// To be called often; whether it was time. `schedule` is brought up to date.
     #[inline]
     pub(super) fn beat(
         &mut self,
@@ -33,12 +33,14 @@ impl Heartbeat {
         shared: &Shared<'_>,
         thread: usize,
         tallies: &mut Tallies,
+        schedule: &mut Schedule,
+        under_way: impl FnOnce() -> u64,
     ) -> Result<bool, LoadError> {
         if now < self.next {
             return Ok(false);
         }
-        shared.check()?;
-        tallies.publish(&shared.slots[thread]);
+        shared.check_on(schedule)?;
+        tallies.publish(&shared.slots[thread], under_way());
         self.next = now + PUBLISH_NS;
         if self.cpu.is_none() && now >= self.measure {
             self.cpu = thread_cpu();

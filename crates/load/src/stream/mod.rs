@@ -25,7 +25,7 @@ use turnpike_net::poll::{Event, Poller};
 pub use config::{Close, Config, Direction, Workload};
 
 use crate::{
-    LoadError, Outcome,
+    LoadError, Outcome, Stop,
     progress::{Interval, Kind},
     run::{self, Asked, Frame},
 };
@@ -44,6 +44,18 @@ const LONGEST_SLEEP_NS: u64 = 20_000_000;
 /// When the settings are impossible, no reflector answers, or a connection is lost in mid-run; in a bulk run, when not
 /// every byte arrives.
 pub fn run(config: &Config, progress: impl FnMut(&Interval)) -> Result<Outcome, LoadError> {
+    run_until(config, &Stop::new(), progress)
+}
+
+/// Runs a load as [`run`] does, until its time is over or `stop` is told to stop.
+///
+/// # Errors
+/// As [`run`], and when it is stopped before anything was measured.
+pub fn run_until(
+    config: &Config,
+    stop: &Stop,
+    progress: impl FnMut(&Interval),
+) -> Result<Outcome, LoadError> {
     config.validate()?;
     run::check_files(config.connections())?;
     let bulk = matches!(config.workload, Workload::Bulk { .. });
@@ -61,10 +73,11 @@ pub fn run(config: &Config, progress: impl FnMut(&Interval)) -> Result<Outcome, 
         max_loss: config.max_loss,
         max_p99: config.max_p99,
     };
-    let found = run::run(config, frame, run_thread, progress)?;
+    let found = run::run(config, frame, stop, run_thread, progress)?;
+    let interrupted = found.interrupted;
     let mut report = run::report(&frame, &asked, found);
     complete(&mut report, config.workload);
-    Ok(run::conclude(report, &asked))
+    Ok(run::conclude(report, &asked, interrupted))
 }
 
 fn run_thread(shared: &Shared<'_>, number: usize) -> Result<run::Finished, LoadError> {

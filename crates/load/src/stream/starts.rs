@@ -35,11 +35,11 @@ impl Starts {
         Self { schedule, pacer }
     }
 
-    /// When the next request was due, if it may start now on a client that is free since `free_since`. Only what passes
+    /// When the next request was due, if the run goes on until `end` and it may start now on a client that is free since `free_since`. Only what passes
     /// after both is the generator's lateness; the wait for a client is the server's, and part of the round trip.
     #[inline]
-    pub(super) fn take(&mut self, now: u64, free_since: u64, tallies: &mut Tallies) -> Option<u64> {
-        if now < self.schedule.start || now >= self.schedule.end {
+    pub(super) fn take(&mut self, now: u64, free_since: u64, end: u64, tallies: &mut Tallies) -> Option<u64> {
+        if now < self.schedule.start || now >= end {
             return None;
         }
         let Some(pacer) = &mut self.pacer else { return Some(now) };
@@ -53,20 +53,20 @@ impl Starts {
     }
 
     /// Nanoseconds until something may start, if a client is free; at most until the end.
-    pub(super) fn pause(&self, now: u64) -> u64 {
+    pub(super) fn pause(&self, now: u64, end: u64) -> u64 {
         let next = match &self.pacer {
             _ if now < self.schedule.start => self.schedule.start,
             Some(pacer) => pacer.due(),
             None => now,
         };
-        next.min(self.schedule.end).saturating_sub(now)
+        next.min(end).saturating_sub(now)
     }
 
     /// Counts what was due and could not start.
-    pub(super) fn end(&mut self, errors: &mut Errors) {
+    pub(super) fn end(&mut self, end: u64, errors: &mut Errors) {
         let Some(pacer) = &mut self.pacer else { return };
         let mut missed = 0;
-        while pacer.due() < self.schedule.end {
+        while pacer.due() < end {
             missed += u64::from(pacer.due() >= self.schedule.measure);
             pacer.advance();
         }

@@ -49,12 +49,14 @@ pub(super) fn run(
     let churn = Churn {
         free: (0..limit).collect(),
         due: vec![0; limit],
+        is_granted: vec![false; limit],
         ports: Ports::of_thread(thread, shared.frame.threads),
         engine,
         shared,
         schedule,
         limit,
         under_way: 0,
+        deleting: 0,
         granted: 0,
         tallies: Tallies::default(),
     };
@@ -69,9 +71,13 @@ struct Churn<'a> {
     free: VecDeque<usize>,
     /// When each endpoint's allocation was due.
     due: Vec<u64>,
+    /// Whether each has an allocation.
+    is_granted: Vec<bool>,
     ports: Ports,
     limit: usize,
     under_way: usize,
+    /// Of these, those that were granted.
+    deleting: usize,
     granted: u64,
     tallies: Tallies,
 }
@@ -88,8 +94,8 @@ impl Churn<'_> {
         loop {
             let now = self.shared.clock.ns();
             if now >= next_publish {
-                self.shared.check()?;
-                self.tallies.publish(&self.shared.slots[thread]);
+                self.shared.check_on(&mut self.schedule)?;
+                self.tallies.publish(&self.shared.slots[thread], (self.under_way - self.deleting) as u64);
                 next_publish = now + PUBLISH_NS;
                 if cpu.is_none() && now >= self.schedule.measure {
                     cpu = thread_cpu();
@@ -107,7 +113,7 @@ impl Churn<'_> {
             self.shared.check()?;
             self.serve(Duration::from_millis(5))?;
         }
-        self.tallies.publish(&self.shared.slots[thread]);
+        self.tallies.publish(&self.shared.slots[thread], 0);
         let cpu = cpu.zip(thread_cpu()).map(|(from, to)| to.saturating_sub(from));
         Ok(finished(config, self.engine, Finished { cpu, ..Finished::default() }))
     }
@@ -163,6 +169,8 @@ impl Churn<'_> {
         tally.received += 1;
         tally.record_rtt(now.saturating_sub(due) / 1_000);
         self.granted += 1;
+        self.deleting += 1;
+        self.is_granted[index] = true;
         // There is an allocation, so that it can be deleted.
         let _ = self.engine.endpoints[index].client.delete(now / 1_000_000);
         self.engine.pump(index);
@@ -188,6 +196,7 @@ impl Churn<'_> {
             match self.engine.reopen(index, self.ports.next()) {
                 Ok(()) => {
                     self.under_way -= 1;
+                    self.deleting -= usize::from(std::mem::take(&mut self.is_granted[index]));
                     self.free.push_back(index);
                     return Ok(());
                 }

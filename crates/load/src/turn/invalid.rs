@@ -54,7 +54,7 @@ pub(super) fn run(shared: &Shared<'_>, thread: usize) -> Result<Finished, LoadEr
         shared.check()?;
         engine.receive(Duration::from_millis(5), &mut replies)?;
     }
-    replies.tallies.publish(&shared.slots[thread]);
+    replies.tallies.publish(&shared.slots[thread], 0);
     let cpu = cpu.zip(thread_cpu()).map(|(from, to)| to.saturating_sub(from));
     Ok(Finished {
         errors: engine.errors,
@@ -105,7 +105,7 @@ fn flood(
     messages: &[Vec<u8>],
     shared: &Shared<'_>,
     thread: usize,
-    schedule: Schedule,
+    mut schedule: Schedule,
     count: usize,
 ) -> Result<Option<Duration>, LoadError> {
     let config = shared.config;
@@ -115,8 +115,8 @@ fn flood(
     loop {
         let now = shared.clock.ns();
         if now >= next_publish {
-            shared.check()?;
-            replies.tallies.publish(&shared.slots[thread]);
+            shared.check_on(&mut schedule)?;
+            replies.tallies.publish(&shared.slots[thread], 0);
             next_publish = now + PUBLISH_NS;
             if cpu.is_none() && now >= schedule.measure {
                 cpu = thread_cpu();

@@ -97,6 +97,16 @@ impl Moves {
         self.plan = Some(plan);
     }
 
+    /// The run ends at another time than was planned.
+    pub(super) fn end_at(&mut self, end_ns: u64) {
+        if let Some(plan) = &mut self.plan {
+            plan.end_ns = end_ns;
+        }
+        if self.next_ns >= end_ns {
+            self.next_ns = u64::MAX;
+        }
+    }
+
     /// Whether a client is to move.
     #[inline]
     pub(super) fn is_due(&self, now_ns: u64) -> bool {

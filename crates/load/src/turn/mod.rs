@@ -26,7 +26,7 @@ mod token;
 pub use config::{Config, Family, Mode, UnknownName, Via};
 pub use token::{AccessToken, InvalidAccessToken};
 
-pub use crate::run::Outcome;
+pub use crate::run::{Outcome, Stop};
 use std::sync::{Mutex, PoisonError};
 
 use turnpike_measure::Report;
@@ -49,6 +49,18 @@ type Shared<'a> = run::Shared<'a, Config>;
 /// When the settings are impossible, or the clients cannot be set up. What goes wrong afterwards is counted in
 /// [`turnpike_measure::Report::errors`].
 pub fn run(config: &Config, progress: impl FnMut(&Interval)) -> Result<Outcome, LoadError> {
+    run_until(config, &Stop::new(), progress)
+}
+
+/// Runs a load as [`run`] does, until its time is over or `stop` is told to stop.
+///
+/// # Errors
+/// As [`run`], and when it is stopped before anything was measured.
+pub fn run_until(
+    config: &Config,
+    stop: &Stop,
+    progress: impl FnMut(&Interval),
+) -> Result<Outcome, LoadError> {
     config.validate()?;
     run::check_files(config.clients * config.files_per_client())?;
     let security = match config.transport.is_secure() {
@@ -74,7 +86,8 @@ pub fn run(config: &Config, progress: impl FnMut(&Interval)) -> Result<Outcome, 
     };
     let moved = Mutex::default();
     let thread = |shared: &Shared<'_>, number| run_thread(shared, security.as_ref(), number, &moved);
-    let found = run::run(config, frame, thread, progress)?;
+    let found = run::run(config, frame, stop, thread, progress)?;
+    let interrupted = found.interrupted;
     let (sent_bytes, received_bytes) =
         (found.tallies.measured.sent_bytes, found.tallies.measured.received_bytes);
     let mut report = run::report(&frame, &asked, found);
@@ -85,7 +98,7 @@ pub fn run(config: &Config, progress: impl FnMut(&Interval)) -> Result<Outcome, 
     }
     if config.mode == Mode::Invalid {
         put_amplification(&mut report, sent_bytes, received_bytes);
-        return Ok(run::conclude(report, &asked));
+        return Ok(run::conclude(report, &asked, interrupted));
     }
     if config.mode == Mode::Packet && config.relayed == Relayed::Tcp {
         put_bytes(&mut report, sent_bytes, received_bytes);
@@ -96,7 +109,7 @@ pub fn run(config: &Config, progress: impl FnMut(&Interval)) -> Result<Outcome, 
     if report.sent > 0 && report.received == 0 {
         report.notes.push(nothing_came_back(config));
     }
-    Ok(run::conclude(report, &asked))
+    Ok(run::conclude(report, &asked, interrupted))
 }
 
 fn run_thread(

@@ -91,7 +91,7 @@ fn measure(
     let cpu = send_all(engine, &mut traffic, shared, thread, schedule, first)?;
     drain(engine, &mut traffic, shared)?;
     let cpu = cpu.zip(thread_cpu()).map(|(from, to)| to.saturating_sub(from));
-    traffic.tallies.publish(&shared.slots[thread]);
+    traffic.publish(shared, thread);
     traffic.moves.finish(moved);
     // A relayed stream that lost or gained a byte is one to its end.
     if traffic.garbled > 0 && shared.config.relayed == Relayed::Tcp {
@@ -153,6 +153,12 @@ impl Flow {
 }
 
 impl Traffic {
+    /// Hands the counts to the reporter.
+    fn publish(&mut self, shared: &Shared<'_>, thread: usize) {
+        let under_way = self.flows.iter().map(Flow::under_way).sum();
+        self.tallies.publish(&shared.slots[thread], under_way);
+    }
+
     /// Queues a burst of one client.
     fn push(&mut self, engine: &mut Engine, index: usize, due_ns: u64, config: &Config, burst: usize) {
         let flow = &mut self.flows[index];
@@ -249,8 +255,9 @@ fn send_all(
     loop {
         let now = shared.clock.ns();
         if now >= next_publish {
-            shared.check()?;
-            traffic.tallies.publish(&shared.slots[thread]);
+            shared.check_on(&mut sender.schedule)?;
+            traffic.moves.end_at(sender.schedule.end);
+            traffic.publish(shared, thread);
             next_publish = now + PUBLISH_NS;
             if cpu.is_none() && now >= schedule.measure {
                 cpu = thread_cpu();

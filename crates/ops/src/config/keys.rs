@@ -254,6 +254,8 @@ pub(super) const REALM: &str = "a name of 1 to 127 characters without control ch
 /// Expected of a list of users.
 pub(super) const USERS: &str = "a list of { name = \"...\", password = \"...\" }, of { name = \"...\", key = \"32 or 64 hex \
                                 digits\" } or of \"NAME:PASSWORD\"";
+/// What is wrong with a user's name.
+const BAD_NAME: &str = "a name has 1 to 508 bytes, no control characters and no colon";
 /// Expected of a list of secrets.
 pub(super) const SECRETS: &str = "a list of shared secrets, none of them empty";
 /// Expected of a limit of allocations.
@@ -340,7 +342,11 @@ pub(super) fn realm_name(reader: &mut Reader<'_>, node: &Node) -> Option<String>
 
 pub(super) fn shared_secret(reader: &mut Reader<'_>, node: &Node) -> Option<Secret> {
     let secret = reader.text(node)?;
-    if secret.is_empty() { reader.refuse(node, None) } else { Some(Secret::new(secret)) }
+    if secret.is_empty() {
+        reader.refuse(node, Some("the secret is empty".to_owned()))
+    } else {
+        Some(Secret::new(secret))
+    }
 }
 
 pub(super) fn show_users(users: &[User]) -> String {
@@ -359,12 +365,19 @@ pub(super) fn show_secrets(secrets: &[Secret]) -> String {
 
 pub(super) fn user(reader: &mut Reader<'_>, node: &Node) -> Option<User> {
     if let Value::Text(text) = &node.value {
-        return match text.split_once(':') {
-            Some((name, password)) if is_username(name) && !password.is_empty() => {
-                Some(User { name: name.to_owned(), secret: UserSecret::Password(Secret::new(password)) })
+        let why = match text.split_once(':') {
+            None => "it has no colon, and so no password".to_owned(),
+            Some(("", _)) => "there is no name in front of the colon".to_owned(),
+            Some((name, _)) if !is_username(name) => BAD_NAME.to_owned(),
+            Some((name, "")) => format!("the password of {name:?}, behind the colon, is empty"),
+            Some((name, password)) => {
+                return Some(User {
+                    name: name.to_owned(),
+                    secret: UserSecret::Password(Secret::new(password)),
+                });
             }
-            _ => reader.refuse(node, None),
         };
+        return reader.refuse(node, Some(why));
     }
     let entries = reader.table(node, &["name", "password", "key"])?;
     let find = |wanted: &str| entries.iter().find(|entry| entry.key == wanted).map(|entry| &entry.node);
@@ -373,8 +386,7 @@ pub(super) fn user(reader: &mut Reader<'_>, node: &Node) -> Option<User> {
     };
     let name_text = reader.text(name)?;
     if !is_username(&name_text) {
-        return reader
-            .refuse(name, Some("a name has 1 to 508 bytes, no control characters and no colon".to_owned()));
+        return reader.refuse(name, Some(BAD_NAME.to_owned()));
     }
     let secret = match (find("password"), find("key")) {
         (Some(password), None) => {

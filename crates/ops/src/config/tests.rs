@@ -450,6 +450,20 @@ fn mistakes_in_flags_and_environment_name_them() {
 }
 
 #[test]
+fn an_incomplete_credential_says_what_is_missing() {
+    for (key, name, value, why) in [
+        ("auth.users", "--user", "alice", "it has no colon"),
+        ("auth.users", "--user", ":wonderland", "no name in front of the colon"),
+        ("auth.users", "--user", "alice:", "the password of \"alice\", behind the colon, is empty"),
+        ("auth.secrets", "--secret", "", "the secret is empty"),
+    ] {
+        let error = load("", &[], flag(key, name, &[value])).expect_err(why).to_string();
+        assert!(error.starts_with(&format!("flag {name}: {key}: ")) && error.contains(why), "{error}");
+        assert!(!error.contains("wonderland"), "{error}");
+    }
+}
+
+#[test]
 fn a_mistake_that_a_flag_hides_is_told_all_the_same() {
     let flags = flag("server.workers", "--workers", &["2"]);
     let errors = load("[server]\nworkers = 0", &[], flags).expect_err("the file is wrong").0;

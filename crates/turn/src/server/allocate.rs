@@ -232,7 +232,10 @@ impl<G: Gate> Server<G> {
             Some(_) => return Err(400),
         };
         let requested = family_attribute(request, attribute::REQUESTED_ADDRESS_FAMILY)?;
-        let additional = family_attribute(request, attribute::ADDITIONAL_ADDRESS_FAMILY)?;
+        let additional = match family_attribute(request, attribute::ADDITIONAL_ADDRESS_FAMILY)? {
+            None => family_attribute(request, attribute::DRAFT_ADDITIONAL_ADDRESS_FAMILY)?,
+            found => found,
+        };
 
         if let Some(token) = request.get(attribute::RESERVATION_TOKEN) {
             // "If yes, and the request also contains an EVEN-PORT or REQUESTED-ADDRESS-FAMILY or

@@ -41,6 +41,8 @@ pub(super) const RESPONSE_ORIGIN: u16 = 0x802B;
 pub(super) const OTHER_ADDRESS: u16 = 0x802C;
 pub(super) const THIRD_PARTY_AUTHORIZATION: u16 = 0x802E;
 pub(super) const MOBILITY_TICKET: u16 = 0x8030;
+/// The number that ADDITIONAL-ADDRESS-FAMILY had in the drafts before RFC 8656. coturn's client asks with it.
+pub(super) const DRAFT_ADDITIONAL_ADDRESS_FAMILY: u16 = 0x8032;
 
 /// Whether the server knows the attribute, or need not (comprehension-optional, RFC 8489 section 14).
 pub(super) fn is_comprehended(kind: u16) -> bool {

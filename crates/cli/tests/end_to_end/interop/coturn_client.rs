@@ -205,6 +205,27 @@ fn pairs_of_ports() {
     returns_all(&ended, 2);
 }
 
+/// -Z asks for an address of each family with one allocation, and uses that of the peer's.
+#[test]
+fn dual_stack_allocations() {
+    for family in [V4, V6] {
+        if let Some(why) = obstacle(V6) {
+            return skip(why);
+        }
+        let serve = Serve::start(&["--log", "debug"]);
+        let reflect = Reflect::start(family, &[]);
+        let clients = 2;
+        let ended = uclient(serve.address(V4), reflect.address, clients, &[&ALICE[..], &["-Z"]].concat());
+        returns_all(&ended, clients);
+        let opened: Vec<String> =
+            serve.program.lines().into_iter().filter(|line| line.contains("session opened")).collect();
+        assert!(!opened.is_empty());
+        for line in opened {
+            assert!(line.contains("relayed=127.0.0.1:") && line.contains("relayed2=[::1]:"), "{line}");
+        }
+    }
+}
+
 /// -G repeats CreatePermission, one time for a peer of the other family; -g asks for DONT-FRAGMENT; -D pads.
 #[test]
 fn extra_requests_dont_fragment_and_padding() {

@@ -1,0 +1,75 @@
+//! A generator that is told to stop in mid-run reports what it has measured, and leaves nothing behind.
+
+use std::net::SocketAddr;
+
+use serde_json::Value;
+
+use super::harness::{Load, Program, Reflect, SOON, Serve, V4, turnpike};
+
+/// Longer than any test waits: what ends it is the signal.
+const FOR_AN_HOUR: [&str; 4] = ["--duration", "3600", "--warmup", "0"];
+
+/// Interrupts a run once it shows progress; its result.
+fn interrupt(mut load: Program, signal: &str) -> Value {
+    load.line_with("received");
+    load.signal(signal);
+    let ended = load.wait(SOON);
+    assert_eq!(ended.code, Some(1), "{}", ended.output());
+    let result = ended.result();
+    let number = |key: &str| result[key].as_f64().unwrap_or_else(|| panic!("{key} is no number in {result}"));
+    assert!(number("duration_s") > 0.0 && number("duration_s") < 3600.0, "{result}");
+    assert!(number("sent") > 0.0, "{result}");
+    assert_eq!(result["lost"], 0, "{result}");
+    // Rates are of the time that was measured, not of the hour that was asked for.
+    let rate = number("sent") / number("duration_s");
+    assert!((number("send_pps") - rate).abs() <= rate * 0.01, "{result}");
+    let notes = result["notes"].to_string();
+    assert!(notes.contains("interrupted after") && notes.contains("of the 3600 s asked for"), "{result}");
+    result
+}
+
+#[test]
+fn turn_clients_report_and_give_their_allocations_back() {
+    let serve = Serve::start(&[]);
+    let reflect = Reflect::start(V4, &[]);
+    for (signal, mode) in
+        [("INT", &["--clients", "8", "--rate", "400"][..]), ("TERM", &["--mode", "allocate", "--rate", "20"])]
+    {
+        let load = Load::new(serve.address(V4)).to(reflect.address).with(&FOR_AN_HOUR).with(mode);
+        interrupt(load.start(), signal);
+        serve.wait_for_allocations(0);
+    }
+}
+
+#[test]
+fn streams_and_datagrams_report() {
+    let mut reflect = Reflect::start(V4, &["--tcp", "127.0.0.1:0"]);
+    let line = reflect.program.line_with(" on tcp ");
+    let tcp: SocketAddr =
+        line.rsplit_once(' ').and_then(|(_, address)| address.parse().ok()).expect("an address at its end");
+    for (kind, server, flags) in [
+        ("tcp", tcp, &["-P", "2"][..]),
+        ("tcp", tcp, &["--reverse"]),
+        ("rr", tcp, &["--clients", "2", "--rate", "200"]),
+        ("connect", tcp, &["--rate", "50"]),
+        ("udp", reflect.address, &["--clients", "2", "--rate", "200"]),
+    ] {
+        let server = server.to_string();
+        let arguments = [&["load", kind, &server, "--json", "-"][..], &FOR_AN_HOUR, flags].concat();
+        interrupt(Program::start(&mut turnpike(&arguments)), "INT");
+    }
+}
+
+#[test]
+fn before_anything_was_measured_there_is_nothing_to_report() {
+    let reflect = Reflect::start(V4, &[]);
+    let server = reflect.address.to_string();
+    let arguments = ["load", "udp", &server, "--warmup", "3600", "--duration", "1", "--json", "-"];
+    let mut load = Program::start(&mut turnpike(&arguments));
+    load.line_with("(warm-up)");
+    load.signal("INT");
+    let ended = load.wait(SOON);
+    assert_eq!(ended.code, Some(1), "{}", ended.output());
+    assert!(ended.stdout.is_empty(), "{}", ended.output());
+    assert!(ended.stderr.contains("interrupted in the warm-up: nothing was measured"), "{}", ended.output());
+}
