@@ -101,7 +101,7 @@ fn a_drained_target_keeps_its_connections_and_gets_no_new_ones() {
     let mut before = weighted(&[(a, 1), (b, 1)], Balance::RoundRobin);
     let port = until(|| Some(TcpListener::bind("127.0.0.1:0").ok()?.local_addr().unwrap().port()), "a port");
     before.ports = turnpike_forward::PortRange { first: port, last: port };
-    let running = Running::start(&[before.clone()]);
+    let running = Running::start(std::slice::from_ref(&before));
     let mut old = [running.connect("r"), running.connect("r")];
     let names: Vec<u8> = old.iter_mut().map(|client| read_exactly(client, 1)[0]).collect();
     assert!(names.contains(&b'a'));
@@ -127,7 +127,7 @@ fn a_client_comes_to_the_same_target_by_every_worker_port_and_start() {
         // Ports differ from call to call, and with them the worker.
         (1..40).map(|number| heard_from(source(number), address)).collect()
     };
-    let running = Running::start_with(&workers(4), &[rule.clone()]);
+    let running = Running::start_with(&workers(4), std::slice::from_ref(&rule));
     let first = ask(&running);
     assert!([b'a', b'b', b'c'].iter().all(|name| first.contains(name)), "{first:?}");
     for _ in 0..3 {
@@ -144,7 +144,7 @@ fn udp_clients_stick_as_tcp_clients_do_and_move_alone_when_their_target_is_gone(
     let port = until(|| Some(UdpSocket::bind("127.0.0.1:0").ok()?.local_addr().unwrap().port()), "a port");
     let mut rule = Rule { protocol: Protocol::Udp, ..weighted(&targets, Balance::Source) };
     rule.ports = turnpike_forward::PortRange { first: port, last: port };
-    let running = Running::start_with(&workers(2), &[rule.clone()]);
+    let running = Running::start_with(&workers(2), std::slice::from_ref(&rule));
     let ask = || -> Vec<u8> { (1..40).map(|number| ask_udp(source(number), running.address("r"))).collect() };
     let first = ask();
     assert!(names.iter().all(|name| first.contains(name)), "{first:?}");

@@ -117,6 +117,17 @@ impl LocalRule {
         self.tallies.of(seat.slot()).open -= 1;
     }
 
+    /// Bytes that came from `side` and have gone to the other.
+    #[inline]
+    pub(super) fn moved(&mut self, seat: Option<&Seat>, side: Side, bytes: u64) {
+        let (to_target, to_client) = if side == Side::Client { (bytes, 0) } else { (0, bytes) };
+        self.counters.to_target_bytes += to_target;
+        self.counters.to_client_bytes += to_client;
+        if let Some(seat) = seat {
+            self.tallies.moved(seat.slot(), to_target, to_client);
+        }
+    }
+
     /// Counts a connect to a target that has failed, and has others tried first.
     pub(super) fn connect_failed(&mut self, seat: &Seat, error: &io::Error) {
         self.tallies.of(seat.slot()).failed(Failure::of(error));

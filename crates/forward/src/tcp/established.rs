@@ -45,22 +45,13 @@ impl Engine {
         let local = &mut self.rules[connection.rule];
         let copy = local.state.rule.copy;
         let last = connection.half_done();
-        let (flow, from, to, total) = match side {
-            Side::Client => {
-                (&mut connection.up, &connection.client, target, &mut local.counters.to_target_bytes)
-            }
-            Side::Target => {
-                (&mut connection.down, target, &connection.client, &mut local.counters.to_client_bytes)
-            }
+        let (flow, from, to) = match side {
+            Side::Client => (&mut connection.up, &connection.client, target),
+            Side::Target => (&mut connection.down, target, &connection.client),
         };
         let before = flow.bytes;
         let pumped = self.mover.pump(flow, from, to, copy, last);
-        let moved = flow.bytes - before;
-        *total += moved;
-        if let Some(seat) = &connection.seat {
-            let (to_target, to_client) = if side == Side::Client { (moved, 0) } else { (0, moved) };
-            local.tallies.moved(seat.slot(), to_target, to_client);
-        }
+        local.moved(connection.seat.as_ref(), side, flow.bytes - before);
         let turns = self.mover.take_turns();
         self.wake_up.lean += turns.lean;
         // Bulk that is acknowledged now and then stays bulk.
@@ -116,13 +107,9 @@ impl Engine {
         let Some(target) = &connection.target else { return };
         let local = &mut self.rules[connection.rule];
         let copy = local.state.rule.copy;
-        let (flow, from, to, total) = match side {
-            Side::Client => {
-                (&mut connection.up, &connection.client, target, &mut local.counters.to_target_bytes)
-            }
-            Side::Target => {
-                (&mut connection.down, target, &connection.client, &mut local.counters.to_client_bytes)
-            }
+        let (flow, from, to) = match side {
+            Side::Client => (&mut connection.up, &connection.client, target),
+            Side::Target => (&mut connection.down, target, &connection.client),
         };
         if flow.has_ended() {
             return;
@@ -131,12 +118,7 @@ impl Engine {
         let before = flow.bytes;
         // Whatever this says, the connection ends now.
         let _ = self.mover.pump(flow, from, to, copy, false);
-        let moved = flow.bytes - before;
-        *total += moved;
-        if let Some(seat) = &connection.seat {
-            let (to_target, to_client) = if side == Side::Client { (moved, 0) } else { (0, moved) };
-            local.tallies.moved(seat.slot(), to_target, to_client);
-        }
+        local.moved(connection.seat.as_ref(), side, flow.bytes - before);
         local.counters.spliced_bytes += self.mover.take_spliced();
     }
 

@@ -207,10 +207,7 @@ impl Engine {
         }
         lead.extend_from_slice(&opening.inbox);
         connection.up.bytes += opening.inbox.len() as u64;
-        local.counters.to_target_bytes += opening.inbox.len() as u64;
-        if let Some(seat) = &connection.seat {
-            local.tallies.moved(seat.slot(), opening.inbox.len() as u64, 0);
-        }
+        local.moved(connection.seat.as_ref(), Side::Client, opening.inbox.len() as u64);
         connection.up.lead_with(lead);
         connection.up.readable = true;
         connection.down.readable = event.readable;

@@ -210,11 +210,15 @@ impl Engine {
                 tick.poller.set_interest(&socket, token, true, true)?;
                 Ok(socket)
             });
-            if let (Ok(socket), Outward::Stream(stream)) = (socket, &mut session.outward) {
-                state.took(choice);
-                stream.reconnect(socket);
-                self.sessions.enter(at, Stage::Connecting, tick.now, &mut state.lists);
-                return self.expect(rule);
+            match (socket, &mut session.outward) {
+                (Ok(socket), Outward::Stream(stream)) => {
+                    state.took(choice);
+                    stream.reconnect(socket);
+                    self.sessions.enter(at, Stage::Connecting, tick.now, &mut state.lists);
+                    return self.expect(rule);
+                }
+                (Err(error), _) => state.failed(choice, Some(Failure::of(&error))),
+                (Ok(_), Outward::Datagrams(_)) => {}
             }
             session.choice = None;
             // Its own failure, or ours: the connect that fails at once is rare, and the next check finds out.
