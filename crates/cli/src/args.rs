@@ -182,6 +182,8 @@ mod tests {
                 "dtls-listen",
                 "listen",
                 "log",
+                "log-format",
+                "quiet",
                 "realm",
                 "relay-ip",
                 "relay-ports",
@@ -190,6 +192,7 @@ mod tests {
                 "tls-key",
                 "tls-listen",
                 "user",
+                "verbose",
                 "workers"
             ]
         );

@@ -6,6 +6,8 @@ use std::path::PathBuf;
 use clap::Args;
 use turnpike_ops::{Flags, forward::ForwardSources};
 
+use crate::log_args::LogArgs;
+
 /// Flags of `forward`.
 #[derive(Args)]
 pub(crate) struct ForwardArgs {
@@ -39,9 +41,8 @@ pub(crate) struct ForwardArgs {
     #[arg(long, value_name = "ADDR:PORT|off")]
     admin: Option<String>,
 
-    /// off, error, warn, info, debug, trace, or directives such as "info,turnpike::forward=off" [default: info]
-    #[arg(long, value_name = "LEVEL")]
-    log: Option<String>,
+    #[command(flatten)]
+    log: LogArgs,
 
     /// Run although some rules cannot be bound: a port in use, an address that is not ours
     #[arg(long)]
@@ -66,7 +67,7 @@ impl ForwardArgs {
         flags.set("forward.busy_poll_us", "--busy-poll-us", self.busy_poll_us);
         flags.set("forward.copy", "--copy", self.copy);
         flags.set("admin.listen", "--admin", self.admin);
-        flags.set("log.level", "--log", self.log);
+        self.log.put(&mut flags);
         flags.set("forward.keep_going", "--keep-going", self.keep_going.then(|| "true".to_owned()));
         ForwardSources::from_process(self.config, self.rules, flags)
     }

@@ -6,6 +6,7 @@ mod credentials_args;
 mod forward_args;
 mod load_args;
 mod load_forward_args;
+mod log_args;
 mod probe_args;
 mod probe_text;
 mod serve_args;

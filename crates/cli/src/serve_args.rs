@@ -6,6 +6,8 @@ use std::path::PathBuf;
 use clap::Args;
 use turnpike_ops::{Flags, Sources};
 
+use crate::log_args::LogArgs;
+
 /// Flags of `serve` and `check-config`.
 #[derive(Args)]
 pub(crate) struct ServeArgs {
@@ -87,9 +89,8 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "ADDR:PORT|off")]
     admin: Option<String>,
 
-    /// off, error, warn, info, debug, trace, or directives such as "info,turnpike_relay=debug" [default: info]
-    #[arg(long, value_name = "LEVEL")]
-    log: Option<String>,
+    #[command(flatten)]
+    log: LogArgs,
 }
 
 /// Flags of `check-config`.
@@ -123,7 +124,7 @@ impl ServeArgs {
         flags.set("server.datapath", "--datapath", self.datapath);
         flags.set("server.busy_poll_us", "--busy-poll-us", self.busy_poll_us);
         flags.set("admin.listen", "--admin", self.admin);
-        flags.set("log.level", "--log", self.log);
+        self.log.put(&mut flags);
         Sources::from_process(self.config, flags)
     }
 }

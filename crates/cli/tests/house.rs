@@ -10,6 +10,8 @@ const FLOORS: &[(&str, u8)] = &[
     ("turnpike-wire", 0),
     ("turnpike-net", 0),
     ("turnpike-measure", 0),
+    // For tests alone.
+    ("turnpike-testkit", 0),
     ("turnpike-turn", 1),
     ("turnpike-offload", 1),
     ("turnpike-relay", 2),

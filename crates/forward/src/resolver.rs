@@ -51,7 +51,8 @@ impl Name {
         let is_new = !next.is_empty() && next != *answer;
         if is_new {
             let left_out = all - next.len();
-            tracing::info!(name = self.host, addresses = ?next, left_out, "resolved");
+            let shown: Vec<String> = next.iter().map(ToString::to_string).collect();
+            tracing::info!(name = self.host, addresses = shown.join(", "), left_out, "resolved");
             *answer = next;
         }
         if is_new || self.version() == 0 {

@@ -1,6 +1,6 @@
 //! One forwarding rule, already parsed: it cannot hold what cannot be run.
 
-use std::{net::IpAddr, time::Duration};
+use std::{fmt, net::IpAddr, time::Duration};
 
 use turnpike_net::ConnectOptions;
 pub use turnpike_net::CopyMode;
@@ -65,6 +65,31 @@ pub struct Endpoint {
 
 /// Highest weight of a target.
 pub const MOST_WEIGHT: u16 = 256;
+
+/// `80` or `80-90`.
+impl fmt::Display for PortRange {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.first)?;
+        if self.last == self.first { Ok(()) } else { write!(f, "-{}", self.last) }
+    }
+}
+
+/// As it stands in front of a port.
+impl fmt::Display for Host {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Ip(IpAddr::V6(address)) => write!(f, "[{address}]"),
+            Self::Ip(address) => write!(f, "{address}"),
+            Self::Name(name) => f.write_str(name),
+        }
+    }
+}
+
+impl fmt::Display for Endpoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}", self.host, self.ports)
+    }
+}
 
 /// How one of several targets is chosen.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

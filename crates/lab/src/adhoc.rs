@@ -10,7 +10,7 @@ use toml::{Table, Value};
 use self::known::Known;
 use crate::{
     error::LabError,
-    experiment::{CommandLine, Experiment},
+    experiment::{COMMAND_LINE, CommandLine, Experiment},
     request::{Changes, Request},
 };
 
@@ -94,7 +94,7 @@ pub(crate) fn request(
     let commands: Vec<&str> = subjects.iter().map(|(_, command)| *command).collect();
     let known = known::complete(setting, workload, &commands)?;
     let text = document(name, subjects, &known, changes).to_string();
-    let requests = Request::of_text(Path::new("command line"), text, changes, &[])?;
+    let requests = Request::of_text(Path::new(COMMAND_LINE), text, changes, &[])?;
     requests.into_iter().next().ok_or_else(|| LabError::failed("an experiment without a point"))
 }
 

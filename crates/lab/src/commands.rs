@@ -6,6 +6,8 @@ use clap::Parser;
 
 use crate::{
     adhoc,
+    advice::advice,
+    builds,
     cli::{ExperimentFile, Lab, LabArgs, LabCommand, Log, Out, SearchArgs},
     error::LabError,
     metric, profile,
@@ -200,41 +202,59 @@ fn conclude(record: &Record, stage: &Stage, further: &[String], out: &Out) -> Re
     say::result(&summary(record, further));
     say::result(&format!("record: {}", stage.directory.display()));
     append_row(record, &out.log)?;
+    let metric = &record.experiment.metric;
     let counted =
-        |name: &str| record.rounds.iter().any(|round| round.subject == name && round.voided.is_none());
+        |name: &str| record.rounds.iter().any(|round| round.subject == name && record.counts(round, metric));
     let all_counted = record.experiment.subjects.iter().all(|subject| counted(&subject.name));
     Ok(u8::from(!all_counted))
 }
 
-/// Medians of each subject and the verdicts.
+/// Medians of each subject, the verdicts, and what to do where runs did not count.
 fn summary(record: &Record, wanted: &[String]) -> String {
     let deciding = &record.experiment.metric;
     let mut text = String::new();
     for subject in &record.experiment.subjects {
         let values = record.values(&subject.name, deciding);
-        let rounds = record.rounds.iter().filter(|round| round.subject == subject.name);
-        let (all, void) =
-            rounds.fold((0, 0), |(all, void), round| (all + 1, void + usize::from(round.voided.is_some())));
+        let rounds = || record.rounds.iter().filter(|round| round.subject == subject.name);
+        let all = rounds().count();
+        let counting = rounds().filter(|round| record.counts(round, deciding)).count();
+        let late = rounds().filter(|round| round.voided.is_some() && record.counts(round, deciding)).count();
         let median = stats::median(&values)
             .map_or_else(|| "not measured".to_owned(), |value| metric::show(deciding, value));
-        let rounds = if all == 1 { "round" } else { "rounds" };
-        text += &format!("{}: {deciding} {median}, {all} {rounds}", subject.name);
-        if void > 0 {
-            text += &format!(", {void} of them void");
+        let word = if all == 1 { "round" } else { "rounds" };
+        text += &format!("{}: {deciding} {median}, {all} {word}", subject.name);
+        if counting < all {
+            text += &format!(", {} of them void", all - counting);
+        }
+        if late > 0 {
+            text += &format!(", {late} of them with a late generator");
         }
         text.push('\n');
-        let failures = record.rounds.iter().filter(|round| round.subject == subject.name);
-        if let Some(void) = failures.filter_map(|round| round.voided.as_ref()).next() {
+        if let Some(void) = rounds().find_map(|round| round.voided.as_ref()) {
             text += &format!("  {void}\n");
         }
     }
-    for verdict in report::verdicts(record) {
+    let further = record
+        .candidates()
+        .flat_map(|candidate| wanted.iter().take(FURTHER).map(move |name| judge(record, candidate, name)));
+    let verdicts: Vec<_> = report::verdicts(record).into_iter().chain(further).collect();
+    for verdict in &verdicts {
         text += &format!("{verdict}\n");
     }
-    for candidate in record.candidates() {
-        for name in wanted.iter().take(FURTHER) {
-            text += &format!("{}\n", judge(record, candidate, name));
-        }
+    for advice in advice(record, &verdicts) {
+        text += &format!("{advice}\n");
+    }
+    text
+}
+
+/// Which builds a record is of, and what has become of them.
+fn programs(record: &Record) -> String {
+    let mut text = String::new();
+    for build in &record.programs {
+        text += &format!("{}\n", builds::describe(build));
+    }
+    for told in builds::since(&record.programs) {
+        text += &format!("warning: {told}\n");
     }
     text
 }
@@ -276,7 +296,7 @@ fn show(directories: &[std::path::PathBuf], log: &Log) -> Result<u8, LabError> {
         if directory.is_dir() {
             report::save(directory, record).map_err(|error| LabError::failed(error.to_string()))?;
         }
-        say::result(&summary(record, &[]));
+        say::result(&(summary(record, &[]) + &programs(record)));
         append_row(record, log)?;
         return Ok(0);
     }

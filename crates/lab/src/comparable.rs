@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
-use crate::record::{Experiment, Record, Subject};
+use crate::record::{Build, Experiment, Record, Subject};
 
 /// In what two records differ.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -61,9 +61,24 @@ pub fn comparable(a: &Record, b: &Record) -> Vec<Difference> {
     compare("rounds", asked.rounds.to_string(), other.rounds.to_string(), false);
     let names = |e: &Experiment| e.subjects.iter().map(|s| s.name.as_str()).collect::<Vec<_>>().join(", ");
     compare("subjects", names(asked), names(other), false);
+    if let (Some(left), Some(right)) = (&asked.load_cpus, &other.load_cpus) {
+        compare("CPUs of the workload", left.clone(), right.clone(), true);
+    }
     for (left, right) in asked.subjects.iter().zip(&other.subjects) {
         let cpus = |s: &Subject| s.cpus.clone().unwrap_or_else(|| "not pinned".to_owned());
         compare(&format!("CPUs of {}", left.name), cpus(left), cpus(right), true);
+    }
+    for before in &a.programs {
+        let same = |build: &&Build| (&build.name, build.word) == (&before.name, before.word);
+        let Some(after) = b.programs.iter().find(same) else { continue };
+        let hash = |build: &Build| {
+            build
+                .sha256
+                .as_ref()
+                .map_or_else(|| "no hash".to_owned(), |hash| hash[..12.min(hash.len())].to_owned())
+        };
+        let file = before.path.rsplit('/').next().unwrap_or_default();
+        compare(&format!("build of {} ({file})", before.name), hash(before), hash(after), false);
     }
     differences
 }

@@ -40,12 +40,15 @@
 #![forbid(unsafe_code)]
 
 mod adhoc;
+pub mod advice;
+mod builds;
 mod cli;
 mod commands;
 pub mod comparable;
 mod environment;
 mod error;
 mod experiment;
+mod last_words;
 pub mod metric;
 pub mod order;
 mod probe;

@@ -33,6 +33,8 @@ pub struct Metric {
 pub const DELIVERED: &str = "delivered";
 /// `delivered` a second.
 pub const DELIVERED_PPS: &str = "delivered_pps";
+/// Datagrams a second that the generator sent.
+pub const OFFERED_PPS: &str = "offered_pps";
 /// Payload bytes delivered at the far ends.
 pub const DELIVERED_BYTES: &str = "delivered_bytes";
 /// CPU seconds of the subject, user and system.
@@ -66,7 +68,7 @@ pub const METRICS: &[Metric] = &[
     higher(DELIVERED, "", "delivered at the far ends"),
     higher(DELIVERED_BYTES, "B", "payload delivered at the far ends"),
     higher("delivered_bps", "bit/s", "payload delivered at the far ends"),
-    neither("offered_pps", "/s", "sent by the generator"),
+    neither(OFFERED_PPS, "/s", "sent by the generator"),
     lower("loss_percent", "%", "lost on the way"),
     higher("transactions_per_s", "/s", "requests answered"),
     higher("connections_per_s", "/s", "connections opened and closed"),
@@ -128,6 +130,16 @@ pub fn find(name: &str) -> Option<&'static Metric> {
 #[must_use]
 pub fn direction(name: &str) -> Direction {
     find(name).map_or(Direction::Neither, |metric| metric.better)
+}
+
+/// Whether a run in which the generator was late still counts for this metric.
+///
+/// Lateness changes what was offered and when, so all rates, losses and latencies fall with it. What the subject spends
+/// *per datagram delivered* is its own doing: it is counted at its CPU and at the far ends, in the same window.
+#[must_use]
+pub fn survives_lateness(name: &str) -> bool {
+    [CPU_US_PER_PACKET, BUSY_US_PER_PACKET, PACKETS_PER_CPU_S, PACKETS_PER_BUSY_S, CPU_S_PER_GB]
+        .contains(&name)
 }
 
 /// Unit as printed; empty for a metric that is not listed.

@@ -3,9 +3,8 @@
 
 use std::{
     fs::{self, File},
-    io::{Read, Seek, SeekFrom},
     os::unix::process::{CommandExt, ExitStatusExt},
-    path::{Path, PathBuf},
+    path::PathBuf,
     process::{Child, Command, ExitStatus, Stdio},
     thread,
     time::{Duration, Instant},
@@ -13,10 +12,11 @@ use std::{
 
 use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 
-use crate::error::LabError;
+use crate::{error::LabError, last_words};
 
-/// Every process that the lab starts carries this variable, set to the lab's id.
-pub(crate) const MARK: &str = "TURNPIKE_LAB";
+/// Every process that the lab starts carries this variable, set to the lab's id. Its name does not begin as those do that
+/// set up `turnpike serve` and `forward`: they warn of such a variable when they do not know it.
+pub(crate) const MARK: &str = "TPLAB";
 
 /// From SIGTERM to SIGKILL.
 const GRACE: Duration = Duration::from_secs(2);
@@ -47,8 +47,12 @@ pub(crate) struct Launch {
 #[derive(Debug)]
 pub(crate) struct Program {
     pub(crate) name: String,
+    /// Of the command, as it may begin its messages.
+    file_name: String,
     child: Child,
     log: PathBuf,
+    /// Length of the log when it started: what stands before is of an earlier run.
+    log_start: u64,
     ended: Option<ExitStatus>,
 }
 
@@ -65,6 +69,7 @@ impl Program {
 
         let cannot_log = || LabError::io(format!("cannot write {}", launch.log.display()));
         let log = File::options().create(true).append(true).open(&launch.log).map_err(cannot_log())?;
+        let log_start = log.metadata().map_or(0, |metadata| metadata.len());
         let stdout = match &launch.output {
             Some(path) => {
                 File::create(path).map_err(LabError::io(format!("cannot write {}", path.display())))?
@@ -87,7 +92,15 @@ impl Program {
         let child = command.spawn().map_err(|error| {
             LabError::usage(format!("cannot start {} (`{}`): {error}", launch.name, launch.command.join(" ")))
         })?;
-        Ok(Self { name: launch.name.clone(), child, log: launch.log.clone(), ended: None })
+        let file_name = launch.command.first().and_then(|word| word.rsplit('/').next()).unwrap_or_default();
+        Ok(Self {
+            name: launch.name.clone(),
+            file_name: file_name.to_owned(),
+            child,
+            log: launch.log.clone(),
+            log_start,
+            ended: None,
+        })
     }
 
     pub(crate) fn pid(&self) -> u32 {
@@ -169,7 +182,7 @@ impl Program {
                 (None, None) => "ended".to_owned(),
             },
         };
-        let words = last_lines(&self.log, 3);
+        let words = last_words::of(&self.log, self.log_start, &self.file_name);
         if words.is_empty() {
             format!("{} {how}", self.name)
         } else {
@@ -276,25 +289,10 @@ fn parent_of(pid: u32) -> Option<u32> {
     stat.rsplit_once(')')?.1.split_whitespace().nth(1)?.parse().ok()
 }
 
-/// The last non-empty lines of a file of any size, joined.
-fn last_lines(path: &Path, count: usize) -> String {
-    const TAIL: u64 = 4096;
-    let mut tail = Vec::new();
-    let read = File::open(path).and_then(|mut file| {
-        let length = file.metadata()?.len();
-        file.seek(SeekFrom::Start(length.saturating_sub(TAIL)))?;
-        file.read_to_end(&mut tail)
-    });
-    if read.is_err() {
-        return String::new();
-    }
-    let text = String::from_utf8_lossy(&tail);
-    let lines: Vec<&str> = text.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
-    lines[lines.len().saturating_sub(count)..].join(" / ")
-}
-
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
     use super::*;
     use crate::tools::words;
 
@@ -347,6 +345,33 @@ mod tests {
             Program::start(&launch(directory.path(), "echo no such port; exit 3", "x")).unwrap();
         program.wait(Instant::now() + Duration::from_secs(10), || false).expect("it ends");
         assert_eq!(program.obituary(), "probe exited with code 3; it said: no such port");
+    }
+
+    #[test]
+    fn the_error_is_told_even_when_much_is_said_after_it() {
+        let directory = tempfile::tempdir().unwrap();
+        let script = "echo ERROR no such port; for i in 1 2 3 4 5 6 7 8 9; do echo stopping $i; done; exit 3";
+        let mut program = Program::start(&launch(directory.path(), script, "x")).unwrap();
+        program.wait(Instant::now() + Duration::from_secs(10), || false).expect("it ends");
+        assert_eq!(
+            program.obituary(),
+            "probe exited with code 3; it said: ERROR no such port / … / stopping 7 / stopping 8 / stopping 9"
+        );
+    }
+
+    #[test]
+    fn a_program_gets_no_variable_that_looks_like_a_setting_of_the_server() {
+        let directory = tempfile::tempdir().unwrap();
+        let mut program = Program::start(&launch(directory.path(), "env", "7.0")).unwrap();
+        program.wait(Instant::now() + Duration::from_secs(10), || false).expect("it ends");
+        let said = fs::read_to_string(directory.path().join("log")).unwrap();
+        assert!(said.lines().any(|line| line == format!("{MARK}=7.0")), "{said}");
+        let inherited: Vec<String> = std::env::vars().map(|(name, _)| name).collect();
+        let added = said
+            .lines()
+            .filter_map(|line| line.split_once('=').map(|(name, _)| name.to_owned()))
+            .filter(|name| name.starts_with("TURNPIKE_") && !inherited.contains(name));
+        assert_eq!(added.collect::<Vec<_>>(), Vec::<String>::new());
     }
 
     #[test]

@@ -8,12 +8,18 @@ use std::{fs, io};
 
 use serde::{Deserialize, Serialize, Serializer};
 
+use crate::metric;
 use crate::search::Found;
+use crate::stats;
 use crate::verdict::Rules;
 use crate::void::{Limits, Void};
 
 /// Version of the JSON. Raised when an older reader would misunderstand it, not for a new optional field.
 pub const FORMAT: u32 = 1;
+
+/// Relative difference of offered load up to which two runs were offered the same: a rate held by a generator that is
+/// late now and then stays far within it, one that it cannot reach does not.
+const SAME_LOAD: f64 = 0.05;
 
 /// File name inside the record's directory.
 pub const FILE: &str = "record.json";
@@ -43,6 +49,9 @@ pub struct Record {
     /// Rate sweeps and find-max searches.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub sweeps: Vec<Sweep>,
+    /// The files that were run: which build each path stood for.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub programs: Vec<Build>,
     /// Syscalls of each subject, the longest first, from a run of its own: tracing slows the subject down.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub syscalls: BTreeMap<String, Vec<Syscall>>,
@@ -52,6 +61,27 @@ pub struct Record {
     /// Stopped before all rounds were done.
     #[serde(default)]
     pub interrupted: bool,
+}
+
+/// A file that a command named, as it was when the run began.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Build {
+    /// The subject or helper that it belongs to, or "the workload".
+    pub name: String,
+    /// Which word of the command named it: 0 is the program itself, others are scripts and configurations.
+    pub word: usize,
+    /// Path, links followed.
+    pub path: String,
+    /// Bytes.
+    pub size: u64,
+    /// When it was last written, RFC 3339.
+    pub modified: String,
+    /// SHA-256 of its content in hexadecimal digits; absent where it could not be read or is too long.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sha256: Option<String>,
+    /// Its version, where that is known without starting it in an unknown way.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub version: Option<String>,
 }
 
 /// One row of a table of syscalls.
@@ -123,6 +153,9 @@ pub struct Experiment {
     pub subjects: Vec<Subject>,
     /// The workload in words or as its command line; equal text means equal workload.
     pub workload: String,
+    /// CPUs it was pinned to.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub load_cpus: Option<String>,
     /// Metric that decides; the others explain.
     pub metric: String,
     /// Rounds wanted.
@@ -331,12 +364,36 @@ impl Record {
         self.rounds.iter().flat_map(|round| round.metrics.keys()).map(String::as_str).collect()
     }
 
+    /// Whether a run counts for a metric: it is not void, or only the generator was late, which what a datagram costs the
+    /// subject [survives](metric::survives_lateness) if the load was that of the other runs all the same: the cost
+    /// depends on the load, and a generator that falls behind in the runs of one subject only must not decide.
+    #[must_use]
+    pub fn counts(&self, round: &Round, metric: &str) -> bool {
+        match &round.voided {
+            None => true,
+            Some(Void::GeneratorLate { .. }) => {
+                metric::survives_lateness(metric) && self.had_the_usual_load(round)
+            }
+            Some(_) => false,
+        }
+    }
+
+    /// Whether what was offered in this run is the median of what was offered in all, but for [`SAME_LOAD`].
+    fn had_the_usual_load(&self, round: &Round) -> bool {
+        let offered = |round: &Round| round.metrics.get(metric::OFFERED_PPS).copied();
+        let all: Vec<f64> = self.rounds.iter().chain(&self.aa).filter_map(offered).collect();
+        match (offered(round), stats::median(&all)) {
+            (Some(this), Some(usual)) => (this - usual).abs() <= SAME_LOAD * usual,
+            _ => false,
+        }
+    }
+
     /// Values of a metric over the rounds of a subject that count.
     #[must_use]
     pub fn values(&self, subject: &str, metric: &str) -> Vec<f64> {
         self.rounds
             .iter()
-            .filter(|round| round.subject == subject && round.voided.is_none())
+            .filter(|round| round.subject == subject && self.counts(round, metric))
             .filter_map(|round| round.metrics.get(metric).copied())
             .collect()
     }
@@ -344,14 +401,14 @@ impl Record {
     /// `(baseline, subject)` of each round in which both runs count and have the metric, in the order of the rounds.
     #[must_use]
     pub fn pairs(&self, subject: &str, metric: &str) -> Vec<(f64, f64)> {
-        let candidates = by_index(self.rounds.iter().filter(|round| round.subject == subject), metric);
+        let candidates = self.by_index(self.rounds.iter().filter(|round| round.subject == subject), metric);
         paired(&self.baseline_by_index(metric), &candidates)
     }
 
     /// The same for the baseline and itself.
     #[must_use]
     pub fn aa_pairs(&self, metric: &str) -> Vec<(f64, f64)> {
-        paired(&self.baseline_by_index(metric), &by_index(self.aa.iter(), metric))
+        paired(&self.baseline_by_index(metric), &self.by_index(self.aa.iter(), metric))
     }
 
     /// Writes `record.json` into `dir`, which is made if need be. A crash leaves the previous one whole.
@@ -381,7 +438,14 @@ impl Record {
 
     fn baseline_by_index(&self, metric: &str) -> BTreeMap<u32, f64> {
         let baseline = self.baseline();
-        by_index(self.rounds.iter().filter(|round| Some(round.subject.as_str()) == baseline), metric)
+        self.by_index(self.rounds.iter().filter(|round| Some(round.subject.as_str()) == baseline), metric)
+    }
+
+    fn by_index<'a>(&self, rounds: impl Iterator<Item = &'a Round>, metric: &str) -> BTreeMap<u32, f64> {
+        rounds
+            .filter(|round| self.counts(round, metric))
+            .filter_map(|round| Some((round.index, *round.metrics.get(metric)?)))
+            .collect()
     }
 }
 
@@ -403,193 +467,9 @@ fn finite_only<S: Serializer>(metrics: &BTreeMap<String, f64>, serializer: S) ->
     serializer.collect_map(metrics.iter().filter(|(_, value)| value.is_finite()))
 }
 
-fn by_index<'a>(rounds: impl Iterator<Item = &'a Round>, metric: &str) -> BTreeMap<u32, f64> {
-    rounds
-        .filter(|round| round.voided.is_none())
-        .filter_map(|round| Some((round.index, *round.metrics.get(metric)?)))
-        .collect()
-}
-
 fn paired(baseline: &BTreeMap<u32, f64>, other: &BTreeMap<u32, f64>) -> Vec<(f64, f64)> {
     baseline.iter().filter_map(|(index, value)| Some((*value, *other.get(index)?))).collect()
 }
 
 #[cfg(test)]
-pub(crate) mod tests {
-    use super::*;
-
-    /// Two subjects, `old` and `new`, and the values of one metric: `(old, old again, new)` of each round.
-    pub(crate) fn record(metric: &str, values: &[(f64, f64, f64)]) -> Record {
-        let subject = |name: &str| Subject {
-            name: name.to_owned(),
-            command: vec![format!("./{name}"), "serve".to_owned()],
-            cpus: Some("0".to_owned()),
-        };
-        let mut record = Record {
-            format: FORMAT,
-            id: "2026-11-20-relay".to_owned(),
-            started: "2026-11-20T10:44:21Z".to_owned(),
-            command: vec!["turnpike".to_owned(), "lab".to_owned(), "ab".to_owned()],
-            seed: 42,
-            environment: Environment {
-                kernel: "6.12.1".to_owned(),
-                cpu_model: "Test CPU".to_owned(),
-                cores: 2,
-                memory_bytes: 8 << 30,
-                offloads: [("veth0".to_owned(), [("gso".to_owned(), true), ("gro".to_owned(), true)].into())]
-                    .into(),
-                tools: [("perf".to_owned(), "6.12".to_owned())].into(),
-                commit: Some("0123456789abcdef".to_owned()),
-                dirty: false,
-                notes: Vec::new(),
-            },
-            experiment: Experiment {
-                name: "relay-flood".to_owned(),
-                subjects: vec![subject("old"), subject("new")],
-                workload: "load turn --clients 8 --rate max --size 120".to_owned(),
-                metric: metric.to_owned(),
-                rounds: u32::try_from(values.len()).unwrap(),
-                duration_s: 5.0,
-                warmup_s: 1.0,
-                rules: Rules::default(),
-                limits: Limits::default(),
-            },
-            rounds: Vec::new(),
-            aa: Vec::new(),
-            sweeps: Vec::new(),
-            syscalls: BTreeMap::new(),
-            profiles: BTreeMap::new(),
-            interrupted: false,
-        };
-        for (index, (old, again, new)) in (0..).zip(values) {
-            let run = |name: &str, place: u32, value: f64| Round {
-                metrics: [(metric.to_owned(), value)].into(),
-                ..Round::new(index, name, place)
-            };
-            record.rounds.push(run("old", 0, *old));
-            record.rounds.push(run("new", 1, *new));
-            record.aa.push(run("old", 2, *again));
-        }
-        record
-    }
-
-    /// A directory of this test's own, removed at the end.
-    pub(crate) struct Dir(pub(crate) PathBuf);
-
-    impl Dir {
-        pub(crate) fn new(name: &str) -> Self {
-            let dir = std::env::temp_dir().join(format!("turnpike-lab-{name}-{}", std::process::id()));
-            drop(fs::remove_dir_all(&dir));
-            Self(dir)
-        }
-    }
-
-    impl Drop for Dir {
-        fn drop(&mut self) {
-            drop(fs::remove_dir_all(&self.0));
-        }
-    }
-
-    fn full_record() -> Record {
-        let mut record = record("delivered_pps", &[(100.0, 101.0, 110.0), (90.0, 91.0, 99.0)]);
-        record.rounds[0].voided = Some(Void::CpuStolen { percent: 2.0, limit_percent: 1.0 });
-        record.rounds[1].not_supported.insert("cycles".to_owned());
-        record.rounds[1].latency = Some(Latency {
-            p50: 40.0,
-            p99: 90.0,
-            histogram: vec![(50.0, 7), (100.0, 3)],
-            ..Latency::default()
-        });
-        record.rounds[1].notes.push("GSO was refused".to_owned());
-        record.sweeps.push(Sweep {
-            subject: "new".to_owned(),
-            round: Some(0),
-            points: vec![SweepPoint {
-                offered_pps: 1e5,
-                delivered_pps: 9e4,
-                loss_percent: 10.0,
-                ..SweepPoint::default()
-            }],
-            found: Vec::new(),
-        });
-        record.syscalls.insert(
-            "new".to_owned(),
-            vec![Syscall { name: "sendmmsg".to_owned(), calls: 10, errors: 1, seconds: 0.25 }],
-        );
-        let symbol = Symbol { name: "udp_sendmsg".to_owned(), kernel: true, percent: 12.5 };
-        let profile = Profile { samples: 8, kernel_percent: 75.0, symbols: vec![symbol] };
-        record.profiles.insert("new".to_owned(), profile);
-        record.interrupted = true;
-        record
-    }
-
-    #[test]
-    fn a_saved_record_reads_back_the_same() {
-        let dir = Dir::new("saved");
-        let record = full_record();
-        record.save(&dir.0).unwrap();
-        assert_eq!(Record::load(&dir.0).unwrap(), record);
-        assert_eq!(Record::load(&dir.0.join(FILE)).unwrap(), record);
-        assert_eq!(fs::read_dir(&dir.0).unwrap().count(), 1, "nothing else is left in the directory");
-    }
-
-    #[test]
-    fn percentiles_of_a_latency_are_metrics_with_a_direction() {
-        let mut round = Round::new(0, "a", 0);
-        round.set_latency(Latency {
-            p50: 1.0,
-            p90: 2.0,
-            p99: 3.0,
-            p999: 4.0,
-            max: 5.0,
-            ..Latency::default()
-        });
-        assert_eq!(round.metrics.values().copied().sum::<f64>(), 15.0);
-        assert_eq!(round.metrics["latency_p999_us"], 4.0);
-        for name in round.metrics.keys() {
-            assert_eq!(crate::metric::direction(name), crate::metric::Direction::Lower, "{name}");
-        }
-    }
-
-    #[test]
-    fn an_infinite_metric_does_not_spoil_the_record() {
-        let dir = Dir::new("infinite");
-        let mut record = record("x", &[(1.0, 1.0, 1.0)]);
-        record.rounds[0].metrics.insert("cpu_us_per_packet".to_owned(), f64::INFINITY);
-        record.save(&dir.0).unwrap();
-        let metrics = &Record::load(&dir.0).unwrap().rounds[0].metrics;
-        assert_eq!(metrics.keys().collect::<Vec<_>>(), ["x"]);
-    }
-
-    #[test]
-    fn a_newer_format_is_refused_whatever_else_it_holds() {
-        let dir = Dir::new("newer");
-        fs::create_dir_all(&dir.0).unwrap();
-        fs::write(dir.0.join(FILE), r#"{"format": 99, "surprise": []}"#).unwrap();
-        let error = Record::load(&dir.0).unwrap_err();
-        assert!(matches!(error, Error::Newer { found: 99, .. }), "{error}");
-        assert!(error.to_string().contains("format 99"), "{error}");
-    }
-
-    #[test]
-    fn a_directory_without_a_record_and_a_damaged_one_are_named() {
-        let dir = Dir::new("damaged");
-        assert!(matches!(Record::load(&dir.0), Err(Error::Io { .. })));
-        fs::create_dir_all(&dir.0).unwrap();
-        fs::write(dir.0.join(FILE), "{\"format\": 1").unwrap();
-        let error = Record::load(&dir.0).unwrap_err().to_string();
-        assert!(error.contains(FILE) && error.contains("not a record"), "{error}");
-    }
-
-    #[test]
-    fn pairs_leave_out_void_runs_and_keep_the_rounds_together() {
-        let mut record = record("x", &[(1.0, 1.5, 2.0), (3.0, 3.5, 4.0), (5.0, 5.5, 6.0), (7.0, 7.5, 8.0)]);
-        record.rounds[2].voided = Some(Void::SubjectFailed { how: "crashed".to_owned() });
-        record.aa[3].voided = Some(Void::Other { what: "no".to_owned() });
-        record.rounds.reverse();
-        assert_eq!(record.pairs("new", "x"), [(1.0, 2.0), (5.0, 6.0), (7.0, 8.0)]);
-        assert_eq!(record.aa_pairs("x"), [(1.0, 1.5), (5.0, 5.5)]);
-        assert_eq!(record.pairs("new", "y"), []);
-        assert_eq!(record.pairs("nobody", "x"), []);
-    }
-}
+pub(crate) mod tests;

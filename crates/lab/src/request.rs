@@ -12,8 +12,10 @@ use serde::{Deserialize, Serialize};
 use crate::{
     environment,
     error::LabError,
-    experiment::{Experiment, fill::TURNPIKE},
+    experiment::{COMMAND_LINE, Experiment, fill::TURNPIKE},
+    record::{Build, Record},
     run::rates::Plan,
+    strict::Document,
 };
 
 const EXPERIMENT: &str = "experiment.toml";
@@ -35,6 +37,9 @@ pub(crate) struct Request {
     /// The file's text when it ran: it may have changed since.
     #[serde(skip)]
     text: String,
+    /// What the record that this repeats has measured.
+    #[serde(skip)]
+    pub(crate) repeats: Option<Vec<Build>>,
 }
 
 /// What is done with the experiment.
@@ -74,6 +79,12 @@ pub(crate) struct Changes {
     /// Also make one run a subject under `perf trace` or `strace`
     #[arg(long)]
     pub(crate) syscalls: bool,
+    /// A run is void with the generator later than this (99th percentile, microseconds) [default: 1000]
+    #[arg(long, value_name = "US")]
+    pub(crate) max_late_us: Option<f64>,
+    /// A run is void with more of the machine's CPU time stolen by the hypervisor [default: 1]
+    #[arg(long, value_name = "PERCENT")]
+    pub(crate) max_steal: Option<f64>,
 }
 
 impl Request {
@@ -111,6 +122,7 @@ impl Request {
                 task: Task::Compare,
                 command: std::env::args().collect(),
                 text: text.clone(),
+                repeats: None,
             })
             .collect())
     }
@@ -134,6 +146,7 @@ impl Request {
             ))
         })?;
         request.text = read(EXPERIMENT)?;
+        request.repeats = Record::load(directory).ok().map(|record| record.programs);
         Ok(request)
     }
 
@@ -193,7 +206,11 @@ impl Changes {
         experiment.metric = self.metric.clone().unwrap_or_else(|| experiment.metric.clone());
         experiment.seed = self.seed.or(experiment.seed);
         experiment.syscalls |= self.syscalls;
-        experiment.check()
+        experiment.allow(self.max_late_us, self.max_steal);
+        // The file has been checked: what is wrong now was typed.
+        let mut document = Document::without_places(COMMAND_LINE);
+        experiment.check(&mut document);
+        document.finish()
     }
 }
 

@@ -1,48 +1,393 @@
-//! TOML files read strictly: an unknown key is an error that names file, line and the nearest key.
+//! TOML files read strictly: every mistake at once, each with file, line and column, and with what was expected or the
+//! nearest key. What is wrong is left out and reading goes on, so that one mistake does not hide the others.
 
-use std::{fs, path::Path};
+use std::{collections::BTreeMap, fs, mem, ops::Range, path::Path};
 
 use serde::de::DeserializeOwned;
+use toml::{
+    Spanned,
+    de::{DeArray, DeTable, DeValue, Deserializer, Error},
+};
 
 use crate::error::LabError;
 
-/// Reads `path` into `T`, which denies unknown fields.
-pub(crate) fn read<T: DeserializeOwned>(path: &Path) -> Result<T, LabError> {
+/// Mistakes told of one file; more are noise.
+const MOST: usize = 50;
+
+/// A file while it is checked: where its keys stand, and what is wrong with it so far.
+#[derive(Debug, Default)]
+pub(crate) struct Document {
+    name: String,
+    /// Offset of each key's value by its path, such as `subject[1].cpus`.
+    places: BTreeMap<String, usize>,
+    /// Paths of which a mistake is told already: they were left out, or stand for something that is missing.
+    wrong: Vec<String>,
+    /// Where each mistake stands in the text, and what it is.
+    problems: Vec<(Place, String)>,
+    text: String,
+}
+
+/// In the order of the file; what has no place comes first.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+struct Place {
+    line: usize,
+    column: usize,
+}
+
+/// Reads `path` into `T`, which denies unknown fields. Mistakes that leave something of it are in the document.
+pub(crate) fn read<T: DeserializeOwned>(path: &Path) -> Result<(T, Document), LabError> {
     let text = fs::read_to_string(path)
         .map_err(|error| LabError::usage(format!("cannot read {}: {error}", path.display())))?;
     parse(&path.display().to_string(), &text)
 }
 
 /// As [`read`], from text; `name` stands in messages where the path would.
-pub(crate) fn parse<T: DeserializeOwned>(name: &str, text: &str) -> Result<T, LabError> {
-    toml::from_str(text).map_err(|error| {
-        let place = match error.span() {
-            Some(span) => {
-                let (line, column) = position(text, span.start);
-                format!("{name}:{line}:{column}")
+pub(crate) fn parse<T: DeserializeOwned>(name: &str, text: &str) -> Result<(T, Document), LabError> {
+    let (mut root, errors) = DeTable::parse_recoverable(text);
+    let mut document =
+        Document { name: name.to_owned(), text: text.to_owned(), ..Document::without_places(name) };
+    for error in &errors {
+        let at = document.place(error.span().map_or(0, |span| span.start));
+        document.push(at, format!("no valid TOML: {}", one_line(error.message())));
+    }
+    document.places =
+        entries(root.get_ref()).into_iter().map(|entry| (entry.path, entry.value.start)).collect();
+    let is_broken = !errors.is_empty();
+    let mut mended = 0;
+    loop {
+        match T::deserialize(Deserializer::from(root.clone())) {
+            Ok(value) => return Ok((value, document)),
+            // Each turn leaves an entry out, or puts one in where it is missing, so this comes to an end; the bound is
+            // for texts made to have thousands of mistakes.
+            Err(error) if mended < 4 * MOST && document.mend(&mut root, &error, is_broken) => mended += 1,
+            Err(_) => break,
+        }
+    }
+    match document.finish() {
+        Err(error) => Err(error),
+        Ok(()) => Err(LabError::usage(format!("{name}: cannot be read"))),
+    }
+}
+
+impl Document {
+    /// For what stands in no file: messages begin with `name` alone.
+    pub(crate) fn without_places(name: &str) -> Self {
+        Self { name: name.to_owned(), ..Self::default() }
+    }
+
+    /// The same text under a name that has no lines for a reader.
+    pub(crate) fn forget_places(&mut self) {
+        self.text.clear();
+        self.places.clear();
+        for (place, _) in &mut self.problems {
+            *place = Place::default();
+        }
+    }
+
+    /// Tells that the value at `path` is wrong, unless a mistake there or above it has been told.
+    pub(crate) fn problem(&mut self, path: &str, what: impl Into<String>) {
+        if !self.is_wrong(path) {
+            let at = self.nearest_place(path);
+            self.push(at, what.into());
+        }
+    }
+
+    /// Whether a mistake is known at `path`, above it, or below it.
+    pub(crate) fn is_wrong(&self, path: &str) -> bool {
+        self.wrong.iter().any(|wrong| is_below(path, wrong) || is_below(wrong, path))
+    }
+
+    /// All mistakes in the order of the file, one a line; nothing if there are none.
+    pub(crate) fn finish(mut self) -> Result<(), LabError> {
+        self.problems.sort_by_key(|(place, _)| *place);
+        let more = self.problems.len().saturating_sub(MOST);
+        let mut lines: Vec<String> = self
+            .problems
+            .iter()
+            .take(MOST)
+            .map(|(place, what)| match place {
+                Place { line: 0, .. } => format!("{}: {what}", self.name),
+                Place { line, column } => format!("{}:{line}:{column}: {what}", self.name),
+            })
+            .collect();
+        if more > 0 {
+            lines.push(format!("{}: and {more} more mistakes", self.name));
+        }
+        if lines.is_empty() { Ok(()) } else { Err(LabError::usage(lines.join("\n"))) }
+    }
+
+    fn push(&mut self, place: Place, what: String) {
+        // A sweep meets the same mistake at each of its points.
+        if !self.problems.contains(&(place, what.clone())) {
+            self.problems.push((place, what));
+        }
+    }
+
+    /// The place of the key, or of what it would stand in.
+    fn nearest_place(&self, path: &str) -> Place {
+        let mut path = path;
+        loop {
+            if let Some(offset) = self.places.get(path) {
+                return self.place(*offset);
             }
-            None => name.to_owned(),
+            match path.rfind(['.', '[']) {
+                Some(end) => path = &path[..end],
+                None => return Place::default(),
+            }
+        }
+    }
+
+    /// Line and column of a byte offset, both from 1, the column in characters.
+    fn place(&self, offset: usize) -> Place {
+        let before = self.text.get(..offset).unwrap_or(&self.text);
+        let line_start = before.rfind('\n').map_or(0, |at| at + 1);
+        Place { line: before.matches('\n').count() + 1, column: before[line_start..].chars().count() + 1 }
+    }
+
+    /// Tells a mistake and changes the tree so that the next one shows; false where that cannot be done.
+    fn mend(&mut self, root: &mut Spanned<DeTable<'_>>, error: &Error, is_broken: bool) -> bool {
+        let message = one_line(error.message());
+        let Some(span) = error.span() else {
+            self.push(Place::default(), message);
+            return false;
         };
-        LabError::usage(format!("{place}: {}", explain(error.message())))
+        if let Some(field) = message.strip_prefix("missing field `").and_then(|rest| rest.strip_suffix('`')) {
+            return self.add_missing(root, &span, field, is_broken);
+        }
+        let entries = entries(root.get_ref());
+        let Some(entry) = innermost(&entries, &span) else {
+            self.push(self.place(span.start), message);
+            return false;
+        };
+        if self.is_stand_in(&entry.value) {
+            return stand_in_again(root, entry);
+        }
+        let place = self.place(span.start);
+        // A broken line has been told.
+        let told = is_broken && self.problems.iter().any(|(at, _)| at.line == place.line);
+        if !told {
+            self.push(place, explain(&entry.key_name, &message));
+        }
+        self.wrong.push(entry.path.clone());
+        if let Some(meant) = meant(&message) {
+            // The key that was meant is not missing too.
+            let parent = entry.path.strip_suffix(&entry.key_name).unwrap_or_default();
+            self.wrong.push(format!("{parent}{meant}"));
+        }
+        remove(root.get_mut(), &entry.steps);
+        true
+    }
+
+    /// Tells what is missing and puts something in its place.
+    fn add_missing(
+        &mut self,
+        root: &mut Spanned<DeTable<'_>>,
+        span: &Range<usize>,
+        field: &str,
+        is_broken: bool,
+    ) -> bool {
+        let all = entries(root.get_ref());
+        let table = all.iter().find(|entry| entry.is_table && entry.value == *span);
+        let (steps, path) = table.map_or((Vec::new(), field.to_owned()), |entry| {
+            (entry.steps.clone(), format!("{}.{field}", entry.path))
+        });
+        if !self.is_stand_in(span) && !is_broken && !self.is_wrong(&path) {
+            let (place, whose) = match table {
+                Some(entry) => (self.place(entry.value.start), format!("[{}] ", header(&entry.path))),
+                None => (Place { line: 1, column: 1 }, "the file ".to_owned()),
+            };
+            self.push(place, format!("{whose}has no \"{field}\", which is needed"));
+        }
+        self.wrong.push(path);
+        let Some(table) = table_at(root.get_mut(), &steps) else { return false };
+        // Behind the end of the text: no place of the file.
+        let beyond = self.text.len() + 1 + self.wrong.len();
+        let key = Spanned::new(beyond..beyond, field.to_owned().into());
+        table.insert(key, Spanned::new(beyond..beyond, DeValue::String("".into()))).is_none()
+    }
+
+    fn is_stand_in(&self, span: &Range<usize>) -> bool {
+        span.start > self.text.len()
+    }
+}
+
+/// A key or an item anywhere in the file.
+struct Entry {
+    path: String,
+    steps: Vec<Step>,
+    /// The last key on the way; an item of a list has that of the list.
+    key_name: String,
+    key: Range<usize>,
+    value: Range<usize>,
+    is_table: bool,
+}
+
+#[derive(Clone)]
+enum Step {
+    Key(String),
+    Item(usize),
+}
+
+fn entries(table: &DeTable<'_>) -> Vec<Entry> {
+    let mut all = Vec::new();
+    list_table(table, "", &[], &mut all);
+    all
+}
+
+fn list_table(table: &DeTable<'_>, path: &str, steps: &[Step], all: &mut Vec<Entry>) {
+    for (key, value) in table {
+        let name = key.get_ref().to_string();
+        let path = if path.is_empty() { name.clone() } else { format!("{path}.{name}") };
+        let steps = [steps, &[Step::Key(name.clone())]].concat();
+        list_value(value, path, steps, name, key.span(), all);
+    }
+}
+
+fn list_value(
+    value: &Spanned<DeValue<'_>>,
+    path: String,
+    steps: Vec<Step>,
+    key_name: String,
+    key: Range<usize>,
+    all: &mut Vec<Entry>,
+) {
+    match value.get_ref() {
+        DeValue::Table(table) => list_table(table, &path, &steps, all),
+        DeValue::Array(items) => {
+            for (index, item) in items.iter().enumerate() {
+                let steps = [&steps[..], &[Step::Item(index)]].concat();
+                list_value(item, format!("{path}[{index}]"), steps, key_name.clone(), item.span(), all);
+            }
+        }
+        _ => {}
+    }
+    all.push(Entry { path, steps, key_name, key, value: value.span(), is_table: value.get_ref().is_table() });
+}
+
+/// What an error's span means: the key or the value that is just this, or else the smallest that holds it.
+fn innermost<'a>(entries: &'a [Entry], span: &Range<usize>) -> Option<&'a Entry> {
+    let holds = |range: &Range<usize>| range.start <= span.start && span.end <= range.end;
+    entries
+        .iter()
+        .find(|entry| entry.key == *span || entry.value == *span)
+        .or_else(|| entries.iter().filter(|entry| holds(&entry.value)).min_by_key(|entry| entry.value.len()))
+}
+
+fn table_at<'t, 'i>(table: &'t mut DeTable<'i>, steps: &[Step]) -> Option<&'t mut DeTable<'i>> {
+    let Some((first, rest)) = steps.split_first() else { return Some(table) };
+    let Step::Key(name) = first else { return None };
+    match value_at(table.get_mut(name.as_str())?.get_mut(), rest)? {
+        DeValue::Table(table) => Some(table),
+        _ => None,
+    }
+}
+
+fn value_at<'t, 'i>(value: &'t mut DeValue<'i>, steps: &[Step]) -> Option<&'t mut DeValue<'i>> {
+    let Some((first, rest)) = steps.split_first() else { return Some(value) };
+    let next = match (first, value) {
+        (Step::Key(name), DeValue::Table(table)) => table.get_mut(name.as_str())?,
+        (Step::Item(index), DeValue::Array(items)) => items.get_mut(*index)?,
+        _ => return None,
+    };
+    value_at(next.get_mut(), rest)
+}
+
+/// Takes an entry out of the table in which it stands, an item with its list.
+fn remove(root: &mut DeTable<'_>, steps: &[Step]) {
+    let Some(last) = steps.iter().rposition(|step| matches!(step, Step::Key(_))) else { return };
+    if let (Some(table), Step::Key(name)) = (table_at(root, &steps[..last]), &steps[last]) {
+        table.remove(name.as_str());
+    }
+}
+
+/// What stands for a missing entry is of the wrong kind: the next kind. False when all were tried.
+fn stand_in_again(root: &mut Spanned<DeTable<'_>>, entry: &Entry) -> bool {
+    let Some((last, before)) = entry.steps.split_last() else { return false };
+    let (Some(table), Step::Key(name)) = (table_at(root.get_mut(), before), last) else { return false };
+    let Some(value) = table.get_mut(name.as_str()) else { return false };
+    let next = match value.get_ref() {
+        DeValue::String(_) => DeValue::Array(DeArray::new()),
+        DeValue::Array(_) => DeValue::Table(DeTable::new()),
+        _ => return false,
+    };
+    let _ = mem::replace(value.get_mut(), next);
+    true
+}
+
+fn is_below(path: &str, above: &str) -> bool {
+    path.strip_prefix(above).is_some_and(|rest| rest.is_empty() || rest.starts_with(['.', '[']))
+}
+
+/// A table as its header is written: `[subject]` for `subject[1]`.
+fn header(path: &str) -> String {
+    path.split('[').next().map_or_else(String::new, |name| {
+        if path.ends_with(']') { format!("[{name}]") } else { path.to_owned() }
     })
 }
 
-/// Line and column of a byte offset, both from 1, the column in characters.
-fn position(text: &str, offset: usize) -> (usize, usize) {
-    let before = text.get(..offset).unwrap_or(text);
-    let line_start = before.rfind('\n').map_or(0, |at| at + 1);
-    (before.matches('\n').count() + 1, before[line_start..].chars().count() + 1)
+fn one_line(message: &str) -> String {
+    message.trim().replace('\n', ", ")
 }
 
-/// Serde names the unknown key and all known ones between backticks; a reader wants the nearest first.
-fn explain(message: &str) -> String {
-    let message = message.trim().replace('\n', ", ");
-    let Some(rest) = message.strip_prefix("unknown field `") else { return message };
-    let names: Vec<&str> = rest.split('`').step_by(2).filter(|name| !name.is_empty()).collect();
-    let Some((unknown, known)) = names.split_first() else { return message };
-    match nearest(unknown, known.iter().copied()) {
-        Some(meant) => format!("unknown key \"{unknown}\"; did you mean \"{meant}\"?"),
-        None => format!("unknown key \"{unknown}\"; known here: {}", known.join(", ")),
+/// Serde's words in ours. It names the unknown key and all known ones between backticks; a reader wants the nearest
+/// first.
+fn explain(key: &str, message: &str) -> String {
+    if let Some((unknown, known)) = unknown(message) {
+        return match nearest(unknown, known.iter().copied()) {
+            Some(meant) => format!("unknown key \"{unknown}\"; did you mean \"{meant}\"?"),
+            None => format!("unknown key \"{unknown}\"; known here: {}", known.join(", ")),
+        };
+    }
+    if let Some(rest) = message.strip_prefix("unknown variant `") {
+        let names = backticked(rest);
+        if let Some((found, known)) = names.split_first() {
+            let list = known.join(", ");
+            return match nearest(found, known.iter().copied()) {
+                Some(meant) => {
+                    format!("{key}: found \"{found}\"; expected one of {list}; did you mean \"{meant}\"?")
+                }
+                None => format!("{key}: found \"{found}\"; expected one of {list}"),
+            };
+        }
+    }
+    for kind in ["invalid type: ", "invalid value: ", "invalid length "] {
+        if let Some((found, expected)) =
+            message.strip_prefix(kind).and_then(|rest| rest.split_once(", expected "))
+        {
+            return format!("{key}: found {}; expected {}", found.replace('`', ""), in_words(expected));
+        }
+    }
+    format!("{key}: {message}")
+}
+
+/// The unknown key and those that are known in its table.
+fn unknown(message: &str) -> Option<(&str, Vec<&str>)> {
+    let names = backticked(message.strip_prefix("unknown field `")?);
+    names.split_first().map(|(unknown, known)| (*unknown, known.to_vec()))
+}
+
+/// The key that was meant by an unknown one.
+fn meant(message: &str) -> Option<&str> {
+    let (unknown, known) = unknown(message)?;
+    nearest(unknown, known)
+}
+
+/// The names of a list such as "a`, expected one of `b`, `c`".
+fn backticked(rest: &str) -> Vec<&str> {
+    rest.split('`').step_by(2).filter(|name| !name.is_empty()).collect()
+}
+
+fn in_words(expected: &str) -> &str {
+    match expected {
+        "u16" | "u32" | "u64" | "usize" => "a whole number, not negative",
+        "i64" => "a whole number",
+        "f64" => "a number",
+        "a boolean" => "true or false",
+        "a string" => "text in quotes",
+        "a sequence" => "a list in brackets",
+        "a map" => "a table",
+        other if other.starts_with("struct ") => "a table",
+        other => other,
     }
 }
 
@@ -65,9 +410,12 @@ mod tests {
     #[serde(deny_unknown_fields)]
     #[expect(dead_code, reason = "only their names matter")]
     struct Example {
+        name: String,
         rounds: Option<u32>,
         duration: Option<f64>,
-        inner: Option<Inner>,
+        inner: Inner,
+        #[serde(default)]
+        list: Vec<Inner>,
     }
 
     #[derive(Debug, serde::Deserialize)]
@@ -75,35 +423,133 @@ mod tests {
     #[expect(dead_code, reason = "only their names matter")]
     struct Inner {
         namespace: Option<String>,
+        command: Kind,
+    }
+
+    #[derive(Debug, serde::Deserialize)]
+    #[serde(untagged, expecting = "expected a line or a list of words")]
+    #[expect(dead_code, reason = "only their names matter")]
+    enum Kind {
+        Line(String),
+        Words(Vec<String>),
+    }
+
+    const RIGHT: &str = "name = 'a'\n[inner]\ncommand = 'c'\n";
+
+    fn refusals(text: &str) -> Vec<String> {
+        let error = match parse::<Example>("x.toml", text) {
+            Ok((_, document)) => document.finish().unwrap_err(),
+            Err(error) => error,
+        };
+        error.to_string().lines().map(str::to_owned).collect()
     }
 
     fn refusal(text: &str) -> String {
-        parse::<Example>("x.toml", text).unwrap_err().to_string()
+        refusals(text).join("\n")
     }
 
     #[test]
     fn an_unknown_key_is_named_with_its_line_and_the_nearest_key() {
         assert_eq!(
-            refusal("rounds = 6\nduratoin = 3\n"),
+            refusal(&format!("rounds = 6\nduratoin = 3\n{RIGHT}")),
             "x.toml:2:1: unknown key \"duratoin\"; did you mean \"duration\"?"
         );
         assert_eq!(
-            refusal("\n[inner]\nnamspace = 'a'\n"),
-            "x.toml:3:1: unknown key \"namspace\"; did you mean \"namespace\"?"
+            refusal("name = 'a'\n\n[inner]\nnamspace = 'a'\ncommand = 'c'"),
+            "x.toml:4:1: unknown key \"namspace\"; did you mean \"namespace\"?"
         );
     }
 
     #[test]
     fn a_key_like_no_other_gets_the_list() {
         assert_eq!(
-            refusal("colour = 1\n"),
-            "x.toml:1:1: unknown key \"colour\"; known here: rounds, duration, inner"
+            refusal(&format!("colour = 1\n{RIGHT}")),
+            "x.toml:1:1: unknown key \"colour\"; known here: name, rounds, duration, inner, list"
         );
     }
 
     #[test]
-    fn a_wrong_type_and_broken_syntax_have_a_place_too() {
-        assert!(refusal("rounds = 'six'\n").starts_with("x.toml:1:10: "), "{}", refusal("rounds = 'six'\n"));
-        assert!(refusal("rounds = 1\nrounds ==\n").starts_with("x.toml:2:"));
+    fn a_wrong_type_says_what_was_found_and_what_was_expected() {
+        assert_eq!(
+            refusal(&format!("rounds = 'six'\n{RIGHT}")),
+            "x.toml:1:10: rounds: found string \"six\"; expected a whole number, not negative"
+        );
+        assert_eq!(
+            refusal(&RIGHT.replace("'c'", "7")),
+            "x.toml:3:11: command: expected a line or a list of words"
+        );
+    }
+
+    #[test]
+    fn all_mistakes_are_told_at_once_in_the_order_of_the_file() {
+        let text = "\
+nmae = 'a'
+rounds = -1
+duration = 'long'
+[inner]
+namespace = 5
+command = 'c'
+[[list]]
+command = ['a', 'b']
+colour = 1
+[[list]]
+namespace = 'b'
+";
+        assert_eq!(
+            refusals(text),
+            [
+                "x.toml:1:1: unknown key \"nmae\"; did you mean \"name\"?",
+                "x.toml:2:10: rounds: found integer -1; expected a whole number, not negative",
+                "x.toml:3:12: duration: found string \"long\"; expected a number",
+                "x.toml:5:13: namespace: found integer 5; expected text in quotes",
+                "x.toml:9:1: unknown key \"colour\"; known here: namespace, command",
+                "x.toml:10:1: [[list]] has no \"command\", which is needed",
+            ]
+        );
+    }
+
+    #[test]
+    fn what_is_missing_is_told_once_with_all_else() {
+        assert_eq!(
+            refusals("rounds = true\n"),
+            [
+                "x.toml:1:1: the file has no \"name\", which is needed",
+                "x.toml:1:1: the file has no \"inner\", which is needed",
+                "x.toml:1:10: rounds: found boolean true; expected a whole number, not negative",
+            ]
+        );
+    }
+
+    #[test]
+    fn broken_syntax_has_a_place_and_hides_no_other_mistake() {
+        let lines = refusals("rounds ==\nduratoin = 1\nname = 'a'\n[inner\n");
+        assert!(lines[0].starts_with("x.toml:1:"), "{lines:?}");
+        assert!(lines.iter().any(|line| line.starts_with("x.toml:2:1: unknown key")), "{lines:?}");
+        assert!(lines.iter().any(|line| line.starts_with("x.toml:4:")), "{lines:?}");
+        assert!(!lines.iter().any(|line| line.contains("which is needed")), "{lines:?}");
+    }
+
+    #[test]
+    fn a_wrong_value_is_not_told_a_second_time_by_what_checks_it() {
+        let (_, mut document) = parse::<Example>("x.toml", &format!("rounds = 'six'\n{RIGHT}")).unwrap();
+        document.problem("rounds", "too few");
+        document.problem("inner.namespace", "none such");
+        document.problem("inner.namespace", "none such");
+        assert_eq!(
+            document.finish().unwrap_err().to_string(),
+            "x.toml:1:10: rounds: found string \"six\"; expected a whole number, not negative\n\
+             x.toml:3:1: none such"
+        );
+    }
+
+    #[test]
+    fn any_text_is_read_or_refused_and_the_refusal_is_bounded() {
+        let many: String = (0..500).map(|i| format!("key{i} = 1\n")).collect();
+        let lines = refusals(&format!("{many}{RIGHT}"));
+        assert!((40..=MOST + 2).contains(&lines.len()), "{}", lines.len());
+        for text in ["", "=", "[[", "a.b.c = 1\na = 2", "inner = 5", "list = {}", "[[list]]\n[list]", "\u{0}"]
+        {
+            assert!(!refusals(text).is_empty(), "{text:?}");
+        }
     }
 }

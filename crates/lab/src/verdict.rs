@@ -3,7 +3,7 @@
 //! It errs on the side of silence. A verdict needs rounds enough, a noise floor from the same run, an interval that
 //! leaves out 1 *and* an effect above the floor; a late generator, stolen CPUs or a failed subject refuse it.
 
-use std::fmt;
+use std::{collections::BTreeSet, fmt};
 
 use serde::{Deserialize, Serialize};
 
@@ -145,6 +145,8 @@ pub struct Verdict {
     pub floor: Option<NoiseFloor>,
     /// Medians of baseline and subject where zeros leave no ratio at all.
     pub medians: Option<(f64, f64)>,
+    /// Rounds among those of the estimate in which the generator was late.
+    pub late: usize,
 }
 
 /// Judges one metric of one subject by the experiment's rules.
@@ -158,7 +160,7 @@ pub fn judge(record: &Record, subject: &str, metric: &str) -> Verdict {
     let pairs = record.pairs(subject, metric);
     let medians = if ratios.values.is_empty() { medians(&pairs) } else { None };
 
-    let mut reasons = reasons_of_void(record, subject, rules, ratios.values.len());
+    let mut reasons = reasons_of_void(record, subject, metric, ratios.values.len());
     reasons.extend(reasons_of_data(record, subject, metric, &ratios, floor.is_some()));
     // Zeros have no ratio, but need none: rounds that agree in a sign test speak for themselves.
     let zeros = match reasons[..] {
@@ -183,6 +185,7 @@ pub fn judge(record: &Record, subject: &str, metric: &str) -> Verdict {
         estimate,
         floor,
         medians,
+        late: late_rounds(record, subject, metric),
     }
 }
 
@@ -256,23 +259,17 @@ impl fmt::Display for Reason {
 }
 
 impl fmt::Display for Verdict {
-    /// `faster: packets_per_cpu_s is 1.520 times that of old (95 % interval 1.410 to 1.660, 10 rounds, …)`
+    /// `packets_per_cpu_s: new against old: faster; 1.520 times as high (95 % interval 1.410 to 1.660, …)`: the metric
+    /// first, so that one line of many can be found.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} against {}: {}", self.subject, self.baseline, self.outcome)?;
+        write!(f, "{}: {} against {}: {}", self.metric, self.subject, self.baseline, self.outcome)?;
         let Some(estimate) = &self.estimate else {
             let Some((before, after)) = self.medians else { return Ok(()) };
             let show = |value| metric::show(&self.metric, value);
-            return write!(
-                f,
-                "; {} is {}, and {} with {}",
-                self.metric,
-                show(after),
-                show(before),
-                self.baseline
-            );
+            return write!(f, "; {}, and {} with {}", show(after), show(before), self.baseline);
         };
         let interval = estimate.interval();
-        write!(f, "; {} is {:.3} times as high", self.metric, estimate.ratio())?;
+        write!(f, "; {:.3} times as high", estimate.ratio())?;
         if estimate.rounds > 1 {
             write!(
                 f,
@@ -287,6 +284,9 @@ impl fmt::Display for Verdict {
         write!(f, ", higher in {} of {} rounds", estimate.higher, estimate.rounds)?;
         if let Some(floor) = &self.floor {
             write!(f, ", noise floor {:.1} %", floor.percent())?;
+        }
+        if self.late > 0 {
+            write!(f, ", generator late in {} of them", self.late)?;
         }
         f.write_str(")")
     }
@@ -352,14 +352,31 @@ fn outcome_of(higher: bool, better: Direction) -> Outcome {
 }
 
 /// A failed subject always refuses; other void rounds when they are many, or when too few are left.
-fn reasons_of_void(record: &Record, subject: &str, rules: &Rules, usable: usize) -> Vec<Reason> {
+/// All runs that a comparison rests on.
+fn concerned<'a>(record: &'a Record, subject: &str) -> Vec<&'a Round> {
     let baseline = record.baseline();
-    let concerned: Vec<&Round> = record
+    let of_either = record
         .rounds
         .iter()
-        .filter(|round| round.subject == subject || Some(round.subject.as_str()) == baseline)
-        .chain(&record.aa)
-        .collect();
+        .filter(|round| round.subject == subject || Some(round.subject.as_str()) == baseline);
+    of_either.chain(&record.aa).collect()
+}
+
+/// Rounds of the estimate in which the generator was late in a run.
+fn late_rounds(record: &Record, subject: &str, metric: &str) -> usize {
+    let runs =
+        |name: Option<&str>| record.rounds.iter().filter(move |round| Some(round.subject.as_str()) == name);
+    let counts = |round: &&Round| record.counts(round, metric) && round.metrics.contains_key(metric);
+    let indices = |name| runs(name).filter(counts).map(|round| round.index).collect::<BTreeSet<_>>();
+    let pairs = &indices(record.baseline()) & &indices(Some(subject));
+    let both = runs(record.baseline()).chain(runs(Some(subject)));
+    distinct_rounds(both.filter(|round| round.voided.is_some() && pairs.contains(&round.index)))
+}
+
+fn reasons_of_void(record: &Record, subject: &str, metric: &str, usable: usize) -> Vec<Reason> {
+    let rules = &record.experiment.rules;
+    let baseline = record.baseline();
+    let concerned = concerned(record, subject);
 
     let mut reasons = Vec::new();
     for name in baseline.into_iter().chain([subject]) {
@@ -379,7 +396,8 @@ fn reasons_of_void(record: &Record, subject: &str, rules: &Rules, usable: usize)
 
     let of = distinct_rounds(concerned.iter().copied());
     let rounds_with = |is: fn(&Void) -> bool| {
-        distinct_rounds(concerned.iter().copied().filter(|r| r.voided.as_ref().is_some_and(is)))
+        let is_void = |round: &&Round| !record.counts(round, metric) && round.voided.as_ref().is_some_and(is);
+        distinct_rounds(concerned.iter().copied().filter(is_void))
     };
     let void = rounds_with(|void| !matches!(void, Void::SubjectFailed { .. }));
     let too_many = void as f64 > rules.max_voided * of as f64;
@@ -407,7 +425,7 @@ fn reasons_of_void(record: &Record, subject: &str, rules: &Rules, usable: usize)
 }
 
 fn distinct_rounds<'a>(rounds: impl Iterator<Item = &'a Round>) -> usize {
-    rounds.map(|round| round.index).collect::<std::collections::BTreeSet<_>>().len()
+    rounds.map(|round| round.index).collect::<BTreeSet<_>>().len()
 }
 
 fn reasons_of_data(

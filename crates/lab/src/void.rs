@@ -11,7 +11,8 @@ use crate::record::Round;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum Void {
-    /// The generator sent later than due, so that the offered load was not the wanted one.
+    /// The generator sent later than due, so that the offered load was not the wanted one. Some metrics
+    /// [survive](metric::survives_lateness) that.
     GeneratorLate {
         /// 99th percentile of its lateness, microseconds.
         p99_us: f64,
@@ -77,11 +78,12 @@ impl Limits {
     #[must_use]
     pub fn check(&self, round: &Round) -> Option<Void> {
         let metric = |name| round.metrics.get(name).copied();
-        if let Some(p99_us) = metric(metric::LATE_P99_US).filter(|&late| late > self.late_p99_us) {
-            return Some(Void::GeneratorLate { p99_us, limit_us: self.late_p99_us });
-        }
+        // First, for it spoils every metric, and lateness does not.
         if let Some(percent) = metric(metric::STEAL_PERCENT).filter(|&steal| steal > self.steal_percent) {
             return Some(Void::CpuStolen { percent, limit_percent: self.steal_percent });
+        }
+        if let Some(p99_us) = metric(metric::LATE_P99_US).filter(|&late| late > self.late_p99_us) {
+            return Some(Void::GeneratorLate { p99_us, limit_us: self.late_p99_us });
         }
         None
     }
@@ -108,6 +110,13 @@ mod tests {
         let void = Limits::default().check(&round(metric::STEAL_PERCENT, 3.25)).unwrap();
         assert_eq!(void.to_string(), "CPU time was stolen (3.2 %, allowed 1.0 %)");
         assert_eq!(Limits::default().check(&round(metric::STEAL_PERCENT, 0.5)), None);
+    }
+
+    #[test]
+    fn a_run_both_late_and_robbed_is_void_for_what_spoils_more() {
+        let mut both = round(metric::STEAL_PERCENT, 3.0);
+        both.metrics.insert(metric::LATE_P99_US.to_owned(), 9_000.0);
+        assert!(matches!(Limits::default().check(&both), Some(Void::CpuStolen { .. })));
     }
 
     #[test]

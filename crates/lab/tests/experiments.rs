@@ -159,19 +159,78 @@ fn a_subject_that_crashes_is_reported_as_such() {
 }
 
 #[test]
-fn a_slow_generator_voids_the_run() {
+fn a_slow_generator_voids_the_run_and_the_end_says_what_to_do() {
     if !can_run(&["python3"]) {
         return;
     }
     let directory = tempfile::tempdir().unwrap();
     let out = directory.path().join("out");
     let path = experiment(directory.path(), &[("500 {total}\"", "500 {total} 30\"")]);
-    let output = run_experiment(&path, &out);
+    let arguments =
+        ["run", path.to_str().unwrap(), "--metric", "delivered_pps", "--out", out.to_str().unwrap()];
+    let output = run(&arguments);
     assert_eq!(output.status.code(), Some(1), "{}", said(&output));
-    assert!(said(&output).contains("the generator was late"), "{}", said(&output));
     let record = Record::load(&only_directory(&out)).unwrap();
     assert!(record.rounds.iter().all(|round| matches!(round.voided, Some(Void::GeneratorLate { .. }))));
     assert_eq!(record.rounds.len(), 4, "such rounds are not repeated for ever");
+    for part in ["late in 6 of 6 runs", "1000 µs are allowed (late_p99_us)", "--load-cpus", "--max-late-us "]
+    {
+        assert!(said(&output).contains(part), "{part} is missing: {}", said(&output));
+    }
+
+    // The flag that it names does it.
+    let allowed = directory.path().join("allowed");
+    let arguments =
+        [&arguments[..4], &["--max-late-us", "10000000", "--out", allowed.to_str().unwrap()]].concat();
+    let output = run(&arguments);
+    assert_eq!(output.status.code(), Some(0), "{}", said(&output));
+    let record = Record::load(&only_directory(&allowed)).unwrap();
+    assert_eq!(record.experiment.limits.late_p99_us, 1e7);
+    assert!(record.rounds.iter().all(|round| round.voided.is_none()), "{}", said(&output));
+}
+
+#[test]
+fn what_a_datagram_costs_counts_although_the_generator_was_late() {
+    if !can_run(&["python3"]) {
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let out = directory.path().join("out");
+    // So few that even a busy machine sends them all in time, but for the stalls.
+    let path = experiment(directory.path(), &[("500 {total}\"", "200 {total} 30\"")]);
+    let output = run_experiment(&path, &out);
+    assert_eq!(output.status.code(), Some(0), "{}", said(&output));
+    assert!(said(&output).contains("with a late generator"), "{}", said(&output));
+    let record = Record::load(&only_directory(&out)).unwrap();
+    assert!(record.rounds.iter().all(|round| matches!(round.voided, Some(Void::GeneratorLate { .. }))));
+    let counting = |metric: &str| record.rounds.iter().filter(|round| record.counts(round, metric)).count();
+    assert!(counting("cpu_us_per_packet") >= 2, "{}", said(&output));
+    assert_eq!(counting("latency_p99_us"), 0);
+}
+
+#[test]
+fn all_mistakes_of_a_file_are_told_before_anything_starts() {
+    let directory = tempfile::tempdir().unwrap();
+    let out = directory.path().join("out");
+    let path = experiment(
+        directory.path(),
+        &[
+            ("rounds = 2", "rouds = 2"),
+            ("\"cpu_us_per_packet\"", "\"cpu\""),
+            ("patience = 20", "patience = true"),
+        ],
+    );
+    let output = run_experiment(&path, &out);
+    assert_eq!(output.status.code(), Some(2), "{}", said(&output));
+    let file = path.display();
+    for part in [
+        format!("{file}:3:10: no metric \"cpu\" (there are: delivered_pps, "),
+        format!("{file}:4:1: unknown key \"rouds\"; did you mean \"rounds\"?"),
+        format!("{file}:29:12: patience: found boolean true; expected a number"),
+    ] {
+        assert!(said(&output).contains(&part), "{part} is missing: {}", said(&output));
+    }
+    assert_eq!(entries(&out), 0);
 }
 
 #[test]
@@ -307,7 +366,11 @@ fn two_commands_are_compared_without_a_file() {
         "{total}",
     ]);
     assert_eq!(output.status.code(), Some(0), "{}", said(&output));
-    assert!(said(&output).contains("b against a: cannot tell"), "one round is too few: {}", said(&output));
+    assert!(
+        said(&output).contains("\npackets_per_cpu_s: b against a: cannot tell"),
+        "one round is too few: {}",
+        said(&output)
+    );
     let record = Record::load(&only_directory(&out)).unwrap();
     assert!(record.rounds[0].metrics["delivered_pps"] > 50.0, "{:?}", record.rounds[0]);
 }

@@ -102,6 +102,47 @@ fn a_sweep_is_drawn_repeated_and_compared() {
 }
 
 #[test]
+fn another_build_at_the_same_path_is_noticed_by_rerun_and_report() {
+    if !can_run(&["python3"]) {
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let path = experiment(directory.path());
+    let subject = directory.path().join("subject.py");
+    fs::copy(script("echo.py"), &subject).unwrap();
+    let text = fs::read_to_string(&path).unwrap();
+    fs::write(&path, text.replace(&script("echo.py"), subject.to_str().unwrap())).unwrap();
+    let out = directory.path().join("out");
+    let arguments = ["run", path.to_str().unwrap(), "--rounds", "1", "--out", out.to_str().unwrap()];
+    let output = run(&arguments);
+    assert_eq!(output.status.code(), Some(0), "{}", said(&output));
+    let first = only_directory(&out);
+    let record = Record::load(&first).unwrap();
+    let measured = record.programs.iter().find(|build| build.path.ends_with("subject.py")).unwrap();
+    assert_eq!((measured.name.as_str(), measured.word), ("only", 1));
+    assert_eq!(measured.sha256.as_ref().unwrap().len(), 64);
+    let report = || said(&run(&["report", first.to_str().unwrap()]));
+    assert!(report().contains("subject.py, SHA-256 ") && !report().contains("another build"), "{}", report());
+
+    let mut changed = fs::read_to_string(&subject).unwrap();
+    changed.push_str("# another build\n");
+    fs::write(&subject, changed).unwrap();
+    assert!(report().contains("subject.py is another build now: then SHA-256 "), "{}", report());
+    let second = directory.path().join("second");
+    let output = run(&["rerun", first.to_str().unwrap(), "--out", second.to_str().unwrap()]);
+    assert_eq!(output.status.code(), Some(0), "{}", said(&output));
+    let words = "subject.py is another build than the one measured: then SHA-256 ";
+    assert!(said(&output).contains("warning: only: ") && said(&output).contains(words), "{}", said(&output));
+    let second = Record::load(&only_directory(&second)).unwrap();
+    assert!(
+        second.environment.notes.iter().any(|note| note.contains(words)),
+        "{:?}",
+        second.environment.notes
+    );
+    assert_ne!(second.programs, record.programs);
+}
+
+#[test]
 fn syscalls_stand_in_the_record_and_in_the_report() {
     if !can_run(&["python3", "strace"]) {
         return;

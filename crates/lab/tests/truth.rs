@@ -95,6 +95,7 @@ fn experiment_on(mut machine: Machine, seed: u64, speed: f64, rounds: u32, slots
         rounds: Vec::new(),
         aa: Vec::new(),
         sweeps: Vec::new(),
+        programs: Vec::new(),
         syscalls: Default::default(),
         profiles: Default::default(),
         interrupted: false,

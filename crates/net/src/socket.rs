@@ -9,7 +9,7 @@ use std::{
 
 use socket2::{Domain, Protocol, Socket, Type};
 
-use crate::sys;
+use crate::{limits, sys};
 
 /// How a socket is made. The default asks for nothing.
 #[derive(Clone, Debug, Default)]
@@ -91,6 +91,7 @@ impl UdpSocket {
     ) -> io::Result<Self> {
         let socket =
             Socket::new(Domain::for_address(address), Type::DGRAM.nonblocking(), Some(Protocol::UDP))?;
+        let socket = limits::ours(socket)?;
         let fd = socket.as_fd();
         let on = |level, name| sys::set_option(fd, level, name, 1);
         if options.reuse_port {

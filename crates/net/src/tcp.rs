@@ -10,7 +10,10 @@ use std::{
 
 use socket2::{Domain, Protocol, Socket, Type};
 
-use crate::sys::{self, RawAddress};
+use crate::{
+    limits,
+    sys::{self, RawAddress},
+};
 
 /// Pieces of one sendmsg(2) (UIO_MAXIOV).
 const MOST_PIECES: usize = 1024;
@@ -89,6 +92,7 @@ impl TcpListener {
     /// # Errors
     /// Those of accept4(2): EMFILE, ENFILE, ENOBUFS and ENOMEM ask for a pause.
     pub fn accept(&self) -> io::Result<Option<(TcpSocket, SocketAddr)>> {
+        limits::room_for_one(&self.fd)?;
         let mut raw = RawAddress::empty();
         let mut len = RawAddress::SIZE;
         // SAFETY: the pointer and length describe `raw`; the kernel writes no more than `len`.
@@ -102,7 +106,7 @@ impl TcpListener {
         });
         match accepted {
             // SAFETY: accept4 gave this descriptor to nobody else.
-            Ok(fd) => match (unsafe { OwnedFd::from_raw_fd(fd) }, raw.get()) {
+            Ok(fd) => match (limits::ours(unsafe { OwnedFd::from_raw_fd(fd) })?, raw.get()) {
                 (fd, Some(peer)) => Ok(Some((TcpSocket { fd }, peer))),
                 (_, None) => Ok(None),
             },
@@ -141,6 +145,7 @@ impl AsFd for TcpListener {
 
 fn bound(address: SocketAddr, reuse_port: bool) -> io::Result<Socket> {
     let socket = Socket::new(Domain::for_address(address), Type::STREAM.nonblocking(), Some(Protocol::TCP))?;
+    let socket = limits::ours(socket)?;
     socket.set_reuse_address(true)?;
     if reuse_port {
         socket.set_reuse_port(true)?;
@@ -198,6 +203,7 @@ impl TcpSocket {
         }
         let socket =
             Socket::new(Domain::for_address(address), Type::STREAM.nonblocking(), Some(Protocol::TCP))?;
+        let socket = limits::ours(socket)?;
         if let Some(device) = &options.device {
             socket.bind_device(Some(device.as_bytes()))?;
         }

@@ -128,13 +128,18 @@ impl RealmCredentials {
             verify(&Key::long_term(algorithm, name, &self.name, password.as_bytes()))
         });
         Some(if accepted {
-            // Quotas count the id, or a client would get a new quota with each new timestamp.
-            let identity = if id.is_empty() { name } else { id };
-            Lookup::Accepted { username: name.into(), identity: identity.into() }
+            Lookup::Accepted { username: name.into(), identity: identity(name, id) }
         } else {
             Lookup::WrongKey { username: name.into() }
         })
     }
+}
+
+/// Whom quotas count of a time-limited name: its id, or a client would get a new quota with each new timestamp. An id is no user of
+/// the configuration that has the same name: those have no colon, nor has the name of a token's key.
+fn identity(name: &str, id: &str) -> Box<str> {
+    let counted = if id.is_empty() { name } else { id };
+    [":", counted].concat().into_boxed_str()
 }
 
 impl UserKeys {
@@ -229,7 +234,7 @@ mod tests {
         let name = rest::username(NOW + 60, "carol");
         for secret in ["old", "new"] {
             let password = rest::password(&Secret::new(secret), &name);
-            assert_eq!(ask_name(&name, &password), accepted(&name, "carol"), "{secret}");
+            assert_eq!(ask_name(&name, &password), accepted(&name, ":carol"), "{secret}");
         }
         assert_eq!(ask_name(&name, "guess"), wrong_key(&name));
     }
@@ -241,7 +246,29 @@ mod tests {
         assert_eq!(ask_name(&name, &password), Lookup::Expired { ago: 42 });
         let last_second = rest::username(NOW, "carol");
         let password = rest::password(&Secret::new("new"), &last_second);
-        assert_eq!(ask_name(&last_second, &password), accepted(&last_second, "carol"));
+        assert_eq!(ask_name(&last_second, &password), accepted(&last_second, ":carol"));
+    }
+
+    /// Whoever may ask for time-limited credentials chooses the id.
+    #[test]
+    fn a_time_limited_id_does_not_count_with_a_user_or_token_of_the_same_name() {
+        let timed = |id: &str| {
+            let name = rest::username(NOW + 60, id);
+            match ask_name(&name, &rest::password(&Secret::new("new"), &name)) {
+                Lookup::Accepted { identity, .. } => identity,
+                other => panic!("{other:?}"),
+            }
+        };
+        let Lookup::Accepted { identity: user, .. } = ask_name("alice", "pw") else { panic!() };
+        assert_ne!(timed("alice"), user);
+        assert_ne!(*timed("kid/0123456789abcdef"), *"kid/0123456789abcdef");
+        // All timestamps of an id count together.
+        let later = rest::username(NOW + 99, "alice");
+        assert_eq!(
+            ask_name(&later, &rest::password(&Secret::new("old"), &later)),
+            accepted(&later, &timed("alice"))
+        );
+        assert_ne!(timed("alice"), timed("bob"));
     }
 
     #[test]

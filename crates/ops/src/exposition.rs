@@ -5,7 +5,7 @@ use std::{
     fmt,
     sync::{
         Arc,
-        atomic::{AtomicBool, AtomicU64, Ordering},
+        atomic::{AtomicBool, Ordering},
     },
 };
 
@@ -16,7 +16,7 @@ use prometheus_client::{
     registry::Registry,
 };
 
-use crate::process::ProcessUsage;
+use crate::{admin, log_limit::LogCounts, process::ProcessUsage};
 
 /// Media type of [`encode`]'s text.
 pub(crate) const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
@@ -28,13 +28,14 @@ pub(crate) type Page = Arc<dyn Fn() -> Result<String, fmt::Error> + Send + Sync>
 pub(crate) fn page<C: Collector>(
     scrape: impl Fn(Common) -> C + Send + Sync + 'static,
     draining: Arc<AtomicBool>,
-    log_lost: Arc<AtomicU64>,
+    log: Arc<LogCounts>,
 ) -> Page {
     Arc::new(move || {
         encode(scrape(Common {
             process: ProcessUsage::read(),
             draining: draining.load(Ordering::Relaxed),
-            log_lost: log_lost.load(Ordering::Relaxed),
+            log_lost: log.lost.load(Ordering::Relaxed),
+            log_suppressed: [&log.refusals, &log.ends].map(|count| count.load(Ordering::Relaxed)),
         }))
     })
 }
@@ -107,11 +108,24 @@ pub(crate) struct Common {
     pub(crate) draining: bool,
     /// Log lines lost because the control thread lagged behind.
     pub(crate) log_lost: u64,
+    /// Log lines not written because there were too many: of refusals, of ends.
+    pub(crate) log_suppressed: [u64; 2],
 }
 
 impl Common {
     pub(crate) fn encode(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
         self.process(encoder)?;
+        let mut metric = encoder.encode_descriptor(
+            "admin_connections_closed",
+            "Connections to the admin page that ended without an answer, or before it was taken, by reason.",
+            None,
+            MetricType::Counter,
+        )?;
+        for (reason, count) in admin::closed() {
+            metric
+                .encode_family(&[("reason", reason)])?
+                .encode_counter::<NoLabelSet, _, f64>(&count, None)?;
+        }
         let draining = f64::from(u8::from(self.draining));
         gauge(encoder, "draining", "1 while the server takes nothing new.", draining)?;
         encoder
@@ -122,6 +136,17 @@ impl Common {
                 MetricType::Counter,
             )?
             .encode_counter::<NoLabelSet, _, f64>(&self.log_lost, None)?;
+        let mut suppressed = encoder.encode_descriptor(
+            "log_lines_suppressed",
+            "Refusals, and ends of sessions or connections, that have no log line of their own, by kind.",
+            None,
+            MetricType::Counter,
+        )?;
+        for (kind, count) in ["refusal", "end"].into_iter().zip(self.log_suppressed) {
+            suppressed
+                .encode_family(&[("kind", kind)])?
+                .encode_counter::<NoLabelSet, _, f64>(&count, None)?;
+        }
         encoder
             .encode_descriptor("build", "This program.", None, MetricType::Info)?
             .encode_info(&[("version", env!("CARGO_PKG_VERSION"))])

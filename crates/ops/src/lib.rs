@@ -11,6 +11,7 @@
 
 pub mod access_tokens;
 pub mod admin;
+mod changes;
 pub mod config;
 mod control;
 pub mod credentials;
@@ -18,6 +19,7 @@ mod exposition;
 pub mod forward;
 mod in_force;
 mod limits;
+mod log_limit;
 mod log_queue;
 pub mod logging;
 pub mod metrics;

@@ -1,8 +1,11 @@
 //! Room for as many files as the configuration may need.
 
+use crate::admin;
+
 /// Raises the limit of open files to `needed`, and says so where that is not possible: `subject` needs them, `key` is what can be
-/// lowered instead.
+/// lowered instead. Some are set apart for the admin page and for files that a reload reads: who connects shall not take them.
 pub(crate) fn raise_open_files(needed: u64, subject: &str, key: &str) {
+    let needed = needed + admin::DESCRIPTORS;
     match turnpike_net::limits::raise_open_files(needed) {
         Ok(limit) if limit < needed => tracing::warn!(
             "the limit of open files is {limit}, {subject} may need {needed}; raise it with `ulimit -n {needed}` \
@@ -10,5 +13,8 @@ pub(crate) fn raise_open_files(needed: u64, subject: &str, key: &str) {
         ),
         Ok(_) => {}
         Err(error) => tracing::warn!("cannot raise the limit of open files to {needed}: {error}"),
+    }
+    if let Err(error) = turnpike_net::limits::set_apart(admin::DESCRIPTORS) {
+        tracing::warn!("cannot set descriptors apart for the admin page: {error}");
     }
 }

@@ -5,10 +5,7 @@
 
 use std::{
     fmt,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, AtomicU64},
-    },
+    sync::{Arc, atomic::AtomicBool},
 };
 
 use prometheus_client::{
@@ -21,6 +18,7 @@ use turnpike_relay::{CloseReason, DtlsDrop, DtlsEnd, DtlsFailure, HandshakeFailu
 use crate::{
     exposition::{self, Common, Families},
     in_force::InForce,
+    log_limit::LogCounts,
 };
 
 /// The exposition text of live snapshots (of workers, and of allocations by realm), for the admin page.
@@ -28,7 +26,7 @@ pub fn page(
     snapshots: impl Fn() -> (Vec<WorkerSnapshot>, Vec<(Box<str>, usize)>) + Send + Sync + 'static,
     in_force: Arc<InForce>,
     draining: Arc<AtomicBool>,
-    log_lost: Arc<AtomicU64>,
+    log: Arc<LogCounts>,
 ) -> Arc<dyn Fn() -> Result<String, fmt::Error> + Send + Sync> {
     exposition::page(
         move |common| {
@@ -36,7 +34,7 @@ pub fn page(
             Scrape { workers: numbered(workers), realms, in_force: Arc::clone(&in_force), common }
         },
         draining,
-        log_lost,
+        log,
     )
 }
 
@@ -363,6 +361,7 @@ fn turn_help(family: &str) -> Option<&'static str> {
         "successes" => "Success responses, by method.",
         "error_responses" => "Error responses, by STUN error code.",
         "dropped_datagrams" => "Datagrams dropped, by reason.",
+        "peer_refusals" => "Requests refused for the sake of a peer (403), by what refuses it.",
         "credentials_refused" => "Credentials refused, by reason.",
         "connection_bytes" => "Bytes that connections to peers carried (RFC 6062).",
         "peer_connections" => "What happened to connections to peers (RFC 6062), by event.",

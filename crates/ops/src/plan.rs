@@ -310,6 +310,7 @@ fn is_private(address: &IpAddr) -> bool {
 mod tests {
     use super::*;
     use crate::config::{AlternateSettings, DiscoverySettings, RealmSettings, StoredKey};
+    use turnpike_testkit::randomness;
     use turnpike_turn::server::{RealmId, Transport};
 
     #[test]
@@ -324,6 +325,16 @@ mod tests {
         assert!(generated_user(&open).is_none());
         let with_secret = Settings { secrets: vec![Secret::new("s")], ..Settings::default() };
         assert!(generated_user(&with_secret).is_none());
+    }
+
+    #[test]
+    fn generated_passwords_are_as_if_by_chance() {
+        let password = || match generated_user(&Settings::default()).expect("nobody is configured").secret {
+            UserSecret::Password(password) => crate::rest::unhex(password.reveal()).expect("hex digits"),
+            UserSecret::Keys(_) => panic!("a password"),
+        };
+        let passwords: Vec<_> = std::iter::repeat_with(password).take(randomness::SAMPLES).collect();
+        randomness::judge(&passwords, &[0xFF; 16]).unwrap();
     }
 
     #[test]

@@ -18,6 +18,7 @@ use turnpike_turn::server::NonceKey;
 
 use crate::{
     admin::{self, AdminError, AdminState},
+    changes::{self, ServeChanges},
     config::{
         Certificate, ConfigError, ConfigErrors, Loaded, Settings, Sources, User, UserSecret,
         certificates::{self, CertificateWatch},
@@ -87,6 +88,8 @@ struct Control<'a> {
     draining: Arc<AtomicBool>,
     tls: Option<Arc<TlsContext>>,
     dtls: Option<Arc<DtlsContext>>,
+    /// In force.
+    certificates: Vec<Certificate>,
     watch: CertificateWatch,
     in_force: Arc<InForce>,
 }
@@ -119,7 +122,7 @@ impl<'a> Control<'a> {
 
         let admin = admin::bind(settings.admin, settings.is_explicit("admin.listen")).await?;
         let (logger, writer) = session_log();
-        let log_lost = logger.lost_counter();
+        let log_counts = logger.counts();
         let log: Arc<dyn SessionLog> = Arc::new(logger);
         let credentials: Arc<dyn CredentialStore> = Arc::new(Credentials::new(&settings));
         let relay = Arc::new(Relay::start(&plan.config, credentials, log)?);
@@ -136,6 +139,7 @@ impl<'a> Control<'a> {
             watch: CertificateWatch::new(&settings),
             tls,
             dtls,
+            certificates,
             settings,
             generated,
             nonce_key,
@@ -157,9 +161,10 @@ impl<'a> Control<'a> {
                     },
                     Arc::clone(&control.in_force),
                     Arc::clone(&control.draining),
-                    log_lost,
+                    log_counts,
                 ),
                 draining: Arc::clone(&control.draining),
+                hosts: control.started.admin_hosts.clone(),
             };
             admin::spawn(listener, state);
         }
@@ -243,25 +248,21 @@ impl<'a> Control<'a> {
         let server = plan::server_config(&new, &self.layout, &self.addresses, self.nonce_key);
         self.relay.reconfigure(&server, &self.layout, &credentials, &realms::limits(&new));
         self.watch = CertificateWatch::new(&new);
-        self.take_certificates(&certificates, problems);
-        let all = realms::all(&new);
-        let (users, secrets) = all.iter().fold((0, 0), |(users, secrets), realm| {
-            (users + realm.users.len(), secrets + realm.secrets.len())
-        });
-        tracing::info!(realms = all.len(), users, secrets, "configuration reloaded");
+        self.take_certificates(certificates, problems);
+        ServeChanges::new(&self.settings, &new).say(&new);
         self.settings = new;
         true
     }
 
     /// One of the files has changed while nobody asked for a reload.
-    fn reload_certificates(&self) {
+    fn reload_certificates(&mut self) {
         let found = certificates::load(&self.settings);
         say_warnings(&found.warnings);
-        self.take_certificates(&found.certificates, &found.problems);
+        self.take_certificates(found.certificates, &found.problems);
     }
 
     /// Shows them, if all of them can be used.
-    fn take_certificates(&self, certificates: &[Certificate], problems: &[ConfigError]) {
+    fn take_certificates(&mut self, certificates: Vec<Certificate>, problems: &[ConfigError]) {
         if !problems.is_empty() {
             for problem in problems {
                 tracing::error!("{problem}");
@@ -269,22 +270,23 @@ impl<'a> Control<'a> {
             tracing::error!("certificates not reloaded: the old ones stay in force");
             return self.in_force.count_certificates(false);
         }
-        match (&self.tls, certificates) {
+        match (&self.tls, &certificates[..]) {
             (None, []) => {}
             (None, _) => tracing::warn!("TLS begins only after a restart: there was no certificate at start"),
             (Some(_), []) => {
                 tracing::warn!("no certificate is configured any more: the old ones stay in force");
             }
             (Some(tls), _) => {
-                let identities = certificates::identities(certificates);
+                let identities = certificates::identities(&certificates);
                 tls.replace(&identities);
                 // A file that no longer has dtls.listen may name certificates that DTLS cannot use.
                 if let Some(Err(error)) = self.dtls.as_ref().map(|dtls| dtls.replace(&identities)) {
                     tracing::warn!("{error}: DTLS keeps the old one until a restart");
                 }
-                self.in_force.show(certificates);
+                self.in_force.show(&certificates);
                 self.in_force.count_certificates(true);
-                tracing::info!(certificates = identities.len(), "certificates loaded");
+                changes::say_certificates(&self.certificates, &certificates);
+                self.certificates = certificates;
             }
         }
     }

@@ -2,14 +2,21 @@
 //! never wait; the control thread writes the lines.
 
 use std::{
-    sync::{Arc, atomic::AtomicU64},
-    time::Instant,
+    sync::Arc,
+    time::{Duration, Instant},
 };
 
 use turnpike_relay::SessionLog;
-use turnpike_turn::server::{ClosedReason, CredentialRefusal, Effect, TokenProblem};
+use turnpike_turn::{
+    rates::{Rate, Rates},
+    server::{ClosedReason, CredentialRefusal, Effect, PeerDenial, RelayTransport, TokenProblem, Transport},
+};
 
-use crate::log_queue::{BACKLOG, LogReceiver, LogSender, RefusalLimit, log_queue};
+use crate::{
+    log_limit::{EndLimit, LogCounts, RefusalLimit, Sum, Unsaid},
+    log_queue::{BACKLOG, LogReceiver, LogSender, log_queue},
+    logging::seconds,
+};
 
 /// The workers' end.
 pub struct SessionLogger(LogSender<(usize, Effect)>);
@@ -25,17 +32,19 @@ pub fn session_log() -> (SessionLogger, SessionLogWriter) {
 }
 
 impl SessionLogger {
-    /// Counts lines that were lost because the control thread lagged behind.
+    /// Counts lines that were lost or suppressed.
     #[must_use]
-    pub fn lost_counter(&self) -> Arc<AtomicU64> {
-        self.0.lost_counter()
+    pub fn counts(&self) -> Arc<LogCounts> {
+        self.0.counts()
     }
 }
 
 impl SessionLog for SessionLogger {
     fn effect(&self, worker: usize, effect: &Effect) {
         let wanted = match effect {
-            Effect::Opened { .. } => tracing::enabled!(target: "turnpike::session", tracing::Level::DEBUG),
+            Effect::Opened { .. } | Effect::PeerRefused { .. } => {
+                tracing::enabled!(target: "turnpike::session", tracing::Level::DEBUG)
+            }
             Effect::Closed { .. } | Effect::Refused { .. } => true,
             _ => false,
         };
@@ -45,28 +54,85 @@ impl SessionLog for SessionLogger {
     }
 }
 
+/// Realm, and whom quotas count there.
+type User = (Arc<str>, Box<str>);
+
+/// Which effects become lines.
+struct Limits {
+    /// Each worker bounds its own refusals; these are for servers with many cores.
+    credentials: RefusalLimit,
+    peers: RefusalLimit,
+    sessions: EndLimit<User>,
+}
+
+impl Limits {
+    /// Ends of one user's sessions: what a few clients behind one name have, and no flood.
+    const EACH: Rate = Rate::new(200, 100);
+    /// Of all of them: at once as many as there are sessions by default, so that none is missing when a link fails.
+    const TOTAL: Rate = Rate::new(16_384, 10);
+    /// Users remembered.
+    const MOST: usize = 16_384;
+
+    fn new(counts: &Arc<LogCounts>) -> Self {
+        let rates = Rates::new(Self::EACH, Self::TOTAL, Self::MOST);
+        Self {
+            credentials: RefusalLimit::new(Arc::clone(counts)),
+            peers: RefusalLimit::new(Arc::clone(counts)),
+            sessions: EndLimit::new(rates, Arc::clone(counts)),
+        }
+    }
+
+    fn admit(&mut self, now: Duration, effect: &mut Effect) -> bool {
+        match effect {
+            Effect::Refused { client, suppressed, .. } => {
+                self.credentials.admit(now, client.address.ip(), suppressed)
+            }
+            Effect::PeerRefused { client, suppressed, .. } => {
+                self.peers.admit(now, client.address.ip(), suppressed)
+            }
+            // A server stops once, and then says what became of everybody.
+            Effect::Closed { reason: ClosedReason::Shutdown, .. } => true,
+            Effect::Closed { realm, username, identity, to_peer, to_client, .. } => {
+                let name = identity.as_ref().unwrap_or(username);
+                let ask = |rates: &mut Rates, now| rates.admit(now, (&**realm, &**name));
+                let whose = || (Arc::clone(realm), name.clone());
+                self.sessions.admit(now, Sum::one(to_peer.1, to_client.1), ask, whose)
+            }
+            _ => true,
+        }
+    }
+}
+
 impl SessionLogWriter {
     /// Writes lines until the last worker is gone.
     pub async fn run(self) {
         let start = Instant::now();
-        // Each worker bounds its own refusals; this is for servers with many cores.
-        let mut refusals = RefusalLimit::default();
+        let mut limits = Limits::new(&self.0.counts());
         self.0
             .run(|batch, lost| {
                 for (worker, mut effect) in batch.drain(..) {
-                    let wanted = match &mut effect {
-                        Effect::Refused { suppressed, .. } => refusals.admit(start.elapsed(), suppressed),
-                        _ => true,
-                    };
-                    if wanted {
+                    if limits.admit(start.elapsed(), &mut effect) {
                         write(worker, &effect);
                     }
                 }
+                limits.sessions.due(start.elapsed()).iter().for_each(write_sums);
                 if lost > 0 {
                     tracing::warn!(target: "turnpike::session", lines = lost, "session log lines lost");
                 }
             })
             .await;
+        limits.sessions.take().iter().for_each(write_sums);
+    }
+}
+
+fn write_sums(unsaid: &Unsaid<User>) {
+    let each = unsaid.of.iter().map(|((realm, user), sum)| (Some(&**realm), Some(&**user), sum));
+    for (realm, user, sum) in each.chain(unsaid.others.iter().map(|sum| (None, None, sum))) {
+        tracing::info!(
+            target: "turnpike::session",
+            realm, user, sessions = sum.count, to_peer_bytes = sum.out_bytes, to_client_bytes = sum.in_bytes,
+            "more sessions ended than are told one by one"
+        );
     }
 }
 
@@ -76,15 +142,31 @@ fn write(worker: usize, effect: &Effect) {
             let second = relayed.1.map(tracing::field::display);
             tracing::debug!(
                 target: "turnpike::session",
-                realm = ?realm, user = ?username, client = %client.address, relayed = %relayed.0, relayed2 = second, worker,
+                realm = &**realm, user = &**username, client = %client.address,
+                relayed = %relayed.0, relayed2 = second, worker,
                 "session opened"
             );
         }
-        Effect::Closed { client, realm, username, reason, lived_ms, to_peer, to_client, .. } => {
+        Effect::Closed {
+            client,
+            realm,
+            username,
+            relayed,
+            transport,
+            relay_transport,
+            reason,
+            lived_ms,
+            to_peer,
+            to_client,
+            ..
+        } => {
+            let mut addresses = relayed.iter().flatten().map(tracing::field::display);
+            let (relayed, relayed2) = (addresses.next(), addresses.next());
             tracing::info!(
                 target: "turnpike::session",
-                realm = ?realm, user = ?username, client = %client.address, reason = closed_reason(*reason),
-                seconds = lived_ms / 1000,
+                realm = &**realm, user = &**username, client = %client.address, transport = of_client(*transport),
+                relayed, relayed2, relayed_transport = of_peers(*relay_transport),
+                reason = closed_reason(*reason), seconds = seconds(Duration::from_millis(*lived_ms)),
                 to_peer_datagrams = to_peer.0, to_peer_bytes = to_peer.1,
                 to_client_datagrams = to_client.0, to_client_bytes = to_client.1,
                 worker,
@@ -94,11 +176,45 @@ fn write(worker: usize, effect: &Effect) {
         Effect::Refused { client, username, why, suppressed } => {
             tracing::warn!(
                 target: "turnpike::auth",
-                user = ?username, client = %client.address, reason = refusal(*why), suppressed, worker,
+                user = &**username, client = %client.address, reason = refusal(*why), suppressed, worker,
                 "credential refused"
             );
         }
+        Effect::PeerRefused { client, realm, username, peer, by, suppressed } => {
+            // A permission is for an address, without a port.
+            let peer = if peer.port() == 0 { peer.ip().to_string() } else { peer.to_string() };
+            tracing::debug!(
+                target: "turnpike::session",
+                realm = &**realm, user = &**username, client = %client.address, peer, by = denial(*by), suppressed,
+                worker,
+                "peer refused"
+            );
+        }
         _ => {}
+    }
+}
+
+fn of_client(transport: Transport) -> &'static str {
+    match transport {
+        Transport::Udp => "udp",
+        Transport::Tcp => "tcp",
+        Transport::Tls => "tls",
+        Transport::Dtls => "dtls",
+    }
+}
+
+fn of_peers(transport: RelayTransport) -> &'static str {
+    match transport {
+        RelayTransport::Udp => "udp",
+        RelayTransport::Tcp => "tcp",
+    }
+}
+
+fn denial(by: PeerDenial) -> String {
+    match by {
+        PeerDenial::Rule(prefix) => format!("peers.deny {prefix}"),
+        PeerDenial::Own => "default: an endpoint of this server".to_owned(),
+        PeerDenial::Special => "default: special range, and not in peers.allow".to_owned(),
     }
 }
 
@@ -182,25 +298,72 @@ mod tests {
         Effect::Refused { client: client(), username: "al\"ice".into(), why, suppressed: 7 }
     }
 
-    #[test]
-    fn a_session_ends_with_one_line() {
-        let line = lines_of(&[Effect::Closed {
+    fn ended(identity: &str, reason: ClosedReason) -> Effect {
+        Effect::Closed {
             allocation: AllocationId { index: 1, generation: 2 },
             client: client(),
             realm: "example.org".into(),
-            username: "alice".into(),
+            username: format!("1800000000:{identity}").into(),
+            identity: Some(identity.into()),
+            relayed: ["198.41.0.4:50000", "[2001:db8::4]:50000"].map(|text| text.parse().ok()),
+            transport: Transport::Tls,
+            relay_transport: RelayTransport::Udp,
             away: false,
-            reason: ClosedReason::Expired,
+            reason,
             lived_ms: 61_999,
             to_peer: (10, 1200),
             to_client: (9, 1080),
-        }]);
+        }
+    }
+
+    #[test]
+    fn a_session_ends_with_one_line() {
+        let line = lines_of(&[ended("alice", ClosedReason::Expired)]);
         assert_eq!(
             line.trim(),
-            "INFO turnpike::session: session ended realm=\"example.org\" user=\"alice\" client=192.0.2.9:50000 \
-             reason=\"not refreshed in time\" seconds=61 to_peer_datagrams=10 to_peer_bytes=1200 \
-             to_client_datagrams=9 to_client_bytes=1080 worker=0"
+            "INFO turnpike::session: session ended realm=\"example.org\" user=\"1800000000:alice\" \
+             client=192.0.2.9:50000 transport=\"tls\" relayed=198.41.0.4:50000 relayed2=[2001:db8::4]:50000 \
+             relayed_transport=\"udp\" reason=\"not refreshed in time\" seconds=61.999 to_peer_datagrams=10 \
+             to_peer_bytes=1200 to_client_datagrams=9 to_client_bytes=1080 worker=0"
         );
+    }
+
+    #[test]
+    fn ends_of_one_user_beyond_a_rate_are_told_in_sum_those_of_others_and_of_a_stop_singly() {
+        let mut limits = Limits::new(&Arc::default());
+        let mut told = |user: &str, reason, count: usize| {
+            (0..count).filter(|_| limits.admit(Duration::from_secs(1), &mut ended(user, reason))).count()
+        };
+        assert_eq!(told("alice", ClosedReason::Deleted, 20_000), 200);
+        assert_eq!(told("bob", ClosedReason::Disconnected, 150), 150);
+        assert_eq!(told("alice", ClosedReason::Shutdown, 5000), 5000);
+        let singly: usize = (0..5000).map(|n| told(&n.to_string(), ClosedReason::Expired, 3)).sum();
+        assert_eq!(singly, 15_000, "thousands of users at once");
+        let unsaid = limits.sessions.take().expect("alice's");
+        let [((_, user), sum)] = &unsaid.of[..] else { panic!("{unsaid:?}") };
+        assert_eq!((&**user, sum.count, sum.out_bytes), ("alice", 19_800, 19_800 * 1200));
+    }
+
+    #[test]
+    fn a_refused_peer_says_what_refuses_it() {
+        let by = |by, peer: &str| {
+            lines_of(&[Effect::PeerRefused {
+                client: client(),
+                realm: "example.org".into(),
+                username: "alice".into(),
+                peer: peer.parse().expect("an address"),
+                by,
+                suppressed: 3,
+            }])
+        };
+        let line = by(PeerDenial::Rule("10.1.0.0/16".parse().expect("a prefix")), "10.1.2.3:0");
+        assert_eq!(
+            line.trim(),
+            "DEBUG turnpike::session: peer refused realm=\"example.org\" user=\"alice\" client=192.0.2.9:50000 \
+             peer=\"10.1.2.3\" by=\"peers.deny 10.1.0.0/16\" suppressed=3 worker=0"
+        );
+        assert!(by(PeerDenial::Special, "10.1.2.3:9").contains("by=\"default: "));
+        assert!(by(PeerDenial::Own, "10.1.2.3:9").contains("by=\"default: "));
     }
 
     #[test]

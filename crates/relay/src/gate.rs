@@ -168,7 +168,7 @@ impl Quotas {
 }
 
 /// One user of one realm. Realms have no control characters in their names, so that no identity can reach into another realm.
-fn user_key(realm: &str, identity: &str) -> String {
+pub(crate) fn user_key(realm: &str, identity: &str) -> String {
     [realm, "\0", identity].concat()
 }
 

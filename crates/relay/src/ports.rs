@@ -6,7 +6,7 @@ use std::{
     net::SocketAddr,
     ops::RangeInclusive,
     sync::{
-        Mutex, PoisonError,
+        Mutex, MutexGuard, PoisonError,
         atomic::{AtomicU64, AtomicUsize, Ordering},
     },
 };
@@ -17,10 +17,13 @@ use rand::Rng;
 use turnpike_net::{Datapath, ListenOptions, TcpListener, UdpOptions, UdpSocket};
 use turnpike_turn::server::{Family, OpenRelay, OpenResult, PortWish};
 
-use crate::{Config, RelayAddress};
+use crate::{Config, RelayAddress, gate::user_key};
 
 /// Milliseconds for which a reserved port is held (RFC 8656 section 7.2 recommends at least 30 s).
 const RESERVATION_MS: u64 = 30_000;
+/// Reservations that one user may have at a time, and never more than a quarter of all: who asks for a pair of ports takes the
+/// second within a round trip, so that this is four calls that begin at once.
+const MOST_PER_USER: usize = 4;
 /// Draws before a free port is searched one by one.
 const DRAWS: usize = 32;
 /// Ports that other programs may have taken before we give up.
@@ -62,13 +65,21 @@ pub(crate) struct Ports {
     /// Whose turn it is, by family: one count for both would give every dual-stack allocation the same two addresses.
     next: [AtomicUsize; 2],
     most_reservations: usize,
-    reservations: Mutex<HashMap<[u8; 8], Reservation, RandomState>>,
+    reservations: Mutex<Reservations>,
 }
+
+/// By token.
+type Reservations = HashMap<[u8; 8], Reservation, RandomState>;
 
 struct Reservation {
     opened: Opened,
+    /// See [`user_key`].
+    owner: Box<str>,
     expires_ms: u64,
 }
+
+/// Realm and user, as quotas count them.
+type Owner<'a> = (&'a str, &'a str);
 
 struct Pool {
     address: RelayAddress,
@@ -104,17 +115,23 @@ impl Ports {
         self.in_turn(family, |pool| self.draw(pool, |_| true, Self::listen))
     }
 
-    /// Opens what was wished for, for datagrams.
-    pub(crate) fn open(&self, wish: &OpenRelay, now_ms: u64) -> Result<Opened, Refusal> {
+    /// Opens what was wished for, for datagrams. What `owner` reserves, nobody else can have.
+    pub(crate) fn open(
+        &self,
+        wish: &OpenRelay,
+        (realm, user): Owner<'_>,
+        now_ms: u64,
+    ) -> Result<Opened, Refusal> {
         match wish.port {
             PortWish::Any => self.in_turn(wish.family, |pool| self.draw(pool, |_| true, Self::bind)),
             PortWish::Even => {
                 self.in_turn(wish.family, |pool| self.draw(pool, |port| port.is_multiple_of(2), Self::bind))
             }
             PortWish::EvenAndReserveNext(token) => {
-                self.in_turn(wish.family, |pool| self.draw_pair(pool, token, now_ms))
+                let owner = user_key(realm, user);
+                self.in_turn(wish.family, |pool| self.draw_pair(pool, token, &owner, now_ms))
             }
-            PortWish::Reserved(token) => self.take_reserved(token, now_ms),
+            PortWish::Reserved(token) => self.take_reserved(token, &user_key(realm, user), now_ms),
         }
     }
 
@@ -125,17 +142,27 @@ impl Ports {
         }
     }
 
-    /// Closes reservations whose time is over. Returns how many remain.
-    pub(crate) fn expire(&self, now_ms: u64) -> usize {
-        let mut reservations = self.reservations.lock().unwrap_or_else(PoisonError::into_inner);
-        reservations.retain(|_, reservation| {
+    /// Closes reservations whose time is over.
+    pub(crate) fn expire(&self, now_ms: u64) {
+        self.reservations().retain(|_, reservation| {
             let keep = reservation.expires_ms > now_ms;
             if !keep {
                 self.release(reservation.opened.socket.local_addr());
             }
             keep
         });
-        reservations.len()
+    }
+
+    /// Whether this user may reserve one more. No quota counts reservations, and they outlive their allocations: without bounds of
+    /// their own, one user who allocates and deletes in turn would hold every port, or every one that may be reserved.
+    fn may_reserve(&self, reservations: &Reservations, owner: &str) -> bool {
+        let most = MOST_PER_USER.min(self.most_reservations / 4).max(1);
+        reservations.len() < self.most_reservations
+            && reservations.values().filter(|held| *held.owner == *owner).count() < most
+    }
+
+    fn reservations(&self) -> MutexGuard<'_, Reservations> {
+        self.reservations.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn draw<T>(
@@ -154,10 +181,9 @@ impl Ports {
         Err(Refusal::Port)
     }
 
-    fn draw_pair(&self, pool: &Pool, token: [u8; 8], now_ms: u64) -> Result<Opened, Refusal> {
-        // No quota counts a reservation, and it outlives its allocation: without a bound of their own, one user who
-        // allocates and deletes in turn would hold every port.
-        if self.expire(now_ms) >= self.most_reservations {
+    fn draw_pair(&self, pool: &Pool, token: [u8; 8], owner: &str, now_ms: u64) -> Result<Opened, Refusal> {
+        self.expire(now_ms);
+        if !self.may_reserve(&self.reservations(), owner) {
             return Err(Refusal::Reservation);
         }
         for _ in 0..BIND_ATTEMPTS {
@@ -178,11 +204,16 @@ impl Ports {
             };
             match self.bind(pool, port + 1) {
                 Ok(next) => {
-                    let reservation = Reservation { opened: next, expires_ms: now_ms + RESERVATION_MS };
-                    self.reservations
-                        .lock()
-                        .unwrap_or_else(PoisonError::into_inner)
-                        .insert(token, reservation);
+                    let mut reservations = self.reservations();
+                    // Nobody waited for these binds, and another worker may have taken the last place meanwhile.
+                    if !self.may_reserve(&reservations, owner) {
+                        drop((opened, next));
+                        pool.free(port);
+                        pool.free(port + 1);
+                        return Err(Refusal::Reservation);
+                    }
+                    let expires_ms = now_ms + RESERVATION_MS;
+                    reservations.insert(token, Reservation { opened: next, owner: owner.into(), expires_ms });
                     return Ok(opened);
                 }
                 Err(error) => {
@@ -194,8 +225,12 @@ impl Ports {
         Err(Refusal::Port)
     }
 
-    fn take_reserved(&self, token: [u8; 8], now_ms: u64) -> Result<Opened, Refusal> {
-        let mut reservations = self.reservations.lock().unwrap_or_else(PoisonError::into_inner);
+    /// To others a token is as unknown as one that was never given, and the reservation stays.
+    fn take_reserved(&self, token: [u8; 8], owner: &str, now_ms: u64) -> Result<Opened, Refusal> {
+        let mut reservations = self.reservations();
+        if reservations.get(&token).is_none_or(|reservation| *reservation.owner != *owner) {
+            return Err(Refusal::Reservation);
+        }
         let reservation = reservations.remove(&token).ok_or(Refusal::Reservation)?;
         if reservation.expires_ms > now_ms {
             Ok(reservation.opened)
@@ -301,7 +336,10 @@ impl Pool {
 mod tests {
     use super::*;
     use std::net::{IpAddr, Ipv4Addr};
+    use turnpike_testkit::randomness;
     use turnpike_turn::server::{RelayTransport, ServerConfig};
+
+    const ALICE: Owner<'static> = ("here", "alice");
 
     fn ports(range: RangeInclusive<u16>) -> Ports {
         ports_on(range, &[IpAddr::V4(Ipv4Addr::LOCALHOST)])
@@ -335,7 +373,7 @@ mod tests {
         let ports = ports(42_100..=42_115);
         let mut open = Vec::new();
         let refusal = loop {
-            match ports.open(&wish(PortWish::Any), 0) {
+            match ports.open(&wish(PortWish::Any), ALICE, 0) {
                 Ok(opened) => open.push(opened),
                 Err(refusal) => break refusal,
             }
@@ -349,31 +387,54 @@ mod tests {
         assert!(open.len() >= 10, "most of the range is free on this machine: {given:?}");
         assert_ne!(in_order, given, "drawn, not counted up");
         ports.release(open.pop().unwrap().socket.local_addr());
-        assert!(ports.open(&wish(PortWish::Any), 0).is_ok());
+        assert!(ports.open(&wish(PortWish::Any), ALICE, 0).is_ok());
+    }
+
+    /// RFC 8656 section 7.2 wants them unpredictable. Ports come again, once they have been given back.
+    #[test]
+    fn relay_ports_are_as_if_by_chance() {
+        let ports = ports(49_152..=65_535);
+        let drawn = (0..randomness::SAMPLES).map(|_| {
+            let opened =
+                ports.open(&wish(PortWish::Any), ALICE, 0).unwrap_or_else(|refusal| panic!("{refusal:?}"));
+            ports.release(opened.socket.local_addr());
+            (opened.relayed.port() - 49_152).to_be_bytes().to_vec()
+        });
+        randomness::judge(&drawn.collect::<Vec<_>>(), &[0x3F, 0xFF]).unwrap();
     }
 
     #[test]
     fn an_even_port_comes_with_its_neighbour_held_under_the_token() {
         let ports = ports(42_200..=42_299);
-        let first =
-            ports.open(&wish(PortWish::EvenAndReserveNext([7; 8])), 1000).unwrap_or_else(|e| panic!("{e:?}"));
+        let first = ports
+            .open(&wish(PortWish::EvenAndReserveNext([7; 8])), ALICE, 1000)
+            .unwrap_or_else(|e| panic!("{e:?}"));
         assert_eq!(first.relayed.port() % 2, 0);
-        assert_eq!(ports.open(&wish(PortWish::Reserved([8; 8])), 1000).err(), Some(Refusal::Reservation));
+        assert_eq!(
+            ports.open(&wish(PortWish::Reserved([8; 8])), ALICE, 1000).err(),
+            Some(Refusal::Reservation)
+        );
         let second =
-            ports.open(&wish(PortWish::Reserved([7; 8])), 30_999).unwrap_or_else(|e| panic!("{e:?}"));
+            ports.open(&wish(PortWish::Reserved([7; 8])), ALICE, 30_999).unwrap_or_else(|e| panic!("{e:?}"));
         assert_eq!(second.relayed.port(), first.relayed.port() + 1);
-        assert_eq!(ports.open(&wish(PortWish::Reserved([7; 8])), 1000).err(), Some(Refusal::Reservation));
+        assert_eq!(
+            ports.open(&wish(PortWish::Reserved([7; 8])), ALICE, 1000).err(),
+            Some(Refusal::Reservation)
+        );
     }
 
     #[test]
     fn a_reservation_ends_after_thirty_seconds_and_frees_its_port() {
         let ports = ports(42_300..=42_301);
-        let first =
-            ports.open(&wish(PortWish::EvenAndReserveNext([7; 8])), 0).unwrap_or_else(|e| panic!("{e:?}"));
-        assert_eq!(ports.open(&wish(PortWish::Any), 0).err(), Some(Refusal::Port));
-        assert_eq!(ports.expire(29_999), 1);
-        assert_eq!(ports.expire(30_000), 0);
-        let again = ports.open(&wish(PortWish::Any), 0).unwrap_or_else(|e| panic!("{e:?}"));
+        let first = ports
+            .open(&wish(PortWish::EvenAndReserveNext([7; 8])), ALICE, 0)
+            .unwrap_or_else(|e| panic!("{e:?}"));
+        assert_eq!(ports.open(&wish(PortWish::Any), ALICE, 0).err(), Some(Refusal::Port));
+        ports.expire(29_999);
+        assert_eq!(ports.reservations().len(), 1);
+        ports.expire(30_000);
+        assert_eq!(ports.reservations().len(), 0);
+        let again = ports.open(&wish(PortWish::Any), ALICE, 0).unwrap_or_else(|e| panic!("{e:?}"));
         assert_eq!(again.relayed.port(), first.relayed.port() + 1);
     }
 
@@ -381,7 +442,7 @@ mod tests {
     fn a_family_without_address_is_named_as_such() {
         let ports = ports(42_400..=42_401);
         let v6 = OpenRelay { family: Family::V6, transport: RelayTransport::Udp, port: PortWish::Any };
-        assert_eq!(ports.open(&v6, 0).err(), Some(Refusal::Family));
+        assert_eq!(ports.open(&v6, ALICE, 0).err(), Some(Refusal::Family));
     }
 
     #[test]
@@ -391,9 +452,9 @@ mod tests {
         let v6 = OpenRelay { family: Family::V6, transport: RelayTransport::Udp, port: PortWish::Any };
         let mut open = Vec::new();
         for _ in 0..16 {
-            open.push(ports.open(&wish(PortWish::Any), 0).unwrap_or_else(|e| panic!("{e:?}")));
+            open.push(ports.open(&wish(PortWish::Any), ALICE, 0).unwrap_or_else(|e| panic!("{e:?}")));
             // The other half of a dual-stack allocation. Not every machine has IPv6.
-            open.extend(ports.open(&v6, 0));
+            open.extend(ports.open(&v6, ALICE, 0));
         }
         let on = |open: &[Opened], ip: &IpAddr| open.iter().filter(|o| o.relayed.ip() == *ip).count();
         assert_eq!((on(&open, &addresses[0]), on(&open, &addresses[1])), (8, 8), "in turn");
@@ -404,7 +465,7 @@ mod tests {
         drop(first);
         let mut open = kept;
         let refusal = loop {
-            match ports.open(&wish(PortWish::Any), 0) {
+            match ports.open(&wish(PortWish::Any), ALICE, 0) {
                 Ok(opened) => open.push(opened),
                 Err(refusal) => break refusal,
             }
@@ -415,23 +476,76 @@ mod tests {
     }
 
     #[test]
+    fn a_token_is_worth_nothing_to_another_user_or_realm_and_stays_good_for_its_owner() {
+        let ports = ports(42_700..=42_799);
+        let first = ports
+            .open(&wish(PortWish::EvenAndReserveNext([7; 8])), ALICE, 0)
+            .unwrap_or_else(|e| panic!("{e:?}"));
+        for thief in [("here", "bob"), ("there", "alice"), ("", ""), ("here", ""), ("here\0alice", "")] {
+            let stolen = ports.open(&wish(PortWish::Reserved([7; 8])), thief, 0);
+            assert_eq!(stolen.err(), Some(Refusal::Reservation), "{thief:?}");
+        }
+        let second =
+            ports.open(&wish(PortWish::Reserved([7; 8])), ALICE, 0).unwrap_or_else(|e| panic!("{e:?}"));
+        assert_eq!(second.relayed.port(), first.relayed.port() + 1);
+    }
+
+    #[test]
+    fn one_user_can_reserve_a_few_ports_and_leaves_the_others_to_others() {
+        let ports = ports(42_800..=43_311);
+        assert_eq!(ports.most_reservations, 32);
+        let reserve = |owner: Owner<'_>, token: u64| {
+            let opened = ports.open(&wish(PortWish::EvenAndReserveNext(token.to_be_bytes())), owner, 0)?;
+            // The allocation is deleted at once; the port next to it stays reserved.
+            ports.release(opened.socket.local_addr());
+            Ok(())
+        };
+        let taken = |owner| (0..50).take_while(|_| reserve(owner, rand::random()).is_ok()).count();
+        assert_eq!(taken(ALICE), MOST_PER_USER);
+        assert_eq!(taken(("there", "alice")), MOST_PER_USER, "a namesake is somebody else");
+        assert_eq!(taken(("here", "bob")), MOST_PER_USER);
+        // What she takes up counts no more, and she alone gets its place.
+        ports.reservations().retain(|_, held| *held.owner != *user_key("here", "bob"));
+        assert_eq!(reserve(ALICE, 1).err(), Some(Refusal::Reservation));
+        assert_eq!(reserve(("here", "bob"), 1), Ok(()));
+        assert!(ports.open(&wish(PortWish::Reserved(1_u64.to_be_bytes())), ("here", "bob"), 0).is_ok());
+        assert_eq!(taken(("here", "bob")), MOST_PER_USER);
+        // All together have their bound, too.
+        let users: Vec<String> = (0..20).map(|n| format!("user{n}")).collect();
+        let all: usize = users.iter().map(|user| taken(("here", user))).sum();
+        assert_eq!(all, ports.most_reservations - 3 * MOST_PER_USER);
+    }
+
+    #[test]
+    fn a_short_range_of_ports_is_shared_out_too() {
+        let ports = ports(43_400..=43_463);
+        assert_eq!(ports.most_reservations, 4);
+        let reserve = |owner, token: [u8; 8]| {
+            ports.open(&wish(PortWish::EvenAndReserveNext(token)), owner, 0).map(drop)
+        };
+        assert_eq!(reserve(ALICE, [1; 8]), Ok(()));
+        assert_eq!(reserve(ALICE, [2; 8]), Err(Refusal::Reservation), "a quarter of four");
+        assert_eq!(reserve(("here", "bob"), [3; 8]), Ok(()));
+    }
+
+    #[test]
     fn reservations_that_outlive_their_allocations_cannot_take_all_ports() {
         let ports = ports(42_600..=42_663);
         let mut given = 0;
         for n in 0..200_u64 {
-            let Ok(opened) = ports.open(&wish(PortWish::EvenAndReserveNext(n.to_be_bytes())), 0) else {
-                break;
-            };
+            let user = n.to_string();
+            let wish = wish(PortWish::EvenAndReserveNext(n.to_be_bytes()));
+            let Ok(opened) = ports.open(&wish, ("here", &user), 0) else { break };
             given += 1;
             // The allocation is deleted at once; the port next to it stays reserved.
             ports.release(opened.socket.local_addr());
         }
         assert_eq!(given, 4, "a sixteenth of the ports");
         assert_eq!(
-            ports.open(&wish(PortWish::EvenAndReserveNext([9; 8])), 29_999).err(),
+            ports.open(&wish(PortWish::EvenAndReserveNext([9; 8])), ALICE, 29_999).err(),
             Some(Refusal::Reservation)
         );
-        assert!(ports.open(&wish(PortWish::Any), 0).is_ok(), "who reserves nothing is not refused");
-        assert!(ports.open(&wish(PortWish::EvenAndReserveNext([9; 8])), 30_000).is_ok());
+        assert!(ports.open(&wish(PortWish::Any), ALICE, 0).is_ok(), "who reserves nothing is not refused");
+        assert!(ports.open(&wish(PortWish::EvenAndReserveNext([9; 8])), ALICE, 30_000).is_ok());
     }
 }

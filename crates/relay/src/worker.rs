@@ -393,7 +393,8 @@ impl Worker {
         if wish.transport == RelayTransport::Tcp {
             return self.open_tcp(allocation, wish);
         }
-        let opened = match self.ports.open(wish, now.ms) {
+        let owner = self.server.owner(allocation).unwrap_or_default();
+        let opened = match self.ports.open(wish, owner, now.ms) {
             Ok(opened) => opened,
             Err(refusal) => return self.refuse(refusal),
         };
@@ -497,7 +498,7 @@ impl Worker {
             match self.inbox.try_recv() {
                 Ok(Command::Drain) => self.server.drain(),
                 Ok(Command::Reconfigure(config, layout)) => {
-                    self.server.reconfigure(config);
+                    self.server.reconfigure(now, config);
                     self.out.streams.lay_out(Arc::clone(&layout));
                     self.out.dtls.lay_out(layout);
                 }

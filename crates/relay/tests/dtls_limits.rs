@@ -3,7 +3,7 @@
 
 mod support;
 
-use std::net::UdpSocket;
+use std::{net::UdpSocket, time::Instant};
 
 use support::{
     dtls::{DtlsClient, Kind, hellos, wait_for_no_allocation, world, world_with},
@@ -189,6 +189,84 @@ fn garbage_in_the_middle_of_a_handshake_ends_no_other() {
         disturbed.ask(&binding(2));
     }
     witness.lost_nothing();
+}
+
+/// Alerts as anybody can write them who knows a client's address and port, one a datagram.
+fn forged_alerts() -> Vec<Vec<u8>> {
+    let mut forged = Vec::new();
+    for (level, description) in [(2, 40), (2, 0), (1, 0), (2, 10), (2, 90), (1, 100)] {
+        for (version, sequence) in [(0xFD, 0), (0xFD, 9), (0xFF, 1)] {
+            forged.push(vec![21, 0xFE, version, 0, 0, 0, 0, 0, 0, 0, sequence, 0, 2, level, description]);
+        }
+    }
+    forged
+}
+
+/// Records with headers in the clear are told apart; what is encrypted as in DTLS 1.3 stays together.
+fn split(mut datagram: &[u8]) -> Vec<&[u8]> {
+    let mut records = Vec::new();
+    while let [20..=26, ..] = datagram {
+        let length = 13 + usize::from(u16::from_be_bytes([datagram[11], datagram[12]]));
+        let (record, rest) = datagram.split_at(length);
+        records.push(record);
+        datagram = rest;
+    }
+    records.extend((!datagram.is_empty()).then_some(datagram));
+    records
+}
+
+/// RFC 6347 section 4.1.2.7: an alert that nobody has signed need not be believed.
+#[test]
+fn forged_alerts_at_each_step_end_no_handshake() {
+    let world = world();
+    let witness = Witness::start(&world);
+    for kind in [Kind::V12, Kind::V13] {
+        let mut client = DtlsClient::new(world.dtls(), kind);
+        // The attacker's datagrams come from the client's address and port, and what it says itself has them in front and behind.
+        let socket = client.socket.try_clone().unwrap();
+        let forge = || forged_alerts().iter().for_each(|alert| _ = socket.send(alert).unwrap());
+        let alert = forged_alerts().remove(0);
+        let deadline = Instant::now() + SOON;
+        forge();
+        while !client.connected {
+            assert!(Instant::now() < deadline, "{kind:?}: {:?}", world.dtls_stats());
+            for said in client.says() {
+                for record in split(&said) {
+                    // A ClientHello alone has a cookie made of it, and must stand first in its datagram.
+                    let disturbed = match record {
+                        [22, _, _, 0, 0, .., _] if record[13] == 1 => [record, &alert].concat(),
+                        _ => [&alert, record, &alert].concat(),
+                    };
+                    socket.send(&disturbed).unwrap();
+                    forge();
+                }
+            }
+            let mut datagram = [0; 1 << 14];
+            let heard = socket.recv(&mut datagram);
+            client.dtls.handle_timeout(Instant::now()).unwrap();
+            if let Ok(len) = heard {
+                client.dtls.handle_packet(&datagram[..len]).unwrap();
+            }
+        }
+        client.ask(&binding(1));
+    }
+    world.wait_for_dtls("counted", |stats| {
+        let handshakes = (stats.handshakes_1_2, stats.handshakes_1_3);
+        handshakes == (1, 1) && stats.dropped(DtlsDrop::PlainAlert) >= 2 * forged_alerts().len() as u64
+    });
+    assert_eq!(world.dtls_stats().failed.iter().sum::<u64>(), 0);
+    witness.lost_nothing();
+}
+
+#[test]
+fn a_client_that_gives_up_in_the_clear_is_counted_as_that_when_its_time_is_over() {
+    let world = world_with(|config| config.handshake_ms = 200);
+    let (client, _, second) = hellos(&world, Kind::V12);
+    client.socket.send(&second).unwrap();
+    // RFC 5246 section 7.2: fatal, bad_certificate.
+    client.socket.send(&[21, 0xFE, 0xFD, 0, 0, 0, 0, 0, 0, 0, 2, 0, 2, 2, 42]).unwrap();
+    world.wait_for_dtls("it gave up", |stats| stats.failed(DtlsFailure::Closed) == 1);
+    assert_eq!(world.dtls_stats().failed(DtlsFailure::Timeout), 0);
 }
 
 #[test]

@@ -389,13 +389,14 @@ fn one_user_does_not_take_the_connections_of_all() {
 }
 
 #[test]
-fn a_realm_that_was_renamed_keeps_its_connections() {
+fn connections_end_with_their_realm() {
     let mut world = world();
     let (alice, _) = world.allocated_tcp();
-    let connection = world.connected(&alice, PEER);
+    world.connected(&alice, PEER);
     let renamed = ServerConfig { realm: "renamed.example".to_owned(), ..streams() };
-    world.server.reconfigure(std::sync::Arc::new(renamed));
-    assert!(matches!(bind(&mut world, &alice, 42_000, connection), Outcome::Bind { .. }));
+    world.server.reconfigure(world.now, std::sync::Arc::new(renamed));
+    assert_eq!(world.server.connections(), 0);
+    assert!(matches!(&world.effects()[..], [Effect::Closed { reason: ClosedReason::Administrator, .. }]));
 }
 
 #[test]
@@ -453,7 +454,7 @@ fn a_reload_closes_connections_to_peers_that_it_refuses() {
     let (gone, stays) = (world.connected(&alice, PEER), world.connected(&alice, "192.5.5.241:7000"));
     bind(&mut world, &alice, 42_000, gone);
     let peers = PeerRules { deny: vec!["198.41.0.0/24".parse().unwrap()], ..PeerRules::default() };
-    world.server.reconfigure(std::sync::Arc::new(ServerConfig { peers, ..streams() }));
+    world.server.reconfigure(world.now, std::sync::Arc::new(ServerConfig { peers, ..streams() }));
     assert_eq!(closed(&mut world), [gone]);
     assert_eq!(world.server.connections(), 1);
     assert!(matches!(bind(&mut world, &alice, 42_001, stays), Outcome::Bind { .. }));

@@ -143,7 +143,12 @@ fn one_family_can_be_deleted_alone() {
     assert!(matches!(world.peer_sends(v6, PEER_V6, b"x"), Outcome::ToClient { .. }));
 
     world.ask(&only(AddressFamily::IPV6, 0).signed(&alice)).success();
-    assert!(matches!(&world.effects()[..], [Effect::Closed { reason: ClosedReason::Deleted, .. }]));
+    let effects = world.effects();
+    let [Effect::Closed { reason: ClosedReason::Deleted, relayed, .. }] = &effects[..] else {
+        panic!("{effects:?}")
+    };
+    assert!(relayed[0].is_some_and(|v4| v4.is_ipv4()), "it had one, though it ended first: {relayed:?}");
+    assert!(relayed[1].is_some_and(|v6| v6.is_ipv6()), "{relayed:?}");
     assert_eq!(world.server.allocations(), 0);
 }
 

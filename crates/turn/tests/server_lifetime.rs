@@ -166,6 +166,37 @@ fn an_administrator_ends_one_and_a_shutdown_all() {
 }
 
 #[test]
+fn a_closed_session_tells_its_relayed_address_and_transports() {
+    for (listener, transport) in
+        [Transport::Udp, Transport::Tcp, Transport::Tls, Transport::Dtls].into_iter().enumerate()
+    {
+        let mut world = World::with(streams());
+        world.client.listener = ListenerId(u16::try_from(listener).unwrap());
+        let alice = world.credentials("alice", Scheme::Md5);
+        let told = world.ask(&Ask::allocate().signed(&alice)).success().relayed();
+        world.effects();
+        world.ask(&Ask::refresh(0).signed(&alice)).success();
+        let effects = world.effects();
+        let [Effect::Closed { relayed, transport: of, relay_transport, .. }] = &effects[..] else {
+            panic!("{effects:?}")
+        };
+        assert_eq!(
+            (relayed, *of, *relay_transport),
+            (&[Some(told[0]), None], transport, RelayTransport::Udp)
+        );
+    }
+    let mut world = World::with(streams());
+    let (alice, _) = world.allocated_tcp();
+    world.effects();
+    world.ask(&Ask::refresh(0).signed(&alice)).success();
+    let effects = world.effects();
+    assert!(
+        matches!(&effects[..], [Effect::Closed { relay_transport: RelayTransport::Tcp, .. }]),
+        "{effects:?}"
+    );
+}
+
+#[test]
 fn a_closed_session_tells_what_it_carried() {
     let mut world = World::new();
     let (alice, relay) = world.allocated();

@@ -69,6 +69,7 @@ fn an_idle_allocation_costs_less_than_600_bytes() {
     let info = allocation_counter::measure(|| {
         for port in 1..=u16::try_from(COUNT).unwrap() {
             world.client = client(port);
+            world.now.unix += 1;
             let alice = world.credentials("alice", Scheme::Md5);
             let reply = world.ask(&Ask::allocate().signed(&alice));
             assert!(reply.is_success());
@@ -93,6 +94,7 @@ fn what_a_mobile_allocation_or_one_for_tcp_costs_is_its_own() {
         let info = allocation_counter::measure(|| {
             for port in 1..=COUNT {
                 world.client = stream(port);
+                world.now.unix += 1;
                 let alice = world.credentials("alice", Scheme::Md5);
                 assert!(world.ask(&ask.clone().signed(&alice)).is_success());
                 world.effects();

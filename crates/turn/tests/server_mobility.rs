@@ -79,7 +79,7 @@ fn a_client_that_asks_gets_a_ticket_and_nobody_else_does() {
 fn mobility_switched_off_is_405() {
     let (mut world, _, ticket) = mobile();
     let off = ServerConfig { mobility: false, ..streams() };
-    world.server.reconfigure(std::sync::Arc::new(off));
+    world.server.reconfigure(world.now, std::sync::Arc::new(off));
     assert_eq!(present(&mut world, elsewhere(1), &ticket).code(), Some(405));
     let alice = world.credentials("alice", Scheme::Md5);
     assert_eq!(world.ask(&Ask::allocate().raw(TICKET, &[]).signed(&alice)).code(), Some(405));
@@ -232,19 +232,23 @@ fn a_ticket_whose_answer_died_with_its_stream_is_good_until_data_shows_that_it_d
 }
 
 #[test]
-fn a_realm_that_was_renamed_keeps_its_mobile_clients() {
-    let (mut world, relay, ticket) = mobile();
+fn a_ticket_of_a_realm_that_is_no_more_opens_nothing_in_another() {
+    let (mut world, _, ticket) = mobile();
     let renamed = ServerConfig { realm: "renamed.example".to_owned(), ..streams() };
-    world.server.reconfigure(std::sync::Arc::new(renamed));
-    let next = present(&mut world, elsewhere(1), &ticket).success().ticket().unwrap();
-    assert!(matches!(speaks(&mut world, elsewhere(1)), Outcome::ToPeer { .. }));
-    assert_eq!(reaches(&mut world, relay), elsewhere(1));
-    // Where both exist, Alice of the one is not Alice of the other.
+    world.server.reconfigure(world.now, std::sync::Arc::new(renamed));
+    assert_eq!(world.server.allocations(), 0);
+    assert_eq!(present(&mut world, elsewhere(1), &ticket).code(), Some(437));
+}
+
+#[test]
+fn a_ticket_is_worth_nothing_to_a_user_of_the_same_name_in_another_realm() {
+    let (mut world, _, ticket) = mobile();
     let old =
         turnpike_turn::server::Realm { name: REALM.to_owned(), allow_sha256: true, username_anonymity: true };
-    let both = ServerConfig { realm: "renamed.example".to_owned(), tenants: vec![old], ..streams() };
-    world.server.reconfigure(std::sync::Arc::new(both));
-    assert_eq!(present(&mut world, elsewhere(2), &next).code(), Some(441));
+    let both = ServerConfig { realm: "other.example".to_owned(), tenants: vec![old], ..streams() };
+    world.server.reconfigure(world.now, std::sync::Arc::new(both));
+    assert_eq!(present(&mut world, elsewhere(2), &ticket).code(), Some(441));
+    assert_eq!(world.server.allocations(), 1);
 }
 
 #[test]

@@ -430,6 +430,8 @@ fn an_arrival_that_gave_way_comes_back_with_its_ticket() {
     let next = workers.present(1, new, &ticket).success().ticket().unwrap();
     // Somebody fills the table of that worker, with an allocation at a time.
     for n in 0..8192 {
+        // Each with a nonce of its own: many allocations of one second would be asked to try again.
+        workers.0.iter_mut().for_each(|world| world.now.unix += 1);
         let owner = &mut workers.0[2];
         owner.client = client(n + 1);
         let bob = owner.credentials("bob", Scheme::Md5);

@@ -89,7 +89,6 @@ fn flags_choose_where_the_answer_comes_from() {
             assert_eq!(client.address, world.client.address);
             assert_eq!(plain_address(&reply, RESPONSE_ORIGIN), address(all[expected]));
             assert_eq!(plain_address(&reply, OTHER_ADDRESS), address(all[here ^ 3]), "whatever the flags");
-            assert_eq!(plain_address(&reply, MAPPED_ADDRESS), world.client.address);
             assert_eq!(reply.mapped(), world.client.address);
         }
     }
@@ -99,12 +98,27 @@ fn flags_choose_where_the_answer_comes_from() {
 #[test]
 fn a_plain_binding_learns_of_the_other_address() {
     let mut world = World::with(discovery());
-    let (client, reply) = asks(&mut world, 1, A1P2, &binding().fingerprint());
-    assert_eq!(client, world.client);
-    assert_eq!(plain_address(&reply, OTHER_ADDRESS), address(A2P1));
-    assert_eq!(plain_address(&reply, RESPONSE_ORIGIN), address(A1P2));
-    assert!(reply.has(XorMappedAddress::TYPE));
+    for ask in [binding(), binding().fingerprint(), binding().raw(0x8022, b"a client")] {
+        let (client, reply) = asks(&mut world, 1, A1P2, &ask);
+        assert_eq!(client, world.client);
+        assert_eq!(plain_address(&reply, OTHER_ADDRESS), address(A2P1));
+        assert!(reply.has(XorMappedAddress::TYPE));
+    }
     assert_eq!(world.server.stats().nat_discovery, [0; 3]);
+}
+
+/// One by one, as the request has room for an answer of twice its length.
+#[test]
+fn a_longer_request_learns_more() {
+    let mut world = World::with(discovery());
+    for (length, origin, mapped) in [(0, false, false), (4, true, false), (8, true, false), (12, true, true)]
+    {
+        let (_, reply) = asks(&mut world, 1, A1P2, &binding().raw(0x8022, &b"a client of 12"[..length]));
+        let told = |kind| reply.has(AttributeType::new(kind)).then(|| plain_address(&reply, kind));
+        assert_eq!(told(OTHER_ADDRESS), Some(address(A2P1)));
+        assert_eq!(told(RESPONSE_ORIGIN), origin.then(|| address(A1P2)), "{length}");
+        assert_eq!(told(MAPPED_ADDRESS), mapped.then_some(world.client.address), "{length}");
+    }
 }
 
 #[test]
@@ -114,7 +128,7 @@ fn ipv6_has_its_own_four() {
     let (client, reply) = asks(&mut world, 4, "[2001:db8::a1]:3478", &change(6));
     assert_eq!((client.listener, client.local), (ListenerId(7), address("[2001:db8::a2]:3479")));
     assert_eq!(plain_address(&reply, OTHER_ADDRESS), address("[2001:db8::a2]:3479"));
-    assert_eq!(plain_address(&reply, MAPPED_ADDRESS), world.client.address);
+    assert_eq!(reply.mapped(), world.client.address);
 }
 
 #[test]

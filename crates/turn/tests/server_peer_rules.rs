@@ -3,7 +3,7 @@
 mod common;
 use common::{turn::*, *};
 use std::net::IpAddr;
-use turnpike_turn::server::{DropReason, ServerConfig};
+use turnpike_turn::server::{DropReason, Effect, PeerDenial, PeerRules, ServerConfig};
 
 /// First and last address of each range that is refused, and the public addresses next to it.
 const V4: &[(&str, &str, Option<&str>, Option<&str>)] = &[
@@ -142,4 +142,30 @@ fn a_deny_rule_closes_a_range_and_its_embedded_forms_on_every_way_in() {
         check(&mut world, &alice, form, false);
     }
     check(&mut world, &alice, "8.9.0.0".parse().unwrap(), true);
+}
+
+#[test]
+fn a_refused_peer_is_told_with_what_refuses_it_and_counted_by_it() {
+    let rules = PeerRules { deny: vec!["8.8.0.0/16".parse().unwrap()], ..PeerRules::default() };
+    let deny = PeerDenial::Rule(rules.deny[0]);
+    let mut world = World::with(ServerConfig { peers: rules, ..config() });
+    let (alice, _) = world.allocated();
+    world.effects();
+    for (ask, wanted, why) in [
+        (Ask::permit("8.8.8.8:9"), "8.8.8.8:0", deny),
+        (Ask::bind(0x4000, "8.8.8.8:9"), "8.8.8.8:9", deny),
+        (Ask::permit("10.0.0.1:9"), "10.0.0.1:0", PeerDenial::Special),
+    ] {
+        assert_eq!(world.ask(&ask.signed(&alice)).code(), Some(403));
+        let effects = world.effects();
+        let [Effect::PeerRefused { username, peer, by, suppressed: 0, .. }] = &effects[..] else {
+            panic!("{effects:?}")
+        };
+        assert_eq!((&**username, *peer, *by), ("alice", address(wanted), why));
+    }
+    assert_eq!(world.server.stats().peer_refusals, [2, 0, 1]);
+    let again = Ask::permit("10.0.0.1:9").signed(&alice).bytes();
+    (0..500).for_each(|_| drop(world.feed(&again)));
+    assert!(world.effects().len() < 20, "bounded");
+    assert_eq!(world.server.stats().peer_refusals, [2, 0, 501]);
 }

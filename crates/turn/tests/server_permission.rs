@@ -191,7 +191,7 @@ fn new_peer_rules_end_what_they_refuse() {
     world.ask(&Ask::bind(0x4001, "198.41.0.5:1").signed(&alice)).success();
     let mut refusing = config();
     refusing.peers.deny.push("198.41.0.4/32".parse().unwrap());
-    world.server.reconfigure(refusing.into());
+    world.server.reconfigure(world.now, refusing.into());
     assert_eq!(world.feed(&channel_data(0x4000, b"x")), Outcome::Drop(DropReason::UnboundChannel));
     assert_eq!(world.peer_sends(relay, PEER, b"x"), Outcome::Drop(DropReason::NoPermission));
     assert_eq!(world.ask(&Ask::permit(PEER).signed(&alice)).code(), Some(403));

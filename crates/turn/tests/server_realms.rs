@@ -5,7 +5,8 @@ mod common;
 use common::*;
 use turnpike_turn::{
     server::{
-        ConfigError, CredentialRefusal, Effect, ListenerId, ListenerProfile, Realm, RealmId, ServerConfig,
+        ClosedReason, ConfigError, CredentialRefusal, DropReason, Effect, ListenerId, ListenerProfile, Realm,
+        RealmId, ServerConfig,
     },
     wire::stun_types::attribute::{
         Nonce, PasswordAlgorithmValue, PasswordAlgorithms, Realm as RealmAttribute,
@@ -150,16 +151,54 @@ fn each_realm_offers_its_own_algorithms() {
 }
 
 #[test]
-fn a_reload_that_takes_a_realm_away_refuses_its_users_and_leaves_their_sessions_to_their_time() {
+fn a_reload_that_takes_a_realm_away_ends_its_sessions_and_no_others() {
     let mut world = World::with(tenants());
-    let alice = alice_in(&mut world, 1, TENANT);
-    world.ask(&Ask::allocate().signed(&alice)).success();
-    world.ask(&Ask::bind(0x4000, PEER).signed(&alice)).success();
-    world.server.reconfigure(std::sync::Arc::new(config()));
+    let tenant = alice_in(&mut world, 1, TENANT);
+    world.ask(&Ask::allocate().signed(&tenant)).success();
+    world.ask(&Ask::bind(0x4000, PEER).signed(&tenant)).success();
+    let theirs = world.client;
+    world.client = client(2);
+    let namesake = alice_in(&mut world, 0, REALM);
+    world.ask(&Ask::allocate().signed(&namesake)).success();
+    world.ask(&Ask::bind(0x4000, PEER).signed(&namesake)).success();
+    world.effects();
+
+    world.server.reconfigure(world.now, std::sync::Arc::new(config()));
+    let effects = world.effects();
+    let [Effect::Closed { client, realm, reason: ClosedReason::Administrator, .. }] = &effects[..] else {
+        panic!("{effects:?}")
+    };
+    assert_eq!((*client, &**realm), (theirs, TENANT));
+    assert_eq!(world.server.allocations(), 1);
+    assert_eq!(world.server.gate_mut().held(), 1, "given back to the realm's quota");
     assert!(matches!(world.feed(&channel_data(0x4000, b"x")), Outcome::ToPeer { .. }));
-    let refused = world.ask(&Ask::refresh(600).signed(&alice));
-    assert_eq!((refused.code(), refused.get::<RealmAttribute>().realm()), (Some(401), REALM));
-    world.sleep(601);
+    world.client = theirs;
+    assert_eq!(world.feed(&channel_data(0x4000, b"x")), Outcome::Drop(DropReason::NoAllocation));
+}
+
+/// Who is alice in the realm that is left gets nothing of what alice of the other one had.
+#[test]
+fn a_session_of_a_removed_realm_does_not_pass_to_a_user_of_the_same_name() {
+    let mut world = World::with(tenants());
+    let tenant = alice_in(&mut world, 1, TENANT);
+    world.ask(&Ask::allocate().signed(&tenant)).success();
+    world.server.reconfigure(world.now, std::sync::Arc::new(config()));
+    world.client.listener = ListenerId(1);
+    let namesake = world.credentials("alice", Scheme::Sha256);
+    assert_eq!(namesake.realm, REALM);
+    for ask in [Ask::refresh(600), Ask::permit(PEER), Ask::bind(0x4000, PEER)] {
+        assert_eq!(world.ask(&ask.signed(&namesake)).code(), Some(437));
+    }
+}
+
+#[test]
+fn a_realm_with_another_name_is_another_realm() {
+    let mut world = World::with(tenants());
+    let tenant = alice_in(&mut world, 1, TENANT);
+    world.ask(&Ask::allocate().signed(&tenant)).success();
+    let mut renamed = tenants();
+    renamed.tenants[0].name = "renamed.example".to_owned();
+    world.server.reconfigure(world.now, std::sync::Arc::new(renamed));
     assert_eq!(world.server.allocations(), 0);
     assert_eq!(world.server.gate_mut().held(), 0);
 }

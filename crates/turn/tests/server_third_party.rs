@@ -338,7 +338,7 @@ fn the_allocation_of_a_token_comes_from_another_worker_for_a_request_too() {
 
     // A nonce that is none is no reason to fetch anything, nor is a user with a password.
     let bare = there.without_token();
-    let stranger = Holder { nonce: "obMatJos2wAAAAAAAAAAAAAAAAAAA".to_owned(), ..bare.clone() };
+    let stranger = Holder { nonce: "obMatJos2wAAAAAAAAAAAAAAAAAA".to_owned(), ..bare.clone() };
     assert_eq!(stranger.ask(here, Ask::permit(PEER)).code(), Some(438));
     let user = Holder { kid: "alice", ..bare.clone() };
     assert_eq!(user.ask(here, Ask::permit(PEER)).code(), Some(401));
@@ -483,7 +483,7 @@ fn a_reload_without_the_key_ends_no_session_and_starts_none() {
     let mut without = third_party();
     without.third_party.keys.retain(|key| key.kid != "north" || key.realm != REALM);
     for config in [without, config()] {
-        world.server.reconfigure(Arc::new(config));
+        world.server.reconfigure(world.now, Arc::new(config));
         assert_eq!(holder.ask(&mut world, Ask::refresh(600)).code(), Some(401));
         holder.without_token().ask(&mut world, Ask::permit(PEER)).success();
     }

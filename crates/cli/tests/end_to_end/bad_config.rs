@@ -1,6 +1,10 @@
 //! Mistakes in files, flags and environment: exit 2, where and what, before any socket opens.
 
-use std::net::{SocketAddr, TcpListener, UdpSocket};
+use std::{
+    fs,
+    net::{SocketAddr, TcpListener, UdpSocket},
+    os::unix::fs::PermissionsExt,
+};
 
 use super::harness::{Certificate, Dir, Finished, Program, SOON, V4, free_port, turnpike};
 
@@ -153,4 +157,36 @@ fn check_config_accepts_what_is_right_and_shows_no_secret() {
     assert_eq!(ended.code, Some(0), "{}", ended.output());
     assert!(ended.stdout.contains("example.org"), "{}", ended.stdout);
     assert!(!ended.output().contains("hunter2"), "{}", ended.output());
+}
+
+#[test]
+fn a_file_with_secrets_that_everybody_can_read_is_told_by_both_commands() {
+    let dir = Dir::new();
+    let secrets = dir.file("secrets", "north\n");
+    let file = dir.file("turnpike.toml", "[auth]\nusers = [\"ned:one\"]\n");
+    let path = file.to_str().expect("our own path is UTF-8");
+    let check = |modes: [u32; 2]| {
+        for (file, mode) in [&secrets, &file].into_iter().zip(modes) {
+            fs::set_permissions(file, fs::Permissions::from_mode(mode)).expect("our own file");
+        }
+        let mut command = turnpike(&["check-config", "-c", path]);
+        Program::run(command.env("TURNPIKE_AUTH_SECRETS_FILE", &secrets))
+    };
+    let closed = check([0o600, 0o640]);
+    assert_eq!((closed.code, closed.stderr.as_str()), (Some(0), ""));
+    let open = check([0o604, 0o644]);
+    assert_eq!(open.code, Some(0), "a warning, no mistake");
+    for (file, mode) in [(&secrets, "604"), (&file, "644")] {
+        let told = format!(
+            "warning: {}: every user of this machine can read the secrets in it (mode {mode})",
+            file.display()
+        );
+        assert!(open.stderr.contains(&told), "{told}: {}", open.stderr);
+    }
+
+    let address = format!("127.0.0.1:{}", free_port(V4));
+    let arguments = ["serve", "-c", path, "--admin", "off", "--relay-ip", "127.0.0.1", "--listen", &address];
+    let mut serve = Program::start(&mut turnpike(&arguments));
+    let told = serve.line_with("can read the secrets in it");
+    assert!(told.contains("WARN") && told.contains(path), "{told}");
 }

@@ -33,6 +33,8 @@ fn a_denied_client_is_closed_and_counted() {
         forward.wait_for("turnpike_forward_ended_total", &label, 1);
         let line = forward.program.line_with(&format!("connection refused rule={rule} "));
         assert!(line.contains("client=127.0.0.1:") && line.contains("reason=\"denied\""), "{line}");
+        let by = if rule == "denied" { "deny 127.0.0.?" } else { "default: no allow pattern matches" };
+        assert!(line.contains(&format!("by=\"{by}\"")), "{line}");
     }
     let allowed = forward.address("rule allowed");
     assert_eq!(say(&mut connect(allowed), "let in"), "let in");

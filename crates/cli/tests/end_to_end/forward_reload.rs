@@ -57,8 +57,9 @@ fn rules_come_change_and_go_and_a_transfer_loses_no_byte() {
 
     // Unchanged beside a new one.
     forward.write("f.toml", &(rule("a", one, "") + &rule("b", two, "")));
-    forward.reload("rules reloaded");
+    forward.reload("rules reloaded rules=2 added=\"b\"");
     assert_eq!(forward.metrics().sum("turnpike_forward_accepted_total", "rule=\"b\""), 0);
+    forward.reload("rules reloaded; nothing in them has changed rules=2");
     // Broken: nothing changes.
     forward.write("f.toml", "[[rule]]\nlisen = \"127.0.0.1:0\"\n");
     forward.reload("the old ones stay in force");
@@ -66,9 +67,9 @@ fn rules_come_change_and_go_and_a_transfer_loses_no_byte() {
     assert_eq!(say(&mut connect(a), "still there"), "still there");
     // Changed, and then gone: its connections are left to finish.
     forward.write("f.toml", &(rule("a", two, "idle = 600\n") + &rule("b", two, "")));
-    forward.reload("rules reloaded");
-    forward.write("f.toml", &rule("b", two, ""));
-    forward.reload("rules reloaded");
+    forward.reload("rules reloaded rules=2 changed=\"a\"");
+    forward.write("f.toml", &(String::from("[forward]\nmax_connections = 99\n") + &rule("b", two, "")));
+    forward.reload("rules reloaded rules=1 removed=\"a\" settings_changed=\"forward.max_connections\"");
     assert!(TcpStream::connect(a).is_err(), "the listener of a removed rule is closed");
 
     assert_eq!(running.join().expect("no wrong byte"), TRANSFER);

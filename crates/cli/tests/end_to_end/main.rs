@@ -4,6 +4,7 @@
 // Cargo builds this with `--test` only; saying so lets clippy treat the harness as test code.
 #![cfg(test)]
 
+mod admin_http;
 mod bad_config;
 mod exhaustion;
 mod forward_access;
@@ -15,9 +16,11 @@ mod graceful_stop;
 mod harness;
 mod interop;
 mod invalid_flood;
+mod json_lines;
 mod load_and_reflect;
 mod load_forward;
 mod load_interrupted;
+mod log_flags;
 mod metrics_live;
 mod nat_discovery;
 mod probe;
@@ -27,6 +30,7 @@ mod realms;
 mod refused_credentials;
 mod reload;
 mod serve_default;
+mod session_lines;
 mod tenants;
 mod tls_certificates;
 mod transports;

@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use super::harness::{Dir, Finished, Load, Program, V4, free_port, turnpike};
+use super::harness::{Challenge, Dir, Finished, Load, Program, Stun, V4, free_port, turnpike};
 
 fn allocate(port: u16, user: &str, clients: &str) -> Finished {
     Load::as_user(([127, 0, 0, 1], port).into(), user)
@@ -64,4 +64,40 @@ fn check_config_shows_realms_and_points_at_what_is_wrong_with_them() {
     let output = bad.output();
     assert!(output.contains("turnpike.toml:3:1: realm.secret: unknown key"), "{output}");
     assert!(output.contains("did you mean \"secrets\"?") && !output.contains("hunter2"), "{output}");
+}
+
+/// The namesake in the realm that stays, and his session, are another's.
+#[test]
+fn a_reload_that_removes_a_realm_ends_its_sessions_and_no_others() {
+    let dir = Dir::new();
+    let port = free_port(V4);
+    let text = |realms: &str| {
+        format!("[server]\nlisten = [\"127.0.0.1:{port}\"]\n[shutdown]\ndeadline = 1\n{realms}")
+    };
+    let realm =
+        |name: &str, password: &str| format!("[[realm]]\nname = \"{name}\"\nusers = [\"ned:{password}\"]\n");
+    let (north, south) = (realm("north.example", "one"), realm("south.example", "two"));
+    let file = dir.file("turnpike.toml", &text(&[north.as_str(), &south].concat()));
+    let path = file.to_str().expect("our own path is UTF-8");
+    let more = ["--relay-ip", "127.0.0.1", "--admin", "off"];
+    let mut serve = Program::start(&mut turnpike(&[&["serve", "-c", path], &more[..]].concat()));
+    serve.line_with("data path");
+
+    let server = ([127, 0, 0, 1], port).into();
+    for (realm, password) in [("north.example", "one"), ("south.example", "two")] {
+        let mut stun = Stun::new(server);
+        let (_, _, challenge) = stun.challenge();
+        let wanted = Challenge { realm: realm.into(), ..challenge };
+        assert_eq!(stun.allocate("ned", password, &wanted), None, "{realm}");
+    }
+
+    fs::write(&file, text(&south)).expect("our own file");
+    serve.signal("HUP");
+    let ended = serve.line_with("session ended realm=\"north.example\"");
+    assert!(ended.contains("by an administrator"), "{ended}");
+    // The other one lives until the server ends it.
+    serve.line_with("configuration reloaded");
+    serve.signal("TERM");
+    let ended = serve.line_with("session ended realm=\"south.example\"");
+    assert!(ended.contains("server stopped"), "{ended}");
 }

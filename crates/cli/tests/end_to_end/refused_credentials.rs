@@ -50,6 +50,34 @@ fn a_time_limited_credential_says_for_how_long_it_is_over() {
     assert!(seconds.is_some(), "{line}");
 }
 
+/// Whoever guesses passwords from an address of its own is told of, but does not keep others out of the log.
+#[test]
+fn one_who_guesses_passwords_leaves_room_in_the_log_for_others() {
+    let mut serve = Serve::start(&["--workers", "1"]);
+    let mut guesser = Stun::from([127, 0, 0, 2].into(), serve.address(V4));
+    let (_, _, challenge) = guesser.challenge();
+    for _ in 0..500 {
+        assert_eq!(guesser.forge("guessed", REALM.as_bytes(), &challenge.nonce), Some(401));
+    }
+    let mut honest = Stun::new(serve.address(V4));
+    let (_, _, challenge) = honest.challenge();
+    assert_eq!(honest.forge("honest", REALM.as_bytes(), &challenge.nonce), Some(401));
+    let line = serve.program.line_with("honest");
+    assert!(line.contains("client=127.0.0.1:"), "{line}");
+    // What was not told is counted: in a later line, and in full by a metric.
+    let suppressed: u64 = line
+        .split_once("suppressed=")
+        .and_then(|(_, rest)| rest.split(' ').next()?.parse().ok())
+        .expect("a number");
+    let told = serve.program.lines().iter().filter(|line| line.contains("guessed")).count();
+    assert!((1..200).contains(&told) && suppressed > 300, "{told} lines, then {line}");
+    eventually("all are counted", || {
+        let metrics = serve.metrics();
+        let all = metrics.sum("turnpike_credentials_refused_total", "");
+        (all == 501).then_some(())
+    });
+}
+
 #[test]
 fn a_stale_nonce_is_no_refused_credential() {
     let serve = Serve::start(&[]);

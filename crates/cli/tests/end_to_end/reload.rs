@@ -34,7 +34,11 @@ fn a_good_file_changes_who_may_enter_and_a_broken_one_nothing() {
         .expect("our own file");
     serve.program.signal("HUP");
     serve.program.line_with("relay.ports has changed, but takes effect only after a restart");
-    serve.program.line_with("configuration reloaded");
+    let line = serve.program.line_with("configuration reloaded");
+    assert!(line.contains("changed=\"auth.users\" users_added=1 users_changed=1"), "{line}");
+    assert!(!line.contains("two") && !line.contains("removed"), "{line}");
+    serve.program.signal("HUP");
+    serve.program.line_with("configuration reloaded; nothing in it has changed that a reload takes");
     for (user, code) in [("a:one", 1), ("a:two", 0), ("b:x", 0)] {
         let ended = allocate(&serve, user);
         assert_eq!(ended.code, Some(code), "{user}: {}", ended.output());

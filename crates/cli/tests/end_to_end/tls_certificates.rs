@@ -97,7 +97,8 @@ fn a_certificate_that_changes_is_shown_and_a_bad_one_keeps_the_old() {
     certificate.renew(&[NAME]);
     let second = certificate.der();
     assert_ne!(second, first);
-    serve.program.line_with("certificates loaded");
+    let line = serve.program.line_with("certificates loaded");
+    assert!(line.contains(&format!("changed=\"{}\"", certificate.cert().display())), "{line}");
     assert_eq!(shown_by(server, NAME), second);
 
     // The key of another: both the file and the reason are named.

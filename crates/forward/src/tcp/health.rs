@@ -105,11 +105,11 @@ fn conclude(check: &mut Check, healthy: bool, now: u64) {
     check.due = now + check.interval;
     if check.member.set_healthy(healthy) {
         let rule = &check.state.rule.id.0;
-        let address = check.member.address(0);
+        let to = check.member.address(0);
         if healthy {
-            tracing::info!(rule, %address, "a target answers again");
+            tracing::info!(rule, %to, "a target answers again");
         } else {
-            tracing::warn!(rule, %address, "a target does not answer; others take its connections");
+            tracing::warn!(rule, %to, "a target does not answer; others take its connections");
         }
     }
 }

@@ -132,7 +132,7 @@ impl Engine {
                 Err(error) => {
                     opening.tried.push(seat.slot());
                     self.rules[connection.rule].connect_failed(&seat, &error);
-                    tracing::debug!(rule = state.rule.id.0, %address, %error, "cannot connect");
+                    tracing::debug!(rule = state.rule.id.0, to = %address, %error, "cannot connect");
                     opening.obstacle = Some((address, error));
                 }
             }
@@ -158,7 +158,8 @@ impl Engine {
         let connection = &mut self.connections[key];
         let local = &mut self.rules[connection.rule];
         connection.target = None;
-        tracing::debug!(rule = local.state.rule.id.0, address = ?connection.target_address, %error, "cannot connect");
+        let to = connection.target_address.map(tracing::field::display);
+        tracing::debug!(rule = local.state.rule.id.0, to, %error, "cannot connect");
         let seat = connection.seat.take();
         if let Some(seat) = &seat {
             local.connect_failed(seat, &error);
@@ -325,7 +326,7 @@ fn tell_unreachable(state: &RuleState, obstacle: Option<(SocketAddr, io::Error)>
     let rule = &state.rule.id.0;
     match obstacle {
         Some((address, error)) => {
-            tracing::warn!(rule, %address, %error, "no target can be reached; clients are reset until one can");
+            tracing::warn!(rule, to = %address, %error, "no target can be reached; clients are reset until one can");
         }
         None => {
             tracing::warn!(rule, "no target has an address; clients are reset until one has");

@@ -1,13 +1,13 @@
 //! Experiment files: who is compared, under which load, how often, and what decides. Checked when read, so that a
 //! mistake costs a second and not half an hour.
 
+mod check;
 pub(crate) mod fill;
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
-    env, fmt,
+    collections::BTreeMap,
+    env, fmt, fs,
     path::{Path, PathBuf},
-    thread,
 };
 
 use serde::Deserialize;
@@ -15,13 +15,15 @@ use serde::Deserialize;
 use self::fill::Variables;
 use crate::{
     error::LabError,
-    metric,
     strict::{self, nearest},
     tools,
-    topology::spec::{Spec, is_plain},
+    topology::spec::Spec,
     verdict::Rules,
     void::Limits,
 };
+
+/// What stands in place of a file for an experiment that was typed.
+pub(crate) const COMMAND_LINE: &str = "command line";
 
 /// An experiment file.
 #[derive(Clone, Debug, Deserialize)]
@@ -217,17 +219,20 @@ impl CommandLine {
 impl Experiment {
     pub(crate) fn load(path: &Path) -> Result<Self, LabError> {
         let path = resolve(path)?;
-        let mut experiment: Self = strict::read(&path)?;
-        experiment.path = path;
-        experiment.check()?;
-        Ok(experiment)
+        let text = fs::read_to_string(&path)
+            .map_err(|error| LabError::usage(format!("cannot read {}: {error}", path.display())))?;
+        Self::parse(&path, &text)
     }
 
-    /// From text, as if it were `path`.
+    /// From text, as if it were `path`. All its mistakes are one error.
     pub(crate) fn parse(path: &Path, text: &str) -> Result<Self, LabError> {
-        let mut experiment: Self = strict::parse(&path.display().to_string(), text)?;
+        let (mut experiment, mut document): (Self, _) = strict::parse(&path.display().to_string(), text)?;
+        if path == Path::new(COMMAND_LINE) {
+            document.forget_places();
+        }
         path.clone_into(&mut experiment.path);
-        experiment.check()?;
+        experiment.check(&mut document);
+        document.finish()?;
         Ok(experiment)
     }
 
@@ -263,6 +268,12 @@ impl Experiment {
         }
     }
 
+    /// Other limits than the file's.
+    pub(crate) fn allow(&mut self, late_p99_us: Option<f64>, steal_percent: Option<f64>) {
+        self.limits.late_p99_us = late_p99_us.or(self.limits.late_p99_us);
+        self.limits.steal_percent = steal_percent.or(self.limits.steal_percent);
+    }
+
     /// All that run beside the workload.
     pub(crate) fn services(&self) -> impl Iterator<Item = &Service> {
         self.helper.iter().chain(&self.subject)
@@ -286,156 +297,6 @@ impl Experiment {
         points
     }
 
-    pub(crate) fn check(&self) -> Result<(), LabError> {
-        self.check_figures()?;
-        let spec = self.topology()?;
-        let known: BTreeSet<String> =
-            spec.iter().flat_map(|spec| &spec.namespace).map(|space| space.name.clone()).collect();
-        self.check_services(&known)?;
-        self.check_metrics()?;
-        self.check_variables(spec.as_ref())
-    }
-
-    fn refuse<T>(&self, problem: impl AsRef<str>) -> Result<T, LabError> {
-        Err(LabError::usage(format!("{}: {}", self.path.display(), problem.as_ref())))
-    }
-
-    fn check_figures(&self) -> Result<(), LabError> {
-        if !is_plain(&self.name, 64) {
-            return self
-                .refuse(format!("name \"{}\": expected lower case letters, digits and hyphens", self.name));
-        }
-        if !(0.1..=3600.0).contains(&self.duration) {
-            return self.refuse(format!("duration {}: expected 0.1 to 3600 seconds", self.duration));
-        }
-        for (name, value) in [("warmup", self.warmup), ("discard", self.discard)] {
-            if !(0.0..=600.0).contains(&value) {
-                return self.refuse(format!("{name} {value}: expected 0 to 600 seconds"));
-            }
-        }
-        if !(1..=1000).contains(&self.rounds) {
-            return self.refuse(format!("rounds {}: expected 1 to 1000", self.rounds));
-        }
-        if self.subject.is_empty() {
-            return self.refuse("no [[subject]]: name at least one program to measure");
-        }
-        if let Some((name, _)) = self.sweep.iter().find(|(_, values)| values.is_empty()) {
-            return self.refuse(format!("sweep.{name} has no values"));
-        }
-        Ok(())
-    }
-
-    fn check_services(&self, known: &BTreeSet<String>) -> Result<(), LabError> {
-        let mut names = BTreeSet::new();
-        for service in self.services() {
-            if !is_plain(&service.name, 32) {
-                return self.refuse(format!(
-                    "name \"{}\": expected at most 32 lower case letters, digits and hyphens",
-                    service.name
-                ));
-            }
-            if !names.insert(&service.name) {
-                return self.refuse(format!("\"{}\" is named twice", service.name));
-            }
-            if let Some(ready) = &service.ready
-                && ready.probes() != 1
-            {
-                return self.refuse(format!(
-                    "{}: ready needs exactly one of stun, tcp, http, log, udp_port, tcp_port",
-                    service.name
-                ));
-            }
-            for file in service.files.keys() {
-                if file.contains('/') || file.starts_with('.') {
-                    return self.refuse(format!("{}: file \"{file}\": expected a plain name", service.name));
-                }
-            }
-        }
-        let namespaces = self
-            .services()
-            .flat_map(|service| {
-                [&service.namespace, service.ready.as_ref().map_or(&None, |ready| &ready.from)]
-            })
-            .chain([&self.workload.namespace])
-            .flatten()
-            .chain(&self.workload.delivered_at);
-        for name in namespaces {
-            if !known.contains(name) {
-                return self.refuse(if known.is_empty() {
-                    format!("namespace \"{name}\", but topology = \"host\" has none")
-                } else {
-                    match nearest(name, known.iter().map(String::as_str)) {
-                        Some(meant) => format!("no namespace \"{name}\"; did you mean \"{meant}\"?"),
-                        None => format!(
-                            "no namespace \"{name}\"; there are: {}",
-                            known.iter().map(String::as_str).collect::<Vec<_>>().join(", ")
-                        ),
-                    }
-                });
-            }
-        }
-        let cpus = thread::available_parallelism().map_or(1, usize::from);
-        for (who, list) in self
-            .services()
-            .map(|service| (service.name.as_str(), &service.cpus))
-            .chain([("the workload", &self.workload.cpus)])
-        {
-            let Some(list) = list else { continue };
-            match highest_cpu(list) {
-                None => {
-                    return self
-                        .refuse(format!("{who}: cpus \"{list}\": expected a list such as \"0\" or \"1-3\""));
-                }
-                Some(highest) if highest >= cpus => {
-                    return self.refuse(format!(
-                        "{who} is pinned to CPU {highest}, but this machine has {cpus}: lower `cpus`, or use more CPUs"
-                    ));
-                }
-                Some(_) => {}
-            }
-        }
-        Ok(())
-    }
-
-    fn check_metrics(&self) -> Result<(), LabError> {
-        // A field makes a metric of its own.
-        for name in self.metrics.iter().chain([&self.metric]) {
-            if metric::find(name).is_none() && !self.workload.fields.contains_key(name) {
-                let known = metric::METRICS.iter().map(|metric| metric.name);
-                return self.refuse(match nearest(name, known) {
-                    Some(meant) => format!("no metric \"{name}\"; did you mean \"{meant}\"?"),
-                    None => format!("no metric \"{name}\"; the manual lists them"),
-                });
-            }
-        }
-        if self.workload.format == Format::Json && self.workload.fields.is_empty() {
-            return self.refuse("workload.format = \"json\" needs workload.fields");
-        }
-        Ok(())
-    }
-
-    /// Every `{name}` of every command must stand for something, at each point of the sweep.
-    fn check_variables(&self, spec: Option<&Spec>) -> Result<(), LabError> {
-        let addresses = spec.map(Spec::addresses).unwrap_or_default();
-        for point in self.points() {
-            let variables = Variables::new(self, &addresses, &point, Path::new("."));
-            let filled = self.fill_all(&variables);
-            if let Err(error) = filled {
-                return self.refuse(error.to_string());
-            }
-        }
-        Ok(())
-    }
-
-    fn fill_all(&self, variables: &Variables) -> Result<(), LabError> {
-        for service in self.services() {
-            service.fill(variables)?;
-        }
-        variables.command(&self.workload.command)?;
-        variables.text(&self.workload.result)?;
-        Ok(())
-    }
-
     /// Fails with the remedy if a program that it starts is not installed.
     pub(crate) fn check_tools(&self, variables: &Variables) -> Result<(), LabError> {
         let base = env::current_dir().unwrap_or_default();
@@ -457,32 +318,35 @@ impl Service {
     pub(crate) fn fill(&self, variables: &Variables) -> Result<Self, LabError> {
         let mut filled = self.clone();
         filled.command = CommandLine::Words(variables.command(&self.command)?);
-        for value in filled.env.values_mut() {
-            *value = variables.text(value)?;
+        for (_, text) in filled.texts() {
+            *text = variables.text(text)?;
         }
         for content in filled.files.values_mut() {
             // Configuration languages have braces of their own, so only known names are replaced.
             *content = variables.lenient(content);
         }
-        if let Some(url) = &mut filled.metrics {
-            *url = variables.text(url)?;
-        }
-        if let Some(ready) = &mut filled.ready {
-            for value in [
-                &mut ready.stun,
-                &mut ready.tcp,
-                &mut ready.http,
-                &mut ready.log,
-                &mut ready.udp_port,
-                &mut ready.tcp_port,
-            ]
-            .into_iter()
-            .flatten()
-            {
-                *value = variables.text(value)?;
-            }
-        }
         Ok(filled)
+    }
+
+    /// All texts but the commands in which variables stand, by their keys.
+    fn texts(&mut self) -> Vec<(String, &mut String)> {
+        let mut texts: Vec<(String, &mut String)> =
+            self.env.iter_mut().map(|(name, value)| (format!("env.{name}"), value)).collect();
+        texts.extend(self.metrics.as_mut().map(|url| ("metrics".to_owned(), url)));
+        if let Some(ready) = &mut self.ready {
+            let probes = [
+                ("stun", &mut ready.stun),
+                ("tcp", &mut ready.tcp),
+                ("http", &mut ready.http),
+                ("log", &mut ready.log),
+                ("udp_port", &mut ready.udp_port),
+                ("tcp_port", &mut ready.tcp_port),
+            ];
+            texts.extend(
+                probes.into_iter().filter_map(|(key, text)| Some((format!("ready.{key}"), text.as_mut()?))),
+            );
+        }
+        texts
     }
 }
 
@@ -541,17 +405,6 @@ fn require(words: &[String], base: &Path, who: &str) -> Result<(), LabError> {
     let found =
         if program.contains('/') { base.join(program).is_file() } else { tools::find(program).is_some() };
     if found { Ok(()) } else { Err(LabError::usage(tools::missing(program, &format!("for {who}")))) }
-}
-
-/// The highest CPU of a list such as `0,2-3`.
-fn highest_cpu(list: &str) -> Option<usize> {
-    list.split(',')
-        .map(|part| {
-            let (first, last) = part.split_once('-').unwrap_or((part, part));
-            let (first, last): (usize, usize) = (first.trim().parse().ok()?, last.trim().parse().ok()?);
-            (first <= last).then_some(last)
-        })
-        .try_fold(0, |highest, last| Some(highest.max(last?)))
 }
 
 /// A value as it stands in a command.

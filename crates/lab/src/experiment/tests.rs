@@ -1,4 +1,5 @@
 use super::*;
+use crate::metric;
 
 const MINIMAL: &str = "
 name = 'x'
@@ -47,6 +48,70 @@ fn a_mistyped_metric_namespace_or_variable_is_named() {
     assert!(refusal(&MINIMAL.replace("{duration}", "{duratoin}")).contains("did you mean {duration}?"));
     let text = MINIMAL.replace("[workload]", "[workload]\nnamespace = 'client'");
     assert!(refusal(&text).contains("\"host\" has none"));
+}
+
+#[test]
+fn all_mistakes_of_a_file_are_told_at_once_each_with_its_place() {
+    let text = "
+name = 'X y'
+metrik = 'delivered_pps'
+metrics = ['delivered_pps', 'latency_p98_us']
+rounds = 0
+duration = 'long'
+[limits]
+late_p99_us = 0
+[[subject]]
+name = 'a'
+command = 'sleep {duratoin}'
+namespace = 'realy'
+[[subject]]
+name = 'a'
+ready = { tcp = '{relay}:1', log = 'x' }
+[workload]
+command = 'true {duration}'
+format = 'jsn'
+";
+    assert_eq!(
+        refusal(text).lines().collect::<Vec<_>>(),
+        [
+            "x.toml:2:8: name \"X y\": expected lower case letters, digits and hyphens, a letter first",
+            "x.toml:3:1: unknown key \"metrik\"; did you mean \"metric\"?",
+            &format!(
+                "x.toml:4:29: no metric \"latency_p98_us\"; did you mean \"latency_p90_us\"? (there are: {})",
+                names()
+            ),
+            "x.toml:5:10: rounds 0: expected 1 to 1000",
+            "x.toml:6:12: duration: found string \"long\"; expected a number",
+            "x.toml:8:15: late_p99_us 0: expected microseconds, above 0",
+            "x.toml:11:11: {duratoin} stands for nothing; did you mean {duration}?",
+            "x.toml:12:13: no namespace \"realy\"; did you mean \"relay\"?",
+            "x.toml:13:1: [[subject]] has no \"command\", which is needed",
+            "x.toml:14:8: \"a\" is named twice",
+            "x.toml:15:9: a: ready needs exactly one of stun, tcp, http, log, udp_port, tcp_port",
+            "x.toml:18:10: format: found \"jsn\"; expected one of turnpike, iperf3, json, none; did you mean \"json\"?",
+        ]
+    );
+}
+
+fn names() -> String {
+    metric::METRICS.iter().map(|metric| metric.name).collect::<Vec<_>>().join(", ")
+}
+
+#[test]
+fn an_unknown_metric_is_told_with_all_that_there_are() {
+    let told = refusal(&MINIMAL.replace("delivered_pps", "speed"));
+    assert_eq!(told, format!("x.toml:3:10: no metric \"speed\" (there are: {})", names()));
+    // A field of the result is a metric too.
+    let fields = "format = 'json'\nfields = { speed = 'a.b' }\ncommand = ['true'";
+    assert!(parse(&MINIMAL.replace("delivered_pps", "speed").replace("command = ['true'", fields)).is_ok());
+}
+
+#[test]
+fn what_was_typed_has_no_line_of_a_file() {
+    let error = Experiment::parse(Path::new(COMMAND_LINE), &MINIMAL.replace("delivered_pps", "delivered"))
+        .and_then(|_| Experiment::parse(Path::new(COMMAND_LINE), &MINIMAL.replace("{duration}", "{x}")))
+        .unwrap_err();
+    assert!(error.to_string().starts_with("command line: {x} stands for nothing"), "{error}");
 }
 
 #[test]

@@ -5,8 +5,9 @@
 
 use std::fmt;
 
-use super::page::{document, escape, section, table};
+use super::page::{class, document, escape, section};
 use super::plots::{self, Ratio};
+use super::tables::{Cell, Row, cards, table};
 use super::verdicts;
 use crate::comparable::{Difference, comparable};
 use crate::metric;
@@ -109,7 +110,7 @@ impl Comparison {
             .collect();
         section(&mut body, "Ratios", &plots::ratios(&ratios));
 
-        let rows: Vec<Vec<String>> = of_each()
+        let rows: Vec<Row> = of_each()
             .map(|(entry, verdict)| {
                 let (ratio, interval) = verdict.estimate.map_or_else(Default::default, |e| {
                     (
@@ -117,22 +118,25 @@ impl Comparison {
                         format!("{:.3} to {:.3}", e.interval().low, e.interval().high),
                     )
                 });
-                vec![
+                let texts = [
                     entry.id.clone(),
-                    entry.started.clone(),
-                    entry.commit.clone(),
+                    verdict.outcome.to_string(),
                     verdict.metric.clone(),
-                    entry.baseline_text(),
-                    verdict.subject.clone(),
                     ratio,
                     interval,
-                    verdict.outcome.to_string(),
-                ]
+                    entry.baseline_text(),
+                    verdict.subject.clone(),
+                    entry.started.clone(),
+                    entry.commit.clone(),
+                ];
+                let mut cells: Vec<Cell> = texts.iter().map(|text| Cell::text(text)).collect();
+                cells[1].class = "verdict";
+                Row { class: class(&verdict.outcome), cells }
             })
             .collect();
         let head =
-            ["record", "started", "commit", "metric", "baseline", "subject", "ratio", "interval", "verdict"];
-        section(&mut body, "Records", &table(&head, &rows));
+            ["record", "verdict", "metric", "ratio", "interval", "baseline", "subject", "started", "commit"];
+        section(&mut body, "Records", &cards(&head, &rows));
         body += &format!(
             "<p>{}</p>\n",
             escape("A ratio is that of the subject to the baseline of the same record.")

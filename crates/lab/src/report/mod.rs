@@ -6,6 +6,7 @@ mod compare;
 mod page;
 mod plots;
 mod row;
+mod tables;
 
 use std::path::Path;
 

@@ -3,24 +3,18 @@
 use std::fmt::Write as _;
 
 use super::plots::{self, Curve, Ratio};
-use super::{other_verdicts, verdicts};
+use super::{other_verdicts, tables, verdicts};
+use crate::advice::advice;
 use crate::metric::{self, Direction};
-use crate::record::{Profile, Record, Round, Syscall};
-use crate::stats;
+use crate::record::Record;
 use crate::verdict::{Outcome, Verdict};
 
-const STYLE: &str = "
-body { font: 15px/1.45 system-ui, sans-serif; max-width: 66rem; margin: 2rem auto; padding: 0 1rem; color: #222; background: #fff }
-h1 { font-size: 1.5rem } h2 { font-size: 1.15rem; margin-top: 2rem }
-table { border-collapse: collapse; margin: .5rem 0 } th, td { border: 1px solid #ccc; padding: .15rem .5rem; text-align: left }
-td.n { text-align: right; white-space: nowrap; font-variant-numeric: tabular-nums } tr.void { color: #999 }
-p.verdict { font-size: 1.1rem; padding: .6rem .9rem; border-left: .4rem solid #999; background: #f5f5f5 }
-p.faster { border-color: #009e73 } p.slower { border-color: #d55e00 } p.none { border-color: #0072b2 }
-div.wide { overflow-x: auto } svg { max-width: 100%; height: auto } details { margin-top: 1rem } summary { font-size: 1.15rem; font-weight: bold; cursor: pointer } code { overflow-wrap: anywhere }";
+const STYLE: &str = include_str!("style.css");
 
 /// How to read the plot of ratios.
-const RATIOS: &str = "<p>Median of the paired ratios with its interval; the grey band is what the baseline differs from \
-itself. ↑: higher is better, ↓: lower is better. Green is shown to be better, orange to be worse, grey is not shown.</p>";
+const RATIOS: &str = "<p>Median of the paired ratios, as figure and as dot, with its interval; the grey band is what the \
+baseline differs from itself. ↑: higher is better, ↓: lower is better. Green is shown to be better, orange to be worse, grey is \
+not shown. The scale is logarithmic.</p>";
 
 /// The whole report of a record, as HTML.
 #[must_use]
@@ -37,6 +31,13 @@ pub fn page(record: &Record) -> String {
     for verdict in &deciding {
         let class = class(&verdict.outcome);
         push(&mut body, format_args!("<p class=\"verdict {class}\">{}</p>\n", escape(&verdict.to_string())));
+    }
+    for advice in advice(record, &deciding) {
+        push(&mut body, format_args!("<div class=\"advice\"><p>{}</p>\n<ul>", escape(&advice.what)));
+        for text in &advice.tries {
+            push(&mut body, format_args!("<li>{}</li>\n", escape(text)));
+        }
+        body += "</ul></div>\n";
     }
     if deciding.is_empty() && record.sweeps.is_empty() {
         body += "<p class=\"verdict\">Only one subject: nothing to compare.</p>\n";
@@ -55,25 +56,30 @@ pub fn page(record: &Record) -> String {
     if !ratios.is_empty() {
         section(&mut body, "Ratios", &format!("{RATIOS}\n{ratios}"));
     }
-    section(&mut body, "Metrics", &metrics_table(record, &telling));
-    folded(&mut body, "Counters", &metrics_table(record, &counters));
+    section(&mut body, "Metrics", &tables::metrics(record, &telling));
+    folded(&mut body, "Counters", &tables::metrics(record, &counters));
     let title = format!("Rounds: {}", experiment.metric);
-    section(&mut body, &title, &plots::rounds(record, &experiment.metric));
+    let rounds = plots::rounds(record, &experiment.metric);
+    if !rounds.is_empty() {
+        let legend = plots::rounds_legend(record, &experiment.metric);
+        section(&mut body, &title, &format!("{legend}\n{rounds}"));
+    }
     section(&mut body, "Latency", &plots::latency(record));
-    section(&mut body, "Highest rates", &found_table(record));
+    section(&mut body, "Highest rates", &tables::found(record));
     section(&mut body, "Delivered over offered", &plots::sweeps(record, Curve::Delivered));
     section(&mut body, "Loss over offered", &plots::sweeps(record, Curve::Loss));
     section(&mut body, "Latency p99 over offered", &plots::sweeps(record, Curve::LatencyP99));
     for (subject, profile) in &record.profiles {
-        section(&mut body, &format!("Hottest symbols of {subject}"), &symbols_table(profile));
+        section(&mut body, &format!("Hottest symbols of {subject}"), &tables::symbols(profile));
     }
     for (subject, syscalls) in &record.syscalls {
-        section(&mut body, &format!("Syscalls of {subject}"), &syscalls_table(syscalls));
+        section(&mut body, &format!("Syscalls of {subject}"), &tables::syscalls(syscalls));
     }
-    section(&mut body, "Experiment", &experiment_table(record));
-    section(&mut body, "Environment", &environment_table(record));
-    folded(&mut body, "Raw rounds", &rounds_table(record, &record.rounds));
-    folded(&mut body, "Raw rounds of the baseline against itself", &rounds_table(record, &record.aa));
+    section(&mut body, "Experiment", &tables::experiment(record));
+    section(&mut body, "Programs", &tables::programs(record));
+    section(&mut body, "Environment", &tables::environment(record));
+    folded(&mut body, "Raw rounds", &tables::rounds(record, &record.rounds));
+    folded(&mut body, "Raw rounds of the baseline against itself", &tables::rounds(record, &record.aa));
     document(&experiment.name, &body)
 }
 
@@ -104,32 +110,6 @@ fn folded(body: &mut String, title: &str, content: &str) {
             ),
         );
     }
-}
-
-/// A table; cells are escaped here. Empty without rows.
-pub(super) fn table(head: &[&str], rows: &[Vec<String>]) -> String {
-    if rows.is_empty() {
-        return String::new();
-    }
-    let mut html = "<table><tr>".to_owned();
-    for cell in head {
-        push(&mut html, format_args!("<th>{}</th>", escape(cell)));
-    }
-    html += "</tr>\n";
-    for row in rows {
-        html += "<tr>";
-        for cell in row {
-            push(&mut html, format_args!("{}", cell_html(cell)));
-        }
-        html += "</tr>\n";
-    }
-    html + "</table>"
-}
-
-/// A number stands at the right.
-fn cell_html(cell: &str) -> String {
-    let numeric = cell.starts_with(|c: char| c.is_ascii_digit() || c == '-' || c == '±');
-    format!("<td{}>{}</td>", if numeric { " class=\"n\"" } else { "" }, escape(cell))
 }
 
 /// What a browser must not take for markup.
@@ -171,238 +151,11 @@ fn ratio_rows(record: &Record, judged: &[&Verdict]) -> Vec<Ratio> {
         .collect()
 }
 
-fn metrics_table(record: &Record, judged: &[&Verdict]) -> String {
-    let rows: Vec<Vec<String>> = judged
-        .iter()
-        .map(|verdict| {
-            let median = |subject: &str| {
-                stats::median(&record.values(subject, &verdict.metric)).map_or_else(
-                    || absent(record, subject, &verdict.metric),
-                    |m| metric::show(&verdict.metric, m),
-                )
-            };
-            let (ratio, interval) = verdict.estimate.map_or_else(
-                || ("–".to_owned(), "–".to_owned()),
-                |e| {
-                    (
-                        format!("{:.3}", e.ratio()),
-                        format!("{:.3} to {:.3}", e.interval().low, e.interval().high),
-                    )
-                },
-            );
-            let effect = verdict.estimate.map(|e| e.effect_size()).filter(|size| size.is_finite());
-            vec![
-                verdict.metric.clone(),
-                metric::find(&verdict.metric).map_or("", |metric| metric.about).to_owned(),
-                match metric::direction(&verdict.metric) {
-                    Direction::Higher => "higher",
-                    Direction::Lower => "lower",
-                    Direction::Neither => "–",
-                }
-                .to_owned(),
-                median(&verdict.baseline),
-                verdict.subject.clone(),
-                median(&verdict.subject),
-                ratio,
-                interval,
-                effect.map_or_else(|| "–".to_owned(), |size| format!("{size:.1}")),
-                verdict.floor.map_or_else(|| "–".to_owned(), |floor| format!("±{:.1} %", floor.percent())),
-                in_short(&verdict.outcome),
-            ]
-        })
-        .collect();
-    let baseline = record.baseline().unwrap_or("baseline");
-    let head = [
-        "metric",
-        "what",
-        "better",
-        baseline,
-        "subject",
-        "its median",
-        "ratio",
-        "interval",
-        "effect / noise",
-        "noise floor",
-        "verdict",
-    ];
-    table(&head, &rows)
-}
-
-/// Without the reasons that more rounds would cure: those stand on top, once.
-fn in_short(outcome: &Outcome) -> String {
-    match outcome {
-        Outcome::CannotTell { rounds: Some(rounds), .. } => {
-            format!("{}, needs about {rounds} rounds", outcome.word())
-        }
-        _ => outcome.to_string(),
-    }
-}
-
-fn absent(record: &Record, subject: &str, metric: &str) -> String {
-    let unsupported = record.rounds.iter().any(|r| r.subject == subject && r.not_supported.contains(metric));
-    if unsupported { "not supported" } else { "–" }.to_owned()
-}
-
-fn found_table(record: &Record) -> String {
-    let rows: Vec<Vec<String>> = record
-        .sweeps
-        .iter()
-        .flat_map(|sweep| sweep.found.iter().map(move |found| (sweep, found)))
-        .map(|(sweep, found)| {
-            let rate = |pps: Option<u64>| pps.map_or_else(|| "–".to_owned(), |pps| pps.to_string());
-            vec![
-                sweep.subject.clone(),
-                format!("{} %", found.max_loss * 100.0),
-                rate(found.lower_pps),
-                rate(found.upper_pps),
-                found.delivered_pps.map_or_else(|| "–".to_owned(), |pps| format!("{pps:.0}")),
-                found.because.to_string(),
-            ]
-        })
-        .collect();
-    table(&["subject", "loss at most", "keeps it, /s", "does not, /s", "delivered, /s", "because"], &rows)
-}
-
-fn symbols_table(profile: &Profile) -> String {
-    let rows: Vec<Vec<String>> = profile
-        .symbols
-        .iter()
-        .map(|symbol| {
-            let side = if symbol.kernel { "kernel" } else { "user" };
-            vec![format!("{:.2} %", symbol.percent), side.to_owned(), symbol.name.clone()]
-        })
-        .collect();
-    format!(
-        "<p>{} samples, {:.1} % in the kernel; <a href=\"flame.svg\">flame graph</a>.</p>\n{}",
-        profile.samples,
-        profile.kernel_percent,
-        table(&["samples", "side", "symbol"], &rows)
-    )
-}
-
-fn syscalls_table(syscalls: &[Syscall]) -> String {
-    let rows: Vec<Vec<String>> = syscalls
-        .iter()
-        .map(|row| {
-            vec![
-                row.name.clone(),
-                row.calls.to_string(),
-                row.errors.to_string(),
-                format!("{:.6}", row.seconds),
-                format!("{:.2}", row.us_per_call()),
-            ]
-        })
-        .collect();
-    if rows.is_empty() {
-        return String::new();
-    }
-    let note =
-        "<p>From a run of its own under a tracer, which slows the subject down; waiting is counted.</p>\n";
-    note.to_owned() + &table(&["syscall", "calls", "errors", "seconds", "µs a call"], &rows)
-}
-
-fn experiment_table(record: &Record) -> String {
-    let experiment = &record.experiment;
-    let line = |name: &str, value: String| vec![name.to_owned(), value];
-    let mut rows = vec![
-        line("command", record.command.join(" ")),
-        line("workload", experiment.workload.clone()),
-        line("deciding metric", experiment.metric.clone()),
-        line("rounds wanted", experiment.rounds.to_string()),
-        line(
-            "duration of a run",
-            format!("{} s after {} s of warm-up", experiment.duration_s, experiment.warmup_s),
-        ),
-        line("seed", record.seed.to_string()),
-        line(
-            "rules",
-            format!(
-                "at least {} rounds, resolution {} %, noise floor {}, at most {} % of the rounds void",
-                experiment.rules.min_rounds,
-                experiment.rules.resolution * 100.0,
-                if experiment.rules.need_noise_floor { "needed" } else { "not needed" },
-                experiment.rules.max_voided * 100.0
-            ),
-        ),
-        line(
-            "a run is void",
-            format!(
-                "with the generator later than {} µs (p99) or more than {} % of the CPU time stolen",
-                experiment.limits.late_p99_us, experiment.limits.steal_percent
-            ),
-        ),
-    ];
-    for (i, subject) in experiment.subjects.iter().enumerate() {
-        let role = if i == 0 { "baseline" } else { "subject" };
-        let cpus = subject.cpus.as_ref().map_or_else(String::new, |cpus| format!(" (CPUs {cpus})"));
-        rows.push(line(role, format!("{}: {}{cpus}", subject.name, subject.command.join(" "))));
-    }
-    table(&["", ""], &rows)
-}
-
-fn environment_table(record: &Record) -> String {
-    let environment = &record.environment;
-    let line = |name: &str, value: String| vec![name.to_owned(), value];
-    let mut rows = vec![
-        line("kernel", environment.kernel.clone()),
-        line("CPU", format!("{}, {} cores", environment.cpu_model, environment.cores)),
-        line("memory", format!("{:.1} GiB", environment.memory_bytes as f64 / f64::from(1 << 30))),
-        line(
-            "commit",
-            match &environment.commit {
-                Some(commit) if environment.dirty => format!("{commit}, with changes"),
-                Some(commit) => commit.clone(),
-                None => "none".to_owned(),
-            },
-        ),
-    ];
-    for (interface, features) in &environment.offloads {
-        let list: Vec<String> =
-            features.iter().map(|(name, on)| format!("{name} {}", if *on { "on" } else { "off" })).collect();
-        rows.push(line(&format!("offloads of {interface}"), list.join(", ")));
-    }
-    rows.extend(environment.tools.iter().map(|(tool, version)| line(tool, version.clone())));
-    rows.extend(environment.notes.iter().map(|note| line("note", note.clone())));
-    table(&["", ""], &rows)
-}
-
-fn rounds_table(record: &Record, rounds: &[Round]) -> String {
-    if rounds.is_empty() {
-        return String::new();
-    }
-    let metrics = record.metrics();
-    let mut html = "<table><tr><th>round</th><th>place</th><th>subject</th>".to_owned();
-    for metric in &metrics {
-        push(&mut html, format_args!("<th>{}</th>", escape(metric)));
-    }
-    html += "<th>remarks</th></tr>\n";
-    for round in rounds {
-        let class = if round.voided.is_some() { " class=\"void\"" } else { "" };
-        push(&mut html, format_args!("<tr{class}>"));
-        html += &cell_html(&(round.index + 1).to_string());
-        html += &cell_html(&(round.order_in_round + 1).to_string());
-        html += &cell_html(&round.subject);
-        for &name in &metrics {
-            let cell = match round.metrics.get(name) {
-                Some(value) => metric::show(name, *value),
-                None if round.not_supported.contains(name) => "not supported".to_owned(),
-                None => "–".to_owned(),
-            };
-            html += &cell_html(&cell);
-        }
-        let void = round.voided.iter().map(|void| format!("void: {void}"));
-        let remarks: Vec<String> = void.chain(round.notes.iter().cloned()).collect();
-        html += &cell_html(&remarks.join("; "));
-        html += "</tr>\n";
-    }
-    html + "</table>"
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::record::tests::{Dir, record};
-    use crate::record::{Latency, Sweep, SweepPoint, Symbol};
+    use crate::record::{Latency, Profile, Sweep, SweepPoint, Symbol, Syscall};
     use crate::search::{Because, Found};
     use crate::void::Void;
 
@@ -553,6 +306,60 @@ mod tests {
         for values in [vec![(0.0, 0.0, 0.0); 3], vec![(5.0, 5.0, 5.0)]] {
             assert!(plots(&page(&record("loss_percent", &values))) >= 1);
         }
+    }
+
+    #[test]
+    fn the_verdict_of_a_metric_stands_beside_its_name_and_each_cell_knows_its_column() {
+        let html = page(&full());
+        let row = html
+            .lines()
+            .find(|line| line.starts_with("<tr") && line.contains("<strong>cpu_us_per_packet</strong>"))
+            .expect("a row of the metric");
+        let labels: Vec<&str> =
+            row.split("data-label=\"").skip(1).filter_map(|rest| rest.split('"').next()).collect();
+        assert_eq!(
+            labels,
+            ["metric", "verdict", "ratio", "interval", "old", "new", "effect / noise", "noise floor"]
+        );
+        assert!(row.starts_with("<tr class=\"\">") && row.contains("lower is better"), "{row}");
+        assert!(row.contains("data-label=\"ratio\">0.667<"), "{row}");
+        // The same words are in the head, which narrow screens do not show.
+        assert!(html.contains("<thead><tr><th>metric</th><th>verdict</th>"));
+    }
+
+    #[test]
+    fn hollow_dots_are_explained_where_there_are_any() {
+        let mut record = full();
+        assert!(!page(&record).contains("○"));
+        record.rounds[1].voided = Some(Void::CpuStolen { percent: 3.0, limit_percent: 1.0 });
+        let html = page(&record);
+        assert!(html.contains("○</i> void: does not count"), "a legend");
+        assert!(html.contains("</i> old</span>") && html.contains("</i> new</span>"));
+    }
+
+    #[test]
+    fn what_can_be_done_about_void_runs_stands_in_the_page() {
+        let mut record = full();
+        assert!(!page(&record).contains("class=\"advice\""));
+        for round in &mut record.rounds {
+            round.voided = Some(Void::GeneratorLate { p99_us: 4_000.0, limit_us: 1_000.0 });
+        }
+        let html = page(&record);
+        assert!(html.contains("class=\"advice\"") && html.contains("--max-late-us 5000"), "{html}");
+    }
+
+    #[test]
+    fn the_builds_that_were_measured_stand_in_the_page() {
+        let mut record = full();
+        assert!(!page(&record).contains("SHA-256"));
+        record.programs.push(crate::record::Build {
+            name: "new".to_owned(),
+            path: "/opt/<new>".to_owned(),
+            sha256: Some("0f".repeat(32)),
+            ..crate::record::Build::default()
+        });
+        let html = page(&record);
+        assert!(html.contains(&"0f".repeat(32)) && html.contains("/opt/&lt;new&gt;"));
     }
 
     #[test]

@@ -13,11 +13,17 @@ use crate::verdict::{Outcome, Verdict};
 type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 type Drawn = Result<(), Box<dyn std::error::Error>>;
 
-/// Ratio at which the plot of ratios ends, unless the deciding metric goes farther; beyond, dots stand at the edge.
-const FARTHEST: f64 = 4.0;
 const WIDTH: u32 = 760;
+/// Rows of the plot of ratios, at most.
+const MOST_ROWS: usize = 200;
+/// Labels of rounds, at most.
+const MOST_ROUNDS: usize = 20;
+/// Radius of a dot.
+const DOT: i32 = 5;
 const HEIGHT: u32 = 320;
 const FONT: (&str, i32) = ("sans-serif", 13);
+/// Pixels of a character of a label, at most on average.
+const CHARACTER: u32 = 7;
 
 /// Told apart also by the colour-blind (Okabe and Ito 2008).
 const COLOURS: [RGBColor; 6] = [
@@ -55,31 +61,34 @@ impl Ratio {
     }
 }
 
-/// Ratios with their intervals, a line at 1, and the noise floor as a band around it.
+/// Ratios with their intervals on a logarithmic scale that has room for all of them, a line at 1, and the noise floor as a
+/// band around it. Each row is labelled with its name and its ratio.
 pub(super) fn ratios(rows: &[Ratio]) -> String {
     if rows.is_empty() {
         return String::new();
     }
+    let rows = &rows[..rows.len().min(MOST_ROWS)];
     let count = u32::try_from(rows.len()).unwrap_or(u32::MAX);
-    svg(60 + 34 * count.min(60), |area| {
-        let floor = |row: &Ratio| row.floor.unwrap_or(0.0);
-        let low = rows.iter().map(|row| row.low.min((-floor(row)).exp())).fold(0.98, f64::min);
-        let high = rows.iter().map(|row| row.high.max(floor(row).exp())).fold(1.02, f64::max);
-        // One wild metric must not press all others onto the line.
-        let (low, high) = (low.max(rows[0].low.min(FARTHEST.recip())), high.min(rows[0].high.max(FARTHEST)));
-        let (low, high) = (low / (high / low).powf(0.05), high * (high / low).powf(0.05));
+    let labels: Vec<String> =
+        rows.iter().map(|row| format!("{}  {}", row.label, figure(row.ratio))).collect();
+    let longest = labels.iter().map(|label| label.chars().count()).max().unwrap_or(0);
+    let label_area = (CHARACTER * u32::try_from(longest).unwrap_or(u32::MAX)).clamp(60, WIDTH / 2);
+    svg(60 + 34 * count, |area| {
+        let (low, high) = extent(rows);
         let last = rows.len() - 1;
         let mut chart = ChartBuilder::on(area)
             .margin(10)
+            // A label at the right end is as long to the right as to the left.
+            .margin_right(30)
             .x_label_area_size(34)
-            .y_label_area_size(230)
+            .y_label_area_size(label_area)
             .build_cartesian_2d(
                 (low..high).log_scale().with_key_points(ticks(low, high)),
                 (0..last).into_segmented(),
             )?;
         let label = |place: &SegmentValue<usize>| match place {
             SegmentValue::CenterOf(place) => {
-                rows.get(last - place.min(&last)).map_or_else(String::new, |r| r.label.clone())
+                labels.get(last - place.min(&last)).map_or_else(String::new, Clone::clone)
             }
             _ => String::new(),
         };
@@ -88,7 +97,7 @@ pub(super) fn ratios(rows: &[Ratio]) -> String {
             .light_line_style(TRANSPARENT)
             .y_labels(rows.len() + 1)
             .y_label_formatter(&label)
-            .x_label_formatter(&|x| format!("{x}"))
+            .x_label_formatter(&|x| tick_label(*x))
             .x_desc("ratio to the baseline")
             .label_style(FONT)
             .draw()?;
@@ -97,21 +106,19 @@ pub(super) fn ratios(rows: &[Ratio]) -> String {
             let place = last - i;
             let middle = SegmentValue::CenterOf(place);
             if let Some(floor) = row.floor {
-                let (from, to) = ((-floor).exp().max(low), floor.exp().min(high));
-                let band = [(from, SegmentValue::Exact(place)), (to, after(place, last))];
+                let band = [((-floor).exp(), SegmentValue::Exact(place)), (floor.exp(), after(place, last))];
                 chart.draw_series([Rectangle::new(band, BLACK.mix(0.08).filled())])?;
             }
-            let inside = |ratio: f64| ratio.clamp(low, high);
             let colour = match row.better {
                 Some(true) => COLOURS[2],
                 Some(false) => COLOURS[1],
                 None => RGBColor(120, 120, 120),
             };
             chart.draw_series([PathElement::new(
-                vec![(inside(row.low), middle.clone()), (inside(row.high), middle.clone())],
+                vec![(row.low, middle.clone()), (row.high, middle.clone())],
                 colour.stroke_width(3),
             )])?;
-            chart.draw_series([Circle::new((inside(row.ratio), middle), 5, colour.filled())])?;
+            chart.draw_series([Circle::new((row.ratio, middle), DOT, colour.filled())])?;
         }
         chart.draw_series([PathElement::new(
             vec![(1.0, SegmentValue::Exact(0)), (1.0, SegmentValue::Last)],
@@ -121,19 +128,43 @@ pub(super) fn ratios(rows: &[Ratio]) -> String {
     })
 }
 
+/// From a little below the smallest end of an interval or a noise floor to a little above the largest; 1 is within.
+fn extent(rows: &[Ratio]) -> (f64, f64) {
+    let ends = rows.iter().flat_map(|row| {
+        let floor = row.floor.unwrap_or(0.0);
+        [row.low, row.ratio, row.high, (-floor).exp(), floor.exp()]
+    });
+    let (low, high) = ends.fold((0.98_f64, 1.02_f64), |(low, high), end| (low.min(end), high.max(end)));
+    let margin = (high / low).powf(0.05);
+    (low / margin, high * margin)
+}
+
 /// Round ratios between `low` and `high`, from 1 outwards as long as their labels do not touch.
 fn ticks(low: f64, high: f64) -> Vec<f64> {
-    const ROUND: [f64; 20] = [
-        1.01, 1.02, 1.05, 1.1, 1.15, 1.2, 1.3, 1.4, 1.5, 1.7, 2.0, 2.5, 3.0, 4.0, 5.0, 7.0, 10.0, 20.0, 50.0,
-        100.0,
-    ];
-    const ROUND_BELOW: [f64; 17] =
-        [0.99, 0.98, 0.95, 0.9, 0.85, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.15, 0.1, 0.05, 0.02, 0.01];
+    const ROUND: [f64; 12] = [1.01, 1.02, 1.05, 1.1, 1.15, 1.2, 1.3, 1.4, 1.5, 1.7, 2.5, 7.0];
+    const ROUND_BELOW: [f64; 12] = [0.99, 0.98, 0.95, 0.9, 0.85, 0.8, 0.7, 0.6, 0.4, 0.3, 0.15, 0.03];
     let apart = (high / low).ln() * 0.09;
+    // Over a wide span the same figures in each decade, as many as have room.
+    let figures: &[f64] = match apart {
+        0.0..0.69 => &[1.0, 2.0, 5.0],
+        0.69..1.09 => &[1.0, 3.0],
+        _ => &[1.0],
+    };
+    let is_wide = high / low > 20.0;
+    let decades =
+        || (-300..300_i32).flat_map(|power| figures.iter().map(move |figure| figure * 10_f64.powi(power)));
     let mut ticks = vec![1.0_f64];
-    for side in [&ROUND[..], &ROUND_BELOW[..]] {
+    for (side, near) in [(1.0, &ROUND), (-1.0, &ROUND_BELOW)] {
+        let mut candidates: Vec<f64> = near
+            .iter()
+            .copied()
+            .filter(|_| !is_wide)
+            .chain(decades())
+            .filter(|tick| (low..=high).contains(tick) && (tick.ln() * side) > 0.0)
+            .collect();
+        candidates.sort_by(|a, b| a.ln().abs().total_cmp(&b.ln().abs()));
         let mut last = 1.0_f64;
-        for &tick in side.iter().filter(|tick| (low..=high).contains(*tick)) {
+        for tick in candidates {
             if (tick / last).ln().abs() >= apart {
                 ticks.push(tick);
                 last = tick;
@@ -144,28 +175,53 @@ fn ticks(low: f64, high: f64) -> Vec<f64> {
     ticks
 }
 
+/// As short as a label of an axis must be.
+fn tick_label(x: f64) -> String {
+    if (1e-3..1e5).contains(&x) {
+        // 0.3 is not 0.30000000000000004.
+        format!("{}", (x * 1e6).round() / 1e6)
+    } else {
+        format!("{x:.0e}")
+    }
+}
+
+/// A ratio to three figures behind the first.
+fn figure(ratio: f64) -> String {
+    match ratio {
+        0.1..1000.0 => format!("{ratio:.3}"),
+        0.001..0.1 => format!("{ratio:.4}"),
+        _ => format!("{ratio:.2e}"),
+    }
+}
+
 fn after(place: usize, last: usize) -> SegmentValue<usize> {
     if place == last { SegmentValue::Last } else { SegmentValue::Exact(place + 1) }
 }
 
-/// Every run as a dot, one colour per subject, void ones as rings, the median as a line.
+/// Every run as a dot, one colour per subject, those that do not count as rings, the median as a line. What means what is in
+/// [`rounds_legend`].
 pub(super) fn rounds(record: &Record, metric: &str) -> String {
     let values =
         || record.rounds.iter().filter_map(|round| round.metrics.get(metric).map(|value| (round, *value)));
     let Some((low, high)) = range(values().map(|(_, value)| value)) else { return String::new() };
-    // Room above the dots for the legend.
-    let high = high + (high - low) * 0.25;
-    let last = record.rounds.iter().map(|round| round.index).max().unwrap_or(0);
+    let count = record.rounds.iter().map(|round| round.index + 1).max().unwrap_or(1);
     svg(HEIGHT, |area| {
         let mut chart = ChartBuilder::on(area)
             .margin(10)
             .x_label_area_size(34)
             .y_label_area_size(80)
-            .build_cartesian_2d(0.5..f64::from(last) + 1.5, low..high)?;
+            // A place for each round: an axis of fractions would have ticks between them.
+            .build_cartesian_2d((1..count).into_segmented(), low..high)?;
+        let label = |place: &SegmentValue<u32>| match place {
+            SegmentValue::CenterOf(number) => number.to_string(),
+            _ => String::new(),
+        };
         chart
             .configure_mesh()
             .light_line_style(TRANSPARENT)
-            .x_label_formatter(&|x| format!("{x:.0}"))
+            .x_labels(MOST_ROUNDS)
+            .x_label_formatter(&label)
+            .y_labels(6)
             .y_label_formatter(&|y| metric::show(metric, *y))
             .x_desc("round")
             .label_style(FONT)
@@ -173,20 +229,32 @@ pub(super) fn rounds(record: &Record, metric: &str) -> String {
         for (i, subject) in record.experiment.subjects.iter().enumerate() {
             let colour = colour(i);
             let dots = values().filter(|(round, _)| round.subject == subject.name).map(|(round, value)| {
-                let style = if round.voided.is_none() { colour.filled() } else { colour.stroke_width(1) };
-                Circle::new((f64::from(round.index) + 1.0, value), 4, style)
+                let style =
+                    if record.counts(round, metric) { colour.filled() } else { colour.stroke_width(1) };
+                Circle::new((SegmentValue::CenterOf(round.index + 1), value), 4, style)
             });
-            chart
-                .draw_series(dots)?
-                .label(subject.name.as_str())
-                .legend(move |(x, y)| Circle::new((x + 8, y), 4, colour.filled()));
+            chart.draw_series(dots)?;
             if let Some(median) = stats::median(&record.values(&subject.name, metric)) {
-                let line = [(0.5, median), (f64::from(last) + 1.5, median)];
+                let line = [(SegmentValue::Exact(1), median), (SegmentValue::Last, median)];
                 chart.draw_series(LineSeries::new(line, colour.mix(0.5)))?;
             }
         }
-        legend(&mut chart)
+        Ok(())
     })
+}
+
+/// What the colours and signs of [`rounds`] mean, as HTML above it: inside it would cover dots.
+pub(super) fn rounds_legend(record: &Record, metric: &str) -> String {
+    let mut html = "<p class=\"legend\">".to_owned();
+    for (i, subject) in record.experiment.subjects.iter().enumerate() {
+        let RGBColor(red, green, blue) = colour(i);
+        let name = super::page::escape(&subject.name);
+        html += &format!("<span><i style=\"color:rgb({red},{green},{blue})\">●</i> {name}</span>");
+    }
+    if record.rounds.iter().any(|round| round.metrics.contains_key(metric) && !record.counts(round, metric)) {
+        html += "<span><i>○</i> void: does not count</span>";
+    }
+    html + "<span><i>—</i> median of those that count</span></p>"
 }
 
 /// Latency percentiles of each subject, the median over its rounds, on a logarithmic scale.
@@ -376,37 +444,4 @@ fn svg(height: u32, draw: impl FnOnce(&Area<'_>) -> Drawn) -> String {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn ticks_are_round_hold_1_and_keep_apart() {
-        assert_eq!(ticks(0.95, 1.05), [0.95, 0.98, 0.99, 1.0, 1.01, 1.02, 1.05]);
-        assert_eq!(ticks(0.5, 2.2), [0.5, 0.6, 0.7, 0.85, 1.0, 1.15, 1.4, 1.7, 2.0]);
-        let wide = ticks(0.05, 60.0);
-        assert!(wide.contains(&1.0) && wide.len() < 12, "{wide:?}");
-    }
-
-    #[test]
-    fn what_is_not_finite_is_not_in_range() {
-        assert_eq!(range([f64::NAN, f64::INFINITY].into_iter()), None);
-        assert_eq!(range([0.0].into_iter()), Some((-0.5, 0.5)));
-        assert_eq!(range([10.0, f64::NAN, 20.0].into_iter()), Some((10.0 - 0.8, 20.0 + 0.8)));
-    }
-
-    #[test]
-    fn trials_at_the_same_rate_are_one_point() {
-        let point = |offered_pps, delivered_pps| crate::record::SweepPoint {
-            offered_pps,
-            delivered_pps,
-            ..crate::record::SweepPoint::default()
-        };
-        let sweep = Sweep {
-            subject: "a".to_owned(),
-            points: vec![point(2.0, 5.0), point(1.0, 1.0), point(2.0, 2.0), point(2.0, 1.0)],
-            ..Sweep::default()
-        };
-        assert_eq!(sweep_points(&[sweep], "a", Curve::Delivered), [(1.0, 1.0), (2.0, 2.0)]);
-        assert_eq!(sweep_points(&[], "a", Curve::Loss), []);
-    }
-}
+mod tests;

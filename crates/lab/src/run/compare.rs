@@ -8,7 +8,7 @@ use super::{
     session::{Bench, Window},
 };
 use crate::{
-    environment,
+    builds, environment,
     error::LabError,
     experiment::{Experiment, Service, fill::Variables},
     order,
@@ -101,6 +101,17 @@ impl Stage {
         if !experiment.about.is_empty() {
             environment.notes.insert(0, experiment.about.clone());
         }
+        let programs = builds::look(experiment, &self.variables, &environment.tools);
+        if let Some(then) = &request.repeats {
+            let notes = match &then[..] {
+                [] => vec!["the record that this repeats does not say which builds it measured".to_owned()],
+                then => builds::differences(then, &programs),
+            };
+            for note in notes {
+                Screen::new().note(&format!("warning: {note}"));
+                environment.notes.push(note);
+            }
+        }
         let id =
             self.directory.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
         Ok(Record {
@@ -114,6 +125,7 @@ impl Stage {
                 name: experiment.name.clone(),
                 subjects,
                 workload: self.workload_in_words(request)?,
+                load_cpus: experiment.workload.cpus.clone(),
                 metric: experiment.metric.clone(),
                 rounds: experiment.rounds,
                 duration_s: experiment.duration,
@@ -124,6 +136,7 @@ impl Stage {
             rounds: Vec::new(),
             aa: Vec::new(),
             sweeps: Vec::new(),
+            programs,
             syscalls: Default::default(),
             profiles: Default::default(),
             interrupted: false,
@@ -150,6 +163,12 @@ pub(crate) fn compare(request: &Request, stage: &Stage, screen: &Screen) -> Resu
         // Nothing was measured, or the experiment is wrong: nothing is left.
         stage.leave_nothing();
     } else {
+        // Somebody may have built while it ran: then its rounds are of two programs.
+        for told in builds::since(&record.programs) {
+            let note = format!("a file changed while the experiment ran: {told}");
+            screen.note(&format!("warning: {note}"));
+            record.environment.notes.push(note);
+        }
         record.save(&stage.directory).map_err(|error| LabError::failed(error.to_string()))?;
     }
     screen.done();
@@ -196,13 +215,19 @@ impl Comparison<'_> {
                     Err(halt) => return Err(halt.into_error()),
                 };
                 progress.run_ends(self.screen.now());
-                if let Some(void) = &round.voided {
-                    self.screen.note(&format!("round {}, {}: void, {void}", index + 1, service.name));
-                }
                 if again {
                     record.aa.push(round);
                 } else {
                     record.rounds.push(round);
+                }
+                let round = if again { record.aa.last() } else { record.rounds.last() };
+                if let Some((round, void)) = round.and_then(|round| Some((round, round.voided.as_ref()?))) {
+                    let what = if record.counts(round, &experiment.metric) {
+                        "counts only for what a datagram costs"
+                    } else {
+                        "void"
+                    };
+                    self.screen.note(&format!("round {}, {}: {what}, {void}", index + 1, service.name));
                 }
                 record.save(&self.stage.directory).map_err(|error| LabError::failed(error.to_string()))?;
                 if hopeless(record, &service.name) {
@@ -330,6 +355,7 @@ mod tests {
             rounds,
             aa: Vec::new(),
             sweeps: Vec::new(),
+            programs: Vec::new(),
             syscalls: Default::default(),
             profiles: Default::default(),
             interrupted: false,

@@ -176,8 +176,9 @@ impl Rates<'_> {
             } else if void.is_some() {
                 if voids >= HOPELESS {
                     return Err(Halt::Other(format!(
-                        "{voids} trials in a row are void, at whatever rate: quieten the machine, pin the programs to \
-                         CPUs of their own, or allow more in [limits]"
+                        "{voids} trials in a row are void, at whatever rate ({}): quieten the machine, pin the programs \
+                         to CPUs of their own, or allow more (--max-late-us, --max-steal, or [limits] in the file)",
+                        void.map_or_else(String::new, |void| void.to_string())
                     )));
                 }
                 search.observe_void();

@@ -73,7 +73,7 @@ fn turnpike(value: &Value) -> Result<Outcome, String> {
     let sent = number("sent").ok_or("the workload's result has no \"sent\": is it one of our generators?")?;
     let mut metrics = BTreeMap::new();
     for (name, path) in [
-        ("offered_pps", "send_pps"),
+        (metric::OFFERED_PPS, "send_pps"),
         (metric::DELIVERED_PPS, "recv_pps"),
         ("delivered_bps", "recv_bps"),
         ("jitter_us", "jitter_us"),
@@ -159,7 +159,7 @@ fn iperf3(value: &Value) -> Result<Outcome, String> {
         let seconds = number("end.sum.seconds").filter(|seconds| *seconds > 0.0);
         let received = packets - lost;
         put("loss_percent", Some(if packets > 0.0 { lost * 100.0 / packets } else { 0.0 }));
-        put("offered_pps", seconds.map(|seconds| packets / seconds));
+        put(metric::OFFERED_PPS, seconds.map(|seconds| packets / seconds));
         put(metric::DELIVERED_PPS, seconds.map(|seconds| received / seconds));
         put("jitter_us", number("end.sum.jitter_ms").map(|jitter| jitter * 1e3));
         let size = number("start.test_start.blksize");

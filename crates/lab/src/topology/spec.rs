@@ -10,7 +10,7 @@ use serde::Deserialize;
 
 use crate::{
     error::LabError,
-    strict::{self, nearest},
+    strict::{self, Document, nearest},
 };
 
 /// The topology that is used when nobody names another.
@@ -66,58 +66,57 @@ impl Spec {
     pub(crate) fn load(path: Option<&Path>) -> Result<Self, LabError> {
         match path {
             Some(path) => {
-                let spec: Self = strict::read(path)?;
-                spec.check(&path.display().to_string())?;
+                let (spec, mut document): (Self, _) = strict::read(path)?;
+                spec.check(&mut document);
+                document.finish()?;
                 Ok(spec)
             }
-            None => strict::parse("the default topology", DEFAULT),
+            None => strict::parse("the default topology", DEFAULT).map(|(spec, _)| spec),
         }
     }
 
-    fn check(&self, name: &str) -> Result<(), LabError> {
-        let refuse = |problem: String| Err(LabError::usage(format!("{name}: {problem}")));
+    /// Tells `document` all that is wrong with this.
+    fn check(&self, document: &mut Document) {
         let names: BTreeSet<&str> = self.namespace.iter().map(|space| space.name.as_str()).collect();
         if names.len() != self.namespace.len() || names.is_empty() {
-            return refuse("namespaces need names, each its own".to_owned());
+            document.problem("namespace", "namespaces need names, each its own");
         }
-        for name in &names {
+        for (index, space) in self.namespace.iter().enumerate() {
+            let path = format!("namespace[{index}]");
+            let name = &space.name;
             if !is_plain(name, 16) {
-                return refuse(format!(
-                    "namespace \"{name}\": expected 1 to 16 lower case letters, digits or hyphens, a letter first"
-                ));
+                document.problem(
+                    &format!("{path}.name"),
+                    format!(
+                        "namespace \"{name}\": expected 1 to 16 lower case letters, digits or hyphens, a letter first"
+                    ),
+                );
+            }
+            for key in space.sysctl.keys().filter(|key| key.contains("..") || key.starts_with('/')) {
+                document.problem(
+                    &format!("{path}.sysctl.{key}"),
+                    format!("sysctl \"{key}\": expected a path below /proc/sys/net"),
+                );
             }
         }
         let mut devices = BTreeSet::new();
-        for end in self.ends() {
-            if !names.contains(end.namespace.as_str()) {
-                let hint = match nearest(&end.namespace, names.iter().copied()) {
-                    Some(meant) => format!("; did you mean \"{meant}\"?"),
-                    None => String::new(),
-                };
-                return refuse(format!("a link ends in \"{}\", which is no namespace{hint}", end.namespace));
-            }
-            // Interface names have at most 15 bytes (IFNAMSIZ).
-            if !is_plain(&end.device, 15) {
-                return refuse(format!("device \"{}\": expected 1 to 15 plain characters", end.device));
-            }
-            if !devices.insert((&end.namespace, &end.device)) {
-                return refuse(format!("device \"{}\" is in namespace {} twice", end.device, end.namespace));
-            }
-            for address in &end.addresses {
-                if parse_address(address).is_none() {
-                    return refuse(format!("\"{address}\": expected ADDRESS/PREFIX such as 10.77.1.2/24"));
+        for (index, link) in self.link.iter().enumerate() {
+            for (side, end) in link.ends.iter().enumerate() {
+                check_end(end, &format!("link[{index}].ends[{side}]"), &names, document);
+                if !devices.insert((&end.namespace, &end.device)) {
+                    document.problem(
+                        &format!("link[{index}].ends[{side}].device"),
+                        format!("device \"{}\" is in namespace {} twice", end.device, end.namespace),
+                    );
                 }
             }
-        }
-        if let Some(link) = self.link.iter().find(|link| !(68..=65_535).contains(&link.mtu)) {
-            return refuse(format!("mtu {}: expected 68 to 65535", link.mtu));
-        }
-        for key in self.namespace.iter().flat_map(|space| space.sysctl.keys()) {
-            if key.contains("..") || key.starts_with('/') {
-                return refuse(format!("sysctl \"{key}\": expected a path below /proc/sys/net"));
+            if !(68..=65_535).contains(&link.mtu) {
+                document.problem(
+                    &format!("link[{index}].mtu"),
+                    format!("mtu {}: expected 68 to 65535", link.mtu),
+                );
             }
         }
-        Ok(())
     }
 
     pub(crate) fn ends(&self) -> impl Iterator<Item = &End> {
@@ -145,6 +144,34 @@ impl Spec {
     }
 }
 
+fn check_end(end: &End, path: &str, names: &BTreeSet<&str>, document: &mut Document) {
+    if !names.contains(end.namespace.as_str()) {
+        let hint = match nearest(&end.namespace, names.iter().copied()) {
+            Some(meant) => format!("; did you mean \"{meant}\"?"),
+            None => String::new(),
+        };
+        document.problem(
+            &format!("{path}.namespace"),
+            format!("a link ends in \"{}\", which is no namespace{hint}", end.namespace),
+        );
+    }
+    // Interface names have at most 15 bytes (IFNAMSIZ).
+    if !is_plain(&end.device, 15) {
+        document.problem(
+            &format!("{path}.device"),
+            format!("device \"{}\": expected 1 to 15 plain characters", end.device),
+        );
+    }
+    for (index, address) in end.addresses.iter().enumerate() {
+        if parse_address(address).is_none() {
+            document.problem(
+                &format!("{path}.addresses[{index}]"),
+                format!("\"{address}\": expected ADDRESS/PREFIX such as 10.77.1.2/24"),
+            );
+        }
+    }
+}
+
 /// The address of `ADDRESS/PREFIX`, if both are right.
 pub(crate) fn parse_address(text: &str) -> Option<IpAddr> {
     let (address, prefix) = text.split_once('/')?;
@@ -169,14 +196,17 @@ mod tests {
     use super::*;
 
     fn refusal(text: &str) -> String {
-        let spec: Spec = strict::parse("t.toml", text).unwrap();
-        spec.check("t.toml").unwrap_err().to_string()
+        let (spec, mut document): (Spec, _) = strict::parse("t.toml", text).unwrap();
+        spec.check(&mut document);
+        document.finish().unwrap_err().to_string()
     }
 
     #[test]
     fn the_default_is_client_relay_peer_with_both_families() {
         let spec = Spec::load(None).unwrap();
-        spec.check("default").unwrap();
+        let mut document = Document::without_places("default");
+        spec.check(&mut document);
+        document.finish().unwrap();
         let names: Vec<&str> = spec.namespace.iter().map(|space| space.name.as_str()).collect();
         assert_eq!(names, ["client", "relay", "peer"]);
         let addresses = spec.addresses();
@@ -197,7 +227,7 @@ mod tests {
         };
         assert_eq!(
             refusal(&end("lefd")),
-            "t.toml: a link ends in \"lefd\", which is no namespace; did you mean \"left\"?"
+            "t.toml:4:77: a link ends in \"lefd\", which is no namespace; did you mean \"left\"?"
         );
         assert!(refusal("[[namespace]]\nname = 'A b'\n").contains("lower case"));
         assert!(refusal("[[namespace]]\nname = 'a'\nsysctl = { '../kernel/x' = '1' }\n").contains("below"));

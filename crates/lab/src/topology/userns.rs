@@ -10,8 +10,9 @@ use std::{
 use super::state;
 use crate::{error::LabError, tools};
 
-/// Set in the inner process, to the outer one's state directory.
-const INSIDE: &str = "TURNPIKE_LAB_INSIDE";
+/// Set in the inner process, to the outer one's state directory; named as [`crate::program::MARK`] is, for what is
+/// started inherits it.
+const INSIDE: &str = "TPLAB_INSIDE";
 
 /// Makes sure that this process may make namespaces: as root at once; otherwise by becoming, through `unshare`, the
 /// same command inside a user namespace. Returns an error only if neither is possible.

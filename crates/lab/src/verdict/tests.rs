@@ -125,15 +125,60 @@ fn a_subject_that_crashed_once_gets_no_verdict_and_is_named() {
     assert_eq!(rounds_needed(&verdict), None);
 }
 
+/// The same, with the generator late in the runs of `new` in the first six rounds, and each run offered `load`.
+fn late(metric: &str, load: impl Fn(&crate::record::Round) -> f64) -> Record {
+    let mut record = steady(metric, 20, 2.0, 0.01);
+    for round in record.rounds.iter_mut().chain(&mut record.aa) {
+        round.metrics.insert("offered_pps".to_owned(), load(round));
+        if round.index < 6 && round.subject == "new" {
+            round.voided = Some(Void::GeneratorLate { p99_us: 5_000.0, limit_us: 1_000.0 });
+        }
+    }
+    record
+}
+
 #[test]
 fn a_generator_late_in_many_rounds_refuses_the_verdict() {
-    let mut record = steady(PACKETS_PER_CPU_S, 20, 2.0, 0.01);
-    for round in record.rounds.iter_mut().filter(|round| round.index < 6 && round.subject == "new") {
-        round.voided = Some(Void::GeneratorLate { p99_us: 5_000.0, limit_us: 1_000.0 });
+    for metric in ["delivered_pps", "latency_p99_us", "loss_percent", "subject_cpu_s", "context_switches"] {
+        let verdict = judge(&late(metric, |_| 1000.0), "new", metric);
+        assert_eq!(reasons(&verdict), [Reason::GeneratorLate { rounds: 6, of: 20 }], "{metric}");
+        assert_eq!(rounds_needed(&verdict), None);
     }
-    let verdict = judge(&record, "new", PACKETS_PER_CPU_S);
+}
+
+#[test]
+fn what_a_datagram_costs_is_judged_though_the_generator_was_late() {
+    for metric in
+        [PACKETS_PER_CPU_S, CPU_US_PER_PACKET, "packets_per_busy_s", "busy_us_per_packet", "cpu_s_per_gb"]
+    {
+        let verdict = judge(&late(metric, |_| 1000.0), "new", metric);
+        assert!(matches!(verdict.outcome, Outcome::Faster | Outcome::Slower), "{verdict}");
+        assert_eq!((verdict.estimate.unwrap().rounds, verdict.late), (20, 6));
+        assert!(verdict.to_string().ends_with(", generator late in 6 of them)"), "{verdict}");
+        // A round that does not count is not one of them.
+        let mut robbed = late(metric, |_| 1000.0);
+        robbed.rounds[0].voided = Some(Void::CpuStolen { percent: 2.0, limit_percent: 1.0 });
+        let verdict = judge(&robbed, "new", metric);
+        assert_eq!((verdict.estimate.unwrap().rounds, verdict.late), (19, 5));
+    }
+}
+
+#[test]
+fn a_late_generator_that_offered_the_subject_another_load_refuses_that_too() {
+    let slowed = |round: &crate::record::Round| if round.subject == "new" { 900.0 } else { 1000.0 };
+    let verdict = judge(&late(PACKETS_PER_CPU_S, slowed), "new", PACKETS_PER_CPU_S);
     assert_eq!(reasons(&verdict), [Reason::GeneratorLate { rounds: 6, of: 20 }]);
-    assert_eq!(rounds_needed(&verdict), None);
+}
+
+#[test]
+fn a_verdict_begins_with_its_metric() {
+    for (metric, ratio) in [(PACKETS_PER_CPU_S, 1.25), ("batch_occupancy", 1.25), ("latency_p50_us", 1.0)] {
+        let verdict = judge(&steady(metric, 8, ratio, 0.01), "new", metric).to_string();
+        assert!(verdict.starts_with(&format!("{metric}: new against old: ")), "{verdict}");
+        assert_eq!(verdict.matches(metric).count(), 1, "{verdict}");
+    }
+    let none = judge(&record(PACKETS_PER_CPU_S, &[]), "new", PACKETS_PER_CPU_S).to_string();
+    assert!(none.starts_with("packets_per_cpu_s: new against old: cannot tell"), "{none}");
 }
 
 #[test]
@@ -171,7 +216,7 @@ fn losses_of_zero_on_both_sides_show_no_difference() {
     assert_eq!(verdict.outcome, Outcome::NoDifference);
     assert_eq!(
         verdict.to_string(),
-        "new against old: no difference shown; loss_percent is 0 %, and 0 % with old"
+        "loss_percent: new against old: no difference shown; 0 %, and 0 % with old"
     );
 }
 
@@ -179,7 +224,7 @@ fn losses_of_zero_on_both_sides_show_no_difference() {
 fn a_loss_that_was_always_zero_and_never_is_now_needs_no_ratio() {
     let verdict = judge(&record("loss_percent", &[(0.0, 0.0, 2.0); 6]), "new", "loss_percent");
     assert_eq!(verdict.outcome, Outcome::Slower);
-    assert!(verdict.to_string().ends_with("loss_percent is 2.000 %, and 0 % with old"), "{verdict}");
+    assert!(verdict.to_string().ends_with("new against old: slower; 2.000 %, and 0 % with old"), "{verdict}");
     let verdict = judge(&record("loss_percent", &[(2.0, 2.0, 0.0); 6]), "new", "loss_percent");
     assert_eq!(verdict.outcome, Outcome::Faster);
 }

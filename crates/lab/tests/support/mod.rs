@@ -104,7 +104,7 @@ pub(crate) fn namespaces(prefix: &str) -> Vec<String> {
 
 /// Processes that carry the mark of the lab with this id.
 pub(crate) fn marked(id: &str) -> usize {
-    let mark = format!("TURNPIKE_LAB={id}");
+    let mark = format!("TPLAB={id}");
     fs::read_dir("/proc")
         .unwrap()
         .flatten()

@@ -10,7 +10,7 @@ use std::{
 
 use turnpike_relay::{CertificateError, Identity};
 
-use super::{CertificateFiles, ConfigError, Settings};
+use super::{CertificateFiles, ConfigError, Settings, exposed};
 
 /// A certificate and its key, and the file that it is from.
 #[derive(Clone, Debug)]
@@ -45,7 +45,7 @@ pub(crate) fn load(settings: &Settings) -> Found {
         match read(&files, unix) {
             Ok(identity) => {
                 certificates.push(Certificate { file: files.cert, identity });
-                warnings.extend(exposed(&files.key));
+                warnings.extend(exposed::warning(&files.key, "this private key"));
             }
             Err((path, problem)) => problems.push(ConfigError {
                 // The file is at fault, and not the line that names it; but that line is what can be found.
@@ -98,17 +98,6 @@ fn read(files: &CertificateFiles, unix: u64) -> Result<Identity, (PathBuf, Strin
     })
 }
 
-/// A warning where anybody on this machine may read a private key. A group may: that is how a server without root's rights gets it.
-fn exposed(key: &Path) -> Option<String> {
-    let mode = fs::metadata(key).ok()?.mode();
-    (mode & 0o004 != 0).then(|| {
-        let (mode, key) = (mode & 0o777, key.display());
-        format!(
-            "{key}: every user of this machine can read this private key (mode {mode:03o}); chmod o= {key}"
-        )
-    })
-}
-
 /// Notices when one of the files changes: by looking at them now and then, which works for files that are replaced, for the symbolic
 /// links that Kubernetes swaps, and over network file systems, where inotify is blind or watches the wrong thing.
 #[derive(Debug, Default)]
@@ -150,8 +139,6 @@ fn stamp(path: &Path) -> io::Result<Stamp> {
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::PermissionsExt;
-
     use super::*;
 
     #[test]
@@ -198,19 +185,5 @@ mod tests {
         fs::write(&key, "no PEM").unwrap();
         assert!(problem(&settings).contains("key.pem: no private key in it"));
         fs::remove_dir_all(&dir).unwrap();
-    }
-
-    #[test]
-    fn a_key_that_everybody_can_read_is_a_warning() {
-        let key = std::env::temp_dir().join(format!("turnpike-mode-{}.pem", std::process::id()));
-        fs::write(&key, "").unwrap();
-        for (mode, told) in [(0o600, false), (0o640, false), (0o644, true), (0o604, true)] {
-            fs::set_permissions(&key, fs::Permissions::from_mode(mode)).unwrap();
-            let warning = exposed(&key);
-            assert_eq!(warning.is_some(), told, "{mode:o}");
-            let words = [key.to_str().unwrap(), &format!("mode {mode:o}"), "chmod"];
-            assert!(warning.is_none_or(|text| words.iter().all(|word| text.contains(word))), "{mode:o}");
-        }
-        fs::remove_file(&key).unwrap();
     }
 }

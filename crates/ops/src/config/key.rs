@@ -161,12 +161,25 @@ pub(crate) fn unchangeable<S>(keys: &[KeySpec<S>], old: &S, new: &S) -> Vec<&'st
         .collect()
 }
 
+/// Keys that a reload applies and whose value differs as it is shown: whoever has secret ones compares those by itself.
+pub(crate) fn changed<S>(keys: &[KeySpec<S>], old: &S, new: &S) -> Vec<&'static str> {
+    keys.iter()
+        .filter(|spec| spec.reload && !spec.secret && (spec.show)(old) != (spec.show)(new))
+        .map(|spec| spec.path)
+        .collect()
+}
+
 /// Kinds that more than one table has.
 pub(crate) mod kind {
+    use std::net::IpAddr;
+
     use turnpike_net::Datapath;
 
-    use super::{Kind, Value, show::quoted};
-    use crate::config::{AdminListen, LogFormat};
+    use super::{
+        Kind, Value,
+        show::{quoted, strings},
+    };
+    use crate::config::{AdminListen, LogFormat, realm_keys::server_name};
 
     pub(crate) const SWITCH: Kind<bool> = Kind {
         expected: "true or false",
@@ -214,6 +227,21 @@ pub(crate) mod kind {
             AdminListen::Off => quoted("off"),
             AdminListen::On(address) => quoted(&address.to_string()),
         },
+    };
+
+    /// Names under which the admin page may be asked for.
+    pub(crate) const HOSTS: Kind<Vec<String>> = Kind {
+        expected: "a list of host names without ports, such as [\"turn.example.org\"]; addresses and localhost are served anyway",
+        list: true,
+        read: |reader, node| {
+            reader.list(node, |reader, node| {
+                reader.parsed(node, |text| match text.parse::<IpAddr>() {
+                    Ok(_) => Err("an address is served without being named"),
+                    Err(_) => server_name(text.strip_suffix('.').unwrap_or(text)),
+                })
+            })
+        },
+        show: |names| strings(names),
     };
 
     /// A filter of log lines.

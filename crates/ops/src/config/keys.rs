@@ -244,6 +244,7 @@ pub(crate) static KEYS: &[KeySpec<Settings>] = &[
     discovery_keys::PER_SOURCE,
     discovery_keys::TOTAL,
     field!("admin.listen", reload: false, kind::ADMIN, admin),
+    field!("admin.hosts", reload: false, kind::HOSTS, admin_hosts),
     field!("log.level", reload: false, kind::LOG_LEVEL, log_level),
     field!("log.format", reload: false, kind::LOG_FORMAT, log_format),
     number!("shutdown.deadline", reload: true, "seconds", 0..=86_400, shutdown_deadline),

@@ -8,6 +8,7 @@ pub(crate) mod certificates;
 mod check;
 mod discovery_keys;
 pub(crate) mod error;
+mod exposed;
 pub(crate) mod key;
 mod keys;
 mod oauth_keys;
@@ -148,6 +149,8 @@ pub struct Settings {
     pub discovery: DiscoverySettings,
     /// Where metrics and health are served.
     pub admin: AdminListen,
+    /// Names under which they are, beside addresses and `localhost`; in lower case.
+    pub admin_hosts: Vec<String>,
     /// Filter of log lines.
     pub log_level: String,
     /// How log lines look.
@@ -213,6 +216,7 @@ impl Default for Settings {
             alternates: Vec::new(),
             discovery: DiscoverySettings::default(),
             admin: AdminListen::On(SocketAddr::from((Ipv4Addr::LOCALHOST, 9641))),
+            admin_hosts: Vec::new(),
             log_level: "info".to_owned(),
             log_format: LogFormat::Text,
             shutdown_deadline: 30,
@@ -220,6 +224,13 @@ impl Default for Settings {
         }
     }
 }
+
+/// Secret keys, and whether they differ between two settings: what is shown of them does not tell.
+static SECRET_KEYS: &[(&str, fn(&Settings, &Settings) -> bool)] = &[
+    ("auth.users", |old, new| old.users != new.users),
+    ("auth.secrets", |old, new| old.secrets != new.secrets),
+    ("oauth.key", |old, new| old.oauth.keys != new.oauth.keys),
+];
 
 impl Settings {
     /// Where the value of a key such as `admin.listen` comes from.
@@ -248,6 +259,12 @@ impl Settings {
     #[must_use]
     pub fn unchangeable(&self, new: &Self) -> Vec<&'static str> {
         key::unchangeable(KEYS, self, new)
+    }
+
+    /// Keys whose value differs in `new` and that a running server takes over.
+    pub(crate) fn changed(&self, new: &Self) -> Vec<&'static str> {
+        let secret = SECRET_KEYS.iter().filter(|(_, differs)| differs(self, new)).map(|(path, _)| *path);
+        secret.chain(key::changed(KEYS, self, new)).collect()
     }
 }
 
@@ -422,6 +439,8 @@ impl Sources {
         }
         let mut warnings = self.unknown_variables();
         warnings.extend(check::doubts(&settings));
+        let with_secrets = exposed::files(file, &self.environment);
+        warnings.extend(with_secrets.iter().filter_map(|file| exposed::warning(file, "the secrets in it")));
         warnings.extend(found.warnings);
         Ok((Loaded { settings, certificates: found.certificates, warnings }, found.problems))
     }

@@ -117,7 +117,7 @@ pub(crate) static REALM_KEYS: &[KeySpec<RealmSettings>] = &[
 ];
 
 /// A host name as clients send it in SNI (RFC 6066 section 3): no address, no final dot, no wildcard; case does not count.
-pub(super) fn server_name(text: &str) -> Result<String, &'static str> {
+pub(crate) fn server_name(text: &str) -> Result<String, &'static str> {
     let label = |label: &str| {
         (1..=63).contains(&label.len())
             && label.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'_')

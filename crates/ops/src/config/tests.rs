@@ -698,3 +698,19 @@ fn an_unreadable_file_is_one_clear_error() {
         "{message}"
     );
 }
+
+#[test]
+fn what_has_changed_is_told_by_key_secret_ones_included_and_without_those_that_need_a_restart() {
+    let secret: Vec<&str> = KEYS.iter().filter(|spec| spec.secret).map(|spec| spec.path).collect();
+    let compared: Vec<&str> = SECRET_KEYS.iter().map(|(path, _)| *path).collect();
+    assert_eq!(secret, compared, "each secret key needs a comparison of its own");
+    let changed = |old: &str, new: &str| settings(old).changed(&settings(new));
+    let one = "[auth]\nusers = [\"a:one\"]\n";
+    assert_eq!(changed(one, one), [""; 0]);
+    assert_eq!(changed(one, "[auth]\nusers = [\"a:two\"]\n"), ["auth.users"]);
+    assert_eq!(changed(one, "[auth]\nsecrets = [\"one\"]\n"), ["auth.users", "auth.secrets"]);
+    let key = |key: &str| format!("{one}[oauth]\nkey = [{{ kid = \"n\", key = \"{key}\" }}]\n");
+    assert_eq!(changed(&key("AAAAAAAAAAAAAAAAAAAAAA=="), &key("AQEBAQEBAQEBAQEBAQEBAQ==")), ["oauth.key"]);
+    let other = format!("{one}[relay]\nports = \"50000-50999\"\n[peers]\ndeny = [\"8.8.8.8\"]\n");
+    assert_eq!(changed(one, &other), ["peers.deny"]);
+}

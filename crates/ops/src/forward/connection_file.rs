@@ -6,7 +6,7 @@
 //! ```
 //!
 //! As rinetd does, hosts and ports are those of the configuration; of several targets the one that was reached is told. Different
-//! from rinetd: no "opened" lines, and refusals are limited as in the log.
+//! from rinetd: no "opened" lines, and refusals are limited as in the log. What has ended stands here, all of it.
 
 use std::{
     collections::HashMap,
@@ -17,15 +17,19 @@ use std::{
 };
 
 use jiff::Zoned;
-use turnpike_forward::{Access, ConnectionReport, EndReason, Rule};
+use turnpike_forward::{ConnectionReport, EndReason, Rule};
 
-use super::{parts, settings::LineFormat};
+use super::{
+    denial::{Denial, Lists},
+    parts,
+    settings::LineFormat,
+};
 
 /// An open log file and what its lines say of the rules.
 pub(crate) struct ConnectionFile {
     file: File,
     format: LineFormat,
-    access: Access,
+    lists: Lists,
     rules: HashMap<String, Rule>,
     /// A full disk is told once.
     failed: bool,
@@ -36,10 +40,10 @@ impl ConnectionFile {
     ///
     /// # Errors
     /// Those of open(2).
-    pub(crate) fn open(path: &Path, format: LineFormat, rules: &[Rule], access: &Access) -> io::Result<Self> {
+    pub(crate) fn open(path: &Path, format: LineFormat, rules: &[Rule], lists: Lists) -> io::Result<Self> {
         let file = OpenOptions::new().append(true).create(true).open(path)?;
         let rules = rules.iter().map(|rule| (rule.id.0.clone(), rule.clone())).collect();
-        Ok(Self { file, format, access: access.clone(), rules, failed: false })
+        Ok(Self { file, format, lists, rules, failed: false })
     }
 
     /// Appends a line per report in one write.
@@ -96,18 +100,10 @@ impl ConnectionFile {
         match report.reason {
             EndReason::TargetReset => "done-local-closed",
             EndReason::ConnectFailed => "local-connect-failed -",
-            EndReason::Denied => {
-                let client = report.client.ip();
-                let lists = [Some(&self.access), self.rules.get(&report.rule.0).map(|rule| &rule.access)];
-                let missed = |access: &&Access| {
-                    !access.allow.is_empty() && !access.allow.iter().any(|pattern| pattern.matches(client))
-                };
-                if lists.into_iter().flatten().any(|access| missed(&access)) {
-                    "not-allowed"
-                } else {
-                    "denied"
-                }
-            }
+            EndReason::Denied => match self.lists.denial(&report.rule.0, report.client.ip()) {
+                Some(Denial::NotAllowed) => "not-allowed",
+                _ => "denied",
+            },
             EndReason::Limit | EndReason::BadProxyHeader => "accept-failed -",
             _ => "done-remote-closed",
         }
@@ -120,10 +116,10 @@ mod tests {
 
     use std::sync::atomic::{AtomicU64, Ordering};
 
-    use turnpike_forward::{Pattern, RuleId};
+    use turnpike_forward::{Access, Pattern, RuleId};
 
     use super::*;
-    use crate::forward::argument;
+    use crate::forward::{ForwardSettings, argument};
 
     const WHEN: &str = "2026-11-20T12:00:00+01:00[+01:00]";
 
@@ -134,7 +130,9 @@ mod tests {
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
         let path = std::env::temp_dir().join(format!("turnpike-connections-{}-{number}", std::process::id()));
         let access = Access { allow: vec![Pattern::Wildcard("192.0.2.*".to_owned())], deny: Vec::new() };
-        let file = ConnectionFile::open(&path, format, &[rule], &access).expect("a temporary file");
+        let settings = ForwardSettings { rules: vec![rule], access, ..ForwardSettings::default() };
+        let file = ConnectionFile::open(&path, format, &settings.rules, Lists::new(&settings));
+        let file = file.expect("a temporary file");
         std::fs::remove_file(&path).expect("it is there");
         let mut text = String::new();
         file.line(&mut text, report, &WHEN.parse().expect("a time"));

@@ -4,10 +4,7 @@
 
 use std::{
     fmt,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, AtomicU64},
-    },
+    sync::{Arc, atomic::AtomicBool},
     time::Duration,
 };
 
@@ -18,17 +15,19 @@ use prometheus_client::{
 };
 use turnpike_forward::{CONNECT_BOUNDS, EndReason, Failure, RuleId, RuleSnapshot, TargetSnapshot};
 
-use super::parts;
-use crate::exposition::{self, Common, Families};
+use crate::{
+    exposition::{self, Common, Families},
+    log_limit::LogCounts,
+};
 
 /// The exposition text of live snapshots, for the admin page.
 pub(crate) fn page(
     snapshots: impl Fn() -> Vec<(RuleId, RuleSnapshot)> + Send + Sync + 'static,
     draining: Arc<AtomicBool>,
-    log_lost: Arc<AtomicU64>,
+    log: Arc<LogCounts>,
 ) -> exposition::Page {
     let rules = move || snapshots().into_iter().map(|(id, snapshot)| (id.0, snapshot)).collect();
-    exposition::page(move |common| Scrape { rules: rules(), common }, draining, log_lost)
+    exposition::page(move |common| Scrape { rules: rules(), common }, draining, log)
 }
 
 #[derive(Debug)]
@@ -124,7 +123,7 @@ impl Scrape {
     fn each(&self, write: &mut Write<'_>) -> fmt::Result {
         for (rule, snapshot) in &self.rules {
             for target in &snapshot.targets {
-                let (name, address) = (parts::show_endpoint(&target.target), target.address.to_string());
+                let (name, address) = (target.target.to_string(), target.address.to_string());
                 write(&[("rule", rule), ("target", &name), ("address", &address)], target)?;
             }
         }
@@ -175,6 +174,7 @@ mod tests {
     use turnpike_forward::Tally;
 
     use super::*;
+    use crate::forward::parts;
 
     #[test]
     fn every_counter_has_a_series_per_rule() {
@@ -190,7 +190,7 @@ mod tests {
         let page = page(
             move || vec![(id.clone(), snapshot.clone()), (RuleId("b".to_owned()), RuleSnapshot::default())],
             Arc::default(),
-            Arc::new(AtomicU64::new(4)),
+            Arc::new(LogCounts { lost: 4.into(), ends: 9.into(), ..LogCounts::default() }),
         );
         let text = page().expect("encodes");
         for line in [
@@ -203,6 +203,7 @@ mod tests {
             "turnpike_forward_spliced_bytes_total{rule=\"b\"} 0",
             "turnpike_forward_dropped_datagrams_total{rule=\"b\"} 0",
             "turnpike_log_lines_lost_total 4",
+            "turnpike_log_lines_suppressed_total{kind=\"end\"} 9",
             "turnpike_draining 0.0",
         ] {
             assert!(text.lines().any(|found| found == line), "no {line} in\n{text}");

@@ -14,6 +14,7 @@ mod argument;
 mod check;
 mod connection_file;
 mod connection_log;
+mod denial;
 mod include;
 mod metrics;
 mod oxidinetd;

@@ -1,10 +1,7 @@
 //! The small words of forwarding rules: hosts, ports, targets, client patterns. Every format is made of them, so that all take
 //! and refuse the same. Errors are half sentences; whoever knows the place makes [`ConfigError`](crate::config::ConfigError)s.
 
-use std::{
-    fmt::Write as _,
-    net::{IpAddr, Ipv4Addr, ToSocketAddrs},
-};
+use std::net::{IpAddr, Ipv4Addr, ToSocketAddrs};
 
 use turnpike_forward::{Endpoint, Host, MOST_WEIGHT, Pattern, PortRange};
 use turnpike_turn::server::Cidr;
@@ -172,25 +169,17 @@ pub(crate) fn or_zero(text: &str) -> &str {
 
 /// A host as it stands in front of a port.
 pub(crate) fn show_host(host: &Host) -> String {
-    match host {
-        Host::Ip(IpAddr::V6(address)) => format!("[{address}]"),
-        Host::Ip(address) => address.to_string(),
-        Host::Name(name) => name.clone(),
-    }
+    host.to_string()
 }
 
 /// `80` or `80-90`.
 pub(crate) fn show_ports(ports: PortRange) -> String {
-    let mut text = ports.first.to_string();
-    if ports.last != ports.first {
-        let _ = write!(text, "-{}", ports.last);
-    }
-    text
+    ports.to_string()
 }
 
 /// Host and ports, by which metrics and messages name a target.
 pub(crate) fn show_endpoint(endpoint: &Endpoint) -> String {
-    format!("{}:{}", show_host(&endpoint.host), show_ports(endpoint.ports))
+    endpoint.to_string()
 }
 
 /// The opposite of [`endpoint`].

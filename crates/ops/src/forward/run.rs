@@ -19,12 +19,14 @@ use turnpike_net::Datapath;
 use super::{
     Format, ForwardLoaded, ForwardSettings, ForwardSources,
     connection_file::ConnectionFile,
-    connection_log::{ConnectionLogWriter, SharedFile, connection_log},
+    connection_log::{ConnectionLogWriter, Records, SharedRecords, connection_log},
+    denial::Lists,
     metrics,
     rule_keys::protocol_name,
 };
 use crate::{
     admin::{self, AdminError, AdminState},
+    changes::ForwardChanges,
     config::ConfigErrors,
     control::{self, Next},
     limits, logging,
@@ -87,7 +89,7 @@ struct Control<'a> {
     workers: usize,
     datapath: Datapath,
     forwarder: Arc<Forwarder>,
-    connection_file: SharedFile,
+    records: SharedRecords,
     draining: Arc<AtomicBool>,
     /// Removed at the end.
     pid_file: PidFile,
@@ -110,10 +112,10 @@ impl<'a> Control<'a> {
         };
         raise_open_files(&settings, workers);
 
-        let connection_file = SharedFile::new(Mutex::new(open_connection_file(&settings)?));
+        let records = SharedRecords::new(Mutex::new(open_records(&settings)?));
         let admin = admin::bind(settings.admin, settings.is_explicit("admin.listen")).await?;
-        let (logger, writer) = connection_log(Arc::clone(&connection_file));
-        let log_lost = logger.lost_counter();
+        let (logger, writer) = connection_log(Arc::clone(&records));
+        let log_counts = logger.counts();
         let log: Arc<dyn ConnectionLog> = Arc::new(logger);
         let (forwarder, failed) =
             Forwarder::start(&for_runtime(&settings, workers, datapath), &settings.rules, log)?;
@@ -132,7 +134,7 @@ impl<'a> Control<'a> {
             workers,
             datapath,
             forwarder: Arc::new(forwarder),
-            connection_file,
+            records,
             draining: Arc::new(AtomicBool::new(false)),
             pid_file,
         };
@@ -142,8 +144,9 @@ impl<'a> Control<'a> {
             let snapshots =
                 move || forwarder.upgrade().map_or_else(Vec::new, |forwarder| forwarder.snapshots());
             let state = AdminState {
-                metrics: metrics::page(snapshots, Arc::clone(&control.draining), log_lost),
+                metrics: metrics::page(snapshots, Arc::clone(&control.draining), log_counts),
                 draining: Arc::clone(&control.draining),
+                hosts: control.started.admin_hosts.clone(),
             };
             admin::spawn(listener, state);
         }
@@ -200,8 +203,8 @@ impl<'a> Control<'a> {
         };
         warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
         control::say_unchangeable(&self.started.unchangeable(&new));
-        let file = match open_connection_file(&new) {
-            Ok(file) => file,
+        let records = match open_records(&new) {
+            Ok(records) => records,
             Err(error) => {
                 tracing::error!("{error}");
                 tracing::error!("{refused}");
@@ -218,7 +221,7 @@ impl<'a> Control<'a> {
             }
         }
         // Opened anew even where nothing changed: log rotation moves the old one away.
-        *self.connection_file.lock().unwrap_or_else(PoisonError::into_inner) = file;
+        *self.records.lock().unwrap_or_else(PoisonError::into_inner) = records;
         if self.settings.pid_file != new.pid_file {
             self.pid_file.remove();
             match PidFile::write(new.pid_file.as_deref()) {
@@ -227,7 +230,7 @@ impl<'a> Control<'a> {
             }
         }
         say_source(self.sources.file(), format, &included, new.rules.len());
-        tracing::info!(rules = new.rules.len(), "rules reloaded");
+        ForwardChanges::new(&self.settings, &new).say(new.rules.len());
         self.settings = new;
     }
 }
@@ -285,16 +288,18 @@ fn raise_open_files(settings: &ForwardSettings, workers: usize) {
     limits::raise_open_files(needed as u64, &subject, "forward.max_connections");
 }
 
-fn open_connection_file(settings: &ForwardSettings) -> Result<Option<ConnectionFile>, ForwardError> {
+/// The lists, and the file of connections if there is one.
+fn open_records(settings: &ForwardSettings) -> Result<Records, ForwardError> {
+    let lists = Lists::new(settings);
     let Some(path) = &settings.connection_file else {
-        return Ok(None);
+        return Ok(Records { lists, file: None });
     };
-    let opened = ConnectionFile::open(path, settings.connection_format, &settings.rules, &settings.access);
-    opened.map(Some).map_err(|source| ForwardError::File {
-        what: "the file of connections",
-        path: path.clone(),
-        source,
-    })
+    match ConnectionFile::open(path, settings.connection_format, &settings.rules, lists.clone()) {
+        Ok(file) => Ok(Records { lists, file: Some(file) }),
+        Err(source) => {
+            Err(ForwardError::File { what: "the file of connections", path: path.clone(), source })
+        }
+    }
 }
 
 /// The file with the process ID, if there is one.

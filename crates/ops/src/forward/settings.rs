@@ -40,6 +40,8 @@ pub struct ForwardSettings {
     pub pid_file: Option<PathBuf>,
     /// Where metrics and health are served.
     pub admin: AdminListen,
+    /// Names under which they are, beside addresses and `localhost`; in lower case.
+    pub admin_hosts: Vec<String>,
     /// Filter of log lines.
     pub log_level: String,
     /// How log lines look.
@@ -69,6 +71,7 @@ impl Default for ForwardSettings {
             pid_file: None,
             // One above the TURN server's, so that both can run on one machine.
             admin: AdminListen::On(SocketAddr::from((Ipv4Addr::LOCALHOST, 9642))),
+            admin_hosts: Vec::new(),
             log_level: "info".to_owned(),
             log_format: LogFormat::Text,
             connection_file: None,
@@ -102,6 +105,11 @@ impl ForwardSettings {
     pub fn unchangeable(&self, new: &Self) -> Vec<&'static str> {
         key::unchangeable(FORWARD_KEYS, self, new)
     }
+
+    /// Keys whose value differs in `new` and that a running forwarder takes over.
+    pub(crate) fn changed(&self, new: &Self) -> Vec<&'static str> {
+        key::changed(FORWARD_KEYS, self, new)
+    }
 }
 
 /// How a line of the connection file looks.
@@ -134,6 +142,7 @@ pub(crate) static FORWARD_KEYS: &[KeySpec<ForwardSettings>] = &[
     field!("forward.deny", reload: true, PATTERNS, access.deny),
     field!("forward.pid_file", reload: true, FILE, pid_file),
     field!("admin.listen", reload: false, kind::ADMIN, admin),
+    field!("admin.hosts", reload: false, kind::HOSTS, admin_hosts),
     field!("log.level", reload: false, kind::LOG_LEVEL, log_level),
     field!("log.format", reload: false, kind::LOG_FORMAT, log_format),
     field!("log.connections", reload: true, FILE, connection_file),

@@ -9,11 +9,10 @@ use super::{
     Associations,
     association::{self, Association, Stage},
     hello::{self, Hello, HelloError, Version},
+    record::{self, ALERT, Sifted},
     stats::{DtlsDrop, DtlsEnd, DtlsFailure},
 };
 
-/// RFC 6347 section 4.3.1, RFC 5246 section 7.2.
-const ALERT: u8 = 21;
 const FATAL: u8 = 2;
 const HANDSHAKE_FAILURE: u8 = 40;
 const PROTOCOL_VERSION: u8 = 70;
@@ -120,7 +119,9 @@ impl Associations {
         }
         self.admissions_left -= 1;
         hello::write_packet(hello.sequence.saturating_sub(1), body, packet);
-        let accepted = context.accept(now, hello, [packet, datagram], cookie, &mut self.answer);
+        let (Sifted::Whole(second) | Sifted::Rest(second)) =
+            record::without_plain_alerts(datagram, &mut self.sifted);
+        let accepted = context.accept(now, hello, [packet, second], cookie, &mut self.answer);
         let dtls = match accepted {
             Ok(dtls) => dtls,
             Err(error) => {
@@ -147,6 +148,7 @@ impl Associations {
             listener: self.layout.dtls(self.place(&client), hello.server_name),
             random: hello.random,
             stage: Stage::HalfOpen(0),
+            alerted: false,
             deadline_ms,
             timer_ms: u64::MAX,
             armed_ms: u64::MAX,

@@ -28,6 +28,8 @@ pub(super) struct Association {
     /// Of the ClientHello: tells one that is repeated from one that begins anew.
     pub(super) random: [u8; 32],
     pub(super) stage: Stage,
+    /// Somebody has sent an alert in the clear from the client's address before there were keys.
+    pub(super) alerted: bool,
     /// When it ends unless something happens before; milliseconds.
     pub(super) deadline_ms: u64,
     /// When dimpl wants to be called; milliseconds.

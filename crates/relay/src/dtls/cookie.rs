@@ -102,6 +102,7 @@ fn update_with(mac: &mut Hmac<Sha256>, address: SocketAddr) {
 
 #[cfg(test)]
 mod tests {
+    use turnpike_testkit::randomness;
     use turnpike_turn::server::ListenerId;
 
     use super::*;
@@ -118,6 +119,22 @@ mod tests {
             address: ([192, 0, 2, 1], port).into(),
             local: ([192, 0, 2, 9], 5349).into(),
         }
+    }
+
+    /// Time and padding stand in front, for everybody to read.
+    #[test]
+    fn the_secret_part_of_cookies_is_as_if_by_chance() {
+        let (key, mut first, mut packet) = (CookieKey::random(), Vec::new(), Vec::new());
+        write_packet(0, &body(&[]), &mut packet);
+        let hello = Hello::parse(&packet).unwrap();
+        let mask = [[0; PREFIX].as_slice(), &[0xFF; COOKIE_LEN - PREFIX]].concat();
+        let ports = (0..).take(randomness::SAMPLES);
+        let of_clients: Vec<_> =
+            ports.map(|port| key.make(100, &client(port), &hello, &mut first).to_vec()).collect();
+        randomness::judge(&of_clients, &mask).unwrap();
+        let of_keys =
+            std::iter::repeat_with(|| CookieKey::random().make(100, &client(1), &hello, &mut first).to_vec());
+        randomness::judge(&of_keys.take(randomness::SAMPLES).collect::<Vec<_>>(), &mask).unwrap();
     }
 
     #[test]

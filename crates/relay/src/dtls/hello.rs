@@ -3,10 +3,10 @@
 
 use std::ops::Range;
 
+use super::record::HEADER as RECORD_HEADER;
+
 /// Longest datagram with a ClientHello that is looked at. One with post-quantum key shares has 1500 bytes.
 pub(super) const MAX_HELLO: usize = 4096;
-/// A DTLS 1.2 record header; the first flight of DTLS 1.3 has the same (RFC 9147 section 4).
-const RECORD_HEADER: usize = 13;
 /// A handshake header (RFC 6347 section 4.2.2).
 const MESSAGE_HEADER: usize = 12;
 const HANDSHAKE: u8 = 22;

@@ -18,6 +18,7 @@ mod cookie;
 mod crowd;
 mod hello;
 mod provider;
+mod record;
 pub mod stats;
 
 use std::{
@@ -42,6 +43,7 @@ use crate::Layout;
 use association::{Association, Drained, Stage};
 use cookie::CookieKey;
 use crowd::Crowd;
+use record::Sifted;
 
 /// Handshakes that one flush begins: each costs about 150 us, and datagrams wait meanwhile.
 const ADMISSIONS: u32 = 16;
@@ -87,6 +89,8 @@ pub(crate) struct Associations {
     hello: [Vec<u8>; 2],
     /// What it is answered with.
     answer: Vec<u8>,
+    /// A datagram without alerts.
+    sifted: Vec<u8>,
     /// The clock as it was read last.
     now_ms: u64,
     stats: DtlsStats,
@@ -125,6 +129,7 @@ impl Associations {
             scratch: vec![0; 2048],
             hello: Default::default(),
             answer: Vec::new(),
+            sifted: Vec::new(),
             now_ms: 0,
             stats: DtlsStats::default(),
             config,
@@ -264,6 +269,8 @@ impl Associations {
             association.armed_ms = u64::MAX;
             if association.deadline_ms <= now_ms {
                 match association.stage {
+                    // An alert that was the client's own is known by the silence behind it.
+                    Stage::HalfOpen(_) if association.alerted => self.fail(slot, DtlsFailure::Closed),
                     Stage::HalfOpen(_) => self.fail(slot, DtlsFailure::Timeout),
                     Stage::Idle(_) | Stage::Allocated => self.close(slot, DtlsEnd::Idle, tx),
                 }
@@ -353,9 +360,22 @@ impl Associations {
         };
         let now = self.instant(now_ms);
         let association = &mut self.table[slot];
-        if !association.is_open() && datagram.len() > MAX_HANDSHAKE {
-            self.count_drop(DtlsDrop::TooLong);
-            return None;
+        let mut datagram = datagram;
+        if !association.is_open() {
+            if datagram.len() > MAX_HANDSHAKE {
+                self.count_drop(DtlsDrop::TooLong);
+                return None;
+            }
+            // Nobody signs these, so that whoever knows address and port could end the handshake (RFC 6347 section 4.1.2.7
+            // advises against heeding such alerts). dimpl heeds them until it has keys.
+            if let Sifted::Rest(rest) = record::without_plain_alerts(datagram, &mut self.sifted) {
+                association.alerted = true;
+                self.stats.dropped[DtlsDrop::PlainAlert as usize] += 1;
+                if rest.is_empty() {
+                    return None;
+                }
+                datagram = rest;
+            }
         }
         let fed =
             association.dtls.handle_timeout(now).and_then(|()| association.dtls.handle_packet(datagram));

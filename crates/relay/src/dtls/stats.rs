@@ -35,7 +35,8 @@ reasons! {
         KeyShare => "key_share",
         /// No cipher suite, signature or extension in common.
         Incompatible => "incompatible",
-        /// The client gave up: it does not trust the certificate, for instance.
+        /// The client gave up: it does not trust the certificate, for instance. Where it says so in the clear, as clients of DTLS
+        /// 1.2 do, this is counted when the time for the handshake is over, for anybody can say so in its name.
         Closed => "closed",
         /// The client broke the protocol.
         Misbehaved => "misbehaved",
@@ -65,6 +66,8 @@ reasons! {
         NoAssociation => "no_association",
         /// Nothing came of it: a record that is forged, broken or repeated, or an acknowledgement.
         NoEffect => "no_effect",
+        /// Held an alert in the clear while hands were being shaken, which may be forged: that is left out, and the rest is read.
+        PlainAlert => "plain_alert",
         /// Decrypted, and no room for it.
         NoRoom => "no_room",
         /// For a client, and longer than a record.

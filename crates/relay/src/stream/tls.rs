@@ -136,6 +136,13 @@ impl Identity {
     }
 }
 
+/// Whether clients are shown the same.
+impl PartialEq for Identity {
+    fn eq(&self, other: &Self) -> bool {
+        self.key.cert == other.key.cert
+    }
+}
+
 impl fmt::Debug for Identity {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Identity").field("names", &self.names).finish_non_exhaustive()

@@ -294,6 +294,10 @@ impl Worker {
                 }
             }
         }
+        // A reload may have come here first, and the worker that sent it knew its realm still.
+        if !self.server.has_realm_of(allocation) {
+            self.server.close_one(now, allocation, ClosedReason::Administrator);
+        }
     }
 }
 

@@ -9,6 +9,8 @@ use super::{
     alternate::Occasion,
     attribute,
     auth::Who,
+    granted::Noted,
+    nonce,
     request::{Method, Request, read_family},
     response::{Response, Signer, reason_phrase},
 };
@@ -77,6 +79,14 @@ impl<G: Gate> Server<G> {
             };
             return self.fail(request, signer, code);
         }
+        // Last of all, so that what was refused for another reason may be sent again as it is.
+        let noted = match self.note_granted(now, client, request, &who) {
+            Ok(noted) => noted,
+            Err(stale) => {
+                self.gate.release(&who.realm, &who.identity);
+                return stale;
+            }
+        };
 
         let reservation = match wish.first.port {
             PortWish::EvenAndReserveNext(token) => Some(token),
@@ -95,6 +105,7 @@ impl<G: Gate> Server<G> {
             reservation,
             address_error: wish.address_error,
             relays: [None; 2],
+            former: None,
             channels: Channels::default(),
             permissions: Permissions::default(),
             to_peer: (0, 0),
@@ -105,6 +116,7 @@ impl<G: Gate> Server<G> {
                 first: wish.first.family,
                 second: wish.second,
                 mobile,
+                noted,
             })),
             tcp: (transport == RelayTransport::Tcp).then(Box::default),
             mobility: None,
@@ -149,6 +161,9 @@ impl<G: Gate> Server<G> {
                 if let Some((_, allocation)) = self.table.remove(id.index) {
                     self.gate.release(&allocation.realm, allocation.identity());
                 }
+                if let Some(noted) = pending.noted {
+                    self.granted.withdraw(noted);
+                }
                 let signer = pending.signer.as_ref();
                 if first == OpenResult::NoCapacity
                     && self.write_redirect(&client, transaction, signer, pending.fingerprint, Occasion::Full)
@@ -189,6 +204,29 @@ impl<G: Gate> Server<G> {
     pub(super) fn granted(&self, proposed: Option<u32>) -> u32 {
         let default = self.config.default_lifetime;
         proposed.map_or(default, |seconds| seconds.min(self.config.max_lifetime).max(default))
+    }
+
+    /// Notes that an Allocate is granted. The answer, if it is a copy of one whose allocation is not on this 5-tuple, or no more:
+    /// its nonce is no good for it any longer.
+    fn note_granted(
+        &mut self,
+        now: Now,
+        client: &Client,
+        request: &Request<'_>,
+        who: &Who,
+    ) -> Result<Option<Noted>, Answer> {
+        // Without nonces there is no telling.
+        let issued = request.nonce.filter(|_| who.signer.is_some()).and_then(nonce::issued);
+        let Some(issued) = issued else { return Ok(None) };
+        let noted = self.granted.note(request.transaction, issued, nonce::truncate(now.unix));
+        if noted.is_some() {
+            return Ok(noted);
+        }
+        let realm = self.realms.find(&self.config, client.listener, who.realm.as_bytes()).cloned();
+        Err(match realm {
+            Some(realm) => self.challenge(now, client, request, &realm, 438),
+            None => self.fail(request, who.signer.as_ref(), 437),
+        })
     }
 
     fn allocate_again(&mut self, index: u32, request: &Request<'_>, who: &Who) -> Answer {
@@ -323,10 +361,7 @@ impl<G: Gate> Server<G> {
         if let Some((family, code)) = allocation.address_error {
             response.code(attribute::ADDRESS_ERROR_CODE, family_number(family), code, reason_phrase(code));
         }
-        if let Some(software) = &self.config.software {
-            response.attribute(attribute::SOFTWARE, software.as_bytes());
-        }
-        response.finish(signer, fingerprint);
+        response.sign(signer, self.config.software.as_deref(), fingerprint);
     }
 }
 

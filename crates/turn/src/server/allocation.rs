@@ -12,8 +12,8 @@ use super::{
     Client, Family,
     auth::Who,
     connections::TcpRelay,
+    granted::Noted,
     mobility::{Mobility, shift},
-    realm::Realms,
     response::Signer,
     third_party::Grant,
 };
@@ -39,6 +39,8 @@ pub(super) struct Allocation {
     pub(super) address_error: Option<(Family, u16)>,
     /// Relayed transport addresses: IPv4, IPv6.
     pub(super) relays: [Option<Relay>; 2],
+    /// The one of two that has ended before the other; for the log.
+    pub(super) former: Option<Box<SocketAddr>>,
     pub(super) channels: Channels,
     pub(super) permissions: Permissions,
     pub(super) to_peer: (u64, u64),
@@ -68,6 +70,8 @@ pub(super) struct Pending {
     pub(super) second: Option<Family>,
     /// Whether the client wants a mobility ticket.
     pub(super) mobile: bool,
+    /// None where nobody authenticates.
+    pub(super) noted: Option<Noted>,
 }
 
 impl Allocation {
@@ -77,19 +81,18 @@ impl Allocation {
 
     /// Whether this is who made it, on whatever 5-tuple the request came. A token's USERNAME is its key's name, which all
     /// have who were given one: there it has to be the same token.
-    pub(super) fn is_of(&self, who: &Who, realms: &Realms) -> bool {
+    pub(super) fn is_of(&self, who: &Who) -> bool {
         let same = match (&self.grant, &who.grant) {
             (None, None) => self.username == who.username,
             (Some(held), Some(shown)) => held.is_same(shown) || *self.identity() == *who.identity,
             _ => false,
         };
-        same && self.is_in(&who.realm, realms)
+        same && self.is_in(&who.realm)
     }
 
-    /// Whether its user is one of this realm. A user of the same name in another realm is another; but one whose realm was renamed
-    /// by a reload may keep what it has.
-    pub(super) fn is_in(&self, realm: &str, realms: &Realms) -> bool {
-        *self.realm == *realm || !realms.has(&self.realm)
+    /// Whether its user is one of this realm. A user of the same name in another realm is another.
+    pub(super) fn is_in(&self, realm: &str) -> bool {
+        *self.realm == *realm
     }
 
     /// Milliseconds until it expires, all of it.
@@ -104,6 +107,15 @@ impl Allocation {
 
     pub(super) fn has(&self, family: Family) -> bool {
         self.relays[family as usize].is_some()
+    }
+
+    /// Every relayed transport address that it has had, IPv4 first.
+    pub(super) fn relayed(&self) -> [Option<SocketAddr>; 2] {
+        let former = |family| self.former.as_deref().filter(|address| Family::of(address.ip()) == family);
+        [Family::V4, Family::V6].map(|family| {
+            let relay = self.relays[family as usize];
+            relay.map(|relay| relay.address).or_else(|| former(family).copied())
+        })
     }
 
     /// When the next of its relayed transport addresses expires, or one of its connections has to be looked at.
@@ -130,7 +142,7 @@ impl Allocation {
     /// RFC 8656 section 8.1: "Deleting a single allocation destroys any permissions or channels associated with that
     /// particular allocation; it MUST NOT affect" those of the other family.
     pub(super) fn forget(&mut self, family: Family) {
-        *self.relay(family) = None;
+        self.former = self.relay(family).take().map(|relay| Box::new(relay.address));
         self.retain_peers(|ip| Family::of(ip) != family);
     }
 

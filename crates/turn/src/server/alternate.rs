@@ -121,10 +121,7 @@ impl<G: Gate> Server<G> {
         if let Some(domain) = domain {
             response.attribute(attribute::ALTERNATE_DOMAIN, domain.as_bytes());
         }
-        if let Some(software) = &self.config.software {
-            response.attribute(attribute::SOFTWARE, software.as_bytes());
-        }
-        response.finish(Some(signer), fingerprint);
+        response.sign(Some(signer), self.config.software.as_deref(), fingerprint);
         true
     }
 }

@@ -1,11 +1,13 @@
 //! Answering requests: who asks, whose allocation it is about, and the responses that all methods share. Data never comes here.
 
+use std::{net::SocketAddr, sync::Arc};
+
 use smallvec::SmallVec;
 
 use super::{
-    Client, ConnectRequest, ConnectionId, CredentialRefusal, DropReason, Gate, MoveRequest, OpenRequest,
-    Server, User, Verdict, attribute,
-    auth::Who,
+    Client, ConnectRequest, ConnectionId, CredentialRefusal, DropReason, Effect, Gate, MoveRequest,
+    OpenRequest, Server, User, Verdict, attribute,
+    auth::{MAX_QUEUED, Who, printable},
     request::{Method, Request},
     response::{Response, Signer, reason_phrase},
 };
@@ -95,7 +97,7 @@ impl<G: Gate> Server<G> {
         self.stats.successes[Method::Binding as usize] += 1;
         let mut response = Response::success(&mut self.reply, Method::Binding, request.transaction);
         response.xor_address(attribute::XOR_MAPPED_ADDRESS, client.address);
-        response.finish(None, request.fingerprint);
+        response.finish(request.fingerprint);
         Answer::Reply
     }
 
@@ -123,7 +125,7 @@ impl<G: Gate> Server<G> {
         }
         // RFC 8656 section 5: if "the request does not use the same username as used to create the allocation, then the
         // request MUST be rejected with a 441 (Wrong Credentials) error."
-        let same_realm = allocation.is_in(&who.realm, &self.realms);
+        let same_realm = allocation.is_in(&who.realm);
         // The name of a token's key is no user's, and keys are rotated while sessions live.
         let both_tokens = allocation.grant.is_some() && who.grant.is_some();
         if (allocation.username != who.username && !both_tokens) || !same_realm {
@@ -133,14 +135,37 @@ impl<G: Gate> Server<G> {
         Ok(index)
     }
 
+    /// 403, for a peer that may not be relayed to: counted by what refuses it and, at a bounded rate, told of.
+    pub(super) fn refuse_peer(
+        &mut self,
+        now: Now,
+        client: &Client,
+        request: &Request<'_>,
+        who: &Who,
+        peer: SocketAddr,
+    ) -> Answer {
+        let by = self.config.peers.denial(peer);
+        self.stats.peer_refusals[by.index()] += 1;
+        if self.effects.len() < MAX_QUEUED
+            && let Some(suppressed) = self.peer_refusals.admit(now.ms, client.address.ip())
+        {
+            self.effects.push_back(Effect::PeerRefused {
+                client: *client,
+                realm: Arc::clone(&who.realm),
+                username: printable(&who.username),
+                peer,
+                by,
+                suppressed,
+            });
+        }
+        self.fail(request, who.signer.as_ref(), 403)
+    }
+
     /// A success response with nothing in it.
     pub(super) fn done(&mut self, request: &Request<'_>, signer: Option<&Signer>) -> Answer {
         self.stats.successes[request.method as usize] += 1;
-        let mut response = Response::success(&mut self.reply, request.method, request.transaction);
-        if let Some(software) = &self.config.software {
-            response.attribute(attribute::SOFTWARE, software.as_bytes());
-        }
-        response.finish(signer, request.fingerprint);
+        let response = Response::success(&mut self.reply, request.method, request.transaction);
+        response.sign(signer, self.config.software.as_deref(), request.fingerprint);
         Answer::Reply
     }
 
@@ -161,13 +186,8 @@ impl<G: Gate> Server<G> {
         self.stats.error(code);
         // Unauthenticated, it says no more than it must.
         let reason = if signer.is_some() { reason_phrase(code) } else { "" };
-        let mut response = Response::error(&mut self.reply, method, transaction, code, reason);
-        if signer.is_some()
-            && let Some(software) = &self.config.software
-        {
-            response.attribute(attribute::SOFTWARE, software.as_bytes());
-        }
-        response.finish(signer, fingerprint);
+        let response = Response::error(&mut self.reply, method, transaction, code, reason);
+        response.sign(signer, self.config.software.as_deref(), fingerprint);
     }
 
     /// RFC 8489 section 6.3.1: "an error response with an error code of 420 (Unknown Attribute) [...] and includes an
@@ -190,7 +210,7 @@ impl<G: Gate> Server<G> {
             pair.copy_from_slice(&kind.to_be_bytes());
         }
         response.attribute(attribute::UNKNOWN_ATTRIBUTES, &list[..2 * unknown.len()]);
-        response.finish(signer, request.fingerprint);
+        response.sign(signer, self.config.software.as_deref(), request.fingerprint);
         Answer::Reply
     }
 }

@@ -1,13 +1,14 @@
 //! Long-term credentials (RFC 8489 section 9.2.4). The user store is asked only about requests whose nonce we gave to
-//! that very address, so that a flood from forged addresses never reaches it.
+//! that very address, or who show that they do not forge theirs (a stream, a mobility ticket), so that a flood from forged
+//! addresses never reaches it.
 
 use std::{str, sync::Arc};
 
 use turnpike_wire::integrity::{self, KeyAlgorithm};
 
 use super::{
-    Answer, Client, CredentialRefusal, Effect, Gate, Lookup, Server, User, attribute, nonce,
-    nonce::Standing,
+    Answer, Client, CredentialRefusal, Effect, Gate, Lookup, Server, User, attribute,
+    nonce::{self, Standing},
     realm::Terms,
     request::Request,
     response::{Response, Signer},
@@ -18,8 +19,11 @@ use crate::time::Now;
 /// Bytes, by RFC 8489 section 14.3: USERNAME has fewer than 509.
 const MAX_USERNAME_LEN: usize = 508;
 
+/// Bytes of a header and an attribute of four: REQUESTED-TRANSPORT, LIFETIME, CONNECTION-ID. All other requests need more.
+const SHORTEST_REQUEST: usize = 28;
+
 /// Effects that wait: a runtime that does not drain them gets no more of those that anybody can cause.
-const MAX_QUEUED: usize = 1024;
+pub(super) const MAX_QUEUED: usize = 1024;
 
 /// Who sent a request, as proven.
 pub(super) struct Who {
@@ -69,16 +73,23 @@ impl<G: Gate> Server<G> {
         // A key holds for one realm; the challenge tells which. A user of another realm that is served here names that, and
         // gets a nonce for it by the 438 below.
         let Some(realm) = self.realms.find(&self.config, client.listener, realm).cloned() else {
-            self.refused(now, client, user, CredentialRefusal::WrongRealm);
+            // Whoever forges an address has no nonce that we gave to it; what it could write into the log would accuse others.
+            let standing =
+                self.nonce_scope(client, &first).judge(nonce, now.unix, self.config.nonce_lifetime);
+            if standing == Standing::Foreign {
+                self.stats.refused(CredentialRefusal::WrongRealm);
+            } else {
+                self.refused(now, client, user, CredentialRefusal::WrongRealm);
+            }
             return Err(self.challenge(now, client, request, &first, 401));
         };
         // A nonce that we never gave to this address cannot have become "no longer valid"; 438 hands out one that can be
         // used, before anything expensive is done.
-        let standing = self.nonce_scope(client, &realm).judge(nonce, now.unix, self.config.nonce_lifetime);
+        let standing = self.standing(now, client, request, &realm, nonce);
         if standing == Standing::Foreign {
             return Err(self.challenge(now, client, request, &realm, 438));
         }
-        if let Some(checked) = self.check_token(now, client, request, &realm, user, mac)? {
+        if let Some(checked) = self.check_token(now, client, request, &realm, user, mac, standing)? {
             return match checked {
                 Ok(_) if standing == Standing::Stale => {
                     Err(self.challenge(now, client, request, &realm, 438))
@@ -90,10 +101,7 @@ impl<G: Gate> Server<G> {
                     signer: Some(Signer { key, mac }),
                     grant: Some(grant),
                 }),
-                Err(why) => {
-                    self.refused(now, client, user, why);
-                    Err(self.challenge(now, client, request, &realm, 401))
-                }
+                Err(why) => Err(self.deny(now, client, request, &realm, standing, user, why)),
             };
         }
         let Some(algorithm) = password_algorithm(&realm, request) else {
@@ -130,15 +138,35 @@ impl<G: Gate> Server<G> {
             }
         };
         let user = named.as_deref().map_or(user, User::Name);
-        self.refused(now, client, user, why);
-        Err(self.challenge(now, client, request, &realm, 401))
+        Err(self.deny(now, client, request, &realm, standing, user, why))
     }
 
-    /// Counts a refused credential and, at a bounded rate, tells of it.
+    /// The answer to credentials that are not good.
+    #[expect(clippy::too_many_arguments, reason = "what is known of a request that failed")]
+    fn deny(
+        &mut self,
+        now: Now,
+        client: &Client,
+        request: &Request<'_>,
+        realm: &Terms,
+        standing: Standing,
+        user: User<'_>,
+        why: CredentialRefusal,
+    ) -> Answer {
+        // Who it was is not known before the nonce is: nothing to tell of.
+        if standing == Standing::ForOwner {
+            return self.challenge(now, client, request, realm, 438);
+        }
+        self.refused(now, client, user, why);
+        self.challenge(now, client, request, realm, 401)
+    }
+
+    /// Counts a refused credential and, at a bounded rate, tells of it. For requests with a nonce that we gave to the client's
+    /// address, or its network, alone: the line names that address.
     pub(super) fn refused(&mut self, now: Now, client: &Client, user: User<'_>, why: CredentialRefusal) {
         self.stats.refused(why);
         if self.effects.len() < MAX_QUEUED
-            && let Some(suppressed) = self.refusals.admit(now.ms)
+            && let Some(suppressed) = self.refusals.admit(now.ms, client.address.ip())
         {
             let username = match user {
                 User::Name(name) => printable(name),
@@ -150,9 +178,14 @@ impl<G: Gate> Server<G> {
 
     /// 401 or 438 with what the client needs to try again: "The response MUST include a REALM value [...] MUST include a
     /// NONCE [...] PASSWORD-ALGORITHMS". Neither SOFTWARE nor a reason phrase: it answers unauthenticated packets, so
-    /// every byte serves amplification. With the realm `turnpike` 88 bytes for an Allocate of 28, IP and UDP headers
-    /// included a factor of 2.1. A name for third-party authorization adds its length and 4, to a factor of 6.7 with the longest.
-    fn challenge(
+    /// every byte serves amplification. With the realm `turnpike` it has 84 bytes, three times the shortest Allocate that can be
+    /// granted: 20 of header, 8 of ERROR-CODE, 12 of REALM, 32 of NONCE, 12 of PASSWORD-ALGORITHMS. A longer realm adds its
+    /// length; a name for third-party authorization, at most 255 bytes, its length and 4.
+    ///
+    /// What has no room for an attribute is nobody's request. Its answer has 48 bytes: the nonce is good for nothing but a 438 with
+    /// the real one, since one without the bits of RFC 8489 that counted would let whoever sits between make any client's
+    /// credentials weaker (section 9.2.1).
+    pub(super) fn challenge(
         &mut self,
         now: Now,
         client: &Client,
@@ -160,29 +193,25 @@ impl<G: Gate> Server<G> {
         realm: &Terms,
         code: u16,
     ) -> Answer {
-        let nonce = self.nonce_scope(client, realm).issue(now.unix);
+        let whole = request.len_without_fingerprint() >= SHORTEST_REQUEST;
+        let nonce = whole.then(|| self.nonce_scope(client.address.ip(), realm).issue(now.unix));
         self.stats.error(code);
-        self.stats.nonces += 1;
+        self.stats.nonces += u64::from(whole);
         let mut response = Response::error(&mut self.reply, request.method, request.transaction, code, "");
         response.attribute(attribute::REALM, realm.name.as_bytes());
-        response.attribute(attribute::NONCE, &nonce);
-        response.attribute(attribute::PASSWORD_ALGORITHMS, realm.algorithms);
-        if realm.third_party {
-            let name = self.config.third_party.server_name.as_bytes();
-            response.attribute(attribute::THIRD_PARTY_AUTHORIZATION, name);
+        match nonce {
+            None => response.attribute(attribute::NONCE, nonce::NONE),
+            Some(nonce) => {
+                response.attribute(attribute::NONCE, &nonce);
+                response.attribute(attribute::PASSWORD_ALGORITHMS, realm.algorithms);
+                if realm.third_party {
+                    let name = self.config.third_party.server_name.as_bytes();
+                    response.attribute(attribute::THIRD_PARTY_AUTHORIZATION, name);
+                }
+            }
         }
-        response.finish(None, request.fingerprint);
+        response.finish(request.fingerprint);
         Answer::Reply
-    }
-
-    fn nonce_scope<'a>(&'a self, client: &Client, realm: &'a Terms) -> nonce::Scope<'a> {
-        nonce::Scope {
-            key: &self.config.nonce_key.0,
-            client: client.address,
-            realm: &realm.name,
-            algorithms: realm.algorithms,
-            anonymity: realm.anonymity,
-        }
     }
 }
 

@@ -1,6 +1,6 @@
 //! CreatePermission and ChannelBind (RFC 8656 sections 10 and 12): how a client opens the way to a peer.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 
 use smallvec::SmallVec;
 use turnpike_wire::channel_data::ChannelNumber;
@@ -48,8 +48,8 @@ impl<G: Gate> Server<G> {
         }
         // "The server MAY impose restrictions on the IP address allowed in the XOR-PEER-ADDRESS attribute; if a value is
         // not allowed, the server rejects the request with a 403 (Forbidden) error."
-        if !peers.iter().all(|ip| self.config.peers.permits(*ip)) {
-            return self.fail(request, signer, 403);
+        if let Some(refused) = peers.iter().find(|ip| !self.config.peers.permits(**ip)) {
+            return self.refuse_peer(now, client, request, who, SocketAddr::new(*refused, 0));
         }
         // "If the server is unable to satisfy the request due to some capacity limit [...] 508 (Insufficient Capacity)".
         // All are installed or none.
@@ -103,7 +103,7 @@ impl<G: Gate> Server<G> {
         }
         // "The server MAY impose restrictions on the IP address and port values allowed [...] 403 (Forbidden)".
         if !self.config.peers.permits_endpoint(peer) {
-            return self.fail(request, signer, 403);
+            return self.refuse_peer(now, client, request, who, peer);
         }
         match allocation.channels.may_bind(number, peer, now.ms, self.config.max_channels) {
             Ok(()) => {}

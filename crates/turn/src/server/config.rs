@@ -4,7 +4,9 @@ use std::{collections::HashSet, fmt, net::IpAddr};
 
 use turnpike_wire::channel_data::ChannelRange;
 
-use super::{Alternate, DiscoveryLimits, NatDiscovery, PeerRules, RealmId, ThirdParty, realm::Realm};
+use super::{
+    Alternate, DiscoveryLimits, GrantedAllocates, NatDiscovery, PeerRules, RealmId, ThirdParty, realm::Realm,
+};
 
 /// Settings of the state machine. [`ServerConfig::default`] holds the documented defaults.
 #[derive(Clone, Debug)]
@@ -13,12 +15,14 @@ pub struct ServerConfig {
     pub realm: String,
     /// Realms beside the first, at most 65,534, in any order. Default none.
     pub tenants: Vec<Realm>,
-    /// SOFTWARE in responses; `None` sends none. Default `turnpike`.
+    /// SOFTWARE in responses that are signed; `None` sends none. Default `turnpike`.
     pub software: Option<String>,
     /// Whether Allocate and the rest need long-term credentials. Default true; false is for closed networks and tests.
     pub authenticate: bool,
     /// Key of the nonce HMAC, shared by all workers of a server.
     pub nonce_key: NonceKey,
+    /// What the server has granted, shared by all its workers. A new configuration's is not looked at: it outlives reloads.
+    pub granted: GrantedAllocates,
     /// Seconds for which a nonce is accepted. Default 3600.
     pub nonce_lifetime: u32,
     /// Seconds, default of LIFETIME. Default 600.
@@ -129,6 +133,7 @@ impl Default for ServerConfig {
             software: Some("turnpike".to_owned()),
             authenticate: true,
             nonce_key: NonceKey([0; 32]),
+            granted: GrantedAllocates::default(),
             nonce_lifetime: 3600,
             default_lifetime: 600,
             max_lifetime: 3600,

@@ -189,7 +189,7 @@ impl<G: Gate> Server<G> {
         let mut response = Response::connection_attempt(&mut self.reply, transaction);
         response.xor_address(attribute::XOR_PEER_ADDRESS, peer);
         response.number(attribute::CONNECTION_ID, connection.0);
-        response.finish(None, false);
+        response.finish(false);
         PeerConnection::Accept { connection, client, bytes: &self.reply }
     }
 
@@ -258,7 +258,7 @@ impl<G: Gate> Server<G> {
         }
         // A permission is not asked for: like CreatePermission, the request names the peer and is authenticated.
         if !self.config.peers.permits_endpoint(peer) {
-            return self.fail(request, signer, 403);
+            return self.refuse_peer(now, client, request, &who, peer);
         }
         if let Some(same) = tcp.list.iter().find(|connection| connection.peer == peer) {
             // The very request again is none of its own (RFC 8656 section 5).
@@ -311,7 +311,7 @@ impl<G: Gate> Server<G> {
         };
         // The credentials are those of the control connection. Where nobody authenticates, the address has to do.
         let elsewhere = !self.config.authenticate && allocation.client.address.ip() != client.address.ip();
-        if !allocation.is_of(who, &self.realms) || elsewhere {
+        if !allocation.is_of(who) || elsewhere {
             self.stats.connection_refused(ConnectionRefusal::WrongUser);
             self.refused(now, client, User::Name(&who.username), CredentialRefusal::WrongUser);
             return self.fail(request, signer, 441);
@@ -383,12 +383,15 @@ impl<G: Gate> Server<G> {
 
     /// The owner of a connection gets the stream that shall be bound to it.
     pub(super) fn hand_over(&mut self, connection: ConnectionId) -> Option<Answer> {
+        let worker = self.elsewhere(connection)?;
+        self.stats.connection(ConnectionEvent::HandedOver);
+        Some(Answer::HandOver(worker))
+    }
+
+    /// The worker that owns a connection, unless it is this one.
+    pub(super) fn elsewhere(&self, connection: ConnectionId) -> Option<u16> {
         let worker = connection.worker();
-        let elsewhere = worker != self.seat.number() && self.seat.has(worker);
-        elsewhere.then(|| {
-            self.stats.connection(ConnectionEvent::HandedOver);
-            Answer::HandOver(worker)
-        })
+        (worker != self.seat.number() && self.seat.has(worker)).then_some(worker)
     }
 
     fn admit(
@@ -432,10 +435,7 @@ impl<G: Gate> Server<G> {
         self.stats.successes[Method::Connect as usize] += 1;
         let mut response = Response::success(&mut self.reply, Method::Connect, transaction);
         response.number(attribute::CONNECTION_ID, connection.0);
-        if let Some(software) = &self.config.software {
-            response.attribute(attribute::SOFTWARE, software.as_bytes());
-        }
-        response.finish(signer, fingerprint);
+        response.sign(signer, self.config.software.as_deref(), fingerprint);
     }
 
     fn drop_connection(&mut self, index: u32, connection: ConnectionId) {

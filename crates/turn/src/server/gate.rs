@@ -18,7 +18,7 @@ pub enum Lookup {
     Accepted {
         /// The username as it stands in the key, for the session's log line (and to answer a USERHASH request).
         username: Box<str>,
-        /// Whom quotas count: for `expiry:id` credentials the id, else the username.
+        /// Whom quotas count: for `expiry:id` credentials something made of the id, else the username.
         identity: Box<str>,
     },
     /// No such user.

@@ -49,8 +49,8 @@ pub(super) struct Mobility {
 
 /// The ticket that was presented last. Section 3.2.2 has it good for retransmissions alone; but a client whose connection ended
 /// before the answer came, or who gave up repeating itself, has no other. So it is good until there is a sign that the answer has
-/// arrived: data from the new 5-tuple, or the next ticket. What keeps others out are the credentials, and nonces that hold for one
-/// address.
+/// arrived: data from the new 5-tuple, or the next ticket. What keeps others out are the credentials, and that with it a nonce counts
+/// only if it holds for the address that it comes from.
 struct Spent {
     counter: u32,
     /// Datagrams that the client had sent when the allocation moved, if it did without waiting for one.
@@ -80,6 +80,18 @@ impl Mobility {
     fn is_held(&self, counter: u32, sent: u64) -> bool {
         let is_it = |spent: &Spent| spent.counter == counter && spent.sent.is_none_or(|then| then == sent);
         counter == self.counter || self.spent.as_ref().is_some_and(is_it)
+    }
+
+    /// Whether it is the ticket that was given out last.
+    pub(super) fn is_good(&self, ticket: &Ticket) -> bool {
+        ticket.counter == self.counter
+    }
+
+    /// Whether this is the last Refresh with a ticket again.
+    pub(super) fn is_repeated(&self, now: Now, client: &Client, transaction: [u8; 12]) -> bool {
+        self.last.as_ref().is_some_and(|last| {
+            (last.client, last.transaction) == (*client, transaction) && now.ms < last.at_ms + REMEMBERED_MS
+        })
     }
 
     /// The allocation has moved: for data of its client, or, after so many datagrams, without any.
@@ -351,6 +363,12 @@ impl<G: Gate> Server<G> {
         Some(allocation.mobility.as_ref()?.ticket().seal(&self.config.nonce_key.0))
     }
 
+    /// What a request's ticket says, if it is one of ours.
+    pub(super) fn ticket_of(&self, request: &Request<'_>) -> Option<Ticket> {
+        let sealed = request.get(attribute::MOBILITY_TICKET).filter(|_| self.config.mobility)?;
+        Ticket::open(sealed, &self.config.nonce_key.0)
+    }
+
     /// The allocation that a Refresh with a ticket is about, and the ticket's counter; or the answer: the ticket names it, and the
     /// 5-tuple does not count (section 3.2.2). Nothing has changed by then: see [`Server::arrive`].
     pub(super) fn presented(
@@ -359,13 +377,12 @@ impl<G: Gate> Server<G> {
         client: &Client,
         request: &Request<'_>,
         who: &Who,
-        sealed: &[u8],
     ) -> Result<(u32, u32), Answer> {
         let signer = who.signer.as_ref();
         if !self.config.mobility {
             return Err(self.fail(request, signer, 405));
         }
-        let Some(ticket) = Ticket::open(sealed, &self.config.nonce_key.0) else {
+        let Some(ticket) = self.ticket_of(request) else {
             self.stats.mobility(MobilityEvent::TicketInvalid);
             return Err(self.fail(request, signer, 400));
         };
@@ -374,7 +391,7 @@ impl<G: Gate> Server<G> {
         };
         let Some((_, allocation)) = self.table.at(index) else { return Err(self.fail(request, signer, 437)) };
         // A ticket alone is no proof: whoever shows it must be the user of the allocation.
-        if !allocation.is_of(who, &self.realms) {
+        if !allocation.is_of(who) {
             self.refused(now, client, User::Name(&who.username), CredentialRefusal::WrongUser);
             return Err(self.fail(request, signer, 441));
         }
@@ -383,9 +400,8 @@ impl<G: Gate> Server<G> {
         let patience_ms = allocation.patience_ms(now.ms);
         let Some(mobility) = &allocation.mobility else { return Err(self.fail(request, signer, 437)) };
         // A ticket that was replaced is good for the same request again, and for nothing else.
-        if let Some(last) = &mobility.last
-            && (last.client, last.transaction) == (*client, request.transaction)
-            && now.ms < last.at_ms + REMEMBERED_MS
+        if mobility.is_repeated(now, client, request.transaction)
+            && let Some(last) = &mobility.last
         {
             let granted = last.granted;
             // What was said of it may have been lost together with the answer.

@@ -18,6 +18,8 @@ mod connection_table;
 mod connections;
 pub mod drop_reason;
 pub mod gate;
+mod granted;
+mod learned;
 mod mobility;
 mod nat_discovery;
 mod nonce;
@@ -41,9 +43,10 @@ pub use config::{ConfigError, ListenerProfile, NonceKey, ServerConfig, Transport
 pub use connections::{ConnectError, ConnectRequest, ConnectionId, PeerConnection};
 pub use drop_reason::DropReason;
 pub use gate::{Gate, Lookup, QuotaRefusal, User};
+pub use granted::GrantedAllocates;
 pub use mobility::{Arrival, MoveRequest, Moved};
 pub use nat_discovery::{DiscoveryLimits, MAX_PADDING, MIN_RESPONSE_PORT, NatDiscovery};
-pub use peer_rules::{Cidr, PeerRules};
+pub use peer_rules::{Cidr, PeerDenial, PeerRules};
 pub use realm::{Realm, RealmId};
 pub use seat::Seat;
 pub use stats::{ConnectionRefusal, Stats};
@@ -87,7 +90,11 @@ pub struct Server<G> {
     timers: Timers,
     tombstones: Tombstones,
     refusals: Refusals,
+    peer_refusals: Refusals,
     discovery_rate: DiscoveryRate,
+    /// Of those who ask for nothing, and are told nevertheless.
+    hint_rate: DiscoveryRate,
+    granted: GrantedAllocates,
     effects: VecDeque<Effect>,
     stats: Stats,
     /// The message that [`Verdict::Reply`] lends out.
@@ -120,13 +127,15 @@ impl<G: Gate> Server<G> {
     pub fn of_many(config: Arc<ServerConfig>, gate: G, seat: Seat) -> Self {
         Self {
             realms: Realms::new(&config),
-            config,
             gate,
             table: Table::new(),
             timers: Timers::new(),
             tombstones: Tombstones::new(),
             refusals: Refusals::default(),
+            peer_refusals: Refusals::default(),
             discovery_rate: DiscoveryRate::default(),
+            hint_rate: DiscoveryRate::default(),
+            granted: config.granted.ready(),
             effects: VecDeque::new(),
             stats: Stats::default(),
             reply: Vec::with_capacity(512),
@@ -139,6 +148,7 @@ impl<G: Gate> Server<G> {
             moves: Moves::new(),
             came: Came::Directly,
             announced: None,
+            config,
         }
     }
 
@@ -254,7 +264,7 @@ impl<G: Gate> Server<G> {
         response.xor_address(attribute::XOR_PEER_ADDRESS, peer);
         let [d0, d1, d2, d3] = data.to_be_bytes();
         response.attribute(attribute::ICMP, &[0, 0, icmp_type, code, d0, d1, d2, d3]);
-        response.finish(None, false);
+        response.finish(false);
         Verdict::Reply { client, bytes: &self.reply }
     }
 
@@ -310,8 +320,9 @@ impl<G: Gate> Server<G> {
     }
 
     /// Replaces configuration for what happens from now on (reload). Allocations live on, but not their permissions and
-    /// channels to peers that the new rules refuse.
-    pub fn reconfigure(&mut self, config: Arc<ServerConfig>) {
+    /// channels to peers that the new rules refuse, nor those of a realm that is no more: nobody could refresh them, and a
+    /// user of the same name in another realm is somebody else. A realm with another name is another realm.
+    pub fn reconfigure(&mut self, now: Now, config: Arc<ServerConfig>) {
         for index in self.table.indices() {
             if let Some((_, allocation)) = self.table.at(index) {
                 allocation.retain_peers(|ip| config.peers.permits(ip));
@@ -320,6 +331,22 @@ impl<G: Gate> Server<G> {
         }
         self.realms = Realms::new(&config);
         self.config = config;
+        for index in self.table.indices() {
+            if self.table.at(index).is_some_and(|(_, allocation)| !self.realms.has(&allocation.realm)) {
+                self.close(now, index, ClosedReason::Administrator);
+            }
+        }
+    }
+
+    /// Whether the realm of this allocation is configured. One that comes from a worker which has not yet been reconfigured
+    /// may have none.
+    pub fn has_realm_of(&mut self, allocation: AllocationId) -> bool {
+        self.table.get(allocation).is_some_and(|found| self.realms.has(&found.realm))
+    }
+
+    /// Realm and user, as quotas count them, of an allocation: whom a reserved port belongs to.
+    pub fn owner(&mut self, allocation: AllocationId) -> Option<(&str, &str)> {
+        self.table.get(allocation).map(|found| (&*found.realm, found.identity()))
     }
 
     /// Ends every allocation with this reason.
@@ -476,8 +503,12 @@ impl<G: Gate> Server<G> {
         self.effects.push_back(Effect::Closed {
             allocation: id,
             client: allocation.client,
+            relayed: allocation.relayed(),
+            transport: self.config.listener(allocation.client.listener).transport,
+            relay_transport: if allocation.tcp.is_some() { RelayTransport::Tcp } else { RelayTransport::Udp },
             realm: allocation.realm,
             username: allocation.username,
+            identity: allocation.identity,
             reason,
             away: allocation.away,
             lived_ms: now.ms.saturating_sub(allocation.opened_ms),

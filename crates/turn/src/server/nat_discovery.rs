@@ -2,8 +2,8 @@
 //! client, or with padding, so that the client learns how the NAT in front of it maps and filters.
 //!
 //! All of it makes an unauthenticated request send something where it did not come from, or something large. So it is off unless
-//! configured; padding is never longer than that of the request; no well-known port is answered to; and what asks for any of
-//! it is limited per network and in total.
+//! configured; padding is never longer than that of the request; no well-known port is answered to; what asks for any of it is limited
+//! per network and in total; and so is the one attribute that makes an answer longer than twice its request.
 
 use std::{
     hash::BuildHasher as _,
@@ -18,7 +18,7 @@ use super::{
     request::{Method, Request},
     response::Response,
 };
-use crate::time::Now;
+use crate::{rates::Rate, time::Now};
 
 /// Bytes of PADDING in a response at most: an Ethernet MTU, which is what RFC 5780 section 7.6 wants to exceed.
 pub const MAX_PADDING: usize = 1500;
@@ -140,12 +140,15 @@ impl<G: Gate> Server<G> {
         let Some(wish) = Wish::read(request) else {
             return Some(self.fail(request, None, 400));
         };
-        if !wish.is_plain() {
-            let limits = self.config.discovery_limits;
-            if let Err(reason) = self.discovery_rate.admit(now.ms, client.address.ip(), limits) {
-                return Some(Answer::Drop(reason));
-            }
-        }
+        let limits = self.config.discovery_limits;
+        let source = client.address.ip();
+        let told = if wish.is_plain() {
+            self.hint_rate.admit(now.ms, source, limits).is_ok()
+        } else if let Err(reason) = self.discovery_rate.admit(now.ms, source, limits) {
+            return Some(Answer::Drop(reason));
+        } else {
+            true
+        };
         self.stats.discovery(
             wish.change_address || wish.change_port,
             wish.padding.is_some(),
@@ -160,17 +163,29 @@ impl<G: Gate> Server<G> {
         let other = Position { address: address ^ 1, port: port ^ 1 };
         self.stats.successes[Method::Binding as usize] += 1;
         let mut response = Response::success(&mut self.reply, Method::Binding, request.transaction);
-        // Section 6.1: all four, in every answer.
+        // Section 6.1 has all four in every answer: 68 bytes over IPv4, 3.4 times a plain Binding request. Of those beyond the
+        // first there are as many as twice the request has room for; but OTHER-ADDRESS is what tells a client, in the answer to a
+        // plain request, that there is something to discover (sections 4.3 and 4.4), so that it is told at a bounded rate.
         response.xor_address(attribute::XOR_MAPPED_ADDRESS, client.address);
-        response.address(attribute::MAPPED_ADDRESS, client.address);
-        response.address(attribute::RESPONSE_ORIGIN, discovery.told(from));
-        response.address(attribute::OTHER_ADDRESS, discovery.told(other));
-        if let Some(padding) = wish.padding {
-            // Section 6.1 would have it as long as the MTU; it is no longer than in the request, or whoever forges source addresses
-            // would get 1,500 bytes for 24.
-            response.attribute(attribute::PADDING, &[0; MAX_PADDING][..padding.len().min(MAX_PADDING)]);
+        // Section 6.1 would have the padding as long as the MTU; it is no longer than in the request, or whoever forges source
+        // addresses would get 1,500 bytes for 24.
+        let padding = wish.padding.map(|asked| &[0; MAX_PADDING][..asked.len().min(MAX_PADDING)]);
+        let padding_len = padding.map_or(0, |padding| 4 + padding.len().next_multiple_of(4));
+        let room = 2 * request.len_without_fingerprint() - padding_len;
+        for (kind, address) in [
+            (attribute::OTHER_ADDRESS, discovery.told(other)),
+            (attribute::RESPONSE_ORIGIN, discovery.told(from)),
+            (attribute::MAPPED_ADDRESS, client.address),
+        ] {
+            let needed = kind == attribute::OTHER_ADDRESS && told;
+            if needed || response.len() + address_len(address) <= room {
+                response.address(kind, address);
+            }
         }
-        response.finish(None, request.fingerprint);
+        if let Some(padding) = padding {
+            response.attribute(attribute::PADDING, padding);
+        }
+        response.finish(request.fingerprint);
         Some(Answer::ReplyFrom(Client {
             listener: discovery.listeners[from.address][from.port],
             address: SocketAddr::new(
@@ -180,6 +195,11 @@ impl<G: Gate> Server<G> {
             local: SocketAddr::new(discovery.addresses[from.address], discovery.ports[from.port]),
         }))
     }
+}
+
+/// Bytes of MAPPED-ADDRESS and its like, header included.
+const fn address_len(address: SocketAddr) -> usize {
+    if address.is_ipv4() { 12 } else { 24 }
 }
 
 /// Buckets for source networks. Networks that share one share its rate: the bound on memory, and no way around the limit.
@@ -204,20 +224,13 @@ impl DiscoveryRate {
         let now = now_ms.saturating_mul(1000);
         #[expect(clippy::cast_possible_truncation, reason = "reduced to the number of buckets")]
         let bucket = &mut self.sources[self.hasher.hash_one(network(source)) as usize % BUCKETS];
-        let of_source = spent(*bucket, now, limits.per_source, SOURCE_BURST);
+        let of_source = Rate::per_second(limits.per_source, SOURCE_BURST).spend(*bucket, now);
         let of_source = of_source.ok_or(DropReason::DiscoverySourceLimit)?;
-        let of_total = spent(self.total, now, limits.total, 1).ok_or(DropReason::DiscoveryTotalLimit)?;
+        let of_total = Rate::per_second(limits.total, 1).spend(self.total, now);
+        let of_total = of_total.ok_or(DropReason::DiscoveryTotalLimit)?;
         (*bucket, self.total) = (of_source, of_total);
         Ok(())
     }
-}
-
-/// The bucket with one token less, if it has one.
-fn spent(full_at: u64, now: u64, rate: u32, burst_seconds: u64) -> Option<u64> {
-    // Of a rate that microseconds cannot tell from the next, a million a second is left.
-    let cost = (1_000_000 / u64::from(rate.max(1))).max(1);
-    let full_at = full_at.max(now) + cost;
-    (full_at <= now + (burst_seconds * 1_000_000).max(cost)).then_some(full_at)
 }
 
 /// The /24 or /56 of an address: what one subscriber or small site has.
@@ -266,7 +279,7 @@ mod tests {
         let mut full_at = 0;
         let mut admitted = 0;
         while admitted <= 1_000_000
-            && let Some(later) = spent(full_at, 0, u32::MAX, 1)
+            && let Some(later) = Rate::per_second(u32::MAX, 1).spend(full_at, 0)
         {
             (full_at, admitted) = (later, admitted + 1);
         }

@@ -2,15 +2,18 @@
 //! which security features we announced; nothing is remembered.
 //!
 //! ```text
-//!  obMatJos2  wAAA  AAAAAAAAAAAAAAAA
+//!  obMatJos2  wAAA  AAAAAAAAAAAAAAA
 //!  cookie     24    base64 of time, 4 bytes, and
-//!             bits  8 bytes of HMAC-SHA256(key, time, address, port, realm, features)
+//!             bits  7 bytes of HMAC-SHA256(key, time, network, realm, features)
 //! ```
 //!
-//! Eight bytes of MAC are enough: guessing one takes 2^63 requests, each of them seen, and wins no more than an hour's
-//! right to guess a password.
+//! Seven bytes of MAC are enough: guessing one takes 2^55 requests, each of them seen, and wins no more than an hour's
+//! right to guess a password. An eighth would make the challenge longer than three times a plain Allocate.
+//!
+//! The port is left out, and of an IPv6 address the half that a host chooses for itself: a client has its data connections
+//! (RFC 6062) on other ports than its control connection, and every NAT mapping is a port of its own.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv6Addr};
 
 use base64::{Engine as _, engine::general_purpose::STANDARD_NO_PAD};
 use hmac::{Hmac, Mac as _};
@@ -18,7 +21,15 @@ use sha2::Sha256;
 use subtle::ConstantTimeEq as _;
 
 /// Length in characters.
-pub(super) const LEN: usize = 29;
+pub(super) const LEN: usize = 28;
+
+/// What stands where no nonce would be of use: good for nothing but to be told a real one. Shorter than any of ours.
+pub(super) const NONE: &[u8] = b"none";
+
+/// Bytes of time and MAC, and where they start.
+const RAW_LEN: usize = 11;
+const MAC_LEN: usize = RAW_LEN - 4;
+const RAW_AT: usize = 13;
 
 /// "obMatJos2", then the security features (RFC 8489 section 18.1: bit 0, password algorithms, and bit 1, username
 /// anonymity, are the leftmost): 0xC00000 in base64.
@@ -36,13 +47,15 @@ pub(super) enum Standing {
     Stale,
     /// Never given to this client.
     Foreign,
+    /// Another worker has the allocation that the request names, and it alone knows whose nonces count.
+    ForOwner,
 }
 
 /// Who asks, under which settings.
 #[derive(Clone, Copy)]
 pub(super) struct Scope<'a> {
     pub(super) key: &'a [u8; 32],
-    pub(super) client: SocketAddr,
+    pub(super) client: IpAddr,
     pub(super) realm: &'a str,
     /// PASSWORD-ALGORITHMS as announced; part of the MAC, so that a reload that changes them makes new nonces.
     pub(super) algorithms: &'a [u8],
@@ -53,25 +66,22 @@ pub(super) struct Scope<'a> {
 impl Scope<'_> {
     pub(super) fn issue(&self, unix: u64) -> [u8; LEN] {
         let time = truncate(unix).to_be_bytes();
-        let mut raw = [0; 12];
+        let mut raw = [0; RAW_LEN];
         raw[..4].copy_from_slice(&time);
         raw[4..].copy_from_slice(&self.mac(time));
         let mut nonce = [0; LEN];
-        nonce[..13].copy_from_slice(self.cookie());
-        // 12 bytes are 16 characters, for which the slice has exactly room.
-        let written = STANDARD_NO_PAD.encode_slice(raw, &mut nonce[13..]);
-        debug_assert_eq!(written, Ok(16));
+        nonce[..RAW_AT].copy_from_slice(self.cookie());
+        // 11 bytes are 15 characters, for which the slice has exactly room.
+        let written = STANDARD_NO_PAD.encode_slice(raw, &mut nonce[RAW_AT..]);
+        debug_assert_eq!(written, Ok(15));
         nonce
     }
 
     pub(super) fn judge(&self, nonce: &[u8], unix: u64, lifetime: u32) -> Standing {
-        let mut raw = [0; 12];
-        let genuine = nonce.len() == LEN
-            && nonce.starts_with(self.cookie())
-            && STANDARD_NO_PAD.decode_slice(&nonce[13..], &mut raw) == Ok(12);
-        let [t0, t1, t2, t3, mac @ ..] = raw;
-        let time = [t0, t1, t2, t3];
-        if !genuine || !bool::from(self.mac(time).ct_eq(&mac)) {
+        let Some((time, mac)) = open(nonce).filter(|_| nonce.starts_with(self.cookie())) else {
+            return Standing::Foreign;
+        };
+        if !bool::from(self.mac(time).ct_eq(&mac)) {
             return Standing::Foreign;
         }
         // Wraps every 136 years, and counts a nonce of the future, after the clock was set back, as stale.
@@ -83,28 +93,45 @@ impl Scope<'_> {
         if self.anonymity { COOKIE_WITH_ANONYMITY } else { COOKIE }
     }
 
-    fn mac(&self, time: [u8; 4]) -> [u8; 8] {
+    fn mac(&self, time: [u8; 4]) -> [u8; MAC_LEN] {
         let mut hmac =
             <Hmac<Sha256> as hmac::Mac>::new_from_slice(self.key).expect("an HMAC takes a key of any length");
         hmac.update(&time);
-        let ip = match self.client.ip() {
-            IpAddr::V4(ip) => ip.to_ipv6_mapped(),
-            IpAddr::V6(ip) => ip,
-        };
-        hmac.update(&ip.octets());
-        hmac.update(&self.client.port().to_be_bytes());
+        hmac.update(&network(self.client).octets());
         hmac.update(self.cookie());
         hmac.update(&(self.algorithms.len() as u64).to_be_bytes());
         hmac.update(self.algorithms);
         hmac.update(self.realm.as_bytes());
-        let mut mac = [0; 8];
-        mac.copy_from_slice(&hmac.finalize().into_bytes()[..8]);
+        let mut mac = [0; MAC_LEN];
+        mac.copy_from_slice(&hmac.finalize().into_bytes()[..MAC_LEN]);
         mac
     }
 }
 
+/// When a nonce was issued that has been judged to be ours: the lower 32 bits of Unix seconds.
+pub(super) fn issued(nonce: &[u8]) -> Option<u32> {
+    open(nonce).map(|(time, _)| u32::from_be_bytes(time))
+}
+
+/// Time and MAC.
+fn open(nonce: &[u8]) -> Option<([u8; 4], [u8; MAC_LEN])> {
+    let mut raw = [0; RAW_LEN];
+    let whole = nonce.len() == LEN && STANDARD_NO_PAD.decode_slice(&nonce[RAW_AT..], &mut raw) == Ok(RAW_LEN);
+    let [t0, t1, t2, t3, mac @ ..] = raw;
+    whole.then_some(([t0, t1, t2, t3], mac))
+}
+
+/// What one client keeps, whatever its port: an IPv4 address, or the /64 in which an IPv6 host draws its addresses (RFC 8981).
+/// The former as its mapped address, which no client of ours has.
+fn network(ip: IpAddr) -> Ipv6Addr {
+    match ip {
+        IpAddr::V4(ip) => ip.to_ipv6_mapped(),
+        IpAddr::V6(ip) => Ipv6Addr::from_bits(ip.to_bits() & !0 << 64),
+    }
+}
+
 #[expect(clippy::cast_possible_truncation, reason = "the difference of two times is what counts")]
-const fn truncate(unix: u64) -> u32 {
+pub(super) const fn truncate(unix: u64) -> u32 {
     unix as u32
 }
 
@@ -115,7 +142,7 @@ mod tests {
     fn scope(key: &[u8; 32]) -> Scope<'_> {
         Scope {
             key,
-            client: "192.0.2.1:1000".parse().unwrap(),
+            client: "192.0.2.1".parse().unwrap(),
             realm: "example.org",
             algorithms: &[0, 2, 0, 0],
             anonymity: true,
@@ -133,14 +160,14 @@ mod tests {
     }
 
     #[test]
-    fn a_nonce_holds_for_one_key_client_realm_and_set_of_algorithms() {
+    fn a_nonce_holds_for_one_key_address_realm_and_set_of_algorithms() {
         let key = [7; 32];
         let scope = scope(&key);
         let nonce = scope.issue(1000);
         let others = [
             Scope { key: &[8; 32], ..scope },
-            Scope { client: "192.0.2.1:1001".parse().unwrap(), ..scope },
-            Scope { client: "192.0.2.2:1000".parse().unwrap(), ..scope },
+            Scope { client: "192.0.2.2".parse().unwrap(), ..scope },
+            Scope { client: "::c000:201".parse().unwrap(), ..scope },
             Scope { realm: "example.com", ..scope },
             Scope { algorithms: &[0, 1, 0, 0], ..scope },
             Scope { anonymity: false, ..scope },
@@ -148,6 +175,28 @@ mod tests {
         for other in others {
             assert_eq!(other.judge(&nonce, 1000, 3600), Standing::Foreign);
         }
+    }
+
+    #[test]
+    fn a_nonce_holds_for_all_of_an_ipv6_subnet_and_no_other() {
+        let key = [7; 32];
+        let of = |client: &str| Scope { client: client.parse().unwrap(), ..scope(&key) };
+        let nonce = of("2001:db8:0:1::a").issue(1000);
+        for (client, standing) in [
+            ("2001:db8:0:1:ffff:ffff:ffff:ffff", Standing::Fresh),
+            ("2001:db8:0:2::a", Standing::Foreign),
+            ("2001:db8:0:0:ffff:ffff:ffff:ffff", Standing::Foreign),
+        ] {
+            assert_eq!(of(client).judge(&nonce, 1000, 3600), standing, "{client}");
+        }
+    }
+
+    #[test]
+    fn a_nonce_says_when_it_was_issued() {
+        let key = [7; 32];
+        assert_eq!(issued(&scope(&key).issue(1_800_000_000)), Some(1_800_000_000));
+        assert_eq!(issued(NONE), None);
+        assert_eq!(scope(&key).judge(NONE, 1000, 3600), Standing::Foreign);
     }
 
     #[test]

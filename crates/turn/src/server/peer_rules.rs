@@ -83,7 +83,49 @@ pub struct PeerRules {
     pub own: Vec<SocketAddr>,
 }
 
+/// By what a peer is refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PeerDenial {
+    /// A deny rule.
+    Rule(Cidr),
+    /// It is an endpoint of this server, and those are no peers by default.
+    Own,
+    /// No rule allows its special range, and those are refused by default.
+    Special,
+}
+
+impl PeerDenial {
+    /// The values of a label in metrics, in the order of [`PeerDenial::index`].
+    pub const NAMES: [&'static str; 3] = ["rule", "own", "special"];
+
+    /// Which of [`PeerDenial::NAMES`].
+    #[must_use]
+    pub const fn index(self) -> usize {
+        match self {
+            Self::Rule(_) => 0,
+            Self::Own => 1,
+            Self::Special => 2,
+        }
+    }
+}
+
 impl PeerRules {
+    /// By what a peer is refused that is not permitted.
+    #[must_use]
+    pub fn denial(&self, peer: SocketAddr) -> PeerDenial {
+        let ip = canonical_ip(peer.ip());
+        let embedded = match ip {
+            IpAddr::V4(_) => [None; 3],
+            IpAddr::V6(ip) => embedded_v4(ip),
+        };
+        let spellings = || embedded.iter().flatten().map(|embedded| IpAddr::V4(embedded.ip)).chain([ip]);
+        match self.deny.iter().find(|rule| spellings().any(|ip| rule.contains(ip))) {
+            Some(rule) => PeerDenial::Rule(*rule),
+            None if self.permits(ip) => PeerDenial::Own,
+            None => PeerDenial::Special,
+        }
+    }
+
     /// Whether this peer may be relayed to: its address is permitted, and it is none of our own listeners.
     #[must_use]
     #[inline]
@@ -297,6 +339,24 @@ mod tests {
             ("::ffff:10.1.0.1", false),
         ] {
             assert_eq!(rules.permits(peer.parse().unwrap()), permitted, "{peer}");
+        }
+    }
+
+    #[test]
+    fn a_denial_says_whether_a_rule_or_the_default_refuses() {
+        let own = "198.41.0.4:3478".parse().unwrap();
+        let rules = PeerRules { allow: vec![], deny: vec![cidr("8.8.0.0/16")], own: vec![own] };
+        for (peer, by) in [
+            ("8.8.8.8:9", PeerDenial::Rule(cidr("8.8.0.0/16"))),
+            ("[64:ff9b::8.8.8.8]:9", PeerDenial::Rule(cidr("8.8.0.0/16"))),
+            ("10.0.0.1:9", PeerDenial::Special),
+            ("[::ffff:10.0.0.1]:9", PeerDenial::Special),
+            ("[2002:0a00:0001::]:9", PeerDenial::Special),
+            ("198.41.0.4:3478", PeerDenial::Own),
+        ] {
+            let peer: SocketAddr = peer.parse().unwrap();
+            assert!(!rules.permits_endpoint(peer), "{peer}");
+            assert_eq!(rules.denial(peer), by, "{peer}");
         }
     }
 

@@ -31,7 +31,7 @@ pub struct Realm {
 
 /// What requests need to know of one realm.
 pub(super) struct Terms {
-    /// Shared with the allocations made in the realm, which may outlive its configuration.
+    /// Shared with the allocations made in the realm.
     pub(super) name: Arc<str>,
     /// PASSWORD-ALGORITHMS.
     pub(super) algorithms: &'static [u8],

@@ -23,11 +23,8 @@ impl<G: Gate> Server<G> {
             self.stats.retransmits += 1;
             return self.refreshed(request, who, 0, None);
         }
-        let presented = request.get(attribute::MOBILITY_TICKET);
-        let found = match presented {
-            Some(ticket) => {
-                self.presented(now, client, request, who, ticket).map(|(index, spent)| (index, Some(spent)))
-            }
+        let found = match request.get(attribute::MOBILITY_TICKET) {
+            Some(_) => self.presented(now, client, request, who).map(|(index, spent)| (index, Some(spent))),
             None => self.owned(now, client, request, who).map(|index| (index, None)),
         };
         let (index, spent) = match found {
@@ -107,10 +104,7 @@ impl<G: Gate> Server<G> {
         if let Some(ticket) = ticket {
             response.attribute(attribute::MOBILITY_TICKET, &ticket);
         }
-        if let Some(software) = &self.config.software {
-            response.attribute(attribute::SOFTWARE, software.as_bytes());
-        }
-        response.finish(who.signer.as_ref(), request.fingerprint);
+        response.sign(who.signer.as_ref(), self.config.software.as_deref(), request.fingerprint);
         Answer::Reply
     }
 }

@@ -1,29 +1,35 @@
-//! How often a refused credential may become an effect, and so a log line: a token bucket.
+//! How often a refusal may become an effect, and so a log line. By source, so that nobody keeps another's out of the log.
 
-/// Effects a second, on average.
-const RATE: u64 = 20;
-/// Effects at once.
-const BURST: u64 = 50;
-/// One token, in milliseconds.
-const COST_MS: u64 = 1000 / RATE;
+use std::net::IpAddr;
 
-#[derive(Default)]
+use crate::rates::{Rate, Rates};
+
+/// Twenty of one address at once, and then one a second.
+const EACH: Rate = Rate::new(20, 1000);
+/// Of all of them: what a log can be asked to take from one worker.
+const TOTAL: Rate = Rate::new(200, 10);
+/// More than can have something in their buckets at the same time.
+const MOST: usize = 4096;
+
 pub(super) struct Refusals {
-    /// The bucket as a time: it is full when this lies in the past, empty when `BURST` costs ahead.
-    drained_ms: u64,
+    rates: Rates,
     suppressed: u64,
 }
 
+impl Default for Refusals {
+    fn default() -> Self {
+        Self { rates: Rates::new(EACH, TOTAL, MOST), suppressed: 0 }
+    }
+}
+
 impl Refusals {
-    /// `Some(how many were suppressed since the last)` if this one may become an effect.
-    pub(super) fn admit(&mut self, now_ms: u64) -> Option<u64> {
-        let drained_ms = self.drained_ms.max(now_ms) + COST_MS;
-        if drained_ms > now_ms + BURST * COST_MS {
-            self.suppressed += 1;
-            return None;
+    /// `Some(how many were suppressed since the last, whoever's they were)` if this one may become an effect.
+    pub(super) fn admit(&mut self, now_ms: u64, source: IpAddr) -> Option<u64> {
+        if self.rates.admit_address(now_ms.saturating_mul(1000), source) {
+            return Some(std::mem::take(&mut self.suppressed));
         }
-        self.drained_ms = drained_ms;
-        Some(std::mem::take(&mut self.suppressed))
+        self.suppressed += 1;
+        None
     }
 }
 
@@ -32,14 +38,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn fifty_at_once_then_twenty_a_second_and_the_rest_is_counted() {
+    fn one_source_cannot_silence_another_and_what_is_suppressed_is_counted() {
         let mut refusals = Refusals::default();
-        let mut admitted =
-            |now_ms, tries| (0..tries).filter_map(|_| refusals.admit(now_ms)).collect::<Vec<_>>();
-        assert_eq!(admitted(5000, 1000), vec![0; 50]);
-        let later = admitted(6000, 1000);
-        assert_eq!(later.len(), 20);
-        assert_eq!(later[0], 950);
-        assert_eq!(later[1..], [0; 19]);
+        let mut admitted = |now_ms, source: &str, tries| {
+            let source = source.parse().unwrap();
+            (0..tries).filter_map(|_| refusals.admit(now_ms, source)).collect::<Vec<_>>()
+        };
+        assert_eq!(admitted(5000, "192.0.2.1", 100_000), vec![0; 20]);
+        assert_eq!(admitted(5000, "198.51.100.1", 2), [99_980, 0]);
+        assert_eq!(admitted(6000, "192.0.2.1", 1000), [0]);
+        assert_eq!(admitted(7000, "192.0.2.1", 1), [999]);
     }
 }

@@ -13,6 +13,7 @@ use super::{DropReason, Family, attribute};
 pub const MAX_REQUEST_LEN: usize = 4096;
 
 pub(super) const HEADER_LEN: usize = 20;
+pub(super) const FINGERPRINT_LEN: usize = 8;
 pub(super) const COOKIE: [u8; 4] = [0x21, 0x12, 0xA4, 0x42];
 
 /// What a request asks for.
@@ -151,6 +152,11 @@ impl<'a> Request<'a> {
             .map(|(_, value)| read_xor_address(value, self.transaction))
     }
 
+    /// In bytes.
+    pub(super) fn len_without_fingerprint(&self) -> usize {
+        self.bytes.len() - if self.fingerprint { FINGERPRINT_LEN } else { 0 }
+    }
+
     /// Those that count, in order.
     fn attributes(&self) -> impl Iterator<Item = (u16, &'a [u8])> + use<'a> {
         Walk { message: &self.bytes[..self.end], offset: HEADER_LEN }
@@ -166,7 +172,7 @@ impl<'a> Request<'a> {
                     self.end = self.end.min(offset);
                     self.fingerprint = true;
                     // RFC 8489 section 14.7: "the FINGERPRINT attribute MUST be the last attribute in the message".
-                    if offset + 8 != self.bytes.len() {
+                    if offset + FINGERPRINT_LEN != self.bytes.len() {
                         return Err(DropReason::Malformed);
                     }
                 }

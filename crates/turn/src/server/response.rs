@@ -100,11 +100,25 @@ impl<'b> Response<'b> {
         }
     }
 
-    /// Signs, appends FINGERPRINT if wanted, and sets the length.
-    pub(super) fn finish(self, signer: Option<&Signer>, fingerprint: bool) {
+    /// Appends SOFTWARE and signs, if there is a signer, and completes it. The two go together: a signed answer goes to a client
+    /// that has authenticated, and to any other each byte is one more that a forged source address makes us send.
+    pub(super) fn sign(mut self, signer: Option<&Signer>, software: Option<&str>, fingerprint: bool) {
         if let Some(Signer { key, mac }) = signer {
+            if let Some(software) = software {
+                self.attribute(attribute::SOFTWARE, software.as_bytes());
+            }
             integrity::sign(self.buffer, key, *mac);
         }
+        self.finish(fingerprint);
+    }
+
+    /// Bytes so far.
+    pub(super) fn len(&self) -> usize {
+        self.buffer.len()
+    }
+
+    /// Appends FINGERPRINT if wanted, and sets the length.
+    pub(super) fn finish(self, fingerprint: bool) {
         if fingerprint {
             integrity::append_fingerprint(self.buffer);
         }

@@ -1,6 +1,6 @@
 //! Counters of one worker: plain integers, cheap enough for the packet path.
 
-use super::{ClosedReason, CredentialRefusal, DropReason, QuotaRefusal, request::Method};
+use super::{ClosedReason, CredentialRefusal, DropReason, PeerDenial, QuotaRefusal, request::Method};
 
 /// Error codes that the server answers with (RFC 8489 section 14.8, RFC 8656 section 19, RFC 6062 section 6.3, RFC 8016 section 3.4), in the order of
 /// [`Stats::errors`].
@@ -56,6 +56,8 @@ pub struct Stats {
     pub allocations_closed: [u64; 5],
     /// Credentials refused: no such user, expired, wrong key, wrong realm, wrong user, access token.
     pub credentials_refused: [u64; 6],
+    /// Requests refused for the sake of a peer (403), in the order of [`PeerDenial::NAMES`].
+    pub peer_refusals: [u64; PeerDenial::NAMES.len()],
     /// Allocations refused by quota: of the user, in total.
     pub quota_refusals: [u64; 2],
     /// Requests refused because the allocation had all the permissions it may have.
@@ -275,6 +277,7 @@ impl Stats {
                 CREDENTIALS.iter().copied(),
                 &self.credentials_refused,
             ))
+            .chain(labelled("peer_refusals", "by", PeerDenial::NAMES.iter().copied(), &self.peer_refusals))
             .chain(labelled(
                 "peer_connections",
                 "event",
@@ -314,6 +317,7 @@ impl Stats {
             allocations_opened,
             allocations_closed,
             credentials_refused,
+            peer_refusals,
             quota_refusals,
             permission_limit,
             channel_limit,
@@ -344,6 +348,7 @@ impl Stats {
         add(&mut self.drops, drops);
         add(&mut self.allocations_closed, allocations_closed);
         add(&mut self.credentials_refused, credentials_refused);
+        add(&mut self.peer_refusals, peer_refusals);
         add(&mut self.quota_refusals, quota_refusals);
         add(&mut self.connection_events, connection_events);
         add(&mut self.connection_refusals, connection_refusals);

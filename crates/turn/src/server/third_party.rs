@@ -12,6 +12,7 @@ use turnpike_wire::integrity::{self, Key, Mac};
 use super::{
     Answer, Client, CredentialRefusal, DropReason, Gate, Server, TokenProblem, User, attribute,
     mobility::Fetch,
+    nonce::Standing,
     realm::Terms,
     request::{Method, Request},
 };
@@ -88,7 +89,8 @@ pub(super) struct Proof {
 
 impl<G: Gate> Server<G> {
     /// Verifies a request by its token, or by that of its allocation. `None` where it is no matter of tokens: a user with a
-    /// password. An answer where another worker has that allocation. The nonce has been found to be ours.
+    /// password. An answer where another worker has that allocation.
+    #[expect(clippy::too_many_arguments, reason = "what is known of the request so far")]
     pub(super) fn check_token(
         &mut self,
         now: Now,
@@ -97,6 +99,7 @@ impl<G: Gate> Server<G> {
         realm: &Terms,
         user: User<'_>,
         mac: Mac,
+        standing: Standing,
     ) -> Result<Option<Result<Proof, CredentialRefusal>>, Answer> {
         let User::Name(kid) = user else { return Ok(None) };
         let config = Arc::clone(&self.config);
@@ -105,14 +108,15 @@ impl<G: Gate> Server<G> {
             let shown = || check_shown(settings, now, request, realm, kid, token, mac);
             return Ok(realm.third_party.then(shown));
         }
-        // Whoever names a key that is configured is no user with a password.
-        let by_token = settings.issuer(kid, realm).is_some();
+        // Whoever names a key that is configured is no user with a password. Key names are no secret: another worker is not troubled
+        // but with a nonce of ours.
+        let by_token = standing != Standing::ForOwner && settings.issuer(kid, realm).is_some();
         let index = self.holder(now, client, request, by_token)?;
         let found = index.and_then(|index| self.table.at(index)).map(|(_, allocation)| allocation);
         let Some((allocation, grant)) = found.and_then(|it| Some((&*it, it.grant.as_ref()?))) else {
             return Ok(None);
         };
-        if *allocation.username != *kid || !allocation.is_in(&realm.name, &self.realms) {
+        if *allocation.username != *kid || !allocation.is_in(&realm.name) {
             return Ok(None);
         }
         let (grant, identity) = (grant.clone(), allocation.identity().into());

@@ -4,7 +4,7 @@ use std::{net::SocketAddr, sync::Arc};
 
 use turnpike_wire::indication::MAX_HEADER_LEN;
 
-use super::{ConnectRequest, ConnectionId, DropReason, MoveRequest};
+use super::{ConnectRequest, ConnectionId, DropReason, MoveRequest, PeerDenial, Transport};
 
 /// A client-facing socket of this worker, numbered by the runtime.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -226,6 +226,14 @@ pub enum Effect {
         realm: Arc<str>,
         /// The username that authenticated it.
         username: Box<str>,
+        /// Whom quotas count, where that is another name.
+        identity: Option<Box<str>>,
+        /// The relayed transport addresses that it had, IPv4 first; none if it ended before there were any.
+        relayed: [Option<SocketAddr>; 2],
+        /// Between the client and the server, where the client was last.
+        transport: Transport,
+        /// Between the server and peers.
+        relay_transport: RelayTransport,
         /// Why.
         reason: ClosedReason,
         /// Whether the client had gone before, so that its 5-tuple may be somebody else's by now.
@@ -279,6 +287,22 @@ pub enum Effect {
         username: Box<str>,
         /// Why.
         why: CredentialRefusal,
+        /// How many more were refused without an effect.
+        suppressed: u64,
+    },
+    /// A request named a peer that may not be relayed to (403); for a log line. Their rate is bounded as that of
+    /// [`Effect::Refused`] is.
+    PeerRefused {
+        /// Who asked.
+        client: Client,
+        /// The realm of that user.
+        realm: Arc<str>,
+        /// The username that authenticated the request.
+        username: Box<str>,
+        /// The peer; port 0 where the request had none.
+        peer: SocketAddr,
+        /// By what.
+        by: PeerDenial,
         /// How many more were refused without an effect.
         suppressed: u64,
     },

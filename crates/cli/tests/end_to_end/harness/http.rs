@@ -9,10 +9,15 @@ use super::SOON;
 
 /// Status and body of a GET.
 pub(crate) fn get(server: SocketAddr, path: &str) -> io::Result<(u16, String)> {
+    get_as(server, path, &server.to_string())
+}
+
+/// The same by a name of the server's.
+pub(crate) fn get_as(server: SocketAddr, path: &str, host: &str) -> io::Result<(u16, String)> {
     let mut stream = TcpStream::connect_timeout(&server, SOON)?;
     stream.set_read_timeout(Some(SOON))?;
     // 1.0: the answer ends with the connection and is never chunked.
-    write!(stream, "GET {path} HTTP/1.0\r\nHost: {server}\r\n\r\n")?;
+    write!(stream, "GET {path} HTTP/1.0\r\nHost: {host}\r\n\r\n")?;
     let mut answer = String::new();
     stream.read_to_string(&mut answer)?;
     let (head, body) = answer.split_once("\r\n\r\n").ok_or(io::ErrorKind::InvalidData)?;

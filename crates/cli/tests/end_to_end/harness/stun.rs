@@ -1,7 +1,7 @@
 //! A bare STUN client that writes its bytes by hand: an oracle that shares no code with what is tested, and can send what
 //! no honest client would.
 
-use std::net::{SocketAddr, UdpSocket};
+use std::net::{IpAddr, SocketAddr, UdpSocket};
 
 use hmac::{Hmac, Mac};
 use md5::{Digest, Md5};
@@ -42,7 +42,11 @@ pub(crate) struct Challenge {
 
 impl Stun {
     pub(crate) fn new(server: SocketAddr) -> Self {
-        let local = if server.is_ipv4() { V4 } else { V6 };
+        Self::from(if server.is_ipv4() { V4 } else { V6 }, server)
+    }
+
+    /// From this address of ours.
+    pub(crate) fn from(local: IpAddr, server: SocketAddr) -> Self {
         let socket = UdpSocket::bind((local, 0)).expect("loopback has a free port");
         socket.connect(server).expect("loopback has a route");
         socket.set_read_timeout(Some(SOON)).expect("not zero");
@@ -69,16 +73,8 @@ impl Stun {
 
     /// Asks for an allocation as `username` with a MESSAGE-INTEGRITY that no key makes; the error code of the answer.
     pub(crate) fn forge(&mut self, username: &str, realm: &[u8], nonce: &[u8]) -> Option<u16> {
-        self.send(
-            ALLOCATE,
-            &[
-                (REQUESTED_TRANSPORT, &UDP),
-                (USERNAME, username.as_bytes()),
-                (REALM, realm),
-                (NONCE, nonce),
-                (MESSAGE_INTEGRITY, &[0x5A; 20]),
-            ],
-        );
+        self.requests = self.requests.wrapping_add(1);
+        self.send_raw(&forged_request(self.requests, username, realm, nonce));
         self.receive().expect("a request is answered").error()
     }
 
@@ -120,6 +116,21 @@ impl Stun {
         let _ = self.socket.send(&message);
         message.len()
     }
+}
+
+/// An Allocate request with a MESSAGE-INTEGRITY that no key makes.
+pub(crate) fn forged_request(id: u8, username: &str, realm: &[u8], nonce: &[u8]) -> Vec<u8> {
+    write(
+        ALLOCATE,
+        id,
+        &[
+            (REQUESTED_TRANSPORT, &UDP),
+            (USERNAME, username.as_bytes()),
+            (REALM, realm),
+            (NONCE, nonce),
+            (MESSAGE_INTEGRITY, &[0x5A; 20]),
+        ],
+    )
 }
 
 /// An Allocate request; with credentials, signed as RFC 8489 section 9.2.2 has it with an MD5 key.

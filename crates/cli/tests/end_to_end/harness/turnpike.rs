@@ -88,6 +88,11 @@ impl Serve {
         found.into_iter().find(|address| address.ip() == ip).unwrap_or_else(|| panic!("no {label}{ip}"))
     }
 
+    /// Where the admin page is.
+    pub(crate) fn admin(&self) -> SocketAddr {
+        self.admin
+    }
+
     /// The status of `/healthz`, if the admin page is there.
     pub(crate) fn health(&self) -> Option<u16> {
         http::get(self.admin, "/healthz").ok().map(|(status, _)| status)

@@ -222,3 +222,19 @@ fn an_allocation_that_comes_after_its_client_has_gone_is_kept_for_its_return() {
     moves(&mut owner, &mut here, client(2));
     assert_eq!(here.server.stats().mobility[MobilityEvent::Kept as usize], 0);
 }
+
+/// A reload reaches one worker after the other.
+#[test]
+fn an_allocation_that_comes_from_a_realm_that_is_no_more_here_ends() {
+    let [mut owner, mut here] = workers();
+    let refresh = mobile(&mut owner);
+    present(&mut here, client(2), &refresh);
+    assert_eq!((read(&mut owner), read(&mut here)), (1, 1));
+    let renamed =
+        ServerConfig { realm: "renamed".to_owned(), authenticate: false, ..ServerConfig::default() };
+    here.server.reconfigure(NOW, Arc::new(renamed));
+    let request = asks(&mut here, client(2)).unwrap();
+    here.ask_for(request, Vec::new());
+    assert_eq!((read(&mut owner), read(&mut here)), (1, 1));
+    assert_eq!((owner.server.allocations(), here.server.allocations()), (0, 0));
+}

@@ -1,0 +1,110 @@
+//! The admin page beside the relay when descriptors are few: neither takes what the other needs.
+
+use std::{
+    io::Write,
+    net::{SocketAddr, TcpStream},
+    process::Command,
+};
+
+use super::harness::{Dir, Load, Serve, V4, eventually, free_port, http, skip};
+
+/// Runs `inside` in a process that may have 1,024 descriptors and cannot raise that, as its children cannot; `test` is its path.
+fn with_few_descriptors(test: &str, inside: fn()) {
+    const INSIDE: &str = "TURNPIKE_TEST_FEW_DESCRIPTORS";
+    if std::env::var_os(INSIDE).is_some() {
+        return inside();
+    }
+    let own = std::env::current_exe().expect("this program");
+    // Root may raise every limit, but for who has given that up.
+    let script = "ulimit -n 1024 || exit 9; \
+                  if [ \"$(id -u)\" = 0 ]; then exec setpriv --bounding-set=-sys_resource -- \"$0\" \"$@\"; fi; \
+                  exec \"$0\" \"$@\"";
+    let output = Command::new("sh")
+        .args(["-c", script])
+        .arg(own)
+        .args(["--exact", test, "--nocapture", "--test-threads=1"])
+        .env(INSIDE, "1")
+        .output()
+        .expect("every Linux has sh");
+    let text =
+        String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
+    if text.contains("setpriv: ") || matches!(output.status.code(), Some(9 | 127)) {
+        return skip(&format!("cannot give up raising limits: {text}"));
+    }
+    assert!(output.status.success() && text.contains("1 passed"), "{text}");
+}
+
+fn connect_to(address: SocketAddr, said: &[u8]) -> TcpStream {
+    let mut stream = TcpStream::connect(address).expect("it listens");
+    stream.write_all(said).expect("it is open");
+    stream
+}
+
+fn max_descriptors(serve: &Serve) -> u64 {
+    serve.metrics().sum("turnpike_process_max_fds", "")
+}
+
+#[test]
+fn eight_hundred_unfinished_requests_leave_the_relay_its_descriptors() {
+    with_few_descriptors(
+        "admin_http::eight_hundred_unfinished_requests_leave_the_relay_its_descriptors",
+        || {
+            let serve = Serve::start(&["--workers", "1"]);
+            assert_eq!(max_descriptors(&serve), 1024);
+            let unfinished: Vec<TcpStream> =
+                (0..800).map(|_| connect_to(serve.admin(), b"GET /metrics HTTP/1.1\r\nHost: lo")).collect();
+            eventually("all but a few are closed", || {
+                let closed =
+                    serve.metrics().sum("turnpike_admin_connections_closed_total", "reason=\"crowded\"");
+                (closed >= 760).then_some(())
+            });
+            assert!(serve.metrics().sum("turnpike_process_open_fds", "") < 150);
+            let load = Load::new(serve.address(V4))
+                .to(SocketAddr::new(V4, free_port(V4)))
+                .with(&["--clients", "16", "--rate", "100", "--duration", "1"])
+                .run();
+            assert!(!load.output().contains("508"), "{}", load.output());
+            assert!(serve.metrics().sum("turnpike_allocations_opened_total", "") >= 16, "{}", load.output());
+            assert_eq!(serve.metrics().sum("turnpike_files_exhausted_total", ""), 0);
+            assert_eq!(serve.health(), Some(200));
+            drop(unfinished);
+        },
+    );
+}
+
+#[test]
+fn clients_that_take_every_descriptor_leave_the_admin_page_its_own() {
+    with_few_descriptors(
+        "admin_http::clients_that_take_every_descriptor_leave_the_admin_page_its_own",
+        || {
+            let dir = Dir::new();
+            let text = "[limits]\nidle_connections_per_address = 4096\nfirst_message = 600\n";
+            let file = dir.file("turnpike.toml", text);
+            let serve =
+                Serve::start(&["--workers", "1", "-c", file.to_str().expect("our own path is UTF-8")]);
+            assert_eq!(max_descriptors(&serve), 1024);
+            // The first byte of a STUN message: the connection is accepted, and waits for more. This process has 1,024 as well.
+            let there = serve.address_of("tcp", V4);
+            let _crowd: Vec<TcpStream> = (0..985).map(|_| connect_to(there, &[0])).collect();
+            eventually("the listener rests", || {
+                (serve.metrics().sum("turnpike_accept_pauses_total", "") > 0).then_some(())
+            });
+            assert!(serve.metrics().sum("turnpike_process_open_fds", "") >= 1024 - 48);
+            for _ in 0..3 {
+                assert_eq!(serve.health(), Some(200));
+            }
+        },
+    );
+}
+
+#[test]
+fn a_page_asked_for_by_a_strangers_name_is_refused_and_by_one_that_is_configured_it_is_not() {
+    let dir = Dir::new();
+    let file = dir.file("turnpike.toml", "[admin]\nhosts = [\"turn1.example.org\"]\n");
+    let serve = Serve::start(&["-c", file.to_str().expect("our own path is UTF-8")]);
+    let status = |host: &str| http::get_as(serve.admin(), "/metrics", host).expect("an answer").0;
+    assert_eq!(status("rebound.example"), 421);
+    assert_eq!(status("turn1.example.org:9641"), 200);
+    assert_eq!(status("localhost"), 200);
+    assert_eq!(status("192.0.2.1:80"), 200);
+}

@@ -1,0 +1,79 @@
+//! How much is said and how it looks: `-v`, `-q`, `--log-format`, and colours, which are for terminals of those who want them.
+
+use std::process::Command;
+
+use super::harness::{
+    Forward, Load, Program, Serve, V4, connect, eventually, installed, say, skip, tcp_echo,
+};
+
+#[test]
+fn v_says_more_and_q_says_less() {
+    let mut serve = Serve::start(&["-v"]);
+    let run =
+        Load::new(serve.address(V4)).with(&["--mode", "allocate", "--rate", "5", "--duration", "1"]).run();
+    assert_eq!(run.code, Some(0), "{}", run.output());
+    serve.program.line_with("session opened");
+
+    let target = tcp_echo();
+    let rule = format!("tcp://127.0.0.1:19201={target}?name=a&deny=127.0.0.2");
+    for (flags, ended) in [(&["-q"][..], false), (&["-qq"], false), (&[], true)] {
+        let forward =
+            Program::start(super::harness::turnpike(&["forward", "--admin", "off", &rule]).args(flags));
+        let mut stream = eventually("it listens", || std::net::TcpStream::connect("127.0.0.1:19201").ok());
+        assert_eq!(say(&mut stream, "hello"), "hello");
+        drop(stream);
+        forward.signal("INT");
+        let forward = forward.wait(super::harness::SOON);
+        assert_eq!(forward.stderr.contains("connection ended"), ended, "{flags:?}: {}", forward.stderr);
+        assert_eq!(forward.stderr.contains("listening"), ended, "{flags:?}: {}", forward.stderr);
+    }
+}
+
+#[test]
+fn a_level_is_said_in_one_way_only() {
+    for command in ["serve", "forward"] {
+        for flags in [&["-v", "-q"][..], &["-v", "--log", "info"], &["-q", "--log", "info"]] {
+            let mut program = super::harness::turnpike(&[command]);
+            let run = Program::run(program.args(flags));
+            assert_eq!(run.code, Some(2), "{command} {flags:?}: {}", run.output());
+            assert!(run.stderr.contains("cannot be used with"), "{}", run.output());
+        }
+        let run = Program::run(&mut super::harness::turnpike(&[command, "--log-format", "xml"]));
+        assert_eq!(run.code, Some(2), "{}", run.output());
+        assert!(run.stderr.contains("--log-format") && run.stderr.contains("json"), "{}", run.output());
+    }
+}
+
+#[test]
+fn the_format_is_chosen_by_a_flag_too() {
+    let mut forward =
+        Forward::start(&[&format!("tcp://127.0.0.1:0={}?name=a", tcp_echo()), "--log-format", "json"]);
+    let address = forward.address("rule a");
+    assert_eq!(say(&mut connect(address), "hello"), "hello");
+    let line = forward.program.line_with("connection ended");
+    assert!(line.starts_with('{') && line.ends_with('}'), "{line}");
+}
+
+/// Under `script`, which gives a program a terminal.
+#[test]
+fn colours_are_for_terminals_without_no_color() {
+    let Some(script) = installed("script") else { return skip("no script(1), which makes a terminal") };
+    let binary = env!("CARGO_BIN_EXE_turnpike");
+    let said = |no_color: Option<&str>| {
+        // It ends by itself, after its first lines: the relay address is nobody's (RFC 5737).
+        let shell =
+            format!("{binary} serve --listen 127.0.0.1:0 --admin off --user a:b --relay-ip 192.0.2.1");
+        let mut command = Command::new(&script);
+        command.args(["-qfec", &shell, "/dev/null"]).env_clear().env("SHELL", "/bin/sh").env("TERM", "xterm");
+        if let Some(value) = no_color {
+            command.env("NO_COLOR", value);
+        }
+        let output = Program::run(&mut command).stdout;
+        let first = output.lines().find(|line| line.contains("INFO")).map(str::to_owned);
+        first.unwrap_or_else(|| panic!("no line in {output}"))
+    };
+    assert!(said(None).contains('\u{1b}'), "coloured on a terminal");
+    assert!(said(Some("")).contains('\u{1b}'), "an empty value is none");
+    let plain = said(Some("1"));
+    assert!(!plain.contains('\u{1b}'), "{plain:?}");
+}

@@ -1,0 +1,223 @@
+//! What an experiment must be to run, beyond its form: every mistake is told at its key, and none ends the search for
+//! the next.
+
+use std::{collections::BTreeSet, path::Path, thread};
+
+use super::{Experiment, Format, Service, fill::Variables};
+use crate::{
+    error::LabError,
+    metric,
+    strict::{Document, nearest},
+    topology::spec::{Spec, is_plain},
+};
+
+impl Experiment {
+    /// Tells `document` all that is wrong with this.
+    pub(crate) fn check(&self, document: &mut Document) {
+        self.check_figures(document);
+        let spec = match self.topology() {
+            Ok(spec) => spec,
+            Err(error) => {
+                document.problem("topology", error.to_string());
+                // Names of namespaces and addresses cannot be judged without it.
+                self.check_services(None, document);
+                self.check_metrics(document);
+                return;
+            }
+        };
+        let known: BTreeSet<String> =
+            spec.iter().flat_map(|spec| &spec.namespace).map(|space| space.name.clone()).collect();
+        self.check_services(Some(&known), document);
+        self.check_metrics(document);
+        self.check_variables(spec.as_ref(), document);
+    }
+
+    fn check_figures(&self, document: &mut Document) {
+        if !is_plain(&self.name, 64) {
+            document.problem(
+                "name",
+                format!(
+                    "name \"{}\": expected lower case letters, digits and hyphens, a letter first",
+                    self.name
+                ),
+            );
+        }
+        if !(0.1..=3600.0).contains(&self.duration) {
+            document.problem("duration", format!("duration {}: expected 0.1 to 3600 seconds", self.duration));
+        }
+        for (name, value) in [("warmup", self.warmup), ("discard", self.discard)] {
+            if !(0.0..=600.0).contains(&value) {
+                document.problem(name, format!("{name} {value}: expected 0 to 600 seconds"));
+            }
+        }
+        if !(1..=1000).contains(&self.rounds) {
+            document.problem("rounds", format!("rounds {}: expected 1 to 1000", self.rounds));
+        }
+        let limits = self.limits();
+        if !(limits.late_p99_us > 0.0 && limits.late_p99_us.is_finite()) {
+            document.problem(
+                "limits.late_p99_us",
+                format!("late_p99_us {}: expected microseconds, above 0", limits.late_p99_us),
+            );
+        }
+        if !(0.0..=100.0).contains(&limits.steal_percent) {
+            document.problem(
+                "limits.steal_percent",
+                format!("steal_percent {}: expected 0 to 100", limits.steal_percent),
+            );
+        }
+        if self.subject.is_empty() {
+            document.problem("subject", "no [[subject]]: name at least one program to measure");
+        }
+        for name in self.sweep.iter().filter(|(_, values)| values.is_empty()).map(|(name, _)| name) {
+            document.problem(&format!("sweep.{name}"), format!("sweep.{name} has no values"));
+        }
+    }
+
+    /// All services, each with its path in the file.
+    fn placed_services(&self) -> impl Iterator<Item = (String, &Service)> {
+        let placed = |list: &'static str| move |(index, service)| (format!("{list}[{index}]"), service);
+        let helpers = self.helper.iter().enumerate().map(placed("helper"));
+        helpers.chain(self.subject.iter().enumerate().map(placed("subject")))
+    }
+
+    /// `spaces` are the names of namespaces, where they are known.
+    fn check_services(&self, spaces: Option<&BTreeSet<String>>, document: &mut Document) {
+        let mut names = BTreeSet::new();
+        let mut places = Vec::new();
+        for (path, service) in self.placed_services() {
+            let name = &service.name;
+            if !is_plain(name, 32) {
+                document.problem(
+                    &format!("{path}.name"),
+                    format!(
+                        "name \"{name}\": expected at most 32 lower case letters, digits and hyphens, a letter first"
+                    ),
+                );
+            } else if !names.insert(name) {
+                document.problem(&format!("{path}.name"), format!("\"{name}\" is named twice"));
+            }
+            if let Some(ready) = &service.ready {
+                if ready.probes() != 1 {
+                    document.problem(
+                        &format!("{path}.ready"),
+                        format!(
+                            "{name}: ready needs exactly one of stun, tcp, http, log, udp_port, tcp_port"
+                        ),
+                    );
+                }
+                places.push((format!("{path}.ready.from"), ready.from.as_ref()));
+            }
+            for file in service.files.keys().filter(|file| file.contains('/') || file.starts_with('.')) {
+                document.problem(
+                    &format!("{path}.files.{file}"),
+                    format!("{name}: file \"{file}\": expected a plain name"),
+                );
+            }
+            places.push((format!("{path}.namespace"), service.namespace.as_ref()));
+            check_cpus(name, service.cpus.as_deref(), &path, document);
+        }
+        check_cpus("the workload", self.workload.cpus.as_deref(), "workload", document);
+        places.push(("workload.namespace".to_owned(), self.workload.namespace.as_ref()));
+        let far_ends = self.workload.delivered_at.iter().enumerate();
+        places.extend(far_ends.map(|(index, name)| (format!("workload.delivered_at[{index}]"), Some(name))));
+        let Some(spaces) = spaces else { return };
+        for (path, name) in places {
+            if let Some(name) = name.filter(|name| !spaces.contains(*name)) {
+                document.problem(&path, no_namespace(name, spaces));
+            }
+        }
+    }
+
+    fn check_metrics(&self, document: &mut Document) {
+        let asked = self.metrics.iter().enumerate().map(|(index, name)| (format!("metrics[{index}]"), name));
+        for (path, name) in asked.chain([("metric".to_owned(), &self.metric)]) {
+            // A field makes a metric of its own.
+            let fields = &self.workload.fields;
+            if metric::find(name).is_some()
+                || fields.contains_key(name)
+                || document.is_wrong("workload.fields")
+            {
+                continue;
+            }
+            let known =
+                || metric::METRICS.iter().map(|metric| metric.name).chain(fields.keys().map(String::as_str));
+            let hint = nearest(name, known())
+                .map_or_else(String::new, |meant| format!("; did you mean \"{meant}\"?"));
+            let list = known().collect::<Vec<_>>().join(", ");
+            document.problem(&path, format!("no metric \"{name}\"{hint} (there are: {list})"));
+        }
+        if self.workload.format == Format::Json && self.workload.fields.is_empty() {
+            document.problem("workload.format", "workload.format = \"json\" needs workload.fields");
+        }
+    }
+
+    /// Every `{name}` of every command must stand for something, at each point of the sweep.
+    fn check_variables(&self, spec: Option<&Spec>, document: &mut Document) {
+        let addresses = spec.map(Spec::addresses).unwrap_or_default();
+        for point in self.points() {
+            let variables = Variables::new(self, &addresses, &point, Path::new("."));
+            let mut tell = |path: String, error: LabError| document.problem(&path, error.to_string());
+            for (path, service) in self.placed_services() {
+                for (key, command) in
+                    [("command", Some(&service.command)), ("version", service.version.as_ref())]
+                {
+                    if let Some(Err(error)) = command.map(|command| variables.command(command)) {
+                        tell(format!("{path}.{key}"), error);
+                    }
+                }
+                for (key, text) in service.clone().texts() {
+                    if let Err(error) = variables.text(text) {
+                        tell(format!("{path}.{key}"), error);
+                    }
+                }
+            }
+            if let Err(error) = variables.command(&self.workload.command) {
+                tell("workload.command".to_owned(), error);
+            }
+            let texts = self.workload.env.iter().map(|(name, text)| (format!("workload.env.{name}"), text));
+            for (path, text) in texts.chain([("workload.result".to_owned(), &self.workload.result)]) {
+                if let Err(error) = variables.text(text) {
+                    tell(path, error);
+                }
+            }
+        }
+    }
+}
+
+fn no_namespace(name: &str, spaces: &BTreeSet<String>) -> String {
+    if spaces.is_empty() {
+        return format!("namespace \"{name}\", but topology = \"host\" has none");
+    }
+    match nearest(name, spaces.iter().map(String::as_str)) {
+        Some(meant) => format!("no namespace \"{name}\"; did you mean \"{meant}\"?"),
+        None => format!(
+            "no namespace \"{name}\"; there are: {}",
+            spaces.iter().map(String::as_str).collect::<Vec<_>>().join(", ")
+        ),
+    }
+}
+
+fn check_cpus(who: &str, list: Option<&str>, path: &str, document: &mut Document) {
+    let Some(list) = list else { return };
+    let cpus = thread::available_parallelism().map_or(1, usize::from);
+    let problem = match highest_cpu(list) {
+        None => format!("{who}: cpus \"{list}\": expected a list such as \"0\" or \"1-3\""),
+        Some(highest) if highest >= cpus => format!(
+            "{who} is pinned to CPU {highest}, but this machine has {cpus}: lower `cpus`, or use more CPUs"
+        ),
+        Some(_) => return,
+    };
+    document.problem(&format!("{path}.cpus"), problem);
+}
+
+/// The highest CPU of a list such as `0,2-3`.
+fn highest_cpu(list: &str) -> Option<usize> {
+    list.split(',')
+        .map(|part| {
+            let (first, last) = part.split_once('-').unwrap_or((part, part));
+            let (first, last): (usize, usize) = (first.trim().parse().ok()?, last.trim().parse().ok()?);
+            (first <= last).then_some(last)
+        })
+        .try_fold(0, |highest, last| Some(highest.max(last?)))
+}

@@ -1,0 +1,202 @@
+use super::*;
+
+/// Two subjects, `old` and `new`, and the values of one metric: `(old, old again, new)` of each round.
+pub(crate) fn record(metric: &str, values: &[(f64, f64, f64)]) -> Record {
+    let subject = |name: &str| Subject {
+        name: name.to_owned(),
+        command: vec![format!("./{name}"), "serve".to_owned()],
+        cpus: Some("0".to_owned()),
+    };
+    let mut record = Record {
+        format: FORMAT,
+        id: "2026-11-20-relay".to_owned(),
+        started: "2026-11-20T10:44:21Z".to_owned(),
+        command: vec!["turnpike".to_owned(), "lab".to_owned(), "ab".to_owned()],
+        seed: 42,
+        environment: Environment {
+            kernel: "6.12.1".to_owned(),
+            cpu_model: "Test CPU".to_owned(),
+            cores: 2,
+            memory_bytes: 8 << 30,
+            offloads: [("veth0".to_owned(), [("gso".to_owned(), true), ("gro".to_owned(), true)].into())]
+                .into(),
+            tools: [("perf".to_owned(), "6.12".to_owned())].into(),
+            commit: Some("0123456789abcdef".to_owned()),
+            dirty: false,
+            notes: Vec::new(),
+        },
+        experiment: Experiment {
+            name: "relay-flood".to_owned(),
+            subjects: vec![subject("old"), subject("new")],
+            workload: "load turn --clients 8 --rate max --size 120".to_owned(),
+            load_cpus: None,
+            metric: metric.to_owned(),
+            rounds: u32::try_from(values.len()).unwrap(),
+            duration_s: 5.0,
+            warmup_s: 1.0,
+            rules: Rules::default(),
+            limits: Limits::default(),
+        },
+        rounds: Vec::new(),
+        aa: Vec::new(),
+        sweeps: Vec::new(),
+        programs: Vec::new(),
+        syscalls: BTreeMap::new(),
+        profiles: BTreeMap::new(),
+        interrupted: false,
+    };
+    for (index, (old, again, new)) in (0..).zip(values) {
+        let run = |name: &str, place: u32, value: f64| Round {
+            metrics: [(metric.to_owned(), value)].into(),
+            ..Round::new(index, name, place)
+        };
+        record.rounds.push(run("old", 0, *old));
+        record.rounds.push(run("new", 1, *new));
+        record.aa.push(run("old", 2, *again));
+    }
+    record
+}
+
+/// A directory of this test's own, removed at the end.
+pub(crate) struct Dir(pub(crate) PathBuf);
+
+impl Dir {
+    pub(crate) fn new(name: &str) -> Self {
+        let dir = std::env::temp_dir().join(format!("turnpike-lab-{name}-{}", std::process::id()));
+        drop(fs::remove_dir_all(&dir));
+        Self(dir)
+    }
+}
+
+impl Drop for Dir {
+    fn drop(&mut self) {
+        drop(fs::remove_dir_all(&self.0));
+    }
+}
+
+fn full_record() -> Record {
+    let mut record = record("delivered_pps", &[(100.0, 101.0, 110.0), (90.0, 91.0, 99.0)]);
+    record.rounds[0].voided = Some(Void::CpuStolen { percent: 2.0, limit_percent: 1.0 });
+    record.rounds[1].not_supported.insert("cycles".to_owned());
+    record.rounds[1].latency =
+        Some(Latency { p50: 40.0, p99: 90.0, histogram: vec![(50.0, 7), (100.0, 3)], ..Latency::default() });
+    record.rounds[1].notes.push("GSO was refused".to_owned());
+    record.sweeps.push(Sweep {
+        subject: "new".to_owned(),
+        round: Some(0),
+        points: vec![SweepPoint {
+            offered_pps: 1e5,
+            delivered_pps: 9e4,
+            loss_percent: 10.0,
+            ..SweepPoint::default()
+        }],
+        found: Vec::new(),
+    });
+    record.syscalls.insert(
+        "new".to_owned(),
+        vec![Syscall { name: "sendmmsg".to_owned(), calls: 10, errors: 1, seconds: 0.25 }],
+    );
+    let symbol = Symbol { name: "udp_sendmsg".to_owned(), kernel: true, percent: 12.5 };
+    let profile = Profile { samples: 8, kernel_percent: 75.0, symbols: vec![symbol] };
+    record.profiles.insert("new".to_owned(), profile);
+    record.programs.push(Build {
+        name: "new".to_owned(),
+        path: "/usr/bin/new".to_owned(),
+        size: 3,
+        modified: "2026-11-20T10:00:00Z".to_owned(),
+        sha256: Some("ab".repeat(32)),
+        version: Some("new 2.0".to_owned()),
+        ..Build::default()
+    });
+    record.interrupted = true;
+    record
+}
+
+#[test]
+fn a_saved_record_reads_back_the_same() {
+    let dir = Dir::new("saved");
+    let record = full_record();
+    record.save(&dir.0).unwrap();
+    assert_eq!(Record::load(&dir.0).unwrap(), record);
+    assert_eq!(Record::load(&dir.0.join(FILE)).unwrap(), record);
+    assert_eq!(fs::read_dir(&dir.0).unwrap().count(), 1, "nothing else is left in the directory");
+}
+
+#[test]
+fn percentiles_of_a_latency_are_metrics_with_a_direction() {
+    let mut round = Round::new(0, "a", 0);
+    round.set_latency(Latency { p50: 1.0, p90: 2.0, p99: 3.0, p999: 4.0, max: 5.0, ..Latency::default() });
+    assert_eq!(round.metrics.values().copied().sum::<f64>(), 15.0);
+    assert_eq!(round.metrics["latency_p999_us"], 4.0);
+    for name in round.metrics.keys() {
+        assert_eq!(crate::metric::direction(name), crate::metric::Direction::Lower, "{name}");
+    }
+}
+
+#[test]
+fn an_infinite_metric_does_not_spoil_the_record() {
+    let dir = Dir::new("infinite");
+    let mut record = record("x", &[(1.0, 1.0, 1.0)]);
+    record.rounds[0].metrics.insert("cpu_us_per_packet".to_owned(), f64::INFINITY);
+    record.save(&dir.0).unwrap();
+    let metrics = &Record::load(&dir.0).unwrap().rounds[0].metrics;
+    assert_eq!(metrics.keys().collect::<Vec<_>>(), ["x"]);
+}
+
+#[test]
+fn a_newer_format_is_refused_whatever_else_it_holds() {
+    let dir = Dir::new("newer");
+    fs::create_dir_all(&dir.0).unwrap();
+    fs::write(dir.0.join(FILE), r#"{"format": 99, "surprise": []}"#).unwrap();
+    let error = Record::load(&dir.0).unwrap_err();
+    assert!(matches!(error, Error::Newer { found: 99, .. }), "{error}");
+    assert!(error.to_string().contains("format 99"), "{error}");
+}
+
+#[test]
+fn a_directory_without_a_record_and_a_damaged_one_are_named() {
+    let dir = Dir::new("damaged");
+    assert!(matches!(Record::load(&dir.0), Err(Error::Io { .. })));
+    fs::create_dir_all(&dir.0).unwrap();
+    fs::write(dir.0.join(FILE), "{\"format\": 1").unwrap();
+    let error = Record::load(&dir.0).unwrap_err().to_string();
+    assert!(error.contains(FILE) && error.contains("not a record"), "{error}");
+}
+
+#[test]
+fn a_late_generator_leaves_the_cost_of_a_datagram_and_nothing_else() {
+    let late = || Some(Void::GeneratorLate { p99_us: 5_000.0, limit_us: 1_000.0 });
+    let mut record = record(metric::CPU_US_PER_PACKET, &[(3.0, 3.0, 2.0); 6]);
+    for round in record.rounds.iter_mut().chain(&mut record.aa) {
+        round.metrics.insert(metric::OFFERED_PPS.to_owned(), 1000.0);
+        round.metrics.insert("latency_p50_us".to_owned(), 80.0);
+        round.metrics.insert(metric::DELIVERED_PPS.to_owned(), 999.0);
+        round.metrics.insert(metric::SUBJECT_CPU_S.to_owned(), 1.0);
+        round.voided = late();
+    }
+    assert_eq!(record.pairs("new", metric::CPU_US_PER_PACKET), [(3.0, 2.0); 6]);
+    assert_eq!(record.aa_pairs(metric::CPU_US_PER_PACKET), [(3.0, 3.0); 6]);
+    assert_eq!(record.values("new", metric::CPU_US_PER_PACKET).len(), 6);
+    for fallen in ["latency_p50_us", metric::DELIVERED_PPS, metric::SUBJECT_CPU_S] {
+        assert_eq!(record.pairs("new", fallen), [], "{fallen}");
+    }
+    // Another load than that of the other runs, and one that nobody knows, are no basis.
+    record.rounds[1].metrics.insert(metric::OFFERED_PPS.to_owned(), 900.0);
+    record.rounds[3].metrics.remove(metric::OFFERED_PPS);
+    assert_eq!(record.pairs("new", metric::CPU_US_PER_PACKET).len(), 4);
+    // Nor is a run void for another reason.
+    record.rounds[5].voided = Some(Void::CpuStolen { percent: 2.0, limit_percent: 1.0 });
+    assert_eq!(record.pairs("new", metric::CPU_US_PER_PACKET).len(), 3);
+}
+
+#[test]
+fn pairs_leave_out_void_runs_and_keep_the_rounds_together() {
+    let mut record = record("x", &[(1.0, 1.5, 2.0), (3.0, 3.5, 4.0), (5.0, 5.5, 6.0), (7.0, 7.5, 8.0)]);
+    record.rounds[2].voided = Some(Void::SubjectFailed { how: "crashed".to_owned() });
+    record.aa[3].voided = Some(Void::Other { what: "no".to_owned() });
+    record.rounds.reverse();
+    assert_eq!(record.pairs("new", "x"), [(1.0, 2.0), (5.0, 6.0), (7.0, 8.0)]);
+    assert_eq!(record.aa_pairs("x"), [(1.0, 1.5), (5.0, 5.5)]);
+    assert_eq!(record.pairs("new", "y"), []);
+    assert_eq!(record.pairs("nobody", "x"), []);
+}

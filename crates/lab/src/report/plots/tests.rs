@@ -1,0 +1,184 @@
+use super::*;
+
+#[test]
+fn ticks_are_round_hold_1_and_keep_apart() {
+    assert_eq!(ticks(0.95, 1.05), [0.95, 0.98, 0.99, 1.0, 1.01, 1.02, 1.05]);
+    assert_eq!(ticks(0.5, 2.2), [0.5, 0.6, 0.7, 0.85, 1.0, 1.15, 1.4, 1.7, 2.0]);
+    for (low, high) in [(0.05, 60.0), (0.025, 1.3), (1e-6, 2.0), (0.9, 1e9), (1e-9, 1e9), (0.3, 1.05)] {
+        let ticks = ticks(low, high);
+        assert!(ticks.contains(&1.0) && (3..=13).contains(&ticks.len()), "{low} to {high}: {ticks:?}");
+        assert!(ticks.iter().all(|tick| (low..=high).contains(tick)), "{ticks:?}");
+        let apart = ticks.windows(2).map(|pair| (pair[1] / pair[0]).ln()).fold(f64::INFINITY, f64::min);
+        assert!(apart >= (high / low).ln() * 0.089, "{ticks:?}");
+    }
+    assert_eq!([0.3, 1.0, 2000.0, 1e-6, 1e6].map(tick_label), ["0.3", "1", "2000", "1e-6", "1e6"]);
+}
+
+fn ratio(label: &str, low: f64, ratio: f64, high: f64) -> Ratio {
+    Ratio { label: label.to_owned(), ratio, low, high, floor: Some(0.05), better: None }
+}
+
+/// The numbers of an attribute, of all elements of this kind that have it.
+fn numbers(svg: &str, element: &str, attribute: &str) -> Vec<f64> {
+    svg.split(&format!("<{element} "))
+        .skip(1)
+        .filter_map(|rest| {
+            let tag = rest.split('>').next()?;
+            let value = tag.split(&format!("{attribute}=\"")).nth(1)?;
+            value.split('"').next()?.parse().ok()
+        })
+        .collect()
+}
+
+/// Each text with its place.
+fn texts(svg: &str) -> Vec<(String, f64, f64)> {
+    let xs = numbers(svg, "text", "x");
+    let ys = numbers(svg, "text", "y");
+    let words = svg
+        .split("<text ")
+        .skip(1)
+        .filter_map(|rest| Some(rest.split_once('>')?.1.split('<').next()?.trim().to_owned()));
+    words.zip(xs.into_iter().zip(ys)).map(|(text, (x, y))| (text, x, y)).collect()
+}
+
+/// Left, top, right and bottom of the plotted area: its grid lines end there.
+fn frame(svg: &str) -> [f64; 4] {
+    let edge = |attribute: &str, better: fn(f64, f64) -> f64| {
+        numbers(svg, "line", attribute).into_iter().reduce(better).expect("a grid")
+    };
+    [edge("x1", f64::min), edge("y2", f64::min), edge("x2", f64::max), edge("y1", f64::max)]
+}
+
+#[test]
+fn ratios_stand_where_their_logarithm_puts_them_however_far_out_they_are() {
+    let rows = [
+        ratio("near", 1.1, 1.2, 1.3),
+        ratio("tiny", 0.029, 0.031, 0.033),
+        ratio("huge", 38.0, 40.0, 55.0),
+        ratio("one", 1.0, 1.0, 1.0),
+    ];
+    let svg = ratios(&rows);
+    let dots = numbers(&svg, "circle", "cx");
+    assert_eq!(dots.len(), rows.len());
+    let [left, top, right, bottom] = frame(&svg);
+    assert!(dots.iter().all(|x| (left..=right).contains(x)), "{dots:?} in {left} to {right}");
+    assert!(numbers(&svg, "circle", "cy").iter().all(|y| (top..=bottom).contains(y)));
+
+    // Pixels a unit of the logarithm, by the two that are farthest apart.
+    let scale = (dots[2] - dots[1]) / (40.0_f64 / 0.031).ln();
+    let expected = |ratio: f64| dots[3] + scale * ratio.ln();
+    for (row, x) in rows.iter().zip(&dots) {
+        assert!(
+            (x - expected(row.ratio)).abs() <= 1.5,
+            "{} is at {x}, not {}",
+            row.label,
+            expected(row.ratio)
+        );
+    }
+    // The intervals and the line at 1, each a polyline of two points.
+    let ends: Vec<f64> = svg
+        .split("points=\"")
+        .skip(1)
+        .flat_map(|rest| rest.split('"').next().unwrap_or("").split_whitespace())
+        .filter_map(|point| point.split(',').next()?.parse().ok())
+        .collect();
+    for end in [0.029, 0.033, 1.1, 1.3, 38.0, 55.0, 1.0] {
+        assert!(ends.iter().any(|x| (x - expected(end)).abs() <= 1.5), "no end at {end}: {ends:?}");
+    }
+    // Ticks stand at their figures, on both sides of 1.
+    let ticks: Vec<(f64, f64)> = texts(&svg)
+        .into_iter()
+        .filter(|(_, _, y)| *y > bottom)
+        .filter_map(|(text, x, _)| Some((text.parse().ok()?, x)))
+        .collect();
+    assert!(
+        ticks.iter().any(|(tick, _)| *tick < 0.1) && ticks.iter().any(|(tick, _)| *tick > 10.0),
+        "{ticks:?}"
+    );
+    for (tick, x) in &ticks {
+        assert!((x - expected(*tick)).abs() <= 1.5, "tick {tick} is at {x}");
+    }
+}
+
+#[test]
+fn each_row_is_labelled_at_its_height_with_name_and_ratio_and_long_names_fit() {
+    let long = "a-subject-with-a-rather-long-name: segments_per_superpacket ↓";
+    let rows: Vec<Ratio> = (0..40)
+        .map(|i| ratio(&if i == 7 { long.to_owned() } else { format!("metric_{i}") }, 0.9, 1.0, 1.25))
+        .collect();
+    let svg = ratios(&rows);
+    let heights = numbers(&svg, "circle", "cy");
+    let texts = texts(&svg);
+    for (row, height) in rows.iter().zip(heights) {
+        let label = format!("{}  1.000", row.label);
+        let (_, x, y) = texts.iter().find(|(text, ..)| *text == label).unwrap_or_else(|| panic!("{label}"));
+        assert!((y - height).abs() <= 1.5, "{label} at {y}, its dot at {height}");
+        // It ends at the axis, and its letters are narrower than half the height of the font.
+        assert!(*x >= 5.3 * label.chars().count() as f64, "{label} ends at {x}");
+    }
+}
+
+#[test]
+fn rounds_stand_at_whole_numbers_and_one_round_has_one_tick() {
+    for count in [1_u32, 8, 48] {
+        let values: Vec<_> = (0..count).map(|i| (100.0 + f64::from(i), 100.0, 120.0)).collect();
+        let record = crate::record::tests::record("delivered_pps", &values);
+        let svg = rounds(&record, "delivered_pps");
+        let [left, top, right, bottom] = frame(&svg);
+        let ticks: Vec<(u32, f64)> = texts(&svg)
+            .into_iter()
+            .filter(|(_, _, y)| *y > bottom)
+            .filter_map(|(text, x, _)| Some((text.parse().ok()?, x)))
+            .collect();
+        let numbers_seen: Vec<u32> = ticks.iter().map(|(number, _)| *number).collect();
+        let expected: Vec<u32> = match count {
+            48 => (1..=9).map(|i| i * 5).collect(),
+            count => (1..=count).collect(),
+        };
+        assert_eq!(numbers_seen, expected);
+        let (xs, ys) = (numbers(&svg, "circle", "cx"), numbers(&svg, "circle", "cy"));
+        assert_eq!(xs.len(), 2 * count as usize);
+        assert!(
+            xs.iter().all(|x| (left..=right).contains(x)) && ys.iter().all(|y| (top..=bottom).contains(y))
+        );
+        for (number, x) in ticks {
+            assert!(xs.iter().any(|dot| (dot - x).abs() <= 1.5), "no dot above round {number}");
+        }
+    }
+}
+
+#[test]
+fn runs_that_do_not_count_are_rings() {
+    let mut record = crate::record::tests::record("delivered_pps", &[(100.0, 100.0, 120.0); 4]);
+    let rings = |record: &Record| {
+        let svg = rounds(record, "delivered_pps");
+        let circles = svg.split("<circle ").skip(1).filter_map(|rest| rest.split('>').next());
+        circles.filter(|tag| tag.contains("fill=\"none\"")).count()
+    };
+    assert_eq!(rings(&record), 0);
+    record.rounds[3].voided = Some(crate::void::Void::CpuStolen { percent: 3.0, limit_percent: 1.0 });
+    assert_eq!(rings(&record), 1);
+}
+
+#[test]
+fn what_is_not_finite_is_not_in_range() {
+    assert_eq!(range([f64::NAN, f64::INFINITY].into_iter()), None);
+    assert_eq!(range([0.0].into_iter()), Some((-0.5, 0.5)));
+    assert_eq!(range([10.0, f64::NAN, 20.0].into_iter()), Some((10.0 - 0.8, 20.0 + 0.8)));
+}
+
+#[test]
+fn trials_at_the_same_rate_are_one_point() {
+    let point = |offered_pps, delivered_pps| crate::record::SweepPoint {
+        offered_pps,
+        delivered_pps,
+        ..crate::record::SweepPoint::default()
+    };
+    let sweep = Sweep {
+        subject: "a".to_owned(),
+        points: vec![point(2.0, 5.0), point(1.0, 1.0), point(2.0, 2.0), point(2.0, 1.0)],
+        ..Sweep::default()
+    };
+    assert_eq!(sweep_points(&[sweep], "a", Curve::Delivered), [(1.0, 1.0), (2.0, 2.0)]);
+    assert_eq!(sweep_points(&[], "a", Curve::Loss), []);
+}

@@ -1,0 +1,208 @@
+//! Statistics on what nobody may guess: identifiers, tokens, cookies. They find a generator that is broken (constant, counting,
+//! biased, of a short period), not one that is merely weak: no statistic could.
+//!
+//! Each comparison has a threshold that a good generator exceeds less than once in 10^13 times, so that with the few hundred
+//! comparisons of one call a false alarm is below 10^-9.
+
+use std::collections::HashSet;
+
+/// Samples that [`judge`] wants at least: 16 for each value that a byte can have.
+pub const SAMPLES: usize = 4096;
+
+/// Standard deviations of the normal distribution; two-sided probability 8e-14.
+const FAR: f64 = 7.5;
+
+/// Judges samples of equal length, of which the bits set in `mask` are to be random; the others are left out of account. Where that
+/// are at least 56 bits, none may come twice.
+///
+/// # Errors
+/// What is wrong, with its figure.
+///
+/// # Panics
+/// With fewer samples than [`SAMPLES`], or samples of another length than the mask.
+pub fn judge(samples: &[Vec<u8>], mask: &[u8]) -> Result<(), String> {
+    assert!(samples.len() >= SAMPLES, "{} samples", samples.len());
+    let masked: Vec<Vec<u8>> = samples
+        .iter()
+        .map(|sample| {
+            assert_eq!(sample.len(), mask.len());
+            sample.iter().zip(mask).map(|(byte, mask)| byte & mask).collect()
+        })
+        .collect();
+    let random_bits: u32 = mask.iter().map(|byte| byte.count_ones()).sum();
+    assert!(random_bits > 0, "a mask without bits");
+    // Of 2^56 values, 4096 good samples have two alike once in 10^10 times.
+    if random_bits >= 56 {
+        no_repetition(&masked)?;
+    }
+    balanced(&masked, mask, "a sample")?;
+    // What counts has balanced low bits, which change each time, and high ones that never do.
+    let changes: Vec<Vec<u8>> = masked
+        .windows(2)
+        .map(|pair| pair[0].iter().zip(&pair[1]).map(|(one, other)| one ^ other).collect())
+        .collect();
+    balanced(&changes, mask, "the difference of one sample and the next")?;
+    for at in (0..mask.len()).filter(|at| mask[*at] == 0xFF) {
+        even(masked.iter().map(|sample| sample[at]), at)?;
+    }
+    Ok(())
+}
+
+fn no_repetition(samples: &[Vec<u8>]) -> Result<(), String> {
+    let mut seen = HashSet::with_capacity(samples.len());
+    match samples.iter().position(|sample| !seen.insert(sample)) {
+        None => Ok(()),
+        Some(at) => Err(format!("sample {at} has come before: {:02x?}", samples[at])),
+    }
+}
+
+/// Monobit tests: of all bits, and of the bit at each place.
+fn balanced(samples: &[Vec<u8>], mask: &[u8], what: &str) -> Result<(), String> {
+    let (mut all, mut ones_of_all) = (0_u32, 0_u32);
+    for (at, byte) in mask.iter().enumerate() {
+        for bit in (0..8).map(|bit| 1_u8 << bit).filter(|bit| byte & bit != 0) {
+            let ones = count(samples.iter().filter(|sample| sample[at] & bit != 0).count());
+            let of = count(samples.len());
+            far_from_half(ones, of).map_err(|far| format!("bit {bit:#04x} of byte {at} of {what}: {far}"))?;
+            all += of;
+            ones_of_all += ones;
+        }
+    }
+    far_from_half(ones_of_all, all).map_err(|far| format!("all bits of {what}: {far}"))
+}
+
+fn far_from_half(ones: u32, of: u32) -> Result<(), String> {
+    let deviations = (f64::from(ones) * 2.0 - f64::from(of)) / f64::from(of).sqrt();
+    if deviations.abs() > FAR {
+        return Err(format!("{ones} ones of {of}, {deviations:.1} standard deviations from a half"));
+    }
+    Ok(())
+}
+
+/// The chi-square test of a byte's 256 values, on both sides: what counts is more even than chance.
+fn even(bytes: impl Iterator<Item = u8>, at: usize) -> Result<(), String> {
+    let mut counts = [0_u32; 256];
+    bytes.for_each(|byte| counts[usize::from(byte)] += 1);
+    let expected = f64::from(counts.iter().sum::<u32>()) / 256.0;
+    let chi_square: f64 = counts.iter().map(|count| (f64::from(*count) - expected).powi(2) / expected).sum();
+    // Wilson and Hilferty: the cube root of chi-square over its degrees of freedom is about normal.
+    let spread = 2.0 / (9.0 * 255.0);
+    let deviations = ((chi_square / 255.0).cbrt() - (1.0 - spread)) / spread.sqrt();
+    if deviations.abs() > FAR {
+        return Err(format!(
+            "byte {at}: chi-square {chi_square:.0} with 255 degrees of freedom, {deviations:.1} deviations off"
+        ));
+    }
+    Ok(())
+}
+
+fn count(number: usize) -> u32 {
+    u32::try_from(number).unwrap_or(u32::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn samples(mut next: impl FnMut(u64) -> [u8; 8]) -> Vec<Vec<u8>> {
+        (0..SAMPLES as u64).map(|number| next(number).to_vec()).collect()
+    }
+
+    fn verdict(next: impl FnMut(u64) -> [u8; 8]) -> Result<(), String> {
+        judge(&samples(next), &[0xFF; 8])
+    }
+
+    #[test]
+    fn a_good_generator_passes_whatever_the_mask() {
+        for mask in [[0xFF; 8], [0x3F, 0xFF, 0, 0, 0, 0, 0, 1], [0, 0, 0, 0, 0, 0, 0, 0x80]] {
+            assert_eq!(judge(&samples(|_| rand::random()), &mask), Ok(()));
+        }
+    }
+
+    #[test]
+    fn generators_that_are_broken_are_found() {
+        let broken: [(&str, Box<dyn FnMut(u64) -> [u8; 8]>); 10] = [
+            ("a constant", Box::new(|_| [0x5A; 8])),
+            ("a counter", Box::new(|number| number.to_be_bytes())),
+            ("a counter from somewhere", Box::new(|number| (0x0123_4567_89AB_CDEF + number).to_le_bytes())),
+            ("a counter of steps that fill every byte", Box::new(|number| [number as u8; 8])),
+            (
+                "a clock beside random bytes",
+                Box::new(|number| {
+                    let [a, b, c, d] = (1_700_000_000 + (number / 100) as u32).to_be_bytes();
+                    let [e, f, g, h] = rand::random();
+                    [a, b, c, d, e, f, g, h]
+                }),
+            ),
+            ("text", Box::new(|_| rand::random::<[u8; 8]>().map(|byte| b'a' + byte % 26))),
+            (
+                "one bit that is always set",
+                Box::new(|_| {
+                    let mut bytes: [u8; 8] = rand::random();
+                    bytes[3] |= 4;
+                    bytes
+                }),
+            ),
+            (
+                "bits of which six of ten are set",
+                Box::new(|_| {
+                    std::array::from_fn(|_| {
+                        (0..8).fold(0, |byte, _| byte << 1 | u8::from(rand::random_range(0..10) < 6))
+                    })
+                }),
+            ),
+            (
+                "a value that is missing",
+                Box::new(|_| {
+                    rand::random::<[u8; 8]>().map(|byte| if byte < 128 { 255 - byte } else { byte })
+                }),
+            ),
+            (
+                "every value twice",
+                Box::new({
+                    let mut last = [0; 8];
+                    move |number| {
+                        if number % 2 == 0 {
+                            last = rand::random();
+                        }
+                        last
+                    }
+                }),
+            ),
+        ];
+        for (what, next) in broken {
+            let found = verdict(next);
+            assert!(found.is_err(), "{what}");
+        }
+    }
+
+    /// A short period, and a seed that is the same after each start.
+    #[test]
+    fn one_sample_that_comes_twice_is_found() {
+        let mut all = samples(|_| rand::random());
+        let last = all.len() - 1;
+        all[last] = all[7].clone();
+        let found = judge(&all, &[0xFF; 8]).unwrap_err();
+        assert!(found.contains("come before"), "{found}");
+    }
+
+    #[test]
+    fn a_flaw_in_bits_that_do_not_count_is_none() {
+        let version = |_| {
+            let mut bytes: [u8; 8] = rand::random();
+            bytes[0] = 4;
+            bytes
+        };
+        assert!(verdict(version).is_err());
+        assert_eq!(judge(&samples(version), &[0, 255, 255, 255, 255, 255, 255, 255]), Ok(()));
+    }
+
+    /// The figure of the chi-square test against a table: 255 degrees of freedom exceed 330.5 once in a thousand times, which are 3.09
+    /// standard deviations of the normal distribution.
+    #[test]
+    fn the_approximation_agrees_with_the_table() {
+        let spread: f64 = 2.0 / (9.0 * 255.0);
+        let deviations = ((330.52_f64 / 255.0).cbrt() - (1.0 - spread)) / spread.sqrt();
+        assert!((deviations - 3.09).abs() < 0.02, "{deviations}");
+    }
+}

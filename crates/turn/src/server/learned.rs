@@ -1,0 +1,100 @@
+//! What a nonce is worth. It holds for the address that asked for it; but two requests name an allocation, and come from clients
+//! that may have another address than where they learned it: a ConnectionBind (RFC 6062 section 5.4), whose connection a NAT may
+//! give another address than the control connection has, and a Refresh with a mobility ticket (RFC 8016 section 3.2.2). For those
+//! two, a nonce counts that holds for the allocation's client.
+//!
+//! What that gives up: who sees such a request in the clear can send it again from an address of his own, and take what it names
+//! if his copy is the first. Both are good once, and TLS and DTLS hide them.
+
+use std::net::IpAddr;
+
+use super::{
+    Client, Gate, Server,
+    nonce::{self, Standing},
+    realm::Terms,
+    request::{Method, Request},
+};
+use crate::time::Now;
+
+impl<G: Gate> Server<G> {
+    /// What the nonce of a request is worth. One that is [`Standing::ForOwner`] lets a request no further than to the worker that
+    /// can tell.
+    pub(super) fn standing(
+        &mut self,
+        now: Now,
+        client: &Client,
+        request: &Request<'_>,
+        realm: &Terms,
+        nonce: &[u8],
+    ) -> Standing {
+        let standing = self.judge(now, client.address.ip(), realm, nonce);
+        if standing != Standing::Foreign {
+            return standing;
+        }
+        let learned = match request.method {
+            Method::ConnectionBind => self.learned_on_control_connection(now, client, request),
+            Method::Refresh => self.learned_before_moving(now, client, request),
+            _ => return Standing::Foreign,
+        };
+        match learned {
+            Learned::At(addresses) => {
+                let standings = addresses.into_iter().flatten().map(|ip| self.judge(now, ip, realm, nonce));
+                standings.into_iter().find(|standing| *standing != Standing::Foreign).unwrap_or(standing)
+            }
+            Learned::OwnerKnows => Standing::ForOwner,
+            Learned::Nowhere => Standing::Foreign,
+        }
+    }
+
+    pub(super) fn nonce_scope<'a>(&'a self, client: IpAddr, realm: &'a Terms) -> nonce::Scope<'a> {
+        nonce::Scope {
+            key: &self.config.nonce_key.0,
+            client,
+            realm: &realm.name,
+            algorithms: realm.algorithms,
+            anonymity: realm.anonymity,
+        }
+    }
+
+    fn judge(&self, now: Now, client: IpAddr, realm: &Terms, nonce: &[u8]) -> Standing {
+        self.nonce_scope(client, realm).judge(nonce, now.unix, self.config.nonce_lifetime)
+    }
+
+    fn learned_on_control_connection(&mut self, now: Now, client: &Client, request: &Request<'_>) -> Learned {
+        let Some(connection) = self.connection_to_bind(now, client, request) else { return Learned::Nowhere };
+        if self.elsewhere(connection).is_some() {
+            return Learned::OwnerKnows;
+        }
+        let index = self.connections.owner(connection);
+        match index.and_then(|index| self.table.at(index)) {
+            Some((_, allocation)) => Learned::At([Some(allocation.client.address.ip()), None]),
+            None => Learned::Nowhere,
+        }
+    }
+
+    /// Only the good ticket counts, and the last one if it is shown by the very request again: a copy that somebody else sends
+    /// after the client's own needs a nonce of its sender's address.
+    fn learned_before_moving(&mut self, now: Now, client: &Client, request: &Request<'_>) -> Learned {
+        let Some(ticket) = self.ticket_of(request) else { return Learned::Nowhere };
+        let Some(index) = self.moves.owned.get(&ticket.key).copied() else { return Learned::OwnerKnows };
+        let Some((_, allocation)) = self.table.at(index) else { return Learned::Nowhere };
+        let at = allocation.client.address.ip();
+        match &allocation.mobility {
+            Some(mobility)
+                if mobility.is_good(&ticket) || mobility.is_repeated(now, client, request.transaction) =>
+            {
+                // Having moved again before it sent data from there, it may have learned it there.
+                Learned::At([Some(at), mobility.arriving.map(|(client, _)| client.address.ip())])
+            }
+            _ => Learned::Nowhere,
+        }
+    }
+}
+
+/// Where else a client may have learned a nonce.
+enum Learned {
+    Nowhere,
+    At([Option<IpAddr>; 2]),
+    /// Of another worker's allocation.
+    OwnerKnows,
+}

@@ -1,0 +1,81 @@
+//! What nobody may guess is drawn as if by chance, by the figures of [`turnpike_testkit::randomness`].
+#![allow(clippy::unwrap_used, reason = "a test helper says by panicking what went wrong")]
+
+mod common;
+use std::net::{Ipv4Addr, SocketAddr};
+
+use base64::{Engine as _, engine::general_purpose::STANDARD_NO_PAD};
+use common::{turn::*, *};
+use turnpike_testkit::randomness::{SAMPLES, judge};
+use turnpike_turn::{
+    server::{Client, ServerConfig},
+    wire::stun_types::attribute::Nonce,
+};
+
+/// Clients with addresses of their own.
+fn clients() -> impl Iterator<Item = Client> {
+    let address = |number: usize| Ipv4Addr::from(0xC633_0000 + u32::try_from(number).unwrap());
+    (0..SAMPLES)
+        .map(move |number| Client { address: SocketAddr::new(address(number).into(), 4000), ..client(1) })
+}
+
+/// The cookie, the features and the time are told to everybody; the last eight bytes are the MAC.
+#[test]
+fn the_secret_part_of_nonces_is_as_if_by_chance() {
+    let mut world = World::new();
+    let nonces = clients().map(|client| {
+        world.client = client;
+        let nonce = world.ask(&Ask::allocate()).get::<Nonce>().nonce().to_owned();
+        let bytes = STANDARD_NO_PAD.decode(&nonce[13..]).unwrap();
+        bytes[bytes.len() - 8..].to_vec()
+    });
+    judge(&nonces.collect::<Vec<_>>(), &[0xFF; 8]).unwrap();
+}
+
+/// The last bit is that of the family.
+#[test]
+fn reservation_tokens_are_as_if_by_chance() {
+    let mut world = World::with(ServerConfig { authenticate: false, ..config() });
+    world.server.gate_mut().total = SAMPLES;
+    let tokens = clients().map(|client| {
+        world.client = client;
+        let reply = world.ask(&Ask::allocate().with(&EvenPort::new(true))).success();
+        reply.get::<ReservationToken>().token().to_be_bytes().to_vec()
+    });
+    judge(&tokens.collect::<Vec<_>>(), &[255, 255, 255, 255, 255, 255, 255, 0xFE]).unwrap();
+}
+
+#[test]
+fn mobility_tickets_are_as_if_by_chance() {
+    let mut world = World::with(ServerConfig { authenticate: false, mobility: true, ..streams() });
+    world.server.gate_mut().total = SAMPLES;
+    let tickets = clients().map(|client| {
+        world.client = client;
+        world.ask(&Ask::allocate().raw(TICKET, &[])).success().ticket().unwrap()
+    });
+    // None of their bytes is zero, of which so many samples say nothing yet.
+    judge(&tickets.collect::<Vec<_>>(), &[255; 32]).unwrap();
+}
+
+/// The upper bits are the worker's number, and 22 remain: too few never to come again, but none is another's at the time.
+#[test]
+fn connection_ids_are_as_if_by_chance() {
+    let config = ServerConfig {
+        authenticate: false,
+        max_connections: SAMPLES,
+        max_total_connections: SAMPLES,
+        max_user_connections: SAMPLES,
+        ..streams()
+    };
+    let mut world = World::with(config);
+    world.client = stream(41_000);
+    world.ask(&Ask::allocate_tcp()).success();
+    let mut seen = std::collections::HashSet::new();
+    let ids = (0..SAMPLES).map(|number| {
+        let peer = SocketAddr::new("198.51.100.7".parse().unwrap(), 1024 + u16::try_from(number).unwrap());
+        let id = world.connecting(&Ask::connect(&peer.to_string())).connection.0;
+        assert!(seen.insert(id), "{id:#x} is taken");
+        id.to_be_bytes().to_vec()
+    });
+    judge(&ids.collect::<Vec<_>>(), &[0, 0x3F, 255, 255]).unwrap();
+}

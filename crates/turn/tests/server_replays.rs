@@ -1,0 +1,114 @@
+//! Copies of an Allocate: answered again while its allocation lives on that 5-tuple, and granted nowhere else.
+
+mod common;
+use common::*;
+use turnpike_turn::{
+    server::{Client, ServerConfig},
+    wire::stun_types::attribute::Nonce,
+};
+
+fn granted(world: &mut World) -> (Credentials, Ask) {
+    let alice = world.credentials("alice", Scheme::Md5);
+    let ask = Ask::allocate().signed(&alice);
+    world.ask(&ask).success();
+    (alice, ask)
+}
+
+#[test]
+fn a_copy_is_answered_again_while_the_allocation_lives() {
+    let mut world = World::new();
+    let (_, ask) = granted(&mut world);
+    world.sleep(599);
+    world.ask(&ask).success();
+    assert_eq!(world.server.allocations(), 1);
+}
+
+#[test]
+fn a_copy_of_an_allocate_whose_allocation_was_deleted_or_expired_makes_no_other() {
+    for expire in [false, true] {
+        let mut world = World::new();
+        let (alice, ask) = granted(&mut world);
+        if expire {
+            world.sleep(601);
+        } else {
+            world.ask(&Ask::refresh(0).signed(&alice)).success();
+        }
+        for _ in 0..2 {
+            assert_eq!(world.ask(&ask).code(), Some(438));
+        }
+        world.sleep(2000);
+        assert_eq!(world.ask(&ask).code(), Some(438), "for as long as its nonce is good");
+        assert_eq!((world.server.allocations(), world.server.gate_mut().held()), (0, 0));
+    }
+}
+
+#[test]
+fn the_client_itself_allocates_again_with_the_nonce_that_it_has() {
+    let mut world = World::new();
+    let (alice, _) = granted(&mut world);
+    for _ in 0..20 {
+        world.ask(&Ask::refresh(0).signed(&alice)).success();
+        let ask = Ask::allocate().signed(&alice);
+        let reply = world.ask(&ask);
+        // One of 65,536 shares its place with another, and is asked to try again.
+        if reply.code() == Some(438) {
+            let alice = Credentials { nonce: reply.get::<Nonce>().nonce().to_owned(), ..alice.clone() };
+            world.ask(&Ask::allocate().signed(&alice)).success();
+        } else {
+            reply.success();
+        }
+    }
+}
+
+/// Nonces count on every port of an address, and a port may be another worker's.
+#[test]
+fn a_copy_from_another_port_makes_no_allocation_on_any_worker() {
+    let mut workers = World::workers(&config(), 3);
+    let (_, ask) = granted(&mut workers[0]);
+    for (port, world) in (41_000..).zip(&mut workers) {
+        world.client = client(port);
+        assert_eq!(world.ask(&ask).code(), Some(438));
+        assert_eq!(world.server.allocations(), usize::from(port == 41_000));
+    }
+    assert_eq!(workers[0].server.gate_mut().held(), 1);
+}
+
+#[test]
+fn a_copy_where_a_mobile_client_was_before_makes_no_allocation() {
+    let mut world = World::new();
+    let alice = world.credentials("alice", Scheme::Md5);
+    let ask = Ask::allocate().raw(TICKET, &[]).signed(&alice);
+    let ticket = world.ask(&ask).success().ticket().unwrap();
+    let old = world.client;
+    world.client = Client { address: address("192.0.2.7:41000"), ..old };
+    world.ask(&Ask::present(&ticket).signed(&alice)).success();
+    world.ask(&Ask::bind(0x4000, PEER).signed(&alice)).success();
+    assert!(matches!(world.feed(&channel_data(0x4000, b"moves")), Outcome::ToPeer { .. }));
+    world.client = old;
+    assert_eq!(world.ask(&ask).code(), Some(438));
+    assert_eq!(world.server.allocations(), 1);
+}
+
+#[test]
+fn what_was_granted_is_remembered_through_a_reload() {
+    let mut world = World::new();
+    let (alice, ask) = granted(&mut world);
+    world.ask(&Ask::refresh(0).signed(&alice)).success();
+    world.server.reconfigure(std::sync::Arc::new(ServerConfig { max_lifetime: 4000, ..config() }));
+    assert_eq!(world.ask(&ask).code(), Some(438));
+}
+
+#[test]
+fn what_was_refused_may_be_sent_again_as_it_is() {
+    let gate = TestGate { per_user: 1, total: 1000, ..TestGate::default() };
+    let mut world = World::with_gate(config(), gate);
+    let (alice, _) = granted(&mut world);
+    world.client = client(41_000);
+    let ask = Ask::allocate().signed(&alice);
+    assert_eq!(world.ask(&ask).code(), Some(486));
+    assert_eq!(world.ask(&ask).code(), Some(486));
+    world.client = client(40_000);
+    world.ask(&Ask::refresh(0).signed(&alice)).success();
+    world.client = client(41_000);
+    world.ask(&ask).success();
+}
