@@ -184,11 +184,10 @@ pub(crate) fn show_endpoint(endpoint: &Endpoint) -> String {
 
 /// The opposite of [`endpoint`].
 pub(crate) fn show_target(endpoint: &Endpoint) -> String {
-    let mut text = show_endpoint(endpoint);
-    if endpoint.weight != 1 {
-        let _ = write!(text, "*{}", endpoint.weight);
+    match endpoint.weight {
+        1 => endpoint.to_string(),
+        weight => format!("{endpoint}*{weight}"),
     }
-    text
 }
 
 /// The opposite of [`listener`].
