@@ -6,7 +6,7 @@ mod common;
 use std::hint::black_box;
 
 use common::{Ask, BINDING, PEER, Scheme, TestGate, World, address, channel_data, client, config};
-use turnpike_turn::server::{Client, RelayId, Verdict};
+use turnpike_turn::server::{Client, OwnEndpoints, RelayId, Verdict};
 
 use crate::Bench;
 
@@ -90,7 +90,7 @@ fn populated(clients: u16) -> (World, Vec<(Client, RelayId)>) {
     let gate = TestGate { per_user: 100_000, total: 100_000, ..TestGate::default() };
     let mut config = config();
     // One listener, as most servers have: each peer is compared with them.
-    config.peers.own = vec![client(1).local];
+    config.peers.own = OwnEndpoints::new([client(1).local.ip()], [], [client(1).local], 49_152..=65_535);
     let mut world = World::with_gate(config, gate);
     let relays = (1..=clients)
         .map(|port| {

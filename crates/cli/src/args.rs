@@ -87,20 +87,21 @@ tcptoudp; a port may be a range, FIRST-LAST; IPv6 stands in brackets; host names
 of a name is a target; *WEIGHT behind a target, 0 to 256, is its share.
 
 Options of a rule, as in [[rule]] of the TOML file: name, framed, balance=round-robin|least-connections|failover|source, health=SECONDS, \
-source=IP, device=NAME, mark=N, transparent, accept_proxy, proxy=v1|v2, allow=PATTERN[,...], deny=PATTERN[,...], idle=SECONDS, \
+health_send=BYTES, health_expect=BYTES, source=IP, device=NAME, mark=N, transparent, proxy_protocol_from=PREFIX[,...], \
+proxy=v1|v2, allow=PATTERN[,...], deny=PATTERN[,...], idle=SECONDS, half_close_timeout=SECONDS, \
 connect_timeout=SECONDS, keepalive=BOOL, nodelay=BOOL, max_connections=N, copy=auto|splice|buffer.
 
 Precedence of settings, key by key: flags, environment (TURNPIKE_SECTION_KEY), file, defaults.
 
-Signals: SIGTERM and SIGINT close the listeners and wait for the connections to end, at most shutdown.deadline seconds (30); a \
-second signal, or Ctrl-C on a terminal, ends at once. SIGHUP reads the file again; connections of unchanged rules live on, and a \
+Signals: SIGTERM and SIGINT close the listeners and wait for the connections to end, at most shutdown.deadline seconds (30), \
+but not for a UDP session without a datagram for 2 seconds; a second signal, or Ctrl-C on a terminal, ends at once. SIGHUP reads the file again; connections of unchanged rules live on, and a \
 broken file changes nothing.";
 
 const FORWARD_EXAMPLES: &str = "\
 Examples:
   turnpike forward tcp://0.0.0.0:9000=10.0.0.2:9001
-  turnpike forward udp://0.0.0.0:53=10.0.0.3:53?idle=30 'tcp://[::]:80=10.0.0.4:80,10.0.0.5:80?balance=failover&health=5'
-  turnpike forward tcp://0.0.0.0:9000-9010=10.0.0.2:9000-9010?proxy=v2
+  turnpike forward 'udp://0.0.0.0:53=10.0.0.3:53?idle=30' 'tcp://[::]:80=10.0.0.4:80,10.0.0.5:80?balance=failover&health=5'
+  turnpike forward 'tcp://0.0.0.0:9000-9010=10.0.0.2:9000-9010?proxy=v2'
   turnpike forward -c /etc/rinetd.conf --workers 2
   turnpike forward -c /etc/rinetd.conf --check        (prints the rules as TOML)";
 
@@ -226,6 +227,63 @@ mod tests {
             let example = format!("turnpike {}", path.join(" "));
             assert!(help.contains("Example") && help.contains(&example), "{help}");
         }
+    }
+
+    /// The words of all help texts and documents that look like a variable of ours.
+    fn documented_variables() -> Vec<String> {
+        let mut command = Cli::command();
+        command.build();
+        let mut texts: Vec<String> = [
+            include_str!("../../../README.md"),
+            include_str!("../../../docs/serve.md"),
+            include_str!("../../../examples/turnpike.toml"),
+            include_str!("../../../examples/forward.toml"),
+        ]
+        .map(str::to_owned)
+        .to_vec();
+        fn help(command: &mut clap::Command, texts: &mut Vec<String>) {
+            texts.push(command.render_long_help().to_string());
+            command.get_subcommands_mut().for_each(|command| help(command, texts));
+        }
+        help(&mut command, &mut texts);
+        let is_name = |c: char| c.is_ascii_uppercase() || c == '_';
+        let words = texts.iter().flat_map(|text| text.split(|c| !is_name(c)));
+        words.filter(|word| word.len() > 9 && word.starts_with("TURNPIKE_")).map(str::to_owned).collect()
+    }
+
+    #[test]
+    fn every_documented_variable_is_known_to_all_subcommands() {
+        let known = turnpike_ops::known_variables();
+        let documented = documented_variables();
+        for name in ["TURNPIKE_LOAD_ACCESS_TOKEN", "TURNPIKE_PROBE_USER", "TURNPIKE_FORWARD_CONFIG"] {
+            assert!(documented.iter().any(|found| found == name), "{name} is in no help");
+        }
+        // That one stands for all keys.
+        for name in documented.iter().filter(|name| *name != "TURNPIKE_SECTION_KEY") {
+            assert!(known.contains(name), "{name}");
+        }
+    }
+
+    /// A shell takes ? for a character of a file name, and & for the end of a command.
+    #[test]
+    fn rules_with_options_stand_in_quotes_wherever_a_shell_may_see_them() {
+        let documents = [
+            include_str!("../../../README.md"),
+            include_str!("../../../examples/forward.toml"),
+            include_str!("../../../docs/serve.md"),
+            FORWARD_EXAMPLES,
+        ];
+        let mut found = 0;
+        for word in documents.iter().flat_map(|text| text.split_whitespace()) {
+            let is_rule = word
+                .split_once("://")
+                .is_some_and(|(scheme, _)| scheme.ends_with("tcp") || scheme.ends_with("udp"));
+            if is_rule && word.contains('?') && word.contains('=') && !word.contains("[?") {
+                found += 1;
+                assert!(word.starts_with('\'') || word.starts_with("`'"), "{word}");
+            }
+        }
+        assert!(found >= 5, "{found}");
     }
 
     #[test]

@@ -11,7 +11,8 @@ use crate::log_args::LogArgs;
 /// Flags of `forward`.
 #[derive(Args)]
 pub(crate) struct ForwardArgs {
-    /// Rules on the command line, beside those of the file: tcp, udp, udptotcp or tcptoudp, listener, targets, options
+    /// Rules on the command line, beside those of the file: tcp, udp, udptotcp, tcptoudp or unix, listener, targets, options;
+    /// docs/forward.md has many
     #[arg(value_name = "SCHEME://LISTEN=TARGET[,TARGET...][?KEY=VALUE&...]")]
     rules: Vec<String>,
 

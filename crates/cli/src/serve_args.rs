@@ -63,7 +63,8 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "A-B")]
     relay_ports: Option<String>,
 
-    /// Peers that may be relayed to although they are private, loopback or otherwise special; repeat for several
+    /// Peers that may be relayed to although they are private, loopback or otherwise special: a prefix, or ADDR:PORT[-PORT]. A service
+    /// on this machine's own addresses needs its ADDR or ADDR:PORT, or a prefix within 127.0.0.0/8; repeat for several
     /// [default: none]
     #[arg(long, value_name = "CIDR")]
     allow_peer: Vec<String>,

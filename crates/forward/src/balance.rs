@@ -77,6 +77,11 @@ pub(crate) fn key(ip: IpAddr, port: u16) -> u64 {
     absorb(absorb(u64::from(port), high), low)
 }
 
+/// The number of a Unix socket.
+pub(crate) fn key_of_name(name: &str) -> u64 {
+    name.bytes().fold(0, |state, byte| absorb(state, byte.into()))
+}
+
 /// IPv4 as IPv4-mapped IPv6, so that both spellings of an address are one.
 fn address_bits(ip: IpAddr) -> (u64, u64) {
     let bits = match ip {

@@ -2,7 +2,7 @@
 
 use std::{net::IpAddr, sync::Arc};
 
-use crate::{Access, ConnectionLog, Rule, state::Gauge};
+use crate::{Access, Address, ConnectionLog, Rule, state::Gauge};
 
 /// Shared by all workers.
 pub(crate) struct Common {
@@ -16,5 +16,11 @@ impl Common {
     /// The global lists and a rule's own, asked in that order.
     pub(crate) fn admits(&self, rule: &Rule, client: IpAddr) -> bool {
         self.access.admits(client) && rule.access.admits(client)
+    }
+
+    /// As [`Common::admits`]. A client of a Unix socket has no address: the permissions of the socket's file say who may connect,
+    /// and only a rule that asks its proxies for clients of certain addresses wants none without.
+    pub(crate) fn admits_from(&self, rule: &Rule, client: &Address) -> bool {
+        client.ip().map_or(rule.access.allow.is_empty(), |client| self.admits(rule, client))
     }
 }

@@ -73,6 +73,14 @@ pub(crate) struct Turn {
     pub(crate) closed: bool,
 }
 
+impl Turn {
+    /// So many of the datagrams, with so many bytes, went no further: they were beyond a rate.
+    pub(crate) fn limit(&mut self, datagrams: u64, bytes: u64) {
+        self.datagrams -= datagrams;
+        self.bytes -= bytes;
+    }
+}
+
 impl Stream {
     /// `socket` must be watched for readability, and while connecting also for writability.
     pub(crate) fn new(socket: TcpSocket, framed: bool, connecting: bool) -> Self {

@@ -6,12 +6,17 @@
 #![forbid(unsafe_code)]
 
 pub mod access;
+mod address;
 mod balance;
+mod clients;
 mod common;
 mod cross;
+mod datagram_check;
 mod gather;
+mod handover;
 mod listen;
 mod preflight;
+mod rate;
 mod resolver;
 pub mod rule;
 pub mod runtime;
@@ -26,9 +31,14 @@ pub mod udp;
 mod worker;
 
 pub use access::{Access, Pattern};
-pub use rule::{Balance, CopyMode, Endpoint, Host, MOST_WEIGHT, PortRange, Protocol, Rule, RuleId};
+pub use address::{Address, Bind};
+pub use rule::{
+    Balance, CopyMode, Endpoint, Host, Limits, MOST_WEIGHT, PortRange, Protocol, Proxy, Question, Rule,
+    RuleId,
+};
 pub use runtime::{
     ConnectionLog, ConnectionReport, EndReason, Forwarder, RuleSnapshot, Settings, StartError,
 };
 pub use tally::{CONNECT_BOUNDS, Failure, Slot, Tally, TargetSnapshot};
+pub use turnpike_net::UnixName;
 pub use turnpike_wire::proxy_protocol::ProxyVersion;

@@ -3,11 +3,14 @@
 use std::{
     io,
     net::{IpAddr, SocketAddr},
+    os::fd::{AsFd, BorrowedFd},
 };
 
-use turnpike_net::{Datapath, ListenOptions, TcpListener, UdpOptions, UdpSocket};
+use turnpike_net::{
+    Datapath, ListenOptions, SocketFile, TcpListener, TcpSocket, UdpOptions, UdpSocket, UnixListener,
+};
 
-use crate::{Protocol, Rule, StartError, udp::Listeners};
+use crate::{Address, Bind, Protocol, Rule, StartError, handover, udp::Listeners};
 
 /// The sockets of one rule for one worker.
 pub(crate) enum Bound {
@@ -18,14 +21,57 @@ pub(crate) enum Bound {
 
 /// Where a listener comes from.
 pub(crate) enum Tcp {
-    Fresh(TcpListener),
+    Fresh(Acceptor),
     /// The worker has it, for a rule that leaves by the same command: no client that waits in its queue is lost.
-    Inherited(SocketAddr),
+    Inherited(Address),
+}
+
+/// What connections come from.
+#[derive(Debug)]
+pub(crate) enum Acceptor {
+    Tcp(TcpListener),
+    Unix(UnixListener),
+}
+
+impl Acceptor {
+    /// Takes one connection; `None` when none waits. Its client comes from where it says, or by this socket.
+    pub(crate) fn accept(&self) -> io::Result<Option<(TcpSocket, Address)>> {
+        match self {
+            Self::Tcp(listener) => {
+                Ok(listener.accept()?.map(|(socket, client)| (socket, Address::Ip(client))))
+            }
+            Self::Unix(listener) => Ok(listener.accept()?.map(|socket| (socket, self.address()))),
+        }
+    }
+
+    pub(crate) fn address(&self) -> Address {
+        match self {
+            Self::Tcp(listener) => Address::Ip(listener.local_addr()),
+            Self::Unix(listener) => Address::Unix(listener.name().clone()),
+        }
+    }
+
+    /// Now serves another rule.
+    pub(crate) fn set_inherited(&self, rule: &Rule) {
+        if let Self::Tcp(listener) = self {
+            // Where it fails, accepted sockets keep what the old rule wanted.
+            let _ = listener.set_inherited(rule.nodelay, rule.keepalive);
+        }
+    }
+}
+
+impl AsFd for Acceptor {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match self {
+            Self::Tcp(listener) => listener.as_fd(),
+            Self::Unix(listener) => listener.as_fd(),
+        }
+    }
 }
 
 /// Where a forwarder listens already, for rules that are about to leave.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Held(pub(crate) Vec<(Kind, SocketAddr)>);
+pub(crate) struct Held(pub(crate) Vec<(Kind, Address)>);
 
 /// What a port belongs to, and which engine listens on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,16 +99,19 @@ impl Kind {
 
 impl Held {
     /// Takes an address over, if it is there.
-    fn claim(&mut self, kind: Kind, address: SocketAddr) -> bool {
-        let found = self.0.iter().position(|held| *held == (kind, address));
+    fn claim(&mut self, kind: Kind, address: &Address) -> bool {
+        let found = self.0.iter().position(|(held, at)| *held == kind && at == address);
         found.map(|at| self.0.swap_remove(at)).is_some()
     }
 
     /// Whether this process is what keeps a port busy; by port alone, as a wildcard address overlaps with all others.
     fn occupies(&self, kind: Kind, port: u16) -> bool {
-        self.0.iter().any(|(held, at)| held.is_udp() == kind.is_udp() && at.port() == port)
+        self.0.iter().any(|(held, at)| held.is_udp() == kind.is_udp() && !at.is_unix() && at.port() == port)
     }
 }
+
+/// Where a rule listens, the file that goes with it, and its sockets for each worker.
+pub(crate) type BoundRule = (Vec<Address>, Option<SocketFile>, Vec<Bound>);
 
 /// Binds every port of a rule for every worker.
 pub(crate) fn bind(
@@ -70,26 +119,54 @@ pub(crate) fn bind(
     workers: usize,
     datapath: Datapath,
     held: &mut Held,
-) -> Result<(Vec<SocketAddr>, Vec<Bound>), StartError> {
+) -> Result<BoundRule, StartError> {
     let kind = Kind::of(rule.protocol);
-    let wanted = (rule.ports.first..=rule.ports.last).map(|port| SocketAddr::new(rule.bind, port));
+    let ip = match (&rule.bind, kind) {
+        (Bind::Ip(ip), _) => *ip,
+        (Bind::Unix(_), Kind::Tcp) => return bind_unix(rule, workers, held),
+        (Bind::Unix(_), _) => {
+            return Err(listen_error(rule, rule.bind.at(0), io::ErrorKind::Unsupported.into()));
+        }
+    };
+    let wanted = (rule.ports.first..=rule.ports.last).map(|port| SocketAddr::new(ip, port));
     if kind == Kind::Tcp {
-        return bind_tcp(rule, wanted, workers, held);
+        let (addresses, bound) = bind_tcp(rule, wanted, workers, held)?;
+        return Ok((addresses, None, bound));
     }
     for address in wanted {
         if !held.occupies(kind, address.port()) {
-            probe(kind, address).map_err(|source| listen_error(rule, address, source))?;
+            probe(kind, rule, address).map_err(|source| listen_error(rule, address.into(), source))?;
         }
     }
-    let named = |(address, source)| listen_error(rule, address, source);
+    let named = |(address, source): (SocketAddr, _)| listen_error(rule, address.into(), source);
     let first = Listeners::bind(rule, datapath, true).map_err(named)?;
-    let addresses = first.addresses();
+    let addresses = first.addresses().into_iter().map(Address::Ip).collect();
     let mut all = Vec::with_capacity(workers);
     for _ in 1..workers {
         all.push(Bound::Udp(first.bind_again(rule, datapath).map_err(named)?));
     }
     all.push(Bound::Udp(first));
-    Ok((addresses, all))
+    Ok((addresses, None, all))
+}
+
+/// Workers share one socket: Unix sockets have no SO_REUSEPORT.
+fn bind_unix(rule: &Rule, workers: usize, held: &mut Held) -> Result<BoundRule, StartError> {
+    let Bind::Unix(name) = &rule.bind else { return Ok((Vec::new(), None, Vec::new())) };
+    let address = rule.bind.at(0);
+    if held.claim(Kind::Tcp, &address) {
+        let inherited = |_| Bound::Tcp(vec![(0, Tcp::Inherited(address.clone()))]);
+        let bound = (0..workers).map(inherited).collect();
+        return Ok((vec![address], None, bound));
+    }
+    let named = |source| listen_error(rule, address.clone(), source);
+    let (first, file) = UnixListener::bind(name, rule.socket_mode).map_err(named)?;
+    let one = |listener| Bound::Tcp(vec![(0, Tcp::Fresh(Acceptor::Unix(listener)))]);
+    let mut bound = Vec::with_capacity(workers);
+    for _ in 1..workers {
+        bound.push(one(first.try_clone().map_err(named)?));
+    }
+    bound.push(one(first));
+    Ok((vec![address], Some(file), bound))
 }
 
 fn bind_tcp(
@@ -97,53 +174,72 @@ fn bind_tcp(
     wanted: impl Iterator<Item = SocketAddr>,
     workers: usize,
     held: &mut Held,
-) -> Result<(Vec<SocketAddr>, Vec<Bound>), StartError> {
+) -> Result<(Vec<Address>, Vec<Bound>), StartError> {
     // SO_REUSEPORT also where there is one worker: a rule that takes the port over by a reload may be of another protocol.
     let options = ListenOptions {
         reuse_port: true,
         nodelay: rule.nodelay,
         keepalive: rule.keepalive,
+        dual_stack: !rule.ipv6_only,
         ..Default::default()
     };
     let mut addresses = Vec::new();
     let mut sockets: Vec<Vec<(u16, Tcp)>> = (0..workers).map(|_| Vec::new()).collect();
     for (offset, address) in (0_u16..).zip(wanted) {
-        if held.claim(Kind::Tcp, address) {
-            addresses.push(address);
-            sockets.iter_mut().for_each(|all| all.push((offset, Tcp::Inherited(address))));
+        if held.claim(Kind::Tcp, &address.into()) {
+            addresses.push(address.into());
+            sockets.iter_mut().for_each(|all| all.push((offset, Tcp::Inherited(address.into()))));
             continue;
         }
-        let named = |source| listen_error(rule, address, source);
+        let named = |source| listen_error(rule, address.into(), source);
         let real = if held.occupies(Kind::Tcp, address.port()) {
             address
         } else {
-            TcpListener::probe(address).map_err(named)?
+            probe_tcp(rule, address).map_err(named)?
         };
-        addresses.push(real);
+        addresses.push(real.into());
         for all in &mut sockets {
-            all.push((offset, Tcp::Fresh(TcpListener::bind(real, &options).map_err(named)?)));
+            let listener = TcpListener::bind(real, &options).map_err(named)?;
+            all.push((offset, Tcp::Fresh(Acceptor::Tcp(listener))));
         }
     }
     Ok((addresses, sockets.into_iter().map(Bound::Tcp).collect()))
 }
 
 /// Without SO_REUSEPORT: a second program on the same port is told so, instead of silently sharing it.
-fn probe(kind: Kind, address: SocketAddr) -> io::Result<()> {
+fn probe(kind: Kind, rule: &Rule, address: SocketAddr) -> io::Result<()> {
     if kind.is_udp() {
-        UdpSocket::bind(address, &UdpOptions::default()).map(drop)
+        let options = UdpOptions { dual_stack: !rule.ipv6_only, ..UdpOptions::default() };
+        match UdpSocket::bind(address, &options) {
+            // The one before us is ending. Whether it was ours to share with, SO_REUSEPORT decides.
+            Err(error) if error.kind() == io::ErrorKind::AddrInUse && handover::is_left(address.port()) => {
+                Ok(())
+            }
+            bound => bound.map(drop),
+        }
     } else {
-        TcpListener::probe(address).map(drop)
+        probe_tcp(rule, address).map(drop)
     }
 }
 
+fn probe_tcp(rule: &Rule, address: SocketAddr) -> io::Result<SocketAddr> {
+    if rule.ipv6_only { TcpListener::probe(address) } else { TcpListener::probe_dual_stack(address) }
+}
+
 /// Says what to do about a listener that cannot be bound.
-fn listen_error(rule: &Rule, address: SocketAddr, source: io::Error) -> StartError {
-    let remedy = match source.kind() {
-        io::ErrorKind::AddrInUse => "another program or rule has this port: stop it, or choose another port",
-        io::ErrorKind::PermissionDenied => {
+fn listen_error(rule: &Rule, address: Address, source: io::Error) -> StartError {
+    let remedy = match (&address, source.kind()) {
+        (Address::Unix(_), kind) => unix_remedy(kind),
+        (Address::Ip(_), io::ErrorKind::AddrInUse) if !rule.ipv6_only => {
+            "another program or rule has this port, of IPv4 or of IPv6: stop it, choose another port, or set ipv6_only"
+        }
+        (Address::Ip(_), io::ErrorKind::AddrInUse) => {
+            "another program or rule has this port: stop it, or choose another port"
+        }
+        (Address::Ip(_), io::ErrorKind::PermissionDenied) => {
             "ports below 1024 need CAP_NET_BIND_SERVICE: grant it (setcap cap_net_bind_service=ep), or choose a higher port"
         }
-        io::ErrorKind::AddrNotAvailable => match address.ip() {
+        (Address::Ip(address), io::ErrorKind::AddrNotAvailable) => match address.ip() {
             IpAddr::V4(_) => "choose an address of this machine (ip address), or 0.0.0.0 for all",
             IpAddr::V6(_) => "choose an address of this machine (ip address), or [::] for all",
         },
@@ -151,4 +247,17 @@ fn listen_error(rule: &Rule, address: SocketAddr, source: io::Error) -> StartErr
         _ => "choose another address",
     };
     StartError::Listen { rule: rule.id.0.clone(), address, source, remedy }
+}
+
+fn unix_remedy(kind: io::ErrorKind) -> &'static str {
+    match kind {
+        io::ErrorKind::AddrInUse => "another program or rule listens there: stop it, or choose another path",
+        io::ErrorKind::AlreadyExists => "choose another path, or remove the file yourself",
+        io::ErrorKind::NotFound => "make its directory first, or choose another path",
+        io::ErrorKind::PermissionDenied => {
+            "choose a directory that this user may write to, such as one of systemd's RuntimeDirectory="
+        }
+        io::ErrorKind::Unsupported => "only rules from TCP to TCP can listen on a Unix socket",
+        _ => "choose another path",
+    }
 }

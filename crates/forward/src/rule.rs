@@ -2,11 +2,11 @@
 
 use std::{fmt, net::IpAddr, time::Duration};
 
-use turnpike_net::ConnectOptions;
 pub use turnpike_net::CopyMode;
+use turnpike_net::{ConnectOptions, UnixName};
 use turnpike_wire::proxy_protocol::ProxyVersion;
 
-use crate::Access;
+use crate::{Access, Address, Bind, Pattern};
 
 /// Names a rule in metrics and logs, and across reloads: equal text is the same rule.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -49,6 +49,8 @@ pub enum Host {
     /// A name, resolved again when its answer is older than [`crate::Settings::resolve_every`]. Each of its addresses, of both
     /// families and 16 at most, is balanced as a target of its own.
     Name(String),
+    /// A Unix stream socket; the endpoint's ports mean nothing then.
+    Unix(UnixName),
 }
 
 /// A target: with a port range, port i of the listener's range maps to port i of the target's; a lone port serves the whole range.
@@ -81,13 +83,17 @@ impl fmt::Display for Host {
             Self::Ip(IpAddr::V6(address)) => write!(f, "[{address}]"),
             Self::Ip(address) => write!(f, "{address}"),
             Self::Name(name) => f.write_str(name),
+            Self::Unix(name) => write!(f, "unix:{name}"),
         }
     }
 }
 
 impl fmt::Display for Endpoint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}:{}", self.host, self.ports)
+        match &self.host {
+            Host::Unix(_) => self.host.fmt(f),
+            host => write!(f, "{host}:{}", self.ports),
+        }
     }
 }
 
@@ -105,6 +111,38 @@ pub enum Balance {
     Source,
 }
 
+/// A datagram to ask a target with, and the answer that makes it a healthy one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Question {
+    /// Its payload.
+    pub send: Vec<u8>,
+    /// How a good answer begins; if empty, any answer is good.
+    pub expect: Vec<u8>,
+}
+
+/// Whose PROXY headers are believed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Proxy {
+    /// Those of the addresses that fit.
+    Network(Pattern),
+    /// Those of whoever comes by a Unix socket.
+    Unix,
+}
+
+/// What a rule allows one client, and how fast it moves bytes. The default limits nothing.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Limits {
+    /// Connections or sessions of one client at a time. A client is an IPv4 address or an IPv6 network of 64 bits; who comes by a
+    /// Unix socket is not limited.
+    pub connections_per_client: Option<u32>,
+    /// New connections or sessions of one client a second, of which as many may come at once.
+    pub new_connections_per_client: Option<u32>,
+    /// Bytes a second, each way, of all connections together. TCP is slowed down, datagrams beyond it are dropped.
+    pub bytes_per_second: Option<u64>,
+    /// The same for each connection or session.
+    pub bytes_per_second_per_connection: Option<u64>,
+}
+
 /// One rule.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Rule {
@@ -112,16 +150,23 @@ pub struct Rule {
     pub id: RuleId,
     /// Protocols.
     pub protocol: Protocol,
-    /// Address to listen on.
-    pub bind: IpAddr,
+    /// What to listen on.
+    pub bind: Bind,
+    /// On an IPv6 address: whether IPv4 clients are left to others. If not, `[::]` is open to both.
+    pub ipv6_only: bool,
+    /// Permissions of the file of a Unix socket that is listened on; `None` leaves them to the umask.
+    pub socket_mode: Option<u32>,
     /// Ports to listen on.
     pub ports: PortRange,
     /// Targets, at least one.
     pub targets: Vec<Endpoint>,
     /// Choice among them.
     pub balance: Balance,
-    /// Health checks of the targets: a TCP connect this often; `None` for none.
+    /// Health checks of the targets this often, a TCP connect or, where they speak UDP, a datagram; `None` for none.
     pub health_check: Option<Duration>,
+    /// What a check asks a target that speaks UDP. Without it an empty datagram is sent, and the target is healthy unless ICMP says
+    /// that nobody listens there.
+    pub health_question: Option<Question>,
     /// Source address of outgoing connections and datagrams.
     pub source: Option<IpAddr>,
     /// SO_BINDTODEVICE of outgoing sockets.
@@ -130,14 +175,17 @@ pub struct Rule {
     pub mark: Option<u32>,
     /// Outgoing sockets carry the client's own address (IP_TRANSPARENT).
     pub transparent: bool,
-    /// Expect a PROXY header from clients (either version) and believe it.
-    pub accept_proxy: bool,
+    /// Proxies of ours: each of their connections begins with a PROXY header (either version), which is believed. All
+    /// others are clients themselves, and one that sends a header is refused. If empty, nobody is a proxy and nothing is looked at.
+    pub proxy_protocol_from: Vec<Proxy>,
     /// Send a PROXY header to targets.
     pub send_proxy: Option<ProxyVersion>,
     /// Who may connect, beside the global lists.
     pub access: Access,
     /// A connection or session without a byte for so long is ended. TCP default: none. UDP default 72 s (as rinetd).
     pub idle_timeout: Option<Duration>,
+    /// A TCP connection whose one side has said all is ended when the other has not sent a byte for so long either. Default: none.
+    pub half_close_timeout: Option<Duration>,
     /// A TCP connect that takes longer fails over to the next address or target. Default 10 s.
     pub connect_timeout: Duration,
     /// SO_KEEPALIVE on both sides. Default true.
@@ -146,11 +194,27 @@ pub struct Rule {
     pub nodelay: bool,
     /// Connections or sessions of this rule at a time.
     pub max_connections: usize,
+    /// Limits per client, and of bytes.
+    pub limits: Limits,
     /// How bytes move (TCP).
     pub copy: CopyMode,
 }
 
 impl Rule {
+    /// Whether this client is one of [`Rule::proxy_protocol_from`].
+    pub(crate) fn is_proxy(&self, client: &Address) -> bool {
+        self.proxy_protocol_from.iter().any(|proxy| match (proxy, client) {
+            (Proxy::Network(pattern), Address::Ip(client)) => pattern.matches(client.ip()),
+            (Proxy::Unix, Address::Unix(_)) => true,
+            _ => false,
+        })
+    }
+
+    /// Whether what goes out is UDP.
+    pub(crate) fn targets_speak_udp(&self) -> bool {
+        matches!(self.protocol, Protocol::Udp | Protocol::TcpToUdp { .. })
+    }
+
     /// How its outgoing TCP sockets are made. Those of a [`Rule::transparent`] one also want the client's address as source.
     pub(crate) fn connect_options(&self) -> ConnectOptions {
         ConnectOptions {

@@ -2,17 +2,16 @@
 
 use std::{
     io,
-    net::SocketAddr,
     sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc},
     thread::JoinHandle,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use hashbrown::HashMap;
-use turnpike_net::{Datapath, poll::Waker};
+use turnpike_net::{Datapath, SocketFile, poll::Waker};
 
 use crate::{
-    Access, Rule, RuleId,
+    Access, Address, Rule, RuleId,
     common::Common,
     listen::{self, Bound, Held, Kind},
     preflight,
@@ -53,7 +52,7 @@ pub enum StartError {
         /// Which.
         rule: String,
         /// Where.
-        address: SocketAddr,
+        address: Address,
         /// The kernel's answer.
         source: io::Error,
         /// What to do about it.
@@ -86,20 +85,39 @@ pub enum EndReason {
     Finished,
     /// RST from the client.
     ClientReset,
-    /// RST from the target.
+    /// RST from the target, or ICMP that says that nobody listens there any more.
     TargetReset,
+    /// The target of a UDP session failed its health check, and there is a healthy one.
+    TargetDown,
     /// No byte for the idle timeout.
     Idle,
     /// No target could be reached.
     ConnectFailed,
     /// Refused by allow and deny lists.
     Denied,
-    /// A limit on connections.
+    /// No byte of the one side for the half-close timeout, after the other had said all.
+    HalfClosed,
+    /// Refused by a limit on connections.
     Limit,
-    /// A malformed or missing PROXY header.
+    /// The limit on connections of one client ([`crate::Limits::connections_per_client`]); counted, not reported.
+    ClientLimit,
+    /// The limit on new connections of one client ([`crate::Limits::new_connections_per_client`]); counted, not reported.
+    ClientRate,
+    /// A UDP session that gave its place to a new one: it was the longest idle when a limit was reached.
+    Evicted,
+    /// A malformed PROXY header, or none, from one of [`Rule::proxy_protocol_from`].
     BadProxyHeader,
+    /// A PROXY header from somebody else.
+    UntrustedProxy,
     /// Its rule was removed or changed (UDP), or the forwarder stops.
     Shutdown,
+}
+
+impl EndReason {
+    /// Whether it is counted and nobody is told: a client beyond its limits must not fill the log.
+    pub(crate) fn is_quiet(self) -> bool {
+        matches!(self, Self::ClientLimit | Self::ClientRate)
+    }
 }
 
 /// One ended connection or session; for its log line.
@@ -108,9 +126,9 @@ pub struct ConnectionReport {
     /// Rule.
     pub rule: RuleId,
     /// Client.
-    pub client: SocketAddr,
-    /// The target that was reached, if any.
-    pub target: Option<SocketAddr>,
+    pub client: Address,
+    /// The target that was reached, if any; of a UDP session also the one that was tried last.
+    pub target: Option<Address>,
     /// Bytes from the client to the target.
     pub to_target: u64,
     /// Bytes from the target to the client.
@@ -151,6 +169,10 @@ pub struct RuleSnapshot {
     /// By address of a target, those that had none of it included. An address that a name has lost is among them until its
     /// last connection ends.
     pub targets: Vec<TargetSnapshot>,
+    /// Datagrams dropped because the rule or the session had moved its bytes a second.
+    pub limited_datagrams: u64,
+    /// Times that a TCP connection stopped reading because the rule or it had moved its bytes a second.
+    pub pauses: u64,
 }
 
 impl RuleSnapshot {
@@ -171,6 +193,8 @@ impl RuleSnapshot {
         self.spliced_bytes += other.spliced_bytes;
         self.dropped_datagrams += other.dropped_datagrams;
         other.targets.iter().for_each(|target| target.clone().merge_into(&mut self.targets));
+        self.limited_datagrams += other.limited_datagrams;
+        self.pauses += other.pauses;
     }
 }
 
@@ -217,7 +241,9 @@ struct Rules {
 
 struct Active {
     state: Arc<RuleState>,
-    addresses: Vec<SocketAddr>,
+    addresses: Vec<Address>,
+    /// Of a Unix socket; gone with the rule.
+    file: Option<SocketFile>,
 }
 
 impl Forwarder {
@@ -240,11 +266,13 @@ impl Forwarder {
         });
         let mut workers = Vec::with_capacity(count);
         let mut handles = Vec::with_capacity(count);
+        // One clock, so that buckets of tokens can be shared.
+        let started = Instant::now();
         for number in 0..count {
             let (commands, inbox) = mpsc::channel();
             let shared = Arc::new(Shared::default());
             let (worker, waker) = Worker::new(
-                number,
+                (number, started),
                 settings.datapath,
                 settings.busy_poll,
                 &common,
@@ -274,7 +302,7 @@ impl Forwarder {
         for rule in rules {
             let bound = preflight::check(rule)
                 .and_then(|()| listen::bind(rule, count, settings.datapath, &mut Held::default()));
-            let (addresses, bound) = match bound {
+            let (addresses, file, bound) = match bound {
                 Ok(bound) => bound,
                 Err(error) if settings.keep_going => {
                     failed.push(error);
@@ -286,7 +314,7 @@ impl Forwarder {
             for (worker, bound) in workers.iter_mut().zip(bound) {
                 worker.add_rule(&state, bound, &mut HashMap::new())?;
             }
-            in_force.active.push(Active { state, addresses });
+            in_force.active.push(Active { state, addresses, file });
         }
         forwarder.rules = Mutex::new(in_force);
         for (number, mut worker) in workers.into_iter().enumerate() {
@@ -298,12 +326,11 @@ impl Forwarder {
 
     /// The addresses listened on, with real ports where the rule said 0.
     #[must_use]
-    pub fn listeners(&self) -> Vec<(RuleId, SocketAddr)> {
+    pub fn listeners(&self) -> Vec<(RuleId, Address)> {
         let rules = self.rules();
-        let each = rules
-            .active
-            .iter()
-            .flat_map(|rule| rule.addresses.iter().map(|address| (rule.state.rule.id.clone(), *address)));
+        let each = rules.active.iter().flat_map(|rule| {
+            rule.addresses.iter().map(|address| (rule.state.rule.id.clone(), address.clone()))
+        });
         each.collect()
     }
 
@@ -321,7 +348,7 @@ impl Forwarder {
         let mut held = Held::default();
         for active in in_force.active.iter().filter(|active| !is_kept(active)) {
             let kind = Kind::of(active.state.rule.protocol);
-            held.0.extend(active.addresses.iter().map(|address| (kind, *address)));
+            held.0.extend(active.addresses.iter().map(|address| (kind, address.clone())));
         }
         let mut next_key = in_force.next_key;
         let mut come: Vec<Vec<(Arc<RuleState>, Bound)>> = self.workers.iter().map(|_| Vec::new()).collect();
@@ -330,7 +357,7 @@ impl Forwarder {
         for rule in rules.iter().filter(is_new) {
             let bound = preflight::check(rule)
                 .and_then(|()| listen::bind(rule, self.workers.len(), self.datapath, &mut held));
-            let (addresses, bound) = match bound {
+            let (addresses, file, bound) = match bound {
                 Ok(bound) => bound,
                 Err(error) if settings.keep_going => {
                     failed.push(error);
@@ -342,7 +369,7 @@ impl Forwarder {
             for (come, bound) in come.iter_mut().zip(bound) {
                 come.push((Arc::clone(&state), bound));
             }
-            newcomers.push(Active { state, addresses });
+            newcomers.push(Active { state, addresses, file });
         }
         if newcomers.is_empty()
             && !in_force.active.iter().any(is_kept)
@@ -352,8 +379,9 @@ impl Forwarder {
         }
         // Nothing can fail from here on.
         in_force.next_key = next_key;
-        let (kept, left): (Vec<Active>, Vec<Active>) = in_force.active.drain(..).partition(is_kept);
+        let (kept, mut left): (Vec<Active>, Vec<Active>) = in_force.active.drain(..).partition(is_kept);
         in_force.active = kept;
+        hand_files_over(&mut left, &mut newcomers);
         in_force.active.extend(newcomers);
         self.total.set_limit(settings.max_connections);
         let common = Arc::new(Common {
@@ -401,9 +429,28 @@ impl Forwarder {
         all
     }
 
-    /// Closes the listeners; connections live on.
+    /// Closes the listeners; connections live on, and so do UDP sessions with a datagram in the last two seconds. When this returns
+    /// other processes of this user can listen on the same ports.
     pub fn drain(&self) {
-        self.workers.iter().for_each(|worker| worker.line.tell(Command::Drain));
+        // First, so that a successor may listen there.
+        self.rules().active.iter_mut().for_each(|active| active.file = None);
+        // In two steps: while some workers still listen and others do not, the kernel spreads datagrams in another way than before,
+        // and those of living sessions would arrive at workers that do not know them.
+        self.tell_all(|done| Command::Drain(done.clone()));
+        self.tell_all(|done| Command::Unlisten(done.clone()));
+    }
+
+    /// Waits until all workers have obeyed, each of which tells so by what it gets.
+    fn tell_all(&self, command: impl Fn(&mpsc::Sender<()>) -> Command) {
+        let (done, obeyed) = mpsc::channel();
+        self.workers.iter().for_each(|worker| worker.line.tell(command(&done)));
+        drop(done);
+        for _ in &self.workers {
+            if obeyed.recv_timeout(CHANGE).is_err() {
+                tracing::error!("a worker has not obeyed; it is stuck or gone");
+                break;
+            }
+        }
     }
 
     /// Connections and sessions now.
@@ -431,6 +478,19 @@ impl Forwarder {
 
     fn rules(&self) -> MutexGuard<'_, Rules> {
         self.rules.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The file of a Unix socket that an old and a new rule share stays, with the new one's permissions.
+fn hand_files_over(left: &mut [Active], newcomers: &mut [Active]) {
+    for new in newcomers.iter_mut().filter(|new| new.file.is_none()) {
+        let old = left.iter_mut().find(|old| old.file.is_some() && old.addresses == new.addresses);
+        new.file = old.and_then(|old| old.file.take());
+        if let Some(file) = &new.file
+            && let Err(error) = file.set_mode(new.state.rule.socket_mode)
+        {
+            tracing::warn!(rule = new.state.rule.id.0, %error, "cannot change the permissions of its socket");
+        }
     }
 }
 

@@ -1,13 +1,16 @@
 //! What the workers share of one rule, and what each of them counts for it.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
+use std::{
+    net::IpAddr,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
+    },
 };
 
 use turnpike_net::ConnectOptions;
 
-use crate::{EndReason, Rule, RuleSnapshot, targets::Targets};
+use crate::{EndReason, Rule, RuleSnapshot, clients::Clients, rate::Rates, targets::Targets};
 
 /// One rule in force; shared by all workers, never locked on the data path.
 pub(crate) struct RuleState {
@@ -19,8 +22,14 @@ pub(crate) struct RuleState {
     pub(crate) connect: ConnectOptions,
     /// Connections and sessions now, and the limit on them.
     pub(crate) active: Gauge,
+    /// What single clients have, where the rule limits that.
+    pub(crate) clients: Option<Clients>,
+    /// Bytes a second, where the rule limits them.
+    pub(crate) rates: Option<Arc<Rates>>,
     /// No target could be reached at the last try.
     unreachable: AtomicBool,
+    /// How often a target was found to be unhealthy, or healthy again.
+    turns: AtomicU64,
 }
 
 impl RuleState {
@@ -29,11 +38,24 @@ impl RuleState {
         Self {
             key,
             active: Gauge::new(rule.max_connections),
+            clients: Clients::new(&rule.limits),
+            rates: Rates::new(&rule.limits),
             rule,
             targets,
             connect,
             unreachable: AtomicBool::new(false),
+            turns: AtomicU64::new(0),
         }
+    }
+
+    /// A health check found something new.
+    pub(crate) fn health_turned(&self) {
+        self.turns.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Grows with each [`RuleState::health_turned`].
+    pub(crate) fn health_turns(&self) -> u64 {
+        self.turns.load(Ordering::Relaxed)
     }
 
     /// A connection found no target; `true` when that is news.
@@ -85,6 +107,7 @@ impl Gauge {
 pub(crate) struct Place {
     rule: Arc<RuleState>,
     total: Arc<Gauge>,
+    client: Option<IpAddr>,
 }
 
 impl Place {
@@ -97,12 +120,24 @@ impl Place {
             total.leave();
             return None;
         }
-        Some(Self { rule: Arc::clone(rule), total: Arc::clone(total) })
+        Some(Self { rule: Arc::clone(rule), total: Arc::clone(total), client: None })
+    }
+
+    /// Once it is known who the client is: a place among its own, or why there is none.
+    pub(crate) fn of_client(&mut self, client: IpAddr, now: u64) -> Result<(), EndReason> {
+        if let Some(clients) = &self.rule.clients {
+            clients.enter(client, now)?;
+            self.client = Some(client);
+        }
+        Ok(())
     }
 }
 
 impl Drop for Place {
     fn drop(&mut self) {
+        if let (Some(clients), Some(client)) = (&self.rule.clients, self.client) {
+            clients.leave(client);
+        }
         self.rule.active.leave();
         self.total.leave();
     }
@@ -119,18 +154,25 @@ pub(crate) struct Counters {
     pub(crate) to_client_datagrams: u64,
     pub(crate) spliced_bytes: u64,
     pub(crate) dropped_datagrams: u64,
+    pub(crate) pauses: u64,
 }
 
 /// Every reason, in the order of [`Counters::ended`].
-const REASONS: [EndReason; 9] = [
+const REASONS: [EndReason; 15] = [
     EndReason::Finished,
     EndReason::ClientReset,
     EndReason::TargetReset,
+    EndReason::TargetDown,
     EndReason::Idle,
     EndReason::ConnectFailed,
     EndReason::Denied,
+    EndReason::HalfClosed,
     EndReason::Limit,
+    EndReason::Evicted,
+    EndReason::ClientLimit,
+    EndReason::ClientRate,
     EndReason::BadProxyHeader,
+    EndReason::UntrustedProxy,
     EndReason::Shutdown,
 ];
 
@@ -158,5 +200,6 @@ impl Counters {
         snapshot.to_client_datagrams += self.to_client_datagrams;
         snapshot.spliced_bytes += self.spliced_bytes;
         snapshot.dropped_datagrams += self.dropped_datagrams;
+        snapshot.pauses += self.pauses;
     }
 }

@@ -8,7 +8,7 @@ use std::{
 use hashbrown::HashMap;
 
 use crate::{
-    ConnectionReport,
+    Address, ConnectionReport, EndReason,
     common::Common,
     state::RuleState,
     targets::{Pick, Targets},
@@ -26,6 +26,8 @@ struct Entry {
     /// Sessions of this worker.
     sessions: u64,
     removed: bool,
+    /// [`RuleState::health_turns`] as last seen.
+    turns: u64,
 }
 
 impl Around {
@@ -34,12 +36,23 @@ impl Around {
     }
 
     pub(crate) fn add(&mut self, state: &Arc<RuleState>) {
-        let entry = Entry { state: Arc::clone(state), sessions: 0, removed: false };
+        let entry =
+            Entry { state: Arc::clone(state), sessions: 0, removed: false, turns: state.health_turns() };
         self.rules.insert(RuleKey(state.key), entry);
     }
 
     pub(crate) fn targets(&self, key: RuleKey) -> Option<&Targets> {
         self.rules.get(&key).map(|entry| &entry.state.targets)
+    }
+
+    /// Rules to UDP targets whose health has turned since the last call.
+    pub(crate) fn turned(&mut self) -> Vec<Arc<RuleState>> {
+        let news = self.rules.values_mut().filter(|entry| entry.turns != entry.state.health_turns());
+        let seen = news.map(|entry| {
+            entry.turns = entry.state.health_turns();
+            Arc::clone(&entry.state)
+        });
+        seen.filter(|state| state.rule.targets_speak_udp()).collect()
     }
 
     /// To be called after the engine has removed the rule: it stays for its last sessions.
@@ -56,6 +69,17 @@ impl Around {
 impl Surroundings for Around {
     fn permits(&mut self, rule: RuleKey, client: IpAddr) -> bool {
         self.rules.get(&rule).is_some_and(|entry| self.common.admits(&entry.state.rule, client))
+    }
+
+    fn admit_client(&mut self, rule: RuleKey, client: IpAddr, now: u64) -> Result<(), EndReason> {
+        let clients = self.rules.get(&rule).and_then(|entry| entry.state.clients.as_ref());
+        clients.map_or(Ok(()), |clients| clients.enter(client, now))
+    }
+
+    fn dismiss_client(&mut self, rule: RuleKey, client: IpAddr) {
+        if let Some(clients) = self.rules.get(&rule).and_then(|entry| entry.state.clients.as_ref()) {
+            clients.leave(client);
+        }
     }
 
     fn enter(&mut self, rule: RuleKey) -> Admission {
@@ -83,9 +107,10 @@ impl Surroundings for Around {
 
     /// A name without an answer is passed over: a datagram cannot wait for it.
     fn choose(&mut self, rule: RuleKey, client: SocketAddr, port: u16) -> Option<Choice> {
-        match self.targets(rule)?.pick(client.ip(), port, &[], false) {
-            Pick::At(seat, address) => Some(Choice { target: seat.keep(), address }),
-            Pick::Nobody | Pick::Pending => None,
+        match self.targets(rule)?.pick(Some(client.ip()), port, &[], false) {
+            Pick::At(seat, Address::Ip(address)) => Some(Choice { target: seat.keep(), address }),
+            // Datagrams do not go to a stream.
+            Pick::At(_, Address::Unix(_)) | Pick::Nobody | Pick::Pending => None,
         }
     }
 

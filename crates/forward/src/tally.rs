@@ -1,8 +1,8 @@
 //! What is counted for each target: by each worker in plain integers, shown by target and address.
 
-use std::{io, net::SocketAddr, time::Duration};
+use std::{io, time::Duration};
 
-use crate::Endpoint;
+use crate::{Address, Endpoint};
 
 /// Where a rule keeps what it knows of one address of a target. `at` is used again for another address once nobody holds the
 /// old one any more; `serial` is not.
@@ -74,7 +74,7 @@ pub struct TargetSnapshot {
     /// As configured.
     pub target: Endpoint,
     /// This address of it, with the first port of its range.
-    pub address: SocketAddr,
+    pub address: Address,
     /// Whether the last that was heard of it was good: a health check, a connect, an answer.
     pub up: bool,
     /// Counted since the address is known.
@@ -82,7 +82,7 @@ pub struct TargetSnapshot {
 }
 
 impl TargetSnapshot {
-    pub(crate) fn new(target: &Endpoint, address: SocketAddr, up: bool) -> Self {
+    pub(crate) fn new(target: &Endpoint, address: Address, up: bool) -> Self {
         Self { target: target.clone(), address, up, counts: Tally::default() }
     }
 

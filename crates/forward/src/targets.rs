@@ -3,7 +3,7 @@
 //! A *member* is one address of one configured target: of a name as many as it has. All members of a rule are balanced alike.
 
 use std::{
-    net::{IpAddr, SocketAddr},
+    net::{IpAddr, Ipv6Addr, SocketAddr},
     sync::{
         Arc, PoisonError, RwLock, RwLockReadGuard,
         atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering},
@@ -14,7 +14,7 @@ use std::{
 use slab::Slab;
 
 use crate::{
-    Balance, Endpoint, Host, Rule,
+    Address, Balance, Endpoint, Host, Rule, UnixName,
     balance::{self, Weighed},
     resolver::{Name, Resolver},
     tally::{Slot, Tallies, TargetSnapshot},
@@ -62,7 +62,7 @@ pub(crate) struct Member {
     pub(crate) slot: Slot,
     /// Which of the rule's targets.
     configured: usize,
-    ip: IpAddr,
+    place: Place,
     endpoint: Endpoint,
     key: u64,
     active: AtomicU64,
@@ -74,6 +74,13 @@ pub(crate) struct Member {
     up: AtomicBool,
 }
 
+/// Where a member is, ports aside.
+#[derive(Clone, PartialEq, Eq)]
+enum Place {
+    Ip(IpAddr),
+    Unix(UnixName),
+}
+
 /// A place at a member, counted as busy until this is dropped.
 pub(crate) struct Seat {
     member: Arc<Member>,
@@ -83,7 +90,7 @@ pub(crate) struct Seat {
 /// What [`Targets::pick`] found.
 pub(crate) enum Pick {
     /// Connect here.
-    At(Seat, SocketAddr),
+    At(Seat, Address),
     /// Nobody is left to try.
     Nobody,
     /// A name has not been resolved yet, and its addresses have to be known first.
@@ -97,7 +104,7 @@ impl Targets {
         let configured = rule.targets.iter().map(|endpoint| Configured {
             endpoint: endpoint.clone(),
             name: match &endpoint.host {
-                Host::Ip(_) => None,
+                Host::Ip(_) | Host::Unix(_) => None,
                 Host::Name(name) => Some(resolver.name(name, any_route)),
             },
             seen: AtomicU32::new(0),
@@ -116,17 +123,18 @@ impl Targets {
     }
 
     /// A member for a client, other than those in `tried`; `offset` is the listener's port less the first of its range. With
-    /// `wait`, [`Pick::Pending`] instead of a choice that a name's answer may turn out to be wrong.
-    pub(crate) fn pick(&self, client: IpAddr, offset: u16, tried: &[Slot], wait: bool) -> Pick {
+    /// `wait`, [`Pick::Pending`] instead of a choice that a name's answer may turn out to be wrong. Clients without an address,
+    /// those of a Unix socket, are one source.
+    pub(crate) fn pick(&self, client: Option<IpAddr>, offset: u16, tried: &[Slot], wait: bool) -> Pick {
         let members = self.up_to_date();
-        let client = client.to_canonical();
+        let client = client.map(|client| client.to_canonical());
         let usable = |member: &&Member| {
             member.endpoint.weight > 0
-                && !(self.transparent && member.ip.is_ipv4() != client.is_ipv4())
+                && !(self.transparent && client.is_some_and(|client| member.place.is_foreign_to(client)))
                 && !tried.contains(&member.slot)
         };
         let all = members.current.iter().map(Arc::as_ref).filter(usable);
-        let chosen = self.choose(client, all);
+        let chosen = self.choose(client.unwrap_or(Ipv6Addr::UNSPECIFIED.into()), all);
         if wait && self.has_to_wait(chosen) {
             return Pick::Pending;
         }
@@ -187,6 +195,15 @@ impl Targets {
         member.suspect_until.store(self.now() + SUSPECT_MS, Ordering::Relaxed);
     }
 
+    /// Whether a member fails its health checks while another one does not.
+    pub(crate) fn is_down(&self, slot: Slot) -> bool {
+        let members = self.read();
+        let healthy = |member: &Arc<Member>| member.healthy.load(Ordering::Relaxed);
+        let fails =
+            members.slots.get(slot.at as usize).is_some_and(|member| member.slot == slot && !healthy(member));
+        fails && members.current.iter().any(healthy)
+    }
+
     /// Everybody that may be chosen now.
     pub(crate) fn current(&self) -> Vec<Arc<Member>> {
         self.up_to_date().current.clone()
@@ -235,11 +252,11 @@ impl Targets {
         for (at, target) in self.configured.iter().enumerate() {
             // The version first: an answer that comes in between is read now, and once more next time.
             let version = target.name.as_ref().map_or(0, |name| name.version());
-            for ip in target.addresses() {
-                if self.source.is_some_and(|source| source.is_ipv4() != ip.is_ipv4()) {
+            for place in target.places() {
+                if self.source.is_some_and(|source| place.is_foreign_to(source)) {
                     continue;
                 }
-                let known = slots.iter().find(|(_, member)| member.configured == at && member.ip == ip);
+                let known = slots.iter().find(|(_, member)| member.configured == at && member.place == place);
                 let member = known.map(|(_, member)| Arc::clone(member)).unwrap_or_else(|| {
                     *next_serial = next_serial.wrapping_add(1);
                     let entry = slots.vacant_entry();
@@ -248,7 +265,7 @@ impl Targets {
                         reason = "members have connections, which have descriptors"
                     )]
                     let slot = Slot { at: entry.key() as u32, serial: *next_serial };
-                    Arc::clone(entry.insert(Arc::new(Member::new(slot, at, ip, &target.endpoint))))
+                    Arc::clone(entry.insert(Arc::new(Member::new(slot, at, place, &target.endpoint))))
                 });
                 current.push(member);
             }
@@ -264,23 +281,38 @@ impl Targets {
 }
 
 impl Configured {
-    fn addresses(&self) -> Vec<IpAddr> {
+    fn places(&self) -> Vec<Place> {
         match (&self.endpoint.host, &self.name) {
-            (Host::Ip(ip), _) => vec![*ip],
-            (Host::Name(_), Some(name)) => name.addresses(),
+            (Host::Ip(ip), _) => vec![Place::Ip(*ip)],
+            (Host::Unix(name), _) => vec![Place::Unix(name.clone())],
+            (Host::Name(_), Some(name)) => name.addresses().into_iter().map(Place::Ip).collect(),
             (Host::Name(_), None) => Vec::new(),
         }
     }
 }
 
+impl Place {
+    /// Whether nobody gets there from that address, by its family.
+    fn is_foreign_to(&self, from: IpAddr) -> bool {
+        matches!(self, Self::Ip(ip) if ip.is_ipv4() != from.is_ipv4())
+    }
+
+    fn key(&self, port: u16) -> u64 {
+        match self {
+            Self::Ip(ip) => balance::key(*ip, port),
+            Self::Unix(name) => balance::key_of_name(&name.to_string()),
+        }
+    }
+}
+
 impl Member {
-    fn new(slot: Slot, configured: usize, ip: IpAddr, endpoint: &Endpoint) -> Self {
+    fn new(slot: Slot, configured: usize, place: Place, endpoint: &Endpoint) -> Self {
         Self {
             slot,
             configured,
-            ip,
+            key: place.key(endpoint.ports.first),
+            place,
             endpoint: endpoint.clone(),
-            key: balance::key(ip, endpoint.ports.first),
             active: AtomicU64::new(0),
             healthy: AtomicBool::new(true),
             suspect_until: AtomicU64::new(0),
@@ -289,10 +321,14 @@ impl Member {
     }
 
     /// Where a client of the listener at this place of its range goes.
-    pub(crate) fn address(&self, offset: u16) -> SocketAddr {
+    pub(crate) fn address(&self, offset: u16) -> Address {
+        let ip = match &self.place {
+            Place::Ip(ip) => *ip,
+            Place::Unix(name) => return Address::Unix(name.clone()),
+        };
         let ports = self.endpoint.ports;
         let port = if ports.first == ports.last { ports.first } else { ports.first.saturating_add(offset) };
-        SocketAddr::new(self.ip, port)
+        SocketAddr::new(ip, port).into()
     }
 
     /// It took a connection, or sent something.

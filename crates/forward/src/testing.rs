@@ -2,7 +2,7 @@
 
 use std::{net::SocketAddr, time::Duration};
 
-use crate::{Access, Balance, CopyMode, Endpoint, Host, PortRange, Protocol, Rule, RuleId};
+use crate::{Access, Balance, CopyMode, Endpoint, Host, Limits, PortRange, Protocol, Rule, RuleId};
 
 /// From any port of 127.0.0.1 to `target`, with the defaults that the documentation states.
 pub(crate) fn rule(id: &str, target: SocketAddr) -> Rule {
@@ -10,6 +10,8 @@ pub(crate) fn rule(id: &str, target: SocketAddr) -> Rule {
         id: RuleId(id.to_owned()),
         protocol: Protocol::Tcp,
         bind: [127, 0, 0, 1].into(),
+        ipv6_only: true,
+        socket_mode: None,
         ports: PortRange { first: 0, last: 0 },
         targets: vec![Endpoint {
             host: Host::Ip(target.ip()),
@@ -18,18 +20,21 @@ pub(crate) fn rule(id: &str, target: SocketAddr) -> Rule {
         }],
         balance: Balance::RoundRobin,
         health_check: None,
+        health_question: None,
         source: None,
         device: None,
         mark: None,
         transparent: false,
-        accept_proxy: false,
+        proxy_protocol_from: Vec::new(),
         send_proxy: None,
         access: Access::default(),
         idle_timeout: None,
+        half_close_timeout: None,
         connect_timeout: Duration::from_secs(10),
         keepalive: true,
         nodelay: true,
         max_connections: 1000,
+        limits: Limits::default(),
         copy: CopyMode::Auto,
     }
 }

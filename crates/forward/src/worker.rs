@@ -3,7 +3,6 @@
 
 use std::{
     io,
-    net::SocketAddr,
     sync::{Arc, Mutex, PoisonError, mpsc},
     thread,
     time::{Duration, Instant},
@@ -11,15 +10,15 @@ use std::{
 
 use hashbrown::HashMap;
 use turnpike_net::{
-    Datapath, TcpListener,
+    Datapath,
     poll::{Event, Poller, Waker},
 };
 
 use crate::{
-    RuleId, RuleSnapshot,
+    Address, RuleId, RuleSnapshot,
     common::Common,
     gather::{self, Gather},
-    listen::{Bound, Kind, Tcp},
+    listen::{Acceptor, Bound, Kind, Tcp},
     state::RuleState,
     surroundings::Around,
     tcp, udp,
@@ -35,7 +34,10 @@ pub(crate) enum Command {
     Change(Box<Change>),
     /// Some name has a new answer.
     Resolved,
-    Drain,
+    /// Take nothing new; what lives goes on.
+    Drain(mpsc::Sender<()>),
+    /// Close the listeners; only after [`Command::Drain`].
+    Unlisten(mpsc::Sender<()>),
     Stop,
 }
 
@@ -74,7 +76,7 @@ pub(crate) struct Worker {
 
 impl Worker {
     pub(crate) fn new(
-        number: usize,
+        (number, started): (usize, Instant),
         datapath: Datapath,
         busy_poll: Duration,
         common: &Arc<Common>,
@@ -94,7 +96,7 @@ impl Worker {
             around: Around::new(Arc::clone(common)),
             inbox,
             shared,
-            started: Instant::now(),
+            started,
             published_ms: 0,
             gather: Gather::default(),
             dirty: true,
@@ -107,7 +109,7 @@ impl Worker {
         &mut self,
         state: &Arc<RuleState>,
         bound: Bound,
-        inherited: &mut HashMap<SocketAddr, TcpListener>,
+        inherited: &mut HashMap<Address, Acceptor>,
     ) -> io::Result<()> {
         let now = self.now();
         match bound {
@@ -117,8 +119,7 @@ impl Worker {
                     Tcp::Fresh(socket) => Some((offset, socket)),
                     Tcp::Inherited(address) => {
                         let socket = inherited.remove(&address)?;
-                        // Where it fails, accepted sockets keep what the old rule wanted.
-                        let _ = socket.set_inherited(rule.nodelay, rule.keepalive);
+                        socket.set_inherited(rule);
                         Some((offset, socket))
                     }
                 };
@@ -127,8 +128,12 @@ impl Worker {
             }
             Bound::Udp(listeners) => {
                 self.around.add(state);
+                self.tcp.watch_health(state, now);
                 let engine = self.udp.get_or_insert_with(|| udp::Engine::new(self.datapath));
-                engine.add_rule(udp::RuleKey(state.key), &state.rule, listeners, &self.poller)
+                let key = udp::RuleKey(state.key);
+                engine.add_rule(key, &state.rule, listeners, &self.poller)?;
+                engine.limit_rates(key, state.rates.as_ref());
+                Ok(())
             }
         }
     }
@@ -185,6 +190,7 @@ impl Worker {
                 return;
             }
             if self.dirty && now >= self.published_ms + PUBLISH_MS {
+                self.leave_unhealthy(now);
                 self.publish(now);
             }
             let mut wake_up = self.tcp.take_wake_up();
@@ -202,11 +208,22 @@ impl Worker {
             match command {
                 Command::Change(change) => self.change(*change, now),
                 Command::Resolved => self.tcp.on_resolved(tcp::Tick { now, poller: &self.poller }),
-                Command::Drain => {
-                    self.tcp.drain();
+                Command::Drain(done) => {
+                    self.tcp.drain(tcp::Tick { now, poller: &self.poller });
                     if let Some(engine) = &mut self.udp {
-                        engine.drain();
+                        engine.drain(&mut udp::Tick { now, poller: &self.poller, around: &mut self.around });
                     }
+                    let _ = done.send(());
+                }
+                Command::Unlisten(done) => {
+                    if let Some(engine) = &mut self.udp {
+                        engine.unlisten(&mut udp::Tick {
+                            now,
+                            poller: &self.poller,
+                            around: &mut self.around,
+                        });
+                    }
+                    let _ = done.send(());
                 }
                 Command::Stop => {
                     self.tcp.stop(tcp::Tick { now, poller: &self.poller });
@@ -227,8 +244,9 @@ impl Worker {
         for state in &change.leave {
             if Kind::of(state.rule.protocol) == Kind::Tcp {
                 let sockets = self.tcp.remove_rule(state, tcp::Tick { now, poller: &self.poller });
-                inherited.extend(sockets.into_iter().map(|socket| (socket.local_addr(), socket)));
+                inherited.extend(sockets.into_iter().map(|socket| (socket.address(), socket)));
             } else if let Some(engine) = &mut self.udp {
+                self.tcp.unwatch_health(state);
                 let key = udp::RuleKey(state.key);
                 engine
                     .remove_rule(key, &mut udp::Tick { now, poller: &self.poller, around: &mut self.around });
@@ -244,6 +262,17 @@ impl Worker {
         drop(inherited);
         self.publish(now);
         let _ = change.done.send(());
+    }
+
+    /// Ends sessions whose targets have failed their checks: the client's next datagram finds another one. There is no connection
+    /// that would break, so that a client would go on talking to nobody.
+    fn leave_unhealthy(&mut self, now: u64) {
+        let Some(engine) = &mut self.udp else { return };
+        for state in self.around.turned() {
+            let is_down = |choice: udp::Choice| state.targets.is_down(choice.target);
+            let mut tick = udp::Tick { now, poller: &self.poller, around: &mut self.around };
+            engine.leave_targets(udp::RuleKey(state.key), is_down, &mut tick);
+        }
     }
 
     /// When something is to be done that no event announces.

@@ -12,7 +12,7 @@ use std::{
 };
 
 use support::{PATIENCE, Running, greeter, listener, patient, read_exactly, rule, settings, until};
-use turnpike_forward::{Balance, Failure, Protocol, Rule, Settings, TargetSnapshot};
+use turnpike_forward::{Balance, Failure, Pattern, Protocol, Proxy, Rule, Settings, TargetSnapshot};
 
 fn weighted(targets: &[(SocketAddr, u16)], balance: Balance) -> Rule {
     let mut rule = rule("r", targets[0].0);
@@ -69,7 +69,7 @@ fn ask_udp(source: Ipv4Addr, to: SocketAddr) -> u8 {
 }
 
 fn target(running: &Running, address: SocketAddr) -> TargetSnapshot {
-    running.snapshot("r").targets.into_iter().find(|target| target.address == address).unwrap()
+    running.snapshot("r").targets.into_iter().find(|target| target.address == address.into()).unwrap()
 }
 
 #[test]
@@ -162,7 +162,7 @@ fn udp_clients_stick_as_tcp_clients_do_and_move_alone_when_their_target_is_gone(
 fn clients_behind_a_proxy_stick_by_the_address_in_its_header() {
     let targets = [(greeter("a"), 1), (greeter("b"), 1)];
     let mut rule = weighted(&targets, Balance::Source);
-    rule.accept_proxy = true;
+    rule.proxy_protocol_from = vec![Proxy::Network(Pattern::Prefix([127, 0, 0, 1].into(), 32))];
     let running = Running::start(&[rule]);
     let ask = |client: u8| {
         let mut proxy = running.connect("r");

@@ -55,7 +55,7 @@ fn with_keep_going_the_other_rules_run() {
     assert!(failed[0].to_string().contains("bad"), "{}", failed[0]);
     let (id, address) = forwarder.listeners().remove(0);
     assert_eq!(id.0, "good");
-    assert_eq!(read_exactly(&mut support::client(address), 1), b"a");
+    assert_eq!(read_exactly(&mut support::client(support::socket_address(&address)), 1), b"a");
 }
 
 #[test]
@@ -84,6 +84,7 @@ fn with_keep_going_a_reload_takes_what_it_can() {
     let failed = forwarder.reload(&settings, &rules).unwrap();
     assert!(failed[0].to_string().contains("rule bad: "), "{failed:?}");
     let new = forwarder.listeners().into_iter().find(|(id, _)| id.0 == "new").expect("it listens").1;
+    let new = support::socket_address(&new);
     assert_eq!(read_exactly(&mut support::client(new), 1), b"n");
     // Where nothing would be left, the old rules stay.
     assert!(forwarder.reload(&settings, &[bad]).is_err());

@@ -5,11 +5,12 @@ mod support;
 
 use std::{
     io::{ErrorKind, Read, Write},
+    net::Shutdown,
     time::{Duration, Instant},
 };
 
 use support::{Running, greeter, listener, read_all, read_exactly, rule, settings, until};
-use turnpike_forward::{Access, EndReason, Pattern};
+use turnpike_forward::{Access, EndReason, Limits, Pattern, Proxy};
 
 fn denies(pattern: &str) -> Access {
     Access { allow: Vec::new(), deny: vec![Pattern::Wildcard(pattern.to_owned())] }
@@ -52,6 +53,109 @@ fn a_rule_takes_no_more_connections_than_it_may_and_goes_on_when_one_ends() {
     assert_eq!(read_exactly(&mut running.connect("r"), 1), b"a");
 }
 
+/// How often a rule refused a client for a reason.
+fn refused(running: &Running, reason: EndReason) -> u64 {
+    running.snapshot("r").ended.iter().filter(|(why, _)| *why == reason).map(|(_, count)| count).sum()
+}
+
+/// A client from this address of loopback.
+fn client_from(ip: [u8; 4], running: &Running) -> std::net::TcpStream {
+    let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
+    socket.bind(&std::net::SocketAddr::from((ip, 0)).into()).unwrap();
+    socket.connect(&running.address("r").into()).unwrap();
+    support::patient(socket.into())
+}
+
+#[test]
+fn one_client_has_no_more_connections_than_it_may_whatever_the_worker_and_is_not_reported() {
+    let mut limited = rule("r", greeter("a"));
+    limited.limits = Limits { connections_per_client: Some(2), ..Limits::default() };
+    let mut settings = settings();
+    settings.workers = 3;
+    let running = Running::start_with(&settings, &[limited]);
+    let mut open: Vec<_> = (0..2).map(|_| client_from([127, 0, 0, 7], &running)).collect();
+    open.iter_mut().for_each(|client| assert_eq!(read_exactly(client, 1), b"a"));
+    for _ in 0..20 {
+        assert_eq!(read_all(&mut client_from([127, 0, 0, 7], &running)), b"");
+    }
+    assert_eq!(read_exactly(&mut client_from([127, 0, 0, 8], &running), 1), b"a");
+    until(|| (refused(&running, EndReason::ClientLimit) == 20).then_some(()), "the counters");
+    // Of the other client alone.
+    assert_eq!(running.log.wait(1).len(), 1);
+    open.pop();
+    running.log.wait(2);
+    assert_eq!(read_exactly(&mut client_from([127, 0, 0, 7], &running), 1), b"a");
+}
+
+#[test]
+fn one_client_begins_no_more_connections_a_second_than_it_may() {
+    let mut limited = rule("r", greeter("a"));
+    limited.limits = Limits { new_connections_per_client: Some(5), ..Limits::default() };
+    let running = Running::start(&[limited]);
+    let began = Instant::now();
+    let served =
+        (0..60).filter(|_| !read_some(&mut client_from([127, 0, 0, 7], &running)).is_empty()).count();
+    let most = 5 + 5 * (began.elapsed().as_secs() as usize + 1);
+    assert!((5..=most).contains(&served) && served < 60, "{served}, at most {most}");
+    assert_eq!(read_exactly(&mut client_from([127, 0, 0, 8], &running), 1), b"a", "another client");
+    let refused_now = (60 - served) as u64;
+    until(|| (refused(&running, EndReason::ClientRate) == refused_now).then_some(()), "the counters");
+    // Within a second or so the client may come again.
+    until(
+        || (!read_some(&mut client_from([127, 0, 0, 7], &running)).is_empty()).then_some(()),
+        "another chance",
+    );
+}
+
+fn read_some(stream: &mut std::net::TcpStream) -> Vec<u8> {
+    let mut byte = [0];
+    let len = stream.read(&mut byte).unwrap();
+    byte[..len].to_vec()
+}
+
+#[test]
+fn behind_a_proxy_the_limit_is_about_the_client_that_its_header_names() {
+    let mut limited = rule("r", greeter("a"));
+    limited.proxy_protocol_from = vec![Proxy::Network(Pattern::Prefix([127, 0, 0, 1].into(), 32))];
+    limited.limits = Limits { connections_per_client: Some(1), ..Limits::default() };
+    let running = Running::start(&[limited]);
+    let from = |client: &str| {
+        let mut stream = running.connect("r");
+        stream.write_all(format!("PROXY TCP4 {client} 10.0.0.1 1 2\r\n").as_bytes()).unwrap();
+        stream
+    };
+    let (mut one, mut two) = (from("192.0.2.1"), from("192.0.2.2"));
+    assert_eq!((read_exactly(&mut one, 1), read_exactly(&mut two, 1)), (b"a".to_vec(), b"a".to_vec()));
+    assert_eq!(read_all(&mut from("192.0.2.1")), b"");
+    let mut nobody: Vec<_> = (0..3).map(|_| running.connect("r")).collect();
+    for stream in &mut nobody {
+        stream.write_all(b"PROXY UNKNOWN\r\n").unwrap();
+        assert_eq!(read_exactly(stream, 1), b"a", "a proxy that speaks for itself");
+    }
+}
+
+#[test]
+fn one_udp_client_has_no_more_sessions_than_it_may() {
+    let echo = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+    let mut limited = rule("r", echo.local_addr().unwrap());
+    limited.protocol = turnpike_forward::Protocol::Udp;
+    limited.limits = Limits { connections_per_client: Some(2), ..Limits::default() };
+    let running = Running::start(&[limited]);
+    echo.set_read_timeout(Some(support::PATIENCE)).unwrap();
+    let send = |ip: [u8; 4]| {
+        let client = std::net::UdpSocket::bind((std::net::Ipv4Addr::from(ip), 0)).unwrap();
+        client.send_to(&[ip[3]], running.address("r")).unwrap();
+        client
+    };
+    let _clients: Vec<_> = (0..6).map(|_| send([127, 0, 0, 7])).collect();
+    until(|| (refused(&running, EndReason::ClientLimit) == 4).then_some(()), "the counters");
+    let _other = send([127, 0, 0, 8]);
+    let mut byte = [0];
+    let heard: Vec<u8> = (0..3).map(|_| echo.recv(&mut byte).map(|_| byte[0]).unwrap()).collect();
+    assert_eq!(heard, [7, 7, 8]);
+    until(|| (running.snapshot("r").dropped_datagrams == 4).then_some(()), "the dropped datagrams");
+}
+
 #[test]
 fn all_rules_together_have_a_limit_too() {
     let mut settings = settings();
@@ -84,7 +188,7 @@ fn a_silent_connection_is_ended_and_a_speaking_one_is_not() {
     assert!(began.elapsed() >= Duration::from_millis(500), "{:?}", began.elapsed());
     let reports = running.log.all();
     assert_eq!((reports.len(), reports[0].reason), (1, EndReason::Idle));
-    assert_eq!(reports[0].client, silent.local_addr().unwrap());
+    assert_eq!(reports[0].client, silent.local_addr().unwrap().into());
     assert_eq!(silent.read(&mut [0]).unwrap_err().kind(), ErrorKind::ConnectionReset);
     speaking.write_all(b"y").unwrap();
     assert_eq!(read_exactly(&mut speaking, 1), b"y");
@@ -105,4 +209,41 @@ fn a_peer_that_reads_nothing_is_ended_too() {
     };
     assert!(matches!(error.kind(), ErrorKind::ConnectionReset | ErrorKind::BrokenPipe), "{error}");
     assert_eq!(running.log.wait(1)[0].reason, EndReason::Idle);
+}
+
+#[test]
+fn a_half_closed_connection_ends_when_its_other_side_stays_silent_and_no_other_does() {
+    let (server, target) = listener();
+    let mut rule = rule("r", target);
+    rule.half_close_timeout = Some(Duration::from_secs(2));
+    let running = Running::start(&[rule]);
+    let pair = || {
+        let client = running.connect("r");
+        let served = support::accept(&server);
+        (client, served)
+    };
+    let (mut open_client, mut open_server) = pair();
+    let (talking_client, mut talking_server) = pair();
+    talking_client.shutdown(Shutdown::Write).unwrap();
+    let (quiet_client, mut ended_server) = pair();
+    quiet_client.shutdown(Shutdown::Write).unwrap();
+    assert_eq!(read_all(&mut ended_server), b"");
+    let (mut ended_client, quiet_server) = pair();
+    quiet_server.shutdown(Shutdown::Write).unwrap();
+    assert_eq!(read_all(&mut ended_client), b"");
+    let reports = until(
+        || {
+            talking_server.write_all(b"x").unwrap();
+            (running.log.all().len() >= 2).then(|| running.log.all())
+        },
+        "both to end",
+    );
+    let clients = [quiet_client, ended_client].map(|client| client.local_addr().unwrap().into());
+    assert!(reports.iter().all(|report| report.reason == EndReason::HalfClosed), "{reports:?}");
+    assert!(reports.iter().all(|report| clients.contains(&report.client)), "{reports:?}");
+    until(|| ended_server.write_all(b"late").err(), "the reset");
+    // Nobody has said all here, though nobody says anything.
+    open_client.write_all(b"still open").unwrap();
+    assert_eq!(read_exactly(&mut open_server, 10), b"still open");
+    drop(talking_client);
 }

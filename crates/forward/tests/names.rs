@@ -112,7 +112,8 @@ fn follow() {
     hosts(&path, "127.0.0.3 moving.test\n127.0.0.1 moving.test\n");
     until(|| greeting().filter(|name| *name == b'a'), "the second address");
     let down = |snapshot: &turnpike_forward::RuleSnapshot| {
-        let nobody = snapshot.targets.iter().find(|target| target.address.ip().to_string() == "127.0.0.3")?;
+        let nobody =
+            snapshot.targets.iter().find(|target| target.address.ip().unwrap().to_string() == "127.0.0.3")?;
         (!nobody.up && nobody.counts.failed[0] > 0).then_some(())
     };
     until(|| down(&running.snapshot("r")), "the address that nobody serves, in the metrics");
@@ -133,7 +134,7 @@ fn follow() {
     assert_eq!(read_exactly(&mut old, 10), b"still here");
     let addresses = || {
         let snapshot = running.snapshot("r");
-        snapshot.targets.iter().map(|target| target.address.ip().to_string()).collect::<Vec<_>>()
+        snapshot.targets.iter().map(|target| target.address.ip().unwrap().to_string()).collect::<Vec<_>>()
     };
     assert_eq!(addresses(), ["127.0.0.1", "127.0.0.2"], "series of addresses that the name has lost");
     let _ = fs::remove_file(path);

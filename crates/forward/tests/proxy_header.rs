@@ -10,13 +10,13 @@ use std::{
 };
 
 use support::{Running, accept, listener, read_all, read_exactly, rule};
-use turnpike_forward::{Access, EndReason, Pattern, ProxyVersion, Rule};
+use turnpike_forward::{Access, EndReason, Pattern, Proxy, ProxyVersion, Rule};
 
 const V2: &[u8] = b"\r\n\r\n\0\r\nQUIT\n\x21\x11\x00\x0c\xc0\x00\x02\x07\x0a\x00\x00\x01\x12\x34\x01\xbb";
 
 fn accepting(target: std::net::SocketAddr) -> Rule {
     let mut rule = rule("r", target);
-    rule.accept_proxy = true;
+    rule.proxy_protocol_from = vec![Proxy::Network(Pattern::Prefix([127, 0, 0, 1].into(), 32))];
     rule
 }
 
@@ -66,7 +66,7 @@ fn a_header_of_either_version_is_believed_and_not_passed_on() {
         assert_eq!(read_exactly(&mut client, 6), b"answer");
         drop((client, server));
         let report = running.log.wait(1).remove(0);
-        assert_eq!(report.client, "192.0.2.7:4660".parse().unwrap());
+        assert_eq!(report.client.to_string(), "192.0.2.7:4660");
         assert_eq!((report.to_target, report.to_client, report.reason), (11, 6, EndReason::Finished));
     }
 }
@@ -108,6 +108,65 @@ fn lists_are_about_the_client_that_the_header_names() {
     let mut client = running.connect("r");
     client.write_all(b"PROXY UNKNOWN\r\n").unwrap();
     assert_eq!(read_exactly(&mut client, 1), b"a");
+}
+
+/// A rule whose proxies are elsewhere.
+fn accepting_from_others(target: std::net::SocketAddr) -> Rule {
+    let mut rule = rule("r", target);
+    rule.proxy_protocol_from = vec![Proxy::Network(Pattern::Prefix([192, 0, 2, 0].into(), 24)), Proxy::Unix];
+    rule
+}
+
+#[test]
+fn a_header_from_somebody_else_ends_the_connection_and_no_target_sees_it() {
+    for header in [V2, b"PROXY TCP4 192.0.2.7 10.0.0.1 4660 443\r\n", b"PROXY UNKNOWN\r\n"] {
+        for whole in [true, false] {
+            let (server, target) = listener();
+            let running = Running::start(&[accepting_from_others(target)]);
+            let mut client = running.connect("r");
+            client.set_nodelay(true).unwrap();
+            let own = client.local_addr().unwrap().into();
+            if whole {
+                client.write_all(&[header, b"first"].concat()).unwrap();
+            } else {
+                // It may be refused before the last one.
+                let _ = header.iter().try_for_each(|byte| client.write_all(&[*byte]));
+            }
+            let report = running.log.wait(1).remove(0);
+            assert_eq!((report.reason, report.client), (EndReason::UntrustedProxy, own));
+            assert_eq!((report.to_target, report.to_client), (0, 0));
+            // A write may have taken the reset.
+            let end = client.read(&mut [0]).map_err(|error| error.kind());
+            assert!(end == Err(ErrorKind::ConnectionReset) || end == Ok(0) && !whole, "{end:?}");
+            assert_eq!(read_all(&mut accept(&server)), b"", "{header:?}");
+        }
+    }
+}
+
+#[test]
+fn who_is_no_proxy_is_served_as_itself_whatever_it_says_first() {
+    let (server, target) = listener();
+    let running = Running::start(&[accepting_from_others(target)]);
+    for said in [&b"PROXIMITY"[..], b"P", b"\r\n\r\nQUIT", b"\r", b"GET / HTTP/1.1", b""] {
+        let mut client = running.connect("r");
+        let own = client.local_addr().unwrap().into();
+        client.write_all(said).unwrap();
+        client.shutdown(Shutdown::Write).unwrap();
+        let mut server = accept(&server);
+        assert_eq!(read_all(&mut server), said);
+        server.write_all(b"answer").unwrap();
+        drop(server);
+        assert_eq!(read_all(&mut client), b"answer");
+        let reports = running.log.all();
+        assert!(reports.iter().all(|report| report.reason == EndReason::Finished), "{reports:?}");
+        support::until(
+            || running.log.all().iter().any(|report| report.client == own).then_some(()),
+            "its report",
+        );
+    }
+    // A target that speaks first does not wait for the client.
+    let running = Running::start(&[accepting_from_others(support::greeter("a"))]);
+    assert_eq!(read_exactly(&mut running.connect("r"), 1), b"a");
 }
 
 #[test]

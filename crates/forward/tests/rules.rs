@@ -71,7 +71,7 @@ fn tcp_and_udp_rules_share_a_port_number() {
         },
         "a port that is free in both",
     );
-    let address = running.0.listeners()[0].1;
+    let address = support::socket_address(&running.0.listeners()[0].1);
     assert_eq!(ask(&udp_client(address), b"x"), b"ux");
     assert_eq!(read_exactly(&mut support::client(address), 1), b"t");
 }

@@ -5,12 +5,16 @@ mod support;
 
 use std::{
     io::{ErrorKind, Read},
-    net::{SocketAddr, TcpListener},
+    net::{SocketAddr, TcpListener, UdpSocket},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
     time::{Duration, Instant},
 };
 
 use support::{Running, endpoint, greeter, listener, read_exactly, rule, serve_greetings, until};
-use turnpike_forward::{Balance, EndReason, Endpoint, Host, PortRange, Rule};
+use turnpike_forward::{Balance, EndReason, Endpoint, Host, PortRange, Protocol, Question, Rule};
 
 fn between(targets: &[SocketAddr], balance: Balance) -> Rule {
     let mut rule = rule("r", targets[0]);
@@ -137,6 +141,91 @@ fn health_checks_turn_clients_away_from_a_dead_target_and_back() {
     until(|| (greeting(&running) == "a").then_some(()), "the first target");
 }
 
+/// A UDP target that says its name to `ping` while it is told to live, and nothing to anything else.
+fn named(name: &'static str, lives: Arc<AtomicBool>) -> SocketAddr {
+    let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
+    let address = socket.local_addr().unwrap();
+    std::thread::spawn(move || {
+        let mut bytes = [0; 64];
+        while let Ok((len, from)) = socket.recv_from(&mut bytes) {
+            if lives.load(Ordering::SeqCst) && &bytes[..len] == b"ping" {
+                let _ = socket.send_to(name.as_bytes(), from);
+            }
+        }
+    });
+    address
+}
+
+/// Who answers a new client, if anybody does soon.
+fn who_answers(running: &Running) -> Option<String> {
+    let client = UdpSocket::bind("127.0.0.1:0").unwrap();
+    client.connect(running.address("r")).unwrap();
+    client.set_read_timeout(Some(Duration::from_millis(100))).unwrap();
+    client.send(b"ping").unwrap();
+    let mut bytes = [0; 64];
+    let len = client.recv(&mut bytes).ok()?;
+    Some(String::from_utf8(bytes[..len].to_vec()).unwrap())
+}
+
+#[test]
+fn a_udp_target_that_does_not_answer_as_expected_loses_its_new_sessions_until_it_does() {
+    let lives = Arc::new(AtomicBool::new(false));
+    let targets = [named("a", Arc::clone(&lives)), named("b", Arc::new(AtomicBool::new(true)))];
+    let mut rule = between(&targets, Balance::Failover);
+    rule.protocol = Protocol::Udp;
+    rule.health_check = Some(Duration::from_secs(1));
+    rule.health_question = Some(Question { send: b"ping".to_vec(), expect: Vec::new() });
+    let running = Running::start(&[rule]);
+    until(|| (who_answers(&running)? == "b").then_some(()), "the second target");
+    lives.store(true, Ordering::SeqCst);
+    until(|| (who_answers(&running)? == "a").then_some(()), "the first target again");
+}
+
+/// No idle timeout would ever end it, as it goes on talking.
+#[test]
+fn a_udp_session_leaves_a_target_that_fails_its_checks() {
+    let lives = [Arc::new(AtomicBool::new(true)), Arc::new(AtomicBool::new(true))];
+    let targets = [named("a", Arc::clone(&lives[0])), named("b", Arc::clone(&lives[1]))];
+    let mut rule = between(&targets, Balance::Failover);
+    rule.protocol = Protocol::Udp;
+    rule.health_check = Some(Duration::from_secs(1));
+    rule.health_question = Some(Question { send: b"ping".to_vec(), expect: Vec::new() });
+    let running = Running::start(&[rule]);
+    let client = UdpSocket::bind("127.0.0.1:0").unwrap();
+    client.connect(running.address("r")).unwrap();
+    client.set_read_timeout(Some(Duration::from_millis(50))).unwrap();
+    let answers = |name: &str| {
+        client.send(b"ping").unwrap();
+        let mut bytes = [0; 64];
+        let len = client.recv(&mut bytes).ok()?;
+        (&bytes[..len] == name.as_bytes()).then_some(())
+    };
+    until(|| answers("a"), "the first target");
+    lives[0].store(false, Ordering::SeqCst);
+    until(|| answers("b"), "the second target");
+    let reasons: Vec<_> = running.log.all().iter().map(|report| report.reason).collect();
+    assert_eq!(reasons, [EndReason::TargetDown]);
+}
+
+/// Without its checks the first target would be tried again each second, and each time a client's datagram be lost.
+#[test]
+fn a_udp_port_where_nobody_listens_is_found_by_asking() {
+    let dead = UdpSocket::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let mut rule = between(&[dead, named("b", Arc::new(AtomicBool::new(true)))], Balance::Failover);
+    rule.protocol = Protocol::Udp;
+    rule.health_check = Some(Duration::from_secs(1));
+    let running = Running::start(&[rule]);
+    until(|| (who_answers(&running)? == "b").then_some(()), "the second target");
+    let failed =
+        || running.log.all().iter().filter(|report| report.reason == EndReason::ConnectFailed).count();
+    let before = failed();
+    let began = Instant::now();
+    while began.elapsed() < Duration::from_millis(2500) {
+        who_answers(&running);
+    }
+    assert_eq!(failed(), before, "a client was sent to the dead target");
+}
+
 #[test]
 fn a_name_is_resolved_and_all_its_addresses_are_tried() {
     // localhost is ::1 and 127.0.0.1 on most machines, in either order; the server has only one of them.
@@ -176,8 +265,8 @@ fn a_range_of_ports_maps_one_to_one() {
         },
         "three free ports",
     );
-    let heard: Vec<u8> =
-        running.0.listeners().iter().map(|(_, at)| read_exactly(&mut support::client(*at), 1)[0]).collect();
+    let greeting = |at| read_exactly(&mut support::client(support::socket_address(at)), 1)[0];
+    let heard: Vec<u8> = running.0.listeners().iter().map(|(_, at)| greeting(at)).collect();
     assert_eq!(heard, b"xyz");
 }
 

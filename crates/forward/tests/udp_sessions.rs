@@ -39,8 +39,8 @@ fn a_session_without_a_datagram_for_the_idle_timeout_ends_and_no_sooner() {
         worker.advance(Duration::from_millis(1001));
         assert_eq!(worker.active(), 1);
         let report = worker.world.lock().unwrap().reports.pop().unwrap();
-        assert_eq!((report.reason, report.client), (EndReason::Idle, quiet.local_addr().unwrap()));
-        assert_eq!((report.target, report.to_target, report.to_client), (Some(echo.address), 1, 1));
+        assert_eq!((report.reason, report.client), (EndReason::Idle, quiet.local_addr().unwrap().into()));
+        assert_eq!((report.target, report.to_target, report.to_client), (Some(echo.address.into()), 1, 1));
         assert!(report.lived >= timeout);
         worker.advance(timeout);
         assert_eq!(worker.active(), 0);
@@ -66,11 +66,12 @@ fn a_full_rule_gives_up_the_session_that_was_idle_for_longest() {
     expect_echo(&clients[3], b"one more");
     assert_eq!(worker.active(), 3);
     let report = worker.world.lock().unwrap().reports.pop().unwrap();
-    assert_eq!((report.reason, report.client), (EndReason::Limit, clients[1].local_addr().unwrap()));
+    assert_eq!((report.reason, report.client), (EndReason::Evicted, clients[1].local_addr().unwrap().into()));
+    assert_eq!((report.to_target, report.to_client, report.target), (5, 5, Some(echo.address.into())));
     for client in [&clients[0], &clients[2], &clients[3]] {
         expect_echo(client, b"still here");
     }
-    assert_eq!(ended(&worker.snapshot(), EndReason::Limit), 1);
+    assert_eq!(ended(&worker.snapshot(), EndReason::Evicted), 1);
 }
 
 #[test]
@@ -83,7 +84,7 @@ fn the_limit_of_all_rules_evicts_across_rules() {
     let (old, new) = (client(first), client(second));
     expect_echo(&old, b"1");
     expect_echo(&new, b"2");
-    assert_eq!((worker.active(), worker.reasons()), (1, vec![EndReason::Limit]));
+    assert_eq!((worker.active(), worker.reasons()), (1, vec![EndReason::Evicted]));
     worker.world.lock().unwrap().most_in_total = Some(0);
     worker.advance(Duration::from_secs(72));
     old.send(b"nowhere").unwrap();
@@ -109,7 +110,7 @@ fn a_flood_of_new_clients_keeps_the_limit_and_what_they_sent_leaves_from_their_o
     // The kernel may give a port twice, once its first owner is gone, but by far not to most of them.
     assert!(sources.len() > CLIENTS * 3 / 4, "{} sources", sources.len());
     assert_eq!((worker.active(), worker.tx_stats().refused), (8, 0));
-    assert_eq!(worker.reasons(), vec![EndReason::Limit; CLIENTS - 8]);
+    assert_eq!(worker.reasons(), vec![EndReason::Evicted; CLIENTS - 8]);
     let counted = worker.snapshot();
     assert_eq!((counted.accepted, counted.to_target_datagrams), (120, 120));
 }
@@ -137,7 +138,7 @@ fn a_target_that_is_down_ends_the_session_and_one_that_is_back_is_found() {
         let at = worker.add(KEY, &rule(Protocol::Udp, listen, echo.address), Datapath::Gso);
         let client = client(at);
         expect_echo(&client, b"up");
-        let address = echo.address.to_string();
+        let (address, echo_address) = (echo.address.to_string(), echo.address);
         drop(echo);
         client.send(b"down").unwrap();
         eventually("the session ended", || worker.active() == 0);
@@ -146,6 +147,7 @@ fn a_target_that_is_down_ends_the_session_and_one_that_is_back_is_found() {
         eventually("the second one too", || worker.reasons().len() == 2 && worker.active() == 0);
         assert_eq!(worker.reasons()[1], EndReason::ConnectFailed, "it had never answered");
         assert_eq!(worker.world.lock().unwrap().failures.len(), 1);
+        assert_eq!(worker.world.lock().unwrap().reports[1].target, Some(echo_address.into()), "who it was");
         echo = Echo::start(&address);
         expect_echo(&client, b"up again");
         assert_eq!(echo.address.to_string(), address);
@@ -193,13 +195,92 @@ fn removing_a_rule_ends_its_sessions_and_no_others_and_its_socket_can_be_taken_o
 fn draining_serves_old_sessions_and_takes_no_new_ones() {
     let echo = Echo::start(LOCALHOST);
     let worker = Worker::start(Datapath::Gso);
-    let at = worker.add(KEY, &udp(echo.address), Datapath::Gso);
+    let at = worker.add_shared(KEY, &udp(echo.address), Datapath::Gso);
     let (old, new) = (client(at), client(at));
     expect_echo(&old, b"old");
-    worker.ask(|engine, _| engine.drain());
+    worker.ask(|engine, tick| engine.drain(tick));
     expect_echo(&old, b"old");
     new.send(b"new").unwrap();
     eventually("dropped", || worker.snapshot().dropped_datagrams == 1);
+    assert_eq!(worker.active(), 1);
+    worker.ask(|engine, tick| engine.unlisten(tick));
+    expect_echo(&old, b"still here");
+    assert_eq!((worker.active(), worker.reasons()), (1, vec![]));
+}
+
+/// Of each protocol and family, on one address and on all: whoever listens next gets the new clients, and the old one goes on.
+#[test]
+fn a_drained_port_serves_its_old_client_here_and_new_ones_at_the_next_listener() {
+    for (listen, ask) in [
+        (LOCALHOST, "127.0.0.1"),
+        ("0.0.0.0:0", "127.0.0.2"),
+        ("[::1]:0", "::1"),
+        ("[::]:0", "::1"),
+        // Open to both families.
+        ("[::]:0", "127.0.0.3"),
+    ] {
+        let echo = Echo::start(if ask.contains(':') { "[::1]:0" } else { LOCALHOST });
+        let worker = Worker::start(Datapath::Gso);
+        let rule = Rule {
+            ipv6_only: ask.contains(':') || !listen.contains("::"),
+            ..rule(Protocol::Udp, listen.parse().unwrap(), echo.address)
+        };
+        let bound = worker.add_shared(KEY, &rule, Datapath::Gso);
+        let at = SocketAddr::new(ask.parse().unwrap(), bound.port());
+        let (old, quiet) = (client(at), client(at));
+        expect_echo(&quiet, b"quiet");
+        worker.advance(Duration::from_secs(2));
+        expect_echo(&old, b"old");
+        worker.ask(|engine, tick| engine.drain(tick));
+        assert_eq!((worker.active(), worker.reasons()), (1, vec![EndReason::Shutdown]), "{listen}");
+        worker.stall(|| {
+            // It waits at the listener no more, but at the socket of its own.
+            old.send(b"meanwhile").unwrap();
+        });
+        assert_eq!(receive(&old), b"meanwhile");
+        worker.ask(|engine, tick| engine.unlisten(tick));
+
+        let next = Worker::start(Datapath::Gso);
+        let port = PortRange { first: bound.port(), last: bound.port() };
+        next.add_shared(KEY, &Rule { ports: port, ..rule }, Datapath::Gso);
+        let new = client(at);
+        expect_echo(&new, b"new");
+        expect_echo(&quiet, b"quiet again");
+        assert_eq!(next.active(), 2, "{listen}");
+        for _ in 0..20 {
+            expect_echo(&old, b"still old");
+        }
+        assert_eq!((worker.active(), next.active()), (1, 2), "{listen}");
+        let counted = worker.snapshot();
+        assert_eq!((counted.to_target_datagrams, counted.dropped_datagrams), (23, 0), "{listen}");
+        // Falling quiet ends it.
+        worker.advance(Duration::from_secs(2));
+        assert_eq!((worker.active(), worker.reasons()), (0, vec![EndReason::Shutdown; 2]));
+        expect_echo(&old, b"now with the other");
+        assert_eq!(next.active(), 3);
+    }
+}
+
+#[test]
+fn a_session_that_crosses_to_tcp_lives_on_while_draining() {
+    let target = std::net::TcpListener::bind(LOCALHOST).unwrap();
+    let worker = Worker::start(Datapath::Gso);
+    let crossing =
+        rule(Protocol::UdpToTcp { framed: false }, LOCALHOST.parse().unwrap(), target.local_addr().unwrap());
+    let at = worker.add_shared(KEY, &crossing, Datapath::Gso);
+    let client = client(at);
+    client.send(b"to TCP").unwrap();
+    let (mut stream, _) = target.accept().unwrap();
+    let mut heard = [0; 6];
+    std::io::Read::read_exact(&mut stream, &mut heard).unwrap();
+    worker.ask(|engine, tick| engine.drain(tick));
+    worker.ask(|engine, tick| engine.unlisten(tick));
+    std::io::Write::write_all(&mut stream, b"answer").unwrap();
+    assert_eq!(receive(&client), b"answer");
+    client.send(b"more").unwrap();
+    let mut heard = [0; 4];
+    std::io::Read::read_exact(&mut stream, &mut heard).unwrap();
+    assert_eq!(&heard, b"more");
     assert_eq!(worker.active(), 1);
 }
 

@@ -351,7 +351,6 @@ fn outcome_of(higher: bool, better: Direction) -> Outcome {
     }
 }
 
-/// A failed subject always refuses; other void rounds when they are many, or when too few are left.
 /// All runs that a comparison rests on.
 fn concerned<'a>(record: &'a Record, subject: &str) -> Vec<&'a Round> {
     let baseline = record.baseline();
@@ -364,15 +363,20 @@ fn concerned<'a>(record: &'a Record, subject: &str) -> Vec<&'a Round> {
 
 /// Rounds of the estimate in which the generator was late in a run.
 fn late_rounds(record: &Record, subject: &str, metric: &str) -> usize {
-    let runs =
-        |name: Option<&str>| record.rounds.iter().filter(move |round| Some(round.subject.as_str()) == name);
-    let counts = |round: &&Round| record.counts(round, metric) && round.metrics.contains_key(metric);
-    let indices = |name| runs(name).filter(counts).map(|round| round.index).collect::<BTreeSet<_>>();
-    let pairs = &indices(record.baseline()) & &indices(Some(subject));
-    let both = runs(record.baseline()).chain(runs(Some(subject)));
-    distinct_rounds(both.filter(|round| round.voided.is_some() && pairs.contains(&round.index)))
+    let counting = |name: &str| {
+        let counts = |round: &&Round| {
+            round.subject == name && round.metrics.contains_key(metric) && record.counts(round, metric)
+        };
+        record.rounds.iter().filter(counts).collect::<Vec<_>>()
+    };
+    let (ours, theirs) = (counting(subject), counting(record.baseline().unwrap_or_default()));
+    let indices = |runs: &[&Round]| runs.iter().map(|round| round.index).collect::<BTreeSet<_>>();
+    let pairs = &indices(&ours) & &indices(&theirs);
+    let late = |round: &&Round| round.voided.is_some() && pairs.contains(&round.index);
+    distinct_rounds(ours.iter().chain(&theirs).copied().filter(late))
 }
 
+/// A failed subject always refuses; other void rounds when they are many, or when too few are left.
 fn reasons_of_void(record: &Record, subject: &str, metric: &str, usable: usize) -> Vec<Reason> {
     let rules = &record.experiment.rules;
     let baseline = record.baseline();

@@ -358,7 +358,10 @@ fn link_hint(transport: Transport, during_setup: bool, what: &str) -> &'static s
 /// What to do about an error code.
 fn hint(code: u16) -> &'static str {
     match code {
-        403 => "; the server does not relay to this peer: allow its range there (serve --allow-peer CIDR)",
+        403 => {
+            "; the server does not relay to this peer: allow its range there (serve --allow-peer CIDR), or, if the peer is on \
+             the server's own machine, its address (--allow-peer ADDR:PORT)"
+        }
         405 => {
             "; allow mobility there (turnpike: relay.mobility = true; coturn: --mobility), or leave out --migrate"
         }

@@ -83,6 +83,9 @@ pub struct Flow {
     /// TCP_NODELAY is still to be set on the sink, before the first write that Nagle's algorithm could hold back: a connection
     /// of one short request never pays for the call.
     pub nodelay_due: bool,
+    /// Bytes that may still be taken from the source; `None` is as many as there are. [`Mover::pump`] counts it down and stops
+    /// at zero with [`Pumped::Spent`]; what has been taken is passed on whatever it says.
+    pub budget: Option<u64>,
 }
 
 /// Bytes on their way.
@@ -105,6 +108,8 @@ pub enum Pumped {
     Blocked,
     /// There is more to move, but others are waiting.
     Again,
+    /// There may be more to move, but [`Flow::budget`] is used up.
+    Spent,
     /// The end was passed on.
     Done,
     /// The source is broken.
@@ -165,14 +170,34 @@ impl Flow {
         self.thorough = true;
     }
 
+    /// Reads go on until the source would block: for a source whose reads may be short although more waits, as those of Unix
+    /// sockets are at passed descriptors and urgent bytes (unix(7)).
+    pub fn be_thorough(&mut self) {
+        self.thorough = true;
+    }
+
     /// The source is broken: its queue is read to the end, and the error behind it found.
     pub fn on_error(&mut self) {
         self.readable = true;
         self.thorough = true;
     }
 
-    /// One read of `n` bytes is judged for `auto`.
-    fn judge(&mut self, n: usize, spliced: bool) {
+    /// How much of `room` may be filled.
+    #[inline]
+    fn within_budget(&self, room: usize) -> usize {
+        match self.budget {
+            None => room,
+            Some(left) => usize::try_from(left).map_or(room, |left| left.min(room)),
+        }
+    }
+
+    /// Counts `n` bytes that one read has brought, and judges it for `auto`.
+    #[inline]
+    fn took(&mut self, n: usize, spliced: bool) {
+        self.bytes += n as u64;
+        if let Some(left) = &mut self.budget {
+            *left = left.saturating_sub(n as u64);
+        }
         let against = if spliced { n < CHATTER } else { n >= BULK };
         self.streak = if against { self.streak + 1 } else { 0 };
         if self.streak >= if spliced { CHATTER_READS } else { BULK_READS } {
@@ -269,6 +294,9 @@ impl Mover {
             if !flow.readable {
                 return self.stop(flow, Pumped::Idle);
             }
+            if flow.budget == Some(0) {
+                return self.stop(flow, Pumped::Spent);
+            }
             if turn == TURN {
                 return self.stop(flow, Pumped::Again);
             }
@@ -342,12 +370,12 @@ impl Mover {
 
     /// One fill of the flow's pipe, which is empty.
     fn splice(&mut self, flow: &mut Flow, from: &TcpSocket) -> io::Result<()> {
+        let most = flow.within_budget(usize::MAX);
         let Held::Pipe(pipe) = &mut flow.held else { return Ok(()) };
-        match pipe.fill(from) {
+        match pipe.fill(from, most) {
             Ok(0) => flow.ended = true,
             Ok(moved) => {
-                flow.bytes += moved as u64;
-                flow.judge(moved, true);
+                flow.took(moved, true);
                 self.turns.lean += u32::from(moved < LEAN);
             }
             Err(error) if error.kind() == io::ErrorKind::InvalidInput => {
@@ -365,7 +393,8 @@ impl Mover {
         if let Held::Pipe(_) = flow.held {
             self.reclaim(flow);
         }
-        let got = match from.read(&mut self.buffer) {
+        let most = flow.within_budget(self.buffer.len());
+        let got = match from.read(&mut self.buffer[..most]) {
             Ok(got) => got,
             Err(error) => return Ok(Err(error)),
         };
@@ -373,7 +402,7 @@ impl Mover {
             flow.ended = true;
             return Ok(Ok(()));
         }
-        if got < self.buffer.len() && !flow.thorough {
+        if got < most && !flow.thorough {
             flow.readable = false;
             flow.ended = flow.fin;
         }
@@ -382,8 +411,7 @@ impl Mover {
             // Where it fails, the write that follows fails too.
             let _ = to.set_nodelay(true);
         }
-        flow.bytes += got as u64;
-        flow.judge(got, false);
+        flow.took(got, false);
         self.turns.buffered += 1;
         let sent = match to.write(&self.buffer[..got]) {
             Ok(sent) => sent,

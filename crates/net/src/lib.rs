@@ -23,6 +23,7 @@ pub mod splice;
 mod sys;
 pub mod tcp;
 pub mod tx;
+pub mod unix;
 
 pub use copy::{CopyMode, Flow, Mover, Pumped, Turns};
 pub use datapath::Datapath;
@@ -31,3 +32,4 @@ pub use socket::{SocketId, Sockets, UdpOptions, UdpSocket};
 pub use splice::Pipe;
 pub use tcp::{ConnectOptions, ListenOptions, TcpListener, TcpSocket};
 pub use tx::{Route, Tx};
+pub use unix::{SocketFile, UnixListener, UnixName};

@@ -93,6 +93,15 @@ impl Poller {
         self.control(libc::EPOLL_CTL_ADD, fd, token, libc::EPOLLIN)
     }
 
+    /// As [`Poller::add`], for a socket that several pollers watch: each event wakes one of them up, or some, but not all
+    /// (EPOLLEXCLUSIVE, epoll_ctl(2)).
+    ///
+    /// # Errors
+    /// As for [`Poller::add`].
+    pub fn add_exclusive(&self, fd: &impl AsFd, token: u64) -> io::Result<()> {
+        self.control(libc::EPOLL_CTL_ADD, fd, token, libc::EPOLLIN | libc::EPOLLEXCLUSIVE)
+    }
+
     /// Watches for a stream's readability, writability, end and urgent byte, edge-triggered: whoever is told must read until a
     /// read is short, or write until a write is; no call is needed to change what is watched. Watching a socket that is
     /// writable tells so at once; after that, TCP tells only when a short write was made before (SOCK_NOSPACE).

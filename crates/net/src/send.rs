@@ -246,7 +246,10 @@ impl<K: Kernel> Sender<'_, K> {
         }
         let at = self.batch.messages.len();
         if let Some(to) = self.route.as_ref().and_then(|route| route.to) {
-            self.name_len = self.batch.names[at].set(to);
+            let name = &mut self.batch.names[at];
+            // A client of IPv4 at a dual-stack socket.
+            let mapped = to.is_ipv4() && self.socket.is_v6();
+            self.name_len = if mapped { name.set_v6(to) } else { name.set(to) };
         } else {
             self.name_len = 0;
         }
@@ -281,7 +284,12 @@ impl<K: Kernel> Sender<'_, K> {
                 };
                 writer.push(libc::IPPROTO_IP, libc::IP_PKTINFO, info);
             }
-            Some(std::net::IpAddr::V6(ip)) if v6 => {
+            // The kernel takes a mapped address here too, for a datagram that leaves as IPv4 (ip_cmsg_send).
+            Some(ip) if v6 => {
+                let ip = match ip {
+                    std::net::IpAddr::V4(ip) => ip.to_ipv6_mapped(),
+                    std::net::IpAddr::V6(ip) => ip,
+                };
                 let address = libc::in6_addr { s6_addr: ip.octets() };
                 let info = libc::in6_pktinfo { ipi6_addr: address, ipi6_ifindex: 0 };
                 writer.push(libc::IPPROTO_IPV6, libc::IPV6_PKTINFO, info);

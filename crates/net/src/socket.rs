@@ -28,6 +28,8 @@ pub struct UdpOptions {
     pub ip_header: bool,
     /// IP_RECVERR: ICMP errors can be read with [`crate::error_queue::read`].
     pub errors: bool,
+    /// On an IPv6 address: also IPv4 datagrams, whose addresses are told as IPv4 (ipv6(7), IPV6_V6ONLY off).
+    pub dual_stack: bool,
 }
 
 /// IP_PMTUDISC_OMIT (ip(7), Linux 3.15): no DF, fragments by the MTU of the interface and not by that of the path, which
@@ -40,7 +42,7 @@ const MAY_FRAGMENT_V4: i32 = libc::IP_PMTUDISC_OMIT;
 const DONT_FRAGMENT_V4: i32 = libc::IP_PMTUDISC_PROBE;
 const DONT_FRAGMENT_V6: i32 = libc::IPV6_PMTUDISC_PROBE;
 
-/// A bound, non-blocking UDP socket. IPv6 sockets are IPV6_V6ONLY. Unless a datagram asks for DF, the kernel may
+/// A bound, non-blocking UDP socket. IPv6 sockets are IPV6_V6ONLY unless [`UdpOptions::dual_stack`] is asked for. Unless a datagram asks for DF, the kernel may
 /// fragment it.
 #[derive(Debug)]
 pub struct UdpSocket {
@@ -104,7 +106,10 @@ impl UdpSocket {
             on(sys::SOL_UDP, sys::UDP_GRO)?;
         }
         if address.is_ipv6() {
-            socket.set_only_v6(true)?;
+            socket.set_only_v6(!options.dual_stack)?;
+            if options.dual_stack {
+                sys::set_option(fd, libc::IPPROTO_IP, libc::IP_MTU_DISCOVER, MAY_FRAGMENT_V4)?;
+            }
             sys::set_option(fd, libc::IPPROTO_IPV6, libc::IPV6_MTU_DISCOVER, libc::IPV6_PMTUDISC_WANT)?;
             if options.packet_info {
                 on(libc::IPPROTO_IPV6, libc::IPV6_RECVPKTINFO)?;

@@ -39,13 +39,13 @@ impl Pipe {
         Ok(Self { read, write, capacity: capacity.unsigned_abs() as usize, held: 0 })
     }
 
-    /// Moves what `from` has into the pipe, up to its capacity; `Ok(0)` is the end of the stream. Only for an empty pipe:
+    /// Moves what `from` has into the pipe, up to its capacity and to `most` bytes, which is not 0; `Ok(0)` is the end of the stream. Only for an empty pipe:
     /// otherwise `WouldBlock` could also mean that the pipe is full.
     ///
     /// # Errors
     /// Those of splice(2); `WouldBlock` when nothing waits.
-    pub fn fill(&mut self, from: &impl AsFd) -> io::Result<usize> {
-        let moved = splice(from, &self.write, self.capacity)?;
+    pub fn fill(&mut self, from: &impl AsFd, most: usize) -> io::Result<usize> {
+        let moved = splice(from, &self.write, self.capacity.min(most))?;
         self.held += moved;
         Ok(moved)
     }

@@ -36,9 +36,11 @@ pub struct ListenOptions {
     /// Meanwhile they are half-open to the kernel; once its queue of those is full, SYN cookies make up for it, which accept at
     /// once.
     pub defer_accept: Option<u32>,
+    /// On an IPv6 address: also take IPv4 connections, whose addresses are told as IPv4 (ipv6(7), IPV6_V6ONLY off).
+    pub dual_stack: bool,
 }
 
-/// A listening, non-blocking socket. IPv6 listeners are IPV6_V6ONLY.
+/// A listening, non-blocking socket. IPv6 listeners are IPV6_V6ONLY unless [`ListenOptions::dual_stack`] is asked for.
 #[derive(Debug)]
 pub struct TcpListener {
     fd: OwnedFd,
@@ -51,7 +53,7 @@ impl TcpListener {
     /// # Errors
     /// Those of socket(2), setsockopt(2), bind(2) and listen(2).
     pub fn bind(address: SocketAddr, options: &ListenOptions) -> io::Result<Self> {
-        let socket = bound(address, options.reuse_port)?;
+        let socket = bound(address, options.reuse_port, options.dual_stack)?;
         let backlog = if options.backlog == 0 { i32::MAX } else { options.backlog.cast_signed().max(1) };
         let this = Self { local: sys::local_address(socket.as_fd())?, fd: socket.into() };
         this.set_inherited(options.nodelay, options.keepalive)?;
@@ -74,7 +76,15 @@ impl TcpListener {
     /// # Errors
     /// Those of socket(2), setsockopt(2) and bind(2).
     pub fn probe(address: SocketAddr) -> io::Result<SocketAddr> {
-        sys::local_address(bound(address, false)?.as_fd())
+        sys::local_address(bound(address, false, false)?.as_fd())
+    }
+
+    /// As [`TcpListener::probe`], for a listener of [`ListenOptions::dual_stack`]: the IPv4 port has to be free too.
+    ///
+    /// # Errors
+    /// As for [`TcpListener::probe`].
+    pub fn probe_dual_stack(address: SocketAddr) -> io::Result<SocketAddr> {
+        sys::local_address(bound(address, false, true)?.as_fd())
     }
 
     /// What accepted sockets inherit from now on.
@@ -92,42 +102,10 @@ impl TcpListener {
     /// # Errors
     /// Those of accept4(2): EMFILE, ENFILE, ENOBUFS and ENOMEM ask for a pause.
     pub fn accept(&self) -> io::Result<Option<(TcpSocket, SocketAddr)>> {
-        limits::room_for_one(&self.fd)?;
         let mut raw = RawAddress::empty();
         let mut len = RawAddress::SIZE;
-        // SAFETY: the pointer and length describe `raw`; the kernel writes no more than `len`.
-        let accepted = sys::check(unsafe {
-            libc::accept4(
-                self.fd.as_raw_fd(),
-                (&raw mut raw).cast(),
-                &raw mut len,
-                libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC,
-            )
-        });
-        match accepted {
-            // SAFETY: accept4 gave this descriptor to nobody else.
-            Ok(fd) => match (limits::ours(unsafe { OwnedFd::from_raw_fd(fd) })?, raw.get()) {
-                (fd, Some(peer)) => Ok(Some((TcpSocket { fd }, peer))),
-                (_, None) => Ok(None),
-            },
-            Err(error) => match error.raw_os_error() {
-                // accept(2): network errors of the new connection are reported here and are to be treated like EAGAIN.
-                Some(
-                    libc::EAGAIN
-                    | libc::EINTR
-                    | libc::ECONNABORTED
-                    | libc::EPROTO
-                    | libc::ENETDOWN
-                    | libc::ENOPROTOOPT
-                    | libc::EHOSTDOWN
-                    | libc::ENONET
-                    | libc::EHOSTUNREACH
-                    | libc::EOPNOTSUPP
-                    | libc::ENETUNREACH,
-                ) => Ok(None),
-                _ => Err(error),
-            },
-        }
+        let Some(fd) = accept(self.fd.as_fd(), (&raw mut raw).cast(), &raw mut len)? else { return Ok(None) };
+        Ok(raw.get().map(|peer| (TcpSocket { fd }, peer)))
     }
 
     /// The bound address.
@@ -143,7 +121,40 @@ impl AsFd for TcpListener {
     }
 }
 
-fn bound(address: SocketAddr, reuse_port: bool) -> io::Result<Socket> {
+/// accept4(2) with the errors of a listening socket sorted: `None` when there is no connection to have. `name` and `len` are
+/// null, or describe a [`RawAddress`].
+pub(crate) fn accept(
+    listener: BorrowedFd<'_>,
+    name: *mut libc::sockaddr,
+    len: *mut libc::socklen_t,
+) -> io::Result<Option<OwnedFd>> {
+    limits::room_for_one(listener)?;
+    let flags = libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
+    // SAFETY: the pointers are null or describe memory of the caller's; the kernel writes no more than `len`.
+    match sys::check(unsafe { libc::accept4(listener.as_raw_fd(), name, len, flags) }) {
+        // SAFETY: accept4 gave this descriptor to nobody else.
+        Ok(fd) => limits::ours(unsafe { OwnedFd::from_raw_fd(fd) }).map(Some),
+        Err(error) => match error.raw_os_error() {
+            // accept(2): network errors of the new connection are reported here and are to be treated like EAGAIN.
+            Some(
+                libc::EAGAIN
+                | libc::EINTR
+                | libc::ECONNABORTED
+                | libc::EPROTO
+                | libc::ENETDOWN
+                | libc::ENOPROTOOPT
+                | libc::EHOSTDOWN
+                | libc::ENONET
+                | libc::EHOSTUNREACH
+                | libc::EOPNOTSUPP
+                | libc::ENETUNREACH,
+            ) => Ok(None),
+            _ => Err(error),
+        },
+    }
+}
+
+fn bound(address: SocketAddr, reuse_port: bool, dual_stack: bool) -> io::Result<Socket> {
     let socket = Socket::new(Domain::for_address(address), Type::STREAM.nonblocking(), Some(Protocol::TCP))?;
     let socket = limits::ours(socket)?;
     socket.set_reuse_address(true)?;
@@ -151,7 +162,7 @@ fn bound(address: SocketAddr, reuse_port: bool) -> io::Result<Socket> {
         socket.set_reuse_port(true)?;
     }
     if address.is_ipv6() {
-        socket.set_only_v6(true)?;
+        socket.set_only_v6(!dual_stack)?;
     }
     socket.bind(&address.into())?;
     Ok(socket)
@@ -182,7 +193,8 @@ pub struct ConnectOptions {
     pub transparent: bool,
 }
 
-/// A connected or connecting, non-blocking socket. Dropping it closes it.
+/// A connected or connecting, non-blocking socket: TCP's, or a Unix stream ([`crate::unix`]), where what only TCP has (TCP_NODELAY,
+/// a reset, addresses) fails or does nothing. Dropping it closes it.
 #[derive(Debug)]
 pub struct TcpSocket {
     fd: OwnedFd,
@@ -231,7 +243,7 @@ impl TcpSocket {
     /// # Errors
     /// As for [`TcpSocket::connect`]; `AddrNotAvailable` where this very connection exists already or is in TIME_WAIT.
     pub fn connect_from(local: SocketAddr, address: SocketAddr) -> io::Result<Self> {
-        begin(bound(local, true)?, address)
+        begin(bound(local, true, false)?, address)
     }
 
     /// Receives; `Ok(0)` is the end of the stream (or an empty `buffer`).
@@ -242,6 +254,17 @@ impl TcpSocket {
     pub fn read(&self, buffer: &mut [u8]) -> io::Result<usize> {
         // SAFETY: the pointer and length describe `buffer`.
         size(unsafe { libc::recv(self.fd.as_raw_fd(), buffer.as_mut_ptr().cast(), buffer.len(), 0) })
+    }
+
+    /// As [`TcpSocket::read`], but what it shows stays to be read (MSG_PEEK).
+    ///
+    /// # Errors
+    /// Those of recv(2); `WouldBlock` when nothing waits.
+    pub fn peek(&self, buffer: &mut [u8]) -> io::Result<usize> {
+        // SAFETY: the pointer and length describe `buffer`.
+        size(unsafe {
+            libc::recv(self.fd.as_raw_fd(), buffer.as_mut_ptr().cast(), buffer.len(), libc::MSG_PEEK)
+        })
     }
 
     /// Sends what fits; never raises SIGPIPE.

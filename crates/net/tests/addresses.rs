@@ -16,7 +16,8 @@ fn answers_leave_from_the_asked_address(wildcard: IpAddr, client: IpAddr, asked:
     for datapath in DATAPATHS {
         let gro = datapath == Datapath::Gso;
         let options = UdpOptions { packet_info: true, gro, ..UdpOptions::default() };
-        let mut server = Sender::new(datapath, wildcard, &options);
+        let dual_stack = wildcard.is_ipv6() != client.is_ipv6();
+        let mut server = Sender::new(datapath, wildcard, &UdpOptions { dual_stack, ..options.clone() });
         let mut client = Sender::new(datapath, client, &options);
         let port = server.socket().local_addr().port();
         for ip in asked {
@@ -50,6 +51,13 @@ fn answers_leave_from_the_asked_address(wildcard: IpAddr, client: IpAddr, asked:
 fn ipv4_answers_leave_from_the_asked_address() {
     let asked = [1, 2, 77].map(|n| IpAddr::from([127, 0, 0, n]));
     answers_leave_from_the_asked_address(WILDCARD4, IpAddr::from([127, 0, 0, 9]), &asked);
+}
+
+/// A socket of [::] that is open to IPv4 as well answers IPv4 clients from the IPv4 address that was asked.
+#[test]
+fn dual_stack_answers_leave_from_the_asked_ipv4_address() {
+    let asked = [1, 2, 77].map(|n| IpAddr::from([127, 0, 0, n]));
+    answers_leave_from_the_asked_address(WILDCARD6, IpAddr::from([127, 0, 0, 9]), &asked);
 }
 
 #[test]

@@ -204,7 +204,7 @@ fn a_pipe_moves_a_stream_and_knows_what_it_holds() {
     let (mut sink, to) = pair(&ListenOptions::default());
     let mut pipe = Pipe::new().unwrap();
     assert!(pipe.capacity() >= 1 << 12, "{}", pipe.capacity());
-    assert!(would_block(&pipe.fill(&from)));
+    assert!(would_block(&pipe.fill(&from, usize::MAX)));
     assert_eq!(pipe.drain(&to).unwrap(), 0);
     let bytes: Vec<u8> = (0..3_000_000_u32).map(|at| (at.wrapping_mul(0x9E37_79B9) >> 24) as u8).collect();
     let sent = bytes.clone();
@@ -215,7 +215,7 @@ fn a_pipe_moves_a_stream_and_knows_what_it_holds() {
     });
     let mut moved = 0;
     until(|| {
-        match pipe.fill(&from) {
+        match pipe.fill(&from, usize::MAX) {
             Ok(0) => return Some(()),
             Ok(n) => {
                 assert_eq!(pipe.held(), n);

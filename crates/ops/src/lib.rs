@@ -23,6 +23,7 @@ mod log_limit;
 mod log_queue;
 pub mod logging;
 pub mod metrics;
+mod own_addresses;
 pub mod plan;
 pub mod process;
 mod realms;
@@ -33,5 +34,5 @@ pub mod session_log;
 mod signals;
 pub mod stop;
 
-pub use config::{ConfigErrors, Flags, Settings, Sources};
+pub use config::{ConfigErrors, Flags, Settings, Sources, known_variables};
 pub use secret::Secret;

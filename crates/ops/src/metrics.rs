@@ -356,6 +356,7 @@ fn turn_help(family: &str) -> Option<&'static str> {
         "allocations_opened" => "Allocations that came to be.",
         "allocations_closed" => "Allocations that ended, by reason.",
         "drain_refusals" => "Allocations refused because the server drains.",
+        "loop_refusals" => "Requests for an allocation, or to move one, from our own relayed addresses.",
         "limit_refusals" => "Requests refused because a limit was reached, by limit.",
         "requests" => "Well-formed requests, by method.",
         "successes" => "Success responses, by method.",

@@ -12,10 +12,10 @@ use turnpike_relay::{Config, DtlsConfig, DtlsContext, Layout, RelayAddress, Stre
 use turnpike_turn::server::{
     DiscoveryLimits, ListenerId, ListenerProfile, NatDiscovery, NonceKey, PeerRules, ServerConfig,
 };
-use turnpike_wire::{address::canonical, channel_data::ChannelRange};
+use turnpike_wire::channel_data::ChannelRange;
 
 use crate::{
-    config::{AdminListen, Settings, User, UserSecret},
+    config::{Settings, User, UserSecret},
     realms,
     secret::Secret,
 };
@@ -89,6 +89,8 @@ impl Plan {
             streams,
             relay,
             ports: settings.ports.clone(),
+            addresses: Vec::new(),
+            listeners_beside: Vec::new(),
             listener_buffer: settings.listener_buffer,
             relay_buffer: settings.relay_buffer,
             max_allocations: settings.max_allocations,
@@ -157,7 +159,12 @@ pub fn server_config(
         max_channels: settings.max_channels,
         relay_v4: relay.iter().any(|address| address.bind.is_ipv4()),
         relay_v6: relay.iter().any(|address| address.bind.is_ipv6()),
-        peers: PeerRules { allow: settings.allow.clone(), deny: settings.deny.clone(), own: own(settings) },
+        // What is ours the runtime knows.
+        peers: PeerRules {
+            allow: settings.allow.clone(),
+            deny: settings.deny.clone(),
+            ..PeerRules::default()
+        },
         allow_md5: settings.allow_md5,
         allow_sha256: realms[0].allows_sha256(settings.allow_md5),
         channels: if settings.rfc5766_channels { ChannelRange::Rfc5766 } else { ChannelRange::Rfc8656 },
@@ -169,15 +176,6 @@ pub fn server_config(
         max_user_connections: (settings.max_peer_connections_per_user / workers(settings)).max(1),
         mobility: settings.mobility,
         ..ServerConfig::default()
-    }
-}
-
-/// What listens beside the relay's own listeners, which the runtime knows. The admin page asks nobody who he is, and a client
-/// that has TCP relayed would come from the server's own address.
-fn own(settings: &Settings) -> Vec<SocketAddr> {
-    match settings.admin {
-        AdminListen::On(address) => vec![canonical(address)],
-        AdminListen::Off => Vec::new(),
     }
 }
 
@@ -338,14 +336,10 @@ mod tests {
     }
 
     #[test]
-    fn the_admin_page_is_no_peer_and_a_users_share_of_connections_is_each_workers() {
-        let admin = SocketAddr::from(([192, 0, 2, 5], 9641));
-        let settings = Settings { admin: AdminListen::On(admin), workers: Some(4), ..Settings::default() };
+    fn a_users_share_of_connections_is_each_workers() {
+        let settings = Settings { workers: Some(4), ..Settings::default() };
         let config = server_config(&settings, &Layout::default(), &[], NonceKey([0; 32]));
-        assert!(!config.peers.permits_endpoint(admin));
         assert_eq!((config.max_total_connections, config.max_user_connections), (1024, 256));
-        let off = Settings { admin: AdminListen::Off, ..settings };
-        assert_eq!(own(&off), []);
     }
 
     #[test]

@@ -10,7 +10,7 @@ use std::{
     time::Duration,
 };
 
-use tokio::net::TcpListener;
+use tokio::{net::TcpListener, task::JoinHandle};
 use turnpike_relay::{
     CredentialStore, DtlsContext, DtlsError, Layout, Relay, SessionLog, StartError, TlsContext,
 };
@@ -27,6 +27,7 @@ use crate::{
     credentials::Credentials,
     in_force::InForce,
     limits, logging, metrics,
+    own_addresses::OwnAddresses,
     plan::{self, Plan},
     realms,
     session_log::{SessionLogWriter, session_log},
@@ -117,10 +118,22 @@ impl<'a> Control<'a> {
             let handshake = Duration::from_secs(u64::from(settings.first_message_timeout));
             Some(Arc::new(DtlsContext::new(&identities, handshake)?))
         };
-        let plan = Plan::new(&settings, nonce_key, tls.clone(), dtls.clone());
+        let mut plan = Plan::new(&settings, nonce_key, tls.clone(), dtls.clone());
         raise_open_files(&plan);
 
         let admin = admin::bind(settings.admin, settings.is_explicit("admin.listen")).await?;
+        // The page asks nobody who he is, and a client that has TCP relayed would come from the server's own address.
+        plan.config.listeners_beside =
+            admin.iter().filter_map(|listener| listener.local_addr().ok()).collect();
+        let own = OwnAddresses::new()
+            .inspect(|own| plan.config.addresses = own.list())
+            .inspect_err(|error| {
+                tracing::warn!(
+                    "cannot read the addresses of this machine ({error}): of its services, peers are kept away only from those \
+                     on loopback, on relay addresses and where turnpike listens; let the process open AF_NETLINK sockets"
+                );
+            })
+            .ok();
         let (logger, writer) = session_log();
         let log_counts = logger.counts();
         let log: Arc<dyn SessionLog> = Arc::new(logger);
@@ -149,6 +162,8 @@ impl<'a> Control<'a> {
             relay,
             in_force,
         };
+        // Weak, for the same reason as below.
+        let own = own.map(|own| tokio::spawn(own.keep_current(Arc::downgrade(&control.relay))));
         if let Some(listener) = admin {
             // Weak, so that the last owner can stop the relay while a scrape is under way.
             let relay = Arc::downgrade(&control.relay);
@@ -168,13 +183,14 @@ impl<'a> Control<'a> {
             };
             admin::spawn(listener, state);
         }
-        control.until_stopped(&mut signals, writer).await
+        control.until_stopped(&mut signals, writer, own).await
     }
 
     async fn until_stopped(
         mut self,
         signals: &mut Signals,
         writer: SessionLogWriter,
+        own: Option<JoinHandle<()>>,
     ) -> Result<(), ServeError> {
         let log = tokio::spawn(writer.run());
         let failed = loop {
@@ -196,6 +212,9 @@ impl<'a> Control<'a> {
             }
         };
         self.draining.store(true, Ordering::Relaxed);
+        if let Some(own) = own {
+            own.abort();
+        }
         control::stop("relay", self.relay, Relay::stop, log).await;
         tracing::info!("stopped");
         if failed { Err(ServeError::Worker) } else { Ok(()) }

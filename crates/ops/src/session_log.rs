@@ -213,7 +213,9 @@ fn of_peers(transport: RelayTransport) -> &'static str {
 fn denial(by: PeerDenial) -> String {
     match by {
         PeerDenial::Rule(prefix) => format!("peers.deny {prefix}"),
-        PeerDenial::Own => "default: an endpoint of this server".to_owned(),
+        PeerDenial::Own => {
+            "default: a service of this server's own machine, and not named in peers.allow".to_owned()
+        }
         PeerDenial::Special => "default: special range, and not in peers.allow".to_owned(),
     }
 }

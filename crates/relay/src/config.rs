@@ -50,6 +50,10 @@ pub struct Config {
     pub relay: Vec<RelayAddress>,
     /// Ports of relayed transport addresses.
     pub ports: RangeInclusive<u16>,
+    /// Addresses of this machine at the start: peers reach none of their ports but the relay's ([`turnpike_turn::server::PeerRules`]).
+    pub addresses: Vec<IpAddr>,
+    /// Listeners of this process beside the relay's own, which no peer reaches either.
+    pub listeners_beside: Vec<SocketAddr>,
     /// Receive and send buffer of each listener in bytes.
     pub listener_buffer: usize,
     /// Receive and send buffer of each relay socket in bytes.

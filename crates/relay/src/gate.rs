@@ -1,8 +1,9 @@
 //! What a worker's state machine asks about users: the credential store that all workers share, and quotas over all
-//! workers. Requests come here, packets never do.
+//! workers; and about addresses, whether one is relayed by any of them. Requests come here, packets never do.
 
 use std::{
     hash::BuildHasher,
+    net::SocketAddr,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError, RwLock,
         atomic::{AtomicUsize, Ordering},
@@ -11,10 +12,10 @@ use std::{
 
 use foldhash::fast::RandomState;
 use hashbrown::HashMap;
-use turnpike_turn::server::{Gate, Lookup, QuotaRefusal, User};
+use turnpike_turn::server::{Gate, Lookup, QuotaRefusal, RelayTransport, User};
 use turnpike_wire::integrity::{Key, KeyAlgorithm};
 
-use crate::{CredentialStore, RealmLimits};
+use crate::{CredentialStore, RealmLimits, ports::Ports};
 
 /// The store in force; a reload puts another one in its place.
 pub(crate) type SharedStore = Arc<RwLock<Arc<dyn CredentialStore>>>;
@@ -23,11 +24,12 @@ pub(crate) type SharedStore = Arc<RwLock<Arc<dyn CredentialStore>>>;
 pub(crate) struct WorkerGate {
     store: SharedStore,
     quotas: Arc<Quotas>,
+    ports: Arc<Ports>,
 }
 
 impl WorkerGate {
-    pub(crate) fn new(store: SharedStore, quotas: Arc<Quotas>) -> Self {
-        Self { store, quotas }
+    pub(crate) fn new(store: SharedStore, quotas: Arc<Quotas>, ports: Arc<Ports>) -> Self {
+        Self { store, quotas, ports }
     }
 }
 
@@ -50,6 +52,10 @@ impl Gate for WorkerGate {
 
     fn release(&mut self, realm: &str, identity: &str) {
         self.quotas.release(realm, identity);
+    }
+
+    fn is_relayed(&mut self, address: SocketAddr, transport: RelayTransport) -> bool {
+        self.ports.are_relayed(address, transport)
     }
 }
 

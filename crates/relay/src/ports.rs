@@ -15,7 +15,7 @@ use foldhash::fast::RandomState;
 use hashbrown::HashMap;
 use rand::Rng;
 use turnpike_net::{Datapath, ListenOptions, TcpListener, UdpOptions, UdpSocket};
-use turnpike_turn::server::{Family, OpenRelay, OpenResult, PortWish};
+use turnpike_turn::server::{Family, OpenRelay, OpenResult, PortWish, RelayTransport};
 
 use crate::{Config, RelayAddress, gate::user_key};
 
@@ -83,18 +83,17 @@ type Owner<'a> = (&'a str, &'a str);
 
 struct Pool {
     address: RelayAddress,
-    /// One bit per port; set while a socket of ours has it.
-    taken: Vec<AtomicU64>,
+    /// Not to be drawn.
+    taken: Bits,
+    /// What a socket of ours has, by transport. Not the same: a port that is taken may turn out to be another program's, and one that
+    /// relays UDP leaves its namesake of TCP to whoever wants it.
+    open: [Bits; 2],
 }
 
 impl Ports {
     pub(crate) fn new(config: &Config) -> Self {
-        let pool = |address: &RelayAddress| Pool {
-            address: *address,
-            taken: (0..1 << 10).map(|_| AtomicU64::new(0)).collect(),
-        };
         Self {
-            pools: config.relay.iter().map(pool).collect(),
+            pools: config.relay.iter().copied().map(Pool::new).collect(),
             range: config.ports.clone(),
             options: UdpOptions {
                 gro: config.datapath == Datapath::Gso,
@@ -133,6 +132,13 @@ impl Ports {
             }
             PortWish::Reserved(token) => self.take_reserved(token, &user_key(realm, user), now_ms),
         }
+    }
+
+    /// Whether this is a relayed transport address of somebody, as bound or as clients are told.
+    pub(crate) fn are_relayed(&self, address: SocketAddr, transport: RelayTransport) -> bool {
+        let is_of =
+            |pool: &&Pool| pool.address.bind == address.ip() || pool.address.external == Some(address.ip());
+        self.pools.iter().filter(is_of).any(|pool| pool.open[transport as usize].has(address.port()))
     }
 
     /// Gives back the port of a closed socket.
@@ -266,6 +272,7 @@ impl Ports {
 
     fn bind(&self, pool: &Pool, port: u16) -> io::Result<Opened> {
         let socket = UdpSocket::bind(SocketAddr::new(pool.address.bind, port), &self.options)?;
+        pool.opened(port, RelayTransport::Udp);
         let told = pool.address.external.unwrap_or(pool.address.bind);
         Ok(Opened { socket, relayed: SocketAddr::new(told, port) })
     }
@@ -282,6 +289,7 @@ impl Ports {
             ..ListenOptions::default()
         };
         let socket = TcpListener::bind(address, &options)?;
+        pool.opened(port, RelayTransport::Tcp);
         let told = pool.address.external.unwrap_or(pool.address.bind);
         Ok((socket, SocketAddr::new(told, port)))
     }
@@ -298,23 +306,27 @@ impl Ports {
 }
 
 impl Pool {
-    fn slot(port: u16) -> (usize, u64) {
-        (usize::from(port / 64), 1 << (port % 64))
+    fn new(address: RelayAddress) -> Self {
+        Self { address, taken: Bits::new(), open: [Bits::new(), Bits::new()] }
     }
 
     fn is_taken(&self, port: u16) -> bool {
-        let (word, bit) = Self::slot(port);
-        self.taken[word].load(Ordering::Relaxed) & bit != 0
+        self.taken.has(port)
     }
 
     fn take(&self, port: u16) -> bool {
-        let (word, bit) = Self::slot(port);
-        self.taken[word].fetch_or(bit, Ordering::Relaxed) & bit == 0
+        self.taken.set(port)
     }
 
     fn free(&self, port: u16) {
-        let (word, bit) = Self::slot(port);
-        self.taken[word].fetch_and(!bit, Ordering::Relaxed);
+        for bits in self.open.iter().chain([&self.taken]) {
+            bits.clear(port);
+        }
+    }
+
+    /// A socket of ours has it from now on.
+    fn opened(&self, port: u16, transport: RelayTransport) {
+        self.open[transport as usize].set(port);
     }
 
     /// Draws a free port that suits, and takes it. Random draws first; in a range that is nearly full, one by one
@@ -332,12 +344,41 @@ impl Pool {
     }
 }
 
+/// One bit a port.
+struct Bits(Vec<AtomicU64>);
+
+impl Bits {
+    fn new() -> Self {
+        Self((0..1 << 10).map(|_| AtomicU64::new(0)).collect())
+    }
+
+    fn slot(&self, port: u16) -> (&AtomicU64, u64) {
+        (&self.0[usize::from(port / 64)], 1 << (port % 64))
+    }
+
+    fn has(&self, port: u16) -> bool {
+        let (word, bit) = self.slot(port);
+        word.load(Ordering::Relaxed) & bit != 0
+    }
+
+    /// False if it was set before.
+    fn set(&self, port: u16) -> bool {
+        let (word, bit) = self.slot(port);
+        word.fetch_or(bit, Ordering::Relaxed) & bit == 0
+    }
+
+    fn clear(&self, port: u16) {
+        let (word, bit) = self.slot(port);
+        word.fetch_and(!bit, Ordering::Relaxed);
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use std::net::{IpAddr, Ipv4Addr};
     use turnpike_testkit::randomness;
-    use turnpike_turn::server::{RelayTransport, ServerConfig};
+    use turnpike_turn::server::ServerConfig;
 
     const ALICE: Owner<'static> = ("here", "alice");
 
@@ -346,6 +387,11 @@ mod tests {
     }
 
     fn ports_on(range: RangeInclusive<u16>, addresses: &[IpAddr]) -> Ports {
+        let on = |bind: &IpAddr| RelayAddress { bind: *bind, external: None };
+        ports_of(range, addresses.iter().map(on).collect())
+    }
+
+    fn ports_of(range: RangeInclusive<u16>, relay: Vec<RelayAddress>) -> Ports {
         Ports::new(&Config {
             listen: vec![],
             streams: crate::StreamConfig::default(),
@@ -353,8 +399,10 @@ mod tests {
             workers: 1,
             datapath: Datapath::Basic,
             busy_poll: std::time::Duration::ZERO,
-            relay: addresses.iter().map(|bind| RelayAddress { bind: *bind, external: None }).collect(),
+            relay,
             ports: range,
+            addresses: Vec::new(),
+            listeners_beside: Vec::new(),
             listener_buffer: 1 << 20,
             relay_buffer: 1 << 16,
             max_allocations: 10,
@@ -436,6 +484,30 @@ mod tests {
         assert_eq!(ports.reservations().len(), 0);
         let again = ports.open(&wish(PortWish::Any), ALICE, 0).unwrap_or_else(|e| panic!("{e:?}"));
         assert_eq!(again.relayed.port(), first.relayed.port() + 1);
+    }
+
+    #[test]
+    fn what_is_relayed_is_known_by_address_and_transport_for_as_long_as_it_is_open() {
+        let external = "192.0.2.9".parse().ok();
+        let address = RelayAddress { bind: "127.0.0.1".parse().unwrap(), external };
+        let ports = ports_of(42_700..=42_799, vec![address]);
+        let (udp, tcp) = (RelayTransport::Udp, RelayTransport::Tcp);
+        let opened = ports.open(&wish(PortWish::Any), ALICE, 0).unwrap_or_else(|e| panic!("{e:?}"));
+        let (bound, told) = (opened.socket.local_addr(), opened.relayed);
+        assert!(ports.are_relayed(bound, udp) && ports.are_relayed(told, udp));
+        assert!(!ports.are_relayed(bound, tcp), "a client by TCP may have the same number");
+        assert!(!ports.are_relayed(SocketAddr::new("127.0.0.2".parse().unwrap(), bound.port()), udp));
+        ports.release(bound);
+        assert!(!ports.are_relayed(bound, udp) && !ports.are_relayed(told, udp));
+
+        let (listener, told) = ports.open_tcp(Family::V4).unwrap_or_else(|e| panic!("{e:?}"));
+        assert!(ports.are_relayed(listener.local_addr(), tcp) && ports.are_relayed(told, tcp));
+        assert!(!ports.are_relayed(told, udp));
+        // Who is in the way of another draw is not taken for it.
+        let program = std::net::UdpSocket::bind("127.0.0.1:42800").unwrap();
+        let one = ports_of(42_800..=42_800, vec![address]);
+        assert_eq!(one.open(&wish(PortWish::Any), ALICE, 0).err(), Some(Refusal::Port));
+        assert!(!one.are_relayed(program.local_addr().unwrap(), udp));
     }
 
     #[test]

@@ -3,12 +3,13 @@
 use std::{
     io,
     net::{IpAddr, SocketAddr},
+    ops::RangeInclusive,
     sync::{Arc, Mutex, PoisonError, RwLock, mpsc},
     thread::JoinHandle,
 };
 
 use turnpike_net::{TcpListener, UdpOptions, UdpSocket, poll::Waker, rx::RxStats, tx::TxStats};
-use turnpike_turn::server::{Effect, Lookup, NatDiscovery, ServerConfig, Stats, User};
+use turnpike_turn::server::{Effect, Lookup, NatDiscovery, OwnEndpoints, ServerConfig, Stats, User};
 use turnpike_wire::integrity::{Key, KeyAlgorithm};
 
 use crate::{
@@ -114,8 +115,17 @@ pub struct Relay {
     workers: Vec<Handle>,
     store: SharedStore,
     quotas: Arc<Quotas>,
-    own: Vec<SocketAddr>,
+    own: Own,
     discovery: Vec<NatDiscovery>,
+    in_force: Mutex<InForce>,
+}
+
+/// What the workers have, to be sent again when a part of it changes.
+struct InForce {
+    server: ServerConfig,
+    layout: Layout,
+    /// Of this machine.
+    addresses: Vec<IpAddr>,
 }
 
 /// Where a relay listens, with real ports where the configuration said 0.
@@ -161,11 +171,11 @@ impl Relay {
                 .map_err(|source| StartError::RelayAddress { address: relay.bind, source })?;
         }
         let listeners = probe_listeners(config)?;
-        let own = own_endpoints(&listeners, &config.server.peers.own, &config.relay);
+        let own = Own::new(config, &listeners);
         let discovery = discovery::resolve(&config.server.nat_discovery, &listeners.udp)?;
         let layout = config.layout();
         let mut config = config.clone();
-        config.server.peers.own.clone_from(&own);
+        config.server.peers.own = own.endpoints(&config.addresses);
         config.server.nat_discovery.clone_from(&discovery);
         config.server.listeners = layout.profiles(&config.server.listeners);
         let config = &config;
@@ -177,6 +187,11 @@ impl Relay {
         let dtls_config = Arc::new(config.dtls.clone());
         let admission = Arc::new(Admission::new(stream_config.max_idle, stream_config.max_idle_per_address));
         let layout = Arc::new(layout);
+        let in_force = Mutex::new(InForce {
+            server: config.server.clone(),
+            layout: Layout::clone(&layout),
+            addresses: config.addresses.clone(),
+        });
         let mut relay = Self {
             listeners: listeners.clone(),
             workers: Vec::new(),
@@ -184,6 +199,7 @@ impl Relay {
             quotas: Arc::clone(&quotas),
             own,
             discovery,
+            in_force,
         };
         let (mut bound, mut mailboxes) = (Vec::new(), Vec::new());
         for number in 0..config.workers.max(1) {
@@ -207,7 +223,7 @@ impl Relay {
                     let (config, layout) = (Arc::clone(&stream_config), Arc::clone(&layout));
                     Streams::new(layout, config, Arc::clone(&admission), sockets, poller)
                 },
-                crate::gate::WorkerGate::new(Arc::clone(&store), Arc::clone(&quotas)),
+                crate::gate::WorkerGate::new(Arc::clone(&store), Arc::clone(&quotas), Arc::clone(&ports)),
                 Arc::clone(&ports),
                 Arc::clone(&log),
                 inbox,
@@ -266,10 +282,25 @@ impl Relay {
         self.quotas.limit(realm_limits);
         *self.store.write().unwrap_or_else(PoisonError::into_inner) = Arc::clone(credentials);
         let mut server = server.clone();
-        server.peers.own.clone_from(&self.own);
         server.nat_discovery.clone_from(&self.discovery);
         server.listeners = layout.profiles(&server.listeners);
-        let (server, layout) = (Arc::new(server), Arc::new(layout.clone()));
+        self.change(|in_force| {
+            in_force.server = server;
+            in_force.layout = layout.clone();
+        });
+    }
+
+    /// This machine has these addresses, from now on. What the peer rules then refuse ends, as by a reload.
+    pub fn set_addresses(&self, addresses: Vec<IpAddr>) {
+        self.change(|in_force| in_force.addresses = addresses);
+    }
+
+    fn change(&self, change: impl FnOnce(&mut InForce)) {
+        // Held until all have it, so that two changes reach each worker in the same order.
+        let mut in_force = self.in_force.lock().unwrap_or_else(PoisonError::into_inner);
+        change(&mut in_force);
+        in_force.server.peers.own = self.own.endpoints(&in_force.addresses);
+        let (server, layout) = (Arc::new(in_force.server.clone()), Arc::new(in_force.layout.clone()));
         for worker in &self.workers {
             worker.tell(Command::Reconfigure(Arc::clone(&server), Arc::clone(&layout)));
         }
@@ -307,21 +338,36 @@ impl Drop for Relay {
     }
 }
 
-/// Where others reach us: the listeners, those that the configuration names beside them, and of a wildcard one its port on every
-/// relay address.
-fn own_endpoints(listeners: &Listeners, others: &[SocketAddr], relays: &[RelayAddress]) -> Vec<SocketAddr> {
-    let mut own = Vec::new();
-    let Listeners { udp, tcp, tls, dtls } = listeners;
-    for listener in [udp, tcp, tls, dtls].into_iter().flatten().chain(others) {
-        own.push(*listener);
-        if listener.ip().is_unspecified() {
-            let told = relays.iter().flat_map(|relay| [Some(relay.bind), relay.external]).flatten();
-            own.extend(told.map(|ip| SocketAddr::new(ip, listener.port())));
+/// What is ours beside the addresses of this machine, and stays as it was at the start.
+struct Own {
+    relays: Vec<RelayAddress>,
+    listeners: Vec<SocketAddr>,
+    ports: RangeInclusive<u16>,
+}
+
+impl Own {
+    /// `listeners` are the relay's, with real ports.
+    fn new(config: &Config, listeners: &Listeners) -> Self {
+        let Listeners { udp, tcp, tls, dtls } = listeners;
+        let listeners = [udp, tcp, tls, dtls, &config.listeners_beside].into_iter().flatten();
+        // Clients are told more addresses than those of relays where NAT can be discovered.
+        let of = |of: &NatDiscovery| [0, 1].map(|at| (of.addresses[at], of.external[at]));
+        let told = config.server.nat_discovery.iter().flat_map(of);
+        let discovery = told.filter_map(|(bind, external)| {
+            external.map(|external| RelayAddress { bind, external: Some(external) })
+        });
+        Self {
+            relays: config.relay.iter().copied().chain(discovery).collect(),
+            listeners: listeners.copied().collect(),
+            ports: config.ports.clone(),
         }
     }
-    own.sort_unstable();
-    own.dedup();
-    own
+
+    fn endpoints(&self, addresses: &[IpAddr]) -> OwnEndpoints {
+        let relays = self.relays.iter().map(|relay| (relay.bind, relay.external));
+        let listeners = self.listeners.iter().copied();
+        OwnEndpoints::new(addresses.iter().copied(), relays, listeners, self.ports.clone())
+    }
 }
 
 /// Ports that the kernel may choose before one is free for both UDP and TCP.
@@ -443,30 +489,6 @@ fn cannot_listen(
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_wildcard_listener_is_ours_on_every_relay_address() {
-        let relays = [RelayAddress { bind: "10.0.0.5".parse().unwrap(), external: "192.0.2.5".parse().ok() }];
-        let at = |text: &str| vec![text.parse().unwrap()];
-        let listeners = Listeners {
-            udp: at("0.0.0.0:3478"),
-            tcp: at("0.0.0.0:3478"),
-            tls: at("10.0.0.7:5349"),
-            dtls: at("10.0.0.8:443"),
-        };
-        let of = |others: &[SocketAddr]| {
-            let own = own_endpoints(&listeners, others, &relays);
-            own.iter().map(ToString::to_string).collect::<Vec<_>>()
-        };
-        let turn = ["0.0.0.0:3478", "10.0.0.5:3478", "10.0.0.7:5349", "10.0.0.8:443", "192.0.2.5:3478"];
-        assert_eq!(of(&[]), turn);
-        let more = ["0.0.0.0:9641", "10.0.0.5:9641", "192.0.2.5:9641"];
-        let mut all = [&turn[..], &more].concat();
-        let mut with_admin = of(&at("0.0.0.0:9641"));
-        all.sort_unstable();
-        with_admin.sort_unstable();
-        assert_eq!(with_admin, all);
-    }
 
     #[test]
     fn the_remedy_names_the_setting_of_the_listener() {

@@ -185,6 +185,7 @@ impl Worker {
             packet_info: address.ip().is_unspecified(),
             ip_header: true,
             errors: false,
+            dual_stack: false,
         };
         let socket =
             UdpSocket::bind(address, &options).map_err(|error| listen_error(protocol, address, error))?;

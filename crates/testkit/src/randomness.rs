@@ -104,6 +104,8 @@ fn count(number: usize) -> u32 {
 mod tests {
     use super::*;
 
+    type Generator = Box<dyn FnMut(u64) -> [u8; 8]>;
+
     fn samples(mut next: impl FnMut(u64) -> [u8; 8]) -> Vec<Vec<u8>> {
         (0..SAMPLES as u64).map(|number| next(number).to_vec()).collect()
     }
@@ -121,15 +123,15 @@ mod tests {
 
     #[test]
     fn generators_that_are_broken_are_found() {
-        let broken: [(&str, Box<dyn FnMut(u64) -> [u8; 8]>); 10] = [
+        let broken: [(&str, Generator); 10] = [
             ("a constant", Box::new(|_| [0x5A; 8])),
             ("a counter", Box::new(|number| number.to_be_bytes())),
             ("a counter from somewhere", Box::new(|number| (0x0123_4567_89AB_CDEF + number).to_le_bytes())),
-            ("a counter of steps that fill every byte", Box::new(|number| [number as u8; 8])),
+            ("a counter of steps that fill every byte", Box::new(|number| [number.to_be_bytes()[7]; 8])),
             (
                 "a clock beside random bytes",
                 Box::new(|number| {
-                    let [a, b, c, d] = (1_700_000_000 + (number / 100) as u32).to_be_bytes();
+                    let [a, b, c, d] = (1_700_000_000 + u32::try_from(number).unwrap() / 100).to_be_bytes();
                     let [e, f, g, h] = rand::random();
                     [a, b, c, d, e, f, g, h]
                 }),

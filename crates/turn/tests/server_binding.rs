@@ -3,7 +3,7 @@
 mod common;
 use common::*;
 use turnpike_turn::{
-    server::DropReason,
+    server::{DropReason, ListenerProfile, ServerConfig, Transport},
     wire::stun_types::{
         attribute::{AttributeStaticType as _, AttributeType, Fingerprint, Software, UnknownAttributes},
         message::Method,
@@ -45,7 +45,8 @@ fn a_wrong_fingerprint_is_dropped_and_counted() {
 #[test]
 fn unknown_comprehension_required_attributes_are_420_and_listed() {
     let mut world = World::new();
-    let reply = world.ask(&Ask::new(BINDING).raw(0x7FFF, b"x").raw(0x0003, &[0; 4]).raw(0xFFFF, b"optional"));
+    let ask = Ask::new(BINDING).raw(0x7FFF, b"x").raw(0x0003, &[0, 0, 0, 6]).raw(0xFFFF, b"optional");
+    let reply = world.ask(&ask);
     assert_eq!(reply.code(), Some(420));
     let unknown = reply.get::<UnknownAttributes>();
     assert!(unknown.has_attribute(AttributeType::new(0x7FFF)));
@@ -58,6 +59,54 @@ fn unknown_comprehension_required_attributes_are_420_and_listed() {
     assert!(reply.is_signed(&alice));
     // Authentication comes first.
     assert_eq!(world.ask(&Ask::allocate().raw(0x7FFF, b"x")).code(), Some(401));
+}
+
+/// stuntman's client and others put CHANGE-REQUEST into each request, because there are servers that answer no other.
+#[test]
+fn a_change_request_that_asks_for_no_change_is_as_if_absent() {
+    // As stuntman's `stunclient` in its basic mode sends it, header and all.
+    let stuntman = [
+        &[0, 1, 0, 8, 0x21, 0x12, 0xA4, 0x42, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0, 1, 2][..],
+        &[0, 3, 0, 4, 0, 0, 0, 0],
+    ]
+    .concat();
+    for transport in [Transport::Udp, Transport::Tcp] {
+        let listeners = vec![ListenerProfile { transport, ..ListenerProfile::default() }];
+        let mut world = World::with(ServerConfig { listeners, ..config() });
+        let Outcome::Reply(bytes) = world.feed(&stuntman) else { panic!("it is answered") };
+        assert_eq!(Reply(bytes).success().mapped(), world.client.address);
+        // Bits that mean nothing are none that ask.
+        world.ask(&Ask::new(BINDING).raw(0x0003, &[0xFF, 0xFF, 0xFF, 0xF9])).success();
+        for asks in [&[0, 0, 0, 2][..], &[0, 0, 0, 4], &[0, 0, 0, 6], &[0, 0, 0], &[]] {
+            let reply = world.ask(&Ask::new(BINDING).raw(0x0003, asks));
+            assert_eq!(reply.code(), Some(420), "{asks:?}");
+            assert!(reply.get::<UnknownAttributes>().has_attribute(AttributeType::new(0x0003)));
+        }
+    }
+}
+
+/// The request of RFC 5769 section 2.1: PRIORITY, ICE-CONTROLLED, USERNAME, MESSAGE-INTEGRITY and FINGERPRINT.
+const ICE_CHECK: &[u8] = b"\x00\x01\x00\x58\x21\x12\xa4\x42\xb7\xe7\xa7\x01\xbc\x34\xd6\x86\xfa\x87\xdf\xae\
+    \x80\x22\x00\x10STUN test client\x00\x24\x00\x04\x6e\x00\x01\xff\
+    \x80\x29\x00\x08\x93\x2f\xf9\xb1\x51\x26\x3b\x36\x00\x06\x00\x09evtj:h6vY\x20\x20\x20\
+    \x00\x08\x00\x14\x9a\xea\xa7\x0c\xbf\xd8\xcb\x56\x78\x1e\xf2\xb5\xb2\xd3\xf2\x49\xc1\xb5\x71\xa2\
+    \x80\x28\x00\x04\xe5\x7a\x3b\xcf";
+
+#[test]
+fn attributes_of_ice_in_a_binding_are_ignored() {
+    let mut world = World::new();
+    let Outcome::Reply(bytes) = world.feed(ICE_CHECK) else { panic!("it is answered") };
+    let reply = Reply(bytes).success();
+    assert_eq!(reply.mapped(), world.client.address);
+    assert!(reply.has(Fingerprint::TYPE), "as the request has one");
+    // Before MESSAGE-INTEGRITY, whoever controls, with a nomination: RFC 8445 section 7.1.
+    for role in [0x8029, 0x802A] {
+        let check = Ask::new(BINDING).raw(0x0024, &[0x6E, 0, 1, 0xFF]).raw(0x0025, &[]).raw(role, &[7; 8]);
+        world.ask(&check.fingerprint()).success();
+    }
+    let reply = world.ask(&Ask::new(BINDING).raw(0x0024, &[0; 4]).raw(0x7FFF, b"x"));
+    assert_eq!(reply.code(), Some(420), "another one is still unknown");
+    assert!(!reply.get::<UnknownAttributes>().has_attribute(AttributeType::new(0x0024)));
 }
 
 #[test]

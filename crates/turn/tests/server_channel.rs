@@ -3,7 +3,7 @@
 mod common;
 use common::*;
 use turnpike_turn::{
-    server::{DropReason, ServerConfig},
+    server::{DropReason, OwnEndpoints, ServerConfig},
     wire::channel_data::ChannelRange,
 };
 
@@ -57,18 +57,20 @@ fn channel_numbers_of_rfc_5766_relay_where_the_configuration_lets_them() {
 }
 
 #[test]
-fn our_own_listeners_are_no_peers_in_any_spelling_and_on_any_way_in() {
+fn our_own_services_are_no_peers_on_any_way_in() {
     let own: std::net::SocketAddr = "198.41.0.4:3478".parse().unwrap();
     let mut rules = config();
-    rules.peers.own = vec![own];
+    rules.peers.own = OwnEndpoints::new([], [], [own], 49_152..=65_535);
     let mut world = World::with(rules);
     let (alice, _) = world.allocated();
-    for peer in ["198.41.0.4:3478", "[::ffff:198.41.0.4]:3478"] {
-        assert_eq!(world.ask(&Ask::bind(0x4000, peer).signed(&alice)).code(), Some(403), "{peer}");
+    for (peer, code) in [("198.41.0.4:3478", 403), ("198.41.0.4:22", 403), ("[::ffff:198.41.0.4]:3478", 443)]
+    {
+        assert_eq!(world.ask(&Ask::bind(0x4000, peer).signed(&alice)).code(), Some(code), "{peer}");
     }
     world.ask(&Ask::permit("198.41.0.4:3478").signed(&alice)).success();
     assert_eq!(world.feed(&Ask::send("198.41.0.4:3478", b"x")), Outcome::Drop(DropReason::PeerRefused));
-    assert!(matches!(world.feed(&Ask::send("198.41.0.4:3479", b"x")), Outcome::ToPeer { .. }));
+    assert_eq!(world.feed(&Ask::send("198.41.0.4:3479", b"x")), Outcome::Drop(DropReason::PeerRefused));
+    assert!(matches!(world.feed(&Ask::send("198.41.0.4:50000", b"x")), Outcome::ToPeer { .. }));
 }
 
 #[test]

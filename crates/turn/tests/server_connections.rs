@@ -225,7 +225,8 @@ fn connect_is_refused_as_the_peer_or_the_request_deserves() {
         (Ask::connect("10.0.0.1:80"), 403),
         (Ask::connect("127.0.0.1:80"), 403),
         (Ask::connect("169.254.169.254:80"), 403),
-        (Ask::connect("[::ffff:127.0.0.1]:80"), 403),
+        (Ask::connect("[::ffff:127.0.0.1]:80"), 443),
+        (Ask::connect("[::ffff:198.41.0.4]:80"), 443),
         (Ask::connect(PEER_V6), 443),
     ] {
         assert_eq!(world.ask(&ask.signed(&alice)).code(), Some(code));

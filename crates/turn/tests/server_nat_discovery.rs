@@ -96,6 +96,16 @@ fn flags_choose_where_the_answer_comes_from() {
 }
 
 #[test]
+fn attributes_of_ice_are_ignored_there_too() {
+    let mut world = World::with(discovery());
+    let check = binding().raw(0x0024, &[0; 4]).raw(0x0025, &[]);
+    let (_, reply) = asks(&mut world, 0, A1P1, &check);
+    assert_eq!(plain_address(&reply.success(), OTHER_ADDRESS), address(A2P2));
+    let (_, reply) = asks(&mut world, 0, A1P1, &check.raw(0x7FFF, b"x"));
+    assert_eq!(reply.code(), Some(420));
+}
+
+#[test]
 fn a_plain_binding_learns_of_the_other_address() {
     let mut world = World::with(discovery());
     for ask in [binding(), binding().fingerprint(), binding().raw(0x8022, b"a client")] {

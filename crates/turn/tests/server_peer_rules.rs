@@ -39,13 +39,12 @@ const V6: &[(&str, &str, Option<&str>, Option<&str>)] = &[
     ("ff00::", "ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff", None, None),
 ];
 
-/// Every IPv6 form of an IPv4 address.
+/// Every IPv6 form of an IPv4 address that leads there.
 fn forms(ip: &str) -> Vec<IpAddr> {
     let ip: std::net::Ipv4Addr = ip.parse().expect("an address of the table");
     let [a, b, c, d] = ip.octets();
     let (high, low) = (u16::from_be_bytes([a, b]), u16::from_be_bytes([c, d]));
     [
-        format!("::ffff:{ip}"),
         format!("::{ip}"),
         format!("::ffff:0:{ip}"),
         format!("64:ff9b::{ip}"),
@@ -90,6 +89,7 @@ fn special_ipv4_ranges_are_refused_in_every_form_and_their_neighbours_are_not() 
     for (first, last, before, after) in V4 {
         for refused in [first, last] {
             check(&mut world, &alice, refused.parse().unwrap(), false);
+            check(&mut world, &alice, format!("::ffff:{refused}").parse().unwrap(), false);
             for form in forms(refused) {
                 check(&mut world, &alice, form, false);
             }
@@ -98,7 +98,6 @@ fn special_ipv4_ranges_are_refused_in_every_form_and_their_neighbours_are_not() 
             check(&mut world, &alice, neighbour.parse().unwrap(), true);
         }
     }
-    // Mapped is the address itself, for which there is a permission by then; so a world of its own.
     for form in forms("8.8.8.8") {
         let (mut world, alice) = self::world(config());
         check(&mut world, &alice, form, true);

@@ -72,7 +72,7 @@ fn connection_ids_are_as_if_by_chance() {
     world.ask(&Ask::allocate_tcp()).success();
     let mut seen = std::collections::HashSet::new();
     let ids = (0..SAMPLES).map(|number| {
-        let peer = SocketAddr::new("198.51.100.7".parse().unwrap(), 1024 + u16::try_from(number).unwrap());
+        let peer = SocketAddr::new("198.41.0.4".parse().unwrap(), 1024 + u16::try_from(number).unwrap());
         let id = world.connecting(&Ask::connect(&peer.to_string())).connection.0;
         assert!(seen.insert(id), "{id:#x} is taken");
         id.to_be_bytes().to_vec()

@@ -94,7 +94,7 @@ fn what_was_granted_is_remembered_through_a_reload() {
     let mut world = World::new();
     let (alice, ask) = granted(&mut world);
     world.ask(&Ask::refresh(0).signed(&alice)).success();
-    world.server.reconfigure(std::sync::Arc::new(ServerConfig { max_lifetime: 4000, ..config() }));
+    world.server.reconfigure(world.now, std::sync::Arc::new(ServerConfig { max_lifetime: 4000, ..config() }));
     assert_eq!(world.ask(&ask).code(), Some(438));
 }
 

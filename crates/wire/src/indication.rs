@@ -45,7 +45,8 @@ pub enum IndicationError {
 /// A checked view of a Send or Data indication.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct View<'a> {
-    /// XOR-PEER-ADDRESS, canonical.
+    /// XOR-PEER-ADDRESS. Of a Data indication canonical; of a Send indication of the family that stands in it, IPv4-mapped or not,
+    /// because a server goes by that family (RFC 8656 section 11.2).
     pub peer: SocketAddr,
     /// DATA, a part of the datagram that was parsed.
     pub data: &'a [u8],
@@ -96,7 +97,10 @@ pub fn parse(which: Indication, datagram: &[u8]) -> Result<View<'_>, IndicationE
             unknown => return Err(IndicationError::UnknownAttribute(unknown)),
         }
     }
-    let peer = peer.ok_or(IndicationError::Missing)?;
+    let mut peer = peer.ok_or(IndicationError::Missing)?;
+    if which == Indication::Data {
+        peer = canonical(peer);
+    }
     let data = data.ok_or(IndicationError::Missing)?;
     Ok(View { peer, data, dont_fragment })
 }
@@ -179,7 +183,7 @@ impl From<Malformed> for IndicationError {
     }
 }
 
-/// The value of an XOR-…-ADDRESS attribute (RFC 8489 section 14.2), canonical. Its first byte is reserved, and
+/// The value of an XOR-…-ADDRESS attribute (RFC 8489 section 14.2). Its first byte is reserved, and
 /// receivers must ignore it.
 fn xor_address(value: &[u8], message: &[u8]) -> Option<SocketAddr> {
     let (mask, _) = message.get(4..)?.split_first_chunk::<16>()?;
@@ -190,7 +194,7 @@ fn xor_address(value: &[u8], message: &[u8]) -> Option<SocketAddr> {
         FAMILY_IPV6 => IpAddr::from(xor(<[u8; 16]>::try_from(ip).ok()?, mask)),
         _ => return None,
     };
-    Some(canonical(SocketAddr::new(ip, port)))
+    Some(SocketAddr::new(ip, port))
 }
 
 fn xor<const N: usize>(mut bytes: [u8; N], mask: &[u8]) -> [u8; N] {
@@ -386,7 +390,7 @@ mod tests {
     }
 
     #[test]
-    fn peers_are_canonical_both_ways() {
+    fn peers_of_data_are_canonical_and_those_of_send_keep_their_family() {
         let mapped: SocketAddr = "[::ffff:192.0.2.1]:32853".parse().unwrap();
         let mut header = [0; MAX_HEADER_LEN];
         let length = write_header(Indication::Data, TRANSACTION, mapped, 0, &mut header);
@@ -396,7 +400,9 @@ mod tests {
         let IpAddr::V6(ip) = mapped.ip() else { unreachable!() };
         let mask: Vec<u8> = [&COOKIE[..], &TRANSACTION].concat();
         let attribute = [&[0, 0x12, 0, 20, 0, 2, 0xA1, 0x47][..], &xor(ip.octets(), &mask)].concat();
-        assert_eq!(parse_send(&[&attribute, &DATA]).unwrap().0, ipv4());
+        assert_eq!(parse_send(&[&attribute, &DATA]).unwrap().0, mapped);
+        let data = message(Indication::Data, &[&attribute, &DATA]);
+        assert_eq!(parse(Indication::Data, &data).unwrap().peer, ipv4());
     }
 
     #[test]

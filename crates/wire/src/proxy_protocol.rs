@@ -45,12 +45,38 @@ pub fn parse(bytes: &[u8]) -> Parsed {
     if bytes[..common] == b"PROXY "[..common] { parse_v1(bytes) } else { Parsed::Malformed }
 }
 
+/// Bytes that are enough for [`is_begun`] to tell.
+pub const ENOUGH_TO_TELL: usize = SIGNATURE.len();
+
+/// Whether a stream begins as a header of either version does; `None` while too few of its bytes are there to tell.
+#[must_use]
+pub fn is_begun(bytes: &[u8]) -> Option<bool> {
+    for beginning in [&b"PROXY "[..], SIGNATURE] {
+        let common = bytes.len().min(beginning.len());
+        if bytes[..common] == beginning[..common] {
+            return (common == beginning.len()).then_some(true);
+        }
+    }
+    Some(false)
+}
+
 /// The header that tells of a connection from `client` to `local`, both canonical.
 #[must_use]
 pub fn encode(version: ProxyVersion, client: SocketAddr, local: SocketAddr) -> Vec<u8> {
     match version {
         ProxyVersion::V1 => encode_v1(client, local),
         ProxyVersion::V2 => encode_v2(client, local),
+    }
+}
+
+/// As [`encode`], for a client that has no address of TCP or UDP: the connection is passed on for somebody, and it is not said for
+/// whom.
+#[must_use]
+pub fn encode_unknown(version: ProxyVersion) -> Vec<u8> {
+    match version {
+        ProxyVersion::V1 => b"PROXY UNKNOWN\r\n".to_vec(),
+        // PROXY, family and protocol unspecified, no addresses.
+        ProxyVersion::V2 => [&SIGNATURE[..], &[0x21, 0x00, 0, 0]].concat(),
     }
 }
 
@@ -246,6 +272,15 @@ mod tests {
                 );
             }
         }
+    }
+
+    #[test]
+    fn a_header_for_somebody_without_an_address_names_nobody() {
+        assert_eq!(encode_unknown(ProxyVersion::V1), b"PROXY UNKNOWN\r\n");
+        let v2 = encode_unknown(ProxyVersion::V2);
+        assert_eq!(v2[12..], [0x21, 0, 0, 0]);
+        assert_eq!(parse(&v2), Parsed::Header(16, None));
+        assert_eq!(parse(b"PROXY UNKNOWN\r\n"), Parsed::Header(15, None));
     }
 
     #[test]

@@ -12,7 +12,7 @@ fn check(bytes: &[u8]) {
         let Ok(view) = indication::parse(which, bytes) else { continue };
         assert!(indication::is(which, bytes) && demux::is_stun_message(bytes));
         assert_ne!(integrity::check_fingerprint(bytes), Some(false));
-        assert_eq!(view.peer, canonical(view.peer));
+        assert!(which == Indication::Send || view.peer == canonical(view.peer));
         assert!(bytes.as_ptr_range().contains(&view.data.as_ptr()) || view.data.is_empty());
 
         let mut header = [0; MAX_HEADER_LEN];
@@ -21,7 +21,7 @@ fn check(bytes: &[u8]) {
         let padding = &[0; 3][..indication::padding(view.data.len())];
         let again = [&header[..header_len], view.data, padding].concat();
         let reparsed = indication::parse(which, &again).unwrap();
-        assert_eq!((reparsed.peer, reparsed.data), (view.peer, view.data));
+        assert_eq!((reparsed.peer, reparsed.data), (canonical(view.peer), view.data));
     }
 }
 

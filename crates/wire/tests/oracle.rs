@@ -112,7 +112,12 @@ fn oracles_view(which: Indication, bytes: &[u8]) -> Result<(SocketAddr, Vec<u8>,
     let peer = message.attribute::<XorPeerAddress>().map_err(|_| IndicationError::Missing)?;
     let data = message.attribute::<Data<'_>>().map_err(|_| IndicationError::Missing)?;
     let dont_fragment = which == Indication::Send && message.attribute::<DontFragment>().is_ok();
-    Ok((canonical(peer.addr(message.transaction_id())), data.data().to_vec(), dont_fragment))
+    Ok((as_told(which, peer.addr(message.transaction_id())), data.data().to_vec(), dont_fragment))
+}
+
+/// A server goes by the family that a Send indication says.
+fn as_told(which: Indication, peer: SocketAddr) -> SocketAddr {
+    if which == Indication::Data { canonical(peer) } else { peer }
 }
 
 fn our_view(which: Indication, bytes: &[u8]) -> Result<(SocketAddr, Vec<u8>, bool), IndicationError> {
@@ -191,7 +196,7 @@ proptest! {
         }
         let bytes = writer.finish();
         let dont_fragment = dont_fragment && which == Indication::Send;
-        prop_assert_eq!(our_view(which, &bytes), Ok((canonical(peer), payload, dont_fragment)));
+        prop_assert_eq!(our_view(which, &bytes), Ok((as_told(which, peer), payload, dont_fragment)));
         prop_assert_eq!(integrity::check_fingerprint(&bytes), fingerprint.then_some(true));
     }
 

@@ -93,6 +93,11 @@ fn every_format_tells_file_line_column_and_the_form_expected() {
             "deny 10.0.x.1",
             "f:2:6: pattern \"10.0.x.1\": it is no pattern over addresses; expected an address with * and ?",
         ),
+        (
+            &conf,
+            "0.0.0.0 0 10.0.0.1 80",
+            "f:2:9: bindport 0: the kernel would choose a port that nobody knows; expected ",
+        ),
         (&conf, "0.0.0.0 80/sctp 10.0.0.1 80", "f:2:9: bindport 80/sctp: no such protocol; expected "),
     ] {
         let text = format!("{good}{bad}\n");
@@ -102,6 +107,37 @@ fn every_format_tells_file_line_column_and_the_form_expected() {
         assert!(told, "{message} is not in\n{}", ended.stderr);
         assert!(ended.stderr.lines().all(|line| line.contains("expected ")), "{}", ended.stderr);
         assert!(!ended.output().contains("cannot listen"), "{}", ended.output());
+    }
+}
+
+/// At once and in one line, whoever reads it.
+#[test]
+fn a_file_of_another_program_or_of_the_other_command_is_told_as_that() {
+    let haproxy = "global\n    log /dev/log local0\ndefaults\n    mode tcp\nfrontend f\n    bind *:80\n    default_backend b\n";
+    let nginx = "user www-data;\nevents { }\nstream {\n    server { listen 80; proxy_pass a:80; }\n}\n";
+    let coturn = "# c\nlistening-port=3478\nfingerprint\nlt-cred-mech\nuser=a:b\nrealm=example.org\n";
+    let rinetd = include_str!("../../../../examples/rinetd.conf");
+    let serve = "[server]\nlisten = [\"127.0.0.1:0\"]\n[auth]\nusers = [\"a:b\"]\n";
+    let forward = include_str!("../../../../examples/forward.toml");
+    for (command, text, told) in [
+        ("forward", haproxy, "turnpike: f:1:1: this looks like haproxy.cfg; expected rules: "),
+        ("forward", nginx, "turnpike: f:1:1: this looks like nginx.conf; expected rules: "),
+        ("forward", coturn, "turnpike: f:2:1: this looks like coturn's turnserver.conf; expected "),
+        ("forward", serve, "turnpike: f:1:2: this is a file of turnpike serve, by its server; expected "),
+        (
+            "serve",
+            coturn,
+            "turnpike: f:2:1: this looks like coturn's turnserver.conf; expected turnpike's TOML: ",
+        ),
+        ("serve", rinetd, "turnpike: f:9:1: this looks like rinetd.conf; expected "),
+        ("serve", forward, "turnpike: f:20:2: this is a file of turnpike forward, by its forward; expected "),
+        ("serve", haproxy, "turnpike: f:1:1: this looks like haproxy.cfg; expected "),
+        ("check-config", nginx, "turnpike: f:1:1: this looks like nginx.conf; expected "),
+    ] {
+        let ended = run(&[command, "-c", "f"], Some(("f", text)));
+        assert_eq!(ended.code, Some(2), "{}", ended.output());
+        assert!(ended.stderr.starts_with(told), "{command}: {}", ended.stderr);
+        assert_eq!(ended.stderr.lines().count(), 1, "{}", ended.stderr);
     }
 }
 

@@ -2,11 +2,18 @@
 
 use std::{
     io::Read,
-    net::TcpStream,
+    net::{SocketAddr, TcpStream, UdpSocket},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread,
     time::{Duration, Instant},
 };
 
-use super::harness::{Dir, Forward, SOON, connect, eventually, say, tcp_echo};
+use super::harness::{
+    Dir, Forward, SOON, V4, connect, eventually, free_port, say, say_udp, tcp_echo, udp_echo,
+};
 
 fn start() -> (Forward, std::net::SocketAddr) {
     let mut forward = Forward::start(&[&format!("tcp://127.0.0.1:0={}?name=a", tcp_echo())]);
@@ -80,4 +87,116 @@ fn the_deadline_ends_the_connections() {
     assert!(began.elapsed() > Duration::from_millis(900), "{:?}", began.elapsed());
     assert!(began.elapsed() < Duration::from_secs(15), "{:?}", began.elapsed());
     assert_eq!(ended.code, Some(0), "{}", ended.output());
+}
+
+/// A UDP server that answers everything with its name.
+fn named(name: &'static str) -> SocketAddr {
+    let socket = UdpSocket::bind((V4, 0)).expect("loopback has a free port");
+    let address = socket.local_addr().expect("it is bound");
+    thread::spawn(move || {
+        while let Ok((_, client)) = socket.recv_from(&mut [0; 64]) {
+            let _ = socket.send_to(name.as_bytes(), client);
+        }
+    });
+    address
+}
+
+fn udp_client(address: SocketAddr) -> UdpSocket {
+    let socket = UdpSocket::bind((V4, 0)).expect("loopback has a free port");
+    socket.connect(address).expect("loopback is reachable");
+    socket.set_read_timeout(Some(SOON)).expect("not zero");
+    socket
+}
+
+fn ask(socket: &UdpSocket) -> String {
+    socket.send(b"who?").expect("loopback takes a datagram");
+    let mut name = [0; 64];
+    let len = socket.recv(&mut name).expect("somebody answers");
+    String::from_utf8_lossy(&name[..len]).into_owned()
+}
+
+/// UDP has no end: until its idle timeout of 72 seconds nothing else would end it.
+#[test]
+fn a_quiet_udp_session_holds_nothing_up() {
+    let dir = Dir::new();
+    dir.file(
+        "f.toml",
+        &format!(
+            "[shutdown]\ndeadline = 86400\n[[rule]]\nname = \"a\"\nprotocol = \"udp\"\nlisten = \"127.0.0.1:0\"\ntarget = \"{}\"\n",
+            udp_echo()
+        ),
+    );
+    let mut forward = Forward::start_in(dir, &["-c", "f.toml"]);
+    assert_eq!(say_udp(forward.address("rule a"), "hello"), "hello");
+    forward.program.signal("TERM");
+    let Forward { program, .. } = forward;
+    let ended = program.wait(SOON);
+    assert_eq!(ended.code, Some(0), "{}", ended.output());
+    assert!(!ended.stderr.contains("connections still open are ended"), "{}", ended.stderr);
+}
+
+#[test]
+fn the_next_forwarder_has_the_udp_port_while_this_one_serves_its_client_to_the_end() {
+    let port = free_port(V4);
+    let rule = |target: SocketAddr| format!("udp://127.0.0.1:{port}={target}?name=a");
+    let first = Forward::start(&[&rule(named("first")), "--workers", "2"]);
+    let at = SocketAddr::from(([127, 0, 0, 1], port));
+    let quiet = udp_client(at);
+    assert_eq!(ask(&quiet), "first");
+    let (stop, heard) = (Arc::new(AtomicBool::new(false)), Arc::new(Mutex::new(Vec::new())));
+    let talking = thread::spawn({
+        let (stop, heard) = (Arc::clone(&stop), Arc::clone(&heard));
+        move || {
+            let socket = udp_client(at);
+            // One lost while workers close their sockets must not end the talk.
+            socket.set_read_timeout(Some(Duration::from_millis(100))).expect("not zero");
+            let mut name = [0; 64];
+            while !stop.load(Ordering::SeqCst) {
+                socket.send(b"who?").expect("loopback takes a datagram");
+                if let Ok(len) = socket.recv(&mut name) {
+                    heard
+                        .lock()
+                        .expect("nobody panics")
+                        .push(String::from_utf8_lossy(&name[..len]).into_owned());
+                }
+                thread::sleep(Duration::from_millis(5));
+            }
+            socket
+        }
+    });
+    let heard_now = || heard.lock().expect("nobody panics").len();
+    eventually("it talks", || (heard_now() > 10).then_some(()));
+    first.program.signal("TERM");
+    eventually("/healthz says that it drains", || (first.health() == Some(503)).then_some(()));
+
+    let mut second = Forward::start(&[&rule(named("second"))]);
+    second.program.line_with("listening on udp");
+    assert_eq!(ask(&udp_client(at)), "second");
+    let before = heard_now();
+    eventually("the old client is served on", || (heard_now() > before + 100).then_some(()));
+    stop.store(true, Ordering::SeqCst);
+    let talker = talking.join().expect("it does not panic");
+    assert!(heard.lock().expect("nobody panics").iter().all(|name| name == "first"));
+    // It has fallen silent: nothing is left to be served.
+    let Forward { program, .. } = first;
+    let ended = program.wait(SOON);
+    assert_eq!(ended.code, Some(0), "{}", ended.output());
+    talker.set_read_timeout(Some(SOON)).expect("not zero");
+    assert_eq!((ask(&talker), ask(&quiet)), ("second".to_owned(), "second".to_owned()));
+}
+
+/// Two that listen are still one too many.
+#[test]
+fn a_udp_port_that_somebody_listens_on_is_told() {
+    let mut forward = Forward::start(&[&format!("udp://127.0.0.1:0={}?name=a", udp_echo())]);
+    let at = forward.address("rule a");
+    assert_eq!(say_udp(at, "hello"), "hello");
+    let mut other = super::harness::Program::start(&mut super::harness::turnpike(&[
+        "forward",
+        &format!("udp://{at}=127.0.0.1:9"),
+        "--admin",
+        "off",
+    ]));
+    other.line_with("another program or rule has this port");
+    assert_eq!(other.wait(SOON).code, Some(1));
 }

@@ -2,7 +2,7 @@
 
 use std::{fs, net::SocketAddr};
 
-use super::harness::{Forward, SOON, connect, eventually, say, say_udp, tcp_echo, udp_echo};
+use super::harness::{Forward, SOON, V4, connect, eventually, free_port, say, say_udp, tcp_echo, udp_echo};
 
 fn line_of(forward: &Forward, file: &str, text: &str) -> String {
     eventually(&format!("a line with {text:?} in {file}"), || {
@@ -11,17 +11,19 @@ fn line_of(forward: &Forward, file: &str, text: &str) -> String {
     })
 }
 
-fn rinetd_conf(tcp: SocketAddr, udp: SocketAddr, more: &str) -> String {
+fn rinetd_conf(port: u16, tcp: SocketAddr, udp: SocketAddr, more: &str) -> String {
     let (tcp, udp) = (tcp.port(), udp.port());
     format!(
-        "# global\nallow 127.*\n127.0.0.1 0 localhost {tcp} # web\n127.0.0.1 0/udp 127.0.0.1 {udp}/udp [timeout=5,src=127.0.0.1]\n\
+        "# global\nallow 127.*\n127.0.0.1 {port} localhost {tcp} # web\n127.0.0.1 {port}/udp 127.0.0.1 {udp}/udp \
+         [timeout=5,src=127.0.0.1]\n\
          logfile connections.log\npidlogfile rinetd.pid\n{more}"
     )
 }
 
 #[test]
 fn an_unchanged_rinetd_conf_forwards_tcp_and_udp_and_writes_its_log() {
-    let mut forward = Forward::start_file("rinetd.conf", &rinetd_conf(tcp_echo(), udp_echo(), ""));
+    let mut forward =
+        Forward::start_file("rinetd.conf", &rinetd_conf(free_port(V4), tcp_echo(), udp_echo(), ""));
     forward.program.line_with("rinetd.conf is read as rinetd.conf; rules: 2");
     let (tcp, udp) = (forward.address("(tcp, "), forward.address("(udp, "));
 
@@ -34,7 +36,7 @@ fn an_unchanged_rinetd_conf_forwards_tcp_and_udp_and_writes_its_log() {
     assert_eq!(pid, format!("{}\n", forward.program.pid()));
     let line = line_of(&forward, "connections.log", "\tlocalhost\t");
     let fields: Vec<&str> = line.split('\t').skip(1).collect();
-    assert_eq!(fields[..3], ["127.0.0.1", "127.0.0.1", "0"], "{line}");
+    assert_eq!(fields[..3], ["127.0.0.1", "127.0.0.1", &tcp.port().to_string()], "{line}");
     assert_eq!(fields[5..], ["11", "11", "done-remote-closed"], "{line}");
 
     let line = forward.program.line_with("connection ended");
@@ -52,10 +54,14 @@ fn an_unchanged_rinetd_conf_forwards_tcp_and_udp_and_writes_its_log() {
 
 #[test]
 fn logcommon_writes_as_web_servers_do() {
-    let mut forward = Forward::start_file("rinetd.conf", &rinetd_conf(tcp_echo(), udp_echo(), "logcommon\n"));
+    let mut forward = Forward::start_file(
+        "rinetd.conf",
+        &rinetd_conf(free_port(V4), tcp_echo(), udp_echo(), "logcommon\n"),
+    );
     let tcp = forward.address("(tcp, ");
     assert_eq!(say(&mut connect(tcp), "hello"), "hello");
-    let line = line_of(&forward, "connections.log", "GET /rinetd-services/127.0.0.1/0/localhost/");
+    let beginning = format!("GET /rinetd-services/127.0.0.1/{}/localhost/", tcp.port());
+    let line = line_of(&forward, "connections.log", &beginning);
     assert!(line.starts_with("127.0.0.1 - - ["), "{line}");
     assert!(line.ends_with("/done-remote-closed HTTP/1.0\" 200 5 - - - 5"), "{line}");
 }
@@ -63,7 +69,8 @@ fn logcommon_writes_as_web_servers_do() {
 /// Log rotation: the file is moved away, and SIGHUP makes a new one.
 #[test]
 fn a_reload_opens_the_log_file_anew() {
-    let mut forward = Forward::start_file("rinetd.conf", &rinetd_conf(tcp_echo(), udp_echo(), ""));
+    let mut forward =
+        Forward::start_file("rinetd.conf", &rinetd_conf(free_port(V4), tcp_echo(), udp_echo(), ""));
     let tcp = forward.address("(tcp, ");
     fs::rename(forward.path("connections.log"), forward.path("old.log")).expect("it is there");
     forward.reload("rules reloaded");

@@ -1,21 +1,23 @@
 //! The engine around the connections: rules, listeners, the table of connections, and what is due.
 
-use std::{io, net::SocketAddr, sync::Arc, time::Duration};
+use std::{io, sync::Arc, time::Duration};
 
 use slab::Slab;
 use turnpike_net::{
-    Flow, Mover, TcpListener, TcpSocket,
+    Flow, Mover, TcpSocket,
     poll::{Event, Poller},
     tcp::is_exhaustion,
 };
 
-use super::{health::Check, opening::Opening};
+use super::{health::Check, opening::Opening, pacing::Pacing};
 use crate::{
-    ConnectionReport, EndReason, Failure, RuleId, RuleSnapshot,
+    Address, ConnectionReport, EndReason, Failure, RuleId, RuleSnapshot,
     common::Common,
     gather::WakeUp,
+    listen::Acceptor,
+    rate::Pace,
     state::{Counters, Place, RuleState},
-    tally::Tallies,
+    tally::{Slot, Tallies},
     targets::Seat,
 };
 
@@ -60,11 +62,11 @@ pub(super) struct LocalRule {
     pub(super) tallies: Tallies,
     connections: usize,
     /// Its listeners are closed; it goes with its last connection.
-    pub(super) removed: bool,
+    removed: bool,
 }
 
 struct Listener {
-    socket: TcpListener,
+    socket: Acceptor,
     rule: usize,
     /// Place of the port in the rule's range.
     offset: u16,
@@ -83,8 +85,8 @@ pub(super) struct Connection {
     pub(super) up: Flow,
     /// From target to client.
     pub(super) down: Flow,
-    pub(super) client_address: SocketAddr,
-    pub(super) target_address: Option<SocketAddr>,
+    pub(super) client_address: Address,
+    pub(super) target_address: Option<Address>,
     /// Its place at one of the rule's targets; see [`LocalRule::sit`].
     pub(super) seat: Option<Seat>,
     /// Until it is connected.
@@ -94,14 +96,26 @@ pub(super) struct Connection {
     pub(super) active: u64,
     /// The client's socket is watched for writability too.
     pub(super) client_writable: bool,
+    /// The client may not send a PROXY header, and its first bytes have yet to be looked at.
+    pub(super) unvouched: bool,
     keepalive_due: bool,
-    place: Place,
+    pub(super) place: Place,
+    /// Its bytes a second, where the rule limits them.
+    pub(super) pace: Option<Box<Pace>>,
 }
 
 impl Connection {
     /// Whether one of the flows has passed its end on.
     pub(super) fn half_done(&self) -> bool {
         self.up.is_done() || self.down.is_done()
+    }
+
+    /// The flow whose source is `side`.
+    pub(super) fn flow(&mut self, side: Side) -> &mut Flow {
+        match side {
+            Side::Client => &mut self.up,
+            Side::Target => &mut self.down,
+        }
     }
 }
 
@@ -133,6 +147,14 @@ impl LocalRule {
         self.tallies.of(seat.slot()).failed(Failure::of(error));
         self.state.targets.suspect(seat.member());
     }
+
+    /// The same for a target that has not taken a connection in time, and has no seat for it.
+    pub(super) fn queue_full(&mut self, slot: Slot) {
+        self.tallies.of(slot).failed(Failure::Timeout);
+        if let Some(member) = self.state.targets.member(slot) {
+            self.state.targets.suspect(&member);
+        }
+    }
 }
 
 /// All TCP connections of one worker.
@@ -145,11 +167,15 @@ pub(crate) struct Engine {
     pub(super) checks: Slab<Check>,
     /// Only one worker checks the health of targets.
     pub(super) checks_health: bool,
+    /// Rules whose targets this worker checks.
+    pub(super) watched: Vec<Arc<RuleState>>,
     pub(super) mover: Mover,
     /// Flows that had more to move than one turn allows.
     pub(super) again: Vec<(usize, Side)>,
     /// Empty but for its memory, for [`Engine::again`]'s next turn.
     resumed: Vec<(usize, Side)>,
+    /// Flows that wait for a rate.
+    pub(super) pacing: Pacing,
     ticked: u64,
     cursor: usize,
     /// Whether the table holds anything that grows due with time, as the scan under way and the last one found.
@@ -173,9 +199,11 @@ impl Engine {
             openings: Slab::new(),
             checks: Slab::new(),
             checks_health,
+            watched: Vec::new(),
             mover: Mover::new(),
             again: Vec::new(),
             resumed: Vec::new(),
+            pacing: Pacing::default(),
             ticked: 0,
             cursor: 0,
             scan: false,
@@ -191,7 +219,7 @@ impl Engine {
     pub(crate) fn add_rule(
         &mut self,
         state: &Arc<RuleState>,
-        sockets: Vec<(u16, TcpListener)>,
+        sockets: Vec<(u16, Acceptor)>,
         tick: Tick<'_>,
     ) -> io::Result<()> {
         let rule = self.rules.insert(LocalRule {
@@ -203,17 +231,15 @@ impl Engine {
         });
         for (offset, socket) in sockets {
             let entry = self.listeners.vacant_entry();
-            tick.poller.add(&socket, token(LISTENER, entry.key()))?;
+            watch(&socket, entry.key(), tick.poller)?;
             entry.insert(Listener { socket, rule, offset, appetite: 1, singles: 0, paused: false });
         }
-        if self.checks_health {
-            self.watch_health(state, tick.now);
-        }
+        self.watch_health(state, tick.now);
         Ok(())
     }
 
     /// Takes a rule's listeners away; its connections are left to finish.
-    pub(crate) fn remove_rule(&mut self, state: &Arc<RuleState>, tick: Tick<'_>) -> Vec<TcpListener> {
+    pub(crate) fn remove_rule(&mut self, state: &Arc<RuleState>, tick: Tick<'_>) -> Vec<Acceptor> {
         let found = self.rules.iter().find(|(_, rule)| Arc::ptr_eq(&rule.state, state) && !rule.removed);
         let Some(key) = found.map(|(key, _)| key) else { return Vec::new() };
         let keys: Vec<usize> =
@@ -225,7 +251,7 @@ impl Engine {
             let _ = tick.poller.remove(&listener.socket);
             sockets.push(listener.socket);
         }
-        self.checks.retain(|_, check| !check.is_for(state));
+        self.unwatch_health(state);
         self.rules[key].removed = true;
         self.forget_rule_if_over(key);
         sockets
@@ -237,13 +263,16 @@ impl Engine {
     }
 
     /// Closes all listeners.
-    pub(crate) fn drain(&mut self) {
-        self.listeners.clear();
+    pub(crate) fn drain(&mut self, tick: Tick<'_>) {
+        for listener in self.listeners.drain() {
+            // Closing one that other workers have as well does not end the watch. A paused one is not watched.
+            let _ = tick.poller.remove(&listener.socket);
+        }
     }
 
     /// Ends all connections.
     pub(crate) fn stop(&mut self, tick: Tick<'_>) {
-        self.listeners.clear();
+        self.drain(tick);
         let keys: Vec<usize> = self.connections.iter().map(|(key, _)| key).collect();
         for key in keys {
             self.end(key, EndReason::Shutdown, tick);
@@ -299,6 +328,7 @@ impl Engine {
             }
             self.resumed.clear();
         }
+        self.pace(tick);
         if tick.now < self.ticked + TICK_MS {
             return;
         }
@@ -320,7 +350,7 @@ impl Engine {
         let due = if pressing { Some(self.ticked + TICK_MS) } else { None };
         // A check is looked at by a tick, which come no closer than that.
         let health = self.health_due().map(|due| due.max(self.ticked + TICK_MS));
-        due.into_iter().chain(health).min()
+        due.into_iter().chain(health).chain(self.pacing.due()).min()
     }
 
     /// Names may have got other addresses.
@@ -379,22 +409,33 @@ impl Engine {
         }
     }
 
-    fn admit(&mut self, rule: usize, offset: u16, socket: TcpSocket, client: SocketAddr, tick: Tick<'_>) {
+    fn admit(&mut self, rule: usize, offset: u16, socket: TcpSocket, client: Address, tick: Tick<'_>) {
         let local = &mut self.rules[rule];
         local.counters.accepted += 1;
         let settings = &local.state.rule;
+        let is_proxy = settings.is_proxy(&client);
         // Behind a proxy, the lists are about the client that its header names.
-        if !settings.accept_proxy && !self.common.admits(settings, client.ip()) {
+        if !is_proxy && !self.common.admits_from(settings, &client) {
             return self.refuse(rule, client, EndReason::Denied);
         }
-        let Some(place) = Place::take(&local.state, &self.common.total) else {
+        let Some(mut place) = Place::take(&local.state, &self.common.total) else {
             return self.refuse(rule, client, EndReason::Limit);
         };
-        let (nodelay, keepalive, accept_proxy) =
-            (settings.nodelay, settings.keepalive, settings.accept_proxy);
+        if !is_proxy
+            && let Some(ip) = client.ip()
+            && let Err(reason) = place.of_client(ip, tick.now)
+        {
+            return self.refuse(rule, client, reason);
+        }
+        let (nodelay, keepalive) = (settings.nodelay, settings.keepalive);
+        let unvouched = !is_proxy && !settings.proxy_protocol_from.is_empty();
         local.connections += 1;
-        let opening = Opening::new(&local.state.rule, offset, tick.now);
-        let up = Flow::new(nodelay);
+        let opening = Opening::new(&local.state.rule, offset, tick.now, is_proxy);
+        let pace = Pace::of(local.state.rates.as_ref());
+        let mut up = Flow::new(nodelay);
+        if client.is_unix() {
+            up.be_thorough();
+        }
         let key = self.connections.insert(Connection {
             rule,
             client: socket,
@@ -408,13 +449,15 @@ impl Engine {
             began: tick.now,
             active: tick.now,
             client_writable: false,
+            unvouched,
             keepalive_due: keepalive,
             place,
+            pace,
         });
         self.open(key, opening, tick);
         self.scan = true;
         self.scan_found = true;
-        if !accept_proxy {
+        if !is_proxy {
             return self.connect_next(key, tick);
         }
         let client = &self.connections[key].client;
@@ -425,9 +468,12 @@ impl Engine {
     }
 
     /// Lets a client go that never became a connection: its socket is closed by whoever holds it.
-    fn refuse(&mut self, rule: usize, client: SocketAddr, reason: EndReason) {
+    fn refuse(&mut self, rule: usize, client: Address, reason: EndReason) {
         let local = &mut self.rules[rule];
         local.counters.count_end(reason);
+        if reason.is_quiet() {
+            return;
+        }
         self.common.log.ended(ConnectionReport {
             rule: local.state.rule.id.clone(),
             client,
@@ -457,17 +503,26 @@ impl Engine {
         // Before anybody hears of it: who does may count on the place being free.
         drop(connection.place);
         let reached = connection.opening.is_none();
-        self.common.log.ended(ConnectionReport {
-            rule: local.state.rule.id.clone(),
-            client: connection.client_address,
-            target: connection.target_address.filter(|_| reached),
-            to_target: connection.up.bytes,
-            to_client: connection.down.bytes,
-            lived: Duration::from_millis(tick.now.saturating_sub(connection.began)),
-            reason,
-        });
+        if !reason.is_quiet() {
+            self.common.log.ended(ConnectionReport {
+                rule: local.state.rule.id.clone(),
+                client: connection.client_address,
+                target: connection.target_address.filter(|_| reached),
+                to_target: connection.up.bytes,
+                to_client: connection.down.bytes,
+                lived: Duration::from_millis(tick.now.saturating_sub(connection.began)),
+                reason,
+            });
+        }
         match reason {
-            EndReason::Finished | EndReason::Denied | EndReason::Limit | EndReason::BadProxyHeader => {}
+            EndReason::Finished
+            | EndReason::Denied
+            | EndReason::Limit
+            | EndReason::ClientLimit
+            | EndReason::ClientRate
+            | EndReason::BadProxyHeader => {}
+            // Its header is still to be read: closing now resets the client anyhow.
+            EndReason::UntrustedProxy => connection.client.reset(),
             EndReason::ClientReset => {
                 if let Some(target) = connection.target.take() {
                     target.reset();
@@ -510,7 +565,7 @@ impl Engine {
             return;
         }
         for (key, listener) in self.listeners.iter_mut().filter(|(_, listener)| listener.paused) {
-            listener.paused = tick.poller.add(&listener.socket, token(LISTENER, key)).is_err();
+            listener.paused = watch(&listener.socket, key, tick.poller).is_err();
         }
         self.any_paused = self.listeners.iter().any(|(_, listener)| listener.paused);
     }
@@ -532,7 +587,7 @@ impl Engine {
             return;
         }
         let end = self.cursor + SCAN;
-        let mut idle: Vec<usize> = Vec::new();
+        let mut idle: Vec<(usize, EndReason)> = Vec::new();
         for key in self.cursor..end.min(self.connections.capacity()) {
             let Some(connection) = self.connections.get_mut(key) else { continue };
             let rule = &self.rules[connection.rule].state.rule;
@@ -551,11 +606,13 @@ impl Engine {
                     self.scan_found = true;
                 }
             }
-            if let Some(limit) = rule.idle_timeout {
-                self.scan_found = true;
-                if u128::from(tick.now.saturating_sub(connection.active)) >= limit.as_millis() {
-                    idle.push(key);
-                }
+            self.scan_found |= rule.idle_timeout.is_some() || rule.half_close_timeout.is_some();
+            let silent = Duration::from_millis(tick.now.saturating_sub(connection.active));
+            let over = |limit: Option<Duration>| limit.is_some_and(|limit| silent >= limit);
+            if connection.half_done() && over(rule.half_close_timeout) {
+                idle.push((key, EndReason::HalfClosed));
+            } else if over(rule.idle_timeout) {
+                idle.push((key, EndReason::Idle));
             }
         }
         self.cursor = end;
@@ -564,8 +621,8 @@ impl Engine {
             self.scan = self.scan_found;
             self.scan_found = false;
         }
-        for key in idle {
-            self.end(key, EndReason::Idle, tick);
+        for (key, reason) in idle {
+            self.end(key, reason, tick);
         }
     }
 
@@ -573,6 +630,13 @@ impl Engine {
         if self.rules.get(key).is_some_and(|rule| rule.removed && rule.connections == 0) {
             self.rules.remove(key);
         }
+    }
+}
+
+fn watch(socket: &Acceptor, key: usize, poller: &Poller) -> io::Result<()> {
+    match socket {
+        Acceptor::Tcp(_) => poller.add(socket, token(LISTENER, key)),
+        Acceptor::Unix(_) => poller.add_exclusive(socket, token(LISTENER, key)),
     }
 }
 

@@ -1,8 +1,11 @@
 //! A connection whose both ends are there: events become turns of its two flows.
 
-use turnpike_net::{Pumped, poll::Event};
+use std::io;
 
-use super::engine::{CLIENT, Engine, Side, Tick, token};
+use turnpike_net::{Pumped, poll::Event};
+use turnpike_wire::proxy_protocol::{ENOUGH_TO_TELL, is_begun};
+
+use super::engine::{CLIENT, Connection, Engine, Side, Tick, token};
 use crate::EndReason;
 
 impl Engine {
@@ -40,7 +43,21 @@ impl Engine {
 
     /// A turn of the flow whose source is `side`.
     pub(super) fn resume(&mut self, key: usize, side: Side, tick: Tick<'_>) {
+        self.resume_with(key, side, None, tick);
+    }
+
+    /// As [`Engine::resume`]; `share` for one that has waited for the tokens of its rule and may now move so many bytes.
+    pub(super) fn resume_with(&mut self, key: usize, side: Side, share: Option<u64>, tick: Tick<'_>) {
         let Some(connection) = self.connections.get_mut(key) else { return };
+        if connection.unvouched
+            && side == Side::Client
+            && let Some(reason) = look_for_header(connection)
+        {
+            return self.end(key, reason, tick);
+        }
+        if connection.pace.is_some() {
+            connection.grant(side, share, tick.now);
+        }
         let Some(target) = &connection.target else { return };
         let local = &mut self.rules[connection.rule];
         let copy = local.state.rule.copy;
@@ -60,6 +77,9 @@ impl Engine {
         }
         local.counters.spliced_bytes += self.mover.take_spliced();
         connection.active = tick.now;
+        if connection.pace.is_some() {
+            connection.settle(side);
+        }
         match pumped {
             Pumped::Idle => {}
             Pumped::Blocked => {
@@ -69,6 +89,7 @@ impl Engine {
                 }
             }
             Pumped::Again => self.again.push((key, side)),
+            Pumped::Spent => self.wait_for_tokens(key, side, tick.now),
             Pumped::Done => {
                 if connection.up.is_done() && connection.down.is_done() {
                     self.end(key, EndReason::Finished, tick);
@@ -111,10 +132,12 @@ impl Engine {
             Side::Client => (&mut connection.up, &connection.client, target),
             Side::Target => (&mut connection.down, target, &connection.client),
         };
-        if flow.has_ended() {
+        if flow.has_ended() || side == Side::Client && connection.unvouched {
             return;
         }
         flow.on_error();
+        // No more than its socket holds, and never again.
+        flow.budget = None;
         let before = flow.bytes;
         // Whatever this says, the connection ends now.
         let _ = self.mover.pump(flow, from, to, copy, false);
@@ -129,6 +152,24 @@ impl Engine {
         };
         self.end(key, reason, tick);
     }
+}
+
+/// Why a client that is no proxy of ours has to go, if it has to: it begins with a PROXY header, which not even a target shall see.
+/// As long as its bytes do not tell, they stay where they are.
+#[cold]
+fn look_for_header(connection: &mut Connection) -> Option<EndReason> {
+    let mut beginning = [0; ENOUGH_TO_TELL];
+    let told = match connection.client.peek(&mut beginning) {
+        // It has said all.
+        Ok(0) => Some(false),
+        Ok(len) => is_begun(&beginning[..len]).or(connection.up.fin.then_some(false)),
+        Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => None,
+        // Asking has cleared the error: nobody else will hear of it.
+        Err(_) => return Some(EndReason::ClientReset),
+    };
+    connection.unvouched = told.is_none();
+    connection.up.readable &= told.is_some();
+    (told == Some(true)).then_some(EndReason::UntrustedProxy)
 }
 
 impl Side {

@@ -1,11 +1,19 @@
-//! Health checks: a TCP connect to each target, as often as its rule says, closed at once.
+//! Health checks: to each target a TCP connect, closed at once, or a datagram where it speaks UDP, as often as its rule says.
 
-use std::sync::Arc;
+use std::{io, sync::Arc};
 
-use turnpike_net::{TcpSocket, poll::Event};
+use turnpike_net::{
+    TcpSocket,
+    poll::{Event, Poller},
+};
 
 use super::engine::{Engine, HEALTH, Tick, token};
-use crate::{Protocol, state::RuleState, targets::Member};
+use crate::{
+    Address,
+    datagram_check::{self, DatagramCheck},
+    state::RuleState,
+    targets::Member,
+};
 
 /// One address of a target under watch.
 pub(super) struct Check {
@@ -15,7 +23,30 @@ pub(super) struct Check {
     due: u64,
     interval: u64,
     patience: u64,
-    socket: Option<TcpSocket>,
+    asked: Option<Asked>,
+}
+
+/// A question under way.
+enum Asked {
+    Connect(TcpSocket),
+    Datagram(DatagramCheck),
+}
+
+impl Asked {
+    /// Begins to ask; an event will tell of the answer.
+    fn begin(check: &Check, address: &Address, token: u64, poller: &Poller) -> io::Result<Self> {
+        if check.state.rule.targets_speak_udp() {
+            let Address::Ip(address) = address else { return Err(io::ErrorKind::Unsupported.into()) };
+            let asked = DatagramCheck::begin(&check.state.rule, *address)?;
+            poller.add_edge_readable(&asked, token)?;
+            return Ok(Self::Datagram(asked));
+        }
+        // Not the client's address, which a check does not have.
+        let options = turnpike_net::ConnectOptions { transparent: false, ..check.state.connect.clone() };
+        let socket = address.connect(&options)?;
+        poller.add_edge(&socket, token)?;
+        Ok(Self::Connect(socket))
+    }
 }
 
 impl Check {
@@ -25,12 +56,32 @@ impl Check {
 }
 
 impl Engine {
-    /// Begins to watch a rule's targets, if it asks for that and they speak TCP.
-    pub(super) fn watch_health(&mut self, state: &Arc<RuleState>, now: u64) {
-        let Some(interval) = state.rule.health_check else { return };
-        if matches!(state.rule.protocol, Protocol::Udp | Protocol::TcpToUdp { .. }) {
-            return;
+    /// Begins to watch a rule's targets, if it asks for that and no other worker does it.
+    pub(crate) fn watch_health(&mut self, state: &Arc<RuleState>, now: u64) {
+        if self.checks_health && state.rule.health_check.is_some() {
+            self.watched.push(Arc::clone(state));
+            self.watch_members(state, now);
         }
+    }
+
+    /// Ends that.
+    pub(crate) fn unwatch_health(&mut self, state: &Arc<RuleState>) {
+        self.watched.retain(|watched| !Arc::ptr_eq(watched, state));
+        self.checks.retain(|_, check| !check.is_for(state));
+    }
+
+    /// Watches the addresses that names have now, and no others.
+    pub(super) fn update_checks(&mut self, now: u64) {
+        let current: Vec<Arc<Member>> =
+            self.watched.iter().flat_map(|state| state.targets.current()).collect();
+        self.checks.retain(|_, check| current.iter().any(|member| Arc::ptr_eq(member, &check.member)));
+        for state in self.watched.clone() {
+            self.watch_members(&state, now);
+        }
+    }
+
+    fn watch_members(&mut self, state: &Arc<RuleState>, now: u64) {
+        let Some(interval) = state.rule.health_check else { return };
         let ms = |time: std::time::Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX / 4).max(1);
         for member in state.targets.current() {
             if self.checks.iter().any(|(_, check)| Arc::ptr_eq(&check.member, &member)) {
@@ -42,23 +93,8 @@ impl Engine {
                 due: now,
                 interval: ms(interval),
                 patience: ms(interval.min(state.rule.connect_timeout)),
-                socket: None,
+                asked: None,
             });
-        }
-    }
-
-    /// Watches the addresses that names have now, and no others.
-    pub(super) fn update_checks(&mut self, now: u64) {
-        if !self.checks_health {
-            return;
-        }
-        let checked =
-            self.rules.iter().filter(|(_, rule)| !rule.removed && rule.state.rule.health_check.is_some());
-        let states: Vec<Arc<RuleState>> = checked.map(|(_, rule)| Arc::clone(&rule.state)).collect();
-        let current: Vec<Arc<Member>> = states.iter().flat_map(|state| state.targets.current()).collect();
-        self.checks.retain(|_, check| current.iter().any(|member| Arc::ptr_eq(member, &check.member)));
-        for state in &states {
-            self.watch_health(state, now);
         }
     }
 
@@ -68,19 +104,29 @@ impl Engine {
 
     pub(super) fn check_health(&mut self, tick: Tick<'_>) {
         for (key, check) in self.checks.iter_mut().filter(|(_, check)| check.due <= tick.now) {
-            if check.socket.take().is_some() {
-                // The one before has not ended.
-                conclude(check, false, tick.now);
-                continue;
+            match check.asked.take() {
+                None => {}
+                // It has not ended.
+                Some(Asked::Connect(_)) => {
+                    conclude(check, false, tick.now);
+                    continue;
+                }
+                Some(Asked::Datagram(mut asked)) => {
+                    match asked.go_on(&check.state.rule) {
+                        Some(healthy) => conclude(check, healthy, tick.now),
+                        None => {
+                            check.asked = Some(Asked::Datagram(asked));
+                            check.due = tick.now + check.patience / datagram_check::TRIES;
+                        }
+                    }
+                    continue;
+                }
             }
-            // Not the client's address, which a check does not have.
-            let options = turnpike_net::ConnectOptions { transparent: false, ..check.state.connect.clone() };
-            let begun = TcpSocket::connect(check.member.address(0), &options)
-                .and_then(|socket| tick.poller.add_edge(&socket, token(HEALTH, key)).map(|()| socket));
-            match begun {
-                Ok(socket) => {
-                    check.socket = Some(socket);
-                    check.due = tick.now + check.patience;
+            match Asked::begin(check, &check.member.address(0), token(HEALTH, key), tick.poller) {
+                Ok(asked) => {
+                    let shares = if matches!(asked, Asked::Datagram(_)) { datagram_check::TRIES } else { 1 };
+                    check.due = tick.now + check.patience / shares;
+                    check.asked = Some(asked);
                 }
                 // Our own want is not the target's fault.
                 Err(error) if turnpike_net::tcp::is_exhaustion(&error) => {
@@ -93,23 +139,32 @@ impl Engine {
 
     pub(super) fn on_health(&mut self, key: usize, event: &Event, tick: Tick<'_>) {
         let Some(check) = self.checks.get_mut(key) else { return };
-        let Some(socket) = check.socket.take() else { return };
-        let answered = !event.error || socket.take_error().is_ok();
-        // RST: neither side keeps a TIME_WAIT for a question.
-        socket.reset();
-        conclude(check, answered, tick.now);
+        match check.asked.take() {
+            None => {}
+            Some(Asked::Connect(socket)) => {
+                let answered = !event.error || socket.take_error().is_ok();
+                // RST: neither side keeps a TIME_WAIT for a question.
+                socket.reset();
+                conclude(check, answered, tick.now);
+            }
+            Some(Asked::Datagram(asked)) => match asked.hear(&check.state.rule) {
+                Some(healthy) => conclude(check, healthy, tick.now),
+                None => check.asked = Some(Asked::Datagram(asked)),
+            },
+        }
     }
 }
 
 fn conclude(check: &mut Check, healthy: bool, now: u64) {
     check.due = now + check.interval;
     if check.member.set_healthy(healthy) {
-        let rule = &check.state.rule.id.0;
-        let to = check.member.address(0);
+        check.state.health_turned();
+        let rule = &check.state.rule;
+        let to = tracing::field::display(check.member.address(0));
         if healthy {
-            tracing::info!(rule, %to, "a target answers again");
+            tracing::info!(rule = rule.id.0, to, "a target answers again");
         } else {
-            tracing::warn!(rule, %to, "a target does not answer; others take its connections");
+            tracing::warn!(rule = rule.id.0, to, "a target does not answer; others take its connections");
         }
     }
 }

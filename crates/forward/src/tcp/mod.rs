@@ -9,5 +9,6 @@ mod engine;
 mod established;
 mod health;
 mod opening;
+mod pacing;
 
 pub(crate) use engine::{Engine, Tick};

@@ -2,12 +2,12 @@
 
 use std::{io, net::SocketAddr, sync::Arc, time::Instant};
 
-use turnpike_net::{ConnectOptions, TcpSocket, poll::Event, tcp::is_exhaustion};
+use turnpike_net::{ConnectOptions, poll::Event, tcp::is_exhaustion};
 use turnpike_wire::proxy_protocol::{self, MAX_HEADER, Parsed};
 
 use super::engine::{CLIENT, Engine, Side, TARGET, Tick, token};
 use crate::{
-    EndReason, Rule,
+    Address, EndReason, Rule,
     state::RuleState,
     tally::Slot,
     targets::{Pick, Seat},
@@ -24,16 +24,20 @@ pub(super) struct Opening {
     offset: u16,
     /// The targets that were given up.
     tried: Vec<Slot>,
+    /// The one whose queue was full.
+    queued: Option<Slot>,
     /// No name server has answered in time: what there is without it has to do.
     without_names: bool,
     /// When the connect under way began. One clock read per connect, for the milliseconds of a tick are too coarse.
     connecting: Instant,
     /// Why the last address was given up, for the log.
-    obstacle: Option<(SocketAddr, io::Error)>,
+    obstacle: Option<(Address, io::Error)>,
     /// Bytes read for the PROXY header and not used up by it.
     inbox: Vec<u8>,
     /// The address that the client asked, as its PROXY header names it.
     asked: Option<SocketAddr>,
+    /// The client is a proxy of ours, whose header comes first.
+    is_proxy: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,11 +46,13 @@ enum Stage {
     Waiting,
     Name,
     Descriptor,
+    /// The queue of a Unix socket is full, where TCP would send its SYN again.
+    Queue,
     Connecting,
 }
 
 impl Opening {
-    pub(super) fn new(rule: &Rule, offset: u16, now: u64) -> Self {
+    pub(super) fn new(rule: &Rule, offset: u16, now: u64, is_proxy: bool) -> Self {
         let patience = u64::try_from(rule.connect_timeout.as_millis()).unwrap_or(u64::MAX / 2);
         Self {
             connection: 0,
@@ -55,11 +61,13 @@ impl Opening {
             patience,
             offset,
             tried: Vec::new(),
+            queued: None,
             without_names: false,
             connecting: Instant::now(),
             obstacle: None,
             inbox: Vec::new(),
             asked: None,
+            is_proxy,
         }
     }
 
@@ -101,14 +109,16 @@ impl Engine {
             };
             let transparent;
             let options = if state.rule.transparent {
+                // A client without an address comes from ours.
+                let source = connection.client_address.ip();
                 transparent =
-                    ConnectOptions { source: Some(connection.client_address.ip()), ..state.connect.clone() };
+                    ConnectOptions { source, transparent: source.is_some(), ..state.connect.clone() };
                 &transparent
             } else {
                 &state.connect
             };
             opening.connecting = Instant::now();
-            let begun = TcpSocket::connect(address, options).and_then(|socket| {
+            let begun = address.connect(options).and_then(|socket| {
                 tick.poller.add_edge(&socket, token(TARGET, key))?;
                 Ok(socket)
             });
@@ -116,9 +126,21 @@ impl Engine {
                 Ok(socket) => {
                     opening.stage = Stage::Connecting;
                     opening.deadline = tick.now.saturating_add(opening.patience);
+                    if address.is_unix() {
+                        connection.down.be_thorough();
+                    }
                     connection.target = Some(socket);
                     connection.target_address = Some(address);
                     connection.seat = self.rules[connection.rule].sit(seat);
+                    return;
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    if opening.stage != Stage::Queue {
+                        opening.stage = Stage::Queue;
+                        opening.deadline = tick.now.saturating_add(opening.patience);
+                    }
+                    opening.queued = Some(seat.slot());
+                    opening.obstacle = Some((address, error));
                     return;
                 }
                 Err(error) if is_exhaustion(&error) => {
@@ -158,14 +180,14 @@ impl Engine {
         let connection = &mut self.connections[key];
         let local = &mut self.rules[connection.rule];
         connection.target = None;
-        let to = connection.target_address.map(tracing::field::display);
+        let to = connection.target_address.as_ref().map(tracing::field::display);
         tracing::debug!(rule = local.state.rule.id.0, to, %error, "cannot connect");
         let seat = connection.seat.take();
         if let Some(seat) = &seat {
             local.connect_failed(seat, &error);
         }
         let opening = connection.opening.and_then(|at| self.openings.get_mut(at as usize));
-        if let (Some(opening), Some(address)) = (opening, connection.target_address) {
+        if let (Some(opening), Some(address)) = (opening, connection.target_address.take()) {
             opening.tried.extend(seat.as_ref().map(Seat::slot));
             opening.obstacle = Some((address, error));
         }
@@ -194,10 +216,12 @@ impl Engine {
         let mut lead = Vec::new();
         if let Some(version) = rule.send_proxy {
             let asked = opening.asked.or_else(|| connection.client.local_addr().ok());
-            // A client without an address of ours is gone; its read says so next.
-            if let Some(asked) = asked {
-                lead = proxy_protocol::encode(version, connection.client_address, asked);
-            }
+            lead = match (&connection.client_address, asked) {
+                (Address::Ip(client), Some(asked)) => proxy_protocol::encode(version, *client, asked),
+                (Address::Unix(_), _) => proxy_protocol::encode_unknown(version),
+                // A client without an address of ours is gone; its read says so next.
+                (Address::Ip(_), None) => Vec::new(),
+            };
             if rule.nodelay
                 && let Some(target) = &connection.target
             {
@@ -214,7 +238,7 @@ impl Engine {
         connection.down.readable = event.readable;
         connection.down.fin = event.closed;
         connection.active = tick.now;
-        let watched = self.rules[connection.rule].state.rule.accept_proxy;
+        let watched = opening.is_proxy;
         let greets = connection.down.readable;
         // What the client has sent by now, it sent first: registering its socket after this read makes no event for it.
         self.resume(key, Side::Client, tick);
@@ -267,12 +291,18 @@ impl Engine {
                 Parsed::Header(len, addresses) => {
                     opening.inbox.drain(..len);
                     if let Some((source, destination)) = addresses {
-                        connection.client_address = source;
+                        connection.client_address = source.into();
                         opening.asked = Some(destination);
                     }
-                    let client = connection.client_address.ip();
-                    if !self.common.admits(&self.rules[connection.rule].state.rule, client) {
+                    let client = &connection.client_address;
+                    if !self.common.admits_from(&self.rules[connection.rule].state.rule, client) {
                         return self.end(key, EndReason::Denied, tick);
+                    }
+                    // Where the header names nobody, its proxy speaks for itself.
+                    if let Some((client, _)) = addresses
+                        && let Err(reason) = connection.place.of_client(client.ip(), tick.now)
+                    {
+                        return self.end(key, reason, tick);
                     }
                     return self.connect_next(key, tick);
                 }
@@ -286,7 +316,7 @@ impl Engine {
             self.starving = false;
             return;
         }
-        let ask = |stage: Stage, late: bool| late || stage == Stage::Descriptor;
+        let ask = |stage: Stage, late: bool| late || matches!(stage, Stage::Descriptor | Stage::Queue);
         let due: Vec<(usize, Stage, bool)> = self
             .openings
             .iter()
@@ -302,9 +332,25 @@ impl Engine {
                 // The first that finds none speaks for all.
                 (Stage::Descriptor, false) if self.starving => {}
                 (Stage::Descriptor, false) => self.connect_next(key, tick),
+                (Stage::Queue, false) => self.connect_next(key, tick),
+                (Stage::Queue, true) => self.give_up_on_queue(key, tick),
                 (Stage::Connecting, _) => self.on_refused(key, io::ErrorKind::TimedOut.into(), tick),
             }
         }
+    }
+
+    /// Whoever listens on a Unix socket does not accept: another target may.
+    fn give_up_on_queue(&mut self, key: usize, tick: Tick<'_>) {
+        let Some(connection) = self.connections.get(key) else { return };
+        let local = &mut self.rules[connection.rule];
+        if let Some(opening) = connection.opening.and_then(|at| self.openings.get_mut(at as usize)) {
+            if let Some(slot) = opening.queued.take() {
+                opening.tried.push(slot);
+                local.queue_full(slot);
+            }
+            opening.stage = Stage::Waiting;
+        }
+        self.connect_next(key, tick);
     }
 
     /// No answer from the name servers: another target may have an address.
@@ -319,7 +365,7 @@ impl Engine {
 }
 
 /// Once until a connection succeeds again: the log has a line per connection, which says no more than that there was no target.
-fn tell_unreachable(state: &RuleState, obstacle: Option<(SocketAddr, io::Error)>) {
+fn tell_unreachable(state: &RuleState, obstacle: Option<(Address, io::Error)>) {
     if !state.is_now_unreachable() {
         return;
     }

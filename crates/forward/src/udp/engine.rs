@@ -16,11 +16,12 @@ use turnpike_net::{
 use super::{
     Admission, Choice, TOKENS, Tick, outgoing,
     rules::{Kind, Listener, RuleState},
-    sessions::{Inward, Key, List, Outward, Session, Stage, Table},
+    sessions::{Gate, Inward, Key, List, Outward, Session, Stage, Table},
 };
 use crate::{
     ConnectionReport, EndReason, Failure, Protocol,
     cross::{SCRATCH, Stream},
+    rate::{DOWN, Pace, UP},
 };
 
 /// Buffers (a super-packet is one) taken from one listener in one tick, so that other sockets get their turn.
@@ -43,7 +44,7 @@ const INWARD: u64 = 2;
 
 /// UDP sessions of one worker, TCP sides included.
 pub struct Engine {
-    datapath: Datapath,
+    pub(super) datapath: Datapath,
     pub(super) rx: Rx,
     pub(super) tx: Tx,
     pub(super) sockets: Sockets,
@@ -76,7 +77,7 @@ impl Engine {
             sessions: Table::default(),
             scratch: vec![0; SCRATCH].into_boxed_slice(),
             copied: 0,
-            leaving: Vec::with_capacity(LEAVING),
+            leaving: Vec::with_capacity(LEAVING + 2),
             due: None,
             draining: false,
             complained: false,
@@ -91,7 +92,10 @@ impl Engine {
         let at = slot_of(event.token);
         match event.token & 3 {
             LISTENER => match self.listeners.get(at as usize).map(|listener| &listener.kind) {
-                Some(Kind::Datagrams(socket)) => self.receive_from_clients(at, *socket, tick),
+                Some(Kind::Datagrams(socket)) => {
+                    let socket = *socket;
+                    self.receive_from_clients(Key::of_listener(at), socket, tick);
+                }
                 Some(Kind::Streams { .. }) => self.accept(at, tick),
                 None => {}
             },
@@ -100,7 +104,16 @@ impl Engine {
                 Some(Outward::Stream(_)) => self.on_target_stream(at, event, tick),
                 None => {}
             },
-            INWARD => self.on_client_stream(at, event, tick),
+            INWARD => {
+                match self.sessions.get(at).map(|session| (&session.inward, session.inward.own_socket())) {
+                    Some((Inward::Datagrams { key, .. }, Some(socket))) => {
+                        let key = *key;
+                        self.receive_from_clients(key, socket, tick);
+                    }
+                    Some((Inward::Stream(_), _)) => self.on_client_stream(at, event, tick),
+                    _ => {}
+                }
+            }
             _ => {}
         }
     }
@@ -127,6 +140,8 @@ impl Engine {
                 match self.sessions.get(at).map(|session| session.stage) {
                     Some(Stage::Connecting) => self.try_next_target(at, Failure::Timeout, tick),
                     Some(Stage::Closing) => self.end(at, EndReason::Finished, tick),
+                    // Its patience may be that of a drain.
+                    _ if self.draining => self.end(at, EndReason::Shutdown, tick),
                     _ => self.end(at, EndReason::Idle, tick),
                 }
             }
@@ -161,29 +176,35 @@ impl Engine {
         self.tx.stats()
     }
 
-    fn receive_from_clients(&mut self, listener: u32, socket: SocketId, tick: &mut Tick<'_>) {
+    /// `key` has the listener, and the address asked where the socket has only one.
+    ///
+    /// Whether there may be more.
+    pub(super) fn receive_from_clients(&mut self, key: Key, socket: SocketId, tick: &mut Tick<'_>) -> bool {
         let mut share = LISTENER_SHARE;
         while self.rx.has_room() {
-            let Some(listening) = self.sockets.get(socket) else { return };
-            let Ok(received) = self.rx.recv(listening) else { return };
+            let Some(listening) = self.sockets.get(socket) else { return false };
+            let Ok(received) = self.rx.recv(listening) else { return false };
             for index in received.first..received.first + received.count {
-                self.send_to_target(listener, index, tick);
+                self.send_to_target(key, index, tick);
             }
             share = share.saturating_sub(received.count);
             if !received.more || share == 0 {
-                return;
+                return received.more;
             }
         }
+        true
     }
 
     /// One received buffer, all of one client: its session is looked up once.
-    fn send_to_target(&mut self, listener: u32, index: usize, tick: &mut Tick<'_>) {
+    fn send_to_target(&mut self, key: Key, index: usize, tick: &mut Tick<'_>) {
         let Some(buffer) = self.rx.buffer(index) else { return };
-        let key = Key { listener, client: buffer.from, local: buffer.local };
+        let key = Key { client: buffer.from, local: key.local.or(buffer.local), ..key };
         let Some(at) = self.sessions.find(&key).or_else(|| self.open(key, tick)) else {
-            let rule = self.listeners[listener as usize].rule;
             let dropped = self.rx.buffer(index).map_or(0, |buffer| buffer.count());
-            self.rules[rule as usize].counters.dropped_datagrams += dropped as u64;
+            // None where a drain has closed the listener.
+            if let Some(listener) = self.listeners.get(key.listener as usize) {
+                self.rules[listener.rule as usize].counters.dropped_datagrams += dropped as u64;
+            }
             return;
         };
         let (Some(buffer), Some(session)) = (self.rx.buffer(index), self.sessions.get_mut(at)) else {
@@ -191,15 +212,19 @@ impl Engine {
         };
         let state = &mut self.rules[session.rule as usize];
         let (mut bytes, mut datagrams) = (buffer.bytes.len() as u64, 0);
+        let mut gate = Gate::new(session.pace.as_deref(), UP, tick.now);
         match &mut session.outward {
             Outward::Datagrams(socket) => {
                 let route = connected(*socket);
                 for datagram in buffer.datagrams() {
-                    self.tx.push(&route, &[], self.rx.span(datagram), 0);
-                    datagrams += 1;
+                    if gate.admits(datagram) {
+                        self.tx.push(&route, &[], self.rx.span(datagram), 0);
+                        datagrams += 1;
+                    }
                 }
+                bytes -= gate.bytes;
             }
-            Outward::Stream(stream) => match stream.send(buffer.datagrams()) {
+            Outward::Stream(stream) => match stream.send(buffer.datagrams().filter(|one| gate.admits(one))) {
                 Ok(sent) => {
                     (bytes, datagrams) = (sent.bytes, sent.datagrams);
                     state.counters.dropped_datagrams += sent.dropped;
@@ -208,6 +233,7 @@ impl Engine {
                 Err(_) => return self.end(at, EndReason::TargetReset, tick),
             },
         }
+        state.counters.limited_datagrams += gate.limited;
         session.to_target += bytes;
         // What waits for a connect goes to whom it succeeds with, and is counted then.
         state.moved(session.choice.filter(|_| session.stage != Stage::Connecting), bytes, 0);
@@ -230,24 +256,33 @@ impl Engine {
             let Some(session) = self.sessions.get_mut(at) else { return };
             let state = &mut self.rules[session.rule as usize];
             let (mut bytes, mut datagrams, mut broken) = (0, 0, false);
+            let mut gate = Gate::new(session.pace.as_deref(), DOWN, tick.now);
             for buffer in self.rx.buffers(received) {
                 match &mut session.inward {
                     Inward::Datagrams { reply, .. } => {
                         for datagram in buffer.datagrams() {
-                            self.tx.push(reply, &[], self.rx.span(datagram), 0);
-                            datagrams += 1;
+                            if gate.admits(datagram) {
+                                self.tx.push(reply, &[], self.rx.span(datagram), 0);
+                                datagrams += 1;
+                            }
                         }
                         bytes += buffer.bytes.len() as u64;
                     }
-                    Inward::Stream(stream) => match stream.send(buffer.datagrams()) {
-                        Ok(sent) => {
-                            bytes += sent.bytes;
-                            datagrams += sent.datagrams;
-                            state.counters.dropped_datagrams += sent.dropped;
+                    Inward::Stream(stream) => {
+                        match stream.send(buffer.datagrams().filter(|one| gate.admits(one))) {
+                            Ok(sent) => {
+                                bytes += sent.bytes;
+                                datagrams += sent.datagrams;
+                                state.counters.dropped_datagrams += sent.dropped;
+                            }
+                            Err(_) => broken = true,
                         }
-                        Err(_) => broken = true,
-                    },
+                    }
                 }
+            }
+            state.counters.limited_datagrams += gate.limited;
+            if matches!(session.inward, Inward::Datagrams { .. }) {
+                bytes -= gate.bytes;
             }
             if broken {
                 return self.end(at, EndReason::ClientReset, tick);
@@ -296,26 +331,32 @@ impl Engine {
     /// sources a second.
     #[cold]
     fn open(&mut self, key: Key, tick: &mut Tick<'_>) -> Option<u32> {
+        if self.draining {
+            return None;
+        }
         let Listener { rule, port, kind: Kind::Datagrams(socket), .. } =
-            &self.listeners[key.listener as usize]
+            self.listeners.get(key.listener as usize)?
         else {
             return None;
         };
         let (rule, port) = (*rule, *port);
         let reply = Route { to: Some(key.client), from: key.local, ..connected(*socket) };
-        if self.draining {
-            return None;
-        }
         let state = &mut self.rules[rule as usize];
         if !tick.around.permits(state.key, key.client.ip()) {
             state.count_end(EndReason::Denied);
             return None;
         }
+        if let Err(reason) = tick.around.admit_client(state.key, key.client.ip(), tick.now) {
+            state.count_end(reason);
+            return None;
+        }
         if !self.make_room(rule, tick) {
+            tick.around.dismiss_client(self.rules[rule as usize].key, key.client.ip());
             return None;
         }
         let Some((outward, choice)) = self.reach(rule, key.client, port, tick) else {
             let state = &mut self.rules[rule as usize];
+            tick.around.dismiss_client(state.key, key.client.ip());
             tick.around.leave(state.key);
             state.count_end(EndReason::ConnectFailed);
             return None;
@@ -337,7 +378,7 @@ impl Engine {
             }
         };
         let Some(idle) = idle else { return false };
-        self.end(idle, EndReason::Limit, tick);
+        self.end(idle, EndReason::Evicted, tick);
         tick.around.enter(key) == Admission::Entered
     }
 
@@ -391,11 +432,12 @@ impl Engine {
     }
 
     /// A session that has been let in and has its sockets.
-    pub(super) fn begin(&mut self, session: Session) -> u32 {
+    pub(super) fn begin(&mut self, mut session: Session) -> u32 {
         let state = &mut self.rules[session.rule as usize];
         if let Some(choice) = session.choice {
             state.took(choice);
         }
+        session.pace = Pace::of(state.rates.as_ref());
         state.counters.active += 1;
         state.counters.accepted += 1;
         let rule = session.rule;
@@ -412,6 +454,7 @@ impl Engine {
         state.counters.active -= 1;
         state.count_end(reason);
         let failed = !session.answered && matches!(reason, EndReason::ConnectFailed | EndReason::TargetReset);
+        tick.around.dismiss_client(state.key, session.client.ip());
         tick.around.leave(state.key);
         if let Some(choice) = session.choice {
             // Only ICMP tells so of UDP, and a TCP target that had nothing to say has closed at once.
@@ -420,11 +463,8 @@ impl Engine {
         }
         tick.around.ended(ConnectionReport {
             rule: state.rule.id.clone(),
-            client: session.client,
-            target: session
-                .choice
-                .filter(|_| reason != EndReason::ConnectFailed)
-                .map(|choice| choice.address),
+            client: session.client.into(),
+            target: Some(session.tried.into()),
             to_target: session.to_target,
             to_client: session.to_client,
             lived: Duration::from_millis(tick.now.saturating_sub(session.opened)),
@@ -433,13 +473,11 @@ impl Engine {
         if state.removed && state.counters.active == 0 {
             self.rules.remove(rule as usize);
         }
-        if let Outward::Datagrams(socket) = session.outward {
-            // An event of its token that is still to come in this wake-up finds no session, or another one with
-            // nothing to read.
-            self.leaving.push(socket);
-            if self.leaving.len() >= LEAVING {
-                self.send_queued();
-            }
+        let outward = if let Outward::Datagrams(socket) = session.outward { Some(socket) } else { None };
+        // An event of its tokens that is still to come in this wake-up finds no session, or another one with nothing to read.
+        self.leaving.extend(outward.into_iter().chain(session.inward.own_socket()));
+        if self.leaving.len() >= LEAVING {
+            self.send_queued();
         }
     }
 

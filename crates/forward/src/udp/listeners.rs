@@ -1,10 +1,13 @@
 //! Binding a rule's ports: apart from the engine, so that the control thread binds all of them before any is served.
 
-use std::{io, net::SocketAddr};
+use std::{
+    io,
+    net::{Ipv4Addr, SocketAddr},
+};
 
 use turnpike_net::{Datapath, ListenOptions, TcpListener, UdpOptions, UdpSocket};
 
-use crate::{Protocol, Rule};
+use crate::{Bind, Protocol, Rule};
 
 /// A burst of 16k full datagrams while the worker is elsewhere; the kernel takes memory only for what waits.
 const LISTENER_BUFFER: usize = 4 << 20;
@@ -27,8 +30,12 @@ impl Listeners {
     /// # Errors
     /// The address, and what the kernel said.
     pub fn bind(rule: &Rule, datapath: Datapath, reuse_port: bool) -> Result<Self, (SocketAddr, io::Error)> {
+        let Bind::Ip(ip) = rule.bind else {
+            let nowhere = SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), 0);
+            return Err((nowhere, io::ErrorKind::Unsupported.into()));
+        };
         let ports = rule.ports.first..=rule.ports.last;
-        Self::bind_all(rule, ports.map(|port| SocketAddr::new(rule.bind, port)), datapath, reuse_port)
+        Self::bind_all(rule, ports.map(|port| SocketAddr::new(ip, port)), datapath, reuse_port)
     }
 
     /// Binds the same ports for one more worker, those included that the kernel chose.
@@ -52,7 +59,7 @@ impl Listeners {
         reuse_port: bool,
     ) -> Result<Self, (SocketAddr, io::Error)> {
         let bind = |address| match rule.protocol {
-            Protocol::Udp | Protocol::UdpToTcp { .. } => bind_udp(address, datapath, reuse_port),
+            Protocol::Udp | Protocol::UdpToTcp { .. } => bind_udp(address, rule, datapath, reuse_port),
             Protocol::Tcp | Protocol::TcpToUdp { .. } => bind_tcp(address, rule, reuse_port),
         };
         let bound = addresses.map(|address| bind(address).map_err(|error| (address, error)));
@@ -76,7 +83,7 @@ impl Bound {
     }
 }
 
-fn bind_udp(address: SocketAddr, datapath: Datapath, reuse_port: bool) -> io::Result<Bound> {
+fn bind_udp(address: SocketAddr, rule: &Rule, datapath: Datapath, reuse_port: bool) -> io::Result<Bound> {
     let options = UdpOptions {
         reuse_port,
         recv_buffer: Some(LISTENER_BUFFER),
@@ -84,6 +91,7 @@ fn bind_udp(address: SocketAddr, datapath: Datapath, reuse_port: bool) -> io::Re
         gro: datapath == Datapath::Gso,
         // Replies must leave from the address that the client asked.
         packet_info: address.ip().is_unspecified(),
+        dual_stack: !rule.ipv6_only,
         ..UdpOptions::default()
     };
     UdpSocket::bind(address, &options).map(Bound::Datagrams)
@@ -94,6 +102,7 @@ fn bind_tcp(address: SocketAddr, rule: &Rule, reuse_port: bool) -> io::Result<Bo
         reuse_port,
         nodelay: rule.nodelay,
         keepalive: rule.keepalive,
+        dual_stack: !rule.ipv6_only,
         ..ListenOptions::default()
     };
     TcpListener::bind(address, &options).map(Bound::Streams)

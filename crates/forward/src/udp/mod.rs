@@ -8,9 +8,10 @@
 //! A rule's sessions hang in lists ordered by their last datagram, all with the same time-out: the head is the next to
 //! expire and the one that gives way when the rule is full, so that a datagram costs a few pointers and no timer.
 
+mod drain;
 mod engine;
 mod listeners;
-mod outgoing;
+pub(crate) mod outgoing;
 mod rules;
 mod sessions;
 mod streams;
@@ -22,7 +23,7 @@ use turnpike_net::poll::Poller;
 pub use engine::Engine;
 pub use listeners::Listeners;
 
-use crate::{ConnectionReport, Slot};
+use crate::{ConnectionReport, EndReason, Slot};
 
 /// The engine watches its sockets under tokens that have this bit; the worker's own must not.
 pub const TOKENS: u64 = 1 << 62;
@@ -56,6 +57,18 @@ pub enum Admission {
 pub trait Surroundings {
     /// Whether the global lists and the rule's own let this client in.
     fn permits(&mut self, rule: RuleKey, client: IpAddr) -> bool;
+    /// Counts one more connection or session of a client, unless a limit of the rule forbids it. `now` as in [`Tick::now`].
+    ///
+    /// # Errors
+    /// Which limit.
+    fn admit_client(&mut self, rule: RuleKey, client: IpAddr, now: u64) -> Result<(), EndReason> {
+        let _ = (rule, client, now);
+        Ok(())
+    }
+    /// One less.
+    fn dismiss_client(&mut self, rule: RuleKey, client: IpAddr) {
+        let _ = (rule, client);
+    }
     /// Counts one more connection or session of a rule, unless a limit forbids it.
     fn enter(&mut self, rule: RuleKey) -> Admission;
     /// One less.

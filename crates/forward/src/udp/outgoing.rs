@@ -5,13 +5,13 @@ use std::{
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
 };
 
-use socket2::SockRef;
+use socket2::{Domain, SockRef, Socket, Type};
 use turnpike_net::{Datapath, TcpSocket, UdpOptions, UdpSocket};
 
 use crate::Rule;
 
 /// A few super-packets of 64 KiB each way; the kernel takes memory only for what waits.
-const BUFFER: usize = 1 << 20;
+pub(super) const BUFFER: usize = 1 << 20;
 
 /// A UDP socket connected to the target: the kernel finds the route once, and lets nobody else answer.
 pub(super) fn datagrams(
@@ -35,6 +35,18 @@ pub(super) fn datagrams(
     })?;
     socket.connect(target)?;
     Ok(socket)
+}
+
+/// A UDP socket connected to a target that is to be checked, as the rule's are made but for the client's address, which a check does
+/// not have.
+pub(crate) fn to_check(rule: &Rule, target: SocketAddr) -> io::Result<std::net::UdpSocket> {
+    let rule = Rule { transparent: false, ..rule.clone() };
+    let socket = Socket::new(Domain::for_address(target), Type::DGRAM.nonblocking(), None)?;
+    prepare(&rule, target, &SockRef::from(&socket))?;
+    // Of the client only a transparent rule asks.
+    socket.bind(&source(&rule, target, target)?.into())?;
+    socket.connect(&target.into())?;
+    Ok(socket.into())
 }
 
 /// A TCP socket that has begun to connect.

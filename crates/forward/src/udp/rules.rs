@@ -1,6 +1,6 @@
 //! Which rules an engine serves, and where it listens for them.
 
-use std::{io, net::SocketAddr, time::Duration};
+use std::{io, net::SocketAddr, sync::Arc, time::Duration};
 
 use turnpike_net::{SocketId, TcpListener, poll::Poller};
 
@@ -10,7 +10,7 @@ use super::{
     listeners::Bound,
     sessions::{Inward, List, Lists},
 };
-use crate::{EndReason, Failure, Protocol, Rule, RuleId, RuleSnapshot, tally::Tallies};
+use crate::{EndReason, Failure, Protocol, Rule, RuleId, RuleSnapshot, rate::Rates, tally::Tallies};
 
 /// As rinetd.
 const DEFAULT_IDLE: Duration = Duration::from_secs(72);
@@ -42,6 +42,7 @@ impl Engine {
             lists,
             counters: RuleSnapshot::default(),
             tallies: Tallies::default(),
+            rates: None,
             removed: false,
         }));
         for (port, bound) in (0_u16..).zip(listeners.bound) {
@@ -52,6 +53,13 @@ impl Engine {
             }
         }
         Ok(())
+    }
+
+    /// Sets what all workers share of the bytes a second of a rule that was just added.
+    pub(crate) fn limit_rates(&mut self, key: RuleKey, rates: Option<&Arc<Rates>>) {
+        for (_, state) in self.rules.iter_mut().filter(|(_, state)| state.key == key) {
+            state.rates = rates.cloned();
+        }
     }
 
     /// Stops serving a rule and gives back its listeners: dropping them closes them, another rule may take them over.
@@ -75,10 +83,15 @@ impl Engine {
         listeners
     }
 
-    /// Takes no new sessions; those there are live on.
-    pub fn drain(&mut self) {
-        self.draining = true;
-        self.listeners.retain(|_, listener| matches!(listener.kind, Kind::Datagrams(_)));
+    /// Ends the sessions of a rule whose targets are down.
+    pub fn leave_targets(&mut self, key: RuleKey, is_down: impl Fn(Choice) -> bool, tick: &mut Tick<'_>) {
+        let Some((slot, _)) = self.rules.iter().find(|(_, state)| state.key == key) else { return };
+        for at in self.sessions.of_rule(narrow(slot)) {
+            if self.sessions.get(at).and_then(|session| session.choice).is_some_and(&is_down) {
+                self.end(at, EndReason::TargetDown, tick);
+            }
+        }
+        self.send_queued();
     }
 
     /// Ends all sessions and closes all listeners.
@@ -129,7 +142,7 @@ impl Engine {
         Ok(())
     }
 
-    fn take_listeners(&mut self, rule: u32, poller: &Poller) -> Listeners {
+    pub(super) fn take_listeners(&mut self, rule: u32, poller: &Poller) -> Listeners {
         let of_rule = self.listeners.iter().filter(|(_, listener)| listener.rule == rule);
         let mut slots: Vec<(u16, usize)> = of_rule.map(|(slot, listener)| (listener.port, slot)).collect();
         slots.sort_unstable();
@@ -176,6 +189,7 @@ pub(super) struct RuleState {
     pub(super) counters: RuleSnapshot,
     /// By target.
     pub(super) tallies: Tallies,
+    pub(super) rates: Option<Arc<Rates>>,
     pub(super) removed: bool,
 }
 
@@ -217,6 +231,11 @@ impl RuleState {
         if let Some(choice) = choice {
             self.tallies.moved(choice.target, to_target, to_client);
         }
+    }
+
+    /// Whether its clients speak UDP.
+    pub(super) fn hears_datagrams(&self) -> bool {
+        matches!(self.rule.protocol, Protocol::Udp | Protocol::UdpToTcp { .. })
     }
 
     pub(super) fn framed(&self) -> bool {

@@ -12,7 +12,7 @@ use slab::Slab;
 use turnpike_net::{Route, SocketId};
 
 use super::Choice;
-use crate::cross::Stream;
+use crate::{cross::Stream, rate::Pace};
 
 const NONE: u32 = u32::MAX;
 
@@ -25,6 +25,13 @@ pub(super) struct Key {
     pub(super) local: Option<IpAddr>,
 }
 
+impl Key {
+    /// What is known of a datagram that has yet to be read.
+    pub(super) fn of_listener(listener: u32) -> Self {
+        Self { listener, client: SocketAddr::from(([0; 4], 0)), local: None }
+    }
+}
+
 pub(super) struct Session {
     /// Slot of its rule.
     pub(super) rule: u32,
@@ -35,6 +42,8 @@ pub(super) struct Session {
     pub(super) outward: Outward,
     /// The target that it holds; none once its last connect has failed.
     pub(super) choice: Option<Choice>,
+    /// The address of the target that was tried last.
+    pub(super) tried: SocketAddr,
     /// Targets tried.
     pub(super) attempts: u8,
     /// The target sent something.
@@ -42,6 +51,8 @@ pub(super) struct Session {
     pub(super) to_target: u64,
     pub(super) to_client: u64,
     pub(super) opened: u64,
+    /// Its bytes a second, where the rule limits them.
+    pub(super) pace: Option<Box<Pace>>,
     pub(super) stage: Stage,
     /// When it came to the end of its list.
     stamp: u64,
@@ -55,10 +66,47 @@ pub(super) enum Inward {
     Stream(Box<Stream>),
 }
 
+impl Inward {
+    /// The socket that a UDP client has for itself, connected to it; otherwise it shares the listener's.
+    pub(super) fn own_socket(&self) -> Option<SocketId> {
+        match self {
+            Self::Datagrams { reply, .. } => reply.to.is_none().then_some(reply.socket),
+            Self::Stream(_) => None,
+        }
+    }
+}
+
 /// The side of the target.
 pub(super) enum Outward {
     Datagrams(SocketId),
     Stream(Box<Stream>),
+}
+
+/// Lets the datagrams of one wake-up pass, one way, as far as a session's bytes a second go.
+pub(super) struct Gate<'a> {
+    pace: Option<&'a Pace>,
+    way: usize,
+    now: u64,
+    /// Those that did not pass, and their bytes.
+    pub(super) limited: u64,
+    pub(super) bytes: u64,
+}
+
+impl<'a> Gate<'a> {
+    pub(super) fn new(pace: Option<&'a Pace>, way: usize, now: u64) -> Self {
+        Self { pace, way, now, limited: 0, bytes: 0 }
+    }
+
+    #[inline]
+    pub(super) fn admits(&mut self, datagram: &[u8]) -> bool {
+        let Some(pace) = self.pace else { return true };
+        let admitted = pace.admits(self.way, datagram.len(), self.now);
+        if !admitted {
+            self.limited += 1;
+            self.bytes += datagram.len() as u64;
+        }
+        admitted
+    }
 }
 
 /// Which of its rule's lists a session is in.
@@ -131,11 +179,13 @@ impl Session {
             inward,
             outward,
             choice: Some(choice),
+            tried: choice.address,
             attempts: 1,
             answered: false,
             to_target: 0,
             to_client: 0,
             opened: now,
+            pace: None,
             stage: if connecting { Stage::Connecting } else { Stage::Active },
             stamp: now,
             before: NONE,
@@ -244,6 +294,11 @@ impl Table {
     /// When the head of a list has to go.
     pub(super) fn due(&self, list: &List) -> Option<u64> {
         Some(self.get(list.head()?)?.stamp.saturating_add(list.patience))
+    }
+
+    /// When a session last had a sign of life.
+    pub(super) fn stamp(&self, at: u32) -> u64 {
+        self.get(at).map_or(0, |session| session.stamp)
     }
 
     /// All of a rule.

@@ -9,9 +9,13 @@ use super::{
     engine::{self, ATTEMPTS},
     outgoing,
     rules::{Kind, RuleState},
-    sessions::{Inward, Outward, Session, Stage},
+    sessions::{Gate, Inward, Outward, Session, Stage},
 };
-use crate::{ConnectionReport, EndReason, Failure, cross::Stream};
+use crate::{
+    ConnectionReport, EndReason, Failure,
+    cross::Stream,
+    rate::{DOWN, UP},
+};
 
 /// Connections accepted from one listener in one tick.
 const ACCEPTS: usize = 64;
@@ -67,17 +71,23 @@ impl Engine {
             return refuse(state, client, EndReason::Denied, tick);
         }
         let key = state.key;
+        if let Err(reason) = tick.around.admit_client(key, client.ip(), tick.now) {
+            return refuse(state, client, reason, tick);
+        }
         if tick.around.enter(key) != Admission::Entered {
+            tick.around.dismiss_client(key, client.ip());
             return refuse(state, client, EndReason::Limit, tick);
         }
         let framed = state.framed();
         let at = self.sessions.next();
         if let Err(error) = tick.poller.add(&stream, engine::inward_token(at)) {
             self.complain(&error);
+            tick.around.dismiss_client(key, client.ip());
             tick.around.leave(key);
             return refuse(&mut self.rules[rule as usize], client, EndReason::ClientReset, tick);
         }
         let Some((outward, choice)) = self.reach(rule, client, port, tick) else {
+            tick.around.dismiss_client(key, client.ip());
             tick.around.leave(key);
             return refuse(&mut self.rules[rule as usize], client, EndReason::ConnectFailed, tick);
         };
@@ -120,16 +130,24 @@ impl Engine {
             return;
         }
         let (tx, reply) = (&mut self.tx, *reply);
-        let turn = match stream.receive(&mut self.scratch, |datagram| tx.push_bytes(&reply, datagram)) {
+        let mut gate = Gate::new(session.pace.as_deref(), DOWN, tick.now);
+        let pass = |datagram: &[u8]| {
+            if gate.admits(datagram) {
+                tx.push_bytes(&reply, datagram);
+            }
+        };
+        let mut turn = match stream.receive(&mut self.scratch, pass) {
             Ok(turn) => turn,
             Err(_) => return self.end(at, EndReason::TargetReset, tick),
         };
         session.answered |= turn.datagrams > 0;
+        turn.limit(gate.limited, gate.bytes);
         session.to_client += turn.bytes;
         let state = &mut self.rules[rule as usize];
         state.moved(session.choice, 0, turn.bytes);
         state.counters.to_client_datagrams += turn.datagrams;
         state.counters.dropped_datagrams += turn.too_long;
+        state.counters.limited_datagrams += gate.limited;
         if turn.datagrams > 0 {
             self.sessions.touch(at, tick.now, &mut state.lists);
         }
@@ -161,14 +179,21 @@ impl Engine {
             return;
         }
         let mut turn = crate::cross::Turn::default();
+        let mut gate = Gate::new(session.pace.as_deref(), UP, tick.now);
         if event.readable || event.error {
             let (tx, route) = (&mut self.tx, engine::connected(*socket));
-            match stream.receive(&mut self.scratch, |datagram| tx.push_bytes(&route, datagram)) {
+            let pass = |datagram: &[u8]| {
+                if gate.admits(datagram) {
+                    tx.push_bytes(&route, datagram);
+                }
+            };
+            match stream.receive(&mut self.scratch, pass) {
                 Ok(brought) => turn = brought,
                 Err(_) => return self.end(at, EndReason::ClientReset, tick),
             }
         }
         stream.read_closed = turn.closed;
+        turn.limit(gate.limited, gate.bytes);
         engine::watch(stream, engine::inward_token(at), tick.poller);
         session.to_target += turn.bytes;
         let rule = session.rule;
@@ -176,6 +201,7 @@ impl Engine {
         state.moved(session.choice, turn.bytes, 0);
         state.counters.to_target_datagrams += turn.datagrams;
         state.counters.dropped_datagrams += turn.too_long;
+        state.counters.limited_datagrams += gate.limited;
         if turn.closed {
             self.sessions.enter(at, Stage::Closing, tick.now, &mut state.lists);
             self.expect(rule);
@@ -203,6 +229,7 @@ impl Engine {
                 break;
             }
             session.choice = Some(choice);
+            session.tried = choice.address;
             session.attempts += 1;
             let token = engine::outward_token(at);
             let socket = outgoing::stream(&state.rule, client, choice.address).and_then(|socket| {
@@ -239,9 +266,12 @@ impl Engine {
 /// A TCP client that never became a session.
 fn refuse(state: &mut RuleState, client: SocketAddr, reason: EndReason, tick: &mut Tick<'_>) {
     state.count_end(reason);
+    if reason.is_quiet() {
+        return;
+    }
     tick.around.ended(ConnectionReport {
         rule: state.rule.id.clone(),
-        client,
+        client: client.into(),
         target: None,
         to_target: 0,
         to_client: 0,

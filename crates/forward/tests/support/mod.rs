@@ -12,8 +12,8 @@ use std::{
 };
 
 use turnpike_forward::{
-    Access, Balance, ConnectionLog, ConnectionReport, CopyMode, Endpoint, Forwarder, Host, PortRange,
-    Protocol, Rule, RuleId, RuleSnapshot, Settings,
+    Access, Address, Balance, ConnectionLog, ConnectionReport, CopyMode, Endpoint, Forwarder, Host, Limits,
+    PortRange, Protocol, Rule, RuleId, RuleSnapshot, Settings,
 };
 use turnpike_net::Datapath;
 
@@ -25,22 +25,27 @@ pub fn rule(id: &str, target: SocketAddr) -> Rule {
         id: RuleId(id.to_owned()),
         protocol: Protocol::Tcp,
         bind: [127, 0, 0, 1].into(),
+        ipv6_only: true,
+        socket_mode: None,
         ports: PortRange { first: 0, last: 0 },
         targets: vec![endpoint(target)],
         balance: Balance::RoundRobin,
         health_check: None,
+        health_question: None,
         source: None,
         device: None,
         mark: None,
         transparent: false,
-        accept_proxy: false,
+        proxy_protocol_from: Vec::new(),
         send_proxy: None,
         access: Access::default(),
         idle_timeout: None,
+        half_close_timeout: None,
         connect_timeout: Duration::from_secs(10),
         keepalive: true,
         nodelay: true,
         max_connections: 100_000,
+        limits: Limits::default(),
         copy: CopyMode::Auto,
     }
 }
@@ -106,7 +111,7 @@ impl Running {
 
     pub fn address(&self, id: &str) -> SocketAddr {
         let found = self.forwarder.listeners().into_iter().find(|(rule, _)| rule.0 == id);
-        found.expect("the rule listens").1
+        socket_address(&found.expect("the rule listens").1)
     }
 
     pub fn connect(&self, id: &str) -> TcpStream {
@@ -116,6 +121,14 @@ impl Running {
     pub fn snapshot(&self, id: &str) -> RuleSnapshot {
         let found = self.forwarder.snapshots().into_iter().find(|(rule, _)| rule.0 == id);
         found.map(|(_, snapshot)| snapshot).unwrap_or_default()
+    }
+}
+
+/// The address of a listener that is no Unix socket.
+pub fn socket_address(address: &Address) -> SocketAddr {
+    match address {
+        Address::Ip(address) => *address,
+        Address::Unix(name) => panic!("{name} has no port"),
     }
 }
 

@@ -18,8 +18,8 @@ use std::{
 };
 
 use turnpike_forward::{
-    Access, Balance, ConnectionReport, CopyMode, EndReason, Endpoint, Host, PortRange, Protocol, Rule,
-    RuleId, RuleSnapshot, Slot,
+    Access, Balance, ConnectionReport, CopyMode, EndReason, Endpoint, Host, Limits, PortRange, Protocol,
+    Rule, RuleId, RuleSnapshot, Slot,
     udp::{Admission, Choice, Engine, Listeners, RuleKey, Surroundings, TOKENS, Tick},
 };
 use turnpike_net::{
@@ -39,23 +39,28 @@ pub fn rule(protocol: Protocol, bind: SocketAddr, target: SocketAddr) -> Rule {
     Rule {
         id: RuleId("test".to_owned()),
         protocol,
-        bind: bind.ip(),
+        bind: bind.ip().into(),
+        ipv6_only: true,
+        socket_mode: None,
         ports: lone(bind.port()),
         targets: vec![Endpoint { host: Host::Ip(target.ip()), ports: lone(target.port()), weight: 1 }],
         balance: Balance::RoundRobin,
         health_check: None,
+        health_question: None,
         source: None,
         device: None,
         mark: None,
         transparent: false,
-        accept_proxy: false,
+        proxy_protocol_from: Vec::new(),
         send_proxy: None,
         access: Access::default(),
         idle_timeout: None,
+        half_close_timeout: None,
         connect_timeout: Duration::from_secs(10),
         keepalive: true,
         nodelay: true,
         max_connections: 10_000,
+        limits: Limits::default(),
         copy: CopyMode::Auto,
     }
 }
@@ -211,12 +216,21 @@ impl Worker {
 
     /// Serves a rule and returns where.
     pub fn add(&self, key: RuleKey, rule: &Rule, datapath: Datapath) -> SocketAddr {
+        self.add_with(key, rule, datapath, false)
+    }
+
+    /// The same on a port that others of this user may share, as forwarders bind theirs.
+    pub fn add_shared(&self, key: RuleKey, rule: &Rule, datapath: Datapath) -> SocketAddr {
+        self.add_with(key, rule, datapath, true)
+    }
+
+    fn add_with(&self, key: RuleKey, rule: &Rule, datapath: Datapath, reuse_port: bool) -> SocketAddr {
         let targets = rule.targets.iter().map(|target| {
             let Host::Ip(ip) = target.host else { panic!("tests use addresses") };
             SocketAddr::new(ip, target.ports.first)
         });
         self.world.lock().unwrap().targets.insert(key, targets.collect());
-        let listeners = Listeners::bind(rule, datapath, false).unwrap();
+        let listeners = Listeners::bind(rule, datapath, reuse_port).unwrap();
         let address = listeners.addresses()[0];
         let rule = rule.clone();
         self.ask(move |engine, tick| engine.add_rule(key, &rule, listeners, tick.poller).unwrap());

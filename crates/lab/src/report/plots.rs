@@ -73,9 +73,10 @@ pub(super) fn ratios(rows: &[Ratio]) -> String {
         rows.iter().map(|row| format!("{}  {}", row.label, figure(row.ratio))).collect();
     let longest = labels.iter().map(|label| label.chars().count()).max().unwrap_or(0);
     let label_area = (CHARACTER * u32::try_from(longest).unwrap_or(u32::MAX)).clamp(60, WIDTH / 2);
-    svg(60 + 34 * count, |area| {
+    svg(60 + 34 * count.max(2), |area| {
         let (low, high) = extent(rows);
-        let last = rows.len() - 1;
+        // A lone row has an empty one below it: plotters puts the only segment of an axis beside it.
+        let last = (rows.len() - 1).max(1);
         let mut chart = ChartBuilder::on(area)
             .margin(10)
             // A label at the right end is as long to the right as to the left.
@@ -204,17 +205,16 @@ pub(super) fn rounds(record: &Record, metric: &str) -> String {
     let values =
         || record.rounds.iter().filter_map(|round| round.metrics.get(metric).map(|value| (round, *value)));
     let Some((low, high)) = range(values().map(|(_, value)| value)) else { return String::new() };
-    let count = record.rounds.iter().map(|round| round.index + 1).max().unwrap_or(1);
+    let end = record.rounds.iter().map(|round| round.index).max().unwrap_or(0) + 2;
     svg(HEIGHT, |area| {
         let mut chart = ChartBuilder::on(area)
             .margin(10)
             .x_label_area_size(34)
             .y_label_area_size(80)
-            // A place for each round: an axis of fractions would have ticks between them.
-            .build_cartesian_2d((1..count).into_segmented(), low..high)?;
-        let label = |place: &SegmentValue<u32>| match place {
-            SegmentValue::CenterOf(number) => number.to_string(),
-            _ => String::new(),
+            // Whole numbers, a place free at either end: an axis of fractions would have ticks between the rounds.
+            .build_cartesian_2d(0..end, low..high)?;
+        let label = |number: &u32| {
+            if (1..end).contains(number) { number.to_string() } else { String::new() }
         };
         chart
             .configure_mesh()
@@ -231,11 +231,11 @@ pub(super) fn rounds(record: &Record, metric: &str) -> String {
             let dots = values().filter(|(round, _)| round.subject == subject.name).map(|(round, value)| {
                 let style =
                     if record.counts(round, metric) { colour.filled() } else { colour.stroke_width(1) };
-                Circle::new((SegmentValue::CenterOf(round.index + 1), value), 4, style)
+                Circle::new((round.index + 1, value), 4, style)
             });
             chart.draw_series(dots)?;
             if let Some(median) = stats::median(&record.values(&subject.name, metric)) {
-                let line = [(SegmentValue::Exact(1), median), (SegmentValue::Last, median)];
+                let line = [(0, median), (end, median)];
                 chart.draw_series(LineSeries::new(line, colour.mix(0.5)))?;
             }
         }

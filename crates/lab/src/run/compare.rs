@@ -163,16 +163,20 @@ pub(crate) fn compare(request: &Request, stage: &Stage, screen: &Screen) -> Resu
         // Nothing was measured, or the experiment is wrong: nothing is left.
         stage.leave_nothing();
     } else {
-        // Somebody may have built while it ran: then its rounds are of two programs.
-        for told in builds::since(&record.programs) {
-            let note = format!("a file changed while the experiment ran: {told}");
-            screen.note(&format!("warning: {note}"));
-            record.environment.notes.push(note);
-        }
+        note_changes(&mut record, screen);
         record.save(&stage.directory).map_err(|error| LabError::failed(error.to_string()))?;
     }
     screen.done();
     outcome.map(|()| record)
+}
+
+/// Somebody may have built while it ran: then its rounds are of two programs.
+pub(crate) fn note_changes(record: &mut Record, screen: &Screen) {
+    for told in builds::since(&record.programs) {
+        let note = format!("a file changed while the experiment ran: {told}");
+        screen.note(&format!("warning: {note}"));
+        record.environment.notes.push(note);
+    }
 }
 
 struct Comparison<'a> {

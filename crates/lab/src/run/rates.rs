@@ -4,7 +4,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::{
-    compare::Stage,
+    compare::{Stage, note_changes},
     halt::Halt,
     result::Outcome,
     session::{Bench, Session, Window},
@@ -72,6 +72,7 @@ pub(crate) fn run(
     if record.sweeps.is_empty() {
         stage.leave_nothing();
     } else {
+        note_changes(&mut record, screen);
         record.save(&stage.directory).map_err(|error| LabError::failed(error.to_string()))?;
     }
     screen.done();

@@ -91,6 +91,8 @@ pub(crate) fn relay_with(wishes: &Wishes, change: impl FnOnce(&mut turnpike_rela
         datapath: wishes.datapath,
         relay: vec![RelayAddress { bind: wishes.address, external: None }],
         ports: 49152..=65535,
+        addresses: Vec::new(),
+        listeners_beside: Vec::new(),
         listener_buffer: 4 << 20,
         relay_buffer: 256 << 10,
         max_allocations: 20_000,

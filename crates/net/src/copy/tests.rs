@@ -357,3 +357,44 @@ fn which_side_is_broken_is_told() {
         assert_eq!(mover.pipes, mover.idle.len(), "{copy:?}");
     }
 }
+
+#[test]
+fn a_budget_bounds_what_is_taken_to_the_byte_and_loses_nothing() {
+    for copy in MODES {
+        let (mut mover, mut ends) = (Mover::new(), Ends::new());
+        let mut flow = Flow::new(false);
+        flow.readable = true;
+        let all = 300_000;
+        ends.source.write_all(pattern(0, all)).unwrap();
+        let mut heard = Vec::new();
+        // Sizes below, at and above what one read takes.
+        for grant in [1, 999, 64 << 10, 100_000] {
+            arrive(&ends.from, grant as usize);
+            flow.budget = Some(grant);
+            let before = flow.bytes;
+            until(|| match mover.pump(&mut flow, &ends.from, &ends.to, copy, false) {
+                Pumped::Spent => Some(()),
+                Pumped::Again | Pumped::Idle => {
+                    flow.readable = true;
+                    None
+                }
+                other => panic!("{other:?}"),
+            });
+            assert_eq!((flow.bytes - before, flow.budget), (grant, Some(0)), "{copy:?}");
+            let mut piece = vec![0; grant as usize];
+            ends.sink.read_exact(&mut piece).unwrap();
+            heard.extend(piece);
+        }
+        assert_eq!(mover.pump(&mut flow, &ends.from, &ends.to, copy, false), Pumped::Spent, "{copy:?}");
+        flow.budget = None;
+        until(|| {
+            flow.readable = true;
+            let _ = mover.pump(&mut flow, &ends.from, &ends.to, copy, false);
+            (flow.bytes == all as u64 && !flow.is_blocked()).then_some(())
+        });
+        let mut rest = vec![0; all - heard.len()];
+        ends.sink.read_exact(&mut rest).unwrap();
+        heard.extend(rest);
+        assert!(is_pattern(&heard, 0), "{copy:?}");
+    }
+}

@@ -8,7 +8,7 @@ use std::{
 };
 
 use turnpike_relay::RelayAddress;
-use turnpike_turn::server::Cidr;
+use turnpike_turn::server::{AllowRule, Cidr};
 
 use super::{
     CertificateFiles, Settings, StoredKey, User, UserSecret, discovery_keys,
@@ -237,7 +237,7 @@ pub(crate) static KEYS: &[KeySpec<Settings>] = &[
     number!("limits.stream_queue", reload: false, "bytes", 65_540..=1_073_741_824, stream_queue),
     number!("limits.default_lifetime", reload: true, "seconds", 60..=86_400, default_lifetime),
     number!("limits.max_lifetime", reload: true, "seconds", 60..=86_400, max_lifetime),
-    field!("peers.allow", reload: true, CIDRS, allow),
+    field!("peers.allow", reload: true, ALLOW_RULES, allow),
     field!("peers.deny", reload: true, CIDRS, deny),
     discovery_keys::ADDRESSES,
     discovery_keys::PORTS,
@@ -269,6 +269,16 @@ const CIDRS: Kind<Vec<Cidr>> = Kind {
         reader.list(node, |reader, node| reader.parsed(node, |text| text.trim().parse::<Cidr>()))
     },
     show: |prefixes| strings(prefixes),
+};
+
+const ALLOW_RULES: Kind<Vec<AllowRule>> = Kind {
+    expected: "a list of prefixes, or of addresses with ports, such as [\"10.0.0.0/8\", \"2001:db8::/32\", \"192.0.2.7\", \
+               \"192.0.2.7:5060\", \"[2001:db8::7]:5000-5100\"]",
+    list: true,
+    read: |reader, node| {
+        reader.list(node, |reader, node| reader.parsed(node, |text| text.trim().parse::<AllowRule>()))
+    },
+    show: |rules| strings(rules),
 };
 
 /// A path as it stands; `None` inside for an empty one.

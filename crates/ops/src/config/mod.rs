@@ -9,6 +9,7 @@ mod check;
 mod discovery_keys;
 pub(crate) mod error;
 mod exposed;
+pub(crate) mod foreign;
 pub(crate) mod key;
 mod keys;
 mod oauth_keys;
@@ -26,7 +27,7 @@ use std::{
 
 use turnpike_net::Datapath;
 use turnpike_relay::RelayAddress;
-use turnpike_turn::server::Cidr;
+use turnpike_turn::server::{AllowRule, Cidr};
 
 pub use alternate_keys::AlternateSettings;
 pub use certificates::Certificate;
@@ -139,8 +140,8 @@ pub struct Settings {
     pub default_lifetime: u32,
     /// Seconds.
     pub max_lifetime: u32,
-    /// Peers allowed though special.
-    pub allow: Vec<Cidr>,
+    /// Peers allowed though special, or on this machine.
+    pub allow: Vec<AllowRule>,
     /// Peers refused though public.
     pub deny: Vec<Cidr>,
     /// Servers that clients are sent to.
@@ -405,7 +406,7 @@ impl Sources {
     pub(crate) fn load_but_certificates(&self) -> Result<(Loaded, Vec<ConfigError>), ConfigErrors> {
         let mut problems = Vec::new();
         let entries = match &self.file {
-            Some(path) => source::file_entries(path, &mut problems),
+            Some(path) => file_entries(path, &mut problems)?,
             None => Vec::new(),
         };
         self.merge(&entries, problems, certificates::load)
@@ -474,12 +475,45 @@ impl Sources {
 
     /// Sentences about variables of the environment that look like ours.
     pub(crate) fn unknown_variables(&self) -> Vec<String> {
-        let mut known: Vec<String> = KEYS.iter().flat_map(KeySpec::variables).collect();
-        known.extend(crate::forward::variables());
-        known.extend(["TURNPIKE_CONFIG".to_owned(), "TURNPIKE_LOAD_USER".to_owned()]);
-        source::unknown_variables(&self.environment, &known)
+        source::unknown_variables(&self.environment, &known_variables())
     }
 }
+
+/// Every variable of the environment that some subcommand reads: all are known to all, as a machine that runs several of them may
+/// have one environment.
+#[must_use]
+pub fn known_variables() -> Vec<String> {
+    let settings = KEYS.iter().flat_map(KeySpec::variables).chain(crate::forward::variables());
+    settings.chain(OTHER_VARIABLES.map(str::to_owned)).collect()
+}
+
+/// The entries of a file; one that is no file of ours is an error by itself.
+fn file_entries(path: &Path, problems: &mut Vec<ConfigError>) -> Result<Vec<Entry>, ConfigErrors> {
+    let Some(text) = source::file_text(path, problems) else { return Ok(Vec::new()) };
+    entries_of(path, &text, problems)
+}
+
+fn entries_of(path: &Path, text: &str, problems: &mut Vec<ConfigError>) -> Result<Vec<Entry>, ConfigErrors> {
+    if let Some(problem) = foreign::of_another_program(path, text, foreign::Reader::Serve) {
+        return Err(ConfigErrors(vec![problem]));
+    }
+    let entries = source::parse_file(path, text, problems);
+    let sections = (&own_sections()[..], &crate::forward::own_sections()[..]);
+    match foreign::of_the_other_command(path, &entries, sections, foreign::Reader::Serve) {
+        Some(problem) => Err(ConfigErrors(vec![problem])),
+        None => Ok(entries),
+    }
+}
+
+/// Sections and tables that `serve` has and `forward` has not.
+pub(crate) fn own_sections() -> Vec<&'static str> {
+    let sections = KEYS.iter().map(KeySpec::section).chain(TABLES.iter().copied());
+    sections.filter(|section| !crate::forward::SHARED.contains(section)).collect()
+}
+
+/// Variables of the commands that have no settings.
+const OTHER_VARIABLES: [&str; 4] =
+    ["TURNPIKE_CONFIG", "TURNPIKE_LOAD_USER", "TURNPIKE_LOAD_ACCESS_TOKEN", "TURNPIKE_PROBE_USER"];
 
 /// Tables of which there may be several.
 const TABLES: &[&str] = &["realm", "alternate"];

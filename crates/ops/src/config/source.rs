@@ -138,11 +138,6 @@ pub(crate) fn unknown_variables(environment: &[(String, String)], known: &[Strin
         .collect()
 }
 
-/// Reads a file into its top-level entries; syntax errors go to `problems`.
-pub(crate) fn file_entries(path: &Path, problems: &mut Vec<ConfigError>) -> Vec<Entry> {
-    file_text(path, problems).map_or_else(Vec::new, |text| parse_file(path, &text, problems))
-}
-
 /// The text of a configuration file.
 pub(crate) fn file_text(path: &Path, problems: &mut Vec<ConfigError>) -> Option<String> {
     match fs::read_to_string(path) {
@@ -160,7 +155,7 @@ pub(crate) fn file_text(path: &Path, problems: &mut Vec<ConfigError>) -> Option<
     }
 }
 
-/// As [`file_entries`], from text.
+/// Reads the text of a file into its top-level entries; syntax errors go to `problems`.
 pub(crate) fn parse_file(path: &Path, text: &str, problems: &mut Vec<ConfigError>) -> Vec<Entry> {
     let places = Places { path, text };
     let (table, errors) = DeTable::parse_recoverable(text);

@@ -40,6 +40,33 @@ fn values_of(mut settings: Settings) -> Settings {
 }
 
 #[test]
+fn a_file_of_another_program_or_of_forward_is_told_in_one_sentence() {
+    for (text, told) in [
+        (
+            "# c\nlistening-port=3478\nuser=a:b\n",
+            "f:2:1: this looks like coturn's turnserver.conf; expected turnpike's TOML: ",
+        ),
+        ("global\n", "f:1:1: this looks like haproxy.cfg; expected turnpike's TOML"),
+        ("0.0.0.0 80 10.0.0.1 80\n", "f:1:1: this looks like rinetd.conf; expected turnpike's TOML"),
+        (
+            "[log]\n[[rule]]\nlisten = \"0.0.0.0:1\"\n",
+            "f:2:3: this is a file of turnpike forward, by its rule; expected a file of turnpike serve; for this one: turnpike \
+             forward -c f",
+        ),
+        ("[[forwarding_rules]]\n", "f:1:3: this is a file of turnpike forward, by its forwarding_rules; "),
+    ] {
+        let Err(found) = entries_of(Path::new("f"), text, &mut Vec::new()) else { panic!("{text} is taken") };
+        let found = found.to_string();
+        assert!(found.starts_with(told) && found.lines().count() == 1, "{found}");
+    }
+    assert!(entries_of(Path::new("f"), EXAMPLE, &mut Vec::new()).is_ok());
+    assert!(
+        entries_of(Path::new("f"), "[rule]\n[server]\n", &mut Vec::new()).is_ok(),
+        "told as an unknown section"
+    );
+}
+
+#[test]
 fn the_example_shows_the_defaults() {
     assert_eq!(values_of(settings(EXAMPLE)), Settings::default());
 }

@@ -1,4 +1,5 @@
-//! Rules on the command line: `tcp://LISTEN=TARGET[,TARGET...][?KEY=VALUE[&KEY=VALUE...]]`.
+//! Rules on the command line: `tcp://LISTEN=TARGET[,TARGET...][?KEY=VALUE[&KEY=VALUE...]]`. `unix:///PATH=` is short for
+//! `tcp://unix:/PATH=`.
 
 use super::rule_keys::{Draft, protocol_named};
 use crate::config::{
@@ -7,8 +8,8 @@ use crate::config::{
     source::{Entry, Node, Value},
 };
 
-const FORM: &str = "SCHEME://LISTEN=TARGET[,TARGET...][?KEY=VALUE&...] with the scheme tcp, udp, udptotcp or tcptoudp, such as \
-                    tcp://0.0.0.0:9000=10.0.0.2:9001";
+const FORM: &str = "SCHEME://LISTEN=TARGET[,TARGET...][?KEY=VALUE&...] with the scheme tcp, udp, udptotcp, tcptoudp or unix, such \
+                    as tcp://0.0.0.0:9000=10.0.0.2:9001";
 
 /// Reads one argument.
 pub(crate) fn read(text: &str, problems: &mut Vec<ConfigError>) -> Option<Draft> {
@@ -16,8 +17,10 @@ pub(crate) fn read(text: &str, problems: &mut Vec<ConfigError>) -> Option<Draft>
     let Some((scheme, rest)) = text.split_once("://") else {
         return argument.refuse(0, "it has no \"://\"", None, problems);
     };
-    if protocol_named(scheme).is_none() {
-        let meant = nearest(scheme, ["tcp", "udp", "udptotcp", "tcptoudp"]);
+    let unix = scheme == "unix";
+    let protocol = if unix { "tcp" } else { scheme };
+    if protocol_named(protocol).is_none() {
+        let meant = nearest(scheme, ["tcp", "udp", "udptotcp", "tcptoudp", "unix"]);
         return argument.refuse(0, &format!("found the scheme {scheme:?}"), meant, problems);
     }
     let listen_at = scheme.len() + 3;
@@ -31,8 +34,13 @@ pub(crate) fn read(text: &str, problems: &mut Vec<ConfigError>) -> Option<Draft>
     let target_at = listen_at + listen.len() + 1;
 
     let mut entries = vec![
-        argument.entry("protocol", 0, scheme, 0),
-        argument.entry("listen", listen_at, listen, listen_at),
+        argument.entry("protocol", 0, protocol, 0),
+        argument.entry(
+            "listen",
+            listen_at,
+            &if unix { format!("unix:{listen}") } else { listen.to_owned() },
+            listen_at,
+        ),
         argument.targets(targets, target_at),
     ];
     let mut at = target_at + targets.len() + 1;

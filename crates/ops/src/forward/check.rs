@@ -1,8 +1,8 @@
 //! Rules that are right key by key and impossible as a whole, or impossible together.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv6Addr};
 
-use turnpike_forward::{Balance, Host, PortRange, Protocol, Rule};
+use turnpike_forward::{Balance, Bind, Host, Pattern, PortRange, Protocol, Proxy, Rule};
 
 use super::{parts, rule_keys::Draft};
 use crate::config::ConfigError;
@@ -49,6 +49,7 @@ pub(crate) fn rule(draft: &Draft, problems: &mut Vec<ConfigError>) {
             );
         }
     }
+    unix(draft, &mut refuse);
     if rule.targets.iter().all(|target| target.weight == 0) {
         refuse(
             "rule.target",
@@ -68,14 +69,38 @@ pub(crate) fn rule(draft: &Draft, problems: &mut Vec<ConfigError>) {
             "no weight but 0 with failover, or another balance",
         );
     }
+    if !rule.ipv6_only && rule.bind != Bind::Ip(Ipv6Addr::UNSPECIFIED.into()) {
+        let listener = parts::show_listener(&rule.bind, *ports);
+        refuse(
+            "rule.ipv6_only",
+            format!("{listener} is of one family"),
+            "the listener [::], which alone can be open to IPv4 too",
+        );
+    }
     // Silence about what the runtime does not do for other protocols would be a promise.
     let only_tcp = "a rule from TCP to TCP";
-    if *protocol != Protocol::Tcp {
-        if rule.health_check.is_some() {
-            refuse("rule.health", "targets are checked by a TCP connect".to_owned(), only_tcp);
+    if rule.health_question.is_some() {
+        if matches!(protocol, Protocol::Tcp | Protocol::UdpToTcp { .. }) {
+            refuse(
+                "rule.health_send",
+                "targets that speak TCP are checked by a connect".to_owned(),
+                "a rule to UDP targets",
+            );
         }
-        if rule.accept_proxy {
-            refuse("rule.accept_proxy", "a PROXY header begins a TCP connection".to_owned(), only_tcp);
+        if rule.health_check.is_none() {
+            refuse(
+                "rule.health_send",
+                "nobody asks: the rule has no health".to_owned(),
+                "health beside it, the seconds between two checks",
+            );
+        }
+    }
+    if *protocol != Protocol::Tcp {
+        if !rule.proxy_protocol_from.is_empty() {
+            refuse("rule.proxy_protocol_from", "a PROXY header begins a TCP connection".to_owned(), only_tcp);
+        }
+        if rule.half_close_timeout.is_some() {
+            refuse("rule.half_close_timeout", "UDP has no half-close".to_owned(), only_tcp);
         }
         if rule.send_proxy.is_some() {
             refuse("rule.proxy", "a PROXY header begins a TCP connection".to_owned(), only_tcp);
@@ -100,6 +125,81 @@ pub(crate) fn rule(draft: &Draft, problems: &mut Vec<ConfigError>) {
     }
 }
 
+/// What may be right and is seldom meant.
+pub(crate) fn doubts(draft: &Draft) -> Option<String> {
+    let everybody = |proxy: &&Proxy| matches!(proxy, Proxy::Network(Pattern::Prefix(_, 0)));
+    let all = draft.rule.proxy_protocol_from.iter().find(everybody)?;
+    let place = draft.origin_of("rule.proxy_protocol_from");
+    Some(format!(
+        "{place}: rule.proxy_protocol_from: {} lets anybody who connects claim any address, and refuses who claims none; name the \
+         proxies' own addresses",
+        parts::show_proxy(all)
+    ))
+}
+
+/// What Unix sockets cannot do: they are streams, and have no addresses.
+fn unix(draft: &Draft, refuse: &mut impl FnMut(&'static str, String, &str)) {
+    let rule = &draft.rule;
+    let listens = matches!(rule.bind, Bind::Unix(_));
+    let target = rule.targets.iter().find(|target| matches!(target.host, Host::Unix(_)));
+    let from_tcp_to_tcp = rule.protocol == Protocol::Tcp;
+    let named = rule.proxy_protocol_from.contains(&Proxy::Unix);
+    if listens && !from_tcp_to_tcp {
+        refuse(
+            "rule.listen",
+            "Unix sockets are streams here".to_owned(),
+            "an address and port where one side is UDP",
+        );
+    }
+    if target.is_some() && !from_tcp_to_tcp {
+        refuse(
+            "rule.target",
+            "Unix sockets are streams here".to_owned(),
+            "an address and port where one side is UDP",
+        );
+    }
+    if named && !listens {
+        let problem = "nobody comes by a Unix socket".to_owned();
+        refuse("rule.proxy_protocol_from", problem, "unix: beside a listener such as unix:/run/app.sock");
+    }
+    if rule.socket_mode.is_some() && !listens {
+        let problem = "the rule does not listen on a Unix socket".to_owned();
+        refuse("rule.socket_mode", problem, "a listener such as unix:/run/app.sock");
+    }
+    if let Some(target) = target {
+        for (path, set) in [
+            ("rule.source", rule.source.is_some()),
+            ("rule.device", rule.device.is_some()),
+            ("rule.mark", rule.mark.is_some()),
+            ("rule.transparent", rule.transparent),
+        ] {
+            if set {
+                let problem = format!("no address and no route leads to {}", parts::show_endpoint(target));
+                refuse(path, problem, "targets with addresses");
+            }
+        }
+    }
+    // Behind a proxy, clients have the addresses that its headers name.
+    if listens && !named {
+        for (path, set) in [
+            ("rule.transparent", rule.transparent),
+            ("rule.allow", !rule.access.allow.is_empty()),
+            ("rule.deny", !rule.access.deny.is_empty()),
+            ("rule.max_connections_per_client", rule.limits.connections_per_client.is_some()),
+            ("rule.new_connections_per_client", rule.limits.new_connections_per_client.is_some()),
+        ] {
+            if set {
+                let problem = "clients of a Unix socket have no address".to_owned();
+                refuse(
+                    path,
+                    problem,
+                    "rule.socket_mode and the permissions of its directory, or rule.proxy_protocol_from = \"unix:\"",
+                );
+            }
+        }
+    }
+}
+
 /// Appends what two rules cannot both have: a name, a listener.
 pub(crate) fn together(drafts: &[Draft], problems: &mut Vec<ConfigError>) {
     for (index, draft) in drafts.iter().enumerate() {
@@ -114,7 +214,7 @@ pub(crate) fn together(drafts: &[Draft], problems: &mut Vec<ConfigError>) {
         };
         let rule = &draft.rule;
         if let Some(other) = drafts[..index].iter().find(|other| collide(&other.rule, rule)) {
-            let listener = parts::show_listener(rule.bind, rule.ports);
+            let listener = parts::show_listener(&rule.bind, rule.ports);
             refuse(
                 "rule.listen",
                 format!("{listener} is already listened on by the rule at {}", other.origin),
@@ -130,15 +230,19 @@ pub(crate) fn together(drafts: &[Draft], problems: &mut Vec<ConfigError>) {
     }
 }
 
-/// The kernel lets nobody listen on a port of one address and of all addresses at once. IPv6 listeners take no IPv4.
+/// The kernel lets nobody listen on a port of one address and of all addresses at once. IPv6 listeners take no IPv4 unless they
+/// are asked to.
 fn collide(a: &Rule, b: &Rule) -> bool {
     let transport = |rule: &Rule| matches!(rule.protocol, Protocol::Tcp | Protocol::TcpToUdp { .. });
-    let same_address = |a: IpAddr, b: IpAddr| {
-        let (a, b) = (a.to_canonical(), b.to_canonical());
-        a == b || a.is_ipv4() == b.is_ipv4() && (a.is_unspecified() || b.is_unspecified())
+    let (from, other) = match (&a.bind, &b.bind) {
+        (Bind::Ip(from), Bind::Ip(other)) => (from.to_canonical(), other.to_canonical()),
+        (from, other) => return from == other,
     };
+    let both_families = |rule: &Rule, ip: IpAddr| ip.is_ipv6() && !rule.ipv6_only;
+    let same_family = from.is_ipv4() == other.is_ipv4() || both_families(a, from) || both_families(b, other);
+    let same_address = from == other || same_family && (from.is_unspecified() || other.is_unspecified());
     transport(a) == transport(b)
-        && same_address(a.bind, b.bind)
+        && same_address
         && a.ports.first != 0
         && b.ports.first != 0
         && a.ports.first <= b.ports.last

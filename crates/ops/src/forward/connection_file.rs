@@ -17,7 +17,7 @@ use std::{
 };
 
 use jiff::Zoned;
-use turnpike_forward::{ConnectionReport, EndReason, Rule};
+use turnpike_forward::{Address, Bind, ConnectionReport, EndReason, Rule};
 
 use super::{
     denial::{Denial, Lists},
@@ -65,17 +65,16 @@ impl ConnectionFile {
     fn line(&self, text: &mut String, report: &ConnectionReport, now: &Zoned) {
         let rule = self.rules.get(&report.rule.0);
         let unknown = || ("?".to_owned(), 0);
-        let (from_host, from_port) =
-            rule.map_or_else(unknown, |rule| (rule.bind.to_string(), rule.ports.first));
+        let (from_host, from_port) = rule.map_or_else(unknown, |rule| (host_of(rule), rule.ports.first));
         // With several targets the configuration cannot say which one it was.
-        let (to_host, to_port) = match (rule.map(|rule| &rule.targets[..]), report.target) {
+        let (to_host, to_port) = match (rule.map(|rule| &rule.targets[..]), &report.target) {
             (Some([only]), _) if only.ports.first == only.ports.last => {
                 (parts::show_host(&only.host).trim_matches(['[', ']']).to_owned(), only.ports.first)
             }
-            (_, Some(target)) => (target.ip().to_string(), target.port()),
+            (_, Some(target)) => (show(target), target.port()),
             (_, None) => unknown(),
         };
-        let client = report.client.ip().to_canonical();
+        let client = show(&report.client);
         let result = self.result(report);
         let time = now.strftime("%d/%b/%Y:%H:%M:%S");
         let (bytes_in, bytes_out) = (report.to_target, report.to_client);
@@ -98,16 +97,29 @@ impl ConnectionFile {
     /// known here; the client most often does.
     fn result(&self, report: &ConnectionReport) -> &'static str {
         match report.reason {
-            EndReason::TargetReset => "done-local-closed",
+            EndReason::TargetReset | EndReason::TargetDown => "done-local-closed",
             EndReason::ConnectFailed => "local-connect-failed -",
             EndReason::Denied => match self.lists.denial(&report.rule.0, report.client.ip()) {
                 Some(Denial::NotAllowed) => "not-allowed",
                 _ => "denied",
             },
-            EndReason::Limit | EndReason::BadProxyHeader => "accept-failed -",
+            EndReason::Limit | EndReason::BadProxyHeader | EndReason::UntrustedProxy => "accept-failed -",
             _ => "done-remote-closed",
         }
     }
+}
+
+/// The listener's host as the configuration has it.
+fn host_of(rule: &Rule) -> String {
+    match &rule.bind {
+        Bind::Ip(ip) => ip.to_string(),
+        unix @ Bind::Unix(_) => parts::show_listener(unix, rule.ports),
+    }
+}
+
+/// An address without its port.
+fn show(address: &Address) -> String {
+    address.ip().map_or_else(|| address.to_string(), |ip| ip.to_canonical().to_string())
 }
 
 #[cfg(test)]
@@ -115,6 +127,8 @@ mod tests {
     use std::time::Duration;
 
     use std::sync::atomic::{AtomicU64, Ordering};
+
+    use std::net::SocketAddr;
 
     use turnpike_forward::{Access, Pattern, RuleId};
 
@@ -139,11 +153,15 @@ mod tests {
         text
     }
 
+    fn at(text: &str) -> Address {
+        text.parse::<SocketAddr>().expect("an address").into()
+    }
+
     fn report(reason: EndReason) -> ConnectionReport {
         ConnectionReport {
             rule: RuleId("web".to_owned()),
-            client: "192.0.2.9:50000".parse().expect("an address"),
-            target: Some("10.0.0.2:80".parse().expect("an address")),
+            client: at("192.0.2.9:50000"),
+            target: Some(at("10.0.0.2:80")),
             to_target: 100,
             to_client: 2000,
             lived: Duration::from_secs(3),
@@ -187,7 +205,7 @@ mod tests {
         let rule = "tcp://0.0.0.0:8080=10.0.0.2:80?name=web&deny=192.0.2.9";
         let mut refused = ConnectionReport { target: None, ..report(EndReason::Denied) };
         assert!(line(LineFormat::Rinetd, rule, &refused).ends_with("\tdenied\n"));
-        refused.client = "198.51.100.1:5".parse().expect("an address");
+        refused.client = at("198.51.100.1:5");
         assert!(line(LineFormat::Rinetd, rule, &refused).ends_with("\tnot-allowed\n"));
     }
 }

@@ -1,12 +1,13 @@
 //! One log line per ended connection or session: who, where, bytes both ways, how long, why it ended.
 
 use std::{
-    net::IpAddr,
+    collections::HashMap,
+    net::{IpAddr, Ipv4Addr},
     sync::{Arc, Mutex, PoisonError},
     time::{Duration, Instant},
 };
 
-use turnpike_forward::{ConnectionLog, ConnectionReport, EndReason};
+use turnpike_forward::{Address, ConnectionLog, ConnectionReport, EndReason, RuleId};
 use turnpike_turn::rates::{Rate, Rates, host};
 
 use super::{
@@ -57,10 +58,22 @@ impl ConnectionLog for ConnectionLogger {
     }
 }
 
+/// Stands for clients of Unix sockets, who have no address and count as one; no client of TCP or UDP has this.
+const BY_UNIX_SOCKET: IpAddr = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
+
 /// Which reports become lines.
 struct Limits {
     refusals: RefusalLimit,
+    evictions: RefusalLimit,
+    unreachable: HashMap<(RuleId, Address), Repetition>,
     ends: EndLimit<IpAddr>,
+}
+
+/// Until when a line about a target holds, and how often it would have been repeated.
+#[derive(Default)]
+struct Repetition {
+    until: Duration,
+    suppressed: u64,
 }
 
 impl Limits {
@@ -70,30 +83,56 @@ impl Limits {
     const TOTAL: Rate = Rate::new(32_768, 1);
     /// Clients remembered.
     const MOST: usize = 16_384;
+    /// Between two lines about a target that is down.
+    const REPEAT: Duration = Duration::from_secs(60);
+    /// Targets remembered; names may have ever new addresses.
+    const TARGETS: usize = 1024;
 
     fn new(counts: &Arc<LogCounts>) -> Self {
         let rates = Rates::new(Self::EACH, Self::TOTAL, Self::MOST);
         Self {
             refusals: RefusalLimit::new(Arc::clone(counts)),
+            evictions: RefusalLimit::new(Arc::clone(counts)),
+            unreachable: HashMap::new(),
             ends: EndLimit::new(rates, Arc::clone(counts)),
         }
     }
 
-    /// With how many refusals were suppressed before, if it becomes a line.
+    /// With how many of its kind were suppressed before, if it becomes a line.
     fn admit(&mut self, now: Duration, report: &ConnectionReport) -> Option<u64> {
-        let client = report.client.ip();
+        let client = report.client.ip().unwrap_or(BY_UNIX_SOCKET);
         let mut suppressed = 0;
-        let admitted = if is_refusal(report.reason) {
-            self.refusals.admit(now, client, &mut suppressed)
-        } else {
+        let admitted = match Noise::of(report) {
+            Noise::Refusal => self.refusals.admit(now, client, &mut suppressed),
+            Noise::Eviction => self.evictions.admit(now, client, &mut suppressed),
+            Noise::Unreachable(target) => return self.admit_target((report.rule.clone(), target), now),
             // A forwarder stops once, and then says what became of everything.
-            report.reason == EndReason::Shutdown || {
-                let sum = Sum::one(report.to_target, report.to_client);
-                let ask = |rates: &mut Rates, now| rates.admit_address(now, client);
-                self.ends.admit(now, sum, ask, || host(client))
+            Noise::None => {
+                report.reason == EndReason::Shutdown || {
+                    let sum = Sum::one(report.to_target, report.to_client);
+                    let ask = |rates: &mut Rates, now| rates.admit_address(now, client);
+                    self.ends.admit(now, sum, ask, || host(client))
+                }
             }
         };
         admitted.then_some(suppressed)
+    }
+
+    /// One line about a target at once, and then one a minute as long as it refuses.
+    fn admit_target(&mut self, target: (RuleId, Address), now: Duration) -> Option<u64> {
+        if self.unreachable.len() >= Self::TARGETS && !self.unreachable.contains_key(&target) {
+            self.unreachable.retain(|_, repetition| repetition.until > now);
+            if self.unreachable.len() >= Self::TARGETS {
+                return None;
+            }
+        }
+        let repetition = self.unreachable.entry(target).or_default();
+        if now < repetition.until {
+            repetition.suppressed += 1;
+            return None;
+        }
+        repetition.until = now + Self::REPEAT;
+        Some(std::mem::take(&mut repetition.suppressed))
     }
 }
 
@@ -111,7 +150,7 @@ impl ConnectionLogWriter {
                         write(report, suppressed, &records.lists);
                     }
                     // The file is there to have all of them, but for what strangers can have without end.
-                    line.is_some() || !is_refusal(report.reason)
+                    line.is_some() || Noise::of(report) == Noise::None
                 });
                 if let Some(file) = &mut records.file {
                     file.write(batch);
@@ -126,30 +165,66 @@ impl ConnectionLogWriter {
     }
 }
 
-/// Strangers can make as many of these as they like.
-fn is_refusal(reason: EndReason) -> bool {
-    matches!(reason, EndReason::Denied | EndReason::Limit | EndReason::BadProxyHeader)
+/// Of which ends strangers can make as many as they like.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Noise {
+    None,
+    /// Somebody was not served.
+    Refusal,
+    /// A session of UDP gave way: with forged sources, one a datagram.
+    Eviction,
+    /// A target refused a session: one a datagram, as long as it is down.
+    Unreachable(Address),
+}
+
+impl Noise {
+    fn of(report: &ConnectionReport) -> Self {
+        match (report.reason, &report.target) {
+            (
+                EndReason::Denied | EndReason::Limit | EndReason::BadProxyHeader | EndReason::UntrustedProxy,
+                _,
+            ) => Self::Refusal,
+            (EndReason::Evicted, _) => Self::Eviction,
+            // Only sessions of UDP name a target that was not reached.
+            (EndReason::ConnectFailed, Some(target)) => Self::Unreachable(target.clone()),
+            _ => Self::None,
+        }
+    }
 }
 
 fn write(report: &ConnectionReport, suppressed: u64, lists: &Lists) {
     let ConnectionReport { rule, client, reason, .. } = report;
-    if is_refusal(*reason) {
-        let denied = *reason == EndReason::Denied;
-        let denial = denied.then(|| lists.denial(&rule.0, client.ip())).flatten();
-        tracing::warn!(
+    let to = report.target.as_ref().map(tracing::field::display);
+    match Noise::of(report) {
+        Noise::Refusal => {
+            let denied = *reason == EndReason::Denied;
+            let denial = denied.then(|| lists.denial(&rule.0, client.ip())).flatten();
+            tracing::warn!(
+                target: "turnpike::forward",
+                rule = %rule.0, %client, reason = why(*reason), by = denial.map(Denial::text), suppressed,
+                "connection refused"
+            );
+        }
+        Noise::Unreachable(_) => tracing::warn!(
             target: "turnpike::forward",
-            rule = %rule.0, %client, reason = why(*reason), by = denial.map(Denial::text), suppressed,
-            "connection refused"
-        );
-        return;
+            rule = %rule.0, to, %client, reason = why(*reason), suppressed,
+            "target unreachable"
+        ),
+        Noise::Eviction => tracing::warn!(
+            target: "turnpike::forward",
+            rule = %rule.0, %client, to,
+            to_target_bytes = report.to_target, to_client_bytes = report.to_client,
+            seconds = seconds(report.lived), reason = why(*reason), suppressed,
+            "session evicted"
+        ),
+        Noise::None => tracing::info!(
+            target: "turnpike::forward",
+            rule = %rule.0, %client, to,
+            to_target_bytes = report.to_target, to_client_bytes = report.to_client,
+            seconds = seconds(report.lived), reason = why(*reason),
+            "connection ended"
+        ),
     }
-    tracing::info!(
-        target: "turnpike::forward",
-        rule = %rule.0, %client, to = report.target.map(tracing::field::display),
-        to_target_bytes = report.to_target, to_client_bytes = report.to_client,
-        seconds = seconds(report.lived), reason = why(*reason),
-        "connection ended"
-    );
 }
 
 fn write_sums(unsaid: &Unsaid<IpAddr>) {
@@ -166,6 +241,7 @@ fn write_sums(unsaid: &Unsaid<IpAddr>) {
 /// A host of IPv6 is a /64.
 fn shown(host: IpAddr) -> String {
     match host {
+        BY_UNIX_SOCKET => "unix".to_owned(),
         IpAddr::V4(_) => host.to_string(),
         IpAddr::V6(_) => format!("{host}/64"),
     }
@@ -176,11 +252,15 @@ fn why(reason: EndReason) -> &'static str {
         EndReason::Finished => "finished",
         EndReason::ClientReset => "reset by the client",
         EndReason::TargetReset => "reset by the target",
+        EndReason::TargetDown => "its target fails its health checks",
         EndReason::Idle => "idle for too long",
         EndReason::ConnectFailed => "no target could be reached",
         EndReason::Denied => "denied",
+        EndReason::HalfClosed => "half-closed for too long",
         EndReason::Limit => "too many connections",
+        EndReason::Evicted => "longest idle when a limit was reached",
         EndReason::BadProxyHeader => "malformed or missing PROXY header",
+        EndReason::UntrustedProxy => "PROXY header from none of proxy_protocol_from",
         EndReason::Shutdown => "ended with its rule or with the forwarder",
         _ => "ended",
     }
@@ -198,7 +278,7 @@ mod tests {
     fn report(client: &str, reason: EndReason) -> ConnectionReport {
         ConnectionReport {
             rule: RuleId("web".to_owned()),
-            client: client.parse().expect("an address"),
+            client: Address::Ip(client.parse().expect("an address")),
             target: None,
             to_target: 100,
             to_client: 2000,
@@ -256,5 +336,48 @@ mod tests {
         };
         assert_eq!(told("192.0.2.1:5", 1000), [0; 20]);
         assert_eq!(told("198.51.100.1:5", 1), [980]);
+    }
+
+    fn dead(target: &str) -> ConnectionReport {
+        let target = Some(Address::Ip(target.parse().expect("an address")));
+        ConnectionReport { target, ..report("192.0.2.1:5", EndReason::ConnectFailed) }
+    }
+
+    /// How many of `count` reports become lines, and what the last of these counts as suppressed.
+    fn lines(limits: &mut Limits, report: &ConnectionReport, second: u64, count: usize) -> (usize, u64) {
+        let now = Duration::from_secs(second);
+        let admitted: Vec<u64> = (0..count).filter_map(|_| limits.admit(now, report)).collect();
+        (admitted.len(), admitted.last().copied().unwrap_or(0))
+    }
+
+    #[test]
+    fn a_dead_target_is_told_at_once_and_then_once_a_minute_with_a_count() {
+        let mut limits = Limits::new(&Arc::default());
+        let (one, two) = (dead("10.0.0.1:53"), dead("10.0.0.2:53"));
+        assert_eq!(lines(&mut limits, &one, 1, 500), (1, 0));
+        assert_eq!(lines(&mut limits, &two, 1, 10), (1, 0));
+        assert_eq!(lines(&mut limits, &one, 60, 5), (0, 0));
+        assert_eq!(lines(&mut limits, &one, 61, 5), (1, 504));
+        // A TCP client without a target has a line of its own, as it is somebody.
+        assert_eq!(lines(&mut limits, &report("192.0.2.1:5", EndReason::ConnectFailed), 61, 5), (5, 0));
+    }
+
+    #[test]
+    fn targets_without_number_are_not_remembered_without_end() {
+        let mut limits = Limits::new(&Arc::default());
+        let told = |limits: &mut Limits, port: usize, second| {
+            lines(limits, &dead(&format!("10.0.0.1:{port}")), second, 1).0
+        };
+        assert_eq!((1..=5000).map(|port| told(&mut limits, port, 1)).sum::<usize>(), Limits::TARGETS);
+        assert_eq!(told(&mut limits, 5000, 100), 1);
+        assert_eq!(limits.unreachable.len(), 1, "old ones are forgotten");
+    }
+
+    #[test]
+    fn evictions_and_refusals_are_bounded_apart() {
+        let mut limits = Limits::new(&Arc::default());
+        for reason in [EndReason::Evicted, EndReason::UntrustedProxy] {
+            assert_eq!(lines(&mut limits, &report("192.0.2.1:5", reason), 1, 100).0, 20);
+        }
     }
 }

@@ -30,7 +30,12 @@ impl Lists {
     }
 
     /// In the order in which the forwarder asks. `None` if these lists let it in: they may be newer than the denial.
-    pub(crate) fn denial(&self, rule: &str, client: IpAddr) -> Option<Denial<'_>> {
+    pub(crate) fn denial(&self, rule: &str, client: Option<IpAddr>) -> Option<Denial<'_>> {
+        let Some(client) = client else {
+            // Nobody asks for the global lists of one without an address, and no pattern fits it.
+            let access = self.rules.get(rule)?;
+            return (!access.allow.is_empty()).then_some(Denial::NotAllowed);
+        };
         [Some(&self.global), self.rules.get(rule)].into_iter().flatten().find_map(|access| {
             let matches = |pattern: &&Pattern| pattern.matches(client);
             if !access.allow.is_empty() && !access.allow.iter().any(|pattern| matches(&pattern)) {
@@ -71,7 +76,7 @@ mod tests {
             ("web", "192.0.2.1", None),
             ("another", "198.51.100.1", None),
         ] {
-            let denial = lists.denial(rule, client.parse().expect("an address"));
+            let denial = lists.denial(rule, client.parse().ok());
             assert_eq!(denial.map(Denial::text).as_deref(), text, "{rule} {client}");
         }
     }

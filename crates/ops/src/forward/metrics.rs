@@ -59,6 +59,16 @@ impl Collector for Scrape {
             "Datagrams dropped: session limit, full queue, too long for the other side.",
             |rule| rule.dropped_datagrams,
         )?;
+        page.each(
+            "forward_limited_datagrams",
+            "Datagrams dropped because their rule or session had moved its bytes a second.",
+            |rule| rule.limited_datagrams,
+        )?;
+        page.each(
+            "forward_pauses",
+            "Times that a TCP connection stopped reading because its rule or it had moved its bytes a second.",
+            |rule| rule.pauses,
+        )?;
         self.targets(&mut page.encoder)?;
         self.common.encode(&mut page.encoder)
     }
@@ -153,15 +163,21 @@ fn failure_name(failure: Failure) -> &'static str {
 }
 
 /// Each has a series from the start, so that a first denial shows as an increase.
-const ALL_REASONS: [(EndReason, &str); 9] = [
+const ALL_REASONS: [(EndReason, &str); 15] = [
     (EndReason::Finished, "finished"),
     (EndReason::ClientReset, "client_reset"),
     (EndReason::TargetReset, "target_reset"),
+    (EndReason::TargetDown, "target_down"),
     (EndReason::Idle, "idle"),
     (EndReason::ConnectFailed, "connect_failed"),
     (EndReason::Denied, "denied"),
+    (EndReason::HalfClosed, "half_closed"),
     (EndReason::Limit, "limit"),
+    (EndReason::Evicted, "evicted"),
+    (EndReason::ClientLimit, "client_limit"),
+    (EndReason::ClientRate, "client_rate"),
     (EndReason::BadProxyHeader, "bad_proxy_header"),
+    (EndReason::UntrustedProxy, "untrusted_proxy"),
     (EndReason::Shutdown, "shutdown"),
 ];
 
@@ -198,6 +214,7 @@ mod tests {
             "turnpike_forward_accepted_total{rule=\"tcp://0.0.0.0:9000\"} 10",
             "turnpike_forward_ended_total{rule=\"tcp://0.0.0.0:9000\",reason=\"denied\"} 2",
             "turnpike_forward_ended_total{rule=\"b\",reason=\"finished\"} 0",
+            "turnpike_forward_ended_total{rule=\"b\",reason=\"untrusted_proxy\"} 0",
             "turnpike_forward_bytes_total{rule=\"tcp://0.0.0.0:9000\",direction=\"to_target\"} 100",
             "turnpike_forward_datagrams_total{rule=\"tcp://0.0.0.0:9000\",direction=\"to_client\"} 7",
             "turnpike_forward_spliced_bytes_total{rule=\"b\"} 0",
@@ -219,13 +236,13 @@ mod tests {
         (counts.connect_times[0], counts.connect_times[2], counts.connect_times[15]) = (1, 3, 1);
         counts.connect_time = Duration::from_millis(12_500);
         let target = parts::endpoint("db.example.org:5432*3").expect("an endpoint");
-        let address = "[2001:db8::1]:5432".parse().expect("an address");
+        let address = std::net::SocketAddr::from((std::net::Ipv6Addr::LOCALHOST, 5432)).into();
         let targets = vec![TargetSnapshot { target, address, up: true, counts }];
         let snapshot = RuleSnapshot { targets, ..RuleSnapshot::default() };
         let page =
             page(move || vec![(RuleId("r".to_owned()), snapshot.clone())], Arc::default(), Arc::default());
         let text = page().expect("encodes");
-        let labels = "rule=\"r\",target=\"db.example.org:5432\",address=\"[2001:db8::1]:5432\"";
+        let labels = "rule=\"r\",target=\"db.example.org:5432\",address=\"[::1]:5432\"";
         for line in [
             format!("turnpike_forward_target_up{{{labels}}} 1"),
             format!("turnpike_forward_target_connections{{{labels}}} 2"),

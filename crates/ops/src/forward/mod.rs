@@ -45,6 +45,7 @@ pub use self::{
 use crate::config::{
     ConfigError, ConfigErrors, Flags, Origin, Sources,
     error::nearest,
+    foreign,
     key::KeySpec,
     source::{self, Entry, Value},
 };
@@ -144,6 +145,7 @@ impl ForwardSources {
             return Err(ConfigErrors::sorted(problems));
         }
 
+        let doubts: Vec<String> = drafts.iter().filter_map(check::doubts).collect();
         let (copy, most) = (settings.copy, settings.max_connections);
         settings.rules = drafts
             .into_iter()
@@ -155,6 +157,7 @@ impl ForwardSources {
                 draft.rule
             })
             .collect();
+        warnings.extend(doubts);
         warnings.extend(self.sources.unknown_variables());
         Ok(ForwardLoaded { settings, format, included: files, warnings })
     }
@@ -176,6 +179,10 @@ struct Content {
 
 impl Content {
     fn read(path: &Path, text: &str, problems: &mut Vec<ConfigError>) -> Self {
+        if let Some(problem) = foreign::of_another_program(path, text, foreign::Reader::Forward) {
+            problems.push(problem);
+            return Self::default();
+        }
         if !looks_like_toml(text) {
             let conf = rinetd::read(path, text, &Services::of_this_machine(), problems);
             let mut content = Self { format: Some(Format::Rinetd), ..Self::default() };
@@ -189,6 +196,15 @@ impl Content {
             let mut content = Self { format: Some(Format::Oxidinetd), ..Self::default() };
             content.set(path, file.access, file.connection_file, file.pid_file);
             return Self { drafts: file.drafts, warnings: file.warnings, ..content };
+        }
+        let sections = (&own_sections()[..], &crate::config::own_sections()[..]);
+        if let Some(problem) =
+            foreign::of_the_other_command(path, &entries, sections, foreign::Reader::Forward)
+        {
+            // Whatever else is wrong with it is for the other one to tell.
+            problems.truncate(before);
+            problems.push(problem);
+            return Self::default();
         }
         let (rules, entries): (Vec<Entry>, Vec<Entry>) =
             entries.into_iter().partition(|entry| entry.key == "rule");
@@ -326,6 +342,15 @@ fn is_oxidinetd(entries: &[Entry]) -> bool {
         && entries.iter().any(|entry| {
             nearest(&entry.key, ours()).is_none() && nearest(&entry.key, oxidinetd::TOP).is_some()
         })
+}
+
+/// Sections that `serve` has too.
+pub(crate) const SHARED: [&str; 3] = ["admin", "log", "shutdown"];
+
+/// Sections and tables of ours, and of oxidinetd, that `serve` has not.
+pub(crate) fn own_sections() -> Vec<&'static str> {
+    let sections = FORWARD_KEYS.iter().map(KeySpec::section).chain(["rule"]).chain(oxidinetd::TOP);
+    sections.filter(|section| !SHARED.contains(section)).collect()
 }
 
 /// The names of all environment variables that `forward` reads.

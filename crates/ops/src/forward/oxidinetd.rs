@@ -94,7 +94,7 @@ impl Reader<'_> {
         if let Some((text, node)) = self.needed_text(table, origin, "bind_address") {
             draft.origins.insert("rule.listen", node.origin.clone());
             match parts::local_address(&text) {
-                Ok(address) => draft.rule.bind = address,
+                Ok(address) => draft.rule.bind = address.into(),
                 Err(why) => self.refuse_because("bind_address", node, &why, "an address of this machine"),
             }
         }

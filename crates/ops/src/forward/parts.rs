@@ -3,18 +3,27 @@
 
 use std::net::{IpAddr, Ipv4Addr, ToSocketAddrs};
 
-use turnpike_forward::{Endpoint, Host, MOST_WEIGHT, Pattern, PortRange};
+use turnpike_forward::{Bind, Endpoint, Host, MOST_WEIGHT, Pattern, PortRange, Proxy, UnixName};
 use turnpike_turn::server::Cidr;
 
+use crate::config::key::show::quoted;
+
 /// Completes "expected ..." for [`endpoint`].
-pub(crate) const TARGET_FORM: &str = "HOST:PORT or HOST:FIRST-LAST, IPv6 in brackets, *WEIGHT behind it if not 1, such as \"10.0.0.2:9001\", \
-                                      \"[2001:db8::2]:80\" or \"db.example.org:5432*3\"";
+pub(crate) const TARGET_FORM: &str = "HOST:PORT or HOST:FIRST-LAST, IPv6 in brackets, or unix:/PATH, *WEIGHT behind it if not 1, \
+                                      such as \"10.0.0.2:9001\", \"[2001:db8::2]:80\" or \"db.example.org:5432*3\"";
 /// Completes "expected ..." for [`listener`].
 pub(crate) const LISTEN_FORM: &str = "ADDR:PORT or ADDR:FIRST-LAST, IPv6 in brackets, such as \"0.0.0.0:9000\" or \
-                                      \"[::]:9000-9010\"";
+                                      \"[::]:9000-9010\", or unix:/PATH";
 /// Completes "expected ..." for [`pattern`].
 pub(crate) const PATTERN_FORM: &str =
     "an address with * and ? such as \"192.168.*\" or \"fe80:*\", or a prefix such as \"10.0.0.0/8\"";
+
+/// Completes "expected ..." for [`proxy`].
+pub(crate) const PROXY_FORM: &str = "addresses or prefixes such as \"10.0.0.2\" or \"10.0.0.0/8\", one or a list of them; \"unix:\" for all who come by a \
+                                     Unix socket";
+/// Completes "expected ..." for [`payload`].
+pub(crate) const PAYLOAD_FORM: &str =
+    "at most 1024 bytes, as text, or as 0x and two hexadecimal digits a byte such as \"0x00010000\"";
 
 /// A lone port or `FIRST-LAST`.
 ///
@@ -77,7 +86,15 @@ fn is_host_name(text: &str) -> bool {
     name.len() <= 253 && name.split('.').all(label_is_good) && !last.bytes().all(|byte| byte.is_ascii_digit())
 }
 
-/// `HOST:PORT` or `HOST:FIRST-LAST`, with or without `*WEIGHT`.
+/// What a Unix socket has in place of ports.
+const NO_PORT: PortRange = PortRange { first: 0, last: 0 };
+
+/// The name of a Unix socket, where the text begins as one.
+fn unix(text: &str) -> Option<Result<UnixName, String>> {
+    text.strip_prefix("unix:").map(|name| UnixName::new(name).map_err(str::to_owned))
+}
+
+/// `HOST:PORT`, `HOST:FIRST-LAST` or `unix:NAME`, with or without `*WEIGHT`.
 ///
 /// # Errors
 /// What is wrong.
@@ -86,6 +103,9 @@ pub(crate) fn endpoint(text: &str) -> Result<Endpoint, String> {
         Some((text, weight)) => (text, self::weight(weight)?),
         None => (text, 1),
     };
+    if let Some(name) = unix(text) {
+        return Ok(Endpoint { host: Host::Unix(name?), ports: NO_PORT, weight });
+    }
     let (host_text, ports) = split_port(text)?;
     let ports = port_range(ports)?;
     if ports.first == 0 {
@@ -101,14 +121,17 @@ fn weight(text: &str) -> Result<u16, String> {
     weight.ok_or_else(|| format!("{text:?} is no weight: a weight is a number, 0 to {MOST_WEIGHT}"))
 }
 
-/// `ADDR:PORT` or `ADDR:FIRST-LAST` to listen on; a name is resolved, now and once.
+/// `ADDR:PORT`, `ADDR:FIRST-LAST` or `unix:NAME` to listen on; a name is resolved, now and once.
 ///
 /// # Errors
 /// What is wrong.
-pub(crate) fn listener(text: &str) -> Result<(IpAddr, PortRange), String> {
+pub(crate) fn listener(text: &str) -> Result<(Bind, PortRange), String> {
+    if let Some(name) = unix(text) {
+        return Ok((Bind::Unix(name?), NO_PORT));
+    }
     let (host, ports) = split_port(text)?;
     let ports = port_range(ports)?;
-    Ok((local_address(host)?, ports))
+    Ok((local_address(host)?.into(), ports))
 }
 
 fn split_port(text: &str) -> Result<(&str, &str), String> {
@@ -129,6 +152,8 @@ fn split_port(text: &str) -> Result<(&str, &str), String> {
 pub(crate) fn local_address(text: &str) -> Result<IpAddr, String> {
     match host(text)? {
         Host::Ip(address) => Ok(address),
+        // No word that stands before a port is one.
+        Host::Unix(_) => Err("a Unix socket has no port".to_owned()),
         Host::Name(name) => {
             let mut addresses = (name.as_str(), 0)
                 .to_socket_addrs()
@@ -158,6 +183,52 @@ pub(crate) fn pattern(text: &str) -> Result<Pattern, String> {
         Ok(address) => Pattern::Wildcard(address.to_canonical().to_string()),
         Err(_) => Pattern::Wildcard(text.to_ascii_lowercase()),
     })
+}
+
+/// An address, a prefix or `unix:`.
+///
+/// # Errors
+/// What is wrong.
+pub(crate) fn proxy(text: &str) -> Result<Proxy, String> {
+    match text.trim() {
+        "unix:" => Ok(Proxy::Unix),
+        text => text.parse::<Cidr>().map(|cidr| Proxy::Network(Pattern::Prefix(cidr.base, cidr.bits))),
+    }
+}
+
+/// The opposite of [`proxy`].
+pub(crate) fn show_proxy(proxy: &Proxy) -> String {
+    match proxy {
+        Proxy::Network(pattern) => show_pattern(pattern),
+        Proxy::Unix => "unix:".to_owned(),
+    }
+}
+
+/// The payload of a datagram.
+///
+/// # Errors
+/// What is wrong.
+pub(crate) fn payload(text: &str) -> Result<Vec<u8>, String> {
+    let bytes = match text.strip_prefix("0x") {
+        None => text.as_bytes().to_vec(),
+        Some(digits) => {
+            let pair = |pair: &[u8]| {
+                let [high, low] = pair else { return None };
+                let digit = |digit: &u8| char::from(*digit).to_digit(16);
+                u8::try_from(digit(high)? << 4 | digit(low)?).ok()
+            };
+            digits
+                .as_bytes()
+                .chunks(2)
+                .map(pair)
+                .collect::<Option<_>>()
+                .ok_or("these are no pairs of hexadecimal digits")?
+        }
+    };
+    if bytes.len() > 1024 {
+        return Err(format!("it has {} bytes", bytes.len()));
+    }
+    Ok(bytes)
 }
 
 /// rinetd's `0` for "all addresses".
@@ -191,8 +262,11 @@ pub(crate) fn show_target(endpoint: &Endpoint) -> String {
 }
 
 /// The opposite of [`listener`].
-pub(crate) fn show_listener(bind: IpAddr, ports: PortRange) -> String {
-    format!("{}:{}", show_host(&Host::Ip(bind)), show_ports(ports))
+pub(crate) fn show_listener(bind: &Bind, ports: PortRange) -> String {
+    match bind {
+        Bind::Ip(ip) => format!("{}:{}", show_host(&Host::Ip(*ip)), show_ports(ports)),
+        Bind::Unix(name) => format!("unix:{name}"),
+    }
 }
 
 /// The opposite of [`pattern`].
@@ -203,9 +277,41 @@ pub(crate) fn show_pattern(pattern: &Pattern) -> String {
     }
 }
 
+/// The opposite of [`payload`], as TOML; nothing is as an empty one.
+pub(crate) fn show_payload(payload: Option<&[u8]>) -> String {
+    let payload = payload.unwrap_or_default();
+    let plain = |byte: &u8| (b' '..=b'~').contains(byte) && !b"\"\\".contains(byte);
+    if payload.iter().all(plain) && !payload.starts_with(b"0x") {
+        return quoted(&String::from_utf8_lossy(payload));
+    }
+    let digits = payload.iter().fold("0x".to_owned(), |mut text, byte| {
+        let _ = write!(text, "{byte:02x}");
+        text
+    });
+    quoted(&digits)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn payloads_are_text_or_hexadecimal_and_written_back() {
+        for (text, bytes) in [
+            ("PING", &b"PING"[..]),
+            ("", b""),
+            ("0x0001ff", b"\x00\x01\xff"),
+            ("0x3078", b"0x"),
+            ("0xc3a9220a", "\u{e9}\"\n".as_bytes()),
+        ] {
+            assert_eq!(payload(text), Ok(bytes.to_vec()), "{text}");
+            assert_eq!(show_payload(Some(bytes)), format!("\"{text}\""));
+        }
+        assert_eq!(payload("h\u{e9}"), Ok("h\u{e9}".as_bytes().to_vec()));
+        for text in ["0x1", "0x1g", "0x+1", &"x".repeat(1025), &format!("0x{}", "00".repeat(1025))] {
+            assert!(payload(text).is_err(), "{text}");
+        }
+    }
 
     #[test]
     fn endpoints_are_read_and_written_back() {
@@ -215,6 +321,8 @@ mod tests {
             "db-1.example.org:5000-5010*256",
             "_sip.example:5060",
             "a:1",
+            "unix:/run/app.sock",
+            "unix:@app*3",
         ] {
             assert_eq!(endpoint(text).map(|endpoint| show_target(&endpoint)), Ok(text.to_owned()));
         }
@@ -238,6 +346,8 @@ mod tests {
             ("a:80*257", "\"257\" is no weight: a weight is a number, 0 to 256"),
             ("a:80*+3", "\"+3\" is no weight: a weight is a number, 0 to 256"),
             ("a:80*", "\"\" is no weight: a weight is a number, 0 to 256"),
+            ("unix:app.sock", "a Unix socket is an absolute path, or @ and a name"),
+            ("unix:", "a Unix socket is an absolute path, or @ and a name"),
             ("a b:80", "\"a b\" is neither an address nor a host name"),
         ] {
             assert_eq!(endpoint(text), Err(problem.to_owned()), "{text}");
@@ -247,7 +357,7 @@ mod tests {
     #[test]
     fn a_listener_may_be_a_name_of_this_machine() {
         let (address, ports) = listener("localhost:80-82").expect("every machine has localhost");
-        assert!(address.is_loopback());
+        assert!(matches!(address, Bind::Ip(address) if address.is_loopback()));
         assert_eq!(ports, PortRange { first: 80, last: 82 });
     }
 

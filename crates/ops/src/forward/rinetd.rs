@@ -5,9 +5,13 @@
 //! 0.73), prefixes as patterns and ALLOW in capitals (oxidinetd). Nothing that rinetd understands means something else, but for
 //! one thing: a `timeout` of a TCP rule has no effect there, and here it has none and is told.
 
-use std::path::{Path, PathBuf};
+use std::{
+    collections::HashMap,
+    net::IpAddr,
+    path::{Path, PathBuf},
+};
 
-use turnpike_forward::{Access, Endpoint, PortRange, Protocol};
+use turnpike_forward::{Access, Bind, Endpoint, Host, PortRange, Protocol, Rule};
 
 use super::{
     parts,
@@ -34,7 +38,11 @@ pub(crate) struct RinetdConf {
     pub(crate) warnings: Vec<String>,
 }
 
-/// Reads a file; every line with a mistake is one problem.
+/// Wrong lines of a file without a right one that are told one by one; beyond that it is no rinetd.conf.
+const FEW: usize = 3;
+
+/// Reads a file; every line with a mistake is one problem. Names of this machine are looked up when all lines are right: a name
+/// server may be silent for long, and a file that is none of ours would have a "name" in each line.
 pub(crate) fn read(
     path: &Path,
     text: &str,
@@ -44,15 +52,75 @@ pub(crate) fn read(
     let mut conf = RinetdConf::default();
     let mut log_file = None;
     let mut common = false;
+    let mut names = Vec::new();
+    let mut wrong = Vec::new();
     for (index, line) in text.lines().enumerate() {
-        let mut line = Line { path, number: index + 1, text: line, at: 0, services };
+        let mut line = Line { path, number: index + 1, text: line, at: 0, services, names: &mut names };
         if let Err(problem) = line.read(&mut conf, &mut log_file, &mut common) {
-            problems.push(*problem);
+            wrong.push(*problem);
         }
     }
+    if wrong.is_empty() {
+        resolve(names, &mut conf.drafts, &mut wrong);
+    } else if conf.drafts.is_empty() && wrong.len() > FEW {
+        let more = wrong.len() - 1;
+        wrong.truncate(1);
+        wrong[0].problem += &format!(", and {more} more lines are wrong, with no right rule in the file");
+        wrong[0].expected = format!(
+            "rinetd.conf, with lines {RULE_FORM}; or TOML, turnpike's (examples/forward.toml) or oxidinetd's"
+        );
+    }
+    problems.extend(wrong);
     let format = if common { LineFormat::Common } else { LineFormat::Rinetd };
     conf.connection_file = log_file.map(|path| LogFile { path, format });
     conf
+}
+
+/// A name of this machine, and which rule wants to know its address for what.
+struct LocalName {
+    name: String,
+    draft: usize,
+    what: &'static str,
+    origin: Origin,
+    set: fn(&mut Rule, IpAddr),
+}
+
+/// Names that are looked up at a time.
+const LOOKUPS: usize = 32;
+
+/// Looks names up, many at a time: each may take as long as a name server that does not answer.
+fn resolve(names: Vec<LocalName>, drafts: &mut [Draft], problems: &mut Vec<ConfigError>) {
+    let mut distinct: Vec<&str> = names.iter().map(|name| name.name.as_str()).collect();
+    distinct.sort_unstable();
+    distinct.dedup();
+    let mut answers: HashMap<&str, std::result::Result<IpAddr, String>> = HashMap::new();
+    for some in distinct.chunks(LOOKUPS) {
+        std::thread::scope(|scope| {
+            let asked: Vec<_> =
+                some.iter().copied().map(|name| scope.spawn(move || parts::local_address(name))).collect();
+            for (name, thread) in some.iter().zip(asked) {
+                let answer = thread.join().unwrap_or_else(|_| Err("it cannot be looked up".to_owned()));
+                answers.insert(name, answer);
+            }
+        });
+    }
+    for local in &names {
+        match (&answers[local.name.as_str()], drafts.get_mut(local.draft)) {
+            (Ok(address), Some(draft)) => {
+                (local.set)(&mut draft.rule, *address);
+                // Its default name has the address.
+                *draft = draft.clone().with_defaults();
+            }
+            (Err(why), _) => problems.push(ConfigError {
+                origin: local.origin.clone(),
+                key: String::new(),
+                problem: format!("{} {}: {why}", local.what, local.name),
+                expected: ADDRESS_FORM.to_owned(),
+                suggestion: None,
+            }),
+            (Ok(_), None) => {}
+        }
+    }
 }
 
 /// One line, read from left to right.
@@ -63,6 +131,7 @@ struct Line<'a> {
     /// Bytes read.
     at: usize,
     services: &'a Services,
+    names: &'a mut Vec<LocalName>,
 }
 
 type Result<T> = std::result::Result<T, Box<ConfigError>>;
@@ -92,7 +161,7 @@ impl Line<'_> {
                     return Err(suggesting(problem, Some(meant)));
                 }
                 self.at = start;
-                let draft = self.rule(start, &mut conf.warnings)?;
+                let draft = self.rule(start, conf.drafts.len(), &mut conf.warnings)?;
                 conf.drafts.push(draft);
             }
         }
@@ -108,16 +177,24 @@ impl Line<'_> {
         DIRECTIVES.into_iter().find(|directive| nearest(word, [*directive]).is_some())
     }
 
-    fn rule(&mut self, start: usize, warnings: &mut Vec<String>) -> Result<Draft> {
+    fn rule(&mut self, start: usize, number: usize, warnings: &mut Vec<String>) -> Result<Draft> {
         let mut draft = Draft::new(self.origin(start));
 
         let at = self.skip_blanks();
         let word = self.address("bindaddress")?;
-        draft.rule.bind = parts::local_address(parts::or_zero(&word))
+        let host = parts::host(parts::or_zero(&word))
             .map_err(|why| self.problem(at, format!("bindaddress {word}: {why}"), ADDRESS_FORM))?;
+        self.local(host, (number, "bindaddress", at), &mut draft.rule, |rule, address| {
+            rule.bind = Bind::Ip(address);
+        });
         draft.origins.insert("rule.listen", self.origin(at));
 
+        let at = self.skip_blanks();
         let (port, from) = self.port("bindport")?;
+        if port == 0 {
+            let why = "bindport 0: the kernel would choose a port that nobody knows".to_owned();
+            return Err(self.problem(at, why, PORT_FORM));
+        }
         draft.rule.ports = PortRange { first: port, last: port };
 
         let at = self.skip_blanks();
@@ -140,9 +217,26 @@ impl Line<'_> {
         };
         self.skip_blanks();
         if self.text[self.at..].starts_with('[') {
-            self.options(&mut draft, from, warnings)?;
+            self.options(&mut draft, number, from, warnings)?;
         }
         Ok(draft.with_defaults())
+    }
+
+    /// Takes an address, or keeps a name for later; `place` is the rule's number, what the name is for, and where it stands.
+    fn local(
+        &mut self,
+        host: Host,
+        (draft, what, at): (usize, &'static str, usize),
+        rule: &mut Rule,
+        set: fn(&mut Rule, IpAddr),
+    ) {
+        match host {
+            Host::Ip(address) => set(rule, address),
+            Host::Name(name) => {
+                let origin = self.origin(at);
+                self.names.push(LocalName { name, draft, what, origin, set });
+            }
+        }
     }
 
     fn address(&mut self, what: &str) -> Result<String> {
@@ -189,7 +283,13 @@ impl Line<'_> {
         Err(suggesting(problem, meant))
     }
 
-    fn options(&mut self, draft: &mut Draft, from: Transport, warnings: &mut Vec<String>) -> Result<()> {
+    fn options(
+        &mut self,
+        draft: &mut Draft,
+        number: usize,
+        from: Transport,
+        warnings: &mut Vec<String>,
+    ) -> Result<()> {
         let start = self.at;
         let Some(len) = self.text[start..].find(']') else {
             return Err(self.problem(start, "the options have no closing ]".to_owned(), OPTIONS_FORM));
@@ -199,17 +299,17 @@ impl Line<'_> {
         self.at = start + len + 1;
         for option in inside.split(',') {
             let indent = option.len() - option.trim_start().len();
-            self.option(option.trim(), at + indent, draft, from, warnings)?;
+            self.option(option.trim(), at + indent, (draft, number), from, warnings)?;
             at += option.len() + 1;
         }
         Ok(())
     }
 
     fn option(
-        &self,
+        &mut self,
         option: &str,
         at: usize,
-        draft: &mut Draft,
+        (draft, number): (&mut Draft, usize),
         from: Transport,
         warnings: &mut Vec<String>,
     ) -> Result<()> {
@@ -245,8 +345,10 @@ impl Line<'_> {
                 draft.rule.idle_timeout = Some(std::time::Duration::from_secs(seconds.into()));
             }
             "src" => {
-                let source = parts::local_address(parts::or_zero(value)).map_err(|why| bad(&why))?;
-                draft.rule.source = (!source.is_unspecified()).then_some(source);
+                let source = parts::host(parts::or_zero(value)).map_err(|why| bad(&why))?;
+                self.local(source, (number, "src", at), &mut draft.rule, |rule, source| {
+                    rule.source = (!source.is_unspecified()).then_some(source);
+                });
             }
             _ => {
                 draft.rule.keepalive = match value {

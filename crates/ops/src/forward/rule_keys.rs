@@ -9,8 +9,8 @@ use std::{
 };
 
 use turnpike_forward::{
-    Access, Balance, CopyMode, Endpoint, MOST_WEIGHT, Pattern, PortRange, Protocol, ProxyVersion, Rule,
-    RuleId,
+    Access, Balance, Bind, CopyMode, Endpoint, Limits, MOST_WEIGHT, Pattern, PortRange, Protocol, Proxy,
+    ProxyVersion, Question, Rule, RuleId,
 };
 
 use super::{parts, settings::ForwardSettings};
@@ -107,23 +107,28 @@ pub(crate) fn defaults(protocol: Protocol) -> Rule {
         id: RuleId(String::new()),
         protocol,
         bind: Ipv4Addr::UNSPECIFIED.into(),
+        ipv6_only: true,
+        socket_mode: None,
         ports: PortRange { first: 0, last: 0 },
         targets: Vec::new(),
         balance: Balance::default(),
         health_check: None,
+        health_question: None,
         source: None,
         device: None,
         mark: None,
         transparent: false,
-        accept_proxy: false,
+        proxy_protocol_from: Vec::new(),
         send_proxy: None,
         access: Access::default(),
         // rinetd's and oxidinetd's default: a UDP session has no other end.
         idle_timeout: (protocol != Protocol::Tcp).then_some(Duration::from_secs(72)),
+        half_close_timeout: None,
         connect_timeout: Duration::from_secs(10),
         keepalive: true,
         nodelay: true,
         max_connections: usize::MAX,
+        limits: Limits::default(),
         copy: CopyMode::default(),
     }
 }
@@ -132,8 +137,8 @@ pub(crate) fn defaults(protocol: Protocol) -> Rule {
 /// listener yet, and the target tells such rules apart.
 fn default_id(rule: &Rule) -> RuleId {
     let mut id =
-        format!("{}://{}", protocol_name(rule.protocol), parts::show_listener(rule.bind, rule.ports));
-    if rule.ports.first == 0 {
+        format!("{}://{}", protocol_name(rule.protocol), parts::show_listener(&rule.bind, rule.ports));
+    if rule.ports.first == 0 && matches!(rule.bind, Bind::Ip(_)) {
         let targets: Vec<String> = rule.targets.iter().map(parts::show_endpoint).collect();
         let _ = write!(id, "={}", targets.join(","));
     }
@@ -196,6 +201,15 @@ fn said_twice(spec: &KeySpec<Rule>, entry: &Entry) -> ConfigError {
 }
 
 fn unknown_key(entry: &Entry) -> ConfigError {
+    if entry.key == "accept_proxy" {
+        return ConfigError {
+            origin: entry.origin.clone(),
+            key: "rule.accept_proxy".to_owned(),
+            problem: "it would believe anybody who connects".to_owned(),
+            expected: format!("proxy_protocol_from, the addresses of the proxies: {}", parts::PROXY_FORM),
+            suggestion: None,
+        };
+    }
     let names: Vec<&str> = RULE_KEYS.iter().map(KeySpec::name).collect();
     ConfigError {
         origin: entry.origin.clone(),
@@ -261,7 +275,25 @@ pub(crate) static RULE_KEYS: &[KeySpec<Rule>] = &[
             (rule.bind, rule.ports) = reader.parsed(node, parts::listener)?;
             Some(())
         },
-        |rule| quoted(&parts::show_listener(rule.bind, rule.ports)),
+        |rule| quoted(&parts::show_listener(&rule.bind, rule.ports)),
+    ),
+    field!("rule.ipv6_only", reload: true, kind::SWITCH, ipv6_only),
+    scalar!(
+        "rule.socket_mode",
+        reload: true,
+        "permissions in octal, such as \"660\", or \"\" for those of the umask",
+        |reader, node, rule| {
+            rule.socket_mode = reader.parsed(node, |text| {
+                let octal = (3..=4).contains(&text.len()) && text.bytes().all(|byte| (b'0'..=b'7').contains(&byte));
+                match (text, u32::from_str_radix(text, 8)) {
+                    ("", _) => Ok(None),
+                    (_, Ok(mode @ ..=0o777)) if octal => Ok(Some(mode)),
+                    _ => Err(""),
+                }
+            })?;
+            Some(())
+        },
+        |rule| quoted(&rule.socket_mode.map_or_else(String::new, |mode| format!("{mode:03o}"))),
     ),
     field!("rule.target", reload: true, TARGETS, targets),
     field!("rule.balance", reload: true, BALANCE, balance),
@@ -275,6 +307,34 @@ pub(crate) static RULE_KEYS: &[KeySpec<Rule>] = &[
             Some(())
         },
         |rule| rule.health_check.map_or(0, |every| every.as_secs()).to_string(),
+    ),
+    scalar!(
+        "rule.health_send",
+        reload: true,
+        parts::PAYLOAD_FORM,
+        |reader, node, rule| {
+            let send = reader.parsed(node, parts::payload)?;
+            if send.is_empty() {
+                return reader.refuse(node, Some("an empty datagram is what a rule without this key sends".to_owned()));
+            }
+            rule.health_question = Some(Question { send, expect: Vec::new() });
+            Some(())
+        },
+        |rule| parts::show_payload(rule.health_question.as_ref().map(|question| &question.send[..])),
+    ),
+    scalar!(
+        "rule.health_expect",
+        reload: true,
+        parts::PAYLOAD_FORM,
+        |reader, node, rule| {
+            let expect = reader.parsed(node, parts::payload)?;
+            let Some(question) = &mut rule.health_question else {
+                return reader.refuse(node, Some("the rule has no health_send to be answered".to_owned()));
+            };
+            question.expect = expect;
+            Some(())
+        },
+        |rule| parts::show_payload(rule.health_question.as_ref().map(|question| &question.expect[..])),
     ),
     scalar!(
         "rule.source",
@@ -318,7 +378,7 @@ pub(crate) static RULE_KEYS: &[KeySpec<Rule>] = &[
         |rule| rule.mark.map_or_else(|| quoted(""), |mark| mark.to_string()),
     ),
     field!("rule.transparent", reload: true, kind::SWITCH, transparent),
-    field!("rule.accept_proxy", reload: true, kind::SWITCH, accept_proxy),
+    field!("rule.proxy_protocol_from", reload: true, PROXIES, proxy_protocol_from),
     scalar!(
         "rule.proxy",
         reload: true,
@@ -354,6 +414,17 @@ pub(crate) static RULE_KEYS: &[KeySpec<Rule>] = &[
         |rule| rule.idle_timeout.map_or(0, |idle| idle.as_secs()).to_string(),
     ),
     scalar!(
+        "rule.half_close_timeout",
+        reload: true,
+        "seconds without a byte after one side has said all, 1 to 31536000, or 0 for no limit",
+        |reader, node, rule| {
+            let seconds = reader.integer(node, &(0..=LONGEST))?;
+            rule.half_close_timeout = (seconds > 0).then(|| Duration::from_secs(seconds));
+            Some(())
+        },
+        |rule| rule.half_close_timeout.map_or(0, |limit| limit.as_secs()).to_string(),
+    ),
+    scalar!(
         "rule.connect_timeout",
         reload: true,
         "seconds, 1 to 3600",
@@ -366,8 +437,37 @@ pub(crate) static RULE_KEYS: &[KeySpec<Rule>] = &[
     field!("rule.keepalive", reload: true, kind::SWITCH, keepalive),
     field!("rule.nodelay", reload: true, kind::SWITCH, nodelay),
     number!("rule.max_connections", reload: true, "a number", 1..=1_000_000, max_connections),
+    field!("rule.max_connections_per_client", reload: true, PER_CLIENT, limits.connections_per_client),
+    field!("rule.new_connections_per_client", reload: true, PER_CLIENT, limits.new_connections_per_client),
+    field!("rule.max_bytes_per_second", reload: true, BYTES, limits.bytes_per_second),
+    field!(
+        "rule.max_bytes_per_second_per_connection",
+        reload: true,
+        BYTES,
+        limits.bytes_per_second_per_connection
+    ),
     field!("rule.copy", reload: true, COPY, copy),
 ];
+
+/// Connections of one client, at a time or a second.
+const PER_CLIENT: Kind<Option<u32>> = Kind {
+    expected: "a number, 1 to 1000000, or 0 for no limit",
+    list: false,
+    read: |reader, node| reader.integer(node, &(0..=1_000_000)).map(|most: u32| (most > 0).then_some(most)),
+    show: |most| most.unwrap_or(0).to_string(),
+};
+
+/// Bytes a second, each way.
+const BYTES: Kind<Option<u64>> = Kind {
+    expected: "bytes a second, 1000 to 1000000000000, or 0 for no limit",
+    list: false,
+    read: |reader, node| match reader.integer(node, &(0..=1_000_000_000_000_u64))? {
+        0 => Some(None),
+        1..1000 => reader.refuse(node, None),
+        rate => Some(Some(rate)),
+    },
+    show: |rate| rate.unwrap_or(0).to_string(),
+};
 
 /// How bytes move.
 pub(crate) const COPY: Kind<CopyMode> = named!(
@@ -383,6 +483,14 @@ pub(crate) const PATTERNS: Kind<Vec<Pattern>> = Kind {
     list: true,
     read: |reader, node| one_or_several(reader, node, |reader, node| reader.parsed(node, parts::pattern)),
     show: |patterns| list(patterns.iter().map(|pattern| quoted(&parts::show_pattern(pattern)))),
+};
+
+/// Proxies.
+const PROXIES: Kind<Vec<Proxy>> = Kind {
+    expected: parts::PROXY_FORM,
+    list: true,
+    read: |reader, node| one_or_several(reader, node, |reader, node| reader.parsed(node, parts::proxy)),
+    show: |proxies| list(proxies.iter().map(|proxy| quoted(&parts::show_proxy(proxy)))),
 };
 
 const TARGETS: Kind<Vec<Endpoint>> = Kind {

@@ -6,6 +6,8 @@ use turnpike_forward::{Balance, CopyMode, Endpoint, Host, Pattern, PortRange, Pr
 
 use super::*;
 
+mod docs;
+
 const EXAMPLE: &str = include_str!("../../../../examples/forward.toml");
 const RINETD: &str = include_str!("../../../../examples/rinetd.conf");
 
@@ -53,7 +55,8 @@ fn a_bare_rule_has_the_documented_defaults() {
     assert_eq!((rule.protocol, rule.ports), (Protocol::Tcp, ports(9000, 9000)));
     assert_eq!(rule.targets, [ip("10.0.0.2", 9001)]);
     assert_eq!((rule.idle_timeout, rule.connect_timeout), (None, Duration::from_secs(10)));
-    assert!(rule.keepalive && rule.nodelay && !rule.transparent && !rule.accept_proxy);
+    assert!(rule.keepalive && rule.nodelay && !rule.transparent);
+    assert!(rule.proxy_protocol_from.is_empty() && rule.half_close_timeout.is_none());
     assert_eq!((rule.max_connections, rule.copy, rule.send_proxy), (16_384, CopyMode::Auto, None));
     assert_eq!(
         argument("udp://[::]:53=10.0.0.2:53").idle_timeout,
@@ -67,10 +70,10 @@ fn ranges_targets_names_and_options_are_read() {
     let rule = argument(
         "tcp://[::1]:9000-9010=db-1.example.org:9000-9010,[2001:db8::2]:80?proxy=v2&copy=splice&idle=60&balance=failover\
          &health=5&source=2001:db8::1&device=eth0&mark=0x10&allow=10.*,192.168.0.0/16&deny=10.0.0.?&keepalive=false&nodelay\
-         &accept_proxy&connect_timeout=3&max_connections=7&name=web",
+         &proxy_protocol_from=10.0.0.2,192.168.0.0/16&half_close_timeout=30&connect_timeout=3&max_connections=7&name=web",
     );
     assert_eq!((rule.id.0.as_str(), rule.ports), ("web", ports(9000, 9010)));
-    assert_eq!(rule.bind, "::1".parse::<std::net::IpAddr>().expect("an address"));
+    assert_eq!(rule.bind, "::1".parse::<std::net::IpAddr>().expect("an address").into());
     assert_eq!(
         rule.targets,
         [
@@ -85,7 +88,10 @@ fn ranges_targets_names_and_options_are_read() {
     assert_eq!(rule.access.allow[0], Pattern::Wildcard("10.*".to_owned()));
     assert_eq!(rule.access.allow[1], Pattern::Prefix("192.168.0.0".parse().expect("an address"), 16));
     assert_eq!(rule.access.deny, [Pattern::Wildcard("10.0.0.?".to_owned())]);
-    assert!(!rule.keepalive && rule.nodelay && rule.accept_proxy);
+    assert!(!rule.keepalive && rule.nodelay);
+    let proxies: Vec<String> = rule.proxy_protocol_from.iter().map(parts::show_proxy).collect();
+    assert_eq!(proxies, ["10.0.0.2/32", "192.168.0.0/16"]);
+    assert_eq!(rule.half_close_timeout, Some(Duration::from_secs(30)));
     assert_eq!((rule.connect_timeout, rule.max_connections), (Duration::from_secs(3), 7));
 }
 
@@ -137,38 +143,138 @@ fn the_four_protocols_have_schemes() {
     }
 }
 
+#[test]
+fn limits_unix_sockets_and_both_families_are_read() {
+    let rule = argument(
+        "tcp://[::]:80=10.0.0.2:80?ipv6_only=false&max_connections_per_client=20&new_connections_per_client=5\
+         &max_bytes_per_second=1000000&max_bytes_per_second_per_connection=1000",
+    );
+    assert!(!rule.ipv6_only);
+    let limits = turnpike_forward::Limits {
+        connections_per_client: Some(20),
+        new_connections_per_client: Some(5),
+        bytes_per_second: Some(1_000_000),
+        bytes_per_second_per_connection: Some(1000),
+    };
+    assert_eq!(rule.limits, limits);
+    let plain = argument("tcp://[::]:80=10.0.0.2:80?max_bytes_per_second=0&max_connections_per_client=0");
+    assert!(plain.ipv6_only && plain.limits == turnpike_forward::Limits::default());
+
+    let unix = |name| turnpike_forward::UnixName::new(name).expect("a name");
+    let rule = argument("unix:///run/in.sock=unix:@app,10.0.0.2:80?socket_mode=660");
+    assert_eq!(
+        (rule.bind, rule.socket_mode),
+        (turnpike_forward::Bind::Unix(unix("/run/in.sock")), Some(0o660))
+    );
+    assert_eq!(rule.id.0, "tcp://unix:/run/in.sock");
+    assert_eq!(rule.targets[0].host, Host::Unix(unix("@app")));
+    assert_eq!(rule.targets[1], ip("10.0.0.2", 80));
+}
+
+/// What is right key by key and impossible as a whole: the key that is refused, and why.
+#[test]
+fn what_unix_sockets_and_single_families_cannot_is_said() {
+    for (text, key, why) in [
+        ("udp://unix:/a=10.0.0.2:80", "rule.listen", "Unix sockets are streams here"),
+        ("udptotcp://0.0.0.0:1=unix:/a", "rule.target", "Unix sockets are streams here"),
+        (
+            "tcp://0.0.0.0:1=unix:/a?source=10.0.0.1",
+            "rule.source",
+            "no address and no route leads to unix:/a",
+        ),
+        ("tcp://0.0.0.0:1=unix:/a?mark=1", "rule.mark", "no address and no route leads to unix:/a"),
+        ("tcp://0.0.0.0:1=unix:/a?transparent=true", "rule.transparent", "no address and no route leads to"),
+        (
+            "tcp://0.0.0.0:1=10.0.0.2:80?socket_mode=660",
+            "rule.socket_mode",
+            "does not listen on a Unix socket",
+        ),
+        (
+            "unix:///a=10.0.0.2:80?socket_mode=888",
+            "rule.socket_mode",
+            "found \"888\"; expected permissions in octal",
+        ),
+        ("unix:///a=10.0.0.2:80?allow=10.*", "rule.allow", "clients of a Unix socket have no address"),
+        (
+            "unix:///a=10.0.0.2:80?max_connections_per_client=1",
+            "rule.max_connections_per_client",
+            "have no address",
+        ),
+        (
+            "unix:///a=10.0.0.2:80?transparent=true",
+            "rule.transparent",
+            "clients of a Unix socket have no address",
+        ),
+        ("unix://a=10.0.0.2:80", "rule.listen", "a Unix socket is an absolute path, or @ and a name"),
+        ("tcp://0.0.0.0:1=10.0.0.2:80?ipv6_only=false", "rule.ipv6_only", "0.0.0.0:1 is of one family"),
+        ("tcp://[::1]:1=10.0.0.2:80?ipv6_only=false", "rule.ipv6_only", "[::1]:1 is of one family"),
+        (
+            "tcp://0.0.0.0:1=10.0.0.2:80?max_bytes_per_second=999",
+            "rule.max_bytes_per_second",
+            "found \"999\"",
+        ),
+    ] {
+        let told = from_arguments(&[text]).expect_err(text).to_string();
+        assert!(told.contains(&format!("{key}: ")) && told.contains(why), "{text}: {told}");
+    }
+    assert!(from_arguments(&["unix:///a=10.0.0.2:80?accept_proxy=true&allow=10.*"]).is_ok());
+}
+
+#[test]
+fn a_listener_of_both_families_collides_with_either() {
+    let both = "tcp://[::]:80=a:1?ipv6_only=false";
+    for other in
+        ["tcp://0.0.0.0:80=b:1", "tcp://10.0.0.1:80=b:1", "tcp://[::1]:80=b:1", "tcptoudp://0.0.0.0:80=b:1"]
+    {
+        for rules in [[both, other], [other, both]] {
+            let told = from_arguments(&rules).expect_err(other).to_string();
+            assert!(told.contains("is already listened on by the rule at"), "{other}: {told}");
+        }
+    }
+    for fine in [
+        ["tcp://[::]:80=a:1", "tcp://0.0.0.0:80=b:1"],
+        [both, "udp://0.0.0.0:80=b:1"],
+        [both, "tcp://0.0.0.0:81=b:1"],
+    ] {
+        assert!(from_arguments(&fine).is_ok(), "{fine:?}");
+    }
+    let twice = from_arguments(&["unix:///a=a:1", "unix:///a=b:1"]).expect_err("one socket").to_string();
+    assert!(twice.contains("unix:/a is already listened on"), "{twice}");
+    assert!(from_arguments(&["unix:///a=a:1", "unix:///b=b:1"]).is_ok());
+}
+
 /// Arguments that are wrong at one place, and the whole message behind "argument ARGUMENT, ".
 const WRONG_ARGUMENTS: &[(&str, &str)] = &[
     (
         "0.0.0.0:9000=10.0.0.2:9001",
         "column 1: it has no \"://\"; expected SCHEME://LISTEN=TARGET[,TARGET...][?KEY=VALUE&...] with the scheme tcp, udp, \
-         udptotcp or tcptoudp, such as tcp://0.0.0.0:9000=10.0.0.2:9001",
+         udptotcp, tcptoudp or unix, such as tcp://0.0.0.0:9000=10.0.0.2:9001",
     ),
     (
         "tpc://0.0.0.0:9000=10.0.0.2:9001",
         "column 1: found the scheme \"tpc\"; expected SCHEME://LISTEN=TARGET[,TARGET...][?KEY=VALUE&...] with the scheme tcp, \
-         udp, udptotcp or tcptoudp, such as tcp://0.0.0.0:9000=10.0.0.2:9001; did you mean \"tcp\"?",
+         udp, udptotcp, tcptoudp or unix, such as tcp://0.0.0.0:9000=10.0.0.2:9001; did you mean \"tcp\"?",
     ),
     (
         "tcp://0.0.0.0:9000",
         "column 7: it has no \"=\" between listener and target; expected SCHEME://LISTEN=TARGET[,TARGET...][?KEY=VALUE&...] \
-         with the scheme tcp, udp, udptotcp or tcptoudp, such as tcp://0.0.0.0:9000=10.0.0.2:9001",
+         with the scheme tcp, udp, udptotcp, tcptoudp or unix, such as tcp://0.0.0.0:9000=10.0.0.2:9001",
     ),
     (
         "tcp://0.0.0.0=10.0.0.2:9001",
         "column 7: rule.listen: found \"0.0.0.0\": it has no port; expected ADDR:PORT or ADDR:FIRST-LAST, IPv6 in brackets, \
-         such as \"0.0.0.0:9000\" or \"[::]:9000-9010\"",
+         such as \"0.0.0.0:9000\" or \"[::]:9000-9010\", or unix:/PATH",
     ),
     (
         "tcp://0.0.0.0:1=10.0.0.2:1,10.0.0.3:x",
         "column 28: rule.target: found \"10.0.0.3:x\": \"x\" is no port: a port is a number, 0 to 65535; expected HOST:PORT \
-         or HOST:FIRST-LAST, IPv6 in brackets, *WEIGHT behind it if not 1, such as \"10.0.0.2:9001\", \"[2001:db8::2]:80\" \
-         or \"db.example.org:5432*3\"",
+         or HOST:FIRST-LAST, IPv6 in brackets, or unix:/PATH, *WEIGHT behind it if not 1, such as \"10.0.0.2:9001\", \
+         \"[2001:db8::2]:80\" or \"db.example.org:5432*3\"",
     ),
     (
         "tcp://0.0.0.0:1=a:1?",
         "column 21: it has an option without a name; expected SCHEME://LISTEN=TARGET[,TARGET...][?KEY=VALUE&...] with the \
-         scheme tcp, udp, udptotcp or tcptoudp, such as tcp://0.0.0.0:9000=10.0.0.2:9001",
+         scheme tcp, udp, udptotcp, tcptoudp or unix, such as tcp://0.0.0.0:9000=10.0.0.2:9001",
     ),
     (
         "tcp://0.0.0.0:1=a:1?idle=x",
@@ -202,8 +308,39 @@ const WRONG_ARGUMENTS: &[(&str, &str)] = &[
         "column 7: rule.listen: 60000 ports; expected at most 4096 ports in one rule",
     ),
     (
-        "udp://0.0.0.0:1=a:1?health=5",
-        "column 28: rule.health: targets are checked by a TCP connect; expected a rule from TCP to TCP",
+        "tcp://0.0.0.0:1=a:1?health=5&health_send=x",
+        "column 42: rule.health_send: targets that speak TCP are checked by a connect; expected a rule to UDP targets",
+    ),
+    (
+        "udp://0.0.0.0:1=a:1?health_send=x",
+        "column 33: rule.health_send: nobody asks: the rule has no health; expected health beside it, the seconds between two \
+         checks",
+    ),
+    (
+        "udp://0.0.0.0:1=a:1?health=5&health_expect=x",
+        "column 44: rule.health_expect: found \"x\": the rule has no health_send to be answered; expected at most 1024 bytes, as \
+         text, or as 0x and two hexadecimal digits a byte such as \"0x00010000\"",
+    ),
+    (
+        "udp://0.0.0.0:1=a:1?health=5&health_send=",
+        "column 42: rule.health_send: found \"\": an empty datagram is what a rule without this key sends; expected at most 1024 \
+         bytes, as text, or as 0x and two hexadecimal digits a byte such as \"0x00010000\"",
+    ),
+    (
+        "tcp://0.0.0.0:1=a:1?accept_proxy",
+        "column 21: rule.accept_proxy: it would believe anybody who connects; expected proxy_protocol_from, the addresses of the \
+         proxies: addresses or prefixes such as \"10.0.0.2\" or \"10.0.0.0/8\", one or a list of them; \"unix:\" for all \
+         who come by a Unix socket",
+    ),
+    (
+        "tcp://0.0.0.0:1=a:1?proxy_protocol_from=10.*",
+        "column 41: rule.proxy_protocol_from: found \"10.*\": \"10.*\" is no address prefix: expected one such as 10.0.0.0/8, \
+         2001:db8::/32 or 192.0.2.1; expected addresses or prefixes such as \"10.0.0.2\" or \"10.0.0.0/8\", one or a list of \
+         them; \"unix:\" for all who come by a Unix socket",
+    ),
+    (
+        "udp://0.0.0.0:1=a:1?half_close_timeout=5",
+        "column 40: rule.half_close_timeout: UDP has no half-close; expected a rule from TCP to TCP",
     ),
     (
         "udp://0.0.0.0:1=a:1?idle=0",
@@ -228,8 +365,8 @@ const WRONG_ARGUMENTS: &[(&str, &str)] = &[
         "column 26: rule.copy: only TCP to TCP has a choice; expected no such key in this rule",
     ),
     (
-        "udp://0.0.0.0:1=a:1?accept_proxy",
-        "column 33: rule.accept_proxy: a PROXY header begins a TCP connection; expected a rule from TCP to TCP",
+        "udp://0.0.0.0:1=a:1?proxy_protocol_from=10.0.0.2",
+        "column 41: rule.proxy_protocol_from: a PROXY header begins a TCP connection; expected a rule from TCP to TCP",
     ),
     (
         "udp://0.0.0.0:1=a:1?proxy=v1",
@@ -300,8 +437,14 @@ fn the_example_reads_and_shows_the_defaults() {
     settings.origins.clear();
     assert_eq!(settings, ForwardSettings::default());
     let ids: Vec<&str> = rules.iter().map(|rule| rule.id.0.as_str()).collect();
-    assert_eq!(ids, ["web", "telemetry"]);
+    assert_eq!(ids, ["web", "telemetry", "dns"]);
     assert_eq!(rules[1].protocol, Protocol::UdpToTcp { framed: true });
+    let question = rules[2].health_question.as_ref().expect("a UDP target is asked");
+    assert_eq!(
+        (question.send.len(), &question.expect[..]),
+        (17, &question.send[..2]),
+        "a DNS query and its ID"
+    );
 }
 
 #[test]
@@ -344,6 +487,51 @@ fn mistakes_in_the_file_name_line_column_key_and_form() {
         "{found}"
     );
     assert_eq!(lines[5], "f.conf:10:10: log.format: found the integer 3; expected \"text\" or \"json\"");
+}
+
+#[test]
+fn a_file_of_another_program_or_of_serve_is_told_in_one_sentence() {
+    for (text, told) in [
+        (
+            "global\n  daemon\nfrontend f\n  bind :80\n",
+            "f.conf:1:1: this looks like haproxy.cfg; expected rules: a listen or ",
+        ),
+        (
+            "stream {\n  server {\n",
+            "f.conf:1:1: this looks like nginx.conf; expected rules: a server block of stream ",
+        ),
+        (
+            "# c\nlistening-port=3478\nrealm=a\n",
+            "f.conf:2:1: this looks like coturn's turnserver.conf; expected rules to ",
+        ),
+        (
+            "[log]\nlevel = \"info\"\n[server]\nlistn = 5\n",
+            "f.conf:3:2: this is a file of turnpike serve, by its server; expected a file of turnpike forward; for this one: \
+             turnpike serve -c f.conf",
+        ),
+        ("[[realm]]\nname = \"x\n", "f.conf:1:3: this is a file of turnpike serve, by its realm; "),
+    ] {
+        let found = from_file(text).expect_err("it is not ours").to_string();
+        assert!(found.starts_with(told) && found.lines().count() == 1, "{found}");
+    }
+    // With a rule it is ours, and what is wrong is told as ever.
+    let found =
+        from_file("[server]\n[[rule]]\nlisten = \"0.0.0.0:1\"\ntarget = \"a:1\"\n").expect_err("mixed");
+    assert!(found.to_string().starts_with("f.conf:1:2: server: unknown section; "), "{found}");
+}
+
+#[test]
+fn proxies_everywhere_are_doubted() {
+    let warned = |from| {
+        let rule = format!("tcp://0.0.0.0:1=a:1?proxy_protocol_from={from}");
+        from_arguments(&[&rule]).expect("valid").warnings
+    };
+    assert!(warned("10.0.0.0/8").is_empty());
+    let warnings = warned("10.0.0.0/8,::/0");
+    assert!(
+        warnings[0].contains("rule.proxy_protocol_from: ::/0 lets anybody who connects claim any address"),
+        "{warnings:?}"
+    );
 }
 
 #[test]

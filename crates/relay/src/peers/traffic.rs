@@ -105,7 +105,8 @@ fn one_way(
         return Outcome::Idle;
     }
     match mover.pump(flow, from, to, copy, last) {
-        Pumped::Idle | Pumped::Done => Outcome::Idle,
+        // These flows have no budget.
+        Pumped::Idle | Pumped::Spent | Pumped::Done => Outcome::Idle,
         Pumped::Blocked => Outcome::Blocked,
         Pumped::Again => Outcome::Again,
         Pumped::SourceFailed | Pumped::SinkFailed => Outcome::Over,

@@ -8,6 +8,7 @@ pub(crate) mod witness;
 use std::{
     io::{self, Read, Write},
     net::{Ipv4Addr, SocketAddr, TcpStream, UdpSocket},
+    process::Command,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -94,6 +95,8 @@ pub(crate) fn start_with(change: impl FnOnce(&mut Config)) -> World {
         datapath: Datapath::best().0,
         relay: vec![RelayAddress { bind: Ipv4Addr::LOCALHOST.into(), external: None }],
         ports: 20_000..=29_999,
+        addresses: Vec::new(),
+        listeners_beside: Vec::new(),
         listener_buffer: 1 << 20,
         relay_buffer: 8 << 20,
         max_allocations: 1000,
@@ -491,4 +494,38 @@ pub(crate) fn tls_connect_behind(
         stream.conn.complete_io(&mut stream.sock)?;
     }
     Ok(stream)
+}
+
+/// Runs `body` in a network namespace of its own with loopback up: this test starts itself again inside. Says why not where the machine
+/// does not let it.
+pub(crate) fn in_namespace(test: &str, body: impl FnOnce()) {
+    const INSIDE: &str = "TURNPIKE_RELAY_TEST_INSIDE";
+    if std::env::var_os(INSIDE).is_some() {
+        run("ip", &["link", "set", "lo", "up"]);
+        return body();
+    }
+    let allowed = |flags: &&str| {
+        let probe = Command::new("unshare").args([flags, "ip", "link", "set", "lo", "up"]).output();
+        probe.is_ok_and(|output| output.status.success())
+    };
+    // A user namespace needs no privilege, but is often forbidden in containers, where root may do without.
+    let Some(flags) = ["-n", "-rn"].into_iter().find(allowed) else {
+        return println!("SKIPPED: {test}: unshare(1) and ip(8) cannot make a network namespace here");
+    };
+    let output = Command::new("unshare")
+        .arg(flags)
+        .arg(std::env::current_exe().unwrap())
+        .args(["--exact", test, "--nocapture", "--test-threads=1"])
+        .env(INSIDE, "1")
+        .output()
+        .unwrap();
+    let text = String::from_utf8_lossy(&output.stdout);
+    print!("{text}{}", String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success() && text.contains("1 passed"), "{test} failed inside its namespace");
+}
+
+/// Runs a program that must succeed.
+pub(crate) fn run(program: &str, arguments: &[&str]) {
+    let output = Command::new(program).args(arguments).output().unwrap();
+    assert!(output.status.success(), "{program} {arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
 }

@@ -143,13 +143,17 @@ impl Allocation {
     /// particular allocation; it MUST NOT affect" those of the other family.
     pub(super) fn forget(&mut self, family: Family) {
         self.former = self.relay(family).take().map(|relay| Box::new(relay.address));
-        self.retain_peers(|ip| Family::of(ip) != family);
+        self.retain_peers(|ip| Family::of(ip) != family, |peer| Family::of(peer.ip()) != family);
     }
 
-    /// Keeps the permissions and channels of these peers.
-    pub(super) fn retain_peers(&mut self, keep: impl Fn(IpAddr) -> bool) {
-        self.permissions.list.retain(|permission| keep(permission.ip));
-        self.channels.retain(|channel| keep(channel.peer.ip()));
+    /// Keeps the permissions and the channels of these peers.
+    pub(super) fn retain_peers(
+        &mut self,
+        permitted: impl Fn(IpAddr) -> bool,
+        bound: impl Fn(SocketAddr) -> bool,
+    ) {
+        self.permissions.list.retain(|permission| permitted(permission.ip));
+        self.channels.retain(|channel| bound(channel.peer));
     }
 
     /// Installs or refreshes a permission. The caller has asked [`Permissions::room_for`].

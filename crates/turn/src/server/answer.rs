@@ -6,8 +6,9 @@ use smallvec::SmallVec;
 
 use super::{
     Client, ConnectRequest, ConnectionId, CredentialRefusal, DropReason, Effect, Gate, MoveRequest,
-    OpenRequest, Server, User, Verdict, attribute,
+    OpenRequest, RelayTransport, Server, User, Verdict, attribute,
     auth::{MAX_QUEUED, Who, printable},
+    nat_discovery::unknown_in_plain_binding,
     request::{Method, Request},
     response::{Response, Signer, reason_phrase},
 };
@@ -74,6 +75,10 @@ impl<G: Gate> Server<G> {
         if !unknown.is_empty() {
             return self.unknown_attributes_of(request, who.signer.as_ref(), &unknown);
         }
+        if self.is_loop(client, request) {
+            self.stats.loop_refusals += 1;
+            return self.fail(request, who.signer.as_ref(), 403);
+        }
         match request.method {
             Method::Allocate => self.allocate(now, client, request, who),
             Method::Refresh => self.refresh(now, client, request, &who),
@@ -85,14 +90,31 @@ impl<G: Gate> Server<G> {
         }
     }
 
+    /// Whether a client that sits behind one of our own relayed transport addresses wants an allocation, or to move one there. Through
+    /// such a one its datagrams would come back to us, and two of them can be made to feed each other until the TTL ends.
+    fn is_loop(&mut self, client: &Client, request: &Request<'_>) -> bool {
+        let concerns = match request.method {
+            Method::Allocate | Method::ConnectionBind => true,
+            Method::Refresh => request.get(attribute::MOBILITY_TICKET).is_some(),
+            _ => false,
+        };
+        if !concerns {
+            return false;
+        }
+        let is_stream = self.config.listener(client.listener).transport.is_stream();
+        let transport = if is_stream { RelayTransport::Tcp } else { RelayTransport::Udp };
+        self.gate.is_relayed(client.address, transport)
+    }
+
     /// RFC 8489 section 12: the address that the request came from. Needs no credentials, and so gets neither SOFTWARE
     /// nor a signature: 32 bytes for 20, over IPv6 44.
     pub(super) fn binding(&mut self, now: Now, client: &Client, request: &Request<'_>) -> Answer {
         if let Some(answer) = self.discover(now, client, request) {
             return answer;
         }
-        if !request.unknown.is_empty() {
-            return self.unknown_attributes(request, None);
+        let unknown = unknown_in_plain_binding(request);
+        if !unknown.is_empty() {
+            return self.unknown_attributes_of(request, None, &unknown);
         }
         self.stats.successes[Method::Binding as usize] += 1;
         let mut response = Response::success(&mut self.reply, Method::Binding, request.transaction);
@@ -192,10 +214,6 @@ impl<G: Gate> Server<G> {
 
     /// RFC 8489 section 6.3.1: "an error response with an error code of 420 (Unknown Attribute) [...] and includes an
     /// UNKNOWN-ATTRIBUTES attribute in the response that lists the unknown comprehension-required attributes."
-    pub(super) fn unknown_attributes(&mut self, request: &Request<'_>, signer: Option<&Signer>) -> Answer {
-        self.unknown_attributes_of(request, signer, &request.unknown)
-    }
-
     pub(super) fn unknown_attributes_of(
         &mut self,
         request: &Request<'_>,

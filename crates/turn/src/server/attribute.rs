@@ -2,7 +2,8 @@
 //! section 6, RFC 8016 section 3.3).
 
 pub(super) const MAPPED_ADDRESS: u16 = 0x0001;
-/// RFC 5780's three are known in Binding requests only, and only where it is configured.
+/// RFC 5780's three are known in Binding requests only, and only where it is configured; a CHANGE-REQUEST that asks for no change is
+/// as if absent everywhere.
 pub(super) const CHANGE_REQUEST: u16 = 0x0003;
 pub(super) const USERNAME: u16 = 0x0006;
 pub(super) const MESSAGE_INTEGRITY: u16 = 0x0008;
@@ -26,6 +27,9 @@ pub(super) const PASSWORD_ALGORITHM: u16 = 0x001D;
 pub(super) const USERHASH: u16 = 0x001E;
 pub(super) const XOR_MAPPED_ADDRESS: u16 = 0x0020;
 pub(super) const RESERVATION_TOKEN: u16 = 0x0022;
+/// RFC 8445 section 7.1: of connectivity checks, which are Binding requests.
+const PRIORITY: u16 = 0x0024;
+const USE_CANDIDATE: u16 = 0x0025;
 pub(super) const PADDING: u16 = 0x0026;
 pub(super) const RESPONSE_PORT: u16 = 0x0027;
 pub(super) const CONNECTION_ID: u16 = 0x002A;
@@ -43,6 +47,12 @@ pub(super) const THIRD_PARTY_AUTHORIZATION: u16 = 0x802E;
 pub(super) const MOBILITY_TICKET: u16 = 0x8030;
 /// The number that ADDITIONAL-ADDRESS-FAMILY had in the drafts before RFC 8656. coturn's client asks with it.
 pub(super) const DRAFT_ADDITIONAL_ADDRESS_FAMILY: u16 = 0x8032;
+
+/// Whether ICE puts it into Binding requests. It is between the two agents of a session; a STUN server that is asked with it answers as
+/// if it were not there. ICE-CONTROLLED and ICE-CONTROLLING are comprehension-optional.
+pub(super) fn is_of_ice(kind: u16) -> bool {
+    matches!(kind, PRIORITY | USE_CANDIDATE)
+}
 
 /// Whether the server knows the attribute, or need not (comprehension-optional, RFC 8489 section 14).
 pub(super) fn is_comprehended(kind: u16) -> bool {

@@ -74,9 +74,7 @@ impl<G: Gate> Server<G> {
         // gets a nonce for it by the 438 below.
         let Some(realm) = self.realms.find(&self.config, client.listener, realm).cloned() else {
             // Whoever forges an address has no nonce that we gave to it; what it could write into the log would accuse others.
-            let standing =
-                self.nonce_scope(client, &first).judge(nonce, now.unix, self.config.nonce_lifetime);
-            if standing == Standing::Foreign {
+            if self.judge(now, client.address.ip(), &first, nonce) == Standing::Foreign {
                 self.stats.refused(CredentialRefusal::WrongRealm);
             } else {
                 self.refused(now, client, user, CredentialRefusal::WrongRealm);

@@ -42,7 +42,8 @@ impl<G: Gate> Server<G> {
         peers.dedup();
         let Some((_, allocation)) = self.table.at(index) else { return self.fail(request, signer, 437) };
         // "If an XOR-PEER-ADDRESS attribute contains an address of an address family that is not the same as that of a
-        // relayed transport address for the allocation, the server MUST generate an error response with the 443".
+        // relayed transport address for the allocation, the server MUST generate an error response with the 443". An IPv4-mapped
+        // address has the family that stands beside it, which is IPv6.
         if peers.iter().any(|ip| !allocation.has(Family::of(*ip))) {
             return self.fail(request, signer, 443);
         }

@@ -1,6 +1,10 @@
-//! What the state machine asks about users: keys and quotas. `relay` and `ops` answer.
+//! What the state machine asks about users: keys and quotas; and about addresses, whether one is ours. `relay` and `ops` answer.
+
+use std::net::SocketAddr;
 
 use turnpike_wire::integrity::{Key, KeyAlgorithm};
+
+use super::RelayTransport;
 
 /// How a request names its user.
 #[derive(Clone, Copy, Debug)]
@@ -44,7 +48,7 @@ pub enum QuotaRefusal {
     Total,
 }
 
-/// Users, keys and quotas, as one worker sees them. Called on requests only, never on the packet path.
+/// Users, keys, quotas and relayed addresses, as one worker sees them. Called on requests only, never on the packet path.
 pub trait Gate {
     /// Looks a user up and calls `verify` with each candidate key (several when secrets rotate) until it returns true.
     fn check(
@@ -61,4 +65,9 @@ pub trait Gate {
 
     /// Counts one less.
     fn release(&mut self, realm: &str, identity: &str);
+
+    /// Whether a relayed transport address of any worker is this one, as bound or as clients are told; canonical. By default none is.
+    fn is_relayed(&mut self, _address: SocketAddr, _transport: RelayTransport) -> bool {
+        false
+    }
 }

@@ -56,7 +56,8 @@ impl<G: Gate> Server<G> {
         }
     }
 
-    fn judge(&self, now: Now, client: IpAddr, realm: &Terms, nonce: &[u8]) -> Standing {
+    /// What a nonce is worth in the hands of `client`.
+    pub(super) fn judge(&self, now: Now, client: IpAddr, realm: &Terms, nonce: &[u8]) -> Standing {
         self.nonce_scope(client, realm).judge(nonce, now.unix, self.config.nonce_lifetime)
     }
 

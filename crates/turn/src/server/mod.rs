@@ -23,6 +23,7 @@ mod learned;
 mod mobility;
 mod nat_discovery;
 mod nonce;
+pub mod own_endpoints;
 pub mod peer_rules;
 mod realm;
 mod refresh;
@@ -46,7 +47,8 @@ pub use gate::{Gate, Lookup, QuotaRefusal, User};
 pub use granted::GrantedAllocates;
 pub use mobility::{Arrival, MoveRequest, Moved};
 pub use nat_discovery::{DiscoveryLimits, MAX_PADDING, MIN_RESPONSE_PORT, NatDiscovery};
-pub use peer_rules::{Cidr, PeerDenial, PeerRules};
+pub use own_endpoints::OwnEndpoints;
+pub use peer_rules::{AllowRule, Cidr, PeerDenial, PeerRules};
 pub use realm::{Realm, RealmId};
 pub use seat::Seat;
 pub use stats::{ConnectionRefusal, Stats};
@@ -325,7 +327,8 @@ impl<G: Gate> Server<G> {
     pub fn reconfigure(&mut self, now: Now, config: Arc<ServerConfig>) {
         for index in self.table.indices() {
             if let Some((_, allocation)) = self.table.at(index) {
-                allocation.retain_peers(|ip| config.peers.permits(ip));
+                let peers = &config.peers;
+                allocation.retain_peers(|ip| peers.permits(ip), |peer| peers.permits_endpoint(peer));
             }
             self.close_connections(index, |peer| !config.peers.permits_endpoint(peer));
         }

@@ -87,12 +87,7 @@ struct Wish<'a> {
 impl<'a> Wish<'a> {
     /// `None` where an attribute is malformed, or two exclude each other.
     fn read(request: &Request<'a>) -> Option<Self> {
-        // Section 7.2: 32 bits, of which A (0x04) and B (0x02) are used.
-        let flags = match request.get(attribute::CHANGE_REQUEST) {
-            None => 0,
-            Some([_, _, _, flags]) => *flags,
-            Some(_) => return None,
-        };
+        let (change_address, change_port) = changes(request)?;
         // Section 7.5: 16 bits and 2 bytes of padding, which some count as the attribute's own.
         let response_port = match request.get(attribute::RESPONSE_PORT) {
             None => None,
@@ -104,17 +99,33 @@ impl<'a> Wish<'a> {
         if response_port.is_some_and(|port| port < MIN_RESPONSE_PORT || padding.is_some()) {
             return None;
         }
-        Some(Self {
-            change_address: flags & 0x04 != 0,
-            change_port: flags & 0x02 != 0,
-            padding,
-            response_port,
-        })
+        Some(Self { change_address, change_port, padding, response_port })
     }
 
     fn is_plain(&self) -> bool {
         !self.change_address && !self.change_port && self.padding.is_none() && self.response_port.is_none()
     }
+}
+
+/// Whether CHANGE-REQUEST asks for an answer from the other address, and from the other port; `None` where it is malformed.
+fn changes(request: &Request<'_>) -> Option<(bool, bool)> {
+    // Section 7.2: 32 bits, of which A (0x04) and B (0x02) are used.
+    match request.get(attribute::CHANGE_REQUEST) {
+        None => Some((false, false)),
+        Some([_, _, _, flags]) => Some((flags & 0x04 != 0, flags & 0x02 != 0)),
+        Some(_) => None,
+    }
+}
+
+/// What a Binding request has to say that is not understood where NAT cannot be discovered. A CHANGE-REQUEST without a flag asks for
+/// nothing: clients send it because there are servers that answer no request without one.
+pub(super) fn unknown_in_plain_binding(request: &Request<'_>) -> SmallVec<[u16; 4]> {
+    let asks_for_change = changes(request) != Some((false, false));
+    let is_unknown = |kind: &u16| match *kind {
+        attribute::CHANGE_REQUEST => asks_for_change,
+        kind => !attribute::is_of_ice(kind),
+    };
+    request.unknown.iter().copied().filter(is_unknown).collect()
 }
 
 /// Whether RFC 5780 defines it for requests.
@@ -123,7 +134,7 @@ fn is_of_discovery(kind: u16) -> bool {
 }
 
 impl<G: Gate> Server<G> {
-    /// A Binding request on an address of NAT discovery; `None` on any other, where its attributes are unknown and answered by 420,
+    /// A Binding request on an address of NAT discovery; `None` on any other, where what asks for it is unknown and answered by 420,
     /// as section 6 has it for a server that cannot answer from elsewhere.
     pub(super) fn discover(&mut self, now: Now, client: &Client, request: &Request<'_>) -> Option<Answer> {
         let here = |discovery: &NatDiscovery| Some((*discovery, discovery.position(client.local)?));
@@ -132,8 +143,8 @@ impl<G: Gate> Server<G> {
         if discovery.listeners[position.address][position.port] != client.listener {
             return None;
         }
-        let unknown: SmallVec<[u16; 4]> =
-            request.unknown.iter().copied().filter(|kind| !is_of_discovery(*kind)).collect();
+        let is_unknown = |kind: &u16| !is_of_discovery(*kind) && !attribute::is_of_ice(*kind);
+        let unknown: SmallVec<[u16; 4]> = request.unknown.iter().copied().filter(is_unknown).collect();
         if !unknown.is_empty() {
             return Some(self.unknown_attributes_of(request, None, &unknown));
         }

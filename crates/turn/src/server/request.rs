@@ -4,7 +4,7 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use smallvec::SmallVec;
-use turnpike_wire::{address::canonical, integrity, integrity::Mac};
+use turnpike_wire::{integrity, integrity::Mac};
 
 use super::{DropReason, Family, attribute};
 
@@ -145,7 +145,7 @@ impl<'a> Request<'a> {
         self.attributes().find(|(found, _)| *found == kind).map(|(_, value)| value)
     }
 
-    /// Every XOR-PEER-ADDRESS, `None` where one is malformed.
+    /// Every XOR-PEER-ADDRESS, of the family that stands in it, IPv4-mapped or not; `None` where one is malformed.
     pub(super) fn peers(&self) -> impl Iterator<Item = Option<SocketAddr>> + '_ {
         self.attributes()
             .filter(|(kind, _)| *kind == attribute::XOR_PEER_ADDRESS)
@@ -214,7 +214,7 @@ pub(super) fn read_family(value: &[u8]) -> Option<Result<Family, u8>> {
     }
 }
 
-/// XOR-PEER-ADDRESS (RFC 8489 section 14.2), canonical.
+/// XOR-PEER-ADDRESS (RFC 8489 section 14.2).
 fn read_xor_address(value: &[u8], transaction: [u8; 12]) -> Option<SocketAddr> {
     let [_, family, p0, p1, address @ ..] = value else { return None };
     let port = u16::from_be_bytes([p0 ^ COOKIE[0], p1 ^ COOKIE[1]]);
@@ -229,7 +229,7 @@ fn read_xor_address(value: &[u8], transaction: [u8; 12]) -> Option<SocketAddr> {
         }
         _ => return None,
     };
-    Some(canonical(SocketAddr::new(ip, port)))
+    Some(SocketAddr::new(ip, port))
 }
 
 /// What IPv6 addresses are XORed with: the cookie and the transaction ID.

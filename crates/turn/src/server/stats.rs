@@ -66,6 +66,8 @@ pub struct Stats {
     pub channel_limit: u64,
     /// Allocations refused because the server drains.
     pub drain_refusals: u64,
+    /// Requests for an allocation, or to move one, refused because they came from one of our relayed transport addresses.
+    pub loop_refusals: u64,
     /// What happened to connections to peers (RFC 6062), in the order of [`ConnectionEvent::ALL`].
     pub connection_events: [u64; ConnectionEvent::ALL.len()],
     /// Connections of peers and ConnectionBinds refused, in the order of [`ConnectionRefusal::ALL`].
@@ -207,6 +209,7 @@ impl Stats {
             ("retransmits_answered", self.retransmits),
             ("allocations_opened", self.allocations_opened),
             ("drain_refusals", self.drain_refusals),
+            ("loop_refusals", self.loop_refusals),
             ("redirects", self.redirects),
         ]
         .into_iter()
@@ -322,6 +325,7 @@ impl Stats {
             permission_limit,
             channel_limit,
             drain_refusals,
+            loop_refusals,
             connection_events,
             connection_refusals,
             connection_limit,
@@ -340,6 +344,7 @@ impl Stats {
         self.permission_limit += permission_limit;
         self.channel_limit += channel_limit;
         self.drain_refusals += drain_refusals;
+        self.loop_refusals += loop_refusals;
         self.redirects += redirects;
         add(&mut self.requests, requests);
         add(&mut self.nat_discovery, nat_discovery);

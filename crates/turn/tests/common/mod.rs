@@ -16,7 +16,8 @@ use turnpike_turn::{
         AllocationId, Alternate, AlternateWhen, Client, ConnectError, ConnectRequest, ConnectionId,
         ConnectionRefusal, DropReason, Effect, Family, Gate, IssuerKey, ListenerId, ListenerProfile, Lookup,
         MoveRequest, NatDiscovery, OpenRequest, OpenResult, PeerConnection, QuotaRefusal,
-        Realm as TenantRealm, RelayId, Seat, Server, ServerConfig, ThirdParty, Transport, User, Verdict,
+        Realm as TenantRealm, RelayId, RelayTransport, Seat, Server, ServerConfig, ThirdParty, Transport,
+        User, Verdict,
     },
     time::Now,
     wire::{
@@ -69,6 +70,8 @@ pub struct TestGate {
     pub total: usize,
     pub held: Rc<RefCell<HashMap<String, usize>>>,
     pub lookups: usize,
+    /// What [`Gate::is_relayed`] knows.
+    pub relayed: Vec<(SocketAddr, RelayTransport)>,
 }
 
 impl TestGate {
@@ -118,6 +121,10 @@ impl Gate for TestGate {
         let mut counts = self.held.borrow_mut();
         let held = counts.get_mut(&key(realm, identity)).expect("released what was acquired");
         *held = held.checked_sub(1).expect("released once");
+    }
+
+    fn is_relayed(&mut self, address: SocketAddr, transport: RelayTransport) -> bool {
+        self.relayed.contains(&(address, transport))
     }
 }
 

@@ -53,7 +53,12 @@ fn natdiscovery_finds_no_nat_on_loopback() {
         for found in [
             "NAT with Endpoint Independent Mapping!",
             "NAT with Endpoint Independent Filtering!",
-            "No ALG: Mapped == XOR-Mapped",
+            // Only an answer with padding has room for MAPPED-ADDRESS too.
+            if padding.is_empty() {
+                "Not received mapped address attribute"
+            } else {
+                "No ALG: Mapped == XOR-Mapped"
+            },
             &format!("Response origin: : {}", SocketAddr::new(second, ports[1])),
             &format!("Other addr: : {}", SocketAddr::new(second, ports[1])),
         ] {

@@ -1,5 +1,5 @@
-//! pion/turn v4, the Go library (tests/interop/pion), relays an echo through `serve`, by Send and over a channel. It
-//! resolves a server's address as IPv4 alone.
+//! pion/turn, the Go library (tests/interop/pion): v4 relays an echo through `serve`, by Send and over a channel, v4 and v5 relay TCP.
+//! It resolves a server's address as IPv4 alone.
 
 use std::process::Command;
 
@@ -56,6 +56,34 @@ fn pion_relays_an_echo_over_tcp() {
 #[test]
 fn pion_relays_an_echo_over_tls() {
     relays_an_echo("tls");
+}
+
+/// With the nonce of the control connection on each data connection, on whichever worker that comes in.
+fn relays_tcp_both_ways(version: &str) {
+    const EACH_WAY: u64 = 6;
+    let serve = Serve::start(&["--workers", "3"]);
+    let Some(program) = interop_program("pion-tcp") else { return skip(MISSING) };
+    let mut command = Command::new(program);
+    command.args(["-server", &serve.address(V4).to_string(), "-user", USER, "-password", PASSWORD]);
+    command.args(["-version", version, "-count", &EACH_WAY.to_string()]);
+    let ended = Program::run(&mut command);
+    assert_eq!(ended.code, Some(0), "{}", ended.output());
+    let report = super::report(&ended);
+    assert_eq!([&report["connected"], &report["accepted"]], [EACH_WAY; 2], "{report}");
+    assert_eq!(report["heard_from"], serde_json::json!([report["relayed"]]), "{report}");
+    let metrics = serve.metrics();
+    assert_eq!(metrics.sum("turnpike_error_responses_total", "code=\"438\""), 0, "{}", metrics.text());
+    serve.wait_for_allocations(0);
+}
+
+#[test]
+fn pion_4_connects_to_tcp_peers_and_accepts_them() {
+    relays_tcp_both_ways("4");
+}
+
+#[test]
+fn pion_5_connects_to_tcp_peers_and_accepts_them() {
+    relays_tcp_both_ways("5");
 }
 
 #[test]

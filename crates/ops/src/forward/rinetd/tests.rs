@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use turnpike_forward::{Host, Pattern, Rule};
+use turnpike_forward::{Bind, Host, Pattern, Rule};
 
 use super::*;
 
@@ -50,10 +50,10 @@ fn rules_are_read_as_rinetd_reads_them() {
     ] {
         let rule = rule(line);
         assert_eq!(rule.protocol, protocol, "{line}");
-        assert_eq!(parts::show_listener(rule.bind, rule.ports), listen, "{line}");
+        assert_eq!(parts::show_listener(&rule.bind, rule.ports), listen, "{line}");
         assert_eq!(rule.targets.iter().map(parts::show_endpoint).collect::<Vec<_>>(), [target], "{line}");
     }
-    assert!(rule("localhost 80 10.0.0.1 80").bind.is_loopback());
+    assert!(matches!(rule("localhost 80 10.0.0.1 80").bind, Bind::Ip(ip) if ip.is_loopback()));
     assert_eq!(rule("0.0.0.0 1 Host.Example 2").targets[0].host, Host::Name("host.example".to_owned()));
 }
 
@@ -146,6 +146,11 @@ const WRONG: &[(&str, &str)] = &[
          it or nothing for tcp",
     ),
     (
+        "0.0.0.0 0 10.0.0.1 80",
+        "r.conf:1:9: bindport 0: the kernel would choose a port that nobody knows; expected a port 1 to 65535 or a service \
+         name, with /tcp or /udp behind it or nothing for tcp",
+    ),
+    (
         "0.0.0.0 80-90 10.0.0.1 80",
         "r.conf:1:9: bindport 80-90: no port; expected a port 1 to 65535 or a service name, with /tcp or /udp behind it or \
          nothing for tcp",
@@ -220,6 +225,39 @@ fn every_wrong_line_is_told() {
         .expect_err("wrong");
     let places: Vec<&str> = problems.iter().filter_map(|problem| problem.split(": ").next()).collect();
     assert_eq!(places, ["r.conf:1:11", "r.conf:3:7", "r.conf:5:20"]);
+}
+
+fn is_loopback(bind: &Bind) -> bool {
+    matches!(bind, Bind::Ip(address) if address.is_loopback())
+}
+
+#[test]
+fn no_name_is_looked_up_while_a_line_is_wrong_and_each_that_has_no_address_is_told() {
+    let names =
+        "a.invalid 80 10.0.0.1 80\n0.0.0.0 81 10.0.0.1 81 [src=b.invalid]\na.invalid 82 10.0.0.1 82\n";
+    let wrong = parse(&format!("{names}0.0.0.0 80 10.0.0.1\n")).expect_err("one line is wrong");
+    assert_eq!(wrong.len(), 1, "{wrong:?}");
+    assert!(wrong[0].starts_with("r.conf:4:20: "), "{wrong:?}");
+    let unknown = parse(names).expect_err("RFC 2606: nobody has these names");
+    let places = ["r.conf:1:1: bindaddress a.invalid: ", "r.conf:2:25: src b.invalid: ", "r.conf:3:1: "];
+    assert_eq!(unknown.len(), places.len(), "{unknown:?}");
+    for (told, place) in unknown.iter().zip(places) {
+        assert!(told.starts_with(place) && told.contains("cannot be resolved"), "{told}");
+    }
+    let known = conf("localhost 80 10.0.0.1 80 [src=localhost]\n").drafts.remove(0).rule;
+    assert!(is_loopback(&known.bind) && known.source.is_some_and(|source| source.is_loopback()));
+    assert_eq!(known.id.0, format!("tcp://{}", parts::show_listener(&known.bind, known.ports)));
+}
+
+#[test]
+fn a_file_without_a_right_line_is_one_problem() {
+    let told = parse("this is a letter to you\nand has no rule in it\n\nat all, at all\nis it?\n")
+        .expect_err("no rules");
+    assert_eq!(told.len(), 1, "{told:?}");
+    assert!(told[0].starts_with("r.conf:1:6: bindport is: no service of this name over tcp in /etc/services, and 3 more lines are wrong"), "{told:?}");
+    assert!(told[0].contains("expected rinetd.conf, with lines bindaddress bindport"), "{told:?}");
+    // As soon as one is right, all are told.
+    assert_eq!(parse("a b c d\na b c d\na b c d\na b c d\n0 1 10.0.0.1 2\n").expect_err("wrong").len(), 4);
 }
 
 #[test]

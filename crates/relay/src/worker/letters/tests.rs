@@ -60,6 +60,8 @@ fn workers() -> [Worker; 2] {
         datapath: Datapath::Mmsg,
         relay: vec![RelayAddress { bind: Ipv4Addr::LOCALHOST.into(), external: None }],
         ports: 20_000..=29_999,
+        addresses: Vec::new(),
+        listeners_beside: Vec::new(),
         listener_buffer: 1 << 16,
         relay_buffer: 1 << 16,
         max_allocations: 10,
@@ -90,7 +92,7 @@ fn workers() -> [Worker; 2] {
                     poller,
                 )
             },
-            WorkerGate::new(Arc::new(RwLock::new(Arc::new(Nobody))), Arc::clone(&quotas)),
+            WorkerGate::new(Arc::new(RwLock::new(Arc::new(Nobody))), Arc::clone(&quotas), Arc::clone(&ports)),
             Arc::clone(&ports),
             Arc::new(Silent),
             inbox,

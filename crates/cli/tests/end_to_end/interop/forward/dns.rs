@@ -3,7 +3,7 @@
 use std::{fmt::Write as _, net::SocketAddr, process::Command, thread};
 
 use super::{Workshop, free_address, missing, run};
-use crate::harness::{Dir, Forward, Program, eventually, installed, skip};
+use crate::harness::{Dir, Forward, Program, V4, eventually, free_port, installed, skip};
 
 /// Host number n has the address 10.1.n/256.n%256.
 const HOSTS: u32 = 200;
@@ -131,8 +131,9 @@ fn queries_over_udp_are_each_answered() {
 fn an_unchanged_rinetd_conf_serves_both_transports() {
     let Some(server) = start() else { return };
     let (port, ip) = (server.address.port(), server.address.ip());
+    let listen = free_port(V4);
     let conf = format!(
-        "# one resolver for the house\nallow 127.*\n127.0.0.1 0/udp {ip} {port}/udp [timeout=5]\n127.0.0.1 0/tcp {ip} {port}\n\
+        "# one resolver for the house\nallow 127.*\n127.0.0.1 {listen}/udp {ip} {port}/udp [timeout=5]\n127.0.0.1 {listen}/tcp {ip} {port}\n\
          logfile dns.log\nlogcommon\n"
     );
     let mut forward = Forward::start_file("rinetd.conf", &conf);

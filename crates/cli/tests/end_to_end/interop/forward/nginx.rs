@@ -185,8 +185,9 @@ fn a_proxy_header_of_either_version_tells_nginx_the_client() {
 /// curl speaks version 1 itself: what comes in is believed, and goes on as version 2.
 #[test]
 fn a_proxy_header_of_curl_is_passed_on_in_the_other_version() {
-    let rule =
-        |nginx: &Nginx| format!("tcp://127.0.0.1:0={}?name=p&accept_proxy&proxy=v2", nginx.behind_proxy);
+    let rule = |nginx: &Nginx| {
+        format!("tcp://127.0.0.1:0={}?name=p&proxy_protocol_from=127.0.0.78&proxy=v2", nginx.behind_proxy)
+    };
     let Some((_nginx, mut forward)) = start(rule) else { return };
     let through = forward.address("rule p");
     let client = ["--interface", "127.0.0.78", "--haproxy-protocol"];

@@ -1,0 +1,148 @@
+//! One health check of a target that speaks UDP: a datagram, sent a few times, and what comes back.
+//!
+//! Without a question silence is a good sign: most services say nothing to an empty datagram, while a machine whose port is closed
+//! answers with an ICMP error (RFC 1122 section 4.1.3.1). With one, only an answer is.
+
+use std::{
+    io,
+    net::{SocketAddr, UdpSocket},
+    os::fd::{AsFd, BorrowedFd},
+};
+
+use crate::{Rule, udp::outgoing};
+
+/// Datagrams of one check: a network that loses one in a hundred must not take a target away.
+pub(crate) const TRIES: u64 = 3;
+
+/// The longest answer that is looked at, and the longest beginning of one that can be expected.
+const ANSWER: usize = 2048;
+
+pub(crate) struct DatagramCheck {
+    socket: UdpSocket,
+    tries: u64,
+}
+
+impl DatagramCheck {
+    /// Sends the first datagram, from where the rule's own would come.
+    ///
+    /// # Errors
+    /// Those of socket(2), bind(2), connect(2) and send(2).
+    pub(crate) fn begin(rule: &Rule, target: SocketAddr) -> io::Result<Self> {
+        let mut check = Self { socket: outgoing::to_check(rule, target)?, tries: 0 };
+        check.ask(rule)?;
+        Ok(check)
+    }
+
+    /// To be called when there was nothing to hear for one of [`TRIES`] shares of the time: what the check has found, or `None`
+    /// after asking once more.
+    pub(crate) fn go_on(&mut self, rule: &Rule) -> Option<bool> {
+        if self.tries == TRIES {
+            return Some(rule.health_question.is_none());
+        }
+        match self.ask(rule) {
+            Ok(()) => None,
+            Err(_) => Some(false),
+        }
+    }
+
+    /// To be called when the socket is ready: what the check has found, if anything.
+    pub(crate) fn hear(&self, rule: &Rule) -> Option<bool> {
+        let mut answer = [0; ANSWER];
+        match self.socket.recv(&mut answer) {
+            Ok(len) => {
+                let expected = rule.health_question.as_ref().map_or(&[][..], |question| &question.expect);
+                Some(answer[..len].starts_with(expected))
+            }
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => None,
+            // Port unreachable, most often.
+            Err(_) => Some(false),
+        }
+    }
+
+    fn ask(&mut self, rule: &Rule) -> io::Result<()> {
+        self.tries += 1;
+        let payload = rule.health_question.as_ref().map_or(&[][..], |question| &question.send);
+        self.socket.send(payload).map(drop)
+    }
+}
+
+impl AsFd for DatagramCheck {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::{Duration, Instant};
+
+    use super::*;
+    use crate::Question;
+
+    fn bound() -> (UdpSocket, SocketAddr) {
+        let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
+        socket.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+        let address = socket.local_addr().unwrap();
+        (socket, address)
+    }
+
+    fn asking(target: SocketAddr, expect: &[u8]) -> Rule {
+        let question = Question { send: b"who?".to_vec(), expect: expect.to_vec() };
+        Rule { health_question: Some(question), ..crate::testing::rule("t", target) }
+    }
+
+    fn heard(check: &DatagramCheck, rule: &Rule) -> bool {
+        let deadline = Instant::now() + Duration::from_secs(10);
+        loop {
+            if let Some(found) = check.hear(rule) {
+                return found;
+            }
+            assert!(Instant::now() < deadline, "nothing was heard");
+            std::thread::yield_now();
+        }
+    }
+
+    #[test]
+    fn a_port_where_nobody_listens_is_unhealthy() {
+        let target = bound().1;
+        for rule in [crate::testing::rule("t", target), asking(target, b"")] {
+            assert!(!heard(&DatagramCheck::begin(&rule, target).unwrap(), &rule));
+        }
+    }
+
+    #[test]
+    fn silence_is_healthy_unless_something_was_asked() {
+        let (socket, target) = bound();
+        for (rule, sent, healthy) in
+            [(crate::testing::rule("t", target), &b""[..], true), (asking(target, b""), b"who?", false)]
+        {
+            let mut check = DatagramCheck::begin(&rule, target).unwrap();
+            for _ in 1..TRIES {
+                assert_eq!((check.hear(&rule), check.go_on(&rule)), (None, None));
+            }
+            assert_eq!(check.go_on(&rule), Some(healthy));
+            for _ in 0..TRIES {
+                let mut bytes = [0; 16];
+                let len = socket.recv(&mut bytes).unwrap();
+                assert_eq!(&bytes[..len], sent);
+            }
+        }
+    }
+
+    #[test]
+    fn an_answer_is_good_when_it_begins_as_expected() {
+        let (socket, target) = bound();
+        for (expect, answer, healthy) in [
+            (&b""[..], &b""[..], true),
+            (b"", b"x", true),
+            (b"I am", b"I am b", true),
+            (b"I am", b"I a", false),
+        ] {
+            let rule = asking(target, expect);
+            let check = DatagramCheck::begin(&rule, target).unwrap();
+            let (_, from) = socket.recv_from(&mut [0; 16]).unwrap();
+            socket.send_to(answer, from).unwrap();
+            assert_eq!(heard(&check, &rule), healthy, "{answer:?}");
+        }
+    }
+}

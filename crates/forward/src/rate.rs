@@ -1,0 +1,250 @@
+//! Bytes a second: a bucket of tokens for each way of a rule, shared by the workers, and one for each way of a connection.
+//!
+//! Time is milliseconds of the clock that all workers have in common. A rule without such a limit has nothing of all this.
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicI64, AtomicU64, AtomicUsize, Ordering::Relaxed},
+};
+
+use crate::rule::Limits;
+
+/// From clients to targets, and back: the place in each pair here.
+pub(crate) const UP: usize = 0;
+pub(crate) const DOWN: usize = 1;
+
+/// What a bucket holds at most, in milliseconds of its rate. It makes up for a worker that was late.
+const BURST_MS: u64 = 100;
+/// But never less: the payload of a segment and some.
+const LEAST_BURST: u64 = 2048;
+/// Tokens are thousandths of a byte, so that a millisecond of any whole rate is a whole number.
+const BYTE: i64 = 1000;
+/// A turn in the queue is worth so many bytes at least, so that hundreds of connections do not move a byte each.
+const LEAST_SHARE: u64 = 512;
+
+/// A bucket of one way.
+#[derive(Debug)]
+pub(crate) struct Bucket {
+    /// Bytes a second.
+    rate: u64,
+    most: i64,
+    tokens: AtomicI64,
+    filled: AtomicU64,
+}
+
+impl Bucket {
+    fn new(rate: u64) -> Self {
+        let most = (rate / (1000 / BURST_MS)).max(LEAST_BURST);
+        let most = i64::try_from(most).unwrap_or(i64::MAX / BYTE).saturating_mul(BYTE);
+        Self { rate, most, tokens: AtomicI64::new(most), filled: AtomicU64::new(0) }
+    }
+
+    fn refill(&self, now: u64) {
+        let before = self.filled.load(Relaxed);
+        if now <= before || self.filled.compare_exchange(before, now, Relaxed, Relaxed).is_err() {
+            return;
+        }
+        let gained = i64::try_from(self.rate.saturating_mul(now - before)).unwrap_or(i64::MAX);
+        let fill = |tokens: i64| Some(tokens.saturating_add(gained).min(self.most));
+        // The closure always has a value.
+        let _ = self.tokens.fetch_update(Relaxed, Relaxed, fill);
+    }
+
+    /// Takes up to `want` bytes; 0 when there is none.
+    fn take(&self, want: u64, now: u64) -> u64 {
+        self.refill(now);
+        let want = i64::try_from(want).unwrap_or(i64::MAX);
+        let granted = |tokens: i64| (tokens / BYTE).clamp(0, want);
+        let before =
+            self.tokens.fetch_update(Relaxed, Relaxed, |tokens| Some(tokens - granted(tokens) * BYTE));
+        granted(before.unwrap_or(0)).unsigned_abs()
+    }
+
+    fn give_back(&self, bytes: u64) {
+        if bytes > 0 {
+            self.tokens.fetch_add(i64::try_from(bytes).unwrap_or(0).saturating_mul(BYTE), Relaxed);
+        }
+    }
+
+    fn has_some(&self, now: u64) -> bool {
+        self.refill(now);
+        self.tokens.load(Relaxed) >= BYTE
+    }
+
+    /// A datagram goes whole or not at all. It may go into debt, so that one longer than the bucket is deep ever goes.
+    fn spend(&self, bytes: u64) {
+        self.tokens.fetch_sub(i64::try_from(bytes).unwrap_or(0).saturating_mul(BYTE), Relaxed);
+    }
+}
+
+/// The limits of one rule.
+#[derive(Debug)]
+pub(crate) struct Rates {
+    rule: Option<[Bucket; 2]>,
+    per_connection: Option<u64>,
+    /// Flows that wait for the rule's tokens, of all workers.
+    waiting: [AtomicUsize; 2],
+}
+
+impl Rates {
+    /// `None` where a rule has no such limit.
+    pub(crate) fn new(limits: &Limits) -> Option<Arc<Self>> {
+        let Limits { bytes_per_second, bytes_per_second_per_connection, .. } = limits;
+        if bytes_per_second.is_none() && bytes_per_second_per_connection.is_none() {
+            return None;
+        }
+        Some(Arc::new(Self {
+            rule: bytes_per_second.map(|rate| [Bucket::new(rate), Bucket::new(rate)]),
+            per_connection: *bytes_per_second_per_connection,
+            waiting: Default::default(),
+        }))
+    }
+}
+
+/// What one connection or session may still move.
+#[derive(Debug)]
+pub(crate) struct Pace {
+    rates: Arc<Rates>,
+    own: Option<[Bucket; 2]>,
+    /// Its number in the queue of those that wait, each way; 0 while it does not.
+    ticket: [u64; 2],
+}
+
+impl Pace {
+    /// `None` where its rule has no such limit.
+    pub(crate) fn of(rates: Option<&Arc<Rates>>) -> Option<Box<Self>> {
+        rates.map(|rates| {
+            let own = rates.per_connection.map(|rate| [Bucket::new(rate), Bucket::new(rate)]);
+            Box::new(Self { rates: Arc::clone(rates), own, ticket: [0; 2] })
+        })
+    }
+
+    fn buckets(&self, way: usize) -> impl Iterator<Item = &Bucket> {
+        self.own.iter().chain(self.rates.rule.iter()).map(move |buckets| &buckets[way])
+    }
+
+    /// Takes up to `want` bytes; what is not moved is to be given back.
+    pub(crate) fn take(&self, way: usize, want: u64, now: u64) -> u64 {
+        let mut granted = want;
+        for bucket in self.buckets(way) {
+            let less = bucket.take(granted, now);
+            if less < granted
+                && let Some(own) = &self.own
+                && !std::ptr::eq(bucket, &raw const own[way])
+            {
+                own[way].give_back(granted - less);
+            }
+            granted = less;
+        }
+        granted
+    }
+
+    pub(crate) fn give_back(&self, way: usize, bytes: u64) {
+        self.buckets(way).for_each(|bucket| bucket.give_back(bytes));
+    }
+
+    pub(crate) fn has_some(&self, way: usize, now: u64) -> bool {
+        self.buckets(way).all(|bucket| bucket.has_some(now))
+    }
+
+    /// Whether a datagram may pass now; if so, it has been counted.
+    pub(crate) fn admits(&self, way: usize, len: usize, now: u64) -> bool {
+        let admitted = self.has_some(way, now);
+        if admitted {
+            self.buckets(way).for_each(|bucket| bucket.spend(len as u64));
+        }
+        admitted
+    }
+
+    /// Whether it, or any other of its rule, waits for tokens: whoever comes then gets in line.
+    pub(crate) fn must_queue(&self, way: usize) -> bool {
+        self.ticket[way] != 0 || self.rates.rule.is_some() && self.rates.waiting[way].load(Relaxed) > 0
+    }
+
+    pub(crate) fn is_waiting(&self, way: usize) -> bool {
+        self.ticket[way] != 0
+    }
+
+    /// Whether this is its place in the queue.
+    pub(crate) fn holds(&self, way: usize, ticket: u64) -> bool {
+        self.ticket[way] == ticket
+    }
+
+    pub(crate) fn queue(&mut self, way: usize, ticket: u64) {
+        self.ticket[way] = ticket;
+        self.rates.waiting[way].fetch_add(1, Relaxed);
+    }
+
+    pub(crate) fn leave_queue(&mut self, way: usize) {
+        if std::mem::take(&mut self.ticket[way]) != 0 {
+            self.rates.waiting[way].fetch_sub(1, Relaxed);
+        }
+    }
+
+    /// What one that waited may take at once, of what the rule has gained in so many milliseconds: all that wait get the same.
+    pub(crate) fn share(&self, way: usize, elapsed: u64) -> u64 {
+        let Some(rule) = &self.rates.rule else { return u64::MAX };
+        let waiting = self.rates.waiting[way].load(Relaxed).max(1) as u64;
+        (rule[way].rate.saturating_mul(elapsed.clamp(1, BURST_MS)) / 1000 / waiting).max(LEAST_SHARE)
+    }
+}
+
+impl Drop for Pace {
+    fn drop(&mut self) {
+        self.leave_queue(UP);
+        self.leave_queue(DOWN);
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a panic is how a test fails")]
+mod tests {
+    use super::*;
+
+    fn pace(rule: Option<u64>, own: Option<u64>) -> (Arc<Rates>, Box<Pace>) {
+        let limits =
+            Limits { bytes_per_second: rule, bytes_per_second_per_connection: own, ..Limits::default() };
+        let rates = Rates::new(&limits).unwrap();
+        let pace = Pace::of(Some(&rates)).unwrap();
+        (rates, pace)
+    }
+
+    #[test]
+    fn a_bucket_gives_its_rate_exactly_after_its_burst() {
+        // No whole number of bytes a millisecond.
+        for rate in [1001, 30_303, 10_000_000_007] {
+            let bucket = Bucket::new(rate);
+            let burst = bucket.take(u64::MAX, 1);
+            assert_eq!(burst, (rate / 10).max(LEAST_BURST));
+            let taken: u64 = (2..=10_001).map(|now| bucket.take(u64::MAX, now)).sum();
+            assert_eq!(taken, rate * 10, "{rate}");
+        }
+    }
+
+    #[test]
+    fn the_lower_of_both_limits_holds_and_what_the_other_gave_is_returned() {
+        let (_, pace) = pace(Some(100_000), Some(1_000_000));
+        assert_eq!(pace.take(UP, u64::MAX, 1), 10_000);
+        assert_eq!(pace.take(UP, u64::MAX, 1), 0);
+        assert_eq!(pace.own.as_ref().unwrap()[UP].take(u64::MAX, 1), 90_000);
+        assert_eq!(pace.take(DOWN, u64::MAX, 1), 10_000, "each way has its own");
+    }
+
+    #[test]
+    fn a_datagram_longer_than_the_bucket_passes_and_its_debt_is_paid_by_the_next() {
+        let (_, pace) = pace(None, Some(10_000));
+        let passed = (1..=10_000).filter(|now| pace.admits(UP, 60_000, *now)).count();
+        // 2,048 bytes to begin with and 100,000 later: one at once, and one when 57,952 bytes of debt are paid.
+        assert_eq!(passed, 2);
+    }
+
+    #[test]
+    fn whoever_leaves_while_waiting_is_not_counted_any_more() {
+        let (rates, mut pace) = pace(Some(1000), None);
+        let other = Pace::of(Some(&rates)).unwrap();
+        pace.queue(UP, 7);
+        assert!(pace.holds(UP, 7) && other.must_queue(UP) && !other.must_queue(DOWN));
+        drop(pace);
+        assert!(!other.must_queue(UP));
+    }
+}

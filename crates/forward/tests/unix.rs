@@ -1,0 +1,318 @@
+//! Unix sockets, as listeners and as targets.
+#![allow(clippy::unwrap_used, clippy::cast_possible_truncation, reason = "a panic is how a test fails")]
+
+mod support;
+
+use std::{
+    io::{Read, Write},
+    net::Shutdown,
+    os::unix::{
+        fs::{FileTypeExt as _, PermissionsExt as _},
+        net::{UnixListener, UnixStream},
+    },
+    path::{Path, PathBuf},
+    sync::{
+        Arc,
+        atomic::{AtomicU32, Ordering},
+    },
+    time::Duration,
+};
+
+use support::{PATIENCE, Running, accept, greeter, listener, read_exactly, rule, settings, until};
+use turnpike_forward::{
+    Balance, Bind, CopyMode, EndReason, Endpoint, Forwarder, Host, PortRange, Proxy, ProxyVersion, Rule,
+    UnixName,
+};
+
+/// A directory that goes with the test.
+struct Directory(PathBuf);
+
+impl Directory {
+    fn new() -> Self {
+        static NUMBER: AtomicU32 = AtomicU32::new(0);
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        let path = std::env::temp_dir().join(format!("turnpike-unix-{}-{number}", std::process::id()));
+        std::fs::create_dir(&path).unwrap();
+        Self(path)
+    }
+
+    fn at(&self, name: &str) -> PathBuf {
+        self.0.join(name)
+    }
+}
+
+impl Drop for Directory {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+fn name(path: &Path) -> UnixName {
+    UnixName::new(path.to_str().unwrap()).unwrap()
+}
+
+fn unix_endpoint(name: UnixName) -> Endpoint {
+    Endpoint { host: Host::Unix(name), ports: PortRange { first: 0, last: 0 }, weight: 1 }
+}
+
+fn listening_at(path: &Path, target: std::net::SocketAddr) -> Rule {
+    Rule { bind: Bind::Unix(name(path)), ..rule("r", target) }
+}
+
+fn connect(path: &Path) -> UnixStream {
+    let stream = UnixStream::connect(path).expect("the forwarder listens");
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    stream.set_write_timeout(Some(PATIENCE)).unwrap();
+    stream
+}
+
+fn exactly(stream: &mut impl Read, len: usize) -> Vec<u8> {
+    let mut bytes = vec![0; len];
+    stream.read_exact(&mut bytes).unwrap();
+    bytes
+}
+
+fn all(stream: &mut impl Read) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    stream.read_to_end(&mut bytes).unwrap();
+    bytes
+}
+
+fn start_error(rules: &[Rule]) -> String {
+    let log = Arc::new(support::Reports::default());
+    Forwarder::start(&settings(), rules, log).err().expect("it does not start").to_string()
+}
+
+#[test]
+fn megabytes_cross_from_unix_to_tcp_and_from_tcp_to_unix_and_half_close_passes() {
+    for copy in [CopyMode::Auto, CopyMode::Splice, CopyMode::Buffer] {
+        let directory = Directory::new();
+        let (inside, outside) = (directory.at("in"), directory.at("app"));
+        let app = UnixListener::bind(&outside).unwrap();
+        let tcp = Rule {
+            targets: vec![unix_endpoint(name(&outside))],
+            copy,
+            ..rule("tcp", ([127, 0, 0, 1], 1).into())
+        };
+        let running = Running::start(&[tcp]);
+        // Two forwarders in a row: Unix, TCP, Unix.
+        let first = Running::start(&[Rule { copy, ..listening_at(&inside, running.address("tcp")) }]);
+        let client = connect(&inside);
+        let sent = support::pattern(0, 5_000_000, 3);
+        let writer = {
+            let (mut client, sent) = (client.try_clone().unwrap(), sent.clone());
+            std::thread::spawn(move || {
+                client.write_all(&sent).unwrap();
+                client.shutdown(Shutdown::Write).unwrap();
+            })
+        };
+        let (mut served, _) = app.accept().unwrap();
+        served.set_read_timeout(Some(PATIENCE)).unwrap();
+        assert!(all(&mut served) == sent, "{copy:?}: every byte, and the end");
+        served.write_all(b"and back").unwrap();
+        drop(served);
+        writer.join().unwrap();
+        assert_eq!(all(&mut { client }), b"and back", "{copy:?}");
+        let report = first.log.wait(1).remove(0);
+        assert_eq!((report.reason, report.to_target, report.to_client), (EndReason::Finished, 5_000_000, 8));
+        assert_eq!(report.client.to_string(), format!("unix:{}", inside.display()));
+        let report = running.log.wait(1).remove(0);
+        assert_eq!(report.target.unwrap().to_string(), format!("unix:{}", outside.display()));
+    }
+}
+
+#[test]
+fn several_workers_share_a_listener_and_its_file_goes_with_them() {
+    let directory = Directory::new();
+    let path = directory.at("in");
+    let mut settings = settings();
+    settings.workers = 3;
+    let running = Running::start_with(&settings, &[listening_at(&path, greeter("a"))]);
+    let mut open: Vec<_> = (0..50).map(|_| connect(&path)).collect();
+    open.iter_mut().for_each(|client| assert_eq!(exactly(client, 1), b"a"));
+    assert!(std::fs::metadata(&path).unwrap().file_type().is_socket());
+    running.forwarder.drain();
+    assert!(!path.exists(), "a successor may listen there while connections are drained");
+    open[0].write_all(b"x").unwrap();
+    assert_eq!(exactly(&mut open[0], 1), b"x");
+}
+
+#[test]
+fn a_file_left_behind_is_replaced_and_a_listener_or_another_file_is_not() {
+    let directory = Directory::new();
+    let path = directory.at("in");
+    drop(UnixListener::bind(&path).unwrap());
+    assert!(path.exists(), "the kernel leaves it");
+    let running = Running::start(&[listening_at(&path, greeter("a"))]);
+    assert_eq!(exactly(&mut connect(&path), 1), b"a");
+    let told = start_error(&[listening_at(&path, greeter("b"))]);
+    assert!(told.starts_with(&format!("rule r: cannot listen on unix:{}: ", path.display())), "{told}");
+    assert!(
+        told.ends_with("another program or rule listens there: stop it, or choose another path"),
+        "{told}"
+    );
+    assert_eq!(exactly(&mut connect(&path), 1), b"a", "it is left alone");
+    drop(running);
+    assert!(!path.exists());
+    std::fs::write(&path, "precious").unwrap();
+    let told = start_error(&[listening_at(&path, greeter("b"))]);
+    assert!(told.contains("a file that is no socket is in the way; choose another path"), "{told}");
+    assert_eq!(std::fs::read(&path).unwrap(), b"precious");
+    let told = start_error(&[listening_at(&directory.at("no/such"), greeter("b"))]);
+    assert!(told.ends_with("make its directory first, or choose another path"), "{told}");
+}
+
+#[test]
+fn a_file_that_took_the_place_of_ours_stays() {
+    let directory = Directory::new();
+    let path = directory.at("in");
+    let running = Running::start(&[listening_at(&path, greeter("a"))]);
+    std::fs::remove_file(&path).unwrap();
+    let _other = UnixListener::bind(&path).unwrap();
+    drop(running);
+    assert!(path.exists());
+}
+
+#[test]
+fn a_reload_keeps_the_listener_and_changes_target_and_permissions() {
+    let directory = Directory::new();
+    let path = directory.at("in");
+    let mode = |path: &Path| std::fs::metadata(path).unwrap().permissions().mode() & 0o777;
+    let old = Rule { socket_mode: Some(0o600), ..listening_at(&path, greeter("a")) };
+    let running = Running::start(&[old]);
+    assert_eq!(mode(&path), 0o600);
+    let mut before = connect(&path);
+    assert_eq!(exactly(&mut before, 1), b"a");
+    let inode = std::os::unix::fs::MetadataExt::ino(&std::fs::metadata(&path).unwrap());
+    let new = Rule { socket_mode: Some(0o666), ..listening_at(&path, greeter("b")) };
+    running.forwarder.reload(&settings(), &[new.clone(), rule("other", greeter("c"))]).unwrap();
+    assert_eq!(mode(&path), 0o666);
+    assert_eq!(std::os::unix::fs::MetadataExt::ino(&std::fs::metadata(&path).unwrap()), inode);
+    assert_eq!(exactly(&mut connect(&path), 1), b"b");
+    before.write_all(b"x").unwrap();
+    assert_eq!(exactly(&mut before, 1), b"x");
+    running.forwarder.reload(&settings(), &[rule("other", greeter("c"))]).unwrap();
+    assert!(!path.exists(), "gone with its rule");
+}
+
+#[test]
+fn an_abstract_socket_needs_no_file() {
+    let text = format!("@turnpike-test-{}", std::process::id());
+    let name = UnixName::new(&text).unwrap();
+    let inner = Rule { bind: Bind::Unix(name.clone()), ..rule("inner", greeter("a")) };
+    let outer = Rule { targets: vec![unix_endpoint(name)], ..rule("outer", ([127, 0, 0, 1], 1).into()) };
+    let running = Running::start(&[inner, outer]);
+    assert_eq!(read_exactly(&mut running.connect("outer"), 1), b"a");
+    let told =
+        start_error(&[Rule { bind: Bind::Unix(UnixName::new(&text).unwrap()), ..rule("r", greeter("b")) }]);
+    assert!(told.contains("another program or rule listens there"), "{told}");
+}
+
+#[test]
+fn a_client_without_an_address_is_told_as_unknown_and_one_with_a_header_as_named() {
+    for (version, unknown) in [
+        (ProxyVersion::V1, &b"PROXY UNKNOWN\r\n"[..]),
+        (ProxyVersion::V2, b"\r\n\r\n\0\r\nQUIT\n\x21\x00\x00\x00"),
+    ] {
+        let directory = Directory::new();
+        let path = directory.at("in");
+        let (server, target) = listener();
+        let mut sending = listening_at(&path, target);
+        sending.send_proxy = Some(version);
+        let running = Running::start(&[sending.clone()]);
+        let mut client = connect(&path);
+        client.write_all(b"x").unwrap();
+        let expected = [unknown, b"x"].concat();
+        assert_eq!(read_exactly(&mut accept(&server), expected.len()), expected);
+        drop((client, running));
+    }
+    let directory = Directory::new();
+    let path = directory.at("in");
+    let (server, target) = listener();
+    let mut rule = listening_at(&path, target);
+    (rule.proxy_protocol_from, rule.send_proxy) = (vec![Proxy::Unix], Some(ProxyVersion::V1));
+    let running = Running::start(&[rule]);
+    let mut client = connect(&path);
+    client.write_all(b"PROXY TCP4 192.0.2.7 10.0.0.1 4660 443\r\nx").unwrap();
+    assert_eq!(read_exactly(&mut accept(&server), 41), b"PROXY TCP4 192.0.2.7 10.0.0.1 4660 443\r\nx");
+    drop(client);
+    assert_eq!(running.log.wait(1)[0].client.to_string(), "192.0.2.7:4660");
+}
+
+#[test]
+fn a_target_that_is_gone_gives_way_to_the_next_and_health_checks_find_it_back() {
+    let directory = Directory::new();
+    let path = directory.at("app");
+    let mut rule = rule("r", greeter("b"));
+    rule.targets.insert(0, unix_endpoint(name(&path)));
+    rule.balance = Balance::Failover;
+    rule.health_check = Some(Duration::from_millis(100));
+    let running = Running::start(&[rule]);
+    assert_eq!(read_exactly(&mut running.connect("r"), 1), b"b");
+    let app = UnixListener::bind(&path).unwrap();
+    std::thread::spawn(move || {
+        for mut stream in app.incoming().flatten() {
+            let _ = stream.write_all(b"a");
+        }
+    });
+    until(
+        || (read_exactly(&mut running.connect("r"), 1) == b"a").then_some(()),
+        "the first to be chosen again",
+    );
+}
+
+/// Where TCP would send its SYN again, a Unix socket says at once that its queue is full.
+#[test]
+fn a_full_queue_is_waited_for() {
+    let directory = Directory::new();
+    let path = directory.at("app");
+    let app = socket2::Socket::new(socket2::Domain::UNIX, socket2::Type::STREAM, None).unwrap();
+    app.bind(&socket2::SockAddr::unix(&path).unwrap()).unwrap();
+    app.listen(0).unwrap();
+    let app = UnixListener::from(std::os::fd::OwnedFd::from(app));
+    let _first = UnixStream::connect(&path).unwrap();
+    let mut rule = rule("r", ([127, 0, 0, 1], 1).into());
+    rule.targets = vec![unix_endpoint(name(&path))];
+    let running = Running::start(&[rule]);
+    let mut client = running.connect("r");
+    client.write_all(b"x").unwrap();
+    // Accepted and not connected: it waits.
+    until(|| (running.snapshot("r").active == 1).then_some(()), "the connection");
+    drop(app.accept().unwrap());
+    let (mut served, _) = app.accept().unwrap();
+    served.set_read_timeout(Some(PATIENCE)).unwrap();
+    assert_eq!(exactly(&mut served, 1), b"x");
+}
+
+/// A read of a Unix socket ends early at passed descriptors: what comes behind them must not be forgotten.
+#[test]
+fn a_message_behind_passed_descriptors_arrives() {
+    let directory = Directory::new();
+    let path = directory.at("in");
+    let (server, target) = listener();
+    let running = Running::start(&[listening_at(&path, target)]);
+    let mut client = connect(&path);
+    let mut server = accept(&server);
+    // One message of SCM_RIGHTS with one descriptor, as cmsg(3) lays it out.
+    let mut control = 20_usize.to_ne_bytes().to_vec();
+    let (sol_socket, scm_rights) = (1, 1);
+    for word in [sol_socket, scm_rights, std::os::fd::AsRawFd::as_raw_fd(&client), 0] {
+        control.extend(i32::to_ne_bytes(word));
+    }
+    for _ in 0..100 {
+        let passing = [std::io::IoSlice::new(b"abc")];
+        let message = socket2::MsgHdr::new().with_buffers(&passing).with_control(&control);
+        assert_eq!(socket2::SockRef::from(&client).sendmsg(&message, 0).unwrap(), 3);
+        client.write_all(b"defg").unwrap();
+        assert_eq!(read_exactly(&mut server, 7), b"abcdefg");
+    }
+    drop((client, running));
+}
+
+#[test]
+fn rules_with_datagrams_say_that_they_cannot() {
+    let directory = Directory::new();
+    let mut rule = listening_at(&directory.at("in"), greeter("a"));
+    rule.protocol = turnpike_forward::Protocol::Udp;
+    assert!(start_error(&[rule]).ends_with("only rules from TCP to TCP can listen on a Unix socket"));
+}

@@ -1,0 +1,151 @@
+//! Allocations within allocations: whoever comes from one of our own relayed transport addresses gets none and moves none, though the
+//! peer rules let him reach us. In a namespace of its own, where an address leads to the listeners that no interface has.
+#![allow(clippy::unwrap_used, reason = "clippy.toml excuses test functions, not their helpers")]
+
+mod support;
+
+use std::{
+    io::{Read, Write},
+    net::{Ipv4Addr, SocketAddr, UdpSocket},
+};
+
+use support::{
+    Client, Message, SOON, World, allocate, bind, binding, channel_data, connect, eventually, in_namespace,
+    plain, run, start_with, stun, xored,
+};
+use turnpike_relay::RelayAddress;
+
+const TICKET: u16 = 0x8030;
+const RELAY: Ipv4Addr = Ipv4Addr::new(10, 98, 0, 1);
+/// Of a range that a `local` route makes this machine's: the peer rules know nothing of it.
+const DOOR: Ipv4Addr = Ipv4Addr::new(10, 99, 0, 1);
+
+fn allocate_of(transport: u8, more: &[(u16, &[u8])]) -> Vec<u8> {
+    stun(support::ALLOCATE, 1, &[&[(0x0019, &[transport, 0, 0, 0][..])], more].concat())
+}
+
+fn present(ticket: &[u8]) -> Vec<u8> {
+    stun(support::REFRESH, 5, &[(TICKET, ticket)])
+}
+
+fn error_code(answer: &Message) -> u16 {
+    let value = answer.attribute(0x0009);
+    u16::from(value[2]) * 100 + u16::from(value[3])
+}
+
+/// Two workers, listening everywhere.
+fn world() -> World {
+    run("ip", &["address", "add", &format!("{RELAY}/32"), "dev", "lo"]);
+    run("ip", &["route", "add", "local", "10.99.0.0/16", "dev", "lo"]);
+    start_with(|config| {
+        let everywhere = (Ipv4Addr::UNSPECIFIED, 0).into();
+        config.listen = vec![everywhere];
+        config.streams.listen = vec![everywhere];
+        config.workers = 2;
+        config.relay = vec![RelayAddress { bind: RELAY.into(), external: None }];
+        config.addresses = vec![RELAY.into()];
+        config.server.peers.allow = vec!["10.0.0.0/8".parse().unwrap()];
+    })
+}
+
+fn refused(world: &World) -> u64 {
+    world.relay.snapshots().iter().map(|snapshot| snapshot.turn.loop_refusals).sum()
+}
+
+/// A client over UDP.
+struct Outer(UdpSocket);
+
+impl Outer {
+    fn new(world: &World) -> Self {
+        let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        socket.connect((Ipv4Addr::LOCALHOST, world.udp().port())).unwrap();
+        socket.set_read_timeout(Some(SOON)).unwrap();
+        Self(socket)
+    }
+
+    fn exchange(&self, bytes: &[u8]) -> Message {
+        self.0.send(bytes).unwrap();
+        let mut buffer = [0; 2048];
+        let len = self.0.recv(&mut buffer).unwrap();
+        Message(buffer[..len].to_vec())
+    }
+
+    fn ask(&self, request: &[u8]) -> Message {
+        let answer = self.exchange(request);
+        assert_eq!(answer.kind(), u16::from_be_bytes([request[0], request[1]]) | 0x0100, "{answer:?}");
+        answer
+    }
+
+    /// The same from the relayed transport address.
+    fn exchange_through(&self, request: &[u8]) -> Message {
+        Message(self.exchange(&channel_data(request)).payload().to_vec())
+    }
+}
+
+#[test]
+fn a_client_behind_a_relayed_address_gets_and_moves_no_allocation_and_nothing_circulates() {
+    const TEST: &str =
+        "a_client_behind_a_relayed_address_gets_and_moves_no_allocation_and_nothing_circulates";
+    in_namespace(TEST, || {
+        let world = world();
+        let door = SocketAddr::from((DOOR, world.udp().port()));
+        let outer = Outer::new(&world);
+        let relayed = plain(&outer.ask(&allocate()).attribute(0x0016));
+        assert_eq!(relayed.ip(), RELAY);
+        outer.ask(&bind(door));
+        // The way is there, and where it comes out is known.
+        assert_eq!(plain(&outer.exchange_through(&binding(9)).attribute(0x0020)), relayed);
+
+        for request in [allocate(), allocate_of(17, &[(TICKET, &[])])] {
+            assert_eq!(error_code(&outer.exchange_through(&request)), 403);
+        }
+        // One that was made without a detour does not go there by its ticket, and elsewhere it does.
+        let mobile = Outer::new(&world);
+        let ticket = mobile.ask(&allocate_of(17, &[(TICKET, &[])])).attribute(TICKET);
+        assert_eq!(error_code(&outer.exchange_through(&present(&ticket))), 403);
+        Outer::new(&world).ask(&present(&ticket));
+        eventually("three refusals are counted", || (refused(&world) == 3).then_some(()));
+
+        // Each datagram passes once.
+        let relayed = || world.relay.snapshots().iter().map(|s| s.turn.to_peer_datagrams).sum::<u64>();
+        let passed = || world.counter("dropped_datagrams", "no_allocation");
+        let (before, _) = (eventually("the first four", || (relayed() == 4).then(&relayed)), passed());
+        for round in 1..=6 {
+            for _ in 0..50 {
+                outer.0.send(&channel_data(&channel_data(b"round and round"))).unwrap();
+            }
+            eventually("each came out once", || (passed() == 50 * round).then_some(()));
+        }
+        eventually("each went in once", || (relayed() == before + 300).then_some(()));
+    });
+}
+
+#[test]
+fn a_client_behind_a_relayed_tcp_address_gets_none_either() {
+    in_namespace("a_client_behind_a_relayed_tcp_address_gets_none_either", || {
+        let world = world();
+        let server = SocketAddr::from((Ipv4Addr::LOCALHOST, world.tcp().port()));
+        let mut control = Client::new(connect(server));
+        let relayed = plain(&control.ask(&allocate_of(6, &[])).attribute(0x0016));
+        let door = SocketAddr::from((DOOR, world.tcp().port()));
+        let connection = control.ask(&stun(0x000A, 2, &[(0x0012, &xored(door))])).attribute(0x002A);
+        let mut data = connect(server);
+        data.write_all(&stun(0x000B, 3, &[(0x002A, &connection)])).unwrap();
+        let mut header = [0; 20];
+        data.read_exact(&mut header).unwrap();
+        assert_eq!(header[..2], [0x01, 0x0B]);
+        data.read_exact(&mut vec![0; usize::from(u16::from_be_bytes([header[2], header[3]]))]).unwrap();
+
+        let mut inner = Client::new(data);
+        assert_eq!(plain(&inner.ask(&binding(9)).attribute(0x0020)), relayed);
+        for request in [allocate(), allocate_of(6, &[]), stun(0x000B, 4, &[(0x002A, &[7; 4])])] {
+            inner.send(&request);
+            assert_eq!(error_code(&inner.receive().unwrap()), 403);
+        }
+        eventually("three refusals are counted", || (refused(&world) == 3).then_some(()));
+        // A client by UDP may have the same number by chance: here it takes it.
+        let namesake = UdpSocket::bind(relayed).unwrap();
+        namesake.connect(server).unwrap();
+        assert_eq!(Outer(namesake).ask(&allocate()).kind(), 0x0103);
+    });
+}

@@ -1,0 +1,58 @@
+//! A reserved port (EVEN-PORT with R = 1, RFC 8656 section 7.2) is for whoever reserved it. Where nobody authenticates, users are
+//! told apart by their addresses.
+#![allow(clippy::unwrap_used, reason = "clippy.toml excuses test functions, not their helpers")]
+
+mod support;
+
+use std::net::{Ipv4Addr, UdpSocket};
+
+use support::*;
+
+const EVEN_PORT: u16 = 0x0018;
+const REQUESTED_TRANSPORT: u16 = 0x0019;
+const RESERVATION_TOKEN: u16 = 0x0022;
+const XOR_RELAYED_ADDRESS: u16 = 0x0016;
+
+const ALICE: Ipv4Addr = Ipv4Addr::LOCALHOST;
+const BOB: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 2);
+
+/// The answer to an Allocate from a port of its own.
+fn asks(world: &World, from: Ipv4Addr, attribute: (u16, &[u8])) -> Message {
+    let socket = UdpSocket::bind((from, 0)).unwrap();
+    socket.set_read_timeout(Some(SOON)).unwrap();
+    socket.connect(world.udp()).unwrap();
+    socket.send(&stun(ALLOCATE, 1, &[(REQUESTED_TRANSPORT, &[17, 0, 0, 0]), attribute])).unwrap();
+    Message(heard(&socket))
+}
+
+fn reserves(world: &World, from: Ipv4Addr) -> Message {
+    asks(world, from, (EVEN_PORT, &[0x80]))
+}
+
+fn code(answer: &Message) -> u16 {
+    assert_eq!(answer.kind(), ALLOCATE | 0x0110, "{answer:?}");
+    let value = answer.attribute(0x0009);
+    u16::from(value[2]) * 100 + u16::from(value[3])
+}
+
+#[test]
+fn a_token_is_worth_nothing_to_another_user() {
+    let world = start(|_| {});
+    let first = reserves(&world, ALICE);
+    let token = first.attribute(RESERVATION_TOKEN);
+    assert_eq!(code(&asks(&world, BOB, (RESERVATION_TOKEN, &token))), 508);
+    let second = asks(&world, ALICE, (RESERVATION_TOKEN, &token));
+    let port = |answer: &Message| plain(&answer.attribute(XOR_RELAYED_ADDRESS)).port();
+    assert_eq!(port(&second), port(&first) + 1);
+    assert_eq!(code(&asks(&world, ALICE, (RESERVATION_TOKEN, &token))), 508, "it is good once");
+}
+
+#[test]
+fn one_user_cannot_reserve_what_others_want() {
+    let world = start(|_| {});
+    let reserved = (0..100).take_while(|_| reserves(&world, ALICE).kind() == ALLOCATE | 0x0100).count();
+    assert_eq!(reserved, 4);
+    assert_eq!(reserves(&world, BOB).kind(), ALLOCATE | 0x0100);
+    // And she is refused nothing else.
+    assert_eq!(asks(&world, ALICE, (EVEN_PORT, &[0])).kind(), ALLOCATE | 0x0100);
+}
