@@ -101,7 +101,7 @@ fn connections_of_a_rule_share_its_rate_evenly_over_all_workers() {
     let (gained, elapsed) = window(&counters);
     within(gained.iter().sum(), elapsed, "all together");
     let fair = gained.iter().sum::<u64>() / 5;
-    assert!(gained.iter().all(|one| (fair / 2..=fair * 2).contains(one)), "{gained:?}");
+    assert!(gained.iter().all(|one| (fair / 4..=fair * 3).contains(one)), "{gained:?}");
     stop.store(true, Ordering::SeqCst);
 }
 

@@ -19,31 +19,31 @@ use nix::{
         recv, socket,
     },
 };
-use tokio::{io::unix::AsyncFd, time::sleep};
+use tokio::time::sleep;
 use turnpike_relay::Relay;
 use turnpike_wire::address::canonical_ip;
 
-/// How often the addresses are read where netlink tells nothing.
-const WITHOUT_NEWS: Duration = Duration::from_secs(1);
-/// Changes come in bursts, when an interface or a container starts: no more than ten readings a second.
-const BETWEEN_READINGS: Duration = Duration::from_millis(100);
+/// How often news are looked for.
+const LOOK: Duration = Duration::from_secs(1);
 
 /// What this machine has, and who tells of changes.
 pub(crate) struct OwnAddresses {
-    /// `None` where such a socket cannot be had (seccomp, RestrictAddressFamilies of systemd).
-    news: Option<AsyncFd<OwnedFd>>,
+    /// `None` where such a socket cannot be had (seccomp, RestrictAddressFamilies of systemd): all is read anew each time.
+    news: Option<OwnedFd>,
     known: BTreeSet<IpAddr>,
+    /// The last reading failed, and the log has told so.
+    failed: bool,
 }
 
 impl OwnAddresses {
-    /// Reads them. Within a tokio runtime.
+    /// Reads them.
     ///
     /// # Errors
     /// The kernel's answer; nobody can know then what is ours.
     pub(crate) fn new() -> io::Result<Self> {
         // First: what changes in between is then seen once more, and not missed.
-        let news = subscribe().and_then(AsyncFd::new).ok();
-        Ok(Self { news, known: read()? })
+        let news = subscribe().ok();
+        Ok(Self { news, known: read()?, failed: false })
     }
 
     pub(crate) fn list(&self) -> Vec<IpAddr> {
@@ -53,49 +53,54 @@ impl OwnAddresses {
     /// Tells the relay of each change, until it is gone.
     pub(crate) async fn keep_current(mut self, relay: Weak<Relay>) {
         loop {
-            self.changed().await;
+            sleep(LOOK).await;
             let Some(relay) = relay.upgrade() else { return };
-            match read() {
-                Ok(found) if found != self.known => {
-                    let named = |of: &BTreeSet<IpAddr>, other: &BTreeSet<IpAddr>| {
-                        of.difference(other).map(ToString::to_string).collect::<Vec<_>>().join(", ")
-                    };
-                    tracing::info!(
-                        added = named(&found, &self.known),
-                        removed = named(&self.known, &found),
-                        "addresses of this machine have changed: the peer rules follow"
-                    );
-                    self.known = found;
-                    relay.set_addresses(self.list());
-                }
-                Ok(_) => {}
-                Err(error) => tracing::warn!(
-                    "cannot read the addresses of this machine ({error}): the peer rules keep those of before"
-                ),
+            if !self.has_news() && !self.failed {
+                continue;
             }
-            drop(relay);
-            sleep(BETWEEN_READINGS).await;
+            let found = match read() {
+                Ok(found) => found,
+                Err(error) => {
+                    if !self.failed {
+                        tracing::warn!(
+                            "cannot read the addresses of this machine ({error}): the peer rules keep those of before"
+                        );
+                    }
+                    self.failed = true;
+                    continue;
+                }
+            };
+            self.failed = false;
+            if found != self.known {
+                let named = |of: &BTreeSet<IpAddr>, other: &BTreeSet<IpAddr>| {
+                    of.difference(other).map(ToString::to_string).collect::<Vec<_>>().join(", ")
+                };
+                tracing::info!(
+                    added = named(&found, &self.known),
+                    removed = named(&self.known, &found),
+                    "addresses of this machine have changed: the peer rules follow"
+                );
+                self.known = found;
+                relay.set_addresses(self.list());
+            }
         }
     }
 
-    /// Waits for news, or for the time to look without.
-    async fn changed(&mut self) {
-        let Some(news) = &self.news else { return sleep(WITHOUT_NEWS).await };
-        let Ok(mut ready) = news.readable().await else {
-            self.news = None;
-            return;
-        };
-        // What it says does not matter, nor that some was lost (ENOBUFS): all are read anew.
-        let mut buffer = [0; 4096];
+    /// Whether anything may have changed since the last time.
+    fn has_news(&mut self) -> bool {
+        let Some(socket) = &self.news else { return true };
+        let (mut heard, mut buffer) = (false, [0; 4096]);
         loop {
-            match recv(news.get_ref().as_raw_fd(), &mut buffer, MsgFlags::MSG_DONTWAIT) {
-                Err(Errno::EAGAIN) => return ready.clear_ready(),
-                Ok(_) | Err(Errno::ENOBUFS | Errno::EINTR) => {}
-                Err(_) => break,
+            // What it says does not matter, nor that some was lost (ENOBUFS): all are read anew.
+            match recv(socket.as_raw_fd(), &mut buffer, MsgFlags::MSG_DONTWAIT) {
+                Ok(1..) | Err(Errno::ENOBUFS) => heard = true,
+                Err(Errno::EINTR) => {}
+                Err(Errno::EAGAIN) => return heard,
+                Ok(0) | Err(_) => break,
             }
         }
-        drop(ready);
         self.news = None;
+        true
     }
 }
 

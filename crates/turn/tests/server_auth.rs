@@ -3,7 +3,7 @@
 mod common;
 use common::*;
 use turnpike_turn::{
-    server::{CredentialRefusal, DropReason, Effect, ServerConfig},
+    server::{CredentialRefusal, DropReason, Effect, ListenerId, ServerConfig},
     wire::stun_types::{
         attribute::{
             AttributeStaticType as _, Nonce, PasswordAlgorithmValue, PasswordAlgorithms, Realm, Software,
@@ -146,6 +146,19 @@ fn a_wrong_realm_without_a_nonce_of_ours_is_counted_and_not_told() {
         assert_eq!(refusals(&mut world), [], "{nonce:?}");
     }
     assert_eq!(world.server.stats().credentials_refused, [0, 0, 0, 3, 0, 0]);
+}
+
+#[test]
+fn over_tcp_tls_and_dtls_a_wrong_realm_is_told_with_any_nonce() {
+    for listener in 1..4 {
+        let mut world = World::with(streams());
+        world.client.listener = ListenerId(listener);
+        let mut elsewhere = world.credentials("alice", Scheme::Md5);
+        elsewhere.realm = "elsewhere.example".to_owned();
+        elsewhere.nonce = "f//499k954d6OL34oL9FSTvy64sA".to_owned();
+        assert_eq!(world.ask(&Ask::allocate().signed(&elsewhere)).code(), Some(401));
+        assert_eq!(refusals(&mut world), [CredentialRefusal::WrongRealm]);
+    }
 }
 
 #[test]

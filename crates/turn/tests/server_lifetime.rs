@@ -2,7 +2,9 @@
 
 mod common;
 use common::{turn::*, *};
-use turnpike_turn::server::{ClosedReason, DropReason, Effect, ServerConfig};
+use turnpike_turn::server::{
+    ClosedReason, DropReason, Effect, ListenerId, RelayTransport, ServerConfig, Transport,
+};
 
 fn closed(world: &mut World) -> Vec<(ClosedReason, u64)> {
     let closed = |effect| match effect {

@@ -3,8 +3,8 @@
 mod common;
 use common::*;
 use turnpike_turn::server::{
-    Client, ClosedReason, ConnectionRefusal, DropReason, Effect, ListenerId, RelayId, ServerConfig,
-    stats::MobilityEvent,
+    Client, ClosedReason, ConnectionRefusal, CredentialRefusal, DropReason, Effect, ListenerId, RelayId,
+    ServerConfig, stats::MobilityEvent,
 };
 
 /// A network that the client comes to later.
@@ -518,4 +518,21 @@ fn strangers_cost_a_server_with_mobile_clients_no_memory() {
         }
     });
     assert_eq!(counted.count_total, 0);
+}
+
+/// The nonce that the client learned where it was lets a ticket through; it proves no address to which the client may have come.
+#[test]
+fn a_wrong_password_beside_a_ticket_accuses_no_address_that_is_not_proved() {
+    let (mut world, _, ticket) = mobile();
+    let mut alice = world.credentials("alice", Scheme::Md5);
+    alice.password = "guess".to_owned();
+    let guess = Ask::present(&ticket).signed(&alice);
+    world.effects();
+    world.client.address = address("198.51.100.9:5000");
+    assert_eq!(world.ask(&guess).code(), Some(401));
+    assert_eq!(world.effects(), [], "it may be forged");
+    assert_eq!(world.server.stats().credentials_refused[2], 1);
+    world.client = client(40_000);
+    assert_eq!(world.ask(&guess).code(), Some(401));
+    assert!(matches!(world.effects()[..], [Effect::Refused { why: CredentialRefusal::WrongKey, .. }]));
 }

@@ -172,7 +172,7 @@ fn requests(world: &mut World, seen: &mut Seen) {
         let odd = (0..unknown).fold(Ask::new(BINDING), |ask, n| ask.raw(0x7F00 + n, b"odd"));
         seen.ask_each_way(world, &odd, &who);
     }
-    let stale = Credentials { nonce: "obMatJos2wAAAAAAAAAAAAAAAAAAA".to_owned(), ..who.clone() };
+    let stale = Credentials { nonce: "obMatJos2wAAAAAAAAAAAAAAAAAA".to_owned(), ..who.clone() };
     seen.ask_each_way(world, &Ask::refresh(600), &stale);
     seen.ask(world, &Ask::refresh(0).signed(&who)).success();
     for from in ["192.0.2.9:9", "[2001:db8::9]:9"] {
@@ -259,6 +259,8 @@ fn redirects(config: ServerConfig, length: usize, seen: &mut Seen) {
 fn discovery(length: usize, seen: &mut Seen) {
     let mut world = World::with(everything());
     seen.ask(&mut world, &Ask::new(BINDING).raw(0x0003, &[0; 4])).success();
+    // One with room for an answer with all four addresses.
+    seen.ask(&mut world, &Ask::new(BINDING).raw(0x8022, b"a long client name")).success();
     for padding in 0..9 {
         seen.ask(&mut world, &Ask::new(BINDING).raw(PADDING, &vec![0xEE; padding + length])).success();
     }

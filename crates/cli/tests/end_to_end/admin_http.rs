@@ -6,7 +6,7 @@ use std::{
     process::Command,
 };
 
-use super::harness::{Dir, Load, Serve, V4, eventually, free_port, http, skip};
+use super::harness::{Dir, Load, Serve, V4, eventually, free_port, get_as, skip};
 
 /// Runs `inside` in a process that may have 1,024 descriptors and cannot raise that, as its children cannot; `test` is its path.
 fn with_few_descriptors(test: &str, inside: fn()) {
@@ -102,7 +102,7 @@ fn a_page_asked_for_by_a_strangers_name_is_refused_and_by_one_that_is_configured
     let dir = Dir::new();
     let file = dir.file("turnpike.toml", "[admin]\nhosts = [\"turn1.example.org\"]\n");
     let serve = Serve::start(&["-c", file.to_str().expect("our own path is UTF-8")]);
-    let status = |host: &str| http::get_as(serve.admin(), "/metrics", host).expect("an answer").0;
+    let status = |host: &str| get_as(serve.admin(), "/metrics", host).expect("an answer").0;
     assert_eq!(status("rebound.example"), 421);
     assert_eq!(status("turn1.example.org:9641"), 200);
     assert_eq!(status("localhost"), 200);

@@ -1,7 +1,10 @@
 //! The small words of forwarding rules: hosts, ports, targets, client patterns. Every format is made of them, so that all take
 //! and refuse the same. Errors are half sentences; whoever knows the place makes [`ConfigError`](crate::config::ConfigError)s.
 
-use std::net::{IpAddr, Ipv4Addr, ToSocketAddrs};
+use std::{
+    fmt::Write as _,
+    net::{IpAddr, Ipv4Addr, ToSocketAddrs},
+};
 
 use turnpike_forward::{Bind, Endpoint, Host, MOST_WEIGHT, Pattern, PortRange, Proxy, UnixName};
 use turnpike_turn::server::Cidr;
@@ -19,8 +22,8 @@ pub(crate) const PATTERN_FORM: &str =
     "an address with * and ? such as \"192.168.*\" or \"fe80:*\", or a prefix such as \"10.0.0.0/8\"";
 
 /// Completes "expected ..." for [`proxy`].
-pub(crate) const PROXY_FORM: &str = "addresses or prefixes such as \"10.0.0.2\" or \"10.0.0.0/8\", one or a list of them; \"unix:\" for all who come by a \
-                                     Unix socket";
+pub(crate) const PROXY_FORM: &str = "addresses or prefixes such as \"10.0.0.2\" or \"10.0.0.0/8\", one or a list of them; \
+                                     \"unix:\" for all who come by a Unix socket";
 /// Completes "expected ..." for [`payload`].
 pub(crate) const PAYLOAD_FORM: &str =
     "at most 1024 bytes, as text, or as 0x and two hexadecimal digits a byte such as \"0x00010000\"";

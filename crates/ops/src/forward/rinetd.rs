@@ -232,6 +232,8 @@ impl Line<'_> {
     ) {
         match host {
             Host::Ip(address) => set(rule, address),
+            // No word that stands before a port is one.
+            Host::Unix(_) => {}
             Host::Name(name) => {
                 let origin = self.origin(at);
                 self.names.push(LocalName { name, draft, what, origin, set });

@@ -217,7 +217,12 @@ fn what_unix_sockets_and_single_families_cannot_is_said() {
         let told = from_arguments(&[text]).expect_err(text).to_string();
         assert!(told.contains(&format!("{key}: ")) && told.contains(why), "{text}: {told}");
     }
-    assert!(from_arguments(&["unix:///a=10.0.0.2:80?accept_proxy=true&allow=10.*"]).is_ok());
+    assert!(from_arguments(&["unix:///a=10.0.0.2:80?proxy_protocol_from=unix:&allow=10.*"]).is_ok());
+    let nobody = from_arguments(&["tcp://0.0.0.0:1=a:1?proxy_protocol_from=unix:"]).expect_err("no socket");
+    assert!(
+        nobody.to_string().contains("rule.proxy_protocol_from: nobody comes by a Unix socket"),
+        "{nobody}"
+    );
 }
 
 #[test]

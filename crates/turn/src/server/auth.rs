@@ -7,7 +7,7 @@ use std::{str, sync::Arc};
 use turnpike_wire::integrity::{self, KeyAlgorithm};
 
 use super::{
-    Answer, Client, CredentialRefusal, Effect, Gate, Lookup, Server, User, attribute,
+    Answer, Client, CredentialRefusal, Effect, Gate, Lookup, Server, Transport, User, attribute,
     nonce::{self, Standing},
     realm::Terms,
     request::Request,
@@ -73,12 +73,7 @@ impl<G: Gate> Server<G> {
         // A key holds for one realm; the challenge tells which. A user of another realm that is served here names that, and
         // gets a nonce for it by the 438 below.
         let Some(realm) = self.realms.find(&self.config, client.listener, realm).cloned() else {
-            // Whoever forges an address has no nonce that we gave to it; what it could write into the log would accuse others.
-            if self.judge(now, client.address.ip(), &first, nonce) == Standing::Foreign {
-                self.stats.refused(CredentialRefusal::WrongRealm);
-            } else {
-                self.refused(now, client, user, CredentialRefusal::WrongRealm);
-            }
+            self.refused_before(now, client, request, &first, user, CredentialRefusal::WrongRealm);
             return Err(self.challenge(now, client, request, &first, 401));
         };
         // A nonce that we never gave to this address cannot have become "no longer valid"; 438 hands out one that can be
@@ -155,12 +150,32 @@ impl<G: Gate> Server<G> {
         if standing == Standing::ForOwner {
             return self.challenge(now, client, request, realm, 438);
         }
-        self.refused(now, client, user, why);
+        self.refused_before(now, client, request, realm, user, why);
         self.challenge(now, client, request, realm, 401)
     }
 
-    /// Counts a refused credential and, at a bounded rate, tells of it. For requests with a nonce that we gave to the client's
-    /// address, or its network, alone: the line names that address.
+    /// Counts a credential that is refused before its owner has proved anything, and tells of it if the client's address is its own:
+    /// the line names that address, and must not accuse another's. Whoever forges one over UDP never sees the nonce that we give to
+    /// it; elsewhere a handshake has proved it.
+    fn refused_before(
+        &mut self,
+        now: Now,
+        client: &Client,
+        request: &Request<'_>,
+        realm: &Terms,
+        user: User<'_>,
+        why: CredentialRefusal,
+    ) {
+        let is_udp = self.config.listener(client.listener).transport == Transport::Udp;
+        let nonce = request.nonce.unwrap_or_default();
+        if is_udp && self.judge(now, client.address.ip(), realm, nonce) == Standing::Foreign {
+            self.stats.refused(why);
+        } else {
+            self.refused(now, client, user, why);
+        }
+    }
+
+    /// Counts a refused credential and, at a bounded rate, tells of it.
     pub(super) fn refused(&mut self, now: Now, client: &Client, user: User<'_>, why: CredentialRefusal) {
         self.stats.refused(why);
         if self.effects.len() < MAX_QUEUED

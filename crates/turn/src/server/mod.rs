@@ -299,7 +299,12 @@ impl<G: Gate> Server<G> {
 
     /// The next thing to do, if any.
     pub fn poll_effect(&mut self) -> Option<Effect> {
-        self.effects.pop_front()
+        let effect = self.effects.pop_front();
+        // Thousands of allocations may end at once, which is no reason to keep room for as many.
+        if effect.is_none() && self.effects.capacity() > auth::MAX_QUEUED {
+            self.effects.shrink_to(auth::MAX_QUEUED);
+        }
+        effect
     }
 
     /// When [`Server::handle_timeout`] wants to be called, in [`Now::ms`].
