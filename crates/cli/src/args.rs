@@ -83,9 +83,10 @@ Forward TCP and UDP ports.
 
 Rules stand on the command line, in a TOML file of ours (examples/forward.toml), in an unchanged rinetd.conf, or in an unchanged \
 oxidinetd TOML or .conf. A rule is SCHEME://LISTEN=TARGET[,TARGET...][?KEY=VALUE&...]: the scheme is tcp, udp, udptotcp or \
-tcptoudp; a port may be a range, FIRST-LAST; IPv6 stands in brackets; host names are resolved again and again.
+tcptoudp; a port may be a range, FIRST-LAST; IPv6 stands in brackets; host names are resolved again and again, and each address \
+of a name is a target; *WEIGHT behind a target, 0 to 256, is its share.
 
-Options of a rule, as in [[rule]] of the TOML file: name, framed, balance=round-robin|least-connections|failover, health=SECONDS, \
+Options of a rule, as in [[rule]] of the TOML file: name, framed, balance=round-robin|least-connections|failover|source, health=SECONDS, \
 health_send=BYTES, health_expect=BYTES, source=IP, device=NAME, mark=N, transparent, proxy_protocol_from=PREFIX[,...], \
 proxy=v1|v2, allow=PATTERN[,...], deny=PATTERN[,...], idle=SECONDS, half_close_timeout=SECONDS, \
 connect_timeout=SECONDS, keepalive=BOOL, nodelay=BOOL, max_connections=N, copy=auto|splice|buffer.

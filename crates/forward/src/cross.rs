@@ -11,6 +11,7 @@
 use std::{
     collections::VecDeque,
     io::{self, IoSlice},
+    time::Instant,
 };
 
 use turnpike_net::TcpSocket;
@@ -36,6 +37,8 @@ const PREFIX: usize = 2;
 pub(crate) struct Stream {
     socket: TcpSocket,
     framed: bool,
+    /// When it was made; connect times are told finer than a tick's milliseconds.
+    pub(crate) begun: Instant,
     /// connect(2) has not ended yet.
     pub(crate) connecting: bool,
     /// The other side has said all.
@@ -84,6 +87,7 @@ impl Stream {
         Self {
             socket,
             framed,
+            begun: Instant::now(),
             connecting,
             read_closed: false,
             interest: (true, connecting),
@@ -99,6 +103,7 @@ impl Stream {
     /// Takes another socket after one could not connect; what is queued goes there.
     pub(crate) fn reconnect(&mut self, socket: TcpSocket) {
         self.socket = socket;
+        self.begun = Instant::now();
         self.connecting = true;
         self.interest = (true, true);
     }

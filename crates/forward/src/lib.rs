@@ -7,6 +7,7 @@
 
 pub mod access;
 mod address;
+mod balance;
 mod clients;
 mod common;
 mod cross;
@@ -21,6 +22,7 @@ pub mod rule;
 pub mod runtime;
 mod state;
 mod surroundings;
+mod tally;
 mod targets;
 mod tcp;
 #[cfg(test)]
@@ -31,10 +33,12 @@ mod worker;
 pub use access::{Access, Pattern};
 pub use address::{Address, Bind};
 pub use rule::{
-    Balance, CopyMode, Endpoint, Host, Limits, PortRange, Protocol, Proxy, Question, Rule, RuleId,
+    Balance, CopyMode, Endpoint, Host, Limits, MOST_WEIGHT, PortRange, Protocol, Proxy, Question, Rule,
+    RuleId,
 };
 pub use runtime::{
     ConnectionLog, ConnectionReport, EndReason, Forwarder, RuleSnapshot, Settings, StartError,
 };
+pub use tally::{CONNECT_BOUNDS, Failure, Slot, Tally, TargetSnapshot};
 pub use turnpike_net::UnixName;
 pub use turnpike_wire::proxy_protocol::ProxyVersion;

@@ -3,8 +3,12 @@
 use std::{
     collections::HashMap,
     io,
-    net::{IpAddr, ToSocketAddrs as _},
-    sync::{Arc, Mutex, PoisonError, RwLock, mpsc},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs as _, UdpSocket},
+    sync::{
+        Arc, Mutex, PoisonError, RwLock,
+        atomic::{AtomicU32, Ordering},
+        mpsc,
+    },
     thread::JoinHandle,
     time::{Duration, Instant},
 };
@@ -14,11 +18,80 @@ const IN_FLIGHT: usize = 8;
 /// A name that could not be resolved is tried again after this, or when its answer would be old, whichever is sooner.
 const RETRY: Duration = Duration::from_secs(5);
 
+/// Addresses of a name that are used at a time: its owner does not choose how many sockets and series of metrics there are.
+pub(crate) const MOST_ADDRESSES: usize = 16;
+
 /// A name that some rule uses.
 pub(crate) struct Name {
     host: String,
-    /// `None` until the first lookup has ended; the last good answer after that, empty if there was none.
-    pub(crate) answer: RwLock<Option<Vec<IpAddr>>>,
+    any_route: bool,
+    /// The last good answer, empty if there was none.
+    answer: RwLock<Vec<IpAddr>>,
+    version: AtomicU32,
+}
+
+impl Name {
+    /// Other than before when the answer is; 0 until the first lookup has ended.
+    pub(crate) fn version(&self) -> u32 {
+        self.version.load(Ordering::Acquire)
+    }
+
+    /// At most [`MOST_ADDRESSES`].
+    pub(crate) fn addresses(&self) -> Vec<IpAddr> {
+        self.answer.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Takes what a lookup has found; nothing where it failed.
+    fn set(&self, found: Vec<IpAddr>) {
+        let mut answer = self.answer.write().unwrap_or_else(PoisonError::into_inner);
+        let all = found.len();
+        let found = if self.any_route { found } else { reachable(found) };
+        let next = settled(&answer, &found);
+        // A name server that is down, or knows the name no longer, is no reason to forget where the target was.
+        let is_new = !next.is_empty() && next != *answer;
+        if is_new {
+            let left_out = all - next.len();
+            let shown: Vec<String> = next.iter().map(ToString::to_string).collect();
+            tracing::info!(name = self.host, addresses = shown.join(", "), left_out, "resolved");
+            *answer = next;
+        }
+        if is_new || self.version() == 0 {
+            // Never 0 again in any life of a process: that takes 4,000 years of an answer every 30 seconds.
+            self.version.fetch_add(1, Ordering::Release);
+        }
+    }
+}
+
+/// The new answer. What was in use stays, in its place: name servers give the addresses of a name in an order that changes
+/// from answer to answer, and which of them go first, or at all, should not.
+fn settled(before: &[IpAddr], found: &[IpAddr]) -> Vec<IpAddr> {
+    let stay = before.iter().filter(|ip| found.contains(ip));
+    let come = found.iter().filter(|ip| !before.contains(ip));
+    stay.chain(come).take(MOST_ADDRESSES).copied().collect()
+}
+
+/// Those that this machine has a route to, or all if it has none to any: on a machine without IPv6 half of the addresses of most
+/// names lead nowhere.
+fn reachable(found: Vec<IpAddr>) -> Vec<IpAddr> {
+    let routed: Vec<IpAddr> = found.iter().copied().filter(|ip| has_route(*ip)).collect();
+    if routed.is_empty() { found } else { routed }
+}
+
+/// Asked of the kernel by a connect(2) of UDP, which sends nothing.
+fn has_route(ip: IpAddr) -> bool {
+    use io::ErrorKind::{AddrNotAvailable, HostUnreachable, NetworkUnreachable, Unsupported};
+    let any = match ip {
+        IpAddr::V4(_) => IpAddr::V4(Ipv4Addr::UNSPECIFIED),
+        IpAddr::V6(_) => IpAddr::V6(Ipv6Addr::UNSPECIFIED),
+    };
+    let port = 9;
+    let tried = UdpSocket::bind(SocketAddr::new(any, 0)).and_then(|socket| socket.connect((ip, port)));
+    // Out of descriptors, say, is no answer.
+    !tried.is_err_and(|error| {
+        matches!(error.kind(), AddrNotAvailable | HostUnreachable | NetworkUnreachable | Unsupported)
+            // EAFNOSUPPORT has no kind: the kernel was started without IPv6.
+            || error.raw_os_error() == Some(97)
+    })
 }
 
 type Lookup = dyn Fn(&str) -> io::Result<Vec<IpAddr>> + Send + Sync;
@@ -29,11 +102,13 @@ struct Entry {
     in_flight: bool,
 }
 
-type Names = Arc<Mutex<HashMap<String, Entry>>>;
+/// By host, and whether addresses without a route are wanted too.
+type Key = (String, bool);
+type Names = Arc<Mutex<HashMap<Key, Entry>>>;
 
 enum Message {
     Added,
-    Answered(String, bool),
+    Answered(Key, bool),
     Stop,
 }
 
@@ -68,11 +143,17 @@ impl Resolver {
         Ok(Self { names, inbox: Mutex::new(inbox), thread: Some(thread) })
     }
 
-    /// A name, looked up from now on and as long as somebody holds it.
-    pub(crate) fn name(&self, host: &str) -> Arc<Name> {
+    /// A name, looked up from now on and as long as somebody holds it. Addresses that this machine has no route to are left out,
+    /// unless `any_route`.
+    pub(crate) fn name(&self, host: &str, any_route: bool) -> Arc<Name> {
         let mut names = self.names.lock().unwrap_or_else(PoisonError::into_inner);
-        let entry = names.entry(host.to_owned()).or_insert_with(|| Entry {
-            name: Arc::new(Name { host: host.to_owned(), answer: RwLock::new(None) }),
+        let entry = names.entry((host.to_owned(), any_route)).or_insert_with(|| Entry {
+            name: Arc::new(Name {
+                host: host.to_owned(),
+                any_route,
+                answer: RwLock::default(),
+                version: AtomicU32::new(0),
+            }),
             due: Instant::now(),
             in_flight: false,
         });
@@ -121,11 +202,11 @@ impl Keeper {
         loop {
             let wait = self.start_due(&mut in_flight);
             match self.messages.recv_timeout(wait) {
-                Ok(Message::Answered(host, good)) => {
+                Ok(Message::Answered(key, good)) => {
                     in_flight -= 1;
                     let after = if good { self.every } else { self.every.min(RETRY) };
                     let mut names = self.names.lock().unwrap_or_else(PoisonError::into_inner);
-                    if let Some(entry) = names.get_mut(&host) {
+                    if let Some(entry) = names.get_mut(&key) {
                         entry.in_flight = false;
                         entry.due = Instant::now() + after;
                     }
@@ -171,27 +252,51 @@ impl Keeper {
         let work = move || {
             let found = lookup(&name.host);
             let good = matches!(&found, Ok(addresses) if !addresses.is_empty());
-            let mut answer = name.answer.write().unwrap_or_else(PoisonError::into_inner);
-            match found {
-                Ok(addresses) if good => {
-                    if answer.as_ref() != Some(&addresses) {
-                        let shown: Vec<String> = addresses.iter().map(ToString::to_string).collect();
-                        tracing::info!(name = name.host, addresses = shown.join(", "), "resolved");
-                        *answer = Some(addresses);
-                    }
-                }
-                // A name server that is down is no reason to forget where the target was.
-                Ok(_) => {
-                    answer.get_or_insert_default();
-                }
-                Err(error) => {
-                    tracing::warn!(name = name.host, %error, "cannot resolve; the last answer stays");
-                    answer.get_or_insert_default();
-                }
-            }
-            drop(answer);
-            let _ = answers.send(Message::Answered(name.host.clone(), good));
+            name.set(found.unwrap_or_else(|error| {
+                tracing::warn!(name = name.host, %error, "cannot resolve; the last answer stays");
+                Vec::new()
+            }));
+            let _ = answers.send(Message::Answered((name.host.clone(), name.any_route), good));
         };
         std::thread::Builder::new().name("forward-lookup".to_owned()).spawn(work).is_ok()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn addresses(all: &[&str]) -> Vec<IpAddr> {
+        all.iter().map(|ip| ip.parse().unwrap()).collect()
+    }
+
+    #[test]
+    fn addresses_that_stay_keep_their_place_however_the_answer_is_shuffled() {
+        let before = addresses(&["10.0.0.1", "10.0.0.2", "2001:db8::1"]);
+        let found = addresses(&["2001:db8::1", "10.0.0.9", "10.0.0.1"]);
+        assert_eq!(settled(&before, &found), addresses(&["10.0.0.1", "2001:db8::1", "10.0.0.9"]));
+        assert!(settled(&before, &[]).is_empty());
+    }
+
+    #[test]
+    fn no_more_addresses_are_used_than_the_limit_and_those_in_use_first() {
+        let all: Vec<IpAddr> = (0..100).map(|last| [10, 0, 0, last].into()).collect();
+        assert_eq!(settled(&[], &all), all[..MOST_ADDRESSES]);
+        let last = &all[99..];
+        assert_eq!(settled(last, &all)[0], last[0]);
+        assert_eq!(settled(last, &all).len(), MOST_ADDRESSES);
+    }
+
+    #[test]
+    fn an_address_without_a_route_is_left_out_where_another_has_one() {
+        // Never an address of a host: the kernel routes it nowhere (RFC 6890).
+        let nowhere: IpAddr = "100::1".parse().unwrap();
+        if has_route(nowhere) {
+            // A default route of IPv6 takes all; the other half of the rule can still be seen.
+            return assert_eq!(reachable(vec![nowhere]), [nowhere]);
+        }
+        let here: IpAddr = "127.0.0.1".parse().unwrap();
+        assert_eq!(reachable(vec![nowhere, here]), [here]);
+        assert_eq!(reachable(vec![nowhere]), [nowhere]);
     }
 }

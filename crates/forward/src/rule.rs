@@ -46,7 +46,8 @@ pub struct PortRange {
 pub enum Host {
     /// An address.
     Ip(IpAddr),
-    /// A name, resolved again when its answer is older than [`crate::Settings::resolve_every`]; several addresses are tried in turn.
+    /// A name, resolved again when its answer is older than [`crate::Settings::resolve_every`]. Each of its addresses, of both
+    /// families and 16 at most, is balanced as a target of its own.
     Name(String),
     /// A Unix stream socket; the endpoint's ports mean nothing then.
     Unix(UnixName),
@@ -59,7 +60,13 @@ pub struct Endpoint {
     pub host: Host,
     /// Ports.
     pub ports: PortRange,
+    /// Its share among the rule's targets, at most [`MOST_WEIGHT`]; that of each address of a name. With 0 it gets no new
+    /// connections.
+    pub weight: u16,
 }
+
+/// Highest weight of a target.
+pub const MOST_WEIGHT: u16 = 256;
 
 /// `80` or `80-90`.
 impl fmt::Display for PortRange {
@@ -93,13 +100,15 @@ impl fmt::Display for Endpoint {
 /// How one of several targets is chosen.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Balance {
-    /// In turn.
+    /// In turn, by weight.
     #[default]
     RoundRobin,
-    /// The one with the fewest connections.
+    /// The one with the fewest connections for its weight.
     LeastConnections,
-    /// The first that is healthy.
+    /// The first that is healthy; weights but 0 mean nothing.
     Failover,
+    /// The same one for the same client address, by weight.
+    Source,
 }
 
 /// A datagram to ask a target with, and the answer that makes it a healthy one.

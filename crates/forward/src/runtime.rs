@@ -17,6 +17,7 @@ use crate::{
     preflight,
     resolver::{Resolver, system_lookup},
     state::{Gauge, RuleState},
+    tally::TargetSnapshot,
     targets::Targets,
     worker::{Change, Command, Shared, Worker},
 };
@@ -165,6 +166,9 @@ pub struct RuleSnapshot {
     pub spliced_bytes: u64,
     /// Datagrams dropped: session limit, queue overflow, too long for the other side.
     pub dropped_datagrams: u64,
+    /// By address of a target, those that had none of it included. An address that a name has lost is among them until its
+    /// last connection ends.
+    pub targets: Vec<TargetSnapshot>,
     /// Datagrams dropped because the rule or the session had moved its bytes a second.
     pub limited_datagrams: u64,
     /// Times that a TCP connection stopped reading because the rule or it had moved its bytes a second.
@@ -188,6 +192,7 @@ impl RuleSnapshot {
         self.to_client_datagrams += other.to_client_datagrams;
         self.spliced_bytes += other.spliced_bytes;
         self.dropped_datagrams += other.dropped_datagrams;
+        other.targets.iter().for_each(|target| target.clone().merge_into(&mut self.targets));
         self.limited_datagrams += other.limited_datagrams;
         self.pauses += other.pauses;
     }
@@ -400,10 +405,18 @@ impl Forwarder {
         Ok(failed)
     }
 
-    /// Counters of each rule. A rule that was removed is among them until its last connection ends.
+    /// Counters of each rule, those that nobody has used yet included. A rule that was removed is among them until its last
+    /// connection ends.
     #[must_use]
     pub fn snapshots(&self) -> Vec<(RuleId, RuleSnapshot)> {
-        let mut all: Vec<(RuleId, RuleSnapshot)> = Vec::new();
+        let rules = self.rules();
+        let mut all: Vec<(RuleId, RuleSnapshot)> = Vec::with_capacity(rules.active.len());
+        for Active { state, .. } in &rules.active {
+            // What holds of a target now stands first; workers add only their counts.
+            let targets = state.targets.current().iter().map(|member| member.describe()).collect();
+            all.push((state.rule.id.clone(), RuleSnapshot { targets, ..RuleSnapshot::default() }));
+        }
+        drop(rules);
         for worker in &self.workers {
             for (id, snapshot) in worker.shared.snapshot.lock().unwrap_or_else(PoisonError::into_inner).iter()
             {

@@ -8,9 +8,10 @@ use std::{
 use hashbrown::HashMap;
 
 use crate::{
-    ConnectionReport, EndReason,
+    Address, ConnectionReport, EndReason,
     common::Common,
     state::RuleState,
+    targets::{Pick, Targets},
     udp::{Admission, Choice, RuleKey, Surroundings},
 };
 
@@ -38,6 +39,10 @@ impl Around {
         let entry =
             Entry { state: Arc::clone(state), sessions: 0, removed: false, turns: state.health_turns() };
         self.rules.insert(RuleKey(state.key), entry);
+    }
+
+    pub(crate) fn targets(&self, key: RuleKey) -> Option<&Targets> {
+        self.rules.get(&key).map(|entry| &entry.state.targets)
     }
 
     /// Rules to UDP targets whose health has turned since the last call.
@@ -100,19 +105,27 @@ impl Surroundings for Around {
         }
     }
 
-    fn choose(&mut self, rule: RuleKey, _: SocketAddr, port: u16) -> Option<Choice> {
-        let targets = &self.rules.get(&rule)?.state.targets;
-        let (target, address) = targets.pick(port)?;
-        targets.enter(target);
-        Some(Choice { target: u32::try_from(target).unwrap_or(u32::MAX), address })
+    /// A name without an answer is passed over: a datagram cannot wait for it.
+    fn choose(&mut self, rule: RuleKey, client: SocketAddr, port: u16) -> Option<Choice> {
+        match self.targets(rule)?.pick(Some(client.ip()), port, &[], false) {
+            Pick::At(seat, Address::Ip(address)) => Some(Choice { target: seat.keep(), address }),
+            // Datagrams do not go to a stream.
+            Pick::At(_, Address::Unix(_)) | Pick::Nobody | Pick::Pending => None,
+        }
+    }
+
+    fn answered(&mut self, rule: RuleKey, choice: Choice) {
+        if let Some(member) = self.targets(rule).and_then(|targets| targets.member(choice.target)) {
+            member.answered();
+        }
     }
 
     fn release(&mut self, rule: RuleKey, choice: Choice, failed: bool) {
-        let Some(entry) = self.rules.get(&rule) else { return };
-        entry.state.targets.leave(choice.target as usize);
-        if failed {
-            entry.state.targets.suspect(choice.target as usize);
+        let Some(targets) = self.targets(rule) else { return };
+        if let Some(member) = targets.member(choice.target).filter(|_| failed) {
+            targets.suspect(&member);
         }
+        targets.leave(choice.target);
     }
 
     fn ended(&mut self, report: ConnectionReport) {

@@ -1,288 +1,396 @@
-//! The targets of a rule: which is tried first, which addresses it has, and whether it answers.
+//! The targets of a rule: which addresses they have, which of them is tried next, and whether it answers.
+//!
+//! A *member* is one address of one configured target: of a name as many as it has. All members of a rule are balanced alike.
 
 use std::{
-    net::{IpAddr, SocketAddr},
+    net::{IpAddr, Ipv6Addr, SocketAddr},
     sync::{
-        Arc, PoisonError,
-        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
+        Arc, PoisonError, RwLock, RwLockReadGuard,
+        atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering},
     },
     time::Instant,
 };
 
+use slab::Slab;
+
 use crate::{
-    Address, Balance, Endpoint, Host, Rule,
+    Address, Balance, Endpoint, Host, Rule, UnixName,
+    balance::{self, Weighed},
     resolver::{Name, Resolver},
+    tally::{Slot, Tallies, TargetSnapshot},
 };
 
-/// A target that could not be reached is not the first choice for so long, in milliseconds.
+/// A member that could not be reached is not the first choice for so long, in milliseconds.
 const SUSPECT_MS: u64 = 1000;
+
+/// Members without an address that are still shown: a name that changes all day must not fill the metrics, whatever
+/// connections live on.
+const MOST_SHOWN_FORMER: usize = 64;
 
 /// All targets of one rule; shared by all workers.
 pub(crate) struct Targets {
-    list: Vec<Target>,
+    configured: Vec<Configured>,
+    members: RwLock<Members>,
     balance: Balance,
-    turn: AtomicUsize,
+    /// Addresses of the other family than this one cannot be reached from there.
+    source: Option<IpAddr>,
+    /// The same, by the client's address.
+    transparent: bool,
+    turn: AtomicU64,
     began: Instant,
 }
 
-struct Target {
+struct Configured {
     endpoint: Endpoint,
     /// `None` for a literal address.
     name: Option<Arc<Name>>,
-    active: AtomicUsize,
+    /// The version of the name's answer that the members are made of.
+    seen: AtomicU32,
+}
+
+#[derive(Default)]
+struct Members {
+    /// In the order of the configuration, the addresses of a name in that of its answer.
+    current: Vec<Arc<Member>>,
+    /// Those, and others that have lost their address and still have connections.
+    slots: Slab<Arc<Member>>,
+    next_serial: u32,
+}
+
+/// One address of a target.
+pub(crate) struct Member {
+    pub(crate) slot: Slot,
+    /// Which of the rule's targets.
+    configured: usize,
+    place: Place,
+    endpoint: Endpoint,
+    key: u64,
+    active: AtomicU64,
+    /// As health checks have it.
     healthy: AtomicBool,
     /// Milliseconds from [`Targets::began`]; 0 when it is not suspected.
     suspect_until: AtomicU64,
-    /// Which of a name's addresses UDP sessions use: the next one after each failure.
-    address: AtomicUsize,
+    /// Whether the last that was heard of it was good; for the metrics.
+    up: AtomicBool,
 }
 
-/// One step of trying a target's addresses in turn.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Candidate {
+/// Where a member is, ports aside.
+#[derive(Clone, PartialEq, Eq)]
+enum Place {
+    Ip(IpAddr),
+    Unix(UnixName),
+}
+
+/// A place at a member, counted as busy until this is dropped.
+pub(crate) struct Seat {
+    member: Arc<Member>,
+    slot: Slot,
+}
+
+/// What [`Targets::pick`] found.
+pub(crate) enum Pick {
     /// Connect here.
-    At(Address),
-    /// There is no such address (any more): try the next target.
-    Exhausted,
-    /// The name has not been resolved yet.
+    At(Seat, Address),
+    /// Nobody is left to try.
+    Nobody,
+    /// A name has not been resolved yet, and its addresses have to be known first.
     Pending,
 }
 
 impl Targets {
     pub(crate) fn new(rule: &Rule, resolver: &Resolver) -> Self {
-        let list = rule
-            .targets
-            .iter()
-            .map(|endpoint| Target {
-                endpoint: endpoint.clone(),
-                name: match &endpoint.host {
-                    Host::Ip(_) | Host::Unix(_) => None,
-                    Host::Name(name) => Some(resolver.name(name)),
-                },
-                active: AtomicUsize::new(0),
-                healthy: AtomicBool::new(true),
-                suspect_until: AtomicU64::new(0),
-                address: AtomicUsize::new(0),
-            })
-            .collect();
-        Self { list, balance: rule.balance, turn: AtomicUsize::new(0), began: Instant::now() }
+        // Another table of routes may serve these; our own look at the routes would be wrong.
+        let any_route = rule.mark.is_some() || rule.device.is_some() || rule.transparent;
+        let configured = rule.targets.iter().map(|endpoint| Configured {
+            endpoint: endpoint.clone(),
+            name: match &endpoint.host {
+                Host::Ip(_) | Host::Unix(_) => None,
+                Host::Name(name) => Some(resolver.name(name, any_route)),
+            },
+            seen: AtomicU32::new(0),
+        });
+        let targets = Self {
+            configured: configured.collect(),
+            members: RwLock::default(),
+            balance: rule.balance,
+            source: rule.source,
+            transparent: rule.transparent,
+            turn: AtomicU64::new(0),
+            began: Instant::now(),
+        };
+        targets.rebuild();
+        targets
     }
 
-    pub(crate) fn len(&self) -> usize {
-        self.list.len()
-    }
-
-    /// The target to try first. With none healthy all count as healthy: a check that fails must not turn away clients that a
-    /// target would serve.
-    pub(crate) fn choose(&self) -> usize {
-        if self.list.len() < 2 {
-            return 0;
+    /// A member for a client, other than those in `tried`; `offset` is the listener's port less the first of its range. With
+    /// `wait`, [`Pick::Pending`] instead of a choice that a name's answer may turn out to be wrong. Clients without an address,
+    /// those of a Unix socket, are one source.
+    pub(crate) fn pick(&self, client: Option<IpAddr>, offset: u16, tried: &[Slot], wait: bool) -> Pick {
+        let members = self.up_to_date();
+        let client = client.map(|client| client.to_canonical());
+        let usable = |member: &&Member| {
+            member.endpoint.weight > 0
+                && !(self.transparent && client.is_some_and(|client| member.place.is_foreign_to(client)))
+                && !tried.contains(&member.slot)
+        };
+        let all = members.current.iter().map(Arc::as_ref).filter(usable);
+        let chosen = self.choose(client.unwrap_or(Ipv6Addr::UNSPECIFIED.into()), all);
+        if wait && self.has_to_wait(chosen) {
+            return Pick::Pending;
         }
-        let healthy = |index: &usize| self.is_healthy(*index);
-        let count = self.list.len();
+        let member = chosen.and_then(|chosen| members.slots.get(chosen.slot.at as usize));
+        member.map_or(Pick::Nobody, |member| Pick::At(Seat::take(member), member.address(offset)))
+    }
+
+    /// With none healthy all count as healthy: a check that fails must not turn away clients that a target would serve.
+    fn choose<'a>(
+        &self,
+        client: IpAddr,
+        all: impl Iterator<Item = &'a Member> + Clone,
+    ) -> Option<&'a Member> {
+        let healthy = all.clone().filter(|member| self.is_healthy(member));
+        let turn = || self.turn.fetch_add(1, Ordering::Relaxed);
         match self.balance {
             Balance::RoundRobin => {
-                let turn = self.turn.fetch_add(1, Ordering::Relaxed) % count;
-                (turn..count).chain(0..turn).find(healthy).unwrap_or(turn)
+                let turn = turn();
+                balance::in_turn(turn, healthy).or_else(|| balance::in_turn(turn, all))
             }
             Balance::LeastConnections => {
-                // Equals take turns, so that idle targets share the load.
-                let turn = self.turn.fetch_add(1, Ordering::Relaxed) % count;
-                let fewest = |all: bool| {
-                    (turn..count)
-                        .chain(0..turn)
-                        .filter(|index| all || healthy(index))
-                        .min_by_key(|index| self.list[*index].active.load(Ordering::Relaxed))
-                };
-                fewest(false).or_else(|| fewest(true)).unwrap_or(0)
+                let turn = turn();
+                balance::least_busy(turn, healthy).or_else(|| balance::least_busy(turn, all))
             }
-            Balance::Failover => (0..count).find(healthy).unwrap_or(0),
-        }
-    }
-
-    /// The target to try after `tried` targets, the first of which was `first`. Failover goes down its list from the top.
-    pub(crate) fn following(&self, first: usize, tried: usize) -> Option<usize> {
-        (tried < self.list.len()).then(|| (first + tried) % self.list.len())
-    }
-
-    /// Address number `nth` of a target; `offset` is the listener's port less the first of its range.
-    pub(crate) fn candidate(&self, target: usize, nth: usize, offset: u16) -> Candidate {
-        let Some(target) = self.list.get(target) else { return Candidate::Exhausted };
-        let ports = target.endpoint.ports;
-        let port = if ports.first == ports.last { ports.first } else { ports.first.saturating_add(offset) };
-        let at = |ip: IpAddr| Candidate::At(SocketAddr::new(ip, port).into());
-        let literal = |ip: IpAddr| {
-            if nth == 0 { at(ip) } else { Candidate::Exhausted }
-        };
-        match (&target.endpoint.host, &target.name) {
-            (Host::Ip(ip), _) => literal(*ip),
-            (Host::Unix(name), _) if nth == 0 => Candidate::At(Address::Unix(name.clone())),
-            (Host::Unix(_), _) => Candidate::Exhausted,
-            (Host::Name(_), Some(name)) => {
-                let answer = name.answer.read().unwrap_or_else(PoisonError::into_inner);
-                match answer.as_ref() {
-                    None => Candidate::Pending,
-                    Some(addresses) => addresses.get(nth).map_or(Candidate::Exhausted, |ip| at(*ip)),
-                }
+            Balance::Failover => healthy.clone().next().or_else(|| all.clone().next()),
+            Balance::Source => {
+                balance::by_source(client, healthy).or_else(|| balance::by_source(client, all))
             }
-            (Host::Name(_), None) => Candidate::Exhausted,
         }
     }
 
-    /// One more connection to a target.
-    pub(crate) fn enter(&self, target: usize) {
-        if let Some(target) = self.list.get(target) {
-            target.active.fetch_add(1, Ordering::Relaxed);
+    /// Whether a name without an answer could change the choice. For taking turns it does not matter who is missing.
+    fn has_to_wait(&self, chosen: Option<&Member>) -> bool {
+        let mut pending = (0..).zip(&self.configured).filter(|(_, target)| {
+            target.endpoint.weight > 0 && target.name.as_ref().is_some_and(|name| name.version() == 0)
+        });
+        match (self.balance, chosen) {
+            (Balance::Failover, Some(chosen)) => pending.any(|(at, _)| at < chosen.configured),
+            (Balance::RoundRobin | Balance::LeastConnections, Some(_)) => false,
+            (Balance::Source, _) | (_, None) => pending.next().is_some(),
         }
     }
 
-    /// One less.
-    pub(crate) fn leave(&self, target: usize) {
-        if let Some(target) = self.list.get(target) {
-            target.active.fetch_sub(1, Ordering::Relaxed);
+    /// The seat that a session without a [`Seat`] of its own has held.
+    pub(crate) fn leave(&self, slot: Slot) {
+        if let Some(member) = self.member(slot) {
+            member.active.fetch_sub(1, Ordering::Relaxed);
         }
     }
 
-    /// A target for a session that has one address for its life.
-    pub(crate) fn pick(&self, offset: u16) -> Option<(usize, SocketAddr)> {
-        let first = self.choose();
-        (0..self.list.len()).find_map(|tried| {
-            let index = self.following(first, tried)?;
-            let turn = self.list[index].address.load(Ordering::Relaxed) % self.address_count(index).max(1);
-            match self.candidate(index, turn, offset) {
-                Candidate::At(Address::Ip(address)) => Some((index, address)),
-                // Datagrams do not go to a stream.
-                Candidate::At(Address::Unix(_)) | Candidate::Exhausted | Candidate::Pending => None,
-            }
-        })
+    pub(crate) fn member(&self, slot: Slot) -> Option<Arc<Member>> {
+        self.read().slots.get(slot.at as usize).filter(|member| member.slot == slot).map(Arc::clone)
     }
 
-    /// A target could not be reached: others are tried first for a while, and its other addresses.
-    pub(crate) fn suspect(&self, target: usize) {
-        let Some(suspect) = self.list.get(target) else { return };
-        suspect.address.fetch_add(1, Ordering::Relaxed);
-        if self.list.len() > 1 {
-            suspect.suspect_until.store(self.now() + SUSPECT_MS, Ordering::Relaxed);
-        }
+    /// A member could not be reached: others are tried first for a while.
+    pub(crate) fn suspect(&self, member: &Member) {
+        member.up.store(false, Ordering::Relaxed);
+        member.suspect_until.store(self.now() + SUSPECT_MS, Ordering::Relaxed);
     }
 
-    fn is_healthy(&self, target: usize) -> bool {
-        self.list.get(target).is_some_and(|target| {
-            let until = target.suspect_until.load(Ordering::Relaxed);
-            target.healthy.load(Ordering::Relaxed) && (until == 0 || until <= self.now())
-        })
+    /// Whether a member fails its health checks while another one does not.
+    pub(crate) fn is_down(&self, slot: Slot) -> bool {
+        let members = self.read();
+        let healthy = |member: &Arc<Member>| member.healthy.load(Ordering::Relaxed);
+        let fails =
+            members.slots.get(slot.at as usize).is_some_and(|member| member.slot == slot && !healthy(member));
+        fails && members.current.iter().any(healthy)
+    }
+
+    /// Everybody that may be chosen now.
+    pub(crate) fn current(&self) -> Vec<Arc<Member>> {
+        self.up_to_date().current.clone()
+    }
+
+    /// What a worker has counted for the members that there are, and for some of those that have only their connections left.
+    pub(crate) fn describe(&self, tallies: &Tallies) -> Vec<TargetSnapshot> {
+        let members = self.up_to_date();
+        let is_current =
+            |member: &&Arc<Member>| members.current.iter().any(|other| Arc::ptr_eq(other, member));
+        let left = members.slots.iter().map(|(_, member)| member).filter(|member| !is_current(member));
+        let known = members.current.iter().chain(left.take(MOST_SHOWN_FORMER));
+        known.filter_map(|member| Some(member.describe().with(tallies.get(member.slot)?))).collect()
+    }
+
+    fn is_healthy(&self, member: &Member) -> bool {
+        let until = member.suspect_until.load(Ordering::Relaxed);
+        member.healthy.load(Ordering::Relaxed) && (until == 0 || until <= self.now())
     }
 
     fn now(&self) -> u64 {
         u64::try_from(self.began.elapsed().as_millis()).unwrap_or(u64::MAX)
     }
 
-    fn address_count(&self, target: usize) -> usize {
-        let Some(name) = &self.list[target].name else { return 1 };
-        name.answer.read().unwrap_or_else(PoisonError::into_inner).as_ref().map_or(0, Vec::len)
+    fn read(&self) -> RwLockReadGuard<'_, Members> {
+        self.members.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether a target fails its health checks while another one does not.
-    pub(crate) fn is_down(&self, target: usize) -> bool {
-        let healthy = |target: &Target| target.healthy.load(Ordering::Relaxed);
-        self.list.get(target).is_some_and(|target| !healthy(target)) && self.list.iter().any(healthy)
+    fn up_to_date(&self) -> RwLockReadGuard<'_, Members> {
+        let is_old = |target: &Configured| {
+            let seen = target.seen.load(Ordering::Acquire);
+            target.name.as_ref().is_some_and(|name| name.version() != seen)
+        };
+        if self.configured.iter().any(is_old) {
+            self.rebuild();
+        }
+        self.read()
+    }
+
+    /// Takes the answers of names as they are now. A member that stays keeps what is known of it; one whose address is gone gets
+    /// no new connection and is forgotten with its last one.
+    fn rebuild(&self) {
+        let mut members = self.members.write().unwrap_or_else(PoisonError::into_inner);
+        let Members { current, slots, next_serial } = &mut *members;
+        let before = std::mem::take(current);
+        for (at, target) in self.configured.iter().enumerate() {
+            // The version first: an answer that comes in between is read now, and once more next time.
+            let version = target.name.as_ref().map_or(0, |name| name.version());
+            for place in target.places() {
+                if self.source.is_some_and(|source| place.is_foreign_to(source)) {
+                    continue;
+                }
+                let known = slots.iter().find(|(_, member)| member.configured == at && member.place == place);
+                let member = known.map(|(_, member)| Arc::clone(member)).unwrap_or_else(|| {
+                    *next_serial = next_serial.wrapping_add(1);
+                    let entry = slots.vacant_entry();
+                    #[expect(
+                        clippy::cast_possible_truncation,
+                        reason = "members have connections, which have descriptors"
+                    )]
+                    let slot = Slot { at: entry.key() as u32, serial: *next_serial };
+                    Arc::clone(entry.insert(Arc::new(Member::new(slot, at, place, &target.endpoint))))
+                });
+                current.push(member);
+            }
+            target.seen.store(version, Ordering::Release);
+        }
+        drop(before);
+        // Seats are taken under the read lock: nobody comes meanwhile.
+        slots.retain(|_, member| {
+            member.active.load(Ordering::Relaxed) > 0
+                || current.iter().any(|current| Arc::ptr_eq(current, member))
+        });
+    }
+}
+
+impl Configured {
+    fn places(&self) -> Vec<Place> {
+        match (&self.endpoint.host, &self.name) {
+            (Host::Ip(ip), _) => vec![Place::Ip(*ip)],
+            (Host::Unix(name), _) => vec![Place::Unix(name.clone())],
+            (Host::Name(_), Some(name)) => name.addresses().into_iter().map(Place::Ip).collect(),
+            (Host::Name(_), None) => Vec::new(),
+        }
+    }
+}
+
+impl Place {
+    /// Whether nobody gets there from that address, by its family.
+    fn is_foreign_to(&self, from: IpAddr) -> bool {
+        matches!(self, Self::Ip(ip) if ip.is_ipv4() != from.is_ipv4())
+    }
+
+    fn key(&self, port: u16) -> u64 {
+        match self {
+            Self::Ip(ip) => balance::key(*ip, port),
+            Self::Unix(name) => balance::key_of_name(&name.to_string()),
+        }
+    }
+}
+
+impl Member {
+    fn new(slot: Slot, configured: usize, place: Place, endpoint: &Endpoint) -> Self {
+        Self {
+            slot,
+            configured,
+            key: place.key(endpoint.ports.first),
+            place,
+            endpoint: endpoint.clone(),
+            active: AtomicU64::new(0),
+            healthy: AtomicBool::new(true),
+            suspect_until: AtomicU64::new(0),
+            up: AtomicBool::new(true),
+        }
+    }
+
+    /// Where a client of the listener at this place of its range goes.
+    pub(crate) fn address(&self, offset: u16) -> Address {
+        let ip = match &self.place {
+            Place::Ip(ip) => *ip,
+            Place::Unix(name) => return Address::Unix(name.clone()),
+        };
+        let ports = self.endpoint.ports;
+        let port = if ports.first == ports.last { ports.first } else { ports.first.saturating_add(offset) };
+        SocketAddr::new(ip, port).into()
+    }
+
+    /// It took a connection, or sent something.
+    pub(crate) fn answered(&self) {
+        // Read alone first: most answers are no news, and all workers ask.
+        if !self.up.load(Ordering::Relaxed) {
+            self.up.store(true, Ordering::Relaxed);
+        }
     }
 
     /// What a health check found; `true` when that is news.
-    pub(crate) fn set_healthy(&self, target: usize, healthy: bool) -> bool {
-        self.list.get(target).is_some_and(|target| target.healthy.swap(healthy, Ordering::Relaxed) != healthy)
+    pub(crate) fn set_healthy(&self, healthy: bool) -> bool {
+        self.up.store(healthy, Ordering::Relaxed);
+        self.healthy.swap(healthy, Ordering::Relaxed) != healthy
+    }
+
+    /// As it is, with nothing counted.
+    pub(crate) fn describe(&self) -> TargetSnapshot {
+        TargetSnapshot::new(&self.endpoint, self.address(0), self.up.load(Ordering::Relaxed))
+    }
+}
+
+impl Weighed for Member {
+    fn weight(&self) -> u64 {
+        self.endpoint.weight.into()
+    }
+
+    fn active(&self) -> u64 {
+        self.active.load(Ordering::Relaxed)
+    }
+
+    fn key(&self) -> u64 {
+        self.key
+    }
+}
+
+impl Seat {
+    fn take(member: &Arc<Member>) -> Self {
+        member.active.fetch_add(1, Ordering::Relaxed);
+        Self { member: Arc::clone(member), slot: member.slot }
+    }
+
+    pub(crate) fn slot(&self) -> Slot {
+        self.slot
+    }
+
+    pub(crate) fn member(&self) -> &Member {
+        &self.member
+    }
+
+    /// Leaves the seat taken, for [`Targets::leave`].
+    pub(crate) fn keep(self) -> Slot {
+        self.member.active.fetch_add(1, Ordering::Relaxed);
+        self.slot
+    }
+}
+
+impl Drop for Seat {
+    fn drop(&mut self) {
+        self.member.active.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use std::time::{Duration, Instant};
-
-    use super::*;
-    use crate::PortRange;
-
-    fn targets(hosts: &[&str], balance: Balance) -> Targets {
-        let resolver = Resolver::start(Duration::from_secs(60), |_| Ok(vec![]), || ()).unwrap();
-        let mut rule = crate::testing::rule("t", SocketAddr::from(([127, 0, 0, 1], 0)));
-        rule.balance = balance;
-        rule.targets = hosts
-            .iter()
-            .map(|host| Endpoint {
-                host: Host::Ip(host.parse().unwrap()),
-                ports: PortRange { first: 80, last: 82 },
-            })
-            .collect();
-        Targets::new(&rule, &resolver)
-    }
-
-    #[test]
-    fn round_robin_takes_turns_and_skips_the_unhealthy() {
-        let targets = targets(&["10.0.0.1", "10.0.0.2", "10.0.0.3"], Balance::RoundRobin);
-        let first: Vec<usize> = (0..4).map(|_| targets.choose()).collect();
-        assert_eq!(first, [0, 1, 2, 0]);
-        assert!(targets.set_healthy(1, false));
-        assert_eq!(targets.choose(), 2);
-        assert!(!targets.set_healthy(1, false));
-    }
-
-    #[test]
-    fn least_connections_takes_the_emptiest() {
-        let targets = targets(&["10.0.0.1", "10.0.0.2"], Balance::LeastConnections);
-        targets.enter(0);
-        assert_eq!(targets.choose(), 1);
-        targets.enter(1);
-        targets.enter(1);
-        assert_eq!(targets.choose(), 0);
-        targets.leave(1);
-        targets.leave(1);
-        assert_eq!(targets.choose(), 1);
-    }
-
-    #[test]
-    fn failover_takes_the_first_healthy_one_and_the_first_when_none_is() {
-        let targets = targets(&["10.0.0.1", "10.0.0.2"], Balance::Failover);
-        assert_eq!((targets.choose(), targets.choose()), (0, 0));
-        targets.set_healthy(0, false);
-        assert_eq!(targets.choose(), 1);
-        targets.set_healthy(1, false);
-        assert_eq!(targets.choose(), 0);
-        assert_eq!(targets.following(1, 1), Some(0));
-        assert_eq!(targets.following(1, 2), None);
-    }
-
-    #[test]
-    fn a_range_of_ports_maps_one_to_one() {
-        let targets = targets(&["10.0.0.1"], Balance::RoundRobin);
-        assert_eq!(targets.candidate(0, 0, 2), Candidate::At(Address::Ip("10.0.0.1:82".parse().unwrap())));
-        assert_eq!(targets.candidate(0, 1, 2), Candidate::Exhausted);
-    }
-
-    #[test]
-    fn a_name_gives_its_addresses_in_turn_and_keeps_the_last_good_answer() {
-        use std::sync::atomic::AtomicU32;
-        static CALLS: AtomicU32 = AtomicU32::new(0);
-        let lookup = |_: &str| match CALLS.fetch_add(1, Ordering::SeqCst) {
-            0 => Ok(vec!["10.0.0.1".parse().unwrap(), "10.0.0.2".parse().unwrap()]),
-            1 => Ok(vec!["10.0.0.9".parse().unwrap()]),
-            _ => Err(std::io::Error::other("no answer")),
-        };
-        let resolver = Resolver::start(Duration::from_millis(20), lookup, || ()).unwrap();
-        let mut rule = crate::testing::rule("t", SocketAddr::from(([127, 0, 0, 1], 0)));
-        rule.targets =
-            vec![Endpoint { host: Host::Name("x".to_owned()), ports: PortRange { first: 80, last: 80 } }];
-        let targets = Targets::new(&rule, &resolver);
-        let deadline = Instant::now() + Duration::from_secs(5);
-        let mut seen = Vec::new();
-        while CALLS.load(Ordering::SeqCst) < 5 {
-            assert!(Instant::now() < deadline, "seen {seen:?}");
-            let now = (targets.candidate(0, 0, 0), targets.candidate(0, 1, 0));
-            if seen.last() != Some(&now) {
-                seen.push(now);
-            }
-            std::thread::yield_now();
-        }
-        let at = |text: &str| Candidate::At(Address::Ip(text.parse().unwrap()));
-        assert!(seen.contains(&(at("10.0.0.1:80"), at("10.0.0.2:80"))), "{seen:?}");
-        assert_eq!(seen.last(), Some(&(at("10.0.0.9:80"), Candidate::Exhausted)));
-    }
-}
+mod tests;

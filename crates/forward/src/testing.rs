@@ -16,6 +16,7 @@ pub(crate) fn rule(id: &str, target: SocketAddr) -> Rule {
         targets: vec![Endpoint {
             host: Host::Ip(target.ip()),
             ports: PortRange { first: target.port(), last: target.port() },
+            weight: 1,
         }],
         balance: Balance::RoundRobin,
         health_check: None,

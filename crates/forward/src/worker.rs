@@ -269,7 +269,7 @@ impl Worker {
     fn leave_unhealthy(&mut self, now: u64) {
         let Some(engine) = &mut self.udp else { return };
         for state in self.around.turned() {
-            let is_down = |choice: udp::Choice| state.targets.is_down(choice.target as usize);
+            let is_down = |choice: udp::Choice| state.targets.is_down(choice.target);
             let mut tick = udp::Tick { now, poller: &self.poller, around: &mut self.around };
             engine.leave_targets(udp::RuleKey(state.key), is_down, &mut tick);
         }
@@ -292,6 +292,10 @@ impl Worker {
         self.tcp.snapshots(|id, snapshot| add(id, &snapshot));
         if let Some(engine) = &self.udp {
             engine.snapshots().for_each(|(id, snapshot)| add(id, snapshot));
+            for (key, id, tallies) in engine.tallies() {
+                let targets = self.around.targets(key).map(|targets| targets.describe(tallies));
+                add(id, &RuleSnapshot { targets: targets.unwrap_or_default(), ..RuleSnapshot::default() });
+            }
         }
         *self.shared.snapshot.lock().unwrap_or_else(PoisonError::into_inner) = rules;
         self.published_ms = now;

@@ -108,8 +108,34 @@ fn follow() {
     thread::sleep(Duration::from_millis(200));
     assert_eq!(greeting(), Some(b'b'));
 
-    // Two addresses, the first of which nobody serves: each connection tries both.
+    // Two addresses, one of which nobody serves: each connection tries both.
     hosts(&path, "127.0.0.3 moving.test\n127.0.0.1 moving.test\n");
     until(|| greeting().filter(|name| *name == b'a'), "the second address");
+    let down = |snapshot: &turnpike_forward::RuleSnapshot| {
+        let nobody =
+            snapshot.targets.iter().find(|target| target.address.ip().unwrap().to_string() == "127.0.0.3")?;
+        (!nobody.up && nobody.counts.failed[0] > 0).then_some(())
+    };
+    until(|| down(&running.snapshot("r")), "the address that nobody serves, in the metrics");
+    for _ in 0..20 {
+        assert_eq!(greeting(), Some(b'a'));
+    }
+
+    // Both served: TCP and UDP alike take turns, and what was there lives on.
+    hosts(&path, "127.0.0.1 moving.test\n127.0.0.2 moving.test\n");
+    let both = |ask: &dyn Fn() -> Option<u8>| {
+        let heard: Vec<_> = (0..10).map(|_| ask()).collect();
+        (heard.iter().filter(|name| **name == Some(b'a')).count() == 5 && !heard.contains(&None))
+            .then_some(())
+    };
+    until(|| both(&greeting), "turns of both addresses");
+    until(|| both(&|| ask_udp(running.address("datagrams"))), "turns of both addresses (UDP)");
+    old.write_all(b"still here").unwrap();
+    assert_eq!(read_exactly(&mut old, 10), b"still here");
+    let addresses = || {
+        let snapshot = running.snapshot("r");
+        snapshot.targets.iter().map(|target| target.address.ip().unwrap().to_string()).collect::<Vec<_>>()
+    };
+    assert_eq!(addresses(), ["127.0.0.1", "127.0.0.2"], "series of addresses that the name has lost");
     let _ = fs::remove_file(path);
 }

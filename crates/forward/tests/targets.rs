@@ -258,6 +258,7 @@ fn a_range_of_ports_maps_one_to_one() {
             rule.targets = vec![Endpoint {
                 host: Host::Ip([127, 0, 0, 1].into()),
                 ports: PortRange { first, last: first + 2 },
+                weight: 1,
             }];
             let log = std::sync::Arc::new(support::Reports::default());
             turnpike_forward::Forwarder::start(&support::settings(), &[rule], log).ok()

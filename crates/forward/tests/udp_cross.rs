@@ -256,7 +256,7 @@ fn a_tcp_target_that_refuses_is_followed_by_the_next_one_with_nothing_lost() {
     let mut rule = cross(Protocol::UdpToTcp { framed: false }, nobody);
     let port = listener.local_addr().unwrap().port();
     let ports = PortRange { first: port, last: port };
-    rule.targets.push(Endpoint { host: Host::Ip(nobody.ip()), ports });
+    rule.targets.push(Endpoint { host: Host::Ip(nobody.ip()), ports, weight: 1 });
     let worker = Worker::start(Datapath::Gso);
     let client = client(worker.add(KEY, &rule, Datapath::Gso));
     client.send(b"anybody?").unwrap();

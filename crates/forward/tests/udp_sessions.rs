@@ -160,7 +160,7 @@ fn after_a_refusal_the_next_target_is_tried() {
     let nobody = UdpSocket::bind(LOCALHOST).unwrap().local_addr().unwrap();
     let mut rule = udp(nobody);
     let ports = PortRange { first: echo.address.port(), last: echo.address.port() };
-    rule.targets.push(Endpoint { host: Host::Ip(echo.address.ip()), ports });
+    rule.targets.push(Endpoint { host: Host::Ip(echo.address.ip()), ports, weight: 1 });
     let worker = Worker::start(Datapath::Gso);
     let client = client(worker.add(KEY, &rule, Datapath::Gso));
     client.send(b"to nobody").unwrap();

@@ -52,7 +52,7 @@ fn name(path: &Path) -> UnixName {
 }
 
 fn unix_endpoint(name: UnixName) -> Endpoint {
-    Endpoint { host: Host::Unix(name), ports: PortRange { first: 0, last: 0 } }
+    Endpoint { host: Host::Unix(name), ports: PortRange { first: 0, last: 0 }, weight: 1 }
 }
 
 fn listening_at(path: &Path, target: std::net::SocketAddr) -> Rule {

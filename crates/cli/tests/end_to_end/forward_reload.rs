@@ -126,3 +126,53 @@ fn a_reload_with_keep_going_takes_what_can_be_bound() {
     forward.reload("rules reloaded");
     assert_eq!(say(&mut connect(taken), "at last"), "at last");
 }
+
+#[test]
+fn a_reload_reads_included_files_again_and_names_the_one_that_is_broken() {
+    let target = tcp_echo();
+    let main = format!("include = [\"*.rules\"]\n{}", rule("a", target, ""));
+    let mut forward = Forward::start_file("f.toml", &main);
+    let a = forward.address("rule a");
+    forward.program.line_with("include \"*.rules\" matches no file");
+    // The lines of a reload name no listeners: a port that was free a moment ago.
+    let holder = std::net::TcpListener::bind("127.0.0.1:0").expect("loopback has a free port");
+    let b = holder.local_addr().expect("it is bound");
+    drop(holder);
+    forward.write("b.rules", &rule("b", target, "").replace("127.0.0.1:0", &b.to_string()));
+    forward.reload("rules reloaded");
+    forward.program.line_with("b.rules is included");
+    assert_eq!(say(&mut connect(b), "from a further file"), "from a further file");
+
+    forward.write("c.rules", "\n[[rule]]\nlisen = \"127.0.0.1:0\"\n");
+    forward.reload("the old ones stay in force");
+    forward.program.line_with("c.rules:3:1: rule.lisen: unknown key");
+    assert_eq!(say(&mut connect(b), "still there"), "still there");
+    assert_eq!(say(&mut connect(a), "still there"), "still there");
+}
+
+#[test]
+fn metrics_tell_targets_apart() {
+    let (one, two) = (tcp_echo(), tcp_echo());
+    let text =
+        format!("[[rule]]\nname = \"a\"\nlisten = \"127.0.0.1:0\"\ntarget = [\"{one}*2\", \"{two}\"]\n");
+    let mut forward = Forward::start_file("f.toml", &text);
+    let address = forward.address("rule a");
+    let labels = |target| format!("rule=\"a\",target=\"{target}\",address=\"{target}\"");
+    assert_eq!(forward.metrics().sum("turnpike_forward_target_up", &labels(one)), 1);
+    for _ in 0..6 {
+        assert_eq!(say(&mut connect(address), "four"), "four");
+    }
+    for (target, connections) in [(one, 4), (two, 2)] {
+        let labels = labels(target);
+        for (family, wanted) in [
+            ("connected_total", connections),
+            ("connect_seconds_count", connections),
+            ("bytes_total", 8 * connections),
+            ("connections", 0),
+            ("failed_total", 0),
+            ("up", 1),
+        ] {
+            forward.wait_for(&format!("turnpike_forward_target_{family}"), &labels, wanted);
+        }
+    }
+}

@@ -11,12 +11,14 @@ use turnpike_net::{
 
 use super::{health::Check, opening::Opening, pacing::Pacing};
 use crate::{
-    Address, ConnectionReport, EndReason, RuleId, RuleSnapshot,
+    Address, ConnectionReport, EndReason, Failure, RuleId, RuleSnapshot,
     common::Common,
     gather::WakeUp,
     listen::Acceptor,
     rate::Pace,
     state::{Counters, Place, RuleState},
+    tally::{Slot, Tallies},
+    targets::Seat,
 };
 
 /// Between two looks at what may be due, in milliseconds: the grain of connect and idle timeouts.
@@ -56,6 +58,8 @@ pub(super) enum Side {
 pub(super) struct LocalRule {
     pub(super) state: Arc<RuleState>,
     pub(super) counters: Counters,
+    /// By target.
+    pub(super) tallies: Tallies,
     connections: usize,
     /// Its listeners are closed; it goes with its last connection.
     removed: bool,
@@ -83,8 +87,8 @@ pub(super) struct Connection {
     pub(super) down: Flow,
     pub(super) client_address: Address,
     pub(super) target_address: Option<Address>,
-    /// Which of the rule's targets is counted as busy with it.
-    pub(super) target_index: Option<u32>,
+    /// Its place at one of the rule's targets; see [`LocalRule::sit`].
+    pub(super) seat: Option<Seat>,
     /// Until it is connected.
     pub(super) opening: Option<u32>,
     /// When it was accepted, and when a byte last moved; milliseconds.
@@ -115,6 +119,44 @@ impl Connection {
     }
 }
 
+impl LocalRule {
+    /// Counts a seat at a target as taken.
+    pub(super) fn sit(&mut self, seat: Seat) -> Option<Seat> {
+        self.tallies.of(seat.slot()).open += 1;
+        Some(seat)
+    }
+
+    /// Gives it back.
+    pub(super) fn stand_up(&mut self, seat: Seat) {
+        self.tallies.of(seat.slot()).open -= 1;
+    }
+
+    /// Bytes that came from `side` and have gone to the other.
+    #[inline]
+    pub(super) fn moved(&mut self, seat: Option<&Seat>, side: Side, bytes: u64) {
+        let (to_target, to_client) = if side == Side::Client { (bytes, 0) } else { (0, bytes) };
+        self.counters.to_target_bytes += to_target;
+        self.counters.to_client_bytes += to_client;
+        if let Some(seat) = seat {
+            self.tallies.moved(seat.slot(), to_target, to_client);
+        }
+    }
+
+    /// Counts a connect to a target that has failed, and has others tried first.
+    pub(super) fn connect_failed(&mut self, seat: &Seat, error: &io::Error) {
+        self.tallies.of(seat.slot()).failed(Failure::of(error));
+        self.state.targets.suspect(seat.member());
+    }
+
+    /// The same for a target that has not taken a connection in time, and has no seat for it.
+    pub(super) fn queue_full(&mut self, slot: Slot) {
+        self.tallies.of(slot).failed(Failure::Timeout);
+        if let Some(member) = self.state.targets.member(slot) {
+            self.state.targets.suspect(&member);
+        }
+    }
+}
+
 /// All TCP connections of one worker.
 pub(crate) struct Engine {
     pub(super) common: Arc<Common>,
@@ -125,6 +167,8 @@ pub(crate) struct Engine {
     pub(super) checks: Slab<Check>,
     /// Only one worker checks the health of targets.
     pub(super) checks_health: bool,
+    /// Rules whose targets this worker checks.
+    pub(super) watched: Vec<Arc<RuleState>>,
     pub(super) mover: Mover,
     /// Flows that had more to move than one turn allows.
     pub(super) again: Vec<(usize, Side)>,
@@ -155,6 +199,7 @@ impl Engine {
             openings: Slab::new(),
             checks: Slab::new(),
             checks_health,
+            watched: Vec::new(),
             mover: Mover::new(),
             again: Vec::new(),
             resumed: Vec::new(),
@@ -180,6 +225,7 @@ impl Engine {
         let rule = self.rules.insert(LocalRule {
             state: Arc::clone(state),
             counters: Counters::default(),
+            tallies: Tallies::default(),
             connections: 0,
             removed: false,
         });
@@ -307,8 +353,9 @@ impl Engine {
         due.into_iter().chain(health).chain(self.pacing.due()).min()
     }
 
-    /// Names may have got addresses.
+    /// Names may have got other addresses.
     pub(crate) fn on_resolved(&mut self, tick: Tick<'_>) {
+        self.update_checks(tick.now);
         let waiting: Vec<usize> = self
             .openings
             .iter()
@@ -325,6 +372,7 @@ impl Engine {
         for (_, rule) in &self.rules {
             let mut snapshot = RuleSnapshot { active: rule.connections as u64, ..RuleSnapshot::default() };
             rule.counters.add_to(&mut snapshot);
+            snapshot.targets = rule.state.targets.describe(&rule.tallies);
             each(&rule.state.rule.id, snapshot);
         }
     }
@@ -382,7 +430,7 @@ impl Engine {
         let (nodelay, keepalive) = (settings.nodelay, settings.keepalive);
         let unvouched = !is_proxy && !settings.proxy_protocol_from.is_empty();
         local.connections += 1;
-        let opening = Opening::new(&local.state, offset, tick.now, is_proxy);
+        let opening = Opening::new(&local.state.rule, offset, tick.now, is_proxy);
         let pace = Pace::of(local.state.rates.as_ref());
         let mut up = Flow::new(nodelay);
         if client.is_unix() {
@@ -396,7 +444,7 @@ impl Engine {
             down: Flow::default(),
             client_address: client,
             target_address: None,
-            target_index: None,
+            seat: None,
             opening: None,
             began: tick.now,
             active: tick.now,
@@ -447,8 +495,8 @@ impl Engine {
         self.mover.reclaim(&mut connection.up);
         self.mover.reclaim(&mut connection.down);
         let local = &mut self.rules[connection.rule];
-        if let Some(target) = connection.target_index {
-            local.state.targets.leave(target as usize);
+        if let Some(seat) = connection.seat {
+            local.stand_up(seat);
         }
         local.counters.count_end(reason);
         local.connections -= 1;

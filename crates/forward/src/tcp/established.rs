@@ -62,17 +62,13 @@ impl Engine {
         let local = &mut self.rules[connection.rule];
         let copy = local.state.rule.copy;
         let last = connection.half_done();
-        let (flow, from, to, total) = match side {
-            Side::Client => {
-                (&mut connection.up, &connection.client, target, &mut local.counters.to_target_bytes)
-            }
-            Side::Target => {
-                (&mut connection.down, target, &connection.client, &mut local.counters.to_client_bytes)
-            }
+        let (flow, from, to) = match side {
+            Side::Client => (&mut connection.up, &connection.client, target),
+            Side::Target => (&mut connection.down, target, &connection.client),
         };
         let before = flow.bytes;
         let pumped = self.mover.pump(flow, from, to, copy, last);
-        *total += flow.bytes - before;
+        local.moved(connection.seat.as_ref(), side, flow.bytes - before);
         let turns = self.mover.take_turns();
         self.wake_up.lean += turns.lean;
         // Bulk that is acknowledged now and then stays bulk.
@@ -132,13 +128,9 @@ impl Engine {
         let Some(target) = &connection.target else { return };
         let local = &mut self.rules[connection.rule];
         let copy = local.state.rule.copy;
-        let (flow, from, to, total) = match side {
-            Side::Client => {
-                (&mut connection.up, &connection.client, target, &mut local.counters.to_target_bytes)
-            }
-            Side::Target => {
-                (&mut connection.down, target, &connection.client, &mut local.counters.to_client_bytes)
-            }
+        let (flow, from, to) = match side {
+            Side::Client => (&mut connection.up, &connection.client, target),
+            Side::Target => (&mut connection.down, target, &connection.client),
         };
         if flow.has_ended() || side == Side::Client && connection.unvouched {
             return;
@@ -149,7 +141,7 @@ impl Engine {
         let before = flow.bytes;
         // Whatever this says, the connection ends now.
         let _ = self.mover.pump(flow, from, to, copy, false);
-        *total += flow.bytes - before;
+        local.moved(connection.seat.as_ref(), side, flow.bytes - before);
         local.counters.spliced_bytes += self.mover.take_spliced();
     }
 

@@ -12,13 +12,13 @@ use crate::{
     Address,
     datagram_check::{self, DatagramCheck},
     state::RuleState,
-    targets::Candidate,
+    targets::Member,
 };
 
-/// One target under watch.
+/// One address of a target under watch.
 pub(super) struct Check {
     state: Arc<RuleState>,
-    target: usize,
+    member: Arc<Member>,
     /// When to begin the next, or to give up the one under way; milliseconds.
     due: u64,
     interval: u64,
@@ -58,23 +58,44 @@ impl Check {
 impl Engine {
     /// Begins to watch a rule's targets, if it asks for that and no other worker does it.
     pub(crate) fn watch_health(&mut self, state: &Arc<RuleState>, now: u64) {
-        let Some(interval) = state.rule.health_check.filter(|_| self.checks_health) else { return };
+        if self.checks_health && state.rule.health_check.is_some() {
+            self.watched.push(Arc::clone(state));
+            self.watch_members(state, now);
+        }
+    }
+
+    /// Ends that.
+    pub(crate) fn unwatch_health(&mut self, state: &Arc<RuleState>) {
+        self.watched.retain(|watched| !Arc::ptr_eq(watched, state));
+        self.checks.retain(|_, check| !check.is_for(state));
+    }
+
+    /// Watches the addresses that names have now, and no others.
+    pub(super) fn update_checks(&mut self, now: u64) {
+        let current: Vec<Arc<Member>> =
+            self.watched.iter().flat_map(|state| state.targets.current()).collect();
+        self.checks.retain(|_, check| current.iter().any(|member| Arc::ptr_eq(member, &check.member)));
+        for state in self.watched.clone() {
+            self.watch_members(&state, now);
+        }
+    }
+
+    fn watch_members(&mut self, state: &Arc<RuleState>, now: u64) {
+        let Some(interval) = state.rule.health_check else { return };
         let ms = |time: std::time::Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX / 4).max(1);
-        for target in 0..state.targets.len() {
+        for member in state.targets.current() {
+            if self.checks.iter().any(|(_, check)| Arc::ptr_eq(&check.member, &member)) {
+                continue;
+            }
             self.checks.insert(Check {
                 state: Arc::clone(state),
-                target,
+                member,
                 due: now,
                 interval: ms(interval),
                 patience: ms(interval.min(state.rule.connect_timeout)),
                 asked: None,
             });
         }
-    }
-
-    /// Ends that.
-    pub(crate) fn unwatch_health(&mut self, state: &Arc<RuleState>) {
-        self.checks.retain(|_, check| !check.is_for(state));
     }
 
     pub(super) fn health_due(&self) -> Option<u64> {
@@ -101,25 +122,17 @@ impl Engine {
                     continue;
                 }
             }
-            match check.state.targets.candidate(check.target, 0, 0) {
-                // A name without an answer says nothing about its target.
-                Candidate::Pending => check.due = tick.now + check.interval,
-                Candidate::Exhausted => conclude(check, false, tick.now),
-                Candidate::At(address) => {
-                    match Asked::begin(check, &address, token(HEALTH, key), tick.poller) {
-                        Ok(asked) => {
-                            let shares =
-                                if matches!(asked, Asked::Datagram(_)) { datagram_check::TRIES } else { 1 };
-                            check.due = tick.now + check.patience / shares;
-                            check.asked = Some(asked);
-                        }
-                        // Our own want is not the target's fault.
-                        Err(error) if turnpike_net::tcp::is_exhaustion(&error) => {
-                            check.due = tick.now + check.interval;
-                        }
-                        Err(_) => conclude(check, false, tick.now),
-                    }
+            match Asked::begin(check, &check.member.address(0), token(HEALTH, key), tick.poller) {
+                Ok(asked) => {
+                    let shares = if matches!(asked, Asked::Datagram(_)) { datagram_check::TRIES } else { 1 };
+                    check.due = tick.now + check.patience / shares;
+                    check.asked = Some(asked);
                 }
+                // Our own want is not the target's fault.
+                Err(error) if turnpike_net::tcp::is_exhaustion(&error) => {
+                    check.due = tick.now + check.interval;
+                }
+                Err(_) => conclude(check, false, tick.now),
             }
         }
     }
@@ -144,10 +157,10 @@ impl Engine {
 
 fn conclude(check: &mut Check, healthy: bool, now: u64) {
     check.due = now + check.interval;
-    if check.state.targets.set_healthy(check.target, healthy) {
+    if check.member.set_healthy(healthy) {
         check.state.health_turned();
         let rule = &check.state.rule;
-        let to = rule.targets.get(check.target).map(tracing::field::display);
+        let to = tracing::field::display(check.member.address(0));
         if healthy {
             tracing::info!(rule = rule.id.0, to, "a target answers again");
         } else {

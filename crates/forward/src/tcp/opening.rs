@@ -1,12 +1,17 @@
 //! A connection until its target answers: the PROXY header, the name, and one address after the other.
 
-use std::{io, net::SocketAddr, sync::Arc};
+use std::{io, net::SocketAddr, sync::Arc, time::Instant};
 
 use turnpike_net::{ConnectOptions, poll::Event, tcp::is_exhaustion};
 use turnpike_wire::proxy_protocol::{self, MAX_HEADER, Parsed};
 
 use super::engine::{CLIENT, Engine, Side, TARGET, Tick, token};
-use crate::{Address, EndReason, state::RuleState, targets::Candidate};
+use crate::{
+    Address, EndReason, Rule,
+    state::RuleState,
+    tally::Slot,
+    targets::{Pick, Seat},
+};
 
 /// What a connection needs only until it is connected.
 pub(super) struct Opening {
@@ -17,10 +22,14 @@ pub(super) struct Opening {
     patience: u64,
     /// Place of the listener's port in the rule's range.
     offset: u16,
-    /// The target tried first, how many were given up since, and the next address of the one at hand.
-    first: usize,
-    tried: usize,
-    address: usize,
+    /// The targets that were given up.
+    tried: Vec<Slot>,
+    /// The one whose queue was full.
+    queued: Option<Slot>,
+    /// No name server has answered in time: what there is without it has to do.
+    without_names: bool,
+    /// When the connect under way began. One clock read per connect, for the milliseconds of a tick are too coarse.
+    connecting: Instant,
     /// Why the last address was given up, for the log.
     obstacle: Option<(Address, io::Error)>,
     /// Bytes read for the PROXY header and not used up by it.
@@ -43,17 +52,18 @@ enum Stage {
 }
 
 impl Opening {
-    pub(super) fn new(state: &Arc<RuleState>, offset: u16, now: u64, is_proxy: bool) -> Self {
-        let patience = u64::try_from(state.rule.connect_timeout.as_millis()).unwrap_or(u64::MAX / 2);
+    pub(super) fn new(rule: &Rule, offset: u16, now: u64, is_proxy: bool) -> Self {
+        let patience = u64::try_from(rule.connect_timeout.as_millis()).unwrap_or(u64::MAX / 2);
         Self {
             connection: 0,
             stage: Stage::Waiting,
             deadline: now.saturating_add(patience),
             patience,
             offset,
-            first: state.targets.choose(),
-            tried: 0,
-            address: 0,
+            tried: Vec::new(),
+            queued: None,
+            without_names: false,
+            connecting: Instant::now(),
             obstacle: None,
             inbox: Vec::new(),
             asked: None,
@@ -81,18 +91,15 @@ impl Engine {
         };
         let state = Arc::clone(&self.rules[connection.rule].state);
         let failure = loop {
-            let Some(target) = state.targets.following(opening.first, opening.tried) else {
-                tell_unreachable(&state, opening.obstacle.take());
-                break EndReason::ConnectFailed;
-            };
-            let address = match state.targets.candidate(target, opening.address, opening.offset) {
-                Candidate::At(address) => address,
-                Candidate::Exhausted => {
-                    opening.tried += 1;
-                    opening.address = 0;
-                    continue;
+            let client = connection.client_address.ip();
+            let wait = !opening.without_names;
+            let (seat, address) = match state.targets.pick(client, opening.offset, &opening.tried, wait) {
+                Pick::At(seat, address) => (seat, address),
+                Pick::Nobody => {
+                    tell_unreachable(&state, opening.obstacle.take());
+                    break EndReason::ConnectFailed;
                 }
-                Candidate::Pending => {
+                Pick::Pending => {
                     if opening.stage != Stage::Name {
                         opening.stage = Stage::Name;
                         opening.deadline = tick.now.saturating_add(opening.patience);
@@ -110,13 +117,13 @@ impl Engine {
             } else {
                 &state.connect
             };
+            opening.connecting = Instant::now();
             let begun = address.connect(options).and_then(|socket| {
                 tick.poller.add_edge(&socket, token(TARGET, key))?;
                 Ok(socket)
             });
             match begun {
                 Ok(socket) => {
-                    opening.address += 1;
                     opening.stage = Stage::Connecting;
                     opening.deadline = tick.now.saturating_add(opening.patience);
                     if address.is_unix() {
@@ -124,8 +131,7 @@ impl Engine {
                     }
                     connection.target = Some(socket);
                     connection.target_address = Some(address);
-                    connection.target_index = u32::try_from(target).ok();
-                    state.targets.enter(target);
+                    connection.seat = self.rules[connection.rule].sit(seat);
                     return;
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
@@ -133,6 +139,7 @@ impl Engine {
                         opening.stage = Stage::Queue;
                         opening.deadline = tick.now.saturating_add(opening.patience);
                     }
+                    opening.queued = Some(seat.slot());
                     opening.obstacle = Some((address, error));
                     return;
                 }
@@ -145,8 +152,8 @@ impl Engine {
                     return self.pause_all(&error, tick);
                 }
                 Err(error) => {
-                    opening.address += 1;
-                    state.targets.suspect(target);
+                    opening.tried.push(seat.slot());
+                    self.rules[connection.rule].connect_failed(&seat, &error);
                     tracing::debug!(rule = state.rule.id.0, to = %address, %error, "cannot connect");
                     opening.obstacle = Some((address, error));
                 }
@@ -171,17 +178,21 @@ impl Engine {
 
     fn on_refused(&mut self, key: usize, error: io::Error, tick: Tick<'_>) {
         let connection = &mut self.connections[key];
-        let state = &self.rules[connection.rule].state;
+        let local = &mut self.rules[connection.rule];
         connection.target = None;
-        if let Some(target) = connection.target_index.take() {
-            state.targets.leave(target as usize);
-            state.targets.suspect(target as usize);
-        }
         let to = connection.target_address.as_ref().map(tracing::field::display);
-        tracing::debug!(rule = state.rule.id.0, to, %error, "cannot connect");
+        tracing::debug!(rule = local.state.rule.id.0, to, %error, "cannot connect");
+        let seat = connection.seat.take();
+        if let Some(seat) = &seat {
+            local.connect_failed(seat, &error);
+        }
         let opening = connection.opening.and_then(|at| self.openings.get_mut(at as usize));
         if let (Some(opening), Some(address)) = (opening, connection.target_address.take()) {
+            opening.tried.extend(seat.as_ref().map(Seat::slot));
             opening.obstacle = Some((address, error));
+        }
+        if let Some(seat) = seat {
+            local.stand_up(seat);
         }
         self.connect_next(key, tick);
     }
@@ -192,7 +203,12 @@ impl Engine {
         else {
             return;
         };
-        let state = &self.rules[connection.rule].state;
+        let local = &mut self.rules[connection.rule];
+        if let Some(seat) = &connection.seat {
+            local.tallies.of(seat.slot()).connected_in(opening.connecting.elapsed());
+            seat.member().answered();
+        }
+        let state = &local.state;
         if state.is_reached_again() {
             tracing::info!(rule = state.rule.id.0, "a target can be reached again");
         }
@@ -216,7 +232,7 @@ impl Engine {
         }
         lead.extend_from_slice(&opening.inbox);
         connection.up.bytes += opening.inbox.len() as u64;
-        self.rules[connection.rule].counters.to_target_bytes += opening.inbox.len() as u64;
+        local.moved(connection.seat.as_ref(), Side::Client, opening.inbox.len() as u64);
         connection.up.lead_with(lead);
         connection.up.readable = true;
         connection.down.readable = event.readable;
@@ -323,26 +339,25 @@ impl Engine {
         }
     }
 
-    /// Whoever listens on a Unix socket does not accept: the next target may.
+    /// Whoever listens on a Unix socket does not accept: another target may.
     fn give_up_on_queue(&mut self, key: usize, tick: Tick<'_>) {
         let Some(connection) = self.connections.get(key) else { return };
-        let state = &self.rules[connection.rule].state;
+        let local = &mut self.rules[connection.rule];
         if let Some(opening) = connection.opening.and_then(|at| self.openings.get_mut(at as usize)) {
-            if let Some(target) = state.targets.following(opening.first, opening.tried) {
-                state.targets.suspect(target);
+            if let Some(slot) = opening.queued.take() {
+                opening.tried.push(slot);
+                local.queue_full(slot);
             }
-            opening.address += 1;
             opening.stage = Stage::Waiting;
         }
         self.connect_next(key, tick);
     }
 
-    /// No answer from the name servers: the next target may have an address.
+    /// No answer from the name servers: another target may have an address.
     fn give_up_on_name(&mut self, key: usize, tick: Tick<'_>) {
         let opening = self.connections.get(key).and_then(|connection| connection.opening);
         if let Some(opening) = opening.and_then(|at| self.openings.get_mut(at as usize)) {
-            opening.tried += 1;
-            opening.address = 0;
+            opening.without_names = true;
             opening.stage = Stage::Waiting;
         }
         self.connect_next(key, tick);

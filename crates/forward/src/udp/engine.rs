@@ -19,7 +19,7 @@ use super::{
     sessions::{Gate, Inward, Key, List, Outward, Session, Stage, Table},
 };
 use crate::{
-    ConnectionReport, EndReason, Protocol,
+    ConnectionReport, EndReason, Failure, Protocol,
     cross::{SCRATCH, Stream},
     rate::{DOWN, Pace, UP},
 };
@@ -138,7 +138,7 @@ impl Engine {
                 }
                 budget -= 1;
                 match self.sessions.get(at).map(|session| session.stage) {
-                    Some(Stage::Connecting) => self.try_next_target(at, tick),
+                    Some(Stage::Connecting) => self.try_next_target(at, Failure::Timeout, tick),
                     Some(Stage::Closing) => self.end(at, EndReason::Finished, tick),
                     // Its patience may be that of a drain.
                     _ if self.draining => self.end(at, EndReason::Shutdown, tick),
@@ -235,7 +235,8 @@ impl Engine {
         }
         state.counters.limited_datagrams += gate.limited;
         session.to_target += bytes;
-        state.counters.to_target_bytes += bytes;
+        // What waits for a connect goes to whom it succeeds with, and is counted then.
+        state.moved(session.choice.filter(|_| session.stage != Stage::Connecting), bytes, 0);
         state.counters.to_target_datagrams += datagrams;
         self.sessions.touch(at, tick.now, &mut state.lists);
     }
@@ -287,9 +288,13 @@ impl Engine {
                 return self.end(at, EndReason::ClientReset, tick);
             }
             if received.count > 0 {
-                session.answered = true;
+                if !std::mem::replace(&mut session.answered, true)
+                    && let Some(choice) = session.choice
+                {
+                    tick.around.answered(state.key, choice);
+                }
                 session.to_client += bytes;
-                state.counters.to_client_bytes += bytes;
+                state.moved(session.choice, 0, bytes);
                 state.counters.to_client_datagrams += datagrams;
                 if let Inward::Stream(stream) = &mut session.inward {
                     watch(stream, token(INWARD, at), tick.poller);
@@ -393,6 +398,8 @@ impl Engine {
                 Ok(outward) => return Some((outward, choice)),
                 Err(error) => {
                     let unreachable = outgoing::is_unreachable(&error);
+                    let failure = unreachable.then(|| Failure::of(&error));
+                    self.rules[rule as usize].failed(choice, failure);
                     tick.around.release(key, choice, unreachable);
                     self.complain(&error);
                     if !unreachable {
@@ -427,6 +434,9 @@ impl Engine {
     /// A session that has been let in and has its sockets.
     pub(super) fn begin(&mut self, mut session: Session) -> u32 {
         let state = &mut self.rules[session.rule as usize];
+        if let Some(choice) = session.choice {
+            state.took(choice);
+        }
         session.pace = Pace::of(state.rates.as_ref());
         state.counters.active += 1;
         state.counters.accepted += 1;
@@ -447,6 +457,8 @@ impl Engine {
         tick.around.dismiss_client(state.key, session.client.ip());
         tick.around.leave(state.key);
         if let Some(choice) = session.choice {
+            // Only ICMP tells so of UDP, and a TCP target that had nothing to say has closed at once.
+            state.left(choice, failed.then_some(Failure::Refused));
             tick.around.release(state.key, choice, failed);
         }
         tick.around.ended(ConnectionReport {

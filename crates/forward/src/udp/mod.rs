@@ -23,7 +23,7 @@ use turnpike_net::poll::Poller;
 pub use engine::Engine;
 pub use listeners::Listeners;
 
-use crate::{ConnectionReport, EndReason};
+use crate::{ConnectionReport, EndReason, Slot};
 
 /// The engine watches its sockets under tokens that have this bit; the worker's own must not.
 pub const TOKENS: u64 = 1 << 62;
@@ -35,8 +35,8 @@ pub struct RuleKey(pub u32);
 /// A target picked for a session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Choice {
-    /// Which of the rule's targets.
-    pub target: u32,
+    /// Where the rule keeps what it knows of it.
+    pub target: Slot,
     /// Its address, port included.
     pub address: SocketAddr,
 }
@@ -76,6 +76,8 @@ pub trait Surroundings {
     /// A target for a new session; `port` is the place of the client's port in the rule's range. `None` where no address
     /// is known.
     fn choose(&mut self, rule: RuleKey, client: SocketAddr, port: u16) -> Option<Choice>;
+    /// A target has taken the connection, or sent its first datagram to a session.
+    fn answered(&mut self, rule: RuleKey, choice: Choice);
     /// A session with this target is over, or could not be made: `failed` where the target refused without ever having
     /// answered; otherwise nothing is known of its health.
     fn release(&mut self, rule: RuleKey, choice: Choice, failed: bool);

@@ -10,7 +10,7 @@ use super::{
     listeners::Bound,
     sessions::{Inward, List, Lists},
 };
-use crate::{EndReason, Protocol, Rule, RuleId, RuleSnapshot, rate::Rates};
+use crate::{EndReason, Failure, Protocol, Rule, RuleId, RuleSnapshot, rate::Rates, tally::Tallies};
 
 /// As rinetd.
 const DEFAULT_IDLE: Duration = Duration::from_secs(72);
@@ -41,6 +41,7 @@ impl Engine {
             rule: rule.clone(),
             lists,
             counters: RuleSnapshot::default(),
+            tallies: Tallies::default(),
             rates: None,
             removed: false,
         }));
@@ -109,6 +110,11 @@ impl Engine {
     /// Counters of each rule since it was added; a removed rule with living connections may still be among them.
     pub fn snapshots(&self) -> impl Iterator<Item = (&RuleId, &RuleSnapshot)> {
         self.rules.iter().map(|(_, state)| (&state.rule.id, &state.counters))
+    }
+
+    /// What is counted for the targets of each rule.
+    pub(crate) fn tallies(&self) -> impl Iterator<Item = (RuleKey, &RuleId, &Tallies)> {
+        self.rules.iter().map(|(_, state)| (state.key, &state.rule.id, &state.tallies))
     }
 
     /// The addresses listened on.
@@ -181,6 +187,8 @@ pub(super) struct RuleState {
     pub(super) rule: Rule,
     pub(super) lists: Lists,
     pub(super) counters: RuleSnapshot,
+    /// By target.
+    pub(super) tallies: Tallies,
     pub(super) rates: Option<Arc<Rates>>,
     pub(super) removed: bool,
 }
@@ -190,6 +198,38 @@ impl RuleState {
         match self.counters.ended.iter_mut().find(|(other, _)| *other == reason) {
             Some((_, count)) => *count += 1,
             None => self.counters.ended.push((reason, 1)),
+        }
+    }
+
+    /// A session has this target now; one of UDP has nothing to wait for.
+    pub(super) fn took(&mut self, choice: Choice) {
+        let tally = self.tallies.of(choice.target);
+        tally.open += 1;
+        if !matches!(self.rule.protocol, Protocol::UdpToTcp { .. }) {
+            tally.connected += 1;
+        }
+    }
+
+    /// A session has it no longer.
+    pub(super) fn left(&mut self, choice: Choice, failure: Option<Failure>) {
+        self.tallies.of(choice.target).open -= 1;
+        self.failed(choice, failure);
+    }
+
+    /// A target could not be reached.
+    pub(super) fn failed(&mut self, choice: Choice, failure: Option<Failure>) {
+        if let Some(failure) = failure {
+            self.tallies.of(choice.target).failed(failure);
+        }
+    }
+
+    /// Bytes of a session; none that has moved bytes is without a target.
+    #[inline]
+    pub(super) fn moved(&mut self, choice: Option<Choice>, to_target: u64, to_client: u64) {
+        self.counters.to_target_bytes += to_target;
+        self.counters.to_client_bytes += to_client;
+        if let Some(choice) = choice {
+            self.tallies.moved(choice.target, to_target, to_client);
         }
     }
 

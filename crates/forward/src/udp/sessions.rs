@@ -364,7 +364,7 @@ mod tests {
         let key = Key { listener: 0, client, local: None };
         let reply =
             Route { socket: SocketId(0), to: Some(client), from: None, tos: 0, ttl: 0, dont_fragment: false };
-        let choice = Choice { target: 0, address: client };
+        let choice = Choice { target: crate::Slot::default(), address: client };
         let outward = Outward::Datagrams(SocketId(1));
         Session::new(0, client, port, Inward::Datagrams { key, reply }, outward, choice, now)
     }

@@ -12,7 +12,7 @@ use super::{
     sessions::{Gate, Inward, Outward, Session, Stage},
 };
 use crate::{
-    ConnectionReport, EndReason,
+    ConnectionReport, EndReason, Failure,
     cross::Stream,
     rate::{DOWN, UP},
 };
@@ -97,15 +97,21 @@ impl Engine {
 
     /// An event of a TCP target.
     pub(super) fn on_target_stream(&mut self, at: u32, event: &Event, tick: &mut Tick<'_>) {
-        let Some(Session { outward: Outward::Stream(stream), rule, .. }) = self.sessions.get_mut(at) else {
-            return;
-        };
-        let rule = *rule;
+        let Some(session) = self.sessions.get_mut(at) else { return };
+        let Outward::Stream(stream) = &mut session.outward else { return };
+        let rule = session.rule;
         if stream.connecting {
             match stream.finish_connecting() {
-                Err(_) => return self.try_next_target(at, tick),
+                Err(error) => return self.try_next_target(at, Failure::of(&error), tick),
                 Ok(false) => return,
                 Ok(true) => {}
+            }
+            let time = stream.begun.elapsed();
+            if let Some(choice) = session.choice {
+                let state = &mut self.rules[rule as usize];
+                state.tallies.of(choice.target).connected_in(time);
+                state.tallies.moved(choice.target, session.to_target, 0);
+                tick.around.answered(state.key, choice);
             }
             self.sessions.enter(at, Stage::Active, tick.now, &mut self.rules[rule as usize].lists);
             self.expect(rule);
@@ -138,7 +144,7 @@ impl Engine {
         turn.limit(gate.limited, gate.bytes);
         session.to_client += turn.bytes;
         let state = &mut self.rules[rule as usize];
-        state.counters.to_client_bytes += turn.bytes;
+        state.moved(session.choice, 0, turn.bytes);
         state.counters.to_client_datagrams += turn.datagrams;
         state.counters.dropped_datagrams += turn.too_long;
         state.counters.limited_datagrams += gate.limited;
@@ -192,7 +198,7 @@ impl Engine {
         session.to_target += turn.bytes;
         let rule = session.rule;
         let state = &mut self.rules[rule as usize];
-        state.counters.to_target_bytes += turn.bytes;
+        state.moved(session.choice, turn.bytes, 0);
         state.counters.to_target_datagrams += turn.datagrams;
         state.counters.dropped_datagrams += turn.too_long;
         state.counters.limited_datagrams += gate.limited;
@@ -206,12 +212,13 @@ impl Engine {
     }
 
     /// After a TCP target could not be connected to.
-    pub(super) fn try_next_target(&mut self, at: u32, tick: &mut Tick<'_>) {
+    pub(super) fn try_next_target(&mut self, at: u32, failure: Failure, tick: &mut Tick<'_>) {
         let Some(session) = self.sessions.get_mut(at) else { return };
         let (rule, client, port) = (session.rule, session.client, session.port);
         let state = &mut self.rules[rule as usize];
         let failed = session.choice.take();
         if let Some(failed) = failed {
+            state.left(failed, Some(failure));
             tick.around.release(state.key, failed, true);
         }
         while session.attempts < ATTEMPTS {
@@ -230,10 +237,15 @@ impl Engine {
                 tick.poller.set_interest(&socket, token, true, true)?;
                 Ok(socket)
             });
-            if let (Ok(socket), Outward::Stream(stream)) = (socket, &mut session.outward) {
-                stream.reconnect(socket);
-                self.sessions.enter(at, Stage::Connecting, tick.now, &mut state.lists);
-                return self.expect(rule);
+            match (socket, &mut session.outward) {
+                (Ok(socket), Outward::Stream(stream)) => {
+                    state.took(choice);
+                    stream.reconnect(socket);
+                    self.sessions.enter(at, Stage::Connecting, tick.now, &mut state.lists);
+                    return self.expect(rule);
+                }
+                (Err(error), _) => state.failed(choice, Some(Failure::of(&error))),
+                (Ok(_), Outward::Datagrams(_)) => {}
             }
             session.choice = None;
             // Its own failure, or ours: the connect that fails at once is rare, and the next check finds out.

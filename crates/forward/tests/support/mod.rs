@@ -51,7 +51,11 @@ pub fn rule(id: &str, target: SocketAddr) -> Rule {
 }
 
 pub fn endpoint(target: SocketAddr) -> Endpoint {
-    Endpoint { host: Host::Ip(target.ip()), ports: PortRange { first: target.port(), last: target.port() } }
+    Endpoint {
+        host: Host::Ip(target.ip()),
+        ports: PortRange { first: target.port(), last: target.port() },
+        weight: 1,
+    }
 }
 
 pub fn settings() -> Settings {

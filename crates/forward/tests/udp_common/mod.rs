@@ -19,7 +19,7 @@ use std::{
 
 use turnpike_forward::{
     Access, Balance, ConnectionReport, CopyMode, EndReason, Endpoint, Host, Limits, PortRange, Protocol,
-    Rule, RuleId, RuleSnapshot,
+    Rule, RuleId, RuleSnapshot, Slot,
     udp::{Admission, Choice, Engine, Listeners, RuleKey, Surroundings, TOKENS, Tick},
 };
 use turnpike_net::{
@@ -43,7 +43,7 @@ pub fn rule(protocol: Protocol, bind: SocketAddr, target: SocketAddr) -> Rule {
         ipv6_only: true,
         socket_mode: None,
         ports: lone(bind.port()),
-        targets: vec![Endpoint { host: Host::Ip(target.ip()), ports: lone(target.port()) }],
+        targets: vec![Endpoint { host: Host::Ip(target.ip()), ports: lone(target.port()), weight: 1 }],
         balance: Balance::RoundRobin,
         health_check: None,
         health_question: None,
@@ -115,8 +115,10 @@ impl Surroundings for Shared {
         let mut address = targets[target];
         address.set_port(address.port() + port);
         world.held += 1;
-        Some(Choice { target: target as u32, address })
+        Some(Choice { target: Slot { at: target as u32, serial: 1 }, address })
     }
+
+    fn answered(&mut self, _: RuleKey, _: Choice) {}
 
     fn release(&mut self, _: RuleKey, choice: Choice, failed: bool) {
         let mut world = self.0.lock().unwrap();

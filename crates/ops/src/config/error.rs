@@ -84,20 +84,30 @@ impl fmt::Display for ConfigError {
 
 impl std::error::Error for ConfigError {}
 
-/// All mistakes of a configuration, at least one, in the order of the file.
+/// All mistakes of a configuration, at least one, in the order of its files.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConfigErrors(pub Vec<ConfigError>);
 
 impl ConfigErrors {
-    /// In the order of the file, then of the other sources.
+    /// File by file, in their order, then of the other sources. The file whose mistake comes first here is the first.
     pub(crate) fn sorted(mut problems: Vec<ConfigError>) -> Self {
+        let mut files: Vec<PathBuf> = Vec::new();
+        for problem in &problems {
+            if let Origin::File { path, .. } = &problem.origin
+                && !files.contains(path)
+            {
+                files.push(path.clone());
+            }
+        }
         problems.sort_by_key(|problem| match &problem.origin {
-            Origin::File { line, column, .. } => (0, *line, *column),
-            Origin::Default => (1, 0, 0),
-            Origin::Environment(_) => (2, 0, 0),
-            Origin::Flag(_) => (3, 0, 0),
+            Origin::File { path, line, column } => {
+                (0, files.iter().position(|file| file == path).unwrap_or(0), *line, *column)
+            }
+            Origin::Default => (1, 0, 0, 0),
+            Origin::Environment(_) => (2, 0, 0, 0),
+            Origin::Flag(_) => (3, 0, 0, 0),
             // A stable sort: arguments are told in their own order.
-            Origin::Argument { .. } => (4, 0, 0),
+            Origin::Argument { .. } => (4, 0, 0, 0),
         });
         Self(problems)
     }

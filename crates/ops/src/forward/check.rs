@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, Ipv6Addr};
 
-use turnpike_forward::{Bind, Host, Pattern, PortRange, Protocol, Proxy, Rule};
+use turnpike_forward::{Balance, Bind, Host, Pattern, PortRange, Protocol, Proxy, Rule};
 
 use super::{parts, rule_keys::Draft};
 use crate::config::ConfigError;
@@ -50,6 +50,25 @@ pub(crate) fn rule(draft: &Draft, problems: &mut Vec<ConfigError>) {
         }
     }
     unix(draft, &mut refuse);
+    if rule.targets.iter().all(|target| target.weight == 0) {
+        refuse(
+            "rule.target",
+            "every target has the weight 0, so that nobody would be served".to_owned(),
+            "a weight above 0 for one of them",
+        );
+    }
+    if let Some(target) = rule.targets.iter().find(|target| target.weight > 1)
+        && rule.balance == Balance::Failover
+    {
+        refuse(
+            "rule.target",
+            format!(
+                "{} has a weight, and failover takes the first that is healthy",
+                parts::show_target(target)
+            ),
+            "no weight but 0 with failover, or another balance",
+        );
+    }
     if !rule.ipv6_only && rule.bind != Bind::Ip(Ipv6Addr::UNSPECIFIED.into()) {
         let listener = parts::show_listener(&rule.bind, *ports);
         refuse(

@@ -1,13 +1,19 @@
-//! `/metrics` of the forwarder: counters per rule. The label `rule` comes from the configuration, so that no client chooses how
-//! many time series there are.
+//! `/metrics` of the forwarder: counters per rule, and per address of each target. The labels `rule` and `target` come from the
+//! configuration, and the addresses of a name are bounded, so that neither clients nor name servers choose how many time series
+//! there are.
 
 use std::{
     fmt,
     sync::{Arc, atomic::AtomicBool},
+    time::Duration,
 };
 
-use prometheus_client::{collector::Collector, encoding::DescriptorEncoder};
-use turnpike_forward::{EndReason, RuleId, RuleSnapshot};
+use prometheus_client::{
+    collector::Collector,
+    encoding::{DescriptorEncoder, MetricEncoder, NoLabelSet},
+    metrics::MetricType,
+};
+use turnpike_forward::{CONNECT_BOUNDS, EndReason, Failure, RuleId, RuleSnapshot, TargetSnapshot};
 
 use crate::{
     exposition::{self, Common, Families},
@@ -63,7 +69,96 @@ impl Collector for Scrape {
             "Times that a TCP connection stopped reading because its rule or it had moved its bytes a second.",
             |rule| rule.pauses,
         )?;
+        self.targets(&mut page.encoder)?;
         self.common.encode(&mut page.encoder)
+    }
+}
+
+/// The series of a target, for what else tells them apart and its value.
+type Write<'w> = dyn FnMut(&[(&str, &str)], &TargetSnapshot) -> fmt::Result + 'w;
+
+impl Scrape {
+    fn targets(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
+        let mut gauge = |name, help, value: fn(&TargetSnapshot) -> u64| {
+            let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
+            self.each(&mut |labels, target| metric.encode_family(&labels)?.encode_gauge(&value(target)))
+        };
+        gauge(
+            "forward_target_up",
+            "Whether the last health check of, connect to or answer from an address of a target was good.",
+            |target| u64::from(target.up),
+        )?;
+        gauge(
+            "forward_target_connections",
+            "Connections and sessions with a target, those that are being opened included.",
+            |target| target.counts.open,
+        )?;
+        let mut metric = counter(
+            encoder,
+            "forward_target_connected",
+            "Connections that a target took, and UDP sessions begun with it.",
+        )?;
+        self.each(&mut |labels, target| count(&mut metric, labels, target.counts.connected))?;
+        let mut metric = counter(
+            encoder,
+            "forward_target_failed",
+            "Connects and sessions that a target failed, by reason.",
+        )?;
+        self.each(&mut |labels, target| {
+            let each = Failure::ALL.iter().zip(target.counts.failed);
+            each.into_iter().try_for_each(|(failure, failed)| {
+                count(&mut metric, &[labels, &[("reason", failure_name(*failure))]].concat(), failed)
+            })
+        })?;
+        let mut metric = counter(encoder, "forward_target_bytes", "Payload bytes forwarded, by target.")?;
+        self.each(&mut |labels, TargetSnapshot { counts, .. }| {
+            count(&mut metric, &[labels, &[("direction", "to_target")]].concat(), counts.to_target_bytes)?;
+            count(&mut metric, &[labels, &[("direction", "to_client")]].concat(), counts.to_client_bytes)
+        })?;
+        let mut metric = encoder.encode_descriptor(
+            "forward_target_connect_seconds",
+            "Time that a TCP target took to accept.",
+            None,
+            MetricType::Histogram,
+        )?;
+        self.each(&mut |labels, TargetSnapshot { counts, .. }| {
+            let bounds = CONNECT_BOUNDS.iter().map(Duration::as_secs_f64).chain([f64::INFINITY]);
+            let buckets: Vec<(f64, u64)> = bounds.zip(counts.connect_times).collect();
+            let total = counts.connect_times.iter().sum();
+            let sum = counts.connect_time.as_secs_f64();
+            metric.encode_family(&labels)?.encode_histogram::<NoLabelSet>(sum, total, &buckets, None)
+        })
+    }
+
+    fn each(&self, write: &mut Write<'_>) -> fmt::Result {
+        for (rule, snapshot) in &self.rules {
+            for target in &snapshot.targets {
+                let (name, address) = (target.target.to_string(), target.address.to_string());
+                write(&[("rule", rule), ("target", &name), ("address", &address)], target)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn counter<'e>(
+    encoder: &'e mut DescriptorEncoder<'_>,
+    name: &'e str,
+    help: &'e str,
+) -> Result<MetricEncoder<'e>, fmt::Error> {
+    encoder.encode_descriptor(name, help, None, MetricType::Counter)
+}
+
+fn count(metric: &mut MetricEncoder<'_>, labels: &[(&str, &str)], value: u64) -> fmt::Result {
+    metric.encode_family(&labels)?.encode_counter::<NoLabelSet, _, f64>(&value, None)
+}
+
+fn failure_name(failure: Failure) -> &'static str {
+    match failure {
+        Failure::Refused => "refused",
+        Failure::Timeout => "timeout",
+        Failure::Unreachable => "unreachable",
+        _ => "other",
     }
 }
 
@@ -92,7 +187,10 @@ fn ended(rule: &RuleSnapshot, reason: EndReason) -> u64 {
 
 #[cfg(test)]
 mod tests {
+    use turnpike_forward::Tally;
+
     use super::*;
+    use crate::forward::parts;
 
     #[test]
     fn every_counter_has_a_series_per_rule() {
@@ -128,5 +226,39 @@ mod tests {
             assert!(text.lines().any(|found| found == line), "no {line} in\n{text}");
         }
         assert!(text.ends_with("# EOF\n"));
+    }
+
+    #[test]
+    fn every_counter_of_a_target_has_a_series_per_address() {
+        let mut counts = Tally::default();
+        (counts.open, counts.connected, counts.failed) = (2, 5, [0, 3, 0, 0]);
+        (counts.to_target_bytes, counts.to_client_bytes) = (10, 20);
+        (counts.connect_times[0], counts.connect_times[2], counts.connect_times[15]) = (1, 3, 1);
+        counts.connect_time = Duration::from_millis(12_500);
+        let target = parts::endpoint("db.example.org:5432*3").expect("an endpoint");
+        let address = std::net::SocketAddr::from((std::net::Ipv6Addr::LOCALHOST, 5432)).into();
+        let targets = vec![TargetSnapshot { target, address, up: true, counts }];
+        let snapshot = RuleSnapshot { targets, ..RuleSnapshot::default() };
+        let page =
+            page(move || vec![(RuleId("r".to_owned()), snapshot.clone())], Arc::default(), Arc::default());
+        let text = page().expect("encodes");
+        let labels = "rule=\"r\",target=\"db.example.org:5432\",address=\"[::1]:5432\"";
+        for line in [
+            format!("turnpike_forward_target_up{{{labels}}} 1"),
+            format!("turnpike_forward_target_connections{{{labels}}} 2"),
+            format!("turnpike_forward_target_connected_total{{{labels}}} 5"),
+            format!("turnpike_forward_target_failed_total{{{labels},reason=\"timeout\"}} 3"),
+            format!("turnpike_forward_target_failed_total{{{labels},reason=\"refused\"}} 0"),
+            format!("turnpike_forward_target_bytes_total{{{labels},direction=\"to_target\"}} 10"),
+            format!("turnpike_forward_target_bytes_total{{{labels},direction=\"to_client\"}} 20"),
+            format!("turnpike_forward_target_connect_seconds_sum{{{labels}}} 12.5"),
+            format!("turnpike_forward_target_connect_seconds_count{{{labels}}} 5"),
+            format!("turnpike_forward_target_connect_seconds_bucket{{le=\"0.0002\",{labels}}} 1"),
+            format!("turnpike_forward_target_connect_seconds_bucket{{le=\"0.001\",{labels}}} 4"),
+            format!("turnpike_forward_target_connect_seconds_bucket{{le=\"10.0\",{labels}}} 4"),
+            format!("turnpike_forward_target_connect_seconds_bucket{{le=\"+Inf\",{labels}}} 5"),
+        ] {
+            assert!(text.lines().any(|found| found == line), "no {line} in\n{text}");
+        }
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! tcp://LISTEN=TARGET ─▶ argument ─┐
-//! [[rule]] of a TOML file ─────────┤                 ┌▶ settings, rules ─▶ turnpike_forward::Forwarder
+//! [[rule]] of TOML files ──────────┤                 ┌▶ settings, rules ─▶ turnpike_forward::Forwarder
 //! rinetd.conf ───────────▶ rinetd ─┼▶ Draft ─▶ check ┤
 //! oxidinetd's TOML ────▶ oxidinetd ┘                 └▶ every mistake: where, what, the form expected
 //! ```
@@ -15,6 +15,7 @@ mod check;
 mod connection_file;
 mod connection_log;
 mod denial;
+mod include;
 mod metrics;
 mod oxidinetd;
 mod parts;
@@ -30,6 +31,7 @@ use std::{
 };
 
 use self::{
+    include::{INCLUDE, Included},
     rule_keys::Draft,
     services::Services,
     settings::{FORWARD_KEYS, LogFile},
@@ -76,6 +78,8 @@ pub struct ForwardLoaded {
     pub settings: ForwardSettings,
     /// What the file was taken for.
     pub format: Option<Format>,
+    /// Further files that it includes.
+    pub included: Vec<PathBuf>,
     /// Sentences for the log.
     pub warnings: Vec<String>,
 }
@@ -121,10 +125,12 @@ impl ForwardSources {
     ) -> Result<ForwardLoaded, ConfigErrors> {
         let content =
             file.map_or_else(Content::default, |(path, text)| Content::read(path, text, &mut problems));
-        let Content { format, mut drafts, mut settings, entries, mut warnings } = content;
+        let Content { format, mut drafts, mut settings, entries, mut warnings, included } = content;
         let mut origins = std::mem::take(&mut settings.origins);
         self.sources.apply(FORWARD_KEYS, &[], &entries, &mut settings, &mut origins, &mut problems);
         settings.origins = origins;
+        let Included { files, problems: of_included, .. } = included;
+        problems.extend(of_included);
 
         let from_arguments = self.arguments.iter().filter_map(|text| argument::read(text, &mut problems));
         drafts.extend(from_arguments.collect::<Vec<_>>());
@@ -153,7 +159,7 @@ impl ForwardSources {
             .collect();
         warnings.extend(doubts);
         warnings.extend(self.sources.unknown_variables());
-        Ok(ForwardLoaded { settings, format, warnings })
+        Ok(ForwardLoaded { settings, format, included: files, warnings })
     }
 }
 
@@ -167,6 +173,8 @@ struct Content {
     /// Our keys, for the table.
     entries: Vec<Entry>,
     warnings: Vec<String>,
+    /// What further files say; their rules and warnings are among those above.
+    included: Included,
 }
 
 impl Content {
@@ -202,10 +210,16 @@ impl Content {
             entries.into_iter().partition(|entry| entry.key == "rule");
         let (mistyped, entries): (Vec<Entry>, Vec<Entry>) =
             entries.into_iter().partition(|entry| is_mistyped_rule(&entry.key));
+        let (includes, entries): (Vec<Entry>, Vec<Entry>) =
+            entries.into_iter().partition(|entry| entry.key == INCLUDE);
         problems.extend(mistyped.iter().map(no_section));
         let broken = problems.len() > before;
-        let drafts = rules.iter().flat_map(|entry| read_rules(entry, broken, problems)).collect();
-        Self { format: Some(Format::Turnpike), drafts, entries, ..Self::default() }
+        let mut drafts: Vec<Draft> =
+            rules.iter().flat_map(|entry| read_rules(entry, broken, problems)).collect();
+        let mut included = Included::read(path, &includes);
+        drafts.append(&mut included.drafts);
+        let warnings = std::mem::take(&mut included.warnings);
+        Self { format: Some(Format::Turnpike), drafts, entries, warnings, included, ..Self::default() }
     }
 
     /// Takes what formats without our keys say beside rules.
@@ -318,7 +332,7 @@ fn looks_like_toml(text: &str) -> bool {
 
 /// By its keys; one with a typing mistake counts where ours has nothing like it.
 fn is_oxidinetd(entries: &[Entry]) -> bool {
-    let ours = || FORWARD_KEYS.iter().map(KeySpec::section).chain(["rule"]);
+    let ours = || FORWARD_KEYS.iter().map(KeySpec::section).chain(["rule", INCLUDE]);
     let theirs = |key: &str| oxidinetd::TOP.contains(&key);
     if entries.iter().any(|entry| theirs(&entry.key)) {
         return true;

@@ -113,7 +113,7 @@ impl Reader<'_> {
         });
         let ports = self.port(table, origin, "connect_port", 1);
         if let (Some(host), Some(ports)) = (host, ports) {
-            draft.rule.targets = vec![Endpoint { host, ports }];
+            draft.rule.targets = vec![Endpoint { host, ports, weight: 1 }];
         }
         if let Some(node) = find(table, "protocol") {
             const FORM: &str = "\"tcp\", \"udp\", \"udptotcp\" or \"tcptoudp\"";

@@ -6,14 +6,14 @@ use std::{
     net::{IpAddr, Ipv4Addr, ToSocketAddrs},
 };
 
-use turnpike_forward::{Bind, Endpoint, Host, Pattern, PortRange, Proxy, UnixName};
+use turnpike_forward::{Bind, Endpoint, Host, MOST_WEIGHT, Pattern, PortRange, Proxy, UnixName};
 use turnpike_turn::server::Cidr;
 
 use crate::config::key::show::quoted;
 
 /// Completes "expected ..." for [`endpoint`].
-pub(crate) const TARGET_FORM: &str = "HOST:PORT or HOST:FIRST-LAST, IPv6 in brackets, such as \"10.0.0.2:9001\", \
-                                      \"[2001:db8::2]:80\" or \"db.example.org:5432\", or unix:/PATH";
+pub(crate) const TARGET_FORM: &str = "HOST:PORT or HOST:FIRST-LAST, IPv6 in brackets, or unix:/PATH, *WEIGHT behind it if not 1, \
+                                      such as \"10.0.0.2:9001\", \"[2001:db8::2]:80\" or \"db.example.org:5432*3\"";
 /// Completes "expected ..." for [`listener`].
 pub(crate) const LISTEN_FORM: &str = "ADDR:PORT or ADDR:FIRST-LAST, IPv6 in brackets, such as \"0.0.0.0:9000\" or \
                                       \"[::]:9000-9010\", or unix:/PATH";
@@ -97,20 +97,31 @@ fn unix(text: &str) -> Option<Result<UnixName, String>> {
     text.strip_prefix("unix:").map(|name| UnixName::new(name).map_err(str::to_owned))
 }
 
-/// `HOST:PORT`, `HOST:FIRST-LAST` or `unix:NAME`.
+/// `HOST:PORT`, `HOST:FIRST-LAST` or `unix:NAME`, with or without `*WEIGHT`.
 ///
 /// # Errors
 /// What is wrong.
 pub(crate) fn endpoint(text: &str) -> Result<Endpoint, String> {
+    let (text, weight) = match text.rsplit_once('*') {
+        Some((text, weight)) => (text, self::weight(weight)?),
+        None => (text, 1),
+    };
     if let Some(name) = unix(text) {
-        return Ok(Endpoint { host: Host::Unix(name?), ports: NO_PORT });
+        return Ok(Endpoint { host: Host::Unix(name?), ports: NO_PORT, weight });
     }
     let (host_text, ports) = split_port(text)?;
     let ports = port_range(ports)?;
     if ports.first == 0 {
         return Err("nobody can be reached on port 0".to_owned());
     }
-    Ok(Endpoint { host: host(host_text)?, ports })
+    Ok(Endpoint { host: host(host_text)?, ports, weight })
+}
+
+fn weight(text: &str) -> Result<u16, String> {
+    // `parse` alone would take "+3".
+    let digits = text.bytes().all(|byte| byte.is_ascii_digit());
+    let weight = text.parse().ok().filter(|weight| digits && *weight <= MOST_WEIGHT);
+    weight.ok_or_else(|| format!("{text:?} is no weight: a weight is a number, 0 to {MOST_WEIGHT}"))
 }
 
 /// `ADDR:PORT`, `ADDR:FIRST-LAST` or `unix:NAME` to listen on; a name is resolved, now and once.
@@ -240,9 +251,17 @@ pub(crate) fn show_ports(ports: PortRange) -> String {
     ports.to_string()
 }
 
-/// The opposite of [`endpoint`].
+/// Host and ports, by which metrics and messages name a target.
 pub(crate) fn show_endpoint(endpoint: &Endpoint) -> String {
     endpoint.to_string()
+}
+
+/// The opposite of [`endpoint`].
+pub(crate) fn show_target(endpoint: &Endpoint) -> String {
+    match endpoint.weight {
+        1 => endpoint.to_string(),
+        weight => format!("{endpoint}*{weight}"),
+    }
 }
 
 /// The opposite of [`listener`].
@@ -301,14 +320,14 @@ mod tests {
     fn endpoints_are_read_and_written_back() {
         for text in [
             "10.0.0.2:9001",
-            "[2001:db8::2]:80",
-            "db-1.example.org:5000-5010",
+            "[2001:db8::2]:80*0",
+            "db-1.example.org:5000-5010*256",
             "_sip.example:5060",
             "a:1",
             "unix:/run/app.sock",
-            "unix:@app",
+            "unix:@app*3",
         ] {
-            assert_eq!(endpoint(text).map(|endpoint| show_endpoint(&endpoint)), Ok(text.to_owned()));
+            assert_eq!(endpoint(text).map(|endpoint| show_target(&endpoint)), Ok(text.to_owned()));
         }
     }
 
@@ -327,6 +346,9 @@ mod tests {
             ("[10.0.0.2]:80", "[10.0.0.2] is no IPv6 address in brackets"),
             (":80", "it has no address before the port"),
             ("-a:80", "\"-a\" is neither an address nor a host name"),
+            ("a:80*257", "\"257\" is no weight: a weight is a number, 0 to 256"),
+            ("a:80*+3", "\"+3\" is no weight: a weight is a number, 0 to 256"),
+            ("a:80*", "\"\" is no weight: a weight is a number, 0 to 256"),
             ("unix:app.sock", "a Unix socket is an absolute path, or @ and a name"),
             ("unix:", "a Unix socket is an absolute path, or @ and a name"),
             ("a b:80", "\"a b\" is neither an address nor a host name"),

@@ -208,7 +208,7 @@ impl Line<'_> {
         if port == 0 {
             return Err(self.problem(at, "nobody can be reached on port 0".to_owned(), PORT_FORM));
         }
-        draft.rule.targets = vec![Endpoint { host, ports: PortRange { first: port, last: port } }];
+        draft.rule.targets = vec![Endpoint { host, ports: PortRange { first: port, last: port }, weight: 1 }];
         draft.rule.protocol = match (from, to) {
             (Transport::Tcp, Transport::Tcp) => Protocol::Tcp,
             (Transport::Udp, Transport::Udp) => Protocol::Udp,

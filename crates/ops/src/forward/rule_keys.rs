@@ -9,8 +9,8 @@ use std::{
 };
 
 use turnpike_forward::{
-    Access, Balance, Bind, CopyMode, Endpoint, Limits, Pattern, PortRange, Protocol, Proxy, ProxyVersion,
-    Question, Rule, RuleId,
+    Access, Balance, Bind, CopyMode, Endpoint, Limits, MOST_WEIGHT, Pattern, PortRange, Protocol, Proxy,
+    ProxyVersion, Question, Rule, RuleId,
 };
 
 use super::{parts, settings::ForwardSettings};
@@ -497,23 +497,48 @@ const TARGETS: Kind<Vec<Endpoint>> = Kind {
     expected: parts::TARGET_FORM,
     list: true,
     read: |reader, node| {
-        let targets = one_or_several(reader, node, |reader, node| reader.parsed(node, parts::endpoint))?;
+        let targets = one_or_several(reader, node, target)?;
         if targets.is_empty() {
             return reader.refuse(node, Some("the list is empty".to_owned()));
         }
         Some(targets)
     },
     show: |targets| match &targets[..] {
-        [target] => quoted(&parts::show_endpoint(target)),
-        targets => list(targets.iter().map(|target| quoted(&parts::show_endpoint(target)))),
+        [target] => quoted(&parts::show_target(target)),
+        targets => list(targets.iter().map(|target| quoted(&parts::show_target(target)))),
     },
 };
 
+/// As text, or as a table with its weight apart.
+fn target(reader: &mut Reader<'_>, node: &Node) -> Option<Endpoint> {
+    if !matches!(node.value, Value::Table(_)) {
+        return reader.parsed(node, parts::endpoint);
+    }
+    let entries = reader.table(node, &["address", "weight"])?;
+    let find = |key: &str| entries.iter().find(|entry| entry.key == key).map(|entry| &entry.node);
+    let Some(address) = find("address") else {
+        return reader.refuse(node, Some("it has no address".to_owned()));
+    };
+    let mut endpoint = reader.parsed(address, parts::endpoint)?;
+    if let Some(weight) = find("weight") {
+        let read = match weight.value {
+            Value::Integer(weight) => u16::try_from(weight).ok().filter(|weight| *weight <= MOST_WEIGHT),
+            _ => None,
+        };
+        let Some(read) = read else {
+            return reader.refuse(weight, Some(format!("a weight is a number, 0 to {MOST_WEIGHT}")));
+        };
+        endpoint.weight = read;
+    }
+    Some(endpoint)
+}
+
 const BALANCE: Kind<Balance> = named!(
-    "\"round-robin\", \"least-connections\" or \"failover\"",
+    "\"round-robin\", \"least-connections\", \"failover\" or \"source\"",
     "round-robin" => Balance::RoundRobin,
     "least-connections" => Balance::LeastConnections,
     "failover" => Balance::Failover,
+    "source" => Balance::Source,
 );
 
 /// A lone string is a list of one; as text of a command line, it has commas between its items.
@@ -530,7 +555,7 @@ fn one_or_several<T>(
             let list = Node { value: Value::List(nodes.collect()), origin: node.origin.clone() };
             reader.list(&list, item)
         }
-        Value::Text(_) => item(reader, node).map(|item| vec![item]),
+        Value::Text(_) | Value::Table(_) => item(reader, node).map(|item| vec![item]),
         _ => reader.list(node, item),
     }
 }

@@ -13,7 +13,7 @@ use std::{
 };
 
 use tokio::net::TcpListener;
-use turnpike_forward::{ConnectionLog, Forwarder, Protocol, RuleId, RuleSnapshot, Settings, StartError};
+use turnpike_forward::{ConnectionLog, Forwarder, Protocol, Settings, StartError};
 use turnpike_net::Datapath;
 
 use super::{
@@ -99,9 +99,9 @@ impl<'a> Control<'a> {
     async fn run(sources: &'a ForwardSources, loaded: ForwardLoaded) -> Result<(), ForwardError> {
         // Before anything else, so that no signal finds its default action while connections exist.
         let mut signals = Signals::new().map_err(ForwardError::Control)?;
-        let ForwardLoaded { settings, format, warnings } = loaded;
+        let ForwardLoaded { settings, format, included, warnings } = loaded;
         tracing::info!("turnpike {}", env!("CARGO_PKG_VERSION"));
-        say_source(sources.file(), format, settings.rules.len());
+        say_source(sources.file(), format, &included, settings.rules.len());
         warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
 
         let workers =
@@ -142,7 +142,7 @@ impl<'a> Control<'a> {
             // Weak, so that the last owner can stop the forwarder while a scrape is under way.
             let forwarder = Arc::downgrade(&control.forwarder);
             let snapshots =
-                move || forwarder.upgrade().map_or_else(Vec::new, |forwarder| all_snapshots(&forwarder));
+                move || forwarder.upgrade().map_or_else(Vec::new, |forwarder| forwarder.snapshots());
             let state = AdminState {
                 metrics: metrics::page(snapshots, Arc::clone(&control.draining), log_counts),
                 draining: Arc::clone(&control.draining),
@@ -197,7 +197,7 @@ impl<'a> Control<'a> {
     /// Takes rules and settings anew; what is broken changes nothing.
     fn reload(&mut self) {
         let refused = "rules not reloaded: the old ones stay in force";
-        let ForwardLoaded { settings: new, format, warnings } = match self.sources.load() {
+        let ForwardLoaded { settings: new, format, included, warnings } = match self.sources.load() {
             Ok(loaded) => loaded,
             Err(errors) => return control::say_refused(&errors, refused),
         };
@@ -229,21 +229,10 @@ impl<'a> Control<'a> {
                 Err(error) => tracing::warn!("{error}"),
             }
         }
-        say_source(self.sources.file(), format, new.rules.len());
+        say_source(self.sources.file(), format, &included, new.rules.len());
         ForwardChanges::new(&self.settings, &new).say(new.rules.len());
         self.settings = new;
     }
-}
-
-/// Workers publish their counters now and then; until they first do, a rule that listens has counted nothing.
-fn all_snapshots(forwarder: &Forwarder) -> Vec<(RuleId, RuleSnapshot)> {
-    let mut snapshots = forwarder.snapshots();
-    for (id, _) in forwarder.listeners() {
-        if snapshots.iter().all(|(known, _)| *known != id) {
-            snapshots.push((id, RuleSnapshot::default()));
-        }
-    }
-    snapshots
 }
 
 fn for_runtime(settings: &ForwardSettings, workers: usize, datapath: Datapath) -> Settings {
@@ -258,7 +247,8 @@ fn for_runtime(settings: &ForwardSettings, workers: usize, datapath: Datapath) -
     }
 }
 
-fn say_source(file: Option<&Path>, format: Option<Format>, rules: usize) {
+fn say_source(file: Option<&Path>, format: Option<Format>, included: &[PathBuf], rules: usize) {
+    included.iter().for_each(|path| tracing::info!("{} is included", path.display()));
     match (file, format) {
         (Some(path), Some(format)) => {
             tracing::info!("{} is read as {format}; rules: {rules}", path.display());

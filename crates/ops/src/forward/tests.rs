@@ -45,7 +45,7 @@ fn ports(first: u16, last: u16) -> PortRange {
 }
 
 fn ip(host: &str, port: u16) -> Endpoint {
-    Endpoint { host: Host::Ip(host.parse().expect("an address")), ports: ports(port, port) }
+    Endpoint { host: Host::Ip(host.parse().expect("an address")), ports: ports(port, port), weight: 1 }
 }
 
 #[test]
@@ -77,7 +77,7 @@ fn ranges_targets_names_and_options_are_read() {
     assert_eq!(
         rule.targets,
         [
-            Endpoint { host: Host::Name("db-1.example.org".to_owned()), ports: ports(9000, 9010) },
+            Endpoint { host: Host::Name("db-1.example.org".to_owned()), ports: ports(9000, 9010), weight: 1 },
             ip("2001:db8::2", 80)
         ]
     );
@@ -93,6 +93,42 @@ fn ranges_targets_names_and_options_are_read() {
     assert_eq!(proxies, ["10.0.0.2/32", "192.168.0.0/16"]);
     assert_eq!(rule.half_close_timeout, Some(Duration::from_secs(30)));
     assert_eq!((rule.connect_timeout, rule.max_connections), (Duration::from_secs(3), 7));
+}
+
+#[test]
+fn weights_stand_behind_the_target_or_in_a_table() {
+    let rule = argument("tcp://0.0.0.0:1=10.0.0.1:80*3,[::1]:80,a.example:80*0?balance=source");
+    let weights = |rule: &Rule| rule.targets.iter().map(|target| target.weight).collect::<Vec<_>>();
+    assert_eq!((weights(&rule), rule.balance), (vec![3, 1, 0], Balance::Source));
+    let file = "[[rule]]\nlisten = \"0.0.0.0:1\"\nbalance = \"source\"\n\
+        target = [{ address = \"10.0.0.1:80\", weight = 3 }, \"[::1]:80\", { address = \"a.example:80*7\", weight = 0 }]\n";
+    let from_table = from_file(file).expect("valid").settings;
+    assert_eq!(from_table.rules[0].targets, rule.targets);
+    let again = from_file(&from_table.to_toml()).expect("valid").settings;
+    assert_eq!(again.rules[0].targets, rule.targets);
+    let one = from_file("[[rule]]\nlisten = \"0.0.0.0:1\"\ntarget = { address = \"a:1\", weight = 2 }\n")
+        .expect("valid");
+    assert_eq!(weights(&one.settings.rules[0]), [2]);
+}
+
+#[test]
+fn mistakes_in_the_table_of_a_target_are_told_at_their_place() {
+    let told = |table: &str| {
+        let text = format!("[[rule]]\nlisten = \"0.0.0.0:1\"\ntarget = [{{ {table} }}]\n");
+        from_file(&text).expect_err("wrong").to_string()
+    };
+    assert!(told("weight = 3").starts_with("f.conf:3:11: rule.target: found a table: it has no address; "));
+    let found = told("address = \"a:1\", weigth = 3");
+    assert!(
+        found.starts_with("f.conf:3:30: rule.target.weigth: unknown key; expected one of address, weight"),
+        "{found}"
+    );
+    let found = told("address = \"a:1\", weight = 300");
+    assert!(
+        found
+            .starts_with("f.conf:3:39: rule.target: found the integer 300: a weight is a number, 0 to 256; "),
+        "{found}"
+    );
 }
 
 #[test]
@@ -237,7 +273,8 @@ const WRONG_ARGUMENTS: &[(&str, &str)] = &[
     (
         "tcp://0.0.0.0:1=10.0.0.2:1,10.0.0.3:x",
         "column 28: rule.target: found \"10.0.0.3:x\": \"x\" is no port: a port is a number, 0 to 65535; expected HOST:PORT \
-         or HOST:FIRST-LAST, IPv6 in brackets, such as \"10.0.0.2:9001\", \"[2001:db8::2]:80\" or \"db.example.org:5432\", or unix:/PATH",
+         or HOST:FIRST-LAST, IPv6 in brackets, or unix:/PATH, *WEIGHT behind it if not 1, such as \"10.0.0.2:9001\", \
+         \"[2001:db8::2]:80\" or \"db.example.org:5432*3\"",
     ),
     (
         "tcp://0.0.0.0:1=a:1?",
@@ -260,6 +297,16 @@ const WRONG_ARGUMENTS: &[(&str, &str)] = &[
         "tcp://0.0.0.0:1-5=a:1-4",
         "column 19: rule.target: a:1-4 has 4 ports, the listener has 5; expected as many ports as the listener has, or one \
          for all of them",
+    ),
+    (
+        "tcp://0.0.0.0:1=a:1*0,b:1*0",
+        "column 17: rule.target: every target has the weight 0, so that nobody would be served; expected a weight above 0 \
+         for one of them",
+    ),
+    (
+        "tcp://0.0.0.0:1=a:1*2,b:1?balance=failover",
+        "column 17: rule.target: a:1*2 has a weight, and failover takes the first that is healthy; expected no weight but 0 \
+         with failover, or another balance",
     ),
     (
         "tcp://0.0.0.0:1-60000=a:1",
@@ -412,7 +459,8 @@ fn the_example_names_every_key() {
             line.strip_prefix('#').unwrap_or(line).split_once(" = ").is_some_and(|(key, _)| key == name)
         })
     };
-    for name in FORWARD_KEYS.iter().map(KeySpec::name).chain(rule_keys::RULE_KEYS.iter().map(KeySpec::name)) {
+    let rule_keys = rule_keys::RULE_KEYS.iter().map(KeySpec::name);
+    for name in FORWARD_KEYS.iter().map(KeySpec::name).chain(rule_keys).chain([INCLUDE]) {
         assert!(named(name), "{name} is not documented");
     }
 }

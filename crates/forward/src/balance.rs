@@ -1,0 +1,272 @@
+//! Which of several targets comes next: pure choices over what a target weighs and how busy it is. Who may be chosen at all
+//! (health, weight 0, already tried) is for the caller to say.
+
+use std::net::IpAddr;
+
+/// What a choice looks at.
+pub(crate) trait Weighed {
+    /// Its share, 1 or more.
+    fn weight(&self) -> u64;
+    /// Connections and sessions that it has now.
+    fn active(&self) -> u64;
+    /// A number made of its address alone ([`key`]).
+    fn key(&self) -> u64;
+}
+
+/// In turn: as `turn` counts up, each gets exactly its weight out of every run of as many turns as all weights (less their
+/// common factor) add up to. The turns of a heavy one are spread over the run, not given in one piece: the run is walked in
+/// steps near its golden section, coprime to its length.
+pub(crate) fn in_turn<'a, T: Weighed + 'a>(
+    turn: u64,
+    each: impl Iterator<Item = &'a T> + Clone,
+) -> Option<&'a T> {
+    let common = each.clone().fold(0, |common, one| greatest_common_divisor(common, one.weight())).max(1);
+    let share = |one: &T| one.weight() / common;
+    let (run, count) = each.clone().fold((0, 0), |(run, count), one| (run + share(one), count + 1));
+    if run == 0 {
+        return None;
+    }
+    let mut at = if run == count { turn % run } else { (turn % run) * step(run) % run };
+    let mut last = None;
+    for one in each {
+        if at < share(one) {
+            return Some(one);
+        }
+        at -= share(one);
+        last = Some(one);
+    }
+    // Fewer than were counted a moment ago: another worker found one to be down.
+    last
+}
+
+/// The one with the fewest connections for its weight; equals share as [`in_turn`].
+pub(crate) fn least_busy<'a, T: Weighed + 'a>(
+    turn: u64,
+    each: impl Iterator<Item = &'a T> + Clone,
+) -> Option<&'a T> {
+    // a / b < c / d without dividing.
+    let load = |one: &T| (one.active(), one.weight());
+    let less = |one: (u64, u64), other: (u64, u64)| one.0 * other.1 < other.0 * one.1;
+    let lowest = each.clone().map(load).reduce(|low, one| if less(one, low) { one } else { low })?;
+    in_turn(turn, each.clone().filter(|one| !less(lowest, load(one)))).or_else(|| in_turn(turn, each))
+}
+
+/// The same one for the same client, by rendezvous hashing: each target draws a number for this client, and the best one has
+/// it. So when a target goes, only its own clients move, and each to where its second best is; when one comes, it takes its
+/// share from all. The number is exponentially distributed with the weight as its rate, which makes a target win as often as
+/// its weight says.
+///
+/// Nothing is seeded: the same addresses give the same choice on every worker, after a restart, and on another machine.
+pub(crate) fn by_source<'a, T: Weighed + 'a>(
+    client: IpAddr,
+    each: impl Iterator<Item = &'a T>,
+) -> Option<&'a T> {
+    let client = address_bits(client);
+    #[expect(clippy::cast_precision_loss, reason = "53 bits fit, and so does a weight")]
+    let wait = |one: &T| {
+        let drawn = absorb(absorb(one.key(), client.0), client.1);
+        let uniform = ((drawn >> 11) + 1) as f64 / (1_u64 << 53) as f64;
+        -uniform.ln() / one.weight() as f64
+    };
+    each.map(|one| (wait(one), one)).min_by(|(one, _), (other, _)| one.total_cmp(other)).map(|(_, one)| one)
+}
+
+/// The number of an address for [`by_source`].
+pub(crate) fn key(ip: IpAddr, port: u16) -> u64 {
+    let (high, low) = address_bits(ip);
+    absorb(absorb(u64::from(port), high), low)
+}
+
+/// The number of a Unix socket.
+pub(crate) fn key_of_name(name: &str) -> u64 {
+    name.bytes().fold(0, |state, byte| absorb(state, byte.into()))
+}
+
+/// IPv4 as IPv4-mapped IPv6, so that both spellings of an address are one.
+fn address_bits(ip: IpAddr) -> (u64, u64) {
+    let bits = match ip {
+        IpAddr::V4(ip) => ip.to_ipv6_mapped().to_bits(),
+        IpAddr::V6(ip) => ip.to_bits(),
+    };
+    #[expect(clippy::cast_possible_truncation, reason = "the halves are what is wanted")]
+    ((bits >> 64) as u64, bits as u64)
+}
+
+/// The finalizer of `SplitMix64` (Steele, Lea and Flood, 2014): each bit of what goes in flips half of what comes out. The standard
+/// library's and foldhash's hashes may change with their versions.
+fn absorb(state: u64, word: u64) -> u64 {
+    let mut z = (state ^ word).wrapping_add(0x9E37_79B9_7F4A_7C15);
+    z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+    z ^ (z >> 31)
+}
+
+/// Near 0.618 of the run and coprime to it.
+fn step(run: u64) -> u64 {
+    let golden = run * 618 / 1000;
+    let is_good = |step: &u64| (1..=run).contains(step) && greatest_common_divisor(*step, run) == 1;
+    (0..run).find_map(|by| [golden.saturating_sub(by), golden + by].into_iter().find(is_good)).unwrap_or(1)
+}
+
+fn greatest_common_divisor(a: u64, b: u64) -> u64 {
+    if b == 0 { a } else { greatest_common_divisor(b, a % b) }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{cell::Cell, net::Ipv4Addr};
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[derive(Debug)]
+    struct One {
+        weight: u64,
+        active: Cell<u64>,
+        key: u64,
+    }
+
+    impl Weighed for One {
+        fn weight(&self) -> u64 {
+            self.weight
+        }
+
+        fn active(&self) -> u64 {
+            self.active.get()
+        }
+
+        fn key(&self) -> u64 {
+            self.key
+        }
+    }
+
+    fn all(weights: &[u64]) -> Vec<One> {
+        let address = |at: usize| IpAddr::V4(Ipv4Addr::from_bits(0x0A00_0000 + u32::try_from(at).unwrap()));
+        weights
+            .iter()
+            .enumerate()
+            .map(|(at, weight)| One { weight: *weight, active: Cell::new(0), key: key(address(at), 80) })
+            .collect()
+    }
+
+    fn place(all: &[One], chosen: &One) -> usize {
+        all.iter().position(|one| std::ptr::eq(one, chosen)).unwrap()
+    }
+
+    fn order(weights: &[u64], turns: u64) -> String {
+        let all = all(weights);
+        let letter =
+            |turn| char::from(b'a' + u8::try_from(place(&all, in_turn(turn, all.iter()).unwrap())).unwrap());
+        (0..turns).map(letter).collect()
+    }
+
+    fn client(number: u32) -> IpAddr {
+        IpAddr::V4(Ipv4Addr::from_bits(number))
+    }
+
+    #[test]
+    fn equals_come_in_the_order_of_the_list() {
+        assert_eq!(order(&[1, 1, 1], 6), "abcabc");
+        assert_eq!(order(&[7, 7], 4), "abab");
+        assert_eq!(order(&[], 0), "");
+        assert!(in_turn::<One>(0, [].iter()).is_none());
+    }
+
+    #[test]
+    fn a_heavy_one_does_not_get_its_turns_in_one_piece() {
+        let run = order(&[4, 4, 8], 4);
+        assert!(run.contains('a') && run.contains('b'), "{run}");
+        assert_eq!(order(&[5, 3], 8).matches("aaaa").count(), 0);
+    }
+
+    #[test]
+    fn the_least_busy_for_its_weight_is_chosen() {
+        let all = all(&[3, 1]);
+        let mut got = [0_u64; 2];
+        for turn in 0..40 {
+            let chosen = least_busy(turn, all.iter()).unwrap();
+            chosen.active.set(chosen.active() + 1);
+            got[place(&all, chosen)] += 1;
+        }
+        assert_eq!(got, [30, 10]);
+    }
+
+    #[test]
+    fn idle_targets_share_short_connections_by_weight() {
+        let all = all(&[3, 1]);
+        let first = (0..40).filter(|turn| place(&all, least_busy(*turn, all.iter()).unwrap()) == 0).count();
+        assert_eq!(first, 30);
+    }
+
+    /// Other values would send every client elsewhere after an upgrade of turnpike.
+    #[test]
+    fn a_client_s_target_is_the_same_in_every_version() {
+        let all = all(&[1, 1, 1, 2]);
+        let chosen: Vec<usize> =
+            (0..12).map(|number| place(&all, by_source(client(number), all.iter()).unwrap())).collect();
+        assert_eq!(chosen, PINNED);
+        let mapped = IpAddr::V6(Ipv4Addr::from_bits(3).to_ipv6_mapped());
+        assert_eq!(place(&all, by_source(mapped, all.iter()).unwrap()), chosen[3]);
+    }
+
+    const PINNED: [usize; 12] = [3, 0, 1, 3, 3, 0, 3, 3, 3, 1, 3, 3];
+
+    proptest! {
+        #[test]
+        fn weights_hold_within_rounding_over_any_number_of_turns(
+            weights in prop::collection::vec(1_u64..=256, 1..12),
+            from in 0_u64..1_000_000,
+            turns in 0_u64..2000,
+        ) {
+            let all = all(&weights);
+            let mut got = vec![0_u64; weights.len()];
+            for turn in from..from + turns {
+                got[place(&all, in_turn(turn, all.iter()).unwrap())] += 1;
+            }
+            let run: u64 = weights.iter().sum();
+            for (got, weight) in got.iter().zip(&weights) {
+                let least = turns / run * weight;
+                prop_assert!((least..=least + weight).contains(got), "{got} of {turns} with {weight} of {run}");
+            }
+        }
+
+        #[test]
+        fn only_the_clients_of_the_target_that_is_gone_move(
+            weights in prop::collection::vec(1_u64..=20, 2..10),
+            gone in any::<prop::sample::Index>(),
+            clients in prop::collection::vec(any::<u32>(), 1..200),
+        ) {
+            let all = all(&weights);
+            let gone = gone.index(all.len());
+            for number in clients {
+                let before = place(&all, by_source(client(number), all.iter()).unwrap());
+                let left = all.iter().enumerate().filter(|(at, _)| *at != gone).map(|(_, one)| one);
+                let after = place(&all, by_source(client(number), left).unwrap());
+                prop_assert_ne!(after, gone);
+                prop_assert!(before == gone || before == after);
+            }
+        }
+
+        #[test]
+        fn the_order_of_the_list_moves_no_client(weights in prop::collection::vec(1_u64..=20, 1..10), number in any::<u32>()) {
+            let all = all(&weights);
+            let forwards = by_source(client(number), all.iter()).unwrap();
+            let backwards = by_source(client(number), all.iter().rev()).unwrap();
+            prop_assert!(std::ptr::eq(forwards, backwards));
+        }
+    }
+
+    #[test]
+    fn sources_are_spread_by_weight() {
+        let all = all(&[1, 2, 5]);
+        let mut got = [0_u32; 3];
+        // Neighbours, as clients of one network are.
+        for number in 0..8000 {
+            got[place(&all, by_source(client(0x0A01_0000 + number), all.iter()).unwrap())] += 1;
+        }
+        for (got, due) in got.into_iter().zip([1000_u32, 2000, 5000]) {
+            assert!(got.abs_diff(due) < due / 10, "{got} of {due}");
+        }
+    }
+}

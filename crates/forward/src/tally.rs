@@ -1,0 +1,212 @@
+//! What is counted for each target: by each worker in plain integers, shown by target and address.
+
+use std::{io, time::Duration};
+
+use crate::{Address, Endpoint};
+
+/// Where a rule keeps what it knows of one address of a target. `at` is used again for another address once nobody holds the
+/// old one any more; `serial` is not.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Slot {
+    /// Place in tables.
+    pub at: u32,
+    /// Whose it is.
+    pub serial: u32,
+}
+
+/// Upper bounds of the histogram of connect times: from a neighbour on the wire to the default connect time-out.
+pub const CONNECT_BOUNDS: [Duration; 15] = {
+    let micros = Duration::from_micros;
+    [
+        micros(200),
+        micros(500),
+        micros(1000),
+        micros(2000),
+        micros(5000),
+        micros(10_000),
+        micros(20_000),
+        micros(50_000),
+        micros(100_000),
+        micros(200_000),
+        micros(500_000),
+        micros(1_000_000),
+        micros(2_000_000),
+        micros(5_000_000),
+        micros(10_000_000),
+    ]
+};
+
+/// Why a target could not be reached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Failure {
+    /// RST, or ICMP says that nobody listens on the port.
+    Refused,
+    /// No answer in [`crate::Rule::connect_timeout`].
+    Timeout,
+    /// No route, or ICMP says so.
+    Unreachable,
+    /// Anything else that the kernel says.
+    Other,
+}
+
+impl Failure {
+    /// All, in the order of their counters.
+    pub const ALL: [Self; 4] = [Self::Refused, Self::Timeout, Self::Unreachable, Self::Other];
+
+    pub(crate) fn of(error: &io::Error) -> Self {
+        use io::ErrorKind::{
+            AddrNotAvailable, ConnectionRefused, ConnectionReset, HostUnreachable, NetworkUnreachable,
+            TimedOut,
+        };
+        match error.kind() {
+            ConnectionRefused | ConnectionReset => Self::Refused,
+            TimedOut => Self::Timeout,
+            AddrNotAvailable | HostUnreachable | NetworkUnreachable => Self::Unreachable,
+            _ => Self::Other,
+        }
+    }
+}
+
+/// Counters of one address of one target, over all workers, at most 100 ms old.
+#[derive(Clone, Debug)]
+pub struct TargetSnapshot {
+    /// As configured.
+    pub target: Endpoint,
+    /// This address of it, with the first port of its range.
+    pub address: Address,
+    /// Whether the last that was heard of it was good: a health check, a connect, an answer.
+    pub up: bool,
+    /// Counted since the address is known.
+    pub counts: Tally,
+}
+
+impl TargetSnapshot {
+    pub(crate) fn new(target: &Endpoint, address: Address, up: bool) -> Self {
+        Self { target: target.clone(), address, up, counts: Tally::default() }
+    }
+
+    pub(crate) fn with(mut self, counts: &Tally) -> Self {
+        self.counts.add(counts);
+        self
+    }
+
+    /// Adds what another worker counted to its like in `all`.
+    pub(crate) fn merge_into(self, all: &mut Vec<Self>) {
+        let same = |other: &&mut Self| other.address == self.address && other.target == self.target;
+        match all.iter_mut().find(same) {
+            Some(other) => other.counts.add(&self.counts),
+            None => all.push(self),
+        }
+    }
+}
+
+/// Plain integers.
+#[derive(Clone, Debug, Default)]
+pub struct Tally {
+    serial: u32,
+    /// Connections and sessions that exist, those that are being opened included.
+    pub open: u64,
+    /// Connections that were taken, UDP sessions begun.
+    pub connected: u64,
+    /// Failures in the order of [`Failure::ALL`].
+    pub failed: [u64; Failure::ALL.len()],
+    /// Bytes to it.
+    pub to_target_bytes: u64,
+    /// Bytes from it.
+    pub to_client_bytes: u64,
+    /// Connect times: how many were within the bound of this place of [`CONNECT_BOUNDS`] and beyond the one before; the last
+    /// is beyond all.
+    pub connect_times: [u64; CONNECT_BOUNDS.len() + 1],
+    /// Their sum.
+    pub connect_time: Duration,
+}
+
+impl Tally {
+    pub(crate) fn connected_in(&mut self, time: Duration) {
+        self.connected += 1;
+        let bucket = CONNECT_BOUNDS.iter().position(|bound| time <= *bound);
+        self.connect_times[bucket.unwrap_or(CONNECT_BOUNDS.len())] += 1;
+        self.connect_time += time;
+    }
+
+    pub(crate) fn failed(&mut self, failure: Failure) {
+        let at = Failure::ALL.iter().position(|other| *other == failure);
+        self.failed[at.unwrap_or(Failure::ALL.len() - 1)] += 1;
+    }
+
+    fn add(&mut self, other: &Self) {
+        self.open += other.open;
+        self.connected += other.connected;
+        let sum = |all: &mut [u64], others: &[u64]| all.iter_mut().zip(others).for_each(|(a, b)| *a += b);
+        sum(&mut self.failed, &other.failed);
+        self.to_target_bytes += other.to_target_bytes;
+        self.to_client_bytes += other.to_client_bytes;
+        sum(&mut self.connect_times, &other.connect_times);
+        self.connect_time += other.connect_time;
+    }
+}
+
+/// What one worker counts for the targets of one rule.
+#[derive(Default)]
+pub(crate) struct Tallies(Vec<Tally>);
+
+impl Tallies {
+    /// The counters of a slot; new ones where the slot was somebody else's. Asked when a connection takes or leaves a seat.
+    pub(crate) fn of(&mut self, slot: Slot) -> &mut Tally {
+        let at = slot.at as usize;
+        if self.0.len() <= at {
+            self.0.resize_with(at + 1, Tally::default);
+        }
+        let tally = &mut self.0[at];
+        if tally.serial != slot.serial {
+            *tally = Tally { serial: slot.serial, ..Tally::default() };
+        }
+        tally
+    }
+
+    /// Bytes of a connection that has its seat.
+    #[inline]
+    pub(crate) fn moved(&mut self, slot: Slot, to_target: u64, to_client: u64) {
+        if let Some(tally) = self.0.get_mut(slot.at as usize) {
+            tally.to_target_bytes += to_target;
+            tally.to_client_bytes += to_client;
+        }
+    }
+
+    pub(crate) fn get(&self, slot: Slot) -> Option<&Tally> {
+        self.0.get(slot.at as usize).filter(|tally| tally.serial == slot.serial)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_slot_that_another_target_takes_over_begins_at_nothing() {
+        let mut tallies = Tallies::default();
+        let (old, new) = (Slot { at: 2, serial: 1 }, Slot { at: 2, serial: 9 });
+        tallies.of(old).connected_in(Duration::from_millis(3));
+        tallies.moved(old, 5, 7);
+        assert_eq!(
+            tallies.get(old).map(|tally| (tally.to_target_bytes, tally.to_client_bytes)),
+            Some((5, 7))
+        );
+        tallies.of(new).open += 1;
+        assert!(tallies.get(old).is_none());
+        assert_eq!(tallies.get(new).map(|tally| (tally.open, tally.connected)), Some((1, 0)));
+    }
+
+    #[test]
+    fn connect_times_fall_on_their_bounds() {
+        let mut tally = Tally::default();
+        for micros in [0, 200, 201, 10_000_000, 10_000_001] {
+            tally.connected_in(Duration::from_micros(micros));
+        }
+        assert_eq!((tally.connect_times[0], tally.connect_times[1]), (2, 1));
+        assert_eq!(tally.connect_times[14..], [1, 1]);
+        assert_eq!(tally.connect_time, Duration::from_micros(20_000_402));
+        assert!(CONNECT_BOUNDS.is_sorted());
+    }
+}

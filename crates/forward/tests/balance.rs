@@ -1,0 +1,276 @@
+//! Weights, stickiness by source, and what is counted by target, over real sockets and with several workers.
+#![allow(clippy::unwrap_used, clippy::cast_possible_truncation, reason = "a panic is how a test fails")]
+
+mod support;
+
+use std::{
+    io::{Read, Write},
+    net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket},
+    os::fd::OwnedFd,
+    thread,
+    time::Duration,
+};
+
+use support::{PATIENCE, Running, greeter, listener, patient, read_exactly, rule, settings, until};
+use turnpike_forward::{Balance, Failure, Pattern, Protocol, Proxy, Rule, Settings, TargetSnapshot};
+
+fn weighted(targets: &[(SocketAddr, u16)], balance: Balance) -> Rule {
+    let mut rule = rule("r", targets[0].0);
+    let endpoint = |(target, weight): &(SocketAddr, u16)| {
+        let mut endpoint = support::endpoint(*target);
+        endpoint.weight = *weight;
+        endpoint
+    };
+    rule.targets = targets.iter().map(endpoint).collect();
+    rule.balance = balance;
+    rule
+}
+
+fn workers(workers: usize) -> Settings {
+    Settings { workers, ..settings() }
+}
+
+/// Client number so of a network of its own.
+fn source(number: u8) -> Ipv4Addr {
+    Ipv4Addr::new(127, 0, 9, number)
+}
+
+fn connect_from(source: Ipv4Addr, to: SocketAddr) -> TcpStream {
+    let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
+    socket.bind(&SocketAddr::from((source, 0)).into()).unwrap();
+    socket.connect(&to.into()).unwrap();
+    patient(OwnedFd::from(socket).into())
+}
+
+fn heard_from(source: Ipv4Addr, to: SocketAddr) -> u8 {
+    read_exactly(&mut connect_from(source, to), 1)[0]
+}
+
+/// A UDP server that answers everything with its name.
+fn udp_greeter(name: u8) -> SocketAddr {
+    let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
+    let address = socket.local_addr().unwrap();
+    thread::spawn(move || {
+        let mut bytes = [0; 64];
+        while let Ok((_, client)) = socket.recv_from(&mut bytes) {
+            let _ = socket.send_to(&[name], client);
+        }
+    });
+    address
+}
+
+fn ask_udp(source: Ipv4Addr, to: SocketAddr) -> u8 {
+    let socket = UdpSocket::bind((source, 0)).unwrap();
+    socket.set_read_timeout(Some(PATIENCE)).unwrap();
+    socket.send_to(b"?", to).unwrap();
+    let mut name = [0];
+    socket.recv(&mut name).unwrap();
+    name[0]
+}
+
+fn target(running: &Running, address: SocketAddr) -> TargetSnapshot {
+    running.snapshot("r").targets.into_iter().find(|target| target.address == address.into()).unwrap()
+}
+
+#[test]
+fn round_robin_gives_each_target_its_weight_over_all_workers() {
+    let targets = [(greeter("a"), 3), (greeter("b"), 1), (greeter("c"), 0)];
+    let running = Running::start_with(&workers(2), &[weighted(&targets, Balance::RoundRobin)]);
+    let address = running.address("r");
+    let heard: Vec<u8> = (0..80).map(|number| heard_from(source(number + 1), address)).collect();
+    let count = |name| heard.iter().filter(|heard| **heard == name).count();
+    assert_eq!([count(b'a'), count(b'b'), count(b'c')], [60, 20, 0]);
+}
+
+#[test]
+fn least_connections_keeps_to_the_weights() {
+    let targets = [(greeter("a"), 1), (greeter("b"), 4)];
+    let running = Running::start_with(&workers(2), &[weighted(&targets, Balance::LeastConnections)]);
+    let mut open = Vec::new();
+    for _ in 0..20 {
+        let mut client = running.connect("r");
+        let name = read_exactly(&mut client, 1)[0];
+        open.push((client, name));
+    }
+    assert_eq!(open.iter().filter(|(_, name)| *name == b'a').count(), 4);
+}
+
+#[test]
+fn a_drained_target_keeps_its_connections_and_gets_no_new_ones() {
+    let (a, b) = (greeter("a"), greeter("b"));
+    let mut before = weighted(&[(a, 1), (b, 1)], Balance::RoundRobin);
+    let port = until(|| Some(TcpListener::bind("127.0.0.1:0").ok()?.local_addr().unwrap().port()), "a port");
+    before.ports = turnpike_forward::PortRange { first: port, last: port };
+    let running = Running::start(std::slice::from_ref(&before));
+    let mut old = [running.connect("r"), running.connect("r")];
+    let names: Vec<u8> = old.iter_mut().map(|client| read_exactly(client, 1)[0]).collect();
+    assert!(names.contains(&b'a'));
+
+    let mut after = before;
+    after.targets[0].weight = 0;
+    running.forwarder.reload(&settings(), &[after]).unwrap();
+    for _ in 0..10 {
+        assert_eq!(read_exactly(&mut running.connect("r"), 1), b"b");
+    }
+    for client in &mut old {
+        client.write_all(b"still here").unwrap();
+        assert_eq!(read_exactly(client, 10), b"still here");
+    }
+}
+
+#[test]
+fn a_client_comes_to_the_same_target_by_every_worker_port_and_start() {
+    let targets = [(greeter("a"), 1), (greeter("b"), 1), (greeter("c"), 1)];
+    let rule = weighted(&targets, Balance::Source);
+    let ask = |running: &Running| -> Vec<u8> {
+        let address = running.address("r");
+        // Ports differ from call to call, and with them the worker.
+        (1..40).map(|number| heard_from(source(number), address)).collect()
+    };
+    let running = Running::start_with(&workers(4), std::slice::from_ref(&rule));
+    let first = ask(&running);
+    assert!([b'a', b'b', b'c'].iter().all(|name| first.contains(name)), "{first:?}");
+    for _ in 0..3 {
+        assert_eq!(ask(&running), first);
+    }
+    let again = Running::start_with(&workers(2), &[rule]);
+    assert_eq!(ask(&again), first);
+}
+
+#[test]
+fn udp_clients_stick_as_tcp_clients_do_and_move_alone_when_their_target_is_gone() {
+    let names = [b'a', b'b', b'c'];
+    let targets = names.map(|name| (udp_greeter(name), 1));
+    let port = until(|| Some(UdpSocket::bind("127.0.0.1:0").ok()?.local_addr().unwrap().port()), "a port");
+    let mut rule = Rule { protocol: Protocol::Udp, ..weighted(&targets, Balance::Source) };
+    rule.ports = turnpike_forward::PortRange { first: port, last: port };
+    let running = Running::start_with(&workers(2), std::slice::from_ref(&rule));
+    let ask = || -> Vec<u8> { (1..40).map(|number| ask_udp(source(number), running.address("r"))).collect() };
+    let first = ask();
+    assert!(names.iter().all(|name| first.contains(name)), "{first:?}");
+    assert_eq!(ask(), first);
+
+    rule.targets.remove(1);
+    running.forwarder.reload(&workers(2), &[rule]).unwrap();
+    for (before, after) in first.iter().zip(ask()) {
+        assert_ne!(after, b'b');
+        assert!(*before == b'b' || *before == after);
+    }
+}
+
+#[test]
+fn clients_behind_a_proxy_stick_by_the_address_in_its_header() {
+    let targets = [(greeter("a"), 1), (greeter("b"), 1)];
+    let mut rule = weighted(&targets, Balance::Source);
+    rule.proxy_protocol_from = vec![Proxy::Network(Pattern::Prefix([127, 0, 0, 1].into(), 32))];
+    let running = Running::start(&[rule]);
+    let ask = |client: u8| {
+        let mut proxy = running.connect("r");
+        proxy.write_all(format!("PROXY TCP4 192.0.2.{client} 192.0.2.1 5000 80\r\n").as_bytes()).unwrap();
+        read_exactly(&mut proxy, 1)[0]
+    };
+    let first: Vec<u8> = (1..30).map(ask).collect();
+    assert!(first.contains(&b'a') && first.contains(&b'b'), "all come from one proxy: {first:?}");
+    assert_eq!((1..30).map(ask).collect::<Vec<_>>(), first);
+}
+
+#[test]
+fn clients_of_a_target_that_is_down_come_back_to_it_and_nobody_else_moves() {
+    let down = listener().1;
+    let rule = weighted(&[(down, 1), (greeter("b"), 1), (greeter("c"), 1)], Balance::Source);
+    let running = Running::start(&[rule]);
+    let address = running.address("r");
+    let ask = || -> Vec<u8> { (1..40).map(|number| heard_from(source(number), address)).collect() };
+    let without = ask();
+    assert!(without.contains(&b'b') && without.contains(&b'c'), "{without:?}");
+    support::serve_greetings(TcpListener::bind(down).unwrap(), "a");
+    // For a second after a failure others are tried first.
+    let with = until(|| Some(ask()).filter(|heard| heard.contains(&b'a')), "the target that was down");
+    for (without, with) in without.iter().zip(with) {
+        assert!(with == b'a' || with == *without);
+    }
+}
+
+#[test]
+fn what_goes_to_each_target_is_counted() {
+    let (a, nobody) = (greeter("a"), listener().1);
+    let running = Running::start(&[weighted(&[(nobody, 1), (a, 1)], Balance::Failover)]);
+    // Before anybody comes, both are there.
+    assert!(target(&running, a).up && target(&running, nobody).up);
+
+    let mut client = running.connect("r");
+    assert_eq!(read_exactly(&mut client, 1), b"a");
+    client.write_all(&[7; 1000]).unwrap();
+    read_exactly(&mut client, 1000);
+    let of_a = until(|| Some(target(&running, a)).filter(|a| a.counts.to_client_bytes == 1001), "bytes");
+    assert!(of_a.up);
+    assert_eq!((of_a.counts.open, of_a.counts.connected), (1, 1));
+    assert_eq!(of_a.counts.to_target_bytes, 1000);
+    assert_eq!(of_a.counts.connect_times.iter().sum::<u64>(), 1);
+    assert!(of_a.counts.connect_time > Duration::ZERO && of_a.counts.connect_time < PATIENCE);
+
+    let of_nobody = target(&running, nobody);
+    let refused = Failure::ALL.iter().position(|failure| *failure == Failure::Refused).unwrap();
+    assert_eq!((of_nobody.up, of_nobody.counts.failed[refused]), (false, 1));
+    assert_eq!((of_nobody.counts.open, of_nobody.counts.connected), (0, 0));
+
+    client.shutdown(std::net::Shutdown::Both).unwrap();
+    until(|| (target(&running, a).counts.open == 0).then_some(()), "the connection to be over");
+
+    // It comes back, and one connection tells so.
+    support::serve_greetings(TcpListener::bind(nobody).unwrap(), "n");
+    until(
+        || {
+            let _ = running.connect("r").read(&mut [0]);
+            target(&running, nobody).up.then_some(())
+        },
+        "the target that was down to be up",
+    );
+}
+
+#[test]
+fn what_goes_to_each_udp_target_is_counted() {
+    let (a, nobody) = (udp_greeter(b'a'), UdpSocket::bind("127.0.0.1:0").unwrap().local_addr().unwrap());
+    let rule = Rule { protocol: Protocol::Udp, ..weighted(&[(a, 1), (nobody, 1)], Balance::Source) };
+    let running = Running::start(&[rule]);
+    let to = running.address("r");
+    // Some of these come to each of the two.
+    for number in 1..40 {
+        UdpSocket::bind((source(number), 0)).unwrap().send_to(b"???", to).unwrap();
+    }
+    let counted = |running: &Running| {
+        let (a, nobody) = (target(running, a), target(running, nobody));
+        (a.up
+            && a.counts.connected > 0
+            && a.counts.to_client_bytes > 0
+            && !nobody.up
+            && nobody.counts.failed[0] > 0)
+            .then_some((a, nobody))
+    };
+    let (of_a, of_nobody) = until(|| counted(&running), "both targets in the metrics");
+    assert_eq!(of_a.counts.to_target_bytes % 3, 0);
+    assert_eq!((of_nobody.counts.to_client_bytes, of_nobody.counts.open), (0, 0));
+    assert_eq!(of_a.counts.connect_times.iter().sum::<u64>(), 0, "a UDP session does not connect");
+}
+
+#[test]
+fn sessions_that_become_connections_are_counted_with_their_connect_time() {
+    let (server, address) = listener();
+    let nobody = listener().1;
+    let protocol = Protocol::UdpToTcp { framed: false };
+    let targets = [(nobody, 1), (address, 1)];
+    let running = Running::start(&[Rule { protocol, ..weighted(&targets, Balance::Failover) }]);
+    let client = UdpSocket::bind("127.0.0.1:0").unwrap();
+    client.send_to(b"four", running.address("r")).unwrap();
+    let mut accepted = support::accept(&server);
+    assert_eq!(read_exactly(&mut accepted, 4), b"four");
+    let seen = |running: &Running| {
+        let (one, two) = (target(running, nobody), target(running, address));
+        let done = two.counts.to_target_bytes == 4 && two.counts.connected == 1 && one.counts.failed[0] == 1;
+        done.then_some((one, two))
+    };
+    let (of_nobody, of_server) = until(|| seen(&running), "both targets in the metrics");
+    assert_eq!((of_nobody.up, of_nobody.counts.open), (false, 0));
+    assert_eq!((of_server.up, of_server.counts.open), (true, 1));
+    assert_eq!(of_server.counts.connect_times.iter().sum::<u64>(), 1);
+}
