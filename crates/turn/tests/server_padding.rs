@@ -261,6 +261,9 @@ fn discovery(length: usize, seen: &mut Seen) {
     seen.ask(&mut world, &Ask::new(BINDING).raw(0x0003, &[0; 4])).success();
     // One with room for an answer with all four addresses.
     seen.ask(&mut world, &Ask::new(BINDING).raw(0x8022, b"a long client name")).success();
+    // Long enough for an answer with everything in it: short requests get short ones.
+    let long = Ask::new(BINDING).raw(0x0003, &[0; 4]).raw(0xFF00, &[0xEE; 100]);
+    seen.ask(&mut world, &long).success();
     for padding in 0..9 {
         seen.ask(&mut world, &Ask::new(BINDING).raw(PADDING, &vec![0xEE; padding + length])).success();
     }
