@@ -226,8 +226,10 @@ impl Default for Settings {
     }
 }
 
+type Differ = fn(&Settings, &Settings) -> bool;
+
 /// Secret keys, and whether they differ between two settings: what is shown of them does not tell.
-static SECRET_KEYS: &[(&str, fn(&Settings, &Settings) -> bool)] = &[
+static SECRET_KEYS: &[(&str, Differ)] = &[
     ("auth.users", |old, new| old.users != new.users),
     ("auth.secrets", |old, new| old.secrets != new.secrets),
     ("oauth.key", |old, new| old.oauth.keys != new.oauth.keys),

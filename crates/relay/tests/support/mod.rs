@@ -1,6 +1,10 @@
 //! A relay in this process, and clients that write their bytes by hand.
 #![allow(dead_code, reason = "each test file uses a part")]
-#![allow(clippy::unwrap_used, reason = "clippy.toml excuses test functions, not their helpers")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::print_stdout,
+    reason = "clippy.toml excuses test functions, not their helpers"
+)]
 
 pub(crate) mod dtls;
 pub(crate) mod witness;
