@@ -185,7 +185,7 @@ fn a_reload_keeps_the_listener_and_changes_target_and_permissions() {
     assert_eq!(exactly(&mut before, 1), b"a");
     let inode = std::os::unix::fs::MetadataExt::ino(&std::fs::metadata(&path).unwrap());
     let new = Rule { socket_mode: Some(0o666), ..listening_at(&path, greeter("b")) };
-    running.forwarder.reload(&settings(), &[new.clone(), rule("other", greeter("c"))]).unwrap();
+    running.forwarder.reload(&settings(), &[new, rule("other", greeter("c"))]).unwrap();
     assert_eq!(mode(&path), 0o666);
     assert_eq!(std::os::unix::fs::MetadataExt::ino(&std::fs::metadata(&path).unwrap()), inode);
     assert_eq!(exactly(&mut connect(&path), 1), b"b");

@@ -130,7 +130,7 @@ fn a_file_of_another_program_or_of_the_other_command_is_told_as_that() {
             "turnpike: f:2:1: this looks like coturn's turnserver.conf; expected turnpike's TOML: ",
         ),
         ("serve", rinetd, "turnpike: f:9:1: this looks like rinetd.conf; expected "),
-        ("serve", forward, "turnpike: f:20:2: this is a file of turnpike forward, by its forward; expected "),
+        ("serve", forward, "turnpike: f:25:2: this is a file of turnpike forward, by its forward; expected "),
         ("serve", haproxy, "turnpike: f:1:1: this looks like haproxy.cfg; expected "),
         ("check-config", nginx, "turnpike: f:1:1: this looks like nginx.conf; expected "),
     ] {
@@ -255,7 +255,7 @@ fn why_no_target_can_be_reached_is_told_once_and_that_one_can_be_again() {
         forward.wait_for("turnpike_forward_ended_total", "rule=\"a\",reason=\"connect_failed\"", count);
     }
     let told = forward.program.line_with("no target can be reached; clients are reset until one can");
-    assert!(told.contains(&format!("address={target}")) && told.contains("refused"), "{told}");
+    assert!(told.contains(&format!("to={target}")) && told.contains("refused"), "{told}");
     let _back = TcpListener::bind(target).expect("the port is still free");
     let _served = connect(address);
     forward.program.line_with("a target can be reached again");
