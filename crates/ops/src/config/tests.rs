@@ -105,7 +105,7 @@ fn the_commented_examples_are_valid() {
         .collect();
     let settings = settings(&uncommented.join("\n"));
     assert_eq!((settings.users.len(), settings.secrets.len(), settings.relay_addresses.len()), (2, 2, 2));
-    assert_eq!((settings.allow.len(), settings.deny.len()), (2, 1));
+    assert_eq!((settings.allow.len(), settings.deny.len()), (4, 1));
     assert_eq!((settings.realms.len(), settings.alternates.len(), settings.oauth.keys.len()), (1, 1, 1));
     assert_eq!(settings.tls_certificates.len(), 1);
 }

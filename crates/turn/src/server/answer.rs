@@ -112,9 +112,12 @@ impl<G: Gate> Server<G> {
         if let Some(answer) = self.discover(now, client, request) {
             return answer;
         }
-        let unknown = unknown_in_plain_binding(request);
-        if !unknown.is_empty() {
-            return self.unknown_attributes_of(request, None, &unknown);
+        // Nearly no request has any.
+        if !request.unknown.is_empty() {
+            let unknown = unknown_in_plain_binding(request);
+            if !unknown.is_empty() {
+                return self.unknown_attributes_of(request, None, &unknown);
+            }
         }
         self.stats.successes[Method::Binding as usize] += 1;
         let mut response = Response::success(&mut self.reply, Method::Binding, request.transaction);
