@@ -1,7 +1,10 @@
 //! A bare STUN client that writes its bytes by hand: an oracle that shares no code with what is tested, and can send what
 //! no honest client would.
 
-use std::net::{IpAddr, SocketAddr, UdpSocket};
+use std::{
+    net::{IpAddr, SocketAddr, UdpSocket},
+    sync::atomic::{AtomicU64, Ordering},
+};
 
 use hmac::{Hmac, Mac};
 use md5::{Digest, Md5};
@@ -165,8 +168,10 @@ fn write(message_type: u16, id: u8, attributes: &[(u16, &[u8])]) -> Vec<u8> {
     message.extend(message_type.to_be_bytes());
     message.extend(short(body.len()).to_be_bytes());
     message.extend(MAGIC_COOKIE);
-    // A transaction ID that differs from request to request is all that the server can see of it.
-    message.extend([id; 12]);
+    // No two requests of this process share a transaction ID: to a server they would be copies.
+    static NEXT: AtomicU64 = AtomicU64::new(0);
+    message.extend([id; 4]);
+    message.extend(NEXT.fetch_add(1, Ordering::Relaxed).to_be_bytes());
     message.extend(body);
     message
 }
