@@ -75,7 +75,9 @@ fn of_the_servers_own_addresses_only_relay_ports_are_peers() {
             let admin = serve.admin();
             let own = serve.address(V4).port();
             for ip in [LOCAL, OTHER, PUBLIC, Ipv4Addr::UNSPECIFIED, Ipv4Addr::LOCALHOST] {
-                for port in [22, 4478, own, admin.port(), 6379] {
+                // On an address where it is not bound, a port that the kernel chose may be one of the relay's.
+                let is_service = |port: &u16| *port < 49_152 || ip.is_loopback();
+                for port in [22, 4478, own, admin.port(), 6379].into_iter().filter(is_service) {
                     assert!(!lets(&serve, (ip, port).into()), "{ip}:{port} with {allow:?}");
                 }
             }
