@@ -353,6 +353,11 @@ fn two_commands_are_compared_without_a_file() {
         "0.3",
         "--warmup",
         "0.1",
+        // Whoever takes the CPU away is not what is tested.
+        "--max-steal",
+        "100",
+        "--max-late-us",
+        "10000000",
         "--discard",
         "0",
         "--out",
