@@ -1,7 +1,6 @@
 //! The life of a session: idle, evicted, refused, denied, removed.
-#![allow(clippy::unwrap_used, reason = "a test ends at what it does not expect")]
 
-mod udp_common;
+use crate::udp_common;
 
 use std::{
     collections::HashSet,
@@ -9,9 +8,11 @@ use std::{
     time::Duration,
 };
 
+use crate::udp_common::{
+    Echo, KEY, LOCALHOST, Worker, client, eventually, expect_echo, payload, receive, rule,
+};
 use turnpike_forward::{EndReason, Endpoint, Host, PortRange, Protocol, Rule, RuleSnapshot, udp::RuleKey};
 use turnpike_net::Datapath;
-use udp_common::{Echo, KEY, LOCALHOST, Worker, client, eventually, expect_echo, payload, receive, rule};
 
 fn udp(target: SocketAddr) -> Rule {
     rule(Protocol::Udp, LOCALHOST.parse().unwrap(), target)
@@ -95,7 +96,7 @@ fn the_limit_of_all_rules_evicts_across_rules() {
 fn a_flood_of_new_clients_keeps_the_limit_and_what_they_sent_leaves_from_their_own_sockets() {
     const CLIENTS: usize = 120;
     let target = UdpSocket::bind(LOCALHOST).unwrap();
-    target.set_read_timeout(Some(udp_common::DEADLINE)).unwrap();
+    target.set_read_timeout(Some(udp_common::PATIENCE)).unwrap();
     let worker = Worker::start(Datapath::Gso);
     let at = worker.add(KEY, &udp(target.local_addr().unwrap()), Datapath::Gso);
     worker.world.lock().unwrap().most = Some(8);
@@ -306,7 +307,7 @@ fn a_range_of_ports_maps_one_to_one() {
     let worker = Worker::start(Datapath::Gso);
     worker.add(KEY, &rule, Datapath::Gso);
     for (i, socket) in targets.iter().enumerate() {
-        socket.set_read_timeout(Some(udp_common::DEADLINE)).unwrap();
+        socket.set_read_timeout(Some(udp_common::PATIENCE)).unwrap();
         let client = client(SocketAddr::from(([127, 0, 0, 1], listen + u16::try_from(i).unwrap())));
         client.send(&payload(i, 0, 50)).unwrap();
         assert_eq!(receive(socket), payload(i, 0, 50));

@@ -1,11 +1,8 @@
 //! 300 (Try Alternate): clients go where they are sent, under the name that they are given, and not in circles.
-#![allow(clippy::unwrap_used, reason = "clippy.toml excuses test functions, not their helpers")]
-
-mod common;
 
 use std::{net::SocketAddr, net::TcpListener, net::UdpSocket};
 
-use common::{
+use crate::common::{
     Certificate, Wishes, certificate, file, listen_to_all, listener, load, loopback, reflector, relay_with,
     wait_for_counter, wait_until_empty,
 };

@@ -1,7 +1,4 @@
 //! Clients that change their socket in mid-run (RFC 8016): all move, and traffic goes on.
-#![allow(clippy::unwrap_used, reason = "clippy.toml excuses test functions, not their helpers")]
-
-mod common;
 
 use std::{
     net::{SocketAddr, UdpSocket},
@@ -13,7 +10,7 @@ use std::{
     time::Duration,
 };
 
-use common::{
+use crate::common::{
     Wishes, certificate, file, listen_to_all, listener, load, loopback, reflector, relay, relay_with,
     wait_for_counter, wait_until_empty,
 };

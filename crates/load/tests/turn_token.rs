@@ -1,14 +1,11 @@
 //! Access tokens in place of passwords (RFC 7635): those that are good are taken, and why others are not is told.
-#![allow(clippy::unwrap_used, reason = "clippy.toml excuses test functions, not their helpers")]
-
-mod common;
 
 use std::time::Duration;
 
-use base64::{Engine as _, engine::general_purpose::STANDARD};
-use common::{
+use crate::common::{
     Wishes, counter, eventually, listen_to_all, listener, load, reflector, relay_with, unix, wait_until_empty,
 };
+use base64::{Engine as _, engine::general_purpose::STANDARD};
 use turnpike_load::{
     LoadError, Rate, Transport,
     turn::{self, Config, Mode, Outcome, run},

@@ -1,7 +1,4 @@
 //! Datagrams without TURN: what is lost is counted, and nothing else is.
-#![allow(clippy::unwrap_used, reason = "a test helper says by panicking what went wrong")]
-
-mod common;
 
 use std::{
     net::{SocketAddr, UdpSocket},
@@ -10,7 +7,7 @@ use std::{
     time::Duration,
 };
 
-use common::{loopback, reflector};
+use crate::common::{loopback, reflector};
 use turnpike_load::{
     HEADER_LEN, LoadError, Rate,
     udp::{Config, run},

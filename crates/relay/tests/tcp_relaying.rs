@@ -1,8 +1,7 @@
 //! TCP relaying (RFC 6062) over real sockets: clients over TCP and TLS, peers that are connected to and peers that connect, one
 //! worker and two.
-#![allow(clippy::unwrap_used, reason = "clippy.toml excuses test functions, not their helpers")]
 
-mod support;
+use crate::support;
 
 use std::{
     io::{ErrorKind, Read, Write},
@@ -11,7 +10,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use support::{
+use crate::support::{
     Client, Message, SOON, World, connect, eventually, permit, plain, stun, tls_config, tls_connect, xored,
 };
 use turnpike_net::{ConnectOptions, TcpSocket};

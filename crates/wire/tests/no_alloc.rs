@@ -1,5 +1,4 @@
 //! The data path does not allocate: not for a good packet, not for a bad one.
-#![allow(clippy::unwrap_used, reason = "clippy.toml excuses test functions, not their helpers")]
 
 use std::hint::black_box;
 use std::net::SocketAddr;
