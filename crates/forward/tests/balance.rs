@@ -110,11 +110,13 @@ fn a_drained_target_keeps_its_connections_and_gets_no_new_ones() {
     let names: Vec<u8> = old.iter_mut().map(|client| read_exactly(client, 1)[0]).collect();
     assert!(names.contains(&b'a'));
 
-    let mut after = before;
-    after.targets[0].weight = 0;
-    running.forwarder.reload(&settings(), &[after]).unwrap();
-    for _ in 0..10 {
-        assert_eq!(read_exactly(&mut running.connect("r"), 1), b"b");
+    for balance in [Balance::RoundRobin, Balance::LeastConnections, Balance::Failover, Balance::Source] {
+        let mut after = Rule { balance, ..before.clone() };
+        after.targets[0].weight = 0;
+        running.forwarder.reload(&settings(), &[after]).unwrap();
+        for _ in 0..10 {
+            assert_eq!(read_exactly(&mut running.connect("r"), 1), b"b", "{balance:?}");
+        }
     }
     for client in &mut old {
         client.write_all(b"still here").unwrap();

@@ -81,14 +81,23 @@ fn the_limit_of_all_rules_evicts_across_rules() {
     let worker = Worker::start(Datapath::Gso);
     let first = worker.add(RuleKey(1), &udp(echo.address), Datapath::Gso);
     let second = worker.add(RuleKey(2), &udp(echo.address), Datapath::Gso);
-    worker.world.lock().unwrap().most_in_total = Some(1);
-    let (old, new) = (client(first), client(second));
-    expect_echo(&old, b"1");
-    expect_echo(&new, b"2");
-    assert_eq!((worker.active(), worker.reasons()), (1, vec![EndReason::Evicted]));
+    worker.world.lock().unwrap().most_in_total = Some(2);
+    let [old, older, new] = [second, first, first].map(client);
+    // Which of the two rules it belongs to makes no difference.
+    for [first, last] in [[&older, &old], [&old, &older]] {
+        expect_echo(first, b"1");
+        worker.advance(Duration::from_millis(10));
+        expect_echo(last, b"2");
+        worker.advance(Duration::from_millis(10));
+        expect_echo(&new, b"3");
+        assert_eq!(worker.active(), 2);
+        let report = worker.world.lock().unwrap().reports.pop().unwrap();
+        assert_eq!((report.reason, report.client), (EndReason::Evicted, first.local_addr().unwrap().into()));
+        worker.advance(Duration::from_secs(72));
+        assert_eq!(worker.active(), 0);
+    }
     worker.world.lock().unwrap().most_in_total = Some(0);
-    worker.advance(Duration::from_secs(72));
-    old.send(b"nowhere").unwrap();
+    older.send(b"nowhere").unwrap();
     eventually("dropped", || worker.snapshot().dropped_datagrams == 1);
 }
 

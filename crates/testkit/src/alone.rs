@@ -108,13 +108,21 @@ fn again(test: &str, launcher: &[&str], body: impl FnOnce()) {
     assert!(said.contains("1 passed"), "{test} is no test of this program");
 }
 
-/// Shows what was said inside, without libtest's own lines: the test is counted out here.
+/// Shows what was said inside, without libtest's own words: the test is counted out here.
 #[expect(clippy::print_stdout, reason = "passes on what the test inside said")]
 fn tell(output: &Output) -> String {
     let said = String::from_utf8_lossy(&output.stdout).into_owned();
-    let of_libtest =
-        |line: &&str| line.is_empty() || line.starts_with("running ") || line.starts_with("test ");
-    said.lines().filter(|line| !of_libtest(line)).for_each(|line| println!("{line}"));
+    for line in said.lines() {
+        // What a test says first stands behind its name.
+        let words = if line.starts_with("test ") {
+            line.split_once(" ... ").map_or("", |split| split.1)
+        } else {
+            line
+        };
+        if !matches!(words, "" | "ok" | "FAILED") && !words.starts_with("running ") {
+            println!("{words}");
+        }
+    }
     String::from_utf8_lossy(&output.stderr).lines().for_each(|line| println!("{line}"));
     said
 }

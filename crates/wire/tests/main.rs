@@ -11,3 +11,4 @@ mod no_alloc;
 mod oracle;
 mod rfc_vectors;
 mod stream_splits;
+mod stun;
