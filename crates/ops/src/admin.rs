@@ -224,6 +224,7 @@ mod tests {
         assert!(answer.contains("turnpike_allocations{worker=\"0\"} 5\n"), "{answer}");
         assert!(answer.ends_with("# EOF\n"), "{answer}");
     }
+
     #[tokio::test]
     async fn whoever_does_not_ask_in_time_is_closed_and_counted() {
         let page = start(state(), QUICK).await;

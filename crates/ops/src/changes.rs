@@ -3,7 +3,6 @@
 
 use std::{collections::HashMap, hash::Hash};
 
-use turnpike_forward::Rule;
 use turnpike_relay::Identity;
 
 use crate::{
@@ -66,18 +65,18 @@ fn count<K>(list: &[K]) -> Option<usize> {
 }
 
 /// Of a server's reload.
-pub(crate) struct ServeChanges {
+pub(crate) struct ServeChanges<'s> {
     keys: Vec<&'static str>,
-    realms: Difference<String>,
+    realms: Difference<&'s str>,
     /// By realm and name.
-    users: Difference<(String, String)>,
+    users: Difference<(&'s str, &'s str)>,
     secrets: (usize, usize),
 }
 
-impl ServeChanges {
-    pub(crate) fn new(old: &Settings, new: &Settings) -> Self {
-        let realms = |settings: &Settings| {
-            settings.realms.iter().map(|realm| (realm.name.clone(), realm.clone())).collect::<Vec<_>>()
+impl<'s> ServeChanges<'s> {
+    pub(crate) fn new(old: &'s Settings, new: &'s Settings) -> Self {
+        let realms = |settings: &'s Settings| {
+            settings.realms.iter().map(|realm| (realm.name.as_str(), realm)).collect::<Vec<_>>()
         };
         let mut keys = old.changed(new);
         if old.alternates != new.alternates {
@@ -90,7 +89,7 @@ impl ServeChanges {
         Self {
             keys,
             realms: Difference::of(&realms(old), &realms(new), PartialEq::eq),
-            users: Difference::of(&users(old), &users(new), |old, new| old == new),
+            users: Difference::of(&users(old), &users(new), PartialEq::eq),
             secrets: (missing(&after, &before), missing(&before, &after)),
         }
     }
@@ -130,14 +129,12 @@ impl ServeChanges {
 }
 
 /// Of all realms, with the realm.
-fn users(settings: &Settings) -> Vec<((String, String), &UserSecret)> {
+fn users(settings: &Settings) -> Vec<((&str, &str), &UserSecret)> {
     let main = (settings.realm.as_str(), settings.users.as_slice());
     let tenants = settings.realms.iter().map(|realm| (realm.name.as_str(), realm.users.as_slice()));
     let all = std::iter::once(main).chain(tenants);
-    all.flat_map(|(realm, users)| {
-        users.iter().map(move |user| ((realm.to_owned(), user.name.clone()), &user.secret))
-    })
-    .collect()
+    all.flat_map(|(realm, users)| users.iter().map(move |user| ((realm, user.name.as_str()), &user.secret)))
+        .collect()
 }
 
 /// Of all realms, with the realm.
@@ -150,10 +147,10 @@ fn secrets(settings: &Settings) -> Vec<(&str, &Secret)> {
 
 /// The line of certificates that were read again, by file.
 pub(crate) fn say_certificates(old: &[Certificate], new: &[Certificate]) {
-    let files = |certificates: &[Certificate]| -> Vec<(String, Identity)> {
+    fn files(certificates: &[Certificate]) -> Vec<(String, &Identity)> {
         let file = |certificate: &Certificate| certificate.file.display().to_string();
-        certificates.iter().map(|certificate| (file(certificate), certificate.identity.clone())).collect()
-    };
+        certificates.iter().map(|certificate| (file(certificate), &certificate.identity)).collect()
+    }
     let difference = Difference::of(&files(old), &files(new), PartialEq::eq);
     if difference.is_empty() {
         tracing::info!(certificates = new.len(), "certificates loaded; they are those from before");
@@ -169,17 +166,17 @@ pub(crate) fn say_certificates(old: &[Certificate], new: &[Certificate]) {
 }
 
 /// Of a forwarder's reload.
-pub(crate) struct ForwardChanges {
+pub(crate) struct ForwardChanges<'s> {
     keys: Vec<&'static str>,
-    rules: Difference<String>,
+    rules: Difference<&'s str>,
 }
 
-impl ForwardChanges {
-    pub(crate) fn new(old: &ForwardSettings, new: &ForwardSettings) -> Self {
-        let rules = |settings: &ForwardSettings| {
-            settings.rules.iter().map(|rule| (rule.id.0.clone(), rule.clone())).collect::<Vec<_>>()
+impl<'s> ForwardChanges<'s> {
+    pub(crate) fn new(old: &'s ForwardSettings, new: &'s ForwardSettings) -> Self {
+        let rules = |settings: &'s ForwardSettings| {
+            settings.rules.iter().map(|rule| (rule.id.0.as_str(), rule)).collect::<Vec<_>>()
         };
-        let rules = Difference::of(&rules(old), &rules(new), Rule::eq);
+        let rules = Difference::of(&rules(old), &rules(new), PartialEq::eq);
         Self { keys: old.changed(new), rules }
     }
 
@@ -249,10 +246,7 @@ mod tests {
         let counts = [&changes.users.added, &changes.users.removed, &changes.users.changed].map(Vec::len);
         assert_eq!(counts, [2, 2, 1]);
         assert_eq!(changes.secrets, (1, 1));
-        assert_eq!(
-            (&changes.realms.added, &changes.realms.changed),
-            (&vec!["b".to_owned()], &vec!["a".to_owned()])
-        );
+        assert_eq!((&changes.realms.added, &changes.realms.changed), (&vec!["b"], &vec!["a"]));
         let again = ServeChanges::new(&new, &new);
         assert!(again.keys.is_empty() && again.realms.is_empty() && again.users.is_empty());
     }

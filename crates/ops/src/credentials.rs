@@ -298,6 +298,7 @@ mod tests {
         );
         assert_eq!(lookup, Lookup::NoSuchUser);
     }
+
     #[test]
     fn each_realm_knows_its_own_users_and_secrets_only() {
         let realm = |name: &str, user: &str, secret: &str| RealmSettings {

@@ -29,7 +29,6 @@ use super::{
 pub(crate) struct ConnectionFile {
     file: File,
     format: LineFormat,
-    lists: Lists,
     rules: HashMap<String, Rule>,
     /// A full disk is told once.
     failed: bool,
@@ -40,18 +39,18 @@ impl ConnectionFile {
     ///
     /// # Errors
     /// Those of open(2).
-    pub(crate) fn open(path: &Path, format: LineFormat, rules: &[Rule], lists: Lists) -> io::Result<Self> {
+    pub(crate) fn open(path: &Path, format: LineFormat, rules: &[Rule]) -> io::Result<Self> {
         let file = OpenOptions::new().append(true).create(true).open(path)?;
         let rules = rules.iter().map(|rule| (rule.id.0.clone(), rule.clone())).collect();
-        Ok(Self { file, format, lists, rules, failed: false })
+        Ok(Self { file, format, rules, failed: false })
     }
 
-    /// Appends a line per report in one write.
-    pub(crate) fn write(&mut self, reports: &[ConnectionReport]) {
+    /// Appends a line per report in one write; `lists` say why a client was refused.
+    pub(crate) fn write(&mut self, reports: &[ConnectionReport], lists: &Lists) {
         let mut text = String::new();
         let now = Zoned::now();
         for report in reports {
-            self.line(&mut text, report, &now);
+            self.line(&mut text, report, lists, &now);
         }
         let written = self.file.write_all(text.as_bytes());
         if let Err(error) = &written
@@ -62,7 +61,7 @@ impl ConnectionFile {
         self.failed = written.is_err();
     }
 
-    fn line(&self, text: &mut String, report: &ConnectionReport, now: &Zoned) {
+    fn line(&self, text: &mut String, report: &ConnectionReport, lists: &Lists, now: &Zoned) {
         let rule = self.rules.get(&report.rule.0);
         let unknown = || ("?".to_owned(), 0);
         let (from_host, from_port) = rule.map_or_else(unknown, |rule| (host_of(rule), rule.ports.first));
@@ -75,7 +74,7 @@ impl ConnectionFile {
             (_, None) => unknown(),
         };
         let client = show(&report.client);
-        let result = self.result(report);
+        let result = result(report, lists);
         let time = now.strftime("%d/%b/%Y:%H:%M:%S");
         let (bytes_in, bytes_out) = (report.to_target, report.to_client);
         // A String takes any text.
@@ -92,20 +91,20 @@ impl ConnectionFile {
             ),
         };
     }
+}
 
-    /// rinetd's words, "local" being the target's side and "remote" the client's. Who closed first when both ended in order is not
-    /// known here; the client most often does.
-    fn result(&self, report: &ConnectionReport) -> &'static str {
-        match report.reason {
-            EndReason::TargetReset | EndReason::TargetDown => "done-local-closed",
-            EndReason::ConnectFailed => "local-connect-failed -",
-            EndReason::Denied => match self.lists.denial(&report.rule.0, report.client.ip()) {
-                Some(Denial::NotAllowed) => "not-allowed",
-                _ => "denied",
-            },
-            EndReason::Limit | EndReason::BadProxyHeader | EndReason::UntrustedProxy => "accept-failed -",
-            _ => "done-remote-closed",
-        }
+/// rinetd's words, "local" being the target's side and "remote" the client's. Who closed first when both ended in order is not
+/// known here; the client most often does.
+fn result(report: &ConnectionReport, lists: &Lists) -> &'static str {
+    match report.reason {
+        EndReason::TargetReset | EndReason::TargetDown => "done-local-closed",
+        EndReason::ConnectFailed => "local-connect-failed -",
+        EndReason::Denied => match lists.denial(&report.rule.0, report.client.ip()) {
+            Some(Denial::NotAllowed) => "not-allowed",
+            _ => "denied",
+        },
+        EndReason::Limit | EndReason::BadProxyHeader | EndReason::UntrustedProxy => "accept-failed -",
+        _ => "done-remote-closed",
     }
 }
 
@@ -145,11 +144,11 @@ mod tests {
         let path = std::env::temp_dir().join(format!("turnpike-connections-{}-{number}", std::process::id()));
         let access = Access { allow: vec![Pattern::Wildcard("192.0.2.*".to_owned())], deny: Vec::new() };
         let settings = ForwardSettings { rules: vec![rule], access, ..ForwardSettings::default() };
-        let file = ConnectionFile::open(&path, format, &settings.rules, Lists::new(&settings));
+        let file = ConnectionFile::open(&path, format, &settings.rules);
         let file = file.expect("a temporary file");
         std::fs::remove_file(&path).expect("it is there");
         let mut text = String::new();
-        file.line(&mut text, report, &WHEN.parse().expect("a time"));
+        file.line(&mut text, report, &Lists::new(&settings), &WHEN.parse().expect("a time"));
         text
     }
 

@@ -143,17 +143,18 @@ impl ConnectionLogWriter {
         let mut limits = Limits::new(&self.receiver.counts());
         self.receiver
             .run(|batch, lost| {
-                let mut records = self.records.lock().unwrap_or_else(PoisonError::into_inner);
+                let Records { lists, file } =
+                    &mut *self.records.lock().unwrap_or_else(PoisonError::into_inner);
                 batch.retain(|report| {
                     let line = limits.admit(start.elapsed(), report);
                     if let Some(suppressed) = line {
-                        write(report, suppressed, &records.lists);
+                        write(report, suppressed, lists);
                     }
                     // The file is there to have all of them, but for what strangers can have without end.
                     line.is_some() || Noise::of(report) == Noise::None
                 });
-                if let Some(file) = &mut records.file {
-                    file.write(batch);
+                if let Some(file) = file {
+                    file.write(batch, lists);
                 }
                 limits.ends.due(start.elapsed()).iter().for_each(write_sums);
                 if lost > 0 {
@@ -307,7 +308,7 @@ mod tests {
     #[tokio::test]
     async fn the_file_has_every_connection_that_ended_and_few_refusals() {
         let path = std::env::temp_dir().join(format!("turnpike-connection-log-{}", std::process::id()));
-        let file = ConnectionFile::open(&path, LineFormat::Rinetd, &[], Lists::default());
+        let file = ConnectionFile::open(&path, LineFormat::Rinetd, &[]);
         let file = Some(file.expect("a temporary file"));
         let (logger, writer) =
             connection_log(Arc::new(Mutex::new(Records { lists: Lists::default(), file })));

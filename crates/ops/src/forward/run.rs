@@ -294,12 +294,10 @@ fn open_records(settings: &ForwardSettings) -> Result<Records, ForwardError> {
     let Some(path) = &settings.connection_file else {
         return Ok(Records { lists, file: None });
     };
-    match ConnectionFile::open(path, settings.connection_format, &settings.rules, lists.clone()) {
-        Ok(file) => Ok(Records { lists, file: Some(file) }),
-        Err(source) => {
-            Err(ForwardError::File { what: "the file of connections", path: path.clone(), source })
-        }
-    }
+    let file = ConnectionFile::open(path, settings.connection_format, &settings.rules).map_err(|source| {
+        ForwardError::File { what: "the file of connections", path: path.clone(), source }
+    })?;
+    Ok(Records { lists, file: Some(file) })
 }
 
 /// The file with the process ID, if there is one.
