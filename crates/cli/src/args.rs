@@ -255,7 +255,7 @@ mod tests {
 
     #[test]
     fn every_documented_variable_is_known_to_all_subcommands() {
-        let known = turnpike_ops::known_variables();
+        let known = turnpike_config::known_variables();
         let documented = documented_variables();
         for name in ["TURNPIKE_LOAD_ACCESS_TOKEN", "TURNPIKE_PROBE_USER", "TURNPIKE_FORWARD_CONFIG"] {
             assert!(documented.iter().any(|found| found == name), "{name} is in no help");
