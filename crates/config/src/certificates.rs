@@ -48,14 +48,15 @@ pub fn load(settings: &Settings) -> Found {
                 certificates.push(Certificate { file: files.cert, identity });
                 warnings.extend(exposed::warning(&files.key, "this private key"));
             }
-            Err((path, problem)) => problems.push(ConfigError {
+            Err((path, problem)) => problems.push(
                 // The file is at fault, and not the line that names it; but that line is what can be found.
-                origin: settings.origin(key).clone(),
-                key: key.to_owned(),
-                problem: format!("{}: {problem}", path.display()),
-                expected: "a certificate that is valid now and its private key, PEM both".to_owned(),
-                suggestion: None,
-            }),
+                ConfigError::new(
+                    settings.origin(key),
+                    key,
+                    format!("{}: {problem}", path.display()),
+                    "a certificate that is valid now and its private key, PEM both",
+                ),
+            ),
         }
     }
     // dimpl has no RSA. Said before anything starts, or DTLS clients would be left without an answer.
@@ -64,15 +65,13 @@ pub fn load(settings: &Settings) -> Found {
         && !dtls
         && problems.is_empty()
     {
-        problems.push(ConfigError {
-            origin: settings.origin(key).clone(),
-            key: key.to_owned(),
-            problem: format!("{}: DTLS (dtls.listen) cannot use this certificate's key", files.cert.display()),
-            expected: "for DTLS an ECDSA certificate with P-256 or P-384, here or in tls.certificates (beside an RSA one, \
-                       which TLS goes on using); openssl ecparam -name prime256v1 -genkey makes such a key"
-                .to_owned(),
-            suggestion: None,
-        });
+        problems.push(ConfigError::new(
+            settings.origin(key),
+            key,
+            format!("{}: DTLS (dtls.listen) cannot use this certificate's key", files.cert.display()),
+            "for DTLS an ECDSA certificate with P-256 or P-384, here or in tls.certificates (beside an RSA one, which TLS goes on \
+             using); openssl ecparam -name prime256v1 -genkey makes such a key",
+        ));
     }
     Found { certificates, problems, warnings }
 }

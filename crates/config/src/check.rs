@@ -11,13 +11,7 @@ const MOST_REALMS: usize = 65_534;
 /// Appends what cannot work. A limit that nobody set never makes an error: it only caps.
 pub(crate) fn combinations(settings: &Settings, problems: &mut Vec<ConfigError>) {
     let mut refuse = |key: &'static str, problem: String, expected: &str| {
-        problems.push(ConfigError {
-            origin: settings.origin(key).clone(),
-            key: key.to_owned(),
-            problem,
-            expected: expected.to_owned(),
-            suggestion: None,
-        });
+        problems.push(ConfigError::new(settings.origin(key), key, problem, expected));
     };
 
     if settings.listen.is_empty() {
@@ -320,13 +314,7 @@ fn is_ours(settings: &Settings, address: SocketAddr) -> bool {
 fn alternates(settings: &Settings, problems: &mut Vec<ConfigError>) {
     for AlternateSettings { alternate, place } in &settings.alternates {
         let mut refuse = |problem: String, expected: &str| {
-            problems.push(ConfigError {
-                origin: place.0.clone(),
-                key: "alternate.address".to_owned(),
-                problem,
-                expected: expected.to_owned(),
-                suggestion: None,
-            });
+            problems.push(ConfigError::new(&place.0, "alternate.address", problem, expected));
         };
         let address = alternate.address;
         if is_ours(settings, address) {
@@ -350,13 +338,7 @@ fn one_realm(settings: &Settings, index: usize, realm: &RealmSettings, problems:
             .any(|all| all.contains(address))
     };
     let mut refuse = |key: &str, problem: String, expected: &str| {
-        problems.push(ConfigError {
-            origin: realm.place.0.clone(),
-            key: key.to_owned(),
-            problem,
-            expected: expected.to_owned(),
-            suggestion: None,
-        });
+        problems.push(ConfigError::new(&realm.place.0, key, problem, expected));
     };
     if settings.realms[..index].iter().any(|other| other.name == *name) {
         refuse("realm.name", format!("realm {name:?} is listed twice"), "each realm once");

@@ -2,11 +2,7 @@
 
 use turnpike_relay::RelayAddress;
 
-use super::{
-    Settings,
-    key::{KeySpec, scalar, show::list},
-    keys::{relay_address, show_relay_addresses},
-};
+use crate::key::{Kind, show::list};
 
 /// Settings of NAT discovery.
 #[derive(Clone, Debug, PartialEq)]
@@ -38,57 +34,14 @@ impl DiscoverySettings {
     }
 }
 
-pub(super) const ADDRESSES: KeySpec<Settings> = KeySpec {
-    path: "nat_discovery.addresses",
-    expected: "[], or two addresses of this machine for each family, \"IP\" or \"IP=EXTERNAL\", unicast",
-    list: true,
-    secret: false,
-    reload: false,
-    apply: |reader, node, settings| {
-        settings.discovery.addresses =
-            reader.list(node, |reader, node| reader.parsed(node, relay_address))?;
-        Some(())
-    },
-    show: |settings| show_relay_addresses(&settings.discovery.addresses),
-};
-
-pub(super) const PORTS: KeySpec<Settings> = KeySpec {
-    path: "nat_discovery.ports",
+/// Two ports.
+pub(super) const PORTS: Kind<[u16; 2]> = Kind {
     expected: "two different ports, 1 to 65535, such as [3478, 3479]",
     list: true,
     secret: false,
-    reload: false,
-    apply: |reader, node, settings| {
-        let ports = reader.list(node, |reader, node| reader.integer(node, &(1..=u16::MAX)))?;
-        match ports[..] {
-            [first, second] if first != second => settings.discovery.ports = [first, second],
-            _ => return reader.refuse(node, None),
-        }
-        Some(())
+    read: |reader, node| match reader.list(node, |reader, node| reader.integer(node, &(1..=u16::MAX)))?[..] {
+        [first, second] if first != second => Some([first, second]),
+        _ => reader.refuse(node, None),
     },
-    show: |settings| list(settings.discovery.ports.iter().map(ToString::to_string)),
+    show: |ports| list(ports.iter().map(ToString::to_string)),
 };
-
-pub(super) const PER_SOURCE: KeySpec<Settings> = scalar!(
-    "nat_discovery.requests_per_source",
-    reload: true,
-    RATE,
-    |reader, node, settings| {
-        settings.discovery.per_source = reader.integer(node, &(1..=1_000_000))?;
-        Some(())
-    },
-    |settings| settings.discovery.per_source.to_string(),
-);
-
-pub(super) const TOTAL: KeySpec<Settings> = scalar!(
-    "nat_discovery.requests",
-    reload: true,
-    RATE,
-    |reader, node, settings| {
-        settings.discovery.total = reader.integer(node, &(1..=1_000_000))?;
-        Some(())
-    },
-    |settings| settings.discovery.total.to_string(),
-);
-
-const RATE: &str = "requests a second, 1 to 1000000";

@@ -1,6 +1,11 @@
 //! What is wrong with a configuration, and where: every mistake at once, each with what was expected.
 
-use std::{fmt, path::PathBuf};
+use std::{
+    fmt,
+    path::{Path, PathBuf},
+};
+
+use super::source::Entry;
 
 /// Where a setting comes from.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -31,6 +36,11 @@ pub enum Origin {
 }
 
 impl Origin {
+    /// A file as a whole.
+    pub(crate) fn file(path: &Path) -> Self {
+        Self::File { path: path.to_owned(), line: 0, column: 0 }
+    }
+
     /// Whether values from here are always text, so that `"4"` stands for the number 4.
     pub(crate) fn is_textual(&self) -> bool {
         matches!(self, Self::Environment(_) | Self::Flag(_) | Self::Argument { .. })
@@ -63,6 +73,30 @@ pub struct ConfigError {
     pub expected: String,
     /// The nearest valid key, where the key is unknown.
     pub suggestion: Option<String>,
+}
+
+impl ConfigError {
+    pub(crate) fn new(
+        origin: &Origin,
+        key: impl Into<String>,
+        problem: impl Into<String>,
+        expected: impl Into<String>,
+    ) -> Self {
+        let (key, problem, expected) = (key.into(), problem.into(), expected.into());
+        Self { origin: origin.clone(), key, problem, expected, suggestion: None }
+    }
+
+    /// An entry of `table` that is none of `names`.
+    pub(crate) fn unknown_key(table: &str, entry: &Entry, names: &[&str]) -> Self {
+        let key = format!("{table}.{}", entry.key);
+        Self::new(&entry.origin, key, "unknown key", format!("one of {}", names.join(", ")))
+            .suggesting(nearest(&entry.key, names.iter().copied()))
+    }
+
+    /// The same, with what was meant most likely.
+    pub(crate) fn suggesting(self, meant: Option<&str>) -> Self {
+        Self { suggestion: meant.map(str::to_owned), ..self }
+    }
 }
 
 impl fmt::Display for ConfigError {

@@ -52,7 +52,7 @@ pub(crate) fn of_another_program(path: &Path, text: &str, reader: Reader) -> Opt
         Format::Rinetd => "rinetd.conf",
     };
     let origin = Origin::File { path: path.to_owned(), line: found.line, column: found.column };
-    Some(mistaken(origin, format!("this looks like {name}"), expected))
+    Some(ConfigError::new(&origin, "", format!("this looks like {name}"), expected))
 }
 
 /// What TOML is if its sections are those of the other command: `theirs` and `ours` are sections that only one of them has.
@@ -71,15 +71,12 @@ pub(crate) fn of_the_other_command(
         Reader::Serve => ("forward", "serve"),
         Reader::Forward => ("serve", "forward"),
     };
-    Some(mistaken(
-        entry.origin.clone(),
+    Some(ConfigError::new(
+        &entry.origin,
+        "",
         format!("this is a file of turnpike {theirs}, by its {}", entry.key),
         format!("a file of turnpike {ours}; for this one: turnpike {theirs} -c {}", path.display()),
     ))
-}
-
-fn mistaken(origin: Origin, problem: String, expected: String) -> ConfigError {
-    ConfigError { origin, key: String::new(), problem, expected, suggestion: None }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

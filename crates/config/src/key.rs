@@ -54,6 +54,8 @@ pub(crate) struct Kind<T> {
     pub(crate) expected: &'static str,
     /// As [`KeySpec::list`].
     pub(crate) list: bool,
+    /// As [`KeySpec::secret`].
+    pub(crate) secret: bool,
     pub(crate) read: fn(&mut Reader<'_>, &Node) -> Option<T>,
     /// The opposite of `read`: a value as TOML.
     pub(crate) show: fn(&T) -> String,
@@ -75,14 +77,17 @@ macro_rules! scalar {
 }
 pub(crate) use scalar;
 
-/// A key whose value is one field, of a [`Kind`].
+/// A key whose value is one field, of a [`Kind`]; `expected` where that of the kind does not say enough.
 macro_rules! field {
     ($path:literal, reload: $reload:literal, $kind:path, $($field:ident).+) => {
+        $crate::key::field!($path, reload: $reload, $kind, $($field).+, expected: $kind.expected)
+    };
+    ($path:literal, reload: $reload:literal, $kind:path, $($field:ident).+, expected: $expected:expr $(,)?) => {
         $crate::key::KeySpec {
             path: $path,
-            expected: $kind.expected,
+            expected: $expected,
             list: $kind.list,
-            secret: false,
+            secret: $kind.secret,
             reload: $reload,
             apply: |reader, node, settings| {
                 settings.$($field).+ = ($kind.read)(reader, node)?;
@@ -96,16 +101,16 @@ pub(crate) use field;
 
 /// A key whose value is one field, a whole number within bounds; `$what` says of what.
 macro_rules! number {
-    ($path:literal, reload: $reload:literal, $what:literal, $least:literal..=$most:literal, $field:ident) => {
+    ($path:literal, reload: $reload:literal, $what:literal, $least:literal..=$most:literal, $($field:ident).+) => {
         $crate::key::scalar!(
             $path,
             reload: $reload,
             concat!($what, ", ", $least, " to ", $most),
             |reader, node, settings| {
-                settings.$field = reader.integer(node, &($least..=$most))?;
+                settings.$($field).+ = reader.integer(node, &($least..=$most))?;
                 Some(())
             },
-            |settings| settings.$field.to_string(),
+            |settings| settings.$($field).+.to_string(),
         )
     };
 }
@@ -117,6 +122,7 @@ macro_rules! named {
         $crate::key::Kind {
             expected: $expected,
             list: false,
+            secret: false,
             read: |reader, node| {
                 reader.parsed(node, |text| match text {
                     $($name => Ok($value),)+
@@ -171,7 +177,7 @@ pub(crate) fn changed<S>(keys: &[KeySpec<S>], old: &S, new: &S) -> Vec<&'static 
 
 /// Kinds that more than one table has.
 pub(crate) mod kind {
-    use std::net::IpAddr;
+    use std::{net::IpAddr, path::PathBuf};
 
     use turnpike_net::Datapath;
 
@@ -184,6 +190,7 @@ pub(crate) mod kind {
     pub(crate) const SWITCH: Kind<bool> = Kind {
         expected: "true or false",
         list: false,
+        secret: false,
         read: |reader, node| reader.boolean(node),
         show: bool::to_string,
     };
@@ -192,6 +199,7 @@ pub(crate) mod kind {
     pub(crate) const WORKERS: Kind<Option<usize>> = Kind {
         expected: "a number of threads, 1 to 1024, or \"auto\" for one per core",
         list: false,
+        secret: false,
         read: |reader, node| match &node.value {
             Value::Text(text) if **text == "auto" => Some(None),
             _ => reader.integer(node, &(1..=1024)).map(Some),
@@ -203,6 +211,7 @@ pub(crate) mod kind {
     pub(crate) const DATAPATH: Kind<Option<Datapath>> = Kind {
         expected: "\"auto\", \"basic\", \"mmsg\" or \"gso\"",
         list: false,
+        secret: false,
         read: |reader, node| {
             reader.parsed(node, |text| match text {
                 // `Datapath::from_str("auto")` asks the kernel, and nothing here may open a socket.
@@ -213,10 +222,20 @@ pub(crate) mod kind {
         show: |datapath| datapath.map_or_else(|| quoted("auto"), |step| quoted(&step.to_string())),
     };
 
+    /// The path of a file as it stands, "" for none.
+    pub(crate) const FILE: Kind<Option<PathBuf>> = Kind {
+        expected: "the path of a file, \"\" for none",
+        list: false,
+        secret: false,
+        read: |reader, node| reader.text(node).map(|path| (!path.is_empty()).then(|| PathBuf::from(path))),
+        show: |path| quoted(&path.as_ref().map_or_else(String::new, |path| path.display().to_string())),
+    };
+
     /// Where the admin page listens.
     pub(crate) const ADMIN: Kind<AdminListen> = Kind {
         expected: "\"ADDR:PORT\" or \"off\"",
         list: false,
+        secret: false,
         read: |reader, node| {
             reader.parsed(node, |text| match text {
                 "off" => Ok(AdminListen::Off),
@@ -233,6 +252,7 @@ pub(crate) mod kind {
     pub(crate) const HOSTS: Kind<Vec<String>> = Kind {
         expected: "a list of host names without ports, such as [\"turn.example.org\"]; addresses and localhost are served anyway",
         list: true,
+        secret: false,
         read: |reader, node| {
             reader.list(node, |reader, node| {
                 reader.parsed(node, |text| match text.parse::<IpAddr>() {
@@ -248,6 +268,7 @@ pub(crate) mod kind {
     pub(crate) const LOG_LEVEL: Kind<String> = Kind {
         expected: "error, warn, info, debug, trace, off, or a filter such as \"info,turnpike_relay=debug\"",
         list: false,
+        secret: false,
         read: |reader, node| {
             reader.parsed(node, |text| crate::log_filter::check_filter(text).map(|()| text.to_owned()))
         },

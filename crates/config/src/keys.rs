@@ -2,9 +2,9 @@
 //! `check-config` and reload all work from this table, so that a key exists everywhere or nowhere.
 
 use std::{
-    net::IpAddr,
+    net::{IpAddr, SocketAddr},
     ops::RangeInclusive,
-    path::{Path, PathBuf},
+    path::Path,
 };
 
 use turnpike_relay::RelayAddress;
@@ -24,30 +24,10 @@ use crate::{Secret, secret::MASK};
 
 /// All keys, section by section, in the order in which they are shown.
 pub(crate) static KEYS: &[KeySpec<Settings>] = &[
-    KeySpec {
-        path: "server.listen",
-        expected: "a list of \"ADDR:PORT\" such as [\"0.0.0.0:3478\", \"[::]:3478\"]",
-        list: true,
-        secret: false,
-        reload: false,
-        apply: |reader, node, settings| {
-            settings.listen = reader.list(node, |reader, node| reader.parsed_as(node))?;
-            Some(())
-        },
-        show: |settings| strings(&settings.listen),
-    },
+    field!("server.listen", reload: false, ADDRESSES, listen),
     field!("server.tcp", reload: false, kind::SWITCH, tcp),
     field!("server.proxy_protocol_from", reload: false, CIDRS, proxy_protocol_from),
-    scalar!(
-        "server.realm",
-        reload: true,
-        REALM,
-        |reader, node, settings| {
-            settings.realm = realm_name(reader, node)?;
-            Some(())
-        },
-        |settings| quoted(&settings.realm),
-    ),
+    field!("server.realm", reload: true, REALM, realm),
     scalar!(
         "server.software",
         reload: true,
@@ -65,84 +45,25 @@ pub(crate) static KEYS: &[KeySpec<Settings>] = &[
     field!("server.workers", reload: false, kind::WORKERS, workers),
     field!("server.datapath", reload: false, kind::DATAPATH, datapath),
     number!("server.busy_poll_us", reload: false, "microseconds", 0..=1000, busy_poll_us),
-    KeySpec {
-        path: "tls.listen",
-        expected: "a list of \"ADDR:PORT\" such as [\"0.0.0.0:5349\", \"[::]:5349\"]",
-        list: true,
-        secret: false,
-        reload: false,
-        apply: |reader, node, settings| {
-            settings.tls_listen = reader.list(node, |reader, node| reader.parsed_as(node))?;
-            Some(())
-        },
-        show: |settings| strings(&settings.tls_listen),
-    },
+    field!("tls.listen", reload: false, ADDRESSES, tls_listen, expected: SECURE_ADDRESSES),
     field!("tls.only", reload: false, kind::SWITCH, tls_only),
-    scalar!(
+    field!(
         "tls.cert",
         reload: true,
-        "the path of a PEM file with the certificate chain, \"\" for none",
-        |reader, node, settings| {
-            settings.tls_cert = path(reader, node)?;
-            Some(())
-        },
-        |settings| shown_path(settings.tls_cert.as_deref()),
+        kind::FILE,
+        tls_cert,
+        expected: "the path of a PEM file with the certificate chain, \"\" for none",
     ),
-    scalar!(
+    field!(
         "tls.key",
         reload: true,
-        "the path of a PEM file with the private key, \"\" for none",
-        |reader, node, settings| {
-            settings.tls_key = path(reader, node)?;
-            Some(())
-        },
-        |settings| shown_path(settings.tls_key.as_deref()),
+        kind::FILE,
+        tls_key,
+        expected: "the path of a PEM file with the private key, \"\" for none",
     ),
-    KeySpec {
-        path: "tls.certificates",
-        expected: "a list of { cert = \"FILE\", key = \"FILE\" }",
-        list: true,
-        secret: false,
-        reload: true,
-        apply: |reader, node, settings| {
-            settings.tls_certificates = reader.list(node, certificate_files)?;
-            Some(())
-        },
-        show: |settings| {
-            list(settings.tls_certificates.iter().map(|files| {
-                format!(
-                    "{{ cert = {}, key = {} }}",
-                    shown_path(Some(&files.cert)),
-                    shown_path(Some(&files.key))
-                )
-            }))
-        },
-    },
-    KeySpec {
-        path: "dtls.listen",
-        expected: "a list of \"ADDR:PORT\" such as [\"0.0.0.0:5349\", \"[::]:5349\"]",
-        list: true,
-        secret: false,
-        reload: false,
-        apply: |reader, node, settings| {
-            settings.dtls_listen = reader.list(node, |reader, node| reader.parsed_as(node))?;
-            Some(())
-        },
-        show: |settings| strings(&settings.dtls_listen),
-    },
-    KeySpec {
-        path: "relay.addresses",
-        expected: "a list of \"IP\" or \"IP=EXTERNAL\", unicast, both of one family, [] to detect them",
-        list: true,
-        secret: false,
-        reload: false,
-        apply: |reader, node, settings| {
-            settings.relay_addresses =
-                reader.list(node, |reader, node| reader.parsed(node, relay_address))?;
-            Some(())
-        },
-        show: |settings| show_relay_addresses(&settings.relay_addresses),
-    },
+    field!("tls.certificates", reload: true, CERTIFICATES, tls_certificates),
+    field!("dtls.listen", reload: false, ADDRESSES, dtls_listen, expected: SECURE_ADDRESSES),
+    field!("relay.addresses", reload: false, RELAY_ADDRESSES, relay_addresses),
     scalar!(
         "relay.ports",
         reload: false,
@@ -159,35 +80,13 @@ pub(crate) static KEYS: &[KeySpec<Settings>] = &[
     field!("relay.tcp", reload: true, kind::SWITCH, relay_tcp),
     field!("relay.mobility", reload: true, kind::SWITCH, mobility),
     field!("auth.required", reload: true, kind::SWITCH, auth_required),
-    KeySpec {
-        path: "auth.users",
-        expected: USERS,
-        list: true,
-        secret: true,
-        reload: true,
-        apply: |reader, node, settings| {
-            settings.users = reader.list(node, user)?;
-            Some(())
-        },
-        show: |settings| show_users(&settings.users),
-    },
-    KeySpec {
-        path: "auth.secrets",
-        expected: SECRETS,
-        list: true,
-        secret: true,
-        reload: true,
-        apply: |reader, node, settings| {
-            settings.secrets = reader.list(node, shared_secret)?;
-            Some(())
-        },
-        show: |settings| show_secrets(&settings.secrets),
-    },
+    field!("auth.users", reload: true, USERS, users),
+    field!("auth.secrets", reload: true, SECRETS, secrets),
     number!("auth.nonce_lifetime", reload: true, "seconds", 60..=86_400, nonce_lifetime),
     field!("auth.allow_md5", reload: true, kind::SWITCH, allow_md5),
     oauth_keys::SERVER_NAME,
-    oauth_keys::SKEW,
-    oauth_keys::KEY,
+    number!("oauth.skew", reload: true, "seconds", 0..=300, oauth.skew),
+    field!("oauth.key", reload: true, oauth_keys::KEYS, oauth.keys),
     number!("limits.allocations", reload: false, "a number", 1..=1_000_000, max_allocations),
     number!("limits.allocations_per_user", reload: false, "a number", 1..=1_000_000, max_allocations_per_user),
     number!("limits.permissions", reload: true, "a number per allocation", 1..=65_535, max_permissions),
@@ -239,10 +138,22 @@ pub(crate) static KEYS: &[KeySpec<Settings>] = &[
     number!("limits.max_lifetime", reload: true, "seconds", 60..=86_400, max_lifetime),
     field!("peers.allow", reload: true, ALLOW_RULES, allow),
     field!("peers.deny", reload: true, CIDRS, deny),
-    discovery_keys::ADDRESSES,
-    discovery_keys::PORTS,
-    discovery_keys::PER_SOURCE,
-    discovery_keys::TOTAL,
+    field!(
+        "nat_discovery.addresses",
+        reload: false,
+        RELAY_ADDRESSES,
+        discovery.addresses,
+        expected: "[], or two addresses of this machine for each family, \"IP\" or \"IP=EXTERNAL\", unicast",
+    ),
+    field!("nat_discovery.ports", reload: false, discovery_keys::PORTS, discovery.ports),
+    number!(
+        "nat_discovery.requests_per_source",
+        reload: true,
+        "requests a second",
+        1..=1_000_000,
+        discovery.per_source
+    ),
+    number!("nat_discovery.requests", reload: true, "requests a second", 1..=1_000_000, discovery.total),
     field!("admin.listen", reload: false, kind::ADMIN, admin),
     field!("admin.hosts", reload: false, kind::HOSTS, admin_hosts),
     field!("log.level", reload: false, kind::LOG_LEVEL, log_level),
@@ -250,21 +161,104 @@ pub(crate) static KEYS: &[KeySpec<Settings>] = &[
     number!("shutdown.deadline", reload: true, "seconds", 0..=86_400, shutdown_deadline),
 ];
 
-/// Expected of a realm's name.
-pub(super) const REALM: &str = "a name of 1 to 127 characters without control characters, \" or \\";
-/// Expected of a list of users.
-pub(super) const USERS: &str = "a list of { name = \"...\", password = \"...\" }, of { name = \"...\", key = \"32 or 64 hex \
-                                digits\" } or of \"NAME:PASSWORD\"";
+/// Where to listen.
+pub(super) const ADDRESSES: Kind<Vec<SocketAddr>> = Kind {
+    expected: "a list of \"ADDR:PORT\" such as [\"0.0.0.0:3478\", \"[::]:3478\"]",
+    list: true,
+    secret: false,
+    read: |reader, node| reader.list(node, |reader, node| reader.parsed_as(node)),
+    show: |addresses| strings(addresses),
+};
+
+/// The same, with the port that TURN has for TLS and DTLS.
+const SECURE_ADDRESSES: &str = "a list of \"ADDR:PORT\" such as [\"0.0.0.0:5349\", \"[::]:5349\"]";
+
+/// REALM (RFC 8489 section 14.9: less than 128 characters).
+pub(super) const REALM: Kind<String> = Kind {
+    expected: "a name of 1 to 127 characters without control characters, \" or \\",
+    list: false,
+    secret: false,
+    read: |reader, node| {
+        let realm = reader.text(node)?;
+        let bad = |c: char| c.is_control() || c == '"' || c == '\\';
+        if realm.is_empty() || realm.chars().count() > 127 || realm.contains(bad) {
+            return reader.refuse(node, None);
+        }
+        Some(realm)
+    },
+    show: |realm| quoted(realm),
+};
+
+const CERTIFICATES: Kind<Vec<CertificateFiles>> = Kind {
+    expected: "a list of { cert = \"FILE\", key = \"FILE\" }",
+    list: true,
+    secret: false,
+    read: |reader, node| reader.list(node, certificate_files),
+    show: |all| {
+        let shown = |path: &Path| quoted(&path.display().to_string());
+        list(
+            all.iter()
+                .map(|files| format!("{{ cert = {}, key = {} }}", shown(&files.cert), shown(&files.key))),
+        )
+    },
+};
+
+/// Addresses of this machine, each with the one that others see.
+const RELAY_ADDRESSES: Kind<Vec<RelayAddress>> = Kind {
+    expected: "a list of \"IP\" or \"IP=EXTERNAL\", unicast, both of one family, [] to detect them",
+    list: true,
+    secret: false,
+    read: |reader, node| reader.list(node, |reader, node| reader.parsed(node, relay_address)),
+    show: |addresses| {
+        list(addresses.iter().map(|address| match address.external {
+            Some(external) => quoted(&format!("{}={external}", address.bind)),
+            None => quoted(&address.bind.to_string()),
+        }))
+    },
+};
+
+/// Static users.
+pub(super) const USERS: Kind<Vec<User>> = Kind {
+    expected: "a list of { name = \"...\", password = \"...\" }, of { name = \"...\", key = \"32 or 64 hex digits\" } or of \
+               \"NAME:PASSWORD\"",
+    list: true,
+    secret: true,
+    read: |reader, node| reader.list(node, user),
+    show: |users| {
+        list(users.iter().map(|user| {
+            let kind = match user.secret {
+                UserSecret::Password(_) => "password",
+                UserSecret::Keys(_) => "key",
+            };
+            format!("{{ name = {}, {kind} = {} }}", quoted(&user.name), quoted(MASK))
+        }))
+    },
+};
+
 /// What is wrong with a user's name.
 const BAD_NAME: &str = "a name has 1 to 508 bytes, no control characters and no colon";
-/// Expected of a list of secrets.
-pub(super) const SECRETS: &str = "a list of shared secrets, none of them empty";
-/// Expected of a limit of allocations.
-pub(super) const ALLOCATIONS: &str = "a number, 1 to 1000000";
+
+/// Shared secrets of time-limited credentials.
+pub(super) const SECRETS: Kind<Vec<Secret>> = Kind {
+    expected: "a list of shared secrets, none of them empty",
+    list: true,
+    secret: true,
+    read: |reader, node| {
+        reader.list(node, |reader, node| {
+            let secret = reader.secret(node)?;
+            if secret.reveal().is_empty() {
+                return reader.refuse(node, Some("the secret is empty".to_owned()));
+            }
+            Some(secret)
+        })
+    },
+    show: |secrets| list(secrets.iter().map(|_| quoted(MASK))),
+};
 
 const CIDRS: Kind<Vec<Cidr>> = Kind {
     expected: "a list of prefixes such as [\"10.0.0.0/8\", \"2001:db8::/32\", \"192.0.2.7\"]",
     list: true,
+    secret: false,
     read: |reader, node| {
         reader.list(node, |reader, node| reader.parsed(node, |text| text.trim().parse::<Cidr>()))
     },
@@ -275,25 +269,17 @@ const ALLOW_RULES: Kind<Vec<AllowRule>> = Kind {
     expected: "a list of prefixes, or of addresses with ports, such as [\"10.0.0.0/8\", \"2001:db8::/32\", \"192.0.2.7\", \
                \"192.0.2.7:5060\", \"[2001:db8::7]:5000-5100\"]",
     list: true,
+    secret: false,
     read: |reader, node| {
         reader.list(node, |reader, node| reader.parsed(node, |text| text.trim().parse::<AllowRule>()))
     },
     show: |rules| strings(rules),
 };
 
-/// A path as it stands; `None` inside for an empty one.
-fn path(reader: &mut Reader<'_>, node: &Node) -> Option<Option<PathBuf>> {
-    reader.text(node).map(|text| (!text.is_empty()).then(|| PathBuf::from(text)))
-}
-
-fn shown_path(path: Option<&Path>) -> String {
-    quoted(&path.map_or_else(String::new, |path| path.display().to_string()))
-}
-
 fn certificate_files(reader: &mut Reader<'_>, node: &Node) -> Option<CertificateFiles> {
     let entries = reader.table(node, &["cert", "key"])?;
     let mut find = |wanted: &str| match entries.iter().find(|entry| entry.key == wanted) {
-        Some(entry) => match path(reader, &entry.node)? {
+        Some(entry) => match (kind::FILE.read)(reader, &entry.node)? {
             Some(path) => Some(path),
             None => reader.refuse(&entry.node, Some("the path is empty".to_owned())),
         },
@@ -303,7 +289,7 @@ fn certificate_files(reader: &mut Reader<'_>, node: &Node) -> Option<Certificate
     Some(CertificateFiles { cert: cert?, key: key? })
 }
 
-pub(super) fn relay_address(text: &str) -> Result<RelayAddress, &'static str> {
+fn relay_address(text: &str) -> Result<RelayAddress, &'static str> {
     let (bind, external) = match text.split_once('=') {
         Some((bind, external)) => (bind, Some(external)),
         None => (text, None),
@@ -321,13 +307,6 @@ pub(super) fn relay_address(text: &str) -> Result<RelayAddress, &'static str> {
     Ok(RelayAddress { bind, external })
 }
 
-pub(super) fn show_relay_addresses(addresses: &[RelayAddress]) -> String {
-    list(addresses.iter().map(|address| match address.external {
-        Some(external) => quoted(&format!("{}={external}", address.bind)),
-        None => quoted(&address.bind.to_string()),
-    }))
-}
-
 fn port_range(text: &str) -> Result<RangeInclusive<u16>, &'static str> {
     let (first, last) = text.split_once('-').ok_or("")?;
     let port = |text: &str| text.trim().parse::<u16>().ok().filter(|port| *port > 0).ok_or("");
@@ -341,39 +320,7 @@ fn port_range(text: &str) -> Result<RangeInclusive<u16>, &'static str> {
     Ok(first..=last)
 }
 
-/// REALM (RFC 8489 section 14.9: less than 128 characters).
-pub(super) fn realm_name(reader: &mut Reader<'_>, node: &Node) -> Option<String> {
-    let realm = reader.text(node)?;
-    let bad = |c: char| c.is_control() || c == '"' || c == '\\';
-    if realm.is_empty() || realm.chars().count() > 127 || realm.contains(bad) {
-        return reader.refuse(node, None);
-    }
-    Some(realm)
-}
-
-pub(super) fn shared_secret(reader: &mut Reader<'_>, node: &Node) -> Option<Secret> {
-    let secret = reader.secret(node)?;
-    if secret.reveal().is_empty() {
-        return reader.refuse(node, Some("the secret is empty".to_owned()));
-    }
-    Some(secret)
-}
-
-pub(super) fn show_users(users: &[User]) -> String {
-    list(users.iter().map(|user| {
-        let kind = match user.secret {
-            UserSecret::Password(_) => "password",
-            UserSecret::Keys(_) => "key",
-        };
-        format!("{{ name = {}, {kind} = {} }}", quoted(&user.name), quoted(MASK))
-    }))
-}
-
-pub(super) fn show_secrets(secrets: &[Secret]) -> String {
-    list(secrets.iter().map(|_| quoted(MASK)))
-}
-
-pub(super) fn user(reader: &mut Reader<'_>, node: &Node) -> Option<User> {
+fn user(reader: &mut Reader<'_>, node: &Node) -> Option<User> {
     if let Value::Text(text) = &node.value {
         let why = match text.split_once(':') {
             None => "it has no colon, and so no password".to_owned(),

@@ -7,7 +7,7 @@ use turnpike_turn::access_token::TokenKey;
 use super::{
     Settings,
     key::{
-        KeySpec, scalar,
+        KeySpec, Kind, scalar,
         show::{list, quoted},
     },
     keys::is_username,
@@ -61,30 +61,15 @@ pub(super) const SERVER_NAME: KeySpec<Settings> = scalar!(
     |settings| quoted(&settings.oauth.server_name),
 );
 
-pub(super) const SKEW: KeySpec<Settings> = scalar!(
-    "oauth.skew",
-    reload: true,
-    "seconds, 0 to 300",
-    |reader, node, settings| {
-        settings.oauth.skew = reader.integer(node, &(0..=300))?;
-        Some(())
-    },
-    |settings| settings.oauth.skew.to_string(),
-);
-
-pub(super) const KEY: KeySpec<Settings> = KeySpec {
-    path: "oauth.key",
+/// `[[oauth.key]]`.
+pub(super) const KEYS: Kind<Vec<TokenKeySettings>> = Kind {
     expected: "[[oauth.key]] with a kid and either key = \"base64 of 16 or 32 bytes\" or key_file = \"FILE\"; with algorithm \
                (\"A128GCM\", \"A256GCM\"), lifetime (seconds, 1 to 31536000) and realm where wanted",
     list: true,
     secret: true,
-    reload: true,
-    apply: |reader, node, settings| {
-        settings.oauth.keys = reader.list(node, issuer_key)?;
-        Some(())
-    },
-    show: |settings| {
-        list(settings.oauth.keys.iter().map(|key| {
+    read: |reader, node| reader.list(node, issuer_key),
+    show: |keys| {
+        list(keys.iter().map(|key| {
             let realm =
                 key.realm.as_deref().map_or_else(String::new, |name| format!(", realm = {}", quoted(name)));
             format!(

@@ -4,7 +4,7 @@ use std::{fmt::Display, ops::RangeInclusive, str::FromStr};
 
 use super::{
     Secret,
-    error::{ConfigError, nearest},
+    error::ConfigError,
     key::KeySpec,
     source::{Entry, Node, Value},
 };
@@ -105,13 +105,7 @@ impl<'a> Reader<'a> {
         let mut good = true;
         for entry in entries.iter().filter(|entry| !allowed.contains(&entry.key.as_str())) {
             good = false;
-            self.problems.push(ConfigError {
-                origin: entry.origin.clone(),
-                key: format!("{}.{}", self.path, entry.key),
-                problem: "unknown key".to_owned(),
-                expected: format!("one of {}", allowed.join(", ")),
-                suggestion: nearest(&entry.key, allowed.iter().copied()).map(str::to_owned),
-            });
+            self.problems.push(ConfigError::unknown_key(self.path, entry, allowed));
         }
         good.then_some(entries)
     }
@@ -123,13 +117,7 @@ impl<'a> Reader<'a> {
             Some(detail) => format!("found {found}: {detail}"),
             None => format!("found {found}"),
         };
-        self.problems.push(ConfigError {
-            origin: node.origin.clone(),
-            key: self.path.to_owned(),
-            problem,
-            expected: self.expected.to_owned(),
-            suggestion: None,
-        });
+        self.problems.push(ConfigError::new(&node.origin, self.path, problem, self.expected));
         None
     }
 }

@@ -4,11 +4,8 @@ use std::net::SocketAddr;
 
 use super::{
     User,
-    key::{
-        KeySpec, scalar,
-        show::{quoted, strings},
-    },
-    keys::{self, ALLOCATIONS, REALM, SECRETS, USERS},
+    key::{KeySpec, Kind, field, show::strings},
+    keys,
     tables::Place,
 };
 use crate::Secret;
@@ -36,85 +33,37 @@ pub struct RealmSettings {
 
 /// The keys of one `[[realm]]`.
 pub(crate) static REALM_KEYS: &[KeySpec<RealmSettings>] = &[
-    scalar!(
-        "realm.name",
+    field!("realm.name", reload: true, keys::REALM, name),
+    field!("realm.users", reload: true, keys::USERS, users),
+    field!("realm.secrets", reload: true, keys::SECRETS, secrets),
+    field!(
+        "realm.listen",
         reload: true,
-        REALM,
-        |reader, node, realm| {
-            realm.name = keys::realm_name(reader, node)?;
-            Some(())
-        },
-        |realm| quoted(&realm.name),
-    ),
-    KeySpec {
-        path: "realm.users",
-        expected: USERS,
-        list: true,
-        secret: true,
-        reload: true,
-        apply: |reader, node, realm| {
-            realm.users = reader.list(node, keys::user)?;
-            Some(())
-        },
-        show: |realm| keys::show_users(&realm.users),
-    },
-    KeySpec {
-        path: "realm.secrets",
-        expected: SECRETS,
-        list: true,
-        secret: true,
-        reload: true,
-        apply: |reader, node, realm| {
-            realm.secrets = reader.list(node, keys::shared_secret)?;
-            Some(())
-        },
-        show: |realm| keys::show_secrets(&realm.secrets),
-    },
-    KeySpec {
-        path: "realm.listen",
+        keys::ADDRESSES,
+        listen,
         expected: "a list of addresses that the server listens on, such as [\"0.0.0.0:3478\"]",
-        list: true,
-        secret: false,
-        reload: true,
-        apply: |reader, node, realm| {
-            realm.listen = reader.list(node, |reader, node| reader.parsed_as(node))?;
-            Some(())
-        },
-        show: |realm| strings(&realm.listen),
-    },
-    KeySpec {
-        path: "realm.server_names",
-        expected: "a list of host names that TLS clients ask for, such as [\"turn.example.org\"]",
-        list: true,
-        secret: false,
-        reload: true,
-        apply: |reader, node, realm| {
-            realm.server_names = reader.list(node, |reader, node| reader.parsed(node, server_name))?;
-            Some(())
-        },
-        show: |realm| strings(&realm.server_names),
-    },
-    scalar!(
-        "realm.allocations",
-        reload: true,
-        ALLOCATIONS,
-        |reader, node, realm| {
-            realm.max_allocations = Some(reader.integer(node, &(1..=1_000_000))?);
-            Some(())
-        },
-        |realm| realm.max_allocations.map_or_else(String::new, |most| most.to_string()),
     ),
-    scalar!(
-        "realm.allocations_per_user",
-        reload: true,
-        ALLOCATIONS,
-        |reader, node, realm| {
-            realm.max_allocations_per_user = Some(reader.integer(node, &(1..=1_000_000))?);
-            Some(())
-        },
-        |realm| realm.max_allocations_per_user.map_or_else(String::new, |most| most.to_string()),
-    ),
+    field!("realm.server_names", reload: true, SERVER_NAMES, server_names),
+    field!("realm.allocations", reload: true, LIMIT, max_allocations),
+    field!("realm.allocations_per_user", reload: true, LIMIT, max_allocations_per_user),
 ];
+
+const SERVER_NAMES: Kind<Vec<String>> = Kind {
+    expected: "a list of host names that TLS clients ask for, such as [\"turn.example.org\"]",
+    list: true,
+    secret: false,
+    read: |reader, node| reader.list(node, |reader, node| reader.parsed(node, server_name)),
+    show: |names| strings(names),
+};
+
+/// Without one, that of the whole server holds.
+const LIMIT: Kind<Option<usize>> = Kind {
+    expected: "a number, 1 to 1000000",
+    list: false,
+    secret: false,
+    read: |reader, node| reader.integer(node, &(1..=1_000_000)).map(Some),
+    show: |most| most.map_or_else(String::new, |most| most.to_string()),
+};
 
 /// A host name as clients send it in SNI (RFC 6066 section 3): no address, no final dot, no wildcard; case does not count.
 pub(crate) fn server_name(text: &str) -> Result<String, &'static str> {

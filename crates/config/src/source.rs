@@ -91,13 +91,12 @@ pub(crate) fn environment_node<S>(
     let from_file = if spec.secret { get(&file_name) } else { None };
     match (direct, from_file) {
         (Some(_), Some(_)) => {
-            problems.push(ConfigError {
-                origin: Origin::Environment(name.clone()),
-                key: spec.path.to_owned(),
-                problem: format!("{name} and {file_name} are both set"),
-                expected: "one of them".to_owned(),
-                suggestion: None,
-            });
+            problems.push(ConfigError::new(
+                &Origin::Environment(name.clone()),
+                spec.path,
+                format!("{name} and {file_name} are both set"),
+                "one of them",
+            ));
             None
         }
         (Some(value), None) => {
@@ -116,13 +115,12 @@ pub(crate) fn environment_node<S>(
                 Some(Node { value: Value::List(nodes.collect()), origin: Origin::Environment(file_name) })
             }
             Err(error) => {
-                problems.push(ConfigError {
-                    origin: Origin::Environment(file_name),
-                    key: spec.path.to_owned(),
-                    problem: format!("cannot read {path}: {error}"),
-                    expected: "a readable file, one entry per line".to_owned(),
-                    suggestion: None,
-                });
+                problems.push(ConfigError::new(
+                    &Origin::Environment(file_name),
+                    spec.path,
+                    format!("cannot read {path}: {error}"),
+                    "a readable file, one entry per line",
+                ));
                 None
             }
         },
@@ -151,13 +149,12 @@ pub(crate) fn file_text(path: &Path, problems: &mut Vec<ConfigError>) -> Option<
     match fs::read_to_string(path) {
         Ok(text) => Some(Zeroizing::new(text)),
         Err(error) => {
-            problems.push(ConfigError {
-                origin: Origin::File { path: path.to_owned(), line: 0, column: 0 },
-                key: String::new(),
-                problem: format!("cannot read the configuration file: {error}"),
-                expected: "a readable file in UTF-8".to_owned(),
-                suggestion: None,
-            });
+            problems.push(ConfigError::new(
+                &Origin::file(path),
+                "",
+                format!("cannot read the configuration file: {error}"),
+                "a readable file in UTF-8",
+            ));
             None
         }
     }
@@ -169,13 +166,12 @@ pub(crate) fn parse_file(path: &Path, text: &str, problems: &mut Vec<ConfigError
     let (table, errors) = DeTable::parse_recoverable(text);
     for error in &errors {
         // Only the message and the place: the error's own text quotes the line, and the line may hold a password.
-        problems.push(ConfigError {
-            origin: places.origin(error.span().map_or(0, |span| span.start)),
-            key: String::new(),
-            problem: format!("no valid TOML: {}", error.message().replace('\n', ", ")),
-            expected: String::new(),
-            suggestion: None,
-        });
+        problems.push(ConfigError::new(
+            &places.origin(error.span().map_or(0, |span| span.start)),
+            "",
+            format!("no valid TOML: {}", error.message().replace('\n', ", ")),
+            "",
+        ));
     }
     places.entries(table.get_ref())
 }

@@ -208,13 +208,12 @@ fn sort_out<'a, S>(
             continue;
         }
         let Value::Table(members) = &section.node.value else {
-            problems.push(ConfigError {
-                origin: section.origin.clone(),
-                key: section.key.clone(),
-                problem: "it is a value".to_owned(),
-                expected: format!("a table, [{}]", section.key),
-                suggestion: None,
-            });
+            problems.push(ConfigError::new(
+                &section.origin,
+                section.key.clone(),
+                "it is a value",
+                format!("a table, [{}]", section.key),
+            ));
             continue;
         };
         for member in members {
@@ -235,13 +234,13 @@ fn unknown_section<S>(table: &'static [KeySpec<S>], tables: &[&'static str], sec
     sections.extend(tables);
     let is_table = matches!(section.node.value, Value::Table(_) | Value::List(_));
     let elsewhere = table.iter().find(|spec| !is_table && spec.name() == section.key).map(|spec| spec.path);
-    ConfigError {
-        origin: section.origin.clone(),
-        key: section.key.clone(),
-        problem: if is_table { "unknown section" } else { "unknown key outside of any section" }.to_owned(),
-        expected: format!("one of the sections {}", sections.join(", ")),
-        suggestion: elsewhere.or_else(|| nearest(&section.key, sections)).map(str::to_owned),
-    }
+    ConfigError::new(
+        &section.origin,
+        section.key.clone(),
+        if is_table { "unknown section" } else { "unknown key outside of any section" },
+        format!("one of the sections {}", sections.join(", ")),
+    )
+    .suggesting(elsewhere.or_else(|| nearest(&section.key, sections)))
 }
 
 fn unknown_key<S>(
@@ -251,13 +250,10 @@ fn unknown_key<S>(
     keys: &[&KeySpec<S>],
 ) -> ConfigError {
     let names: Vec<&str> = keys.iter().map(|spec| spec.name()).collect();
-    let elsewhere = table.iter().find(|spec| spec.name() == member.key).map(|spec| spec.path);
-    ConfigError {
-        origin: member.origin.clone(),
-        key: format!("{}.{}", section.key, member.key),
-        problem: "unknown key".to_owned(),
-        expected: format!("one of {}", names.join(", ")),
-        suggestion: nearest(&member.key, names).or(elsewhere).map(str::to_owned),
+    let problem = ConfigError::unknown_key(&section.key, member, &names);
+    match table.iter().find(|spec| spec.name() == member.key) {
+        Some(elsewhere) if problem.suggestion.is_none() => problem.suggesting(Some(elsewhere.path)),
+        _ => problem,
     }
 }
 

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 
 use super::{
     Origin,
-    error::{ConfigError, nearest},
+    error::ConfigError,
     key::KeySpec,
     read::Reader,
     source::{Entry, Node, Value},
@@ -92,7 +92,8 @@ fn read_one<S: Default>(
     let mut good = true;
     for member in members {
         let Some(spec) = keys.iter().find(|spec| spec.name() == member.key) else {
-            problems.push(unknown_key(name, keys, member));
+            let names: Vec<&str> = keys.iter().map(KeySpec::name).collect();
+            problems.push(ConfigError::unknown_key(name, member, &names));
             good = false;
             continue;
         };
@@ -101,35 +102,17 @@ fn read_one<S: Default>(
         good &= (spec.apply)(&mut Reader::new(spec, problems), &member.node, &mut settings).is_some();
     }
     for spec in keys.iter().filter(|spec| must.contains(&spec.path) && !said.contains(spec.path)) {
-        problems.push(ConfigError {
-            origin: table.origin.clone(),
-            key: spec.path.to_owned(),
-            problem: format!("this [[{name}]] does not say it"),
-            expected: spec.expected.to_owned(),
-            suggestion: None,
-        });
+        problems.push(ConfigError::new(
+            &table.origin,
+            spec.path,
+            format!("this [[{name}]] does not say it"),
+            spec.expected,
+        ));
         good = false;
     }
     good.then(|| Repeated { settings, place: Place(table.origin.clone()) })
 }
 
 fn no_array(name: &str, entry: &Entry) -> ConfigError {
-    ConfigError {
-        origin: entry.origin.clone(),
-        key: name.to_owned(),
-        problem: "it is no list of tables".to_owned(),
-        expected: format!("[[{name}]], once for each"),
-        suggestion: None,
-    }
-}
-
-fn unknown_key<S>(name: &str, keys: &'static [KeySpec<S>], member: &Entry) -> ConfigError {
-    let names: Vec<&str> = keys.iter().map(KeySpec::name).collect();
-    ConfigError {
-        origin: member.origin.clone(),
-        key: format!("{name}.{}", member.key),
-        problem: "unknown key".to_owned(),
-        expected: format!("one of {}", names.join(", ")),
-        suggestion: nearest(&member.key, names).map(str::to_owned),
-    }
+    ConfigError::new(&entry.origin, name, "it is no list of tables", format!("[[{name}]], once for each"))
 }

@@ -89,13 +89,7 @@ impl Argument<'_> {
         meant: Option<&str>,
         problems: &mut Vec<ConfigError>,
     ) -> Option<Draft> {
-        problems.push(ConfigError {
-            origin: self.origin(offset),
-            key: String::new(),
-            problem: problem.to_owned(),
-            expected: FORM.to_owned(),
-            suggestion: meant.map(str::to_owned),
-        });
+        problems.push(ConfigError::new(&self.origin(offset), "", problem, FORM).suggesting(meant));
         None
     }
 }

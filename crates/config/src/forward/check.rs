@@ -14,13 +14,7 @@ const MOST_PORTS: u16 = 4096;
 pub(crate) fn rule(draft: &Draft, problems: &mut Vec<ConfigError>) {
     let Rule { protocol, ports, targets, .. } = &draft.rule;
     let mut refuse = |path: &'static str, problem: String, expected: &str| {
-        problems.push(ConfigError {
-            origin: draft.origin_of(path).clone(),
-            key: path.to_owned(),
-            problem,
-            expected: expected.to_owned(),
-            suggestion: None,
-        });
+        problems.push(ConfigError::new(draft.origin_of(path), path, problem, expected));
     };
     let rule = &draft.rule;
     if length(*ports) > MOST_PORTS {
@@ -200,13 +194,7 @@ fn unix(draft: &Draft, refuse: &mut impl FnMut(&'static str, String, &str)) {
 pub(crate) fn together(drafts: &[Draft], problems: &mut Vec<ConfigError>) {
     for (index, draft) in drafts.iter().enumerate() {
         let mut refuse = |path: &str, problem: String, expected: &str| {
-            problems.push(ConfigError {
-                origin: draft.origin_of(path).clone(),
-                key: path.to_owned(),
-                problem,
-                expected: expected.to_owned(),
-                suggestion: None,
-            });
+            problems.push(ConfigError::new(draft.origin_of(path), path, problem, expected));
         };
         let rule = &draft.rule;
         if let Some(other) = drafts[..index].iter().find(|other| collide(&other.rule, rule)) {

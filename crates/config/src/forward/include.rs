@@ -142,7 +142,7 @@ impl Included {
         let is_toml = looks_like_toml(text);
         let entries = if is_toml { source::parse_file(path, text, &mut self.problems) } else { Vec::new() };
         if !is_toml || is_oxidinetd(&entries) {
-            let origin = Origin::File { path: path.to_owned(), line: 0, column: 0 };
+            let origin = Origin::file(path);
             let expected = format!(
                 "TOML with [[rule]]; turnpike check-config --forward {} prints it so",
                 path.display()
@@ -159,26 +159,19 @@ impl Included {
                 }
                 INCLUDE => includes.push(entry),
                 key if is_mistyped_rule(key) => self.problems.push(no_section(entry)),
-                _ => self.problems.push(ConfigError {
-                    origin: entry.origin.clone(),
-                    key: entry.key.clone(),
-                    problem: "an included file holds no settings".to_owned(),
-                    expected: "[[rule]] and include here, settings in the file that includes it".to_owned(),
-                    suggestion: None,
-                }),
+                _ => self.problems.push(ConfigError::new(
+                    &entry.origin,
+                    entry.key.clone(),
+                    "an included file holds no settings",
+                    "[[rule]] and include here, settings in the file that includes it",
+                )),
             }
         }
         includes.into_iter().for_each(|entry| self.entry(path, entry));
     }
 
     fn refuse(&mut self, origin: &Origin, problem: String, expected: &str) {
-        self.problems.push(ConfigError {
-            origin: origin.clone(),
-            key: INCLUDE.to_owned(),
-            problem,
-            expected: expected.to_owned(),
-            suggestion: None,
-        });
+        self.problems.push(ConfigError::new(origin, INCLUDE, problem, expected));
     }
 }
 

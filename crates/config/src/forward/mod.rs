@@ -221,7 +221,7 @@ impl Content {
     /// Takes what formats without our keys say beside rules.
     fn set(&mut self, path: &Path, access: Access, connections: Option<LogFile>, pid_file: Option<PathBuf>) {
         let mut explicit = |key| {
-            let origin = Origin::File { path: path.to_owned(), line: 0, column: 0 };
+            let origin = Origin::file(path);
             self.settings.origins.insert(key, origin);
         };
         if !access.allow.is_empty() {
@@ -274,39 +274,25 @@ fn is_mistyped_rule(key: &str) -> bool {
 }
 
 fn no_section(entry: &Entry) -> ConfigError {
-    ConfigError {
-        origin: entry.origin.clone(),
-        key: entry.key.clone(),
-        problem: "unknown section".to_owned(),
-        expected: "rules as tables, [[rule]]".to_owned(),
-        suggestion: Some("rule".to_owned()),
-    }
+    ConfigError::new(&entry.origin, entry.key.clone(), "unknown section", "rules as tables, [[rule]]")
+        .suggesting(Some("rule"))
 }
 
 fn no_table(origin: &Origin, what: &str) -> ConfigError {
-    ConfigError {
-        origin: origin.clone(),
-        key: "rule".to_owned(),
-        problem: what.to_owned(),
-        expected: "tables, [[rule]]".to_owned(),
-        suggestion: None,
-    }
+    ConfigError::new(origin, "rule", what, "tables, [[rule]]")
 }
 
 fn no_rules(path: Option<&Path>) -> ConfigError {
     let origin = match path {
-        Some(path) => Origin::File { path: path.to_owned(), line: 0, column: 0 },
+        Some(path) => Origin::file(path),
         None => Origin::Default,
     };
-    ConfigError {
-        origin,
-        key: String::new(),
-        problem: "there is no forwarding rule".to_owned(),
-        expected:
-            "at least one, such as tcp://0.0.0.0:9000=10.0.0.2:9001 on the command line, or a file with -c"
-                .to_owned(),
-        suggestion: None,
-    }
+    ConfigError::new(
+        &origin,
+        "",
+        "there is no forwarding rule",
+        "at least one, such as tcp://0.0.0.0:9000=10.0.0.2:9001 on the command line, or a file with -c",
+    )
 }
 
 /// Judged by the first line that says something. No line of rinetd.conf begins with a key and `=`, nor with `[` but for an IPv6

@@ -237,7 +237,7 @@ impl Reader<'_> {
     fn needed<'n>(&mut self, table: &'n [Entry], origin: &Origin, key: &str) -> Option<&'n Node> {
         let found = find(table, key);
         if found.is_none() {
-            self.push(origin.clone(), key, "it is missing".to_owned(), "a value for it", None);
+            self.push(origin, key, "it is missing".to_owned(), "a value for it");
         }
         found
     }
@@ -253,23 +253,15 @@ impl Reader<'_> {
     }
 
     fn refuse(&mut self, key: &str, node: &Node, expected: &str) {
-        self.push(node.origin.clone(), key, format!("found {}", shown(node)), expected, None);
+        self.push(&node.origin, key, format!("found {}", shown(node)), expected);
     }
 
     fn refuse_because(&mut self, key: &str, node: &Node, why: &str, expected: &str) {
-        self.push(node.origin.clone(), key, format!("found {}: {why}", shown(node)), expected, None);
+        self.push(&node.origin, key, format!("found {}: {why}", shown(node)), expected);
     }
 
-    fn push(
-        &mut self,
-        origin: Origin,
-        key: &str,
-        problem: String,
-        expected: &str,
-        suggestion: Option<String>,
-    ) {
-        let (key, expected) = (key.to_owned(), expected.to_owned());
-        self.problems.push(ConfigError { origin, key, problem, expected, suggestion });
+    fn push(&mut self, origin: &Origin, key: &str, problem: String, expected: &str) {
+        self.problems.push(ConfigError::new(origin, key, problem, expected));
     }
 
     fn warn_unknown(&mut self, section: &str, entries: &[Entry], known: &[&str]) {

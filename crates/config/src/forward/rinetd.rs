@@ -111,13 +111,12 @@ fn resolve(names: Vec<LocalName>, drafts: &mut [Draft], problems: &mut Vec<Confi
                 // Its default name has the address.
                 *draft = draft.clone().with_defaults();
             }
-            (Err(why), _) => problems.push(ConfigError {
-                origin: local.origin.clone(),
-                key: String::new(),
-                problem: format!("{} {}: {why}", local.what, local.name),
-                expected: ADDRESS_FORM.to_owned(),
-                suggestion: None,
-            }),
+            (Err(why), _) => problems.push(ConfigError::new(
+                &local.origin,
+                "",
+                format!("{} {}: {why}", local.what, local.name),
+                ADDRESS_FORM,
+            )),
             (Ok(_), None) => {}
         }
     }
@@ -440,13 +439,7 @@ impl Line<'_> {
     }
 
     fn problem(&self, at: usize, problem: String, expected: &str) -> Box<ConfigError> {
-        Box::new(ConfigError {
-            origin: self.origin(at),
-            key: String::new(),
-            problem,
-            expected: expected.to_owned(),
-            suggestion: None,
-        })
+        Box::new(ConfigError::new(&self.origin(at), "", problem, expected))
     }
 }
 

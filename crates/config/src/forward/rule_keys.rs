@@ -16,7 +16,6 @@ use turnpike_forward::{
 use super::{parts, settings::ForwardSettings};
 use crate::{
     ConfigError, Origin,
-    error::nearest,
     key::{
         KeySpec, Kind, field, kind, named, number, scalar,
         show::{list, quoted},
@@ -77,13 +76,12 @@ impl Draft {
             }
         }
         for path in ["rule.listen", "rule.target"].into_iter().filter(|path| !draft.has(path)) {
-            problems.push(ConfigError {
-                origin: draft.origin.clone(),
-                key: path.to_owned(),
-                problem: "the rule does not say it".to_owned(),
-                expected: spec_of(path).map_or("", |spec| spec.expected).to_owned(),
-                suggestion: None,
-            });
+            problems.push(ConfigError::new(
+                &draft.origin,
+                path,
+                "the rule does not say it",
+                spec_of(path).map_or("", |spec| spec.expected),
+            ));
             good = false;
         }
         good.then(|| draft.with_defaults())
@@ -192,36 +190,49 @@ fn spec_of(path: &str) -> Option<&'static KeySpec<Rule>> {
 
 /// Only the command line can; TOML refuses it.
 fn said_twice(spec: &KeySpec<Rule>, entry: &Entry) -> ConfigError {
-    ConfigError {
-        origin: entry.origin.clone(),
-        key: spec.path.to_owned(),
-        problem: "the key is given twice".to_owned(),
-        expected: "each key once; lists are separated by commas".to_owned(),
-        suggestion: None,
-    }
+    ConfigError::new(
+        &entry.origin,
+        spec.path,
+        "the key is given twice",
+        "each key once; lists are separated by commas",
+    )
 }
 
 fn unknown_key(entry: &Entry) -> ConfigError {
     if entry.key == "accept_proxy" {
-        return ConfigError {
-            origin: entry.origin.clone(),
-            key: "rule.accept_proxy".to_owned(),
-            problem: "it would believe anybody who connects".to_owned(),
-            expected: format!("proxy_protocol_from, the addresses of the proxies: {}", parts::PROXY_FORM),
-            suggestion: None,
-        };
+        return ConfigError::new(
+            &entry.origin,
+            "rule.accept_proxy",
+            "it would believe anybody who connects",
+            format!("proxy_protocol_from, the addresses of the proxies: {}", parts::PROXY_FORM),
+        );
     }
     let names: Vec<&str> = RULE_KEYS.iter().map(KeySpec::name).collect();
-    ConfigError {
-        origin: entry.origin.clone(),
-        key: format!("rule.{}", entry.key),
-        problem: "unknown key".to_owned(),
-        expected: format!("one of {}", names.join(", ")),
-        suggestion: nearest(&entry.key, names).map(str::to_owned),
-    }
+    ConfigError::unknown_key("rule", entry, &names)
 }
 
+const HEALTH: Kind<Option<Duration>> =
+    seconds::<86_400>("seconds between two checks of a target, 1 to 86400, or 0 for none");
+const IDLE: Kind<Option<Duration>> =
+    seconds::<LONGEST>("seconds without a byte, 1 to 31536000, or 0 for no limit");
+const HALF_CLOSE: Kind<Option<Duration>> = seconds::<LONGEST>(
+    "seconds without a byte after one side has said all, 1 to 31536000, or 0 for no limit",
+);
 const LONGEST: u64 = 31_536_000;
+
+/// 0 is none.
+const fn seconds<const MOST: u64>(expected: &'static str) -> Kind<Option<Duration>> {
+    Kind {
+        expected,
+        list: false,
+        secret: false,
+        read: |reader, node| {
+            let seconds = reader.integer(node, &(0..=MOST))?;
+            Some((seconds > 0).then(|| Duration::from_secs(seconds)))
+        },
+        show: |seconds| seconds.map_or(0, |seconds| seconds.as_secs()).to_string(),
+    }
+}
 
 /// All keys of a rule, in the order in which they are shown.
 pub(crate) static RULE_KEYS: &[KeySpec<Rule>] = &[
@@ -298,17 +309,7 @@ pub(crate) static RULE_KEYS: &[KeySpec<Rule>] = &[
     ),
     field!("rule.target", reload: true, TARGETS, targets),
     field!("rule.balance", reload: true, BALANCE, balance),
-    scalar!(
-        "rule.health",
-        reload: true,
-        "seconds between two checks of a target, 1 to 86400, or 0 for none",
-        |reader, node, rule| {
-            let seconds = reader.integer(node, &(0..=86_400))?;
-            rule.health_check = (seconds > 0).then(|| Duration::from_secs(seconds));
-            Some(())
-        },
-        |rule| rule.health_check.map_or(0, |every| every.as_secs()).to_string(),
-    ),
+    field!("rule.health", reload: true, HEALTH, health_check),
     scalar!(
         "rule.health_send",
         reload: true,
@@ -403,28 +404,8 @@ pub(crate) static RULE_KEYS: &[KeySpec<Rule>] = &[
     ),
     field!("rule.allow", reload: true, PATTERNS, access.allow),
     field!("rule.deny", reload: true, PATTERNS, access.deny),
-    scalar!(
-        "rule.idle",
-        reload: true,
-        "seconds without a byte, 1 to 31536000, or 0 for no limit",
-        |reader, node, rule| {
-            let seconds = reader.integer(node, &(0..=LONGEST))?;
-            rule.idle_timeout = (seconds > 0).then(|| Duration::from_secs(seconds));
-            Some(())
-        },
-        |rule| rule.idle_timeout.map_or(0, |idle| idle.as_secs()).to_string(),
-    ),
-    scalar!(
-        "rule.half_close_timeout",
-        reload: true,
-        "seconds without a byte after one side has said all, 1 to 31536000, or 0 for no limit",
-        |reader, node, rule| {
-            let seconds = reader.integer(node, &(0..=LONGEST))?;
-            rule.half_close_timeout = (seconds > 0).then(|| Duration::from_secs(seconds));
-            Some(())
-        },
-        |rule| rule.half_close_timeout.map_or(0, |limit| limit.as_secs()).to_string(),
-    ),
+    field!("rule.idle", reload: true, IDLE, idle_timeout),
+    field!("rule.half_close_timeout", reload: true, HALF_CLOSE, half_close_timeout),
     scalar!(
         "rule.connect_timeout",
         reload: true,
@@ -454,6 +435,7 @@ pub(crate) static RULE_KEYS: &[KeySpec<Rule>] = &[
 const PER_CLIENT: Kind<Option<u32>> = Kind {
     expected: "a number, 1 to 1000000, or 0 for no limit",
     list: false,
+    secret: false,
     read: |reader, node| reader.integer(node, &(0..=1_000_000)).map(|most: u32| (most > 0).then_some(most)),
     show: |most| most.unwrap_or(0).to_string(),
 };
@@ -462,6 +444,7 @@ const PER_CLIENT: Kind<Option<u32>> = Kind {
 const BYTES: Kind<Option<u64>> = Kind {
     expected: "bytes a second, 1000 to 1000000000000, or 0 for no limit",
     list: false,
+    secret: false,
     read: |reader, node| match reader.integer(node, &(0..=1_000_000_000_000_u64))? {
         0 => Some(None),
         1..1000 => reader.refuse(node, None),
@@ -482,6 +465,7 @@ pub(crate) const COPY: Kind<CopyMode> = named!(
 pub(crate) const PATTERNS: Kind<Vec<Pattern>> = Kind {
     expected: parts::PATTERN_FORM,
     list: true,
+    secret: false,
     read: |reader, node| one_or_several(reader, node, |reader, node| reader.parsed(node, parts::pattern)),
     show: |patterns| list(patterns.iter().map(|pattern| quoted(&parts::show_pattern(pattern)))),
 };
@@ -490,6 +474,7 @@ pub(crate) const PATTERNS: Kind<Vec<Pattern>> = Kind {
 const PROXIES: Kind<Vec<Proxy>> = Kind {
     expected: parts::PROXY_FORM,
     list: true,
+    secret: false,
     read: |reader, node| one_or_several(reader, node, |reader, node| reader.parsed(node, parts::proxy)),
     show: |proxies| list(proxies.iter().map(|proxy| quoted(&parts::show_proxy(proxy)))),
 };
@@ -497,6 +482,7 @@ const PROXIES: Kind<Vec<Proxy>> = Kind {
 const TARGETS: Kind<Vec<Endpoint>> = Kind {
     expected: parts::TARGET_FORM,
     list: true,
+    secret: false,
     read: |reader, node| {
         let targets = one_or_several(reader, node, target)?;
         if targets.is_empty() {

@@ -12,7 +12,7 @@ use turnpike_net::Datapath;
 use super::rule_keys::{COPY, PATTERNS};
 use crate::{
     AdminListen, LogFormat, Origin,
-    key::{self, KeySpec, Kind, field, kind, named, number, show::quoted},
+    key::{self, KeySpec, Kind, field, kind, named, number},
 };
 
 /// Effective settings; [`ForwardSettings::default`] holds the documented defaults.
@@ -141,25 +141,15 @@ pub(crate) static FORWARD_KEYS: &[KeySpec<ForwardSettings>] = &[
     field!("forward.copy", reload: true, COPY, copy),
     field!("forward.allow", reload: true, PATTERNS, access.allow),
     field!("forward.deny", reload: true, PATTERNS, access.deny),
-    field!("forward.pid_file", reload: true, FILE, pid_file),
+    field!("forward.pid_file", reload: true, kind::FILE, pid_file),
     field!("admin.listen", reload: false, kind::ADMIN, admin),
     field!("admin.hosts", reload: false, kind::HOSTS, admin_hosts),
     field!("log.level", reload: false, kind::LOG_LEVEL, log_level),
     field!("log.format", reload: false, kind::LOG_FORMAT, log_format),
-    field!("log.connections", reload: true, FILE, connection_file),
+    field!("log.connections", reload: true, kind::FILE, connection_file),
     field!("log.connections_format", reload: true, LINE_FORMAT, connection_format),
     number!("shutdown.deadline", reload: true, "seconds", 0..=86_400, shutdown_deadline),
 ];
-
-const FILE: Kind<Option<PathBuf>> = Kind {
-    expected: "the path of a file, \"\" for none",
-    list: false,
-    read: |reader, node| {
-        let path = reader.text(node)?;
-        Some((!path.is_empty()).then(|| PathBuf::from(path)))
-    },
-    show: |path| quoted(&path.as_ref().map(|path| path.display().to_string()).unwrap_or_default()),
-};
 
 const LINE_FORMAT: Kind<LineFormat> =
     named!("\"rinetd\" or \"common\"", "rinetd" => LineFormat::Rinetd, "common" => LineFormat::Common);
