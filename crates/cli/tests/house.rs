@@ -17,12 +17,13 @@ const FLOORS: &[(&str, u8)] = &[
     ("turnpike-relay", 2),
     ("turnpike-forward", 2),
     ("turnpike-load", 2),
-    ("turnpike-ops", 3),
-    ("turnpike-lab", 3),
-    ("turnpike-cli", 4),
+    ("turnpike-config", 3),
+    ("turnpike-daemon", 4),
+    ("turnpike-lab", 4),
+    ("turnpike-cli", 5),
     // Chores stand outside the house: they may look in, nobody may import them.
-    ("turnpike-benches", 4),
-    ("xtask", 4),
+    ("turnpike-benches", 5),
+    ("xtask", 5),
 ];
 
 /// Where kernel calls live.
@@ -54,14 +55,19 @@ const IO_NAMES: &[&str] =
     &["UdpSocket", "TcpStream", "TcpListener", "Instant", "SystemTime", "thread", "fs", "File"];
 
 /// What `lab` starts as programs and therefore never links.
-const SERVERS: &[&str] = &["turnpike-relay", "turnpike-forward", "turnpike-load", "turnpike-ops"];
+const SERVERS: &[&str] = &["turnpike-relay", "turnpike-forward", "turnpike-load", "turnpike-daemon"];
 
 #[test]
 fn the_house_has_the_rooms_that_the_rules_speak_of() {
     let names: Vec<String> = house().into_iter().map(|room| room.name).collect();
-    for room in
-        ["turnpike-wire", "turnpike-net", "turnpike-turn", "turnpike-relay", "turnpike-ops", "turnpike-cli"]
-    {
+    for room in [
+        "turnpike-wire",
+        "turnpike-net",
+        "turnpike-turn",
+        "turnpike-relay",
+        "turnpike-daemon",
+        "turnpike-cli",
+    ] {
         assert!(names.iter().any(|name| name == room), "{room} is not in {names:?}");
     }
 }
@@ -110,8 +116,8 @@ fn every_other_crate_forbids_unsafe_code() {
 
 #[test]
 fn an_upward_import_is_found() {
-    let found = upward_imports(&read(&doctored("turnpike-relay", "turnpike-ops", Value::Null)));
-    assert_eq!(found, ["turnpike-relay (floor 2) imports turnpike-ops (floor 3)"]);
+    let found = upward_imports(&read(&doctored("turnpike-relay", "turnpike-daemon", Value::Null)));
+    assert_eq!(found, ["turnpike-relay (floor 2) imports turnpike-daemon (floor 4)"]);
 }
 
 #[test]

@@ -3,7 +3,7 @@
 
 use std::{
     collections::{HashMap, VecDeque},
-    fmt, fs,
+    fmt,
     net::SocketAddr,
     path::{Path, PathBuf},
     sync::{Arc, Mutex, PoisonError},
@@ -26,13 +26,6 @@ use crate::LoadError;
 
 /// RFC 7443.
 const ALPN_TURN: &[u8] = b"stun.turn";
-/// Where the common distributions keep the authorities that a machine trusts.
-const SYSTEM_AUTHORITIES: [&str; 4] = [
-    "/etc/ssl/certs/ca-certificates.crt",
-    "/etc/pki/ca-trust/extracted/pem/tls-ca-bundle.pem",
-    "/etc/pki/tls/certs/ca-bundle.crt",
-    "/etc/ssl/cert.pem",
-];
 /// Sessions kept for resumption, of each server: as many as clients may be under way at a time.
 const SESSIONS: usize = 10_000;
 
@@ -210,10 +203,9 @@ fn read_authorities(path: &Path) -> Result<Vec<CertificateDer<'static>>, LoadErr
 }
 
 fn system_authorities() -> Result<Vec<CertificateDer<'static>>, LoadError> {
-    for path in SYSTEM_AUTHORITIES {
-        if let Ok(text) = fs::read(path) {
-            return Ok(CertificateDer::pem_slice_iter(&text).flatten().collect());
-        }
+    let found = rustls_native_certs::load_native_certs().certs;
+    if !found.is_empty() {
+        return Ok(found);
     }
     Err(LoadError::Config(
         "this machine has no list of certificate authorities: install ca-certificates, name one with --ca FILE, or take any \
@@ -372,6 +364,8 @@ impl ServerCertVerifier for TrustAll {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
 
     fn certificate(names: &[&str]) -> rcgen::CertifiedKey<rcgen::KeyPair> {

@@ -5,10 +5,14 @@ use std::{
     net::{IpAddr, SocketAddr},
     ops::RangeInclusive,
     sync::{Arc, Mutex, PoisonError, RwLock, mpsc},
-    thread::JoinHandle,
 };
 
-use turnpike_net::{TcpListener, UdpOptions, UdpSocket, poll::Waker, rx::RxStats, tx::TxStats};
+use turnpike_net::{
+    TcpListener, UdpOptions, UdpSocket,
+    rx::RxStats,
+    tx::TxStats,
+    worker::{self, Sender, Workers},
+};
 use turnpike_turn::server::{Effect, Lookup, NatDiscovery, OwnEndpoints, ServerConfig, Stats, User};
 use turnpike_wire::integrity::{Key, KeyAlgorithm};
 
@@ -112,7 +116,7 @@ pub struct WorkerSnapshot {
 /// A running relay. Dropping it stops the workers.
 pub struct Relay {
     listeners: Listeners,
-    workers: Vec<Handle>,
+    workers: Workers<Command, Shared>,
     store: SharedStore,
     quotas: Arc<Quotas>,
     own: Own,
@@ -141,19 +145,8 @@ pub struct Listeners {
     pub dtls: Vec<SocketAddr>,
 }
 
-struct Handle {
-    commands: mpsc::Sender<Command>,
-    waker: Waker,
-    shared: Arc<Shared>,
-    thread: Option<JoinHandle<()>>,
-}
-
-impl Handle {
-    fn tell(&self, command: Command) {
-        // A worker that is gone needs no telling.
-        let _ = self.commands.send(command);
-        self.waker.wake();
-    }
+impl worker::Command for Command {
+    const STOP: Self = Self::Stop;
 }
 
 impl Relay {
@@ -194,7 +187,7 @@ impl Relay {
         });
         let mut relay = Self {
             listeners: listeners.clone(),
-            workers: Vec::new(),
+            workers: Workers::default(),
             store: Arc::clone(&store),
             quotas: Arc::clone(&quotas),
             own,
@@ -234,17 +227,14 @@ impl Relay {
                 waker: waker.clone(),
                 backlog: Arc::default(),
             });
-            bound.push((worker, Handle { commands, waker, shared, thread: None }));
+            bound.push((worker, Sender::new(commands, waker), shared));
         }
         let mailboxes: Arc<[Mailbox]> = mailboxes.into();
         // Only now: each socket that joins an SO_REUSEPORT group changes which worker a 5-tuple hashes to, and an allocation
         // made before the last one joined would be left with a worker that hears nothing of its client any more.
-        for (number, (mut worker, mut handle)) in bound.into_iter().enumerate() {
+        for (number, (mut worker, sender, shared)) in bound.into_iter().enumerate() {
             worker.meet(Arc::clone(&mailboxes));
-            let thread =
-                std::thread::Builder::new().name(format!("relay-{number}")).spawn(move || worker.run())?;
-            handle.thread = Some(thread);
-            relay.workers.push(handle);
+            relay.workers.spawn(format!("relay-{number}"), sender, shared, move || worker.run())?;
         }
         Ok(relay)
     }
@@ -259,8 +249,8 @@ impl Relay {
     #[must_use]
     pub fn snapshots(&self) -> Vec<WorkerSnapshot> {
         self.workers
-            .iter()
-            .map(|worker| worker.shared.snapshot.lock().unwrap_or_else(PoisonError::into_inner).clone())
+            .shared()
+            .map(|shared| shared.snapshot.lock().unwrap_or_else(PoisonError::into_inner).clone())
             .collect()
     }
 
@@ -301,40 +291,25 @@ impl Relay {
         change(&mut in_force);
         in_force.server.peers.own = self.own.endpoints(&in_force.addresses);
         let (server, layout) = (Arc::new(in_force.server.clone()), Arc::new(in_force.layout.clone()));
-        for worker in &self.workers {
+        for worker in self.workers.senders() {
             worker.tell(Command::Reconfigure(Arc::clone(&server), Arc::clone(&layout)));
         }
     }
 
     /// No new allocations from now on.
     pub fn drain(&self) {
-        for worker in &self.workers {
-            worker.tell(Command::Drain);
-        }
+        self.workers.senders().for_each(|worker| worker.tell(Command::Drain));
     }
 
     /// Whether a worker has ended though nobody stopped it: the relay no longer serves all its clients.
     #[must_use]
     pub fn has_failed(&self) -> bool {
-        self.workers.iter().any(|worker| worker.thread.as_ref().is_none_or(JoinHandle::is_finished))
+        self.workers.have_failed()
     }
 
     /// Ends all sessions and joins the workers.
     pub fn stop(self) {
         drop(self);
-    }
-}
-
-impl Drop for Relay {
-    fn drop(&mut self) {
-        for worker in &self.workers {
-            worker.tell(Command::Stop);
-        }
-        for worker in &mut self.workers {
-            if let Some(thread) = worker.thread.take() {
-                let _ = thread.join();
-            }
-        }
     }
 }
 

@@ -557,7 +557,7 @@ impl Worker {
     }
 }
 
-/// A server has no more workers than there are seats: `ops` sees to it.
+/// A server has no more workers than there are seats: `config` sees to it.
 fn seat(number: usize, config: &Config) -> Seat {
     let of = |count: usize| u16::try_from(count).ok();
     of(number)

@@ -8,8 +8,7 @@ use common::*;
 use proptest::prelude::*;
 use turnpike_turn::{
     server::{
-        Client, ConfigError, DiscoveryLimits, DropReason, ListenerId, MAX_PADDING, NatDiscovery,
-        ServerConfig, Verdict,
+        Client, DiscoveryLimits, DropReason, ListenerId, MAX_PADDING, NatDiscovery, ServerConfig, Verdict,
     },
     wire::stun_types::attribute::{
         AttributeStaticType as _, AttributeType, UnknownAttributes, XorMappedAddress,
@@ -263,20 +262,6 @@ fn a_network_over_its_rate_is_dropped_and_counted_and_others_are_not() {
     assert!(matches!(ask(&mut world, "198.51.100.77:1", change(6)), Outcome::Reply(_)));
     assert_eq!(world.dropped(DropReason::DiscoverySourceLimit), 3);
     assert_eq!(world.dropped(DropReason::DiscoveryTotalLimit), 1);
-}
-
-#[test]
-fn two_addresses_and_two_ports_must_differ() {
-    let with = |change: fn(&mut NatDiscovery)| {
-        let mut config = discovery();
-        change(&mut config.nat_discovery[0]);
-        config.check()
-    };
-    assert_eq!(with(|_| {}), Ok(()));
-    assert_eq!(with(|it| it.addresses[1] = it.addresses[0]), Err(ConfigError::NatDiscovery));
-    assert_eq!(with(|it| it.ports[1] = it.ports[0]), Err(ConfigError::NatDiscovery));
-    assert_eq!(with(|it| it.addresses[1] = "::1".parse().unwrap()), Err(ConfigError::NatDiscovery));
-    assert_eq!(with(|it| it.external[1] = "::1".parse().ok()), Err(ConfigError::NatDiscovery));
 }
 
 proptest! {

@@ -1,4 +1,4 @@
-//! What the state machine asks about users: keys and quotas; and about addresses, whether one is ours. `relay` and `ops` answer.
+//! What the state machine asks about users: keys and quotas; and about addresses, whether one is ours. `relay` and `daemon` answer.
 
 use std::net::SocketAddr;
 

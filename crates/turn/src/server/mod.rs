@@ -40,7 +40,7 @@ mod tombstones;
 pub mod verdict;
 
 pub use alternate::{Alternate, AlternateWhen};
-pub use config::{ConfigError, ListenerProfile, NonceKey, ServerConfig, Transport};
+pub use config::{ListenerProfile, NonceKey, ServerConfig, Transport};
 pub use connections::{ConnectError, ConnectRequest, ConnectionId, PeerConnection};
 pub use drop_reason::DropReason;
 pub use gate::{Gate, Lookup, QuotaRefusal, User};
