@@ -190,6 +190,36 @@ fn a_slow_generator_voids_the_run_and_the_end_says_what_to_do() {
 }
 
 #[test]
+fn ab_with_every_round_void_says_which_limit_which_flag_and_what_to_try() {
+    if !can_run(&["python3"]) {
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let out = directory.path().join("out");
+    let (echo, load) = (script("echo.py"), script("load.py"));
+    let subject = format!("python3 {} {{relay}} 4000", echo.display());
+    let workload = format!("python3 {} {{relay}} 4000 500 {{total}} 30", load.display());
+    let mut arguments =
+        vec!["ab", "--a", &subject, "--b", &subject, "--ready-udp-port", "4000", "--format", "turnpike"];
+    arguments.extend(["--delivered-at", "client", "--metric", "delivered_pps", "--max-steal", "100"]);
+    arguments.extend(["--rounds", "1", "--duration", "0.5", "--warmup", "0.1", "--discard", "0"]);
+    arguments.extend(["--out", out.to_str().unwrap(), "--"]);
+    arguments.extend(workload.split(' '));
+    let output = run(&arguments);
+    assert_eq!(output.status.code(), Some(1), "{}", said(&output));
+    let record = Record::load(&only_directory(&out)).unwrap();
+    assert!(record.rounds.iter().all(|round| matches!(round.voided, Some(Void::GeneratorLate { .. }))));
+    for part in [
+        "of 3 runs: 1 % of what it sent",
+        "1000 µs are allowed (late_p99_us)",
+        "a lower rate",
+        "--max-late-us ",
+    ] {
+        assert!(said(&output).contains(part), "{part} is missing: {}", said(&output));
+    }
+}
+
+#[test]
 fn what_a_datagram_costs_counts_although_the_generator_was_late() {
     if !can_run(&["python3"]) {
         return;
