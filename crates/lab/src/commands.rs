@@ -15,7 +15,7 @@ use crate::{
     program::MARK,
     record::Record,
     report,
-    request::{Request, Task, Variant},
+    request::{self, Changes, Request, Task, Variant},
     run::{
         compare::{Stage, compare},
         rates::{self, Plan},
@@ -77,6 +77,9 @@ fn dispatch(command: LabCommand, stop: &Stop) -> Result<u8, LabError> {
                     let Text { path, text } =
                         SUITES.find(&suite.unwrap_or_default(), Path::new("experiments"))?;
                     let suite = Suite::parse(&path, &text)?.only(&only)?;
+                    // One for all rows, so that the table can name it.
+                    let seed = changes.seed.unwrap_or_else(request::draw_seed);
+                    let changes = Changes { seed: Some(seed), ..changes };
                     let requests = suite.requests(&changes, &set, place.topology.as_deref())?;
                     // Before anything is written: it may begin again, as root of a namespace.
                     for request in &requests {

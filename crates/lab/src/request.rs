@@ -126,7 +126,7 @@ impl Request {
             point.extend(settings.clone());
         }
         points.dedup();
-        let seed = experiment.seed.unwrap_or_else(|| u64::from(rand::rng().random::<u32>()));
+        let seed = experiment.seed.unwrap_or_else(draw_seed);
         Ok(points
             .into_iter()
             .map(|point| Self {
@@ -240,6 +240,11 @@ impl Changes {
         experiment.check(&mut document);
         document.finish()
     }
+}
+
+/// Short enough to be typed again.
+pub(crate) fn draw_seed() -> u64 {
+    u64::from(rand::rng().random::<u32>())
 }
 
 /// `name=value` of variables that the experiment has; setting a swept one leaves its points equal, and so one.

@@ -159,6 +159,66 @@ fn a_subject_that_crashes_is_reported_as_such() {
 }
 
 #[test]
+fn an_optional_subject_that_fails_every_time_is_given_up_and_the_others_go_on() {
+    if !can_run(&["python3"]) {
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let out = directory.path().join("out");
+    let path = experiment(
+        directory.path(),
+        &[
+            ("name = \"second\"", "name = \"second\"\noptional = true"),
+            ("4000 -1\"", "none\""),
+            ("rounds = 2", "rounds = 3"),
+        ],
+    );
+    let output = run_experiment(&path, &out);
+    assert_eq!(output.status.code(), Some(1), "it gave no figure: {}", said(&output));
+    assert!(
+        said(&output).contains("second fails every time: the others go on without it"),
+        "{}",
+        said(&output)
+    );
+    let record = Record::load(&only_directory(&out)).unwrap();
+    let runs = |name: &str| record.rounds.iter().filter(|round| round.subject == name).count();
+    assert_eq!((runs("first"), record.aa.len(), runs("second")), (3, 3, 2));
+}
+
+#[test]
+fn a_subject_rests_between_two_runs_as_long_as_it_is_told() {
+    let directory = tempfile::tempdir().unwrap();
+    let (path, times) = (directory.path().join("rest.toml"), directory.path().join("times"));
+    let text = format!(
+        r#"
+name = "rest"
+topology = "host"
+metric = "subject_cpu_s"
+rounds = 1
+aa = false
+discard = 0.1
+counters = false
+[[subject]]
+name = "sleeper"
+command = "sleep 600"
+[workload]
+command = ["sh", "-c", "date +%s%N >>{times}; sleep 0.1; date +%s%N >>{times}"]
+format = "none"
+whole = true
+rest = 0.7
+"#,
+        times = times.display()
+    );
+    fs::write(&path, text).unwrap();
+    let output = run_experiment(&path, &directory.path().join("out"));
+    assert_eq!(entries(&directory.path().join("out")), 1, "{}", said(&output));
+    let times = fs::read_to_string(times).unwrap();
+    let times: Vec<u64> = times.lines().map(|line| line.parse().unwrap()).collect();
+    let [_, first_ended, second_began, _] = times[..] else { panic!("{times:?}") };
+    assert!(second_began - first_ended >= 700_000_000, "{times:?}");
+}
+
+#[test]
 fn a_slow_generator_voids_the_run_and_the_end_says_what_to_do() {
     if !can_run(&["python3"]) {
         return;

@@ -47,9 +47,11 @@ impl Experiment {
         if !(0.1..=3600.0).contains(&self.duration) {
             document.problem("duration", format!("duration {}: expected 0.1 to 3600 seconds", self.duration));
         }
-        for (name, value) in [("warmup", self.warmup), ("discard", self.discard)] {
+        for (path, value) in
+            [("warmup", self.warmup), ("discard", self.discard), ("workload.rest", self.workload.rest)]
+        {
             if !(0.0..=600.0).contains(&value) {
-                document.problem(name, format!("{name} {value}: expected 0 to 600 seconds"));
+                document.problem(path, format!("{path} {value}: expected 0 to 600 seconds"));
             }
         }
         if !(1..=1000).contains(&self.rounds) {

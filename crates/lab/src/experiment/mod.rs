@@ -209,6 +209,10 @@ pub(crate) struct Workload {
     /// Whether it takes no duration and what counts is its whole run.
     #[serde(default)]
     pub(crate) whole: bool,
+    /// Seconds between two runs under one start of the subject, for what that has to forget: coturn keeps the 5-tuple of a
+    /// deleted allocation for one.
+    #[serde(default)]
+    pub(crate) rest: f64,
     /// Seconds that it may take beyond warm-up and duration.
     #[serde(default = "thirty")]
     pub(crate) patience: f64,

@@ -211,7 +211,11 @@ impl Comparison<'_> {
         // Rounds that were void through no fault of a subject are made again, but not for ever.
         let most = wanted + wanted.div_ceil(2);
         let mut rounds = wanted;
-        let each = experiment.discard + experiment.warmup + experiment.duration + OVERHEAD;
+        let each = experiment.discard
+            + experiment.workload.rest
+            + experiment.warmup
+            + experiment.duration
+            + OVERHEAD;
         let count = |number: usize| u32::try_from(number).unwrap_or(u32::MAX);
         let mut progress = Progress::new(count(wanted), count(runs), Duration::from_secs_f64(each));
         let mut given_up = BTreeSet::new();

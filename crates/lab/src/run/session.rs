@@ -61,6 +61,8 @@ pub(crate) struct Session<'a> {
     pub(crate) scope: Scope,
     /// Bytes, before anybody asked it for anything.
     memory_at_start: u64,
+    /// Whether a workload has been at it.
+    has_worked: bool,
 }
 
 /// How long to measure and what to tell the workload.
@@ -94,7 +96,7 @@ impl<'a> Bench<'a> {
             scope.metrics = Some((address, path, space));
         }
         let memory_at_start = cpu::memory(subject.pid());
-        Ok(Session { bench: self, subject, helpers, scope, memory_at_start })
+        Ok(Session { bench: self, subject, helpers, scope, memory_at_start, has_worked: false })
     }
 
     fn launch(&self, service: &Service) -> Result<Program, Halt> {
@@ -135,6 +137,7 @@ impl Session<'_> {
         let mut variables = self.bench.variables.clone();
         // The workload is told a second more than is measured.
         variables.set_window(0.0, (seconds - 1.0).max(0.0));
+        self.has_worked = true;
         let (mut workload, _) = self.start_workload(&variables)?;
         if self.is_ended_by_us() {
             return self.pass(Duration::from_secs_f64(seconds), &mut workload);
@@ -187,6 +190,7 @@ impl Session<'_> {
         let mut variables = bench.variables.clone();
         variables.set_window(window.warmup, window.duration);
         adjust(&mut variables);
+        self.rest()?;
         let whole = bench.experiment.workload.whole;
         let before = if whole { Some(Reading::take(&self.scope, u32::MAX)?) } else { None };
 
@@ -242,6 +246,20 @@ impl Session<'_> {
         }
         caveats(round, elapsed);
         Ok(outcome)
+    }
+
+    /// Leaves the subject alone between two runs, as long as the experiment says.
+    fn rest(&mut self) -> Result<(), Halt> {
+        let until = Instant::now() + Duration::from_secs_f64(self.bench.experiment.workload.rest);
+        while self.has_worked && Instant::now() < until {
+            if self.bench.stop.requested() {
+                return Err(Halt::Interrupted);
+            }
+            self.check_alive()?;
+            thread::sleep(LOOK);
+        }
+        self.has_worked = true;
+        Ok(())
     }
 
     fn start_workload(&self, variables: &Variables) -> Result<(Program, PathBuf), Halt> {
