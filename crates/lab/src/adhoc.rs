@@ -3,21 +3,20 @@
 
 mod known;
 
-use std::path::Path;
-
 use toml::{Table, Value};
 
 use self::known::Known;
 use crate::{
     error::LabError,
     experiment::{COMMAND_LINE, CommandLine, Experiment},
-    request::{Changes, Request},
+    request::{Changes, Request, Variant},
+    shelf::Text,
 };
 
 /// Where and how the programs of an ad-hoc experiment run.
 #[derive(Clone, Debug, Default, PartialEq, clap::Args)]
 pub(crate) struct Setting {
-    /// `host`, `routed` (client, relay, peer), or a topology file [default: routed if a command names {client}, {relay}
+    /// `host`, `veth` or `wire` (client, relay, peer), or a topology file [default: veth if a command names {client}, {relay}
     /// or {peer}, else host]
     #[arg(long, value_name = "T")]
     pub(crate) topology: Option<String>,
@@ -94,7 +93,7 @@ pub(crate) fn request(
     let commands: Vec<&str> = subjects.iter().map(|(_, command)| *command).collect();
     let known = known::complete(setting, workload, &commands)?;
     let text = document(name, subjects, &known, changes).to_string();
-    let requests = Request::of_text(Path::new(COMMAND_LINE), text, changes, &[])?;
+    let requests = Request::of(Text { path: COMMAND_LINE.into(), text }, changes, &Variant::default(), &[])?;
     requests.into_iter().next().ok_or_else(|| LabError::failed("an experiment without a point"))
 }
 

@@ -2,6 +2,8 @@
 
 use std::{collections::BTreeMap, fs, thread};
 
+use jiff::Timestamp;
+
 use crate::{
     experiment::{Experiment, fill::Variables},
     record::Environment,
@@ -38,12 +40,17 @@ pub(crate) fn describe(experiment: &Experiment, topology: &Topology, variables: 
 
 /// Now, RFC 3339 in UTC.
 pub(crate) fn now() -> String {
-    first_line(&words(["date", "-u", "+%Y-%m-%dT%H:%M:%SZ"])).unwrap_or_default()
+    show_time(Timestamp::now())
+}
+
+/// A moment, RFC 3339 in UTC, to the second.
+pub(crate) fn show_time(time: Timestamp) -> String {
+    time.strftime("%Y-%m-%dT%H:%M:%SZ").to_string()
 }
 
 /// A stable part for a directory's name.
 pub(crate) fn stamp() -> String {
-    first_line(&words(["date", "-u", "+%Y%m%d-%H%M%S"])).unwrap_or_default()
+    Timestamp::now().strftime("%Y%m%d-%H%M%S").to_string()
 }
 
 fn versions(experiment: &Experiment, variables: &Variables) -> BTreeMap<String, String> {

@@ -15,5 +15,5 @@ pub mod sequence;
 pub use jitter::Jitter;
 pub use latency::Latency;
 pub use rate::{Rate, UnknownRate, per_second};
-pub use report::{Lateness, Percentiles, Report};
+pub use report::{LATE_P99_US, Lateness, Percentiles, Report};
 pub use sequence::{Arrival, Sequence};

@@ -7,7 +7,7 @@ use std::{
 };
 
 use super::{CommandLine, Experiment};
-use crate::{error::LabError, strict::nearest};
+use crate::{certificate, error::LabError, strict::nearest};
 
 /// The name of this program; the only one of ours that an experiment may redefine.
 pub(crate) const TURNPIKE: &str = "turnpike";
@@ -29,7 +29,11 @@ impl Variables {
         let turnpike = env::current_exe().unwrap_or_else(|_| PathBuf::from("turnpike"));
         names.extend(point.clone());
         names.insert("dir".to_owned(), directory.display().to_string());
-        names.insert("result".to_owned(), directory.join("result.json").display().to_string());
+        for (name, file) in
+            [("result", "result.json"), ("cert", certificate::CERT), ("key", certificate::KEY)]
+        {
+            names.insert(name.to_owned(), directory.join(file).display().to_string());
+        }
         names.insert("experiments".to_owned(), absolute(&experiments));
         // A build of last week may stand in for this program.
         names.entry(TURNPIKE.to_owned()).or_insert_with(|| turnpike.display().to_string());

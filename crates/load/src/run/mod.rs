@@ -16,7 +16,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use turnpike_measure::{Rate, Report, per_second};
+use turnpike_measure::{LATE_P99_US, Rate, Report, per_second};
 
 pub(crate) use shared::{Schedule, Shared};
 pub(crate) use tally::{Errors, Finished, Tallies};
@@ -25,9 +25,6 @@ use crate::{
     LoadError,
     progress::{Interval, Kind, Phase},
 };
-
-/// Above this lateness (p99, microseconds) the outcome says that the generator could not keep its pace.
-const LATE_US: u64 = 2_000;
 
 /// What a run found.
 #[derive(Clone, Debug, PartialEq)]
@@ -312,7 +309,7 @@ pub(crate) fn report(frame: &Frame, asked: &Asked, found: Found) -> Report {
 
 /// Says what was late, and holds the report against the limits.
 pub(crate) fn conclude(mut report: Report, asked: &Asked, interrupted: bool) -> Outcome {
-    if report.late_us.p99 > LATE_US {
+    if report.late_us.p99 > LATE_P99_US {
         report.notes.insert(
             0,
             format!(
