@@ -156,30 +156,24 @@ fn run_reflector(args: ReflectArgs) -> ExitCode {
 }
 
 fn generate(command: LoadCommand) -> ExitCode {
-    match command {
-        LoadCommand::Turn(args) => match args.into_config() {
-            Ok((config, json)) => {
-                run_load(json, Unit::Messages, |stop, show| turn::run_until(&config, stop, show))
-            }
-            Err(error) => fail_load(&error),
-        },
+    let (unit, (config, json)) = match command {
+        LoadCommand::Turn(args) => {
+            return match args.into_config() {
+                Ok((config, json)) => {
+                    run_load(json, Unit::Messages, |stop, show| turn::run(&config, stop, show))
+                }
+                Err(error) => fail_load(&error),
+            };
+        }
         LoadCommand::Udp(args) => {
             let (config, json) = args.into_config();
-            run_load(json, Unit::Messages, |stop, show| udp::run_until(&config, stop, show))
+            return run_load(json, Unit::Messages, |stop, show| udp::run(&config, stop, show));
         }
-        LoadCommand::Tcp(args) => {
-            let (config, json) = args.into_config();
-            run_load(json, Unit::Bytes, |stop, show| stream::run_until(&config, stop, show))
-        }
-        LoadCommand::Rr(args) => {
-            let (config, json) = args.into_config();
-            run_load(json, Unit::Messages, |stop, show| stream::run_until(&config, stop, show))
-        }
-        LoadCommand::Connect(args) => {
-            let (config, json) = args.into_config();
-            run_load(json, Unit::Messages, |stop, show| stream::run_until(&config, stop, show))
-        }
-    }
+        LoadCommand::Tcp(args) => (Unit::Bytes, args.into_config()),
+        LoadCommand::Rr(args) => (Unit::Messages, args.into_config()),
+        LoadCommand::Connect(args) => (Unit::Messages, args.into_config()),
+    };
+    run_load(json, unit, |stop, show| stream::run(&config, stop, show))
 }
 
 fn probe(args: ProbeArgs) -> ExitCode {

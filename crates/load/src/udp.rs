@@ -67,23 +67,11 @@ impl Default for Config {
     }
 }
 
-/// Runs a load. `progress` is called about once a second, from the calling thread.
+/// Runs a load until its time is over or `stop` is told to stop. `progress` is called about once a second, from the calling thread.
 ///
 /// # Errors
-/// When the settings are impossible, or nothing comes back from the server. What is lost afterwards is counted.
-pub fn run(config: &Config, progress: impl FnMut(&Interval)) -> Result<Outcome, LoadError> {
-    run_until(config, &Stop::new(), progress)
-}
-
-/// Runs a load as [`run`] does, until its time is over or `stop` is told to stop.
-///
-/// # Errors
-/// As [`run`], and when it is stopped before anything was measured.
-pub fn run_until(
-    config: &Config,
-    stop: &Stop,
-    progress: impl FnMut(&Interval),
-) -> Result<Outcome, LoadError> {
+/// When the settings are impossible, nothing comes back from the server, or it is stopped before anything was measured. What is lost afterwards is counted.
+pub fn run(config: &Config, stop: &Stop, progress: impl FnMut(&Interval)) -> Result<Outcome, LoadError> {
     let config = turn::Config {
         server: config.server,
         peer: config.server,
@@ -103,5 +91,5 @@ pub fn run_until(
         setup_timeout: config.setup_timeout,
         ..turn::Config::default()
     };
-    turn::run_until(&config, stop, progress)
+    turn::run(&config, stop, progress)
 }

@@ -12,7 +12,7 @@ use std::{
 
 use common::{loopback, reflector};
 use turnpike_load::{
-    HEADER_LEN, LoadError, Rate,
+    HEADER_LEN, LoadError, Rate, Stop,
     udp::{Config, run},
 };
 
@@ -31,7 +31,7 @@ fn every_datagram_comes_back() {
     let reflector = reflector();
     for (clients, burst, size) in [(1, 1, 120), (8, 4, HEADER_LEN), (3, 16, 1_200)] {
         let config = Config { clients, burst: Some(burst), size, ..load(reflector.listeners()[0]) };
-        let report = run(&config, |_| {}).unwrap().report;
+        let report = run(&config, &Stop::new(), |_| {}).unwrap().report;
         assert!((1_900..=2_100).contains(&report.sent), "{report:?}");
         assert_eq!((report.lost, report.duplicated, report.received), (0, 0, report.sent), "{report:?}");
         assert!(report.errors.is_empty() && report.rtt_us.p50 > 0, "{report:?}");
@@ -64,7 +64,7 @@ fn what_a_reflector_swallows_and_doubles_is_counted_exactly() {
             }
         });
         let config = Config { warmup: Duration::ZERO, max_loss: Some(5.0), ..load(server) };
-        let outcome = run(&config, |_| {}).unwrap();
+        let outcome = run(&config, &Stop::new(), |_| {}).unwrap();
         stop.store(true, SeqCst);
         assert_eq!(outcome.limits_exceeded().len(), 1, "{outcome:?}");
         outcome.report
@@ -80,14 +80,14 @@ fn what_a_reflector_swallows_and_doubles_is_counted_exactly() {
 #[test]
 fn no_reflector_is_told_with_its_address() {
     let closed = UdpSocket::bind(loopback(0)).unwrap().local_addr().unwrap();
-    let error = run(&load(closed), |_| {}).unwrap_err();
+    let error = run(&load(closed), &Stop::new(), |_| {}).unwrap_err();
     assert!(matches!(error, LoadError::NoReflector { .. }), "{error:?}");
     assert!(error.to_string().contains(&closed.to_string()), "{error}");
 
     let silent = UdpSocket::bind(loopback(0)).unwrap();
     let server = silent.local_addr().unwrap();
     let config = Config { setup_timeout: Duration::from_millis(300), ..load(server) };
-    let error = run(&config, |_| {}).unwrap_err();
+    let error = run(&config, &Stop::new(), |_| {}).unwrap_err();
     assert!(matches!(error, LoadError::NoReflection { ready: 0, .. }), "{error:?}");
     assert!(error.to_string().contains(&server.to_string()), "{error}");
 }
@@ -97,7 +97,7 @@ fn a_reflector_that_vanishes_is_loss_and_port_unreachable() {
     let mut reflector = Some(reflector());
     let config =
         Config { duration: Duration::from_secs(3), ..load(reflector.as_ref().unwrap().listeners()[0]) };
-    let outcome = run(&config, |interval| {
+    let outcome = run(&config, &Stop::new(), |interval| {
         if interval.received > 0 {
             drop(reflector.take());
         }

@@ -43,24 +43,12 @@ use engine::Engine;
 
 type Shared<'a> = run::Shared<'a, Config>;
 
-/// Runs a load. `progress` is called about once a second, from the calling thread.
+/// Runs a load until its time is over or `stop` is told to stop. `progress` is called about once a second, from the calling thread.
 ///
 /// # Errors
-/// When the settings are impossible, or the clients cannot be set up. What goes wrong afterwards is counted in
+/// When the settings are impossible, the clients cannot be set up, or it is stopped before anything was measured. What goes wrong afterwards is counted in
 /// [`turnpike_measure::Report::errors`].
-pub fn run(config: &Config, progress: impl FnMut(&Interval)) -> Result<Outcome, LoadError> {
-    run_until(config, &Stop::new(), progress)
-}
-
-/// Runs a load as [`run`] does, until its time is over or `stop` is told to stop.
-///
-/// # Errors
-/// As [`run`], and when it is stopped before anything was measured.
-pub fn run_until(
-    config: &Config,
-    stop: &Stop,
-    progress: impl FnMut(&Interval),
-) -> Result<Outcome, LoadError> {
+pub fn run(config: &Config, stop: &Stop, progress: impl FnMut(&Interval)) -> Result<Outcome, LoadError> {
     config.validate()?;
     run::check_files(config.clients * config.files_per_client())?;
     let security = match config.transport.is_secure() {
