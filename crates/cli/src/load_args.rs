@@ -10,10 +10,10 @@ use std::{
 };
 
 use clap::{Args, Subcommand};
+use turnpike_client::{ServerUri, TlsOptions, Transport};
 use turnpike_load::{
-    LoadError, Rate, TlsOptions, Transport, reflect,
+    LoadError, Rate, reflect,
     turn::{AccessToken, Config, Family, Mode, Relayed, Via},
-    uri::ServerUri,
 };
 use turnpike_net::Datapath;
 

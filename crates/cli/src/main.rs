@@ -22,7 +22,7 @@ use std::{
 
 use clap::Parser;
 use turnpike_load::{
-    LoadError, Outcome, Report, Stop, probe,
+    LoadError, Outcome, Report, Stop,
     progress::{self, Interval},
     reflect::Reflector,
     stream, turn, udp,
@@ -33,6 +33,7 @@ use turnpike_ops::{
     serve::{self, ServeError},
     stop,
 };
+use turnpike_probe::ProbeError;
 
 use crate::{
     args::{Cli, Command},
@@ -178,9 +179,10 @@ fn generate(command: LoadCommand) -> ExitCode {
 
 fn probe(args: ProbeArgs) -> ExitCode {
     let (config, asked) = args.into_config();
-    let report = match probe::run(&config) {
+    let report = match turnpike_probe::run(&config) {
         Ok(report) => report,
-        Err(error) => return fail_load(&error),
+        Err(error @ ProbeError::Setting(_)) => return fail(BAD_USAGE, &error),
+        Err(error) => return fail(FAILED, &error),
     };
     if let Err(error) = probe_text::show(&report, asked.json) {
         return fail(FAILED, &format_args!("cannot write to standard output: {error}"));

@@ -2,9 +2,10 @@
 
 use std::{io, net::SocketAddr};
 
+use turnpike_client::{InvalidSetting, Transport};
 use turnpike_turn::client::{Failure, Request};
 
-use crate::{transport::Transport, turn};
+use crate::turn;
 
 /// Each message is one sentence for the user.
 #[derive(Debug, thiserror::Error)]
@@ -279,6 +280,12 @@ pub enum LoadError {
     /// Another thread failed, and its error is the one to show.
     #[error("stopped")]
     Stopped,
+}
+
+impl From<InvalidSetting> for LoadError {
+    fn from(InvalidSetting(what): InvalidSetting) -> Self {
+        Self::Config(what)
+    }
 }
 
 impl LoadError {

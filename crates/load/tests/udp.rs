@@ -4,10 +4,11 @@
 mod common;
 
 use std::{
+    collections::VecDeque,
     net::{SocketAddr, UdpSocket},
     sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst},
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use common::{loopback, reflector};
@@ -75,6 +76,37 @@ fn what_a_reflector_swallows_and_doubles_is_counted_exactly() {
     let doubled = doubled.load(SeqCst);
     assert!((doubled - 1..=doubled).contains(&report.duplicated), "{doubled}: {report:?}");
     assert_eq!(report.sent, report.received + report.lost);
+}
+
+/// Longer than any thread goes on without telling what it counted: what is under way is some of each second.
+#[test]
+fn replies_that_are_still_on_their_way_are_no_loss_in_the_progress() {
+    const DELAY: Duration = Duration::from_millis(500);
+    let socket = UdpSocket::bind(loopback(0)).unwrap();
+    socket.set_read_timeout(Some(Duration::from_millis(5))).unwrap();
+    let server = socket.local_addr().unwrap();
+    let stop = AtomicBool::new(false);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            let (mut buffer, mut held) = ([0; 2_048], VecDeque::new());
+            while !stop.load(SeqCst) {
+                if let Ok((len, from)) = socket.recv_from(&mut buffer) {
+                    held.push_back((Instant::now() + DELAY, buffer[..len].to_vec(), from));
+                }
+                while held.front().is_some_and(|(at, ..)| *at <= Instant::now()) {
+                    let (_, datagram, from) = held.pop_front().unwrap();
+                    socket.send_to(&datagram, from).unwrap();
+                }
+            }
+        });
+        let config = Config { rate: Rate::Pps(200.0), duration: Duration::from_secs(3), ..load(server) };
+        let mut intervals = Vec::new();
+        let report = run(&config, &Stop::new(), |interval| intervals.push(interval.clone())).unwrap().report;
+        stop.store(true, SeqCst);
+        assert!(intervals.iter().any(|interval| interval.received > 0), "{intervals:?}");
+        assert!(intervals.iter().all(|interval| interval.lost == 0), "{intervals:?}");
+        assert_eq!(report.lost, 0, "{report:?}");
+    });
 }
 
 #[test]

@@ -2,6 +2,7 @@
 //!
 //! What the traffic is, the generators decide; each hands a function that runs one thread's share.
 
+mod heartbeat;
 mod shared;
 mod tally;
 
@@ -18,8 +19,10 @@ use std::{
 
 use turnpike_measure::{Rate, Report, per_second};
 
+pub(crate) use heartbeat::Heartbeat;
 pub(crate) use shared::{Schedule, Shared};
-pub(crate) use tally::{Errors, Finished, Tallies};
+pub(crate) use tally::{Finished, Tallies};
+pub(crate) use turnpike_client::Errors;
 
 use crate::{
     LoadError,

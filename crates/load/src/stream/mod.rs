@@ -14,7 +14,6 @@ mod config;
 mod connect;
 mod dial;
 mod exchange;
-mod heartbeat;
 mod starts;
 
 use std::{io, time::Duration};

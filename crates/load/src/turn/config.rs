@@ -8,7 +8,10 @@ use turnpike_turn::client::Relayed;
 use turnpike_wire::turn_types::AddressFamily;
 
 use super::AccessToken;
-use crate::{LoadError, payload::HEADER_LEN, secure::TlsOptions, transport::Transport};
+use crate::{
+    LoadError, TlsOptions, Transport, payload::HEADER_LEN, progress::Kind, run::Frame, traffic::echo::Plan,
+    udp,
+};
 
 /// Settings of `load turn`. [`Config::default`] holds the documented defaults.
 #[derive(Clone, Debug)]
@@ -99,42 +102,36 @@ impl Default for Config {
 }
 
 impl Config {
-    /// The most clients of one run.
-    pub const MAX_CLIENTS: usize = 10_000;
-    /// The longest payload: a UDP datagram less an IPv6 Send indication's header.
-    pub const MAX_SIZE: usize = 65_000;
     /// The longest payload over DTLS: a record's 2^14 bytes (RFC 6347 section 4.1) less the longest header.
     pub const MAX_DTLS_SIZE: usize = 16_000;
     /// How often clients may change their socket: a Refresh that was lost is sent again after half a second.
     pub const MIGRATE: RangeInclusive<Duration> = Duration::from_millis(100)..=Duration::from_secs(3600);
-    /// The longest burst: the kernel's UDP_MAX_SEGMENTS in all versions that have it.
-    pub const MAX_BURST: usize = 64;
 
     /// Says what is impossible about these settings.
+    ///
+    /// # Errors
+    /// With the flag that is to be changed.
     pub fn validate(&self) -> Result<(), LoadError> {
-        let in_range = |name: &str, value: usize, from: usize, to: usize| {
-            if (from..=to).contains(&value) {
-                return Ok(());
-            }
-            Err(LoadError::Config(format!("{name} is {value}, but must be {from} to {to}")))
-        };
-        in_range("--clients", self.clients, 1, Self::MAX_CLIENTS)?;
-        in_range("--size", self.size, HEADER_LEN, Self::MAX_SIZE)?;
-        in_range("--burst", self.burst(), 1, Self::MAX_BURST)?;
-        in_range("--threads", self.threads.unwrap_or(1), 1, 1024)?;
-        if self.duration.is_zero() {
-            return Err(LoadError::Config("--duration is 0, but must be above it".to_owned()));
-        }
+        udp::check(&self.plan(), &self.frame(), self.threads)?;
         self.validate_transport()?;
         self.validate_migration()?;
-        self.validate_token()?;
-        if self.window.is_some_and(|window| window < self.burst() as u64) {
-            return Err(LoadError::Config(format!(
-                "--window is shorter than a burst ({} datagrams), so that nothing could be sent",
-                self.burst()
-            )));
+        self.validate_token()
+    }
+
+    /// What each client sends.
+    pub(super) fn plan(&self) -> Plan {
+        let Self { clients, rate, size, burst, window, .. } = *self;
+        Plan { clients, rate, size, burst: udp::default_burst(burst, rate), window }
+    }
+
+    pub(super) fn frame(&self) -> Frame {
+        Frame {
+            clients: self.clients,
+            threads: udp::threads(self.threads, self.clients),
+            warmup: self.warmup,
+            duration: self.duration,
+            kind: if self.mode == Mode::Invalid { Kind::OneWay } else { Kind::Answered },
         }
-        Ok(())
     }
 
     fn validate_transport(&self) -> Result<(), LoadError> {
@@ -232,23 +229,6 @@ impl Config {
     pub(super) fn files_per_client(&self) -> usize {
         if self.relayed == Relayed::Tcp { 2 } else { 1 }
     }
-
-    /// Datagrams of one client back to back.
-    #[must_use]
-    pub fn burst(&self) -> usize {
-        const FLOOD: usize = 32;
-        self.burst.unwrap_or(match self.rate {
-            Rate::Pps(_) => 1,
-            Rate::Max => FLOOD,
-        })
-    }
-
-    /// Threads to start.
-    #[must_use]
-    pub fn threads(&self) -> usize {
-        let cores = || std::thread::available_parallelism().map_or(1, usize::from);
-        self.threads.unwrap_or_else(cores).min(self.clients)
-    }
 }
 
 /// An address family.
@@ -289,9 +269,6 @@ pub enum Via {
     Channel,
     /// Send and Data indications.
     Send,
-    /// No TURN: the server is the reflector itself, or a forwarder to it. Has no name on the command line: it is
-    /// what [`crate::udp`] is.
-    Direct,
 }
 
 /// What is generated.
@@ -331,7 +308,6 @@ impl fmt::Display for Via {
         f.write_str(match self {
             Self::Channel => "channel",
             Self::Send => "send",
-            Self::Direct => "direct",
         })
     }
 }

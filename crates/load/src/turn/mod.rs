@@ -11,14 +11,9 @@
 
 mod allocate;
 mod config;
-mod datagrams;
-mod direct;
 mod engine;
 mod invalid;
-mod links;
 mod migrate;
-mod opening;
-mod packet;
 mod redirect;
 mod set_up;
 mod token;
@@ -32,12 +27,13 @@ use std::sync::{Mutex, PoisonError};
 use turnpike_measure::Report;
 pub use turnpike_turn::client::Relayed;
 
+use turnpike_client::Security;
+
 use crate::{
-    LoadError,
-    progress::{Interval, Kind},
-    run::{self, Asked, Frame},
-    secure::Security,
-    transport::Transport,
+    LoadError, Transport,
+    progress::Interval,
+    run::{self, Asked, Finished},
+    traffic::echo,
 };
 use engine::Engine;
 
@@ -55,13 +51,7 @@ pub fn run(config: &Config, stop: &Stop, progress: impl FnMut(&Interval)) -> Res
         true => Some(Security::new(&config.tls, config.host.as_deref(), config.server)?),
         false => None,
     };
-    let frame = Frame {
-        clients: config.clients,
-        threads: config.threads(),
-        warmup: config.warmup,
-        duration: config.duration,
-        kind: if config.mode == Mode::Invalid { Kind::OneWay } else { Kind::Answered },
-    };
+    let frame = config.frame();
     let asked = Asked {
         size: config.size,
         rate: config.rate,
@@ -79,11 +69,9 @@ pub fn run(config: &Config, stop: &Stop, progress: impl FnMut(&Interval)) -> Res
     let (sent_bytes, received_bytes) =
         (found.tallies.measured.sent_bytes, found.tallies.measured.received_bytes);
     let mut report = run::report(&frame, &asked, found);
-    if config.via != Via::Direct {
-        let relayed = if config.relayed == Relayed::Tcp { "tcp" } else { "udp" };
-        report.transport = Some(config.transport.to_string());
-        report.relay = (config.mode != Mode::Invalid).then(|| relayed.to_owned());
-    }
+    let relayed = if config.relayed == Relayed::Tcp { "tcp" } else { "udp" };
+    report.transport = Some(config.transport.to_string());
+    report.relay = (config.mode != Mode::Invalid).then(|| relayed.to_owned());
     if config.mode == Mode::Invalid {
         put_amplification(&mut report, sent_bytes, received_bytes);
         return Ok(run::conclude(report, &asked, interrupted));
@@ -95,7 +83,10 @@ pub fn run(config: &Config, stop: &Stop, progress: impl FnMut(&Interval)) -> Res
         moved.into_inner().unwrap_or_else(PoisonError::into_inner).put(&mut report);
     }
     if report.sent > 0 && report.received == 0 {
-        report.notes.push(nothing_came_back(config));
+        report.notes.push(
+            "nothing came back: is the reflector running at the peer's address, and can the server reach it?"
+                .to_owned(),
+        );
     }
     Ok(run::conclude(report, &asked, interrupted))
 }
@@ -105,17 +96,40 @@ fn run_thread(
     security: Option<&Security>,
     number: usize,
     moved: &Mutex<migrate::Found>,
-) -> Result<run::Finished, LoadError> {
+) -> Result<Finished, LoadError> {
     match shared.config.mode {
-        Mode::Packet => packet::run(shared, security, number, moved),
+        Mode::Packet => relay(shared, security, number, moved),
         Mode::Allocate => allocate::run(shared, security, number),
         Mode::Invalid => invalid::run(shared, number),
     }
 }
 
+/// Mode `packet`: traffic through the relay to the reflector and back.
+fn relay(
+    shared: &Shared<'_>,
+    security: Option<&Security>,
+    thread: usize,
+    moved: &Mutex<migrate::Found>,
+) -> Result<Finished, LoadError> {
+    let (count, first) = shared.share(shared.config.clients, thread);
+    let mut engine = Engine::new(shared.config, security, (count, first), shared.clock)?;
+    let relayed = set_up::set_up(&mut engine, shared)
+        .and_then(|()| echo::run(&mut engine, &shared.config.plan(), shared, thread));
+    engine.moves.finish(moved);
+    // Also after a failure, for those clients that had got their allocation.
+    let taken_down = set_up::take_down(&mut engine, shared);
+    let relayed = relayed?;
+    taken_down?;
+    // A relayed stream that lost or gained a byte is one to its end.
+    if relayed.garbled > 0 && shared.config.relayed == Relayed::Tcp {
+        engine.errors.insert("garbled", relayed.garbled);
+    }
+    Ok(finished(shared.config, engine, relayed))
+}
+
 /// What a thread's engine has to say when it ends.
 #[expect(clippy::cast_precision_loss, reason = "counts of handshakes and redirections")]
-fn finished(config: &Config, engine: Engine, mut rest: run::Finished) -> run::Finished {
+fn finished(config: &Config, engine: Engine, mut rest: Finished) -> Finished {
     if config.transport.is_secure() {
         let (full, resumed) = engine.handshakes();
         rest.sums.insert("full_handshakes", full as f64);
@@ -124,7 +138,7 @@ fn finished(config: &Config, engine: Engine, mut rest: run::Finished) -> run::Fi
     if engine.redirects > 0 {
         rest.sums.insert("redirects", engine.redirects as f64);
     }
-    run::Finished { errors: engine.errors, ..rest }
+    Finished { errors: engine.errors, ..rest }
 }
 
 /// Bytes that went to peers and came back.
@@ -142,15 +156,5 @@ fn put_amplification(report: &mut Report, sent_bytes: u64, received_bytes: u64) 
         [("sent_bytes", sent_bytes as f64), ("reply_bytes", received_bytes as f64), ("amplification", ratio)]
     {
         report.extra.insert(name.to_owned(), value);
-    }
-}
-
-fn nothing_came_back(config: &Config) -> String {
-    match config.via {
-        Via::Direct => format!("nothing came back: is a reflector still running at udp {}?", config.server),
-        Via::Channel | Via::Send => {
-            "nothing came back: is the reflector running at the peer's address, and can the server reach it?"
-                .to_owned()
-        }
     }
 }
