@@ -52,6 +52,17 @@ pub enum LoadError {
         /// The kernel's answer.
         source: io::Error,
     },
+    /// The generator's own peers have no socket.
+    #[error(
+        "cannot listen for the peers of --profile on udp {address}: {source}; they are the generator's own: name an address of this \
+         machine, with a port that is free, with --peer"
+    )]
+    Peers {
+        /// Where.
+        address: SocketAddr,
+        /// The kernel's answer.
+        source: io::Error,
+    },
     /// Nobody listens there (ICMP port unreachable).
     #[error(
         "nothing listens on udp {server} (port unreachable); is the server running, and is this its address?"

@@ -10,6 +10,7 @@ pub mod greeting;
 mod pacer;
 mod pattern;
 mod payload;
+mod profile;
 pub mod progress;
 pub mod reflect;
 mod run;
@@ -20,6 +21,7 @@ pub mod udp;
 
 pub use error::LoadError;
 pub use payload::HEADER_LEN;
+pub use profile::{InvalidProfile, Profile, Shaped};
 pub use run::{Outcome, Stop};
 pub use turnpike_client::{TlsOptions, Transport};
-pub use turnpike_measure::{Rate, Report};
+pub use turnpike_measure::{Direction, Leg, ProfileReport, Rate, Report, StreamReport};

@@ -21,6 +21,12 @@ impl Heartbeat {
         Self { next: schedule.start, measure: schedule.measure, cpu: None }
     }
 
+    /// Whether the next [`Heartbeat::beat`] is one.
+    #[inline]
+    pub(crate) fn is_due(&self, now: u64) -> bool {
+        now >= self.next
+    }
+
     /// To be called often; whether it was time. `schedule` is brought up to date; `under_way` tells what was sent and may still be
     /// answered.
     #[inline]
@@ -33,7 +39,7 @@ impl Heartbeat {
         schedule: &mut Schedule,
         under_way: impl FnOnce() -> u64,
     ) -> Result<bool, LoadError> {
-        if now < self.next {
+        if !self.is_due(now) {
             return Ok(false);
         }
         shared.check_on(schedule)?;

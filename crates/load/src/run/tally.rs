@@ -5,6 +5,8 @@ use std::{collections::BTreeMap, sync::Mutex, time::Duration};
 use turnpike_client::Errors;
 use turnpike_measure::Latency;
 
+use crate::profile::Figures;
+
 /// Counts of one thread, or of several merged.
 #[derive(Clone, Default)]
 pub(crate) struct Tally {
@@ -111,6 +113,8 @@ pub(crate) struct Finished {
     pub(crate) errors: Errors,
     /// Sum and number of the flows' jitter estimates, in microseconds.
     pub(crate) jitter: (f64, u64),
+    /// With a profile: what each of its streams counted.
+    pub(crate) streams: Vec<Figures>,
     /// Payloads that came and were none of ours.
     pub(crate) garbled: u64,
     /// CPU time of the measured part, the wait for the last replies included.

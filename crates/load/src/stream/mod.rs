@@ -34,7 +34,8 @@ type Shared<'a> = run::Shared<'a, Config>;
 /// A thread wakes at least this often, to end in time.
 const LONGEST_SLEEP_NS: u64 = 20_000_000;
 
-/// Runs a load until its time is over or `stop` is told to stop. `progress` is called about once a second, from the calling thread.
+/// Runs a load until its time is over or `stop` is told to stop. `progress` is called about once a second, from the calling
+/// thread.
 ///
 /// In a bulk run [`Report::sent`] and [`Report::received`] count bytes, `send_pps` and `recv_pps` bytes a second;
 /// `recv_bps` is what the receiving side saw arrive within the measured time.

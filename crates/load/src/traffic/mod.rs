@@ -22,7 +22,7 @@ pub(crate) const QUIET_NS: u64 = 400_000_000;
 /// However many trickle in, the wait for them ends.
 pub(crate) const LONGEST_DRAIN_NS: u64 = 3_000_000_000;
 /// The token of a socket that is not the carrier's own; see [`Sink::peer_is_ready`].
-pub(crate) const PEER: u64 = u64::MAX - 1;
+pub(crate) const PEER: u64 = 1 << 32;
 
 /// How the clients of one thread reach their peers, by index.
 pub(crate) trait Carrier {

@@ -9,8 +9,8 @@ use turnpike_wire::turn_types::AddressFamily;
 
 use super::AccessToken;
 use crate::{
-    LoadError, TlsOptions, Transport, payload::HEADER_LEN, progress::Kind, run::Frame, traffic::echo::Plan,
-    udp,
+    LoadError, TlsOptions, Transport, payload::HEADER_LEN, profile::Shaped, progress::Kind, run::Frame,
+    traffic::echo::Plan, udp,
 };
 
 /// Settings of `load turn`. [`Config::default`] holds the documented defaults.
@@ -54,6 +54,9 @@ pub struct Config {
     pub warmup: Duration,
     /// What is generated. Default packets.
     pub mode: Mode,
+    /// In place of `rate`, `size`, `burst` and `window`, for [`Mode::Packet`]: what each client sends, and gets from a peer of the
+    /// generator's own, which listens at `peer` (thread n at the n-th port from there). Default none.
+    pub profile: Option<Shaped>,
     /// In the measured time, each client changes its socket so often and takes its allocation along (RFC 8016), 0.1 s to 1 h. Default
     /// never.
     pub migrate: Option<Duration>,
@@ -91,6 +94,7 @@ impl Default for Config {
             duration: Duration::from_secs(10),
             warmup: Duration::from_secs(1),
             mode: Mode::Packet,
+            profile: None,
             migrate: None,
             threads: None,
             datapath: Datapath::best().0,
@@ -115,7 +119,37 @@ impl Config {
         udp::check(&self.plan(), &self.frame(), self.threads)?;
         self.validate_transport()?;
         self.validate_migration()?;
+        self.validate_profile()?;
         self.validate_token()
+    }
+
+    fn validate_profile(&self) -> Result<(), LoadError> {
+        let Some(shaped) = &self.profile else { return Ok(()) };
+        let refused = |flag: &str, why: &str| {
+            Err(LoadError::Config(format!("--profile does not go with {flag}: {why}")))
+        };
+        if self.mode != Mode::Packet {
+            return refused(&format!("--mode {}", self.mode), "a profile is of packets");
+        }
+        if self.relayed == Relayed::Tcp {
+            return refused("--relay tcp", "a profile is of packets, and a stream has none");
+        }
+        if self.migrate.is_some() {
+            return refused(
+                "--migrate",
+                "what a call does without an answer of the server is not told by its figures",
+            );
+        }
+        shaped.validate(if self.transport == Transport::Dtls { Self::MAX_DTLS_SIZE } else { udp::MAX_SIZE })
+    }
+
+    /// Where the peers of a thread's clients listen.
+    pub(super) fn peer_of(&self, thread: usize) -> SocketAddr {
+        let port = match self.peer.port() {
+            0 => 0,
+            port => u16::try_from(thread).map_or(port, |thread| port.saturating_add(thread)),
+        };
+        SocketAddr::new(self.peer.ip(), port)
     }
 
     /// What each client sends.
@@ -347,6 +381,10 @@ mod tests {
     #[test]
     fn impossible_settings_name_the_flag() {
         let base = Config::default;
+        let shaped = || {
+            let profile = "call".parse().expect("a profile of ours");
+            Config { profile: Some(Shaped { profile, seed: 1 }), ..base() }
+        };
         let moving = || Config { migrate: Some(Duration::from_secs(1)), ..base() };
         for (config, flag) in [
             (Config { clients: 0, ..base() }, "--clients"),
@@ -368,12 +406,16 @@ mod tests {
             (Config { migrate: Some(Duration::from_secs(11)), ..base() }, "--duration (10 s)"),
             (Config { access_token: token(60), user: "a".to_owned(), ..base() }, "--user"),
             (Config { access_token: token(10), ..base() }, "--ttl"),
+            (Config { mode: Mode::Allocate, ..shaped() }, "--mode allocate"),
+            (Config { relayed: Relayed::Tcp, transport: Transport::Tcp, ..shaped() }, "--relay tcp"),
+            (Config { migrate: Some(Duration::from_secs(1)), ..shaped() }, "--migrate"),
         ] {
             let error = config.validate().unwrap_err().to_string();
             assert!(error.contains(flag), "{flag}: {error}");
         }
         base().validate().unwrap();
         moving().validate().unwrap();
+        shaped().validate().unwrap();
         Config { access_token: token(11), ..base() }.validate().unwrap();
     }
 

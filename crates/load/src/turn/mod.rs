@@ -24,26 +24,27 @@ pub use token::{AccessToken, InvalidAccessToken};
 pub use crate::run::{Outcome, Stop};
 use std::sync::{Mutex, PoisonError};
 
+use turnpike_client::Security;
 use turnpike_measure::Report;
 pub use turnpike_turn::client::Relayed;
 
-use turnpike_client::Security;
-
 use crate::{
     LoadError, Transport,
+    profile::{self, Ends},
     progress::Interval,
     run::{self, Asked, Finished},
-    traffic::echo,
+    traffic::{Carrier as _, echo},
 };
 use engine::Engine;
 
 type Shared<'a> = run::Shared<'a, Config>;
 
-/// Runs a load until its time is over or `stop` is told to stop. `progress` is called about once a second, from the calling thread.
+/// Runs a load until its time is over or `stop` is told to stop. `progress` is called about once a second, from the calling
+/// thread.
 ///
 /// # Errors
-/// When the settings are impossible, the clients cannot be set up, or it is stopped before anything was measured. What goes wrong afterwards is counted in
-/// [`turnpike_measure::Report::errors`].
+/// When the settings are impossible, the clients cannot be set up, or it is stopped before anything was measured. What goes wrong
+/// afterwards is counted in [`turnpike_measure::Report::errors`].
 pub fn run(config: &Config, stop: &Stop, progress: impl FnMut(&Interval)) -> Result<Outcome, LoadError> {
     config.validate()?;
     run::check_files(config.clients * config.files_per_client())?;
@@ -64,8 +65,9 @@ pub fn run(config: &Config, stop: &Stop, progress: impl FnMut(&Interval)) -> Res
     };
     let moved = Mutex::default();
     let thread = |shared: &Shared<'_>, number| run_thread(shared, security.as_ref(), number, &moved);
-    let found = run::run(config, frame, stop, thread, progress)?;
-    let interrupted = found.interrupted;
+    let asked = asked.shaped(config.profile.as_ref(), config.clients);
+    let mut found = run::run(config, frame, stop, thread, progress)?;
+    let (interrupted, measured, streams) = (found.interrupted, found.measured, profile::gather(&mut found));
     let (sent_bytes, received_bytes) =
         (found.tallies.measured.sent_bytes, found.tallies.measured.received_bytes);
     let mut report = run::report(&frame, &asked, found);
@@ -82,7 +84,9 @@ pub fn run(config: &Config, stop: &Stop, progress: impl FnMut(&Interval)) -> Res
     if config.migrate.is_some() {
         moved.into_inner().unwrap_or_else(PoisonError::into_inner).put(&mut report);
     }
-    if report.sent > 0 && report.received == 0 {
+    if let Some(shaped) = &config.profile {
+        profile::put(&mut report, shaped, streams, measured);
+    } else if report.sent > 0 && report.received == 0 {
         report.notes.push(
             "nothing came back: is the reflector running at the peer's address, and can the server reach it?"
                 .to_owned(),
@@ -113,8 +117,16 @@ fn relay(
 ) -> Result<Finished, LoadError> {
     let (count, first) = shared.share(shared.config.clients, thread);
     let mut engine = Engine::new(shared.config, security, (count, first), shared.clock)?;
-    let relayed = set_up::set_up(&mut engine, shared)
-        .and_then(|()| echo::run(&mut engine, &shared.config.plan(), shared, thread));
+    let relayed = match &shared.config.profile {
+        None => set_up::set_up(&mut engine, shared)
+            .and_then(|()| echo::run(&mut engine, &shared.config.plan(), shared, thread)),
+        Some(shaped) => {
+            let (peer, datapath) = (shared.config.peer_of(thread), shared.config.datapath);
+            let ends = Ends::new(shaped, (count, first), peer, datapath, engine.poller(), shared.clock)?;
+            engine.peer = ends.peer();
+            set_up::set_up(&mut engine, shared).and_then(|()| profile::run(&mut engine, ends, shared, thread))
+        }
+    };
     engine.moves.finish(moved);
     // Also after a failure, for those clients that had got their allocation.
     let taken_down = set_up::take_down(&mut engine, shared);

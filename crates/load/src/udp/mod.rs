@@ -15,9 +15,13 @@ pub(crate) use greet::PROBE;
 use crate::{
     LoadError,
     payload::HEADER_LEN,
+    profile::{self, Ends, Shaped},
     progress::{Interval, Kind},
     run::{self, Asked, Finished, Frame, Outcome, Stop},
-    traffic::echo::{self, Plan},
+    traffic::{
+        Carrier as _,
+        echo::{self, Plan},
+    },
 };
 
 type Shared<'a> = run::Shared<'a, Config>;
@@ -52,6 +56,10 @@ pub struct Config {
     pub threads: Option<usize>,
     /// Step of the ladder. Default: the best.
     pub datapath: Datapath,
+    /// In place of `rate`, `size`, `burst` and `window`: what each flow's client sends, and gets. In one thread. Default none.
+    pub profile: Option<Shaped>,
+    /// With a profile: where the generator's own peers listen, to which the server is to be a forwarder. Default: the server itself.
+    pub peer: Option<SocketAddr>,
     /// Loss in percent above which the outcome says that a limit was exceeded.
     pub max_loss: Option<f64>,
     /// p99 of the round trip in microseconds above which it does.
@@ -73,6 +81,8 @@ impl Default for Config {
             warmup: Duration::from_secs(1),
             threads: None,
             datapath: Datapath::best().0,
+            profile: None,
+            peer: None,
             max_loss: None,
             max_p99: None,
             setup_timeout: Duration::from_secs(5),
@@ -87,9 +97,11 @@ impl Config {
     }
 
     fn frame(&self) -> Frame {
+        // A forwarder leads to one address, so that all peers must be there.
+        let threads = if self.profile.is_some() { 1 } else { threads(self.threads, self.clients) };
         Frame {
             clients: self.clients,
-            threads: threads(self.threads, self.clients),
+            threads,
             warmup: self.warmup,
             duration: self.duration,
             kind: Kind::Answered,
@@ -106,6 +118,9 @@ impl Config {
 pub fn run(config: &Config, stop: &Stop, progress: impl FnMut(&Interval)) -> Result<Outcome, LoadError> {
     let frame = config.frame();
     check(&config.plan(), &frame, config.threads)?;
+    if let Some(shaped) = &config.profile {
+        shaped.validate(MAX_SIZE)?;
+    }
     run::check_files(config.clients)?;
     let asked = Asked {
         size: config.size,
@@ -114,10 +129,13 @@ pub fn run(config: &Config, stop: &Stop, progress: impl FnMut(&Interval)) -> Res
         max_loss: config.max_loss,
         max_p99: config.max_p99,
     };
-    let found = run::run(config, frame, stop, run_thread, progress)?;
-    let interrupted = found.interrupted;
+    let asked = asked.shaped(config.profile.as_ref(), config.clients);
+    let mut found = run::run(config, frame, stop, run_thread, progress)?;
+    let (interrupted, measured, streams) = (found.interrupted, found.measured, profile::gather(&mut found));
     let mut report = run::report(&frame, &asked, found);
-    if report.sent > 0 && report.received == 0 {
+    if let Some(shaped) = &config.profile {
+        profile::put(&mut report, shaped, streams, measured);
+    } else if report.sent > 0 && report.received == 0 {
         report
             .notes
             .push(format!("nothing came back: is a reflector still running at udp {}?", config.server));
@@ -129,8 +147,18 @@ fn run_thread(shared: &Shared<'_>, thread: usize) -> Result<Finished, LoadError>
     let config = shared.config;
     let share = shared.share(config.clients, thread);
     let mut clients = Clients::new(config.server, config.datapath, config.clients, share.0, shared.clock)?;
-    greet::set_up(&mut clients, shared, share, || {})?;
-    let finished = echo::run(&mut clients, &config.plan(), shared, thread)?;
+    let finished = match &config.profile {
+        None => {
+            greet::set_up(&mut clients, shared, share, || {})?;
+            echo::run(&mut clients, &config.plan(), shared, thread)?
+        }
+        Some(shaped) => {
+            let listen = config.peer.unwrap_or(config.server);
+            let mut ends = Ends::new(shaped, share, listen, config.datapath, clients.poller(), shared.clock)?;
+            greet::set_up(&mut clients, shared, share, || ends.receive_at_peer())?;
+            profile::run(&mut clients, ends, shared, thread)?
+        }
+    };
     Ok(Finished { errors: clients.errors, ..finished })
 }
 
