@@ -13,11 +13,13 @@ const FLOORS: &[(&str, u8)] = &[
     // For tests alone.
     ("turnpike-testkit", 0),
     ("turnpike-turn", 1),
+    ("turnpike-client", 1),
     ("turnpike-offload", 1),
     ("turnpike-relay", 2),
     ("turnpike-forward", 2),
     ("turnpike-load", 2),
     ("turnpike-config", 3),
+    ("turnpike-probe", 3),
     ("turnpike-daemon", 4),
     ("turnpike-lab", 4),
     ("turnpike-cli", 5),
@@ -55,7 +57,8 @@ const IO_NAMES: &[&str] =
     &["UdpSocket", "TcpStream", "TcpListener", "Instant", "SystemTime", "thread", "fs", "File"];
 
 /// What `lab` starts as programs and therefore never links.
-const SERVERS: &[&str] = &["turnpike-relay", "turnpike-forward", "turnpike-load", "turnpike-daemon"];
+const SERVERS: &[&str] =
+    &["turnpike-relay", "turnpike-forward", "turnpike-load", "turnpike-probe", "turnpike-daemon"];
 
 #[test]
 fn the_house_has_the_rooms_that_the_rules_speak_of() {

@@ -1,4 +1,4 @@
-//! Sockets of links, and what the kernel says about them in words: apart from what is done with them once they are there.
+//! Sockets towards a server, and what the kernel says about them in words.
 
 use std::{
     io,
@@ -8,7 +8,10 @@ use std::{
 use socket2::{Domain, Protocol, Socket, Type};
 
 /// Begins to connect. The socket is writable when that is over.
-pub(super) fn connect(server: SocketAddr) -> io::Result<TcpStream> {
+///
+/// # Errors
+/// Those of socket(2), and of connect(2) but EINPROGRESS.
+pub fn connect(server: SocketAddr) -> io::Result<TcpStream> {
     /// EINPROGRESS (asm-generic/errno.h), which std has no name for yet.
     const IN_PROGRESS: i32 = 115;
     let socket = Socket::new(Domain::for_address(server), Type::STREAM.nonblocking(), Some(Protocol::TCP))?;
@@ -20,7 +23,10 @@ pub(super) fn connect(server: SocketAddr) -> io::Result<TcpStream> {
 }
 
 /// A socket whose datagrams all go to the server.
-pub(super) fn connect_udp(server: SocketAddr) -> io::Result<UdpSocket> {
+///
+/// # Errors
+/// Those of socket(2) and connect(2).
+pub fn connect_udp(server: SocketAddr) -> io::Result<UdpSocket> {
     const BUFFER: usize = 1 << 20;
     let socket = Socket::new(Domain::for_address(server), Type::DGRAM.nonblocking(), Some(Protocol::UDP))?;
     // The kernel caps both at what the machine allows.
@@ -31,7 +37,7 @@ pub(super) fn connect_udp(server: SocketAddr) -> io::Result<UdpSocket> {
 }
 
 /// Nothing more to read is no failure.
-pub(super) fn quiet(error: io::Error) -> Result<(), String> {
+pub(crate) fn quiet(error: io::Error) -> Result<(), String> {
     match error.kind() {
         io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted => Ok(()),
         _ => Err(refusal(&error)),
@@ -39,7 +45,7 @@ pub(super) fn quiet(error: io::Error) -> Result<(), String> {
 }
 
 /// What the server did, as the end of a sentence about it.
-pub(super) fn refusal(error: &io::Error) -> String {
+pub(crate) fn refusal(error: &io::Error) -> String {
     match error.kind() {
         io::ErrorKind::ConnectionRefused => "refused the connection".to_owned(),
         io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe => "reset the connection".to_owned(),

@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use super::{
+use crate::{
     report::{Level, Report},
     session::{Answer, Session, attribute, method},
 };
@@ -11,7 +11,7 @@ use super::{
 const RELAY_PORTS: std::ops::RangeInclusive<u16> = 49152..=65535;
 
 /// Whether peers can reach the address that was handed out.
-pub(super) fn judge_address(report: &mut Report, server: IpAddr, relayed: SocketAddr) {
+pub(crate) fn judge_address(report: &mut Report, server: IpAddr, relayed: SocketAddr) {
     let area = "relay";
     let ip = relayed.ip();
     report.relayed.push(relayed.to_string());
@@ -59,7 +59,7 @@ pub(super) fn judge_address(report: &mut Report, server: IpAddr, relayed: Socket
 }
 
 /// What the allocation's answer tells about this side.
-pub(super) fn judge_mapped(report: &mut Report, local: Option<SocketAddr>, answer: &Answer) {
+pub(crate) fn judge_mapped(report: &mut Report, local: Option<SocketAddr>, answer: &Answer) {
     let Some(mapped) = answer.address(attribute::XOR_MAPPED_ADDRESS) else {
         report.line(Level::Warn, "relay", "does not tell clients their own address (XOR-MAPPED-ADDRESS)");
         return;
@@ -77,7 +77,7 @@ pub(super) fn judge_mapped(report: &mut Report, local: Option<SocketAddr>, answe
 
 /// A question that an Allocate answers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Feature {
+pub(crate) enum Feature {
     /// RFC 8656 section 7.1.
     Ipv6,
     /// Both families at once.
@@ -91,10 +91,10 @@ pub(super) enum Feature {
 }
 
 impl Feature {
-    pub(super) const ALL: [Self; 5] =
+    pub(crate) const ALL: [Self; 5] =
         [Self::Ipv6, Self::DualStack, Self::EvenPort, Self::Mobility, Self::TcpRelaying];
 
-    pub(super) fn name(self) -> &'static str {
+    pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Ipv6 => "ipv6",
             Self::DualStack => "dual_stack",
@@ -104,7 +104,7 @@ impl Feature {
         }
     }
 
-    pub(super) fn title(self) -> &'static str {
+    pub(crate) fn title(self) -> &'static str {
         match self {
             Self::Ipv6 => "IPv6 relaying",
             Self::DualStack => "dual-stack allocations",
@@ -143,7 +143,7 @@ impl Feature {
 }
 
 /// What asking found.
-pub(super) enum Found {
+pub(crate) enum Found {
     Yes(Vec<SocketAddr>),
     /// With the server's words.
     No(String),
@@ -154,7 +154,7 @@ pub(super) enum Found {
 }
 
 /// Asks by an allocation on a session of its own; what was granted stays until the session deletes it.
-pub(super) fn ask(session: &mut Session, feature: Feature) -> Found {
+pub(crate) fn ask(session: &mut Session, feature: Feature) -> Found {
     match session.request(method::ALLOCATE, &feature.attributes()) {
         Ok(answer) => match answer.code() {
             None if feature.is_in(&answer) => Found::Yes(answer.addresses(attribute::XOR_RELAYED_ADDRESS)),
@@ -162,12 +162,12 @@ pub(super) fn ask(session: &mut Session, feature: Feature) -> Found {
             Some(401 | 437 | 438 | 486 | 508) => Found::Unknown(answer.told()),
             Some(_) => Found::No(answer.told()),
         },
-        Err(error) => Found::Unknown(super::connection::words(&error)),
+        Err(error) => Found::Unknown(crate::connection::words(&error)),
     }
 }
 
 /// Whether an address is of a network of somebody's own.
-pub(super) fn is_private(ip: IpAddr) -> bool {
+pub(crate) fn is_private(ip: IpAddr) -> bool {
     match ip {
         IpAddr::V4(ip) => {
             let shared = ip.octets()[0] == 100 && (64..128).contains(&ip.octets()[1]);

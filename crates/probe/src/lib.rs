@@ -1,4 +1,4 @@
-//! `probe`: what a STUN or TURN server supports, and what is wrong with it, as a client sees it.
+//! What a STUN or TURN server supports, and what is wrong with it, as a client sees it.
 //!
 //! ```text
 //! name ─▶ addresses ─▶ each transport: open, certificate, Bindings ─▶ NAT behaviour
@@ -6,6 +6,7 @@
 //! ```
 //!
 //! It sends requests only, never data to a peer; each wait and the whole run are bounded; allocations are deleted again.
+#![forbid(unsafe_code)]
 
 mod certificate;
 mod connection;
@@ -19,6 +20,7 @@ mod session;
 
 use std::{
     collections::HashMap,
+    io,
     net::{IpAddr, SocketAddr},
     sync::mpsc,
     thread,
@@ -31,8 +33,7 @@ pub use report::{
     CertificateFacts, Finding, Level, NatFacts, PeerFacts, Report, RoundTrip, TransportFacts, UnknownLevel,
 };
 use session::{Credentials, Session, attribute, method};
-
-use crate::{LoadError, TlsOptions, Transport, uri::ServerUri};
+use turnpike_client::{InvalidSetting, ServerUri, TlsOptions, Transport};
 
 /// What to probe. [`Config::new`] holds the defaults.
 #[derive(Clone, Debug)]
@@ -57,6 +58,29 @@ impl Config {
     }
 }
 
+/// Why a server could not be probed, as a sentence for the user.
+#[derive(Debug, thiserror::Error)]
+pub enum ProbeError {
+    /// An impossible setting.
+    #[error(transparent)]
+    Setting(#[from] InvalidSetting),
+    /// The name leads nowhere.
+    #[error("cannot find the server {host}: {source}")]
+    Name {
+        /// The name.
+        host: String,
+        /// The resolver's answer.
+        source: io::Error,
+    },
+    /// No thread for the resolver.
+    #[error("cannot start a thread: {0}")]
+    Thread(io::Error),
+}
+
+fn invalid(what: String) -> ProbeError {
+    InvalidSetting(what).into()
+}
+
 /// The longest wait for one answer.
 const PATIENCE: Duration = Duration::from_secs(3);
 
@@ -64,21 +88,21 @@ const PATIENCE: Duration = Duration::from_secs(3);
 ///
 /// # Errors
 /// When the settings are impossible, [`TlsOptions::ca`] cannot be used, or the name has no address. What is wrong with the server is in the report.
-pub fn run(config: &Config) -> Result<Report, LoadError> {
+pub fn run(config: &Config) -> Result<Report, ProbeError> {
     if !(1..=1_000).contains(&config.count) {
-        return Err(LoadError::Config(format!("--count is {}, but must be 1 to 1000", config.count)));
+        return Err(invalid(format!("--count is {}, but must be 1 to 1000", config.count)));
     }
     if config.timeout.is_zero() {
-        return Err(LoadError::Config("--timeout is 0, but must be above it".to_owned()));
+        return Err(invalid("--timeout is 0, but must be above it".to_owned()));
     }
     let Some(deadline) = Instant::now().checked_add(config.timeout) else {
-        return Err(LoadError::Config("--timeout is longer than this machine's clock can tell".to_owned()));
+        return Err(invalid("--timeout is longer than this machine's clock can tell".to_owned()));
     };
     let addresses = one_of_each_family(&resolve(&config.server, deadline)?);
     run_at(config, addresses, deadline)
 }
 
-fn run_at(config: &Config, addresses: Vec<IpAddr>, deadline: Instant) -> Result<Report, LoadError> {
+fn run_at(config: &Config, addresses: Vec<IpAddr>, deadline: Instant) -> Result<Report, ProbeError> {
     let trust = trust(config, &addresses)?;
     let servers = HashMap::new();
     let mut probe = Probe { config, deadline, addresses, trust, servers, report: Report::default() };
@@ -301,7 +325,7 @@ impl Probe<'_> {
 
 /// What certificates are checked with. What is wrong with the flags is an error of the whole probe; that a name such as
 /// `turn:a..b` cannot stand in a certificate concerns TLS and DTLS alone, where the name does not ask for them.
-fn trust(config: &Config, addresses: &[IpAddr]) -> Result<Result<Trust, String>, LoadError> {
+fn trust(config: &Config, addresses: &[IpAddr]) -> Result<Result<Trust, String>, InvalidSetting> {
     let (uri, tls) = (&config.server, &config.tls);
     if !Transport::ALL.into_iter().any(|transport| transport.is_secure() && uri.allows(transport)) {
         return Ok(Err("no certificate could be checked".to_owned()));
@@ -327,18 +351,18 @@ fn one_of_each_family(found: &[SocketAddr]) -> Vec<IpAddr> {
 }
 
 /// Asks for the name's addresses in a thread of its own: the resolver knows no deadline.
-fn resolve(uri: &ServerUri, deadline: Instant) -> Result<Vec<SocketAddr>, LoadError> {
+fn resolve(uri: &ServerUri, deadline: Instant) -> Result<Vec<SocketAddr>, ProbeError> {
     let (sender, receiver) = mpsc::channel();
     let asked = uri.clone();
     let lookup = thread::Builder::new().name("resolve".to_owned()).spawn(move || {
         // Nobody listens once the time is over.
         let _ = sender.send(asked.resolve(asked.transport()));
     });
-    lookup.map_err(LoadError::system("cannot start a thread"))?;
+    lookup.map_err(ProbeError::Thread)?;
     let host = uri.host.clone();
     match receiver.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
-        Ok(found) => found.map_err(|source| LoadError::Name { host, source }),
-        Err(_) => Err(LoadError::Name { host, source: std::io::ErrorKind::TimedOut.into() }),
+        Ok(found) => found.map_err(|source| ProbeError::Name { host, source }),
+        Err(_) => Err(ProbeError::Name { host, source: io::ErrorKind::TimedOut.into() }),
     }
 }
 
@@ -433,7 +457,7 @@ mod tests {
             ),
         ] {
             match run(&config) {
-                Err(LoadError::Config(what)) => assert!(what.contains(word), "{what}"),
+                Err(ProbeError::Setting(what)) => assert!(what.0.contains(word), "{what}"),
                 other => panic!("{word}: {other:?}"),
             }
         }

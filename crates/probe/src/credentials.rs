@@ -5,7 +5,7 @@ use std::{
     time::{SystemTime, UNIX_EPOCH},
 };
 
-use super::{
+use crate::{
     connection::words,
     report::{Level, Report},
     session::{Answer, Credentials, Session, attribute, method},
@@ -14,17 +14,17 @@ use super::{
 const AREA: &str = "credentials";
 
 /// What a plain allocation asks for: REQUESTED-TRANSPORT, UDP.
-pub(super) fn wanted() -> (u16, Vec<u8>) {
+pub(crate) fn wanted() -> (u16, Vec<u8>) {
     (attribute::REQUESTED_TRANSPORT, vec![17, 0, 0, 0])
 }
 
 /// Whether the report finds credentials handled wrongly.
-pub(super) fn is_bad(report: &Report) -> bool {
+pub(crate) fn is_bad(report: &Report) -> bool {
     report.findings.iter().any(|line| line.area == AREA && line.level == Level::Bad)
 }
 
 /// What came of it.
-pub(super) enum Outcome {
+pub(crate) enum Outcome {
     /// The answer that granted an allocation.
     Granted(Answer),
     /// The server works, and sends its clients to another one.
@@ -34,7 +34,7 @@ pub(super) enum Outcome {
 }
 
 /// Allocates, one step at a time.
-pub(super) fn allocate(
+pub(crate) fn allocate(
     report: &mut Report,
     session: &mut Session,
     credentials: Option<&Credentials>,

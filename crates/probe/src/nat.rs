@@ -6,7 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::{
+use crate::{
     connection::{any, left},
     report::NatFacts,
     session::{Answer, attribute, method, read, write},
@@ -20,7 +20,7 @@ const CHANGE_PORT: u8 = 2;
 const CHANGE_IP_AND_PORT: u8 = 6;
 
 /// What the server's OTHER-ADDRESS makes possible; `None` when it has none.
-pub(super) fn discover(server: SocketAddr, deadline: Instant) -> io::Result<Option<NatFacts>> {
+pub(crate) fn discover(server: SocketAddr, deadline: Instant) -> io::Result<Option<NatFacts>> {
     let socket = UdpSocket::bind(any(server))?;
     let ask = |to: SocketAddr, change: u8| binding(&socket, to, change, deadline);
     let Some(first) = ask(server, 0)? else { return Ok(None) };
@@ -30,7 +30,7 @@ pub(super) fn discover(server: SocketAddr, deadline: Instant) -> io::Result<Opti
     };
     let mapped = first.address(attribute::XOR_MAPPED_ADDRESS);
     // Which address packets to the server leave from: the wildcard that the socket is bound to says nothing.
-    let local = super::connection::udp(server)
+    let local = crate::connection::udp(server)
         .and_then(|probe| probe.local_addr())
         .and_then(|own| Ok(SocketAddr::new(own.ip(), socket.local_addr()?.port())));
     let mapping = if mapped.is_some() && mapped == local.ok() {

@@ -12,10 +12,10 @@ use turnpike_wire::{
     integrity::{self, Key, KeyAlgorithm, Mac},
 };
 
-use super::connection::Connection;
+use crate::connection::Connection;
 
 /// Methods (RFC 8489 section 18.2, RFC 8656 section 17).
-pub(super) mod method {
+pub(crate) mod method {
     pub(crate) const BINDING: u16 = 0x001;
     pub(crate) const ALLOCATE: u16 = 0x003;
     pub(crate) const REFRESH: u16 = 0x004;
@@ -24,7 +24,7 @@ pub(super) mod method {
 }
 
 /// Attributes (RFC 8489 section 18.3, RFC 8656 section 18, RFC 5780 section 7, RFC 8016 section 3.3).
-pub(super) mod attribute {
+pub(crate) mod attribute {
     pub(crate) const MAPPED_ADDRESS: u16 = 0x0001;
     pub(crate) const CHANGE_REQUEST: u16 = 0x0003;
     pub(crate) const USERNAME: u16 = 0x0006;
@@ -57,56 +57,56 @@ const MOST_CHALLENGES: u8 = 3;
 
 /// Who asks.
 #[derive(Clone, Debug)]
-pub(super) struct Credentials {
-    pub(super) user: String,
-    pub(super) password: String,
+pub(crate) struct Credentials {
+    pub(crate) user: String,
+    pub(crate) password: String,
 }
 
 /// A server's challenge, and the key that answers it.
 #[derive(Clone, Debug)]
-pub(super) struct Challenge {
-    pub(super) realm: String,
+pub(crate) struct Challenge {
+    pub(crate) realm: String,
     nonce: Vec<u8>,
     algorithms: Option<Vec<u8>>,
     key: Key,
     algorithm: KeyAlgorithm,
     mac: Mac,
     /// Whether USERNAME is to be a hash.
-    pub(super) anonymous: bool,
+    pub(crate) anonymous: bool,
 }
 
 impl Challenge {
     /// Whether keys and MACs are SHA-256's.
-    pub(super) fn is_sha256(&self) -> bool {
+    pub(crate) fn is_sha256(&self) -> bool {
         self.mac == Mac::Sha256
     }
 }
 
 /// An answer.
 #[derive(Clone, Debug)]
-pub(super) struct Answer {
+pub(crate) struct Answer {
     bytes: Vec<u8>,
     /// Error code and reason; `None` for success.
-    pub(super) error: Option<(u16, String)>,
+    pub(crate) error: Option<(u16, String)>,
     /// Whether its integrity was as it must be; true where nothing was signed.
-    pub(super) verified: bool,
+    pub(crate) verified: bool,
     /// From the last transmission, so that after a loss it is an estimate.
-    pub(super) took: Duration,
+    pub(crate) took: Duration,
     /// Transmissions.
-    pub(super) sent: u32,
+    pub(crate) sent: u32,
 }
 
 impl Answer {
-    pub(super) fn code(&self) -> Option<u16> {
+    pub(crate) fn code(&self) -> Option<u16> {
         self.error.as_ref().map(|(code, _)| *code)
     }
 
-    pub(super) fn is_success(&self) -> bool {
+    pub(crate) fn is_success(&self) -> bool {
         self.error.is_none()
     }
 
     /// "403 Forbidden".
-    pub(super) fn told(&self) -> String {
+    pub(crate) fn told(&self) -> String {
         match &self.error {
             None => "success".to_owned(),
             // pion has such.
@@ -117,13 +117,13 @@ impl Answer {
 
     /// Why one of two families was left out of a dual-stack allocation, such as "440 Address Family not Supported":
     /// ADDRESS-ERROR-CODE (RFC 8656 section 18.12) has a family in front of what ERROR-CODE has.
-    pub(super) fn family_refused(&self) -> Option<String> {
+    pub(crate) fn family_refused(&self) -> Option<String> {
         let (code, reason) = read_error(self.value(attribute::ADDRESS_ERROR_CODE)?)?;
         Some(told(code, &reason))
     }
 
     /// All values of an attribute.
-    pub(super) fn all(&self, kind: u16) -> impl Iterator<Item = &[u8]> {
+    pub(crate) fn all(&self, kind: u16) -> impl Iterator<Item = &[u8]> {
         let mut rest = self.bytes.get(20..).unwrap_or_default();
         std::iter::from_fn(move || {
             loop {
@@ -138,17 +138,17 @@ impl Answer {
         })
     }
 
-    pub(super) fn value(&self, kind: u16) -> Option<&[u8]> {
+    pub(crate) fn value(&self, kind: u16) -> Option<&[u8]> {
         self.all(kind).next()
     }
 
     /// A text attribute, without what could disturb a terminal.
-    pub(super) fn text(&self, kind: u16) -> Option<String> {
+    pub(crate) fn text(&self, kind: u16) -> Option<String> {
         self.value(kind).map(printable)
     }
 
     /// An address attribute; the XOR- ones by their types.
-    pub(super) fn addresses(&self, kind: u16) -> Vec<SocketAddr> {
+    pub(crate) fn addresses(&self, kind: u16) -> Vec<SocketAddr> {
         let plain = matches!(
             kind,
             attribute::MAPPED_ADDRESS | attribute::OTHER_ADDRESS | attribute::ALTERNATE_SERVER
@@ -157,16 +157,16 @@ impl Answer {
         self.all(kind).filter_map(|value| read_address(value, if plain { None } else { Some(&id) })).collect()
     }
 
-    pub(super) fn address(&self, kind: u16) -> Option<SocketAddr> {
+    pub(crate) fn address(&self, kind: u16) -> Option<SocketAddr> {
         self.addresses(kind).first().copied()
     }
 }
 
 /// Requests over one connection, one at a time.
-pub(super) struct Session {
+pub(crate) struct Session {
     connection: Connection,
     credentials: Option<Credentials>,
-    pub(super) challenge: Option<Challenge>,
+    pub(crate) challenge: Option<Challenge>,
     /// The longest wait for an answer.
     patience: Duration,
     /// When everything must be over.
@@ -174,7 +174,7 @@ pub(super) struct Session {
 }
 
 impl Session {
-    pub(super) fn new(
+    pub(crate) fn new(
         connection: Connection,
         credentials: Option<Credentials>,
         patience: Duration,
@@ -183,22 +183,22 @@ impl Session {
         Self { connection, credentials, challenge: None, patience, deadline }
     }
 
-    pub(super) fn local_addr(&self) -> Option<SocketAddr> {
+    pub(crate) fn local_addr(&self) -> Option<SocketAddr> {
         self.connection.local_addr()
     }
 
     /// One request, unsigned.
-    pub(super) fn ask(&mut self, method: u16, attributes: &[(u16, Vec<u8>)]) -> io::Result<Answer> {
+    pub(crate) fn ask(&mut self, method: u16, attributes: &[(u16, Vec<u8>)]) -> io::Result<Answer> {
         self.exchange(method, attributes, false)
     }
 
     /// One request, signed for the challenge that there is.
-    pub(super) fn signed(&mut self, method: u16, attributes: &[(u16, Vec<u8>)]) -> io::Result<Answer> {
+    pub(crate) fn signed(&mut self, method: u16, attributes: &[(u16, Vec<u8>)]) -> io::Result<Answer> {
         self.exchange(method, attributes, true)
     }
 
     /// One request, signed as soon as there is a challenge, and again after each.
-    pub(super) fn request(&mut self, method: u16, attributes: &[(u16, Vec<u8>)]) -> io::Result<Answer> {
+    pub(crate) fn request(&mut self, method: u16, attributes: &[(u16, Vec<u8>)]) -> io::Result<Answer> {
         let mut signed = self.challenge.is_some();
         for _ in 0..MOST_CHALLENGES {
             let answer = self.exchange(method, attributes, signed)?;
@@ -216,7 +216,7 @@ impl Session {
     }
 
     /// Takes over realm and nonce of a challenge; false when it lacks them, or there is nobody to sign as.
-    pub(super) fn accept_challenge(&mut self, answer: &Answer) -> bool {
+    pub(crate) fn accept_challenge(&mut self, answer: &Answer) -> bool {
         let Some(credentials) = &self.credentials else { return false };
         let known = self.challenge.as_ref().map(|challenge| challenge.realm.clone());
         let realm =
@@ -237,7 +237,7 @@ impl Session {
     }
 
     /// Deletes the allocation, so that the probe leaves nothing behind.
-    pub(super) fn delete(&mut self) {
+    pub(crate) fn delete(&mut self) {
         // Where that fails it expires by itself.
         let _ = self.request(method::REFRESH, &[(attribute::LIFETIME, vec![0; 4])]);
     }
@@ -308,7 +308,7 @@ impl Stray {
 
 /// An attribute value that holds an address for this transaction cannot be written before its id is known; peers are given
 /// as plain addresses and are XORed in [`write`].
-pub(super) fn peer(address: SocketAddr) -> (u16, Vec<u8>) {
+pub(crate) fn peer(address: SocketAddr) -> (u16, Vec<u8>) {
     (attribute::XOR_PEER_ADDRESS, write_address(address))
 }
 
@@ -331,7 +331,7 @@ fn printable(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).chars().filter(|c| !c.is_control()).take(255).collect()
 }
 
-pub(super) fn write(
+pub(crate) fn write(
     method: u16,
     id: [u8; 12],
     attributes: &[(u16, Vec<u8>)],
@@ -379,7 +379,7 @@ fn put(message: &mut Vec<u8>, kind: u16, value: &[u8]) {
 }
 
 /// The answer to this request, if it is one.
-pub(super) fn read(
+pub(crate) fn read(
     bytes: Vec<u8>,
     method: u16,
     id: [u8; 12],

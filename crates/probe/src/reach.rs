@@ -5,13 +5,14 @@ use std::{
     time::{Duration, Instant, SystemTime},
 };
 
-use super::{
+use turnpike_client::Transport;
+
+use crate::{
     PATIENCE, Probe, certificate,
     connection::{self, Connection, words},
     report::{Level, RoundTrip, TransportFacts},
     session::{Answer, Session, attribute, method},
 };
-use crate::transport::Transport;
 
 /// What came of one transport at one address.
 struct Attempt {
@@ -22,7 +23,7 @@ struct Attempt {
 }
 
 /// Whether packets to an address would leave this machine.
-pub(super) fn has_route(ip: IpAddr) -> bool {
+pub(crate) fn has_route(ip: IpAddr) -> bool {
     // Connecting a UDP socket sends nothing; the port does not matter.
     connection::udp(SocketAddr::new(ip, 9)).is_ok()
 }
@@ -30,7 +31,7 @@ pub(super) fn has_route(ip: IpAddr) -> bool {
 impl Probe<'_> {
     /// Every transport that the name allows, at an address of each family. What is asked later goes to where the transport
     /// works by which the server is named.
-    pub(super) fn transports(&mut self) {
+    pub(crate) fn transports(&mut self) {
         let Some((first, others)) = self.addresses.split_first() else { return };
         let wanted = self.config.server.transport();
         let all: Vec<_> =

@@ -3,7 +3,7 @@
 
 use std::{io, net::SocketAddr};
 
-use super::{
+use crate::{
     report::{Level, PeerFacts, Report},
     session::{Session, attribute, method, peer},
 };
@@ -55,7 +55,7 @@ const PORT: u16 = 9;
 const FIRST_CHANNEL: u16 = 0x4000;
 
 /// What a server said about the peers that one allocation could have.
-pub(super) struct Asked {
+pub(crate) struct Asked {
     is_v6: bool,
     answers: Vec<(&'static Forbidden, Verdict, String)>,
     /// Why not every address was asked for.
@@ -74,7 +74,7 @@ enum Verdict {
 /// Asks for each address that the allocation's family can reach. Ends early when the server no longer answers. Where an
 /// allocation has no room left for another permission or channel, `renew` is asked for a fresh one in its place, which stays
 /// in `session`.
-pub(super) fn ask(session: &mut Session, is_v6: bool, renew: &dyn Fn() -> Option<Session>) -> Asked {
+pub(crate) fn ask(session: &mut Session, is_v6: bool, renew: &dyn Fn() -> Option<Session>) -> Asked {
     // With an IPv4 allocation the mapped forms are asked for as well: some servers take them for what they embed.
     let mapped = V6.iter().filter(|target| !is_v6 && target.address.starts_with("::ffff:"));
     let targets = if is_v6 { V6 } else { V4 };
@@ -102,7 +102,7 @@ pub(super) fn ask(session: &mut Session, is_v6: bool, renew: &dyn Fn() -> Option
                 asked.answers.push((target, verdict, told));
             }
             Err(error) => {
-                asked.ended = Some(format!("{}: {}", target.address, super::connection::words(&error)));
+                asked.ended = Some(format!("{}: {}", target.address, crate::connection::words(&error)));
                 break;
             }
         }
@@ -111,7 +111,7 @@ pub(super) fn ask(session: &mut Session, is_v6: bool, renew: &dyn Fn() -> Option
 }
 
 /// Says whom the server lets in.
-pub(super) fn judge(report: &mut Report, asked: Asked) {
+pub(crate) fn judge(report: &mut Report, asked: Asked) {
     let Asked { is_v6, answers, ended } = asked;
     let family = if is_v6 { "IPv6" } else { "IPv4" };
     if let Some(what) = ended {

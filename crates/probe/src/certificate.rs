@@ -5,21 +5,21 @@ use std::{
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
+use turnpike_client::Transport;
 use x509_cert::{
     Certificate,
     der::Decode as _,
     ext::pkix::{SubjectAltName, name::GeneralName},
 };
 
-use super::report::{CertificateFacts, Level, Report};
-use crate::transport::Transport;
+use crate::report::{CertificateFacts, Level, Report};
 
 /// Less than this is about to expire: automatic renewal begins at 30 days.
 const SOON_DAYS: i64 = 14;
 const DAY: u64 = 86_400;
 
 /// Reads the first certificate of a chain; `None` where there is none.
-pub(super) fn read(chain: &[Vec<u8>], distrust: Option<String>, now: SystemTime) -> Option<CertificateFacts> {
+pub(crate) fn read(chain: &[Vec<u8>], distrust: Option<String>, now: SystemTime) -> Option<CertificateFacts> {
     let certificate = match Certificate::from_der(chain.first()?) {
         Ok(certificate) => certificate,
         Err(error) => {
@@ -51,7 +51,7 @@ pub(super) fn read(chain: &[Vec<u8>], distrust: Option<String>, now: SystemTime)
 }
 
 /// Says what is good and bad about it.
-pub(super) fn judge(report: &mut Report, transport: Transport, facts: &CertificateFacts) {
+pub(crate) fn judge(report: &mut Report, transport: Transport, facts: &CertificateFacts) {
     let area = "certificate";
     if let Some(why) = &facts.unreadable {
         let distrust = facts.distrust.iter().map(|why| format!("; {why}")).collect::<String>();

@@ -8,10 +8,7 @@ use std::{
 use dimpl::{Config, Dtls, DtlsCertificate, Output};
 use rustls::pki_types::ServerName;
 
-use crate::{
-    LoadError,
-    secure::{Security, explain},
-};
+use crate::{InvalidSetting, Security, explain};
 
 /// Longer than any record that dimpl makes of one TURN message.
 const LARGEST: usize = 1 << 16;
@@ -20,17 +17,21 @@ const MTU: usize = 1_200;
 
 /// What every DTLS client of a run shares.
 #[derive(Clone)]
-pub(crate) struct Settings {
+pub struct Settings {
     config: Arc<Config>,
     certificate: DtlsCertificate,
     security: Security,
 }
 
 impl Settings {
-    /// With a certificate of its own, which dimpl wants to have and TURN servers do not ask for.
-    pub(crate) fn new(security: Security, handshake: Duration) -> Result<Self, LoadError> {
+    /// With a certificate of its own, which dimpl wants to have and TURN servers do not ask for. `handshake` is how long one may
+    /// take.
+    ///
+    /// # Errors
+    /// When that certificate cannot be made, or dimpl does not take the settings.
+    pub fn new(security: Security, handshake: Duration) -> Result<Self, InvalidSetting> {
         let failed =
-            |error: &dyn std::fmt::Display| LoadError::Config(format!("DTLS cannot be set up: {error}"));
+            |error: &dyn std::fmt::Display| InvalidSetting(format!("DTLS cannot be set up: {error}"));
         let own = rcgen::generate_simple_self_signed(vec!["turnpike".to_owned()]).map_err(|e| failed(&e))?;
         let certificate = DtlsCertificate {
             certificate: own.cert.der().to_vec(),
@@ -47,7 +48,7 @@ impl Settings {
 }
 
 /// One client's association.
-pub(crate) struct Association {
+pub struct Association {
     dtls: Dtls,
     security: Security,
     buffer: Vec<u8>,
@@ -55,13 +56,16 @@ pub(crate) struct Association {
     connected: bool,
     closed: bool,
     /// The server's certificate (DER), once it has shown one.
-    pub(crate) certificate: Option<Vec<u8>>,
+    pub certificate: Option<Vec<u8>>,
 }
 
 impl Association {
     /// Begins a handshake; [`Association::drain`] has the first packet. `name` is what the certificate must have where that is
     /// not the name of the settings.
-    pub(crate) fn new(
+    ///
+    /// # Errors
+    /// In words, as everywhere here: why it does not go on.
+    pub fn new(
         settings: &Settings,
         name: Option<&ServerName<'static>>,
         now: Instant,
@@ -85,45 +89,59 @@ impl Association {
     }
 
     /// Whether the handshake is over.
-    pub(crate) fn is_connected(&self) -> bool {
+    #[must_use]
+    pub fn is_connected(&self) -> bool {
         self.connected
     }
 
     /// When [`Association::handle_timeout`] wants to be called.
-    pub(crate) fn timeout(&self) -> Option<Instant> {
+    #[must_use]
+    pub fn timeout(&self) -> Option<Instant> {
         self.timeout
     }
 
     /// The version spoken, once that is known.
-    pub(crate) fn version(&self) -> Option<String> {
+    #[must_use]
+    pub fn version(&self) -> Option<String> {
         let version = format!("{:?}", self.dtls.protocol_version()?);
         Some(version.replacen('S', "S ", 1).replace('_', "."))
     }
 
     /// Feeds a datagram.
-    pub(crate) fn handle_datagram(&mut self, datagram: &[u8]) -> Result<(), String> {
+    ///
+    /// # Errors
+    /// When the handshake fails by it.
+    pub fn handle_datagram(&mut self, datagram: &[u8]) -> Result<(), String> {
         self.dtls.handle_packet(datagram).map_err(|error| error.to_string())
     }
 
-    /// Sends again what got no answer; fails when the handshake has taken too long.
-    pub(crate) fn handle_timeout(&mut self, now: Instant) -> Result<(), String> {
+    /// Sends again what got no answer.
+    ///
+    /// # Errors
+    /// When the handshake has taken too long.
+    pub fn handle_timeout(&mut self, now: Instant) -> Result<(), String> {
         self.dtls.handle_timeout(now).map_err(|error| error.to_string())
     }
 
-    /// Queues one message; the handshake must be over.
-    pub(crate) fn send(&mut self, message: &[u8]) -> Result<(), String> {
+    /// Queues one message.
+    ///
+    /// # Errors
+    /// When the handshake is not over, or the association is.
+    pub fn send(&mut self, message: &[u8]) -> Result<(), String> {
         self.dtls.send_application_data(message).map(|_| ()).map_err(|error| error.to_string())
     }
 
     /// Queues the farewell.
-    pub(crate) fn close(&mut self) {
+    pub fn close(&mut self) {
         // A failed association needs none.
         let _ = self.dtls.close();
     }
 
-    /// Hands out what is to be sent and what was received. Fails when the server's certificate is not to be trusted, or when
-    /// it said farewell.
-    pub(crate) fn drain(
+    /// Hands out what is to be sent and what was received.
+    ///
+    /// # Errors
+    /// When the server's certificate is not to be trusted, or when it said farewell.
+    pub fn drain(
         &mut self,
         mut send: impl FnMut(&[u8]),
         mut receive: impl FnMut(&[u8]),

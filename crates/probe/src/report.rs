@@ -197,12 +197,12 @@ impl Report {
         self.findings.iter().map(|finding| finding.level).max().unwrap_or(Level::Ok)
     }
 
-    pub(super) fn line(&mut self, level: Level, area: impl fmt::Display, what: impl Into<String>) {
+    pub(crate) fn line(&mut self, level: Level, area: impl fmt::Display, what: impl Into<String>) {
         self.findings.push(Finding { level, area: area.to_string(), what: what.into(), remedy: None });
     }
 
     /// A line with a remedy.
-    pub(super) fn advise(
+    pub(crate) fn advise(
         &mut self,
         level: Level,
         area: impl fmt::Display,

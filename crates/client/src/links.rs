@@ -18,43 +18,61 @@ use socket2::Socket;
 use turnpike_net::poll::{Event, Poller};
 use turnpike_wire::frame::{self, Frame, MAX_MESSAGE_LEN};
 
-use super::{
-    Config,
-    opening::{connect, connect_udp, quiet, refusal},
-};
 use crate::{
-    LoadError, dtls,
-    run::Errors,
-    secure::{Security, explain},
-    transport::Transport,
+    Errors, InvalidSetting, Security, Transport, dtls, explain,
+    sockets::{connect, connect_udp, quiet, refusal},
 };
 
 /// Bytes that may wait for a server that does not read. Beyond, a datagram counts as not taken, as one that a full socket
 /// buffer refuses does.
 const MAX_WAITING: usize = 256 << 10;
 const SCRATCH: usize = 4 * MAX_MESSAGE_LEN;
+/// Read calls before the other links, and sending, have their turn.
+const CALLS: usize = 4;
 
 /// What a link is to do with what follows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) enum Framing {
-    /// STUN and ChannelData.
+pub enum Framing {
+    /// STUN messages and ChannelData.
     #[default]
     Turn,
     /// A peer's bytes, cut into pieces of this length (RFC 6062: after a ConnectionBind there is no framing any more).
     Fixed(usize),
 }
 
+/// A domain that no certificate could have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("no certificate can be checked against this domain")]
+pub struct InvalidDomain;
+
 /// Why a link ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Broken {
+pub struct Broken {
     /// Which.
-    pub(super) link: usize,
+    pub link: usize,
     /// It had never come as far as to carry a message.
-    pub(super) during_setup: bool,
-    pub(super) what: String,
+    pub during_setup: bool,
+    /// What the server did, as the end of a sentence about it.
+    pub what: String,
 }
 
-pub(super) struct Links {
+/// What all links of a run have in common.
+#[derive(Clone, Copy, Debug)]
+pub struct Settings<'a> {
+    /// Where they go, unless aimed elsewhere.
+    pub server: SocketAddr,
+    /// TCP, TLS or DTLS.
+    pub transport: Transport,
+    /// For TLS and DTLS.
+    pub security: Option<&'a Security>,
+    /// How long opening one may take.
+    pub patience: Duration,
+    /// Close by a reset, which leaves no port in TIME_WAIT.
+    pub abortive: bool,
+}
+
+/// Some connections, by index, which is their token in the poller too.
+pub struct Links {
     server: SocketAddr,
     /// Links that go to another server, with its name where that is another too.
     elsewhere: HashMap<usize, (SocketAddr, Option<ServerName<'static>>)>,
@@ -71,10 +89,12 @@ pub(super) struct Links {
     /// How long opening one may take.
     patience: Duration,
     scratch: Vec<u8>,
-    pub(super) full_handshakes: u64,
-    pub(super) resumed_handshakes: u64,
+    /// TLS and DTLS handshakes so far in which no session was resumed.
+    pub full_handshakes: u64,
+    /// And in which one was.
+    pub resumed_handshakes: u64,
     /// The first failure.
-    pub(super) broken: Option<Broken>,
+    pub broken: Option<Broken>,
 }
 
 enum Kind {
@@ -129,25 +149,28 @@ impl AsFd for Channel {
 
 impl Links {
     /// Room for `count` links, none of them opened.
-    pub(super) fn new(config: &Config, count: usize, security: Option<&Security>) -> Result<Self, LoadError> {
-        let kind = match (config.transport, security) {
+    ///
+    /// # Errors
+    /// When DTLS cannot be set up.
+    pub fn new(settings: &Settings<'_>, count: usize) -> Result<Self, InvalidSetting> {
+        let kind = match (settings.transport, settings.security) {
             (Transport::Tls, Some(security)) => Kind::Tls(security.clone()),
             (Transport::Dtls, Some(security)) => {
-                Kind::Dtls(Box::new(dtls::Settings::new(security.clone(), config.setup_timeout)?))
+                Kind::Dtls(Box::new(dtls::Settings::new(security.clone(), settings.patience)?))
             }
             _ => Kind::Tcp,
         };
         Ok(Self {
-            server: config.server,
+            server: settings.server,
             elsewhere: HashMap::new(),
             kind,
             links: (0..count).map(|_| Link::default()).collect(),
             dirty: Vec::new(),
             queued: 0,
             dropped: 0,
-            abortive: config.mode == super::Mode::Allocate,
+            abortive: settings.abortive,
             // Less than anything else takes that waits for an answer: here it is known what was not answered.
-            patience: config.setup_timeout.mul_f64(0.9),
+            patience: settings.patience.mul_f64(0.9),
             scratch: vec![0; SCRATCH],
             full_handshakes: 0,
             resumed_handshakes: 0,
@@ -156,39 +179,36 @@ impl Links {
     }
 
     /// Has a link go to this server when it is opened the next time, under this name if there is one.
-    pub(super) fn aim(
-        &mut self,
-        index: usize,
-        server: SocketAddr,
-        name: Option<&str>,
-    ) -> Result<(), LoadError> {
+    ///
+    /// # Errors
+    /// When no certificate could have the name.
+    pub fn aim(&mut self, index: usize, server: SocketAddr, name: Option<&str>) -> Result<(), InvalidDomain> {
         let secure = !matches!(self.kind, Kind::Tcp);
         let name = name.filter(|_| secure).map(|name| ServerName::try_from(name.to_owned())).transpose();
-        let Ok(name) = name else {
-            let (from, why) = (self.server, "under a domain that no certificate can be checked against");
-            return Err(LoadError::Redirected { from, to: server, why });
-        };
-        self.elsewhere.insert(index, (server, name));
+        self.elsewhere.insert(index, (server, name.map_err(|_| InvalidDomain)?));
         Ok(())
     }
 
     /// The same to the first server.
-    pub(super) fn aim_home(&mut self, index: usize) {
+    pub fn aim_home(&mut self, index: usize) {
         self.elsewhere.remove(&index);
     }
 
     /// Whether the link has failed and is not to be opened any more.
-    pub(super) fn is_broken(&self, index: usize) -> bool {
+    #[must_use]
+    pub fn is_broken(&self, index: usize) -> bool {
         self.links[index].state == State::Broken
     }
 
     /// Whether the link takes another message.
-    pub(super) fn has_room(&self, index: usize) -> bool {
+    #[must_use]
+    pub fn has_room(&self, index: usize) -> bool {
         let link = &self.links[index];
         link.state != State::Broken && link.waiting() < MAX_WAITING
     }
 
-    pub(super) fn push_with(&mut self, index: usize, len: usize, fill: impl FnOnce(&mut [u8])) {
+    /// Queues a message: `len` bytes that `fill` writes.
+    pub fn push_with(&mut self, index: usize, len: usize, fill: impl FnOnce(&mut [u8])) {
         self.queued += 1;
         if !self.has_room(index) {
             self.dropped += 1;
@@ -206,12 +226,14 @@ impl Links {
         }
     }
 
-    pub(super) fn queued(&self) -> usize {
+    /// Messages pushed since the last flush.
+    #[must_use]
+    pub fn queued(&self) -> usize {
         self.queued
     }
 
     /// Sends what is queued; returns how many messages found no room.
-    pub(super) fn flush(&mut self, poller: &Poller, errors: &mut Errors) -> u64 {
+    pub fn flush(&mut self, poller: &Poller, errors: &mut Errors) -> u64 {
         self.queued = 0;
         let mut dirty = std::mem::take(&mut self.dirty);
         for index in dirty.drain(..) {
@@ -234,7 +256,7 @@ impl Links {
     }
 
     /// Closes a link; the next message opens it anew.
-    pub(super) fn close(&mut self, index: usize) {
+    pub fn close(&mut self, index: usize) {
         let link = &mut self.links[index];
         let dirty = link.dirty;
         let old = std::mem::replace(link, Link { dirty, ..Link::default() });
@@ -254,12 +276,12 @@ impl Links {
     }
 
     /// Closes all links from this one on.
-    pub(super) fn close_from(&mut self, first: usize) {
+    pub fn close_from(&mut self, first: usize) {
         (first..self.links.len()).for_each(|index| self.close(index));
     }
 
     /// Calls the timers of DTLS.
-    pub(super) fn sweep(&mut self, errors: &mut Errors) {
+    pub fn sweep(&mut self, errors: &mut Errors) {
         self.give_up(errors);
         if !matches!(self.kind, Kind::Dtls(_)) {
             return;
@@ -280,12 +302,12 @@ impl Links {
     }
 
     /// Does what an event asks for; `each` gets each message and says how what follows is framed.
-    pub(super) fn serve(
+    pub fn serve(
         &mut self,
         event: Event,
         poller: &Poller,
         errors: &mut Errors,
-        each: &mut dyn FnMut(usize, &[u8]) -> Option<Framing>,
+        each: &mut dyn FnMut(&[u8]) -> Option<Framing>,
     ) {
         let Some(index) = usize::try_from(event.token).ok().filter(|index| *index < self.links.len()) else {
             return;
@@ -440,96 +462,25 @@ impl Links {
         &mut self,
         index: usize,
         poller: &Poller,
-        each: &mut dyn FnMut(usize, &[u8]) -> Option<Framing>,
+        each: &mut dyn FnMut(&[u8]) -> Option<Framing>,
     ) -> Result<(), String> {
-        /// Read calls before the other links, and sending, have their turn.
-        const CALLS: usize = 4;
         let link = &mut self.links[index];
+        // `each` cannot close it meanwhile: it knows no links.
         let Some(mut channel) = link.channel.take() else { return Ok(()) };
-        let mut ended = false;
-        let mut result = Ok(());
-        match &mut channel {
-            Channel::Tcp(stream) => {
-                for _ in 0..CALLS {
-                    let kept = link.restore(&mut self.scratch);
-                    match stream.read(&mut self.scratch[kept..]) {
-                        Ok(0) => {
-                            ended = true;
-                            break;
-                        }
-                        Ok(read) => {
-                            result = link.cut(index, &self.scratch[..kept + read], each);
-                            if result.is_err() || kept + read < self.scratch.len() {
-                                break;
-                            }
-                        }
-                        Err(error) => {
-                            link.keep(&self.scratch[..kept]);
-                            result = quiet(error);
-                            break;
-                        }
-                    }
-                }
-            }
-            Channel::Tls(stream, tls) => {
-                // rustls takes 4 KiB at a time.
-                for _ in 0..CALLS * 8 {
-                    match tls.read_tls(stream) {
-                        Ok(0) => {
-                            ended = true;
-                            break;
-                        }
-                        Ok(_) => {}
-                        Err(error) => {
-                            result = quiet(error);
-                            break;
-                        }
-                    }
-                    if let Err(error) = tls.process_new_packets() {
-                        // The alert that tells the server why.
-                        let _ = tls.write_tls(stream);
-                        result = Err(explain(&error));
-                        break;
-                    }
-                    result = link.read_plain(index, tls, &mut self.scratch, each);
-                    if result.is_err() {
-                        break;
-                    }
-                }
-            }
-            Channel::Dtls(socket, association) => {
-                // As many datagrams as a GRO buffer would hold.
-                for _ in 0..CALLS * 16 {
-                    let read = match socket.recv(&mut self.scratch) {
-                        Ok(read) => read,
-                        Err(error) => {
-                            result = quiet(error);
-                            break;
-                        }
-                    };
-                    result = association.handle_datagram(&self.scratch[..read]).and_then(|()| {
-                        association.drain(
-                            |packet| _ = socket.send(packet),
-                            |message| {
-                                each(index, message);
-                            },
-                        )
-                    });
-                    if result.is_err() {
-                        break;
-                    }
-                }
-            }
-        }
+        let scratch = &mut self.scratch;
+        let read = match &mut channel {
+            Channel::Tcp(stream) => link.read_tcp(stream, scratch, each),
+            Channel::Tls(stream, tls) => link.read_tls(stream, tls, scratch, each),
+            Channel::Dtls(socket, association) => read_dtls(socket, association, scratch, each),
+        };
         let secured = match &channel {
             Channel::Tls(_, tls) if !tls.is_handshaking() => Some(tls.handshake_kind()),
             Channel::Dtls(_, association) if association.is_connected() => Some(None),
             _ => None,
         };
         let wants_write = matches!(&channel, Channel::Tls(_, tls) if tls.wants_write());
-        // `each` cannot have closed it: it knows no links.
         link.channel = Some(channel);
-        result?;
+        let read = read?;
         if link.state == State::Handshaking
             && let Some(kind) = secured
         {
@@ -542,7 +493,7 @@ impl Links {
         } else if wants_write {
             self.send(index, poller)?;
         }
-        if ended { Err("closed the connection".to_owned()) } else { Ok(()) }
+        if read == Read::Ended { Err("closed the connection".to_owned()) } else { Ok(()) }
     }
 
     fn fail(&mut self, index: usize, what: String, errors: &mut Errors) {
@@ -553,6 +504,15 @@ impl Links {
         self.links[index].state = State::Broken;
         self.broken.get_or_insert(Broken { link: index, during_setup, what });
     }
+}
+
+/// How reading a link's share ended.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Read {
+    /// There may be more.
+    Going,
+    /// The server has closed its side.
+    Ended,
 }
 
 impl Link {
@@ -591,9 +551,8 @@ impl Link {
     /// Hands out whole messages and keeps the rest.
     fn cut(
         &mut self,
-        index: usize,
         mut bytes: &[u8],
-        each: &mut dyn FnMut(usize, &[u8]) -> Option<Framing>,
+        each: &mut dyn FnMut(&[u8]) -> Option<Framing>,
     ) -> Result<(), String> {
         loop {
             let length = match self.framing {
@@ -608,26 +567,74 @@ impl Link {
                 self.keep(bytes);
                 return Ok(());
             };
-            if let Some(framing) = each(index, message) {
+            if let Some(framing) = each(message) {
                 self.framing = framing;
             }
             bytes = rest;
         }
     }
 
-    fn read_plain(
+    fn read_tcp(
         &mut self,
-        index: usize,
+        stream: &mut TcpStream,
+        scratch: &mut [u8],
+        each: &mut dyn FnMut(&[u8]) -> Option<Framing>,
+    ) -> Result<Read, String> {
+        for _ in 0..CALLS {
+            let kept = self.restore(scratch);
+            match stream.read(&mut scratch[kept..]) {
+                Ok(0) => return Ok(Read::Ended),
+                Ok(read) => {
+                    self.cut(&scratch[..kept + read], each)?;
+                    if kept + read < scratch.len() {
+                        break;
+                    }
+                }
+                Err(error) => {
+                    self.keep(&scratch[..kept]);
+                    return quiet(error).map(|()| Read::Going);
+                }
+            }
+        }
+        Ok(Read::Going)
+    }
+
+    fn read_tls(
+        &mut self,
+        stream: &mut TcpStream,
         tls: &mut ClientConnection,
         scratch: &mut [u8],
-        each: &mut dyn FnMut(usize, &[u8]) -> Option<Framing>,
+        each: &mut dyn FnMut(&[u8]) -> Option<Framing>,
+    ) -> Result<Read, String> {
+        // rustls takes 4 KiB at a time.
+        for _ in 0..CALLS * 8 {
+            match tls.read_tls(stream) {
+                Ok(0) => return Ok(Read::Ended),
+                Ok(_) => {}
+                Err(error) => return quiet(error).map(|()| Read::Going),
+            }
+            if let Err(error) = tls.process_new_packets() {
+                // The alert that tells the server why.
+                let _ = tls.write_tls(stream);
+                return Err(explain(&error));
+            }
+            self.read_plain(tls, scratch, each)?;
+        }
+        Ok(Read::Going)
+    }
+
+    fn read_plain(
+        &mut self,
+        tls: &mut ClientConnection,
+        scratch: &mut [u8],
+        each: &mut dyn FnMut(&[u8]) -> Option<Framing>,
     ) -> Result<(), String> {
         loop {
             let kept = self.restore(scratch);
             match tls.reader().read(&mut scratch[kept..]) {
                 // A farewell; the connection's end follows.
                 Ok(0) => return Err("closed the connection".to_owned()),
-                Ok(read) => self.cut(index, &scratch[..kept + read], each)?,
+                Ok(read) => self.cut(&scratch[..kept + read], each)?,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                     self.keep(&scratch[..kept]);
                     return Ok(());
@@ -636,4 +643,27 @@ impl Link {
             }
         }
     }
+}
+
+fn read_dtls(
+    socket: &UdpSocket,
+    association: &mut dtls::Association,
+    scratch: &mut [u8],
+    each: &mut dyn FnMut(&[u8]) -> Option<Framing>,
+) -> Result<Read, String> {
+    // As many datagrams as a GRO buffer would hold.
+    for _ in 0..CALLS * 16 {
+        let read = match socket.recv(scratch) {
+            Ok(read) => read,
+            Err(error) => return quiet(error).map(|()| Read::Going),
+        };
+        association.handle_datagram(&scratch[..read])?;
+        association.drain(
+            |packet| _ = socket.send(packet),
+            |message| {
+                each(message);
+            },
+        )?;
+    }
+    Ok(Read::Going)
 }
