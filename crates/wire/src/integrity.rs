@@ -70,6 +70,12 @@ impl Key {
     pub fn from_bytes(bytes: &[u8]) -> Self {
         Self { bytes: bytes.into() }
     }
+
+    /// The key itself, for who keeps it where it is needed next. Not to be printed.
+    #[must_use]
+    pub fn expose(&self) -> &[u8] {
+        &self.bytes
+    }
 }
 
 impl fmt::Debug for Key {

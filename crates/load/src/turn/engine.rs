@@ -4,8 +4,9 @@
 use std::{io, net::SocketAddr, sync::Arc, time::Duration};
 
 use turnpike_net::poll::{Event as Ready, Poller};
-use turnpike_turn::client::{
-    self, Client, ConnectionId, DataConnection, Event, Failure, Incoming, Progress, Relayed,
+use turnpike_turn::{
+    client::{self, Client, ConnectionId, DataConnection, Event, Failure, Incoming, Progress, Relayed},
+    random::Seed,
 };
 
 use super::{
@@ -94,7 +95,7 @@ impl Engine {
         };
         let settings = client_settings(config);
         let endpoint = || Endpoint {
-            client: Client::new(Arc::clone(&settings)),
+            client: Client::new(Arc::clone(&settings), Seed(rand::random())),
             course: Course::new(config.server),
             timeout: u64::MAX,
             binding: None,
@@ -204,7 +205,7 @@ impl Engine {
 
     /// Replaces an endpoint's client by one that has done nothing yet.
     pub(super) fn renew(&mut self, index: usize, settings: &Arc<client::Config>) {
-        self.endpoints[index].client = Client::new(Arc::clone(settings));
+        self.endpoints[index].client = Client::new(Arc::clone(settings), Seed(rand::random()));
         self.endpoints[index].timeout = u64::MAX;
     }
 
