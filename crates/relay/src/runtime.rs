@@ -13,7 +13,10 @@ use turnpike_net::{
     tx::TxStats,
     worker::{self, Sender, Workers},
 };
-use turnpike_turn::server::{Effect, Lookup, NatDiscovery, OwnEndpoints, ServerConfig, Stats, User};
+use turnpike_turn::server::{
+    CredentialQuery, Credentials, Effect, Lookup, LookupId, NatDiscovery, OwnEndpoints, ServerConfig, Stats,
+    Transport, User,
+};
 use turnpike_wire::integrity::{Key, KeyAlgorithm};
 
 use crate::{
@@ -28,7 +31,7 @@ use crate::{
 
 /// Users and their keys; shared by all workers, asked on requests only.
 pub trait CredentialStore: Send + Sync {
-    /// As [`turnpike_turn::server::Gate::check`].
+    /// As [`turnpike_turn::server::Gate::check`]: called on a worker's thread, it must not wait.
     fn check(
         &self,
         user: User<'_>,
@@ -37,6 +40,41 @@ pub trait CredentialStore: Send + Sync {
         unix: u64,
         verify: &mut dyn FnMut(&Key) -> bool,
     ) -> Lookup;
+
+    /// Finds out what [`CredentialStore::check`] has answered by [`Lookup::Later`]. Must not wait either: `answer` may be given within
+    /// 10 s and from any thread. A store that always knows is never asked.
+    fn look_up(&self, _query: CredentialQuery, _answer: PendingLookup) {}
+}
+
+/// A question to the store that one worker waits for, though it goes on meanwhile. Answered once, from any thread; dropped, it is
+/// answered too, by [`Credentials::Unavailable`].
+pub struct PendingLookup {
+    lookup: LookupId,
+    answered: bool,
+    worker: Sender<Command>,
+}
+
+impl PendingLookup {
+    pub(crate) fn new(lookup: LookupId, worker: Sender<Command>) -> Self {
+        Self { lookup, answered: false, worker }
+    }
+
+    /// What the store has found out.
+    pub fn answer(mut self, credentials: Credentials) {
+        self.send(credentials);
+    }
+
+    fn send(&mut self, credentials: Credentials) {
+        if !std::mem::replace(&mut self.answered, true) {
+            self.worker.tell(Command::Credentials(self.lookup, credentials));
+        }
+    }
+}
+
+impl Drop for PendingLookup {
+    fn drop(&mut self) {
+        self.send(Credentials::Unavailable);
+    }
 }
 
 /// Hears of sessions and refusals, from the workers' threads; must not block.
@@ -108,7 +146,7 @@ pub struct WorkerSnapshot {
     /// Connections to peers (RFC 6062).
     pub peers: PeerStats,
     /// Messages between workers that were lost because one did not keep up; clients repeat what matters.
-    pub letters_lost: u64,
+    pub handoffs_lost: u64,
     /// DTLS associations.
     pub dtls: DtlsStats,
 }
@@ -165,8 +203,9 @@ impl Relay {
         }
         let listeners = probe_listeners(config)?;
         let own = Own::new(config, &listeners);
-        let discovery = discovery::resolve(&config.server.nat_discovery, &listeners.udp)?;
         let layout = config.layout();
+        let number = |place| layout.number(Transport::Udp, place, None);
+        let discovery = discovery::resolve(&config.server.nat_discovery, &listeners.udp, number)?;
         let mut config = config.clone();
         config.server.peers.own = own.endpoints(&config.addresses);
         config.server.nat_discovery.clone_from(&discovery);
@@ -233,7 +272,7 @@ impl Relay {
         // Only now: each socket that joins an SO_REUSEPORT group changes which worker a 5-tuple hashes to, and an allocation
         // made before the last one joined would be left with a worker that hears nothing of its client any more.
         for (number, (mut worker, sender, shared)) in bound.into_iter().enumerate() {
-            worker.meet(Arc::clone(&mailboxes));
+            worker.set_mailboxes(Arc::clone(&mailboxes));
             relay.workers.spawn(format!("relay-{number}"), sender, shared, move || worker.run())?;
         }
         Ok(relay)

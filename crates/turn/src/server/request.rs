@@ -3,6 +3,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
+use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 use turnpike_wire::{integrity, integrity::Mac};
 
@@ -17,7 +18,7 @@ pub(super) const FINGERPRINT_LEN: usize = 8;
 pub(super) const COOKIE: [u8; 4] = [0x21, 0x12, 0xA4, 0x42];
 
 /// What a request asks for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Method {
     /// RFC 8489.
     Binding,

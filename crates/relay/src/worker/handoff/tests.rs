@@ -1,4 +1,4 @@
-//! Two workers whose letters the test carries: what gets lost between them, and when, cannot be arranged from outside.
+//! Two workers whose handoffs the test carries: what gets lost between them, and when, cannot be arranged from outside.
 #![allow(clippy::unwrap_used, reason = "clippy.toml excuses test functions, not their helpers")]
 
 use std::{
@@ -9,7 +9,7 @@ use std::{
 
 use turnpike_net::Datapath;
 use turnpike_turn::server::{
-    DropReason, Effect, ListenerId, Lookup, OpenResult, ServerConfig, User, stats::MobilityEvent,
+    DropReason, Effect, ListenerId, Lookup, OpenResult, ServerConfig, User, Verdict, stats::MobilityEvent,
 };
 use turnpike_wire::integrity::{Key, KeyAlgorithm};
 
@@ -18,6 +18,7 @@ use crate::{
     Config, CredentialStore, DtlsConfig, RelayAddress, SessionLog, StreamConfig, WorkerSnapshot,
     dtls::Associations,
     gate::{Quotas, WorkerGate},
+    link::Place,
     ports::Ports,
     runtime::Listeners,
     stream::{Admission, StreamListeners},
@@ -104,7 +105,7 @@ fn workers() -> [Worker; 2] {
     });
     let mailboxes: Arc<[Mailbox]> = mailboxes.into();
     made.map(|mut worker| {
-        worker.meet(Arc::clone(&mailboxes));
+        worker.set_mailboxes(Arc::clone(&mailboxes));
         worker
     })
 }
@@ -128,7 +129,8 @@ fn stun(kind: u16, attributes: &[(u16, &[u8])]) -> Vec<u8> {
 /// A mobile allocation of the first worker, and the Refresh that takes it along.
 fn mobile(owner: &mut Worker) -> Vec<u8> {
     let allocate = stun(0x0003, &[(0x0019, &[17, 0, 0, 0]), (TICKET, &[])]);
-    let Verdict::Open(request) = owner.server.from_client(NOW, client(1), &allocate) else { panic!() };
+    let Verdict::Drop(None) = owner.server.from_client(NOW, &client(1).into(), &allocate) else { panic!() };
+    let Some(Effect::Open(request)) = owner.server.poll_effect() else { panic!() };
     let relayed = (Ipv4Addr::LOCALHOST, 20_000).into();
     let opened = owner.server.opened(NOW, request.allocation, OpenResult::Opened { relayed }, None);
     let Verdict::Reply { bytes, .. } = opened else { panic!() };
@@ -136,40 +138,39 @@ fn mobile(owner: &mut Worker) -> Vec<u8> {
     stun(0x0004, &[(TICKET, &bytes[at..at + 32])])
 }
 
-/// The letters that wait.
-fn read(worker: &mut Worker) -> usize {
-    let mut read = 0;
-    while let Ok(Command::Letter(letter)) = worker.inbox.try_recv() {
-        worker.read_letter(NOW, *letter);
-        read += 1;
+/// Takes what waits.
+fn take(worker: &mut Worker) -> usize {
+    let mut taken = 0;
+    while let Ok(Command::Handoff(handoff)) = worker.inbox.try_recv() {
+        worker.take_handoff(NOW, *handoff);
+        taken += 1;
     }
-    read
+    taken
 }
 
 /// A Refresh that reaches the second worker.
-fn present(here: &mut Worker, from: Client, refresh: &[u8]) {
-    let verdict = here.server.from_client(NOW, from, refresh);
-    let Verdict::Forward { worker: 0 } = verdict else { panic!("not forwarded") };
-    here.forward(from, 0, refresh.to_vec());
+fn present(here: &mut Worker, from: Source, refresh: &[u8]) {
+    here.server.from_client(NOW, &from, refresh);
+    assert!(here.server.has_effects(), "not forwarded");
+    here.carry_out_effects(NOW, NOTHING);
 }
 
-/// What the first data from there asks for.
-fn asks(here: &mut Worker, from: Client) -> Result<MoveRequest, DropReason> {
-    match here.server.from_client(NOW, from, &[0x40, 0, 0, 0]) {
-        Verdict::Move(request) => Ok(request),
-        Verdict::Drop(reason) => Err(reason),
+/// Data from there; whether it asks for an allocation.
+fn asks(here: &mut Worker, from: Source) -> Result<(), DropReason> {
+    match here.server.from_client(NOW, &from, &[0x40, 0, 0, 0]) {
+        Verdict::Drop(None) => Ok(here.carry_out_effects(NOW, NOTHING)),
+        Verdict::Drop(Some(reason)) => Err(reason),
         _ => panic!("neither known nor a stranger"),
     }
 }
 
-fn fill(of: &Worker, worker: usize, letters: usize) {
-    of.mailboxes[worker].backlog.store(letters, Ordering::Relaxed);
+fn fill(of: &Worker, worker: usize, waiting: usize) {
+    of.mailboxes[worker].backlog.store(waiting, Ordering::Relaxed);
 }
 
-fn moves(owner: &mut Worker, here: &mut Worker, from: Client) {
-    let request = asks(here, from).unwrap();
-    here.ask_for(request, Vec::new());
-    assert_eq!((read(owner), read(here)), (1, 1));
+fn moves(owner: &mut Worker, here: &mut Worker, from: Source) {
+    asks(here, from).unwrap();
+    assert_eq!((take(owner), take(here)), (1, 1));
     assert_eq!((owner.server.allocations(), here.server.allocations()), (0, 1));
 }
 
@@ -177,41 +178,41 @@ fn moves(owner: &mut Worker, here: &mut Worker, from: Client) {
 fn an_answer_that_finds_no_room_is_given_to_the_request_sent_again() {
     let [mut owner, mut here] = workers();
     let refresh = mobile(&mut owner);
-    present(&mut here, client(2), &refresh);
+    present(&mut here, client(2).into(), &refresh);
     fill(&here, 1, BACKLOG);
-    assert_eq!((read(&mut owner), read(&mut here)), (1, 0));
-    assert_eq!(owner.counted.letters_lost, 1);
-    assert_eq!(asks(&mut here, client(2)), Err(DropReason::NoAllocation));
+    assert_eq!((take(&mut owner), take(&mut here)), (1, 0));
+    assert_eq!(owner.counted.handoffs_lost, 1);
+    assert_eq!(asks(&mut here, client(2).into()), Err(DropReason::NoAllocation));
     fill(&here, 1, 0);
-    present(&mut here, client(2), &refresh);
-    assert_eq!((read(&mut owner), read(&mut here)), (1, 1));
-    moves(&mut owner, &mut here, client(2));
+    present(&mut here, client(2).into(), &refresh);
+    assert_eq!((take(&mut owner), take(&mut here)), (1, 1));
+    moves(&mut owner, &mut here, client(2).into());
 }
 
 #[test]
 fn a_question_that_finds_no_room_is_asked_again_for_the_next_datagram() {
     let [mut owner, mut here] = workers();
     let refresh = mobile(&mut owner);
-    present(&mut here, client(2), &refresh);
-    assert_eq!((read(&mut owner), read(&mut here)), (1, 1));
+    present(&mut here, client(2).into(), &refresh);
+    assert_eq!((take(&mut owner), take(&mut here)), (1, 1));
     for _ in 0..3 {
-        let request = asks(&mut here, client(2)).unwrap();
         fill(&here, 0, BACKLOG);
-        here.ask_for(request, Vec::new());
+        asks(&mut here, client(2).into()).unwrap();
         fill(&here, 0, 0);
-        assert_eq!(read(&mut owner), 0);
+        assert_eq!(take(&mut owner), 0);
     }
-    moves(&mut owner, &mut here, client(2));
+    moves(&mut owner, &mut here, client(2).into());
 }
 
 #[test]
 fn an_allocation_that_comes_after_its_client_has_gone_is_kept_for_its_return() {
     let [mut owner, mut here] = workers();
     let refresh = mobile(&mut owner);
-    // Of a listener whose clients have connections, none of which is this one's.
-    let gone = Client { listener: ListenerId(1), ..client(2) };
+    // Its stream is closed.
+    let link = Way::Stream(Place { slot: 0, generation: 1 }).link();
+    let gone = Source { client: client(2), link };
     present(&mut here, gone, &refresh);
-    assert_eq!((read(&mut owner), read(&mut here)), (1, 1));
+    assert_eq!((take(&mut owner), take(&mut here)), (1, 1));
     moves(&mut owner, &mut here, gone);
     assert_eq!(here.server.stats().mobility[MobilityEvent::Kept as usize], 1);
     // Its address is anybody's now.
@@ -219,9 +220,9 @@ fn an_allocation_that_comes_after_its_client_has_gone_is_kept_for_its_return() {
     // Over plain UDP there is nothing that could be gone.
     let [mut owner, mut here] = workers();
     let refresh = mobile(&mut owner);
-    present(&mut here, client(2), &refresh);
-    assert_eq!((read(&mut owner), read(&mut here)), (1, 1));
-    moves(&mut owner, &mut here, client(2));
+    present(&mut here, client(2).into(), &refresh);
+    assert_eq!((take(&mut owner), take(&mut here)), (1, 1));
+    moves(&mut owner, &mut here, client(2).into());
     assert_eq!(here.server.stats().mobility[MobilityEvent::Kept as usize], 0);
 }
 
@@ -230,13 +231,12 @@ fn an_allocation_that_comes_after_its_client_has_gone_is_kept_for_its_return() {
 fn an_allocation_that_comes_from_a_realm_that_is_no_more_here_ends() {
     let [mut owner, mut here] = workers();
     let refresh = mobile(&mut owner);
-    present(&mut here, client(2), &refresh);
-    assert_eq!((read(&mut owner), read(&mut here)), (1, 1));
+    present(&mut here, client(2).into(), &refresh);
+    assert_eq!((take(&mut owner), take(&mut here)), (1, 1));
     let renamed =
         ServerConfig { realm: "renamed".to_owned(), authenticate: false, ..ServerConfig::default() };
     here.server.reconfigure(NOW, Arc::new(renamed));
-    let request = asks(&mut here, client(2)).unwrap();
-    here.ask_for(request, Vec::new());
-    assert_eq!((read(&mut owner), read(&mut here)), (1, 1));
+    asks(&mut here, client(2).into()).unwrap();
+    assert_eq!((take(&mut owner), take(&mut here)), (1, 1));
     assert_eq!((owner.server.allocations(), here.server.allocations()), (0, 0));
 }
