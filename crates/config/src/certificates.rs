@@ -20,7 +20,7 @@ pub struct Certificate {
     pub identity: Identity,
 }
 
-/// What the files came to.
+/// The result of reading the files.
 #[derive(Debug, Default)]
 pub struct Found {
     /// The default one first.
@@ -49,7 +49,7 @@ pub fn load(settings: &Settings) -> Found {
                 warnings.extend(exposed::warning(&files.key, "this private key"));
             }
             Err((path, problem)) => problems.push(
-                // The file is at fault, and not the line that names it; but that line is what can be found.
+                // The mistake is in the file, but the line that names it is where a reader starts.
                 ConfigError::new(
                     settings.origin(key),
                     key,

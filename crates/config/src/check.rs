@@ -164,7 +164,7 @@ pub(crate) fn combinations(settings: &Settings, problems: &mut Vec<ConfigError>)
             "true, or no [[realm]]",
         );
     }
-    // An attribute of 16 bits of length would hold more, but RFC 7635 section 6.1 stops here.
+    // `oauth.server_name` has at most 255 bytes; so must the name that stands for it.
     if !settings.oauth.keys.is_empty() && realms::third_party(settings).server_name.len() > 255 {
         refuse(
             "oauth.server_name",
@@ -251,7 +251,7 @@ pub(crate) fn combinations(settings: &Settings, problems: &mut Vec<ConfigError>)
     }
 }
 
-/// What can be, and is hardly meant. Sentences for the log.
+/// Warnings for the log: settings that are valid, but probably a mistake.
 pub(crate) fn doubts(settings: &Settings) -> Vec<String> {
     let mut doubts = Vec::new();
     let mut doubt = |key: &str, what: String| doubts.push(format!("{}: {key}: {what}", settings.origin(key)));

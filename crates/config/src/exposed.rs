@@ -16,8 +16,8 @@ use super::{
     source::{Entry, Node, Value},
 };
 
-/// A warning where anybody on this machine may read a file that holds `what`. A group may: that is how a server without root's
-/// rights gets it.
+/// A warning if every user of this machine can read a file that holds `what`. Read permission for a group is fine: that is how
+/// a server that does not run as root gets the file.
 pub(super) fn warning(file: &Path, what: &str) -> Option<String> {
     let mode = fs::metadata(file).ok()?.mode();
     (mode & 0o004 != 0).then(|| {
@@ -26,8 +26,8 @@ pub(super) fn warning(file: &Path, what: &str) -> Option<String> {
     })
 }
 
-/// The files with secrets among those that a configuration consists of: its own text, and what it or the environment names. All
-/// that stands there counts, also what a flag overrides.
+/// The files of a configuration that hold secrets: the file itself, and files that it or the environment names. A secret counts
+/// even where a flag overrides it.
 pub(super) fn files(entries: &[Entry], environment: &[(String, String)]) -> BTreeSet<PathBuf> {
     let mut found = BTreeSet::new();
     for spec in KEYS.iter().filter(|spec| spec.secret) {

@@ -167,7 +167,7 @@ pub(crate) fn unchangeable<S>(keys: &[KeySpec<S>], old: &S, new: &S) -> Vec<&'st
         .collect()
 }
 
-/// Keys that a reload applies and whose value differs as it is shown: whoever has secret ones compares those by itself.
+/// Keys that a reload applies and whose shown value differs. Secret keys are not among them: their values are all shown alike.
 pub(crate) fn changed<S>(keys: &[KeySpec<S>], old: &S, new: &S) -> Vec<&'static str> {
     keys.iter()
         .filter(|spec| spec.reload && !spec.secret && (spec.show)(old) != (spec.show)(new))

@@ -1,5 +1,4 @@
-//! Which realms there are, who serves them, and what each may have: from settings to what the state machine, the credential
-//! store and the quotas are told.
+//! The realms of a configuration: which listener serves which, and their limits, in the form that the TURN server takes.
 
 use std::net::SocketAddr;
 
@@ -82,8 +81,8 @@ pub fn third_party(settings: &Settings) -> ThirdParty {
     ThirdParty { server_name: name.clone(), skew: *skew, keys: keys.iter().map(issuer).collect() }
 }
 
-/// The realms that a listener serves, the one of its challenges first: those that name it, or else those that name none. A
-/// server name that a realm has as its own decides alone.
+/// The realms that a listener serves; its challenges carry the first. These are the realms that name the listener, or, if none
+/// does, those that name no listener. A server name (SNI) that belongs to a realm selects that realm alone.
 #[must_use]
 pub fn served_at(realms: &[RealmView<'_>], listener: SocketAddr, server_name: Option<&str>) -> Vec<RealmId> {
     let ids = |wanted: &dyn Fn(&RealmView<'_>) -> bool| -> Vec<RealmId> {
@@ -122,14 +121,15 @@ impl RealmView<'_> {
         }
     }
 
-    /// Clients take the strongest algorithm that they are offered, before anybody knows who they are.
+    /// Clients choose the strongest password algorithm, and the server offers them before it knows the user: all users must
+    /// have a SHA-256 key.
     #[must_use]
     pub fn allows_sha256(&self, allow_md5: bool) -> bool {
         !allow_md5 || self.users.iter().all(has_sha256)
     }
 
-    /// Nobody can find a time-limited name by its hash, nor is that of a token's key looked for; and a client that is offered
-    /// anonymity takes it.
+    /// With username anonymity a client sends a hash of its name (RFC 8489 section 9.2). A hash finds neither a time-limited
+    /// name nor the kid of a token, so a realm with either must not offer it.
     #[must_use]
     pub fn has_anonymity(&self) -> bool {
         self.secrets.is_empty() && !self.tokens

@@ -195,7 +195,7 @@ impl Default for Settings {
 
 pub(crate) type Differ = fn(&Settings, &Settings) -> bool;
 
-/// Secret keys, and whether they differ between two settings: what is shown of them does not tell.
+/// Secret keys, and whether they differ between two settings: their shown values are all alike.
 pub(crate) static SECRET_KEYS: &[(&str, Differ)] = &[
     ("auth.users", |old, new| old.users != new.users),
     ("auth.secrets", |old, new| old.secrets != new.secrets),

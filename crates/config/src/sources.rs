@@ -73,8 +73,8 @@ impl Sources {
         }
     }
 
-    /// The same for a server that runs and can keep the certificates that it has: what is wrong with the new ones, if nothing else
-    /// is wrong, stands beside the rest. A user must lose access though a certificate has expired.
+    /// The same for a reload: problems with certificates are returned beside the settings, because the server can keep its old
+    /// ones. A user who was removed must lose access even if a certificate has expired.
     ///
     /// # Errors
     /// Everything that is wrong beside certificates.
@@ -136,8 +136,8 @@ impl Sources {
         for spec in keys {
             let environment = source::environment_node(spec, &self.environment, problems);
             let file = from_file.get(spec.path).map(|node| (*node).clone());
-            // All sources are judged, though only the strongest counts: a mistake that a flag hides today is one
-            // that surfaces on the day the flag goes.
+            // Every source is checked, although only the strongest counts: a mistake that a flag hides would appear on the day
+            // the flag is removed.
             for node in [file, environment, self.flags.node(spec)].into_iter().flatten() {
                 let origin = node.origin.clone();
                 let mut reader = Reader::new(spec, problems);
@@ -154,8 +154,8 @@ impl Sources {
     }
 }
 
-/// Every variable of the environment that some subcommand reads: all are known to all, as a machine that runs several of them may
-/// have one environment.
+/// Every environment variable that any subcommand reads. Each subcommand knows them all, because several may share one
+/// environment.
 #[must_use]
 pub fn known_variables() -> Vec<String> {
     let settings = KEYS.iter().flat_map(KeySpec::variables).chain(crate::forward::variables());

@@ -11,7 +11,7 @@ use super::{
     source::{Entry, Node, Value},
 };
 
-/// A place in the file that counts for nothing when settings are compared.
+/// A place in the file; ignored when settings are compared.
 #[derive(Clone, Debug)]
 pub struct Place(pub(crate) Origin);
 

@@ -1,5 +1,5 @@
-//! When the certificates in use expire, as the log and the metrics tell it. Nobody else looks at the clock for them: TLS shows a
-//! certificate for as long as it is there, expired or not.
+//! When the certificates in use expire, for the log and the metrics. Nothing else checks this while the server runs: TLS goes
+//! on presenting a certificate that has expired.
 
 use std::{
     fmt::Write,
@@ -10,9 +10,9 @@ use jiff::{Timestamp, tz::TimeZone};
 use turnpike_config::Certificate;
 use turnpike_relay::Identity;
 
-/// Certificates that are renewed by a program are so a month before they end: half of that later something is wrong.
+/// Programs that renew certificates do so about 30 days before they expire: 14 days before, something is wrong.
 const SOON: i64 = 14 * DAY;
-/// Nobody should miss it for a weekend.
+/// Early enough that a weekend does not hide it.
 const VERY_SOON: i64 = 3 * DAY;
 const DAY: i64 = 86_400;
 /// DNS names of one certificate that the log tells.
@@ -41,7 +41,7 @@ enum Nearness {
 }
 
 impl CertificateExpiry {
-    /// These are shown from now on; each is told with its names and its end.
+    /// These are in use from now on; the log names each with its host names and expiry.
     pub(crate) fn show(&self, certificates: &[Certificate]) {
         for Certificate { file, identity } in certificates {
             tracing::info!(
@@ -71,7 +71,7 @@ impl CertificateExpiry {
         *self.lock() = new;
     }
 
-    /// Warns of ends that have come nearer since the last time.
+    /// Warns of certificates whose expiry has come nearer since the last time.
     pub(crate) fn look(&self) {
         for (nearness, warning) in self.due(Timestamp::now().as_second()) {
             match nearness {

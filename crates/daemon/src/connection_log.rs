@@ -13,7 +13,7 @@ use turnpike_turn::rates::{Rate, Rates, host};
 use crate::{
     connection_file::ConnectionFile,
     denial::{Denial, Lists},
-    log_limit::{EndLimit, LogCounts, RefusalLimit, Sum, Unsaid},
+    log_limit::{EndLimit, LogCounts, RefusalLimit, Sum, Summary},
     log_queue::{BACKLOG, LogReceiver, LogSender, log_queue},
     logging::seconds,
 };
@@ -164,7 +164,7 @@ impl ConnectionLogWriter {
     }
 }
 
-/// Of which ends strangers can make as many as they like.
+/// Kinds of ends of which strangers can cause any number.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Noise {
     None,
@@ -226,9 +226,9 @@ fn write(report: &ConnectionReport, suppressed: u64, lists: &Lists) {
     }
 }
 
-fn write_sums(unsaid: &Unsaid<IpAddr>) {
-    let each = unsaid.of.iter().map(|(client, sum)| (Some(shown(*client)), sum));
-    for (client, sum) in each.chain(unsaid.others.iter().map(|sum| (None, sum))) {
+fn write_sums(summary: &Summary<IpAddr>) {
+    let each = summary.of.iter().map(|(client, sum)| (Some(shown(*client)), sum));
+    for (client, sum) in each.chain(summary.others.iter().map(|sum| (None, sum))) {
         tracing::info!(
             target: "turnpike::forward",
             client, connections = sum.count, to_target_bytes = sum.out_bytes, to_client_bytes = sum.in_bytes,
@@ -297,8 +297,8 @@ mod tests {
         assert_eq!(told("[2001:db8::2]:5", EndReason::ClientReset, 10), 0, "a /64 is one client");
         assert_eq!(told("192.0.2.1:5", EndReason::Finished, 1000), 1000);
         assert_eq!(told("[2001:db8::1]:5", EndReason::Shutdown, 5000), 5000);
-        let unsaid = limits.ends.take().expect("of one client");
-        let [(client, sum)] = &unsaid.of[..] else { panic!("{unsaid:?}") };
+        let summary = limits.ends.take().expect("of one client");
+        let [(client, sum)] = &summary.of[..] else { panic!("{summary:?}") };
         assert_eq!(shown(*client), "2001:db8::/64");
         assert_eq!(*sum, Sum { count: 8010, out_bytes: 801_000, in_bytes: 16_020_000 });
     }

@@ -1,5 +1,6 @@
-//! How many lines others can cause: refusals, which anybody can have, and the ends of sessions and connections, which a user can have
-//! by the thousand a second. Nobody fills a disk, nobody keeps another's lines out, and what is not told is counted.
+//! Limits on log lines that clients cause: refusals, which any stranger can cause, and ends of sessions and connections, of
+//! which a user can cause thousands a second. They keep the disk from filling up, and the lines about one client from
+//! displacing those about others. Suppressed lines are counted.
 
 use std::{
     collections::HashMap,
@@ -26,7 +27,7 @@ pub(crate) struct LogCounts {
     pub(crate) ends: AtomicU64,
 }
 
-/// How many refusals become lines, over all workers. The counters count them all.
+/// Limits the lines about refusals, over all workers. The metrics count every refusal.
 pub(crate) struct RefusalLimit {
     rates: Rates,
     suppressed: u64,
@@ -48,9 +49,9 @@ impl RefusalLimit {
     /// Whether this refusal becomes a line; if so, `suppressed` also counts those that did not since the last line.
     pub(crate) fn admit(&mut self, now: Duration, source: IpAddr, suppressed: &mut u64) -> bool {
         let admitted = self.rates.admit_address(micros(now), source);
-        let unsaid = *suppressed + u64::from(!admitted);
-        self.counts.refusals.fetch_add(unsaid, Ordering::Relaxed);
-        self.suppressed += unsaid;
+        let unlogged = *suppressed + u64::from(!admitted);
+        self.counts.refusals.fetch_add(unlogged, Ordering::Relaxed);
+        self.suppressed += unlogged;
         if admitted {
             *suppressed = std::mem::take(&mut self.suppressed);
         }
@@ -82,36 +83,36 @@ impl AddAssign for Sum {
     }
 }
 
-/// How many ends of sessions or connections become lines of their own. The others are told in sum, by whose they were.
+/// Limits the lines about ended sessions or connections. Those beyond the limit are summed up by user or client.
 pub(crate) struct EndLimit<K> {
     rates: Rates,
-    unsaid: HashMap<K, Sum>,
-    /// Of those for whom there was no room in `unsaid`.
+    sums: HashMap<K, Sum>,
+    /// Of users or clients beyond the first [`Self::NAMED`].
     others: Sum,
-    /// When the sums are to be told.
+    /// When the sums are to be written.
     due: Option<Duration>,
     counts: Arc<LogCounts>,
 }
 
-/// What is to be told in sum.
+/// Sums to be written.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Unsaid<K> {
+pub(crate) struct Summary<K> {
     pub(crate) of: Vec<(K, Sum)>,
-    /// Of further ones, nameless.
+    /// Of all further ones together.
     pub(crate) others: Option<Sum>,
 }
 
 impl<K: Hash + Eq> EndLimit<K> {
-    /// Sums wait for so long, so that there are few of them.
+    /// How long sums are collected before they are written.
     const PATIENCE: Duration = Duration::from_secs(5);
-    /// Sums that are told at a time, each with whose it is.
+    /// Users or clients with a sum of their own.
     const NAMED: usize = 32;
 
     pub(crate) fn new(rates: Rates, counts: Arc<LogCounts>) -> Self {
-        Self { rates, unsaid: HashMap::new(), others: Sum::default(), due: None, counts }
+        Self { rates, sums: HashMap::new(), others: Sum::default(), due: None, counts }
     }
 
-    /// Whether this end becomes a line by what `ask` says of the rates; if not, it is added to the sum of `whose`.
+    /// Whether this end becomes a line, which `ask` decides by the rates; if not, it is added to the sum of `whose`.
     pub(crate) fn admit(
         &mut self,
         now: Duration,
@@ -125,26 +126,26 @@ impl<K: Hash + Eq> EndLimit<K> {
         self.counts.ends.fetch_add(1, Ordering::Relaxed);
         self.due.get_or_insert(now + Self::PATIENCE);
         let whose = whose();
-        if let Some(known) = self.unsaid.get_mut(&whose) {
+        if let Some(known) = self.sums.get_mut(&whose) {
             *known += sum;
-        } else if self.unsaid.len() < Self::NAMED {
-            self.unsaid.insert(whose, sum);
+        } else if self.sums.len() < Self::NAMED {
+            self.sums.insert(whose, sum);
         } else {
             self.others += sum;
         }
         false
     }
 
-    /// What is to be told by now, if anything.
-    pub(crate) fn due(&mut self, now: Duration) -> Option<Unsaid<K>> {
+    /// The sums, if it is time to write them.
+    pub(crate) fn due(&mut self, now: Duration) -> Option<Summary<K>> {
         if self.due.is_some_and(|due| due <= now) { self.take() } else { None }
     }
 
-    /// The same, whatever the time: this is the last line.
-    pub(crate) fn take(&mut self) -> Option<Unsaid<K>> {
+    /// The sums, whatever the time: for the end of the log.
+    pub(crate) fn take(&mut self) -> Option<Summary<K>> {
         self.due.take()?;
         let others = std::mem::take(&mut self.others);
-        Some(Unsaid { of: self.unsaid.drain().collect(), others: (others.count > 0).then_some(others) })
+        Some(Summary { of: self.sums.drain().collect(), others: (others.count > 0).then_some(others) })
     }
 }
 
@@ -196,8 +197,8 @@ mod tests {
         assert_eq!(limit.due(SECOND * 2), None, "sums wait");
         assert_eq!(ends(&mut limit, SECOND * 2, "many", 10), 1);
         let sum = Sum { count: 499, out_bytes: 49_900, in_bytes: 7 * 499 };
-        let unsaid = Unsaid { of: vec![("many".to_owned(), sum)], others: None };
-        assert_eq!(limit.due(SECOND * 6), Some(unsaid));
+        let summary = Summary { of: vec![("many".to_owned(), sum)], others: None };
+        assert_eq!(limit.due(SECOND * 6), Some(summary));
         assert_eq!(limit.due(SECOND * 100), None, "told once");
         assert_eq!(limit.take(), None);
         assert_eq!(counts.ends.load(Ordering::Relaxed), 499);
@@ -209,8 +210,8 @@ mod tests {
         for user in 0..100 {
             assert_eq!(ends(&mut limit, SECOND, &user.to_string(), 2), 0);
         }
-        let unsaid = limit.take().expect("it waits");
-        assert_eq!(unsaid.of.len(), 32);
-        assert_eq!(unsaid.others.map(|sum| sum.count), Some(2 * 68));
+        let summary = limit.take().expect("it waits");
+        assert_eq!(summary.of.len(), 32);
+        assert_eq!(summary.others.map(|sum| sum.count), Some(2 * 68));
     }
 }

@@ -19,7 +19,7 @@ const BATCH: usize = 1024;
 /// After that: a writer that waits for the next entry costs the worker a wake-up of another thread (two system calls)
 /// for each entry, one that looks again a little later costs it none.
 const PAUSE: Duration = Duration::from_millis(20);
-/// How long the writer is left alone: it has sums to tell though nothing comes.
+/// The writer is called at least this often, so that it can write sums when nothing else comes.
 const QUIET: Duration = Duration::from_secs(1);
 
 /// The workers' end.

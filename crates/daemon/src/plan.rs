@@ -1,4 +1,4 @@
-//! From settings to what the relay is told: finds what the settings left open (addresses, cores, credentials).
+//! Makes the relay's configuration from settings, and finds what they leave open (addresses, cores, a user).
 
 use std::{
     io,
@@ -43,7 +43,7 @@ impl Plan {
     ) -> Self {
         let mut notes = Vec::new();
         let relay = relay_addresses(settings, &mut notes);
-        notes.extend(circles(settings));
+        notes.extend(alternates_that_are_us(settings));
         let (datapath, datapath_reason) = match settings.datapath {
             Some(step) => (step, "as configured".to_owned()),
             None => Datapath::best(),
@@ -229,7 +229,7 @@ fn listeners(settings: &Settings, notes: &mut Vec<String>) -> Vec<SocketAddr> {
 
 /// Alternates that turn out to be addresses of this machine where a wildcard listener of ours has the port. What the settings tell
 /// by themselves is refused with the rest of them.
-pub(crate) fn circles(settings: &Settings) -> impl Iterator<Item = String> + '_ {
+pub(crate) fn alternates_that_are_us(settings: &Settings) -> impl Iterator<Item = String> + '_ {
     let everywhere = |at: &SocketAddr| {
         let mut listeners = settings.listen.iter().chain(&settings.tls_listen).chain(&settings.dtls_listen);
         listeners.any(|listener| {
@@ -349,7 +349,7 @@ mod tests {
             let mut named = AlternateSettings::default();
             named.alternate.address = address.parse().expect("an address");
             let settings = Settings { alternates: vec![named], ..Settings::default() };
-            circles(&settings).next()
+            alternates_that_are_us(&settings).next()
         };
         assert!(to("127.0.0.9:3478").expect("of this machine").contains("127.0.0.9:3478"));
         assert_eq!(to("127.0.0.9:3479"), None, "another port");

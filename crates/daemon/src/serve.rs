@@ -129,7 +129,7 @@ impl TurnServer {
             new.users.extend(self.generated.clone());
         }
         say_warnings(&warnings);
-        say_warnings(&plan::circles(&new).collect::<Vec<_>>());
+        say_warnings(&plan::alternates_that_are_us(&new).collect::<Vec<_>>());
         control::say_unchangeable(&self.started.unchangeable(&new));
         let credentials: Arc<dyn CredentialStore> = Arc::new(Credentials::new(&new));
         self.layout.add_server_names(realms::server_names(&new));

@@ -13,7 +13,7 @@ use turnpike_turn::{
 };
 
 use crate::{
-    log_limit::{EndLimit, LogCounts, RefusalLimit, Sum, Unsaid},
+    log_limit::{EndLimit, LogCounts, RefusalLimit, Sum, Summary},
     log_queue::{BACKLOG, LogReceiver, LogSender, log_queue},
     logging::seconds,
 };
@@ -123,9 +123,9 @@ impl SessionLogWriter {
     }
 }
 
-fn write_sums(unsaid: &Unsaid<User>) {
-    let each = unsaid.of.iter().map(|((realm, user), sum)| (Some(&**realm), Some(&**user), sum));
-    for (realm, user, sum) in each.chain(unsaid.others.iter().map(|sum| (None, None, sum))) {
+fn write_sums(summary: &Summary<User>) {
+    let each = summary.of.iter().map(|((realm, user), sum)| (Some(&**realm), Some(&**user), sum));
+    for (realm, user, sum) in each.chain(summary.others.iter().map(|sum| (None, None, sum))) {
         tracing::info!(
             target: "turnpike::session",
             realm, user, sessions = sum.count, to_peer_bytes = sum.out_bytes, to_client_bytes = sum.in_bytes,
@@ -339,8 +339,8 @@ mod tests {
         assert_eq!(told("alice", ClosedReason::Shutdown, 5000), 5000);
         let singly: usize = (0..5000).map(|n| told(&n.to_string(), ClosedReason::Expired, 3)).sum();
         assert_eq!(singly, 15_000, "thousands of users at once");
-        let unsaid = limits.sessions.take().expect("alice's");
-        let [((_, user), sum)] = &unsaid.of[..] else { panic!("{unsaid:?}") };
+        let summary = limits.sessions.take().expect("alice's");
+        let [((_, user), sum)] = &summary.of[..] else { panic!("{summary:?}") };
         assert_eq!((&**user, sum.count, sum.out_bytes), ("alice", 19_800, 19_800 * 1200));
     }
 

@@ -67,7 +67,7 @@ pub(crate) fn rule(draft: &Draft, problems: &mut Vec<ConfigError>) {
             "the listener [::], which alone can be open to IPv4 too",
         );
     }
-    // Silence about what the runtime does not do for other protocols would be a promise.
+    // A key that has no effect for a protocol is refused, not ignored.
     let only_tcp = "a rule from TCP to TCP";
     if rule.health_question.is_some() {
         if matches!(protocol, Protocol::Tcp | Protocol::UdpToTcp { .. }) {
@@ -115,7 +115,7 @@ pub(crate) fn rule(draft: &Draft, problems: &mut Vec<ConfigError>) {
     }
 }
 
-/// What may be right and is seldom meant.
+/// A warning for the log: a rule that is valid, but probably a mistake.
 pub(crate) fn doubts(draft: &Draft) -> Option<String> {
     let everybody = |proxy: &&Proxy| matches!(proxy, Proxy::Network(Pattern::Prefix(_, 0)));
     let all = draft.rule.proxy_protocol_from.iter().find(everybody)?;

@@ -1,5 +1,6 @@
-//! The small words of forwarding rules: hosts, ports, targets, client patterns. Every format is made of them, so that all take
-//! and refuse the same. Errors are half sentences; whoever knows the place makes [`ConfigError`](crate::ConfigError)s.
+//! The parts of forwarding rules: hosts, ports, targets, client patterns. Every format is made of them, so that all accept and
+//! refuse the same. Errors are half sentences; the caller, who knows the place, makes [`ConfigError`](crate::ConfigError)s of
+//! them.
 
 use std::{
     fmt::Write as _,

@@ -1,5 +1,5 @@
-//! Connections to the admin page: few, short, and at most one request each, whoever comes. They may take neither descriptors nor
-//! memory nor time from what the program is there for.
+//! Connections to the admin page: few, short-lived, one request each. They must not take descriptors, memory or time from the
+//! relay or the forwarder.
 
 use std::{
     collections::VecDeque,
@@ -29,11 +29,11 @@ pub(crate) const DESCRIPTORS: u64 = 48;
 /// How long to wait after an accept that failed, for want of descriptors most likely.
 const REST: Duration = Duration::from_millis(100);
 
-/// What connections may be. The default is what is documented.
+/// Limits of these connections. The defaults are the documented ones.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Limits {
-    /// At a time. One more takes the place of the oldest: a request is answered within milliseconds, so that the oldest is one that
-    /// does not ask.
+    /// At a time. One more takes the place of the oldest: an honest request is answered within milliseconds, so the oldest is
+    /// idle.
     pub(super) connections: usize,
     /// For the head of the request.
     pub(super) head: Duration,
@@ -80,7 +80,7 @@ fn count(reason: Closed) {
     CLOSED[reason as usize].fetch_add(1, Ordering::Relaxed);
 }
 
-/// Serves whoever comes, for ever.
+/// Accepts and serves connections for as long as the process lives.
 pub(super) async fn serve(listener: TcpListener, router: Router, limits: Limits) {
     let mut http = http1::Builder::new();
     http.timer(TokioTimer::new())
@@ -105,7 +105,7 @@ pub(super) async fn serve(listener: TcpListener, router: Router, limits: Limits)
         }
         let connection = answer(Arc::clone(&http), stream, router.clone(), limits.whole);
         open.push_back(tokio::spawn(connection).abort_handle());
-        // So that in a crowd each is heard once before the next is accepted, and those that were aborted have gone.
+        // Each connection runs once before the next is accepted, and aborted ones end.
         task::yield_now().await;
     }
 }

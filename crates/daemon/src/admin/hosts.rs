@@ -1,6 +1,5 @@
-//! Under which names the admin page may be asked for. A browser takes a page of somebody's domain for one origin whatever address the
-//! domain has by now: whoever changes it to ours ("DNS rebinding") would read the metrics through a visitor behind our firewall.
-//! But the browser then says that domain's name in `Host`.
+//! Checks `Host` against DNS rebinding: an attacker points a domain of his own to our address, and his page, open in the
+//! browser of somebody behind our firewall, may then read ours. The browser still names the attacker's domain in `Host`.
 
 use std::net::IpAddr;
 
@@ -52,7 +51,7 @@ impl Hosts {
         Ok(())
     }
 
-    /// An address is nobody's to point elsewhere, so that it need not be one of ours: it may be that of a NAT in front.
+    /// Every address is allowed, not only ours: rebinding needs a name, and a NAT in front has another address.
     fn allow(&self, host: &str) -> bool {
         let bare = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
         if bare.parse::<IpAddr>().is_ok() {
