@@ -441,22 +441,15 @@ pub(crate) fn reasons_of_void(
     if void == 0 || !(too_many || would_have_sufficed) {
         return reasons;
     }
-    let causes: [(usize, fn(usize, usize) -> Reason); 3] = [
-        (rounds_with(|void| matches!(void, Void::GeneratorLate { .. })), |rounds, of| {
-            Reason::GeneratorLate { rounds, of }
-        }),
-        (rounds_with(|void| matches!(void, Void::CpuStolen { .. })), |rounds, of| Reason::CpuStolen {
-            rounds,
-            of,
-        }),
-        (rounds_with(|void| matches!(void, Void::CoresShared { .. })), |rounds, of| Reason::CoresShared {
-            rounds,
-            of,
-        }),
+    let late = rounds_with(|void| matches!(void, Void::GeneratorLate { .. }));
+    let stolen = rounds_with(|void| matches!(void, Void::CpuStolen { .. }));
+    let shared = rounds_with(|void| matches!(void, Void::CoresShared { .. }));
+    let causes = [
+        (late, Reason::GeneratorLate { rounds: late, of }),
+        (stolen, Reason::CpuStolen { rounds: stolen, of }),
+        (shared, Reason::CoresShared { rounds: shared, of }),
     ];
-    reasons.extend(
-        causes.into_iter().filter(|(rounds, _)| *rounds > 0).map(|(rounds, reason)| reason(rounds, of)),
-    );
+    reasons.extend(causes.into_iter().filter(|(rounds, _)| *rounds > 0).map(|(_, reason)| reason));
     let what = concerned.iter().find_map(|round| match &round.voided {
         Some(Void::Other { what }) => Some(what.clone()),
         _ => None,

@@ -97,9 +97,24 @@ impl Variables {
         self.0.iter().fold(text.to_owned(), |text, (name, value)| text.replace(&format!("{{{name}}}"), value))
     }
 
-    /// Word by word, so that a value with spaces stays one word.
+    /// Word by word, so that a value with spaces stays one word; but a word that is `{name*}` is as many as its value has.
     pub(crate) fn command(&self, command: &CommandLine) -> Result<Vec<String>, LabError> {
-        command.words()?.iter().map(|word| self.text(word)).collect()
+        let mut filled = Vec::new();
+        for word in command.words()? {
+            match word.strip_prefix('{').and_then(|rest| rest.strip_suffix("*}")) {
+                Some(name) => {
+                    let value = self.0.get(name).ok_or_else(|| self.unknown(name))?;
+                    let words = shlex::split(value).ok_or_else(|| {
+                        LabError::usage(format!("{name} = \"{value}\": a quote is not closed"))
+                    })?;
+                    for word in words {
+                        filled.push(self.text(&word)?);
+                    }
+                }
+                None => filled.push(self.text(&word)?),
+            }
+        }
+        Ok(filled)
     }
 
     fn unknown(&self, name: &str) -> LabError {
@@ -147,6 +162,19 @@ mod tests {
     fn a_value_with_spaces_stays_one_word() {
         let command = CommandLine::Line("echo {words} 'c d'".to_owned());
         assert_eq!(variables().command(&command).unwrap(), ["echo", "a b", "c d"]);
+    }
+
+    #[test]
+    fn a_value_may_be_several_words_which_may_name_others() {
+        let mut variables = variables();
+        variables.set("load", "--peer {relay}:7 --note 'c d'");
+        let command = CommandLine::Line("load {load*} {words}".to_owned());
+        let words = variables.command(&command).unwrap();
+        assert_eq!(words, ["load", "--peer", "10.77.1.1:7", "--note", "c d", "a b"]);
+        variables.set("load", "'");
+        assert!(variables.command(&command).unwrap_err().to_string().contains("a quote is not closed"));
+        let unknown = CommandLine::Line("load {laod*}".to_owned());
+        assert!(variables.command(&unknown).unwrap_err().to_string().contains("did you mean {load}?"));
     }
 
     #[test]

@@ -327,6 +327,13 @@ mod tests {
         );
         assert!(row.starts_with(" class=\"\">") && row.contains("lower is better"), "{row}");
         assert!(row.contains("data-label=\"ratio\">0.667<"), "{row}");
+        assert!(row.contains("<td class=\"verdict\" data-label=\"verdict\">cannot tell"), "{row}");
+        let deciding = html
+            .split("<tr")
+            .find(|row| row.contains("<strong>packets_per_cpu_s</strong>"))
+            .expect("a row of the deciding metric");
+        assert!(deciding.starts_with(" class=\"faster\">"), "{deciding}");
+        assert!(deciding.contains("<td class=\"verdict\" data-label=\"verdict\">faster</td>"), "{deciding}");
         // The same words are in the head, which narrow screens do not show.
         assert!(html.contains("<thead><tr><th>metric</th><th>verdict</th>"));
     }

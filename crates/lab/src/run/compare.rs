@@ -195,6 +195,15 @@ pub(crate) fn note_changes(record: &mut Record, screen: &Screen) {
     }
 }
 
+/// Whether further runs are worth their time.
+enum Prospect {
+    Good,
+    /// The subject fails every time, and the others can do without it.
+    WithoutIt,
+    /// The same, and they cannot.
+    None,
+}
+
 struct Comparison<'a> {
     stage: &'a Stage,
     bench: Bench<'a>,
@@ -244,28 +253,12 @@ impl Comparison<'_> {
                     Err(halt) => return Err(halt.into_error()),
                 };
                 progress.run_ends(self.screen.now());
-                if again {
-                    record.aa.push(round);
-                } else {
-                    record.rounds.push(round);
-                }
-                let round = if again { record.aa.last() } else { record.rounds.last() };
-                if let Some((round, void)) = round.and_then(|round| Some((round, round.voided.as_ref()?))) {
-                    let what = if record.counts(round, &experiment.metric) {
-                        "counts only for what a datagram costs"
-                    } else {
-                        "void"
-                    };
-                    self.screen.note(&format!("round {}, {}: {what}, {void}", index + 1, service.name));
-                }
-                record.save(&self.stage.directory).map_err(|error| LabError::failed(error.to_string()))?;
-                if hopeless(record, &service.name) && service.optional {
-                    self.screen
-                        .note(&format!("{} fails every time: the others go on without it", service.name));
-                    given_up.insert(service.name.clone());
-                } else if hopeless(record, &service.name) {
-                    self.screen.note(&format!("{} fails every time: the rest is not tried", service.name));
-                    return Ok(());
+                match self.keep(round, again, service, record)? {
+                    Prospect::Good => {}
+                    Prospect::WithoutIt => {
+                        given_up.insert(service.name.clone());
+                    }
+                    Prospect::None => return Ok(()),
                 }
             }
             if let Some(candidate) = subjects.get(1) {
@@ -284,6 +277,37 @@ impl Comparison<'_> {
             self.trace_all(record)?;
         }
         Ok(())
+    }
+
+    /// Puts a run into the record, and says what its failure means for the runs to come.
+    fn keep(
+        &self,
+        round: Round,
+        again: bool,
+        service: &Service,
+        record: &mut Record,
+    ) -> Result<Prospect, LabError> {
+        let (name, index) = (&service.name, round.index + 1);
+        if let Some(void) = &round.voided {
+            let counts = record.counts(&round, &record.experiment.metric);
+            let what = if counts { "counts only for what a datagram costs" } else { "void" };
+            self.screen.note(&format!("round {index}, {name}: {what}, {void}"));
+        }
+        if again {
+            record.aa.push(round);
+        } else {
+            record.rounds.push(round);
+        }
+        record.save(&self.stage.directory).map_err(|error| LabError::failed(error.to_string()))?;
+        if !hopeless(record, name) {
+            return Ok(Prospect::Good);
+        }
+        let (prospect, rest) = match service.optional {
+            true => (Prospect::WithoutIt, "the others go on without it"),
+            false => (Prospect::None, "the rest is not tried"),
+        };
+        self.screen.note(&format!("{name} fails every time: {rest}"));
+        Ok(prospect)
     }
 
     /// One run of one subject. What ends the experiment is an error; what only voids the run is in the round.
