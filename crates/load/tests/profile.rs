@@ -264,7 +264,7 @@ fn latency_is_that_of_one_way() {
     let middle = MiddleBox::start(peer, Mischief::Delay, Mischief::None);
     let config = udp::Config { server: middle.address, peer: Some(peer), clients: 1, ..straight("audio") };
     let profile = quiet_udp(&config).unwrap().profile.unwrap();
-    let least = DELAY.as_micros() as u64;
+    let least = u64::try_from(DELAY.as_micros()).unwrap();
     assert!(profile.to_peer.latency_us.min >= least, "{profile:?}");
     assert!(profile.to_client.latency_us.min < least, "{profile:?}");
 }

@@ -147,21 +147,7 @@ fn signed(
                 session.accept_challenge(&answer);
             }
             Some(401) => {
-                let asked = answer.text(attribute::REALM);
-                if asked.as_ref().is_some_and(|asked| *asked != realm) {
-                    report.advise(
-                        Level::Bad,
-                        AREA,
-                        format!(
-                            "asks for realm {realm:?} and then for {:?}, so that no key is right",
-                            asked.unwrap_or_default()
-                        ),
-                        "servers with several realms must choose one per listener or user before they ask; see its configuration",
-                    );
-                } else {
-                    let (what, remedy) = refusal(credentials, &realm, now);
-                    report.advise(Level::Bad, AREA, what, remedy);
-                }
+                refused(report, credentials, &realm, answer.text(attribute::REALM), now);
                 return Outcome::Nothing;
             }
             Some(code) => {
@@ -185,8 +171,27 @@ fn signed(
     Outcome::Nothing
 }
 
-/// "The client ... attempts the transaction anew with the alternate server" (RFC 8489 section 10): what it finds there is the
-/// other server's, and for another probe.
+/// A 401 in answer to a signed request, which `asks` for a realm once more.
+fn refused(
+    report: &mut Report,
+    credentials: &Credentials,
+    realm: &str,
+    asks: Option<String>,
+    now: SystemTime,
+) {
+    let (what, remedy) = match asks.filter(|asks| asks != realm) {
+        Some(other) => (
+            format!("asks for realm {realm:?} and then for {other:?}, so that no key is right"),
+            "servers with several realms must choose one per listener or user before they ask; see its configuration"
+                .to_owned(),
+        ),
+        None => refusal(credentials, realm, now),
+    };
+    report.advise(Level::Bad, AREA, what, remedy);
+}
+
+/// A client asks the other server again, from the start (RFC 8489 section 10): what it finds there is that server's, and for
+/// another probe.
 fn sent_on(report: &mut Report, answer: &Answer) -> Outcome {
     if answer.address(attribute::ALTERNATE_SERVER).is_none() {
         report.advise(

@@ -38,8 +38,23 @@ struct Rotation {
 
 struct Place {
     offset_ns: u64,
-    client: u32,
-    flow: u32,
+    client: usize,
+    flow: usize,
+}
+
+impl Place {
+    /// Where in its stream's interval a flow is.
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        clippy::cast_precision_loss,
+        reason = "below the interval, which is at most 10 s"
+    )]
+    fn draw(seed: u64, flow: u32, interval_ns: f64) -> u64 {
+        const WHOLE: u64 = 1 << 32;
+        let part = Draw::new(seed, flow, u64::MAX).below(WHOLE) as f64 / WHOLE as f64;
+        (part * interval_ns) as u64
+    }
 }
 
 impl Bursts {
@@ -47,18 +62,15 @@ impl Bursts {
     pub(super) fn new(profile: &Profile, seed: u64, (count, first): (usize, usize), start_ns: u64) -> Self {
         let rotation = |stream: usize| {
             let interval_ns = 1e9 / profile.streams[stream].bursts_per_second;
-            let flows: Vec<_> = (0..profile.flows()).filter(|flow| profile.flows[*flow] == stream).collect();
-            let place = |client: usize, flow: usize| {
-                let number = profile.flow_number(first + client, flow);
-                #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "at most 10 s")]
-                let offset_ns =
-                    Draw::new(seed, number, u64::MAX).below(1 << 32) as f64 / 4_294_967_296.0 * interval_ns;
-                Place { offset_ns: offset_ns as u64, client: client as u32, flow: flow as u32 }
+            let flows = || (0..profile.flows()).filter(|flow| profile.flows[*flow] == stream);
+            let place = |client: usize, flow: usize| Place {
+                offset_ns: Place::draw(seed, profile.flow_number(first + client, flow), interval_ns),
+                client,
+                flow,
             };
-            let mut places: Vec<_> = (0..count)
-                .flat_map(|client| flows.iter().map(move |flow| (client, *flow)))
-                .map(|(c, f)| place(c, f))
-                .collect();
+            let of_client = |client: usize| flows().map(move |flow| (client, flow));
+            let mut places: Vec<_> =
+                (0..count).flat_map(of_client).map(|(client, flow)| place(client, flow)).collect();
             places.sort_by_key(|place| (place.offset_ns, place.client, place.flow));
             let due_ns = places.first().map_or(u64::MAX, |place| start_ns + place.offset_ns);
             Rotation { stream, start_ns, interval_ns, places, next: 0, round: 0, due_ns }
@@ -79,8 +91,8 @@ impl Bursts {
         let place = rotation.places.get(rotation.next)?;
         let burst = Burst {
             stream: rotation.stream,
-            client: place.client as usize,
-            flow: place.flow as usize,
+            client: place.client,
+            flow: place.flow,
             number: rotation.round,
             due_ns: rotation.due_ns,
         };
