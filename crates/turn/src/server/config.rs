@@ -166,10 +166,10 @@ impl Default for ServerConfig {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConfigError {
-    /// RFC 8489 section 14.9: REALM is "less than 128 characters".
+    /// REALM has at most 127 characters (RFC 8489 section 14.9).
     #[error("realm must have 1 to 127 characters and no control characters; this has {0} characters")]
     Realm(usize),
-    /// RFC 8489 section 14.14: SOFTWARE is "less than 128 characters".
+    /// So has SOFTWARE (RFC 8489 section 14.14).
     #[error("software must have at most 127 characters; this has {0}")]
     Software(usize),
     /// Lifetimes of allocations.

@@ -303,10 +303,10 @@ impl Forwarding {
                 }
             }
             Effect::Moved { allocation, client, link, padded, .. } => {
-                self.rekey(*allocation, *client, *link, *padded)
+                self.rekey(*allocation, *client, *link, *padded);
             }
             Effect::Closed { allocation, .. } | Effect::Exported { allocation } => {
-                _ = self.remove(allocation.index)
+                self.remove(allocation.index);
             }
             _ => {}
         }
