@@ -32,7 +32,7 @@ fn relaying(bench: &mut Bench, clients: u16) {
     let mut at = 0;
     let mut next = || {
         at = (at + 617) % relays.len();
-        relays[at]
+        &relays[at]
     };
 
     bench.case(&format!("route/channel_data/{clients}"), || {

@@ -37,8 +37,8 @@ use crate::{
     gate::WorkerGate,
     peers::{FIRST_TOKEN as FIRST_PEER_TOKEN, Peers},
     ports::{Opened, Ports, Refusal},
-    runtime::{Listeners, listen_error},
-    stream::Streams,
+    runtime::{Common, Listeners, listen_error},
+    stream::{StreamListeners, Streams},
 };
 use handoff::Handoff;
 pub(crate) use handoff::Mailbox;
@@ -131,66 +131,72 @@ pub(crate) struct Worker {
 }
 
 impl Worker {
-    #[expect(clippy::too_many_arguments, reason = "one call site; a struct would only rename them")]
-    pub(crate) fn new(
-        number: usize,
-        config: &Config,
-        listeners: &Listeners,
-        dtls: impl FnOnce(Instant) -> Associations,
-        streams: impl FnOnce(&Poller) -> io::Result<Streams>,
-        gate: WorkerGate,
-        ports: Arc<Ports>,
-        log: Arc<dyn SessionLog>,
-        inbox: mpsc::Receiver<Command>,
-        shared: Arc<Shared>,
-    ) -> Result<(Self, Waker), StartError> {
+    /// A worker that has bound its sockets and does not serve yet; how it is reached, and what it lets others see.
+    pub(crate) fn new(number: usize, common: &Common) -> Result<(Self, Mailbox, Arc<Shared>), StartError> {
+        let config = &common.config;
         let mut poller = Poller::new()?;
         poller.set_busy_poll(config.busy_poll);
         let waker = Waker::new(&poller, WAKER)?;
-        let streams = streams(&poller)?;
         let started = Instant::now();
+        let out = Out {
+            tx: Tx::new(config.datapath),
+            listeners: Vec::new(),
+            relays: Vec::new(),
+            ttl_expired: 0,
+            streams: Self::listen_streams(common, &poller)?,
+            dtls: Associations::new(
+                Arc::clone(&common.layout),
+                Arc::clone(&common.dtls),
+                config.workers,
+                started,
+            ),
+        };
+        let (store, quotas, ports) = (&common.store, &common.quotas, &common.ports);
+        let gate = WorkerGate::new(Arc::clone(store), Arc::clone(quotas), Arc::clone(ports));
+        let (settings, seed) = (Arc::new(config.server.clone()), Seed(rand::random()));
+        let (commands, inbox) = mpsc::channel();
+        let shared = Arc::new(Shared { snapshot: Mutex::default() });
         let mut worker = Self {
             number,
-            server: Server::of_many(
-                Arc::new(config.server.clone()),
-                gate,
-                seat(number, config),
-                Seed(rand::random()),
-            ),
+            server: Server::of_many(settings, gate, seat(number, config), seed),
             poller,
             waker: waker.clone(),
             rx: Rx::new(config.datapath),
-            out: Out {
-                tx: Tx::new(config.datapath),
-                listeners: Vec::new(),
-                relays: Vec::new(),
-                ttl_expired: 0,
-                streams,
-                dtls: dtls(started),
-            },
+            out,
             sockets: Sockets::default(),
             listeners: Vec::new(),
             roles: Vec::new(),
             peers: Peers::new(CopyMode::Auto),
-            ports,
+            ports: Arc::clone(ports),
             mailboxes: Arc::new([]),
-            log,
+            log: Arc::clone(&common.log),
             inbox,
-            shared,
+            shared: Arc::clone(&shared),
             counted: WorkerSnapshot::default(),
             started,
             published_ms: 0,
             dirty: true,
             complained: false,
         };
-        for address in &listeners.udp {
+        let Listeners { udp, dtls, .. } = &common.listeners;
+        for address in udp {
             worker.listen(*address, config)?;
         }
-        for address in &listeners.dtls {
-            let shared = listeners.udp.iter().position(|udp| udp == address);
-            worker.listen_dtls(*address, shared, config)?;
+        for address in dtls {
+            worker.listen_dtls(*address, udp.iter().position(|udp| udp == address), config)?;
         }
-        Ok((worker, waker))
+        Ok((worker, Mailbox { commands, waker, backlog: Arc::default() }, shared))
+    }
+
+    fn listen_streams(common: &Common, poller: &Poller) -> Result<Streams, StartError> {
+        let Listeners { tcp, tls, .. } = &common.listeners;
+        let bound = StreamListeners::bind(tcp, tls, &common.streams, common.config.reuses_ports());
+        let listeners = bound.map_err(|(address, source)| {
+            let protocol = if tcp.contains(&address) { "tcp" } else { "tls" };
+            listen_error(protocol, address, source)
+        })?;
+        let (layout, config) = (Arc::clone(&common.layout), Arc::clone(&common.streams));
+        Ok(Streams::new(layout, config, Arc::clone(&common.admission), listeners, poller)?)
     }
 
     fn listen(&mut self, address: SocketAddr, config: &Config) -> Result<(), StartError> {

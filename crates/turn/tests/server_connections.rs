@@ -491,7 +491,7 @@ fn a_connection_bind_is_handed_over_to_the_worker_that_owns_the_connection() {
     let alice = first.credentials("alice", Scheme::Md5);
     let ask = Ask::connection_bind(connection).signed(&alice).bytes();
     assert_eq!(first.feed(&ask), Outcome::HandOver { worker: 1 });
-    let verdict = owner.from_handed_over(stream(42_000), &ask);
+    let verdict = owner.handed_over(stream(42_000), &ask);
     assert!(matches!(verdict, Outcome::Bind { connection: bound, .. } if bound == connection));
     // Only for those who authenticate, and only to workers that there are.
     assert_eq!(first.ask(&Ask::connection_bind(connection)).code(), Some(401));

@@ -215,7 +215,7 @@ fn an_answer_finds_its_client_on_the_worker_that_forwarded_the_request() {
     let bytes = Ask::present(&ticket).signed(&alice).bytes();
     let asked = query(workers[1].feed(&bytes));
     assert_eq!(workers[1].found(asked.lookup, found(&asked)), Outcome::Forward { worker: 0 });
-    let (outcome, arrival) = workers[0].from_elsewhere(1, there, &bytes);
+    let (outcome, arrival) = workers[0].forwarded(1, there, &bytes);
     assert_eq!(arrival, None);
     let asked = query(outcome);
     // The reply is not this worker's to send.

@@ -1,4 +1,5 @@
 //! An allocation as data: what is written and read again goes on where it was, and nothing of it is told to who must not know.
+#![allow(clippy::unwrap_used, reason = "a test helper says by panicking what went wrong")]
 
 mod common;
 use common::*;

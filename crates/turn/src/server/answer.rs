@@ -34,22 +34,25 @@ impl<G: Gate> Server<G> {
         delivery: Delivery,
         datagram: &[u8],
     ) -> Verdict<'a> {
-        match Request::parse(datagram) {
+        match &Request::parse(datagram) {
             Ok(request) => {
                 self.stats.requests[request.method as usize] += 1;
-                self.respond(now, *source, delivery, &request, None)
+                if request.method == Method::Binding {
+                    return self.binding(now, source, request);
+                }
+                self.respond(now, source, delivery, request, None)
             }
-            Err(reason) => self.dropped(reason),
+            Err(reason) => self.dropped(*reason),
         }
     }
 
     /// Says what the store has found out ([`Effect::LookUp`]); the verdict is on the request that has waited for it, if it still does.
     pub fn credentials(&mut self, now: Now, lookup: LookupId, credentials: Credentials) -> Verdict<'_> {
         let Some(waiting) = self.lookups.take(lookup) else { return self.dropped(DropReason::LookupOver) };
-        match (credentials, Request::parse(&waiting.request)) {
+        match (credentials, &Request::parse(&waiting.request)) {
             (Credentials::Unavailable, _) | (_, Err(_)) => self.dropped(DropReason::LookupOver),
             (credentials, Ok(request)) => {
-                self.respond(now, waiting.source, waiting.delivery, &request, Some(credentials))
+                self.respond(now, &waiting.source, waiting.delivery, request, Some(credentials))
             }
         }
     }
@@ -57,33 +60,32 @@ impl<G: Gate> Server<G> {
     fn respond(
         &mut self,
         now: Now,
-        source: Source,
+        source: &Source,
         delivery: Delivery,
         request: &Request<'_>,
         credentials: Option<Credentials>,
     ) -> Verdict<'_> {
         let arrival = Cell::new(None);
-        let context = Context::new(now, source, delivery, request, &arrival);
-        let answer = self.answer(Context { credentials, ..context });
-        let Source { mut client, link } = source;
-        match answer {
-            Answer::Reply => {}
-            Answer::ReplyFrom(from) => client = from,
-            Answer::Later => return Verdict::Drop(None),
-            Answer::Drop(reason) => return self.dropped(reason),
-        }
-        if let Delivery::Forwarded(via) = delivery {
+        let answer = self.answer(Context::new(now, *source, delivery, request, credentials, &arrival));
+        if let (Delivery::Forwarded(via), Answer::Reply) = (delivery, &answer) {
             let (arrival, reply) = (arrival.take(), self.reply.as_slice().into());
-            self.effects.push_back(Effect::Answer { via, source, arrival, reply });
+            self.effects.push_back(Effect::Answer { via, source: *source, arrival, reply });
             return Verdict::Drop(None);
         }
-        Verdict::Reply { client, link, bytes: &self.reply }
+        self.verdict(source, answer)
+    }
+
+    fn verdict(&mut self, source: &Source, answer: Answer) -> Verdict<'_> {
+        let Source { client, link } = *source;
+        match answer {
+            Answer::Reply => Verdict::Reply { client, link, bytes: &self.reply },
+            Answer::ReplyFrom(client) => Verdict::Reply { client, link, bytes: &self.reply },
+            Answer::Later => Verdict::Drop(None),
+            Answer::Drop(reason) => self.dropped(reason),
+        }
     }
 
     fn answer(&mut self, mut context: Context<'_>) -> Answer {
-        if context.request.method == Method::Binding {
-            return self.binding(&context);
-        }
         // RFC 8489 section 6.3 has authentication first, and then what section 6.3.1 says of unknown attributes.
         if let Err(answer) = self.authenticate(&mut context) {
             return answer;
@@ -106,7 +108,8 @@ impl<G: Gate> Server<G> {
             Method::ChannelBind => self.channel_bind(&context),
             Method::Connect => self.connect(context),
             Method::ConnectionBind => self.connection_bind(&context),
-            Method::Binding => self.binding(&context),
+            // Has been answered before anybody was asked who they are.
+            Method::Binding => Answer::Later,
         }
     }
 
@@ -128,22 +131,25 @@ impl<G: Gate> Server<G> {
 
     /// RFC 8489 section 12: the address that the request came from. Needs no credentials, and so gets neither SOFTWARE
     /// nor a signature: 32 bytes for 20, over IPv6 44.
-    fn binding(&mut self, context: &Context<'_>) -> Answer {
-        if let Some(answer) = self.discover(context) {
-            return answer;
+    fn binding(&mut self, now: Now, source: &Source, request: &Request<'_>) -> Verdict<'_> {
+        let Source { client, link } = source;
+        let envelope = Envelope::unsigned(request);
+        if let Some(answer) = self.discover(now, client, request, &envelope) {
+            return self.verdict(source, answer);
         }
         // Nearly no request has any.
-        if !context.request.unknown.is_empty() {
-            let unknown = unknown_in_plain_binding(context.request);
+        if !request.unknown.is_empty() {
+            let unknown = unknown_in_plain_binding(request);
             if !unknown.is_empty() {
-                return self.unknown_attributes(&context.envelope, &unknown);
+                let answer = self.unknown_attributes(&envelope, &unknown);
+                return self.verdict(source, answer);
             }
         }
         self.stats.successes[Method::Binding as usize] += 1;
-        let mut response = Response::success(&mut self.reply, &context.envelope);
-        response.xor_address(attribute::XOR_MAPPED_ADDRESS, context.source.client.address);
-        response.finish(context.envelope.fingerprint);
-        Answer::Reply
+        let mut response = Response::success(&mut self.reply, &envelope);
+        response.xor_address(attribute::XOR_MAPPED_ADDRESS, client.address);
+        response.finish(envelope.fingerprint);
+        Verdict::Reply { client: *client, link: *link, bytes: &self.reply }
     }
 
     /// The index of the allocation that a request other than Allocate is about.

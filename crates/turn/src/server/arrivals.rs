@@ -87,8 +87,13 @@ impl Moves {
         self.arrivals.insert(client, Expected { key, owner, asked: false, expires_ms, place });
     }
 
+    #[inline]
+    pub(super) fn is_nobody_expected(&self) -> bool {
+        self.arrivals.is_empty()
+    }
+
     pub(super) fn get(&mut self, now_ms: u64, client: &Client) -> Option<&mut Expected> {
-        if self.arrivals.is_empty() {
+        if self.is_nobody_expected() {
             return None;
         }
         if self.arrivals.get(client)?.expires_ms <= now_ms {

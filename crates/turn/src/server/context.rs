@@ -38,12 +38,11 @@ impl<'a> Context<'a> {
         source: Source,
         delivery: Delivery,
         request: &'a Request<'a>,
+        credentials: Option<Credentials>,
         arrival: &'a Cell<Option<Arrival>>,
     ) -> Self {
-        let Request { method, transaction, fingerprint, .. } = *request;
-        let envelope = Envelope { method, transaction, fingerprint, signer: None };
-        let who = Who::default();
-        Self { now, source, delivery, request, envelope, who, credentials: None, arrival }
+        let (envelope, who) = (Envelope::unsigned(request), Who::default());
+        Self { now, source, delivery, request, envelope, who, credentials, arrival }
     }
 
     pub(super) fn client(&self) -> &Client {

@@ -177,14 +177,16 @@ impl Forwarding {
         self.len
     }
 
-    /// The allocation of this 5-tuple.
-    #[inline]
+    /// The slot of this 5-tuple.
+    #[inline(always)]
     pub(super) fn find(&mut self, client: &Client) -> Option<u32> {
-        if let Some((last, index)) = &self.last
-            && last == client
-        {
-            return Some(*index);
+        match &self.last {
+            Some((last, index)) if last == client => Some(*index),
+            _ => self.search(client),
         }
+    }
+
+    fn search(&mut self, client: &Client) -> Option<u32> {
         let slots = &self.slots;
         let index = *self.by_client.find(hash(&self.hasher, client), |index| is_of(slots, *index, client))?;
         self.last = Some((*client, index));
@@ -301,10 +303,10 @@ impl Forwarding {
                 }
             }
             Effect::Moved { allocation, client, link, padded, .. } => {
-                self.rekey(*allocation, *client, *link, *padded)
+                self.rekey(*allocation, *client, *link, *padded);
             }
             Effect::Closed { allocation, .. } | Effect::Exported { allocation } => {
-                _ = self.remove(allocation.index)
+                self.remove(allocation.index);
             }
             _ => {}
         }

@@ -422,9 +422,19 @@ impl<G: Gate> Server<G> {
         context.arrival.set(Some(Arrival { client: *context.client(), key, owner, patience_ms }));
     }
 
-    /// Data from a 5-tuple without an allocation. If it is one that arrived, the old 5-tuple is forgotten.
-    #[cold]
+    /// Data from a 5-tuple without an allocation.
+    #[inline]
     pub(super) fn stranger<'a>(&'a mut self, now: Now, source: &Source, datagram: &'a [u8]) -> Verdict<'a> {
+        if self.moves.is_nobody_expected() {
+            return self.dropped(DropReason::NoAllocation);
+        }
+        self.expected(now, source, datagram)
+    }
+
+    /// The same, where some are expected. If it is one that arrived, the old 5-tuple is forgotten.
+    #[cold]
+    #[inline(never)]
+    fn expected<'a>(&'a mut self, now: Now, source: &Source, datagram: &'a [u8]) -> Verdict<'a> {
         match self.arrival(now, source, datagram) {
             Ok(None) => self.dropped(DropReason::NoAllocation),
             Ok(Some(index)) => {

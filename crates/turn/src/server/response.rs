@@ -7,7 +7,7 @@ use turnpike_wire::integrity::{self, Key, Mac};
 
 use super::{
     attribute,
-    request::{COOKIE, Method, xor_mask},
+    request::{COOKIE, Method, Request, xor_mask},
     secret,
 };
 
@@ -38,6 +38,13 @@ pub(super) struct Envelope {
     pub(super) fingerprint: bool,
     /// None where the client has not proved who it is.
     pub(super) signer: Option<Signer>,
+}
+
+impl Envelope {
+    pub(super) fn unsigned(request: &Request<'_>) -> Self {
+        let Request { method, transaction, fingerprint, .. } = *request;
+        Self { method, transaction, fingerprint, signer: None }
+    }
 }
 
 /// A message under construction.

@@ -526,13 +526,13 @@ impl World {
     }
 
     /// Feeds a request whose client's stream another worker has handed over.
-    pub fn from_handed_over(&mut self, client: Client, request: &[u8]) -> Outcome {
+    pub fn handed_over(&mut self, client: Client, request: &[u8]) -> Outcome {
         let verdict = self.server.from_handed_over(self.now, &client.into(), request).into();
         self.outcome(verdict)
     }
 
     /// Feeds a request that another worker has forwarded; and whom that one is to expect.
-    pub fn from_elsewhere(&mut self, via: u16, client: Client, request: &[u8]) -> (Outcome, Option<Arrival>) {
+    pub fn forwarded(&mut self, via: u16, client: Client, request: &[u8]) -> (Outcome, Option<Arrival>) {
         let drops: u64 = self.server.stats().drops.iter().sum();
         self.server.from_elsewhere(self.now, via, &client.into(), request);
         self.take_effects();

@@ -3,7 +3,6 @@
 
 use std::{
     net::{Ipv4Addr, SocketAddr},
-    sync::{Mutex, RwLock},
     time::Duration,
 };
 
@@ -15,14 +14,9 @@ use turnpike_wire::integrity::{Key, KeyAlgorithm};
 
 use super::*;
 use crate::{
-    Config, CredentialStore, DtlsConfig, RelayAddress, SessionLog, StreamConfig, WorkerSnapshot,
-    dtls::Associations,
-    gate::{Quotas, WorkerGate},
+    Config, CredentialStore, DtlsConfig, RelayAddress, SessionLog, StreamConfig,
     link::Place,
-    ports::Ports,
-    runtime::Listeners,
-    stream::{Admission, StreamListeners},
-    worker::Shared,
+    runtime::{Common, Listeners},
 };
 
 const TICKET: u16 = 0x8030;
@@ -70,37 +64,12 @@ fn workers() -> [Worker; 2] {
         server: ServerConfig { authenticate: false, ..ServerConfig::default() },
     };
     let listeners = Listeners { udp: vec![any], ..Listeners::default() };
-    let streams = Arc::new(config.streams.clone());
-    let layout = Arc::new(config.layout());
-    let admission = Arc::new(Admission::new(10, 10));
-    let quotas = Arc::new(Quotas::new(10, 10));
-    let ports = Arc::new(Ports::new(&config));
+    let layout = config.layout();
+    let common = Common::new(config, listeners, layout, Arc::new(Nobody), Arc::new(Silent));
     let mut mailboxes = Vec::new();
     let made = [0, 1].map(|number| {
-        let (commands, inbox) = mpsc::channel();
-        let sockets = StreamListeners::bind(&[], &[], &streams, true).unwrap_or_else(|_| unreachable!());
-        let (worker, waker) = Worker::new(
-            number,
-            &config,
-            &listeners,
-            |started| Associations::new(Arc::clone(&layout), Arc::new(config.dtls.clone()), 2, started),
-            |poller| {
-                Streams::new(
-                    Arc::clone(&layout),
-                    Arc::clone(&streams),
-                    Arc::clone(&admission),
-                    sockets,
-                    poller,
-                )
-            },
-            WorkerGate::new(Arc::new(RwLock::new(Arc::new(Nobody))), Arc::clone(&quotas), Arc::clone(&ports)),
-            Arc::clone(&ports),
-            Arc::new(Silent),
-            inbox,
-            Arc::new(Shared { snapshot: Mutex::new(WorkerSnapshot::default()) }),
-        )
-        .unwrap();
-        mailboxes.push(Mailbox { commands, waker, backlog: Arc::default() });
+        let (worker, mailbox, _) = Worker::new(number, &common).unwrap_or_else(|error| panic!("{error}"));
+        mailboxes.push(mailbox);
         worker
     });
     let mailboxes: Arc<[Mailbox]> = mailboxes.into();
