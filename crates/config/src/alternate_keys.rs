@@ -6,7 +6,7 @@ use turnpike_turn::server::{Alternate, AlternateWhen, Transport};
 
 use super::{
     key::{
-        KeySpec, scalar,
+        KeySpec, Kind, field, named,
         show::{list, quoted},
     },
     realm_keys::server_name,
@@ -37,52 +37,42 @@ impl Default for AlternateSettings {
 
 /// The keys of one `[[alternate]]`.
 pub(crate) static ALTERNATE_KEYS: &[KeySpec<AlternateSettings>] = &[
-    scalar!(
-        "alternate.address",
-        reload: true,
-        "\"ADDR:PORT\" of another server, unicast",
-        |reader, node, settings| {
-            settings.alternate.address = reader.parsed(node, unicast)?;
-            Some(())
-        },
-        |settings| quoted(&settings.alternate.address.to_string()),
-    ),
-    scalar!(
-        "alternate.domain",
-        reload: true,
-        "the host name in that server's certificate, such as \"turn2.example.org\"",
-        |reader, node, settings| {
-            settings.alternate.domain = Some(reader.parsed(node, server_name)?);
-            Some(())
-        },
-        |settings| settings.alternate.domain.as_deref().map_or_else(String::new, quoted),
-    ),
-    KeySpec {
-        path: "alternate.transports",
-        expected: "a list of \"udp\", \"tcp\", \"tls\" and \"dtls\", [] for all of them",
-        list: true,
-        secret: false,
-        reload: true,
-        apply: |reader, node, settings| {
-            settings.alternate.transports =
-                reader.list(node, |reader, node| reader.parsed(node, transport))?;
-            Some(())
-        },
-        show: |settings| {
-            list(settings.alternate.transports.iter().map(|transport| quoted(transport_name(*transport))))
-        },
-    },
-    scalar!(
-        "alternate.when",
-        reload: true,
-        "\"drain\", \"full\" or \"always\"",
-        |reader, node, settings| {
-            settings.alternate.when = reader.parsed(node, when)?;
-            Some(())
-        },
-        |settings| quoted(when_name(settings.alternate.when)),
-    ),
+    field!("alternate.address", reload: true, ADDRESS, alternate.address),
+    field!("alternate.domain", reload: true, DOMAIN, alternate.domain),
+    field!("alternate.transports", reload: true, TRANSPORTS, alternate.transports),
+    field!("alternate.when", reload: true, WHEN, alternate.when),
 ];
+
+const ADDRESS: Kind<SocketAddr> = Kind {
+    expected: "\"ADDR:PORT\" of another server, unicast",
+    list: false,
+    secret: false,
+    read: |reader, node| reader.parsed(node, unicast),
+    show: |address| quoted(&address.to_string()),
+};
+
+const DOMAIN: Kind<Option<String>> = Kind {
+    expected: "the host name in that server's certificate, such as \"turn2.example.org\"",
+    list: false,
+    secret: false,
+    read: |reader, node| reader.parsed(node, server_name).map(Some),
+    show: |domain| domain.as_deref().map_or_else(String::new, quoted),
+};
+
+const TRANSPORTS: Kind<Vec<Transport>> = Kind {
+    expected: "a list of \"udp\", \"tcp\", \"tls\" and \"dtls\", [] for all of them",
+    list: true,
+    secret: false,
+    read: |reader, node| reader.list(node, |reader, node| reader.parsed_as(node)),
+    show: |transports| list(transports.iter().map(|transport| quoted(transport.into()))),
+};
+
+const WHEN: Kind<AlternateWhen> = named!(
+    "\"drain\", \"full\" or \"always\"",
+    "drain" => AlternateWhen::Drain,
+    "full" => AlternateWhen::Full,
+    "always" => AlternateWhen::Always,
+);
 
 fn unicast(text: &str) -> Result<SocketAddr, &'static str> {
     let address: SocketAddr = text.trim().parse().map_err(|_| "")?;
@@ -90,32 +80,4 @@ fn unicast(text: &str) -> Result<SocketAddr, &'static str> {
         return Err("no client could connect there");
     }
     Ok(address)
-}
-
-const TRANSPORTS: [(Transport, &str); 4] =
-    [(Transport::Udp, "udp"), (Transport::Tcp, "tcp"), (Transport::Tls, "tls"), (Transport::Dtls, "dtls")];
-
-fn transport(text: &str) -> Result<Transport, &'static str> {
-    TRANSPORTS.iter().find(|(_, name)| *name == text).map(|(transport, _)| *transport).ok_or("")
-}
-
-fn transport_name(transport: Transport) -> &'static str {
-    TRANSPORTS.iter().find(|(known, _)| *known == transport).map_or("", |(_, name)| name)
-}
-
-fn when(text: &str) -> Result<AlternateWhen, &'static str> {
-    match text {
-        "drain" => Ok(AlternateWhen::Drain),
-        "full" => Ok(AlternateWhen::Full),
-        "always" => Ok(AlternateWhen::Always),
-        _ => Err(""),
-    }
-}
-
-const fn when_name(when: AlternateWhen) -> &'static str {
-    match when {
-        AlternateWhen::Drain => "drain",
-        AlternateWhen::Full => "full",
-        AlternateWhen::Always => "always",
-    }
 }

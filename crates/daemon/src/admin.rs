@@ -4,7 +4,7 @@
 mod connections;
 mod hosts;
 
-use std::{io, net::SocketAddr, sync::Arc};
+use std::{fmt, io, net::SocketAddr, sync::Arc};
 
 use axum::{
     Router,
@@ -21,18 +21,20 @@ use turnpike_config::AdminListen;
 pub(crate) use self::connections::{DESCRIPTORS, closed};
 
 use self::{connections::Limits, hosts::Hosts};
-use crate::{
-    control::Status,
-    exposition::{self, Page},
-};
+
+/// Makes the text of `/metrics`, in the format of OpenMetrics, anew at each scrape.
+pub(crate) type MetricsPage = Arc<dyn Fn() -> Result<String, fmt::Error> + Send + Sync>;
+
+/// Media type of such a text.
+const OPENMETRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
 /// What the pages show.
 #[derive(Clone)]
 pub(crate) struct AdminState {
-    /// The text of `/metrics`, made anew at each scrape.
-    pub(crate) metrics: Page,
-    /// For `/healthz`.
-    pub(crate) status: Arc<Status>,
+    /// For `/metrics`.
+    pub(crate) metrics: MetricsPage,
+    /// For `/healthz`: whether nothing new is taken any more.
+    pub(crate) draining: Arc<dyn Fn() -> bool + Send + Sync>,
     /// Names under which browsers and others may ask for them, beside `localhost` and addresses.
     pub(crate) hosts: Vec<String>,
 }
@@ -113,13 +115,13 @@ async fn admit(State(hosts): State<Arc<Hosts>>, request: Request, next: Next) ->
 
 async fn show_metrics(State(state): State<AdminState>) -> Response {
     match (state.metrics)() {
-        Ok(text) => ([(header::CONTENT_TYPE, exposition::CONTENT_TYPE)], text).into_response(),
+        Ok(text) => ([(header::CONTENT_TYPE, OPENMETRICS)], text).into_response(),
         Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()).into_response(),
     }
 }
 
 async fn show_health(State(state): State<AdminState>) -> (StatusCode, &'static str) {
-    if state.status.is_draining() {
+    if (state.draining)() {
         (StatusCode::SERVICE_UNAVAILABLE, "draining\n")
     } else {
         (StatusCode::OK, "ok\n")
@@ -128,7 +130,10 @@ async fn show_health(State(state): State<AdminState>) -> (StatusCode, &'static s
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
+    use std::{
+        sync::atomic::{AtomicBool, Ordering},
+        time::Duration,
+    };
 
     use tokio::{
         io::{AsyncReadExt, AsyncWriteExt},
@@ -186,7 +191,7 @@ mod tests {
     fn state() -> AdminState {
         AdminState {
             metrics: Arc::new(|| Ok("turnpike_allocations{worker=\"0\"} 5\n# EOF\n".to_owned())),
-            status: Arc::default(),
+            draining: Arc::new(|| false),
             hosts: vec!["turn.example.org".to_owned()],
         }
     }
@@ -197,11 +202,13 @@ mod tests {
 
     #[tokio::test]
     async fn health_turns_from_ok_to_draining() {
-        let state = state();
-        let page = start(state.clone(), Limits::default()).await;
+        let draining = Arc::new(AtomicBool::new(false));
+        let told = Arc::clone(&draining);
+        let state = AdminState { draining: Arc::new(move || told.load(Ordering::Relaxed)), ..state() };
+        let page = start(state, Limits::default()).await;
         let answer = get_page(page, "/healthz").await;
         assert!(is_ok(&answer), "{answer}");
-        state.status.set_draining();
+        draining.store(true, Ordering::Relaxed);
         let answer = get_page(page, "/healthz").await;
         assert!(answer.starts_with("HTTP/1.1 503") && answer.ends_with("draining\n"), "{answer}");
     }

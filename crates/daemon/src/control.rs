@@ -74,6 +74,12 @@ impl Status {
         self.draining.load(Ordering::Relaxed)
     }
 
+    /// The same, for who knows nothing of this loop.
+    pub(crate) fn draining(self: &Arc<Self>) -> Arc<dyn Fn() -> bool + Send + Sync> {
+        let status = Arc::clone(self);
+        Arc::new(move || status.is_draining())
+    }
+
     pub(crate) fn set_draining(&self) {
         self.draining.store(true, Ordering::Relaxed);
     }

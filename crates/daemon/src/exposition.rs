@@ -12,21 +12,21 @@ use prometheus_client::{
     metrics::MetricType,
     registry::Registry,
 };
+use strum::VariantArray;
 
-use crate::{admin, control::Status, log_limit::LogCounts, process::ProcessUsage};
-
-/// Media type of [`encode`]'s text.
-pub(crate) const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
-
-/// Makes the text of a page, anew at each scrape.
-pub(crate) type Page = Arc<dyn Fn() -> Result<String, fmt::Error> + Send + Sync>;
+use crate::{
+    admin::{self, MetricsPage},
+    control::Status,
+    log_limit::LogCounts,
+    process::ProcessUsage,
+};
 
 /// The page of what `scrape` collects.
 pub(crate) fn page<C: Collector>(
     scrape: impl Fn(Common) -> C + Send + Sync + 'static,
     status: Arc<Status>,
     log: Arc<LogCounts>,
-) -> Page {
+) -> MetricsPage {
     Arc::new(move || {
         encode(scrape(Common {
             process: ProcessUsage::read(),
@@ -193,6 +193,14 @@ pub(crate) fn counter<'e>(
 /// One series of it.
 pub(crate) fn count(metric: &mut MetricEncoder<'_>, labels: &[(&str, &str)], value: u64) -> fmt::Result {
     metric.encode_family(&labels)?.encode_counter::<NoLabelSet, _, f64>(&value, None)
+}
+
+/// What is counted for each member of an enumeration, with its name.
+pub(crate) fn by_name<T>(count: impl Fn(T) -> u64) -> Vec<(&'static str, u64)>
+where
+    T: VariantArray + Copy + Into<&'static str>,
+{
+    T::VARIANTS.iter().map(|one| ((*one).into(), count(*one))).collect()
 }
 
 /// A family of counters told apart by one label.

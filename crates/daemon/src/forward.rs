@@ -86,7 +86,7 @@ impl PortForwarder {
             let snapshots = move || weak.upgrade().map_or_else(Vec::new, |forwarder| forwarder.snapshots());
             let metrics = forward_metrics::page(snapshots, Arc::clone(status), log_counts);
             let hosts = settings.admin_hosts.clone();
-            admin::spawn(page, AdminState { metrics, status: Arc::clone(status), hosts });
+            admin::spawn(page, AdminState { metrics, draining: status.draining(), hosts });
         }
         let service = Self {
             sources,

@@ -12,8 +12,9 @@ use prometheus_client::{
 use turnpike_forward::{CONNECT_BOUNDS, EndReason, Failure, RuleId, RuleSnapshot, TargetSnapshot};
 
 use crate::{
+    admin::MetricsPage,
     control::Status,
-    exposition::{self, Common, Families, count, counter},
+    exposition::{self, Common, Families, by_name, count, counter},
     log_limit::LogCounts,
 };
 
@@ -22,7 +23,7 @@ pub(crate) fn page(
     snapshots: impl Fn() -> Vec<(RuleId, RuleSnapshot)> + Send + Sync + 'static,
     status: Arc<Status>,
     log: Arc<LogCounts>,
-) -> exposition::Page {
+) -> MetricsPage {
     let rules = move || snapshots().into_iter().map(|(id, snapshot)| (id.0, snapshot)).collect();
     exposition::page(move |common| Scrape { rules: rules(), common }, status, log)
 }
@@ -40,7 +41,7 @@ impl Collector for Scrape {
         page.gauge("forward_connections", "Connections and sessions that exist.", |rule| rule.active)?;
         page.each("forward_accepted", "Connections accepted and sessions begun.", |rule| rule.accepted)?;
         page.by("forward_ended", "Connections and sessions that ended, by reason.", "reason", |rule| {
-            ALL_REASONS.iter().map(|(reason, name)| (*name, ended(rule, *reason))).collect()
+            by_name(|reason| ended(rule, reason))
         })?;
         page.by("forward_bytes", "Payload bytes forwarded.", "direction", |rule| {
             vec![("to_target", rule.to_target_bytes), ("to_client", rule.to_client_bytes)]
@@ -102,9 +103,9 @@ impl Scrape {
             "Connects and sessions that a target failed, by reason.",
         )?;
         self.each(&mut |labels, target| {
-            let each = Failure::ALL.iter().zip(target.counts.failed);
-            each.into_iter().try_for_each(|(failure, failed)| {
-                count(&mut metric, &[labels, &[("reason", failure_name(*failure))]].concat(), failed)
+            let failed = |failure: Failure| target.counts.failed[failure as usize];
+            by_name(failed).into_iter().try_for_each(|(reason, failed)| {
+                count(&mut metric, &[labels, &[("reason", reason)]].concat(), failed)
             })
         })?;
         let mut metric = counter(encoder, "forward_target_bytes", "Payload bytes forwarded, by target.")?;
@@ -137,34 +138,6 @@ impl Scrape {
         Ok(())
     }
 }
-
-fn failure_name(failure: Failure) -> &'static str {
-    match failure {
-        Failure::Refused => "refused",
-        Failure::Timeout => "timeout",
-        Failure::Unreachable => "unreachable",
-        _ => "other",
-    }
-}
-
-/// Each has a series from the start, so that a first denial shows as an increase.
-const ALL_REASONS: [(EndReason, &str); 15] = [
-    (EndReason::Finished, "finished"),
-    (EndReason::ClientReset, "client_reset"),
-    (EndReason::TargetReset, "target_reset"),
-    (EndReason::TargetDown, "target_down"),
-    (EndReason::Idle, "idle"),
-    (EndReason::ConnectFailed, "connect_failed"),
-    (EndReason::Denied, "denied"),
-    (EndReason::HalfClosed, "half_closed"),
-    (EndReason::Limit, "limit"),
-    (EndReason::Evicted, "evicted"),
-    (EndReason::ClientLimit, "client_limit"),
-    (EndReason::ClientRate, "client_rate"),
-    (EndReason::BadProxyHeader, "bad_proxy_header"),
-    (EndReason::UntrustedProxy, "untrusted_proxy"),
-    (EndReason::Shutdown, "shutdown"),
-];
 
 fn ended(rule: &RuleSnapshot, reason: EndReason) -> u64 {
     rule.ended.iter().filter(|(found, _)| *found == reason).map(|(_, count)| count).sum()

@@ -100,7 +100,7 @@ impl TurnServer {
             };
             let metrics = serve_metrics::page(snapshots, certificates.told(), Arc::clone(status), log_counts);
             let hosts = settings.admin_hosts.clone();
-            admin::spawn(page, AdminState { metrics, status: Arc::clone(status), hosts });
+            admin::spawn(page, AdminState { metrics, draining: status.draining(), hosts });
         }
         let server = Self {
             sources,

@@ -13,9 +13,10 @@ use prometheus_client::{
 use turnpike_relay::{CloseReason, DtlsDrop, DtlsEnd, DtlsFailure, HandshakeFailure, WorkerSnapshot};
 
 use crate::{
+    admin::MetricsPage,
     certificates::Told,
     control::Status,
-    exposition::{self, Common, Families, Page, count, counter, counts},
+    exposition::{self, Common, Families, by_name, count, counter, counts},
     log_limit::LogCounts,
 };
 
@@ -25,7 +26,7 @@ pub(crate) fn page(
     certificates: Arc<Told>,
     status: Arc<Status>,
     log: Arc<LogCounts>,
-) -> Page {
+) -> MetricsPage {
     exposition::page(
         move |common| {
             let (workers, realms) = snapshots();
@@ -192,13 +193,13 @@ impl Families<'_, '_, WorkerSnapshot> {
             snapshot.streams.plain
         })?;
         self.by("connections_closed", "Connections that ended, by reason.", "reason", |snapshot| {
-            CloseReason::ALL.iter().map(|reason| (reason.name(), snapshot.streams.closed(*reason))).collect()
+            by_name(|reason: CloseReason| snapshot.streams.closed(reason))
         })?;
         self.by("tls_handshakes", "TLS handshakes finished, by kind.", "kind", |snapshot| {
             vec![("full", snapshot.streams.handshakes_full), ("resumed", snapshot.streams.handshakes_resumed)]
         })?;
         self.by("tls_handshakes_failed", "TLS handshakes that failed, by reason.", "reason", |snapshot| {
-            HandshakeFailure::ALL.iter().map(|why| (why.name(), snapshot.streams.failed(*why))).collect()
+            by_name(|why: HandshakeFailure| snapshot.streams.failed(why))
         })?;
         self.each(
             "accept_pauses",
@@ -242,13 +243,13 @@ impl Families<'_, '_, WorkerSnapshot> {
             vec![("1.2", snapshot.dtls.handshakes_1_2), ("1.3", snapshot.dtls.handshakes_1_3)]
         })?;
         self.by("dtls_handshakes_failed", "DTLS handshakes that failed, by reason.", "reason", |snapshot| {
-            DtlsFailure::ALL.iter().map(|why| (why.name(), snapshot.dtls.failed(*why))).collect()
+            by_name(|why: DtlsFailure| snapshot.dtls.failed(why))
         })?;
         self.by("dtls_ended", "DTLS associations that ended, by reason.", "reason", |snapshot| {
-            DtlsEnd::ALL.iter().map(|why| (why.name(), snapshot.dtls.ended(*why))).collect()
+            by_name(|why: DtlsEnd| snapshot.dtls.ended(why))
         })?;
         self.by("dtls_dropped", "Datagrams dropped on DTLS listeners, by reason.", "reason", |snapshot| {
-            DtlsDrop::ALL.iter().map(|why| (why.name(), snapshot.dtls.dropped(*why))).collect()
+            by_name(|why: DtlsDrop| snapshot.dtls.dropped(why))
         })?;
         self.each("dtls_datagrams", "Datagrams received for DTLS.", |snapshot| snapshot.dtls.datagrams)?;
         self.each("dtls_received", "Messages decrypted from DTLS clients.", |snapshot| {

@@ -9,7 +9,7 @@ use std::{
 use turnpike_relay::SessionLog;
 use turnpike_turn::{
     rates::{Rate, Rates},
-    server::{ClosedReason, CredentialRefusal, Effect, PeerDenial, RelayTransport, TokenProblem, Transport},
+    server::{ClosedReason, CredentialRefusal, Effect, PeerDenial, RelayTransport, TokenProblem},
 };
 
 use crate::{
@@ -162,7 +162,7 @@ fn write(worker: usize, effect: &Effect) {
             let (relayed, relayed2) = (addresses.next(), addresses.next());
             tracing::info!(
                 target: "turnpike::session",
-                realm = &**realm, user = &**username, client = %client.address, transport = of_client(*transport),
+                realm = &**realm, user = &**username, client = %client.address, transport = <&str>::from(*transport),
                 relayed, relayed2, relayed_transport = of_peers(*relay_transport),
                 reason = closed_reason(*reason), seconds = seconds(Duration::from_millis(*lived_ms)),
                 to_peer_datagrams = to_peer.0, to_peer_bytes = to_peer.1,
@@ -189,15 +189,6 @@ fn write(worker: usize, effect: &Effect) {
             );
         }
         _ => {}
-    }
-}
-
-fn of_client(transport: Transport) -> &'static str {
-    match transport {
-        Transport::Udp => "udp",
-        Transport::Tcp => "tcp",
-        Transport::Tls => "tls",
-        Transport::Dtls => "dtls",
     }
 }
 
@@ -255,7 +246,7 @@ mod tests {
         sync::{Mutex, PoisonError},
     };
 
-    use turnpike_turn::server::{AllocationId, Client, ListenerId};
+    use turnpike_turn::server::{AllocationId, Client, ListenerId, Transport};
 
     use super::*;
 

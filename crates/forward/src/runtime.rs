@@ -7,6 +7,7 @@ use std::{
 };
 
 use hashbrown::HashMap;
+use strum::{IntoStaticStr, VariantArray};
 use turnpike_net::{Datapath, SocketFile, worker::Workers};
 
 use crate::{
@@ -77,7 +78,8 @@ pub enum StartError {
 }
 
 /// Why a connection or session ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, IntoStaticStr, VariantArray)]
+#[strum(serialize_all = "snake_case")]
 #[non_exhaustive]
 pub enum EndReason {
     /// Both sides had said all.

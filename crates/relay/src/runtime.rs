@@ -257,7 +257,8 @@ impl Relay {
         });
         let common = Common::new(config, listeners.clone(), layout, credentials, log);
         let (store, quotas) = (Arc::clone(&common.store), Arc::clone(&common.quotas));
-        let mut relay = Self { listeners, workers: Workers::default(), store, quotas, own, discovery, in_force };
+        let mut relay =
+            Self { listeners, workers: Workers::default(), store, quotas, own, discovery, in_force };
         let (mut bound, mut mailboxes) = (Vec::new(), Vec::new());
         for number in 0..common.config.workers.max(1) {
             let (worker, mailbox, shared) = Worker::new(number, &common)?;

@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use strum::{EnumString, IntoStaticStr};
 use turnpike_wire::channel_data::ChannelRange;
 
 use super::{
@@ -94,7 +95,8 @@ pub struct ListenerProfile {
 static DEFAULT_PROFILE: ListenerProfile = ListenerProfile { transport: Transport::Udp, realms: Vec::new() };
 
 /// The transport between a client and the server (RFC 8656 section 3.1).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, EnumString, IntoStaticStr)]
+#[strum(serialize_all = "lowercase")]
 pub enum Transport {
     /// Datagrams.
     #[default]

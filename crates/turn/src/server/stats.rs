@@ -1,5 +1,7 @@
 //! Counters of one worker: plain integers, cheap enough for the packet path.
 
+use strum::{IntoStaticStr, VariantArray};
+
 use super::{ClosedReason, CredentialRefusal, DropReason, PeerDenial, QuotaRefusal, request::Method};
 
 /// Error codes that the server answers with (RFC 8489 section 14.8, RFC 8656 section 19, RFC 6062 section 6.3, RFC 8016 section 3.4), in the order of
@@ -71,104 +73,81 @@ pub struct Stats {
     pub drain_refusals: u64,
     /// Requests for an allocation, or to move one, refused because they came from one of our relayed transport addresses.
     pub loop_refusals: u64,
-    /// What happened to connections to peers (RFC 6062), in the order of [`ConnectionEvent::ALL`].
-    pub connection_events: [u64; ConnectionEvent::ALL.len()],
-    /// Connections of peers and ConnectionBinds refused, in the order of [`ConnectionRefusal::ALL`].
-    pub connection_refusals: [u64; ConnectionRefusal::ALL.len()],
+    /// What happened to connections to peers (RFC 6062), in the order of [`ConnectionEvent::VARIANTS`].
+    pub connection_events: [u64; ConnectionEvent::VARIANTS.len()],
+    /// Connections of peers and ConnectionBinds refused, in the order of [`ConnectionRefusal::VARIANTS`].
+    pub connection_refusals: [u64; ConnectionRefusal::VARIANTS.len()],
     /// Connections refused because there were as many as there may be: of the allocation, in total, of
     /// the user.
     pub connection_limit: [u64; 3],
     /// Bytes that connections carried: to peers, to clients.
     pub connection_bytes: [u64; 2],
-    /// What happened to mobile allocations (RFC 8016), in the order of [`MobilityEvent::ALL`].
-    pub mobility: [u64; MobilityEvent::ALL.len()],
+    /// What happened to mobile allocations (RFC 8016), in the order of [`MobilityEvent::VARIANTS`].
+    pub mobility: [u64; MobilityEvent::VARIANTS.len()],
     /// Allocations refused with the address of another server.
     pub redirects: u64,
 }
 
-macro_rules! labels {
-    ($(#[$doc:meta])* $name:ident { $($(#[$each:meta])* $variant:ident => $label:literal,)* }) => {
-        $(#[$doc])*
-        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-        pub enum $name {
-            $($(#[$each])* $variant,)*
-        }
-
-        impl $name {
-            /// All of them, in the order of their discriminants.
-            pub const ALL: &'static [Self] = &[$(Self::$variant,)*];
-
-            /// The value of the label in metrics.
-            #[must_use]
-            pub const fn name(self) -> &'static str {
-                match self {
-                    $(Self::$variant => $label,)*
-                }
-            }
-        }
-    };
+/// What happens to a connection between a relayed transport address and a peer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, IntoStaticStr, VariantArray)]
+#[strum(serialize_all = "snake_case")]
+pub enum ConnectionEvent {
+    /// A Connect succeeded.
+    Connected,
+    /// A Connect failed.
+    ConnectFailed,
+    /// A peer connected.
+    Accepted,
+    /// A ConnectionBind succeeded.
+    Bound,
+    /// Nobody bound it within 30 s.
+    Unbound,
+    /// Ended by either side, or because its peer is refused by now.
+    Ended,
+    /// A ConnectionBind was given to the worker that owns the connection.
+    HandedOver,
 }
 
-labels! {
-    /// What happens to a connection between a relayed transport address and a peer.
-    ConnectionEvent {
-        /// A Connect succeeded.
-        Connected => "connected",
-        /// A Connect failed.
-        ConnectFailed => "connect_failed",
-        /// A peer connected.
-        Accepted => "accepted",
-        /// A ConnectionBind succeeded.
-        Bound => "bound",
-        /// Nobody bound it within 30 s.
-        Unbound => "unbound",
-        /// Ended by either side, or because its peer is refused by now.
-        Ended => "ended",
-        /// A ConnectionBind was given to the worker that owns the connection.
-        HandedOver => "handed_over",
-    }
+/// Why a connection of a peer, or a ConnectionBind, was refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, IntoStaticStr, VariantArray)]
+#[strum(serialize_all = "snake_case")]
+pub enum ConnectionRefusal {
+    /// The allocation is gone.
+    Stale,
+    /// The client has disconnected and not come back yet.
+    ClientAway,
+    /// No permission for the peer (RFC 6062 section 5.3).
+    NoPermission,
+    /// The peer rules refuse it.
+    PeerRefused,
+    /// As many as there may be.
+    Limit,
+    /// A ConnectionBind for a CONNECTION-ID that is not pending.
+    UnknownId,
+    /// A ConnectionBind of another user than the one who made the allocation.
+    WrongUser,
 }
 
-labels! {
-    /// Why a connection of a peer, or a ConnectionBind, was refused.
-    ConnectionRefusal {
-        /// The allocation is gone.
-        Stale => "stale",
-        /// The client has disconnected and not come back yet.
-        ClientAway => "client_away",
-        /// No permission for the peer (RFC 6062 section 5.3).
-        NoPermission => "no_permission",
-        /// The peer rules refuse it.
-        PeerRefused => "peer_refused",
-        /// As many as there may be.
-        Limit => "limit",
-        /// A ConnectionBind for a CONNECTION-ID that is not pending.
-        UnknownId => "unknown_id",
-        /// A ConnectionBind of another user than the one who made the allocation.
-        WrongUser => "wrong_user",
-    }
-}
-
-labels! {
-    /// What happens to a mobile allocation.
-    MobilityEvent {
-        /// A Refresh with a good ticket.
-        Arrived => "arrived",
-        /// Data came from the new address, or the old one is closed.
-        Moved => "moved",
-        /// Given to the worker where its client is.
-        Exported => "exported",
-        /// Taken from another worker.
-        Imported => "imported",
-        /// Kept although its client has disconnected.
-        Kept => "kept",
-        /// A Refresh that was given to another worker.
-        Forwarded => "forwarded",
-        /// A ticket that we never made.
-        TicketInvalid => "ticket_invalid",
-        /// A ticket after which there was a newer one.
-        TicketReplayed => "ticket_replayed",
-    }
+/// What happens to a mobile allocation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, IntoStaticStr, VariantArray)]
+#[strum(serialize_all = "snake_case")]
+pub enum MobilityEvent {
+    /// A Refresh with a good ticket.
+    Arrived,
+    /// Data came from the new address, or the old one is closed.
+    Moved,
+    /// Given to the worker where its client is.
+    Exported,
+    /// Taken from another worker.
+    Imported,
+    /// Kept although its client has disconnected.
+    Kept,
+    /// A Refresh that was given to another worker.
+    Forwarded,
+    /// A ticket that we never made.
+    TicketInvalid,
+    /// A ticket after which there was a newer one.
+    TicketReplayed,
 }
 
 const CLOSED: [(ClosedReason, &str); 5] = [
@@ -253,9 +232,9 @@ impl Stats {
         let drops = DropReason::ALL.iter().map(|reason| reason.name());
         let closed = CLOSED.iter().map(|(_, name)| *name);
         let (discovery, credentials) = (DISCOVERY.iter().copied(), CREDENTIALS.iter().copied());
-        let connections = ConnectionEvent::ALL.iter().map(|event| event.name());
-        let refusals = ConnectionRefusal::ALL.iter().map(|reason| reason.name());
-        let mobility = MobilityEvent::ALL.iter().map(|event| event.name());
+        let connections = ConnectionEvent::VARIANTS.iter().map(Into::into);
+        let refusals = ConnectionRefusal::VARIANTS.iter().map(Into::into);
+        let mobility = MobilityEvent::VARIANTS.iter().map(Into::into);
         labelled("requests", "method", methods(), &self.requests)
             .chain(labelled("successes", "method", methods(), &self.successes))
             .chain(labelled("error_responses", "code", codes, &self.errors))
