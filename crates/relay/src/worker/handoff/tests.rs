@@ -127,10 +127,12 @@ fn present(here: &mut Worker, from: Source, refresh: &[u8]) {
 /// Data from there; whether it asks for an allocation.
 fn asks(here: &mut Worker, from: Source) -> Result<(), DropReason> {
     match here.server.from_client(NOW, &from, &[0x40, 0, 0, 0]) {
-        Verdict::Drop(None) => Ok(here.carry_out_effects(NOW, NOTHING)),
-        Verdict::Drop(Some(reason)) => Err(reason),
+        Verdict::Drop(None) => {}
+        Verdict::Drop(Some(reason)) => return Err(reason),
         _ => panic!("neither known nor a stranger"),
     }
+    here.carry_out_effects(NOW, NOTHING);
+    Ok(())
 }
 
 fn fill(of: &Worker, worker: usize, waiting: usize) {
