@@ -1,8 +1,6 @@
 //! An allocation as data: what is written and read again goes on where it was, and nothing of it is told to who must not know.
-#![allow(clippy::unwrap_used, reason = "a test helper says by panicking what went wrong")]
 
-mod common;
-use common::*;
+use crate::common::*;
 use turn::{AdditionalAddressFamily, EvenPort};
 use turnpike_turn::access_token::{AccessToken, TokenKey};
 use turnpike_turn::{
@@ -194,10 +192,17 @@ fn secrets_are_written_and_never_shown() {
     let mac_key = [0xAB; 20];
     let token =
         AccessToken::new(&mac_key, world.now.unix, 60).unwrap().seal(&key, "turn.example.org", [9; 12]);
-    let nonce = world.ask(&Ask::allocate()).get::<stun::Nonce>().nonce().to_owned();
+    let nonce = world
+        .ask(&Ask::allocate())
+        .get::<turnpike_turn::wire::stun_types::attribute::Nonce>()
+        .nonce()
+        .to_owned();
     let ask = Ask::allocate().with(&EvenPort::new(true)).raw(TICKET, &[]).raw(0x001B, &token);
-    let ask = ask.with(&stun::Username::new("north").unwrap()).with(&stun::Realm::new(REALM).unwrap());
-    let mut signed = ask.with(&stun::Nonce::new(&nonce).unwrap()).bytes();
+    let ask = ask
+        .with(&turnpike_turn::wire::stun_types::attribute::Username::new("north").unwrap())
+        .with(&turnpike_turn::wire::stun_types::attribute::Realm::new(REALM).unwrap());
+    let mut signed =
+        ask.with(&turnpike_turn::wire::stun_types::attribute::Nonce::new(&nonce).unwrap()).bytes();
     integrity::sign(&mut signed, &Key::from_bytes(&mac_key), Mac::Sha1);
     let Outcome::Open(request) = world.feed(&signed) else { panic!() };
     world.open(&request).success();
