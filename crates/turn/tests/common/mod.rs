@@ -724,6 +724,7 @@ impl World {
                     | Effect::Unbound { .. }
                     | Effect::Away { .. }
                     | Effect::Exported { .. }
+                    | Effect::Returned { .. }
             )
         });
         effects
