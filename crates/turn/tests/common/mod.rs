@@ -735,6 +735,7 @@ impl World {
                     | Effect::Unbound { .. }
                     | Effect::Away { .. }
                     | Effect::Exported { .. }
+                    | Effect::Returned { .. }
             )
         });
         effects
