@@ -3,7 +3,7 @@
 use std::{fs, io, path::PathBuf};
 
 use clap::{ArgGroup, Args};
-use turnpike_ops::{Secret, access_tokens, rest};
+use turnpike_config::{Secret, access_tokens, restapi_credentials};
 
 /// Flags of `turnpike credentials`.
 #[derive(Args)]
@@ -14,7 +14,7 @@ pub(crate) struct CredentialsArgs {
     user: String,
 
     /// Shared secret, one of the server's auth.secrets. Other users of this machine can see it in the process list
-    #[arg(long, value_name = "S", group = "source")]
+    #[arg(long, value_name = "S", group = "source", value_parser = secret)]
     secret: Option<String>,
 
     /// File whose first line is the shared secret; "-" is standard input
@@ -22,7 +22,7 @@ pub(crate) struct CredentialsArgs {
     secret_file: Option<PathBuf>,
 
     /// Password to make stored keys from. Other users of this machine can see it in the process list
-    #[arg(long, value_name = "PASSWORD", group = "source")]
+    #[arg(long, value_name = "PASSWORD", group = "source", value_parser = password)]
     password: Option<String>,
 
     /// File whose first line is the password; "-" is standard input
@@ -55,7 +55,7 @@ impl CredentialsArgs {
     /// What to print.
     pub(crate) fn make(self) -> io::Result<String> {
         if let Some(secret) = given(self.secret, self.secret_file)? {
-            return Ok(rest::time_limited(&secret, &self.user, self.ttl));
+            return Ok(restapi_credentials::time_limited(&secret, &self.user, self.ttl));
         }
         if let Some(key) = given(self.token_key, self.token_key_file)? {
             let name = self.server_name.unwrap_or_default();
@@ -64,8 +64,20 @@ impl CredentialsArgs {
                 .map_err(|error| io::Error::new(io::ErrorKind::InvalidInput, error));
         }
         let password = given(self.password, self.password_file)?.unwrap_or_else(|| Secret::new(""));
-        Ok(rest::user_entry(&self.user, &self.realm, &password))
+        Ok(restapi_credentials::user_entry(&self.user, &self.realm, &password))
     }
+}
+
+fn secret(text: &str) -> Result<String, &'static str> {
+    not_empty(text, "the secret is empty")
+}
+
+fn password(text: &str) -> Result<String, &'static str> {
+    not_empty(text, "the password is empty")
+}
+
+fn not_empty(text: &str, why: &'static str) -> Result<String, &'static str> {
+    if text.is_empty() { Err(why) } else { Ok(text.to_owned()) }
 }
 
 fn given(text: Option<String>, file: Option<PathBuf>) -> io::Result<Option<Secret>> {
@@ -75,6 +87,13 @@ fn given(text: Option<String>, file: Option<PathBuf>) -> io::Result<Option<Secre
     let content =
         if path.as_os_str() == "-" { io::read_to_string(io::stdin()) } else { fs::read_to_string(&path) };
     let content = content
+        .map(Secret::new)
         .map_err(|error| io::Error::new(error.kind(), format!("cannot read {}: {error}", path.display())))?;
-    Ok(Some(Secret::new(content.lines().next().unwrap_or_default())))
+    match content.reveal().lines().next() {
+        None | Some("") => Err(io::Error::new(
+            io::ErrorKind::InvalidData,
+            format!("the first line of {} is empty", path.display()),
+        )),
+        Some(line) => Ok(Some(Secret::new(line))),
+    }
 }

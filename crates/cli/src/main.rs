@@ -21,18 +21,15 @@ use std::{
 };
 
 use clap::Parser;
+use turnpike_config::{ConfigErrors, forward::ForwardSources};
+use turnpike_daemon::{DaemonError, wait_for_stop};
 use turnpike_load::{
-    LoadError, Outcome, Report, Stop, probe,
+    LoadError, Outcome, Report, Stop,
     progress::{self, Interval},
     reflect::Reflector,
     stream, turn, udp,
 };
-use turnpike_ops::{
-    ConfigErrors,
-    forward::{self, ForwardError, ForwardSources},
-    serve::{self, ServeError},
-    stop,
-};
+use turnpike_probe::ProbeError;
 
 use crate::{
     args::{Cli, Command},
@@ -65,11 +62,7 @@ fn main() -> ExitCode {
 }
 
 fn run_server(args: ServeArgs) -> ExitCode {
-    match serve::serve(&args.into_sources(), &mut io::stdout()) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(ServeError::Config(errors)) => fail(BAD_USAGE, &errors),
-        Err(error) => fail(FAILED, &error),
-    }
+    ended(turnpike_daemon::serve(&args.into_sources(), &mut io::stdout()))
 }
 
 fn run_forwarder(args: ForwardArgs) -> ExitCode {
@@ -78,9 +71,13 @@ fn run_forwarder(args: ForwardArgs) -> ExitCode {
     if check_only {
         return check_forward(&sources);
     }
-    match forward::forward(&sources) {
+    ended(turnpike_daemon::forward(&sources))
+}
+
+fn ended(daemon: Result<(), DaemonError>) -> ExitCode {
+    match daemon {
         Ok(()) => ExitCode::SUCCESS,
-        Err(ForwardError::Config(errors)) => fail(BAD_USAGE, &errors),
+        Err(DaemonError::Config(errors)) => fail(BAD_USAGE, &errors),
         Err(error) => fail(FAILED, &error),
     }
 }
@@ -138,7 +135,7 @@ fn run_reflector(args: ReflectArgs) -> ExitCode {
         tell(format_args!("listening on tcp {listener}"));
     }
     tell(format_args!("data path {}; workers: {}", config.datapath, config.workers));
-    if let Err(error) = stop::wait() {
+    if let Err(error) = wait_for_stop() {
         return fail(FAILED, &format_args!("cannot wait for signals: {error}"));
     }
     let stats = reflector.stop();
@@ -156,37 +153,32 @@ fn run_reflector(args: ReflectArgs) -> ExitCode {
 }
 
 fn generate(command: LoadCommand) -> ExitCode {
-    match command {
-        LoadCommand::Turn(args) => match args.into_config() {
-            Ok((config, json)) => {
-                run_load(json, Unit::Messages, |stop, show| turn::run_until(&config, stop, show))
-            }
-            Err(error) => fail_load(&error),
-        },
+    let (unit, (config, json)) = match command {
+        LoadCommand::Turn(args) => {
+            return match args.into_config() {
+                Ok((config, json)) => {
+                    run_load(json, Unit::Messages, |stop, show| turn::run(&config, stop, show))
+                }
+                Err(error) => fail_load(&error),
+            };
+        }
         LoadCommand::Udp(args) => {
             let (config, json) = args.into_config();
-            run_load(json, Unit::Messages, |stop, show| udp::run_until(&config, stop, show))
+            return run_load(json, Unit::Messages, |stop, show| udp::run(&config, stop, show));
         }
-        LoadCommand::Tcp(args) => {
-            let (config, json) = args.into_config();
-            run_load(json, Unit::Bytes, |stop, show| stream::run_until(&config, stop, show))
-        }
-        LoadCommand::Rr(args) => {
-            let (config, json) = args.into_config();
-            run_load(json, Unit::Messages, |stop, show| stream::run_until(&config, stop, show))
-        }
-        LoadCommand::Connect(args) => {
-            let (config, json) = args.into_config();
-            run_load(json, Unit::Messages, |stop, show| stream::run_until(&config, stop, show))
-        }
-    }
+        LoadCommand::Tcp(args) => (Unit::Bytes, args.into_config()),
+        LoadCommand::Rr(args) => (Unit::Messages, args.into_config()),
+        LoadCommand::Connect(args) => (Unit::Messages, args.into_config()),
+    };
+    run_load(json, unit, |stop, show| stream::run(&config, stop, show))
 }
 
 fn probe(args: ProbeArgs) -> ExitCode {
     let (config, asked) = args.into_config();
-    let report = match probe::run(&config) {
+    let report = match turnpike_probe::run(&config) {
         Ok(report) => report,
-        Err(error) => return fail_load(&error),
+        Err(error @ ProbeError::Setting(_)) => return fail(BAD_USAGE, &error),
+        Err(error) => return fail(FAILED, &error),
     };
     if let Err(error) = probe_text::show(&report, asked.json) {
         return fail(FAILED, &format_args!("cannot write to standard output: {error}"));
@@ -234,12 +226,12 @@ fn run_load(
 /// The first SIGINT or SIGTERM ends the run with what it has measured, the second at once.
 fn stop_on_signals(stop: Stop) -> io::Result<()> {
     let wait = move || {
-        if stop::wait().is_ok() {
+        if wait_for_stop().is_ok() {
             stop.stop();
             tell(format_args!(
                 "turnpike: interrupted; waiting for the last replies (once more to end at once)"
             ));
-            let _ = stop::wait();
+            let _ = wait_for_stop();
             std::process::exit(FAILED.into());
         }
     };

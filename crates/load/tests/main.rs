@@ -7,6 +7,7 @@
 mod common;
 
 mod iperf3;
+mod profile;
 mod reflect;
 mod stream;
 mod turn;

@@ -9,7 +9,7 @@ use std::{
 
 use crate::common::{eventually, loopback};
 use turnpike_load::{
-    LoadError, Outcome, Rate,
+    LoadError, Outcome, Rate, Stop,
     reflect::{self, Reflector},
     stream::{Close, Config, Direction, Workload, run},
 };
@@ -38,7 +38,7 @@ const RR: Workload = Workload::Exchange { request: 32, response: 32 };
 const CONNECT: Workload = Workload::Connect { request: 1, response: 1, close: Close::Server };
 
 fn quiet(config: &Config) -> Result<Outcome, LoadError> {
-    run(config, |_| {})
+    run(config, &Stop::new(), |_| {})
 }
 
 /// A one-connection-at-a-time proxy that harms what it passes on: closes both sides after so many bytes from the server,
@@ -210,7 +210,7 @@ fn a_server_that_vanishes_is_a_clear_error() {
         let server = reflector.as_ref().unwrap().tcp_listeners()[0];
         let config = Config { clients: 2, duration: Duration::from_secs(3600), ..load(server, workload) };
         // Gone with the first report of traffic.
-        let result = run(&config, |interval| {
+        let result = run(&config, &Stop::new(), |interval| {
             if interval.received > 0 {
                 drop(reflector.take());
             }

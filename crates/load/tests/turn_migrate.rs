@@ -15,7 +15,7 @@ use crate::common::{
     wait_for_counter, wait_until_empty,
 };
 use turnpike_load::{
-    LoadError, Rate, TlsOptions, Transport,
+    LoadError, Rate, Stop, TlsOptions, Transport,
     turn::{Config, Mode, Outcome, Via, run},
 };
 
@@ -24,7 +24,7 @@ const CLIENTS: u16 = 4;
 const PPS: u16 = 100;
 
 fn quiet(config: &Config) -> Result<Outcome, LoadError> {
-    run(config, |_| {})
+    run(config, &Stop::new(), |_| {})
 }
 
 /// Every client moves five times.

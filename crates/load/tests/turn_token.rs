@@ -7,7 +7,7 @@ use crate::common::{
 };
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use turnpike_load::{
-    LoadError, Rate, Transport,
+    LoadError, Rate, Stop, Transport,
     turn::{self, Config, Mode, Outcome, run},
 };
 use turnpike_relay::Relay;
@@ -20,7 +20,7 @@ const KEY: [u8; 32] = [5; 32];
 const NAME: &str = "turn.example.org";
 
 fn quiet(config: &Config) -> Result<Outcome, LoadError> {
-    run(config, |_| {})
+    run(config, &Stop::new(), |_| {})
 }
 
 fn server() -> Relay {

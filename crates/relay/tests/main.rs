@@ -14,6 +14,7 @@ mod loops;
 mod mobility;
 mod mobility_client;
 mod padding;
+mod pending_credentials;
 mod reservations;
 mod stream_attacks;
 mod stream_limits;

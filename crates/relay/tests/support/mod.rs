@@ -14,8 +14,8 @@ use rustls::{
     pki_types::{ServerName, UnixTime},
 };
 use turnpike_relay::{
-    CloseReason, Config, HandshakeFailure, Identity, Relay, RelayAddress, StreamConfig, StreamStats,
-    TlsContext, WorkerSnapshot,
+    CloseReason, Config, CredentialStore, HandshakeFailure, Identity, Relay, RelayAddress, StreamConfig,
+    StreamStats, TlsContext, WorkerSnapshot,
 };
 pub(crate) use turnpike_testkit::{
     PATIENCE as SOON, alone::in_network_namespace, alone::run, eventually, stun::message as stun,
@@ -56,6 +56,11 @@ pub(crate) fn start_workers(workers: usize) -> World {
 
 /// The same; DTLS on a port of its own if there is a context and nothing else is said.
 pub(crate) fn start_with(change: impl FnOnce(&mut Config)) -> World {
+    start_with_store(Arc::new(()), change)
+}
+
+/// The same with these users.
+pub(crate) fn start_with_store(store: Arc<dyn CredentialStore>, change: impl FnOnce(&mut Config)) -> World {
     let any: SocketAddr = (Ipv4Addr::LOCALHOST, 0).into();
     let mut config = Config {
         listen: vec![any],
@@ -79,7 +84,7 @@ pub(crate) fn start_with(change: impl FnOnce(&mut Config)) -> World {
     if config.dtls.context.is_some() && config.dtls.listen.is_empty() {
         config.dtls.listen = vec![(Ipv4Addr::new(127, 0, 0, 2), 0).into()];
     }
-    World { relay: Relay::start(&config, Arc::new(()), Arc::new(())).unwrap() }
+    World { relay: Relay::start(&config, store, Arc::new(())).unwrap() }
 }
 
 impl World {
