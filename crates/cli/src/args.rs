@@ -82,14 +82,16 @@ const FORWARD: &str = "\
 Forward TCP and UDP ports.
 
 Rules stand on the command line, in a TOML file of ours (examples/forward.toml), in an unchanged rinetd.conf, or in an unchanged \
-oxidinetd TOML or .conf. A rule is SCHEME://LISTEN=TARGET[,TARGET...][?KEY=VALUE&...]: the scheme is tcp, udp, udptotcp or \
-tcptoudp; a port may be a range, FIRST-LAST; IPv6 stands in brackets; host names are resolved again and again, and each address \
+oxidinetd TOML or .conf. A rule is SCHEME://LISTEN=TARGET[,TARGET...][?KEY=VALUE&...]: the scheme is tcp, udp, udptotcp, \
+tcptoudp or unix; a port may be a range, FIRST-LAST; IPv6 stands in brackets; host names are resolved again and again, and each address \
 of a name is a target; *WEIGHT behind a target, 0 to 256, is its share.
 
 Options of a rule, as in [[rule]] of the TOML file: name, framed, balance=round-robin|least-connections|failover|source, health=SECONDS, \
 health_send=BYTES, health_expect=BYTES, source=IP, device=NAME, mark=N, transparent, proxy_protocol_from=PREFIX[,...], \
 proxy=v1|v2, allow=PATTERN[,...], deny=PATTERN[,...], idle=SECONDS, half_close_timeout=SECONDS, \
-connect_timeout=SECONDS, keepalive=BOOL, nodelay=BOOL, max_connections=N, copy=auto|splice|buffer.
+connect_timeout=SECONDS, keepalive=BOOL, nodelay=BOOL, ipv6_only=BOOL, socket_mode=OCTAL, max_connections=N, \
+max_connections_per_client=N, new_connections_per_client=N, max_bytes_per_second=N, \
+max_bytes_per_second_per_connection=N, copy=auto|splice|buffer.
 
 Precedence of settings, key by key: flags, environment (TURNPIKE_SECTION_KEY), file, defaults.
 
@@ -271,7 +273,7 @@ mod tests {
 
     #[test]
     fn every_documented_variable_is_known_to_all_subcommands() {
-        let known = turnpike_ops::known_variables();
+        let known = turnpike_config::known_variables();
         let documented = documented_variables();
         for name in ["TURNPIKE_LOAD_ACCESS_TOKEN", "TURNPIKE_PROBE_USER", "TURNPIKE_FORWARD_CONFIG"] {
             assert!(documented.iter().any(|found| found == name), "{name} is in no help");
@@ -302,6 +304,22 @@ mod tests {
             }
         }
         assert!(found >= 5, "{found}");
+    }
+
+    /// The example has every key of a rule; a test of the configuration holds that.
+    #[test]
+    fn forward_help_names_every_option_of_a_rule() {
+        let example = include_str!("../../../examples/forward.toml");
+        let (_, rules) = example.split_once("\n[[rule]]\n").expect("rules");
+        let keys = rules
+            .lines()
+            .filter_map(|line| line.strip_prefix('#').unwrap_or(line).split_once(" = "))
+            .map(|(key, _)| key)
+            .filter(|key| !key.contains(' ') && !["protocol", "listen", "target"].contains(key));
+        let options: Vec<&str> = FORWARD.split([' ', ',', '=', '.', '\n']).collect();
+        for key in keys {
+            assert!(options.contains(&key), "{key} is not in the help of forward");
+        }
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use std::{fs, io, path::PathBuf};
 
 use clap::{ArgGroup, Args};
-use turnpike_ops::{Secret, access_tokens, rest};
+use turnpike_config::{Secret, access_tokens, restapi_credentials};
 
 /// Flags of `turnpike credentials`.
 #[derive(Args)]
@@ -55,7 +55,7 @@ impl CredentialsArgs {
     /// What to print.
     pub(crate) fn make(self) -> io::Result<String> {
         if let Some(secret) = given(self.secret, self.secret_file)? {
-            return Ok(rest::time_limited(&secret, &self.user, self.ttl));
+            return Ok(restapi_credentials::time_limited(&secret, &self.user, self.ttl));
         }
         if let Some(key) = given(self.token_key, self.token_key_file)? {
             let name = self.server_name.unwrap_or_default();
@@ -64,7 +64,7 @@ impl CredentialsArgs {
                 .map_err(|error| io::Error::new(io::ErrorKind::InvalidInput, error));
         }
         let password = given(self.password, self.password_file)?.unwrap_or_else(|| Secret::new(""));
-        Ok(rest::user_entry(&self.user, &self.realm, &password))
+        Ok(restapi_credentials::user_entry(&self.user, &self.realm, &password))
     }
 }
 
@@ -87,8 +87,9 @@ fn given(text: Option<String>, file: Option<PathBuf>) -> io::Result<Option<Secre
     let content =
         if path.as_os_str() == "-" { io::read_to_string(io::stdin()) } else { fs::read_to_string(&path) };
     let content = content
+        .map(Secret::new)
         .map_err(|error| io::Error::new(error.kind(), format!("cannot read {}: {error}", path.display())))?;
-    match content.lines().next() {
+    match content.reveal().lines().next() {
         None | Some("") => Err(io::Error::new(
             io::ErrorKind::InvalidData,
             format!("the first line of {} is empty", path.display()),

@@ -1,10 +1,10 @@
-//! The flags of `forward`. They are text here; `ops` judges them together with the file and the environment, so that every
+//! The flags of `forward`. They are text here; `config` judges them together with the file and the environment, so that every
 //! mistake is reported at once.
 
 use std::path::PathBuf;
 
 use clap::Args;
-use turnpike_ops::{Flags, forward::ForwardSources};
+use turnpike_config::{Flags, forward::ForwardSources};
 
 use crate::log_args::LogArgs;
 

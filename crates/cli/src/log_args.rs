@@ -1,7 +1,7 @@
 //! The flags about log lines, which `serve` and `forward` have alike.
 
 use clap::{ArgAction, Args};
-use turnpike_ops::Flags;
+use turnpike_config::Flags;
 
 /// What is logged, and how it looks.
 #[derive(Args)]

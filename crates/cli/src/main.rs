@@ -21,17 +21,13 @@ use std::{
 };
 
 use clap::Parser;
+use turnpike_config::{ConfigErrors, forward::ForwardSources};
+use turnpike_daemon::{DaemonError, wait_for_stop};
 use turnpike_load::{
     LoadError, Outcome, Report, Stop,
     progress::{self, Interval},
     reflect::Reflector,
     stream, turn, udp,
-};
-use turnpike_ops::{
-    ConfigErrors,
-    forward::{self, ForwardError, ForwardSources},
-    serve::{self, ServeError},
-    stop,
 };
 use turnpike_probe::ProbeError;
 
@@ -66,11 +62,7 @@ fn main() -> ExitCode {
 }
 
 fn run_server(args: ServeArgs) -> ExitCode {
-    match serve::serve(&args.into_sources(), &mut io::stdout()) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(ServeError::Config(errors)) => fail(BAD_USAGE, &errors),
-        Err(error) => fail(FAILED, &error),
-    }
+    ended(turnpike_daemon::serve(&args.into_sources(), &mut io::stdout()))
 }
 
 fn run_forwarder(args: ForwardArgs) -> ExitCode {
@@ -79,9 +71,13 @@ fn run_forwarder(args: ForwardArgs) -> ExitCode {
     if check_only {
         return check_forward(&sources);
     }
-    match forward::forward(&sources) {
+    ended(turnpike_daemon::forward(&sources))
+}
+
+fn ended(daemon: Result<(), DaemonError>) -> ExitCode {
+    match daemon {
         Ok(()) => ExitCode::SUCCESS,
-        Err(ForwardError::Config(errors)) => fail(BAD_USAGE, &errors),
+        Err(DaemonError::Config(errors)) => fail(BAD_USAGE, &errors),
         Err(error) => fail(FAILED, &error),
     }
 }
@@ -139,7 +135,7 @@ fn run_reflector(args: ReflectArgs) -> ExitCode {
         tell(format_args!("listening on tcp {listener}"));
     }
     tell(format_args!("data path {}; workers: {}", config.datapath, config.workers));
-    if let Err(error) = stop::wait() {
+    if let Err(error) = wait_for_stop() {
         return fail(FAILED, &format_args!("cannot wait for signals: {error}"));
     }
     let stats = reflector.stop();
@@ -230,12 +226,12 @@ fn run_load(
 /// The first SIGINT or SIGTERM ends the run with what it has measured, the second at once.
 fn stop_on_signals(stop: Stop) -> io::Result<()> {
     let wait = move || {
-        if stop::wait().is_ok() {
+        if wait_for_stop().is_ok() {
             stop.stop();
             tell(format_args!(
                 "turnpike: interrupted; waiting for the last replies (once more to end at once)"
             ));
-            let _ = stop::wait();
+            let _ = wait_for_stop();
             std::process::exit(FAILED.into());
         }
     };

@@ -1,10 +1,10 @@
-//! The flags that set configuration, shared by `serve` and `check-config`. They are text here; `ops` judges them
+//! The flags that set configuration, shared by `serve` and `check-config`. They are text here; `config` judges them
 //! together with the file and the environment, so that every mistake is reported at once.
 
 use std::path::PathBuf;
 
 use clap::Args;
-use turnpike_ops::{Flags, Sources};
+use turnpike_config::{Flags, Sources};
 
 use crate::log_args::LogArgs;
 

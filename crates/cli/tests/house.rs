@@ -18,13 +18,14 @@ const FLOORS: &[(&str, u8)] = &[
     ("turnpike-relay", 2),
     ("turnpike-forward", 2),
     ("turnpike-load", 2),
-    ("turnpike-ops", 3),
+    ("turnpike-config", 3),
     ("turnpike-probe", 3),
-    ("turnpike-lab", 3),
-    ("turnpike-cli", 4),
+    ("turnpike-daemon", 4),
+    ("turnpike-lab", 4),
+    ("turnpike-cli", 5),
     // Chores stand outside the house: they may look in, nobody may import them.
-    ("turnpike-benches", 4),
-    ("xtask", 4),
+    ("turnpike-benches", 5),
+    ("xtask", 5),
 ];
 
 /// Where kernel calls live.
@@ -55,16 +56,27 @@ const IO_CRATES: &[&str] = &[
 const IO_NAMES: &[&str] =
     &["UdpSocket", "TcpStream", "TcpListener", "Instant", "SystemTime", "thread", "fs", "File"];
 
+/// Crates and names by which `turn` would have randomness of its own: it is handed a seed, as it is handed the time. Seeds of hash tables
+/// decide nothing that anybody sees.
+const RANDOM_CRATES: &[&str] = &["fastrand", "getrandom", "oorandom", "rand"];
+const RANDOM_NAMES: &[&str] =
+    &["rand", "getrandom", "OsRng", "ThreadRng", "thread_rng", "from_os_rng", "from_entropy"];
+
 /// What `lab` starts as programs and therefore never links.
 const SERVERS: &[&str] =
-    &["turnpike-relay", "turnpike-forward", "turnpike-load", "turnpike-probe", "turnpike-ops"];
+    &["turnpike-relay", "turnpike-forward", "turnpike-load", "turnpike-probe", "turnpike-daemon"];
 
 #[test]
 fn the_house_has_the_rooms_that_the_rules_speak_of() {
     let names: Vec<String> = house().into_iter().map(|room| room.name).collect();
-    for room in
-        ["turnpike-wire", "turnpike-net", "turnpike-turn", "turnpike-relay", "turnpike-ops", "turnpike-cli"]
-    {
+    for room in [
+        "turnpike-wire",
+        "turnpike-net",
+        "turnpike-turn",
+        "turnpike-relay",
+        "turnpike-daemon",
+        "turnpike-cli",
+    ] {
         assert!(names.iter().any(|name| name == room), "{room} is not in {names:?}");
     }
 }
@@ -82,6 +94,14 @@ fn turn_knows_no_socket_clock_thread_or_file() {
     let sources = sources(&turn.dir.join("src"));
     assert!(!sources.is_empty());
     assert_eq!(tokens_in(&sources, IO_NAMES), NONE);
+}
+
+#[test]
+fn turn_draws_no_random_number_but_from_the_seed_that_it_is_handed() {
+    let house = house();
+    assert_eq!(forbidden_imports(&house, "turnpike-turn", RANDOM_CRATES), NONE);
+    let turn = house.iter().find(|room| room.name == "turnpike-turn").expect("turn is a room");
+    assert_eq!(tokens_in(&sources(&turn.dir.join("src")), RANDOM_NAMES), NONE);
 }
 
 #[test]
@@ -109,12 +129,31 @@ fn every_other_crate_forbids_unsafe_code() {
     }
 }
 
+#[test]
+fn no_test_file_is_forgotten() {
+    for room in house() {
+        let tests = room.dir.join("tests");
+        let Ok(main) = fs::read_to_string(tests.join("main.rs")) else { continue };
+        let files = fs::read_dir(&tests).expect("it has a main.rs").flatten().map(|entry| entry.path());
+        let stems = files.filter(|path| path.extension().is_some_and(|extension| extension == "rs"));
+        let stems: Vec<_> = stems.filter_map(|path| Some(path.file_stem()?.to_str()?.to_owned())).collect();
+        assert_eq!(forgotten_tests(&main, &stems), NONE, "in {}", tests.display());
+    }
+}
+
 // The rules, each shown to fail.
 
 #[test]
+fn a_test_file_that_no_module_names_is_found() {
+    let stems = ["main", "one", "two"].map(str::to_owned);
+    assert_eq!(forgotten_tests("mod one;\nmod two;\n", &stems), NONE);
+    assert_eq!(forgotten_tests("mod one;\n// mod two;\n", &stems), ["two"]);
+}
+
+#[test]
 fn an_upward_import_is_found() {
-    let found = upward_imports(&read(&doctored("turnpike-relay", "turnpike-ops", Value::Null)));
-    assert_eq!(found, ["turnpike-relay (floor 2) imports turnpike-ops (floor 3)"]);
+    let found = upward_imports(&read(&doctored("turnpike-relay", "turnpike-daemon", Value::Null)));
+    assert_eq!(found, ["turnpike-relay (floor 2) imports turnpike-daemon (floor 4)"]);
 }
 
 #[test]
@@ -152,6 +191,18 @@ fn a_socket_crate_in_turn_is_found() {
     let found = io_crates_in_turn(&read(&doctored("turnpike-turn", "socket2", Value::Null)));
     assert_eq!(found, ["turnpike-turn imports socket2"]);
     assert_eq!(io_crates_in_turn(&read(&doctored("turnpike-relay", "socket2", Value::Null))), NONE);
+}
+
+#[test]
+fn a_random_generator_in_turn_is_found() {
+    let found = forbidden_imports(
+        &read(&doctored("turnpike-turn", "rand", Value::Null)),
+        "turnpike-turn",
+        RANDOM_CRATES,
+    );
+    assert_eq!(found, ["turnpike-turn imports rand"]);
+    let draw = (PathBuf::from("a.rs"), "let key: u64 = rand::random();".to_owned());
+    assert_eq!(tokens_in(&[draw], RANDOM_NAMES), ["a.rs:1: rand"]);
 }
 
 #[test]
@@ -287,6 +338,13 @@ fn forbidden_imports(house: &[Room], name: &str, forbidden: &[&str]) -> Vec<Stri
         .filter(|import| forbidden.contains(&import.as_str()))
         .map(|import| format!("{name} imports {import}"))
         .collect()
+}
+
+/// Of the test files of a crate those that its `tests/main.rs` does not have as modules: nobody would ever run them.
+fn forgotten_tests(main: &str, stems: &[String]) -> Vec<String> {
+    let code = code_of(main);
+    let has = |stem: &String| code.lines().any(|line| line.trim() == format!("mod {stem};"));
+    stems.iter().filter(|stem| *stem != "main" && !has(stem)).cloned().collect()
 }
 
 fn forbids_unsafe(root: &str) -> bool {

@@ -2,7 +2,6 @@
 
 use std::{
     fmt::{Debug, Display},
-    fs,
     path::Path,
     sync::Arc,
 };
@@ -20,14 +19,6 @@ use rustls::{
 };
 
 use crate::{InvalidSetting, TlsOptions};
-
-/// Where the common distributions keep the authorities that a machine trusts.
-const SYSTEM_AUTHORITIES: [&str; 4] = [
-    "/etc/ssl/certs/ca-certificates.crt",
-    "/etc/pki/ca-trust/extracted/pem/tls-ca-bundle.pem",
-    "/etc/pki/tls/certs/ca-bundle.crt",
-    "/etc/ssl/cert.pem",
-];
 
 /// What a server shows, and whom it is to be.
 #[derive(Clone, Copy, Debug)]
@@ -233,10 +224,9 @@ fn read_authorities(path: &Path) -> Result<Vec<CertificateDer<'static>>, Invalid
 }
 
 fn system_authorities() -> Result<Vec<CertificateDer<'static>>, InvalidSetting> {
-    for path in SYSTEM_AUTHORITIES {
-        if let Ok(text) = fs::read(path) {
-            return Ok(CertificateDer::pem_slice_iter(&text).flatten().collect());
-        }
+    let found = rustls_native_certs::load_native_certs().certs;
+    if !found.is_empty() {
+        return Ok(found);
     }
     Err(InvalidSetting(
         "this machine has no list of certificate authorities: install ca-certificates, name one with --ca FILE, or take any \

@@ -1,7 +1,7 @@
 //! The port forwarder's runtime: listeners, TCP connections, UDP sessions.
 //!
 //! One worker is one thread with its own `SO_REUSEPORT` listeners and its own connections and sessions; nothing on the
-//! data path is shared or locked. This crate reads no configuration file and prints nothing: `ops` turns command lines and
+//! data path is shared or locked. This crate reads no configuration file and prints nothing: `config` turns command lines and
 //! files into [`Rule`]s and hears of connections through [`ConnectionLog`].
 #![forbid(unsafe_code)]
 

@@ -115,8 +115,7 @@ enum Message {
 /// Keeps names resolved. Dropping it stops its thread; lookups under way end by themselves.
 pub(crate) struct Resolver {
     names: Names,
-    /// A sender is not `Sync` for all that is shared with the control thread.
-    inbox: Mutex<mpsc::Sender<Message>>,
+    inbox: mpsc::Sender<Message>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -140,7 +139,7 @@ impl Resolver {
         let thread = std::thread::Builder::new()
             .name("forward-names".to_owned())
             .spawn(move || keeper.run(&changed))?;
-        Ok(Self { names, inbox: Mutex::new(inbox), thread: Some(thread) })
+        Ok(Self { names, inbox, thread: Some(thread) })
     }
 
     /// A name, looked up from now on and as long as somebody holds it. Addresses that this machine has no route to are left out,
@@ -159,18 +158,15 @@ impl Resolver {
         });
         let name = Arc::clone(&entry.name);
         drop(names);
-        self.send(Message::Added);
+        // A thread that is gone needs no telling.
+        let _ = self.inbox.send(Message::Added);
         name
-    }
-
-    fn send(&self, message: Message) {
-        let _ = self.inbox.lock().unwrap_or_else(PoisonError::into_inner).send(message);
     }
 }
 
 impl Drop for Resolver {
     fn drop(&mut self) {
-        self.send(Message::Stop);
+        let _ = self.inbox.send(Message::Stop);
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }

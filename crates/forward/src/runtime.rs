@@ -3,12 +3,12 @@
 use std::{
     io,
     sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc},
-    thread::JoinHandle,
     time::{Duration, Instant},
 };
 
 use hashbrown::HashMap;
-use turnpike_net::{Datapath, SocketFile, poll::Waker};
+use strum::{IntoStaticStr, VariantArray};
+use turnpike_net::{Datapath, SocketFile, worker::Workers};
 
 use crate::{
     Access, Address, Rule, RuleId,
@@ -19,7 +19,7 @@ use crate::{
     state::{Gauge, RuleState},
     tally::TargetSnapshot,
     targets::Targets,
-    worker::{Change, Command, Shared, Worker},
+    worker::{Change, Command, Snapshots, Worker},
 };
 
 /// What holds for all rules.
@@ -78,7 +78,8 @@ pub enum StartError {
 }
 
 /// Why a connection or session ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, IntoStaticStr, VariantArray)]
+#[strum(serialize_all = "snake_case")]
 #[non_exhaustive]
 pub enum EndReason {
     /// Both sides had said all.
@@ -203,33 +204,12 @@ const CHANGE: Duration = Duration::from_secs(10);
 
 /// A running forwarder. Dropping it stops the workers.
 pub struct Forwarder {
-    workers: Vec<Handle>,
+    workers: Workers<Command, Snapshots>,
     datapath: Datapath,
     total: Arc<Gauge>,
     log: Arc<dyn ConnectionLog>,
     resolver: Resolver,
     rules: Mutex<Rules>,
-}
-
-struct Handle {
-    line: Line,
-    shared: Arc<Shared>,
-    thread: Option<JoinHandle<()>>,
-}
-
-/// The way to a worker's ear.
-#[derive(Clone)]
-struct Line {
-    commands: mpsc::Sender<Command>,
-    waker: Waker,
-}
-
-impl Line {
-    fn tell(&self, command: Command) {
-        // A worker that is gone needs no telling.
-        let _ = self.commands.send(command);
-        self.waker.wake();
-    }
 }
 
 /// The rules in force.
@@ -265,32 +245,20 @@ impl Forwarder {
             log: Arc::clone(&log),
         });
         let mut workers = Vec::with_capacity(count);
-        let mut handles = Vec::with_capacity(count);
+        let mut senders = Vec::with_capacity(count);
         // One clock, so that buckets of tokens can be shared.
         let started = Instant::now();
         for number in 0..count {
-            let (commands, inbox) = mpsc::channel();
-            let shared = Arc::new(Shared::default());
-            let (worker, waker) = Worker::new(
-                (number, started),
-                settings.datapath,
-                settings.busy_poll,
-                &common,
-                inbox,
-                Arc::clone(&shared),
-            )?;
+            let (worker, sender) =
+                Worker::new((number, started), settings.datapath, settings.busy_poll, &common)?;
             workers.push(worker);
-            handles.push(Handle { line: Line { commands, waker }, shared, thread: None });
+            senders.push(sender);
         }
-        // A sender is not `Sync`.
-        let lines = Mutex::new(handles.iter().map(|handle| handle.line.clone()).collect::<Vec<_>>());
-        let resolved = move || {
-            let lines = lines.lock().unwrap_or_else(PoisonError::into_inner);
-            lines.iter().for_each(|line| line.tell(Command::Resolved));
-        };
+        let of_resolver = senders.clone();
+        let resolved = move || of_resolver.iter().for_each(|sender| sender.tell(Command::Resolved));
         let resolver = Resolver::start(settings.resolve_every, system_lookup, resolved)?;
         let mut forwarder = Self {
-            workers: handles,
+            workers: Workers::default(),
             datapath: settings.datapath,
             total,
             log,
@@ -317,9 +285,9 @@ impl Forwarder {
             in_force.active.push(Active { state, addresses, file });
         }
         forwarder.rules = Mutex::new(in_force);
-        for (number, mut worker) in workers.into_iter().enumerate() {
-            let builder = std::thread::Builder::new().name(format!("forward-{number}"));
-            forwarder.workers[number].thread = Some(builder.spawn(move || worker.run())?);
+        for (number, (mut worker, sender)) in workers.into_iter().zip(senders).enumerate() {
+            let snapshots = worker.snapshots();
+            forwarder.workers.spawn(format!("forward-{number}"), sender, snapshots, move || worker.run())?;
         }
         Ok((forwarder, failed))
     }
@@ -351,12 +319,13 @@ impl Forwarder {
             held.0.extend(active.addresses.iter().map(|address| (kind, address.clone())));
         }
         let mut next_key = in_force.next_key;
-        let mut come: Vec<Vec<(Arc<RuleState>, Bound)>> = self.workers.iter().map(|_| Vec::new()).collect();
+        let mut come: Vec<Vec<(Arc<RuleState>, Bound)>> =
+            self.workers.senders().map(|_| Vec::new()).collect();
         let mut newcomers = Vec::new();
         let mut failed = Vec::new();
         for rule in rules.iter().filter(is_new) {
             let bound = preflight::check(rule)
-                .and_then(|()| listen::bind(rule, self.workers.len(), self.datapath, &mut held));
+                .and_then(|()| listen::bind(rule, self.workers.count(), self.datapath, &mut held));
             let (addresses, file, bound) = match bound {
                 Ok(bound) => bound,
                 Err(error) if settings.keep_going => {
@@ -390,13 +359,13 @@ impl Forwarder {
             log: Arc::clone(&self.log),
         });
         let (done, made) = mpsc::channel();
-        for (worker, come) in self.workers.iter().zip(come) {
+        for (worker, come) in self.workers.senders().zip(come) {
             let leave = left.iter().map(|active| Arc::clone(&active.state)).collect();
             let change = Change { common: Arc::clone(&common), leave, come, done: done.clone() };
-            worker.line.tell(Command::Change(Box::new(change)));
+            worker.tell(Command::Change(Box::new(change)));
         }
         drop(done);
-        for _ in &self.workers {
+        for _ in 0..self.workers.count() {
             if made.recv_timeout(CHANGE).is_err() {
                 tracing::error!("a worker has not taken the new rules; it is stuck or gone");
                 break;
@@ -417,13 +386,10 @@ impl Forwarder {
             all.push((state.rule.id.clone(), RuleSnapshot { targets, ..RuleSnapshot::default() }));
         }
         drop(rules);
-        for worker in &self.workers {
-            for (id, snapshot) in worker.shared.snapshot.lock().unwrap_or_else(PoisonError::into_inner).iter()
-            {
-                match all.iter_mut().find(|(other, _)| other == id) {
-                    Some((_, total)) => total.add(snapshot),
-                    None => all.push((id.clone(), snapshot.clone())),
-                }
+        for (id, snapshot) in self.workers.shared().flat_map(Snapshots::get) {
+            match all.iter_mut().find(|(other, _)| *other == id) {
+                Some((_, total)) => total.add(&snapshot),
+                None => all.push((id, snapshot)),
             }
         }
         all
@@ -443,9 +409,9 @@ impl Forwarder {
     /// Waits until all workers have obeyed, each of which tells so by what it gets.
     fn tell_all(&self, command: impl Fn(&mpsc::Sender<()>) -> Command) {
         let (done, obeyed) = mpsc::channel();
-        self.workers.iter().for_each(|worker| worker.line.tell(command(&done)));
+        self.workers.senders().for_each(|worker| worker.tell(command(&done)));
         drop(done);
-        for _ in &self.workers {
+        for _ in 0..self.workers.count() {
             if obeyed.recv_timeout(CHANGE).is_err() {
                 tracing::error!("a worker has not obeyed; it is stuck or gone");
                 break;
@@ -462,7 +428,7 @@ impl Forwarder {
     /// Whether a worker has ended though nobody stopped it: the forwarder no longer serves all its clients.
     #[must_use]
     pub fn has_failed(&self) -> bool {
-        self.workers.iter().any(|worker| worker.thread.as_ref().is_none_or(JoinHandle::is_finished))
+        self.workers.have_failed()
     }
 
     /// Ends everything and joins the workers.
@@ -490,19 +456,6 @@ fn hand_files_over(left: &mut [Active], newcomers: &mut [Active]) {
             && let Err(error) = file.set_mode(new.state.rule.socket_mode)
         {
             tracing::warn!(rule = new.state.rule.id.0, %error, "cannot change the permissions of its socket");
-        }
-    }
-}
-
-impl Drop for Forwarder {
-    fn drop(&mut self) {
-        for worker in &self.workers {
-            worker.line.tell(Command::Stop);
-        }
-        for worker in &mut self.workers {
-            if let Some(thread) = worker.thread.take() {
-                let _ = thread.join();
-            }
         }
     }
 }

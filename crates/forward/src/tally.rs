@@ -2,6 +2,8 @@
 
 use std::{io, time::Duration};
 
+use strum::{IntoStaticStr, VariantArray};
+
 use crate::{Address, Endpoint};
 
 /// Where a rule keeps what it knows of one address of a target. `at` is used again for another address once nobody holds the
@@ -37,7 +39,8 @@ pub const CONNECT_BOUNDS: [Duration; 15] = {
 };
 
 /// Why a target could not be reached.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, IntoStaticStr, VariantArray)]
+#[strum(serialize_all = "snake_case")]
 #[non_exhaustive]
 pub enum Failure {
     /// RST, or ICMP says that nobody listens on the port.
@@ -51,9 +54,6 @@ pub enum Failure {
 }
 
 impl Failure {
-    /// All, in the order of their counters.
-    pub const ALL: [Self; 4] = [Self::Refused, Self::Timeout, Self::Unreachable, Self::Other];
-
     pub(crate) fn of(error: &io::Error) -> Self {
         use io::ErrorKind::{
             AddrNotAvailable, ConnectionRefused, ConnectionReset, HostUnreachable, NetworkUnreachable,
@@ -109,8 +109,8 @@ pub struct Tally {
     pub open: u64,
     /// Connections that were taken, UDP sessions begun.
     pub connected: u64,
-    /// Failures in the order of [`Failure::ALL`].
-    pub failed: [u64; Failure::ALL.len()],
+    /// Failures in the order of [`Failure::VARIANTS`].
+    pub failed: [u64; Failure::VARIANTS.len()],
     /// Bytes to it.
     pub to_target_bytes: u64,
     /// Bytes from it.
@@ -131,8 +131,7 @@ impl Tally {
     }
 
     pub(crate) fn failed(&mut self, failure: Failure) {
-        let at = Failure::ALL.iter().position(|other| *other == failure);
-        self.failed[at.unwrap_or(Failure::ALL.len() - 1)] += 1;
+        self.failed[failure as usize] += 1;
     }
 
     fn add(&mut self, other: &Self) {

@@ -3,7 +3,7 @@
 
 use std::{
     io,
-    sync::{Arc, Mutex, PoisonError, mpsc},
+    sync::{Arc, mpsc},
     thread,
     time::{Duration, Instant},
 };
@@ -11,7 +11,8 @@ use std::{
 use hashbrown::HashMap;
 use turnpike_net::{
     Datapath,
-    poll::{Event, Poller, Waker},
+    poll::{Event, Poller},
+    worker::{self, Inbox, Published, Sender},
 };
 
 use crate::{
@@ -26,7 +27,7 @@ use crate::{
 
 /// Between two publications of the counters, in milliseconds.
 const PUBLISH_MS: u64 = 100;
-/// The token of the waker; it has [`udp::TOKENS`] too, but no other token has all bits.
+/// The token of the inbox; it has [`udp::TOKENS`] too, but no other token has all bits.
 const WAKER: u64 = u64::MAX;
 
 /// What the control thread asks of a worker.
@@ -50,23 +51,23 @@ pub(crate) struct Change {
     pub(crate) done: mpsc::Sender<()>,
 }
 
-/// What the control thread may look at.
-#[derive(Default)]
-pub(crate) struct Shared {
-    pub(crate) snapshot: Mutex<Vec<(RuleId, RuleSnapshot)>>,
+impl worker::Command for Command {
+    const STOP: Self = Self::Stop;
 }
+
+/// What the control thread may look at.
+pub(crate) type Snapshots = Published<Vec<(RuleId, RuleSnapshot)>>;
 
 pub(crate) struct Worker {
     number: usize,
     datapath: Datapath,
     poller: Poller,
-    waker: Waker,
     tcp: tcp::Engine,
     /// Made for the first rule that needs it: its buffers are large.
     udp: Option<udp::Engine>,
     around: Around,
-    inbox: mpsc::Receiver<Command>,
-    shared: Arc<Shared>,
+    inbox: Inbox<Command>,
+    snapshots: Arc<Snapshots>,
     started: Instant,
     published_ms: u64,
     gather: Gather,
@@ -80,28 +81,30 @@ impl Worker {
         datapath: Datapath,
         busy_poll: Duration,
         common: &Arc<Common>,
-        inbox: mpsc::Receiver<Command>,
-        shared: Arc<Shared>,
-    ) -> io::Result<(Self, Waker)> {
+    ) -> io::Result<(Self, Sender<Command>)> {
         let mut poller = Poller::new()?;
         poller.set_busy_poll(busy_poll);
-        let waker = Waker::new(&poller, WAKER)?;
+        let (sender, inbox) = worker::inbox(&poller, WAKER)?;
         let worker = Self {
             number,
             datapath,
             poller,
-            waker: waker.clone(),
             tcp: tcp::Engine::new(Arc::clone(common), number == 0),
             udp: None,
             around: Around::new(Arc::clone(common)),
             inbox,
-            shared,
+            snapshots: Arc::default(),
             started,
             published_ms: 0,
             gather: Gather::default(),
             dirty: true,
         };
-        Ok((worker, waker))
+        Ok((worker, sender))
+    }
+
+    /// What it publishes.
+    pub(crate) fn snapshots(&self) -> Arc<Snapshots> {
+        Arc::clone(&self.snapshots)
     }
 
     /// Serves a rule; `inherited` are the listeners of rules that left by the same command.
@@ -203,8 +206,8 @@ impl Worker {
 
     /// Carries out what the control thread wants; `true` to stop.
     fn obey(&mut self, now: u64) -> bool {
-        self.waker.acknowledge();
-        while let Ok(command) = self.inbox.try_recv() {
+        self.inbox.acknowledge();
+        while let Some(command) = self.inbox.command() {
             match command {
                 Command::Change(change) => self.change(*change, now),
                 Command::Resolved => self.tcp.on_resolved(tcp::Tick { now, poller: &self.poller }),
@@ -297,7 +300,7 @@ impl Worker {
                 add(id, &RuleSnapshot { targets: targets.unwrap_or_default(), ..RuleSnapshot::default() });
             }
         }
-        *self.shared.snapshot.lock().unwrap_or_else(PoisonError::into_inner) = rules;
+        self.snapshots.update(|published| *published = rules);
         self.published_ms = now;
         self.dirty = false;
     }

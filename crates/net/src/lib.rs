@@ -7,7 +7,8 @@
 //! Tx::flush                          super-packets by UDP_SEGMENT, sendmmsg, or sendmsg, as the data path says
 //! ```
 //!
-//! Streams have a life of their own: [`tcp`] makes the sockets, [`copy`] moves bytes from one to the other.
+//! Streams have a life of their own: [`tcp`] makes the sockets, [`copy`] moves bytes from one to the other. Whose threads these are:
+//! [`worker`] starts, tells and stops them.
 //!
 //! This crate knows no TURN and no forwarding. It is the only one that calls the kernel with `unsafe`.
 
@@ -24,6 +25,7 @@ mod sys;
 pub mod tcp;
 pub mod tx;
 pub mod unix;
+pub mod worker;
 
 pub use copy::{CopyMode, Flow, Mover, Pumped, Turns};
 pub use datapath::Datapath;

@@ -19,6 +19,7 @@ use aes_gcm::{
 };
 use subtle::ConstantTimeEq as _;
 use turnpike_wire::integrity::Key;
+use zeroize::{ZeroizeOnDrop, Zeroizing};
 
 /// Bytes of a nonce (RFC 5116 sections 5.1 and 5.2: the only length that AES-GCM has there).
 pub const NONCE_LEN: usize = 12;
@@ -32,8 +33,9 @@ const HEAD_LEN: usize = 2 + NONCE_LEN;
 const FIELDS_LEN: usize = 2 + 8 + 4;
 const MAX_SEALED_LEN: usize = FIELDS_LEN + *MAC_KEY_LEN.end();
 
-/// The key that a TURN server shares with an authorization server. Never printed; equality takes constant time.
-#[derive(Clone)]
+/// The key that a TURN server shares with an authorization server. Never printed; equality takes constant time; overwritten when
+/// dropped.
+#[derive(Clone, ZeroizeOnDrop)]
 pub enum TokenKey {
     /// AEAD_AES_128_GCM.
     A128Gcm([u8; 16]),
@@ -107,7 +109,7 @@ impl Eq for TokenKey {}
 /// What a token says. `mac_key` is never printed, and overwritten when dropped.
 #[derive(Clone, PartialEq, Eq)]
 pub struct AccessToken {
-    mac_key: Vec<u8>,
+    mac_key: Zeroizing<Vec<u8>>,
     /// When it was made: Unix seconds in the higher 48 bits, 1/64000 of a second in the lower 16.
     pub timestamp: u64,
     /// Seconds, from then on.
@@ -130,7 +132,7 @@ impl AccessToken {
     #[must_use]
     pub fn new(mac_key: &[u8], unix: u64, lifetime: u32) -> Option<Self> {
         let fits = MAC_KEY_LEN.contains(&mac_key.len());
-        fits.then(|| Self { mac_key: mac_key.to_vec(), timestamp: unix << 16, lifetime })
+        fits.then(|| Self { mac_key: mac_key.to_vec().into(), timestamp: unix << 16, lifetime })
     }
 
     /// When it was made, in Unix seconds.
@@ -184,8 +186,8 @@ impl AccessToken {
         if sealed.len() < FIELDS_LEN || sealed.len() > MAX_SEALED_LEN {
             return Err(TokenError::Malformed);
         }
-        let mut text = Wiped([0; MAX_SEALED_LEN]);
-        let text = &mut text.0[..sealed.len()];
+        let mut text = Zeroizing::new([0; MAX_SEALED_LEN]);
+        let text = &mut text[..sealed.len()];
         text.copy_from_slice(sealed);
         if !key.decrypt(nonce, server_name, text, tag) {
             return Err(TokenError::NotAuthentic);
@@ -198,7 +200,7 @@ impl AccessToken {
             return Err(TokenError::Malformed);
         }
         Ok(Self {
-            mac_key: mac_key.to_vec(),
+            mac_key: mac_key.to_vec().into(),
             timestamp: u64::from_be_bytes(*timestamp),
             lifetime: u32::from_be_bytes(*lifetime),
         })
@@ -209,23 +211,6 @@ impl fmt::Debug for AccessToken {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { timestamp, lifetime, .. } = self;
         write!(f, "AccessToken {{ timestamp: {timestamp}, lifetime: {lifetime}, .. }}")
-    }
-}
-
-impl Drop for AccessToken {
-    fn drop(&mut self) {
-        self.mac_key.fill(0);
-        std::hint::black_box(&self.mac_key);
-    }
-}
-
-/// Forgets what it held.
-struct Wiped([u8; MAX_SEALED_LEN]);
-
-impl Drop for Wiped {
-    fn drop(&mut self) {
-        self.0.fill(0);
-        std::hint::black_box(&self.0);
     }
 }
 
@@ -250,7 +235,7 @@ mod tests {
             assert_eq!(key.algorithm(), algorithm);
             let read = AccessToken::open(&key, name, &hex(token)).unwrap();
             let expected = AccessToken {
-                mac_key: hex(mac_key),
+                mac_key: hex(mac_key).into(),
                 timestamp: timestamp.parse().unwrap(),
                 lifetime: lifetime.parse().unwrap(),
             };
@@ -291,7 +276,7 @@ mod tests {
         for mac_key_len in [0, 15, 65, 1000] {
             assert!(AccessToken::new(&vec![1; mac_key_len], 0, 1).is_none());
             // Authentic, and absurd all the same.
-            let odd = AccessToken { mac_key: vec![1; mac_key_len], timestamp: 0, lifetime: 1 };
+            let odd = AccessToken { mac_key: vec![1; mac_key_len].into(), timestamp: 0, lifetime: 1 };
             let odd = odd.seal(&key, "x", [9; 12]);
             assert_eq!(AccessToken::open(&key, "x", &odd), Err(TokenError::Malformed), "{mac_key_len}");
         }

@@ -1,13 +1,11 @@
 //! The client changes its address (RFC 8016), is sent to another server (RFC 8489 section 10), and signs with a key that no
 //! password made (RFC 7635).
 
-#![allow(clippy::unwrap_used, reason = "a test says by panicking what went wrong")]
-
-mod client_support;
+use crate::client_support;
 
 use std::sync::Arc;
 
-use client_support::*;
+use crate::client_support::*;
 use turnpike_turn::client::{AccessToken, Client, Config, Event, Failure, Incoming, Request, RequestError};
 use turnpike_wire::{
     integrity::{self, Key, Mac},
@@ -41,7 +39,10 @@ fn ticket_of(request: &[u8]) -> Option<Vec<u8>> {
 }
 
 fn mobile() -> Client {
-    let mut client = Client::new(Arc::new(Config { mobility: true, ..Config::new(USER, PASSWORD) }));
+    let mut client = Client::new(
+        Arc::new(Config { mobility: true, ..Config::new(USER, PASSWORD) }),
+        turnpike_turn::random::Seed([9; 32]),
+    );
     client.allocate(0).unwrap();
     let first = request(&mut client);
     assert_eq!(ticket_of(&first), Some(Vec::new()), "an empty ticket asks for one");
@@ -198,7 +199,7 @@ fn another_server_is_reported_with_its_name() {
 fn an_access_token_stands_in_for_a_password() {
     let access = AccessToken { token: b"opaque".to_vec(), mac_key: vec![7; 20] };
     let config = Config { access_token: Some(access), ..Config::new("key-1", "") };
-    let mut client = Client::new(Arc::new(config));
+    let mut client = Client::new(Arc::new(config), turnpike_turn::random::Seed([9; 32]));
     client.allocate(0).unwrap();
     let first = request(&mut client);
     client.handle_datagram(0, &challenge(&first, 401, PLAIN_NONCE, None));

@@ -1,8 +1,7 @@
 //! Fuzz target: any datagrams from a client, an ICMP error and a peer, at a server that asks for no credentials and so
 //! lets them deep in. Bounded under `cargo test`, unbounded under `cargo bolero`.
 
-mod common;
-use common::*;
+use crate::common::*;
 use turnpike_turn::{
     server::{ConnectError, Family, OpenResult, RelayId, ServerConfig},
     wire::stun_types::message::Message,
@@ -43,6 +42,7 @@ fn server() {
                 Outcome::HandOver { .. } | Outcome::Forward { .. } | Outcome::Move(_) => {
                     panic!("there is one worker")
                 }
+                Outcome::LookUp(_) | Outcome::Later => panic!("the gate knows"),
                 Outcome::Drop(_) => {}
             }
             if let (Some(allocation), [first, second, ..]) = (open, &datagram[..]) {

@@ -11,8 +11,9 @@ use md5::Md5;
 use sha1::Sha1;
 use sha2::{Digest, Sha256};
 use subtle::ConstantTimeEq as _;
+use zeroize::Zeroizing;
 
-use crate::attributes::{
+use crate::stun::{
     ATTRIBUTE_HEADER_LEN, Attribute, Attributes, HEADER_LEN, Malformed, fingerprint, header_ending_at, kind,
 };
 
@@ -51,7 +52,7 @@ pub enum IntegrityError {
 /// A key for message integrity. Never printed; equality takes constant time; overwritten when dropped.
 #[derive(Clone)]
 pub struct Key {
-    bytes: Box<[u8]>,
+    bytes: Zeroizing<Box<[u8]>>,
 }
 
 impl Key {
@@ -68,7 +69,13 @@ impl Key {
     /// A stored key, or a short-term password. Any length will do for an HMAC.
     #[must_use]
     pub fn from_bytes(bytes: &[u8]) -> Self {
-        Self { bytes: bytes.into() }
+        Self { bytes: Zeroizing::new(bytes.into()) }
+    }
+
+    /// The key itself, for who keeps it where it is needed next. Not to be printed.
+    #[must_use]
+    pub fn expose(&self) -> &[u8] {
+        &self.bytes
     }
 }
 
@@ -85,14 +92,6 @@ impl PartialEq for Key {
 }
 
 impl Eq for Key {}
-
-impl Drop for Key {
-    fn drop(&mut self) {
-        self.bytes.fill(0);
-        // Best effort: makes the compiler believe that somebody reads the zeros.
-        std::hint::black_box(&self.bytes);
-    }
-}
 
 /// Which integrity attribute a well-formed message carries; with both, the SHA-256 one counts.
 ///
@@ -120,8 +119,7 @@ pub fn mac_of(message: &[u8]) -> Option<Mac> {
 pub fn verify(message: &[u8], key: &Key, mac: Mac) -> Result<(), IntegrityError> {
     let attribute = find(message, mac)?;
     let length = attribute.value.len();
-    // RFC 8489 section 14.6: "The value must be the full 32 bytes unless the STUN usage explicitly specifies that
-    // truncation is allowed", and TURN (RFC 8656) does not.
+    // A shorter value is for usages of STUN that allow it (RFC 8489 section 14.6), and TURN (RFC 8656) does not.
     if length != mac.len() {
         return Err(IntegrityError::Malformed);
     }

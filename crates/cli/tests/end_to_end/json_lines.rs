@@ -14,7 +14,7 @@ use super::harness::{
     tcp_echo,
 };
 
-/// An object without a name that stands there twice; `serde_json` itself would keep the last.
+/// An object without a name that is listed twice; `serde_json` itself would keep the last.
 struct Line(Vec<(String, Value)>);
 
 impl<'de> Deserialize<'de> for Line {
@@ -31,7 +31,7 @@ impl<'de> Deserialize<'de> for Line {
                 let mut line: Vec<(String, Value)> = Vec::new();
                 while let Some((name, value)) = map.next_entry::<String, Value>()? {
                     if line.iter().any(|(other, _)| *other == name) {
-                        return Err(M::Error::custom(format!("{name} stands there twice")));
+                        return Err(M::Error::custom(format!("{name} is listed twice")));
                     }
                     line.push((name, value));
                 }

@@ -1,7 +1,7 @@
 //! Time-limited credentials are accepted until their time is over. Each refused credential has a reason, in one log
 //! line for people and one counter for machines; the client learns no more than 401.
 
-use super::harness::{Load, Program, REALM, Serve, Stun, USER, V4, eventually, turnpike};
+use super::harness::{Dir, Load, Program, REALM, Serve, Stun, USER, V4, eventually, turnpike};
 
 /// Username, realm it is sent with, reason in the log, `reason` label of the counter.
 const REFUSALS: &[(&str, &str, &str, &str)] = &[
@@ -110,4 +110,27 @@ fn what_the_credentials_command_makes_is_accepted() {
         assert_eq!(load.code, Some(0), "{secret}: {}", load.output());
     }
     assert_eq!(serve.metrics().sum("turnpike_credentials_refused_total", ""), 0);
+}
+
+/// Whoever hands out time-limited credentials chooses the id; that takes nothing of a configured user's quota.
+#[test]
+fn a_user_and_a_time_limited_id_of_the_same_name_have_quotas_of_their_own() {
+    let dir = Dir::new();
+    let file = dir.file("turnpike.toml", "[limits]\nallocations_per_user = 1\n");
+    let path = file.to_str().expect("our own path is UTF-8");
+    let serve = Serve::start(&["-c", path, "--user", "a:one", "--secret", "north-star"]);
+    let made = Program::run(&mut turnpike(&["credentials", "--secret", "north-star", "--user", "a"]));
+    let value =
+        |label| made.stdout.lines().find_map(|line| line.strip_prefix(label)).expect("a labelled line");
+    let timed = (value("username: "), value("password: "));
+    let mut clients = Vec::new();
+    for (user, password) in [("a", "one"), timed] {
+        for expected in [None, Some(486)] {
+            let mut stun = Stun::new(serve.address(V4));
+            let (_, _, challenge) = stun.challenge();
+            assert_eq!(stun.allocate(user, password, &challenge), expected, "{user}");
+            // Its allocation lives on.
+            clients.push(stun);
+        }
+    }
 }

@@ -121,7 +121,9 @@ fn a_certificate_that_changes_is_shown_and_a_bad_one_keeps_the_old() {
     serve.program.signal("HUP");
     reloads("config", "loaded", 1);
     reloads("certificate", "failed", 2);
-    assert!(serve.program.lines().iter().any(|line| line.contains("cert.pem: the file is empty")));
+    eventually("the reason", || {
+        serve.program.lines().iter().any(|line| line.contains("cert.pem: the file is empty")).then_some(())
+    });
     assert_eq!(shown_by(server, NAME), second);
 
     // And a good one does.

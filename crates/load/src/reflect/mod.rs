@@ -10,14 +10,14 @@ use std::{
     net::{Ipv4Addr, Ipv6Addr, SocketAddr},
     sync::{
         Arc,
-        atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
+        atomic::{AtomicU64, Ordering::Relaxed},
     },
-    thread::JoinHandle,
 };
 
 use turnpike_net::{
     Datapath,
-    poll::{Poller, Waker},
+    poll::Poller,
+    worker::{self, Workers},
 };
 
 use crate::LoadError;
@@ -80,14 +80,14 @@ pub struct Stats {
 pub struct Reflector {
     listeners: Vec<SocketAddr>,
     tcp_listeners: Vec<SocketAddr>,
-    workers: Vec<Handle>,
-    stop: Arc<AtomicBool>,
+    workers: Workers<Stop, Counters>,
 }
 
-struct Handle {
-    thread: Option<JoinHandle<()>>,
-    waker: Waker,
-    counters: Arc<Counters>,
+/// All that a worker is ever told.
+struct Stop;
+
+impl worker::Command for Stop {
+    const STOP: Self = Self;
 }
 
 /// [`Stats`] as a worker publishes them, once a wake-up.
@@ -141,8 +141,7 @@ impl Reflector {
         let mut reflector = Self {
             listeners: datagrams.addresses,
             tcp_listeners: streams.addresses,
-            workers: Vec::new(),
-            stop: Arc::default(),
+            workers: Workers::default(),
         };
         for (number, sockets) in datagrams.sockets.into_iter().enumerate() {
             let worker = udp::Worker::new(sockets, config.datapath);
@@ -170,7 +169,7 @@ impl Reflector {
     #[must_use]
     pub fn stats(&self) -> Stats {
         let mut total = Stats::default();
-        for Handle { counters, .. } in &self.workers {
+        for counters in self.workers.shared() {
             total.received += counters.received.load(Relaxed);
             total.received_bytes += counters.received_bytes.load(Relaxed);
             total.sent += counters.sent.load(Relaxed);
@@ -186,43 +185,22 @@ impl Reflector {
     /// Stops and joins the workers. What they have done by then is final; before, [`Self::stats`] may
     /// lag behind replies that have left.
     pub fn stop(mut self) -> Stats {
-        self.join();
+        self.workers.stop();
         self.stats()
-    }
-
-    fn join(&mut self) {
-        self.stop.store(true, Relaxed);
-        for worker in &self.workers {
-            worker.waker.wake();
-        }
-        for worker in &mut self.workers {
-            if let Some(thread) = worker.thread.take() {
-                // A worker that panicked has said so itself.
-                let _ = thread.join();
-            }
-        }
     }
 
     fn spawn(&mut self, name: String, worker: io::Result<impl Work>) -> Result<(), LoadError> {
         let started = worker.and_then(|mut worker| {
-            let waker = Waker::new(worker.poller(), WAKE)?;
-            let (counters, stop) = (Arc::<Counters>::default(), Arc::clone(&self.stop));
+            let (sender, inbox) = worker::inbox(worker.poller(), WAKE)?;
+            let counters = Arc::<Counters>::default();
             let published = Arc::clone(&counters);
-            let thread = std::thread::Builder::new().name(name).spawn(move || {
-                while !stop.load(Relaxed) && worker.wake_up().is_ok() {
+            self.workers.spawn(name, sender, counters, move || {
+                while inbox.command().is_none() && worker.wake_up().is_ok() {
                     worker.publish(&published);
                 }
-            })?;
-            Ok(Handle { thread: Some(thread), waker, counters })
+            })
         });
-        self.workers.push(started.map_err(LoadError::system("cannot start a reflector thread"))?);
-        Ok(())
-    }
-}
-
-impl Drop for Reflector {
-    fn drop(&mut self) {
-        self.join();
+        started.map_err(LoadError::system("cannot start a reflector thread"))
     }
 }
 

@@ -17,7 +17,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use turnpike_measure::{Rate, Report, per_second};
+use turnpike_measure::{LATE_P99_US, Rate, Report, per_second};
 
 pub(crate) use heartbeat::Heartbeat;
 pub(crate) use shared::{Schedule, Shared};
@@ -29,9 +29,6 @@ use crate::{
     profile::Shaped,
     progress::{Interval, Kind, Phase},
 };
-
-/// Above this lateness (p99, microseconds) the outcome says that the generator could not keep its pace.
-const LATE_US: u64 = 2_000;
 
 /// What a run found.
 #[derive(Clone, Debug, PartialEq)]
@@ -332,7 +329,7 @@ pub(crate) fn report(frame: &Frame, asked: &Asked, found: Found) -> Report {
 
 /// Says what was late, and holds the report against the limits.
 pub(crate) fn conclude(mut report: Report, asked: &Asked, interrupted: bool) -> Outcome {
-    if report.late_us.p99 > LATE_US {
+    if report.late_us.p99 > LATE_P99_US {
         report.notes.insert(
             0,
             format!(

@@ -5,8 +5,11 @@ use std::{io, net::SocketAddr, sync::Arc, time::Duration};
 
 use turnpike_client::{Datagrams, Errors, Framing, Links, Security, Transport, links};
 use turnpike_net::poll::{Event as Ready, Poller};
-use turnpike_turn::client::{
-    self, Client, ConnectionId, DataConnection, Event, Failure, Incoming, Progress, Relayed, Request,
+use turnpike_turn::{
+    client::{
+        self, Client, ConnectionId, DataConnection, Event, Failure, Incoming, Progress, Relayed, Request,
+    },
+    random::Seed,
 };
 use turnpike_wire::{channel_data::ChannelData, indication};
 
@@ -127,7 +130,7 @@ impl Engine {
         };
         let settings = client_settings(config);
         let endpoint = || Endpoint {
-            client: Client::new(Arc::clone(&settings)),
+            client: Client::new(Arc::clone(&settings), Seed(rand::random())),
             course: Course::new(server),
             timeout: u64::MAX,
             binding: None,
@@ -230,7 +233,7 @@ impl Engine {
 
     /// Replaces an endpoint's client by one that has done nothing yet.
     pub(super) fn renew(&mut self, index: usize, settings: &Arc<client::Config>) {
-        self.endpoints[index].client = Client::new(Arc::clone(settings));
+        self.endpoints[index].client = Client::new(Arc::clone(settings), Seed(rand::random()));
         self.endpoints[index].timeout = u64::MAX;
     }
 

@@ -3,7 +3,7 @@
 use std::io;
 
 use turnpike_net::{Rx, Span};
-use turnpike_turn::server::Client;
+use turnpike_turn::server::{Source, Transport};
 use turnpike_wire::{
     frame::{self, Frame, FrameError},
     proxy_protocol::{self, MAX_HEADER, Parsed},
@@ -22,7 +22,7 @@ const TLS_HANDSHAKE: u8 = 0x16;
 /// Bytes of one connection that are to be taken apart.
 pub(crate) struct Incoming {
     pub(super) slot: usize,
-    pub(crate) client: Client,
+    pub(crate) source: Source,
     /// What is left of them.
     pub(crate) rest: Span,
 }
@@ -46,7 +46,7 @@ impl Streams {
             (Channel::Plain, _) => self.read_first(slot, rx),
         };
         match read {
-            Ok(Some(rest)) => Some(Incoming { slot, client: self.connections.get(slot)?.client, rest }),
+            Ok(Some(rest)) => Some(Incoming { slot, source: self.connections.get(slot)?.source(slot), rest }),
             Ok(None) => {
                 self.close_if_ended(slot);
                 None
@@ -219,7 +219,10 @@ impl Streams {
         if connection.stage == Stage::Handshake {
             self.handshakes_left = self.handshakes_left.saturating_sub(1);
             opened = (!tls.is_handshaking()).then(|| {
-                (channel::was_resumed(tls), self.layout.tls(connection.listener, tls.server_name()))
+                (
+                    channel::was_resumed(tls),
+                    self.layout.number(Transport::Tls, connection.listener, tls.server_name()),
+                )
             });
         }
         if wants_write {
@@ -333,6 +336,7 @@ mod tests {
     use super::*;
     use crate::{
         Layout, StreamConfig,
+        link::Way,
         stream::{Admission, SHARE, StreamListeners, Token},
     };
 
@@ -416,6 +420,26 @@ mod tests {
             assert!(taken > 1000 && taken <= most, "{taken} in tick {tick}");
         }
         assert!(slots.iter().all(|slot| total[slot] > 0), "{total:?}");
+    }
+
+    #[test]
+    fn a_link_reaches_nobody_who_comes_later() {
+        let mut bench = bench(|_| {});
+        let (_clients, slots) = bench.clients(1, &BINDING);
+        bench.read(slots[0]);
+        let place = |bench: &Bench| match Way::of(bench.streams.connections[slots[0]].source(slots[0]).link) {
+            Way::Stream(place) => place,
+            other => panic!("{other:?}"),
+        };
+        let gone = place(&bench);
+        assert!(bench.streams.serves(gone));
+        bench.streams.remove(slots[0], CloseReason::Client);
+        assert!(!bench.streams.serves(gone));
+        let (_others, again) = bench.clients(1, &BINDING);
+        assert_eq!(again, slots, "the slot is another's");
+        assert!(!bench.streams.serves(gone) && bench.streams.serves(place(&bench)));
+        bench.streams.reply(gone, &BINDING);
+        assert_eq!(bench.streams.stats.sent, 0);
     }
 
     #[test]

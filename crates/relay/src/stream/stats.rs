@@ -1,102 +1,80 @@
 //! What a worker's streams count, and why connections end: each reason is a counter, never a log line.
 
-macro_rules! reasons {
-    ($(#[$outer:meta])* $name:ident { $($(#[$doc:meta])* $variant:ident => $label:literal,)* }) => {
-        $(#[$outer])*
-        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-        #[repr(u8)]
-        pub enum $name {
-            $($(#[$doc])* $variant,)*
-        }
+use strum::{IntoStaticStr, VariantArray};
 
-        impl $name {
-            /// All of them, in the order of their discriminants.
-            pub const ALL: &'static [Self] = &[$(Self::$variant,)*];
-
-            /// The value of the `reason` label in metrics.
-            #[must_use]
-            pub const fn name(self) -> &'static str {
-                match self {
-                    $(Self::$variant => $label,)*
-                }
-            }
-        }
-    };
+/// Why a connection ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, IntoStaticStr, VariantArray)]
+#[strum(serialize_all = "snake_case")]
+#[repr(u8)]
+pub enum CloseReason {
+    /// The client closed it.
+    Client,
+    /// It broke: reset by the client, or timed out in the kernel.
+    Broken,
+    /// Bytes that are neither STUN nor ChannelData where a message should begin.
+    NotStun,
+    /// A STUN message of a length that cannot be.
+    Length,
+    /// A message longer than is allowed: to begin with that is what a request needs, with an allocation all that ChannelData can
+    /// hold.
+    TooLong,
+    /// No complete message, or no finished handshake, in the time for that.
+    NoMessage,
+    /// No allocation, and nothing asked for one for too long.
+    Idle,
+    /// The TLS handshake failed; see [`HandshakeFailure`].
+    Handshake,
+    /// What came after the TLS handshake was not right.
+    Tls,
+    /// A TLS client where no certificate is configured.
+    NoCertificate,
+    /// A client without TLS on a listener that is for TLS only.
+    PlainRefused,
+    /// A listed sender that sent no PROXY header, or a broken one.
+    ProxyHeader,
+    /// A PROXY header that claims the addresses of a connection that exists.
+    Duplicate,
+    /// A client that does not read the replies to its requests.
+    RepliesUnread,
+    /// Without an allocation it had to make room for a newcomer, for there are too many such connections.
+    Evicted,
+    /// Too many connections without an allocation, in total, and none of this worker that could make room.
+    LimitTotal,
+    /// Too many of them from this address.
+    LimitAddress,
+    /// It became a data connection (RFC 6062), and carries a peer's bytes.
+    DataConnection,
+    /// Another worker serves it: it has what the client asked for.
+    HandedOver,
+    /// The server stops.
+    Shutdown,
 }
 
-pub(crate) use reasons;
-
-reasons! {
-    /// Why a connection ended.
-    CloseReason {
-        /// The client closed it.
-        Client => "client",
-        /// It broke: reset by the client, or timed out in the kernel.
-        Broken => "broken",
-        /// Bytes that are neither STUN nor ChannelData where a message should begin.
-        NotStun => "not_stun",
-        /// A STUN message of a length that cannot be.
-        Length => "length",
-        /// A message longer than is allowed: to begin with that is what a request needs, with an allocation all that ChannelData can
-        /// hold.
-        TooLong => "too_long",
-        /// No complete message, or no finished handshake, in the time for that.
-        NoMessage => "no_message",
-        /// No allocation, and nothing asked for one for too long.
-        Idle => "idle",
-        /// The TLS handshake failed; see [`HandshakeFailure`].
-        Handshake => "handshake",
-        /// What came after the TLS handshake was not right.
-        Tls => "tls",
-        /// A TLS client where no certificate is configured.
-        NoCertificate => "no_certificate",
-        /// A client without TLS on a listener that is for TLS only.
-        PlainRefused => "plain_refused",
-        /// A listed sender that sent no PROXY header, or a broken one.
-        ProxyHeader => "proxy_header",
-        /// A PROXY header that claims the addresses of a connection that exists.
-        Duplicate => "duplicate",
-        /// A client that does not read the replies to its requests.
-        RepliesUnread => "replies_unread",
-        /// Without an allocation it had to make room for a newcomer, for there are too many such connections.
-        Evicted => "evicted",
-        /// Too many connections without an allocation, in total, and none of this worker that could make room.
-        LimitTotal => "limit_total",
-        /// Too many of them from this address.
-        LimitAddress => "limit_address",
-        /// It became a data connection (RFC 6062), and carries a peer's bytes.
-        DataConnection => "data_connection",
-        /// Another worker serves it: it has what the client asked for.
-        HandedOver => "handed_over",
-        /// The server stops.
-        Shutdown => "shutdown",
-    }
-}
-
-reasons! {
-    /// Why a TLS handshake failed.
-    HandshakeFailure {
-        /// Not finished in time.
-        Timeout => "timeout",
-        /// It had to make room for a newcomer.
-        Evicted => "evicted",
-        /// The client closed the connection, or it broke.
-        Closed => "closed",
-        /// What came is no TLS.
-        Garbage => "garbage",
-        /// No protocol version, cipher suite or signature in common.
-        Incompatible => "incompatible",
-        /// ALPN with foreign protocols only (RFC 7443).
-        Alpn => "alpn",
-        /// The client gave up: it does not trust the certificate, for instance.
-        Alert => "alert",
-        /// More than any client has to say to shake hands.
-        TooLong => "too_long",
-        /// The client broke the protocol.
-        Misbehaved => "misbehaved",
-        /// Anything else.
-        Other => "other",
-    }
+/// Why a TLS handshake failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, IntoStaticStr, VariantArray)]
+#[strum(serialize_all = "snake_case")]
+#[repr(u8)]
+pub enum HandshakeFailure {
+    /// Not finished in time.
+    Timeout,
+    /// It had to make room for a newcomer.
+    Evicted,
+    /// The client closed the connection, or it broke.
+    Closed,
+    /// What came is no TLS.
+    Garbage,
+    /// No protocol version, cipher suite or signature in common.
+    Incompatible,
+    /// ALPN with foreign protocols only (RFC 7443).
+    Alpn,
+    /// The client gave up: it does not trust the certificate, for instance.
+    Alert,
+    /// More than any client has to say to shake hands.
+    TooLong,
+    /// The client broke the protocol.
+    Misbehaved,
+    /// Anything else.
+    Other,
 }
 
 /// Never reset, but for `open`.
@@ -114,10 +92,10 @@ pub struct StreamStats {
     pub handshakes_full: u64,
     /// TLS handshakes finished by resuming a session.
     pub handshakes_resumed: u64,
-    /// TLS handshakes that failed, in the order of [`HandshakeFailure::ALL`].
-    pub handshakes_failed: [u64; HandshakeFailure::ALL.len()],
-    /// Connections that ended, in the order of [`CloseReason::ALL`].
-    pub closed: [u64; CloseReason::ALL.len()],
+    /// TLS handshakes that failed, in the order of [`HandshakeFailure::VARIANTS`].
+    pub handshakes_failed: [u64; HandshakeFailure::VARIANTS.len()],
+    /// Connections that ended, in the order of [`CloseReason::VARIANTS`].
+    pub closed: [u64; CloseReason::VARIANTS.len()],
     /// Times that accepting paused for want of file descriptors or memory.
     pub accept_pauses: u64,
     /// Datagrams dropped because a client reads too slowly.

@@ -1,7 +1,8 @@
 //! What a server is told at start.
 
-use std::{collections::HashSet, fmt, net::IpAddr};
+use std::fmt;
 
+use strum::{EnumString, IntoStaticStr};
 use turnpike_wire::channel_data::ChannelRange;
 
 use super::{
@@ -94,7 +95,8 @@ pub struct ListenerProfile {
 static DEFAULT_PROFILE: ListenerProfile = ListenerProfile { transport: Transport::Udp, realms: Vec::new() };
 
 /// The transport between a client and the server (RFC 8656 section 3.1).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, EnumString, IntoStaticStr)]
+#[strum(serialize_all = "lowercase")]
 pub enum Transport {
     /// Datagrams.
     #[default]
@@ -162,67 +164,6 @@ impl Default for ServerConfig {
     }
 }
 
-/// What a configuration must not hold.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum ConfigError {
-    /// RFC 8489 section 14.9: REALM is "less than 128 characters".
-    #[error("realm must have 1 to 127 characters and no control characters; this has {0} characters")]
-    Realm(usize),
-    /// RFC 8489 section 14.14: SOFTWARE is "less than 128 characters".
-    #[error("software must have at most 127 characters; this has {0}")]
-    Software(usize),
-    /// Lifetimes of allocations.
-    #[error("default_lifetime must be 1 to max_lifetime ({max} s); it is {default} s")]
-    Lifetime {
-        /// `default_lifetime`, in seconds.
-        default: u32,
-        /// `max_lifetime`, in seconds.
-        max: u32,
-    },
-    /// There are no more channel numbers than 0x4000 to 0x4FFF.
-    #[error("max_channels must be at most 4096; it is {0}")]
-    Channels(usize),
-    /// Nothing could be allocated.
-    #[error("relay_v4 and relay_v6 are both false: no relayed transport address can be allocated")]
-    NoFamily,
-    /// Nobody could authenticate.
-    #[error("allow_md5 and allow_sha256 are both false: no key would be accepted")]
-    NoAlgorithm,
-    /// CONNECTION-IDs would run short.
-    #[error("max_total_connections must be at most {most}; it is {0}", most = ServerConfig::MOST_CONNECTIONS)]
-    Connections(usize),
-    /// Every nonce would be stale on arrival.
-    #[error("nonce_lifetime must be at least 1 s")]
-    NonceLifetime,
-    /// THIRD-PARTY-AUTHORIZATION stands in every challenge.
-    #[error("the server name of third-party authorization must have 1 to 255 bytes; it has {0}")]
-    ServerName(usize),
-    /// A token counts in one realm, and its key is found by its name.
-    #[error("token key {0:?} must name a realm that is configured, and be the only one of that name there")]
-    TokenKey(String),
-    /// Nothing in a token says for which realm it was made (RFC 7635 section 4.1.1): it would count in both.
-    #[error(
-        "token key {0:?} is that of another realm too: its tokens would count in both; make one key for each realm"
-    )]
-    TokenKeyShared(String),
-    /// RFC 8489 section 14.16.
-    #[error("the domain of an alternate server must have 1 to 255 ASCII characters; {0:?} has not")]
-    AlternateDomain(String),
-    /// RFC 5780 section 6.
-    #[error("NAT discovery needs two different addresses of one family and two different ports")]
-    NatDiscovery,
-    /// REALM alone tells realms apart.
-    #[error("realm {0:?} stands there twice")]
-    RealmTwice(String),
-    /// [`RealmId`] has 16 bits.
-    #[error("there must be at most 65534 realms beside the first; there are {0}")]
-    Realms(usize),
-    /// A listener that serves a realm that is not configured.
-    #[error("a listener serves realm number {0}, which is not configured")]
-    NoSuchRealm(u16),
-}
-
 impl ServerConfig {
     /// The most that `max_total_connections` may be: one of 64 CONNECTION-IDs of a worker.
     pub const MOST_CONNECTIONS: usize = 65_536;
@@ -231,74 +172,6 @@ impl ServerConfig {
     #[must_use]
     pub fn listener(&self, id: super::ListenerId) -> &ListenerProfile {
         self.listeners.get(usize::from(id.0)).unwrap_or(&DEFAULT_PROFILE)
-    }
-
-    /// Whether a [`super::Server`] can work with it.
-    pub fn check(&self) -> Result<(), ConfigError> {
-        let mut names = HashSet::new();
-        for name in std::iter::once(&self.realm).chain(self.tenants.iter().map(|realm| &realm.name)) {
-            let length = name.chars().count();
-            if length == 0 || length > 127 || name.chars().any(char::is_control) {
-                return Err(ConfigError::Realm(length));
-            }
-            if !names.insert(name) {
-                return Err(ConfigError::RealmTwice(name.clone()));
-            }
-        }
-        if self.tenants.len() > 65_534 {
-            return Err(ConfigError::Realms(self.tenants.len()));
-        }
-        let ThirdParty { server_name, keys, .. } = &self.third_party;
-        if !keys.is_empty() && !(1..=255).contains(&server_name.len()) {
-            return Err(ConfigError::ServerName(server_name.len()));
-        }
-        let mut kids = HashSet::new();
-        for key in keys {
-            if !names.contains(&key.realm) || !kids.insert((&key.kid, &key.realm)) {
-                return Err(ConfigError::TokenKey(key.kid.clone()));
-            }
-            if keys.iter().any(|other| other.key == key.key && other.realm != key.realm) {
-                return Err(ConfigError::TokenKeyShared(key.kid.clone()));
-            }
-        }
-        for domain in self.alternates.iter().filter_map(|alternate| alternate.domain.as_ref()) {
-            if !(1..=255).contains(&domain.len()) || !domain.is_ascii() {
-                return Err(ConfigError::AlternateDomain(domain.clone()));
-            }
-        }
-        for NatDiscovery { addresses: [a, b], external, ports: [p, q], .. } in &self.nat_discovery {
-            let of_family = |ip: &IpAddr| ip.is_ipv4() == a.is_ipv4();
-            if a == b || p == q || !of_family(b) || !external.iter().flatten().all(of_family) {
-                return Err(ConfigError::NatDiscovery);
-            }
-        }
-        let mut served = self.listeners.iter().flat_map(|listener| &listener.realms);
-        if let Some(id) = served.find(|id| usize::from(id.0) > self.tenants.len()) {
-            return Err(ConfigError::NoSuchRealm(id.0));
-        }
-        let software = self.software.as_deref().unwrap_or_default().chars().count();
-        if software > 127 {
-            return Err(ConfigError::Software(software));
-        }
-        if self.default_lifetime == 0 || self.default_lifetime > self.max_lifetime {
-            return Err(ConfigError::Lifetime { default: self.default_lifetime, max: self.max_lifetime });
-        }
-        if self.max_channels > 4096 {
-            return Err(ConfigError::Channels(self.max_channels));
-        }
-        if !self.relay_v4 && !self.relay_v6 {
-            return Err(ConfigError::NoFamily);
-        }
-        if !self.allow_md5 && !self.allow_sha256 {
-            return Err(ConfigError::NoAlgorithm);
-        }
-        if self.max_total_connections > Self::MOST_CONNECTIONS {
-            return Err(ConfigError::Connections(self.max_total_connections));
-        }
-        if self.nonce_lifetime == 0 {
-            return Err(ConfigError::NonceLifetime);
-        }
-        Ok(())
     }
 }
 

@@ -1,5 +1,7 @@
 //! Counters of one worker: plain integers, cheap enough for the packet path.
 
+use strum::{IntoStaticStr, VariantArray};
+
 use super::{ClosedReason, CredentialRefusal, DropReason, PeerDenial, QuotaRefusal, request::Method};
 
 /// Error codes that the server answers with (RFC 8489 section 14.8, RFC 8656 section 19, RFC 6062 section 6.3, RFC 8016 section 3.4), in the order of
@@ -22,6 +24,9 @@ pub const ERROR_CODES: [(u16, &str); 16] = [
     (486, "486"),
     (508, "508"),
 ];
+
+/// A metric family, its label if it has one, and the value.
+pub type Counter = (&'static str, Option<(&'static str, &'static str)>, u64);
 
 /// Never reset; gauges such as the number of allocations live in [`super::Server`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -68,104 +73,81 @@ pub struct Stats {
     pub drain_refusals: u64,
     /// Requests for an allocation, or to move one, refused because they came from one of our relayed transport addresses.
     pub loop_refusals: u64,
-    /// What happened to connections to peers (RFC 6062), in the order of [`ConnectionEvent::ALL`].
-    pub connection_events: [u64; ConnectionEvent::ALL.len()],
-    /// Connections of peers and ConnectionBinds refused, in the order of [`ConnectionRefusal::ALL`].
-    pub connection_refusals: [u64; ConnectionRefusal::ALL.len()],
+    /// What happened to connections to peers (RFC 6062), in the order of [`ConnectionEvent::VARIANTS`].
+    pub connection_events: [u64; ConnectionEvent::VARIANTS.len()],
+    /// Connections of peers and ConnectionBinds refused, in the order of [`ConnectionRefusal::VARIANTS`].
+    pub connection_refusals: [u64; ConnectionRefusal::VARIANTS.len()],
     /// Connections refused because there were as many as there may be: of the allocation, in total, of
     /// the user.
     pub connection_limit: [u64; 3],
     /// Bytes that connections carried: to peers, to clients.
     pub connection_bytes: [u64; 2],
-    /// What happened to mobile allocations (RFC 8016), in the order of [`MobilityEvent::ALL`].
-    pub mobility: [u64; MobilityEvent::ALL.len()],
+    /// What happened to mobile allocations (RFC 8016), in the order of [`MobilityEvent::VARIANTS`].
+    pub mobility: [u64; MobilityEvent::VARIANTS.len()],
     /// Allocations refused with the address of another server.
     pub redirects: u64,
 }
 
-macro_rules! labels {
-    ($(#[$doc:meta])* $name:ident { $($(#[$each:meta])* $variant:ident => $label:literal,)* }) => {
-        $(#[$doc])*
-        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-        pub enum $name {
-            $($(#[$each])* $variant,)*
-        }
-
-        impl $name {
-            /// All of them, in the order of their discriminants.
-            pub const ALL: &'static [Self] = &[$(Self::$variant,)*];
-
-            /// The value of the label in metrics.
-            #[must_use]
-            pub const fn name(self) -> &'static str {
-                match self {
-                    $(Self::$variant => $label,)*
-                }
-            }
-        }
-    };
+/// What happens to a connection between a relayed transport address and a peer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, IntoStaticStr, VariantArray)]
+#[strum(serialize_all = "snake_case")]
+pub enum ConnectionEvent {
+    /// A Connect succeeded.
+    Connected,
+    /// A Connect failed.
+    ConnectFailed,
+    /// A peer connected.
+    Accepted,
+    /// A ConnectionBind succeeded.
+    Bound,
+    /// Nobody bound it within 30 s.
+    Unbound,
+    /// Ended by either side, or because its peer is refused by now.
+    Ended,
+    /// A ConnectionBind was given to the worker that owns the connection.
+    HandedOver,
 }
 
-labels! {
-    /// What happens to a connection between a relayed transport address and a peer.
-    ConnectionEvent {
-        /// A Connect succeeded.
-        Connected => "connected",
-        /// A Connect failed.
-        ConnectFailed => "connect_failed",
-        /// A peer connected.
-        Accepted => "accepted",
-        /// A ConnectionBind succeeded.
-        Bound => "bound",
-        /// Nobody bound it within 30 s.
-        Unbound => "unbound",
-        /// Ended by either side, or because its peer is refused by now.
-        Ended => "ended",
-        /// A ConnectionBind was given to the worker that owns the connection.
-        HandedOver => "handed_over",
-    }
+/// Why a connection of a peer, or a ConnectionBind, was refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, IntoStaticStr, VariantArray)]
+#[strum(serialize_all = "snake_case")]
+pub enum ConnectionRefusal {
+    /// The allocation is gone.
+    Stale,
+    /// The client has disconnected and not come back yet.
+    ClientAway,
+    /// No permission for the peer (RFC 6062 section 5.3).
+    NoPermission,
+    /// The peer rules refuse it.
+    PeerRefused,
+    /// As many as there may be.
+    Limit,
+    /// A ConnectionBind for a CONNECTION-ID that is not pending.
+    UnknownId,
+    /// A ConnectionBind of another user than the one who made the allocation.
+    WrongUser,
 }
 
-labels! {
-    /// Why a connection of a peer, or a ConnectionBind, was refused.
-    ConnectionRefusal {
-        /// The allocation is gone.
-        Stale => "stale",
-        /// The client has disconnected and not come back yet.
-        ClientAway => "client_away",
-        /// No permission for the peer (RFC 6062 section 5.3).
-        NoPermission => "no_permission",
-        /// The peer rules refuse it.
-        PeerRefused => "peer_refused",
-        /// As many as there may be.
-        Limit => "limit",
-        /// A ConnectionBind for a CONNECTION-ID that is not pending.
-        UnknownId => "unknown_id",
-        /// A ConnectionBind of another user than the one who made the allocation.
-        WrongUser => "wrong_user",
-    }
-}
-
-labels! {
-    /// What happens to a mobile allocation.
-    MobilityEvent {
-        /// A Refresh with a good ticket.
-        Arrived => "arrived",
-        /// Data came from the new address, or the old one is closed.
-        Moved => "moved",
-        /// Given to the worker where its client is.
-        Exported => "exported",
-        /// Taken from another worker.
-        Imported => "imported",
-        /// Kept although its client has disconnected.
-        Kept => "kept",
-        /// A Refresh that was given to another worker.
-        Forwarded => "forwarded",
-        /// A ticket that we never made.
-        TicketInvalid => "ticket_invalid",
-        /// A ticket after which there was a newer one.
-        TicketReplayed => "ticket_replayed",
-    }
+/// What happens to a mobile allocation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, IntoStaticStr, VariantArray)]
+#[strum(serialize_all = "snake_case")]
+pub enum MobilityEvent {
+    /// A Refresh with a good ticket.
+    Arrived,
+    /// Data came from the new address, or the old one is closed.
+    Moved,
+    /// Given to the worker where its client is.
+    Exported,
+    /// Taken from another worker.
+    Imported,
+    /// Kept although its client has disconnected.
+    Kept,
+    /// A Refresh that was given to another worker.
+    Forwarded,
+    /// A ticket that we never made.
+    TicketInvalid,
+    /// A ticket after which there was a newer one.
+    TicketReplayed,
 }
 
 const CLOSED: [(ClosedReason, &str); 5] = [
@@ -200,9 +182,7 @@ impl Stats {
 
     /// Every counter as (metric family, label, value). The exporter puts `turnpike_` before and `_total` after the
     /// family's name.
-    pub fn counters(
-        &self,
-    ) -> impl Iterator<Item = (&'static str, Option<(&'static str, &'static str)>, u64)> + '_ {
+    pub fn counters(&self) -> impl Iterator<Item = Counter> + '_ {
         let plain = [
             ("icmp_relayed", self.icmp_relayed),
             ("nonces_issued", self.nonces),
@@ -211,9 +191,13 @@ impl Stats {
             ("drain_refusals", self.drain_refusals),
             ("loop_refusals", self.loop_refusals),
             ("redirects", self.redirects),
-        ]
-        .into_iter()
-        .map(|(family, value)| (family, None, value));
+        ];
+        let plain = plain.into_iter().map(|(family, value)| (family, None, value));
+        plain.chain(self.relayed()).chain(self.limits()).chain(self.by_event())
+    }
+
+    /// What was relayed, by direction.
+    fn relayed(&self) -> impl Iterator<Item = Counter> + use<> {
         let directions = [
             ("relayed_datagrams", "to_peer", self.to_peer_datagrams),
             ("relayed_datagrams", "to_client", self.to_client_datagrams),
@@ -221,9 +205,14 @@ impl Stats {
             ("relayed_bytes", "to_client", self.to_client_bytes),
             ("connection_bytes", "to_peer", self.connection_bytes[0]),
             ("connection_bytes", "to_client", self.connection_bytes[1]),
-        ]
-        .into_iter()
-        .map(|(family, direction, value)| (family, Some(("direction", direction)), value));
+        ];
+        directions
+            .into_iter()
+            .map(|(family, direction, value)| (family, Some(("direction", direction)), value))
+    }
+
+    /// What was refused, by the limit.
+    fn limits(&self) -> impl Iterator<Item = Counter> + use<> {
         let limits = [
             ("user", self.quota_refusals[0]),
             ("total", self.quota_refusals[1]),
@@ -232,73 +221,31 @@ impl Stats {
             ("connections", self.connection_limit[0]),
             ("connections_total", self.connection_limit[1]),
             ("connections_user", self.connection_limit[2]),
-        ]
-        .into_iter()
-        .map(|(limit, value)| ("limit_refusals", Some(("limit", limit)), value));
-        plain
-            .chain(directions)
-            .chain(limits)
-            .chain(labelled(
-                "requests",
-                "method",
-                Method::ALL.iter().map(|method| method.name()),
-                &self.requests,
-            ))
-            .chain(labelled(
-                "successes",
-                "method",
-                Method::ALL.iter().map(|method| method.name()),
-                &self.successes,
-            ))
-            .chain(labelled(
-                "error_responses",
-                "code",
-                ERROR_CODES.iter().map(|(_, name)| *name),
-                &self.errors,
-            ))
-            .chain(labelled(
-                "dropped_datagrams",
-                "reason",
-                DropReason::ALL.iter().map(|r| r.name()),
-                &self.drops,
-            ))
-            .chain(labelled(
-                "allocations_closed",
-                "reason",
-                CLOSED.iter().map(|(_, name)| *name),
-                &self.allocations_closed,
-            ))
-            .chain(labelled(
-                "nat_discovery_requests",
-                "attribute",
-                DISCOVERY.iter().copied(),
-                &self.nat_discovery,
-            ))
-            .chain(labelled(
-                "credentials_refused",
-                "reason",
-                CREDENTIALS.iter().copied(),
-                &self.credentials_refused,
-            ))
+        ];
+        limits.into_iter().map(|(limit, value)| ("limit_refusals", Some(("limit", limit)), value))
+    }
+
+    /// All that has a table of names.
+    fn by_event(&self) -> impl Iterator<Item = Counter> + '_ {
+        let methods = || Method::ALL.iter().map(|method| method.name());
+        let codes = ERROR_CODES.iter().map(|(_, name)| *name);
+        let drops = DropReason::ALL.iter().map(|reason| reason.name());
+        let closed = CLOSED.iter().map(|(_, name)| *name);
+        let (discovery, credentials) = (DISCOVERY.iter().copied(), CREDENTIALS.iter().copied());
+        let connections = ConnectionEvent::VARIANTS.iter().map(Into::into);
+        let refusals = ConnectionRefusal::VARIANTS.iter().map(Into::into);
+        let mobility = MobilityEvent::VARIANTS.iter().map(Into::into);
+        labelled("requests", "method", methods(), &self.requests)
+            .chain(labelled("successes", "method", methods(), &self.successes))
+            .chain(labelled("error_responses", "code", codes, &self.errors))
+            .chain(labelled("dropped_datagrams", "reason", drops, &self.drops))
+            .chain(labelled("allocations_closed", "reason", closed, &self.allocations_closed))
+            .chain(labelled("nat_discovery_requests", "attribute", discovery, &self.nat_discovery))
+            .chain(labelled("credentials_refused", "reason", credentials, &self.credentials_refused))
             .chain(labelled("peer_refusals", "by", PeerDenial::NAMES.iter().copied(), &self.peer_refusals))
-            .chain(labelled(
-                "peer_connections",
-                "event",
-                ConnectionEvent::ALL.iter().map(|event| event.name()),
-                &self.connection_events,
-            ))
-            .chain(labelled(
-                "peer_connection_refusals",
-                "reason",
-                ConnectionRefusal::ALL.iter().map(|reason| reason.name()),
-                &self.connection_refusals,
-            ))
-            .chain(labelled(
-                "mobility",
-                "event",
-                MobilityEvent::ALL.iter().map(|event| event.name()),
-                &self.mobility,
-            ))
+            .chain(labelled("peer_connections", "event", connections, &self.connection_events))
+            .chain(labelled("peer_connection_refusals", "reason", refusals, &self.connection_refusals))
+            .chain(labelled("mobility", "event", mobility, &self.mobility))
     }
 
     /// Adds another worker's counters.
@@ -422,7 +369,7 @@ fn labelled<'a>(
     label: &'static str,
     names: impl Iterator<Item = &'static str> + 'a,
     values: &'a [u64],
-) -> impl Iterator<Item = (&'static str, Option<(&'static str, &'static str)>, u64)> + 'a {
+) -> impl Iterator<Item = Counter> + 'a {
     names.zip(values).map(move |(name, value)| (family, Some((label, name)), *value))
 }
 

@@ -1,7 +1,5 @@
 //! A TURN server of a few lines, written with `stun_types` alone, so that it shares no code with what it tests: the
 //! MACs and keys here are the oracle's.
-#![allow(dead_code, reason = "each test file uses a part")]
-#![allow(clippy::unwrap_used, reason = "a test helper says by panicking what went wrong")]
 
 use std::{net::SocketAddr, sync::Arc};
 
@@ -34,7 +32,7 @@ pub(crate) const COOKIE_NONCE: &str = "obMatJos2gAAAf//499k954d6OL34oL9FSTvy64sA
 pub(crate) const ANONYMOUS_NONCE: &str = "obMatJos2wAAAf//499k954d6OL34oL9FSTvy64sA";
 
 pub(crate) fn client() -> Client {
-    Client::new(Arc::new(Config::new(USER, PASSWORD)))
+    Client::new(Arc::new(Config::new(USER, PASSWORD)), turnpike_turn::random::Seed([9; 32]))
 }
 
 pub(crate) fn relayed() -> SocketAddr {

@@ -1,0 +1,80 @@
+//! Keys and tokens of third-party authorization (RFC 7635): read from the configuration, made by `turnpike credentials`.
+
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use base64::{Engine as _, engine::general_purpose::STANDARD};
+use turnpike_turn::access_token::{AccessToken, TokenKey};
+use zeroize::Zeroizing;
+
+use crate::Secret;
+
+/// Bytes of the keys that are made: HMAC-SHA256's own length, and more than the 20 that RFC 7635 asks for.
+const MAC_KEY_LEN: usize = 32;
+
+/// Why text is no key; says what one is, and nothing of the text.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum TokenKeyError {
+    /// Not base64.
+    #[error("a key is base64 of 16 bytes (A128GCM) or 32 (A256GCM); this is no base64")]
+    Encoding,
+    /// No key of AES-128 or AES-256.
+    #[error("a key is base64 of 16 bytes (A128GCM) or 32 (A256GCM); this is base64 of {0}")]
+    Length(usize),
+}
+
+/// The key that base64 text stands for.
+///
+/// # Errors
+/// See [`TokenKeyError`].
+pub fn token_key(text: &Secret) -> Result<TokenKey, TokenKeyError> {
+    let bytes = STANDARD.decode(text.reveal().trim()).map_err(|_| TokenKeyError::Encoding)?;
+    let bytes = Zeroizing::new(bytes);
+    TokenKey::from_bytes(&bytes).ok_or(TokenKeyError::Length(bytes.len()))
+}
+
+/// A token for `server_name`, good for `ttl` seconds from now, with what its client needs, as lines for people and scripts.
+/// `kid` is the name of `key` in the server's `oauth.key`.
+///
+/// # Errors
+/// `key` is none.
+pub fn access_token(key: &Secret, kid: &str, server_name: &str, ttl: u32) -> Result<String, TokenKeyError> {
+    let key = token_key(key)?;
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+    let mac_key: [u8; MAC_KEY_LEN] = rand::random();
+    let token = AccessToken::new(&mac_key, now, ttl)
+        .map_or_else(Vec::new, |token| token.seal(&key, server_name, rand::random()));
+    Ok(format!(
+        "username: {kid}\nmac_key: {}\naccess_token: {}\nexpires_in: {ttl}",
+        STANDARD.encode(mac_key),
+        STANDARD.encode(token)
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_token_that_is_made_opens_with_its_key_and_name() {
+        let text = STANDARD.encode([7; 32]);
+        let made = access_token(&Secret::new(&*text), "north", "turn.example.org", 60).expect("a key");
+        let field = |name: &str| {
+            let line = made.lines().find_map(|line| line.strip_prefix(name)).expect("it is there");
+            line.trim_start_matches(": ").to_owned()
+        };
+        let bytes = STANDARD.decode(field("access_token")).expect("base64");
+        let key = token_key(&Secret::new(text)).expect("a key");
+        let token = AccessToken::open(&key, "turn.example.org", &bytes).expect("it opens");
+        assert_eq!(STANDARD.encode(token.mac_key()), field("mac_key"));
+        assert_eq!((token.lifetime, field("username").as_str()), (60, "north"));
+        assert!(AccessToken::open(&key, "turn.example.com", &bytes).is_err());
+    }
+
+    #[test]
+    fn what_is_no_key_is_told_without_its_text() {
+        let read = |text: &str| token_key(&Secret::new(text));
+        assert_eq!(read("hunter2!"), Err(TokenKeyError::Encoding));
+        assert_eq!(read(&STANDARD.encode([0; 33])), Err(TokenKeyError::Length(33)));
+        assert!(read(&format!("{}\n", STANDARD.encode([0; 16]))).is_ok());
+    }
+}

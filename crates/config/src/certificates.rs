@@ -1,0 +1,133 @@
+//! The files that `tls.cert`, `tls.key` and `tls.certificates` name: read and checked with the rest of the configuration, so that a
+//! mistake is told before any socket opens.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    time::{SystemTime, UNIX_EPOCH},
+};
+
+use turnpike_relay::{CertificateError, Identity};
+
+use super::{CertificateFiles, ConfigError, Settings, exposed};
+
+/// A certificate and its key, and the file that it is from.
+#[derive(Clone, Debug)]
+pub struct Certificate {
+    /// As the configuration names it.
+    pub file: PathBuf,
+    /// What is in it, and in the file of the key.
+    pub identity: Identity,
+}
+
+/// The result of reading the files.
+#[derive(Debug, Default)]
+pub struct Found {
+    /// The default one first.
+    pub certificates: Vec<Certificate>,
+    /// What cannot be used, with its file's name.
+    pub problems: Vec<ConfigError>,
+    /// Sentences for the log.
+    pub warnings: Vec<String>,
+}
+
+/// For the TLS of [`turnpike_relay`].
+#[must_use]
+pub fn identities(certificates: &[Certificate]) -> Vec<Identity> {
+    certificates.iter().map(|certificate| certificate.identity.clone()).collect()
+}
+
+/// Reads all certificates.
+#[must_use]
+pub fn load(settings: &Settings) -> Found {
+    let unix = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+    let Found { mut certificates, mut problems, mut warnings } = Found::default();
+    for (key, files) in named(settings) {
+        match read(&files, unix) {
+            Ok(identity) => {
+                certificates.push(Certificate { file: files.cert, identity });
+                warnings.extend(exposed::warning(&files.key, "this private key"));
+            }
+            Err((path, problem)) => problems.push(
+                // The mistake is in the file, but the line that names it is where a reader starts.
+                ConfigError::new(
+                    settings.origin(key),
+                    key,
+                    format!("{}: {problem}", path.display()),
+                    "a certificate that is valid now and its private key, PEM both",
+                ),
+            ),
+        }
+    }
+    // dimpl has no RSA. Said before anything starts, or DTLS clients would be left without an answer.
+    let dtls = settings.dtls_listen.is_empty() || certificates.iter().any(|one| one.identity.can_dtls());
+    if let Some((key, files)) = named(settings).into_iter().next()
+        && !dtls
+        && problems.is_empty()
+    {
+        problems.push(ConfigError::new(
+            settings.origin(key),
+            key,
+            format!("{}: DTLS (dtls.listen) cannot use this certificate's key", files.cert.display()),
+            "for DTLS an ECDSA certificate with P-256 or P-384, here or in tls.certificates (beside an RSA one, which TLS goes on \
+             using); openssl ecparam -name prime256v1 -genkey makes such a key",
+        ));
+    }
+    Found { certificates, problems, warnings }
+}
+
+/// The files of certificates and of their keys.
+pub fn files(settings: &Settings) -> impl Iterator<Item = PathBuf> {
+    named(settings).into_iter().flat_map(|(_, files)| [files.cert, files.key])
+}
+
+/// The pairs of files, with the key that names them.
+fn named(settings: &Settings) -> Vec<(&'static str, CertificateFiles)> {
+    let default = settings.tls_cert.clone().zip(settings.tls_key.clone());
+    let default = default.map(|(cert, key)| ("tls.cert", CertificateFiles { cert, key }));
+    let more = settings.tls_certificates.iter().map(|files| ("tls.certificates", files.clone()));
+    default.into_iter().chain(more).collect()
+}
+
+fn read(files: &CertificateFiles, unix: u64) -> Result<Identity, (PathBuf, String)> {
+    let content = |path: &Path| match fs::read(path) {
+        Ok(bytes) if bytes.is_empty() => Err((path.to_owned(), "the file is empty".to_owned())),
+        Ok(bytes) => Ok(bytes),
+        Err(error) => Err((path.to_owned(), format!("cannot be read: {error}"))),
+    };
+    let (cert, key) = (content(&files.cert)?, content(&files.key)?);
+    Identity::from_pem(&cert, &key, unix).map_err(|error| match error {
+        CertificateError::Mismatch => (files.key.clone(), format!("{error} in {}", files.cert.display())),
+        error if error.is_about_key() => (files.key.clone(), error.to_string()),
+        error => (files.cert.clone(), error.to_string()),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn files_that_cannot_be_used_are_named() {
+        let dir = std::env::temp_dir().join(format!("turnpike-files-{}", std::process::id()));
+        fs::create_dir_all(&dir).unwrap();
+        let (cert, key) = (dir.join("cert.pem"), dir.join("key.pem"));
+        let problem = |settings: &Settings| {
+            let Found { certificates, mut problems, .. } = load(settings);
+            assert!(certificates.is_empty());
+            problems.remove(0).to_string()
+        };
+        let settings = Settings {
+            tls_certificates: vec![CertificateFiles { cert: cert.clone(), key: key.clone() }],
+            ..Settings::default()
+        };
+        assert!(problem(&settings).contains("cert.pem: cannot be read"));
+        fs::write(&cert, "").unwrap();
+        assert!(problem(&settings).contains("cert.pem: the file is empty"));
+        fs::write(&cert, "no PEM").unwrap();
+        assert!(problem(&settings).contains("key.pem: cannot be read"));
+        fs::write(&key, "no PEM").unwrap();
+        assert!(problem(&settings).contains("key.pem: no private key in it"));
+        fs::remove_dir_all(&dir).unwrap();
+    }
+}

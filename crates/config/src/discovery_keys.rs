@@ -1,0 +1,47 @@
+//! `[nat_discovery]`: where and how often clients may find out about their NAT (RFC 5780).
+
+use turnpike_relay::RelayAddress;
+
+use crate::key::{Kind, show::list};
+
+/// Settings of NAT discovery.
+#[derive(Clone, Debug, PartialEq)]
+pub struct DiscoverySettings {
+    /// Two of a family, or two of each; empty for none of it.
+    pub addresses: Vec<RelayAddress>,
+    /// Ports on each of them.
+    pub ports: [u16; 2],
+    /// Requests a second of one network.
+    pub per_source: u32,
+    /// Requests a second of all.
+    pub total: u32,
+}
+
+impl Default for DiscoverySettings {
+    fn default() -> Self {
+        Self { addresses: Vec::new(), ports: [3478, 3479], per_source: 10, total: 1000 }
+    }
+}
+
+impl DiscoverySettings {
+    /// The addresses of each family that has any, IPv4 first.
+    pub fn families(&self) -> impl Iterator<Item = Vec<RelayAddress>> + '_ {
+        [true, false].into_iter().filter_map(|v4| {
+            let of: Vec<_> =
+                self.addresses.iter().copied().filter(|address| address.bind.is_ipv4() == v4).collect();
+            (!of.is_empty()).then_some(of)
+        })
+    }
+}
+
+/// Two ports.
+pub(super) const PORTS: Kind<[u16; 2]> = Kind {
+    expected: "two different ports, 1 to 65535, such as [3478, 3479]",
+    list: true,
+    secret: false,
+    read: |reader, node| match reader.list(node, |reader, node| reader.integer(node, &(1..=u16::MAX)))?[..] {
+        [first, second] if first != second => Some([first, second]),
+        _ => reader.refuse(node, None),
+    },
+    show: |ports| list(ports.iter().map(ToString::to_string)),
+};

@@ -1,0 +1,286 @@
+//! Files that were meant for another program, or for our other command: told as that, in one sentence, instead of as one mistake
+//! a line.
+
+use std::{net::IpAddr, path::Path};
+
+use super::{
+    error::{ConfigError, Origin},
+    source::Entry,
+};
+
+/// Whose file is expected.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Reader {
+    Serve,
+    Forward,
+}
+
+/// What a text is if it is of a known program; `reader` knows its own formats itself.
+pub(crate) fn of_another_program(path: &Path, text: &str, reader: Reader) -> Option<ConfigError> {
+    let found = lines(text).find_map(|line| recognise(&line, text))?;
+    let expected = match (found.format, reader) {
+        (Format::Coturn, Reader::Serve) => {
+            "turnpike's TOML: listening-port is server.listen, user is auth.users, static-auth-secret is auth.secrets, realm is \
+             server.realm, external-ip is relay.addresses, min-port and max-port are relay.ports (examples/turnpike.toml)"
+                .to_owned()
+        }
+        (Format::Coturn, Reader::Forward) => {
+            "rules to forward ports; a TURN server is `turnpike serve`, with a file as examples/turnpike.toml".to_owned()
+        }
+        (Format::Haproxy | Format::Nginx, Reader::Serve) => {
+            "turnpike's TOML (examples/turnpike.toml)".to_owned()
+        }
+        (Format::Haproxy, Reader::Forward) => {
+            "rules: a listen or frontend with its backend is tcp://ADDR:PORT=TARGET[,TARGET...] on the command line, or a [[rule]] \
+             (examples/forward.toml)"
+                .to_owned()
+        }
+        (Format::Nginx, Reader::Forward) => {
+            "rules: a server block of stream with its upstream is tcp://ADDR:PORT=TARGET[,TARGET...] or udp://... on the command \
+             line, or a [[rule]] (examples/forward.toml)"
+                .to_owned()
+        }
+        (Format::Rinetd, Reader::Serve) => {
+            format!("turnpike's TOML (examples/turnpike.toml); for this file: turnpike forward -c {}", path.display())
+        }
+        (Format::Rinetd, Reader::Forward) => return None,
+    };
+    let name = match found.format {
+        Format::Coturn => "coturn's turnserver.conf",
+        Format::Haproxy => "haproxy.cfg",
+        Format::Nginx => "nginx.conf",
+        Format::Rinetd => "rinetd.conf",
+    };
+    let origin = Origin::File { path: path.to_owned(), line: found.line, column: found.column };
+    Some(ConfigError::new(&origin, "", format!("this looks like {name}"), expected))
+}
+
+/// What TOML is if its sections are those of the other command: `theirs` and `ours` are sections that only one of them has.
+pub(crate) fn of_the_other_command(
+    path: &Path,
+    entries: &[Entry],
+    (ours, theirs): (&[&str], &[&str]),
+    reader: Reader,
+) -> Option<ConfigError> {
+    let is_of = |sections: &[&str], entry: &&Entry| sections.contains(&entry.key.as_str());
+    if entries.iter().any(|entry| is_of(ours, &entry)) {
+        return None;
+    }
+    let entry = entries.iter().find(|entry| is_of(theirs, entry))?;
+    let (theirs, ours) = match reader {
+        Reader::Serve => ("forward", "serve"),
+        Reader::Forward => ("serve", "forward"),
+    };
+    Some(ConfigError::new(
+        &entry.origin,
+        "",
+        format!("this is a file of turnpike {theirs}, by its {}", entry.key),
+        format!("a file of turnpike {ours}; for this one: turnpike {theirs} -c {}", path.display()),
+    ))
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Format {
+    Coturn,
+    Haproxy,
+    Nginx,
+    Rinetd,
+}
+
+struct Found {
+    format: Format,
+    line: usize,
+    column: usize,
+}
+
+/// A line that says something.
+struct Line<'a> {
+    number: usize,
+    column: usize,
+    text: &'a str,
+}
+
+fn lines(text: &str) -> impl Iterator<Item = Line<'_>> {
+    let says = |line: &Line<'_>| !line.text.is_empty() && !line.text.starts_with('#');
+    let lines = (1..).zip(text.lines()).map(|(number, text)| Line {
+        number,
+        column: text.len() - text.trim_start().len() + 1,
+        text: text.trim(),
+    });
+    lines.filter(says)
+}
+
+/// By one line, where it can be of no other program; `text` is the file for formats that need a second look.
+fn recognise(line: &Line<'_>, text: &str) -> Option<Found> {
+    let found = |format| Some(Found { format, line: line.number, column: line.column });
+    let words: Vec<&str> = line.text.split('#').next().unwrap_or_default().split_whitespace().collect();
+    let first = *words.first()?;
+    if is_coturn(line.text) {
+        return found(Format::Coturn);
+    }
+    // A section of HAProxy stands alone or has a name; a rule of rinetd has four words.
+    if HAPROXY.contains(&first) && words.len() < 4 && !line.text.contains(['=', ';', '{']) {
+        return found(Format::Haproxy);
+    }
+    let ends = line.text.split('#').next().unwrap_or_default().trim_end();
+    if ends.ends_with([';', '{']) && NGINX.contains(&first) && text.contains(['{', ';']) {
+        return found(Format::Nginx);
+    }
+    is_rinetd(&words).then(|| found(Format::Rinetd)).flatten()
+}
+
+/// Sections of haproxy.cfg.
+const HAPROXY: [&str; 9] =
+    ["global", "defaults", "frontend", "backend", "listen", "resolvers", "peers", "userlist", "mailers"];
+
+/// What an nginx.conf begins with, or a stream block in a file of its own.
+const NGINX: [&str; 16] = [
+    "user",
+    "worker_processes",
+    "worker_rlimit_nofile",
+    "error_log",
+    "pid",
+    "include",
+    "load_module",
+    "daemon",
+    "events",
+    "http",
+    "stream",
+    "upstream",
+    "server",
+    "map",
+    "log_format",
+    "limit_conn_zone",
+];
+
+/// Options of coturn that no other program here has; `name`, `name=value` without quotes.
+fn is_coturn(line: &str) -> bool {
+    let (name, value) = match line.split_once('=') {
+        Some((name, value)) => (name.trim(), Some(value.trim())),
+        None => (line, None),
+    };
+    // TOML's strings, lists and tables.
+    if value.is_some_and(|value| value.starts_with(['"', '\'', '[', '{'])) {
+        return false;
+    }
+    COTURN.contains(&name) || value.is_some() && COTURN_WITH_VALUE.contains(&name)
+}
+
+const COTURN: [&str; 44] = [
+    "listening-port",
+    "tls-listening-port",
+    "alt-listening-port",
+    "listening-ip",
+    "listening-device",
+    "relay-device",
+    "relay-ip",
+    "external-ip",
+    "relay-threads",
+    "min-port",
+    "max-port",
+    "fingerprint",
+    "lt-cred-mech",
+    "no-auth",
+    "use-auth-secret",
+    "static-auth-secret",
+    "server-name",
+    "oauth",
+    "psql-userdb",
+    "mysql-userdb",
+    "redis-userdb",
+    "mongo-userdb",
+    "user-quota",
+    "total-quota",
+    "max-bps",
+    "bps-capacity",
+    "no-udp",
+    "no-tcp",
+    "no-tls",
+    "no-dtls",
+    "no-udp-relay",
+    "no-tcp-relay",
+    "stale-nonce",
+    "cipher-list",
+    "no-stdout-log",
+    "log-file",
+    "simple-log",
+    "no-multicast-peers",
+    "allow-loopback-peers",
+    "denied-peer-ip",
+    "allowed-peer-ip",
+    "no-cli",
+    "cli-password",
+    "web-admin",
+];
+
+/// Words that other programs have too.
+const COTURN_WITH_VALUE: [&str; 6] = ["realm", "user", "userdb", "cert", "pkey", "pidfile"];
+
+/// A rule or a pattern, by what cannot be a name or a word of a sentence.
+fn is_rinetd(words: &[&str]) -> bool {
+    let is_address = |text: &str| text == "0" || text.trim_matches(['[', ']']).parse::<IpAddr>().is_ok();
+    let is_port = |text: &str| text.split('/').next().is_some_and(|port| port.parse::<u16>().is_ok());
+    match words {
+        [bind, port, _, target, ..] => is_address(bind) && (is_port(port) || is_port(target)),
+        ["allow" | "deny", pattern] => pattern.contains(['.', ':', '*']),
+        ["logfile" | "pidlogfile", _] | ["logcommon"] => true,
+        _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn told(text: &str, reader: Reader) -> Option<String> {
+        of_another_program(Path::new("f"), text, reader).map(|error| error.to_string())
+    }
+
+    #[test]
+    fn files_of_other_programs_are_named_with_the_line_that_tells() {
+        for (text, beginning) in [
+            ("# c\nglobal\n    daemon\n", "f:2:1: this looks like haproxy.cfg; expected "),
+            ("frontend web\n  bind :80\n", "f:1:1: this looks like haproxy.cfg; "),
+            ("listen web 0.0.0.0:80\n", "f:1:1: this looks like haproxy.cfg; "),
+            ("user www-data;\n", "f:1:1: this looks like nginx.conf; "),
+            ("\n  stream {\n server { listen 1; }\n}\n", "f:2:3: this looks like nginx.conf; "),
+            ("upstream a { # c\n", "f:1:1: this looks like nginx.conf; "),
+            ("listening-port=3478\n", "f:1:1: this looks like coturn's turnserver.conf; "),
+            ("# c\nfingerprint\n", "f:2:1: this looks like coturn's turnserver.conf; "),
+            ("user=alice:secret\n", "f:1:1: this looks like coturn's turnserver.conf; "),
+            ("verbose\nrealm = example.org\n", "f:2:1: this looks like coturn's turnserver.conf; "),
+        ] {
+            for reader in [Reader::Serve, Reader::Forward] {
+                let found = told(text, reader).unwrap_or_default();
+                assert!(found.starts_with(beginning), "{text}: {found}");
+            }
+        }
+    }
+
+    #[test]
+    fn rinetd_conf_is_foreign_to_serve_alone() {
+        for text in ["0.0.0.0 80 10.0.0.1 80\n", "allow 10.*\n", "logcommon\n", "[::1] 53/udp a domain/udp"] {
+            assert!(
+                told(text, Reader::Serve).is_some_and(|told| told.contains("turnpike forward -c f")),
+                "{text}"
+            );
+            assert_eq!(told(text, Reader::Forward), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn files_of_ours_and_those_that_forward_reads_are_not_foreign() {
+        for text in [
+            include_str!("../../../examples/turnpike.toml"),
+            include_str!("../../../examples/forward.toml"),
+            "realm = \"x\"\nuser = [\"a\"]\n",
+            "[[forwarding_rules]]\nbind_address = \"0.0.0.0\"\n",
+            "a sentence of four words\n",
+            "listen",
+        ] {
+            let found = told(text, Reader::Forward);
+            assert!(found.is_none() || text == "listen", "{found:?}");
+        }
+        assert_eq!(told(include_str!("../../../examples/rinetd.conf"), Reader::Forward), None);
+    }
+}

@@ -1,0 +1,239 @@
+//! Rules that are right key by key and impossible as a whole, or impossible together.
+
+use std::net::{IpAddr, Ipv6Addr};
+
+use turnpike_forward::{Balance, Bind, Host, Pattern, PortRange, Protocol, Proxy, Rule};
+
+use super::{parts, rule_keys::Draft};
+use crate::ConfigError;
+
+/// Listeners of one rule; a range of every port would need 65,535 sockets a worker.
+const MOST_PORTS: u16 = 4096;
+
+/// Appends what cannot work about one rule.
+pub(crate) fn rule(draft: &Draft, problems: &mut Vec<ConfigError>) {
+    let Rule { protocol, ports, targets, .. } = &draft.rule;
+    let mut refuse = |path: &'static str, problem: String, expected: &str| {
+        problems.push(ConfigError::new(draft.origin_of(path), path, problem, expected));
+    };
+    let rule = &draft.rule;
+    if length(*ports) > MOST_PORTS {
+        refuse("rule.listen", format!("{} ports", length(*ports)), "at most 4096 ports in one rule");
+    }
+    for target in targets {
+        let wanted = length(target.ports);
+        if wanted != 1 && wanted != length(*ports) {
+            refuse(
+                "rule.target",
+                format!("{} has {wanted} ports, the listener has {}", target, length(*ports)),
+                "as many ports as the listener has, or one for all of them",
+            );
+        }
+        if let (Some(source), Host::Ip(target)) = (rule.source, &target.host)
+            && source.is_ipv4() != target.is_ipv4()
+        {
+            refuse(
+                "rule.source",
+                format!("{source} has another family than the target {target}"),
+                "an address of the target's family",
+            );
+        }
+    }
+    unix(draft, &mut refuse);
+    if rule.targets.iter().all(|target| target.weight == 0) {
+        refuse(
+            "rule.target",
+            "every target has the weight 0, so that nobody would be served".to_owned(),
+            "a weight above 0 for one of them",
+        );
+    }
+    if let Some(target) = rule.targets.iter().find(|target| target.weight > 1)
+        && rule.balance == Balance::Failover
+    {
+        refuse(
+            "rule.target",
+            format!(
+                "{} has a weight, and failover takes the first that is healthy",
+                parts::show_target(target)
+            ),
+            "no weight but 0 with failover, or another balance",
+        );
+    }
+    if !rule.ipv6_only && rule.bind != Bind::Ip(Ipv6Addr::UNSPECIFIED.into()) {
+        let listener = parts::show_listener(&rule.bind, *ports);
+        refuse(
+            "rule.ipv6_only",
+            format!("{listener} is of one family"),
+            "the listener [::], which alone can be open to IPv4 too",
+        );
+    }
+    // A key that has no effect for a protocol is refused, not ignored.
+    let only_tcp = "a rule from TCP to TCP";
+    if rule.health_question.is_some() {
+        if matches!(protocol, Protocol::Tcp | Protocol::UdpToTcp { .. }) {
+            refuse(
+                "rule.health_send",
+                "targets that speak TCP are checked by a connect".to_owned(),
+                "a rule to UDP targets",
+            );
+        }
+        if rule.health_check.is_none() {
+            refuse(
+                "rule.health_send",
+                "nobody asks: the rule has no health".to_owned(),
+                "health beside it, the seconds between two checks",
+            );
+        }
+    }
+    if *protocol != Protocol::Tcp {
+        if !rule.proxy_protocol_from.is_empty() {
+            refuse("rule.proxy_protocol_from", "a PROXY header begins a TCP connection".to_owned(), only_tcp);
+        }
+        if rule.half_close_timeout.is_some() {
+            refuse("rule.half_close_timeout", "UDP has no half-close".to_owned(), only_tcp);
+        }
+        if rule.send_proxy.is_some() {
+            refuse("rule.proxy", "a PROXY header begins a TCP connection".to_owned(), only_tcp);
+        }
+        if draft.has("rule.copy") {
+            refuse("rule.copy", "only TCP to TCP has a choice".to_owned(), "no such key in this rule");
+        }
+    }
+    if rule.idle_timeout.is_none() && *protocol != Protocol::Tcp {
+        refuse(
+            "rule.idle",
+            "a UDP session has no end of its own".to_owned(),
+            "1 or more seconds where one side is UDP",
+        );
+    }
+    if rule.transparent && rule.source.is_some() {
+        refuse(
+            "rule.transparent",
+            "a transparent rule sends from the client's address, not from rule.source".to_owned(),
+            "one of the two",
+        );
+    }
+}
+
+/// A warning for the log: a rule that is valid, but probably a mistake.
+pub(crate) fn doubts(draft: &Draft) -> Option<String> {
+    let everybody = |proxy: &&Proxy| matches!(proxy, Proxy::Network(Pattern::Prefix(_, 0)));
+    let all = draft.rule.proxy_protocol_from.iter().find(everybody)?;
+    let place = draft.origin_of("rule.proxy_protocol_from");
+    Some(format!(
+        "{place}: rule.proxy_protocol_from: {} lets anybody who connects claim any address, and refuses who claims none; name the \
+         proxies' own addresses",
+        parts::show_proxy(all)
+    ))
+}
+
+/// What Unix sockets cannot do: they are streams, and have no addresses.
+fn unix(draft: &Draft, refuse: &mut impl FnMut(&'static str, String, &str)) {
+    let rule = &draft.rule;
+    let listens = matches!(rule.bind, Bind::Unix(_));
+    let target = rule.targets.iter().find(|target| matches!(target.host, Host::Unix(_)));
+    let from_tcp_to_tcp = rule.protocol == Protocol::Tcp;
+    let named = rule.proxy_protocol_from.contains(&Proxy::Unix);
+    if listens && !from_tcp_to_tcp {
+        refuse(
+            "rule.listen",
+            "Unix sockets are streams here".to_owned(),
+            "an address and port where one side is UDP",
+        );
+    }
+    if target.is_some() && !from_tcp_to_tcp {
+        refuse(
+            "rule.target",
+            "Unix sockets are streams here".to_owned(),
+            "an address and port where one side is UDP",
+        );
+    }
+    if named && !listens {
+        let problem = "nobody comes by a Unix socket".to_owned();
+        refuse("rule.proxy_protocol_from", problem, "unix: beside a listener such as unix:/run/app.sock");
+    }
+    if rule.socket_mode.is_some() && !listens {
+        let problem = "the rule does not listen on a Unix socket".to_owned();
+        refuse("rule.socket_mode", problem, "a listener such as unix:/run/app.sock");
+    }
+    if let Some(target) = target {
+        for (path, set) in [
+            ("rule.source", rule.source.is_some()),
+            ("rule.device", rule.device.is_some()),
+            ("rule.mark", rule.mark.is_some()),
+            ("rule.transparent", rule.transparent),
+        ] {
+            if set {
+                let problem = format!("no address and no route leads to {}", target);
+                refuse(path, problem, "targets with addresses");
+            }
+        }
+    }
+    // Behind a proxy, clients have the addresses that its headers name.
+    if listens && !named {
+        for (path, set) in [
+            ("rule.transparent", rule.transparent),
+            ("rule.allow", !rule.access.allow.is_empty()),
+            ("rule.deny", !rule.access.deny.is_empty()),
+            ("rule.max_connections_per_client", rule.limits.connections_per_client.is_some()),
+            ("rule.new_connections_per_client", rule.limits.new_connections_per_client.is_some()),
+        ] {
+            if set {
+                let problem = "clients of a Unix socket have no address".to_owned();
+                refuse(
+                    path,
+                    problem,
+                    "rule.socket_mode and the permissions of its directory, or rule.proxy_protocol_from = \"unix:\"",
+                );
+            }
+        }
+    }
+}
+
+/// Appends what two rules cannot both have: a name, a listener.
+pub(crate) fn together(drafts: &[Draft], problems: &mut Vec<ConfigError>) {
+    for (index, draft) in drafts.iter().enumerate() {
+        let mut refuse = |path: &str, problem: String, expected: &str| {
+            problems.push(ConfigError::new(draft.origin_of(path), path, problem, expected));
+        };
+        let rule = &draft.rule;
+        if let Some(other) = drafts[..index].iter().find(|other| collide(&other.rule, rule)) {
+            let listener = parts::show_listener(&rule.bind, rule.ports);
+            refuse(
+                "rule.listen",
+                format!("{listener} is already listened on by the rule at {}", other.origin),
+                "each address and port once per protocol",
+            );
+        } else if let Some(other) = drafts[..index].iter().find(|other| other.rule.id == rule.id) {
+            refuse(
+                "rule.name",
+                format!("the rule at {} is also named {:?}", other.origin, rule.id.0),
+                "each name once",
+            );
+        }
+    }
+}
+
+/// The kernel lets nobody listen on a port of one address and of all addresses at once. IPv6 listeners take no IPv4 unless they
+/// are asked to.
+fn collide(a: &Rule, b: &Rule) -> bool {
+    let transport = |rule: &Rule| matches!(rule.protocol, Protocol::Tcp | Protocol::TcpToUdp { .. });
+    let (from, other) = match (&a.bind, &b.bind) {
+        (Bind::Ip(from), Bind::Ip(other)) => (from.to_canonical(), other.to_canonical()),
+        (from, other) => return from == other,
+    };
+    let both_families = |rule: &Rule, ip: IpAddr| ip.is_ipv6() && !rule.ipv6_only;
+    let same_family = from.is_ipv4() == other.is_ipv4() || both_families(a, from) || both_families(b, other);
+    let same_address = from == other || same_family && (from.is_unspecified() || other.is_unspecified());
+    transport(a) == transport(b)
+        && same_address
+        && a.ports.first != 0
+        && b.ports.first != 0
+        && a.ports.first <= b.ports.last
+        && b.ports.first <= a.ports.last
+}
+
+fn length(ports: PortRange) -> u16 {
+    // At most 65,534: a range that starts at 0 ends there.
+    (ports.last - ports.first).saturating_add(1)
+}

@@ -1,0 +1,179 @@
+//! `include = ["rules.d/*.toml"]`: rules in further files. They hold rules, and may include others; settings stand in the file that
+//! the command line names.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+use super::{Draft, is_mistyped_rule, is_oxidinetd, looks_like_toml, no_section, read_rules};
+use crate::{
+    ConfigError, Origin,
+    read::shown,
+    source::{self, Entry, Value},
+};
+
+/// The key.
+pub(crate) const INCLUDE: &str = "include";
+/// Files of all patterns together; a pattern that catches a whole disk is a mistake.
+const MOST_FILES: usize = 1000;
+/// Files that include each other in a row.
+const DEEPEST: usize = 8;
+
+const FORM: &str = "paths of TOML files with [[rule]], relative to this file, * and ? for any names, such as [\"rules.d/*.toml\"]";
+
+/// What included files say.
+#[derive(Debug, Default)]
+pub(crate) struct Included {
+    pub(crate) drafts: Vec<Draft>,
+    /// The files, in the order in which they were read.
+    pub(crate) files: Vec<PathBuf>,
+    pub(crate) problems: Vec<ConfigError>,
+    pub(crate) warnings: Vec<String>,
+    /// The same, without symbolic links: each is read once.
+    known: Vec<PathBuf>,
+    /// Those of them that are being read: each includes the next.
+    open: Vec<PathBuf>,
+}
+
+impl Included {
+    /// Reads what the `include` of the file `main` names.
+    pub(crate) fn read(main: &Path, entries: &[Entry]) -> Self {
+        let mut all = Self::default();
+        // A file that is not on the disk includes nothing that leads back to it.
+        let canonical = fs::canonicalize(main).unwrap_or_else(|_| main.to_owned());
+        all.known.push(canonical.clone());
+        all.open.push(canonical);
+        entries.iter().for_each(|entry| all.entry(main, entry));
+        all
+    }
+
+    fn entry(&mut self, from: &Path, entry: &Entry) {
+        let nodes = match &entry.node.value {
+            Value::List(nodes) => nodes.as_slice(),
+            _ => std::slice::from_ref(&entry.node),
+        };
+        for node in nodes {
+            match &node.value {
+                Value::Text(pattern) if !pattern.is_empty() => self.pattern(from, pattern, &node.origin),
+                _ => self.refuse(&node.origin, format!("found {}", shown(node)), FORM),
+            }
+        }
+    }
+
+    fn pattern(&mut self, from: &Path, pattern: &str, origin: &Origin) {
+        let beside = from.parent().unwrap_or(Path::new(""));
+        if !pattern.contains(['*', '?', '[']) {
+            return self.file(beside.join(pattern), origin);
+        }
+        // Whatever stands in the name of our own directory is no pattern.
+        let whole = Path::new(&glob::Pattern::escape(&beside.to_string_lossy())).join(pattern);
+        // Editors leave files that begin with a dot.
+        let options = glob::MatchOptions {
+            case_sensitive: true,
+            require_literal_separator: true,
+            require_literal_leading_dot: true,
+        };
+        let found = match glob::glob_with(&whole.to_string_lossy(), options) {
+            Ok(found) => found,
+            Err(error) => {
+                return self.refuse(origin, format!("found {pattern:?}: {}", error.msg), FORM);
+            }
+        };
+        let mut nothing = true;
+        // In the order of their names.
+        for path in found {
+            match path {
+                Ok(path) if path.is_dir() => {}
+                Ok(path) => {
+                    nothing = false;
+                    self.file(path, origin);
+                }
+                Err(error) => {
+                    let problem = format!("cannot look into {}: {}", error.path().display(), error.error());
+                    self.refuse(origin, problem, "a readable directory");
+                }
+            }
+            if self.files.len() > MOST_FILES {
+                return;
+            }
+        }
+        if nothing {
+            self.warnings.push(format!("{origin}: include {pattern:?} matches no file"));
+        }
+    }
+
+    fn file(&mut self, path: PathBuf, origin: &Origin) {
+        let text = fs::canonicalize(&path).and_then(|canonical| Ok((fs::read_to_string(&path)?, canonical)));
+        let (text, canonical) = match text {
+            Ok(read) => read,
+            Err(error) => {
+                let problem = format!("cannot read {}: {error}", path.display());
+                return self.refuse(origin, problem, "a readable file in UTF-8");
+            }
+        };
+        if self.open.contains(&canonical) {
+            let problem = format!("{} includes itself, by this file or by others", path.display());
+            return self.refuse(origin, problem, "files that do not include each other in a circle");
+        }
+        if self.known.contains(&canonical) {
+            return;
+        }
+        if self.open.len() > DEEPEST {
+            let problem = format!("{} is included by a file that is included, 8 times over", path.display());
+            return self.refuse(origin, problem, "fewer files that include each other in a row");
+        }
+        self.files.push(path.clone());
+        if self.files.len() > MOST_FILES {
+            if self.files.len() == MOST_FILES + 1 {
+                let problem = format!("{} is one file too many", path.display());
+                self.refuse(origin, problem, "at most 1000 files in all");
+            }
+            return;
+        }
+        self.known.push(canonical.clone());
+        self.open.push(canonical);
+        self.content(&path, &text);
+        self.open.pop();
+    }
+
+    fn content(&mut self, path: &Path, text: &str) {
+        let before = self.problems.len();
+        let is_toml = looks_like_toml(text);
+        let entries = if is_toml { source::parse_file(path, text, &mut self.problems) } else { Vec::new() };
+        if !is_toml || is_oxidinetd(&entries) {
+            let origin = Origin::file(path);
+            let expected = format!(
+                "TOML with [[rule]]; turnpike check-config --forward {} prints it so",
+                path.display()
+            );
+            return self.refuse(&origin, "only turnpike's own rules can be included".to_owned(), &expected);
+        }
+        let broken = self.problems.len() > before;
+        let mut includes = Vec::new();
+        for entry in &entries {
+            match entry.key.as_str() {
+                "rule" => {
+                    let drafts = read_rules(entry, broken, &mut self.problems);
+                    self.drafts.extend(drafts);
+                }
+                INCLUDE => includes.push(entry),
+                key if is_mistyped_rule(key) => self.problems.push(no_section(entry)),
+                _ => self.problems.push(ConfigError::new(
+                    &entry.origin,
+                    entry.key.clone(),
+                    "an included file holds no settings",
+                    "[[rule]] and include here, settings in the file that includes it",
+                )),
+            }
+        }
+        includes.into_iter().for_each(|entry| self.entry(path, entry));
+    }
+
+    fn refuse(&mut self, origin: &Origin, problem: String, expected: &str) {
+        self.problems.push(ConfigError::new(origin, INCLUDE, problem, expected));
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,345 @@
+//! `turnpike forward`: its rules in four formats, and its settings.
+//!
+//! ```text
+//! tcp://LISTEN=TARGET ─▶ argument ─┐
+//! [[rule]] of TOML files ──────────┤                 ┌▶ settings, rules ─▶ turnpike_forward::Forwarder
+//! rinetd.conf ───────────▶ rinetd ─┼▶ Draft ─▶ check ┤
+//! oxidinetd's TOML ────▶ oxidinetd ┘                 └▶ every mistake: where, what, the form expected
+//! ```
+//!
+//! Rules of the command line are taken beside those of the file. For settings: flags, environment
+//! (`TURNPIKE_FORWARD_WORKERS` and so on), file, defaults.
+
+mod argument;
+mod check;
+mod include;
+mod oxidinetd;
+mod parts;
+mod rinetd;
+mod rule_keys;
+mod services;
+mod settings;
+
+use std::{
+    fmt,
+    path::{Path, PathBuf},
+};
+
+use self::{
+    include::{INCLUDE, Included},
+    rule_keys::Draft,
+    services::Services,
+    settings::{FORWARD_KEYS, LogFile},
+};
+use turnpike_forward::Access;
+
+pub use self::{
+    parts::show_pattern,
+    rule_keys::protocol_name,
+    settings::{ForwardSettings, LineFormat},
+};
+use crate::{
+    ConfigError, ConfigErrors, Flags, Origin, Sources,
+    error::nearest,
+    foreign,
+    key::KeySpec,
+    source::{self, Entry, Value},
+};
+
+/// Who wrote the file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Format {
+    /// Ours.
+    Turnpike,
+    /// rinetd, or oxidinetd's `.conf`, which is a part of it.
+    Rinetd,
+    /// oxidinetd's TOML.
+    Oxidinetd,
+}
+
+impl fmt::Display for Format {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Turnpike => "turnpike's rules (TOML)",
+            Self::Rinetd => "rinetd.conf",
+            Self::Oxidinetd => "oxidinetd's rules (TOML)",
+        })
+    }
+}
+
+/// Settings, rules, and what the user should know about them.
+#[derive(Clone, Debug)]
+pub struct ForwardLoaded {
+    /// The settings, rules included.
+    pub settings: ForwardSettings,
+    /// What the file was taken for.
+    pub format: Option<Format>,
+    /// Further files that it includes.
+    pub included: Vec<PathBuf>,
+    /// Sentences for the log.
+    pub warnings: Vec<String>,
+}
+
+/// Everything that rules and settings come from. Kept for reloads: the file is read again, the rest stays.
+#[derive(Clone)]
+pub struct ForwardSources {
+    sources: Sources,
+    arguments: Vec<String>,
+}
+
+impl ForwardSources {
+    /// The file, rules of the command line, flags, and this process's environment.
+    #[must_use]
+    pub fn from_process(file: Option<PathBuf>, arguments: Vec<String>, flags: Flags) -> Self {
+        Self { sources: Sources::from_process(file, flags), arguments }
+    }
+
+    /// The file, if one was named.
+    #[must_use]
+    pub fn file(&self) -> Option<&Path> {
+        self.sources.file()
+    }
+
+    /// Reads, merges and judges all sources. Opens no socket but the resolver's, for listeners that are host names.
+    ///
+    /// # Errors
+    /// Everything that is wrong, not only the first.
+    pub fn load(&self) -> Result<ForwardLoaded, ConfigErrors> {
+        let mut problems = Vec::new();
+        let text = self.file().map(|path| (path, source::file_text(path, &mut problems)));
+        match text {
+            None => self.merge(None, problems),
+            Some((path, Some(text))) => self.merge(Some((path, &text)), problems),
+            Some((_, None)) => Err(ConfigErrors(problems)),
+        }
+    }
+
+    fn merge(
+        &self,
+        file: Option<(&Path, &str)>,
+        mut problems: Vec<ConfigError>,
+    ) -> Result<ForwardLoaded, ConfigErrors> {
+        let content =
+            file.map_or_else(Content::default, |(path, text)| Content::read(path, text, &mut problems));
+        let Content { format, mut drafts, mut settings, entries, mut warnings, included } = content;
+        let mut origins = std::mem::take(&mut settings.origins);
+        self.sources.apply(FORWARD_KEYS, &[], &entries, &mut settings, &mut origins, &mut problems);
+        settings.origins = origins;
+        let Included { files, problems: of_included, .. } = included;
+        problems.extend(of_included);
+
+        let from_arguments = self.arguments.iter().filter_map(|text| argument::read(text, &mut problems));
+        drafts.extend(from_arguments.collect::<Vec<_>>());
+        for draft in &drafts {
+            check::rule(draft, &mut problems);
+        }
+        check::together(&drafts, &mut problems);
+        if drafts.is_empty() && problems.is_empty() {
+            problems.push(no_rules(file.map(|(path, _)| path)));
+        }
+        if !problems.is_empty() {
+            return Err(ConfigErrors::sorted(problems));
+        }
+
+        let doubts: Vec<String> = drafts.iter().filter_map(check::doubts).collect();
+        let (copy, most) = (settings.copy, settings.max_connections);
+        settings.rules = drafts
+            .into_iter()
+            .map(|mut draft| {
+                if !draft.has("rule.copy") {
+                    draft.rule.copy = copy;
+                }
+                draft.rule.max_connections = draft.rule.max_connections.min(most);
+                draft.rule
+            })
+            .collect();
+        warnings.extend(doubts);
+        warnings.extend(self.sources.unknown_variables());
+        Ok(ForwardLoaded { settings, format, included: files, warnings })
+    }
+}
+
+/// What a file says, whatever its format.
+#[derive(Default)]
+struct Content {
+    format: Option<Format>,
+    drafts: Vec<Draft>,
+    /// What formats without our keys say.
+    settings: ForwardSettings,
+    /// Our keys, for the table.
+    entries: Vec<Entry>,
+    warnings: Vec<String>,
+    /// What further files say; their rules and warnings are among those above.
+    included: Included,
+}
+
+impl Content {
+    fn read(path: &Path, text: &str, problems: &mut Vec<ConfigError>) -> Self {
+        if let Some(problem) = foreign::of_another_program(path, text, foreign::Reader::Forward) {
+            problems.push(problem);
+            return Self::default();
+        }
+        if !looks_like_toml(text) {
+            let conf = rinetd::read(path, text, &Services::of_this_machine(), problems);
+            let mut content = Self { format: Some(Format::Rinetd), ..Self::default() };
+            content.set(path, conf.access, conf.connection_file, conf.pid_file);
+            return Self { drafts: conf.drafts, warnings: conf.warnings, ..content };
+        }
+        let before = problems.len();
+        let entries = source::parse_file(path, text, problems);
+        if is_oxidinetd(&entries) {
+            let file = oxidinetd::read(&entries, problems);
+            let mut content = Self { format: Some(Format::Oxidinetd), ..Self::default() };
+            content.set(path, file.access, file.connection_file, file.pid_file);
+            return Self { drafts: file.drafts, warnings: file.warnings, ..content };
+        }
+        let sections = (&own_sections()[..], &crate::sources::own_sections()[..]);
+        if let Some(problem) =
+            foreign::of_the_other_command(path, &entries, sections, foreign::Reader::Forward)
+        {
+            // Whatever else is wrong with it is for the other one to tell.
+            problems.truncate(before);
+            problems.push(problem);
+            return Self::default();
+        }
+        let (rules, entries): (Vec<Entry>, Vec<Entry>) =
+            entries.into_iter().partition(|entry| entry.key == "rule");
+        let (mistyped, entries): (Vec<Entry>, Vec<Entry>) =
+            entries.into_iter().partition(|entry| is_mistyped_rule(&entry.key));
+        let (includes, entries): (Vec<Entry>, Vec<Entry>) =
+            entries.into_iter().partition(|entry| entry.key == INCLUDE);
+        problems.extend(mistyped.iter().map(no_section));
+        let broken = problems.len() > before;
+        let mut drafts: Vec<Draft> =
+            rules.iter().flat_map(|entry| read_rules(entry, broken, problems)).collect();
+        let mut included = Included::read(path, &includes);
+        drafts.append(&mut included.drafts);
+        let warnings = std::mem::take(&mut included.warnings);
+        Self { format: Some(Format::Turnpike), drafts, entries, warnings, included, ..Self::default() }
+    }
+
+    /// Takes what formats without our keys say beside rules.
+    fn set(&mut self, path: &Path, access: Access, connections: Option<LogFile>, pid_file: Option<PathBuf>) {
+        let mut explicit = |key| {
+            let origin = Origin::file(path);
+            self.settings.origins.insert(key, origin);
+        };
+        if !access.allow.is_empty() {
+            explicit("forward.allow");
+        }
+        if !access.deny.is_empty() {
+            explicit("forward.deny");
+        }
+        self.settings.access = access;
+        if let Some(file) = connections {
+            explicit("log.connections");
+            explicit("log.connections_format");
+            (self.settings.connection_file, self.settings.connection_format) = (Some(file.path), file.format);
+        }
+        if pid_file.is_some() {
+            explicit("forward.pid_file");
+            self.settings.pid_file = pid_file;
+        }
+    }
+}
+
+/// The rules of `[[rule]]`. In a file whose TOML is broken half a rule may be all that was read, and what it lacks is no mistake of
+/// its own.
+fn read_rules(entry: &Entry, broken: bool, problems: &mut Vec<ConfigError>) -> Vec<Draft> {
+    let Value::List(items) = &entry.node.value else {
+        let what =
+            if matches!(entry.node.value, Value::Table(_)) { "it is one table" } else { "it is a value" };
+        problems.push(no_table(&entry.origin, what));
+        return Vec::new();
+    };
+    let mut drafts = Vec::new();
+    for item in items {
+        match &item.value {
+            Value::Table(entries) => {
+                let mut found = Vec::new();
+                drafts.extend(Draft::read(entries, item.origin.clone(), &mut found));
+                problems.extend(found.into_iter().filter(|problem| !broken || problem.origin != item.origin));
+            }
+            _ => problems.push(no_table(&item.origin, "it is a value")),
+        }
+    }
+    drafts
+}
+
+/// `[[rules]]` and the like.
+fn is_mistyped_rule(key: &str) -> bool {
+    let sections = FORWARD_KEYS.iter().map(KeySpec::section);
+    let known = sections.clone().any(|section| section == key);
+    !known && nearest(key, sections.chain(["rule"])) == Some("rule")
+}
+
+fn no_section(entry: &Entry) -> ConfigError {
+    ConfigError::new(&entry.origin, entry.key.clone(), "unknown section", "rules as tables, [[rule]]")
+        .suggesting(Some("rule"))
+}
+
+fn no_table(origin: &Origin, what: &str) -> ConfigError {
+    ConfigError::new(origin, "rule", what, "tables, [[rule]]")
+}
+
+fn no_rules(path: Option<&Path>) -> ConfigError {
+    let origin = match path {
+        Some(path) => Origin::file(path),
+        None => Origin::Default,
+    };
+    ConfigError::new(
+        &origin,
+        "",
+        "there is no forwarding rule",
+        "at least one, such as tcp://0.0.0.0:9000=10.0.0.2:9001 on the command line, or a file with -c",
+    )
+}
+
+/// Judged by the first line that says something. No line of rinetd.conf begins with a key and `=`, nor with `[` but for an IPv6
+/// address in brackets; every TOML file does one or the other.
+fn looks_like_toml(text: &str) -> bool {
+    let Some(line) = text.lines().map(str::trim).find(|line| !line.is_empty() && !line.starts_with('#'))
+    else {
+        return true;
+    };
+    if let Some(inner) = line.strip_prefix('[') {
+        let inner = inner.split(']').next().unwrap_or_default();
+        return inner.parse::<std::net::Ipv6Addr>().is_err();
+    }
+    line.split_once('=').is_some_and(|(key, _)| {
+        let key = key.trim();
+        !key.is_empty() && !key.contains(|c: char| c.is_whitespace() || c == '[')
+    })
+}
+
+/// By its keys; one with a typing mistake counts where ours has nothing like it.
+fn is_oxidinetd(entries: &[Entry]) -> bool {
+    let ours = || FORWARD_KEYS.iter().map(KeySpec::section).chain(["rule", INCLUDE]);
+    let theirs = |key: &str| oxidinetd::TOP.contains(&key);
+    if entries.iter().any(|entry| theirs(&entry.key)) {
+        return true;
+    }
+    let known = entries.iter().any(|entry| ours().any(|section| section == entry.key));
+    !known
+        && entries.iter().any(|entry| {
+            nearest(&entry.key, ours()).is_none() && nearest(&entry.key, oxidinetd::TOP).is_some()
+        })
+}
+
+/// Sections that `serve` has too.
+pub(crate) const SHARED: [&str; 3] = ["admin", "log", "shutdown"];
+
+/// Sections and tables of ours, and of oxidinetd, that `serve` has not.
+pub(crate) fn own_sections() -> Vec<&'static str> {
+    let sections = FORWARD_KEYS.iter().map(KeySpec::section).chain(["rule"]).chain(oxidinetd::TOP);
+    sections.filter(|section| !SHARED.contains(section)).collect()
+}
+
+/// The names of all environment variables that `forward` reads.
+pub(crate) fn variables() -> Vec<String> {
+    let keys = FORWARD_KEYS.iter().flat_map(KeySpec::variables);
+    keys.chain(["TURNPIKE_FORWARD_CONFIG".to_owned()]).collect()
+}
+
+#[cfg(test)]
+mod tests;

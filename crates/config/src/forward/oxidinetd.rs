@@ -1,0 +1,280 @@
+//! The TOML file of oxidinetd: `[[forwarding_rules]]`, `[[global_rules]]`, `log_file`, `log_format`, `pid_file`.
+//!
+//! oxidinetd passes over keys that it does not know, so an unknown key is a warning here and no error: the file works there, and
+//! must work here.
+
+use std::path::PathBuf;
+
+use turnpike_forward::{Access, Endpoint, PortRange};
+
+use super::{
+    parts,
+    rule_keys::{Draft, protocol_named},
+    settings::{LineFormat, LogFile},
+};
+use crate::{
+    ConfigError, Origin,
+    error::nearest,
+    read::shown,
+    source::{Entry, Node, Value},
+};
+
+/// The keys of the file itself.
+pub(crate) const TOP: [&str; 5] = ["global_rules", "forwarding_rules", "log_file", "pid_file", "log_format"];
+const RULE: [&str; 8] = [
+    "bind_address",
+    "bind_port",
+    "connect_address",
+    "connect_port",
+    "protocol",
+    "timeout",
+    "source_address",
+    "rules",
+];
+const ACCESS: [&str; 2] = ["type", "pattern"];
+
+const PORT_FORM: &str = "a port, 1 to 65535";
+const PATH_FORM: &str = "the path of a file";
+
+/// What a file says.
+#[derive(Debug, Default)]
+pub(crate) struct OxidinetdToml {
+    pub(crate) drafts: Vec<Draft>,
+    pub(crate) access: Access,
+    pub(crate) connection_file: Option<LogFile>,
+    pub(crate) pid_file: Option<PathBuf>,
+    pub(crate) warnings: Vec<String>,
+}
+
+/// Reads the entries of a file.
+pub(crate) fn read(entries: &[Entry], problems: &mut Vec<ConfigError>) -> OxidinetdToml {
+    let mut file = OxidinetdToml::default();
+    let mut reader = Reader { problems, warnings: Vec::new() };
+    reader.warn_unknown("", entries, &TOP);
+    if let Some(node) = find(entries, "global_rules") {
+        file.access = reader.access("global_rules", node);
+    }
+    for (table, origin) in find(entries, "forwarding_rules")
+        .map_or_else(Vec::new, |node| reader.tables("forwarding_rules", node))
+    {
+        if let Some(draft) = reader.rule(table, origin) {
+            file.drafts.push(draft);
+        }
+    }
+    let path = |reader: &mut Reader<'_>, key: &str| {
+        let node = find(entries, key)?;
+        reader.text(key, node, PATH_FORM).map(PathBuf::from)
+    };
+    file.pid_file = path(&mut reader, "pid_file");
+    let log_file = path(&mut reader, "log_file");
+    let format = match find(entries, "log_format") {
+        None => LineFormat::Rinetd,
+        Some(node) => reader.log_format(node),
+    };
+    file.connection_file = log_file.map(|path| LogFile { path, format });
+    file.warnings = reader.warnings;
+    file
+}
+
+fn find<'e>(entries: &'e [Entry], key: &str) -> Option<&'e Node> {
+    entries.iter().find(|entry| entry.key == key).map(|entry| &entry.node)
+}
+
+struct Reader<'a> {
+    problems: &'a mut Vec<ConfigError>,
+    warnings: Vec<String>,
+}
+
+impl Reader<'_> {
+    fn rule(&mut self, table: &[Entry], origin: &Origin) -> Option<Draft> {
+        self.warn_unknown("forwarding_rules.", table, &RULE);
+        let before = self.problems.len();
+        let mut draft = Draft::new(origin.clone());
+
+        if let Some((text, node)) = self.needed_text(table, origin, "bind_address") {
+            draft.origins.insert("rule.listen", node.origin.clone());
+            match parts::local_address(&text) {
+                Ok(address) => draft.rule.bind = address.into(),
+                Err(why) => self.refuse_because("bind_address", node, &why, "an address of this machine"),
+            }
+        }
+        if let Some(port) = self.port(table, origin, "bind_port", 0) {
+            draft.rule.ports = port;
+        }
+        let host = self.needed_text(table, origin, "connect_address").and_then(|(text, node)| {
+            draft.origins.insert("rule.target", node.origin.clone());
+            match parts::host(&text) {
+                Ok(host) => Some(host),
+                Err(why) => {
+                    self.refuse_because("connect_address", node, &why, "an address or a host name");
+                    None
+                }
+            }
+        });
+        let ports = self.port(table, origin, "connect_port", 1);
+        if let (Some(host), Some(ports)) = (host, ports) {
+            draft.rule.targets = vec![Endpoint { host, ports, weight: 1 }];
+        }
+        if let Some(node) = find(table, "protocol") {
+            const FORM: &str = "\"tcp\", \"udp\", \"udptotcp\" or \"tcptoudp\"";
+            if let Some(text) = self.text("protocol", node, FORM) {
+                match protocol_named(&text) {
+                    Some(protocol) => draft.rule.protocol = protocol,
+                    None => self.refuse("protocol", node, FORM),
+                }
+            }
+        }
+        if let Some(node) = find(table, "source_address")
+            && let Some(text) = self.text("source_address", node, "an address of this machine")
+        {
+            draft.origins.insert("rule.source", node.origin.clone());
+            match parts::local_address(&text) {
+                Ok(address) => draft.rule.source = (!address.is_unspecified()).then_some(address),
+                Err(why) => self.refuse_because("source_address", node, &why, "an address of this machine"),
+            }
+        }
+        if let Some(node) = find(table, "rules") {
+            draft.rule.access = self.access("forwarding_rules.rules", node);
+        }
+        if let Some(node) = find(table, "timeout") {
+            self.timeout(node, &mut draft);
+        }
+        (self.problems.len() == before).then(|| draft.with_defaults())
+    }
+
+    /// There, only UDP listeners have one.
+    fn timeout(&mut self, node: &Node, draft: &mut Draft) {
+        use turnpike_forward::Protocol;
+        let seconds = match node.value {
+            Value::Integer(seconds) => {
+                u64::try_from(seconds).ok().filter(|seconds| (1..=31_536_000).contains(seconds))
+            }
+            _ => None,
+        };
+        let Some(seconds) = seconds else {
+            return self.refuse("timeout", node, "seconds, 1 to 31536000");
+        };
+        if matches!(draft.rule.protocol, Protocol::Udp | Protocol::UdpToTcp { .. }) {
+            draft.rule.idle_timeout = Some(std::time::Duration::from_secs(seconds));
+            draft.origins.insert("rule.idle", node.origin.clone());
+        } else {
+            self.warnings.push(format!("{}: timeout has no effect on TCP, as in oxidinetd", node.origin));
+        }
+    }
+
+    fn access(&mut self, key: &str, node: &Node) -> Access {
+        let mut access = Access::default();
+        for (table, origin) in self.tables(key, node) {
+            self.warn_unknown(&format!("{key}."), table, &ACCESS);
+            let kind = self.needed_text(table, origin, "type");
+            let pattern = self.needed_text(table, origin, "pattern");
+            let (Some((kind, kind_node)), Some((pattern, pattern_node))) = (kind, pattern) else { continue };
+            let list = match kind.as_str() {
+                "allow" => &mut access.allow,
+                "deny" => &mut access.deny,
+                _ => {
+                    self.refuse("type", kind_node, "\"allow\" or \"deny\"");
+                    continue;
+                }
+            };
+            match parts::pattern(&pattern) {
+                Ok(pattern) => list.push(pattern),
+                Err(why) => self.refuse_because("pattern", pattern_node, &why, parts::PATTERN_FORM),
+            }
+        }
+        access
+    }
+
+    fn log_format(&mut self, node: &Node) -> LineFormat {
+        const FORM: &str = "\"rinetd\" or \"common\"";
+        match self.text("log_format", node, FORM).as_deref() {
+            Some("common") => LineFormat::Common,
+            Some("rinetd") | None => LineFormat::Rinetd,
+            Some(_) => {
+                self.refuse("log_format", node, FORM);
+                LineFormat::Rinetd
+            }
+        }
+    }
+
+    fn tables<'n>(&mut self, key: &str, node: &'n Node) -> Vec<(&'n [Entry], &'n Origin)> {
+        let Value::List(items) = &node.value else {
+            self.refuse(key, node, &format!("an array of tables, [[{key}]]"));
+            return Vec::new();
+        };
+        let mut tables = Vec::new();
+        for item in items {
+            match &item.value {
+                Value::Table(entries) => tables.push((entries.as_slice(), &item.origin)),
+                _ => self.refuse(key, item, &format!("a table, [[{key}]]")),
+            }
+        }
+        tables
+    }
+
+    fn needed_text<'n>(
+        &mut self,
+        table: &'n [Entry],
+        origin: &Origin,
+        key: &str,
+    ) -> Option<(String, &'n Node)> {
+        let node = self.needed(table, origin, key)?;
+        Some((self.text(key, node, "a string")?, node))
+    }
+
+    fn port(&mut self, table: &[Entry], origin: &Origin, key: &str, least: u16) -> Option<PortRange> {
+        let node = self.needed(table, origin, key)?;
+        let port = match node.value {
+            Value::Integer(port) => u16::try_from(port).ok().filter(|port| *port >= least),
+            _ => None,
+        };
+        if port.is_none() {
+            self.refuse(key, node, PORT_FORM);
+        }
+        port.map(|port| PortRange { first: port, last: port })
+    }
+
+    fn needed<'n>(&mut self, table: &'n [Entry], origin: &Origin, key: &str) -> Option<&'n Node> {
+        let found = find(table, key);
+        if found.is_none() {
+            self.push(origin, key, "it is missing".to_owned(), "a value for it");
+        }
+        found
+    }
+
+    fn text(&mut self, key: &str, node: &Node, expected: &str) -> Option<String> {
+        match &node.value {
+            Value::Text(text) => Some(text.to_string()),
+            _ => {
+                self.refuse(key, node, expected);
+                None
+            }
+        }
+    }
+
+    fn refuse(&mut self, key: &str, node: &Node, expected: &str) {
+        self.push(&node.origin, key, format!("found {}", shown(node)), expected);
+    }
+
+    fn refuse_because(&mut self, key: &str, node: &Node, why: &str, expected: &str) {
+        self.push(&node.origin, key, format!("found {}: {why}", shown(node)), expected);
+    }
+
+    fn push(&mut self, origin: &Origin, key: &str, problem: String, expected: &str) {
+        self.problems.push(ConfigError::new(origin, key, problem, expected));
+    }
+
+    fn warn_unknown(&mut self, section: &str, entries: &[Entry], known: &[&str]) {
+        for entry in entries.iter().filter(|entry| !known.contains(&entry.key.as_str())) {
+            let meant = nearest(&entry.key, known.iter().copied())
+                .map_or_else(String::new, |meant| format!("; did you mean {meant:?}?"));
+            self.warnings.push(format!(
+                "{}: {section}{}: unknown key, passed over as oxidinetd does{meant}",
+                entry.origin, entry.key
+            ));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,372 @@
+//! The parts of forwarding rules: hosts, ports, targets, client patterns. Every format is made of them, so that all accept and
+//! refuse the same. Errors are half sentences; the caller, who knows the place, makes [`ConfigError`](crate::ConfigError)s of
+//! them.
+
+use std::{
+    fmt::Write as _,
+    net::{IpAddr, Ipv4Addr, ToSocketAddrs},
+};
+
+use turnpike_forward::{Bind, Endpoint, Host, MOST_WEIGHT, Pattern, PortRange, Proxy, UnixName};
+use turnpike_turn::server::Cidr;
+
+use crate::key::show::quoted;
+
+/// Completes "expected ..." for [`endpoint`].
+pub(crate) const TARGET_FORM: &str = "HOST:PORT or HOST:FIRST-LAST, IPv6 in brackets, or unix:/PATH, *WEIGHT behind it if not 1, \
+                                      such as \"10.0.0.2:9001\", \"[2001:db8::2]:80\" or \"db.example.org:5432*3\"";
+/// Completes "expected ..." for [`listener`].
+pub(crate) const LISTEN_FORM: &str = "ADDR:PORT or ADDR:FIRST-LAST, IPv6 in brackets, such as \"0.0.0.0:9000\" or \
+                                      \"[::]:9000-9010\", or unix:/PATH";
+/// Completes "expected ..." for [`pattern`].
+pub(crate) const PATTERN_FORM: &str =
+    "an address with * and ? such as \"192.168.*\" or \"fe80:*\", or a prefix such as \"10.0.0.0/8\"";
+
+/// Completes "expected ..." for [`proxy`].
+pub(crate) const PROXY_FORM: &str = "addresses or prefixes such as \"10.0.0.2\" or \"10.0.0.0/8\", one or a list of them; \
+                                     \"unix:\" for all who come by a Unix socket";
+/// Completes "expected ..." for [`payload`].
+pub(crate) const PAYLOAD_FORM: &str =
+    "at most 1024 bytes, as text, or as 0x and two hexadecimal digits a byte such as \"0x00010000\"";
+
+/// A lone port or `FIRST-LAST`.
+///
+/// # Errors
+/// What is wrong.
+pub(crate) fn port_range(text: &str) -> Result<PortRange, String> {
+    let (first, last) = match text.split_once('-') {
+        Some((first, last)) => (port(first)?, port(last)?),
+        None => (port(text)?, port(text)?),
+    };
+    if first > last {
+        return Err(format!("the first port of {text} is above the last"));
+    }
+    if first == 0 && last != 0 {
+        return Err("a range of ports starts at 1 or above".to_owned());
+    }
+    Ok(PortRange { first, last })
+}
+
+fn port(text: &str) -> Result<u16, String> {
+    // `parse` alone would take "+80".
+    let digits = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    text.parse()
+        .ok()
+        .filter(|_| digits)
+        .ok_or_else(|| format!("{text:?} is no port: a port is a number, 0 to 65535"))
+}
+
+/// An address, with or without brackets around IPv6, or a host name.
+///
+/// # Errors
+/// What is wrong.
+pub(crate) fn host(text: &str) -> Result<Host, String> {
+    if let Some(inner) = text.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')) {
+        return match inner.parse::<IpAddr>() {
+            Ok(address @ IpAddr::V6(_)) => Ok(Host::Ip(address)),
+            _ => Err(format!("{text} is no IPv6 address in brackets")),
+        };
+    }
+    if let Ok(address) = text.parse() {
+        return Ok(Host::Ip(address));
+    }
+    if is_host_name(text) {
+        return Ok(Host::Name(text.to_ascii_lowercase()));
+    }
+    Err(format!("{text:?} is neither an address nor a host name"))
+}
+
+/// RFC 1123 section 2.1, with the underscores that service names have. The last label is not all digits, so that `10.0.0.256`
+/// is no name.
+fn is_host_name(text: &str) -> bool {
+    let name = text.strip_suffix('.').unwrap_or(text);
+    let label_is_good = |label: &str| {
+        (1..=63).contains(&label.len())
+            && label.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_".contains(&byte))
+            && !label.starts_with('-')
+            && !label.ends_with('-')
+    };
+    let last = name.rsplit('.').next().unwrap_or(name);
+    name.len() <= 253 && name.split('.').all(label_is_good) && !last.bytes().all(|byte| byte.is_ascii_digit())
+}
+
+/// What a Unix socket has in place of ports.
+const NO_PORT: PortRange = PortRange { first: 0, last: 0 };
+
+/// The name of a Unix socket, where the text begins as one.
+fn unix(text: &str) -> Option<Result<UnixName, String>> {
+    text.strip_prefix("unix:").map(|name| UnixName::new(name).map_err(str::to_owned))
+}
+
+/// `HOST:PORT`, `HOST:FIRST-LAST` or `unix:NAME`, with or without `*WEIGHT`.
+///
+/// # Errors
+/// What is wrong.
+pub(crate) fn endpoint(text: &str) -> Result<Endpoint, String> {
+    let (text, weight) = match text.rsplit_once('*') {
+        Some((text, weight)) => (text, self::weight(weight)?),
+        None => (text, 1),
+    };
+    if let Some(name) = unix(text) {
+        return Ok(Endpoint { host: Host::Unix(name?), ports: NO_PORT, weight });
+    }
+    let (host_text, ports) = split_port(text)?;
+    let ports = port_range(ports)?;
+    if ports.first == 0 {
+        return Err("nobody can be reached on port 0".to_owned());
+    }
+    Ok(Endpoint { host: host(host_text)?, ports, weight })
+}
+
+fn weight(text: &str) -> Result<u16, String> {
+    // `parse` alone would take "+3".
+    let digits = text.bytes().all(|byte| byte.is_ascii_digit());
+    let weight = text.parse().ok().filter(|weight| digits && *weight <= MOST_WEIGHT);
+    weight.ok_or_else(|| format!("{text:?} is no weight: a weight is a number, 0 to {MOST_WEIGHT}"))
+}
+
+/// `ADDR:PORT`, `ADDR:FIRST-LAST` or `unix:NAME` to listen on; a name is resolved, now and once.
+///
+/// # Errors
+/// What is wrong.
+pub(crate) fn listener(text: &str) -> Result<(Bind, PortRange), String> {
+    if let Some(name) = unix(text) {
+        return Ok((Bind::Unix(name?), NO_PORT));
+    }
+    let (host, ports) = split_port(text)?;
+    let ports = port_range(ports)?;
+    Ok((local_address(host)?.into(), ports))
+}
+
+fn split_port(text: &str) -> Result<(&str, &str), String> {
+    let (host, port) = text.rsplit_once(':').ok_or("it has no port")?;
+    if host.contains(':') && !host.starts_with('[') {
+        return Err("its IPv6 address has no brackets".to_owned());
+    }
+    if host.is_empty() {
+        return Err("it has no address before the port".to_owned());
+    }
+    Ok((host, port))
+}
+
+/// An address of this machine; of a name the first that the resolver gives, as rinetd takes it.
+///
+/// # Errors
+/// What is wrong.
+pub(crate) fn local_address(text: &str) -> Result<IpAddr, String> {
+    match host(text)? {
+        Host::Ip(address) => Ok(address),
+        // No word that stands before a port is one.
+        Host::Unix(_) => Err("a Unix socket has no port".to_owned()),
+        Host::Name(name) => {
+            let mut addresses = (name.as_str(), 0)
+                .to_socket_addrs()
+                .map_err(|error| format!("{name:?} cannot be resolved: {error}"))?;
+            addresses
+                .next()
+                .map(|address| address.ip())
+                .ok_or_else(|| format!("{name:?} resolves to no address"))
+        }
+    }
+}
+
+/// An allow or deny pattern.
+///
+/// # Errors
+/// What is wrong.
+pub(crate) fn pattern(text: &str) -> Result<Pattern, String> {
+    if text.contains('/') {
+        return text.parse::<Cidr>().map(|cidr| Pattern::Prefix(cidr.base, cidr.bits));
+    }
+    let known = |byte: u8| byte.is_ascii_hexdigit() || b".:*?".contains(&byte);
+    if text.is_empty() || !text.bytes().all(known) {
+        return Err("it is no pattern over addresses".to_owned());
+    }
+    // One spelling of an address, so that "2001:DB8:0::1" is found by the text of the address.
+    Ok(match text.parse::<IpAddr>() {
+        Ok(address) => Pattern::Wildcard(address.to_canonical().to_string()),
+        Err(_) => Pattern::Wildcard(text.to_ascii_lowercase()),
+    })
+}
+
+/// An address, a prefix or `unix:`.
+///
+/// # Errors
+/// What is wrong.
+pub(crate) fn proxy(text: &str) -> Result<Proxy, String> {
+    match text.trim() {
+        "unix:" => Ok(Proxy::Unix),
+        text => text.parse::<Cidr>().map(|cidr| Proxy::Network(Pattern::Prefix(cidr.base, cidr.bits))),
+    }
+}
+
+/// The opposite of [`proxy`].
+pub(crate) fn show_proxy(proxy: &Proxy) -> String {
+    match proxy {
+        Proxy::Network(pattern) => show_pattern(pattern),
+        Proxy::Unix => "unix:".to_owned(),
+    }
+}
+
+/// The payload of a datagram.
+///
+/// # Errors
+/// What is wrong.
+pub(crate) fn payload(text: &str) -> Result<Vec<u8>, String> {
+    let bytes = match text.strip_prefix("0x") {
+        None => text.as_bytes().to_vec(),
+        Some(digits) => {
+            let pair = |pair: &[u8]| {
+                let [high, low] = pair else { return None };
+                let digit = |digit: &u8| char::from(*digit).to_digit(16);
+                u8::try_from(digit(high)? << 4 | digit(low)?).ok()
+            };
+            digits
+                .as_bytes()
+                .chunks(2)
+                .map(pair)
+                .collect::<Option<_>>()
+                .ok_or("these are no pairs of hexadecimal digits")?
+        }
+    };
+    if bytes.len() > 1024 {
+        return Err(format!("it has {} bytes", bytes.len()));
+    }
+    Ok(bytes)
+}
+
+/// rinetd's `0` for "all addresses".
+pub(crate) fn or_zero(text: &str) -> &str {
+    const ANY: &str = "0.0.0.0";
+    debug_assert_eq!(Ok(Ipv4Addr::UNSPECIFIED), ANY.parse());
+    if text == "0" { ANY } else { text }
+}
+
+/// The opposite of [`endpoint`].
+pub(crate) fn show_target(endpoint: &Endpoint) -> String {
+    match endpoint.weight {
+        1 => endpoint.to_string(),
+        weight => format!("{endpoint}*{weight}"),
+    }
+}
+
+/// The opposite of [`listener`].
+pub(crate) fn show_listener(bind: &Bind, ports: PortRange) -> String {
+    match bind {
+        Bind::Ip(ip) => format!("{}:{ports}", Host::Ip(*ip)),
+        Bind::Unix(name) => format!("unix:{name}"),
+    }
+}
+
+/// A pattern as the configuration has it.
+#[must_use]
+pub fn show_pattern(pattern: &Pattern) -> String {
+    match pattern {
+        Pattern::Wildcard(text) => text.clone(),
+        Pattern::Prefix(base, bits) => format!("{base}/{bits}"),
+    }
+}
+
+/// The opposite of [`payload`], as TOML; nothing is as an empty one.
+pub(crate) fn show_payload(payload: Option<&[u8]>) -> String {
+    let payload = payload.unwrap_or_default();
+    let plain = |byte: &u8| (b' '..=b'~').contains(byte) && !b"\"\\".contains(byte);
+    if payload.iter().all(plain) && !payload.starts_with(b"0x") {
+        return quoted(&String::from_utf8_lossy(payload));
+    }
+    let digits = payload.iter().fold("0x".to_owned(), |mut text, byte| {
+        let _ = write!(text, "{byte:02x}");
+        text
+    });
+    quoted(&digits)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn payloads_are_text_or_hexadecimal_and_written_back() {
+        for (text, bytes) in [
+            ("PING", &b"PING"[..]),
+            ("", b""),
+            ("0x0001ff", b"\x00\x01\xff"),
+            ("0x3078", b"0x"),
+            ("0xc3a9220a", "\u{e9}\"\n".as_bytes()),
+        ] {
+            assert_eq!(payload(text), Ok(bytes.to_vec()), "{text}");
+            assert_eq!(show_payload(Some(bytes)), format!("\"{text}\""));
+        }
+        assert_eq!(payload("h\u{e9}"), Ok("h\u{e9}".as_bytes().to_vec()));
+        for text in ["0x1", "0x1g", "0x+1", &"x".repeat(1025), &format!("0x{}", "00".repeat(1025))] {
+            assert!(payload(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn endpoints_are_read_and_written_back() {
+        for text in [
+            "10.0.0.2:9001",
+            "[2001:db8::2]:80*0",
+            "db-1.example.org:5000-5010*256",
+            "_sip.example:5060",
+            "a:1",
+            "unix:/run/app.sock",
+            "unix:@app*3",
+        ] {
+            assert_eq!(endpoint(text).map(|endpoint| show_target(&endpoint)), Ok(text.to_owned()));
+        }
+    }
+
+    #[test]
+    fn bad_endpoints_say_what_is_wrong() {
+        for (text, problem) in [
+            ("10.0.0.2", "it has no port"),
+            ("10.0.0.2:", "\"\" is no port: a port is a number, 0 to 65535"),
+            ("10.0.0.2:65536", "\"65536\" is no port: a port is a number, 0 to 65535"),
+            ("10.0.0.2:+80", "\"+80\" is no port: a port is a number, 0 to 65535"),
+            ("10.0.0.2:9-5", "the first port of 9-5 is above the last"),
+            ("10.0.0.2:0", "nobody can be reached on port 0"),
+            ("10.0.0.2:0-5", "a range of ports starts at 1 or above"),
+            ("10.0.0.256:80", "\"10.0.0.256\" is neither an address nor a host name"),
+            ("2001:db8::2:80", "its IPv6 address has no brackets"),
+            ("[10.0.0.2]:80", "[10.0.0.2] is no IPv6 address in brackets"),
+            (":80", "it has no address before the port"),
+            ("-a:80", "\"-a\" is neither an address nor a host name"),
+            ("a:80*257", "\"257\" is no weight: a weight is a number, 0 to 256"),
+            ("a:80*+3", "\"+3\" is no weight: a weight is a number, 0 to 256"),
+            ("a:80*", "\"\" is no weight: a weight is a number, 0 to 256"),
+            ("unix:app.sock", "a Unix socket is an absolute path, or @ and a name"),
+            ("unix:", "a Unix socket is an absolute path, or @ and a name"),
+            ("a b:80", "\"a b\" is neither an address nor a host name"),
+        ] {
+            assert_eq!(endpoint(text), Err(problem.to_owned()), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_listener_may_be_a_name_of_this_machine() {
+        let (address, ports) = listener("localhost:80-82").expect("every machine has localhost");
+        assert!(matches!(address, Bind::Ip(address) if address.is_loopback()));
+        assert_eq!(ports, PortRange { first: 80, last: 82 });
+        let told = listener("no-such-host.invalid:80-").expect_err("no port");
+        assert!(told.ends_with("a port is a number, 0 to 65535"), "a name is looked up last: {told}");
+    }
+
+    #[test]
+    fn patterns_are_wildcards_or_prefixes() {
+        for (text, shown) in [
+            ("192.168.*", "192.168.*"),
+            ("10.0.0.?", "10.0.0.?"),
+            ("FE80:*", "fe80:*"),
+            ("2001:DB8:0::1", "2001:db8::1"),
+            ("*", "*"),
+            ("10.0.0.0/8", "10.0.0.0/8"),
+        ] {
+            assert_eq!(pattern(text).map(|pattern| show_pattern(&pattern)), Ok(shown.to_owned()), "{text}");
+        }
+        for text in ["", "example.org", "10.0.0.1/8", "10.0.0.0/33", "10.0.0.1 "] {
+            assert!(pattern(text).is_err(), "{text}");
+        }
+    }
+}

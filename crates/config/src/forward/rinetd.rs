@@ -1,0 +1,452 @@
+//! rinetd.conf, as rinetd 0.73 reads it (rinetd(8) and its grammar): forwarding rules, allow and deny, logfile, logcommon,
+//! pidlogfile.
+//!
+//! More is understood than rinetd understands, because other programs write this format too: a `keepalive` option (rinetd after
+//! 0.73), prefixes as patterns and ALLOW in capitals (oxidinetd). Nothing that rinetd understands means something else, but for
+//! one thing: a `timeout` of a TCP rule has no effect there, and here it has none and is told.
+
+use std::{
+    collections::HashMap,
+    net::IpAddr,
+    path::{Path, PathBuf},
+};
+
+use turnpike_forward::{Access, Bind, Endpoint, Host, PortRange, Protocol, Rule};
+
+use super::{
+    parts,
+    rule_keys::Draft,
+    services::{Services, Transport},
+    settings::{LineFormat, LogFile},
+};
+use crate::{ConfigError, Origin, error::nearest};
+
+const RULE_FORM: &str =
+    "bindaddress bindport connectaddress connectport [options], such as 0.0.0.0 80 10.0.0.2 8080";
+const PORT_FORM: &str = "a port 1 to 65535 or a service name, with /tcp or /udp behind it or nothing for tcp";
+const ADDRESS_FORM: &str = "an IPv4 or IPv6 address or a host name";
+const OPTIONS_FORM: &str = "[timeout=SECONDS, src=ADDRESS, keepalive=on|off], each at most once";
+const DIRECTIVES: [&str; 5] = ["allow", "deny", "logfile", "logcommon", "pidlogfile"];
+
+/// What a file says.
+#[derive(Debug, Default)]
+pub(crate) struct RinetdConf {
+    pub(crate) drafts: Vec<Draft>,
+    pub(crate) access: Access,
+    pub(crate) connection_file: Option<LogFile>,
+    pub(crate) pid_file: Option<PathBuf>,
+    pub(crate) warnings: Vec<String>,
+}
+
+/// Wrong lines of a file without a right one that are told one by one; beyond that it is no rinetd.conf.
+const FEW: usize = 3;
+
+/// Reads a file; every line with a mistake is one problem. Names of this machine are looked up when all lines are right: a name
+/// server may be silent for long, and a file that is none of ours would have a "name" in each line.
+pub(crate) fn read(
+    path: &Path,
+    text: &str,
+    services: &Services,
+    problems: &mut Vec<ConfigError>,
+) -> RinetdConf {
+    let mut conf = RinetdConf::default();
+    let mut log_file = None;
+    let mut common = false;
+    let mut names = Vec::new();
+    let mut wrong = Vec::new();
+    for (index, line) in text.lines().enumerate() {
+        let mut line = Line { path, number: index + 1, text: line, at: 0, services, names: &mut names };
+        if let Err(problem) = line.read(&mut conf, &mut log_file, &mut common) {
+            wrong.push(*problem);
+        }
+    }
+    if wrong.is_empty() {
+        resolve(names, &mut conf.drafts, &mut wrong);
+    } else if conf.drafts.is_empty() && wrong.len() > FEW {
+        let more = wrong.len() - 1;
+        wrong.truncate(1);
+        wrong[0].problem += &format!(", and {more} more lines are wrong, with no right rule in the file");
+        wrong[0].expected = format!(
+            "rinetd.conf, with lines {RULE_FORM}; or TOML, turnpike's (examples/forward.toml) or oxidinetd's"
+        );
+    }
+    problems.extend(wrong);
+    let format = if common { LineFormat::Common } else { LineFormat::Rinetd };
+    conf.connection_file = log_file.map(|path| LogFile { path, format });
+    conf
+}
+
+/// A name of this machine, and which rule wants to know its address for what.
+struct LocalName {
+    name: String,
+    draft: usize,
+    what: &'static str,
+    origin: Origin,
+    set: fn(&mut Rule, IpAddr),
+}
+
+/// Names that are looked up at a time.
+const LOOKUPS: usize = 32;
+
+/// Looks names up, many at a time: each may take as long as a name server that does not answer.
+fn resolve(names: Vec<LocalName>, drafts: &mut [Draft], problems: &mut Vec<ConfigError>) {
+    let mut distinct: Vec<&str> = names.iter().map(|name| name.name.as_str()).collect();
+    distinct.sort_unstable();
+    distinct.dedup();
+    let mut answers: HashMap<&str, std::result::Result<IpAddr, String>> = HashMap::new();
+    for some in distinct.chunks(LOOKUPS) {
+        std::thread::scope(|scope| {
+            let asked: Vec<_> =
+                some.iter().copied().map(|name| scope.spawn(move || parts::local_address(name))).collect();
+            for (name, thread) in some.iter().zip(asked) {
+                let answer = thread.join().unwrap_or_else(|_| Err("it cannot be looked up".to_owned()));
+                answers.insert(name, answer);
+            }
+        });
+    }
+    for local in &names {
+        match (&answers[local.name.as_str()], drafts.get_mut(local.draft)) {
+            (Ok(address), Some(draft)) => {
+                (local.set)(&mut draft.rule, *address);
+                // Its default name has the address.
+                *draft = draft.clone().with_defaults();
+            }
+            (Err(why), _) => problems.push(ConfigError::new(
+                &local.origin,
+                "",
+                format!("{} {}: {why}", local.what, local.name),
+                ADDRESS_FORM,
+            )),
+            (Ok(_), None) => {}
+        }
+    }
+}
+
+/// One line, read from left to right.
+struct Line<'a> {
+    path: &'a Path,
+    number: usize,
+    text: &'a str,
+    /// Bytes read.
+    at: usize,
+    services: &'a Services,
+    names: &'a mut Vec<LocalName>,
+}
+
+type Result<T> = std::result::Result<T, Box<ConfigError>>;
+
+impl Line<'_> {
+    fn read(
+        &mut self,
+        conf: &mut RinetdConf,
+        log_file: &mut Option<PathBuf>,
+        common: &mut bool,
+    ) -> Result<()> {
+        let start = self.skip_blanks();
+        if self.at_end() {
+            return Ok(());
+        }
+        let word = self.word("#").to_owned();
+        match word.to_ascii_lowercase().as_str() {
+            "allow" => self.pattern(conf, |access| &mut access.allow)?,
+            "deny" => self.pattern(conf, |access| &mut access.deny)?,
+            "logfile" => *log_file = Some(self.file_name()?),
+            "pidlogfile" => conf.pid_file = Some(self.file_name()?),
+            "logcommon" => *common = true,
+            _ => {
+                if let Some(meant) = self.mistyped(&word) {
+                    let expected = format!("{RULE_FORM}, or one of {}", DIRECTIVES.join(", "));
+                    let problem = self.problem(start, format!("found {word:?}"), &expected);
+                    return Err(suggesting(problem, Some(meant)));
+                }
+                self.at = start;
+                let draft = self.rule(start, conf.drafts.len(), &mut conf.warnings)?;
+                conf.drafts.push(draft);
+            }
+        }
+        self.end()
+    }
+
+    /// A word of a directive with a typing mistake, rather than the address of a rule.
+    fn mistyped(&self, word: &str) -> Option<&'static str> {
+        let rest = self.text[self.at..].split('#').next().unwrap_or_default();
+        if rest.split_whitespace().count() > 1 || word.contains(['.', ':']) {
+            return None;
+        }
+        DIRECTIVES.into_iter().find(|directive| nearest(word, [*directive]).is_some())
+    }
+
+    fn rule(&mut self, start: usize, number: usize, warnings: &mut Vec<String>) -> Result<Draft> {
+        let mut draft = Draft::new(self.origin(start));
+
+        let at = self.skip_blanks();
+        let word = self.address("bindaddress")?;
+        let host = parts::host(parts::or_zero(&word))
+            .map_err(|why| self.problem(at, format!("bindaddress {word}: {why}"), ADDRESS_FORM))?;
+        self.local(host, (number, "bindaddress", at), &mut draft.rule, |rule, address| {
+            rule.bind = Bind::Ip(address);
+        });
+        draft.origins.insert("rule.listen", self.origin(at));
+
+        let at = self.skip_blanks();
+        let (port, from) = self.port("bindport")?;
+        if port == 0 {
+            let why = "bindport 0: the kernel would choose a port that nobody knows".to_owned();
+            return Err(self.problem(at, why, PORT_FORM));
+        }
+        draft.rule.ports = PortRange { first: port, last: port };
+
+        let at = self.skip_blanks();
+        let word = self.address("connectaddress")?;
+        let host = parts::host(parts::or_zero(&word))
+            .map_err(|why| self.problem(at, format!("connectaddress {word}: {why}"), ADDRESS_FORM))?;
+        draft.origins.insert("rule.target", self.origin(at));
+
+        let at = self.skip_blanks();
+        let (port, to) = self.port("connectport")?;
+        if port == 0 {
+            return Err(self.problem(at, "nobody can be reached on port 0".to_owned(), PORT_FORM));
+        }
+        draft.rule.targets = vec![Endpoint { host, ports: PortRange { first: port, last: port }, weight: 1 }];
+        draft.rule.protocol = match (from, to) {
+            (Transport::Tcp, Transport::Tcp) => Protocol::Tcp,
+            (Transport::Udp, Transport::Udp) => Protocol::Udp,
+            (Transport::Udp, Transport::Tcp) => Protocol::UdpToTcp { framed: false },
+            (Transport::Tcp, Transport::Udp) => Protocol::TcpToUdp { framed: false },
+        };
+        self.skip_blanks();
+        if self.text[self.at..].starts_with('[') {
+            self.options(&mut draft, number, from, warnings)?;
+        }
+        Ok(draft.with_defaults())
+    }
+
+    /// Takes an address, or keeps a name for later; `place` is the rule's number, what the name is for, and where it stands.
+    fn local(
+        &mut self,
+        host: Host,
+        (draft, what, at): (usize, &'static str, usize),
+        rule: &mut Rule,
+        set: fn(&mut Rule, IpAddr),
+    ) {
+        match host {
+            Host::Ip(address) => set(rule, address),
+            // No word that stands before a port is one.
+            Host::Unix(_) => {}
+            Host::Name(name) => {
+                let origin = self.origin(at);
+                self.names.push(LocalName { name, draft, what, origin, set });
+            }
+        }
+    }
+
+    fn address(&mut self, what: &str) -> Result<String> {
+        let at = self.skip_blanks();
+        if self.at_end() {
+            return Err(self.problem(at, format!("the line ends before {what}"), RULE_FORM));
+        }
+        // An IPv6 address may stand in brackets.
+        Ok(self.word("#").to_owned())
+    }
+
+    fn port(&mut self, what: &str) -> Result<(u16, Transport)> {
+        let at = self.skip_blanks();
+        if self.at_end() {
+            return Err(self.problem(at, format!("the line ends before {what}"), RULE_FORM));
+        }
+        let word = self.word("#[").to_owned();
+        let (name, transport) = match word.split_once('/') {
+            None => (word.as_str(), Some(Transport::Tcp)),
+            Some((name, "tcp")) => (name, Some(Transport::Tcp)),
+            Some((name, "udp")) => (name, Some(Transport::Udp)),
+            Some((name, _)) => (name, None),
+        };
+        let Some(transport) = transport else {
+            return Err(self.problem(at, format!("{what} {word}: no such protocol"), PORT_FORM));
+        };
+        if let Some(port) = self.services.port(name, transport) {
+            return Ok((port, transport));
+        }
+        if let Ok(PortRange { first, last }) = parts::port_range(name)
+            && first == last
+            && !name.contains('-')
+        {
+            return Ok((first, transport));
+        }
+        let numeric = name.starts_with(|c: char| c.is_ascii_digit());
+        let why = if numeric {
+            "no port".to_owned()
+        } else {
+            format!("no service of this name over {} in /etc/services", transport.name())
+        };
+        let meant = if numeric { None } else { nearest(name, self.services.names()) };
+        let problem = self.problem(at, format!("{what} {word}: {why}"), PORT_FORM);
+        Err(suggesting(problem, meant))
+    }
+
+    fn options(
+        &mut self,
+        draft: &mut Draft,
+        number: usize,
+        from: Transport,
+        warnings: &mut Vec<String>,
+    ) -> Result<()> {
+        let start = self.at;
+        let Some(len) = self.text[start..].find(']') else {
+            return Err(self.problem(start, "the options have no closing ]".to_owned(), OPTIONS_FORM));
+        };
+        let mut at = start + 1;
+        let inside = self.text[at..start + len].to_owned();
+        self.at = start + len + 1;
+        for option in inside.split(',') {
+            let indent = option.len() - option.trim_start().len();
+            self.option(option.trim(), at + indent, (draft, number), from, warnings)?;
+            at += option.len() + 1;
+        }
+        Ok(())
+    }
+
+    fn option(
+        &mut self,
+        option: &str,
+        at: usize,
+        (draft, number): (&mut Draft, usize),
+        from: Transport,
+        warnings: &mut Vec<String>,
+    ) -> Result<()> {
+        let Some((key, value)) = option.split_once('=').map(|(key, value)| (key.trim(), value.trim())) else {
+            return Err(self.problem(at, format!("found the option {option:?}"), OPTIONS_FORM));
+        };
+        let bad = |why: &str| self.problem(at, format!("{key} {value:?}: {why}"), OPTIONS_FORM);
+        let path = match key {
+            "timeout" => "rule.idle",
+            "src" => "rule.source",
+            "keepalive" => "rule.keepalive",
+            _ => {
+                let problem = self.problem(at, format!("unknown option {key:?}"), OPTIONS_FORM);
+                return Err(suggesting(problem, nearest(key, ["timeout", "src", "keepalive"])));
+            }
+        };
+        if draft.has(path) {
+            return Err(bad("it is given twice"));
+        }
+        match key {
+            "timeout" => {
+                let digits = value.bytes().all(|byte| byte.is_ascii_digit());
+                let seconds: u32 =
+                    value.parse().ok().filter(|_| digits).ok_or_else(|| bad("no number of seconds"))?;
+                // 0 is the default there too.
+                if seconds == 0 {
+                    return Ok(());
+                }
+                if from == Transport::Tcp {
+                    warnings.push(format!("{}: timeout has no effect on TCP, as in rinetd", self.origin(at)));
+                    return Ok(());
+                }
+                draft.rule.idle_timeout = Some(std::time::Duration::from_secs(seconds.into()));
+            }
+            "src" => {
+                let source = parts::host(parts::or_zero(value)).map_err(|why| bad(&why))?;
+                self.local(source, (number, "src", at), &mut draft.rule, |rule, source| {
+                    rule.source = (!source.is_unspecified()).then_some(source);
+                });
+            }
+            _ => {
+                draft.rule.keepalive = match value {
+                    "on" | "yes" | "true" | "1" => true,
+                    "off" | "no" | "false" | "0" => false,
+                    _ => return Err(bad("neither on nor off")),
+                };
+            }
+        }
+        draft.origins.insert(path, self.origin(at));
+        Ok(())
+    }
+
+    /// Before the first rule a pattern is for all rules, after it for the last one.
+    fn pattern(
+        &mut self,
+        conf: &mut RinetdConf,
+        list: fn(&mut Access) -> &mut Vec<turnpike_forward::Pattern>,
+    ) -> Result<()> {
+        let at = self.skip_blanks();
+        let word = self.word("#").to_owned();
+        let pattern = parts::pattern(&word)
+            .map_err(|why| self.problem(at, format!("pattern {word:?}: {why}"), parts::PATTERN_FORM))?;
+        let access = conf.drafts.last_mut().map_or(&mut conf.access, |draft| &mut draft.rule.access);
+        list(access).push(pattern);
+        Ok(())
+    }
+
+    /// A word, or anything between double quotes.
+    fn file_name(&mut self) -> Result<PathBuf> {
+        let at = self.skip_blanks();
+        const EXPECTED: &str = "the path of a file, in double quotes if it has blanks";
+        if let Some(quoted) = self.text[at..].strip_prefix('"') {
+            let Some(len) = quoted.find('"').filter(|len| *len > 0) else {
+                return Err(self.problem(at, "the quotes are empty or do not end".to_owned(), EXPECTED));
+            };
+            self.at = at + len + 2;
+            return Ok(PathBuf::from(&quoted[..len]));
+        }
+        // A # within the word belongs to it, as in rinetd.
+        if self.at_end() {
+            return Err(self.problem(at, "no file is named".to_owned(), EXPECTED));
+        }
+        Ok(PathBuf::from(self.word("")))
+    }
+
+    fn end(&mut self) -> Result<()> {
+        let at = self.skip_blanks();
+        if self.at_end() {
+            return Ok(());
+        }
+        let rest = self.text[at..].trim_end().to_owned();
+        Err(self.problem(
+            at,
+            format!("found {rest:?} behind the end of the entry"),
+            "the end of the line, or a # comment",
+        ))
+    }
+
+    /// Reads up to a blank or one of `stops`.
+    fn word(&mut self, stops: &str) -> &str {
+        let rest = &self.text[self.at..];
+        let stop = |c: char| c.is_ascii_whitespace() || stops.contains(c);
+        let len = rest.find(stop).unwrap_or(rest.len());
+        self.at += len;
+        &rest[..len]
+    }
+
+    /// Where the next word begins.
+    fn skip_blanks(&mut self) -> usize {
+        let rest = &self.text[self.at..];
+        self.at += rest.len() - rest.trim_start_matches(|c: char| c.is_ascii_whitespace()).len();
+        self.at
+    }
+
+    fn at_end(&self) -> bool {
+        let rest = &self.text[self.at..];
+        rest.is_empty() || rest.starts_with('#')
+    }
+
+    fn origin(&self, at: usize) -> Origin {
+        Origin::File {
+            path: self.path.to_owned(),
+            line: self.number,
+            column: self.text[..at].chars().count() + 1,
+        }
+    }
+
+    fn problem(&self, at: usize, problem: String, expected: &str) -> Box<ConfigError> {
+        Box::new(ConfigError::new(&self.origin(at), "", problem, expected))
+    }
+}
+
+fn suggesting(mut problem: Box<ConfigError>, meant: Option<&str>) -> Box<ConfigError> {
+    problem.suggestion = meant.map(str::to_owned);
+    problem
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,559 @@
+//! The keys of one rule. The same table reads `[[rule]]` of a TOML file and the command line's `?key=value`, and writes rules of
+//! every format back as TOML.
+
+use std::{
+    collections::BTreeMap,
+    fmt::Write as _,
+    net::{IpAddr, Ipv4Addr},
+    time::Duration,
+};
+
+use turnpike_forward::{
+    Access, Balance, Bind, CopyMode, Endpoint, Limits, MOST_WEIGHT, Pattern, PortRange, Protocol, Proxy,
+    ProxyVersion, Question, Rule, RuleId,
+};
+
+use super::{parts, settings::ForwardSettings};
+use crate::{
+    ConfigError, Origin,
+    key::{
+        KeySpec, Kind, field, kind, named, number, scalar,
+        show::{list, quoted},
+    },
+    read::Reader,
+    source::{Entry, Node, Value},
+};
+
+/// A rule that is being read, and who said what of it.
+#[derive(Clone, Debug)]
+pub(crate) struct Draft {
+    /// What is known so far; the rest are defaults.
+    pub(crate) rule: Rule,
+    /// Where the rule as a whole stands.
+    pub(crate) origin: Origin,
+    /// Where its keys stand, by path.
+    pub(crate) origins: BTreeMap<&'static str, Origin>,
+}
+
+impl Draft {
+    /// A rule of which only the place is known.
+    pub(crate) fn new(origin: Origin) -> Self {
+        Self { rule: defaults(Protocol::Tcp), origin, origins: BTreeMap::new() }
+    }
+
+    /// Whether somebody said something about this key.
+    pub(crate) fn has(&self, path: &str) -> bool {
+        self.origins.contains_key(path)
+    }
+
+    /// Where to point for this key.
+    pub(crate) fn origin_of(&self, path: &str) -> &Origin {
+        self.origins.get(path).unwrap_or(&self.origin)
+    }
+
+    /// Reads a rule; mistakes go to `problems`. `None` when it lacks what a rule must have.
+    pub(crate) fn read(entries: &[Entry], origin: Origin, problems: &mut Vec<ConfigError>) -> Option<Self> {
+        let mut draft = Self::new(origin);
+        let mut good = true;
+        for entry in entries.iter().filter(|entry| RULE_KEYS.iter().all(|spec| spec.name() != entry.key)) {
+            problems.push(unknown_key(entry));
+            good = false;
+        }
+        // In the order of the table: what a key may say can depend on the protocol.
+        for spec in RULE_KEYS {
+            for entry in entries.iter().filter(|entry| entry.key == spec.name()) {
+                if draft.has(spec.path) {
+                    problems.push(said_twice(spec, entry));
+                    good = false;
+                    continue;
+                }
+                let mut reader = Reader::new(spec, problems);
+                if (spec.apply)(&mut reader, &entry.node, &mut draft.rule).is_none() {
+                    good = false;
+                }
+                // Said, though perhaps wrongly: a mistake is told once, not again as a missing key.
+                draft.origins.insert(spec.path, entry.node.origin.clone());
+            }
+        }
+        for path in ["rule.listen", "rule.target"].into_iter().filter(|path| !draft.has(path)) {
+            problems.push(ConfigError::new(
+                &draft.origin,
+                path,
+                "the rule does not say it",
+                spec_of(path).map_or("", |spec| spec.expected),
+            ));
+            good = false;
+        }
+        good.then(|| draft.with_defaults())
+    }
+
+    /// Fills in what depends on the protocol, and the name.
+    pub(crate) fn with_defaults(mut self) -> Self {
+        if !self.has("rule.idle") {
+            self.rule.idle_timeout = defaults(self.rule.protocol).idle_timeout;
+        }
+        if !self.has("rule.name") {
+            self.rule.id = default_id(&self.rule);
+        }
+        self
+    }
+}
+
+/// What a rule is when it says no more than where from and where to.
+pub(crate) fn defaults(protocol: Protocol) -> Rule {
+    Rule {
+        id: RuleId(String::new()),
+        protocol,
+        bind: Ipv4Addr::UNSPECIFIED.into(),
+        ipv6_only: true,
+        socket_mode: None,
+        ports: PortRange { first: 0, last: 0 },
+        targets: Vec::new(),
+        balance: Balance::default(),
+        health_check: None,
+        health_question: None,
+        source: None,
+        device: None,
+        mark: None,
+        transparent: false,
+        proxy_protocol_from: Vec::new(),
+        send_proxy: None,
+        access: Access::default(),
+        // rinetd's and oxidinetd's default: a UDP session has no other end.
+        idle_timeout: (protocol != Protocol::Tcp).then_some(Duration::from_secs(72)),
+        half_close_timeout: None,
+        connect_timeout: Duration::from_secs(10),
+        keepalive: true,
+        nodelay: true,
+        max_connections: usize::MAX,
+        limits: Limits::default(),
+        copy: CopyMode::default(),
+    }
+}
+
+/// `tcp://0.0.0.0:9000`: one listener has one rule, so that this is a name that lives on when the target changes. Port 0 is no
+/// listener yet, and the target tells such rules apart.
+fn default_id(rule: &Rule) -> RuleId {
+    let mut id =
+        format!("{}://{}", protocol_name(rule.protocol), parts::show_listener(&rule.bind, rule.ports));
+    if rule.ports.first == 0 && matches!(rule.bind, Bind::Ip(_)) {
+        let targets: Vec<String> = rule.targets.iter().map(Endpoint::to_string).collect();
+        let _ = write!(id, "={}", targets.join(","));
+    }
+    RuleId(id)
+}
+
+/// The rule as a `[[rule]]` of a TOML file; what it has from `settings` or by default is left out.
+pub(crate) fn as_toml(rule: &Rule, settings: &ForwardSettings) -> String {
+    let mut text = "[[rule]]\n".to_owned();
+    let plain = Rule {
+        id: default_id(rule),
+        max_connections: settings.max_connections,
+        copy: settings.copy,
+        ..defaults(with_framing(rule.protocol, false).unwrap_or(rule.protocol))
+    };
+    for spec in RULE_KEYS {
+        let shown = (spec.show)(rule);
+        let needed = spec.path == "rule.protocol";
+        if needed || shown != (spec.show)(&plain) {
+            let _ = writeln!(text, "{} = {shown}", spec.name());
+        }
+    }
+    text
+}
+
+/// The protocol's name in TOML and before `://`.
+#[must_use]
+pub fn protocol_name(protocol: Protocol) -> &'static str {
+    match protocol {
+        Protocol::Tcp => "tcp",
+        Protocol::Udp => "udp",
+        Protocol::UdpToTcp { .. } => "udptotcp",
+        Protocol::TcpToUdp { .. } => "tcptoudp",
+    }
+}
+
+/// The opposite of [`protocol_name`].
+pub(crate) fn protocol_named(name: &str) -> Option<Protocol> {
+    Some(match name {
+        "tcp" => Protocol::Tcp,
+        "udp" => Protocol::Udp,
+        "udptotcp" => Protocol::UdpToTcp { framed: false },
+        "tcptoudp" => Protocol::TcpToUdp { framed: false },
+        _ => return None,
+    })
+}
+
+fn spec_of(path: &str) -> Option<&'static KeySpec<Rule>> {
+    RULE_KEYS.iter().find(|spec| spec.path == path)
+}
+
+/// Only the command line can; TOML refuses it.
+fn said_twice(spec: &KeySpec<Rule>, entry: &Entry) -> ConfigError {
+    ConfigError::new(
+        &entry.origin,
+        spec.path,
+        "the key is given twice",
+        "each key once; lists are separated by commas",
+    )
+}
+
+fn unknown_key(entry: &Entry) -> ConfigError {
+    if entry.key == "accept_proxy" {
+        return ConfigError::new(
+            &entry.origin,
+            "rule.accept_proxy",
+            "it would believe anybody who connects",
+            format!("proxy_protocol_from, the addresses of the proxies: {}", parts::PROXY_FORM),
+        );
+    }
+    let names: Vec<&str> = RULE_KEYS.iter().map(KeySpec::name).collect();
+    ConfigError::unknown_key("rule", entry, &names)
+}
+
+const HEALTH: Kind<Option<Duration>> =
+    seconds::<86_400>("seconds between two checks of a target, 1 to 86400, or 0 for none");
+const IDLE: Kind<Option<Duration>> =
+    seconds::<LONGEST>("seconds without a byte, 1 to 31536000, or 0 for no limit");
+const HALF_CLOSE: Kind<Option<Duration>> = seconds::<LONGEST>(
+    "seconds without a byte after one side has said all, 1 to 31536000, or 0 for no limit",
+);
+const LONGEST: u64 = 31_536_000;
+
+/// 0 is none.
+const fn seconds<const MOST: u64>(expected: &'static str) -> Kind<Option<Duration>> {
+    Kind {
+        expected,
+        list: false,
+        secret: false,
+        read: |reader, node| {
+            let seconds = reader.integer(node, &(0..=MOST))?;
+            Some((seconds > 0).then(|| Duration::from_secs(seconds)))
+        },
+        show: |seconds| seconds.map_or(0, |seconds| seconds.as_secs()).to_string(),
+    }
+}
+
+/// All keys of a rule, in the order in which they are shown.
+pub(crate) static RULE_KEYS: &[KeySpec<Rule>] = &[
+    scalar!(
+        "rule.name",
+        reload: true,
+        "a name of 1 to 64 characters without control characters, \" or \\",
+        |reader, node, rule| {
+            let name = reader.text(node)?;
+            let bad = |c: char| c.is_control() || c == '"' || c == '\\';
+            if name.is_empty() || name.chars().count() > 64 || name.contains(bad) {
+                return reader.refuse(node, None);
+            }
+            rule.id = RuleId(name);
+            Some(())
+        },
+        |rule| quoted(&rule.id.0),
+    ),
+    scalar!(
+        "rule.protocol",
+        reload: true,
+        "\"tcp\", \"udp\", \"udptotcp\" or \"tcptoudp\"",
+        |reader, node, rule| {
+            rule.protocol = reader.parsed(node, |text| protocol_named(text).ok_or(""))?;
+            Some(())
+        },
+        |rule| quoted(protocol_name(rule.protocol)),
+    ),
+    scalar!(
+        "rule.framed",
+        reload: true,
+        kind::SWITCH.expected,
+        |reader, node, rule| {
+            let framed = reader.boolean(node)?;
+            match with_framing(rule.protocol, framed) {
+                Some(protocol) => rule.protocol = protocol,
+                None if !framed => {}
+                None => {
+                    let why = "only \"udptotcp\" and \"tcptoudp\" have datagrams in a stream";
+                    return reader.refuse(node, Some(why.to_owned()));
+                }
+            }
+            Some(())
+        },
+        |rule| framed(rule.protocol).to_string(),
+    ),
+    scalar!(
+        "rule.listen",
+        reload: true,
+        parts::LISTEN_FORM,
+        |reader, node, rule| {
+            (rule.bind, rule.ports) = reader.parsed(node, parts::listener)?;
+            Some(())
+        },
+        |rule| quoted(&parts::show_listener(&rule.bind, rule.ports)),
+    ),
+    field!("rule.ipv6_only", reload: true, kind::SWITCH, ipv6_only),
+    scalar!(
+        "rule.socket_mode",
+        reload: true,
+        "permissions in octal, such as \"660\", or \"\" for those of the umask",
+        |reader, node, rule| {
+            rule.socket_mode = reader.parsed(node, |text| {
+                let octal = (3..=4).contains(&text.len()) && text.bytes().all(|byte| (b'0'..=b'7').contains(&byte));
+                match (text, u32::from_str_radix(text, 8)) {
+                    ("", _) => Ok(None),
+                    (_, Ok(mode @ ..=0o777)) if octal => Ok(Some(mode)),
+                    _ => Err(""),
+                }
+            })?;
+            Some(())
+        },
+        |rule| quoted(&rule.socket_mode.map_or_else(String::new, |mode| format!("{mode:03o}"))),
+    ),
+    field!("rule.target", reload: true, TARGETS, targets),
+    field!("rule.balance", reload: true, BALANCE, balance),
+    field!("rule.health", reload: true, HEALTH, health_check),
+    scalar!(
+        "rule.health_send",
+        reload: true,
+        parts::PAYLOAD_FORM,
+        |reader, node, rule| {
+            let send = reader.parsed(node, parts::payload)?;
+            if send.is_empty() {
+                return reader.refuse(node, Some("an empty datagram is what a rule without this key sends".to_owned()));
+            }
+            rule.health_question = Some(Question { send, expect: Vec::new() });
+            Some(())
+        },
+        |rule| parts::show_payload(rule.health_question.as_ref().map(|question| &question.send[..])),
+    ),
+    scalar!(
+        "rule.health_expect",
+        reload: true,
+        parts::PAYLOAD_FORM,
+        |reader, node, rule| {
+            let expect = reader.parsed(node, parts::payload)?;
+            let Some(question) = &mut rule.health_question else {
+                return reader.refuse(node, Some("the rule has no health_send to be answered".to_owned()));
+            };
+            question.expect = expect;
+            Some(())
+        },
+        |rule| parts::show_payload(rule.health_question.as_ref().map(|question| &question.expect[..])),
+    ),
+    scalar!(
+        "rule.source",
+        reload: true,
+        "an IP address of this machine",
+        |reader, node, rule| {
+            rule.source = Some(reader.parsed_as::<IpAddr>(node)?);
+            Some(())
+        },
+        |rule| quoted(&rule.source.map(|source| source.to_string()).unwrap_or_default()),
+    ),
+    scalar!(
+        "rule.device",
+        reload: true,
+        "the name of a network interface, 1 to 15 bytes, such as \"eth0\"",
+        |reader, node, rule| {
+            let device = reader.text(node)?;
+            // dev_valid_name() of the kernel.
+            let bad = |c: char| c.is_whitespace() || c == '/' || c == ':';
+            if device.is_empty() || device.len() > 15 || device == "." || device == ".." || device.contains(bad) {
+                return reader.refuse(node, None);
+            }
+            rule.device = Some(device);
+            Some(())
+        },
+        |rule| quoted(rule.device.as_deref().unwrap_or_default()),
+    ),
+    scalar!(
+        "rule.mark",
+        reload: true,
+        "a firewall mark, 0 to 4294967295, or hexadecimal such as 0x10",
+        |reader, node, rule| {
+            rule.mark = Some(match &node.value {
+                Value::Text(text) if node.origin.is_textual() && text.starts_with("0x") => {
+                    reader.parsed(node, |text| u32::from_str_radix(&text[2..], 16).map_err(|_| ""))?
+                }
+                _ => reader.integer(node, &(0..=u32::MAX))?,
+            });
+            Some(())
+        },
+        |rule| rule.mark.map_or_else(|| quoted(""), |mark| mark.to_string()),
+    ),
+    field!("rule.transparent", reload: true, kind::SWITCH, transparent),
+    field!("rule.proxy_protocol_from", reload: true, PROXIES, proxy_protocol_from),
+    scalar!(
+        "rule.proxy",
+        reload: true,
+        "\"v1\", \"v2\" or \"off\"",
+        |reader, node, rule| {
+            rule.send_proxy = reader.parsed(node, |text| match text {
+                "v1" => Ok(Some(ProxyVersion::V1)),
+                "v2" => Ok(Some(ProxyVersion::V2)),
+                "off" => Ok(None),
+                _ => Err(""),
+            })?;
+            Some(())
+        },
+        |rule| {
+            quoted(match rule.send_proxy {
+                Some(ProxyVersion::V1) => "v1",
+                Some(ProxyVersion::V2) => "v2",
+                None => "off",
+            })
+        },
+    ),
+    field!("rule.allow", reload: true, PATTERNS, access.allow),
+    field!("rule.deny", reload: true, PATTERNS, access.deny),
+    field!("rule.idle", reload: true, IDLE, idle_timeout),
+    field!("rule.half_close_timeout", reload: true, HALF_CLOSE, half_close_timeout),
+    scalar!(
+        "rule.connect_timeout",
+        reload: true,
+        "seconds, 1 to 3600",
+        |reader, node, rule| {
+            rule.connect_timeout = Duration::from_secs(reader.integer(node, &(1..=3600))?);
+            Some(())
+        },
+        |rule| rule.connect_timeout.as_secs().to_string(),
+    ),
+    field!("rule.keepalive", reload: true, kind::SWITCH, keepalive),
+    field!("rule.nodelay", reload: true, kind::SWITCH, nodelay),
+    number!("rule.max_connections", reload: true, "a number", 1..=1_000_000, max_connections),
+    field!("rule.max_connections_per_client", reload: true, PER_CLIENT, limits.connections_per_client),
+    field!("rule.new_connections_per_client", reload: true, PER_CLIENT, limits.new_connections_per_client),
+    field!("rule.max_bytes_per_second", reload: true, BYTES, limits.bytes_per_second),
+    field!(
+        "rule.max_bytes_per_second_per_connection",
+        reload: true,
+        BYTES,
+        limits.bytes_per_second_per_connection
+    ),
+    field!("rule.copy", reload: true, COPY, copy),
+];
+
+/// Connections of one client, at a time or a second.
+const PER_CLIENT: Kind<Option<u32>> = Kind {
+    expected: "a number, 1 to 1000000, or 0 for no limit",
+    list: false,
+    secret: false,
+    read: |reader, node| reader.integer(node, &(0..=1_000_000)).map(|most: u32| (most > 0).then_some(most)),
+    show: |most| most.unwrap_or(0).to_string(),
+};
+
+/// Bytes a second, each way.
+const BYTES: Kind<Option<u64>> = Kind {
+    expected: "bytes a second, 1000 to 1000000000000, or 0 for no limit",
+    list: false,
+    secret: false,
+    read: |reader, node| match reader.integer(node, &(0..=1_000_000_000_000_u64))? {
+        0 => Some(None),
+        1..1000 => reader.refuse(node, None),
+        rate => Some(Some(rate)),
+    },
+    show: |rate| rate.unwrap_or(0).to_string(),
+};
+
+/// How bytes move.
+pub(crate) const COPY: Kind<CopyMode> = named!(
+    "\"auto\", \"splice\" or \"buffer\"",
+    "auto" => CopyMode::Auto,
+    "splice" => CopyMode::Splice,
+    "buffer" => CopyMode::Buffer,
+);
+
+/// Clients to allow or to deny.
+pub(crate) const PATTERNS: Kind<Vec<Pattern>> = Kind {
+    expected: parts::PATTERN_FORM,
+    list: true,
+    secret: false,
+    read: |reader, node| one_or_several(reader, node, |reader, node| reader.parsed(node, parts::pattern)),
+    show: |patterns| list(patterns.iter().map(|pattern| quoted(&parts::show_pattern(pattern)))),
+};
+
+/// Proxies.
+const PROXIES: Kind<Vec<Proxy>> = Kind {
+    expected: parts::PROXY_FORM,
+    list: true,
+    secret: false,
+    read: |reader, node| one_or_several(reader, node, |reader, node| reader.parsed(node, parts::proxy)),
+    show: |proxies| list(proxies.iter().map(|proxy| quoted(&parts::show_proxy(proxy)))),
+};
+
+const TARGETS: Kind<Vec<Endpoint>> = Kind {
+    expected: parts::TARGET_FORM,
+    list: true,
+    secret: false,
+    read: |reader, node| {
+        let targets = one_or_several(reader, node, target)?;
+        if targets.is_empty() {
+            return reader.refuse(node, Some("the list is empty".to_owned()));
+        }
+        Some(targets)
+    },
+    show: |targets| match &targets[..] {
+        [target] => quoted(&parts::show_target(target)),
+        targets => list(targets.iter().map(|target| quoted(&parts::show_target(target)))),
+    },
+};
+
+/// As text, or as a table with its weight apart.
+fn target(reader: &mut Reader<'_>, node: &Node) -> Option<Endpoint> {
+    if !matches!(node.value, Value::Table(_)) {
+        return reader.parsed(node, parts::endpoint);
+    }
+    let entries = reader.table(node, &["address", "weight"])?;
+    let find = |key: &str| entries.iter().find(|entry| entry.key == key).map(|entry| &entry.node);
+    let Some(address) = find("address") else {
+        return reader.refuse(node, Some("it has no address".to_owned()));
+    };
+    let mut endpoint = reader.parsed(address, parts::endpoint)?;
+    if let Some(weight) = find("weight") {
+        let read = match weight.value {
+            Value::Integer(weight) => u16::try_from(weight).ok().filter(|weight| *weight <= MOST_WEIGHT),
+            _ => None,
+        };
+        let Some(read) = read else {
+            return reader.refuse(weight, Some(format!("a weight is a number, 0 to {MOST_WEIGHT}")));
+        };
+        endpoint.weight = read;
+    }
+    Some(endpoint)
+}
+
+const BALANCE: Kind<Balance> = named!(
+    "\"round-robin\", \"least-connections\", \"failover\" or \"source\"",
+    "round-robin" => Balance::RoundRobin,
+    "least-connections" => Balance::LeastConnections,
+    "failover" => Balance::Failover,
+    "source" => Balance::Source,
+);
+
+/// A lone string is a list of one; as text of a command line, it has commas between its items.
+fn one_or_several<T>(
+    reader: &mut Reader<'_>,
+    node: &Node,
+    mut item: impl FnMut(&mut Reader<'_>, &Node) -> Option<T>,
+) -> Option<Vec<T>> {
+    match &node.value {
+        Value::Text(text) if node.origin.is_textual() => {
+            let nodes =
+                text.split(',').map(|part| Node { value: Value::text(part), origin: node.origin.clone() });
+            let list = Node { value: Value::List(nodes.collect()), origin: node.origin.clone() };
+            reader.list(&list, item)
+        }
+        Value::Text(_) | Value::Table(_) => item(reader, node).map(|item| vec![item]),
+        _ => reader.list(node, item),
+    }
+}
+
+fn framed(protocol: Protocol) -> bool {
+    matches!(protocol, Protocol::UdpToTcp { framed: true } | Protocol::TcpToUdp { framed: true })
+}
+
+fn with_framing(protocol: Protocol, framed: bool) -> Option<Protocol> {
+    match protocol {
+        Protocol::UdpToTcp { .. } => Some(Protocol::UdpToTcp { framed }),
+        Protocol::TcpToUdp { .. } => Some(Protocol::TcpToUdp { framed }),
+        Protocol::Tcp | Protocol::Udp => None,
+    }
+}

@@ -1,0 +1,44 @@
+//! Configuration of `serve` and `forward`: a file, the environment and flags become [`Settings`] or
+//! [`forward::ForwardSettings`], or a list of everything that is wrong, each with file, line and what is expected.
+//!
+//! ```text
+//! flags, environment, file ─▶ source::Node ─▶ tables of keys ─▶ check ─▶ Settings
+//! ```
+//!
+//! Loading opens no socket but the resolver's, for listeners that are host names.
+#![forbid(unsafe_code)]
+
+pub mod access_tokens;
+mod alternate_keys;
+pub mod certificates;
+mod check;
+mod discovery_keys;
+mod error;
+mod exposed;
+mod foreign;
+pub mod forward;
+mod key;
+mod keys;
+mod log_filter;
+mod oauth_keys;
+mod read;
+mod realm_keys;
+pub mod realms;
+pub mod restapi_credentials;
+mod secret;
+mod settings;
+mod source;
+mod sources;
+mod tables;
+
+pub use alternate_keys::AlternateSettings;
+pub use certificates::Certificate;
+pub use discovery_keys::DiscoverySettings;
+pub use error::{ConfigError, ConfigErrors, Origin};
+pub use oauth_keys::{OauthSettings, TokenKeySettings};
+pub use realm_keys::RealmSettings;
+pub use secret::Secret;
+pub use settings::{AdminListen, CertificateFiles, LogFormat, Settings, StoredKey, User, UserSecret};
+pub use source::Flags;
+pub use sources::{Loaded, Sources, known_variables};
+pub use tables::Place;

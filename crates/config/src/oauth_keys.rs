@@ -1,0 +1,127 @@
+//! `[oauth]`: third-party authorization (RFC 7635), tokens in place of passwords.
+
+use std::fs;
+
+use turnpike_turn::access_token::TokenKey;
+
+use super::{
+    Settings,
+    key::{
+        KeySpec, Kind, scalar,
+        show::{list, quoted},
+    },
+    keys::is_username,
+    read::Reader,
+    source::Node,
+};
+use crate::{Secret, access_tokens::token_key, secret::MASK};
+
+/// Settings of third-party authorization.
+#[derive(Clone, Debug, PartialEq)]
+pub struct OauthSettings {
+    /// The name for which tokens are made; empty for the name of `server.realm`.
+    pub server_name: String,
+    /// Seconds.
+    pub skew: u32,
+    /// Keys shared with authorization servers.
+    pub keys: Vec<TokenKeySettings>,
+}
+
+impl Default for OauthSettings {
+    fn default() -> Self {
+        Self { server_name: String::new(), skew: 5, keys: Vec::new() }
+    }
+}
+
+/// A key shared with an authorization server.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TokenKeySettings {
+    /// Its name.
+    pub kid: String,
+    /// The key.
+    pub key: TokenKey,
+    /// Seconds for which its tokens are believed at most.
+    pub max_lifetime: u32,
+    /// Where they count; `None` is `server.realm`.
+    pub realm: Option<String>,
+}
+
+pub(super) const SERVER_NAME: KeySpec<Settings> = scalar!(
+    "oauth.server_name",
+    reload: true,
+    "a name of at most 255 bytes without control characters, \"\" for server.realm",
+    |reader, node, settings| {
+        let name = reader.text(node)?;
+        if name.len() > 255 || name.contains(char::is_control) {
+            return reader.refuse(node, None);
+        }
+        settings.oauth.server_name = name;
+        Some(())
+    },
+    |settings| quoted(&settings.oauth.server_name),
+);
+
+/// `[[oauth.key]]`.
+pub(super) const KEYS: Kind<Vec<TokenKeySettings>> = Kind {
+    expected: "[[oauth.key]] with a kid and either key = \"base64 of 16 or 32 bytes\" or key_file = \"FILE\"; with algorithm \
+               (\"A128GCM\", \"A256GCM\"), lifetime (seconds, 1 to 31536000) and realm where wanted",
+    list: true,
+    secret: true,
+    read: |reader, node| reader.list(node, issuer_key),
+    show: |keys| {
+        list(keys.iter().map(|key| {
+            let realm =
+                key.realm.as_deref().map_or_else(String::new, |name| format!(", realm = {}", quoted(name)));
+            format!(
+                "{{ kid = {}, key = {}, algorithm = {}, lifetime = {}{realm} }}",
+                quoted(&key.kid),
+                quoted(MASK),
+                quoted(key.key.algorithm()),
+                key.max_lifetime
+            )
+        }))
+    },
+};
+
+fn issuer_key(reader: &mut Reader<'_>, node: &Node) -> Option<TokenKeySettings> {
+    let entries = reader.table(node, &["kid", "key", "key_file", "algorithm", "lifetime", "realm"])?;
+    let find = |wanted: &str| entries.iter().find(|entry| entry.key == wanted).map(|entry| &entry.node);
+    let Some(kid_node) = find("kid") else {
+        return reader.refuse(node, Some("it has no kid".to_owned()));
+    };
+    let kid = reader.text(kid_node)?;
+    if !is_username(&kid) {
+        let why = "a kid has 1 to 508 bytes, no control characters and no colon";
+        return reader.refuse(kid_node, Some(why.to_owned()));
+    }
+    let (at, key) = match (find("key"), find("key_file")) {
+        (Some(key), None) => (key, reader.secret(key)?),
+        (None, Some(file)) => {
+            let path = reader.text(file)?;
+            match fs::read_to_string(&path).map(Secret::new) {
+                Ok(text) => (file, Secret::new(text.reveal().lines().next().unwrap_or_default())),
+                Err(error) => return reader.refuse(file, Some(format!("cannot read {path}: {error}"))),
+            }
+        }
+        _ => return reader.refuse(node, Some("it needs either a key or a key_file".to_owned())),
+    };
+    let key = match token_key(&key) {
+        Ok(key) => key,
+        Err(error) => return reader.refuse(at, Some(error.to_string())),
+    };
+    if let Some(algorithm) = find("algorithm")
+        && reader.text(algorithm)? != key.algorithm()
+    {
+        let why = format!("a key of this length is one of {}", key.algorithm());
+        return reader.refuse(algorithm, Some(why));
+    }
+    let max_lifetime = match find("lifetime") {
+        Some(node) => reader.integer(node, &(1..=31_536_000))?,
+        None => 86_400,
+    };
+    let realm = match find("realm") {
+        Some(node) => Some(reader.text(node)?),
+        None => None,
+    };
+    Some(TokenKeySettings { kid, key, max_lifetime, realm })
+}

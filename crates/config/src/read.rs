@@ -1,0 +1,146 @@
+//! Reading one value: typed readers that report where and what was expected, and go on.
+
+use std::{fmt::Display, ops::RangeInclusive, str::FromStr};
+
+use super::{
+    Secret,
+    error::ConfigError,
+    key::KeySpec,
+    source::{Entry, Node, Value},
+};
+
+/// Reads the value of one key; every refusal becomes a [`ConfigError`] and `None`.
+pub(crate) struct Reader<'a> {
+    path: &'static str,
+    expected: &'static str,
+    secret: bool,
+    problems: &'a mut Vec<ConfigError>,
+}
+
+impl<'a> Reader<'a> {
+    pub(crate) fn new<S>(spec: &KeySpec<S>, problems: &'a mut Vec<ConfigError>) -> Self {
+        Self { path: spec.path, expected: spec.expected, secret: spec.secret, problems }
+    }
+
+    pub(crate) fn text(&mut self, node: &Node) -> Option<String> {
+        self.as_text(node).map(str::to_owned)
+    }
+
+    pub(crate) fn secret(&mut self, node: &Node) -> Option<Secret> {
+        self.as_text(node).map(Secret::new)
+    }
+
+    fn as_text<'n>(&mut self, node: &'n Node) -> Option<&'n str> {
+        match &node.value {
+            Value::Text(text) => Some(text.as_str()),
+            _ => self.refuse(node, None),
+        }
+    }
+
+    pub(crate) fn boolean(&mut self, node: &Node) -> Option<bool> {
+        match &node.value {
+            Value::Boolean(value) => Some(*value),
+            Value::Text(text) if node.origin.is_textual() => match text.as_str() {
+                "true" => Some(true),
+                "false" => Some(false),
+                _ => self.refuse(node, None),
+            },
+            _ => self.refuse(node, None),
+        }
+    }
+
+    pub(crate) fn integer<T>(&mut self, node: &Node, range: &RangeInclusive<T>) -> Option<T>
+    where
+        T: TryFrom<i64> + PartialOrd,
+    {
+        let value = match &node.value {
+            Value::Integer(value) => Some(*value),
+            Value::Text(text) if node.origin.is_textual() => text.parse().ok(),
+            _ => None,
+        };
+        match value.and_then(|value| T::try_from(value).ok()).filter(|value| range.contains(value)) {
+            Some(value) => Some(value),
+            None => self.refuse(node, None),
+        }
+    }
+
+    /// Text that `parse` understands; its error is told.
+    pub(crate) fn parsed<T, E: Display>(
+        &mut self,
+        node: &Node,
+        parse: impl FnOnce(&str) -> Result<T, E>,
+    ) -> Option<T> {
+        match parse(self.as_text(node)?) {
+            Ok(value) => Some(value),
+            Err(error) => {
+                let detail = error.to_string();
+                self.refuse(node, Some(detail))
+            }
+        }
+    }
+
+    /// Text that [`FromStr`] understands, where its error says nothing a user could need.
+    pub(crate) fn parsed_as<T: FromStr>(&mut self, node: &Node) -> Option<T> {
+        self.parsed(node, |text| text.trim().parse::<T>().map_err(|_| ""))
+    }
+
+    /// Every item of a list; one bad item makes the list `None`, yet all are read for their errors.
+    pub(crate) fn list<T>(
+        &mut self,
+        node: &Node,
+        mut item: impl FnMut(&mut Self, &Node) -> Option<T>,
+    ) -> Option<Vec<T>> {
+        let Value::List(nodes) = &node.value else {
+            return self.refuse(node, None);
+        };
+        let read: Vec<Option<T>> = nodes.iter().map(|node| item(self, node)).collect();
+        read.into_iter().collect()
+    }
+
+    /// The entries of an inline table that may have only these keys.
+    pub(crate) fn table<'n>(&mut self, node: &'n Node, allowed: &[&str]) -> Option<&'n [Entry]> {
+        let Value::Table(entries) = &node.value else {
+            return self.refuse(node, None);
+        };
+        let mut good = true;
+        for entry in entries.iter().filter(|entry| !allowed.contains(&entry.key.as_str())) {
+            good = false;
+            self.problems.push(ConfigError::unknown_key(self.path, entry, allowed));
+        }
+        good.then_some(entries)
+    }
+
+    /// Reports that `node` is not what the key expects.
+    pub(crate) fn refuse<T>(&mut self, node: &Node, detail: Option<String>) -> Option<T> {
+        let found = if self.secret { kind_of(node).to_owned() } else { shown(node) };
+        let problem = match detail.filter(|detail| !detail.is_empty()) {
+            Some(detail) => format!("found {found}: {detail}"),
+            None => format!("found {found}"),
+        };
+        self.problems.push(ConfigError::new(&node.origin, self.path, problem, self.expected));
+        None
+    }
+}
+
+fn kind_of(node: &Node) -> &'static str {
+    match &node.value {
+        Value::Text(_) => "a string",
+        Value::Integer(_) => "an integer",
+        Value::Boolean(_) => "a boolean",
+        Value::List(_) => "an array",
+        Value::Table(_) => "a table",
+        Value::Other(kind) => kind,
+    }
+}
+
+/// A value as messages quote it.
+pub(crate) fn shown(node: &Node) -> String {
+    match &node.value {
+        Value::Text(text) if node.origin.is_textual() => format!("{:?}", text.as_str()),
+        Value::Text(text) => format!("the string {:?}", text.as_str()),
+        Value::Integer(value) => format!("the integer {value}"),
+        Value::Boolean(value) => format!("the boolean {value}"),
+        Value::List(_) | Value::Table(_) => kind_of(node).to_owned(),
+        Value::Other(kind) => format!("a value of type {kind}"),
+    }
+}

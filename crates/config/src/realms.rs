@@ -1,0 +1,217 @@
+//! The realms of a configuration: which listener serves which, and their limits, in the form that the TURN server takes.
+
+use std::net::SocketAddr;
+
+use turnpike_relay::RealmLimits;
+use turnpike_turn::server::{IssuerKey, Realm, RealmId, ThirdParty};
+
+use crate::{OauthSettings, Secret, Settings, StoredKey, TokenKeySettings, User, UserSecret};
+
+/// One realm, wherever it is configured.
+#[derive(Clone, Copy)]
+pub struct RealmView<'a> {
+    /// REALM.
+    pub name: &'a str,
+    /// Static users.
+    pub users: &'a [User],
+    /// Secrets of time-limited credentials.
+    pub secrets: &'a [Secret],
+    listen: &'a [SocketAddr],
+    server_names: &'a [String],
+    max_allocations: Option<usize>,
+    max_allocations_per_user: Option<usize>,
+    /// Whether tokens of RFC 7635 count.
+    tokens: bool,
+}
+
+/// All realms, [`RealmId`] by [`RealmId`]: `server.realm` with the users of `[auth]`, then each `[[realm]]`. Where the first has
+/// nobody and others exist, it is left out: nobody could answer its challenge.
+#[must_use]
+pub fn all(settings: &Settings) -> Vec<RealmView<'_>> {
+    let main = RealmView {
+        name: &settings.realm,
+        users: &settings.users,
+        secrets: &settings.secrets,
+        listen: &[],
+        server_names: &[],
+        max_allocations: None,
+        max_allocations_per_user: None,
+        tokens: has_tokens(settings, &settings.realm),
+    };
+    let tenants = settings.realms.iter().map(|realm| RealmView {
+        name: &realm.name,
+        users: &realm.users,
+        secrets: &realm.secrets,
+        listen: &realm.listen,
+        server_names: &realm.server_names,
+        max_allocations: realm.max_allocations,
+        max_allocations_per_user: realm.max_allocations_per_user,
+        tokens: has_tokens(settings, &realm.name),
+    });
+    serves_main(settings).then_some(main).into_iter().chain(tenants).collect()
+}
+
+/// Whether `server.realm` is one of [`all`].
+pub(crate) fn serves_main(settings: &Settings) -> bool {
+    settings.realms.is_empty() || has_anybody(settings)
+}
+
+/// Whether anybody could authenticate in `server.realm`.
+#[must_use]
+pub fn has_anybody(settings: &Settings) -> bool {
+    !settings.users.is_empty() || !settings.secrets.is_empty() || has_tokens(settings, &settings.realm)
+}
+
+/// Whether tokens count in this realm.
+pub(crate) fn has_tokens(settings: &Settings, realm: &str) -> bool {
+    settings.oauth.keys.iter().any(|key| key.realm.as_deref().unwrap_or(&settings.realm) == realm)
+}
+
+/// For [`turnpike_turn::server::ServerConfig::third_party`].
+#[must_use]
+pub fn third_party(settings: &Settings) -> ThirdParty {
+    let OauthSettings { server_name, skew, keys } = &settings.oauth;
+    let name = if server_name.is_empty() { &settings.realm } else { server_name };
+    let issuer = |key: &TokenKeySettings| IssuerKey {
+        kid: key.kid.clone(),
+        key: key.key.clone(),
+        realm: key.realm.clone().unwrap_or_else(|| settings.realm.clone()),
+        max_lifetime: key.max_lifetime,
+    };
+    ThirdParty { server_name: name.clone(), skew: *skew, keys: keys.iter().map(issuer).collect() }
+}
+
+/// The realms that a listener serves; its challenges carry the first. These are the realms that name the listener, or, if none
+/// does, those that name no listener. A server name (SNI) that belongs to a realm selects that realm alone.
+#[must_use]
+pub fn served_at(realms: &[RealmView<'_>], listener: SocketAddr, server_name: Option<&str>) -> Vec<RealmId> {
+    let ids = |wanted: &dyn Fn(&RealmView<'_>) -> bool| -> Vec<RealmId> {
+        (0..).zip(realms).filter(|(_, realm)| wanted(realm)).map(|(index, _)| RealmId(index)).collect()
+    };
+    let listens = |realm: &RealmView<'_>| realm.listen.contains(&listener);
+    if let Some(name) = server_name {
+        let is_it = |own: &String| own.eq_ignore_ascii_case(name);
+        let asked =
+            ids(&|realm| realm.server_names.iter().any(is_it) && (realm.listen.is_empty() || listens(realm)));
+        if !asked.is_empty() {
+            return asked;
+        }
+    }
+    let named = ids(&listens);
+    if named.is_empty() {
+        ids(&|realm| realm.listen.is_empty() && realm.server_names.is_empty())
+    } else {
+        named
+    }
+}
+
+/// The server names that lead to realms of their own.
+pub fn server_names(settings: &Settings) -> impl Iterator<Item = &str> {
+    settings.realms.iter().flat_map(|realm| &realm.server_names).map(String::as_str)
+}
+
+impl RealmView<'_> {
+    /// For [`turnpike_turn::server::ServerConfig::tenants`].
+    #[must_use]
+    pub fn for_server(&self, allow_md5: bool) -> Realm {
+        Realm {
+            name: self.name.to_owned(),
+            allow_sha256: self.allows_sha256(allow_md5),
+            username_anonymity: self.has_anonymity(),
+        }
+    }
+
+    /// Clients choose the strongest password algorithm, and the server offers them before it knows the user: all users must
+    /// have a SHA-256 key.
+    #[must_use]
+    pub fn allows_sha256(&self, allow_md5: bool) -> bool {
+        !allow_md5 || self.users.iter().all(has_sha256)
+    }
+
+    /// With username anonymity a client sends a hash of its name (RFC 8489 section 9.2). A hash finds neither a time-limited
+    /// name nor the kid of a token, so a realm with either must not offer it.
+    #[must_use]
+    pub fn has_anonymity(&self) -> bool {
+        self.secrets.is_empty() && !self.tokens
+    }
+}
+
+/// Limits of those realms that have their own.
+#[must_use]
+pub fn limits(settings: &Settings) -> Vec<RealmLimits> {
+    all(settings)
+        .iter()
+        .filter(|realm| realm.max_allocations.is_some() || realm.max_allocations_per_user.is_some())
+        .map(|realm| RealmLimits {
+            realm: realm.name.to_owned(),
+            allocations: realm.max_allocations,
+            allocations_per_user: realm.max_allocations_per_user,
+        })
+        .collect()
+}
+
+/// Whether a SHA-256 key of this user is known or can be made.
+fn has_sha256(user: &User) -> bool {
+    match &user.secret {
+        UserSecret::Password(_) => true,
+        UserSecret::Keys(keys) => keys.iter().any(|key| matches!(key, StoredKey::Sha256(_))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::RealmSettings;
+
+    fn realm(name: &str, listen: &[&str], server_names: &[&str]) -> RealmSettings {
+        RealmSettings {
+            name: name.to_owned(),
+            listen: listen.iter().map(|text| text.parse().expect("an address")).collect(),
+            server_names: server_names.iter().map(|name| (*name).to_owned()).collect(),
+            ..RealmSettings::default()
+        }
+    }
+
+    fn served<'a>(settings: &'a Settings, listener: &str, server_name: Option<&str>) -> Vec<&'a str> {
+        let realms = all(settings);
+        let ids = served_at(&realms, listener.parse().expect("an address"), server_name);
+        ids.iter().map(|id| realms[usize::from(id.0)].name).collect()
+    }
+
+    #[test]
+    fn a_listener_serves_who_names_it_and_else_who_names_none() {
+        let settings = Settings {
+            secrets: vec![Secret::new("s")],
+            realms: vec![
+                realm("anywhere", &[], &[]),
+                realm("there", &["10.0.0.1:3478"], &[]),
+                realm("also", &["10.0.0.1:3478", "10.0.0.2:3478"], &[]),
+                realm("named", &[], &["turn.example.org"]),
+            ],
+            ..Settings::default()
+        };
+        assert_eq!(served(&settings, "0.0.0.0:3478", None), ["turnpike", "anywhere"]);
+        assert_eq!(served(&settings, "10.0.0.1:3478", None), ["there", "also"]);
+        assert_eq!(served(&settings, "10.0.0.2:3478", None), ["also"]);
+        assert_eq!(served(&settings, "0.0.0.0:3478", Some("Turn.Example.ORG")), ["named"]);
+        assert_eq!(served(&settings, "10.0.0.2:3478", Some("turn.example.org")), ["named"]);
+        assert_eq!(served(&settings, "0.0.0.0:3478", Some("else.example.org")), ["turnpike", "anywhere"]);
+    }
+
+    #[test]
+    fn a_main_realm_without_anybody_gives_way_to_the_first_that_is_configured() {
+        let mut settings = Settings { realms: vec![realm("a", &[], &[])], ..Settings::default() };
+        assert_eq!(served(&settings, "0.0.0.0:3478", None), ["a"]);
+        settings.secrets.push(Secret::new("s"));
+        assert_eq!(served(&settings, "0.0.0.0:3478", None), ["turnpike", "a"]);
+        assert_eq!(served(&Settings::default(), "0.0.0.0:3478", None), ["turnpike"]);
+    }
+
+    #[test]
+    fn only_realms_with_limits_have_them() {
+        let limited = RealmSettings { max_allocations: Some(3), ..realm("b", &[], &[]) };
+        let settings = Settings { realms: vec![realm("a", &[], &[]), limited], ..Settings::default() };
+        let limit = RealmLimits { realm: "b".to_owned(), allocations: Some(3), allocations_per_user: None };
+        assert_eq!(limits(&settings), [limit]);
+    }
+}

@@ -1,0 +1,60 @@
+//! A string that must not be shown, and is overwritten when nobody needs it any more: passwords, shared secrets, stored keys.
+
+use std::fmt;
+
+use subtle::ConstantTimeEq;
+use zeroize::Zeroizing;
+
+/// What every secret looks like in output.
+pub(crate) const MASK: &str = "***";
+
+/// Text that `Debug` masks, that has no `Display`, that compares in constant time, and whose memory is overwritten at its end.
+#[derive(Clone)]
+pub struct Secret(Zeroizing<String>);
+
+impl Secret {
+    /// Wraps a secret. A `String` is taken as it is; of anything else a copy is made.
+    #[must_use]
+    pub fn new(text: impl Into<String>) -> Self {
+        Self(Zeroizing::new(text.into()))
+    }
+
+    /// The secret itself. The name is long on purpose: each use is a place to look at in review.
+    #[must_use]
+    pub fn reveal(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(MASK)
+    }
+}
+
+impl PartialEq for Secret {
+    fn eq(&self, other: &Self) -> bool {
+        self.0.as_bytes().ct_eq(other.0.as_bytes()).into()
+    }
+}
+
+impl Eq for Secret {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn debug_output_never_holds_the_secret() {
+        let secret = Secret::new("hunter2");
+        assert_eq!(format!("{secret:?}"), MASK);
+        assert_eq!(format!("{:?}", Some(vec![secret])), "Some([***])");
+    }
+
+    #[test]
+    fn equality_is_by_content() {
+        assert_eq!(Secret::new("a"), Secret::new("a"));
+        assert_ne!(Secret::new("a"), Secret::new("b"));
+        assert_ne!(Secret::new("a"), Secret::new("ab"));
+    }
+}

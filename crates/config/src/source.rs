@@ -1,0 +1,229 @@
+//! The sources of settings (flags, environment, file) brought into one shape: [`Node`]s that remember their origin.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+use toml::{
+    Spanned,
+    de::{DeTable, DeValue},
+};
+use zeroize::Zeroizing;
+
+use super::{
+    error::{ConfigError, Origin, nearest},
+    key::KeySpec,
+};
+
+/// A value and where it stands.
+#[derive(Clone)]
+pub(crate) struct Node {
+    pub(crate) value: Value,
+    pub(crate) origin: Origin,
+}
+
+/// What a source says, before anyone has judged it.
+#[derive(Clone)]
+pub(crate) enum Value {
+    /// Overwritten when it is dropped: it may be a password.
+    Text(Zeroizing<String>),
+    Integer(i64),
+    Boolean(bool),
+    List(Vec<Node>),
+    Table(Vec<Entry>),
+    /// A type that no key has, by its TOML name.
+    Other(&'static str),
+}
+
+impl Value {
+    pub(crate) fn text(text: impl Into<String>) -> Self {
+        Self::Text(Zeroizing::new(text.into()))
+    }
+}
+
+/// A key with its value.
+#[derive(Clone)]
+pub(crate) struct Entry {
+    pub(crate) key: String,
+    pub(crate) origin: Origin,
+    pub(crate) node: Node,
+}
+
+/// Settings given on the command line, by key. Values are text as typed; they are judged with all the rest, so that
+/// every mistake is reported in one go. A flag replaces the whole key of the file, lists included.
+#[derive(Clone, Default)]
+pub struct Flags(Vec<(&'static str, &'static str, Vec<String>)>);
+
+impl Flags {
+    /// No flag at all.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Records `values` of `flag` (with its dashes) for `key`, such as `relay.ports`; no values, nothing recorded.
+    pub fn set(&mut self, key: &'static str, flag: &'static str, values: impl IntoIterator<Item = String>) {
+        let values: Vec<String> = values.into_iter().collect();
+        if !values.is_empty() {
+            self.0.push((key, flag, values));
+        }
+    }
+
+    pub(crate) fn node<S>(&self, spec: &KeySpec<S>) -> Option<Node> {
+        let (_, flag, values) = self.0.iter().find(|(key, ..)| *key == spec.path)?;
+        let origin = Origin::Flag(flag);
+        Some(textual(spec, values.iter().map(String::as_str), &origin))
+    }
+}
+
+/// What the environment says about `spec`: `TURNPIKE_SECTION_KEY`, or for secrets a file named by
+/// `TURNPIKE_SECTION_KEY_FILE`. Lists are separated by commas, in a file by line ends.
+pub(crate) fn environment_node<S>(
+    spec: &KeySpec<S>,
+    environment: &[(String, String)],
+    problems: &mut Vec<ConfigError>,
+) -> Option<Node> {
+    let name = spec.variable();
+    let get = |wanted: &str| environment.iter().find(|(name, _)| name == wanted).map(|(_, value)| value);
+    let direct = get(&name);
+    let file_name = format!("{name}_FILE");
+    let from_file = if spec.secret { get(&file_name) } else { None };
+    match (direct, from_file) {
+        (Some(_), Some(_)) => {
+            problems.push(ConfigError::new(
+                &Origin::Environment(name.clone()),
+                spec.path,
+                format!("{name} and {file_name} are both set"),
+                "one of them",
+            ));
+            None
+        }
+        (Some(value), None) => {
+            let origin = Origin::Environment(name);
+            let parts =
+                if spec.list { value.split(',').map(str::trim).collect() } else { vec![value.as_str()] };
+            Some(textual(spec, parts.into_iter().filter(|part| !part.is_empty()), &origin))
+        }
+        (None, Some(path)) => match fs::read_to_string(path).map(Zeroizing::new) {
+            Ok(text) => {
+                let lines = (1..).zip(text.lines().map(str::trim)).filter(|(_, line)| !line.is_empty());
+                let nodes = lines.map(|(line, text)| Node {
+                    value: Value::text(text),
+                    origin: Origin::File { path: PathBuf::from(path), line, column: 1 },
+                });
+                Some(Node { value: Value::List(nodes.collect()), origin: Origin::Environment(file_name) })
+            }
+            Err(error) => {
+                problems.push(ConfigError::new(
+                    &Origin::Environment(file_name),
+                    spec.path,
+                    format!("cannot read {path}: {error}"),
+                    "a readable file, one entry per line",
+                ));
+                None
+            }
+        },
+        (None, None) => None,
+    }
+}
+
+/// Variables that look like ours and are none of `known`. No errors: Kubernetes, for one, sets `TURNPIKE_PORT` and the like in
+/// every container beside a service named `turnpike`.
+pub(crate) fn unknown_variables(environment: &[(String, String)], known: &[String]) -> Vec<String> {
+    environment
+        .iter()
+        .map(|(name, _)| name)
+        .filter(|name| name.starts_with("TURNPIKE_") && !known.contains(name))
+        .map(|name| match nearest(name, known.iter().map(String::as_str)) {
+            Some(meant) => {
+                format!("environment variable {name} is not known and ignored; did you mean {meant}?")
+            }
+            None => format!("environment variable {name} is not known and ignored"),
+        })
+        .collect()
+}
+
+/// The text of a configuration file, which may hold passwords.
+pub(crate) fn file_text(path: &Path, problems: &mut Vec<ConfigError>) -> Option<Zeroizing<String>> {
+    match fs::read_to_string(path) {
+        Ok(text) => Some(Zeroizing::new(text)),
+        Err(error) => {
+            problems.push(ConfigError::new(
+                &Origin::file(path),
+                "",
+                format!("cannot read the configuration file: {error}"),
+                "a readable file in UTF-8",
+            ));
+            None
+        }
+    }
+}
+
+/// Reads the text of a file into its top-level entries; syntax errors go to `problems`.
+pub(crate) fn parse_file(path: &Path, text: &str, problems: &mut Vec<ConfigError>) -> Vec<Entry> {
+    let places = Places { path, text };
+    let (table, errors) = DeTable::parse_recoverable(text);
+    for error in &errors {
+        // Only the message and the place: the error's own text quotes the line, and the line may hold a password.
+        problems.push(ConfigError::new(
+            &places.origin(error.span().map_or(0, |span| span.start)),
+            "",
+            format!("no valid TOML: {}", error.message().replace('\n', ", ")),
+            "",
+        ));
+    }
+    places.entries(table.get_ref())
+}
+
+struct Places<'a> {
+    path: &'a Path,
+    text: &'a str,
+}
+
+impl Places<'_> {
+    fn origin(&self, offset: usize) -> Origin {
+        let before = self.text.get(..offset).unwrap_or(self.text);
+        let line_start = before.rfind('\n').map_or(0, |at| at + 1);
+        Origin::File {
+            path: PathBuf::from(self.path),
+            line: before.matches('\n').count() + 1,
+            column: before[line_start..].chars().count() + 1,
+        }
+    }
+
+    /// The table in the order of the file (the parser's map is sorted by key).
+    fn entries(&self, table: &DeTable<'_>) -> Vec<Entry> {
+        let mut entries: Vec<_> = table.iter().collect();
+        entries.sort_by_key(|(key, _)| key.span().start);
+        entries
+            .into_iter()
+            .map(|(key, value)| Entry {
+                key: key.get_ref().to_string(),
+                origin: self.origin(key.span().start),
+                node: self.node(value),
+            })
+            .collect()
+    }
+
+    fn node(&self, value: &Spanned<DeValue<'_>>) -> Node {
+        let converted = match value.get_ref() {
+            DeValue::String(text) => Value::text(text.to_string()),
+            DeValue::Boolean(value) => Value::Boolean(*value),
+            DeValue::Integer(digits) => i64::from_str_radix(digits.as_str(), digits.radix())
+                .map_or(Value::Other("integer"), Value::Integer),
+            DeValue::Array(items) => Value::List(items.iter().map(|item| self.node(item)).collect()),
+            DeValue::Table(table) => Value::Table(self.entries(table)),
+            other => Value::Other(other.type_str()),
+        };
+        Node { value: converted, origin: self.origin(value.span().start) }
+    }
+}
+
+fn textual<'a, S>(spec: &KeySpec<S>, values: impl Iterator<Item = &'a str>, origin: &Origin) -> Node {
+    let nodes = values.map(|text| Node { value: Value::text(text), origin: origin.clone() });
+    if spec.list {
+        return Node { value: Value::List(nodes.collect()), origin: origin.clone() };
+    }
+    nodes.last().unwrap_or(Node { value: Value::text(""), origin: origin.clone() })
+}

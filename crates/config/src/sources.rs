@@ -1,0 +1,261 @@
+//! Where the settings of `serve` come from: flags, environment (`TURNPIKE_SECTION_KEY`, for secrets also `..._FILE`), file,
+//! defaults, in this order of precedence and key by key. Everything that is wrong is told at once.
+
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+};
+
+use crate::{
+    AlternateSettings, Certificate, ConfigError, ConfigErrors, Flags, Origin, RealmSettings, Settings,
+    alternate_keys::ALTERNATE_KEYS,
+    certificates, check,
+    error::nearest,
+    exposed, foreign,
+    key::KeySpec,
+    keys::KEYS,
+    read::Reader,
+    realm_keys::REALM_KEYS,
+    source::{self, Entry, Node, Value},
+    tables,
+};
+
+/// Settings and what the user should know about them.
+#[derive(Clone, Debug)]
+pub struct Loaded {
+    /// The settings.
+    pub settings: Settings,
+    /// The certificates that they name, the default one first.
+    pub certificates: Vec<Certificate>,
+    /// Sentences for the log.
+    pub warnings: Vec<String>,
+}
+
+/// Everything that settings come from. Kept for reloads: the file is read again, flags and environment stay.
+#[derive(Clone)]
+pub struct Sources {
+    file: Option<PathBuf>,
+    flags: Flags,
+    environment: Vec<(String, String)>,
+}
+
+impl Sources {
+    /// The environment is this process's; variables that are not UTF-8 do not count.
+    #[must_use]
+    pub fn from_process(file: Option<PathBuf>, flags: Flags) -> Self {
+        let environment = std::env::vars_os()
+            .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
+            .filter(|(name, _)| name.starts_with("TURNPIKE_"))
+            .collect();
+        Self { file, flags, environment }
+    }
+
+    /// As given.
+    #[must_use]
+    pub fn new(file: Option<PathBuf>, environment: Vec<(String, String)>, flags: Flags) -> Self {
+        Self { file, flags, environment }
+    }
+
+    /// The file, if one was named.
+    #[must_use]
+    pub fn file(&self) -> Option<&Path> {
+        self.file.as_deref()
+    }
+
+    /// Reads, merges and judges all sources.
+    ///
+    /// # Errors
+    /// Everything that is wrong, not only the first.
+    pub fn load(&self) -> Result<Loaded, ConfigErrors> {
+        match self.load_but_certificates()? {
+            (loaded, problems) if problems.is_empty() => Ok(loaded),
+            (_, problems) => Err(ConfigErrors::sorted(problems)),
+        }
+    }
+
+    /// The same for a reload: problems with certificates are returned beside the settings, because the server can keep its old
+    /// ones. A user who was removed must lose access even if a certificate has expired.
+    ///
+    /// # Errors
+    /// Everything that is wrong beside certificates.
+    pub fn load_but_certificates(&self) -> Result<(Loaded, Vec<ConfigError>), ConfigErrors> {
+        let mut problems = Vec::new();
+        let entries = match &self.file {
+            Some(path) => file_entries(path, &mut problems)?,
+            None => Vec::new(),
+        };
+        self.merge(&entries, problems, certificates::load)
+    }
+
+    /// Tests look at no files but ours: they give a `certificates` of their own.
+    fn merge(
+        &self,
+        file: &[Entry],
+        mut problems: Vec<ConfigError>,
+        certificates: fn(&Settings) -> certificates::Found,
+    ) -> Result<(Loaded, Vec<ConfigError>), ConfigErrors> {
+        let mut settings = Settings::default();
+        let mut origins = BTreeMap::new();
+        self.apply(KEYS, TABLES, file, &mut settings, &mut origins, &mut problems);
+        settings.origins = origins;
+        settings.realms = tables::read("realm", REALM_KEYS, &["realm.name"], file, &mut problems)
+            .into_iter()
+            .map(|read| RealmSettings { place: read.place, ..read.settings })
+            .collect();
+        settings.alternates =
+            tables::read("alternate", ALTERNATE_KEYS, &["alternate.address"], file, &mut problems)
+                .into_iter()
+                .map(|read| AlternateSettings { place: read.place, ..read.settings })
+                .collect();
+        check::combinations(&settings, &mut problems);
+        let found = certificates(&settings);
+        if !problems.is_empty() {
+            problems.extend(found.problems);
+            return Err(ConfigErrors::sorted(problems));
+        }
+        let mut warnings = self.unknown_variables();
+        warnings.extend(check::doubts(&settings));
+        let with_secrets = exposed::files(file, &self.environment);
+        warnings.extend(with_secrets.iter().filter_map(|file| exposed::warning(file, "the secrets in it")));
+        warnings.extend(found.warnings);
+        Ok((Loaded { settings, certificates: found.certificates, warnings }, found.problems))
+    }
+
+    /// Reads every key of a table from the entries of a file, the environment and the flags; `origins` learns who set what.
+    /// `tables` are names of entries that somebody else reads.
+    pub(crate) fn apply<S>(
+        &self,
+        keys: &'static [KeySpec<S>],
+        tables: &[&'static str],
+        file: &[Entry],
+        settings: &mut S,
+        origins: &mut BTreeMap<&'static str, Origin>,
+        problems: &mut Vec<ConfigError>,
+    ) {
+        let from_file = sort_out(keys, tables, file, problems);
+        for spec in keys {
+            let environment = source::environment_node(spec, &self.environment, problems);
+            let file = from_file.get(spec.path).map(|node| (*node).clone());
+            // Every source is checked, although only the strongest counts: a mistake that a flag hides would appear on the day
+            // the flag is removed.
+            for node in [file, environment, self.flags.node(spec)].into_iter().flatten() {
+                let origin = node.origin.clone();
+                let mut reader = Reader::new(spec, problems);
+                if (spec.apply)(&mut reader, &node, settings).is_some() {
+                    origins.insert(spec.path, origin);
+                }
+            }
+        }
+    }
+
+    /// Sentences about variables of the environment that look like ours.
+    pub(crate) fn unknown_variables(&self) -> Vec<String> {
+        source::unknown_variables(&self.environment, &known_variables())
+    }
+}
+
+/// Every environment variable that any subcommand reads. Each subcommand knows them all, because several may share one
+/// environment.
+#[must_use]
+pub fn known_variables() -> Vec<String> {
+    let settings = KEYS.iter().flat_map(KeySpec::variables).chain(crate::forward::variables());
+    settings.chain(OTHER_VARIABLES.map(str::to_owned)).collect()
+}
+
+/// The entries of a file; one that is no file of ours is an error by itself.
+fn file_entries(path: &Path, problems: &mut Vec<ConfigError>) -> Result<Vec<Entry>, ConfigErrors> {
+    let Some(text) = source::file_text(path, problems) else { return Ok(Vec::new()) };
+    entries_of(path, &text, problems)
+}
+
+fn entries_of(path: &Path, text: &str, problems: &mut Vec<ConfigError>) -> Result<Vec<Entry>, ConfigErrors> {
+    if let Some(problem) = foreign::of_another_program(path, text, foreign::Reader::Serve) {
+        return Err(ConfigErrors(vec![problem]));
+    }
+    let entries = source::parse_file(path, text, problems);
+    let sections = (&own_sections()[..], &crate::forward::own_sections()[..]);
+    match foreign::of_the_other_command(path, &entries, sections, foreign::Reader::Serve) {
+        Some(problem) => Err(ConfigErrors(vec![problem])),
+        None => Ok(entries),
+    }
+}
+
+/// Sections and tables that `serve` has and `forward` has not.
+pub(crate) fn own_sections() -> Vec<&'static str> {
+    let sections = KEYS.iter().map(KeySpec::section).chain(TABLES.iter().copied());
+    sections.filter(|section| !crate::forward::SHARED.contains(section)).collect()
+}
+
+/// Variables of the commands that have no settings.
+const OTHER_VARIABLES: [&str; 4] =
+    ["TURNPIKE_CONFIG", "TURNPIKE_LOAD_USER", "TURNPIKE_LOAD_ACCESS_TOKEN", "TURNPIKE_PROBE_USER"];
+
+/// Tables of which there may be several.
+const TABLES: &[&str] = &["realm", "alternate"];
+
+/// The file's values by key path; unknown sections and keys become problems.
+fn sort_out<'a, S>(
+    table: &'static [KeySpec<S>],
+    tables: &[&'static str],
+    entries: &'a [Entry],
+    problems: &mut Vec<ConfigError>,
+) -> BTreeMap<&'static str, &'a Node> {
+    let mut known = BTreeMap::new();
+    for section in entries.iter().filter(|entry| !tables.contains(&entry.key.as_str())) {
+        let keys: Vec<&KeySpec<S>> = table.iter().filter(|spec| spec.section() == section.key).collect();
+        if keys.is_empty() {
+            problems.push(unknown_section(table, tables, section));
+            continue;
+        }
+        let Value::Table(members) = &section.node.value else {
+            problems.push(ConfigError::new(
+                &section.origin,
+                section.key.clone(),
+                "it is a value",
+                format!("a table, [{}]", section.key),
+            ));
+            continue;
+        };
+        for member in members {
+            match keys.iter().find(|spec| spec.name() == member.key) {
+                Some(spec) => {
+                    known.insert(spec.path, &member.node);
+                }
+                None => problems.push(unknown_key(table, section, member, &keys)),
+            }
+        }
+    }
+    known
+}
+
+fn unknown_section<S>(table: &'static [KeySpec<S>], tables: &[&'static str], section: &Entry) -> ConfigError {
+    let mut sections: Vec<&str> = table.iter().map(KeySpec::section).collect();
+    sections.dedup();
+    sections.extend(tables);
+    let is_table = matches!(section.node.value, Value::Table(_) | Value::List(_));
+    let elsewhere = table.iter().find(|spec| !is_table && spec.name() == section.key).map(|spec| spec.path);
+    ConfigError::new(
+        &section.origin,
+        section.key.clone(),
+        if is_table { "unknown section" } else { "unknown key outside of any section" },
+        format!("one of the sections {}", sections.join(", ")),
+    )
+    .suggesting(elsewhere.or_else(|| nearest(&section.key, sections)))
+}
+
+fn unknown_key<S>(
+    table: &'static [KeySpec<S>],
+    section: &Entry,
+    member: &Entry,
+    keys: &[&KeySpec<S>],
+) -> ConfigError {
+    let names: Vec<&str> = keys.iter().map(|spec| spec.name()).collect();
+    let problem = ConfigError::unknown_key(&section.key, member, &names);
+    match table.iter().find(|spec| spec.name() == member.key) {
+        Some(elsewhere) if problem.suggestion.is_none() => problem.suggesting(Some(elsewhere.path)),
+        _ => problem,
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,746 @@
+//! Tests of configuration as a whole: sources, precedence, mistakes, output.
+
+use turnpike_turn::server::{AlternateWhen, Transport};
+
+use std::net::SocketAddr;
+
+use super::*;
+use crate::{Secret, StoredKey, UserSecret, settings::SECRET_KEYS};
+
+const EXAMPLE: &str = include_str!("../../../../examples/turnpike.toml");
+
+fn load_text(text: &str) -> Result<Loaded, ConfigErrors> {
+    load(text, &[], Flags::new())
+}
+
+fn load(text: &str, environment: &[(&str, &str)], flags: Flags) -> Result<Loaded, ConfigErrors> {
+    let environment =
+        environment.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
+    let mut problems = Vec::new();
+    let entries = source::parse_file(Path::new("t.toml"), text, &mut problems);
+    let sources = Sources::new(None, environment, flags);
+    Ok(sources.merge(&entries, problems, |_| certificates::Found::default())?.0)
+}
+
+fn settings(text: &str) -> Settings {
+    load_text(text).expect("a valid configuration").settings
+}
+
+fn errors(text: &str) -> Vec<ConfigError> {
+    load_text(text).expect_err("an invalid configuration").0
+}
+
+fn flag(key: &'static str, name: &'static str, values: &[&str]) -> Flags {
+    let mut flags = Flags::new();
+    flags.set(key, name, values.iter().map(|value| (*value).to_owned()));
+    flags
+}
+
+/// The example without origins, to compare values only.
+fn values_of(mut settings: Settings) -> Settings {
+    settings.origins.clear();
+    settings
+}
+
+#[test]
+fn a_file_of_another_program_or_of_forward_is_told_in_one_sentence() {
+    for (text, told) in [
+        (
+            "# c\nlistening-port=3478\nuser=a:b\n",
+            "f:2:1: this looks like coturn's turnserver.conf; expected turnpike's TOML: ",
+        ),
+        ("global\n", "f:1:1: this looks like haproxy.cfg; expected turnpike's TOML"),
+        ("0.0.0.0 80 10.0.0.1 80\n", "f:1:1: this looks like rinetd.conf; expected turnpike's TOML"),
+        (
+            "[log]\n[[rule]]\nlisten = \"0.0.0.0:1\"\n",
+            "f:2:3: this is a file of turnpike forward, by its rule; expected a file of turnpike serve; for this one: turnpike \
+             forward -c f",
+        ),
+        ("[[forwarding_rules]]\n", "f:1:3: this is a file of turnpike forward, by its forwarding_rules; "),
+    ] {
+        let Err(found) = entries_of(Path::new("f"), text, &mut Vec::new()) else { panic!("{text} is taken") };
+        let found = found.to_string();
+        assert!(found.starts_with(told) && found.lines().count() == 1, "{found}");
+    }
+    assert!(entries_of(Path::new("f"), EXAMPLE, &mut Vec::new()).is_ok());
+    assert!(
+        entries_of(Path::new("f"), "[rule]\n[server]\n", &mut Vec::new()).is_ok(),
+        "told as an unknown section"
+    );
+}
+
+#[test]
+fn the_example_shows_the_defaults() {
+    assert_eq!(values_of(settings(EXAMPLE)), Settings::default());
+}
+
+#[test]
+fn the_example_names_every_key_in_its_section() {
+    let mut section = "";
+    let mut named = Vec::new();
+    for line in EXAMPLE.lines() {
+        // [[realm]] and [[alternate]] are commented out: there is none by default.
+        let line = line.strip_prefix('#').unwrap_or(line);
+        if let Some(name) = line.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')) {
+            section = name.trim_matches(['[', ']']);
+        } else if let Some((name, _)) = line.split_once(" = ")
+            && !name.starts_with(' ')
+        {
+            named.push(format!("{section}.{name}"));
+        }
+    }
+    let realm = REALM_KEYS.iter().map(|spec| spec.path);
+    let alternate = ALTERNATE_KEYS.iter().map(|spec| spec.path);
+    for path in KEYS.iter().map(|spec| spec.path).chain(realm).chain(alternate) {
+        assert!(named.iter().any(|name| name == path), "{path} is not documented");
+    }
+}
+
+#[test]
+fn the_commented_examples_are_valid() {
+    let uncommented: Vec<&str> = EXAMPLE
+        .lines()
+        .filter(|line| {
+            line.starts_with('[')
+                || (line.starts_with('#') && line.as_bytes().get(1).is_some_and(|c| *c != b' '))
+        })
+        .map(|line| line.strip_prefix('#').unwrap_or(line))
+        .collect();
+    let settings = settings(&uncommented.join("\n"));
+    assert_eq!((settings.users.len(), settings.secrets.len(), settings.relay_addresses.len()), (2, 2, 2));
+    assert_eq!((settings.allow.len(), settings.deny.len()), (4, 1));
+    assert_eq!((settings.realms.len(), settings.alternates.len(), settings.oauth.keys.len()), (1, 1, 1));
+    assert_eq!(settings.tls_certificates.len(), 1);
+}
+
+#[test]
+fn each_mistake_names_line_column_key_and_what_is_expected() {
+    for (text, line, column, key, expected) in [
+        ("[server]\nlisten = [\"0.0.0.0\"]", 2, 11, "server.listen", "ADDR:PORT"),
+        ("[server]\nlisten = \"0.0.0.0:1\"", 2, 10, "server.listen", "a list"),
+        ("[server]\nlisten = []", 2, 10, "server.listen", "at least one"),
+        ("[server]\nlisten = [\"[::]:1\", \"[::]:1\"]", 2, 10, "server.listen", "each address once"),
+        ("[tls]\nlisten = [\"[::]:5349\"]", 2, 10, "tls.listen", "--tls-cert FILE"),
+        ("[tls]\ncert = \"a\"", 2, 8, "tls.cert", "neither"),
+        ("[dtls]\nlisten = [\"[::]:5349\"]", 2, 10, "dtls.listen", "--tls-cert FILE"),
+        ("[tls]\nkey = \"a\"", 2, 7, "tls.key", "neither"),
+        ("[tls]\ncertificates = [{ cert = \"a\" }]", 2, 17, "tls.certificates", "key = \"FILE\""),
+        (
+            "[tls]\ncert = \"a\"\nkey = \"b\"\nlisten = [\"0.0.0.0:3478\"]",
+            4,
+            10,
+            "tls.listen",
+            "take TLS clients as well",
+        ),
+        ("[limits]\nstream_queue = 65539", 2, 16, "limits.stream_queue", "65540"),
+        ("[limits]\nidle = 0", 2, 8, "limits.idle", "1 to 86400"),
+        ("[server]\nworkers = 0", 2, 11, "server.workers", "1 to 1024"),
+        ("[server]\nworkers = \"4\"", 2, 11, "server.workers", "1 to 1024"),
+        ("[server]\nrealm = \"\"", 2, 9, "server.realm", "1 to 127"),
+        ("[server]\ndatapath = \"kernel\"", 2, 12, "server.datapath", "\"gso\""),
+        ("\n\n[relay]\nports = \"9-5\"", 4, 9, "relay.ports", "\"A-B\""),
+        ("[relay]\nports = \"5000-5000\"", 2, 9, "relay.ports", "at least 2"),
+        ("[relay]\nports = 5000", 2, 9, "relay.ports", "\"A-B\""),
+        ("[relay]\naddresses = [\"10.0.0.1=::1\"]", 2, 14, "relay.addresses", "one family"),
+        ("[relay]\naddresses = [\"0.0.0.0\"]", 2, 14, "relay.addresses", "unicast"),
+        ("[relay]\nbuffer = 1", 2, 10, "relay.buffer", "4096"),
+        ("[auth]\nrequired = \"yes\"", 2, 12, "auth.required", "true or false"),
+        ("[auth]\nusers = [{ name = \"a\" }]", 2, 10, "auth.users", "password"),
+        ("[auth]\nusers = [{ name = \"a\", key = \"12\" }]", 2, 30, "auth.users", "32 or 64 hex"),
+        ("[auth]\nusers = [\"a:b\", \"a:c\"]", 2, 9, "auth.users", "each user once"),
+        ("[auth]\nsecrets = [\"\"]", 2, 12, "auth.secrets", "none of them empty"),
+        ("[auth]\nrequired = false\nsecrets = [\"x\"]", 2, 12, "auth.required", "true, or neither"),
+        (
+            "[auth]\nallow_md5 = false\nusers = [{ name = \"a\", key = \"8493fbc53ba582fb4c044c456bdc40eb\" }]",
+            2,
+            13,
+            "auth.allow_md5",
+            "a SHA-256 key",
+        ),
+        ("[log]\nlevel = \"inof\"", 2, 9, "log.level", "debug"),
+        ("[limits]\nmax_lifetime = 90000", 2, 16, "limits.max_lifetime", "60 to 86400"),
+        ("[limits]\nmax_lifetime = 300", 2, 16, "limits.max_lifetime", "at most max_lifetime"),
+        ("[limits]\nallocations_per_user = 20000", 2, 24, "limits.allocations_per_user", "at most limits"),
+        (
+            "[relay]\nports = \"5000-5009\"\n[limits]\nallocations = 21",
+            4,
+            15,
+            "limits.allocations",
+            "one allocation per port",
+        ),
+        ("[peers]\nallow = [\"10.0.0.0/33\"]", 2, 10, "peers.allow", "a list of prefixes"),
+        ("[peers]\ndeny = [\n  \"10.0.0.0/8\",\n  \"10.0.0\",\n]", 4, 3, "peers.deny", "a list of prefixes"),
+        ("[admin]\nlisten = \"localhost\"", 2, 10, "admin.listen", "\"off\""),
+        ("[log]\nformat = \"xml\"", 2, 10, "log.format", "\"json\""),
+        ("[log]\nlevel = \"a=b=c\"", 2, 9, "log.level", "debug"),
+        ("[shutdown]\ndeadline = -1", 2, 12, "shutdown.deadline", "0 to 86400"),
+        ("[shutdown]\ndeadline = 1.5", 2, 12, "shutdown.deadline", "seconds"),
+        ("[nat_discovery]\naddresses = [\"192.0.2.1\"]", 2, 13, "nat_discovery.addresses", "two addresses"),
+        (
+            "[nat_discovery]\naddresses = [\"192.0.2.1\", \"192.0.2.1\"]",
+            2,
+            13,
+            "nat_discovery.addresses",
+            "two addresses",
+        ),
+        (
+            "[nat_discovery]\naddresses = [\"192.0.2.1\", \"192.0.2.2\", \"2001:db8::1\"]",
+            2,
+            13,
+            "nat_discovery.addresses",
+            "two addresses",
+        ),
+        ("[nat_discovery]\naddresses = [\"0.0.0.0\"]", 2, 14, "nat_discovery.addresses", "unicast"),
+        ("[nat_discovery]\nports = [3478]", 2, 9, "nat_discovery.ports", "two different ports"),
+        ("[nat_discovery]\nports = [3478, 3478]", 2, 9, "nat_discovery.ports", "two different ports"),
+        ("[nat_discovery]\nports = [3478, 0]", 2, 16, "nat_discovery.ports", "two different ports"),
+        ("[nat_discovery]\nrequests = 0", 2, 12, "nat_discovery.requests", "requests a second"),
+        (
+            "[nat_discovery]\nrequests_per_source = 2000",
+            2,
+            23,
+            "nat_discovery.requests_per_source",
+            "at most nat_discovery.requests",
+        ),
+        ("[[alternate]]\nwhen = \"full\"", 1, 1, "alternate.address", "ADDR:PORT"),
+        ("[[alternate]]\naddress = \"192.0.2.1\"", 2, 11, "alternate.address", "ADDR:PORT"),
+        ("[[alternate]]\naddress = \"0.0.0.0:3478\"", 2, 11, "alternate.address", "unicast"),
+        (
+            "[[alternate]]\naddress = \"192.0.2.1:1\"\nwhen = \"never\"",
+            3,
+            8,
+            "alternate.when",
+            "\"drain\", \"full\" or",
+        ),
+        (
+            "[[alternate]]\naddress = \"192.0.2.1:1\"\ntransports = [\"sctp\"]",
+            3,
+            15,
+            "alternate.transports",
+            "\"dtls\"",
+        ),
+        (
+            "[[alternate]]\naddress = \"192.0.2.1:1\"\ndomain = \"a b\"",
+            3,
+            10,
+            "alternate.domain",
+            "host name",
+        ),
+        (
+            "[server]\nlisten = [\"192.0.2.1:1\"]\n[[alternate]]\naddress = \"192.0.2.1:1\"",
+            3,
+            1,
+            "alternate.address",
+            "another server",
+        ),
+        (
+            "[auth]\nrequired = false\n[[alternate]]\naddress = \"192.0.2.1:1\"",
+            3,
+            1,
+            "alternate.address",
+            "no [[alternate]]",
+        ),
+        ("[oauth]\nskew = 301", 2, 8, "oauth.skew", "0 to 300"),
+        ("[[oauth.key]]\nkid = \"a\"", 1, 1, "oauth.key", "base64 of 16 or 32 bytes"),
+        ("[[oauth.key]]\nkey = \"AAAAAAAAAAAAAAAAAAAAAA==\"", 1, 1, "oauth.key", "a kid"),
+        ("[[oauth.key]]\nkid = \"a\"\nkey = \"AAAA\"", 3, 7, "oauth.key", "16 or 32 bytes"),
+        ("[[oauth.key]]\nkid = \"a\"\nkey_file = \"/nonexistent\"", 3, 12, "oauth.key", "key_file"),
+        (
+            "[[oauth.key]]\nkid = \"a\"\nkey = \"AAAAAAAAAAAAAAAAAAAAAA==\"\nalgorithm = \"A256GCM\"",
+            4,
+            13,
+            "oauth.key",
+            "A128GCM",
+        ),
+        (
+            "[[oauth.key]]\nkid = \"a\"\nkey = \"AAAAAAAAAAAAAAAAAAAAAA==\"\nlifetime = 0",
+            4,
+            12,
+            "oauth.key",
+            "1 to 31536000",
+        ),
+        (
+            "[[oauth.key]]\nkid = \"a\"\nkey = \"AAAAAAAAAAAAAAAAAAAAAA==\"\nrealm = \"b\"",
+            1,
+            1,
+            "oauth.key",
+            "of a [[realm]]",
+        ),
+        (
+            "[auth]\nusers = [\"a:b\"]\n[[oauth.key]]\nkid = \"a\"\nkey = \"AAAAAAAAAAAAAAAAAAAAAA==\"",
+            3,
+            1,
+            "oauth.key",
+            "nobody's name",
+        ),
+        (
+            "[[realm]]\nname = \"b\"\nusers = [\"c:d\"]\n\
+             [[oauth.key]]\nkid = \"a\"\nkey = \"AAAAAAAAAAAAAAAAAAAAAA==\"\n\
+             [[oauth.key]]\nkid = \"e\"\nkey = \"AAAAAAAAAAAAAAAAAAAAAA==\"\nrealm = \"b\"",
+            4,
+            1,
+            "oauth.key",
+            "a key of its own for each realm",
+        ),
+        ("[realm]\nname = \"a\"", 1, 2, "realm", "[[realm]]"),
+        ("realm = \"a\"", 1, 1, "realm", "[[realm]]"),
+        ("[[realm]]\nusers = [\"a:b\"]", 1, 1, "realm.name", "1 to 127"),
+        ("[[realm]]\nname = \"a\"", 1, 1, "realm.users", "at least one user, secret"),
+        ("[[realm]]\nname = \"\"\nsecrets = [\"s\"]", 2, 8, "realm.name", "1 to 127"),
+        ("[[realm]]\nname = \"a\"\nsecrets = [\"\"]", 3, 12, "realm.secrets", "none of them empty"),
+        ("[[realm]]\nname = \"a\"\nusers = [\"a:b\", \"a:c\"]", 1, 1, "realm.users", "each user once"),
+        (
+            "[[realm]]\nname = \"a\"\nsecrets = [\"s\"]\n[[realm]]\nname = \"a\"\nsecrets = [\"s\"]",
+            4,
+            1,
+            "realm.name",
+            "each realm once",
+        ),
+        (
+            "[auth]\nsecrets = [\"s\"]\n[[realm]]\nname = \"turnpike\"\nsecrets = [\"s\"]",
+            3,
+            1,
+            "realm.name",
+            "another name",
+        ),
+        (
+            "[[realm]]\nname = \"a\"\nsecrets = [\"s\"]\n[[realm]]\nname = \"b\"\nsecrets = [\"s\"]\nlisten = [\"10.0.0.1:1\"]",
+            4,
+            1,
+            "realm.listen",
+            "addresses of server.listen",
+        ),
+        (
+            "[server]\nlisten = [\"10.0.0.1:1\", \"10.0.0.2:1\"]\n[[realm]]\nname = \"a\"\nsecrets = [\"s\"]\nlisten = [\"10.0.0.1:1\"]",
+            2,
+            10,
+            "server.listen",
+            "names it in its listen",
+        ),
+        (
+            "[[realm]]\nname = \"a\"\nsecrets = [\"s\"]\nserver_names = [\"192.0.2.1\"]",
+            4,
+            17,
+            "realm.server_names",
+            "host names",
+        ),
+        (
+            "[[realm]]\nname = \"a\"\nsecrets = [\"s\"]\nallocations = 20000",
+            1,
+            1,
+            "realm.allocations",
+            "at most limits.allocations",
+        ),
+        (
+            "[auth]\nrequired = false\n[[realm]]\nname = \"a\"\nsecrets = [\"s\"]",
+            2,
+            12,
+            "auth.required",
+            "no [[realm]]",
+        ),
+        ("[tls]\nonly = true", 2, 8, "tls.only", "tls.listen"),
+        (
+            "[server]\nlisten = [\"127.0.0.1:5000\"]\n[admin]\nlisten = \"127.0.0.1:5000\"",
+            4,
+            10,
+            "admin.listen",
+            "neither server.listen",
+        ),
+        (
+            "[server]\nlisten = [\"0.0.0.0:5000\"]\n[admin]\nlisten = \"127.0.0.1:5000\"",
+            4,
+            10,
+            "admin.listen",
+            "neither server.listen",
+        ),
+        // The default address of the page; nobody has named that.
+        ("[server]\nlisten = [\"127.0.0.1:9641\"]", 2, 10, "server.listen", "admin.listen"),
+        (
+            "[tls]\nlisten = [\"[::1]:5000\"]\ncert = \"a\"\nkey = \"b\"\n[admin]\nlisten = \"[::]:5000\"",
+            6,
+            10,
+            "admin.listen",
+            "neither server.listen",
+        ),
+        (
+            "[dtls]\nlisten = [\"192.0.2.1:5000\"]\n[tls]\ncert = \"a\"\nkey = \"b\"\n[[alternate]]\naddress = \"192.0.2.1:5000\"",
+            6,
+            1,
+            "alternate.address",
+            "another server",
+        ),
+        (
+            "[relay]\naddresses = [\"10.0.0.1=192.0.2.1\"]\n[[alternate]]\naddress = \"192.0.2.1:3478\"",
+            3,
+            1,
+            "alternate.address",
+            "another server",
+        ),
+        ("[[alternate]]\naddress = \"[::1]:3478\"", 1, 1, "alternate.address", "another server"),
+    ] {
+        let errors = errors(text);
+        assert_eq!(errors.len(), 1, "{text}: {errors:?}");
+        let error = &errors[0];
+        assert_eq!(error.origin, Origin::File { path: "t.toml".into(), line, column }, "{text}: {error}");
+        assert_eq!(error.key, key, "{text}");
+        assert!(error.expected.contains(expected), "{text}: {error}");
+    }
+}
+
+#[test]
+fn an_unknown_key_names_the_nearest_valid_one() {
+    for (text, line, column, key, suggestion) in [
+        ("[server]\nlisen = []", 2, 1, "server.lisen", Some("listen")),
+        ("[server]\n  workes = 2", 2, 3, "server.workes", Some("workers")),
+        ("[server]\nusers = []", 2, 1, "server.users", Some("auth.users")),
+        ("[server]\ntls_cert = \"x\"", 2, 1, "server.tls_cert", None),
+        ("[servr]\nlisten = []", 1, 2, "servr", Some("server")),
+        ("realms = \"x\"", 1, 1, "realms", Some("realm")),
+        ("workers = 3", 1, 1, "workers", Some("server.workers")),
+        ("[[relm]]\nname = \"x\"", 1, 3, "relm", Some("realm")),
+        ("[[realm]]\nname = \"x\"\nsecret = [\"s\"]", 3, 1, "realm.secret", Some("secrets")),
+        ("[auth]\nusers = [{ nam = \"a\", password = \"b\" }]", 2, 12, "auth.users.nam", Some("name")),
+    ] {
+        let errors = errors(text);
+        assert_eq!(errors.len(), 1, "{text}: {errors:?}");
+        let error = &errors[0];
+        assert_eq!(error.origin, Origin::File { path: "t.toml".into(), line, column }, "{text}");
+        assert_eq!((error.key.as_str(), error.suggestion.as_deref()), (key, suggestion), "{text}");
+    }
+}
+
+#[test]
+fn all_mistakes_are_listed_in_the_order_of_the_file() {
+    let text = "[log]\nformat = 3\n[server]\nworkers = 0\nrelm = \"x\"\n[relay]\nports = \"x\"";
+    let lines: Vec<String> = errors(text).iter().map(ToString::to_string).collect();
+    assert_eq!(
+        lines,
+        [
+            "t.toml:2:10: log.format: found the integer 3; expected \"text\" or \"json\"",
+            "t.toml:4:11: server.workers: found the integer 0; expected a number of threads, 1 to 1024, or \"auto\" for one \
+             per core",
+            "t.toml:5:1: server.relm: unknown key; expected one of listen, tcp, proxy_protocol_from, realm, software, workers, datapath, busy_poll_us; did you mean \
+             \"realm\"?",
+            "t.toml:7:9: relay.ports: found the string \"x\"; expected \"A-B\", ports 1 to 65535, at least 2 of them \
+             (EVEN-PORT reserves pairs), such as \"49152-65535\"",
+        ]
+    );
+}
+
+#[test]
+fn broken_toml_names_its_place_and_does_not_quote_the_line() {
+    let errors = errors("[auth]\nsecrets = [\"hunter2\n");
+    let text = ConfigErrors(errors.clone()).to_string();
+    assert!(matches!(&errors[0].origin, Origin::File { line: 2, .. }), "{errors:?}");
+    assert!(text.contains("no valid TOML") && !text.contains("hunter2"), "{text}");
+}
+
+#[test]
+fn flags_win_over_environment_over_file_over_defaults() {
+    let file = "[server]\nrealm = \"file\"\nworkers = 2\nsoftware = \"file\"";
+    let environment = [("TURNPIKE_SERVER_REALM", "environment"), ("TURNPIKE_SERVER_WORKERS", "3")];
+    let loaded = load(file, &environment, flag("server.realm", "--realm", &["flag"])).expect("valid");
+    let settings = loaded.settings;
+    assert_eq!(
+        (settings.realm.as_str(), settings.origin("server.realm")),
+        ("flag", &Origin::Flag("--realm"))
+    );
+    assert_eq!(settings.workers, Some(3));
+    assert_eq!(settings.software, "file");
+    assert_eq!(settings.shutdown_deadline, 30);
+    assert!(settings.is_explicit("server.workers") && !settings.is_explicit("shutdown.deadline"));
+}
+
+#[test]
+fn lists_are_replaced_not_added_to() {
+    let file = "[server]\nlisten = [\"127.0.0.1:1\"]";
+    let environment = [("TURNPIKE_SERVER_LISTEN", "127.0.0.1:2, [::1]:3")];
+    let settings = load(file, &environment, Flags::new()).expect("valid").settings;
+    assert_eq!(strings(&settings.listen), ["127.0.0.1:2", "[::1]:3"]);
+    let flags = flag("server.listen", "--listen", &["127.0.0.1:4"]);
+    let settings = load(file, &environment, flags).expect("valid").settings;
+    assert_eq!(strings(&settings.listen), ["127.0.0.1:4"]);
+}
+
+fn strings(items: &[SocketAddr]) -> Vec<String> {
+    items.iter().map(ToString::to_string).collect()
+}
+
+#[test]
+fn mistakes_in_flags_and_environment_name_them() {
+    let environment = [("TURNPIKE_RELAY_PORTS", "1")];
+    let errors =
+        load("", &environment, flag("server.workers", "--workers", &["none"])).expect_err("two mistakes").0;
+    let lines: Vec<String> = errors.iter().map(ToString::to_string).collect();
+    assert!(
+        lines[0].starts_with("environment variable TURNPIKE_RELAY_PORTS: relay.ports: found \"1\""),
+        "{lines:?}"
+    );
+    assert!(lines[1].starts_with("flag --workers: server.workers: found \"none\""), "{lines:?}");
+}
+
+#[test]
+fn an_incomplete_credential_says_what_is_missing() {
+    for (key, name, value, why) in [
+        ("auth.users", "--user", "alice", "it has no colon"),
+        ("auth.users", "--user", ":wonderland", "no name in front of the colon"),
+        ("auth.users", "--user", "alice:", "the password of \"alice\", behind the colon, is empty"),
+        ("auth.secrets", "--secret", "", "the secret is empty"),
+    ] {
+        let error = load("", &[], flag(key, name, &[value])).expect_err(why).to_string();
+        assert!(error.starts_with(&format!("flag {name}: {key}: ")) && error.contains(why), "{error}");
+        assert!(!error.contains("wonderland"), "{error}");
+    }
+}
+
+#[test]
+fn a_mistake_that_a_flag_hides_is_told_all_the_same() {
+    let flags = flag("server.workers", "--workers", &["2"]);
+    let errors = load("[server]\nworkers = 0", &[], flags).expect_err("the file is wrong").0;
+    assert_eq!(errors.len(), 1);
+}
+
+#[test]
+fn secrets_come_from_files_that_the_environment_names() {
+    let path = std::env::temp_dir().join(format!("turnpike-secrets-{}", std::process::id()));
+    std::fs::write(&path, "new one\n\nold, one\n").expect("a temporary file");
+    let variable = ("TURNPIKE_AUTH_SECRETS_FILE", path.to_str().expect("UTF-8"));
+    let settings = load("", &[variable], Flags::new()).expect("valid").settings;
+    let both = load("", &[variable, ("TURNPIKE_AUTH_SECRETS", "x")], Flags::new());
+    std::fs::remove_file(&path).expect("it is there");
+    let secrets: Vec<&str> = settings.secrets.iter().map(Secret::reveal).collect();
+    assert_eq!(secrets, ["new one", "old, one"]);
+    assert!(both.expect_err("ambiguous").to_string().contains("both set"));
+    let gone = load("", &[variable], Flags::new()).expect_err("the file is gone").to_string();
+    assert!(
+        gone.starts_with("environment variable TURNPIKE_AUTH_SECRETS_FILE: auth.secrets: cannot read"),
+        "{gone}"
+    );
+}
+
+#[test]
+fn a_mistake_in_a_file_of_users_is_told_with_its_line() {
+    let path = std::env::temp_dir().join(format!("turnpike-users-{}", std::process::id()));
+    std::fs::write(&path, "alice:wonderland\n\nbob\n").expect("a temporary file");
+    let name = path.to_str().expect("UTF-8");
+    let errors = load("", &[("TURNPIKE_AUTH_USERS_FILE", name)], Flags::new());
+    std::fs::remove_file(&path).expect("it is there");
+    let text = errors.expect_err("bob has no password").to_string();
+    assert!(text.starts_with(&format!("{name}:3:1: auth.users: ")), "{text}");
+}
+
+#[test]
+fn an_unknown_variable_is_a_warning_with_a_suggestion() {
+    let environment =
+        [("TURNPIKE_SERVER_RELM", "x"), ("TURNPIKE_PORT", "tcp://10.0.0.1:3478"), ("TURNPIKE_CONFIG", "x")];
+    let warnings = load("", &environment, Flags::new()).expect("valid").warnings;
+    assert_eq!(warnings.len(), 2, "{warnings:?}");
+    assert!(warnings[0].ends_with("did you mean TURNPIKE_SERVER_REALM?"), "{warnings:?}");
+}
+
+#[test]
+fn what_is_of_no_use_or_of_too_much_is_a_warning() {
+    for (text, words) in [
+        (
+            "[server]\ntcp = false\n[tls]\ncert = \"a\"\nkey = \"b\"",
+            &["t.toml:4:8: tls.cert: nothing uses it", "server.tcp", "tls.listen"][..],
+        ),
+        (
+            "[server]\ntcp = false\n[tls]\ncertificates = [{ cert = \"a\", key = \"b\" }]",
+            &["t.toml:4:16: tls.certificates: nothing uses it"],
+        ),
+        (
+            "[server]\nproxy_protocol_from = [\"10.0.0.1/32\", \"0.0.0.0/0\"]",
+            &["t.toml:2:23: server.proxy_protocol_from: 0.0.0.0/0", "anybody"],
+        ),
+        ("[server]\nproxy_protocol_from = [\"::/0\"]", &["server.proxy_protocol_from: ::/0"]),
+    ] {
+        let warnings = load_text(text).expect("valid").warnings;
+        assert_eq!(warnings.len(), 1, "{text}: {warnings:?}");
+        for word in words {
+            assert!(warnings[0].contains(word), "{text}: {warnings:?}");
+        }
+    }
+    for text in [
+        "",
+        "[tls]\ncert = \"a\"\nkey = \"b\"",
+        "[server]\ntcp = false\n[dtls]\nlisten = [\"0.0.0.0:5349\"]\n[tls]\ncert = \"a\"\nkey = \"b\"",
+        "[server]\nproxy_protocol_from = [\"10.0.0.0/8\"]",
+        "[server]\ntcp = false\nlisten = [\"127.0.0.1:9641\"]",
+        "[[alternate]]\naddress = \"192.0.2.1:3478\"",
+    ] {
+        assert_eq!(load_text(text).expect(text).warnings, [""; 0], "{text}");
+    }
+}
+
+#[test]
+fn a_bad_certificate_stands_beside_the_rest_and_not_in_its_way() {
+    let merge = |text: &str| {
+        let mut problems = Vec::new();
+        let entries = source::parse_file(Path::new("t.toml"), text, &mut problems);
+        Sources::new(None, Vec::new(), Flags::new()).merge(&entries, problems, certificates::load)
+    };
+    let text = "[server]\nrealm = \"new\"\n[tls]\ncert = \"/nowhere/cert.pem\"\nkey = \"/nowhere/key.pem\"";
+    let (loaded, problems) = merge(text).expect("the rest is right");
+    assert_eq!((loaded.settings.realm.as_str(), loaded.certificates.len()), ("new", 0));
+    assert!(problems[0].to_string().contains("/nowhere/cert.pem: cannot be read"), "{problems:?}");
+    // Where something else is wrong, all is told.
+    let errors = merge(&format!("{text}\n[server2]")).expect_err("wrong").0;
+    assert_eq!(errors.len(), 2, "{errors:?}");
+}
+
+#[test]
+fn users_are_read_in_all_three_forms() {
+    let md5 = "0123456789abcdef0123456789ABCDEF";
+    let text = format!(
+        "[auth]\nusers = [{{ name = \"a\", password = \"p:w\" }}, {{ name = \"b\", key = \"{md5}\" }}, \"c:p:w\"]"
+    );
+    let users = settings(&text).users;
+    let names: Vec<&str> = users.iter().map(|user| user.name.as_str()).collect();
+    assert_eq!(names, ["a", "b", "c"]);
+    assert_eq!(users[0].secret, UserSecret::Password(Secret::new("p:w")));
+    assert_eq!(users[1].secret, UserSecret::Keys(vec![StoredKey::Md5(Secret::new(md5))]));
+    assert_eq!(users[2].secret, UserSecret::Password(Secret::new("p:w")));
+    let tables = settings(
+        "[[auth.users]]\nname = \"a\"\npassword = \"x\"\n[[auth.users]]\nname = \"b\"\npassword = \"y\"",
+    );
+    assert_eq!(tables.users.len(), 2);
+}
+
+#[test]
+fn secrets_are_in_no_output() {
+    let key = "aa23456789abcdef0123456789abcdef";
+    let text = format!(
+        "[auth]\nsecrets = [\"hunter2\"]\nusers = [{{ name = \"a\", password = \"hunter2\" }}, {{ name = \"b\", key = \"{key}\" }}]"
+    );
+    let loaded = load_text(&text).expect("valid");
+    for output in [loaded.settings.to_toml(), format!("{loaded:?}")] {
+        assert!(!output.contains("hunter2") && !output.contains(key), "{output}");
+        assert!(output.contains("***"), "{output}");
+    }
+    for wrong in [
+        "users = [\"hunter2\"]",
+        "users = \"hunter2\"",
+        "secrets = \"hunter2\"",
+        "users = [{ name = \"a\", key = \"hunter2\" }]",
+    ] {
+        let message = load_text(&format!("[auth]\n{wrong}")).expect_err("wrong").to_string();
+        assert!(!message.contains("hunter2"), "{message}");
+    }
+    let flags = flag("auth.users", "--user", &["hunter2"]);
+    let message = load("", &[("TURNPIKE_AUTH_USERS", "hunter2")], flags).expect_err("wrong").to_string();
+    assert!(!message.contains("hunter2"), "{message}");
+}
+
+#[test]
+fn shown_settings_are_a_configuration_again() {
+    let text = "[server]\nrealm = \"a b\"\nlisten = [\"127.0.0.1:1\"]\nworkers = 3\n[relay]\naddresses = [\"10.0.0.1=192.0.2.1\"]\n\
+                [admin]\nlisten = \"off\"\n[log]\nformat = \"json\"";
+    let first = settings(text);
+    assert_eq!(values_of(settings(&first.to_toml())), values_of(first));
+}
+
+#[test]
+fn realms_are_read_shown_and_kept_secret() {
+    let text = "[server]\nlisten = [\"127.0.0.1:1\", \"127.0.0.1:2\"]\n\
+                [[realm]]\nname = \"a\"\nusers = [\"ann:hunter2\"]\nallocations = 7\n\
+                [[realm]]\nname = \"b\"\nsecrets = [\"hunter2\"]\nlisten = [\"127.0.0.1:2\"]\n\
+                server_names = [\"TURN.example.org\"]\nallocations_per_user = 3";
+    let read = settings(text);
+    let [a, b] = &read.realms[..] else { panic!("two realms: {:?}", read.realms) };
+    assert_eq!((a.name.as_str(), a.users.len(), a.max_allocations), ("a", 1, Some(7)));
+    assert_eq!((b.name.as_str(), b.secrets.len(), b.max_allocations_per_user), ("b", 1, Some(3)));
+    assert_eq!((b.listen.len(), b.server_names[0].as_str()), (1, "turn.example.org"));
+    let shown = read.to_toml();
+    assert!(!shown.contains("hunter2") && shown.contains("[[realm]] # t.toml:"), "{shown}");
+    let again = settings(&shown);
+    assert_eq!(again.realms.len(), 2);
+    assert_eq!((again.realms[0].max_allocations, &again.realms[1].listen), (Some(7), &b.listen));
+    let mistake =
+        load_text("[[realm]]\nname = \"a\"\nsecrets = \"hunter2\"").expect_err("no list").to_string();
+    assert!(!mistake.contains("hunter2"), "{mistake}");
+}
+
+#[test]
+fn token_keys_are_read_from_text_and_files_and_kept_secret() {
+    let path = std::env::temp_dir().join(format!("turnpike-token-key-{}", std::process::id()));
+    std::fs::write(&path, "AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=\n").expect("a temporary file");
+    let text = format!(
+        "[oauth]\nserver_name = \"turn.example.org\"\n[[oauth.key]]\nkid = \"north\"\nkey = \"AAAAAAAAAAAAAAAAAAAAAA==\"\n\
+         [[oauth.key]]\nkid = \"north\"\nkey_file = {path:?}\nrealm = \"b\"\nlifetime = 60\n\
+         [[realm]]\nname = \"b\""
+    );
+    let read = load_text(&text);
+    std::fs::remove_file(&path).expect("it is there");
+    let read = read.expect("valid").settings;
+    let [here, there] = &read.oauth.keys[..] else { panic!("two keys: {:?}", read.oauth) };
+    assert_eq!((here.key.algorithm(), here.max_lifetime, &here.realm), ("A128GCM", 86_400, &None));
+    assert_eq!(
+        (there.key.algorithm(), there.max_lifetime, there.realm.as_deref()),
+        ("A256GCM", 60, Some("b"))
+    );
+    let shown = read.to_toml();
+    assert!(!shown.contains("AAAA") && !shown.contains("AAEC") && shown.contains("A256GCM"), "{shown}");
+    let wrong = load_text("[[oauth.key]]\nkid = \"a\"\nkey = \"hunter2\"").expect_err("no key").to_string();
+    assert!(!wrong.contains("hunter2"), "{wrong}");
+}
+
+#[test]
+fn alternates_are_read_and_shown() {
+    let text = "[[alternate]]\naddress = \"192.0.2.1:3478\"\n\
+                [[alternate]]\naddress = \"[2001:db8::1]:5349\"\ndomain = \"turn2.example.org\"\n\
+                transports = [\"tls\", \"dtls\"]\nwhen = \"always\"";
+    let read = settings(text);
+    let [plain, named] = &read.alternates[..] else { panic!("two: {:?}", read.alternates) };
+    assert_eq!((plain.alternate.when, &plain.alternate.domain), (AlternateWhen::Drain, &None));
+    assert!(plain.alternate.transports.is_empty());
+    assert_eq!(named.alternate.transports, [Transport::Tls, Transport::Dtls]);
+    assert_eq!(named.alternate.domain.as_deref(), Some("turn2.example.org"));
+    assert_eq!(values_of(settings(&read.to_toml())).alternates, read.alternates);
+}
+
+#[test]
+fn the_example_names_every_key_of_tables_that_repeat() {
+    let names = |table: &str, keys: Vec<&str>| {
+        let (_, after) = EXAMPLE.split_once(&format!("#[[{table}]]")).expect("there is one");
+        let own = after.split_once("#[[").map_or(after, |(own, _)| own);
+        for key in keys {
+            assert!(own.contains(&format!("\n#{key} = ")), "{table}.{key} is not documented");
+        }
+    };
+    names("realm", REALM_KEYS.iter().map(KeySpec::name).collect());
+    names("alternate", ALTERNATE_KEYS.iter().map(KeySpec::name).collect());
+}
+
+#[test]
+fn what_a_reload_cannot_change_is_named() {
+    let old = settings("[server]\nrealm = \"a\"\nworkers = 2");
+    let new = settings("[server]\nrealm = \"b\"\nworkers = 3\n[admin]\nlisten = \"off\"");
+    assert_eq!(old.unchangeable(&new), ["server.workers", "admin.listen"]);
+}
+
+#[test]
+fn an_unreadable_file_is_one_clear_error() {
+    let sources = Sources::new(Some("/nonexistent/turnpike.toml".into()), Vec::new(), Flags::new());
+    let message = sources.load().expect_err("no such file").to_string();
+    assert!(
+        message.starts_with("/nonexistent/turnpike.toml: cannot read the configuration file"),
+        "{message}"
+    );
+}
+
+#[test]
+fn what_has_changed_is_told_by_key_secret_ones_included_and_without_those_that_need_a_restart() {
+    let secret: Vec<&str> = KEYS.iter().filter(|spec| spec.secret).map(|spec| spec.path).collect();
+    let compared: Vec<&str> = SECRET_KEYS.iter().map(|(path, _)| *path).collect();
+    assert_eq!(secret, compared, "each secret key needs a comparison of its own");
+    let changed = |old: &str, new: &str| settings(old).changed(&settings(new));
+    let one = "[auth]\nusers = [\"a:one\"]\n";
+    assert_eq!(changed(one, one), [""; 0]);
+    assert_eq!(changed(one, "[auth]\nusers = [\"a:two\"]\n"), ["auth.users"]);
+    assert_eq!(changed(one, "[auth]\nsecrets = [\"one\"]\n"), ["auth.users", "auth.secrets"]);
+    let key = |key: &str| format!("{one}[oauth]\nkey = [{{ kid = \"n\", key = \"{key}\" }}]\n");
+    assert_eq!(changed(&key("AAAAAAAAAAAAAAAAAAAAAA=="), &key("AQEBAQEBAQEBAQEBAQEBAQ==")), ["oauth.key"]);
+    let other = format!("{one}[relay]\nports = \"50000-50999\"\n[peers]\ndeny = [\"8.8.8.8\"]\n");
+    assert_eq!(changed(one, &other), ["peers.deny"]);
+}

@@ -1,0 +1,118 @@
+//! Tables that may stand in the file several times (`[[realm]]`): each is read by a table of keys of its own. There is no
+//! environment variable and no flag for them.
+
+use std::collections::BTreeSet;
+
+use super::{
+    Origin,
+    error::ConfigError,
+    key::KeySpec,
+    read::Reader,
+    source::{Entry, Node, Value},
+};
+
+/// A place in the file; ignored when settings are compared.
+#[derive(Clone, Debug)]
+pub struct Place(pub(crate) Origin);
+
+impl PartialEq for Place {
+    fn eq(&self, _: &Self) -> bool {
+        true
+    }
+}
+
+impl Default for Place {
+    fn default() -> Self {
+        Self(Origin::Default)
+    }
+}
+
+/// One of several tables of the same name.
+pub(crate) struct Repeated<S> {
+    pub(crate) settings: S,
+    /// Where it begins.
+    pub(crate) place: Place,
+}
+
+/// Reads every `[[name]]` of a file; mistakes go to `problems`, and a table with mistakes is left out. `must` lists paths of
+/// keys that each table has to have.
+pub(crate) fn read<S: Default>(
+    name: &'static str,
+    keys: &'static [KeySpec<S>],
+    must: &[&'static str],
+    entries: &[Entry],
+    problems: &mut Vec<ConfigError>,
+) -> Vec<Repeated<S>> {
+    let mut read = Vec::new();
+    for entry in entries.iter().filter(|entry| entry.key == name) {
+        let Value::List(tables) = &entry.node.value else {
+            problems.push(no_array(name, entry));
+            continue;
+        };
+        read.extend(tables.iter().filter_map(|table| read_one(name, keys, must, entry, table, problems)));
+    }
+    read
+}
+
+/// The tables as they would stand in a file.
+pub(crate) fn as_toml<'a, S: 'a>(
+    name: &'static str,
+    keys: &'static [KeySpec<S>],
+    tables: impl Iterator<Item = (&'a S, &'a Place)>,
+) -> String {
+    use std::fmt::Write as _;
+    let mut text = String::new();
+    for (settings, place) in tables {
+        let _ = writeln!(text, "\n[[{name}]] # {}", place.0);
+        for spec in keys {
+            let shown = (spec.show)(settings);
+            // A key without a default shows nothing unless somebody said it.
+            if !shown.is_empty() {
+                let _ = writeln!(text, "{} = {shown}", spec.name());
+            }
+        }
+    }
+    text
+}
+
+fn read_one<S: Default>(
+    name: &'static str,
+    keys: &'static [KeySpec<S>],
+    must: &[&'static str],
+    entry: &Entry,
+    table: &Node,
+    problems: &mut Vec<ConfigError>,
+) -> Option<Repeated<S>> {
+    let Value::Table(members) = &table.value else {
+        problems.push(no_array(name, entry));
+        return None;
+    };
+    let mut settings = S::default();
+    let mut said = BTreeSet::new();
+    let mut good = true;
+    for member in members {
+        let Some(spec) = keys.iter().find(|spec| spec.name() == member.key) else {
+            let names: Vec<&str> = keys.iter().map(KeySpec::name).collect();
+            problems.push(ConfigError::unknown_key(name, member, &names));
+            good = false;
+            continue;
+        };
+        // Said, though perhaps wrongly: a mistake is told once, not again as a missing key.
+        said.insert(spec.path);
+        good &= (spec.apply)(&mut Reader::new(spec, problems), &member.node, &mut settings).is_some();
+    }
+    for spec in keys.iter().filter(|spec| must.contains(&spec.path) && !said.contains(spec.path)) {
+        problems.push(ConfigError::new(
+            &table.origin,
+            spec.path,
+            format!("this [[{name}]] does not say it"),
+            spec.expected,
+        ));
+        good = false;
+    }
+    good.then(|| Repeated { settings, place: Place(table.origin.clone()) })
+}
+
+fn no_array(name: &str, entry: &Entry) -> ConfigError {
+    ConfigError::new(&entry.origin, name, "it is no list of tables", format!("[[{name}]], once for each"))
+}

@@ -1,0 +1,186 @@
+//! When the certificates in use expire, for the log and the metrics. Nothing else checks this while the server runs: TLS goes
+//! on presenting a certificate that has expired.
+
+use std::{
+    fmt::Write,
+    sync::{Mutex, MutexGuard, PoisonError},
+};
+
+use jiff::{Timestamp, tz::TimeZone};
+use turnpike_config::Certificate;
+use turnpike_relay::Identity;
+
+/// Programs that renew certificates do so about 30 days before they expire: 14 days before, something is wrong.
+const SOON: i64 = 14 * DAY;
+/// Early enough that a weekend does not hide it.
+const VERY_SOON: i64 = 3 * DAY;
+const DAY: i64 = 86_400;
+/// DNS names of one certificate that the log tells.
+const NAMES: usize = 8;
+
+/// Shared by the control thread, which changes it, and the admin page.
+#[derive(Debug, Default)]
+pub(crate) struct CertificateExpiry(Mutex<Vec<Shown>>);
+
+#[derive(Debug)]
+struct Shown {
+    file: String,
+    /// Unix time.
+    not_after: u64,
+    /// What the log has said of its end.
+    told: Nearness,
+}
+
+/// How near the end of a certificate is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Nearness {
+    Far,
+    Soon,
+    VerySoon,
+    Over,
+}
+
+impl CertificateExpiry {
+    /// These are in use from now on; the log names each with its host names and expiry.
+    pub(crate) fn show(&self, certificates: &[Certificate]) {
+        for Certificate { file, identity } in certificates {
+            tracing::info!(
+                "certificate {} for {}, valid until {}",
+                file.display(),
+                names(identity),
+                date(identity.not_after())
+            );
+        }
+        self.put(
+            certificates.iter().map(|certificate| {
+                (certificate.file.display().to_string(), certificate.identity.not_after())
+            }),
+        );
+        self.look();
+    }
+
+    /// Files, and when their certificates end.
+    pub(crate) fn put(&self, certificates: impl IntoIterator<Item = (String, u64)>) {
+        let mut new: Vec<Shown> = Vec::new();
+        for (file, not_after) in certificates {
+            // Named twice it is told once: metrics may not repeat themselves.
+            if new.iter().all(|other| other.file != file) {
+                new.push(Shown { file, not_after, told: Nearness::Far });
+            }
+        }
+        *self.lock() = new;
+    }
+
+    /// Warns of certificates whose expiry has come nearer since the last time.
+    pub(crate) fn look(&self) {
+        for (nearness, warning) in self.due(Timestamp::now().as_second()) {
+            match nearness {
+                Nearness::Over => tracing::error!("{warning}"),
+                _ => tracing::warn!("{warning}"),
+            }
+        }
+    }
+
+    fn due(&self, unix: i64) -> Vec<(Nearness, String)> {
+        let mut due = Vec::new();
+        for shown in &mut *self.lock() {
+            let left = i64::try_from(shown.not_after).unwrap_or(i64::MAX).saturating_sub(unix);
+            let nearness = match left {
+                ..0 => Nearness::Over,
+                0..VERY_SOON => Nearness::VerySoon,
+                VERY_SOON..SOON => Nearness::Soon,
+                SOON.. => Nearness::Far,
+            };
+            if nearness > shown.told {
+                let (file, end) = (&shown.file, date(shown.not_after));
+                let warning = if nearness == Nearness::Over {
+                    format!(
+                        "certificate {file} has expired ({end}): clients refuse it; renew it, the new one is read by itself"
+                    )
+                } else {
+                    format!(
+                        "certificate {file} expires in {} ({end}); renew it, the new one is read by itself",
+                        span(left)
+                    )
+                };
+                due.push((nearness, warning));
+            }
+            shown.told = nearness;
+        }
+        due
+    }
+
+    /// Files and the Unix times at which their certificates end.
+    pub(crate) fn ends(&self) -> Vec<(String, u64)> {
+        self.lock().iter().map(|shown| (shown.file.clone(), shown.not_after)).collect()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Vec<Shown>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn names(identity: &Identity) -> String {
+    let names = identity.names();
+    if names.is_empty() {
+        return "no DNS name".to_owned();
+    }
+    let mut text = names.iter().take(NAMES).map(String::as_str).collect::<Vec<_>>().join(", ");
+    if names.len() > NAMES {
+        let _ = write!(text, " and {} more", names.len() - NAMES);
+    }
+    text
+}
+
+fn date(unix: u64) -> String {
+    let time = i64::try_from(unix).ok().and_then(|unix| Timestamp::from_second(unix).ok());
+    time.map_or_else(
+        || "the end of time".to_owned(),
+        |time| time.to_zoned(TimeZone::UTC).strftime("%Y-%m-%d %H:%M:%S UTC").to_string(),
+    )
+}
+
+fn span(seconds: i64) -> String {
+    match seconds {
+        ..120 => format!("{seconds} s"),
+        120..7200 => format!("{} min", seconds / 60),
+        7200..172_800 => format!("{} h", seconds / 3600),
+        _ => format!("{} days", seconds / DAY),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_end_that_comes_nearer_is_told_at_each_step_and_once() {
+        let expiry = CertificateExpiry::default();
+        // 2027-01-15 08:00:00 UTC.
+        let end = 1_800_000_000_i64;
+        expiry.put([("a.pem".to_owned(), end.unsigned_abs()), ("far.pem".to_owned(), u64::MAX)]);
+        let told = |left: i64| {
+            let mut due = expiry.due(end - left);
+            assert!(due.len() <= 1, "{due:?}");
+            assert_eq!(expiry.due(end - left), [], "told once");
+            due.pop().map(|(_, text)| text)
+        };
+        assert_eq!(told(SOON), None);
+        let text = told(SOON - 1).expect("13 days");
+        assert!(text.starts_with("certificate a.pem expires in 13 days (2027-01-15 08:00:00 UTC)"), "{text}");
+        assert_eq!(told(VERY_SOON), None);
+        assert!(told(VERY_SOON - 1).expect("2 days").contains("expires in 2 days"));
+        assert_eq!(told(0), None, "its last second counts (RFC 5280 section 4.1.2.5)");
+        assert!(told(-1).expect("over").starts_with("certificate a.pem has expired"));
+        // A new one in the same file begins anew.
+        expiry.put([("a.pem".to_owned(), end.unsigned_abs())]);
+        assert!(told(10).expect("10 s").contains("expires in 10 s"));
+    }
+
+    #[test]
+    fn a_file_that_is_named_twice_is_shown_once() {
+        let expiry = CertificateExpiry::default();
+        expiry.put([("a.pem".to_owned(), 1), ("a.pem".to_owned(), 1), ("b.pem".to_owned(), 2)]);
+        assert_eq!(expiry.ends(), [("a.pem".to_owned(), 1), ("b.pem".to_owned(), 2)]);
+    }
+}

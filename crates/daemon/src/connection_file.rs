@@ -1,0 +1,208 @@
+//! rinetd's log file, for whoever reads it with a program: tab-separated, or as web servers write (`logcommon`).
+//!
+//! ```text
+//! 20/Nov/2026:12:00:00 <tab>client<tab>listen host<tab>port<tab>target host<tab>port<tab>bytes in<tab>bytes out<tab>result
+//! client - - [20/Nov/2026:12:00:00 +0100] "GET /rinetd-services/LISTEN/PORT/TARGET/PORT/RESULT HTTP/1.0" 200 out - - - in
+//! ```
+//!
+//! As rinetd does, hosts and ports are those of the configuration; of several targets the one that was reached is told. Different
+//! from rinetd: no "opened" lines, and refusals are limited as in the log. What has ended stands here, all of it.
+
+use std::{
+    collections::HashMap,
+    fmt::Write as _,
+    fs::{File, OpenOptions},
+    io::{self, Write as _},
+    path::Path,
+};
+
+use jiff::Zoned;
+use turnpike_config::forward::LineFormat;
+use turnpike_forward::{Address, Bind, ConnectionReport, EndReason, Rule};
+
+use crate::denial::{Denial, Lists};
+
+/// An open log file and what its lines say of the rules.
+pub(crate) struct ConnectionFile {
+    file: File,
+    format: LineFormat,
+    rules: HashMap<String, Rule>,
+    /// A full disk is told once.
+    failed: bool,
+}
+
+impl ConnectionFile {
+    /// Opens the file to append to it; it is made if it is not there.
+    ///
+    /// # Errors
+    /// Those of open(2).
+    pub(crate) fn open(path: &Path, format: LineFormat, rules: &[Rule]) -> io::Result<Self> {
+        let file = OpenOptions::new().append(true).create(true).open(path)?;
+        let rules = rules.iter().map(|rule| (rule.id.0.clone(), rule.clone())).collect();
+        Ok(Self { file, format, rules, failed: false })
+    }
+
+    /// Appends a line per report in one write; `lists` say why a client was refused.
+    pub(crate) fn write(&mut self, reports: &[ConnectionReport], lists: &Lists) {
+        let mut text = String::new();
+        let now = Zoned::now();
+        for report in reports {
+            self.line(&mut text, report, lists, &now);
+        }
+        let written = self.file.write_all(text.as_bytes());
+        if let Err(error) = &written
+            && !self.failed
+        {
+            tracing::warn!("cannot write to the file of connections: {error}");
+        }
+        self.failed = written.is_err();
+    }
+
+    fn line(&self, text: &mut String, report: &ConnectionReport, lists: &Lists, now: &Zoned) {
+        let rule = self.rules.get(&report.rule.0);
+        let unknown = || ("?".to_owned(), 0);
+        let (from_host, from_port) = rule.map_or_else(unknown, |rule| (host_of(rule), rule.ports.first));
+        // With several targets the configuration cannot say which one it was.
+        let (to_host, to_port) = match (rule.map(|rule| &rule.targets[..]), &report.target) {
+            (Some([only]), _) if only.ports.first == only.ports.last => {
+                (only.host.to_string().trim_matches(['[', ']']).to_owned(), only.ports.first)
+            }
+            (_, Some(target)) => (show(target), target.port()),
+            (_, None) => unknown(),
+        };
+        let client = show(&report.client);
+        let result = result(report, lists);
+        let time = now.strftime("%d/%b/%Y:%H:%M:%S");
+        let (bytes_in, bytes_out) = (report.to_target, report.to_client);
+        // A String takes any text.
+        let _ = match self.format {
+            LineFormat::Rinetd => writeln!(
+                text,
+                "{time} \t{client}\t{from_host}\t{from_port}\t{to_host}\t{to_port}\t{bytes_in}\t{bytes_out}\t{result}"
+            ),
+            LineFormat::Common => writeln!(
+                text,
+                "{client} - - [{time} {zone}] \"GET /rinetd-services/{from_host}/{from_port}/{to_host}/{to_port}/{result} \
+                 HTTP/1.0\" 200 {bytes_out} - - - {bytes_in}",
+                zone = now.strftime("%z")
+            ),
+        };
+    }
+}
+
+/// rinetd's words, "local" being the target's side and "remote" the client's. Who closed first when both ended in order is not
+/// known here; the client most often does.
+fn result(report: &ConnectionReport, lists: &Lists) -> &'static str {
+    match report.reason {
+        EndReason::TargetReset | EndReason::TargetDown => "done-local-closed",
+        EndReason::ConnectFailed => "local-connect-failed -",
+        EndReason::Denied => match lists.denial(&report.rule.0, report.client.ip()) {
+            Some(Denial::NotAllowed) => "not-allowed",
+            _ => "denied",
+        },
+        EndReason::Limit | EndReason::BadProxyHeader | EndReason::UntrustedProxy => "accept-failed -",
+        _ => "done-remote-closed",
+    }
+}
+
+/// The listener's host as the configuration has it.
+fn host_of(rule: &Rule) -> String {
+    match &rule.bind {
+        Bind::Ip(ip) => ip.to_string(),
+        Bind::Unix(name) => format!("unix:{name}"),
+    }
+}
+
+/// An address without its port.
+fn show(address: &Address) -> String {
+    address.ip().map_or_else(|| address.to_string(), |ip| ip.to_canonical().to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        net::SocketAddr,
+        sync::atomic::{AtomicU64, Ordering},
+        time::Duration,
+    };
+
+    use turnpike_config::forward::ForwardSettings;
+    use turnpike_forward::{Access, Pattern, RuleId};
+
+    use super::*;
+    use crate::denial::rule;
+
+    const WHEN: &str = "2026-11-20T12:00:00+01:00[+01:00]";
+
+    fn line(format: LineFormat, rule: &str, report: &ConnectionReport) -> String {
+        let rule = self::rule(rule);
+        // Tests run at the same time, in one process.
+        static NUMBER: AtomicU64 = AtomicU64::new(0);
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        let path = std::env::temp_dir().join(format!("turnpike-connections-{}-{number}", std::process::id()));
+        let access = Access { allow: vec![Pattern::Wildcard("192.0.2.*".to_owned())], deny: Vec::new() };
+        let settings = ForwardSettings { rules: vec![rule], access, ..ForwardSettings::default() };
+        let file = ConnectionFile::open(&path, format, &settings.rules);
+        let file = file.expect("a temporary file");
+        std::fs::remove_file(&path).expect("it is there");
+        let mut text = String::new();
+        file.line(&mut text, report, &Lists::new(&settings), &WHEN.parse().expect("a time"));
+        text
+    }
+
+    fn at(text: &str) -> Address {
+        text.parse::<SocketAddr>().expect("an address").into()
+    }
+
+    fn report(reason: EndReason) -> ConnectionReport {
+        ConnectionReport {
+            rule: RuleId("web".to_owned()),
+            client: at("192.0.2.9:50000"),
+            target: Some(at("10.0.0.2:80")),
+            to_target: 100,
+            to_client: 2000,
+            lived: Duration::from_secs(3),
+            reason,
+        }
+    }
+
+    #[test]
+    fn the_tab_separated_line_is_rinetds() {
+        let line =
+            line(LineFormat::Rinetd, "tcp://[::]:8080=web.example:80?name=web", &report(EndReason::Finished));
+        assert_eq!(
+            line,
+            "20/Nov/2026:12:00:00 \t192.0.2.9\t::\t8080\tweb.example\t80\t100\t2000\tdone-remote-closed\n"
+        );
+    }
+
+    #[test]
+    fn the_common_line_is_rinetds() {
+        let line = line(
+            LineFormat::Common,
+            "tcp://0.0.0.0:8080=10.0.0.2:80?name=web",
+            &report(EndReason::TargetReset),
+        );
+        assert_eq!(
+            line,
+            "192.0.2.9 - - [20/Nov/2026:12:00:00 +0100] \
+             \"GET /rinetd-services/0.0.0.0/8080/10.0.0.2/80/done-local-closed HTTP/1.0\" 200 2000 - - - 100\n"
+        );
+    }
+
+    #[test]
+    fn of_several_targets_the_one_that_was_reached_is_told() {
+        let rule = "tcp://0.0.0.0:8080=a.example:80,b.example:80?name=web";
+        let text = line(LineFormat::Rinetd, rule, &report(EndReason::Finished));
+        assert!(text.contains("\t10.0.0.2\t80\t"), "{text}");
+    }
+
+    #[test]
+    fn a_refusal_says_which_list_it_was() {
+        let rule = "tcp://0.0.0.0:8080=10.0.0.2:80?name=web&deny=192.0.2.9";
+        let mut refused = ConnectionReport { target: None, ..report(EndReason::Denied) };
+        assert!(line(LineFormat::Rinetd, rule, &refused).ends_with("\tdenied\n"));
+        refused.client = at("198.51.100.1:5");
+        assert!(line(LineFormat::Rinetd, rule, &refused).ends_with("\tnot-allowed\n"));
+    }
+}

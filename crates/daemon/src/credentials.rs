@@ -1,0 +1,338 @@
+//! The credential store of a configuration: static users with keys made beforehand, and shared secrets from which
+//! the keys of time-limited users are made on request. Asked on requests only, never on the packet path.
+
+use std::collections::HashMap;
+
+use turnpike_config::{
+    Secret, Settings, StoredKey, User, UserSecret,
+    realms::{self, RealmView},
+    restapi_credentials,
+};
+use turnpike_relay::CredentialStore;
+use turnpike_turn::server::{Lookup, User as Named};
+use turnpike_wire::integrity::{Key, KeyAlgorithm, userhash};
+use zeroize::Zeroizing;
+
+/// Users and secrets of all realms.
+///
+/// Names that do not exist are verified against a random key, so that the time of an answer does not tell which
+/// names exist. Keys are compared by the verifier, in constant time. The maps use the standard library's keyed hash,
+/// because their keys are chosen by whoever sends a request.
+pub(crate) struct Credentials {
+    realms: HashMap<Box<str>, RealmCredentials>,
+    decoy: Key,
+}
+
+/// Users and secrets of one realm, which are of no use in any other.
+struct RealmCredentials {
+    name: String,
+    users: HashMap<Box<str>, UserKeys>,
+    by_hash: HashMap<[u8; 32], Box<str>>,
+    secrets: Vec<Secret>,
+}
+
+struct UserKeys {
+    md5: Option<Key>,
+    sha256: Option<Key>,
+}
+
+impl Credentials {
+    /// Makes all keys of the static users.
+    pub(crate) fn new(settings: &Settings) -> Self {
+        let all = realms::all(settings);
+        let realms = all.iter().map(|realm| (realm.name.into(), RealmCredentials::new(realm))).collect();
+        Self { realms, decoy: Key::from_bytes(&rand::random::<[u8; 16]>()) }
+    }
+}
+
+impl CredentialStore for Credentials {
+    fn check(
+        &self,
+        user: Named<'_>,
+        realm: &str,
+        algorithm: KeyAlgorithm,
+        unix: u64,
+        verify: &mut dyn FnMut(&Key) -> bool,
+    ) -> Lookup {
+        // During a reload a worker may still ask for a realm that is no more.
+        let found = self.realms.get(realm).and_then(|realm| {
+            let name = realm.name_of(user)?;
+            realm
+                .check_static(name, algorithm, &self.decoy, verify)
+                .or_else(|| realm.check_time_limited(name, algorithm, unix, verify))
+        });
+        found.unwrap_or_else(|| {
+            verify(&self.decoy);
+            Lookup::NoSuchUser
+        })
+    }
+}
+
+impl RealmCredentials {
+    fn new(realm: &RealmView<'_>) -> Self {
+        let mut users = HashMap::with_capacity(realm.users.len());
+        let mut by_hash = HashMap::with_capacity(realm.users.len());
+        for user in realm.users {
+            by_hash.insert(userhash(&user.name, realm.name), user.name.as_str().into());
+            users.insert(user.name.as_str().into(), UserKeys::new(user, realm.name));
+        }
+        Self { name: realm.name.to_owned(), users, by_hash, secrets: realm.secrets.to_vec() }
+    }
+
+    /// Time-limited names cannot be found by hash: they exist nowhere before the client makes them up.
+    fn name_of<'a>(&'a self, user: Named<'a>) -> Option<&'a str> {
+        match user {
+            Named::Name(name) => Some(name),
+            Named::Hash(hash) => self.by_hash.get(hash).map(AsRef::as_ref),
+        }
+    }
+
+    fn check_static(
+        &self,
+        name: &str,
+        algorithm: KeyAlgorithm,
+        decoy: &Key,
+        verify: &mut dyn FnMut(&Key) -> bool,
+    ) -> Option<Lookup> {
+        let keys = self.users.get(name)?;
+        let key = match algorithm {
+            KeyAlgorithm::Md5 => keys.md5.as_ref(),
+            KeyAlgorithm::Sha256 => keys.sha256.as_ref(),
+        };
+        let accepted = verify(key.unwrap_or(decoy)) && key.is_some();
+        Some(if accepted {
+            Lookup::Accepted { username: name.into(), identity: name.into() }
+        } else {
+            Lookup::WrongKey { username: name.into() }
+        })
+    }
+
+    fn check_time_limited(
+        &self,
+        name: &str,
+        algorithm: KeyAlgorithm,
+        unix: u64,
+        verify: &mut dyn FnMut(&Key) -> bool,
+    ) -> Option<Lookup> {
+        if self.secrets.is_empty() {
+            return None;
+        }
+        let (expiry, id) = restapi_credentials::parse(name)?;
+        if expiry < unix {
+            return Some(Lookup::Expired { ago: unix - expiry });
+        }
+        let accepted = self.secrets.iter().any(|secret| {
+            let password = restapi_credentials::password(secret, name);
+            verify(&Key::long_term(algorithm, name, &self.name, password.reveal().as_bytes()))
+        });
+        Some(if accepted {
+            Lookup::Accepted { username: name.into(), identity: identity(name, id) }
+        } else {
+            Lookup::WrongKey { username: name.into() }
+        })
+    }
+}
+
+/// Whom quotas count of a time-limited name: its id, or a client would get a new quota with each new timestamp. An id is no user of
+/// the configuration that has the same name: those have no colon, nor has the name of a token's key.
+fn identity(name: &str, id: &str) -> Box<str> {
+    let counted = if id.is_empty() { name } else { id };
+    [":", counted].concat().into_boxed_str()
+}
+
+impl UserKeys {
+    fn new(user: &User, realm: &str) -> Self {
+        match &user.secret {
+            UserSecret::Password(password) => {
+                let key =
+                    |algorithm| Key::long_term(algorithm, &user.name, realm, password.reveal().as_bytes());
+                Self { md5: Some(key(KeyAlgorithm::Md5)), sha256: Some(key(KeyAlgorithm::Sha256)) }
+            }
+            UserSecret::Keys(keys) => {
+                let mut made = Self { md5: None, sha256: None };
+                for key in keys {
+                    let (slot, digits) = match key {
+                        StoredKey::Md5(digits) => (&mut made.md5, digits),
+                        StoredKey::Sha256(digits) => (&mut made.sha256, digits),
+                    };
+                    *slot = hex::decode(digits.reveal())
+                        .ok()
+                        .map(|bytes| Key::from_bytes(&Zeroizing::new(bytes)));
+                }
+                made
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use turnpike_config::RealmSettings;
+
+    use super::*;
+
+    const NOW: u64 = 1_700_000_000;
+
+    fn settings() -> Settings {
+        let (md5, _) = restapi_credentials::stored_keys("stored", "turnpike", &Secret::new("pw"));
+        let user = |name: &str, secret| User { name: name.to_owned(), secret };
+        Settings {
+            users: vec![
+                user("alice", UserSecret::Password(Secret::new("pw"))),
+                user("stored", UserSecret::Keys(StoredKey::from_hex(&md5).into_iter().collect())),
+            ],
+            secrets: vec![Secret::new("old"), Secret::new("new")],
+            ..Settings::default()
+        }
+    }
+
+    /// Asks as a client would that knows `password`.
+    fn ask(user: Named<'_>, key_name: &str, algorithm: KeyAlgorithm, password: &str) -> Lookup {
+        let key = Key::long_term(algorithm, key_name, "turnpike", password.as_bytes());
+        Credentials::new(&settings())
+            .check(user, "turnpike", algorithm, NOW, &mut |candidate| *candidate == key)
+    }
+
+    fn ask_name(name: &str, password: &str) -> Lookup {
+        ask(Named::Name(name), name, KeyAlgorithm::Md5, password)
+    }
+
+    fn accepted(username: &str, identity: &str) -> Lookup {
+        Lookup::Accepted { username: username.into(), identity: identity.into() }
+    }
+
+    fn wrong_key(username: &str) -> Lookup {
+        Lookup::WrongKey { username: username.into() }
+    }
+
+    #[test]
+    fn static_users_authenticate_with_both_algorithms() {
+        assert_eq!(ask_name("alice", "pw"), accepted("alice", "alice"));
+        let sha256 = ask(Named::Name("alice"), "alice", KeyAlgorithm::Sha256, "pw");
+        assert_eq!(sha256, accepted("alice", "alice"));
+        assert_eq!(ask_name("alice", "wrong"), wrong_key("alice"));
+        assert_eq!(ask_name("bob", "pw"), Lookup::NoSuchUser);
+    }
+
+    #[test]
+    fn stored_keys_authenticate_with_their_algorithm_only() {
+        assert_eq!(ask_name("stored", "pw"), accepted("stored", "stored"));
+        let sha256 = ask(Named::Name("stored"), "stored", KeyAlgorithm::Sha256, "pw");
+        assert_eq!(sha256, wrong_key("stored"));
+    }
+
+    #[test]
+    fn a_userhash_finds_its_static_user() {
+        let hash = userhash("alice", "turnpike");
+        assert_eq!(ask(Named::Hash(&hash), "alice", KeyAlgorithm::Sha256, "pw"), accepted("alice", "alice"));
+        assert_eq!(ask(Named::Hash(&hash), "alice", KeyAlgorithm::Sha256, "wrong"), wrong_key("alice"));
+        let stranger = userhash("bob", "turnpike");
+        assert_eq!(ask(Named::Hash(&stranger), "bob", KeyAlgorithm::Sha256, "pw"), Lookup::NoSuchUser);
+    }
+
+    #[test]
+    fn each_secret_makes_valid_time_limited_credentials_and_quotas_count_the_id() {
+        let name = restapi_credentials::username(NOW + 60, "carol");
+        for secret in ["old", "new"] {
+            let password = restapi_credentials::password(&Secret::new(secret), &name);
+            assert_eq!(ask_name(&name, password.reveal()), accepted(&name, ":carol"), "{secret}");
+        }
+        assert_eq!(ask_name(&name, "guess"), wrong_key(&name));
+    }
+
+    #[test]
+    fn an_expired_credential_says_for_how_long() {
+        let name = restapi_credentials::username(NOW - 42, "carol");
+        let password = restapi_credentials::password(&Secret::new("new"), &name);
+        assert_eq!(ask_name(&name, password.reveal()), Lookup::Expired { ago: 42 });
+        let last_second = restapi_credentials::username(NOW, "carol");
+        let password = restapi_credentials::password(&Secret::new("new"), &last_second);
+        assert_eq!(ask_name(&last_second, password.reveal()), accepted(&last_second, ":carol"));
+    }
+
+    /// Whoever may ask for time-limited credentials chooses the id.
+    #[test]
+    fn a_time_limited_id_does_not_count_with_a_user_or_token_of_the_same_name() {
+        let timed = |id: &str| {
+            let name = restapi_credentials::username(NOW + 60, id);
+            match ask_name(&name, restapi_credentials::password(&Secret::new("new"), &name).reveal()) {
+                Lookup::Accepted { identity, .. } => identity,
+                other => panic!("{other:?}"),
+            }
+        };
+        let Lookup::Accepted { identity: user, .. } = ask_name("alice", "pw") else { panic!() };
+        assert_ne!(timed("alice"), user);
+        assert_ne!(*timed("kid/0123456789abcdef"), *"kid/0123456789abcdef");
+        // All timestamps of an id count together.
+        let later = restapi_credentials::username(NOW + 99, "alice");
+        assert_eq!(
+            ask_name(&later, restapi_credentials::password(&Secret::new("old"), &later).reveal()),
+            accepted(&later, &timed("alice"))
+        );
+        assert_ne!(timed("alice"), timed("bob"));
+    }
+
+    #[test]
+    fn an_unknown_name_costs_a_verification_like_a_known_one() {
+        let mut calls = 0;
+        let lookup = Credentials::new(&settings()).check(
+            Named::Name("bob"),
+            "turnpike",
+            KeyAlgorithm::Md5,
+            NOW,
+            &mut |_| {
+                calls += 1;
+                true
+            },
+        );
+        assert_eq!((lookup, calls), (Lookup::NoSuchUser, 1));
+    }
+
+    #[test]
+    fn keys_of_another_realm_accept_nobody() {
+        let lookup = Credentials::new(&settings()).check(
+            Named::Name("alice"),
+            "elsewhere",
+            KeyAlgorithm::Md5,
+            NOW,
+            &mut |_| true,
+        );
+        assert_eq!(lookup, Lookup::NoSuchUser);
+    }
+
+    #[test]
+    fn each_realm_knows_its_own_users_and_secrets_only() {
+        let realm = |name: &str, user: &str, secret: &str| RealmSettings {
+            name: name.to_owned(),
+            users: vec![User { name: user.to_owned(), secret: UserSecret::Password(Secret::new("pw")) }],
+            secrets: vec![Secret::new(secret)],
+            ..RealmSettings::default()
+        };
+        let settings =
+            Settings { realms: vec![realm("a", "ann", "sa"), realm("b", "bob", "sb")], ..settings() };
+        let store = Credentials::new(&settings);
+        let timed = restapi_credentials::username(NOW + 60, "carol");
+        let timed_password = restapi_credentials::password(&Secret::new("sb"), &timed);
+        for (asked, name, password, good) in [
+            ("a", "ann", "pw", true),
+            ("b", "bob", "pw", true),
+            ("turnpike", "alice", "pw", true),
+            ("a", "bob", "pw", false),
+            ("b", "ann", "pw", false),
+            ("a", "alice", "pw", false),
+            ("turnpike", "ann", "pw", false),
+            ("b", &timed, timed_password.reveal(), true),
+            ("a", &timed, timed_password.reveal(), false),
+            ("turnpike", &timed, timed_password.reveal(), false),
+        ] {
+            // The key is that of the realm asked, as a client makes it.
+            let key = Key::long_term(KeyAlgorithm::Sha256, name, asked, password.as_bytes());
+            let mut verify = |candidate: &Key| *candidate == key;
+            let lookup = store.check(Named::Name(name), asked, KeyAlgorithm::Sha256, NOW, &mut verify);
+            assert_eq!(matches!(lookup, Lookup::Accepted { .. }), good, "{name} in {asked}: {lookup:?}");
+        }
+        let hash = userhash("ann", "a");
+        let lookup = store.check(Named::Hash(&hash), "b", KeyAlgorithm::Sha256, NOW, &mut |_| true);
+        assert_eq!(lookup, Lookup::NoSuchUser);
+    }
+}

@@ -1,0 +1,89 @@
+//! Which list keeps a client out; the log and the file of connections tell it.
+
+use std::{collections::HashMap, net::IpAddr};
+
+use turnpike_config::forward::{ForwardSettings, show_pattern};
+use turnpike_forward::{Access, Pattern};
+
+/// The lists of all rules.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Lists {
+    /// Asked first.
+    global: Access,
+    rules: HashMap<String, Access>,
+}
+
+/// Why a client is kept out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Denial<'a> {
+    /// There is a list of those who are let in, and it is on none: the default then.
+    NotAllowed,
+    /// By this pattern.
+    Denied(&'a Pattern),
+}
+
+impl Lists {
+    pub(crate) fn new(settings: &ForwardSettings) -> Self {
+        let rules = settings.rules.iter().map(|rule| (rule.id.0.clone(), rule.access.clone())).collect();
+        Self { global: settings.access.clone(), rules }
+    }
+
+    /// In the order in which the forwarder asks. `None` if these lists let it in: they may be newer than the denial.
+    pub(crate) fn denial(&self, rule: &str, client: Option<IpAddr>) -> Option<Denial<'_>> {
+        let Some(client) = client else {
+            // Nobody asks for the global lists of one without an address, and no pattern fits it.
+            let access = self.rules.get(rule)?;
+            return (!access.allow.is_empty()).then_some(Denial::NotAllowed);
+        };
+        [Some(&self.global), self.rules.get(rule)].into_iter().flatten().find_map(|access| {
+            let matches = |pattern: &&Pattern| pattern.matches(client);
+            if !access.allow.is_empty() && !access.allow.iter().any(|pattern| matches(&pattern)) {
+                return Some(Denial::NotAllowed);
+            }
+            access.deny.iter().find(matches).map(Denial::Denied)
+        })
+    }
+}
+
+impl Denial<'_> {
+    /// For a log line.
+    pub(crate) fn text(self) -> String {
+        match self {
+            Self::NotAllowed => "default: no allow pattern matches".to_owned(),
+            Self::Denied(pattern) => format!("deny {}", show_pattern(pattern)),
+        }
+    }
+}
+
+/// The rule of a command line.
+#[cfg(test)]
+pub(crate) fn rule(argument: &str) -> turnpike_forward::Rule {
+    use turnpike_config::{Flags, forward::ForwardSources};
+    let sources = ForwardSources::from_process(None, vec![argument.to_owned()], Flags::new());
+    sources.load().expect("a valid rule").settings.rules.remove(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_denial_names_the_pattern_or_says_that_none_allows() {
+        let rule = "tcp://0.0.0.0:8080=10.0.0.2:80?name=web&allow=192.0.2.*&deny=192.0.2.9,192.0.2.16/28";
+        let rule = super::rule(rule);
+        let global = Access { allow: Vec::new(), deny: vec![Pattern::Wildcard("203.0.113.*".to_owned())] };
+        let settings = ForwardSettings { rules: vec![rule], access: global, ..ForwardSettings::default() };
+        let lists = Lists::new(&settings);
+        for (rule, client, text) in [
+            ("web", "192.0.2.9", Some("deny 192.0.2.9")),
+            ("web", "192.0.2.17", Some("deny 192.0.2.16/28")),
+            ("web", "203.0.113.1", Some("deny 203.0.113.*")),
+            ("web", "198.51.100.1", Some("default: no allow pattern matches")),
+            ("web", "192.0.2.1", None),
+            ("another", "198.51.100.1", None),
+        ] {
+            let denial = lists.denial(rule, client.parse().ok());
+            assert_eq!(denial.map(Denial::text).as_deref(), text, "{rule} {client}");
+        }
+    }
+}

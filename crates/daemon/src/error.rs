@@ -1,0 +1,64 @@
+//! Why a daemon did not start, or ended other than by being told to.
+
+use std::{
+    io,
+    path::{Path, PathBuf},
+};
+
+use turnpike_config::ConfigErrors;
+use turnpike_relay::DtlsError;
+
+use crate::admin::AdminError;
+
+/// Each message is one sentence that says what to change.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum DaemonError {
+    /// Nothing was started, and no socket opened.
+    #[error(transparent)]
+    Config(#[from] ConfigErrors),
+    /// The TURN server did not start.
+    #[error(transparent)]
+    Serve(#[from] turnpike_relay::StartError),
+    /// The forwarder did not start.
+    #[error(transparent)]
+    Forward(#[from] turnpike_forward::StartError),
+    /// Every rule failed, each for the reason in the log.
+    #[error("no rule is left to run; the log lines above say why of each")]
+    NothingLeft,
+    /// The admin address that was asked for cannot be had.
+    #[error(transparent)]
+    Admin(#[from] AdminError),
+    /// A file that the configuration names.
+    #[error("cannot write {what} {}: {source}; name another file, or none", path.display())]
+    File {
+        /// Which of them.
+        what: &'static str,
+        /// Where.
+        path: PathBuf,
+        /// The kernel's answer.
+        source: io::Error,
+    },
+    /// rustls.
+    #[error("cannot prepare TLS: {0}")]
+    Tls(String),
+    /// dimpl.
+    #[error(transparent)]
+    Dtls(#[from] DtlsError),
+    /// The control thread itself.
+    #[error("cannot start the control thread: {0}")]
+    Control(#[source] io::Error),
+    /// A worker ended by itself.
+    #[error(
+        "a worker has ended though nobody stopped it; the log lines above may say why, and a restart helps"
+    )]
+    Worker,
+}
+
+impl DaemonError {
+    /// For [`Result::map_err`].
+    pub(crate) fn file(what: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Self {
+        let path = path.to_owned();
+        move |source| Self::File { what, path, source }
+    }
+}

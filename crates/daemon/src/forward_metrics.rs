@@ -1,0 +1,270 @@
+//! `/metrics` of the forwarder: counters per rule, and per address of each target. The labels `rule` and `target` come from the
+//! configuration, and the addresses of a name are bounded, so that neither clients nor name servers choose how many time series
+//! there are.
+
+use std::{fmt, sync::Arc, time::Duration};
+
+use prometheus_client::{
+    collector::Collector,
+    encoding::{DescriptorEncoder, NoLabelSet},
+    metrics::MetricType,
+};
+use turnpike_forward::{CONNECT_BOUNDS, EndReason, Failure, RuleId, RuleSnapshot, TargetSnapshot};
+
+use crate::{
+    admin::MetricsPage,
+    control::Status,
+    exposition::{self, Common, Families, by_name, count, counter},
+    log_limit::LogCounts,
+};
+
+/// The exposition text of live snapshots, for the admin page.
+pub(crate) fn page(
+    snapshots: impl Fn() -> Vec<(RuleId, RuleSnapshot)> + Send + Sync + 'static,
+    status: Arc<Status>,
+    log: Arc<LogCounts>,
+) -> MetricsPage {
+    let rules = move || snapshots().into_iter().map(|(id, snapshot)| (id.0, snapshot)).collect();
+    exposition::page(move |common| Scrape { rules: rules(), common }, status, log)
+}
+
+#[derive(Debug)]
+struct Scrape {
+    /// By name.
+    rules: Vec<(String, RuleSnapshot)>,
+    common: Common,
+}
+
+impl Collector for Scrape {
+    fn encode(&self, encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        let mut page = Families { encoder, label: "rule", snapshots: &self.rules };
+        page.gauge("forward_connections", "Connections and sessions that exist.", |rule| rule.active)?;
+        page.each("forward_accepted", "Connections accepted and sessions begun.", |rule| rule.accepted)?;
+        page.by("forward_ended", "Connections and sessions that ended, by reason.", "reason", |rule| {
+            by_name(|reason| ended(rule, reason))
+        })?;
+        page.by("forward_bytes", "Payload bytes forwarded.", "direction", |rule| {
+            vec![("to_target", rule.to_target_bytes), ("to_client", rule.to_client_bytes)]
+        })?;
+        page.by("forward_datagrams", "Datagrams forwarded.", "direction", |rule| {
+            vec![("to_target", rule.to_target_datagrams), ("to_client", rule.to_client_datagrams)]
+        })?;
+        page.each("forward_spliced_bytes", "Payload bytes that never entered user space.", |rule| {
+            rule.spliced_bytes
+        })?;
+        page.each(
+            "forward_dropped_datagrams",
+            "Datagrams dropped: session limit, full queue, too long for the other side.",
+            |rule| rule.dropped_datagrams,
+        )?;
+        page.each(
+            "forward_limited_datagrams",
+            "Datagrams dropped because their rule or session had moved its bytes a second.",
+            |rule| rule.limited_datagrams,
+        )?;
+        page.each(
+            "forward_pauses",
+            "Times that a TCP connection stopped reading because its rule or it had moved its bytes a second.",
+            |rule| rule.pauses,
+        )?;
+        self.targets(&mut page.encoder)?;
+        self.common.encode(&mut page.encoder)
+    }
+}
+
+/// The series of a target, for what else tells them apart and its value.
+type Write<'w> = dyn FnMut(&[(&str, &str)], &TargetSnapshot) -> fmt::Result + 'w;
+
+impl Scrape {
+    fn targets(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
+        let mut gauge = |name, help, value: fn(&TargetSnapshot) -> u64| {
+            let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
+            self.each(&mut |labels, target| metric.encode_family(&labels)?.encode_gauge(&value(target)))
+        };
+        gauge(
+            "forward_target_up",
+            "Whether the last health check of, connect to or answer from an address of a target was good.",
+            |target| u64::from(target.up),
+        )?;
+        gauge(
+            "forward_target_connections",
+            "Connections and sessions with a target, those that are being opened included.",
+            |target| target.counts.open,
+        )?;
+        let mut metric = counter(
+            encoder,
+            "forward_target_connected",
+            "Connections that a target took, and UDP sessions begun with it.",
+        )?;
+        self.each(&mut |labels, target| count(&mut metric, labels, target.counts.connected))?;
+        let mut metric = counter(
+            encoder,
+            "forward_target_failed",
+            "Connects and sessions that a target failed, by reason.",
+        )?;
+        self.each(&mut |labels, target| {
+            let failed = |failure: Failure| target.counts.failed[failure as usize];
+            by_name(failed).into_iter().try_for_each(|(reason, failed)| {
+                count(&mut metric, &[labels, &[("reason", reason)]].concat(), failed)
+            })
+        })?;
+        let mut metric = counter(encoder, "forward_target_bytes", "Payload bytes forwarded, by target.")?;
+        self.each(&mut |labels, TargetSnapshot { counts, .. }| {
+            count(&mut metric, &[labels, &[("direction", "to_target")]].concat(), counts.to_target_bytes)?;
+            count(&mut metric, &[labels, &[("direction", "to_client")]].concat(), counts.to_client_bytes)
+        })?;
+        let mut metric = encoder.encode_descriptor(
+            "forward_target_connect_seconds",
+            "Time that a TCP target took to accept.",
+            None,
+            MetricType::Histogram,
+        )?;
+        self.each(&mut |labels, TargetSnapshot { counts, .. }| {
+            let bounds = CONNECT_BOUNDS.iter().map(Duration::as_secs_f64).chain([f64::INFINITY]);
+            let buckets: Vec<(f64, u64)> = bounds.zip(counts.connect_times).collect();
+            let total = counts.connect_times.iter().sum();
+            let sum = counts.connect_time.as_secs_f64();
+            metric.encode_family(&labels)?.encode_histogram::<NoLabelSet>(sum, total, &buckets, None)
+        })
+    }
+
+    fn each(&self, write: &mut Write<'_>) -> fmt::Result {
+        for (rule, snapshot) in &self.rules {
+            for target in &snapshot.targets {
+                let (name, address) = (target.target.to_string(), target.address.to_string());
+                write(&[("rule", rule), ("target", &name), ("address", &address)], target)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn ended(rule: &RuleSnapshot, reason: EndReason) -> u64 {
+    rule.ended.iter().filter(|(found, _)| *found == reason).map(|(_, count)| count).sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use turnpike_forward::{Endpoint, Host, PortRange, Tally};
+
+    use super::*;
+
+    const PAGE: &str = include_str!("../../../docs/forward.md");
+
+    fn target(port: u16) -> Endpoint {
+        let host = Host::Name("db.example.org".to_owned());
+        Endpoint { host, ports: PortRange { first: port, last: port }, weight: 3 }
+    }
+
+    #[test]
+    fn every_counter_has_a_series_per_rule() {
+        let snapshot = RuleSnapshot {
+            active: 3,
+            accepted: 10,
+            ended: vec![(EndReason::Denied, 2)],
+            to_target_bytes: 100,
+            to_client_datagrams: 7,
+            ..RuleSnapshot::default()
+        };
+        let id = RuleId("tcp://0.0.0.0:9000".to_owned());
+        let page = page(
+            move || vec![(id.clone(), snapshot.clone()), (RuleId("b".to_owned()), RuleSnapshot::default())],
+            Arc::default(),
+            Arc::new(LogCounts { lost: 4.into(), ends: 9.into(), ..LogCounts::default() }),
+        );
+        let text = page().expect("encodes");
+        for line in [
+            "turnpike_forward_connections{rule=\"tcp://0.0.0.0:9000\"} 3",
+            "turnpike_forward_accepted_total{rule=\"tcp://0.0.0.0:9000\"} 10",
+            "turnpike_forward_ended_total{rule=\"tcp://0.0.0.0:9000\",reason=\"denied\"} 2",
+            "turnpike_forward_ended_total{rule=\"b\",reason=\"finished\"} 0",
+            "turnpike_forward_ended_total{rule=\"b\",reason=\"untrusted_proxy\"} 0",
+            "turnpike_forward_bytes_total{rule=\"tcp://0.0.0.0:9000\",direction=\"to_target\"} 100",
+            "turnpike_forward_datagrams_total{rule=\"tcp://0.0.0.0:9000\",direction=\"to_client\"} 7",
+            "turnpike_forward_spliced_bytes_total{rule=\"b\"} 0",
+            "turnpike_forward_dropped_datagrams_total{rule=\"b\"} 0",
+            "turnpike_log_lines_lost_total 4",
+            "turnpike_log_lines_suppressed_total{kind=\"end\"} 9",
+            "turnpike_draining 0.0",
+        ] {
+            assert!(text.lines().any(|found| found == line), "no {line} in\n{text}");
+        }
+        assert!(text.ends_with("# EOF\n"));
+    }
+
+    #[test]
+    fn every_counter_of_a_target_has_a_series_per_address() {
+        let mut counts = Tally::default();
+        (counts.open, counts.connected, counts.failed) = (2, 5, [0, 3, 0, 0]);
+        (counts.to_target_bytes, counts.to_client_bytes) = (10, 20);
+        (counts.connect_times[0], counts.connect_times[2], counts.connect_times[15]) = (1, 3, 1);
+        counts.connect_time = Duration::from_millis(12_500);
+        let target = target(5432);
+        let address = std::net::SocketAddr::from((std::net::Ipv6Addr::LOCALHOST, 5432)).into();
+        let targets = vec![TargetSnapshot { target, address, up: true, counts }];
+        let snapshot = RuleSnapshot { targets, ..RuleSnapshot::default() };
+        let page =
+            page(move || vec![(RuleId("r".to_owned()), snapshot.clone())], Arc::default(), Arc::default());
+        let text = page().expect("encodes");
+        let labels = "rule=\"r\",target=\"db.example.org:5432\",address=\"[::1]:5432\"";
+        for line in [
+            format!("turnpike_forward_target_up{{{labels}}} 1"),
+            format!("turnpike_forward_target_connections{{{labels}}} 2"),
+            format!("turnpike_forward_target_connected_total{{{labels}}} 5"),
+            format!("turnpike_forward_target_failed_total{{{labels},reason=\"timeout\"}} 3"),
+            format!("turnpike_forward_target_failed_total{{{labels},reason=\"refused\"}} 0"),
+            format!("turnpike_forward_target_bytes_total{{{labels},direction=\"to_target\"}} 10"),
+            format!("turnpike_forward_target_bytes_total{{{labels},direction=\"to_client\"}} 20"),
+            format!("turnpike_forward_target_connect_seconds_sum{{{labels}}} 12.5"),
+            format!("turnpike_forward_target_connect_seconds_count{{{labels}}} 5"),
+            format!("turnpike_forward_target_connect_seconds_bucket{{le=\"0.0002\",{labels}}} 1"),
+            format!("turnpike_forward_target_connect_seconds_bucket{{le=\"0.001\",{labels}}} 4"),
+            format!("turnpike_forward_target_connect_seconds_bucket{{le=\"10.0\",{labels}}} 4"),
+            format!("turnpike_forward_target_connect_seconds_bucket{{le=\"+Inf\",{labels}}} 5"),
+        ] {
+            assert!(text.lines().any(|found| found == line), "no {line} in\n{text}");
+        }
+    }
+
+    /// A histogram has series of three names, and one of its own in a page.
+    fn of_histogram(sample: &str) -> &str {
+        let suffixes = ["_seconds_bucket", "_seconds_sum", "_seconds_count"];
+        let found = suffixes.iter().find(|suffix| sample.ends_with(**suffix));
+        found.map_or(sample, |suffix| &sample[..sample.len() - suffix.len() + "_seconds".len()])
+    }
+
+    #[test]
+    fn the_page_and_the_metrics_name_each_other() {
+        let target = TargetSnapshot {
+            target: target(80),
+            address: std::net::SocketAddr::from(([10, 0, 0, 2], 80)).into(),
+            up: true,
+            counts: Tally::default(),
+        };
+        let rule = RuleSnapshot { targets: vec![target], ..Default::default() };
+        let page = page(move || vec![(RuleId("r".to_owned()), rule.clone())], Arc::default(), Arc::default());
+        let text = page().expect("encodes");
+        let samples: Vec<&str> = text
+            .lines()
+            .filter(|line| !line.starts_with('#'))
+            .filter_map(|line| line.split(['{', ' ']).next())
+            .map(of_histogram)
+            .collect();
+        let word = |c: char| !(c.is_ascii_alphanumeric() || c == '_');
+        let named: Vec<&str> = PAGE.split(word).filter(|word| word.starts_with("turnpike_")).collect();
+        for sample in &samples {
+            assert!(named.contains(sample), "docs/forward.md does not say what {sample} is");
+        }
+        for name in &named {
+            assert!(samples.contains(name), "docs/forward.md names {name}, which is no metric");
+        }
+        // Reasons are in the page as well.
+        let ended = text.lines().filter(|line| line.starts_with("turnpike_forward_ended_total{"));
+        for reason in ended.filter_map(|line| line.split("reason=\"").nth(1)?.split('"').next()) {
+            assert!(
+                PAGE.contains(&format!("`{reason}`")),
+                "docs/forward.md does not say what ends as {reason}"
+            );
+        }
+    }
+}

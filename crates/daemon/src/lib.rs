@@ -1,0 +1,42 @@
+//! What `serve` and `forward` share as services: one control loop, signals, reload, drain, logs, metrics, admin HTTP.
+//!
+//! ```text
+//!                   signals ─▶ Request ─▶ control (one tokio thread) ─▶ Service: TURN server or forwarder
+//!                                            │                              │ workers: a thread each
+//!      admin HTTP: /metrics, /healthz ◀── Status, snapshots                 ▼
+//!                               log lines ◀── log_queue ◀── SessionLog, ConnectionLog
+//! ```
+//!
+//! Whatever may wait (files, HTTP, signals, the terminal) happens on the control thread; a worker never waits for it.
+#![forbid(unsafe_code)]
+
+mod admin;
+mod certificate_expiry;
+mod certificate_watch;
+mod certificates;
+mod changes;
+mod connection_file;
+mod connection_log;
+mod control;
+mod credentials;
+mod denial;
+mod error;
+mod exposition;
+mod forward;
+mod forward_metrics;
+mod log_limit;
+mod log_queue;
+pub mod logging;
+mod own_addresses;
+mod plan;
+mod process;
+mod rlimit;
+mod serve;
+mod serve_metrics;
+mod session_log;
+mod signals;
+
+pub use error::DaemonError;
+pub use forward::forward;
+pub use serve::serve;
+pub use signals::wait_for_stop;

@@ -1,0 +1,217 @@
+//! Limits on log lines that clients cause: refusals, which any stranger can cause, and ends of sessions and connections, of
+//! which a user can cause thousands a second. They keep the disk from filling up, and the lines about one client from
+//! displacing those about others. Suppressed lines are counted.
+
+use std::{
+    collections::HashMap,
+    hash::Hash,
+    net::IpAddr,
+    ops::AddAssign,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use turnpike_turn::rates::{Rate, Rates};
+
+/// Log lines that were not written, for the metrics.
+#[derive(Debug, Default)]
+pub(crate) struct LogCounts {
+    /// The control thread lagged behind.
+    pub(crate) lost: AtomicU64,
+    /// Refusals beyond the rate.
+    pub(crate) refusals: AtomicU64,
+    /// Ends of sessions or connections beyond the rate.
+    pub(crate) ends: AtomicU64,
+}
+
+/// Limits the lines about refusals, over all workers. The metrics count every refusal.
+pub(crate) struct RefusalLimit {
+    rates: Rates,
+    suppressed: u64,
+    counts: Arc<LogCounts>,
+}
+
+impl RefusalLimit {
+    /// Of one address: twenty at once, and then one a second.
+    const EACH: Rate = Rate::new(20, 1000);
+    /// Of all of them: ten a second are a gigabyte in a week, and no more.
+    const TOTAL: Rate = Rate::new(100, 100);
+    /// Addresses remembered.
+    const MOST: usize = 4096;
+
+    pub(crate) fn new(counts: Arc<LogCounts>) -> Self {
+        Self { rates: Rates::new(Self::EACH, Self::TOTAL, Self::MOST), suppressed: 0, counts }
+    }
+
+    /// Whether this refusal becomes a line; if so, `suppressed` also counts those that did not since the last line.
+    pub(crate) fn admit(&mut self, now: Duration, source: IpAddr, suppressed: &mut u64) -> bool {
+        let admitted = self.rates.admit_address(micros(now), source);
+        let unlogged = *suppressed + u64::from(!admitted);
+        self.counts.refusals.fetch_add(unlogged, Ordering::Relaxed);
+        self.suppressed += unlogged;
+        if admitted {
+            *suppressed = std::mem::take(&mut self.suppressed);
+        }
+        admitted
+    }
+}
+
+/// What some sessions or connections came to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Sum {
+    pub(crate) count: u64,
+    /// Bytes to peers, or to targets.
+    pub(crate) out_bytes: u64,
+    /// Bytes to clients.
+    pub(crate) in_bytes: u64,
+}
+
+impl Sum {
+    pub(crate) fn one(out_bytes: u64, in_bytes: u64) -> Self {
+        Self { count: 1, out_bytes, in_bytes }
+    }
+}
+
+impl AddAssign for Sum {
+    fn add_assign(&mut self, other: Self) {
+        self.count += other.count;
+        self.out_bytes += other.out_bytes;
+        self.in_bytes += other.in_bytes;
+    }
+}
+
+/// Limits the lines about ended sessions or connections. Those beyond the limit are summed up by user or client.
+pub(crate) struct EndLimit<K> {
+    rates: Rates,
+    sums: HashMap<K, Sum>,
+    /// Of users or clients beyond the first [`Self::NAMED`].
+    others: Sum,
+    /// When the sums are to be written.
+    due: Option<Duration>,
+    counts: Arc<LogCounts>,
+}
+
+/// Sums to be written.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Summary<K> {
+    pub(crate) of: Vec<(K, Sum)>,
+    /// Of all further ones together.
+    pub(crate) others: Option<Sum>,
+}
+
+impl<K: Hash + Eq> EndLimit<K> {
+    /// How long sums are collected before they are written.
+    const PATIENCE: Duration = Duration::from_secs(5);
+    /// Users or clients with a sum of their own.
+    const NAMED: usize = 32;
+
+    pub(crate) fn new(rates: Rates, counts: Arc<LogCounts>) -> Self {
+        Self { rates, sums: HashMap::new(), others: Sum::default(), due: None, counts }
+    }
+
+    /// Whether this end becomes a line, which `ask` decides by the rates; if not, it is added to the sum of `whose`.
+    pub(crate) fn admit(
+        &mut self,
+        now: Duration,
+        sum: Sum,
+        ask: impl FnOnce(&mut Rates, u64) -> bool,
+        whose: impl FnOnce() -> K,
+    ) -> bool {
+        if ask(&mut self.rates, micros(now)) {
+            return true;
+        }
+        self.counts.ends.fetch_add(1, Ordering::Relaxed);
+        self.due.get_or_insert(now + Self::PATIENCE);
+        let whose = whose();
+        if let Some(known) = self.sums.get_mut(&whose) {
+            *known += sum;
+        } else if self.sums.len() < Self::NAMED {
+            self.sums.insert(whose, sum);
+        } else {
+            self.others += sum;
+        }
+        false
+    }
+
+    /// The sums, if it is time to write them.
+    pub(crate) fn due(&mut self, now: Duration) -> Option<Summary<K>> {
+        if self.due.is_some_and(|due| due <= now) { self.take() } else { None }
+    }
+
+    /// The sums, whatever the time: for the end of the log.
+    pub(crate) fn take(&mut self) -> Option<Summary<K>> {
+        self.due.take()?;
+        let others = std::mem::take(&mut self.others);
+        Some(Summary { of: self.sums.drain().collect(), others: (others.count > 0).then_some(others) })
+    }
+}
+
+fn micros(time: Duration) -> u64 {
+    u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    #[test]
+    fn refusals_of_one_are_bounded_those_of_another_are_told_and_the_rest_is_counted() {
+        let counts = Arc::new(LogCounts::default());
+        let mut limit = RefusalLimit::new(Arc::clone(&counts));
+        let mut admitted = |seconds: u32, source: &str, tries: usize| {
+            let source = source.parse().expect("an address");
+            (0..tries)
+                .filter_map(|_| {
+                    let mut suppressed = 1;
+                    limit.admit(SECOND * seconds, source, &mut suppressed).then_some(suppressed)
+                })
+                .collect::<Vec<u64>>()
+        };
+        assert_eq!(admitted(5, "192.0.2.1", 100), vec![1; 20]);
+        // 80 lines with one suppressed refusal each stand for 160, and this one brings its own.
+        assert_eq!(admitted(5, "198.51.100.1", 1), [161]);
+        assert_eq!(admitted(6, "192.0.2.1", 100), [1]);
+        assert_eq!(admitted(8, "192.0.2.1", 3), [99 * 2 + 1, 1]);
+        // Each brings one of the worker's, and those not told are their own.
+        assert_eq!(counts.refusals.load(Ordering::Relaxed), 100 + 80 + 1 + 100 + 99 + 3 + 1);
+    }
+
+    fn ends(limit: &mut EndLimit<String>, now: Duration, user: &str, count: u64) -> u64 {
+        let one =
+            || limit.admit(now, Sum::one(100, 7), |rates, now| rates.admit(now, user), || user.to_owned());
+        std::iter::repeat_with(one).take(usize::try_from(count).expect("small")).map(u64::from).sum()
+    }
+
+    #[test]
+    fn ends_beyond_the_rate_of_their_user_are_told_in_sum_and_those_of_others_singly() {
+        let counts = Arc::new(LogCounts::default());
+        let rates = Rates::new(Rate::new(10, 1000), Rate::new(1000, 1), 64);
+        let mut limit = EndLimit::new(rates, Arc::clone(&counts));
+        assert_eq!(ends(&mut limit, SECOND, "many", 500), 10);
+        assert_eq!(ends(&mut limit, SECOND, "few", 5), 5);
+        assert_eq!(limit.due(SECOND * 2), None, "sums wait");
+        assert_eq!(ends(&mut limit, SECOND * 2, "many", 10), 1);
+        let sum = Sum { count: 499, out_bytes: 49_900, in_bytes: 7 * 499 };
+        let summary = Summary { of: vec![("many".to_owned(), sum)], others: None };
+        assert_eq!(limit.due(SECOND * 6), Some(summary));
+        assert_eq!(limit.due(SECOND * 100), None, "told once");
+        assert_eq!(limit.take(), None);
+        assert_eq!(counts.ends.load(Ordering::Relaxed), 499);
+    }
+
+    #[test]
+    fn sums_are_bounded_in_number() {
+        let mut limit = EndLimit::new(Rates::new(Rate::new(0, 1), Rate::new(0, 1), 4), Arc::default());
+        for user in 0..100 {
+            assert_eq!(ends(&mut limit, SECOND, &user.to_string(), 2), 0);
+        }
+        let summary = limit.take().expect("it waits");
+        assert_eq!(summary.of.len(), 32);
+        assert_eq!(summary.others.map(|sum| sum.count), Some(2 * 68));
+    }
+}

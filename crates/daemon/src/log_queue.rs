@@ -1,0 +1,99 @@
+//! From the workers to the log: a bounded queue that workers never wait for, and a writer that takes many at once.
+
+use std::{
+    sync::{Arc, atomic::Ordering},
+    time::Duration,
+};
+
+use tokio::{sync::mpsc, time::timeout};
+
+use crate::log_limit::LogCounts;
+
+/// Entries that may wait for the control thread: twice the default limit of allocations and of connections, so that a stop
+/// loses none of their lines. Beyond that lines are lost and counted rather than a worker held up. The queue grows as needed; an
+/// entry has about 200 bytes.
+pub(crate) const BACKLOG: usize = 32_768;
+
+/// Lines written in one go.
+const BATCH: usize = 1024;
+/// After that: a writer that waits for the next entry costs the worker a wake-up of another thread (two system calls)
+/// for each entry, one that looks again a little later costs it none.
+const PAUSE: Duration = Duration::from_millis(20);
+/// The writer is called at least this often, so that it can write sums when nothing else comes.
+const QUIET: Duration = Duration::from_secs(1);
+
+/// The workers' end.
+pub(crate) struct LogSender<T> {
+    sender: mpsc::Sender<T>,
+    counts: Arc<LogCounts>,
+}
+
+/// The control thread's end.
+pub(crate) struct LogReceiver<T> {
+    receiver: mpsc::Receiver<T>,
+    counts: Arc<LogCounts>,
+}
+
+/// Both ends.
+pub(crate) fn log_queue<T>(backlog: usize) -> (LogSender<T>, LogReceiver<T>) {
+    let (sender, receiver) = mpsc::channel(backlog);
+    let counts = Arc::<LogCounts>::default();
+    (LogSender { sender, counts: Arc::clone(&counts) }, LogReceiver { receiver, counts })
+}
+
+impl<T> LogSender<T> {
+    /// Hands an entry over, or counts it as lost.
+    pub(crate) fn send(&self, entry: T) {
+        if self.sender.try_send(entry).is_err() {
+            self.counts.lost.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    pub(crate) fn counts(&self) -> Arc<LogCounts> {
+        Arc::clone(&self.counts)
+    }
+}
+
+impl<T> LogReceiver<T> {
+    pub(crate) fn counts(&self) -> Arc<LogCounts> {
+        Arc::clone(&self.counts)
+    }
+
+    /// Writes until the last sender is gone: `write` gets some entries at a time, and how many were lost since the last time. It is
+    /// called each second though there are none.
+    pub(crate) async fn run(mut self, mut write: impl FnMut(&mut Vec<T>, u64)) {
+        let mut batch = Vec::new();
+        let mut reported = 0;
+        // No entry is lost by the end of the wait (tokio's `recv_many` is cancel safe).
+        while !matches!(timeout(QUIET, self.receiver.recv_many(&mut batch, BATCH)).await, Ok(0)) {
+            let lost = self.counts.lost.load(Ordering::Relaxed);
+            let report = lost > reported && self.receiver.is_empty();
+            write(&mut batch, if report { lost - reported } else { 0 });
+            batch.clear();
+            if report {
+                reported = lost;
+            }
+            if self.receiver.len() < BATCH {
+                tokio::time::sleep(PAUSE).await;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_full_backlog_loses_entries_and_says_so_once() {
+        let (sender, receiver) = log_queue(2);
+        for entry in 0..5 {
+            sender.send(entry);
+        }
+        assert_eq!(sender.counts().lost.load(Ordering::Relaxed), 3);
+        drop(sender);
+        let mut seen = Vec::new();
+        receiver.run(|batch, lost| seen.push((batch.clone(), lost))).await;
+        assert_eq!(seen, [(vec![0, 1], 3)]);
+    }
+}

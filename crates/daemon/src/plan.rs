@@ -1,0 +1,430 @@
+//! Makes the relay's configuration from settings, and finds what they leave open (addresses, cores, a user).
+
+use std::{
+    io,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket},
+    sync::Arc,
+    thread,
+};
+
+use turnpike_config::{Secret, Settings, User, UserSecret, realms};
+use turnpike_net::Datapath;
+use turnpike_relay::{Config, DtlsConfig, DtlsContext, Layout, RelayAddress, StreamConfig, TlsContext};
+use turnpike_turn::server::{
+    DiscoveryLimits, ListenerId, ListenerProfile, NatDiscovery, NonceKey, PeerRules, ServerConfig,
+};
+use turnpike_wire::channel_data::ChannelRange;
+
+/// Pipes of one worker's [`turnpike_net::Mover`].
+const PIPES: usize = 256;
+
+/// The name of the user that is made up when none is configured.
+pub(crate) const GENERATED_USER: &str = "turnpike";
+
+/// Everything the relay needs, and what the log should say about it.
+#[derive(Clone, Debug)]
+pub(crate) struct Plan {
+    /// For [`turnpike_relay::Relay::start`].
+    pub(crate) config: Config,
+    /// Why this data path.
+    pub(crate) datapath_reason: String,
+    /// Sentences about what was found or left out.
+    pub(crate) notes: Vec<String>,
+}
+
+impl Plan {
+    /// Asks the machine for what the settings do not say. Sends nothing.
+    #[must_use]
+    pub(crate) fn new(
+        settings: &Settings,
+        nonce_key: NonceKey,
+        tls: Option<Arc<TlsContext>>,
+        dtls: Option<Arc<DtlsContext>>,
+    ) -> Self {
+        let mut notes = Vec::new();
+        let relay = relay_addresses(settings, &mut notes);
+        notes.extend(alternates_that_are_us(settings));
+        let (datapath, datapath_reason) = match settings.datapath {
+            Some(step) => (step, "as configured".to_owned()),
+            None => Datapath::best(),
+        };
+        let mut listen = listeners(settings, &mut notes);
+        let streams = StreamConfig {
+            listen: if settings.tcp { listen.clone() } else { Vec::new() },
+            tls_listen: settings.tls_listen.clone(),
+            tls_only: settings.tls_only,
+            tls,
+            server_names: realms::server_names(settings).map(str::to_owned).collect(),
+            proxies: settings.proxy_protocol_from.clone(),
+            queue: settings.stream_queue,
+            first_message_ms: u64::from(settings.first_message_timeout) * 1000,
+            idle_ms: u64::from(settings.idle_timeout) * 1000,
+            max_idle: settings.max_idle_connections,
+            max_idle_per_address: settings.max_idle_connections_per_address,
+        };
+        let dtls = DtlsConfig {
+            listen: if dtls.is_some() { settings.dtls_listen.clone() } else { Vec::new() },
+            context: dtls,
+            max_half_open: settings.max_half_open,
+            max_half_open_per_network: settings.max_half_open_per_network,
+            handshake_ms: u64::from(settings.first_message_timeout) * 1000,
+            max_idle: settings.max_idle_connections,
+            max_idle_per_network: settings.max_idle_connections_per_address,
+            idle_ms: u64::from(settings.idle_timeout) * 1000,
+        };
+        listen.extend(discovery_listeners(settings, &listen));
+        let layout = Layout::new(&listen, &dtls.listen, &streams);
+        let config = Config {
+            dtls,
+            workers: workers(settings),
+            datapath,
+            busy_poll: std::time::Duration::from_micros(settings.busy_poll_us.into()),
+            server: server_config(settings, &layout, &relay, nonce_key),
+            listen,
+            streams,
+            relay,
+            ports: settings.ports.clone(),
+            addresses: Vec::new(),
+            listeners_beside: Vec::new(),
+            listener_buffer: settings.listener_buffer,
+            relay_buffer: settings.relay_buffer,
+            max_allocations: settings.max_allocations,
+            max_allocations_per_user: settings.max_allocations_per_user,
+            realm_limits: realms::limits(settings),
+        };
+        Self { config, datapath_reason, notes }
+    }
+
+    /// File descriptors that the relay may need: each allocation up to two sockets and its client's connection, each reserved port
+    /// and each connection without an allocation one, each connection to a peer two, and some for everything else.
+    #[must_use]
+    pub(crate) fn open_files(&self) -> u64 {
+        let config = &self.config;
+        let listeners = config.streams.listen.len() + config.streams.tls_listen.len();
+        let streams = if listeners == 0 { 0 } else { config.max_allocations + config.streams.max_idle };
+        // Connections to peers have two ends, and bulk takes pipes of two ends each.
+        let peers = if listeners == 0 || !config.server.tcp_relay {
+            0
+        } else {
+            config.workers * 2 * (config.server.max_total_connections + PIPES)
+        };
+        let sockets = (config.listen.len() + config.dtls.listen.len() + listeners) * config.workers
+            + 2 * config.max_allocations
+            + config.max_reservations()
+            + streams
+            // Of a full house those who come and those who go are there together, until the tick is over.
+            + listeners * config.workers * StreamConfig::ACCEPTS
+            + peers;
+        sockets as u64 + 64 + 8 * self.config.workers as u64
+    }
+}
+
+/// The state machine's part of the settings; a reload makes it anew with the same addresses and nonce key. `layout` says what
+/// the numbers of listeners stand for.
+#[must_use]
+pub(crate) fn server_config(
+    settings: &Settings,
+    layout: &Layout,
+    relay: &[RelayAddress],
+    nonce_key: NonceKey,
+) -> ServerConfig {
+    let realms = realms::all(settings);
+    let profiles = layout.entries().map(|entry| ListenerProfile {
+        transport: entry.transport,
+        realms: realms::served_at(&realms, entry.address, entry.server_name),
+    });
+    ServerConfig {
+        realm: realms[0].name.to_owned(),
+        tenants: realms[1..].iter().map(|realm| realm.for_server(settings.allow_md5)).collect(),
+        listeners: profiles.collect(),
+        third_party: realms::third_party(settings),
+        alternates: settings.alternates.iter().map(|named| named.alternate.clone()).collect(),
+        nat_discovery: settings.discovery.families().filter_map(|of| nat_discovery(settings, &of)).collect(),
+        discovery_limits: DiscoveryLimits {
+            per_source: settings.discovery.per_source,
+            total: (settings.discovery.total / u32::try_from(workers(settings)).unwrap_or(1)).max(1),
+        },
+        software: (!settings.software.is_empty()).then(|| settings.software.clone()),
+        authenticate: settings.auth_required,
+        nonce_key,
+        nonce_lifetime: settings.nonce_lifetime,
+        default_lifetime: settings.default_lifetime,
+        max_lifetime: settings.max_lifetime,
+        max_permissions: settings.max_permissions,
+        max_channels: settings.max_channels,
+        relay_v4: relay.iter().any(|address| address.bind.is_ipv4()),
+        relay_v6: relay.iter().any(|address| address.bind.is_ipv6()),
+        // What is ours the runtime knows.
+        peers: PeerRules {
+            allow: settings.allow.clone(),
+            deny: settings.deny.clone(),
+            ..PeerRules::default()
+        },
+        allow_md5: settings.allow_md5,
+        allow_sha256: realms[0].allows_sha256(settings.allow_md5),
+        channels: if settings.rfc5766_channels { ChannelRange::Rfc5766 } else { ChannelRange::Rfc8656 },
+        username_anonymity: realms[0].has_anonymity(),
+        tcp_relay: settings.relay_tcp,
+        max_connections: settings.max_peer_connections_per_allocation,
+        max_total_connections: (settings.max_peer_connections / workers(settings))
+            .clamp(1, ServerConfig::MOST_CONNECTIONS),
+        max_user_connections: (settings.max_peer_connections_per_user / workers(settings)).max(1),
+        mobility: settings.mobility,
+        ..ServerConfig::default()
+    }
+}
+
+fn workers(settings: &Settings) -> usize {
+    settings.workers.unwrap_or_else(|| thread::available_parallelism().map_or(1, usize::from))
+}
+
+/// The two addresses of one family. The runtime fills in the listeners.
+fn nat_discovery(settings: &Settings, addresses: &[RelayAddress]) -> Option<NatDiscovery> {
+    let [first, second] = addresses else { return None };
+    Some(NatDiscovery {
+        addresses: [first.bind, second.bind],
+        external: [first.external, second.external],
+        ports: settings.discovery.ports,
+        listeners: [[ListenerId(0); 2]; 2],
+    })
+}
+
+/// What NAT discovery needs beside the listeners that there are. A wildcard one serves its port on every address.
+fn discovery_listeners(settings: &Settings, listen: &[SocketAddr]) -> Vec<SocketAddr> {
+    let discovery = &settings.discovery;
+    let wanted = discovery
+        .addresses
+        .iter()
+        .flat_map(|address| discovery.ports.map(|port| SocketAddr::new(address.bind, port)));
+    let serves = |bound: &SocketAddr, wanted: &SocketAddr| {
+        let everywhere = bound.ip().is_unspecified() && bound.is_ipv4() == wanted.is_ipv4();
+        bound.port() == wanted.port() && (bound.ip() == wanted.ip() || everywhere)
+    };
+    wanted.filter(|wanted| !listen.iter().any(|bound| serves(bound, wanted))).collect()
+}
+
+/// A user with a random password of 128 bits, where settings name nobody who could use the server.
+#[must_use]
+pub(crate) fn generated_user(settings: &Settings) -> Option<User> {
+    let nobody = settings.auth_required && !realms::has_anybody(settings) && settings.realms.is_empty();
+    nobody.then(|| User {
+        name: GENERATED_USER.to_owned(),
+        secret: UserSecret::Password(Secret::new(hex::encode(rand::random::<[u8; 16]>()))),
+    })
+}
+
+/// The default listens on both families, and a machine without IPv6 is no reason to fail; an address that somebody
+/// asked for is.
+fn listeners(settings: &Settings, notes: &mut Vec<String>) -> Vec<SocketAddr> {
+    if settings.is_explicit("server.listen") {
+        return settings.listen.clone();
+    }
+    let (usable, unusable): (Vec<_>, Vec<_>) =
+        settings.listen.iter().copied().partition(|address| address.is_ipv4() || has_ipv6().is_ok());
+    for address in unusable {
+        notes.push(format!("not listening on {address}: this machine has no IPv6"));
+    }
+    usable
+}
+
+/// Alternates that turn out to be addresses of this machine where a wildcard listener of ours has the port. What the settings tell
+/// by themselves is refused with the rest of them.
+pub(crate) fn alternates_that_are_us(settings: &Settings) -> impl Iterator<Item = String> + '_ {
+    let everywhere = |at: &SocketAddr| {
+        let mut listeners = settings.listen.iter().chain(&settings.tls_listen).chain(&settings.dtls_listen);
+        listeners.any(|listener| {
+            listener.ip().is_unspecified()
+                && listener.is_ipv4() == at.is_ipv4()
+                && listener.port() == at.port()
+        })
+    };
+    let alternates = settings.alternates.iter().map(|named| named.alternate.address);
+    alternates.filter(move |at| everywhere(at) && UdpSocket::bind((at.ip(), 0)).is_ok()).map(|at| {
+        format!("[[alternate]] {at} is an address of this machine, and of this server: clients would go in a circle")
+    })
+}
+
+fn has_ipv6() -> io::Result<()> {
+    UdpSocket::bind((Ipv6Addr::UNSPECIFIED, 0)).map(drop)
+}
+
+fn relay_addresses(settings: &Settings, notes: &mut Vec<String>) -> Vec<RelayAddress> {
+    if !settings.relay_addresses.is_empty() {
+        return settings.relay_addresses.clone();
+    }
+    let mut found: Vec<IpAddr> = DESTINATIONS.iter().copied().filter_map(source_of_route).collect();
+    if found.is_empty() {
+        found.push(Ipv4Addr::LOCALHOST.into());
+        if UdpSocket::bind((Ipv6Addr::LOCALHOST, 0)).is_ok() {
+            found.push(Ipv6Addr::LOCALHOST.into());
+        }
+        notes.push(
+            "this machine has no default route: relaying on loopback only; name relay addresses with --relay-ip, and \
+             peers on this machine with --allow-peer"
+                .to_owned(),
+        );
+    } else if found.iter().any(is_private) {
+        notes.push(
+            "a relay address is private: behind a NAT, name the public one with --relay-ip IP=EXTERNAL"
+                .to_owned(),
+        );
+    }
+    found.into_iter().map(|bind| RelayAddress { bind, external: None }).collect()
+}
+
+/// Documentation addresses (RFC 5737, RFC 3849): they take the default route, and nobody is there.
+const DESTINATIONS: [SocketAddr; 2] = [
+    SocketAddr::new(IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1)), 9),
+    SocketAddr::new(IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1)), 9),
+];
+
+/// The source address the kernel would use: connecting a UDP socket looks the route up and sends nothing.
+fn source_of_route(destination: SocketAddr) -> Option<IpAddr> {
+    let any: IpAddr =
+        if destination.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
+    let socket = UdpSocket::bind((any, 0)).ok()?;
+    socket.connect(destination).ok()?;
+    let source = socket.local_addr().ok()?.ip();
+    let usable = match source {
+        IpAddr::V4(address) => !address.is_unspecified() && !address.is_link_local(),
+        IpAddr::V6(address) => !address.is_unspecified() && !address.is_unicast_link_local(),
+    };
+    usable.then_some(source)
+}
+
+fn is_private(address: &IpAddr) -> bool {
+    match address {
+        IpAddr::V4(address) => address.is_private(),
+        IpAddr::V6(address) => address.is_unique_local(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use turnpike_config::{AlternateSettings, DiscoverySettings, RealmSettings, StoredKey};
+    use turnpike_testkit::randomness;
+    use turnpike_turn::server::{RealmId, Transport};
+
+    #[test]
+    fn a_credential_is_generated_only_when_nobody_could_authenticate() {
+        let user = generated_user(&Settings::default()).expect("nobody is configured");
+        let UserSecret::Password(password) = &user.secret else { panic!("a password") };
+        assert_eq!(password.reveal().len(), 32);
+        let again = generated_user(&Settings::default()).expect("nobody is configured");
+        assert_ne!(again.secret, user.secret);
+
+        let open = Settings { auth_required: false, ..Settings::default() };
+        assert!(generated_user(&open).is_none());
+        let with_secret = Settings { secrets: vec![Secret::new("s")], ..Settings::default() };
+        assert!(generated_user(&with_secret).is_none());
+    }
+
+    #[test]
+    fn generated_passwords_are_as_if_by_chance() {
+        let password = || match generated_user(&Settings::default()).expect("nobody is configured").secret {
+            UserSecret::Password(password) => hex::decode(password.reveal()).expect("hex digits"),
+            UserSecret::Keys(_) => panic!("a password"),
+        };
+        let passwords: Vec<_> = std::iter::repeat_with(password).take(randomness::SAMPLES).collect();
+        randomness::judge(&passwords, &[0xFF; 16]).unwrap();
+    }
+
+    #[test]
+    fn a_users_share_of_connections_is_each_workers() {
+        let settings = Settings { workers: Some(4), ..Settings::default() };
+        let config = server_config(&settings, &Layout::default(), &[], NonceKey([0; 32]));
+        assert_eq!((config.max_total_connections, config.max_user_connections), (1024, 256));
+    }
+
+    #[test]
+    fn the_route_to_loopback_starts_on_loopback() {
+        let source = source_of_route(SocketAddr::from((Ipv4Addr::LOCALHOST, 9)));
+        assert_eq!(source, Some(Ipv4Addr::LOCALHOST.into()));
+    }
+
+    #[test]
+    fn an_alternate_that_is_this_very_machine_is_noticed() {
+        let to = |address: &str| {
+            let mut named = AlternateSettings::default();
+            named.alternate.address = address.parse().expect("an address");
+            let settings = Settings { alternates: vec![named], ..Settings::default() };
+            alternates_that_are_us(&settings).next()
+        };
+        assert!(to("127.0.0.9:3478").expect("of this machine").contains("127.0.0.9:3478"));
+        assert_eq!(to("127.0.0.9:3479"), None, "another port");
+        assert_eq!(to("192.0.2.1:3478"), None, "another machine");
+    }
+
+    #[test]
+    fn detection_always_finds_an_address() {
+        let mut notes = Vec::new();
+        assert!(!relay_addresses(&Settings::default(), &mut notes).is_empty());
+    }
+
+    #[test]
+    fn a_user_known_by_an_md5_key_alone_keeps_sha256_from_being_offered() {
+        let keys = |digits: &[usize]| {
+            let keys = digits.iter().filter_map(|n| StoredKey::from_hex(&"a".repeat(*n))).collect();
+            User { name: "stored".to_owned(), secret: UserSecret::Keys(keys) }
+        };
+        for (users, allow_md5, offered) in [
+            (vec![], true, true),
+            (vec![keys(&[32, 64])], true, true),
+            (vec![keys(&[32, 64]), keys(&[32])], true, false),
+            (vec![keys(&[32])], false, true),
+        ] {
+            let settings = Settings { users, allow_md5, ..Settings::default() };
+            let server = server_config(&settings, &Layout::default(), &[], NonceKey([0; 32]));
+            assert_eq!(server.allow_sha256, offered, "{:?}", settings.users);
+        }
+    }
+
+    #[test]
+    fn nat_discovery_listens_where_nobody_does_yet() {
+        let address = |ip: &str| RelayAddress { bind: ip.parse().expect("an address"), external: None };
+        let settings = Settings {
+            discovery: DiscoverySettings {
+                addresses: vec![address("127.0.0.1"), address("127.0.0.2")],
+                total: 100,
+                ..DiscoverySettings::default()
+            },
+            workers: Some(3),
+            ..Settings::default()
+        };
+        let listen =
+            ["0.0.0.0:3478", "[::]:3479", "127.0.0.2:3479"].map(|at| at.parse().expect("an address"));
+        let more: Vec<String> =
+            discovery_listeners(&settings, &listen).iter().map(ToString::to_string).collect();
+        assert_eq!(more, ["127.0.0.1:3479"]);
+        let layout = Layout::new(&listen, &[], &StreamConfig::default());
+        let server = server_config(&settings, &layout, &[], NonceKey([0; 32]));
+        assert_eq!(server.nat_discovery.len(), 1);
+        assert_eq!(server.discovery_limits, DiscoveryLimits { per_source: 10, total: 33 });
+        assert!(discovery_listeners(&Settings::default(), &listen).is_empty());
+    }
+
+    #[test]
+    fn a_dtls_listener_serves_the_realms_of_its_address() {
+        let [udp, dtls] = ["10.0.0.1:3478", "10.0.0.1:5349"].map(|at| at.parse().expect("an address"));
+        let tenant =
+            RealmSettings { name: "tenant".to_owned(), listen: vec![dtls], ..RealmSettings::default() };
+        let settings =
+            Settings { secrets: vec![Secret::new("s")], realms: vec![tenant], ..Settings::default() };
+        let layout = Layout::new(&[udp], &[dtls], &StreamConfig::default());
+        let profiles = server_config(&settings, &layout, &[], NonceKey([0; 32])).listeners;
+        assert_eq!((profiles[0].transport, &profiles[0].realms[..]), (Transport::Udp, &[RealmId(0)][..]));
+        assert_eq!((profiles[1].transport, &profiles[1].realms[..]), (Transport::Dtls, &[RealmId(1)][..]));
+    }
+
+    #[test]
+    fn families_follow_the_relay_addresses() {
+        let relay = [RelayAddress { bind: Ipv6Addr::LOCALHOST.into(), external: None }];
+        let config = server_config(&Settings::default(), &Layout::default(), &relay, NonceKey([0; 32]));
+        assert!(!config.relay_v4 && config.relay_v6);
+        assert!(config.username_anonymity);
+        let timed = Settings { secrets: vec![Secret::new("s")], ..Settings::default() };
+        assert!(!server_config(&timed, &Layout::default(), &relay, NonceKey([0; 32])).username_anonymity);
+        assert_eq!((config.realm.as_str(), config.software.as_deref()), ("turnpike", Some("turnpike")));
+    }
+}

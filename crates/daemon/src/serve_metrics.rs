@@ -1,0 +1,481 @@
+//! `/metrics`: the workers' counters as OpenMetrics text, made anew at each scrape from live snapshots.
+//!
+//! Labels are `worker`, `direction`, `bound`, `realm` and what the state machine names itself; no label has a value that a
+//! client chooses, so the number of time series is bounded.
+
+use std::{fmt, sync::Arc};
+
+use prometheus_client::{
+    collector::Collector,
+    encoding::{DescriptorEncoder, NoLabelSet},
+    metrics::MetricType,
+};
+use turnpike_relay::{CloseReason, DtlsDrop, DtlsEnd, DtlsFailure, HandshakeFailure, WorkerSnapshot};
+
+use crate::{
+    admin::MetricsPage,
+    certificates::Told,
+    control::Status,
+    exposition::{self, Common, Families, by_name, count, counter, counts},
+    log_limit::LogCounts,
+};
+
+/// The exposition text of live snapshots (of workers, and of allocations by realm), for the admin page.
+pub(crate) fn page(
+    snapshots: impl Fn() -> (Vec<WorkerSnapshot>, Vec<(Box<str>, usize)>) + Send + Sync + 'static,
+    certificates: Arc<Told>,
+    status: Arc<Status>,
+    log: Arc<LogCounts>,
+) -> MetricsPage {
+    exposition::page(
+        move |common| {
+            let (workers, realms) = snapshots();
+            Scrape { workers: numbered(workers), realms, certificates: Arc::clone(&certificates), common }
+        },
+        status,
+        log,
+    )
+}
+
+/// Everything that one scrape shows.
+#[derive(Clone, Debug, Default)]
+struct Scrape {
+    /// By number.
+    workers: Vec<(String, WorkerSnapshot)>,
+    /// Allocations by realm; names are those of the configuration.
+    realms: Vec<(Box<str>, usize)>,
+    certificates: Arc<Told>,
+    common: Common,
+}
+
+impl Collector for Scrape {
+    fn encode(&self, encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        let mut page = Families { encoder, label: "worker", snapshots: &self.workers };
+        page.gauge("allocations", "Allocations that exist.", |snapshot| snapshot.allocations)?;
+        page.realms(&self.realms)?;
+        page.turn()?;
+        page.refused()?;
+        page.received()?;
+        page.sent()?;
+        page.streams()?;
+        page.peers()?;
+        page.dtls()?;
+        page.certificates(&self.certificates)?;
+        self.common.encode(&mut page.encoder)
+    }
+}
+
+impl Families<'_, '_, WorkerSnapshot> {
+    fn realms(&mut self, realms: &[(Box<str>, usize)]) -> fmt::Result {
+        let mut metric = self.encoder.encode_descriptor(
+            "realm_allocations",
+            "Allocations that exist, by realm; one without any has no line.",
+            None,
+            MetricType::Gauge,
+        )?;
+        for (realm, count) in realms {
+            metric.encode_family(&[("realm", &**realm)])?.encode_gauge(&(*count as u64))?;
+        }
+        Ok(())
+    }
+
+    /// Files are named as the configuration names them.
+    #[expect(
+        clippy::cast_precision_loss,
+        reason = "gauges are floats by format, and no certificate outlives 2^53 s"
+    )]
+    fn certificates(&mut self, told: &Told) -> fmt::Result {
+        let mut metric = self.encoder.encode_descriptor(
+            "certificate_not_after_seconds",
+            "When a certificate in force ends, Unix time, by file.",
+            None,
+            MetricType::Gauge,
+        )?;
+        for (file, not_after) in told.expiry.ends() {
+            metric.encode_family(&[("file", file.as_str())])?.encode_gauge(&(not_after as f64))?;
+        }
+        counts(
+            &mut self.encoder,
+            "certificate_reloads",
+            "Times that certificates were read again, by result; after a failure the old ones stay in force.",
+            "result",
+            told.reloads(),
+        )
+    }
+
+    /// What the state machines count. They name families and labels themselves; here the same family of all workers is
+    /// brought together, as the format wants it.
+    fn turn(&mut self) -> fmt::Result {
+        let mut families: Vec<(&'static str, Vec<TurnSample<'_>>)> = Vec::new();
+        for (worker, snapshot) in self.snapshots {
+            for (family, label, value) in snapshot.turn.counters() {
+                let sample = (worker.as_str(), label, value);
+                match families.iter_mut().find(|(name, _)| *name == family) {
+                    Some((_, samples)) => samples.push(sample),
+                    None => families.push((family, vec![sample])),
+                }
+            }
+        }
+        for (family, samples) in &families {
+            let mut metric = counter(&mut self.encoder, family, turn_help(family).unwrap_or_default())?;
+            for (worker, label, value) in samples {
+                let labels: Vec<_> = [("worker", *worker)].into_iter().chain(*label).collect();
+                count(&mut metric, &labels, *value)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn refused(&mut self) -> fmt::Result {
+        self.each(
+            "ports_exhausted",
+            "Allocations refused because every port of the range is taken.",
+            |snapshot| snapshot.ports_exhausted,
+        )?;
+        self.each("files_exhausted", "Allocations refused for want of file descriptors.", |snapshot| {
+            snapshot.files_exhausted
+        })?;
+        self.each("ttl_expired", "Datagrams dropped because their TTL or hop limit ended here.", |snapshot| {
+            snapshot.ttl_expired
+        })
+    }
+
+    fn received(&mut self) -> fmt::Result {
+        self.each("wakeups", "Times that the worker woke up.", |snapshot| snapshot.wakeups)?;
+        self.each("rx_calls", "Receive calls.", |snapshot| snapshot.rx.calls)?;
+        self.each("rx_would_block", "Receive calls that had nothing.", |snapshot| snapshot.rx.would_block)?;
+        self.each("rx_buffers", "Buffers received; a GRO super-packet is one.", |snapshot| {
+            snapshot.rx.buffers
+        })?;
+        self.each("rx_datagrams", "Datagrams received.", |snapshot| snapshot.rx.datagrams)?;
+        self.each("rx_bytes", "Bytes received.", |snapshot| snapshot.rx.bytes)?;
+        self.each(
+            "rx_kernel_drops",
+            "Datagrams the kernel dropped because a receive buffer was full.",
+            |snapshot| snapshot.rx.kernel_drops,
+        )?;
+        self.each("rx_truncated", "Buffers dropped because they were too long.", |snapshot| {
+            snapshot.rx.truncated
+        })?;
+        self.batches()
+    }
+
+    fn sent(&mut self) -> fmt::Result {
+        self.each("tx_calls", "Send calls.", |snapshot| snapshot.tx.calls)?;
+        self.each("tx_messages", "Messages sent; a GSO super-packet is one.", |snapshot| {
+            snapshot.tx.messages
+        })?;
+        self.each("tx_super_packets", "GSO super-packets of two or more datagrams sent.", |snapshot| {
+            snapshot.tx.super_packets
+        })?;
+        self.each("tx_datagrams", "Datagrams sent.", |snapshot| snapshot.tx.datagrams)?;
+        self.each("tx_bytes", "Bytes sent.", |snapshot| snapshot.tx.bytes)?;
+        self.by("tx_dropped", "Datagrams not sent, by reason.", "reason", |snapshot| {
+            vec![
+                ("would_block", snapshot.tx.would_block),
+                ("too_big", snapshot.tx.too_big),
+                ("refused", snapshot.tx.refused),
+            ]
+        })?;
+        self.each("tx_step_downs", "Times that a socket or route stepped down from GSO.", |snapshot| {
+            snapshot.tx.step_downs
+        })
+    }
+
+    /// TCP and TLS clients.
+    fn streams(&mut self) -> fmt::Result {
+        self.gauge("connections", "Connections that exist.", |snapshot| snapshot.streams.open)?;
+        self.each("connections_accepted", "Connections accepted.", |snapshot| snapshot.streams.accepted)?;
+        self.each("connections_adopted", "Connections taken over from another worker.", |snapshot| {
+            snapshot.streams.adopted
+        })?;
+        self.each("connections_plain", "Connections that turned out to be plain TCP.", |snapshot| {
+            snapshot.streams.plain
+        })?;
+        self.by("connections_closed", "Connections that ended, by reason.", "reason", |snapshot| {
+            by_name(|reason: CloseReason| snapshot.streams.closed(reason))
+        })?;
+        self.by("tls_handshakes", "TLS handshakes finished, by kind.", "kind", |snapshot| {
+            vec![("full", snapshot.streams.handshakes_full), ("resumed", snapshot.streams.handshakes_resumed)]
+        })?;
+        self.by("tls_handshakes_failed", "TLS handshakes that failed, by reason.", "reason", |snapshot| {
+            by_name(|why: HandshakeFailure| snapshot.streams.failed(why))
+        })?;
+        self.each(
+            "accept_pauses",
+            "Times that accepting paused for want of file descriptors.",
+            |snapshot| snapshot.streams.accept_pauses,
+        )?;
+        self.each("stream_dropped", "Datagrams dropped because a client reads too slowly.", |snapshot| {
+            snapshot.streams.queue_drops
+        })?;
+        self.each("stream_dropped_bytes", "Bytes of these, headers included.", |snapshot| {
+            snapshot.streams.queue_dropped_bytes
+        })?;
+        self.each("stream_reads", "Read calls on connections.", |snapshot| snapshot.streams.reads)?;
+        self.each("stream_read_bytes", "Bytes read from connections, before decryption.", |snapshot| {
+            snapshot.streams.read_bytes
+        })?;
+        self.each("stream_received", "Messages received on connections.", |snapshot| {
+            snapshot.streams.received
+        })?;
+        self.each("stream_sent", "Messages for clients on connections.", |snapshot| snapshot.streams.sent)?;
+        self.each("stream_writes", "Send calls on connections.", |snapshot| snapshot.streams.writes)
+    }
+
+    /// DTLS clients.
+    fn dtls(&mut self) -> fmt::Result {
+        let mut metric = self.encoder.encode_descriptor(
+            "dtls_associations",
+            "DTLS associations that exist, by how far they have come.",
+            None,
+            MetricType::Gauge,
+        )?;
+        for (worker, snapshot) in self.snapshots {
+            for (stage, count) in [("half_open", snapshot.dtls.half_open), ("open", snapshot.dtls.open)] {
+                metric
+                    .encode_family(&[("worker", worker.as_str()), ("stage", stage)])?
+                    .encode_gauge(&count)?;
+            }
+        }
+        self.each("dtls_cookies", "Cookies sent to DTLS clients.", |snapshot| snapshot.dtls.cookies)?;
+        self.by("dtls_handshakes", "DTLS handshakes finished, by version.", "version", |snapshot| {
+            vec![("1.2", snapshot.dtls.handshakes_1_2), ("1.3", snapshot.dtls.handshakes_1_3)]
+        })?;
+        self.by("dtls_handshakes_failed", "DTLS handshakes that failed, by reason.", "reason", |snapshot| {
+            by_name(|why: DtlsFailure| snapshot.dtls.failed(why))
+        })?;
+        self.by("dtls_ended", "DTLS associations that ended, by reason.", "reason", |snapshot| {
+            by_name(|why: DtlsEnd| snapshot.dtls.ended(why))
+        })?;
+        self.by("dtls_dropped", "Datagrams dropped on DTLS listeners, by reason.", "reason", |snapshot| {
+            by_name(|why: DtlsDrop| snapshot.dtls.dropped(why))
+        })?;
+        self.each("dtls_datagrams", "Datagrams received for DTLS.", |snapshot| snapshot.dtls.datagrams)?;
+        self.each("dtls_received", "Messages decrypted from DTLS clients.", |snapshot| {
+            snapshot.dtls.received
+        })?;
+        self.each("dtls_sent", "Messages encrypted for DTLS clients.", |snapshot| snapshot.dtls.sent)
+    }
+
+    /// TCP relaying, and what workers say to one another.
+    fn peers(&mut self) -> fmt::Result {
+        self.gauge(
+            "peer_connections_open",
+            "Connections to peers that exist or are being made.",
+            |snapshot| snapshot.peers.open,
+        )?;
+        self.each(
+            "peer_stalls",
+            "Times that an end of a connection to a peer took no more for now.",
+            |snapshot| snapshot.peers.stalls,
+        )?;
+        self.each("peer_spliced_bytes", "Bytes of connections to peers moved by splice.", |snapshot| {
+            snapshot.peers.spliced_bytes
+        })?;
+        self.each(
+            "peer_accept_pauses",
+            "Times that a relayed address paused accepting for want of file descriptors.",
+            |snapshot| snapshot.peers.accept_pauses,
+        )?;
+        self.each("letters_lost", "Messages between workers that were lost.", |snapshot| {
+            snapshot.handoffs_lost
+        })
+    }
+
+    /// Batch sizes as a histogram. Bucket i of the snapshot counts calls with 2^i to 2^(i+1) - 1 datagrams.
+    #[expect(clippy::cast_precision_loss, reason = "a histogram's sum is a float by format")]
+    fn batches(&mut self) -> fmt::Result {
+        let mut metric = self.encoder.encode_descriptor(
+            "rx_batch_datagrams",
+            "Datagrams per receive call.",
+            None,
+            MetricType::Histogram,
+        )?;
+        for (worker, snapshot) in self.snapshots {
+            let batch = &snapshot.rx.batch;
+            let last = batch.len() - 1;
+            let buckets: Vec<(f64, u64)> = batch
+                .iter()
+                .enumerate()
+                .map(|(index, calls)| {
+                    let bound =
+                        if index == last { f64::INFINITY } else { ((1_u64 << (index + 1)) - 1) as f64 };
+                    (bound, *calls)
+                })
+                .collect();
+            let count = batch.iter().sum();
+            metric.encode_family(&[("worker", worker.as_str())])?.encode_histogram::<NoLabelSet>(
+                snapshot.rx.datagrams as f64,
+                count,
+                &buckets,
+                None,
+            )?;
+        }
+        Ok(())
+    }
+}
+
+/// Worker, label, value.
+type TurnSample<'a> = (&'a str, Option<(&'static str, &'static str)>, u64);
+
+/// A test looks that each family has one.
+fn turn_help(family: &str) -> Option<&'static str> {
+    Some(match family {
+        "relayed_datagrams" => "Payload datagrams relayed.",
+        "relayed_bytes" => "Payload bytes relayed.",
+        "icmp_relayed" => "ICMP errors passed on as Data indications.",
+        "nonces_issued" => "Nonces given out with 401 and 438.",
+        "retransmits_answered" => "Requests answered again with the same answer.",
+        "allocations_opened" => "Allocations that came to be.",
+        "allocations_closed" => "Allocations that ended, by reason.",
+        "drain_refusals" => "Allocations refused because the server drains.",
+        "loop_refusals" => "Requests for an allocation, or to move one, from our own relayed addresses.",
+        "limit_refusals" => "Requests refused because a limit was reached, by limit.",
+        "requests" => "Well-formed requests, by method.",
+        "successes" => "Success responses, by method.",
+        "error_responses" => "Error responses, by STUN error code.",
+        "dropped_datagrams" => "Datagrams dropped, by reason.",
+        "peer_refusals" => "Requests refused for the sake of a peer (403), by what refuses it.",
+        "credentials_refused" => "Credentials refused, by reason.",
+        "connection_bytes" => "Bytes that connections to peers carried (RFC 6062).",
+        "peer_connections" => "What happened to connections to peers (RFC 6062), by event.",
+        "peer_connection_refusals" => "Connections of peers and ConnectionBinds refused, by reason.",
+        "mobility" => "What happened to mobile allocations (RFC 8016), by event.",
+        "redirects" => "Allocations refused with the address of another server (300 Try Alternate).",
+        "nat_discovery_requests" => {
+            "Binding requests answered that asked for NAT discovery (RFC 5780), by attribute."
+        }
+        _ => return None,
+    })
+}
+
+fn numbered(workers: Vec<WorkerSnapshot>) -> Vec<(String, WorkerSnapshot)> {
+    workers.into_iter().enumerate().map(|(number, snapshot)| (number.to_string(), snapshot)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashMap;
+
+    use super::*;
+    use crate::exposition::encode;
+
+    fn scrape() -> Scrape {
+        let mut first = WorkerSnapshot { allocations: 3, wakeups: 11, ..WorkerSnapshot::default() };
+        first.turn.to_peer_datagrams = 7;
+        first.turn.to_client_bytes = 900;
+        first.rx.datagrams = 40;
+        first.rx.batch[0] = 1;
+        first.rx.batch[3] = 4;
+        first.rx.batch[11] = 2;
+        first.tx.too_big = 5;
+        Scrape {
+            workers: numbered(vec![first, WorkerSnapshot::default()]),
+            realms: vec![("example.org".into(), 3)],
+            certificates: Arc::default(),
+            common: Common { log_lost: 2, reloads: Status::default().reloads(), ..Common::default() },
+        }
+    }
+
+    /// Reads the format strictly: every sample belongs to the family declared last, and stands there once.
+    fn parse(text: &str) -> HashMap<String, f64> {
+        let mut samples = HashMap::new();
+        let mut family = String::new();
+        let mut lines = text.lines().peekable();
+        while let Some(line) = lines.next() {
+            if let Some(rest) = line.strip_prefix("# TYPE ") {
+                family = rest.split(' ').next().expect("a name").to_owned();
+            } else if line == "# EOF" {
+                assert!(lines.peek().is_none(), "text after # EOF");
+                return samples;
+            } else if !line.starts_with('#') {
+                let (series, value) = line.rsplit_once(' ').expect("a sample");
+                assert!(
+                    series.starts_with(&family) && series.starts_with("turnpike_"),
+                    "{series} in {family}"
+                );
+                let value = value.parse().expect("a number");
+                assert!(samples.insert(series.to_owned(), value).is_none(), "{series} twice");
+            }
+        }
+        panic!("no # EOF");
+    }
+
+    #[test]
+    fn each_family_says_what_it_is() {
+        for (family, ..) in WorkerSnapshot::default().turn.counters() {
+            assert!(turn_help(family).is_some(), "{family} has no help");
+        }
+        let text = encode(scrape()).expect("encodes");
+        let mut helps = HashMap::new();
+        for line in text.lines().filter_map(|line| line.strip_prefix("# HELP ")) {
+            let (family, help) = line.split_once(' ').expect("a name and a text");
+            assert!(help.len() > 10 && help.ends_with('.'), "{family}: {help:?}");
+            assert_eq!(helps.insert(help, family), None, "{family} is described as another is");
+        }
+        let types = text.lines().filter(|line| line.starts_with("# TYPE ")).count();
+        assert_eq!(helps.len(), types);
+    }
+
+    #[test]
+    fn certificates_and_reloads_are_told() {
+        let mut scrape = scrape();
+        scrape.certificates.expiry.put([("turn.pem".to_owned(), 1_900_000_000)]);
+        scrape.common.reloads[0].1 = 1;
+        let samples = parse(&encode(scrape).expect("encodes"));
+        for (series, value) in [
+            ("turnpike_certificate_not_after_seconds{file=\"turn.pem\"}", 1_900_000_000.0),
+            ("turnpike_certificate_reloads_total{result=\"loaded\"}", 0.0),
+            ("turnpike_certificate_reloads_total{result=\"failed\"}", 0.0),
+            ("turnpike_config_reloads_total{result=\"loaded\"}", 1.0),
+            ("turnpike_config_reloads_total{result=\"failed\"}", 0.0),
+        ] {
+            assert_eq!(samples.get(series), Some(&value), "{series} in {samples:#?}");
+        }
+    }
+
+    #[test]
+    fn all_counters_are_exposed_per_worker() {
+        let samples = parse(&encode(scrape()).expect("encodes"));
+        for (series, value) in [
+            ("turnpike_allocations{worker=\"0\"}", 3.0),
+            ("turnpike_allocations{worker=\"1\"}", 0.0),
+            ("turnpike_realm_allocations{realm=\"example.org\"}", 3.0),
+            ("turnpike_wakeups_total{worker=\"0\"}", 11.0),
+            ("turnpike_relayed_datagrams_total{worker=\"0\",direction=\"to_peer\"}", 7.0),
+            ("turnpike_relayed_bytes_total{worker=\"0\",direction=\"to_client\"}", 900.0),
+            ("turnpike_tx_dropped_total{worker=\"0\",reason=\"too_big\"}", 5.0),
+            ("turnpike_log_lines_lost_total", 2.0),
+            ("turnpike_draining", 0.0),
+        ] {
+            let found = samples.iter().find(|(name, _)| same_series(name, series));
+            assert_eq!(found.map(|(_, value)| *value), Some(value), "{series} in {samples:#?}");
+        }
+    }
+
+    #[test]
+    fn the_batch_histogram_is_cumulative_and_ends_at_infinity() {
+        let samples = parse(&encode(scrape()).expect("encodes"));
+        let bucket = |bound: &str| {
+            let series = format!("turnpike_rx_batch_datagrams_bucket{{le=\"{bound}\",worker=\"0\"}}");
+            samples.iter().find(|(name, _)| same_series(name, &series)).map(|(_, value)| *value)
+        };
+        assert_eq!(bucket("1.0"), Some(1.0));
+        assert_eq!(bucket("7.0"), Some(1.0));
+        assert_eq!(bucket("15.0"), Some(5.0));
+        assert_eq!(bucket("+Inf"), Some(7.0));
+    }
+
+    /// Equal but for the order of labels.
+    fn same_series(a: &str, b: &str) -> bool {
+        let parts = |series: &str| {
+            let (name, labels) = series.split_once('{').unwrap_or((series, "}"));
+            let mut labels: Vec<String> =
+                labels.trim_end_matches('}').split(',').map(str::to_owned).collect();
+            labels.sort();
+            (name.to_owned(), labels)
+        };
+        parts(a) == parts(b)
+    }
+}

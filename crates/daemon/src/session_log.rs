@@ -1,0 +1,380 @@
+//! The session log: one line per session and per refused credential. Workers hand effects over a bounded channel and
+//! never wait; the control thread writes the lines.
+
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use turnpike_relay::SessionLog;
+use turnpike_turn::{
+    rates::{Rate, Rates},
+    server::{ClosedReason, CredentialRefusal, Effect, PeerDenial, RelayTransport, TokenProblem},
+};
+
+use crate::{
+    log_limit::{EndLimit, LogCounts, RefusalLimit, Sum, Summary},
+    log_queue::{BACKLOG, LogReceiver, LogSender, log_queue},
+    logging::seconds,
+};
+
+/// The workers' end.
+pub(crate) struct SessionLogger(LogSender<(usize, Effect)>);
+
+/// The control thread's end.
+pub(crate) struct SessionLogWriter(LogReceiver<(usize, Effect)>);
+
+/// Both ends of a session log.
+pub(crate) fn session_log() -> (SessionLogger, SessionLogWriter) {
+    let (sender, receiver) = log_queue(BACKLOG);
+    (SessionLogger(sender), SessionLogWriter(receiver))
+}
+
+impl SessionLogger {
+    /// Counts lines that were lost or suppressed.
+    pub(crate) fn counts(&self) -> Arc<LogCounts> {
+        self.0.counts()
+    }
+}
+
+impl SessionLog for SessionLogger {
+    fn effect(&self, worker: usize, effect: &Effect) {
+        let wanted = match effect {
+            Effect::Opened { .. } | Effect::PeerRefused { .. } => {
+                tracing::enabled!(target: "turnpike::session", tracing::Level::DEBUG)
+            }
+            Effect::Closed { .. } | Effect::Refused { .. } => true,
+            _ => false,
+        };
+        if wanted {
+            self.0.send((worker, effect.clone()));
+        }
+    }
+}
+
+/// Realm, and whom quotas count there.
+type User = (Arc<str>, Box<str>);
+
+/// Which effects become lines.
+struct Limits {
+    /// Each worker bounds its own refusals; these are for servers with many cores.
+    credentials: RefusalLimit,
+    peers: RefusalLimit,
+    sessions: EndLimit<User>,
+}
+
+impl Limits {
+    /// Ends of one user's sessions: what a few clients behind one name have, and no flood.
+    const EACH: Rate = Rate::new(200, 100);
+    /// Of all of them: at once as many as there are sessions by default, so that none is missing when a link fails.
+    const TOTAL: Rate = Rate::new(16_384, 10);
+    /// Users remembered.
+    const MOST: usize = 16_384;
+
+    fn new(counts: &Arc<LogCounts>) -> Self {
+        let rates = Rates::new(Self::EACH, Self::TOTAL, Self::MOST);
+        Self {
+            credentials: RefusalLimit::new(Arc::clone(counts)),
+            peers: RefusalLimit::new(Arc::clone(counts)),
+            sessions: EndLimit::new(rates, Arc::clone(counts)),
+        }
+    }
+
+    fn admit(&mut self, now: Duration, effect: &mut Effect) -> bool {
+        match effect {
+            Effect::Refused { client, suppressed, .. } => {
+                self.credentials.admit(now, client.address.ip(), suppressed)
+            }
+            Effect::PeerRefused { client, suppressed, .. } => {
+                self.peers.admit(now, client.address.ip(), suppressed)
+            }
+            // A server stops once, and then says what became of everybody.
+            Effect::Closed { reason: ClosedReason::Shutdown, .. } => true,
+            Effect::Closed { realm, username, identity, to_peer, to_client, .. } => {
+                let name = identity.as_ref().unwrap_or(username);
+                let ask = |rates: &mut Rates, now| rates.admit(now, (&**realm, &**name));
+                let whose = || (Arc::clone(realm), name.clone());
+                self.sessions.admit(now, Sum::one(to_peer.1, to_client.1), ask, whose)
+            }
+            _ => true,
+        }
+    }
+}
+
+impl SessionLogWriter {
+    /// Writes lines until the last worker is gone.
+    pub(crate) async fn run(self) {
+        let start = Instant::now();
+        let mut limits = Limits::new(&self.0.counts());
+        self.0
+            .run(|batch, lost| {
+                for (worker, mut effect) in batch.drain(..) {
+                    if limits.admit(start.elapsed(), &mut effect) {
+                        write(worker, &effect);
+                    }
+                }
+                limits.sessions.due(start.elapsed()).iter().for_each(write_sums);
+                if lost > 0 {
+                    tracing::warn!(target: "turnpike::session", lines = lost, "session log lines lost");
+                }
+            })
+            .await;
+        limits.sessions.take().iter().for_each(write_sums);
+    }
+}
+
+fn write_sums(summary: &Summary<User>) {
+    let each = summary.of.iter().map(|((realm, user), sum)| (Some(&**realm), Some(&**user), sum));
+    for (realm, user, sum) in each.chain(summary.others.iter().map(|sum| (None, None, sum))) {
+        tracing::info!(
+            target: "turnpike::session",
+            realm, user, sessions = sum.count, to_peer_bytes = sum.out_bytes, to_client_bytes = sum.in_bytes,
+            "more sessions ended than are told one by one"
+        );
+    }
+}
+
+fn write(worker: usize, effect: &Effect) {
+    match effect {
+        Effect::Opened { client, realm, username, relayed, .. } => {
+            let second = relayed.1.map(tracing::field::display);
+            tracing::debug!(
+                target: "turnpike::session",
+                realm = &**realm, user = &**username, client = %client.address,
+                relayed = %relayed.0, relayed2 = second, worker,
+                "session opened"
+            );
+        }
+        Effect::Closed {
+            client,
+            realm,
+            username,
+            relayed,
+            transport,
+            relay_transport,
+            reason,
+            lived_ms,
+            to_peer,
+            to_client,
+            ..
+        } => {
+            let mut addresses = relayed.iter().flatten().map(tracing::field::display);
+            let (relayed, relayed2) = (addresses.next(), addresses.next());
+            tracing::info!(
+                target: "turnpike::session",
+                realm = &**realm, user = &**username, client = %client.address, transport = <&str>::from(*transport),
+                relayed, relayed2, relayed_transport = of_peers(*relay_transport),
+                reason = closed_reason(*reason), seconds = seconds(Duration::from_millis(*lived_ms)),
+                to_peer_datagrams = to_peer.0, to_peer_bytes = to_peer.1,
+                to_client_datagrams = to_client.0, to_client_bytes = to_client.1,
+                worker,
+                "session ended"
+            );
+        }
+        Effect::Refused { client, username, why, suppressed } => {
+            tracing::warn!(
+                target: "turnpike::auth",
+                user = &**username, client = %client.address, reason = refusal(*why), suppressed, worker,
+                "credential refused"
+            );
+        }
+        Effect::PeerRefused { client, realm, username, peer, by, suppressed } => {
+            // A permission is for an address, without a port.
+            let peer = if peer.port() == 0 { peer.ip().to_string() } else { peer.to_string() };
+            tracing::debug!(
+                target: "turnpike::session",
+                realm = &**realm, user = &**username, client = %client.address, peer, by = denial(*by), suppressed,
+                worker,
+                "peer refused"
+            );
+        }
+        _ => {}
+    }
+}
+
+fn of_peers(transport: RelayTransport) -> &'static str {
+    match transport {
+        RelayTransport::Udp => "udp",
+        RelayTransport::Tcp => "tcp",
+    }
+}
+
+fn denial(by: PeerDenial) -> String {
+    match by {
+        PeerDenial::Rule(prefix) => format!("peers.deny {prefix}"),
+        PeerDenial::Own => {
+            "default: a service of this server's own machine, and not named in peers.allow".to_owned()
+        }
+        PeerDenial::Special => "default: special range, and not in peers.allow".to_owned(),
+    }
+}
+
+fn closed_reason(reason: ClosedReason) -> &'static str {
+    match reason {
+        ClosedReason::Deleted => "deleted by the client",
+        ClosedReason::Expired => "not refreshed in time",
+        ClosedReason::Shutdown => "server stopped",
+        ClosedReason::Administrator => "ended by an administrator",
+        ClosedReason::Disconnected => "the client's connection was closed",
+    }
+}
+
+fn refusal(why: CredentialRefusal) -> String {
+    match why {
+        CredentialRefusal::NoSuchUser => "no such user".to_owned(),
+        CredentialRefusal::Expired { ago } => format!("expired {ago} s ago"),
+        CredentialRefusal::WrongKey => "wrong key".to_owned(),
+        CredentialRefusal::WrongRealm => "wrong realm".to_owned(),
+        CredentialRefusal::WrongUser => "wrong user".to_owned(),
+        CredentialRefusal::Token(problem) => match problem {
+            TokenProblem::UnknownKey => "access token of an unknown key: no such kid in oauth.key".to_owned(),
+            TokenProblem::Malformed => "access token malformed".to_owned(),
+            TokenProblem::NotAuthentic => {
+                "access token not authentic: another key or another oauth.server_name".to_owned()
+            }
+            TokenProblem::Future { ahead } => {
+                format!("access token made {ahead} s in the future: set the clocks, or raise oauth.skew")
+            }
+        },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        io,
+        sync::{Mutex, PoisonError},
+    };
+
+    use turnpike_turn::server::{AllocationId, Client, ListenerId, Transport};
+
+    use super::*;
+
+    #[derive(Clone, Default)]
+    struct Lines(Arc<Mutex<Vec<u8>>>);
+
+    impl io::Write for Lines {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            self.0.lock().unwrap_or_else(PoisonError::into_inner).extend_from_slice(bytes);
+            Ok(bytes.len())
+        }
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    fn lines_of(effects: &[Effect]) -> String {
+        let lines = Lines::default();
+        let writer = lines.clone();
+        let subscriber = tracing_subscriber::fmt()
+            .with_writer(move || writer.clone())
+            .with_ansi(false)
+            .without_time()
+            .with_max_level(tracing::Level::DEBUG)
+            .finish();
+        tracing::subscriber::with_default(subscriber, || effects.iter().for_each(|effect| write(0, effect)));
+        let bytes = lines.0.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        String::from_utf8(bytes).expect("log lines are UTF-8")
+    }
+
+    fn client() -> Client {
+        Client {
+            listener: ListenerId(0),
+            address: "192.0.2.9:50000".parse().expect("an address"),
+            local: "192.0.2.1:3478".parse().expect("an address"),
+        }
+    }
+
+    fn refused(why: CredentialRefusal) -> Effect {
+        Effect::Refused { client: client(), username: "al\"ice".into(), why, suppressed: 7 }
+    }
+
+    fn ended(identity: &str, reason: ClosedReason) -> Effect {
+        Effect::Closed {
+            allocation: AllocationId { index: 1, generation: 2 },
+            client: client(),
+            realm: "example.org".into(),
+            username: format!("1800000000:{identity}").into(),
+            identity: Some(identity.into()),
+            relayed: ["198.41.0.4:50000", "[2001:db8::4]:50000"].map(|text| text.parse().ok()),
+            transport: Transport::Tls,
+            relay_transport: RelayTransport::Udp,
+            away: false,
+            reason,
+            lived_ms: 61_999,
+            to_peer: (10, 1200),
+            to_client: (9, 1080),
+        }
+    }
+
+    #[test]
+    fn a_session_ends_with_one_line() {
+        let line = lines_of(&[ended("alice", ClosedReason::Expired)]);
+        assert_eq!(
+            line.trim(),
+            "INFO turnpike::session: session ended realm=\"example.org\" user=\"1800000000:alice\" \
+             client=192.0.2.9:50000 transport=\"tls\" relayed=198.41.0.4:50000 relayed2=[2001:db8::4]:50000 \
+             relayed_transport=\"udp\" reason=\"not refreshed in time\" seconds=61.999 to_peer_datagrams=10 \
+             to_peer_bytes=1200 to_client_datagrams=9 to_client_bytes=1080 worker=0"
+        );
+    }
+
+    #[test]
+    fn ends_of_one_user_beyond_a_rate_are_told_in_sum_those_of_others_and_of_a_stop_singly() {
+        let mut limits = Limits::new(&Arc::default());
+        let mut told = |user: &str, reason, count: usize| {
+            (0..count).filter(|_| limits.admit(Duration::from_secs(1), &mut ended(user, reason))).count()
+        };
+        assert_eq!(told("alice", ClosedReason::Deleted, 20_000), 200);
+        assert_eq!(told("bob", ClosedReason::Disconnected, 150), 150);
+        assert_eq!(told("alice", ClosedReason::Shutdown, 5000), 5000);
+        let singly: usize = (0..5000).map(|n| told(&n.to_string(), ClosedReason::Expired, 3)).sum();
+        assert_eq!(singly, 15_000, "thousands of users at once");
+        let summary = limits.sessions.take().expect("alice's");
+        let [((_, user), sum)] = &summary.of[..] else { panic!("{summary:?}") };
+        assert_eq!((&**user, sum.count, sum.out_bytes), ("alice", 19_800, 19_800 * 1200));
+    }
+
+    #[test]
+    fn a_refused_peer_says_what_refuses_it() {
+        let by = |by, peer: &str| {
+            lines_of(&[Effect::PeerRefused {
+                client: client(),
+                realm: "example.org".into(),
+                username: "alice".into(),
+                peer: peer.parse().expect("an address"),
+                by,
+                suppressed: 3,
+            }])
+        };
+        let line = by(PeerDenial::Rule("10.1.0.0/16".parse().expect("a prefix")), "10.1.2.3:0");
+        assert_eq!(
+            line.trim(),
+            "DEBUG turnpike::session: peer refused realm=\"example.org\" user=\"alice\" client=192.0.2.9:50000 \
+             peer=\"10.1.2.3\" by=\"peers.deny 10.1.0.0/16\" suppressed=3 worker=0"
+        );
+        assert!(by(PeerDenial::Special, "10.1.2.3:9").contains("by=\"default: "));
+        assert!(by(PeerDenial::Own, "10.1.2.3:9").contains("by=\"default: "));
+    }
+
+    #[test]
+    fn each_refusal_says_its_reason_and_what_was_suppressed() {
+        for (why, text) in [
+            (CredentialRefusal::NoSuchUser, "no such user"),
+            (CredentialRefusal::Expired { ago: 42 }, "expired 42 s ago"),
+            (CredentialRefusal::WrongKey, "wrong key"),
+            (CredentialRefusal::WrongRealm, "wrong realm"),
+            (CredentialRefusal::WrongUser, "wrong user"),
+            (CredentialRefusal::Token(TokenProblem::Malformed), "access token malformed"),
+        ] {
+            let line = lines_of(&[refused(why)]);
+            assert_eq!(
+                line.trim(),
+                format!(
+                    "WARN turnpike::auth: credential refused user=\"al\\\"ice\" client=192.0.2.9:50000 \
+                     reason=\"{text}\" suppressed=7 worker=0"
+                )
+            );
+        }
+    }
+}

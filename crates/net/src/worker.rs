@@ -1,0 +1,237 @@
+//! What the threads of the data path have in common towards whoever starts them: an inbox that wakes them up, something that they
+//! publish, and an end that is waited for.
+
+use std::{
+    io,
+    sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc},
+    thread::{self, JoinHandle},
+};
+
+use crate::poll::{Poller, Waker};
+
+/// What a worker is told, among it that it shall end.
+pub trait Command: Send + 'static {
+    /// Ends the worker.
+    const STOP: Self;
+}
+
+/// Both ends of a worker's inbox; its poller tells of new commands under `token`.
+///
+/// # Errors
+/// Those of [`Waker::new`].
+pub fn inbox<C>(poller: &Poller, token: u64) -> io::Result<(Sender<C>, Inbox<C>)> {
+    let waker = Waker::new(poller, token)?;
+    let (commands, received) = mpsc::channel();
+    Ok((Sender::new(commands, waker.clone()), Inbox { commands: received, waker }))
+}
+
+/// The way to a worker, for any thread.
+#[derive(Debug)]
+pub struct Sender<C> {
+    commands: mpsc::Sender<C>,
+    waker: Waker,
+}
+
+impl<C> Clone for Sender<C> {
+    fn clone(&self) -> Self {
+        Self { commands: self.commands.clone(), waker: self.waker.clone() }
+    }
+}
+
+impl<C> Sender<C> {
+    /// To a worker that has the other ends of these.
+    #[must_use]
+    pub fn new(commands: mpsc::Sender<C>, waker: Waker) -> Self {
+        Self { commands, waker }
+    }
+
+    /// Tells the worker, without waiting. One that is gone needs no telling.
+    pub fn tell(&self, command: C) {
+        let _ = self.commands.send(command);
+        self.waker.wake();
+    }
+}
+
+/// The worker's end.
+#[derive(Debug)]
+pub struct Inbox<C> {
+    commands: mpsc::Receiver<C>,
+    waker: Waker,
+}
+
+impl<C> Inbox<C> {
+    /// To be called after a wake-up and before [`Self::command`], or the poller tells of it again.
+    pub fn acknowledge(&self) {
+        self.waker.acknowledge();
+    }
+
+    /// The next command, if there is one. No system call.
+    pub fn command(&self) -> Option<C> {
+        self.commands.try_recv().ok()
+    }
+}
+
+/// What a worker has published last, for whoever looks. Neither side keeps the lock for longer than a copy takes.
+#[derive(Debug, Default)]
+pub struct Published<T>(Mutex<T>);
+
+impl<T> Published<T> {
+    /// Changes it.
+    pub fn update(&self, change: impl FnOnce(&mut T)) {
+        change(&mut self.lock());
+    }
+
+    /// A copy.
+    pub fn get(&self) -> T
+    where
+        T: Clone,
+    {
+        self.lock().clone()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, T> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Running workers that are told `C` and share an `S` each. Dropping this stops and joins them.
+#[derive(Debug)]
+pub struct Workers<C: Command, S>(Vec<Running<C, S>>);
+
+#[derive(Debug)]
+struct Running<C, S> {
+    sender: Sender<C>,
+    shared: Arc<S>,
+    /// `None` once it is joined.
+    thread: Option<JoinHandle<()>>,
+}
+
+impl<C: Command, S> Default for Workers<C, S> {
+    fn default() -> Self {
+        Self(Vec::new())
+    }
+}
+
+impl<C: Command, S> Workers<C, S> {
+    /// Starts one more: `run` returns when `sender` has told it [`Command::STOP`].
+    ///
+    /// # Errors
+    /// When the system has no more threads.
+    pub fn spawn(
+        &mut self,
+        name: String,
+        sender: Sender<C>,
+        shared: Arc<S>,
+        run: impl FnOnce() + Send + 'static,
+    ) -> io::Result<()> {
+        let thread = Some(thread::Builder::new().name(name).spawn(run)?);
+        self.0.push(Running { sender, shared, thread });
+        Ok(())
+    }
+
+    /// How many there are.
+    #[must_use]
+    pub fn count(&self) -> usize {
+        self.0.len()
+    }
+
+    /// The way to each.
+    pub fn senders(&self) -> impl Iterator<Item = &Sender<C>> {
+        self.0.iter().map(|worker| &worker.sender)
+    }
+
+    /// What each shares.
+    pub fn shared(&self) -> impl Iterator<Item = &S> {
+        self.0.iter().map(|worker| &*worker.shared)
+    }
+
+    /// Whether one has ended though nobody stopped it.
+    #[must_use]
+    pub fn have_failed(&self) -> bool {
+        self.0.iter().any(|worker| worker.thread.as_ref().is_none_or(JoinHandle::is_finished))
+    }
+
+    /// Tells all of them to stop, and then waits for each.
+    pub fn stop(&mut self) {
+        self.senders().for_each(|sender| sender.tell(C::STOP));
+        for worker in &mut self.0 {
+            if let Some(thread) = worker.thread.take() {
+                // One that panicked has said so itself.
+                let _ = thread.join();
+            }
+        }
+    }
+}
+
+impl<C: Command, S> Drop for Workers<C, S> {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const WAKE: u64 = 7;
+
+    enum Told {
+        Add(u32),
+        Panic,
+        Stop,
+    }
+
+    impl Command for Told {
+        const STOP: Self = Self::Stop;
+    }
+
+    /// Sums up what it is told until it is stopped.
+    fn spawn(workers: &mut Workers<Told, Published<(u32, bool)>>) {
+        let mut poller = Poller::new().unwrap();
+        let (sender, inbox) = inbox(&poller, WAKE).unwrap();
+        let shared = Arc::<Published<(u32, bool)>>::default();
+        let published = Arc::clone(&shared);
+        let run = move || {
+            loop {
+                assert!(poller.wait(None).unwrap().iter().all(|event| event.token == WAKE));
+                inbox.acknowledge();
+                while let Some(told) = inbox.command() {
+                    match told {
+                        Told::Add(number) => published.update(|(sum, _)| *sum += number),
+                        Told::Panic => panic!("as told"),
+                        Told::Stop => return published.update(|(_, stopped)| *stopped = true),
+                    }
+                }
+            }
+        };
+        workers.spawn("summing".to_owned(), sender, shared, run).unwrap();
+    }
+
+    #[test]
+    fn dropping_workers_ends_each_after_what_it_was_told_before() {
+        let mut workers = Workers::default();
+        (0..3).for_each(|_| spawn(&mut workers));
+        let shared: Vec<_> = workers.0.iter().map(|worker| Arc::clone(&worker.shared)).collect();
+        for number in 0..1000 {
+            workers.senders().for_each(|sender| sender.tell(Told::Add(number)));
+        }
+        assert_eq!((workers.count(), workers.have_failed()), (3, false));
+        drop(workers);
+        for shared in shared {
+            assert_eq!(shared.get(), (499_500, true));
+        }
+    }
+
+    #[test]
+    fn a_worker_that_panics_has_failed_and_is_told_in_vain() {
+        let mut workers = Workers::default();
+        spawn(&mut workers);
+        workers.senders().for_each(|sender| sender.tell(Told::Panic));
+        while !workers.have_failed() {
+            thread::yield_now();
+        }
+        workers.senders().for_each(|sender| sender.tell(Told::Add(1)));
+        workers.stop();
+        assert_eq!(workers.shared().map(Published::get).collect::<Vec<_>>(), [(0, false)]);
+    }
+}
