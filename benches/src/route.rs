@@ -6,7 +6,7 @@ mod common;
 use std::hint::black_box;
 
 use common::{Ask, BINDING, PEER, Scheme, TestGate, World, address, channel_data, client, config};
-use turnpike_turn::server::{Client, OwnEndpoints, RelayId, Verdict};
+use turnpike_turn::server::{OwnEndpoints, RelayId, Source, Verdict};
 
 use crate::Bench;
 
@@ -32,11 +32,11 @@ fn relaying(bench: &mut Bench, clients: u16) {
     let mut at = 0;
     let mut next = || {
         at = (at + 617) % relays.len();
-        relays[at]
+        &relays[at]
     };
 
     bench.case(&format!("route/channel_data/{clients}"), || {
-        let verdict = server.from_client(now, next().0, black_box(&message));
+        let verdict = server.from_client(now, &next().0, black_box(&message));
         assert!(matches!(verdict, Verdict::ToPeer { payload, .. } if payload.len() == PAYLOAD.len()));
     });
     bench.case(&format!("route/from_peer_channel/{clients}"), || {
@@ -48,15 +48,15 @@ fn relaying(bench: &mut Bench, clients: u16) {
         assert!(matches!(verdict, Verdict::ToClient { header, .. } if header.as_slice().len() > 4));
     });
     bench.case(&format!("route/send/{clients}"), || {
-        let verdict = server.from_client(now, next().0, black_box(&send));
+        let verdict = server.from_client(now, &next().0, black_box(&send));
         assert!(matches!(verdict, Verdict::ToPeer { payload, .. } if payload.len() == PAYLOAD.len()));
     });
     // Many: a single one whose hash happens to resemble a client's would be 30 instructions dearer.
-    let strangers: Vec<Client> = (clients + 1..=clients + 1000).map(client).collect();
+    let strangers: Vec<Source> = (clients + 1..=clients + 1000).map(|port| client(port).into()).collect();
     let mut stranger = 0;
     bench.case(&format!("route/stranger/{clients}"), || {
         stranger = (stranger + 1) % strangers.len();
-        let verdict = server.from_client(now, strangers[stranger], black_box(&message));
+        let verdict = server.from_client(now, &strangers[stranger], black_box(&message));
         assert!(matches!(verdict, Verdict::Drop(_)));
     });
 }
@@ -67,26 +67,26 @@ fn requests(bench: &mut Bench) {
     let (now, from) = (world.now, relays[0].0);
     let (binding, challenge) = (Ask::new(BINDING).bytes(), Ask::allocate().bytes());
     let refresh = Ask::refresh(600).signed(&world.credentials("alice", Scheme::Md5)).bytes();
-    let stranger = client(2);
+    let stranger = client(2).into();
     // The type of a STUN message is its first two bytes: success and error responses (RFC 8489, section 5).
     let server = &mut world.server;
     bench.case("request/binding", || {
-        let verdict = server.from_client(now, from, black_box(&binding));
+        let verdict = server.from_client(now, &from, black_box(&binding));
         assert!(matches!(verdict, Verdict::Reply { bytes, .. } if bytes[..2] == [0x01, 0x01]));
     });
     bench.case("request/challenge_401", || {
-        let verdict = server.from_client(now, stranger, black_box(&challenge));
+        let verdict = server.from_client(now, &stranger, black_box(&challenge));
         assert!(matches!(verdict, Verdict::Reply { bytes, .. } if bytes[..2] == [0x01, 0x13]));
     });
     // Authenticated; deriving the key from the password is the test gate's part of it.
     bench.case("request/refresh", || {
-        let verdict = server.from_client(now, from, black_box(&refresh));
+        let verdict = server.from_client(now, &from, black_box(&refresh));
         assert!(matches!(verdict, Verdict::Reply { bytes, .. } if bytes[..2] == [0x01, 0x04]));
     });
 }
 
 /// Clients with one allocation, one channel and one permission each.
-fn populated(clients: u16) -> (World, Vec<(Client, RelayId)>) {
+fn populated(clients: u16) -> (World, Vec<(Source, RelayId)>) {
     let gate = TestGate { per_user: 100_000, total: 100_000, ..TestGate::default() };
     let mut config = config();
     // One listener, as most servers have: each peer is compared with them.
@@ -98,7 +98,7 @@ fn populated(clients: u16) -> (World, Vec<(Client, RelayId)>) {
             let (alice, relay) = world.allocated();
             world.ask(&Ask::bind(0x4000, PEER).signed(&alice)).success();
             world.ask(&Ask::permit(PERMITTED).signed(&alice)).success();
-            (world.client, relay)
+            (world.client.into(), relay)
         })
         .collect();
     (world, relays)

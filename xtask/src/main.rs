@@ -1,9 +1,8 @@
-//! Chores of the repository that are too long for a shell line: `cargo xtask bench`, `cargo xtask instructions`.
+//! Chores of the repository that are too long for a shell line: `cargo xtask instructions`.
 
 #![forbid(unsafe_code)]
 #![expect(clippy::print_stdout, reason = "a command-line tool: its results go to standard output")]
 
-mod bench;
 mod instructions;
 
 use std::process::ExitCode;
@@ -22,19 +21,13 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Chore {
-    /// Benchmarks that need network namespaces (and so root)
-    #[command(subcommand)]
-    Bench(Box<bench::Command>),
     /// Count the instructions of one packet, against the budgets of benches/budgets.toml (needs valgrind)
     Instructions(instructions::Options),
 }
 
 fn main() -> ExitCode {
-    let done = match Arguments::parse().chore {
-        Chore::Bench(command) => bench::run(*command),
-        Chore::Instructions(options) => instructions::run(&options),
-    };
-    match done {
+    let Chore::Instructions(options) = Arguments::parse().chore;
+    match instructions::run(&options) {
         Ok(code) => code,
         Err(failure) => {
             eprintln!("error: {failure}");

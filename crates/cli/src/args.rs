@@ -231,6 +231,24 @@ mod tests {
         }
     }
 
+    #[test]
+    fn every_subcommand_tells_the_version() {
+        fn paths(command: &clap::Command, path: &[String], found: &mut Vec<Vec<String>>) {
+            let path = [path, &[command.get_name().to_owned()]].concat();
+            command.get_subcommands().for_each(|command| paths(command, &path, found));
+            found.push(path);
+        }
+        let mut found = Vec::new();
+        paths(&Cli::command(), &[], &mut found);
+        assert!(found.len() > 15, "{found:?}");
+        for path in found {
+            let asked = path.iter().map(String::as_str).chain(["--version"]);
+            let told = Cli::try_parse_from(asked).map(drop).expect_err("told in place of what is to be done");
+            assert_eq!(told.kind(), clap::error::ErrorKind::DisplayVersion, "{path:?}: {told}");
+            assert!(told.to_string().contains(env!("CARGO_PKG_VERSION")), "{path:?}: {told}");
+        }
+    }
+
     /// The words of all help texts and documents that look like a variable of ours.
     fn documented_variables() -> Vec<String> {
         let mut command = Cli::command();

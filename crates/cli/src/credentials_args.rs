@@ -14,7 +14,7 @@ pub(crate) struct CredentialsArgs {
     user: String,
 
     /// Shared secret, one of the server's auth.secrets. Other users of this machine can see it in the process list
-    #[arg(long, value_name = "S", group = "source")]
+    #[arg(long, value_name = "S", group = "source", value_parser = secret)]
     secret: Option<String>,
 
     /// File whose first line is the shared secret; "-" is standard input
@@ -22,7 +22,7 @@ pub(crate) struct CredentialsArgs {
     secret_file: Option<PathBuf>,
 
     /// Password to make stored keys from. Other users of this machine can see it in the process list
-    #[arg(long, value_name = "PASSWORD", group = "source")]
+    #[arg(long, value_name = "PASSWORD", group = "source", value_parser = password)]
     password: Option<String>,
 
     /// File whose first line is the password; "-" is standard input
@@ -68,6 +68,18 @@ impl CredentialsArgs {
     }
 }
 
+fn secret(text: &str) -> Result<String, &'static str> {
+    not_empty(text, "the secret is empty")
+}
+
+fn password(text: &str) -> Result<String, &'static str> {
+    not_empty(text, "the password is empty")
+}
+
+fn not_empty(text: &str, why: &'static str) -> Result<String, &'static str> {
+    if text.is_empty() { Err(why) } else { Ok(text.to_owned()) }
+}
+
 fn given(text: Option<String>, file: Option<PathBuf>) -> io::Result<Option<Secret>> {
     let Some(path) = file else {
         return Ok(text.map(Secret::new));
@@ -77,5 +89,11 @@ fn given(text: Option<String>, file: Option<PathBuf>) -> io::Result<Option<Secre
     let content = content
         .map(Secret::new)
         .map_err(|error| io::Error::new(error.kind(), format!("cannot read {}: {error}", path.display())))?;
-    Ok(Some(Secret::new(content.reveal().lines().next().unwrap_or_default())))
+    match content.reveal().lines().next() {
+        None | Some("") => Err(io::Error::new(
+            io::ErrorKind::InvalidData,
+            format!("the first line of {} is empty", path.display()),
+        )),
+        Some(line) => Ok(Some(Secret::new(line))),
+    }
 }

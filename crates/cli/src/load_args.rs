@@ -10,10 +10,10 @@ use std::{
 };
 
 use clap::{Args, Subcommand};
+use turnpike_client::{ServerUri, TlsOptions, Transport};
 use turnpike_load::{
-    LoadError, Rate, TlsOptions, Transport, reflect,
+    LoadError, Profile, Rate, Shaped, reflect,
     turn::{AccessToken, Config, Family, Mode, Relayed, Via},
-    uri::ServerUri,
 };
 use turnpike_net::Datapath;
 
@@ -69,7 +69,8 @@ pub(crate) struct LoadTurnArgs {
     #[arg(long)]
     no_resumption: bool,
 
-    /// The reflector as the server reaches it [default: `turnpike reflect` beside the server, 127.0.0.1:3480 or [::1]:3480]
+    /// The reflector as the server reaches it [default: `turnpike reflect` beside the server, 127.0.0.1:3480 or [::1]:3480]; with
+    /// --profile, an address of this machine for the generator's own peers [default: 127.0.0.1:0 or [::1]:0, any port]
     #[arg(long, value_name = "ADDR:PORT", value_parser = resolve)]
     peer: Option<SocketAddr>,
 
@@ -113,6 +114,9 @@ pub(crate) struct LoadTurnArgs {
     #[arg(long, value_name = "N")]
     window: Option<u64>,
 
+    #[command(flatten)]
+    shape: ShapeArgs,
+
     /// Measured time in seconds, above 0
     #[arg(long, value_name = "S", default_value = "10", value_parser = seconds)]
     duration: Duration,
@@ -154,6 +158,26 @@ pub(crate) struct LoadTurnArgs {
     /// Exit with 3 when the 99th percentile of the round trip is above US microseconds
     #[arg(long, value_name = "US")]
     max_p99: Option<u64>,
+}
+
+/// Traffic in the shape of what people do.
+#[derive(Args)]
+pub(crate) struct ShapeArgs {
+    /// In place of --rate, --size, --burst and --window: each client has the streams of audio, call, sfu, screen, vpn, or of a TOML
+    /// file, in both directions, to peers of the generator's own; docs/load.md says how such a file looks
+    #[arg(long, value_name = "NAME|FILE", conflicts_with_all = ["rate", "size", "burst", "window"])]
+    profile: Option<Profile>,
+
+    /// Where the numbers of --profile begin: runs of one seed send the same packets at the same times
+    #[arg(long, value_name = "N", default_value_t = 1, requires = "profile")]
+    seed: u64,
+}
+
+impl ShapeArgs {
+    pub(crate) fn into_shaped(self) -> Option<Shaped> {
+        let seed = self.seed;
+        self.profile.map(|profile| Shaped { profile, seed })
+    }
 }
 
 /// Whom to believe.
@@ -205,6 +229,9 @@ impl LoadTurnArgs {
         let Some(server) = addresses.first().copied() else {
             return Err(LoadError::Name { host: self.server.host, source: io::ErrorKind::NotFound.into() });
         };
+        let profile = self.shape.into_shaped();
+        // The generator's own peers are where there is room.
+        let port = if profile.is_some() { 0 } else { reflect::DEFAULT_PORT };
         let access_token = match self.access_token_file {
             Some(path) => Some(read_token(&path)?),
             None => self.access_token,
@@ -217,7 +244,8 @@ impl LoadTurnArgs {
             tls: self.trust.into_options(!self.no_resumption),
             relayed: self.relay,
             family: self.family,
-            peer: self.peer.unwrap_or_else(|| (reflector, reflect::DEFAULT_PORT).into()),
+            peer: self.peer.unwrap_or_else(|| (reflector, port).into()),
+            profile,
             user,
             password,
             access_token,
@@ -358,6 +386,10 @@ Over TCP and TLS a message that waits for a slow server is still under way; one 
 as error send_would_block. With --relay tcp each client has a connection to the peer of its own; what comes back on it is cut into \
 pieces of --size bytes, and sent_bytes and received_bytes are told; a piece that is not what was sent is an error garbled.
 
+With --profile each client has a call, a conference or the like, with a peer of the generator's own that sends by itself, and is no \
+echo. Latency is of one way then, from when a packet was due until it arrived, and loss is told by direction and by stream \
+(profile {name, seed, to_peer, to_client, streams []}); rtt_us is that latency of both directions. See docs/load.md.
+
 With --migrate each client opens a new socket from time to time, closes the old one at once, as where a phone changes networks, and \
 sends a Refresh with its mobility ticket from the new one (RFC 8016); the clients take turns. What is on its way to the old socket is lost \
 and counts as lost; what is due until the server has answered waits for that, and its round trip shows it. The result tells migrations_done, migrations_failed and \
@@ -374,6 +406,7 @@ Examples (with `turnpike reflect` and `turnpike serve --user a:b --allow-peer 12
   turnpike load turn 127.0.0.1 --user a:b --mode allocate --clients 100 --rate max
   turnpike load turn turns:127.0.0.1 --ca cert.pem --server-name turn.example.org --user a:b
   turnpike load turn 127.0.0.1 --user a:b --clients 50 --migrate 2
+  turnpike load turn 127.0.0.1 --user a:b --clients 200 --profile call --max-loss 0.1
   turnpike credentials --token-key-file KEY --user KID --server-name NAME | turnpike load turn 127.0.0.1 --access-token-file -
   turnpike load turn turn:127.0.0.1?transport=tcp --relay tcp --user a:b --rate max      (with `turnpike reflect --tcp 127.0.0.1:3480`)
 

@@ -10,7 +10,7 @@ use turnpike_load::{
 };
 use turnpike_net::Datapath;
 
-use crate::load_args::{percent, seconds, server};
+use crate::load_args::{ShapeArgs, percent, seconds, server};
 
 /// Where, how long, and where the result goes.
 #[derive(Args)]
@@ -202,6 +202,14 @@ pub(crate) struct LoadUdpArgs {
     #[arg(long, value_name = "N")]
     window: Option<u64>,
 
+    #[command(flatten)]
+    shape: ShapeArgs,
+
+    /// With --profile: where the generator's own peers listen, an address of this machine to which the forwarder leads
+    /// [default: SERVER itself, with nothing between]
+    #[arg(long, value_name = "ADDR:PORT", requires = "profile")]
+    peer: Option<SocketAddr>,
+
     /// How datagrams enter and leave: auto, basic, mmsg or gso
     #[arg(long, value_name = "D", default_value = "auto")]
     datapath: Datapath,
@@ -223,6 +231,8 @@ impl LoadUdpArgs {
             warmup: self.run.warmup,
             threads: self.run.threads,
             datapath: self.datapath,
+            profile: self.shape.into_shaped(),
+            peer: self.peer,
             max_loss: self.limits.max_loss,
             max_p99: self.limits.max_p99,
             ..udp::Config::default()
@@ -306,12 +316,16 @@ pub(crate) const LOAD_UDP: &str = "\
 Send datagrams to `turnpike reflect`, straight or through a forwarder, and measure what comes back.
 
 As `load turn`, without TURN: round trips count from the moment a datagram was due, and where the generator itself was late, the \
-result says so.";
+result says so.
+
+With --profile each client has a call, a conference or the like with a peer of the generator's own instead, in one thread: what is \
+measured is latency and loss of each direction and stream. See docs/load.md.";
 
 pub(crate) const LOAD_UDP_EXAMPLES: &str = "\
 Examples (with `turnpike reflect` running there, or behind the forwarder):
   turnpike load udp 127.0.0.1
   turnpike load udp 10.0.0.1:9000 --clients 64 --rate 100k --max-loss 0.1
   turnpike load udp 10.0.0.1:9000 --rate max --size 1200 --json -
+  turnpike load udp 10.0.0.1:9000 --peer 10.0.0.9:9001 --clients 100 --profile vpn    (the forwarder leads to 10.0.0.9:9001)
 
 Exit codes: 0 done, 1 failed, 2 bad usage, 3 a limit (--max-loss, --max-p99) was exceeded.";

@@ -24,11 +24,12 @@ use clap::Parser;
 use turnpike_config::{ConfigErrors, forward::ForwardSources};
 use turnpike_daemon::{DaemonError, wait_for_stop};
 use turnpike_load::{
-    LoadError, Outcome, Report, Stop, probe,
+    LoadError, Outcome, Report, Stop,
     progress::{self, Interval},
     reflect::Reflector,
     stream, turn, udp,
 };
+use turnpike_probe::ProbeError;
 
 use crate::{
     args::{Cli, Command},
@@ -152,37 +153,32 @@ fn run_reflector(args: ReflectArgs) -> ExitCode {
 }
 
 fn generate(command: LoadCommand) -> ExitCode {
-    match command {
-        LoadCommand::Turn(args) => match args.into_config() {
-            Ok((config, json)) => {
-                run_load(json, Unit::Messages, |stop, show| turn::run_until(&config, stop, show))
-            }
-            Err(error) => fail_load(&error),
-        },
+    let (unit, (config, json)) = match command {
+        LoadCommand::Turn(args) => {
+            return match args.into_config() {
+                Ok((config, json)) => {
+                    run_load(json, Unit::Messages, |stop, show| turn::run(&config, stop, show))
+                }
+                Err(error) => fail_load(&error),
+            };
+        }
         LoadCommand::Udp(args) => {
             let (config, json) = args.into_config();
-            run_load(json, Unit::Messages, |stop, show| udp::run_until(&config, stop, show))
+            return run_load(json, Unit::Messages, |stop, show| udp::run(&config, stop, show));
         }
-        LoadCommand::Tcp(args) => {
-            let (config, json) = args.into_config();
-            run_load(json, Unit::Bytes, |stop, show| stream::run_until(&config, stop, show))
-        }
-        LoadCommand::Rr(args) => {
-            let (config, json) = args.into_config();
-            run_load(json, Unit::Messages, |stop, show| stream::run_until(&config, stop, show))
-        }
-        LoadCommand::Connect(args) => {
-            let (config, json) = args.into_config();
-            run_load(json, Unit::Messages, |stop, show| stream::run_until(&config, stop, show))
-        }
-    }
+        LoadCommand::Tcp(args) => (Unit::Bytes, args.into_config()),
+        LoadCommand::Rr(args) => (Unit::Messages, args.into_config()),
+        LoadCommand::Connect(args) => (Unit::Messages, args.into_config()),
+    };
+    run_load(json, unit, |stop, show| stream::run(&config, stop, show))
 }
 
 fn probe(args: ProbeArgs) -> ExitCode {
     let (config, asked) = args.into_config();
-    let report = match probe::run(&config) {
+    let report = match turnpike_probe::run(&config) {
         Ok(report) => report,
-        Err(error) => return fail_load(&error),
+        Err(error @ ProbeError::Setting(_)) => return fail(BAD_USAGE, &error),
+        Err(error) => return fail(FAILED, &error),
     };
     if let Err(error) = probe_text::show(&report, asked.json) {
         return fail(FAILED, &format_args!("cannot write to standard output: {error}"));

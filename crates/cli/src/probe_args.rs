@@ -3,10 +3,8 @@
 use std::time::Duration;
 
 use clap::Args;
-use turnpike_load::{
-    probe::{Config, Level},
-    uri::ServerUri,
-};
+use turnpike_client::ServerUri;
+use turnpike_probe::{Config, Level};
 
 use crate::load_args::{TrustArgs, seconds, user};
 

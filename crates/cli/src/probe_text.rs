@@ -5,7 +5,7 @@ use std::{
     io::{self, Write as _},
 };
 
-use turnpike_load::probe::{Level, Report};
+use turnpike_probe::{Level, Report};
 
 use crate::forgive_closed_pipe;
 

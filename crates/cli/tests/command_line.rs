@@ -87,6 +87,21 @@ fn wrong_usage_exits_with_2() {
 }
 
 #[test]
+fn a_credential_that_is_none_says_what_is_missing() {
+    for (arguments, what) in [
+        (&["load", "turn", "127.0.0.1", "--user", "alice:"][..], "the password behind the colon is empty"),
+        (&["load", "turn", "127.0.0.1", "--user", "alice"], "there is no colon"),
+        (&["probe", "127.0.0.1", "--user", ":secret"], "there is no name in front of the colon"),
+        (&["credentials", "--user", "alice", "--secret", ""], "the secret is empty"),
+        (&["credentials", "--user", "alice", "--password", ""], "the password is empty"),
+    ] {
+        let output = turnpike(arguments);
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}: {}", stderr(&output));
+        assert!(stderr(&output).contains(what), "{arguments:?}: {}", stderr(&output));
+    }
+}
+
+#[test]
 fn credentials_from_a_secret_are_two_lines() {
     let output = turnpike(&["credentials", "--secret", "north", "--user", "alice", "--ttl", "60"]);
     let text = stdout(&output);

@@ -13,11 +13,13 @@ const FLOORS: &[(&str, u8)] = &[
     // For tests alone.
     ("turnpike-testkit", 0),
     ("turnpike-turn", 1),
+    ("turnpike-client", 1),
     ("turnpike-offload", 1),
     ("turnpike-relay", 2),
     ("turnpike-forward", 2),
     ("turnpike-load", 2),
     ("turnpike-config", 3),
+    ("turnpike-probe", 3),
     ("turnpike-daemon", 4),
     ("turnpike-lab", 4),
     ("turnpike-cli", 5),
@@ -54,8 +56,15 @@ const IO_CRATES: &[&str] = &[
 const IO_NAMES: &[&str] =
     &["UdpSocket", "TcpStream", "TcpListener", "Instant", "SystemTime", "thread", "fs", "File"];
 
+/// Crates and names by which `turn` would have randomness of its own: it is handed a seed, as it is handed the time. Seeds of hash tables
+/// decide nothing that anybody sees.
+const RANDOM_CRATES: &[&str] = &["fastrand", "getrandom", "oorandom", "rand"];
+const RANDOM_NAMES: &[&str] =
+    &["rand", "getrandom", "OsRng", "ThreadRng", "thread_rng", "from_os_rng", "from_entropy"];
+
 /// What `lab` starts as programs and therefore never links.
-const SERVERS: &[&str] = &["turnpike-relay", "turnpike-forward", "turnpike-load", "turnpike-daemon"];
+const SERVERS: &[&str] =
+    &["turnpike-relay", "turnpike-forward", "turnpike-load", "turnpike-probe", "turnpike-daemon"];
 
 #[test]
 fn the_house_has_the_rooms_that_the_rules_speak_of() {
@@ -85,6 +94,14 @@ fn turn_knows_no_socket_clock_thread_or_file() {
     let sources = sources(&turn.dir.join("src"));
     assert!(!sources.is_empty());
     assert_eq!(tokens_in(&sources, IO_NAMES), NONE);
+}
+
+#[test]
+fn turn_draws_no_random_number_but_from_the_seed_that_it_is_handed() {
+    let house = house();
+    assert_eq!(forbidden_imports(&house, "turnpike-turn", RANDOM_CRATES), NONE);
+    let turn = house.iter().find(|room| room.name == "turnpike-turn").expect("turn is a room");
+    assert_eq!(tokens_in(&sources(&turn.dir.join("src")), RANDOM_NAMES), NONE);
 }
 
 #[test]
@@ -155,6 +172,18 @@ fn a_socket_crate_in_turn_is_found() {
     let found = io_crates_in_turn(&read(&doctored("turnpike-turn", "socket2", Value::Null)));
     assert_eq!(found, ["turnpike-turn imports socket2"]);
     assert_eq!(io_crates_in_turn(&read(&doctored("turnpike-relay", "socket2", Value::Null))), NONE);
+}
+
+#[test]
+fn a_random_generator_in_turn_is_found() {
+    let found = forbidden_imports(
+        &read(&doctored("turnpike-turn", "rand", Value::Null)),
+        "turnpike-turn",
+        RANDOM_CRATES,
+    );
+    assert_eq!(found, ["turnpike-turn imports rand"]);
+    let draw = (PathBuf::from("a.rs"), "let key: u64 = rand::random();".to_owned());
+    assert_eq!(tokens_in(&[draw], RANDOM_NAMES), ["a.rs:1: rand"]);
 }
 
 #[test]

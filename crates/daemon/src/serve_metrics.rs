@@ -279,7 +279,7 @@ impl Families<'_, '_, WorkerSnapshot> {
             |snapshot| snapshot.peers.accept_pauses,
         )?;
         self.each("letters_lost", "Messages between workers that were lost.", |snapshot| {
-            snapshot.letters_lost
+            snapshot.handoffs_lost
         })
     }
 

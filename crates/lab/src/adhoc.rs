@@ -3,21 +3,20 @@
 
 mod known;
 
-use std::path::Path;
-
 use toml::{Table, Value};
 
 use self::known::Known;
 use crate::{
     error::LabError,
     experiment::{COMMAND_LINE, CommandLine, Experiment},
-    request::{Changes, Request},
+    request::{Changes, Request, Variant},
+    shelf::Text,
 };
 
 /// Where and how the programs of an ad-hoc experiment run.
 #[derive(Clone, Debug, Default, PartialEq, clap::Args)]
 pub(crate) struct Setting {
-    /// `host`, `routed` (client, relay, peer), or a topology file [default: routed if a command names {client}, {relay}
+    /// `host`, `veth` or `wire` (client, relay, peer), or a topology file [default: veth if a command names {client}, {relay}
     /// or {peer}, else host]
     #[arg(long, value_name = "T")]
     pub(crate) topology: Option<String>,
@@ -78,6 +77,11 @@ impl Setting {
     fn is_on_host(&self) -> bool {
         self.topology.as_deref() == Some("host")
     }
+
+    /// The namespace that was given, or else the usual one where there are namespaces.
+    fn place<'a>(&self, given: Option<&'a str>, usual: &'a str) -> Option<&'a str> {
+        given.or_else(|| (!self.is_on_host()).then_some(usual))
+    }
 }
 
 /// A request that compares `subjects`, name and command line, under `workload`.
@@ -94,7 +98,7 @@ pub(crate) fn request(
     let commands: Vec<&str> = subjects.iter().map(|(_, command)| *command).collect();
     let known = known::complete(setting, workload, &commands)?;
     let text = document(name, subjects, &known, changes).to_string();
-    let requests = Request::of_text(Path::new(COMMAND_LINE), text, changes, &[])?;
+    let requests = Request::of(Text { path: COMMAND_LINE.into(), text }, changes, &Variant::default(), &[])?;
     requests.into_iter().next().ok_or_else(|| LabError::failed("an experiment without a point"))
 }
 
@@ -118,17 +122,11 @@ pub(crate) fn describe(experiment: &Experiment) -> String {
 
 fn document(name: &str, subjects: &[(&str, &str)], known: &Known, changes: &Changes) -> Table {
     let setting = &known.setting;
-    let on_host = setting.is_on_host();
-    let cpus = |list: &Option<String>| list.clone().filter(|list| list != "all");
-    let place = |given: &Option<String>, usual: &str| match given {
-        Some(name) => Some(name.clone()),
-        None => (!on_host).then(|| usual.to_owned()),
-    };
     let mut document = Table::new();
     put(&mut document, "name", name);
     put_some(&mut document, "topology", setting.topology.as_deref());
     let format = setting.format.as_deref().unwrap_or("none");
-    let usual = match (format, setting.delivered_at.is_empty(), cpus(&setting.cpus)) {
+    let usual = match (format, setting.delivered_at.is_empty(), pinned(setting.cpus.as_deref())) {
         ("iperf3", _, _) => "cpu_s_per_gb",
         ("none", true, _) => "subject_cpu_s",
         // The softirqs on the subject's CPU are its doing too.
@@ -136,72 +134,84 @@ fn document(name: &str, subjects: &[(&str, &str)], known: &Known, changes: &Chan
         _ => "packets_per_cpu_s",
     };
     put(&mut document, "metric", changes.metric.as_deref().unwrap_or(usual));
-
     let further = known.metrics.iter().map(|name| Value::String((*name).to_owned()));
     document.insert("metrics".to_owned(), Value::Array(further.collect()));
-
-    let services = subjects.iter().map(|(name, command)| {
-        let mut service = Table::new();
-        put(&mut service, "name", name);
-        put(&mut service, "command", &known::this_program(command));
-        put_some(&mut service, "cpus", cpus(&setting.cpus).as_deref());
-        put_some(&mut service, "namespace", place(&setting.namespace, "relay").as_deref());
-        let probes = [
-            ("stun", &setting.ready_stun),
-            ("tcp", &setting.ready_tcp),
-            ("log", &setting.ready_log),
-            ("udp_port", &setting.ready_udp_port),
-            ("tcp_port", &setting.ready_tcp_port),
-        ];
-        let mut ready = Table::new();
-        for (probe, value) in probes {
-            put_some(&mut ready, probe, value.as_deref());
-        }
-        if !ready.is_empty() {
-            service.insert("ready".to_owned(), Value::Table(ready));
-        }
-        Value::Table(service)
-    });
+    let services = subjects.iter().map(|(name, command)| Value::Table(subject(name, command, setting)));
     document.insert("subject".to_owned(), Value::Array(services.collect()));
+    let helpers = setting.helper.iter().enumerate().map(|(index, text)| helper(index + 1, text, setting));
+    let helpers = helpers.chain(known.reflector.as_deref().map(|address| reflector(address, setting)));
+    document.insert("helper".to_owned(), Value::Array(helpers.map(Value::Table).collect()));
+    document.insert("workload".to_owned(), Value::Table(load(&known.workload, format, setting)));
+    document
+}
 
-    let helpers = setting.helper.iter().enumerate().map(|(index, text)| {
-        let (space, command) = match text.split_once(':') {
-            Some((space, command)) if !on_host && !space.contains(char::is_whitespace) => {
-                (Some(space), command)
-            }
-            _ => (None, text.as_str()),
-        };
-        let mut service = Table::new();
-        put(&mut service, "name", &format!("helper-{}", index + 1));
-        put(&mut service, "command", &known::this_program(command));
-        put_some(&mut service, "namespace", space);
-        put_some(&mut service, "cpus", cpus(&setting.load_cpus).as_deref());
-        Value::Table(service)
-    });
-    let reflector = known.reflector.as_deref().map(|address| {
-        let mut service = Table::new();
-        put(&mut service, "name", "reflector");
-        put(&mut service, "command", &format!("{{turnpike}} reflect --listen {address} --workers 1"));
-        put_some(&mut service, "namespace", place(&None, "peer").as_deref());
-        put_some(&mut service, "cpus", cpus(&setting.load_cpus).as_deref());
-        let mut ready = Table::new();
-        put(&mut ready, "udp_port", address.rsplit(':').next().unwrap_or(address));
+fn subject(name: &str, command: &str, setting: &Setting) -> Table {
+    let mut service = Table::new();
+    put(&mut service, "name", name);
+    put(&mut service, "command", &known::this_program(command));
+    put_some(&mut service, "cpus", pinned(setting.cpus.as_deref()));
+    put_some(&mut service, "namespace", setting.place(setting.namespace.as_deref(), "relay"));
+    let probes = [
+        ("stun", &setting.ready_stun),
+        ("tcp", &setting.ready_tcp),
+        ("log", &setting.ready_log),
+        ("udp_port", &setting.ready_udp_port),
+        ("tcp_port", &setting.ready_tcp_port),
+    ];
+    let mut ready = Table::new();
+    for (probe, value) in probes {
+        put_some(&mut ready, probe, value.as_deref());
+    }
+    if !ready.is_empty() {
         service.insert("ready".to_owned(), Value::Table(ready));
-        Value::Table(service)
-    });
-    document.insert("helper".to_owned(), Value::Array(helpers.chain(reflector).collect()));
+    }
+    service
+}
 
-    let mut load = Table::new();
+/// `[NAMESPACE:]CMD`.
+fn helper(number: usize, text: &str, setting: &Setting) -> Table {
+    let (space, command) = match text.split_once(':') {
+        Some((space, command)) if !setting.is_on_host() && !space.contains(char::is_whitespace) => {
+            (Some(space), command)
+        }
+        _ => (None, text),
+    };
+    let mut service = Table::new();
+    put(&mut service, "name", &format!("helper-{number}"));
+    put(&mut service, "command", &known::this_program(command));
+    put_some(&mut service, "namespace", space);
+    put_some(&mut service, "cpus", pinned(setting.load_cpus.as_deref()));
+    service
+}
+
+fn reflector(address: &str, setting: &Setting) -> Table {
+    let mut service = Table::new();
+    put(&mut service, "name", "reflector");
+    put(&mut service, "command", &format!("{{turnpike}} reflect --listen {address} --workers 1"));
+    put_some(&mut service, "namespace", setting.place(None, "peer"));
+    put_some(&mut service, "cpus", pinned(setting.load_cpus.as_deref()));
+    let mut ready = Table::new();
+    put(&mut ready, "udp_port", address.rsplit(':').next().unwrap_or(address));
+    service.insert("ready".to_owned(), Value::Table(ready));
+    service
+}
+
+fn load(command: &[String], format: &str, setting: &Setting) -> Table {
     let words = |words: &[String]| Value::Array(words.iter().cloned().map(Value::String).collect());
-    load.insert("command".to_owned(), words(&known.workload));
+    let mut load = Table::new();
+    load.insert("command".to_owned(), words(command));
     put(&mut load, "format", format);
     put(&mut load, "result", setting.result.as_deref().unwrap_or("stdout"));
-    put_some(&mut load, "cpus", cpus(&setting.load_cpus).as_deref());
-    put_some(&mut load, "namespace", place(&setting.load_namespace, "client").as_deref());
+    put_some(&mut load, "cpus", pinned(setting.load_cpus.as_deref()));
+    put_some(&mut load, "namespace", setting.place(setting.load_namespace.as_deref(), "client"));
     load.insert("delivered_at".to_owned(), words(&setting.delivered_at));
     load.insert("whole".to_owned(), Value::Boolean(setting.whole));
-    document.insert("workload".to_owned(), Value::Table(load));
-    document
+    load
+}
+
+/// `all` is no pinning.
+fn pinned(cpus: Option<&str>) -> Option<&str> {
+    cpus.filter(|list| *list != "all")
 }
 
 fn put(table: &mut Table, key: &str, value: &str) {

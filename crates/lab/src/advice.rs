@@ -36,6 +36,9 @@ pub fn advice(record: &Record, verdicts: &[Verdict]) -> Vec<Advice> {
     if nothing_counts || cost(|reason| matches!(reason, Reason::CpuStolen { .. })) {
         all.extend(stolen(record));
     }
+    if nothing_counts || cost(|reason| matches!(reason, Reason::CoresShared { .. })) {
+        all.extend(shared(record));
+    }
     all
 }
 
@@ -70,10 +73,7 @@ fn late(record: &Record) -> Option<Advice> {
                  the experiment's file; helpers run with the load",
                 pinned(&record.experiment.load_cpus)
             ),
-            match record.environment.notes.iter().find(|note| note.starts_with("load average")) {
-                Some(note) => format!("a quieter machine ({note} when it began)"),
-                None => "a quieter machine".to_owned(),
-            },
+            quieter_machine(record),
             format!(
                 "where so late is good enough: --max-late-us {enough:.0}, or late_p99_us = {enough:.0} under [limits] in \
                  the experiment's file"
@@ -105,6 +105,38 @@ fn stolen(record: &Record) -> Option<Advice> {
             ),
         ],
     })
+}
+
+fn shared(record: &Record) -> Option<Advice> {
+    let measured = Measured::of(record, |void| match void {
+        Void::CoresShared { percent, .. } => Some(*percent),
+        _ => None,
+    })?;
+    let limit = record.experiment.limits.foreign_percent;
+    let enough = round_up(measured.most * 1.1).min(100.0);
+    Some(Advice {
+        what: format!(
+            "Others used the subject's cores in {}: {} % of their time, {limit} % are allowed (foreign_percent). A subject \
+             that waits for its core finds more work at once when it gets it, so no metric of such a run counts. Try:",
+            measured.runs(),
+            measured.span(|percent| format!("{percent:.1}")),
+        ),
+        tries: vec![
+            quieter_machine(record),
+            "another core for the subjects: --cpus, or `cpus` in the experiment's file".to_owned(),
+            format!(
+                "where that is good enough: --max-foreign {enough}, or foreign_percent = {enough} under [limits] in the \
+                 experiment's file"
+            ),
+        ],
+    })
+}
+
+fn quieter_machine(record: &Record) -> String {
+    match record.environment.notes.iter().find(|note| note.starts_with("load average")) {
+        Some(note) => format!("a quieter machine ({note} when it began)"),
+        None => "a quieter machine".to_owned(),
+    }
 }
 
 /// By how much a limit was exceeded in the runs that it made void.
@@ -219,6 +251,21 @@ mod tests {
             text.contains("--max-steal 5,") && text.contains("steal_percent = 5 under [limits]"),
             "{text}"
         );
+    }
+
+    #[test]
+    fn cores_that_others_used_are_told_with_their_own_limit() {
+        let mut record = late_record("packets_per_busy_s");
+        for round in record.rounds.iter_mut().chain(&mut record.aa) {
+            round.voided = Some(Void::CoresShared { percent: 12.0, limit_percent: 3.0 });
+        }
+        let [advice] = &advice(&record, &report::verdicts(&record))[..] else { panic!("one cause") };
+        let text = advice.to_string();
+        for part in
+            ["12.0 to 12.0 (median 12.0) %", "3 % are allowed", "load average 3.20", "--max-foreign 20,"]
+        {
+            assert!(text.contains(part), "{part} is missing in {text}");
+        }
     }
 
     #[test]

@@ -10,15 +10,16 @@ use std::{
     fs::{self, File},
     io::{self, Read},
     path::{Path, PathBuf},
-    time::UNIX_EPOCH,
 };
 
+use jiff::Timestamp;
 use sha2::{Digest, Sha256};
 
 use crate::{
+    environment,
     experiment::{Experiment, Service, fill::Variables},
     record::Build,
-    tools::{self, words},
+    tools,
 };
 
 /// Files of one command: the program, and what it is given, such as a script or a configuration.
@@ -154,16 +155,11 @@ fn file_of(word: &str, is_program: bool, directory: Option<&Path>) -> Option<Pat
 fn of_file(path: &Path) -> Build {
     let metadata = fs::metadata(path).ok();
     let size = metadata.as_ref().map_or(0, fs::Metadata::len);
-    let modified = metadata
-        .and_then(|metadata| metadata.modified().ok()?.duration_since(UNIX_EPOCH).ok())
-        .and_then(|since| {
-            let seconds = format!("@{}", since.as_secs());
-            tools::output(&words(["date", "-u", "-d", &seconds, "+%Y-%m-%dT%H:%M:%SZ"])).ok()
-        });
+    let modified = metadata.and_then(|metadata| Timestamp::try_from(metadata.modified().ok()?).ok());
     Build {
         path: path.display().to_string(),
         size,
-        modified: modified.map_or_else(|| "unknown".to_owned(), |text| text.trim().to_owned()),
+        modified: modified.map_or_else(|| "unknown".to_owned(), environment::show_time),
         sha256: if size <= LONGEST { hash(path).ok() } else { None },
         ..Build::default()
     }

@@ -7,7 +7,7 @@ use clap::{Args, Parser, Subcommand};
 use crate::{adhoc::Setting, request::Changes};
 
 const AB: &str = "\
-Names in commands: {client}, {relay}, {peer} are the addresses of the namespaces (routed: client - relay - peer),
+Names in commands: {client}, {relay}, {peer} are the addresses of the namespaces (client - relay - peer),
 {relay-peer} that of the relay on its link with the peer, {turnpike} (or a bare `turnpike` in front) this program.
 
 With `turnpike load MODE TARGET` as workload the rest follows: --duration, --warmup and --json are added to it, a subject
@@ -24,6 +24,15 @@ Example: a forwarder, with a server of one's own behind it
   turnpike lab ab --helper 'peer:iperf3 -s' --ready-tcp-port 5000 \\
     --a 'socat TCP-LISTEN:5000,fork,reuseaddr TCP:{peer}:5201' --b 'turnpike forward tcp://{relay}:5000={peer}:5201' \\
     -- iperf3 -c {relay} -p 5000";
+
+const SUITE: &str = "\
+Ctrl-C keeps the rows that are done; --resume makes the others, beginning with the one that was interrupted.
+Exit codes: 0 done, 1 a row could not be measured or the suite was interrupted, 2 bad usage, 3 a `must` is missed.
+
+Examples:
+  turnpike lab suite relay                           our relay, coturn, and others that are there
+  turnpike lab suite forward --only bulk --rounds 6
+  turnpike lab suite --resume lab-runs/suite-relay-20261122-160000 --markdown";
 
 const PROFILE: &str = "\
 For whole stacks build with frame pointers: `cargo profiling` in this repository (target/profiling/turnpike).
@@ -52,8 +61,9 @@ pub(crate) struct Lab {
 pub(crate) enum LabCommand {
     /// Make network namespaces joined by veth pairs, by default client, relay and peer
     Up {
-        /// Topology file
-        file: Option<PathBuf>,
+        /// `veth`, `wire`, or a topology file
+        #[arg(default_value = "veth")]
+        topology: String,
         #[command(flatten)]
         id: Id,
     },
@@ -72,12 +82,40 @@ pub(crate) enum LabCommand {
         #[command(flatten)]
         id: Id,
     },
-    /// Run an experiment file, or one of experiments/ by its name
+    /// Run an experiment file, or one that `lab list` shows by its name
     Run {
         #[command(flatten)]
         file: ExperimentFile,
         #[command(flatten)]
         out: Out,
+    },
+    /// List the experiments and suites that need no file
+    List,
+    /// Run a table of experiments, one record each, and hold their figures against its bars
+    #[command(after_long_help = SUITE)]
+    Suite {
+        /// Suite file, or one of experiments/suites/ by its name
+        #[arg(required_unless_present = "resume")]
+        suite: Option<PathBuf>,
+        /// Go on with a suite that was interrupted, from its directory
+        #[arg(long, value_name = "DIR", conflicts_with_all = ["suite", "only", "set", "topology"])]
+        resume: Option<PathBuf>,
+        /// Print the table in Markdown
+        #[arg(long)]
+        markdown: bool,
+        /// Only rows in whose title or experiment this text stands; may be repeated
+        #[arg(long, value_name = "TEXT")]
+        only: Vec<String>,
+        /// Give a variable of all rows a value, or `turnpike` another build
+        #[arg(long, value_name = "NAME=VALUE")]
+        set: Vec<String>,
+        #[command(flatten)]
+        place: Place,
+        #[command(flatten)]
+        changes: Changes,
+        /// Directory below which the suite gets one of its own
+        #[arg(long, value_name = "DIR", default_value = "lab-runs")]
+        out: PathBuf,
     },
     /// Compare two commands under a workload, without a file
     #[command(after_long_help = AB)]
@@ -163,13 +201,22 @@ pub(crate) struct Id {
 
 #[derive(Debug, Args)]
 pub(crate) struct ExperimentFile {
-    /// File, or the name of one in experiments/
+    /// File, or a name that `lab list` shows
     pub(crate) experiment: PathBuf,
     /// Give a variable of the experiment a value (one that it sweeps is then not swept), or `turnpike` another build
     #[arg(long, value_name = "NAME=VALUE")]
     pub(crate) set: Vec<String>,
     #[command(flatten)]
+    pub(crate) place: Place,
+    #[command(flatten)]
     pub(crate) changes: Changes,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Place {
+    /// `wire`, `veth`, `host`, or a topology file, in place of the experiment's
+    #[arg(long, value_name = "T")]
+    pub(crate) topology: Option<String>,
 }
 
 #[derive(Debug, Args)]

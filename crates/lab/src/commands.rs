@@ -7,22 +7,25 @@ use clap::Parser;
 use crate::{
     adhoc,
     advice::advice,
-    builds,
+    bar, builds,
     cli::{ExperimentFile, Lab, LabArgs, LabCommand, Log, Out, SearchArgs},
     error::LabError,
+    experiment::Experiment,
     metric, profile,
     program::MARK,
     record::Record,
     report,
-    request::{Request, Task},
+    request::{self, Changes, Request, Task, Variant},
     run::{
         compare::{Stage, compare},
         rates::{self, Plan},
     },
     say::{self, Screen},
     search::Settings,
+    shelf::{EXPERIMENTS, SUITES, Text},
     stats,
     stop::Stop,
+    suite::{Journal, Suite, Table, carry_on},
     topology::{
         self, Topology, offload,
         spec::{Spec, is_plain},
@@ -31,6 +34,8 @@ use crate::{
     verdict::judge,
 };
 
+/// An asked-for limit was exceeded, as DESIGN.md has it.
+const LIMIT_EXCEEDED: u8 = 3;
 /// Verdicts shown beside the deciding one, before the reader is sent to the report.
 const FURTHER: usize = 8;
 
@@ -60,12 +65,33 @@ pub fn run(arguments: LabArgs, stop: &Stop) -> u8 {
 
 fn dispatch(command: LabCommand, stop: &Stop) -> Result<u8, LabError> {
     match command {
-        LabCommand::Up { file, id } => up(file.as_deref(), &id.id),
+        LabCommand::Up { topology, id } => up(&topology, &id.id),
         LabCommand::Exec { id, name, command } => Err(exec(&id.id, &name, &command)),
         LabCommand::Down { id } => down(&id.id),
-        LabCommand::Run { file, out } => {
-            let requests = Request::of_file(&file.experiment, &file.changes, &file.set)?;
-            carry_out(&requests, &out, stop)
+        LabCommand::Run { file, out } => carry_out(&requests_of(&file)?, &out, stop),
+        LabCommand::List => list(),
+        LabCommand::Suite { suite, resume, markdown, only, set, place, changes, out } => {
+            let mut journal = match (resume, suite) {
+                (Some(directory), _) => Journal::load(&directory)?,
+                (None, suite) => {
+                    let Text { path, text } =
+                        SUITES.find(&suite.unwrap_or_default(), Path::new("experiments"))?;
+                    let suite = Suite::parse(&path, &text)?.only(&only)?;
+                    // One for all rows, so that the table can name it.
+                    let seed = changes.seed.unwrap_or_else(request::draw_seed);
+                    let changes = Changes { seed: Some(seed), ..changes };
+                    let requests = suite.requests(&changes, &set, place.topology.as_deref())?;
+                    // Before anything is written: it may begin again, as root of a namespace.
+                    for request in &requests {
+                        if request.experiment()?.topology()?.is_some() {
+                            userns::enter_if_needed()?;
+                        }
+                    }
+                    Journal::begin(&suite, &requests, &out)?
+                }
+            };
+            carry_on(&mut journal, stop)?;
+            conclude_suite(&journal, markdown, stop)
         }
         LabCommand::Ab { a, b, setting, changes, out, workload } => {
             let request = adhoc::request("ab", &[("a", &a), ("b", &b)], &workload, &setting, &changes)?;
@@ -99,8 +125,8 @@ fn dispatch(command: LabCommand, stop: &Stop) -> Result<u8, LabError> {
     }
 }
 
-fn up(file: Option<&Path>, id: &str) -> Result<u8, LabError> {
-    let spec = Spec::load(file)?;
+fn up(topology: &str, id: &str) -> Result<u8, LabError> {
+    let spec = Spec::load(topology, Path::new("."))?;
     check_id(id)?;
     userns::enter_if_needed()?;
     let lab = Topology::up(&spec, id)?;
@@ -155,11 +181,55 @@ fn check_id(id: &str) -> Result<(), LabError> {
 
 fn rates_of_file(file: &ExperimentFile, plan: Plan, out: &Out, stop: &Stop) -> Result<u8, LabError> {
     let rounds = file.changes.rounds.unwrap_or(1);
-    let mut requests = Request::of_file(&file.experiment, &file.changes, &file.set)?;
+    let mut requests = requests_of(file)?;
     for request in &mut requests {
         request.task = Task::Rates { plan: plan.clone(), rounds };
     }
     carry_out(&requests, out, stop)
+}
+
+fn requests_of(file: &ExperimentFile) -> Result<Vec<Request>, LabError> {
+    let variant = Variant { topology: file.place.topology.clone(), ..Variant::default() };
+    Request::of(Experiment::find(&file.experiment)?, &file.changes, &variant, &file.set)
+}
+
+/// What can be run by name, each with its first comment.
+fn list() -> Result<u8, LabError> {
+    let mut text = String::new();
+    for (title, shelf) in [
+        ("experiments (`turnpike lab run NAME`)", EXPERIMENTS),
+        ("suites (`turnpike lab suite NAME`)", SUITES),
+    ] {
+        text += &format!("{title}\n");
+        for (name, Text { text: content, .. }) in shelf.all() {
+            let about = content.lines().next().and_then(|line| line.strip_prefix("# ")).unwrap_or_default();
+            text += &format!("  {name:<18} {about}\n");
+        }
+    }
+    say::result(&text);
+    Ok(0)
+}
+
+/// Shows a suite's table, and keeps it; 1 if a row is missing, 3 if a bar that must be met is missed.
+fn conclude_suite(journal: &Journal, markdown: bool, stop: &Stop) -> Result<u8, LabError> {
+    let table = Table::of(journal);
+    let path = journal.directory().join("table.md");
+    fs::write(&path, table.markdown()).map_err(LabError::io(format!("cannot write {}", path.display())))?;
+    say::result(&if markdown { table.markdown() } else { table.text() });
+    say::result(&format!("suite: {}", journal.directory().display()));
+    let left = journal.left();
+    if left > 0 && stop.requested() {
+        Screen::new().note(&format!(
+            "interrupted with {left} of {} rows left: `turnpike lab suite --resume {}` makes them",
+            journal.rows.len(),
+            journal.directory().display()
+        ));
+    }
+    Ok(match (left, table.missed) {
+        (0, 0) => 0,
+        (0, _) => LIMIT_EXCEEDED,
+        _ => 1,
+    })
 }
 
 /// Does what each request asks for, one after the other.
@@ -234,12 +304,22 @@ fn summary(record: &Record, wanted: &[String]) -> String {
             text += &format!("  {void}\n");
         }
     }
-    let further = record
+    let mut further: Vec<&String> = Vec::new();
+    for name in wanted.iter().take(FURTHER) {
+        // A line a metric, also where it decides as well, or is named twice.
+        if name != deciding && !further.contains(&name) {
+            further.push(name);
+        }
+    }
+    let of_all = record
         .candidates()
-        .flat_map(|candidate| wanted.iter().take(FURTHER).map(move |name| judge(record, candidate, name)));
-    let verdicts: Vec<_> = report::verdicts(record).into_iter().chain(further).collect();
+        .flat_map(|candidate| further.iter().map(move |name| judge(record, candidate, name)));
+    let verdicts: Vec<_> = report::verdicts(record).into_iter().chain(of_all).collect();
     for verdict in &verdicts {
         text += &format!("{verdict}\n");
+    }
+    for held in bar::hold(record) {
+        text += &format!("{held}\n");
     }
     for advice in advice(record, &verdicts) {
         text += &format!("{advice}\n");
@@ -287,6 +367,11 @@ fn append_row(record: &Record, asked: &Log) -> Result<(), LabError> {
 }
 
 fn show(directories: &[std::path::PathBuf], log: &Log) -> Result<u8, LabError> {
+    if let [directory] = directories
+        && Journal::is_in(directory)
+    {
+        return conclude_suite(&Journal::load(directory)?, false, &Stop::default());
+    }
     let mut records = Vec::new();
     for directory in directories {
         records.push(Record::load(directory).map_err(|error| LabError::usage(error.to_string()))?);
@@ -371,6 +456,21 @@ mod tests {
         let asked = Log { log: Some(path), ..Log::default() };
         assert_eq!(append_row(&record, &asked).unwrap_err().exit_code(), 2);
         assert!(append_row(&record, &Log::default()).is_ok());
+    }
+
+    #[test]
+    fn each_metric_has_one_line_that_begins_with_its_name() {
+        let mut record = crate::record::tests::record("delivered_pps", &[(100.0, 100.1, 200.0); 8]);
+        for round in record.rounds.iter_mut().chain(&mut record.aa) {
+            round.metrics.insert("cpu_us_per_packet".to_owned(), 2.0);
+        }
+        let wanted = ["cpu_us_per_packet", "delivered_pps", "loss_percent", "cpu_us_per_packet"];
+        let text = summary(&record, &wanted.map(str::to_owned));
+        let lines: Vec<&str> = text
+            .lines()
+            .filter_map(|line| line.split_once(": new against old: ").map(|(name, _)| name))
+            .collect();
+        assert_eq!(lines, ["delivered_pps", "cpu_us_per_packet", "loss_percent"], "{text}");
     }
 
     #[test]

@@ -2,6 +2,9 @@
 
 use std::{collections::BTreeMap, fs, thread};
 
+use jiff::Timestamp;
+use procfs::{Current as _, Meminfo};
+
 use crate::{
     experiment::{Experiment, fill::Variables},
     record::Environment,
@@ -27,7 +30,7 @@ pub(crate) fn describe(experiment: &Experiment, topology: &Topology, variables: 
         cpu_model: cpu_model(&fs::read_to_string("/proc/cpuinfo").unwrap_or_default()),
         cores: thread::available_parallelism()
             .map_or(0, |cores| u32::try_from(cores.get()).unwrap_or(u32::MAX)),
-        memory_bytes: memory(&fs::read_to_string("/proc/meminfo").unwrap_or_default()),
+        memory_bytes: Meminfo::current().map_or(0, |memory| memory.mem_total),
         offloads: topology.offloads.clone(),
         tools: versions(experiment, variables),
         commit,
@@ -38,12 +41,17 @@ pub(crate) fn describe(experiment: &Experiment, topology: &Topology, variables: 
 
 /// Now, RFC 3339 in UTC.
 pub(crate) fn now() -> String {
-    first_line(&words(["date", "-u", "+%Y-%m-%dT%H:%M:%SZ"])).unwrap_or_default()
+    show_time(Timestamp::now())
+}
+
+/// A moment, RFC 3339 in UTC, to the second.
+pub(crate) fn show_time(time: Timestamp) -> String {
+    time.strftime("%Y-%m-%dT%H:%M:%SZ").to_string()
 }
 
 /// A stable part for a directory's name.
 pub(crate) fn stamp() -> String {
-    first_line(&words(["date", "-u", "+%Y%m%d-%H%M%S"])).unwrap_or_default()
+    Timestamp::now().strftime("%Y%m%d-%H%M%S").to_string()
 }
 
 fn versions(experiment: &Experiment, variables: &Variables) -> BTreeMap<String, String> {
@@ -85,13 +93,6 @@ fn cpu_model(cpuinfo: &str) -> String {
     model.map_or_else(|| "unknown".to_owned(), |(_, model)| model.to_owned())
 }
 
-fn memory(meminfo: &str) -> u64 {
-    let kibibytes = meminfo
-        .lines()
-        .find_map(|line| line.strip_prefix("MemTotal:")?.split_whitespace().next()?.parse::<u64>().ok());
-    kibibytes.unwrap_or(0) * 1024
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -99,7 +100,6 @@ mod tests {
     #[test]
     fn the_machine_is_described() {
         assert_eq!(cpu_model("processor\t: 0\nmodel name\t: Some CPU: v2\n"), "Some CPU: v2");
-        assert_eq!(memory("MemTotal:       24117248 kB\nMemFree: 1 kB\n"), 24_117_248 * 1024);
         let now = now();
         assert!(now.len() == 20 && now.ends_with('Z') && now.contains('T'), "{now}");
     }

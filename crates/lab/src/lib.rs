@@ -22,6 +22,7 @@
 //! verdict::judge(record, subject, metric)    faster, slower, no difference shown, or cannot tell
 //! report::save(dir, record)                  report.html;  report::row() for docs/performance-log.md
 //! report::compare(records)                   runs of different days, and whether they are comparable
+//! bar::hold(record)                          bars: met, missed, or not decidable; suite is a table of experiments with theirs
 //!
 //! search::Search::next() ─▶ Trial ─▶ observe()   find-max, for several loss goals at once
 //! ```
@@ -41,7 +42,9 @@
 
 mod adhoc;
 pub mod advice;
+pub mod bar;
 mod builds;
+mod certificate;
 mod cli;
 mod commands;
 pub mod comparable;
@@ -49,6 +52,7 @@ mod environment;
 mod error;
 mod experiment;
 mod last_words;
+mod limits;
 pub mod metric;
 pub mod order;
 mod probe;
@@ -61,9 +65,11 @@ mod request;
 mod run;
 mod say;
 pub mod search;
+mod shelf;
 pub mod stats;
 mod stop;
 mod strict;
+mod suite;
 mod tools;
 mod topology;
 pub mod verdict;

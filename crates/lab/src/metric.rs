@@ -43,7 +43,15 @@ pub const SUBJECT_CPU_S: &str = "subject_cpu_s";
 pub const SUBJECT_USER_S: &str = "subject_user_s";
 /// Of these, in the kernel.
 pub const SUBJECT_SYSTEM_S: &str = "subject_system_s";
-/// Percent of the subject's cores that went to programs of others.
+/// Datagrams lost on the way, percent of those sent.
+pub const LOSS_PERCENT: &str = "loss_percent";
+/// Connections of the generator that broke or could not be opened, percent of what it sent.
+pub const BROKEN_PERCENT: &str = "broken_percent";
+/// Memory of the subject when the window closes, shared pages divided by their users, bytes.
+pub const MEMORY_BYTES: &str = "memory_bytes";
+/// What that has grown by since the subject was ready, for each client of the generator.
+pub const MEMORY_PER_CLIENT_BYTES: &str = "memory_per_client_bytes";
+/// Percent of the subject's cores that were used neither by it nor by the kernel's network threads.
 pub const FOREIGN_PERCENT: &str = "foreign_percent";
 /// Busy seconds of the subject's cores, softirq included.
 pub const CORE_BUSY_S: &str = "core_busy_s";
@@ -57,6 +65,8 @@ pub const CPU_US_PER_PACKET: &str = "cpu_us_per_packet";
 pub const PACKETS_PER_CPU_S: &str = "packets_per_cpu_s";
 /// CPU-seconds of the subject per delivered gigabyte (10^9 bytes).
 pub const CPU_S_PER_GB: &str = "cpu_s_per_gb";
+/// Busy seconds of the subject's cores per delivered gigabyte (10^9 bytes).
+pub const BUSY_S_PER_GB: &str = "busy_s_per_gb";
 /// Busy microseconds of the subject's cores per delivered datagram.
 pub const BUSY_US_PER_PACKET: &str = "busy_us_per_packet";
 /// Delivered datagrams per busy second of the subject's cores.
@@ -71,18 +81,22 @@ pub const METRICS: &[Metric] = &[
     higher(DELIVERED_BYTES, "B", "payload delivered at the far ends"),
     higher("delivered_bps", "bit/s", "payload delivered at the far ends"),
     neither(OFFERED_PPS, "/s", "sent by the generator"),
-    lower("loss_percent", "%", "lost on the way"),
+    lower(LOSS_PERCENT, "%", "lost on the way"),
+    lower(BROKEN_PERCENT, "%", "connections that broke or could not be opened"),
     higher("transactions_per_s", "/s", "requests answered"),
     higher("connections_per_s", "/s", "connections opened and closed"),
+    higher("allocations_per_s", "/s", "allocations granted and deleted"),
     higher(PACKETS_PER_CPU_S, "/s", "delivered per CPU-second of the subject"),
     higher(PACKETS_PER_BUSY_S, "/s", "delivered per busy second of the subject's cores"),
     lower(CPU_US_PER_PACKET, "µs", "CPU of the subject per delivered datagram"),
     lower(BUSY_US_PER_PACKET, "µs", "busy time of its cores per delivered datagram"),
     lower(CPU_S_PER_GB, "s", "CPU of the subject per delivered GB"),
+    lower(BUSY_S_PER_GB, "s", "busy time of its cores per delivered GB"),
     lower(SUBJECT_CPU_S, "s", "CPU of the subject"),
     lower(SUBJECT_USER_S, "s", "of it in user space"),
     lower(SUBJECT_SYSTEM_S, "s", "of it in the kernel"),
     lower(CORE_BUSY_S, "s", "busy time of the subject's cores"),
+    neither(FOREIGN_PERCENT, "%", "of its cores, used by others"),
     lower("machine_cpu_s", "s", "CPU of the whole machine"),
     neither("machine_softirq_s", "s", "of it in softirq"),
     neither(STEAL_PERCENT, "%", "CPU taken away by the hypervisor"),
@@ -96,6 +110,12 @@ pub const METRICS: &[Metric] = &[
     higher("find_max_0_pps", "/s", "highest rate without loss"),
     higher("find_max_0.1_pps", "/s", "highest rate with at most 0.1 % loss"),
     higher("find_max_0.5_pps", "/s", "highest rate with at most 0.5 % loss"),
+    lower(
+        MEMORY_PER_CLIENT_BYTES,
+        "B",
+        "memory of the subject for each client, as an allocation or a connection",
+    ),
+    lower(MEMORY_BYTES, "B", "memory of the subject, shared pages divided by their users"),
     lower("rss_bytes", "B", "resident memory of the subject, at most"),
     lower("context_switches", "", "of the subject"),
     lower("migrations", "", "of the subject between CPUs"),
@@ -140,14 +160,16 @@ pub fn direction(name: &str) -> Direction {
 /// *per datagram delivered* is its own doing: it is counted at its CPU and at the far ends, in the same window.
 #[must_use]
 pub fn survives_lateness(name: &str) -> bool {
-    [CPU_US_PER_PACKET, BUSY_US_PER_PACKET, PACKETS_PER_CPU_S, PACKETS_PER_BUSY_S, CPU_S_PER_GB]
-        .contains(&name)
-}
-
-/// Whether a metric counts all that kept the subject's cores busy, programs of others included.
-#[must_use]
-pub fn counts_whole_cores(name: &str) -> bool {
-    [CORE_BUSY_S, BUSY_US_PER_PACKET, PACKETS_PER_BUSY_S].contains(&name)
+    [
+        CPU_US_PER_PACKET,
+        BUSY_US_PER_PACKET,
+        PACKETS_PER_CPU_S,
+        PACKETS_PER_BUSY_S,
+        CPU_S_PER_GB,
+        BUSY_S_PER_GB,
+        MEMORY_PER_CLIENT_BYTES,
+    ]
+    .contains(&name)
 }
 
 /// Unit as printed; empty for a metric that is not listed.
@@ -169,6 +191,7 @@ pub fn derive(metrics: &mut BTreeMap<String, f64>) {
         (PACKETS_PER_CPU_S, DELIVERED, 1.0, SUBJECT_CPU_S),
         (PACKETS_PER_BUSY_S, DELIVERED, 1.0, CORE_BUSY_S),
         (CPU_S_PER_GB, SUBJECT_CPU_S, 1e9, DELIVERED_BYTES),
+        (BUSY_S_PER_GB, CORE_BUSY_S, 1e9, DELIVERED_BYTES),
     ];
     for (name, dividend, factor, divisor) in derived {
         if let (Some(&dividend), Some(&divisor)) = (metrics.get(dividend), metrics.get(divisor))
@@ -239,7 +262,7 @@ mod tests {
         assert_eq!(metrics[BUSY_US_PER_PACKET], 4.0);
         assert_eq!(metrics[PACKETS_PER_CPU_S], 500_000.0);
         assert_eq!(metrics[PACKETS_PER_BUSY_S], 250_000.0);
-        assert_eq!(metrics[CPU_S_PER_GB], 8.0);
+        assert_eq!((metrics[CPU_S_PER_GB], metrics[BUSY_S_PER_GB]), (8.0, 16.0));
     }
 
     #[test]

@@ -2,6 +2,7 @@
 //! in turn (daemons included) is found and ended.
 
 use std::{
+    ffi::OsStr,
     fs::{self, File},
     os::unix::process::{CommandExt, ExitStatusExt},
     path::PathBuf,
@@ -10,6 +11,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use procfs::process::{self, Process, Stat};
 use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 
 use crate::{error::LabError, last_words};
@@ -206,15 +208,17 @@ impl Drop for Program {
 
 /// Pids of all processes, other than this one and its ancestors, that carry [`MARK`]` = id`.
 pub(crate) fn marked(id: &str) -> Vec<u32> {
-    let wanted = format!("{MARK}={id}");
     let spared = ancestors();
-    all_pids()
-        .filter(|pid| !spared.contains(pid))
-        .filter(|pid| {
-            // Other people's processes cannot be read and are not ours.
-            fs::read(format!("/proc/{pid}/environ"))
-                .is_ok_and(|environ| environ.split(|byte| *byte == 0).any(|entry| entry == wanted.as_bytes()))
+    // Other people's processes cannot be read and are not ours.
+    let carries = |process: &Process| {
+        process.environ().is_ok_and(|environ| {
+            environ.get(OsStr::new(MARK)).is_some_and(|mark| mark.as_os_str() == OsStr::new(id))
         })
+    };
+    all_processes()
+        .filter(carries)
+        .filter_map(|process| pid_of(&process))
+        .filter(|pid| !spared.contains(pid))
         .collect()
 }
 
@@ -234,59 +238,51 @@ pub(crate) fn sweep(id: &str) {
     }
 }
 
-/// The processes of a group, its leader first.
+/// The processes of a group.
+pub(crate) fn members(leader: u32) -> impl Iterator<Item = Process> {
+    let leader = i32::try_from(leader).ok();
+    all_processes().filter(move |process| process.stat().is_ok_and(|stat| Some(stat.pgrp) == leader))
+}
+
+/// Their pids, the leader's first.
 pub(crate) fn group(leader: u32) -> Vec<u32> {
-    let of_group = |pid: &u32| {
-        let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-        // After the name: state, ppid, pgrp.
-        stat.rsplit_once(')').and_then(|(_, fields)| fields.split_whitespace().nth(2)?.parse().ok())
-            == Some(leader)
-    };
-    let mut pids: Vec<u32> = all_pids().filter(of_group).collect();
+    let mut pids: Vec<u32> = members(leader).filter_map(|process| pid_of(&process)).collect();
     pids.sort_by_key(|pid| *pid != leader);
     pids
 }
 
 /// When a process started, in clock ticks since boot: with the pid, its identity. `None` once it is gone.
 pub(crate) fn birth(pid: u32) -> Option<u64> {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // After the name in parentheses, which may hold anything, `starttime` is the 20th field.
-    let (_, fields) = stat.rsplit_once(')')?;
-    let mut fields = fields.split_whitespace();
     // A zombie has all but gone.
-    if fields.next()? == "Z" {
-        return None;
-    }
-    fields.nth(18)?.parse().ok()
+    stat(pid).filter(|stat| stat.state != 'Z').map(|stat| stat.starttime)
 }
 
 pub(crate) fn to_pid(pid: u32) -> Option<Pid> {
     Pid::from_raw(i32::try_from(pid).ok()?)
 }
 
-fn all_pids() -> impl Iterator<Item = u32> {
-    fs::read_dir("/proc")
-        .into_iter()
-        .flatten()
-        .flatten()
-        .filter_map(|entry| entry.file_name().to_str()?.parse().ok())
+fn all_processes() -> impl Iterator<Item = Process> {
+    process::all_processes().into_iter().flatten().flatten()
+}
+
+fn pid_of(process: &Process) -> Option<u32> {
+    u32::try_from(process.pid()).ok()
+}
+
+fn stat(pid: u32) -> Option<Stat> {
+    Process::new(i32::try_from(pid).ok()?).ok()?.stat().ok()
 }
 
 fn ancestors() -> Vec<u32> {
     let mut line = vec![std::process::id()];
     while let Some(&pid) = line.last()
-        && let Some(parent) = parent_of(pid)
+        && let Some(parent) = stat(pid).and_then(|stat| u32::try_from(stat.ppid).ok())
         && parent > 0
         && !line.contains(&parent)
     {
         line.push(parent);
     }
     line
-}
-
-fn parent_of(pid: u32) -> Option<u32> {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    stat.rsplit_once(')')?.1.split_whitespace().nth(1)?.parse().ok()
 }
 
 #[cfg(test)]

@@ -13,6 +13,8 @@ pub struct Progress {
     runs_per_round: u32,
     expected: Duration,
     took: Vec<f64>,
+    /// Runs that were planned and are not made.
+    fallen_out: usize,
     began: Option<Duration>,
     running: Option<String>,
     estimate: Option<(String, Estimate)>,
@@ -28,6 +30,7 @@ impl Progress {
             runs_per_round,
             expected,
             took: Vec::new(),
+            fallen_out: 0,
             began: None,
             running: None,
             estimate: None,
@@ -48,6 +51,11 @@ impl Progress {
         self.running = None;
     }
 
+    /// A run that was planned is not made.
+    pub fn run_falls_out(&mut self) {
+        self.fallen_out += 1;
+    }
+
     /// A round more than planned, because one was void.
     pub fn add_round(&mut self) {
         self.rounds += 1;
@@ -58,16 +66,16 @@ impl Progress {
         self.estimate = estimate.map(|estimate| (what.into(), estimate));
     }
 
-    /// Runs that have ended.
+    /// Runs that have ended, or were not made.
     #[must_use]
     pub fn runs_done(&self) -> usize {
-        self.took.len()
+        self.took.len() + self.fallen_out
     }
 
     /// Time left, from what the runs took so far: their median, since a first start may be slow.
     #[must_use]
     pub fn left(&self, now: Duration) -> Duration {
-        let runs = (self.rounds as usize * self.runs_per_round as usize).saturating_sub(self.took.len());
+        let runs = (self.rounds as usize * self.runs_per_round as usize).saturating_sub(self.runs_done());
         let each = stats::median(&self.took).map_or(self.expected, Duration::from_secs_f64);
         let spent = self.began.map_or(Duration::ZERO, |began| now.saturating_sub(began)).min(each);
         each.saturating_mul(u32::try_from(runs).unwrap_or(u32::MAX)).saturating_sub(spent)
@@ -79,7 +87,7 @@ impl Progress {
     #[must_use]
     pub fn line(&self, now: Duration) -> String {
         let runs = (self.runs_per_round as usize).max(1);
-        let (round, run) = (self.took.len() / runs + 1, self.took.len() % runs + 1);
+        let (round, run) = (self.runs_done() / runs + 1, self.runs_done() % runs + 1);
         let mut line = if round > self.rounds as usize {
             format!("all {} rounds done", self.rounds)
         } else {
@@ -141,6 +149,15 @@ mod tests {
         progress.run_begins("b", s(80));
         assert_eq!(progress.left(s(84)), s(46));
         assert_eq!(progress.left(s(500)), s(40), "a run that hangs does not eat the time of the others");
+    }
+
+    #[test]
+    fn a_run_that_falls_out_takes_no_time() {
+        let mut progress = Progress::new(2, 2, s(10));
+        progress.run_begins("a", s(0));
+        progress.run_ends(s(10));
+        progress.run_falls_out();
+        assert_eq!(progress.line(s(10)), "round 2 of 2, run 1 of 2, 20 s left");
     }
 
     #[test]

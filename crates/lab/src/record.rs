@@ -8,6 +8,7 @@ use std::{fs, io};
 
 use serde::{Deserialize, Serialize, Serializer};
 
+use crate::bar::Bar;
 use crate::metric;
 use crate::search::Found;
 use crate::stats;
@@ -20,9 +21,6 @@ pub const FORMAT: u32 = 1;
 /// Relative difference of offered load up to which two runs were offered the same: a rate held by a generator that is
 /// late now and then stays far within it, one that it cannot reach does not.
 const SAME_LOAD: f64 = 0.05;
-
-/// Percent of the subject's cores that others may use without a note, and without a doubt of what is counted of cores.
-pub(crate) const FOREIGN_LIMIT: f64 = 3.0;
 
 /// File name inside the record's directory.
 pub const FILE: &str = "record.json";
@@ -173,6 +171,12 @@ pub struct Experiment {
     /// When a run is void.
     #[serde(default)]
     pub limits: Limits,
+    /// Lines that figures must stay on the right side of.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub must: Vec<Bar>,
+    /// Lines that they should.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub aim: Vec<Bar>,
 }
 
 /// A program under test.
@@ -312,14 +316,7 @@ impl Round {
 
     /// Keeps the latency, its percentiles as metrics too, so that they are judged.
     pub fn set_latency(&mut self, latency: Latency) {
-        let percentiles = [
-            ("latency_p50_us", latency.p50),
-            ("latency_p90_us", latency.p90),
-            ("latency_p99_us", latency.p99),
-            ("latency_p999_us", latency.p999),
-            ("latency_max_us", latency.max),
-        ];
-        self.metrics.extend(percentiles.map(|(name, value)| (name.to_owned(), value)));
+        self.metrics.extend(latency.metrics());
         self.latency = Some(latency);
     }
 }
@@ -337,6 +334,20 @@ impl Latency {
     #[must_use]
     pub fn percentiles(&self) -> [(&'static str, f64); 5] {
         [("p50", self.p50), ("p90", self.p90), ("p99", self.p99), ("p99.9", self.p999), ("max", self.max)]
+    }
+}
+
+impl Latency {
+    /// Its percentiles by the names of metrics.
+    pub(crate) fn metrics(&self) -> [(String, f64); 5] {
+        [
+            ("latency_p50_us", self.p50),
+            ("latency_p90_us", self.p90),
+            ("latency_p99_us", self.p99),
+            ("latency_p999_us", self.p999),
+            ("latency_max_us", self.max),
+        ]
+        .map(|(name, value)| (name.to_owned(), value))
     }
 }
 
@@ -369,28 +380,28 @@ impl Record {
 
     /// Whether a run counts for a metric: it is not void, or only the generator was late, which what a datagram costs the
     /// subject [survives](metric::survives_lateness) if the load was that of the other runs all the same: the cost
-    /// depends on the load, and a generator that falls behind in the runs of one subject only must not decide. What makes a
-    /// generator late is often a program of somebody else: what is counted of whole cores then needs them to itself.
+    /// depends on the load, and a generator that falls behind in the runs of one subject only must not decide.
     #[must_use]
     pub fn counts(&self, round: &Round, metric: &str) -> bool {
         match &round.voided {
             None => true,
             Some(Void::GeneratorLate { .. }) => {
-                let is_its_own = !metric::counts_whole_cores(metric) || had_its_cores_alone(round);
-                metric::survives_lateness(metric) && is_its_own && self.had_the_usual_load(round)
+                metric::survives_lateness(metric) && self.had_the_usual_load(round)
             }
             Some(_) => false,
         }
     }
 
-    /// Whether what was offered in this run is the median of what was offered in all, but for [`SAME_LOAD`].
+    /// Whether this run was offered what the runs of each subject were: the median of theirs, but for [`SAME_LOAD`]. One
+    /// median of all would be that of the baseline, which runs twice a round.
     fn had_the_usual_load(&self, round: &Round) -> bool {
         let offered = |round: &Round| round.metrics.get(metric::OFFERED_PPS).copied();
-        let all: Vec<f64> = self.rounds.iter().chain(&self.aa).filter_map(offered).collect();
-        match (offered(round), stats::median(&all)) {
-            (Some(this), Some(usual)) => (this - usual).abs() <= SAME_LOAD * usual,
-            _ => false,
-        }
+        let Some(this) = offered(round) else { return false };
+        self.experiment.subjects.iter().all(|subject| {
+            let own = self.rounds.iter().chain(&self.aa).filter(|run| run.subject == subject.name);
+            let usual = stats::median(&own.filter_map(offered).collect::<Vec<_>>());
+            usual.is_none_or(|usual| (this - usual).abs() <= SAME_LOAD * usual)
+        })
     }
 
     /// Values of a metric over the rounds of a subject that count.
@@ -403,17 +414,17 @@ impl Record {
             .collect()
     }
 
-    /// `(baseline, subject)` of each round in which both runs count and have the metric, in the order of the rounds.
+    /// `(other, subject)` of each round in which both runs count and have the metric, in the order of the rounds.
     #[must_use]
-    pub fn pairs(&self, subject: &str, metric: &str) -> Vec<(f64, f64)> {
-        let candidates = self.by_index(self.rounds.iter().filter(|round| round.subject == subject), metric);
-        paired(&self.baseline_by_index(metric), &candidates)
+    pub fn pairs(&self, other: &str, subject: &str, metric: &str) -> Vec<(f64, f64)> {
+        paired(&self.of_subject(other, metric), &self.of_subject(subject, metric))
     }
 
     /// The same for the baseline and itself.
     #[must_use]
     pub fn aa_pairs(&self, metric: &str) -> Vec<(f64, f64)> {
-        paired(&self.baseline_by_index(metric), &self.by_index(self.aa.iter(), metric))
+        let baseline = self.baseline().unwrap_or_default();
+        paired(&self.of_subject(baseline, metric), &self.by_index(self.aa.iter(), metric))
     }
 
     /// Writes `record.json` into `dir`, which is made if need be. A crash leaves the previous one whole.
@@ -441,9 +452,8 @@ impl Record {
         serde_json::from_str(&json).map_err(bad)
     }
 
-    fn baseline_by_index(&self, metric: &str) -> BTreeMap<u32, f64> {
-        let baseline = self.baseline();
-        self.by_index(self.rounds.iter().filter(|round| Some(round.subject.as_str()) == baseline), metric)
+    fn of_subject(&self, subject: &str, metric: &str) -> BTreeMap<u32, f64> {
+        self.by_index(self.rounds.iter().filter(|round| round.subject == subject), metric)
     }
 
     fn by_index<'a>(&self, rounds: impl Iterator<Item = &'a Round>, metric: &str) -> BTreeMap<u32, f64> {
@@ -470,10 +480,6 @@ pub(crate) fn write_whole(path: &Path, content: &[u8]) -> Result<(), Error> {
 
 fn finite_only<S: Serializer>(metrics: &BTreeMap<String, f64>, serializer: S) -> Result<S::Ok, S::Error> {
     serializer.collect_map(metrics.iter().filter(|(_, value)| value.is_finite()))
-}
-
-fn had_its_cores_alone(round: &Round) -> bool {
-    round.metrics.get(metric::FOREIGN_PERCENT).is_some_and(|percent| *percent <= FOREIGN_LIMIT)
 }
 
 fn paired(baseline: &BTreeMap<u32, f64>, other: &BTreeMap<u32, f64>) -> Vec<(f64, f64)> {

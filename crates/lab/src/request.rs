@@ -10,11 +10,13 @@ use rand::Rng;
 use serde::{Deserialize, Serialize};
 
 use crate::{
+    bar::Bar,
     environment,
     error::LabError,
-    experiment::{COMMAND_LINE, Experiment, fill::TURNPIKE},
+    experiment::{COMMAND_LINE, Experiment, LimitChanges, fill::TURNPIKE},
     record::{Build, Record},
     run::rates::Plan,
+    shelf::Text,
     strict::Document,
 };
 
@@ -32,14 +34,31 @@ pub(crate) struct Request {
     pub(crate) seed: u64,
     #[serde(default)]
     pub(crate) task: Task,
+    /// What a row of a suite, or the command line, has in place of the file's.
+    #[serde(default)]
+    pub(crate) variant: Variant,
     /// As it was typed.
     pub(crate) command: Vec<String>,
+    /// Texts that the file includes, by name, as they were when it ran.
+    #[serde(default)]
+    parts: BTreeMap<String, String>,
     /// The file's text when it ran: it may have changed since.
     #[serde(skip)]
     text: String,
     /// What the record that this repeats has measured.
     #[serde(skip)]
     pub(crate) repeats: Option<Vec<Build>>,
+}
+
+/// An experiment otherwise than its file has it.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Variant {
+    pub(crate) topology: Option<String>,
+    /// In place of all bars of the file, if there are any.
+    #[serde(default)]
+    pub(crate) must: Vec<Bar>,
+    #[serde(default)]
+    pub(crate) aim: Vec<Bar>,
 }
 
 /// What is done with the experiment.
@@ -85,41 +104,39 @@ pub(crate) struct Changes {
     /// A run is void with more of the machine's CPU time stolen by the hypervisor [default: 1]
     #[arg(long, value_name = "PERCENT")]
     pub(crate) max_steal: Option<f64>,
+    /// A run is void when others used more of the subject's cores [default: 3]
+    #[arg(long, value_name = "PERCENT")]
+    #[serde(default)]
+    pub(crate) max_foreign: Option<f64>,
 }
 
 impl Request {
     /// One request for each point of the experiment's sweep. `set` gives variables values, and picks points.
-    pub(crate) fn of_file(path: &Path, changes: &Changes, set: &[String]) -> Result<Vec<Self>, LabError> {
-        let experiment = Experiment::load(path)?;
-        let text = fs::read_to_string(&experiment.path)
-            .map_err(LabError::io(format!("cannot read {}", experiment.path.display())))?;
-        Self::of_text(&experiment.path, text, changes, set)
-    }
-
-    /// The same from text, as if it stood in `path`.
-    pub(crate) fn of_text(
-        path: &Path,
-        text: String,
+    pub(crate) fn of(
+        Text { path, text }: Text,
         changes: &Changes,
+        variant: &Variant,
         set: &[String],
     ) -> Result<Vec<Self>, LabError> {
-        let mut experiment = Experiment::parse(path, &text)?;
-        changes.apply(&mut experiment)?;
+        let mut experiment = Experiment::parse(&path, &text)?;
+        changes.apply(variant, &mut experiment)?;
         let settings = parse_settings(set, &experiment)?;
         let mut points = experiment.points();
         for point in &mut points {
             point.extend(settings.clone());
         }
         points.dedup();
-        let seed = experiment.seed.unwrap_or_else(|| u64::from(rand::rng().random::<u32>()));
+        let seed = experiment.seed.unwrap_or_else(draw_seed);
         Ok(points
             .into_iter()
             .map(|point| Self {
-                path: path.to_owned(),
+                path: path.clone(),
                 changes: changes.clone(),
                 point,
                 seed,
                 task: Task::Compare,
+                variant: variant.clone(),
+                parts: experiment.parts.clone(),
                 command: std::env::args().collect(),
                 text: text.clone(),
                 repeats: None,
@@ -158,8 +175,8 @@ impl Request {
     }
 
     pub(crate) fn experiment(&self) -> Result<Experiment, LabError> {
-        let mut experiment = Experiment::parse(&self.path, &self.text)?;
-        self.changes.apply(&mut experiment)?;
+        let mut experiment = Experiment::parse_with(&self.path, &self.text, &self.parts)?;
+        self.changes.apply(&self.variant, &mut experiment)?;
         Ok(experiment)
     }
 
@@ -198,7 +215,13 @@ impl Request {
 }
 
 impl Changes {
-    fn apply(&self, experiment: &mut Experiment) -> Result<(), LabError> {
+    fn apply(&self, variant: &Variant, experiment: &mut Experiment) -> Result<(), LabError> {
+        if let Some(topology) = &variant.topology {
+            topology.clone_into(&mut experiment.topology);
+        }
+        if !(variant.must.is_empty() && variant.aim.is_empty()) {
+            (experiment.must, experiment.aim) = (variant.must.clone(), variant.aim.clone());
+        }
         experiment.rounds = self.rounds.unwrap_or(experiment.rounds);
         experiment.duration = self.duration.unwrap_or(experiment.duration);
         experiment.warmup = self.warmup.unwrap_or(experiment.warmup);
@@ -206,12 +229,22 @@ impl Changes {
         experiment.metric = self.metric.clone().unwrap_or_else(|| experiment.metric.clone());
         experiment.seed = self.seed.or(experiment.seed);
         experiment.syscalls |= self.syscalls;
-        experiment.allow(self.max_late_us, self.max_steal);
+        experiment.allow(&LimitChanges {
+            late_p99_us: self.max_late_us,
+            steal_percent: self.max_steal,
+            foreign_percent: self.max_foreign,
+            ..LimitChanges::default()
+        });
         // The file has been checked: what is wrong now was typed.
         let mut document = Document::without_places(COMMAND_LINE);
         experiment.check(&mut document);
         document.finish()
     }
+}
+
+/// Short enough to be typed again.
+pub(crate) fn draw_seed() -> u64 {
+    u64::from(rand::rng().random::<u32>())
 }
 
 /// `name=value` of variables that the experiment has; setting a swept one leaves its points equal, and so one.
@@ -258,7 +291,11 @@ command = 'true {clients}'
 
     fn requests(set: &[&str]) -> Result<Vec<Request>, LabError> {
         let set: Vec<String> = set.iter().map(|text| (*text).to_owned()).collect();
-        Request::of_text(Path::new("x.toml"), TEXT.to_owned(), &Changes::default(), &set)
+        Request::of(text(), &Changes::default(), &Variant::default(), &set)
+    }
+
+    fn text() -> Text {
+        Text { path: "x.toml".into(), text: TEXT.to_owned() }
     }
 
     #[test]
@@ -283,14 +320,17 @@ command = 'true {clients}'
     fn a_request_comes_back_as_it_was_kept() {
         let directory = tempfile::tempdir().unwrap();
         let changes = Changes { rounds: Some(7), ..Changes::default() };
-        let mut requests = Request::of_text(Path::new("x.toml"), TEXT.to_owned(), &changes, &[]).unwrap();
+        let bar = Bar { metric: "delivered_pps".to_owned(), at_least: Some(2.0), ..Bar::default() };
+        let variant = Variant { must: vec![bar], ..Variant::default() };
+        let mut requests = Request::of(text(), &changes, &variant, &[]).unwrap();
         let request = &mut requests[1];
         request.task = Task::Rates { plan: Plan::FindMax(Settings::default()), rounds: 3 };
         request.save(directory.path()).unwrap();
         let again = Request::load(directory.path()).unwrap();
         assert_eq!(again.task, request.task);
         assert_eq!((again.seed, &again.point), (request.seed, &request.point));
-        assert_eq!(again.experiment().unwrap().rounds, 7);
+        let experiment = again.experiment().unwrap();
+        assert_eq!((experiment.rounds, &experiment.must, &experiment.aim), (7, &variant.must, &vec![]));
         assert!(Request::load(&directory.path().join("none")).is_err());
     }
 }

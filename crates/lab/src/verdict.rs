@@ -82,6 +82,13 @@ pub enum Reason {
         /// Of so many.
         of: usize,
     },
+    /// Others used the cores of the subjects.
+    CoresShared {
+        /// In so many rounds.
+        rounds: usize,
+        /// Of so many.
+        of: usize,
+    },
     /// Rounds are void for another reason.
     Voided {
         /// So many rounds.
@@ -154,19 +161,16 @@ pub struct Verdict {
 pub fn judge(record: &Record, subject: &str, metric: &str) -> Verdict {
     let rules = &record.experiment.rules;
     let baseline = record.baseline().unwrap_or_default().to_owned();
-    let ratios = stats::log_ratios(record.pairs(subject, metric));
-    let floor = NoiseFloor::new(&stats::log_ratios(record.aa_pairs(metric)).values, record.seed);
-    let estimate = Estimate::new(&ratios.values, record.seed);
-    let pairs = record.pairs(subject, metric);
-    let medians = if ratios.values.is_empty() { medians(&pairs) } else { None };
-
-    let mut reasons = reasons_of_void(record, subject, metric, ratios.values.len());
-    reasons.extend(reasons_of_data(record, subject, metric, &ratios, floor.is_some()));
+    let grounds = Grounds::of(record, &baseline, subject, metric);
+    let medians = if grounds.has_ratios() { None } else { medians(&grounds.pairs) };
     // Zeros have no ratio, but need none: rounds that agree in a sign test speak for themselves.
-    let zeros = match reasons[..] {
-        [Reason::NoRatio { .. }] => weigh_zeros(&pairs, &record.aa_pairs(metric), metric::direction(metric)),
+    let zeros = match grounds.reasons[..] {
+        [Reason::NoRatio { .. }] => {
+            weigh_zeros(&grounds.pairs, &record.aa_pairs(metric), metric::direction(metric))
+        }
         _ => None,
     };
+    let Grounds { estimate, floor, reasons, .. } = grounds;
     let outcome = match estimate {
         _ if let Some(outcome) = zeros => outcome,
         Some(estimate) if reasons.is_empty() => {
@@ -177,6 +181,7 @@ pub fn judge(record: &Record, subject: &str, metric: &str) -> Verdict {
             Outcome::CannotTell { reasons, rounds }
         }
     };
+    let late = late_rounds(record, &baseline, subject, metric);
     Verdict {
         metric: metric.to_owned(),
         subject: subject.to_owned(),
@@ -185,7 +190,33 @@ pub fn judge(record: &Record, subject: &str, metric: &str) -> Verdict {
         estimate,
         floor,
         medians,
-        late: late_rounds(record, subject, metric),
+        late,
+    }
+}
+
+/// What a comparison of two subjects in one metric rests on.
+pub(crate) struct Grounds {
+    /// `(other, subject)` of each round that counts.
+    pairs: Vec<(f64, f64)>,
+    pub(crate) estimate: Option<Estimate>,
+    /// What the baseline differs from itself.
+    pub(crate) floor: Option<NoiseFloor>,
+    /// Why the figures decide nothing, whatever they are; empty where they may.
+    pub(crate) reasons: Vec<Reason>,
+}
+
+impl Grounds {
+    pub(crate) fn of(record: &Record, other: &str, subject: &str, metric: &str) -> Self {
+        let pairs = record.pairs(other, subject, metric);
+        let ratios = stats::log_ratios(pairs.iter().copied());
+        let floor = NoiseFloor::new(&stats::log_ratios(record.aa_pairs(metric)).values, record.seed);
+        let mut reasons = reasons_of_void(record, &[other, subject], metric, ratios.values.len());
+        reasons.extend(reasons_of_data(record, &[other, subject], metric, &ratios, floor.is_some()));
+        Self { estimate: Estimate::new(&ratios.values, record.seed), pairs, floor, reasons }
+    }
+
+    fn has_ratios(&self) -> bool {
+        self.estimate.is_some()
     }
 }
 
@@ -238,6 +269,9 @@ impl fmt::Display for Reason {
                 write!(f, "the generator was late in {rounds} of {of} rounds")
             }
             Self::CpuStolen { rounds, of } => write!(f, "CPU time was stolen in {rounds} of {of} rounds"),
+            Self::CoresShared { rounds, of } => {
+                write!(f, "others used the subjects' cores in {rounds} of {of} rounds")
+            }
             Self::Voided { rounds, of, what } => write!(f, "{rounds} of {of} rounds are void ({what})"),
             Self::NotMeasured { not_supported: true } => f.write_str("not supported here"),
             Self::NotMeasured { not_supported: false } => f.write_str("not measured for both"),
@@ -351,50 +385,47 @@ fn outcome_of(higher: bool, better: Direction) -> Outcome {
     }
 }
 
-/// All runs that a comparison rests on.
-fn concerned<'a>(record: &'a Record, subject: &str) -> Vec<&'a Round> {
-    let baseline = record.baseline();
-    let of_either = record
-        .rounds
-        .iter()
-        .filter(|round| round.subject == subject || Some(round.subject.as_str()) == baseline);
+/// All runs that a comparison of these subjects rests on.
+fn concerned<'a>(record: &'a Record, subjects: &[&str]) -> Vec<&'a Round> {
+    let of_either = record.rounds.iter().filter(|round| subjects.contains(&round.subject.as_str()));
     of_either.chain(&record.aa).collect()
 }
 
 /// Rounds of the estimate in which the generator was late in a run.
-fn late_rounds(record: &Record, subject: &str, metric: &str) -> usize {
+fn late_rounds(record: &Record, baseline: &str, subject: &str, metric: &str) -> usize {
     let counting = |name: &str| {
         let counts = |round: &&Round| {
             round.subject == name && round.metrics.contains_key(metric) && record.counts(round, metric)
         };
         record.rounds.iter().filter(counts).collect::<Vec<_>>()
     };
-    let (ours, theirs) = (counting(subject), counting(record.baseline().unwrap_or_default()));
+    let (ours, theirs) = (counting(subject), counting(baseline));
     let indices = |runs: &[&Round]| runs.iter().map(|round| round.index).collect::<BTreeSet<_>>();
     let pairs = &indices(&ours) & &indices(&theirs);
     let late = |round: &&Round| round.voided.is_some() && pairs.contains(&round.index);
     distinct_rounds(ours.iter().chain(&theirs).copied().filter(late))
 }
 
-/// A failed subject always refuses; other void rounds when they are many, or when too few are left.
-fn reasons_of_void(record: &Record, subject: &str, metric: &str, usable: usize) -> Vec<Reason> {
+/// A failed subject always refuses; other void rounds when they are many, or when too few are left. `usable` rounds count.
+pub(crate) fn reasons_of_void(
+    record: &Record,
+    subjects: &[&str],
+    metric: &str,
+    usable: usize,
+) -> Vec<Reason> {
     let rules = &record.experiment.rules;
-    let baseline = record.baseline();
-    let concerned = concerned(record, subject);
+    let concerned = concerned(record, subjects);
 
     let mut reasons = Vec::new();
-    for name in baseline.into_iter().chain([subject]) {
+    for name in subjects {
         let mut failures =
-            concerned.iter().filter(|round| round.subject == name).filter_map(|r| match &r.voided {
+            concerned.iter().filter(|round| round.subject == *name).filter_map(|r| match &r.voided {
                 Some(Void::SubjectFailed { how }) => Some(how),
                 _ => None,
             });
         if let Some(how) = failures.next() {
             let runs = 1 + failures.count();
-            reasons.push(Reason::SubjectFailed { subject: name.to_owned(), runs, how: how.clone() });
-        }
-        if baseline == Some(subject) {
-            break;
+            reasons.push(Reason::SubjectFailed { subject: (*name).to_owned(), runs, how: how.clone() });
         }
     }
 
@@ -407,23 +438,25 @@ fn reasons_of_void(record: &Record, subject: &str, metric: &str, usable: usize) 
     let too_many = void as f64 > rules.max_voided * of as f64;
     let least = rules.min_rounds as usize;
     let would_have_sufficed = usable < least && usable + void >= least;
-    if void > 0 && (too_many || would_have_sufficed) {
-        let late = rounds_with(|void| matches!(void, Void::GeneratorLate { .. }));
-        let stolen = rounds_with(|void| matches!(void, Void::CpuStolen { .. }));
-        let other = rounds_with(|void| matches!(void, Void::Other { .. }));
-        if late > 0 {
-            reasons.push(Reason::GeneratorLate { rounds: late, of });
-        }
-        if stolen > 0 {
-            reasons.push(Reason::CpuStolen { rounds: stolen, of });
-        }
-        let what = concerned.iter().find_map(|round| match &round.voided {
-            Some(Void::Other { what }) => Some(what.clone()),
-            _ => None,
-        });
-        if let Some(what) = what {
-            reasons.push(Reason::Voided { rounds: other, of, what });
-        }
+    if void == 0 || !(too_many || would_have_sufficed) {
+        return reasons;
+    }
+    let late = rounds_with(|void| matches!(void, Void::GeneratorLate { .. }));
+    let stolen = rounds_with(|void| matches!(void, Void::CpuStolen { .. }));
+    let shared = rounds_with(|void| matches!(void, Void::CoresShared { .. }));
+    let causes = [
+        (late, Reason::GeneratorLate { rounds: late, of }),
+        (stolen, Reason::CpuStolen { rounds: stolen, of }),
+        (shared, Reason::CoresShared { rounds: shared, of }),
+    ];
+    reasons.extend(causes.into_iter().filter(|(rounds, _)| *rounds > 0).map(|(_, reason)| reason));
+    let what = concerned.iter().find_map(|round| match &round.voided {
+        Some(Void::Other { what }) => Some(what.clone()),
+        _ => None,
+    });
+    if let Some(what) = what {
+        let rounds = rounds_with(|void| matches!(void, Void::Other { .. }));
+        reasons.push(Reason::Voided { rounds, of, what });
     }
     reasons
 }
@@ -434,7 +467,7 @@ fn distinct_rounds<'a>(rounds: impl Iterator<Item = &'a Round>) -> usize {
 
 fn reasons_of_data(
     record: &Record,
-    subject: &str,
+    subjects: &[&str],
     metric: &str,
     ratios: &LogRatios,
     floor: bool,
@@ -443,9 +476,8 @@ fn reasons_of_data(
     let have = ratios.values.len();
     let mut reasons = Vec::new();
     if have == 0 && ratios.unusable == 0 && !record.rounds.is_empty() {
-        let concerns =
-            |round: &&Round| round.subject == subject || Some(round.subject.as_str()) == record.baseline();
-        let not_supported = record.rounds.iter().filter(concerns).any(|r| r.not_supported.contains(metric));
+        let mut runs = record.rounds.iter().filter(|round| subjects.contains(&round.subject.as_str()));
+        let not_supported = runs.any(|round| round.not_supported.contains(metric));
         return vec![Reason::NotMeasured { not_supported }];
     }
     // At least one round, whatever the rules say: there is no median of nothing.

@@ -26,6 +26,13 @@ pub enum Void {
         /// What was allowed.
         limit_percent: f64,
     },
+    /// Others used the subject's cores: time that is neither its own nor that of the kernel's network threads.
+    CoresShared {
+        /// Percent of its cores.
+        percent: f64,
+        /// What was allowed.
+        limit_percent: f64,
+    },
     /// The subject did not start, ended early, or delivered nothing.
     SubjectFailed {
         /// How, as a sentence part: "ended by signal 11 after 3.2 s".
@@ -47,6 +54,9 @@ impl fmt::Display for Void {
             Self::CpuStolen { percent, limit_percent } => {
                 write!(f, "CPU time was stolen ({percent:.1} %, allowed {limit_percent:.1} %)")
             }
+            Self::CoresShared { percent, limit_percent } => {
+                write!(f, "others used the subject's cores ({percent:.1} %, allowed {limit_percent:.1} %)")
+            }
             Self::SubjectFailed { how } => write!(f, "the subject failed: {how}"),
             Self::Other { what } => f.write_str(what),
         }
@@ -61,31 +71,57 @@ pub struct Limits {
     pub late_p99_us: f64,
     /// Stolen CPU time of the whole machine, percent.
     pub steal_percent: f64,
+    /// Time of the subject's cores that went to others, percent; known only of a subject that is pinned.
+    pub foreign_percent: f64,
+    /// Loss, percent; absent where losses are what is measured.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub loss_percent: Option<f64>,
+    /// Connections of the generator that broke or could not be opened, percent of what it sent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub broken_percent: Option<f64>,
 }
 
 impl Default for Limits {
-    /// 1 ms: a generator that is later than that no longer offers the rate it was told at the rates measured here.
-    /// 1 % steal is a fifth of the difference that an experiment resolves by default.
+    /// 1 % steal is a fifth of the difference that an experiment resolves by default. 3 % of a core go to timers and to
+    /// interrupts of the rest of the machine even where nothing else runs.
     fn default() -> Self {
-        Self { late_p99_us: 1_000.0, steal_percent: 1.0 }
+        Self {
+            late_p99_us: turnpike_measure::LATE_P99_US as f64,
+            steal_percent: 1.0,
+            foreign_percent: 3.0,
+            loss_percent: None,
+            broken_percent: None,
+        }
     }
 }
 
 impl Limits {
-    /// Why this run is void by its own metrics ([`metric::LATE_P99_US`], [`metric::STEAL_PERCENT`]), if it is.
+    /// Why this run is void by its own metrics ([`metric::LATE_P99_US`], [`metric::STEAL_PERCENT`],
+    /// [`metric::FOREIGN_PERCENT`] and others), if it is.
     ///
     /// That a subject failed is known only to who ran it. A metric that was not recorded voids nothing.
     #[must_use]
     pub fn check(&self, round: &Round) -> Option<Void> {
-        let metric = |name| round.metrics.get(name).copied();
-        // First, for it spoils every metric, and lateness does not.
-        if let Some(percent) = metric(metric::STEAL_PERCENT).filter(|&steal| steal > self.steal_percent) {
+        let above = |name: &str, limit: f64| round.metrics.get(name).copied().filter(|value| *value > limit);
+        // Lateness last, for it does not spoil every metric.
+        if let Some(percent) = above(metric::STEAL_PERCENT, self.steal_percent) {
             return Some(Void::CpuStolen { percent, limit_percent: self.steal_percent });
         }
-        if let Some(p99_us) = metric(metric::LATE_P99_US).filter(|&late| late > self.late_p99_us) {
-            return Some(Void::GeneratorLate { p99_us, limit_us: self.late_p99_us });
+        if let Some(percent) = above(metric::FOREIGN_PERCENT, self.foreign_percent) {
+            return Some(Void::CoresShared { percent, limit_percent: self.foreign_percent });
         }
-        None
+        for (name, limit, what) in [
+            (metric::LOSS_PERCENT, self.loss_percent, "were lost"),
+            (metric::BROKEN_PERCENT, self.broken_percent, "of the connections broke"),
+        ] {
+            if let Some((percent, limit)) = limit.and_then(|limit| Some((above(name, limit)?, limit))) {
+                return Some(Void::Other {
+                    what: format!("{percent:.2} % {what}, {limit} % are allowed ({name})"),
+                });
+            }
+        }
+        let p99_us = above(metric::LATE_P99_US, self.late_p99_us)?;
+        Some(Void::GeneratorLate { p99_us, limit_us: self.late_p99_us })
     }
 }
 
@@ -113,10 +149,35 @@ mod tests {
     }
 
     #[test]
+    fn a_subject_that_had_to_share_its_cores_voids_the_round() {
+        let void = Limits::default().check(&round(metric::FOREIGN_PERCENT, 12.5)).unwrap();
+        assert_eq!(void.to_string(), "others used the subject's cores (12.5 %, allowed 3.0 %)");
+        assert_eq!(Limits::default().check(&round(metric::FOREIGN_PERCENT, 2.9)), None);
+        let allowed = Limits { foreign_percent: 20.0, ..Limits::default() };
+        assert_eq!(allowed.check(&round(metric::FOREIGN_PERCENT, 12.5)), None);
+    }
+
+    #[test]
+    fn losses_and_broken_connections_void_a_round_only_where_a_limit_says_so() {
+        for (name, limits) in [
+            (metric::LOSS_PERCENT, Limits { loss_percent: Some(5.0), ..Limits::default() }),
+            (metric::BROKEN_PERCENT, Limits { broken_percent: Some(5.0), ..Limits::default() }),
+        ] {
+            assert_eq!(Limits::default().check(&round(name, 50.0)), None, "{name}");
+            assert_eq!(limits.check(&round(name, 5.0)), None, "{name}");
+            let void = limits.check(&round(name, 6.0)).unwrap().to_string();
+            assert!(void.starts_with("6.00 % ") && void.contains(&format!("({name})")), "{void}");
+        }
+    }
+
+    #[test]
     fn a_run_both_late_and_robbed_is_void_for_what_spoils_more() {
         let mut both = round(metric::STEAL_PERCENT, 3.0);
         both.metrics.insert(metric::LATE_P99_US.to_owned(), 9_000.0);
         assert!(matches!(Limits::default().check(&both), Some(Void::CpuStolen { .. })));
+        both.metrics.remove(metric::STEAL_PERCENT);
+        both.metrics.insert(metric::FOREIGN_PERCENT.to_owned(), 9.0);
+        assert!(matches!(Limits::default().check(&both), Some(Void::CoresShared { .. })));
     }
 
     #[test]

@@ -159,6 +159,66 @@ fn a_subject_that_crashes_is_reported_as_such() {
 }
 
 #[test]
+fn an_optional_subject_that_fails_every_time_is_given_up_and_the_others_go_on() {
+    if !can_run(&["python3"]) {
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let out = directory.path().join("out");
+    let path = experiment(
+        directory.path(),
+        &[
+            ("name = \"second\"", "name = \"second\"\noptional = true"),
+            ("4000 -1\"", "none\""),
+            ("rounds = 2", "rounds = 3"),
+        ],
+    );
+    let output = run_experiment(&path, &out);
+    assert_eq!(output.status.code(), Some(1), "it gave no figure: {}", said(&output));
+    assert!(
+        said(&output).contains("second fails every time: the others go on without it"),
+        "{}",
+        said(&output)
+    );
+    let record = Record::load(&only_directory(&out)).unwrap();
+    let runs = |name: &str| record.rounds.iter().filter(|round| round.subject == name).count();
+    assert_eq!((runs("first"), record.aa.len(), runs("second")), (3, 3, 2));
+}
+
+#[test]
+fn a_subject_rests_between_two_runs_as_long_as_it_is_told() {
+    let directory = tempfile::tempdir().unwrap();
+    let (path, times) = (directory.path().join("rest.toml"), directory.path().join("times"));
+    let text = format!(
+        r#"
+name = "rest"
+topology = "host"
+metric = "subject_cpu_s"
+rounds = 1
+aa = false
+discard = 0.1
+counters = false
+[[subject]]
+name = "sleeper"
+command = "sleep 600"
+[workload]
+command = ["sh", "-c", "date +%s%N >>{times}; sleep 0.1; date +%s%N >>{times}"]
+format = "none"
+whole = true
+rest = 0.7
+"#,
+        times = times.display()
+    );
+    fs::write(&path, text).unwrap();
+    let output = run_experiment(&path, &directory.path().join("out"));
+    assert_eq!(entries(&directory.path().join("out")), 1, "{}", said(&output));
+    let times = fs::read_to_string(times).unwrap();
+    let times: Vec<u64> = times.lines().map(|line| line.parse().unwrap()).collect();
+    let [_, first_ended, second_began, _] = times[..] else { panic!("{times:?}") };
+    assert!(second_began - first_ended >= 700_000_000, "{times:?}");
+}
+
+#[test]
 fn a_slow_generator_voids_the_run_and_the_end_says_what_to_do() {
     if !can_run(&["python3"]) {
         return;
@@ -187,6 +247,36 @@ fn a_slow_generator_voids_the_run_and_the_end_says_what_to_do() {
     let record = Record::load(&only_directory(&allowed)).unwrap();
     assert_eq!(record.experiment.limits.late_p99_us, 1e7);
     assert!(record.rounds.iter().all(|round| round.voided.is_none()), "{}", said(&output));
+}
+
+#[test]
+fn ab_with_every_round_void_says_which_limit_which_flag_and_what_to_try() {
+    if !can_run(&["python3"]) {
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let out = directory.path().join("out");
+    let (echo, load) = (script("echo.py"), script("load.py"));
+    let subject = format!("python3 {} {{relay}} 4000", echo.display());
+    let workload = format!("python3 {} {{relay}} 4000 500 {{total}} 30", load.display());
+    let mut arguments =
+        vec!["ab", "--a", &subject, "--b", &subject, "--ready-udp-port", "4000", "--format", "turnpike"];
+    arguments.extend(["--delivered-at", "client", "--metric", "delivered_pps", "--max-steal", "100"]);
+    arguments.extend(["--rounds", "1", "--duration", "0.5", "--warmup", "0.1", "--discard", "0"]);
+    arguments.extend(["--out", out.to_str().unwrap(), "--"]);
+    arguments.extend(workload.split(' '));
+    let output = run(&arguments);
+    assert_eq!(output.status.code(), Some(1), "{}", said(&output));
+    let record = Record::load(&only_directory(&out)).unwrap();
+    assert!(record.rounds.iter().all(|round| matches!(round.voided, Some(Void::GeneratorLate { .. }))));
+    for part in [
+        "of 3 runs: 1 % of what it sent",
+        "1000 µs are allowed (late_p99_us)",
+        "a lower rate",
+        "--max-late-us ",
+    ] {
+        assert!(said(&output).contains(part), "{part} is missing: {}", said(&output));
+    }
 }
 
 #[test]

@@ -143,6 +143,34 @@ fn another_build_at_the_same_path_is_noticed_by_rerun_and_report() {
 }
 
 #[test]
+fn a_file_that_is_replaced_while_the_experiment_runs_is_noted() {
+    if !can_run(&["python3"]) {
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let path = experiment(directory.path());
+    let settings = directory.path().join("settings");
+    fs::write(&settings, "before\n").unwrap();
+    let text = fs::read_to_string(&path).unwrap();
+    let (head, command) = text.split_once("[workload]\ncommand = \"").unwrap();
+    let text = format!(
+        "{head}[workload]\ncommand = \"sh -c 'echo after >> $0; exec $*' {} {command}",
+        settings.display()
+    );
+    fs::write(&path, text).unwrap();
+    let out = directory.path().join("out");
+    let output = run(&["run", path.to_str().unwrap(), "--rounds", "1", "--out", out.to_str().unwrap()]);
+    assert_eq!(output.status.code(), Some(0), "{}", said(&output));
+    let note = "a file changed while the experiment ran: the workload: at ";
+    assert!(said(&output).contains(&format!("warning: {note}")), "{}", said(&output));
+    let notes = Record::load(&only_directory(&out)).unwrap().environment.notes;
+    assert!(
+        notes.iter().any(|text| text.starts_with(note) && text.contains("/settings is another build now")),
+        "{notes:?}"
+    );
+}
+
+#[test]
 fn syscalls_stand_in_the_record_and_in_the_report() {
     if !can_run(&["python3", "strace"]) {
         return;

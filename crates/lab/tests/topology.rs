@@ -240,3 +240,43 @@ fn the_host_is_not_touched() {
     assert!(UdpSocket::bind("10.77.1.1:0").is_err());
     assert_eq!(run(&["down", "--id", &id]).status.code(), Some(0));
 }
+
+/// Root of the machine, who may pin threads of the kernel.
+fn is_root_of_the_machine() -> bool {
+    let map = fs::read_to_string("/proc/self/uid_map").unwrap();
+    support::is_root() && map.split_whitespace().eq(["0", "0", "4294967295"])
+}
+
+#[test]
+fn a_wire_carries_a_super_packet_in_pieces_and_receives_in_pinned_threads() {
+    if !can_run(&["python3", "ethtool", "renice", "taskset"]) {
+        return;
+    }
+    if !is_root_of_the_machine() || std::thread::available_parallelism().unwrap().get() < 2 {
+        eprintln!("SKIPPED: threads of the kernel are pinned to two CPUs by root of the machine only");
+        return;
+    }
+    let id = id('w');
+    // 20 segments of 100 bytes in one call, after a datagram that has the neighbour found.
+    let send = "import socket,time
+s=socket.socket(socket.AF_INET,socket.SOCK_DGRAM); s.connect(('10.77.1.1',9))
+s.send(b'x'); time.sleep(0.5)
+s.setsockopt(socket.SOL_UDP if hasattr(socket,'SOL_UDP') else 17,103,100)
+try: s.send(b'x'*2000)
+except ConnectionRefusedError: s.send(b'x'*2000)";
+    for (topology, least, most) in [("wire", 20, 60), ("veth", 1, 15)] {
+        let up = run(&["up", topology, "--id", &id]);
+        assert_eq!(up.status.code(), Some(0), "{}", said(&up));
+        let received = || -> u64 {
+            let devices = said(&run(&["exec", "--id", &id, "relay", "--", "cat", "/proc/net/dev"]));
+            let line = devices.lines().find_map(|line| line.trim().strip_prefix("r-c:")).expect("the device");
+            line.split_whitespace().nth(1).unwrap().parse().unwrap()
+        };
+        let before = received();
+        let sent = run(&["exec", "--id", &id, "client", "--", "python3", "-c", send]);
+        assert_eq!(sent.status.code(), Some(0), "{}", said(&sent));
+        let grown = received() - before;
+        assert!((least..=most).contains(&grown), "{topology}: {grown} packets");
+        assert_eq!(run(&["down", "--id", &id]).status.code(), Some(0));
+    }
+}

@@ -2,9 +2,10 @@
 
 use std::{io, net::SocketAddr};
 
+use turnpike_client::{InvalidSetting, Transport};
 use turnpike_turn::client::{Failure, Request};
 
-use crate::{transport::Transport, turn};
+use crate::turn;
 
 /// Each message is one sentence for the user.
 #[derive(Debug, thiserror::Error)]
@@ -47,6 +48,17 @@ pub enum LoadError {
         /// "udp" or "tcp".
         transport: &'static str,
         /// Which.
+        address: SocketAddr,
+        /// The kernel's answer.
+        source: io::Error,
+    },
+    /// The generator's own peers have no socket.
+    #[error(
+        "cannot listen for the peers of --profile on udp {address}: {source}; they are the generator's own: name an address of this \
+         machine, with a port that is free, with --peer"
+    )]
+    Peers {
+        /// Where.
         address: SocketAddr,
         /// The kernel's answer.
         source: io::Error,
@@ -279,6 +291,12 @@ pub enum LoadError {
     /// Another thread failed, and its error is the one to show.
     #[error("stopped")]
     Stopped,
+}
+
+impl From<InvalidSetting> for LoadError {
+    fn from(InvalidSetting(what): InvalidSetting) -> Self {
+        Self::Config(what)
+    }
 }
 
 impl LoadError {

@@ -5,26 +5,23 @@
 #![forbid(unsafe_code)]
 
 mod clock;
-mod dtls;
 mod error;
 pub mod greeting;
 mod pacer;
 mod pattern;
 mod payload;
-pub mod probe;
+mod profile;
 pub mod progress;
 pub mod reflect;
 mod run;
-mod secure;
 pub mod stream;
-mod transport;
+mod traffic;
 pub mod turn;
 pub mod udp;
-pub mod uri;
 
 pub use error::LoadError;
 pub use payload::HEADER_LEN;
+pub use profile::{InvalidProfile, Profile, Shaped};
 pub use run::{Outcome, Stop};
-pub use secure::TlsOptions;
-pub use transport::{Transport, UnknownTransport};
-pub use turnpike_measure::{Rate, Report};
+pub use turnpike_client::{TlsOptions, Transport};
+pub use turnpike_measure::{Direction, Leg, ProfileReport, Rate, Report, StreamReport};

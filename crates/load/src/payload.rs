@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!  0        4        8                16               24
-//!  │ "TPKE" │ client │ sequence (u64) │ due (u64, ns)  │ filler …      all big-endian
+//!  │ "TPKE" │  flow  │ sequence (u64) │ due (u64, ns)  │ filler …      all big-endian
 //! ```
 
 /// Bytes of the generator's own header: the smallest payload.
@@ -12,9 +12,9 @@ const MAGIC: [u8; 4] = *b"TPKE";
 /// One datagram's identity.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Stamp {
-    /// Number of the client in this run.
-    pub(crate) client: u32,
-    /// Counts the client's datagrams from 0.
+    /// Number of the flow in this run: of the client, or with a profile of its stream.
+    pub(crate) flow: u32,
+    /// Counts the flow's datagrams from 0.
     pub(crate) sequence: u64,
     /// When it was due, in nanoseconds of the run's clock.
     pub(crate) due_ns: u64,
@@ -26,7 +26,7 @@ impl Stamp {
     pub(crate) fn write(self, out: &mut [u8]) {
         let Some(header) = out.first_chunk_mut::<HEADER_LEN>() else { return };
         header[..4].copy_from_slice(&MAGIC);
-        header[4..8].copy_from_slice(&self.client.to_be_bytes());
+        header[4..8].copy_from_slice(&self.flow.to_be_bytes());
         header[8..16].copy_from_slice(&self.sequence.to_be_bytes());
         header[16..].copy_from_slice(&self.due_ns.to_be_bytes());
     }
@@ -36,10 +36,10 @@ impl Stamp {
     pub(crate) fn read(payload: &[u8]) -> Option<Self> {
         let header = payload.first_chunk::<HEADER_LEN>()?;
         let (magic, rest) = header.split_first_chunk::<4>()?;
-        let (client, rest) = rest.split_first_chunk::<4>()?;
+        let (flow, rest) = rest.split_first_chunk::<4>()?;
         let (sequence, due) = rest.split_first_chunk::<8>()?;
         (*magic == MAGIC).then_some(Self {
-            client: u32::from_be_bytes(*client),
+            flow: u32::from_be_bytes(*flow),
             sequence: u64::from_be_bytes(*sequence),
             due_ns: u64::from_be_bytes(*due.first_chunk()?),
         })
@@ -52,7 +52,7 @@ mod tests {
 
     #[test]
     fn what_is_written_reads_back_and_nothing_else_does() {
-        let stamp = Stamp { client: 9_999, sequence: 1 << 40, due_ns: 123_456_789_012 };
+        let stamp = Stamp { flow: 9_999, sequence: 1 << 40, due_ns: 123_456_789_012 };
         let mut payload = [0xAA; 30];
         stamp.write(&mut payload);
         assert_eq!(Stamp::read(&payload), Some(stamp));

@@ -11,6 +11,7 @@ use std::{
 
 use common::loopback;
 use turnpike_load::{
+    Stop,
     reflect::{self, Reflector},
     stream::{Config, Direction, Workload, run},
 };
@@ -85,7 +86,7 @@ fn throughput_on_loopback_agrees_with_iperf3() {
                 duration: Duration::from_secs(1),
                 ..Config::new(workload)
             };
-            let report = run(&config, |_| {}).unwrap().report;
+            let report = run(&config, &Stop::new(), |_| {}).unwrap().report;
             assert_eq!(report.sent, report.received, "{report:?}");
             ours = ours.max(report.recv_bps);
             let (rate, share) = iperf3(address, flags);

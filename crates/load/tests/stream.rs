@@ -12,7 +12,7 @@ use std::{
 
 use common::loopback;
 use turnpike_load::{
-    LoadError, Outcome, Rate,
+    LoadError, Outcome, Rate, Stop,
     reflect::{self, Reflector},
     stream::{Close, Config, Direction, Workload, run},
 };
@@ -40,7 +40,7 @@ const RR: Workload = Workload::Exchange { request: 32, response: 32 };
 const CONNECT: Workload = Workload::Connect { request: 1, response: 1, close: Close::Server };
 
 fn quiet(config: &Config) -> Result<Outcome, LoadError> {
-    run(config, |_| {})
+    run(config, &Stop::new(), |_| {})
 }
 
 /// A one-connection-at-a-time proxy that harms what it passes on: closes both sides after so many bytes from the server,
@@ -224,7 +224,7 @@ fn a_server_that_vanishes_is_a_clear_error() {
         let config = Config { clients: 2, duration: Duration::from_secs(20), ..load(server, workload) };
         let begin = Instant::now();
         // Gone with the first report of traffic.
-        let result = run(&config, |interval| {
+        let result = run(&config, &Stop::new(), |interval| {
             if interval.received > 0 {
                 drop(reflector.take());
             }

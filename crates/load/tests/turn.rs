@@ -9,13 +9,13 @@ use std::{
 
 use common::{Wishes, load, loopback, reflector, reflector_on, relay};
 use turnpike_load::{
-    LoadError, Rate, TlsOptions, Transport,
+    LoadError, Rate, Stop, TlsOptions, Transport,
     turn::{Config, Mode, Outcome, Via, run},
 };
 use turnpike_net::Datapath;
 
 fn quiet(config: &Config) -> Result<Outcome, LoadError> {
-    run(config, |_| {})
+    run(config, &Stop::new(), |_| {})
 }
 
 #[test]
@@ -112,7 +112,7 @@ fn progress_is_reported_and_the_allocations_are_deleted_at_the_end() {
         ..load(&relay, &reflector)
     };
     let mut intervals = Vec::new();
-    run(&config, |interval| intervals.push(interval.clone())).unwrap();
+    run(&config, &Stop::new(), |interval| intervals.push(interval.clone())).unwrap();
     assert!(intervals.len() >= 2, "{intervals:?}");
     assert!(intervals.iter().any(|interval| interval.received > 0), "{intervals:?}");
     assert_eq!(relay.snapshots().len(), 1);

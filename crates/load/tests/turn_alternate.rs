@@ -10,14 +10,14 @@ use common::{
     wait_for_counter, wait_until_empty,
 };
 use turnpike_load::{
-    LoadError, Rate, TlsOptions, Transport,
+    LoadError, Rate, Stop, TlsOptions, Transport,
     turn::{Config, Mode, Outcome, Relayed, run},
 };
 use turnpike_relay::Relay;
 use turnpike_turn::server::{Alternate, AlternateWhen};
 
 fn quiet(config: &Config) -> Result<Outcome, LoadError> {
-    run(config, |_| {})
+    run(config, &Stop::new(), |_| {})
 }
 
 /// A relay that sends every client on.

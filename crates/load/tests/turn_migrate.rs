@@ -18,7 +18,7 @@ use common::{
     wait_for_counter, wait_until_empty,
 };
 use turnpike_load::{
-    LoadError, Rate, TlsOptions, Transport,
+    LoadError, Rate, Stop, TlsOptions, Transport,
     turn::{Config, Mode, Outcome, Via, run},
 };
 
@@ -27,7 +27,7 @@ const CLIENTS: u16 = 4;
 const PPS: u16 = 100;
 
 fn quiet(config: &Config) -> Result<Outcome, LoadError> {
-    run(config, |_| {})
+    run(config, &Stop::new(), |_| {})
 }
 
 /// Every client moves five times.

@@ -10,7 +10,7 @@ use common::{
     Wishes, counter, eventually, listen_to_all, listener, load, reflector, relay_with, unix, wait_until_empty,
 };
 use turnpike_load::{
-    LoadError, Rate, Transport,
+    LoadError, Rate, Stop, Transport,
     turn::{self, Config, Mode, Outcome, run},
 };
 use turnpike_relay::Relay;
@@ -23,7 +23,7 @@ const KEY: [u8; 32] = [5; 32];
 const NAME: &str = "turn.example.org";
 
 fn quiet(config: &Config) -> Result<Outcome, LoadError> {
-    run(config, |_| {})
+    run(config, &Stop::new(), |_| {})
 }
 
 fn server() -> Relay {

@@ -4,15 +4,16 @@
 mod common;
 
 use std::{
+    collections::VecDeque,
     net::{SocketAddr, UdpSocket},
     sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst},
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use common::{loopback, reflector};
 use turnpike_load::{
-    HEADER_LEN, LoadError, Rate,
+    HEADER_LEN, LoadError, Rate, Stop,
     udp::{Config, run},
 };
 
@@ -31,7 +32,7 @@ fn every_datagram_comes_back() {
     let reflector = reflector();
     for (clients, burst, size) in [(1, 1, 120), (8, 4, HEADER_LEN), (3, 16, 1_200)] {
         let config = Config { clients, burst: Some(burst), size, ..load(reflector.listeners()[0]) };
-        let report = run(&config, |_| {}).unwrap().report;
+        let report = run(&config, &Stop::new(), |_| {}).unwrap().report;
         assert!((1_900..=2_100).contains(&report.sent), "{report:?}");
         assert_eq!((report.lost, report.duplicated, report.received), (0, 0, report.sent), "{report:?}");
         assert!(report.errors.is_empty() && report.rtt_us.p50 > 0, "{report:?}");
@@ -64,7 +65,7 @@ fn what_a_reflector_swallows_and_doubles_is_counted_exactly() {
             }
         });
         let config = Config { warmup: Duration::ZERO, max_loss: Some(5.0), ..load(server) };
-        let outcome = run(&config, |_| {}).unwrap();
+        let outcome = run(&config, &Stop::new(), |_| {}).unwrap();
         stop.store(true, SeqCst);
         assert_eq!(outcome.limits_exceeded().len(), 1, "{outcome:?}");
         outcome.report
@@ -77,17 +78,48 @@ fn what_a_reflector_swallows_and_doubles_is_counted_exactly() {
     assert_eq!(report.sent, report.received + report.lost);
 }
 
+/// Longer than any thread goes on without telling what it counted: what is under way is some of each second.
+#[test]
+fn replies_that_are_still_on_their_way_are_no_loss_in_the_progress() {
+    const DELAY: Duration = Duration::from_millis(500);
+    let socket = UdpSocket::bind(loopback(0)).unwrap();
+    socket.set_read_timeout(Some(Duration::from_millis(5))).unwrap();
+    let server = socket.local_addr().unwrap();
+    let stop = AtomicBool::new(false);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            let (mut buffer, mut held) = ([0; 2_048], VecDeque::new());
+            while !stop.load(SeqCst) {
+                if let Ok((len, from)) = socket.recv_from(&mut buffer) {
+                    held.push_back((Instant::now() + DELAY, buffer[..len].to_vec(), from));
+                }
+                while held.front().is_some_and(|(at, ..)| *at <= Instant::now()) {
+                    let (_, datagram, from) = held.pop_front().unwrap();
+                    socket.send_to(&datagram, from).unwrap();
+                }
+            }
+        });
+        let config = Config { rate: Rate::Pps(200.0), duration: Duration::from_secs(3), ..load(server) };
+        let mut intervals = Vec::new();
+        let report = run(&config, &Stop::new(), |interval| intervals.push(interval.clone())).unwrap().report;
+        stop.store(true, SeqCst);
+        assert!(intervals.iter().any(|interval| interval.received > 0), "{intervals:?}");
+        assert!(intervals.iter().all(|interval| interval.lost == 0), "{intervals:?}");
+        assert_eq!(report.lost, 0, "{report:?}");
+    });
+}
+
 #[test]
 fn no_reflector_is_told_with_its_address() {
     let closed = UdpSocket::bind(loopback(0)).unwrap().local_addr().unwrap();
-    let error = run(&load(closed), |_| {}).unwrap_err();
+    let error = run(&load(closed), &Stop::new(), |_| {}).unwrap_err();
     assert!(matches!(error, LoadError::NoReflector { .. }), "{error:?}");
     assert!(error.to_string().contains(&closed.to_string()), "{error}");
 
     let silent = UdpSocket::bind(loopback(0)).unwrap();
     let server = silent.local_addr().unwrap();
     let config = Config { setup_timeout: Duration::from_millis(300), ..load(server) };
-    let error = run(&config, |_| {}).unwrap_err();
+    let error = run(&config, &Stop::new(), |_| {}).unwrap_err();
     assert!(matches!(error, LoadError::NoReflection { ready: 0, .. }), "{error:?}");
     assert!(error.to_string().contains(&server.to_string()), "{error}");
 }
@@ -97,7 +129,7 @@ fn a_reflector_that_vanishes_is_loss_and_port_unreachable() {
     let mut reflector = Some(reflector());
     let config =
         Config { duration: Duration::from_secs(3), ..load(reflector.as_ref().unwrap().listeners()[0]) };
-    let outcome = run(&config, |interval| {
+    let outcome = run(&config, &Stop::new(), |interval| {
         if interval.received > 0 {
             drop(reflector.take());
         }

@@ -7,6 +7,8 @@
 
 use std::{collections::HashMap, fs, io};
 
+use procfs::{net::TcpState, process::Process};
+
 /// The counters of a network namespace since it was made, by protocol and name: `Ip:InReceives`, `Ip6InReceives`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NetCounters(HashMap<String, u64>);
@@ -66,30 +68,28 @@ impl NetCounters {
 /// Whether a UDP socket is bound to `port` in the namespace of process `pid`.
 #[must_use]
 pub fn udp_port_is_bound(pid: u32, port: u16) -> bool {
-    has_local_port(pid, ["udp", "udp6"], port, None)
+    let bound = |process: &Process| {
+        let sockets = process.udp().into_iter().chain(process.udp6()).flatten();
+        sockets.map(|socket| socket.local_address.port()).any(|local| local == port)
+    };
+    // A process that is just starting or has just ended has no table; the caller asks again.
+    process(pid).is_some_and(|process| bound(&process))
 }
 
 /// Whether a TCP socket listens on `port` there.
 #[must_use]
 pub fn tcp_port_listens(pid: u32, port: u16) -> bool {
-    // TCP_LISTEN
-    has_local_port(pid, ["tcp", "tcp6"], port, Some("0A"))
+    let listens = |process: &Process| {
+        let sockets = process.tcp().into_iter().chain(process.tcp6()).flatten();
+        sockets
+            .filter(|socket| socket.state == TcpState::Listen)
+            .any(|socket| socket.local_address.port() == port)
+    };
+    process(pid).is_some_and(|process| listens(&process))
 }
 
-fn has_local_port(pid: u32, tables: [&str; 2], port: u16, state: Option<&str>) -> bool {
-    tables.iter().any(|table| {
-        // A process that is just starting or has just ended has no table; the caller asks again.
-        let text = fs::read_to_string(format!("/proc/{pid}/net/{table}")).unwrap_or_default();
-        parse_local_port(&text, port, state)
-    })
-}
-
-fn parse_local_port(text: &str, port: u16, state: Option<&str>) -> bool {
-    let suffix = format!(":{port:04X}");
-    text.lines().skip(1).any(|line| {
-        let words: Vec<&str> = line.split_whitespace().take(4).collect();
-        matches!(words[..], [_, local, _, held] if local.ends_with(&suffix) && state.is_none_or(|state| state == held))
-    })
+fn process(pid: u32) -> Option<Process> {
+    Process::new(i32::try_from(pid).ok()?).ok()
 }
 
 /// `/proc/net/snmp` and `netstat`: a line of names, then a line of values, both led by the protocol's name.
@@ -121,6 +121,8 @@ fn parse_named_lines(text: &str) -> HashMap<String, u64> {
 
 #[cfg(test)]
 mod tests {
+    use std::net::{TcpListener, TcpStream, UdpSocket};
+
     use super::*;
 
     const SNMP: &str = "\
@@ -164,15 +166,22 @@ IpExt: 0 794000 6500 1 20 300
     }
 
     #[test]
-    fn a_bound_port_is_told_from_a_remote_one() {
-        let text = "\
-   sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode
-  531: 0202004D:0D98 0102004D:1F90 07 00000000:00000000 00:00000000 00000000     0        0 5 2 x 0
-";
-        assert!(parse_local_port(text, 3480, None));
-        assert!(!parse_local_port(text, 8080, None));
-        assert!(!parse_local_port("", 3480, None));
-        assert!(!parse_local_port(text, 3480, Some("0A")), "it does not listen");
-        assert!(parse_local_port(&text.replace(" 07 ", " 0A "), 3480, Some("0A")));
+    fn a_bound_port_is_told_from_a_remote_one_and_a_listener_from_a_connection() {
+        let own = std::process::id();
+        let (near, far) = (UdpSocket::bind("127.0.0.1:0").unwrap(), UdpSocket::bind("[::1]:0"));
+        let port = near.local_addr().unwrap().port();
+        assert!(udp_port_is_bound(own, port) && !tcp_port_listens(own, port));
+        // A machine may have no IPv6.
+        if let Ok(far) = far {
+            assert!(udp_port_is_bound(own, far.local_addr().unwrap().port()));
+        }
+        drop(near);
+        assert!(!udp_port_is_bound(own, port));
+
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        assert!(tcp_port_listens(own, listener.local_addr().unwrap().port()));
+        assert!(!tcp_port_listens(own, client.local_addr().unwrap().port()), "it is connected");
+        assert!(!tcp_port_listens(u32::MAX, 80));
     }
 }

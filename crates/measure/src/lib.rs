@@ -15,5 +15,5 @@ pub mod sequence;
 pub use jitter::Jitter;
 pub use latency::Latency;
 pub use rate::{Rate, UnknownRate, per_second};
-pub use report::{Lateness, Percentiles, Report};
+pub use report::{Direction, LATE_P99_US, Lateness, Leg, Percentiles, ProfileReport, Report, StreamReport};
 pub use sequence::{Arrival, Sequence};

@@ -1,8 +1,8 @@
 //! The result of a run: one JSON object, the same for every generator (DESIGN.md, "Contracts").
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, fmt};
 
-use serde::{Deserialize, Serialize, Serializer};
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
 use crate::Rate;
 
@@ -50,13 +50,17 @@ pub struct Report {
     /// What it relayed for them: `udp` or `tcp` (RFC 6062).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub relay: Option<String>,
+    /// With a profile: what came of each direction and stream. The counts above are of both directions together then, and
+    /// `rtt_us` is the latency of one way.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub profile: Option<ProfileReport>,
     /// What went wrong, by name, and how often, in the whole run with its warm-up.
     pub errors: BTreeMap<String, u64>,
     /// What a reader must know about these figures, in sentences.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub notes: Vec<String>,
     /// Figures that only one mode has, by name; whole ones are written without a fraction.
-    #[serde(flatten, serialize_with = "write_figures")]
+    #[serde(flatten, serialize_with = "write_figures", deserialize_with = "read_figures")]
     pub extra: BTreeMap<String, f64>,
 }
 
@@ -64,13 +68,29 @@ impl Report {
     /// Lost datagrams in percent of those sent; 0 when none was sent.
     #[must_use]
     pub fn loss_percent(&self) -> f64 {
-        if self.sent == 0 { 0.0 } else { self.lost as f64 * 100.0 / self.sent as f64 }
+        percent(self.lost, self.sent)
     }
 }
 
 /// Many of them are counts, which a reader may want to take for integers.
 fn write_figures<S: Serializer>(figures: &BTreeMap<String, f64>, serializer: S) -> Result<S::Ok, S::Error> {
     serializer.collect_map(figures.iter().map(|(name, value)| (name, Figure(*value))))
+}
+
+/// A later generator may say more than figures: that is left out.
+fn read_figures<'de, D: Deserializer<'de>>(deserializer: D) -> Result<BTreeMap<String, f64>, D::Error> {
+    #[derive(Deserialize)]
+    #[serde(untagged)]
+    enum Said {
+        Figure(f64),
+        Else(de::IgnoredAny),
+    }
+    let said = BTreeMap::<String, Said>::deserialize(deserializer)?;
+    let figure = |(name, said)| match said {
+        Said::Figure(figure) => Some((name, figure)),
+        Said::Else(de::IgnoredAny) => None,
+    };
+    Ok(said.into_iter().filter_map(figure).collect())
 }
 
 struct Figure(f64);
@@ -105,6 +125,10 @@ pub struct Percentiles {
     pub max: u64,
 }
 
+/// From this lateness on (99th percentile, microseconds) a generator no longer offered what it was told to: at the rates
+/// measured here 1 ms holds dozens of datagrams, which then leave as a burst. `turnpike load` says so, and the lab voids the run.
+pub const LATE_P99_US: u64 = 1_000;
+
 /// By how much a generator sent later than due, in microseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Lateness {
@@ -116,9 +140,107 @@ pub struct Lateness {
     pub max: u64,
 }
 
+/// Which way packets go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Direction {
+    /// From the clients.
+    ToPeer,
+    /// From the peers.
+    ToClient,
+}
+
+impl fmt::Display for Direction {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::ToPeer => "to peer",
+            Self::ToClient => "to client",
+        })
+    }
+}
+
+/// What came of a profile.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ProfileReport {
+    /// Which.
+    pub name: String,
+    /// Of its numbers.
+    pub seed: u64,
+    /// All packets of the clients.
+    pub to_peer: Leg,
+    /// All packets of the peers.
+    pub to_client: Leg,
+    /// Each stream in each direction.
+    pub streams: Vec<StreamReport>,
+}
+
+/// What came of one stream, of all clients.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct StreamReport {
+    /// As the profile calls it.
+    pub name: String,
+    /// Which way.
+    pub direction: Direction,
+    /// What came of it.
+    #[serde(flatten)]
+    pub leg: Leg,
+}
+
+/// Packets one way.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Leg {
+    /// Packets that were due and handed to the kernel.
+    pub sent: u64,
+    /// Of these, those that arrived, each counted once.
+    pub received: u64,
+    /// `sent - received`, what the generator's own kernel did not take included.
+    pub lost: u64,
+    /// Packets that arrived again.
+    pub duplicated: u64,
+    /// Packets that arrived after one that was sent later.
+    pub reordered: u64,
+    /// `sent` a second.
+    pub send_pps: f64,
+    /// `received` a second.
+    pub recv_pps: f64,
+    /// Payload that arrived, in bits a second.
+    pub recv_bps: f64,
+    /// Microseconds from the moment a packet was due until it arrived at the other end.
+    pub latency_us: Percentiles,
+    /// Interarrival jitter in microseconds (RFC 3550 section 6.4.1) of that latency, mean over all flows.
+    pub jitter_us: f64,
+}
+
+impl Leg {
+    /// Lost packets in percent of those sent; 0 when none was sent.
+    #[must_use]
+    pub fn loss_percent(&self) -> f64 {
+        percent(self.lost, self.sent)
+    }
+}
+
+fn percent(part: u64, whole: u64) -> f64 {
+    if whole == 0 { 0.0 } else { part as f64 * 100.0 / whole as f64 }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn leg() -> Leg {
+        Leg {
+            sent: 500,
+            received: 495,
+            lost: 5,
+            duplicated: 0,
+            reordered: 0,
+            send_pps: 50.0,
+            recv_pps: 49.5,
+            recv_bps: 100.0,
+            latency_us: Percentiles::default(),
+            jitter_us: 1.5,
+        }
+    }
 
     fn report() -> Report {
         Report {
@@ -140,6 +262,7 @@ mod tests {
             datapath: "gso".to_owned(),
             transport: Some("udp".to_owned()),
             relay: None,
+            profile: None,
             errors: BTreeMap::from([("send_would_block".to_owned(), 3)]),
             notes: Vec::new(),
             extra: BTreeMap::from([
@@ -185,13 +308,26 @@ mod tests {
         assert_eq!(json["huge"], 1e300);
         assert_eq!(json["transport"], "udp");
         assert!(json.get("relay").is_none());
-        assert!(json.get("notes").is_none());
+        assert!(json.get("notes").is_none() && json.get("profile").is_none());
     }
 
     #[test]
     fn what_is_written_reads_back() {
         let text = serde_json::to_string(&report()).unwrap();
         assert_eq!(serde_json::from_str::<Report>(&text).unwrap(), report());
+        let streams =
+            vec![StreamReport { name: "audio".to_owned(), direction: Direction::ToClient, leg: leg() }];
+        let profile =
+            ProfileReport { name: "call".to_owned(), seed: 7, to_peer: leg(), to_client: leg(), streams };
+        let shaped = Report { profile: Some(profile), ..report() };
+        let json = serde_json::to_value(&shaped).unwrap();
+        assert_eq!(json["profile"]["streams"][0]["direction"], "to_client");
+        assert_eq!(json["profile"]["streams"][0]["lost"], 5);
+        assert_eq!(json["profile"]["to_peer"]["latency_us"]["p99"], 0);
+        assert_eq!(serde_json::from_value::<Report>(json).unwrap(), shaped);
+        // Of a later generator.
+        let more = text.replacen('{', r#"{"seats":[1,2],"by_flow":{"p50":3},"#, 1);
+        assert_eq!(serde_json::from_str::<Report>(&more).unwrap(), report());
     }
 
     #[test]

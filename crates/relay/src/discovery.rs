@@ -7,33 +7,34 @@ use turnpike_turn::server::{ListenerId, NatDiscovery};
 
 use crate::StartError;
 
-/// `wanted` with the numbers of `listeners`, whose order they are in: for each address and port the listener that is bound to
-/// it, or else the wildcard one of its port and family.
+/// `wanted` with the numbers that `number` gives to the places of UDP listeners: for each address and port the listener that is
+/// bound to it, or else the wildcard one of its port and family.
 pub(crate) fn resolve(
     wanted: &[NatDiscovery],
     listeners: &[SocketAddr],
+    number: impl Fn(usize) -> ListenerId,
 ) -> Result<Vec<NatDiscovery>, StartError> {
     let mut resolved = wanted.to_vec();
     for discovery in &mut resolved {
         for (ip, row) in discovery.addresses.iter().zip(&mut discovery.listeners) {
             for (port, listener) in discovery.ports.iter().zip(row) {
                 let address = SocketAddr::new(*ip, *port);
-                *listener = listener_at(listeners, address).ok_or(StartError::NatDiscovery { address })?;
+                let place = listener_at(listeners, address);
+                *listener = place.map(&number).ok_or(StartError::NatDiscovery { address })?;
             }
         }
     }
     Ok(resolved)
 }
 
-fn listener_at(listeners: &[SocketAddr], address: SocketAddr) -> Option<ListenerId> {
+fn listener_at(listeners: &[SocketAddr], address: SocketAddr) -> Option<usize> {
     let any: IpAddr = if address.is_ipv4() {
         std::net::Ipv4Addr::UNSPECIFIED.into()
     } else {
         std::net::Ipv6Addr::UNSPECIFIED.into()
     };
     let position = |wanted: SocketAddr| listeners.iter().position(|bound| *bound == wanted);
-    let index = position(address).or_else(|| position(SocketAddr::new(any, address.port())))?;
-    u16::try_from(index).ok().map(ListenerId)
+    position(address).or_else(|| position(SocketAddr::new(any, address.port())))
 }
 
 #[cfg(test)]
@@ -50,9 +51,10 @@ mod tests {
         };
         let all = ["[::]:3478", "0.0.0.0:3478", "10.0.0.2:3479", "10.0.0.1:3479", "10.0.0.1:3478"]
             .map(|at| at.parse().unwrap());
-        let resolved = resolve(&[wanted], &all).unwrap();
+        let number = |place: usize| ListenerId(u16::try_from(place).unwrap());
+        let resolved = resolve(&[wanted], &all, number).unwrap();
         assert_eq!(resolved[0].listeners, [[4, 3], [1, 2]].map(|row| row.map(ListenerId)));
-        let missing = resolve(&[wanted], &all[..3]).unwrap_err().to_string();
+        let missing = resolve(&[wanted], &all[..3], number).unwrap_err().to_string();
         assert!(missing.contains("10.0.0.1:3479"), "{missing}");
     }
 }

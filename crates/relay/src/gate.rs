@@ -12,10 +12,10 @@ use std::{
 
 use foldhash::fast::RandomState;
 use hashbrown::HashMap;
-use turnpike_turn::server::{Gate, Lookup, QuotaRefusal, RelayTransport, User};
+use turnpike_turn::server::{CredentialQuery, Gate, Lookup, QuotaRefusal, RelayTransport, User};
 use turnpike_wire::integrity::{Key, KeyAlgorithm};
 
-use crate::{CredentialStore, RealmLimits, ports::Ports};
+use crate::{CredentialStore, PendingLookup, RealmLimits, ports::Ports};
 
 /// The store in force; a reload puts another one in its place.
 pub(crate) type SharedStore = Arc<RwLock<Arc<dyn CredentialStore>>>;
@@ -33,6 +33,14 @@ impl WorkerGate {
     }
 }
 
+impl WorkerGate {
+    /// Asks the store what it could not tell without waiting.
+    pub(crate) fn look_up(&self, query: CredentialQuery, answer: PendingLookup) {
+        let store = Arc::clone(&self.store.read().unwrap_or_else(PoisonError::into_inner));
+        store.look_up(query, answer);
+    }
+}
+
 impl Gate for WorkerGate {
     fn check(
         &mut self,
@@ -46,16 +54,18 @@ impl Gate for WorkerGate {
         store.check(user, realm, algorithm, unix, verify)
     }
 
+    fn is_relayed(&mut self, address: SocketAddr, transport: RelayTransport) -> bool {
+        self.ports.are_relayed(address, transport)
+    }
+}
+
+impl turnpike_turn::server::Quotas for WorkerGate {
     fn acquire(&mut self, realm: &str, identity: &str) -> Result<(), QuotaRefusal> {
         self.quotas.acquire(realm, identity)
     }
 
     fn release(&mut self, realm: &str, identity: &str) {
         self.quotas.release(realm, identity);
-    }
-
-    fn is_relayed(&mut self, address: SocketAddr, transport: RelayTransport) -> bool {
-        self.ports.are_relayed(address, transport)
     }
 }
 

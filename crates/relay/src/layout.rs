@@ -7,21 +7,19 @@ use turnpike_turn::server::{ListenerId, ListenerProfile, Transport};
 
 use crate::StreamConfig;
 
-/// The numbers of all listeners of a relay:
-///
-/// ```text
-/// │ UDP │ DTLS │ first stream listener: TCP, TLS │ second: TCP, TLS │ … │ first server name: each TLS, each DTLS │ second: … │
-/// ```
-///
-/// Server names that a reload adds get further numbers; no number ever changes. Plain UDP stands first, so that one comparison
-/// tells whether a client is anything else. A DTLS listener has a number of its own even where it shares the socket of a UDP
-/// listener.
+/// The numbers of all listeners of a relay. A number means nothing but its entry here: server names that a reload adds get further ones,
+/// and none ever changes. A stream listener has two, for TCP and TLS, and a DTLS listener has one of its own even where it shares
+/// the socket of a UDP listener.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Layout {
-    udp: Vec<SocketAddr>,
-    dtls: Vec<SocketAddr>,
-    streams: Vec<SocketAddr>,
-    server_names: Vec<String>,
+pub struct Layout(Vec<Numbered>);
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Numbered {
+    transport: Transport,
+    /// Among the UDP, DTLS or stream listeners.
+    place: usize,
+    address: SocketAddr,
+    server_name: Option<String>,
 }
 
 /// One number.
@@ -39,40 +37,49 @@ impl Layout {
     /// UDP listeners, those for DTLS, and those for streams: TCP before TLS.
     #[must_use]
     pub fn new(udp: &[SocketAddr], dtls: &[SocketAddr], streams: &StreamConfig) -> Self {
-        let mut layout = Self {
-            udp: udp.to_vec(),
-            dtls: dtls.to_vec(),
-            streams: [&streams.listen[..], &streams.tls_listen].concat(),
-            server_names: Vec::new(),
-        };
+        let mut layout = Self::default();
+        layout.add(Transport::Udp, udp);
+        layout.add(Transport::Dtls, dtls);
+        let all = [&streams.listen[..], &streams.tls_listen].concat();
+        layout.add(Transport::Tcp, &all);
+        layout.add(Transport::Tls, &all);
         layout.add_server_names(streams.server_names.iter().map(String::as_str));
         layout
+    }
+
+    fn add(&mut self, transport: Transport, addresses: &[SocketAddr]) {
+        let entry = |(place, address): (usize, &SocketAddr)| Numbered {
+            transport,
+            place,
+            address: *address,
+            server_name: None,
+        };
+        self.0.extend(addresses.iter().enumerate().map(entry));
     }
 
     /// Gives numbers to server names that have none so far.
     pub fn add_server_names<'a>(&mut self, names: impl IntoIterator<Item = &'a str>) {
         for name in names {
             let name = name.to_ascii_lowercase();
-            if !self.server_names.contains(&name) {
-                self.server_names.push(name);
+            if self.0.iter().any(|entry| entry.server_name.as_ref() == Some(&name)) {
+                continue;
             }
+            let nameable = |entry: &&Numbered| {
+                matches!((entry.transport, &entry.server_name), (Transport::Tls | Transport::Dtls, None))
+            };
+            let named = |entry: &Numbered| Numbered { server_name: Some(name.clone()), ..entry.clone() };
+            let named: Vec<_> = self.0.iter().filter(nameable).map(named).collect();
+            self.0.extend(named);
         }
     }
 
     /// All numbers, from 0 on.
     pub fn entries(&self) -> impl Iterator<Item = Entry<'_>> {
-        let of = |transport, address, server_name| Entry { transport, address, server_name };
-        let udp = self.udp.iter().map(move |address| of(Transport::Udp, *address, None));
-        let dtls = self.dtls.iter().map(move |address| of(Transport::Dtls, *address, None));
-        let streams = self.streams.iter().flat_map(move |address| {
-            [of(Transport::Tcp, *address, None), of(Transport::Tls, *address, None)]
-        });
-        let named = self.server_names.iter().flat_map(move |name| {
-            let tls = self.streams.iter().map(move |address| of(Transport::Tls, *address, Some(name)));
-            let dtls = self.dtls.iter().map(move |address| of(Transport::Dtls, *address, Some(name)));
-            tls.chain(dtls)
-        });
-        udp.chain(dtls).chain(streams).chain(named)
+        self.0.iter().map(|entry| Entry {
+            transport: entry.transport,
+            address: entry.address,
+            server_name: entry.server_name.as_deref(),
+        })
     }
 
     /// What all numbers are to the state machine: the realms are those of `wanted`, where it has this number.
@@ -85,65 +92,26 @@ impl Layout {
     }
 
     /// Which DTLS listener this number belongs to, if it is one of theirs.
-    #[inline]
     pub(crate) fn dtls_place(&self, listener: ListenerId) -> Option<usize> {
-        let number = usize::from(listener.0);
-        if number < self.before_streams() {
-            return number.checked_sub(self.udp.len());
-        }
-        let place = number.checked_sub(self.before_names())? % self.per_name().max(1);
-        place.checked_sub(self.streams.len())
+        let entry = self.0.get(usize::from(listener.0))?;
+        (entry.transport == Transport::Dtls).then_some(entry.place)
     }
 
-    /// Whether this number is one of a stream listener.
-    #[inline]
-    pub(crate) fn is_stream(&self, listener: ListenerId) -> bool {
-        usize::from(listener.0) >= self.before_streams() && self.dtls_place(listener).is_none()
+    /// The number of a listener of this kind, for clients that asked for this name.
+    pub(crate) fn number(&self, transport: Transport, place: usize, server_name: Option<&str>) -> ListenerId {
+        let find = |name: Option<&str>| {
+            self.0.iter().position(|entry| {
+                (entry.transport, entry.place) == (transport, place)
+                    && match (&entry.server_name, name) {
+                        (Some(known), Some(asked)) => known.eq_ignore_ascii_case(asked),
+                        (known, asked) => known.is_none() && asked.is_none(),
+                    }
+            })
+        };
+        // A name without realms of its own is none. More listeners than there are file descriptors would be needed for a number too large.
+        let found = server_name.and_then(|name| find(Some(name))).or_else(|| find(None));
+        ListenerId(found.and_then(|number| u16::try_from(number).ok()).unwrap_or(u16::MAX))
     }
-
-    /// The number of a DTLS listener for clients that asked for this name.
-    pub(crate) fn dtls(&self, place: usize, server_name: Option<&str>) -> ListenerId {
-        ListenerId(number(match self.name(server_name) {
-            Some(name) => self.before_names() + name * self.per_name() + self.streams.len() + place,
-            None => self.udp.len() + place,
-        }))
-    }
-
-    /// The number of a stream listener for TCP clients.
-    pub(crate) fn tcp(&self, place: usize) -> ListenerId {
-        ListenerId(number(self.before_streams() + 2 * place))
-    }
-
-    /// The number of a stream listener for TLS clients that asked for this name.
-    pub(crate) fn tls(&self, place: usize, server_name: Option<&str>) -> ListenerId {
-        ListenerId(number(match self.name(server_name) {
-            Some(name) => self.before_names() + name * self.per_name() + place,
-            None => self.before_streams() + 2 * place + 1,
-        }))
-    }
-
-    /// The place of a server name among those that have numbers.
-    fn name(&self, server_name: Option<&str>) -> Option<usize> {
-        let asked = server_name?;
-        self.server_names.iter().position(|known| known.eq_ignore_ascii_case(asked))
-    }
-
-    fn before_names(&self) -> usize {
-        self.before_streams() + 2 * self.streams.len()
-    }
-
-    fn per_name(&self) -> usize {
-        self.streams.len() + self.dtls.len()
-    }
-
-    fn before_streams(&self) -> usize {
-        self.udp.len() + self.dtls.len()
-    }
-}
-
-/// More listeners than there are file descriptors would be needed for it to be too large.
-fn number(count: usize) -> u16 {
-    u16::try_from(count).unwrap_or(u16::MAX)
 }
 
 #[cfg(test)]
@@ -169,31 +137,31 @@ mod tests {
         let entries: Vec<_> = layout.entries().collect();
         assert_eq!(entries.len(), 1 + 2 + 2 * 2 + 2 * (2 + 2));
         assert_eq!(entries[0].transport, Transport::Udp);
+        let (streams, associations) = (["10.0.0.1:3478", "10.0.0.1:5349"], ["10.0.0.1:3478", "10.0.0.1:443"]);
         for place in 0..2 {
-            let tcp = entries[usize::from(layout.tcp(place).0)];
-            assert_eq!((tcp.transport, tcp.address), (Transport::Tcp, layout.streams[place]));
+            let of = |transport, name| layout.number(transport, place, name);
+            let at = |text: &str| text.parse::<SocketAddr>().unwrap();
+            let tcp = entries[usize::from(of(Transport::Tcp, None).0)];
+            assert_eq!((tcp.transport, tcp.address), (Transport::Tcp, at(streams[place])));
             for (asked, found) in [
                 (None, None),
                 (Some("a.example"), Some("a.example")),
                 (Some("b.EXAMPLE"), Some("b.example")),
                 (Some("other.example"), None),
             ] {
-                let tls = entries[usize::from(layout.tls(place, asked).0)];
-                assert_eq!((tls.transport, tls.address), (Transport::Tls, layout.streams[place]));
+                let tls = entries[usize::from(of(Transport::Tls, asked).0)];
+                assert_eq!((tls.transport, tls.address), (Transport::Tls, at(streams[place])));
                 assert_eq!(tls.server_name, found, "{asked:?}");
-                let number = layout.dtls(place, asked);
+                let number = of(Transport::Dtls, asked);
                 let dtls = entries[usize::from(number.0)];
-                assert_eq!((dtls.transport, dtls.address), (Transport::Dtls, layout.dtls[place]));
+                assert_eq!((dtls.transport, dtls.address), (Transport::Dtls, at(associations[place])));
                 assert_eq!(dtls.server_name, found, "{asked:?}");
                 assert_eq!(layout.dtls_place(number), Some(place), "{asked:?}");
             }
         }
-        assert_eq!(layout.dtls(0, None), ListenerId(1));
         for (number, entry) in (0..).zip(&entries) {
             let is_dtls = layout.dtls_place(ListenerId(number)).is_some();
             assert_eq!(is_dtls, entry.transport == Transport::Dtls, "{number}");
-            let is_stream = matches!(entry.transport, Transport::Tcp | Transport::Tls);
-            assert_eq!(layout.is_stream(ListenerId(number)), is_stream, "{number}");
         }
     }
 

@@ -11,6 +11,7 @@ mod discovery;
 pub mod dtls;
 mod gate;
 pub mod layout;
+mod link;
 mod peers;
 mod ports;
 pub mod runtime;
@@ -21,7 +22,7 @@ pub use config::{Config, RealmLimits, RelayAddress};
 pub use dtls::{DtlsConfig, DtlsContext, DtlsDrop, DtlsEnd, DtlsError, DtlsFailure, DtlsStats};
 pub use layout::Layout;
 pub use peers::PeerStats;
-pub use runtime::{CredentialStore, Relay, SessionLog, StartError, WorkerSnapshot};
+pub use runtime::{CredentialStore, PendingLookup, Relay, SessionLog, StartError, WorkerSnapshot};
 pub use stream::{
     CertificateError, CloseReason, HandshakeFailure, Identity, StreamConfig, StreamStats, TlsContext,
 };

@@ -4,7 +4,7 @@ use std::{
     io,
     net::{IpAddr, SocketAddr},
     ops::RangeInclusive,
-    sync::{Arc, Mutex, PoisonError, RwLock, mpsc},
+    sync::{Arc, Mutex, PoisonError, RwLock},
 };
 
 use turnpike_net::{
@@ -13,22 +13,24 @@ use turnpike_net::{
     tx::TxStats,
     worker::{self, Sender, Workers},
 };
-use turnpike_turn::server::{Effect, Lookup, NatDiscovery, OwnEndpoints, ServerConfig, Stats, User};
+use turnpike_turn::server::{
+    CredentialQuery, Credentials, Effect, Lookup, LookupId, NatDiscovery, OwnEndpoints, ServerConfig, Stats,
+    Transport, User,
+};
 use turnpike_wire::integrity::{Key, KeyAlgorithm};
 
 use crate::{
-    Config, DtlsStats, Layout, RealmLimits, RelayAddress, discovery,
-    dtls::Associations,
+    Config, DtlsConfig, DtlsStats, Layout, RealmLimits, RelayAddress, StreamConfig, discovery,
     gate::{Quotas, SharedStore},
     peers::PeerStats,
     ports::Ports,
-    stream::{Admission, StreamListeners, StreamStats, Streams},
+    stream::{Admission, StreamStats},
     worker::{Command, Mailbox, Shared, Worker},
 };
 
 /// Users and their keys; shared by all workers, asked on requests only.
 pub trait CredentialStore: Send + Sync {
-    /// As [`turnpike_turn::server::Gate::check`].
+    /// As [`turnpike_turn::server::Gate::check`]: called on a worker's thread, it must not wait.
     fn check(
         &self,
         user: User<'_>,
@@ -37,6 +39,41 @@ pub trait CredentialStore: Send + Sync {
         unix: u64,
         verify: &mut dyn FnMut(&Key) -> bool,
     ) -> Lookup;
+
+    /// Finds out what [`CredentialStore::check`] has answered by [`Lookup::Later`]. Must not wait either: `answer` may be given within
+    /// 10 s and from any thread. A store that always knows is never asked.
+    fn look_up(&self, _query: CredentialQuery, _answer: PendingLookup) {}
+}
+
+/// A question to the store that one worker waits for, though it goes on meanwhile. Answered once, from any thread; dropped, it is
+/// answered too, by [`Credentials::Unavailable`].
+pub struct PendingLookup {
+    lookup: LookupId,
+    answered: bool,
+    worker: Sender<Command>,
+}
+
+impl PendingLookup {
+    pub(crate) fn new(lookup: LookupId, worker: Sender<Command>) -> Self {
+        Self { lookup, answered: false, worker }
+    }
+
+    /// What the store has found out.
+    pub fn answer(mut self, credentials: Credentials) {
+        self.send(credentials);
+    }
+
+    fn send(&mut self, credentials: Credentials) {
+        if !std::mem::replace(&mut self.answered, true) {
+            self.worker.tell(Command::Credentials(self.lookup, credentials));
+        }
+    }
+}
+
+impl Drop for PendingLookup {
+    fn drop(&mut self) {
+        self.send(Credentials::Unavailable);
+    }
 }
 
 /// Hears of sessions and refusals, from the workers' threads; must not block.
@@ -108,7 +145,7 @@ pub struct WorkerSnapshot {
     /// Connections to peers (RFC 6062).
     pub peers: PeerStats,
     /// Messages between workers that were lost because one did not keep up; clients repeat what matters.
-    pub letters_lost: u64,
+    pub handoffs_lost: u64,
     /// DTLS associations.
     pub dtls: DtlsStats,
 }
@@ -122,6 +159,47 @@ pub struct Relay {
     own: Own,
     discovery: Vec<NatDiscovery>,
     in_force: Mutex<InForce>,
+}
+
+/// What all workers of a relay share, or have in common.
+pub(crate) struct Common {
+    pub(crate) config: Config,
+    /// With real ports.
+    pub(crate) listeners: Listeners,
+    pub(crate) layout: Arc<Layout>,
+    pub(crate) store: SharedStore,
+    pub(crate) quotas: Arc<Quotas>,
+    pub(crate) ports: Arc<Ports>,
+    pub(crate) streams: Arc<StreamConfig>,
+    pub(crate) admission: Arc<Admission>,
+    pub(crate) dtls: Arc<DtlsConfig>,
+    pub(crate) log: Arc<dyn SessionLog>,
+}
+
+impl Common {
+    pub(crate) fn new(
+        config: Config,
+        listeners: Listeners,
+        layout: Layout,
+        credentials: Arc<dyn CredentialStore>,
+        log: Arc<dyn SessionLog>,
+    ) -> Self {
+        let quotas = Quotas::new(config.max_allocations, config.max_allocations_per_user);
+        quotas.limit(&config.realm_limits);
+        let StreamConfig { max_idle, max_idle_per_address, .. } = config.streams;
+        Self {
+            listeners,
+            layout: Arc::new(layout),
+            store: Arc::new(RwLock::new(credentials)),
+            quotas: Arc::new(quotas),
+            ports: Arc::new(Ports::new(&config)),
+            streams: Arc::new(config.streams.clone()),
+            admission: Arc::new(Admission::new(max_idle, max_idle_per_address)),
+            dtls: Arc::new(config.dtls.clone()),
+            log,
+            config,
+        }
+    }
 }
 
 /// What the workers have, to be sent again when a part of it changes.
@@ -165,75 +243,34 @@ impl Relay {
         }
         let listeners = probe_listeners(config)?;
         let own = Own::new(config, &listeners);
-        let discovery = discovery::resolve(&config.server.nat_discovery, &listeners.udp)?;
         let layout = config.layout();
+        let number = |place| layout.number(Transport::Udp, place, None);
+        let discovery = discovery::resolve(&config.server.nat_discovery, &listeners.udp, number)?;
         let mut config = config.clone();
         config.server.peers.own = own.endpoints(&config.addresses);
         config.server.nat_discovery.clone_from(&discovery);
         config.server.listeners = layout.profiles(&config.server.listeners);
-        let config = &config;
-        let store: SharedStore = Arc::new(RwLock::new(credentials));
-        let quotas = Arc::new(Quotas::new(config.max_allocations, config.max_allocations_per_user));
-        quotas.limit(&config.realm_limits);
-        let ports = Arc::new(Ports::new(config));
-        let stream_config = Arc::new(config.streams.clone());
-        let dtls_config = Arc::new(config.dtls.clone());
-        let admission = Arc::new(Admission::new(stream_config.max_idle, stream_config.max_idle_per_address));
-        let layout = Arc::new(layout);
         let in_force = Mutex::new(InForce {
             server: config.server.clone(),
-            layout: Layout::clone(&layout),
+            layout: layout.clone(),
             addresses: config.addresses.clone(),
         });
-        let mut relay = Self {
-            listeners: listeners.clone(),
-            workers: Workers::default(),
-            store: Arc::clone(&store),
-            quotas: Arc::clone(&quotas),
-            own,
-            discovery,
-            in_force,
-        };
+        let common = Common::new(config, listeners.clone(), layout, credentials, log);
+        let (store, quotas) = (Arc::clone(&common.store), Arc::clone(&common.quotas));
+        let mut relay =
+            Self { listeners, workers: Workers::default(), store, quotas, own, discovery, in_force };
         let (mut bound, mut mailboxes) = (Vec::new(), Vec::new());
-        for number in 0..config.workers.max(1) {
-            let (commands, inbox) = mpsc::channel();
-            let shared = Arc::new(Shared { snapshot: Mutex::new(WorkerSnapshot::default()) });
-            let bound_streams =
-                StreamListeners::bind(&listeners.tcp, &listeners.tls, &stream_config, config.reuses_ports());
-            let sockets = bound_streams.map_err(|(address, source)| {
-                let protocol = if listeners.tcp.contains(&address) { "tcp" } else { "tls" };
-                listen_error(protocol, address, source)
-            })?;
-            let (worker, waker) = Worker::new(
-                number,
-                config,
-                &listeners,
-                |started| {
-                    let (settings, layout) = (Arc::clone(&dtls_config), Arc::clone(&layout));
-                    Associations::new(layout, settings, config.workers, started)
-                },
-                |poller| {
-                    let (config, layout) = (Arc::clone(&stream_config), Arc::clone(&layout));
-                    Streams::new(layout, config, Arc::clone(&admission), sockets, poller)
-                },
-                crate::gate::WorkerGate::new(Arc::clone(&store), Arc::clone(&quotas), Arc::clone(&ports)),
-                Arc::clone(&ports),
-                Arc::clone(&log),
-                inbox,
-                Arc::clone(&shared),
-            )?;
-            mailboxes.push(Mailbox {
-                commands: commands.clone(),
-                waker: waker.clone(),
-                backlog: Arc::default(),
-            });
+        for number in 0..common.config.workers.max(1) {
+            let (worker, mailbox, shared) = Worker::new(number, &common)?;
+            let Mailbox { commands, waker, .. } = mailbox.clone();
             bound.push((worker, Sender::new(commands, waker), shared));
+            mailboxes.push(mailbox);
         }
         let mailboxes: Arc<[Mailbox]> = mailboxes.into();
         // Only now: each socket that joins an SO_REUSEPORT group changes which worker a 5-tuple hashes to, and an allocation
         // made before the last one joined would be left with a worker that hears nothing of its client any more.
         for (number, (mut worker, sender, shared)) in bound.into_iter().enumerate() {
-            worker.meet(Arc::clone(&mailboxes));
+            worker.set_mailboxes(Arc::clone(&mailboxes));
             relay.workers.spawn(format!("relay-{number}"), sender, shared, move || worker.run())?;
         }
         Ok(relay)

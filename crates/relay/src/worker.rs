@@ -2,7 +2,7 @@
 //! bottom.
 
 mod dtls;
-mod letters;
+mod handoff;
 mod out;
 mod peers;
 mod streams;
@@ -15,31 +15,34 @@ use std::{
 };
 
 use turnpike_net::{
-    CopyMode, Datapath, Rx, SocketId, Sockets, Tx, UdpOptions, UdpSocket,
+    CopyMode, Datapath, Rx, SocketId, Sockets, Span, Tx, UdpOptions, UdpSocket,
     error_queue::{self, IcmpError},
     poll::{Event, Poller, Waker},
+    worker::Sender,
 };
 use turnpike_turn::{
+    random::Seed,
     server::{
-        AllocationId, Client, ClosedReason, Effect, Family, ListenerId, OpenRelay, OpenRequest, OpenResult,
-        RelayId, RelayTransport, Seat, Server, ServerConfig,
+        AllocationId, Client, ClosedReason, CredentialQuery, Credentials, Effect, Family, ListenerId,
+        LookupId, OpenRelay, OpenRequest, OpenResult, RelayId, RelayTransport, Seat, Server, ServerConfig,
+        Source, Transport,
     },
     time::Now,
 };
 use turnpike_wire::address::canonical;
 
 use crate::{
-    Config, Layout, SessionLog, StartError, WorkerSnapshot,
+    Config, Layout, PendingLookup, SessionLog, StartError, WorkerSnapshot,
     dtls::Associations,
     gate::WorkerGate,
     peers::{FIRST_TOKEN as FIRST_PEER_TOKEN, Peers},
     ports::{Opened, Ports, Refusal},
-    runtime::{Listeners, listen_error},
-    stream::Streams,
+    runtime::{Common, Listeners, listen_error},
+    stream::{StreamListeners, Streams},
 };
-use letters::Letter;
-pub(crate) use letters::Mailbox;
-use out::{Errand, Out, side};
+use handoff::Handoff;
+pub(crate) use handoff::Mailbox;
+use out::{Out, side};
 
 /// Between two publications of the counters, in milliseconds.
 const PUBLISH_MS: u64 = 100;
@@ -54,7 +57,8 @@ const WAKER: u64 = u64::MAX;
 pub(crate) enum Command {
     Drain,
     Reconfigure(Arc<ServerConfig>, Arc<Layout>),
-    Letter(Box<Letter>),
+    Handoff(Box<Handoff>),
+    Credentials(LookupId, Credentials),
     Stop,
 }
 
@@ -67,17 +71,39 @@ pub(crate) struct Shared {
 #[derive(Clone, Copy)]
 enum Role {
     Free,
-    Listener(ListenerId),
+    /// For plain UDP: which of its listeners.
+    Listener(usize),
     /// For DTLS: which of its listeners.
     Dtls(usize),
     /// For plain UDP and DTLS.
-    Both(ListenerId, usize),
+    Both(usize, usize),
     Relay(RelayId),
+}
+
+/// What came behind a message, on a stream.
+#[derive(Clone, Copy)]
+enum Behind<'a> {
+    /// From the client.
+    Received(Span),
+    /// With the stream, from another worker.
+    HandedOver(&'a [u8]),
+}
+
+const NOTHING: Behind<'static> = Behind::HandedOver(&[]);
+
+impl Behind<'_> {
+    fn to_vec(self, rx: &Rx) -> Vec<u8> {
+        match self {
+            Self::Received(span) => rx.bytes(span).to_vec(),
+            Self::HandedOver(bytes) => bytes.to_vec(),
+        }
+    }
 }
 
 struct Listener {
     socket: SocketId,
     bound: SocketAddr,
+    number: ListenerId,
 }
 
 pub(crate) struct Worker {
@@ -105,68 +131,84 @@ pub(crate) struct Worker {
 }
 
 impl Worker {
-    #[expect(clippy::too_many_arguments, reason = "one call site; a struct would only rename them")]
-    pub(crate) fn new(
-        number: usize,
-        config: &Config,
-        listeners: &Listeners,
-        dtls: impl FnOnce(Instant) -> Associations,
-        streams: impl FnOnce(&Poller) -> io::Result<Streams>,
-        gate: WorkerGate,
-        ports: Arc<Ports>,
-        log: Arc<dyn SessionLog>,
-        inbox: mpsc::Receiver<Command>,
-        shared: Arc<Shared>,
-    ) -> Result<(Self, Waker), StartError> {
+    /// A worker that has bound its sockets and does not serve yet; how it is reached, and what it lets others see.
+    pub(crate) fn new(number: usize, common: &Common) -> Result<(Self, Mailbox, Arc<Shared>), StartError> {
+        let config = &common.config;
         let mut poller = Poller::new()?;
         poller.set_busy_poll(config.busy_poll);
         let waker = Waker::new(&poller, WAKER)?;
-        let streams = streams(&poller)?;
         let started = Instant::now();
+        let out = Out {
+            tx: Tx::new(config.datapath),
+            listeners: Vec::new(),
+            relays: Vec::new(),
+            ttl_expired: 0,
+            streams: Self::listen_streams(common, &poller)?,
+            dtls: Associations::new(
+                Arc::clone(&common.layout),
+                Arc::clone(&common.dtls),
+                config.workers,
+                started,
+            ),
+        };
+        let (store, quotas, ports) = (&common.store, &common.quotas, &common.ports);
+        let gate = WorkerGate::new(Arc::clone(store), Arc::clone(quotas), Arc::clone(ports));
+        let (settings, seed) = (Arc::new(config.server.clone()), Seed(rand::random()));
+        let (commands, inbox) = mpsc::channel();
+        let shared = Arc::new(Shared { snapshot: Mutex::default() });
         let mut worker = Self {
             number,
-            server: Server::of_many(Arc::new(config.server.clone()), gate, seat(number, config)),
+            server: Server::of_many(settings, gate, seat(number, config), seed),
             poller,
             waker: waker.clone(),
             rx: Rx::new(config.datapath),
-            out: Out {
-                tx: Tx::new(config.datapath),
-                listeners: Vec::new(),
-                relays: Vec::new(),
-                ttl_expired: 0,
-                streams,
-                dtls: dtls(started),
-            },
+            out,
             sockets: Sockets::default(),
             listeners: Vec::new(),
             roles: Vec::new(),
             peers: Peers::new(CopyMode::Auto),
-            ports,
+            ports: Arc::clone(ports),
             mailboxes: Arc::new([]),
-            log,
+            log: Arc::clone(&common.log),
             inbox,
-            shared,
+            shared: Arc::clone(&shared),
             counted: WorkerSnapshot::default(),
             started,
             published_ms: 0,
             dirty: true,
             complained: false,
         };
-        for address in &listeners.udp {
+        let Listeners { udp, dtls, .. } = &common.listeners;
+        for address in udp {
             worker.listen(*address, config)?;
         }
-        for address in &listeners.dtls {
-            let shared = listeners.udp.iter().position(|udp| udp == address);
-            worker.listen_dtls(*address, shared, config)?;
+        for address in dtls {
+            worker.listen_dtls(*address, udp.iter().position(|udp| udp == address), config)?;
         }
-        Ok((worker, waker))
+        Ok((worker, Mailbox { commands, waker, backlog: Arc::default() }, shared))
+    }
+
+    fn listen_streams(common: &Common, poller: &Poller) -> Result<Streams, StartError> {
+        let Listeners { tcp, tls, .. } = &common.listeners;
+        let bound = StreamListeners::bind(tcp, tls, &common.streams, common.config.reuses_ports());
+        let listeners = bound.map_err(|(address, source)| {
+            let protocol = if tcp.contains(&address) { "tcp" } else { "tls" };
+            listen_error(protocol, address, source)
+        })?;
+        let (layout, config) = (Arc::clone(&common.layout), Arc::clone(&common.streams));
+        Ok(Streams::new(layout, config, Arc::clone(&common.admission), listeners, poller)?)
     }
 
     fn listen(&mut self, address: SocketAddr, config: &Config) -> Result<(), StartError> {
-        let id = ListenerId(u16::try_from(self.listeners.len()).unwrap_or(u16::MAX));
-        let (socket, bound) = self.bind_udp("udp", address, Role::Listener(id), config)?;
-        self.listeners.push(Listener { socket, bound });
-        self.out.listeners.push((socket, address.ip().is_unspecified()));
+        let place = self.listeners.len();
+        let number = config.layout().number(Transport::Udp, place, None);
+        let (socket, bound) = self.bind_udp("udp", address, Role::Listener(place), config)?;
+        self.listeners.push(Listener { socket, bound, number });
+        let index = usize::from(number.0);
+        if self.out.listeners.len() <= index {
+            self.out.listeners.resize(index + 1, None);
+        }
+        self.out.listeners[index] = Some((socket, address.ip().is_unspecified()));
         Ok(())
     }
 
@@ -219,12 +261,12 @@ impl Worker {
                 }
                 let role = usize::try_from(event.token).ok().and_then(|index| self.roles.get(index)).copied();
                 match role {
-                    Some(Role::Listener(id)) => self.receive_from_clients(now, id),
+                    Some(Role::Listener(place)) => self.receive_from_clients(now, place),
                     Some(Role::Relay(relay)) => self.receive_from_peers(now, relay, event),
                     Some(Role::Dtls(place)) => self.receive_by_dtls(now, place, None),
-                    Some(Role::Both(id, place)) => self.receive_by_dtls(now, place, Some(id)),
+                    Some(Role::Both(plain, place)) => self.receive_by_dtls(now, place, Some(plain)),
                     _ if event.token == WAKER => {
-                        if self.obey(now) {
+                        if self.handle_commands(now) {
                             return;
                         }
                     }
@@ -232,7 +274,7 @@ impl Worker {
                     _ => self.serve_stream(now, event),
                 }
             }
-            self.greet(now);
+            self.serve_accepted(now);
             if self.out.streams.poll_timeout().is_some_and(|due| due <= now.ms) {
                 self.out.streams.handle_timeout(now.ms, &self.poller);
                 self.dirty = true;
@@ -249,12 +291,12 @@ impl Worker {
                 self.dirty = true;
             }
             // Before the flush: some of them have a reply.
-            self.carry_out_effects(now);
+            self.carry_out_effects(now, NOTHING);
             self.flush();
             while let Some(client) = self.out.streams.next_gone().or_else(|| self.out.dtls.next_gone()) {
                 self.server.disconnected(now, &client);
             }
-            self.carry_out_effects(now);
+            self.carry_out_effects(now, NOTHING);
             // Farewells to DTLS clients that had to give way.
             if self.out.tx.queued() > 0 {
                 self.flush();
@@ -263,14 +305,14 @@ impl Worker {
         }
     }
 
-    fn receive_from_clients(&mut self, now: Now, id: ListenerId) {
-        let Listener { socket, bound } = self.listeners[usize::from(id.0)];
+    fn receive_from_clients(&mut self, now: Now, place: usize) {
+        let Listener { socket, .. } = self.listeners[place];
         let mut share = LISTENER_SHARE;
         while self.rx.has_room() {
             let Some(listening) = self.sockets.get(socket) else { return };
             let Ok(received) = self.rx.recv(listening) else { return };
             for index in received.first..received.first + received.count {
-                self.route_client_buffer(now, id, bound, index);
+                self.route_client_buffer(now, place, index);
             }
             share = share.saturating_sub(received.count);
             if !received.more || share == 0 {
@@ -280,71 +322,33 @@ impl Worker {
     }
 
     /// Routes the datagrams of one received buffer: all of one client.
-    fn route_client_buffer(&mut self, now: Now, id: ListenerId, bound: SocketAddr, index: usize) {
-        let Some(buffer) = self.rx.buffer(index) else { return };
-        let local = SocketAddr::new(buffer.local.unwrap_or(bound.ip()), bound.port());
-        let client = Client { listener: id, address: buffer.from, local: canonical(local) };
-        let mut errand = None;
-        let mut datagrams = buffer.datagrams();
-        for datagram in datagrams.by_ref() {
-            let verdict = self.server.from_client(now, client, datagram);
-            errand = self.out.carry_out(&self.rx, &buffer, verdict);
-            if errand.is_some() {
-                break;
-            }
-        }
-        // What follows changes what the loop above borrows; it happens on requests only, and on few of them.
-        if let Some(errand) = errand {
-            let left = datagrams.count();
-            let total = buffer.count();
-            self.route_after(now, client, index, errand, total - left);
-        }
-    }
-
-    /// Carries on with a buffer after the datagram in front of the one numbered `next` had an errand.
-    #[cold]
-    fn route_after(&mut self, now: Now, client: Client, index: usize, errand: Errand, mut next: usize) {
-        let mut errand = Some(errand);
+    fn route_client_buffer(&mut self, now: Now, place: usize, index: usize) {
+        let Listener { bound, number, .. } = self.listeners[place];
+        let mut routed = 0;
         loop {
             let Some(buffer) = self.rx.buffer(index) else { return };
-            if let Some(errand) = errand.take() {
-                let request = buffer.datagrams().nth(next - 1).filter(|_| errand.wants_bytes());
-                let request = request.unwrap_or_default().to_vec();
-                self.run_errand(now, &client, errand, request, Vec::new());
-                continue;
+            let local = SocketAddr::new(buffer.local.unwrap_or(bound.ip()), bound.port());
+            let client = Client { listener: number, address: buffer.from, local: canonical(local) };
+            let source = Source::from(client);
+            let mut datagrams = buffer.datagrams();
+            if routed > 0 {
+                datagrams.nth(routed - 1);
             }
-            let Some(datagram) = buffer.datagrams().nth(next) else { return };
-            next += 1;
-            let verdict = self.server.from_client(now, client, datagram);
-            errand = self.out.carry_out(&self.rx, &buffer, verdict);
+            let mut paused = false;
+            for datagram in datagrams.by_ref() {
+                let verdict = self.server.from_client(now, &source, datagram);
+                paused = self.out.carry_out(&self.rx, &buffer, verdict) && self.server.has_effects();
+                if paused {
+                    break;
+                }
+            }
+            if !paused {
+                return;
+            }
+            // What follows changes what the loop above borrows; it happens on requests only, and on few of them.
+            routed = buffer.count() - datagrams.count();
+            self.carry_out_effects(now, NOTHING);
         }
-    }
-
-    /// Does what a verdict asks for beyond sending; `request` is the datagram or message that it is about, `rest` what came behind it
-    /// on a stream. False if the client's stream is not one of ours any more.
-    fn run_errand(
-        &mut self,
-        now: Now,
-        client: &Client,
-        errand: Errand,
-        request: Vec<u8>,
-        rest: Vec<u8>,
-    ) -> bool {
-        match errand {
-            Errand::Open(request) => self.open(now, &request),
-            Errand::Connect(request) => self.connect(now, &request),
-            Errand::Forward(worker) => self.forward(*client, worker, request),
-            Errand::Move(move_request) => self.ask_for(move_request, request),
-            Errand::Bind(connection) => {
-                self.bind(now, connection, client, rest);
-                return false;
-            }
-            Errand::HandOver(worker) => {
-                self.hand_over(client, worker, request, rest);
-                return false;
-            }
-        }
-        true
     }
 
     fn receive_from_peers(&mut self, now: Now, relay: RelayId, event: &Event) {
@@ -380,14 +384,10 @@ impl Worker {
 
     /// Opens the relay sockets of a new allocation and answers its client.
     fn open(&mut self, now: Now, request: &OpenRequest) {
-        // A session that ended in this tick may have had the same index.
-        self.carry_out_effects(now);
         let first = self.open_one(now, request.allocation, &request.first);
         let second = request.second.map(|wish| self.open_one(now, request.allocation, &wish));
         let verdict = self.server.opened(now, request.allocation, first, second);
         self.out.reply(verdict);
-        // From now on nobody takes this client's place.
-        self.carry_out_effects(now);
     }
 
     fn open_one(&mut self, now: Now, allocation: AllocationId, wish: &OpenRelay) -> OpenResult {
@@ -455,30 +455,52 @@ impl Worker {
         Ok(id)
     }
 
-    fn carry_out_effects(&mut self, now: Now) {
+    /// Does what the state machine asks for, in its order. `behind` the message that it was fed last.
+    fn carry_out_effects(&mut self, now: Now, behind: Behind<'_>) {
         while let Some(effect) = self.server.poll_effect() {
             self.out.streams.effect(now.ms, &effect);
             self.out.dtls.effect(now.ms, &effect, &mut self.out.tx);
-            match &effect {
+            self.log.effect(self.number, &effect);
+            match effect {
+                Effect::Open(request) => self.open(now, &request),
+                Effect::Connect(request) => self.connect(now, &request),
+                Effect::Bind { connection, source } => self.bind(now, connection, &source.client, behind),
+                Effect::LookUp(query) => self.look_up(query),
                 Effect::Closed { allocation, .. } => {
                     for family in [Family::V4, Family::V6] {
-                        self.close(RelayId { allocation: *allocation, family });
+                        self.close(RelayId { allocation, family });
                     }
-                    self.close_all_tcp(*allocation);
+                    self.close_all_tcp(allocation);
                 }
                 Effect::RelayClosed { relay } => {
-                    self.close(*relay);
-                    self.close_tcp(*relay);
+                    self.close(relay);
+                    self.close_tcp(relay);
                 }
-                Effect::ConnectionClosed { connection, .. } => self.peers.drop_connection(*connection),
+                Effect::ConnectionClosed { connection, .. } => self.peers.drop_connection(connection),
                 Effect::ConnectTimedOut { allocation, connection } => {
-                    self.give_up(now, *allocation, *connection);
+                    self.give_up(now, allocation, connection);
                 }
-                Effect::Move(request) => self.export(now, request, Vec::new()),
+                Effect::HandOver { worker, source, request } => {
+                    self.hand_over(&source.client, worker, request, behind);
+                }
+                Effect::Forward { worker, via, source, request } => {
+                    self.send(worker, Handoff::Request { via, source, request });
+                }
+                Effect::Answer { via, source, arrival, reply } => {
+                    self.send(via, Handoff::Reply { source, arrival, reply });
+                }
+                Effect::Fetch { request, datagram } => self.fetch(request, datagram),
+                Effect::Move(request) => self.export(now, &request, Box::default()),
                 _ => {}
             }
-            self.log.effect(self.number, &effect);
         }
+    }
+
+    /// Asks the credential store for what a request waits for.
+    fn look_up(&mut self, query: CredentialQuery) {
+        let Some(Mailbox { commands, waker, .. }) = self.mailboxes.get(self.number).cloned() else { return };
+        let answer = PendingLookup::new(query.lookup, Sender::new(commands, waker));
+        self.server.gate_mut().look_up(query, answer);
     }
 
     fn close(&mut self, relay: RelayId) {
@@ -492,23 +514,30 @@ impl Worker {
         }
     }
 
-    /// Carries out what the control thread asked for; true means the end.
-    fn obey(&mut self, now: Now) -> bool {
+    /// Carries out what the control thread and other workers ask for; true means the end.
+    fn handle_commands(&mut self, now: Now) -> bool {
         self.waker.acknowledge();
         loop {
             match self.inbox.try_recv() {
                 Ok(Command::Drain) => self.server.drain(),
                 Ok(Command::Reconfigure(config, layout)) => {
                     self.server.reconfigure(now, config);
+                    self.carry_out_effects(now, NOTHING);
                     self.out.streams.lay_out(Arc::clone(&layout));
                     self.out.dtls.lay_out(layout);
                 }
-                Ok(Command::Letter(letter)) => self.read_letter(now, *letter),
+                Ok(Command::Handoff(handoff)) => self.take_handoff(now, *handoff),
+                Ok(Command::Credentials(lookup, credentials)) => {
+                    let verdict = self.server.credentials(now, lookup, credentials);
+                    self.out.reply(verdict);
+                    self.carry_out_effects(now, NOTHING);
+                    self.dirty = true;
+                }
                 Err(mpsc::TryRecvError::Empty) => return false,
                 Ok(Command::Stop) | Err(mpsc::TryRecvError::Disconnected) => {
                     self.flush();
                     self.server.close_all(now, ClosedReason::Shutdown);
-                    self.carry_out_effects(now);
+                    self.carry_out_effects(now, NOTHING);
                     self.out.streams.shutdown(&self.poller);
                     self.out.dtls.shutdown(&mut self.out.tx);
                     self.flush();

@@ -148,7 +148,7 @@ fn the_first_data_from_a_new_port_is_not_lost_whichever_worker_it_reaches() {
             drop(old);
         }
         world.wait_whether("mobility", "exported", workers == 2);
-        assert_eq!(world.relay.snapshots().iter().map(|snapshot| snapshot.letters_lost).sum::<u64>(), 0);
+        assert_eq!(world.relay.snapshots().iter().map(|snapshot| snapshot.handoffs_lost).sum::<u64>(), 0);
     }
 }
 

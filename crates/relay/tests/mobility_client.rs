@@ -86,7 +86,7 @@ impl Traveller {
             config.timing = Timing::RELIABLE;
         }
         Self {
-            client: Client::new(Arc::new(config)),
+            client: Client::new(Arc::new(config), turnpike_turn::random::Seed(rand::random())),
             way: Way::new(world, over_tcp),
             started: Instant::now(),
             heard: Vec::new(),

@@ -45,7 +45,7 @@ fn relaying(criterion: &mut Criterion) {
         group.bench_function(format!("channel_data/{clients}"), |bencher| {
             bencher.iter(|| {
                 let (client, _) = next();
-                black_box(server.from_client(now, client, black_box(&message)));
+                black_box(server.from_client(now, &client.into(), black_box(&message)));
             });
         });
         group.bench_function(format!("from_peer_channel/{clients}"), |bencher| {
@@ -63,7 +63,7 @@ fn relaying(criterion: &mut Criterion) {
         group.bench_function(format!("send/{clients}"), |bencher| {
             bencher.iter(|| {
                 let (client, _) = next();
-                black_box(server.from_client(now, client, black_box(&send)));
+                black_box(server.from_client(now, &client.into(), black_box(&send)));
             });
         });
     }
@@ -78,12 +78,12 @@ fn requests(criterion: &mut Criterion) {
     let (binding, challenge) = (Ask::new(BINDING).bytes(), Ask::allocate().bytes());
     group.bench_function("binding", |bencher| {
         bencher.iter(|| {
-            black_box(world.server.from_client(now, from, black_box(&binding)));
+            black_box(world.server.from_client(now, &from.into(), black_box(&binding)));
         });
     });
     group.bench_function("challenge", |bencher| {
         bencher.iter(|| {
-            black_box(world.server.from_client(now, from, black_box(&challenge)));
+            black_box(world.server.from_client(now, &from.into(), black_box(&challenge)));
         });
     });
     for scheme in [Scheme::Md5, Scheme::Sha256] {

@@ -4,6 +4,7 @@
 
 pub mod access_token;
 pub mod client;
+pub mod random;
 pub mod rates;
 pub mod server;
 pub mod time;

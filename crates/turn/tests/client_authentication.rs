@@ -103,7 +103,7 @@ fn a_challenge_stripped_of_its_algorithms_is_ignored() {
 #[test]
 fn a_client_of_rfc_5389_knows_no_algorithms() {
     let config = Config { password_algorithms: false, ..Config::new(USER, PASSWORD) };
-    let mut client = Client::new(Arc::new(config));
+    let mut client = Client::new(Arc::new(config), turnpike_turn::random::Seed([9; 32]));
     client.allocate(0).unwrap();
     let first = request(&mut client);
     client.handle_datagram(0, &challenge(&first, 401, COOKIE_NONCE, Some(&[SHA256, MD5])));
@@ -144,7 +144,7 @@ fn a_stale_nonce_is_replaced_but_not_for_ever() {
 
 #[test]
 fn a_server_that_asks_a_client_without_credentials_is_told_apart() {
-    let mut client = Client::new(Arc::new(Config::default()));
+    let mut client = Client::new(Arc::new(Config::default()), turnpike_turn::random::Seed([9; 32]));
     client.allocate(0).unwrap();
     let request = request(&mut client);
     client.handle_datagram(0, &challenge(&request, 401, PLAIN_NONCE, None));

@@ -41,7 +41,10 @@ fn ticket_of(request: &[u8]) -> Option<Vec<u8>> {
 }
 
 fn mobile() -> Client {
-    let mut client = Client::new(Arc::new(Config { mobility: true, ..Config::new(USER, PASSWORD) }));
+    let mut client = Client::new(
+        Arc::new(Config { mobility: true, ..Config::new(USER, PASSWORD) }),
+        turnpike_turn::random::Seed([9; 32]),
+    );
     client.allocate(0).unwrap();
     let first = request(&mut client);
     assert_eq!(ticket_of(&first), Some(Vec::new()), "an empty ticket asks for one");
@@ -198,7 +201,7 @@ fn another_server_is_reported_with_its_name() {
 fn an_access_token_stands_in_for_a_password() {
     let access = AccessToken { token: b"opaque".to_vec(), mac_key: vec![7; 20] };
     let config = Config { access_token: Some(access), ..Config::new("key-1", "") };
-    let mut client = Client::new(Arc::new(config));
+    let mut client = Client::new(Arc::new(config), turnpike_turn::random::Seed([9; 32]));
     client.allocate(0).unwrap();
     let first = request(&mut client);
     client.handle_datagram(0, &challenge(&first, 401, PLAIN_NONCE, None));

@@ -5,9 +5,10 @@ use std::{net::SocketAddr, sync::Arc};
 
 use turnpike_turn::{
     client::{self, Event, Incoming},
+    random::Seed,
     server::{
-        AllocationId, Client as ServerClient, Family, Gate, ListenerId, Lookup, OpenResult, PeerRules,
-        QuotaRefusal, RelayId, Server, ServerConfig, User, Verdict,
+        AllocationId, Client as ServerClient, Effect, Family, Gate, ListenerId, Lookup, OpenRequest,
+        OpenResult, PeerRules, QuotaRefusal, Quotas, RelayId, Server, ServerConfig, User, Verdict,
     },
     time::Now,
 };
@@ -42,6 +43,9 @@ impl Gate for OneUser {
             true => Lookup::WrongKey { username: USER.into() },
         }
     }
+}
+
+impl Quotas for OneUser {
     fn acquire(&mut self, _realm: &str, _identity: &str) -> Result<(), QuotaRefusal> {
         Ok(())
     }
@@ -78,8 +82,8 @@ impl Bench {
             ..ServerConfig::default()
         };
         Self {
-            client: client::Client::new(Arc::new(client)),
-            server: Server::new(Arc::new(config), OneUser),
+            client: client::Client::new(Arc::new(client), Seed([9; 32])),
+            server: Server::new(Arc::new(config), OneUser, Seed([5; 32])),
             now: 0,
             allocation: None,
             at_peer: Vec::new(),
@@ -101,33 +105,25 @@ impl Bench {
     /// Carries one datagram to the server, and the reply, if any, back.
     fn deliver(&mut self, datagram: &[u8]) {
         let now = self.time();
-        let mut opened = None;
-        let reply = match self.server.from_client(now, Self::five_tuple(), datagram) {
+        let mut reply = match self.server.from_client(now, &Self::five_tuple().into(), datagram) {
             Verdict::Reply { bytes, .. } => Some(bytes.to_vec()),
-            Verdict::Open(open) => {
-                opened = Some(open.allocation);
-                None
-            }
             Verdict::ToPeer { payload, peer: to, .. } => {
                 assert_eq!(to, peer());
                 self.at_peer.push(payload.to_vec());
                 None
             }
             Verdict::ToClient { .. } => panic!("a client's datagram comes back to it"),
-            Verdict::Drop(reason) => panic!("dropped: {reason:?}"),
-            _ => panic!("neither TCP relaying nor mobility has been asked for"),
+            Verdict::Drop(Some(reason)) => panic!("dropped: {reason:?}"),
+            Verdict::Drop(None) => None,
         };
-        let reply = match opened {
-            None => reply,
-            Some(allocation) => {
-                self.allocation = Some(allocation);
-                match self.server.opened(now, allocation, OpenResult::Opened { relayed: relayed() }, None) {
-                    Verdict::Reply { bytes, .. } => Some(bytes.to_vec()),
-                    _ => panic!("an opened relay is reported to the client"),
-                }
+        while let Some(effect) = self.server.poll_effect() {
+            let Effect::Open(OpenRequest { allocation, .. }) = effect else { continue };
+            self.allocation = Some(allocation);
+            match self.server.opened(now, allocation, OpenResult::Opened { relayed: relayed() }, None) {
+                Verdict::Reply { bytes, .. } => reply = Some(bytes.to_vec()),
+                _ => panic!("an opened relay is reported to the client"),
             }
-        };
-        while self.server.poll_effect().is_some() {}
+        }
         if let Some(reply) = reply {
             assert_eq!(self.client.handle_datagram(self.now, &reply), Incoming::Control);
         }

@@ -23,7 +23,7 @@ use turnpike_wire::{
 
 fn tcp_client() -> Client {
     let config = Config { relayed: Relayed::Tcp, timing: Timing::RELIABLE, ..Config::new(USER, PASSWORD) };
-    Client::new(Arc::new(config))
+    Client::new(Arc::new(config), turnpike_turn::random::Seed([9; 32]))
 }
 
 fn tcp_allocated() -> Client {
@@ -96,7 +96,7 @@ fn a_peer_connection_is_made_by_connect_and_bound_on_a_second_connection() {
 
 #[test]
 fn a_connection_that_cannot_be_bound_says_why() {
-    let client = tcp_allocated();
+    let mut client = tcp_allocated();
     let mut data = client.data_connection(ConnectionId(7));
     let bind = data.poll_transmit().unwrap();
     let refused = failure(&bind, 400, Some(IntegrityAlgorithm::Sha1));

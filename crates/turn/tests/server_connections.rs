@@ -491,8 +491,8 @@ fn a_connection_bind_is_handed_over_to_the_worker_that_owns_the_connection() {
     let alice = first.credentials("alice", Scheme::Md5);
     let ask = Ask::connection_bind(connection).signed(&alice).bytes();
     assert_eq!(first.feed(&ask), Outcome::HandOver { worker: 1 });
-    let verdict = owner.server.from_handed_over(owner.now, stream(42_000), &ask);
-    assert!(matches!(Outcome::from(verdict), Outcome::Bind { connection: bound, .. } if bound == connection));
+    let verdict = owner.handed_over(stream(42_000), &ask);
+    assert!(matches!(verdict, Outcome::Bind { connection: bound, .. } if bound == connection));
     // Only for those who authenticate, and only to workers that there are.
     assert_eq!(first.ask(&Ask::connection_bind(connection)).code(), Some(401));
     let nowhere = ConnectionId(connection.0 | 3 << 22);
@@ -505,7 +505,8 @@ fn connection_ids_are_unforeseeable_and_say_whose_they_are() {
     let (mut ones, mut zeros) = (0, u32::MAX);
     let config = ServerConfig { max_connections: 2000, max_user_connections: 2000, ..streams() };
     let mut world = World::with(config.clone());
-    world.server = Server::of_many(std::sync::Arc::new(config), gate(), Seat::new(1023, 1024).unwrap());
+    let seat = Seat::new(1023, 1024).unwrap();
+    world.server = Server::of_many(std::sync::Arc::new(config), gate(), seat, seed(seat));
     let (alice, relay) = world.allocated_tcp();
     world.ask(&Ask::permit(PEER).signed(&alice)).success();
     for port in 1..=2000 {

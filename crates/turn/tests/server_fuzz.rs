@@ -43,6 +43,7 @@ fn server() {
                 Outcome::HandOver { .. } | Outcome::Forward { .. } | Outcome::Move(_) => {
                     panic!("there is one worker")
                 }
+                Outcome::LookUp(_) | Outcome::Later => panic!("the gate knows"),
                 Outcome::Drop(_) => {}
             }
             if let (Some(allocation), [first, second, ..]) = (open, &datagram[..]) {

@@ -63,7 +63,7 @@ fn a_data_connection_from_elsewhere_is_bound_by_the_worker_that_owns_it() {
     assert_eq!(outcome, Outcome::HandOver { worker: 0 });
     let bytes = Ask::connection_bind(connection).signed(&alice).bytes();
     let owner = &mut workers[0];
-    let outcome = Outcome::from(owner.server.from_handed_over(owner.now, from, &bytes));
+    let outcome = owner.handed_over(from, &bytes);
     assert!(matches!(outcome, Outcome::Bind { client, .. } if client == from), "{outcome:?}");
 }
 
@@ -179,15 +179,15 @@ fn a_ticket_leads_to_its_owner_with_the_nonce_of_the_old_address() {
     assert!(here.effects().is_empty(), "no line for the log");
     let bytes = Ask::present(&ticket).signed(&alice).bytes();
     assert_eq!(here.feed(&bytes), Outcome::Forward { worker: 0 });
-    let (verdict, arrival) = owner.server.from_elsewhere(owner.now, 1, new, &bytes);
-    let Outcome::Reply(reply) = verdict.into() else { panic!() };
+    let (verdict, arrival) = owner.forwarded(1, new, &bytes);
+    let Outcome::Reply(reply) = verdict else { panic!() };
     assert!(Reply(reply).success().ticket().is_some());
     assert!(arrival.is_some());
     // A nonce that is nobody's is the owner's to refuse.
     let next = elsewhere(2);
     let forged = Credentials { nonce: "obMatJos2wAAAAAAAAAAAAAAAAAA".to_owned(), ..alice };
     let bytes = Ask::present(&ticket).signed(&forged).bytes();
-    let (verdict, arrival) = owner.server.from_elsewhere(owner.now, 1, next, &bytes);
-    assert_eq!(code(&verdict.into()), Some(438));
+    let (verdict, arrival) = owner.forwarded(1, next, &bytes);
+    assert_eq!(code(&verdict), Some(438));
     assert!(arrival.is_none());
 }

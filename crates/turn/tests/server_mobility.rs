@@ -3,8 +3,8 @@
 mod common;
 use common::*;
 use turnpike_turn::server::{
-    Client, ClosedReason, ConnectionRefusal, CredentialRefusal, DropReason, Effect, ListenerId, RelayId,
-    ServerConfig, stats::MobilityEvent,
+    Client, ClosedReason, ConnectionRefusal, CredentialRefusal, DropReason, Effect, Link, ListenerId,
+    RelayId, ServerConfig, stats::MobilityEvent,
 };
 
 /// A network that the client comes to later.
@@ -104,7 +104,14 @@ fn the_old_address_is_good_until_data_comes_from_the_new() {
     assert_eq!(world.effects(), []);
 
     assert!(matches!(speaks(&mut world, new), Outcome::ToPeer { relay: from, .. } if from == relay));
-    let moved = Effect::Moved { allocation: relay.allocation, was: Some(old), client: new, from: None };
+    let moved = Effect::Moved {
+        allocation: relay.allocation,
+        was: Some(old),
+        client: new,
+        link: Link::default(),
+        padded: false,
+        from: None,
+    };
     assert_eq!(world.effects(), [moved]);
     assert_eq!(reaches(&mut world, relay), new);
     assert_eq!(speaks(&mut world, old), Outcome::Drop(DropReason::NoAllocation));
@@ -514,7 +521,7 @@ fn strangers_cost_a_server_with_mobile_clients_no_memory() {
     let server = &mut world.server;
     let counted = allocation_counter::measure(|| {
         for port in 1..1000 {
-            std::hint::black_box(server.from_client(now, client(port), &message));
+            std::hint::black_box(server.from_client(now, &client(port).into(), &message));
         }
     });
     assert_eq!(counted.count_total, 0);

@@ -5,7 +5,7 @@ mod common;
 use common::*;
 use proptest::{prelude::*, test_runner::FileFailurePersistence};
 use turnpike_turn::server::{
-    Arrival, Client, ClosedReason, DropReason, Effect, ListenerId, MoveRequest, Moved, RelayId,
+    Arrival, Client, ClosedReason, DropReason, Effect, Link, ListenerId, MoveRequest, Moved, RelayId,
     stats::MobilityEvent,
 };
 
@@ -64,8 +64,8 @@ impl Workers {
             assert!(hops < 4, "a request that goes round in circles");
             let owner = &mut self.0[usize::from(worker)];
             let via = u16::try_from(at).expect("few workers");
-            let (verdict, arrival) = owner.server.from_elsewhere(owner.now, via, from, bytes);
-            outcome = verdict.into();
+            let (verdict, arrival) = owner.forwarded(via, from, bytes);
+            outcome = verdict;
             announced = arrival.or(announced);
         }
         (outcome, announced)
@@ -176,6 +176,8 @@ fn an_allocation_follows_its_client_to_another_worker() {
         allocation: moved.allocation,
         was: Some(old),
         client: new,
+        link: Link::default(),
+        padded: false,
         from: Some(relay.allocation),
     };
     assert_eq!(workers.0[2].effects(), [effect]);
@@ -351,8 +353,8 @@ fn what_is_lost_between_workers_is_said_again() {
     let new = elsewhere(1);
     let bytes = workers.signed(1, new, Ask::present(&ticket));
     let owner = &mut workers.0[0];
-    let (verdict, arrival) = owner.server.from_elsewhere(owner.now, 1, new, &bytes);
-    let lost = Outcome::from(verdict);
+    let (verdict, arrival) = owner.forwarded(1, new, &bytes);
+    let lost = verdict;
     assert!(arrival.is_some());
     assert_eq!(workers.speaks(1, new).0, Outcome::Drop(DropReason::NoAllocation));
     // The client hears nothing and repeats itself.
@@ -364,7 +366,7 @@ fn what_is_lost_between_workers_is_said_again() {
     assert_eq!(reaches(&mut workers.0[1], moved.unwrap()), new);
     // Once it has moved there is nothing to be said.
     let here = &mut workers.0[1];
-    let (_, arrival) = here.server.from_elsewhere(here.now, 0, new, &bytes);
+    let (_, arrival) = here.forwarded(0, new, &bytes);
     assert!(arrival.is_none());
 }
 
@@ -440,7 +442,7 @@ fn an_arrival_that_gave_way_comes_back_with_its_ticket() {
         owner.client = there;
         let bob = owner.credentials("bob", Scheme::Md5);
         let bytes = Ask::present(&reply.ticket().unwrap()).signed(&bob).bytes();
-        let (_, arrival) = owner.server.from_elsewhere(owner.now, 1, there, &bytes);
+        let (_, arrival) = owner.forwarded(1, there, &bytes);
         owner.server.close_all(owner.now, ClosedReason::Deleted);
         owner.effects();
         workers.expect(1, arrival);
@@ -457,8 +459,8 @@ fn refused(workers: &mut Workers, ticket: &[u8]) -> MoveRequest {
     let Outcome::Forward { worker: 0 } = workers.0[1].feed(&bytes) else { panic!() };
     workers.0[1].allocated();
     let owner = &mut workers.0[0];
-    let (verdict, arrival) = owner.server.from_elsewhere(owner.now, 1, new, &bytes);
-    assert!(matches!(Outcome::from(verdict), Outcome::Reply(_)));
+    let (verdict, arrival) = owner.forwarded(1, new, &bytes);
+    assert!(matches!(verdict, Outcome::Reply(_)));
     workers.expect(1, arrival);
     // The request would come when the client's other allocation has ended; here the owner acts first.
     let owner = &mut workers.0[0];
@@ -558,7 +560,7 @@ fn a_stream_is_handed_over_to_the_owner() {
     let bytes = workers.signed(2, new, Ask::present(&ticket));
     assert_eq!(workers.0[2].feed(&bytes), Outcome::HandOver { worker: 0 });
     let owner = &mut workers.0[0];
-    let outcome = Outcome::from(owner.server.from_handed_over(owner.now, new, &bytes));
+    let outcome = owner.handed_over(new, &bytes);
     assert!(matches!(outcome, Outcome::Reply(bytes) if Reply(bytes.clone()).is_success()));
     assert!(matches!(workers.speaks(0, new).0, Outcome::ToPeer { .. }));
     assert_eq!(reaches(&mut workers.0[0], relay), new);
@@ -569,7 +571,7 @@ fn a_stream_is_handed_over_to_the_owner() {
     workers.0[1].client = stream(5);
     assert_eq!(workers.0[1].feed(&spent), Outcome::HandOver { worker: 0 });
     let owner = &mut workers.0[0];
-    let outcome = Outcome::from(owner.server.from_handed_over(owner.now, stream(5), &spent));
+    let outcome = owner.handed_over(stream(5), &spent);
     assert!(matches!(outcome, Outcome::Reply(bytes) if Reply(bytes.clone()).code() == Some(437)));
 }
 

@@ -45,8 +45,8 @@ fn discovery() -> ServerConfig {
 fn asks(world: &mut World, listener: u16, local: &str, ask: &Ask) -> (Client, Reply) {
     world.client.listener = ListenerId(listener);
     world.client.local = address(local);
-    match world.server.from_client(world.now, world.client, &ask.bytes()) {
-        Verdict::Reply { client, bytes } => (client, Reply(bytes.to_vec())),
+    match world.server.from_client(world.now, &world.client.into(), &ask.bytes()) {
+        Verdict::Reply { client, bytes, .. } => (client, Reply(bytes.to_vec())),
         other => panic!("{:?}", Outcome::from(other)),
     }
 }
@@ -283,7 +283,8 @@ proptest! {
         let ask = attributes.iter().fold(binding(), |ask, (kind, value)| ask.raw(*kind, value));
         let bytes = ask.bytes();
         for datagram in [&bytes[..], &bytes[..cut.min(bytes.len())]] {
-            if let Verdict::Reply { client, bytes } = world.server.from_client(world.now, world.client, datagram) {
+            let source = world.client.into();
+            if let Verdict::Reply { client, bytes, .. } = world.server.from_client(world.now, &source, datagram) {
                 prop_assert_eq!(client.address.ip(), world.client.address.ip());
                 prop_assert!(client.address.port() >= 1024);
                 prop_assert!(client.listener.0 < 4);

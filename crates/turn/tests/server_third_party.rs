@@ -332,7 +332,7 @@ fn the_allocation_of_a_token_comes_from_another_worker_for_a_request_too() {
     let there = elsewhere(here, &holder, client(1));
     let present = there.bytes(Ask::present(&reply.ticket().unwrap()));
     assert_eq!(here.feed(&present), Outcome::Forward { worker: 0 });
-    let (_, arrival) = owner.server.from_elsewhere(owner.now, 1, client(1), &present);
+    let (_, arrival) = owner.forwarded(1, client(1), &present);
     here.server.expect(here.now, arrival.expect("it arrives"));
 
     // A nonce that is none is no reason to fetch anything, nor is a user with a password.
@@ -381,8 +381,8 @@ fn a_connection_is_bound_with_the_token_of_its_allocation() {
     assert_eq!(forged.ask(here, Ask::connection_bind(connection)).code(), Some(438));
     let bind = bare.bytes(Ask::connection_bind(connection));
     assert_eq!(here.feed(&bind), Outcome::HandOver { worker: 0 });
-    let verdict = owner.server.from_handed_over(owner.now, stream(4), &bind);
-    assert!(matches!(Outcome::from(verdict), Outcome::Bind { connection: bound, .. } if bound == connection));
+    let verdict = owner.handed_over(stream(4), &bind);
+    assert!(matches!(verdict, Outcome::Bind { connection: bound, .. } if bound == connection));
     // Datagrams have no connection to give, and control connections keep theirs.
     let datagram = elsewhere(here, &holder, client(5)).without_token();
     assert_eq!(datagram.ask(here, Ask::connection_bind(connection)).code(), Some(401));

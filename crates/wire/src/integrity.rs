@@ -71,6 +71,12 @@ impl Key {
     pub fn from_bytes(bytes: &[u8]) -> Self {
         Self { bytes: Zeroizing::new(bytes.into()) }
     }
+
+    /// The key itself, for who keeps it where it is needed next. Not to be printed.
+    #[must_use]
+    pub fn expose(&self) -> &[u8] {
+        &self.bytes
+    }
 }
 
 impl fmt::Debug for Key {

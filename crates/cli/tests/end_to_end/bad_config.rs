@@ -59,22 +59,28 @@ fn all_mistakes_are_told_at_once() {
 
 #[test]
 fn a_mistake_in_a_flag_names_the_flag() {
-    for (flag, value) in [
-        ("--listen", "nonsense"),
-        ("--relay-ports", "9000-8000"),
-        ("--allow-peer", "10.0.0.0/33"),
-        ("--deny-peer", "example.org"),
-        ("--datapath", "warp"),
-        ("--workers", "none"),
-        ("--user", "nocolon"),
-        ("--tls-listen", "127.0.0.1:0"),
-        ("--dtls-listen", "127.0.0.1:0"),
-        ("--tls-cert", "alone.pem"),
-        ("--tls-key", "alone.pem"),
+    for (flag, value, what) in [
+        ("--listen", "nonsense", ""),
+        ("--relay-ports", "9000-8000", ""),
+        ("--allow-peer", "10.0.0.0/33", ""),
+        ("--deny-peer", "example.org", ""),
+        ("--datapath", "warp", ""),
+        ("--workers", "none", ""),
+        ("--user", "nocolon", "no colon"),
+        ("--user", "alice:", "behind the colon, is empty"),
+        ("--secret", "", "the secret is empty"),
+        ("--tls-listen", "127.0.0.1:0", ""),
+        ("--dtls-listen", "127.0.0.1:0", ""),
+        ("--tls-cert", "alone.pem", ""),
+        ("--tls-key", "alone.pem", ""),
     ] {
         let ended = Program::start(&mut turnpike(&["serve", flag, value])).wait(SOON);
         assert_eq!(ended.code, Some(2), "{flag} {value}: {}", ended.output());
-        assert!(ended.stderr.contains(flag), "{flag} {value}: {}", ended.stderr);
+        assert!(
+            ended.stderr.contains(flag) && ended.stderr.contains(what),
+            "{flag} {value}: {}",
+            ended.stderr
+        );
     }
 }
 

@@ -61,6 +61,21 @@ fn streams_and_datagrams_report() {
 }
 
 #[test]
+fn people_read_what_was_measured_without_json() {
+    let reflect = Reflect::start(V4, &[]);
+    let server = reflect.address.to_string();
+    let arguments = [&["load", "udp", &server, "--rate", "200"][..], &FOR_AN_HOUR].concat();
+    let mut load = Program::start(&mut turnpike(&arguments));
+    load.line_with("received");
+    load.signal("INT");
+    let ended = load.wait(SOON);
+    assert_eq!(ended.code, Some(1), "{}", ended.output());
+    for words in ["sent ", "round trip in us: min ", "note: interrupted after"] {
+        assert!(ended.stdout.contains(words), "no {words:?} in {}", ended.output());
+    }
+}
+
+#[test]
 fn before_anything_was_measured_there_is_nothing_to_report() {
     let reflect = Reflect::start(V4, &[]);
     let server = reflect.address.to_string();

@@ -21,6 +21,7 @@ mod json_lines;
 mod load_and_reflect;
 mod load_forward;
 mod load_interrupted;
+mod load_profile;
 mod log_flags;
 mod metrics_live;
 mod nat_discovery;

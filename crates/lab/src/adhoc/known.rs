@@ -38,7 +38,7 @@ pub(super) fn complete(setting: &Setting, workload: &[String], commands: &[&str]
         let mut texts =
             commands.iter().copied().chain(workload.iter().chain(&setting.helper).map(String::as_str));
         let routed = texts.any(|text| ["{client", "{relay", "{peer"].iter().any(|name| text.contains(name)));
-        known.setting.topology = Some(if routed { "routed" } else { "host" }.to_owned());
+        known.setting.topology = Some(if routed { "veth" } else { "host" }.to_owned());
     }
     match kind(workload) {
         Kind::Load => known.load()?,
@@ -87,7 +87,7 @@ impl Known {
         let mode = self.workload.get(2).cloned().unwrap_or_default();
         let target = self.workload.get(3).filter(|word| !word.starts_with('-')).cloned();
         let target = target.map(|target| target.trim_start_matches("turn:").to_owned());
-        let routed = setting.topology.as_deref() == Some("routed");
+        let routed = matches!(setting.topology.as_deref(), Some("veth" | "wire"));
         if mode == "turn" {
             if !has(&self.workload, "--peer") {
                 let host = if routed { "{peer}" } else { "127.0.0.1" };
@@ -183,7 +183,7 @@ mod tests {
         );
         assert_eq!(known.reflector.as_deref(), Some("{peer}:3480"));
         let setting = known.setting;
-        assert_eq!(setting.topology.as_deref(), Some("routed"));
+        assert_eq!(setting.topology.as_deref(), Some("veth"));
         assert_eq!(setting.ready_stun.as_deref(), Some("{relay}:3478"));
         assert_eq!(
             (setting.format.as_deref(), setting.result.as_deref()),

@@ -5,6 +5,7 @@ use std::{collections::BTreeSet, path::Path, thread};
 
 use super::{Experiment, Format, Service, fill::Variables};
 use crate::{
+    bar::Bar,
     error::LabError,
     metric,
     strict::{Document, nearest},
@@ -15,6 +16,7 @@ impl Experiment {
     /// Tells `document` all that is wrong with this.
     pub(crate) fn check(&self, document: &mut Document) {
         self.check_figures(document);
+        self.check_bars(document);
         let spec = match self.topology() {
             Ok(spec) => spec,
             Err(error) => {
@@ -45,9 +47,11 @@ impl Experiment {
         if !(0.1..=3600.0).contains(&self.duration) {
             document.problem("duration", format!("duration {}: expected 0.1 to 3600 seconds", self.duration));
         }
-        for (name, value) in [("warmup", self.warmup), ("discard", self.discard)] {
+        for (path, value) in
+            [("warmup", self.warmup), ("discard", self.discard), ("workload.rest", self.workload.rest)]
+        {
             if !(0.0..=600.0).contains(&value) {
-                document.problem(name, format!("{name} {value}: expected 0 to 600 seconds"));
+                document.problem(path, format!("{path} {value}: expected 0 to 600 seconds"));
             }
         }
         if !(1..=1000).contains(&self.rounds) {
@@ -60,11 +64,15 @@ impl Experiment {
                 format!("late_p99_us {}: expected microseconds, above 0", limits.late_p99_us),
             );
         }
-        if !(0.0..=100.0).contains(&limits.steal_percent) {
-            document.problem(
-                "limits.steal_percent",
-                format!("steal_percent {}: expected 0 to 100", limits.steal_percent),
-            );
+        for (name, percent) in [
+            ("steal_percent", Some(limits.steal_percent)),
+            ("foreign_percent", Some(limits.foreign_percent)),
+            ("loss_percent", limits.loss_percent),
+            ("broken_percent", limits.broken_percent),
+        ] {
+            if let Some(percent) = percent.filter(|percent| !(0.0..=100.0).contains(percent)) {
+                document.problem(&format!("limits.{name}"), format!("{name} {percent}: expected 0 to 100"));
+            }
         }
         if self.subject.is_empty() {
             document.problem("subject", "no [[subject]]: name at least one program to measure");
@@ -74,11 +82,16 @@ impl Experiment {
         }
     }
 
-    /// All services, each with its path in the file.
+    /// All services, each with its path in the file; those of a part stand where it is included.
     fn placed_services(&self) -> impl Iterator<Item = (String, &Service)> {
-        let placed = |list: &'static str| move |(index, service)| (format!("{list}[{index}]"), service);
-        let helpers = self.helper.iter().enumerate().map(placed("helper"));
-        helpers.chain(self.subject.iter().enumerate().map(placed("subject")))
+        fn placed<'a>(list: &str, services: &'a [Service]) -> Vec<(String, &'a Service)> {
+            let (included, own): (Vec<&Service>, _) =
+                services.iter().partition(|service| service.is_included);
+            let own =
+                own.into_iter().enumerate().map(|(index, service)| (format!("{list}[{index}]"), service));
+            included.into_iter().map(|service| ("include".to_owned(), service)).chain(own).collect()
+        }
+        placed("helper", &self.helper).into_iter().chain(placed("subject", &self.subject))
     }
 
     /// `spaces` are the names of namespaces, where they are known.
@@ -131,7 +144,8 @@ impl Experiment {
 
     fn check_metrics(&self, document: &mut Document) {
         let asked = self.metrics.iter().enumerate().map(|(index, name)| (format!("metrics[{index}]"), name));
-        for (path, name) in asked.chain([("metric".to_owned(), &self.metric)]) {
+        let bars = self.placed_bars().map(|(path, bar)| (format!("{path}.metric"), &bar.metric));
+        for (path, name) in asked.chain([("metric".to_owned(), &self.metric)]).chain(bars) {
             // A field makes a metric of its own.
             let fields = &self.workload.fields;
             if metric::find(name).is_some()
@@ -149,6 +163,31 @@ impl Experiment {
         }
         if self.workload.format == Format::Json && self.workload.fields.is_empty() {
             document.problem("workload.format", "workload.format = \"json\" needs workload.fields");
+        }
+    }
+
+    fn placed_bars(&self) -> impl Iterator<Item = (String, &Bar)> {
+        let placed = |list: &'static str| move |(index, bar)| (format!("{list}[{index}]"), bar);
+        let must = self.must.iter().enumerate().map(placed("must"));
+        must.chain(self.aim.iter().enumerate().map(placed("aim")))
+    }
+
+    fn check_bars(&self, document: &mut Document) {
+        let names = || self.subject.iter().map(|service| service.name.as_str());
+        for (path, bar) in self.placed_bars() {
+            if let Some(mistake) = bar.mistake() {
+                document.problem(&path, mistake);
+            }
+            for (key, name) in [("subject", &bar.subject), ("against", &bar.against)] {
+                let Some(name) = name.as_deref().filter(|name| names().all(|known| known != *name)) else {
+                    continue;
+                };
+                let hint = match nearest(name, names()) {
+                    Some(meant) => format!("did you mean \"{meant}\"?"),
+                    None => format!("there are: {}", names().collect::<Vec<_>>().join(", ")),
+                };
+                document.problem(&format!("{path}.{key}"), format!("no subject \"{name}\"; {hint}"));
+            }
         }
     }
 

@@ -7,7 +7,7 @@ use std::{
 };
 
 use super::{CommandLine, Experiment};
-use crate::{error::LabError, strict::nearest};
+use crate::{certificate, error::LabError, strict::nearest};
 
 /// The name of this program; the only one of ours that an experiment may redefine.
 pub(crate) const TURNPIKE: &str = "turnpike";
@@ -29,7 +29,11 @@ impl Variables {
         let turnpike = env::current_exe().unwrap_or_else(|_| PathBuf::from("turnpike"));
         names.extend(point.clone());
         names.insert("dir".to_owned(), directory.display().to_string());
-        names.insert("result".to_owned(), directory.join("result.json").display().to_string());
+        for (name, file) in
+            [("result", "result.json"), ("cert", certificate::CERT), ("key", certificate::KEY)]
+        {
+            names.insert(name.to_owned(), directory.join(file).display().to_string());
+        }
         names.insert("experiments".to_owned(), absolute(&experiments));
         // A build of last week may stand in for this program.
         names.entry(TURNPIKE.to_owned()).or_insert_with(|| turnpike.display().to_string());
@@ -93,9 +97,24 @@ impl Variables {
         self.0.iter().fold(text.to_owned(), |text, (name, value)| text.replace(&format!("{{{name}}}"), value))
     }
 
-    /// Word by word, so that a value with spaces stays one word.
+    /// Word by word, so that a value with spaces stays one word; but a word that is `{name*}` is as many as its value has.
     pub(crate) fn command(&self, command: &CommandLine) -> Result<Vec<String>, LabError> {
-        command.words()?.iter().map(|word| self.text(word)).collect()
+        let mut filled = Vec::new();
+        for word in command.words()? {
+            match word.strip_prefix('{').and_then(|rest| rest.strip_suffix("*}")) {
+                Some(name) => {
+                    let value = self.0.get(name).ok_or_else(|| self.unknown(name))?;
+                    let words = shlex::split(value).ok_or_else(|| {
+                        LabError::usage(format!("{name} = \"{value}\": a quote is not closed"))
+                    })?;
+                    for word in words {
+                        filled.push(self.text(&word)?);
+                    }
+                }
+                None => filled.push(self.text(&word)?),
+            }
+        }
+        Ok(filled)
     }
 
     fn unknown(&self, name: &str) -> LabError {
@@ -143,6 +162,19 @@ mod tests {
     fn a_value_with_spaces_stays_one_word() {
         let command = CommandLine::Line("echo {words} 'c d'".to_owned());
         assert_eq!(variables().command(&command).unwrap(), ["echo", "a b", "c d"]);
+    }
+
+    #[test]
+    fn a_value_may_be_several_words_which_may_name_others() {
+        let mut variables = variables();
+        variables.set("load", "--peer {relay}:7 --note 'c d'");
+        let command = CommandLine::Line("load {load*} {words}".to_owned());
+        let words = variables.command(&command).unwrap();
+        assert_eq!(words, ["load", "--peer", "10.77.1.1:7", "--note", "c d", "a b"]);
+        variables.set("load", "'");
+        assert!(variables.command(&command).unwrap_err().to_string().contains("a quote is not closed"));
+        let unknown = CommandLine::Line("load {laod*}".to_owned());
+        assert!(variables.command(&unknown).unwrap_err().to_string().contains("did you mean {load}?"));
     }
 
     #[test]

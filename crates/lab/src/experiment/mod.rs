@@ -6,7 +6,7 @@ pub(crate) mod fill;
 
 use std::{
     collections::BTreeMap,
-    env, fmt, fs,
+    env, fmt,
     path::{Path, PathBuf},
 };
 
@@ -14,9 +14,10 @@ use serde::Deserialize;
 
 use self::fill::Variables;
 use crate::{
+    bar::Bar,
     error::LabError,
-    strict::{self, nearest},
-    tools,
+    shelf::{EXPERIMENTS, PARTS, Text},
+    strict, tools,
     topology::spec::Spec,
     verdict::Rules,
     void::Limits,
@@ -33,8 +34,8 @@ pub(crate) struct Experiment {
     /// One sentence for whoever reads the progress and the notes of the record.
     #[serde(default)]
     pub(crate) about: String,
-    /// `routed` (client, relay, peer), `host`, or a topology file relative to this file.
-    #[serde(default = "routed")]
+    /// `veth` or `wire` (client, relay, peer), `host`, or a topology file relative to this file.
+    #[serde(default = "veth")]
     pub(crate) topology: String,
     /// The metric that decides.
     pub(crate) metric: String,
@@ -63,6 +64,11 @@ pub(crate) struct Experiment {
     /// One further run a subject under `perf trace` or `strace`, for the table of syscalls.
     #[serde(default)]
     pub(crate) syscalls: bool,
+    /// A part that several experiments share: its variables and programs, before those of this file.
+    include: Option<String>,
+    /// Its subjects that have no part in this.
+    #[serde(default)]
+    without: Vec<String>,
     /// Names for use in commands.
     #[serde(default)]
     pub(crate) vars: BTreeMap<String, toml::Value>,
@@ -73,7 +79,13 @@ pub(crate) struct Experiment {
     rules: RuleChanges,
     #[serde(default)]
     limits: LimitChanges,
+    /// Lines that figures must stay on the right side of, and those that should be.
+    #[serde(default)]
+    pub(crate) must: Vec<Bar>,
+    #[serde(default)]
+    pub(crate) aim: Vec<Bar>,
     /// Those compared; the first is the baseline.
+    #[serde(default)]
     pub(crate) subject: Vec<Service>,
     /// Started before the subject, anew each time: reflectors, servers behind a forwarder.
     #[serde(default)]
@@ -82,6 +94,21 @@ pub(crate) struct Experiment {
     /// Where relative paths start and what messages call it.
     #[serde(skip)]
     pub(crate) path: PathBuf,
+    /// The text of `include`, by its name.
+    #[serde(skip)]
+    pub(crate) parts: BTreeMap<String, String>,
+}
+
+/// What `include` names.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Part {
+    #[serde(default)]
+    vars: BTreeMap<String, toml::Value>,
+    #[serde(default)]
+    subject: Vec<Service>,
+    #[serde(default)]
+    helper: Vec<Service>,
 }
 
 /// What the file says of [`Rules`].
@@ -94,12 +121,15 @@ struct RuleChanges {
     max_voided: Option<f64>,
 }
 
-/// What the file says of [`Limits`].
+/// What the file, or the command line, says of [`Limits`].
 #[derive(Clone, Copy, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct LimitChanges {
-    late_p99_us: Option<f64>,
-    steal_percent: Option<f64>,
+pub(crate) struct LimitChanges {
+    pub(crate) late_p99_us: Option<f64>,
+    pub(crate) steal_percent: Option<f64>,
+    pub(crate) foreign_percent: Option<f64>,
+    pub(crate) loss_percent: Option<f64>,
+    pub(crate) broken_percent: Option<f64>,
 }
 
 /// A program that runs while the load does.
@@ -123,6 +153,12 @@ pub(crate) struct Service {
     pub(crate) metrics: Option<String>,
     /// Prints its version.
     pub(crate) version: Option<CommandLine>,
+    /// Left out, and said so, where its program is not installed.
+    #[serde(default)]
+    pub(crate) optional: bool,
+    /// Whether it comes from `include`.
+    #[serde(skip)]
+    is_included: bool,
 }
 
 /// When a program has started.
@@ -173,6 +209,10 @@ pub(crate) struct Workload {
     /// Whether it takes no duration and what counts is its whole run.
     #[serde(default)]
     pub(crate) whole: bool,
+    /// Seconds between two runs under one start of the subject, for what that has to forget: coturn keeps the 5-tuple of a
+    /// deleted allocation for one.
+    #[serde(default)]
+    pub(crate) rest: f64,
     /// Seconds that it may take beyond warm-up and duration.
     #[serde(default = "thirty")]
     pub(crate) patience: f64,
@@ -217,34 +257,76 @@ impl CommandLine {
 }
 
 impl Experiment {
-    pub(crate) fn load(path: &Path) -> Result<Self, LabError> {
-        let path = resolve(path)?;
-        let text = fs::read_to_string(&path)
-            .map_err(|error| LabError::usage(format!("cannot read {}: {error}", path.display())))?;
-        Self::parse(&path, &text)
+    /// The text of `wanted`: a file, or the name of one in `experiments/` or of those that are brought along.
+    pub(crate) fn find(wanted: &Path) -> Result<Text, LabError> {
+        EXPERIMENTS.find(wanted, Path::new("experiments"))
     }
 
     /// From text, as if it were `path`. All its mistakes are one error.
     pub(crate) fn parse(path: &Path, text: &str) -> Result<Self, LabError> {
+        Self::parse_with(path, text, &BTreeMap::new())
+    }
+
+    /// The same with the texts of parts that are known already, by name.
+    pub(crate) fn parse_with(
+        path: &Path,
+        text: &str,
+        parts: &BTreeMap<String, String>,
+    ) -> Result<Self, LabError> {
         let (mut experiment, mut document): (Self, _) = strict::parse(&path.display().to_string(), text)?;
         if path == Path::new(COMMAND_LINE) {
             document.forget_places();
         }
         path.clone_into(&mut experiment.path);
+        if let Some(name) = experiment.include.clone()
+            && let Err(error) = experiment.take_part(&name, parts)
+        {
+            document.problem("include", error.to_string());
+        }
         experiment.check(&mut document);
         document.finish()?;
         Ok(experiment)
+    }
+
+    fn take_part(&mut self, name: &str, known: &BTreeMap<String, String>) -> Result<(), LabError> {
+        let Text { path, text } = match known.get(name) {
+            Some(text) => Text { path: name.into(), text: text.clone() },
+            None => PARTS.find(Path::new(name), self.path.parent().unwrap_or(Path::new(".")))?,
+        };
+        let (mut part, document): (Part, _) = strict::parse(&path.display().to_string(), &text)?;
+        document.finish()?;
+        part.subject.retain(|service| !self.without.contains(&service.name));
+        for service in part.subject.iter_mut().chain(&mut part.helper) {
+            service.is_included = true;
+        }
+        for (name, value) in part.vars {
+            self.vars.entry(name).or_insert(value);
+        }
+        self.subject.splice(..0, part.subject);
+        self.helper.splice(..0, part.helper);
+        self.parts.insert(name.to_owned(), text);
+        Ok(())
+    }
+
+    /// Leaves out the subjects that may be missing, and are; a sentence for each.
+    pub(crate) fn leave_out(&mut self, variables: &Variables) -> Vec<String> {
+        let base = env::current_dir().unwrap_or_default();
+        let mut told = Vec::new();
+        self.subject.retain(|service| {
+            let words = variables.command(&service.command).unwrap_or_default();
+            let found = require(&words, service.cwd.as_deref().unwrap_or(&base), &service.name);
+            let missing = found.err().filter(|_| service.optional);
+            told.extend(missing.iter().map(|error| format!("{} is left out: {error}", service.name)));
+            missing.is_none()
+        });
+        told
     }
 
     /// The topology that it runs in; `None` for the host.
     pub(crate) fn topology(&self) -> Result<Option<Spec>, LabError> {
         match self.topology.as_str() {
             "host" => Ok(None),
-            "routed" => Spec::load(None).map(Some),
-            file => {
-                let base = self.path.parent().unwrap_or(Path::new("."));
-                Spec::load(Some(&base.join(file))).map(Some)
-            }
+            name => Spec::load(name, self.path.parent().unwrap_or(Path::new("."))).map(Some),
         }
     }
 
@@ -261,17 +343,34 @@ impl Experiment {
 
     /// When a run is void.
     pub(crate) fn limits(&self) -> Limits {
-        let usual = Limits::default();
+        let (usual, said) = (Limits::default(), self.limits);
         Limits {
-            late_p99_us: self.limits.late_p99_us.unwrap_or(usual.late_p99_us),
-            steal_percent: self.limits.steal_percent.unwrap_or(usual.steal_percent),
+            late_p99_us: said.late_p99_us.unwrap_or(usual.late_p99_us),
+            steal_percent: said.steal_percent.unwrap_or(usual.steal_percent),
+            foreign_percent: said.foreign_percent.unwrap_or(usual.foreign_percent),
+            loss_percent: said.loss_percent.or(usual.loss_percent),
+            broken_percent: said.broken_percent.or(usual.broken_percent),
         }
     }
 
     /// Other limits than the file's.
-    pub(crate) fn allow(&mut self, late_p99_us: Option<f64>, steal_percent: Option<f64>) {
-        self.limits.late_p99_us = late_p99_us.or(self.limits.late_p99_us);
-        self.limits.steal_percent = steal_percent.or(self.limits.steal_percent);
+    pub(crate) fn allow(&mut self, changes: &LimitChanges) {
+        let said = self.limits;
+        self.limits = LimitChanges {
+            late_p99_us: changes.late_p99_us.or(said.late_p99_us),
+            steal_percent: changes.steal_percent.or(said.steal_percent),
+            foreign_percent: changes.foreign_percent.or(said.foreign_percent),
+            loss_percent: changes.loss_percent.or(said.loss_percent),
+            broken_percent: changes.broken_percent.or(said.broken_percent),
+        };
+    }
+
+    /// Whether some program is given a certificate.
+    pub(crate) fn wants_certificate(&self) -> bool {
+        let names = |text: &String| text.contains("{cert}");
+        let commands = self.services().map(|service| &service.command).chain([&self.workload.command]);
+        commands.filter_map(|command| command.words().ok()).flatten().any(|word| names(&word))
+            || self.services().flat_map(|service| service.files.values()).any(names)
     }
 
     /// All that run beside the workload.
@@ -378,28 +477,6 @@ impl fmt::Display for Ready {
     }
 }
 
-/// `NAME` alone is `experiments/NAME.toml`.
-fn resolve(path: &Path) -> Result<PathBuf, LabError> {
-    if path.exists() {
-        return Ok(path.to_owned());
-    }
-    let shipped = Path::new("experiments").join(path).with_extension("toml");
-    if shipped.exists() {
-        return Ok(shipped);
-    }
-    let names: Vec<String> = std::fs::read_dir("experiments")
-        .into_iter()
-        .flatten()
-        .flatten()
-        .filter_map(|entry| Some(entry.path().file_stem()?.to_str()?.to_owned()))
-        .collect();
-    let wanted = path.display().to_string();
-    Err(LabError::usage(match nearest(&wanted, names.iter().map(String::as_str)) {
-        Some(meant) => format!("no experiment {wanted}; did you mean \"{meant}\"?"),
-        None => format!("no experiment {wanted}: give a file, or the name of one in experiments/"),
-    }))
-}
-
 fn require(words: &[String], base: &Path, who: &str) -> Result<(), LabError> {
     let Some(program) = words.first() else { return Ok(()) };
     let found =
@@ -408,15 +485,15 @@ fn require(words: &[String], base: &Path, who: &str) -> Result<(), LabError> {
 }
 
 /// A value as it stands in a command.
-fn plain(value: &toml::Value) -> String {
+pub(crate) fn plain(value: &toml::Value) -> String {
     match value {
         toml::Value::String(text) => text.clone(),
         other => other.to_string(),
     }
 }
 
-fn routed() -> String {
-    "routed".to_owned()
+fn veth() -> String {
+    "veth".to_owned()
 }
 
 fn result_file() -> String {

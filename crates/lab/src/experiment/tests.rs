@@ -150,18 +150,78 @@ fn a_missing_program_is_a_sentence_with_the_remedy() {
 }
 
 #[test]
-fn every_shipped_experiment_is_valid() {
-    let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../experiments");
-    let mut count = 0;
-    for entry in std::fs::read_dir(directory).unwrap() {
-        let path = entry.unwrap().path();
-        if path.extension().is_some_and(|extension| extension == "toml") {
-            if let Err(error) = Experiment::load(&path) {
-                // A machine with fewer CPUs than the experiment pins to is no mistake of the file.
-                assert!(error.to_string().contains("but this machine has"), "{error}");
-            }
-            count += 1;
-        }
+fn a_part_comes_before_what_the_file_has_itself_and_its_mistakes_are_told() {
+    let directory = tempfile::tempdir().unwrap();
+    std::fs::create_dir(directory.path().join("parts")).unwrap();
+    let part = directory.path().join("parts/both.toml");
+    let with = MINIMAL.replace("[[subject]]", "include = 'both'\n[vars]\nport = 7\n[[subject]]");
+    let path = directory.path().join("x.toml");
+    let parsed = || Experiment::parse(&path, &with);
+
+    std::fs::write(
+        &part,
+        "[vars]\nport = 5\nsize = 9\n[[subject]]\nname = 'first'\ncommand = 'sleep {size}'\n",
+    )
+    .unwrap();
+    let experiment = parsed().unwrap();
+    let names: Vec<&str> = experiment.subject.iter().map(|service| service.name.as_str()).collect();
+    assert_eq!(names, ["first", "a"]);
+    assert_eq!(
+        (plain(&experiment.vars["port"]), plain(&experiment.vars["size"])),
+        ("7".to_owned(), "9".to_owned())
+    );
+
+    // What was included then is included again, whatever became of it.
+    std::fs::remove_file(&part).unwrap();
+    assert!(Experiment::parse_with(&path, &with, &experiment.parts).is_ok());
+    let told = parsed().unwrap_err().to_string();
+    assert!(
+        told.ends_with("x.toml:5:11: no part both: give a file, or a name that `turnpike lab list` shows"),
+        "{told}"
+    );
+    std::fs::write(&part, "[[subjects]]\n").unwrap();
+    let told = parsed().unwrap_err().to_string();
+    assert!(
+        told.contains("x.toml:5:11: ") && told.contains("both.toml:1:3: unknown key \"subjects\""),
+        "{told}"
+    );
+    std::fs::write(&part, "[[subject]]\nname = 'a'\ncommand = 'sleep {duratoin}'\n").unwrap();
+    let told = parsed().unwrap_err().to_string();
+    assert!(
+        told.contains("x.toml:5:11: {duratoin} stands for nothing") && told.contains("\"a\" is named twice"),
+        "{told}"
+    );
+}
+
+#[test]
+fn subjects_that_may_be_missing_are_left_out_and_named() {
+    let text = MINIMAL.replace(
+        "[workload]",
+        "[[subject]]\nname = 'b'\ncommand = 'no-such-relay'\noptional = true\n[workload]",
+    );
+    let mut experiment = parse(&text).unwrap();
+    let variables = Variables::new(&experiment, &BTreeMap::new(), &experiment.points()[0], Path::new("."));
+    let told = experiment.leave_out(&variables);
+    assert_eq!(
+        told,
+        ["b is left out: `no-such-relay` is missing, needed for b: install it, or correct its name"]
+    );
+    assert_eq!(experiment.subject.len(), 1);
+    assert!(experiment.check_tools(&variables).is_ok());
+}
+
+#[test]
+fn a_bar_is_checked_at_its_place() {
+    let text = MINIMAL.replace(
+        "[workload]",
+        "[[must]]\nmetric = 'delivered'\nat_least = 1\nat_most = 2\n[[aim]]\nmetric = 'speed'\nat_least = 1\nagainst = 'c'\n[workload]",
+    );
+    let told = refusal(&text);
+    for part in [
+        "x.toml:8:1: a bar needs exactly one of at_least and at_most",
+        "x.toml:13:10: no metric \"speed\"",
+        "x.toml:15:11: no subject \"c\"",
+    ] {
+        assert!(told.contains(part), "{part} is missing in {told}");
     }
-    assert!(count >= 6, "{count} experiments");
 }

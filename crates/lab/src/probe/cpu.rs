@@ -1,11 +1,10 @@
 //! Time that the machine's CPUs and the subject's processes have spent, and how often they were switched.
 
-use std::{fs, path::Path};
+use std::fs;
+
+use procfs::process::{Process, Task};
 
 use crate::{error::LabError, program};
-
-/// Units of `/proc/stat` and `/proc/PID/stat` a second: USER_HZ, 100 on every Linux that is not Alpha or ia64.
-const TICKS_PER_SECOND: f64 = 100.0;
 
 /// Seconds that one CPU has spent since boot, by kind.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -21,20 +20,22 @@ pub(crate) struct CpuTime {
 }
 
 impl CpuTime {
-    /// All CPUs, by their number.
+    /// All CPUs, by their number. Read here and not by `procfs`, which keeps the order of the lines and not the numbers: with a
+    /// CPU offline, its second would be another one.
     pub(crate) fn read_all() -> Result<Vec<(usize, Self)>, LabError> {
         let text = fs::read_to_string("/proc/stat").map_err(LabError::io("cannot read /proc/stat"))?;
         Ok(Self::parse_all(&text))
     }
 
     fn parse_all(text: &str) -> Vec<(usize, Self)> {
+        let a_second = ticks_a_second();
         text.lines()
             .filter_map(|line| {
                 let mut words = line.split_whitespace();
                 // The line of all CPUs together has no number.
                 let number = words.next()?.strip_prefix("cpu")?.parse().ok()?;
                 let seconds: Vec<f64> = words
-                    .map(|ticks| ticks.parse::<f64>().map(|ticks| ticks / TICKS_PER_SECOND))
+                    .map(|ticks| ticks.parse::<f64>().map(|ticks| ticks / a_second))
                     .collect::<Result<_, _>>()
                     .ok()?;
                 let [user, nice, system, idle, iowait, irq, softirq, steal, ..] = seconds[..] else {
@@ -85,8 +86,8 @@ impl GroupUse {
     /// Sums over the processes whose group is `group`; zeros when there is none any more.
     pub(crate) fn read(group: u32) -> Self {
         let mut sum = Self { migrations: Some(0), ..Self::default() };
-        for pid in program::group(group) {
-            sum.add(pid);
+        for process in program::members(group) {
+            sum.add(&process);
         }
         if sum.threads == 0 {
             sum.migrations = None;
@@ -98,51 +99,74 @@ impl GroupUse {
         self.user + self.system
     }
 
-    fn add(&mut self, pid: u32) {
-        let base = format!("/proc/{pid}");
-        let Some((user, system)) =
-            fs::read_to_string(format!("{base}/stat")).ok().and_then(|text| parse_times(&text))
-        else {
-            return;
-        };
-        self.user += user;
-        self.system += system;
+    fn add(&mut self, process: &Process) {
+        // It may have ended meanwhile.
+        let Ok(stat) = process.stat() else { return };
+        let seconds = |own: u64, of_children: i64| (own as f64 + of_children as f64) / ticks_a_second();
+        self.user += seconds(stat.utime, stat.cutime);
+        self.system += seconds(stat.stime, stat.cstime);
         self.processes += 1;
-        let status = fs::read_to_string(format!("{base}/status")).unwrap_or_default();
-        self.resident += field(&status, "VmRSS:").unwrap_or(0) * 1024;
-        self.resident_peak += field(&status, "VmHWM:").unwrap_or(0) * 1024;
-        for task in fs::read_dir(format!("{base}/task")).into_iter().flatten().flatten() {
-            self.add_thread(&task.path());
+        if let Ok(status) = process.status() {
+            self.resident += status.vmrss.unwrap_or(0) * 1024;
+            self.resident_peak += status.vmhwm.unwrap_or(0) * 1024;
+        }
+        for task in process.tasks().into_iter().flatten().flatten() {
+            self.add_thread(&task);
         }
     }
 
-    fn add_thread(&mut self, task: &Path) {
-        let Ok(status) = fs::read_to_string(task.join("status")) else { return };
+    fn add_thread(&mut self, task: &Task) {
+        let Ok(status) = task.status() else { return };
         self.threads += 1;
-        self.voluntary_switches += field(&status, "voluntary_ctxt_switches:").unwrap_or(0);
-        self.involuntary_switches += field(&status, "nonvoluntary_ctxt_switches:").unwrap_or(0);
-        let moves = fs::read_to_string(task.join("sched")).ok().and_then(|text| parse_migrations(&text));
+        self.voluntary_switches += status.voluntary_ctxt_switches.unwrap_or(0);
+        self.involuntary_switches += status.nonvoluntary_ctxt_switches.unwrap_or(0);
+        let sched = fs::read_to_string(format!("/proc/{}/task/{}/sched", task.pid, task.tid));
+        let moves = sched.ok().and_then(|text| parse_migrations(&text));
         self.migrations = self.migrations.zip(moves).map(|(sum, more)| sum + more);
     }
 }
 
-/// The fields of `/proc/PID/stat` after the name, which is in parentheses and may itself hold spaces and parentheses.
-fn after_name(stat: &str) -> Option<impl Iterator<Item = &str>> {
-    stat.rsplit_once(')').map(|(_, fields)| fields.split_whitespace())
+/// Memory of a process group in bytes, shared pages divided by their users: a program that forks does not count its code
+/// once a process.
+pub(crate) fn memory(group: u32) -> u64 {
+    program::members(group)
+        .filter_map(|process| process.smaps_rollup().ok())
+        .flat_map(|rollup| rollup.memory_map_rollup.0)
+        .filter_map(|map| map.extension.map.get("Pss").copied())
+        .sum()
 }
 
-/// User and system seconds, those of waited-for children included.
-fn parse_times(stat: &str) -> Option<(f64, f64)> {
-    // utime, stime, cutime, cstime are fields 14 to 17, counted from 1; the first after the name is the third.
-    let ticks: Vec<f64> =
-        after_name(stat)?.skip(11).take(4).map(str::parse).collect::<Result<_, _>>().ok()?;
-    let [user, system, children_user, children_system] = ticks[..] else { return None };
-    Some(((user + children_user) / TICKS_PER_SECOND, (system + children_system) / TICKS_PER_SECOND))
+/// The kernel's threads that receive for these CPUs, by pid: `ksoftirqd` and, where NAPI has threads of its own, those that
+/// are pinned there. Their work is the subject's doing, but it is charged to no program.
+pub(crate) fn network_threads(cpus: &[usize]) -> Vec<u32> {
+    let serves = |process: &Process| {
+        // All threads of the kernel are children of kthreadd.
+        let name = process.stat().ok().filter(|stat| stat.ppid == 2)?.comm;
+        if let Some(cpu) = name.strip_prefix("ksoftirqd/") {
+            return Some(cpu.parse().is_ok_and(|cpu: usize| cpus.contains(&cpu)));
+        }
+        let allowed = process.status().ok().filter(|_| name.starts_with("napi/"))?.cpus_allowed_list?;
+        let mut allowed = allowed.into_iter().flat_map(|(first, last)| first..=last);
+        Some(allowed.all(|cpu| cpus.contains(&(cpu as usize))))
+    };
+    let all = procfs::process::all_processes().into_iter().flatten().flatten();
+    all.filter(|process| serves(process) == Some(true))
+        .filter_map(|process| u32::try_from(process.pid()).ok())
+        .collect()
 }
 
-/// A number of `/proc/PID/status`.
-fn field(status: &str, name: &str) -> Option<u64> {
-    status.lines().find_map(|line| line.strip_prefix(name))?.split_whitespace().next()?.parse().ok()
+/// Seconds of CPU time of these processes.
+pub(crate) fn time_of(pids: &[u32]) -> f64 {
+    let ticks = pids.iter().filter_map(|pid| {
+        let stat = Process::new(i32::try_from(*pid).ok()?).ok()?.stat().ok()?;
+        Some((stat.utime + stat.stime) as f64)
+    });
+    ticks.sum::<f64>() / ticks_a_second()
+}
+
+/// Units of `/proc/stat` and `/proc/PID/stat`.
+fn ticks_a_second() -> f64 {
+    procfs::ticks_per_second() as f64
 }
 
 fn parse_migrations(sched: &str) -> Option<u64> {
@@ -183,17 +207,20 @@ intr 336889 0
     }
 
     #[test]
-    fn times_survive_a_name_with_spaces_and_parentheses_and_include_children() {
-        let stat = "42 (a) b (c) S 1 40 42 0 -1 4194304 100 0 0 0 250 1750 30 50 20 0 3 0 12345 1000 200";
-        assert_eq!(parse_times(stat), Some((2.8, 18.0)));
-        assert_eq!(parse_times("42 (short) S 1"), None);
+    fn migrations_are_found_by_name() {
+        assert_eq!(parse_migrations("x (1, #threads: 1)\n----\nse.nr_migrations   :      17\n"), Some(17));
+        assert_eq!(parse_migrations("nothing"), None);
     }
 
     #[test]
-    fn migrations_and_status_fields_are_found_by_name() {
-        assert_eq!(parse_migrations("x (1, #threads: 1)\n----\nse.nr_migrations   :      17\n"), Some(17));
-        assert_eq!(parse_migrations("nothing"), None);
-        assert_eq!(field("VmHWM:\t    1234 kB\nvoluntary_ctxt_switches:\t9\n", "VmHWM:"), Some(1234));
+    fn the_threads_that_receive_for_a_cpu_are_those_of_the_kernel() {
+        for pid in network_threads(&[0]) {
+            let comm = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap();
+            assert!(comm.trim() == "ksoftirqd/0" || comm.starts_with("napi/"), "{comm}");
+        }
+        assert_eq!(network_threads(&[100_000]), Vec::<u32>::new());
+        let own = time_of(&[std::process::id()]);
+        assert!((0.0..1e6).contains(&own), "{own}");
     }
 
     #[test]
@@ -207,5 +234,6 @@ intr 336889 0
         let group = rustix::process::getpgrp().as_raw_nonzero().get();
         let used = GroupUse::read(u32::try_from(group).unwrap());
         assert!(used.threads > 0 && used.resident > 0);
+        assert!(memory(u32::try_from(group).unwrap()) > 0);
     }
 }

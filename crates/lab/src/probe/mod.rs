@@ -29,6 +29,8 @@ pub(crate) struct Scope {
     pub(crate) subject_space: Option<String>,
     /// CPUs it is pinned to; empty if it is not.
     pub(crate) subject_cpus: Vec<usize>,
+    /// The kernel's threads that receive there.
+    network_threads: Vec<u32>,
     /// Where its metrics are, and a process of the namespace from which they are asked.
     pub(crate) metrics: Option<(SocketAddr, String, Option<u32>)>,
     /// Where arriving datagrams count as delivered.
@@ -49,9 +51,16 @@ impl Scope {
             subject,
             subject_space: None,
             subject_cpus: Vec::new(),
+            network_threads: Vec::new(),
             metrics: None,
             delivered_at: Vec::new(),
         })
+    }
+
+    /// Tells the CPUs that the subject is pinned to.
+    pub(crate) fn pin(&mut self, cpus: Vec<usize>) {
+        self.network_threads = cpu::network_threads(&cpus);
+        self.subject_cpus = cpus;
     }
 
     /// IP packets that have arrived so far where they count, or else at the subject; `None` where that is the host,
@@ -75,6 +84,8 @@ pub(crate) struct Reading {
     pub(crate) taken: Instant,
     spaces: BTreeMap<String, Network>,
     cpus: Vec<(usize, CpuTime)>,
+    /// Seconds of the kernel's threads that receive on the subject's CPUs.
+    network_threads: f64,
     subject: GroupUse,
     generator: GroupUse,
     exported: Option<BTreeMap<String, f64>>,
@@ -96,6 +107,7 @@ impl Reading {
         Ok(Self {
             taken: Instant::now(),
             cpus: CpuTime::read_all()?,
+            network_threads: cpu::time_of(&scope.network_threads),
             subject: GroupUse::read(scope.subject),
             generator: GroupUse::read(generator),
             spaces,
@@ -174,10 +186,11 @@ impl Reading {
         put(metric::STEAL_PERCENT, steal * 100.0 / (elapsed * f64::from(cores).max(1.0)));
         if !scope.subject_cpus.is_empty() {
             put(metric::CORE_BUSY_S, core_busy);
-            let subject = self.subject.total() - earlier.subject.total();
-            let foreign =
-                (core_busy - subject).max(0.0) * 100.0 / (elapsed * scope.subject_cpus.len() as f64);
-            put(metric::FOREIGN_PERCENT, foreign);
+            let receiving = self.network_threads - earlier.network_threads;
+            let own = self.subject.total() - earlier.subject.total() + receiving;
+            let foreign = (core_busy - own).max(0.0);
+            put("network_threads_s", receiving);
+            put(metric::FOREIGN_PERCENT, foreign * 100.0 / (elapsed * scope.subject_cpus.len() as f64));
         }
         let generator = self.generator.total() - earlier.generator.total();
         put("generator_cpu_s", generator.max(0.0));
@@ -205,5 +218,64 @@ impl Reading {
                 round.not_supported.insert("migrations".to_owned());
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    /// A window of ten seconds on two CPUs; the subject is pinned to the first, which is idle for `idle` seconds.
+    fn window(idle: f64, subject: f64, network_threads: f64) -> Round {
+        let scope = Scope {
+            spaces: Vec::new(),
+            subject: 0,
+            subject_space: None,
+            subject_cpus: vec![0],
+            network_threads: Vec::new(),
+            metrics: None,
+            delivered_at: Vec::new(),
+        };
+        let reading = |taken, idle, subject, network_threads| Reading {
+            taken,
+            spaces: BTreeMap::new(),
+            cpus: vec![(0, CpuTime { idle, ..CpuTime::default() }), (1, CpuTime::default())],
+            network_threads,
+            subject: GroupUse { user: subject, ..GroupUse::default() },
+            generator: GroupUse::default(),
+            exported: None,
+        };
+        let opened = Instant::now();
+        let before = reading(opened, 100.0, 7.0, 3.0);
+        let after =
+            reading(opened + Duration::from_secs(10), 100.0 + idle, 7.0 + subject, 3.0 + network_threads);
+        let mut round = Round::new(0, "a", 0);
+        after.since(&before, &scope, &mut round);
+        round
+    }
+
+    #[test]
+    fn time_of_the_core_that_is_nobodys_is_that_of_others() {
+        let foreign =
+            |idle, subject, threads| window(idle, subject, threads).metrics[metric::FOREIGN_PERCENT];
+        let close = |percent: f64, expected: f64| (percent - expected).abs() < 1e-9;
+        // Busy for 6 s: 4 by the subject, 1.5 in threads that receive for it, 0.5 elsewhere.
+        assert!(close(foreign(4.0, 4.0, 1.5), 5.0));
+        assert!(close(foreign(4.0, 4.0, 2.0), 0.0));
+        assert!(close(foreign(4.0, 7.0, 0.0), 0.0), "ticks are coarse; less than nothing is nothing");
+        let idle = window(10.0, 0.0, 0.0);
+        assert!(
+            close(idle.metrics[metric::FOREIGN_PERCENT], 0.0)
+                && close(idle.metrics[metric::CORE_BUSY_S], 0.0)
+        );
+    }
+
+    #[test]
+    fn a_window_that_others_disturbed_is_void_and_one_that_they_did_not_is_not() {
+        let limits = crate::void::Limits::default();
+        assert!(matches!(limits.check(&window(4.0, 4.0, 1.5)), Some(crate::void::Void::CoresShared { .. })));
+        assert_eq!(limits.check(&window(4.0, 4.0, 1.8)), None);
     }
 }

@@ -3,8 +3,9 @@
 //! Datagrams are counted where the segments of a GSO super-packet are ([`NetCounters::datagrams`]); their ratio to the
 //! interface's packets is the segments per super-packet.
 
-use std::{collections::BTreeMap, fs};
+use std::collections::BTreeMap;
 
+use procfs::{net::DeviceStatus, process::Process};
 use turnpike_measure::kernel::NetCounters;
 
 use crate::error::LabError;
@@ -28,7 +29,7 @@ pub(crate) struct Network {
     pub(crate) interfaces: BTreeMap<String, Interface>,
 }
 
-/// `/proc/net/dev`, one line.
+/// What a device has carried.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Interface {
     pub(crate) rx_bytes: u64,
@@ -43,9 +44,13 @@ impl Network {
     /// Reads the counters of the namespace that process `pid` lives in.
     pub(crate) fn read(pid: u32) -> Result<Self, LabError> {
         let counters = NetCounters::read(pid).map_err(LabError::io("cannot read the kernel's counters"))?;
-        let path = format!("/proc/{pid}/net/dev");
-        let devices = fs::read_to_string(&path).map_err(LabError::io(format!("cannot read {path}")))?;
-        Ok(Self { interfaces: parse_interfaces(&devices), ..Self::from_counters(&counters) })
+        let devices = i32::try_from(pid)
+            .ok()
+            .and_then(|pid| Process::new(pid).and_then(|process| process.dev_status()).ok())
+            .ok_or_else(|| LabError::failed(format!("cannot read /proc/{pid}/net/dev")))?;
+        let interfaces = devices.into_values().filter(|device| device.name != "lo");
+        let interfaces = interfaces.map(|device| (device.name.clone(), Interface::from(&device))).collect();
+        Ok(Self { interfaces, ..Self::from_counters(&counters) })
     }
 
     fn from_counters(counters: &NetCounters) -> Self {
@@ -133,25 +138,17 @@ impl Interface {
     }
 }
 
-fn parse_interfaces(text: &str) -> BTreeMap<String, Interface> {
-    text.lines()
-        .filter_map(|line| {
-            let (name, values) = line.split_once(':')?;
-            let values: Vec<u64> =
-                values.split_whitespace().map(str::parse).collect::<Result<_, _>>().ok()?;
-            // Receive: bytes packets errs drop fifo frame compressed multicast; transmit: bytes packets errs drop ...
-            let [rx_bytes, rx_packets, _, rx_drops, _, _, _, _, tx_bytes, tx_packets, _, tx_drops, ..] =
-                values[..]
-            else {
-                return None;
-            };
-            Some((
-                name.trim().to_owned(),
-                Interface { rx_bytes, rx_packets, rx_drops, tx_bytes, tx_packets, tx_drops },
-            ))
-        })
-        .filter(|(name, _)| name != "lo")
-        .collect()
+impl From<&DeviceStatus> for Interface {
+    fn from(device: &DeviceStatus) -> Self {
+        Self {
+            rx_bytes: device.recv_bytes,
+            rx_packets: device.recv_packets,
+            rx_drops: device.recv_drop,
+            tx_bytes: device.sent_bytes,
+            tx_packets: device.sent_packets,
+            tx_drops: device.sent_drop,
+        }
+    }
 }
 
 #[cfg(test)]
@@ -169,13 +166,6 @@ IpExt: InNoRoutes InOctets InNoECTPkts
 IpExt: 0 794000 6500
 ";
     const SNMP6: &str = "Ip6InReceives                   \t4\nIp6InNoECTPkts   \t9\nUdp6InDatagrams \t3\nUdp6RcvbufErrors \t1\n";
-    const DEV: &str = "\
-Inter-|   Receive                                                |  Transmit
- face |bytes    packets errs drop fifo frame compressed multicast|bytes    packets errs drop fifo colls carrier compressed
-    lo:  100       1    0    0    0     0          0         0      100       1    0    0    0     0       0          0
-   r-c: 8200      90    0    3    0     0          0         0     4100      45    0    2    0     0       0          0
-";
-
     #[test]
     fn udp_counters_add_both_families() {
         let network = Network::from_counters(&NetCounters::parse(SNMP, NETSTAT, SNMP6));
@@ -185,23 +175,17 @@ Inter-|   Receive                                                |  Transmit
     }
 
     #[test]
-    fn interfaces_are_read_without_the_loopback() {
-        let interfaces = parse_interfaces(DEV);
-        assert_eq!(interfaces.len(), 1);
-        let expected = Interface {
-            rx_bytes: 8200,
-            rx_packets: 90,
-            rx_drops: 3,
-            tx_bytes: 4100,
-            tx_packets: 45,
-            tx_drops: 2,
-        };
-        assert_eq!(interfaces["r-c"], expected);
+    fn our_own_namespace_can_be_read_and_its_loopback_is_left_out() {
+        let network = Network::read(std::process::id()).unwrap();
+        assert!(!network.interfaces.contains_key("lo"));
+        assert!(Network::read(u32::MAX).is_err());
     }
 
     #[test]
     fn a_difference_is_per_device_and_never_negative() {
-        let earlier = Network { datagrams: 10, interfaces: parse_interfaces(DEV), ..Network::default() };
+        let device = Interface { rx_packets: 90, rx_drops: 3, tx_drops: 2, ..Interface::default() };
+        let earlier =
+            Network { datagrams: 10, interfaces: [("r-c".to_owned(), device)].into(), ..Network::default() };
         let mut later = earlier.clone();
         later.datagrams = 25;
         if let Some(interface) = later.interfaces.get_mut("r-c") {

@@ -8,6 +8,8 @@ use std::{
     time::{Duration, Instant},
 };
 
+use procfs::process::Process;
+
 use crate::{
     error::LabError,
     program::{Launch, Program},
@@ -45,10 +47,10 @@ impl Tracing {
             Tool::PerfTrace => words(["perf", "trace", "-s", "-o", &result_word]),
             Tool::Strace => words(["strace", "-c", "-f", "-o", &result_word]),
         };
-        let pids: Vec<String> = pids.iter().map(u32::to_string).collect();
+        let words: Vec<String> = pids.iter().map(u32::to_string).collect();
         command.extend(match tool {
-            Tool::PerfTrace => vec!["-p".to_owned(), pids.join(",")],
-            Tool::Strace => pids.iter().flat_map(|pid| ["-p".to_owned(), pid.clone()]).collect(),
+            Tool::PerfTrace => vec!["-p".to_owned(), words.join(",")],
+            Tool::Strace => words.into_iter().flat_map(|pid| ["-p".to_owned(), pid]).collect(),
         });
         let mut tracer = Program::start(&Launch {
             name: "the tracer".to_owned(),
@@ -61,7 +63,7 @@ impl Tracing {
             Tool::PerfTrace => tracer.await_counters(ATTACH),
             Tool::Strace => {
                 let deadline = Instant::now() + ATTACH;
-                while !pids.iter().all(|pid| is_traced(pid))
+                while !pids.iter().all(|pid| is_traced(*pid))
                     && tracer.ended().is_none()
                     && Instant::now() < deadline
                 {
@@ -86,10 +88,10 @@ impl Tracing {
     }
 }
 
-fn is_traced(pid: &str) -> bool {
-    fs::read_to_string(format!("/proc/{pid}/status")).is_ok_and(|status| {
-        status.lines().any(|line| line.starts_with("TracerPid:") && !line.ends_with("\t0"))
-    })
+fn is_traced(pid: u32) -> bool {
+    let status =
+        i32::try_from(pid).ok().and_then(|pid| Process::new(pid).and_then(|process| process.status()).ok());
+    status.is_some_and(|status| status.tracerpid != 0)
 }
 
 /// perf costs less; it needs tracepoints, which containers and user namespaces often have not.

@@ -36,6 +36,8 @@ pub(crate) fn record(metric: &str, values: &[(f64, f64, f64)]) -> Record {
             warmup_s: 1.0,
             rules: Rules::default(),
             limits: Limits::default(),
+            must: Vec::new(),
+            aim: Vec::new(),
         },
         rounds: Vec::new(),
         aa: Vec::new(),
@@ -174,19 +176,19 @@ fn a_late_generator_leaves_the_cost_of_a_datagram_and_nothing_else() {
         round.metrics.insert(metric::SUBJECT_CPU_S.to_owned(), 1.0);
         round.voided = late();
     }
-    assert_eq!(record.pairs("new", metric::CPU_US_PER_PACKET), [(3.0, 2.0); 6]);
+    assert_eq!(record.pairs("old", "new", metric::CPU_US_PER_PACKET), [(3.0, 2.0); 6]);
     assert_eq!(record.aa_pairs(metric::CPU_US_PER_PACKET), [(3.0, 3.0); 6]);
     assert_eq!(record.values("new", metric::CPU_US_PER_PACKET).len(), 6);
     for fallen in ["latency_p50_us", metric::DELIVERED_PPS, metric::SUBJECT_CPU_S] {
-        assert_eq!(record.pairs("new", fallen), [], "{fallen}");
+        assert_eq!(record.pairs("old", "new", fallen), [], "{fallen}");
     }
     // Another load than that of the other runs, and one that nobody knows, are no basis.
     record.rounds[1].metrics.insert(metric::OFFERED_PPS.to_owned(), 900.0);
     record.rounds[3].metrics.remove(metric::OFFERED_PPS);
-    assert_eq!(record.pairs("new", metric::CPU_US_PER_PACKET).len(), 4);
+    assert_eq!(record.pairs("old", "new", metric::CPU_US_PER_PACKET).len(), 4);
     // Nor is a run void for another reason.
     record.rounds[5].voided = Some(Void::CpuStolen { percent: 2.0, limit_percent: 1.0 });
-    assert_eq!(record.pairs("new", metric::CPU_US_PER_PACKET).len(), 3);
+    assert_eq!(record.pairs("old", "new", metric::CPU_US_PER_PACKET).len(), 3);
 }
 
 #[test]
@@ -195,8 +197,8 @@ fn pairs_leave_out_void_runs_and_keep_the_rounds_together() {
     record.rounds[2].voided = Some(Void::SubjectFailed { how: "crashed".to_owned() });
     record.aa[3].voided = Some(Void::Other { what: "no".to_owned() });
     record.rounds.reverse();
-    assert_eq!(record.pairs("new", "x"), [(1.0, 2.0), (5.0, 6.0), (7.0, 8.0)]);
+    assert_eq!(record.pairs("old", "new", "x"), [(1.0, 2.0), (5.0, 6.0), (7.0, 8.0)]);
     assert_eq!(record.aa_pairs("x"), [(1.0, 1.5), (5.0, 5.5)]);
-    assert_eq!(record.pairs("new", "y"), []);
-    assert_eq!(record.pairs("nobody", "x"), []);
+    assert_eq!(record.pairs("old", "new", "y"), []);
+    assert_eq!(record.pairs("old", "nobody", "x"), []);
 }

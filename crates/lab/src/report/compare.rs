@@ -5,7 +5,9 @@
 
 use std::fmt;
 
-use super::page::{class, document, escape, section};
+use maud::{PreEscaped, html};
+
+use super::page::{class, document, section};
 use super::plots::{self, Ratio};
 use super::tables::{Cell, Row, cards, table};
 use super::verdicts;
@@ -81,9 +83,7 @@ impl Comparison {
     /// As HTML.
     #[must_use]
     pub fn page(&self) -> String {
-        let mut body = "<h1>Comparison</h1>\n".to_owned();
         let answer = if self.is_comparable() { "comparable" } else { "not comparable" };
-        body += &format!("<p class=\"verdict\">These records are {answer}.</p>\n");
         let differences: Vec<Vec<String>> = self
             .entries
             .iter()
@@ -93,12 +93,6 @@ impl Comparison {
                 vec![entry.id.clone(), d.what.clone(), d.first.clone(), d.second.clone(), weight.to_owned()]
             })
             .collect();
-        section(
-            &mut body,
-            "Differences from the first",
-            &table(&["record", "what", "first", "this", ""], &differences),
-        );
-
         let of_each = || {
             self.entries.iter().flat_map(|entry| entry.verdicts.iter().map(move |verdict| (entry, verdict)))
         };
@@ -108,44 +102,45 @@ impl Comparison {
                 Ratio::of(format!("{} {}{mark}", entry.date(), verdict.subject), verdict)
             })
             .collect();
-        section(&mut body, "Ratios", &plots::ratios(&ratios));
-
-        let rows: Vec<Row> = of_each()
-            .map(|(entry, verdict)| {
-                let (ratio, interval) = verdict.estimate.map_or_else(Default::default, |e| {
-                    (
-                        format!("{:.3}", e.ratio()),
-                        format!("{:.3} to {:.3}", e.interval().low, e.interval().high),
-                    )
-                });
-                let texts = [
-                    entry.id.clone(),
-                    verdict.outcome.to_string(),
-                    verdict.metric.clone(),
-                    ratio,
-                    interval,
-                    entry.baseline_text(),
-                    verdict.subject.clone(),
-                    entry.started.clone(),
-                    entry.commit.clone(),
-                ];
-                let mut cells: Vec<Cell> = texts.iter().map(|text| Cell::text(text)).collect();
-                cells[1].class = "verdict";
-                Row { class: class(&verdict.outcome), cells }
-            })
-            .collect();
+        let rows: Vec<Row> = of_each().map(|(entry, verdict)| entry.row(verdict)).collect();
         let head =
             ["record", "verdict", "metric", "ratio", "interval", "baseline", "subject", "started", "commit"];
-        section(&mut body, "Records", &cards(&head, &rows));
-        body += &format!(
-            "<p>{}</p>\n",
-            escape("A ratio is that of the subject to the baseline of the same record.")
-        );
+        let body = html! {
+            h1 { "Comparison" }
+            p.verdict { "These records are " (answer) "." }
+            (section(
+                "Differences from the first",
+                &table(&["record", "what", "first", "this", ""], &differences),
+            ))
+            (section("Ratios", &PreEscaped(plots::ratios(&ratios))))
+            (section("Records", &cards(&head, &rows)))
+            p { "A ratio is that of the subject to the baseline of the same record." }
+        };
         document("Comparison", &body)
     }
 }
 
 impl Entry {
+    fn row(&self, verdict: &Verdict) -> Row {
+        let (ratio, interval) = verdict.estimate.map_or_else(Default::default, |e| {
+            (format!("{:.3}", e.ratio()), format!("{:.3} to {:.3}", e.interval().low, e.interval().high))
+        });
+        let texts = [
+            self.id.clone(),
+            verdict.outcome.to_string(),
+            verdict.metric.clone(),
+            ratio,
+            interval,
+            self.baseline_text(),
+            verdict.subject.clone(),
+            self.started.clone(),
+            self.commit.clone(),
+        ];
+        let mut cells: Vec<Cell> = texts.iter().map(|text| Cell::text(text)).collect();
+        cells[1].class = "verdict";
+        Row { class: class(&verdict.outcome), cells }
+    }
+
     fn date(&self) -> &str {
         self.started.get(..10).unwrap_or(&self.started)
     }

@@ -1,6 +1,6 @@
 //! The page of one record: the verdict on top, then what it rests on, then everything else.
 
-use std::fmt::Write as _;
+use maud::{DOCTYPE, Markup, PreEscaped, html};
 
 use super::plots::{self, Curve, Ratio};
 use super::{other_verdicts, tables, verdicts};
@@ -12,118 +12,122 @@ use crate::verdict::{Outcome, Verdict};
 const STYLE: &str = include_str!("style.css");
 
 /// How to read the plot of ratios.
-const RATIOS: &str = "<p>Median of the paired ratios, as figure and as dot, with its interval; the grey band is what the \
+const RATIOS: &str = "Median of the paired ratios, as figure and as dot, with its interval; the grey band is what the \
 baseline differs from itself. ↑: higher is better, ↓: lower is better. Green is shown to be better, orange to be worse, grey is \
-not shown. The scale is logarithmic.</p>";
+not shown. The scale is logarithmic.";
 
 /// The whole report of a record, as HTML.
 #[must_use]
 pub fn page(record: &Record) -> String {
-    let mut body = String::new();
     let experiment = &record.experiment;
-    push(&mut body, format_args!("<h1>{}</h1>\n", escape(&experiment.name)));
-    push(&mut body, format_args!("<p>{} · {}</p>\n", escape(&record.started), escape(&record.id)));
-    if record.interrupted {
-        body += "<p><strong>Interrupted</strong>: the figures rest on the rounds done until then.</p>\n";
-    }
-
     let deciding = verdicts(record);
-    for verdict in &deciding {
-        let class = class(&verdict.outcome);
-        push(&mut body, format_args!("<p class=\"verdict {class}\">{}</p>\n", escape(&verdict.to_string())));
-    }
-    for advice in advice(record, &deciding) {
-        push(&mut body, format_args!("<div class=\"advice\"><p>{}</p>\n<ul>", escape(&advice.what)));
-        for text in &advice.tries {
-            push(&mut body, format_args!("<li>{}</li>\n", escape(text)));
+    let body = html! {
+        h1 { (experiment.name) }
+        p { (record.started) " · " (record.id) }
+        @if record.interrupted {
+            p { strong { "Interrupted" } ": the figures rest on the rounds done until then." }
         }
-        body += "</ul></div>\n";
-    }
-    if deciding.is_empty() && record.sweeps.is_empty() {
-        body += "<p class=\"verdict\">Only one subject: nothing to compare.</p>\n";
-    }
+        @for verdict in &deciding {
+            p class={ "verdict " (class(&verdict.outcome)) } { (verdict.to_string()) }
+        }
+        @for advice in advice(record, &deciding) {
+            div.advice {
+                p { (advice.what) }
+                ul { @for text in &advice.tries { li { (text) } } }
+            }
+        }
+        @if deciding.is_empty() && record.sweeps.is_empty() {
+            p.verdict { "Only one subject: nothing to compare." }
+        }
+        (section("Bars", &tables::bars(record)))
+        (figures(record, deciding))
+        @for (subject, profile) in &record.profiles {
+            (section(&format!("Hottest symbols of {subject}"), &tables::symbols(profile)))
+        }
+        @for (subject, syscalls) in &record.syscalls {
+            (section(&format!("Syscalls of {subject}"), &tables::syscalls(syscalls)))
+        }
+        (section("Experiment", &tables::experiment(record)))
+        (section("Programs", &tables::programs(record)))
+        (section("Environment", &tables::environment(record)))
+        (folded("Raw rounds", &tables::rounds(record, &record.rounds)))
+        (folded("Raw rounds of the baseline against itself", &tables::rounds(record, &record.aa)))
+    };
+    document(&experiment.name, &body)
+}
 
+/// All metrics as ratios and tables, and the plots of rounds, latencies and sweeps.
+fn figures(record: &Record, deciding: Vec<Verdict>) -> Markup {
+    let metric = &record.experiment.metric;
     let judged: Vec<Verdict> = record
         .candidates()
         .zip(deciding)
         .flat_map(|(subject, first)| std::iter::once(first).chain(other_verdicts(record, subject)))
         .collect();
     let is_telling = |verdict: &&Verdict| {
-        metric::direction(&verdict.metric) != Direction::Neither || verdict.metric == experiment.metric
+        metric::direction(&verdict.metric) != Direction::Neither || verdict.metric == *metric
     };
     let (telling, counters): (Vec<&Verdict>, Vec<&Verdict>) = judged.iter().partition(is_telling);
     let ratios = plots::ratios(&ratio_rows(record, &telling));
-    if !ratios.is_empty() {
-        section(&mut body, "Ratios", &format!("{RATIOS}\n{ratios}"));
+    let rounds = plots::rounds(record, metric);
+    let curve = |curve| PreEscaped(plots::sweeps(record, curve));
+    html! {
+        @if !ratios.is_empty() {
+            (section("Ratios", &html! { p { (RATIOS) } (PreEscaped(ratios)) }))
+        }
+        (section("Metrics", &tables::metrics(record, &telling)))
+        (folded("Counters", &tables::metrics(record, &counters)))
+        @if !rounds.is_empty() {
+            (section(
+                &format!("Rounds: {metric}"),
+                &html! { (plots::rounds_legend(record, metric)) (PreEscaped(rounds)) },
+            ))
+        }
+        (section("Latency", &PreEscaped(plots::latency(record))))
+        (section("Highest rates", &tables::found(record)))
+        (section("Delivered over offered", &curve(Curve::Delivered)))
+        (section("Loss over offered", &curve(Curve::Loss)))
+        (section("Latency p99 over offered", &curve(Curve::LatencyP99)))
     }
-    section(&mut body, "Metrics", &tables::metrics(record, &telling));
-    folded(&mut body, "Counters", &tables::metrics(record, &counters));
-    let title = format!("Rounds: {}", experiment.metric);
-    let rounds = plots::rounds(record, &experiment.metric);
-    if !rounds.is_empty() {
-        let legend = plots::rounds_legend(record, &experiment.metric);
-        section(&mut body, &title, &format!("{legend}\n{rounds}"));
-    }
-    section(&mut body, "Latency", &plots::latency(record));
-    section(&mut body, "Highest rates", &tables::found(record));
-    section(&mut body, "Delivered over offered", &plots::sweeps(record, Curve::Delivered));
-    section(&mut body, "Loss over offered", &plots::sweeps(record, Curve::Loss));
-    section(&mut body, "Latency p99 over offered", &plots::sweeps(record, Curve::LatencyP99));
-    for (subject, profile) in &record.profiles {
-        section(&mut body, &format!("Hottest symbols of {subject}"), &tables::symbols(profile));
-    }
-    for (subject, syscalls) in &record.syscalls {
-        section(&mut body, &format!("Syscalls of {subject}"), &tables::syscalls(syscalls));
-    }
-    section(&mut body, "Experiment", &tables::experiment(record));
-    section(&mut body, "Programs", &tables::programs(record));
-    section(&mut body, "Environment", &tables::environment(record));
-    folded(&mut body, "Raw rounds", &tables::rounds(record, &record.rounds));
-    folded(&mut body, "Raw rounds of the baseline against itself", &tables::rounds(record, &record.aa));
-    document(&experiment.name, &body)
 }
 
 /// A page around a body.
-pub(super) fn document(title: &str, body: &str) -> String {
-    let title = escape(title);
-    format!(
-        "<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"><title>{title}</title>\
-         <meta name=\"viewport\" content=\"width=device-width\"><style>{STYLE}</style></head>\n<body>\n{body}</body></html>\n"
-    )
+pub(super) fn document(title: &str, body: &Markup) -> String {
+    let page = html! {
+        (DOCTYPE)
+        html lang="en" {
+            head {
+                meta charset="utf-8";
+                title { (title) }
+                meta name="viewport" content="width=device-width";
+                style { (PreEscaped(STYLE)) }
+            }
+            body { (body) }
+        }
+    };
+    page.into_string()
 }
 
 /// A heading and what stands under it; nothing when that is nothing.
-pub(super) fn section(body: &mut String, title: &str, content: &str) {
-    if !content.is_empty() {
-        push(body, format_args!("<h2>{}</h2>\n<div class=\"wide\">{content}</div>\n", escape(title)));
+pub(super) fn section(title: &str, content: &Markup) -> Markup {
+    html! {
+        @if !content.0.is_empty() {
+            h2 { (title) }
+            div.wide { (content) }
+        }
     }
 }
 
 /// The same, shown only when asked for.
-fn folded(body: &mut String, title: &str, content: &str) {
-    if !content.is_empty() {
-        push(
-            body,
-            format_args!(
-                "<details><summary>{}</summary>\n<div class=\"wide\">{content}</div></details>\n",
-                escape(title)
-            ),
-        );
+fn folded(title: &str, content: &Markup) -> Markup {
+    html! {
+        @if !content.0.is_empty() {
+            details {
+                summary { (title) }
+                div.wide { (content) }
+            }
+        }
     }
-}
-
-/// What a browser must not take for markup.
-pub(super) fn escape(text: &str) -> String {
-    text.replace('&', "&amp;")
-        .replace('<', "&lt;")
-        .replace('>', "&gt;")
-        .replace('"', "&quot;")
-        .replace('\'', "&#39;")
-}
-
-fn push(text: &mut String, arguments: std::fmt::Arguments<'_>) {
-    // Writing to a string cannot fail.
-    let _ = text.write_fmt(arguments);
 }
 
 pub(super) fn class(outcome: &Outcome) -> &'static str {
@@ -277,7 +281,7 @@ mod tests {
         record.experiment.workload = "</table><script>alert(1)</script>".to_owned();
         let html = page(&record);
         assert!(!html.contains("<b>") && !html.contains("<script"));
-        assert!(html.contains("&lt;b&gt;&amp;&quot;new&#39;"));
+        assert!(html.contains("&lt;b&gt;&amp;&quot;new'"));
     }
 
     #[test]
@@ -312,8 +316,8 @@ mod tests {
     fn the_verdict_of_a_metric_stands_beside_its_name_and_each_cell_knows_its_column() {
         let html = page(&full());
         let row = html
-            .lines()
-            .find(|line| line.starts_with("<tr") && line.contains("<strong>cpu_us_per_packet</strong>"))
+            .split("<tr")
+            .find(|row| row.contains("<strong>cpu_us_per_packet</strong>"))
             .expect("a row of the metric");
         let labels: Vec<&str> =
             row.split("data-label=\"").skip(1).filter_map(|rest| rest.split('"').next()).collect();
@@ -321,8 +325,15 @@ mod tests {
             labels,
             ["metric", "verdict", "ratio", "interval", "old", "new", "effect / noise", "noise floor"]
         );
-        assert!(row.starts_with("<tr class=\"\">") && row.contains("lower is better"), "{row}");
+        assert!(row.starts_with(" class=\"\">") && row.contains("lower is better"), "{row}");
         assert!(row.contains("data-label=\"ratio\">0.667<"), "{row}");
+        assert!(row.contains("<td class=\"verdict\" data-label=\"verdict\">cannot tell"), "{row}");
+        let deciding = html
+            .split("<tr")
+            .find(|row| row.contains("<strong>packets_per_cpu_s</strong>"))
+            .expect("a row of the deciding metric");
+        assert!(deciding.starts_with(" class=\"faster\">"), "{deciding}");
+        assert!(deciding.contains("<td class=\"verdict\" data-label=\"verdict\">faster</td>"), "{deciding}");
         // The same words are in the head, which narrow screens do not show.
         assert!(html.contains("<thead><tr><th>metric</th><th>verdict</th>"));
     }
@@ -346,6 +357,22 @@ mod tests {
         }
         let html = page(&record);
         assert!(html.contains("class=\"advice\"") && html.contains("--max-late-us 5000"), "{html}");
+    }
+
+    #[test]
+    fn bars_stand_in_the_page_with_what_has_become_of_them() {
+        let mut record = full();
+        assert!(!page(&record).contains("<h2>Bars</h2>"));
+        let bar = |limit| crate::bar::Bar {
+            metric: "packets_per_cpu_s".to_owned(),
+            at_least: Some(limit),
+            ..crate::bar::Bar::default()
+        };
+        (record.experiment.must, record.experiment.aim) = (vec![bar(1.2)], vec![bar(2.0)]);
+        let html = page(&record);
+        for text in [">met<", ">missed<", "must ≥ 1.2 × old", "aim ≥ 2 × old"] {
+            assert!(html.contains(text), "{text} is missing");
+        }
     }
 
     #[test]

@@ -2,11 +2,12 @@
 //!
 //! Each returns an empty string when there is nothing to show: a page without a plot is better than none at all.
 
+use maud::{Markup, html};
 use plotters::coord::Shift;
 use plotters::prelude::*;
 
 use crate::metric;
-use crate::record::{Record, Sweep};
+use crate::record::{Record, Round, Sweep};
 use crate::stats;
 use crate::verdict::{Outcome, Verdict};
 
@@ -243,18 +244,19 @@ pub(super) fn rounds(record: &Record, metric: &str) -> String {
     })
 }
 
-/// What the colours and signs of [`rounds`] mean, as HTML above it: inside it would cover dots.
-pub(super) fn rounds_legend(record: &Record, metric: &str) -> String {
-    let mut html = "<p class=\"legend\">".to_owned();
-    for (i, subject) in record.experiment.subjects.iter().enumerate() {
-        let RGBColor(red, green, blue) = colour(i);
-        let name = super::page::escape(&subject.name);
-        html += &format!("<span><i style=\"color:rgb({red},{green},{blue})\">●</i> {name}</span>");
+/// What the colours and signs of [`rounds`] mean, to stand above it: inside it would cover dots.
+pub(super) fn rounds_legend(record: &Record, metric: &str) -> Markup {
+    let is_void = |round: &Round| round.metrics.contains_key(metric) && !record.counts(round, metric);
+    html! {
+        p.legend {
+            @for (i, subject) in record.experiment.subjects.iter().enumerate() {
+                @let RGBColor(red, green, blue) = colour(i);
+                span { i style=(format!("color:rgb({red},{green},{blue})")) { "●" } " " (subject.name) }
+            }
+            @if record.rounds.iter().any(is_void) { span { i { "○" } " void: does not count" } }
+            span { i { "—" } " median of those that count" }
+        }
     }
-    if record.rounds.iter().any(|round| round.metrics.contains_key(metric) && !record.counts(round, metric)) {
-        html += "<span><i>○</i> void: does not count</span>";
-    }
-    html + "<span><i>—</i> median of those that count</span></p>"
 }
 
 /// Latency percentiles of each subject, the median over its rounds, on a logarithmic scale.

@@ -1,8 +1,9 @@
 //! The tables of a page. Those with long texts are made of cards where the screen is narrow.
 
-use std::fmt::Write as _;
+use maud::{Markup, html};
 
-use super::page::{class, escape};
+use super::page::class;
+use crate::bar::{Standing, hold};
 use crate::metric::{self, Direction};
 use crate::record::{Profile, Record, Round, Syscall};
 use crate::stats;
@@ -17,94 +18,86 @@ pub(super) struct Row {
 
 /// A cell of [`cards`].
 pub(super) struct Cell {
-    /// Escaped.
-    pub(super) html: String,
+    pub(super) html: Markup,
     /// Class of the cell; may be empty.
     pub(super) class: &'static str,
 }
 
 impl Cell {
     pub(super) fn text(text: &str) -> Self {
-        Self { html: escape(text), class: if is_number(text) { "n" } else { "" } }
+        Self { html: html! { (text) }, class: number(text).unwrap_or_default() }
     }
 }
 
 /// A table that falls apart into one card a row on a narrow screen, each cell under its column's name. Empty without rows.
-pub(super) fn cards(head: &[&str], rows: &[Row]) -> String {
-    if rows.is_empty() {
-        return String::new();
-    }
-    let mut html = "<table class=\"cards\"><thead><tr>".to_owned();
-    for cell in head {
-        push(&mut html, format_args!("<th>{}</th>", escape(cell)));
-    }
-    html += "</tr></thead><tbody>\n";
-    for row in rows {
-        push(&mut html, format_args!("<tr class=\"{}\">", row.class));
-        for (cell, name) in row.cells.iter().zip(head) {
-            let Cell { html: content, class } = cell;
-            push(
-                &mut html,
-                format_args!("<td class=\"{class}\" data-label=\"{}\">{content}</td>", escape(name)),
-            );
+pub(super) fn cards(head: &[&str], rows: &[Row]) -> Markup {
+    html! {
+        @if !rows.is_empty() {
+            table.cards {
+                thead { tr { @for cell in head { th { (cell) } } } }
+                tbody {
+                    @for row in rows {
+                        tr class=(row.class) {
+                            @for (cell, name) in row.cells.iter().zip(head) {
+                                td class=(cell.class) data-label=(name) { (cell.html) }
+                            }
+                        }
+                    }
+                }
+            }
         }
-        html += "</tr>\n";
     }
-    html + "</tbody></table>"
 }
 
 /// One row a metric: the verdict stands next to it, where no screen is too narrow for it.
-pub(super) fn metrics(record: &Record, judged: &[&Verdict]) -> String {
+pub(super) fn metrics(record: &Record, judged: &[&Verdict]) -> Markup {
     let several = record.candidates().count() > 1;
-    let rows: Vec<Row> = judged
-        .iter()
-        .map(|verdict| {
-            let median = |subject: &str| {
-                stats::median(&record.values(subject, &verdict.metric)).map_or_else(
-                    || absent(record, subject, &verdict.metric),
-                    |m| metric::show(&verdict.metric, m),
-                )
-            };
-            let about = metric::find(&verdict.metric).map_or("", |metric| metric.about);
-            let better = match metric::direction(&verdict.metric) {
-                Direction::Higher => "; higher is better",
-                Direction::Lower => "; lower is better",
-                Direction::Neither => "",
-            };
-            let subject = if several { format!("{}: ", escape(&verdict.subject)) } else { String::new() };
-            let ratio = verdict.estimate.map_or_else(|| "–".to_owned(), |e| format!("{:.3}", e.ratio()));
-            let interval = verdict.estimate.filter(|e| e.rounds > 1).map_or_else(
-                || "–".to_owned(),
-                |e| format!("{:.3} to {:.3}", e.interval().low, e.interval().high),
-            );
-            let effect = verdict.estimate.map(|e| e.effect_size()).filter(|size| size.is_finite());
-            let name = format!(
-                "{subject}<strong>{}</strong><br><small>{}{better}</small>",
-                escape(&verdict.metric),
-                escape(about)
-            );
-            let mut cells = vec![
-                Cell { html: name, class: "" },
-                Cell { class: "verdict", ..Cell::text(&in_short(&verdict.outcome)) },
-            ];
-            let figures = [
-                ratio,
-                interval,
-                median(&verdict.baseline),
-                median(&verdict.subject),
-                effect.map_or_else(|| "–".to_owned(), |size| format!("{size:.1}")),
-                verdict.floor.map_or_else(|| "–".to_owned(), |floor| format!("±{:.1} %", floor.percent())),
-            ];
-            cells.extend(figures.iter().map(|text| Cell::text(text)));
-            Row { class: class(&verdict.outcome), cells }
-        })
-        .collect();
+    let rows: Vec<Row> = judged.iter().map(|verdict| metric_row(record, verdict, several)).collect();
     let baseline = record.baseline().unwrap_or("baseline");
     let subject = if several { "subject" } else { record.candidates().next().unwrap_or("subject") };
     cards(
         &["metric", "verdict", "ratio", "interval", baseline, subject, "effect / noise", "noise floor"],
         &rows,
     )
+}
+
+fn metric_row(record: &Record, verdict: &Verdict, several: bool) -> Row {
+    let name = &verdict.metric;
+    let median = |subject: &str| {
+        stats::median(&record.values(subject, name))
+            .map_or_else(|| absent(record, subject, name), |value| metric::show(name, value))
+    };
+    let better = match metric::direction(name) {
+        Direction::Higher => "; higher is better",
+        Direction::Lower => "; lower is better",
+        Direction::Neither => "",
+    };
+    let title = html! {
+        @if several { (verdict.subject) ": " }
+        strong { (name) }
+        br;
+        small { (metric::find(name).map_or("", |metric| metric.about)) (better) }
+    };
+    let ratio = verdict.estimate.map_or_else(dash, |e| format!("{:.3}", e.ratio()));
+    let interval = verdict
+        .estimate
+        .filter(|e| e.rounds > 1)
+        .map_or_else(dash, |e| format!("{:.3} to {:.3}", e.interval().low, e.interval().high));
+    let effect = verdict.estimate.map(|e| e.effect_size()).filter(|size| size.is_finite());
+    let figures = [
+        ratio,
+        interval,
+        median(&verdict.baseline),
+        median(&verdict.subject),
+        effect.map_or_else(dash, |size| format!("{size:.1}")),
+        verdict.floor.map_or_else(dash, |floor| format!("±{:.1} %", floor.percent())),
+    ];
+    let mut cells = vec![
+        Cell { html: title, class: "" },
+        Cell { class: "verdict", ..Cell::text(&in_short(&verdict.outcome)) },
+    ];
+    cells.extend(figures.iter().map(|text| Cell::text(text)));
+    Row { class: class(&verdict.outcome), cells }
 }
 
 /// Without the reasons that more rounds would cure: those stand on top, once.
@@ -119,22 +112,51 @@ fn in_short(outcome: &Outcome) -> String {
 
 fn absent(record: &Record, subject: &str, metric: &str) -> String {
     let unsupported = record.rounds.iter().any(|r| r.subject == subject && r.not_supported.contains(metric));
-    if unsupported { "not supported" } else { "–" }.to_owned()
+    if unsupported { "not supported".to_owned() } else { dash() }
 }
 
-pub(super) fn found(record: &Record) -> String {
+/// How the record stands to its bars.
+pub(super) fn bars(record: &Record) -> Markup {
+    let rows: Vec<Row> = hold(record)
+        .iter()
+        .map(|held| {
+            let class = match held.standing {
+                Standing::Met => "faster",
+                Standing::Missed => "slower",
+                Standing::Undecided(_) => "",
+            };
+            let figure = held.figure.as_ref().map_or_else(dash, |(median, interval)| {
+                let [low, high] = [interval.low, interval.high].map(|end| held.bar.show(end));
+                format!("{} ({low} to {high})", held.bar.show(*median))
+            });
+            let whom = held.against.clone().unwrap_or_else(|| format!("of {}", held.subject));
+            let texts = [
+                held.bar.metric.clone(),
+                held.standing.to_string(),
+                figure,
+                format!("{} {} {whom}", held.kind, held.bar),
+            ];
+            let mut cells: Vec<Cell> = texts.iter().map(|text| Cell::text(text)).collect();
+            cells[1].class = "verdict";
+            Row { class, cells }
+        })
+        .collect();
+    cards(&["metric", "verdict", "figure", "bar"], &rows)
+}
+
+pub(super) fn found(record: &Record) -> Markup {
     let rows: Vec<Vec<String>> = record
         .sweeps
         .iter()
         .flat_map(|sweep| sweep.found.iter().map(move |found| (sweep, found)))
         .map(|(sweep, found)| {
-            let rate = |pps: Option<u64>| pps.map_or_else(|| "–".to_owned(), |pps| pps.to_string());
+            let rate = |pps: Option<u64>| pps.map_or_else(dash, |pps| pps.to_string());
             vec![
                 sweep.subject.clone(),
                 format!("{} %", found.max_loss * 100.0),
                 rate(found.lower_pps),
                 rate(found.upper_pps),
-                found.delivered_pps.map_or_else(|| "–".to_owned(), |pps| format!("{pps:.0}")),
+                found.delivered_pps.map_or_else(dash, |pps| format!("{pps:.0}")),
                 found.because.to_string(),
             ]
         })
@@ -142,7 +164,7 @@ pub(super) fn found(record: &Record) -> String {
     table(&["subject", "loss at most", "keeps it, /s", "does not, /s", "delivered, /s", "because"], &rows)
 }
 
-pub(super) fn symbols(profile: &Profile) -> String {
+pub(super) fn symbols(profile: &Profile) -> Markup {
     let rows: Vec<Vec<String>> = profile
         .symbols
         .iter()
@@ -151,15 +173,16 @@ pub(super) fn symbols(profile: &Profile) -> String {
             vec![format!("{:.2} %", symbol.percent), side.to_owned(), symbol.name.clone()]
         })
         .collect();
-    format!(
-        "<p>{} samples, {:.1} % in the kernel; <a href=\"flame.svg\">flame graph</a>.</p>\n{}",
-        profile.samples,
-        profile.kernel_percent,
-        table(&["samples", "side", "symbol"], &rows)
-    )
+    html! {
+        p {
+            (profile.samples) " samples, " (format!("{:.1}", profile.kernel_percent)) " % in the kernel; "
+            a href="flame.svg" { "flame graph" } "."
+        }
+        (table(&["samples", "side", "symbol"], &rows))
+    }
 }
 
-pub(super) fn syscalls(syscalls: &[Syscall]) -> String {
+pub(super) fn syscalls(syscalls: &[Syscall]) -> Markup {
     let rows: Vec<Vec<String>> = syscalls
         .iter()
         .map(|row| {
@@ -172,15 +195,15 @@ pub(super) fn syscalls(syscalls: &[Syscall]) -> String {
             ]
         })
         .collect();
-    if rows.is_empty() {
-        return String::new();
+    html! {
+        @if !rows.is_empty() {
+            p { "From a run of its own under a tracer, which slows the subject down; waiting is counted." }
+            (table(&["syscall", "calls", "errors", "seconds", "µs a call"], &rows))
+        }
     }
-    let note =
-        "<p>From a run of its own under a tracer, which slows the subject down; waiting is counted.</p>\n";
-    note.to_owned() + &table(&["syscall", "calls", "errors", "seconds", "µs a call"], &rows)
 }
 
-pub(super) fn experiment(record: &Record) -> String {
+pub(super) fn experiment(record: &Record) -> Markup {
     let experiment = &record.experiment;
     let line = |name: &str, value: String| vec![name.to_owned(), value];
     let mut rows = vec![
@@ -206,8 +229,11 @@ pub(super) fn experiment(record: &Record) -> String {
         line(
             "a run is void",
             format!(
-                "with the generator later than {} µs (p99) or more than {} % of the CPU time stolen",
-                experiment.limits.late_p99_us, experiment.limits.steal_percent
+                "with the generator later than {} µs (p99), more than {} % of the CPU time stolen, or more than {} % of the \
+                 subject's cores used by others",
+                experiment.limits.late_p99_us,
+                experiment.limits.steal_percent,
+                experiment.limits.foreign_percent
             ),
         ),
     ];
@@ -219,7 +245,7 @@ pub(super) fn experiment(record: &Record) -> String {
     table(&["", ""], &rows)
 }
 
-pub(super) fn environment(record: &Record) -> String {
+pub(super) fn environment(record: &Record) -> Markup {
     let environment = &record.environment;
     let line = |name: &str, value: String| vec![name.to_owned(), value];
     let mut rows = vec![
@@ -245,45 +271,45 @@ pub(super) fn environment(record: &Record) -> String {
     table(&["", ""], &rows)
 }
 
-pub(super) fn rounds(record: &Record, rounds: &[Round]) -> String {
-    if rounds.is_empty() {
-        return String::new();
-    }
+pub(super) fn rounds(record: &Record, rounds: &[Round]) -> Markup {
     let metrics = record.metrics();
-    let mut html = "<table><tr><th>round</th><th>place</th><th>subject</th>".to_owned();
-    for metric in &metrics {
-        push(&mut html, format_args!("<th>{}</th>", escape(metric)));
-    }
-    html += "<th>remarks</th></tr>\n";
-    for round in rounds {
-        let class = if round.voided.is_some() { " class=\"void\"" } else { "" };
-        push(&mut html, format_args!("<tr{class}>"));
-        html += &cell_html(&(round.index + 1).to_string());
-        html += &cell_html(&(round.order_in_round + 1).to_string());
-        html += &cell_html(&round.subject);
-        for &name in &metrics {
-            let cell = match round.metrics.get(name) {
-                Some(value) => metric::show(name, *value),
-                None if round.not_supported.contains(name) => "not supported".to_owned(),
-                None => "–".to_owned(),
-            };
-            html += &cell_html(&cell);
-        }
+    let row = |round: &Round| {
+        let mut cells = vec![
+            (round.index + 1).to_string(),
+            (round.order_in_round + 1).to_string(),
+            round.subject.clone(),
+        ];
+        cells.extend(metrics.iter().map(|name| match round.metrics.get(*name) {
+            Some(value) => metric::show(name, *value),
+            None if round.not_supported.contains(*name) => "not supported".to_owned(),
+            None => dash(),
+        }));
         let void = round.voided.iter().map(|void| format!("void: {void}"));
-        let remarks: Vec<String> = void.chain(round.notes.iter().cloned()).collect();
-        html += &cell_html(&remarks.join("; "));
-        html += "</tr>\n";
+        cells.push(void.chain(round.notes.iter().cloned()).collect::<Vec<_>>().join("; "));
+        cells
+    };
+    html! {
+        @if !rounds.is_empty() {
+            table {
+                tr {
+                    th { "round" } th { "place" } th { "subject" }
+                    @for metric in &metrics { th { (metric) } }
+                    th { "remarks" }
+                }
+                @for round in rounds {
+                    tr class=[round.voided.as_ref().map(|_| "void")] { (cells(&row(round))) }
+                }
+            }
+        }
     }
-    html + "</table>"
 }
 
 /// Which builds were measured.
-pub(super) fn programs(record: &Record) -> String {
+pub(super) fn programs(record: &Record) -> Markup {
     let rows: Vec<Row> = record
         .programs
         .iter()
         .map(|build| {
-            let hash = build.sha256.as_deref().unwrap_or("not known");
             let mut cells: Vec<Cell> = [
                 &build.name,
                 &build.path,
@@ -293,43 +319,36 @@ pub(super) fn programs(record: &Record) -> String {
             ]
             .map(Cell::text)
             .into();
-            cells.push(Cell { html: format!("<code>{}</code>", escape(hash)), class: "hash" });
+            let hash = html! { code { (build.sha256.as_deref().unwrap_or("not known")) } };
+            cells.push(Cell { html: hash, class: "hash" });
             Row { class: "", cells }
         })
         .collect();
     cards(&["program", "file", "version", "bytes", "modified", "SHA-256"], &rows)
 }
 
-/// A table; cells are escaped here. Empty without rows.
-pub(super) fn table(head: &[&str], rows: &[Vec<String>]) -> String {
-    if rows.is_empty() {
-        return String::new();
-    }
-    let mut html = "<table><tr>".to_owned();
-    for cell in head {
-        push(&mut html, format_args!("<th>{}</th>", escape(cell)));
-    }
-    html += "</tr>\n";
-    for row in rows {
-        html += "<tr>";
-        for cell in row {
-            push(&mut html, format_args!("{}", cell_html(cell)));
+/// A plain table. Empty without rows.
+pub(super) fn table(head: &[&str], rows: &[Vec<String>]) -> Markup {
+    html! {
+        @if !rows.is_empty() {
+            table {
+                tr { @for cell in head { th { (cell) } } }
+                @for row in rows { tr { (cells(row)) } }
+            }
         }
-        html += "</tr>\n";
     }
-    html + "</table>"
 }
 
-/// A number stands at the right.
-fn cell_html(cell: &str) -> String {
-    format!("<td{}>{}</td>", if is_number(cell) { " class=\"n\"" } else { "" }, escape(cell))
+/// Numbers stand at the right.
+fn cells(row: &[String]) -> Markup {
+    html! { @for cell in row { td class=[number(cell)] { (cell) } } }
 }
 
-fn is_number(cell: &str) -> bool {
-    cell.starts_with(|c: char| c.is_ascii_digit() || c == '-' || c == '±')
+/// The class of a cell that is a number.
+fn number(cell: &str) -> Option<&'static str> {
+    cell.starts_with(|c: char| c.is_ascii_digit() || c == '-' || c == '±').then_some("n")
 }
 
-fn push(text: &mut String, arguments: std::fmt::Arguments<'_>) {
-    // Writing to a string cannot fail.
-    let _ = text.write_fmt(arguments);
+fn dash() -> String {
+    "–".to_owned()
 }

@@ -1,17 +1,17 @@
 //! An experiment from its first round to its record: fresh processes for each run, in the order drawn from the seed, the
 //! baseline once more each round as noise floor, and the record saved after every run.
 
-use std::{fs, path::PathBuf, time::Duration};
+use std::{collections::BTreeSet, fs, path::PathBuf, time::Duration};
 
 use super::{
     halt::Halt,
     session::{Bench, Window},
 };
 use crate::{
-    builds, environment,
+    builds, certificate, environment,
     error::LabError,
     experiment::{Experiment, Service, fill::Variables},
-    order,
+    limits, order,
     probe::{hardware, syscalls},
     progress::Progress,
     record::{self, Record, Round},
@@ -38,28 +38,38 @@ pub(crate) struct Stage {
     /// Of logs and results of single runs.
     pub(crate) scratch: PathBuf,
     pub(crate) hardware: bool,
+    /// Subjects that are not installed, in sentences.
+    left_out: Vec<String>,
     pub(crate) stop: Stop,
 }
 
 impl Stage {
     /// Checks everything that can be checked before anything starts, then makes topology and directories below `base`.
     pub(crate) fn set(request: &Request, base: &std::path::Path, stop: Stop) -> Result<Self, LabError> {
-        let experiment = request.experiment()?;
+        let mut experiment = request.experiment()?;
         let spec = experiment.topology()?;
         if spec.is_some() {
             userns::enter_if_needed()?;
         }
         let addresses = spec.as_ref().map(crate::topology::spec::Spec::addresses).unwrap_or_default();
         let nowhere = Variables::new(&experiment, &addresses, &request.point, std::path::Path::new("."));
+        let left_out = experiment.leave_out(&nowhere);
+        if experiment.subject.is_empty() {
+            return Err(LabError::usage(left_out.join("\n")));
+        }
         experiment.check_tools(&nowhere)?;
+        limits::raise_open_files();
         let topology = Topology::for_run(spec.as_ref())?;
         let directory = request.make_directory(base, &experiment)?;
         let scratch = directory.join("runs");
         let variables = Variables::new(&experiment, &addresses, &request.point, &scratch);
         fs::create_dir_all(&scratch).map_err(LabError::io(format!("cannot make {}", scratch.display())))?;
+        if experiment.wants_certificate() {
+            certificate::make(&scratch, addresses.into_values())?;
+        }
         request.save(&directory)?;
         let hardware = experiment.counters && hardware::supported();
-        Ok(Self { experiment, topology, variables, directory, scratch, hardware, stop })
+        Ok(Self { experiment, topology, variables, directory, scratch, hardware, left_out, stop })
     }
 
     pub(crate) fn bench(&self) -> Bench<'_> {
@@ -101,6 +111,10 @@ impl Stage {
         if !experiment.about.is_empty() {
             environment.notes.insert(0, experiment.about.clone());
         }
+        for note in &self.left_out {
+            Screen::new().note(note);
+            environment.notes.push(note.clone());
+        }
         let programs = builds::look(experiment, &self.variables, &environment.tools);
         if let Some(then) = &request.repeats {
             let notes = match &then[..] {
@@ -132,6 +146,8 @@ impl Stage {
                 warmup_s: experiment.warmup,
                 rules: experiment.rules(),
                 limits: experiment.limits(),
+                must: experiment.must.clone(),
+                aim: experiment.aim.clone(),
             },
             rounds: Vec::new(),
             aa: Vec::new(),
@@ -179,6 +195,15 @@ pub(crate) fn note_changes(record: &mut Record, screen: &Screen) {
     }
 }
 
+/// Whether further runs are worth their time.
+enum Prospect {
+    Good,
+    /// The subject fails every time, and the others can do without it.
+    WithoutIt,
+    /// The same, and they cannot.
+    None,
+}
+
 struct Comparison<'a> {
     stage: &'a Stage,
     bench: Bench<'a>,
@@ -195,9 +220,14 @@ impl Comparison<'_> {
         // Rounds that were void through no fault of a subject are made again, but not for ever.
         let most = wanted + wanted.div_ceil(2);
         let mut rounds = wanted;
-        let each = experiment.discard + experiment.warmup + experiment.duration + OVERHEAD;
+        let each = experiment.discard
+            + experiment.workload.rest
+            + experiment.warmup
+            + experiment.duration
+            + OVERHEAD;
         let count = |number: usize| u32::try_from(number).unwrap_or(u32::MAX);
         let mut progress = Progress::new(count(wanted), count(runs), Duration::from_secs_f64(each));
+        let mut given_up = BTreeSet::new();
         self.screen.note(&format!("{}: seed {}", record.id, record.seed));
         for (index, order) in order::plan(record.seed, runs, count(most)).into_iter().enumerate() {
             if index >= rounds {
@@ -206,6 +236,10 @@ impl Comparison<'_> {
             for (place, run) in order.into_iter().enumerate() {
                 let again = run == subjects.len();
                 let service = &subjects[if again { 0 } else { run }];
+                if given_up.contains(&service.name) {
+                    progress.run_falls_out();
+                    continue;
+                }
                 let name = if again { format!("{} (again)", service.name) } else { service.name.clone() };
                 progress.run_begins(name, self.screen.now());
                 self.screen.progress(&progress);
@@ -219,28 +253,16 @@ impl Comparison<'_> {
                     Err(halt) => return Err(halt.into_error()),
                 };
                 progress.run_ends(self.screen.now());
-                if again {
-                    record.aa.push(round);
-                } else {
-                    record.rounds.push(round);
-                }
-                let round = if again { record.aa.last() } else { record.rounds.last() };
-                if let Some((round, void)) = round.and_then(|round| Some((round, round.voided.as_ref()?))) {
-                    let what = if record.counts(round, &experiment.metric) {
-                        "counts only for what a datagram costs"
-                    } else {
-                        "void"
-                    };
-                    self.screen.note(&format!("round {}, {}: {what}, {void}", index + 1, service.name));
-                }
-                record.save(&self.stage.directory).map_err(|error| LabError::failed(error.to_string()))?;
-                if hopeless(record, &service.name) {
-                    self.screen.note(&format!("{} fails every time: the rest is not tried", service.name));
-                    return Ok(());
+                match self.keep(round, again, service, record)? {
+                    Prospect::Good => {}
+                    Prospect::WithoutIt => {
+                        given_up.insert(service.name.clone());
+                    }
+                    Prospect::None => return Ok(()),
                 }
             }
             if let Some(candidate) = subjects.get(1) {
-                let pairs = record.pairs(&candidate.name, &experiment.metric);
+                let pairs = record.pairs(&subjects[0].name, &candidate.name, &experiment.metric);
                 let ratios = crate::stats::log_ratios(pairs);
                 let what = format!("{} / {}, {}", candidate.name, subjects[0].name, experiment.metric);
                 progress.estimate(what, Estimate::new(&ratios.values, record.seed));
@@ -257,6 +279,37 @@ impl Comparison<'_> {
         Ok(())
     }
 
+    /// Puts a run into the record, and says what its failure means for the runs to come.
+    fn keep(
+        &self,
+        round: Round,
+        again: bool,
+        service: &Service,
+        record: &mut Record,
+    ) -> Result<Prospect, LabError> {
+        let (name, index) = (&service.name, round.index + 1);
+        if let Some(void) = &round.voided {
+            let counts = record.counts(&round, &record.experiment.metric);
+            let what = if counts { "counts only for what a datagram costs" } else { "void" };
+            self.screen.note(&format!("round {index}, {name}: {what}, {void}"));
+        }
+        if again {
+            record.aa.push(round);
+        } else {
+            record.rounds.push(round);
+        }
+        record.save(&self.stage.directory).map_err(|error| LabError::failed(error.to_string()))?;
+        if !hopeless(record, name) {
+            return Ok(Prospect::Good);
+        }
+        let (prospect, rest) = match service.optional {
+            true => (Prospect::WithoutIt, "the others go on without it"),
+            false => (Prospect::None, "the rest is not tried"),
+        };
+        self.screen.note(&format!("{name} fails every time: {rest}"));
+        Ok(prospect)
+    }
+
     /// One run of one subject. What ends the experiment is an error; what only voids the run is in the round.
     fn run_once(&self, service: &Service, index: u32, place: u32, record: &Record) -> Result<Round, Halt> {
         let mut round = Round::new(index, &service.name, place);
@@ -267,7 +320,9 @@ impl Comparison<'_> {
         match measured {
             Ok(_) => round.voided = record.experiment.limits.check(&round),
             // The first start of all shows mistakes of the experiment: no half hour is spent on those.
-            Err(halt @ (Halt::NotReady(_) | Halt::HelperNotReady(_))) if !has_run(record, &service.name) => {
+            Err(halt @ (Halt::NotReady(_) | Halt::HelperNotReady(_)))
+                if !has_run(record, &service.name) && !service.optional =>
+            {
                 return Err(halt);
             }
             Err(halt) => match halt.void() {

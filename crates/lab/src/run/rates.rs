@@ -111,6 +111,7 @@ impl Rates<'_> {
                 }
                 match halted {
                     None | Some(Halt::Subject(_) | Halt::Other(_)) => {}
+                    Some(Halt::NotReady(_)) if service.optional => {}
                     Some(Halt::Interrupted) => {
                         record.interrupted = true;
                         self.screen.note("interrupted: what was measured is kept");

@@ -3,12 +3,16 @@
 use std::collections::BTreeMap;
 
 use serde_json::Value;
+use turnpike_measure::Report;
 
 use crate::{
     experiment::{Format, Workload},
     metric,
     record::{Latency, Round},
 };
+
+/// What a generator calls a connection that broke or could not be opened.
+const BROKEN: [&str; 3] = ["connection_lost", "connect_failed", "refresh_failed"];
 
 /// A workload's own account of its own window.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -20,24 +24,41 @@ pub(crate) struct Outcome {
     /// Datagrams sent and received.
     pub(crate) sent: Option<u64>,
     pub(crate) received: Option<u64>,
+    pub(crate) clients: Option<u64>,
     pub(crate) notes: Vec<String>,
 }
 
 /// Reads a result; an error is a sentence part.
 pub(crate) fn read(workload: &Workload, text: &str) -> Result<Outcome, String> {
-    if workload.format == Format::None {
-        return Ok(Outcome::default());
+    let mut outcome = match workload.format {
+        Format::None => return Ok(Outcome::default()),
+        Format::Turnpike => turnpike(text)?,
+        Format::Iperf3 => iperf3(&json(text)?)?,
+        Format::Json => Outcome::default(),
+    };
+    if !workload.fields.is_empty() {
+        outcome.take_fields(&json(text)?, &workload.fields)?;
     }
-    let value: Value =
-        serde_json::from_str(text).map_err(|error| format!("the workload's result is no JSON: {error}"))?;
-    match workload.format {
-        Format::Turnpike => turnpike(&value),
-        Format::Iperf3 => iperf3(&value),
-        Format::Json | Format::None => by_fields(&value, &workload.fields),
-    }
+    Ok(outcome)
+}
+
+fn json(text: &str) -> Result<Value, String> {
+    serde_json::from_str(text).map_err(|error| format!("the workload's result is no JSON: {error}"))
 }
 
 impl Outcome {
+    /// Numbers of any JSON, by their paths.
+    fn take_fields(&mut self, value: &Value, fields: &BTreeMap<String, String>) -> Result<(), String> {
+        for (name, path) in fields {
+            let number = at(value, path)
+                .ok_or_else(|| format!("the workload's result has no number at \"{path}\""))?;
+            self.metrics.insert(name.clone(), number);
+        }
+        self.sent = self.sent.or(count(self.metrics.get("generator_sent").copied()));
+        self.received = self.received.or(count(self.metrics.get("generator_received").copied()));
+        Ok(())
+    }
+
     /// Adds what the workload says to what the counters said in the window of `elapsed` seconds. Delivered datagrams
     /// are the counters', where these count.
     pub(crate) fn complete(self, elapsed: f64, round: &mut Round) {
@@ -67,75 +88,43 @@ impl Outcome {
     }
 }
 
-/// The contract of DESIGN.md.
-fn turnpike(value: &Value) -> Result<Outcome, String> {
-    let number = |path: &str| at(value, path);
-    let sent = number("sent").ok_or("the workload's result has no \"sent\": is it one of our generators?")?;
-    let mut metrics = BTreeMap::new();
-    for (name, path) in [
-        (metric::OFFERED_PPS, "send_pps"),
-        (metric::DELIVERED_PPS, "recv_pps"),
-        ("delivered_bps", "recv_bps"),
-        ("jitter_us", "jitter_us"),
-        (metric::LATE_P99_US, "late_us.p99"),
-        ("generator_sent", "sent"),
-        ("generator_received", "received"),
-        ("generator_duplicated", "duplicated"),
-        ("generator_reordered", "reordered"),
-    ] {
-        metrics.extend(number(path).map(|value| (name.to_owned(), value)));
-    }
+/// The contract of DESIGN.md, as our generators write it.
+fn turnpike(text: &str) -> Result<Outcome, String> {
+    let report: Report = serde_json::from_str(text)
+        .map_err(|error| format!("the workload's result is not one of our generators': {error}"))?;
+    let percent = |count: u64| if report.sent == 0 { 0.0 } else { count as f64 * 100.0 / report.sent as f64 };
+    let broken = BROKEN.iter().filter_map(|name| report.errors.get(*name)).sum();
+    let mut metrics: BTreeMap<String, f64> = [
+        (metric::OFFERED_PPS, report.send_pps),
+        (metric::DELIVERED_PPS, report.recv_pps),
+        ("delivered_bps", report.recv_bps),
+        ("jitter_us", report.jitter_us),
+        (metric::LATE_P99_US, report.late_us.p99 as f64),
+        (metric::LOSS_PERCENT, report.loss_percent()),
+        (metric::BROKEN_PERCENT, percent(broken)),
+        ("generator_sent", report.sent as f64),
+        ("generator_received", report.received as f64),
+        ("generator_duplicated", report.duplicated as f64),
+        ("generator_reordered", report.reordered as f64),
+    ]
+    .map(|(name, value)| (name.to_owned(), value))
+    .into();
     // Figures that only one mode has keep their names.
-    for listed in metric::METRICS {
-        metrics.extend(number(listed.name).map(|value| (listed.name.to_owned(), value)));
-    }
-    if let Some(lost) = number("lost") {
-        metrics.insert("loss_percent".to_owned(), if sent > 0.0 { lost * 100.0 / sent } else { 0.0 });
-    }
-    let latency = latency(value.get("rtt_us"));
-    if let Some(latency) = &latency {
-        put_latency(latency, &mut metrics);
-    }
-    let errors = value.get("errors").and_then(Value::as_object).into_iter().flatten();
-    let errors = errors
-        .filter(|(_, count)| count.as_f64() != Some(0.0))
-        .map(|(name, count)| format!("generator: {name} {count}"));
-    let notes = value.get("notes").and_then(Value::as_array).into_iter().flatten();
-    let notes = notes.filter_map(Value::as_str).map(|note| format!("generator: {note}"));
+    metrics.extend(report.extra);
+    let latency = (report.rtt_us.max > 0).then(|| Latency::from(report.rtt_us));
+    metrics.extend(latency.iter().flat_map(Latency::metrics));
+    let errors = report.errors.iter().filter(|(_, count)| **count > 0);
+    let errors = errors.map(|(name, count)| format!("generator: {name} {count}"));
+    let notes = report.notes.iter().map(|note| format!("generator: {note}"));
     Ok(Outcome {
         metrics,
         latency,
-        size: number("size"),
-        sent: count(number("sent")),
-        received: count(number("received")),
+        size: Some(report.size as f64),
+        sent: Some(report.sent),
+        received: Some(report.received),
+        clients: Some(report.clients),
         notes: errors.chain(notes).collect(),
     })
-}
-
-fn latency(value: Option<&Value>) -> Option<Latency> {
-    let number = |name: &str| value?.get(name)?.as_f64();
-    Some(Latency {
-        min: number("min")?,
-        p50: number("p50")?,
-        p90: number("p90")?,
-        p99: number("p99")?,
-        p999: number("p999")?,
-        max: number("max")?,
-        histogram: Vec::new(),
-    })
-    .filter(|latency| latency.max > 0.0)
-}
-
-fn put_latency(latency: &Latency, metrics: &mut BTreeMap<String, f64>) {
-    for (name, value) in [
-        ("latency_p50_us", latency.p50),
-        ("latency_p90_us", latency.p90),
-        ("latency_p99_us", latency.p99),
-        ("latency_p999_us", latency.p999),
-        ("latency_max_us", latency.max),
-    ] {
-        metrics.insert(name.to_owned(), value);
-    }
 }
 
 /// `iperf3 --json`, TCP or UDP, without the seconds omitted by `-O`.
@@ -176,18 +165,6 @@ fn iperf3(value: &Value) -> Result<Outcome, String> {
     Ok(outcome)
 }
 
-fn by_fields(value: &Value, fields: &BTreeMap<String, String>) -> Result<Outcome, String> {
-    let mut outcome = Outcome::default();
-    for (name, path) in fields {
-        let value =
-            at(value, path).ok_or_else(|| format!("the workload's result has no number at \"{path}\""))?;
-        outcome.metrics.insert(name.clone(), value);
-    }
-    outcome.sent = count(outcome.metrics.get("generator_sent").copied());
-    outcome.received = count(outcome.metrics.get("generator_received").copied());
-    Ok(outcome)
-}
-
 /// The number at a path such as `end.streams.0.bytes`.
 fn at(value: &Value, path: &str) -> Option<f64> {
     path.split('.')
@@ -212,16 +189,17 @@ mod tests {
     use super::*;
 
     fn workload(format: &str) -> Workload {
-        toml::from_str(&format!(
-            "command = 'x'\nformat = '{format}'\nfields = {{ transactions_per_s = 'a.1.rate' }}"
-        ))
-        .unwrap()
+        toml::from_str(&format!("command = 'x'\nformat = '{format}'")).unwrap()
+    }
+
+    fn with_fields(format: &str, fields: &str) -> Workload {
+        toml::from_str(&format!("command = 'x'\nformat = '{format}'\nfields = {fields}")).unwrap()
     }
 
     const OURS: &str = r#"{"sent":1000,"received":990,"lost":10,"duplicated":0,"reordered":2,"send_pps":100.0,
         "recv_pps":99.0,"recv_bps":95040.0,"rtt_us":{"min":1,"p50":2,"p90":3,"p99":4,"p999":5,"max":6},"jitter_us":0.5,
         "late_us":{"p50":1,"p99":1500,"max":3000},"clients":4,"size":120,"rate":100.0,"duration_s":10.0,
-        "datapath":"gso","errors":{"send_would_block":3,"none":0},"connections_per_s":7.5}"#;
+        "datapath":"gso","errors":{"send_would_block":3,"connect_failed":20,"none":0},"connections_per_s":7.5}"#;
 
     #[test]
     fn our_generators_contract_becomes_metrics() {
@@ -232,7 +210,18 @@ mod tests {
         assert_eq!(outcome.metrics["latency_p999_us"], 5.0);
         assert_eq!(outcome.metrics["connections_per_s"], 7.5);
         assert_eq!((outcome.sent, outcome.received), (Some(1000), Some(990)));
-        assert_eq!(outcome.notes, ["generator: send_would_block 3"]);
+        assert_eq!((outcome.metrics[metric::BROKEN_PERCENT], outcome.clients), (2.0, Some(4)));
+        assert_eq!(outcome.notes, ["generator: connect_failed 20", "generator: send_would_block 3"]);
+        assert!(
+            read(&workload("turnpike"), &OURS.replace("\"sent\":1000,", "")).unwrap_err().contains("`sent`")
+        );
+    }
+
+    #[test]
+    fn a_figure_of_our_generators_may_get_a_name_of_its_own() {
+        let named = with_fields("turnpike", "{ allocations_per_s = 'recv_pps' }");
+        let outcome = read(&named, OURS).unwrap();
+        assert_eq!((outcome.metrics["allocations_per_s"], outcome.metrics["offered_pps"]), (99.0, 100.0));
     }
 
     #[test]
@@ -272,9 +261,10 @@ mod tests {
 
     #[test]
     fn any_json_is_read_by_its_fields() {
-        let outcome = read(&workload("json"), r#"{"a":[{},{"rate":12.5}]}"#).unwrap();
+        let json = with_fields("json", "{ transactions_per_s = 'a.1.rate' }");
+        let outcome = read(&json, r#"{"a":[{},{"rate":12.5}]}"#).unwrap();
         assert_eq!(outcome.metrics["transactions_per_s"], 12.5);
-        assert!(read(&workload("json"), r#"{"a":[]}"#).unwrap_err().contains("a.1.rate"));
-        assert!(read(&workload("json"), "nothing").is_err());
+        assert!(read(&json, r#"{"a":[]}"#).unwrap_err().contains("a.1.rate"));
+        assert!(read(&json, "nothing").is_err());
     }
 }

@@ -20,16 +20,16 @@ use super::{
 use crate::{
     error::LabError,
     experiment::{Experiment, Service, fill::Variables},
-    metric::FOREIGN_PERCENT,
+    metric,
     probe::{
         Reading, Scope,
-        cpu::cpu_list,
+        cpu::{self, cpu_list},
         hardware::{self, Counting},
         inside,
         syscalls::{ATTACH, Tracing},
     },
     program::{self, Launch, Program},
-    record::{FOREIGN_LIMIT, Round, Syscall},
+    record::{Round, Syscall},
     stop::Stop,
     topology::Topology,
 };
@@ -59,6 +59,10 @@ pub(crate) struct Session<'a> {
     subject: Program,
     helpers: Vec<Program>,
     pub(crate) scope: Scope,
+    /// Bytes, before anybody asked it for anything.
+    memory_at_start: u64,
+    /// Whether a workload has been at it.
+    has_worked: bool,
 }
 
 /// How long to measure and what to tell the workload.
@@ -84,14 +88,15 @@ impl<'a> Bench<'a> {
         let subject = self.launch(&service)?;
         let mut scope = Scope::new(self.topology, subject.pid())?;
         scope.subject_space.clone_from(&service.namespace);
-        scope.subject_cpus = service.cpus.as_deref().map(cpu_list).unwrap_or_default();
+        scope.pin(service.cpus.as_deref().map(cpu_list).unwrap_or_default());
         scope.delivered_at.clone_from(&self.experiment.workload.delivered_at);
         if let Some(url) = &service.metrics {
             let (address, path) = inside::parse_url(url)?;
             let space = service.namespace.as_deref().map(|name| self.topology.anchor(name)).transpose()?;
             scope.metrics = Some((address, path, space));
         }
-        Ok(Session { bench: self, subject, helpers, scope })
+        let memory_at_start = cpu::memory(subject.pid());
+        Ok(Session { bench: self, subject, helpers, scope, memory_at_start, has_worked: false })
     }
 
     fn launch(&self, service: &Service) -> Result<Program, Halt> {
@@ -132,6 +137,7 @@ impl Session<'_> {
         let mut variables = self.bench.variables.clone();
         // The workload is told a second more than is measured.
         variables.set_window(0.0, (seconds - 1.0).max(0.0));
+        self.has_worked = true;
         let (mut workload, _) = self.start_workload(&variables)?;
         if self.is_ended_by_us() {
             return self.pass(Duration::from_secs_f64(seconds), &mut workload);
@@ -184,6 +190,7 @@ impl Session<'_> {
         let mut variables = bench.variables.clone();
         variables.set_window(window.warmup, window.duration);
         adjust(&mut variables);
+        self.rest()?;
         let whole = bench.experiment.workload.whole;
         let before = if whole { Some(Reading::take(&self.scope, u32::MAX)?) } else { None };
 
@@ -211,6 +218,8 @@ impl Session<'_> {
             self.pass(rest, &mut workload)?;
         }
         let closed = Reading::take(&self.scope, workload.pid())?;
+        // Behind the window: the subject waits while its pages are counted.
+        let memory = cpu::memory(self.subject.pid());
         detach(attached);
         match counting {
             Some(counting) => round.metrics.extend(counting.finish()),
@@ -227,8 +236,30 @@ impl Session<'_> {
         let elapsed = round.metrics.get("elapsed_s").copied().unwrap_or(window.duration);
         let outcome = read_result(bench.experiment, &result).map_err(Halt::Other)?;
         outcome.clone().complete(elapsed, round);
+        round.metrics.insert(metric::MEMORY_BYTES.to_owned(), memory as f64);
+        // After a first run, what it had asked for is still there.
+        if let Some(clients) =
+            outcome.clients.filter(|clients| *clients > 0 && bench.experiment.discard == 0.0)
+        {
+            let grown = memory.saturating_sub(self.memory_at_start) as f64 / clients as f64;
+            round.metrics.insert(metric::MEMORY_PER_CLIENT_BYTES.to_owned(), grown);
+        }
         caveats(round, elapsed);
         Ok(outcome)
+    }
+
+    /// Leaves the subject alone between two runs, as long as the experiment says.
+    fn rest(&mut self) -> Result<(), Halt> {
+        let until = Instant::now() + Duration::from_secs_f64(self.bench.experiment.workload.rest);
+        while self.has_worked && Instant::now() < until {
+            if self.bench.stop.requested() {
+                return Err(Halt::Interrupted);
+            }
+            self.check_alive()?;
+            thread::sleep(LOOK);
+        }
+        self.has_worked = true;
+        Ok(())
     }
 
     fn start_workload(&self, variables: &Variables) -> Result<(Program, PathBuf), Halt> {
@@ -357,14 +388,8 @@ fn read_result(experiment: &Experiment, path: &Path) -> Result<Outcome, String> 
 
 /// What a reader must know before trusting the figures.
 fn caveats(round: &mut Round, elapsed: f64) {
-    let metric = |name: &str| round.metrics.get(name).copied().unwrap_or(0.0);
-    let mut notes = Vec::new();
-    if metric(FOREIGN_PERCENT) > FOREIGN_LIMIT {
-        notes.push(format!("{:.0} % of the subject's CPUs went to others", metric(FOREIGN_PERCENT)));
-    }
     // A generator of one thread; one of several may pass this without being at its end, so it is a note only.
-    if metric("generator_cpu_s") > SATURATED * elapsed {
-        notes.push("the generator used a whole CPU: the subject may have waited for it".to_owned());
+    if round.metrics.get("generator_cpu_s").is_some_and(|spent| *spent > SATURATED * elapsed) {
+        round.notes.push("the generator used a whole CPU: the subject may have waited for it".to_owned());
     }
-    round.notes.extend(notes);
 }

@@ -5,6 +5,7 @@
 //! else enters through the anchor. Nothing outside the namespaces is touched.
 
 mod guardian;
+mod napi;
 pub(crate) mod offload;
 pub(crate) mod spec;
 pub(crate) mod state;
@@ -155,6 +156,9 @@ impl Topology {
 
     fn build(&mut self, spec: &Spec) -> Result<(), LabError> {
         self.state.save()?;
+        if spec.has_napi_threads() {
+            napi::require(spec)?;
+        }
         for space in &spec.namespace {
             self.add_space(space)?;
         }
@@ -195,9 +199,12 @@ impl Topology {
                 let extra: &[&str] = if v6 { &["nodad"] } else { &[] };
                 run(&entry, &[&["ip", "addr", "add", address, "dev", &end.device], extra].concat())?;
             }
-            let held = offload::apply(&entry, &end.device, &spec.offloads)?;
+            let held = offload::apply(&entry, &end.device, &end.wanted(&spec.offloads))?;
             self.offloads.insert(format!("{}/{}", end.namespace, end.device), held);
             run(&entry, &["ip", "link", "set", &end.device, "up"])?;
+            if let Some(cpu) = end.napi_cpu {
+                napi::pin(&entry, &end.device, cpu)?;
+            }
         }
         for space in &spec.namespace {
             self.route(space, has_ipv6)?;

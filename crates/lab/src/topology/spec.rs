@@ -13,8 +13,8 @@ use crate::{
     strict::{self, Document, nearest},
 };
 
-/// The topology that is used when nobody names another.
-const DEFAULT: &str = include_str!("default.toml");
+/// The topologies that need no file, by name; the first is the one that is used when nobody names another.
+const KNOWN: [(&str, &str); 2] = [("veth", include_str!("veth.toml")), ("wire", include_str!("wire.toml"))];
 
 /// A topology file.
 #[derive(Clone, Debug, Deserialize)]
@@ -59,20 +59,36 @@ pub(crate) struct End {
     pub(crate) device: String,
     /// `ADDRESS/PREFIX`.
     pub(crate) addresses: Vec<String>,
+    /// Before those of all devices.
+    #[serde(default)]
+    pub(crate) offloads: BTreeMap<String, bool>,
+    /// Receive in NAPI threads, pinned to this CPU.
+    pub(crate) napi_cpu: Option<usize>,
 }
 
 impl Spec {
-    /// The topology of `path`, or the default one.
-    pub(crate) fn load(path: Option<&Path>) -> Result<Self, LabError> {
-        match path {
-            Some(path) => {
-                let (spec, mut document): (Self, _) = strict::read(path)?;
-                spec.check(&mut document);
-                document.finish()?;
-                Ok(spec)
+    /// The topology of that name, or of the file `path` below `base`.
+    pub(crate) fn load(path: &str, base: &Path) -> Result<Self, LabError> {
+        let file = base.join(path);
+        let (spec, mut document): (Self, _) = match KNOWN.iter().find(|(name, _)| *name == path) {
+            Some((name, text)) => strict::parse(&format!("topology {name}"), text)?,
+            None if !path.contains('.') && !file.exists() => {
+                let names = KNOWN.map(|(name, _)| name).join(", ");
+                return Err(LabError::usage(match nearest(path, KNOWN.map(|(name, _)| name)) {
+                    Some(meant) => format!("no topology \"{path}\"; did you mean \"{meant}\"?"),
+                    None => format!("no topology \"{path}\": expected host, {names}, or a file"),
+                }));
             }
-            None => strict::parse("the default topology", DEFAULT).map(|(spec, _)| spec),
-        }
+            None => strict::read(&file)?,
+        };
+        spec.check(&mut document);
+        document.finish()?;
+        Ok(spec)
+    }
+
+    /// Whether devices receive in threads of the kernel, which only root may pin.
+    pub(crate) fn has_napi_threads(&self) -> bool {
+        self.ends().any(|end| end.napi_cpu.is_some())
     }
 
     /// Tells `document` all that is wrong with this.
@@ -187,6 +203,15 @@ pub(crate) fn is_plain(name: &str, longest: usize) -> bool {
         && name.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-')
 }
 
+impl End {
+    /// What its device shall have, by the names of `ethtool -K`.
+    pub(crate) fn wanted(&self, all: &BTreeMap<String, bool>) -> BTreeMap<String, bool> {
+        let mut wanted = all.clone();
+        wanted.extend(self.offloads.clone());
+        wanted
+    }
+}
+
 fn ethernet() -> u32 {
     1500
 }
@@ -202,11 +227,31 @@ mod tests {
     }
 
     #[test]
+    fn an_unknown_name_is_answered_with_the_known_ones() {
+        let told = |name: &str| Spec::load(name, Path::new(".")).unwrap_err().to_string();
+        assert_eq!(told("wirre"), "no topology \"wirre\"; did you mean \"wire\"?");
+        assert_eq!(told("something"), "no topology \"something\": expected host, veth, wire, or a file");
+        assert!(told("some.toml").contains("cannot read ./some.toml"), "{}", told("some.toml"));
+    }
+
+    #[test]
+    fn a_wire_has_the_addresses_of_veth_and_receives_where_the_programs_run() {
+        let (veth, wire) =
+            (Spec::load("veth", Path::new(".")).unwrap(), Spec::load("wire", Path::new(".")).unwrap());
+        assert_eq!(wire.addresses(), veth.addresses());
+        assert!(wire.has_napi_threads() && !veth.has_napi_threads());
+        for end in wire.ends() {
+            let is_relay = end.namespace == "relay";
+            assert_eq!(end.napi_cpu, Some(usize::from(!is_relay)), "{}", end.device);
+            let wanted = end.wanted(&wire.offloads);
+            assert_eq!(wanted["tx-udp-segmentation"], is_relay, "{}", end.device);
+            assert!(wanted["gro"] && !wanted["tso"], "{}", end.device);
+        }
+    }
+
+    #[test]
     fn the_default_is_client_relay_peer_with_both_families() {
-        let spec = Spec::load(None).unwrap();
-        let mut document = Document::without_places("default");
-        spec.check(&mut document);
-        document.finish().unwrap();
+        let spec = Spec::load(KNOWN[0].0, Path::new(".")).unwrap();
         let names: Vec<&str> = spec.namespace.iter().map(|space| space.name.as_str()).collect();
         assert_eq!(names, ["client", "relay", "peer"]);
         let addresses = spec.addresses();

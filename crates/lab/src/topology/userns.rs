@@ -69,3 +69,13 @@ pub(crate) fn is_root() -> bool {
 pub(crate) fn uid() -> u32 {
     fs::metadata("/proc/self").map_or(u32::MAX, |metadata| metadata.uid())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_the_programs_inside_inherit_looks_like_no_setting_of_the_server() {
+        assert!(!INSIDE.starts_with("TURNPIKE_"), "{INSIDE}");
+    }
+}

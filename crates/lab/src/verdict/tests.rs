@@ -126,12 +126,15 @@ fn a_subject_that_crashed_once_gets_no_verdict_and_is_named() {
 }
 
 /// The same, with the generator late in the runs of `new` in the first six rounds, and each run offered `load`.
-fn late(metric: &str, load: impl Fn(&crate::record::Round) -> f64) -> Record {
+fn late(metric: &str, load: impl Fn(&Round) -> f64) -> Record {
+    late_of("new", metric, load)
+}
+
+fn late_of(subject: &str, metric: &str, load: impl Fn(&Round) -> f64) -> Record {
     let mut record = steady(metric, 20, 2.0, 0.01);
     for round in record.rounds.iter_mut().chain(&mut record.aa) {
         round.metrics.insert("offered_pps".to_owned(), load(round));
-        round.metrics.insert("foreign_percent".to_owned(), 1.0);
-        if round.index < 6 && round.subject == "new" {
+        if round.index < 6 && round.subject == subject {
             round.voided = Some(Void::GeneratorLate { p99_us: 5_000.0, limit_us: 1_000.0 });
         }
     }
@@ -165,24 +168,23 @@ fn what_a_datagram_costs_is_judged_though_the_generator_was_late() {
 }
 
 #[test]
-fn a_late_generator_that_offered_the_subject_another_load_refuses_that_too() {
-    let slowed = |round: &crate::record::Round| if round.subject == "new" { 900.0 } else { 1000.0 };
-    let verdict = judge(&late(PACKETS_PER_CPU_S, slowed), "new", PACKETS_PER_CPU_S);
-    assert_eq!(reasons(&verdict), [Reason::GeneratorLate { rounds: 6, of: 20 }]);
+fn a_late_generator_that_offered_one_subject_another_load_refuses_that_too() {
+    for subject in ["new", "old"] {
+        let slowed = |round: &Round| if round.subject == subject { 900.0 } else { 1000.0 };
+        let verdict = judge(&late_of(subject, PACKETS_PER_CPU_S, slowed), "new", PACKETS_PER_CPU_S);
+        assert_eq!(reasons(&verdict), [Reason::GeneratorLate { rounds: 6, of: 20 }], "{subject}");
+    }
 }
 
 #[test]
-fn late_runs_on_a_core_that_others_used_too_say_nothing_of_that_core() {
-    for (metric, counts) in
-        [("packets_per_busy_s", false), ("busy_us_per_packet", false), (CPU_US_PER_PACKET, true)]
-    {
+fn cores_that_others_used_refuse_the_verdict_whatever_the_metric() {
+    for metric in ["packets_per_busy_s", CPU_US_PER_PACKET, "delivered_pps"] {
         let mut record = late(metric, |_| 1000.0);
-        for round in &mut record.rounds {
-            round.metrics.insert("foreign_percent".to_owned(), 40.0);
+        for round in record.rounds.iter_mut().filter(|round| round.index < 6) {
+            round.voided = Some(Void::CoresShared { percent: 40.0, limit_percent: 3.0 });
         }
         let verdict = judge(&record, "new", metric);
-        let is_refused = matches!(&verdict.outcome, Outcome::CannotTell { .. });
-        assert_eq!(is_refused, !counts, "{verdict}");
+        assert_eq!(reasons(&verdict), [Reason::CoresShared { rounds: 6, of: 20 }], "{metric}");
     }
 }
 

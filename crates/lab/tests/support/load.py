@@ -32,7 +32,7 @@ while (due := start + sent / rate) < start + seconds:
     except (TimeoutError, ConnectionRefusedError):
         pass
 took = time.monotonic() - start
-at = lambda values, share: sorted(values)[min(len(values) - 1, int(len(values) * share))] * 1e6 if values else 0
+at = lambda values, share: int(sorted(values)[min(len(values) - 1, int(len(values) * share))] * 1e6) if values else 0
 print(json.dumps({
     "sent": sent, "received": received, "lost": sent - received, "duplicated": 0, "reordered": 0,
     "send_pps": sent / took, "recv_pps": received / took, "recv_bps": received * 800 / took,

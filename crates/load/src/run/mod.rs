@@ -2,6 +2,7 @@
 //!
 //! What the traffic is, the generators decide; each hands a function that runs one thread's share.
 
+mod heartbeat;
 mod shared;
 mod tally;
 
@@ -16,18 +17,18 @@ use std::{
     time::{Duration, Instant},
 };
 
-use turnpike_measure::{Rate, Report, per_second};
+use turnpike_measure::{LATE_P99_US, Rate, Report, per_second};
 
+pub(crate) use heartbeat::Heartbeat;
 pub(crate) use shared::{Schedule, Shared};
-pub(crate) use tally::{Errors, Finished, Tallies};
+pub(crate) use tally::{Finished, Tallies, Tally};
+pub(crate) use turnpike_client::Errors;
 
 use crate::{
     LoadError,
+    profile::Shaped,
     progress::{Interval, Kind, Phase},
 };
-
-/// Above this lateness (p99, microseconds) the outcome says that the generator could not keep its pace.
-const LATE_US: u64 = 2_000;
 
 /// What a run found.
 #[derive(Clone, Debug, PartialEq)]
@@ -94,6 +95,21 @@ pub(crate) struct Asked {
     pub(crate) datapath: String,
     pub(crate) max_loss: Option<f64>,
     pub(crate) max_p99: Option<u64>,
+}
+
+impl Asked {
+    /// The same of `clients` that send and get what a profile says, if there is one.
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        clippy::cast_precision_loss,
+        reason = "positive, and small"
+    )]
+    pub(crate) fn shaped(self, shaped: Option<&Shaped>, clients: usize) -> Self {
+        let Some(Shaped { profile, .. }) = shaped else { return self };
+        let rate = Rate::Pps(profile.packets_per_second() * clients as f64);
+        Self { size: profile.mean_size().round() as usize, rate, ..self }
+    }
 }
 
 /// What all threads found together.
@@ -225,7 +241,7 @@ fn summary<C>(
     elapsed: Duration,
     length: Duration,
 ) -> Interval {
-    let mut both = tally::Tally::default();
+    let mut both = Tally::default();
     both.merge(&mut interval.warmup);
     both.merge(&mut interval.measured);
     let phase = match shared.schedule() {
@@ -304,6 +320,7 @@ pub(crate) fn report(frame: &Frame, asked: &Asked, found: Found) -> Report {
         datapath: asked.datapath.clone(),
         transport: None,
         relay: None,
+        profile: None,
         errors,
         notes,
         extra,
@@ -312,7 +329,7 @@ pub(crate) fn report(frame: &Frame, asked: &Asked, found: Found) -> Report {
 
 /// Says what was late, and holds the report against the limits.
 pub(crate) fn conclude(mut report: Report, asked: &Asked, interrupted: bool) -> Outcome {
-    if report.late_us.p99 > LATE_US {
+    if report.late_us.p99 > LATE_P99_US {
         report.notes.insert(
             0,
             format!(

@@ -2,7 +2,10 @@
 
 use std::{collections::BTreeMap, sync::Mutex, time::Duration};
 
+use turnpike_client::Errors;
 use turnpike_measure::Latency;
+
+use crate::profile::Figures;
 
 /// Counts of one thread, or of several merged.
 #[derive(Clone, Default)]
@@ -64,9 +67,6 @@ impl Tally {
     }
 }
 
-/// What goes wrong, by name.
-pub(crate) type Errors = BTreeMap<&'static str, u64>;
-
 /// Tallies of the warm-up and of the measured time. A datagram belongs where it was due.
 #[derive(Default)]
 pub(crate) struct Tallies {
@@ -113,6 +113,10 @@ pub(crate) struct Finished {
     pub(crate) errors: Errors,
     /// Sum and number of the flows' jitter estimates, in microseconds.
     pub(crate) jitter: (f64, u64),
+    /// With a profile: what each of its streams counted.
+    pub(crate) streams: Vec<Figures>,
+    /// Payloads that came and were none of ours.
+    pub(crate) garbled: u64,
     /// CPU time of the measured part, the wait for the last replies included.
     pub(crate) cpu: Option<Duration>,
     /// Figures that only one mode has; of several threads the largest counts.

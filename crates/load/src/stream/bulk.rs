@@ -11,14 +11,14 @@ use std::{
 use socket2::SockRef;
 use turnpike_net::poll::{Event, Poller};
 
-use super::{Config, LONGEST_SLEEP_NS, Shared, Workload, dial, heartbeat::Heartbeat, is_not_now};
+use super::{Config, LONGEST_SLEEP_NS, Shared, Workload, dial, is_not_now};
 use crate::{
     LoadError,
     clock::nanos,
     greeting::{Mode, RECORD_LEN, Record},
     pattern,
     reflect::MSG_TRUNC,
-    run::{Errors, Finished, Schedule, Tallies},
+    run::{Errors, Finished, Heartbeat, Schedule, Tallies},
 };
 
 /// What arrived at the reflector, and at the generator, within the measured time, in bits a second.

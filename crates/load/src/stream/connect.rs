@@ -10,15 +10,13 @@ use std::{
 use socket2::SockRef;
 use turnpike_net::poll::{Event, Poller};
 
-use super::{
-    Close, LONGEST_SLEEP_NS, Shared, Workload, dial, heartbeat::Heartbeat, is_not_now, starts::Starts,
-};
+use super::{Close, LONGEST_SLEEP_NS, Shared, Workload, dial, is_not_now, starts::Starts};
 use crate::{
     LoadError,
     clock::nanos,
     greeting::Mode,
     pattern,
-    run::{Errors, Finished, Schedule, Tallies},
+    run::{Errors, Finished, Heartbeat, Schedule, Tallies},
 };
 
 /// The error of a machine that has no local port left for this server.

@@ -6,7 +6,7 @@ use std::{
     sync::atomic::Ordering::Relaxed,
 };
 
-use socket2::{Domain, Protocol, Socket, Type};
+pub(super) use turnpike_client::sockets::connect as start;
 use turnpike_net::poll::{Event, Poller};
 
 use super::Shared;
@@ -21,18 +21,6 @@ const OUTSTANDING: usize = 256;
 
 /// How often the run is looked at while nothing happens.
 const LOOK_NS: u64 = 10_000_000;
-
-/// Begins to connect. The socket is writable when that is over; [`finish`] says how it ended.
-pub(super) fn start(server: SocketAddr) -> io::Result<TcpStream> {
-    /// EINPROGRESS (asm-generic/errno.h), which std has no name for yet.
-    const IN_PROGRESS: i32 = 115;
-    let socket = Socket::new(Domain::for_address(server), Type::STREAM.nonblocking(), Some(Protocol::TCP))?;
-    socket.set_tcp_nodelay(true)?;
-    match socket.connect(&server.into()) {
-        Err(error) if error.raw_os_error() != Some(IN_PROGRESS) => Err(error),
-        _ => Ok(socket.into()),
-    }
-}
 
 /// How the attempt ended.
 pub(super) fn finish(stream: &TcpStream) -> io::Result<()> {

@@ -9,10 +9,10 @@ use std::{
 
 use turnpike_net::poll::{Event, Poller};
 
-use super::{LONGEST_SLEEP_NS, Shared, Workload, dial, heartbeat::Heartbeat, starts::Starts};
+use super::{LONGEST_SLEEP_NS, Shared, Workload, dial, starts::Starts};
 use crate::{
     LoadError, pattern,
-    run::{Errors, Finished, Schedule, Tallies},
+    run::{Errors, Finished, Heartbeat, Schedule, Tallies},
 };
 
 /// Responses that have not come so long after the end are lost.

@@ -14,7 +14,6 @@ mod config;
 mod connect;
 mod dial;
 mod exchange;
-mod heartbeat;
 mod starts;
 
 use std::{io, time::Duration};
@@ -35,27 +34,16 @@ type Shared<'a> = run::Shared<'a, Config>;
 /// A thread wakes at least this often, to end in time.
 const LONGEST_SLEEP_NS: u64 = 20_000_000;
 
-/// Runs a load. `progress` is called about once a second, from the calling thread.
+/// Runs a load until its time is over or `stop` is told to stop. `progress` is called about once a second, from the calling
+/// thread.
 ///
 /// In a bulk run [`Report::sent`] and [`Report::received`] count bytes, `send_pps` and `recv_pps` bytes a second;
 /// `recv_bps` is what the receiving side saw arrive within the measured time.
 ///
 /// # Errors
-/// When the settings are impossible, no reflector answers, or a connection is lost in mid-run; in a bulk run, when not
-/// every byte arrives.
-pub fn run(config: &Config, progress: impl FnMut(&Interval)) -> Result<Outcome, LoadError> {
-    run_until(config, &Stop::new(), progress)
-}
-
-/// Runs a load as [`run`] does, until its time is over or `stop` is told to stop.
-///
-/// # Errors
-/// As [`run`], and when it is stopped before anything was measured.
-pub fn run_until(
-    config: &Config,
-    stop: &Stop,
-    progress: impl FnMut(&Interval),
-) -> Result<Outcome, LoadError> {
+/// When the settings are impossible, no reflector answers, a connection is lost in mid-run, or it is stopped before anything was
+/// measured; in a bulk run, when not every byte arrives.
+pub fn run(config: &Config, stop: &Stop, progress: impl FnMut(&Interval)) -> Result<Outcome, LoadError> {
     config.validate()?;
     run::check_files(config.connections())?;
     let bulk = matches!(config.workload, Workload::Bulk { .. });

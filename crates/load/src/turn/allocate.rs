@@ -7,27 +7,25 @@
 
 use std::{collections::VecDeque, io, time::Duration};
 
+use turnpike_client::{Errors, Security};
 use turnpike_turn::client::{Event, Failure, Request};
 
 use super::{
     Shared,
-    engine::{Engine, NoData, client_settings},
+    engine::{Engine, client_settings},
     finished,
 };
 use crate::{
     LoadError,
-    clock::{nanos, thread_cpu},
+    clock::nanos,
     pacer::Pacer,
-    run::{Errors, Finished, Schedule, Tallies},
-    secure::Security,
+    run::{Finished, Heartbeat, Schedule, Tallies},
+    traffic::{Carrier as _, LONGEST_DRAIN_NS, LONGEST_SLEEP, NoData},
 };
 
 /// Source ports, taken in turn. They end below 49152, where a server on the same machine has its relay ports (RFC 8656
 /// section 7.2).
 const PORTS: std::ops::Range<u16> = 20_000..49_152;
-const PUBLISH_NS: u64 = 200_000_000;
-const LONGEST_SLEEP: Duration = Duration::from_millis(20);
-const LONGEST_DRAIN_NS: u64 = 3_000_000_000;
 
 /// Runs one thread's share.
 pub(super) fn run(
@@ -36,16 +34,10 @@ pub(super) fn run(
     thread: usize,
 ) -> Result<Finished, LoadError> {
     let (limit, _) = shared.share(shared.config.clients, thread);
-    let engine = Engine::new(shared.config, security, limit, shared.clock)?;
+    let engine = Engine::new(shared.config, security, (limit, 0), shared.clock)?;
     shared.ready_clients.fetch_add(limit, std::sync::atomic::Ordering::Relaxed);
     shared.thread_is_ready();
-    let schedule = loop {
-        shared.check()?;
-        if let Some(schedule) = shared.schedule() {
-            break schedule;
-        }
-        std::thread::sleep(Duration::from_millis(1));
-    };
+    let schedule = shared.wait_for_start()?;
     let churn = Churn {
         free: (0..limit).collect(),
         due: vec![0; limit],
@@ -90,17 +82,11 @@ impl Churn<'_> {
             .rate
             .pps()
             .map(|rate| Pacer::new(self.schedule.start, rate * self.limit as f64 / config.clients as f64));
-        let (mut cpu, mut next_publish) = (None, self.schedule.start);
+        let mut heartbeat = Heartbeat::new(self.schedule);
         loop {
             let now = self.shared.clock.ns();
-            if now >= next_publish {
-                self.shared.check_on(&mut self.schedule)?;
-                self.tallies.publish(&self.shared.slots[thread], (self.under_way - self.deleting) as u64);
-                next_publish = now + PUBLISH_NS;
-                if cpu.is_none() && now >= self.schedule.measure {
-                    cpu = thread_cpu();
-                }
-            }
+            let under_way = (self.under_way - self.deleting) as u64;
+            heartbeat.beat(now, self.shared, thread, &mut self.tallies, &mut self.schedule, || under_way)?;
             if now >= self.schedule.end {
                 break;
             }
@@ -114,7 +100,7 @@ impl Churn<'_> {
             self.serve(Duration::from_millis(5))?;
         }
         self.tallies.publish(&self.shared.slots[thread], 0);
-        let cpu = cpu.zip(thread_cpu()).map(|(from, to)| to.saturating_sub(from));
+        let cpu = heartbeat.cpu();
         Ok(finished(config, self.engine, Finished { cpu, ..Finished::default() }))
     }
 
@@ -149,7 +135,7 @@ impl Churn<'_> {
     fn serve(&mut self, sleep: Duration) -> Result<(), LoadError> {
         self.engine.sweep();
         self.engine.flush();
-        self.engine.receive(sleep, &mut NoData)?;
+        self.engine.drive(sleep, &mut NoData)?;
         let now = self.shared.clock.ns();
         for (index, event) in std::mem::take(&mut self.engine.events) {
             match event {

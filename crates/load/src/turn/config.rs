@@ -8,7 +8,10 @@ use turnpike_turn::client::Relayed;
 use turnpike_wire::turn_types::AddressFamily;
 
 use super::AccessToken;
-use crate::{LoadError, payload::HEADER_LEN, secure::TlsOptions, transport::Transport};
+use crate::{
+    LoadError, TlsOptions, Transport, payload::HEADER_LEN, profile::Shaped, progress::Kind, run::Frame,
+    traffic::echo::Plan, udp,
+};
 
 /// Settings of `load turn`. [`Config::default`] holds the documented defaults.
 #[derive(Clone, Debug)]
@@ -51,6 +54,9 @@ pub struct Config {
     pub warmup: Duration,
     /// What is generated. Default packets.
     pub mode: Mode,
+    /// In place of `rate`, `size`, `burst` and `window`, for [`Mode::Packet`]: what each client sends, and gets from a peer of the
+    /// generator's own, which listens at `peer` (thread n at the n-th port from there). Default none.
+    pub profile: Option<Shaped>,
     /// In the measured time, each client changes its socket so often and takes its allocation along (RFC 8016), 0.1 s to 1 h. Default
     /// never.
     pub migrate: Option<Duration>,
@@ -88,6 +94,7 @@ impl Default for Config {
             duration: Duration::from_secs(10),
             warmup: Duration::from_secs(1),
             mode: Mode::Packet,
+            profile: None,
             migrate: None,
             threads: None,
             datapath: Datapath::best().0,
@@ -99,42 +106,66 @@ impl Default for Config {
 }
 
 impl Config {
-    /// The most clients of one run.
-    pub const MAX_CLIENTS: usize = 10_000;
-    /// The longest payload: a UDP datagram less an IPv6 Send indication's header.
-    pub const MAX_SIZE: usize = 65_000;
     /// The longest payload over DTLS: a record's 2^14 bytes (RFC 6347 section 4.1) less the longest header.
     pub const MAX_DTLS_SIZE: usize = 16_000;
     /// How often clients may change their socket: a Refresh that was lost is sent again after half a second.
     pub const MIGRATE: RangeInclusive<Duration> = Duration::from_millis(100)..=Duration::from_secs(3600);
-    /// The longest burst: the kernel's UDP_MAX_SEGMENTS in all versions that have it.
-    pub const MAX_BURST: usize = 64;
 
     /// Says what is impossible about these settings.
+    ///
+    /// # Errors
+    /// With the flag that is to be changed.
     pub fn validate(&self) -> Result<(), LoadError> {
-        let in_range = |name: &str, value: usize, from: usize, to: usize| {
-            if (from..=to).contains(&value) {
-                return Ok(());
-            }
-            Err(LoadError::Config(format!("{name} is {value}, but must be {from} to {to}")))
-        };
-        in_range("--clients", self.clients, 1, Self::MAX_CLIENTS)?;
-        in_range("--size", self.size, HEADER_LEN, Self::MAX_SIZE)?;
-        in_range("--burst", self.burst(), 1, Self::MAX_BURST)?;
-        in_range("--threads", self.threads.unwrap_or(1), 1, 1024)?;
-        if self.duration.is_zero() {
-            return Err(LoadError::Config("--duration is 0, but must be above it".to_owned()));
-        }
+        udp::check(&self.plan(), &self.frame(), self.threads)?;
         self.validate_transport()?;
         self.validate_migration()?;
-        self.validate_token()?;
-        if self.window.is_some_and(|window| window < self.burst() as u64) {
-            return Err(LoadError::Config(format!(
-                "--window is shorter than a burst ({} datagrams), so that nothing could be sent",
-                self.burst()
-            )));
+        self.validate_profile()?;
+        self.validate_token()
+    }
+
+    fn validate_profile(&self) -> Result<(), LoadError> {
+        let Some(shaped) = &self.profile else { return Ok(()) };
+        let refused = |flag: &str, why: &str| {
+            Err(LoadError::Config(format!("--profile does not go with {flag}: {why}")))
+        };
+        if self.mode != Mode::Packet {
+            return refused(&format!("--mode {}", self.mode), "a profile is of packets");
         }
-        Ok(())
+        if self.relayed == Relayed::Tcp {
+            return refused("--relay tcp", "a profile is of packets, and a stream has none");
+        }
+        if self.migrate.is_some() {
+            return refused(
+                "--migrate",
+                "what a call does without an answer of the server is not told by its figures",
+            );
+        }
+        shaped.validate(if self.transport == Transport::Dtls { Self::MAX_DTLS_SIZE } else { udp::MAX_SIZE })
+    }
+
+    /// Where the peers of a thread's clients listen.
+    pub(super) fn peer_of(&self, thread: usize) -> SocketAddr {
+        let port = match self.peer.port() {
+            0 => 0,
+            port => u16::try_from(thread).map_or(port, |thread| port.saturating_add(thread)),
+        };
+        SocketAddr::new(self.peer.ip(), port)
+    }
+
+    /// What each client sends.
+    pub(super) fn plan(&self) -> Plan {
+        let Self { clients, rate, size, burst, window, .. } = *self;
+        Plan { clients, rate, size, burst: udp::default_burst(burst, rate), window }
+    }
+
+    pub(super) fn frame(&self) -> Frame {
+        Frame {
+            clients: self.clients,
+            threads: udp::threads(self.threads, self.clients),
+            warmup: self.warmup,
+            duration: self.duration,
+            kind: if self.mode == Mode::Invalid { Kind::OneWay } else { Kind::Answered },
+        }
     }
 
     fn validate_transport(&self) -> Result<(), LoadError> {
@@ -232,23 +263,6 @@ impl Config {
     pub(super) fn files_per_client(&self) -> usize {
         if self.relayed == Relayed::Tcp { 2 } else { 1 }
     }
-
-    /// Datagrams of one client back to back.
-    #[must_use]
-    pub fn burst(&self) -> usize {
-        const FLOOD: usize = 32;
-        self.burst.unwrap_or(match self.rate {
-            Rate::Pps(_) => 1,
-            Rate::Max => FLOOD,
-        })
-    }
-
-    /// Threads to start.
-    #[must_use]
-    pub fn threads(&self) -> usize {
-        let cores = || std::thread::available_parallelism().map_or(1, usize::from);
-        self.threads.unwrap_or_else(cores).min(self.clients)
-    }
 }
 
 /// An address family.
@@ -289,9 +303,6 @@ pub enum Via {
     Channel,
     /// Send and Data indications.
     Send,
-    /// No TURN: the server is the reflector itself, or a forwarder to it. Has no name on the command line: it is
-    /// what [`crate::udp`] is.
-    Direct,
 }
 
 /// What is generated.
@@ -331,7 +342,6 @@ impl fmt::Display for Via {
         f.write_str(match self {
             Self::Channel => "channel",
             Self::Send => "send",
-            Self::Direct => "direct",
         })
     }
 }
@@ -371,6 +381,10 @@ mod tests {
     #[test]
     fn impossible_settings_name_the_flag() {
         let base = Config::default;
+        let shaped = || {
+            let profile = "call".parse().expect("a profile of ours");
+            Config { profile: Some(Shaped { profile, seed: 1 }), ..base() }
+        };
         let moving = || Config { migrate: Some(Duration::from_secs(1)), ..base() };
         for (config, flag) in [
             (Config { clients: 0, ..base() }, "--clients"),
@@ -392,12 +406,16 @@ mod tests {
             (Config { migrate: Some(Duration::from_secs(11)), ..base() }, "--duration (10 s)"),
             (Config { access_token: token(60), user: "a".to_owned(), ..base() }, "--user"),
             (Config { access_token: token(10), ..base() }, "--ttl"),
+            (Config { mode: Mode::Allocate, ..shaped() }, "--mode allocate"),
+            (Config { relayed: Relayed::Tcp, transport: Transport::Tcp, ..shaped() }, "--relay tcp"),
+            (Config { migrate: Some(Duration::from_secs(1)), ..shaped() }, "--migrate"),
         ] {
             let error = config.validate().unwrap_err().to_string();
             assert!(error.contains(flag), "{flag}: {error}");
         }
         base().validate().unwrap();
         moving().validate().unwrap();
+        shaped().validate().unwrap();
         Config { access_token: token(11), ..base() }.validate().unwrap();
     }
 

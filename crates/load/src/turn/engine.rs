@@ -3,18 +3,23 @@
 
 use std::{io, net::SocketAddr, sync::Arc, time::Duration};
 
+use turnpike_client::{Datagrams, Errors, Framing, Links, Security, Transport, links};
 use turnpike_net::poll::{Event as Ready, Poller};
-use turnpike_turn::client::{
-    self, Client, ConnectionId, DataConnection, Event, Failure, Incoming, Progress, Relayed,
+use turnpike_turn::{
+    client::{
+        self, Client, ConnectionId, DataConnection, Event, Failure, Incoming, Progress, Relayed, Request,
+    },
+    random::Seed,
 };
+use turnpike_wire::{channel_data::ChannelData, indication};
 
-use super::{
-    Config,
-    datagrams::Datagrams,
-    links::{Framing, Links},
-    redirect::Course,
+use super::{Config, Mode, Via, migrate::Moves, redirect::Course};
+use crate::{
+    LoadError,
+    clock::Clock,
+    run::Schedule,
+    traffic::{Carrier, PEER, Sink},
 };
-use crate::{LoadError, clock::Clock, run::Errors, secure::Security, transport::Transport};
 
 /// How often clients are asked whether something is due.
 const SWEEP_NS: u64 = 20_000_000;
@@ -27,21 +32,37 @@ pub(super) struct Endpoint {
     timeout: u64,
     /// RFC 6062: the second connection, while it is being bound.
     binding: Option<DataConnection>,
+    header: Header,
 }
 
-/// Who takes what arrives.
-pub(super) trait Sink {
-    /// Looks at a datagram before the client does; true when it was taken.
-    fn raw(&mut self, _index: usize, _now_ns: u64, _datagram: &[u8]) -> bool {
-        false
+/// What stands in front of a client's payloads of one length, ready to be copied.
+struct Header {
+    bytes: [u8; indication::MAX_HEADER_LEN],
+    len: usize,
+    /// Of these payloads; 0 where there is none yet.
+    payload: usize,
+}
+
+impl Endpoint {
+    /// Has the header for payloads of this length, which may be that of those before.
+    #[inline]
+    fn prepare(&mut self, peer: SocketAddr, payload: usize) {
+        if self.header.payload != payload {
+            #[expect(clippy::cast_possible_truncation, reason = "validated: at most 65,000 bytes")]
+            let payload_len = payload as u16;
+            self.header.len = self.client.send_header(peer, payload_len, &mut self.header.bytes);
+            self.header.payload = payload;
+        }
     }
-    /// Takes application data that the client recognised, or that a peer connection brought.
-    fn payload(&mut self, _index: usize, _now_ns: u64, _payload: &[u8]) {}
-}
 
-/// Takes nothing: while clients are set up or taken down.
-pub(super) struct NoData;
-impl Sink for NoData {}
+    /// The payload of ChannelData on the channel that this client sends on, without asking the client.
+    #[inline]
+    fn channel_data<'a>(&self, message: &'a [u8]) -> Option<&'a [u8]> {
+        let [a, b, c, d, rest @ ..] = message else { return None };
+        let ours = self.header.len == ChannelData::HEADER_LEN && self.header.bytes[..2] == [*a, *b];
+        if ours { rest.get(..usize::from(u16::from_be_bytes([*c, *d]))) } else { None }
+    }
+}
 
 /// All that one thread drives.
 pub(super) struct Engine {
@@ -55,11 +76,17 @@ pub(super) struct Engine {
     pub(super) unreachable: Option<usize>,
     /// How often clients were sent on to another server.
     pub(super) redirects: u64,
+    /// Who changes its socket when.
+    pub(super) moves: Moves,
+    /// Whom all clients send to.
+    pub(super) peer: SocketAddr,
     clock: Clock,
     poller: Poller,
     ready: Vec<Ready>,
     next_sweep_ns: u64,
     wire: Wire,
+    /// On a stream ChannelData is padded as attributes are (RFC 8656 section 12.5), Send indications are everywhere.
+    pads: bool,
     /// Length of the pieces into which a peer connection's bytes are cut.
     piece: usize,
     /// Each endpoint has a second connection, for its peer.
@@ -73,31 +100,41 @@ enum Wire {
 }
 
 impl Engine {
-    /// Makes `count` clients; datagram sockets are opened at once, connections when there is something to say.
+    /// Makes `count` clients, the first of which has number `first` in the run; datagram sockets are opened at once,
+    /// connections when there is something to say.
     pub(super) fn new(
         config: &Config,
         security: Option<&Security>,
-        count: usize,
+        (count, first): (usize, usize),
         clock: Clock,
     ) -> Result<Self, LoadError> {
         let poller = Poller::new().map_err(LoadError::system("cannot create an epoll instance"))?;
+        let server = config.server;
+        let relays_streams = config.relayed == Relayed::Tcp;
         let wire = if config.transport == Transport::Udp {
-            let mut datagrams = Datagrams::new(config);
+            let mut datagrams = Datagrams::new(config.datapath, config.clients);
             for _ in 0..count {
-                let server = config.server;
                 datagrams.add(server, &poller).map_err(|source| LoadError::Socket { server, source })?;
             }
             Wire::Datagrams(Box::new(datagrams))
         } else {
-            let links = if config.relayed == Relayed::Tcp { 2 * count } else { count };
-            Wire::Links(Box::new(Links::new(config, links, security)?))
+            let settings = links::Settings {
+                server,
+                transport: config.transport,
+                security,
+                patience: config.setup_timeout,
+                abortive: config.mode == Mode::Allocate,
+            };
+            let links = if relays_streams { 2 * count } else { count };
+            Wire::Links(Box::new(Links::new(&settings, links)?))
         };
         let settings = client_settings(config);
         let endpoint = || Endpoint {
-            client: Client::new(Arc::clone(&settings)),
-            course: Course::new(config.server),
+            client: Client::new(Arc::clone(&settings), Seed(rand::random())),
+            course: Course::new(server),
             timeout: u64::MAX,
             binding: None,
+            header: Header { bytes: [0; indication::MAX_HEADER_LEN], len: 0, payload: 0 },
         };
         Ok(Self {
             endpoints: (0..count).map(|_| endpoint()).collect(),
@@ -106,13 +143,16 @@ impl Engine {
             errors: Errors::new(),
             unreachable: None,
             redirects: 0,
+            moves: Moves::new(config, count, first),
+            peer: config.peer,
             clock,
             poller,
             ready: Vec::new(),
             next_sweep_ns: 0,
             wire,
+            pads: config.transport.is_stream() || config.via == Via::Send,
             piece: config.size,
-            relays_streams: config.relayed == Relayed::Tcp,
+            relays_streams,
         })
     }
 
@@ -148,7 +188,7 @@ impl Engine {
         index: usize,
         server: SocketAddr,
         name: Option<&str>,
-    ) -> Result<(), LoadError> {
+    ) -> Result<(), links::InvalidDomain> {
         let Wire::Links(links) = &mut self.wire else { return Ok(()) };
         links.aim(index, server, name)?;
         if self.relays_streams {
@@ -172,9 +212,14 @@ impl Engine {
         }
     }
 
+    /// Nanoseconds of the run's clock.
+    pub(super) fn now_ns(&self) -> u64 {
+        self.clock.ns()
+    }
+
     /// Queues a message of `len` bytes to the server.
     #[inline]
-    pub(super) fn push_with(&mut self, index: usize, len: usize, fill: impl FnOnce(&mut [u8])) {
+    fn push_with(&mut self, index: usize, len: usize, fill: impl FnOnce(&mut [u8])) {
         match &mut self.wire {
             Wire::Datagrams(datagrams) => datagrams.push_with(index, len, fill),
             Wire::Links(links) => links.push_with(index, len, fill),
@@ -182,29 +227,13 @@ impl Engine {
     }
 
     /// Queues bytes for the peer of a bound connection (RFC 6062).
-    pub(super) fn push_to_peer(&mut self, index: usize, len: usize, fill: impl FnOnce(&mut [u8])) {
+    fn push_to_peer(&mut self, index: usize, len: usize, fill: impl FnOnce(&mut [u8])) {
         self.push_with(self.endpoints.len() + index, len, fill);
-    }
-
-    /// Whether a message for this endpoint, or its peer connection, finds room. UDP tells only when it is too late.
-    pub(super) fn has_room(&self, index: usize, to_peer: bool) -> bool {
-        match &self.wire {
-            Wire::Datagrams(_) => true,
-            Wire::Links(links) => links.has_room(if to_peer { self.endpoints.len() + index } else { index }),
-        }
-    }
-
-    /// Messages queued since the last flush.
-    pub(super) fn queued(&self) -> usize {
-        match &self.wire {
-            Wire::Datagrams(datagrams) => datagrams.queued(),
-            Wire::Links(links) => links.queued(),
-        }
     }
 
     /// Replaces an endpoint's client by one that has done nothing yet.
     pub(super) fn renew(&mut self, index: usize, settings: &Arc<client::Config>) {
-        self.endpoints[index].client = Client::new(Arc::clone(settings));
+        self.endpoints[index].client = Client::new(Arc::clone(settings), Seed(rand::random()));
         self.endpoints[index].timeout = u64::MAX;
     }
 
@@ -236,14 +265,6 @@ impl Engine {
         let bytes = self.endpoints[index].binding.as_mut().and_then(DataConnection::poll_transmit);
         if let Some(bytes) = bytes {
             self.push_to_peer(index, bytes.len(), |out| out.copy_from_slice(&bytes));
-        }
-    }
-
-    /// Sends what is queued; returns how many messages were not taken.
-    pub(super) fn flush(&mut self) -> u64 {
-        match &mut self.wire {
-            Wire::Datagrams(datagrams) => datagrams.flush(&mut self.errors),
-            Wire::Links(links) => links.flush(&self.poller, &mut self.errors),
         }
     }
 
@@ -292,13 +313,17 @@ impl Engine {
     }
 
     /// Waits for at most `timeout`, then hands over what has arrived. Returns how many messages that was.
-    pub(super) fn receive(&mut self, timeout: Duration, sink: &mut impl Sink) -> Result<usize, LoadError> {
+    pub(super) fn drive(&mut self, timeout: Duration, sink: &mut impl Sink) -> Result<usize, LoadError> {
         self.ready.clear();
         let events = self.poller.wait(Some(timeout)).map_err(LoadError::system("epoll_wait"))?;
         self.ready.extend_from_slice(events);
         let mut messages = 0;
         for position in 0..self.ready.len() {
             let ready = self.ready[position];
+            if ready.token == PEER {
+                sink.peer_is_ready();
+                continue;
+            }
             let Ok(index) = usize::try_from(ready.token) else { continue };
             messages += match &mut self.wire {
                 Wire::Datagrams(_) => self.drain_socket(index, sink),
@@ -316,9 +341,9 @@ impl Engine {
         let unreachable = datagrams.receive(index, errors, |datagram| match datagram {
             // One reading for the batch: these datagrams were all here when the call returned.
             None => now_ns = clock.ns(),
-            Some(datagram) => {
+            Some((datagram, _)) => {
                 messages += 1;
-                match deliver(&mut endpoint.client, index, now_ns, datagram, sink) {
+                match deliver(endpoint, index, now_ns, datagram, sink) {
                     Delivered::Data => {}
                     Delivered::Control => control = true,
                     Delivered::Unexpected => unexpected += 1,
@@ -335,9 +360,9 @@ impl Engine {
         let Some(endpoint) = endpoints.get_mut(index) else { return 0 };
         let (mut messages, mut unexpected, mut control) = (0, 0, false);
         let now_ns = clock.ns();
-        links.serve(ready, poller, errors, &mut |_, message| {
+        links.serve(ready, poller, errors, &mut |message| {
             messages += 1;
-            match deliver(&mut endpoint.client, index, now_ns, message, sink) {
+            match deliver(endpoint, index, now_ns, message, sink) {
                 Delivered::Data => {}
                 Delivered::Control => control = true,
                 Delivered::Unexpected => unexpected += 1,
@@ -358,12 +383,10 @@ impl Engine {
         let mut messages = 0;
         let now_ns = clock.ns();
         let piece = *piece;
-        links.serve(ready, poller, errors, &mut |_, message| {
+        links.serve(ready, poller, errors, &mut |message| {
             messages += 1;
             let Some(binding) = &mut endpoint.binding else {
-                if !sink.raw(index, now_ns, message) {
-                    sink.payload(index, now_ns, message);
-                }
+                sink.payload(index, now_ns, message);
                 return None;
             };
             match binding.handle_message(message) {
@@ -393,6 +416,130 @@ impl Engine {
     }
 }
 
+impl Carrier for Engine {
+    #[inline]
+    fn push(&mut self, client: usize, len: usize, fill: impl FnOnce(&mut [u8])) {
+        // A peer connection carries the peer's bytes and nothing else.
+        if self.relays_streams {
+            return self.push_to_peer(client, len, fill);
+        }
+        let Self { endpoints, wire, peer, pads, .. } = self;
+        let endpoint = &mut endpoints[client];
+        endpoint.prepare(*peer, len);
+        let Header { bytes, len: start, .. } = &endpoint.header;
+        let end = start + len;
+        let padding = if *pads { indication::padding(len) } else { 0 };
+        let fill = |out: &mut [u8]| {
+            out[..*start].copy_from_slice(&bytes[..*start]);
+            fill(&mut out[*start..end]);
+            out[end..].fill(0);
+        };
+        match wire {
+            Wire::Datagrams(datagrams) => datagrams.push_with(client, end + padding, fill),
+            Wire::Links(links) => links.push_with(client, end + padding, fill),
+        }
+    }
+
+    #[inline]
+    fn queued(&self) -> usize {
+        match &self.wire {
+            Wire::Datagrams(datagrams) => datagrams.queued(),
+            Wire::Links(links) => links.queued(),
+        }
+    }
+
+    fn flush(&mut self) -> u64 {
+        match &mut self.wire {
+            Wire::Datagrams(datagrams) => datagrams.flush(&mut self.errors),
+            Wire::Links(links) => links.flush(&self.poller, &mut self.errors),
+        }
+    }
+
+    /// UDP tells only when it is too late that there is no room.
+    fn can_send(&self, client: usize) -> bool {
+        let has_room = match &self.wire {
+            Wire::Datagrams(_) => true,
+            Wire::Links(links) if self.relays_streams => links.has_room(self.endpoints.len() + client),
+            Wire::Links(links) => links.has_room(client),
+        };
+        has_room && !self.moves.is_moving(client)
+    }
+
+    /// Looks after the clients too.
+    fn receive(&mut self, timeout: Duration, sink: &mut impl Sink) -> Result<usize, LoadError> {
+        self.sweep();
+        self.flush();
+        let received = self.drive(timeout, sink)?;
+        for (index, event) in self.events.drain(..) {
+            let error = match event {
+                Event::Migrated { .. } => {
+                    self.moves.done(index, self.clock.ns());
+                    // Its old socket took with it what was under way.
+                    sink.forget(index);
+                    continue;
+                }
+                Event::Failed { request: Request::Migrate, failure } => {
+                    self.moves.refused(index, &failure);
+                    continue;
+                }
+                Event::Failed { request: Request::Refresh, .. } => "refresh_failed",
+                Event::Failed { .. } => "permission_refresh_failed",
+                Event::Icmp { .. } => "icmp",
+                _ => continue,
+            };
+            *self.errors.entry(error).or_default() += 1;
+        }
+        Ok(received)
+    }
+
+    fn seen_as(&self, client: usize) -> Option<SocketAddr> {
+        Some(self.endpoints[client].client.allocation()?.relayed)
+    }
+
+    fn poller(&self) -> &Poller {
+        &self.poller
+    }
+
+    fn errors(&mut self) -> &mut Errors {
+        &mut self.errors
+    }
+
+    fn plan(&mut self, schedule: Schedule) {
+        self.moves.plan(schedule);
+    }
+
+    #[inline]
+    fn is_due(&self, now_ns: u64) -> bool {
+        self.moves.is_due(now_ns)
+    }
+
+    fn tend(&mut self) {
+        self.start_moves();
+    }
+
+    #[inline]
+    fn hold(&mut self, client: usize, due_ns: u64) -> bool {
+        self.moves.hold(client, due_ns)
+    }
+
+    #[inline]
+    fn is_releasing(&self) -> bool {
+        self.moves.is_releasing()
+    }
+
+    fn release(&mut self) -> Option<(usize, u64)> {
+        self.moves.release()
+    }
+
+    fn is_waiting(&self) -> bool {
+        self.moves.any_under_way()
+    }
+
+    fn give_up(&mut self) {
+        self.moves.end();
+    }
+}
+
 enum Delivered {
     Data,
     Control,
@@ -401,16 +548,17 @@ enum Delivered {
 
 #[inline]
 fn deliver(
-    client: &mut Client,
+    endpoint: &mut Endpoint,
     index: usize,
     now_ns: u64,
     message: &[u8],
     sink: &mut impl Sink,
 ) -> Delivered {
-    if sink.raw(index, now_ns, message) {
+    if let Some(payload) = endpoint.channel_data(message) {
+        sink.payload(index, now_ns, payload);
         return Delivered::Data;
     }
-    match client.handle_datagram(now_ns / 1_000_000, message) {
+    match endpoint.client.handle_datagram(now_ns / 1_000_000, message) {
         Incoming::Data { payload, .. } => {
             sink.payload(index, now_ns, payload);
             Delivered::Data

@@ -7,20 +7,15 @@ use std::{collections::BTreeMap, time::Duration};
 
 use rand::{Rng as _, SeedableRng as _, rngs::SmallRng};
 
-use super::{
-    Shared,
-    engine::{Engine, Sink},
-};
+use super::{Config, Shared};
 use crate::{
     LoadError,
-    clock::thread_cpu,
     pacer::Pacer,
-    run::{Finished, Schedule, Tallies},
+    run::{Finished, Heartbeat, Schedule, Tallies},
+    traffic::{BATCH, Carrier as _, LONGEST_SLEEP, Sink},
+    udp::Clients,
 };
 
-const BATCH: usize = 256;
-const PUBLISH_NS: u64 = 200_000_000;
-const LONGEST_SLEEP: Duration = Duration::from_millis(20);
 const SHORTEST_SLEEP: Duration = Duration::from_micros(20);
 /// Wait for the last replies.
 const DRAIN_NS: u64 = 300_000_000;
@@ -33,31 +28,26 @@ const MARK: [u8; 2] = *b"TP";
 /// Runs one thread's share.
 pub(super) fn run(shared: &Shared<'_>, thread: usize) -> Result<Finished, LoadError> {
     let (count, first) = shared.share(shared.config.clients, thread);
-    let mut engine = Engine::new(shared.config, None, count, shared.clock)?;
+    let Config { server, datapath, clients, .. } = *shared.config;
+    let mut clients = Clients::new(server, datapath, clients, count, shared.clock)?;
     // The seed is the thread's number: the same flood each time.
     let mut random = SmallRng::seed_from_u64(first as u64);
     let messages: Vec<_> = (0..PREPARED).map(|kind| message(kind, &mut random)).collect();
     shared.ready_clients.fetch_add(count, std::sync::atomic::Ordering::Relaxed);
     shared.thread_is_ready();
-    let schedule = loop {
-        shared.check()?;
-        if let Some(schedule) = shared.schedule() {
-            break schedule;
-        }
-        std::thread::sleep(Duration::from_millis(1));
-    };
+    let schedule = shared.wait_for_start()?;
     let mut replies =
         Replies { measure_ns: schedule.measure, tallies: Tallies::default(), longest: 0, worst: 0.0 };
-    let cpu = flood(&mut engine, &mut replies, &messages, shared, thread, schedule, count)?;
+    let heartbeat = flood(&mut clients, &mut replies, &messages, shared, thread, schedule, count)?;
     let deadline = shared.clock.ns() + DRAIN_NS;
     while shared.clock.ns() < deadline {
         shared.check()?;
-        engine.receive(Duration::from_millis(5), &mut replies)?;
+        clients.receive(Duration::from_millis(5), &mut replies)?;
     }
     replies.tallies.publish(&shared.slots[thread], 0);
-    let cpu = cpu.zip(thread_cpu()).map(|(from, to)| to.saturating_sub(from));
+    let cpu = heartbeat.cpu();
     Ok(Finished {
-        errors: engine.errors,
+        errors: clients.errors,
         cpu,
         #[expect(clippy::cast_precision_loss, reason = "a datagram's length")]
         extra: BTreeMap::from([
@@ -77,7 +67,7 @@ struct Replies {
 }
 
 impl Sink for Replies {
-    fn raw(&mut self, _index: usize, now_ns: u64, datagram: &[u8]) -> bool {
+    fn payload(&mut self, _client: usize, now_ns: u64, datagram: &[u8]) {
         let own = datagram.get(TRANSACTION).and_then(|id| {
             let (mark, rest) = id.split_first_chunk::<2>()?;
             let (len, due) = rest.split_first_chunk::<2>()?;
@@ -94,39 +84,31 @@ impl Sink for Replies {
             self.worst = self.worst.max(ratio);
             tally.record_rtt(now_ns.saturating_sub(due) / 1_000);
         }
-        true
     }
 }
 
 #[expect(clippy::cast_precision_loss, reason = "client counts are small")]
 fn flood(
-    engine: &mut Engine,
+    clients: &mut Clients,
     replies: &mut Replies,
     messages: &[Vec<u8>],
     shared: &Shared<'_>,
     thread: usize,
     mut schedule: Schedule,
     count: usize,
-) -> Result<Option<Duration>, LoadError> {
+) -> Result<Heartbeat, LoadError> {
     let config = shared.config;
     let mut pacer =
         config.rate.pps().map(|pps| Pacer::new(schedule.start, pps * count as f64 / config.clients as f64));
-    let (mut cpu, mut next_publish, mut turn) = (None, schedule.start, 0_usize);
+    let (mut heartbeat, mut turn) = (Heartbeat::new(schedule), 0_usize);
     loop {
         let now = shared.clock.ns();
-        if now >= next_publish {
-            shared.check_on(&mut schedule)?;
-            replies.tallies.publish(&shared.slots[thread], 0);
-            next_publish = now + PUBLISH_NS;
-            if cpu.is_none() && now >= schedule.measure {
-                cpu = thread_cpu();
-            }
-        }
+        heartbeat.beat(now, shared, thread, &mut replies.tallies, &mut schedule, || 0)?;
         if now >= schedule.end {
-            return Ok(cpu);
+            return Ok(heartbeat);
         }
         let mut sleep = Duration::ZERO;
-        while engine.queued() < BATCH {
+        while clients.queued() < BATCH {
             let due = pacer.as_ref().map_or(now.max(schedule.start), Pacer::due);
             if due > now {
                 sleep = Duration::from_nanos(due - now).clamp(SHORTEST_SLEEP, LONGEST_SLEEP);
@@ -137,7 +119,7 @@ fn flood(
             }
             let message = &messages[turn % messages.len()];
             turn += 1;
-            engine.push_with((turn - 1) % count, message.len(), |out| {
+            clients.push((turn - 1) % count, message.len(), |out| {
                 out.copy_from_slice(message);
                 if let Some(id) = out.get_mut(TRANSACTION) {
                     id[..2].copy_from_slice(&MARK);
@@ -150,10 +132,10 @@ fn flood(
             tally.sent_bytes += message.len() as u64;
             tally.late.record((now - due) / 1_000);
         }
-        let dropped = engine.flush();
+        let dropped = clients.flush();
         let tally = replies.tallies.of(now >= schedule.measure);
         tally.sent = tally.sent.saturating_sub(dropped);
-        engine.receive(sleep, replies)?;
+        clients.receive(sleep, replies)?;
     }
 }
 

@@ -13,7 +13,7 @@ use std::{mem, sync::Mutex};
 use turnpike_measure::{Latency, Report};
 use turnpike_turn::client::Failure;
 
-use super::{Config, Shared, engine::Engine};
+use super::{Config, engine::Engine};
 use crate::{clock::nanos, run::Schedule};
 
 /// Moves begun before it is the turn of traffic again.
@@ -69,8 +69,20 @@ pub(super) struct Found {
 }
 
 impl Moves {
-    /// Of `count` clients, the first of which has number `first` in the whole run. None moves before [`Moves::begin`].
-    pub(super) fn new(count: usize) -> Self {
+    /// Of `count` clients, the first of which has number `first` in the whole run. None moves before [`Moves::plan`].
+    pub(super) fn new(config: &Config, count: usize, first: usize) -> Self {
+        let plan = config.migrate.map(|interval| Plan {
+            begin_ns: 0,
+            end_ns: 0,
+            interval_ns: nanos(interval),
+            first,
+            of: config.clients,
+            turn: 0,
+        });
+        Self { plan, ..Self::without(count) }
+    }
+
+    fn without(count: usize) -> Self {
         Self {
             plan: None,
             next_ns: u64::MAX,
@@ -82,29 +94,11 @@ impl Moves {
         }
     }
 
-    /// Has clients move in the measured time, if that was asked for.
-    pub(super) fn begin(&mut self, config: &Config, schedule: Schedule, first: usize) {
-        let Some(interval) = config.migrate else { return };
-        let plan = Plan {
-            begin_ns: schedule.measure,
-            end_ns: schedule.end,
-            interval_ns: nanos(interval),
-            first,
-            of: config.clients,
-            turn: 0,
-        };
+    /// Has clients move in the measured time, if that was asked for. The run may come to have an earlier end.
+    pub(super) fn plan(&mut self, schedule: Schedule) {
+        let Some(plan) = &mut self.plan else { return };
+        (plan.begin_ns, plan.end_ns) = (schedule.measure, schedule.end);
         self.next_ns = plan.next(self.clients.len());
-        self.plan = Some(plan);
-    }
-
-    /// The run ends at another time than was planned.
-    pub(super) fn end_at(&mut self, end_ns: u64) {
-        if let Some(plan) = &mut self.plan {
-            plan.end_ns = end_ns;
-        }
-        if self.next_ns >= end_ns {
-            self.next_ns = u64::MAX;
-        }
     }
 
     /// Whether a client is to move.
@@ -157,38 +151,15 @@ impl Moves {
         }
     }
 
-    /// Moves those whose time has come. Nothing may be queued for their old sockets.
-    pub(super) fn start_due(&mut self, engine: &mut Engine, shared: &Shared<'_>, now_ns: u64) {
-        for _ in 0..AT_A_TIME {
-            let count = self.clients.len();
-            let Some(plan) = self.plan.as_mut().filter(|_| now_ns >= self.next_ns) else { return };
-            // At most 10,000 clients.
-            let index = usize::try_from(plan.turn % count as u64).unwrap_or_default();
-            plan.turn += 1;
-            self.next_ns = plan.next(count);
-            match self.clients[index] {
-                State::Stranded => continue,
-                // It is still being asked; a connection that failed asks no more.
-                State::Moving(_) if !engine.is_broken(index) => continue,
-                State::Moving(_) => self.failed(index, || "the new connection failed".to_owned()),
-                State::Settled => {}
-            }
-            self.start(engine, shared, index);
-        }
-    }
-
-    fn start(&mut self, engine: &mut Engine, shared: &Shared<'_>, index: usize) {
-        let began = shared.clock.ns();
-        self.clients[index] = State::Moving(began);
-        self.under_way += 1;
-        if let Err(error) = engine.reopen(index, 0) {
-            return self.failed(index, || format!("no new socket: {error}"));
-        }
-        let now = engine.now_ms();
-        if let Err(error) = engine.endpoints[index].client.migrate(now) {
-            return self.stranded(index, || error.to_string());
-        }
-        engine.pump(index);
+    /// Whose time has come.
+    fn next(&mut self, now_ns: u64) -> Option<usize> {
+        let count = self.clients.len();
+        let plan = self.plan.as_mut().filter(|_| now_ns >= self.next_ns)?;
+        // At most 10,000 clients.
+        let index = usize::try_from(plan.turn % count as u64).unwrap_or_default();
+        plan.turn += 1;
+        self.next_ns = plan.next(count);
+        Some(index)
     }
 
     /// The server knows the new socket.
@@ -209,12 +180,13 @@ impl Moves {
     }
 
     /// What came of all moves, for the report.
-    pub(super) fn finish(self, all: &Mutex<Found>) {
+    pub(super) fn finish(&mut self, all: &Mutex<Found>) {
+        let found = mem::take(&mut self.found);
         if let Ok(mut all) = all.lock() {
-            all.done += self.found.done;
-            all.failed += self.found.failed;
-            all.took.merge(&self.found.took);
-            all.why = all.why.take().or(self.found.why);
+            all.done += found.done;
+            all.failed += found.failed;
+            all.took.merge(&found.took);
+            all.why = all.why.take().or(found.why);
         }
     }
 
@@ -236,6 +208,37 @@ impl Moves {
             self.releasing |= !self.held.is_empty();
         }
         was
+    }
+}
+
+impl Engine {
+    /// Moves the clients whose time has come. Nothing may be queued for their old sockets.
+    pub(super) fn start_moves(&mut self) {
+        let now_ns = self.now_ns();
+        for _ in 0..AT_A_TIME {
+            let Some(index) = self.moves.next(now_ns) else { return };
+            match self.moves.clients[index] {
+                State::Stranded => continue,
+                // It is still being asked; a connection that failed asks no more.
+                State::Moving(_) if !self.is_broken(index) => continue,
+                State::Moving(_) => self.moves.failed(index, || "the new connection failed".to_owned()),
+                State::Settled => {}
+            }
+            self.start_move(index);
+        }
+    }
+
+    fn start_move(&mut self, index: usize) {
+        self.moves.clients[index] = State::Moving(self.now_ns());
+        self.moves.under_way += 1;
+        if let Err(error) = self.reopen(index, 0) {
+            return self.moves.failed(index, || format!("no new socket: {error}"));
+        }
+        let now = self.now_ms();
+        if let Err(error) = self.endpoints[index].client.migrate(now) {
+            return self.moves.stranded(index, || error.to_string());
+        }
+        self.pump(index);
     }
 }
 
@@ -282,7 +285,7 @@ mod tests {
 
     #[test]
     fn bursts_wait_for_their_own_client_and_leave_in_order() {
-        let mut moves = Moves::new(2);
+        let mut moves = Moves::without(2);
         assert!(!moves.hold(0, 1), "it does not move");
         for index in 0..2 {
             moves.clients[index] = State::Moving(5);

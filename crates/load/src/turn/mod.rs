@@ -11,14 +11,9 @@
 
 mod allocate;
 mod config;
-mod datagrams;
-mod direct;
 mod engine;
 mod invalid;
-mod links;
 mod migrate;
-mod opening;
-mod packet;
 mod redirect;
 mod set_up;
 mod token;
@@ -29,51 +24,35 @@ pub use token::{AccessToken, InvalidAccessToken};
 pub use crate::run::{Outcome, Stop};
 use std::sync::{Mutex, PoisonError};
 
+use turnpike_client::Security;
 use turnpike_measure::Report;
 pub use turnpike_turn::client::Relayed;
 
 use crate::{
-    LoadError,
-    progress::{Interval, Kind},
-    run::{self, Asked, Frame},
-    secure::Security,
-    transport::Transport,
+    LoadError, Transport,
+    profile::{self, Ends},
+    progress::Interval,
+    run::{self, Asked, Finished},
+    traffic::{Carrier as _, echo},
 };
 use engine::Engine;
 
 type Shared<'a> = run::Shared<'a, Config>;
 
-/// Runs a load. `progress` is called about once a second, from the calling thread.
+/// Runs a load until its time is over or `stop` is told to stop. `progress` is called about once a second, from the calling
+/// thread.
 ///
 /// # Errors
-/// When the settings are impossible, or the clients cannot be set up. What goes wrong afterwards is counted in
-/// [`turnpike_measure::Report::errors`].
-pub fn run(config: &Config, progress: impl FnMut(&Interval)) -> Result<Outcome, LoadError> {
-    run_until(config, &Stop::new(), progress)
-}
-
-/// Runs a load as [`run`] does, until its time is over or `stop` is told to stop.
-///
-/// # Errors
-/// As [`run`], and when it is stopped before anything was measured.
-pub fn run_until(
-    config: &Config,
-    stop: &Stop,
-    progress: impl FnMut(&Interval),
-) -> Result<Outcome, LoadError> {
+/// When the settings are impossible, the clients cannot be set up, or it is stopped before anything was measured. What goes wrong
+/// afterwards is counted in [`turnpike_measure::Report::errors`].
+pub fn run(config: &Config, stop: &Stop, progress: impl FnMut(&Interval)) -> Result<Outcome, LoadError> {
     config.validate()?;
     run::check_files(config.clients * config.files_per_client())?;
     let security = match config.transport.is_secure() {
         true => Some(Security::new(&config.tls, config.host.as_deref(), config.server)?),
         false => None,
     };
-    let frame = Frame {
-        clients: config.clients,
-        threads: config.threads(),
-        warmup: config.warmup,
-        duration: config.duration,
-        kind: if config.mode == Mode::Invalid { Kind::OneWay } else { Kind::Answered },
-    };
+    let frame = config.frame();
     let asked = Asked {
         size: config.size,
         rate: config.rate,
@@ -86,16 +65,15 @@ pub fn run_until(
     };
     let moved = Mutex::default();
     let thread = |shared: &Shared<'_>, number| run_thread(shared, security.as_ref(), number, &moved);
-    let found = run::run(config, frame, stop, thread, progress)?;
-    let interrupted = found.interrupted;
+    let asked = asked.shaped(config.profile.as_ref(), config.clients);
+    let mut found = run::run(config, frame, stop, thread, progress)?;
+    let (interrupted, measured, streams) = (found.interrupted, found.measured, profile::gather(&mut found));
     let (sent_bytes, received_bytes) =
         (found.tallies.measured.sent_bytes, found.tallies.measured.received_bytes);
     let mut report = run::report(&frame, &asked, found);
-    if config.via != Via::Direct {
-        let relayed = if config.relayed == Relayed::Tcp { "tcp" } else { "udp" };
-        report.transport = Some(config.transport.to_string());
-        report.relay = (config.mode != Mode::Invalid).then(|| relayed.to_owned());
-    }
+    let relayed = if config.relayed == Relayed::Tcp { "tcp" } else { "udp" };
+    report.transport = Some(config.transport.to_string());
+    report.relay = (config.mode != Mode::Invalid).then(|| relayed.to_owned());
     if config.mode == Mode::Invalid {
         put_amplification(&mut report, sent_bytes, received_bytes);
         return Ok(run::conclude(report, &asked, interrupted));
@@ -106,8 +84,13 @@ pub fn run_until(
     if config.migrate.is_some() {
         moved.into_inner().unwrap_or_else(PoisonError::into_inner).put(&mut report);
     }
-    if report.sent > 0 && report.received == 0 {
-        report.notes.push(nothing_came_back(config));
+    if let Some(shaped) = &config.profile {
+        profile::put(&mut report, shaped, streams, measured);
+    } else if report.sent > 0 && report.received == 0 {
+        report.notes.push(
+            "nothing came back: is the reflector running at the peer's address, and can the server reach it?"
+                .to_owned(),
+        );
     }
     Ok(run::conclude(report, &asked, interrupted))
 }
@@ -117,17 +100,48 @@ fn run_thread(
     security: Option<&Security>,
     number: usize,
     moved: &Mutex<migrate::Found>,
-) -> Result<run::Finished, LoadError> {
+) -> Result<Finished, LoadError> {
     match shared.config.mode {
-        Mode::Packet => packet::run(shared, security, number, moved),
+        Mode::Packet => relay(shared, security, number, moved),
         Mode::Allocate => allocate::run(shared, security, number),
         Mode::Invalid => invalid::run(shared, number),
     }
 }
 
+/// Mode `packet`: traffic through the relay to the reflector and back.
+fn relay(
+    shared: &Shared<'_>,
+    security: Option<&Security>,
+    thread: usize,
+    moved: &Mutex<migrate::Found>,
+) -> Result<Finished, LoadError> {
+    let (count, first) = shared.share(shared.config.clients, thread);
+    let mut engine = Engine::new(shared.config, security, (count, first), shared.clock)?;
+    let relayed = match &shared.config.profile {
+        None => set_up::set_up(&mut engine, shared)
+            .and_then(|()| echo::run(&mut engine, &shared.config.plan(), shared, thread)),
+        Some(shaped) => {
+            let (peer, datapath) = (shared.config.peer_of(thread), shared.config.datapath);
+            let ends = Ends::new(shaped, (count, first), peer, datapath, engine.poller(), shared.clock)?;
+            engine.peer = ends.peer();
+            set_up::set_up(&mut engine, shared).and_then(|()| profile::run(&mut engine, ends, shared, thread))
+        }
+    };
+    engine.moves.finish(moved);
+    // Also after a failure, for those clients that had got their allocation.
+    let taken_down = set_up::take_down(&mut engine, shared);
+    let relayed = relayed?;
+    taken_down?;
+    // A relayed stream that lost or gained a byte is one to its end.
+    if relayed.garbled > 0 && shared.config.relayed == Relayed::Tcp {
+        engine.errors.insert("garbled", relayed.garbled);
+    }
+    Ok(finished(shared.config, engine, relayed))
+}
+
 /// What a thread's engine has to say when it ends.
 #[expect(clippy::cast_precision_loss, reason = "counts of handshakes and redirections")]
-fn finished(config: &Config, engine: Engine, mut rest: run::Finished) -> run::Finished {
+fn finished(config: &Config, engine: Engine, mut rest: Finished) -> Finished {
     if config.transport.is_secure() {
         let (full, resumed) = engine.handshakes();
         rest.sums.insert("full_handshakes", full as f64);
@@ -136,7 +150,7 @@ fn finished(config: &Config, engine: Engine, mut rest: run::Finished) -> run::Fi
     if engine.redirects > 0 {
         rest.sums.insert("redirects", engine.redirects as f64);
     }
-    run::Finished { errors: engine.errors, ..rest }
+    Finished { errors: engine.errors, ..rest }
 }
 
 /// Bytes that went to peers and came back.
@@ -154,15 +168,5 @@ fn put_amplification(report: &mut Report, sent_bytes: u64, received_bytes: u64) 
         [("sent_bytes", sent_bytes as f64), ("reply_bytes", received_bytes as f64), ("amplification", ratio)]
     {
         report.extra.insert(name.to_owned(), value);
-    }
-}
-
-fn nothing_came_back(config: &Config) -> String {
-    match config.via {
-        Via::Direct => format!("nothing came back: is a reflector still running at udp {}?", config.server),
-        Via::Channel | Via::Send => {
-            "nothing came back: is the reflector running at the peer's address, and can the server reach it?"
-                .to_owned()
-        }
     }
 }

@@ -34,8 +34,8 @@ impl Course {
         if to.port() == 0 || to.ip().is_unspecified() || to.ip().is_multicast() {
             return refused("which is no address of a server");
         }
-        // "If the client has been redirected to a server to which it has already sent this request within the last five minutes, it
-        // MUST ignore the redirection and consider the transaction to have failed."
+        // RFC 8489 section 10: a redirection to where this request was sent in the last five minutes is none, and the request has
+        // failed.
         if to == from || self.left.contains(&to) {
             return refused("where it had been before: the servers send their clients round in a circle");
         }
@@ -60,8 +60,11 @@ impl Engine {
     ) -> Result<(), LoadError> {
         self.endpoints[index].course.advance(to)?;
         self.redirects += 1;
+        let from = config.server;
+        let why = "under a domain that no certificate can be checked against";
         let moved = self
             .aim(index, to, domain)
+            .map_err(|_| LoadError::Redirected { from, to, why })
             .and_then(|()| self.reopen(index, 0).map_err(|source| LoadError::Socket { server: to, source }));
         moved.map_err(|error| self.blame(index, error))?;
         self.renew(index, &client_settings(config));

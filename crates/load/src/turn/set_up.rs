@@ -4,24 +4,25 @@ use std::{sync::atomic::Ordering::Relaxed, time::Duration};
 
 use turnpike_turn::client::{Event, Failure, Relayed, Request};
 
-use super::{
-    Config, Shared, Via,
-    engine::{Engine, NoData},
+use super::{Config, Shared, Via, engine::Engine};
+use crate::{
+    LoadError,
+    clock::nanos,
+    traffic::{Carrier as _, NoData},
 };
-use crate::{LoadError, clock::nanos};
 
 /// Clients of all threads that may be waiting for an answer at a time while they are set up or taken down.
 const OUTSTANDING: usize = 256;
 
 /// This thread's part of them.
-pub(super) fn outstanding(shared: &Shared<'_>) -> usize {
+fn outstanding(shared: &Shared<'_>) -> usize {
     (OUTSTANDING / shared.frame.threads).max(1)
 }
 
 /// Allocates, and binds a channel, installs a permission, or connects to the peer, for every client of this thread.
 pub(super) fn set_up(engine: &mut Engine, shared: &Shared<'_>) -> Result<(), LoadError> {
     let config = shared.config;
-    let Config { peer, setup_timeout, .. } = *config;
+    let Config { setup_timeout, .. } = *config;
     let limit = outstanding(shared);
     let total = engine.endpoints.len();
     let (mut started, mut ready) = (0, 0);
@@ -37,7 +38,7 @@ pub(super) fn set_up(engine: &mut Engine, shared: &Shared<'_>) -> Result<(), Loa
         }
         engine.sweep();
         engine.flush();
-        if engine.receive(Duration::from_millis(10), &mut NoData)? > 0 {
+        if engine.drive(Duration::from_millis(10), &mut NoData)? > 0 {
             last_answer = shared.clock.ns();
         } else if let Some(failure) = engine.setup_failure(config) {
             return Err(failure);
@@ -57,7 +58,7 @@ pub(super) fn set_up(engine: &mut Engine, shared: &Shared<'_>) -> Result<(), Loa
                 Event::Permitted(_) if config.relayed == Relayed::Tcp => {
                     let now = engine.now_ms();
                     // There is an allocation.
-                    let _ = engine.endpoints[index].client.connect(now, peer);
+                    let _ = engine.endpoints[index].client.connect(now, engine.peer);
                     engine.pump(index);
                 }
                 Event::Connected { connection, .. } => engine.bind_connection(index, connection),
@@ -76,7 +77,7 @@ pub(super) fn set_up(engine: &mut Engine, shared: &Shared<'_>) -> Result<(), Loa
         }
         for (index, bound) in std::mem::take(&mut engine.bound) {
             if let Err(failure) = bound {
-                let request = Request::Connect(peer);
+                let request = Request::Connect(engine.peer);
                 return Err(engine.failure(config, index, request, failure, (ready, total)));
             }
             done += 1;
@@ -89,11 +90,11 @@ pub(super) fn set_up(engine: &mut Engine, shared: &Shared<'_>) -> Result<(), Loa
 
 fn begin(engine: &mut Engine, index: usize, config: &Config) {
     let now = engine.now_ms();
-    let client = &mut engine.endpoints[index].client;
+    let (peer, client) = (engine.peer, &mut engine.endpoints[index].client);
     // Neither can fail on a fresh allocation.
     match config.via {
-        Via::Channel if config.relayed == Relayed::Udp => _ = client.bind_channel(now, config.peer),
-        _ => _ = client.permit(now, config.peer.ip()),
+        Via::Channel if config.relayed == Relayed::Udp => _ = client.bind_channel(now, peer),
+        _ => _ = client.permit(now, peer.ip()),
     }
     engine.pump(index);
 }
@@ -117,7 +118,7 @@ pub(super) fn take_down(engine: &mut Engine, shared: &Shared<'_>) -> Result<(), 
         }
         engine.sweep();
         engine.flush();
-        engine.receive(Duration::from_millis(10), &mut NoData)?;
+        engine.drive(Duration::from_millis(10), &mut NoData)?;
         for (_, event) in engine.events.drain(..) {
             done += usize::from(matches!(event, Event::Deleted | Event::Failed { .. }));
         }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use turnpike_net::Tx;
-use turnpike_turn::server::Client;
+use turnpike_turn::server::{Client, Transport};
 
 use super::{
     Associations,
@@ -19,7 +19,7 @@ const PROTOCOL_VERSION: u8 = 70;
 
 impl Associations {
     /// Takes a ClientHello. Where an association has something to say afterwards, its slot.
-    pub(super) fn greet(
+    pub(super) fn take_hello(
         &mut self,
         now_ms: u64,
         client: Client,
@@ -73,7 +73,7 @@ impl Associations {
             return self.count_drop(DtlsDrop::Amplification);
         }
         self.stats.cookies += 1;
-        tx.push_bytes(&self.route(&client), &self.answer);
+        tx.push_bytes(&self.route(self.place(&client), &client), &self.answer);
     }
 
     /// Tells a client that there is nothing in common, which it would find out by waiting otherwise. The alert is shorter than any
@@ -91,7 +91,7 @@ impl Associations {
         alert[12] = 2;
         alert[13] = FATAL;
         alert[14] = description;
-        tx.push_bytes(&self.route(client), &alert);
+        tx.push_bytes(&self.route(self.place(client), client), &alert);
     }
 
     fn admit(
@@ -142,10 +142,13 @@ impl Associations {
             self.fail(slot, DtlsFailure::Evicted);
         }
         let deadline_ms = now_ms + self.config.handshake_ms;
+        let place = self.place(&client);
         let slot = self.table.insert(Association {
             dtls,
             client,
-            listener: self.layout.dtls(self.place(&client), hello.server_name),
+            place,
+            generation: self.generations.draw(),
+            listener: self.layout.number(Transport::Dtls, place, hello.server_name),
             random: hello.random,
             stage: Stage::HalfOpen(0),
             alerted: false,

@@ -4,9 +4,10 @@ use std::time::Instant;
 
 use dimpl::{Dtls, Error, Output, ProtocolVersion, SecurityError};
 use turnpike_net::{Route, Rx, Span, Tx};
-use turnpike_turn::server::{Client, ListenerId};
+use turnpike_turn::server::{Client, ListenerId, Source};
 
 use super::stats::{DtlsDrop, DtlsEnd, DtlsFailure, DtlsStats};
+use crate::link::{Place, Way};
 
 /// How far an association has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,6 +24,10 @@ pub(super) struct Association {
     pub(super) dtls: Dtls,
     /// As the socket sees it: its listener's number is that of clients that ask for no name.
     pub(super) client: Client,
+    /// Which of the listeners it came to.
+    pub(super) place: usize,
+    /// Tells it from those that had its slot before.
+    pub(super) generation: u32,
     /// The number that the state machine knows it by, which says for which name it asked.
     pub(super) listener: ListenerId,
     /// Of the ClientHello: tells one that is repeated from one that begins anew.
@@ -55,6 +60,12 @@ impl Association {
     /// The client as the state machine knows it.
     pub(super) fn known_as(&self) -> Client {
         Client { listener: self.listener, ..self.client }
+    }
+
+    /// The same of the association in this slot, with the way to it.
+    pub(super) fn source(&self, slot: usize) -> Source {
+        let place = Place { slot, generation: self.generation };
+        Source { client: self.known_as(), link: Way::Dtls(place).link() }
     }
 
     pub(super) fn is_open(&self) -> bool {

@@ -32,14 +32,17 @@ use foldhash::fast::RandomState;
 use hashbrown::HashMap;
 use slab::Slab;
 use turnpike_net::{Route, Rx, SocketId, Span, Tx};
-use turnpike_turn::server::{Client, ClosedReason, Effect};
+use turnpike_turn::server::{Client, ClosedReason, Effect, ListenerId, Source, Transport};
 use turnpike_wire::address::canonical;
 
 pub use config::DtlsConfig;
 pub use context::{DtlsContext, DtlsError};
 pub use stats::{DtlsDrop, DtlsEnd, DtlsFailure, DtlsStats};
 
-use crate::Layout;
+use crate::{
+    Layout,
+    link::{Generations, Place},
+};
 use association::{Association, Drained, Stage};
 use cookie::CookieKey;
 use crowd::Crowd;
@@ -58,6 +61,8 @@ const TIMER_MS: u64 = 10;
 struct Listener {
     socket: SocketId,
     bound: SocketAddr,
+    /// Of clients that ask for no name.
+    number: ListenerId,
 }
 
 /// The associations of one worker.
@@ -72,6 +77,7 @@ pub(crate) struct Associations {
     by_client: HashMap<Client, usize, RandomState>,
     /// The client looked up last: datagrams come in runs.
     last: Option<(Client, usize)>,
+    generations: Generations,
     half_open: Crowd,
     idle: Crowd,
     /// When which association is looked at: each at most once.
@@ -119,6 +125,7 @@ impl Associations {
             table: Slab::new(),
             by_client: HashMap::default(),
             last: None,
+            generations: Generations::default(),
             half_open: Crowd::new(share(config.max_half_open), share(config.max_half_open_per_network)),
             idle: Crowd::new(share(config.max_idle), share(config.max_idle_per_network)),
             timers: BTreeSet::new(),
@@ -138,8 +145,10 @@ impl Associations {
 
     /// Serves on this socket; the listener's place.
     pub(crate) fn listen(&mut self, socket: SocketId, bound: SocketAddr) -> usize {
-        self.listeners.push(Listener { socket, bound });
-        self.listeners.len() - 1
+        let place = self.listeners.len();
+        let number = self.layout.number(Transport::Dtls, place, None);
+        self.listeners.push(Listener { socket, bound, number });
+        place
     }
 
     /// Server names that are new get numbers.
@@ -154,15 +163,9 @@ impl Associations {
 
     /// Who sent a datagram, as the socket sees it.
     pub(crate) fn client(&self, place: usize, from: SocketAddr, local: Option<std::net::IpAddr>) -> Client {
-        let bound = self.listeners[place].bound;
+        let Listener { bound, number, .. } = self.listeners[place];
         let local = SocketAddr::new(local.unwrap_or(bound.ip()), bound.port());
-        Client { listener: self.layout.dtls(place, None), address: from, local: canonical(local) }
-    }
-
-    /// Whether this client is one of ours.
-    #[inline]
-    pub(crate) fn has(&self, client: &Client) -> bool {
-        self.layout.dtls_place(client.listener).is_some()
+        Client { listener: number, address: from, local: canonical(local) }
     }
 
     pub(crate) fn stats(&self) -> DtlsStats {
@@ -171,7 +174,7 @@ impl Associations {
     }
 
     /// Takes a datagram, answers what DTLS itself has to answer, and decrypts messages into the arena, where
-    /// [`Associations::arrived`] finds them. Returns whose they are, as the state machine knows it.
+    /// [`Associations::arrived`] finds them. Returns whose they are, as the state machine knows it; nobody, if there are none.
     pub(crate) fn receive(
         &mut self,
         now_ms: u64,
@@ -179,7 +182,7 @@ impl Associations {
         span: Span,
         rx: &mut Rx,
         tx: &mut Tx,
-    ) -> Client {
+    ) -> Option<Source> {
         self.now_ms = now_ms;
         self.arrived.clear();
         self.stats.datagrams += 1;
@@ -187,21 +190,21 @@ impl Associations {
         // RFC 7983 section 7.
         if !matches!(datagram.first(), Some(20..=63)) {
             self.count_drop(DtlsDrop::NotDtls);
-            return client;
+            return None;
         }
         let fed = if hello::is_hello(datagram) {
-            self.greet(now_ms, client, datagram, tx)
+            self.take_hello(now_ms, client, datagram, tx)
         } else {
             self.feed(now_ms, &client, datagram)
         };
-        let Some(slot) = fed else { return client };
+        let slot = fed?;
         let was_open = self.table[slot].is_open();
-        let client = self.table[slot].known_as();
+        let source = self.table[slot].source(slot);
         let Drained { connected, closed, said, .. } = self.drain(now_ms, slot, tx, Some(rx));
         if was_open && self.arrived.is_empty() && !(connected || closed || said) {
             self.count_drop(DtlsDrop::NoEffect);
         }
-        client
+        Some(source)
     }
 
     /// The messages of the datagram that was received last.
@@ -212,13 +215,13 @@ impl Associations {
     /// Encrypts and queues a relayed message. An association that is gone by now gets none.
     pub(crate) fn relay(
         &mut self,
-        client: &Client,
+        to: Place,
         [header, payload]: [&[u8]; 2],
         padding: u8,
         (tos, ttl): (u8, u8),
         tx: &mut Tx,
     ) {
-        let Some(slot) = self.slot_of(client).filter(|slot| self.table[*slot].is_open()) else { return };
+        let Some(slot) = self.slot_at(to) else { return };
         let len = header.len() + payload.len() + usize::from(padding);
         if len > MAX_PLAINTEXT {
             return self.count_drop(DtlsDrop::RecordTooLong);
@@ -229,7 +232,7 @@ impl Associations {
         self.plain.resize(len, 0);
         let association = &mut self.table[slot];
         let sent = association.dtls.send_application_data(&self.plain);
-        let route = Route { tos, ttl, ..self.route(client) };
+        let route = Route { tos, ttl, ..self.route_to(slot) };
         let association = &mut self.table[slot];
         // Two messages are never in one datagram: some clients take a datagram for a message.
         let drained = association.drain(&route, tx, None, &mut self.scratch, &mut self.stats);
@@ -241,8 +244,8 @@ impl Associations {
     }
 
     /// Encrypts and queues a reply.
-    pub(crate) fn reply(&mut self, client: &Client, bytes: &[u8], tx: &mut Tx) {
-        self.relay(client, [bytes, &[]], 0, (0, 0), tx);
+    pub(crate) fn reply(&mut self, to: Place, bytes: &[u8], tx: &mut Tx) {
+        self.relay(to, [bytes, &[]], 0, (0, 0), tx);
     }
 
     /// A tick's work has left.
@@ -297,11 +300,9 @@ impl Associations {
     /// Keeps the limits and the state machine's allocations in step.
     pub(crate) fn effect(&mut self, now_ms: u64, effect: &Effect, tx: &mut Tx) {
         match effect {
-            Effect::Opened { client, .. } if self.has(client) => self.allocated(client),
+            Effect::Opened { client, .. } => self.allocated(client),
             // That of an absent client may be somebody else's by now.
-            Effect::Closed { client, reason, away: false, .. }
-                if self.has(client) && *reason != ClosedReason::Disconnected =>
-            {
+            Effect::Closed { client, reason, away: false, .. } if *reason != ClosedReason::Disconnected => {
                 self.released(now_ms, client, tx);
             }
             Effect::Moved { was, client, from, .. } => {
@@ -309,22 +310,20 @@ impl Associations {
                 if let (Some(was), None) = (was, from) {
                     self.released(now_ms, was, tx);
                 }
-                if self.has(client) {
-                    self.allocated(client);
-                }
+                self.allocated(client);
             }
             _ => {}
         }
     }
 
-    /// Whether this client has an association here.
-    pub(crate) fn serves(&mut self, client: &Client) -> bool {
-        self.has(client) && self.slot_of(client).is_some_and(|slot| self.table[slot].is_open())
+    /// Whether this association is still there.
+    pub(crate) fn serves(&self, place: Place) -> bool {
+        self.slot_at(place).is_some()
     }
 
     /// The client has an allocation: its association lasts as long as that.
     pub(crate) fn allocated(&mut self, client: &Client) {
-        let Some(slot) = self.has(client).then(|| self.slot_of(client)).flatten() else { return };
+        let Some(slot) = self.slot_of(client) else { return };
         let association = &mut self.table[slot];
         if let Stage::Idle(number) = association.stage {
             self.idle.leave(number);
@@ -335,7 +334,7 @@ impl Associations {
 
     /// The client has none any more: it is one of those who must say something now and then.
     pub(crate) fn released(&mut self, now_ms: u64, client: &Client, tx: &mut Tx) {
-        let Some(slot) = self.has(client).then(|| self.slot_of(client)).flatten() else { return };
+        let Some(slot) = self.slot_of(client) else { return };
         if self.table[slot].stage == Stage::Allocated {
             self.become_idle(now_ms, slot, tx);
         }
@@ -388,7 +387,7 @@ impl Associations {
 
     /// Carries out what an association has to say.
     fn drain(&mut self, now_ms: u64, slot: usize, tx: &mut Tx, rx: Option<&mut Rx>) -> Drained {
-        let route = self.route(&self.table[slot].client);
+        let route = self.route_to(slot);
         let association = &mut self.table[slot];
         let arena = rx.map(|rx| (rx, &mut self.arrived));
         let drained = association.drain(&route, tx, arena, &mut self.scratch, &mut self.stats);
@@ -431,7 +430,7 @@ impl Associations {
 
     /// Says farewell and removes an open association.
     fn close(&mut self, slot: usize, end: DtlsEnd, tx: &mut Tx) {
-        let route = self.route(&self.table[slot].client);
+        let route = self.route_to(slot);
         let association = &mut self.table[slot];
         // One that cannot say it any more is gone as well.
         if association.dtls.close().is_ok() {
@@ -495,9 +494,16 @@ impl Associations {
         }
     }
 
+    /// The open association that a link stands for, if it is still there.
+    fn slot_at(&self, Place { slot, generation }: Place) -> Option<usize> {
+        let association = self.table.get(slot)?;
+        (association.generation == generation && association.is_open()).then_some(slot)
+    }
+
     /// The association of a client under either of its numbers, as long as it asked for that name.
     fn slot_of(&mut self, client: &Client) -> Option<usize> {
-        let unnamed = Client { listener: self.layout.dtls(self.place(client), None), ..*client };
+        let place = self.layout.dtls_place(client.listener)?;
+        let unnamed = Client { listener: self.listeners.get(place)?.number, ..*client };
         let slot = match &self.last {
             Some((last, slot)) if *last == unnamed => *slot,
             _ => {
@@ -514,8 +520,13 @@ impl Associations {
         self.layout.dtls_place(client.listener).unwrap_or_default()
     }
 
-    fn route(&self, client: &Client) -> Route {
-        let listener = &self.listeners[self.place(client)];
+    fn route_to(&self, slot: usize) -> Route {
+        let Association { place, client, .. } = &self.table[slot];
+        self.route(*place, client)
+    }
+
+    fn route(&self, place: usize, client: &Client) -> Route {
+        let listener = &self.listeners[place];
         Route {
             socket: listener.socket,
             to: Some(client.address),

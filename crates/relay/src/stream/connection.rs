@@ -3,10 +3,11 @@
 use std::net::{IpAddr, SocketAddr};
 
 use turnpike_net::TcpSocket;
-use turnpike_turn::server::Client;
+use turnpike_turn::server::{Client, Source};
 use turnpike_wire::frame::{Framer, MAX_MESSAGE_LEN};
 
 use super::{CloseReason, channel::Channel, outbox::Outbox};
+use crate::link::{Place, Way};
 
 /// No piece of this tick.
 pub(super) const NONE: u32 = u32::MAX;
@@ -27,6 +28,8 @@ pub(super) enum Stage {
 pub(super) struct Connection {
     pub(super) socket: TcpSocket,
     pub(super) channel: Channel,
+    /// Tells it from those that had its slot before.
+    pub(super) generation: u32,
     pub(super) stage: Stage,
     /// Its listener is not known before the first byte, nor its address behind a proxy before the header.
     pub(super) client: Client,
@@ -81,6 +84,12 @@ impl Connection {
     /// The address that limits count, known to be the client's.
     pub(super) fn address(&self) -> SocketAddr {
         self.client.address
+    }
+
+    /// The client of the connection in this slot, as the state machine knows it.
+    pub(super) fn source(&self, slot: usize) -> Source {
+        let place = Place { slot, generation: self.generation };
+        Source { client: self.client, link: Way::Stream(place).link() }
     }
 
     /// Why it is closed when its time is over.

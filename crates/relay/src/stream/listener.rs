@@ -3,7 +3,7 @@
 use std::{io, net::SocketAddr};
 
 use turnpike_net::{ListenOptions, TcpListener, TcpSocket, poll::Poller, tcp::is_exhaustion};
-use turnpike_turn::server::Client;
+use turnpike_turn::server::{Client, Transport};
 use turnpike_wire::{address::canonical, frame::Framer};
 
 use super::{
@@ -84,7 +84,7 @@ impl Streams {
         self.stats.accepted += 1;
         let listener = &self.listeners[place];
         let bound = listener.socket.local_addr();
-        let id = self.layout.tcp(place);
+        let id = self.layout.number(Transport::Tcp, place, None);
         let local = if bound.ip().is_unspecified() { socket.local_addr().unwrap_or(bound) } else { bound };
         let proxied = self.config.proxies.iter().any(|proxy| proxy.contains(peer.ip()));
         // Behind a proxy the header tells whose connection it is.
@@ -106,6 +106,7 @@ impl Streams {
         entry.insert(Connection {
             socket,
             channel: Channel::Plain,
+            generation: self.generations.draw(),
             stage: if proxied { Stage::Proxied } else { Stage::Unknown },
             client: Client { listener: id, address: peer, local: canonical(local) },
             framer: Framer::new(),

@@ -33,7 +33,11 @@ use slab::Slab;
 use turnpike_net::poll::{Event, Poller};
 use turnpike_turn::server::{Client, ClosedReason, Effect};
 
-use crate::{Layout, peers};
+use crate::{
+    Layout,
+    link::{Generations, Place},
+    peers,
+};
 
 pub(crate) use admission::Admission;
 pub use config::StreamConfig;
@@ -99,8 +103,7 @@ pub(crate) struct Streams {
     /// Accepted in this tick, and not read from so far.
     accepted: VecDeque<usize>,
     by_client: HashMap<Client, usize, RandomState>,
-    /// The client looked up last: datagrams come in runs.
-    last: Option<(Client, usize)>,
+    generations: Generations,
     pieces: Pieces,
     /// Connections that the end of the tick looks at.
     touched: Vec<usize>,
@@ -137,7 +140,7 @@ impl Streams {
             idle: Idle::default(),
             accepted: VecDeque::new(),
             by_client: HashMap::default(),
-            last: None,
+            generations: Generations::default(),
             pieces: Pieces::default(),
             touched: Vec::new(),
             gone: Vec::new(),
@@ -159,12 +162,6 @@ impl Streams {
     /// Server names that are new get numbers.
     pub(crate) fn lay_out(&mut self, layout: Arc<Layout>) {
         self.layout = layout;
-    }
-
-    /// Whether this client is one of ours.
-    #[inline]
-    pub(crate) fn has(&self, client: &Client) -> bool {
-        self.layout.is_stream(client.listener)
     }
 
     pub(crate) fn stats(&self) -> StreamStats {
@@ -218,11 +215,9 @@ impl Streams {
     /// Keeps the limits and the state machine's allocations in step.
     pub(crate) fn effect(&mut self, now_ms: u64, effect: &Effect) {
         match effect {
-            Effect::Opened { client, .. } if self.has(client) => self.allocated(client),
+            Effect::Opened { client, .. } => self.allocated(client),
             // That of an absent client may be somebody else's by now.
-            Effect::Closed { client, reason, away: false, .. }
-                if self.has(client) && *reason != ClosedReason::Disconnected =>
-            {
+            Effect::Closed { client, reason, away: false, .. } if *reason != ClosedReason::Disconnected => {
                 self.released(now_ms, client);
             }
             Effect::Moved { was, client, from, .. } => {
@@ -230,17 +225,15 @@ impl Streams {
                 if let (Some(was), None) = (was, from) {
                     self.released(now_ms, was);
                 }
-                if self.has(client) {
-                    self.allocated(client);
-                }
+                self.allocated(client);
             }
             _ => {}
         }
     }
 
-    /// Whether this client has a connection here.
-    pub(crate) fn serves(&mut self, client: &Client) -> bool {
-        self.slot_of(client).is_some()
+    /// Whether this connection is still there.
+    pub(crate) fn serves(&self, place: Place) -> bool {
+        self.slot_at(place).is_some()
     }
 
     /// The client has an allocation: its connection lasts as long as that.
@@ -283,15 +276,15 @@ impl Streams {
         }
     }
 
-    fn slot_of(&mut self, client: &Client) -> Option<usize> {
-        if let Some((last, slot)) = &self.last
-            && last == client
-        {
-            return Some(*slot);
-        }
-        let slot = *self.by_client.get(client)?;
-        self.last = Some((*client, slot));
-        Some(slot)
+    /// The connection that a link stands for, if it is still there.
+    #[inline]
+    fn slot_at(&self, Place { slot, generation }: Place) -> Option<usize> {
+        let connection = self.connections.get(slot)?;
+        (connection.generation == generation).then_some(slot)
+    }
+
+    fn slot_of(&self, client: &Client) -> Option<usize> {
+        self.by_client.get(client).copied()
     }
 
     /// Notes that a connection is to be closed when the tick ends: what was answered before still leaves.
@@ -328,7 +321,6 @@ impl Streams {
         }
         if connection.stage == Stage::Open {
             self.by_client.remove(&connection.client);
-            self.last = None;
             self.gone.push(connection.client);
         }
         // What the client has not read yet reaches it all the same, unless it still sends: then the kernel answers with RST.

@@ -3,7 +3,7 @@
 use std::io;
 
 use turnpike_net::{Rx, Span};
-use turnpike_turn::server::Client;
+use turnpike_turn::server::{Source, Transport};
 use turnpike_wire::{
     frame::{self, Frame, FrameError},
     proxy_protocol::{self, MAX_HEADER, Parsed},
@@ -22,7 +22,7 @@ const TLS_HANDSHAKE: u8 = 0x16;
 /// Bytes of one connection that are to be taken apart.
 pub(crate) struct Incoming {
     pub(super) slot: usize,
-    pub(crate) client: Client,
+    pub(crate) source: Source,
     /// What is left of them.
     pub(crate) rest: Span,
 }
@@ -46,7 +46,7 @@ impl Streams {
             (Channel::Plain, _) => self.read_first(slot, rx),
         };
         match read {
-            Ok(Some(rest)) => Some(Incoming { slot, client: self.connections.get(slot)?.client, rest }),
+            Ok(Some(rest)) => Some(Incoming { slot, source: self.connections.get(slot)?.source(slot), rest }),
             Ok(None) => {
                 self.close_if_ended(slot);
                 None
@@ -219,7 +219,10 @@ impl Streams {
         if connection.stage == Stage::Handshake {
             self.handshakes_left = self.handshakes_left.saturating_sub(1);
             opened = (!tls.is_handshaking()).then(|| {
-                (channel::was_resumed(tls), self.layout.tls(connection.listener, tls.server_name()))
+                (
+                    channel::was_resumed(tls),
+                    self.layout.number(Transport::Tls, connection.listener, tls.server_name()),
+                )
             });
         }
         if wants_write {

@@ -5,8 +5,7 @@ use std::io::{self, IoSlice};
 
 use rustls::ServerConnection;
 use turnpike_net::{Rx, Span, TcpSocket, poll::Poller};
-use turnpike_turn::server::Client;
-use turnpike_wire::{frame, indication};
+use turnpike_wire::indication;
 
 use super::{
     CloseReason, Connection, HANDSHAKES, Streams, Token,
@@ -14,6 +13,7 @@ use super::{
     connection::NONE,
     outbox::{self, Class, Outbox},
 };
+use crate::link::Place;
 
 /// Slices of one write: pieces of up to 21 messages. An array of them is made on the stack for each.
 const SLICES: usize = 64;
@@ -95,23 +95,22 @@ impl Pieces {
 }
 
 impl Streams {
-    /// Queues a relayed message, padded as streams want it (RFC 8656 section 12.5). A connection that is gone by now gets none.
+    /// Queues a relayed message. A connection that is gone by now gets none.
     #[inline]
-    pub(crate) fn relay(&mut self, client: &Client, header: &[u8], payload: Span) {
-        let padding = frame::padding(header.len() + payload.len as usize);
-        self.append(client, header, payload, padding, Class::Datagram);
+    pub(crate) fn relay(&mut self, to: Place, header: &[u8], payload: Span, padding: u8) {
+        self.append(to, header, payload, padding, Class::Datagram);
     }
 
     /// Queues a copy of a reply. An indication is none, though it comes the same way: peers make ICMP errors (RFC 8656 section
     /// 11.5) and connections (RFC 6062 section 4.4), and as many as they like, which must not end the client's.
-    pub(crate) fn reply(&mut self, client: &Client, bytes: &[u8]) {
+    pub(crate) fn reply(&mut self, to: Place, bytes: &[u8]) {
         let class = if is_indication(bytes) { Class::Datagram } else { Class::Control };
-        self.append(client, bytes, NOWHERE, 0, class);
+        self.append(to, bytes, NOWHERE, 0, class);
     }
 
     #[expect(clippy::cast_possible_truncation, reason = "a tick queues far less than 4 GiB")]
-    fn append(&mut self, client: &Client, own: &[u8], payload: Span, padding: u8, class: Class) {
-        let Some(slot) = self.slot_of(client) else { return };
+    fn append(&mut self, to: Place, own: &[u8], payload: Span, padding: u8, class: Class) {
+        let Some(slot) = self.slot_at(to) else { return };
         let index = self.pieces.list.len() as u32;
         let at = self.pieces.own.len() as u32;
         self.pieces.own.extend_from_slice(own);

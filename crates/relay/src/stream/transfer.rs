@@ -3,7 +3,7 @@
 
 use rustls::ServerConnection;
 use turnpike_net::{Rx, TcpSocket, poll::Poller};
-use turnpike_turn::server::Client;
+use turnpike_turn::server::{Client, Source};
 use turnpike_wire::frame::Framer;
 
 use super::{
@@ -13,6 +13,7 @@ use super::{
     outbox::Outbox,
     receive::Incoming,
 };
+use crate::link::Place;
 use std::io::IoSlice;
 
 /// A client's connection on its way.
@@ -54,7 +55,6 @@ impl Streams {
         }
         self.uncount(slot);
         self.by_client.remove(client);
-        self.last = None;
         self.stats.closed[reason as usize] += 1;
         let Connection { socket, channel, mut outbox, ended, trusted, listener, .. } =
             self.connections.remove(slot);
@@ -75,7 +75,7 @@ impl Streams {
     }
 
     /// Takes in a connection that another worker let go. `None` if it cannot be watched, or if there is one of this client.
-    pub(crate) fn adopt(&mut self, taken: Taken, now_ms: u64, poller: &Poller) -> Option<usize> {
+    pub(crate) fn adopt(&mut self, taken: Taken, now_ms: u64, poller: &Poller) -> Option<Source> {
         let Taken { client, socket, tls, unsent, ended, trusted, listener } = taken;
         if self.by_client.contains_key(&client) {
             return None;
@@ -88,6 +88,7 @@ impl Streams {
         entry.insert(Connection {
             socket,
             channel: tls.map_or(Channel::Plain, Channel::Tls),
+            generation: self.generations.draw(),
             stage: Stage::Open,
             client,
             framer: Framer::new(),
@@ -115,12 +116,13 @@ impl Streams {
             return None;
         }
         self.touch(slot);
-        Some(slot)
+        Some(self.connections[slot].source(slot))
     }
 
     /// Bytes that another worker has read from an adopted connection, at most [`Streams::FEED`] at a time; the arena has
     /// [`Streams::ROOM`]. `None` if there is no message to look at.
-    pub(crate) fn feed(&mut self, slot: usize, bytes: &[u8], rx: &mut Rx) -> Option<Incoming> {
+    pub(crate) fn feed(&mut self, place: Place, bytes: &[u8], rx: &mut Rx) -> Option<Incoming> {
+        let slot = self.slot_at(place)?;
         let connection = self.connections.get_mut(slot).filter(|connection| connection.closing.is_none())?;
         let filled = rx.fill(connection.framer.held().len(), |room| {
             let len = bytes.len().min(room.len());
@@ -128,6 +130,6 @@ impl Streams {
             Ok(len)
         });
         let rest = connection.together(filled.ok()?, rx)?;
-        Some(Incoming { slot, client: connection.client, rest })
+        Some(Incoming { slot, source: connection.source(slot), rest })
     }
 }

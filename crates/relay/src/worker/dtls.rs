@@ -3,9 +3,9 @@
 use std::net::SocketAddr;
 
 use turnpike_net::{Buffer, Span};
-use turnpike_turn::{server::ListenerId, time::Now};
+use turnpike_turn::time::Now;
 
-use super::{LISTENER_SHARE, Role, Worker};
+use super::{LISTENER_SHARE, NOTHING, Role, Worker};
 use crate::{Config, StartError, dtls::Associations};
 
 impl Worker {
@@ -23,14 +23,14 @@ impl Worker {
         let place = self.out.dtls.listen(socket, bound);
         let role = &mut self.roles[socket.0 as usize];
         *role = match *role {
-            Role::Listener(id) => Role::Both(id, place),
+            Role::Listener(plain) => Role::Both(plain, place),
             _ => Role::Dtls(place),
         };
         Ok(())
     }
 
-    /// The socket of a DTLS listener is ready; where plain UDP has it too, with that one's number.
-    pub(super) fn receive_by_dtls(&mut self, now: Now, place: usize, plain: Option<ListenerId>) {
+    /// The socket of a DTLS listener is ready; where plain UDP has it too, with that one's place.
+    pub(super) fn receive_by_dtls(&mut self, now: Now, place: usize, plain: Option<usize>) {
         if self.rx.room() < Associations::ROOM {
             self.flush();
         }
@@ -42,9 +42,8 @@ impl Worker {
                 let Some(buffer) = self.rx.buffer(index) else { return };
                 match plain {
                     // All of a buffer is of one client, who speaks the one or the other.
-                    Some(id) if !matches!(buffer.bytes.first(), Some(20..=63)) => {
-                        let bound = self.listeners[usize::from(id.0)].bound;
-                        self.route_client_buffer(now, id, bound, index);
+                    Some(plain) if !matches!(buffer.bytes.first(), Some(20..=63)) => {
+                        self.route_client_buffer(now, plain, index);
                     }
                     _ => self.route_dtls_buffer(now, place, index),
                 }
@@ -66,17 +65,24 @@ impl Worker {
         for number in 0..u32::try_from(count).unwrap_or(u32::MAX) {
             let skipped = (number * size).min(whole.len);
             let span = Span { offset: whole.offset + skipped, len: size.min(whole.len - skipped) };
-            let client = self.out.dtls.receive(now.ms, from, span, &mut self.rx, &mut self.out.tx);
+            let source = self.out.dtls.receive(now.ms, from, span, &mut self.rx, &mut self.out.tx);
+            let Some(source) = source else { continue };
             let mut arrived = 0;
             while let Some(message) = self.out.dtls.arrived(arrived) {
                 arrived += 1;
                 let bytes = self.rx.bytes(message);
-                let buffer =
-                    Buffer { from: client.address, local: None, tos, ttl, segment_size: bytes.len(), bytes };
-                let verdict = self.server.from_client(now, client, bytes);
-                let Some(errand) = self.out.carry_out(&self.rx, &buffer, verdict) else { continue };
-                let request = if errand.wants_bytes() { bytes.to_vec() } else { Vec::new() };
-                self.run_errand(now, &client, errand, request, Vec::new());
+                let buffer = Buffer {
+                    from: source.client.address,
+                    local: None,
+                    tos,
+                    ttl,
+                    segment_size: bytes.len(),
+                    bytes,
+                };
+                let verdict = self.server.from_client(now, &source, bytes);
+                if self.out.carry_out(&self.rx, &buffer, verdict) {
+                    self.carry_out_effects(now, NOTHING);
+                }
             }
         }
     }

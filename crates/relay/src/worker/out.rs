@@ -1,36 +1,16 @@
-//! What becomes of a verdict: a datagram of a UDP socket, a piece of a stream, a DTLS record, or an errand for the worker. Separate
-//! from the worker, because it is borrowed while what was received still is.
+//! What becomes of a verdict: a datagram of a UDP socket, a piece of a stream, or a DTLS record. Separate from the worker, because it is
+//! borrowed while what was received still is.
 
 use turnpike_net::{Buffer, Route, Rx, SocketId, Tx};
-use turnpike_turn::server::{
-    AllocationId, Client, ConnectRequest, ConnectionId, Family, MoveRequest, OpenRequest, RelayId, Verdict,
-};
+use turnpike_turn::server::{AllocationId, Client, Family, Link, RelayId, Verdict, forwarding::relayed_ttl};
 
-use crate::{dtls::Associations, stream::Streams};
-
-/// What a verdict asks for beyond sending something.
-pub(super) enum Errand {
-    Open(OpenRequest),
-    Connect(ConnectRequest),
-    /// The client's stream becomes the data connection of this one; the reply is queued.
-    Bind(ConnectionId),
-    HandOver(u16),
-    Forward(u16),
-    Move(MoveRequest),
-}
-
-impl Errand {
-    /// Whether the request goes elsewhere, or something may have come behind it.
-    pub(super) fn wants_bytes(&self) -> bool {
-        matches!(self, Self::Bind(_) | Self::HandOver(_) | Self::Forward(_) | Self::Move(_))
-    }
-}
+use crate::{dtls::Associations, link::Way, stream::Streams};
 
 /// What a verdict needs to become a datagram.
 pub(super) struct Out {
     pub(super) tx: Tx,
-    /// Socket and, for a wildcard listener, whether the source address must be named; by listener.
-    pub(super) listeners: Vec<(SocketId, bool)>,
+    /// Socket and, for a wildcard listener, whether the source address must be named; by the number of the UDP listener.
+    pub(super) listeners: Vec<Option<(SocketId, bool)>>,
     /// Relay sockets by allocation index, IPv4 and IPv6.
     pub(super) relays: Vec<[Option<SocketId>; 2]>,
     pub(super) ttl_expired: u64,
@@ -39,62 +19,53 @@ pub(super) struct Out {
 }
 
 impl Out {
-    /// Queues what a verdict says; what is more than that is handed back.
+    /// Queues what a verdict says. True if an effect may go on with it: never where something was relayed.
     #[inline]
-    pub(super) fn carry_out(&mut self, rx: &Rx, buffer: &Buffer<'_>, verdict: Verdict<'_>) -> Option<Errand> {
+    pub(super) fn carry_out(&mut self, rx: &Rx, buffer: &Buffer<'_>, verdict: Verdict<'_>) -> bool {
         match verdict {
             Verdict::ToPeer { relay, peer, payload, dont_fragment } => {
-                let (Some(socket), Some(ttl)) = (self.relay_socket(relay), self.next_ttl(buffer)) else {
-                    return None;
-                };
-                let route = Route { socket, to: Some(peer), from: None, tos: buffer.tos, ttl, dont_fragment };
-                self.tx.push(&route, &[], rx.span(payload), 0);
-                None
-            }
-            Verdict::ToClient { client, header, payload, padding } if !self.is_plain(&client) => {
-                if self.streams.has(&client) {
-                    self.streams.relay(&client, header.as_slice(), rx.span(payload));
-                } else {
-                    let ttl = self.next_ttl(buffer)?;
-                    let message = [header.as_slice(), payload];
-                    self.dtls.relay(&client, message, padding, (buffer.tos, ttl), &mut self.tx);
+                if let Some(socket) = self.relay_socket(relay)
+                    && let Some(ttl) = self.next_ttl(buffer)
+                {
+                    let route =
+                        Route { socket, to: Some(peer), from: None, tos: buffer.tos, ttl, dont_fragment };
+                    self.tx.push(&route, &[], rx.span(payload), 0);
                 }
-                None
+                false
             }
-            Verdict::ToClient { client, header, payload, padding } => {
-                let ttl = self.next_ttl(buffer)?;
-                let route = Route { tos: buffer.tos, ttl, ..self.route_to(client) };
-                self.tx.push(&route, header.as_slice(), rx.span(payload), padding);
-                None
+            Verdict::ToClient { client, link, header, payload, padding } => {
+                let header = header.as_slice();
+                match Way::of(link) {
+                    Way::Datagrams => {
+                        if let Some(ttl) = self.next_ttl(buffer)
+                            && let Some(route) = self.route_to(&client)
+                        {
+                            let route = Route { tos: buffer.tos, ttl, ..route };
+                            self.tx.push(&route, header, rx.span(payload), padding);
+                        }
+                    }
+                    Way::Stream(place) => self.streams.relay(place, header, rx.span(payload), padding),
+                    Way::Dtls(place) => {
+                        if let Some(ttl) = self.next_ttl(buffer) {
+                            let marks = (buffer.tos, ttl);
+                            self.dtls.relay(place, [header, payload], padding, marks, &mut self.tx);
+                        }
+                    }
+                }
+                false
             }
-            verdict => self.answer(verdict),
+            Verdict::Reply { client, link, bytes } => {
+                self.reply_to(&client, link, bytes);
+                true
+            }
+            Verdict::Drop(_) => true,
         }
     }
 
-    /// The same for verdicts on requests, which relay nothing.
-    pub(super) fn answer(&mut self, verdict: Verdict<'_>) -> Option<Errand> {
-        match verdict {
-            Verdict::Reply { client, bytes } => {
-                self.reply_to(client, bytes);
-                None
-            }
-            Verdict::Bind { connection, client, bytes } => {
-                self.reply_to(client, bytes);
-                Some(Errand::Bind(connection))
-            }
-            Verdict::Open(request) => Some(Errand::Open(request)),
-            Verdict::Connect(request) => Some(Errand::Connect(request)),
-            Verdict::HandOver { worker } => Some(Errand::HandOver(worker)),
-            Verdict::Forward { worker } => Some(Errand::Forward(worker)),
-            Verdict::Move(request) => Some(Errand::Move(request)),
-            Verdict::ToPeer { .. } | Verdict::ToClient { .. } | Verdict::Drop(_) => None,
-        }
-    }
-
-    /// Queues a verdict that can be nothing but a reply.
+    /// The same for a verdict that relays nothing.
     pub(super) fn reply(&mut self, verdict: Verdict<'_>) {
-        if let Verdict::Reply { client, bytes } = verdict {
-            self.reply_to(client, bytes);
+        if let Verdict::Reply { client, link, bytes } = verdict {
+            self.reply_to(&client, link, bytes);
         }
     }
 
@@ -106,33 +77,30 @@ impl Out {
         self.relays[index][side(family)] = Some(socket);
     }
 
-    pub(super) fn reply_to(&mut self, client: Client, bytes: &[u8]) {
-        if self.is_plain(&client) {
-            self.tx.push_bytes(&self.route_to(client), bytes);
-        } else if self.streams.has(&client) {
-            self.streams.reply(&client, bytes);
-        } else {
-            self.dtls.reply(&client, bytes, &mut self.tx);
+    pub(super) fn reply_to(&mut self, client: &Client, link: Link, bytes: &[u8]) {
+        match Way::of(link) {
+            Way::Datagrams => {
+                if let Some(route) = self.route_to(client) {
+                    self.tx.push_bytes(&route, bytes);
+                }
+            }
+            Way::Stream(place) => self.streams.reply(place, bytes),
+            Way::Dtls(place) => self.dtls.reply(place, bytes, &mut self.tx),
         }
     }
 
-    /// Whether this client sends plain UDP: the numbers of its listeners are the first ([`Layout`]).
+    /// Of a client over plain UDP.
     #[inline]
-    pub(super) fn is_plain(&self, client: &Client) -> bool {
-        usize::from(client.listener.0) < self.listeners.len()
-    }
-
-    #[inline]
-    pub(super) fn route_to(&self, client: Client) -> Route {
-        let (socket, wildcard) = self.listeners[usize::from(client.listener.0)];
-        Route {
+    fn route_to(&self, client: &Client) -> Option<Route> {
+        let (socket, wildcard) = (*self.listeners.get(usize::from(client.listener.0))?)?;
+        Some(Route {
             socket,
             to: Some(client.address),
             from: wildcard.then_some(client.local.ip()),
             tos: 0,
             ttl: 0,
             dont_fragment: false,
-        }
+        })
     }
 
     #[inline]
@@ -140,15 +108,12 @@ impl Out {
         self.relays.get(relay.allocation.index as usize).and_then(|pair| pair[side(relay.family)])
     }
 
-    /// One less than what came in (RFC 8656 section 15.1); 0, the socket's default, where that is not known. A relay
-    /// that is led to send to itself ends by this.
+    /// Of what is relayed for this; `None`, and counted, where it ends here.
     #[inline]
-    pub(super) fn next_ttl(&mut self, buffer: &Buffer<'_>) -> Option<u8> {
-        if buffer.ttl == 1 {
-            self.ttl_expired += 1;
-            return None;
-        }
-        Some(buffer.ttl.saturating_sub(1))
+    fn next_ttl(&mut self, buffer: &Buffer<'_>) -> Option<u8> {
+        let ttl = relayed_ttl(buffer.ttl);
+        self.ttl_expired += u64::from(ttl.is_none());
+        ttl
     }
 }
 

@@ -10,7 +10,7 @@ use turnpike_turn::{
 };
 use turnpike_wire::address::canonical;
 
-use super::{Refusal, Worker};
+use super::{Behind, Refusal, Worker};
 use crate::{peers::News, stream::CloseReason};
 
 /// Connections accepted from one relayed transport address in one tick.
@@ -48,7 +48,8 @@ impl Worker {
 
     /// From now on the client's connection is the data connection of `connection`; its reply is queued. `first` came behind the
     /// request.
-    pub(super) fn bind(&mut self, now: Now, connection: ConnectionId, client: &Client, first: Vec<u8>) {
+    pub(super) fn bind(&mut self, now: Now, connection: ConnectionId, client: &Client, first: Behind<'_>) {
+        let first = first.to_vec(&self.rx);
         let taken = self.out.streams.let_go(client, &self.rx, &self.poller, CloseReason::DataConnection);
         match taken {
             Some(taken) => self.peers.bind(connection, taken, first, &self.poller),
@@ -57,7 +58,7 @@ impl Worker {
                 self.server.connection_ended(now, connection, 0, 0);
             }
         }
-        self.tell_news(now);
+        self.report(now);
     }
 
     /// Something of a TCP relay is ready.
@@ -65,14 +66,14 @@ impl Worker {
         if let Some(place) = self.peers.on_event(event) {
             self.accept_peers(now, place);
         }
-        self.tell_news(now);
+        self.report(now);
     }
 
     /// What is due without an event.
     pub(super) fn resume_peers(&mut self, now: Now) {
         self.peers.handle_timeout(now.ms, &self.poller);
         self.peers.resume();
-        self.tell_news(now);
+        self.report(now);
         self.dirty = true;
     }
 
@@ -80,11 +81,11 @@ impl Worker {
         for _ in 0..ACCEPTS {
             let Some((relay, socket, peer)) = self.peers.accept(place, now.ms, &self.poller) else { return };
             // Refused, it is closed as it is dropped.
-            if let PeerConnection::Accept { connection, client, bytes } =
+            if let PeerConnection::Accept { connection, client, link, bytes } =
                 self.server.peer_connected(now, relay, canonical(peer))
             {
                 if self.peers.hold(relay.allocation, connection, socket, &self.poller).is_ok() {
-                    self.out.reply_to(client, bytes);
+                    self.out.reply_to(&client, link, bytes);
                 } else {
                     self.server.connection_ended(now, connection, 0, 0);
                 }
@@ -92,7 +93,7 @@ impl Worker {
         }
     }
 
-    fn tell_news(&mut self, now: Now) {
+    fn report(&mut self, now: Now) {
         while let Some(news) = self.peers.next_news() {
             match news {
                 News::Connected(allocation, connection, result) => {

@@ -3,7 +3,7 @@
 use turnpike_net::{Buffer, poll::Event};
 use turnpike_turn::time::Now;
 
-use super::Worker;
+use super::{Behind, Worker};
 use crate::stream::{Incoming, Streams, Token};
 
 impl Worker {
@@ -26,7 +26,7 @@ impl Worker {
     }
 
     /// What clients that came in this tick have said. They get what those who were there before have left of it.
-    pub(super) fn greet(&mut self, now: Now) {
+    pub(super) fn serve_accepted(&mut self, now: Now) {
         while let Some(slot) = self.out.streams.next_accepted() {
             self.receive_from_stream(now, slot);
         }
@@ -41,31 +41,24 @@ impl Worker {
         }
     }
 
-    /// Routes the whole messages of what a stream has brought. False if the stream is not one of ours any more.
-    pub(super) fn route_stream(&mut self, now: Now, mut incoming: Incoming) -> bool {
-        let client = incoming.client;
+    /// Routes the whole messages of what a stream has brought. After one by which the stream goes elsewhere, there is no next.
+    pub(super) fn route_stream(&mut self, now: Now, mut incoming: Incoming) {
+        let source = incoming.source;
         while let Some(message) = self.out.streams.next(&mut incoming, now.ms, &self.rx) {
             let bytes = self.rx.bytes(message);
             // A stream has no TOS and no TTL of its own: relayed datagrams get the defaults (RFC 8656 section 15.2).
             let buffer = Buffer {
-                from: client.address,
+                from: source.client.address,
                 local: None,
                 tos: 0,
                 ttl: 0,
                 segment_size: bytes.len(),
                 bytes,
             };
-            let verdict = self.server.from_client(now, client, bytes);
-            let Some(errand) = self.out.carry_out(&self.rx, &buffer, verdict) else { continue };
-            let (mut request, mut rest) = (Vec::new(), Vec::new());
-            if errand.wants_bytes() {
-                request.extend_from_slice(bytes);
-                rest.extend_from_slice(self.rx.bytes(incoming.rest));
-            }
-            if !self.run_errand(now, &client, errand, request, rest) {
-                return false;
+            let verdict = self.server.from_client(now, &source, bytes);
+            if self.out.carry_out(&self.rx, &buffer, verdict) {
+                self.carry_out_effects(now, Behind::Received(incoming.rest));
             }
         }
-        true
     }
 }

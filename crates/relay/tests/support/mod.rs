@@ -88,6 +88,11 @@ pub(crate) fn start_workers(workers: usize) -> World {
 
 /// The same; DTLS on a port of its own if there is a context and nothing else is said.
 pub(crate) fn start_with(change: impl FnOnce(&mut Config)) -> World {
+    start_with_store(Arc::new(Nobody), change)
+}
+
+/// The same with these users.
+pub(crate) fn start_with_store(store: Arc<dyn CredentialStore>, change: impl FnOnce(&mut Config)) -> World {
     let any: SocketAddr = (Ipv4Addr::LOCALHOST, 0).into();
     let mut config = Config {
         busy_poll: Duration::ZERO,
@@ -119,7 +124,7 @@ pub(crate) fn start_with(change: impl FnOnce(&mut Config)) -> World {
     if config.dtls.context.is_some() && config.dtls.listen.is_empty() {
         config.dtls.listen = vec![(Ipv4Addr::new(127, 0, 0, 2), 0).into()];
     }
-    World { relay: Relay::start(&config, Arc::new(Nobody), Arc::new(Silent)).unwrap() }
+    World { relay: Relay::start(&config, store, Arc::new(Silent)).unwrap() }
 }
 
 impl World {

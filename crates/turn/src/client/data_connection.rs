@@ -12,6 +12,8 @@ use turnpike_wire::{
     },
 };
 
+use crate::random::Random;
+
 use super::{
     Config, ConnectionId, Failure, MAX_CHALLENGES, Request,
     credentials::{Challenge, Session},
@@ -29,6 +31,7 @@ pub struct DataConnection {
     signed: bool,
     challenges: u8,
     out: Option<Vec<u8>>,
+    random: Random,
 }
 
 /// What a message of the server meant.
@@ -41,9 +44,14 @@ pub enum Progress {
 }
 
 impl DataConnection {
-    pub(super) fn new(config: Arc<Config>, session: Option<Session>, connection: ConnectionId) -> Self {
-        let mut this =
-            Self { config, session, connection, id: [0; 12], signed: false, challenges: 0, out: None };
+    pub(super) fn new(
+        config: Arc<Config>,
+        session: Option<Session>,
+        connection: ConnectionId,
+        random: Random,
+    ) -> Self {
+        let (id, out) = ([0; 12], None);
+        let mut this = Self { config, session, connection, id, signed: false, challenges: 0, out, random };
         this.write();
         this
     }
@@ -103,7 +111,7 @@ impl DataConnection {
     }
 
     fn write(&mut self) {
-        self.id = rand::random();
+        self.id = self.random.bytes();
         self.signed = self.session.is_some();
         let request = Request::BindConnection(self.connection);
         // A credential that cannot be written has failed in the control connection already.

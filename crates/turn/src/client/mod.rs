@@ -38,6 +38,7 @@ use turnpike_wire::{
     },
 };
 
+use crate::random::{Random, Seed};
 pub use config::{AccessToken, Config, Relayed, Timing};
 pub use data_connection::{DataConnection, Progress};
 pub use event::{Allocation, ConnectionId, Event, Failure, Ignored, Incoming, Request, RequestError};
@@ -71,6 +72,7 @@ pub struct Client {
     ticket: Option<Vec<u8>>,
     /// Transaction ids of Send indications: a random start, then counted, for nothing answers them.
     indication: u128,
+    random: Random,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -101,7 +103,8 @@ impl Client {
 
     /// A client that has done nothing yet.
     #[must_use]
-    pub fn new(config: Arc<Config>) -> Self {
+    pub fn new(config: Arc<Config>, seed: Seed) -> Self {
+        let mut random = Random::new(seed);
         Self {
             transactions: Transactions::new(config.timing),
             config,
@@ -112,7 +115,8 @@ impl Client {
             permissions: Vec::new(),
             channels: Vec::new(),
             ticket: None,
-            indication: rand::random(),
+            indication: u128::from_be_bytes(random.bytes()),
+            random,
         }
     }
 
@@ -170,8 +174,8 @@ impl Client {
 
     /// What makes a new connection to the server that of this peer connection.
     #[must_use]
-    pub fn data_connection(&self, connection: ConnectionId) -> DataConnection {
-        DataConnection::new(Arc::clone(&self.config), self.session.clone(), connection)
+    pub fn data_connection(&mut self, connection: ConnectionId) -> DataConnection {
+        DataConnection::new(Arc::clone(&self.config), self.session.clone(), connection, self.random.fork())
     }
 
     /// Whether the server gave a mobility ticket, so that [`Client::migrate`] can be called.
@@ -542,7 +546,7 @@ impl Client {
     }
 
     fn start(&mut self, now: u64, request: Request, challenges: u8) {
-        let id: [u8; 12] = rand::random();
+        let id = self.random.bytes();
         let session = self.session.as_ref().filter(|_| request != Request::Binding);
         match requests::write(&request, id, &self.config, session, self.ticket.as_deref().unwrap_or_default())
         {

@@ -127,7 +127,7 @@ fn write_allocate(message: &mut MessageWriteVec, config: &Config) -> Result<(), 
     if config.dont_fragment {
         message.add_attribute(&DontFragment::new())?;
     }
-    // Empty: "I can move" (RFC 8016 section 3.1.1).
+    // Empty, it asks for a ticket (RFC 8016 section 3.1.1).
     if config.mobility {
         message.add_attribute(&RawAttribute::new(MOBILITY_TICKET, &[]))?;
     }
@@ -149,7 +149,7 @@ fn write_credentials(
     }
     message.add_attribute(&Realm::new(&challenge.realm)?)?;
     message.add_attribute(&Nonce::new(&challenge.nonce)?)?;
-    // "The TURN client MUST include the ACCESS-TOKEN attribute only in Allocate and Refresh requests" (RFC 7635 section 9).
+    // Other requests are known by the allocation (RFC 7635 section 9).
     let shows_token = matches!(method(request), ALLOCATE | REFRESH);
     if let Some(access) = config.access_token.as_ref().filter(|_| shows_token) {
         message.add_attribute(&RawAttribute::new(ACCESS_TOKEN, &access.token))?;

@@ -127,9 +127,7 @@ mod tests {
         Start { id: [id; 12], request: Request::Binding, bytes: vec![id], signed: false, challenges: 0 }
     }
 
-    /// RFC 8489 section 6.2.1: "requests will be sent at times 0 ms, 500 ms, 1500 ms, 3500 ms, 7500 ms, 15500 ms,
-    /// and 31500 ms. If the client has not received a response after 39500 ms, the client will consider the
-    /// transaction to have timed out."
+    /// RFC 8489 section 6.2.1: seven times within 31.5 s, each pause twice the one before, and 8 s until nobody waits any more.
     #[test]
     fn transmissions_follow_the_schedule_of_the_rfc() {
         let mut transactions = Transactions::new(Timing::default());

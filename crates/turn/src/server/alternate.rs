@@ -8,9 +8,8 @@ use std::net::SocketAddr;
 use turnpike_wire::integrity::Mac;
 
 use super::{
-    Answer, Client, Gate, Server, Transport, attribute,
-    request::{Method, Request},
-    response::{Response, Signer, reason_phrase},
+    Client, Gate, Server, Transport, attribute,
+    response::{Envelope, Response, reason_phrase},
 };
 
 /// Another server.
@@ -65,29 +64,9 @@ impl Alternate {
 }
 
 impl<G: Gate> Server<G> {
-    /// Answers an Allocate with another server's address, if there is one for this occasion.
-    pub(super) fn redirect(
-        &mut self,
-        client: &Client,
-        request: &Request<'_>,
-        signer: Option<&Signer>,
-        occasion: Occasion,
-    ) -> Option<Answer> {
-        let redirected =
-            self.write_redirect(client, request.transaction, signer, request.fingerprint, occasion);
-        redirected.then_some(Answer::Reply)
-    }
-
-    /// Writes the answer into the reply buffer; whether there is one.
-    pub(super) fn write_redirect(
-        &mut self,
-        client: &Client,
-        transaction: [u8; 12],
-        signer: Option<&Signer>,
-        fingerprint: bool,
-        occasion: Occasion,
-    ) -> bool {
-        let Some(signer) = signer else { return false };
+    /// Answers an Allocate with another server's address, if there is one for this occasion; whether there is.
+    pub(super) fn write_redirect(&mut self, client: &Client, to: &Envelope, occasion: Occasion) -> bool {
+        let Some(signer) = &to.signer else { return false };
         let transport = self.config.listener(client.listener).transport;
         let v4 = client.address.is_ipv4();
         let of_family = |of_v4: bool| {
@@ -110,8 +89,7 @@ impl<G: Gate> Server<G> {
         self.alternate_turn = self.alternate_turn.wrapping_add(1);
         self.stats.redirects += 1;
         self.stats.error(300);
-        let mut response =
-            Response::error(&mut self.reply, Method::Allocate, transaction, 300, reason_phrase(300));
+        let mut response = Response::error(&mut self.reply, to, 300, reason_phrase(300));
         response.address(attribute::ALTERNATE_SERVER, first.address);
         // Behind it one of the other family, for clients that have both: one of the same name, because there is one
         // ALTERNATE-DOMAIN for the two.
@@ -121,7 +99,7 @@ impl<G: Gate> Server<G> {
         if let Some(domain) = domain {
             response.attribute(attribute::ALTERNATE_DOMAIN, domain.as_bytes());
         }
-        response.sign(Some(signer), self.config.software.as_deref(), fingerprint);
+        response.sign(to, self.config.software.as_deref());
         true
     }
 }

@@ -1,16 +1,17 @@
 //! Answering requests: who asks, whose allocation it is about, and the responses that all methods share. Data never comes here.
 
-use std::{net::SocketAddr, sync::Arc};
+use std::{cell::Cell, net::SocketAddr, sync::Arc};
 
 use smallvec::SmallVec;
 
 use super::{
-    Client, ConnectRequest, ConnectionId, CredentialRefusal, DropReason, Effect, Gate, MoveRequest,
-    OpenRequest, RelayTransport, Server, User, Verdict, attribute,
-    auth::{MAX_QUEUED, Who, printable},
+    Client, CredentialRefusal, Credentials, DropReason, Effect, Gate, LookupId, RelayTransport, Server,
+    Source, User, Verdict, attribute,
+    auth::{MAX_QUEUED, printable},
+    context::{Context, Delivery},
     nat_discovery::unknown_in_plain_binding,
     request::{Method, Request},
-    response::{Response, Signer, reason_phrase},
+    response::{Envelope, Response, reason_phrase},
 };
 use crate::time::Now;
 
@@ -20,218 +21,211 @@ pub(super) enum Answer {
     Reply,
     /// The same, to be sent to where and from where this says.
     ReplyFrom(Client),
-    Open(OpenRequest),
-    Connect(ConnectRequest),
-    /// The reply buffer holds the reply.
-    Bind(ConnectionId),
-    HandOver(u16),
-    Forward(u16),
-    Move(MoveRequest),
+    /// None now: an effect goes on with it.
+    Later,
     Drop(DropReason),
 }
 
 impl<G: Gate> Server<G> {
-    pub(super) fn request<'a>(&'a mut self, now: Now, client: &Client, datagram: &[u8]) -> Verdict<'a> {
-        let answer = self.answer_bytes(now, client, datagram);
-        self.verdict(*client, answer)
-    }
-
-    pub(super) fn answer_bytes(&mut self, now: Now, client: &Client, datagram: &[u8]) -> Answer {
-        match Request::parse(datagram) {
+    pub(super) fn request<'a>(
+        &'a mut self,
+        now: Now,
+        source: &Source,
+        delivery: Delivery,
+        datagram: &[u8],
+    ) -> Verdict<'a> {
+        match &Request::parse(datagram) {
             Ok(request) => {
                 self.stats.requests[request.method as usize] += 1;
-                self.answer(now, client, &request)
+                if request.method == Method::Binding {
+                    return self.binding(now, source, request);
+                }
+                self.respond(now, source, delivery, request, None)
             }
-            Err(reason) => Answer::Drop(reason),
+            Err(reason) => self.dropped(*reason),
         }
     }
 
-    pub(super) fn verdict<'a>(&'a mut self, client: Client, answer: Answer) -> Verdict<'a> {
+    /// Says what the store has found out ([`Effect::LookUp`]); the verdict is on the request that has waited for it, if it still does.
+    pub fn credentials(&mut self, now: Now, lookup: LookupId, credentials: Credentials) -> Verdict<'_> {
+        let Some(waiting) = self.lookups.take(lookup) else { return self.dropped(DropReason::LookupOver) };
+        match (credentials, &Request::parse(&waiting.request)) {
+            (Credentials::Unavailable, _) | (_, Err(_)) => self.dropped(DropReason::LookupOver),
+            (credentials, Ok(request)) => {
+                self.respond(now, &waiting.source, waiting.delivery, request, Some(credentials))
+            }
+        }
+    }
+
+    fn respond(
+        &mut self,
+        now: Now,
+        source: &Source,
+        delivery: Delivery,
+        request: &Request<'_>,
+        credentials: Option<Credentials>,
+    ) -> Verdict<'_> {
+        let arrival = Cell::new(None);
+        let answer = self.answer(Context::new(now, *source, delivery, request, credentials, &arrival));
+        if let (Delivery::Forwarded(via), Answer::Reply) = (delivery, &answer) {
+            let (arrival, reply) = (arrival.take(), self.reply.as_slice().into());
+            self.effects.push_back(Effect::Answer { via, source: *source, arrival, reply });
+            return Verdict::Drop(None);
+        }
+        self.verdict(source, answer)
+    }
+
+    fn verdict(&mut self, source: &Source, answer: Answer) -> Verdict<'_> {
+        let Source { client, link } = *source;
         match answer {
-            Answer::Reply => Verdict::Reply { client, bytes: &self.reply },
-            Answer::ReplyFrom(client) => Verdict::Reply { client, bytes: &self.reply },
-            Answer::Open(request) => Verdict::Open(request),
-            Answer::Connect(request) => Verdict::Connect(request),
-            Answer::Bind(connection) => Verdict::Bind { connection, client, bytes: &self.reply },
-            Answer::HandOver(worker) => Verdict::HandOver { worker },
-            Answer::Forward(worker) => Verdict::Forward { worker },
-            Answer::Move(request) => Verdict::Move(request),
+            Answer::Reply => Verdict::Reply { client, link, bytes: &self.reply },
+            Answer::ReplyFrom(client) => Verdict::Reply { client, link, bytes: &self.reply },
+            Answer::Later => Verdict::Drop(None),
             Answer::Drop(reason) => self.dropped(reason),
         }
     }
 
-    pub(super) fn answer(&mut self, now: Now, client: &Client, request: &Request<'_>) -> Answer {
-        if request.method == Method::Binding {
-            return self.binding(now, client, request);
+    fn answer(&mut self, mut context: Context<'_>) -> Answer {
+        // RFC 8489 section 6.3 has authentication first, and then what section 6.3.1 says of unknown attributes.
+        if let Err(answer) = self.authenticate(&mut context) {
+            return answer;
         }
-        // RFC 8489 section 6.3: first "any checks [...] that the authentication mechanism requires", then 6.3.1.
-        let who = match self.authenticate(now, client, request) {
-            Ok(who) => who,
-            Err(answer) => return answer,
-        };
         // ACCESS-TOKEN is known to whom it let in.
-        let is_unknown = |kind: &u16| *kind != attribute::ACCESS_TOKEN || who.grant.is_none();
-        let unknown: SmallVec<[u16; 4]> = request.unknown.iter().copied().filter(is_unknown).collect();
+        let is_unknown = |kind: &u16| *kind != attribute::ACCESS_TOKEN || context.who.grant.is_none();
+        let unknown: SmallVec<[u16; 4]> =
+            context.request.unknown.iter().copied().filter(is_unknown).collect();
         if !unknown.is_empty() {
-            return self.unknown_attributes_of(request, who.signer.as_ref(), &unknown);
+            return self.unknown_attributes(&context.envelope, &unknown);
         }
-        if self.is_loop(client, request) {
+        if self.is_loop(&context) {
             self.stats.loop_refusals += 1;
-            return self.fail(request, who.signer.as_ref(), 403);
+            return self.fail(&context, 403);
         }
-        match request.method {
-            Method::Allocate => self.allocate(now, client, request, who),
-            Method::Refresh => self.refresh(now, client, request, &who),
-            Method::CreatePermission => self.create_permission(now, client, request, &who),
-            Method::ChannelBind => self.channel_bind(now, client, request, &who),
-            Method::Connect => self.connect(now, client, request, who),
-            Method::ConnectionBind => self.connection_bind(now, client, request, &who),
-            Method::Binding => self.binding(now, client, request),
+        match context.request.method {
+            Method::Allocate => self.allocate(context),
+            Method::Refresh => self.refresh(&context),
+            Method::CreatePermission => self.create_permission(&context),
+            Method::ChannelBind => self.channel_bind(&context),
+            Method::Connect => self.connect(context),
+            Method::ConnectionBind => self.connection_bind(&context),
+            // Has been answered before anybody was asked who they are.
+            Method::Binding => Answer::Later,
         }
     }
 
     /// Whether a client that sits behind one of our own relayed transport addresses wants an allocation, or to move one there. Through
     /// such a one its datagrams would come back to us, and two of them can be made to feed each other until the TTL ends.
-    fn is_loop(&mut self, client: &Client, request: &Request<'_>) -> bool {
-        let concerns = match request.method {
+    fn is_loop(&mut self, context: &Context<'_>) -> bool {
+        let concerns = match context.request.method {
             Method::Allocate | Method::ConnectionBind => true,
-            Method::Refresh => request.get(attribute::MOBILITY_TICKET).is_some(),
+            Method::Refresh => context.request.get(attribute::MOBILITY_TICKET).is_some(),
             _ => false,
         };
         if !concerns {
             return false;
         }
-        let is_stream = self.config.listener(client.listener).transport.is_stream();
-        let transport = if is_stream { RelayTransport::Tcp } else { RelayTransport::Udp };
+        let client = context.client();
+        let transport = if self.is_stream(client) { RelayTransport::Tcp } else { RelayTransport::Udp };
         self.gate.is_relayed(client.address, transport)
     }
 
     /// RFC 8489 section 12: the address that the request came from. Needs no credentials, and so gets neither SOFTWARE
     /// nor a signature: 32 bytes for 20, over IPv6 44.
-    pub(super) fn binding(&mut self, now: Now, client: &Client, request: &Request<'_>) -> Answer {
-        if let Some(answer) = self.discover(now, client, request) {
-            return answer;
+    fn binding(&mut self, now: Now, source: &Source, request: &Request<'_>) -> Verdict<'_> {
+        let Source { client, link } = source;
+        let envelope = Envelope::unsigned(request);
+        if let Some(answer) = self.discover(now, client, request, &envelope) {
+            return self.verdict(source, answer);
         }
         // Nearly no request has any.
         if !request.unknown.is_empty() {
             let unknown = unknown_in_plain_binding(request);
             if !unknown.is_empty() {
-                return self.unknown_attributes_of(request, None, &unknown);
+                let answer = self.unknown_attributes(&envelope, &unknown);
+                return self.verdict(source, answer);
             }
         }
         self.stats.successes[Method::Binding as usize] += 1;
-        let mut response = Response::success(&mut self.reply, Method::Binding, request.transaction);
+        let mut response = Response::success(&mut self.reply, &envelope);
         response.xor_address(attribute::XOR_MAPPED_ADDRESS, client.address);
-        response.finish(request.fingerprint);
-        Answer::Reply
+        response.finish(envelope.fingerprint);
+        Verdict::Reply { client: *client, link: *link, bytes: &self.reply }
     }
 
-    /// The allocation that a request other than Allocate is about.
-    pub(super) fn owned(
-        &mut self,
-        now: Now,
-        client: &Client,
-        request: &Request<'_>,
-        who: &Who,
-    ) -> Result<u32, Answer> {
-        let found = match self.table.find(client) {
-            None => self.arriving(now, client)?,
+    /// The index of the allocation that a request other than Allocate is about.
+    pub(super) fn owned(&mut self, context: &Context<'_>) -> Result<u32, Answer> {
+        let found = match self.forwarding.find(context.client()) {
+            None => self.arriving(context)?,
             found => found,
         };
-        let Some((index, (_, allocation))) = found.and_then(|index| Some((index, self.table.at(index)?)))
-        else {
-            // RFC 8656 section 5: "For all TURN messages (including ChannelData) EXCEPT an Allocate request, if the 5-tuple
-            // does not identify an existing allocation, then the message MUST either be rejected with a 437 Allocation
-            // Mismatch error (if it is a request) or be silently ignored".
-            return Err(self.fail(request, who.signer.as_ref(), 437));
+        let Some((index, session)) = found.and_then(|index| Some((index, self.sessions.get(index)?))) else {
+            // RFC 8656 section 5: a request about a 5-tuple without an allocation is an Allocation Mismatch.
+            return Err(self.fail(context, 437));
         };
-        if allocation.pending.is_some() {
-            return Err(self.fail(request, who.signer.as_ref(), 437));
+        if session.pending.is_some() {
+            return Err(self.fail(context, 437));
         }
-        // RFC 8656 section 5: if "the request does not use the same username as used to create the allocation, then the
-        // request MUST be rejected with a 441 (Wrong Credentials) error."
-        let same_realm = allocation.is_in(&who.realm);
-        // The name of a token's key is no user's, and keys are rotated while sessions live.
-        let both_tokens = allocation.grant.is_some() && who.grant.is_some();
-        if (allocation.username != who.username && !both_tokens) || !same_realm {
-            self.refused(now, client, User::Name(&who.username), CredentialRefusal::WrongUser);
-            return Err(self.fail(request, who.signer.as_ref(), 441));
+        // RFC 8656 section 5: later requests have the user of the Allocate, or Wrong Credentials. The name of a token's key is no
+        // user's, and keys are rotated while sessions live.
+        let who = &context.who;
+        let both_tokens = session.grant.is_some() && who.grant.is_some();
+        if (session.username != who.username && !both_tokens) || !session.is_in(&who.realm) {
+            self.refused(context, User::Name(&who.username), CredentialRefusal::WrongUser);
+            return Err(self.fail(context, 441));
         }
         Ok(index)
     }
 
     /// 403, for a peer that may not be relayed to: counted by what refuses it and, at a bounded rate, told of.
-    pub(super) fn refuse_peer(
-        &mut self,
-        now: Now,
-        client: &Client,
-        request: &Request<'_>,
-        who: &Who,
-        peer: SocketAddr,
-    ) -> Answer {
+    pub(super) fn refuse_peer(&mut self, context: &Context<'_>, peer: SocketAddr) -> Answer {
         let by = self.config.peers.denial(peer);
         self.stats.peer_refusals[by.index()] += 1;
+        let client = *context.client();
         if self.effects.len() < MAX_QUEUED
-            && let Some(suppressed) = self.peer_refusals.admit(now.ms, client.address.ip())
+            && let Some(suppressed) = self.peer_refusals.admit(context.now.ms, client.address.ip())
         {
-            self.effects.push_back(Effect::PeerRefused {
-                client: *client,
-                realm: Arc::clone(&who.realm),
-                username: printable(&who.username),
-                peer,
-                by,
-                suppressed,
-            });
+            let realm = Arc::clone(&context.who.realm);
+            let username = printable(&context.who.username);
+            self.effects.push_back(Effect::PeerRefused { client, realm, username, peer, by, suppressed });
         }
-        self.fail(request, who.signer.as_ref(), 403)
+        self.fail(context, 403)
     }
 
     /// A success response with nothing in it.
-    pub(super) fn done(&mut self, request: &Request<'_>, signer: Option<&Signer>) -> Answer {
-        self.stats.successes[request.method as usize] += 1;
-        let response = Response::success(&mut self.reply, request.method, request.transaction);
-        response.sign(signer, self.config.software.as_deref(), request.fingerprint);
+    pub(super) fn done(&mut self, context: &Context<'_>) -> Answer {
+        self.stats.successes[context.request.method as usize] += 1;
+        let response = Response::success(&mut self.reply, &context.envelope);
+        response.sign(&context.envelope, self.config.software.as_deref());
         Answer::Reply
     }
 
     /// An error response.
-    pub(super) fn fail(&mut self, request: &Request<'_>, signer: Option<&Signer>, code: u16) -> Answer {
-        self.write_failure(request.method, request.transaction, signer, request.fingerprint, code);
+    pub(super) fn fail(&mut self, context: &Context<'_>, code: u16) -> Answer {
+        self.write_failure(&context.envelope, code);
         Answer::Reply
     }
 
-    pub(super) fn write_failure(
-        &mut self,
-        method: Method,
-        transaction: [u8; 12],
-        signer: Option<&Signer>,
-        fingerprint: bool,
-        code: u16,
-    ) {
+    pub(super) fn write_failure(&mut self, to: &Envelope, code: u16) {
         self.stats.error(code);
-        // Unauthenticated, it says no more than it must.
-        let reason = if signer.is_some() { reason_phrase(code) } else { "" };
-        let response = Response::error(&mut self.reply, method, transaction, code, reason);
-        response.sign(signer, self.config.software.as_deref(), fingerprint);
+        let response = Response::error(&mut self.reply, to, code, reason_for(to, code));
+        response.sign(to, self.config.software.as_deref());
     }
 
-    /// RFC 8489 section 6.3.1: "an error response with an error code of 420 (Unknown Attribute) [...] and includes an
-    /// UNKNOWN-ATTRIBUTES attribute in the response that lists the unknown comprehension-required attributes."
-    pub(super) fn unknown_attributes_of(
-        &mut self,
-        request: &Request<'_>,
-        signer: Option<&Signer>,
-        unknown: &[u16],
-    ) -> Answer {
+    /// 420, with the comprehension-required attributes that are not known (RFC 8489 section 6.3.1).
+    pub(super) fn unknown_attributes(&mut self, to: &Envelope, unknown: &[u16]) -> Answer {
         self.stats.error(420);
-        let reason = if signer.is_some() { reason_phrase(420) } else { "" };
-        let mut response = Response::error(&mut self.reply, request.method, request.transaction, 420, reason);
+        let mut response = Response::error(&mut self.reply, to, 420, reason_for(to, 420));
         let mut list = [0; 64];
         for (pair, kind) in list.chunks_exact_mut(2).zip(unknown) {
             pair.copy_from_slice(&kind.to_be_bytes());
         }
         response.attribute(attribute::UNKNOWN_ATTRIBUTES, &list[..2 * unknown.len()]);
-        response.sign(signer, self.config.software.as_deref(), request.fingerprint);
+        response.sign(to, self.config.software.as_deref());
         Answer::Reply
     }
+}
+
+/// Unauthenticated, a response says no more than it must.
+fn reason_for(to: &Envelope, code: u16) -> &'static str {
+    if to.signer.is_some() { reason_phrase(code) } else { "" }
 }

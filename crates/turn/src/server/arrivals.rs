@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use foldhash::quality::RandomState;
 use hashbrown::HashMap;
 
-use super::{Client, allocation::Allocation};
+use super::{Client, mobility::Mobility};
 
 /// Clients that a worker expects from others, at most: about a MiB. Whoever comes to a full house takes the place of the one that
 /// waits longest, who then has to show its ticket again: a user who makes the table full keeps nobody out.
@@ -49,13 +49,12 @@ impl Moves {
     }
 
     /// Forgets an allocation that is gone or has moved away.
-    pub(super) fn forget(&mut self, allocation: &Allocation, own: u16) {
-        let Some(mobility) = &allocation.mobility else { return };
-        self.owned.remove(&mobility.key);
-        if let Some((client, worker)) = mobility.arriving
+    pub(super) fn forget(&mut self, mobility: &Mobility, own: u16) {
+        self.owned.remove(&mobility.key.0);
+        if let Some((source, worker)) = mobility.arriving
             && worker == own
         {
-            self.remove(&client);
+            self.remove(&source.client);
         }
     }
 
@@ -88,8 +87,13 @@ impl Moves {
         self.arrivals.insert(client, Expected { key, owner, asked: false, expires_ms, place });
     }
 
+    #[inline]
+    pub(super) fn is_nobody_expected(&self) -> bool {
+        self.arrivals.is_empty()
+    }
+
     pub(super) fn get(&mut self, now_ms: u64, client: &Client) -> Option<&mut Expected> {
-        if self.arrivals.is_empty() {
+        if self.is_nobody_expected() {
             return None;
         }
         if self.arrivals.get(client)?.expires_ms <= now_ms {

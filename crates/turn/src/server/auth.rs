@@ -4,15 +4,17 @@
 
 use std::{str, sync::Arc};
 
-use turnpike_wire::integrity::{self, KeyAlgorithm};
+use turnpike_wire::integrity::{self, Key, KeyAlgorithm, Mac};
 
 use super::{
-    Answer, Client, CredentialRefusal, Effect, Gate, Lookup, Server, Transport, User, attribute,
+    Answer, CredentialQuery, CredentialRefusal, Credentials, Effect, Gate, Lookup, Server, Transport, User,
+    attribute,
+    context::Context,
     nonce::{self, Standing},
     realm::Terms,
     request::Request,
     response::{Response, Signer},
-    third_party::{Grant, Proof},
+    third_party::{Checked, Grant, Proof},
 };
 use crate::time::Now;
 
@@ -25,14 +27,13 @@ const SHORTEST_REQUEST: usize = 28;
 /// Effects that wait: a runtime that does not drain them gets no more of those that anybody can cause.
 pub(super) const MAX_QUEUED: usize = 1024;
 
-/// Who sent a request, as proven.
+/// Who sent a request, as proven. By default nobody.
+#[derive(Default)]
 pub(super) struct Who {
     /// Users of the same name in two realms are two users.
     pub(super) realm: Arc<str>,
     pub(super) username: Box<str>,
     pub(super) identity: Box<str>,
-    /// `None` where no credentials are asked for.
-    pub(super) signer: Option<Signer>,
     /// Of a client that authenticates with a token.
     pub(super) grant: Option<Box<Grant>>,
 }
@@ -44,114 +45,140 @@ impl Who {
     }
 }
 
+/// What a signed request claims, before any of it is proven.
+pub(super) struct Claim<'a> {
+    pub(super) user: User<'a>,
+    pub(super) realm: Arc<Terms>,
+    pub(super) mac: Mac,
+    /// What its nonce is worth.
+    pub(super) standing: Standing,
+}
+
 impl<G: Gate> Server<G> {
-    pub(super) fn authenticate(
-        &mut self,
-        now: Now,
-        client: &Client,
-        request: &Request<'_>,
-    ) -> Result<Who, Answer> {
-        let first = self.realms.first(&self.config, client.listener);
+    /// Finds out who sent the request, and says so in its context; or answers it.
+    pub(super) fn authenticate(&mut self, context: &mut Context<'_>) -> Result<(), Answer> {
+        let listener = context.source.client.listener;
+        let first = self.realms.first(&self.config, listener);
         if !self.config.authenticate {
+            context.who.realm = Arc::clone(&first.name);
             // Without names, quotas count addresses.
-            let identity = client.address.ip().to_string().into_boxed_str();
-            let realm = Arc::clone(&first.name);
-            return Ok(Who { realm, username: Box::default(), identity, signer: None, grant: None });
+            context.who.identity = context.source.client.address.ip().to_string().into_boxed_str();
+            return Ok(());
         }
         let first = Arc::clone(first);
-        // "If the message does not contain a MESSAGE-INTEGRITY or MESSAGE-INTEGRITY-SHA256 attribute, the server MUST
-        // generate an error response with an error code of 401 (Unauthenticated)."
-        let Some(mac) = request.mac else {
-            return Err(self.challenge(now, client, request, &first, 401));
-        };
-        // "If the message contains a MESSAGE-INTEGRITY or a MESSAGE-INTEGRITY-SHA256 attribute but is missing either
-        // the USERNAME or USERHASH, REALM, or NONCE attribute, the server MUST generate an error response with an
-        // error code of 400 (Bad Request)."
+        // The order of the checks is that of RFC 8489 section 9.2.4. Without message integrity: 401.
+        let request = context.request;
+        let Some(mac) = request.mac else { return Err(self.challenge(context, &first, 401)) };
+        // With it, but without a name, a realm or a nonce: 400.
         let (Some(user), Some(realm), Some(nonce)) = (user_of(request), request.realm, request.nonce) else {
-            return Err(self.fail(request, None, 400));
+            return Err(self.fail(context, 400));
         };
         // A key holds for one realm; the challenge tells which. A user of another realm that is served here names that, and
         // gets a nonce for it by the 438 below.
-        let Some(realm) = self.realms.find(&self.config, client.listener, realm).cloned() else {
-            self.refused_before(now, client, request, &first, user, CredentialRefusal::WrongRealm);
-            return Err(self.challenge(now, client, request, &first, 401));
+        let Some(realm) = self.realms.find(&self.config, listener, realm).cloned() else {
+            self.refused_before(context, &first, user, CredentialRefusal::WrongRealm);
+            return Err(self.challenge(context, &first, 401));
         };
-        // A nonce that we never gave to this address cannot have become "no longer valid"; 438 hands out one that can be
-        // used, before anything expensive is done.
-        let standing = self.standing(now, client, request, &realm, nonce);
+        // Section 9.2.4 asks for the nonce last. But one that we never gave to this address cannot have gone stale; 438 hands out one that
+        // can be used, before anything expensive is done.
+        let standing = self.standing(context, &realm, nonce);
         if standing == Standing::Foreign {
-            return Err(self.challenge(now, client, request, &realm, 438));
+            return Err(self.challenge(context, &realm, 438));
         }
-        if let Some(checked) = self.check_token(now, client, request, &realm, user, mac, standing)? {
-            return match checked {
-                Ok(_) if standing == Standing::Stale => {
-                    Err(self.challenge(now, client, request, &realm, 438))
-                }
-                Ok(Proof { key, identity, grant }) => Ok(Who {
-                    realm: Arc::clone(&realm.name),
-                    username: name_of(user).into(),
-                    identity,
-                    signer: Some(Signer { key, mac }),
-                    grant: Some(grant),
-                }),
-                Err(why) => Err(self.deny(now, client, request, &realm, standing, user, why)),
-            };
+        let claim = Claim { user, realm, mac, standing };
+        let proof = match self.check_token(context, &claim)? {
+            Some(proof) => proof,
+            None => self.check_password(context, &claim)?,
+        };
+        match proof {
+            // What has gone stale is said to who has shown the right key.
+            Ok(_) if standing == Standing::Stale => Err(self.challenge(context, &claim.realm, 438)),
+            Ok(Proof { key, username, identity, grant }) => {
+                let realm = Arc::clone(&claim.realm.name);
+                context.who = Who { realm, username, identity, grant };
+                context.envelope.signer = Some(Signer { key, mac });
+                Ok(())
+            }
+            Err((named, why)) => {
+                let user = named.as_deref().map_or(user, User::Name);
+                Err(self.deny(context, &claim, user, why))
+            }
         }
-        let Some(algorithm) = password_algorithm(&realm, request) else {
-            return Err(self.fail(request, None, 400));
+    }
+
+    /// Verifies a request by the user's password; who that is and what is wrong with it, if something is.
+    fn check_password(&mut self, context: &mut Context<'_>, claim: &Claim<'_>) -> Result<Checked, Answer> {
+        let Claim { user, realm, mac, standing } = claim;
+        let Some(algorithm) = password_algorithm(realm, context.request) else {
+            return Err(self.fail(context, 400));
         };
         if algorithm == KeyAlgorithm::Md5 && !self.config.allow_md5 {
-            return Err(self.challenge(now, client, request, &realm, 401));
+            return Err(self.challenge(context, realm, 401));
         }
-
+        let bytes = context.request.bytes;
         let mut key = None;
-        let lookup = self.gate.check(user, &realm.name, algorithm, now.unix, &mut |candidate| {
-            let verified = integrity::verify(request.bytes, candidate, mac).is_ok();
+        let mut verify = |candidate: &Key| {
+            let verified = integrity::verify(bytes, candidate, *mac).is_ok();
             if verified {
                 key = Some(candidate.clone());
             }
             verified
-        });
-        // "If the value of the USERNAME or USERHASH attribute is not valid" and "if the resulting value does not match"
-        // MESSAGE-INTEGRITY: 401. A gate that accepts without a key that verified would be a bug in it; believe the MAC.
-        let (named, why) = match (lookup, key) {
-            (Lookup::Accepted { username, identity }, Some(key)) => {
-                // "If the NONCE is no longer valid, the server MUST generate an error response with an error code of 438 (Stale
-                // Nonce)": the last check of the list, after the integrity.
-                if standing == Standing::Stale {
-                    return Err(self.challenge(now, client, request, &realm, 438));
-                }
-                let realm = Arc::clone(&realm.name);
-                return Ok(Who { realm, username, identity, signer: Some(Signer { key, mac }), grant: None });
-            }
-            (Lookup::NoSuchUser, _) => (None, CredentialRefusal::NoSuchUser),
-            (Lookup::Expired { ago }, _) => (None, CredentialRefusal::Expired { ago }),
-            (Lookup::WrongKey { username } | Lookup::Accepted { username, .. }, _) => {
-                (Some(username), CredentialRefusal::WrongKey)
-            }
         };
-        let user = named.as_deref().map_or(user, User::Name);
-        Err(self.deny(now, client, request, &realm, standing, user, why))
+        let lookup = match context.credentials.take() {
+            Some(credentials) => credentials.verify(&mut verify),
+            None => self.gate.check(*user, &realm.name, algorithm, context.now.unix, &mut verify),
+        };
+        // A gate that accepts without a key that verified would be a bug in it; believe the MAC.
+        Ok(match (lookup, key) {
+            (Lookup::Accepted { username, identity }, Some(key)) => {
+                Ok(Proof { key, username, identity, grant: None })
+            }
+            (Lookup::NoSuchUser, _) => Err((None, CredentialRefusal::NoSuchUser)),
+            (Lookup::Expired { ago }, _) => Err((None, CredentialRefusal::Expired { ago })),
+            (Lookup::WrongKey { username } | Lookup::Accepted { username, .. }, _) => {
+                Err((Some(username), CredentialRefusal::WrongKey))
+            }
+            // Whoever has not shown a nonce that is good here gets one, and no place among those who wait.
+            (Lookup::Later, _) if *standing != Standing::Fresh => {
+                return Err(self.challenge(context, realm, 438));
+            }
+            (Lookup::Later, _) => return Err(self.look_up(context, *user, realm, algorithm)),
+        })
+    }
+
+    /// Keeps a request until the store has answered.
+    fn look_up(
+        &mut self,
+        context: &Context<'_>,
+        user: User<'_>,
+        realm: &Terms,
+        algorithm: KeyAlgorithm,
+    ) -> Answer {
+        let Context { now, source, delivery, request, .. } = *context;
+        match self.lookups.keep(now.ms, source, delivery, request.transaction, request.bytes) {
+            Ok(lookup) => {
+                let (user, realm) = (user.into(), Arc::clone(&realm.name));
+                self.effects.push_back(Effect::LookUp(CredentialQuery { lookup, user, realm, algorithm }));
+                Answer::Later
+            }
+            Err(reason) => Answer::Drop(reason),
+        }
     }
 
     /// The answer to credentials that are not good.
-    #[expect(clippy::too_many_arguments, reason = "what is known of a request that failed")]
     fn deny(
         &mut self,
-        now: Now,
-        client: &Client,
-        request: &Request<'_>,
-        realm: &Terms,
-        standing: Standing,
+        context: &Context<'_>,
+        claim: &Claim<'_>,
         user: User<'_>,
         why: CredentialRefusal,
     ) -> Answer {
         // Who it was is not known before the nonce is: nothing to tell of.
-        if standing == Standing::ForOwner {
-            return self.challenge(now, client, request, realm, 438);
+        if claim.standing == Standing::ForOwner {
+            return self.challenge(context, &claim.realm, 438);
         }
-        self.refused_before(now, client, request, realm, user, why);
-        self.challenge(now, client, request, realm, 401)
+        self.refused_before(context, &claim.realm, user, why);
+        self.challenge(context, &claim.realm, 401)
     }
 
     /// Counts a credential that is refused before its owner has proved anything, and tells of it if the client's address is its own:
@@ -159,38 +186,38 @@ impl<G: Gate> Server<G> {
     /// it; elsewhere a handshake has proved it.
     fn refused_before(
         &mut self,
-        now: Now,
-        client: &Client,
-        request: &Request<'_>,
+        context: &Context<'_>,
         realm: &Terms,
         user: User<'_>,
         why: CredentialRefusal,
     ) {
+        let client = context.client();
         let is_udp = self.config.listener(client.listener).transport == Transport::Udp;
-        let nonce = request.nonce.unwrap_or_default();
-        if is_udp && self.judge(now, client.address.ip(), realm, nonce) == Standing::Foreign {
+        let nonce = context.request.nonce.unwrap_or_default();
+        if is_udp && self.judge(context.now, client.address.ip(), realm, nonce) == Standing::Foreign {
             self.stats.refused(why);
         } else {
-            self.refused(now, client, user, why);
+            self.refused(context, user, why);
         }
     }
 
     /// Counts a refused credential and, at a bounded rate, tells of it.
-    pub(super) fn refused(&mut self, now: Now, client: &Client, user: User<'_>, why: CredentialRefusal) {
+    pub(super) fn refused(&mut self, context: &Context<'_>, user: User<'_>, why: CredentialRefusal) {
         self.stats.refused(why);
+        let client = *context.client();
         if self.effects.len() < MAX_QUEUED
-            && let Some(suppressed) = self.refusals.admit(now.ms, client.address.ip())
+            && let Some(suppressed) = self.refusals.admit(context.now.ms, client.address.ip())
         {
             let username = match user {
                 User::Name(name) => printable(name),
                 User::Hash(_) => "(userhash)".into(),
             };
-            self.effects.push_back(Effect::Refused { client: *client, username, why, suppressed });
+            self.effects.push_back(Effect::Refused { client, username, why, suppressed });
         }
     }
 
-    /// 401 or 438 with what the client needs to try again: "The response MUST include a REALM value [...] MUST include a
-    /// NONCE [...] PASSWORD-ALGORITHMS". Neither SOFTWARE nor a reason phrase: it answers unauthenticated packets, so
+    /// 401 or 438 with what the client needs to try again: realm, nonce and algorithms (RFC 8489 section 9.2.4). Neither SOFTWARE
+    /// nor a reason phrase: it answers unauthenticated packets, so
     /// every byte serves amplification. With the realm `turnpike` it has 84 bytes, three times the shortest Allocate that can be
     /// granted: 20 of header, 8 of ERROR-CODE, 12 of REALM, 32 of NONCE, 12 of PASSWORD-ALGORITHMS. A longer realm adds its
     /// length; a name for third-party authorization, at most 255 bytes, its length and 4.
@@ -198,19 +225,13 @@ impl<G: Gate> Server<G> {
     /// What has no room for an attribute is nobody's request. Its answer has 48 bytes: the nonce is good for nothing but a 438 with
     /// the real one, since one without the bits of RFC 8489 that counted would let whoever sits between make any client's
     /// credentials weaker (section 9.2.1).
-    pub(super) fn challenge(
-        &mut self,
-        now: Now,
-        client: &Client,
-        request: &Request<'_>,
-        realm: &Terms,
-        code: u16,
-    ) -> Answer {
-        let whole = request.len_without_fingerprint() >= SHORTEST_REQUEST;
-        let nonce = whole.then(|| self.nonce_scope(client.address.ip(), realm).issue(now.unix));
+    pub(super) fn challenge(&mut self, context: &Context<'_>, realm: &Terms, code: u16) -> Answer {
+        let whole = context.request.len_without_fingerprint() >= SHORTEST_REQUEST;
+        let scope = self.nonce_scope(context.source.client.address.ip(), realm);
+        let nonce = whole.then(|| scope.issue(context.now.unix));
         self.stats.error(code);
         self.stats.nonces += u64::from(whole);
-        let mut response = Response::error(&mut self.reply, request.method, request.transaction, code, "");
+        let mut response = Response::error(&mut self.reply, &context.envelope, code, "");
         response.attribute(attribute::REALM, realm.name.as_bytes());
         match nonce {
             None => response.attribute(attribute::NONCE, nonce::NONE),
@@ -223,16 +244,27 @@ impl<G: Gate> Server<G> {
                 }
             }
         }
-        response.finish(request.fingerprint);
+        response.finish(context.envelope.fingerprint);
         Answer::Reply
     }
 }
 
-/// "If the request contains neither the PASSWORD-ALGORITHMS nor the PASSWORD-ALGORITHM [...] as though
-/// PASSWORD-ALGORITHM were MD5. Otherwise, unless (1) PASSWORD-ALGORITHM and PASSWORD-ALGORITHMS are both present,
-/// (2) PASSWORD-ALGORITHMS matches the value sent in the response that sent this NONCE, and (3) PASSWORD-ALGORITHM
-/// matches one of the entries in PASSWORD-ALGORITHMS, the server MUST generate [...] 400 (Bad Request)." Whoever
-/// strips SHA-256 from our challenge on its way is found out here.
+impl Credentials {
+    /// What a gate would have said that has them at hand.
+    fn verify(self, verify: &mut dyn FnMut(&Key) -> bool) -> Lookup {
+        match self {
+            Self::Keys { username, identity, keys } if keys.iter().any(verify) => {
+                Lookup::Accepted { username, identity }
+            }
+            Self::Keys { username, .. } => Lookup::WrongKey { username },
+            Self::Expired { ago } => Lookup::Expired { ago },
+            Self::NoSuchUser | Self::Unavailable => Lookup::NoSuchUser,
+        }
+    }
+}
+
+/// MD5 where the request says nothing of algorithms. One that does must repeat the list of our challenge and choose from it (RFC 8489
+/// section 9.2.4; else 400): whoever strips SHA-256 from the challenge on its way is found out here.
 fn password_algorithm(realm: &Terms, request: &Request<'_>) -> Option<KeyAlgorithm> {
     match (request.password_algorithm, request.password_algorithms) {
         (None, None) => Some(KeyAlgorithm::Md5),
@@ -246,13 +278,6 @@ fn user_of<'a>(request: &Request<'a>) -> Option<User<'a>> {
         (Some(name), _) if name.len() <= MAX_USERNAME_LEN => str::from_utf8(name).ok().map(User::Name),
         (None, Some(hash)) => hash.try_into().ok().map(User::Hash),
         _ => None,
-    }
-}
-
-fn name_of(user: User<'_>) -> &str {
-    match user {
-        User::Name(name) => name,
-        User::Hash(_) => "",
     }
 }
 

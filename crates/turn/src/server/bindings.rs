@@ -6,123 +6,110 @@ use smallvec::SmallVec;
 use turnpike_wire::channel_data::ChannelNumber;
 
 use super::{
-    Answer, Client, Family, Gate, Server,
-    allocation::{BindError, Channel},
-    attribute,
-    auth::Who,
-    request::Request,
+    AllocationId, Answer, Effect, Family, Gate, Server, attribute, context::Context, forwarding::BindError,
 };
-use crate::time::Now;
 
 impl<G: Gate> Server<G> {
-    pub(super) fn create_permission(
-        &mut self,
-        now: Now,
-        client: &Client,
-        request: &Request<'_>,
-        who: &Who,
-    ) -> Answer {
-        let signer = who.signer.as_ref();
-        let index = match self.owned(now, client, request, who) {
+    /// Section 10.2.
+    pub(super) fn create_permission(&mut self, context: &Context<'_>) -> Answer {
+        let index = match self.owned(context) {
             Ok(index) => index,
             Err(answer) => return answer,
         };
-        // Section 10.2: "The CreatePermission request MUST contain at least one XOR-PEER-ADDRESS attribute and MAY contain
-        // multiple such attributes. If no such attribute exists, or if any of these attributes are invalid, then a 400
-        // (Bad Request) error is returned." The port of the address is ignored.
+        // One peer at least, and each of them well-formed. Their ports mean nothing.
         let mut peers = SmallVec::<[IpAddr; 8]>::new();
-        for peer in request.peers() {
-            let Some(peer) = peer else { return self.fail(request, signer, 400) };
+        for peer in context.request.peers() {
+            let Some(peer) = peer else { return self.fail(context, 400) };
             peers.push(peer.ip());
         }
         if peers.is_empty() {
-            return self.fail(request, signer, 400);
+            return self.fail(context, 400);
         }
         peers.sort_unstable();
         peers.dedup();
-        let Some((_, allocation)) = self.table.at(index) else { return self.fail(request, signer, 437) };
-        // "If an XOR-PEER-ADDRESS attribute contains an address of an address family that is not the same as that of a
-        // relayed transport address for the allocation, the server MUST generate an error response with the 443". An IPv4-mapped
-        // address has the family that stands beside it, which is IPv6.
-        if peers.iter().any(|ip| !allocation.has(Family::of(*ip))) {
-            return self.fail(request, signer, 443);
+        self.sweep(context.now, index);
+        let most = self.config.max_permissions;
+        let Some((id, entry)) = self.forwarding.at(index) else { return self.fail(context, 437) };
+        // An IPv4-mapped address has the family that stands beside it, which is IPv6.
+        if peers.iter().any(|ip| !entry.has(Family::of(*ip))) {
+            return self.fail(context, 443);
         }
-        // "The server MAY impose restrictions on the IP address allowed in the XOR-PEER-ADDRESS attribute; if a value is
-        // not allowed, the server rejects the request with a 403 (Forbidden) error."
+        let room = entry.permissions.room_for(&peers, most);
         if let Some(refused) = peers.iter().find(|ip| !self.config.peers.permits(**ip)) {
-            return self.refuse_peer(now, client, request, who, SocketAddr::new(*refused, 0));
+            return self.refuse_peer(context, SocketAddr::new(*refused, 0));
         }
-        // "If the server is unable to satisfy the request due to some capacity limit [...] 508 (Insufficient Capacity)".
         // All are installed or none.
-        if !allocation.permissions.room_for(&peers, now.ms, self.config.max_permissions) {
+        if !room {
             self.stats.permission_limit += 1;
-            return self.fail(request, signer, 508);
+            return self.fail(context, 508);
         }
-        let expires_ms = now.ms + u64::from(self.config.permission_lifetime) * 1000;
-        for ip in peers {
-            allocation.permit(ip, expires_ms);
+        for peer in peers {
+            self.permit(context, id, peer);
         }
-        self.done(request, signer)
+        self.done(context)
     }
 
-    pub(super) fn channel_bind(
-        &mut self,
-        now: Now,
-        client: &Client,
-        request: &Request<'_>,
-        who: &Who,
-    ) -> Answer {
-        let signer = who.signer.as_ref();
-        let index = match self.owned(now, client, request, who) {
+    /// Section 12.2.
+    pub(super) fn channel_bind(&mut self, context: &Context<'_>) -> Answer {
+        let index = match self.owned(context) {
             Ok(index) => index,
             Err(answer) => return answer,
         };
         // RFC 6062 relays connections, which no channel carries.
-        if self.table.at(index).is_some_and(|(_, allocation)| allocation.tcp.is_some()) {
-            return self.fail(request, signer, 400);
+        if self.forwarding.at(index).is_some_and(|(_, entry)| entry.relays_tcp) {
+            return self.fail(context, 400);
         }
-        // Section 12.2: "The request contains both a CHANNEL-NUMBER and an XOR-PEER-ADDRESS attribute" and "The channel
-        // number is in the range 0x4000 through 0x4FFF, inclusive", which the configuration may widen to that of RFC 5766;
-        // else 400. Nothing can be sent to port 0.
-        let number = match request.get(attribute::CHANNEL_NUMBER) {
+        // A number and a peer; the number 0x4000 to 0x4FFF, which the configuration may widen to the range of RFC 5766. Nothing can be
+        // sent to port 0.
+        let number = match context.request.get(attribute::CHANNEL_NUMBER) {
             Some([high, low, _, _]) => {
                 ChannelNumber::within(self.config.channels, u16::from_be_bytes([*high, *low]))
             }
             _ => None,
         };
-        let (Some(number), Some(Some(peer))) = (number, request.peers().next()) else {
-            return self.fail(request, signer, 400);
+        let (Some(number), Some(Some(peer))) = (number, context.request.peers().next()) else {
+            return self.fail(context, 400);
         };
         if peer.port() == 0 {
-            return self.fail(request, signer, 400);
+            return self.fail(context, 400);
         }
-        let Some((_, allocation)) = self.table.at(index) else { return self.fail(request, signer, 437) };
-        // "If the XOR-PEER-ADDRESS attribute contains an address of an address family that is not the same as that of a
-        // relayed transport address for the allocation [...] 443 (Peer Address Family Mismatch)".
-        if !allocation.has(Family::of(peer.ip())) {
-            return self.fail(request, signer, 443);
+        let now = context.now;
+        self.sweep(now, index);
+        let (most, most_permissions) = (self.config.max_channels, self.config.max_permissions);
+        let Some((id, entry)) = self.forwarding.at(index) else { return self.fail(context, 437) };
+        if !entry.has(Family::of(peer.ip())) {
+            return self.fail(context, 443);
         }
-        // "The server MAY impose restrictions on the IP address and port values allowed [...] 403 (Forbidden)".
+        let renewed = entry.channels.by_number(number, now.ms).is_some();
+        let may_bind = entry.channels.may_bind(number, peer, now.ms, most);
+        let room = entry.permissions.room_for(&[peer.ip()], most_permissions);
         if !self.config.peers.permits_endpoint(peer) {
-            return self.refuse_peer(now, client, request, who, peer);
+            return self.refuse_peer(context, peer);
         }
-        match allocation.channels.may_bind(number, peer, now.ms, self.config.max_channels) {
+        match may_bind {
             Ok(()) => {}
-            Err(BindError::Conflict) => return self.fail(request, signer, 400),
+            Err(BindError::Conflict) => return self.fail(context, 400),
             Err(BindError::Full) => {
                 self.stats.channel_limit += 1;
-                return self.fail(request, signer, 508);
+                return self.fail(context, 508);
             }
         }
-        if !allocation.permissions.room_for(&[peer.ip()], now.ms, self.config.max_permissions) {
+        if !room {
             self.stats.permission_limit += 1;
-            return self.fail(request, signer, 508);
+            return self.fail(context, 508);
         }
-        // "A ChannelBind transaction also creates or refreshes a permission towards the peer (see Section 9)."
-        let permitted_until_ms = now.ms + u64::from(self.config.permission_lifetime) * 1000;
+        // A channel opens the way for its peer as well (section 9).
+        self.permit(context, id, peer.ip());
         let expires_ms = now.ms + u64::from(self.config.channel_lifetime) * 1000;
-        allocation.channels.bind(Channel { peer, expires_ms, permitted_until_ms, number });
-        allocation.permit(peer.ip(), permitted_until_ms);
-        self.done(request, signer)
+        self.emit(now, Effect::Bound { allocation: id, number, peer, expires_ms, renewed });
+        self.done(context)
+    }
+
+    fn permit(&mut self, context: &Context<'_>, allocation: AllocationId, peer: IpAddr) {
+        let now = context.now;
+        let entry = self.forwarding.get(allocation);
+        let renewed = entry.is_some_and(|entry| entry.permissions.allow(peer, now.ms));
+        let expires_ms = now.ms + u64::from(self.config.permission_lifetime) * 1000;
+        self.emit(now, Effect::Permitted { allocation, peer, expires_ms, renewed });
     }
 }

@@ -5,15 +5,16 @@ use std::sync::Arc;
 use foldhash::quality::RandomState;
 use hashbrown::HashMap;
 
-use super::{Seat, ServerConfig, allocation::Allocation, connections::ConnectionId};
+use super::{Seat, ServerConfig, connections::ConnectionId, session::Session};
+use crate::random::Random;
 
 /// Whose connections are counted together: a realm, and whom quotas count there.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub(super) struct Holder(Arc<str>, Box<str>);
 
 impl Holder {
-    pub(super) fn of(allocation: &Allocation) -> Self {
-        Self(Arc::clone(&allocation.realm), allocation.identity().into())
+    pub(super) fn of(session: &Session) -> Self {
+        Self(Arc::clone(&session.realm), session.identity().into())
     }
 }
 
@@ -62,14 +63,33 @@ impl Connections {
     }
 
     /// A number for one more. The configuration keeps the table far below 22 bits, so that a free one is found at once.
-    pub(super) fn draw(&mut self, seat: Seat, index: u32, holder: Holder) -> ConnectionId {
+    pub(super) fn draw(
+        &mut self,
+        random: &mut Random,
+        seat: Seat,
+        index: u32,
+        holder: Holder,
+    ) -> ConnectionId {
         *self.held.entry(holder).or_default() += 1;
         loop {
-            let id = ConnectionId::draw(seat);
+            let id = ConnectionId::draw(random, seat);
             if self.owners.try_insert(id.0, index).is_ok() {
                 return id;
             }
         }
+    }
+
+    /// Takes in the connections of an allocation that comes from elsewhere, but for those whose numbers are taken here or another worker's.
+    pub(super) fn adopt(&mut self, seat: Seat, index: u32, session: &mut Session) {
+        let holder = Holder::of(session);
+        let Some(tcp) = session.tcp.as_deref_mut() else { return };
+        tcp.retain(|id| {
+            let adopted = id.worker() == seat.number() && self.owners.try_insert(id.0, index).is_ok();
+            if adopted {
+                *self.held.entry(holder.clone()).or_default() += 1;
+            }
+            adopted
+        });
     }
 
     /// Forgets one of a holder's.
@@ -85,9 +105,9 @@ impl Connections {
     }
 
     /// Forgets all connections of an allocation that is gone.
-    pub(super) fn forget(&mut self, allocation: &Allocation) {
-        let Some(tcp) = &allocation.tcp else { return };
-        let holder = Holder::of(allocation);
+    pub(super) fn forget(&mut self, session: &Session) {
+        let Some(tcp) = &session.tcp else { return };
+        let holder = Holder::of(session);
         tcp.ids().for_each(|id| self.remove(id, &holder));
     }
 
@@ -101,6 +121,7 @@ impl Connections {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::random::Seed;
 
     #[test]
     fn each_user_is_counted_and_forgotten() {
@@ -108,10 +129,11 @@ mod tests {
         let holder = |name: &str| Holder("realm".into(), name.into());
         let mut connections = Connections::new();
         let mut drawn = Vec::new();
+        let mut random = Random::new(Seed([1; 32]));
         for (index, name) in ["alice", "alice", "bob"].into_iter().enumerate() {
             assert_eq!(connections.full(&config, 0, &holder(name)), None);
             let index = u32::try_from(index).unwrap();
-            drawn.push((connections.draw(Seat::ONLY, index, holder(name)), name));
+            drawn.push((connections.draw(&mut random, Seat::ONLY, index, holder(name)), name));
         }
         assert_eq!(connections.full(&config, 0, &holder("alice")), Some(Full::User));
         let elsewhere = Holder("another".into(), "alice".into());

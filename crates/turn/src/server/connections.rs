@@ -2,39 +2,42 @@
 //! copies bytes; which connection may be, and to whom it belongs, is decided here.
 //!
 //! ```text
-//!  Connect ──▶ Verdict::Connect ──▶ connected ──▶ waiting ──▶ ConnectionBind: Verdict::Bind ──▶ connection_ended
-//!  a peer connects ──▶ peer_connected ────────────────┘  │
-//!                                                        └──▶ 30 s: Effect::ConnectionClosed
+//!  Connect ──▶ Effect::Connect ──▶ connected ──▶ waiting ──▶ ConnectionBind: Effect::Bind ──▶ connection_ended
+//!  a peer connects ──▶ peer_connected ───────────────┘  │
+//!                                                       └──▶ 30 s: Effect::ConnectionClosed
 //! ```
 
 use std::net::SocketAddr;
 
+use serde::{Deserialize, Serialize};
+
 use super::{
-    AllocationId, Answer, Client, CredentialRefusal, DropReason, Effect, Family, Gate, RelayId, Seat, Server,
-    User, Verdict, attribute,
-    auth::Who,
+    AllocationId, Answer, Client, CredentialRefusal, DropReason, Effect, Family, Gate, Link, RelayId, Seat,
+    Server, Source, User, Verdict, attribute,
     connection_table::Holder,
-    next_transaction,
-    request::{Method, Request},
-    response::{Response, Signer},
+    context::Context,
+    response::{Envelope, Response},
     stats::{ConnectionEvent, ConnectionRefusal},
 };
-use crate::time::Now;
+use crate::{random::Random, time::Now};
 
 /// Section 5.2 asks for at least 30 s for an attempt to connect, sections 5.2 and 5.3 for 30 s until a connection that
 /// nobody binds is closed.
 const PATIENCE_MS: u64 = 30_000;
 
+/// The deadline of an attempt whose end the runtime has been asked for: its report comes next, and is not waited for by a timer.
+const OVERDUE: u64 = u64::MAX;
+
 /// CONNECTION-ID (RFC 6062 section 6.2.1): the worker's number in the upper 10 bits, so that a ConnectionBind finds its
 /// way, and 22 bits that nobody foresees. What keeps a stranger out is that he must authenticate as the same user.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct ConnectionId(pub u32);
 
 const RANDOM_BITS: u32 = 22;
 
 impl ConnectionId {
-    pub(super) fn draw(seat: Seat) -> Self {
-        Self(u32::from(seat.number()) << RANDOM_BITS | rand::random::<u32>() >> (32 - RANDOM_BITS))
+    pub(super) fn draw(random: &mut Random, seat: Seat) -> Self {
+        Self(u32::from(seat.number()) << RANDOM_BITS | random.u32() >> (32 - RANDOM_BITS))
     }
 
     /// The number of the worker that owns it.
@@ -74,6 +77,8 @@ pub enum PeerConnection<'a> {
         connection: ConnectionId,
         /// Whose control connection gets the indication.
         client: Client,
+        /// The way to it.
+        link: Link,
         /// A ConnectionAttempt indication, in the server's own buffer.
         bytes: &'a [u8],
     },
@@ -82,11 +87,12 @@ pub enum PeerConnection<'a> {
 }
 
 /// The connections of one allocation. Few, and looked at by control messages only.
-#[derive(Default)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(super) struct TcpRelay {
     list: Vec<Connection>,
 }
 
+#[derive(Clone, Debug, Serialize, Deserialize)]
 struct Connection {
     id: ConnectionId,
     peer: SocketAddr,
@@ -95,26 +101,55 @@ struct Connection {
     transaction: Option<[u8; 12]>,
 }
 
+#[derive(Clone, Debug, Serialize, Deserialize)]
 enum Stage {
     /// The runtime connects. What the answer needs waits with it; the deadline is that of the attempt.
-    Connecting { deadline_ms: u64, answer: Box<(Option<Signer>, bool)> },
+    Connecting { deadline_ms: u64, envelope: Box<Envelope> },
     /// Connected, and not bound yet.
     Waiting { deadline_ms: u64 },
     /// Spliced to a client data connection.
     Bound,
 }
 
+/// What a Connect is to the connection that its peer has already.
+enum Again {
+    /// Its own request, which is being carried out.
+    Connecting,
+    /// Its own request, whose answer was lost.
+    Waiting(ConnectionId),
+    Another,
+}
+
 impl TcpRelay {
     /// When the next of them has to be looked at.
-    pub(super) fn deadlines(&self) -> impl Iterator<Item = u64> + '_ {
-        self.list.iter().filter_map(|connection| match connection.stage {
+    fn next_deadline(&self) -> Option<u64> {
+        let deadlines = self.list.iter().filter_map(|connection| match connection.stage {
             Stage::Connecting { deadline_ms, .. } | Stage::Waiting { deadline_ms } => Some(deadline_ms),
             Stage::Bound => None,
-        })
+        });
+        deadlines.min().filter(|deadline_ms| *deadline_ms != OVERDUE)
+    }
+
+    /// The same with other deadlines.
+    pub(super) fn shifted(&self, shift: impl Fn(u64) -> u64) -> Self {
+        let mut shifted = self.clone();
+        for connection in &mut shifted.list {
+            if let Stage::Connecting { deadline_ms, .. } | Stage::Waiting { deadline_ms } =
+                &mut connection.stage
+                && *deadline_ms != OVERDUE
+            {
+                *deadline_ms = shift(*deadline_ms);
+            }
+        }
+        shifted
     }
 
     pub(super) fn ids(&self) -> impl Iterator<Item = ConnectionId> + '_ {
         self.list.iter().map(|connection| connection.id)
+    }
+
+    pub(super) fn retain(&mut self, mut keep: impl FnMut(ConnectionId) -> bool) {
+        self.list.retain(|connection| keep(connection.id));
     }
 
     fn get(&mut self, id: ConnectionId) -> Option<&mut Connection> {
@@ -140,43 +175,45 @@ impl<G: Gate> Server<G> {
         connection: ConnectionId,
         result: Result<(), ConnectError>,
     ) -> Verdict<'_> {
-        let found = self.table.get(allocation).and_then(|allocation| {
-            let client = allocation.client;
-            let away = allocation.away;
-            Some((client, away, allocation.tcp.as_deref_mut()?.get(connection)?))
-        });
-        let Some((client, away, found)) = found else {
+        let Some(entry) = self.forwarding.get(allocation) else {
             return self.stale_connection(allocation, connection, result);
         };
-        let Stage::Connecting { answer, .. } = &mut found.stage else {
-            return self.stale_connection(allocation, connection, Err(ConnectError::Failed));
+        let (client, link, away) = (entry.client, entry.link, entry.away);
+        let tcp = self.sessions.get(allocation.index).and_then(|session| session.tcp.as_deref_mut());
+        let Some(found) = tcp.and_then(|tcp| tcp.get(connection)) else {
+            return self.stale_connection(allocation, connection, result);
         };
-        let (signer, fingerprint) = (answer.0.take(), answer.1);
-        let transaction = found.transaction.unwrap_or_default();
+        let waiting = Stage::Waiting { deadline_ms: now.ms + PATIENCE_MS };
+        let envelope = match std::mem::replace(&mut found.stage, waiting) {
+            Stage::Connecting { envelope, .. } => *envelope,
+            other => {
+                found.stage = other;
+                return self.stale_connection(allocation, connection, Err(ConnectError::Failed));
+            }
+        };
         match result {
             Ok(()) => {
-                found.stage = Stage::Waiting { deadline_ms: now.ms + PATIENCE_MS };
                 self.stats.connection(ConnectionEvent::Connected);
-                self.write_connected(transaction, signer.as_ref(), fingerprint, connection);
+                self.write_connected(&envelope, connection);
             }
             Err(error) => {
                 self.drop_connection(allocation.index, connection);
                 self.stats.connection(ConnectionEvent::ConnectFailed);
                 // 447 is for what the peer or the way to it does; want of descriptors is our own.
                 let code = if error == ConnectError::NoCapacity { 508 } else { 447 };
-                self.write_failure(Method::Connect, transaction, signer.as_ref(), fingerprint, code);
+                self.write_failure(&envelope, code);
             }
         }
-        self.rearm(now, allocation.index);
+        self.arm_connections(now, allocation.index);
         if away {
             return self.dropped(DropReason::ClientAway);
         }
-        Verdict::Reply { client, bytes: &self.reply }
+        Verdict::Reply { client, link, bytes: &self.reply }
     }
 
     /// A peer has connected to the relayed transport address `relay` (section 5.3). `peer` is canonical.
     pub fn peer_connected(&mut self, now: Now, relay: RelayId, peer: SocketAddr) -> PeerConnection<'_> {
-        let (client, connection) = match self.admit(now, relay, peer) {
+        let (Source { client, link }, connection) = match self.admit(now, relay, peer) {
             Ok(admitted) => admitted,
             Err(reason) => {
                 self.stats.connection_refused(reason);
@@ -184,13 +221,13 @@ impl<G: Gate> Server<G> {
             }
         };
         self.stats.connection(ConnectionEvent::Accepted);
-        self.rearm(now, relay.allocation.index);
-        let transaction = next_transaction(&mut self.indication, self.salt);
+        self.arm_connections(now, relay.allocation.index);
+        let transaction = self.indications.next();
         let mut response = Response::connection_attempt(&mut self.reply, transaction);
         response.xor_address(attribute::XOR_PEER_ADDRESS, peer);
         response.number(attribute::CONNECTION_ID, connection.0);
         response.finish(false);
-        PeerConnection::Accept { connection, client, bytes: &self.reply }
+        PeerConnection::Accept { connection, client, link, bytes: &self.reply }
     }
 
     /// Payload that a bound connection has carried since the last report, in bytes. For counters of connections that
@@ -199,9 +236,9 @@ impl<G: Gate> Server<G> {
         self.stats.connection_bytes[0] += to_peer;
         self.stats.connection_bytes[1] += to_client;
         let index = self.connections.owner(connection);
-        if let Some((_, allocation)) = index.and_then(|index| self.table.at(index)) {
-            allocation.to_peer.1 += to_peer;
-            allocation.to_client.1 += to_client;
+        if let Some((_, entry)) = index.and_then(|index| self.forwarding.at(index)) {
+            entry.to_peer.1 += to_peer;
+            entry.to_client.1 += to_client;
         }
     }
 
@@ -212,7 +249,7 @@ impl<G: Gate> Server<G> {
         if let Some(index) = self.connections.owner(connection) {
             self.drop_connection(index, connection);
             self.stats.connection(ConnectionEvent::Ended);
-            self.rearm(now, index);
+            self.arm_connections(now, index);
         }
     }
 
@@ -223,151 +260,150 @@ impl<G: Gate> Server<G> {
     }
 
     /// What section 5.1 asks of a request for TCP, beyond what holds for all; else the error code.
-    pub(super) fn may_relay_tcp(&self, client: &Client, request: &Request<'_>) -> Result<(), u16> {
+    pub(super) fn may_relay_tcp(&self, context: &Context<'_>) -> Result<(), u16> {
         if !self.config.tcp_relay {
             return Err(442);
         }
         // Only who comes by TCP or TLS can make further connections of the kind.
-        if !self.config.listener(client.listener).transport.is_stream() {
+        if !self.is_stream(context.client()) {
             return Err(400);
         }
         // These mean something for UDP only.
         let refused = [attribute::DONT_FRAGMENT, attribute::EVEN_PORT, attribute::RESERVATION_TOKEN];
-        if refused.into_iter().any(|kind| request.get(kind).is_some()) { Err(400) } else { Ok(()) }
+        if refused.into_iter().any(|kind| context.request.get(kind).is_some()) { Err(400) } else { Ok(()) }
     }
 
     /// Section 5.2.
-    pub(super) fn connect(&mut self, now: Now, client: &Client, request: &Request<'_>, who: Who) -> Answer {
-        let index = match self.owned(now, client, request, &who) {
+    pub(super) fn connect(&mut self, context: Context<'_>) -> Answer {
+        let index = match self.owned(&context) {
             Ok(index) => index,
             Err(answer) => return answer,
         };
-        let signer = who.signer.as_ref();
         // Port 0 is nobody's.
-        let Some(Some(peer)) = request.peers().next().filter(|peer| peer.is_none_or(|peer| peer.port() != 0))
-        else {
-            return self.fail(request, signer, 400);
+        let peer = context.request.peers().next();
+        let Some(Some(peer)) = peer.filter(|peer| peer.is_none_or(|peer| peer.port() != 0)) else {
+            return self.fail(&context, 400);
         };
         let family = Family::of(peer.ip());
-        let Some((id, allocation)) = self.table.at(index) else { return self.fail(request, signer, 437) };
-        let (has_family, holder) = (allocation.has(family), Holder::of(allocation));
+        let Some((id, entry, session)) = self.allocation(index) else { return self.fail(&context, 437) };
+        let (has_family, holder) = (entry.has(family), Holder::of(session));
         // An allocation that relays UDP has no connections.
-        let Some(tcp) = allocation.tcp.as_deref_mut() else { return self.fail(request, signer, 400) };
+        let Some(tcp) = session.tcp.as_deref_mut() else { return self.fail(&context, 400) };
         if !has_family {
-            return self.fail(request, signer, 443);
+            return self.fail(&context, 443);
         }
+        let of_allocation = tcp.list.len();
+        let same = tcp.list.iter().find(|connection| connection.peer == peer);
+        let same = same.map(|same| {
+            // The very request again is none of its own (RFC 8656 section 5).
+            let again = same.transaction == Some(context.request.transaction);
+            match same.stage {
+                Stage::Connecting { .. } if again => Again::Connecting,
+                Stage::Waiting { .. } if again => Again::Waiting(same.id),
+                _ => Again::Another,
+            }
+        });
         // A permission is not asked for: like CreatePermission, the request names the peer and is authenticated.
         if !self.config.peers.permits_endpoint(peer) {
-            return self.refuse_peer(now, client, request, &who, peer);
+            return self.refuse_peer(&context, peer);
         }
-        if let Some(same) = tcp.list.iter().find(|connection| connection.peer == peer) {
-            // The very request again is none of its own (RFC 8656 section 5).
-            let again = same.transaction == Some(request.transaction);
-            let connection = same.id;
-            return match same.stage {
-                Stage::Connecting { .. } if again => Answer::Drop(DropReason::OpenPending),
-                Stage::Waiting { .. } if again => {
-                    self.stats.retransmits += 1;
-                    self.write_connected(request.transaction, signer, request.fingerprint, connection);
-                    Answer::Reply
-                }
-                // One connection to a peer, whether it is being made, waits to be bound, or is.
-                _ => self.fail(request, signer, 446),
-            };
+        match same {
+            None => {}
+            Some(Again::Connecting) => return Answer::Drop(DropReason::OpenPending),
+            Some(Again::Waiting(connection)) => {
+                self.stats.retransmits += 1;
+                self.write_connected(&context.envelope, connection);
+                return Answer::Reply;
+            }
+            // One connection to a peer, whether it is being made, waits to be bound, or is.
+            Some(Again::Another) => return self.fail(&context, 446),
         }
-        if let Some(full) = self.connections.full(&self.config, tcp.list.len(), &holder) {
+        if let Some(full) = self.connections.full(&self.config, of_allocation, &holder) {
             self.stats.connection_limit[full as usize] += 1;
-            return self.fail(request, signer, 508);
+            return self.fail(&context, 508);
         }
-        let connection = self.connections.draw(self.seat, index, holder);
-        let answer = Box::new((who.signer, request.fingerprint));
-        let stage = Stage::Connecting { deadline_ms: now.ms + PATIENCE_MS, answer };
-        tcp.list.push(Connection { id: connection, peer, stage, transaction: Some(request.transaction) });
-        self.rearm(now, index);
-        Answer::Connect(ConnectRequest { connection, relay: RelayId { allocation: id, family }, peer })
+        let connection = self.connections.draw(&mut self.random, self.seat, index, holder);
+        let (now, transaction) = (context.now, Some(context.request.transaction));
+        let deadline_ms = now.ms + PATIENCE_MS;
+        let stage = Stage::Connecting { deadline_ms, envelope: Box::new(context.envelope) };
+        self.add_connection(now, index, Connection { id: connection, peer, stage, transaction });
+        let relay = RelayId { allocation: id, family };
+        self.effects.push_back(Effect::Connect(ConnectRequest { connection, relay, peer }));
+        Answer::Later
     }
 
     /// Section 5.4: the connection on which the request came becomes a client data connection.
-    pub(super) fn connection_bind(
-        &mut self,
-        now: Now,
-        client: &Client,
-        request: &Request<'_>,
-        who: &Who,
-    ) -> Answer {
-        let signer = who.signer.as_ref();
+    pub(super) fn connection_bind(&mut self, context: &Context<'_>) -> Answer {
         // By TCP or TLS, with a CONNECTION-ID, on a connection that is not a control connection: that stays one.
-        let Some(id) = self.connection_to_bind(now, client, request) else {
-            return self.fail(request, signer, 400);
-        };
-        if let Some(answer) = self.hand_over(id) {
+        let Some(connection) = self.connection_to_bind(context) else { return self.fail(context, 400) };
+        if let Some(answer) = self.hand_over(context, connection) {
             return answer;
         }
-        let index = self.connections.owner(id);
-        let Some((index, (_, allocation))) = index.and_then(|index| Some((index, self.table.at(index)?)))
-        else {
+        let index = self.connections.owner(connection);
+        let authenticate = self.config.authenticate;
+        let found = index.and_then(|index| self.allocation(index));
+        let Some((id, entry, session)) = found else {
             self.stats.connection_refused(ConnectionRefusal::UnknownId);
-            return self.fail(request, signer, 400);
+            return self.fail(context, 400);
         };
         // The credentials are those of the control connection. Where nobody authenticates, the address has to do.
-        let elsewhere = !self.config.authenticate && allocation.client.address.ip() != client.address.ip();
-        if !allocation.is_of(who) || elsewhere {
+        let elsewhere = !authenticate && entry.client.address.ip() != context.client().address.ip();
+        if !session.is_of(&context.who) || elsewhere {
             self.stats.connection_refused(ConnectionRefusal::WrongUser);
-            self.refused(now, client, User::Name(&who.username), CredentialRefusal::WrongUser);
-            return self.fail(request, signer, 441);
+            self.refused(context, User::Name(&context.who.username), CredentialRefusal::WrongUser);
+            return self.fail(context, 441);
         }
-        let found = allocation.tcp.as_deref_mut().and_then(|tcp| tcp.get(id));
+        let found = session.tcp.as_deref_mut().and_then(|tcp| tcp.get(connection));
         let Some(found) = found.filter(|found| matches!(found.stage, Stage::Waiting { .. })) else {
             self.stats.connection_refused(ConnectionRefusal::UnknownId);
-            return self.fail(request, signer, 400);
+            return self.fail(context, 400);
         };
         found.stage = Stage::Bound;
         self.stats.connection(ConnectionEvent::Bound);
-        self.rearm(now, index);
-        self.done(request, signer);
-        Answer::Bind(id)
+        self.arm_connections(context.now, id.index);
+        self.effects.push_back(Effect::Bind { connection, source: context.source });
+        self.done(context)
     }
 
     /// What a ConnectionBind names, if it may become a data connection at all: it came over a stream that is no control connection.
-    pub(super) fn connection_to_bind(
-        &mut self,
-        now: Now,
-        client: &Client,
-        request: &Request<'_>,
-    ) -> Option<ConnectionId> {
-        let id = request.get(attribute::CONNECTION_ID)?.try_into().ok()?;
-        let is_stream = self.config.listener(client.listener).transport.is_stream();
-        (is_stream && !self.is_known(now, client)).then(|| ConnectionId(u32::from_be_bytes(id)))
+    pub(super) fn connection_to_bind(&mut self, context: &Context<'_>) -> Option<ConnectionId> {
+        let id = context.request.get(attribute::CONNECTION_ID)?.try_into().ok()?;
+        let client = context.client();
+        let may_be = self.is_stream(client) && !self.is_known(context.now, client);
+        may_be.then(|| ConnectionId(u32::from_be_bytes(id)))
     }
 
     /// Closes what nobody has bound in time, and asks for an end to attempts that take too long.
     pub(super) fn expire_connections(&mut self, now: Now, index: u32) {
-        let Some((allocation, found)) = self.table.at(index) else { return };
-        let Some(tcp) = found.tcp.as_deref_mut() else { return };
+        let Some((allocation, _, session)) = self.allocation(index) else { return };
+        let Some(tcp) = session.tcp.as_deref_mut() else { return };
+        let mut late = Vec::new();
         let mut overdue = Vec::new();
         for connection in &mut tcp.list {
             match &mut connection.stage {
                 Stage::Connecting { deadline_ms, .. } if *deadline_ms <= now.ms => {
-                    // The runtime's report comes next, and is not waited for by a timer.
-                    *deadline_ms = u64::MAX;
-                    let connection = connection.id;
-                    self.effects.push_back(Effect::ConnectTimedOut { allocation, connection });
+                    *deadline_ms = OVERDUE;
+                    late.push(connection.id);
                 }
                 Stage::Waiting { deadline_ms } if *deadline_ms <= now.ms => overdue.push(connection.id),
                 _ => {}
             }
+        }
+        for connection in late {
+            self.effects.push_back(Effect::ConnectTimedOut { allocation, connection });
         }
         for connection in overdue {
             self.drop_connection(index, connection);
             self.stats.connection(ConnectionEvent::Unbound);
             self.effects.push_back(Effect::ConnectionClosed { allocation, connection });
         }
+        self.arm_connections(now, index);
     }
 
     /// Closes the connections of an allocation to these peers.
     pub(super) fn close_connections(&mut self, index: u32, to: impl Fn(SocketAddr) -> bool) {
-        let Some((allocation, found)) = self.table.at(index) else { return };
-        let Some(tcp) = found.tcp.as_deref_mut() else { return };
+        let Some((allocation, _, session)) = self.allocation(index) else { return };
+        let Some(tcp) = session.tcp.as_deref_mut() else { return };
         let closed: Vec<ConnectionId> = tcp
             .list
             .iter()
@@ -382,10 +418,12 @@ impl<G: Gate> Server<G> {
     }
 
     /// The owner of a connection gets the stream that shall be bound to it.
-    pub(super) fn hand_over(&mut self, connection: ConnectionId) -> Option<Answer> {
+    pub(super) fn hand_over(&mut self, context: &Context<'_>, connection: ConnectionId) -> Option<Answer> {
         let worker = self.elsewhere(connection)?;
         self.stats.connection(ConnectionEvent::HandedOver);
-        Some(Answer::HandOver(worker))
+        let (source, request) = (context.source, context.request.bytes.into());
+        self.effects.push_back(Effect::HandOver { worker, source, request });
+        Some(Answer::Later)
     }
 
     /// The worker that owns a connection, unless it is this one.
@@ -399,49 +437,61 @@ impl<G: Gate> Server<G> {
         now: Now,
         relay: RelayId,
         peer: SocketAddr,
-    ) -> Result<(Client, ConnectionId), ConnectionRefusal> {
-        let allocation = self.table.get(relay.allocation).filter(|found| found.has(relay.family));
-        let Some(allocation) = allocation else { return Err(ConnectionRefusal::Stale) };
-        let client = allocation.client;
-        if allocation.away {
+    ) -> Result<(Source, ConnectionId), ConnectionRefusal> {
+        let index = relay.allocation.index;
+        let entry = self.forwarding.get(relay.allocation).filter(|found| found.has(relay.family));
+        let Some(entry) = entry else { return Err(ConnectionRefusal::Stale) };
+        let source = Source { client: entry.client, link: entry.link };
+        if entry.away {
             return Err(ConnectionRefusal::ClientAway);
         }
         // Section 5.3: without a permission the connection is closed as soon as it is accepted.
-        if !allocation.permissions.allow(peer.ip(), now.ms) {
+        if !entry.permissions.allow(peer.ip(), now.ms) {
             return Err(ConnectionRefusal::NoPermission);
         }
         if !self.config.peers.permits_endpoint(peer) {
             return Err(ConnectionRefusal::PeerRefused);
         }
-        let holder = Holder::of(allocation);
-        let Some(tcp) = allocation.tcp.as_deref_mut() else { return Err(ConnectionRefusal::Stale) };
+        let Some(session) = self.sessions.get(index) else { return Err(ConnectionRefusal::Stale) };
+        let holder = Holder::of(session);
+        let Some(tcp) = session.tcp.as_deref_mut() else { return Err(ConnectionRefusal::Stale) };
         if let Some(full) = self.connections.full(&self.config, tcp.list.len(), &holder) {
             self.stats.connection_limit[full as usize] += 1;
             return Err(ConnectionRefusal::Limit);
         }
-        let id = self.connections.draw(self.seat, relay.allocation.index, holder);
+        let id = self.connections.draw(&mut self.random, self.seat, index, holder);
         let stage = Stage::Waiting { deadline_ms: now.ms + PATIENCE_MS };
-        tcp.list.push(Connection { id, peer, stage, transaction: None });
-        Ok((client, id))
+        self.add_connection(now, index, Connection { id, peer, stage, transaction: None });
+        Ok((source, id))
     }
 
-    fn write_connected(
-        &mut self,
-        transaction: [u8; 12],
-        signer: Option<&Signer>,
-        fingerprint: bool,
-        connection: ConnectionId,
-    ) {
-        self.stats.successes[Method::Connect as usize] += 1;
-        let mut response = Response::success(&mut self.reply, Method::Connect, transaction);
+    fn add_connection(&mut self, now: Now, index: u32, connection: Connection) {
+        if let Some(tcp) = self.sessions.get(index).and_then(|session| session.tcp.as_deref_mut()) {
+            tcp.list.push(connection);
+            self.arm_connections(now, index);
+        }
+    }
+
+    /// Sets the timer of an allocation's connections after a deadline of theirs has changed.
+    pub(super) fn arm_connections(&mut self, now: Now, index: u32) {
+        let tcp = self.sessions.get(index).and_then(|session| session.tcp.as_deref());
+        match tcp.and_then(TcpRelay::next_deadline) {
+            Some(deadline_ms) => self.connection_timers.set(now.ms, index, deadline_ms),
+            None => self.connection_timers.cancel(index),
+        }
+    }
+
+    fn write_connected(&mut self, to: &Envelope, connection: ConnectionId) {
+        self.stats.successes[to.method as usize] += 1;
+        let mut response = Response::success(&mut self.reply, to);
         response.number(attribute::CONNECTION_ID, connection.0);
-        response.sign(signer, self.config.software.as_deref(), fingerprint);
+        response.sign(to, self.config.software.as_deref());
     }
 
     fn drop_connection(&mut self, index: u32, connection: ConnectionId) {
-        let Some((_, allocation)) = self.table.at(index) else { return };
-        self.connections.remove(connection, &Holder::of(allocation));
-        if let Some(tcp) = allocation.tcp.as_deref_mut() {
+        let Some(session) = self.sessions.get(index) else { return };
+        self.connections.remove(connection, &Holder::of(session));
+        if let Some(tcp) = session.tcp.as_deref_mut() {
             tcp.remove(connection);
         }
     }

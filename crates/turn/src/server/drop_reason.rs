@@ -72,6 +72,12 @@ reasons! {
     Moving => "moving",
     /// An Allocate sent again while its relay sockets are being opened, or a Connect while its connection is.
     OpenPending => "open_pending",
+    /// A request sent again while the credential store is asked.
+    LookupPending => "lookup_pending",
+    /// A request for which the credential store would have to be asked, while as many wait as may: of its address, or of all.
+    LookupLimit => "lookup_limit",
+    /// A request that the credential store has not answered in time, or could not.
+    LookupOver => "lookup_over",
     /// From a relay socket, or about a connection, whose allocation is gone.
     StaleRelay => "stale_relay",
     /// An ICMP error of a type that is not passed on (RFC 8656 section 11.5).

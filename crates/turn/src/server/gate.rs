@@ -37,6 +37,8 @@ pub enum Lookup {
         /// Who; a USERHASH alone would tell the operator nothing.
         username: Box<str>,
     },
+    /// Nobody can tell without waiting: ask the store by [`super::Effect::LookUp`], which [`super::Server::credentials`] answers.
+    Later,
 }
 
 /// Which quota an allocation would exceed.
@@ -48,9 +50,18 @@ pub enum QuotaRefusal {
     Total,
 }
 
-/// Users, keys, quotas and relayed addresses, as one worker sees them. Called on requests only, never on the packet path.
-pub trait Gate {
-    /// Looks a user up and calls `verify` with each candidate key (several when secrets rotate) until it returns true.
+/// How many allocations there may be, as one worker sees it. Called on requests only, never on the packet path.
+pub trait Quotas {
+    /// Counts one more allocation of `identity`, which is unique within `realm`, or refuses.
+    fn acquire(&mut self, realm: &str, identity: &str) -> Result<(), QuotaRefusal>;
+
+    /// Counts one less.
+    fn release(&mut self, realm: &str, identity: &str);
+}
+
+/// Users, their keys and relayed addresses, as one worker sees them. Called on requests only, never on the packet path.
+pub trait Gate: Quotas {
+    /// Looks a user up and calls `verify` with each candidate key (several when secrets rotate) until it returns true. Must not wait.
     fn check(
         &mut self,
         user: User<'_>,
@@ -59,12 +70,6 @@ pub trait Gate {
         unix: u64,
         verify: &mut dyn FnMut(&Key) -> bool,
     ) -> Lookup;
-
-    /// Counts one more allocation of `identity`, which is unique within `realm`, or refuses.
-    fn acquire(&mut self, realm: &str, identity: &str) -> Result<(), QuotaRefusal>;
-
-    /// Counts one less.
-    fn release(&mut self, realm: &str, identity: &str);
 
     /// Whether a relayed transport address of any worker is this one, as bound or as clients are told; canonical. By default none is.
     fn is_relayed(&mut self, _address: SocketAddr, _transport: RelayTransport) -> bool {

@@ -9,31 +9,26 @@
 use std::net::IpAddr;
 
 use super::{
-    Client, Gate, Server,
+    Gate, Server,
+    context::Context,
     nonce::{self, Standing},
     realm::Terms,
-    request::{Method, Request},
+    request::Method,
 };
 use crate::time::Now;
 
 impl<G: Gate> Server<G> {
     /// What the nonce of a request is worth. One that is [`Standing::ForOwner`] lets a request no further than to the worker that
     /// can tell.
-    pub(super) fn standing(
-        &mut self,
-        now: Now,
-        client: &Client,
-        request: &Request<'_>,
-        realm: &Terms,
-        nonce: &[u8],
-    ) -> Standing {
-        let standing = self.judge(now, client.address.ip(), realm, nonce);
+    pub(super) fn standing(&mut self, context: &Context<'_>, realm: &Terms, nonce: &[u8]) -> Standing {
+        let now = context.now;
+        let standing = self.judge(now, context.source.client.address.ip(), realm, nonce);
         if standing != Standing::Foreign {
             return standing;
         }
-        let learned = match request.method {
-            Method::ConnectionBind => self.learned_on_control_connection(now, client, request),
-            Method::Refresh => self.learned_before_moving(now, client, request),
+        let learned = match context.request.method {
+            Method::ConnectionBind => self.learned_on_control_connection(context),
+            Method::Refresh => self.learned_before_moving(context),
             _ => return Standing::Foreign,
         };
         match learned {
@@ -61,31 +56,29 @@ impl<G: Gate> Server<G> {
         self.nonce_scope(client, realm).judge(nonce, now.unix, self.config.nonce_lifetime)
     }
 
-    fn learned_on_control_connection(&mut self, now: Now, client: &Client, request: &Request<'_>) -> Learned {
-        let Some(connection) = self.connection_to_bind(now, client, request) else { return Learned::Nowhere };
+    fn learned_on_control_connection(&mut self, context: &Context<'_>) -> Learned {
+        let Some(connection) = self.connection_to_bind(context) else { return Learned::Nowhere };
         if self.elsewhere(connection).is_some() {
             return Learned::OwnerKnows;
         }
         let index = self.connections.owner(connection);
-        match index.and_then(|index| self.table.at(index)) {
-            Some((_, allocation)) => Learned::At([Some(allocation.client.address.ip()), None]),
+        match index.and_then(|index| self.forwarding.at(index)) {
+            Some((_, entry)) => Learned::At([Some(entry.client.address.ip()), None]),
             None => Learned::Nowhere,
         }
     }
 
     /// Only the good ticket counts, and the last one if it is shown by the very request again: a copy that somebody else sends
     /// after the client's own needs a nonce of its sender's address.
-    fn learned_before_moving(&mut self, now: Now, client: &Client, request: &Request<'_>) -> Learned {
-        let Some(ticket) = self.ticket_of(request) else { return Learned::Nowhere };
+    fn learned_before_moving(&mut self, context: &Context<'_>) -> Learned {
+        let Some(ticket) = self.ticket_of(context.request) else { return Learned::Nowhere };
         let Some(index) = self.moves.owned.get(&ticket.key).copied() else { return Learned::OwnerKnows };
-        let Some((_, allocation)) = self.table.at(index) else { return Learned::Nowhere };
-        let at = allocation.client.address.ip();
-        match &allocation.mobility {
-            Some(mobility)
-                if mobility.is_good(&ticket) || mobility.is_repeated(now, client, request.transaction) =>
-            {
+        let Some((_, entry, session)) = self.allocation(index) else { return Learned::Nowhere };
+        let at = entry.client.address.ip();
+        match &session.mobility {
+            Some(mobility) if mobility.is_good(&ticket) || mobility.is_repeated(context) => {
                 // Having moved again before it sent data from there, it may have learned it there.
-                Learned::At([Some(at), mobility.arriving.map(|(client, _)| client.address.ip())])
+                Learned::At([Some(at), mobility.arriving.map(|(source, _)| source.client.address.ip())])
             }
             _ => Learned::Nowhere,
         }

@@ -8,19 +8,20 @@
 //!
 //! ```text
 //!            worker 2, the client's new one                      worker 1, the owner
-//!  Refresh ──▶ Verdict::Forward ────────────────────────────────▶ from_elsewhere ──▶ Reply, Arrival
+//!  Refresh ──▶ Effect::Forward ─────────────────────────────────▶ from_elsewhere ──▶ Effect::Answer
 //!        ◀──── expect(Arrival), send the reply ◀───────────────────────┘
-//!  data ─────▶ Verdict::Move(MoveRequest) ──────────────────────▶ export ──▶ Moved, with the relay sockets
+//!  data ─────▶ Effect::Fetch ───────────────────────────────────▶ export ──▶ Moved, with the relay sockets
 //!              import(Moved) ◀─────────────────────────────────────────┘
 //! ```
 
+use serde::{Deserialize, Serialize};
+
 use super::{
-    AllocationId, Answer, Client, ClosedReason, CredentialRefusal, DropReason, Effect, Gate, Server, User,
-    Verdict,
-    allocation::Allocation,
-    attribute,
-    auth::Who,
+    AllocationId, Answer, Client, ClosedReason, CredentialRefusal, DropReason, Effect, Gate, Link, Moved,
+    Server, Source, User, Verdict, attribute,
+    context::{Context, Delivery},
     request::Request,
+    secret::Secret,
     stats::MobilityEvent,
     ticket::{self, Ticket},
 };
@@ -31,9 +32,10 @@ use crate::time::Now;
 const REMEMBERED_MS: u64 = 40_000;
 
 /// What a mobile allocation has beyond the others.
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Mobility {
     /// Names it in its tickets for as long as it lives.
-    pub(super) key: u64,
+    pub(super) key: Secret<u64>,
     /// Of the ticket that is good.
     counter: u32,
     /// The workers that it names.
@@ -41,8 +43,9 @@ pub(super) struct Mobility {
     owner: u16,
     /// The ticket before it.
     spent: Option<Spent>,
-    /// The new 5-tuple, from which no data has come so far, and its worker.
-    pub(super) arriving: Option<(Client, u16)>,
+    /// The new 5-tuple, from which no data has come so far, and its worker. Once it is given away, it has arrived.
+    #[serde(skip)]
+    pub(super) arriving: Option<(Source, u16)>,
     /// The last Refresh with a ticket, to answer it again.
     last: Option<LastArrival>,
 }
@@ -51,12 +54,14 @@ pub(super) struct Mobility {
 /// before the answer came, or who gave up repeating itself, has no other. So it is good until there is a sign that the answer has
 /// arrived: data from the new 5-tuple, or the next ticket. What keeps others out are the credentials, and that with it a nonce counts
 /// only if it holds for the address that it comes from.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 struct Spent {
     counter: u32,
     /// Datagrams that the client had sent when the allocation moved, if it did without waiting for one.
     sent: Option<u64>,
 }
 
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 struct LastArrival {
     client: Client,
     transaction: [u8; 12],
@@ -65,15 +70,14 @@ struct LastArrival {
 }
 
 impl Mobility {
-    /// Times of one worker's clock in another's.
-    pub(super) fn rebase(&mut self, theirs: u64, ours: u64) {
-        if let Some(last) = &mut self.last {
-            last.at_ms = shift(last.at_ms, theirs, ours);
-        }
+    /// With the age of what has a time, in place of the time; and the other way round, on whichever clock.
+    pub(super) fn packed(&self, now: Now) -> Self {
+        let last = self.last.map(|last| LastArrival { at_ms: now.ms.wrapping_sub(last.at_ms), ..last });
+        Self { arriving: None, last, ..self.clone() }
     }
 
     fn ticket(&self) -> Ticket {
-        Ticket { key: self.key, counter: self.counter, via: self.via, owner: self.owner }
+        Ticket { key: self.key.0, counter: self.counter, via: self.via, owner: self.owner }
     }
 
     /// Whether a client that has sent so many datagrams may have nothing better than the ticket of this counter.
@@ -88,9 +92,10 @@ impl Mobility {
     }
 
     /// Whether this is the last Refresh with a ticket again.
-    pub(super) fn is_repeated(&self, now: Now, client: &Client, transaction: [u8; 12]) -> bool {
+    pub(super) fn is_repeated(&self, context: &Context<'_>) -> bool {
         self.last.as_ref().is_some_and(|last| {
-            (last.client, last.transaction) == (*client, transaction) && now.ms < last.at_ms + REMEMBERED_MS
+            (&last.client, last.transaction) == (context.client(), context.request.transaction)
+                && context.now.ms.wrapping_sub(last.at_ms) < REMEMBERED_MS
         })
     }
 
@@ -103,19 +108,8 @@ impl Mobility {
     }
 }
 
-/// How a datagram reached this worker.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Came {
-    /// From the client.
-    Directly,
-    /// With its connection, which is ours from now on.
-    HandedOver,
-    /// From the worker of this number, where the client remains.
-    From(u16),
-}
-
 /// A client that another worker's allocation arrives at: for [`Server::expect`] of the client's worker.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Arrival {
     client: Client,
     key: u64,
@@ -134,65 +128,22 @@ pub struct MoveRequest {
     pub to: u16,
     /// The client's new 5-tuple.
     pub client: Client,
+    /// That worker's way to it.
+    pub link: Link,
     key: u64,
 }
 
-/// An allocation between two workers: whoever holds it owns it, quota included. To be given to [`Server::import`], or
-/// back by [`Server::take_back`].
-#[must_use = "an allocation that is dropped is never released"]
-pub struct Moved {
-    from: AllocationId,
-    client: Client,
-    exported_ms: u64,
-    allocation: Box<Allocation>,
-}
-
-impl Moved {
-    /// What it was called by the worker that gave it away: its relay sockets go with it.
-    #[must_use]
-    pub fn from(&self) -> AllocationId {
-        self.from
-    }
-
-    /// The client's old 5-tuple, where a stream that is still open has no allocation any more. `None` where the client had gone
-    /// from there, so that it may be somebody else's by now.
-    #[must_use]
-    pub fn was(&self) -> Option<Client> {
-        (!self.allocation.away).then_some(self.allocation.client)
-    }
-
-    /// The client's new 5-tuple.
-    #[must_use]
-    pub fn client(&self) -> Client {
-        self.client
-    }
-}
-
 impl<G: Gate> Server<G> {
-    /// Feeds a request whose client's connection another worker has handed over ([`Verdict::HandOver`]). From then on
+    /// Feeds a request whose client's connection another worker has handed over ([`Effect::HandOver`]). From then on
     /// the client is this worker's, and [`Server::from_client`] gets what it sends.
-    pub fn from_handed_over<'a>(&'a mut self, now: Now, client: Client, request: &'a [u8]) -> Verdict<'a> {
-        self.came = Came::HandedOver;
-        let answer = self.answer_bytes(now, &client, request);
-        self.came = Came::Directly;
-        self.verdict(client, answer)
+    pub fn from_handed_over<'a>(&'a mut self, now: Now, source: &Source, request: &[u8]) -> Verdict<'a> {
+        self.request(now, source, Delivery::HandedOver, request)
     }
 
-    /// Feeds a request that worker `via` has forwarded ([`Verdict::Forward`]), where the client remains. The reply goes
-    /// back there to be sent, after the arrival has been given to that worker's [`Server::expect`]. A verdict of
-    /// [`Verdict::Forward`] means that a third worker has to be asked, in the name of `via`.
-    pub fn from_elsewhere<'a>(
-        &'a mut self,
-        now: Now,
-        via: u16,
-        client: Client,
-        request: &'a [u8],
-    ) -> (Verdict<'a>, Option<Arrival>) {
-        self.came = Came::From(via);
-        let answer = self.answer_bytes(now, &client, request);
-        self.came = Came::Directly;
-        let arrival = self.announced.take();
-        (self.verdict(client, answer), arrival)
+    /// Feeds a request that worker `via` has forwarded ([`Effect::Forward`]), where the client remains. What becomes of it is an effect:
+    /// [`Effect::Answer`], or [`Effect::Forward`] where a third worker has to be asked.
+    pub fn from_elsewhere(&mut self, now: Now, via: u16, source: &Source, request: &[u8]) {
+        self.request(now, source, Delivery::Forwarded(via), request);
     }
 
     /// Has this worker wait for the first data of a client whose allocation another worker owns. Of too many, the one that
@@ -200,77 +151,70 @@ impl<G: Gate> Server<G> {
     pub fn expect(&mut self, now: Now, arrival: Arrival) {
         let Arrival { client, key, owner, patience_ms } = arrival;
         // Since it asked, it has made an allocation of its own: a 5-tuple has one.
-        if self.table.find(&client).is_some() {
+        if self.forwarding.find(&client).is_some() {
             return;
         }
         self.moves.expect(client, key, owner, now.ms + patience_ms);
     }
 
     /// Gives an allocation away, if it is to go there. `None` if it has ended, or its client is expected elsewhere by now;
-    /// the asking worker is told by [`Server::not_moved`]. The relay sockets of [`Moved::from`] go with it, and no effect
-    /// tells of its end.
+    /// the asking worker is told by [`Server::not_moved`]. The relay sockets of [`Moved::from`] go with it.
     #[must_use = "an allocation that is dropped is never released"]
     pub fn export(&mut self, now: Now, request: &MoveRequest) -> Option<Moved> {
         let index = *self.moves.owned.get(&request.key)?;
-        let (_, allocation) = self.table.at(index)?;
-        let expected = allocation.mobility.as_ref()?.arriving;
-        if expected != Some((request.client, request.to)) || allocation.tcp.is_some() {
+        let (allocation, entry, session) = self.allocation(index)?;
+        let (away, sent) = (entry.away, entry.to_peer.0);
+        let mobility = session.mobility.as_mut()?;
+        let expected = mobility.arriving.map(|(source, worker)| (source.client, worker));
+        if expected != Some((request.client, request.to)) || session.tcp.is_some() {
             return None;
         }
-        let (from, mut allocation) = self.table.remove(index)?;
-        self.timers.cancel(index);
-        let without = allocation.away.then_some(allocation.to_peer.0);
-        if let Some(mobility) = &mut allocation.mobility {
-            mobility.moved(without);
-        }
-        self.moves.forget(&allocation, self.seat.number());
+        mobility.moved(away.then_some(sent));
+        let to = Source { client: request.client, link: request.link };
+        let moved = Moved::new(now, allocation, to, entry, session);
+        let session = self.sessions.remove(index)?;
+        self.emit(now, Effect::Exported { allocation });
+        self.forget_arrival(&session);
         self.stats.mobility(MobilityEvent::Exported);
-        Some(Moved { from, client: request.client, exported_ms: now.ms, allocation })
+        Some(moved)
     }
 
-    /// Takes over an allocation whose client is here; what the relay sockets belong to from now on. The times in it are
-    /// those of the other worker's clock, and are counted on from this one's.
+    /// Takes over an allocation whose client is here; what the relay sockets belong to from now on.
     ///
     /// # Errors
     /// Gives it back where the client has made another allocation by now: to be returned by [`Server::take_back`].
     pub fn import(&mut self, now: Now, moved: Moved) -> Result<AllocationId, Moved> {
-        if self.table.find(&moved.client).is_some() {
+        let client = moved.client();
+        if self.forwarding.find(&client).is_some() {
             return Err(moved);
         }
-        let Moved { from, client, exported_ms, mut allocation } = moved;
-        let was = (!allocation.away).then_some(allocation.client);
-        allocation.client = client;
-        allocation.away = false;
-        allocation.rebase(exported_ms, now.ms);
+        let (from, was, link) = (moved.from(), moved.was().map(|was| was.client), moved.to().link);
         self.moves.remove(&client);
-        let id = self.own(now, allocation);
+        let id = self.own(now, moved, true);
         self.stats.mobility(MobilityEvent::Imported);
-        self.effects.push_back(Effect::Moved { allocation: id, was, client, from: Some(from) });
+        let padded = self.is_stream(&client);
+        let from = Some(from);
+        self.emit(now, Effect::Moved { allocation: id, was, client, link, padded, from });
+        self.tell_bindings(id);
         Ok(id)
     }
 
     /// Takes back what [`Server::import`] has refused. It lives on under its old 5-tuple; `None`, and [`Effect::Closed`],
     /// if that has another allocation by now.
     pub fn take_back(&mut self, now: Now, moved: Moved) -> Option<AllocationId> {
-        let Moved { exported_ms, mut allocation, .. } = moved;
-        allocation.rebase(exported_ms, now.ms);
-        if !allocation.away && self.table.find(&allocation.client).is_some() {
+        let is_taken = moved.was().is_some_and(|was| self.forwarding.find(&was.client).is_some());
+        if is_taken {
             // What it was called before may be another's name by now; a slot that was free is nobody's.
-            let id = self.table.insert(*allocation);
-            if let Some((id, allocation)) = self.table.remove(id.index) {
-                self.bury(now, id, *allocation, ClosedReason::Disconnected);
-            }
+            let id = self.own(now, moved, false);
+            self.close(now, id.index, ClosedReason::Disconnected);
             return None;
         }
-        let away = allocation.away;
-        let id = self.own(now, allocation);
-        if away {
-            self.table.detach(id.index);
-        }
+        let id = self.own(now, moved, false);
+        self.tell_bindings(id);
         Some(id)
     }
 
-    /// The owner has not given the allocation that [`Verdict::Move`] asked for. The client is a stranger again.
+    /// The owner has not given the allocation that [`Effect::Fetch`] asked for. The client is a stranger again.
     pub fn not_moved(&mut self, client: &Client) {
         let own = self.seat.number();
         if self.moves.waiting(client).is_some_and(|expected| expected.owner != own) {
@@ -278,7 +222,7 @@ impl<G: Gate> Server<G> {
         }
     }
 
-    /// The owner could not be asked for what [`Verdict::Move`] wants. The next datagram wants it again.
+    /// The owner could not be asked for what [`Effect::Fetch`] wants. The next datagram wants it again.
     pub fn not_asked(&mut self, client: &Client) {
         if let Some(expected) = self.moves.waiting(client) {
             expected.asked = false;
@@ -289,36 +233,33 @@ impl<G: Gate> Server<G> {
     /// (a plain one ends with the connection, and RFC 8016 exists to keep it), and drops what peers send until
     /// its client has arrived elsewhere. False if it had no allocation.
     pub fn disconnected(&mut self, now: Now, client: &Client) -> bool {
+        self.lookups.forget(client);
         if let Some(expected) = self.moves.remove(client) {
             // It never sent data from there; the old 5-tuple remains.
             let index = self.moves.owned.get(&expected.key).copied();
-            if let Some((_, allocation)) = index.and_then(|index| self.table.at(index))
-                && let Some(mobility) = &mut allocation.mobility
+            if let Some(session) = index.and_then(|index| self.sessions.get(index))
+                && let Some(mobility) = &mut session.mobility
             {
                 mobility.arriving = None;
             }
             return false;
         }
-        let Some(index) = self.table.find(client) else { return false };
+        let Some(index) = self.forwarding.find(client) else { return false };
         let own = self.seat.number();
-        let Some((_, allocation)) = self.table.at(index) else { return false };
-        let Some(mobility) = &allocation.mobility else {
+        let Some((id, _, session)) = self.allocation(index) else { return false };
+        let Some(mobility) = &session.mobility else {
             self.close(now, index, ClosedReason::Disconnected);
             return true;
         };
-        match mobility.arriving {
+        let (key, arriving) = (mobility.key.0, mobility.arriving);
+        self.emit(now, Effect::Away { allocation: id });
+        match arriving {
             // The end of the old connection settles it as data from the new one does.
-            Some((client, worker)) if worker == own => {
-                allocation.away = true;
-                self.settle(index, client, false);
-            }
+            Some((source, worker)) if worker == own => self.settle(now, index, source, false),
             elsewhere => {
-                let key = mobility.key;
-                allocation.away = true;
-                self.table.detach(index);
                 self.stats.mobility(MobilityEvent::Kept);
-                if let Some((client, to)) = elsewhere {
-                    self.effects.push_back(Effect::Move(MoveRequest { owner: own, to, client, key }));
+                if let Some((Source { client, link }, to)) = elsewhere {
+                    self.effects.push_back(Effect::Move(MoveRequest { owner: own, to, client, link, key }));
                 }
             }
         }
@@ -338,16 +279,16 @@ impl<G: Gate> Server<G> {
     }
 
     /// Makes a new allocation mobile.
-    pub(super) fn enrol(&mut self, index: u32) {
+    pub(super) fn make_mobile(&mut self, index: u32) {
         let worker = self.seat.number();
-        let Some((_, allocation)) = self.table.at(index) else { return };
-        let mut key = rand::random();
+        let Some(session) = self.sessions.get(index) else { return };
+        let mut key = self.random.u64();
         while self.moves.owned.contains_key(&key) {
-            key = rand::random();
+            key = self.random.u64();
         }
         self.moves.owned.insert(key, index);
-        allocation.mobility = Some(Box::new(Mobility {
-            key,
+        session.mobility = Some(Box::new(Mobility {
+            key: Secret(key),
             counter: 0,
             via: worker,
             owner: worker,
@@ -359,8 +300,8 @@ impl<G: Gate> Server<G> {
 
     /// The good ticket of a mobile allocation.
     pub(super) fn ticket(&mut self, index: u32) -> Option<[u8; ticket::LEN]> {
-        let (_, allocation) = self.table.at(index)?;
-        Some(allocation.mobility.as_ref()?.ticket().seal(&self.config.nonce_key.0))
+        let mobility = self.sessions.get(index)?.mobility.as_ref()?;
+        Some(mobility.ticket().seal(&self.config.nonce_key.0))
     }
 
     /// What a request's ticket says, if it is one of ours.
@@ -371,237 +312,237 @@ impl<G: Gate> Server<G> {
 
     /// The allocation that a Refresh with a ticket is about, and the ticket's counter; or the answer: the ticket names it, and the
     /// 5-tuple does not count (section 3.2.2). Nothing has changed by then: see [`Server::arrive`].
-    pub(super) fn presented(
-        &mut self,
-        now: Now,
-        client: &Client,
-        request: &Request<'_>,
-        who: &Who,
-    ) -> Result<(u32, u32), Answer> {
-        let signer = who.signer.as_ref();
+    pub(super) fn presented(&mut self, context: &Context<'_>) -> Result<(u32, u32), Answer> {
         if !self.config.mobility {
-            return Err(self.fail(request, signer, 405));
+            return Err(self.fail(context, 405));
         }
-        let Some(ticket) = self.ticket_of(request) else {
+        let Some(ticket) = self.ticket_of(context.request) else {
             self.stats.mobility(MobilityEvent::TicketInvalid);
-            return Err(self.fail(request, signer, 400));
+            return Err(self.fail(context, 400));
         };
         let Some(index) = self.moves.owned.get(&ticket.key).copied() else {
-            return Err(self.ask_owner(now, client, request, who, ticket));
+            return Err(self.ask_owner(context, ticket));
         };
-        let Some((_, allocation)) = self.table.at(index) else { return Err(self.fail(request, signer, 437)) };
+        let Some((_, entry, session)) = self.allocation(index) else { return Err(self.fail(context, 437)) };
         // A ticket alone is no proof: whoever shows it must be the user of the allocation.
-        if !allocation.is_of(who) {
-            self.refused(now, client, User::Name(&who.username), CredentialRefusal::WrongUser);
-            return Err(self.fail(request, signer, 441));
+        if !session.is_of(&context.who) {
+            self.refused(context, User::Name(&context.who.username), CredentialRefusal::WrongUser);
+            return Err(self.fail(context, 441));
         }
-        let (current, away, sent) = (allocation.client, allocation.away, allocation.to_peer.0);
-        let over_udp = allocation.tcp.is_none();
-        let patience_ms = allocation.patience_ms(now.ms);
-        let Some(mobility) = &allocation.mobility else { return Err(self.fail(request, signer, 437)) };
+        let Some(mobility) = &session.mobility else { return Err(self.fail(context, 437)) };
         // A ticket that was replaced is good for the same request again, and for nothing else.
-        if mobility.is_repeated(now, client, request.transaction)
-            && let Some(last) = &mobility.last
+        if mobility.is_repeated(context)
+            && let Some(LastArrival { granted, .. }) = mobility.last
         {
-            let granted = last.granted;
             // What was said of it may have been lost together with the answer.
-            if let Came::From(via) = self.came
-                && mobility.arriving == Some((*client, via))
-            {
-                let (key, owner) = (mobility.key, self.seat.number());
-                self.announced = Some(Arrival { client: *client, key, owner, patience_ms });
+            let announced = mobility.arriving.is_some_and(|(source, worker)| {
+                source.client == *context.client() && context.delivery == Delivery::Forwarded(worker)
+            });
+            if announced {
+                self.announce(context, index);
             }
             self.stats.retransmits += 1;
             let ticket = self.ticket(index);
-            return Err(self.refreshed(request, who, granted, ticket));
+            return Err(self.refreshed(context, granted, ticket));
         }
-        if !mobility.is_held(ticket.counter, sent) {
+        if !mobility.is_held(ticket.counter, entry.to_peer.0) {
             self.stats.mobility(MobilityEvent::TicketReplayed);
-            return Err(self.fail(request, signer, 400));
+            return Err(self.fail(context, 400));
         }
         // Who has not moved needs no ticket (section 3.2.2).
-        let arrives = mobility.arriving.is_some_and(|(arriving, _)| arriving == *client);
+        let client = context.client();
+        let arrives = mobility.arriving.is_some_and(|(source, _)| source.client == *client);
+        let at_home = entry.client == *client && !entry.away;
         // From one that arrives here the good ticket has no sense either; the one before it says that its answer was lost, and another
         // worker may have forgotten whom it expects.
-        let senseless = ticket.counter == mobility.counter && !matches!(self.came, Came::From(_));
-        if (*client == current && !away) || (arrives && senseless) {
-            return Err(self.fail(request, signer, 400));
+        let senseless =
+            ticket.counter == mobility.counter && !matches!(context.delivery, Delivery::Forwarded(_));
+        let over_tcp = session.tcp.is_some();
+        if at_home || (arrives && senseless) {
+            return Err(self.fail(context, 400));
         }
         // RFC 6062 has no allocation for TCP without a stream to its client; where that is gone, it waits for one.
-        let stream = self.config.listener(client.listener).transport.is_stream();
-        if !(over_udp || stream) {
-            return Err(self.fail(request, signer, 400));
+        if over_tcp && !self.is_stream(client) {
+            return Err(self.fail(context, 400));
         }
         // One 5-tuple, one allocation (RFC 8656 section 3.2).
-        if !arrives && self.is_known(now, client) {
-            return Err(self.fail(request, signer, 437));
+        if !arrives && self.is_known(context.now, client) {
+            return Err(self.fail(context, 437));
         }
         Ok((index, ticket.counter))
     }
 
     /// A Refresh with a ticket, `presented`, has succeeded: the new 5-tuple arrives, and there is a new ticket.
-    pub(super) fn arrive(
-        &mut self,
-        index: u32,
-        client: &Client,
-        transaction: [u8; 12],
-        now: Now,
-        granted: u32,
-        presented: u32,
-    ) {
+    pub(super) fn arrive(&mut self, context: &Context<'_>, index: u32, granted: u32, presented: u32) {
         let own = self.seat.number();
-        let worker = if let Came::From(via) = self.came { via } else { own };
-        let Some((_, allocation)) = self.table.at(index) else { return };
-        let away = allocation.away;
-        let patience_ms = allocation.patience_ms(now.ms);
-        let Some(mobility) = &mut allocation.mobility else { return };
-        let key = mobility.key;
+        let worker = if let Delivery::Forwarded(via) = context.delivery { via } else { own };
+        let (now, source) = (context.now, context.source);
+        let Some((_, entry, session)) = self.allocation(index) else { return };
+        let away = entry.away;
+        let Some(mobility) = &mut session.mobility else { return };
+        let key = mobility.key.0;
         mobility.counter = mobility.counter.wrapping_add(1);
         (mobility.via, mobility.owner) = (worker, own);
         mobility.spent = Some(Spent { counter: presented, sent: None });
-        mobility.last = Some(LastArrival { client: *client, transaction, at_ms: now.ms, granted });
+        let transaction = context.request.transaction;
+        mobility.last = Some(LastArrival { client: source.client, transaction, at_ms: now.ms, granted });
         // One that came before and never sent data is given up.
-        if let Some((earlier, here)) = mobility.arriving.replace((*client, worker))
+        if let Some((earlier, here)) = mobility.arriving.replace((source, worker))
             && here == own
         {
-            self.moves.remove(&earlier);
+            self.moves.remove(&earlier.client);
         }
         self.stats.mobility(MobilityEvent::Arrived);
         if worker != own {
-            self.announced = Some(Arrival { client: *client, key, owner: own, patience_ms });
+            self.announce(context, index);
             // There is no old 5-tuple to wait with.
             if away {
-                let request = MoveRequest { owner: own, to: worker, client: *client, key };
-                self.effects.push_back(Effect::Move(request));
+                let Source { client, link } = source;
+                self.effects.push_back(Effect::Move(MoveRequest {
+                    owner: own,
+                    to: worker,
+                    client,
+                    link,
+                    key,
+                }));
             }
         } else if away {
-            self.settle(index, *client, false);
+            self.settle(now, index, source, false);
         } else {
-            self.moves.expect_own(*client, key, own);
+            self.moves.expect_own(source.client, key, own);
         }
     }
 
-    /// Data from a 5-tuple without an allocation. If it is one that arrived, the old 5-tuple is forgotten.
+    /// The worker that has forwarded a request shall expect its client.
+    fn announce(&mut self, context: &Context<'_>, index: u32) {
+        let owner = self.seat.number();
+        let Some((_, entry, session)) = self.allocation(index) else { return };
+        let Some(mobility) = &session.mobility else { return };
+        let (key, patience_ms) = (mobility.key.0, entry.left_ms(context.now.ms));
+        context.arrival.set(Some(Arrival { client: *context.client(), key, owner, patience_ms }));
+    }
+
+    /// Data from a 5-tuple without an allocation.
+    #[inline]
+    pub(super) fn stranger<'a>(&'a mut self, now: Now, source: &Source, datagram: &'a [u8]) -> Verdict<'a> {
+        if self.moves.is_nobody_expected() {
+            return self.dropped(DropReason::NoAllocation);
+        }
+        self.expected(now, source, datagram)
+    }
+
+    /// The same, where some are expected. If it is one that arrived, the old 5-tuple is forgotten.
     #[cold]
-    pub(super) fn stranger<'a>(&'a mut self, now: Now, client: &Client, datagram: &'a [u8]) -> Verdict<'a> {
-        match self.fetch(now, client) {
-            None => self.dropped(DropReason::NoAllocation),
-            Some(Fetch::Own(index)) => {
-                self.settle(index, *client, true);
-                self.from_client(now, *client, datagram)
+    #[inline(never)]
+    fn expected<'a>(&'a mut self, now: Now, source: &Source, datagram: &'a [u8]) -> Verdict<'a> {
+        match self.arrival(now, source, datagram) {
+            Ok(None) => self.dropped(DropReason::NoAllocation),
+            Ok(Some(index)) => {
+                self.settle(now, index, *source, true);
+                self.from_client(now, source, datagram)
             }
-            Some(Fetch::Asked) => self.dropped(DropReason::Moving),
-            Some(Fetch::Ask(request)) => Verdict::Move(request),
+            Err(Some(reason)) => self.dropped(reason),
+            Err(None) => Verdict::Drop(None),
         }
     }
 
     /// A request from a 5-tuple without an allocation: one that arrives at one of ours, or the answer. It does not end the
     /// old 5-tuple.
-    pub(super) fn arriving(&mut self, now: Now, client: &Client) -> Result<Option<u32>, Answer> {
-        match self.fetch(now, client) {
-            None => Ok(None),
-            Some(Fetch::Own(index)) => Ok(Some(index)),
-            Some(Fetch::Asked) => Err(Answer::Drop(DropReason::Moving)),
-            Some(Fetch::Ask(request)) => Err(Answer::Move(request)),
-        }
+    pub(super) fn arriving(&mut self, context: &Context<'_>) -> Result<Option<u32>, Answer> {
+        let found = self.arrival(context.now, &context.source, context.request.bytes);
+        found.map_err(|dropped| dropped.map_or(Answer::Later, Answer::Drop))
     }
 
     /// Whether an allocation has this 5-tuple, or will.
     pub(super) fn is_known(&mut self, now: Now, client: &Client) -> bool {
-        self.table.find(client).is_some() || self.moves.get(now.ms, client).is_some()
+        self.forwarding.find(client).is_some() || self.moves.get(now.ms, client).is_some()
     }
 
-    pub(super) fn fetch(&mut self, now: Now, client: &Client) -> Option<Fetch> {
+    /// Which of our allocations arrives there, if one does. That of another worker is fetched; then the error is why this datagram is
+    /// dropped, or none if it will be fed again.
+    fn arrival(
+        &mut self,
+        now: Now,
+        source: &Source,
+        datagram: &[u8],
+    ) -> Result<Option<u32>, Option<DropReason>> {
         let to = self.seat.number();
-        let expected = self.moves.get(now.ms, client)?;
+        let Some(expected) = self.moves.get(now.ms, &source.client) else { return Ok(None) };
+        let key = expected.key;
         if expected.owner == to {
-            let key = expected.key;
-            return self.moves.owned.get(&key).copied().map(Fetch::Own);
+            return Ok(self.moves.owned.get(&key).copied());
         }
         if std::mem::replace(&mut expected.asked, true) {
-            return Some(Fetch::Asked);
+            return Err(Some(DropReason::Moving));
         }
-        let request = MoveRequest { owner: expected.owner, to, client: *client, key: expected.key };
-        Some(Fetch::Ask(request))
+        let Source { client, link } = *source;
+        let request = MoveRequest { owner: expected.owner, to, client, link, key };
+        self.effects.push_back(Effect::Fetch { request, datagram: datagram.into() });
+        Err(None)
     }
 
     /// The allocation moves to the 5-tuple that arrived; whether because data came from there.
-    fn settle(&mut self, index: u32, client: Client, spoke: bool) {
+    fn settle(&mut self, now: Now, index: u32, source: Source, spoke: bool) {
+        let Source { client, link } = source;
         self.moves.remove(&client);
-        let Some((allocation, found)) = self.table.at(index) else { return };
-        let was = (!found.away).then_some(found.client);
-        if let Some(mobility) = &mut found.mobility {
+        let padded = self.is_stream(&client);
+        let Some((allocation, entry, session)) = self.allocation(index) else { return };
+        let was = (!entry.away).then_some(entry.client);
+        if let Some(mobility) = &mut session.mobility {
             mobility.arriving = None;
-            mobility.moved((!spoke).then_some(found.to_peer.0));
+            mobility.moved((!spoke).then_some(entry.to_peer.0));
         }
-        found.away = false;
-        self.table.rekey(index, client);
         self.stats.mobility(MobilityEvent::Moved);
-        self.effects.push_back(Effect::Moved { allocation, was, client, from: None });
+        self.emit(now, Effect::Moved { allocation, was, client, link, padded, from: None });
     }
 
-    /// Makes an allocation that another worker exported this one's.
-    fn own(&mut self, now: Now, mut allocation: Box<Allocation>) -> AllocationId {
-        let mut key = None;
-        if let Some(mobility) = &mut allocation.mobility {
-            mobility.arriving = None;
-            key = Some(mobility.key);
+    /// Makes an allocation that was given away this worker's, at its client's new 5-tuple or at the old one.
+    pub(super) fn own(&mut self, now: Now, moved: Moved, arrived: bool) -> AllocationId {
+        let at = if arrived { Some(moved.to()) } else { moved.was() };
+        let padded = at.is_some_and(|at| self.is_stream(&at.client));
+        let (entry, mut session) = moved.unpack(now, padded, arrived);
+        let id = self.forwarding.install(now.ms, entry);
+        if let Some(mobility) = &session.mobility {
+            self.moves.forget_foreign(mobility.key.0);
+            self.moves.owned.insert(mobility.key.0, id.index);
         }
-        let id = self.table.insert(*allocation);
-        // Only mobile ones are exported: there is a key.
-        if let Some(key) = key {
-            self.moves.forget_foreign(key);
-            self.moves.owned.insert(key, id.index);
-        }
-        self.rearm(now, id.index);
+        self.connections.adopt(self.seat, id.index, &mut session);
+        self.sessions.insert(id, session);
+        self.arm_connections(now, id.index);
         id
     }
 
     /// A genuine ticket of an allocation that is not ours.
-    fn ask_owner(
-        &mut self,
-        now: Now,
-        client: &Client,
-        request: &Request<'_>,
-        who: &Who,
-        ticket: Ticket,
-    ) -> Answer {
-        let signer = who.signer.as_ref();
+    fn ask_owner(&mut self, context: &Context<'_>, ticket: Ticket) -> Answer {
         // One of the two workers that a good ticket names has the allocation: first that one is asked where the client was last.
         // The other is the last step, so that a ticket whose allocation has ended does not travel for ever.
         let Ticket { via, owner, .. } = ticket;
         let own = self.seat.number();
-        let next = match self.came {
-            Came::Directly if own == via => owner,
-            Came::Directly => via,
-            Came::From(asked) if asked == owner => own,
-            Came::From(_) | Came::HandedOver if own == via => owner,
-            Came::From(_) | Came::HandedOver => own,
+        let next = match context.delivery {
+            Delivery::Direct if own == via => owner,
+            Delivery::Direct => via,
+            Delivery::Forwarded(asked) if asked == owner => own,
+            Delivery::Forwarded(_) | Delivery::HandedOver if own == via => owner,
+            Delivery::Forwarded(_) | Delivery::HandedOver => own,
         };
-        let owner = (next != own && self.seat.has(next)).then_some(next);
         // The ticket is genuine, its allocation has ended.
-        let Some(owner) = owner else { return self.fail(request, signer, 437) };
+        if next == own || !self.seat.has(next) {
+            return self.fail(context, 437);
+        }
         // A retransmission comes from a client that is expected here, for this very allocation.
-        let expected = self.moves.get(now.ms, client).map(|expected| expected.key);
-        if self.table.find(client).is_some() || expected.is_some_and(|key| key != ticket.key) {
-            return self.fail(request, signer, 437);
+        let client = context.client();
+        let expected = self.moves.get(context.now.ms, client).map(|expected| expected.key);
+        if self.forwarding.find(client).is_some() || expected.is_some_and(|key| key != ticket.key) {
+            return self.fail(context, 437);
         }
         self.stats.mobility(MobilityEvent::Forwarded);
-        if self.config.listener(client.listener).transport.is_stream() {
-            Answer::HandOver(owner)
+        let (worker, source, request) = (next, context.source, context.request.bytes.into());
+        let via = if let Delivery::Forwarded(via) = context.delivery { via } else { own };
+        self.effects.push_back(if self.is_stream(&source.client) {
+            Effect::HandOver { worker, source, request }
         } else {
-            Answer::Forward(owner)
-        }
+            Effect::Forward { worker, via, source, request }
+        });
+        Answer::Later
     }
-}
-
-pub(super) enum Fetch {
-    Own(u32),
-    Ask(MoveRequest),
-    Asked,
-}
-
-/// A time of one worker's clock in another's.
-pub(super) fn shift(ms: u64, theirs: u64, ours: u64) -> u64 {
-    if ms >= theirs { ours.saturating_add(ms - theirs) } else { ours.saturating_sub(theirs - ms) }
 }

@@ -1,12 +1,18 @@
-//! A TURN server as a state machine: feed a datagram with [`Server::from_client`] or [`Server::from_peer`], carry out
-//! the [`Verdict`], drain [`Server::poll_effect`], and call [`Server::handle_timeout`] when [`Server::poll_timeout`]
-//! says so. One server per worker; nothing in it is shared.
+//! A TURN server as a state machine, in two planes:
 //!
-//! What it remembers is bounded: allocations by the gate's quotas, permissions and channels by the configuration,
-//! deletions by number and time, effects by being drained. A datagram that does not authenticate leaves nothing.
+//! ```text
+//!  packets    from_client, from_peer, from_icmp ──▶ forwarding table ──▶ Verdict
+//!                                                        ▲
+//!  requests   from_client, opened, connected, … ──▶ one queue of effects ──▶ poll_effect: the runtime, logs, tables elsewhere
+//! ```
+//!
+//! Feed it, carry out the [`Verdict`], drain [`Server::poll_effect`] before the next call, and call [`Server::handle_timeout`] when
+//! [`Server::poll_timeout`] says so. One server per worker; nothing in it is shared.
+//!
+//! What it remembers is bounded: allocations by the gate's quotas, permissions and channels by the configuration, requests that wait for
+//! credentials and deletions by number and time, effects by being drained. A datagram that does not authenticate leaves nothing.
 
 mod allocate;
-mod allocation;
 mod alternate;
 mod answer;
 mod arrivals;
@@ -16,14 +22,20 @@ mod bindings;
 pub mod config;
 mod connection_table;
 mod connections;
+mod context;
 pub mod drop_reason;
+pub mod effect;
+pub mod forwarding;
 pub mod gate;
 mod granted;
 mod learned;
+pub mod lookups;
 mod mobility;
+mod moved;
 mod nat_discovery;
 mod nonce;
 pub mod own_endpoints;
+mod packets;
 pub mod peer_rules;
 mod realm;
 mod refresh;
@@ -31,8 +43,9 @@ mod refusals;
 pub mod request;
 mod response;
 mod seat;
+mod secret;
+mod session;
 pub mod stats;
-mod table;
 mod third_party;
 mod ticket;
 mod timers;
@@ -43,9 +56,15 @@ pub use alternate::{Alternate, AlternateWhen};
 pub use config::{ListenerProfile, NonceKey, ServerConfig, Transport};
 pub use connections::{ConnectError, ConnectRequest, ConnectionId, PeerConnection};
 pub use drop_reason::DropReason;
-pub use gate::{Gate, Lookup, QuotaRefusal, User};
+pub use effect::{
+    ClosedReason, CredentialRefusal, Effect, OpenRelay, OpenRequest, OpenResult, PortWish, RelayTransport,
+    TokenProblem,
+};
+pub use gate::{Gate, Lookup, QuotaRefusal, Quotas, User};
 pub use granted::GrantedAllocates;
-pub use mobility::{Arrival, MoveRequest, Moved};
+pub use lookups::{Asked, CredentialQuery, Credentials, LookupId};
+pub use mobility::{Arrival, MoveRequest};
+pub use moved::Moved;
 pub use nat_discovery::{DiscoveryLimits, MAX_PADDING, MIN_RESPONSE_PORT, NatDiscovery};
 pub use own_endpoints::OwnEndpoints;
 pub use peer_rules::{AllowRule, Cidr, PeerDenial, PeerRules};
@@ -53,34 +72,27 @@ pub use realm::{Realm, RealmId};
 pub use seat::Seat;
 pub use stats::{ConnectionRefusal, Stats};
 pub use third_party::{IssuerKey, ThirdParty};
-pub use verdict::{
-    AllocationId, Client, ClosedReason, CredentialRefusal, Effect, Family, Header, ListenerId, OpenRelay,
-    OpenRequest, OpenResult, PortWish, RelayId, RelayTransport, TokenProblem, Verdict,
+pub use verdict::{AllocationId, Client, Family, Header, Link, ListenerId, RelayId, Source, Verdict};
+
+use std::{collections::VecDeque, sync::Arc};
+
+use crate::{
+    random::{Random, Seed},
+    time::Now,
 };
-
-use std::{collections::VecDeque, net::SocketAddr, sync::Arc};
-
-use turnpike_wire::{
-    channel_data::{ChannelData, ChannelDataError},
-    demux::{self, Kind},
-    indication::{self, Indication, IndicationError, MAX_HEADER_LEN},
-};
-
-use crate::time::Now;
 use answer::Answer;
 use arrivals::Moves;
 use connection_table::Connections;
-use mobility::Came;
+use forwarding::{Binding, Entry, Forwarding};
+use lookups::Lookups;
 use nat_discovery::DiscoveryRate;
+use packets::Indications;
 use realm::Realms;
 use refusals::Refusals;
-use response::Response;
-use table::Table;
+use session::{Session, Sessions};
+use smallvec::SmallVec;
 use timers::Timers;
 use tombstones::Tombstones;
-
-/// The most that a UDP datagram over IPv4 holds, in bytes.
-const MAX_DATAGRAM_LEN: usize = 65_507;
 
 /// The state of one worker.
 pub struct Server<G> {
@@ -88,8 +100,8 @@ pub struct Server<G> {
     /// Made from the configuration.
     realms: Realms,
     gate: G,
-    table: Table,
-    timers: Timers,
+    forwarding: Forwarding,
+    sessions: Sessions,
     tombstones: Tombstones,
     refusals: Refusals,
     peer_refusals: Refusals,
@@ -104,34 +116,33 @@ pub struct Server<G> {
     draining: bool,
     /// Whose turn it is among the alternate servers.
     alternate_turn: usize,
-    /// Transaction ID of the next Data indication. They answer to nothing, so they need to differ, not to be random.
-    indication: u64,
-    salt: [u8; 4],
+    indications: Indications,
+    random: Random,
     seat: Seat,
     connections: Connections,
+    /// When connections that nobody has bound, or made, are looked at; by allocation.
+    connection_timers: Timers,
     moves: Moves,
-    /// How the request came that is being answered.
-    came: Came,
-    /// What the answer to a request of [`Came::From`] has to tell that worker.
-    announced: Option<Arrival>,
+    lookups: Lookups,
 }
 
 impl<G: Gate> Server<G> {
     /// An empty server with one worker. See [`ServerConfig::check`] for what the configuration must hold.
     #[must_use]
-    pub fn new(config: Arc<ServerConfig>, gate: G) -> Self {
-        Self::of_many(config, gate, Seat::ONLY)
+    pub fn new(config: Arc<ServerConfig>, gate: G, seed: Seed) -> Self {
+        Self::of_many(config, gate, Seat::ONLY, seed)
     }
 
     /// One worker of an empty server. The configuration is the same for all of them, and so is what a [`ListenerId`]
-    /// stands for.
+    /// stands for; the seed is not.
     #[must_use]
-    pub fn of_many(config: Arc<ServerConfig>, gate: G, seat: Seat) -> Self {
+    pub fn of_many(config: Arc<ServerConfig>, gate: G, seat: Seat, seed: Seed) -> Self {
+        let mut random = Random::new(seed);
         Self {
             realms: Realms::new(&config),
             gate,
-            table: Table::new(),
-            timers: Timers::new(),
+            forwarding: Forwarding::new(),
+            sessions: Sessions::default(),
             tombstones: Tombstones::new(),
             refusals: Refusals::default(),
             peer_refusals: Refusals::default(),
@@ -143,131 +154,15 @@ impl<G: Gate> Server<G> {
             reply: Vec::with_capacity(512),
             draining: false,
             alternate_turn: 0,
-            indication: 0,
-            salt: rand::random(),
+            indications: Indications::new(random.bytes()),
+            random,
             seat,
             connections: Connections::new(),
+            connection_timers: Timers::new(),
             moves: Moves::new(),
-            came: Came::Directly,
-            announced: None,
+            lookups: Lookups::default(),
             config,
         }
-    }
-
-    /// Feeds a datagram that a client sent. Addresses in `client` are canonical ([`turnpike_wire::address::canonical`]).
-    #[inline]
-    pub fn from_client<'a>(&'a mut self, now: Now, client: Client, datagram: &'a [u8]) -> Verdict<'a> {
-        match demux::classify(datagram) {
-            Kind::ChannelData => self.channel_data(now, &client, datagram),
-            Kind::Stun if indication::is(Indication::Send, datagram) => self.send(now, &client, datagram),
-            Kind::Stun => self.request(now, &client, datagram),
-            Kind::Other => self.dropped(DropReason::NotStun),
-        }
-    }
-
-    /// Feeds a datagram that a peer sent to a relayed transport address. `peer` is canonical.
-    ///
-    /// ChannelData comes without padding, which RFC 8656 section 12.5 asks for over streams only; there the runtime adds
-    /// it.
-    #[inline]
-    pub fn from_peer<'a>(
-        &'a mut self,
-        now: Now,
-        relay: RelayId,
-        peer: SocketAddr,
-        datagram: &'a [u8],
-    ) -> Verdict<'a> {
-        let Some(allocation) = self.table.get(relay.allocation) else {
-            return self.dropped(DropReason::StaleRelay);
-        };
-        if allocation.away {
-            return self.dropped(DropReason::ClientAway);
-        }
-        let Ok(length) = u16::try_from(datagram.len()) else {
-            return self.dropped(DropReason::Oversized);
-        };
-        let mut bytes = [0; MAX_HEADER_LEN];
-        let (header_len, padding) = if let Some(channel) = allocation.channels.by_peer(peer, now.ms) {
-            // RFC 8656 section 9: a channel does not stand in for the permission, which may expire before it.
-            if channel.permitted_until_ms <= now.ms {
-                return self.dropped(DropReason::NoPermission);
-            }
-            bytes[..ChannelData::HEADER_LEN].copy_from_slice(&ChannelData::header(channel.number, length));
-            (ChannelData::HEADER_LEN, 0)
-        } else {
-            // RFC 8656 section 9: "If no match is found, relaying is not permitted and the server silently discards the
-            // UDP datagram."
-            if !allocation.permissions.allow(peer.ip(), now.ms) {
-                return self.dropped(DropReason::NoPermission);
-            }
-            let transaction = next_transaction(&mut self.indication, self.salt);
-            let header_len =
-                indication::write_header(Indication::Data, transaction, peer, length, &mut bytes);
-            (header_len, indication::padding(datagram.len()))
-        };
-        if header_len + datagram.len() + padding > MAX_DATAGRAM_LEN {
-            return self.dropped(DropReason::Oversized);
-        }
-        allocation.to_client.0 += 1;
-        allocation.to_client.1 += u64::from(length);
-        self.stats.to_client_datagrams += 1;
-        self.stats.to_client_bytes += u64::from(length);
-        #[expect(clippy::cast_possible_truncation, reason = "0 to 3")]
-        Verdict::ToClient {
-            client: allocation.client,
-            header: Header::new(bytes, header_len),
-            payload: datagram,
-            padding: padding as u8,
-        }
-    }
-
-    /// Feeds an ICMP error about a datagram that a relay socket sent (RFC 8656 section 11.5). `icmp_type` and `code` are
-    /// those of the relay's family; `info` is the MTU of the next hop where the error names one.
-    pub fn from_icmp(
-        &mut self,
-        now: Now,
-        relay: RelayId,
-        peer: SocketAddr,
-        icmp_type: u8,
-        code: u8,
-        info: u32,
-    ) -> Verdict<'_> {
-        // "the server verifies that the type is either 3 or 11 for an ICMPv4 packet or either 1, 2, or 3 for an ICMPv6
-        // packet".
-        let passed_on = match relay.family {
-            Family::V4 => matches!(icmp_type, 3 | 11),
-            Family::V6 => matches!(icmp_type, 1..=3),
-        };
-        if !passed_on {
-            return self.dropped(DropReason::IcmpType);
-        }
-        let Some(allocation) = self.table.get(relay.allocation) else {
-            return self.dropped(DropReason::StaleRelay);
-        };
-        // "the server extracts the destination IP address from the encapsulated IP header. The server then compares this
-        // address with the IP address associated with each permission [...]. If no match is found, relaying is not
-        // permitted and the server silently discards the ICMP packet."
-        if !allocation.permissions.allow(peer.ip(), now.ms) {
-            return self.dropped(DropReason::NoPermission);
-        }
-        // Section 18.13 draws 7 bits of type and 9 of code; both are taken to be the 8 that ICMP has, as turn_types does.
-        // Error Data is the MTU for ICMPv6 type 2 and ICMPv4 type 3 code 4, else it "MUST be set to zero".
-        let data = match (relay.family, icmp_type, code) {
-            (Family::V4, 3, 4) | (Family::V6, 2, _) => info,
-            _ => 0,
-        };
-        if allocation.away {
-            return self.dropped(DropReason::ClientAway);
-        }
-        let client = allocation.client;
-        self.stats.icmp_relayed += 1;
-        let transaction = next_transaction(&mut self.indication, self.salt);
-        let mut response = Response::data_indication(&mut self.reply, transaction);
-        response.xor_address(attribute::XOR_PEER_ADDRESS, peer);
-        let [d0, d1, d2, d3] = data.to_be_bytes();
-        response.attribute(attribute::ICMP, &[0, 0, icmp_type, code, d0, d1, d2, d3]);
-        response.finish(false);
-        Verdict::Reply { client, bytes: &self.reply }
     }
 
     /// Says how an [`OpenRequest`] went; the verdict is the reply to the client. A relay socket reported as
@@ -283,7 +178,7 @@ impl<G: Gate> Server<G> {
         first: OpenResult,
         second: Option<OpenResult>,
     ) -> Verdict<'_> {
-        if self.table.get(allocation).is_none() {
+        if self.forwarding.get(allocation).is_none() {
             for result in [Some(first), second].into_iter().flatten() {
                 if let OpenResult::Opened { relayed } = result {
                     let relay = RelayId { allocation, family: Family::of(relayed.ip()) };
@@ -292,9 +187,15 @@ impl<G: Gate> Server<G> {
             }
         }
         match self.finish_allocate(now, allocation, first, second) {
-            Some(client) => Verdict::Reply { client, bytes: &self.reply },
+            Some(Source { client, link }) => Verdict::Reply { client, link, bytes: &self.reply },
             None => self.dropped(DropReason::StaleRelay),
         }
+    }
+
+    /// Whether [`Server::poll_effect`] has something.
+    #[must_use]
+    pub fn has_effects(&self) -> bool {
+        !self.effects.is_empty()
     }
 
     /// The next thing to do, if any.
@@ -310,13 +211,20 @@ impl<G: Gate> Server<G> {
     /// When [`Server::handle_timeout`] wants to be called, in [`Now::ms`].
     #[must_use]
     pub fn poll_timeout(&self) -> Option<u64> {
-        self.timers.next()
+        let due = [self.forwarding.next_due(), self.connection_timers.next(), self.lookups.next_due()];
+        due.into_iter().flatten().min()
     }
 
     /// Expires what is due.
     pub fn handle_timeout(&mut self, now: Now) {
-        while let Some(index) = self.timers.pop(now.ms) {
+        while let Some(index) = self.connection_timers.pop(now.ms) {
+            self.expire_connections(now, index);
+        }
+        while let Some(index) = self.forwarding.due(now.ms) {
             self.expire(now, index);
+        }
+        while self.lookups.expire(now.ms) {
+            self.stats.drop(DropReason::LookupOver);
         }
     }
 
@@ -330,17 +238,18 @@ impl<G: Gate> Server<G> {
     /// channels to peers that the new rules refuse, nor those of a realm that is no more: nobody could refresh them, and a
     /// user of the same name in another realm is somebody else. A realm with another name is another realm.
     pub fn reconfigure(&mut self, now: Now, config: Arc<ServerConfig>) {
-        for index in self.table.indices() {
-            if let Some((_, allocation)) = self.table.at(index) {
-                let peers = &config.peers;
-                allocation.retain_peers(|ip| peers.permits(ip), |peer| peers.permits_endpoint(peer));
-            }
+        for index in self.forwarding.indices() {
+            let peers = &config.peers;
+            self.end_bindings(now, index, |binding| match binding {
+                Binding::Permission(ip, _) => !peers.permits(*ip),
+                Binding::Channel(_, peer, _) => !peers.permits_endpoint(*peer),
+            });
             self.close_connections(index, |peer| !config.peers.permits_endpoint(peer));
         }
         self.realms = Realms::new(&config);
         self.config = config;
-        for index in self.table.indices() {
-            if self.table.at(index).is_some_and(|(_, allocation)| !self.realms.has(&allocation.realm)) {
+        for index in self.forwarding.indices() {
+            if self.sessions.get(index).is_some_and(|session| !self.realms.has(&session.realm)) {
                 self.close(now, index, ClosedReason::Administrator);
             }
         }
@@ -349,24 +258,26 @@ impl<G: Gate> Server<G> {
     /// Whether the realm of this allocation is configured. One that comes from a worker which has not yet been reconfigured
     /// may have none.
     pub fn has_realm_of(&mut self, allocation: AllocationId) -> bool {
-        self.table.get(allocation).is_some_and(|found| self.realms.has(&found.realm))
+        let Some(session) = self.session(allocation) else { return false };
+        let realm = Arc::clone(&session.realm);
+        self.realms.has(&realm)
     }
 
     /// Realm and user, as quotas count them, of an allocation: whom a reserved port belongs to.
     pub fn owner(&mut self, allocation: AllocationId) -> Option<(&str, &str)> {
-        self.table.get(allocation).map(|found| (&*found.realm, found.identity()))
+        self.session(allocation).map(|session| (&*session.realm, session.identity()))
     }
 
     /// Ends every allocation with this reason.
     pub fn close_all(&mut self, now: Now, reason: ClosedReason) {
-        for index in self.table.indices() {
+        for index in self.forwarding.indices() {
             self.close(now, index, reason);
         }
     }
 
     /// Ends one allocation with this reason. False if there is no such allocation.
     pub fn close_one(&mut self, now: Now, allocation: AllocationId, reason: ClosedReason) -> bool {
-        let exists = self.table.get(allocation).is_some();
+        let exists = self.forwarding.get(allocation).is_some();
         if exists {
             self.close(now, allocation.index, reason);
         }
@@ -376,7 +287,7 @@ impl<G: Gate> Server<G> {
     /// Allocations that exist, those included whose relay sockets are being opened.
     #[must_use]
     pub fn allocations(&self) -> usize {
-        self.table.len()
+        self.forwarding.len()
     }
 
     /// All counters.
@@ -390,153 +301,117 @@ impl<G: Gate> Server<G> {
         &mut self.gate
     }
 
-    /// RFC 8656 section 12.6.
-    #[inline]
-    fn channel_data<'a>(&'a mut self, now: Now, client: &Client, datagram: &'a [u8]) -> Verdict<'a> {
-        let message = match ChannelData::parse_within(self.config.channels, datagram) {
-            Ok(message) => message,
-            Err(ChannelDataError::Truncated) => return self.dropped(DropReason::Truncated),
-            Err(ChannelDataError::Number(_)) => return self.dropped(DropReason::ChannelNumber),
-        };
-        let Some((id, allocation)) = self.table.find(client).and_then(|index| self.table.at(index)) else {
-            return self.stranger(now, client, datagram);
-        };
-        // "If the ChannelData message is received on a channel that is not bound to any peer, then the message is silently
-        // discarded."
-        let Some(channel) = allocation.channels.by_number(message.number(), now.ms) else {
-            return self.dropped(DropReason::UnboundChannel);
-        };
-        let peer = channel.peer;
-        let payload = message.payload();
-        allocation.to_peer.0 += 1;
-        allocation.to_peer.1 += payload.len() as u64;
-        self.stats.to_peer_datagrams += 1;
-        self.stats.to_peer_bytes += payload.len() as u64;
-        let relay = RelayId { allocation: id, family: Family::of(peer.ip()) };
-        Verdict::ToPeer { relay, peer, payload, dont_fragment: false }
+    /// The one way from the control plane to the forwarding table and to the outside.
+    fn emit(&mut self, now: Now, effect: Effect) {
+        self.forwarding.apply(now.ms, &effect);
+        self.effects.push_back(effect);
     }
 
-    /// RFC 8656 section 11.2.
-    #[inline]
-    fn send<'a>(&'a mut self, now: Now, client: &Client, datagram: &'a [u8]) -> Verdict<'a> {
-        let view = match indication::parse(Indication::Send, datagram) {
-            Ok(view) => view,
-            Err(error) => {
-                return self.dropped(match error {
-                    // "The Send indication MUST contain both an XOR-PEER-ADDRESS attribute and a DATA attribute".
-                    IndicationError::Missing => DropReason::MissingAttribute,
-                    IndicationError::UnknownAttribute(_) => DropReason::UnknownAttribute,
-                    IndicationError::Fingerprint => DropReason::Fingerprint,
-                    _ => DropReason::Malformed,
-                });
-            }
-        };
-        let Some((id, allocation)) = self.table.find(client).and_then(|index| self.table.at(index)) else {
-            return self.stranger(now, client, datagram);
-        };
-        let family = Family::of(view.peer.ip());
-        // RFC 6062 has connections for TCP, and no datagrams.
-        if allocation.tcp.is_some() {
-            return self.dropped(DropReason::TcpAllocation);
-        }
-        if !allocation.has(family) {
-            return self.dropped(DropReason::PeerFamily);
-        }
-        // "The server MAY impose restrictions on the IP address and port values allowed in the XOR-PEER-ADDRESS attribute;
-        // if a value is not allowed, the server silently discards the Send indication."
-        if view.peer.port() == 0 || !self.config.peers.permits_endpoint(view.peer) {
-            return self.dropped(DropReason::PeerRefused);
-        }
-        // "The server also checks that there is a permission installed for the IP address contained in the
-        // XOR-PEER-ADDRESS attribute. If no such permission exists, the message is discarded."
-        if !allocation.permissions.allow(view.peer.ip(), now.ms) {
-            return self.dropped(DropReason::NoPermission);
-        }
-        allocation.to_peer.0 += 1;
-        allocation.to_peer.1 += view.data.len() as u64;
-        self.stats.to_peer_datagrams += 1;
-        self.stats.to_peer_bytes += view.data.len() as u64;
-        Verdict::ToPeer {
-            relay: RelayId { allocation: id, family },
-            peer: view.peer,
-            payload: view.data,
-            dont_fragment: view.dont_fragment,
-        }
+    /// What both planes know of an allocation.
+    fn allocation(&mut self, index: u32) -> Option<(AllocationId, &mut Entry, &mut Session)> {
+        let (id, entry) = self.forwarding.at(index)?;
+        Some((id, entry, self.sessions.get(index)?))
     }
 
-    /// Sets the timer of an allocation after a deadline of it has changed.
-    fn rearm(&mut self, now: Now, index: u32) {
-        if let Some((_, allocation)) = self.table.at(index)
-            && let Some(expires_ms) = allocation.expires_ms()
-        {
-            self.timers.set(now.ms, index, expires_ms);
-        }
+    fn session(&mut self, id: AllocationId) -> Option<&Session> {
+        self.forwarding.get(id)?;
+        self.sessions.get(id.index).map(|session| &*session)
+    }
+
+    fn is_stream(&self, client: &Client) -> bool {
+        self.config.listener(client.listener).transport.is_stream()
     }
 
     fn expire(&mut self, now: Now, index: u32) {
-        self.expire_connections(now, index);
-        let Some((id, allocation)) = self.table.at(index) else { return };
-        let expired = |family| {
-            let relay: &Option<allocation::Relay> = &allocation.relays[family as usize];
-            relay.is_some_and(|relay| relay.expires_ms <= now.ms)
-        };
-        // Of two that expire together the second is seen when the timer fires again, which it does at once.
-        if let Some(family) = [Family::V4, Family::V6].into_iter().find(|family| expired(*family)) {
-            if allocation.relays.iter().flatten().count() == 1 {
+        while let Some((id, entry)) = self.forwarding.at(index)
+            && let Some(family) = entry.expired_relay(now.ms)
+        {
+            if entry.relays.iter().flatten().count() == 1 {
                 self.close(now, index, ClosedReason::Expired);
                 return;
             }
-            allocation.forget(family);
-            self.effects.push_back(Effect::RelayClosed { relay: RelayId { allocation: id, family } });
-            self.close_connections(index, |peer| Family::of(peer.ip()) == family);
+            self.close_relay(now, RelayId { allocation: id, family });
         }
-        self.rearm(now, index);
+        self.sweep(now, index);
+        self.forwarding.arm(now.ms, index);
     }
 
+    /// Ends permissions and channels whose time is over.
+    fn sweep(&mut self, now: Now, index: u32) {
+        self.end_bindings(now, index, |binding| binding.expires_ms() <= now.ms);
+    }
+
+    fn end_bindings(&mut self, now: Now, index: u32, is_over: impl Fn(&Binding) -> bool) {
+        let Some((allocation, entry)) = self.forwarding.at(index) else { return };
+        let over: SmallVec<[Binding; 4]> = entry.bindings().filter(is_over).collect();
+        for binding in over {
+            self.emit(
+                now,
+                match binding {
+                    Binding::Permission(peer, _) => Effect::PermissionEnded { allocation, peer },
+                    Binding::Channel(number, peer, _) => Effect::Unbound { allocation, number, peer },
+                },
+            );
+        }
+    }
+
+    /// Says which permissions and channels came with an allocation.
+    fn tell_bindings(&mut self, allocation: AllocationId) {
+        let Some(entry) = self.forwarding.get(allocation) else { return };
+        self.effects.extend(entry.bindings().map(|binding| match binding {
+            Binding::Permission(peer, expires_ms) => {
+                Effect::Permitted { allocation, peer, expires_ms, renewed: false }
+            }
+            Binding::Channel(number, peer, expires_ms) => {
+                Effect::Bound { allocation, number, peer, expires_ms, renewed: false }
+            }
+        }));
+    }
+
+    /// Ends one family of a dual-stack allocation.
+    fn close_relay(&mut self, now: Now, relay: RelayId) {
+        let index = relay.allocation.index;
+        if let Some((_, entry, session)) = self.allocation(index) {
+            session.former = entry.relays[relay.family as usize].map(|relay| Box::new(relay.address));
+        }
+        self.emit(now, Effect::RelayClosed { relay });
+        self.close_connections(index, |peer| Family::of(peer.ip()) == relay.family);
+    }
+
+    /// Ends an allocation, and settles its accounts.
     fn close(&mut self, now: Now, index: u32, reason: ClosedReason) {
-        let Some((id, allocation)) = self.table.remove(index) else { return };
-        self.timers.cancel(index);
-        self.connections.forget(&allocation);
-        self.moves.forget(&allocation, self.seat.number());
-        self.bury(now, id, *allocation, reason);
-    }
-
-    /// Settles the accounts of an allocation that is in no table any more.
-    fn bury(&mut self, now: Now, id: AllocationId, allocation: allocation::Allocation, reason: ClosedReason) {
-        self.gate.release(&allocation.realm, allocation.identity());
+        let Some(session) = self.sessions.remove(index) else { return };
+        let Some((id, entry)) = self.forwarding.at(index) else { return };
+        let closed = Effect::Closed {
+            allocation: id,
+            client: entry.client,
+            relayed: session.relayed(entry),
+            transport: self.config.listener(entry.client.listener).transport,
+            relay_transport: if entry.relays_tcp { RelayTransport::Tcp } else { RelayTransport::Udp },
+            realm: Arc::clone(&session.realm),
+            username: session.username.clone(),
+            identity: session.identity.clone(),
+            reason,
+            away: entry.away,
+            lived_ms: now.ms.wrapping_sub(session.opened_ms),
+            to_peer: entry.to_peer,
+            to_client: entry.to_client,
+        };
+        self.emit(now, closed);
+        self.connection_timers.cancel(index);
+        self.connections.forget(&session);
+        self.forget_arrival(&session);
+        self.gate.release(&session.realm, session.identity());
         // One that was still waiting for its sockets never counted as opened.
-        if allocation.pending.is_none() {
+        if session.pending.is_none() {
             self.stats.closed(reason);
         }
-        self.effects.push_back(Effect::Closed {
-            allocation: id,
-            client: allocation.client,
-            relayed: allocation.relayed(),
-            transport: self.config.listener(allocation.client.listener).transport,
-            relay_transport: if allocation.tcp.is_some() { RelayTransport::Tcp } else { RelayTransport::Udp },
-            realm: allocation.realm,
-            username: allocation.username,
-            identity: allocation.identity,
-            reason,
-            away: allocation.away,
-            lived_ms: now.ms.saturating_sub(allocation.opened_ms),
-            to_peer: allocation.to_peer,
-            to_client: allocation.to_client,
-        });
     }
 
-    #[inline]
-    fn dropped<'a>(&mut self, reason: DropReason) -> Verdict<'a> {
-        self.stats.drop(reason);
-        Verdict::Drop(reason)
+    /// Nobody arrives any more at an allocation that is gone.
+    fn forget_arrival(&mut self, session: &Session) {
+        if let Some(mobility) = &session.mobility {
+            self.moves.forget(mobility, self.seat.number());
+        }
     }
-}
-
-#[inline]
-fn next_transaction(counter: &mut u64, salt: [u8; 4]) -> [u8; 12] {
-    *counter = counter.wrapping_add(1);
-    let mut transaction = [0; 12];
-    transaction[..4].copy_from_slice(&salt);
-    transaction[4..].copy_from_slice(&counter.to_be_bytes());
-    transaction
 }

@@ -16,7 +16,7 @@ use smallvec::SmallVec;
 use super::{
     Answer, Client, DropReason, Gate, ListenerId, Server, attribute,
     request::{Method, Request},
-    response::Response,
+    response::{Envelope, Response},
 };
 use crate::{rates::Rate, time::Now};
 
@@ -136,7 +136,13 @@ fn is_of_discovery(kind: u16) -> bool {
 impl<G: Gate> Server<G> {
     /// A Binding request on an address of NAT discovery; `None` on any other, where what asks for it is unknown and answered by 420,
     /// as section 6 has it for a server that cannot answer from elsewhere.
-    pub(super) fn discover(&mut self, now: Now, client: &Client, request: &Request<'_>) -> Option<Answer> {
+    pub(super) fn discover(
+        &mut self,
+        now: Now,
+        client: &Client,
+        request: &Request<'_>,
+        envelope: &Envelope,
+    ) -> Option<Answer> {
         let here = |discovery: &NatDiscovery| Some((*discovery, discovery.position(client.local)?));
         let (discovery, position) = self.config.nat_discovery.iter().find_map(here)?;
         // A stream or another socket may have the same address, but no way to answer from elsewhere.
@@ -146,10 +152,11 @@ impl<G: Gate> Server<G> {
         let is_unknown = |kind: &u16| !is_of_discovery(*kind) && !attribute::is_of_ice(*kind);
         let unknown: SmallVec<[u16; 4]> = request.unknown.iter().copied().filter(is_unknown).collect();
         if !unknown.is_empty() {
-            return Some(self.unknown_attributes_of(request, None, &unknown));
+            return Some(self.unknown_attributes(envelope, &unknown));
         }
         let Some(wish) = Wish::read(request) else {
-            return Some(self.fail(request, None, 400));
+            self.write_failure(envelope, 400);
+            return Some(Answer::Reply);
         };
         let limits = self.config.discovery_limits;
         let source = client.address.ip();
@@ -173,7 +180,7 @@ impl<G: Gate> Server<G> {
         };
         let other = Position { address: address ^ 1, port: port ^ 1 };
         self.stats.successes[Method::Binding as usize] += 1;
-        let mut response = Response::success(&mut self.reply, Method::Binding, request.transaction);
+        let mut response = Response::success(&mut self.reply, envelope);
         // Section 6.1 has all four in every answer: 68 bytes over IPv4, 3.4 times a plain Binding request. Of those beyond the
         // first there are as many as twice the request has room for; but OTHER-ADDRESS is what tells a client, in the answer to a
         // plain request, that there is something to discover (sections 4.3 and 4.4), so that it is told at a bounded rate.

@@ -3,6 +3,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
+use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 use turnpike_wire::{integrity, integrity::Mac};
 
@@ -17,7 +18,7 @@ pub(super) const FINGERPRINT_LEN: usize = 8;
 pub(super) const COOKIE: [u8; 4] = [0x21, 0x12, 0xA4, 0x42];
 
 /// What a request asks for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Method {
     /// RFC 8489.
     Binding,
@@ -105,7 +106,7 @@ impl<'a> Request<'a> {
         if datagram.len() < HEADER_LEN + length {
             return Err(DropReason::Truncated);
         }
-        // RFC 8489 section 5: the length is that of the message, and "the last two bits of this field are always zero".
+        // RFC 8489 section 5: the length is that of the message without its header, and attributes are padded to 4 bytes.
         if datagram.len() != HEADER_LEN + length || length % 4 != 0 {
             return Err(DropReason::Malformed);
         }
@@ -139,8 +140,7 @@ impl<'a> Request<'a> {
         Ok(request)
     }
 
-    /// The first attribute of this type. RFC 8489 section 14: "only the first occurrence needs to be processed by a
-    /// receiver, and any duplicates MAY be ignored".
+    /// The first attribute of this type: others of it may be ignored (RFC 8489 section 14).
     pub(super) fn get(&self, kind: u16) -> Option<&'a [u8]> {
         self.attributes().find(|(found, _)| *found == kind).map(|(_, value)| value)
     }
@@ -171,7 +171,7 @@ impl<'a> Request<'a> {
                 attribute::FINGERPRINT => {
                     self.end = self.end.min(offset);
                     self.fingerprint = true;
-                    // RFC 8489 section 14.7: "the FINGERPRINT attribute MUST be the last attribute in the message".
+                    // Nothing may stand behind it (RFC 8489 section 14.7).
                     if offset + FINGERPRINT_LEN != self.bytes.len() {
                         return Err(DropReason::Malformed);
                     }
@@ -184,7 +184,7 @@ impl<'a> Request<'a> {
                     self.end = self.end.min(offset);
                     self.mac = Some(Mac::Sha256);
                 }
-                // RFC 8489 section 14.5: agents "MUST ignore all other attributes that follow MESSAGE-INTEGRITY".
+                // What stands behind the integrity is not covered by it, and does not count (RFC 8489 section 14.5).
                 _ if self.mac.is_some() => {}
                 attribute::USERNAME => _ = self.username.get_or_insert(value),
                 attribute::USERHASH => _ = self.userhash.get_or_insert(value),

@@ -2,19 +2,49 @@
 
 use std::net::{IpAddr, SocketAddr};
 
+use serde::{Deserialize, Serialize};
 use turnpike_wire::integrity::{self, Key, Mac};
 
 use super::{
     attribute,
-    request::{COOKIE, Method, xor_mask},
+    request::{COOKIE, Method, Request, xor_mask},
+    secret,
 };
 
 /// What a response is signed with: RFC 8489 section 9.2.4 has it carry the request's integrity attribute, under the
 /// request's key.
-#[derive(Clone)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Signer {
+    #[serde(with = "secret::key")]
     pub(super) key: Key,
+    #[serde(with = "MacName")]
     pub(super) mac: Mac,
+}
+
+/// How [`Mac`] is written.
+#[derive(Serialize, Deserialize)]
+#[serde(remote = "Mac")]
+enum MacName {
+    Sha1,
+    Sha256,
+}
+
+/// What a response takes over from its request.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct Envelope {
+    pub(super) method: Method,
+    pub(super) transaction: [u8; 12],
+    /// Whether the request carried a FINGERPRINT, and so shall the response.
+    pub(super) fingerprint: bool,
+    /// None where the client has not proved who it is.
+    pub(super) signer: Option<Signer>,
+}
+
+impl Envelope {
+    pub(super) fn unsigned(request: &Request<'_>) -> Self {
+        let Request { method, transaction, fingerprint, .. } = *request;
+        Self { method, transaction, fingerprint, signer: None }
+    }
 }
 
 /// A message under construction.
@@ -24,19 +54,13 @@ pub(super) struct Response<'b> {
 }
 
 impl<'b> Response<'b> {
-    pub(super) fn success(buffer: &'b mut Vec<u8>, method: Method, transaction: [u8; 12]) -> Self {
-        Self::start(buffer, method.number() | 0x0100, transaction)
+    pub(super) fn success(buffer: &'b mut Vec<u8>, to: &Envelope) -> Self {
+        Self::start(buffer, to.method.number() | 0x0100, to.transaction)
     }
 
     /// Begins with ERROR-CODE (RFC 8489 section 14.8).
-    pub(super) fn error(
-        buffer: &'b mut Vec<u8>,
-        method: Method,
-        transaction: [u8; 12],
-        code: u16,
-        reason: &str,
-    ) -> Self {
-        let mut response = Self::start(buffer, method.number() | 0x0110, transaction);
+    pub(super) fn error(buffer: &'b mut Vec<u8>, to: &Envelope, code: u16, reason: &str) -> Self {
+        let mut response = Self::start(buffer, to.method.number() | 0x0110, to.transaction);
         response.code(attribute::ERROR_CODE, 0, code, reason);
         response
     }
@@ -102,14 +126,14 @@ impl<'b> Response<'b> {
 
     /// Appends SOFTWARE and signs, if there is a signer, and completes it. The two go together: a signed answer goes to a client
     /// that has authenticated, and to any other each byte is one more that a forged source address makes us send.
-    pub(super) fn sign(mut self, signer: Option<&Signer>, software: Option<&str>, fingerprint: bool) {
-        if let Some(Signer { key, mac }) = signer {
+    pub(super) fn sign(mut self, to: &Envelope, software: Option<&str>) {
+        if let Some(Signer { key, mac }) = &to.signer {
             if let Some(software) = software {
                 self.attribute(attribute::SOFTWARE, software.as_bytes());
             }
             integrity::sign(self.buffer, key, *mac);
         }
-        self.finish(fingerprint);
+        self.finish(to.fingerprint);
     }
 
     /// Bytes so far.

@@ -25,6 +25,9 @@ pub const ERROR_CODES: [(u16, &str); 16] = [
     (508, "508"),
 ];
 
+/// A metric family, its label if it has one, and the value.
+pub type Counter = (&'static str, Option<(&'static str, &'static str)>, u64);
+
 /// Never reset; gauges such as the number of allocations live in [`super::Server`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Stats {
@@ -179,9 +182,7 @@ impl Stats {
 
     /// Every counter as (metric family, label, value). The exporter puts `turnpike_` before and `_total` after the
     /// family's name.
-    pub fn counters(
-        &self,
-    ) -> impl Iterator<Item = (&'static str, Option<(&'static str, &'static str)>, u64)> + '_ {
+    pub fn counters(&self) -> impl Iterator<Item = Counter> + '_ {
         let plain = [
             ("icmp_relayed", self.icmp_relayed),
             ("nonces_issued", self.nonces),
@@ -190,9 +191,13 @@ impl Stats {
             ("drain_refusals", self.drain_refusals),
             ("loop_refusals", self.loop_refusals),
             ("redirects", self.redirects),
-        ]
-        .into_iter()
-        .map(|(family, value)| (family, None, value));
+        ];
+        let plain = plain.into_iter().map(|(family, value)| (family, None, value));
+        plain.chain(self.relayed()).chain(self.limits()).chain(self.by_event())
+    }
+
+    /// What was relayed, by direction.
+    fn relayed(&self) -> impl Iterator<Item = Counter> + use<> {
         let directions = [
             ("relayed_datagrams", "to_peer", self.to_peer_datagrams),
             ("relayed_datagrams", "to_client", self.to_client_datagrams),
@@ -200,9 +205,14 @@ impl Stats {
             ("relayed_bytes", "to_client", self.to_client_bytes),
             ("connection_bytes", "to_peer", self.connection_bytes[0]),
             ("connection_bytes", "to_client", self.connection_bytes[1]),
-        ]
-        .into_iter()
-        .map(|(family, direction, value)| (family, Some(("direction", direction)), value));
+        ];
+        directions
+            .into_iter()
+            .map(|(family, direction, value)| (family, Some(("direction", direction)), value))
+    }
+
+    /// What was refused, by the limit.
+    fn limits(&self) -> impl Iterator<Item = Counter> + use<> {
         let limits = [
             ("user", self.quota_refusals[0]),
             ("total", self.quota_refusals[1]),
@@ -211,73 +221,31 @@ impl Stats {
             ("connections", self.connection_limit[0]),
             ("connections_total", self.connection_limit[1]),
             ("connections_user", self.connection_limit[2]),
-        ]
-        .into_iter()
-        .map(|(limit, value)| ("limit_refusals", Some(("limit", limit)), value));
-        plain
-            .chain(directions)
-            .chain(limits)
-            .chain(labelled(
-                "requests",
-                "method",
-                Method::ALL.iter().map(|method| method.name()),
-                &self.requests,
-            ))
-            .chain(labelled(
-                "successes",
-                "method",
-                Method::ALL.iter().map(|method| method.name()),
-                &self.successes,
-            ))
-            .chain(labelled(
-                "error_responses",
-                "code",
-                ERROR_CODES.iter().map(|(_, name)| *name),
-                &self.errors,
-            ))
-            .chain(labelled(
-                "dropped_datagrams",
-                "reason",
-                DropReason::ALL.iter().map(|r| r.name()),
-                &self.drops,
-            ))
-            .chain(labelled(
-                "allocations_closed",
-                "reason",
-                CLOSED.iter().map(|(_, name)| *name),
-                &self.allocations_closed,
-            ))
-            .chain(labelled(
-                "nat_discovery_requests",
-                "attribute",
-                DISCOVERY.iter().copied(),
-                &self.nat_discovery,
-            ))
-            .chain(labelled(
-                "credentials_refused",
-                "reason",
-                CREDENTIALS.iter().copied(),
-                &self.credentials_refused,
-            ))
+        ];
+        limits.into_iter().map(|(limit, value)| ("limit_refusals", Some(("limit", limit)), value))
+    }
+
+    /// All that has a table of names.
+    fn by_event(&self) -> impl Iterator<Item = Counter> + '_ {
+        let methods = || Method::ALL.iter().map(|method| method.name());
+        let codes = ERROR_CODES.iter().map(|(_, name)| *name);
+        let drops = DropReason::ALL.iter().map(|reason| reason.name());
+        let closed = CLOSED.iter().map(|(_, name)| *name);
+        let (discovery, credentials) = (DISCOVERY.iter().copied(), CREDENTIALS.iter().copied());
+        let connections = ConnectionEvent::VARIANTS.iter().map(Into::into);
+        let refusals = ConnectionRefusal::VARIANTS.iter().map(Into::into);
+        let mobility = MobilityEvent::VARIANTS.iter().map(Into::into);
+        labelled("requests", "method", methods(), &self.requests)
+            .chain(labelled("successes", "method", methods(), &self.successes))
+            .chain(labelled("error_responses", "code", codes, &self.errors))
+            .chain(labelled("dropped_datagrams", "reason", drops, &self.drops))
+            .chain(labelled("allocations_closed", "reason", closed, &self.allocations_closed))
+            .chain(labelled("nat_discovery_requests", "attribute", discovery, &self.nat_discovery))
+            .chain(labelled("credentials_refused", "reason", credentials, &self.credentials_refused))
             .chain(labelled("peer_refusals", "by", PeerDenial::NAMES.iter().copied(), &self.peer_refusals))
-            .chain(labelled(
-                "peer_connections",
-                "event",
-                ConnectionEvent::VARIANTS.iter().map(Into::into),
-                &self.connection_events,
-            ))
-            .chain(labelled(
-                "peer_connection_refusals",
-                "reason",
-                ConnectionRefusal::VARIANTS.iter().map(Into::into),
-                &self.connection_refusals,
-            ))
-            .chain(labelled(
-                "mobility",
-                "event",
-                MobilityEvent::VARIANTS.iter().map(Into::into),
-                &self.mobility,
-            ))
+            .chain(labelled("peer_connections", "event", connections, &self.connection_events))
+            .chain(labelled("peer_connection_refusals", "reason", refusals, &self.connection_refusals))
+            .chain(labelled("mobility", "event", mobility, &self.mobility))
     }
 
     /// Adds another worker's counters.
@@ -401,7 +369,7 @@ fn labelled<'a>(
     label: &'static str,
     names: impl Iterator<Item = &'static str> + 'a,
     values: &'a [u64],
-) -> impl Iterator<Item = (&'static str, Option<(&'static str, &'static str)>, u64)> + 'a {
+) -> impl Iterator<Item = Counter> + 'a {
     names.zip(values).map(move |(name, value)| (family, Some((label, name)), *value))
 }
 

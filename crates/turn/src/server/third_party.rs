@@ -6,15 +6,18 @@
 
 use std::{fmt::Write as _, sync::Arc};
 
+use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 use turnpike_wire::integrity::{self, Key, Mac};
 
 use super::{
-    Answer, Client, CredentialRefusal, DropReason, Gate, Server, TokenProblem, User, attribute,
-    mobility::Fetch,
+    Answer, CredentialRefusal, Gate, Server, TokenProblem, User, attribute,
+    auth::Claim,
+    context::Context,
     nonce::Standing,
     realm::Terms,
     request::{Method, Request},
+    secret,
 };
 use crate::{
     access_token::{AccessToken, TokenError, TokenKey},
@@ -58,9 +61,10 @@ impl ThirdParty {
 }
 
 /// What is remembered of a token.
-#[derive(Clone)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Grant {
     /// Signs the client's requests.
+    #[serde(with = "secret::key")]
     key: Key,
     /// Unix seconds at which it ends, the allowed skew left out.
     until_unix: u64,
@@ -79,86 +83,77 @@ impl Grant {
     }
 }
 
-/// A request that a token authenticates.
+/// A request that is authentic.
 pub(super) struct Proof {
     pub(super) key: Key,
-    /// Whom quotas count: who holds this token.
+    pub(super) username: Box<str>,
+    /// Whom quotas count: of a token, who holds it.
     pub(super) identity: Box<str>,
-    pub(super) grant: Box<Grant>,
+    /// Where a token authenticates it.
+    pub(super) grant: Option<Box<Grant>>,
 }
+
+/// The verdict on credentials: a proof, or whose they are, if that is known better than the request has it, and why they are not good.
+pub(super) type Checked = Result<Proof, (Option<Box<str>>, CredentialRefusal)>;
 
 impl<G: Gate> Server<G> {
     /// Verifies a request by its token, or by that of its allocation. `None` where it is no matter of tokens: a user with a
     /// password. An answer where another worker has that allocation.
-    #[expect(clippy::too_many_arguments, reason = "what is known of the request so far")]
     pub(super) fn check_token(
         &mut self,
-        now: Now,
-        client: &Client,
-        request: &Request<'_>,
-        realm: &Terms,
-        user: User<'_>,
-        mac: Mac,
-        standing: Standing,
-    ) -> Result<Option<Result<Proof, CredentialRefusal>>, Answer> {
-        let User::Name(kid) = user else { return Ok(None) };
+        context: &Context<'_>,
+        claim: &Claim<'_>,
+    ) -> Result<Option<Checked>, Answer> {
+        let Claim { user, realm, mac, standing } = claim;
+        let User::Name(kid) = *user else { return Ok(None) };
+        let (now, request) = (context.now, context.request);
         let config = Arc::clone(&self.config);
         let settings = &config.third_party;
         if let Some(token) = request.get(attribute::ACCESS_TOKEN) {
-            let shown = || check_shown(settings, now, request, realm, kid, token, mac);
+            let shown = || check_shown(settings, now, request, claim, kid, token).map_err(|why| (None, why));
             return Ok(realm.third_party.then(shown));
         }
         // Whoever names a key that is configured is no user with a password. Key names are no secret: another worker is not troubled
         // but with a nonce of ours.
-        let by_token = standing != Standing::ForOwner && settings.issuer(kid, realm).is_some();
-        let index = self.holder(now, client, request, by_token)?;
-        let found = index.and_then(|index| self.table.at(index)).map(|(_, allocation)| allocation);
-        let Some((allocation, grant)) = found.and_then(|it| Some((&*it, it.grant.as_ref()?))) else {
+        let by_token = *standing != Standing::ForOwner && settings.issuer(kid, realm).is_some();
+        let index = self.holder(context, by_token)?;
+        let found = index.and_then(|index| self.sessions.get(index));
+        let Some((session, grant)) = found.and_then(|it| Some((&*it, it.grant.as_ref()?))) else {
             return Ok(None);
         };
-        if *allocation.username != *kid || !allocation.is_in(&realm.name) {
+        if *session.username != *kid || !session.is_in(&realm.name) {
             return Ok(None);
         }
-        let (grant, identity) = (grant.clone(), allocation.identity().into());
+        let (grant, identity) = (grant.clone(), session.identity().into());
         let over = now.unix.saturating_sub(grant.until_unix);
         Ok(Some(if over >= u64::from(config.third_party.skew).max(1) {
-            Err(CredentialRefusal::Expired { ago: over })
-        } else if integrity::verify(request.bytes, &grant.key, mac).is_err() {
-            Err(CredentialRefusal::WrongKey)
+            Err((None, CredentialRefusal::Expired { ago: over }))
+        } else if integrity::verify(request.bytes, &grant.key, *mac).is_err() {
+            Err((None, CredentialRefusal::WrongKey))
         } else {
-            Ok(Proof { key: grant.key.clone(), identity, grant })
+            Ok(Proof { key: grant.key.clone(), username: kid.into(), identity, grant: Some(grant) })
         }))
     }
 
     /// The allocation that a request without a token is about, before it is known who sent it. What another worker has comes here,
     /// as it does for data, or the client's stream goes there; for clients of tokens only, since others authenticate first.
-    fn holder(
-        &mut self,
-        now: Now,
-        client: &Client,
-        request: &Request<'_>,
-        by_token: bool,
-    ) -> Result<Option<u32>, Answer> {
-        if request.method == Method::ConnectionBind {
-            let Some(connection) = self.connection_to_bind(now, client, request) else { return Ok(None) };
+    fn holder(&mut self, context: &Context<'_>, by_token: bool) -> Result<Option<u32>, Answer> {
+        if context.request.method == Method::ConnectionBind {
+            let Some(connection) = self.connection_to_bind(context) else { return Ok(None) };
             return match self.connections.owner(connection) {
-                None if by_token => self.hand_over(connection).map_or(Ok(None), Err),
+                None if by_token => self.hand_over(context, connection).map_or(Ok(None), Err),
                 owner => Ok(owner),
             };
         }
-        if let Some(index) = self.table.find(client) {
+        let client = context.client();
+        if let Some(index) = self.forwarding.find(client) {
             return Ok(Some(index));
         }
-        let own = self.seat.number();
-        if self.moves.get(now.ms, client).is_some_and(|expected| expected.owner != own && !by_token) {
+        let (own, now_ms) = (self.seat.number(), context.now.ms);
+        if self.moves.get(now_ms, client).is_some_and(|expected| expected.owner != own && !by_token) {
             return Ok(None);
         }
-        match self.fetch(now, client) {
-            None => Ok(None),
-            Some(Fetch::Own(index)) => Ok(Some(index)),
-            Some(Fetch::Asked) => Err(Answer::Drop(DropReason::Moving)),
-            Some(Fetch::Ask(request)) => Err(Answer::Move(request)),
-        }
+        self.arriving(context)
     }
 }
 
@@ -167,11 +162,11 @@ fn check_shown(
     settings: &ThirdParty,
     now: Now,
     request: &Request<'_>,
-    realm: &Terms,
+    claim: &Claim<'_>,
     kid: &str,
     token: &[u8],
-    mac: Mac,
 ) -> Result<Proof, CredentialRefusal> {
+    let Claim { realm, mac, .. } = claim;
     // USERNAME is the name of the key.
     let issuer = settings.issuer(kid, realm).ok_or(CredentialRefusal::Token(TokenProblem::UnknownKey))?;
     let token = AccessToken::open(&issuer.key, &settings.server_name, token).map_err(|error| {
@@ -191,9 +186,9 @@ fn check_shown(
     if now.unix >= until_unix + skew {
         return Err(CredentialRefusal::Expired { ago: now.unix - until_unix });
     }
-    let key = signing_key(request, &token, mac).ok_or(CredentialRefusal::WrongKey)?;
-    let grant = Box::new(Grant { key: key.clone(), until_unix });
-    Ok(Proof { key, identity: identity(kid, &token), grant })
+    let key = signing_key(request, &token, *mac).ok_or(CredentialRefusal::WrongKey)?;
+    let grant = Some(Box::new(Grant { key: key.clone(), until_unix }));
+    Ok(Proof { key, username: kid.into(), identity: identity(kid, &token), grant })
 }
 
 /// The key that the request is signed with. coturn, its clients and its server alike, keys HMAC-SHA1 with no more than the 16 bytes

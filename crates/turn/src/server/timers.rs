@@ -56,6 +56,14 @@ impl Timers {
         self.set += 1;
     }
 
+    /// The same, unless it is set for an earlier time already.
+    pub(super) fn set_if_earlier(&mut self, now_ms: u64, index: u32, deadline_ms: u64) {
+        let tick = deadline_ms.div_ceil(TICK_MS);
+        if self.nodes.get(index as usize).is_none_or(|node| tick < node.tick) {
+            self.set(now_ms, index, deadline_ms);
+        }
+    }
+
     pub(super) fn cancel(&mut self, index: u32) {
         let Some(node) = self.nodes.get_mut(index as usize) else { return };
         let Node { tick, next, prev } = std::mem::replace(node, UNSET);

@@ -34,7 +34,7 @@ pub(crate) const COOKIE_NONCE: &str = "obMatJos2gAAAf//499k954d6OL34oL9FSTvy64sA
 pub(crate) const ANONYMOUS_NONCE: &str = "obMatJos2wAAAf//499k954d6OL34oL9FSTvy64sA";
 
 pub(crate) fn client() -> Client {
-    Client::new(Arc::new(Config::new(USER, PASSWORD)))
+    Client::new(Arc::new(Config::new(USER, PASSWORD)), turnpike_turn::random::Seed([9; 32]))
 }
 
 pub(crate) fn relayed() -> SocketAddr {

@@ -12,12 +12,13 @@ use std::{cell::RefCell, collections::HashMap, net::SocketAddr, rc::Rc, sync::Ar
 
 use turnpike_turn::wire::channel_data::ChannelRange;
 use turnpike_turn::{
+    random::Seed,
     server::{
-        AllocationId, Alternate, AlternateWhen, Client, ConnectError, ConnectRequest, ConnectionId,
-        ConnectionRefusal, DropReason, Effect, Family, Gate, IssuerKey, ListenerId, ListenerProfile, Lookup,
-        MoveRequest, NatDiscovery, OpenRequest, OpenResult, PeerConnection, QuotaRefusal,
-        Realm as TenantRealm, RelayId, RelayTransport, Seat, Server, ServerConfig, ThirdParty, Transport,
-        User, Verdict,
+        AllocationId, Alternate, AlternateWhen, Arrival, Client, ConnectError, ConnectRequest, ConnectionId,
+        ConnectionRefusal, CredentialQuery, DropReason, Effect, Family, Gate, IssuerKey, Link, ListenerId,
+        ListenerProfile, Lookup, LookupId, MoveRequest, NatDiscovery, OpenRequest, OpenResult,
+        PeerConnection, QuotaRefusal, Quotas, Realm as TenantRealm, RelayId, RelayTransport, Seat, Server,
+        ServerConfig, Source, ThirdParty, Transport, User, Verdict,
     },
     time::Now,
     wire::{
@@ -70,6 +71,8 @@ pub struct TestGate {
     pub total: usize,
     pub held: Rc<RefCell<HashMap<String, usize>>>,
     pub lookups: usize,
+    /// Whether it never knows at once.
+    pub later: bool,
     /// What [`Gate::is_relayed`] knows.
     pub relayed: Vec<(SocketAddr, RelayTransport)>,
 }
@@ -90,6 +93,9 @@ impl Gate for TestGate {
         verify: &mut dyn FnMut(&Key) -> bool,
     ) -> Lookup {
         self.lookups += 1;
+        if self.later {
+            return Lookup::Later;
+        }
         let known = ["alice", "bob", "old"].into_iter().find(|name| match user {
             User::Name(wanted) => *name == wanted,
             User::Hash(wanted) => integrity::userhash(name, realm) == *wanted,
@@ -104,6 +110,12 @@ impl Gate for TestGate {
         Lookup::Accepted { username: name.into(), identity: name.into() }
     }
 
+    fn is_relayed(&mut self, address: SocketAddr, transport: RelayTransport) -> bool {
+        self.relayed.contains(&(address, transport))
+    }
+}
+
+impl Quotas for TestGate {
     fn acquire(&mut self, realm: &str, identity: &str) -> Result<(), QuotaRefusal> {
         if self.held() >= self.total {
             return Err(QuotaRefusal::Total);
@@ -121,10 +133,6 @@ impl Gate for TestGate {
         let mut counts = self.held.borrow_mut();
         let held = counts.get_mut(&key(realm, identity)).expect("released what was acquired");
         *held = held.checked_sub(1).expect("released once");
-    }
-
-    fn is_relayed(&mut self, address: SocketAddr, transport: RelayTransport) -> bool {
-        self.relayed.contains(&(address, transport))
     }
 }
 
@@ -310,7 +318,7 @@ impl Ask {
     }
 }
 
-/// A verdict, owned.
+/// What became of a datagram: the verdict, owned, or the effect that goes on with it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
     Reply(Vec<u8>),
@@ -322,7 +330,9 @@ pub enum Outcome {
     HandOver { worker: u16 },
     Forward { worker: u16 },
     Move(MoveRequest),
+    LookUp(CredentialQuery),
     Drop(DropReason),
+    Later,
 }
 
 impl From<Verdict<'_>> for Outcome {
@@ -331,20 +341,13 @@ impl From<Verdict<'_>> for Outcome {
             Verdict::ToPeer { relay, peer, payload, dont_fragment } => {
                 Self::ToPeer { relay, peer, payload: payload.to_vec(), dont_fragment }
             }
-            Verdict::ToClient { client, header, payload, padding } => {
+            Verdict::ToClient { client, header, payload, padding, .. } => {
                 let padding = vec![0; usize::from(padding)];
                 Self::ToClient { client, bytes: [header.as_slice(), payload, &padding].concat() }
             }
             Verdict::Reply { bytes, .. } => Self::Reply(bytes.to_vec()),
-            Verdict::Open(request) => Self::Open(request),
-            Verdict::Connect(request) => Self::Connect(request),
-            Verdict::Bind { connection, client, bytes } => {
-                Self::Bind { connection, client, bytes: bytes.to_vec() }
-            }
-            Verdict::HandOver { worker } => Self::HandOver { worker },
-            Verdict::Forward { worker } => Self::Forward { worker },
-            Verdict::Move(request) => Self::Move(request),
-            Verdict::Drop(reason) => Self::Drop(reason),
+            Verdict::Drop(Some(reason)) => Self::Drop(reason),
+            Verdict::Drop(None) => Self::Later,
         }
     }
 }
@@ -432,6 +435,8 @@ pub struct World {
     pub now: Now,
     pub client: Client,
     pub ports: u16,
+    /// Effects that were taken from the server and not asked for so far.
+    pub told: Vec<Effect>,
 }
 
 pub fn config() -> ServerConfig {
@@ -490,17 +495,21 @@ impl World {
 
     /// The workers of one server.
     pub fn workers(config: &ServerConfig, count: u16) -> Vec<Self> {
-        let gate = TestGate { per_user: 1000, total: 1000, ..TestGate::default() };
+        Self::workers_with(config, count, &TestGate { per_user: 1000, total: 1000, ..TestGate::default() })
+    }
+
+    pub fn workers_with(config: &ServerConfig, count: u16, gate: &TestGate) -> Vec<Self> {
         let worker = |number| Self::worker(config.clone(), gate.clone(), Seat::new(number, count).unwrap());
         (0..count).map(worker).collect()
     }
 
     fn worker(config: ServerConfig, gate: TestGate, seat: Seat) -> Self {
         Self {
-            server: Server::of_many(Arc::new(config), gate, seat),
+            server: Server::of_many(Arc::new(config), gate, seat, seed(seat)),
             now: Now { ms: 1_000_000, unix: 1_800_000_000 },
             client: client(40_000),
             ports: 50_000,
+            told: Vec::new(),
         }
     }
 
@@ -511,7 +520,79 @@ impl World {
     }
 
     pub fn feed(&mut self, datagram: &[u8]) -> Outcome {
-        self.server.from_client(self.now, self.client, datagram).into()
+        let source = self.client.into();
+        let verdict = self.server.from_client(self.now, &source, datagram).into();
+        self.outcome(verdict)
+    }
+
+    /// Feeds a request whose client's stream another worker has handed over.
+    pub fn handed_over(&mut self, client: Client, request: &[u8]) -> Outcome {
+        let verdict = self.server.from_handed_over(self.now, &client.into(), request).into();
+        self.outcome(verdict)
+    }
+
+    /// Feeds a request that another worker has forwarded; and whom that one is to expect.
+    pub fn forwarded(&mut self, via: u16, client: Client, request: &[u8]) -> (Outcome, Option<Arrival>) {
+        let drops: u64 = self.server.stats().drops.iter().sum();
+        self.server.from_elsewhere(self.now, via, &client.into(), request);
+        self.take_effects();
+        let last = self.told.iter().rposition(|effect| matches!(effect, Effect::Answer { .. }));
+        if let Some(Effect::Answer { via: to, source, arrival, reply }) = last.map(|at| self.told.remove(at))
+        {
+            assert_eq!((to, source.client), (via, client));
+            return (Outcome::Reply(reply.into()), arrival);
+        }
+        match self.outcome(Outcome::Later) {
+            Outcome::Later => {
+                assert_eq!(self.server.stats().drops.iter().sum::<u64>(), drops + 1);
+                (Outcome::Drop(DropReason::Moving), None)
+            }
+            outcome => (outcome, None),
+        }
+    }
+
+    /// What the store has found out.
+    pub fn found(&mut self, lookup: LookupId, credentials: turnpike_turn::server::Credentials) -> Outcome {
+        let verdict = self.server.credentials(self.now, lookup, credentials).into();
+        self.outcome(verdict)
+    }
+
+    fn take_effects(&mut self) {
+        self.told.extend(std::iter::from_fn(|| self.server.poll_effect()));
+    }
+
+    /// A verdict together with the effect that goes on with it, if there is one.
+    fn outcome(&mut self, verdict: Outcome) -> Outcome {
+        if !matches!(verdict, Outcome::Later | Outcome::Reply(_)) {
+            return verdict;
+        }
+        self.take_effects();
+        let goes_on = |effect: &Effect| {
+            let bound = matches!(effect, Effect::Bind { .. });
+            let later = matches!(
+                effect,
+                Effect::Open(_)
+                    | Effect::Connect(_)
+                    | Effect::HandOver { .. }
+                    | Effect::Forward { .. }
+                    | Effect::Fetch { .. }
+                    | Effect::LookUp(_)
+            );
+            if verdict == Outcome::Later { later } else { bound }
+        };
+        let Some(at) = self.told.iter().rposition(goes_on) else { return verdict };
+        match (self.told.remove(at), verdict) {
+            (Effect::Open(request), _) => Outcome::Open(request),
+            (Effect::Connect(request), _) => Outcome::Connect(request),
+            (Effect::HandOver { worker, .. }, _) => Outcome::HandOver { worker },
+            (Effect::Forward { worker, .. }, _) => Outcome::Forward { worker },
+            (Effect::Fetch { request, .. }, _) => Outcome::Move(request),
+            (Effect::LookUp(query), _) => Outcome::LookUp(query),
+            (Effect::Bind { connection, source }, Outcome::Reply(bytes)) => {
+                Outcome::Bind { connection, client: source.client, bytes }
+            }
+            (_, verdict) => verdict,
+        }
     }
 
     /// Feeds a request that must be answered at once.
@@ -612,7 +693,7 @@ impl World {
 
     pub fn peer_connects(&mut self, relay: RelayId, peer: &str) -> FromPeer {
         match self.server.peer_connected(self.now, relay, address(peer)) {
-            PeerConnection::Accept { connection, client, bytes } => {
+            PeerConnection::Accept { connection, client, bytes, .. } => {
                 FromPeer::Accepted { connection, client, indication: Reply(bytes.to_vec()) }
             }
             PeerConnection::Refuse(reason) => FromPeer::Refused(reason),
@@ -629,8 +710,28 @@ impl World {
         RelayId { allocation: opened.expect("an allocation was opened"), family: Family::V4 }
     }
 
+    /// What sessions, connections and refusals there were.
     pub fn effects(&mut self) -> Vec<Effect> {
-        std::iter::from_fn(|| self.server.poll_effect()).collect()
+        let mut effects = self.all_effects();
+        effects.retain(|effect| {
+            !matches!(
+                effect,
+                Effect::Renewed { .. }
+                    | Effect::Permitted { .. }
+                    | Effect::PermissionEnded { .. }
+                    | Effect::Bound { .. }
+                    | Effect::Unbound { .. }
+                    | Effect::Away { .. }
+                    | Effect::Exported { .. }
+            )
+        });
+        effects
+    }
+
+    /// The same with permissions and channels.
+    pub fn all_effects(&mut self) -> Vec<Effect> {
+        self.take_effects();
+        std::mem::take(&mut self.told)
     }
 
     pub fn peer_sends(&mut self, relay: RelayId, peer: &str, payload: &[u8]) -> Outcome {
@@ -640,6 +741,11 @@ impl World {
     pub fn dropped(&self, reason: DropReason) -> u64 {
         self.server.stats().dropped(reason)
     }
+}
+
+/// Another for each worker.
+pub fn seed(seat: Seat) -> Seed {
+    Seed([u8::try_from(seat.number() % 251).unwrap() + 1; 32])
 }
 
 pub fn client(port: u16) -> Client {

@@ -1,0 +1,249 @@
+//! Who decides about a server's certificate, and in which words.
+
+use std::{
+    fmt::{Debug, Display},
+    path::Path,
+    sync::Arc,
+};
+
+use rustls::{
+    CertificateError, DigitallySignedStruct, Error, RootCertStore, SignatureScheme,
+    client::{
+        WebPkiServerVerifier,
+        danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier},
+        verify_server_name,
+    },
+    crypto::{self, CryptoProvider, ring},
+    pki_types::{CertificateDer, ServerName, UnixTime, pem::PemObject as _},
+    server::ParsedCertificate,
+};
+
+use crate::{InvalidSetting, TlsOptions};
+
+/// What a server shows, and whom it is to be.
+#[derive(Clone, Copy, Debug)]
+pub struct Shown<'a> {
+    /// Its own certificate.
+    pub leaf: &'a CertificateDer<'a>,
+    /// The others that it sent.
+    pub intermediates: &'a [CertificateDer<'a>],
+    /// The name that the certificate must have.
+    pub name: &'a ServerName<'a>,
+    /// A stapled OCSP answer, or nothing.
+    pub ocsp: &'a [u8],
+    /// When it is looked at.
+    pub now: UnixTime,
+}
+
+/// Whether a certificate is taken.
+pub trait Judge: Debug + Send + Sync {
+    /// # Errors
+    /// What is wrong with it, where it is not.
+    fn judge(&self, shown: &Shown<'_>) -> Result<(), Error>;
+}
+
+/// A judge for TLS and DTLS to ask. However it judges, the handshake must be signed with the certificate's key.
+#[derive(Debug)]
+pub struct Verifier {
+    judge: Arc<dyn Judge>,
+    provider: Arc<CryptoProvider>,
+}
+
+impl Verifier {
+    /// Asks this judge.
+    #[must_use]
+    pub fn new(judge: Arc<dyn Judge>) -> Arc<Self> {
+        Arc::new(Self { judge, provider: provider() })
+    }
+
+    /// Judges a certificate for which nobody sent intermediates, as in DTLS.
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    pub fn judge_alone(&self, leaf: &[u8], name: &ServerName<'_>) -> Result<(), Error> {
+        let (leaf, now) = (&CertificateDer::from(leaf), UnixTime::now());
+        self.judge.judge(&Shown { leaf, intermediates: &[], name, ocsp: &[], now })
+    }
+}
+
+impl ServerCertVerifier for Verifier {
+    fn verify_server_cert(
+        &self,
+        leaf: &CertificateDer<'_>,
+        intermediates: &[CertificateDer<'_>],
+        name: &ServerName<'_>,
+        ocsp: &[u8],
+        now: UnixTime,
+    ) -> Result<ServerCertVerified, Error> {
+        self.judge.judge(&Shown { leaf, intermediates, name, ocsp, now })?;
+        Ok(ServerCertVerified::assertion())
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        cert: &CertificateDer<'_>,
+        dss: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        crypto::verify_tls12_signature(message, cert, dss, &self.provider.signature_verification_algorithms)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        cert: &CertificateDer<'_>,
+        dss: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        crypto::verify_tls13_signature(message, cert, dss, &self.provider.signature_verification_algorithms)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.provider.signature_verification_algorithms.supported_schemes()
+    }
+}
+
+/// `--insecure`: takes any certificate.
+#[derive(Clone, Copy, Debug)]
+pub struct AnyCertificate;
+
+impl Judge for AnyCertificate {
+    fn judge(&self, _shown: &Shown<'_>) -> Result<(), Error> {
+        Ok(())
+    }
+}
+
+/// The rules of the web's PKI, with the machine's authorities or those that the user has named.
+#[derive(Debug)]
+pub struct Authorities {
+    inner: Arc<WebPkiServerVerifier>,
+    /// Certificates that the user has named one by one.
+    pinned: Vec<CertificateDer<'static>>,
+}
+
+impl Authorities {
+    /// Reads them. [`TlsOptions::insecure`] does not matter here: what is true of a certificate does not depend on it.
+    ///
+    /// # Errors
+    /// When the file, or the machine, has none.
+    pub fn new(options: &TlsOptions) -> Result<Self, InvalidSetting> {
+        let authorities = match &options.ca {
+            Some(path) => read_authorities(path)?,
+            None => system_authorities()?,
+        };
+        let mut roots = RootCertStore::empty();
+        roots.add_parsable_certificates(authorities.iter().cloned());
+        if roots.is_empty() {
+            let path = options.ca.as_deref().unwrap_or_else(|| Path::new("the machine's authorities"));
+            return Err(InvalidSetting(format!("{} holds no certificate that can be used", path.display())));
+        }
+        let inner = WebPkiServerVerifier::builder_with_provider(Arc::new(roots), provider())
+            .build()
+            .map_err(|error| InvalidSetting(format!("certificates cannot be checked: {error}")))?;
+        let pinned = if options.ca.is_some() { authorities } else { Vec::new() };
+        Ok(Self { inner, pinned })
+    }
+}
+
+impl Judge for Authorities {
+    fn judge(&self, shown: &Shown<'_>) -> Result<(), Error> {
+        let Shown { leaf, intermediates, name, ocsp, now } = *shown;
+        let judged = self.inner.verify_server_cert(leaf, intermediates, name, ocsp, now).map(drop);
+        // `openssl req -x509` makes a certificate that is its own authority, which no path may end in.
+        let outside = matches!(
+            judged,
+            Err(Error::InvalidCertificate(CertificateError::UnknownIssuer | CertificateError::Other(_)))
+        );
+        if outside && self.pinned.iter().any(|pinned| pinned == leaf) {
+            return verify_server_name(&ParsedCertificate::try_from(leaf)?, name);
+        }
+        judged
+    }
+}
+
+/// Why a handshake failed, in words.
+#[must_use]
+pub fn explain(error: &Error) -> String {
+    use CertificateError as C;
+    let Error::InvalidCertificate(certificate) = error else {
+        return match error {
+            Error::AlertReceived(alert) => format!("the server ended the handshake ({alert:?})"),
+            Error::InvalidMessage(_) => "what answers does not speak TLS".to_owned(),
+            other => other.to_string(),
+        };
+    };
+    let what = match certificate {
+        C::Expired | C::ExpiredContext { .. } => "has expired".to_owned(),
+        C::NotValidYet | C::NotValidYetContext { .. } => "is not valid yet".to_owned(),
+        C::UnknownIssuer => "comes from an authority that is not trusted here".to_owned(),
+        C::NotValidForName => "is for another name".to_owned(),
+        C::NotValidForNameContext { expected, presented } => {
+            format!("is for {}, not for {}", listed(presented), expected.to_str())
+        }
+        other if format!("{other:?}").contains("CaUsedAsEndEntity") => "is self-signed".to_owned(),
+        other => format!("is not valid ({other})"),
+    };
+    format!("the certificate {what}")
+}
+
+/// Names of a certificate, which rustls hands on as Rust writes the values of webpki: `DnsName("a")`, `IpAddress(127.0.0.1)`.
+fn listed(presented: &[String]) -> String {
+    /// Of a certificate for a hundred hosts these are enough to see whose it is.
+    const MOST: usize = 5;
+    let within = |text: &str, before: &str, after: &str| {
+        text.strip_prefix(before).and_then(|rest| rest.strip_suffix(after)).map(str::to_owned)
+    };
+    let name = |text: &String| {
+        let ip = within(text, "IpAddress(", ")")
+            .map(|ip| ip.parse().map_or(ip, |ip: std::net::IpAddr| ip.to_string()));
+        let name = within(text, "DnsName(\"", "\")").or(ip)?;
+        Some(name.chars().filter(|c| !c.is_control()).collect::<String>())
+    };
+    let mut names: Vec<_> = presented.iter().filter_map(name).collect();
+    if names.is_empty() {
+        return "no host name and no address".to_owned();
+    }
+    let more = names.len().saturating_sub(MOST);
+    names.truncate(MOST);
+    let names = names.join(", ");
+    if more > 0 { format!("{names} and {more} more") } else { names }
+}
+
+pub(crate) fn provider() -> Arc<CryptoProvider> {
+    Arc::new(ring::default_provider())
+}
+
+fn read_authorities(path: &Path) -> Result<Vec<CertificateDer<'static>>, InvalidSetting> {
+    let bad = |what: &dyn Display| {
+        let path = path.display();
+        InvalidSetting(format!("--ca {path}: {what}; a file with certificates in PEM is wanted"))
+    };
+    let found = CertificateDer::pem_file_iter(path)
+        .and_then(Iterator::collect::<Result<Vec<_>, _>>)
+        .map_err(|error| bad(&error))?;
+    if found.is_empty() { Err(bad(&"it holds no certificate")) } else { Ok(found) }
+}
+
+fn system_authorities() -> Result<Vec<CertificateDer<'static>>, InvalidSetting> {
+    let found = rustls_native_certs::load_native_certs().certs;
+    if !found.is_empty() {
+        return Ok(found);
+    }
+    Err(InvalidSetting(
+        "this machine has no list of certificate authorities: install ca-certificates, name one with --ca FILE, or take any \
+         certificate with --insecure"
+            .to_owned(),
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_told_as_people_write_them_and_not_all_of_many() {
+        let many: Vec<_> = (0..7).map(|number| format!("DnsName(\"{number}.example\")")).collect();
+        assert!(listed(&many).ends_with("4.example and 2 more"));
+        assert_eq!(listed(&["DirectoryName".to_owned()]), "no host name and no address");
+        assert_eq!(listed(&["IpAddress(::1)".to_owned()]), "::1");
+    }
+}

@@ -1,0 +1,171 @@
+//! UDP sockets of one thread: datagrams in batches, by the step of the ladder that was asked for.
+
+use std::{io, net::SocketAddr};
+
+use turnpike_net::{Datapath, Route, Rx, SocketId, Sockets, Tx, UdpOptions, UdpSocket, poll::Poller};
+
+use crate::Errors;
+
+/// Some sockets, by index. Each is of one client, and connected to its server, or of many.
+pub struct Datagrams {
+    tx: Tx,
+    rx: Rx,
+    sockets: Sockets,
+    /// By client.
+    ids: Vec<SocketId>,
+    options: UdpOptions,
+    /// Datagrams that the kernel has not taken, by reason, as last seen.
+    refused: [u64; 3],
+}
+
+impl Datagrams {
+    /// No socket yet. `clients` of them, of all threads, will share the memory for buffers.
+    #[must_use]
+    pub fn new(datapath: Datapath, clients: usize) -> Self {
+        /// Receive buffers of all sockets together, as far as the kernel allows.
+        const ALL_BUFFERS: usize = 128 << 20;
+        let buffer = (ALL_BUFFERS / clients.max(1)).clamp(256 << 10, 8 << 20);
+        Self {
+            tx: Tx::new(datapath),
+            rx: Rx::new(datapath),
+            sockets: Sockets::default(),
+            ids: Vec::new(),
+            options: UdpOptions {
+                recv_buffer: Some(buffer),
+                send_buffer: Some(buffer.min(4 << 20)),
+                gro: datapath == Datapath::Gso,
+                ..UdpOptions::default()
+            },
+            refused: [0; 3],
+        }
+    }
+
+    /// Opens another socket, connected to this server; its index is its token.
+    ///
+    /// # Errors
+    /// Those of socket(2), bind(2), connect(2) and epoll_ctl(2).
+    pub fn add(&mut self, server: SocketAddr, poller: &Poller) -> io::Result<()> {
+        let id = self.open(server, poller, self.ids.len(), 0)?;
+        self.ids.push(id);
+        Ok(())
+    }
+
+    /// Opens another socket, connected to nobody, which listens on this address.
+    ///
+    /// # Errors
+    /// As [`Datagrams::add`].
+    pub fn listen(&mut self, address: SocketAddr, poller: &Poller, token: u64) -> io::Result<SocketAddr> {
+        let socket = UdpSocket::bind(address, &self.options)?;
+        poller.add(&socket, token)?;
+        let address = socket.local_addr();
+        self.ids.push(self.sockets.insert(socket));
+        Ok(address)
+    }
+
+    /// Replaces a socket by another, connected to this server, from this source port. Nothing may be queued for the old one.
+    ///
+    /// # Errors
+    /// As [`Datagrams::add`].
+    pub fn reopen(&mut self, index: usize, server: SocketAddr, poller: &Poller, port: u16) -> io::Result<()> {
+        let new = self.open(server, poller, index, port)?;
+        self.sockets.remove(std::mem::replace(&mut self.ids[index], new));
+        Ok(())
+    }
+
+    /// Queues a datagram of a connected socket: `len` bytes that `fill` writes.
+    #[inline]
+    pub fn push_with(&mut self, index: usize, len: usize, fill: impl FnOnce(&mut [u8])) {
+        self.push_to(index, None, len, fill);
+    }
+
+    /// Queues a datagram to this address, or to where the socket is connected.
+    #[inline]
+    pub fn push_to(
+        &mut self,
+        index: usize,
+        to: Option<SocketAddr>,
+        len: usize,
+        fill: impl FnOnce(&mut [u8]),
+    ) {
+        let route = Route { socket: self.ids[index], to, from: None, tos: 0, ttl: 0, dont_fragment: false };
+        self.tx.push_with(&route, len, fill);
+    }
+
+    /// Datagrams queued since the last flush.
+    #[must_use]
+    pub fn queued(&self) -> usize {
+        self.tx.queued()
+    }
+
+    /// Sends what is queued; returns how many datagrams the kernel did not take.
+    pub fn flush(&mut self, errors: &mut Errors) -> u64 {
+        if self.tx.queued() == 0 {
+            return 0;
+        }
+        self.tx.flush(&mut self.sockets, &self.rx);
+        let stats = self.tx.stats();
+        let refused = [stats.would_block, stats.too_big, stats.refused];
+        if refused == self.refused {
+            return 0;
+        }
+        let mut dropped = 0;
+        let names = ["send_would_block", "send_too_big", "send_refused"];
+        for ((name, now), before) in names.into_iter().zip(refused).zip(self.refused) {
+            if now > before {
+                *errors.entry(name).or_default() += now - before;
+                dropped += now - before;
+            }
+        }
+        self.refused = refused;
+        dropped
+    }
+
+    /// Receives from one socket, batch by batch: `each` is called with `None` before each batch, then with each datagram and its
+    /// source. True when an ICMP error said that nobody listens at the other end (port unreachable).
+    pub fn receive(
+        &mut self,
+        index: usize,
+        errors: &mut Errors,
+        mut each: impl FnMut(Option<(&[u8], SocketAddr)>),
+    ) -> bool {
+        /// Receive calls before the other sockets, and sending, have their turn.
+        const CALLS: usize = 4;
+        let mut unreachable = false;
+        let Some(socket) = self.ids.get(index).and_then(|id| self.sockets.get(*id)) else { return false };
+        for _ in 0..CALLS {
+            // What is queued for sending lies in `tx`, never in this arena.
+            self.rx.reset();
+            let received = match self.rx.recv(socket) {
+                Ok(received) => received,
+                Err(error) => {
+                    let refused = error.kind() == io::ErrorKind::ConnectionRefused;
+                    unreachable |= refused;
+                    *errors.entry(if refused { "port_unreachable" } else { "receive" }).or_default() += 1;
+                    continue;
+                }
+            };
+            each(None);
+            for buffer in self.rx.buffers(received) {
+                for datagram in buffer.datagrams() {
+                    each(Some((datagram, buffer.from)));
+                }
+            }
+            if !received.more {
+                break;
+            }
+        }
+        unreachable
+    }
+
+    /// A socket connected to the server; port 0 lets the kernel choose.
+    fn open(&mut self, server: SocketAddr, poller: &Poller, index: usize, port: u16) -> io::Result<SocketId> {
+        let any: SocketAddr = match server {
+            SocketAddr::V4(_) => ([0; 4], port).into(),
+            SocketAddr::V6(_) => ([0_u16; 8], port).into(),
+        };
+        let socket = UdpSocket::bind(any, &self.options)?;
+        socket.connect(server)?;
+        poller.add(&socket, index as u64)?;
+        Ok(self.sockets.insert(socket))
+    }
+}

@@ -1,0 +1,669 @@
+//! The connections of one thread: TCP, TLS or DTLS, opened when there is something to say.
+//!
+//! ```text
+//! push_with ─▶ out ──flush──▶ [TLS records | DTLS records] ──▶ kernel      what the kernel does not take waits, bounded
+//! kernel ─▶ [TLS | DTLS] ─▶ scratch ─▶ whole messages ─▶ caller            a part of one waits in `partial`
+//! ```
+
+use std::{
+    collections::HashMap,
+    io::{self, Read as _, Write as _},
+    net::{SocketAddr, TcpStream, UdpSocket},
+    os::fd::{AsFd, BorrowedFd},
+    time::{Duration, Instant},
+};
+
+use rustls::{ClientConnection, HandshakeKind, pki_types::ServerName};
+use socket2::Socket;
+use turnpike_net::poll::{Event, Poller};
+use turnpike_wire::frame::{self, Frame, MAX_MESSAGE_LEN};
+
+use crate::{
+    Errors, InvalidSetting, Security, Transport, dtls, explain,
+    sockets::{connect, connect_udp, quiet, refusal},
+};
+
+/// Bytes that may wait for a server that does not read. Beyond, a datagram counts as not taken, as one that a full socket
+/// buffer refuses does.
+const MAX_WAITING: usize = 256 << 10;
+const SCRATCH: usize = 4 * MAX_MESSAGE_LEN;
+/// Read calls before the other links, and sending, have their turn.
+const CALLS: usize = 4;
+
+/// What a link is to do with what follows.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Framing {
+    /// STUN messages and ChannelData.
+    #[default]
+    Turn,
+    /// A peer's bytes, cut into pieces of this length (RFC 6062: after a ConnectionBind there is no framing any more).
+    Fixed(usize),
+}
+
+/// A domain that no certificate could have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("no certificate can be checked against this domain")]
+pub struct InvalidDomain;
+
+/// Why a link ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Broken {
+    /// Which.
+    pub link: usize,
+    /// It had never come as far as to carry a message.
+    pub during_setup: bool,
+    /// What the server did, as the end of a sentence about it.
+    pub what: String,
+}
+
+/// What all links of a run have in common.
+#[derive(Clone, Copy, Debug)]
+pub struct Settings<'a> {
+    /// Where they go, unless aimed elsewhere.
+    pub server: SocketAddr,
+    /// TCP, TLS or DTLS.
+    pub transport: Transport,
+    /// For TLS and DTLS.
+    pub security: Option<&'a Security>,
+    /// How long opening one may take.
+    pub patience: Duration,
+    /// Close by a reset, which leaves no port in TIME_WAIT.
+    pub abortive: bool,
+}
+
+/// Some connections, by index, which is their token in the poller too.
+pub struct Links {
+    server: SocketAddr,
+    /// Links that go to another server, with its name where that is another too.
+    elsewhere: HashMap<usize, (SocketAddr, Option<ServerName<'static>>)>,
+    kind: Kind,
+    links: Vec<Link>,
+    /// Links with something to send, each once.
+    dirty: Vec<usize>,
+    /// Messages pushed since the last flush.
+    queued: usize,
+    /// Of these, those that found no room.
+    dropped: u64,
+    /// Closes by a reset, which leaves no port in TIME_WAIT.
+    abortive: bool,
+    /// How long opening one may take.
+    patience: Duration,
+    scratch: Vec<u8>,
+    /// TLS and DTLS handshakes so far in which no session was resumed.
+    pub full_handshakes: u64,
+    /// And in which one was.
+    pub resumed_handshakes: u64,
+    /// The first failure.
+    pub broken: Option<Broken>,
+}
+
+enum Kind {
+    Tcp,
+    Tls(Security),
+    Dtls(Box<dtls::Settings>),
+}
+
+#[derive(Default)]
+struct Link {
+    channel: Option<Channel>,
+    /// When it was begun to be opened.
+    since: Option<Instant>,
+    state: State,
+    framing: Framing,
+    out: Vec<u8>,
+    /// Ends of the messages in `out`, which DTLS sends one by one.
+    ends: Vec<usize>,
+    /// How much of `out` has left.
+    left: usize,
+    /// Bytes that TLS has taken over and the kernel has not.
+    records: usize,
+    partial: Vec<u8>,
+    watched_for_writing: bool,
+    dirty: bool,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum State {
+    #[default]
+    Idle,
+    Connecting,
+    Handshaking,
+    Open,
+    Broken,
+}
+
+enum Channel {
+    Tcp(TcpStream),
+    Tls(TcpStream, Box<ClientConnection>),
+    Dtls(UdpSocket, Box<dtls::Association>),
+}
+
+impl AsFd for Channel {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match self {
+            Self::Tcp(stream) | Self::Tls(stream, _) => stream.as_fd(),
+            Self::Dtls(socket, _) => socket.as_fd(),
+        }
+    }
+}
+
+impl Links {
+    /// Room for `count` links, none of them opened.
+    ///
+    /// # Errors
+    /// When DTLS cannot be set up.
+    pub fn new(settings: &Settings<'_>, count: usize) -> Result<Self, InvalidSetting> {
+        let kind = match (settings.transport, settings.security) {
+            (Transport::Tls, Some(security)) => Kind::Tls(security.clone()),
+            (Transport::Dtls, Some(security)) => {
+                Kind::Dtls(Box::new(dtls::Settings::new(security.clone(), settings.patience)?))
+            }
+            _ => Kind::Tcp,
+        };
+        Ok(Self {
+            server: settings.server,
+            elsewhere: HashMap::new(),
+            kind,
+            links: (0..count).map(|_| Link::default()).collect(),
+            dirty: Vec::new(),
+            queued: 0,
+            dropped: 0,
+            abortive: settings.abortive,
+            // Less than anything else takes that waits for an answer: here it is known what was not answered.
+            patience: settings.patience.mul_f64(0.9),
+            scratch: vec![0; SCRATCH],
+            full_handshakes: 0,
+            resumed_handshakes: 0,
+            broken: None,
+        })
+    }
+
+    /// Has a link go to this server when it is opened the next time, under this name if there is one.
+    ///
+    /// # Errors
+    /// When no certificate could have the name.
+    pub fn aim(&mut self, index: usize, server: SocketAddr, name: Option<&str>) -> Result<(), InvalidDomain> {
+        let secure = !matches!(self.kind, Kind::Tcp);
+        let name = name.filter(|_| secure).map(|name| ServerName::try_from(name.to_owned())).transpose();
+        self.elsewhere.insert(index, (server, name.map_err(|_| InvalidDomain)?));
+        Ok(())
+    }
+
+    /// The same to the first server.
+    pub fn aim_home(&mut self, index: usize) {
+        self.elsewhere.remove(&index);
+    }
+
+    /// Whether the link has failed and is not to be opened any more.
+    #[must_use]
+    pub fn is_broken(&self, index: usize) -> bool {
+        self.links[index].state == State::Broken
+    }
+
+    /// Whether the link takes another message.
+    #[must_use]
+    pub fn has_room(&self, index: usize) -> bool {
+        let link = &self.links[index];
+        link.state != State::Broken && link.waiting() < MAX_WAITING
+    }
+
+    /// Queues a message: `len` bytes that `fill` writes.
+    pub fn push_with(&mut self, index: usize, len: usize, fill: impl FnOnce(&mut [u8])) {
+        self.queued += 1;
+        if !self.has_room(index) {
+            self.dropped += 1;
+            return;
+        }
+        let link = &mut self.links[index];
+        let start = link.out.len();
+        link.out.resize(start + len, 0);
+        fill(&mut link.out[start..]);
+        if matches!(self.kind, Kind::Dtls(_)) {
+            link.ends.push(start + len);
+        }
+        if !std::mem::replace(&mut link.dirty, true) {
+            self.dirty.push(index);
+        }
+    }
+
+    /// Messages pushed since the last flush.
+    #[must_use]
+    pub fn queued(&self) -> usize {
+        self.queued
+    }
+
+    /// Sends what is queued; returns how many messages found no room.
+    pub fn flush(&mut self, poller: &Poller, errors: &mut Errors) -> u64 {
+        self.queued = 0;
+        let mut dirty = std::mem::take(&mut self.dirty);
+        for index in dirty.drain(..) {
+            self.links[index].dirty = false;
+            let sent = match self.links[index].state {
+                State::Idle => self.open(index, poller),
+                State::Open => self.send(index, poller),
+                State::Connecting | State::Handshaking | State::Broken => Ok(()),
+            };
+            if let Err(what) = sent {
+                self.fail(index, what, errors);
+            }
+        }
+        self.dirty = dirty;
+        let dropped = std::mem::take(&mut self.dropped);
+        if dropped > 0 {
+            *errors.entry("send_would_block").or_default() += dropped;
+        }
+        dropped
+    }
+
+    /// Closes a link; the next message opens it anew.
+    pub fn close(&mut self, index: usize) {
+        let link = &mut self.links[index];
+        let dirty = link.dirty;
+        let old = std::mem::replace(link, Link { dirty, ..Link::default() });
+        match old.channel {
+            Some(Channel::Dtls(socket, mut association)) => {
+                association.close();
+                // Nobody waits for the farewell.
+                let _ = association.drain(|packet| _ = socket.send(packet), |_| {});
+            }
+            Some(Channel::Tcp(stream) | Channel::Tls(stream, _)) if self.abortive => {
+                let socket = Socket::from(stream);
+                // Without it the close is an ordinary one.
+                let _ = socket.set_linger(Some(Duration::ZERO));
+            }
+            _ => {}
+        }
+    }
+
+    /// Closes all links from this one on.
+    pub fn close_from(&mut self, first: usize) {
+        (first..self.links.len()).for_each(|index| self.close(index));
+    }
+
+    /// Calls the timers of DTLS.
+    pub fn sweep(&mut self, errors: &mut Errors) {
+        self.give_up(errors);
+        if !matches!(self.kind, Kind::Dtls(_)) {
+            return;
+        }
+        let now = Instant::now();
+        for index in 0..self.links.len() {
+            let Some(Channel::Dtls(socket, association)) = &mut self.links[index].channel else { continue };
+            if association.timeout().is_none_or(|at| at > now) {
+                continue;
+            }
+            let woken = association
+                .handle_timeout(now)
+                .and_then(|()| association.drain(|packet| _ = socket.send(packet), |_| {}));
+            if let Err(what) = woken {
+                self.fail(index, what, errors);
+            }
+        }
+    }
+
+    /// Does what an event asks for; `each` gets each message and says how what follows is framed.
+    pub fn serve(
+        &mut self,
+        event: Event,
+        poller: &Poller,
+        errors: &mut Errors,
+        each: &mut dyn FnMut(&[u8]) -> Option<Framing>,
+    ) {
+        let Some(index) = usize::try_from(event.token).ok().filter(|index| *index < self.links.len()) else {
+            return;
+        };
+        let mut served = Ok(());
+        if self.links[index].state == State::Connecting && (event.writable || event.error) {
+            served = self.connected(index, poller);
+        }
+        if served.is_ok() && (event.readable || event.error || event.closed) {
+            served = self.receive(index, poller, each);
+        }
+        if served.is_ok() && event.writable && self.links[index].state != State::Connecting {
+            served = self.send(index, poller);
+        }
+        if let Err(what) = served {
+            self.fail(index, what, errors);
+        }
+    }
+
+    /// Ends links that do not open.
+    fn give_up(&mut self, errors: &mut Errors) {
+        let now = Instant::now();
+        for index in 0..self.links.len() {
+            let link = &self.links[index];
+            if let Some(what) = link.silence().filter(|_| link.is_overdue(now, self.patience)) {
+                self.fail(index, what.to_owned(), errors);
+            }
+        }
+    }
+
+    fn open(&mut self, index: usize, poller: &Poller) -> Result<(), String> {
+        let now = Instant::now();
+        let link = &mut self.links[index];
+        let (server, name) = match self.elsewhere.get(&index) {
+            Some((server, name)) => (*server, name.as_ref()),
+            None => (self.server, None),
+        };
+        let channel = match &self.kind {
+            Kind::Tcp => Channel::Tcp(connect(server).map_err(|error| refusal(&error))?),
+            Kind::Tls(security) => {
+                let stream = connect(server).map_err(|error| refusal(&error))?;
+                let name = name.unwrap_or(&security.name).clone();
+                let mut tls = ClientConnection::new(security.config.clone(), name)
+                    .map_err(|error| error.to_string())?;
+                // `waiting` bounds it, and a burst must not be cut.
+                tls.set_buffer_limit(None);
+                Channel::Tls(stream, Box::new(tls))
+            }
+            Kind::Dtls(settings) => {
+                let socket = connect_udp(server).map_err(|error| refusal(&error))?;
+                let mut association = dtls::Association::new(settings, name, now)?;
+                association.drain(|packet| _ = socket.send(packet), |_| {})?;
+                Channel::Dtls(socket, Box::new(association))
+            }
+        };
+        let watched = poller.add(&channel, index as u64);
+        let dtls = matches!(channel, Channel::Dtls(..));
+        let watched = if dtls {
+            watched
+        } else {
+            watched.and_then(|()| poller.set_writable(&channel, index as u64, true))
+        };
+        watched.map_err(|error| format!("cannot be watched: {error}"))?;
+        link.state = if dtls { State::Handshaking } else { State::Connecting };
+        link.watched_for_writing = !dtls;
+        link.channel = Some(channel);
+        link.since = Some(now);
+        Ok(())
+    }
+
+    fn connected(&mut self, index: usize, poller: &Poller) -> Result<(), String> {
+        let link = &mut self.links[index];
+        let stream = match &link.channel {
+            Some(Channel::Tcp(stream) | Channel::Tls(stream, _)) => stream,
+            _ => return Ok(()),
+        };
+        match stream.take_error() {
+            Ok(None) => {}
+            Ok(Some(error)) | Err(error) => return Err(refusal(&error)),
+        }
+        link.state =
+            if matches!(link.channel, Some(Channel::Tls(..))) { State::Handshaking } else { State::Open };
+        self.send(index, poller)
+    }
+
+    /// Writes as much as goes.
+    fn send(&mut self, index: usize, poller: &Poller) -> Result<(), String> {
+        let link = &mut self.links[index];
+        let blocked = match &mut link.channel {
+            None => return Ok(()),
+            Some(Channel::Tcp(stream)) => loop {
+                if link.left == link.out.len() {
+                    link.out.clear();
+                    link.left = 0;
+                    break false;
+                }
+                match stream.write(&link.out[link.left..]) {
+                    Ok(written) => link.left += written,
+                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => break true,
+                    Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                    Err(error) => return Err(refusal(&error)),
+                }
+            },
+            Some(Channel::Tls(stream, tls)) => {
+                if link.state == State::Open && !link.out.is_empty() {
+                    tls.writer().write_all(&link.out).map_err(|error| error.to_string())?;
+                    link.records += link.out.len();
+                    link.out.clear();
+                }
+                loop {
+                    if !tls.wants_write() {
+                        link.records = 0;
+                        break false;
+                    }
+                    match tls.write_tls(stream) {
+                        Ok(written) => link.records = link.records.saturating_sub(written),
+                        Err(error) if error.kind() == io::ErrorKind::WouldBlock => break true,
+                        Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                        Err(error) => return Err(refusal(&error)),
+                    }
+                }
+            }
+            Some(Channel::Dtls(socket, association)) => {
+                if link.state == State::Open {
+                    let mut start = 0;
+                    for end in link.ends.drain(..) {
+                        association.send(&link.out[start..end])?;
+                        start = end;
+                        // At once: dimpl would put several records into one datagram, of which coturn 4.6 reads the first.
+                        let dropped = &mut self.dropped;
+                        association
+                            .drain(|packet| *dropped += u64::from(socket.send(packet).is_err()), |_| {})?;
+                    }
+                    link.out.clear();
+                }
+                false
+            }
+        };
+        if let Some(channel) = &link.channel
+            && blocked != link.watched_for_writing
+        {
+            link.watched_for_writing = blocked;
+            poller
+                .set_writable(channel, index as u64, blocked)
+                .map_err(|error| format!("cannot be watched: {error}"))?;
+        }
+        Ok(())
+    }
+
+    /// Reads what is there, up to a fair share.
+    fn receive(
+        &mut self,
+        index: usize,
+        poller: &Poller,
+        each: &mut dyn FnMut(&[u8]) -> Option<Framing>,
+    ) -> Result<(), String> {
+        let link = &mut self.links[index];
+        // `each` cannot close it meanwhile: it knows no links.
+        let Some(mut channel) = link.channel.take() else { return Ok(()) };
+        let scratch = &mut self.scratch;
+        let read = match &mut channel {
+            Channel::Tcp(stream) => link.read_tcp(stream, scratch, each),
+            Channel::Tls(stream, tls) => link.read_tls(stream, tls, scratch, each),
+            Channel::Dtls(socket, association) => read_dtls(socket, association, scratch, each),
+        };
+        let secured = match &channel {
+            Channel::Tls(_, tls) if !tls.is_handshaking() => Some(tls.handshake_kind()),
+            Channel::Dtls(_, association) if association.is_connected() => Some(None),
+            _ => None,
+        };
+        let wants_write = matches!(&channel, Channel::Tls(_, tls) if tls.wants_write());
+        link.channel = Some(channel);
+        let read = read?;
+        if link.state == State::Handshaking
+            && let Some(kind) = secured
+        {
+            link.state = State::Open;
+            match kind {
+                Some(HandshakeKind::Resumed) => self.resumed_handshakes += 1,
+                _ => self.full_handshakes += 1,
+            }
+            self.send(index, poller)?;
+        } else if wants_write {
+            self.send(index, poller)?;
+        }
+        if read == Read::Ended { Err("closed the connection".to_owned()) } else { Ok(()) }
+    }
+
+    fn fail(&mut self, index: usize, what: String, errors: &mut Errors) {
+        let link = &mut self.links[index];
+        let during_setup = link.state != State::Open;
+        *errors.entry(if during_setup { "connect_failed" } else { "connection_lost" }).or_default() += 1;
+        self.close(index);
+        self.links[index].state = State::Broken;
+        self.broken.get_or_insert(Broken { link: index, during_setup, what });
+    }
+}
+
+/// How reading a link's share ended.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Read {
+    /// There may be more.
+    Going,
+    /// The server has closed its side.
+    Ended,
+}
+
+impl Link {
+    fn is_overdue(&self, now: Instant, patience: Duration) -> bool {
+        self.since.is_some_and(|since| now.saturating_duration_since(since) > patience)
+    }
+
+    /// What the server does not answer while the link is being opened.
+    fn silence(&self) -> Option<&'static str> {
+        match (self.state, &self.channel) {
+            (State::Connecting, _) => Some("does not answer: no connection comes about"),
+            (State::Handshaking, Some(Channel::Dtls(..))) => Some("does not answer the DTLS handshake"),
+            (State::Handshaking, _) => Some("takes the connection but does not answer the TLS handshake"),
+            _ => None,
+        }
+    }
+
+    /// Bytes that have not left.
+    fn waiting(&self) -> usize {
+        self.out.len() - self.left + self.records
+    }
+
+    /// Puts the part of a message that is there at the start of the buffer; returns its length.
+    fn restore(&mut self, scratch: &mut [u8]) -> usize {
+        let kept = self.partial.len();
+        scratch[..kept].copy_from_slice(&self.partial);
+        self.partial.clear();
+        kept
+    }
+
+    fn keep(&mut self, bytes: &[u8]) {
+        self.partial.clear();
+        self.partial.extend_from_slice(bytes);
+    }
+
+    /// Hands out whole messages and keeps the rest.
+    fn cut(
+        &mut self,
+        mut bytes: &[u8],
+        each: &mut dyn FnMut(&[u8]) -> Option<Framing>,
+    ) -> Result<(), String> {
+        loop {
+            let length = match self.framing {
+                Framing::Fixed(length) => Some(length),
+                Framing::Turn => match frame::first(bytes, MAX_MESSAGE_LEN) {
+                    Ok(Frame::Message { next, .. }) => Some(next),
+                    Ok(Frame::Unfinished { .. }) => None,
+                    Err(error) => return Err(format!("sent what cannot be followed: {error}")),
+                },
+            };
+            let Some((message, rest)) = length.and_then(|length| bytes.split_at_checked(length)) else {
+                self.keep(bytes);
+                return Ok(());
+            };
+            if let Some(framing) = each(message) {
+                self.framing = framing;
+            }
+            bytes = rest;
+        }
+    }
+
+    fn read_tcp(
+        &mut self,
+        stream: &mut TcpStream,
+        scratch: &mut [u8],
+        each: &mut dyn FnMut(&[u8]) -> Option<Framing>,
+    ) -> Result<Read, String> {
+        for _ in 0..CALLS {
+            let kept = self.restore(scratch);
+            match stream.read(&mut scratch[kept..]) {
+                Ok(0) => return Ok(Read::Ended),
+                Ok(read) => {
+                    self.cut(&scratch[..kept + read], each)?;
+                    if kept + read < scratch.len() {
+                        break;
+                    }
+                }
+                Err(error) => {
+                    self.keep(&scratch[..kept]);
+                    return quiet(error).map(|()| Read::Going);
+                }
+            }
+        }
+        Ok(Read::Going)
+    }
+
+    fn read_tls(
+        &mut self,
+        stream: &mut TcpStream,
+        tls: &mut ClientConnection,
+        scratch: &mut [u8],
+        each: &mut dyn FnMut(&[u8]) -> Option<Framing>,
+    ) -> Result<Read, String> {
+        // rustls takes 4 KiB at a time.
+        for _ in 0..CALLS * 8 {
+            match tls.read_tls(stream) {
+                Ok(0) => return Ok(Read::Ended),
+                Ok(_) => {}
+                Err(error) => return quiet(error).map(|()| Read::Going),
+            }
+            if let Err(error) = tls.process_new_packets() {
+                // The alert that tells the server why.
+                let _ = tls.write_tls(stream);
+                return Err(explain(&error));
+            }
+            self.read_plain(tls, scratch, each)?;
+        }
+        Ok(Read::Going)
+    }
+
+    fn read_plain(
+        &mut self,
+        tls: &mut ClientConnection,
+        scratch: &mut [u8],
+        each: &mut dyn FnMut(&[u8]) -> Option<Framing>,
+    ) -> Result<(), String> {
+        loop {
+            let kept = self.restore(scratch);
+            match tls.reader().read(&mut scratch[kept..]) {
+                // A farewell; the connection's end follows.
+                Ok(0) => return Err("closed the connection".to_owned()),
+                Ok(read) => self.cut(&scratch[..kept + read], each)?,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    self.keep(&scratch[..kept]);
+                    return Ok(());
+                }
+                Err(error) => return Err(refusal(&error)),
+            }
+        }
+    }
+}
+
+fn read_dtls(
+    socket: &UdpSocket,
+    association: &mut dtls::Association,
+    scratch: &mut [u8],
+    each: &mut dyn FnMut(&[u8]) -> Option<Framing>,
+) -> Result<Read, String> {
+    // As many datagrams as a GRO buffer would hold.
+    for _ in 0..CALLS * 16 {
+        let read = match socket.recv(scratch) {
+            Ok(read) => read,
+            Err(error) => return quiet(error).map(|()| Read::Going),
+        };
+        association.handle_datagram(&scratch[..read])?;
+        association.drain(
+            |packet| _ = socket.send(packet),
+            |message| {
+                each(message);
+            },
+        )?;
+    }
+    Ok(Read::Going)
+}

@@ -1,0 +1,236 @@
+//! What TLS and DTLS connections are opened with: the server's name, who judges its certificate, and the sessions to resume.
+
+use std::{
+    collections::{HashMap, VecDeque},
+    fmt,
+    net::SocketAddr,
+    path::PathBuf,
+    sync::{Arc, Mutex, PoisonError},
+};
+
+use rustls::{
+    ClientConfig, Error, NamedGroup,
+    client::{
+        ClientSessionMemoryCache, ClientSessionStore, Resumption, Tls12ClientSessionValue,
+        Tls13ClientSessionValue,
+    },
+    pki_types::ServerName,
+};
+
+use crate::{
+    InvalidSetting,
+    certificates::{AnyCertificate, Authorities, Judge, Verifier, provider},
+};
+
+/// RFC 7443.
+const ALPN_TURN: &[u8] = b"stun.turn";
+/// Sessions kept for resumption, of each server: as many as clients may be under way at a time.
+const SESSIONS: usize = 10_000;
+
+/// How a server's certificate is judged, and whether sessions are resumed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TlsOptions {
+    /// PEM file with the authorities to trust; a certificate in it may also be the server's own, whose name is then still
+    /// checked. Default: the machine's authorities.
+    pub ca: Option<PathBuf>,
+    /// Take any certificate.
+    pub insecure: bool,
+    /// The name that the certificate must have. Default: the server's host name or address.
+    pub server_name: Option<String>,
+    /// Resume sessions (TLS only; dimpl has none). Default true.
+    pub resumption: bool,
+}
+
+impl Default for TlsOptions {
+    fn default() -> Self {
+        Self { ca: None, insecure: false, server_name: None, resumption: true }
+    }
+}
+
+/// Everything that a secure connection is opened with. Made once, shared by all.
+#[derive(Clone, Debug)]
+pub struct Security {
+    /// For TLS.
+    pub config: Arc<ClientConfig>,
+    /// The name that the certificate must have.
+    pub name: ServerName<'static>,
+    verifier: Arc<Verifier>,
+}
+
+impl Security {
+    /// Reads the authorities. `host` is whom the user named, if by name.
+    ///
+    /// # Errors
+    /// When there are no authorities, or no certificate could have the name.
+    pub fn new(options: &TlsOptions, host: Option<&str>, server: SocketAddr) -> Result<Self, InvalidSetting> {
+        let judge: Arc<dyn Judge> =
+            if options.insecure { Arc::new(AnyCertificate) } else { Arc::new(Authorities::new(options)?) };
+        Self::with_judge(options, host, server, judge)
+    }
+
+    /// The same with another judge.
+    ///
+    /// # Errors
+    /// When no certificate could have the name.
+    pub fn with_judge(
+        options: &TlsOptions,
+        host: Option<&str>,
+        server: SocketAddr,
+        judge: Arc<dyn Judge>,
+    ) -> Result<Self, InvalidSetting> {
+        let name = server_name(options, host, server)?;
+        let verifier = Verifier::new(judge);
+        Ok(Self { config: config(options, Arc::clone(&verifier))?, name, verifier })
+    }
+
+    /// Judges a certificate for which nobody sent intermediates, as in DTLS.
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    pub fn judge(&self, leaf: &[u8]) -> Result<(), Error> {
+        self.verifier.judge_alone(leaf, &self.name)
+    }
+}
+
+/// A configuration with this verifier.
+fn config(options: &TlsOptions, verifier: Arc<Verifier>) -> Result<Arc<ClientConfig>, InvalidSetting> {
+    let builder = ClientConfig::builder_with_provider(provider())
+        .with_safe_default_protocol_versions()
+        .map_err(|error| InvalidSetting(format!("TLS cannot be set up: {error}")))?;
+    let mut config = builder.dangerous().with_custom_certificate_verifier(verifier).with_no_client_auth();
+    config.alpn_protocols = vec![ALPN_TURN.to_vec()];
+    config.resumption = if options.resumption {
+        Resumption::store(Arc::new(Sessions::default()))
+    } else {
+        Resumption::disabled()
+    };
+    Ok(Arc::new(config))
+}
+
+/// The name to ask for.
+fn server_name(
+    options: &TlsOptions,
+    host: Option<&str>,
+    server: SocketAddr,
+) -> Result<ServerName<'static>, InvalidSetting> {
+    let address = server.ip().to_string();
+    let name = options.server_name.as_deref().or(host).unwrap_or(&address);
+    ServerName::try_from(name.to_owned()).map_err(|_| {
+        InvalidSetting(format!(
+            "{name:?} is no host name that a certificate could have; give one with --server-name"
+        ))
+    })
+}
+
+/// Sessions to resume. A TLS 1.3 ticket is good for one connection (RFC 8446 appendix C.4), and the memory of rustls keeps
+/// eight of them a server: clients that connect many at a time would mostly find none and not resume.
+struct Sessions {
+    /// For all but the tickets of TLS 1.3.
+    others: ClientSessionMemoryCache,
+    tickets: Mutex<HashMap<ServerName<'static>, VecDeque<Tls13ClientSessionValue>>>,
+}
+
+impl Default for Sessions {
+    fn default() -> Self {
+        Self { others: ClientSessionMemoryCache::new(SESSIONS), tickets: Mutex::default() }
+    }
+}
+
+impl fmt::Debug for Sessions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Sessions").finish_non_exhaustive()
+    }
+}
+
+impl ClientSessionStore for Sessions {
+    fn set_kx_hint(&self, server_name: ServerName<'static>, group: NamedGroup) {
+        self.others.set_kx_hint(server_name, group);
+    }
+
+    fn kx_hint(&self, server_name: &ServerName<'_>) -> Option<NamedGroup> {
+        self.others.kx_hint(server_name)
+    }
+
+    fn set_tls12_session(&self, server_name: ServerName<'static>, value: Tls12ClientSessionValue) {
+        self.others.set_tls12_session(server_name, value);
+    }
+
+    fn tls12_session(&self, server_name: &ServerName<'_>) -> Option<Tls12ClientSessionValue> {
+        self.others.tls12_session(server_name)
+    }
+
+    fn remove_tls12_session(&self, server_name: &ServerName<'static>) {
+        self.others.remove_tls12_session(server_name);
+    }
+
+    fn insert_tls13_ticket(&self, server_name: ServerName<'static>, value: Tls13ClientSessionValue) {
+        let mut tickets = self.tickets.lock().unwrap_or_else(PoisonError::into_inner);
+        let tickets = tickets.entry(server_name).or_default();
+        if tickets.len() >= SESSIONS {
+            tickets.pop_front();
+        }
+        tickets.push_back(value);
+    }
+
+    fn take_tls13_ticket(&self, server_name: &ServerName<'static>) -> Option<Tls13ClientSessionValue> {
+        // The newest lives longest.
+        self.tickets.lock().unwrap_or_else(PoisonError::into_inner).get_mut(server_name)?.pop_back()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+    use crate::explain;
+
+    fn certificate(names: &[&str]) -> rcgen::CertifiedKey<rcgen::KeyPair> {
+        rcgen::generate_simple_self_signed(names.iter().map(ToString::to_string).collect::<Vec<_>>()).unwrap()
+    }
+
+    fn judge(options: &TlsOptions, leaf: &[u8], host: &str) -> Result<(), String> {
+        let server = SocketAddr::from(([127, 0, 0, 1], 5349));
+        let security = Security::new(options, Some(host), server).map_err(|error| error.to_string())?;
+        security.judge(leaf).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn a_named_certificate_is_taken_under_its_own_name_only() {
+        let ours = certificate(&["turn.example.org"]);
+        let path = std::env::temp_dir().join(format!("turnpike-ca-{}.pem", std::process::id()));
+        fs::write(&path, ours.cert.pem()).unwrap();
+        let options = TlsOptions { ca: Some(path.clone()), ..TlsOptions::default() };
+        assert_eq!(judge(&options, ours.cert.der(), "turn.example.org"), Ok(()));
+        assert!(judge(&options, ours.cert.der(), "example.net").is_err());
+        let other = certificate(&["turn.example.org"]);
+        assert!(judge(&options, other.cert.der(), "turn.example.org").is_err());
+        let insecure = TlsOptions { insecure: true, ..TlsOptions::default() };
+        assert_eq!(judge(&insecure, other.cert.der(), "example.net"), Ok(()));
+        fs::remove_file(path).unwrap();
+    }
+
+    #[test]
+    fn a_certificate_for_another_name_is_told_by_its_names_as_people_write_them() {
+        let ours = certificate(&["localhost", "127.0.0.1", "::1"]);
+        let path = std::env::temp_dir().join(format!("turnpike-names-{}.pem", std::process::id()));
+        fs::write(&path, ours.cert.pem()).unwrap();
+        let options = TlsOptions { ca: Some(path.clone()), ..TlsOptions::default() };
+        let server = SocketAddr::from(([127, 0, 0, 1], 5349));
+        let security = Security::new(&options, Some("example.net"), server).unwrap();
+        let told = explain(&security.judge(ours.cert.der()).unwrap_err());
+        assert_eq!(told, "the certificate is for localhost, 127.0.0.1, ::1, not for example.net");
+        fs::remove_file(path).unwrap();
+    }
+
+    #[test]
+    fn a_file_without_certificates_and_an_impossible_name_say_so() {
+        let path = std::env::temp_dir().join(format!("turnpike-no-ca-{}.pem", std::process::id()));
+        fs::write(&path, "nothing").unwrap();
+        let options = TlsOptions { ca: Some(path.clone()), ..TlsOptions::default() };
+        assert!(judge(&options, &[], "a").unwrap_err().contains("--ca"));
+        let insecure = TlsOptions { insecure: true, ..TlsOptions::default() };
+        assert!(judge(&insecure, &[], "no name").unwrap_err().contains("--server-name"));
+        fs::remove_file(path).unwrap();
+    }
+}

@@ -1,0 +1,394 @@
+//! Bars: lines that a figure must, or should, stay on the right side of. Whether it does is read off the interval and the noise
+//! floor, never off the median alone: a bar that the interval holds is not decided.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    metric,
+    record::Record,
+    stats::{self, Interval},
+    verdict::{Grounds, Reason, reasons_of_void},
+};
+
+/// One line for one figure.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Bar {
+    /// The figure's metric.
+    pub metric: String,
+    /// It must not be lower.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub at_least: Option<f64>,
+    /// It must not be higher. Exactly one of the two is there.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub at_most: Option<f64>,
+    /// Whose figure; absent for the last subject.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub subject: Option<String>,
+    /// The figure is its ratio to this subject's; absent for every other one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub against: Option<String>,
+    /// The figure is the value itself, no ratio.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub own: bool,
+}
+
+/// How binding a bar is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Missing it fails the suite.
+    Must,
+    /// What is worked for.
+    Aim,
+}
+
+/// How a figure stands to a bar.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Standing {
+    /// Its whole interval is on the right side.
+    Met,
+    /// Its whole interval is on the wrong side.
+    Missed,
+    /// Neither, for this reason.
+    Undecided(String),
+}
+
+/// A bar, and what was found.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Held {
+    /// The bar.
+    pub bar: Bar,
+    /// How binding it is.
+    pub kind: Kind,
+    /// Whose figure.
+    pub subject: String,
+    /// To whose it is a ratio; `None` for a value of its own.
+    pub against: Option<String>,
+    /// Median and interval, as far as there are any.
+    pub figure: Option<(f64, Interval)>,
+    /// How it stands.
+    pub standing: Standing,
+}
+
+/// Holds a record against all its bars; one against several subjects comes once for each.
+#[must_use]
+pub fn hold(record: &Record) -> Vec<Held> {
+    let experiment = &record.experiment;
+    let kinds = [(Kind::Must, &experiment.must), (Kind::Aim, &experiment.aim)];
+    kinds
+        .into_iter()
+        .flat_map(|(kind, bars)| bars.iter().flat_map(move |bar| bar.hold(kind, record)))
+        .collect()
+}
+
+impl Bar {
+    /// What is wrong with it, if anything.
+    pub(crate) fn mistake(&self) -> Option<&'static str> {
+        match (self.at_least, self.at_most) {
+            (Some(limit), None) | (None, Some(limit)) if !limit.is_finite() || limit < 0.0 => {
+                Some("a bar is a number, not negative")
+            }
+            (Some(_), None) | (None, Some(_)) if self.own && self.against.is_some() => {
+                Some("a bar for a value of its own (own = true) is against nobody")
+            }
+            (Some(limit), None) | (None, Some(limit)) if !self.own && limit == 0.0 => {
+                Some("a ratio is never zero: a bar of 0 is for a value of its own (own = true)")
+            }
+            (Some(_), None) | (None, Some(_)) => None,
+            _ => Some("a bar needs exactly one of at_least and at_most"),
+        }
+    }
+
+    fn hold(&self, kind: Kind, record: &Record) -> Vec<Held> {
+        let names: Vec<&str> =
+            record.experiment.subjects.iter().map(|subject| subject.name.as_str()).collect();
+        let Some(subject) = self.subject.as_deref().or(names.last().copied()) else { return Vec::new() };
+        let held = |against: Option<&str>, (figure, standing)| Held {
+            bar: self.clone(),
+            kind,
+            subject: subject.to_owned(),
+            against: against.map(str::to_owned),
+            figure,
+            standing,
+        };
+        if self.own {
+            return vec![held(None, self.hold_value(record, subject))];
+        }
+        let others: Vec<&str> = match &self.against {
+            Some(name) => vec![name],
+            None => names.iter().copied().filter(|name| *name != subject).collect(),
+        };
+        if others.is_empty() {
+            return vec![held(None, (None, undecided("nobody else was measured")))];
+        }
+        others.into_iter().map(|other| held(Some(other), self.hold_ratio(record, subject, other))).collect()
+    }
+
+    fn hold_ratio(&self, record: &Record, subject: &str, other: &str) -> (Option<(f64, Interval)>, Standing) {
+        let missing = |name: &str| record.experiment.subjects.iter().all(|subject| subject.name != name);
+        if let Some(name) = [subject, other].into_iter().find(|name| missing(name)) {
+            return (None, undecided(&format!("{name} was not measured")));
+        }
+        let Grounds { estimate, floor, reasons, .. } = Grounds::of(record, other, subject, &self.metric);
+        let figure = estimate.map(|estimate| (estimate.ratio(), estimate.interval()));
+        let standing = match estimate {
+            _ if !reasons.is_empty() => Standing::Undecided(in_words(&reasons)),
+            None => undecided("no ratio"),
+            // On a logarithmic scale, on which the floor is as wide to both sides.
+            Some(estimate) => self.weigh(
+                estimate.log_ratio,
+                estimate.log_interval,
+                f64::ln,
+                floor.map_or(0.0, |floor| floor.level),
+            ),
+        };
+        (figure, standing)
+    }
+
+    fn hold_value(&self, record: &Record, subject: &str) -> (Option<(f64, Interval)>, Standing) {
+        let values = record.values(subject, &self.metric);
+        let figure = stats::median_interval(&values, record.seed);
+        let mut reasons = reasons_of_void(record, &[subject], &self.metric, values.len());
+        let (have, need) = (values.len(), record.experiment.rules.min_rounds.max(1));
+        if have < need as usize {
+            reasons.push(Reason::TooFewRounds { have, need });
+        }
+        let standing = match figure {
+            _ if !reasons.is_empty() => Standing::Undecided(in_words(&reasons)),
+            None => undecided("not measured"),
+            Some((median, interval)) => self.weigh(median, interval, |limit| limit, 0.0),
+        };
+        (figure, standing)
+    }
+
+    /// `scale` brings the limit to the scale of the figure; nearer to it than `floor` decides nothing.
+    fn weigh(&self, median: f64, interval: Interval, scale: impl Fn(f64) -> f64, floor: f64) -> Standing {
+        let (limit, up) = match (self.at_least, self.at_most) {
+            (Some(limit), _) => (limit, true),
+            (None, limit) => (limit.unwrap_or_default(), false),
+        };
+        let at = scale(limit);
+        // On the bar counts as kept.
+        let kept = if up { interval.low >= at } else { interval.high <= at };
+        if !kept && interval.covers(at) {
+            return undecided("the interval holds the bar");
+        }
+        if (median - at).abs() < floor {
+            return Standing::Undecided(format!(
+                "nearer to the bar than the noise floor of {:.1} %",
+                floor.exp_m1() * 100.0
+            ));
+        }
+        if kept { Standing::Met } else { Standing::Missed }
+    }
+}
+
+impl fmt::Display for Bar {
+    /// `packets_per_busy_s >= 1.1 x`, or `loss_percent <= 0.1 %` for a value of its own.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (sign, limit) = match (self.at_least, self.at_most) {
+            (Some(limit), _) => ("≥", limit),
+            (None, limit) => ("≤", limit.unwrap_or_default()),
+        };
+        write!(f, "{sign} {}", self.show(limit))
+    }
+}
+
+impl Bar {
+    /// A figure as this bar has it: a ratio, or a value with its unit.
+    pub(crate) fn show(&self, figure: f64) -> String {
+        if self.own { metric::show(&self.metric, figure) } else { format!("{} ×", short(figure)) }
+    }
+}
+
+impl fmt::Display for Kind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Must => "must",
+            Self::Aim => "aim",
+        })
+    }
+}
+
+impl fmt::Display for Standing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Met => f.write_str("met"),
+            Self::Missed => f.write_str("missed"),
+            Self::Undecided(why) => write!(f, "not decidable: {why}"),
+        }
+    }
+}
+
+impl fmt::Display for Held {
+    /// `must, packets_per_busy_s of turnpike ≥ 1.1 × coturn: met; 1.310 × (1.280 to 1.350)`
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let whom = self.against.as_ref().map_or_else(String::new, |against| format!(" {against}"));
+        let Self { bar, kind, subject, standing, .. } = self;
+        write!(f, "{kind}, {} of {subject} {bar}{whom}: {standing}", bar.metric)?;
+        match &self.figure {
+            Some((median, interval)) => {
+                let (low, high) = (bar.show(interval.low), bar.show(interval.high));
+                write!(f, "; {} ({low} to {high})", bar.show(*median))
+            }
+            None => Ok(()),
+        }
+    }
+}
+
+/// A sixth is 0.167, and 0.9 is 0.9.
+fn short(ratio: f64) -> f64 {
+    (ratio * 1e3).round() / 1e3
+}
+
+fn undecided(why: &str) -> Standing {
+    Standing::Undecided(why.to_owned())
+}
+
+fn in_words(reasons: &[Reason]) -> String {
+    reasons.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde calls it so")]
+fn is_false(value: &bool) -> bool {
+    !value
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{record::tests::record, void::Void};
+
+    const METRIC: &str = "packets_per_busy_s";
+
+    /// `new` against `old`, whose ratio wobbles by `noise` around `ratio`, and `old` against itself by a tenth of that.
+    fn samples(ratio: f64, noise: f64) -> Record {
+        let wobble = |i: usize| noise * [0.3, -1.0, 0.7, 0.0, -0.4, 1.0, -0.8, 0.1][i % 8];
+        let values: Vec<_> = (0..8)
+            .map(|i| (100.0, 100.0 * (1.0 + wobble(i + 3) / 10.0), 100.0 * ratio * (1.0 + wobble(i))))
+            .collect();
+        record(METRIC, &values)
+    }
+
+    fn at_least(limit: f64) -> Bar {
+        Bar { metric: METRIC.to_owned(), at_least: Some(limit), ..Bar::default() }
+    }
+
+    fn at_most(limit: f64) -> Bar {
+        Bar { metric: METRIC.to_owned(), at_most: Some(limit), ..Bar::default() }
+    }
+
+    fn standing(record: &Record, bar: Bar) -> Standing {
+        let mut record = record.clone();
+        record.experiment.must = vec![bar];
+        let [held] = &hold(&record)[..] else { panic!("one bar") };
+        held.standing.clone()
+    }
+
+    #[test]
+    fn a_ratio_clear_of_its_bar_is_met_or_missed_and_one_across_it_is_not_decidable() {
+        let record = samples(1.5, 0.02);
+        for (bar, expected) in [
+            (at_least(1.2), Standing::Met),
+            (at_least(1.8), Standing::Missed),
+            (at_most(1.8), Standing::Met),
+            (at_most(1.2), Standing::Missed),
+            (at_least(1.5), undecided("the interval holds the bar")),
+            (at_most(1.5), undecided("the interval holds the bar")),
+        ] {
+            assert_eq!(standing(&record, bar.clone()), expected, "{bar}");
+        }
+    }
+
+    #[test]
+    fn a_median_above_the_bar_meets_nothing_while_its_interval_reaches_below() {
+        let record = samples(1.1, 0.3);
+        let ratio = Grounds::of(&record, "old", "new", METRIC).estimate.unwrap().ratio();
+        assert!(ratio > 1.05, "{ratio}");
+        assert_eq!(standing(&record, at_least(1.05)), undecided("the interval holds the bar"));
+    }
+
+    #[test]
+    fn nearer_to_the_bar_than_the_noise_floor_is_not_decidable() {
+        let mut record = samples(1.1, 0.001);
+        assert_eq!(standing(&record, at_least(1.0)), Standing::Met);
+        for (i, round) in record.aa.iter_mut().enumerate() {
+            round.metrics.insert(METRIC.to_owned(), if i % 2 == 0 { 80.0 } else { 120.0 });
+        }
+        let Standing::Undecided(why) = standing(&record, at_least(1.0)) else { panic!("decided") };
+        assert!(why.starts_with("nearer to the bar than the noise floor of "), "{why}");
+        assert_eq!(standing(&record, at_least(3.0)), Standing::Missed);
+    }
+
+    #[test]
+    fn few_rounds_failures_and_what_was_not_measured_decide_nothing() {
+        let mut few = samples(2.0, 0.01);
+        few.rounds.retain(|round| round.index < 5);
+        assert_eq!(standing(&few, at_least(1.0)), undecided("5 rounds count, 6 are the least"));
+        let mut failed = samples(2.0, 0.01);
+        failed.rounds[3].voided = Some(Void::SubjectFailed { how: "code 1".to_owned() });
+        assert_eq!(standing(&failed, at_least(1.0)), undecided("new failed in 1 run (code 1)"));
+        let absent = Bar { against: Some("pion".to_owned()), ..at_least(1.0) };
+        assert_eq!(standing(&samples(2.0, 0.01), absent), undecided("pion was not measured"));
+        let mut alone = samples(2.0, 0.01);
+        alone.experiment.subjects.truncate(1);
+        assert_eq!(standing(&alone, at_least(1.0)), undecided("nobody else was measured"));
+    }
+
+    #[test]
+    fn a_value_of_its_own_needs_no_ratio_so_zero_is_one() {
+        let own = |limit| Bar {
+            metric: "loss_percent".to_owned(),
+            own: true,
+            at_most: Some(limit),
+            ..Bar::default()
+        };
+        let lossless = record("loss_percent", &[(0.0, 0.0, 0.0); 6]);
+        assert_eq!(standing(&lossless, own(0.1)), Standing::Met);
+        assert_eq!(standing(&lossless, own(0.0)), Standing::Met, "on the bar counts as kept");
+        let lossy = record("loss_percent", &[(0.0, 0.0, 3.0); 6]);
+        assert_eq!(standing(&lossy, own(0.1)), Standing::Missed);
+        let mixed = record("loss_percent", &[(0.0, 0.0, 0.0), (0.0, 0.0, 3.0)].repeat(3));
+        assert_eq!(standing(&mixed, own(0.1)), undecided("the interval holds the bar"));
+        assert_eq!(
+            standing(&record("x", &[(1.0, 1.0, 1.0); 6]), own(0.1)),
+            undecided("0 rounds count, 6 are the least")
+        );
+    }
+
+    #[test]
+    fn a_bar_against_everybody_is_one_against_each() {
+        let mut record = samples(2.0, 0.01);
+        let mut third = record.experiment.subjects[0].clone();
+        third.name = "third".to_owned();
+        record.experiment.subjects.insert(1, third);
+        let more: Vec<_> = record.rounds.iter().filter(|round| round.subject == "old").cloned().collect();
+        for mut round in more {
+            round.subject = "third".to_owned();
+            round.metrics.insert(METRIC.to_owned(), 500.0);
+            record.rounds.push(round);
+        }
+        record.experiment.aim = vec![at_least(1.0)];
+        let held = hold(&record);
+        let told: Vec<_> = held.iter().map(|held| (held.against.as_deref(), &held.standing)).collect();
+        assert_eq!(told, [(Some("old"), &Standing::Met), (Some("third"), &Standing::Missed)]);
+        assert!(
+            held[0].to_string().starts_with("aim, packets_per_busy_s of new ≥ 1 × old: met; "),
+            "{}",
+            held[0]
+        );
+    }
+
+    #[test]
+    fn a_bar_is_one_line_for_one_figure() {
+        let both = Bar { at_most: Some(1.0), ..at_least(1.0) };
+        let neither = Bar { metric: METRIC.to_owned(), ..Bar::default() };
+        assert!(both.mistake().is_some() && neither.mistake().is_some());
+        assert!(Bar { own: true, against: Some("old".to_owned()), ..at_least(1.0) }.mistake().is_some());
+        assert!(at_least(0.0).mistake().is_some() && Bar { own: true, ..at_most(0.0) }.mistake().is_none());
+        assert_eq!(at_least(f64::NAN).mistake(), Some("a bar is a number, not negative"));
+        assert_eq!(at_least(1.0).mistake(), None);
+    }
+}

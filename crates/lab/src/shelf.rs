@@ -1,0 +1,148 @@
+//! The experiments that the program brings along, so that whoever has the binary can ask the same questions of the same
+//! programs. A file of the same name in `experiments/` goes before.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+use crate::{error::LabError, strict::nearest};
+
+macro_rules! texts {
+    ($folder:literal: $($name:literal)*) => {
+        &[$(($name, include_str!(concat!("../../../experiments/", $folder, $name, ".toml")))),*]
+    };
+}
+
+/// What stands on the shelf.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Shelf {
+    /// What one of them is called in a message.
+    kind: &'static str,
+    /// Below `experiments/`.
+    folder: &'static str,
+    texts: &'static [(&'static str, &'static str)],
+}
+
+/// Questions: who is compared under which load.
+pub(crate) const EXPERIMENTS: Shelf = Shelf {
+    kind: "experiment",
+    folder: "",
+    texts: texts!["":
+        "relay-thin" "relay-burst" "relay-flood" "relay-rate" "relay-stream" "relay-stream-rate" "relay-allocate"
+        "relay-allocate-tls" "relay-memory" "relay-load" "forward-throughput" "forward-rr" "forward-connect" "forward-udp" "forward-memory"
+    ],
+};
+
+/// Programs that several experiments share.
+pub(crate) const PARTS: Shelf =
+    Shelf { kind: "part", folder: "parts", texts: texts!["parts/": "relays" "forwarders"] };
+
+/// Tables of experiments.
+pub(crate) const SUITES: Shelf =
+    Shelf { kind: "suite", folder: "suites", texts: texts!["suites/": "relay" "forward"] };
+
+/// A file as it was read, or would be if there were one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Text {
+    pub(crate) path: PathBuf,
+    pub(crate) text: String,
+}
+
+impl Shelf {
+    /// The file `wanted`, or the text of that name: in `experiments/`, or else brought along.
+    pub(crate) fn find(&self, wanted: &Path, experiments: &Path) -> Result<Text, LabError> {
+        let named = experiments.join(self.folder).join(wanted).with_extension("toml");
+        if let Some(path) = [wanted.to_owned(), named].into_iter().find(|path| path.is_file()) {
+            let text = fs::read_to_string(&path)
+                .map_err(|error| LabError::usage(format!("cannot read {}: {error}", path.display())))?;
+            return Ok(Text { path, text });
+        }
+        let name = wanted.display().to_string();
+        match self.texts.iter().find(|(known, _)| *known == name) {
+            Some((name, text)) => Ok(Text { path: built_in(name), text: (*text).to_owned() }),
+            None => Err(self.unknown(&name)),
+        }
+    }
+
+    /// All that are brought along, by name.
+    pub(crate) fn all(&self) -> impl Iterator<Item = (&'static str, Text)> {
+        self.texts.iter().map(|(name, text)| (*name, Text { path: built_in(name), text: (*text).to_owned() }))
+    }
+
+    fn unknown(&self, wanted: &str) -> LabError {
+        let kind = self.kind;
+        LabError::usage(match nearest(wanted, self.texts.iter().map(|(name, _)| *name)) {
+            Some(meant) => format!("no {kind} {wanted}; did you mean \"{meant}\"?"),
+            None => format!("no {kind} {wanted}: give a file, or a name that `turnpike lab list` shows"),
+        })
+    }
+}
+
+/// What messages call a text that is in no file.
+fn built_in(name: &str) -> PathBuf {
+    Path::new("built-in").join(name).with_extension("toml")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{experiment::Experiment, suite::Suite};
+
+    fn repository() -> PathBuf {
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("../../experiments")
+    }
+
+    /// A machine with fewer CPUs than an experiment pins to is no mistake of the file.
+    fn is_sound<T>(parsed: Result<T, LabError>) -> bool {
+        match parsed {
+            Ok(_) => true,
+            Err(error) => error.to_string().lines().all(|line| line.contains("but this machine has")),
+        }
+    }
+
+    #[test]
+    fn every_file_is_on_its_shelf_and_every_text_is_a_file() {
+        for shelf in [EXPERIMENTS, PARTS, SUITES] {
+            let mut files: Vec<String> = fs::read_dir(repository().join(shelf.folder))
+                .unwrap()
+                .map(|entry| entry.unwrap().path())
+                .filter(|path| path.extension().is_some_and(|extension| extension == "toml"))
+                .map(|path| path.file_stem().unwrap().to_str().unwrap().to_owned())
+                .collect();
+            files.sort();
+            let mut names: Vec<&str> = shelf.all().map(|(name, _)| name).collect();
+            names.sort_unstable();
+            assert_eq!(files, names);
+        }
+    }
+
+    #[test]
+    fn every_text_parses_and_is_sound() {
+        for (name, Text { path, text }) in EXPERIMENTS.all() {
+            let parsed = Experiment::parse(&path, &text);
+            assert!(is_sound(parsed), "{name}: {:?}", Experiment::parse(&path, &text).err());
+            assert!(text.contains(&format!("name = \"{name}\"")), "{name} is called otherwise");
+        }
+        for (name, Text { path, text }) in SUITES.all() {
+            let suite = Suite::parse(&path, &text).unwrap();
+            assert_eq!(suite.name, name);
+            let requests = suite.requests(&Default::default(), &[], None);
+            assert!(is_sound(requests), "{name}");
+        }
+    }
+
+    #[test]
+    fn a_file_goes_before_the_text_of_the_same_name() {
+        let directory = tempfile::tempdir().unwrap();
+        let own = directory.path().join("relay-thin.toml");
+        fs::write(&own, "x").unwrap();
+        let found = EXPERIMENTS.find(Path::new("relay-thin"), directory.path()).unwrap();
+        assert_eq!(found, Text { path: own.clone(), text: "x".to_owned() });
+        assert_eq!(EXPERIMENTS.find(&own, Path::new("nowhere")).unwrap().path, own);
+        let built_in = EXPERIMENTS.find(Path::new("relay-thin"), Path::new("nowhere")).unwrap();
+        assert_eq!(built_in.path, Path::new("built-in/relay-thin.toml"));
+        let error = EXPERIMENTS.find(Path::new("relay-thick"), Path::new("nowhere")).unwrap_err();
+        assert_eq!(error.to_string(), "no experiment relay-thick; did you mean \"relay-thin\"?");
+    }
+}

@@ -1,0 +1,200 @@
+//! Suites: several experiments, one table. Each row is an experiment with its variables set, gets a record of its own, and is
+//! held against its bars.
+
+mod journal;
+mod table;
+
+use std::{collections::BTreeMap, path::Path};
+
+use serde::Deserialize;
+
+pub(crate) use self::{
+    journal::{Journal, carry_on},
+    table::Table,
+};
+use crate::{
+    bar::Bar,
+    error::LabError,
+    experiment::plain,
+    request::{Changes, Request, Variant},
+    shelf::EXPERIMENTS,
+    strict::{self, Document},
+    topology::spec::is_plain,
+};
+
+/// A suite's file.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Suite {
+    pub(crate) name: String,
+    /// One sentence above its table.
+    #[serde(default)]
+    pub(crate) about: String,
+    row: Vec<Row>,
+    /// Where its experiments are looked for.
+    #[serde(skip)]
+    experiments: std::path::PathBuf,
+}
+
+/// An experiment of a suite.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Row {
+    /// As it stands in the table.
+    title: String,
+    /// File, or name.
+    experiment: String,
+    /// Values of its variables; whatever it sweeps must be among them.
+    #[serde(default)]
+    set: BTreeMap<String, toml::Value>,
+    topology: Option<String>,
+    /// In place of the experiment's.
+    #[serde(default)]
+    must: Vec<Bar>,
+    #[serde(default)]
+    aim: Vec<Bar>,
+}
+
+impl Suite {
+    /// From text, as if it were `path`. All its mistakes are one error.
+    pub(crate) fn parse(path: &Path, text: &str) -> Result<Self, LabError> {
+        let (mut suite, mut document): (Self, _) = strict::parse(&path.display().to_string(), text)?;
+        suite.check(&mut document);
+        document.finish()?;
+        // Beside the experiments, in a folder of their own; or anywhere, beside experiments of one's own.
+        let folder = path.parent().unwrap_or(Path::new("."));
+        let is_apart = folder.file_name().is_some_and(|name| name == "suites");
+        suite.experiments = if is_apart { folder.join("..") } else { folder.to_owned() };
+        Ok(suite)
+    }
+
+    /// The same without the rows in whose title or experiment none of `texts` stands; all of them if there are no texts.
+    pub(crate) fn only(mut self, texts: &[String]) -> Result<Self, LabError> {
+        let has = |row: &Row, text: &String| row.title.contains(text) || row.experiment.contains(text);
+        self.row.retain(|row| texts.is_empty() || texts.iter().any(|text| has(row, text)));
+        if self.row.is_empty() {
+            return Err(LabError::usage(format!("--only: no row of suite {} has that text", self.name)));
+        }
+        Ok(self)
+    }
+
+    /// One request a row, all of them checked. `set` and `topology` are for every row.
+    pub(crate) fn requests(
+        &self,
+        changes: &Changes,
+        set: &[String],
+        topology: Option<&str>,
+    ) -> Result<Vec<Request>, LabError> {
+        let (mut requests, mut mistakes) = (Vec::new(), Vec::new());
+        for row in &self.row {
+            match self.request(row, changes, set, topology) {
+                Ok(request) => requests.push(request),
+                Err(error) => mistakes.push(format!("row \"{}\": {error}", row.title)),
+            }
+        }
+        if mistakes.is_empty() { Ok(requests) } else { Err(LabError::usage(mistakes.join("\n"))) }
+    }
+
+    pub(crate) fn titles(&self) -> impl Iterator<Item = &str> {
+        self.row.iter().map(|row| row.title.as_str())
+    }
+
+    fn request(
+        &self,
+        row: &Row,
+        changes: &Changes,
+        set: &[String],
+        topology: Option<&str>,
+    ) -> Result<Request, LabError> {
+        let text = EXPERIMENTS.find(Path::new(&row.experiment), &self.experiments)?;
+        let values = row.set.iter().map(|(name, value)| format!("{name}={}", plain(value)));
+        let values: Vec<String> = values.chain(set.iter().cloned()).collect();
+        let variant = Variant {
+            topology: topology.or(row.topology.as_deref()).map(str::to_owned),
+            must: row.must.clone(),
+            aim: row.aim.clone(),
+        };
+        let mut requests = Request::of(text, changes, &variant, &values)?;
+        match requests.len() {
+            1 => Ok(requests.remove(0)),
+            points => {
+                Err(LabError::usage(format!("{} sweeps {points} points: set what it sweeps", row.experiment)))
+            }
+        }
+    }
+
+    fn check(&self, document: &mut Document) {
+        if !is_plain(&self.name, 32) {
+            document.problem(
+                "name",
+                format!(
+                    "name \"{}\": expected lower case letters, digits and hyphens, a letter first",
+                    self.name
+                ),
+            );
+        }
+        for (index, row) in self.row.iter().enumerate() {
+            for (list, bars) in [("must", &row.must), ("aim", &row.aim)] {
+                for (place, bar) in bars.iter().enumerate() {
+                    if let Some(mistake) = bar.mistake() {
+                        document.problem(&format!("row[{index}].{list}[{place}]"), mistake);
+                    }
+                }
+            }
+            if self.row[..index].iter().any(|other| other.title == row.title) {
+                document.problem(&format!("row[{index}].title"), format!("\"{}\" is there twice", row.title));
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const EXPERIMENT: &str = "name = 'x'\nmetric = 'delivered_pps'\ntopology = 'host'\n[sweep]\nclients = [1, 8]\n\
+        [[subject]]\nname = 'a'\ncommand = 'sleep 60'\n[workload]\ncommand = 'true {clients}'\nformat = 'none'\n";
+
+    fn parse(text: &str) -> Result<Suite, LabError> {
+        Suite::parse(Path::new("s.toml"), text)
+    }
+
+    #[test]
+    fn mistakes_of_a_suite_are_told_at_once_each_with_its_place() {
+        let told = parse(
+            "name = 'S'\n[[row]]\ntitle = 'one'\nexperimnt = 'x'\n[[row]]\ntitle = 'one'\nexperiment = 'x'\n\
+             must = [{ metric = 'delivered_pps' }]\n",
+        )
+        .unwrap_err()
+        .to_string();
+        for part in [
+            "s.toml:1:8: name \"S\"",
+            "s.toml:4:1: unknown key \"experimnt\"; did you mean \"experiment\"?",
+            "s.toml:6:9: \"one\" is there twice",
+            "s.toml:8:9: a bar needs exactly one of at_least and at_most",
+        ] {
+            assert!(told.contains(part), "{part} is missing in {told}");
+        }
+    }
+
+    #[test]
+    fn a_row_is_one_point_of_its_experiment_with_the_bars_of_the_row() {
+        let directory = tempfile::tempdir().unwrap();
+        std::fs::write(directory.path().join("x.toml"), EXPERIMENT).unwrap();
+        let text = "name = 's'\n[[row]]\ntitle = 'eight'\nexperiment = 'x'\nset = { clients = 8 }\n\
+            must = [{ metric = 'delivered_pps', at_least = 2 }]\n[[row]]\ntitle = 'all'\nexperiment = 'x'\n";
+        let suite = Suite::parse(&directory.path().join("s.toml"), text).unwrap();
+        let told = suite.requests(&Changes::default(), &[], None).unwrap_err().to_string();
+        assert_eq!(told, "row \"all\": x sweeps 2 points: set what it sweeps");
+        let suite = suite.only(&["eig".to_owned()]).unwrap();
+        let [request] = &suite.requests(&Changes::default(), &[], None).unwrap()[..] else {
+            panic!("one row")
+        };
+        assert_eq!(request.point["clients"], "8");
+        assert_eq!(request.experiment().unwrap().must[0].at_least, Some(2.0));
+        assert!(suite.clone().only(&["nine".to_owned()]).is_err());
+        // What is said for every row wins.
+        let set = suite.requests(&Changes::default(), &["clients=3".to_owned()], Some("veth")).unwrap();
+        assert_eq!((&*set[0].point["clients"], &*set[0].experiment().unwrap().topology), ("3", "veth"));
+    }
+}

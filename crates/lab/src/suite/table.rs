@@ -1,0 +1,294 @@
+//! The table of a suite: a line for each bar of each row, or for the deciding metric where a row has none.
+
+use std::{fmt::Write as _, iter};
+
+use super::Journal;
+use crate::{
+    bar::{Held, Kind, Standing, hold},
+    builds, metric,
+    record::Record,
+    report, stats,
+};
+
+/// A suite's results.
+pub(crate) struct Table {
+    /// Names of all subjects of all rows, in the order in which they come.
+    subjects: Vec<String>,
+    lines: Vec<Line>,
+    /// Where the figures come from, in sentences.
+    origin: Vec<String>,
+    /// `must` bars that are missed.
+    pub(crate) missed: usize,
+    /// Bars that cannot be decided.
+    undecided: usize,
+    met: usize,
+}
+
+struct Line {
+    title: String,
+    figure: String,
+    /// Median of each subject.
+    medians: Vec<String>,
+    ratio: String,
+    bar: String,
+    verdict: String,
+}
+
+impl Table {
+    pub(crate) fn of(journal: &Journal) -> Self {
+        let records: Vec<Option<Record>> = journal.rows.iter().map(|entry| journal.record(entry)).collect();
+        let mut table = Self {
+            subjects: Vec::new(),
+            lines: Vec::new(),
+            origin: Vec::new(),
+            missed: 0,
+            undecided: 0,
+            met: 0,
+        };
+        for subject in records.iter().flatten().flat_map(|record| &record.experiment.subjects) {
+            if !table.subjects.contains(&subject.name) {
+                table.subjects.push(subject.name.clone());
+            }
+        }
+        for (entry, record) in journal.rows.iter().zip(&records) {
+            match record {
+                Some(record) => table.add(&entry.title, record),
+                None => {
+                    let verdict = entry.failed.as_ref().map_or_else(
+                        || "not yet measured".to_owned(),
+                        |why| format!("not measured: {}", why.replace('\n', "; ")),
+                    );
+                    let medians = table.subjects.iter().map(|_| dash()).collect();
+                    let title = entry.title.clone();
+                    table.lines.push(Line {
+                        title,
+                        figure: dash(),
+                        medians,
+                        ratio: dash(),
+                        bar: dash(),
+                        verdict,
+                    });
+                }
+            }
+        }
+        table.origin = origin(&records.iter().flatten().collect::<Vec<_>>());
+        table
+    }
+
+    fn add(&mut self, title: &str, record: &Record) {
+        let held = hold(record);
+        for Held { standing, kind, .. } in &held {
+            match (standing, kind) {
+                (Standing::Met, _) => self.met += 1,
+                (Standing::Missed, Kind::Must) => self.missed += 1,
+                (Standing::Missed, Kind::Aim) => {}
+                (Standing::Undecided(_), _) => self.undecided += 1,
+            }
+        }
+        if held.is_empty() {
+            let verdicts = report::verdicts(record);
+            for verdict in &verdicts {
+                let ratio = verdict.estimate.map_or_else(dash, |estimate| {
+                    let interval = estimate.interval();
+                    format!("{:.3} × ({:.3} to {:.3})", estimate.ratio(), interval.low, interval.high)
+                });
+                let told = format!("{} against {}: {}", verdict.subject, verdict.baseline, verdict.outcome);
+                self.push(title, record, &verdict.metric, (ratio, dash(), told));
+            }
+            if verdicts.is_empty() {
+                self.push(title, record, &record.experiment.metric, (dash(), dash(), "measured".to_owned()));
+            }
+        }
+        for Held { bar, kind, subject, against, figure, standing } in &held {
+            let ratio = figure.as_ref().map_or_else(dash, |(median, interval)| {
+                format!("{} ({} to {})", bar.show(*median), bar.show(interval.low), bar.show(interval.high))
+            });
+            let whom =
+                against.as_ref().map_or_else(|| format!(" of {subject}"), |against| format!(" {against}"));
+            let told = match standing {
+                Standing::Missed => "**missed**".to_owned(),
+                other => other.to_string(),
+            };
+            self.push(title, record, &bar.metric, (ratio, format!("{kind} {bar}{whom}"), told));
+        }
+    }
+
+    fn push(
+        &mut self,
+        title: &str,
+        record: &Record,
+        name: &str,
+        (ratio, bar, verdict): (String, String, String),
+    ) {
+        let median = |subject: &String| {
+            stats::median(&record.values(subject, name)).map_or_else(dash, |value| metric::show(name, value))
+        };
+        self.lines.push(Line {
+            title: title.to_owned(),
+            figure: name.to_owned(),
+            medians: self.subjects.iter().map(median).collect(),
+            ratio,
+            bar,
+            verdict,
+        });
+    }
+
+    /// As Markdown.
+    pub(crate) fn markdown(&self) -> String {
+        let cell = |text: &String| text.replace('|', "\\|");
+        let row =
+            |cells: &[String]| format!("| {} |\n", cells.iter().map(cell).collect::<Vec<_>>().join(" | "));
+        let head = self.head();
+        let rule: Vec<String> = (0..head.len())
+            .map(|column| if (2..head.len() - 2).contains(&column) { "---:" } else { "---" }.to_owned())
+            .collect();
+        let mut text = row(&head) + &row(&rule);
+        for line in &self.lines {
+            text += &row(&line.cells());
+        }
+        for sentence in &self.origin {
+            let _ = write!(text, "\n{sentence}\n");
+        }
+        text
+    }
+
+    /// For a terminal.
+    pub(crate) fn text(&self) -> String {
+        let plain =
+            |cells: Vec<String>| cells.into_iter().map(|cell| cell.replace("**", "")).collect::<Vec<_>>();
+        let rows: Vec<Vec<String>> =
+            iter::once(self.head()).chain(self.lines.iter().map(Line::cells)).map(plain).collect();
+        let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
+        let widths: Vec<usize> = (0..rows[0].len()).map(width).collect();
+        let mut text = String::new();
+        for row in &rows {
+            let cells: Vec<String> =
+                row.iter().zip(&widths).map(|(cell, width)| format!("{cell:<width$}")).collect();
+            let _ = writeln!(text, "{}", cells.join("  ").trim_end());
+        }
+        let _ = writeln!(
+            text,
+            "\n{} bars met, {} missed, {} not decidable",
+            self.met,
+            self.missed_of_all(),
+            self.undecided
+        );
+        for sentence in &self.origin {
+            let _ = writeln!(text, "{sentence}");
+        }
+        text
+    }
+
+    fn missed_of_all(&self) -> usize {
+        self.lines.iter().filter(|line| line.verdict == "**missed**").count()
+    }
+
+    fn head(&self) -> Vec<String> {
+        let first = ["row", "figure"].map(str::to_owned).into_iter();
+        let last = ["value or ratio (95 % interval)", "bar", "verdict"].map(str::to_owned);
+        first.chain(self.subjects.iter().cloned()).chain(last).collect()
+    }
+}
+
+impl Line {
+    fn cells(&self) -> Vec<String> {
+        let first = [self.title.clone(), self.figure.clone()].into_iter();
+        let last = [self.ratio.clone(), self.bar.clone(), self.verdict.clone()];
+        first.chain(self.medians.iter().cloned()).chain(last).collect()
+    }
+}
+
+/// The machine, the time, the programs: what a figure is nothing without.
+fn origin(records: &[&Record]) -> Vec<String> {
+    let Some(first) = records.first() else { return Vec::new() };
+    let (machine, asked) = (&first.environment, &first.experiment);
+    let commit = machine.commit.as_ref().map_or_else(String::new, |commit| {
+        format!(", commit {commit}{}", if machine.dirty { " with changes" } else { "" })
+    });
+    let mut sentences = vec![format!(
+        "{}{commit}; Linux {}, {} × {}; {} rounds of {} s, seed {}.",
+        first.started,
+        machine.kernel,
+        machine.cores,
+        machine.cpu_model,
+        asked.rounds,
+        asked.duration_s,
+        first.seed
+    )];
+    let mut programs = Vec::new();
+    for build in records.iter().flat_map(|record| &record.programs).filter(|build| build.word == 0) {
+        // A subject is called as the experiment likes; its version says what it is.
+        let hash =
+            || build.sha256.as_deref().map(|hash| format!("SHA-256 {}", hash.get(..12).unwrap_or(hash)));
+        let version = build.version.clone().or_else(hash).unwrap_or_else(|| "of unknown version".to_owned());
+        let told = format!("{} ({version})", build.name);
+        if build.name != builds::WORKLOAD && !programs.contains(&told) {
+            programs.push(told);
+        }
+    }
+    sentences.push(format!("Programs: {}.", programs.join(", ")));
+    let mut notes: Vec<&String> = Vec::new();
+    let told = |note: &&String| note.contains("is left out: ") || note.starts_with("a file changed while");
+    for note in records.iter().flat_map(|record| &record.environment.notes).filter(told) {
+        if !notes.contains(&note) {
+            notes.push(note);
+        }
+    }
+    sentences.extend(notes.into_iter().map(|note| format!("{note}.")));
+    sentences
+}
+
+fn dash() -> String {
+    "–".to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{bar::Bar, record::tests::record};
+
+    fn table() -> Table {
+        let mut table = Table {
+            subjects: vec!["old".to_owned(), "new".to_owned()],
+            lines: Vec::new(),
+            origin: vec!["Somewhere.".to_owned()],
+            missed: 0,
+            undecided: 0,
+            met: 0,
+        };
+        let mut judged = record("packets_per_busy_s", &[(100.0, 100.1, 150.0); 8]);
+        let bar =
+            |limit| Bar { metric: "packets_per_busy_s".to_owned(), at_least: Some(limit), ..Bar::default() };
+        judged.experiment.must = vec![bar(1.2), bar(2.0)];
+        judged.experiment.aim = vec![bar(3.0)];
+        table.add("many | thin", &judged);
+        table.add("few", &record("packets_per_busy_s", &[(100.0, 100.1, 150.0); 8]));
+        table
+    }
+
+    #[test]
+    fn each_bar_is_a_line_and_a_row_without_one_has_its_verdict() {
+        let text = table().markdown();
+        let lines: Vec<&str> = text.lines().collect();
+        assert_eq!(
+            &lines[..5],
+            [
+                "| row | figure | old | new | value or ratio (95 % interval) | bar | verdict |",
+                "| --- | --- | ---: | ---: | ---: | --- | --- |",
+                "| many \\| thin | packets_per_busy_s | 100.0 /s | 150.0 /s | 1.5 × (1.5 × to 1.5 ×) | must ≥ 1.2 × old | met |",
+                "| many \\| thin | packets_per_busy_s | 100.0 /s | 150.0 /s | 1.5 × (1.5 × to 1.5 ×) | must ≥ 2 × old | **missed** |",
+                "| many \\| thin | packets_per_busy_s | 100.0 /s | 150.0 /s | 1.5 × (1.5 × to 1.5 ×) | aim ≥ 3 × old | **missed** |",
+            ]
+        );
+        assert!(lines[5].ends_with("| – | new against old: faster |"), "{}", lines[5]);
+        assert_eq!(lines[7], "Somewhere.");
+    }
+
+    #[test]
+    fn only_a_must_that_is_missed_fails_the_suite() {
+        let table = table();
+        assert_eq!((table.met, table.missed, table.undecided), (1, 1, 0));
+        let text = table.text();
+        assert!(text.contains("1 bars met, 2 missed, 0 not decidable") && !text.contains("**"), "{text}");
+    }
+}

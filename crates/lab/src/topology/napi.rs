@@ -1,0 +1,83 @@
+//! NAPI threads: a device that receives in threads of the kernel's, on a CPU of our choice, instead of on the back of whoever
+//! sends. Only with them does a veth charge each side for its own work.
+
+use std::{collections::BTreeSet, thread, time::Duration};
+
+use procfs::process::{Process, all_processes};
+
+use super::{spec::Spec, userns};
+use crate::{
+    error::LabError,
+    tools::{self, words},
+};
+
+/// Before all programs: packets are received although those keep their CPUs busy, as an interrupt would have it.
+const NICE: &str = "-19";
+/// Looks for the threads of a device, and the time between two of them.
+const LOOKS: usize = 200;
+const LOOK: Duration = Duration::from_millis(5);
+
+/// Fails with the remedy where threads of the kernel cannot be had, or not be pinned as `spec` wants it.
+pub(super) fn require(spec: &Spec) -> Result<(), LabError> {
+    if !userns::is_root() {
+        return Err(LabError::usage(
+            "this topology pins threads of the kernel, which takes root: run this as root, or take another one \
+             (--topology veth)",
+        ));
+    }
+    tools::require("ethtool", "for the offloads of this topology")?;
+    tools::require("taskset", "to pin threads of the kernel")?;
+    tools::require("renice", "to rank threads of the kernel")?;
+    let cpus = thread::available_parallelism().map_or(1, usize::from);
+    match spec.ends().filter_map(|end| end.napi_cpu).find(|cpu| *cpu >= cpus) {
+        Some(cpu) => Err(LabError::usage(format!(
+            "this topology receives on CPU {cpu}, but this machine has {cpus}: take another one (--topology veth)"
+        ))),
+        None => Ok(()),
+    }
+}
+
+/// Has `device` receive in threads on `cpu`. `entry` enters its namespace.
+pub(super) fn pin(entry: &[String], device: &str, cpu: usize) -> Result<(), LabError> {
+    let before = threads(device);
+    // /sys shows the devices of the namespace in which it was mounted.
+    let script = "mount -t sysfs none /sys && echo 1 >\"/sys/class/net/$1/threaded\"";
+    let mut command = entry.to_vec();
+    command.extend(words(["unshare", "--mount", "sh", "-c", script, "sh", device]));
+    tools::output(&command)?;
+    let mut ours = BTreeSet::new();
+    for _ in 0..LOOKS {
+        // Another lab's device may have the same name.
+        ours = &threads(device) - &before;
+        if !ours.is_empty() {
+            break;
+        }
+        thread::sleep(LOOK);
+    }
+    if ours.is_empty() {
+        return Err(LabError::failed(format!(
+            "{device} has no NAPI threads: the kernel lacks them (before 5.12), or they cannot be seen from here (a container?)"
+        )));
+    }
+    for pid in ours.iter().map(i32::to_string) {
+        tools::output(&words(["taskset", "-pc", &cpu.to_string(), &pid]))?;
+        tools::output(&words(["renice", "-n", NICE, "-p", &pid]))?;
+    }
+    let is_pinned = |pid: &i32| {
+        let allowed = Process::new(*pid).and_then(|thread| thread.status()).ok()?.cpus_allowed_list?;
+        Some(allowed.iter().all(|(first, last)| *first as usize == cpu && *last as usize == cpu))
+    };
+    match ours.iter().find(|pid| is_pinned(pid) != Some(true)) {
+        Some(pid) => Err(LabError::failed(format!("thread {pid} of {device} is not pinned to CPU {cpu}"))),
+        None => Ok(()),
+    }
+}
+
+/// The kernel calls them `napi/DEVICE-ID`.
+fn threads(device: &str) -> BTreeSet<i32> {
+    let prefix = format!("napi/{device}-");
+    let all = all_processes().into_iter().flatten().flatten();
+    all.filter(|process| process.stat().is_ok_and(|stat| stat.comm.starts_with(&prefix)))
+        .map(|process| process.pid())
+        .collect()
+}

@@ -1,0 +1,159 @@
+//! Suites of tiny experiments: one table, a record each, bars, and going on after an interrupt.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails here")]
+
+mod support;
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+use support::{can_run, lab, only_directory, run, said, signal, until};
+use turnpike_lab::Record;
+
+#[test]
+fn as_lab() {
+    support::as_lab();
+}
+
+/// A suite of two rows: an echo at two rates, the second with a bar that nobody reaches and one that everybody does.
+fn suite(directory: &Path) -> PathBuf {
+    let script = |name: &str| {
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/support").join(name).display().to_string()
+    };
+    let (echo, load) = (script("echo.py"), script("load.py"));
+    let experiment = format!(
+        r#"
+name = "echo"
+metric = "delivered_pps"
+rounds = 2
+aa = false
+duration = 0.5
+warmup = 0.1
+discard = 0
+counters = false
+rules = {{ min_rounds = 2, need_noise_floor = false }}
+limits = {{ steal_percent = 100.0, late_p99_us = 1e9 }}
+[sweep]
+rate = [100, 200]
+[[subject]]
+name = "missing"
+command = "no-such-echo"
+optional = true
+[[subject]]
+name = "echo"
+command = "python3 {echo} {{relay}} 4000"
+namespace = "relay"
+ready = {{ udp_port = "4000" }}
+[workload]
+command = "python3 {load} {{relay}} 4000 {{rate}} {{total}}"
+result = "stdout"
+namespace = "client"
+delivered_at = ["client"]
+"#
+    );
+    fs::write(directory.join("echo.toml"), experiment).unwrap();
+    let path = directory.join("both.toml");
+    let text = r#"
+name = "both"
+[[row]]
+title = "slow"
+experiment = "echo"
+set = { rate = 100 }
+[[row]]
+title = "fast"
+experiment = "echo"
+set = { rate = 200 }
+must = [
+  { metric = "delivered_pps", own = true, at_least = 1e9 },
+  { metric = "delivered_pps", own = true, at_least = 1 },
+]
+"#;
+    fs::write(&path, text).unwrap();
+    path
+}
+
+#[test]
+fn an_interrupted_suite_goes_on_where_it_was() {
+    if !can_run(&["python3"]) {
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let out = directory.path().join("out");
+    let suite = suite(directory.path());
+    let child = lab(&["suite", suite.to_str().unwrap(), "--out", out.to_str().unwrap()]).spawn().unwrap();
+    let journal = || fs::read_to_string(only_directory(&out).join("suite.json")).unwrap_or_default();
+    until("the first row has a record", || out.exists() && journal().contains("\"record\""));
+    signal(&child, "INT");
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(1), "{}", said(&output));
+    let kept = only_directory(&out);
+    let told = format!("interrupted with 1 of 2 rows left: `turnpike lab suite --resume {}`", kept.display());
+    assert!(said(&output).contains(&told), "{}", said(&output));
+    assert!(said(&output).contains("not yet measured"), "{}", said(&output));
+
+    // What it was is in its directory; the suite's file may be gone.
+    fs::remove_file(suite).unwrap();
+    let records = || {
+        let text: serde_json::Value = serde_json::from_str(&journal()).unwrap();
+        let rows = text["rows"].as_array().unwrap().clone();
+        rows.iter().map(|row| row["record"].as_str().map(str::to_owned)).collect::<Vec<_>>()
+    };
+    let [Some(first), None] = &records()[..] else { panic!("{:?}", records()) };
+    let before = Record::load(&kept.join(first)).unwrap();
+    let output = run(&["suite", "--resume", kept.to_str().unwrap(), "--markdown"]);
+    assert_eq!(output.status.code(), Some(3), "a bar that must be met is missed: {}", said(&output));
+    let [Some(again), Some(second)] = &records()[..] else { panic!("{:?}", records()) };
+    assert_eq!((again, Record::load(&kept.join(again)).unwrap()), (first, before), "it was not made again");
+    let second = Record::load(&kept.join(second)).unwrap();
+    assert!(!second.interrupted && second.rounds.len() == 2, "{}", said(&output));
+    assert!(kept.join(first).join("report.html").is_file());
+
+    let table = fs::read_to_string(kept.join("table.md")).unwrap();
+    assert!(said(&output).contains(&table), "{}", said(&output));
+    for part in [
+        "| slow | delivered_pps | ",
+        "| must ≥ 1.000 G/s of echo | **missed** |",
+        "| must ≥ 1.000 /s of echo | met |",
+    ] {
+        assert!(table.contains(part), "{part} is missing in {table}");
+    }
+    assert!(table.contains("missing is left out: `no-such-echo` is missing"), "{table}");
+
+    let output = run(&["report", kept.to_str().unwrap()]);
+    assert_eq!(output.status.code(), Some(3), "{}", said(&output));
+    assert!(said(&output).contains("1 bars met, 1 missed, 0 not decidable"), "{}", said(&output));
+}
+
+#[test]
+fn a_mistake_in_any_row_is_told_before_anything_starts() {
+    let directory = tempfile::tempdir().unwrap();
+    let suite = suite(directory.path());
+    let text = fs::read_to_string(&suite).unwrap();
+    fs::write(&suite, text.replace("rate = 200", "rat = 200").replace("rate = 100", "")).unwrap();
+    let out = directory.path().join("out");
+    let output = run(&["suite", suite.to_str().unwrap(), "--out", out.to_str().unwrap()]);
+    assert_eq!(output.status.code(), Some(2), "{}", said(&output));
+    for part in [
+        "row \"slow\": echo sweeps 2 points: set what it sweeps",
+        "row \"fast\": --set rat=200: no variable \"rat\"; did you mean \"rate\"?",
+    ] {
+        assert!(said(&output).contains(part), "{part} is missing: {}", said(&output));
+    }
+    assert!(!out.exists());
+}
+
+#[test]
+fn what_the_program_brings_along_is_listed_and_found_by_name() {
+    let listed = said(&run(&["list"]));
+    for part in ["  relay-thin ", "  forward-udp ", "  relay ", "  forward "] {
+        assert!(listed.contains(part), "{part} is missing: {listed}");
+    }
+    let output = run(&["run", "relay-thick"]);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(
+        said(&output).contains("no experiment relay-thick; did you mean \"relay-thin\"?"),
+        "{}",
+        said(&output)
+    );
+}

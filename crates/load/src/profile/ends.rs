@@ -1,0 +1,351 @@
+//! Both ends of one thread's clients: what is due leaves, what arrives is counted where it arrives.
+
+use std::{net::SocketAddr, time::Duration};
+
+use turnpike_client::{Datagrams, Errors};
+use turnpike_measure::{Arrival, Direction, Jitter, Sequence};
+use turnpike_net::{Datapath, poll::Poller};
+
+use super::{
+    Draw, Figures, Profile, Shaped,
+    schedule::{Burst, Bursts},
+};
+use crate::{
+    LoadError,
+    clock::Clock,
+    payload::{HEADER_LEN, Stamp},
+    run::{Finished, Heartbeat, Schedule, Shared, Tallies},
+    traffic::{BATCH, Carrier, LONGEST_DRAIN_NS, LONGEST_SLEEP, PEER, QUIET_NS, SHORTEST_SLEEP, Sink},
+    udp::PROBE,
+};
+
+/// Sends and receives until the run ends.
+pub(crate) fn run<C>(
+    carrier: &mut impl Carrier,
+    mut ends: Ends<'_>,
+    shared: &Shared<'_, C>,
+    thread: usize,
+) -> Result<Finished, LoadError> {
+    for (client, address) in ends.peer.addresses.iter_mut().enumerate() {
+        *address = carrier.seen_as(client).or(*address);
+    }
+    shared.thread_is_ready();
+    let mut schedule = loop {
+        shared.check()?;
+        if let Some(schedule) = shared.schedule() {
+            break schedule;
+        }
+        carrier.receive(Duration::from_millis(1), &mut ends)?;
+    };
+    let Counts { profile, seed, share, .. } = ends.counts;
+    ends.counts.measure_ns = schedule.measure;
+    let mut bursts = Bursts::new(profile, seed, share, schedule.start);
+    let mut heartbeat = Heartbeat::new(schedule);
+    let mut tallies = Tallies::default();
+    loop {
+        let now = shared.clock.ns();
+        if heartbeat.is_due(now) {
+            ends.counts.sum(&mut tallies);
+        }
+        heartbeat.beat(now, shared, thread, &mut tallies, &mut schedule, || ends.counts.under_way())?;
+        let Some(sleep) = ends.send(carrier, &mut bursts, schedule) else { break };
+        carrier.receive(sleep, &mut ends)?;
+    }
+    ends.drain(carrier, shared)?;
+    let cpu = heartbeat.cpu();
+    ends.counts.sum(&mut tallies);
+    tallies.publish(&shared.slots[thread], ends.counts.under_way());
+    for (name, count) in std::mem::take(&mut ends.peer.errors) {
+        *carrier.errors().entry(name).or_default() += count;
+    }
+    let (streams, jitter) = ends.counts.figures();
+    Ok(Finished { cpu, streams, jitter, ..Finished::default() })
+}
+
+/// One flow: its sender's count, and what its receiver has seen.
+struct Flow {
+    next_sequence: u64,
+    seen: Sequence,
+    jitter: Jitter,
+}
+
+/// The clients' end and the peers'.
+pub(crate) struct Ends<'a> {
+    counts: Counts<'a>,
+    peer: Peer,
+    clock: Clock,
+}
+
+/// What was sent at either end, and arrived at the other.
+struct Counts<'a> {
+    profile: &'a Profile,
+    seed: u64,
+    /// How many clients, and the number of the first in the run.
+    share: (usize, usize),
+    /// By client, then by its flow.
+    flows: Vec<Flow>,
+    /// By stream, since they were last summed.
+    tallies: Vec<Tallies>,
+    /// By stream, before that.
+    totals: Vec<Figures>,
+    measure_ns: u64,
+}
+
+/// The peers of one thread's clients, behind one socket.
+struct Peer {
+    datagrams: Datagrams,
+    address: SocketAddr,
+    /// From where each client's packets come.
+    addresses: Vec<Option<SocketAddr>>,
+    errors: Errors,
+    /// Datagrams received.
+    received: usize,
+}
+
+impl<'a> Ends<'a> {
+    /// The peers listen on `listen`, and are watched by `poller`.
+    pub(crate) fn new(
+        shaped: &'a Shaped,
+        share: (usize, usize),
+        listen: SocketAddr,
+        datapath: Datapath,
+        poller: &Poller,
+        clock: Clock,
+    ) -> Result<Self, LoadError> {
+        let profile = &shaped.profile;
+        let mut datagrams = Datagrams::new(datapath, 1);
+        let address = datagrams
+            .listen(listen, poller, PEER)
+            .map_err(|source| LoadError::Peers { address: listen, source })?;
+        let flow = || Flow { next_sequence: 0, seen: Sequence::new(), jitter: Jitter::default() };
+        let counts = Counts {
+            profile,
+            seed: shaped.seed,
+            share,
+            flows: std::iter::repeat_with(flow).take(share.0 * profile.flows()).collect(),
+            tallies: std::iter::repeat_with(Tallies::default).take(profile.streams.len()).collect(),
+            totals: vec![Figures::default(); profile.streams.len()],
+            measure_ns: u64::MAX,
+        };
+        let addresses = vec![None; share.0];
+        Ok(Self {
+            counts,
+            peer: Peer { datagrams, address, addresses, errors: Errors::new(), received: 0 },
+            clock,
+        })
+    }
+
+    /// Where the peers are.
+    pub(crate) fn peer(&self) -> SocketAddr {
+        self.peer.address
+    }
+
+    /// Sends what is due, at most a few batches; returns how long there is nothing to send, or `None` at the end.
+    fn send(
+        &mut self,
+        carrier: &mut impl Carrier,
+        bursts: &mut Bursts,
+        schedule: Schedule,
+    ) -> Option<Duration> {
+        /// After so many batches it is the receivers' turn, however late the senders are.
+        const BATCHES: usize = 4;
+        for _ in 0..BATCHES {
+            let now = self.clock.ns();
+            while carrier.queued() < BATCH && self.peer.datagrams.queued() < BATCH {
+                let due = bursts.due();
+                if due > now || due >= schedule.end {
+                    break;
+                }
+                if let Some(burst) = bursts.take() {
+                    self.push(carrier, burst, now);
+                }
+            }
+            // What is not taken was due, and is lost; the errors say so.
+            carrier.flush();
+            self.peer.datagrams.flush(&mut self.peer.errors);
+            let (due, now) = (bursts.due(), self.clock.ns());
+            if due >= schedule.end {
+                return None;
+            }
+            if due > now {
+                return Some(Duration::from_nanos(due - now).clamp(SHORTEST_SLEEP, LONGEST_SLEEP));
+            }
+        }
+        Some(Duration::ZERO)
+    }
+
+    /// Queues a burst.
+    fn push(&mut self, carrier: &mut impl Carrier, burst: Burst, now: u64) {
+        let Self { counts, peer, .. } = self;
+        let (profile, seed) = (counts.profile, counts.seed);
+        let stream = &profile.streams[burst.stream];
+        let number = profile.flow_number(counts.share.1 + burst.client, burst.flow);
+        let flow = &mut counts.flows[burst.client * profile.flows() + burst.flow];
+        let to = peer.addresses[burst.client];
+        let (mut packets, mut bytes) = (0_u32, 0);
+        // So that not all clients have their key frames at once.
+        let place = burst.number + u64::from(number) * 7_919;
+        stream.shape.burst(Draw::new(seed, number, burst.number), place, |len| {
+            let stamp = Stamp { flow: number, sequence: flow.next_sequence, due_ns: burst.due_ns };
+            flow.next_sequence += 1;
+            packets += 1;
+            bytes += len as u64;
+            match stream.direction {
+                Direction::ToPeer => carrier.push(burst.client, len, |out| stamp.write(out)),
+                Direction::ToClient => peer.datagrams.push_to(0, to, len, |out| stamp.write(out)),
+            }
+        });
+        let tally = counts.tallies[burst.stream].of(burst.due_ns >= counts.measure_ns);
+        tally.sent += u64::from(packets);
+        tally.sent_bytes += bytes;
+        tally.late.record_n((now - burst.due_ns) / 1_000, packets);
+    }
+
+    /// Takes what has arrived at the peers' socket.
+    pub(crate) fn receive_at_peer(&mut self) {
+        let Self { counts, peer, clock } = self;
+        let Peer { datagrams, addresses, errors, received, .. } = peer;
+        let (mut now_ns, mut unexpected, mut greetings) = (0, 0, Vec::new());
+        datagrams.receive(0, errors, |datagram| {
+            let Some((payload, from)) = datagram else {
+                now_ns = clock.ns();
+                return;
+            };
+            *received += 1;
+            let stamp = Stamp::read(payload);
+            if let Some((stamp, client)) = stamp.and_then(|stamp| Some((stamp, counts.client_of(stamp)?))) {
+                addresses[client] = Some(from);
+                if stamp.sequence == PROBE {
+                    greetings.push((from, stamp));
+                    return;
+                }
+                if counts.arrived(client, Direction::ToPeer, now_ns, stamp, payload.len()) {
+                    return;
+                }
+            }
+            unexpected += 1;
+        });
+        for (from, stamp) in &greetings {
+            datagrams.push_to(0, Some(*from), HEADER_LEN, |out| stamp.write(out));
+        }
+        if !greetings.is_empty() {
+            datagrams.flush(errors);
+        }
+        if unexpected > 0 {
+            *errors.entry("unexpected_datagram").or_default() += unexpected;
+        }
+    }
+
+    /// Waits for the last packets.
+    fn drain<C>(&mut self, carrier: &mut impl Carrier, shared: &Shared<'_, C>) -> Result<(), LoadError> {
+        let start = shared.clock.ns();
+        let mut last = start;
+        loop {
+            shared.check()?;
+            let before = self.peer.received;
+            let received = carrier.receive(Duration::from_millis(5), self)?;
+            let now = shared.clock.ns();
+            if received + (self.peer.received - before) > 0 {
+                last = now;
+            }
+            let all = self.counts.under_way() == 0;
+            if all || now - last > QUIET_NS || now - start > LONGEST_DRAIN_NS {
+                return Ok(());
+            }
+        }
+    }
+}
+
+impl Sink for Ends<'_> {
+    #[inline]
+    fn payload(&mut self, client: usize, now_ns: u64, payload: &[u8]) {
+        let known = Stamp::read(payload).is_some_and(|stamp| {
+            self.counts.arrived(client, Direction::ToClient, now_ns, stamp, payload.len())
+        });
+        // A late answer to a greeting is none of ours either.
+        if !known {
+            *self.peer.errors.entry("unexpected_datagram").or_default() += 1;
+        }
+    }
+
+    fn peer_is_ready(&mut self) {
+        self.receive_at_peer();
+    }
+}
+
+impl Counts<'_> {
+    /// Counts what arrived at one of the ends; false if it is not what was sent there.
+    #[inline]
+    fn arrived(&mut self, client: usize, at: Direction, now_ns: u64, stamp: Stamp, len: usize) -> bool {
+        let profile = self.profile;
+        let first = profile.flow_number(self.share.1 + client, 0);
+        let Some(flow) = stamp.flow.checked_sub(first).map(|flow| flow as usize) else { return false };
+        let Some(stream) = profile.flows.get(flow).copied() else { return false };
+        let flow = &mut self.flows[client * profile.flows() + flow];
+        if profile.streams[stream].direction != at || stamp.sequence >= flow.next_sequence {
+            return false;
+        }
+        let measured = stamp.due_ns >= self.measure_ns;
+        let tally = self.tallies[stream].of(measured);
+        match flow.seen.note(stamp.sequence) {
+            Arrival::InOrder => {}
+            Arrival::Reordered | Arrival::TooOld => tally.reordered += 1,
+            Arrival::Duplicate => {
+                tally.duplicated += 1;
+                return true;
+            }
+        }
+        let latency_us = now_ns.saturating_sub(stamp.due_ns) / 1_000;
+        tally.received += 1;
+        tally.received_bytes += len as u64;
+        tally.record_rtt(latency_us);
+        if measured {
+            flow.jitter.note(latency_us);
+        }
+        true
+    }
+
+    /// Whose packet, or greeting, it is.
+    #[inline]
+    fn client_of(&self, stamp: Stamp) -> Option<usize> {
+        let (count, first) = self.share;
+        let number = match stamp.sequence {
+            PROBE => stamp.flow as usize,
+            _ => stamp.flow as usize / self.profile.flows(),
+        };
+        number.checked_sub(first).filter(|client| *client < count)
+    }
+
+    /// Packets that have not arrived, nor a later one of their flow.
+    fn under_way(&self) -> u64 {
+        self.flows.iter().map(|flow| flow.next_sequence - flow.seen.next()).sum()
+    }
+
+    /// Adds what the streams counted since the last time to `all`.
+    fn sum(&mut self, all: &mut Tallies) {
+        for (tallies, total) in self.tallies.iter_mut().zip(&mut self.totals) {
+            total.tally.merge(&mut tallies.measured);
+            for (from, to) in
+                [(&mut tallies.warmup, &mut all.warmup), (&mut tallies.measured, &mut all.measured)]
+            {
+                to.merge(from);
+                from.clear();
+            }
+        }
+    }
+
+    /// What each stream counted, and the jitter of all flows.
+    fn figures(mut self) -> (Vec<Figures>, (f64, u64)) {
+        let mut all = (0.0, 0);
+        let flows = self.profile.flows();
+        for (index, flow) in self.flows.iter().enumerate() {
+            let Some(estimate) = flow.jitter.estimate() else { continue };
+            let own = &mut self.totals[self.profile.flows[index % flows]].jitter;
+            for sum in [own, &mut all] {
+                sum.0 += estimate;
+                sum.1 += 1;
+            }
+        }
+        (self.totals, all)
+    }
+}

@@ -1,0 +1,85 @@
+//! What came of each stream, and of each direction.
+
+use std::time::Duration;
+
+use turnpike_measure::{Direction, Leg, ProfileReport, Report, StreamReport, per_second};
+
+use super::Shaped;
+use crate::run::{Found, Tally};
+
+/// What one stream counted, in one thread or in all.
+#[derive(Clone, Default)]
+pub(crate) struct Figures {
+    /// Of the measured time.
+    pub(crate) tally: Tally,
+    /// Sum and number of the flows' jitter estimates, in microseconds.
+    pub(crate) jitter: (f64, u64),
+}
+
+impl Figures {
+    fn merge(&mut self, other: &mut Self) {
+        self.tally.merge(&mut other.tally);
+        self.jitter.0 += other.jitter.0;
+        self.jitter.1 += other.jitter.1;
+    }
+
+    #[expect(clippy::cast_precision_loss, reason = "figures of a report")]
+    fn leg(&self, measured: Duration) -> Leg {
+        let Self { tally, jitter } = self;
+        Leg {
+            sent: tally.sent,
+            received: tally.received,
+            lost: tally.sent.saturating_sub(tally.received),
+            duplicated: tally.duplicated,
+            reordered: tally.reordered,
+            send_pps: per_second(tally.sent, measured),
+            recv_pps: per_second(tally.received, measured),
+            recv_bps: per_second(tally.received_bytes * 8, measured),
+            latency_us: tally.rtt.percentiles(),
+            jitter_us: if jitter.1 == 0 { 0.0 } else { jitter.0 / jitter.1 as f64 },
+        }
+    }
+}
+
+/// All threads' figures, by stream.
+pub(crate) fn gather(found: &mut Found) -> Vec<Figures> {
+    let mut all: Vec<Figures> = Vec::new();
+    for finished in &mut found.finished {
+        all.resize_with(all.len().max(finished.streams.len()), Figures::default);
+        for (sum, own) in all.iter_mut().zip(&mut finished.streams) {
+            sum.merge(own);
+        }
+    }
+    all
+}
+
+/// Puts them where readers look for them.
+pub(crate) fn put(report: &mut Report, shaped: &Shaped, mut streams: Vec<Figures>, measured: Duration) {
+    let known = &shaped.profile.streams;
+    let mut direction = |wanted: Direction| {
+        let mut sum = Figures::default();
+        let own = known.iter().zip(&mut streams).filter(|(stream, _)| stream.direction == wanted);
+        own.for_each(|(_, figures)| sum.merge(figures));
+        sum.leg(measured)
+    };
+    let (to_peer, to_client) = (direction(Direction::ToPeer), direction(Direction::ToClient));
+    report.profile = Some(ProfileReport {
+        name: shaped.profile.name.clone(),
+        seed: shaped.seed,
+        to_peer,
+        to_client,
+        streams: known
+            .iter()
+            .zip(&streams)
+            .map(|(stream, figures)| StreamReport {
+                name: stream.name.clone(),
+                direction: stream.direction,
+                leg: figures.leg(measured),
+            })
+            .collect(),
+    });
+    report.notes.push(
+        "rtt_us is the latency of one way here, from when a packet was due until it arrived, of both directions together"
+            .to_owned(),
+    );
+}

@@ -1,0 +1,267 @@
+//! Load in the shape of what people do: each client has streams in both directions, each with its rate, its bursts and its sizes,
+//! and the peer sends by itself.
+//!
+//! ```text
+//!  client ──▶ [server | forwarder] ──▶ peer        to-peer     both ends are the generator's, by one clock: latency counts
+//!         ◀────────────────────────◀──             to-client   from when a packet was due, one way; loss per direction
+//! ```
+
+mod draw;
+mod ends;
+mod figures;
+mod file;
+mod schedule;
+
+use std::{fmt, path::Path, str::FromStr};
+
+use draw::{Draw, Range};
+pub(crate) use ends::{Ends, run};
+pub(crate) use figures::{Figures, gather, put};
+use turnpike_measure::Direction;
+
+use crate::{LoadError, payload::HEADER_LEN};
+
+/// The built-in profiles, and what each is.
+const BUILT_IN: [(&str, &str); 5] = [
+    ("audio", include_str!("builtin/audio.toml")),
+    ("call", include_str!("builtin/call.toml")),
+    ("sfu", include_str!("builtin/sfu.toml")),
+    ("screen", include_str!("builtin/screen.toml")),
+    ("vpn", include_str!("builtin/vpn.toml")),
+];
+
+/// What each client of a run sends, and gets.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Profile {
+    name: String,
+    /// By index: what results call a stream.
+    streams: Vec<Stream>,
+    /// By index: one client's flows, each of a stream. A flow has its own sequence numbers.
+    flows: Vec<usize>,
+}
+
+/// Packets of one kind in one direction.
+#[derive(Clone, Debug, PartialEq)]
+struct Stream {
+    name: String,
+    direction: Direction,
+    /// Of each of its flows.
+    bursts_per_second: f64,
+    shape: Shape,
+}
+
+/// What a burst is.
+#[derive(Clone, Debug, PartialEq)]
+enum Shape {
+    /// Some packets, each of a size of its own.
+    Packets { count: Range, sizes: Vec<Sizes> },
+    /// A frame of so many bytes, cut into packets of about the same size.
+    Frame { bytes: Range, packet: u32, key: Option<KeyFrames> },
+}
+
+/// Sizes of a packet, in bytes, and how often they are in relation to others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Sizes {
+    range: Range,
+    /// Of this and those before it: what is drawn below it, and not below the one before, is of these sizes.
+    weights: u32,
+}
+
+/// Frames that stand alone, and so are larger.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct KeyFrames {
+    bytes: Range,
+    /// One in so many frames.
+    every: u32,
+}
+
+impl Profile {
+    /// The most flows of one client.
+    const MAX_FLOWS: usize = 200;
+
+    /// A built-in profile by its name, or that of a file.
+    ///
+    /// # Errors
+    /// When there is no such profile and no such file, or with every mistake of the file.
+    pub fn open(name: &str) -> Result<Self, InvalidProfile> {
+        if let Some((name, text)) = BUILT_IN.iter().find(|(known, _)| *known == name) {
+            return file::parse(name, name, text);
+        }
+        let path = Path::new(name);
+        let text = std::fs::read_to_string(path).map_err(|error| {
+            let names: Vec<_> = BUILT_IN.iter().map(|(name, _)| *name).collect();
+            let names = names.join(", ");
+            InvalidProfile(format!("{name}: {error}; expected {names}, or a file that can be read"))
+        })?;
+        let title =
+            path.file_stem().map_or_else(|| name.to_owned(), |stem| stem.to_string_lossy().into_owned());
+        file::parse(name, &title, &text)
+    }
+
+    /// Its name, for the report.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Flows of one client.
+    pub(crate) fn flows(&self) -> usize {
+        self.flows.len()
+    }
+
+    /// The number of a client's flow in the whole run.
+    #[inline]
+    #[expect(clippy::cast_possible_truncation, reason = "at most 10,000 clients of 200 flows")]
+    fn flow_number(&self, client: usize, flow: usize) -> u32 {
+        (client * self.flows.len() + flow) as u32
+    }
+
+    /// The longest packet, in bytes.
+    pub(crate) fn longest(&self) -> usize {
+        self.streams.iter().map(|stream| stream.shape.longest() as usize).max().unwrap_or_default()
+    }
+
+    /// Packets a second of one client, both directions together.
+    pub(crate) fn packets_per_second(&self) -> f64 {
+        self.per_flow(|stream| stream.bursts_per_second * stream.shape.mean().packets)
+    }
+
+    /// Bytes of a packet, on average.
+    pub(crate) fn mean_size(&self) -> f64 {
+        self.per_flow(|stream| stream.bursts_per_second * stream.shape.mean().bytes)
+            / self.packets_per_second()
+    }
+
+    fn per_flow(&self, figure: impl Fn(&Stream) -> f64) -> f64 {
+        self.flows.iter().map(|stream| figure(&self.streams[*stream])).sum()
+    }
+}
+
+impl FromStr for Profile {
+    type Err = InvalidProfile;
+
+    fn from_str(name: &str) -> Result<Self, Self::Err> {
+        Self::open(name)
+    }
+}
+
+/// What is wrong with a profile: each mistake on a line of its own, with its place.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct InvalidProfile(String);
+
+/// What a burst is on average.
+struct Mean {
+    packets: f64,
+    bytes: f64,
+}
+
+impl Shape {
+    /// Hands out the sizes of one burst's packets. `number` counts the bursts of its flow, from wherever it began.
+    #[inline]
+    fn burst(&self, mut draw: Draw, number: u64, mut packet: impl FnMut(usize)) {
+        match self {
+            Self::Packets { count, sizes } => {
+                for _ in 0..draw.from(*count) {
+                    packet(draw_size(sizes, &mut draw));
+                }
+            }
+            Self::Frame { bytes, packet: most, key } => {
+                let bytes = match key {
+                    Some(key) if number.is_multiple_of(key.every.into()) => draw.from(key.bytes),
+                    _ => draw.from(*bytes),
+                };
+                let count = bytes.div_ceil(*most);
+                // Those of one size first, so that they leave as one super-packet.
+                let (each, longer) = (bytes / count, bytes % count);
+                for index in 0..count {
+                    let size = each + u32::from(index < longer);
+                    packet((size as usize).max(HEADER_LEN));
+                }
+            }
+        }
+    }
+
+    fn longest(&self) -> u32 {
+        match self {
+            Self::Packets { sizes, .. } => {
+                sizes.iter().map(|sizes| sizes.range.most).max().unwrap_or_default()
+            }
+            Self::Frame { packet, .. } => *packet,
+        }
+    }
+
+    fn mean(&self) -> Mean {
+        match self {
+            Self::Packets { count, sizes } => {
+                let all = sizes.last().map_or(1, |sizes| sizes.weights);
+                let mut before = 0;
+                let size: f64 = sizes
+                    .iter()
+                    .map(|Sizes { range, weights }| {
+                        let share = f64::from(weights - std::mem::replace(&mut before, *weights));
+                        range.mean() * share / f64::from(all)
+                    })
+                    .sum();
+                Mean { packets: count.mean(), bytes: count.mean() * size }
+            }
+            Self::Frame { bytes, packet, key } => {
+                let cut = |range: Range| {
+                    let packets = (range.least..=range.most).map(|bytes| f64::from(bytes.div_ceil(*packet)));
+                    packets.sum::<f64>() / f64::from(range.most - range.least + 1)
+                };
+                let share = key.map_or(0.0, |key| 1.0 / f64::from(key.every));
+                let key = key.map_or(*bytes, |key| key.bytes);
+                Mean {
+                    packets: cut(*bytes) * (1.0 - share) + cut(key) * share,
+                    bytes: bytes.mean() * (1.0 - share) + key.mean() * share,
+                }
+            }
+        }
+    }
+}
+
+#[inline]
+fn draw_size(sizes: &[Sizes], draw: &mut Draw) -> usize {
+    let range = match sizes {
+        [only] => only.range,
+        several => {
+            let all = several.last().map_or(1, |sizes| sizes.weights);
+            let at = draw.below(all.into());
+            several.iter().find(|sizes| at < sizes.weights.into()).map_or(Range::just(0), |sizes| sizes.range)
+        }
+    };
+    draw.from(range) as usize
+}
+
+/// The profile as it was asked for, with the seed of its numbers.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Shaped {
+    /// What each client sends.
+    pub profile: Profile,
+    /// Runs of one seed send the same packets at the same times.
+    pub seed: u64,
+}
+
+impl Shaped {
+    /// Says what is impossible about it where packets may be at most so long.
+    pub(crate) fn validate(&self, most: usize) -> Result<(), LoadError> {
+        let longest = self.profile.longest();
+        if longest > most {
+            return Err(LoadError::Config(format!(
+                "--profile {} has packets of {longest} bytes, but here they must be {HEADER_LEN} to {most}",
+                self.profile.name
+            )));
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Display for Profile {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.name)
+    }
+}
+
+#[cfg(test)]
+mod tests;

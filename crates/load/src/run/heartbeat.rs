@@ -1,0 +1,58 @@
+//! What a thread does now and then beside its traffic.
+
+use std::time::Duration;
+
+use super::{Schedule, Shared, Tallies};
+use crate::{LoadError, clock::thread_cpu};
+
+/// How often counts are handed to the reporter.
+const PUBLISH_NS: u64 = 200_000_000;
+
+/// Hands counts to the reporter, hears whether the run was stopped, and keeps the CPU time of the measured part.
+pub(crate) struct Heartbeat {
+    next: u64,
+    measure: u64,
+    /// The thread's CPU time when measuring began.
+    cpu: Option<Duration>,
+}
+
+impl Heartbeat {
+    pub(crate) fn new(schedule: Schedule) -> Self {
+        Self { next: schedule.start, measure: schedule.measure, cpu: None }
+    }
+
+    /// Whether the next [`Heartbeat::beat`] is one.
+    #[inline]
+    pub(crate) fn is_due(&self, now: u64) -> bool {
+        now >= self.next
+    }
+
+    /// To be called often; whether it was time. `schedule` is brought up to date; `under_way` tells what was sent and may still be
+    /// answered.
+    #[inline]
+    pub(crate) fn beat<C>(
+        &mut self,
+        now: u64,
+        shared: &Shared<'_, C>,
+        thread: usize,
+        tallies: &mut Tallies,
+        schedule: &mut Schedule,
+        under_way: impl FnOnce() -> u64,
+    ) -> Result<bool, LoadError> {
+        if !self.is_due(now) {
+            return Ok(false);
+        }
+        shared.check_on(schedule)?;
+        tallies.publish(&shared.slots[thread], under_way());
+        self.next = now + PUBLISH_NS;
+        if self.cpu.is_none() && now >= self.measure {
+            self.cpu = thread_cpu();
+        }
+        Ok(true)
+    }
+
+    /// The thread's CPU time since measuring began.
+    pub(crate) fn cpu(&self) -> Option<Duration> {
+        self.cpu.zip(thread_cpu()).map(|(from, to)| to.saturating_sub(from))
+    }
+}

@@ -1,0 +1,356 @@
+//! There and back: payloads at a rate, or as many as go, to a reflector that returns each.
+//!
+//! One thread alternates between sending what is due and receiving what is there. Payloads are written in place, neighbours of one
+//! client leave as one super-packet, and what comes back is read from GRO buffers, so that a datagram costs the generator a
+//! small part of what it costs the relay.
+
+use std::time::Duration;
+
+use turnpike_measure::{Arrival, Jitter, Rate, Sequence};
+
+use super::{BATCH, Carrier, LONGEST_DRAIN_NS, LONGEST_SLEEP, QUIET_NS, SHORTEST_SLEEP, Sink};
+use crate::{
+    LoadError,
+    pacer::Pacer,
+    payload::Stamp,
+    run::{Finished, Heartbeat, Schedule, Shared, Tallies},
+};
+
+/// What is sent.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Plan {
+    /// Clients of all threads.
+    pub(crate) clients: usize,
+    /// Of all clients.
+    pub(crate) rate: Rate,
+    /// Bytes of a payload.
+    pub(crate) size: usize,
+    /// Payloads of one client back to back.
+    pub(crate) burst: usize,
+    /// At [`Rate::Max`]: payloads that one client may have under way.
+    pub(crate) window: Option<u64>,
+}
+
+/// Sends and receives until the run ends, for `count` clients that are ready, of which the first has number `first`.
+pub(crate) fn run<C>(
+    carrier: &mut impl Carrier,
+    plan: &Plan,
+    shared: &Shared<'_, C>,
+    thread: usize,
+) -> Result<Finished, LoadError> {
+    let (count, first) = shared.share(plan.clients, thread);
+    let mut echo = Echo::new(count, first);
+    shared.thread_is_ready();
+    let schedule = loop {
+        shared.check()?;
+        if let Some(schedule) = shared.schedule() {
+            break schedule;
+        }
+        carrier.receive(Duration::from_millis(1), &mut echo)?;
+    };
+    echo.measure_ns = schedule.measure;
+    carrier.plan(schedule);
+    let mut heartbeat = Heartbeat::new(schedule);
+    let mut sender = Sender::new(*plan, schedule, count, first);
+    loop {
+        let now = shared.clock.ns();
+        let flows = &echo.flows;
+        let under_way = || flows.iter().map(Flow::under_way).sum();
+        if heartbeat.beat(now, shared, thread, &mut echo.tallies, &mut sender.schedule, under_way)? {
+            carrier.plan(sender.schedule);
+        }
+        if carrier.is_due(now) {
+            flush(carrier, &mut echo, plan, now >= schedule.measure);
+            carrier.tend();
+        }
+        if carrier.is_releasing() {
+            release(carrier, &mut echo, plan);
+        }
+        let Some(sleep) = sender.send(carrier, &mut echo, shared, now) else { break };
+        carrier.receive(sleep, &mut echo)?;
+    }
+    drain(carrier, &mut echo, plan, shared)?;
+    let cpu = heartbeat.cpu();
+    let under_way = echo.flows.iter().map(Flow::under_way).sum();
+    echo.tallies.publish(&shared.slots[thread], under_way);
+    let estimates = echo.flows.iter().filter_map(|flow| flow.jitter.estimate());
+    let jitter = estimates.fold((0.0, 0), |(sum, count), estimate| (sum + estimate, count + 1));
+    Ok(Finished { jitter, cpu, garbled: echo.garbled, ..Finished::default() })
+}
+
+/// One client's traffic.
+struct Flow {
+    number: u32,
+    next_sequence: u64,
+    seen: Sequence,
+    jitter: Jitter,
+    /// Everything below counts as no longer under way.
+    settled: u64,
+}
+
+impl Flow {
+    /// Payloads sent whose reply, or that of a later one, has not come back.
+    fn under_way(&self) -> u64 {
+        self.next_sequence - self.seen.next().max(self.settled)
+    }
+}
+
+/// All clients' traffic.
+struct Echo {
+    flows: Vec<Flow>,
+    tallies: Tallies,
+    measure_ns: u64,
+    /// What came back and is not what was sent.
+    garbled: u64,
+}
+
+impl Echo {
+    #[expect(clippy::cast_possible_truncation, reason = "validated: at most 10,000 clients")]
+    fn new(count: usize, first: usize) -> Self {
+        let flow = |number: usize| Flow {
+            number: number as u32,
+            next_sequence: 0,
+            seen: Sequence::new(),
+            jitter: Jitter::default(),
+            settled: 0,
+        };
+        Self {
+            flows: (first..first + count).map(flow).collect(),
+            tallies: Tallies::default(),
+            measure_ns: u64::MAX,
+            garbled: 0,
+        }
+    }
+
+    /// Queues a burst of one client.
+    fn push(&mut self, carrier: &mut impl Carrier, client: usize, due_ns: u64, plan: &Plan) {
+        let flow = &mut self.flows[client];
+        for _ in 0..plan.burst {
+            let stamp = Stamp { flow: flow.number, sequence: flow.next_sequence, due_ns };
+            flow.next_sequence += 1;
+            carrier.push(client, plan.size, |out| stamp.write(out));
+        }
+        let tally = self.tallies.of(due_ns >= self.measure_ns);
+        tally.sent += plan.burst as u64;
+        tally.sent_bytes += (plan.burst * plan.size) as u64;
+    }
+
+    #[inline]
+    fn arrived(&mut self, client: usize, now_ns: u64, payload: &[u8]) -> bool {
+        let Some(stamp) = Stamp::read(payload) else { return false };
+        let flow = &mut self.flows[client];
+        if stamp.flow != flow.number || stamp.sequence >= flow.next_sequence {
+            return false;
+        }
+        let measured = stamp.due_ns >= self.measure_ns;
+        let tally = self.tallies.of(measured);
+        match flow.seen.note(stamp.sequence) {
+            Arrival::InOrder => {}
+            Arrival::Reordered | Arrival::TooOld => tally.reordered += 1,
+            Arrival::Duplicate => {
+                tally.duplicated += 1;
+                return true;
+            }
+        }
+        let rtt_us = now_ns.saturating_sub(stamp.due_ns) / 1_000;
+        tally.received += 1;
+        tally.received_bytes += payload.len() as u64;
+        tally.record_rtt(rtt_us);
+        if measured {
+            flow.jitter.note(rtt_us);
+        }
+        true
+    }
+}
+
+impl Sink for Echo {
+    #[inline]
+    fn payload(&mut self, client: usize, now_ns: u64, payload: &[u8]) {
+        if !self.arrived(client, now_ns, payload) {
+            self.garbled += 1;
+        }
+    }
+
+    /// What was under way shall not fill a window for ever.
+    fn forget(&mut self, client: usize) {
+        self.flows[client].settled = self.flows[client].next_sequence;
+    }
+}
+
+/// Decides which client sends when.
+struct Sender {
+    plan: Plan,
+    schedule: Schedule,
+    pace: Pace,
+    flows: usize,
+    /// The client whose turn it is.
+    turn: usize,
+}
+
+enum Pace {
+    /// Bursts at their due times.
+    Open(Pacer),
+    /// As much as goes, each client within its window if there is one; since when nothing has come back.
+    Flood { window: u64, stuck_since: u64 },
+}
+
+impl Sender {
+    #[expect(clippy::cast_precision_loss, reason = "client counts are small")]
+    fn new(plan: Plan, schedule: Schedule, flows: usize, first: usize) -> Self {
+        let pace = match plan.rate {
+            Rate::Pps(pps) => {
+                let bursts = pps / plan.burst as f64;
+                let share = flows as f64 / plan.clients as f64;
+                // Threads take turns instead of all sending at once.
+                let offset = (first as f64 / plan.clients as f64) * 1e9 / (bursts * share);
+                #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "positive")]
+                Pace::Open(Pacer::new(schedule.start + offset as u64, bursts * share))
+            }
+            Rate::Max => Pace::Flood { window: plan.window.unwrap_or(u64::MAX), stuck_since: 0 },
+        };
+        Self { plan, schedule, pace, flows, turn: 0 }
+    }
+
+    /// Sends what is due, at most a few batches; returns how long there is nothing to send, or `None` at the end.
+    fn send<C>(
+        &mut self,
+        carrier: &mut impl Carrier,
+        echo: &mut Echo,
+        shared: &Shared<'_, C>,
+        now: u64,
+    ) -> Option<Duration> {
+        /// After so many batches it is the receiver's turn, however late the sender is.
+        const BATCHES: usize = 4;
+        let mut now = now;
+        for _ in 0..BATCHES {
+            if now < self.schedule.start {
+                return Some(Duration::from_nanos(self.schedule.start - now).min(LONGEST_SLEEP));
+            }
+            match &mut self.pace {
+                Pace::Open(_) => {
+                    self.send_due(carrier, echo, now);
+                    now = shared.clock.ns();
+                    let Pace::Open(pacer) = &self.pace else { return None };
+                    let due = pacer.due();
+                    if due >= self.schedule.end {
+                        return None;
+                    }
+                    if due > now {
+                        let sleep = Duration::from_nanos(due - now);
+                        return Some(sleep.clamp(SHORTEST_SLEEP, LONGEST_SLEEP));
+                    }
+                }
+                Pace::Flood { .. } => {
+                    if now >= self.schedule.end {
+                        return None;
+                    }
+                    return Some(self.flood(carrier, echo, now));
+                }
+            }
+        }
+        Some(Duration::ZERO)
+    }
+
+    /// One batch of what is due by now.
+    #[expect(clippy::cast_possible_truncation, reason = "a burst is at most 64")]
+    fn send_due(&mut self, carrier: &mut impl Carrier, echo: &mut Echo, now: u64) {
+        let Pace::Open(pacer) = &mut self.pace else { return };
+        let mut due = pacer.due();
+        while due <= now && due < self.schedule.end && carrier.queued() < BATCH {
+            if !carrier.hold(self.turn, due) {
+                echo.push(carrier, self.turn, due, &self.plan);
+            }
+            let late = &mut echo.tallies.of(due >= self.schedule.measure).late;
+            late.record_n((now - due) / 1_000, self.plan.burst as u32);
+            self.turn = if self.turn + 1 == self.flows { 0 } else { self.turn + 1 };
+            pacer.advance();
+            due = pacer.due();
+        }
+        flush(carrier, echo, &self.plan, now >= self.schedule.measure);
+    }
+
+    /// One batch, round robin over the clients; returns how long to wait for replies.
+    fn flood(&mut self, carrier: &mut impl Carrier, echo: &mut Echo, now: u64) -> Duration {
+        /// With every window full and nothing coming back for so long, what is under way is lost.
+        const STUCK_NS: u64 = 100_000_000;
+        let Pace::Flood { window, stuck_since } = &mut self.pace else { return Duration::ZERO };
+        for _ in 0..self.flows {
+            let flow = &echo.flows[self.turn];
+            if carrier.can_send(self.turn) && flow.under_way() + self.plan.burst as u64 <= *window {
+                echo.push(carrier, self.turn, now, &self.plan);
+            }
+            self.turn = if self.turn + 1 == self.flows { 0 } else { self.turn + 1 };
+            if carrier.queued() >= BATCH {
+                break;
+            }
+        }
+        let queued = carrier.queued() as u64;
+        if queued == 0 {
+            if *stuck_since == 0 {
+                *stuck_since = now;
+            } else if now - *stuck_since > STUCK_NS {
+                echo.flows.iter_mut().for_each(|flow| flow.settled = flow.next_sequence);
+            }
+            return Duration::from_millis(1);
+        }
+        *stuck_since = 0;
+        let dropped = flush(carrier, echo, &self.plan, now >= self.schedule.measure);
+        // The kernel takes no more: give it, and whoever shares the core, time.
+        if dropped == queued { Duration::from_micros(50) } else { Duration::ZERO }
+    }
+}
+
+/// Sends the batch; what the kernel did not take was not sent.
+fn flush(carrier: &mut impl Carrier, echo: &mut Echo, plan: &Plan, measured: bool) -> u64 {
+    let dropped = carrier.flush();
+    if dropped > 0 {
+        let tally = echo.tallies.of(measured);
+        tally.sent = tally.sent.saturating_sub(dropped);
+        tally.sent_bytes = tally.sent_bytes.saturating_sub(dropped * plan.size as u64);
+    }
+    dropped
+}
+
+/// Sends what waited for a client to move, at most a batch of it.
+fn release(carrier: &mut impl Carrier, echo: &mut Echo, plan: &Plan) {
+    while carrier.queued() < BATCH
+        && let Some((client, due)) = carrier.release()
+    {
+        echo.push(carrier, client, due, plan);
+    }
+    flush(carrier, echo, plan, true);
+}
+
+/// Waits for the last replies.
+fn drain<C>(
+    carrier: &mut impl Carrier,
+    echo: &mut Echo,
+    plan: &Plan,
+    shared: &Shared<'_, C>,
+) -> Result<(), LoadError> {
+    let start = shared.clock.ns();
+    let mut last = start;
+    loop {
+        shared.check()?;
+        let received = carrier.receive(Duration::from_millis(5), echo)?;
+        let now = shared.clock.ns();
+        if received > 0 {
+            last = now;
+        }
+        if carrier.is_releasing() {
+            release(carrier, echo, plan);
+            last = now;
+            continue;
+        }
+        let all = echo.flows.iter().all(|flow| flow.under_way() == 0);
+        let quiet = all || now - last > QUIET_NS;
+        if (quiet && !carrier.is_waiting()) || now - start > LONGEST_DRAIN_NS {
+            // What has not left by now never will; it was due and is lost.
+            carrier.give_up();
+            while carrier.is_releasing() {
+                release(carrier, echo, plan);
+            }
+            return Ok(());
+        }
+    }
+}

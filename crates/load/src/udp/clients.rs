@@ -1,0 +1,92 @@
+//! UDP sockets that carry payloads as they are, one per client.
+
+use std::{net::SocketAddr, time::Duration};
+
+use turnpike_client::{Datagrams, Errors};
+use turnpike_net::{
+    Datapath,
+    poll::{Event, Poller},
+};
+
+use crate::{
+    LoadError,
+    clock::Clock,
+    traffic::{Carrier, PEER, Sink},
+};
+
+/// Those of one thread.
+pub(crate) struct Clients {
+    datagrams: Datagrams,
+    poller: Poller,
+    ready: Vec<Event>,
+    clock: Clock,
+    pub(crate) errors: Errors,
+    /// An ICMP error said that nobody listens at the server's port.
+    pub(super) unreachable: bool,
+}
+
+impl Clients {
+    /// Opens `count` sockets, of `clients` in the whole run.
+    pub(crate) fn new(
+        server: SocketAddr,
+        datapath: Datapath,
+        clients: usize,
+        count: usize,
+        clock: Clock,
+    ) -> Result<Self, LoadError> {
+        let poller = Poller::new().map_err(LoadError::system("cannot create an epoll instance"))?;
+        let mut datagrams = Datagrams::new(datapath, clients);
+        for _ in 0..count {
+            datagrams.add(server, &poller).map_err(|source| LoadError::Socket { server, source })?;
+        }
+        Ok(Self { datagrams, poller, ready: Vec::new(), clock, errors: Errors::new(), unreachable: false })
+    }
+}
+
+impl Carrier for Clients {
+    #[inline]
+    fn push(&mut self, client: usize, len: usize, fill: impl FnOnce(&mut [u8])) {
+        self.datagrams.push_with(client, len, fill);
+    }
+
+    #[inline]
+    fn queued(&self) -> usize {
+        self.datagrams.queued()
+    }
+
+    fn flush(&mut self) -> u64 {
+        self.datagrams.flush(&mut self.errors)
+    }
+
+    fn receive(&mut self, timeout: Duration, sink: &mut impl Sink) -> Result<usize, LoadError> {
+        self.ready.clear();
+        let events = self.poller.wait(Some(timeout)).map_err(LoadError::system("epoll_wait"))?;
+        self.ready.extend_from_slice(events);
+        let mut received = 0;
+        for event in &self.ready {
+            if event.token == PEER {
+                sink.peer_is_ready();
+                continue;
+            }
+            let Ok(client) = usize::try_from(event.token) else { continue };
+            let (clock, mut now_ns) = (self.clock, 0);
+            self.unreachable |= self.datagrams.receive(client, &mut self.errors, |datagram| match datagram {
+                // One reading for the batch: these datagrams were all here when the call returned.
+                None => now_ns = clock.ns(),
+                Some((payload, _)) => {
+                    received += 1;
+                    sink.payload(client, now_ns, payload);
+                }
+            });
+        }
+        Ok(received)
+    }
+
+    fn poller(&self) -> &Poller {
+        &self.poller
+    }
+
+    fn errors(&mut self) -> &mut Errors {
+        &mut self.errors
+    }
+}

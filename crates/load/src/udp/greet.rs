@@ -1,0 +1,93 @@
+//! Before any traffic each client gets one datagram back, so that a forwarder has its session, and an address at which nothing
+//! answers is told at once.
+
+use std::{sync::atomic::Ordering::Relaxed, time::Duration};
+
+use super::{Config, Shared, clients::Clients};
+use crate::{
+    LoadError,
+    clock::nanos,
+    payload::{HEADER_LEN, Stamp},
+    traffic::{Carrier as _, Sink},
+};
+
+/// No client sends so many datagrams, so that a late answer is never taken for one of them.
+pub(crate) const PROBE: u64 = u64::MAX;
+/// Probes of all threads that may be under way at a time.
+const OUTSTANDING: usize = 256;
+/// A probe without an answer is sent again after this, doubling up to a fifth of a second: socat takes one flow at a time,
+/// and what the others sent meanwhile is lost.
+const FIRST_RETRY_NS: u64 = 50_000_000;
+const LONGEST_RETRY_NS: u64 = 200_000_000;
+
+/// Waits until every client of this thread, of which the first has number `first`, has got a datagram back. `peer_is_ready` is
+/// called when the peers' socket, if there is one, can be read.
+pub(super) fn set_up(
+    clients: &mut Clients,
+    shared: &Shared<'_>,
+    (count, first): (usize, usize),
+    peer_is_ready: impl FnMut(),
+) -> Result<(), LoadError> {
+    let Config { server, setup_timeout, .. } = *shared.config;
+    let limit = (OUTSTANDING / shared.frame.threads).max(1);
+    let mut answers = Answers { answered: vec![false; count], ready: 0, first, peer_is_ready };
+    // Clients whose probe is under way: index, when to send again, and the pause after that.
+    let mut probing: Vec<(usize, u64, u64)> = Vec::with_capacity(limit);
+    let (mut started, mut ready) = (0, 0);
+    let mut last_answer = shared.clock.ns();
+    while answers.ready < count {
+        shared.check()?;
+        let now = shared.clock.ns();
+        probing.retain(|(index, ..)| !answers.answered[*index]);
+        while started < count && probing.len() < limit {
+            probing.push((started, 0, FIRST_RETRY_NS));
+            started += 1;
+        }
+        for (index, due, pause) in &mut probing {
+            if *due <= now {
+                send(clients, *index, first);
+                *due = now + *pause;
+                *pause = (*pause * 2).min(LONGEST_RETRY_NS);
+            }
+        }
+        clients.flush();
+        clients.receive(Duration::from_millis(10), &mut answers)?;
+        if answers.ready > ready {
+            shared.ready_clients.fetch_add(answers.ready - ready, Relaxed);
+            ready = answers.ready;
+            last_answer = shared.clock.ns();
+        } else if clients.unreachable {
+            return Err(LoadError::NoReflector { server });
+        } else if shared.clock.ns() - last_answer > nanos(setup_timeout) {
+            return Err(LoadError::NoReflection { server, ready, clients: count });
+        }
+    }
+    Ok(())
+}
+
+#[expect(clippy::cast_possible_truncation, reason = "validated: at most 10,000 clients")]
+fn send(clients: &mut Clients, index: usize, first: usize) {
+    let stamp = Stamp { flow: (first + index) as u32, sequence: PROBE, due_ns: 0 };
+    clients.push(index, HEADER_LEN, |out| stamp.write(out));
+}
+
+struct Answers<F> {
+    answered: Vec<bool>,
+    ready: usize,
+    first: usize,
+    peer_is_ready: F,
+}
+
+impl<F: FnMut()> Sink for Answers<F> {
+    fn payload(&mut self, client: usize, _now_ns: u64, payload: &[u8]) {
+        let ours = Stamp::read(payload)
+            .is_some_and(|stamp| stamp.sequence == PROBE && stamp.flow as usize == self.first + client);
+        if ours && !std::mem::replace(&mut self.answered[client], true) {
+            self.ready += 1;
+        }
+    }
+
+    fn peer_is_ready(&mut self) {
+        (self.peer_is_ready)();
+    }
+}

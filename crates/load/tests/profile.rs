@@ -1,0 +1,302 @@
+//! Calls and the like over real sockets: each direction by itself, and what a middle box drops or doubles is counted exactly where
+//! it was on its way.
+#![allow(clippy::unwrap_used, reason = "a test helper says by panicking what went wrong")]
+
+mod common;
+
+use std::{
+    collections::VecDeque,
+    net::{SocketAddr, UdpSocket},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering::SeqCst},
+    },
+    thread::{self, JoinHandle},
+    time::{Duration, Instant},
+};
+
+use common::{
+    PASSWORD, USER, Wishes, certificate, file, listen_to_all, listener, loopback, relay, relay_with,
+};
+use turnpike_load::{
+    HEADER_LEN, Leg, LoadError, ProfileReport, Report, Shaped, Stop, TlsOptions, Transport,
+    turn::{self, Via},
+    udp,
+};
+
+fn shaped(name: &str) -> Option<Shaped> {
+    Some(Shaped { profile: name.parse().unwrap(), seed: 1 })
+}
+
+fn straight(name: &str) -> udp::Config {
+    let free = UdpSocket::bind(loopback(0)).unwrap().local_addr().unwrap();
+    udp::Config {
+        server: free,
+        profile: shaped(name),
+        clients: 4,
+        warmup: Duration::from_millis(200),
+        duration: Duration::from_secs(1),
+        ..udp::Config::default()
+    }
+}
+
+fn through(server: SocketAddr, transport: Transport) -> turn::Config {
+    turn::Config {
+        server,
+        transport,
+        peer: loopback(0),
+        user: USER.to_owned(),
+        password: PASSWORD.to_owned(),
+        profile: shaped("call"),
+        clients: 3,
+        warmup: Duration::from_millis(200),
+        duration: Duration::from_secs(1),
+        ..turn::Config::default()
+    }
+}
+
+/// Everything that was sent arrived, and sums are those of the parts.
+fn is_whole(report: &Report, context: &str) {
+    let profile = report.profile.as_ref().unwrap();
+    assert_eq!((report.lost, report.duplicated, report.reordered), (0, 0, 0), "{context}: {report:?}");
+    assert!(report.errors.is_empty(), "{context}: {report:?}");
+    adds_up(report, profile);
+    for leg in profile.streams.iter().map(|stream| &stream.leg) {
+        assert_eq!(leg.sent, leg.received, "{context}: {report:?}");
+    }
+}
+
+fn adds_up(report: &Report, profile: &ProfileReport) {
+    let legs = [&profile.to_peer, &profile.to_client];
+    let sum = |of: fn(&Leg) -> u64| legs.into_iter().map(of).sum::<u64>();
+    let found = (sum(|leg| leg.sent), sum(|leg| leg.received), sum(|leg| leg.lost));
+    assert_eq!(found, (report.sent, report.received, report.lost), "{report:?}");
+    let streams = |of: fn(&Leg) -> u64| profile.streams.iter().map(|stream| of(&stream.leg)).sum::<u64>();
+    assert_eq!(streams(|leg| leg.sent), report.sent, "{report:?}");
+    assert_eq!(streams(|leg| leg.received), report.received, "{report:?}");
+}
+
+fn quiet_turn(config: &turn::Config) -> Result<Report, LoadError> {
+    turn::run(config, &Stop::new(), |_| {}).map(|outcome| outcome.report)
+}
+
+fn quiet_udp(config: &udp::Config) -> Result<Report, LoadError> {
+    udp::run(config, &Stop::new(), |_| {}).map(|outcome| outcome.report)
+}
+
+#[test]
+fn every_profile_sends_both_ways_and_loses_nothing_where_nothing_is_between() {
+    for name in ["audio", "call", "sfu", "screen", "vpn"] {
+        let report = quiet_udp(&straight(name)).unwrap();
+        is_whole(&report, name);
+        let profile = report.profile.unwrap();
+        assert!(profile.to_peer.sent > 0 && profile.to_client.sent > 0, "{name}: {profile:?}");
+        assert!(profile.to_peer.latency_us.max > 0 && profile.to_client.latency_us.max > 0, "{profile:?}");
+    }
+}
+
+#[test]
+fn a_call_goes_through_a_server_by_every_transport_over_channels_and_indications() {
+    let certificate = certificate("turn.example.org");
+    let relay = relay_with(&Wishes::default(), |config| listen_to_all(config, Some(&certificate)));
+    let ca = file("profile-ca.pem", &certificate.pem);
+    for transport in Transport::ALL {
+        for via in [Via::Channel, Via::Send] {
+            let config = turn::Config {
+                via,
+                host: Some("turn.example.org".to_owned()),
+                tls: TlsOptions { ca: Some(ca.clone()), ..TlsOptions::default() },
+                threads: Some(2),
+                ..through(listener(&relay, transport), transport)
+            };
+            let report = quiet_turn(&config).unwrap();
+            is_whole(&report, &format!("{transport} {via}"));
+            let profile = report.profile.unwrap();
+            let audio = profile.streams.iter().filter(|stream| stream.name == "audio");
+            // 50 a second of each client, each way.
+            assert!(audio.map(|stream| stream.leg.sent).eq([150, 150]), "{profile:?}");
+        }
+    }
+    common::wait_until_empty(&relay);
+    std::fs::remove_file(ca).unwrap();
+}
+
+#[test]
+fn a_seed_says_what_is_sent_and_another_one_says_something_else() {
+    let sent = |seed: u64, threads: usize, relay: &turnpike_relay::Relay| {
+        let profile = "call".parse().unwrap();
+        let config = turn::Config {
+            profile: Some(Shaped { profile, seed }),
+            threads: Some(threads),
+            ..through(relay.listeners().udp[0], Transport::Udp)
+        };
+        let report = quiet_turn(&config).unwrap();
+        let streams = report.profile.unwrap().streams;
+        streams.into_iter().map(|stream| (stream.leg.sent, stream.leg.recv_bps)).collect::<Vec<_>>()
+    };
+    let relay = relay(&Wishes::default());
+    let first = sent(7, 1, &relay);
+    assert_eq!(first, sent(7, 3, &relay));
+    assert_ne!(first, sent(8, 1, &relay));
+}
+
+/// What a [`MiddleBox`] did in one direction, to packets of the measured time.
+#[derive(Default)]
+struct Way {
+    seen: AtomicU64,
+    dropped: AtomicU64,
+    doubled: AtomicU64,
+}
+
+/// Stands between a client and a peer, as a forwarder does, and does to every tenth packet what it is told to.
+struct MiddleBox {
+    address: SocketAddr,
+    to_peer: Arc<Way>,
+    to_client: Arc<Way>,
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Mischief {
+    None,
+    Drop,
+    Double,
+    /// By [`DELAY`].
+    Delay,
+}
+
+const DELAY: Duration = Duration::from_millis(40);
+
+impl MiddleBox {
+    fn start(peer: SocketAddr, up: Mischief, down: Mischief) -> Self {
+        let client_side = UdpSocket::bind(loopback(0)).unwrap();
+        let peer_side = UdpSocket::bind(loopback(0)).unwrap();
+        let address = client_side.local_addr().unwrap();
+        for socket in [&client_side, &peer_side] {
+            socket.set_nonblocking(true).unwrap();
+        }
+        let (to_peer, to_client, stop) =
+            (Arc::<Way>::default(), Arc::<Way>::default(), Arc::<AtomicBool>::default());
+        let (ways, stopped) = ([Arc::clone(&to_peer), Arc::clone(&to_client)], Arc::clone(&stop));
+        let thread = thread::spawn(move || {
+            let (mut buffer, mut client, mut held) = ([0; 65_536], None, VecDeque::new());
+            while !stopped.load(SeqCst) {
+                let mut idle = true;
+                if let Ok((len, from)) = client_side.recv_from(&mut buffer) {
+                    client = Some(from);
+                    held.push_back((Instant::now(), buffer[..len].to_vec()));
+                    idle = false;
+                }
+                let late = if up == Mischief::Delay { DELAY } else { Duration::ZERO };
+                while let Some((_, packet)) = held.pop_front_if(|(came, _)| came.elapsed() >= late) {
+                    pass(&ways[0], up, &peer_side, peer, &packet);
+                }
+                if let (Ok((len, _)), Some(client)) = (peer_side.recv_from(&mut buffer), client) {
+                    pass(&ways[1], down, &client_side, client, &buffer[..len]);
+                    idle = false;
+                }
+                if idle {
+                    thread::sleep(Duration::from_micros(200));
+                }
+            }
+        });
+        Self { address, to_peer, to_client, stop, thread: Some(thread) }
+    }
+}
+
+impl Drop for MiddleBox {
+    fn drop(&mut self) {
+        self.stop.store(true, SeqCst);
+        self.thread.take().unwrap().join().unwrap();
+    }
+}
+
+fn pass(way: &Way, mischief: Mischief, through: &UdpSocket, to: SocketAddr, packet: &[u8]) {
+    // The greeting before the traffic is as short as none of these streams' packets.
+    let counts = packet.len() > HEADER_LEN;
+    let tenth = counts && (way.seen.fetch_add(1, SeqCst) + 1).is_multiple_of(10);
+    if tenth && mischief == Mischief::Drop {
+        way.dropped.fetch_add(1, SeqCst);
+        return;
+    }
+    through.send_to(packet, to).unwrap();
+    if tenth && mischief == Mischief::Double {
+        way.doubled.fetch_add(1, SeqCst);
+        through.send_to(packet, to).unwrap();
+    }
+}
+
+#[test]
+fn what_is_lost_or_doubled_on_one_way_is_counted_there_and_only_there() {
+    for (up, down) in [
+        (Mischief::Drop, Mischief::None),
+        (Mischief::None, Mischief::Drop),
+        (Mischief::Double, Mischief::Drop),
+    ] {
+        let peer = UdpSocket::bind(loopback(0)).unwrap().local_addr().unwrap();
+        let middle = MiddleBox::start(peer, up, down);
+        let config = udp::Config {
+            server: middle.address,
+            peer: Some(peer),
+            clients: 1,
+            warmup: Duration::ZERO,
+            ..straight("call")
+        };
+        let report = quiet_udp(&config).unwrap();
+        let profile = report.profile.as_ref().unwrap();
+        adds_up(&report, profile);
+        for (leg, way) in [(&profile.to_peer, &middle.to_peer), (&profile.to_client, &middle.to_client)] {
+            let (seen, dropped) = (way.seen.load(SeqCst), way.dropped.load(SeqCst));
+            assert!(seen > 100, "{report:?}");
+            assert_eq!((leg.sent, leg.lost), (seen, dropped), "{report:?}");
+            assert_eq!(leg.received, seen - dropped, "{report:?}");
+            // The last copy may be on its way when the run ends.
+            let doubled = way.doubled.load(SeqCst);
+            assert!((doubled.saturating_sub(1)..=doubled).contains(&leg.duplicated), "{doubled}: {report:?}");
+        }
+    }
+}
+
+#[test]
+fn latency_is_that_of_one_way() {
+    let peer = UdpSocket::bind(loopback(0)).unwrap().local_addr().unwrap();
+    let middle = MiddleBox::start(peer, Mischief::Delay, Mischief::None);
+    let config = udp::Config { server: middle.address, peer: Some(peer), clients: 1, ..straight("audio") };
+    let profile = quiet_udp(&config).unwrap().profile.unwrap();
+    let least = u64::try_from(DELAY.as_micros()).unwrap();
+    assert!(profile.to_peer.latency_us.min >= least, "{profile:?}");
+    assert!(profile.to_client.latency_us.min < least, "{profile:?}");
+}
+
+#[test]
+fn what_a_server_does_not_let_through_is_lost_and_not_received() {
+    // The peer's packets pass only where a permission was installed: for another address there is none.
+    let strict = relay(&Wishes { allow_loopback: false, ..Wishes::default() });
+    let error = quiet_turn(&through(strict.listeners().udp[0], Transport::Udp)).unwrap_err();
+    assert!(matches!(error, LoadError::Refused { code: 403, .. }), "{error:?}");
+}
+
+#[test]
+fn peers_that_cannot_listen_are_told_with_their_address() {
+    // Nobody has this address (RFC 5737).
+    let nowhere: SocketAddr = "192.0.2.1:5000".parse().unwrap();
+    let config = udp::Config { peer: Some(nowhere), ..straight("audio") };
+    let error = quiet_udp(&config).unwrap_err().to_string();
+    assert!(error.contains("192.0.2.1:5000") && error.contains("--peer"), "{error}");
+}
+
+#[test]
+fn a_run_that_is_stopped_reports_until_then() {
+    let stop = Stop::new();
+    let config =
+        udp::Config { duration: Duration::from_secs(3_600), warmup: Duration::ZERO, ..straight("call") };
+    let outcome = udp::run(&config, &stop, |interval| {
+        if interval.received > 0 {
+            stop.stop();
+        }
+    });
+    let outcome = outcome.unwrap();
+    assert!(outcome.was_interrupted());
+    is_whole(&outcome.report, "until it was stopped");
+}

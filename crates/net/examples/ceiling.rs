@@ -1,0 +1,245 @@
+//! What the generator's datagrams cost its core, beside a bare loop that makes the same system calls and looks at nothing.
+//!
+//! ```text
+//! cargo build --release && cargo run --release -p turnpike-net --example ceiling -- target/release/turnpike [ROUNDS]
+//! ```
+//!
+//! Both send to the same `turnpike reflect`, in turns. What is printed is the CPU time of the sending thread for each datagram that it
+//! sent and got back, as the scheduler counts it (proc(5), schedstat), with the kernel's work for it; and the median of the ratios.
+#![allow(
+    clippy::print_stdout,
+    clippy::unwrap_used,
+    reason = "a tool for developers, who read where it failed"
+)]
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    io::{BufRead, BufReader},
+    net::{SocketAddr, UdpSocket},
+    os::fd::AsRawFd,
+    process::{Child, Command, Stdio},
+    time::{Duration, Instant},
+};
+
+use libc::c_int;
+use turnpike_net::poll::Poller;
+
+/// Bytes of a datagram.
+const SIZE: usize = 120;
+/// Measured, and before it not.
+const TIME: Duration = Duration::from_secs(2);
+const WARMUP: Duration = Duration::from_millis(500);
+
+/// What is sent.
+#[derive(Clone, Copy)]
+struct Shape {
+    name: &'static str,
+    sockets: usize,
+    /// Datagrams of one socket back to back: one super-packet.
+    burst: usize,
+    /// A second, of all sockets; without one as many as go, so many of each socket under way.
+    rate: Option<u32>,
+    window: usize,
+}
+
+const SHAPES: [Shape; 4] = [
+    Shape { name: "flood of 1", sockets: 1, burst: 32, rate: None, window: 512 },
+    Shape { name: "flood of 8", sockets: 8, burst: 32, rate: None, window: 128 },
+    Shape { name: "thin, 64 at 40,000/s", sockets: 64, burst: 1, rate: Some(40_000), window: 0 },
+    Shape { name: "thin, 1,000 at 40,000/s", sockets: 1_000, burst: 1, rate: Some(40_000), window: 0 },
+];
+
+fn main() {
+    let mut arguments = std::env::args().skip(1);
+    let binary = arguments.next().expect("the path of turnpike");
+    let rounds: usize = arguments.next().map_or(6, |text| text.parse().expect("a number of rounds"));
+    let reflector = Reflector::start(&binary);
+    for shape in SHAPES {
+        let mut found: BTreeMap<&str, Vec<f64>> = BTreeMap::new();
+        let mut ratios = Vec::new();
+        for round in 0..=rounds {
+            let bare = bare(shape, reflector.address);
+            let load = load(&binary, shape, reflector.address);
+            // The first one warms what is cold.
+            if round > 0 {
+                found.entry("bare").or_default().push(bare);
+                found.entry("load").or_default().push(load);
+                ratios.push(load / bare);
+            }
+        }
+        let (least, most) =
+            (ratios.iter().copied().fold(f64::MAX, f64::min), ratios.iter().copied().fold(0.0, f64::max));
+        println!(
+            "{:<24} bare {:6.0} ns, load {:6.0} ns a datagram there and back; ratio {:.2} ({least:.2}..{most:.2}), {rounds} rounds",
+            shape.name,
+            median(&mut found["bare"].clone()),
+            median(&mut found["load"].clone()),
+            median(&mut ratios),
+        );
+    }
+}
+
+/// Nanoseconds of CPU for each datagram, of `turnpike load udp`.
+fn load(binary: &str, shape: Shape, server: SocketAddr) -> f64 {
+    let number = |value: usize| value.to_string();
+    let mut command = Command::new(binary);
+    command.args(["load", "udp", &server.to_string(), "--json", "-", "--threads", "1"]);
+    command.args([
+        "--clients",
+        &number(shape.sockets),
+        "--burst",
+        &number(shape.burst),
+        "--size",
+        &number(SIZE),
+    ]);
+    let time = |time: Duration| time.as_secs_f64().to_string();
+    command.args(["--duration", &time(TIME), "--warmup", &time(WARMUP)]);
+    match shape.rate {
+        Some(rate) => command.args(["--rate", &rate.to_string()]),
+        None => command.args(["--rate", "max", "--window", &number(shape.window)]),
+    };
+    let output = command.stderr(Stdio::null()).output().unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
+    let figure = |name: &str| -> f64 {
+        let (_, rest) =
+            text.split_once(&format!("\"{name}\":")).unwrap_or_else(|| panic!("no {name} in {text}"));
+        rest.split([',', '}']).next().unwrap().parse().unwrap()
+    };
+    figure("generator_cpu_s") * 1e9 / figure("received")
+}
+
+/// The same of a bare loop.
+fn bare(shape: Shape, server: SocketAddr) -> f64 {
+    let mut poller = Poller::new().unwrap();
+    let mut sockets: Vec<Bare> =
+        (0..shape.sockets).map(|index| Bare::new(server, &poller, index, shape.burst)).collect();
+    let payload = vec![0x5A_u8; SIZE * shape.burst];
+    let mut buffer = vec![0_u8; 1 << 16];
+    // As the generator does, lest it wake up late.
+    let _ = turnpike_net::limits::exact_timers();
+    let begin = Instant::now();
+    // When something came for the last time, and how much that was then.
+    let mut last = (Duration::ZERO, 0);
+    let (mut measured_from, mut received, mut turn, mut sent) = (None, 0_u64, 0, 0_u64);
+    loop {
+        let now = begin.elapsed();
+        if measured_from.is_none() && now >= WARMUP {
+            measured_from = Some((cpu(), received));
+        }
+        if now >= WARMUP + TIME {
+            break;
+        }
+        let mut wait = Duration::ZERO;
+        if received > last.1 {
+            last = (now, received);
+        } else if now - last.0 > Duration::from_millis(100) {
+            // What is under way is lost, and shall not fill the windows for ever.
+            sockets.iter_mut().for_each(|socket| socket.under_way = 0);
+            last.0 = now;
+        }
+        match shape.rate {
+            Some(rate) => {
+                let due = (now.as_secs_f64() * f64::from(rate)) as u64;
+                for _ in 0..due.saturating_sub(sent).min(256) {
+                    sockets[turn].send(&payload);
+                    turn = (turn + 1) % sockets.len();
+                    sent += 1;
+                }
+                let next = Duration::from_secs_f64((sent + 1) as f64 / f64::from(rate));
+                // As the generator does: no wake-up is for less.
+                wait = next.saturating_sub(begin.elapsed()).max(Duration::from_micros(50));
+            }
+            None => {
+                for socket in &mut sockets {
+                    if socket.under_way + shape.burst <= shape.window {
+                        socket.send(&payload);
+                        socket.under_way += shape.burst;
+                    }
+                }
+            }
+        }
+        for event in poller.wait(Some(wait)).unwrap() {
+            let socket = &mut sockets[event.token as usize];
+            // One call: epoll tells again what is left.
+            let length = socket.receive(&mut buffer);
+            let count = length.div_ceil(SIZE);
+            received += count as u64;
+            socket.under_way = socket.under_way.saturating_sub(count);
+        }
+    }
+    let (from, before) = measured_from.unwrap();
+    let spent = cpu() - from;
+    spent.as_nanos() as f64 / (received - before) as f64
+}
+
+struct Bare {
+    socket: UdpSocket,
+    under_way: usize,
+}
+
+impl Bare {
+    fn new(server: SocketAddr, poller: &Poller, index: usize, burst: usize) -> Self {
+        let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
+        socket.connect(server).unwrap();
+        socket.set_nonblocking(true).unwrap();
+        let mut options =
+            vec![(libc::SOL_UDP, libc::UDP_GRO, 1), (libc::SOL_SOCKET, libc::SO_RCVBUF, 1 << 20)];
+        if burst > 1 {
+            options.push((libc::SOL_UDP, libc::UDP_SEGMENT, SIZE as c_int));
+        }
+        for (level, name, value) in options {
+            let length = size_of::<c_int>() as libc::socklen_t;
+            // SAFETY: the pointer and length describe `value`.
+            let set = unsafe {
+                libc::setsockopt(socket.as_raw_fd(), level, name, (&raw const value).cast(), length)
+            };
+            assert_eq!(set, 0, "{}", std::io::Error::last_os_error());
+        }
+        poller.add(&socket, index as u64).unwrap();
+        Self { socket, under_way: 0 }
+    }
+
+    fn send(&self, payload: &[u8]) {
+        let _ = self.socket.send(payload);
+    }
+
+    fn receive(&self, buffer: &mut [u8]) -> usize {
+        self.socket.recv(buffer).unwrap_or(0)
+    }
+}
+
+/// CPU time of this thread.
+fn cpu() -> Duration {
+    let books = fs::read_to_string("/proc/thread-self/schedstat").unwrap();
+    Duration::from_nanos(books.split_whitespace().next().unwrap().parse().unwrap())
+}
+
+fn median(values: &mut [f64]) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values[values.len() / 2]
+}
+
+struct Reflector {
+    child: Child,
+    address: SocketAddr,
+}
+
+impl Reflector {
+    fn start(binary: &str) -> Self {
+        let mut command = Command::new(binary);
+        command.args(["reflect", "--listen", "127.0.0.1:0", "--workers", "1"]).stderr(Stdio::piped());
+        let mut child = command.spawn().unwrap();
+        let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
+        let line = lines.next().unwrap().unwrap();
+        let address = line.rsplit_once(' ').unwrap().1.parse().unwrap();
+        Self { child, address }
+    }
+}
+
+impl Drop for Reflector {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}

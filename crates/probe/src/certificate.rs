@@ -1,0 +1,212 @@
+//! What a certificate says of itself.
+
+use std::{
+    net::IpAddr,
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
+
+use turnpike_client::Transport;
+use x509_cert::{
+    Certificate,
+    der::Decode as _,
+    ext::pkix::{SubjectAltName, name::GeneralName},
+};
+
+use crate::report::{CertificateFacts, Level, Report};
+
+/// Less than this is about to expire: automatic renewal begins at 30 days.
+const SOON_DAYS: i64 = 14;
+const DAY: u64 = 86_400;
+
+/// Reads the first certificate of a chain; `None` where there is none.
+pub(crate) fn read(chain: &[Vec<u8>], distrust: Option<String>, now: SystemTime) -> Option<CertificateFacts> {
+    let certificate = match Certificate::from_der(chain.first()?) {
+        Ok(certificate) => certificate,
+        Err(error) => {
+            return Some(CertificateFacts {
+                chain: chain.len(),
+                unreadable: Some(error.to_string()),
+                verifies: distrust.is_none(),
+                distrust,
+                ..CertificateFacts::default()
+            });
+        }
+    };
+    let content = certificate.tbs_certificate();
+    let validity = content.validity();
+    let names = content.get_extension::<SubjectAltName>().ok().flatten();
+    let names = names.map(|(_, names)| names.0.iter().filter_map(name).collect()).unwrap_or_default();
+    Some(CertificateFacts {
+        subject: shown(&content.subject().to_string()),
+        issuer: shown(&content.issuer().to_string()),
+        names,
+        not_before: validity.not_before.to_string(),
+        not_after: validity.not_after.to_string(),
+        days_left: days_between(now, validity.not_after.to_unix_duration()),
+        chain: chain.len(),
+        unreadable: None,
+        verifies: distrust.is_none(),
+        distrust,
+    })
+}
+
+/// Says what is good and bad about it.
+pub(crate) fn judge(report: &mut Report, transport: Transport, facts: &CertificateFacts) {
+    let area = "certificate";
+    if let Some(why) = &facts.unreadable {
+        let distrust = facts.distrust.iter().map(|why| format!("; {why}")).collect::<String>();
+        report.advise(
+            Level::Bad,
+            area,
+            format!("{transport}: shows a certificate that cannot be read ({why}){distrust}"),
+            "have the server show one in X.509, issued anew",
+        );
+        return;
+    }
+    let names = if facts.names.is_empty() { "no name at all".to_owned() } else { facts.names.join(", ") };
+    let what = format!(
+        "{transport}: {} for {names}, by {}, until {} ({} days)",
+        facts.subject, facts.issuer, facts.not_after, facts.days_left
+    );
+    match &facts.distrust {
+        None => report.line(Level::Ok, area, what),
+        Some(why) => report.advise(Level::Bad, area, format!("{what}; {why}"), remedy(why)),
+    }
+    if facts.days_left >= 0 && facts.days_left < SOON_DAYS {
+        report.advise(
+            Level::Warn,
+            area,
+            format!("{transport}: expires in {} days", facts.days_left),
+            "renew it now, and find out why it was not renewed by itself",
+        );
+    }
+    if facts.names.is_empty() {
+        report.advise(
+            Level::Bad,
+            area,
+            format!("{transport}: has no subject alternative name, and clients look at nothing else"),
+            "have it issued with the server's host name as DNS name",
+        );
+    }
+    if transport == Transport::Tls
+        && facts.distrust.is_some()
+        && facts.chain == 1
+        && facts.subject != facts.issuer
+    {
+        report.advise(
+            Level::Warn,
+            area,
+            "tls: the server sends its own certificate only, without the intermediate one",
+            "configure the full chain (fullchain.pem with certbot), not the leaf alone",
+        );
+    }
+}
+
+fn remedy(why: &str) -> &'static str {
+    if why.contains("expired") {
+        "renew it, and have the server read it again"
+    } else if why.contains("not valid yet") {
+        "check the clocks of this machine and of the issuer"
+    } else if why.contains("is for ") {
+        "reach the server by a name that the certificate has, or have that name added; to ask for another: --server-name"
+    } else {
+        "browsers will refuse it: use one of a public authority, or give yours with --ca FILE"
+    }
+}
+
+fn name(name: &GeneralName) -> Option<String> {
+    match name {
+        GeneralName::DnsName(name) => Some(shown(name.as_str())),
+        GeneralName::IpAddress(bytes) => {
+            let bytes = bytes.as_bytes();
+            let v4 = <[u8; 4]>::try_from(bytes).ok().map(IpAddr::from);
+            v4.or_else(|| <[u8; 16]>::try_from(bytes).ok().map(IpAddr::from)).map(|ip| ip.to_string())
+        }
+        _ => None,
+    }
+}
+
+fn shown(text: &str) -> String {
+    let text: String = text.chars().filter(|c| !c.is_control()).take(255).collect();
+    if text.is_empty() { "(no name)".to_owned() } else { text }
+}
+
+/// Whole days from now to a moment of the Unix clock, towards the past negative.
+fn days_between(now: SystemTime, until: Duration) -> i64 {
+    let now = now.duration_since(UNIX_EPOCH).unwrap_or_default();
+    let days = |span: Duration| i64::try_from(span.as_secs() / DAY).unwrap_or(i64::MAX);
+    match until.checked_sub(now) {
+        Some(left) => days(left),
+        None => -days(now - until) - 1,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_certificate_tells_its_names_and_its_end() {
+        let names = ["turn.example.org".to_owned(), "192.0.2.7".to_owned()];
+        let made = rcgen::generate_simple_self_signed(names.to_vec()).unwrap();
+        let facts = read(&[made.cert.der().to_vec()], None, SystemTime::now()).unwrap();
+        assert_eq!(facts.names, names);
+        assert!(facts.days_left > 1_000 && facts.verifies, "{facts:?}");
+        assert_eq!(facts.chain, 1);
+        let mut report = Report::default();
+        judge(&mut report, Transport::Tls, &facts);
+        assert_eq!(report.worst(), Level::Ok, "{report:?}");
+    }
+
+    #[test]
+    fn what_is_wrong_has_a_remedy() {
+        let facts = CertificateFacts {
+            subject: "CN=a".to_owned(),
+            issuer: "CN=b".to_owned(),
+            days_left: 3,
+            chain: 1,
+            distrust: Some("the certificate comes from an authority that is not trusted here".to_owned()),
+            ..CertificateFacts::default()
+        };
+        let mut report = Report::default();
+        judge(&mut report, Transport::Tls, &facts);
+        assert_eq!(report.findings.len(), 4);
+        assert!(report.findings.iter().all(|line| line.remedy.is_some()), "{report:?}");
+    }
+
+    #[test]
+    fn an_unreadable_certificate_is_no_trusted_one() {
+        let why = "the certificate is not valid (BadEncoding)".to_owned();
+        let facts = read(&[vec![0x30, 0]], Some(why.clone()), SystemTime::now()).unwrap();
+        assert_eq!((facts.verifies, facts.distrust.as_ref()), (false, Some(&why)));
+        let mut report = Report::default();
+        judge(&mut report, Transport::Tls, &facts);
+        assert_eq!(report.findings.len(), 1, "{report:?}");
+        assert!(report.worst() == Level::Bad && report.findings[0].what.contains(&why), "{report:?}");
+        assert!(read(&[], None, SystemTime::now()).is_none());
+    }
+
+    #[test]
+    fn days_are_counted_from_now() {
+        let now = UNIX_EPOCH + Duration::from_secs(10 * DAY);
+        assert_eq!(days_between(now, Duration::from_secs(11 * DAY + 5)), 1);
+        assert_eq!(days_between(now, Duration::from_secs(10 * DAY)), 0);
+        assert_eq!(days_between(now, Duration::from_secs(10 * DAY - 1)), -1);
+        assert_eq!(days_between(now, Duration::from_secs(9 * DAY - 1)), -2);
+    }
+
+    #[test]
+    fn any_bytes_are_read_or_not() {
+        let made = rcgen::generate_simple_self_signed(vec!["a".to_owned()]).unwrap();
+        let der = made.cert.der().to_vec();
+        for length in 0..der.len() {
+            let facts = read(&[der[..length].to_vec()], None, SystemTime::now()).unwrap();
+            assert!(facts.unreadable.is_some());
+        }
+        for position in 0..der.len() {
+            let mut broken = der.clone();
+            broken[position] ^= 0x81;
+            let _ = read(&[broken], None, SystemTime::now());
+        }
+    }
+}

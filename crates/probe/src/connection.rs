@@ -1,0 +1,480 @@
+//! One connection to a server, blocking, each wait bounded: what the probe speaks through.
+
+use std::{
+    io::{self, Read as _, Write as _},
+    net::{SocketAddr, TcpStream, UdpSocket},
+    sync::{Arc, Mutex},
+    time::{Duration, Instant},
+};
+
+use rustls::{ClientConnection, Error};
+use turnpike_client::{
+    InvalidSetting, Judge, Security, Shown, TlsOptions, Transport,
+    certificates::{AnyCertificate, Authorities},
+    dtls, explain,
+};
+use turnpike_wire::frame::{self, Frame, MAX_MESSAGE_LEN};
+
+/// An open connection.
+pub(crate) struct Connection {
+    channel: Channel,
+    /// Bytes of a stream that are not a whole message yet; datagrams that came with another one.
+    rest: Vec<u8>,
+    waiting: Vec<Vec<u8>>,
+    buffer: Vec<u8>,
+}
+
+enum Channel {
+    Udp(UdpSocket),
+    Tcp(TcpStream),
+    Tls(TcpStream, Box<ClientConnection>),
+    Dtls(UdpSocket, Box<dtls::Association>),
+}
+
+/// What opening it took, and what the server showed.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Opened {
+    /// TLS or DTLS version, as the library names it.
+    pub(crate) version: Option<String>,
+    /// The application protocol that was agreed on (RFC 7443).
+    pub(crate) alpn: Option<String>,
+    /// The server's certificates (DER), its own first.
+    pub(crate) chain: Vec<Vec<u8>>,
+    /// What is wrong with them, in words.
+    pub(crate) distrust: Option<String>,
+    /// From the first packet to the end of the handshake.
+    pub(crate) took: Duration,
+}
+
+/// What secure connections are opened with, and what their judge saw. Made once for a probe, which asks one at a time.
+pub(crate) struct Trust {
+    security: Security,
+    observer: Arc<Observer>,
+}
+
+impl Trust {
+    /// Checks certificates with `--insecure` too: it changes what may be used, not what is true. Where the machine has no
+    /// authorities to check with, that is what is wrong with every certificate.
+    pub(crate) fn new(
+        options: &TlsOptions,
+        host: Option<&str>,
+        server: SocketAddr,
+    ) -> Result<Self, InvalidSetting> {
+        let observer = match Authorities::new(options) {
+            Ok(judge) => Observer::new(Arc::new(judge), None),
+            Err(error) if options.ca.is_some() => return Err(error),
+            Err(error) => {
+                let unjudged = format!("the certificate cannot be checked: {error}");
+                Observer::new(Arc::new(AnyCertificate), Some(unjudged))
+            }
+        };
+        Self::with_observer(options, host, server, observer)
+    }
+
+    fn with_observer(
+        options: &TlsOptions,
+        host: Option<&str>,
+        server: SocketAddr,
+        observer: Observer,
+    ) -> Result<Self, InvalidSetting> {
+        let observer = Arc::new(observer);
+        let judge: Arc<dyn Judge> = Arc::clone(&observer) as _;
+        Ok(Self { security: Security::with_judge(options, host, server, judge)?, observer })
+    }
+
+    /// What was wrong with the certificate of the connection that is being opened.
+    fn verdict(&self) -> Option<String> {
+        self.observer.seen.lock().ok().and_then(|mut seen| seen.take())
+    }
+}
+
+impl Connection {
+    /// Connects, and shakes hands where the transport has that; in words, why not.
+    pub(crate) fn open(
+        transport: Transport,
+        server: SocketAddr,
+        trust: Option<&Trust>,
+        deadline: Instant,
+    ) -> Result<(Self, Opened), String> {
+        let began = Instant::now();
+        let mut opened = Opened::default();
+        let channel = match (transport, trust) {
+            (Transport::Udp, _) => Channel::Udp(udp(server).map_err(|error| words(&error))?),
+            (Transport::Tcp, _) => Channel::Tcp(tcp(server, deadline).map_err(|error| words(&error))?),
+            (Transport::Tls, Some(trust)) => tls(server, trust, deadline, &mut opened)?,
+            (Transport::Dtls, Some(trust)) => dtls(server, trust, deadline, &mut opened)?,
+            (Transport::Tls | Transport::Dtls, None) => {
+                return Err("no certificate could be checked".to_owned());
+            }
+        };
+        opened.took = began.elapsed();
+        let this = Self {
+            channel,
+            rest: Vec::new(),
+            waiting: Vec::new(),
+            buffer: vec![0; MAX_MESSAGE_LEN.next_power_of_two()],
+        };
+        Ok((this, opened))
+    }
+
+    /// Whether messages may get lost on the way.
+    pub(crate) fn is_lossy(&self) -> bool {
+        matches!(self.channel, Channel::Udp(_) | Channel::Dtls(..))
+    }
+
+    /// This side's address.
+    pub(crate) fn local_addr(&self) -> Option<SocketAddr> {
+        match &self.channel {
+            Channel::Udp(socket) | Channel::Dtls(socket, _) => socket.local_addr().ok(),
+            Channel::Tcp(stream) | Channel::Tls(stream, _) => stream.local_addr().ok(),
+        }
+    }
+
+    /// Sends one message.
+    pub(crate) fn send(&mut self, message: &[u8], deadline: Instant) -> io::Result<()> {
+        match &mut self.channel {
+            Channel::Udp(socket) => socket.send(message).map(|_| ()),
+            Channel::Tcp(stream) => {
+                stream.set_write_timeout(Some(left(deadline)?))?;
+                stream.write_all(message)
+            }
+            Channel::Tls(stream, tls) => {
+                stream.set_write_timeout(Some(left(deadline)?))?;
+                tls.writer().write_all(message)?;
+                while tls.wants_write() {
+                    tls.write_tls(stream)?;
+                }
+                Ok(())
+            }
+            Channel::Dtls(socket, association) => association
+                .send(message)
+                .and_then(|()| association.drain(|packet| _ = socket.send(packet), |_| {}))
+                .map_err(io::Error::other),
+        }
+    }
+
+    /// The next message; `TimedOut` when there is none in time.
+    pub(crate) fn receive(&mut self, deadline: Instant) -> io::Result<Vec<u8>> {
+        loop {
+            if !self.waiting.is_empty() {
+                return Ok(self.waiting.remove(0));
+            }
+            if let Some(message) = self.cut()? {
+                return Ok(message);
+            }
+            self.read(deadline)?;
+        }
+    }
+
+    /// A whole message out of a stream's bytes.
+    fn cut(&mut self) -> io::Result<Option<Vec<u8>>> {
+        match frame::first(&self.rest, MAX_MESSAGE_LEN) {
+            Ok(Frame::Message { next, .. }) => Ok(Some(self.rest.drain(..next).collect())),
+            Ok(Frame::Unfinished { .. }) => Ok(None),
+            Err(_) => Err(io::Error::new(io::ErrorKind::InvalidData, "what answers does not speak STUN")),
+        }
+    }
+
+    /// Whether a stream's last bytes, which are not a whole message, do not begin one of STUN's.
+    pub(crate) fn ends_in_garbage(&self) -> bool {
+        // RFC 7983 section 7.
+        self.rest.first().is_some_and(|first| *first > 3)
+    }
+
+    fn read(&mut self, deadline: Instant) -> io::Result<()> {
+        match &mut self.channel {
+            Channel::Udp(socket) => {
+                socket.set_read_timeout(Some(left(deadline)?))?;
+                let read = timed_out(socket.recv(&mut self.buffer))?;
+                self.waiting.push(self.buffer[..read].to_vec());
+            }
+            Channel::Tcp(stream) => {
+                stream.set_read_timeout(Some(left(deadline)?))?;
+                let read = timed_out(stream.read(&mut self.buffer))?;
+                self.rest.extend_from_slice(whole(&self.buffer, read)?);
+            }
+            Channel::Tls(stream, tls) => {
+                stream.set_read_timeout(Some(left(deadline)?))?;
+                if timed_out(tls.read_tls(stream))? == 0 {
+                    return Err(io::ErrorKind::UnexpectedEof.into());
+                }
+                tls.process_new_packets().map_err(|error| io::Error::other(explain(&error)))?;
+                match tls.reader().read(&mut self.buffer) {
+                    Ok(read) => self.rest.extend_from_slice(whole(&self.buffer, read)?),
+                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                    Err(error) => return Err(error),
+                }
+            }
+            Channel::Dtls(socket, association) => {
+                socket.set_read_timeout(Some(left(deadline)?))?;
+                let read = timed_out(socket.recv(&mut self.buffer))?;
+                let waiting = &mut self.waiting;
+                association
+                    .handle_datagram(&self.buffer[..read])
+                    .and_then(|()| {
+                        association
+                            .drain(|packet| _ = socket.send(packet), |message| waiting.push(message.to_vec()))
+                    })
+                    .map_err(io::Error::other)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Connection {
+    /// Says farewell, as a client should; nobody waits for an answer.
+    fn drop(&mut self) {
+        match &mut self.channel {
+            Channel::Tls(stream, tls) => {
+                tls.send_close_notify();
+                let _ = tls.write_tls(stream);
+            }
+            Channel::Dtls(socket, association) => {
+                association.close();
+                let _ = association.drain(|packet| _ = socket.send(packet), |_| {});
+            }
+            Channel::Udp(_) | Channel::Tcp(_) => {}
+        }
+    }
+}
+
+/// Time that is left.
+pub(crate) fn left(deadline: Instant) -> io::Result<Duration> {
+    let left = deadline.saturating_duration_since(Instant::now());
+    if left.is_zero() { Err(io::ErrorKind::TimedOut.into()) } else { Ok(left) }
+}
+
+/// A socket connected to the server.
+pub(crate) fn udp(server: SocketAddr) -> io::Result<UdpSocket> {
+    let socket = UdpSocket::bind(any(server))?;
+    socket.connect(server)?;
+    Ok(socket)
+}
+
+/// Every address of the family, and any port.
+pub(crate) fn any(server: SocketAddr) -> SocketAddr {
+    match server {
+        SocketAddr::V4(_) => ([0; 4], 0).into(),
+        SocketAddr::V6(_) => ([0_u16; 8], 0).into(),
+    }
+}
+
+/// Why it did not work, as a person would say it.
+pub(crate) fn words(error: &io::Error) -> String {
+    match error.kind() {
+        io::ErrorKind::TimedOut | io::ErrorKind::WouldBlock => "no answer in time".to_owned(),
+        io::ErrorKind::ConnectionRefused => "nothing listens there (connection refused)".to_owned(),
+        io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe => "the connection was reset".to_owned(),
+        io::ErrorKind::UnexpectedEof => "the server closed the connection".to_owned(),
+        io::ErrorKind::NetworkUnreachable | io::ErrorKind::HostUnreachable => {
+            "there is no route from here".to_owned()
+        }
+        _ => error.to_string(),
+    }
+}
+
+fn tcp(server: SocketAddr, deadline: Instant) -> io::Result<TcpStream> {
+    let stream = TcpStream::connect_timeout(&server, left(deadline)?)?;
+    stream.set_nodelay(true)?;
+    Ok(stream)
+}
+
+fn tls(server: SocketAddr, trust: &Trust, deadline: Instant, opened: &mut Opened) -> Result<Channel, String> {
+    let mut stream = tcp(server, deadline).map_err(|error| words(&error))?;
+    let Security { config, name, .. } = &trust.security;
+    let mut tls =
+        ClientConnection::new(Arc::clone(config), name.clone()).map_err(|error| error.to_string())?;
+    while tls.is_handshaking() {
+        let left = left(deadline).map_err(|error| words(&error))?;
+        let bounded = stream.set_read_timeout(Some(left)).and_then(|()| stream.set_write_timeout(Some(left)));
+        bounded.map_err(|error| words(&error))?;
+        while tls.wants_write() {
+            tls.write_tls(&mut stream).map_err(|error| words(&error))?;
+        }
+        if !tls.is_handshaking() {
+            break;
+        }
+        if timed_out(tls.read_tls(&mut stream)).map_err(|error| words(&error))? == 0 {
+            return Err("the server closed the connection in the TLS handshake".to_owned());
+        }
+        if let Err(error) = tls.process_new_packets() {
+            // The alert that tells the server why.
+            let _ = tls.write_tls(&mut stream);
+            return Err(explain(&error));
+        }
+    }
+    opened.version = tls
+        .protocol_version()
+        .and_then(|version| version.as_str())
+        .map(|name| name.replace('v', " ").replace('_', "."));
+    opened.alpn = tls.alpn_protocol().map(|name| String::from_utf8_lossy(name).into_owned());
+    opened.chain = tls.peer_certificates().unwrap_or_default().iter().map(|cert| cert.to_vec()).collect();
+    opened.distrust = trust.verdict();
+    Ok(Channel::Tls(stream, Box::new(tls)))
+}
+
+fn dtls(
+    server: SocketAddr,
+    trust: &Trust,
+    deadline: Instant,
+    opened: &mut Opened,
+) -> Result<Channel, String> {
+    let socket = udp(server).map_err(|error| words(&error))?;
+    let bound = deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
+    let settings = dtls::Settings::new(trust.security.clone(), bound).map_err(|error| error.to_string())?;
+    let mut association = dtls::Association::new(&settings, None, Instant::now())?;
+    let mut buffer = vec![0; 1 << 16];
+    let mut any_answer = false;
+    let failed = |any_answer: bool, what: String| {
+        if any_answer { what } else { "no answer in time".to_owned() }
+    };
+    loop {
+        association
+            .drain(|packet| _ = socket.send(packet), |_| {})
+            .map_err(|what| failed(any_answer, what))?;
+        if association.is_connected() {
+            break;
+        }
+        // Not only after silence: a server may go on sending what leads to nothing.
+        if Instant::now() >= deadline {
+            return Err(failed(any_answer, "the DTLS handshake does not come to an end".to_owned()));
+        }
+        let until = association.timeout().map_or(deadline, |at| at.min(deadline));
+        let wait = until.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
+        socket.set_read_timeout(Some(wait)).map_err(|error| words(&error))?;
+        match socket.recv(&mut buffer) {
+            Ok(read) => {
+                // RFC 7983 section 7: what DTLS records begin with.
+                if !any_answer && !matches!(buffer[..read].first(), Some(20..=63)) {
+                    return Err("what answers does not speak DTLS".to_owned());
+                }
+                any_answer = true;
+                association.handle_datagram(&buffer[..read])?;
+            }
+            Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut) => {
+                association.handle_timeout(Instant::now()).map_err(|what| failed(any_answer, what))?;
+            }
+            Err(error) => return Err(words(&error)),
+        }
+    }
+    opened.version = association.version();
+    opened.chain = association.certificate.iter().cloned().collect();
+    opened.distrust = trust.verdict();
+    Ok(Channel::Dtls(socket, Box::new(association)))
+}
+
+/// A read that took too long, by whichever of its two names.
+fn timed_out<T>(result: io::Result<T>) -> io::Result<T> {
+    result.map_err(|error| match error.kind() {
+        io::ErrorKind::WouldBlock => io::ErrorKind::TimedOut.into(),
+        _ => error,
+    })
+}
+
+fn whole(buffer: &[u8], read: usize) -> io::Result<&[u8]> {
+    if read == 0 { Err(io::ErrorKind::UnexpectedEof.into()) } else { Ok(&buffer[..read]) }
+}
+
+/// Notes what a judge thinks, and lets the handshake go on: a probe wants to tell more than the first fault.
+#[derive(Debug)]
+struct Observer {
+    inner: Arc<dyn Judge>,
+    /// Why there is nothing to check certificates with.
+    unjudged: Option<String>,
+    /// What is wrong with the last certificate.
+    seen: Mutex<Option<String>>,
+}
+
+impl Observer {
+    fn new(inner: Arc<dyn Judge>, unjudged: Option<String>) -> Self {
+        Self { inner, unjudged, seen: Mutex::new(None) }
+    }
+}
+
+impl Judge for Observer {
+    fn judge(&self, shown: &Shown<'_>) -> Result<(), Error> {
+        let judged = self.inner.judge(shown);
+        if let Ok(mut seen) = self.seen.lock() {
+            *seen = self.unjudged.clone().or_else(|| judged.err().map(|error| explain(&error)));
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::thread;
+
+    use super::*;
+
+    fn trust(options: &TlsOptions) -> Trust {
+        Trust::new(options, Some("turn.example.org"), ([127, 0, 0, 1], 5349).into()).unwrap()
+    }
+
+    #[test]
+    fn insecure_takes_a_certificate_and_still_says_what_is_wrong_with_it() {
+        let mut params = rcgen::CertificateParams::new(vec!["turn.example.org".to_owned()]).unwrap();
+        params.not_after = rcgen::date_time_ymd(2020, 2, 1);
+        let key = rcgen::KeyPair::generate().unwrap();
+        let expired = params.self_signed(&key).unwrap();
+        let trust = trust(&TlsOptions { insecure: true, ..TlsOptions::default() });
+        trust.security.judge(expired.der()).unwrap();
+        let verdict = trust.verdict().expect("something is wrong with it");
+        // Without authorities on this machine it cannot be checked, which is no praise either.
+        assert!(verdict.contains("has expired") || verdict.contains("cannot be checked"), "{verdict}");
+        assert_eq!(trust.verdict(), None, "each connection has a verdict of its own");
+    }
+
+    #[test]
+    fn without_authorities_no_certificate_is_called_good() {
+        let name = rcgen::generate_simple_self_signed(vec!["turn.example.org".to_owned()]).unwrap();
+        let options = TlsOptions { insecure: true, ..TlsOptions::default() };
+        let observer = Observer::new(Arc::new(AnyCertificate), Some("cannot be checked".to_owned()));
+        let server = ([127, 0, 0, 1], 5349).into();
+        let trust = Trust::with_observer(&options, Some("turn.example.org"), server, observer).unwrap();
+        trust.security.judge(name.cert.der()).unwrap();
+        assert_eq!(trust.verdict().as_deref(), Some("cannot be checked"));
+    }
+
+    #[test]
+    fn what_answers_a_dtls_hello_without_a_record_does_not_speak_dtls() {
+        let server = UdpSocket::bind(("127.0.0.1", 0)).unwrap();
+        let address = server.local_addr().unwrap();
+        let other = thread::spawn(move || {
+            let (_, client) = server.recv_from(&mut [0; 2048]).unwrap();
+            server.send_to(b"HTTP/1.1 400 Bad Request", client).unwrap();
+        });
+        let trust = trust(&TlsOptions { insecure: true, ..TlsOptions::default() });
+        let deadline = Instant::now() + Duration::from_secs(20);
+        let failed =
+            Connection::open(Transport::Dtls, address, Some(&trust), deadline).map(drop).unwrap_err();
+        assert_eq!(failed, "what answers does not speak DTLS");
+        other.join().unwrap();
+    }
+
+    /// Each of these datagrams would otherwise begin the wait for the next one anew, and this test would never end.
+    #[test]
+    fn a_dtls_server_that_never_stops_sending_does_not_outlast_the_deadline() {
+        let server = UdpSocket::bind(("127.0.0.1", 0)).unwrap();
+        let address = server.local_addr().unwrap();
+        let talker = thread::spawn(move || {
+            let (_, client) = server.recv_from(&mut [0; 2048]).unwrap();
+            // Connected, so that it hears of the client's end.
+            server.connect(client).unwrap();
+            // HelloVerifyRequest (RFC 6347 section 4.2.1) with the cookie [1], again and again: the first is answered, its copies
+            // are dropped without a word.
+            let hello = [3, 0, 0, 4, 0, 0, 0, 0, 0, 0, 0, 4, 0xFE, 0xFF, 1, 1];
+            let record = [&[22, 0xFE, 0xFD, 0, 0, 0, 0, 0, 0, 0, 0, 0, 16][..], &hello].concat();
+            while server.send(&record).is_ok() {
+                thread::yield_now();
+            }
+        });
+        let trust = trust(&TlsOptions { insecure: true, ..TlsOptions::default() });
+        let deadline = Instant::now() + Duration::from_millis(700);
+        let failed =
+            Connection::open(Transport::Dtls, address, Some(&trust), deadline).map(drop).unwrap_err();
+        assert_eq!(failed, "the DTLS handshake does not come to an end");
+        talker.join().unwrap();
+    }
+}

@@ -1,0 +1,288 @@
+//! Whether the credential is good, and if not, as far as a client can tell, why.
+
+use std::{
+    io,
+    time::{SystemTime, UNIX_EPOCH},
+};
+
+use crate::{
+    connection::words,
+    report::{Level, Report},
+    session::{Answer, Credentials, Session, attribute, method},
+};
+
+const AREA: &str = "credentials";
+
+/// What a plain allocation asks for: REQUESTED-TRANSPORT, UDP.
+pub(crate) fn wanted() -> (u16, Vec<u8>) {
+    (attribute::REQUESTED_TRANSPORT, vec![17, 0, 0, 0])
+}
+
+/// Whether the report finds credentials handled wrongly.
+pub(crate) fn is_bad(report: &Report) -> bool {
+    report.findings.iter().any(|line| line.area == AREA && line.level == Level::Bad)
+}
+
+/// What came of it.
+pub(crate) enum Outcome {
+    /// The answer that granted an allocation.
+    Granted(Answer),
+    /// The server works, and sends its clients to another one.
+    SentOn,
+    /// With the reason in the report.
+    Nothing,
+}
+
+/// Allocates, one step at a time.
+pub(crate) fn allocate(
+    report: &mut Report,
+    session: &mut Session,
+    credentials: Option<&Credentials>,
+    now: SystemTime,
+) -> Outcome {
+    let wanted = [wanted()];
+    let first = match session.ask(method::ALLOCATE, &wanted) {
+        Ok(answer) => answer,
+        Err(error) => {
+            silent(report, &error);
+            return Outcome::Nothing;
+        }
+    };
+    match first.code() {
+        None => {
+            report.advise(
+                Level::Bad,
+                AREA,
+                "gives allocations to everybody, without any credential: an open relay",
+                "turn authentication on (turnpike: --user or --secret; coturn: lt-cred-mech or use-auth-secret, no no-auth)",
+            );
+            return Outcome::Granted(first);
+        }
+        Some(401) => {}
+        Some(300) => return sent_on(report, &first),
+        Some(_) => {
+            report.advise(
+                Level::Bad,
+                AREA,
+                format!("refuses to allocate before it asks who is there: {}", first.told()),
+                "if this is a STUN server, name it as stun:HOST; else see the server's log",
+            );
+            return Outcome::Nothing;
+        }
+    }
+    let realm = first.text(attribute::REALM);
+    report.realm.clone_from(&realm);
+    if realm.is_none() || first.value(attribute::NONCE).is_none() {
+        report.advise(
+            Level::Bad,
+            AREA,
+            "asks for a credential but sends no realm or no nonce, so that no client can answer (RFC 8489 section 9.2.4)",
+            "give the server a realm (turnpike: --realm; coturn: realm=)",
+        );
+        return Outcome::Nothing;
+    }
+    let Some(credentials) = credentials else {
+        let realm = realm.unwrap_or_default();
+        report.advise(
+            Level::Note,
+            AREA,
+            format!("wants a credential of realm {realm:?}: nothing behind it was checked"),
+            "give one with --user NAME:PASSWORD",
+        );
+        return Outcome::Nothing;
+    };
+    session.accept_challenge(&first);
+    let outcome = signed(report, session, &wanted, credentials, now);
+    report.credentials_accepted = Some(!matches!(outcome, Outcome::Nothing));
+    outcome
+}
+
+fn signed(
+    report: &mut Report,
+    session: &mut Session,
+    wanted: &[(u16, Vec<u8>)],
+    credentials: &Credentials,
+    now: SystemTime,
+) -> Outcome {
+    /// A nonce may be stale once; one that the server has just made is not.
+    const NONCES: usize = 3;
+    let user = &credentials.user;
+    for _ in 0..NONCES {
+        let realm = session.challenge.as_ref().map(|challenge| challenge.realm.clone()).unwrap_or_default();
+        let answer = match session.signed(method::ALLOCATE, wanted) {
+            Ok(answer) => answer,
+            Err(error) => {
+                silent(report, &error);
+                return Outcome::Nothing;
+            }
+        };
+        match answer.code() {
+            None | Some(300) if answer.verified => {
+                report.line(Level::Ok, AREA, format!("accepts {user:?} in realm {realm:?}"));
+                return if answer.is_success() { Outcome::Granted(answer) } else { sent_on(report, &answer) };
+            }
+            None => {
+                report.advise(
+                    Level::Bad,
+                    AREA,
+                    "grants an allocation, but its answer is not signed with this user's key, so that clients throw it away",
+                    "something on the way changes messages, or this is not the server that knows the user",
+                );
+                return Outcome::Granted(answer);
+            }
+            Some(300) => {
+                report.advise(
+                    Level::Bad,
+                    AREA,
+                    format!(
+                        "sends {user:?} on to {} (300 Try Alternate), but does not sign that with this user's key, so that \
+                         clients do not go there (RFC 8489 section 10)",
+                        alternate(&answer)
+                    ),
+                    "something on the way changes messages, or this is not the server that knows the user",
+                );
+                return Outcome::Nothing;
+            }
+            Some(438) => {
+                session.accept_challenge(&answer);
+            }
+            Some(401) => {
+                refused(report, credentials, &realm, answer.text(attribute::REALM), now);
+                return Outcome::Nothing;
+            }
+            Some(code) => {
+                report.advise(
+                    Level::Bad,
+                    AREA,
+                    format!("knows {user:?} but answers {}", answer.told()),
+                    hint(code),
+                );
+                return Outcome::Nothing;
+            }
+        }
+    }
+    report.advise(
+        Level::Bad,
+        AREA,
+        "calls every nonce stale (438), the one that it has just made too",
+        "requests reach different servers (a load balancer without affinity), this side's address changes between them, or the \
+         server's clock jumps: keep one client on one server, and check its clock",
+    );
+    Outcome::Nothing
+}
+
+/// A 401 in answer to a signed request, which `asks` for a realm once more.
+fn refused(
+    report: &mut Report,
+    credentials: &Credentials,
+    realm: &str,
+    asks: Option<String>,
+    now: SystemTime,
+) {
+    let (what, remedy) = match asks.filter(|asks| asks != realm) {
+        Some(other) => (
+            format!("asks for realm {realm:?} and then for {other:?}, so that no key is right"),
+            "servers with several realms must choose one per listener or user before they ask; see its configuration"
+                .to_owned(),
+        ),
+        None => refusal(credentials, realm, now),
+    };
+    report.advise(Level::Bad, AREA, what, remedy);
+}
+
+/// A client asks the other server again, from the start (RFC 8489 section 10): what it finds there is that server's, and for
+/// another probe.
+fn sent_on(report: &mut Report, answer: &Answer) -> Outcome {
+    if answer.address(attribute::ALTERNATE_SERVER).is_none() {
+        report.advise(
+            Level::Bad,
+            AREA,
+            "sends its clients on without saying where to (300 without ALTERNATE-SERVER, RFC 8489 section 14.15)",
+            "name the other server in this one's configuration (turnpike: [[alternate]]; coturn: alternate-server=)",
+        );
+        return Outcome::Nothing;
+    }
+    let to = alternate(answer);
+    report.line(
+        Level::Note,
+        AREA,
+        format!("sends its clients on to {to} (300 Try Alternate): probe that one"),
+    );
+    Outcome::SentOn
+}
+
+/// Where a 300 leads, with the name that the other server's certificate has.
+fn alternate(answer: &Answer) -> String {
+    let to = answer.address(attribute::ALTERNATE_SERVER);
+    let to = to.map_or_else(|| "nowhere".to_owned(), |address| address.to_string());
+    match answer.text(attribute::ALTERNATE_DOMAIN) {
+        Some(domain) => format!("{to}, {domain}"),
+        None => to,
+    }
+}
+
+/// Why a 401 came back: what can be told from this side.
+fn refusal(credentials: &Credentials, realm: &str, now: SystemTime) -> (String, String) {
+    let user = &credentials.user;
+    let now = now.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+    let expiry =
+        user.split(':').next().and_then(|digits| digits.parse::<u64>().ok()).filter(|_| user.contains(':'));
+    match expiry {
+        Some(expiry) if expiry <= now => (
+            format!("refuses {user:?}: by this machine's clock the credential expired {} s ago", now - expiry),
+            "fetch a new one; if it is fresh, compare the clocks of whoever made it, of the server, and of this machine".to_owned(),
+        ),
+        Some(expiry) => (
+            format!(
+                "refuses {user:?} in realm {realm:?}, though by this machine's clock it is good for another {} s",
+                expiry - now
+            ),
+            "its maker and the server must have the same shared secret, and the server's clock must be right".to_owned(),
+        ),
+        None => (
+            format!("refuses {user:?} in realm {realm:?} (401): no such user there, or another password"),
+            format!("check name and password; a stored key (turnpike credentials) is good for its own realm only, here {realm:?}"),
+        ),
+    }
+}
+
+fn hint(code: u16) -> &'static str {
+    match code {
+        403 => "the server forbids this user to allocate; see its access rules",
+        437 => "an allocation of an earlier client still exists on this port; try again",
+        441 => "the user differs from the one that owns this connection; try again",
+        442 => "the server does not relay UDP",
+        486 => "the user's quota is used up: wait until allocations expire, or raise it",
+        508 => "the server's relay ports or allocations are used up, or it is about to stop",
+        _ => "see the server's log",
+    }
+}
+
+fn silent(report: &mut Report, error: &io::Error) {
+    report.advise(
+        Level::Bad,
+        AREA,
+        format!("answers Binding but not Allocate: {}", words(error)),
+        "a STUN server without TURN, or a firewall that lets small packets through only",
+    );
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn a_refusal_names_the_clock_where_the_name_has_a_time() {
+        let now = UNIX_EPOCH + Duration::from_secs(1_000);
+        let told = |user: &str| {
+            let credentials = Credentials { user: user.to_owned(), password: String::new() };
+            refusal(&credentials, "example.org", now).0
+        };
+        assert!(told("900:alice").contains("expired 100 s ago"));
+        assert!(told("1500:alice").contains("another 500 s"));
+        assert!(told("alice").contains("another password"));
+        assert!(told("1500").contains("another password"));
+    }
+}

@@ -1,0 +1,465 @@
+//! What a STUN or TURN server supports, and what is wrong with it, as a client sees it.
+//!
+//! ```text
+//! name ─▶ addresses ─▶ each transport: open, certificate, Bindings ─▶ NAT behaviour
+//!                          └─ the best of them: credential ─▶ relayed address ─▶ peers, features
+//! ```
+//!
+//! It sends requests only, never data to a peer; each wait and the whole run are bounded; allocations are deleted again.
+#![forbid(unsafe_code)]
+
+mod certificate;
+mod connection;
+mod credentials;
+mod nat;
+mod peers;
+mod reach;
+mod relay;
+mod report;
+mod session;
+
+use std::{
+    collections::HashMap,
+    io,
+    net::{IpAddr, SocketAddr},
+    sync::mpsc,
+    thread,
+    time::{Duration, Instant, SystemTime},
+};
+
+use connection::{Connection, Trust, words};
+use credentials::Outcome;
+pub use report::{
+    CertificateFacts, Finding, Level, NatFacts, PeerFacts, Report, RoundTrip, TransportFacts, UnknownLevel,
+};
+use session::{Credentials, Session, attribute, method};
+use turnpike_client::{InvalidSetting, ServerUri, TlsOptions, Transport};
+
+/// What to probe. [`Config::new`] holds the defaults.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// Which server.
+    pub server: ServerUri,
+    /// Name and password.
+    pub user: Option<(String, String)>,
+    /// Whom to believe. [`TlsOptions::insecure`] changes what counts as usable, not what is said of a certificate.
+    pub tls: TlsOptions,
+    /// When the whole probe is over. Default 30 s.
+    pub timeout: Duration,
+    /// Bindings of which the round trip is taken, 1 to 1000. Default 5.
+    pub count: usize,
+}
+
+impl Config {
+    /// The defaults.
+    #[must_use]
+    pub fn new(server: ServerUri) -> Self {
+        Self { server, user: None, tls: TlsOptions::default(), timeout: Duration::from_secs(30), count: 5 }
+    }
+}
+
+/// Why a server could not be probed, as a sentence for the user.
+#[derive(Debug, thiserror::Error)]
+pub enum ProbeError {
+    /// An impossible setting.
+    #[error(transparent)]
+    Setting(#[from] InvalidSetting),
+    /// The name leads nowhere.
+    #[error("cannot find the server {host}: {source}")]
+    Name {
+        /// The name.
+        host: String,
+        /// The resolver's answer.
+        source: io::Error,
+    },
+    /// No thread for the resolver.
+    #[error("cannot start a thread: {0}")]
+    Thread(io::Error),
+}
+
+fn invalid(what: String) -> ProbeError {
+    InvalidSetting(what).into()
+}
+
+/// The longest wait for one answer.
+const PATIENCE: Duration = Duration::from_secs(3);
+
+/// Probes a server. Never takes noticeably longer than [`Config::timeout`].
+///
+/// # Errors
+/// When the settings are impossible, [`TlsOptions::ca`] cannot be used, or the name has no address. What is wrong with the server is in the report.
+pub fn run(config: &Config) -> Result<Report, ProbeError> {
+    if !(1..=1_000).contains(&config.count) {
+        return Err(invalid(format!("--count is {}, but must be 1 to 1000", config.count)));
+    }
+    if config.timeout.is_zero() {
+        return Err(invalid("--timeout is 0, but must be above it".to_owned()));
+    }
+    let Some(deadline) = Instant::now().checked_add(config.timeout) else {
+        return Err(invalid("--timeout is longer than this machine's clock can tell".to_owned()));
+    };
+    let addresses = one_of_each_family(&resolve(&config.server, deadline)?);
+    run_at(config, addresses, deadline)
+}
+
+fn run_at(config: &Config, addresses: Vec<IpAddr>, deadline: Instant) -> Result<Report, ProbeError> {
+    let trust = trust(config, &addresses)?;
+    let servers = HashMap::new();
+    let mut probe = Probe { config, deadline, addresses, trust, servers, report: Report::default() };
+    probe.report.server = config.server.to_string();
+    probe.transports();
+    probe.nat();
+    if config.server.is_turn() {
+        probe.turn();
+    } else {
+        probe.report.usable = probe.wanted_works();
+    }
+    if Instant::now() >= deadline {
+        let seconds = config.timeout.as_secs_f64();
+        probe.report.advise(
+            Level::Warn,
+            "probe",
+            format!("the time of {seconds} s was over before everything was asked"),
+            "give it more with --timeout",
+        );
+    }
+    Ok(probe.report)
+}
+
+struct Probe<'a> {
+    config: &'a Config,
+    deadline: Instant,
+    /// One of each family, at least one.
+    addresses: Vec<IpAddr>,
+    /// Or why there are no TLS and DTLS here.
+    trust: Result<Trust, String>,
+    /// Where the transports were reached that work.
+    servers: HashMap<Transport, SocketAddr>,
+    report: Report,
+}
+
+impl Probe<'_> {
+    fn nat(&mut self) {
+        let Some(server) = self.servers.get(&Transport::Udp).copied() else { return };
+        match nat::discover(server, self.deadline) {
+            Ok(Some(facts)) => {
+                let what = format!(
+                    "mapping {}, filtering {} (RFC 5780, by {})",
+                    facts.mapping, facts.filtering, facts.other_address
+                );
+                self.report.features.insert("nat_discovery".to_owned(), true);
+                if facts.mapping.ends_with("dependent") && facts.mapping != "endpoint-independent" {
+                    self.report.advise(
+                        Level::Warn,
+                        "nat",
+                        what,
+                        "this NAT gives each peer another port: calls from here will need the relay",
+                    );
+                } else {
+                    self.report.line(Level::Ok, "nat", what);
+                }
+                self.report.nat = Some(facts);
+            }
+            Ok(None) => {
+                self.report.features.insert("nat_discovery".to_owned(), false);
+                self.report.line(
+                    Level::Note,
+                    "nat",
+                    "behaviour discovery is not supported (RFC 5780: no OTHER-ADDRESS), so the NAT on this side is not known",
+                );
+            }
+            Err(error) => self.report.line(Level::Note, "nat", format!("not found out: {}", words(&error))),
+        }
+    }
+
+    /// Everything for which an allocation is needed.
+    fn turn(&mut self) {
+        let Some((transport, server)) = self.reached() else { return };
+        let Some(mut session) = self.session(transport) else { return };
+        let credentials = self.credentials();
+        let outcome =
+            credentials::allocate(&mut self.report, &mut session, credentials.as_ref(), SystemTime::now());
+        if let Some(challenge) = &session.challenge {
+            let offers = [("sha256", challenge.is_sha256()), ("userhash", challenge.anonymous)];
+            self.report.features.extend(offers.map(|(name, offered)| (name.to_owned(), offered)));
+        }
+        // Without a credential the question is only whether the server asks for one.
+        let asks = credentials.is_none() && self.report.realm.is_some() && !credentials::is_bad(&self.report);
+        self.report.usable = self.wanted_works()
+            && match outcome {
+                Outcome::Granted(_) | Outcome::SentOn => true,
+                Outcome::Nothing => asks,
+            };
+        let Outcome::Granted(granted) = outcome else { return };
+        relay::judge_mapped(&mut self.report, session.local_addr(), &granted);
+        let relayed = granted.addresses(attribute::XOR_RELAYED_ADDRESS);
+        if relayed.is_empty() {
+            self.report.advise(
+                Level::Bad,
+                "relay",
+                "grants an allocation without an address (XOR-RELAYED-ADDRESS)",
+                "no client can use that: see the server's log",
+            );
+        }
+        for address in &relayed {
+            relay::judge_address(&mut self.report, server.ip(), *address);
+        }
+        let renew = || {
+            let mut fresh = self.session(transport)?;
+            let granted = fresh.request(method::ALLOCATE, &[credentials::wanted()]).ok()?;
+            granted.is_success().then_some(fresh)
+        };
+        let is_v6 = relayed.first().is_some_and(SocketAddr::is_ipv6);
+        let asked = peers::ask(&mut session, is_v6, &renew);
+        peers::judge(&mut self.report, asked);
+        session.delete();
+        drop(session);
+        self.features(transport, server.ip());
+    }
+
+    fn features(&mut self, transport: Transport, server: IpAddr) {
+        let (mut yes, mut no, mut unknown) = (Vec::new(), Vec::new(), Vec::new());
+        for (name, title) in [("sha256", "SHA-256 passwords"), ("userhash", "USERHASH")] {
+            match self.report.features.get(name) {
+                Some(true) => yes.push(title.to_owned()),
+                Some(false) => no.push(title.to_owned()),
+                None => {}
+            }
+        }
+        for feature in relay::Feature::ALL {
+            let over = match feature {
+                relay::Feature::TcpRelaying => match self.stream() {
+                    Some(stream) => stream,
+                    None => continue,
+                },
+                _ => transport,
+            };
+            let Some(mut session) = self.session(over) else { continue };
+            let found = relay::ask(&mut session, feature);
+            let is_granted = matches!(found, relay::Found::Less(_));
+            match found {
+                relay::Found::Yes(addresses) => {
+                    yes.push(feature.title().to_owned());
+                    self.report.features.insert(feature.name().to_owned(), true);
+                    if feature == relay::Feature::Ipv6 {
+                        for address in addresses {
+                            relay::judge_address(&mut self.report, server, address);
+                        }
+                        let renew = || {
+                            let mut fresh = self.session(over)?;
+                            matches!(relay::ask(&mut fresh, feature), relay::Found::Yes(_)).then_some(fresh)
+                        };
+                        let asked = peers::ask(&mut session, true, &renew);
+                        peers::judge(&mut self.report, asked);
+                    }
+                    session.delete();
+                }
+                relay::Found::No(why) | relay::Found::Less(why) => {
+                    no.push(format!("{} ({why})", feature.title()));
+                    self.report.features.insert(feature.name().to_owned(), false);
+                    if is_granted {
+                        session.delete();
+                    }
+                }
+                relay::Found::Unknown(why) => unknown.push(format!("{} ({why})", feature.title())),
+            }
+        }
+        for (level, label, list) in [
+            (Level::Ok, "has", yes),
+            (Level::Note, "has no", no),
+            (Level::Note, "cannot be asked for", unknown),
+        ] {
+            if !list.is_empty() {
+                self.report.line(level, "features", format!("{label} {}", list.join(", ")));
+            }
+        }
+    }
+
+    /// A session over a transport that was found to work; `None` when it no longer does.
+    fn session(&self, transport: Transport) -> Option<Session> {
+        let server = self.servers.get(&transport)?;
+        let trust = self.trust(transport).ok()?;
+        let (connection, _) = Connection::open(transport, *server, trust, self.soon()).ok()?;
+        Some(Session::new(connection, self.credentials(), PATIENCE, self.deadline))
+    }
+
+    /// The transport that the name asks for if it works, else the first that does.
+    fn reached(&self) -> Option<(Transport, SocketAddr)> {
+        let wanted = self.config.server.transport();
+        std::iter::once(wanted)
+            .chain(Transport::ALL)
+            .find_map(|transport| self.servers.get(&transport).map(|server| (transport, *server)))
+    }
+
+    /// Whether clients that are given the server's name get through: browsers try nothing else, and refuse a certificate that
+    /// does not verify. Those that do not look at it are who `--insecure` speaks for.
+    fn wanted_works(&self) -> bool {
+        let wanted = self.config.server.transport();
+        let facts = self.report.transports.get(&wanted.to_string());
+        let is_trusted = |facts: &TransportFacts| {
+            self.config.tls.insecure || facts.certificate.as_ref().is_some_and(|shown| shown.verifies)
+        };
+        facts.is_some_and(|facts| facts.reachable && (!wanted.is_secure() || is_trusted(facts)))
+    }
+
+    fn stream(&self) -> Option<Transport> {
+        [Transport::Tcp, Transport::Tls].into_iter().find(|transport| self.servers.contains_key(transport))
+    }
+
+    fn credentials(&self) -> Option<Credentials> {
+        let (user, password) = self.config.user.clone()?;
+        Some(Credentials { user, password })
+    }
+
+    fn trust(&self, transport: Transport) -> Result<Option<&Trust>, String> {
+        if !transport.is_secure() {
+            return Ok(None);
+        }
+        self.trust.as_ref().map(Some).map_err(Clone::clone)
+    }
+
+    fn soon(&self) -> Instant {
+        self.deadline.min(Instant::now() + PATIENCE)
+    }
+}
+
+/// What certificates are checked with. What is wrong with the flags is an error of the whole probe; that a name such as
+/// `turn:a..b` cannot stand in a certificate concerns TLS and DTLS alone, where the name does not ask for them.
+fn trust(config: &Config, addresses: &[IpAddr]) -> Result<Result<Trust, String>, InvalidSetting> {
+    let (uri, tls) = (&config.server, &config.tls);
+    if !Transport::ALL.into_iter().any(|transport| transport.is_secure() && uri.allows(transport)) {
+        return Ok(Err("no certificate could be checked".to_owned()));
+    }
+    // Only a host that is no name is known by its address, and then there is but one.
+    let ip = addresses.first().copied().unwrap_or(IpAddr::from([0; 4]));
+    match Trust::new(tls, uri.name(), (ip, 0).into()) {
+        Err(error) if uri.is_secure() || tls.ca.is_some() || tls.server_name.is_some() => Err(error),
+        made => Ok(made.map_err(|error| error.to_string())),
+    }
+}
+
+/// The first address of each family, as the resolver prefers them, but those that can be reached from here first.
+fn one_of_each_family(found: &[SocketAddr]) -> Vec<IpAddr> {
+    let mut addresses: Vec<IpAddr> = Vec::new();
+    for ip in found.iter().map(SocketAddr::ip) {
+        if addresses.iter().all(|known| known.is_ipv4() != ip.is_ipv4()) {
+            addresses.push(ip);
+        }
+    }
+    addresses.sort_by_key(|ip| !reach::has_route(*ip));
+    addresses
+}
+
+/// Asks for the name's addresses in a thread of its own: the resolver knows no deadline.
+fn resolve(uri: &ServerUri, deadline: Instant) -> Result<Vec<SocketAddr>, ProbeError> {
+    let (sender, receiver) = mpsc::channel();
+    let asked = uri.clone();
+    let lookup = thread::Builder::new().name("resolve".to_owned()).spawn(move || {
+        // Nobody listens once the time is over.
+        let _ = sender.send(asked.resolve(asked.transport()));
+    });
+    lookup.map_err(ProbeError::Thread)?;
+    let host = uri.host.clone();
+    match receiver.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
+        Ok(found) => found.map_err(|source| ProbeError::Name { host, source }),
+        Err(_) => Err(ProbeError::Name { host, source: io::ErrorKind::TimedOut.into() }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        io::{Read as _, Write as _},
+        net::{Ipv4Addr, Ipv6Addr, TcpListener},
+    };
+
+    use super::*;
+
+    const V4: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
+    const V6: IpAddr = IpAddr::V6(Ipv6Addr::LOCALHOST);
+
+    /// Answers Binding requests over TCP, and closes at anything else; its port.
+    fn stun_server() -> u16 {
+        let listener = TcpListener::bind((V4, 0)).unwrap();
+        let port = listener.local_addr().unwrap().port();
+        // Ends with the test's process.
+        thread::spawn(move || {
+            for mut stream in listener.incoming().flatten() {
+                let mut request = [0; 20];
+                while stream.read_exact(&mut request).is_ok() && request[..4] == [0, 1, 0, 0] {
+                    request[0] = 1;
+                    stream.write_all(&request).unwrap();
+                    request[0] = 0;
+                }
+            }
+        });
+        port
+    }
+
+    fn probe(addresses: &[IpAddr], port: u16) -> Report {
+        let uri: ServerUri = format!("turn:turn.example.org:{port}?transport=tcp").parse().unwrap();
+        let config = Config { timeout: Duration::from_secs(20), ..Config::new(uri) };
+        run_at(&config, addresses.to_vec(), Instant::now() + config.timeout).unwrap()
+    }
+
+    #[test]
+    fn a_name_with_two_families_is_tried_at_both() {
+        if !reach::has_route(V6) {
+            println!("SKIPPED: no IPv6 loopback address");
+            return;
+        }
+        let port = stun_server();
+        for addresses in [[V6, V4], [V4, V6]] {
+            let report = probe(&addresses, port);
+            // What works is what the rest is asked of, whichever the resolver prefers.
+            assert_eq!(report.transports["tcp"].address, format!("127.0.0.1:{port}"), "{report:?}");
+            assert!(report.transports["tcp"].reachable, "{report:?}");
+            assert!(!report.other_family["tcp"].reachable, "{report:?}");
+            let told = report.findings.iter().find(|line| line.what.contains("this address too"));
+            let told = told.expect("a line about the other address");
+            assert!(told.level == Level::Warn && told.what.contains("[::1]"), "{told:?}");
+        }
+        let report = probe(&[V4], port);
+        assert!(report.other_family.is_empty(), "{report:?}");
+        // At neither: one line, not two.
+        let report = probe(&[V4, V6], 1);
+        let lines = report.findings.iter().filter(|line| line.area == "tcp").count();
+        assert_eq!((lines, report.usable), (1, false), "{report:?}");
+    }
+
+    #[test]
+    fn one_address_of_each_family_is_kept() {
+        let found = ["192.0.2.1:1", "[2001:db8::1]:1", "192.0.2.2:1", "[2001:db8::2]:1"];
+        let mut kept = one_of_each_family(&found.map(|address| address.parse().unwrap()));
+        // Which one can be reached from here is this machine's business.
+        kept.sort();
+        assert_eq!(kept, ["192.0.2.1", "2001:db8::1"].map(|ip| ip.parse::<IpAddr>().unwrap()));
+    }
+
+    #[test]
+    fn flags_that_cannot_be_are_errors_and_no_findings() {
+        let config = Config::new("turn:127.0.0.1:1".parse().unwrap());
+        for (config, word) in [
+            (Config { timeout: Duration::MAX, ..config.clone() }, "--timeout"),
+            (
+                Config {
+                    tls: TlsOptions { ca: Some("/nowhere/ca.pem".into()), ..TlsOptions::default() },
+                    ..config.clone()
+                },
+                "--ca",
+            ),
+            (
+                Config {
+                    tls: TlsOptions { server_name: Some("a b".to_owned()), ..TlsOptions::default() },
+                    ..config
+                },
+                "--server-name",
+            ),
+        ] {
+            match run(&config) {
+                Err(ProbeError::Setting(what)) => assert!(what.0.contains(word), "{what}"),
+                other => panic!("{word}: {other:?}"),
+            }
+        }
+    }
+}

@@ -1,0 +1,205 @@
+//! The relayed address, and what else an allocation can be: one allocation for each question, each deleted again.
+
+use std::net::{IpAddr, SocketAddr};
+
+use crate::{
+    report::{Level, Report},
+    session::{Answer, Session, attribute, method},
+};
+
+/// Ports that relayed addresses should have (RFC 8656 section 7.2).
+const RELAY_PORTS: std::ops::RangeInclusive<u16> = 49152..=65535;
+
+/// Whether peers can reach the address that was handed out.
+pub(crate) fn judge_address(report: &mut Report, server: IpAddr, relayed: SocketAddr) {
+    let area = "relay";
+    let ip = relayed.ip();
+    report.relayed.push(relayed.to_string());
+    if ip.is_unspecified() {
+        report.advise(
+            Level::Bad,
+            area,
+            format!("hands out {relayed}, which is no address"),
+            "tell the server its address (turnpike: --relay-ip IP; coturn: relay-ip=)",
+        );
+    } else if is_private(ip) && !is_private(server) {
+        report.advise(
+            Level::Bad,
+            area,
+            format!("hands out the private address {relayed}: nobody outside its network can reach that"),
+            format!(
+                "the server stands behind NAT: tell it its public address (turnpike: --relay-ip {ip}=PUBLIC; coturn: \
+                 external-ip=PUBLIC/{ip}), here probably {server}"
+            ),
+        );
+    } else if ip.is_loopback() && !server.is_loopback() {
+        report.advise(
+            Level::Bad,
+            area,
+            format!("hands out {relayed}, which only the server itself can reach"),
+            "relay on an address that peers reach (turnpike: --relay-ip; coturn: relay-ip=)",
+        );
+    } else if ip != server && ip.is_ipv4() == server.is_ipv4() {
+        report.advise(
+            Level::Note,
+            area,
+            format!("relays on {relayed}, not on the address that was asked, {server}"),
+            "right for a server with several addresses; else check that peers reach it, firewall included",
+        );
+    } else {
+        report.line(Level::Ok, area, format!("relays on {relayed}"));
+    }
+    if !RELAY_PORTS.contains(&relayed.port()) {
+        report.line(
+            Level::Note,
+            area,
+            format!("port {} is outside 49152-65535 (RFC 8656 section 7.2)", relayed.port()),
+        );
+    }
+}
+
+/// What the allocation's answer tells about this side.
+pub(crate) fn judge_mapped(report: &mut Report, local: Option<SocketAddr>, answer: &Answer) {
+    let Some(mapped) = answer.address(attribute::XOR_MAPPED_ADDRESS) else {
+        report.line(Level::Warn, "relay", "does not tell clients their own address (XOR-MAPPED-ADDRESS)");
+        return;
+    };
+    match local {
+        Some(local) if local == mapped => {}
+        Some(local) => report.line(
+            Level::Note,
+            "nat",
+            format!("this side is {local} to itself and {mapped} to the server: there is a NAT between"),
+        ),
+        None => {}
+    }
+}
+
+/// A question that an Allocate answers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Feature {
+    /// RFC 8656 section 7.1.
+    Ipv6,
+    /// Both families at once.
+    DualStack,
+    /// An even port.
+    EvenPort,
+    /// RFC 8016.
+    Mobility,
+    /// RFC 6062; to be asked over TCP or TLS.
+    TcpRelaying,
+}
+
+impl Feature {
+    pub(crate) const ALL: [Self; 5] =
+        [Self::Ipv6, Self::DualStack, Self::EvenPort, Self::Mobility, Self::TcpRelaying];
+
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Ipv6 => "ipv6",
+            Self::DualStack => "dual_stack",
+            Self::EvenPort => "even_port",
+            Self::Mobility => "mobility",
+            Self::TcpRelaying => "tcp_relaying",
+        }
+    }
+
+    pub(crate) fn title(self) -> &'static str {
+        match self {
+            Self::Ipv6 => "IPv6 relaying",
+            Self::DualStack => "dual-stack allocations",
+            Self::EvenPort => "EVEN-PORT",
+            Self::Mobility => "mobility (RFC 8016)",
+            Self::TcpRelaying => "TCP relaying (RFC 6062)",
+        }
+    }
+
+    fn attributes(self) -> Vec<(u16, Vec<u8>)> {
+        const V6: [u8; 4] = [2, 0, 0, 0];
+        let transport = if self == Self::TcpRelaying { 6 } else { 17 };
+        let mut attributes = vec![(attribute::REQUESTED_TRANSPORT, vec![transport, 0, 0, 0])];
+        attributes.extend(match self {
+            Self::Ipv6 => Some((attribute::REQUESTED_ADDRESS_FAMILY, V6.to_vec())),
+            Self::DualStack => Some((attribute::ADDITIONAL_ADDRESS_FAMILY, V6.to_vec())),
+            Self::EvenPort => Some((attribute::EVEN_PORT, vec![0])),
+            Self::Mobility => Some((attribute::MOBILITY_TICKET, Vec::new())),
+            Self::TcpRelaying => None,
+        });
+        attributes
+    }
+
+    fn is_in(self, answer: &Answer) -> bool {
+        let relayed = answer.addresses(attribute::XOR_RELAYED_ADDRESS);
+        match self {
+            Self::Ipv6 => relayed.first().is_some_and(SocketAddr::is_ipv6),
+            Self::DualStack => relayed.len() == 2,
+            Self::EvenPort => relayed.first().is_some_and(|relayed| relayed.port().is_multiple_of(2)),
+            Self::Mobility => {
+                answer.value(attribute::MOBILITY_TICKET).is_some_and(|ticket| !ticket.is_empty())
+            }
+            Self::TcpRelaying => !relayed.is_empty(),
+        }
+    }
+}
+
+/// What asking found.
+pub(crate) enum Found {
+    Yes(Vec<SocketAddr>),
+    /// With the server's words.
+    No(String),
+    /// An allocation without it, with the server's words if it had any.
+    Less(String),
+    /// The server's quota, or its silence, is in the way.
+    Unknown(String),
+}
+
+/// Asks by an allocation on a session of its own; what was granted stays until the session deletes it.
+pub(crate) fn ask(session: &mut Session, feature: Feature) -> Found {
+    match session.request(method::ALLOCATE, &feature.attributes()) {
+        Ok(answer) => match answer.code() {
+            None if feature.is_in(&answer) => Found::Yes(answer.addresses(attribute::XOR_RELAYED_ADDRESS)),
+            None => Found::Less(answer.family_refused().unwrap_or_else(|| "ignored".to_owned())),
+            Some(401 | 437 | 438 | 486 | 508) => Found::Unknown(answer.told()),
+            Some(_) => Found::No(answer.told()),
+        },
+        Err(error) => Found::Unknown(crate::connection::words(&error)),
+    }
+}
+
+/// Whether an address is of a network of somebody's own.
+pub(crate) fn is_private(ip: IpAddr) -> bool {
+    match ip {
+        IpAddr::V4(ip) => {
+            let shared = ip.octets()[0] == 100 && (64..128).contains(&ip.octets()[1]);
+            ip.is_private() || ip.is_loopback() || ip.is_link_local() || shared
+        }
+        IpAddr::V6(ip) => ip.is_loopback() || ip.is_unique_local() || ip.is_unicast_link_local(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn level(server: &str, relayed: &str) -> Level {
+        let mut report = Report::default();
+        judge_address(&mut report, server.parse().unwrap(), relayed.parse().unwrap());
+        report.worst()
+    }
+
+    #[test]
+    fn a_private_address_from_a_public_server_is_bad_and_within_a_network_it_is_not() {
+        for relayed in
+            ["10.0.0.5:50000", "192.168.1.1:50000", "100.100.1.1:50000", "127.0.0.1:50000", "0.0.0.0:50000"]
+        {
+            assert_eq!(level("203.0.113.5", relayed), Level::Bad, "{relayed}");
+        }
+        assert_eq!(level("10.0.0.5", "10.0.0.5:50000"), Level::Ok);
+        assert_eq!(level("127.0.0.1", "127.0.0.1:50000"), Level::Ok);
+        assert_eq!(level("10.0.0.5", "127.0.0.1:50000"), Level::Bad);
+        assert_eq!(level("203.0.113.5", "203.0.113.5:50000"), Level::Ok);
+        assert_eq!(level("203.0.113.5", "203.0.113.6:50000"), Level::Note);
+        assert_eq!(level("203.0.113.5", "[2001:db8::1]:50000"), Level::Ok);
+        assert_eq!(level("203.0.113.5", "203.0.113.5:3000"), Level::Note);
+    }
+}

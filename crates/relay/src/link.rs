@@ -1,0 +1,88 @@
+//! What the links of clients stand for: with a link in hand, nobody has to be looked up to send something to its client.
+
+use turnpike_turn::server::Link;
+
+/// How a client is reached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Way {
+    /// By datagrams from the socket of its listener.
+    Datagrams,
+    /// Over its stream.
+    Stream(Place),
+    /// Over its DTLS association.
+    Dtls(Place),
+}
+
+/// A slot, and which of those that have had it: links outlive what they stand for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Place {
+    pub(crate) slot: usize,
+    pub(crate) generation: u32,
+}
+
+/// The next generation of the slots of a table.
+#[derive(Default)]
+pub(crate) struct Generations(u32);
+
+impl Generations {
+    pub(crate) fn draw(&mut self) -> u32 {
+        self.0 = (self.0 + 1) % GENERATIONS;
+        self.0
+    }
+}
+
+/// ```text
+/// │ kind (2 bits) │ generation (30) │ slot (32) │
+/// ```
+const KIND: u32 = 62;
+const GENERATION: u32 = 32;
+const GENERATIONS: u32 = 1 << (KIND - GENERATION);
+
+impl Way {
+    #[inline]
+    pub(crate) fn of(Link(bits): Link) -> Self {
+        #[expect(clippy::cast_possible_truncation, reason = "as many bits as there are")]
+        let place =
+            Place { slot: bits as u32 as usize, generation: (bits >> GENERATION) as u32 % GENERATIONS };
+        match bits >> KIND {
+            0 => Self::Datagrams,
+            1 => Self::Stream(place),
+            _ => Self::Dtls(place),
+        }
+    }
+
+    pub(crate) fn link(self) -> Link {
+        let (kind, place) = match self {
+            Self::Datagrams => return Link::default(),
+            Self::Stream(place) => (1, place),
+            Self::Dtls(place) => (2, place),
+        };
+        Link(kind << KIND | u64::from(place.generation) << GENERATION | place.slot as u64)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_way_has_a_link_of_its_own() {
+        let mut seen = std::collections::HashSet::new();
+        for place in [(0, 0), (7, 1), (7, GENERATIONS - 1), (u32::MAX as usize, 3)]
+            .map(|(slot, generation)| Place { slot, generation })
+        {
+            for way in [Way::Stream(place), Way::Dtls(place)] {
+                assert_eq!(Way::of(way.link()), way);
+                assert!(seen.insert(way.link()));
+            }
+        }
+        assert_eq!(Way::of(Link::default()), Way::Datagrams);
+        assert!(!seen.contains(&Way::Datagrams.link()));
+    }
+
+    #[test]
+    fn generations_stay_within_their_bits() {
+        let mut generations = Generations(GENERATIONS - 2);
+        assert_eq!([generations.draw(), generations.draw()], [GENERATIONS - 1, 0]);
+    }
+}

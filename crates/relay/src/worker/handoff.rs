@@ -1,0 +1,296 @@
+//! What workers hand to one another: CONNECTION-IDs (RFC 6062) and mobility tickets (RFC 8016) bring clients to a worker that does
+//! not have what they speak of. Nothing here waits for an answer, and nothing here belongs to the life of a packet.
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicUsize, Ordering},
+    mpsc,
+};
+
+use turnpike_net::{Buffer, UdpSocket, poll::Waker};
+use turnpike_turn::{
+    server::{AllocationId, Arrival, Client, ClosedReason, Family, MoveRequest, Moved, RelayId, Source},
+    time::Now,
+};
+
+use super::{Behind, Command, NOTHING, Role, Worker, side};
+use crate::{
+    link::Way,
+    stream::{CloseReason, Streams, Taken},
+};
+
+/// Handoffs that may wait for one worker. Beyond, requests are dropped, for clients repeat them, and streams are closed.
+const BACKLOG: usize = 1024;
+
+/// Bytes of a client's data that travel with a request for its allocation: what comes over the Internet in one piece. So all that waits
+/// is bounded.
+const CARRIED: usize = 2048;
+
+/// Where one worker gets what others hand to it.
+#[derive(Clone)]
+pub(crate) struct Mailbox {
+    pub(crate) commands: mpsc::Sender<Command>,
+    pub(crate) waker: Waker,
+    pub(crate) backlog: Arc<AtomicUsize>,
+}
+
+/// What one worker hands to another. An allocation always arrives: there are no more of them than requests that were let through.
+pub(crate) enum Handoff {
+    /// A client's stream, the request on it, and what came behind that.
+    Stream(Box<Taken>, Box<[u8]>, Vec<u8>),
+    /// A request whose client remains with worker `via`.
+    Request { via: u16, source: Source, request: Box<[u8]> },
+    /// The reply to it, and whom to expect.
+    Reply { source: Source, arrival: Option<Arrival>, reply: Box<[u8]> },
+    /// Asks for an allocation; with the client's data that made it necessary, so that it is not lost.
+    Wanted(MoveRequest, Box<[u8]>),
+    /// Brings it, and the data back.
+    Allocation { from: u16, moved: Moved, sockets: Sockets, data: Box<[u8]> },
+    /// Says that it does not come.
+    NotMoved(Client),
+    /// Brings it back.
+    Returned { moved: Moved, sockets: Sockets },
+}
+
+/// The relay sockets of an allocation.
+pub(crate) type Sockets = Vec<(Family, UdpSocket)>;
+
+impl Handoff {
+    /// Whether it may be lost.
+    fn may_be_lost(&self) -> bool {
+        matches!(self, Self::Stream(..) | Self::Request { .. } | Self::Reply { .. } | Self::Wanted(..))
+    }
+}
+
+impl Mailbox {
+    /// Gives back what cannot be delivered.
+    fn send(&self, handoff: Box<Handoff>) -> Result<(), Box<Handoff>> {
+        if handoff.may_be_lost() && self.backlog.load(Ordering::Relaxed) >= BACKLOG {
+            return Err(handoff);
+        }
+        self.backlog.fetch_add(1, Ordering::Relaxed);
+        match self.commands.send(Command::Handoff(handoff)) {
+            Ok(()) => {
+                self.waker.wake();
+                Ok(())
+            }
+            Err(mpsc::SendError(command)) => {
+                self.backlog.fetch_sub(1, Ordering::Relaxed);
+                match command {
+                    Command::Handoff(handoff) => Err(handoff),
+                    // It is the one that was sent.
+                    _ => Ok(()),
+                }
+            }
+        }
+    }
+}
+
+impl Worker {
+    /// How the workers are reached, this one among them.
+    pub(crate) fn set_mailboxes(&mut self, mailboxes: Arc<[Mailbox]>) {
+        self.mailboxes = mailboxes;
+    }
+
+    pub(super) fn seat(&self) -> u16 {
+        u16::try_from(self.number).unwrap_or(u16::MAX)
+    }
+
+    /// Gives a stream to another worker, with the request that makes it that one's business.
+    pub(super) fn hand_over(&mut self, client: &Client, worker: u16, request: Box<[u8]>, behind: Behind<'_>) {
+        let behind = behind.to_vec(&self.rx);
+        let out = &mut self.out;
+        if let Some(taken) = out.streams.let_go(client, &self.rx, &self.poller, CloseReason::HandedOver) {
+            self.send(worker, Handoff::Stream(Box::new(taken), request, behind));
+        }
+    }
+
+    /// A client asks for its allocation, which another worker has.
+    pub(super) fn fetch(&mut self, request: MoveRequest, mut data: Box<[u8]>) {
+        if data.len() > CARRIED {
+            data = Box::default();
+        }
+        if !self.send(request.owner, Handoff::Wanted(request, data)) {
+            self.server.not_asked(&request.client);
+        }
+    }
+
+    /// Gives an allocation to the worker where its client is, if it is to go there.
+    pub(super) fn export(&mut self, now: Now, request: &MoveRequest, data: Box<[u8]>) {
+        let Some(moved) = self.server.export(now, request) else {
+            self.send(request.to, Handoff::NotMoved(request.client));
+            return;
+        };
+        let sockets = self.surrender(moved.from());
+        if let Some(was) = moved.was() {
+            self.out.streams.released(now.ms, &was.client);
+            self.out.dtls.released(now.ms, &was.client, &mut self.out.tx);
+        }
+        let from = self.seat();
+        self.send(request.to, Handoff::Allocation { from, moved, sockets, data });
+    }
+
+    pub(super) fn take_handoff(&mut self, now: Now, handoff: Handoff) {
+        if let Some(own) = self.mailboxes.get(self.number) {
+            own.backlog.fetch_sub(1, Ordering::Relaxed);
+        }
+        self.dirty = true;
+        match handoff {
+            Handoff::Stream(taken, request, behind) => self.take_over(now, *taken, &request, &behind),
+            Handoff::Request { via, source, request } => {
+                self.server.from_elsewhere(now, via, &source, &request);
+            }
+            Handoff::Reply { source: Source { client, link }, arrival, reply } => {
+                if let Some(arrival) = arrival {
+                    self.server.expect(now, arrival);
+                }
+                self.out.reply_to(&client, link, &reply);
+            }
+            Handoff::Wanted(request, data) => self.export(now, &request, data),
+            Handoff::Allocation { from, moved, sockets, data } => {
+                let to = moved.to();
+                match self.server.import(now, moved) {
+                    Ok(allocation) => {
+                        self.move_in(now, allocation, sockets);
+                        self.look_for(now, &to);
+                        self.route_again(now, to, &data);
+                    }
+                    Err(moved) => _ = self.send(from, Handoff::Returned { moved, sockets }),
+                }
+            }
+            Handoff::NotMoved(client) => self.server.not_moved(&client),
+            Handoff::Returned { moved, sockets } => self.take_back(now, moved, sockets),
+        }
+        self.carry_out_effects(now, NOTHING);
+    }
+
+    fn take_back(&mut self, now: Now, moved: Moved, sockets: Sockets) {
+        let was = moved.was();
+        let Some(allocation) = self.server.take_back(now, moved) else {
+            return sockets.iter().for_each(|(_, socket)| self.ports.release(socket.local_addr()));
+        };
+        self.move_in(now, allocation, sockets);
+        if let Some(source) = was {
+            self.out.streams.allocated(&source.client);
+            self.out.dtls.allocated(&source.client);
+            self.look_for(now, &source);
+        }
+    }
+
+    /// Whether it will arrive. What may not be lost comes back here.
+    pub(super) fn send(&mut self, worker: u16, handoff: Handoff) -> bool {
+        let undelivered = match self.mailboxes.get(usize::from(worker)) {
+            Some(mailbox) => match mailbox.send(Box::new(handoff)) {
+                Ok(()) => return true,
+                Err(handoff) => *handoff,
+            },
+            None => handoff,
+        };
+        self.counted.handoffs_lost += 1;
+        if let Handoff::Allocation { moved, sockets, .. } | Handoff::Returned { moved, sockets } = undelivered
+        {
+            // Its worker has ended, and with it the server is about to.
+            for (_, socket) in &sockets {
+                self.ports.release(socket.local_addr());
+            }
+            drop(moved);
+        }
+        false
+    }
+
+    /// Serves a stream that another worker has accepted.
+    fn take_over(&mut self, now: Now, taken: Taken, request: &[u8], behind: &[u8]) {
+        let Some(source) = self.out.streams.adopt(taken, now.ms, &self.poller) else { return };
+        let verdict = self.server.from_handed_over(now, &source, request);
+        self.out.reply(verdict);
+        self.carry_out_effects(now, Behind::HandedOver(behind));
+        // It may have become a data connection, or travelled on.
+        let Way::Stream(place) = Way::of(source.link) else { return };
+        for part in behind.chunks(Streams::FEED) {
+            if self.rx.room() < Streams::ROOM {
+                self.flush();
+            }
+            if let Some(incoming) = self.out.streams.feed(place, part, &mut self.rx) {
+                self.route_stream(now, incoming);
+            }
+        }
+        if self.out.streams.serves(place) {
+            self.out.streams.close_if_ended(place.slot);
+        }
+    }
+
+    /// Takes the relay sockets from an allocation that moves away.
+    fn surrender(&mut self, allocation: AllocationId) -> Sockets {
+        // What is queued leaves before its socket does. The arena keeps what is still to be routed.
+        self.out.tx.flush(&mut self.sockets, &self.rx);
+        let mut surrendered = Sockets::new();
+        for family in [Family::V4, Family::V6] {
+            let pair = self.out.relays.get_mut(allocation.index as usize);
+            let Some(id) = pair.and_then(|pair| pair[side(family)].take()) else { continue };
+            self.roles[id.0 as usize] = Role::Free;
+            if let Some(socket) = self.sockets.remove(id) {
+                // Not watched any more, whatever this says: a descriptor that is not in the set.
+                let _ = self.poller.remove(&socket);
+                surrendered.push((family, socket));
+            }
+        }
+        surrendered
+    }
+
+    /// The client of an allocation that was handed over may have closed its connection meanwhile; nobody was told.
+    fn look_for(&mut self, now: Now, source: &Source) {
+        let is_here = match Way::of(source.link) {
+            // Over plain UDP nobody closes anything.
+            Way::Datagrams => true,
+            Way::Stream(place) => self.out.streams.serves(place),
+            Way::Dtls(place) => self.out.dtls.serves(place),
+        };
+        if !is_here {
+            self.server.disconnected(now, &source.client);
+        }
+    }
+
+    /// What the client of an allocation said before it was here. Its TOS and TTL have been forgotten meanwhile.
+    fn route_again(&mut self, now: Now, source: Source, data: &[u8]) {
+        if data.is_empty() {
+            return;
+        }
+        if !self.rx.has_room() {
+            self.flush();
+        }
+        let copied = self.rx.fill(0, |room| {
+            let len = data.len().min(room.len());
+            room[..len].copy_from_slice(&data[..len]);
+            Ok(len)
+        });
+        let Ok(span) = copied else { return };
+        let bytes = self.rx.bytes(span);
+        let from = source.client.address;
+        let buffer = Buffer { from, local: None, tos: 0, ttl: 0, segment_size: bytes.len(), bytes };
+        let verdict = self.server.from_client(now, &source, bytes);
+        self.out.carry_out(&self.rx, &buffer, verdict);
+    }
+
+    fn move_in(&mut self, now: Now, allocation: AllocationId, sockets: Sockets) {
+        // A session that ended in this tick may have had the same index.
+        self.carry_out_effects(now, NOTHING);
+        for (family, socket) in sockets {
+            let bound = socket.local_addr();
+            match self.adopt(socket, Role::Relay(RelayId { allocation, family })) {
+                Ok(id) => self.out.set_relay(allocation, family, id),
+                Err(_) => {
+                    self.ports.release(bound);
+                    // Without its socket it would be a session that nothing passes through.
+                    self.server.close_one(now, allocation, ClosedReason::Administrator);
+                }
+            }
+        }
+        // A reload may have come here first, and the worker that sent it knew its realm still.
+        if !self.server.has_realm_of(allocation) {
+            self.server.close_one(now, allocation, ClosedReason::Administrator);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

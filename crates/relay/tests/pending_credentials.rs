@@ -1,0 +1,124 @@
+//! A credential store that has to ask somebody else: its client waits, and nobody else does.
+#![allow(clippy::unwrap_used, reason = "clippy.toml excuses test functions, not their helpers")]
+
+mod support;
+
+use std::{
+    net::{SocketAddr, UdpSocket},
+    sync::{Arc, Mutex, mpsc},
+    time::{Duration, Instant},
+};
+
+use support::*;
+use turnpike_relay::{CredentialStore, PendingLookup};
+use turnpike_turn::{
+    client::{Client, Config, Event},
+    random::Seed,
+    server::{Asked, CredentialQuery, Credentials, Lookup, User},
+};
+use turnpike_wire::integrity::{Key, KeyAlgorithm};
+
+/// Hands each question to the test.
+struct Remote(Mutex<mpsc::Sender<(CredentialQuery, PendingLookup)>>);
+
+impl CredentialStore for Remote {
+    fn check(
+        &self,
+        _: User<'_>,
+        _: &str,
+        _: KeyAlgorithm,
+        _: u64,
+        _: &mut dyn FnMut(&Key) -> bool,
+    ) -> Lookup {
+        Lookup::Later
+    }
+
+    fn look_up(&self, query: CredentialQuery, answer: PendingLookup) {
+        self.0.lock().unwrap().send((query, answer)).unwrap();
+    }
+}
+
+struct Asking {
+    socket: UdpSocket,
+    client: Client,
+    started: Instant,
+}
+
+impl Asking {
+    fn new(server: SocketAddr) -> Self {
+        let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
+        socket.connect(server).unwrap();
+        socket.set_read_timeout(Some(Duration::from_millis(20))).unwrap();
+        let config = Config::new("alice", "wonderland");
+        let client = Client::new(Arc::new(config), Seed(rand::random()));
+        Self { socket, client, started: Instant::now() }
+    }
+
+    fn now(&self) -> u64 {
+        u64::try_from(self.started.elapsed().as_millis()).unwrap()
+    }
+
+    /// Sends and receives once.
+    fn step(&mut self) {
+        while let Some(message) = self.client.poll_transmit().map(<[u8]>::to_vec) {
+            self.socket.send(&message).unwrap();
+        }
+        let mut buffer = [0; 2048];
+        if let Ok(len) = self.socket.recv(&mut buffer) {
+            let now = self.now();
+            self.client.handle_datagram(now, &buffer[..len]);
+        }
+        let now = self.now();
+        if self.client.poll_timeout().is_some_and(|due| due <= now) {
+            self.client.handle_timeout(now);
+        }
+    }
+
+    fn until<T>(&mut self, mut done: impl FnMut(&mut Client) -> Option<T>) -> T {
+        let deadline = Instant::now() + SOON;
+        loop {
+            self.step();
+            if let Some(found) = done(&mut self.client) {
+                return found;
+            }
+            assert!(Instant::now() < deadline, "it does not happen");
+        }
+    }
+}
+
+fn found(query: &CredentialQuery) -> Credentials {
+    let hash = turnpike_wire::integrity::userhash("alice", &query.realm);
+    assert!([Asked::Name("alice".into()), Asked::Hash(hash)].contains(&query.user));
+    let key = Key::long_term(query.algorithm, "alice", &query.realm, b"wonderland");
+    Credentials::Keys { username: "alice".into(), identity: "alice".into(), keys: vec![key] }
+}
+
+#[test]
+fn a_client_waits_for_the_store_and_its_worker_for_nobody() {
+    let (questions, asked) = mpsc::channel();
+    let world = start_with_store(Arc::new(Remote(Mutex::new(questions))), |config| {
+        config.server.authenticate = true;
+    });
+    let mut alice = Asking::new(world.udp());
+    alice.client.allocate(0).unwrap();
+    // The store does not know, and says so by dropping the question: the client asks again.
+    drop(alice.until(|_| asked.try_recv().ok()));
+    world.wait_for_counter("dropped_datagrams", "lookup_over", 1);
+    let (query, answer) = alice.until(|_| asked.try_recv().ok());
+    // Meanwhile the one worker answers others, and the client has no allocation.
+    let other = UdpSocket::bind("127.0.0.1:0").unwrap();
+    other.set_read_timeout(Some(SOON)).unwrap();
+    other.send_to(&[&[0, 1, 0, 0, 0x21, 0x12, 0xA4, 0x42][..], &[7; 12]].concat(), world.udp()).unwrap();
+    let mut reply = [0; 64];
+    let len = other.recv(&mut reply).unwrap();
+    assert_eq!((len, &reply[..2]), (32, &[1, 1][..]));
+    assert_eq!(world.allocations(), 0);
+    std::thread::spawn(move || answer.answer(found(&query))).join().unwrap();
+    alice.until(|client| {
+        let event = client.poll_event()?;
+        assert!(!matches!(event, Event::Failed { .. }), "{event:?}");
+        client.allocation().map(|_| ())
+    });
+    world.wait_for_counter("successes", "allocate", 1);
+    assert!(asked.try_recv().is_err(), "one question");
+}

@@ -1,0 +1,51 @@
+//! What answering a request needs to know of it, in one place: it is handed through all that have a part in the answer.
+
+use std::cell::Cell;
+
+use super::{Arrival, Client, Credentials, Source, auth::Who, request::Request, response::Envelope};
+use crate::time::Now;
+
+/// A request that is being answered.
+pub(super) struct Context<'a> {
+    pub(super) now: Now,
+    pub(super) source: Source,
+    pub(super) delivery: Delivery,
+    pub(super) request: &'a Request<'a>,
+    /// What the response takes over from the request, and its signer once the client has proved who it is.
+    pub(super) envelope: Envelope,
+    /// Nobody until then.
+    pub(super) who: Who,
+    /// What the store has answered, if it had to be waited for.
+    pub(super) credentials: Option<Credentials>,
+    /// What the worker that has forwarded it has to be told with the answer.
+    pub(super) arrival: &'a Cell<Option<Arrival>>,
+}
+
+/// How a request reached this worker.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Delivery {
+    /// From the client.
+    Direct,
+    /// With its stream, which is this worker's from now on.
+    HandedOver,
+    /// From the worker of this number, where the client remains.
+    Forwarded(u16),
+}
+
+impl<'a> Context<'a> {
+    pub(super) fn new(
+        now: Now,
+        source: Source,
+        delivery: Delivery,
+        request: &'a Request<'a>,
+        credentials: Option<Credentials>,
+        arrival: &'a Cell<Option<Arrival>>,
+    ) -> Self {
+        let (envelope, who) = (Envelope::unsigned(request), Who::default());
+        Self { now, source, delivery, request, envelope, who, credentials, arrival }
+    }
+
+    pub(super) fn client(&self) -> &Client {
+        &self.source.client
+    }
+}

@@ -1,0 +1,356 @@
+//! What the runtime shall do or know beyond sending a datagram, in the order in which it came about. There is one queue of these, to be
+//! drained after each call ([`super::Server::poll_effect`]), and nothing else leads from the control plane to the outside: not to the
+//! [forwarding table](super::forwarding) either, which is the first to see each.
+
+use std::{
+    net::{IpAddr, SocketAddr},
+    sync::Arc,
+};
+
+use turnpike_wire::channel_data::ChannelNumber;
+
+use super::{
+    AllocationId, Arrival, Client, ConnectRequest, ConnectionId, CredentialQuery, Family, Link, MoveRequest,
+    PeerDenial, RelayId, Source, Transport,
+};
+
+/// Relay sockets to open for a new allocation.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OpenRequest {
+    /// The allocation that waits for them.
+    pub allocation: AllocationId,
+    /// The first, always present.
+    pub first: OpenRelay,
+    /// The second of a dual-stack allocation (ADDITIONAL-ADDRESS-FAMILY). To be tried even if the first failed: one of
+    /// them is enough.
+    pub second: Option<OpenRelay>,
+}
+
+/// One relay socket to open.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OpenRelay {
+    /// Family of the relayed transport address.
+    pub family: Family,
+    /// What it relays.
+    pub transport: RelayTransport,
+    /// Which port.
+    pub port: PortWish,
+}
+
+/// The transport between the server and peers (REQUESTED-TRANSPORT).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum RelayTransport {
+    /// Datagrams.
+    Udp,
+    /// Connections (RFC 6062): the relay socket listens, and connections to peers come from its address.
+    Tcp,
+}
+
+/// Which port a relay socket shall have (RFC 8656 section 7.2 steps 6 to 8, 18.5, 18.8).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PortWish {
+    /// Any of the range.
+    Any,
+    /// An even one (EVEN-PORT with R = 0).
+    Even,
+    /// An even one, and the next higher one held for 30 s under this token (EVEN-PORT with R = 1).
+    EvenAndReserveNext([u8; 8]),
+    /// The one held under this token, by whichever worker (RESERVATION-TOKEN).
+    Reserved([u8; 8]),
+}
+
+/// How an [`OpenRelay`] went.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OpenResult {
+    /// Bound; this is the address to tell the client (external, where a mapping is configured).
+    Opened {
+        /// Relayed transport address for XOR-RELAYED-ADDRESS.
+        relayed: SocketAddr,
+    },
+    /// No relay address of this family is configured: 440.
+    UnsupportedFamily,
+    /// No free port, unknown or expired reservation, no file descriptors: 508.
+    NoCapacity,
+}
+
+/// Something to do, or to know.
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub enum Effect {
+    /// Open relay sockets and call [`super::Server::opened`], which has the reply.
+    Open(OpenRequest),
+    /// Connect to a peer (RFC 6062) and call [`super::Server::connected`], which has the reply.
+    Connect(ConnectRequest),
+    /// The reply has been given; from now on the client's stream is the data connection of `connection` (RFC 6062 section 5.4). What
+    /// came behind the request is the first of its data, and no message.
+    Bind {
+        /// The connection to the peer.
+        connection: ConnectionId,
+        /// The client, whose 5-tuple is no control connection any more.
+        source: Source,
+    },
+    /// A client's stream is another worker's business: give it the stream, the request and what came behind, for
+    /// [`super::Server::from_handed_over`].
+    HandOver {
+        /// Its number.
+        worker: u16,
+        /// The client.
+        source: Source,
+        /// What it asked.
+        request: Box<[u8]>,
+    },
+    /// A request is another worker's business, while the client remains where it is: give it the request, for
+    /// [`super::Server::from_elsewhere`].
+    Forward {
+        /// Its number.
+        worker: u16,
+        /// That of the worker where the client is.
+        via: u16,
+        /// The client.
+        source: Source,
+        /// What it asked.
+        request: Box<[u8]>,
+    },
+    /// The allocation of a client that is here is another worker's: have [`super::Server::export`] called there and
+    /// [`super::Server::import`] here, and then feed the datagram again. What else comes until then is dropped.
+    Fetch {
+        /// Which, whence and whither.
+        request: MoveRequest,
+        /// What the client sent.
+        datagram: Box<[u8]>,
+    },
+    /// Call [`super::Server::export`], and have the other worker import it: its client waits there.
+    Move(MoveRequest),
+    /// What another worker forwarded is answered: have it call [`super::Server::expect`], if there is an arrival, and then send the reply.
+    Answer {
+        /// Its number.
+        via: u16,
+        /// The client.
+        source: Source,
+        /// Whose allocation is on its way there.
+        arrival: Option<Arrival>,
+        /// A whole STUN message.
+        reply: Box<[u8]>,
+    },
+    /// Ask the credential store, and answer by [`super::Server::credentials`] within 10 s: a request waits for it.
+    LookUp(CredentialQuery),
+    /// A session began.
+    Opened {
+        /// Which.
+        allocation: AllocationId,
+        /// Whose.
+        client: Client,
+        /// The way to it.
+        link: Link,
+        /// When it expires unless it is renewed, in [`crate::time::Now::ms`].
+        expires_ms: u64,
+        /// The realm of that user.
+        realm: Arc<str>,
+        /// The username that authenticated it.
+        username: Box<str>,
+        /// Relayed transport addresses, the second of a dual-stack allocation.
+        relayed: (SocketAddr, Option<SocketAddr>),
+    },
+    /// A session lives until then, or one family of it does.
+    Renewed {
+        /// Which.
+        allocation: AllocationId,
+        /// `None` for all of it.
+        family: Option<Family>,
+        /// In [`crate::time::Now::ms`].
+        expires_ms: u64,
+    },
+    /// A permission is installed, or lives longer. It ends with its session, and with the relayed address of its family.
+    Permitted {
+        /// Whose.
+        allocation: AllocationId,
+        /// The peer.
+        peer: IpAddr,
+        /// In [`crate::time::Now::ms`].
+        expires_ms: u64,
+        /// Whether there was one.
+        renewed: bool,
+    },
+    /// A permission has expired, or the peer rules refuse its peer by now.
+    PermissionEnded {
+        /// Whose.
+        allocation: AllocationId,
+        /// The peer.
+        peer: IpAddr,
+    },
+    /// A channel is bound, or lives longer. It ends as a permission does.
+    Bound {
+        /// Whose.
+        allocation: AllocationId,
+        /// The channel.
+        number: ChannelNumber,
+        /// The peer.
+        peer: SocketAddr,
+        /// In [`crate::time::Now::ms`].
+        expires_ms: u64,
+        /// Whether it was.
+        renewed: bool,
+    },
+    /// A channel has expired, or the peer rules refuse its peer by now.
+    Unbound {
+        /// Whose.
+        allocation: AllocationId,
+        /// The channel.
+        number: ChannelNumber,
+        /// The peer.
+        peer: SocketAddr,
+    },
+    /// Close all relay sockets of this allocation, and all connections; it is gone.
+    Closed {
+        /// Which.
+        allocation: AllocationId,
+        /// Whose.
+        client: Client,
+        /// The realm of that user.
+        realm: Arc<str>,
+        /// The username that authenticated it.
+        username: Box<str>,
+        /// Whom quotas count, where that is another name.
+        identity: Option<Box<str>>,
+        /// The relayed transport addresses that it had, IPv4 first; none if it ended before there were any.
+        relayed: [Option<SocketAddr>; 2],
+        /// Between the client and the server, where the client was last.
+        transport: Transport,
+        /// Between the server and peers.
+        relay_transport: RelayTransport,
+        /// Why.
+        reason: ClosedReason,
+        /// Whether the client had gone before, so that its 5-tuple may be somebody else's by now.
+        away: bool,
+        /// How long it lived, in milliseconds.
+        lived_ms: u64,
+        /// Payload datagrams and bytes to peers.
+        to_peer: (u64, u64),
+        /// Payload datagrams and bytes to the client.
+        to_client: (u64, u64),
+    },
+    /// Close the connection to this peer and, if it is bound, that to the client; give up one that is being made.
+    ConnectionClosed {
+        /// Whose.
+        allocation: AllocationId,
+        /// Which.
+        connection: ConnectionId,
+    },
+    /// Give up connecting to this peer, and call [`super::Server::connected`] with [`super::ConnectError::TimedOut`].
+    ConnectTimedOut {
+        /// Whose.
+        allocation: AllocationId,
+        /// Which.
+        connection: ConnectionId,
+    },
+    /// The client of a mobile allocation is somewhere else (RFC 8016).
+    Moved {
+        /// Which.
+        allocation: AllocationId,
+        /// Its old 5-tuple. A stream that is still open has no allocation any more. `None` where the client had gone from there,
+        /// so that it may be somebody else's by now.
+        was: Option<Client>,
+        /// Its new 5-tuple.
+        client: Client,
+        /// The way to it.
+        link: Link,
+        /// Whether that is a stream, on which ChannelData is padded (RFC 8656 section 12.5).
+        padded: bool,
+        /// What the allocation was called by the worker that it came from.
+        from: Option<AllocationId>,
+    },
+    /// A session goes on elsewhere, with all that it has: [`super::Server::export`].
+    Exported {
+        /// What it was called here.
+        allocation: AllocationId,
+    },
+    /// The client of a mobile allocation has closed its connection, and the allocation waits for it.
+    Away {
+        /// Which.
+        allocation: AllocationId,
+    },
+    /// Close this relay socket: one family of a dual-stack allocation was deleted or has expired, the other lives on.
+    RelayClosed {
+        /// Which.
+        relay: RelayId,
+    },
+    /// A credential was refused; for a log line. At most one effect per request, and the state machine bounds their
+    /// rate: `suppressed` counts those since the last one that were only counted.
+    Refused {
+        /// Who tried.
+        client: Client,
+        /// The username, cut to 64 characters and free of control characters.
+        username: Box<str>,
+        /// Why.
+        why: CredentialRefusal,
+        /// How many more were refused without an effect.
+        suppressed: u64,
+    },
+    /// A request named a peer that may not be relayed to (403); for a log line. Their rate is bounded as that of
+    /// [`Effect::Refused`] is.
+    PeerRefused {
+        /// Who asked.
+        client: Client,
+        /// The realm of that user.
+        realm: Arc<str>,
+        /// The username that authenticated the request.
+        username: Box<str>,
+        /// The peer; port 0 where the request had none.
+        peer: SocketAddr,
+        /// By what.
+        by: PeerDenial,
+        /// How many more were refused without an effect.
+        suppressed: u64,
+    },
+}
+
+/// Why an allocation ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum ClosedReason {
+    /// Refresh with LIFETIME 0.
+    Deleted,
+    /// Not refreshed in time.
+    Expired,
+    /// The server stops.
+    Shutdown,
+    /// An administrator ended it.
+    Administrator,
+    /// The client's connection was closed, and it is not mobile.
+    Disconnected,
+}
+
+/// What is wrong with an ACCESS-TOKEN (RFC 7635).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum TokenProblem {
+    /// USERNAME names no key that is configured for the realm.
+    UnknownKey,
+    /// No token by its lengths.
+    Malformed,
+    /// Made with another key or for another server name, or altered.
+    NotAuthentic,
+    /// Made in the future: clocks differ.
+    Future {
+        /// Seconds.
+        ahead: u64,
+    },
+}
+
+/// Why a credential was refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum CredentialRefusal {
+    /// No such user.
+    NoSuchUser,
+    /// A time-limited credential that expired so many seconds ago.
+    Expired {
+        /// Seconds.
+        ago: u64,
+    },
+    /// Wrong password or secret.
+    WrongKey,
+    /// An ACCESS-TOKEN that is worth nothing; one whose time is over is [`Self::Expired`].
+    Token(TokenProblem),
+    /// The request names another realm.
+    WrongRealm,
+    /// Another user than the one who made the allocation (441).
+    WrongUser,
+}

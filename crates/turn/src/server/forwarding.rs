@@ -1,0 +1,387 @@
+//! The forwarding table: all that a packet needs, as plain data.
+//!
+//! ```text
+//!  client 5-tuple, channel or permission ──▶ relayed address, peer        ChannelData, Send indications
+//!  relayed address, peer ──▶ client 5-tuple, channel                      datagrams and ICMP errors from peers
+//! ```
+//!
+//! Entries lie in dense slots with generations, and are found by 5-tuple through a seeded hash table that holds nothing but slot numbers.
+//! The control plane installs them, changes them by effects alone ([`Forwarding::apply`]), and learns from them what has expired and what
+//! they have counted.
+
+mod channels;
+mod permissions;
+
+use std::{
+    hash::{BuildHasher as _, Hasher as _},
+    net::{IpAddr, SocketAddr},
+    ops::Range,
+};
+
+use foldhash::fast::RandomState;
+use hashbrown::HashTable;
+use turnpike_wire::channel_data::ChannelNumber;
+
+use super::{AllocationId, Client, Effect, Family, Link, timers::Timers};
+pub(super) use channels::{BindError, Channel, Channels};
+pub(super) use permissions::Permissions;
+
+/// Up to here a scan is faster than a search.
+const FEW: usize = 8;
+
+/// TTL or hop limit of a relayed datagram that came with this one; `None` where it ends here (RFC 8656 section 15.1). 0 is not known, and
+/// stands for the socket's default (section 15.2). A relay that is led to send to itself ends by this.
+#[inline]
+#[must_use]
+pub const fn relayed_ttl(received: u8) -> Option<u8> {
+    if received == 1 { None } else { Some(received.saturating_sub(1)) }
+}
+
+/// What a packet needs to know of one allocation.
+pub(super) struct Entry {
+    pub(super) client: Client,
+    /// The runtime's name for the way to the client.
+    pub(super) link: Link,
+    /// Whether the client is reached by a stream, where ChannelData is padded (RFC 8656 section 12.5).
+    pub(super) padded: bool,
+    /// Whether connections are relayed and no datagrams (RFC 6062).
+    pub(super) relays_tcp: bool,
+    /// Mobile, and its client's connection is closed: nothing can be sent to `client`, which may be somebody else's by now.
+    pub(super) away: bool,
+    /// Relayed transport addresses: IPv4, IPv6. None while they are being opened.
+    pub(super) relays: [Option<Relay>; 2],
+    pub(super) channels: Channels,
+    pub(super) permissions: Permissions,
+    /// Payload datagrams and bytes.
+    pub(super) to_peer: (u64, u64),
+    pub(super) to_client: (u64, u64),
+}
+
+/// One relayed transport address.
+#[derive(Clone, Copy)]
+pub(super) struct Relay {
+    pub(super) address: SocketAddr,
+    pub(super) expires_ms: u64,
+}
+
+/// What opens the way to a peer, and when it expires.
+pub(super) enum Binding {
+    Permission(IpAddr, u64),
+    Channel(ChannelNumber, SocketAddr, u64),
+}
+
+impl Binding {
+    pub(super) fn expires_ms(&self) -> u64 {
+        let (Self::Permission(_, expires_ms) | Self::Channel(_, _, expires_ms)) = self;
+        *expires_ms
+    }
+}
+
+impl Entry {
+    /// One that relays nothing yet.
+    pub(super) fn new(client: Client, link: Link, padded: bool, relays_tcp: bool) -> Self {
+        Self {
+            client,
+            link,
+            padded,
+            relays_tcp,
+            away: false,
+            relays: [None; 2],
+            channels: Channels::default(),
+            permissions: Permissions::default(),
+            to_peer: (0, 0),
+            to_client: (0, 0),
+        }
+    }
+
+    #[inline]
+    pub(super) fn has(&self, family: Family) -> bool {
+        self.relays[family as usize].is_some()
+    }
+
+    pub(super) fn permit(&mut self, ip: IpAddr, expires_ms: u64) {
+        self.permissions.insert(ip, expires_ms);
+        self.channels.permit(ip, expires_ms);
+    }
+
+    pub(super) fn bind(&mut self, number: ChannelNumber, peer: SocketAddr, expires_ms: u64) {
+        let permitted_until_ms = self.permissions.until(peer.ip()).unwrap_or_default();
+        self.channels.bind(Channel { peer, expires_ms, permitted_until_ms, number });
+    }
+
+    /// The family of a relayed transport address whose time is over.
+    pub(super) fn expired_relay(&self, now_ms: u64) -> Option<Family> {
+        let is_over = |family: &Family| {
+            let relay = &self.relays[*family as usize];
+            relay.is_some_and(|relay| relay.expires_ms <= now_ms)
+        };
+        [Family::V4, Family::V6].into_iter().find(is_over)
+    }
+
+    /// All permissions and channels.
+    pub(super) fn bindings(&self) -> impl Iterator<Item = Binding> + '_ {
+        let permissions = self.permissions.iter().map(|(ip, expires_ms)| Binding::Permission(ip, expires_ms));
+        let channels = self.channels.iter();
+        permissions.chain(channels.map(|it| Binding::Channel(it.number, it.peer, it.expires_ms)))
+    }
+
+    /// Milliseconds until all of it has expired.
+    pub(super) fn left_ms(&self, now_ms: u64) -> u64 {
+        let expires_ms = self.relays.iter().flatten().map(|relay| relay.expires_ms).max();
+        expires_ms.unwrap_or(now_ms).saturating_sub(now_ms)
+    }
+
+    fn next_deadline(&self) -> Option<u64> {
+        let relays = self.relays.iter().flatten().map(|relay| relay.expires_ms);
+        relays.chain(self.bindings().map(|binding| binding.expires_ms())).min()
+    }
+}
+
+impl Family {
+    pub(super) fn of(ip: IpAddr) -> Self {
+        if ip.is_ipv4() { Self::V4 } else { Self::V6 }
+    }
+}
+
+pub(super) struct Forwarding {
+    slots: Vec<Slot>,
+    free: Vec<u32>,
+    /// Without those whose client is away.
+    by_client: HashTable<u32>,
+    len: usize,
+    hasher: RandomState,
+    /// The client looked up last: datagrams come in runs.
+    last: Option<(Client, u32)>,
+    timers: Timers,
+}
+
+struct Slot {
+    generation: u32,
+    entry: Option<Box<Entry>>,
+}
+
+impl Forwarding {
+    pub(super) fn new() -> Self {
+        Self {
+            slots: Vec::new(),
+            free: Vec::new(),
+            by_client: HashTable::new(),
+            len: 0,
+            hasher: RandomState::default(),
+            last: None,
+            timers: Timers::new(),
+        }
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.len
+    }
+
+    /// The slot of this 5-tuple.
+    #[inline(always)]
+    pub(super) fn find(&mut self, client: &Client) -> Option<u32> {
+        match &self.last {
+            Some((last, index)) if last == client => Some(*index),
+            _ => self.search(client),
+        }
+    }
+
+    fn search(&mut self, client: &Client) -> Option<u32> {
+        let slots = &self.slots;
+        let index = *self.by_client.find(hash(&self.hasher, client), |index| is_of(slots, *index, client))?;
+        self.last = Some((*client, index));
+        Some(index)
+    }
+
+    /// What [`Table::find`] found.
+    #[inline]
+    pub(super) fn at(&mut self, index: u32) -> Option<(AllocationId, &mut Entry)> {
+        let slot = self.slots.get_mut(index as usize)?;
+        let entry = slot.entry.as_deref_mut()?;
+        Some((AllocationId { index, generation: slot.generation }, entry))
+    }
+
+    #[inline]
+    pub(super) fn get(&mut self, id: AllocationId) -> Option<&mut Entry> {
+        let slot = self.slots.get_mut(id.index as usize)?;
+        if slot.generation != id.generation {
+            return None;
+        }
+        slot.entry.as_deref_mut()
+    }
+
+    /// Installs an entry, whose 5-tuple must have none. All that changes it later comes by [`Forwarding::apply`].
+    pub(super) fn install(&mut self, now_ms: u64, entry: Entry) -> AllocationId {
+        let (client, away) = (entry.client, entry.away);
+        let index = self.free.pop().unwrap_or_else(|| {
+            self.slots.push(Slot { generation: 0, entry: None });
+            u32::try_from(self.slots.len() - 1).unwrap_or(u32::MAX)
+        });
+        let slot = &mut self.slots[index as usize];
+        slot.entry = Some(Box::new(entry));
+        let generation = slot.generation;
+        self.len += 1;
+        if !away {
+            self.enter(index, &client);
+        }
+        self.arm(now_ms, index);
+        AllocationId { index, generation }
+    }
+
+    /// Removes an entry, and says what it has counted.
+    pub(super) fn remove(&mut self, index: u32) -> Option<(AllocationId, Box<Entry>)> {
+        self.detach(index);
+        self.timers.cancel(index);
+        let slot = self.slots.get_mut(index as usize)?;
+        let entry = slot.entry.take()?;
+        self.len -= 1;
+        let id = AllocationId { index, generation: slot.generation };
+        slot.generation = slot.generation.wrapping_add(1);
+        self.free.push(index);
+        Some((id, entry))
+    }
+
+    /// Every slot's number, used or not.
+    pub(super) fn indices(&self) -> Range<u32> {
+        0..u32::try_from(self.slots.len()).unwrap_or(u32::MAX)
+    }
+
+    /// What the control plane has decided.
+    pub(super) fn apply(&mut self, now_ms: u64, effect: &Effect) {
+        match effect {
+            Effect::Opened { allocation, expires_ms, relayed, .. } => {
+                let Some(entry) = self.get(*allocation) else { return };
+                for address in [Some(relayed.0), relayed.1].into_iter().flatten() {
+                    let relay = Relay { address, expires_ms: *expires_ms };
+                    entry.relays[Family::of(address.ip()) as usize] = Some(relay);
+                }
+                self.arm(now_ms, allocation.index);
+            }
+            Effect::Renewed { allocation, family, expires_ms } => {
+                let Some(entry) = self.get(*allocation) else { return };
+                for (relay, of) in entry.relays.iter_mut().zip([Family::V4, Family::V6]) {
+                    if family.is_none_or(|family| family == of)
+                        && let Some(relay) = relay
+                    {
+                        relay.expires_ms = *expires_ms;
+                    }
+                }
+                self.arm(now_ms, allocation.index);
+            }
+            Effect::Permitted { allocation, peer, expires_ms, .. } => {
+                let Some(entry) = self.get(*allocation) else { return };
+                entry.permit(*peer, *expires_ms);
+                self.timers.set_if_earlier(now_ms, allocation.index, *expires_ms);
+            }
+            Effect::Bound { allocation, number, peer, expires_ms, .. } => {
+                let Some(entry) = self.get(*allocation) else { return };
+                entry.bind(*number, *peer, *expires_ms);
+                self.timers.set_if_earlier(now_ms, allocation.index, *expires_ms);
+            }
+            Effect::PermissionEnded { allocation, peer } => {
+                if let Some(entry) = self.get(*allocation) {
+                    entry.permissions.retain(|ip| ip != *peer);
+                }
+            }
+            Effect::Unbound { allocation, number, .. } => {
+                if let Some(entry) = self.get(*allocation) {
+                    entry.channels.retain(|channel| channel.number != *number);
+                }
+            }
+            // RFC 8656 section 8.1: permissions and channels go with the relayed address of their family, and leave the others alone.
+            Effect::RelayClosed { relay } => {
+                if let Some(entry) = self.get(relay.allocation) {
+                    entry.relays[relay.family as usize] = None;
+                    entry.permissions.retain(|ip| Family::of(ip) != relay.family);
+                    entry.channels.retain(|channel| Family::of(channel.peer.ip()) != relay.family);
+                }
+            }
+            Effect::Away { allocation } => {
+                if let Some(entry) = self.get(*allocation) {
+                    entry.away = true;
+                    self.detach(allocation.index);
+                }
+            }
+            Effect::Moved { allocation, client, link, padded, .. } => {
+                self.rekey(*allocation, *client, *link, *padded);
+            }
+            Effect::Closed { allocation, .. } | Effect::Exported { allocation } => {
+                self.remove(allocation.index);
+            }
+            _ => {}
+        }
+    }
+
+    /// The next entry in which something may have expired: [`Entry::expired`] says what.
+    pub(super) fn due(&mut self, now_ms: u64) -> Option<u32> {
+        self.timers.pop(now_ms)
+    }
+
+    /// When [`Forwarding::due`] has something to say, in milliseconds.
+    pub(super) fn next_due(&self) -> Option<u64> {
+        self.timers.next()
+    }
+
+    /// Has [`Forwarding::due`] tell of an entry again.
+    pub(super) fn arm(&mut self, now_ms: u64, index: u32) {
+        let deadline = self.at(index).and_then(|(_, entry)| entry.next_deadline());
+        if let Some(deadline) = deadline {
+            self.timers.set(now_ms, index, deadline);
+        }
+    }
+
+    /// Gives an entry another 5-tuple.
+    fn rekey(&mut self, id: AllocationId, client: Client, link: Link, padded: bool) {
+        if self.get(id).is_none() {
+            return;
+        }
+        self.detach(id.index);
+        if let Some(entry) = self.get(id) {
+            (entry.client, entry.link, entry.padded, entry.away) = (client, link, padded, false);
+        }
+        self.enter(id.index, &client);
+    }
+
+    /// From now on, the entry is not found by its 5-tuple.
+    fn detach(&mut self, index: u32) {
+        let slot = self.slots.get(index as usize);
+        let Some(entry) = slot.and_then(|slot| slot.entry.as_deref()) else { return };
+        // By number: another entry may have the 5-tuple of one that is detached.
+        let hash = hash(&self.hasher, &entry.client);
+        if let Ok(entry) = self.by_client.find_entry(hash, |found| *found == index) {
+            entry.remove();
+        }
+        if self.last.is_some_and(|(_, last)| last == index) {
+            self.last = None;
+        }
+    }
+
+    fn enter(&mut self, index: u32, client: &Client) {
+        let (slots, hasher) = (&self.slots, &self.hasher);
+        self.by_client.insert_unique(hash(hasher, client), index, |index| {
+            slots[*index as usize].entry.as_ref().map_or(0, |other| hash(hasher, &other.client))
+        });
+    }
+}
+
+#[inline]
+fn is_of(slots: &[Slot], index: u32, client: &Client) -> bool {
+    slots[index as usize].entry.as_ref().is_some_and(|entry| entry.client == *client)
+}
+
+/// In three writes; the derived one makes ten, field by field.
+#[inline]
+fn hash(seeded: &RandomState, client: &Client) -> u64 {
+    let bits = |ip| match ip {
+        IpAddr::V4(ip) => u128::from(ip.to_bits()),
+        IpAddr::V6(ip) => ip.to_bits(),
+    };
+    let (address, local) = (client.address, client.local);
+    let mut hasher = seeded.build_hasher();
+    hasher.write_u128(bits(address.ip()));
+    hasher.write_u128(bits(local.ip()));
+    hasher.write_u64(
+        u64::from(address.port()) << 32 | u64::from(local.port()) << 16 | u64::from(client.listener.0),
+    );
+    hasher.finish()
+}

@@ -1,0 +1,172 @@
+//! The channels of an allocation (RFC 8656 section 12).
+
+use std::net::{IpAddr, SocketAddr};
+
+use turnpike_wire::channel_data::ChannelNumber;
+
+use super::FEW;
+
+/// A channel binding (RFC 8656 section 12).
+#[derive(Clone, Copy)]
+pub(in crate::server) struct Channel {
+    pub(in crate::server) peer: SocketAddr,
+    pub(in crate::server) expires_ms: u64,
+    /// Of the permission for the peer's address, so that a datagram from the peer needs one lookup.
+    pub(in crate::server) permitted_until_ms: u64,
+    pub(in crate::server) number: ChannelNumber,
+}
+
+/// Why a channel cannot be bound.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::server) enum BindError {
+    /// The number is bound to another peer, or the peer to another number: 400.
+    Conflict,
+    /// As many as there may be: 508.
+    Full,
+}
+
+/// Bound channels, sorted by number; once there are many, with an index by peer.
+#[derive(Default)]
+pub(in crate::server) struct Channels {
+    list: Vec<Channel>,
+    /// Positions in `list`, sorted by peer. Empty while there are few.
+    by_peer: Box<[u16]>,
+}
+
+impl Channels {
+    /// The channel of this number, unless it has expired.
+    #[inline]
+    pub(in crate::server) fn by_number(&self, number: ChannelNumber, now_ms: u64) -> Option<&Channel> {
+        let found = if self.list.len() <= FEW {
+            self.list.iter().find(|channel| channel.number == number)
+        } else {
+            self.position(number).ok().map(|at| &self.list[at])
+        };
+        found.filter(|channel| channel.expires_ms > now_ms)
+    }
+
+    /// The channel of this peer, unless it has expired.
+    #[inline]
+    pub(in crate::server) fn by_peer(&self, peer: SocketAddr, now_ms: u64) -> Option<&Channel> {
+        let found = if self.list.len() <= FEW {
+            self.list.iter().find(|channel| channel.peer == peer)
+        } else {
+            self.by_peer
+                .binary_search_by(|at| self.list[usize::from(*at)].peer.cmp(&peer))
+                .ok()
+                .map(|at| &self.list[usize::from(self.by_peer[at])])
+        };
+        found.filter(|channel| channel.expires_ms > now_ms)
+    }
+
+    /// Whether [`Channels::bind`] may be called. The expired have been swept out.
+    pub(in crate::server) fn may_bind(
+        &self,
+        number: ChannelNumber,
+        peer: SocketAddr,
+        now_ms: u64,
+        most: usize,
+    ) -> Result<(), BindError> {
+        // RFC 8656 section 12.2: a number stands for one peer, and a peer has one number.
+        match (self.by_number(number, now_ms), self.by_peer(peer, now_ms)) {
+            (Some(one), Some(other)) if one.number == other.number => return Ok(()),
+            (None, None) => {}
+            _ => return Err(BindError::Conflict),
+        }
+        if self.list.len() < most { Ok(()) } else { Err(BindError::Full) }
+    }
+
+    pub(in crate::server) fn iter(&self) -> impl Iterator<Item = &Channel> {
+        self.list.iter()
+    }
+
+    /// The permission for this address lives until then.
+    pub(in crate::server) fn permit(&mut self, ip: IpAddr, expires_ms: u64) {
+        for channel in self.list.iter_mut().filter(|channel| channel.peer.ip() == ip) {
+            channel.permitted_until_ms = expires_ms;
+        }
+    }
+
+    /// Binds or refreshes.
+    pub(in crate::server) fn bind(&mut self, new: Channel) {
+        match self.position(new.number) {
+            Ok(at) => self.list[at] = new,
+            Err(at) => {
+                if self.list.capacity() == 0 {
+                    self.list.reserve_exact(1);
+                }
+                self.list.insert(at, new);
+                self.index();
+            }
+        }
+    }
+
+    pub(in crate::server) fn retain(&mut self, keep: impl Fn(&Channel) -> bool) {
+        let before = self.list.len();
+        self.list.retain(keep);
+        if self.list.len() != before {
+            self.index();
+        }
+    }
+
+    fn index(&mut self) {
+        if self.list.len() <= FEW {
+            self.by_peer = Box::default();
+            return;
+        }
+        #[expect(clippy::cast_possible_truncation, reason = "there are 4,096 channel numbers")]
+        let mut by_peer: Vec<u16> = (0..self.list.len()).map(|at| at as u16).collect();
+        by_peer.sort_unstable_by_key(|at| self.list[usize::from(*at)].peer);
+        self.by_peer = by_peer.into_boxed_slice();
+    }
+
+    fn position(&self, number: ChannelNumber) -> Result<usize, usize> {
+        self.list.binary_search_by_key(&number, |channel| channel.number)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::collections::BTreeMap;
+
+    proptest! {
+        /// However many, channels are found by number and by peer exactly while bound.
+        #[test]
+        fn channels_behave_as_two_maps(
+            steps in prop::collection::vec((0..40_u16, 0..40_u16, 1..50_u64), 1..200),
+        ) {
+            const MOST: usize = 30;
+            let mut channels = Channels::default();
+            let mut model: BTreeMap<u16, (u16, u64)> = BTreeMap::new();
+            let number = |n: u16| ChannelNumber::new(0x4000 + n).unwrap();
+            let peer = |p: u16| SocketAddr::from(([192, 0, 2, (p % 5) as u8], 1000 + p));
+            for (now, (n, p, lifetime)) in steps.into_iter().enumerate() {
+                let now = now as u64;
+                model.retain(|_, (_, expires)| *expires > now);
+                let expected = match (model.get(&n), model.values().any(|(bound, _)| *bound == p)) {
+                    (Some((bound, _)), _) if *bound == p => Ok(()),
+                    (None, false) if model.len() < MOST => Ok(()),
+                    (None, false) => Err(BindError::Full),
+                    _ => Err(BindError::Conflict),
+                };
+                channels.retain(|channel| channel.expires_ms > now);
+                prop_assert_eq!(channels.may_bind(number(n), peer(p), now, MOST), expected);
+                if expected.is_ok() {
+                    let expires_ms = now + lifetime;
+                    channels.bind(Channel { peer: peer(p), expires_ms, permitted_until_ms: 0, number: number(n) });
+                    model.insert(n, (p, expires_ms));
+                }
+                for n in 0..40 {
+                    prop_assert_eq!(channels.by_number(number(n), now).map(|c| c.peer), model.get(&n).map(|(p, _)| peer(*p)));
+                }
+                for p in 0..40 {
+                    let bound = model.iter().find(|(_, (bound, _))| *bound == p).map(|(n, _)| number(*n));
+                    prop_assert_eq!(channels.by_peer(peer(p), now).map(|c| c.number), bound);
+                }
+                prop_assert!(channels.list.len() <= MOST);
+            }
+        }
+    }
+}

@@ -1,0 +1,222 @@
+//! The way of a packet. It needs the forwarding table, the peer rules and a counter, and never comes to a request: what it does not find
+//! there it leaves to [`Server::stranger`].
+
+use std::net::SocketAddr;
+
+use turnpike_wire::{
+    channel_data::{ChannelData, ChannelDataError},
+    demux::{self, Kind},
+    frame,
+    indication::{self, Indication, IndicationError, MAX_HEADER_LEN},
+};
+
+use super::{
+    DropReason, Family, Gate, Header, RelayId, Server, Source, Verdict, attribute, context::Delivery,
+    response::Response,
+};
+use crate::time::Now;
+
+/// The most that a UDP datagram over IPv4 holds, in bytes.
+const MAX_DATAGRAM_LEN: usize = 65_507;
+
+impl<G: Gate> Server<G> {
+    /// Feeds a datagram that a client sent. Addresses are canonical ([`turnpike_wire::address::canonical`]).
+    #[inline]
+    pub fn from_client<'a>(&'a mut self, now: Now, source: &Source, datagram: &'a [u8]) -> Verdict<'a> {
+        match demux::classify(datagram) {
+            Kind::ChannelData => self.channel_data(now, source, datagram),
+            Kind::Stun if indication::is(Indication::Send, datagram) => self.send(now, source, datagram),
+            Kind::Stun => self.request(now, source, Delivery::Direct, datagram),
+            Kind::Other => self.dropped(DropReason::NotStun),
+        }
+    }
+
+    /// Feeds a datagram that a peer sent to a relayed transport address. `peer` is canonical.
+    #[inline]
+    pub fn from_peer<'a>(
+        &'a mut self,
+        now: Now,
+        relay: RelayId,
+        peer: SocketAddr,
+        datagram: &'a [u8],
+    ) -> Verdict<'a> {
+        let Some(entry) = self.forwarding.get(relay.allocation) else {
+            return self.dropped(DropReason::StaleRelay);
+        };
+        if entry.away {
+            return self.dropped(DropReason::ClientAway);
+        }
+        let Ok(length) = u16::try_from(datagram.len()) else {
+            return self.dropped(DropReason::Oversized);
+        };
+        let mut bytes = [0; MAX_HEADER_LEN];
+        let (header_len, padding) = if let Some(channel) = entry.channels.by_peer(peer, now.ms) {
+            // RFC 8656 section 9: a channel does not stand in for the permission, which may expire before it.
+            if channel.permitted_until_ms <= now.ms {
+                return self.dropped(DropReason::NoPermission);
+            }
+            bytes[..ChannelData::HEADER_LEN].copy_from_slice(&ChannelData::header(channel.number, length));
+            let padding = if entry.padded { frame::padding(datagram.len()) } else { 0 };
+            (ChannelData::HEADER_LEN, padding)
+        } else {
+            if !entry.permissions.allow(peer.ip(), now.ms) {
+                return self.dropped(DropReason::NoPermission);
+            }
+            let transaction = self.indications.next();
+            let header_len =
+                indication::write_header(Indication::Data, transaction, peer, length, &mut bytes);
+            (header_len, frame::padding(datagram.len()))
+        };
+        if header_len + datagram.len() + usize::from(padding) > MAX_DATAGRAM_LEN {
+            return self.dropped(DropReason::Oversized);
+        }
+        entry.to_client.0 += 1;
+        entry.to_client.1 += u64::from(length);
+        self.stats.to_client_datagrams += 1;
+        self.stats.to_client_bytes += u64::from(length);
+        Verdict::ToClient {
+            client: entry.client,
+            link: entry.link,
+            header: Header::new(bytes, header_len),
+            payload: datagram,
+            padding,
+        }
+    }
+
+    /// Feeds an ICMP error about a datagram that a relay socket sent (RFC 8656 section 11.5). `icmp_type` and `code` are
+    /// those of the relay's family; `info` is the MTU of the next hop where the error names one.
+    pub fn from_icmp(
+        &mut self,
+        now: Now,
+        relay: RelayId,
+        peer: SocketAddr,
+        icmp_type: u8,
+        code: u8,
+        info: u32,
+    ) -> Verdict<'_> {
+        // Those that the section lists: unreachable and time exceeded, and for IPv6 packet too big.
+        let passed_on = match relay.family {
+            Family::V4 => matches!(icmp_type, 3 | 11),
+            Family::V6 => matches!(icmp_type, 1..=3),
+        };
+        if !passed_on {
+            return self.dropped(DropReason::IcmpType);
+        }
+        let Some(entry) = self.forwarding.get(relay.allocation) else {
+            return self.dropped(DropReason::StaleRelay);
+        };
+        // The peer that the datagram went to must have a permission, as for what the peer sends.
+        if !entry.permissions.allow(peer.ip(), now.ms) {
+            return self.dropped(DropReason::NoPermission);
+        }
+        // Section 18.13 draws 7 bits of type and 9 of code; both are taken to be the 8 that ICMP has, as turn_types does.
+        // Error Data is the MTU where ICMP has one, and else 0.
+        let data = match (relay.family, icmp_type, code) {
+            (Family::V4, 3, 4) | (Family::V6, 2, _) => info,
+            _ => 0,
+        };
+        if entry.away {
+            return self.dropped(DropReason::ClientAway);
+        }
+        let (client, link) = (entry.client, entry.link);
+        self.stats.icmp_relayed += 1;
+        let mut response = Response::data_indication(&mut self.reply, self.indications.next());
+        response.xor_address(attribute::XOR_PEER_ADDRESS, peer);
+        let [d0, d1, d2, d3] = data.to_be_bytes();
+        response.attribute(attribute::ICMP, &[0, 0, icmp_type, code, d0, d1, d2, d3]);
+        response.finish(false);
+        Verdict::Reply { client, link, bytes: &self.reply }
+    }
+
+    /// RFC 8656 section 12.6.
+    #[inline]
+    fn channel_data<'a>(&'a mut self, now: Now, source: &Source, datagram: &'a [u8]) -> Verdict<'a> {
+        let message = match ChannelData::parse_within(self.config.channels, datagram) {
+            Ok(message) => message,
+            Err(ChannelDataError::Truncated) => return self.dropped(DropReason::Truncated),
+            Err(ChannelDataError::Number(_)) => return self.dropped(DropReason::ChannelNumber),
+        };
+        let found = self.forwarding.find(&source.client).and_then(|index| self.forwarding.at(index));
+        let Some((allocation, entry)) = found else { return self.stranger(now, source, datagram) };
+        let Some(channel) = entry.channels.by_number(message.number(), now.ms) else {
+            return self.dropped(DropReason::UnboundChannel);
+        };
+        let peer = channel.peer;
+        let payload = message.payload();
+        entry.to_peer.0 += 1;
+        entry.to_peer.1 += payload.len() as u64;
+        self.stats.to_peer_datagrams += 1;
+        self.stats.to_peer_bytes += payload.len() as u64;
+        let relay = RelayId { allocation, family: Family::of(peer.ip()) };
+        Verdict::ToPeer { relay, peer, payload, dont_fragment: false }
+    }
+
+    /// RFC 8656 section 11.2.
+    #[inline]
+    fn send<'a>(&'a mut self, now: Now, source: &Source, datagram: &'a [u8]) -> Verdict<'a> {
+        let view = match indication::parse(Indication::Send, datagram) {
+            Ok(view) => view,
+            Err(error) => {
+                return self.dropped(match error {
+                    IndicationError::Missing => DropReason::MissingAttribute,
+                    IndicationError::UnknownAttribute(_) => DropReason::UnknownAttribute,
+                    IndicationError::Fingerprint => DropReason::Fingerprint,
+                    _ => DropReason::Malformed,
+                });
+            }
+        };
+        let found = self.forwarding.find(&source.client).and_then(|index| self.forwarding.at(index));
+        let Some((allocation, entry)) = found else { return self.stranger(now, source, datagram) };
+        let family = Family::of(view.peer.ip());
+        // RFC 6062 has connections for TCP, and no datagrams.
+        if entry.relays_tcp {
+            return self.dropped(DropReason::TcpAllocation);
+        }
+        if !entry.has(family) {
+            return self.dropped(DropReason::PeerFamily);
+        }
+        if view.peer.port() == 0 || !self.config.peers.permits_endpoint(view.peer) {
+            return self.dropped(DropReason::PeerRefused);
+        }
+        if !entry.permissions.allow(view.peer.ip(), now.ms) {
+            return self.dropped(DropReason::NoPermission);
+        }
+        entry.to_peer.0 += 1;
+        entry.to_peer.1 += view.data.len() as u64;
+        self.stats.to_peer_datagrams += 1;
+        self.stats.to_peer_bytes += view.data.len() as u64;
+        Verdict::ToPeer {
+            relay: RelayId { allocation, family },
+            peer: view.peer,
+            payload: view.data,
+            dont_fragment: view.dont_fragment,
+        }
+    }
+
+    #[inline]
+    pub(super) fn dropped<'a>(&mut self, reason: DropReason) -> Verdict<'a> {
+        self.stats.drop(reason);
+        Verdict::Drop(Some(reason))
+    }
+}
+
+/// The transaction IDs of indications. They answer to nothing, so they need to differ, not to be random.
+pub(super) struct Indications {
+    salt: [u8; 4],
+    count: u64,
+}
+
+impl Indications {
+    pub(super) fn new(salt: [u8; 4]) -> Self {
+        Self { salt, count: 0 }
+    }
+
+    #[inline]
+    pub(super) fn next(&mut self) -> [u8; 12] {
+        self.count = self.count.wrapping_add(1);
+        let mut transaction = [0; 12];
+        transaction[..4].copy_from_slice(&self.salt);
+        transaction[4..].copy_from_slice(&self.count.to_be_bytes());
+        transaction
+    }
+}

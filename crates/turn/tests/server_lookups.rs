@@ -1,0 +1,244 @@
+//! Credentials that a store cannot tell without waiting: the request is kept, the worker goes on, and the answer takes it up again.
+
+mod common;
+use common::*;
+use turnpike_turn::server::{
+    Asked, ClosedReason, CredentialQuery, CredentialRefusal, DropReason, Effect, ServerConfig, Transport,
+};
+use turnpike_turn::wire::integrity::{Key, KeyAlgorithm, userhash};
+
+type Found = turnpike_turn::server::Credentials;
+
+fn world() -> World {
+    later(streams())
+}
+
+fn later(config: ServerConfig) -> World {
+    let gate = TestGate { per_user: 1000, total: 1000, later: true, ..TestGate::default() };
+    World::with_gate(config, gate)
+}
+
+#[track_caller]
+fn query(outcome: Outcome) -> CredentialQuery {
+    let Outcome::LookUp(query) = outcome else { panic!("{outcome:?}") };
+    query
+}
+
+/// What a store says that knows everybody by their names backwards.
+fn found(query: &CredentialQuery) -> Found {
+    let name = match &query.user {
+        Asked::Name(name) => name.clone(),
+        Asked::Hash(hash) => {
+            assert_eq!(*hash, userhash("alice", &query.realm));
+            "alice".into()
+        }
+    };
+    let key = Key::long_term(query.algorithm, &name, &query.realm, password(&name).as_bytes());
+    let wrong = Key::from_bytes(b"of last year");
+    Found::Keys { username: name.clone(), identity: name, keys: vec![wrong, key] }
+}
+
+#[track_caller]
+fn answered(world: &mut World, ask: &Ask) -> Reply {
+    let query = query(world.feed(&ask.bytes()));
+    let credentials = found(&query);
+    match world.found(query.lookup, credentials) {
+        Outcome::Reply(bytes) => Reply(bytes),
+        Outcome::Open(request) => world.open(&request),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn a_request_is_answered_when_the_store_has_answered() {
+    for scheme in [Scheme::Md5, Scheme::Sha256, Scheme::Userhash] {
+        let mut world = world();
+        let alice = world.credentials("alice", scheme);
+        let asked = query(world.feed(&Ask::allocate().signed(&alice).bytes()));
+        let algorithm = if scheme == Scheme::Md5 { KeyAlgorithm::Md5 } else { KeyAlgorithm::Sha256 };
+        assert_eq!((&*asked.realm, asked.algorithm), (REALM, algorithm));
+        assert_eq!(world.server.allocations(), 0, "nothing has come of it so far");
+        world.sleep(9);
+        let Outcome::Open(request) = world.found(asked.lookup, found(&asked)) else { panic!() };
+        let reply = world.open(&request).success();
+        assert!(reply.is_signed(&alice));
+        answered(&mut world, &Ask::permit(PEER).signed(&alice)).success();
+        answered(&mut world, &Ask::bind(0x4000, PEER).signed(&alice)).success();
+        assert!(matches!(world.feed(&channel_data(0x4000, b"x")), Outcome::ToPeer { .. }));
+        assert_eq!(world.server.poll_timeout(), Some(world.now.ms + 300_000), "nothing waits any more");
+    }
+}
+
+#[test]
+fn what_the_store_refuses_is_refused_as_ever() {
+    let expired = Found::Expired { ago: 7 };
+    let keys = vec![Key::from_bytes(b"another")];
+    let wrong = Found::Keys { username: "alice".into(), identity: "alice".into(), keys };
+    for (credentials, refusal) in [
+        (Found::NoSuchUser, CredentialRefusal::NoSuchUser),
+        (expired, CredentialRefusal::Expired { ago: 7 }),
+        (wrong, CredentialRefusal::WrongKey),
+    ] {
+        let mut world = world();
+        let alice = world.credentials("alice", Scheme::Md5);
+        let asked = query(world.feed(&Ask::allocate().signed(&alice).bytes()));
+        let Outcome::Reply(reply) = world.found(asked.lookup, credentials) else { panic!() };
+        assert_eq!(Reply(reply).code(), Some(401));
+        let effects = world.effects();
+        assert!(matches!(effects[..], [Effect::Refused { why, .. }] if why == refusal), "{effects:?}");
+    }
+}
+
+#[test]
+fn a_request_sent_again_asks_the_store_once_and_has_one_answer() {
+    let mut world = world();
+    let alice = world.credentials("alice", Scheme::Md5);
+    let allocate = Ask::allocate().signed(&alice).bytes();
+    let asked = query(world.feed(&allocate));
+    for _ in 0..5 {
+        assert_eq!(world.feed(&allocate), Outcome::Drop(DropReason::LookupPending));
+    }
+    assert_eq!(world.server.gate_mut().lookups, 6, "the gate has said each time that it does not know");
+    // Another request of the same client is another question.
+    let other = query(world.feed(&Ask::allocate().signed(&alice).bytes()));
+    assert_ne!(asked.lookup, other.lookup);
+    let Outcome::Open(request) = world.found(asked.lookup, found(&asked)) else { panic!() };
+    world.open(&request).success();
+    let Outcome::Reply(reply) = world.found(other.lookup, found(&other)) else { panic!() };
+    assert_eq!(Reply(reply).code(), Some(437), "there is an allocation by now");
+    assert_eq!(world.server.allocations(), 1);
+    assert_eq!(world.found(asked.lookup, found(&asked)), Outcome::Drop(DropReason::LookupOver), "once");
+}
+
+#[test]
+fn a_store_that_does_not_answer_costs_ten_seconds_and_no_more() {
+    let mut world = world();
+    let alice = world.credentials("alice", Scheme::Md5);
+    let allocate = Ask::allocate().signed(&alice).bytes();
+    let asked = query(world.feed(&allocate));
+    assert_eq!(world.server.poll_timeout(), Some(world.now.ms + 10_000));
+    world.sleep(10);
+    assert_eq!((world.dropped(DropReason::LookupOver), world.server.poll_timeout()), (1, None));
+    // Too late; the client has asked again meanwhile, or will.
+    let again = query(world.feed(&allocate));
+    assert_eq!(world.found(asked.lookup, found(&asked)), Outcome::Drop(DropReason::LookupOver));
+    assert!(matches!(world.found(again.lookup, found(&again)), Outcome::Open(_)));
+    // One that says that it cannot tell costs nothing at all.
+    world.client = client(2);
+    let bob = world.credentials("bob", Scheme::Md5);
+    let asked = query(world.feed(&Ask::allocate().signed(&bob).bytes()));
+    assert_eq!(world.found(asked.lookup, Found::Unavailable), Outcome::Drop(DropReason::LookupOver));
+    assert_eq!(world.server.poll_timeout(), None);
+}
+
+#[test]
+fn a_nonce_may_have_gone_stale_meanwhile() {
+    let mut world = later(ServerConfig { nonce_lifetime: 5, ..config() });
+    let alice = world.credentials("alice", Scheme::Md5);
+    let asked = query(world.feed(&Ask::allocate().signed(&alice).bytes()));
+    world.sleep(6);
+    let Outcome::Reply(reply) = world.found(asked.lookup, found(&asked)) else { panic!() };
+    assert_eq!(Reply(reply).code(), Some(438));
+}
+
+#[test]
+fn who_has_no_nonce_of_ours_takes_no_place() {
+    let mut world = world();
+    let alice = world.credentials("alice", Scheme::Md5);
+    let stolen = Ask::allocate().signed(&alice).bytes();
+    let code = |outcome: Outcome| match outcome {
+        Outcome::Reply(bytes) => Reply(bytes).code(),
+        other => panic!("{other:?}"),
+    };
+    for port in 1..=2000 {
+        world.client.address = address(&format!("198.18.{}.1:{port}", port % 250));
+        assert_eq!(code(world.feed(&stolen)), Some(438), "from another address");
+        let mut forged = alice.clone();
+        forged.nonce = format!("obMatJos2gAAA{:015}", port);
+        assert_eq!(code(world.feed(&Ask::allocate().signed(&forged).bytes())), Some(438));
+        let ticket = [7; 32];
+        assert_eq!(code(world.feed(&Ask::present(&ticket).signed(&alice).bytes())), Some(438));
+    }
+    assert_eq!((world.server.gate_mut().lookups, world.effects().len()), (0, 0));
+    assert_eq!(world.server.poll_timeout(), None);
+    // One that has gone stale is none either.
+    world.client = client(40_000);
+    world.sleep(3601);
+    assert_eq!(code(world.feed(&stolen)), Some(438));
+    assert_eq!(world.server.poll_timeout(), None);
+}
+
+#[test]
+fn one_address_cannot_take_all_places_and_all_addresses_not_more_than_there_are() {
+    let mut world = world();
+    let mut waiting = Vec::new();
+    let ask = |world: &mut World, waiting: &mut Vec<_>, ip: String, times: u16| {
+        let mut dropped = 0;
+        for port in 1..=times {
+            world.client.address = address(&format!("{ip}:{port}"));
+            let alice = world.credentials("alice", Scheme::Md5);
+            match world.feed(&Ask::allocate().signed(&alice).bytes()) {
+                Outcome::LookUp(query) => waiting.push(query.lookup),
+                Outcome::Drop(DropReason::LookupLimit) => dropped += 1,
+                other => panic!("{other:?}"),
+            }
+        }
+        dropped
+    };
+    assert_eq!(ask(&mut world, &mut waiting, "198.18.0.1".to_owned(), 100), 68);
+    assert_eq!(ask(&mut world, &mut waiting, "198.18.0.2".to_owned(), 1), 0, "another finds room");
+    for host in 3..=40 {
+        ask(&mut world, &mut waiting, format!("198.18.0.{host}"), 32);
+    }
+    assert_eq!(waiting.len(), 1024);
+    assert_eq!(ask(&mut world, &mut waiting, "198.18.1.1".to_owned(), 1), 1);
+    // Places become free by answers, and by time.
+    let lookup = waiting[0];
+    world.found(lookup, Found::NoSuchUser);
+    world.client.address = address("198.18.1.1:9");
+    let alice = world.credentials("alice", Scheme::Md5);
+    query(world.feed(&Ask::allocate().signed(&alice).bytes()));
+    world.sleep(10);
+    assert_eq!(world.dropped(DropReason::LookupOver), 1024);
+    assert_eq!(world.server.poll_timeout(), None);
+}
+
+#[test]
+fn an_answer_finds_its_client_on_the_worker_that_forwarded_the_request() {
+    let gate = TestGate { per_user: 10, total: 10, ..TestGate::default() };
+    let mut workers: Vec<World> = World::workers_with(&streams(), 2, &gate);
+    let alice = workers[0].credentials("alice", Scheme::Md5);
+    let ticket = workers[0].ask(&Ask::allocate().raw(TICKET, &[]).signed(&alice)).success().ticket().unwrap();
+    workers.iter_mut().for_each(|world| world.server.gate_mut().later = true);
+    let there = client(50_000);
+    workers[1].client = there;
+    let bytes = Ask::present(&ticket).signed(&alice).bytes();
+    let asked = query(workers[1].feed(&bytes));
+    assert_eq!(workers[1].found(asked.lookup, found(&asked)), Outcome::Forward { worker: 0 });
+    let (outcome, arrival) = workers[0].forwarded(1, there, &bytes);
+    assert_eq!(arrival, None);
+    let asked = query(outcome);
+    // The reply is not this worker's to send.
+    assert_eq!(workers[0].found(asked.lookup, found(&asked)), Outcome::Later);
+    let effects = workers[0].effects();
+    let [Effect::Opened { .. }, Effect::Answer { via: 1, source, arrival: Some(_), reply }] = &effects[..]
+    else {
+        panic!("{effects:?}")
+    };
+    assert_eq!(source.client, there);
+    Reply(reply.to_vec()).success();
+}
+
+#[test]
+fn a_client_that_leaves_while_it_waits_gets_nothing() {
+    let mut world = world();
+    world.client = stream(41_000);
+    assert_eq!(streams().listeners[1].transport, Transport::Tcp);
+    let alice = world.credentials("alice", Scheme::Md5);
+    let asked = query(world.feed(&Ask::allocate_tcp().signed(&alice).bytes()));
+    world.server.disconnected(world.now, &stream(41_000));
+    let late = world.found(asked.lookup, found(&asked));
+    assert_eq!(late, Outcome::Drop(DropReason::LookupOver));
+    assert_eq!(world.server.allocations(), 0);
+    world.server.close_all(world.now, ClosedReason::Shutdown);
+}

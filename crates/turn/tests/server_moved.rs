@@ -1,0 +1,217 @@
+//! An allocation as data: what is written and read again goes on where it was, and nothing of it is told to who must not know.
+#![allow(clippy::unwrap_used, reason = "a test helper says by panicking what went wrong")]
+
+mod common;
+use common::*;
+use turn::{AdditionalAddressFamily, EvenPort};
+use turnpike_turn::access_token::{AccessToken, TokenKey};
+use turnpike_turn::{
+    server::{AllocationId, Effect, Link, Moved, RelayId, ServerConfig, stats::ConnectionEvent},
+    wire::integrity::{self, Key, Mac},
+};
+
+/// A server of another process, whose clock is another and which knows the same users.
+fn another(config: ServerConfig) -> World {
+    let mut world = World::with(config);
+    world.now.ms = 5_000;
+    world.ports = 60_000;
+    world
+}
+
+fn written(moved: &Moved) -> String {
+    serde_json::to_string(moved).unwrap()
+}
+
+/// Takes an allocation along to another process.
+fn carried(from: &mut World, allocation: AllocationId, to: &mut World) -> AllocationId {
+    let moved = from.server.snapshot(from.now, allocation).expect("it is there");
+    let text = written(&moved);
+    let read: Moved = serde_json::from_str(&text).unwrap();
+    assert_eq!(written(&read), text, "what is read is what was written");
+    drop(moved);
+    to.client = from.client;
+    to.now.unix = from.now.unix;
+    to.server.restore(to.now, read, Link(7)).unwrap_or_else(|_| panic!("there is room"))
+}
+
+#[test]
+fn channels_permissions_and_counters_go_along() {
+    let mut here = World::new();
+    let (alice, relay) = here.allocated();
+    for n in 0..20 {
+        here.ask(&Ask::bind(0x4000 + n, &format!("198.41.0.4:{}", 7000 + n)).signed(&alice)).success();
+    }
+    here.ask(&Ask::permit("198.41.0.9:0").signed(&alice)).success();
+    here.feed(&channel_data(0x4000, b"four"));
+    here.sleep(100);
+    let mut there = another(config());
+    let allocation = carried(&mut here, relay.allocation, &mut there);
+    let told = there.all_effects();
+    assert!(matches!(&told[0], Effect::Opened { username, link: Link(7), .. } if &**username == "alice"));
+    let (permitted, bound): (Vec<_>, Vec<_>) =
+        told[1..].iter().partition(|effect| matches!(effect, Effect::Permitted { .. }));
+    assert_eq!((permitted.len(), bound.len()), (2, 20));
+    assert_eq!(there.server.gate_mut().held(), 1);
+
+    let relay = RelayId { allocation, ..relay };
+    assert!(
+        matches!(there.feed(&channel_data(0x4013, b"x")), Outcome::ToPeer { relay: of, .. } if of == relay)
+    );
+    let to_client = there.server.from_peer(there.now, relay, address("198.41.0.9:1"), b"x");
+    assert!(matches!(to_client, turnpike_turn::server::Verdict::ToClient { link: Link(7), .. }));
+    there.ask(&Ask::refresh(600).signed(&alice)).success();
+    // Of the 300 s of a permission 100 are over.
+    there.sleep(199);
+    assert!(matches!(there.peer_sends(relay, "198.41.0.4:7019", b"x"), Outcome::ToClient { .. }));
+    there.sleep(1);
+    let refused = Outcome::Drop(turnpike_turn::server::DropReason::NoPermission);
+    assert_eq!(there.peer_sends(relay, "198.41.0.4:7019", b"x"), refused);
+    there.ask(&Ask::refresh(0).signed(&alice)).success();
+    let effects = there.effects();
+    let [Effect::Closed { lived_ms, to_peer, to_client, .. }] = &effects[..] else { panic!("{effects:?}") };
+    assert_eq!((*lived_ms, *to_peer, to_client.0), (300_000, (2, 5), 2));
+    assert_eq!(there.server.gate_mut().held(), 0);
+}
+
+#[test]
+fn both_families_go_along_and_end_when_each_would_have() {
+    let mut here = World::new();
+    let alice = here.credentials("alice", Scheme::Md5);
+    here.ask(&Ask::allocate().with(&AdditionalAddressFamily::new(AddressFamily::IPV6)).signed(&alice))
+        .success();
+    let relay = here.last_opened();
+    here.ask(&Ask::refresh(1000).raw(0x0017, &[2, 0, 0, 0]).signed(&alice)).success();
+    here.ask(&Ask::permit(PEER_V6).signed(&alice)).success();
+    let mut there = another(config());
+    let allocation = carried(&mut here, relay.allocation, &mut there);
+    assert!(
+        matches!(there.effects()[..], [Effect::Opened { relayed: (v4, Some(v6)), .. }] if v4.is_ipv4() && v6.is_ipv6())
+    );
+    there.sleep(600);
+    assert_eq!(there.effects(), [Effect::RelayClosed { relay: RelayId { allocation, ..relay } }]);
+    there.sleep(400);
+    assert!(matches!(there.effects()[..], [Effect::Closed { .. }]));
+}
+
+#[test]
+fn a_mobile_allocation_goes_along_with_the_ticket_that_its_client_has() {
+    let mut here = World::new();
+    let alice = here.credentials("alice", Scheme::Md5);
+    let first = here.ask(&Ask::allocate().raw(TICKET, &[]).signed(&alice)).success().ticket().unwrap();
+    let relay = here.last_opened();
+    here.client = client(50_001);
+    let ticket = here.ask(&Ask::present(&first).signed(&alice)).success().ticket().unwrap();
+    here.feed(&channel_data(0x4000, b"x"));
+    let mut there = another(config());
+    carried(&mut here, relay.allocation, &mut there);
+    there.client = client(50_002);
+    assert_eq!(there.ask(&Ask::present(&first).signed(&alice)).code(), Some(400), "spent");
+    let reply = there.ask(&Ask::present(&ticket).signed(&alice)).success();
+    assert_ne!(reply.ticket().unwrap(), ticket);
+}
+
+#[test]
+fn connections_go_along_in_whatever_stage_they_are() {
+    let mut here = World::with(streams());
+    let (alice, relay) = here.allocated_tcp();
+    let waiting = here.connected(&alice, "198.41.0.4:1");
+    let bound = here.connected(&alice, "198.41.0.4:2");
+    here.client = stream(42_000);
+    let bind = Ask::connection_bind(bound).signed(&alice).bytes();
+    assert!(matches!(here.feed(&bind), Outcome::Bind { .. }));
+    here.client = stream(41_000);
+    let connecting = here.connecting(&Ask::connect("198.41.0.4:3").signed(&alice));
+    here.sleep(10);
+
+    let mut there = another(streams());
+    let allocation = carried(&mut here, relay.allocation, &mut there);
+    assert_eq!(there.server.connections(), 3);
+    let request = turnpike_turn::server::ConnectRequest {
+        relay: RelayId { allocation, ..connecting.relay },
+        ..connecting
+    };
+    let reply = there.connect_result(&request, Ok(()));
+    assert!(reply.success().is_signed(&alice), "the key of the request went along");
+    // Of the 30 s for which somebody may bind it, 10 are over.
+    there.sleep(19);
+    there.effects();
+    there.sleep(1);
+    let closed = Effect::ConnectionClosed { allocation, connection: waiting };
+    assert_eq!(there.effects(), [closed]);
+    there.server.connection_ended(there.now, bound, 5, 6);
+    assert_eq!(there.server.stats().connection_events[ConnectionEvent::Ended as usize], 1);
+    assert_eq!(there.server.connections(), 1);
+    // Numbers that are taken there, or another worker's, are not taken along.
+    let mut another_worker = World::workers(&streams(), 2).pop().unwrap();
+    another_worker.now.ms = 77;
+    carried(&mut here, relay.allocation, &mut another_worker);
+    assert_eq!(another_worker.server.connections(), 0);
+}
+
+#[test]
+fn what_cannot_be_taken_in_is_given_back() {
+    let mut here = World::new();
+    let (_, relay) = here.allocated();
+    let moved = here.server.snapshot(here.now, relay.allocation).unwrap();
+    let moved = here.server.restore(here.now, moved, Link(0)).expect_err("the 5-tuple is taken");
+    let gate = TestGate { per_user: 0, total: 10, ..TestGate::default() };
+    let mut full = World::with_gate(config(), gate);
+    let moved = full.server.restore(full.now, moved, Link(0)).expect_err("alice has no room");
+    assert_eq!(full.server.allocations(), 0);
+    assert_eq!(moved.from(), relay.allocation);
+}
+
+#[test]
+fn an_allocation_that_is_still_being_made_is_no_data_yet() {
+    let mut world = World::new();
+    let alice = world.credentials("alice", Scheme::Md5);
+    let Outcome::Open(request) = world.feed(&Ask::allocate().signed(&alice).bytes()) else { panic!() };
+    assert!(world.server.snapshot(world.now, request.allocation).is_none());
+}
+
+#[test]
+fn a_version_that_is_not_known_is_refused_and_so_is_what_cannot_be() {
+    let mut world = World::new();
+    let (alice, relay) = world.allocated();
+    world.ask(&Ask::bind(0x4000, PEER).signed(&alice)).success();
+    let text = written(&world.server.snapshot(world.now, relay.allocation).unwrap());
+    assert!(text.starts_with("{\"1\":"), "{text}");
+    for (changed, why) in [
+        (text.replacen("\"1\"", "\"2\"", 1), "unknown variant `2`"),
+        (text.replacen("{\"1\":", "", 1).trim_end_matches('}').to_owned() + "}", "unknown variant"),
+        (text.replacen("[16384,", "[1,", 1), "channel number"),
+        (text.replacen("\"username\"", "\"name\"", 1), "missing field"),
+    ] {
+        let error = serde_json::from_str::<Moved>(&changed).expect_err("refused").to_string();
+        assert!(error.contains(why), "{error}");
+    }
+}
+
+#[test]
+fn secrets_are_written_and_never_shown() {
+    let key = TokenKey::A128Gcm([1; 16]);
+    let mut world = World::with(everything());
+    let mac_key = [0xAB; 20];
+    let token =
+        AccessToken::new(&mac_key, world.now.unix, 60).unwrap().seal(&key, "turn.example.org", [9; 12]);
+    let nonce = world.ask(&Ask::allocate()).get::<stun::Nonce>().nonce().to_owned();
+    let ask = Ask::allocate().with(&EvenPort::new(true)).raw(TICKET, &[]).raw(0x001B, &token);
+    let ask = ask.with(&stun::Username::new("north").unwrap()).with(&stun::Realm::new(REALM).unwrap());
+    let mut signed = ask.with(&stun::Nonce::new(&nonce).unwrap()).bytes();
+    integrity::sign(&mut signed, &Key::from_bytes(&mac_key), Mac::Sha1);
+    let Outcome::Open(request) = world.feed(&signed) else { panic!() };
+    world.open(&request).success();
+    let moved = world.server.snapshot(world.now, request.allocation).unwrap();
+    let (shown, text) = (format!("{moved:?}"), written(&moved));
+    let in_decimal = |bytes: &[u8]| serde_json::to_string(bytes).unwrap();
+    assert!(text.contains(&in_decimal(&mac_key)), "{text}");
+    assert!(shown.contains("north"), "the name is no secret: {shown}");
+    let digits: String = shown.chars().filter(|c| !c.is_whitespace()).collect();
+    assert!(!digits.contains("171,171,171"), "{shown}");
+    let value: serde_json::Value = serde_json::from_str(&text).unwrap();
+    let record = &value["1"];
+    for secret in [&record["mobility"]["key"], &record["reservation"]] {
+        let secret = secret.to_string();
+        assert!(secret.len() > 8 && !digits.contains(&secret), "{secret} in {shown}");
+    }
+}
