@@ -11,7 +11,7 @@ use std::{
 };
 
 use crate::support::{
-    PATIENCE, Running, eventually, greeter, listener, patient, read_exactly, rule, settings,
+    PATIENCE, Running, eventually, greeter, listener, nobody, patient, read_exactly, rule, settings,
 };
 use turnpike_forward::{
     Balance, Endpoint, Failure, Pattern, Protocol, Proxy, Rule, Settings, TargetSnapshot,
@@ -183,7 +183,7 @@ fn clients_behind_a_proxy_stick_by_the_address_in_its_header() {
 
 #[test]
 fn clients_of_a_target_that_is_down_come_back_to_it_and_nobody_else_moves() {
-    let down = listener().1;
+    let down = nobody();
     let rule = weighted(&[(down, 1), (greeter("b"), 1), (greeter("c"), 1)], Balance::Source);
     let running = Running::start(&[rule]);
     let address = running.address("r");
@@ -200,7 +200,7 @@ fn clients_of_a_target_that_is_down_come_back_to_it_and_nobody_else_moves() {
 
 #[test]
 fn what_goes_to_each_target_is_counted() {
-    let (a, nobody) = (greeter("a"), listener().1);
+    let (a, nobody) = (greeter("a"), nobody());
     let running = Running::start(&[weighted(&[(nobody, 1), (a, 1)], Balance::Failover)]);
     // Before anybody comes, both are there.
     assert!(target(&running, a).up && target(&running, nobody).up);
@@ -260,7 +260,7 @@ fn what_goes_to_each_udp_target_is_counted() {
 #[test]
 fn sessions_that_become_connections_are_counted_with_their_connect_time() {
     let (server, address) = listener();
-    let nobody = listener().1;
+    let nobody = nobody();
     let protocol = Protocol::UdpToTcp { framed: false };
     let targets = [(nobody, 1), (address, 1)];
     let running = Running::start(&[Rule { protocol, ..weighted(&targets, Balance::Failover) }]);

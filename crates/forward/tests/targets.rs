@@ -12,7 +12,7 @@ use std::{
     time::Duration,
 };
 
-use crate::support::{Running, eventually, greeter, listener, read_exactly, rule, serve_greetings};
+use crate::support::{Running, eventually, greeter, listener, nobody, read_exactly, rule, serve_greetings};
 use turnpike_forward::{Balance, EndReason, Endpoint, Failure, Host, PortRange, Protocol, Question, Rule};
 
 fn between(targets: &[SocketAddr], balance: Balance) -> Rule {
@@ -20,11 +20,6 @@ fn between(targets: &[SocketAddr], balance: Balance) -> Rule {
     rule.targets = targets.iter().map(|target| (*target).into()).collect();
     rule.balance = balance;
     rule
-}
-
-/// An address where nobody listens.
-fn nobody() -> SocketAddr {
-    listener().1
 }
 
 fn greeting(running: &Running) -> String {

@@ -3,7 +3,10 @@
 use std::{
     io::{Read, Write},
     net::{SocketAddr, TcpListener, TcpStream},
-    sync::{Arc, Mutex},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicU8, Ordering},
+    },
     time::Duration,
 };
 
@@ -107,6 +110,13 @@ pub(crate) fn listener() -> (TcpListener, SocketAddr) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
     (listener, address)
+}
+
+/// An address where nobody listens, and nobody else will: each has an IP address of its own.
+pub(crate) fn nobody() -> SocketAddr {
+    static NEXT: AtomicU8 = AtomicU8::new(1);
+    let ip = [127, 0, 77, NEXT.fetch_add(1, Ordering::Relaxed)];
+    TcpListener::bind(SocketAddr::from((ip, 0))).unwrap().local_addr().unwrap()
 }
 
 pub(crate) fn accept(listener: &TcpListener) -> TcpStream {
