@@ -129,7 +129,26 @@ fn every_other_crate_forbids_unsafe_code() {
     }
 }
 
+#[test]
+fn no_test_file_is_forgotten() {
+    for room in house() {
+        let tests = room.dir.join("tests");
+        let Ok(main) = fs::read_to_string(tests.join("main.rs")) else { continue };
+        let files = fs::read_dir(&tests).expect("it has a main.rs").flatten().map(|entry| entry.path());
+        let stems = files.filter(|path| path.extension().is_some_and(|extension| extension == "rs"));
+        let stems: Vec<_> = stems.filter_map(|path| Some(path.file_stem()?.to_str()?.to_owned())).collect();
+        assert_eq!(forgotten_tests(&main, &stems), NONE, "in {}", tests.display());
+    }
+}
+
 // The rules, each shown to fail.
+
+#[test]
+fn a_test_file_that_no_module_names_is_found() {
+    let stems = ["main", "one", "two"].map(str::to_owned);
+    assert_eq!(forgotten_tests("mod one;\nmod two;\n", &stems), NONE);
+    assert_eq!(forgotten_tests("mod one;\n// mod two;\n", &stems), ["two"]);
+}
 
 #[test]
 fn an_upward_import_is_found() {
@@ -319,6 +338,13 @@ fn forbidden_imports(house: &[Room], name: &str, forbidden: &[&str]) -> Vec<Stri
         .filter(|import| forbidden.contains(&import.as_str()))
         .map(|import| format!("{name} imports {import}"))
         .collect()
+}
+
+/// Of the test files of a crate those that its `tests/main.rs` does not have as modules: nobody would ever run them.
+fn forgotten_tests(main: &str, stems: &[String]) -> Vec<String> {
+    let code = code_of(main);
+    let has = |stem: &String| code.lines().any(|line| line.trim() == format!("mod {stem};"));
+    stems.iter().filter(|stem| *stem != "main" && !has(stem)).cloned().collect()
 }
 
 fn forbids_unsafe(root: &str) -> bool {

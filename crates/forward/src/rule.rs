@@ -1,6 +1,10 @@
 //! One forwarding rule, already parsed: it cannot hold what cannot be run.
 
-use std::{fmt, net::IpAddr, time::Duration};
+use std::{
+    fmt,
+    net::{IpAddr, SocketAddr},
+    time::Duration,
+};
 
 pub use turnpike_net::CopyMode;
 use turnpike_net::{ConnectOptions, UnixName};
@@ -67,6 +71,20 @@ pub struct Endpoint {
 
 /// Highest weight of a target.
 pub const MOST_WEIGHT: u16 = 256;
+
+/// A lone port.
+impl From<u16> for PortRange {
+    fn from(port: u16) -> Self {
+        Self { first: port, last: port }
+    }
+}
+
+/// Of weight 1.
+impl From<SocketAddr> for Endpoint {
+    fn from(address: SocketAddr) -> Self {
+        Self { host: Host::Ip(address.ip()), ports: address.port().into(), weight: 1 }
+    }
+}
 
 /// `80` or `80-90`.
 impl fmt::Display for PortRange {
@@ -201,6 +219,38 @@ pub struct Rule {
 }
 
 impl Rule {
+    /// From a TCP port to a TCP target, with the defaults that [`Rule`] names, and nothing limited.
+    #[must_use]
+    pub fn new(id: &str, listen: SocketAddr, target: Endpoint) -> Self {
+        Self {
+            id: RuleId(id.to_owned()),
+            protocol: Protocol::Tcp,
+            bind: listen.ip().into(),
+            ipv6_only: true,
+            socket_mode: None,
+            ports: listen.port().into(),
+            targets: vec![target],
+            balance: Balance::default(),
+            health_check: None,
+            health_question: None,
+            source: None,
+            device: None,
+            mark: None,
+            transparent: false,
+            proxy_protocol_from: Vec::new(),
+            send_proxy: None,
+            access: Access::default(),
+            idle_timeout: None,
+            half_close_timeout: None,
+            connect_timeout: Duration::from_secs(10),
+            keepalive: true,
+            nodelay: true,
+            max_connections: usize::MAX,
+            limits: Limits::default(),
+            copy: CopyMode::Auto,
+        }
+    }
+
     /// Whether this client is one of [`Rule::proxy_protocol_from`].
     pub(crate) fn is_proxy(&self, client: &Address) -> bool {
         self.proxy_protocol_from.iter().any(|proxy| match (proxy, client) {

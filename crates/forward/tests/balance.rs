@@ -1,7 +1,6 @@
 //! Weights, stickiness by source, and what is counted by target, over real sockets and with several workers.
-#![allow(clippy::unwrap_used, clippy::cast_possible_truncation, reason = "a panic is how a test fails")]
 
-mod support;
+use crate::support;
 
 use std::{
     io::{Read, Write},
@@ -11,13 +10,17 @@ use std::{
     time::Duration,
 };
 
-use support::{PATIENCE, Running, greeter, listener, patient, read_exactly, rule, settings, until};
-use turnpike_forward::{Balance, Failure, Pattern, Protocol, Proxy, Rule, Settings, TargetSnapshot};
+use crate::support::{
+    PATIENCE, Running, eventually, greeter, listener, patient, read_exactly, rule, settings,
+};
+use turnpike_forward::{
+    Balance, Endpoint, Failure, Pattern, Protocol, Proxy, Rule, Settings, TargetSnapshot,
+};
 
 fn weighted(targets: &[(SocketAddr, u16)], balance: Balance) -> Rule {
     let mut rule = rule("r", targets[0].0);
     let endpoint = |(target, weight): &(SocketAddr, u16)| {
-        let mut endpoint = support::endpoint(*target);
+        let mut endpoint = Endpoint::from(*target);
         endpoint.weight = *weight;
         endpoint
     };
@@ -99,18 +102,21 @@ fn least_connections_keeps_to_the_weights() {
 fn a_drained_target_keeps_its_connections_and_gets_no_new_ones() {
     let (a, b) = (greeter("a"), greeter("b"));
     let mut before = weighted(&[(a, 1), (b, 1)], Balance::RoundRobin);
-    let port = until(|| Some(TcpListener::bind("127.0.0.1:0").ok()?.local_addr().unwrap().port()), "a port");
+    let port =
+        eventually("a port", || Some(TcpListener::bind("127.0.0.1:0").ok()?.local_addr().unwrap().port()));
     before.ports = turnpike_forward::PortRange { first: port, last: port };
     let running = Running::start(std::slice::from_ref(&before));
     let mut old = [running.connect("r"), running.connect("r")];
     let names: Vec<u8> = old.iter_mut().map(|client| read_exactly(client, 1)[0]).collect();
     assert!(names.contains(&b'a'));
 
-    let mut after = before;
-    after.targets[0].weight = 0;
-    running.forwarder.reload(&settings(), &[after]).unwrap();
-    for _ in 0..10 {
-        assert_eq!(read_exactly(&mut running.connect("r"), 1), b"b");
+    for balance in [Balance::RoundRobin, Balance::LeastConnections, Balance::Failover, Balance::Source] {
+        let mut after = Rule { balance, ..before.clone() };
+        after.targets[0].weight = 0;
+        running.forwarder.reload(&settings(), &[after]).unwrap();
+        for _ in 0..10 {
+            assert_eq!(read_exactly(&mut running.connect("r"), 1), b"b", "{balance:?}");
+        }
     }
     for client in &mut old {
         client.write_all(b"still here").unwrap();
@@ -141,7 +147,8 @@ fn a_client_comes_to_the_same_target_by_every_worker_port_and_start() {
 fn udp_clients_stick_as_tcp_clients_do_and_move_alone_when_their_target_is_gone() {
     let names = [b'a', b'b', b'c'];
     let targets = names.map(|name| (udp_greeter(name), 1));
-    let port = until(|| Some(UdpSocket::bind("127.0.0.1:0").ok()?.local_addr().unwrap().port()), "a port");
+    let port =
+        eventually("a port", || Some(UdpSocket::bind("127.0.0.1:0").ok()?.local_addr().unwrap().port()));
     let mut rule = Rule { protocol: Protocol::Udp, ..weighted(&targets, Balance::Source) };
     rule.ports = turnpike_forward::PortRange { first: port, last: port };
     let running = Running::start_with(&workers(2), std::slice::from_ref(&rule));
@@ -185,7 +192,7 @@ fn clients_of_a_target_that_is_down_come_back_to_it_and_nobody_else_moves() {
     assert!(without.contains(&b'b') && without.contains(&b'c'), "{without:?}");
     support::serve_greetings(TcpListener::bind(down).unwrap(), "a");
     // For a second after a failure others are tried first.
-    let with = until(|| Some(ask()).filter(|heard| heard.contains(&b'a')), "the target that was down");
+    let with = eventually("the target that was down", || Some(ask()).filter(|heard| heard.contains(&b'a')));
     for (without, with) in without.iter().zip(with) {
         assert!(with == b'a' || with == *without);
     }
@@ -202,7 +209,7 @@ fn what_goes_to_each_target_is_counted() {
     assert_eq!(read_exactly(&mut client, 1), b"a");
     client.write_all(&[7; 1000]).unwrap();
     read_exactly(&mut client, 1000);
-    let of_a = until(|| Some(target(&running, a)).filter(|a| a.counts.to_client_bytes == 1001), "bytes");
+    let of_a = eventually("bytes", || Some(target(&running, a)).filter(|a| a.counts.to_client_bytes == 1001));
     assert!(of_a.up);
     assert_eq!((of_a.counts.open, of_a.counts.connected), (1, 1));
     assert_eq!(of_a.counts.to_target_bytes, 1000);
@@ -215,17 +222,14 @@ fn what_goes_to_each_target_is_counted() {
     assert_eq!((of_nobody.counts.open, of_nobody.counts.connected), (0, 0));
 
     client.shutdown(std::net::Shutdown::Both).unwrap();
-    until(|| (target(&running, a).counts.open == 0).then_some(()), "the connection to be over");
+    eventually("the connection to be over", || target(&running, a).counts.open == 0);
 
     // It comes back, and one connection tells so.
     support::serve_greetings(TcpListener::bind(nobody).unwrap(), "n");
-    until(
-        || {
-            let _ = running.connect("r").read(&mut [0]);
-            target(&running, nobody).up.then_some(())
-        },
-        "the target that was down to be up",
-    );
+    eventually("the target that was down to be up", || {
+        let _ = running.connect("r").read(&mut [0]);
+        target(&running, nobody).up.then_some(())
+    });
 }
 
 #[test]
@@ -247,7 +251,7 @@ fn what_goes_to_each_udp_target_is_counted() {
             && nobody.counts.failed[0] > 0)
             .then_some((a, nobody))
     };
-    let (of_a, of_nobody) = until(|| counted(&running), "both targets in the metrics");
+    let (of_a, of_nobody) = eventually("both targets in the metrics", || counted(&running));
     assert_eq!(of_a.counts.to_target_bytes % 3, 0);
     assert_eq!((of_nobody.counts.to_client_bytes, of_nobody.counts.open), (0, 0));
     assert_eq!(of_a.counts.connect_times.iter().sum::<u64>(), 0, "a UDP session does not connect");
@@ -269,7 +273,7 @@ fn sessions_that_become_connections_are_counted_with_their_connect_time() {
         let done = two.counts.to_target_bytes == 4 && two.counts.connected == 1 && one.counts.failed[0] == 1;
         done.then_some((one, two))
     };
-    let (of_nobody, of_server) = until(|| seen(&running), "both targets in the metrics");
+    let (of_nobody, of_server) = eventually("both targets in the metrics", || seen(&running));
     assert_eq!((of_nobody.up, of_nobody.counts.open), (false, 0));
     assert_eq!((of_server.up, of_server.counts.open), (true, 1));
     assert_eq!(of_server.counts.connect_times.iter().sum::<u64>(), 1);

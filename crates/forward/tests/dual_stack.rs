@@ -1,11 +1,10 @@
 //! Listeners of [::] that are open to IPv4 clients too, and those that are not.
-#![allow(clippy::unwrap_used, reason = "a panic is how a test fails")]
 
-mod support;
+use crate::support;
 
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 
-use support::{Running, greeter, read_all, read_exactly, rule};
+use crate::support::{Running, greeter, read_all, read_exactly, rule};
 use turnpike_forward::{Access, EndReason, Forwarder, Pattern, Protocol, ProxyVersion, Rule};
 
 fn dual_stack(target: SocketAddr) -> Rule {

@@ -1,49 +1,45 @@
-//! A process without descriptors: accepting pauses, nothing crashes, and it goes on when there are some again. One test alone,
-//! as descriptors belong to the whole process.
-#![allow(clippy::unwrap_used, clippy::cast_possible_truncation, reason = "a panic is how a test fails")]
+//! A process without descriptors: accepting pauses, nothing crashes, and it goes on when there are some again.
 
-mod support;
+use std::{io::Write, net::TcpStream, time::Duration};
 
-use std::{fs::File, io::Write, os::unix::fs::FileExt, path::PathBuf, time::Duration};
+use turnpike_testkit::{
+    alone,
+    process::{Thread, take_descriptors},
+};
 
-use support::{Running, greeter, read_exactly, rule};
+use crate::support::{Running, greeter, patient, read_exactly, rule};
 
 #[test]
 fn accepting_pauses_without_descriptors_and_goes_on_with_them() {
-    // With all of them taken by clients, accept4 finds none; with half of them left, accepted connections find none for their
-    // other half.
-    for clients in [6, 3] {
-        pause_and_recover(6, clients);
-    }
+    const TEST: &str = "exhaustion::accepting_pauses_without_descriptors_and_goes_on_with_them";
+    alone::with_descriptors(TEST, 200, || {
+        // With all of them taken by clients, accept4 finds none; with half of them left, accepted connections find none for
+        // their other half.
+        for clients in [6, 3] {
+            pause_and_recover(6, clients);
+        }
+    });
 }
 
 fn pause_and_recover(spare: usize, clients: usize) {
     let mut rule = rule("r", greeter("a"));
-    rule.connect_timeout = Duration::from_secs(30);
+    rule.connect_timeout = Duration::from_secs(3600);
     let running = Running::start(&[rule]);
+    let worker = Thread::named("forward-0");
     let mut early = running.connect("r");
     assert_eq!(read_exactly(&mut early, 1), b"a");
 
-    // Opened while there are descriptors.
-    let stat = worker_stat();
-    let spare: Vec<_> = (0..spare).map(|_| File::open("/dev/null").unwrap()).collect();
-    let taken: Vec<_> = std::iter::from_fn(|| File::open("/dev/null").ok()).collect();
-    assert!(taken.len() > 100);
-    drop(spare);
-    let mut late: Vec<_> = (0..clients)
-        .map_while(|_| std::net::TcpStream::connect(running.address("r")).ok().map(support::patient))
-        .collect();
+    let mut taken = take_descriptors();
+    taken.truncate(taken.len() - spare);
+    let mut late: Vec<_> =
+        (0..clients).map_while(|_| TcpStream::connect(running.address("r")).ok().map(patient)).collect();
     assert!(!late.is_empty());
-    let busy = cpu_time(&stat);
     for _ in 0..100 {
         early.write_all(b"still served").unwrap();
         assert_eq!(read_exactly(&mut early, 12), b"still served");
-        std::thread::sleep(Duration::from_millis(3));
     }
     // Level-triggered, a queue that cannot be emptied would wake the worker for ever.
-    // The exchanges above take 20 ms, on a busy machine too.
-    let busy = cpu_time(&stat) - busy;
-    assert!(busy < Duration::from_millis(100), "{busy:?} of processor time");
+    worker.comes_to_rest();
     assert!(running.log.all().is_empty(), "{:?}", running.log.all());
 
     drop(taken);
@@ -51,22 +47,4 @@ fn pause_and_recover(spare: usize, clients: usize) {
         assert_eq!(read_exactly(client, 1), b"a");
     }
     assert!(running.log.all().is_empty(), "{:?}", running.log.all());
-}
-
-/// The file about the forwarder's thread; the test's server, in the same want, does not rest.
-fn worker_stat() -> File {
-    let threads = std::fs::read_dir("/proc/self/task").unwrap().flatten().map(|thread| thread.path());
-    let is_worker =
-        |path: &PathBuf| std::fs::read_to_string(path.join("comm")).is_ok_and(|name| name == "forward-0\n");
-    File::open(threads.into_iter().find(is_worker).expect("a worker").join("stat")).unwrap()
-}
-
-/// Of a thread, by proc_pid_stat(5), in steps of 10 ms.
-fn cpu_time(stat: &File) -> Duration {
-    let mut bytes = [0; 1024];
-    let len = stat.read_at(&mut bytes, 0).unwrap();
-    let text = String::from_utf8_lossy(&bytes[..len]);
-    let (_, fields) = text.rsplit_once(") ").unwrap();
-    let ticks: u64 = fields.split(' ').skip(11).take(2).map(|field| field.parse::<u64>().unwrap()).sum();
-    Duration::from_millis(ticks * 10)
 }

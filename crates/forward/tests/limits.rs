@@ -1,15 +1,14 @@
 //! Who is let in, how many, and how long a silent connection lives.
-#![allow(clippy::unwrap_used, clippy::cast_possible_truncation, reason = "a panic is how a test fails")]
 
-mod support;
+use crate::support;
 
 use std::{
     io::{ErrorKind, Read, Write},
     net::Shutdown,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
-use support::{Running, greeter, listener, read_all, read_exactly, rule, settings, until};
+use crate::support::{Running, eventually, greeter, listener, read_all, read_exactly, rule, settings};
 use turnpike_forward::{Access, EndReason, Limits, Pattern, Proxy};
 
 fn denies(pattern: &str) -> Access {
@@ -23,7 +22,7 @@ fn a_denied_client_is_closed_at_once_and_counted() {
     let running = Running::start(&[own]);
     assert_eq!(read_all(&mut running.connect("own")), b"");
     assert_eq!(running.log.wait(1)[0].reason, EndReason::Denied);
-    until(|| (running.snapshot("own").ended == [(EndReason::Denied, 1)]).then_some(()), "the counter");
+    eventually("the counter", || running.snapshot("own").ended == [(EndReason::Denied, 1)]);
 }
 
 #[test]
@@ -79,7 +78,7 @@ fn one_client_has_no_more_connections_than_it_may_whatever_the_worker_and_is_not
         assert_eq!(read_all(&mut client_from([127, 0, 0, 7], &running)), b"");
     }
     assert_eq!(read_exactly(&mut client_from([127, 0, 0, 8], &running), 1), b"a");
-    until(|| (refused(&running, EndReason::ClientLimit) == 20).then_some(()), "the counters");
+    eventually("the counters", || refused(&running, EndReason::ClientLimit) == 20);
     // Of the other client alone.
     assert_eq!(running.log.wait(1).len(), 1);
     open.pop();
@@ -90,21 +89,15 @@ fn one_client_has_no_more_connections_than_it_may_whatever_the_worker_and_is_not
 #[test]
 fn one_client_begins_no_more_connections_a_second_than_it_may() {
     let mut limited = rule("r", greeter("a"));
-    limited.limits = Limits { new_connections_per_client: Some(5), ..Limits::default() };
+    limited.limits = Limits { new_connections_per_client: Some(1), ..Limits::default() };
     let running = Running::start(&[limited]);
-    let began = Instant::now();
-    let served =
-        (0..60).filter(|_| !read_some(&mut client_from([127, 0, 0, 7], &running)).is_empty()).count();
-    let most = 5 + 5 * (began.elapsed().as_secs() as usize + 1);
-    assert!((5..=most).contains(&served) && served < 60, "{served}, at most {most}");
+    let comes = || !read_some(&mut client_from([127, 0, 0, 7], &running)).is_empty();
+    assert!(comes());
+    // How many of them fit into a second is for the machine to say; what the rate is, the tests beside the code show.
+    eventually("two within a second", || !comes());
     assert_eq!(read_exactly(&mut client_from([127, 0, 0, 8], &running), 1), b"a", "another client");
-    let refused_now = (60 - served) as u64;
-    until(|| (refused(&running, EndReason::ClientRate) == refused_now).then_some(()), "the counters");
-    // Within a second or so the client may come again.
-    until(
-        || (!read_some(&mut client_from([127, 0, 0, 7], &running)).is_empty()).then_some(()),
-        "another chance",
-    );
+    eventually("the counter", || refused(&running, EndReason::ClientRate) > 0);
+    eventually("another chance", comes);
 }
 
 fn read_some(stream: &mut std::net::TcpStream) -> Vec<u8> {
@@ -148,12 +141,12 @@ fn one_udp_client_has_no_more_sessions_than_it_may() {
         client
     };
     let _clients: Vec<_> = (0..6).map(|_| send([127, 0, 0, 7])).collect();
-    until(|| (refused(&running, EndReason::ClientLimit) == 4).then_some(()), "the counters");
+    eventually("the counters", || refused(&running, EndReason::ClientLimit) == 4);
     let _other = send([127, 0, 0, 8]);
     let mut byte = [0];
     let heard: Vec<u8> = (0..3).map(|_| echo.recv(&mut byte).map(|_| byte[0]).unwrap()).collect();
     assert_eq!(heard, [7, 7, 8]);
-    until(|| (running.snapshot("r").dropped_datagrams == 4).then_some(()), "the dropped datagrams");
+    eventually("the dropped datagrams", || running.snapshot("r").dropped_datagrams == 4);
 }
 
 #[test]
@@ -173,21 +166,18 @@ fn all_rules_together_have_a_limit_too() {
 #[test]
 fn a_silent_connection_is_ended_and_a_speaking_one_is_not() {
     let mut idle = rule("r", greeter("a"));
-    idle.idle_timeout = Some(Duration::from_millis(600));
+    idle.idle_timeout = Some(Duration::from_secs(3));
     let running = Running::start(&[idle]);
     let (mut silent, mut speaking) = (running.connect("r"), running.connect("r"));
     assert_eq!(read_exactly(&mut silent, 1), b"a");
     assert_eq!(read_exactly(&mut speaking, 1), b"a");
-    let began = Instant::now();
-    while running.log.all().is_empty() {
+    let reports = eventually("the silent one ends", || {
         speaking.write_all(b"x").unwrap();
         assert_eq!(read_exactly(&mut speaking, 1), b"x");
-        assert!(began.elapsed() < support::PATIENCE);
-        std::thread::sleep(Duration::from_millis(20));
-    }
-    assert!(began.elapsed() >= Duration::from_millis(500), "{:?}", began.elapsed());
-    let reports = running.log.all();
+        Some(running.log.all()).filter(|reports| !reports.is_empty())
+    });
     assert_eq!((reports.len(), reports[0].reason), (1, EndReason::Idle));
+    assert!(reports[0].lived >= Duration::from_secs(3), "{:?}", reports[0]);
     assert_eq!(reports[0].client, silent.local_addr().unwrap().into());
     assert_eq!(silent.read(&mut [0]).unwrap_err().kind(), ErrorKind::ConnectionReset);
     speaking.write_all(b"y").unwrap();
@@ -231,17 +221,14 @@ fn a_half_closed_connection_ends_when_its_other_side_stays_silent_and_no_other_d
     let (mut ended_client, quiet_server) = pair();
     quiet_server.shutdown(Shutdown::Write).unwrap();
     assert_eq!(read_all(&mut ended_client), b"");
-    let reports = until(
-        || {
-            talking_server.write_all(b"x").unwrap();
-            (running.log.all().len() >= 2).then(|| running.log.all())
-        },
-        "both to end",
-    );
+    let reports = eventually("both to end", || {
+        talking_server.write_all(b"x").unwrap();
+        (running.log.all().len() >= 2).then(|| running.log.all())
+    });
     let clients = [quiet_client, ended_client].map(|client| client.local_addr().unwrap().into());
     assert!(reports.iter().all(|report| report.reason == EndReason::HalfClosed), "{reports:?}");
     assert!(reports.iter().all(|report| clients.contains(&report.client)), "{reports:?}");
-    until(|| ended_server.write_all(b"late").err(), "the reset");
+    eventually("the reset", || ended_server.write_all(b"late").err());
     // Nobody has said all here, though nobody says anything.
     open_client.write_all(b"still open").unwrap();
     assert_eq!(read_exactly(&mut open_server, 10), b"still open");

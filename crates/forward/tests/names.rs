@@ -1,7 +1,4 @@
 //! A name that changes its address, end to end: getaddrinfo(3) reads a hosts file of the test's own.
-#![allow(clippy::unwrap_used, clippy::cast_possible_truncation, reason = "a panic is how a test fails")]
-
-mod support;
 
 use std::{
     fs,
@@ -12,8 +9,9 @@ use std::{
     time::Duration,
 };
 
-use support::{Running, read_exactly, rule, run, serve_greetings, settings, until};
+use crate::support::{Running, eventually, read_exactly, rule, serve_greetings, settings};
 use turnpike_forward::{Host, Protocol, Rule};
+use turnpike_testkit::alone::{self, run};
 
 const HOSTS: &str = "/etc/hosts";
 
@@ -22,23 +20,20 @@ fn hosts(path: &Path, lines: &str) {
     fs::write(path, format!("127.0.0.1 localhost\n{lines}")).unwrap();
 }
 
-fn named(id: &str, port: u16) -> Rule {
+fn named(id: &str, name: &str, port: u16) -> Rule {
     let mut rule = rule(id, SocketAddr::from(([127, 0, 0, 1], port)));
-    rule.targets[0].host = Host::Name("moving.test".to_owned());
+    rule.targets[0].host = Host::Name(name.to_owned());
     rule
 }
 
 /// Listeners on one port of two addresses.
 fn twins() -> (TcpListener, TcpListener, u16) {
-    until(
-        || {
-            let one = TcpListener::bind("127.0.0.1:0").unwrap();
-            let port = one.local_addr().unwrap().port();
-            let two = TcpListener::bind(("127.0.0.2", port)).ok()?;
-            Some((one, two, port))
-        },
-        "a port that is free on two addresses",
-    )
+    eventually("a port that is free on two addresses", || {
+        let one = TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = one.local_addr().unwrap().port();
+        let two = TcpListener::bind(("127.0.0.2", port)).ok()?;
+        Some((one, two, port))
+    })
 }
 
 fn udp_greeter(address: &str, port: u16, name: &'static [u8]) -> bool {
@@ -63,7 +58,7 @@ fn ask_udp(address: SocketAddr) -> Option<u8> {
 #[test]
 fn a_name_that_changes_its_address_is_followed() {
     let probe = ["mount", "--bind", HOSTS, HOSTS];
-    support::in_namespaces("a_name_that_changes_its_address_is_followed", "m", &probe, follow);
+    alone::in_namespaces("names::a_name_that_changes_its_address_is_followed", "m", &probe, follow);
 }
 
 fn follow() {
@@ -77,9 +72,11 @@ fn follow() {
     assert!(udp_greeter("127.0.0.1", port, b"a") && udp_greeter("127.0.0.2", port, b"b"));
     let mut settings = settings();
     settings.resolve_every = Duration::from_millis(50);
-    let datagrams = Rule { protocol: Protocol::Udp, ..named("datagrams", port) };
+    let moving = |id| named(id, "moving.test", port);
+    let datagrams = Rule { protocol: Protocol::Udp, ..moving("datagrams") };
     let datagrams = Rule { idle_timeout: Some(Duration::from_secs(60)), ..datagrams };
-    let running = Running::start_with(&settings, &[named("r", port), datagrams]);
+    let running =
+        Running::start_with(&settings, &[moving("r"), datagrams, named("other", "other.test", port)]);
     let greeting = || {
         let mut name = [0];
         running.connect("r").read(&mut name).ok().filter(|got| *got == 1).map(|_| name[0])
@@ -89,28 +86,40 @@ fn follow() {
     let error = running.connect("r").read(&mut [0]).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::ConnectionReset);
     hosts(&path, "127.0.0.1 moving.test\n");
-    until(|| greeting().filter(|name| *name == b'a'), "the first address");
-    until(|| ask_udp(running.address("datagrams")).filter(|name| *name == b'a'), "the first address (UDP)");
+    eventually("the first address", || greeting().filter(|name| *name == b'a'));
+    eventually("the first address (UDP)", || {
+        ask_udp(running.address("datagrams")).filter(|name| *name == b'a')
+    });
     let mut old = running.connect("r");
     assert_eq!(read_exactly(&mut old, 1), b"a");
 
     hosts(&path, "127.0.0.2 moving.test\n");
-    until(|| greeting().filter(|name| *name == b'b'), "the new address");
-    until(|| ask_udp(running.address("datagrams")).filter(|name| *name == b'b'), "the new address (UDP)");
+    eventually("the new address", || greeting().filter(|name| *name == b'b'));
+    eventually("the new address (UDP)", || {
+        ask_udp(running.address("datagrams")).filter(|name| *name == b'b')
+    });
     for _ in 0..20 {
         assert_eq!(greeting(), Some(b'b'));
     }
     old.write_all(b"still here").unwrap();
     assert_eq!(read_exactly(&mut old, 10), b"still here");
 
-    // Gone from the name service: where it was is better than nowhere. Time for some lookups to fail; nothing tells of them.
-    hosts(&path, "");
-    thread::sleep(Duration::from_millis(200));
+    // Gone from the name service: where it was is better than nowhere. Nothing tells of lookups that fail; the other name, looked up as
+    // often, tells that there were some.
+    for (line, name) in
+        [("127.0.0.1 other.test\n", b'a'), ("127.0.0.2 other.test\n", b'b'), ("127.0.0.1 other.test\n", b'a')]
+    {
+        hosts(&path, line);
+        eventually("the other name's address", || {
+            let mut heard = [0];
+            running.connect("other").read(&mut heard).is_ok_and(|got| got == 1 && heard[0] == name)
+        });
+    }
     assert_eq!(greeting(), Some(b'b'));
 
     // Two addresses, one of which nobody serves: each connection tries both.
     hosts(&path, "127.0.0.3 moving.test\n127.0.0.1 moving.test\n");
-    until(|| greeting().filter(|name| *name == b'a'), "the second address");
+    eventually("the second address", || greeting().filter(|name| *name == b'a'));
     let down = |snapshot: &turnpike_forward::RuleSnapshot| {
         let nobody =
             snapshot.targets.iter().find(|target| target.address.ip().unwrap().to_string() == "127.0.0.3")?;
@@ -118,7 +127,7 @@ fn follow() {
     };
     // The first connection may have had the other's turn.
     let tried = || greeting().and_then(|_| down(&running.snapshot("r")));
-    until(tried, "the address that nobody serves, in the metrics");
+    eventually("the address that nobody serves, in the metrics", tried);
     for _ in 0..20 {
         assert_eq!(greeting(), Some(b'a'));
     }
@@ -130,8 +139,8 @@ fn follow() {
         (heard.iter().filter(|name| **name == Some(b'a')).count() == 5 && !heard.contains(&None))
             .then_some(())
     };
-    until(|| both(&greeting), "turns of both addresses");
-    until(|| both(&|| ask_udp(running.address("datagrams"))), "turns of both addresses (UDP)");
+    eventually("turns of both addresses", || both(&greeting));
+    eventually("turns of both addresses (UDP)", || both(&|| ask_udp(running.address("datagrams"))));
     old.write_all(b"still here").unwrap();
     assert_eq!(read_exactly(&mut old, 10), b"still here");
     // What the worker has published last may be older than the answer.
@@ -140,6 +149,6 @@ fn follow() {
         let shown = snapshot.targets.iter().map(|target| target.address.ip().unwrap().to_string());
         (shown.collect::<Vec<_>>() == ["127.0.0.1", "127.0.0.2"]).then_some(())
     };
-    until(addresses, "no series of an address that the name has lost");
+    eventually("no series of an address that the name has lost", addresses);
     let _ = fs::remove_file(path);
 }

@@ -1,7 +1,6 @@
 //! PROXY headers, in and out, both versions.
-#![allow(clippy::unwrap_used, clippy::cast_possible_truncation, reason = "a panic is how a test fails")]
 
-mod support;
+use crate::support;
 
 use std::{
     io::{ErrorKind, Read, Write},
@@ -9,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use support::{Running, accept, listener, read_all, read_exactly, rule};
+use crate::support::{Running, accept, listener, read_all, read_exactly, rule};
 use turnpike_forward::{Access, EndReason, Pattern, Proxy, ProxyVersion, Rule};
 
 const V2: &[u8] = b"\r\n\r\n\0\r\nQUIT\n\x21\x11\x00\x0c\xc0\x00\x02\x07\x0a\x00\x00\x01\x12\x34\x01\xbb";
@@ -159,10 +158,9 @@ fn who_is_no_proxy_is_served_as_itself_whatever_it_says_first() {
         assert_eq!(read_all(&mut client), b"answer");
         let reports = running.log.all();
         assert!(reports.iter().all(|report| report.reason == EndReason::Finished), "{reports:?}");
-        support::until(
-            || running.log.all().iter().any(|report| report.client == own).then_some(()),
-            "its report",
-        );
+        support::eventually("its report", || {
+            running.log.all().iter().any(|report| report.client == own).then_some(())
+        });
     }
     // A target that speaks first does not wait for the client.
     let running = Running::start(&[accepting_from_others(support::greeter("a"))]);

@@ -1,7 +1,6 @@
 //! Rules of every protocol side by side in one forwarder.
-#![allow(clippy::unwrap_used, clippy::cast_possible_truncation, reason = "a panic is how a test fails")]
 
-mod support;
+use crate::support;
 
 use std::{
     io::Write,
@@ -10,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-use support::{Running, accept, endpoint, greeter, listener, read_exactly, rule, settings, until};
+use crate::support::{Running, accept, eventually, greeter, listener, read_exactly, rule, settings};
 use turnpike_forward::{Balance, Protocol, Rule};
 
 /// A UDP server that answers each datagram with its name and the datagram. Ends with the process.
@@ -51,26 +50,24 @@ fn udp_is_forwarded_and_counted() {
     assert_eq!(ask(&client, b"one"), b"aone");
     assert_eq!(ask(&client, b"two!"), b"atwo!");
     assert_eq!(running.forwarder.active(), 1);
-    let counted =
-        until(|| Some(running.snapshot("u")).filter(|seen| seen.to_client_datagrams == 2), "the counters");
+    let counted = eventually("the counters", || {
+        Some(running.snapshot("u")).filter(|seen| seen.to_client_datagrams == 2)
+    });
     assert_eq!((counted.active, counted.to_target_bytes, counted.to_client_bytes), (1, 7, 9));
 }
 
 #[test]
 fn tcp_and_udp_rules_share_a_port_number() {
     let first = of(Protocol::Udp, "u", udp_echo("u"));
-    let running = until(
-        || {
-            let mut udp = first.clone();
-            let port = listener().1.port();
-            (udp.ports.first, udp.ports.last) = (port, port);
-            let mut tcp = rule("t", greeter("t"));
-            tcp.ports = udp.ports;
-            let log = std::sync::Arc::new(support::Reports::default());
-            turnpike_forward::Forwarder::start(&settings(), &[udp, tcp], log).ok()
-        },
-        "a port that is free in both",
-    );
+    let running = eventually("a port that is free in both", || {
+        let mut udp = first.clone();
+        let port = listener().1.port();
+        (udp.ports.first, udp.ports.last) = (port, port);
+        let mut tcp = rule("t", greeter("t"));
+        tcp.ports = udp.ports;
+        let log = std::sync::Arc::new(support::Reports::default());
+        turnpike_forward::Forwarder::start(&settings(), &[udp, tcp], log).ok()
+    });
     let address = support::socket_address(&running.0.listeners()[0].1);
     assert_eq!(ask(&udp_client(address), b"x"), b"ux");
     assert_eq!(read_exactly(&mut support::client(address), 1), b"t");
@@ -144,18 +141,15 @@ fn a_refused_session_makes_the_next_one_try_another_target() {
     let nobody = UdpSocket::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let mut rule = of(Protocol::Udp, "u", nobody);
     rule.balance = Balance::Failover;
-    rule.targets.push(endpoint(udp_echo("b")));
+    rule.targets.push(udp_echo("b").into());
     let running = Running::start(&[rule]);
-    until(
-        || {
-            let client = udp_client(running.address("u"));
-            client.set_read_timeout(Some(Duration::from_millis(200))).unwrap();
-            client.send(b"x").unwrap();
-            let mut buffer = [0; 16];
-            client.recv(&mut buffer).is_ok_and(|n| buffer[..n] == *b"bx").then_some(())
-        },
-        "an answer of the second target",
-    );
+    eventually("an answer of the second target", || {
+        let client = udp_client(running.address("u"));
+        client.set_read_timeout(Some(Duration::from_millis(200))).unwrap();
+        client.send(b"x").unwrap();
+        let mut buffer = [0; 16];
+        client.recv(&mut buffer).is_ok_and(|n| buffer[..n] == *b"bx").then_some(())
+    });
 }
 
 #[test]
@@ -163,8 +157,7 @@ fn a_transparent_rule_shows_the_target_the_client_s_own_address() {
     let (server, target) = listener();
     let options = turnpike_net::ConnectOptions { transparent: true, ..Default::default() };
     if turnpike_net::TcpSocket::connect(target, &options).is_err() {
-        println!("SKIPPED: no CAP_NET_ADMIN for a transparent rule");
-        return;
+        return turnpike_testkit::alone::skip("no CAP_NET_ADMIN for a transparent rule");
     }
     drop(accept(&server));
     let mut rule = rule("r", target);

@@ -1,7 +1,4 @@
 //! Bytes arrive as they were sent, in every copy mode, however slow either side is; ends and resets arrive too.
-#![allow(clippy::unwrap_used, clippy::cast_possible_truncation, reason = "a panic is how a test fails")]
-
-mod support;
 
 use std::{
     io::{ErrorKind, Read, Write},
@@ -10,7 +7,7 @@ use std::{
     time::Duration,
 };
 
-use support::{Running, accept, listener, pattern, read_all, read_exactly, reset, rule, until};
+use crate::support::{Running, accept, eventually, listener, pattern, read_all, read_exactly, reset, rule};
 use turnpike_forward::{CopyMode, EndReason};
 
 const MODES: [CopyMode; 3] = [CopyMode::Auto, CopyMode::Splice, CopyMode::Buffer];
@@ -79,10 +76,9 @@ fn both_ways(copy: CopyMode, slow_send: bool, slow_receive: bool) {
     assert_eq!(report.reason, EndReason::Finished);
     assert_eq!((report.to_target, report.to_client), (total as u64, total as u64));
     // Published together with the end of the connection.
-    until(
-        || (running.snapshot("r").active == 0 && running.snapshot("r").accepted == 1).then_some(()),
-        "counters",
-    );
+    eventually("counters", || {
+        (running.snapshot("r").active == 0 && running.snapshot("r").accepted == 1).then_some(())
+    });
     assert_eq!(running.snapshot("r").to_client_bytes, total as u64);
     let spliced = running.snapshot("r").spliced_bytes;
     match copy {
@@ -117,7 +113,7 @@ fn auto_moves_bulk_to_a_pipe_and_chatter_stays_off_it() {
         server.write_all(&pattern(round, 32, 7)).unwrap();
         assert_eq!(read_exactly(&mut client, 32), pattern(round, 32, 7));
     }
-    until(|| (running.snapshot("r").to_client_bytes == 6400).then_some(()), "the counters");
+    eventually("the counters", || running.snapshot("r").to_client_bytes == 6400);
     assert_eq!(running.snapshot("r").spliced_bytes, 0);
     // The reader waits until all buffers between are full, so that every read of the forwarder is a large one.
     let total = 64 << 20;
@@ -127,7 +123,9 @@ fn auto_moves_bulk_to_a_pipe_and_chatter_stays_off_it() {
     };
     receive(server, total, 3, false);
     writer.join().unwrap();
-    until(|| (running.snapshot("r").to_target_bytes == 6400 + total as u64).then_some(()), "the counters");
+    eventually("the counters", || {
+        (running.snapshot("r").to_target_bytes == 6400 + total as u64).then_some(())
+    });
     // How much of it is the scheduler's business: where the reader keeps up, reads are small, and those belong in the buffer.
     assert!(running.snapshot("r").spliced_bytes > total as u64 / 64, "{:?}", running.snapshot("r"));
 }
@@ -257,7 +255,7 @@ fn a_client_that_vanishes_after_its_end_is_noticed() {
     assert_eq!(read_all(&mut server), b"");
     reset(client);
     assert_eq!(running.log.wait(1)[0].reason, EndReason::ClientReset);
-    let gone = until(|| server.write(b"x").err(), "the reset");
+    let gone = eventually("the reset", || server.write(b"x").err());
     assert!(matches!(gone.kind(), ErrorKind::ConnectionReset | ErrorKind::BrokenPipe), "{gone}");
 }
 

@@ -1,13 +1,14 @@
 //! Every byte through every data path, and super-packets where they are possible.
-#![allow(clippy::unwrap_used, reason = "a test ends at what it does not expect")]
 
-mod udp_common;
+use crate::udp_common;
 
 use std::net::UdpSocket;
 
+use crate::udp_common::{
+    DATAPATHS, Echo, KEY, LOCALHOST, Worker, client, expect_echo, payload, receive, rule,
+};
 use turnpike_forward::Protocol;
 use turnpike_net::{Datapath, Route, Rx, Sockets, Tx, UdpOptions};
-use udp_common::{DATAPATHS, Echo, KEY, LOCALHOST, Worker, client, expect_echo, payload, receive, rule};
 
 /// Empty, tiny, one MTU, beyond it, and the longest that UDP has.
 const SIZES: [usize; 10] = [0, 1, 2, 120, 512, 1200, 1472, 1473, 9000, 65_507];
@@ -62,7 +63,7 @@ fn bursts_of_200_clients_come_back_to_whom_they_belong_on_each_datapath() {
 /// Sends equal datagrams as one super-packet, and returns what the target got.
 fn burst(datapath: Datapath, sizes: &[usize]) -> (Vec<Vec<u8>>, turnpike_net::tx::TxStats) {
     let target = UdpSocket::bind(LOCALHOST).unwrap();
-    target.set_read_timeout(Some(udp_common::DEADLINE)).unwrap();
+    target.set_read_timeout(Some(udp_common::PATIENCE)).unwrap();
     let worker = Worker::start(datapath);
     let to = target.local_addr().unwrap();
     let at = worker.add(KEY, &rule(Protocol::Udp, LOCALHOST.parse().unwrap(), to), datapath);

@@ -1,7 +1,6 @@
 //! The life of a session: idle, evicted, refused, denied, removed.
-#![allow(clippy::unwrap_used, reason = "a test ends at what it does not expect")]
 
-mod udp_common;
+use crate::udp_common;
 
 use std::{
     collections::HashSet,
@@ -9,9 +8,11 @@ use std::{
     time::Duration,
 };
 
+use crate::udp_common::{
+    Echo, KEY, LOCALHOST, Worker, client, eventually, expect_echo, payload, receive, rule,
+};
 use turnpike_forward::{EndReason, Endpoint, Host, PortRange, Protocol, Rule, RuleSnapshot, udp::RuleKey};
 use turnpike_net::Datapath;
-use udp_common::{Echo, KEY, LOCALHOST, Worker, client, eventually, expect_echo, payload, receive, rule};
 
 fn udp(target: SocketAddr) -> Rule {
     rule(Protocol::Udp, LOCALHOST.parse().unwrap(), target)
@@ -80,14 +81,23 @@ fn the_limit_of_all_rules_evicts_across_rules() {
     let worker = Worker::start(Datapath::Gso);
     let first = worker.add(RuleKey(1), &udp(echo.address), Datapath::Gso);
     let second = worker.add(RuleKey(2), &udp(echo.address), Datapath::Gso);
-    worker.world.lock().unwrap().most_in_total = Some(1);
-    let (old, new) = (client(first), client(second));
-    expect_echo(&old, b"1");
-    expect_echo(&new, b"2");
-    assert_eq!((worker.active(), worker.reasons()), (1, vec![EndReason::Evicted]));
+    worker.world.lock().unwrap().most_in_total = Some(2);
+    let [old, older, new] = [second, first, first].map(client);
+    // Which of the two rules it belongs to makes no difference.
+    for [first, last] in [[&older, &old], [&old, &older]] {
+        expect_echo(first, b"1");
+        worker.advance(Duration::from_millis(10));
+        expect_echo(last, b"2");
+        worker.advance(Duration::from_millis(10));
+        expect_echo(&new, b"3");
+        assert_eq!(worker.active(), 2);
+        let report = worker.world.lock().unwrap().reports.pop().unwrap();
+        assert_eq!((report.reason, report.client), (EndReason::Evicted, first.local_addr().unwrap().into()));
+        worker.advance(Duration::from_secs(72));
+        assert_eq!(worker.active(), 0);
+    }
     worker.world.lock().unwrap().most_in_total = Some(0);
-    worker.advance(Duration::from_secs(72));
-    old.send(b"nowhere").unwrap();
+    older.send(b"nowhere").unwrap();
     eventually("dropped", || worker.snapshot().dropped_datagrams == 1);
 }
 
@@ -95,7 +105,7 @@ fn the_limit_of_all_rules_evicts_across_rules() {
 fn a_flood_of_new_clients_keeps_the_limit_and_what_they_sent_leaves_from_their_own_sockets() {
     const CLIENTS: usize = 120;
     let target = UdpSocket::bind(LOCALHOST).unwrap();
-    target.set_read_timeout(Some(udp_common::DEADLINE)).unwrap();
+    target.set_read_timeout(Some(udp_common::PATIENCE)).unwrap();
     let worker = Worker::start(Datapath::Gso);
     let at = worker.add(KEY, &udp(target.local_addr().unwrap()), Datapath::Gso);
     worker.world.lock().unwrap().most = Some(8);
@@ -306,7 +316,7 @@ fn a_range_of_ports_maps_one_to_one() {
     let worker = Worker::start(Datapath::Gso);
     worker.add(KEY, &rule, Datapath::Gso);
     for (i, socket) in targets.iter().enumerate() {
-        socket.set_read_timeout(Some(udp_common::DEADLINE)).unwrap();
+        socket.set_read_timeout(Some(udp_common::PATIENCE)).unwrap();
         let client = client(SocketAddr::from(([127, 0, 0, 1], listen + u16::try_from(i).unwrap())));
         client.send(&payload(i, 0, 50)).unwrap();
         assert_eq!(receive(socket), payload(i, 0, 50));

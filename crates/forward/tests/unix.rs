@@ -1,7 +1,6 @@
 //! Unix sockets, as listeners and as targets.
-#![allow(clippy::unwrap_used, clippy::cast_possible_truncation, reason = "a panic is how a test fails")]
 
-mod support;
+use crate::support;
 
 use std::{
     io::{Read, Write},
@@ -18,7 +17,9 @@ use std::{
     time::Duration,
 };
 
-use support::{PATIENCE, Running, accept, greeter, listener, read_exactly, rule, settings, until};
+use crate::support::{
+    PATIENCE, Running, accept, eventually, greeter, listener, read_exactly, rule, settings,
+};
 use turnpike_forward::{
     Balance, Bind, CopyMode, EndReason, Endpoint, Forwarder, Host, PortRange, Proxy, ProxyVersion, Rule,
     UnixName,
@@ -255,10 +256,9 @@ fn a_target_that_is_gone_gives_way_to_the_next_and_health_checks_find_it_back() 
             let _ = stream.write_all(b"a");
         }
     });
-    until(
-        || (read_exactly(&mut running.connect("r"), 1) == b"a").then_some(()),
-        "the first to be chosen again",
-    );
+    eventually("the first to be chosen again", || {
+        (read_exactly(&mut running.connect("r"), 1) == b"a").then_some(())
+    });
 }
 
 /// Where TCP would send its SYN again, a Unix socket says at once that its queue is full.
@@ -277,7 +277,7 @@ fn a_full_queue_is_waited_for() {
     let mut client = running.connect("r");
     client.write_all(b"x").unwrap();
     // Accepted and not connected: it waits.
-    until(|| (running.snapshot("r").active == 1).then_some(()), "the connection");
+    eventually("the connection", || running.snapshot("r").active == 1);
     drop(app.accept().unwrap());
     let (mut served, _) = app.accept().unwrap();
     served.set_read_timeout(Some(PATIENCE)).unwrap();

@@ -1,9 +1,5 @@
 //! Clients and servers that vanish without FIN or RST, as when a cable is cut: TCP's own timers or the rule's idle timeout end
 //! such a connection, and the other side is told by a reset.
-#![allow(clippy::print_stdout, reason = "says why a test did not run")]
-#![allow(clippy::unwrap_used, clippy::cast_possible_truncation, reason = "a panic is how a test fails")]
-
-mod support;
 
 use std::{
     fs,
@@ -13,10 +9,11 @@ use std::{
     time::Duration,
 };
 
-use support::{Running, accept, listener, patient, read_exactly, rule, run, until};
+use crate::support::{Running, accept, eventually, listener, patient, read_exactly, rule};
 use turnpike_forward::{EndReason, Rule};
+use turnpike_testkit::alone::{self, run};
 
-const TEST: &str = "who_vanishes_without_a_word_is_given_up_and_the_other_side_is_reset";
+const TEST: &str = "vanishing::who_vanishes_without_a_word_is_given_up_and_the_other_side_is_reset";
 
 /// Addresses of this namespace that are taken away in mid-connection: packets to them then go nowhere, and no answer comes.
 fn address(number: u8) -> String {
@@ -25,7 +22,7 @@ fn address(number: u8) -> String {
 
 #[test]
 fn who_vanishes_without_a_word_is_given_up_and_the_other_side_is_reset() {
-    support::in_namespaces(TEST, "n", &["ip", "link", "set", "lo", "up"], vanish);
+    alone::in_network_namespace(TEST, vanish);
 }
 
 struct Pair {
@@ -79,10 +76,9 @@ fn vanish() {
         ("tcp_retries2", "3"),
     ] {
         if let Err(error) = fs::write(format!("/proc/sys/net/ipv4/{name}"), value) {
-            return println!("SKIPPED: {TEST}: cannot set {name}: {error}");
+            return alone::skip(&format!("cannot set {name}: {error}"));
         }
     }
-    run("ip", &["link", "set", "lo", "up"]);
     for number in 1..=5 {
         run("ip", &["address", "add", &format!("{}/32", address(number)), "dev", "lo"]);
     }
@@ -136,5 +132,5 @@ fn vanish() {
     assert_eq!(ended("upload"), [(EndReason::TargetReset, false, true)]);
     assert_eq!(ended("idle"), [(EndReason::TargetReset, false, false)]);
     assert_eq!(ended("impatient"), [(EndReason::Idle, true, false)]);
-    until(|| (running.forwarder.active() == 0).then_some(()), "all places to be free");
+    eventually("all places to be free", || running.forwarder.active() == 0);
 }

@@ -1,7 +1,7 @@
 //! Bars: lines that a figure must, or should, stay on the right side of. Whether it does is read off the interval and the noise
 //! floor, never off the median alone: a bar that the interval holds is not decided.
 
-use std::fmt;
+use std::{cmp::Ordering, fmt};
 
 use serde::{Deserialize, Serialize};
 
@@ -192,15 +192,57 @@ impl fmt::Display for Bar {
             (Some(limit), _) => ("≥", limit),
             (None, limit) => ("≤", limit.unwrap_or_default()),
         };
-        write!(f, "{sign} {}", self.show(limit))
+        if self.own {
+            write!(f, "{sign} {}", metric::show(&self.metric, limit))
+        } else {
+            write!(f, "{sign} {} ×", short(limit))
+        }
     }
 }
 
-impl Bar {
-    /// A figure as this bar has it: a ratio, or a value with its unit.
-    pub(crate) fn show(&self, figure: f64) -> String {
-        if self.own { metric::show(&self.metric, figure) } else { format!("{} ×", short(figure)) }
+impl Held {
+    /// The figure and its interval, as ratios or as values with their unit.
+    pub(crate) fn figure_in_words(&self) -> Option<String> {
+        let show = |figure: f64| {
+            if self.bar.own { metric::show(&self.bar.metric, figure) } else { format!("{figure:.3}") }
+        };
+        let (median, interval) = self.figure?;
+        Some(format!("{} ({} to {})", show(median), show(interval.low), show(interval.high)))
     }
+
+    /// How far the figure is from the bar, on the wrong side above 0: the larger, the harder it is to keep.
+    fn excess(&self) -> f64 {
+        let limit = self.bar.at_least.or(self.bar.at_most).unwrap_or_default();
+        let above = self.figure.map_or(f64::INFINITY, |(median, _)| median - limit);
+        if self.bar.at_least.is_some() { -above } else { above }
+    }
+
+    /// Whether it is the harder one of two that stand for the same bar.
+    fn is_harder_than(&self, other: &Self) -> bool {
+        let rank = |standing: &Standing| match standing {
+            Standing::Missed => 2,
+            Standing::Undecided(_) => 1,
+            Standing::Met => 0,
+        };
+        match rank(&self.standing).cmp(&rank(&other.standing)) {
+            Ordering::Equal => self.excess() > other.excess(),
+            order => order == Ordering::Greater,
+        }
+    }
+}
+
+/// One for each bar: of a bar against several subjects the one that is hardest to keep.
+#[must_use]
+pub fn hardest(record: &Record) -> Vec<Held> {
+    let mut all: Vec<Held> = Vec::new();
+    for held in hold(record) {
+        match all.iter_mut().find(|other| (other.kind, &other.bar) == (held.kind, &held.bar)) {
+            Some(other) if held.is_harder_than(other) => *other = held,
+            Some(_) => {}
+            None => all.push(held),
+        }
+    }
+    all
 }
 
 impl fmt::Display for Kind {
@@ -223,18 +265,12 @@ impl fmt::Display for Standing {
 }
 
 impl fmt::Display for Held {
-    /// `must, packets_per_busy_s of turnpike ≥ 1.1 × coturn: met; 1.310 × (1.280 to 1.350)`
+    /// `must, packets_per_busy_s of turnpike ≥ 1.1 × coturn: met; 1.310 (1.280 to 1.350)`
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let whom = self.against.as_ref().map_or_else(String::new, |against| format!(" {against}"));
         let Self { bar, kind, subject, standing, .. } = self;
         write!(f, "{kind}, {} of {subject} {bar}{whom}: {standing}", bar.metric)?;
-        match &self.figure {
-            Some((median, interval)) => {
-                let (low, high) = (bar.show(interval.low), bar.show(interval.high));
-                write!(f, "; {} ({low} to {high})", bar.show(*median))
-            }
-            None => Ok(()),
-        }
+        self.figure_in_words().map_or(Ok(()), |figure| write!(f, "; {figure}"))
     }
 }
 
@@ -374,6 +410,13 @@ mod tests {
         let held = hold(&record);
         let told: Vec<_> = held.iter().map(|held| (held.against.as_deref(), &held.standing)).collect();
         assert_eq!(told, [(Some("old"), &Standing::Met), (Some("third"), &Standing::Missed)]);
+        // In a table it is one line, the hardest.
+        let [hardest] = &hardest(&record)[..] else { panic!("one bar") };
+        assert_eq!(hardest, &held[1]);
+        record.experiment.aim = vec![at_least(0.1), at_most(9.0)];
+        let against: Vec<_> = super::hardest(&record).into_iter().filter_map(|held| held.against).collect();
+        assert_eq!(against, ["third", "old"], "nearest to the bar where both are met");
+        record.experiment.aim = vec![at_least(1.0)];
         assert!(
             held[0].to_string().starts_with("aim, packets_per_busy_s of new ≥ 1 × old: met; "),
             "{}",

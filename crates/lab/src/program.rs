@@ -356,6 +356,15 @@ mod tests {
     }
 
     #[test]
+    fn an_error_of_an_earlier_run_in_the_same_log_is_not_told() {
+        let directory = tempfile::tempdir().unwrap();
+        fs::write(directory.path().join("log"), "ERROR of the run before\n").unwrap();
+        let mut program = Program::start(&launch(directory.path(), "echo no route; exit 3", "x")).unwrap();
+        program.wait(Instant::now() + Duration::from_secs(10), || false).expect("it ends");
+        assert_eq!(program.obituary(), "probe exited with code 3; it said: no route");
+    }
+
+    #[test]
     fn a_program_gets_no_variable_that_looks_like_a_setting_of_the_server() {
         let directory = tempfile::tempdir().unwrap();
         let mut program = Program::start(&launch(directory.path(), "env", "7.0")).unwrap();

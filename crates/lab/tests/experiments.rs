@@ -8,7 +8,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use support::{can_run, entries, lab, marked, namespaces, only_directory, run, said, signal, until};
+use support::{can_run, entries, eventually, lab, marked, namespaces, only_directory, run, said, signal};
 use turnpike_lab::{Record, record::Round, void::Void};
 
 #[test]
@@ -358,7 +358,7 @@ fn ctrl_c_keeps_and_reports_what_was_measured() {
     let path = experiment(directory.path(), &[("rounds = 2", "rounds = 100")]);
     let child = lab(&["run", path.to_str().unwrap(), "--out", out.to_str().unwrap()]).spawn().unwrap();
     let pid = child.id();
-    until("the first run is recorded", || {
+    eventually("the first run is recorded", || {
         entries(&out) == 1 && only_directory(&out).join("record.json").exists()
     });
     signal(&child, "INT");
@@ -386,11 +386,13 @@ fn not_even_sigkill_leaves_anything_behind() {
         .unwrap();
     let id = format!("{}.0", child.id());
     // Three anchors, the subject and the generator.
-    until("everything runs", || marked(&id) >= 5);
+    eventually("everything runs", || marked(&id) >= 5);
     signal(&child, "KILL");
     child.wait().unwrap();
-    until("the guardian has acted", || namespaces(&format!("tplab-{id}-")).is_empty() && marked(&id) == 0);
-    until("the state is gone", || !Path::new(&format!("/run/turnpike-lab/{id}.json")).exists());
+    eventually("the guardian has acted", || {
+        namespaces(&format!("tplab-{id}-")).is_empty() && marked(&id) == 0
+    });
+    eventually("the state is gone", || !Path::new(&format!("/run/turnpike-lab/{id}.json")).exists());
 }
 
 #[test]

@@ -8,7 +8,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use support::{can_run, lab, only_directory, run, said, signal, until};
+use support::{can_run, eventually, lab, only_directory, run, said, signal};
 use turnpike_lab::Record;
 
 #[test]
@@ -83,7 +83,7 @@ fn an_interrupted_suite_goes_on_where_it_was() {
     let suite = suite(directory.path());
     let child = lab(&["suite", suite.to_str().unwrap(), "--out", out.to_str().unwrap()]).spawn().unwrap();
     let journal = || fs::read_to_string(only_directory(&out).join("suite.json")).unwrap_or_default();
-    until("the first row has a record", || out.exists() && journal().contains("\"record\""));
+    eventually("the first row has a record", || out.exists() && journal().contains("\"record\""));
     signal(&child, "INT");
     let output = child.wait_with_output().unwrap();
     assert_eq!(output.status.code(), Some(1), "{}", said(&output));

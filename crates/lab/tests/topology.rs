@@ -127,10 +127,10 @@ fn down_ends_what_still_runs_inside_even_a_daemon() {
         let pids = std::process::Command::new("ip").args(["netns", "pids", &name]).output().unwrap();
         String::from_utf8_lossy(&pids.stdout).split_whitespace().map(str::to_owned).collect::<Vec<_>>()
     };
-    support::until("both daemons and the anchor run", || inside().len() == 3);
+    support::eventually("both daemons and the anchor run", || inside().len() == 3);
     let pids = inside();
     assert_eq!(run(&["down", "--id", &id]).status.code(), Some(0));
-    support::until("they are gone", || {
+    support::eventually("they are gone", || {
         pids.iter().all(|pid| {
             !fs::exists(format!("/proc/{pid}/ns/net")).unwrap_or(false)
                 || fs::read_link(format!("/proc/{pid}/ns/net")).is_err()

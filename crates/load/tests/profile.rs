@@ -1,8 +1,5 @@
 //! Calls and the like over real sockets: each direction by itself, and what a middle box drops or doubles is counted exactly where
 //! it was on its way.
-#![allow(clippy::unwrap_used, reason = "a test helper says by panicking what went wrong")]
-
-mod common;
 
 use std::{
     collections::VecDeque,
@@ -15,7 +12,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use common::{
+use crate::common::{
     PASSWORD, USER, Wishes, certificate, file, listen_to_all, listener, loopback, relay, relay_with,
 };
 use turnpike_load::{
@@ -117,7 +114,7 @@ fn a_call_goes_through_a_server_by_every_transport_over_channels_and_indications
             assert!(audio.map(|stream| stream.leg.sent).eq([150, 150]), "{profile:?}");
         }
     }
-    common::wait_until_empty(&relay);
+    crate::common::wait_until_empty(&relay);
     std::fs::remove_file(ca).unwrap();
 }
 

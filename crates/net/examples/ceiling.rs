@@ -22,7 +22,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use libc::c_int;
+use libc::{c_int, iovec, mmsghdr};
 use turnpike_net::poll::Poller;
 
 /// Bytes of a datagram.
@@ -44,8 +44,8 @@ struct Shape {
 }
 
 const SHAPES: [Shape; 4] = [
-    Shape { name: "flood of 1", sockets: 1, burst: 32, rate: None, window: 512 },
-    Shape { name: "flood of 8", sockets: 8, burst: 32, rate: None, window: 128 },
+    Shape { name: "flood of 1", sockets: 1, burst: 32, rate: None, window: 1_024 },
+    Shape { name: "flood of 8", sockets: 8, burst: 32, rate: None, window: 256 },
     Shape { name: "thin, 64 at 40,000/s", sockets: 64, burst: 1, rate: Some(40_000), window: 0 },
     Shape { name: "thin, 1,000 at 40,000/s", sockets: 1_000, burst: 1, rate: Some(40_000), window: 0 },
 ];
@@ -116,6 +116,7 @@ fn bare(shape: Shape, server: SocketAddr) -> f64 {
         (0..shape.sockets).map(|index| Bare::new(server, &poller, index, shape.burst)).collect();
     let payload = vec![0x5A_u8; SIZE * shape.burst];
     let mut buffer = vec![0_u8; 1 << 16];
+    let mut messages = Messages::new();
     // As the generator does, lest it wake up late.
     let _ = turnpike_net::limits::exact_timers();
     let begin = Instant::now();
@@ -151,19 +152,26 @@ fn bare(shape: Shape, server: SocketAddr) -> f64 {
                 wait = next.saturating_sub(begin.elapsed()).max(Duration::from_micros(50));
             }
             None => {
+                let before = sent;
                 for socket in &mut sockets {
-                    if socket.under_way + shape.burst <= shape.window {
-                        socket.send(&payload);
-                        socket.under_way += shape.burst;
-                    }
+                    let bursts = (shape.window.saturating_sub(socket.under_way) / shape.burst).min(MESSAGES);
+                    let taken = messages.send(socket, &payload, bursts);
+                    socket.under_way += taken * shape.burst;
+                    sent += taken as u64;
+                }
+                // As the generator does: with all windows full there is nothing to do but wait.
+                if sent == before {
+                    wait = Duration::from_millis(1);
                 }
             }
         }
         for event in poller.wait(Some(wait)).unwrap() {
             let socket = &mut sockets[event.token as usize];
             // One call: epoll tells again what is left.
-            let length = socket.receive(&mut buffer);
-            let count = length.div_ceil(SIZE);
+            let count = match shape.rate {
+                Some(_) => usize::from(socket.receive(&mut buffer) > 0),
+                None => messages.receive(socket),
+            };
             received += count as u64;
             socket.under_way = socket.under_way.saturating_sub(count);
         }
@@ -206,6 +214,61 @@ impl Bare {
 
     fn receive(&self, buffer: &mut [u8]) -> usize {
         self.socket.recv(buffer).unwrap_or(0)
+    }
+}
+
+/// Messages of one call.
+const MESSAGES: usize = 16;
+
+/// What sendmmsg(2) and recvmmsg(2) are handed, made once.
+struct Messages {
+    buffers: Vec<Vec<u8>>,
+    iovecs: Vec<iovec>,
+    headers: Vec<mmsghdr>,
+}
+
+impl Messages {
+    fn new() -> Self {
+        // SAFETY: zero is a value for every member of `mmsghdr`.
+        let empty: mmsghdr = unsafe { std::mem::zeroed() };
+        let nothing = iovec { iov_base: std::ptr::null_mut(), iov_len: 0 };
+        Self {
+            buffers: vec![vec![0; 1 << 16]; MESSAGES],
+            iovecs: vec![nothing; MESSAGES],
+            headers: vec![empty; MESSAGES],
+        }
+    }
+
+    fn point_at_iovecs(&mut self) {
+        for (header, iovec) in self.headers.iter_mut().zip(&mut self.iovecs) {
+            header.msg_hdr.msg_iov = iovec;
+            header.msg_hdr.msg_iovlen = 1;
+        }
+    }
+
+    /// The same payload so many times; how many of them the kernel took.
+    fn send(&mut self, socket: &Bare, payload: &[u8], count: usize) -> usize {
+        let whole = iovec { iov_base: payload.as_ptr().cast_mut().cast(), iov_len: payload.len() };
+        self.iovecs.fill(whole);
+        self.point_at_iovecs();
+        let fd = socket.socket.as_raw_fd();
+        // SAFETY: there are `count` headers and more, each with one iovec, which describes `payload`.
+        let sent = unsafe { libc::sendmmsg(fd, self.headers.as_mut_ptr(), count as u32, 0) };
+        usize::try_from(sent).unwrap_or(0)
+    }
+
+    /// Datagrams received.
+    fn receive(&mut self, socket: &Bare) -> usize {
+        for (iovec, buffer) in self.iovecs.iter_mut().zip(&mut self.buffers) {
+            *iovec = libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: buffer.len() };
+        }
+        self.point_at_iovecs();
+        let fd = socket.socket.as_raw_fd();
+        let (headers, none) = (self.headers.as_mut_ptr(), std::ptr::null_mut());
+        // SAFETY: there are so many headers, each with one iovec, which describes a buffer that nobody else uses meanwhile.
+        let got = unsafe { libc::recvmmsg(fd, headers, MESSAGES as u32, libc::MSG_DONTWAIT, none) };
+        let got = usize::try_from(got).unwrap_or(0);
+        self.headers[..got].iter().map(|header| (header.msg_len as usize).div_ceil(SIZE)).sum()
     }
 }
 

@@ -246,10 +246,8 @@ impl<K: Kernel> Sender<'_, K> {
         }
         let at = self.batch.messages.len();
         if let Some(to) = self.route.as_ref().and_then(|route| route.to) {
-            let name = &mut self.batch.names[at];
-            // A client of IPv4 at a dual-stack socket.
-            let mapped = to.is_ipv4() && self.socket.is_v6();
-            self.name_len = if mapped { name.set_v6(to) } else { name.set(to) };
+            // The kernel takes an IPv4 address at a dual-stack socket too.
+            self.name_len = self.batch.names[at].set(to);
         } else {
             self.name_len = 0;
         }

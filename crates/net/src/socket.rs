@@ -42,8 +42,8 @@ const MAY_FRAGMENT_V4: i32 = libc::IP_PMTUDISC_OMIT;
 const DONT_FRAGMENT_V4: i32 = libc::IP_PMTUDISC_PROBE;
 const DONT_FRAGMENT_V6: i32 = libc::IPV6_PMTUDISC_PROBE;
 
-/// A bound, non-blocking UDP socket. IPv6 sockets are IPV6_V6ONLY unless [`UdpOptions::dual_stack`] is asked for. Unless a datagram asks for DF, the kernel may
-/// fragment it.
+/// A bound, non-blocking UDP socket. IPv6 sockets are IPV6_V6ONLY unless [`UdpOptions::dual_stack`] is asked for. Unless a datagram
+/// asks for DF, the kernel may fragment it.
 #[derive(Debug)]
 pub struct UdpSocket {
     fd: OwnedFd,

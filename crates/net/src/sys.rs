@@ -55,14 +55,6 @@ impl RawAddress {
         }
     }
 
-    /// As [`RawAddress::set`], for a socket of IPv6: an IPv4 address is written as a mapped one (ipv6(7)).
-    pub(crate) fn set_v6(&mut self, address: SocketAddr) -> u32 {
-        self.set(match address {
-            SocketAddr::V4(a) => SocketAddr::new(IpAddr::V6(a.ip().to_ipv6_mapped()), a.port()),
-            v6 @ SocketAddr::V6(_) => v6,
-        })
-    }
-
     /// The address, canonical: an IPv4-mapped one is IPv4, scope and flow label are dropped.
     pub(crate) fn get(&self) -> Option<SocketAddr> {
         // SAFETY: every member begins with the family, and all bytes were initialised by `empty`.

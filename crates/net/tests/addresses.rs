@@ -1,11 +1,10 @@
 //! A wildcard socket learns which of its addresses was asked, and answers from it.
-#![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a test may fail, and says what it skips")]
 
-mod common;
+use crate::common;
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
-use common::{DATAPATHS, Sender, in_namespace, receive};
+use crate::common::{DATAPATHS, Sender, in_namespace, receive};
 use turnpike_net::{Datapath, Route, Rx, UdpOptions};
 
 const WILDCARD4: IpAddr = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
@@ -63,7 +62,7 @@ fn dual_stack_answers_leave_from_the_asked_ipv4_address() {
 #[test]
 fn ipv6_answers_leave_from_the_asked_address() {
     let setup = ["link set lo up", "addr add fd00::1/64 dev lo nodad", "addr add fd00::2/64 dev lo nodad"];
-    in_namespace("ipv6_answers_leave_from_the_asked_address", &setup, || {
+    in_namespace("addresses::ipv6_answers_leave_from_the_asked_address", &setup, || {
         let asked = ["::1", "fd00::1", "fd00::2"].map(|ip| ip.parse().unwrap());
         asked.iter().for_each(|ip| common::wait_until_reachable(*ip));
         answers_leave_from_the_asked_address(WILDCARD6, asked[1], &asked);

@@ -1,9 +1,8 @@
 //! What does not fit is dropped and counted: in our send buffer (EAGAIN), in the receiver's (SO_RXQ_OVFL).
-#![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a test may fail, and says what it skips")]
 
-mod common;
+use crate::common;
 
-use common::{DATAPATHS, Sender, V4, bind, in_namespace, receive};
+use crate::common::{DATAPATHS, Sender, V4, bind, in_namespace, receive};
 use turnpike_net::{Datapath, Rx, UdpOptions};
 
 /// A neighbour that never answers ARP keeps what is sent to it in our send buffer.
@@ -16,7 +15,7 @@ fn a_full_send_buffer_drops_and_counts() {
         "link set near up",
         "link set far up",
     ];
-    in_namespace("a_full_send_buffer_drops_and_counts", &setup, || {
+    in_namespace("full_buffers::a_full_send_buffer_drops_and_counts", &setup, || {
         for datapath in DATAPATHS {
             let options = UdpOptions { send_buffer: Some(16 << 10), ..UdpOptions::default() };
             let mut sender = Sender::new(datapath, "10.9.8.1".parse().unwrap(), &options);

@@ -1,11 +1,8 @@
 //! ICMP errors: read from the error queue, and never at the cost of a datagram.
-#![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a test may fail, and says what it skips")]
-
-mod common;
 
 use std::net::{IpAddr, SocketAddr};
 
-use common::{DATAPATHS, Sender, V4, V6, bind, receive, wait_for_error};
+use crate::common::{DATAPATHS, Sender, V4, V6, bind, receive, wait_for_error};
 use turnpike_net::{
     Datapath, Rx, UdpOptions,
     error_queue::{self, IcmpError},

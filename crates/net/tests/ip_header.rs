@@ -1,9 +1,6 @@
 //! TOS (DSCP and ECN) and TTL are carried both ways, alone and in super-packets.
-#![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a test may fail, and says what it skips")]
 
-mod common;
-
-use common::{DATAPATHS, Sender, V4, V6, bind, receive};
+use crate::common::{DATAPATHS, Sender, V4, V6, bind, receive};
 use turnpike_net::{Datapath, Route, Rx, UdpOptions};
 
 #[test]

@@ -1,7 +1,4 @@
 //! Random batches over several sockets, destinations and families arrive intact, and in order within each flow.
-#![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a test may fail, and says what it skips")]
-
-mod common;
 
 use std::{
     cell::RefCell,
@@ -9,7 +6,7 @@ use std::{
     net::{IpAddr, SocketAddr},
 };
 
-use common::{V4, V6, bind, filled_arena, receive};
+use crate::common::{V4, V6, bind, filled_arena, receive};
 use proptest::{prelude::*, test_runner::TestRunner};
 use turnpike_net::{Datapath, Route, Rx, SocketId, Sockets, Span, Tx, UdpOptions, UdpSocket};
 

@@ -1,5 +1,4 @@
 //! The limit of open files is raised as far as the process may.
-#![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a test may fail, and says what it skips")]
 
 use turnpike_net::limits::raise_open_files;
 
@@ -11,9 +10,13 @@ fn limits() -> (u64, u64) {
     (number(words.next().unwrap()), number(words.next().unwrap()))
 }
 
-// One test: the limit belongs to the process.
 #[test]
 fn the_limit_is_raised_and_never_lowered() {
+    // The limit belongs to the process.
+    turnpike_testkit::alone::in_own_process("open_files::the_limit_is_raised_and_never_lowered", raise);
+}
+
+fn raise() {
     let (soft, hard) = limits();
     assert_eq!(raise_open_files(1).unwrap(), soft);
     assert_eq!(limits(), (soft, hard));

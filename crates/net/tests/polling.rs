@@ -1,17 +1,14 @@
 //! epoll and the waker.
-#![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a test may fail, and says what it skips")]
-
-mod common;
 
 use std::time::{Duration, Instant};
 
-use common::{Sender, V4, bind};
+use crate::common::{PATIENCE, Sender, V4, bind};
 use turnpike_net::{
     Datapath, Rx, UdpOptions,
     poll::{Poller, Waker},
 };
 
-const LONG: Option<Duration> = Some(Duration::from_secs(10));
+const LONG: Option<Duration> = Some(PATIENCE);
 const NOW: Option<Duration> = Some(Duration::ZERO);
 
 #[test]
@@ -98,7 +95,7 @@ fn since(started: Instant) -> u64 {
 fn wait_like_a_worker(poller: &mut Poller, started: Instant, due: u64) -> usize {
     let mut wake_ups = 0;
     while since(started) < due {
-        assert!(started.elapsed() < Duration::from_secs(10), "the deadline has been missed");
+        assert!(started.elapsed() < PATIENCE, "the deadline has been missed");
         wake_ups += 1;
         if !poller.wait_until(since(started), Some(due)).unwrap().is_empty() {
             break;

@@ -1,17 +1,15 @@
-//! Descriptors that are set apart are had by others than this crate's sockets. A file of its own: the limit belongs to the process.
-#![allow(clippy::unwrap_used, reason = "clippy.toml excuses test functions, not their helpers")]
+//! Descriptors that are set apart are had by others than this crate's sockets.
 
 use std::{
-    fs::File,
     io::Write,
     net::{Ipv4Addr, SocketAddr, TcpStream},
-    time::{Duration, Instant},
 };
 
 use turnpike_net::{
     ConnectOptions, ListenOptions, Pipe, TcpListener, TcpSocket, UdpOptions, UdpSocket, limits,
     tcp::is_exhaustion,
 };
+use turnpike_testkit::{alone, eventually, process::take_descriptors};
 
 fn anywhere() -> SocketAddr {
     (Ipv4Addr::LOCALHOST, 0).into()
@@ -19,25 +17,23 @@ fn anywhere() -> SocketAddr {
 
 /// Asks a listener until it says something other than that nobody is there.
 fn accept(listener: &TcpListener) -> std::io::Result<TcpSocket> {
-    let deadline = Instant::now() + Duration::from_secs(20);
-    loop {
-        if let Some((socket, _)) = listener.accept()? {
-            return Ok(socket);
-        }
-        assert!(Instant::now() < deadline, "nobody came");
-        std::thread::sleep(Duration::from_millis(1));
-    }
+    eventually("somebody comes", || listener.accept().map(|come| come.map(|(socket, _)| socket)).transpose())
 }
 
 #[test]
 fn descriptors_that_are_set_apart_are_left_to_others() {
+    // The limit belongs to the process.
+    alone::in_own_process("set_apart::descriptors_that_are_set_apart_are_left_to_others", leave);
+}
+
+fn leave() {
     const APART: u64 = 5;
     let listener = TcpListener::bind(anywhere(), &ListenOptions::default()).unwrap();
     let mut clients: Vec<TcpStream> =
         (0..3).map(|_| TcpStream::connect(listener.local_addr()).unwrap()).collect();
     // The limit is what it is; most of it is taken by files of no interest.
     assert_eq!(limits::set_apart(APART).unwrap(), APART);
-    let mut files: Vec<File> = std::iter::from_fn(|| File::open("/dev/null").ok()).collect();
+    let mut files = take_descriptors();
     files.truncate(files.len() - usize::try_from(APART).unwrap());
 
     let refused = |result: std::io::Result<()>| is_exhaustion(&result.unwrap_err());
@@ -49,9 +45,7 @@ fn descriptors_that_are_set_apart_are_left_to_others() {
         assert!(refused(accept(&listener).map(drop)));
     }
     // All of them are still there for others.
-    let others: Vec<File> = std::iter::from_fn(|| File::open("/dev/null").ok()).collect();
-    assert_eq!(others.len() as u64, APART);
-    drop(others);
+    assert_eq!(take_descriptors().len() as u64, APART);
 
     // With room below there are sockets again, and whoever waited was not lost.
     drop(files);

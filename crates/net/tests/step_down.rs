@@ -1,15 +1,12 @@
 //! A real refusal of super-packets, segments longer than the MTU, and what must be none.
-#![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a test may fail, and says what it skips")]
 
-mod common;
-
-use common::{Sender, V4, V6, bind, in_namespace, receive};
+use crate::common::{Sender, V4, V6, bind, in_namespace, receive};
 use turnpike_net::{Datapath, Rx, UdpOptions};
 
 #[test]
 fn segments_beyond_the_mtu_leave_one_by_one() {
     let setup = ["link set lo mtu 1500 up"];
-    in_namespace("segments_beyond_the_mtu_leave_one_by_one", &setup, || {
+    in_namespace("step_down::segments_beyond_the_mtu_leave_one_by_one", &setup, || {
         for ip in [V4, V6] {
             let options = UdpOptions { gro: true, recv_buffer: Some(4 << 20), ..UdpOptions::default() };
             let to = bind(ip, &options);
@@ -51,7 +48,7 @@ fn a_narrow_ipv4_path_takes_super_packets_from_nobody() {
         "neigh add 10.9.0.2 lladdr 02:00:00:00:00:02 dev near",
         "route add 10.9.0.2/32 dev near mtu 600",
     ];
-    in_namespace("a_narrow_ipv4_path_takes_super_packets_from_nobody", &setup, || {
+    in_namespace("step_down::a_narrow_ipv4_path_takes_super_packets_from_nobody", &setup, || {
         let mut sender = Sender::new(Datapath::Gso, "10.9.0.1".parse().unwrap(), &UdpOptions::default());
         let route = sender.route("10.9.0.2:9".parse().unwrap());
         for round in 1..3 {

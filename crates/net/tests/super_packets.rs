@@ -1,9 +1,6 @@
 //! Super-packets really are used: counted where they are sent and seen where they arrive.
-#![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a test may fail, and says what it skips")]
 
-mod common;
-
-use common::{Sender, V4, V6, bind, filled_arena, receive, wait_for_input};
+use crate::common::{Sender, V4, V6, bind, filled_arena, receive, wait_for_input};
 use turnpike_net::{Datapath, Rx, Span, UdpOptions};
 
 fn gro() -> UdpOptions {

@@ -68,6 +68,30 @@ pub struct Config {
     pub server: ServerConfig,
 }
 
+/// Nothing is listened on or relayed yet; one worker, and numbers for a machine that has other things to do.
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            listen: Vec::new(),
+            streams: StreamConfig::default(),
+            dtls: DtlsConfig::default(),
+            workers: 1,
+            datapath: Datapath::best().0,
+            busy_poll: Duration::ZERO,
+            relay: Vec::new(),
+            ports: 49152..=65535,
+            addresses: Vec::new(),
+            listeners_beside: Vec::new(),
+            listener_buffer: 1 << 20,
+            relay_buffer: 256 << 10,
+            max_allocations: 1000,
+            max_allocations_per_user: 1000,
+            realm_limits: Vec::new(),
+            server: ServerConfig::default(),
+        }
+    }
+}
+
 impl Config {
     /// What the numbers of its listeners stand for.
     #[must_use]

@@ -76,10 +76,29 @@ impl Drop for PendingLookup {
     }
 }
 
+/// Knows nobody.
+impl CredentialStore for () {
+    fn check(
+        &self,
+        _: User<'_>,
+        _: &str,
+        _: KeyAlgorithm,
+        _: u64,
+        _: &mut dyn FnMut(&Key) -> bool,
+    ) -> Lookup {
+        Lookup::NoSuchUser
+    }
+}
+
 /// Hears of sessions and refusals, from the workers' threads; must not block.
 pub trait SessionLog: Send + Sync {
     /// One effect of worker number `worker`.
     fn effect(&self, worker: usize, effect: &Effect);
+}
+
+/// Writes nothing.
+impl SessionLog for () {
+    fn effect(&self, _: usize, _: &Effect) {}
 }
 
 /// Why the relay did not start; each message says what to change.

@@ -1,51 +1,32 @@
 //! A relay without descriptors: listeners rest and come back, allocations and connections are refused with their reason, and who
 //! has what it needs is served on.
-#![allow(clippy::unwrap_used, reason = "clippy.toml excuses test functions, not their helpers")]
-#![allow(clippy::print_stdout, reason = "passes on what the test inside said")]
-
-mod support;
 
 use std::{
     fs::File,
     io::{Read, Write},
     net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket},
-    process::Command,
 };
 
-use support::{witness::Witness, *};
+use turnpike_testkit::{
+    alone,
+    process::{Thread, take_descriptors},
+};
+
+use crate::support::{witness::Witness, *};
 
 const CONNECT: u16 = 0x000A;
 
 #[test]
 fn a_worker_without_descriptors_rests_counts_and_goes_on_with_them() {
-    const INSIDE: &str = "TURNPIKE_RELAY_TEST_INSIDE";
-    const TEST: &str = "a_worker_without_descriptors_rests_counts_and_goes_on_with_them";
-    if std::env::var_os(INSIDE).is_some() {
-        return starve();
-    }
-    // The limit holds for a process, and other tests run in this one.
-    let output = Command::new("sh")
-        .args(["-c", "ulimit -n 100 && exec \"$0\" \"$@\""])
-        .arg(std::env::current_exe().unwrap())
-        .args(["--exact", TEST, "--nocapture", "--test-threads=1"])
-        .env(INSIDE, "1")
-        .output()
-        .unwrap();
-    let text = String::from_utf8_lossy(&output.stdout);
-    print!("{text}{}", String::from_utf8_lossy(&output.stderr));
-    assert!(output.status.success() && text.contains("1 passed"));
-}
-
-/// Takes every descriptor that there is.
-fn take_all() -> Vec<File> {
-    std::iter::from_fn(|| File::open("/dev/null").ok()).collect()
+    const TEST: &str = "descriptors::a_worker_without_descriptors_rests_counts_and_goes_on_with_them";
+    alone::with_descriptors(TEST, 100, starve);
 }
 
 /// A connection with the last descriptor, so that there is none for its other end. A listener that ends its rest just then may be
 /// quicker.
 fn connect_last(to: SocketAddr, taken: &mut Vec<File>) -> TcpStream {
     eventually("a connection", || {
-        taken.extend(take_all());
+        taken.extend(take_descriptors());
         drop(taken.pop());
         let stream = TcpStream::connect_timeout(&to, SOON).ok()?;
         stream.set_read_timeout(Some(SOON)).unwrap();
@@ -61,6 +42,7 @@ fn error_code(message: &Message) -> u16 {
 
 fn starve() {
     let world = start(|config| config.tls = Some(context(&[identity(&["turn.example.org"])])));
+    let worker = Thread::named("relay-0");
     let witness = Witness::start(&world);
     // Those who will want more when there is none.
     let mut control = world.client();
@@ -79,15 +61,10 @@ fn starve() {
     eventually("the relayed address rests", || {
         (world.relay.snapshots()[0].peers.accept_pauses >= 1).then_some(())
     });
-    assert_eq!(take_all().len(), 0, "there is none left");
+    assert_eq!(take_descriptors().len(), 0, "there is none left");
 
     // Level-triggered, a queue that cannot be emptied would wake the worker for ever.
-    let (rounds, wakeups) = (witness.rounds(), world.relay.snapshots()[0].wakeups);
-    eventually("two hundred rounds", || (witness.rounds() >= rounds + 200).then_some(()));
-    let woken = world.relay.snapshots()[0].wakeups - wakeups;
-    let rounds = witness.rounds() - rounds;
-    println!("{woken} wake-ups in {rounds} rounds");
-    assert!(woken < rounds * 40, "{woken} wake-ups in {rounds} rounds");
+    worker.comes_to_rest();
 
     // Refused, and told so.
     udp.send(&allocate()).unwrap();

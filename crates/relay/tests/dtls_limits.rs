@@ -1,11 +1,8 @@
 //! What DTLS costs the server while nobody has shown a credential: nothing for who is not there, bounded for all others.
-#![allow(clippy::unwrap_used, reason = "clippy.toml excuses test functions, not their helpers")]
-
-mod support;
 
 use std::{net::UdpSocket, time::Instant};
 
-use support::{
+use crate::support::{
     dtls::{DtlsClient, Kind, hellos, wait_for_no_allocation, world, world_with},
     witness::Witness,
     *,

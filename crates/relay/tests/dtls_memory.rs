@@ -1,34 +1,23 @@
-//! Memory under floods of handshakes. A program of its own, one test at a time: others would be seen in what it measures.
-#![allow(clippy::unwrap_used, reason = "clippy.toml excuses test functions, not their helpers")]
+//! Memory under floods of handshakes: what the first ones need, many more of them need no more.
 
-mod support;
+use std::net::UdpSocket;
 
-use std::{
-    fs,
-    net::UdpSocket,
-    sync::{Mutex, PoisonError},
-};
-
-use support::{
+use crate::support::{
     dtls::{DtlsClient, Kind, hellos, world, world_with},
     witness::Witness,
     *,
 };
 use turnpike_relay::{DtlsEnd, DtlsFailure};
-
-static ALONE: Mutex<()> = Mutex::new(());
-
-/// Resident memory of this process in bytes.
-fn memory() -> usize {
-    let statm = fs::read_to_string("/proc/self/statm").unwrap();
-    statm.split(' ').nth(1).unwrap().parse::<usize>().unwrap() * 4096
-}
+use turnpike_testkit::{alone, process::grown};
 
 /// Nobody knows an address by a ClientHello: it might be anybody's. Loopback has no spoofed addresses, but to the server each
 /// source port is another client, and none of these ever answers.
 #[test]
 fn a_flood_of_first_hellos_leaves_nothing_behind() {
-    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    alone::in_own_process("dtls_memory::a_flood_of_first_hellos_leaves_nothing_behind", flood);
+}
+
+fn flood() {
     let world = world();
     let witness = Witness::start(&world);
     let (mut client, hello_13, _) = hellos(&world, Kind::V13);
@@ -45,10 +34,8 @@ fn a_flood_of_first_hellos_leaves_nothing_behind() {
             world.wait_for_dtls("each gets a cookie", |stats| stats.cookies >= before + 200);
         }
     };
-    flood(10);
-    let before = memory();
-    flood(40);
-    assert!(memory() < before + (4 << 20), "{before} bytes became {}", memory());
+    let (of_first, of_others) = (grown(|| flood(10)), grown(|| flood(40)));
+    assert!(of_others <= of_first, "{of_others} bytes after {of_first}");
     let stats = world.dtls_stats();
     assert_eq!((stats.half_open, stats.open, stats.failed.iter().sum::<u64>()), (0, 0, 0), "{stats:?}");
     // And who is in earnest gets through.
@@ -58,7 +45,11 @@ fn a_flood_of_first_hellos_leaves_nothing_behind() {
 
 #[test]
 fn ten_thousand_half_open_handshakes_take_the_memory_of_the_bound() {
-    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    const TEST: &str = "dtls_memory::ten_thousand_half_open_handshakes_take_the_memory_of_the_bound";
+    alone::in_own_process(TEST, half_open);
+}
+
+fn half_open() {
     let world = world_with(|config| {
         config.max_half_open = 200;
         config.max_half_open_per_network = 150;
@@ -76,10 +67,8 @@ fn ten_thousand_half_open_handshakes_take_the_memory_of_the_bound() {
             client.socket.recv(&mut [0; 4096]).unwrap();
         }
     };
-    attack(1000);
-    let before = memory();
-    attack(9000);
-    assert!(memory() < before + (8 << 20), "{before} bytes became {}", memory());
+    let (of_first, of_others) = (grown(|| attack(1000)), grown(|| attack(9000)));
+    assert!(of_others <= of_first, "{of_others} bytes after {of_first}");
     // Those that did not give way took the same port again and replaced themselves.
     world.wait_for_dtls("all but the youngest are gone", |stats| {
         stats.half_open <= 150 && stats.ended(DtlsEnd::Handshake) >= 9_850

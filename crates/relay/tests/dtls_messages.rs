@@ -1,7 +1,4 @@
 //! DTLS clients of both versions: handshakes, messages, ends, certificates.
-#![allow(clippy::unwrap_used, reason = "clippy.toml excuses test functions, not their helpers")]
-
-mod support;
 
 use std::{
     io::{Read, Write},
@@ -12,13 +9,14 @@ use std::{
     time::Instant,
 };
 
-use dimpl::ProtocolVersion;
-use rcgen::{CertificateParams, KeyPair};
-use support::{
+use crate::support::{
     dtls::{DtlsClient, Kind, context, wait_for_no_allocation, world},
     *,
 };
-use turnpike_relay::{DtlsDrop, DtlsEnd, DtlsError, Identity};
+use dimpl::ProtocolVersion;
+use rcgen::KeyPair;
+use turnpike_relay::{DtlsDrop, DtlsEnd, DtlsError};
+use turnpike_testkit::certificates::Certificate;
 
 #[test]
 fn both_versions_allocate_and_relay_by_channel_in_both_directions() {
@@ -142,9 +140,7 @@ fn new_certificates_are_shown_to_new_clients_and_old_associations_live_on() {
 fn p384_will_do_and_other_keys_are_refused_by_name() {
     let of = |algorithm| {
         let key = KeyPair::generate_for(algorithm).unwrap();
-        let certificate =
-            CertificateParams::new(vec!["a.example".to_owned()]).unwrap().self_signed(&key).unwrap();
-        Identity::from_pem(certificate.pem().as_bytes(), key.serialize_pem().as_bytes(), now()).unwrap()
+        identity_of(&Certificate::of_key(&key, &["a.example"], |_| ()))
     };
     let (p384, ed25519) = (of(&rcgen::PKCS_ECDSA_P384_SHA384), of(&rcgen::PKCS_ED25519));
     assert!(p384.can_dtls() && !ed25519.can_dtls());
@@ -190,7 +186,7 @@ fn openssl_shakes_hands_and_gets_an_answer() {
         .stderr(Stdio::null())
         .spawn();
     let Ok(mut child) = child.map(Program) else {
-        return println!("SKIPPED: openssl is not installed");
+        return turnpike_testkit::alone::skip("openssl is not installed");
     };
     child.0.stdin.as_mut().unwrap().write_all(&binding(5)).unwrap();
     // A pipe has no deadline, so somebody else waits at it.

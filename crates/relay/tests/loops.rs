@@ -1,17 +1,16 @@
 //! Allocations within allocations: whoever comes from one of our own relayed transport addresses gets none and moves none, though the
 //! peer rules let him reach us. In a namespace of its own, where an address leads to the listeners that no interface has.
-#![allow(clippy::unwrap_used, reason = "clippy.toml excuses test functions, not their helpers")]
 
-mod support;
+use crate::support;
 
 use std::{
     io::{Read, Write},
     net::{Ipv4Addr, SocketAddr, UdpSocket},
 };
 
-use support::{
-    Client, Message, SOON, World, allocate, bind, binding, channel_data, connect, eventually, in_namespace,
-    plain, run, start_with, stun, xored,
+use crate::support::{
+    Client, Message, SOON, World, allocate, bind, binding, channel_data, connect, eventually,
+    in_network_namespace, plain, run, start_with, stun, xored,
 };
 use turnpike_relay::RelayAddress;
 
@@ -85,8 +84,8 @@ impl Outer {
 #[test]
 fn a_client_behind_a_relayed_address_gets_and_moves_no_allocation_and_nothing_circulates() {
     const TEST: &str =
-        "a_client_behind_a_relayed_address_gets_and_moves_no_allocation_and_nothing_circulates";
-    in_namespace(TEST, || {
+        "loops::a_client_behind_a_relayed_address_gets_and_moves_no_allocation_and_nothing_circulates";
+    in_network_namespace(TEST, || {
         let world = world();
         let door = SocketAddr::from((DOOR, world.udp().port()));
         let outer = Outer::new(&world);
@@ -122,7 +121,7 @@ fn a_client_behind_a_relayed_address_gets_and_moves_no_allocation_and_nothing_ci
 
 #[test]
 fn a_client_behind_a_relayed_tcp_address_gets_none_either() {
-    in_namespace("a_client_behind_a_relayed_tcp_address_gets_none_either", || {
+    in_network_namespace("loops::a_client_behind_a_relayed_tcp_address_gets_none_either", || {
         let world = world();
         let server = SocketAddr::from((Ipv4Addr::LOCALHOST, world.tcp().port()));
         let mut control = Client::new(connect(server));

@@ -1,16 +1,15 @@
 //! Mobility (RFC 8016) over real sockets: a client that changes its port keeps its allocation, over UDP and TCP, whichever worker
 //! its new 5-tuple reaches.
-#![allow(clippy::unwrap_used, reason = "clippy.toml excuses test functions, not their helpers")]
 
-mod support;
+use crate::support;
 
 use std::{
     net::{Ipv4Addr, SocketAddr, UdpSocket},
     time::{Duration, Instant},
 };
 
-use support::dtls::{DtlsClient, Kind};
-use support::{
+use crate::support::dtls::{DtlsClient, Kind};
+use crate::support::{
     CHANNEL, Client, Message, SOON, World, allocate, bind, binding, channel_data, connect, heard, padded,
     peer, plain, refresh, stun,
 };

@@ -1,7 +1,6 @@
 //! Mobility (RFC 8016) with the client of this workspace, `turn::client`, which moves between real sockets before a running relay.
-#![allow(clippy::unwrap_used, reason = "clippy.toml excuses test functions, not their helpers")]
 
-mod support;
+use crate::support;
 
 use std::{
     io::{ErrorKind, Read, Write},
@@ -10,7 +9,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use support::{SOON, World, connect, peer};
+use crate::support::{SOON, World, connect, peer};
 use turnpike_turn::client::{Client, Config, Event, Incoming, Timing};
 use turnpike_wire::{
     frame::{Framer, MAX_MESSAGE_LEN},

@@ -1,14 +1,13 @@
 //! What fills a message up to four bytes is zero on every transport: neither another client's bytes nor old ones.
-#![allow(clippy::unwrap_used, reason = "clippy.toml excuses test functions, not their helpers")]
 
-mod support;
+use crate::support;
 
 use std::{
     io::{Read, Write},
     net::{SocketAddr, UdpSocket},
 };
 
-use support::{
+use crate::support::{
     dtls::{DtlsClient, Kind},
     *,
 };

@@ -1,7 +1,4 @@
 //! A credential store that has to ask somebody else: its client waits, and nobody else does.
-#![allow(clippy::unwrap_used, reason = "clippy.toml excuses test functions, not their helpers")]
-
-mod support;
 
 use std::{
     net::{SocketAddr, UdpSocket},
@@ -9,7 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use support::*;
+use crate::support::*;
 use turnpike_relay::{CredentialStore, PendingLookup};
 use turnpike_turn::{
     client::{Client, Config, Event},

@@ -1,12 +1,9 @@
 //! A reserved port (EVEN-PORT with R = 1, RFC 8656 section 7.2) is for whoever reserved it. Where nobody authenticates, users are
 //! told apart by their addresses.
-#![allow(clippy::unwrap_used, reason = "clippy.toml excuses test functions, not their helpers")]
-
-mod support;
 
 use std::net::{Ipv4Addr, UdpSocket};
 
-use support::*;
+use crate::support::*;
 
 const EVEN_PORT: u16 = 0x0018;
 const REQUESTED_TRANSPORT: u16 = 0x0019;

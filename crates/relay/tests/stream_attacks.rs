@@ -1,9 +1,5 @@
 //! Clients over TCP and TLS that mean harm: each kind is counted with its reason, and while it lasts a client that behaves relays
 //! on the same worker and loses nothing.
-#![allow(clippy::unwrap_used, reason = "clippy.toml excuses test functions, not their helpers")]
-#![allow(clippy::print_stdout, reason = "says what it has seen")]
-
-mod support;
 
 use std::{
     io::{ErrorKind, Read, Write},
@@ -13,12 +9,12 @@ use std::{
     time::{Duration, Instant},
 };
 
+use crate::support::{witness::Witness, *};
 use aes_gcm::{
     Aes128Gcm,
     aead::{AeadInOut, KeyInit},
 };
 use rustls::{ClientConnection, ConnectionTrafficSecrets, pki_types::ServerName};
-use support::{witness::Witness, *};
 use turnpike_net::{ConnectOptions, TcpSocket};
 use turnpike_relay::{CloseReason, HandshakeFailure, StreamConfig};
 

@@ -1,22 +1,18 @@
-//! Memory under clients over TCP and TLS that begin what they do not finish, and that do not read. A program of its own, one test at
-//! a time: others would be seen in what it measures.
-#![allow(clippy::unwrap_used, reason = "clippy.toml excuses test functions, not their helpers")]
-#![allow(clippy::print_stdout, reason = "says what it has measured")]
-
-mod support;
+//! Memory under clients over TCP and TLS that begin what they do not finish, and that do not read.
 
 use std::{
     io::{ErrorKind, Read, Write},
     net::{Ipv4Addr, TcpListener, TcpStream},
-    sync::{Mutex, PoisonError},
     thread,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
-use support::{witness::Witness, *};
+use crate::support::{witness::Witness, *};
 use turnpike_relay::{CloseReason, HandshakeFailure};
-
-static ALONE: Mutex<()> = Mutex::new(());
+use turnpike_testkit::{
+    alone,
+    process::{Thread, grown, memory},
+};
 
 const NAME: &str = "turn.example.org";
 /// Both ends of each are in this process, which may have no more than 1024 descriptors.
@@ -54,26 +50,28 @@ fn crowd(world: &World, bytes: &[u8]) -> Vec<TcpStream> {
 
 #[test]
 fn half_done_handshakes_cost_a_record_each_and_those_who_want_more_are_closed() {
-    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    const TEST: &str =
+        "stream_memory::half_done_handshakes_cost_a_record_each_and_those_who_want_more_are_closed";
+    alone::in_own_process(TEST, begin_handshakes);
+}
+
+fn begin_handshakes() {
     let world = world();
     let witness = Witness::start(&world);
     // What every first time costs.
     drop(tls_connect(world.tls(), NAME, &tls_config(&[])).unwrap());
     // By FIN, or by RST for the ticket that nobody read.
     world.wait_for("it is gone", |streams| streams.accepted == 2 && streams.open == 1);
-    let start = resident_kib();
-    let short = crowd(&world, &part_of_hello(100));
-    let of_short = resident_kib().saturating_sub(start);
+    let start = memory();
+    drop(crowd(&world, &part_of_hello(100)));
+    world.wait_for("they are gone", |streams| streams.open == 1);
     // Just within the limit, byte for byte what TLS holds.
     let within = part_of_hello(18_300);
-    drop(short);
-    world.wait_for("they are gone", |streams| streams.open == 1);
     let held = crowd(&world, &within);
-    let of_held = resident_kib().saturating_sub(start);
-    println!("KiB for {CROWD} half-done handshakes: {of_short} of 100 bytes, {of_held} of 18,300");
+    let (sent, of_held) = (CROWD * within.len() as u64, memory().saturating_sub(start));
+    println!("{CROWD} half-done handshakes of {sent} bytes take {of_held}");
     assert_eq!(world.streams().open, 1 + CROWD);
-    // 31 to 33 KiB each; without the limit they would hold 67.
-    assert!(of_held < CROWD * 40, "{of_held} KiB for {CROWD}");
+    assert!(of_held < 2 * sent, "{of_held} bytes for {sent}");
     for mut stream in held {
         // Fails where the server has closed it before.
         let _ = stream.write_all(&part_of_hello(30_000));
@@ -82,12 +80,13 @@ fn half_done_handshakes_cost_a_record_each_and_those_who_want_more_are_closed() 
     world.wait_for_failed(HandshakeFailure::TooLong, CROWD);
     world.wait_for_closed(CloseReason::Handshake, CROWD);
     // Again and again: nothing of it stays.
-    for _ in 0..3 {
-        drop(crowd(&world, &within));
-        world.wait_for("they are gone", |streams| streams.open == 1);
-    }
-    let grown = resident_kib().saturating_sub(start + of_held);
-    assert!(grown < 4096, "{grown} KiB more than with the first");
+    let of_others = grown(|| {
+        for _ in 0..3 {
+            drop(crowd(&world, &within));
+            world.wait_for("they are gone", |streams| streams.open == 1);
+        }
+    });
+    assert!(of_others < of_held, "{of_others} bytes after {of_held} with the first");
     witness.lost_nothing();
 }
 
@@ -95,7 +94,11 @@ fn half_done_handshakes_cost_a_record_each_and_those_who_want_more_are_closed() 
 /// the server nothing that grows, and nothing of it is lost.
 #[test]
 fn data_connections_that_are_never_read_stand_still_and_cost_no_memory() {
-    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    const TEST: &str = "stream_memory::data_connections_that_are_never_read_stand_still_and_cost_no_memory";
+    alone::in_own_process(TEST, read_no_data);
+}
+
+fn read_no_data() {
     let world = world();
     let mut control = world.client();
     control.ask(&stun(ALLOCATE, 1, &[(0x0019, &[6, 0, 0, 0])]));
@@ -121,22 +124,17 @@ fn data_connections_that_are_never_read_stand_still_and_cost_no_memory() {
         pairs.push((client, far));
     }
     let witness = Witness::start(&world);
-    let before = resident_kib();
     let mut sent = [0_u64; 6];
-    for (total, (_, far)) in sent.iter_mut().zip(&mut pairs) {
-        *total = fill(&mut control, far);
-    }
-    let grown = resident_kib().saturating_sub(before);
-    println!("{sent:?} bytes are between six clients and their peers, {grown} KiB of them here");
-    assert!(grown < 4096, "{grown} KiB");
+    let grown = grown(|| {
+        for (total, (_, far)) in sent.iter_mut().zip(&mut pairs) {
+            *total = fill(&mut control, far);
+        }
+    });
+    println!("{sent:?} bytes are between six clients and their peers, {grown} of them here");
+    assert!(grown < sent.iter().sum::<u64>() / 4, "{grown} bytes of {sent:?}");
     world.wait_for_stalls(6);
     // What stands still costs no time either.
-    let rounds = witness.rounds();
-    let wakeups = world.relay.snapshots()[0].wakeups;
-    eventually("two hundred rounds", || (witness.rounds() >= rounds + 200).then_some(()));
-    let woken = world.relay.snapshots()[0].wakeups - wakeups;
-    let rounds = witness.rounds() - rounds;
-    assert!(woken < rounds * 40, "{woken} wake-ups in {rounds} rounds");
+    Thread::named("relay-0").comes_to_rest();
     witness.lost_nothing();
     // Read at last, all of it is there.
     for (total, (mut client, far)) in sent.into_iter().zip(pairs) {
@@ -164,9 +162,7 @@ impl<S: Read + Write> ReadWrite for S {}
 /// Writes until nobody takes any more, which is so when the worker has had its turn a hundred times in between.
 fn fill(control: &mut Client<TcpStream>, far: &mut TcpStream) -> u64 {
     let (mut total, mut quiet) = (0, 0);
-    let deadline = Instant::now() + SOON;
     while quiet < 100 {
-        assert!(Instant::now() < deadline, "{total} bytes, and there is no end of it");
         match far.write(&[7; 1 << 16]) {
             Ok(len) => {
                 total += len as u64;
@@ -185,26 +181,30 @@ fn fill(control: &mut Client<TcpStream>, far: &mut TcpStream) -> u64 {
 
 #[test]
 fn a_client_that_never_reads_its_replies_is_closed_and_costs_no_memory() {
-    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    const TEST: &str = "stream_memory::a_client_that_never_reads_its_replies_is_closed_and_costs_no_memory";
+    alone::in_own_process(TEST, read_no_replies);
+}
+
+fn read_no_replies() {
     let world = start(|_| {});
     let mut others = world.client();
     others.ask(&allocate());
-    let before = resident_kib();
     let mut client = world.client();
     let requests: Vec<u8> = (0..=255).flat_map(binding).collect();
     client.stream.set_write_timeout(Some(Duration::from_millis(200))).unwrap();
-    let deadline = Instant::now() + SOON;
-    while world.streams().closed(CloseReason::RepliesUnread) == 0 {
-        assert!(Instant::now() < deadline, "{:?}", world.streams());
-        match client.stream.write(&requests) {
-            Ok(_) => {}
-            Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {}
-            Err(error) if matches!(error.kind(), ErrorKind::ConnectionReset | ErrorKind::BrokenPipe) => break,
-            Err(error) => panic!("{error}"),
-        }
-    }
-    world.wait_for_closed(CloseReason::RepliesUnread, 1);
-    let grown = resident_kib().saturating_sub(before);
-    assert!(grown < 8 << 10, "{grown} KiB for one client that does not read");
+    let grown = grown(|| {
+        eventually("it is closed", || {
+            match client.stream.write(&requests) {
+                Ok(_) => {}
+                Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {}
+                Err(error) if matches!(error.kind(), ErrorKind::ConnectionReset | ErrorKind::BrokenPipe) => {}
+                Err(error) => panic!("{error}"),
+            }
+            world.streams().closed(CloseReason::RepliesUnread) == 1
+        });
+    });
+    let asked = world.streams().read_bytes;
+    println!("{grown} bytes for one client that has asked with {asked} and read nothing");
+    assert!(grown < asked / 2, "{grown} bytes for {asked}");
     others.ask(&refresh(1));
 }

@@ -1,14 +1,13 @@
 //! Messages over TCP and TLS: cut anywhere, several in one segment, padded both ways, and the end of the connection.
-#![allow(clippy::unwrap_used, reason = "clippy.toml excuses test functions, not their helpers")]
 
-mod support;
+use crate::support;
 
 use std::{
     io::{Read, Write},
     net::Shutdown,
 };
 
-use support::*;
+use crate::support::*;
 use turnpike_relay::CloseReason;
 use turnpike_turn::server::DropReason;
 

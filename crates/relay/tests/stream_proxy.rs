@@ -1,11 +1,8 @@
 //! PROXY headers: believed from whom they are expected, and from nobody else.
-#![allow(clippy::unwrap_used, reason = "clippy.toml excuses test functions, not their helpers")]
-
-mod support;
 
 use std::net::SocketAddr;
 
-use support::*;
+use crate::support::*;
 use turnpike_relay::CloseReason;
 use turnpike_wire::proxy_protocol::{ProxyVersion, encode};
 

@@ -1,8 +1,5 @@
 //! Each kind of message cut at each of its bytes, over TCP and TLS: in two halves it means what it means as a whole, and its first
 //! half alone means nothing.
-#![allow(clippy::unwrap_used, reason = "clippy.toml excuses test functions, not their helpers")]
-
-mod support;
 
 use std::{
     io::{Read, Write},
@@ -10,8 +7,8 @@ use std::{
     sync::Arc,
 };
 
+use crate::support::*;
 use rustls::ClientConfig;
-use support::*;
 use turnpike_relay::CloseReason;
 
 const NAME: &str = "turn.example.org";

@@ -1,18 +1,16 @@
 //! TLS: which certificate is shown, which protocols are spoken, what becomes of those who speak none of it.
-#![allow(clippy::unwrap_used, reason = "clippy.toml excuses test functions, not their helpers")]
-
-mod support;
 
 use std::{io::Write, net::SocketAddr, os::fd::OwnedFd, sync::Arc};
 
-use rcgen::{CertificateParams, KeyPair};
+use crate::support::*;
+use rcgen::KeyPair;
 use rustls::{
     CipherSuite, ClientConfig, ClientConnection, HandshakeKind, StreamOwned,
     pki_types::{CertificateDer, ServerName},
 };
-use support::*;
 use turnpike_net::TcpSocket;
 use turnpike_relay::{CertificateError, CloseReason, HandshakeFailure, Identity};
+use turnpike_testkit::certificates::Certificate;
 
 fn world(names: &[&[&str]]) -> World {
     let identities: Vec<Identity> = names.iter().map(|names| identity(names)).collect();
@@ -51,9 +49,7 @@ fn the_server_name_chooses_the_certificate_exact_before_wildcard_before_default(
 fn of_two_certificates_with_one_name_the_client_gets_the_one_that_it_can_check() {
     let world = {
         let key = KeyPair::generate_for(&rcgen::PKCS_ED25519).unwrap();
-        let params = CertificateParams::new(vec!["both.example".to_owned()]).unwrap();
-        let first = params.self_signed(&key).unwrap().pem();
-        let ed25519 = Identity::from_pem(first.as_bytes(), key.serialize_pem().as_bytes(), now()).unwrap();
+        let ed25519 = identity_of(&Certificate::of_key(&key, &["both.example"], |_| ()));
         start(|config| config.tls = Some(context(&[ed25519, identity(&["both.example", "second"])])))
     };
     assert_eq!(shown(world.tls(), "both.example"), ["both.example"], "the first, which both can");
@@ -64,7 +60,7 @@ fn of_two_certificates_with_one_name_the_client_gets_the_one_that_it_can_check()
         .stdin(std::process::Stdio::null())
         .output()
     else {
-        return println!("SKIPPED: openssl is not installed");
+        return turnpike_testkit::alone::skip("openssl is not installed");
     };
     let text = String::from_utf8_lossy(&output.stdout);
     assert!(text.contains("ECDSA") || text.contains("id-ecPublicKey"), "{text}");
@@ -224,8 +220,8 @@ fn a_hello_that_grows_without_end_is_cut_off() {
 
 #[test]
 fn certificates_that_cannot_be_used_are_refused_with_the_reason() {
-    let (cert, key) = pem(&["a.example"]);
-    let (_, other) = pem(&["a.example"]);
+    let [Certificate { pem: cert, key }, other] = [(); 2].map(|()| Certificate::new(&["a.example"]));
+    let other = other.key;
     let read = |cert: &str, key: &str, at: u64| Identity::from_pem(cert.as_bytes(), key.as_bytes(), at).err();
     assert_eq!(read(&cert, &key, now()), None);
     assert_eq!(read("", &key, now()), Some(CertificateError::NoCertificate));
@@ -253,17 +249,14 @@ fn certificates_that_cannot_be_used_are_refused_with_the_reason() {
         assert!(text.contains(words), "{text}");
         assert!(!text.contains('[') && !text.contains('('), "{text}");
     }
-    let old = {
-        let key = KeyPair::generate().unwrap();
-        let mut params = CertificateParams::new(vec!["a.example".to_owned()]).unwrap();
-        params.not_before = rcgen::date_time_ymd(2020, 1, 1);
-        params.not_after = rcgen::date_time_ymd(2021, 1, 1);
-        (params.self_signed(&key).unwrap().pem(), key.serialize_pem())
-    };
-    assert!(matches!(read(&old.0, &old.1, now()), Some(CertificateError::Expired(_))));
+    let year = |year| rcgen::date_time_ymd(year, 1, 1);
+    let old = Certificate::with(&["a.example"], |params| {
+        (params.not_before, params.not_after) = (year(2020), year(2021));
+    });
+    assert!(matches!(read(&old.pem, &old.key, now()), Some(CertificateError::Expired(_))));
     let year_2019 = 1_560_000_000;
-    assert!(matches!(read(&old.0, &old.1, year_2019), Some(CertificateError::NotYetValid(_))));
-    let then = Identity::from_pem(old.0.as_bytes(), old.1.as_bytes(), 1_600_000_000).unwrap();
+    assert!(matches!(read(&old.pem, &old.key, year_2019), Some(CertificateError::NotYetValid(_))));
+    let then = Identity::from_pem(old.pem.as_bytes(), old.key.as_bytes(), 1_600_000_000).unwrap();
     // 2021-01-01 00:00:00 UTC.
     assert_eq!(then.not_after(), 1_609_459_200, "in its time it was good");
 }

@@ -1,8 +1,6 @@
 //! Whatever a network brings, the client neither panics nor grows.
 
-mod client_support;
-
-use client_support::*;
+use crate::client_support::*;
 use proptest::prelude::*;
 use turnpike_turn::client::Incoming;
 use turnpike_wire::stun_types::message::IntegrityAlgorithm;

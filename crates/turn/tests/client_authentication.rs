@@ -1,10 +1,8 @@
 //! The client proves who it is, and believes only what is proven to it (RFC 8489 section 9.2).
 
-mod client_support;
-
 use std::sync::Arc;
 
-use client_support::*;
+use crate::client_support::*;
 use turnpike_turn::client::{
     Allocation, Client, Config, Event, Failure, Ignored, Incoming, Request, RequestError,
 };

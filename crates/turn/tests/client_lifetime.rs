@@ -1,8 +1,6 @@
 //! The client keeps what it has: retransmission, refreshes, deletion, in virtual time.
 
-mod client_support;
-
-use client_support::*;
+use crate::client_support::*;
 use turnpike_turn::client::{Client, Event, Failure, Ignored, Incoming, Request, RequestError};
 use turnpike_wire::{
     channel_data::{ChannelData, ChannelNumber},

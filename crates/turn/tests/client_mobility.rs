@@ -1,13 +1,11 @@
 //! The client changes its address (RFC 8016), is sent to another server (RFC 8489 section 10), and signs with a key that no
 //! password made (RFC 7635).
 
-#![allow(clippy::unwrap_used, reason = "a test says by panicking what went wrong")]
-
-mod client_support;
+use crate::client_support;
 
 use std::sync::Arc;
 
-use client_support::*;
+use crate::client_support::*;
 use turnpike_turn::client::{AccessToken, Client, Config, Event, Failure, Incoming, Request, RequestError};
 use turnpike_wire::{
     integrity::{self, Key, Mac},

@@ -1,5 +1,4 @@
 //! Our client and our server, in memory: everything that a session has, in virtual time.
-#![allow(clippy::unwrap_used, reason = "a test helper says by panicking what went wrong")]
 
 use std::{net::SocketAddr, sync::Arc};
 

@@ -1,12 +1,8 @@
 //! The client over TCP, and relaying TCP (RFC 6062).
 
-#![allow(clippy::unwrap_used, reason = "a test says by panicking what went wrong")]
-
-mod client_support;
-
 use std::sync::Arc;
 
-use client_support::*;
+use crate::client_support::*;
 use turnpike_turn::client::{
     Client, Config, ConnectionId, Event, Failure, Ignored, Incoming, Progress, Relayed, Request, Timing,
 };

@@ -1,7 +1,6 @@
 //! Allocate (RFC 8656 section 7): what it grants and every reason to refuse.
 
-mod common;
-use common::{turn::*, *};
+use crate::common::{turn::*, *};
 use turnpike_turn::{
     server::{
         DropReason, Effect, Family, OpenRelay, OpenRequest, OpenResult, PortWish, RelayId, RelayTransport,

@@ -1,10 +1,8 @@
 //! 300 (Try Alternate): who is sent where, and when (RFC 8489 section 10, RFC 8656 section 7.2).
-#![allow(clippy::unwrap_used, reason = "a test helper says by panicking what went wrong")]
 
-mod common;
 use std::net::SocketAddr;
 
-use common::*;
+use crate::common::*;
 use turnpike_turn::{
     server::{Alternate, AlternateWhen, ListenerId, ListenerProfile, OpenResult, ServerConfig, Transport},
     wire::stun_types::attribute::{

@@ -1,7 +1,6 @@
 //! Long-term credentials (RFC 8489 section 9.2).
 
-mod common;
-use common::*;
+use crate::common::*;
 use turnpike_turn::{
     server::{CredentialRefusal, DropReason, Effect, ListenerId, ServerConfig},
     wire::stun_types::{

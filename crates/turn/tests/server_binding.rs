@@ -1,7 +1,6 @@
 //! Binding (RFC 8489 section 12), FINGERPRINT, unknown attributes, and what is no request at all.
 
-mod common;
-use common::*;
+use crate::common::*;
 use turnpike_turn::{
     server::{DropReason, ListenerProfile, ServerConfig, Transport},
     wire::stun_types::{

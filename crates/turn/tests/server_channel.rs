@@ -1,7 +1,6 @@
 //! Channels (RFC 8656 section 12).
 
-mod common;
-use common::*;
+use crate::common::*;
 use turnpike_turn::{
     server::{DropReason, OwnEndpoints, ServerConfig},
     wire::channel_data::ChannelRange,

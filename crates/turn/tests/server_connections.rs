@@ -1,7 +1,7 @@
 //! TCP relaying (RFC 6062).
 
-mod common;
-use common::{turn::*, *};
+use crate::common;
+use crate::common::{turn::*, *};
 use proptest::{prelude::*, test_runner::FileFailurePersistence};
 use turnpike_turn::server::{
     AllocationId, Client, ClosedReason, ConnectError, ConnectionId, ConnectionRefusal, DropReason, Effect,

@@ -1,7 +1,6 @@
 //! Allocations of two families (RFC 8656 sections 7.2, 7.3 and 8).
 
-mod common;
-use common::{turn::*, *};
+use crate::common::{turn::*, *};
 use turnpike_turn::{
     server::{ClosedReason, DropReason, Effect, Family, OpenResult, PortWish, RelayId, ServerConfig},
     wire::stun_types::attribute::AttributeStaticType as _,

@@ -1,10 +1,9 @@
 //! Each made, renewed and ended session, permission and channel is told, in order: who keeps a table of them from what is told has the
 //! server's own.
 
-mod common;
 use std::collections::BTreeMap;
 
-use common::*;
+use crate::common::*;
 use proptest::{prelude::*, test_runner::FileFailurePersistence};
 use turn::AdditionalAddressFamily;
 use turnpike_turn::server::{

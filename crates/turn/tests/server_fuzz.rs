@@ -1,8 +1,7 @@
 //! Fuzz target: any datagrams from a client, an ICMP error and a peer, at a server that asks for no credentials and so
 //! lets them deep in. Bounded under `cargo test`, unbounded under `cargo bolero`.
 
-mod common;
-use common::*;
+use crate::common::*;
 use turnpike_turn::{
     server::{ConnectError, Family, OpenResult, RelayId, ServerConfig},
     wire::stun_types::message::Message,

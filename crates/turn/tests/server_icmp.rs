@@ -1,7 +1,6 @@
 //! ICMP errors passed on to clients (RFC 8656 sections 11.5 and 18.13).
 
-mod common;
-use common::{turn::*, *};
+use crate::common::{turn::*, *};
 use turnpike_turn::{
     server::{DropReason, Family, RelayId},
     wire::stun_types::{attribute::AttributeStaticType as _, message::MessageClass},

@@ -1,7 +1,6 @@
 //! Nonces that a client learned at another address: from which ports and for which requests they count (RFC 6062, RFC 8016).
 
-mod common;
-use common::*;
+use crate::common::*;
 use turnpike_turn::server::{Client, ConnectionId};
 
 /// A client's TCP connection from another address than that of [`client`].

@@ -1,7 +1,6 @@
 //! Lifetimes, Refresh, expiry and retransmission (RFC 8656 sections 7.2 and 8).
 
-mod common;
-use common::{turn::*, *};
+use crate::common::{turn::*, *};
 use turnpike_turn::server::{
     ClosedReason, DropReason, Effect, ListenerId, RelayTransport, ServerConfig, Transport,
 };

@@ -1,7 +1,6 @@
 //! Credentials that a store cannot tell without waiting: the request is kept, the worker goes on, and the answer takes it up again.
 
-mod common;
-use common::*;
+use crate::common::*;
 use turnpike_turn::server::{
     Asked, ClosedReason, CredentialQuery, CredentialRefusal, DropReason, Effect, ServerConfig, Transport,
 };

@@ -1,7 +1,6 @@
 //! Clients that come from one of our own relayed transport addresses: no allocation, none moved, no connection bound.
 
-mod common;
-use common::*;
+use crate::common::*;
 use turnpike_turn::server::{ConnectionId, ListenerId, RelayTransport};
 
 /// A client on a listener for datagrams (0) or streams (1), whose address is one that we relay on by `transport`.

@@ -1,7 +1,7 @@
 //! What the packet path and an idle allocation cost in memory.
 
-mod common;
-use common::*;
+use crate::common;
+use crate::common::*;
 use std::hint::black_box;
 
 fn allocations(work: impl FnOnce()) -> u64 {

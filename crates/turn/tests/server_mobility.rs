@@ -1,7 +1,6 @@
 //! Mobility (RFC 8016) within one worker.
 
-mod common;
-use common::*;
+use crate::common::*;
 use turnpike_turn::server::{
     Client, ClosedReason, ConnectionRefusal, CredentialRefusal, DropReason, Effect, Link, ListenerId,
     RelayId, ServerConfig, stats::MobilityEvent,

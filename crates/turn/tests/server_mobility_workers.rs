@@ -1,8 +1,7 @@
 //! Mobility (RFC 8016) across the workers of a server: the client's new address belongs to another worker than its
 //! allocation.
 
-mod common;
-use common::*;
+use crate::common::*;
 use proptest::{prelude::*, test_runner::FileFailurePersistence};
 use turnpike_turn::server::{
     Arrival, Client, ClosedReason, DropReason, Effect, Link, ListenerId, MoveRequest, Moved, RelayId,

@@ -1,8 +1,7 @@
 //! An allocation as data: what is written and read again goes on where it was, and nothing of it is told to who must not know.
-#![allow(clippy::unwrap_used, reason = "a test helper says by panicking what went wrong")]
 
-mod common;
-use common::*;
+use crate::common::*;
+use proptest::{prelude::*, test_runner::FileFailurePersistence};
 use turn::{AdditionalAddressFamily, EvenPort};
 use turnpike_turn::access_token::{AccessToken, TokenKey};
 use turnpike_turn::{
@@ -158,6 +157,8 @@ fn what_cannot_be_taken_in_is_given_back() {
     let mut full = World::with_gate(config(), gate);
     let moved = full.server.restore(full.now, moved, Link(0)).expect_err("alice has no room");
     assert_eq!(full.server.allocations(), 0);
+    let mut elsewhere = World::with(ServerConfig { realm: "other.example".to_owned(), ..config() });
+    let moved = elsewhere.server.restore(elsewhere.now, moved, Link(0)).expect_err("alice is unknown there");
     assert_eq!(moved.from(), relay.allocation);
 }
 
@@ -176,10 +177,15 @@ fn a_version_that_is_not_known_is_refused_and_so_is_what_cannot_be() {
     world.ask(&Ask::bind(0x4000, PEER).signed(&alice)).success();
     let text = written(&world.server.snapshot(world.now, relay.allocation).unwrap());
     assert!(text.starts_with("{\"1\":"), "{text}");
+    let mut value: serde_json::Value = serde_json::from_str(&text).unwrap();
+    value["1"]["relays"] = serde_json::json!([null, null]);
+    let none = value.to_string();
     for (changed, why) in [
         (text.replacen("\"1\"", "\"2\"", 1), "unknown variant `2`"),
         (text.replacen("{\"1\":", "", 1).trim_end_matches('}').to_owned() + "}", "unknown variant"),
         (text.replacen("[16384,", "[1,", 1), "channel number"),
+        (text.replacen("203.0.113.1:", "[2001:db8::1]:", 1), "other family"),
+        (none, "no relayed transport address"),
         (text.replacen("\"username\"", "\"name\"", 1), "missing field"),
     ] {
         let error = serde_json::from_str::<Moved>(&changed).expect_err("refused").to_string();
@@ -194,10 +200,17 @@ fn secrets_are_written_and_never_shown() {
     let mac_key = [0xAB; 20];
     let token =
         AccessToken::new(&mac_key, world.now.unix, 60).unwrap().seal(&key, "turn.example.org", [9; 12]);
-    let nonce = world.ask(&Ask::allocate()).get::<stun::Nonce>().nonce().to_owned();
+    let nonce = world
+        .ask(&Ask::allocate())
+        .get::<turnpike_turn::wire::stun_types::attribute::Nonce>()
+        .nonce()
+        .to_owned();
     let ask = Ask::allocate().with(&EvenPort::new(true)).raw(TICKET, &[]).raw(0x001B, &token);
-    let ask = ask.with(&stun::Username::new("north").unwrap()).with(&stun::Realm::new(REALM).unwrap());
-    let mut signed = ask.with(&stun::Nonce::new(&nonce).unwrap()).bytes();
+    let ask = ask
+        .with(&turnpike_turn::wire::stun_types::attribute::Username::new("north").unwrap())
+        .with(&turnpike_turn::wire::stun_types::attribute::Realm::new(REALM).unwrap());
+    let mut signed =
+        ask.with(&turnpike_turn::wire::stun_types::attribute::Nonce::new(&nonce).unwrap()).bytes();
     integrity::sign(&mut signed, &Key::from_bytes(&mac_key), Mac::Sha1);
     let Outcome::Open(request) = world.feed(&signed) else { panic!() };
     world.open(&request).success();
@@ -213,5 +226,37 @@ fn secrets_are_written_and_never_shown() {
     for secret in [&record["mobility"]["key"], &record["reservation"]] {
         let secret = secret.to_string();
         assert!(secret.len() > 8 && !digits.contains(&secret), "{secret} in {shown}");
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig {
+        failure_persistence: Some(Box::new(FileFailurePersistence::WithSource("proptest-regressions"))),
+        ..ProptestConfig::default()
+    })]
+
+    /// Whatever has happened to it on its way: it is refused, or it is an allocation that ends.
+    #[test]
+    fn what_was_altered_on_its_way_does_no_harm(changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..4)) {
+        let mut here = World::new();
+        let alice = here.credentials("alice", Scheme::Md5);
+        here.ask(&Ask::allocate().raw(TICKET, &[]).signed(&alice)).success();
+        let relay = here.last_opened();
+        here.ask(&Ask::bind(0x4000, PEER).signed(&alice)).success();
+        let mut bytes = written(&here.server.snapshot(here.now, relay.allocation).unwrap()).into_bytes();
+        for (at, byte) in changes {
+            let at = at.index(bytes.len());
+            bytes[at] = byte;
+        }
+        if let Ok(moved) = serde_json::from_slice::<Moved>(&bytes) {
+            let mut there = another(config());
+            if let Ok(allocation) = there.server.restore(there.now, moved, Link(1)) {
+                there.feed(&channel_data(0x4000, b"x"));
+                there.peer_sends(RelayId { allocation, ..relay }, PEER, b"x");
+                prop_assert!(there.server.poll_timeout().is_some());
+                there.server.close_all(there.now, turnpike_turn::server::ClosedReason::Shutdown);
+            }
+            prop_assert_eq!((there.server.allocations(), there.server.gate_mut().held()), (0, 0));
+        }
     }
 }

@@ -1,10 +1,8 @@
 //! NAT behaviour discovery (RFC 5780): who answers from where, to where, with what, and how often.
-#![allow(clippy::unwrap_used, reason = "a test helper says by panicking what went wrong")]
 
-mod common;
 use std::net::SocketAddr;
 
-use common::*;
+use crate::common::*;
 use proptest::prelude::*;
 use turnpike_turn::{
     server::{

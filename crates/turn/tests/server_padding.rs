@@ -1,10 +1,8 @@
 //! Padding of every answer is zero (RFC 8489 section 14), and so are reserved bits: what the buffer held before is nobody's business.
-#![allow(clippy::unwrap_used, reason = "a test helper says by panicking what went wrong")]
 
-mod common;
 use std::collections::{BTreeMap, BTreeSet};
 
-use common::{turn::*, *};
+use crate::common::{turn::*, *};
 
 use turnpike_turn::{
     access_token::TokenKey,

@@ -1,7 +1,6 @@
 //! "Safe by default": every special range, in every form that embeds it, on every way in.
 
-mod common;
-use common::{turn::*, *};
+use crate::common::{turn::*, *};
 use std::net::IpAddr;
 use turnpike_turn::server::{DropReason, Effect, PeerDenial, PeerRules, ServerConfig};
 

@@ -1,7 +1,6 @@
 //! Permissions and Send and Data indications (RFC 8656 sections 9 to 11).
 
-mod common;
-use common::*;
+use crate::common::*;
 use turnpike_turn::{
     server::{DropReason, OwnEndpoints, ServerConfig},
     wire::{indication, turn_types::attribute::DontFragment},

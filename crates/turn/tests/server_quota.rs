@@ -1,7 +1,6 @@
 //! Quotas of allocations (RFC 8656 sections 7.2 and 19: 486 of a user, 508 in total).
 
-mod common;
-use common::*;
+use crate::common::*;
 
 #[test]
 fn a_user_has_no_more_allocations_than_the_gate_gives() {

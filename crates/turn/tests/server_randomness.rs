@@ -1,11 +1,9 @@
 //! What nobody may guess is drawn as if by chance, by the figures of [`turnpike_testkit::randomness`].
-#![allow(clippy::unwrap_used, reason = "a test helper says by panicking what went wrong")]
 
-mod common;
 use std::net::{Ipv4Addr, SocketAddr};
 
+use crate::common::{turn::*, *};
 use base64::{Engine as _, engine::general_purpose::STANDARD_NO_PAD};
-use common::{turn::*, *};
 use turnpike_testkit::randomness::{SAMPLES, judge};
 use turnpike_turn::{
     server::{Client, ServerConfig},

@@ -1,8 +1,6 @@
 //! Several realms on one server: chosen by listener, or by the REALM of a request.
-#![allow(clippy::unwrap_used, reason = "a test helper says by panicking what went wrong")]
 
-mod common;
-use common::*;
+use crate::common::*;
 use turnpike_turn::{
     server::{
         ClosedReason, CredentialRefusal, DropReason, Effect, ListenerId, ListenerProfile, Realm, RealmId,

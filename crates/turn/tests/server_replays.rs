@@ -1,7 +1,6 @@
 //! Copies of an Allocate: answered again while its allocation lives on that 5-tuple, and granted nowhere else.
 
-mod common;
-use common::*;
+use crate::common::*;
 use turnpike_turn::{
     server::{Client, ServerConfig},
     wire::stun_types::attribute::Nonce,

@@ -1,8 +1,7 @@
 //! How much a stranger gets for a byte: anybody can send these with somebody else's address as their source. And which answers
 //! carry SOFTWARE.
 
-mod common;
-use common::*;
+use crate::common::*;
 use turnpike_turn::{
     server::{DiscoveryLimits, ServerConfig},
     wire::stun_types::{

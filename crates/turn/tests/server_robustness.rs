@@ -1,7 +1,6 @@
 //! Whatever arrives, the server neither panics nor grows beyond its bounds, and its books agree.
 
-mod common;
-use common::{turn::*, *};
+use crate::common::{turn::*, *};
 use proptest::{prelude::*, test_runner::FileFailurePersistence};
 use turnpike_turn::server::{ClosedReason, Effect, Family, ListenerId, OpenResult, RelayId, ServerConfig};
 

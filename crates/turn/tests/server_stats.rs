@@ -1,7 +1,6 @@
 //! Counters are live: they show each event at once, under the labels that dashboards know.
 
-mod common;
-use common::*;
+use crate::common::*;
 use turnpike_turn::server::{DropReason, Stats, stats::ERROR_CODES};
 
 fn value(stats: &Stats, family: &str, label: Option<(&str, &str)>) -> u64 {

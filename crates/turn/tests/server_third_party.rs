@@ -1,10 +1,8 @@
 //! Third-party authorization (RFC 7635): tokens in place of passwords, from the challenge to the end of the session.
-#![allow(clippy::unwrap_used, reason = "a test helper says by panicking what went wrong")]
 
-mod common;
 use std::sync::Arc;
 
-use common::*;
+use crate::common::*;
 use turnpike_turn::{
     access_token::{AccessToken, TokenKey},
     server::{

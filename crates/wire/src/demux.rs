@@ -1,6 +1,6 @@
 //! Which protocol a datagram on a TURN port belongs to, from its first byte (RFC 8656 section 12, RFC 7983).
 
-use crate::attributes::Attributes;
+use crate::stun::Attributes;
 
 /// What the first two bits of a datagram say it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -6,9 +6,9 @@
 use std::net::{IpAddr, SocketAddr};
 
 use crate::address::canonical;
-use crate::attributes::{
-    ATTRIBUTE_HEADER_LEN, Attribute, Attributes, COOKIE, HEADER_LEN, Malformed, fingerprint,
-    header_ending_at, kind,
+use crate::stun::{
+    ATTRIBUTE_HEADER_LEN, Attribute, Attributes, COOKIE, FAMILY_IPV4, FAMILY_IPV6, HEADER_LEN, Malformed,
+    fingerprint, header_ending_at, kind, xor_address, xored,
 };
 
 /// The longest header that [`write_header`] makes: STUN header 20, XOR-PEER-ADDRESS (IPv6) 24, DATA header 4.
@@ -87,7 +87,9 @@ pub fn parse(which: Indication, datagram: &[u8]) -> Result<View<'_>, IndicationE
             kind::FINGERPRINT => check_fingerprint(datagram, &attribute)?,
             _ if integrity_seen => {}
             kind::XOR_PEER_ADDRESS if peer.is_none() => {
-                peer = Some(xor_address(attribute.value, datagram).ok_or(IndicationError::Malformed)?);
+                let transaction = datagram.get(8..).and_then(<[u8]>::first_chunk);
+                let told = transaction.and_then(|transaction| xor_address(attribute.value, transaction));
+                peer = Some(told.ok_or(IndicationError::Malformed)?);
             }
             kind::DATA if data.is_none() => data = Some(attribute.value),
             kind::DONT_FRAGMENT if attribute.value.is_empty() => dont_fragment = which == Indication::Send,
@@ -129,23 +131,20 @@ pub fn write_header(
     out[8..20].copy_from_slice(&transaction);
 
     out[20..22].copy_from_slice(&kind::XOR_PEER_ADDRESS.to_be_bytes());
-    let peer = canonical(peer);
-    let [p0, p1] = peer.port().to_be_bytes();
-    let port = [p0 ^ COOKIE[0], p1 ^ COOKIE[1]];
+    let peer = xored(canonical(peer), &transaction);
+    out[26..28].copy_from_slice(&peer.port().to_be_bytes());
     let data_at = match peer.ip() {
         IpAddr::V4(ip) => {
             out[22..26].copy_from_slice(&[0, XOR_IPV4_LEN, 0, FAMILY_IPV4]);
-            out[28..32].copy_from_slice(&xor(ip.octets(), &COOKIE));
+            out[28..32].copy_from_slice(&ip.octets());
             32
         }
         IpAddr::V6(ip) => {
             out[22..26].copy_from_slice(&[0, XOR_IPV6_LEN, 0, FAMILY_IPV6]);
-            let mask: [u8; 16] = std::array::from_fn(|at| out[4 + at]);
-            out[28..44].copy_from_slice(&xor(ip.octets(), &mask));
+            out[28..44].copy_from_slice(&ip.octets());
             44
         }
     };
-    out[26..28].copy_from_slice(&port);
 
     out[data_at..data_at + 2].copy_from_slice(&kind::DATA.to_be_bytes());
     out[data_at + 2..data_at + 4].copy_from_slice(&payload_len.to_be_bytes());
@@ -163,8 +162,6 @@ pub const fn padding(payload_len: usize) -> usize {
     payload_len.wrapping_neg() & 3
 }
 
-const FAMILY_IPV4: u8 = 0x01;
-const FAMILY_IPV6: u8 = 0x02;
 const XOR_IPV4_LEN: u8 = 8;
 const XOR_IPV6_LEN: u8 = 20;
 
@@ -181,27 +178,6 @@ impl From<Malformed> for IndicationError {
     fn from(Malformed: Malformed) -> Self {
         Self::Malformed
     }
-}
-
-/// The value of an XOR-…-ADDRESS attribute (RFC 8489 section 14.2). Its first byte is reserved, and
-/// receivers must ignore it.
-fn xor_address(value: &[u8], message: &[u8]) -> Option<SocketAddr> {
-    let (mask, _) = message.get(4..)?.split_first_chunk::<16>()?;
-    let [_, family, p0, p1, ip @ ..] = value else { return None };
-    let port = u16::from_be_bytes([p0 ^ mask[0], p1 ^ mask[1]]);
-    let ip = match *family {
-        FAMILY_IPV4 => IpAddr::from(xor(<[u8; 4]>::try_from(ip).ok()?, mask)),
-        FAMILY_IPV6 => IpAddr::from(xor(<[u8; 16]>::try_from(ip).ok()?, mask)),
-        _ => return None,
-    };
-    Some(SocketAddr::new(ip, port))
-}
-
-fn xor<const N: usize>(mut bytes: [u8; N], mask: &[u8]) -> [u8; N] {
-    for (byte, mask) in bytes.iter_mut().zip(mask) {
-        *byte ^= mask;
-    }
-    bytes
 }
 
 fn check_fingerprint(datagram: &[u8], attribute: &Attribute<'_>) -> Result<(), IndicationError> {
@@ -397,9 +373,8 @@ mod tests {
         assert_eq!(length, 36, "written as IPv4");
 
         // `write_header` cannot write a mapped address, so take its IPv6 form apart by hand.
-        let IpAddr::V6(ip) = mapped.ip() else { unreachable!() };
-        let mask: Vec<u8> = [&COOKIE[..], &TRANSACTION].concat();
-        let attribute = [&[0, 0x12, 0, 20, 0, 2, 0xA1, 0x47][..], &xor(ip.octets(), &mask)].concat();
+        let IpAddr::V6(ip) = xored(mapped, &TRANSACTION).ip() else { unreachable!() };
+        let attribute = [&[0, 0x12, 0, 20, 0, 2, 0xA1, 0x47][..], &ip.octets()].concat();
         assert_eq!(parse_send(&[&attribute, &DATA]).unwrap().0, mapped);
         let data = message(Indication::Data, &[&attribute, &DATA]);
         assert_eq!(parse(Indication::Data, &data).unwrap().peer, ipv4());

@@ -13,7 +13,7 @@ use sha2::{Digest, Sha256};
 use subtle::ConstantTimeEq as _;
 use zeroize::Zeroizing;
 
-use crate::attributes::{
+use crate::stun::{
     ATTRIBUTE_HEADER_LEN, Attribute, Attributes, HEADER_LEN, Malformed, fingerprint, header_ending_at, kind,
 };
 

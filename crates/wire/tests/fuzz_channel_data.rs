@@ -1,5 +1,4 @@
 //! Fuzz target: any bytes as ChannelData. Bounded under `cargo test`, unbounded under `cargo bolero`.
-#![allow(clippy::unwrap_used, reason = "clippy.toml excuses test functions, not their helpers")]
 
 use turnpike_wire::channel_data::{ChannelData, ChannelDataError, ChannelNumber};
 

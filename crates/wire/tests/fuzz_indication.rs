@@ -1,6 +1,5 @@
 //! Fuzz targets: any bytes as an indication, and any bytes as the attributes of one, which gets past the header
 //! check. Bounded under `cargo test`, unbounded under `cargo bolero`.
-#![allow(clippy::unwrap_used, reason = "clippy.toml excuses test functions, not their helpers")]
 
 use turnpike_wire::address::canonical;
 use turnpike_wire::indication::{self, Indication, MAX_HEADER_LEN};

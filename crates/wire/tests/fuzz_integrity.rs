@@ -1,6 +1,5 @@
 //! Fuzz targets: any bytes to the MAC and FINGERPRINT checks, alone and behind a right header. Bounded under
 //! `cargo test`, unbounded under `cargo bolero`.
-#![allow(clippy::unwrap_used, reason = "clippy.toml excuses test functions, not their helpers")]
 
 use turnpike_wire::demux;
 use turnpike_wire::integrity::{self, IntegrityError, Key, Mac};

@@ -1,5 +1,4 @@
 //! Message integrity against `stun_types`, and the corners where RFC 8489 sections 14.5 to 14.7 are easily got wrong.
-#![allow(clippy::unwrap_used, reason = "clippy.toml excuses test functions, not their helpers")]
 
 use proptest::prelude::*;
 use turnpike_wire::integrity::{self, IntegrityError, Key, KeyAlgorithm, Mac};

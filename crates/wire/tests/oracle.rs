@@ -1,6 +1,5 @@
 //! Properties of the data path's parsers and writers against `stun_types` and `turn_types`: what we write, they and
 //! we read alike; what they write, we read; and of messages that neither wrote, both understand the same.
-#![allow(clippy::unwrap_used, reason = "clippy.toml excuses test functions, not their helpers")]
 
 use std::net::{IpAddr, SocketAddr};
 

@@ -1,5 +1,4 @@
 //! The test vectors of RFC 5769 and of RFC 8489 appendix B, verified, and written again from their attributes.
-#![allow(clippy::unwrap_used, reason = "clippy.toml excuses test functions, not their helpers")]
 
 use turnpike_wire::integrity::{self, Key, KeyAlgorithm, Mac};
 use turnpike_wire::stun_types::attribute::{

@@ -1,5 +1,4 @@
 //! However a stream is cut, the same messages come out of it: RFC 8489 section 6.2.2 has no idea of packets, and neither has TCP.
-#![allow(clippy::unwrap_used, reason = "clippy.toml excuses test functions, not their helpers")]
 
 use proptest::prelude::*;
 use turnpike_wire::frame::{Frame, FrameError, Framer, MAX_MESSAGE_LEN, first};

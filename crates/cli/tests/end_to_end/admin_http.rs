@@ -3,36 +3,11 @@
 use std::{
     io::Write,
     net::{SocketAddr, TcpStream},
-    process::Command,
 };
 
-use super::harness::{Dir, Load, Serve, V4, eventually, free_port, get_as, skip};
+use turnpike_testkit::alone;
 
-/// Runs `inside` in a process that may have 1,024 descriptors and cannot raise that, as its children cannot; `test` is its path.
-fn with_few_descriptors(test: &str, inside: fn()) {
-    const INSIDE: &str = "TURNPIKE_TEST_FEW_DESCRIPTORS";
-    if std::env::var_os(INSIDE).is_some() {
-        return inside();
-    }
-    let own = std::env::current_exe().expect("this program");
-    // Root may raise every limit, but for who has given that up.
-    let script = "ulimit -n 1024 || exit 9; \
-                  if [ \"$(id -u)\" = 0 ]; then exec setpriv --bounding-set=-sys_resource -- \"$0\" \"$@\"; fi; \
-                  exec \"$0\" \"$@\"";
-    let output = Command::new("sh")
-        .args(["-c", script])
-        .arg(own)
-        .args(["--exact", test, "--nocapture", "--test-threads=1"])
-        .env(INSIDE, "1")
-        .output()
-        .expect("every Linux has sh");
-    let text =
-        String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
-    if text.contains("setpriv: ") || matches!(output.status.code(), Some(9 | 127)) {
-        return skip(&format!("cannot give up raising limits: {text}"));
-    }
-    assert!(output.status.success() && text.contains("1 passed"), "{text}");
-}
+use super::harness::{Dir, Load, Serve, V4, eventually, free_port, get_as};
 
 fn connect_to(address: SocketAddr, said: &[u8]) -> TcpStream {
     let mut stream = TcpStream::connect(address).expect("it listens");
@@ -46,8 +21,9 @@ fn max_descriptors(serve: &Serve) -> u64 {
 
 #[test]
 fn eight_hundred_unfinished_requests_leave_the_relay_its_descriptors() {
-    with_few_descriptors(
+    alone::with_descriptors(
         "admin_http::eight_hundred_unfinished_requests_leave_the_relay_its_descriptors",
+        1024,
         || {
             let serve = Serve::start(&["--workers", "1"]);
             assert_eq!(max_descriptors(&serve), 1024);
@@ -74,8 +50,9 @@ fn eight_hundred_unfinished_requests_leave_the_relay_its_descriptors() {
 
 #[test]
 fn clients_that_take_every_descriptor_leave_the_admin_page_its_own() {
-    with_few_descriptors(
+    alone::with_descriptors(
         "admin_http::clients_that_take_every_descriptor_leave_the_admin_page_its_own",
+        1024,
         || {
             let dir = Dir::new();
             let text = "[limits]\nidle_connections_per_address = 4096\nfirst_message = 600\n";

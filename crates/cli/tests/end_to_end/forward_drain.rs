@@ -8,20 +8,33 @@ use std::{
         atomic::{AtomicBool, Ordering},
     },
     thread,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use super::harness::{
     Dir, Forward, SOON, V4, connect, eventually, free_port, say, say_udp, tcp_echo, udp_echo,
 };
 
-fn start() -> (Forward, std::net::SocketAddr) {
-    let mut forward = Forward::start(&[&format!("tcp://127.0.0.1:0={}?name=a", tcp_echo())]);
+/// A rule `a` from TCP to an echo, or from UDP to one. It waits for so many seconds when it is told to stop.
+fn start(protocol: &str, deadline: u32) -> (Forward, SocketAddr) {
+    let target = if protocol == "udp" { udp_echo() } else { tcp_echo() };
+    let dir = Dir::new();
+    dir.file(
+        "f.toml",
+        &format!(
+            "[shutdown]\ndeadline = {deadline}\n[[rule]]\nname = \"a\"\nprotocol = \"{protocol}\"\n\
+             listen = \"127.0.0.1:0\"\ntarget = \"{target}\"\n"
+        ),
+    );
+    let mut forward = Forward::start_in(dir, &["-c", "f.toml"]);
     let address = forward.address("rule a");
     (forward, address)
 }
 
-fn drain(forward: &Forward, address: std::net::SocketAddr) {
+/// Longer than any test waits.
+const EVER: u32 = 86_400;
+
+fn drain(forward: &Forward, address: SocketAddr) {
     forward.program.signal("TERM");
     eventually("/healthz says that it drains", || (forward.health() == Some(503)).then_some(()));
     eventually("the listener is closed", || TcpStream::connect(address).is_err().then_some(()));
@@ -29,7 +42,7 @@ fn drain(forward: &Forward, address: std::net::SocketAddr) {
 
 #[test]
 fn existing_connections_go_on_and_it_ends_with_the_last() {
-    let (forward, address) = start();
+    let (forward, address) = start("tcp", EVER);
     let mut stream = connect(address);
     assert_eq!(say(&mut stream, "before"), "before");
     drain(&forward, address);
@@ -43,24 +56,21 @@ fn existing_connections_go_on_and_it_ends_with_the_last() {
 
 #[test]
 fn without_connections_it_ends_at_once() {
-    let (forward, _) = start();
+    let (forward, _) = start("tcp", EVER);
     forward.program.signal("TERM");
     let Forward { program, .. } = forward;
-    assert_eq!(program.wait(Duration::from_secs(10)).code, Some(0));
+    assert_eq!(program.wait(SOON).code, Some(0));
 }
 
 #[test]
 fn a_second_signal_ends_the_connections() {
-    let (forward, address) = start();
+    let (forward, address) = start("tcp", EVER);
     let mut stream = connect(address);
     assert_eq!(say(&mut stream, "before"), "before");
     drain(&forward, address);
-    let began = Instant::now();
     forward.program.signal("TERM");
     let Forward { program, .. } = forward;
     let ended = program.wait(SOON);
-    // The deadline of the first signal is 30 s.
-    assert!(began.elapsed() < Duration::from_secs(15), "{:?}", began.elapsed());
     assert_eq!(ended.code, Some(0), "{}", ended.output());
     assert!(ended.stderr.contains("ended with its rule or with the forwarder"), "{}", ended.stderr);
     assert!(matches!(stream.read(&mut [0; 1]), Ok(0) | Err(_)));
@@ -68,25 +78,14 @@ fn a_second_signal_ends_the_connections() {
 
 #[test]
 fn the_deadline_ends_the_connections() {
-    let dir = Dir::new();
-    dir.file(
-        "f.toml",
-        &format!(
-            "[shutdown]\ndeadline = 1\n[[rule]]\nname = \"a\"\nlisten = \"127.0.0.1:0\"\ntarget = \"{}\"\n",
-            tcp_echo()
-        ),
-    );
-    let mut forward = Forward::start_in(dir, &["-c", "f.toml"]);
-    let address = forward.address("rule a");
+    let (forward, address) = start("tcp", 1);
     let mut stream = connect(address);
     assert_eq!(say(&mut stream, "before"), "before");
-    let began = Instant::now();
     forward.program.signal("TERM");
     let Forward { program, .. } = forward;
     let ended = program.wait(SOON);
-    assert!(began.elapsed() > Duration::from_millis(900), "{:?}", began.elapsed());
-    assert!(began.elapsed() < Duration::from_secs(15), "{:?}", began.elapsed());
     assert_eq!(ended.code, Some(0), "{}", ended.output());
+    assert!(ended.stderr.contains("connections still open are ended"), "{}", ended.stderr);
 }
 
 /// A UDP server that answers everything with its name.
@@ -118,16 +117,8 @@ fn ask(socket: &UdpSocket) -> String {
 /// UDP has no end: until its idle timeout of 72 seconds nothing else would end it.
 #[test]
 fn a_quiet_udp_session_holds_nothing_up() {
-    let dir = Dir::new();
-    dir.file(
-        "f.toml",
-        &format!(
-            "[shutdown]\ndeadline = 86400\n[[rule]]\nname = \"a\"\nprotocol = \"udp\"\nlisten = \"127.0.0.1:0\"\ntarget = \"{}\"\n",
-            udp_echo()
-        ),
-    );
-    let mut forward = Forward::start_in(dir, &["-c", "f.toml"]);
-    assert_eq!(say_udp(forward.address("rule a"), "hello"), "hello");
+    let (forward, address) = start("udp", EVER);
+    assert_eq!(say_udp(address, "hello"), "hello");
     forward.program.signal("TERM");
     let Forward { program, .. } = forward;
     let ended = program.wait(SOON);

@@ -4,10 +4,9 @@
 use std::{
     io::{BufRead, BufReader},
     process::{Command, Stdio},
-    time::{Duration, Instant},
 };
 
-use super::harness::{Load, Program, Reflect, SOON, Serve, USER, V4, eventually, turnpike};
+use super::harness::{Dir, Load, Program, Reflect, SOON, Serve, USER, V4, eventually, turnpike};
 
 const CLIENTS: &str = "4";
 
@@ -29,6 +28,13 @@ fn relayed(serve: &Serve) -> u64 {
 fn drain(serve: &Serve) {
     serve.program.signal("TERM");
     eventually("/healthz says that it drains", || (serve.health() == Some(503)).then_some(()));
+}
+
+/// A server that waits for so many seconds when it is told to stop.
+fn with_deadline(seconds: u32) -> Serve {
+    let dir = Dir::new();
+    let file = dir.file("turnpike.toml", &format!("[shutdown]\ndeadline = {seconds}\n"));
+    Serve::start(&["-c", file.to_str().expect("our own path is UTF-8")])
 }
 
 #[test]
@@ -63,7 +69,7 @@ fn existing_sessions_relay_on_and_new_ones_are_refused() {
 fn without_sessions_it_ends_at_once() {
     let serve = Serve::start(&[]);
     serve.program.signal("TERM");
-    let ended = serve.program.wait(Duration::from_secs(10));
+    let ended = serve.program.wait(SOON);
     assert_eq!(ended.code, Some(0), "{}", ended.output());
 }
 
@@ -71,37 +77,30 @@ fn without_sessions_it_ends_at_once() {
 fn an_interrupt_ends_it_like_a_termination() {
     let serve = Serve::start(&[]);
     serve.program.signal("INT");
-    assert_eq!(serve.program.wait(Duration::from_secs(10)).code, Some(0));
+    assert_eq!(serve.program.wait(SOON).code, Some(0));
 }
 
 #[test]
 fn a_second_signal_ends_the_sessions() {
-    let serve = Serve::start(&[]);
+    let serve = with_deadline(86_400);
     let reflect = Reflect::start(V4, &[]);
-    let _session = session(&serve, &reflect, "30");
+    let _session = session(&serve, &reflect, "600");
     drain(&serve);
-    let began = Instant::now();
     serve.program.signal("TERM");
     let ended = serve.program.wait(SOON);
-    // The deadline of the first signal is 30 s.
-    assert!(began.elapsed() < Duration::from_secs(15), "{:?}", began.elapsed());
     assert_eq!(ended.code, Some(0), "{}", ended.output());
     assert!(ended.stderr.contains("server stopped"), "{}", ended.stderr);
 }
 
 #[test]
 fn the_deadline_ends_the_sessions() {
-    let dir = super::harness::Dir::new();
-    let file = dir.file("turnpike.toml", "[shutdown]\ndeadline = 1\n");
-    let serve = Serve::start(&["-c", file.to_str().expect("our own path is UTF-8")]);
+    let serve = with_deadline(1);
     let reflect = Reflect::start(V4, &[]);
-    let _session = session(&serve, &reflect, "30");
-    let began = Instant::now();
+    let _session = session(&serve, &reflect, "600");
     serve.program.signal("TERM");
     let ended = serve.program.wait(SOON);
-    assert!(began.elapsed() > Duration::from_millis(900), "{:?}", began.elapsed());
-    assert!(began.elapsed() < Duration::from_secs(15), "{:?}", began.elapsed());
     assert_eq!(ended.code, Some(0), "{}", ended.output());
+    assert!(ended.stderr.contains("sessions still open are ended"), "{}", ended.stderr);
     assert!(ended.stderr.contains("server stopped"), "{}", ended.stderr);
 }
 

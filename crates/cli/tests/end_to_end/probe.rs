@@ -4,12 +4,12 @@ use std::{
     io::Write as _,
     net::{SocketAddr, TcpListener, UdpSocket},
     thread,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use serde_json::Value;
 
-use super::harness::{Finished, PASSWORD, Program, REALM, SOON, Serve, USER, V4, free_port, turnpike};
+use super::harness::{Finished, PASSWORD, Program, REALM, Serve, USER, V4, free_port, turnpike};
 
 fn probe(arguments: &[&str]) -> Finished {
     let mut all = vec!["probe"];
@@ -98,8 +98,7 @@ fn a_refused_credential_is_told_with_its_reason() {
 }
 
 #[test]
-fn nothing_there_silence_and_other_protocols_are_told_apart_in_time() {
-    let began = Instant::now();
+fn nothing_there_silence_and_other_protocols_are_told_apart() {
     let closed = probe(&[&format!("turn:127.0.0.1:{}?transport=udp", free_port(V4))]);
     assert_eq!(closed.code, Some(1), "{}", closed.output());
     assert!(closed.stdout.contains("refused"), "{}", closed.stdout);
@@ -139,7 +138,6 @@ fn nothing_there_silence_and_other_protocols_are_told_apart_in_time() {
         let slow = probe(&[&uri, "--timeout", "1"]);
         assert_eq!(slow.code, Some(1), "{}", slow.output());
     }
-    assert!(began.elapsed() < SOON, "{:?}", began.elapsed());
 }
 
 #[test]

@@ -349,6 +349,8 @@ mod tests {
         let (address, ports) = listener("localhost:80-82").expect("every machine has localhost");
         assert!(matches!(address, Bind::Ip(address) if address.is_loopback()));
         assert_eq!(ports, PortRange { first: 80, last: 82 });
+        let told = listener("no-such-host.invalid:80-").expect_err("no port");
+        assert!(told.ends_with("a port is a number, 0 to 65535"), "a name is looked up last: {told}");
     }
 
     #[test]

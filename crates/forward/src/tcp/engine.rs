@@ -430,13 +430,14 @@ impl Engine {
         let (nodelay, keepalive) = (settings.nodelay, settings.keepalive);
         let unvouched = !is_proxy && !settings.proxy_protocol_from.is_empty();
         local.connections += 1;
-        let opening = Opening::new(&local.state.rule, offset, tick.now, is_proxy);
+        let key = self.connections.vacant_key();
+        let opening = self.openings.insert(Opening::new(key, &local.state.rule, offset, tick.now, is_proxy));
         let pace = Pace::of(local.state.rates.as_ref());
         let mut up = Flow::new(nodelay);
         if client.is_unix() {
             up.be_thorough();
         }
-        let key = self.connections.insert(Connection {
+        self.connections.insert(Connection {
             rule,
             client: socket,
             target: None,
@@ -445,7 +446,7 @@ impl Engine {
             client_address: client,
             target_address: None,
             seat: None,
-            opening: None,
+            opening: u32::try_from(opening).ok(),
             began: tick.now,
             active: tick.now,
             client_writable: false,
@@ -454,7 +455,6 @@ impl Engine {
             place,
             pace,
         });
-        self.open(key, opening, tick);
         self.scan = true;
         self.scan_found = true;
         if !is_proxy {

@@ -52,10 +52,10 @@ enum Stage {
 }
 
 impl Opening {
-    pub(super) fn new(rule: &Rule, offset: u16, now: u64, is_proxy: bool) -> Self {
+    pub(super) fn new(connection: usize, rule: &Rule, offset: u16, now: u64, is_proxy: bool) -> Self {
         let patience = u64::try_from(rule.connect_timeout.as_millis()).unwrap_or(u64::MAX / 2);
         Self {
-            connection: 0,
+            connection,
             stage: Stage::Waiting,
             deadline: now.saturating_add(patience),
             patience,
@@ -77,12 +77,6 @@ impl Opening {
 }
 
 impl Engine {
-    pub(super) fn open(&mut self, key: usize, mut opening: Opening, _: Tick<'_>) {
-        opening.connection = key;
-        let opening = self.openings.insert(opening);
-        self.connections[key].opening = u32::try_from(opening).ok();
-    }
-
     /// Begins to connect to the next address that there is, or ends the connection where there is none.
     pub(super) fn connect_next(&mut self, key: usize, tick: Tick<'_>) {
         let Some(connection) = self.connections.get_mut(key) else { return };

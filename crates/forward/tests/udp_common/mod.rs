@@ -1,9 +1,5 @@
 //! What the tests of the UDP engine share: a worker that runs nothing but the engine, its clock that tests can advance,
 //! targets that echo, and clients that check every byte.
-#![allow(dead_code, reason = "each test file uses its part")]
-#![allow(unreachable_pub, reason = "shared by several test binaries")]
-#![allow(clippy::cast_possible_truncation, reason = "small numbers, and payload that may wrap")]
-#![allow(clippy::unwrap_used, reason = "a test ends at what it does not expect")]
 
 use std::{
     collections::HashMap,
@@ -18,8 +14,7 @@ use std::{
 };
 
 use turnpike_forward::{
-    Access, Balance, ConnectionReport, CopyMode, EndReason, Endpoint, Host, Limits, PortRange, Protocol,
-    Rule, RuleId, RuleSnapshot, Slot,
+    ConnectionReport, EndReason, Host, Protocol, Rule, RuleSnapshot, Slot,
     udp::{Admission, Choice, Engine, Listeners, RuleKey, Surroundings, TOKENS, Tick},
 };
 use turnpike_net::{
@@ -27,56 +22,31 @@ use turnpike_net::{
     poll::{Poller, Waker},
     tx::TxStats,
 };
+pub(crate) use turnpike_testkit::{PATIENCE, eventually};
 
-pub const DATAPATHS: [Datapath; 3] = [Datapath::Basic, Datapath::Mmsg, Datapath::Gso];
-pub const DEADLINE: Duration = Duration::from_secs(10);
-pub const KEY: RuleKey = RuleKey(7);
-pub const LOCALHOST: &str = "127.0.0.1:0";
+pub(crate) const DATAPATHS: [Datapath; 3] = [Datapath::Basic, Datapath::Mmsg, Datapath::Gso];
+/// The name of the thread of a [`Worker`].
+pub(crate) const THREAD: &str = "udp-worker";
+pub(crate) const KEY: RuleKey = RuleKey(7);
+pub(crate) const LOCALHOST: &str = "127.0.0.1:0";
 
 /// A rule with one target.
-pub fn rule(protocol: Protocol, bind: SocketAddr, target: SocketAddr) -> Rule {
-    let lone = |port| PortRange { first: port, last: port };
-    Rule {
-        id: RuleId("test".to_owned()),
-        protocol,
-        bind: bind.ip().into(),
-        ipv6_only: true,
-        socket_mode: None,
-        ports: lone(bind.port()),
-        targets: vec![Endpoint { host: Host::Ip(target.ip()), ports: lone(target.port()), weight: 1 }],
-        balance: Balance::RoundRobin,
-        health_check: None,
-        health_question: None,
-        source: None,
-        device: None,
-        mark: None,
-        transparent: false,
-        proxy_protocol_from: Vec::new(),
-        send_proxy: None,
-        access: Access::default(),
-        idle_timeout: None,
-        half_close_timeout: None,
-        connect_timeout: Duration::from_secs(10),
-        keepalive: true,
-        nodelay: true,
-        max_connections: 10_000,
-        limits: Limits::default(),
-        copy: CopyMode::Auto,
-    }
+pub(crate) fn rule(protocol: Protocol, listen: SocketAddr, target: SocketAddr) -> Rule {
+    Rule { protocol, ..Rule::new("test", listen, target.into()) }
 }
 
 /// What the engine said and was told.
 #[derive(Default)]
-pub struct World {
-    pub targets: HashMap<RuleKey, Vec<SocketAddr>>,
-    pub denied: Vec<IpAddr>,
-    pub most: Option<u64>,
-    pub most_in_total: Option<u64>,
-    pub active: HashMap<RuleKey, u64>,
-    pub reports: Vec<ConnectionReport>,
+pub(crate) struct World {
+    pub(crate) targets: HashMap<RuleKey, Vec<SocketAddr>>,
+    pub(crate) denied: Vec<IpAddr>,
+    pub(crate) most: Option<u64>,
+    pub(crate) most_in_total: Option<u64>,
+    pub(crate) active: HashMap<RuleKey, u64>,
+    pub(crate) reports: Vec<ConnectionReport>,
     /// Choices not given back.
-    pub held: i64,
-    pub failures: Vec<SocketAddr>,
+    pub(crate) held: i64,
+    pub(crate) failures: Vec<SocketAddr>,
     turn: usize,
 }
 
@@ -136,8 +106,8 @@ impl Surroundings for Shared {
 type Command = Box<dyn FnOnce(&mut Engine, &mut Tick<'_>) + Send>;
 
 /// A worker with nothing but an engine.
-pub struct Worker {
-    pub world: Arc<Mutex<World>>,
+pub(crate) struct Worker {
+    pub(crate) world: Arc<Mutex<World>>,
     commands: mpsc::Sender<Command>,
     waker: Waker,
     ahead: Arc<AtomicU64>,
@@ -145,7 +115,7 @@ pub struct Worker {
 }
 
 impl Worker {
-    pub fn start(datapath: Datapath) -> Self {
+    pub(crate) fn start(datapath: Datapath) -> Self {
         const WAKER: u64 = 0;
         let mut poller = Poller::new().unwrap();
         let waker = Waker::new(&poller, WAKER).unwrap();
@@ -154,7 +124,7 @@ impl Worker {
         let ahead = Arc::new(AtomicU64::new(0));
         let (own_waker, own_ahead, mut around) =
             (waker.clone(), Arc::clone(&ahead), Shared(Arc::clone(&world)));
-        let thread = thread::spawn(move || {
+        let thread = thread::Builder::new().name(THREAD.to_owned()).spawn(move || {
             let mut engine = Engine::new(datapath);
             let started = Instant::now();
             let now = || started.elapsed().as_millis() as u64 + own_ahead.load(Ordering::SeqCst);
@@ -182,11 +152,11 @@ impl Worker {
                 }
             }
         });
-        Self { world, commands, waker, ahead, thread: Some(thread) }
+        Self { world, commands, waker, ahead, thread: Some(thread.unwrap()) }
     }
 
     /// Runs something on the worker's thread.
-    pub fn ask<T: Send + 'static>(
+    pub(crate) fn ask<T: Send + 'static>(
         &self,
         question: impl FnOnce(&mut Engine, &mut Tick<'_>) -> T + Send + 'static,
     ) -> T {
@@ -196,31 +166,31 @@ impl Worker {
         });
         self.commands.send(command).unwrap();
         self.waker.wake();
-        answer.recv_timeout(DEADLINE).unwrap()
+        answer.recv_timeout(PATIENCE).unwrap()
     }
 
     /// Keeps the worker busy meanwhile, so that it finds all that was sent at once.
-    pub fn stall(&self, meanwhile: impl FnOnce()) {
+    pub(crate) fn stall(&self, meanwhile: impl FnOnce()) {
         let (release, released) = mpsc::channel();
         let (sender, stalled) = mpsc::channel();
         let command = Box::new(move |_: &mut Engine, _: &mut Tick<'_>| {
             sender.send(()).unwrap();
-            released.recv_timeout(DEADLINE).unwrap();
+            released.recv_timeout(PATIENCE).unwrap();
         });
         self.commands.send(command).unwrap();
         self.waker.wake();
-        stalled.recv_timeout(DEADLINE).unwrap();
+        stalled.recv_timeout(PATIENCE).unwrap();
         meanwhile();
         release.send(()).unwrap();
     }
 
     /// Serves a rule and returns where.
-    pub fn add(&self, key: RuleKey, rule: &Rule, datapath: Datapath) -> SocketAddr {
+    pub(crate) fn add(&self, key: RuleKey, rule: &Rule, datapath: Datapath) -> SocketAddr {
         self.add_with(key, rule, datapath, false)
     }
 
     /// The same on a port that others of this user may share, as forwarders bind theirs.
-    pub fn add_shared(&self, key: RuleKey, rule: &Rule, datapath: Datapath) -> SocketAddr {
+    pub(crate) fn add_shared(&self, key: RuleKey, rule: &Rule, datapath: Datapath) -> SocketAddr {
         self.add_with(key, rule, datapath, true)
     }
 
@@ -237,20 +207,20 @@ impl Worker {
         address
     }
 
-    pub fn snapshot(&self) -> RuleSnapshot {
+    pub(crate) fn snapshot(&self) -> RuleSnapshot {
         self.ask(|engine, _| engine.snapshots().next().unwrap().1.clone())
     }
 
-    pub fn tx_stats(&self) -> TxStats {
+    pub(crate) fn tx_stats(&self) -> TxStats {
         self.ask(|engine, _| *engine.tx_stats())
     }
 
-    pub fn active(&self) -> usize {
+    pub(crate) fn active(&self) -> usize {
         self.ask(|engine, _| engine.active())
     }
 
     /// Lets time pass for the worker.
-    pub fn advance(&self, time: Duration) {
+    pub(crate) fn advance(&self, time: Duration) {
         let time = time.as_millis() as u64;
         let before = self.ask(|_, tick| tick.now);
         self.ahead.fetch_add(time, Ordering::SeqCst);
@@ -258,7 +228,7 @@ impl Worker {
         eventually("time has passed", || self.ask(|_, tick| tick.now) >= before + time);
     }
 
-    pub fn reasons(&self) -> Vec<EndReason> {
+    pub(crate) fn reasons(&self) -> Vec<EndReason> {
         self.world.lock().unwrap().reports.iter().map(|report| report.reason).collect()
     }
 }
@@ -279,14 +249,14 @@ impl Drop for Worker {
 }
 
 /// A UDP target that sends back what it gets.
-pub struct Echo {
-    pub address: SocketAddr,
+pub(crate) struct Echo {
+    pub(crate) address: SocketAddr,
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Echo {
-    pub fn start(address: &str) -> Self {
+    pub(crate) fn start(address: &str) -> Self {
         let socket = UdpSocket::bind(address).unwrap();
         let address = socket.local_addr().unwrap();
         socket.set_read_timeout(Some(Duration::from_millis(20))).unwrap();
@@ -312,21 +282,21 @@ impl Drop for Echo {
 }
 
 /// A client whose socket hears nobody but the address it asks.
-pub fn client(server: SocketAddr) -> UdpSocket {
+pub(crate) fn client(server: SocketAddr) -> UdpSocket {
     let any: SocketAddr = if server.is_ipv6() { "[::1]:0" } else { LOCALHOST }.parse().unwrap();
     let socket = UdpSocket::bind(any).unwrap();
     socket.connect(server).unwrap();
-    socket.set_read_timeout(Some(DEADLINE)).unwrap();
+    socket.set_read_timeout(Some(PATIENCE)).unwrap();
     socket
 }
 
 /// Sends, and expects the same back.
-pub fn expect_echo(client: &UdpSocket, bytes: &[u8]) {
+pub(crate) fn expect_echo(client: &UdpSocket, bytes: &[u8]) {
     client.send(bytes).unwrap();
     assert_eq!(receive(client), bytes);
 }
 
-pub fn receive(socket: &UdpSocket) -> Vec<u8> {
+pub(crate) fn receive(socket: &UdpSocket) -> Vec<u8> {
     let mut bytes = vec![0; 1 << 16];
     let len = socket.recv(&mut bytes).unwrap();
     bytes.truncate(len);
@@ -334,15 +304,6 @@ pub fn receive(socket: &UdpSocket) -> Vec<u8> {
 }
 
 /// Bytes that tell who sent them and when.
-pub fn payload(who: usize, number: usize, len: usize) -> Vec<u8> {
+pub(crate) fn payload(who: usize, number: usize, len: usize) -> Vec<u8> {
     (0..len).map(|at| (who.wrapping_mul(31) ^ number.wrapping_mul(7) ^ at.wrapping_mul(3)) as u8).collect()
-}
-
-/// Polls until it holds.
-pub fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
-    let deadline = Instant::now() + DEADLINE;
-    while !holds() {
-        assert!(Instant::now() < deadline, "never: {what}");
-        thread::yield_now();
-    }
 }

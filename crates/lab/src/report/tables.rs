@@ -125,10 +125,7 @@ pub(super) fn bars(record: &Record) -> Markup {
                 Standing::Missed => "slower",
                 Standing::Undecided(_) => "",
             };
-            let figure = held.figure.as_ref().map_or_else(dash, |(median, interval)| {
-                let [low, high] = [interval.low, interval.high].map(|end| held.bar.show(end));
-                format!("{} ({low} to {high})", held.bar.show(*median))
-            });
+            let figure = held.figure_in_words().unwrap_or_else(dash);
             let whom = held.against.clone().unwrap_or_else(|| format!("of {}", held.subject));
             let texts = [
                 held.bar.metric.clone(),

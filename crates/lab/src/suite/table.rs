@@ -4,13 +4,14 @@ use std::{fmt::Write as _, iter};
 
 use super::Journal;
 use crate::{
-    bar::{Held, Kind, Standing, hold},
+    bar::{Kind, Standing, hardest},
     builds, metric,
     record::Record,
     report, stats,
 };
 
 /// A suite's results.
+#[derive(Default)]
 pub(crate) struct Table {
     /// Names of all subjects of all rows, in the order in which they come.
     subjects: Vec<String>,
@@ -22,6 +23,7 @@ pub(crate) struct Table {
     /// Bars that cannot be decided.
     undecided: usize,
     met: usize,
+    missed_aims: usize,
 }
 
 struct Line {
@@ -37,14 +39,7 @@ struct Line {
 impl Table {
     pub(crate) fn of(journal: &Journal) -> Self {
         let records: Vec<Option<Record>> = journal.rows.iter().map(|entry| journal.record(entry)).collect();
-        let mut table = Self {
-            subjects: Vec::new(),
-            lines: Vec::new(),
-            origin: Vec::new(),
-            missed: 0,
-            undecided: 0,
-            met: 0,
-        };
+        let mut table = Self::default();
         for subject in records.iter().flatten().flat_map(|record| &record.experiment.subjects) {
             if !table.subjects.contains(&subject.name) {
                 table.subjects.push(subject.name.clone());
@@ -56,7 +51,7 @@ impl Table {
                 None => {
                     let verdict = entry.failed.as_ref().map_or_else(
                         || "not yet measured".to_owned(),
-                        |why| format!("not measured: {}", why.replace('\n', "; ")),
+                        |why| shortened(&format!("not measured: {}", why.replace('\n', "; "))),
                     );
                     let medians = table.subjects.iter().map(|_| dash()).collect();
                     let title = entry.title.clone();
@@ -76,40 +71,48 @@ impl Table {
     }
 
     fn add(&mut self, title: &str, record: &Record) {
-        let held = hold(record);
-        for Held { standing, kind, .. } in &held {
-            match (standing, kind) {
+        let bars = hardest(record);
+        for held in &bars {
+            match (&held.standing, held.kind) {
                 (Standing::Met, _) => self.met += 1,
                 (Standing::Missed, Kind::Must) => self.missed += 1,
-                (Standing::Missed, Kind::Aim) => {}
+                (Standing::Missed, Kind::Aim) => self.missed_aims += 1,
                 (Standing::Undecided(_), _) => self.undecided += 1,
             }
+            let whom = match (&held.against, &held.bar.against) {
+                (None, _) => format!(" of {}", held.subject),
+                (Some(against), None) if record.experiment.subjects.len() > 2 => {
+                    format!(" every other, here {against}")
+                }
+                (Some(against), _) => format!(" {against}"),
+            };
+            let told = match &held.standing {
+                Standing::Missed => "**missed**".to_owned(),
+                other => shortened(&other.to_string()),
+            };
+            let figure = held.figure_in_words().unwrap_or_else(dash);
+            self.push(
+                title,
+                record,
+                &held.bar.metric,
+                (figure, format!("{} {}{whom}", held.kind, held.bar), told),
+            );
         }
-        if held.is_empty() {
-            let verdicts = report::verdicts(record);
-            for verdict in &verdicts {
+        if !bars.is_empty() {
+            return;
+        }
+        match report::verdicts(record).last() {
+            Some(verdict) => {
                 let ratio = verdict.estimate.map_or_else(dash, |estimate| {
                     let interval = estimate.interval();
-                    format!("{:.3} × ({:.3} to {:.3})", estimate.ratio(), interval.low, interval.high)
+                    format!("{:.3} ({:.3} to {:.3})", estimate.ratio(), interval.low, interval.high)
                 });
                 let told = format!("{} against {}: {}", verdict.subject, verdict.baseline, verdict.outcome);
-                self.push(title, record, &verdict.metric, (ratio, dash(), told));
+                self.push(title, record, &verdict.metric, (ratio, dash(), shortened(&told)));
             }
-            if verdicts.is_empty() {
-                self.push(title, record, &record.experiment.metric, (dash(), dash(), "measured".to_owned()));
+            None => {
+                self.push(title, record, &record.experiment.metric, (dash(), dash(), "measured".to_owned()))
             }
-        }
-        for Held { bar, kind, subject, against, figure, standing } in &held {
-            let ratio = figure.as_ref().map_or_else(dash, |(median, interval)| {
-                format!("{} ({} to {})", bar.show(*median), bar.show(interval.low), bar.show(interval.high))
-            });
-            let whom =
-                against.as_ref().map_or_else(|| format!(" of {subject}"), |against| format!(" {against}"));
-            let told = match standing {
-                Standing::Missed => "**missed**".to_owned(),
-                other => other.to_string(),
-            };
-            self.push(title, record, &bar.metric, (ratio, format!("{kind} {bar}{whom}"), told));
         }
     }
 
@@ -170,17 +173,13 @@ impl Table {
             text,
             "\n{} bars met, {} missed, {} not decidable",
             self.met,
-            self.missed_of_all(),
+            self.missed + self.missed_aims,
             self.undecided
         );
         for sentence in &self.origin {
             let _ = writeln!(text, "{sentence}");
         }
         text
-    }
-
-    fn missed_of_all(&self) -> usize {
-        self.lines.iter().filter(|line| line.verdict == "**missed**").count()
     }
 
     fn head(&self) -> Vec<String> {
@@ -238,6 +237,15 @@ fn origin(records: &[&Record]) -> Vec<String> {
     sentences
 }
 
+/// What a program said before it ended is in the record; a cell has room for its beginning.
+fn shortened(text: &str) -> String {
+    const MOST: usize = 120;
+    match text.char_indices().nth(MOST) {
+        Some((end, _)) => format!("{}…", text[..end].trim_end()),
+        None => text.to_owned(),
+    }
+}
+
 fn dash() -> String {
     "–".to_owned()
 }
@@ -250,11 +258,8 @@ mod tests {
     fn table() -> Table {
         let mut table = Table {
             subjects: vec!["old".to_owned(), "new".to_owned()],
-            lines: Vec::new(),
             origin: vec!["Somewhere.".to_owned()],
-            missed: 0,
-            undecided: 0,
-            met: 0,
+            ..Table::default()
         };
         let mut judged = record("packets_per_busy_s", &[(100.0, 100.1, 150.0); 8]);
         let bar =
@@ -275,9 +280,9 @@ mod tests {
             [
                 "| row | figure | old | new | value or ratio (95 % interval) | bar | verdict |",
                 "| --- | --- | ---: | ---: | ---: | --- | --- |",
-                "| many \\| thin | packets_per_busy_s | 100.0 /s | 150.0 /s | 1.5 × (1.5 × to 1.5 ×) | must ≥ 1.2 × old | met |",
-                "| many \\| thin | packets_per_busy_s | 100.0 /s | 150.0 /s | 1.5 × (1.5 × to 1.5 ×) | must ≥ 2 × old | **missed** |",
-                "| many \\| thin | packets_per_busy_s | 100.0 /s | 150.0 /s | 1.5 × (1.5 × to 1.5 ×) | aim ≥ 3 × old | **missed** |",
+                "| many \\| thin | packets_per_busy_s | 100.0 /s | 150.0 /s | 1.500 (1.500 to 1.500) | must ≥ 1.2 × old | met |",
+                "| many \\| thin | packets_per_busy_s | 100.0 /s | 150.0 /s | 1.500 (1.500 to 1.500) | must ≥ 2 × old | **missed** |",
+                "| many \\| thin | packets_per_busy_s | 100.0 /s | 150.0 /s | 1.500 (1.500 to 1.500) | aim ≥ 3 × old | **missed** |",
             ]
         );
         assert!(lines[5].ends_with("| – | new against old: faster |"), "{}", lines[5]);

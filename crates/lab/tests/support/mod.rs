@@ -1,5 +1,5 @@
 //! The lab as a process of its own, for what only a process can show: signals, exit codes, what is left behind.
-#![allow(dead_code, reason = "each test file uses its part")]
+#![allow(dead_code, unused_imports, reason = "each test file uses its part")]
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails here")]
 
 use std::{
@@ -8,8 +8,9 @@ use std::{
     path::Path,
     process::{Child, Command, Output, Stdio},
     thread,
-    time::{Duration, Instant},
 };
+
+pub(crate) use turnpike_testkit::eventually;
 
 const ARGUMENTS: &str = "TURNPIKE_LAB_TEST_ARGUMENTS";
 
@@ -113,15 +114,6 @@ pub(crate) fn marked(id: &str) -> usize {
                 .is_ok_and(|environ| environ.split(|byte| *byte == 0).any(|word| word == mark.as_bytes()))
         })
         .count()
-}
-
-/// Waits until `is_so`.
-pub(crate) fn until(what: &str, is_so: impl Fn() -> bool) {
-    let deadline = Instant::now() + Duration::from_secs(60);
-    while !is_so() {
-        assert!(Instant::now() < deadline, "still waiting: {what}");
-        thread::sleep(Duration::from_millis(20));
-    }
 }
 
 /// Sends a signal by its name to a child of ours.

@@ -78,8 +78,4 @@ pub(crate) fn put(report: &mut Report, shaped: &Shaped, mut streams: Vec<Figures
             })
             .collect(),
     });
-    report.notes.push(
-        "rtt_us is the latency of one way here, from when a packet was due until it arrived, of both directions together"
-            .to_owned(),
-    );
 }

@@ -1,12 +1,10 @@
 //! A relay of this process on loopback, with one user.
-#![allow(clippy::unwrap_used, reason = "a test helper says by panicking what went wrong")]
-#![allow(dead_code, reason = "each test file uses a part")]
 
 use std::{
     net::{IpAddr, Ipv4Addr, SocketAddr},
     path::PathBuf,
     sync::Arc,
-    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
+    time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
 use turnpike_load::{
@@ -15,8 +13,10 @@ use turnpike_load::{
     turn::Config,
 };
 use turnpike_net::Datapath;
-use turnpike_relay::{CredentialStore, DtlsContext, Identity, Relay, RelayAddress, SessionLog, TlsContext};
-use turnpike_turn::server::{Effect, Lookup, PeerRules, ServerConfig, User};
+use turnpike_relay::{CredentialStore, DtlsContext, Identity, Relay, RelayAddress, TlsContext};
+use turnpike_testkit::certificates;
+pub(crate) use turnpike_testkit::eventually;
+use turnpike_turn::server::{Lookup, PeerRules, ServerConfig, User};
 use turnpike_wire::integrity::{Key, KeyAlgorithm, userhash};
 
 pub(crate) const USER: &str = "alice";
@@ -45,11 +45,6 @@ impl CredentialStore for OneUser {
         }
         Lookup::WrongKey { username: USER.into() }
     }
-}
-
-struct Silent;
-impl SessionLog for Silent {
-    fn effect(&self, _worker: usize, _effect: &Effect) {}
 }
 
 /// What a test may want to be different.
@@ -83,21 +78,12 @@ pub(crate) fn relay_with(wishes: &Wishes, change: impl FnOnce(&mut turnpike_rela
         peers.allow = ["127.0.0.0/8", "::1/128"].map(|range| range.parse().unwrap()).into();
     }
     let mut config = turnpike_relay::Config {
-        busy_poll: Duration::ZERO,
         listen: vec![SocketAddr::new(wishes.address, 0)],
-        streams: turnpike_relay::StreamConfig::default(),
-        dtls: turnpike_relay::DtlsConfig::default(),
-        workers: 1,
         datapath: wishes.datapath,
         relay: vec![RelayAddress { bind: wishes.address, external: None }],
-        ports: 49152..=65535,
-        addresses: Vec::new(),
-        listeners_beside: Vec::new(),
         listener_buffer: 4 << 20,
-        relay_buffer: 256 << 10,
         max_allocations: 20_000,
         max_allocations_per_user: wishes.max_allocations_per_user,
-        realm_limits: Vec::new(),
         server: ServerConfig {
             nonce_key: turnpike_turn::server::NonceKey([7; 32]),
             relay_v4: wishes.address.is_ipv4(),
@@ -105,9 +91,10 @@ pub(crate) fn relay_with(wishes: &Wishes, change: impl FnOnce(&mut turnpike_rela
             peers,
             ..ServerConfig::default()
         },
+        ..turnpike_relay::Config::default()
     };
     change(&mut config);
-    Relay::start(&config, Arc::new(OneUser), Arc::new(Silent)).unwrap()
+    Relay::start(&config, Arc::new(OneUser), Arc::new(())).unwrap()
 }
 
 /// A certificate of this name with its key, and the file that a client trusts.
@@ -117,8 +104,7 @@ pub(crate) struct Certificate {
 }
 
 pub(crate) fn certificate(name: &str) -> Certificate {
-    let made = rcgen::generate_simple_self_signed(vec![name.to_owned()]).unwrap();
-    let (pem, key) = (made.cert.pem(), made.signing_key.serialize_pem());
+    let certificates::Certificate { pem, key } = certificates::Certificate::new(&[name]);
     let identity = Identity::from_pem(pem.as_bytes(), key.as_bytes(), unix()).unwrap();
     Certificate { identity, pem }
 }
@@ -153,15 +139,6 @@ pub(crate) fn counter(relay: &Relay, family: &str, label: &str) -> u64 {
         (name == family && with.map_or("", |with| with.1) == label).then_some(value)
     };
     relay.snapshots().iter().flat_map(|worker| worker.turn.counters().filter_map(counts)).sum()
-}
-
-/// Waits for what workers tell of from time to time.
-pub(crate) fn eventually(what: &str, reached: impl Fn() -> bool) {
-    let deadline = Instant::now() + Duration::from_secs(10);
-    while !reached() {
-        assert!(Instant::now() < deadline, "{what}: not within 10 s");
-        std::thread::sleep(Duration::from_millis(10));
-    }
 }
 
 /// Waits until such a counter is as high, and no higher.

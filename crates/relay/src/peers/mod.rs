@@ -2,8 +2,8 @@
 //! may have which is the state machine's business; here they are opened, accepted, and their bytes moved.
 //!
 //! ```text
-//!  connect ──▶ Connecting ──▶ News::Connected ┐
-//!  accept, hold ──────────────────────────────┴▶ Waiting ── bind ──▶ Bound: bytes move ──▶ News::Ended
+//!  connect ──▶ Connecting ──▶ PeerEvent::Connected ┐
+//!  accept, hold ──────────────────────────────┴▶ Waiting ── bind ──▶ Bound: bytes move ──▶ PeerEvent::Ended
 //! ```
 //!
 //! Sockets of connections are watched edge-triggered from the beginning. What a peer sends before its connection is bound stays
@@ -24,7 +24,7 @@ use turnpike_net::{
 };
 use turnpike_turn::server::{AllocationId, ConnectError, ConnectRequest, ConnectionId, RelayId};
 
-use crate::stream::Taken;
+use crate::stream::Detached;
 use tls_end::TlsEnd;
 
 /// Milliseconds for which a listener rests when there are no descriptors for what it would accept.
@@ -83,7 +83,7 @@ impl Token {
 
 /// What the state machine must be told.
 #[derive(Debug)]
-pub(crate) enum News {
+pub(crate) enum PeerEvent {
     /// For `Server::connected`.
     Connected(AllocationId, ConnectionId, Result<(), ConnectError>),
     /// For `Server::connection_ended`: bytes to the peer and to the client that were not reported.
@@ -156,7 +156,7 @@ pub(crate) struct Peers {
     again: Vec<usize>,
     /// Empty but for its memory, for the next turn of these.
     resumed: Vec<usize>,
-    news: VecDeque<News>,
+    events: VecDeque<PeerEvent>,
     resume_ms: Option<u64>,
     stats: PeerStats,
 }
@@ -173,7 +173,7 @@ impl Peers {
             mover: None,
             again: Vec::new(),
             resumed: Vec::new(),
-            news: VecDeque::new(),
+            events: VecDeque::new(),
             resume_ms: None,
             stats: PeerStats::default(),
         }
@@ -205,7 +205,7 @@ impl Peers {
         }
     }
 
-    /// Begins to connect to a peer; [`News::Connected`] follows.
+    /// Begins to connect to a peer; [`PeerEvent::Connected`] follows.
     pub(crate) fn connect(&mut self, request: &ConnectRequest, poller: &Poller) -> Result<(), ConnectError> {
         let allocation = request.relay.allocation;
         let owned = self.owners.get(&allocation).ok_or(ConnectError::Failed)?;
@@ -253,11 +253,17 @@ impl Peers {
     }
 
     /// The client's connection carries the bytes of this one from now on. `first` came behind its request already.
-    pub(crate) fn bind(&mut self, connection: ConnectionId, taken: Taken, first: Vec<u8>, poller: &Poller) {
+    pub(crate) fn bind(
+        &mut self,
+        connection: ConnectionId,
+        taken: Detached,
+        first: Vec<u8>,
+        poller: &Poller,
+    ) {
         let Some(&slot) = self.by_id.get(&connection) else { return };
         let found = &mut self.connections[slot];
         let token = Token::Connection(Side::Client, slot, found.generation).get();
-        let Taken { socket, tls, unsent, ended, .. } = taken;
+        let Detached { socket, tls, unsent, ended, .. } = taken;
         if poller.add_edge(&socket, token).is_err() {
             return self.end(slot);
         }
@@ -314,8 +320,8 @@ impl Peers {
         self.resumed = due;
     }
 
-    pub(crate) fn next_news(&mut self) -> Option<News> {
-        self.news.pop_front()
+    pub(crate) fn next_event(&mut self) -> Option<PeerEvent> {
+        self.events.pop_front()
     }
 
     /// When [`Peers::handle_timeout`] wants to be called; milliseconds. 0 is at once, for there is more to move.
@@ -388,14 +394,14 @@ impl Peers {
         } else {
             self.remove(slot);
         }
-        self.news.push_back(News::Connected(allocation, id, result));
+        self.events.push_back(PeerEvent::Connected(allocation, id, result));
     }
 
     /// Closes a connection that the state machine knows.
     fn end(&mut self, slot: usize) {
         if let Some(mut connection) = self.remove(slot) {
             let (to_peer, to_client) = connection.unreported();
-            self.news.push_back(News::Ended(connection.id, to_peer, to_client));
+            self.events.push_back(PeerEvent::Ended(connection.id, to_peer, to_client));
         }
     }
 
@@ -473,7 +479,7 @@ mod tests {
         assert_eq!(peers.carried().count(), 0);
         peers.connections[0].to_client.bytes = 9;
         peers.end(0);
-        assert!(matches!(peers.next_news(), Some(News::Ended(ConnectionId(5), 0, 9))));
+        assert!(matches!(peers.next_event(), Some(PeerEvent::Ended(ConnectionId(5), 0, 9))));
         assert!(peers.owners.is_empty() && peers.by_id.is_empty());
     }
 }

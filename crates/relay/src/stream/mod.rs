@@ -45,7 +45,7 @@ pub(crate) use listener::StreamListeners;
 pub(crate) use receive::Incoming;
 pub use stats::{CloseReason, HandshakeFailure, StreamStats};
 pub use tls::{CertificateError, Identity, TlsContext};
-pub(crate) use transfer::Taken;
+pub(crate) use transfer::Detached;
 
 use connection::{Connection, Stage};
 use idle::Idle;

@@ -336,6 +336,7 @@ mod tests {
     use super::*;
     use crate::{
         Layout, StreamConfig,
+        link::Way,
         stream::{Admission, SHARE, StreamListeners, Token},
     };
 
@@ -419,6 +420,26 @@ mod tests {
             assert!(taken > 1000 && taken <= most, "{taken} in tick {tick}");
         }
         assert!(slots.iter().all(|slot| total[slot] > 0), "{total:?}");
+    }
+
+    #[test]
+    fn a_link_reaches_nobody_who_comes_later() {
+        let mut bench = bench(|_| {});
+        let (_clients, slots) = bench.clients(1, &BINDING);
+        bench.read(slots[0]);
+        let place = |bench: &Bench| match Way::of(bench.streams.connections[slots[0]].source(slots[0]).link) {
+            Way::Stream(place) => place,
+            other => panic!("{other:?}"),
+        };
+        let gone = place(&bench);
+        assert!(bench.streams.serves(gone));
+        bench.streams.remove(slots[0], CloseReason::Client);
+        assert!(!bench.streams.serves(gone));
+        let (_others, again) = bench.clients(1, &BINDING);
+        assert_eq!(again, slots, "the slot is another's");
+        assert!(!bench.streams.serves(gone) && bench.streams.serves(place(&bench)));
+        bench.streams.reply(gone, &BINDING);
+        assert_eq!(bench.streams.stats.sent, 0);
     }
 
     #[test]

@@ -17,7 +17,7 @@ use crate::link::Place;
 use std::io::IoSlice;
 
 /// A client's connection on its way.
-pub(crate) struct Taken {
+pub(crate) struct Detached {
     pub(crate) client: Client,
     pub(crate) socket: TcpSocket,
     pub(crate) tls: Option<Box<ServerConnection>>,
@@ -34,13 +34,13 @@ impl Streams {
     pub(crate) const FEED: usize = 32 << 10;
 
     /// Lets a connection go, after what is queued for it. `None` if it is broken, or gone.
-    pub(crate) fn let_go(
+    pub(crate) fn detach(
         &mut self,
         client: &Client,
         rx: &Rx,
         poller: &Poller,
         reason: CloseReason,
-    ) -> Option<Taken> {
+    ) -> Option<Detached> {
         let slot = self.slot_of(client)?;
         let connection = self.connections.get(slot).filter(|connection| connection.closing.is_none())?;
         if connection.first != NONE
@@ -71,12 +71,12 @@ impl Streams {
                 (Some(tls), Vec::new())
             }
         };
-        Some(Taken { client: *client, socket, tls, unsent, ended, trusted, listener })
+        Some(Detached { client: *client, socket, tls, unsent, ended, trusted, listener })
     }
 
     /// Takes in a connection that another worker let go. `None` if it cannot be watched, or if there is one of this client.
-    pub(crate) fn adopt(&mut self, taken: Taken, now_ms: u64, poller: &Poller) -> Option<Source> {
-        let Taken { client, socket, tls, unsent, ended, trusted, listener } = taken;
+    pub(crate) fn adopt(&mut self, taken: Detached, now_ms: u64, poller: &Poller) -> Option<Source> {
+        let Detached { client, socket, tls, unsent, ended, trusted, listener } = taken;
         if self.by_client.contains_key(&client) {
             return None;
         }

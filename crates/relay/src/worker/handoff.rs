@@ -16,7 +16,7 @@ use turnpike_turn::{
 use super::{Behind, Command, NOTHING, Role, Worker, side};
 use crate::{
     link::Way,
-    stream::{CloseReason, Streams, Taken},
+    stream::{CloseReason, Detached, Streams},
 };
 
 /// Handoffs that may wait for one worker. Beyond, requests are dropped, for clients repeat them, and streams are closed.
@@ -37,7 +37,7 @@ pub(crate) struct Mailbox {
 /// What one worker hands to another. An allocation always arrives: there are no more of them than requests that were let through.
 pub(crate) enum Handoff {
     /// A client's stream, the request on it, and what came behind that.
-    Stream(Box<Taken>, Box<[u8]>, Vec<u8>),
+    Stream(Box<Detached>, Box<[u8]>, Vec<u8>),
     /// A request whose client remains with worker `via`.
     Request { via: u16, source: Source, request: Box<[u8]> },
     /// The reply to it, and whom to expect.
@@ -100,7 +100,7 @@ impl Worker {
     pub(super) fn hand_over(&mut self, client: &Client, worker: u16, request: Box<[u8]>, behind: Behind<'_>) {
         let behind = behind.to_vec(&self.rx);
         let out = &mut self.out;
-        if let Some(taken) = out.streams.let_go(client, &self.rx, &self.poller, CloseReason::HandedOver) {
+        if let Some(taken) = out.streams.detach(client, &self.rx, &self.poller, CloseReason::HandedOver) {
             self.send(worker, Handoff::Stream(Box::new(taken), request, behind));
         }
     }
@@ -121,7 +121,7 @@ impl Worker {
             self.send(request.to, Handoff::NotMoved(request.client));
             return;
         };
-        let sockets = self.surrender(moved.from());
+        let sockets = self.detach_sockets(moved.from());
         if let Some(was) = moved.was() {
             self.out.streams.released(now.ms, &was.client);
             self.out.dtls.released(now.ms, &was.client, &mut self.out.tx);
@@ -151,8 +151,8 @@ impl Worker {
                 let to = moved.to();
                 match self.server.import(now, moved) {
                     Ok(allocation) => {
-                        self.move_in(now, allocation, sockets);
-                        self.look_for(now, &to);
+                        self.attach_sockets(now, allocation, sockets);
+                        self.disconnect_if_gone(now, &to);
                         self.route_again(now, to, &data);
                     }
                     Err(moved) => _ = self.send(from, Handoff::Returned { moved, sockets }),
@@ -169,11 +169,11 @@ impl Worker {
         let Some(allocation) = self.server.take_back(now, moved) else {
             return sockets.iter().for_each(|(_, socket)| self.ports.release(socket.local_addr()));
         };
-        self.move_in(now, allocation, sockets);
+        self.attach_sockets(now, allocation, sockets);
         if let Some(source) = was {
             self.out.streams.allocated(&source.client);
             self.out.dtls.allocated(&source.client);
-            self.look_for(now, &source);
+            self.disconnect_if_gone(now, &source);
         }
     }
 
@@ -199,7 +199,7 @@ impl Worker {
     }
 
     /// Serves a stream that another worker has accepted.
-    fn take_over(&mut self, now: Now, taken: Taken, request: &[u8], behind: &[u8]) {
+    fn take_over(&mut self, now: Now, taken: Detached, request: &[u8], behind: &[u8]) {
         let Some(source) = self.out.streams.adopt(taken, now.ms, &self.poller) else { return };
         let verdict = self.server.from_handed_over(now, &source, request);
         self.out.reply(verdict);
@@ -220,10 +220,10 @@ impl Worker {
     }
 
     /// Takes the relay sockets from an allocation that moves away.
-    fn surrender(&mut self, allocation: AllocationId) -> Sockets {
+    fn detach_sockets(&mut self, allocation: AllocationId) -> Sockets {
         // What is queued leaves before its socket does. The arena keeps what is still to be routed.
         self.out.tx.flush(&mut self.sockets, &self.rx);
-        let mut surrendered = Sockets::new();
+        let mut detached = Sockets::new();
         for family in [Family::V4, Family::V6] {
             let pair = self.out.relays.get_mut(allocation.index as usize);
             let Some(id) = pair.and_then(|pair| pair[side(family)].take()) else { continue };
@@ -231,14 +231,14 @@ impl Worker {
             if let Some(socket) = self.sockets.remove(id) {
                 // Not watched any more, whatever this says: a descriptor that is not in the set.
                 let _ = self.poller.remove(&socket);
-                surrendered.push((family, socket));
+                detached.push((family, socket));
             }
         }
-        surrendered
+        detached
     }
 
     /// The client of an allocation that was handed over may have closed its connection meanwhile; nobody was told.
-    fn look_for(&mut self, now: Now, source: &Source) {
+    fn disconnect_if_gone(&mut self, now: Now, source: &Source) {
         let is_here = match Way::of(source.link) {
             // Over plain UDP nobody closes anything.
             Way::Datagrams => true,
@@ -271,7 +271,7 @@ impl Worker {
         self.out.carry_out(&self.rx, &buffer, verdict);
     }
 
-    fn move_in(&mut self, now: Now, allocation: AllocationId, sockets: Sockets) {
+    fn attach_sockets(&mut self, now: Now, allocation: AllocationId, sockets: Sockets) {
         // A session that ended in this tick may have had the same index.
         self.carry_out_effects(now, NOTHING);
         for (family, socket) in sockets {

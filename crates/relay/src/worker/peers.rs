@@ -11,7 +11,7 @@ use turnpike_turn::{
 use turnpike_wire::address::canonical;
 
 use super::{Behind, Refusal, Worker};
-use crate::{peers::News, stream::CloseReason};
+use crate::{peers::PeerEvent, stream::CloseReason};
 
 /// Connections accepted from one relayed transport address in one tick.
 const ACCEPTS: usize = 32;
@@ -50,7 +50,7 @@ impl Worker {
     /// request.
     pub(super) fn bind(&mut self, now: Now, connection: ConnectionId, client: &Client, first: Behind<'_>) {
         let first = first.to_vec(&self.rx);
-        let taken = self.out.streams.let_go(client, &self.rx, &self.poller, CloseReason::DataConnection);
+        let taken = self.out.streams.detach(client, &self.rx, &self.poller, CloseReason::DataConnection);
         match taken {
             Some(taken) => self.peers.bind(connection, taken, first, &self.poller),
             None => {
@@ -94,13 +94,13 @@ impl Worker {
     }
 
     fn report(&mut self, now: Now) {
-        while let Some(news) = self.peers.next_news() {
-            match news {
-                News::Connected(allocation, connection, result) => {
+        while let Some(event) = self.peers.next_event() {
+            match event {
+                PeerEvent::Connected(allocation, connection, result) => {
                     let verdict = self.server.connected(now, allocation, connection, result);
                     self.out.reply(verdict);
                 }
-                News::Ended(connection, to_peer, to_client) => {
+                PeerEvent::Ended(connection, to_peer, to_client) => {
                     self.server.connection_ended(now, connection, to_peer, to_client);
                 }
             }

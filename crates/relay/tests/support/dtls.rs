@@ -47,11 +47,7 @@ impl World {
     }
 
     pub(crate) fn wait_for_dtls(&self, what: &str, reached: impl Fn(&DtlsStats) -> bool) {
-        let deadline = Instant::now() + SOON;
-        while !reached(&self.dtls_stats()) {
-            assert!(Instant::now() < deadline, "{what}: {:?}", self.dtls_stats());
-            std::thread::sleep(Duration::from_millis(10));
-        }
+        eventually(what, || reached(&self.dtls_stats()));
     }
 }
 

@@ -1,10 +1,4 @@
 //! A relay in this process, and clients that write their bytes by hand.
-#![allow(dead_code, reason = "each test file uses a part")]
-#![allow(
-    clippy::unwrap_used,
-    clippy::print_stdout,
-    reason = "clippy.toml excuses test functions, not their helpers"
-)]
 
 pub(crate) mod dtls;
 pub(crate) mod witness;
@@ -12,31 +6,27 @@ pub(crate) mod witness;
 use std::{
     io::{self, Read, Write},
     net::{Ipv4Addr, SocketAddr, TcpStream, UdpSocket},
-    process::Command,
     sync::Arc,
-    time::{Duration, Instant},
 };
 
-use rcgen::{CertificateParams, KeyPair};
 use rustls::{
-    ClientConfig, ClientConnection, DigitallySignedStruct, SignatureScheme, StreamOwned,
-    SupportedProtocolVersion,
-    client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier},
-    crypto::ring,
-    pki_types::{CertificateDer, ServerName, UnixTime},
+    ClientConfig, ClientConnection, StreamOwned, SupportedProtocolVersion,
+    pki_types::{ServerName, UnixTime},
 };
-use turnpike_net::Datapath;
 use turnpike_relay::{
-    CloseReason, Config, CredentialStore, DtlsConfig, HandshakeFailure, Identity, Relay, RelayAddress,
-    SessionLog, StreamConfig, StreamStats, TlsContext, WorkerSnapshot,
+    CloseReason, Config, CredentialStore, HandshakeFailure, Identity, Relay, RelayAddress, StreamConfig,
+    StreamStats, TlsContext, WorkerSnapshot,
 };
-use turnpike_turn::server::{Effect, Lookup, PeerRules, ServerConfig, User};
-use turnpike_wire::{
-    frame::{Framer, MAX_MESSAGE_LEN},
-    integrity::{Key, KeyAlgorithm},
+pub(crate) use turnpike_testkit::{
+    PATIENCE as SOON, alone::in_network_namespace, alone::run, eventually, stun::message as stun,
 };
+use turnpike_testkit::{
+    certificates::{Certificate, believing_client},
+    stun,
+};
+use turnpike_turn::server::{PeerRules, ServerConfig};
+use turnpike_wire::frame::{Framer, MAX_MESSAGE_LEN};
 
-pub(crate) const SOON: Duration = Duration::from_secs(20);
 pub(crate) const CHANNEL: u16 = 0x4001;
 
 pub(crate) const BINDING: u16 = 0x0001;
@@ -46,28 +36,6 @@ pub(crate) const SEND: u16 = 0x0016;
 pub(crate) const DATA: u16 = 0x0017;
 pub(crate) const PERMIT: u16 = 0x0008;
 pub(crate) const BIND: u16 = 0x0009;
-
-/// Nobody is asked for credentials here.
-struct Nobody;
-
-impl CredentialStore for Nobody {
-    fn check(
-        &self,
-        _: User<'_>,
-        _: &str,
-        _: KeyAlgorithm,
-        _: u64,
-        _: &mut dyn FnMut(&Key) -> bool,
-    ) -> Lookup {
-        Lookup::NoSuchUser
-    }
-}
-
-struct Silent;
-
-impl SessionLog for Silent {
-    fn effect(&self, _: usize, _: &Effect) {}
-}
 
 pub(crate) struct World {
     pub(crate) relay: Relay,
@@ -88,34 +56,26 @@ pub(crate) fn start_workers(workers: usize) -> World {
 
 /// The same; DTLS on a port of its own if there is a context and nothing else is said.
 pub(crate) fn start_with(change: impl FnOnce(&mut Config)) -> World {
-    start_with_store(Arc::new(Nobody), change)
+    start_with_store(Arc::new(()), change)
 }
 
 /// The same with these users.
 pub(crate) fn start_with_store(store: Arc<dyn CredentialStore>, change: impl FnOnce(&mut Config)) -> World {
     let any: SocketAddr = (Ipv4Addr::LOCALHOST, 0).into();
     let mut config = Config {
-        busy_poll: Duration::ZERO,
-        realm_limits: Vec::new(),
         listen: vec![any],
         streams: StreamConfig { listen: vec![any], ..StreamConfig::default() },
-        dtls: DtlsConfig::default(),
-        workers: 1,
-        datapath: Datapath::best().0,
         relay: vec![RelayAddress { bind: Ipv4Addr::LOCALHOST.into(), external: None }],
         ports: 20_000..=29_999,
-        addresses: Vec::new(),
-        listeners_beside: Vec::new(),
-        listener_buffer: 1 << 20,
         relay_buffer: 8 << 20,
-        max_allocations: 1000,
-        max_allocations_per_user: 1000,
         server: ServerConfig {
+            // Nobody is asked for credentials here.
             authenticate: false,
             relay_v6: false,
             peers: PeerRules { allow: vec!["127.0.0.0/8".parse().unwrap()], ..PeerRules::default() },
             ..ServerConfig::default()
         },
+        ..Config::default()
     };
     change(&mut config);
     if config.streams.tls.is_some() {
@@ -124,7 +84,7 @@ pub(crate) fn start_with_store(store: Arc<dyn CredentialStore>, change: impl FnO
     if config.dtls.context.is_some() && config.dtls.listen.is_empty() {
         config.dtls.listen = vec![(Ipv4Addr::new(127, 0, 0, 2), 0).into()];
     }
-    World { relay: Relay::start(&config, store, Arc::new(Silent)).unwrap() }
+    World { relay: Relay::start(&config, store, Arc::new(())).unwrap() }
 }
 
 impl World {
@@ -188,38 +148,11 @@ impl World {
     }
 
     pub(crate) fn wait_for_closed(&self, reason: CloseReason, count: u64) {
-        let deadline = Instant::now() + SOON;
-        while self.streams().closed(reason) != count {
-            assert!(Instant::now() < deadline, "{reason:?} {count} times: {:?}", self.streams());
-            std::thread::sleep(Duration::from_millis(10));
-        }
+        eventually(&format!("{reason:?} {count} times"), || self.streams().closed(reason) == count);
     }
 
     pub(crate) fn wait_for_failed(&self, why: HandshakeFailure, count: u64) {
-        let deadline = Instant::now() + SOON;
-        while self.streams().failed(why) != count {
-            assert!(Instant::now() < deadline, "{why:?} {count} times: {:?}", self.streams());
-            std::thread::sleep(Duration::from_millis(10));
-        }
-    }
-}
-
-/// Resident memory of this process in KiB.
-pub(crate) fn resident_kib() -> u64 {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap();
-    let line = status.lines().find(|line| line.starts_with("VmRSS:")).unwrap();
-    line.split_whitespace().nth(1).unwrap().parse().unwrap()
-}
-
-/// Polls until `probe` finds something.
-pub(crate) fn eventually<T>(what: &str, mut probe: impl FnMut() -> Option<T>) -> T {
-    let deadline = Instant::now() + SOON;
-    loop {
-        if let Some(found) = probe() {
-            return found;
-        }
-        assert!(Instant::now() < deadline, "{what}: not within {SOON:?}");
-        std::thread::sleep(Duration::from_millis(10));
+        eventually(&format!("{why:?} {count} times"), || self.streams().failed(why) == count);
     }
 }
 
@@ -239,19 +172,6 @@ pub(crate) fn is_refused(to: SocketAddr) {
     Client::new(stream).ends();
 }
 
-/// A STUN message with these attributes.
-pub(crate) fn stun(kind: u16, id: u8, attributes: &[(u16, &[u8])]) -> Vec<u8> {
-    let mut body = Vec::new();
-    for (kind, value) in attributes {
-        body.extend(kind.to_be_bytes());
-        body.extend(u16::try_from(value.len()).unwrap().to_be_bytes());
-        body.extend_from_slice(value);
-        body.resize(body.len().next_multiple_of(4), 0);
-    }
-    let length = u16::try_from(body.len()).unwrap().to_be_bytes();
-    [&kind.to_be_bytes(), &length[..], &[0x21, 0x12, 0xA4, 0x42], &[id; 12], &body].concat()
-}
-
 pub(crate) fn binding(id: u8) -> Vec<u8> {
     stun(BINDING, id, &[])
 }
@@ -264,18 +184,15 @@ pub(crate) fn refresh(id: u8) -> Vec<u8> {
     stun(REFRESH, id, &[(0x000D, &600_u32.to_be_bytes())])
 }
 
-/// XOR-PEER-ADDRESS of an IPv4 address (RFC 8489 section 14.2).
+/// XOR-PEER-ADDRESS of an IPv4 address, for which the transaction ID does not matter.
 pub(crate) fn xored(address: SocketAddr) -> Vec<u8> {
-    let SocketAddr::V4(address) = address else { panic!("IPv4 here") };
-    let ip = address.ip().to_bits() ^ 0x2112_A442;
-    [&[0, 1], &(address.port() ^ 0x2112).to_be_bytes()[..], &ip.to_be_bytes()].concat()
+    assert!(address.is_ipv4());
+    stun::xor_address(address, 0)
 }
 
 /// The opposite of [`xored`].
 pub(crate) fn plain(value: &[u8]) -> SocketAddr {
-    let port = u16::from_be_bytes([value[2], value[3]]) ^ 0x2112;
-    let ip = u32::from_be_bytes([value[4], value[5], value[6], value[7]]) ^ 0x2112_A442;
-    (Ipv4Addr::from_bits(ip), port).into()
+    stun::address(value, 0)
 }
 
 pub(crate) fn permit(peer: SocketAddr) -> Vec<u8> {
@@ -308,15 +225,8 @@ impl Message {
     }
 
     pub(crate) fn attribute(&self, wanted: u16) -> Vec<u8> {
-        let mut rest = &self.0[20..];
-        while let [a, b, c, d, tail @ ..] = rest {
-            let len = usize::from(u16::from_be_bytes([*c, *d]));
-            if u16::from_be_bytes([*a, *b]) == wanted {
-                return tail[..len].to_vec();
-            }
-            rest = &tail[len.next_multiple_of(4)..];
-        }
-        panic!("no attribute {wanted:#06x} in {self:?}");
+        let found = stun::attributes(&self.0).into_iter().find(|(kind, _)| *kind == wanted);
+        found.unwrap_or_else(|| panic!("no attribute {wanted:#06x} in {self:?}")).1
     }
 
     /// What ChannelData carries.
@@ -403,15 +313,11 @@ pub(crate) fn heard(peer: &UdpSocket) -> Vec<u8> {
 
 /// A self-signed certificate for these names.
 pub(crate) fn identity(names: &[&str]) -> Identity {
-    let (cert, key) = pem(names);
-    Identity::from_pem(cert.as_bytes(), key.as_bytes(), now()).unwrap()
+    identity_of(&Certificate::new(names))
 }
 
-pub(crate) fn pem(names: &[&str]) -> (String, String) {
-    let names: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
-    let key = KeyPair::generate().unwrap();
-    let certificate = CertificateParams::new(names).unwrap().self_signed(&key).unwrap();
-    (certificate.pem(), key.serialize_pem())
+pub(crate) fn identity_of(certificate: &Certificate) -> Identity {
+    Identity::from_pem(certificate.pem.as_bytes(), certificate.key.as_bytes(), now()).unwrap()
 }
 
 pub(crate) fn now() -> u64 {
@@ -422,61 +328,13 @@ pub(crate) fn context(identities: &[Identity]) -> Arc<TlsContext> {
     Arc::new(TlsContext::new(identities).unwrap())
 }
 
-/// Believes whatever it is shown: these tests ask which certificate that is, not whether it is trusted.
-#[derive(Debug)]
-struct Believer;
-
-impl ServerCertVerifier for Believer {
-    fn verify_server_cert(
-        &self,
-        _: &CertificateDer<'_>,
-        _: &[CertificateDer<'_>],
-        _: &ServerName<'_>,
-        _: &[u8],
-        _: UnixTime,
-    ) -> Result<ServerCertVerified, rustls::Error> {
-        Ok(ServerCertVerified::assertion())
-    }
-
-    fn verify_tls12_signature(
-        &self,
-        _: &[u8],
-        _: &CertificateDer<'_>,
-        _: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        Ok(HandshakeSignatureValid::assertion())
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        _: &[u8],
-        _: &CertificateDer<'_>,
-        _: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        Ok(HandshakeSignatureValid::assertion())
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        ring::default_provider().signature_verification_algorithms.supported_schemes()
-    }
-}
-
 /// A client that speaks one version only.
 pub(crate) fn tls_config_of(version: &'static SupportedProtocolVersion) -> Arc<ClientConfig> {
-    Arc::new(client_config(&[version]))
-}
-
-fn client_config(versions: &[&'static SupportedProtocolVersion]) -> ClientConfig {
-    ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
-        .with_protocol_versions(versions)
-        .unwrap()
-        .dangerous()
-        .with_custom_certificate_verifier(Arc::new(Believer))
-        .with_no_client_auth()
+    Arc::new(believing_client(&[version]))
 }
 
 pub(crate) fn tls_config(protocols: &[&str]) -> Arc<ClientConfig> {
-    let mut config = client_config(rustls::ALL_VERSIONS);
+    let mut config = believing_client(rustls::ALL_VERSIONS);
     config.alpn_protocols = protocols.iter().map(|name| name.as_bytes().to_vec()).collect();
     Arc::new(config)
 }
@@ -503,38 +361,4 @@ pub(crate) fn tls_connect_behind(
         stream.conn.complete_io(&mut stream.sock)?;
     }
     Ok(stream)
-}
-
-/// Runs `body` in a network namespace of its own with loopback up: this test starts itself again inside. Says why not where the machine
-/// does not let it.
-pub(crate) fn in_namespace(test: &str, body: impl FnOnce()) {
-    const INSIDE: &str = "TURNPIKE_RELAY_TEST_INSIDE";
-    if std::env::var_os(INSIDE).is_some() {
-        run("ip", &["link", "set", "lo", "up"]);
-        return body();
-    }
-    let allowed = |flags: &&str| {
-        let probe = Command::new("unshare").args([flags, "ip", "link", "set", "lo", "up"]).output();
-        probe.is_ok_and(|output| output.status.success())
-    };
-    // A user namespace needs no privilege, but is often forbidden in containers, where root may do without.
-    let Some(flags) = ["-n", "-rn"].into_iter().find(allowed) else {
-        return println!("SKIPPED: {test}: unshare(1) and ip(8) cannot make a network namespace here");
-    };
-    let output = Command::new("unshare")
-        .arg(flags)
-        .arg(std::env::current_exe().unwrap())
-        .args(["--exact", test, "--nocapture", "--test-threads=1"])
-        .env(INSIDE, "1")
-        .output()
-        .unwrap();
-    let text = String::from_utf8_lossy(&output.stdout);
-    print!("{text}{}", String::from_utf8_lossy(&output.stderr));
-    assert!(output.status.success() && text.contains("1 passed"), "{test} failed inside its namespace");
-}
-
-/// Runs a program that must succeed.
-pub(crate) fn run(program: &str, arguments: &[&str]) {
-    let output = Command::new(program).args(arguments).output().unwrap();
-    assert!(output.status.success(), "{program} {arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
 }

@@ -1,6 +1,5 @@
 //! A client that behaves, on the worker that a test attacks: it says one thing at a time, over UDP and over TCP, and notices each
 //! datagram that does not reach its peer or does not come back.
-#![allow(clippy::print_stdout, reason = "says what it has seen")]
 
 use std::{
     net::UdpSocket,

@@ -266,6 +266,11 @@ pub enum Effect {
         /// What it was called here.
         allocation: AllocationId,
     },
+    /// A session that was to go on elsewhere goes on here: [`super::Server::take_back`].
+    Returned {
+        /// What it is called from now on.
+        allocation: AllocationId,
+    },
     /// The client of a mobile allocation has closed its connection, and the allocation waits for it.
     Away {
         /// Which.

@@ -42,8 +42,9 @@ pub(super) struct Entry {
     pub(super) client: Client,
     /// The runtime's name for the way to the client.
     pub(super) link: Link,
-    /// Whether the client is reached by a stream, where ChannelData is padded (RFC 8656 section 12.5).
-    pub(super) padded: bool,
+    /// Which bits of the number of padding bytes count for ChannelData: all for a client that is reached by a stream, else none (RFC
+    /// 8656 section 12.5).
+    pub(super) padding: u8,
     /// Whether connections are relayed and no datagrams (RFC 6062).
     pub(super) relays_tcp: bool,
     /// Mobile, and its client's connection is closed: nothing can be sent to `client`, which may be somebody else's by now.
@@ -83,7 +84,7 @@ impl Entry {
         Self {
             client,
             link,
-            padded,
+            padding: padding_mask(padded),
             relays_tcp,
             away: false,
             relays: [None; 2],
@@ -141,6 +142,10 @@ impl Family {
     pub(super) fn of(ip: IpAddr) -> Self {
         if ip.is_ipv4() { Self::V4 } else { Self::V6 }
     }
+}
+
+const fn padding_mask(padded: bool) -> u8 {
+    if padded { 3 } else { 0 }
 }
 
 pub(super) struct Forwarding {
@@ -337,7 +342,8 @@ impl Forwarding {
         }
         self.detach(id.index);
         if let Some(entry) = self.get(id) {
-            (entry.client, entry.link, entry.padded, entry.away) = (client, link, padded, false);
+            (entry.client, entry.link, entry.padding, entry.away) =
+                (client, link, padding_mask(padded), false);
         }
         self.enter(id.index, &client);
     }

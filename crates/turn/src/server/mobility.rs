@@ -203,15 +203,15 @@ impl<G: Gate> Server<G> {
     /// if that has another allocation by now.
     pub fn take_back(&mut self, now: Now, moved: Moved) -> Option<AllocationId> {
         let is_taken = moved.was().is_some_and(|was| self.forwarding.find(&was.client).is_some());
+        // What it was called before may be another's name by now; a slot that was free is nobody's.
+        let allocation = self.own(now, moved, false);
+        self.effects.push_back(Effect::Returned { allocation });
         if is_taken {
-            // What it was called before may be another's name by now; a slot that was free is nobody's.
-            let id = self.own(now, moved, false);
-            self.close(now, id.index, ClosedReason::Disconnected);
+            self.close(now, allocation.index, ClosedReason::Disconnected);
             return None;
         }
-        let id = self.own(now, moved, false);
-        self.tell_bindings(id);
-        Some(id)
+        self.tell_bindings(allocation);
+        Some(allocation)
     }
 
     /// The owner has not given the allocation that [`Effect::Fetch`] asked for. The client is a stranger again.

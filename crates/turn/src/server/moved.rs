@@ -61,6 +61,21 @@ struct Record {
     mobility: Option<Box<Mobility>>,
 }
 
+impl Record {
+    /// What the table takes for granted.
+    fn check(&self) -> Result<(), &'static str> {
+        if !self.channels.iter().all(|(number, ..)| number_of(*number).is_some()) {
+            return Err("a channel number is out of range");
+        }
+        let [v4, v6] = self.relays.map(|relay| relay.map(|(address, _)| Family::of(address.ip())));
+        match (v4, v6) {
+            (None, None) => Err("there is no relayed transport address"),
+            (None | Some(Family::V4), None | Some(Family::V6)) => Ok(()),
+            _ => Err("a relayed transport address is of the other family"),
+        }
+    }
+}
+
 impl Serialize for Moved {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         Versioned::V1(&self.0).serialize(serializer)
@@ -70,9 +85,7 @@ impl Serialize for Moved {
 impl<'de> Deserialize<'de> for Moved {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let Versioned::V1(record) = Versioned::<Box<Record>>::deserialize(deserializer)?;
-        if !record.channels.iter().all(|(number, ..)| number_of(*number).is_some()) {
-            return Err(serde::de::Error::custom("a channel number is out of range"));
-        }
+        record.check().map_err(serde::de::Error::custom)?;
         Ok(Self(record))
     }
 }
@@ -186,11 +199,12 @@ impl<G: Gate> Server<G> {
     /// Takes in an allocation that another process had. Its client is where it was; `link` is the way to it here.
     ///
     /// # Errors
-    /// Gives it back if its 5-tuple has an allocation, or no quota has room for it.
+    /// Gives it back if its 5-tuple has an allocation, its realm is not configured, or no quota has room for it.
     pub fn restore(&mut self, now: Now, mut moved: Moved, link: Link) -> Result<AllocationId, Moved> {
         let is_taken = moved.was().is_some_and(|was| self.forwarding.find(&was.client).is_some());
         let Record { realm, username, identity, .. } = &*moved.0;
-        if is_taken || self.gate.acquire(realm, identity.as_ref().unwrap_or(username)).is_err() {
+        let is_strange = is_taken || !self.realms.has(realm);
+        if is_strange || self.gate.acquire(realm, identity.as_ref().unwrap_or(username)).is_err() {
             return Err(moved);
         }
         moved.0.link = link;

@@ -56,8 +56,7 @@ impl<G: Gate> Server<G> {
                 return self.dropped(DropReason::NoPermission);
             }
             bytes[..ChannelData::HEADER_LEN].copy_from_slice(&ChannelData::header(channel.number, length));
-            let padding = if entry.padded { frame::padding(datagram.len()) } else { 0 };
-            (ChannelData::HEADER_LEN, padding)
+            (ChannelData::HEADER_LEN, frame::padding(datagram.len()) & entry.padding)
         } else {
             if !entry.permissions.allow(peer.ip(), now.ms) {
                 return self.dropped(DropReason::NoPermission);

@@ -1,7 +1,5 @@
 //! A TURN server of a few lines, written with `stun_types` alone, so that it shares no code with what it tests: the
 //! MACs and keys here are the oracle's.
-#![allow(dead_code, reason = "each test file uses a part")]
-#![allow(clippy::unwrap_used, reason = "a test helper says by panicking what went wrong")]
 
 use std::{net::SocketAddr, sync::Arc};
 

@@ -1,12 +1,6 @@
 //! A client's side of the conversation, built and read with `stun_types` and `turn_types` as the oracle, and a world of
 //! virtual time around one server.
-#![allow(
-    dead_code,
-    unused_imports,
-    unreachable_pub,
-    clippy::unwrap_used,
-    reason = "a module of several test binaries, each of which uses its part"
-)]
+#![allow(dead_code, unused_imports, clippy::unwrap_used, reason = "benchmarks use a part, and are no tests to clippy")]
 
 use std::{cell::RefCell, collections::HashMap, net::SocketAddr, rc::Rc, sync::Arc};
 
@@ -41,8 +35,8 @@ use turnpike_turn::{
     },
 };
 
-pub use turnpike_turn::wire::{
-    stun_types::{self, attribute as stun, message::BINDING},
+pub(crate) use turnpike_turn::wire::{
+    stun_types::{self, message::BINDING},
     turn_types::{
         self, AddressFamily, attribute as turn,
         message::{
@@ -52,33 +46,33 @@ pub use turnpike_turn::wire::{
     },
 };
 
-pub const REALM: &str = "example.org";
-pub const PEER: &str = "198.41.0.4:7000";
-pub const PEER_V6: &str = "[2606:4700::1]:7000";
+pub(crate) const REALM: &str = "example.org";
+pub(crate) const PEER: &str = "198.41.0.4:7000";
+pub(crate) const PEER_V6: &str = "[2606:4700::1]:7000";
 
-pub fn address(text: &str) -> SocketAddr {
+pub(crate) fn address(text: &str) -> SocketAddr {
     text.parse().unwrap()
 }
 
 /// MOBILITY-TICKET (RFC 8016), which the oracle does not know.
-pub const TICKET: u16 = 0x8030;
+pub(crate) const TICKET: u16 = 0x8030;
 
 /// Users `alice` and `bob`, whose passwords are their names backwards, and `old`, who expired 42 seconds ago. A clone
 /// counts with the original, as the gates of several workers do.
 #[derive(Clone, Default)]
-pub struct TestGate {
-    pub per_user: usize,
-    pub total: usize,
-    pub held: Rc<RefCell<HashMap<String, usize>>>,
-    pub lookups: usize,
+pub(crate) struct TestGate {
+    pub(crate) per_user: usize,
+    pub(crate) total: usize,
+    pub(crate) held: Rc<RefCell<HashMap<String, usize>>>,
+    pub(crate) lookups: usize,
     /// Whether it never knows at once.
-    pub later: bool,
+    pub(crate) later: bool,
     /// What [`Gate::is_relayed`] knows.
-    pub relayed: Vec<(SocketAddr, RelayTransport)>,
+    pub(crate) relayed: Vec<(SocketAddr, RelayTransport)>,
 }
 
 impl TestGate {
-    pub fn held(&self) -> usize {
+    pub(crate) fn held(&self) -> usize {
         self.held.borrow().values().sum()
     }
 }
@@ -141,13 +135,13 @@ fn key(realm: &str, identity: &str) -> String {
     if realm == REALM { identity.to_owned() } else { format!("{identity}@{realm}") }
 }
 
-pub fn password(user: &str) -> String {
+pub(crate) fn password(user: &str) -> String {
     user.chars().rev().collect()
 }
 
 /// How a client signs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Scheme {
+pub(crate) enum Scheme {
     /// RFC 5389: MD5 key, HMAC-SHA1.
     Md5,
     /// RFC 8489: MD5 key, HMAC-SHA256, no PASSWORD-ALGORITHM.
@@ -159,12 +153,12 @@ pub enum Scheme {
 }
 
 #[derive(Clone, Debug)]
-pub struct Credentials {
-    pub user: String,
-    pub password: String,
-    pub realm: String,
-    pub nonce: String,
-    pub scheme: Scheme,
+pub(crate) struct Credentials {
+    pub(crate) user: String,
+    pub(crate) password: String,
+    pub(crate) realm: String,
+    pub(crate) nonce: String,
+    pub(crate) scheme: Scheme,
 }
 
 impl Credentials {
@@ -179,17 +173,17 @@ impl Credentials {
 
 /// A request or indication under construction. Attributes are written as given, in order, sense or no sense.
 #[derive(Clone)]
-pub struct Ask {
+pub(crate) struct Ask {
     class: MessageClass,
     method: Method,
-    pub transaction: TransactionId,
+    pub(crate) transaction: TransactionId,
     attributes: Vec<RawAttribute<'static>>,
     credentials: Option<Credentials>,
     fingerprint: bool,
 }
 
 impl Ask {
-    pub fn new(method: Method) -> Self {
+    pub(crate) fn new(method: Method) -> Self {
         static NEXT: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(1);
         let transaction = NEXT.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
         Self {
@@ -202,76 +196,76 @@ impl Ask {
         }
     }
 
-    pub fn indication(method: Method) -> Self {
+    pub(crate) fn indication(method: Method) -> Self {
         Self { class: MessageClass::Indication, ..Self::new(method) }
     }
 
     /// Allocate with REQUESTED-TRANSPORT UDP.
-    pub fn allocate() -> Self {
+    pub(crate) fn allocate() -> Self {
         Self::new(ALLOCATE).with(&RequestedTransport::new(RequestedTransport::UDP))
     }
 
     /// Allocate with REQUESTED-TRANSPORT TCP.
-    pub fn allocate_tcp() -> Self {
+    pub(crate) fn allocate_tcp() -> Self {
         Self::new(ALLOCATE).with(&RequestedTransport::new(6))
     }
 
-    pub fn connect(peer: &str) -> Self {
+    pub(crate) fn connect(peer: &str) -> Self {
         Self::new(CONNECT).peer(peer)
     }
 
-    pub fn connection_bind(connection: ConnectionId) -> Self {
+    pub(crate) fn connection_bind(connection: ConnectionId) -> Self {
         Self::new(CONNECTION_BIND).with(&turn::ConnectionId::new(connection.0))
     }
 
     /// Refresh with MOBILITY-TICKET.
-    pub fn present(ticket: &[u8]) -> Self {
+    pub(crate) fn present(ticket: &[u8]) -> Self {
         Self::new(REFRESH).raw(TICKET, ticket)
     }
 
-    pub fn refresh(seconds: u32) -> Self {
+    pub(crate) fn refresh(seconds: u32) -> Self {
         Self::new(REFRESH).with(&Lifetime::new(seconds))
     }
 
-    pub fn permit(peer: &str) -> Self {
+    pub(crate) fn permit(peer: &str) -> Self {
         Self::new(CREATE_PERMISSION).peer(peer)
     }
 
-    pub fn bind(number: u16, peer: &str) -> Self {
+    pub(crate) fn bind(number: u16, peer: &str) -> Self {
         let [high, low] = number.to_be_bytes();
         Self::new(CHANNEL_BIND).raw(ChannelNumber::TYPE.value(), &[high, low, 0, 0]).peer(peer)
     }
 
-    pub fn send(peer: &str, data: &[u8]) -> Vec<u8> {
+    pub(crate) fn send(peer: &str, data: &[u8]) -> Vec<u8> {
         Self::indication(SEND).peer(peer).with(&turn::Data::new(data)).bytes()
     }
 
-    pub fn with(mut self, attribute: &dyn AttributeWrite) -> Self {
+    pub(crate) fn with(mut self, attribute: &dyn AttributeWrite) -> Self {
         self.attributes.push(attribute.to_raw().into_owned());
         self
     }
 
-    pub fn raw(mut self, kind: u16, value: &[u8]) -> Self {
+    pub(crate) fn raw(mut self, kind: u16, value: &[u8]) -> Self {
         self.attributes.push(RawAttribute::new(AttributeType::new(kind), value).into_owned());
         self
     }
 
-    pub fn peer(self, peer: &str) -> Self {
+    pub(crate) fn peer(self, peer: &str) -> Self {
         let attribute = XorPeerAddress::new(address(peer), self.transaction);
         self.with(&attribute)
     }
 
-    pub fn signed(mut self, credentials: &Credentials) -> Self {
+    pub(crate) fn signed(mut self, credentials: &Credentials) -> Self {
         self.credentials = Some(credentials.clone());
         self
     }
 
-    pub fn fingerprint(mut self) -> Self {
+    pub(crate) fn fingerprint(mut self) -> Self {
         self.fingerprint = true;
         self
     }
 
-    pub fn bytes(&self) -> Vec<u8> {
+    pub(crate) fn bytes(&self) -> Vec<u8> {
         let kind = MessageType::from_class_method(self.class, self.method);
         let mut message = Message::builder(kind, self.transaction, MessageWriteVec::new());
         for attribute in &self.attributes {
@@ -320,7 +314,7 @@ impl Ask {
 
 /// What became of a datagram: the verdict, owned, or the effect that goes on with it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Outcome {
+pub(crate) enum Outcome {
     Reply(Vec<u8>),
     Open(OpenRequest),
     ToPeer { relay: RelayId, peer: SocketAddr, payload: Vec<u8>, dont_fragment: bool },
@@ -354,57 +348,57 @@ impl From<Verdict<'_>> for Outcome {
 
 /// A response, as the oracle reads it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Reply(pub Vec<u8>);
+pub(crate) struct Reply(pub Vec<u8>);
 
 impl Reply {
-    pub fn message(&self) -> Message<'_> {
+    pub(crate) fn message(&self) -> Message<'_> {
         Message::from_bytes(&self.0).expect("the oracle reads what we write")
     }
 
-    pub fn is_success(&self) -> bool {
+    pub(crate) fn is_success(&self) -> bool {
         self.message().has_class(MessageClass::Success)
     }
 
     #[track_caller]
-    pub fn success(self) -> Self {
+    pub(crate) fn success(self) -> Self {
         assert!(self.is_success(), "error {:?}", self.code());
         self
     }
 
-    pub fn code(&self) -> Option<u16> {
+    pub(crate) fn code(&self) -> Option<u16> {
         self.message().attribute::<ErrorCode>().ok().map(|error| error.code())
     }
 
-    pub fn has(&self, kind: AttributeType) -> bool {
+    pub(crate) fn has(&self, kind: AttributeType) -> bool {
         self.message().has_attribute(kind)
     }
 
-    pub fn get<'a, A: AttributeFromRaw<'a> + AttributeStaticType>(&'a self) -> A {
+    pub(crate) fn get<'a, A: AttributeFromRaw<'a> + AttributeStaticType>(&'a self) -> A {
         // The message borrows from `self`, but its accessors from the message: read the raw attribute here.
         let message = Box::leak(Box::new(self.message()));
         message.attribute::<A>().expect("the attribute is there")
     }
 
-    pub fn ticket(&self) -> Option<Vec<u8>> {
+    pub(crate) fn ticket(&self) -> Option<Vec<u8>> {
         let message = self.message();
         let found = message.iter_attributes().find(|(_, raw)| raw.get_type().value() == TICKET);
         found.map(|(_, raw)| raw.value.to_vec())
     }
 
-    pub fn connection(&self) -> ConnectionId {
+    pub(crate) fn connection(&self) -> ConnectionId {
         ConnectionId(self.get::<turn::ConnectionId>().id())
     }
 
-    pub fn lifetime(&self) -> u32 {
+    pub(crate) fn lifetime(&self) -> u32 {
         self.get::<Lifetime>().seconds()
     }
 
-    pub fn mapped(&self) -> SocketAddr {
+    pub(crate) fn mapped(&self) -> SocketAddr {
         self.get::<XorMappedAddress>().addr(self.message().transaction_id())
     }
 
     /// Every XOR-RELAYED-ADDRESS.
-    pub fn relayed(&self) -> Vec<SocketAddr> {
+    pub(crate) fn relayed(&self) -> Vec<SocketAddr> {
         let message = self.message();
         message
             .iter_attributes()
@@ -414,7 +408,7 @@ impl Reply {
     }
 
     /// Whether the oracle finds it signed with these credentials.
-    pub fn is_signed(&self, credentials: &Credentials) -> bool {
+    pub(crate) fn is_signed(&self, credentials: &Credentials) -> bool {
         if credentials.scheme == Scheme::Md5Sha256 {
             return integrity::verify(&self.0, &credentials.key(), Mac::Sha256).is_ok();
         }
@@ -424,22 +418,22 @@ impl Reply {
 
 /// What a world says of a connection that a peer made.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum FromPeer {
+pub(crate) enum FromPeer {
     Accepted { connection: ConnectionId, client: Client, indication: Reply },
     Refused(ConnectionRefusal),
 }
 
 /// A server, its clock, and one client in front of it.
-pub struct World {
-    pub server: Server<TestGate>,
-    pub now: Now,
-    pub client: Client,
-    pub ports: u16,
+pub(crate) struct World {
+    pub(crate) server: Server<TestGate>,
+    pub(crate) now: Now,
+    pub(crate) client: Client,
+    pub(crate) ports: u16,
     /// Effects that were taken from the server and not asked for so far.
-    pub told: Vec<Effect>,
+    pub(crate) told: Vec<Effect>,
 }
 
-pub fn config() -> ServerConfig {
+pub(crate) fn config() -> ServerConfig {
     ServerConfig {
         realm: REALM.to_owned(),
         nonce_key: turnpike_turn::server::NonceKey([7; 32]),
@@ -450,7 +444,7 @@ pub fn config() -> ServerConfig {
 
 /// The same with all that is off by default: a second realm, tokens, NAT discovery on the client's listener, and another server for
 /// when this one is full.
-pub fn everything() -> ServerConfig {
+pub(crate) fn everything() -> ServerConfig {
     let key = turnpike_turn::access_token::TokenKey::A128Gcm([1; 16]);
     let second = "192.0.2.2".parse().unwrap();
     ServerConfig {
@@ -481,24 +475,24 @@ pub fn everything() -> ServerConfig {
 }
 
 impl World {
-    pub fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self::with(config())
     }
 
-    pub fn with(config: ServerConfig) -> Self {
+    pub(crate) fn with(config: ServerConfig) -> Self {
         Self::with_gate(config, TestGate { per_user: 1000, total: 1000, ..TestGate::default() })
     }
 
-    pub fn with_gate(config: ServerConfig, gate: TestGate) -> Self {
+    pub(crate) fn with_gate(config: ServerConfig, gate: TestGate) -> Self {
         Self::worker(config, gate, Seat::ONLY)
     }
 
     /// The workers of one server.
-    pub fn workers(config: &ServerConfig, count: u16) -> Vec<Self> {
+    pub(crate) fn workers(config: &ServerConfig, count: u16) -> Vec<Self> {
         Self::workers_with(config, count, &TestGate { per_user: 1000, total: 1000, ..TestGate::default() })
     }
 
-    pub fn workers_with(config: &ServerConfig, count: u16, gate: &TestGate) -> Vec<Self> {
+    pub(crate) fn workers_with(config: &ServerConfig, count: u16, gate: &TestGate) -> Vec<Self> {
         let worker = |number| Self::worker(config.clone(), gate.clone(), Seat::new(number, count).unwrap());
         (0..count).map(worker).collect()
     }
@@ -513,26 +507,31 @@ impl World {
         }
     }
 
-    pub fn sleep(&mut self, seconds: u64) {
+    pub(crate) fn sleep(&mut self, seconds: u64) {
         self.now.ms += seconds * 1000;
         self.now.unix += seconds;
         self.server.handle_timeout(self.now);
     }
 
-    pub fn feed(&mut self, datagram: &[u8]) -> Outcome {
+    pub(crate) fn feed(&mut self, datagram: &[u8]) -> Outcome {
         let source = self.client.into();
         let verdict = self.server.from_client(self.now, &source, datagram).into();
         self.outcome(verdict)
     }
 
     /// Feeds a request whose client's stream another worker has handed over.
-    pub fn handed_over(&mut self, client: Client, request: &[u8]) -> Outcome {
+    pub(crate) fn handed_over(&mut self, client: Client, request: &[u8]) -> Outcome {
         let verdict = self.server.from_handed_over(self.now, &client.into(), request).into();
         self.outcome(verdict)
     }
 
     /// Feeds a request that another worker has forwarded; and whom that one is to expect.
-    pub fn forwarded(&mut self, via: u16, client: Client, request: &[u8]) -> (Outcome, Option<Arrival>) {
+    pub(crate) fn forwarded(
+        &mut self,
+        via: u16,
+        client: Client,
+        request: &[u8],
+    ) -> (Outcome, Option<Arrival>) {
         let drops: u64 = self.server.stats().drops.iter().sum();
         self.server.from_elsewhere(self.now, via, &client.into(), request);
         self.take_effects();
@@ -552,7 +551,11 @@ impl World {
     }
 
     /// What the store has found out.
-    pub fn found(&mut self, lookup: LookupId, credentials: turnpike_turn::server::Credentials) -> Outcome {
+    pub(crate) fn found(
+        &mut self,
+        lookup: LookupId,
+        credentials: turnpike_turn::server::Credentials,
+    ) -> Outcome {
         let verdict = self.server.credentials(self.now, lookup, credentials).into();
         self.outcome(verdict)
     }
@@ -597,7 +600,7 @@ impl World {
 
     /// Feeds a request that must be answered at once.
     #[track_caller]
-    pub fn ask(&mut self, ask: &Ask) -> Reply {
+    pub(crate) fn ask(&mut self, ask: &Ask) -> Reply {
         match self.feed(&ask.bytes()) {
             Outcome::Reply(bytes) => Reply(bytes),
             Outcome::Open(request) => self.open(&request),
@@ -607,14 +610,19 @@ impl World {
 
     /// Opens what was asked for, as a runtime would.
     #[track_caller]
-    pub fn open(&mut self, request: &OpenRequest) -> Reply {
+    pub(crate) fn open(&mut self, request: &OpenRequest) -> Reply {
         let first = self.relay_address(request.first.family);
         let second = request.second.map(|second| self.relay_address(second.family));
         self.opened(request.allocation, first, second)
     }
 
     #[track_caller]
-    pub fn opened(&mut self, id: AllocationId, first: OpenResult, second: Option<OpenResult>) -> Reply {
+    pub(crate) fn opened(
+        &mut self,
+        id: AllocationId,
+        first: OpenResult,
+        second: Option<OpenResult>,
+    ) -> Reply {
         match self.server.opened(self.now, id, first, second).into() {
             Outcome::Reply(bytes) => Reply(bytes),
             other => panic!("{other:?}"),
@@ -631,7 +639,7 @@ impl World {
     }
 
     /// Credentials with a fresh nonce, for `alice` and the like.
-    pub fn credentials(&mut self, user: &str, scheme: Scheme) -> Credentials {
+    pub(crate) fn credentials(&mut self, user: &str, scheme: Scheme) -> Credentials {
         let challenge = self.ask(&Ask::allocate());
         assert_eq!(challenge.code(), Some(401));
         Credentials {
@@ -644,7 +652,7 @@ impl World {
     }
 
     /// Alice with an allocation.
-    pub fn allocated(&mut self) -> (Credentials, RelayId) {
+    pub(crate) fn allocated(&mut self) -> (Credentials, RelayId) {
         let alice = self.credentials("alice", Scheme::Md5);
         // Of many clients in one second some are asked once more: their transactions share a place with another's.
         let mut reply = self.ask(&Ask::allocate().signed(&alice));
@@ -657,7 +665,7 @@ impl World {
     }
 
     /// Alice on a TCP connection, with an allocation that relays TCP.
-    pub fn allocated_tcp(&mut self) -> (Credentials, RelayId) {
+    pub(crate) fn allocated_tcp(&mut self) -> (Credentials, RelayId) {
         self.client = stream(41_000);
         let alice = self.credentials("alice", Scheme::Md5);
         self.ask(&Ask::allocate_tcp().signed(&alice)).success();
@@ -667,7 +675,7 @@ impl World {
 
     /// Connects to a peer; the runtime has done it.
     #[track_caller]
-    pub fn connected(&mut self, alice: &Credentials, peer: &str) -> ConnectionId {
+    pub(crate) fn connected(&mut self, alice: &Credentials, peer: &str) -> ConnectionId {
         let request = self.connecting(&Ask::connect(peer).signed(alice));
         let reply = self.connect_result(&request, Ok(())).success();
         assert_eq!(reply.connection(), request.connection);
@@ -675,7 +683,7 @@ impl World {
     }
 
     #[track_caller]
-    pub fn connecting(&mut self, ask: &Ask) -> ConnectRequest {
+    pub(crate) fn connecting(&mut self, ask: &Ask) -> ConnectRequest {
         match self.feed(&ask.bytes()) {
             Outcome::Connect(request) => request,
             other => panic!("{other:?}"),
@@ -683,7 +691,11 @@ impl World {
     }
 
     #[track_caller]
-    pub fn connect_result(&mut self, request: &ConnectRequest, result: Result<(), ConnectError>) -> Reply {
+    pub(crate) fn connect_result(
+        &mut self,
+        request: &ConnectRequest,
+        result: Result<(), ConnectError>,
+    ) -> Reply {
         let allocation = request.relay.allocation;
         match self.server.connected(self.now, allocation, request.connection, result).into() {
             Outcome::Reply(bytes) => Reply(bytes),
@@ -691,7 +703,7 @@ impl World {
         }
     }
 
-    pub fn peer_connects(&mut self, relay: RelayId, peer: &str) -> FromPeer {
+    pub(crate) fn peer_connects(&mut self, relay: RelayId, peer: &str) -> FromPeer {
         match self.server.peer_connected(self.now, relay, address(peer)) {
             PeerConnection::Accept { connection, client, bytes, .. } => {
                 FromPeer::Accepted { connection, client, indication: Reply(bytes.to_vec()) }
@@ -701,7 +713,7 @@ impl World {
     }
 
     /// The allocation opened last; drains the effects.
-    pub fn last_opened(&mut self) -> RelayId {
+    pub(crate) fn last_opened(&mut self) -> RelayId {
         let effects = self.effects();
         let opened = effects.iter().rev().find_map(|effect| match effect {
             Effect::Opened { allocation, .. } => Some(*allocation),
@@ -711,7 +723,7 @@ impl World {
     }
 
     /// What sessions, connections and refusals there were.
-    pub fn effects(&mut self) -> Vec<Effect> {
+    pub(crate) fn effects(&mut self) -> Vec<Effect> {
         let mut effects = self.all_effects();
         effects.retain(|effect| {
             !matches!(
@@ -723,32 +735,33 @@ impl World {
                     | Effect::Unbound { .. }
                     | Effect::Away { .. }
                     | Effect::Exported { .. }
+                    | Effect::Returned { .. }
             )
         });
         effects
     }
 
     /// The same with permissions and channels.
-    pub fn all_effects(&mut self) -> Vec<Effect> {
+    pub(crate) fn all_effects(&mut self) -> Vec<Effect> {
         self.take_effects();
         std::mem::take(&mut self.told)
     }
 
-    pub fn peer_sends(&mut self, relay: RelayId, peer: &str, payload: &[u8]) -> Outcome {
+    pub(crate) fn peer_sends(&mut self, relay: RelayId, peer: &str, payload: &[u8]) -> Outcome {
         self.server.from_peer(self.now, relay, address(peer), payload).into()
     }
 
-    pub fn dropped(&self, reason: DropReason) -> u64 {
+    pub(crate) fn dropped(&self, reason: DropReason) -> u64 {
         self.server.stats().dropped(reason)
     }
 }
 
 /// Another for each worker.
-pub fn seed(seat: Seat) -> Seed {
+pub(crate) fn seed(seat: Seat) -> Seed {
     Seed([u8::try_from(seat.number() % 251).unwrap() + 1; 32])
 }
 
-pub fn client(port: u16) -> Client {
+pub(crate) fn client(port: u16) -> Client {
     Client {
         listener: ListenerId(0),
         address: SocketAddr::new("192.0.2.7".parse().unwrap(), port),
@@ -757,12 +770,12 @@ pub fn client(port: u16) -> Client {
 }
 
 /// A client on a TCP connection of [`streams`].
-pub fn stream(port: u16) -> Client {
+pub(crate) fn stream(port: u16) -> Client {
     Client { listener: ListenerId(1), ..client(port) }
 }
 
 /// Listeners for UDP, TCP, TLS and DTLS, in this order.
-pub fn streams() -> ServerConfig {
+pub(crate) fn streams() -> ServerConfig {
     let listeners = [Transport::Udp, Transport::Tcp, Transport::Tls, Transport::Dtls];
     ServerConfig {
         listeners: listeners
@@ -772,7 +785,7 @@ pub fn streams() -> ServerConfig {
     }
 }
 
-pub fn channel_data(number: u16, payload: &[u8]) -> Vec<u8> {
+pub(crate) fn channel_data(number: u16, payload: &[u8]) -> Vec<u8> {
     let length = u16::try_from(payload.len()).unwrap();
     [&number.to_be_bytes(), &length.to_be_bytes(), payload].concat()
 }

@@ -13,8 +13,6 @@ use std::{
     net::{IpAddr, Ipv4Addr, Ipv6Addr, TcpListener, UdpSocket},
     path::{Path, PathBuf},
     sync::atomic::{AtomicU32, AtomicUsize, Ordering},
-    thread,
-    time::{Duration, Instant},
 };
 
 pub(crate) use forward::{Forward, connect, say, say_udp, tcp_echo, udp_echo};
@@ -23,33 +21,10 @@ pub(crate) use program::{Finished, Program};
 pub(crate) use stun::{Answer, Challenge, Stun, allocate_request, forged_request};
 pub(crate) use tls::{Certificate, shown_by};
 pub(crate) use turnpike::{Load, PASSWORD, REALM, Reflect, Serve, USER, address_after, turnpike};
+pub(crate) use turnpike_testkit::{PATIENCE as SOON, alone::skip, eventually};
 
 pub(crate) const V4: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 pub(crate) const V6: IpAddr = IpAddr::V6(Ipv6Addr::LOCALHOST);
-
-/// How long anything may take that should happen at once. Long, because debug builds share few cores with other tests;
-/// only a failing test waits that long.
-pub(crate) const SOON: Duration = Duration::from_secs(30);
-
-/// Polls until `probe` finds something.
-///
-/// # Panics
-/// When it does not within [`SOON`].
-pub(crate) fn eventually<T>(what: &str, mut probe: impl FnMut() -> Option<T>) -> T {
-    let deadline = Instant::now() + SOON;
-    loop {
-        if let Some(found) = probe() {
-            return found;
-        }
-        assert!(Instant::now() < deadline, "{what}: not within {SOON:?}");
-        thread::sleep(Duration::from_millis(20));
-    }
-}
-
-/// Says that a test did not run. `./test` collects these lines.
-pub(crate) fn skip(why: &str) {
-    println!("SKIPPED: {why}");
-}
 
 /// Whether this machine has an IPv6 loopback address.
 pub(crate) fn has_ipv6() -> bool {

@@ -98,12 +98,12 @@ impl Program {
     /// # Panics
     /// When it has not ended after `deadline`.
     pub(crate) fn wait(mut self, deadline: Duration) -> Finished {
-        let began = Instant::now();
+        let until = Instant::now() + deadline;
         let status = loop {
             if let Some(status) = self.child.try_wait().expect("our own child can be waited for") {
                 break status;
             }
-            assert!(began.elapsed() < deadline, "{} still runs after {deadline:?}", self.name);
+            assert!(Instant::now() < until, "{} still runs after {deadline:?}", self.name);
             thread::sleep(Duration::from_millis(10));
         };
         self.readers.drain(..).for_each(|reader| reader.join().expect("a reader does not panic"));

@@ -9,17 +9,13 @@ use std::{
 };
 
 use base64::{Engine, engine::general_purpose::STANDARD};
-use rcgen::{
-    BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
-    KeyUsagePurpose, PublicKeyData,
-};
+use rcgen::{CertificateParams, KeyPair, PublicKeyData};
 use rustls::{
-    ClientConfig, ClientConnection, DigitallySignedStruct, Error, SignatureScheme,
-    client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier},
-    crypto::ring,
-    pki_types::{CertificateDer, ServerName, UnixTime, pem::PemObject},
+    ClientConnection,
+    pki_types::{CertificateDer, ServerName, pem::PemObject},
 };
 use sha2::{Digest, Sha256};
+use turnpike_testkit::certificates;
 
 use super::{Dir, SOON};
 
@@ -37,72 +33,46 @@ impl Certificate {
 
     /// Another certificate and key in the same files.
     pub(crate) fn renew(&self, names: &[&str]) {
-        self.write(CertificateParams::new(owned(names)).expect("names of tests are names"));
+        self.write(&certificates::Certificate::new(names));
     }
 
     /// One whose time is over.
     pub(crate) fn expired(names: &[&str]) -> Self {
         let day = |year| rcgen::date_time_ymd(year, 1, 1);
-        let certificate = Self { dir: Dir::new() };
-        let mut params = CertificateParams::new(owned(names)).expect("names of tests are names");
-        (params.not_before, params.not_after) = (day(2020), day(2021));
-        certificate.write(params);
-        certificate
+        Self::with(names, |params| (params.not_before, params.not_after) = (day(2020), day(2021)))
     }
 
     /// One whose time is over after so many whole days.
     pub(crate) fn expiring(names: &[&str], days: u64) -> Self {
         const DAY: u64 = 86_400;
-        let now = SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970");
-        let certificate = Self { dir: Dir::new() };
-        let mut params = CertificateParams::new(owned(names)).expect("names of tests are names");
         // An hour more, so that no slow test sees a day less.
-        params.not_after = rcgen::date_time_ymd(1970, 1, 1) + now + Duration::from_secs(days * DAY + 3600);
-        certificate.write(params);
-        certificate
+        Self::ending_in(names, Duration::from_secs(days * DAY + 3600))
     }
 
     /// One whose time is over in so long.
     pub(crate) fn ending_in(names: &[&str], left: Duration) -> Self {
-        let mut params = CertificateParams::new(owned(names)).expect("names of tests are names");
         let now = SystemTime::now().duration_since(UNIX_EPOCH).expect("it is later than 1970");
-        params.not_after = rcgen::date_time_ymd(1970, 1, 1) + now + left;
-        let certificate = Self { dir: Dir::new() };
-        certificate.write(params);
-        certificate
+        Self::with(names, |params| params.not_after = rcgen::date_time_ymd(1970, 1, 1) + now + left)
     }
 
     /// One that an authority of this test alone has signed: what trusts no self-signed server is made to trust that.
     pub(crate) fn of_authority(names: &[&str]) -> Self {
         let certificate = Self { dir: Dir::new() };
-        let authority_key = KeyPair::generate().expect("ring makes keys");
-        let mut authority = CertificateParams::default();
-        authority.distinguished_name.push(DnType::CommonName, "authority of a test");
-        authority.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-        authority.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
-        let signed = authority.self_signed(&authority_key).expect("ring signs");
-        fs::write(certificate.authority(), signed.pem()).expect("our own directory");
-
-        let key = KeyPair::generate().expect("ring makes keys");
-        let mut params = CertificateParams::new(owned(names)).expect("names of tests are names");
-        params.use_authority_key_identifier_extension = true;
-        params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
-        params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
-        let issuer = Issuer::new(authority, authority_key);
-        let signed = params.signed_by(&key, &issuer).expect("ring signs");
-        certificate.write_files(&signed.pem(), &key);
+        let (made, authority) = certificates::Certificate::of_authority(names);
+        fs::write(certificate.authority(), authority).expect("our own directory");
+        certificate.write(&made);
         certificate
     }
 
-    fn write(&self, params: CertificateParams) {
-        let key = KeyPair::generate().expect("ring makes keys");
-        let certificate = params.self_signed(&key).expect("ring signs");
-        self.write_files(&certificate.pem(), &key);
+    fn with(names: &[&str], change: impl FnOnce(&mut CertificateParams)) -> Self {
+        let certificate = Self { dir: Dir::new() };
+        certificate.write(&certificates::Certificate::with(names, change));
+        certificate
     }
 
-    fn write_files(&self, pem: &str, key: &KeyPair) {
-        fs::write(self.cert(), pem).expect("our own directory");
-        fs::write(self.key(), key.serialize_pem()).expect("our own directory");
+    fn write(&self, made: &certificates::Certificate) {
+        fs::write(self.cert(), &made.pem).expect("our own directory");
+        fs::write(self.key(), &made.key).expect("our own directory");
     }
 
     pub(crate) fn cert(&self) -> PathBuf {
@@ -142,18 +112,9 @@ fn read(path: &Path) -> CertificateDer<'static> {
     CertificateDer::from_pem_file(path).expect("a certificate")
 }
 
-fn owned(names: &[&str]) -> Vec<String> {
-    names.iter().map(|name| (*name).to_owned()).collect()
-}
-
 /// The certificate that a server shows to a client that names this one.
 pub(crate) fn shown_by(server: SocketAddr, name: &'static str) -> CertificateDer<'static> {
-    let config = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
-        .with_safe_default_protocol_versions()
-        .expect("ring has them")
-        .dangerous()
-        .with_custom_certificate_verifier(Arc::new(Believer))
-        .with_no_client_auth();
+    let config = certificates::believing_client(rustls::ALL_VERSIONS);
     let name = ServerName::try_from(name).expect("names of tests are names");
     let mut connection = ClientConnection::new(Arc::new(config), name).expect("a valid configuration");
     let mut socket = TcpStream::connect_timeout(&server, SOON).expect("it listens");
@@ -162,43 +123,4 @@ pub(crate) fn shown_by(server: SocketAddr, name: &'static str) -> CertificateDer
         connection.complete_io(&mut socket).expect("the handshake succeeds");
     }
     connection.peer_certificates().expect("a server shows one")[0].clone().into_owned()
-}
-
-/// Believes whatever it is shown: what is asked is which certificate that is.
-#[derive(Debug)]
-struct Believer;
-
-impl ServerCertVerifier for Believer {
-    fn verify_server_cert(
-        &self,
-        _: &CertificateDer<'_>,
-        _: &[CertificateDer<'_>],
-        _: &ServerName<'_>,
-        _: &[u8],
-        _: UnixTime,
-    ) -> Result<ServerCertVerified, Error> {
-        Ok(ServerCertVerified::assertion())
-    }
-
-    fn verify_tls12_signature(
-        &self,
-        _: &[u8],
-        _: &CertificateDer<'_>,
-        _: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, Error> {
-        Ok(HandshakeSignatureValid::assertion())
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        _: &[u8],
-        _: &CertificateDer<'_>,
-        _: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, Error> {
-        Ok(HandshakeSignatureValid::assertion())
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        ring::default_provider().signature_verification_algorithms.supported_schemes()
-    }
 }

@@ -1,12 +1,13 @@
 //! The binary's own commands, as the tests use them.
 
 use std::{
-    fs,
     net::{IpAddr, SocketAddr},
     process::Command,
 };
 
 use serde_json::Value;
+
+use turnpike_testkit::process;
 
 use super::{Certificate, Dir, Finished, Metrics, Program, eventually, has_ipv6, http};
 
@@ -112,11 +113,9 @@ impl Serve {
         eventually(&format!("{wanted} allocations"), || (self.allocations() == wanted).then_some(()));
     }
 
-    /// Resident memory in KiB.
-    pub(crate) fn resident_kib(&self) -> u64 {
-        let status = fs::read_to_string(format!("/proc/{}/status", self.program.pid())).expect("it runs");
-        let line = status.lines().find(|line| line.starts_with("VmRSS:")).expect("a process has VmRSS");
-        line.split_whitespace().nth(1).expect("VmRSS has a value").parse().expect("which is a number")
+    /// Memory of its own in bytes.
+    pub(crate) fn memory(&self) -> u64 {
+        process::memory_of(self.program.pid())
     }
 }
 

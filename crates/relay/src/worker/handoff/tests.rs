@@ -1,20 +1,17 @@
 //! Two workers whose handoffs the test carries: what gets lost between them, and when, cannot be arranged from outside.
 #![allow(clippy::unwrap_used, reason = "clippy.toml excuses test functions, not their helpers")]
 
-use std::{
-    net::{Ipv4Addr, SocketAddr},
-    time::Duration,
-};
+use std::net::{Ipv4Addr, SocketAddr};
 
 use turnpike_net::Datapath;
+use turnpike_testkit::stun::message;
 use turnpike_turn::server::{
-    DropReason, Effect, ListenerId, Lookup, OpenResult, ServerConfig, User, Verdict, stats::MobilityEvent,
+    DropReason, Effect, ListenerId, OpenResult, ServerConfig, Verdict, stats::MobilityEvent,
 };
-use turnpike_wire::integrity::{Key, KeyAlgorithm};
 
 use super::*;
 use crate::{
-    Config, CredentialStore, DtlsConfig, RelayAddress, SessionLog, StreamConfig,
+    Config, RelayAddress,
     link::Place,
     runtime::{Common, Listeners},
 };
@@ -22,50 +19,20 @@ use crate::{
 const TICKET: u16 = 0x8030;
 const NOW: Now = Now { ms: 1000, unix: 1_800_000_000 };
 
-struct Nobody;
-
-impl CredentialStore for Nobody {
-    fn check(
-        &self,
-        _: User<'_>,
-        _: &str,
-        _: KeyAlgorithm,
-        _: u64,
-        _: &mut dyn FnMut(&Key) -> bool,
-    ) -> Lookup {
-        Lookup::NoSuchUser
-    }
-}
-
-struct Silent;
-
-impl SessionLog for Silent {
-    fn effect(&self, _: usize, _: &Effect) {}
-}
-
 fn workers() -> [Worker; 2] {
     let any: SocketAddr = (Ipv4Addr::LOCALHOST, 0).into();
     let config = Config {
-        busy_poll: Duration::ZERO,
-        realm_limits: Vec::new(),
         listen: vec![any],
-        streams: StreamConfig::default(),
-        dtls: DtlsConfig::default(),
         workers: 2,
         datapath: Datapath::Mmsg,
         relay: vec![RelayAddress { bind: Ipv4Addr::LOCALHOST.into(), external: None }],
         ports: 20_000..=29_999,
-        addresses: Vec::new(),
-        listeners_beside: Vec::new(),
-        listener_buffer: 1 << 16,
-        relay_buffer: 1 << 16,
-        max_allocations: 10,
-        max_allocations_per_user: 10,
         server: ServerConfig { authenticate: false, ..ServerConfig::default() },
+        ..Config::default()
     };
     let listeners = Listeners { udp: vec![any], ..Listeners::default() };
     let layout = config.layout();
-    let common = Common::new(config, listeners, layout, Arc::new(Nobody), Arc::new(Silent));
+    let common = Common::new(config, listeners, layout, Arc::new(()), Arc::new(()));
     let mut mailboxes = Vec::new();
     let made = [0, 1].map(|number| {
         let (worker, mailbox, _) = Worker::new(number, &common).unwrap_or_else(|error| panic!("{error}"));
@@ -84,27 +51,16 @@ fn client(port: u16) -> Client {
     Client { listener: ListenerId(0), address: at(port), local: at(3478) }
 }
 
-fn stun(kind: u16, attributes: &[(u16, &[u8])]) -> Vec<u8> {
-    let mut body = Vec::new();
-    for (kind, value) in attributes {
-        body.extend(kind.to_be_bytes());
-        body.extend(u16::try_from(value.len()).unwrap().to_be_bytes());
-        body.extend_from_slice(value);
-    }
-    let length = u16::try_from(body.len()).unwrap().to_be_bytes();
-    [&kind.to_be_bytes(), &length[..], &[0x21, 0x12, 0xA4, 0x42], &[7; 12], &body].concat()
-}
-
 /// A mobile allocation of the first worker, and the Refresh that takes it along.
 fn mobile(owner: &mut Worker) -> Vec<u8> {
-    let allocate = stun(0x0003, &[(0x0019, &[17, 0, 0, 0]), (TICKET, &[])]);
+    let allocate = message(0x0003, 7, &[(0x0019, &[17, 0, 0, 0]), (TICKET, &[])]);
     let Verdict::Drop(None) = owner.server.from_client(NOW, &client(1).into(), &allocate) else { panic!() };
     let Some(Effect::Open(request)) = owner.server.poll_effect() else { panic!() };
     let relayed = (Ipv4Addr::LOCALHOST, 20_000).into();
     let opened = owner.server.opened(NOW, request.allocation, OpenResult::Opened { relayed }, None);
     let Verdict::Reply { bytes, .. } = opened else { panic!() };
     let at = bytes.windows(4).position(|head| *head == [0x80, 0x30, 0, 32]).expect("a ticket") + 4;
-    stun(0x0004, &[(TICKET, &bytes[at..at + 32])])
+    message(0x0004, 7, &[(TICKET, &bytes[at..at + 32])])
 }
 
 /// Takes what waits.
@@ -127,10 +83,12 @@ fn present(here: &mut Worker, from: Source, refresh: &[u8]) {
 /// Data from there; whether it asks for an allocation.
 fn asks(here: &mut Worker, from: Source) -> Result<(), DropReason> {
     match here.server.from_client(NOW, &from, &[0x40, 0, 0, 0]) {
-        Verdict::Drop(None) => Ok(here.carry_out_effects(NOW, NOTHING)),
-        Verdict::Drop(Some(reason)) => Err(reason),
+        Verdict::Drop(None) => {}
+        Verdict::Drop(Some(reason)) => return Err(reason),
         _ => panic!("neither known nor a stranger"),
     }
+    here.carry_out_effects(NOW, NOTHING);
+    Ok(())
 }
 
 fn fill(of: &Worker, worker: usize, waiting: usize) {

@@ -1,67 +1,75 @@
-//! The walk over a STUN message's attributes that the indications and the message integrity share
-//! (RFC 8489 sections 5 and 14). Strict, bounded by the message, and without allocation.
-//!
-//! ```text
-//!  0      2        4        8               20
-//!  ┌──────┬────────┬────────┬───────────────┬───────────────────────────────────┐
-//!  │ type │ length │ cookie │ transaction   │ attributes: type, length, value,  │
-//!  │      │        │        │               │ padding to a multiple of four     │
-//!  └──────┴────────┴────────┴───────────────┴───────────────────────────────────┘
-//! ```
+//! The walk over a message's attributes that all readers share (RFC 8489 sections 5 and 14), and what their types are called.
 
-/// Bytes before the first attribute.
-pub(crate) const HEADER_LEN: usize = 20;
-/// Bytes before an attribute's value.
-pub(crate) const ATTRIBUTE_HEADER_LEN: usize = 4;
-/// The magic cookie.
-pub(crate) const COOKIE: [u8; 4] = [0x21, 0x12, 0xA4, 0x42];
+use super::{ATTRIBUTE_HEADER_LEN, COOKIE, HEADER_LEN};
 
-/// Attribute types (RFC 8489 section 18.3, RFC 8656 section 18, RFC 6062 section 6.2).
-pub(crate) mod kind {
-    pub(crate) const MAPPED_ADDRESS: u16 = 0x0001;
-    pub(crate) const USERNAME: u16 = 0x0006;
-    pub(crate) const MESSAGE_INTEGRITY: u16 = 0x0008;
-    pub(crate) const ERROR_CODE: u16 = 0x0009;
-    pub(crate) const UNKNOWN_ATTRIBUTES: u16 = 0x000A;
-    pub(crate) const CHANNEL_NUMBER: u16 = 0x000C;
-    pub(crate) const LIFETIME: u16 = 0x000D;
-    pub(crate) const XOR_PEER_ADDRESS: u16 = 0x0012;
-    pub(crate) const DATA: u16 = 0x0013;
-    pub(crate) const REALM: u16 = 0x0014;
-    pub(crate) const NONCE: u16 = 0x0015;
-    pub(crate) const XOR_RELAYED_ADDRESS: u16 = 0x0016;
-    pub(crate) const REQUESTED_ADDRESS_FAMILY: u16 = 0x0017;
-    pub(crate) const EVEN_PORT: u16 = 0x0018;
-    pub(crate) const REQUESTED_TRANSPORT: u16 = 0x0019;
-    pub(crate) const DONT_FRAGMENT: u16 = 0x001A;
-    pub(crate) const MESSAGE_INTEGRITY_SHA256: u16 = 0x001C;
-    pub(crate) const PASSWORD_ALGORITHM: u16 = 0x001D;
-    pub(crate) const USERHASH: u16 = 0x001E;
-    pub(crate) const XOR_MAPPED_ADDRESS: u16 = 0x0020;
-    pub(crate) const RESERVATION_TOKEN: u16 = 0x0022;
-    pub(crate) const CONNECTION_ID: u16 = 0x002A;
-    pub(crate) const FINGERPRINT: u16 = 0x8028;
+/// Attribute types (RFC 8489 section 18.3, RFC 8656 section 18, RFC 6062 section 6.2, RFC 5780 section 7, RFC 7635 section 6, RFC 8016
+/// section 3.3, RFC 8445 section 16.1). Those from 0x8000 on may be passed over by whoever does not know them.
+#[expect(missing_docs, reason = "the RFCs' names")]
+pub mod kind {
+    pub const MAPPED_ADDRESS: u16 = 0x0001;
+    pub const CHANGE_REQUEST: u16 = 0x0003;
+    pub const USERNAME: u16 = 0x0006;
+    pub const MESSAGE_INTEGRITY: u16 = 0x0008;
+    pub const ERROR_CODE: u16 = 0x0009;
+    pub const UNKNOWN_ATTRIBUTES: u16 = 0x000A;
+    pub const CHANNEL_NUMBER: u16 = 0x000C;
+    pub const LIFETIME: u16 = 0x000D;
+    pub const XOR_PEER_ADDRESS: u16 = 0x0012;
+    pub const DATA: u16 = 0x0013;
+    pub const REALM: u16 = 0x0014;
+    pub const NONCE: u16 = 0x0015;
+    pub const XOR_RELAYED_ADDRESS: u16 = 0x0016;
+    pub const REQUESTED_ADDRESS_FAMILY: u16 = 0x0017;
+    pub const EVEN_PORT: u16 = 0x0018;
+    pub const REQUESTED_TRANSPORT: u16 = 0x0019;
+    pub const DONT_FRAGMENT: u16 = 0x001A;
+    pub const ACCESS_TOKEN: u16 = 0x001B;
+    pub const MESSAGE_INTEGRITY_SHA256: u16 = 0x001C;
+    pub const PASSWORD_ALGORITHM: u16 = 0x001D;
+    pub const USERHASH: u16 = 0x001E;
+    pub const XOR_MAPPED_ADDRESS: u16 = 0x0020;
+    pub const RESERVATION_TOKEN: u16 = 0x0022;
+    pub const PRIORITY: u16 = 0x0024;
+    pub const USE_CANDIDATE: u16 = 0x0025;
+    pub const PADDING: u16 = 0x0026;
+    pub const RESPONSE_PORT: u16 = 0x0027;
+    pub const CONNECTION_ID: u16 = 0x002A;
+    pub const ADDITIONAL_ADDRESS_FAMILY: u16 = 0x8000;
+    pub const ADDRESS_ERROR_CODE: u16 = 0x8001;
+    pub const PASSWORD_ALGORITHMS: u16 = 0x8002;
+    pub const ALTERNATE_DOMAIN: u16 = 0x8003;
+    pub const ICMP: u16 = 0x8004;
+    pub const SOFTWARE: u16 = 0x8022;
+    pub const ALTERNATE_SERVER: u16 = 0x8023;
+    pub const FINGERPRINT: u16 = 0x8028;
+    pub const ICE_CONTROLLED: u16 = 0x8029;
+    pub const ICE_CONTROLLING: u16 = 0x802A;
+    pub const RESPONSE_ORIGIN: u16 = 0x802B;
+    pub const OTHER_ADDRESS: u16 = 0x802C;
+    pub const THIRD_PARTY_AUTHORIZATION: u16 = 0x802E;
+    pub const MOBILITY_TICKET: u16 = 0x8030;
 }
 
 /// One attribute in its message.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Attribute<'a> {
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Attribute<'a> {
     /// Where its header begins, counted from the start of the message.
-    pub(crate) offset: usize,
-    pub(crate) kind: u16,
+    pub offset: usize,
+    /// Its type; [`kind`] has names.
+    pub kind: u16,
     /// Without padding.
-    pub(crate) value: &'a [u8],
+    pub value: &'a [u8],
     /// Whether the message ends after it.
-    pub(crate) is_last: bool,
+    pub is_last: bool,
 }
 
 /// The bytes are no STUN message, or an attribute reaches beyond the end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Malformed;
+pub struct Malformed;
 
 /// Checks the header of a message and walks its attributes. Ends after the first error.
 #[derive(Clone, Debug)]
-pub(crate) struct Attributes<'a> {
+pub struct Attributes<'a> {
     message: &'a [u8],
     offset: usize,
 }
@@ -77,7 +85,13 @@ impl<'a> Attributes<'a> {
             && [*c0, *c1, *c2, *c3] == COOKIE
             && message.len() == HEADER_LEN + length
             && length & 3 == 0;
-        if well_formed { Ok(Self { message, offset: HEADER_LEN }) } else { Err(Malformed) }
+        if well_formed { Ok(Self::behind_header(message)) } else { Err(Malformed) }
+    }
+
+    /// Of a message whose header has been checked.
+    #[inline]
+    pub(super) fn behind_header(message: &'a [u8]) -> Self {
+        Self { message, offset: HEADER_LEN }
     }
 }
 

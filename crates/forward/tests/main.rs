@@ -1,0 +1,29 @@
+//! The forwarder over real sockets: one module per behaviour, in one program, which is linked once. A test that needs a
+//! process to itself starts one (`turnpike_testkit::alone`).
+#![forbid(unsafe_code)]
+#![cfg(test)]
+#![allow(clippy::cast_possible_truncation, reason = "small numbers, and payload that may wrap")]
+
+mod support;
+mod udp_common;
+
+mod balance;
+mod dual_stack;
+mod exhaustion;
+mod idle_crowd;
+mod life;
+mod limits;
+mod names;
+mod proxy_header;
+mod rates;
+mod rules;
+mod short_crowd;
+mod targets;
+mod transfers;
+mod udp_addresses;
+mod udp_cross;
+mod udp_echo;
+mod udp_exhaustion;
+mod udp_sessions;
+mod unix;
+mod vanishing;

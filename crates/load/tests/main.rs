@@ -1,0 +1,17 @@
+//! Generators, probe and reflector over real sockets: one module per behaviour, in one program, which is linked once. A test that needs a
+//! process to itself starts one (`turnpike_testkit::alone`).
+#![forbid(unsafe_code)]
+#![cfg(test)]
+#![allow(clippy::cast_possible_truncation, reason = "small numbers, and payload that may wrap")]
+
+mod common;
+
+mod iperf3;
+mod profile;
+mod reflect;
+mod stream;
+mod turn;
+mod turn_alternate;
+mod turn_migrate;
+mod turn_token;
+mod udp;

@@ -1,0 +1,26 @@
+//! The relay over real sockets: one module per behaviour, in one program, which is linked once. A test that needs a
+//! process to itself starts one (`turnpike_testkit::alone`).
+#![forbid(unsafe_code)]
+#![cfg(test)]
+#![allow(clippy::cast_possible_truncation, reason = "small numbers, and payload that may wrap")]
+
+mod support;
+
+mod descriptors;
+mod dtls_limits;
+mod dtls_memory;
+mod dtls_messages;
+mod loops;
+mod mobility;
+mod mobility_client;
+mod padding;
+mod pending_credentials;
+mod reservations;
+mod stream_attacks;
+mod stream_limits;
+mod stream_memory;
+mod stream_messages;
+mod stream_proxy;
+mod stream_splits;
+mod stream_tls;
+mod tcp_relaying;

@@ -1,0 +1,138 @@
+//! Certificates made as a test runs, and a TLS client that believes all of them.
+
+use std::sync::Arc;
+
+use rcgen::{BasicConstraints, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyUsagePurpose};
+pub use rcgen::{CertificateParams, KeyPair};
+use rustls::{
+    ClientConfig, DigitallySignedStruct, Error, SignatureScheme, SupportedProtocolVersion,
+    client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier},
+    crypto::ring,
+    pki_types::{CertificateDer, ServerName, UnixTime},
+};
+
+/// A certificate and its key, as PEM.
+#[derive(Clone, Debug)]
+pub struct Certificate {
+    /// The certificate.
+    pub pem: String,
+    /// Its key.
+    pub key: String,
+}
+
+impl Certificate {
+    /// Self-signed, for these names.
+    ///
+    /// # Panics
+    /// As [`Certificate::with`].
+    #[must_use]
+    pub fn new(names: &[&str]) -> Self {
+        Self::with(names, |_| ())
+    }
+
+    /// The same with something changed.
+    ///
+    /// # Panics
+    /// When a name is none.
+    #[must_use]
+    pub fn with(names: &[&str], change: impl FnOnce(&mut CertificateParams)) -> Self {
+        Self::of_key(&key(), names, change)
+    }
+
+    /// The same with a key of any kind.
+    ///
+    /// # Panics
+    /// As [`Certificate::with`].
+    #[must_use]
+    pub fn of_key(key: &KeyPair, names: &[&str], change: impl FnOnce(&mut CertificateParams)) -> Self {
+        let mut params = params(names);
+        change(&mut params);
+        let certificate = params.self_signed(key).unwrap_or_else(|error| panic!("{names:?}: {error}"));
+        Self { pem: certificate.pem(), key: key.serialize_pem() }
+    }
+
+    /// One that an authority has signed which was made for it, and the certificate of that authority.
+    ///
+    /// # Panics
+    /// As [`Certificate::with`].
+    #[must_use]
+    pub fn of_authority(names: &[&str]) -> (Self, String) {
+        let authority_key = key();
+        let mut authority = CertificateParams::default();
+        authority.distinguished_name.push(DnType::CommonName, "authority of a test");
+        authority.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        authority.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
+        let trusted = authority.self_signed(&authority_key).unwrap_or_else(|error| panic!("{error}")).pem();
+
+        let key = key();
+        let mut params = params(names);
+        params.use_authority_key_identifier_extension = true;
+        params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
+        params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
+        let issuer = Issuer::new(authority, authority_key);
+        let signed = params.signed_by(&key, &issuer).unwrap_or_else(|error| panic!("{names:?}: {error}"));
+        (Self { pem: signed.pem(), key: key.serialize_pem() }, trusted)
+    }
+}
+
+/// A client that speaks these versions and believes whatever certificate it is shown: it is asked which one that is, not whether it
+/// is trusted.
+///
+/// # Panics
+/// When there is no version.
+#[must_use]
+pub fn believing_client(versions: &[&'static SupportedProtocolVersion]) -> ClientConfig {
+    ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
+        .with_protocol_versions(versions)
+        .unwrap_or_else(|error| panic!("{versions:?}: {error}"))
+        .dangerous()
+        .with_custom_certificate_verifier(Arc::new(Believer))
+        .with_no_client_auth()
+}
+
+#[derive(Debug)]
+struct Believer;
+
+impl ServerCertVerifier for Believer {
+    fn verify_server_cert(
+        &self,
+        _: &CertificateDer<'_>,
+        _: &[CertificateDer<'_>],
+        _: &ServerName<'_>,
+        _: &[u8],
+        _: UnixTime,
+    ) -> Result<ServerCertVerified, Error> {
+        Ok(ServerCertVerified::assertion())
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        _: &[u8],
+        _: &CertificateDer<'_>,
+        _: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        Ok(HandshakeSignatureValid::assertion())
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        _: &[u8],
+        _: &CertificateDer<'_>,
+        _: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        Ok(HandshakeSignatureValid::assertion())
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        ring::default_provider().signature_verification_algorithms.supported_schemes()
+    }
+}
+
+fn params(names: &[&str]) -> CertificateParams {
+    let owned: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
+    CertificateParams::new(owned).unwrap_or_else(|error| panic!("{names:?}: {error}"))
+}
+
+fn key() -> KeyPair {
+    KeyPair::generate().unwrap_or_else(|error| panic!("{error}"))
+}

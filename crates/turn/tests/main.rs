@@ -1,0 +1,44 @@
+//! The state machines of server and client: one module per behaviour, in one program, which is linked once. A test that needs a
+//! process to itself starts one (`turnpike_testkit::alone`).
+#![forbid(unsafe_code)]
+#![cfg(test)]
+
+mod client_support;
+mod common;
+
+mod client_any_bytes;
+mod client_authentication;
+mod client_lifetime;
+mod client_mobility;
+mod client_server;
+mod client_tcp_relaying;
+mod server_allocate;
+mod server_alternate;
+mod server_auth;
+mod server_binding;
+mod server_channel;
+mod server_connections;
+mod server_dual_stack;
+mod server_effects;
+mod server_fuzz;
+mod server_icmp;
+mod server_learned_nonces;
+mod server_lifetime;
+mod server_lookups;
+mod server_loops;
+mod server_memory;
+mod server_mobility;
+mod server_mobility_workers;
+mod server_moved;
+mod server_nat_discovery;
+mod server_padding;
+mod server_peer_rules;
+mod server_permission;
+mod server_quota;
+mod server_randomness;
+mod server_realms;
+mod server_replays;
+mod server_reply_sizes;
+mod server_robustness;
+mod server_stats;
+mod server_third_party;

@@ -1,0 +1,14 @@
+//! The codec, its oracle and its fuzzing: one module per behaviour, in one program, which is linked once. A test that needs a
+//! process to itself starts one (`turnpike_testkit::alone`).
+#![forbid(unsafe_code)]
+#![cfg(test)]
+
+mod fuzz_channel_data;
+mod fuzz_indication;
+mod fuzz_integrity;
+mod message_integrity;
+mod no_alloc;
+mod oracle;
+mod rfc_vectors;
+mod stream_splits;
+mod stun;
