@@ -1,6 +1,11 @@
 //! A client's side of the conversation, built and read with `stun_types` and `turn_types` as the oracle, and a world of
 //! virtual time around one server.
-#![allow(dead_code, unused_imports, clippy::unwrap_used, reason = "benchmarks use a part, and are no tests to clippy")]
+#![allow(
+    dead_code,
+    unused_imports,
+    clippy::unwrap_used,
+    reason = "benchmarks use a part, and are no tests to clippy"
+)]
 
 use std::{cell::RefCell, collections::HashMap, net::SocketAddr, rc::Rc, sync::Arc};
 
