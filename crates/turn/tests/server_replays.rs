@@ -1,10 +1,7 @@
 //! Copies of an Allocate: answered again while its allocation lives on that 5-tuple, and granted nowhere else.
 
 use crate::common::*;
-use turnpike_turn::{
-    server::{Client, ServerConfig},
-    wire::stun_types::attribute::Nonce,
-};
+use turnpike_turn::server::{Client, ServerConfig};
 
 fn granted(world: &mut World) -> (Credentials, Ask) {
     let alice = world.credentials("alice", Scheme::Md5);
