@@ -74,21 +74,21 @@ impl Datagrams {
 
     /// Queues a datagram of a connected socket: `len` bytes that `fill` writes.
     #[inline]
-    pub fn push_with(&mut self, index: usize, len: usize, fill: impl FnOnce(&mut [u8])) {
-        self.push_to(index, None, len, fill);
+    pub fn push_with(&mut self, index: usize, len: usize, fill: impl FnMut(&mut [u8])) {
+        self.push_run(index, None, (1, len), fill);
     }
 
-    /// Queues a datagram to this address, or to where the socket is connected.
+    /// Queues `count` datagrams of `len` bytes, each of which `fill` writes, to this address or to where the socket is connected.
     #[inline]
-    pub fn push_to(
+    pub fn push_run(
         &mut self,
         index: usize,
         to: Option<SocketAddr>,
-        len: usize,
-        fill: impl FnOnce(&mut [u8]),
+        (count, len): (usize, usize),
+        mut fill: impl FnMut(&mut [u8]),
     ) {
         let route = Route { socket: self.ids[index], to, from: None, tos: 0, ttl: 0, dont_fragment: false };
-        self.tx.push_with(&route, len, fill);
+        self.tx.push_run(&route, count, len, |all| all.chunks_exact_mut(len.max(1)).for_each(&mut fill));
     }
 
     /// Datagrams queued since the last flush.

@@ -278,7 +278,7 @@ impl Families<'_, '_, WorkerSnapshot> {
             "Times that a relayed address paused accepting for want of file descriptors.",
             |snapshot| snapshot.peers.accept_pauses,
         )?;
-        self.each("letters_lost", "Messages between workers that were lost.", |snapshot| {
+        self.each("handoffs_lost", "Messages between workers that were lost.", |snapshot| {
             snapshot.handoffs_lost
         })
     }

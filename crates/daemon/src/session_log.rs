@@ -9,7 +9,7 @@ use std::{
 use turnpike_relay::SessionLog;
 use turnpike_turn::{
     rates::{Rate, Rates},
-    server::{ClosedReason, CredentialRefusal, Effect, PeerDenial, RelayTransport, TokenProblem},
+    server::{ClosedReason, CredentialRefusal, Effect, PeerDenial, TokenProblem},
 };
 
 use crate::{
@@ -163,7 +163,7 @@ fn write(worker: usize, effect: &Effect) {
             tracing::info!(
                 target: "turnpike::session",
                 realm = &**realm, user = &**username, client = %client.address, transport = <&str>::from(*transport),
-                relayed, relayed2, relayed_transport = of_peers(*relay_transport),
+                relayed, relayed2, relayed_transport = <&str>::from(*relay_transport),
                 reason = closed_reason(*reason), seconds = seconds(Duration::from_millis(*lived_ms)),
                 to_peer_datagrams = to_peer.0, to_peer_bytes = to_peer.1,
                 to_client_datagrams = to_client.0, to_client_bytes = to_client.1,
@@ -189,13 +189,6 @@ fn write(worker: usize, effect: &Effect) {
             );
         }
         _ => {}
-    }
-}
-
-fn of_peers(transport: RelayTransport) -> &'static str {
-    match transport {
-        RelayTransport::Udp => "udp",
-        RelayTransport::Tcp => "tcp",
     }
 }
 
@@ -246,7 +239,7 @@ mod tests {
         sync::{Mutex, PoisonError},
     };
 
-    use turnpike_turn::server::{AllocationId, Client, ListenerId, Transport};
+    use turnpike_turn::server::{AllocationId, Client, ListenerId, RelayTransport, Transport};
 
     use super::*;
 

@@ -183,6 +183,12 @@ impl<K: Kernel> Sender<'_, K> {
     #[inline]
     pub(crate) fn push(&mut self, queued: &Queued) {
         let len = queued.len as usize;
+        if let Payload::Own(at) = queued.payload
+            && queued.header_len == 0
+        {
+            let own = self.own;
+            return self.push_run(&own[at as usize..], len, queued.run as usize);
+        }
         if !self.join(len) {
             self.start(len);
         }
@@ -203,6 +209,34 @@ impl<K: Kernel> Sender<'_, K> {
         if queued.padding > 0 {
             let zeros = &ZEROS[..usize::from(queued.padding)];
             self.piece(zeros.as_ptr(), zeros.len());
+        }
+    }
+
+    /// Adds `count` datagrams of `len` bytes that lie one behind the other.
+    #[inline]
+    fn push_run(&mut self, bytes: &[u8], len: usize, count: usize) {
+        let (mut at, mut left) = (0, count);
+        while left > 0 {
+            if !self.join(len) {
+                self.start(len);
+            }
+            let mut taken = 1;
+            if self.joinable
+                && left > 1
+                && let Some(message) = self.batch.messages.last_mut()
+            {
+                // Those that fit behind it, at once: they continue its piece.
+                let room =
+                    (self.batch.max_segments - message.segments).min((MAX_BYTES - message.bytes) / len);
+                let more = room.min(left - 1);
+                message.segments += more;
+                message.bytes += more * len;
+                taken += more;
+            }
+            let piece = &bytes[at..][..taken * len];
+            self.piece(piece.as_ptr(), piece.len());
+            at += taken * len;
+            left -= taken;
         }
     }
 

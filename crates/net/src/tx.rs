@@ -79,6 +79,8 @@ pub(crate) struct Queued {
     pub(crate) payload: Payload,
     /// The whole datagram's length.
     pub(crate) len: u32,
+    /// Datagrams of this length that lie one behind the other, from `payload` on.
+    pub(crate) run: u32,
     /// The next of the same route, or `NONE`.
     next: u32,
 }
@@ -110,6 +112,8 @@ pub struct Tx {
     datapath: Datapath,
     own: Vec<u8>,
     queue: Vec<Queued>,
+    /// Datagrams in it.
+    queued: usize,
     groups: Vec<Group>,
     /// Indexed by socket.
     chains: Vec<Chain>,
@@ -129,6 +133,7 @@ impl Tx {
             datapath,
             own: Vec::with_capacity(1 << 16),
             queue: Vec::with_capacity(4096),
+            queued: 0,
             groups: Vec::with_capacity(512),
             chains: Vec::new(),
             touched: Vec::with_capacity(512),
@@ -153,7 +158,15 @@ impl Tx {
         let len = u32::from(header_len) + payload.len + u32::from(padding);
         self.append(
             route,
-            Queued { header: at, header_len, padding, payload: Payload::Arena(payload), len, next: NONE },
+            Queued {
+                header: at,
+                header_len,
+                padding,
+                payload: Payload::Arena(payload),
+                len,
+                run: 1,
+                next: NONE,
+            },
         );
     }
 
@@ -165,22 +178,34 @@ impl Tx {
     /// Queues `len` bytes that `fill` writes in place (their content before is arbitrary); for generators.
     #[inline]
     pub fn push_with(&mut self, route: &Route, len: usize, fill: impl FnOnce(&mut [u8])) {
+        self.push_run(route, 1, len, fill);
+    }
+
+    /// The same with `count` datagrams of `len` bytes each, which `fill` writes one behind the other: cheaper than one by one.
+    #[inline]
+    pub fn push_run(&mut self, route: &Route, count: usize, len: usize, fill: impl FnOnce(&mut [u8])) {
+        if count == 0 {
+            return;
+        }
         let at = self.own_end();
         let start = self.own.len();
-        self.own.resize(start + len, 0);
+        self.own.resize(start + count * len, 0);
         fill(&mut self.own[start..]);
-        #[expect(clippy::cast_possible_truncation, reason = "a datagram is shorter than 64 KiB")]
-        let len = len as u32;
+        #[expect(
+            clippy::cast_possible_truncation,
+            reason = "a datagram is shorter than 64 KiB, a tick has far fewer than 2^32"
+        )]
+        let (len, run) = (len as u32, count as u32);
         self.append(
             route,
-            Queued { header: at, header_len: 0, padding: 0, payload: Payload::Own(at), len, next: NONE },
+            Queued { header: at, header_len: 0, padding: 0, payload: Payload::Own(at), len, run, next: NONE },
         );
     }
 
     /// Datagrams queued since the last flush.
     #[must_use]
     pub fn queued(&self) -> usize {
-        self.queue.len()
+        self.queued
     }
 
     /// Sends all that is queued. What the kernel does not take is dropped and counted; nothing is kept.
@@ -238,6 +263,7 @@ impl Tx {
         self.touched.clear();
         self.groups.clear();
         self.queue.clear();
+        self.queued = 0;
         self.own.clear();
         if !self.table.is_empty() {
             self.table.clear();
@@ -252,7 +278,7 @@ impl Tx {
         while group != NONE {
             let mut next = self.groups[group as usize].first;
             while next != NONE {
-                count += 1;
+                count += u64::from(self.queue[next as usize].run);
                 next = self.queue[next as usize].next;
             }
             group = self.groups[group as usize].next_of_socket;
@@ -268,6 +294,7 @@ impl Tx {
     fn append(&mut self, route: &Route, queued: Queued) {
         #[expect(clippy::cast_possible_truncation, reason = "a tick queues far fewer than 2^32")]
         let index = self.queue.len() as u32;
+        self.queued += queued.run as usize;
         self.queue.push(queued);
         let group = self.group(route);
         let group = &mut self.groups[group];

@@ -35,6 +35,31 @@ fn a_run_of_equal_size_is_one_message_and_one_buffer() {
 }
 
 #[test]
+fn runs_that_are_queued_at_once_leave_as_if_queued_one_by_one() {
+    for datapath in [Datapath::Basic, Datapath::Mmsg, Datapath::Gso] {
+        let to = bind(V4, &gro());
+        let mut sender = Sender::new(datapath, V4, &UdpOptions::default());
+        let route = sender.route(to.local_addr());
+        let mut sent = Vec::new();
+        // The first is longer than any super-packet, the third shorter than what it follows.
+        for (count, len) in [(150, 120), (1, 120), (3, 60), (0, 60), (40, 1_400), (2, 1)] {
+            sender.tx.push_run(&route, count, len, |all| {
+                for datagram in all.chunks_exact_mut(len) {
+                    datagram.fill(sent.len() as u8);
+                    sent.push(datagram.to_vec());
+                }
+            });
+        }
+        assert_eq!((sender.tx.queued(), sent.len()), (196, 196));
+        sender.flush();
+        assert_eq!(sender.tx.queued(), 0);
+        assert_eq!(sender.tx.stats().datagrams, 196, "{datapath}: {:?}", sender.tx.stats());
+        let got = receive(&mut Rx::new(datapath), &[&to], 196);
+        assert!(got.into_iter().map(|datagram| datagram.bytes).eq(sent), "{datapath}");
+    }
+}
+
+#[test]
 fn interleaved_destinations_share_one_call() {
     let mut rx = Rx::new(Datapath::Gso);
     let to: Vec<_> = (0..8).map(|_| bind(V4, &gro())).collect();

@@ -139,6 +139,11 @@ pub(crate) fn listener(text: &str) -> Result<(Bind, PortRange), String> {
 }
 
 fn split_port(text: &str) -> Result<(&str, &str), String> {
+    if let Some((protocol, _)) = text.split_once("://") {
+        return Err(format!(
+            "{protocol}:// belongs to the command line; in a file the protocol is a key of its own"
+        ));
+    }
     let (host, port) = text.rsplit_once(':').ok_or("it has no port")?;
     if host.contains(':') && !host.starts_with('[') {
         return Err("its IPv6 address has no brackets".to_owned());
@@ -332,6 +337,10 @@ mod tests {
             ("2001:db8::2:80", "its IPv6 address has no brackets"),
             ("[10.0.0.2]:80", "[10.0.0.2] is no IPv6 address in brackets"),
             (":80", "it has no address before the port"),
+            (
+                "tcp://10.0.0.2:80",
+                "tcp:// belongs to the command line; in a file the protocol is a key of its own",
+            ),
             ("-a:80", "\"-a\" is neither an address nor a host name"),
             ("a:80*257", "\"257\" is no weight: a weight is a number, 0 to 256"),
             ("a:80*+3", "\"+3\" is no weight: a weight is a number, 0 to 256"),

@@ -111,7 +111,7 @@ impl Table {
                 self.push(title, record, &verdict.metric, (ratio, dash(), shortened(&told)));
             }
             None => {
-                self.push(title, record, &record.experiment.metric, (dash(), dash(), "measured".to_owned()))
+                self.push(title, record, &record.experiment.metric, (dash(), dash(), "measured".to_owned()));
             }
         }
     }

@@ -31,13 +31,13 @@ while (due := start + sent / rate) < start + seconds:
         rtt.append(time.monotonic() - due)
     except (TimeoutError, ConnectionRefusedError):
         pass
-took = time.monotonic() - start
 at = lambda values, share: int(sorted(values)[min(len(values) - 1, int(len(values) * share))] * 1e6) if values else 0
 print(json.dumps({
     "sent": sent, "received": received, "lost": sent - received, "duplicated": 0, "reordered": 0,
-    "send_pps": sent / took, "recv_pps": received / took, "recv_bps": received * 800 / took,
+    # Of the time in which they were due, as the contract has it: a busy machine sends as many, only later.
+    "send_pps": sent / seconds, "recv_pps": received / seconds, "recv_bps": received * 800 / seconds,
     "rtt_us": {"min": at(rtt, 0), "p50": at(rtt, .5), "p90": at(rtt, .9), "p99": at(rtt, .99), "p999": at(rtt, .999),
                "max": at(rtt, 1)},
     "jitter_us": 0, "late_us": {"p50": at(late, .5), "p99": at(late, .99), "max": at(late, 1)},
-    "clients": 1, "size": 100, "rate": rate, "duration_s": took, "datapath": "basic", "errors": {},
+    "clients": 1, "size": 100, "rate": rate, "duration_s": seconds, "datapath": "basic", "errors": {},
 }))

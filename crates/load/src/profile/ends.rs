@@ -182,23 +182,25 @@ impl<'a> Ends<'a> {
         let number = profile.flow_number(counts.share.1 + burst.client, burst.flow);
         let flow = &mut counts.flows[burst.client * profile.flows() + burst.flow];
         let to = peer.addresses[burst.client];
-        let (mut packets, mut bytes) = (0_u32, 0);
+        let (mut packets, mut bytes) = (0, 0);
         // So that not all clients have their key frames at once.
         let place = burst.number + u64::from(number) * 7_919;
-        stream.shape.burst(Draw::new(seed, number, burst.number), place, |len| {
-            let stamp = Stamp { flow: number, sequence: flow.next_sequence, due_ns: burst.due_ns };
-            flow.next_sequence += 1;
-            packets += 1;
-            bytes += len as u64;
+        stream.shape.burst(Draw::new(seed, number, burst.number), place, |len, count| {
+            packets += count;
+            bytes += len * count;
+            let stamp = |out: &mut [u8]| {
+                Stamp { flow: number, sequence: flow.next_sequence, due_ns: burst.due_ns }.write(out);
+                flow.next_sequence += 1;
+            };
             match stream.direction {
-                Direction::ToPeer => carrier.push(burst.client, len, |out| stamp.write(out)),
-                Direction::ToClient => peer.datagrams.push_to(0, to, len, |out| stamp.write(out)),
+                Direction::ToPeer => carrier.push(burst.client, count, len, stamp),
+                Direction::ToClient => peer.datagrams.push_run(0, to, (count, len), stamp),
             }
         });
         let tally = counts.tallies[burst.stream].of(burst.due_ns >= counts.measure_ns);
-        tally.sent += u64::from(packets);
-        tally.sent_bytes += bytes;
-        tally.late.record_n((now - burst.due_ns) / 1_000, packets);
+        tally.sent += packets as u64;
+        tally.sent_bytes += bytes as u64;
+        tally.late.record_n((now - burst.due_ns) / 1_000, u32::try_from(packets).unwrap_or(u32::MAX));
     }
 
     /// Takes what has arrived at the peers' socket.
@@ -226,7 +228,7 @@ impl<'a> Ends<'a> {
             unexpected += 1;
         });
         for (from, stamp) in &greetings {
-            datagrams.push_to(0, Some(*from), HEADER_LEN, |out| stamp.write(out));
+            datagrams.push_run(0, Some(*from), (1, HEADER_LEN), |out| stamp.write(out));
         }
         if !greetings.is_empty() {
             datagrams.flush(errors);

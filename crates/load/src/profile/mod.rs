@@ -157,13 +157,13 @@ struct Mean {
 }
 
 impl Shape {
-    /// Hands out the sizes of one burst's packets. `number` counts the bursts of its flow, from wherever it began.
+    /// Hands out the sizes of one burst's packets, and how many there are of each. `number` counts the bursts of its flow, from wherever it began.
     #[inline]
-    fn burst(&self, mut draw: Draw, number: u64, mut packet: impl FnMut(usize)) {
+    fn burst(&self, mut draw: Draw, number: u64, mut packets: impl FnMut(usize, usize)) {
         match self {
             Self::Packets { count, sizes } => {
                 for _ in 0..draw.from(*count) {
-                    packet(draw_size(sizes, &mut draw));
+                    packets(draw_size(sizes, &mut draw), 1);
                 }
             }
             Self::Frame { bytes, packet: most, key } => {
@@ -174,9 +174,10 @@ impl Shape {
                 let count = bytes.div_ceil(*most);
                 // Those of one size first, so that they leave as one super-packet.
                 let (each, longer) = (bytes / count, bytes % count);
-                for index in 0..count {
-                    let size = each + u32::from(index < longer);
-                    packet((size as usize).max(HEADER_LEN));
+                for (size, count) in [(each + 1, longer), (each, count - longer)] {
+                    if count > 0 {
+                        packets((size as usize).max(HEADER_LEN), count as usize);
+                    }
                 }
             }
         }

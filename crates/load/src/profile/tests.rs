@@ -3,7 +3,7 @@ use super::*;
 fn packets(shape: &Shape, bursts: u64) -> Vec<Vec<usize>> {
     let burst = |number| {
         let mut sizes = Vec::new();
-        shape.burst(Draw::new(1, 0, number), number, |size| sizes.push(size));
+        shape.burst(Draw::new(1, 0, number), number, |size, count| sizes.extend(vec![size; count]));
         sizes
     };
     (0..bursts).map(burst).collect()

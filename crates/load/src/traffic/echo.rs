@@ -125,11 +125,11 @@ impl Echo {
     /// Queues a burst of one client.
     fn push(&mut self, carrier: &mut impl Carrier, client: usize, due_ns: u64, plan: &Plan) {
         let flow = &mut self.flows[client];
-        for _ in 0..plan.burst {
-            let stamp = Stamp { flow: flow.number, sequence: flow.next_sequence, due_ns };
+        let number = flow.number;
+        carrier.push(client, plan.burst, plan.size, |out| {
+            Stamp { flow: number, sequence: flow.next_sequence, due_ns }.write(out);
             flow.next_sequence += 1;
-            carrier.push(client, plan.size, |out| stamp.write(out));
-        }
+        });
         let tally = self.tallies.of(due_ns >= self.measure_ns);
         tally.sent += plan.burst as u64;
         tally.sent_bytes += (plan.burst * plan.size) as u64;

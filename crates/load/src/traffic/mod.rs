@@ -26,8 +26,8 @@ pub(crate) const PEER: u64 = 1 << 32;
 
 /// How the clients of one thread reach their peers, by index.
 pub(crate) trait Carrier {
-    /// Queues a payload of `len` bytes, which `fill` writes, from a client to its peer.
-    fn push(&mut self, client: usize, len: usize, fill: impl FnOnce(&mut [u8]));
+    /// Queues `count` payloads of `len` bytes, each of which `fill` writes, from a client to its peer.
+    fn push(&mut self, client: usize, count: usize, len: usize, fill: impl FnMut(&mut [u8]));
     /// Payloads, and messages of the carrier's own, queued since the last flush.
     fn queued(&self) -> usize;
     /// Sends what is queued; returns how much of it was not taken.

@@ -219,7 +219,7 @@ impl Engine {
 
     /// Queues a message of `len` bytes to the server.
     #[inline]
-    fn push_with(&mut self, index: usize, len: usize, fill: impl FnOnce(&mut [u8])) {
+    fn push_with(&mut self, index: usize, len: usize, fill: impl FnMut(&mut [u8])) {
         match &mut self.wire {
             Wire::Datagrams(datagrams) => datagrams.push_with(index, len, fill),
             Wire::Links(links) => links.push_with(index, len, fill),
@@ -227,7 +227,7 @@ impl Engine {
     }
 
     /// Queues bytes for the peer of a bound connection (RFC 6062).
-    fn push_to_peer(&mut self, index: usize, len: usize, fill: impl FnOnce(&mut [u8])) {
+    fn push_to_peer(&mut self, index: usize, len: usize, fill: impl FnMut(&mut [u8])) {
         self.push_with(self.endpoints.len() + index, len, fill);
     }
 
@@ -418,10 +418,10 @@ impl Engine {
 
 impl Carrier for Engine {
     #[inline]
-    fn push(&mut self, client: usize, len: usize, fill: impl FnOnce(&mut [u8])) {
+    fn push(&mut self, client: usize, count: usize, len: usize, mut fill: impl FnMut(&mut [u8])) {
         // A peer connection carries the peer's bytes and nothing else.
         if self.relays_streams {
-            return self.push_to_peer(client, len, fill);
+            return (0..count).for_each(|_| self.push_to_peer(client, len, &mut fill));
         }
         let Self { endpoints, wire, peer, pads, .. } = self;
         let endpoint = &mut endpoints[client];
@@ -429,14 +429,16 @@ impl Carrier for Engine {
         let Header { bytes, len: start, .. } = &endpoint.header;
         let end = start + len;
         let padding = if *pads { indication::padding(len) } else { 0 };
-        let fill = |out: &mut [u8]| {
+        let mut fill = |out: &mut [u8]| {
             out[..*start].copy_from_slice(&bytes[..*start]);
             fill(&mut out[*start..end]);
             out[end..].fill(0);
         };
         match wire {
-            Wire::Datagrams(datagrams) => datagrams.push_with(client, end + padding, fill),
-            Wire::Links(links) => links.push_with(client, end + padding, fill),
+            Wire::Datagrams(datagrams) => datagrams.push_run(client, None, (count, end + padding), fill),
+            Wire::Links(links) => {
+                (0..count).for_each(|_| links.push_with(client, end + padding, &mut fill));
+            }
         }
     }
 

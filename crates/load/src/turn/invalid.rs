@@ -119,7 +119,7 @@ fn flood(
             }
             let message = &messages[turn % messages.len()];
             turn += 1;
-            clients.push((turn - 1) % count, message.len(), |out| {
+            clients.push((turn - 1) % count, 1, message.len(), |out| {
                 out.copy_from_slice(message);
                 if let Some(id) = out.get_mut(TRANSACTION) {
                     id[..2].copy_from_slice(&MARK);

@@ -45,8 +45,8 @@ impl Clients {
 
 impl Carrier for Clients {
     #[inline]
-    fn push(&mut self, client: usize, len: usize, fill: impl FnOnce(&mut [u8])) {
-        self.datagrams.push_with(client, len, fill);
+    fn push(&mut self, client: usize, count: usize, len: usize, fill: impl FnMut(&mut [u8])) {
+        self.datagrams.push_run(client, None, (count, len), fill);
     }
 
     #[inline]

@@ -68,7 +68,7 @@ pub(super) fn set_up(
 #[expect(clippy::cast_possible_truncation, reason = "validated: at most 10,000 clients")]
 fn send(clients: &mut Clients, index: usize, first: usize) {
     let stamp = Stamp { flow: (first + index) as u32, sequence: PROBE, due_ns: 0 };
-    clients.push(index, HEADER_LEN, |out| stamp.write(out));
+    clients.push(index, 1, HEADER_LEN, |out| stamp.write(out));
 }
 
 struct Answers<F> {

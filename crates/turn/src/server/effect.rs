@@ -7,6 +7,7 @@ use std::{
     sync::Arc,
 };
 
+use strum::IntoStaticStr;
 use turnpike_wire::channel_data::ChannelNumber;
 
 use super::{
@@ -38,7 +39,8 @@ pub struct OpenRelay {
 }
 
 /// The transport between the server and peers (REQUESTED-TRANSPORT).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, IntoStaticStr)]
+#[strum(serialize_all = "lowercase")]
 pub enum RelayTransport {
     /// Datagrams.
     Udp,

@@ -5,6 +5,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
+use strum::{IntoStaticStr, VariantArray};
 use turnpike_wire::{integrity, integrity::Mac};
 
 use super::{DropReason, Family, attribute};
@@ -18,7 +19,8 @@ pub(super) const FINGERPRINT_LEN: usize = 8;
 pub(super) const COOKIE: [u8; 4] = [0x21, 0x12, 0xA4, 0x42];
 
 /// What a request asks for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, IntoStaticStr, VariantArray)]
+#[strum(serialize_all = "snake_case")]
 pub enum Method {
     /// RFC 8489.
     Binding,
@@ -37,31 +39,6 @@ pub enum Method {
 }
 
 impl Method {
-    /// All of them, in the order of their discriminants.
-    pub const ALL: [Self; 7] = [
-        Self::Binding,
-        Self::Allocate,
-        Self::Refresh,
-        Self::CreatePermission,
-        Self::ChannelBind,
-        Self::Connect,
-        Self::ConnectionBind,
-    ];
-
-    /// The value of the `method` label in metrics.
-    #[must_use]
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Binding => "binding",
-            Self::Allocate => "allocate",
-            Self::Refresh => "refresh",
-            Self::CreatePermission => "create_permission",
-            Self::ChannelBind => "channel_bind",
-            Self::Connect => "connect",
-            Self::ConnectionBind => "connection_bind",
-        }
-    }
-
     /// The method's number. All of them fit into the low four bits of a message type.
     pub(super) const fn number(self) -> u16 {
         match self {
@@ -244,7 +221,7 @@ pub(super) fn xor_mask(transaction: [u8; 12]) -> u128 {
 fn method_of(message_type: u16) -> Result<Method, DropReason> {
     let class = message_type & 0x0110;
     let number = message_type & !0x0110;
-    let method = Method::ALL.into_iter().find(|method| method.number() == number);
+    let method = Method::VARIANTS.iter().copied().find(|method| method.number() == number);
     match (class, method) {
         (0x0000, Some(method)) => Ok(method),
         (0x0000, None) => Err(DropReason::UnknownMethod),

@@ -41,14 +41,14 @@ pub struct Stats {
     pub to_client_bytes: u64,
     /// ICMP errors passed on as Data indications.
     pub icmp_relayed: u64,
-    /// Well-formed requests, by method, in the order of [`Method::ALL`].
-    pub requests: [u64; Method::ALL.len()],
+    /// Well-formed requests, by method, in the order of [`Method::VARIANTS`].
+    pub requests: [u64; Method::VARIANTS.len()],
     /// Success responses, by method.
-    pub successes: [u64; Method::ALL.len()],
+    pub successes: [u64; Method::VARIANTS.len()],
     /// Error responses, by code, in the order of [`ERROR_CODES`].
     pub errors: [u64; ERROR_CODES.len()],
-    /// Dropped datagrams, by reason, in the order of [`DropReason::ALL`].
-    pub drops: [u64; DropReason::ALL.len()],
+    /// Dropped datagrams, by reason, in the order of [`DropReason::VARIANTS`].
+    pub drops: [u64; DropReason::VARIANTS.len()],
     /// Nonces given out with 401 and 438.
     pub nonces: u64,
     /// Requests answered again with the same answer.
@@ -227,9 +227,9 @@ impl Stats {
 
     /// All that has a table of names.
     fn by_event(&self) -> impl Iterator<Item = Counter> + '_ {
-        let methods = || Method::ALL.iter().map(|method| method.name());
+        let methods = || Method::VARIANTS.iter().map(Into::into);
         let codes = ERROR_CODES.iter().map(|(_, name)| *name);
-        let drops = DropReason::ALL.iter().map(|reason| reason.name());
+        let drops = DropReason::VARIANTS.iter().map(Into::into);
         let closed = CLOSED.iter().map(|(_, name)| *name);
         let (discovery, credentials) = (DISCOVERY.iter().copied(), CREDENTIALS.iter().copied());
         let connections = ConnectionEvent::VARIANTS.iter().map(Into::into);
