@@ -167,10 +167,20 @@ fn a_port_moves_from_one_address_to_the_wildcard_and_back() {
     let address = running.address("r");
     let mut wide = at(rule("r", greeter("b")), address);
     wide.bind = [0, 0, 0, 0].into();
-    running.forwarder.reload(&settings(), &[wide]).unwrap();
-    assert_eq!(read_exactly(&mut support::client(address), 1), b"b");
-    running.forwarder.reload(&settings(), &[at(rule("r", greeter("c")), address)]).unwrap();
-    assert_eq!(read_exactly(&mut support::client(address), 1), b"c");
+    // The kernel chose the port among those that it gives to clients too: one of another test may have it on another address.
+    eventually("the wildcard is bound", || running.forwarder.reload(&settings(), &[wide.clone()]).is_ok());
+    // Both listen for a moment, and who is in the queue of the one that closes is reset.
+    eventually("the wildcard serves", || greeting_at(address) == Some(*b"b"));
+    let narrow = [at(rule("r", greeter("c")), address)];
+    eventually("the one address is bound", || running.forwarder.reload(&settings(), &narrow).is_ok());
+    eventually("the one address serves", || greeting_at(address) == Some(*b"c"));
+}
+
+/// The first byte that a client is sent, if it is served.
+fn greeting_at(address: SocketAddr) -> Option<[u8; 1]> {
+    let mut byte = [0];
+    TcpStream::connect(address).and_then(|mut client| client.read_exact(&mut byte)).ok()?;
+    Some(byte)
 }
 
 #[test]
