@@ -208,6 +208,17 @@ mod tests {
     }
 
     #[test]
+    fn a_place_that_is_given_back_is_no_way_in_for_what_it_held_before() {
+        let granted = GrantedAllocates::default();
+        let admitted: Vec<u32> =
+            (0..100_000).filter(|n| granted.note(transaction(*n), 1000, 1000).is_some()).collect();
+        let newer: Vec<Noted> =
+            (100_000..200_000).filter_map(|n| granted.note(transaction(n), 1001, 1001)).collect();
+        newer.into_iter().for_each(|noted| granted.withdraw(noted));
+        assert!(admitted.iter().all(|n| granted.note(transaction(*n), 1000, 1001).is_none()));
+    }
+
+    #[test]
     fn memory_is_what_the_documentation_says() {
         assert_eq!(BUCKETS * size_of::<Mutex<Bucket>>(), 68 * 8192);
     }
