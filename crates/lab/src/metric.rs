@@ -74,6 +74,9 @@ pub const PACKETS_PER_BUSY_S: &str = "packets_per_busy_s";
 /// Datagrams (UDP counters) over packets (interface counters): a GSO super-packet is one of the latter.
 pub const SEGMENTS_PER_SUPERPACKET: &str = "segments_per_superpacket";
 
+/// Of its highest rate, what a subject still delivers when twice as much is offered.
+pub const OVERLOAD_SHARE: &str = "overload_share";
+
 /// Every metric that has a direction or a unit.
 pub const METRICS: &[Metric] = &[
     higher(DELIVERED_PPS, "/s", "delivered at the far ends"),
@@ -110,6 +113,10 @@ pub const METRICS: &[Metric] = &[
     higher("find_max_0_pps", "/s", "highest rate without loss"),
     higher("find_max_0.1_pps", "/s", "highest rate with at most 0.1 % loss"),
     higher("find_max_0.5_pps", "/s", "highest rate with at most 0.5 % loss"),
+    higher("find_max_0_clients", "", "most clients without loss"),
+    higher("find_max_0.1_clients", "", "most clients with at most 0.1 % loss"),
+    higher("find_max_0.5_clients", "", "most clients with at most 0.5 % loss"),
+    higher(OVERLOAD_SHARE, "", "of the highest rate, delivered when twice of it is offered"),
     lower(
         MEMORY_PER_CLIENT_BYTES,
         "B",

@@ -256,6 +256,9 @@ pub struct Sweep {
 /// One trial.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct SweepPoint {
+    /// What the rate variable was set to: datagrams a second, or clients.
+    #[serde(default)]
+    pub rate_pps: u64,
     /// Datagrams offered a second.
     pub offered_pps: f64,
     /// Datagrams delivered a second.

@@ -46,6 +46,8 @@ pub struct Settings {
     pub max_trials: usize,
     /// Void trials at a rate after which the generator is held unable to make it.
     pub max_voids: u32,
+    /// A trial whose 99th percentile of latency is above this has lost everything, microseconds.
+    pub max_p99_us: Option<f64>,
 }
 
 impl Default for Settings {
@@ -60,6 +62,7 @@ impl Default for Settings {
             sum_s: 15.0,
             max_trials: 300,
             max_voids: 3,
+            max_p99_us: None,
         }
     }
 }
@@ -105,6 +108,38 @@ pub enum Because {
 }
 
 impl Settings {
+    /// From what people say: percent of the rate, percent lost. Or what is wrong with it.
+    pub(crate) fn of(
+        min_pps: u64,
+        max_pps: u64,
+        width: f64,
+        trial_s: f64,
+        loss: &[f64],
+    ) -> Result<Self, String> {
+        if min_pps == 0 || min_pps >= max_pps {
+            return Err(format!("min {min_pps} and max {max_pps}: expected 0 < min < max"));
+        }
+        if !(0.1..=50.0).contains(&width) {
+            return Err(format!("width {width}: expected 0.1 to 50 percent"));
+        }
+        if !(0.1..=600.0).contains(&trial_s) {
+            return Err(format!("trial {trial_s}: expected 0.1 to 600 seconds"));
+        }
+        if loss.is_empty() || loss.iter().any(|loss| !(0.0..100.0).contains(loss)) {
+            return Err("loss: expected percentages from 0 to below 100".to_owned());
+        }
+        Ok(Self {
+            min_pps,
+            max_pps,
+            goals: loss.iter().map(|percent| percent / 100.0).collect(),
+            width: width / 100.0,
+            short_s: (trial_s / 5.0).max(0.2),
+            long_s: trial_s,
+            sum_s: trial_s * 3.0,
+            ..Self::default()
+        })
+    }
+
     /// The largest loss that any goal allows, as a ratio.
     #[must_use]
     pub fn loosest(&self) -> f64 {

@@ -30,7 +30,7 @@ pub(crate) const EXPERIMENTS: Shelf = Shelf {
     folder: "",
     texts: texts!["":
         "relay-thin" "relay-burst" "relay-flood" "relay-rate" "relay-stream" "relay-stream-rate" "relay-allocate"
-        "relay-allocate-tls" "relay-memory" "relay-load" "forward-throughput" "forward-rr" "forward-connect" "forward-udp" "forward-memory"
+        "relay-allocate-tls" "relay-memory" "relay-load" "relay-calls" "forward-throughput" "forward-rr" "forward-connect" "forward-udp" "forward-memory"
     ],
 };
 

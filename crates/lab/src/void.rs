@@ -26,7 +26,7 @@ pub enum Void {
         /// What was allowed.
         limit_percent: f64,
     },
-    /// Others used the subject's cores: time that is neither its own nor that of the kernel's network threads.
+    /// Others used the subject's cores: other processes ran, for time that is neither its own nor the kernel's network threads'.
     CoresShared {
         /// Percent of its cores.
         percent: f64,
@@ -82,8 +82,8 @@ pub struct Limits {
 }
 
 impl Default for Limits {
-    /// 1 % steal is a fifth of the difference that an experiment resolves by default. 3 % of a core go to timers and to
-    /// interrupts of the rest of the machine even where nothing else runs.
+    /// 1 % steal is a fifth of the difference that an experiment resolves by default; 3 % of a core, and some of its kernel's own
+    /// threads run there even where nothing else does.
     fn default() -> Self {
         Self {
             late_p99_us: turnpike_measure::LATE_P99_US as f64,

@@ -216,7 +216,7 @@ pub(crate) struct Workload {
     /// Seconds that it may take beyond warm-up and duration.
     #[serde(default = "thirty")]
     pub(crate) patience: f64,
-    /// The rate variable that `find-max` and `sweep` set, in datagrams a second.
+    /// The variable that `find-max` and `sweep` set, in datagrams a second; `clients` is a number of clients instead.
     #[serde(default = "rate")]
     pub(crate) rate: String,
 }

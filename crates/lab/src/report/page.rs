@@ -183,6 +183,7 @@ mod tests {
             });
         }
         let point = |offered: f64, delivered: f64| SweepPoint {
+            rate_pps: 0,
             offered_pps: offered,
             delivered_pps: delivered,
             loss_percent: (1.0 - delivered / offered) * 100.0,

@@ -5,6 +5,7 @@ use std::{collections::BTreeSet, fs, path::PathBuf, time::Duration};
 
 use super::{
     halt::Halt,
+    links,
     session::{Bench, Window},
 };
 use crate::{
@@ -186,13 +187,15 @@ pub(crate) fn compare(request: &Request, stage: &Stage, screen: &Screen) -> Resu
     outcome.map(|()| record)
 }
 
-/// Somebody may have built while it ran: then its rounds are of two programs.
+/// What is known of the whole run only in its end: how its links behaved, and whether somebody built while it ran, so that its rounds
+/// are of two programs.
 pub(crate) fn note_changes(record: &mut Record, screen: &Screen) {
     for told in builds::since(&record.programs) {
         let note = format!("a file changed while the experiment ran: {told}");
         screen.note(&format!("warning: {note}"));
         record.environment.notes.push(note);
     }
+    record.environment.notes.extend(links::describe(record));
 }
 
 /// Whether further runs are worth their time.

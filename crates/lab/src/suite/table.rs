@@ -227,7 +227,10 @@ fn origin(records: &[&Record]) -> Vec<String> {
     }
     sentences.push(format!("Programs: {}.", programs.join(", ")));
     let mut notes: Vec<&String> = Vec::new();
-    let told = |note: &&String| note.contains("is left out: ") || note.starts_with("a file changed while");
+    let told = |note: &&String| {
+        ["a file changed while", "the generator ended"].iter().any(|head| note.starts_with(head))
+            || note.contains("is left out: ")
+    };
     for note in records.iter().flat_map(|record| &record.environment.notes).filter(told) {
         if !notes.contains(&note) {
             notes.push(note);

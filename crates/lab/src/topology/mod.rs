@@ -46,6 +46,8 @@ pub(crate) struct Topology {
     pub(crate) addresses: BTreeMap<String, String>,
     /// By `NAMESPACE/DEVICE`.
     pub(crate) offloads: BTreeMap<String, BTreeMap<String, bool>>,
+    /// Threads of the kernel that receive for a device, by `NAMESPACE.DEVICE`; of devices that have threads of their own.
+    pub(crate) receivers: BTreeMap<String, Vec<u32>>,
     /// `None` for what `lab up` made.
     guardian: Option<Guardian>,
 }
@@ -95,9 +97,13 @@ impl Topology {
     /// The topology that `lab up` made.
     pub(crate) fn find(id: &str) -> Result<Self, LabError> {
         match State::load(id)? {
-            Some(state) if state.is_whole() => {
-                Ok(Self { state, addresses: BTreeMap::new(), offloads: BTreeMap::new(), guardian: None })
-            }
+            Some(state) if state.is_whole() => Ok(Self {
+                state,
+                addresses: BTreeMap::new(),
+                offloads: BTreeMap::new(),
+                receivers: BTreeMap::new(),
+                guardian: None,
+            }),
             _ => Err(LabError::usage(format!("topology \"{id}\" is not up: `turnpike lab up` makes it"))),
         }
     }
@@ -105,7 +111,13 @@ impl Topology {
     fn new(id: &str, owner: Option<Identity>) -> Self {
         let state =
             State { id: id.to_owned(), owner, user_namespace: !userns::is_root(), spaces: Vec::new() };
-        Self { state, addresses: BTreeMap::new(), offloads: BTreeMap::new(), guardian: None }
+        Self {
+            state,
+            addresses: BTreeMap::new(),
+            offloads: BTreeMap::new(),
+            receivers: BTreeMap::new(),
+            guardian: None,
+        }
     }
 
     /// The mark of its processes.
@@ -203,7 +215,8 @@ impl Topology {
             self.offloads.insert(format!("{}/{}", end.namespace, end.device), held);
             run(&entry, &["ip", "link", "set", &end.device, "up"])?;
             if let Some(cpu) = end.napi_cpu {
-                napi::pin(&entry, &end.device, cpu)?;
+                let pids = napi::pin(&entry, &end.device, cpu)?;
+                self.receivers.insert(format!("{}.{}", end.namespace, end.device), pids);
             }
         }
         for space in &spec.namespace {
