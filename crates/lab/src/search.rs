@@ -279,7 +279,8 @@ impl Search {
         let tried = Tried {
             duration_s: trial.duration_s,
             loss,
-            delivered_pps: received as f64 / trial.duration_s,
+            // Whatever is counted, clients or datagrams: in the unit of the rate.
+            delivered_pps: (received as f64 / trial.duration_s).min(trial.rate_pps as f64 * (1.0 - loss)),
             late,
         };
         self.tried.entry(trial.rate_pps).or_default().push(tried);
