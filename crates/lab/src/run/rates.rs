@@ -397,7 +397,7 @@ mod tests {
         let whole = SweepPoint { offered_pps: 1000.0, ..SweepPoint::default() };
         assert_eq!(counts(&whole, trial(1000, 5.0), "rate"), (5000, 5000));
         // Ten clients that lose one in 6,000.
-        assert_eq!(counts(&point, trial(10, 5.0), CLIENTS), (50_000_000, 50_000_000 - 833_334));
+        assert_eq!(counts(&point, trial(10, 5.0), CLIENTS), (50_000_000, 50_000_000 - 8_334));
     }
 
     #[test]
