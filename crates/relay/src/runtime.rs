@@ -11,7 +11,7 @@ use turnpike_net::{
     TcpListener, UdpOptions, UdpSocket,
     rx::RxStats,
     tx::TxStats,
-    worker::{self, Sender, Workers},
+    worker::{Published, Sender, Workers},
 };
 use turnpike_turn::server::{
     CredentialQuery, Credentials, Effect, Lookup, LookupId, NatDiscovery, OwnEndpoints, ServerConfig, Stats,
@@ -25,7 +25,7 @@ use crate::{
     peers::PeerStats,
     ports::Ports,
     stream::{Admission, StreamStats},
-    worker::{Command, Mailbox, Shared, Worker},
+    worker::{Command, Mailbox, Snapshot, Worker},
 };
 
 /// Users and their keys; shared by all workers, asked on requests only.
@@ -172,7 +172,7 @@ pub struct WorkerSnapshot {
 /// A running relay. Dropping it stops the workers.
 pub struct Relay {
     listeners: Listeners,
-    workers: Workers<Command, Shared>,
+    workers: Workers<Command, Snapshot>,
     store: SharedStore,
     quotas: Arc<Quotas>,
     own: Own,
@@ -242,10 +242,6 @@ pub struct Listeners {
     pub dtls: Vec<SocketAddr>,
 }
 
-impl worker::Command for Command {
-    const STOP: Self = Self::Stop;
-}
-
 impl Relay {
     /// Binds all listeners, probes every relay address and starts the workers; on error nothing is left open.
     ///
@@ -280,17 +276,16 @@ impl Relay {
             Self { listeners, workers: Workers::default(), store, quotas, own, discovery, in_force };
         let (mut bound, mut mailboxes) = (Vec::new(), Vec::new());
         for number in 0..common.config.workers.max(1) {
-            let (worker, mailbox, shared) = Worker::new(number, &common)?;
-            let Mailbox { commands, waker, .. } = mailbox.clone();
-            bound.push((worker, Sender::new(commands, waker), shared));
+            let (worker, mailbox, snapshot) = Worker::new(number, &common)?;
+            bound.push((worker, mailbox.worker.clone(), snapshot));
             mailboxes.push(mailbox);
         }
         let mailboxes: Arc<[Mailbox]> = mailboxes.into();
         // Only now: each socket that joins an SO_REUSEPORT group changes which worker a 5-tuple hashes to, and an allocation
         // made before the last one joined would be left with a worker that hears nothing of its client any more.
-        for (number, (mut worker, sender, shared)) in bound.into_iter().enumerate() {
+        for (number, (mut worker, sender, snapshot)) in bound.into_iter().enumerate() {
             worker.set_mailboxes(Arc::clone(&mailboxes));
-            relay.workers.spawn(format!("relay-{number}"), sender, shared, move || worker.run())?;
+            relay.workers.spawn(format!("relay-{number}"), sender, snapshot, move || worker.run())?;
         }
         Ok(relay)
     }
@@ -304,10 +299,7 @@ impl Relay {
     /// What each worker has counted.
     #[must_use]
     pub fn snapshots(&self) -> Vec<WorkerSnapshot> {
-        self.workers
-            .shared()
-            .map(|shared| shared.snapshot.lock().unwrap_or_else(PoisonError::into_inner).clone())
-            .collect()
+        self.workers.shared().map(Published::get).collect()
     }
 
     /// Allocations of each realm that has any, over all workers and in no order.
