@@ -9,7 +9,7 @@ use std::{
 
 use turnpike_relay::{CertificateError, Identity};
 
-use super::{CertificateFiles, ConfigError, Settings, exposed};
+use super::{CertificateFiles, Mistake, Settings, exposed};
 
 /// A certificate and its key, and the file that it is from.
 #[derive(Clone, Debug)]
@@ -26,7 +26,7 @@ pub struct Found {
     /// The default one first.
     pub certificates: Vec<Certificate>,
     /// What cannot be used, with its file's name.
-    pub problems: Vec<ConfigError>,
+    pub problems: Vec<Mistake>,
     /// Sentences for the log.
     pub warnings: Vec<String>,
 }
@@ -50,7 +50,7 @@ pub fn load(settings: &Settings) -> Found {
             }
             Err((path, problem)) => problems.push(
                 // The mistake is in the file, but the line that names it is where a reader starts.
-                ConfigError::new(
+                Mistake::new(
                     settings.origin(key),
                     key,
                     format!("{}: {problem}", path.display()),
@@ -65,7 +65,7 @@ pub fn load(settings: &Settings) -> Found {
         && !dtls
         && problems.is_empty()
     {
-        problems.push(ConfigError::new(
+        problems.push(Mistake::new(
             settings.origin(key),
             key,
             format!("{}: DTLS (dtls.listen) cannot use this certificate's key", files.cert.display()),

@@ -2,16 +2,16 @@
 
 use std::{collections::HashSet, net::SocketAddr};
 
-use super::{AdminListen, AlternateSettings, ConfigError, RealmSettings, Settings, TokenKeySettings};
+use super::{AdminListen, AlternateSettings, Mistake, RealmSettings, Settings, TokenKeySettings};
 use crate::realms;
 
 /// [`turnpike_turn::server::RealmId`] counts them in 16 bits, `server.realm` being the first.
 const MOST_REALMS: usize = 65_534;
 
 /// Appends what cannot work. A limit that nobody set never makes an error: it only caps.
-pub(crate) fn combinations(settings: &Settings, problems: &mut Vec<ConfigError>) {
+pub(crate) fn combinations(settings: &Settings, problems: &mut Vec<Mistake>) {
     let mut refuse = |key: &'static str, problem: String, expected: &str| {
-        problems.push(ConfigError::new(settings.origin(key), key, problem, expected));
+        problems.push(Mistake::new(settings.origin(key), key, problem, expected));
     };
 
     if settings.listen.is_empty() {
@@ -311,10 +311,10 @@ fn is_ours(settings: &Settings, address: SocketAddr) -> bool {
 }
 
 /// Appends what is wrong with the `[[alternate]]`s beside the rest.
-fn alternates(settings: &Settings, problems: &mut Vec<ConfigError>) {
+fn alternates(settings: &Settings, problems: &mut Vec<Mistake>) {
     for AlternateSettings { alternate, place } in &settings.alternates {
         let mut refuse = |problem: String, expected: &str| {
-            problems.push(ConfigError::new(&place.0, "alternate.address", problem, expected));
+            problems.push(Mistake::new(&place.0, "alternate.address", problem, expected));
         };
         let address = alternate.address;
         if is_ours(settings, address) {
@@ -330,7 +330,7 @@ fn alternates(settings: &Settings, problems: &mut Vec<ConfigError>) {
 }
 
 /// Appends what is wrong with one `[[realm]]` beside the rest.
-fn one_realm(settings: &Settings, index: usize, realm: &RealmSettings, problems: &mut Vec<ConfigError>) {
+fn one_realm(settings: &Settings, index: usize, realm: &RealmSettings, problems: &mut Vec<Mistake>) {
     let name = &realm.name;
     let listens = |address: &SocketAddr| {
         [&settings.listen, &settings.tls_listen, &settings.dtls_listen]
@@ -338,7 +338,7 @@ fn one_realm(settings: &Settings, index: usize, realm: &RealmSettings, problems:
             .any(|all| all.contains(address))
     };
     let mut refuse = |key: &str, problem: String, expected: &str| {
-        problems.push(ConfigError::new(&realm.place.0, key, problem, expected));
+        problems.push(Mistake::new(&realm.place.0, key, problem, expected));
     };
     if settings.realms[..index].iter().any(|other| other.name == *name) {
         refuse("realm.name", format!("realm {name:?} is listed twice"), "each realm once");

@@ -3,10 +3,7 @@
 
 use std::{net::IpAddr, path::Path};
 
-use super::{
-    error::{ConfigError, Origin},
-    source::Entry,
-};
+use super::{Mistake, Origin, source::Entry};
 
 /// Whose file is expected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -16,7 +13,7 @@ pub(crate) enum Reader {
 }
 
 /// What a text is if it is of a known program; `reader` knows its own formats itself.
-pub(crate) fn of_another_program(path: &Path, text: &str, reader: Reader) -> Option<ConfigError> {
+pub(crate) fn of_another_program(path: &Path, text: &str, reader: Reader) -> Option<Mistake> {
     let found = lines(text).find_map(|line| recognise(&line, text))?;
     let expected = match (found.format, reader) {
         (Format::Coturn, Reader::Serve) => {
@@ -52,7 +49,7 @@ pub(crate) fn of_another_program(path: &Path, text: &str, reader: Reader) -> Opt
         Format::Rinetd => "rinetd.conf",
     };
     let origin = Origin::File { path: path.to_owned(), line: found.line, column: found.column };
-    Some(ConfigError::new(&origin, "", format!("this looks like {name}"), expected))
+    Some(Mistake::new(&origin, "", format!("this looks like {name}"), expected))
 }
 
 /// What TOML is if its sections are those of the other command: `theirs` and `ours` are sections that only one of them has.
@@ -61,7 +58,7 @@ pub(crate) fn of_the_other_command(
     entries: &[Entry],
     (ours, theirs): (&[&str], &[&str]),
     reader: Reader,
-) -> Option<ConfigError> {
+) -> Option<Mistake> {
     let is_of = |sections: &[&str], entry: &&Entry| sections.contains(&entry.key.as_str());
     if entries.iter().any(|entry| is_of(ours, &entry)) {
         return None;
@@ -71,7 +68,7 @@ pub(crate) fn of_the_other_command(
         Reader::Serve => ("forward", "serve"),
         Reader::Forward => ("serve", "forward"),
     };
-    Some(ConfigError::new(
+    Some(Mistake::new(
         &entry.origin,
         "",
         format!("this is a file of turnpike {theirs}, by its {}", entry.key),

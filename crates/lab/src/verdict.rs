@@ -14,7 +14,7 @@ use crate::void::Void;
 
 /// When a verdict is given.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(default)]
+#[serde(default, deny_unknown_fields)]
 pub struct Rules {
     /// Rounds that must count.
     pub min_rounds: u32,

@@ -65,7 +65,7 @@ impl fmt::Display for Void {
 
 /// What a run may suffer and still count.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(default)]
+#[serde(default, deny_unknown_fields)]
 pub struct Limits {
     /// Lateness of the generator, 99th percentile, microseconds.
     pub late_p99_us: f64,

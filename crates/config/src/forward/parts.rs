@@ -1,5 +1,5 @@
 //! The parts of forwarding rules: hosts, ports, targets, client patterns. Every format is made of them, so that all accept and
-//! refuse the same. Errors are half sentences; the caller, who knows the place, makes [`ConfigError`](crate::ConfigError)s of
+//! refuse the same. Errors are half sentences; the caller, who knows the place, makes [`Mistake`](crate::Mistake)s of
 //! them.
 
 use std::{

@@ -15,7 +15,7 @@ use turnpike_forward::{
 
 use super::{parts, settings::ForwardSettings};
 use crate::{
-    ConfigError, Origin,
+    Mistake, Origin,
     key::{
         KeySpec, Kind, field, kind, named, number, scalar,
         show::{list, quoted},
@@ -52,7 +52,7 @@ impl Draft {
     }
 
     /// Reads a rule; mistakes go to `problems`. `None` when it lacks what a rule must have.
-    pub(crate) fn read(entries: &[Entry], origin: Origin, problems: &mut Vec<ConfigError>) -> Option<Self> {
+    pub(crate) fn read(entries: &[Entry], origin: Origin, problems: &mut Vec<Mistake>) -> Option<Self> {
         let mut draft = Self::new(origin);
         let mut good = true;
         for entry in entries.iter().filter(|entry| RULE_KEYS.iter().all(|spec| spec.name() != entry.key)) {
@@ -76,7 +76,7 @@ impl Draft {
             }
         }
         for path in ["rule.listen", "rule.target"].into_iter().filter(|path| !draft.has(path)) {
-            problems.push(ConfigError::new(
+            problems.push(Mistake::new(
                 &draft.origin,
                 path,
                 "the rule does not say it",
@@ -189,8 +189,8 @@ fn spec_of(path: &str) -> Option<&'static KeySpec<Rule>> {
 }
 
 /// Only the command line can; TOML refuses it.
-fn said_twice(spec: &KeySpec<Rule>, entry: &Entry) -> ConfigError {
-    ConfigError::new(
+fn said_twice(spec: &KeySpec<Rule>, entry: &Entry) -> Mistake {
+    Mistake::new(
         &entry.origin,
         spec.path,
         "the key is given twice",
@@ -198,9 +198,9 @@ fn said_twice(spec: &KeySpec<Rule>, entry: &Entry) -> ConfigError {
     )
 }
 
-fn unknown_key(entry: &Entry) -> ConfigError {
+fn unknown_key(entry: &Entry) -> Mistake {
     if entry.key == "accept_proxy" {
-        return ConfigError::new(
+        return Mistake::new(
             &entry.origin,
             "rule.accept_proxy",
             "it would believe anybody who connects",
@@ -208,7 +208,7 @@ fn unknown_key(entry: &Entry) -> ConfigError {
         );
     }
     let names: Vec<&str> = RULE_KEYS.iter().map(KeySpec::name).collect();
-    ConfigError::unknown_key("rule", entry, &names)
+    entry.unknown("rule", &names)
 }
 
 const HEALTH: Kind<Option<Duration>> =

@@ -9,11 +9,11 @@ use crate::{Secret, StoredKey, UserSecret, settings::SECRET_KEYS};
 
 const EXAMPLE: &str = include_str!("../../../../examples/turnpike.toml");
 
-fn load_text(text: &str) -> Result<Loaded, ConfigErrors> {
+fn load_text(text: &str) -> Result<Loaded, Mistakes> {
     load(text, &[], Flags::new())
 }
 
-fn load(text: &str, environment: &[(&str, &str)], flags: Flags) -> Result<Loaded, ConfigErrors> {
+fn load(text: &str, environment: &[(&str, &str)], flags: Flags) -> Result<Loaded, Mistakes> {
     let environment =
         environment.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
     let mut problems = Vec::new();
@@ -26,7 +26,7 @@ fn settings(text: &str) -> Settings {
     load_text(text).expect("a valid configuration").settings
 }
 
-fn errors(text: &str) -> Vec<ConfigError> {
+fn errors(text: &str) -> Vec<Mistake> {
     load_text(text).expect_err("an invalid configuration").0
 }
 
@@ -430,7 +430,7 @@ fn all_mistakes_are_listed_in_the_order_of_the_file() {
 #[test]
 fn broken_toml_names_its_place_and_does_not_quote_the_line() {
     let errors = errors("[auth]\nsecrets = [\"hunter2\n");
-    let text = ConfigErrors(errors.clone()).to_string();
+    let text = Mistakes(errors.clone()).to_string();
     assert!(matches!(&errors[0].origin, Origin::File { line: 2, .. }), "{errors:?}");
     assert!(text.contains("no valid TOML") && !text.contains("hunter2"), "{text}");
 }

@@ -8,10 +8,9 @@ use std::{
 
 use serde::Deserialize;
 
-use crate::{
-    error::LabError,
-    strict::{self, Document, nearest},
-};
+use turnpike_strict::{Document, nearest};
+
+use crate::error::LabError;
 
 /// The topologies that need no file, by name; the first is the one that is used when nobody names another.
 const KNOWN: [(&str, &str); 2] = [("veth", include_str!("veth.toml")), ("wire", include_str!("wire.toml"))];
@@ -71,7 +70,7 @@ impl Spec {
     pub(crate) fn load(path: &str, base: &Path) -> Result<Self, LabError> {
         let file = base.join(path);
         let (spec, mut document): (Self, _) = match KNOWN.iter().find(|(name, _)| *name == path) {
-            Some((name, text)) => strict::parse(&format!("topology {name}"), text)?,
+            Some((name, text)) => Document::parse(Path::new(&format!("topology {name}")), text)?,
             None if !path.contains('.') && !file.exists() => {
                 let names = KNOWN.map(|(name, _)| name).join(", ");
                 return Err(LabError::usage(match nearest(path, KNOWN.map(|(name, _)| name)) {
@@ -79,7 +78,7 @@ impl Spec {
                     None => format!("no topology \"{path}\": expected host, {names}, or a file"),
                 }));
             }
-            None => strict::read(&file)?,
+            None => Document::parse(&file, &LabError::read(&file)?)?,
         };
         spec.check(&mut document);
         document.finish()?;
@@ -221,7 +220,7 @@ mod tests {
     use super::*;
 
     fn refusal(text: &str) -> String {
-        let (spec, mut document): (Spec, _) = strict::parse("t.toml", text).unwrap();
+        let (spec, mut document): (Spec, _) = Document::parse(Path::new("t.toml"), text).unwrap();
         spec.check(&mut document);
         document.finish().unwrap_err().to_string()
     }
