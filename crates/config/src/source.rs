@@ -48,6 +48,11 @@ pub(crate) struct Entry {
     pub(crate) node: Node,
 }
 
+/// The value of a key.
+pub(crate) fn find<'e>(entries: &'e [Entry], key: &str) -> Option<&'e Node> {
+    entries.iter().find(|entry| entry.key == key).map(|entry| &entry.node)
+}
+
 impl Entry {
     /// For an entry of `table` that is none of `names`.
     pub(crate) fn unknown(&self, table: &str, names: &[&str]) -> Mistake {

@@ -13,9 +13,9 @@ use crate::{
     alternate_keys::ALTERNATE_KEYS,
     certificates, check, exposed, foreign,
     key::KeySpec,
-    keys::KEYS,
     read::Reader,
     realm_keys::REALM_KEYS,
+    settings::KEYS,
     source::{self, Entry, Node, Value},
     tables,
 };

@@ -16,7 +16,7 @@ use super::{
 use crate::{
     Mistake, Origin,
     read::shown,
-    source::{Entry, Node, Value},
+    source::{Entry, Node, Value, find},
 };
 
 /// The keys of the file itself.
@@ -74,10 +74,6 @@ pub(crate) fn read(entries: &[Entry], problems: &mut Vec<Mistake>) -> OxidinetdT
     file.connection_file = log_file.map(|path| LogFile { path, format });
     file.warnings = reader.warnings;
     file
-}
-
-fn find<'e>(entries: &'e [Entry], key: &str) -> Option<&'e Node> {
-    entries.iter().find(|entry| entry.key == key).map(|entry| &entry.node)
 }
 
 struct Reader<'a> {
