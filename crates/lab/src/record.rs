@@ -271,31 +271,17 @@ pub struct SweepPoint {
 
 /// Why a record cannot be kept or read.
 #[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the messages say what their fields are")]
 pub enum Error {
     /// No access.
     #[error("{}: {source}", path.display())]
-    Io {
-        /// File or directory.
-        path: PathBuf,
-        /// What the system said.
-        source: io::Error,
-    },
+    Io { path: PathBuf, source: io::Error },
     /// Not a record.
     #[error("{}: not a record of the lab: {source}", path.display())]
-    Json {
-        /// File.
-        path: PathBuf,
-        /// What is wrong with it.
-        source: serde_json::Error,
-    },
+    Json { path: PathBuf, source: serde_json::Error },
     /// Written by a newer lab.
     #[error("{}: format {found}, this lab reads up to {FORMAT}: use the version that wrote it", path.display())]
-    Newer {
-        /// File.
-        path: PathBuf,
-        /// Its format.
-        found: u32,
-    },
+    Newer { path: PathBuf, found: u32 },
 }
 
 impl Round {

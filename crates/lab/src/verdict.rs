@@ -58,81 +58,30 @@ pub enum Outcome {
 
 /// Why there is no verdict.
 #[derive(Clone, Debug, PartialEq)]
+#[expect(missing_docs, reason = "the messages say what their fields are")]
 pub enum Reason {
     /// A subject crashed, never became ready, or delivered nothing.
-    SubjectFailed {
-        /// Which one.
-        subject: String,
-        /// In how many runs.
-        runs: usize,
-        /// How, the first time.
-        how: String,
-    },
+    SubjectFailed { subject: String, runs: usize, how: String },
     /// The generator was late.
-    GeneratorLate {
-        /// In so many rounds.
-        rounds: usize,
-        /// Of so many.
-        of: usize,
-    },
+    GeneratorLate { rounds: usize, of: usize },
     /// CPU time was stolen.
-    CpuStolen {
-        /// In so many rounds.
-        rounds: usize,
-        /// Of so many.
-        of: usize,
-    },
+    CpuStolen { rounds: usize, of: usize },
     /// Others used the cores of the subjects.
-    CoresShared {
-        /// In so many rounds.
-        rounds: usize,
-        /// Of so many.
-        of: usize,
-    },
+    CoresShared { rounds: usize, of: usize },
     /// Rounds are void for another reason.
-    Voided {
-        /// So many rounds.
-        rounds: usize,
-        /// Of so many.
-        of: usize,
-        /// The first reason.
-        what: String,
-    },
+    Voided { rounds: usize, of: usize, what: String },
     /// No round has this metric of both subjects.
-    NotMeasured {
-        /// Because the machine or the subject cannot give it.
-        not_supported: bool,
-    },
+    NotMeasured { not_supported: bool },
     /// Values of zero have no ratio.
-    NoRatio {
-        /// In so many rounds.
-        rounds: usize,
-    },
+    NoRatio { rounds: usize },
     /// Not enough rounds.
-    TooFewRounds {
-        /// Rounds that count.
-        have: usize,
-        /// Rounds needed.
-        need: u32,
-    },
+    TooFewRounds { have: usize, need: u32 },
     /// The baseline was not measured against itself.
     NoNoiseFloor,
     /// The baseline differs from itself by as much.
-    BelowNoiseFloor {
-        /// The effect, percent.
-        percent: f64,
-        /// The floor, percent.
-        floor_percent: f64,
-        /// The floor is a bias, which more rounds do not lower.
-        bias: bool,
-    },
+    BelowNoiseFloor { percent: f64, floor_percent: f64, bias: bool },
     /// The interval is too wide to exclude a difference worth knowing.
-    TooNoisy {
-        /// Plus or minus so many percent.
-        percent: f64,
-        /// The resolution wanted, percent.
-        wanted_percent: f64,
-    },
+    TooNoisy { percent: f64, wanted_percent: f64 },
 }
 
 /// One metric of one subject against the baseline.

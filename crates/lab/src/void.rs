@@ -10,39 +10,19 @@ use crate::record::Round;
 /// Why a run was declared void.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
+#[expect(missing_docs, reason = "the messages say what their fields are")]
 pub enum Void {
     /// The generator sent later than due, so that the offered load was not the wanted one. Some metrics
     /// [survive](metric::survives_lateness) that.
-    GeneratorLate {
-        /// 99th percentile of its lateness, microseconds.
-        p99_us: f64,
-        /// What was allowed.
-        limit_us: f64,
-    },
+    GeneratorLate { p99_us: f64, limit_us: f64 },
     /// The hypervisor took CPU time away.
-    CpuStolen {
-        /// Percent of the machine's CPU time.
-        percent: f64,
-        /// What was allowed.
-        limit_percent: f64,
-    },
+    CpuStolen { percent: f64, limit_percent: f64 },
     /// Others used the subject's cores: time that is neither its own nor that of the kernel's network threads.
-    CoresShared {
-        /// Percent of its cores.
-        percent: f64,
-        /// What was allowed.
-        limit_percent: f64,
-    },
+    CoresShared { percent: f64, limit_percent: f64 },
     /// The subject did not start, ended early, or delivered nothing.
-    SubjectFailed {
-        /// How, as a sentence part: "ended by signal 11 after 3.2 s".
-        how: String,
-    },
+    SubjectFailed { how: String },
     /// Anything else, among it a workload that failed of itself.
-    Other {
-        /// What, as a sentence part.
-        what: String,
-    },
+    Other { what: String },
 }
 
 impl fmt::Display for Void {

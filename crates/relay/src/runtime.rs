@@ -104,35 +104,19 @@ impl SessionLog for () {
 /// Why the relay did not start; each message says what to change.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
+#[expect(missing_docs, reason = "the messages say what their fields are")]
 pub enum StartError {
     /// A listener could not be bound.
     #[error("cannot listen on {protocol} {address}: {source}; {remedy}")]
-    Listen {
-        /// `udp`, `tcp`, `tls` or `dtls`.
-        protocol: &'static str,
-        /// Which.
-        address: SocketAddr,
-        /// The kernel's answer.
-        source: io::Error,
-        /// What to do about it.
-        remedy: String,
-    },
+    Listen { protocol: &'static str, address: SocketAddr, source: io::Error, remedy: String },
     /// A relay address is not one of this machine.
     #[error(
         "relay address {address} cannot be bound: {source}; name an address of this machine with --relay-ip"
     )]
-    RelayAddress {
-        /// Which.
-        address: IpAddr,
-        /// The kernel's answer.
-        source: io::Error,
-    },
+    RelayAddress { address: IpAddr, source: io::Error },
     /// NAT discovery is configured on an address that nobody listens on.
     #[error("NAT discovery needs a UDP listener on {address}, or on its port and all addresses")]
-    NatDiscovery {
-        /// Which.
-        address: SocketAddr,
-    },
+    NatDiscovery { address: SocketAddr },
     /// Threads, epoll or the like.
     #[error(
         "cannot start a worker: {0}; raise the limit of open files (ulimit -n) or of threads (ulimit -u)"
