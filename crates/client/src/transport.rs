@@ -27,7 +27,6 @@ pub struct UnknownName {
 
 impl UnknownName {
     /// One that is no variant of this.
-    #[must_use]
     pub fn of<T: VariantNames>(value: &str) -> Self {
         Self { value: value.to_owned(), expected: T::VARIANTS }
     }
@@ -45,19 +44,16 @@ impl Transport {
     pub const ALL: [Self; 4] = [Self::Udp, Self::Tcp, Self::Tls, Self::Dtls];
 
     /// Whether messages arrive in order and complete, so that nothing is sent again (RFC 8489 section 6.2.2).
-    #[must_use]
     pub fn is_stream(self) -> bool {
         matches!(self, Self::Tcp | Self::Tls)
     }
 
     /// Whether the server shows a certificate.
-    #[must_use]
     pub fn is_secure(self) -> bool {
         matches!(self, Self::Tls | Self::Dtls)
     }
 
     /// The default port: 3478, or 5349 with a certificate (RFC 8656 section 6).
-    #[must_use]
     pub fn default_port(self) -> u16 {
         if self.is_secure() { 5349 } else { 3478 }
     }

@@ -32,13 +32,11 @@ pub struct Found {
 }
 
 /// For the TLS of [`turnpike_relay`].
-#[must_use]
 pub fn identities(certificates: &[Certificate]) -> Vec<Identity> {
     certificates.iter().map(|certificate| certificate.identity.clone()).collect()
 }
 
 /// Reads all certificates.
-#[must_use]
 pub fn load(settings: &Settings) -> Found {
     let unix = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
     let Found { mut certificates, mut problems, mut warnings } = Found::default();

@@ -167,19 +167,16 @@ settings! {
 
 impl Settings {
     /// Where the value of a key such as `admin.listen` comes from.
-    #[must_use]
     pub fn origin(&self, key: &str) -> &Origin {
         self.origins.get(key).unwrap_or(&Origin::Default)
     }
 
     /// Whether somebody asked for the value of this key.
-    #[must_use]
     pub fn is_explicit(&self, key: &str) -> bool {
         self.origins.contains_key(key)
     }
 
     /// The settings as a TOML file with each value's origin, secrets masked.
-    #[must_use]
     pub fn to_toml(&self) -> String {
         let realms = self.realms.iter().map(|realm| (realm, &realm.place));
         let alternates = self.alternates.iter().map(|alternate| (alternate, &alternate.place));
@@ -189,13 +186,11 @@ impl Settings {
     }
 
     /// Keys whose value differs in `new` but which a running server cannot change.
-    #[must_use]
     pub fn unchangeable(&self, new: &Self) -> Vec<&'static str> {
         key::changed(KEYS, false, self, new)
     }
 
     /// Keys whose value differs in `new` and that a running server takes over.
-    #[must_use]
     pub fn changed(&self, new: &Self) -> Vec<&'static str> {
         key::changed(KEYS, true, self, new)
     }
@@ -249,7 +244,6 @@ pub enum StoredKey {
 
 impl StoredKey {
     /// Tells the algorithm by the length: 32 or 64 hex digits.
-    #[must_use]
     pub fn from_hex(text: &str) -> Option<Self> {
         if !text.bytes().all(|byte| byte.is_ascii_hexdigit()) {
             return None;

@@ -69,7 +69,6 @@ pub struct Flags(Vec<(&'static str, &'static str, Vec<String>)>);
 
 impl Flags {
     /// No flag at all.
-    #[must_use]
     pub fn new() -> Self {
         Self::default()
     }

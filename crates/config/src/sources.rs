@@ -41,7 +41,6 @@ pub struct Sources {
 
 impl Sources {
     /// The environment is this process's; variables that are not UTF-8 do not count.
-    #[must_use]
     pub fn from_process(file: Option<PathBuf>, flags: Flags) -> Self {
         let environment = std::env::vars_os()
             .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
@@ -51,13 +50,11 @@ impl Sources {
     }
 
     /// As given.
-    #[must_use]
     pub fn new(file: Option<PathBuf>, environment: Vec<(String, String)>, flags: Flags) -> Self {
         Self { file, flags, environment }
     }
 
     /// The file, if one was named.
-    #[must_use]
     pub fn file(&self) -> Option<&Path> {
         self.file.as_deref()
     }
@@ -156,7 +153,6 @@ impl Sources {
 
 /// Every environment variable that any subcommand reads. Each subcommand knows them all, because several may share one
 /// environment.
-#[must_use]
 pub fn known_variables() -> Vec<String> {
     let settings = KEYS.iter().flat_map(KeySpec::variables).chain(crate::forward::variables());
     settings.chain(OTHER_VARIABLES.map(str::to_owned)).collect()

@@ -220,7 +220,6 @@ pub struct Rule {
 
 impl Rule {
     /// From a TCP port to a TCP target, with the defaults that [`Rule`] names, and nothing limited.
-    #[must_use]
     pub fn new(id: &str, listen: SocketAddr, target: Endpoint) -> Self {
         Self {
             id: RuleId(id.to_owned()),

@@ -276,7 +276,6 @@ impl Forwarder {
     }
 
     /// The addresses listened on, with real ports where the rule said 0.
-    #[must_use]
     pub fn listeners(&self) -> Vec<(RuleId, Address)> {
         let rules = self.rules();
         let each = rules.active.iter().flat_map(|rule| {
@@ -359,7 +358,6 @@ impl Forwarder {
 
     /// Counters of each rule, those that nobody has used yet included. A rule that was removed is among them until its last
     /// connection ends.
-    #[must_use]
     pub fn snapshots(&self) -> Vec<(RuleId, RuleSnapshot)> {
         let rules = self.rules();
         let mut all: Vec<(RuleId, RuleSnapshot)> = Vec::with_capacity(rules.active.len());
@@ -403,13 +401,11 @@ impl Forwarder {
     }
 
     /// Connections and sessions now.
-    #[must_use]
     pub fn active(&self) -> u64 {
         self.total.now()
     }
 
     /// Whether a worker has ended though nobody stopped it: the forwarder no longer serves all its clients.
-    #[must_use]
     pub fn has_failed(&self) -> bool {
         self.workers.have_failed()
     }

@@ -27,7 +27,6 @@ impl fmt::Display for Difference {
 /// In what two records differ; they may be compared when none of the differences [forbids](Difference::forbids) it.
 ///
 /// The programs measured may differ: that is what one compares. Where they run and what they are asked may not.
-#[must_use]
 pub fn comparable(a: &Record, b: &Record) -> Vec<Difference> {
     let mut differences = Vec::new();
     let mut compare = |what: &str, first: String, second: String, forbids: bool| {

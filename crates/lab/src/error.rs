@@ -37,7 +37,6 @@ impl LabError {
     }
 
     /// As a process exit code (DESIGN.md): 1 failed, 2 bad usage or configuration.
-    #[must_use]
     pub fn exit_code(&self) -> u8 {
         match self {
             Self::Usage(_) => 2,

@@ -106,7 +106,6 @@ pub struct Verdict {
 }
 
 /// Judges one metric of one subject by the experiment's rules.
-#[must_use]
 pub fn judge(record: &Record, subject: &str, metric: &str) -> Verdict {
     let rules = &record.experiment.rules;
     let baseline = record.baseline().unwrap_or_default().to_owned();
@@ -172,7 +171,6 @@ impl Grounds {
 impl Verdict {
     /// How much better the subject is: above 1 is better whatever the metric's direction. `None` without an estimate;
     /// for a metric without direction, the plain ratio.
-    #[must_use]
     pub fn gain(&self) -> Option<f64> {
         let ratio = self.estimate?.ratio();
         Some(if metric::direction(&self.metric) == Direction::Lower { 1.0 / ratio } else { ratio })
@@ -181,7 +179,6 @@ impl Verdict {
 
 impl Outcome {
     /// The verdict without its figures.
-    #[must_use]
     pub fn word(&self) -> &'static str {
         match self {
             Self::Faster => "faster",

@@ -80,7 +80,6 @@ impl Limits {
     /// [`metric::FOREIGN_PERCENT`] and others), if it is.
     ///
     /// That a subject failed is known only to who ran it. A metric that was not recorded voids nothing.
-    #[must_use]
     pub fn check(&self, round: &Round) -> Option<Void> {
         let above = |name: &str, limit: f64| round.metrics.get(name).copied().filter(|value| *value > limit);
         // Lateness last, for it does not spoil every metric.

@@ -133,7 +133,6 @@ impl<C: Command, S> Workers<C, S> {
     }
 
     /// How many there are.
-    #[must_use]
     pub fn count(&self) -> usize {
         self.0.len()
     }
@@ -149,7 +148,6 @@ impl<C: Command, S> Workers<C, S> {
     }
 
     /// Whether one has ended though nobody stopped it.
-    #[must_use]
     pub fn have_failed(&self) -> bool {
         self.0.iter().any(|worker| worker.thread.as_ref().is_none_or(JoinHandle::is_finished))
     }

@@ -275,19 +275,16 @@ impl Relay {
     }
 
     /// The addresses listened on.
-    #[must_use]
     pub fn listeners(&self) -> &Listeners {
         &self.listeners
     }
 
     /// What each worker has counted.
-    #[must_use]
     pub fn snapshots(&self) -> Vec<WorkerSnapshot> {
         self.workers.shared().map(Published::get).collect()
     }
 
     /// Allocations of each realm that has any, over all workers and in no order.
-    #[must_use]
     pub fn realms(&self) -> Vec<(Box<str>, usize)> {
         self.quotas.held()
     }
@@ -334,7 +331,6 @@ impl Relay {
     }
 
     /// Whether a worker has ended though nobody stopped it: the relay no longer serves all its clients.
-    #[must_use]
     pub fn has_failed(&self) -> bool {
         self.workers.have_failed()
     }

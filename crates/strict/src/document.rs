@@ -60,7 +60,6 @@ impl Document {
     }
 
     /// For what stands in no file: messages begin with `name` alone.
-    #[must_use]
     pub fn without_places(name: &Path) -> Self {
         Self { file: name.to_owned(), ..Self::default() }
     }
@@ -82,7 +81,6 @@ impl Document {
     }
 
     /// Whether a mistake is known at `path`, above it, or below it.
-    #[must_use]
     pub fn is_wrong(&self, path: &str) -> bool {
         self.wrong.iter().any(|wrong| is_below(path, wrong) || is_below(wrong, path))
     }

@@ -35,13 +35,11 @@ pub enum Origin {
 
 impl Origin {
     /// A file as a whole.
-    #[must_use]
     pub fn file(path: &Path) -> Self {
         Self::File { path: path.to_owned(), line: 0, column: 0 }
     }
 
     /// The place of a byte in the text of a file.
-    #[must_use]
     pub fn in_text(path: &Path, text: &str, offset: usize) -> Self {
         let before = text.get(..offset).unwrap_or(text);
         let line_start = before.rfind('\n').map_or(0, |at| at + 1);
@@ -50,7 +48,6 @@ impl Origin {
     }
 
     /// Whether values from here are always text, so that `"4"` stands for the number 4.
-    #[must_use]
     pub fn is_textual(&self) -> bool {
         matches!(self, Self::Environment(_) | Self::Flag(_) | Self::Argument { .. })
     }
@@ -97,7 +94,6 @@ impl Mistake {
     }
 
     /// The same, with what was meant most likely.
-    #[must_use]
     pub fn suggesting(self, meant: Option<&str>) -> Self {
         Self { suggestion: meant.map(str::to_owned), ..self }
     }
@@ -128,7 +124,6 @@ pub struct Mistakes(pub Vec<Mistake>);
 
 impl Mistakes {
     /// File by file, in their order, then of the other sources. The file whose mistake comes first here is the first.
-    #[must_use]
     pub fn sorted(mut problems: Vec<Mistake>) -> Self {
         let mut files: Vec<PathBuf> = Vec::new();
         for problem in &problems {

@@ -88,13 +88,11 @@ pub struct ForwardSources {
 
 impl ForwardSources {
     /// The file, rules of the command line, flags, and this process's environment.
-    #[must_use]
     pub fn from_process(file: Option<PathBuf>, arguments: Vec<String>, flags: Flags) -> Self {
         Self { sources: Sources::from_process(file, flags), arguments }
     }
 
     /// The file, if one was named.
-    #[must_use]
     pub fn file(&self) -> Option<&Path> {
         self.sources.file()
     }

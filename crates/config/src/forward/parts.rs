@@ -240,7 +240,6 @@ pub(crate) fn show_listener(bind: &Bind, ports: PortRange) -> String {
 }
 
 /// A pattern as the configuration has it.
-#[must_use]
 pub fn show_pattern(pattern: &Pattern) -> String {
     match pattern {
         Pattern::Wildcard(text) => text.clone(),

@@ -163,7 +163,6 @@ pub(crate) fn as_toml(rule: &Rule, settings: &ForwardSettings) -> String {
 }
 
 /// The protocol's name in TOML and before `://`.
-#[must_use]
 pub fn protocol_name(protocol: Protocol) -> &'static str {
     match protocol {
         Protocol::Tcp => "tcp",

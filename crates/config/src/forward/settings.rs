@@ -62,13 +62,11 @@ settings! {
 
 impl ForwardSettings {
     /// Whether somebody asked for the value of this key.
-    #[must_use]
     pub fn is_explicit(&self, key: &str) -> bool {
         self.origins.contains_key(key)
     }
 
     /// Settings and rules as a TOML file, whatever format they came from; a way to leave rinetd.conf behind.
-    #[must_use]
     pub fn to_toml(&self) -> String {
         let mut text = key::table_as_toml(FORWARD_KEYS, self, &self.origins);
         for rule in &self.rules {
@@ -79,13 +77,11 @@ impl ForwardSettings {
     }
 
     /// Keys whose value differs in `new` but which a running forwarder cannot change.
-    #[must_use]
     pub fn unchangeable(&self, new: &Self) -> Vec<&'static str> {
         key::changed(FORWARD_KEYS, false, self, new)
     }
 
     /// Keys whose value differs in `new` and that a running forwarder takes over.
-    #[must_use]
     pub fn changed(&self, new: &Self) -> Vec<&'static str> {
         key::changed(FORWARD_KEYS, true, self, new)
     }

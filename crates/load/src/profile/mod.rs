@@ -100,7 +100,6 @@ impl Profile {
     }
 
     /// Its name, for the report.
-    #[must_use]
     pub fn name(&self) -> &str {
         &self.name
     }

@@ -104,7 +104,6 @@ impl Config {
     pub const MAX_SIZE: usize = MAX_SIZE;
 
     /// The defaults, for one workload.
-    #[must_use]
     pub fn new(workload: Workload) -> Self {
         Self {
             server: SocketAddr::from(([127, 0, 0, 1], DEFAULT_PORT)),
@@ -156,14 +155,12 @@ impl Config {
     }
 
     /// Connections at a time.
-    #[must_use]
     pub fn connections(&self) -> usize {
         let both = matches!(self.workload, Workload::Bulk { direction: Direction::Both, .. });
         if both { self.clients * 2 } else { self.clients }
     }
 
     /// Threads to start.
-    #[must_use]
     pub fn threads(&self) -> usize {
         let cores = || std::thread::available_parallelism().map_or(1, usize::from);
         self.threads.unwrap_or_else(cores).min(self.connections())

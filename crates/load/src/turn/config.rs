@@ -261,7 +261,6 @@ impl Config {
     }
 
     /// Connections or sockets of one client.
-    #[must_use]
     pub(super) fn files_per_client(&self) -> usize {
         if self.relayed == Relayed::Tcp { 2 } else { 1 }
     }
