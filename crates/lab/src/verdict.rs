@@ -57,30 +57,44 @@ pub enum Outcome {
 }
 
 /// Why there is no verdict.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[expect(missing_docs, reason = "the messages say what their fields are")]
 pub enum Reason {
     /// A subject crashed, never became ready, or delivered nothing.
+    #[error("{subject} failed in {runs} {} ({how})", if *runs == 1 { "run" } else { "runs" })]
     SubjectFailed { subject: String, runs: usize, how: String },
     /// The generator was late.
+    #[error("the generator was late in {rounds} of {of} rounds")]
     GeneratorLate { rounds: usize, of: usize },
     /// CPU time was stolen.
+    #[error("CPU time was stolen in {rounds} of {of} rounds")]
     CpuStolen { rounds: usize, of: usize },
     /// Others used the cores of the subjects.
+    #[error("others used the subjects' cores in {rounds} of {of} rounds")]
     CoresShared { rounds: usize, of: usize },
     /// Rounds are void for another reason.
+    #[error("{rounds} of {of} rounds are void ({what})")]
     Voided { rounds: usize, of: usize, what: String },
     /// No round has this metric of both subjects.
+    #[error("{}", if *not_supported { "not supported here" } else { "not measured for both" })]
     NotMeasured { not_supported: bool },
     /// Values of zero have no ratio.
+    #[error("no ratio in {rounds} rounds: a value is zero")]
     NoRatio { rounds: usize },
     /// Not enough rounds.
+    #[error("{have} rounds count, {need} are the least")]
     TooFewRounds { have: usize, need: u32 },
     /// The baseline was not measured against itself.
+    #[error("the baseline was not measured against itself")]
     NoNoiseFloor,
     /// The baseline differs from itself by as much.
+    #[error(
+        "{percent:.1} % is below the noise floor: the baseline differs from itself by {floor_percent:.1} %{}",
+        if *bias { ", always to the same side" } else { "" }
+    )]
     BelowNoiseFloor { percent: f64, floor_percent: f64, bias: bool },
     /// The interval is too wide to exclude a difference worth knowing.
+    #[error("known to ±{percent:.1} % only, ±{wanted_percent:.1} % wanted")]
     TooNoisy { percent: f64, wanted_percent: f64 },
 }
 
@@ -202,39 +216,6 @@ impl fmt::Display for Outcome {
             write!(f, "{}{reason}", if i == 0 { ": " } else { "; " })?;
         }
         Ok(())
-    }
-}
-
-impl fmt::Display for Reason {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::SubjectFailed { subject, runs, how } => {
-                write!(f, "{subject} failed in {runs} {} ({how})", if *runs == 1 { "run" } else { "runs" })
-            }
-            Self::GeneratorLate { rounds, of } => {
-                write!(f, "the generator was late in {rounds} of {of} rounds")
-            }
-            Self::CpuStolen { rounds, of } => write!(f, "CPU time was stolen in {rounds} of {of} rounds"),
-            Self::CoresShared { rounds, of } => {
-                write!(f, "others used the subjects' cores in {rounds} of {of} rounds")
-            }
-            Self::Voided { rounds, of, what } => write!(f, "{rounds} of {of} rounds are void ({what})"),
-            Self::NotMeasured { not_supported: true } => f.write_str("not supported here"),
-            Self::NotMeasured { not_supported: false } => f.write_str("not measured for both"),
-            Self::NoRatio { rounds } => write!(f, "no ratio in {rounds} rounds: a value is zero"),
-            Self::TooFewRounds { have, need } => write!(f, "{have} rounds count, {need} are the least"),
-            Self::NoNoiseFloor => f.write_str("the baseline was not measured against itself"),
-            Self::BelowNoiseFloor { percent, floor_percent, bias } => {
-                let kind = if *bias { ", always to the same side" } else { "" };
-                write!(
-                    f,
-                    "{percent:.1} % is below the noise floor: the baseline differs from itself by {floor_percent:.1} %{kind}"
-                )
-            }
-            Self::TooNoisy { percent, wanted_percent } => {
-                write!(f, "known to ±{percent:.1} % only, ±{wanted_percent:.1} % wanted")
-            }
-        }
     }
 }
 

@@ -1,46 +1,31 @@
 //! Why a round does not count: the generator was late, CPUs were stolen, the subject failed.
 
-use std::fmt;
-
 use serde::{Deserialize, Serialize};
 
 use crate::metric;
 use crate::record::Round;
 
 /// Why a run was declared void.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, thiserror::Error)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 #[expect(missing_docs, reason = "the messages say what their fields are")]
 pub enum Void {
     /// The generator sent later than due, so that the offered load was not the wanted one. Some metrics
     /// [survive](metric::survives_lateness) that.
+    #[error("the generator was late (p99 {p99_us:.0} µs, allowed {limit_us:.0} µs)")]
     GeneratorLate { p99_us: f64, limit_us: f64 },
     /// The hypervisor took CPU time away.
+    #[error("CPU time was stolen ({percent:.1} %, allowed {limit_percent:.1} %)")]
     CpuStolen { percent: f64, limit_percent: f64 },
     /// Others used the subject's cores: time that is neither its own nor that of the kernel's network threads.
+    #[error("others used the subject's cores ({percent:.1} %, allowed {limit_percent:.1} %)")]
     CoresShared { percent: f64, limit_percent: f64 },
     /// The subject did not start, ended early, or delivered nothing.
+    #[error("the subject failed: {how}")]
     SubjectFailed { how: String },
     /// Anything else, among it a workload that failed of itself.
+    #[error("{what}")]
     Other { what: String },
-}
-
-impl fmt::Display for Void {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::GeneratorLate { p99_us, limit_us } => {
-                write!(f, "the generator was late (p99 {p99_us:.0} µs, allowed {limit_us:.0} µs)")
-            }
-            Self::CpuStolen { percent, limit_percent } => {
-                write!(f, "CPU time was stolen ({percent:.1} %, allowed {limit_percent:.1} %)")
-            }
-            Self::CoresShared { percent, limit_percent } => {
-                write!(f, "others used the subject's cores ({percent:.1} %, allowed {limit_percent:.1} %)")
-            }
-            Self::SubjectFailed { how } => write!(f, "the subject failed: {how}"),
-            Self::Other { what } => f.write_str(what),
-        }
-    }
 }
 
 /// What a run may suffer and still count.
