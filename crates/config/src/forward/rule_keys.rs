@@ -1,16 +1,11 @@
 //! The keys of one rule. The same table reads `[[rule]]` of a TOML file and the command line's `?key=value`, and writes rules of
 //! every format back as TOML.
 
-use std::{
-    collections::BTreeMap,
-    fmt::Write as _,
-    net::{IpAddr, Ipv4Addr},
-    time::Duration,
-};
+use std::{collections::BTreeMap, fmt::Write as _, net::IpAddr, time::Duration};
 
 use turnpike_forward::{
-    Access, Balance, Bind, CopyMode, Endpoint, Limits, MOST_WEIGHT, Pattern, PortRange, Protocol, Proxy,
-    ProxyVersion, Question, Rule, RuleId,
+    Balance, Bind, CopyMode, Endpoint, MOST_WEIGHT, Pattern, Protocol, Proxy, ProxyVersion, Question, Rule,
+    RuleId,
 };
 
 use super::{parts, settings::ForwardSettings};
@@ -101,34 +96,9 @@ impl Draft {
 
 /// What a rule is when it says no more than where from and where to.
 pub(crate) fn defaults(protocol: Protocol) -> Rule {
-    Rule {
-        id: RuleId(String::new()),
-        protocol,
-        bind: Ipv4Addr::UNSPECIFIED.into(),
-        ipv6_only: true,
-        socket_mode: None,
-        ports: PortRange { first: 0, last: 0 },
-        targets: Vec::new(),
-        balance: Balance::default(),
-        health_check: None,
-        health_question: None,
-        source: None,
-        device: None,
-        mark: None,
-        transparent: false,
-        proxy_protocol_from: Vec::new(),
-        send_proxy: None,
-        access: Access::default(),
-        // rinetd's and oxidinetd's default: a UDP session has no other end.
-        idle_timeout: (protocol != Protocol::Tcp).then_some(Duration::from_secs(72)),
-        half_close_timeout: None,
-        connect_timeout: Duration::from_secs(10),
-        keepalive: true,
-        nodelay: true,
-        max_connections: usize::MAX,
-        limits: Limits::default(),
-        copy: CopyMode::default(),
-    }
+    // rinetd's and oxidinetd's default: a UDP session has no other end.
+    let idle_timeout = (protocol != Protocol::Tcp).then_some(Duration::from_secs(72));
+    Rule { protocol, idle_timeout, ..Rule::default() }
 }
 
 /// `tcp://0.0.0.0:9000`: one listener has one rule, so that this is a name that lives on when the target changes. Port 0 is no
