@@ -10,6 +10,7 @@ const FLOORS: &[(&str, u8)] = &[
     ("turnpike-wire", 0),
     ("turnpike-net", 0),
     ("turnpike-measure", 0),
+    ("turnpike-strict", 0),
     // For tests alone.
     ("turnpike-testkit", 0),
     ("turnpike-turn", 1),

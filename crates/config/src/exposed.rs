@@ -11,8 +11,8 @@ use std::{
 use super::{
     Origin,
     key::KeySpec,
-    keys::KEYS,
     realm_keys::REALM_KEYS,
+    settings::KEYS,
     source::{Entry, Node, Value},
 };
 

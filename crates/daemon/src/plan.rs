@@ -34,7 +34,6 @@ pub(crate) struct Plan {
 
 impl Plan {
     /// Asks the machine for what the settings do not say. Sends nothing.
-    #[must_use]
     pub(crate) fn new(
         settings: &Settings,
         nonce_key: NonceKey,
@@ -97,7 +96,6 @@ impl Plan {
 
     /// File descriptors that the relay may need: each allocation up to two sockets and its client's connection, each reserved port
     /// and each connection without an allocation one, each connection to a peer two, and some for everything else.
-    #[must_use]
     pub(crate) fn open_files(&self) -> u64 {
         let config = &self.config;
         let listeners = config.streams.listen.len() + config.streams.tls_listen.len();
@@ -121,7 +119,6 @@ impl Plan {
 
 /// The state machine's part of the settings; a reload makes it anew with the same addresses and nonce key. `layout` says what
 /// the numbers of listeners stand for.
-#[must_use]
 pub(crate) fn server_config(
     settings: &Settings,
     layout: &Layout,
@@ -204,7 +201,6 @@ fn discovery_listeners(settings: &Settings, listen: &[SocketAddr]) -> Vec<Socket
 }
 
 /// A user with a random password of 128 bits, where settings name nobody who could use the server.
-#[must_use]
 pub(crate) fn generated_user(settings: &Settings) -> Option<User> {
     let nobody = settings.auth_required && !realms::has_anybody(settings) && settings.realms.is_empty();
     nobody.then(|| User {

@@ -7,7 +7,7 @@ use std::{
 };
 
 use tokio::{net::TcpListener, task::JoinHandle};
-use turnpike_config::{ConfigError, Loaded, Settings, Sources, User, UserSecret, realms};
+use turnpike_config::{Loaded, Mistake, Settings, Sources, User, UserSecret, realms};
 use turnpike_relay::{CredentialStore, Layout, Relay, RelayAddress, SessionLog};
 use turnpike_turn::server::NonceKey;
 
@@ -117,7 +117,7 @@ impl TurnServer {
     }
 
     /// False where it cannot be taken.
-    fn take(&mut self, loaded: Loaded, problems: &[ConfigError]) -> bool {
+    fn take(&mut self, loaded: Loaded, problems: &[Mistake]) -> bool {
         let Loaded { settings: mut new, certificates, warnings } = loaded;
         if plan::generated_user(&new).is_some() {
             if self.generated.is_none() {

@@ -45,31 +45,14 @@ pub struct Settings {
 /// Why the forwarder did not start, or why a reload was refused.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
+#[expect(missing_docs, reason = "the messages say what their fields are")]
 pub enum StartError {
     /// A rule's listener could not be bound.
     #[error("rule {rule}: cannot listen on {address}: {source}; {remedy}")]
-    Listen {
-        /// Which.
-        rule: String,
-        /// Where.
-        address: Address,
-        /// The kernel's answer.
-        source: io::Error,
-        /// What to do about it.
-        remedy: &'static str,
-    },
+    Listen { rule: String, address: Address, source: io::Error, remedy: &'static str },
     /// A rule's sockets towards its targets cannot be made as it asks.
     #[error("rule {rule}: cannot send {what}: {source}; {remedy}")]
-    Outgoing {
-        /// Which.
-        rule: String,
-        /// What it asks for, such as "from 10.0.0.1".
-        what: String,
-        /// The kernel's answer.
-        source: io::Error,
-        /// What to do about it.
-        remedy: &'static str,
-    },
+    Outgoing { rule: String, what: String, source: io::Error, remedy: &'static str },
     /// Threads, epoll or the like.
     #[error(
         "cannot start a worker: {0}; raise the limit of open files (ulimit -n) or of threads (ulimit -u)"
@@ -293,7 +276,6 @@ impl Forwarder {
     }
 
     /// The addresses listened on, with real ports where the rule said 0.
-    #[must_use]
     pub fn listeners(&self) -> Vec<(RuleId, Address)> {
         let rules = self.rules();
         let each = rules.active.iter().flat_map(|rule| {
@@ -376,7 +358,6 @@ impl Forwarder {
 
     /// Counters of each rule, those that nobody has used yet included. A rule that was removed is among them until its last
     /// connection ends.
-    #[must_use]
     pub fn snapshots(&self) -> Vec<(RuleId, RuleSnapshot)> {
         let rules = self.rules();
         let mut all: Vec<(RuleId, RuleSnapshot)> = Vec::with_capacity(rules.active.len());
@@ -420,13 +401,11 @@ impl Forwarder {
     }
 
     /// Connections and sessions now.
-    #[must_use]
     pub fn active(&self) -> u64 {
         self.total.now()
     }
 
     /// Whether a worker has ended though nobody stopped it: the forwarder no longer serves all its clients.
-    #[must_use]
     pub fn has_failed(&self) -> bool {
         self.workers.have_failed()
     }

@@ -52,7 +52,6 @@ pub fn main<A: Into<OsString> + Clone>(arguments: impl IntoIterator<Item = A>) -
 }
 
 /// Runs one command; `stop` ends it early and keeps what was measured. The exit code is as for [`main`].
-#[must_use]
 pub fn run(arguments: LabArgs, stop: &Stop) -> u8 {
     match dispatch(arguments.command, stop) {
         Ok(code) => code,

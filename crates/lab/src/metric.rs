@@ -150,13 +150,11 @@ const fn neither(name: &'static str, unit: &'static str, about: &'static str) ->
 }
 
 /// The metric of this name, if it is listed.
-#[must_use]
 pub fn find(name: &str) -> Option<&'static Metric> {
     METRICS.iter().find(|metric| metric.name == name)
 }
 
 /// Which values are better; [`Direction::Neither`] for a metric that is not listed.
-#[must_use]
 pub fn direction(name: &str) -> Direction {
     find(name).map_or(Direction::Neither, |metric| metric.better)
 }
@@ -165,7 +163,6 @@ pub fn direction(name: &str) -> Direction {
 ///
 /// Lateness changes what was offered and when, so all rates, losses and latencies fall with it. What the subject spends
 /// *per datagram delivered* is its own doing: it is counted at its CPU and at the far ends, in the same window.
-#[must_use]
 pub fn survives_lateness(name: &str) -> bool {
     [
         CPU_US_PER_PACKET,
@@ -180,7 +177,6 @@ pub fn survives_lateness(name: &str) -> bool {
 }
 
 /// Unit as printed; empty for a metric that is not listed.
-#[must_use]
 pub fn unit(name: &str) -> &'static str {
     find(name).map_or("", |metric| metric.unit)
 }
@@ -210,7 +206,6 @@ pub fn derive(metrics: &mut BTreeMap<String, f64>) {
 }
 
 /// A value with its unit, to four significant figures, with SI prefixes where the unit takes them.
-#[must_use]
 pub fn show(name: &str, value: f64) -> String {
     let unit = unit(name);
     let (scaled, prefix) = match (unit, value.abs()) {

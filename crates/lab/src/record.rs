@@ -274,36 +274,21 @@ pub struct SweepPoint {
 
 /// Why a record cannot be kept or read.
 #[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the messages say what their fields are")]
 pub enum Error {
     /// No access.
     #[error("{}: {source}", path.display())]
-    Io {
-        /// File or directory.
-        path: PathBuf,
-        /// What the system said.
-        source: io::Error,
-    },
+    Io { path: PathBuf, source: io::Error },
     /// Not a record.
     #[error("{}: not a record of the lab: {source}", path.display())]
-    Json {
-        /// File.
-        path: PathBuf,
-        /// What is wrong with it.
-        source: serde_json::Error,
-    },
+    Json { path: PathBuf, source: serde_json::Error },
     /// Written by a newer lab.
     #[error("{}: format {found}, this lab reads up to {FORMAT}: use the version that wrote it", path.display())]
-    Newer {
-        /// File.
-        path: PathBuf,
-        /// Its format.
-        found: u32,
-    },
+    Newer { path: PathBuf, found: u32 },
 }
 
 impl Round {
     /// A run without results yet.
-    #[must_use]
     pub fn new(index: u32, subject: impl Into<String>, order_in_round: u32) -> Self {
         Self {
             index,
@@ -326,7 +311,6 @@ impl Round {
 
 impl Syscall {
     /// Microseconds of one call; 0 without a call.
-    #[must_use]
     pub fn us_per_call(&self) -> f64 {
         if self.calls == 0 { 0.0 } else { self.seconds * 1e6 / self.calls as f64 }
     }
@@ -334,7 +318,6 @@ impl Syscall {
 
 impl Latency {
     /// Named values as plotted, from the lowest percentile on.
-    #[must_use]
     pub fn percentiles(&self) -> [(&'static str, f64); 5] {
         [("p50", self.p50), ("p90", self.p90), ("p99", self.p99), ("p99.9", self.p999), ("max", self.max)]
     }
@@ -365,7 +348,6 @@ impl From<turnpike_measure::Percentiles> for Latency {
 
 impl Record {
     /// The subject that the others are compared with: the first.
-    #[must_use]
     pub fn baseline(&self) -> Option<&str> {
         self.experiment.subjects.first().map(|subject| subject.name.as_str())
     }
@@ -376,7 +358,6 @@ impl Record {
     }
 
     /// Names of all metrics that some round has.
-    #[must_use]
     pub fn metrics(&self) -> BTreeSet<&str> {
         self.rounds.iter().flat_map(|round| round.metrics.keys()).map(String::as_str).collect()
     }
@@ -384,7 +365,6 @@ impl Record {
     /// Whether a run counts for a metric: it is not void, or only the generator was late, which what a datagram costs the
     /// subject [survives](metric::survives_lateness) if the load was that of the other runs all the same: the cost
     /// depends on the load, and a generator that falls behind in the runs of one subject only must not decide.
-    #[must_use]
     pub fn counts(&self, round: &Round, metric: &str) -> bool {
         match &round.voided {
             None => true,
@@ -408,7 +388,6 @@ impl Record {
     }
 
     /// Values of a metric over the rounds of a subject that count.
-    #[must_use]
     pub fn values(&self, subject: &str, metric: &str) -> Vec<f64> {
         self.rounds
             .iter()
@@ -418,13 +397,11 @@ impl Record {
     }
 
     /// `(other, subject)` of each round in which both runs count and have the metric, in the order of the rounds.
-    #[must_use]
     pub fn pairs(&self, other: &str, subject: &str, metric: &str) -> Vec<(f64, f64)> {
         paired(&self.of_subject(other, metric), &self.of_subject(subject, metric))
     }
 
     /// The same for the baseline and itself.
-    #[must_use]
     pub fn aa_pairs(&self, metric: &str) -> Vec<(f64, f64)> {
         let baseline = self.baseline().unwrap_or_default();
         paired(&self.of_subject(baseline, metric), &self.by_index(self.aa.iter(), metric))

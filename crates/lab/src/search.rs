@@ -141,7 +141,6 @@ impl Settings {
     }
 
     /// The largest loss that any goal allows, as a ratio.
-    #[must_use]
     pub fn loosest(&self) -> f64 {
         self.goals.iter().copied().fold(0.0, f64::max)
     }
@@ -212,7 +211,6 @@ enum Bound {
 
 impl Search {
     /// Begins. Settings out of order (a lowest rate above the highest, no goal) make a search that is done at once.
-    #[must_use]
     pub fn new(settings: Settings) -> Self {
         let phase = |trial_s, sum_s, factor| Phase { trial_s, sum_s, width: settings.width * factor };
         let phases = vec![
@@ -250,7 +248,6 @@ impl Search {
     }
 
     /// Trials observed, void ones included.
-    #[must_use]
     pub fn trials(&self) -> usize {
         self.trials
     }
@@ -299,7 +296,6 @@ impl Search {
     }
 
     /// An interval for each goal, in the order of the goals; also before the search is done, then from what is known.
-    #[must_use]
     pub fn found(&self) -> Vec<Found> {
         (0..self.settings.goals.len()).map(|goal| self.found_for(goal)).collect()
     }
@@ -511,7 +507,6 @@ impl Search {
 }
 
 /// Latency is measured below the maximum: at 30, 60 and 80 % of the rate found.
-#[must_use]
 pub fn latency_trials(found_pps: u64, duration_s: f64) -> [Trial; 3] {
     [30, 60, 80].map(|percent| Trial { rate_pps: (found_pps * percent / 100).max(1), duration_s })
 }

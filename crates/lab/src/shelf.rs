@@ -1,12 +1,11 @@
 //! The experiments that the program brings along, so that whoever has the binary can ask the same questions of the same
 //! programs. A file of the same name in `experiments/` goes before.
 
-use std::{
-    fs,
-    path::{Path, PathBuf},
-};
+use std::path::{Path, PathBuf};
 
-use crate::{error::LabError, strict::nearest};
+use turnpike_strict::nearest;
+
+use crate::error::LabError;
 
 macro_rules! texts {
     ($folder:literal: $($name:literal)*) => {
@@ -54,9 +53,7 @@ impl Shelf {
     pub(crate) fn find(&self, wanted: &Path, experiments: &Path) -> Result<Text, LabError> {
         let named = experiments.join(self.folder).join(wanted).with_extension("toml");
         if let Some(path) = [wanted.to_owned(), named].into_iter().find(|path| path.is_file()) {
-            let text = fs::read_to_string(&path)
-                .map_err(|error| LabError::usage(format!("cannot read {}: {error}", path.display())))?;
-            return Ok(Text { path, text });
+            return Ok(Text { text: LabError::read(&path)?, path });
         }
         let name = wanted.display().to_string();
         match self.texts.iter().find(|(known, _)| *known == name) {
@@ -86,6 +83,8 @@ fn built_in(name: &str) -> PathBuf {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
     use crate::{experiment::Experiment, suite::Suite};
 

@@ -91,7 +91,6 @@ pub(crate) enum Beginning {
 
 impl Mode {
     /// The greeting that asks for it.
-    #[must_use]
     pub fn to_bytes(self) -> [u8; GREETING_LEN] {
         let flag = |on: bool, flag: u8| if on { flag } else { 0 };
         let (mode, flags, a, b) = match self {

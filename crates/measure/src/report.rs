@@ -66,7 +66,6 @@ pub struct Report {
 
 impl Report {
     /// Lost datagrams in percent of those sent; 0 when none was sent.
-    #[must_use]
     pub fn loss_percent(&self) -> f64 {
         percent(self.lost, self.sent)
     }
@@ -213,7 +212,6 @@ pub struct Leg {
 
 impl Leg {
     /// Lost packets in percent of those sent; 0 when none was sent.
-    #[must_use]
     pub fn loss_percent(&self) -> f64 {
         percent(self.lost, self.sent)
     }

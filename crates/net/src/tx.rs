@@ -127,7 +127,6 @@ pub struct Tx {
 
 impl Tx {
     /// An empty queue.
-    #[must_use]
     pub fn new(datapath: Datapath) -> Self {
         Self {
             datapath,
@@ -203,7 +202,6 @@ impl Tx {
     }
 
     /// Datagrams queued since the last flush.
-    #[must_use]
     pub fn queued(&self) -> usize {
         self.queued
     }
@@ -214,7 +212,6 @@ impl Tx {
     }
 
     /// Occupancy so far.
-    #[must_use]
     pub fn stats(&self) -> &TxStats {
         &self.stats
     }

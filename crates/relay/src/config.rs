@@ -94,13 +94,11 @@ impl Default for Config {
 
 impl Config {
     /// What the numbers of its listeners stand for.
-    #[must_use]
     pub fn layout(&self) -> Layout {
         Layout::new(&self.listen, &self.dtls.listen, &self.streams)
     }
 
     /// Ports that may be reserved (EVEN-PORT with R = 1) and not yet used, over all relay addresses: a sixteenth of them.
-    #[must_use]
     pub fn max_reservations(&self) -> usize {
         (self.ports.len() * self.relay.len() / 16).max(1)
     }

@@ -11,7 +11,7 @@ use turnpike_net::{
     TcpListener, UdpOptions, UdpSocket,
     rx::RxStats,
     tx::TxStats,
-    worker::{self, Sender, Workers},
+    worker::{Published, Sender, Workers},
 };
 use turnpike_turn::server::{
     CredentialQuery, Credentials, Effect, Lookup, LookupId, NatDiscovery, OwnEndpoints, ServerConfig, Stats,
@@ -25,7 +25,7 @@ use crate::{
     peers::PeerStats,
     ports::Ports,
     stream::{Admission, StreamStats},
-    worker::{Command, Mailbox, Shared, Worker},
+    worker::{Command, Mailbox, Snapshot, Worker},
 };
 
 /// Users and their keys; shared by all workers, asked on requests only.
@@ -104,35 +104,19 @@ impl SessionLog for () {
 /// Why the relay did not start; each message says what to change.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
+#[expect(missing_docs, reason = "the messages say what their fields are")]
 pub enum StartError {
     /// A listener could not be bound.
     #[error("cannot listen on {protocol} {address}: {source}; {remedy}")]
-    Listen {
-        /// `udp`, `tcp`, `tls` or `dtls`.
-        protocol: &'static str,
-        /// Which.
-        address: SocketAddr,
-        /// The kernel's answer.
-        source: io::Error,
-        /// What to do about it.
-        remedy: String,
-    },
+    Listen { protocol: &'static str, address: SocketAddr, source: io::Error, remedy: String },
     /// A relay address is not one of this machine.
     #[error(
         "relay address {address} cannot be bound: {source}; name an address of this machine with --relay-ip"
     )]
-    RelayAddress {
-        /// Which.
-        address: IpAddr,
-        /// The kernel's answer.
-        source: io::Error,
-    },
+    RelayAddress { address: IpAddr, source: io::Error },
     /// NAT discovery is configured on an address that nobody listens on.
     #[error("NAT discovery needs a UDP listener on {address}, or on its port and all addresses")]
-    NatDiscovery {
-        /// Which.
-        address: SocketAddr,
-    },
+    NatDiscovery { address: SocketAddr },
     /// Threads, epoll or the like.
     #[error(
         "cannot start a worker: {0}; raise the limit of open files (ulimit -n) or of threads (ulimit -u)"
@@ -172,7 +156,7 @@ pub struct WorkerSnapshot {
 /// A running relay. Dropping it stops the workers.
 pub struct Relay {
     listeners: Listeners,
-    workers: Workers<Command, Shared>,
+    workers: Workers<Command, Snapshot>,
     store: SharedStore,
     quotas: Arc<Quotas>,
     own: Own,
@@ -242,10 +226,6 @@ pub struct Listeners {
     pub dtls: Vec<SocketAddr>,
 }
 
-impl worker::Command for Command {
-    const STOP: Self = Self::Stop;
-}
-
 impl Relay {
     /// Binds all listeners, probes every relay address and starts the workers; on error nothing is left open.
     ///
@@ -280,38 +260,31 @@ impl Relay {
             Self { listeners, workers: Workers::default(), store, quotas, own, discovery, in_force };
         let (mut bound, mut mailboxes) = (Vec::new(), Vec::new());
         for number in 0..common.config.workers.max(1) {
-            let (worker, mailbox, shared) = Worker::new(number, &common)?;
-            let Mailbox { commands, waker, .. } = mailbox.clone();
-            bound.push((worker, Sender::new(commands, waker), shared));
+            let (worker, mailbox, snapshot) = Worker::new(number, &common)?;
+            bound.push((worker, mailbox.worker.clone(), snapshot));
             mailboxes.push(mailbox);
         }
         let mailboxes: Arc<[Mailbox]> = mailboxes.into();
         // Only now: each socket that joins an SO_REUSEPORT group changes which worker a 5-tuple hashes to, and an allocation
         // made before the last one joined would be left with a worker that hears nothing of its client any more.
-        for (number, (mut worker, sender, shared)) in bound.into_iter().enumerate() {
+        for (number, (mut worker, sender, snapshot)) in bound.into_iter().enumerate() {
             worker.set_mailboxes(Arc::clone(&mailboxes));
-            relay.workers.spawn(format!("relay-{number}"), sender, shared, move || worker.run())?;
+            relay.workers.spawn(format!("relay-{number}"), sender, snapshot, move || worker.run())?;
         }
         Ok(relay)
     }
 
     /// The addresses listened on.
-    #[must_use]
     pub fn listeners(&self) -> &Listeners {
         &self.listeners
     }
 
     /// What each worker has counted.
-    #[must_use]
     pub fn snapshots(&self) -> Vec<WorkerSnapshot> {
-        self.workers
-            .shared()
-            .map(|shared| shared.snapshot.lock().unwrap_or_else(PoisonError::into_inner).clone())
-            .collect()
+        self.workers.shared().map(Published::get).collect()
     }
 
     /// Allocations of each realm that has any, over all workers and in no order.
-    #[must_use]
     pub fn realms(&self) -> Vec<(Box<str>, usize)> {
         self.quotas.held()
     }
@@ -358,7 +331,6 @@ impl Relay {
     }
 
     /// Whether a worker has ended though nobody stopped it: the relay no longer serves all its clients.
-    #[must_use]
     pub fn has_failed(&self) -> bool {
         self.workers.have_failed()
     }

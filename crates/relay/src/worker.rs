@@ -10,15 +10,15 @@ mod streams;
 use std::{
     io,
     net::SocketAddr,
-    sync::{Arc, Mutex, PoisonError, mpsc},
+    sync::Arc,
     time::{Instant, SystemTime, UNIX_EPOCH},
 };
 
 use turnpike_net::{
     CopyMode, Datapath, Rx, SocketId, Sockets, Span, Tx, UdpOptions, UdpSocket,
     error_queue::{self, IcmpError},
-    poll::{Event, Poller, Waker},
-    worker::Sender,
+    poll::{Event, Poller},
+    worker::{self, Inbox, Published},
 };
 use turnpike_turn::{
     random::Seed,
@@ -62,10 +62,12 @@ pub(crate) enum Command {
     Stop,
 }
 
-/// What the control thread may look at.
-pub(crate) struct Shared {
-    pub(crate) snapshot: Mutex<WorkerSnapshot>,
+impl worker::Command for Command {
+    const STOP: Self = Self::Stop;
 }
+
+/// What the control thread may look at.
+pub(crate) type Snapshot = Published<WorkerSnapshot>;
 
 /// What a socket is for, by its id.
 #[derive(Clone, Copy)]
@@ -110,7 +112,6 @@ pub(crate) struct Worker {
     number: usize,
     server: Server<WorkerGate>,
     poller: Poller,
-    waker: Waker,
     rx: Rx,
     out: Out,
     sockets: Sockets,
@@ -120,8 +121,8 @@ pub(crate) struct Worker {
     ports: Arc<Ports>,
     mailboxes: Arc<[Mailbox]>,
     log: Arc<dyn SessionLog>,
-    inbox: mpsc::Receiver<Command>,
-    shared: Arc<Shared>,
+    inbox: Inbox<Command>,
+    snapshot: Arc<Snapshot>,
     counted: WorkerSnapshot,
     started: Instant,
     published_ms: u64,
@@ -132,11 +133,11 @@ pub(crate) struct Worker {
 
 impl Worker {
     /// A worker that has bound its sockets and does not serve yet; how it is reached, and what it lets others see.
-    pub(crate) fn new(number: usize, common: &Common) -> Result<(Self, Mailbox, Arc<Shared>), StartError> {
+    pub(crate) fn new(number: usize, common: &Common) -> Result<(Self, Mailbox, Arc<Snapshot>), StartError> {
         let config = &common.config;
         let mut poller = Poller::new()?;
         poller.set_busy_poll(config.busy_poll);
-        let waker = Waker::new(&poller, WAKER)?;
+        let (sender, inbox) = worker::inbox(&poller, WAKER)?;
         let started = Instant::now();
         let out = Out {
             tx: Tx::new(config.datapath),
@@ -154,13 +155,11 @@ impl Worker {
         let (store, quotas, ports) = (&common.store, &common.quotas, &common.ports);
         let gate = WorkerGate::new(Arc::clone(store), Arc::clone(quotas), Arc::clone(ports));
         let (settings, seed) = (Arc::new(config.server.clone()), Seed(rand::random()));
-        let (commands, inbox) = mpsc::channel();
-        let shared = Arc::new(Shared { snapshot: Mutex::default() });
+        let snapshot = Arc::<Snapshot>::default();
         let mut worker = Self {
             number,
             server: Server::of_many(settings, gate, seat(number, config), seed),
             poller,
-            waker: waker.clone(),
             rx: Rx::new(config.datapath),
             out,
             sockets: Sockets::default(),
@@ -171,7 +170,7 @@ impl Worker {
             mailboxes: Arc::new([]),
             log: Arc::clone(&common.log),
             inbox,
-            shared: Arc::clone(&shared),
+            snapshot: Arc::clone(&snapshot),
             counted: WorkerSnapshot::default(),
             started,
             published_ms: 0,
@@ -185,7 +184,7 @@ impl Worker {
         for address in dtls {
             worker.listen_dtls(*address, udp.iter().position(|udp| udp == address), config)?;
         }
-        Ok((worker, Mailbox { commands, waker, backlog: Arc::default() }, shared))
+        Ok((worker, Mailbox { worker: sender, backlog: Arc::default() }, snapshot))
     }
 
     fn listen_streams(common: &Common, poller: &Poller) -> Result<Streams, StartError> {
@@ -498,8 +497,8 @@ impl Worker {
 
     /// Asks the credential store for what a request waits for.
     fn look_up(&mut self, query: CredentialQuery) {
-        let Some(Mailbox { commands, waker, .. }) = self.mailboxes.get(self.number).cloned() else { return };
-        let answer = PendingLookup::new(query.lookup, Sender::new(commands, waker));
+        let Some(own) = self.mailboxes.get(self.number) else { return };
+        let answer = PendingLookup::new(query.lookup, own.worker.clone());
         self.server.gate_mut().look_up(query, answer);
     }
 
@@ -516,25 +515,24 @@ impl Worker {
 
     /// Carries out what the control thread and other workers ask for; true means the end.
     fn handle_commands(&mut self, now: Now) -> bool {
-        self.waker.acknowledge();
-        loop {
-            match self.inbox.try_recv() {
-                Ok(Command::Drain) => self.server.drain(),
-                Ok(Command::Reconfigure(config, layout)) => {
+        self.inbox.acknowledge();
+        while let Some(command) = self.inbox.command() {
+            match command {
+                Command::Drain => self.server.drain(),
+                Command::Reconfigure(config, layout) => {
                     self.server.reconfigure(now, config);
                     self.carry_out_effects(now, NOTHING);
                     self.out.streams.lay_out(Arc::clone(&layout));
                     self.out.dtls.lay_out(layout);
                 }
-                Ok(Command::Handoff(handoff)) => self.take_handoff(now, *handoff),
-                Ok(Command::Credentials(lookup, credentials)) => {
+                Command::Handoff(handoff) => self.take_handoff(now, *handoff),
+                Command::Credentials(lookup, credentials) => {
                     let verdict = self.server.credentials(now, lookup, credentials);
                     self.out.reply(verdict);
                     self.carry_out_effects(now, NOTHING);
                     self.dirty = true;
                 }
-                Err(mpsc::TryRecvError::Empty) => return false,
-                Ok(Command::Stop) | Err(mpsc::TryRecvError::Disconnected) => {
+                Command::Stop => {
                     self.flush();
                     self.server.close_all(now, ClosedReason::Shutdown);
                     self.carry_out_effects(now, NOTHING);
@@ -547,6 +545,7 @@ impl Worker {
                 }
             }
         }
+        false
     }
 
     fn now(&self) -> Now {
@@ -582,7 +581,7 @@ impl Worker {
         counted.ttl_expired = self.out.ttl_expired;
         counted.streams = self.out.streams.stats();
         counted.dtls = self.out.dtls.stats();
-        self.shared.snapshot.lock().unwrap_or_else(PoisonError::into_inner).clone_from(counted);
+        self.snapshot.update(|snapshot| snapshot.clone_from(counted));
     }
 }
 

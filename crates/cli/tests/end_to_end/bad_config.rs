@@ -16,45 +16,22 @@ fn run(command: &str, file: &str, variable: Option<(&str, &str)>) -> Finished {
     Program::start(turnpike(&[command, "-c", path]).envs(variable)).wait(SOON)
 }
 
-/// A file that is wrong at one place, where that is, and what the message must name.
-const MISTAKES: &[(&str, &str, &[&str])] = &[
-    ("[server]\nlisen = [\"127.0.0.1:0\"]\n", "turnpike.toml:2:", &["lisen", "\"listen\""]),
-    ("[server]\nrealm = \"a\"\n[relai]\nports = \"1-9\"\n", "turnpike.toml:3:", &["relai", "relay"]),
-    ("[server]\nlisten = [\"127.0.0.1\"]\n", "turnpike.toml:2:", &["server.listen", "ADDR:PORT"]),
-    ("[relay]\nports = \"9000-8000\"\n", "turnpike.toml:2:", &["relay.ports", "A-B"]),
-    ("[peers]\n\nallow = [\"10.0.0.0/33\"]\n", "turnpike.toml:3:", &["peers.allow", "10.0.0.0/33"]),
-    ("[server]\nworkers = 0\n", "turnpike.toml:2:", &["server.workers", "1 to 1024"]),
-    ("[server\n", "turnpike.toml:1:", &["TOML"]),
-    (
-        "[limits]\ndefault_lifetime = 3000\nmax_lifetime = 1200\n",
-        "turnpike.toml:2:",
-        &["limits.default_lifetime", "max_lifetime"],
-    ),
-];
-
 #[test]
-fn a_mistake_in_the_file_is_named_with_line_and_key() {
-    for (file, place, words) in MISTAKES {
-        for command in ["serve", "check-config"] {
-            let ended = run(command, file, None);
-            assert_eq!(ended.code, Some(2), "{command} {file:?}: {}", ended.output());
-            assert!(ended.stderr.contains(place), "{command} {file:?}: no {place:?} in {}", ended.stderr);
-            for word in *words {
-                assert!(ended.stderr.contains(word), "{command} {file:?}: no {word:?} in {}", ended.stderr);
-            }
-        }
+fn all_mistakes_of_a_file_are_told_at_once_with_line_and_key() {
+    for command in ["serve", "check-config"] {
+        let ended = run(command, "[server]\nlisen = []\nworkers = 0\n[relay]\nports = \"9000-8000\"\n", None);
+        assert_eq!(ended.code, Some(2), "{command}: {}", ended.output());
+        let told: Vec<_> = ended.stderr.lines().map(|line| line.split("turnpike.toml:").nth(1)).collect();
+        let begins = |at: usize, with| told[at].is_some_and(|rest| rest.starts_with(with));
+        assert!(
+            told.len() == 3
+                && begins(0, "2:1: server.lisen: ")
+                && begins(1, "3:")
+                && begins(2, "5:9: relay.ports: "),
+            "{}",
+            ended.stderr
+        );
     }
-}
-
-#[test]
-fn all_mistakes_are_told_at_once() {
-    let ended = run("check-config", "[server]\nlisen = []\nworkers = 0\n", None);
-    assert_eq!(ended.code, Some(2));
-    assert!(
-        ended.stderr.contains("turnpike.toml:2:") && ended.stderr.contains("turnpike.toml:3:"),
-        "{}",
-        ended.stderr
-    );
 }
 
 #[test]

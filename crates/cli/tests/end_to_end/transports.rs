@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use super::harness::{
     Certificate, Finished, Load, PASSWORD, Program, Reflect, SOON, Serve, USER, V4, V6, address_after,
-    eventually, free_port, has_ipv6, skip, turnpike,
+    eventually, free_port, has_ipv6, skip, turnpike, words,
 };
 
 const NAME: &str = "turn.example.org";
@@ -249,20 +249,8 @@ fn streams_lose_nothing_at_full_speed_as_long_as_no_queue_overflows() {
         let run = server
             .load(transport, V4)
             .to(reflect.address)
-            .with(&[
-                "--rate",
-                "max",
-                "--window",
-                "16",
-                "--burst",
-                "8",
-                "--clients",
-                "4",
-                "--via",
-                via,
-                "--size",
-                size,
-            ])
+            .with(&words("--rate max --window 16 --burst 8 --clients 4"))
+            .with(&["--via", via, "--size", size])
             .with(&["--duration", "0.5", "--warmup", "0.1"])
             .run();
         came_back(&run, transport);
@@ -302,18 +290,7 @@ fn allocations_come_and_go_by_each_transport() {
     for transport in ALL {
         let run = server
             .load(transport, V4)
-            .with(&[
-                "--mode",
-                "allocate",
-                "--clients",
-                "4",
-                "--rate",
-                "100",
-                "--duration",
-                "1",
-                "--warmup",
-                "0",
-            ])
+            .with(&words("--mode allocate --clients 4 --rate 100 --duration 1 --warmup 0"))
             .run();
         assert_eq!(run.code, Some(0), "{}", run.output());
         let result = run.result();

@@ -5,16 +5,16 @@ use std::net::{IpAddr, Ipv6Addr};
 use turnpike_forward::{Balance, Bind, Host, Pattern, PortRange, Protocol, Proxy, Rule};
 
 use super::{parts, rule_keys::Draft};
-use crate::ConfigError;
+use crate::Mistake;
 
 /// Listeners of one rule; a range of every port would need 65,535 sockets a worker.
 const MOST_PORTS: u16 = 4096;
 
 /// Appends what cannot work about one rule.
-pub(crate) fn rule(draft: &Draft, problems: &mut Vec<ConfigError>) {
+pub(crate) fn rule(draft: &Draft, problems: &mut Vec<Mistake>) {
     let Rule { protocol, ports, targets, .. } = &draft.rule;
     let mut refuse = |path: &'static str, problem: String, expected: &str| {
-        problems.push(ConfigError::new(draft.origin_of(path), path, problem, expected));
+        problems.push(Mistake::new(draft.origin_of(path), path, problem, expected));
     };
     let rule = &draft.rule;
     if length(*ports) > MOST_PORTS {
@@ -191,10 +191,10 @@ fn unix(draft: &Draft, refuse: &mut impl FnMut(&'static str, String, &str)) {
 }
 
 /// Appends what two rules cannot both have: a name, a listener.
-pub(crate) fn together(drafts: &[Draft], problems: &mut Vec<ConfigError>) {
+pub(crate) fn together(drafts: &[Draft], problems: &mut Vec<Mistake>) {
     for (index, draft) in drafts.iter().enumerate() {
         let mut refuse = |path: &str, problem: String, expected: &str| {
-            problems.push(ConfigError::new(draft.origin_of(path), path, problem, expected));
+            problems.push(Mistake::new(draft.origin_of(path), path, problem, expected));
         };
         let rule = &draft.rule;
         if let Some(other) = drafts[..index].iter().find(|other| collide(&other.rule, rule)) {

@@ -8,7 +8,7 @@ use std::{
 
 use super::{Draft, is_mistyped_rule, is_oxidinetd, looks_like_toml, no_section, read_rules};
 use crate::{
-    ConfigError, Origin,
+    Mistake, Origin,
     read::shown,
     source::{self, Entry, Value},
 };
@@ -28,7 +28,7 @@ pub(crate) struct Included {
     pub(crate) drafts: Vec<Draft>,
     /// The files, in the order in which they were read.
     pub(crate) files: Vec<PathBuf>,
-    pub(crate) problems: Vec<ConfigError>,
+    pub(crate) problems: Vec<Mistake>,
     pub(crate) warnings: Vec<String>,
     /// The same, without symbolic links: each is read once.
     known: Vec<PathBuf>,
@@ -159,7 +159,7 @@ impl Included {
                 }
                 INCLUDE => includes.push(entry),
                 key if is_mistyped_rule(key) => self.problems.push(no_section(entry)),
-                _ => self.problems.push(ConfigError::new(
+                _ => self.problems.push(Mistake::new(
                     &entry.origin,
                     entry.key.clone(),
                     "an included file holds no settings",
@@ -171,7 +171,7 @@ impl Included {
     }
 
     fn refuse(&mut self, origin: &Origin, problem: String, expected: &str) {
-        self.problems.push(ConfigError::new(origin, INCLUDE, problem, expected));
+        self.problems.push(Mistake::new(origin, INCLUDE, problem, expected));
     }
 }
 

@@ -23,7 +23,7 @@ fn refusal(text: &str) -> String {
 #[test]
 fn defaults_are_as_the_method_asks() {
     let experiment = parse(MINIMAL).unwrap();
-    assert!(experiment.rounds >= experiment.rules().min_rounds);
+    assert!(experiment.rounds >= experiment.rules.min_rounds);
     assert!(experiment.aa && experiment.discard > 0.0);
     assert_eq!(experiment.points().len(), 1);
 }

@@ -17,7 +17,6 @@ baseline differs from itself. ↑: higher is better, ↓: lower is better. Green
 not shown. The scale is logarithmic.";
 
 /// The whole report of a record, as HTML.
-#[must_use]
 pub fn page(record: &Record) -> String {
     let experiment = &record.experiment;
     let deciding = verdicts(record);

@@ -98,7 +98,7 @@ struct Rates<'a> {
 impl Rates<'_> {
     fn run(&self, record: &mut Record, rounds: u32) -> Result<(), LabError> {
         let subjects = &self.stage.experiment.subject;
-        let enough = rounds >= self.stage.experiment.rules().min_rounds;
+        let enough = rounds >= self.stage.experiment.rules.min_rounds;
         let runs = subjects.len() + usize::from(enough && self.stage.experiment.aa);
         self.screen.note(&format!("{}: seed {}", record.id, record.seed));
         for (index, order) in (0..rounds).zip(order::plan(record.seed, runs, rounds)) {
@@ -278,7 +278,7 @@ impl Rates<'_> {
                  \"iperf3\" over UDP) can be searched or swept",
             ))
         })?;
-        let void = experiment.limits().check(round);
+        let void = experiment.limits.check(round);
         let verdict = match &void {
             Some(void) => format!("{:.3} % lost, but {void}", point.loss_percent),
             None => format!("{:.3} % lost", point.loss_percent),

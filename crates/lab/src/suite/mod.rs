@@ -7,6 +7,7 @@ mod table;
 use std::{collections::BTreeMap, path::Path};
 
 use serde::Deserialize;
+use turnpike_strict::Document;
 
 pub(crate) use self::{
     journal::{Journal, carry_on},
@@ -20,7 +21,6 @@ use crate::{
     run::rates::Plan,
     search::Settings,
     shelf::EXPERIMENTS,
-    strict::{self, Document},
     topology::spec::is_plain,
 };
 
@@ -93,7 +93,7 @@ impl FindMax {
 impl Suite {
     /// From text, as if it were `path`. All its mistakes are one error.
     pub(crate) fn parse(path: &Path, text: &str) -> Result<Self, LabError> {
-        let (mut suite, mut document): (Self, _) = strict::parse(&path.display().to_string(), text)?;
+        let (mut suite, mut document): (Self, _) = Document::parse(path, text)?;
         suite.check(&mut document);
         document.finish()?;
         // Beside the experiments, in a folder of their own; or anywhere, beside experiments of one's own.

@@ -21,6 +21,8 @@ use std::{
     time::{Duration, Instant},
 };
 
+use turnpike_strict::hint;
+
 use self::{
     guardian::Guardian,
     spec::{Namespace, Spec},
@@ -29,7 +31,6 @@ use self::{
 use crate::{
     error::LabError,
     program::{self, MARK},
-    strict::nearest,
     tools::{self, words},
 };
 
@@ -155,10 +156,7 @@ impl Topology {
     fn space(&self, name: &str) -> Result<&SpaceState, LabError> {
         self.state.spaces.iter().find(|space| space.name == name).ok_or_else(|| {
             let known: Vec<&str> = self.names().collect();
-            LabError::usage(match nearest(name, known.iter().copied()) {
-                Some(meant) => format!("no namespace \"{name}\"; did you mean \"{meant}\"?"),
-                None => format!("no namespace \"{name}\"; there are: {}", known.join(", ")),
-            })
+            LabError::usage(format!("no namespace \"{name}\"; {}", hint(name, known.iter().copied())))
         })
     }
 

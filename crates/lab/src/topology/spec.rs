@@ -8,10 +8,9 @@ use std::{
 
 use serde::Deserialize;
 
-use crate::{
-    error::LabError,
-    strict::{self, Document, nearest},
-};
+use turnpike_strict::{Document, nearest};
+
+use crate::error::LabError;
 
 /// The topologies that need no file, by name; the first is the one that is used when nobody names another. What stands last holds for
 /// all devices instead of what the text says.
@@ -79,7 +78,8 @@ impl Spec {
         let file = base.join(path);
         let (spec, mut document): (Self, _) = match KNOWN.iter().find(|(name, ..)| *name == path) {
             Some((name, text, changes)) => {
-                let (mut spec, document): (Self, _) = strict::parse(&format!("topology {name}"), text)?;
+                let (mut spec, document): (Self, _) =
+                    Document::parse(Path::new(&format!("topology {name}")), text)?;
                 spec.offloads.extend(changes.iter().map(|(feature, on)| ((*feature).to_owned(), *on)));
                 (spec, document)
             }
@@ -90,7 +90,7 @@ impl Spec {
                     None => format!("no topology \"{path}\": expected host, {names}, or a file"),
                 }));
             }
-            None => strict::read(&file)?,
+            None => Document::parse(&file, &LabError::read(&file)?)?,
         };
         spec.check(&mut document);
         document.finish()?;
@@ -232,7 +232,7 @@ mod tests {
     use super::*;
 
     fn refusal(text: &str) -> String {
-        let (spec, mut document): (Spec, _) = strict::parse("t.toml", text).unwrap();
+        let (spec, mut document): (Spec, _) = Document::parse(Path::new("t.toml"), text).unwrap();
         spec.check(&mut document);
         document.finish().unwrap_err().to_string()
     }

@@ -43,13 +43,11 @@ pub struct Outcome {
 
 impl Outcome {
     /// The asked-for limits (`--max-loss`, `--max-p99`) that were exceeded, one sentence each; empty when all was well.
-    #[must_use]
     pub fn limits_exceeded(&self) -> &[String] {
         &self.exceeded
     }
 
     /// Whether the run was ended by [`Stop::stop`] before its time: the report is of what was measured until then.
-    #[must_use]
     pub fn was_interrupted(&self) -> bool {
         self.interrupted
     }
@@ -61,7 +59,6 @@ pub struct Stop(Arc<AtomicBool>);
 
 impl Stop {
     /// One that has not been told to stop.
-    #[must_use]
     pub fn new() -> Self {
         Self::default()
     }

@@ -4,10 +4,9 @@
 use std::sync::{
     Arc,
     atomic::{AtomicUsize, Ordering},
-    mpsc,
 };
 
-use turnpike_net::{Buffer, UdpSocket, poll::Waker};
+use turnpike_net::{Buffer, UdpSocket, worker::Sender};
 use turnpike_turn::{
     server::{AllocationId, Arrival, Client, ClosedReason, Family, MoveRequest, Moved, RelayId, Source},
     time::Now,
@@ -29,8 +28,7 @@ const CARRIED: usize = 2048;
 /// Where one worker gets what others hand to it.
 #[derive(Clone)]
 pub(crate) struct Mailbox {
-    pub(crate) commands: mpsc::Sender<Command>,
-    pub(crate) waker: Waker,
+    pub(crate) worker: Sender<Command>,
     pub(crate) backlog: Arc<AtomicUsize>,
 }
 
@@ -69,19 +67,13 @@ impl Mailbox {
             return Err(handoff);
         }
         self.backlog.fetch_add(1, Ordering::Relaxed);
-        match self.commands.send(Command::Handoff(handoff)) {
-            Ok(()) => {
-                self.waker.wake();
-                Ok(())
-            }
-            Err(mpsc::SendError(command)) => {
+        match self.worker.send(Command::Handoff(handoff)) {
+            Err(Command::Handoff(handoff)) => {
                 self.backlog.fetch_sub(1, Ordering::Relaxed);
-                match command {
-                    Command::Handoff(handoff) => Err(handoff),
-                    // It is the one that was sent.
-                    _ => Ok(()),
-                }
+                Err(handoff)
             }
+            // What comes back is what was sent.
+            Ok(()) | Err(_) => Ok(()),
         }
     }
 }

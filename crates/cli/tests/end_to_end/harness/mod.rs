@@ -26,6 +26,11 @@ pub(crate) use turnpike_testkit::{PATIENCE as SOON, alone::skip, eventually};
 pub(crate) const V4: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 pub(crate) const V6: IpAddr = IpAddr::V6(Ipv6Addr::LOCALHOST);
 
+/// Flags as a person types them.
+pub(crate) fn words(text: &str) -> Vec<&str> {
+    text.split(' ').collect()
+}
+
 /// Whether this machine has an IPv6 loopback address.
 pub(crate) fn has_ipv6() -> bool {
     UdpSocket::bind((V6, 0)).is_ok()

@@ -8,7 +8,7 @@ use std::{
 };
 
 use super::super::{ForwardLoaded, ForwardSources, source};
-use crate::{ConfigErrors, Flags, Sources};
+use crate::{Flags, Mistakes, Sources};
 
 /// A directory of a test's own, removed with it.
 struct Dir(PathBuf);
@@ -29,7 +29,7 @@ impl Dir {
         path
     }
 
-    fn load(&self) -> Result<ForwardLoaded, ConfigErrors> {
+    fn load(&self) -> Result<ForwardLoaded, Mistakes> {
         let main = self.0.join("main.toml");
         let sources = Sources::new(None, Vec::new(), Flags::new());
         let sources = ForwardSources { sources, arguments: Vec::new() };

@@ -66,7 +66,7 @@ fn mobile(owner: &mut Worker) -> Vec<u8> {
 /// Takes what waits.
 fn take(worker: &mut Worker) -> usize {
     let mut taken = 0;
-    while let Ok(Command::Handoff(handoff)) = worker.inbox.try_recv() {
+    while let Some(Command::Handoff(handoff)) = worker.inbox.command() {
         worker.take_handoff(NOW, *handoff);
         taken += 1;
     }

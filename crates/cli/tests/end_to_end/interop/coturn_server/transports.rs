@@ -11,7 +11,7 @@ use serde_json::Value;
 
 use crate::harness::{
     Dir, Finished, Load, PASSWORD, Program, REALM, Reflect, Stun, USER, V4, V6, eventually, free_port,
-    has_ipv6, installed, skip, turnpike,
+    has_ipv6, installed, skip, turnpike, words,
 };
 
 /// A running turnserver with every transport, on loopback in both families; two IPv4 addresses, for RFC 5780.
@@ -157,18 +157,7 @@ fn allocations_over_tls_resume_sessions_unless_told_not_to() {
         let run = server
             .load("tls", V4)
             // On a busy machine all that fits into a warm-up and more would be late for what is measured.
-            .with(&[
-                "--mode",
-                "allocate",
-                "--clients",
-                "2",
-                "--rate",
-                "100",
-                "--duration",
-                "1",
-                "--warmup",
-                "0",
-            ])
+            .with(&words("--mode allocate --clients 2 --rate 100 --duration 1 --warmup 0"))
             .with(more)
             .run();
         assert_eq!(run.code, Some(0), "{}", run.output());
