@@ -313,7 +313,6 @@ pub(crate) struct ReflectArgs {
 }
 
 impl ReflectArgs {
-    /// What to run.
     pub(crate) fn into_config(self) -> reflect::Config {
         let default = reflect::Config::default();
         reflect::Config {
@@ -376,7 +375,6 @@ pub(crate) fn user(text: &str) -> Result<(String, String), &'static str> {
 
 /// Seconds, of which a clock can have so many more.
 pub(crate) fn seconds(text: &str) -> Result<Duration, String> {
-    /// A year.
     const MOST: u64 = 365 * 86_400;
     let seconds: f64 = text.parse().map_err(|error: ParseFloatError| format!("expected seconds: {error}"))?;
     Duration::try_from_secs_f64(seconds)

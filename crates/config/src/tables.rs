@@ -29,7 +29,6 @@ impl Default for Place {
 /// One of several tables of the same name.
 pub(crate) struct Repeated<S> {
     pub(crate) settings: S,
-    /// Where it begins.
     pub(crate) place: Place,
 }
 

@@ -37,7 +37,6 @@ pub(crate) struct Records {
 /// Of the writer and of whoever reloads.
 pub(crate) type SharedRecords = Arc<Mutex<Records>>;
 
-/// Both ends.
 pub(crate) fn connection_log(records: SharedRecords) -> (ConnectionLogger, ConnectionLogWriter) {
     let (sender, receiver) = log_queue(BACKLOG);
     (ConnectionLogger(sender), ConnectionLogWriter { receiver, records })

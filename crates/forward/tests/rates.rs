@@ -33,7 +33,6 @@ fn flood(mut stream: TcpStream, stop: &Arc<AtomicBool>) {
     });
 }
 
-/// Counts what comes.
 fn count(mut stream: TcpStream) -> Arc<AtomicU64> {
     let counter = Arc::new(AtomicU64::new(0));
     let own = Arc::clone(&counter);

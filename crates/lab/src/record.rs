@@ -220,18 +220,13 @@ pub struct Round {
 /// Latency in microseconds, counted from the moment a packet was due.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
+#[expect(missing_docs, reason = "percentiles are what they are called")]
 pub struct Latency {
-    /// Smallest.
     pub min: f64,
-    /// Median.
     pub p50: f64,
-    /// 90 %.
     pub p90: f64,
-    /// 99 %.
     pub p99: f64,
-    /// 99.9 %.
     pub p999: f64,
-    /// Largest.
     pub max: f64,
     /// Counts by upper bound of the bucket in microseconds, ascending, where kept.
     #[serde(skip_serializing_if = "Vec::is_empty")]

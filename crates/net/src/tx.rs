@@ -69,7 +69,6 @@ pub(crate) enum Payload {
     Own(u32),
 }
 
-/// One queued datagram.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Queued {
     /// Offset of the header in `Tx::own`.
@@ -112,7 +111,6 @@ pub struct Tx {
     datapath: Datapath,
     own: Vec<u8>,
     queue: Vec<Queued>,
-    /// Datagrams in it.
     queued: usize,
     groups: Vec<Group>,
     /// Indexed by socket.

@@ -12,7 +12,6 @@ use crate::{
 const FORM: &str = "SCHEME://LISTEN=TARGET[,TARGET...][?KEY=VALUE&...] with the scheme tcp, udp, udptotcp, tcptoudp or unix, such \
                     as tcp://0.0.0.0:9000=10.0.0.2:9001";
 
-/// Reads one argument.
 pub(crate) fn read(text: &str, problems: &mut Vec<Mistake>) -> Option<Draft> {
     let argument = Argument(text);
     let Some((scheme, rest)) = text.split_once("://") else {

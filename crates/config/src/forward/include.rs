@@ -13,7 +13,6 @@ use crate::{
     source::{self, Entry, Value},
 };
 
-/// The key.
 pub(crate) const INCLUDE: &str = "include";
 /// Files of all patterns together; a pattern that catches a whole disk is a mistake.
 const MOST_FILES: usize = 1000;

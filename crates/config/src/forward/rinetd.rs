@@ -123,7 +123,6 @@ struct Line<'a> {
     path: &'a Path,
     number: usize,
     text: &'a str,
-    /// Bytes read.
     at: usize,
     services: &'a Services,
     names: &'a mut Vec<LocalName>,

@@ -408,7 +408,6 @@ const BYTES: Kind<Option<u64>> = Kind::one(
     |rate| rate.unwrap_or(0).to_string(),
 );
 
-/// How bytes move.
 pub(crate) const COPY: Kind<CopyMode> = named!(
     "\"auto\", \"splice\" or \"buffer\"",
     "auto" => CopyMode::Auto,
@@ -423,7 +422,6 @@ pub(crate) const PATTERNS: Kind<Vec<Pattern>> = Kind::list(
     |patterns| list(patterns.iter().map(|pattern| quoted(&parts::show_pattern(pattern)))),
 );
 
-/// Proxies.
 const PROXIES: Kind<Vec<Proxy>> = Kind::list(
     parts::PROXY_FORM,
     |reader, node| one_or_several(reader, node, |reader, node| reader.parsed(node, parts::proxy)),

@@ -27,7 +27,6 @@ use crate::{
 /// What stands in place of a file for an experiment that was typed.
 pub(crate) const COMMAND_LINE: &str = "command line";
 
-/// An experiment file.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Experiment {
@@ -201,14 +200,12 @@ pub(crate) struct Workload {
     pub(crate) rate: String,
 }
 
-/// Formats of results.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Format {
     /// The generators' contract of DESIGN.md.
     #[default]
     Turnpike,
-    /// `iperf3 --json`.
     Iperf3,
     /// Any JSON object, by `fields`.
     Json,

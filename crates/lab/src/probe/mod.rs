@@ -81,7 +81,6 @@ impl Scope {
     }
 }
 
-/// A moment's readings.
 #[derive(Clone, Debug)]
 pub(crate) struct Reading {
     pub(crate) taken: Instant,

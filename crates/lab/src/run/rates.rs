@@ -46,7 +46,6 @@ const OVERLOAD: u32 = 200;
 pub(crate) enum Plan {
     /// Offer each of these rates, datagrams a second.
     Sweep(Vec<u64>),
-    /// Search the highest.
     FindMax(Settings),
 }
 

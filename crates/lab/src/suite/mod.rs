@@ -24,7 +24,6 @@ use crate::{
     topology::spec::is_plain,
 };
 
-/// A suite's file.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Suite {

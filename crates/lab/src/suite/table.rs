@@ -10,7 +10,6 @@ use crate::{
     report, stats,
 };
 
-/// A suite's results.
 #[derive(Default)]
 pub(crate) struct Table {
     /// Names of all subjects of all rows, in the order in which they come.
@@ -145,7 +144,6 @@ impl Table {
         });
     }
 
-    /// As Markdown.
     pub(crate) fn markdown(&self) -> String {
         let cell = |text: &String| text.replace('|', "\\|");
         let row =
@@ -164,7 +162,6 @@ impl Table {
         text
     }
 
-    /// For a terminal.
     pub(crate) fn text(&self) -> String {
         let plain =
             |cells: Vec<String>| cells.into_iter().map(|cell| cell.replace("**", "")).collect::<Vec<_>>();

@@ -22,7 +22,6 @@ const KNOWN: [(&str, &str, &[(&str, bool)]); 3] = [
 ];
 const WIRE: &str = include_str!("wire.toml");
 
-/// A topology file.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Spec {
@@ -49,7 +48,6 @@ pub(crate) struct Namespace {
     pub(crate) sysctl: BTreeMap<String, String>,
 }
 
-/// A veth pair.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Link {

@@ -98,7 +98,6 @@ struct Peer {
     /// From where each client's packets come.
     addresses: Vec<Option<SocketAddr>>,
     errors: Errors,
-    /// Datagrams received.
     received: usize,
 }
 
@@ -174,7 +173,6 @@ impl<'a> Ends<'a> {
         Some(Duration::ZERO)
     }
 
-    /// Queues a burst.
     fn push(&mut self, carrier: &mut impl Carrier, burst: Burst, now: u64) {
         let Self { counts, peer, .. } = self;
         let (profile, seed) = (counts.profile, counts.seed);

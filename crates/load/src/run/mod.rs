@@ -113,7 +113,6 @@ impl Asked {
 pub(crate) struct Found {
     pub(crate) tallies: Tallies,
     pub(crate) finished: Vec<Finished>,
-    /// The measured time.
     pub(crate) measured: Duration,
     /// Whether it is shorter than was asked for.
     pub(crate) interrupted: bool,

@@ -157,7 +157,6 @@ impl<'a> Bulk<'a> {
     }
 }
 
-/// When something happens.
 #[derive(Clone, Copy)]
 struct Moment {
     now: u64,
@@ -353,7 +352,6 @@ impl Sending {
 /// The reflector sends, and says at the end how much it was.
 #[derive(Default)]
 struct Receiving {
-    /// Payload bytes.
     received: u64,
     /// Of these, those that came within the measured time.
     in_window: u64,

@@ -75,7 +75,6 @@ struct Connect<'a> {
     /// Slots without a connection, and from when on they may have one.
     free: VecDeque<(usize, u64)>,
     starts: Starts,
-    /// Greeting and request.
     message: Vec<u8>,
     response: usize,
     close: Close,
@@ -104,7 +103,6 @@ impl Slot {
 enum State {
     Connecting,
     Sending,
-    /// For the response.
     Waiting,
     /// For the server to close.
     Closing,

@@ -16,7 +16,6 @@ use crate::{
     run::{Finished, Heartbeat, Schedule, Shared, Tallies},
 };
 
-/// What is sent.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Plan {
     /// Clients of all threads.
@@ -78,7 +77,6 @@ pub(crate) fn run<C>(
     Ok(Finished { jitter, cpu, garbled: echo.garbled, ..Finished::default() })
 }
 
-/// One client's traffic.
 struct Flow {
     number: u32,
     next_sequence: u64,
@@ -95,7 +93,6 @@ impl Flow {
     }
 }
 
-/// All clients' traffic.
 struct Echo {
     flows: Vec<Flow>,
     tallies: Tallies,

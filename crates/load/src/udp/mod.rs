@@ -195,7 +195,6 @@ pub(crate) fn default_burst(burst: Option<usize>, rate: Rate) -> usize {
     })
 }
 
-/// Threads to start.
 pub(crate) fn threads(threads: Option<usize>, clients: usize) -> usize {
     let cores = || std::thread::available_parallelism().map_or(1, usize::from);
     threads.unwrap_or_else(cores).min(clients)
