@@ -43,7 +43,24 @@ pub(crate) static KEYS: &[KeySpec<Settings>] = &[
         |settings| quoted(&settings.software),
     ),
     field!("server.workers", reload: false, kind::WORKERS, workers),
-    field!("server.datapath", reload: false, kind::DATAPATH, datapath),
+    scalar!(
+        "server.datapath",
+        reload: false,
+        "\"auto\", \"basic\", \"mmsg\", \"gso\" or \"kernel\"",
+        |reader, node, settings| {
+            (settings.datapath, settings.kernel) = reader.parsed(node, |text| match text {
+                // `Datapath::from_str("auto")` asks the kernel, and nothing here may open a socket.
+                "auto" => Ok((None, false)),
+                "kernel" => Ok((None, true)),
+                other => other.parse().map(|step| (Some(step), false)).map_err(|_| ""),
+            })?;
+            Some(())
+        },
+        |settings| match settings.datapath {
+            Some(step) => quoted(&step.to_string()),
+            None => quoted(if settings.kernel { "kernel" } else { "auto" }),
+        },
+    ),
     number!("server.busy_poll_us", reload: false, "microseconds", 0..=1000, busy_poll_us),
     field!("tls.listen", reload: false, ADDRESSES, tls_listen, expected: SECURE_ADDRESSES),
     field!("tls.only", reload: false, kind::SWITCH, tls_only),
@@ -100,6 +117,7 @@ pub(crate) static KEYS: &[KeySpec<Settings>] = &[
         },
         |settings| settings.max_channels.to_string(),
     ),
+    number!("limits.kernel_flows", reload: false, "a number", 2..=4_194_304, kernel_flows),
     number!("limits.peer_connections", reload: true, "a number", 1..=1_000_000, max_peer_connections),
     number!(
         "limits.peer_connections_per_allocation",

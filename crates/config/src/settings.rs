@@ -45,6 +45,8 @@ pub struct Settings {
     pub workers: Option<usize>,
     /// Step of the ladder; `None` is the highest that works.
     pub datapath: Option<Datapath>,
+    /// Whether the kernel relays lone datagrams itself; then `datapath`, for the others, is `None`.
+    pub kernel: bool,
     /// Microseconds that a worker looks for more before it sleeps.
     pub busy_poll_us: u32,
     /// Relay addresses; empty means to detect them.
@@ -83,6 +85,8 @@ pub struct Settings {
     pub max_permissions: usize,
     /// Channels per allocation.
     pub max_channels: usize,
+    /// Flows in the kernel's table, each in one direction.
+    pub kernel_flows: u32,
     /// Connections to peers, in total.
     pub max_peer_connections: usize,
     /// Connections to peers of one allocation.
@@ -148,6 +152,7 @@ impl Default for Settings {
             software: "turnpike".to_owned(),
             workers: None,
             datapath: None,
+            kernel: false,
             busy_poll_us: 0,
             relay_addresses: Vec::new(),
             ports: 49_152..=65_535,
@@ -167,6 +172,7 @@ impl Default for Settings {
             max_allocations_per_user: 1024,
             max_permissions: 64,
             max_channels: 64,
+            kernel_flows: 65_536,
             max_peer_connections: 4096,
             max_peer_connections_per_allocation: 32,
             max_peer_connections_per_user: 1024,

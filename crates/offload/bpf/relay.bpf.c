@@ -430,11 +430,6 @@ INLINE int forward(struct __sk_buff *skb, struct packet *packet, const struct fl
 		mark(state, now);
 		return count(PASS_SOURCE);
 	}
-	if (*(volatile u64 *)ready < READ_ONCE(state->up)) {
-		mark(state, now);
-		return count(PASS_SETTLING);
-	}
-	/* From here on, whatever goes up holds the next ones up as well. */
 	plan.payload = packet->length - UDP_LEN;
 	plan.length = packet->length + sizeof(struct channel_data);
 	if (to_peer) {
@@ -472,6 +467,10 @@ INLINE int forward(struct __sk_buff *skb, struct packet *packet, const struct fl
 	if (!room || packet->length > ROOM - 4) {
 		mark(state, now);
 		return count(PASS_TOO_BIG);
+	}
+	if (*(volatile u64 *)ready < READ_ONCE(state->up)) {
+		mark(state, now);
+		return count(PASS_SETTLING);
 	}
 	pseudo = pseudo_header(packet->key.remote, packet->key.local, packet->v6, packet->length);
 	csum = checksum(skb, packet, pseudo, room);

@@ -259,9 +259,6 @@ fn forward(
     if interface_of(back) == 0 || (back & ONLY_FROM_THERE != 0 && interface_of(back) != frame.interface) {
         return up(Count::Source, Some(now));
     }
-    if drained < last_up {
-        return up(Count::Settling, Some(now));
-    }
     let to_peer = flow.kind == Kind::ToPeer as u8;
     let payload = if to_peer { &packet.udp[UDP + CHANNEL_DATA..] } else { &packet.udp[UDP..] };
     if to_peer && usize::from(packet.channel_data()[1]) != payload.len() {
@@ -285,6 +282,9 @@ fn forward(
         && packet.udp.len() <= MAX_UDP;
     if !fits {
         return up(Count::TooBig, Some(now));
+    }
+    if drained < last_up {
+        return up(Count::Settling, Some(now));
     }
     let before = pseudo_header(&packet.key.remote, &packet.key.local, packet.udp.len());
     let Some(sum_is) = judge(frame.summed, packet, before) else { return up(Count::Checksum, Some(now)) };
