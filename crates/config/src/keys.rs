@@ -10,7 +10,7 @@ use turnpike_relay::RelayAddress;
 use turnpike_turn::server::{AllowRule, Cidr};
 
 use super::{
-    CertificateFiles, StoredKey, User, UserSecret,
+    CertificateFiles, DatapathChoice, StoredKey, User, UserSecret,
     key::{
         Kind, kind, list_of,
         show::{list, quoted},
@@ -27,7 +27,25 @@ pub(super) const ADDRESSES: Kind<Vec<SocketAddr>> =
         text.trim().parse::<SocketAddr>().map_err(|_| "")
     });
 
-/// The same, with the port that TURN has for TLS and DTLS.
+/// How datagrams enter and leave.
+pub(super) const DATAPATH: Kind<DatapathChoice> = Kind::one(
+    "\"auto\", \"basic\", \"mmsg\", \"gso\" or \"kernel\"",
+    |reader, node| {
+        reader.parsed(node, |text| match text {
+            // `Datapath::from_str("auto")` asks the kernel, and nothing here may open a socket.
+            "auto" => Ok(DatapathChoice::Auto),
+            "kernel" => Ok(DatapathChoice::Kernel),
+            other => other.parse().map(DatapathChoice::Step).map_err(|_| ""),
+        })
+    },
+    |datapath| match datapath {
+        DatapathChoice::Auto => quoted("auto"),
+        DatapathChoice::Step(step) => quoted(&step.to_string()),
+        DatapathChoice::Kernel => quoted("kernel"),
+    },
+);
+
+/// [`ADDRESSES`], with the port that TURN has for TLS and DTLS.
 pub(super) const SECURE_ADDRESSES: &str = "a list of \"ADDR:PORT\" such as [\"0.0.0.0:5349\", \"[::]:5349\"]";
 
 /// REALM (RFC 8489 section 14.9: less than 128 characters).

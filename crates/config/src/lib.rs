@@ -36,7 +36,9 @@ pub use discovery_keys::DiscoverySettings;
 pub use oauth_keys::{OauthSettings, TokenKeySettings};
 pub use realm_keys::RealmSettings;
 pub use secret::Secret;
-pub use settings::{AdminListen, CertificateFiles, LogFormat, Settings, StoredKey, User, UserSecret};
+pub use settings::{
+    AdminListen, CertificateFiles, DatapathChoice, LogFormat, Settings, StoredKey, User, UserSecret,
+};
 pub use source::Flags;
 pub use sources::{Loaded, Sources, known_variables};
 pub use tables::Place;

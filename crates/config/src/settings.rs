@@ -22,6 +22,18 @@ use crate::{
     tables,
 };
 
+/// How datagrams enter and leave.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum DatapathChoice {
+    /// The highest step of the ladder that works in user space.
+    #[default]
+    Auto,
+    /// This step.
+    Step(Datapath),
+    /// The kernel relays lone datagrams itself; for the others it is as `Auto`.
+    Kernel,
+}
+
 settings! {
     /// Effective settings; [`Settings::default`] holds the documented defaults.
     Settings by KEYS {
@@ -40,8 +52,8 @@ settings! {
         software: String = "turnpike".to_owned(), reload "server.software" keys::SOFTWARE;
         /// Threads; `None` is one per core.
         workers: Option<usize> = None, start "server.workers" kind::WORKERS;
-        /// Step of the ladder; `None` is the highest that works.
-        datapath: Option<Datapath> = None, start "server.datapath" kind::DATAPATH;
+        /// How datagrams enter and leave.
+        datapath: DatapathChoice = DatapathChoice::Auto, start "server.datapath" keys::DATAPATH;
         /// Microseconds that a worker looks for more before it sleeps.
         busy_poll_us: u32 = 0, start "server.busy_poll_us" number!(u32, "microseconds", 0..=1000);
         /// Listeners for TLS.
@@ -101,6 +113,8 @@ settings! {
         /// Channels per allocation.
         max_channels: usize = 64, reload "limits.channels" number!(usize, "", 1..=4096)
             => "a number per allocation, 1 to 4096 (RFC 8656 has the numbers 0x4000 to 0x4FFF)";
+        /// Flows in the kernel's table, each in one direction.
+        kernel_flows: u32 = 65_536, start "limits.kernel_flows" number!(u32, "a number", 2..=4_194_304);
         /// Connections to peers, in total.
         max_peer_connections: usize = 4096,
             reload "limits.peer_connections" number!(usize, "a number", 1..=1_000_000);

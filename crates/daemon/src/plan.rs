@@ -7,9 +7,9 @@ use std::{
     thread,
 };
 
-use turnpike_config::{Secret, Settings, User, UserSecret, realms};
+use turnpike_config::{DatapathChoice, Secret, Settings, User, UserSecret, realms};
 use turnpike_net::Datapath;
-use turnpike_relay::{Config, DtlsConfig, DtlsContext, Layout, RelayAddress, StreamConfig, TlsContext};
+use turnpike_relay::{Config, DtlsConfig, DtlsContext, Hook, Layout, RelayAddress, StreamConfig, TlsContext};
 use turnpike_turn::server::{
     DiscoveryLimits, ListenerId, ListenerProfile, NatDiscovery, NonceKey, PeerRules, ServerConfig,
 };
@@ -44,9 +44,17 @@ impl Plan {
         let relay = relay_addresses(settings, &mut notes);
         notes.extend(alternates_that_are_us(settings));
         let (datapath, datapath_reason) = match settings.datapath {
-            Some(step) => (step, "as configured".to_owned()),
-            None => Datapath::best(),
+            DatapathChoice::Step(step) => (step, "as configured".to_owned()),
+            DatapathChoice::Auto | DatapathChoice::Kernel => Datapath::best(),
         };
+        let kernel = settings.datapath == DatapathChoice::Kernel;
+        if kernel {
+            notes.push(
+                "what the kernel relays itself never meets this machine's firewall (netfilter), nor its IPsec policies: \
+                 peers are kept away by the peer rules alone"
+                    .to_owned(),
+            );
+        }
         let mut listen = listeners(settings, &mut notes);
         let streams = StreamConfig {
             listen: if settings.tcp { listen.clone() } else { Vec::new() },
@@ -77,6 +85,9 @@ impl Plan {
             dtls,
             workers: workers(settings),
             datapath,
+            kernel,
+            max_kernel_flows: settings.kernel_flows,
+            kernel_hook: Hook::Best,
             busy_poll: std::time::Duration::from_micros(settings.busy_poll_us.into()),
             server: server_config(settings, &layout, &relay, nonce_key),
             listen,

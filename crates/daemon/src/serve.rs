@@ -8,7 +8,7 @@ use std::{
 
 use tokio::{net::TcpListener, task::JoinHandle};
 use turnpike_config::{Loaded, Mistake, Settings, Sources, User, UserSecret, realms};
-use turnpike_relay::{CredentialStore, Layout, Relay, RelayAddress, SessionLog};
+use turnpike_relay::{CredentialStore, Hook, Kernel, Layout, Relay, RelayAddress, SessionLog};
 use turnpike_turn::server::NonceKey;
 
 use crate::{
@@ -96,7 +96,10 @@ impl TurnServer {
         }
         if let Some(page) = page {
             let snapshots = move || {
-                weak.upgrade().map_or_else(Default::default, |relay| (relay.snapshots(), relay.realms()))
+                weak.upgrade().map_or_else(Default::default, |relay| {
+                    let kernel = relay.kernel().map(Kernel::snapshot);
+                    (relay.snapshots(), relay.realms(), kernel)
+                })
             };
             let metrics = serve_metrics::page(snapshots, certificates.told(), Arc::clone(status), log_counts);
             let hosts = settings.admin_hosts.clone();
@@ -210,6 +213,20 @@ fn say_what_started(plan: &Plan, relay: &Relay, page: Option<&TcpListener>) {
         }
     }
     tracing::info!("data path {}: {}; workers: {}", config.datapath, plan.datapath_reason, config.workers);
+    if let Some(kernel) = relay.kernel() {
+        let how = if kernel.hook() == Hook::Tcx { "tcx" } else { "clsact" };
+        let interfaces = kernel.interfaces();
+        let where_to = if interfaces.is_empty() {
+            "to no interface yet: none is Ethernet, up, and has an address".to_owned()
+        } else {
+            format!("to {} ({how})", interfaces.join(", "))
+        };
+        let flows = config.max_kernel_flows;
+        tracing::info!(
+            "data path kernel: attached {where_to}; room for {flows} flows; everything else by {}",
+            config.datapath
+        );
+    }
     admin::say_where(page);
     for note in &plan.notes {
         tracing::warn!("{note}");

@@ -10,7 +10,11 @@ use prometheus_client::{
     encoding::{DescriptorEncoder, NoLabelSet},
     metrics::MetricType,
 };
-use turnpike_relay::{CloseReason, DtlsDrop, DtlsEnd, DtlsFailure, HandshakeFailure, WorkerSnapshot};
+use strum::VariantArray as _;
+use turnpike_relay::{
+    CloseReason, DtlsDrop, DtlsEnd, DtlsFailure, HandshakeFailure, KernelCount, KernelSnapshot,
+    WorkerSnapshot,
+};
 
 use crate::{
     admin::MetricsPage,
@@ -20,17 +24,21 @@ use crate::{
     log_limit::LogCounts,
 };
 
-/// The exposition text of live snapshots (of workers, and of allocations by realm), for the admin page.
+/// Of workers, of allocations by realm, and of the kernel's part where it has one.
+type Snapshots = (Vec<WorkerSnapshot>, Vec<(Box<str>, usize)>, Option<KernelSnapshot>);
+
+/// The exposition text of live snapshots, for the admin page.
 pub(crate) fn page(
-    snapshots: impl Fn() -> (Vec<WorkerSnapshot>, Vec<(Box<str>, usize)>) + Send + Sync + 'static,
+    snapshots: impl Fn() -> Snapshots + Send + Sync + 'static,
     certificates: Arc<Told>,
     status: Arc<Status>,
     log: Arc<LogCounts>,
 ) -> MetricsPage {
     exposition::page(
         move |common| {
-            let (workers, realms) = snapshots();
-            Scrape { workers: numbered(workers), realms, certificates: Arc::clone(&certificates), common }
+            let (workers, realms, kernel) = snapshots();
+            let workers = numbered(workers);
+            Scrape { workers, realms, kernel, certificates: Arc::clone(&certificates), common }
         },
         status,
         log,
@@ -44,6 +52,7 @@ struct Scrape {
     workers: Vec<(String, WorkerSnapshot)>,
     /// Allocations by realm; names are those of the configuration.
     realms: Vec<(Box<str>, usize)>,
+    kernel: Option<KernelSnapshot>,
     certificates: Arc<Told>,
     common: Common,
 }
@@ -60,6 +69,9 @@ impl Collector for Scrape {
         page.streams()?;
         page.peers()?;
         page.dtls()?;
+        if let Some(kernel) = &self.kernel {
+            page.kernel(kernel)?;
+        }
         page.certificates(&self.certificates)?;
         self.common.encode(&mut page.encoder)
     }
@@ -82,6 +94,48 @@ impl Families<'_, '_, WorkerSnapshot> {
         )?;
         for (realm, count) in realms {
             metric.encode_family(&[("realm", &**realm)])?.encode_gauge(&(*count as u64))?;
+        }
+        Ok(())
+    }
+
+    /// What the kernel has relayed without us.
+    fn kernel(&mut self, kernel: &KernelSnapshot) -> fmt::Result {
+        self.by(
+            "kernel_datagrams",
+            "Datagrams that the kernel has relayed itself, at most a second old; relayed_datagrams has them too.",
+            "direction",
+            |snapshot| vec![("to_peer", snapshot.across[0].0), ("to_client", snapshot.across[1].0)],
+        )?;
+        self.by(
+            "kernel_bytes",
+            "Payload bytes of these; relayed_bytes has them too.",
+            "direction",
+            |snapshot| vec![("to_peer", snapshot.across[0].1), ("to_client", snapshot.across[1].1)],
+        )?;
+        let counted = KernelCount::VARIANTS.iter().zip(kernel.counts);
+        let passes =
+            counted.filter(|(what, _)| what.is_pass()).map(|(what, value)| (<&str>::from(what), value));
+        let help = "UDP datagrams and super-packets that the kernel left to user space, by reason.";
+        counts(&mut self.encoder, "kernel_passes", help, "reason", passes)?;
+        let mut single = |name, help: &str, value: u64| {
+            counter(&mut self.encoder, name, help)?.encode_counter::<NoLabelSet, _, f64>(&value, None)
+        };
+        single(
+            "kernel_dropped",
+            "Datagrams that were dropped because the kernel refused to change them.",
+            kernel.counts[KernelCount::Failed as usize],
+        )?;
+        single(
+            "kernel_flows_refused",
+            "Flows that stay in user space because the kernel's table was full.",
+            kernel.refused,
+        )?;
+        for (name, help, value) in [
+            ("kernel_flows", "Flows in the kernel's table, each in one direction.", kernel.flows),
+            ("kernel_flows_limit", "Flows that the kernel's table holds at most.", kernel.most_flows),
+        ] {
+            let mut metric = self.encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
+            metric.encode_gauge(&value)?;
         }
         Ok(())
     }
@@ -348,9 +402,11 @@ mod tests {
         first.rx.batch[3] = 4;
         first.rx.batch[11] = 2;
         first.tx.too_big = 5;
+        first.across = [(70, 7000), (90, 9000)];
         Scrape {
             workers: numbered(vec![first, WorkerSnapshot::default()]),
             realms: vec![("example.org".into(), 3)],
+            kernel: Some(KernelSnapshot { flows: 6, refused: 2, ..KernelSnapshot::default() }),
             certificates: Arc::default(),
             common: Common { log_lost: 2, reloads: Status::default().reloads(), ..Common::default() },
         }
@@ -426,6 +482,11 @@ mod tests {
             ("turnpike_tx_dropped_total{worker=\"0\",reason=\"too_big\"}", 5.0),
             ("turnpike_log_lines_lost_total", 2.0),
             ("turnpike_draining", 0.0),
+            ("turnpike_kernel_datagrams_total{worker=\"0\",direction=\"to_peer\"}", 70.0),
+            ("turnpike_kernel_bytes_total{worker=\"0\",direction=\"to_client\"}", 9000.0),
+            ("turnpike_kernel_passes_total{reason=\"super_packet\"}", 0.0),
+            ("turnpike_kernel_flows", 6.0),
+            ("turnpike_kernel_flows_refused_total", 2.0),
         ] {
             let found = samples.iter().find(|(name, _)| same_series(name, series));
             assert_eq!(found.map(|(_, value)| *value), Some(value), "{series} in {samples:#?}");

@@ -13,6 +13,7 @@ use turnpike_net::{
     tx::TxStats,
     worker::{Published, Sender, Workers},
 };
+use turnpike_offload::{Kernel, OffloadError};
 use turnpike_turn::server::{
     CredentialQuery, Credentials, Effect, Lookup, LookupId, NatDiscovery, OwnEndpoints, ServerConfig, Stats,
     Transport, User,
@@ -117,6 +118,9 @@ pub enum StartError {
     /// NAT discovery is configured on an address that nobody listens on.
     #[error("NAT discovery needs a UDP listener on {address}, or on its port and all addresses")]
     NatDiscovery { address: SocketAddr },
+    /// The path through the kernel cannot be had.
+    #[error("--datapath kernel: {0}")]
+    Kernel(#[from] OffloadError),
     /// Threads, epoll or the like.
     #[error(
         "cannot start a worker: {0}; raise the limit of open files (ulimit -n) or of threads (ulimit -u)"
@@ -151,6 +155,9 @@ pub struct WorkerSnapshot {
     pub handoffs_lost: u64,
     /// DTLS associations.
     pub dtls: DtlsStats,
+    /// Datagrams and bytes of their payload that the kernel has relayed, at most a second old: to peers, to clients. They are in
+    /// `turn` too.
+    pub across: [(u64, u64); 2],
 }
 
 /// A running relay. Dropping it stops the workers.
@@ -162,6 +169,8 @@ pub struct Relay {
     own: Own,
     discovery: Vec<NatDiscovery>,
     in_force: Mutex<InForce>,
+    /// Behind the workers, so that it is dropped after them.
+    kernel: Option<Arc<Kernel>>,
 }
 
 /// What all workers of a relay share, or have in common.
@@ -177,6 +186,7 @@ pub(crate) struct Common {
     pub(crate) admission: Arc<Admission>,
     pub(crate) dtls: Arc<DtlsConfig>,
     pub(crate) log: Arc<dyn SessionLog>,
+    pub(crate) kernel: Option<Arc<Kernel>>,
 }
 
 impl Common {
@@ -186,6 +196,7 @@ impl Common {
         layout: Layout,
         credentials: Arc<dyn CredentialStore>,
         log: Arc<dyn SessionLog>,
+        kernel: Option<Arc<Kernel>>,
     ) -> Self {
         let quotas = Quotas::new(config.max_allocations, config.max_allocations_per_user);
         quotas.limit(&config.realm_limits);
@@ -200,6 +211,7 @@ impl Common {
             admission: Arc::new(Admission::new(max_idle, max_idle_per_address)),
             dtls: Arc::new(config.dtls.clone()),
             log,
+            kernel,
             config,
         }
     }
@@ -254,10 +266,12 @@ impl Relay {
             layout: layout.clone(),
             addresses: config.addresses.clone(),
         });
-        let common = Common::new(config, listeners.clone(), layout, credentials, log);
+        let kernel = config.kernel.then(|| offload(&config, &listeners)).transpose()?.map(Arc::new);
+        let common =
+            Common::new(config, listeners.clone(), layout, credentials, log, kernel.as_ref().map(Arc::clone));
         let (store, quotas) = (Arc::clone(&common.store), Arc::clone(&common.quotas));
-        let mut relay =
-            Self { listeners, workers: Workers::default(), store, quotas, own, discovery, in_force };
+        let workers = Workers::default();
+        let mut relay = Self { listeners, workers, store, quotas, own, discovery, in_force, kernel };
         let (mut bound, mut mailboxes) = (Vec::new(), Vec::new());
         for number in 0..common.config.workers.max(1) {
             let (worker, mailbox, snapshot) = Worker::new(number, &common)?;
@@ -282,6 +296,12 @@ impl Relay {
     /// What each worker has counted.
     pub fn snapshots(&self) -> Vec<WorkerSnapshot> {
         self.workers.shared().map(Published::get).collect()
+    }
+
+    /// The path through the kernel, where that was asked for.
+    #[must_use]
+    pub fn kernel(&self) -> Option<&Kernel> {
+        self.kernel.as_deref()
     }
 
     /// Allocations of each realm that has any, over all workers and in no order.
@@ -339,6 +359,19 @@ impl Relay {
     pub fn stop(self) {
         drop(self);
     }
+}
+
+/// Loads the program for what is configured.
+fn offload(config: &Config, listeners: &Listeners) -> Result<Kernel, OffloadError> {
+    let count = |count: usize| u32::try_from(count).unwrap_or(u32::MAX);
+    let sockets = listeners.udp.len() * config.workers.max(1) + 2 * config.max_allocations;
+    Kernel::start(&turnpike_offload::Settings {
+        listeners: listeners.udp.clone(),
+        relay_ports: config.ports.clone(),
+        flows: config.max_kernel_flows,
+        sockets: count(sockets),
+        hook: config.kernel_hook,
+    })
 }
 
 /// What is ours beside the addresses of this machine, and stays as it was at the start.

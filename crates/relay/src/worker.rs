@@ -3,6 +3,7 @@
 
 mod dtls;
 mod handoff;
+pub(crate) mod offload;
 mod out;
 mod peers;
 mod streams;
@@ -42,6 +43,7 @@ use crate::{
 };
 use handoff::Handoff;
 pub(crate) use handoff::Mailbox;
+use offload::Offload;
 use out::{Out, side};
 
 /// Between two publications of the counters, in milliseconds.
@@ -121,6 +123,8 @@ pub(crate) struct Worker {
     ports: Arc<Ports>,
     mailboxes: Arc<[Mailbox]>,
     log: Arc<dyn SessionLog>,
+    /// Where the data path is the kernel's.
+    offload: Option<Offload>,
     inbox: Inbox<Command>,
     snapshot: Arc<Snapshot>,
     counted: WorkerSnapshot,
@@ -156,6 +160,13 @@ impl Worker {
         let gate = WorkerGate::new(Arc::clone(store), Arc::clone(quotas), Arc::clone(ports));
         let (settings, seed) = (Arc::new(config.server.clone()), Seed(rand::random()));
         let snapshot = Arc::<Snapshot>::default();
+        let offload = common.kernel.as_ref().map(|kernel| kernel.flows()).transpose()?;
+        // The state machine's clock began with `started`.
+        let base_ns = || {
+            let since = u64::try_from(started.elapsed().as_nanos()).unwrap_or_default();
+            turnpike_offload::now_ns().saturating_sub(since)
+        };
+        let offload = offload.map(|flows| Offload::new(flows, base_ns(), config.server.channels));
         let mut worker = Self {
             number,
             server: Server::of_many(settings, gate, seat(number, config), seed),
@@ -169,6 +180,7 @@ impl Worker {
             ports: Arc::clone(ports),
             mailboxes: Arc::new([]),
             log: Arc::clone(&common.log),
+            offload,
             inbox,
             snapshot: Arc::clone(&snapshot),
             counted: WorkerSnapshot::default(),
@@ -239,6 +251,9 @@ impl Worker {
         let mut events: Vec<Event> = Vec::new();
         let mut now = self.now();
         loop {
+            if let Some(offload) = &mut self.offload {
+                offload.before_wait();
+            }
             match self.poller.wait_until(now.ms, self.due()) {
                 Ok(ready) => {
                     events.clear();
@@ -252,6 +267,10 @@ impl Worker {
             now = self.now();
             self.counted.wakeups += 1;
             self.dirty |= !events.is_empty();
+            if let Some(offload) = &mut self.offload {
+                offload.after_wait(now.ms, &events, events.len() < Poller::FULL);
+                self.dirty |= offload.sweep(now.ms, &mut self.server);
+            }
             let first = self.out.streams.begin_tick(&events);
             events.rotate_left(first);
             for event in &events {
@@ -404,6 +423,9 @@ impl Worker {
         match self.adopt(socket, Role::Relay(relay)) {
             Ok(id) => {
                 self.out.set_relay(allocation, wish.family, id);
+                if let Some(offload) = &mut self.offload {
+                    offload.relay_opened(relay, id, bound);
+                }
                 OpenResult::Opened { relayed }
             }
             Err(_) => {
@@ -456,7 +478,10 @@ impl Worker {
 
     /// Does what the state machine asks for, in its order. `behind` the message that it was fed last.
     fn carry_out_effects(&mut self, now: Now, behind: Behind<'_>) {
-        while let Some(effect) = self.server.poll_effect() {
+        while let Some(mut effect) = self.server.poll_effect() {
+            if let Some(offload) = &mut self.offload {
+                offload.hear(&mut effect, &mut self.server, &self.out.listeners);
+            }
             self.out.streams.effect(now.ms, &effect);
             self.out.dtls.effect(now.ms, &effect, &mut self.out.tx);
             self.log.effect(self.number, &effect);
@@ -505,6 +530,9 @@ impl Worker {
     fn close(&mut self, relay: RelayId) {
         let pair = self.out.relays.get_mut(relay.allocation.index as usize);
         let Some(id) = pair.and_then(|pair| pair[side(relay.family)].take()) else { return };
+        if let Some(offload) = &mut self.offload {
+            offload.relay_closed(relay);
+        }
         // What is queued leaves before its socket does. The arena keeps what is still to be routed.
         self.out.tx.flush(&mut self.sockets, &self.rx);
         self.roles[id.0 as usize] = Role::Free;
@@ -520,7 +548,11 @@ impl Worker {
             match command {
                 Command::Drain => self.server.drain(),
                 Command::Reconfigure(config, layout) => {
+                    let channels = config.channels;
                     self.server.reconfigure(now, config);
+                    if let Some(offload) = &mut self.offload {
+                        offload.restrict(channels, &mut self.server);
+                    }
                     self.carry_out_effects(now, NOTHING);
                     self.out.streams.lay_out(Arc::clone(&layout));
                     self.out.dtls.lay_out(layout);
@@ -559,7 +591,8 @@ impl Worker {
         let timer = self.server.poll_timeout();
         let publish = self.dirty.then_some(self.published_ms + PUBLISH_MS);
         let (streams, dtls) = (self.out.streams.poll_timeout(), self.out.dtls.poll_timeout());
-        [timer, publish, streams, dtls, self.peers.poll_timeout()].into_iter().flatten().min()
+        let offload = self.offload.as_ref().and_then(Offload::due);
+        [timer, publish, streams, dtls, self.peers.poll_timeout(), offload].into_iter().flatten().min()
     }
 
     fn publish(&mut self, now_ms: u64) {
@@ -579,6 +612,7 @@ impl Worker {
         counted.rx = *self.rx.stats();
         counted.tx = *self.out.tx.stats();
         counted.ttl_expired = self.out.ttl_expired;
+        counted.across = self.offload.as_ref().map(|offload| offload.across().pairs()).unwrap_or_default();
         counted.streams = self.out.streams.stats();
         counted.dtls = self.out.dtls.stats();
         self.snapshot.update(|snapshot| snapshot.clone_from(counted));

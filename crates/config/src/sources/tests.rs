@@ -142,7 +142,7 @@ fn each_mistake_names_line_column_key_and_what_is_expected() {
         ("[server]\nworkers = 0", 2, 11, "server.workers", "1 to 1024"),
         ("[server]\nworkers = \"4\"", 2, 11, "server.workers", "1 to 1024"),
         ("[server]\nrealm = \"\"", 2, 9, "server.realm", "1 to 127"),
-        ("[server]\ndatapath = \"kernel\"", 2, 12, "server.datapath", "\"gso\""),
+        ("[server]\ndatapath = \"xdq\"", 2, 12, "server.datapath", "\"gso\""),
         ("\n\n[relay]\nports = \"9-5\"", 4, 9, "relay.ports", "\"A-B\""),
         ("[relay]\nports = \"5000-5000\"", 2, 9, "relay.ports", "at least 2"),
         ("[relay]\nports = 5000", 2, 9, "relay.ports", "\"A-B\""),

@@ -109,10 +109,16 @@ impl Worker {
 
     /// Gives an allocation to the worker where its client is, if it is to go there.
     pub(super) fn export(&mut self, now: Now, request: &MoveRequest, data: Box<[u8]>) {
-        let Some(moved) = self.server.export(now, request) else {
+        let Some(mut moved) = self.server.export(now, request) else {
             self.send(request.to, Handoff::NotMoved(request.client));
             return;
         };
+        if let Some(offload) = &mut self.offload {
+            let [to_peer, to_client] = offload.release(moved.from()).pairs();
+            // Counted here, told where the session ends.
+            self.server.count_across(moved.from(), to_peer, to_client);
+            moved.count_across(to_peer, to_client);
+        }
         let sockets = self.detach_sockets(moved.from());
         if let Some(was) = moved.was() {
             self.out.streams.released(now.ms, &was.client);
@@ -219,6 +225,9 @@ impl Worker {
         for family in [Family::V4, Family::V6] {
             let pair = self.out.relays.get_mut(allocation.index as usize);
             let Some(id) = pair.and_then(|pair| pair[side(family)].take()) else { continue };
+            if let Some(offload) = &mut self.offload {
+                offload.relay_closed(RelayId { allocation, family });
+            }
             self.roles[id.0 as usize] = Role::Free;
             if let Some(socket) = self.sockets.remove(id) {
                 // Not watched any more, whatever this says: a descriptor that is not in the set.
@@ -269,13 +278,21 @@ impl Worker {
         for (family, socket) in sockets {
             let bound = socket.local_addr();
             match self.adopt(socket, Role::Relay(RelayId { allocation, family })) {
-                Ok(id) => self.out.set_relay(allocation, family, id),
+                Ok(id) => {
+                    self.out.set_relay(allocation, family, id);
+                    if let Some(offload) = &mut self.offload {
+                        offload.relay_opened(RelayId { allocation, family }, id, bound);
+                    }
+                }
                 Err(_) => {
                     self.ports.release(bound);
                     // Without its socket it would be a session that nothing passes through.
                     self.server.close_one(now, allocation, ClosedReason::Administrator);
                 }
             }
+        }
+        if let Some(offload) = &mut self.offload {
+            offload.attached(allocation, &self.out.listeners);
         }
         // A reload may have come here first, and the worker that sent it knew its realm still.
         if !self.server.has_realm_of(allocation) {

@@ -296,6 +296,25 @@ impl<G: Gate> Server<G> {
         &self.stats
     }
 
+    /// Counts datagrams (and bytes of their payload) that were relayed without coming here, by a table that is kept from the effects.
+    /// False if the allocation has ended: then they are counted in total, but its totals have been told.
+    pub fn count_across(
+        &mut self,
+        allocation: AllocationId,
+        to_peer: (u64, u64),
+        to_client: (u64, u64),
+    ) -> bool {
+        self.stats.to_peer_datagrams += to_peer.0;
+        self.stats.to_peer_bytes += to_peer.1;
+        self.stats.to_client_datagrams += to_client.0;
+        self.stats.to_client_bytes += to_client.1;
+        let Some(entry) = self.forwarding.get(allocation) else { return false };
+        for (sum, more) in [(&mut entry.to_peer, to_peer), (&mut entry.to_client, to_client)] {
+            *sum = (sum.0 + more.0, sum.1 + more.1);
+        }
+        true
+    }
+
     /// The gate, for whoever feeds it.
     pub fn gate_mut(&mut self) -> &mut G {
         &mut self.gate
