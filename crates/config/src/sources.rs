@@ -92,9 +92,7 @@ impl Sources {
         certificates: fn(&Settings) -> certificates::Found,
     ) -> Result<(Loaded, Vec<Mistake>), Mistakes> {
         let mut settings = Settings::default();
-        let mut origins = BTreeMap::new();
-        self.apply(KEYS, TABLES, file, &mut settings, &mut origins, &mut problems);
-        settings.origins = origins;
+        settings.origins = self.apply(KEYS, TABLES, file, &mut settings, &mut problems);
         settings.realms = tables::read("realm", REALM_KEYS, &["realm.name"], file, &mut problems)
             .into_iter()
             .map(|read| RealmSettings { place: read.place, ..read.settings })
@@ -118,17 +116,17 @@ impl Sources {
         Ok((Loaded { settings, certificates: found.certificates, warnings }, found.problems))
     }
 
-    /// Reads every key of a table from the entries of a file, the environment and the flags; `origins` learns who set what.
-    /// `tables` are names of entries that somebody else reads.
+    /// Reads every key of a table from the entries of a file, the environment and the flags; who set what. `tables` are names of
+    /// entries that somebody else reads.
     pub(crate) fn apply<S>(
         &self,
         keys: &'static [KeySpec<S>],
         tables: &[&'static str],
         file: &[Entry],
         settings: &mut S,
-        origins: &mut BTreeMap<&'static str, Origin>,
         problems: &mut Vec<Mistake>,
-    ) {
+    ) -> BTreeMap<&'static str, Origin> {
+        let mut origins = BTreeMap::new();
         let from_file = sort_out(keys, tables, file, problems);
         for spec in keys {
             let environment = source::environment_node(spec, &self.environment, problems);
@@ -143,6 +141,7 @@ impl Sources {
                 }
             }
         }
+        origins
     }
 
     /// Sentences about variables of the environment that look like ours.

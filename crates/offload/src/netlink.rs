@@ -84,7 +84,7 @@ impl Netlink {
                 match kind {
                     3 => {
                         interface.name =
-                            String::from_utf8_lossy(value.strip_suffix(&[0]).unwrap_or(value)).into()
+                            String::from_utf8_lossy(value.strip_suffix(&[0]).unwrap_or(value)).into();
                     }
                     10 => interface.is_port = true,
                     _ => {}

@@ -119,9 +119,8 @@ impl ForwardSources {
         let content =
             file.map_or_else(Content::default, |(path, text)| Content::read(path, text, &mut problems));
         let Content { format, mut drafts, mut settings, entries, mut warnings, included } = content;
-        let mut origins = std::mem::take(&mut settings.origins);
-        self.sources.apply(FORWARD_KEYS, &[], &entries, &mut settings, &mut origins, &mut problems);
-        settings.origins = origins;
+        let origins = self.sources.apply(FORWARD_KEYS, &[], &entries, &mut settings, &mut problems);
+        settings.origins.extend(origins);
         let Included { files, problems: of_included, .. } = included;
         problems.extend(of_included);
 

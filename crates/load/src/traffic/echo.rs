@@ -49,13 +49,13 @@ pub(crate) fn run<C>(
     };
     echo.measure_ns = schedule.measure;
     carrier.plan(schedule);
-    let mut heartbeat = Heartbeat::new(schedule);
+    let mut heartbeat = Heartbeat::new(shared, thread, schedule);
     let mut sender = Sender::new(*plan, schedule, count, first);
     loop {
         let now = shared.clock.ns();
         let flows = &echo.flows;
         let under_way = || flows.iter().map(Flow::under_way).sum();
-        if heartbeat.beat(now, shared, thread, &mut echo.tallies, &mut sender.schedule, under_way)? {
+        if heartbeat.beat(now, &mut echo.tallies, &mut sender.schedule, under_way)? {
             carrier.plan(sender.schedule);
         }
         if carrier.is_due(now) {

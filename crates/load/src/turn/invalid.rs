@@ -88,22 +88,22 @@ impl Sink for Replies {
 }
 
 #[expect(clippy::cast_precision_loss, reason = "client counts are small")]
-fn flood(
+fn flood<'a>(
     clients: &mut Clients,
     replies: &mut Replies,
     messages: &[Vec<u8>],
-    shared: &Shared<'_>,
+    shared: &'a Shared<'a>,
     thread: usize,
     mut schedule: Schedule,
     count: usize,
-) -> Result<Heartbeat, LoadError> {
+) -> Result<Heartbeat<'a, Config>, LoadError> {
     let config = shared.config;
     let mut pacer =
         config.rate.pps().map(|pps| Pacer::new(schedule.start, pps * count as f64 / config.clients as f64));
-    let (mut heartbeat, mut turn) = (Heartbeat::new(schedule), 0_usize);
+    let (mut heartbeat, mut turn) = (Heartbeat::new(shared, thread, schedule), 0_usize);
     loop {
         let now = shared.clock.ns();
-        heartbeat.beat(now, shared, thread, &mut replies.tallies, &mut schedule, || 0)?;
+        heartbeat.beat(now, &mut replies.tallies, &mut schedule, || 0)?;
         if now >= schedule.end {
             return Ok(heartbeat);
         }
