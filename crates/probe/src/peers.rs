@@ -3,9 +3,11 @@
 
 use std::{io, net::SocketAddr};
 
+use turnpike_wire::stun::{kind, method};
+
 use crate::{
     report::{Level, PeerFacts, Report},
-    session::{Session, attribute, method, peer},
+    session::Session,
 };
 
 /// An address that a server must not relay to, and how bad it is if it does.
@@ -166,10 +168,15 @@ pub(crate) fn judge(report: &mut Report, asked: Asked) {
 
 /// Whether one of the two ways in is open, and what the server said to them.
 fn ask_for(session: &mut Session, address: SocketAddr, channel: u16) -> io::Result<(Access, String)> {
-    let permission = session.request(method::CREATE_PERMISSION, &[peer(address)])?;
-    let number = channel.to_be_bytes();
-    let channel = (attribute::CHANNEL_NUMBER, vec![number[0], number[1], 0, 0]);
-    let bound = session.request(method::CHANNEL_BIND, &[channel, peer(address)])?;
+    let permission = session.request(method::CREATE_PERMISSION, &|message| {
+        message.xor_address(kind::XOR_PEER_ADDRESS, address);
+    })?;
+    let [high, low] = channel.to_be_bytes();
+    let bound = session.request(method::CHANNEL_BIND, &|message| {
+        message
+            .attribute(kind::CHANNEL_NUMBER, &[high, low, 0, 0])
+            .xor_address(kind::XOR_PEER_ADDRESS, address);
+    })?;
     let told = match (permission.is_success(), bound.is_success()) {
         (true, true) => "by permission and by channel".to_owned(),
         (true, false) => "by permission".to_owned(),

@@ -7,7 +7,6 @@ use turnpike_client::UnknownName;
 use turnpike_measure::Rate;
 use turnpike_net::Datapath;
 use turnpike_turn::client::Relayed;
-use turnpike_wire::turn_types::AddressFamily;
 
 use super::AccessToken;
 use crate::{
@@ -252,11 +251,11 @@ impl Config {
     }
 
     /// REQUESTED-ADDRESS-FAMILY of an allocation; IPv4 is what a server gives unasked.
-    pub(super) fn address_family(&self) -> Option<AddressFamily> {
+    pub(super) fn address_family(&self) -> Option<turnpike_turn::Family> {
         match self.family {
-            Some(Family::V4) => Some(AddressFamily::IPV4),
-            Some(Family::V6) => Some(AddressFamily::IPV6),
-            None => self.peer.is_ipv6().then_some(AddressFamily::IPV6),
+            Some(Family::V4) => Some(turnpike_turn::Family::V4),
+            Some(Family::V6) => Some(turnpike_turn::Family::V6),
+            None => self.peer.is_ipv6().then_some(turnpike_turn::Family::V6),
         }
     }
 

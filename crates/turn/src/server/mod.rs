@@ -16,7 +16,6 @@ mod allocate;
 mod alternate;
 mod answer;
 mod arrivals;
-mod attribute;
 mod auth;
 mod bindings;
 pub mod config;
@@ -52,6 +51,7 @@ mod timers;
 mod tombstones;
 pub mod verdict;
 
+pub use crate::family::Family;
 pub use alternate::{Alternate, AlternateWhen};
 pub use config::{ListenerProfile, NonceKey, ServerConfig, Transport};
 pub use connections::{ConnectError, ConnectRequest, ConnectionId, PeerConnection};
@@ -72,7 +72,7 @@ pub use realm::{Realm, RealmId};
 pub use seat::Seat;
 pub use stats::{ConnectionRefusal, Stats};
 pub use third_party::{IssuerKey, ThirdParty};
-pub use verdict::{AllocationId, Client, Family, Header, Link, ListenerId, RelayId, Source, Verdict};
+pub use verdict::{AllocationId, Client, Header, Link, ListenerId, RelayId, Source, Verdict};
 
 use std::{collections::VecDeque, sync::Arc};
 
