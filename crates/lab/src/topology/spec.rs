@@ -14,12 +14,13 @@ use crate::error::LabError;
 
 /// The topologies that need no file, by name; the first is the one that is used when nobody names another. What stands last holds for
 /// all devices instead of what the text says.
-const KNOWN: [(&str, &str, &[(&str, bool)]); 3] = [
+const KNOWN: [(&str, &str, Offloads); 3] = [
     ("veth", include_str!("veth.toml"), &[]),
     ("wire", WIRE, &[]),
     // Most network cards have no UDP segmentation: the kernel cuts super-packets before they reach the device.
     ("wire-without-uso", WIRE, &[("tx-udp-segmentation", false)]),
 ];
+type Offloads = &'static [(&'static str, bool)];
 const WIRE: &str = include_str!("wire.toml");
 
 #[derive(Clone, Debug, Deserialize)]
