@@ -3,15 +3,15 @@
 use std::sync::Arc;
 
 use crate::client_support::*;
-use turnpike_turn::client::{
-    Allocation, Client, Config, Event, Failure, Ignored, Incoming, Request, RequestError,
-};
-use turnpike_wire::stun_types::{
+use stun_types::{
     attribute::{
         AttributeStaticType as _, MessageIntegrity, MessageIntegritySha256, PasswordAlgorithm,
         PasswordAlgorithmValue, PasswordAlgorithms,
     },
     message::{IntegrityAlgorithm, Message},
+};
+use turnpike_turn::client::{
+    Allocation, Client, Config, Event, Failure, Ignored, Incoming, Request, RequestError,
 };
 
 const MD5: PasswordAlgorithmValue = PasswordAlgorithmValue::MD5;

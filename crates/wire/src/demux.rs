@@ -1,7 +1,5 @@
 //! Which protocol a datagram on a TURN port belongs to, from its first byte (RFC 8656 section 12, RFC 7983).
 
-use crate::stun::{Invalid, View};
-
 /// What the first two bits of a datagram say it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
@@ -21,12 +19,6 @@ pub fn classify(datagram: &[u8]) -> Kind {
         Some(1) => Kind::ChannelData,
         _ => Kind::Other,
     }
-}
-
-/// Whether a datagram is exactly one STUN message (RFC 8489 sections 5 and 14), whatever its FINGERPRINT says.
-#[must_use]
-pub fn is_stun_message(datagram: &[u8]) -> bool {
-    matches!(View::new_checked(datagram), Ok(_) | Err(Invalid::Fingerprint))
 }
 
 #[cfg(test)]

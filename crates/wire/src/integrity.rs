@@ -13,7 +13,7 @@ use sha2::{Digest, Sha256};
 use subtle::ConstantTimeEq as _;
 use zeroize::Zeroizing;
 
-use crate::stun::{ATTRIBUTE_HEADER_LEN, Invalid, View, fingerprint, header_ending_at, kind};
+use crate::stun::kind;
 
 /// How a long-term key is derived from the password (RFC 8489 section 18.5.1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -100,57 +100,6 @@ impl PartialEq for Key {
 }
 
 impl Eq for Key {}
-
-/// Which integrity attribute a well-formed message carries: [`View::mac`].
-#[must_use]
-pub fn mac_of(message: &[u8]) -> Option<Mac> {
-    View::new_checked(message).ok()?.mac()
-}
-
-/// [`View::verify`] of bytes that have not been checked.
-///
-/// # Errors
-/// [`IntegrityError`].
-pub fn verify(message: &[u8], key: &Key, mac: Mac) -> Result<(), IntegrityError> {
-    View::new_checked(message).map_err(|_| IntegrityError::Malformed)?.verify(key, mac)
-}
-
-/// Whether the message's FINGERPRINT matches; `None` if it carries none, or is not well-formed.
-#[must_use]
-pub fn check_fingerprint(message: &[u8]) -> Option<bool> {
-    match View::new_checked(message) {
-        Ok(view) => view.has_fingerprint().then_some(true),
-        Err(invalid) => (invalid == Invalid::Fingerprint).then_some(false),
-    }
-}
-
-/// Appends an integrity attribute to a header and whole attributes, and sets the length.
-pub fn sign(message: &mut Vec<u8>, key: &Key, mac: Mac) {
-    set_length(message, ATTRIBUTE_HEADER_LEN + mac.len());
-    let value = key.mac(mac, [&message[..], &[]]);
-    append(message, mac.kind(), &value[..mac.len()]);
-}
-
-/// Appends FINGERPRINT and sets the length; nothing may be appended later.
-pub fn append_fingerprint(message: &mut Vec<u8>) {
-    let value = fingerprint(message, message.len());
-    append(message, kind::FINGERPRINT, &value);
-    set_length(message, 0);
-}
-
-fn append(message: &mut Vec<u8>, kind: u16, value: &[u8]) {
-    #[expect(clippy::cast_possible_truncation, reason = "every value here is at most 32 bytes long")]
-    let length = value.len() as u16;
-    message.extend_from_slice(&kind.to_be_bytes());
-    message.extend_from_slice(&length.to_be_bytes());
-    message.extend_from_slice(value);
-}
-
-/// Of a message that so many bytes will be appended to.
-fn set_length(message: &mut [u8], more: usize) {
-    let header = header_ending_at(message, message.len() + more);
-    message[..4].copy_from_slice(&header);
-}
 
 /// USERHASH: `SHA-256(username ":" realm)` (RFC 8489 section 14.4).
 #[must_use]

@@ -13,6 +13,3 @@ pub mod indication;
 pub mod integrity;
 pub mod proxy_protocol;
 pub mod stun;
-
-pub use stun_types;
-pub use turn_types;

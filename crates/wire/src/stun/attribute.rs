@@ -155,7 +155,7 @@ impl<'a> Iterator for Attributes<'a> {
 
 /// What FINGERPRINT must hold when its header begins at `offset` (RFC 8489 section 14.7): the CRC-32 of everything
 /// before it under a length field that ends with it.
-pub(crate) fn fingerprint(message: &[u8], offset: usize) -> [u8; 4] {
+pub(super) fn fingerprint(message: &[u8], offset: usize) -> [u8; 4] {
     const XOR: u32 = 0x5354_554E;
     static CRC: crc::Crc<u32> = crc::Crc::<u32>::new(&crc::CRC_32_ISO_HDLC);
     let mut digest = CRC.digest();

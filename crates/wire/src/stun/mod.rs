@@ -23,7 +23,7 @@ pub use value::{
 };
 pub use writer::Writer;
 
-pub(crate) use attribute::{Attributes, fingerprint, header_ending_at};
+pub(crate) use attribute::{Attributes, header_ending_at};
 pub(crate) use value::xored;
 
 use std::{net::SocketAddr, num::NonZero};
