@@ -54,6 +54,8 @@ pub(super) struct Offload {
     base_ns: u64,
     /// By the index of their allocation.
     sessions: Vec<Option<Box<Session>>>,
+    /// How many of them there are.
+    open: usize,
     relays: Vec<[Option<RelaySocket>; 2]>,
     emptied: Emptied,
     across: Across,
@@ -96,6 +98,7 @@ impl Offload {
             flows,
             base_ns,
             sessions: Vec::new(),
+            open: 0,
             relays: Vec::new(),
             emptied: Emptied::default(),
             across: Across::default(),
@@ -219,6 +222,7 @@ impl Offload {
         let slot = self.sessions.get_mut(allocation.index as usize);
         let is_it = |session: &mut Box<Session>| session.allocation == allocation;
         let Some(mut session) = slot.and_then(|slot| slot.take_if(is_it)) else { return Across::default() };
+        self.open -= 1;
         let counted = session.clear(&mut self.flows);
         self.across.add(&counted);
         counted.and(session.late)
@@ -276,7 +280,7 @@ impl Offload {
 
     /// When there is something to do without an event, in milliseconds.
     pub(super) fn due(&self) -> Option<u64> {
-        let sweep = self.sessions.iter().any(Option::is_some).then_some(self.swept_ms + SWEEP_MS);
+        let sweep = (self.open > 0).then_some(self.swept_ms + SWEEP_MS);
         [sweep, self.emptied.due()].into_iter().flatten().min()
     }
 
@@ -285,6 +289,8 @@ impl Offload {
         if self.sessions.len() <= index {
             self.sessions.resize_with(index + 1, || None);
         }
+        // Only a session that ended has left its slot.
+        self.open += 1;
         self.sessions[index] = Some(Box::new(Session {
             allocation,
             client: by_datagrams(client, link),
