@@ -16,6 +16,7 @@ use turnpike_offload::{
     layout::{Flow, FlowKey, STATE_WORDS, UP},
     mirror::{Summed, Tables, Verdict},
 };
+use turnpike_testkit::alone::skip;
 
 pub(crate) type State = [u64; STATE_WORDS];
 
@@ -55,14 +56,14 @@ pub(crate) fn with_program(test: impl FnOnce(&mut Program)) {
         if program.is_none() {
             // SAFETY: changes this thread's namespace only.
             if unsafe { libc::unshare(libc::CLONE_NEWNET) } != 0 {
-                println!("SKIPPED: no permission for network namespaces: {}", io::Error::last_os_error());
+                skip(&format!("no permission for network namespaces: {}", io::Error::last_os_error()));
                 return;
             }
             set_up_loopback();
             match Program::load() {
                 Ok(loaded) => *program = Some(loaded),
                 Err(error) if error.contains("Operation not permitted") => {
-                    println!("SKIPPED: no permission to load programs: {error}");
+                    skip(&format!("no permission to load programs: {error}"));
                     return;
                 }
                 Err(error) => panic!("{error}"),

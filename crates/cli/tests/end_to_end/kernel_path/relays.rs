@@ -32,7 +32,8 @@ impl Pair {
     /// A datagram of this length each way.
     pub(crate) fn exchange(&mut self, len: usize) {
         self.sent += 1;
-        let payload: Vec<u8> = (0..len).map(|at| (at as u8).wrapping_mul(31) ^ self.sent as u8).collect();
+        let first = self.sent.to_le_bytes()[0];
+        let payload: Vec<u8> = (first..=255).cycle().map(|byte| byte.wrapping_mul(31)).take(len).collect();
         self.client.send(CHANNEL, &payload);
         assert_eq!(received(&self.peer), (payload.clone(), self.client.relayed));
         self.peer.send_to(&payload, self.client.relayed).expect("it leaves");
