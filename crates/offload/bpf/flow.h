@@ -63,10 +63,12 @@ struct state {
 /* Classes of UDP ports, two bits each. */
 enum { LISTENER = 1, RELAY = 2 };
 
-/* Indexes of `counts`. The first three are done, the rest went up for a reason. */
+/* Indexes of `counts`. The first four are done, the rest went up for a reason. */
 enum count {
 	COUNT_TO_PEER,
 	COUNT_TO_CLIENT,
+	/* From a client by two relayed addresses of ours to another client. */
+	COUNT_TURNED_BACK,
 	/* Dropped by the program itself: the kernel refused a change when others had been made already. */
 	COUNT_FAILED,
 	PASS_SUPER_PACKET,

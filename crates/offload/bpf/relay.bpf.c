@@ -289,18 +289,28 @@ INLINE u32 priority_of(u8 tos) {
 	return precedence == 1 ? 2 : precedence == 2 ? 6 : precedence == 3 ? 4 : 0;
 }
 
-/* What a packet of a flow becomes. */
-struct plan {
-	u32 out_v6;
-	/* UDP's. */
-	u16 length, check;
-	u16 payload;
+/* How a packet of a flow goes across. */
+struct way {
+	/* By which it leaves. */
+	struct flow flow;
+	/* Of that by which it came, and, where one of our relayed addresses sends to another, of that by which it leaves. */
+	struct state *state, *next;
+	/* What goes up holds its flow up until then; 0 for not at all. */
+	u64 until;
+	/* Whether it came, and leaves, with a header of ChannelData; whether it leaves as IPv6. */
+	u32 came_with, leaves_with, out_v6;
+	u32 interface;
+	/* UDP's, and the payload's. */
+	u16 length, check, payload;
+	/* By how many the TTL is less. */
+	u8 hops;
 };
 
 /* Writes all headers. */
-INLINE int write_headers(struct __sk_buff *skb, const struct packet *packet, const struct flow *flow, const struct plan *plan) {
-	u32 udp_at = ETH_LEN + (plan->out_v6 ? IPV6_LEN : IPV4_LEN);
-	u32 want = udp_at + UDP_LEN + (flow->kind == TO_CLIENT ? sizeof(struct channel_data) : 0);
+INLINE int write_headers(struct __sk_buff *skb, const struct packet *packet, const struct way *way) {
+	const struct flow *flow = &way->flow;
+	u32 udp_at = ETH_LEN + (way->out_v6 ? IPV6_LEN : IPV4_LEN);
+	u32 want = udp_at + UDP_LEN + way->leaves_with;
 	void *data = (void *)(long)skb->data, *end = (void *)(long)skb->data_end;
 	struct ethernet *ethernet;
 	struct udp *udp;
@@ -313,7 +323,7 @@ INLINE int write_headers(struct __sk_buff *skb, const struct packet *packet, con
 		end = (void *)(long)skb->data_end;
 	}
 	ethernet = data;
-	if (plan->out_v6) {
+	if (way->out_v6) {
 		struct ipv6 *ip = data + ETH_LEN;
 
 		udp = (void *)(ip + 1);
@@ -321,9 +331,9 @@ INLINE int write_headers(struct __sk_buff *skb, const struct packet *packet, con
 			return -1;
 		ethernet->protocol = HTONS(ETH_IPV6);
 		ip->first = HTONL((u32)6 << 28 | (u32)packet->tos << 20);
-		ip->payload_length = HTONS(plan->length);
+		ip->payload_length = HTONS(way->length);
 		ip->next = IPPROTO_UDP;
-		ip->hop_limit = packet->ttl - 1;
+		ip->hop_limit = packet->ttl - way->hops;
 		__builtin_memcpy(ip->from, flow->from, sizeof(ip->from));
 		__builtin_memcpy(ip->to, flow->to, sizeof(ip->to));
 	} else {
@@ -337,11 +347,11 @@ INLINE int write_headers(struct __sk_buff *skb, const struct packet *packet, con
 		ethernet->protocol = HTONS(ETH_IPV4);
 		ip->version_length = 0x45;
 		ip->tos = packet->tos;
-		ip->total_length = HTONS(plan->length + IPV4_LEN);
+		ip->total_length = HTONS(way->length + IPV4_LEN);
 		/* It may be cut into fragments further down: a socket's datagrams have no DF either, and an ID. */
 		ip->id = get_prandom_u32();
 		ip->fragment = 0;
-		ip->ttl = packet->ttl - 1;
+		ip->ttl = packet->ttl - way->hops;
 		ip->protocol = IPPROTO_UDP;
 		ip->check = 0;
 		ip->from = flow->from[3];
@@ -353,15 +363,15 @@ INLINE int write_headers(struct __sk_buff *skb, const struct packet *packet, con
 	}
 	udp->from = flow->from_port;
 	udp->to = flow->to_port;
-	udp->length = HTONS(plan->length);
-	udp->check = plan->check;
-	if (flow->kind == TO_CLIENT) {
+	udp->length = HTONS(way->length);
+	udp->check = way->check;
+	if (way->leaves_with) {
 		struct channel_data *channel_data = (void *)(udp + 1);
 
 		if ((void *)(channel_data + 1) > end)
 			return -1;
 		channel_data->number = flow->channel;
-		channel_data->length = HTONS(plan->payload);
+		channel_data->length = HTONS(way->payload);
 	}
 	return 0;
 }
@@ -386,150 +396,210 @@ INLINE u64 sum_of_headers(struct __sk_buff *skb, u32 length) {
 	return (u32)csum_diff(0, 0, bytes, sizeof(bytes), 0);
 }
 
-/* Sends a packet of a flow across, or says why not. */
-INLINE int forward(struct __sk_buff *skb, struct packet *packet, const struct flow *found) {
-	int to_peer, diff;
-	u32 interface, ip_length, zero = 0, mtu = 0;
-	u64 now, end, *ready, *route, *back, pseudo, sum, complete = 0, headers = 0;
-	struct flow flow;
-	struct state *state;
-	struct room *room;
-	struct plan plan;
-	enum csum csum;
+/* Copies a flow; 0 if it is another by now. In this order: an element that is overwritten meanwhile shows it by one stamp or the other. */
+INLINE int take(const struct flow *found, const struct flow_key *key, struct flow *flow) {
+	u64 end = READ_ONCE(found->stamp_end);
 
-	/* In this order: an element that is overwritten meanwhile shows it by one stamp or the other. */
-	end = READ_ONCE(found->stamp_end);
 	asm volatile("" ::: "memory");
-	__builtin_memcpy(&flow, found, sizeof(flow));
+	__builtin_memcpy(flow, found, sizeof(*flow));
 	asm volatile("" ::: "memory");
 	if (READ_ONCE(found->stamp) != end)
-		return count(PASS_STALE);
+		return 0;
 #pragma unroll
 	for (int i = 0; i < sizeof(struct flow_key) / 8; i++)
-		if (((u64 *)&flow.key)[i] != ((u64 *)&packet->key)[i])
-			return count(PASS_STALE);
-	state = map_lookup(&states, &flow.state);
-	ready = map_lookup(&drained, &flow.socket);
-	if (!state || !ready)
-		return count(PASS_STALE);
+		if (((u64 *)&flow->key)[i] != ((u64 *)key)[i])
+			return 0;
+	return 1;
+}
+
+/* Whether something that went up may still be on its way. */
+INLINE int is_settling(const u64 *emptied, const struct state *state) {
+	return *(volatile u64 *)emptied < READ_ONCE(state->up);
+}
+
+/* The peer is a relayed address of ours: leads on to the client behind that. COUNTS if it can. */
+INLINE u32 turn_back(struct way *way, u64 now) {
+	struct flow_key key = {};
+	struct flow *next;
+	u64 *emptied, *route;
+
+	__builtin_memcpy(key.remote, way->flow.from, sizeof(key.remote));
+	__builtin_memcpy(key.local, way->flow.to, sizeof(key.local));
+	key.remote_port = way->flow.from_port;
+	key.local_port = way->flow.to_port;
+	next = map_lookup(&flows, &key);
+	if (!next)
+		return PASS_NO_ROUTE;
+	/* User space sends it to itself: that takes two sockets to be emptied. */
+	way->until = now + CALM;
+	if (!take(next, &key, &way->flow))
+		return PASS_STALE;
+	if (way->flow.kind != TO_CLIENT)
+		return PASS_NO_ROUTE;
+	way->next = map_lookup(&states, &way->flow.state);
+	emptied = map_lookup(&drained, &way->flow.socket);
+	route = map_lookup(&routes, &way->flow.route);
+	if (!way->next || !emptied || !route)
+		return PASS_STALE;
+	if (way->flow.expires <= now)
+		return PASS_EXPIRED;
+	if (is_settling(emptied, way->next))
+		return PASS_SETTLING;
+	way->interface = INTERFACE(READ_ONCE(*route));
+	way->hops = 2;
+	return way->interface ? COUNTS : PASS_NO_ROUTE;
+}
+
+/* Why a packet of a flow goes up, or COUNTS. */
+INLINE u32 judge(struct __sk_buff *skb, const struct packet *packet, const struct flow *found, struct way *way) {
+	u32 ip_length, mtu = 0;
+	u64 now, *emptied, *route, *back;
+
+	way->state = way->next = 0;
+	way->until = 0;
+	if (!take(found, &packet->key, &way->flow))
+		return PASS_STALE;
+	emptied = map_lookup(&drained, &way->flow.socket);
+	route = map_lookup(&routes, &way->flow.route);
+	back = map_lookup(&routes, &way->flow.back);
+	if (!emptied || !route || !back)
+		return PASS_STALE;
+	way->state = map_lookup(&states, &way->flow.state);
+	if (!way->state)
+		return PASS_STALE;
 	now = ktime_get_ns();
-
-	to_peer = flow.kind == TO_PEER;
 	if (skb->gso_segs > 1) {
-		mark(state, now + CALM);
-		return count(PASS_SUPER_PACKET);
+		way->until = now + CALM;
+		return PASS_SUPER_PACKET;
 	}
-	if (flow.kind == CLIENT) {
-		mark(state, now);
-		return count(PASS_NOT_CHANNEL_DATA);
-	}
-	if (flow.expires <= now)
-		return count(PASS_EXPIRED);
-	back = map_lookup(&routes, &flow.back);
-	if (!back || !INTERFACE(*back) || (*back & ONLY_FROM_THERE && INTERFACE(*back) != skb->ifindex)) {
-		mark(state, now);
-		return count(PASS_SOURCE);
-	}
-	plan.payload = packet->length - UDP_LEN;
-	plan.length = packet->length + sizeof(struct channel_data);
-	if (to_peer) {
-		plan.payload -= sizeof(struct channel_data);
-		plan.length = packet->length - sizeof(struct channel_data);
-		if (NTOHS(packet->channel_data.length) != plan.payload) {
-			mark(state, now);
-			return count(PASS_PADDED);
-		}
-	}
-	/* RFC 8656 section 15.1; 0 is for user space to judge. */
-	if (packet->ttl <= 1) {
-		mark(state, now);
-		return count(PASS_TTL);
-	}
-	plan.out_v6 = !is_mapped(flow.to);
-	if (packet->check == 0 && (packet->v6 || plan.out_v6)) {
-		mark(state, now);
-		return count(PASS_NO_CHECKSUM);
-	}
-	route = map_lookup(&routes, &flow.route);
-	interface = route ? INTERFACE(READ_ONCE(*route)) : 0;
-	if (!interface) {
-		mark(state, now);
-		return count(PASS_NO_ROUTE);
-	}
-	ip_length = plan.length + (plan.out_v6 ? IPV6_LEN : IPV4_LEN);
-	diff = ip_length + ETH_LEN - skb->len;
-	/* In IPv6 a sender heeds the path's MTU, which user space knows; this much fits everywhere (RFC 8200 section 5). */
-	if ((plan.out_v6 && ip_length > 1280) || check_mtu(skb, interface, &mtu, diff, 0)) {
-		mark(state, now);
-		return count(PASS_TOO_BIG);
-	}
-	room = map_lookup(&rooms, &zero);
-	if (!room || packet->length > ROOM - 4) {
-		mark(state, now);
-		return count(PASS_TOO_BIG);
-	}
-	if (*(volatile u64 *)ready < READ_ONCE(state->up)) {
-		mark(state, now);
-		return count(PASS_SETTLING);
-	}
-	pseudo = pseudo_header(packet->key.remote, packet->key.local, packet->v6, packet->length);
-	csum = checksum(skb, packet, pseudo, room);
-	if (csum == CSUM_BAD) {
-		mark(state, now);
-		return count(PASS_CHECKSUM);
-	}
+	way->until = now;
+	if (way->flow.kind == CLIENT)
+		return PASS_NOT_CHANNEL_DATA;
+	if (way->flow.expires <= now)
+		return PASS_EXPIRED;
+	if (!INTERFACE(*back) || (*back & ONLY_FROM_THERE && INTERFACE(*back) != skb->ifindex))
+		return PASS_SOURCE;
+	way->came_with = way->flow.kind == TO_PEER ? sizeof(struct channel_data) : 0;
+	way->interface = INTERFACE(READ_ONCE(*route));
+	way->hops = 1;
+	if (!way->interface) {
+		u32 reason = way->came_with ? turn_back(way, now) : PASS_NO_ROUTE;
 
-	/* Now it goes across. Only the change is added to the checksum, so that a payload that was damaged shows at the far end. */
-	plan.check = 0;
-	if (csum == CSUM_PARTIAL) {
-		plan.check = fold(pseudo_header(flow.from, flow.to, plan.out_v6, plan.length));
-	} else if (packet->check) {
-		sum = pseudo + packet->key.remote_port + packet->key.local_port + HTONS(packet->length);
-		if (to_peer)
-			sum += (u64)packet->channel_data.number + packet->channel_data.length;
-		sum = (u64)(u16)~packet->check + (u16)~fold(sum);
-		sum += pseudo_header(flow.from, flow.to, plan.out_v6, plan.length);
-		sum += (u64)flow.from_port + flow.to_port + HTONS(plan.length);
-		if (!to_peer)
-			sum += (u64)flow.channel + HTONS(plan.payload);
-		plan.check = ~fold(sum);
-		if (plan.check == 0)
-			plan.check = 0xffff;
+		if (reason != COUNTS)
+			return reason;
 	}
+	way->leaves_with = way->flow.kind == TO_CLIENT ? sizeof(struct channel_data) : 0;
+	way->payload = packet->length - UDP_LEN - way->came_with;
+	way->length = way->payload + UDP_LEN + way->leaves_with;
+	if (way->came_with && NTOHS(packet->channel_data.length) != way->payload)
+		return PASS_PADDED;
+	/* RFC 8656 section 15.1; 0 is for user space to judge. */
+	if (packet->ttl <= way->hops)
+		return PASS_TTL;
+	way->out_v6 = !is_mapped(way->flow.to);
+	if (packet->check == 0 && (packet->v6 || way->out_v6))
+		return PASS_NO_CHECKSUM;
+	ip_length = way->length + (way->out_v6 ? IPV6_LEN : IPV4_LEN);
+	/* In IPv6 a sender heeds the path's MTU, which user space knows; this much fits everywhere (RFC 8200 section 5). */
+	if (packet->length > ROOM - 4 || (way->out_v6 && ip_length > 1280) ||
+	    check_mtu(skb, way->interface, &mtu, ip_length + ETH_LEN - skb->len, 0))
+		return PASS_TOO_BIG;
+	if (is_settling(emptied, way->state))
+		return PASS_SETTLING;
+	return COUNTS;
+}
+
+/* The checksum of what leaves. Only the change is added, so that a payload that was damaged shows at the far end. */
+INLINE u16 new_check(const struct packet *packet, const struct way *way, enum csum csum, u64 pseudo) {
+	u64 sum = pseudo_header(way->flow.from, way->flow.to, way->out_v6, way->length), old;
+	u16 check;
+
+	if (csum == CSUM_PARTIAL)
+		return fold(sum);
+	if (packet->check == 0)
+		return 0;
+	old = pseudo + packet->key.remote_port + packet->key.local_port + HTONS(packet->length);
+	if (way->came_with)
+		old += (u64)packet->channel_data.number + packet->channel_data.length;
+	sum += (u64)way->flow.from_port + way->flow.to_port + HTONS(way->length);
+	if (way->leaves_with)
+		sum += (u64)way->flow.channel + HTONS(way->payload);
+	check = ~fold((u64)(u16)~packet->check + (u16)~fold(old) + sum);
+	return check ? check : 0xffff;
+}
+
+/* Changes a packet; not 0 if the kernel refuses. */
+INLINE int rewrite(struct __sk_buff *skb, const struct packet *packet, const struct way *way, enum csum csum, struct room *room) {
+	int more = (int)way->leaves_with - (int)way->came_with;
+	u64 complete = 0, headers = 0;
+
 	/* Ethernet pads what is short. */
 	if (skb->len > packet->udp_at + packet->length && skb_change_tail(skb, packet->udp_at + packet->length, 0))
-		goto failed;
+		return -1;
 	if (csum == CSUM_COMPLETE) {
 		complete = csum_update(skb, 0);
-		headers = sum_of_headers(skb, packet->udp_at - ETH_LEN + UDP_LEN + (to_peer ? sizeof(struct channel_data) : 0));
+		headers = sum_of_headers(skb, packet->udp_at - ETH_LEN + UDP_LEN + way->came_with);
 	}
-	if (csum == CSUM_PARTIAL) {
-		if (move_payload(skb, packet->udp_at, plan.payload, to_peer, room))
-			goto failed;
-	} else if (skb_adjust_room(skb, to_peer ? -4 : 4, ROOM_NET, ROOM_KEEPS_CSUM)) {
-		goto failed;
+	if (more && csum == CSUM_PARTIAL) {
+		if (move_payload(skb, packet->udp_at, way->payload, more < 0, room))
+			return -1;
+	} else if (more && skb_adjust_room(skb, more, ROOM_NET, ROOM_KEEPS_CSUM)) {
+		return -1;
 	}
-	if (plan.out_v6 != packet->v6 && skb_change_proto(skb, plan.out_v6 ? HTONS(ETH_IPV6) : HTONS(ETH_IPV4), 0))
-		goto failed;
-	if (write_headers(skb, packet, &flow, &plan))
-		goto failed;
+	if (way->out_v6 != packet->v6 && skb_change_proto(skb, way->out_v6 ? HTONS(ETH_IPV6) : HTONS(ETH_IPV4), 0))
+		return -1;
+	if (write_headers(skb, packet, way))
+		return -1;
 	if (csum == CSUM_COMPLETE) {
-		u32 length = ip_length - plan.length + UDP_LEN + (to_peer ? 0 : sizeof(struct channel_data));
+		u32 length = (way->out_v6 ? IPV6_LEN : IPV4_LEN) + UDP_LEN + way->leaves_with;
 		u16 wanted = fold(complete + (u16)~fold(headers) + sum_of_headers(skb, length));
 
 		csum_update(skb, (u16)~fold((u32)csum_update(skb, 0)));
 		csum_update(skb, wanted);
 	}
 	skb->mark = 0;
-	if (!plan.out_v6)
+	if (!way->out_v6)
 		skb->priority = priority_of(packet->tos);
+	return 0;
+}
+
+INLINE void add(struct state *state, u16 payload) {
 	__sync_fetch_and_add(&state->datagrams, 1);
-	__sync_fetch_and_add(&state->bytes, plan.payload);
-	count(to_peer ? COUNT_TO_PEER : COUNT_TO_CLIENT);
-	return redirect_neigh(interface, 0, 0, 0);
-failed:
-	count(COUNT_FAILED);
-	return TC_DROP;
+	__sync_fetch_and_add(&state->bytes, payload);
+}
+
+/* Sends a packet of a flow across, or up. */
+INLINE int forward(struct __sk_buff *skb, const struct packet *packet, const struct flow *found) {
+	struct way way;
+	struct room *room;
+	u32 reason = judge(skb, packet, found, &way), zero = 0;
+	u64 pseudo;
+	enum csum csum = CSUM_BAD;
+
+	room = map_lookup(&rooms, &zero);
+	if (reason == COUNTS && room) {
+		pseudo = pseudo_header(packet->key.remote, packet->key.local, packet->v6, packet->length);
+		csum = checksum(skb, packet, pseudo, room);
+		if (csum == CSUM_BAD)
+			reason = PASS_CHECKSUM;
+	}
+	if (reason != COUNTS || !room) {
+		if (way.state)
+			mark(way.state, way.until);
+		return count(reason);
+	}
+	way.check = new_check(packet, &way, csum, pseudo);
+	if (rewrite(skb, packet, &way, csum, room)) {
+		count(COUNT_FAILED);
+		return TC_DROP;
+	}
+	if (!way.state)
+		return TC_DROP;
+	add(way.state, way.payload);
+	if (way.next)
+		add(way.next, way.payload);
+	count(way.next ? COUNT_TURNED_BACK : way.came_with ? COUNT_TO_PEER : COUNT_TO_CLIENT);
+	return redirect_neigh(way.interface, 0, 0, 0);
 }
 
 SEC("classifier") int turnpike(struct __sk_buff *skb) {

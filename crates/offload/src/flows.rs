@@ -200,6 +200,9 @@ impl Flows {
     /// [`Full`]: it lives as long as before.
     pub fn extend(&mut self, flow: &mut Installed, expires_ns: u64) -> Result<(), Full> {
         let Installed(flow) = flow;
+        if flow.stamp != 0 && flow.expires == expires_ns {
+            return Ok(());
+        }
         let stamp = self.shared.stamp.fetch_add(1, Ordering::Relaxed);
         let new = Flow { stamp, expires: expires_ns, stamp_end: stamp, ..*flow };
         self.map.insert(new.key, new, 0).map_err(|_| Full)?;

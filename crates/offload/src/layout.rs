@@ -124,7 +124,7 @@ pub const LISTENER: u64 = 1;
 /// A class of ports: those of relayed transport addresses.
 pub const RELAY: u64 = 2;
 
-/// What is counted, in the order of the program's counters. The first three were taken, all others went up for a reason.
+/// What is counted, in the order of the program's counters. The first four were taken, all others went up for a reason.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, IntoStaticStr, VariantArray)]
 #[strum(serialize_all = "snake_case")]
 pub enum Count {
@@ -132,6 +132,8 @@ pub enum Count {
     ToPeer,
     /// Sent to a client.
     ToClient,
+    /// From a client by two relayed addresses of this machine to another client.
+    TurnedBack,
     /// Dropped: the kernel refused a change when others had been made already.
     Failed,
     /// Coalesced by GRO: user space is cheaper for these.

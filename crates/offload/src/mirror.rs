@@ -229,6 +229,15 @@ fn parse(frame: &[u8]) -> Result<Packet<'_>, Option<Count>> {
     Ok(Packet { key, v6, tos, ttl, udp: &udp[..length] })
 }
 
+/// How a packet of a flow goes across.
+struct Way<'t> {
+    /// By which it leaves.
+    flow: &'t Flow,
+    interface: u32,
+    /// One of our relayed addresses sends to another.
+    turned_back: bool,
+}
+
 fn forward(
     frame: &Frame<'_>,
     packet: &Packet<'_>,
@@ -237,9 +246,10 @@ fn forward(
     moment: &Moment<'_>,
 ) -> Decision {
     let now = moment.now;
-    let up = |count, mark: Option<u64>| Decision {
+    let mut until = now;
+    let up = |count, until: Option<u64>| Decision {
         verdict: Verdict::Up(Some(count)),
-        mark: mark.map(|until| (flow.state, until)),
+        mark: until.map(|until| (flow.state, until)),
     };
     let (Some(last_up), Some(drained)) =
         (tables.up.get(flow.state as usize), tables.drained.get(flow.socket as usize))
@@ -253,49 +263,57 @@ fn forward(
         return up(Count::NotChannelData, Some(now));
     }
     if flow.expires <= now {
-        return up(Count::Expired, None);
+        return up(Count::Expired, Some(now));
     }
     let back = tables.routes.get(flow.back as usize).copied().unwrap_or_default();
     if interface_of(back) == 0 || (back & ONLY_FROM_THERE != 0 && interface_of(back) != frame.interface) {
         return up(Count::Source, Some(now));
     }
     let to_peer = flow.kind == Kind::ToPeer as u8;
+    let interface = interface_of(tables.routes.get(flow.route as usize).copied().unwrap_or_default());
+    let mut way = Way { flow, interface, turned_back: false };
+    if interface == 0 {
+        let turned = if to_peer { turn_back(flow, tables, now, &mut until) } else { Err(Count::NoRoute) };
+        way = match turned {
+            Ok(way) => way,
+            Err(count) => return up(count, Some(until)),
+        };
+    }
+    let leaves_with_header = !to_peer || way.turned_back;
     let payload = if to_peer { &packet.udp[UDP + CHANNEL_DATA..] } else { &packet.udp[UDP..] };
     if to_peer && usize::from(packet.channel_data()[1]) != payload.len() {
-        return up(Count::Padded, Some(now));
+        return up(Count::Padded, Some(until));
     }
-    if packet.ttl <= 1 {
-        return up(Count::Ttl, Some(now));
+    let hops = if way.turned_back { 2 } else { 1 };
+    if packet.ttl <= hops {
+        return up(Count::Ttl, Some(until));
     }
-    let leaves_by_v6 = flow.leaves_by_v6();
+    let leaves_by_v6 = way.flow.leaves_by_v6();
     if packet.check() == 0 && (packet.v6 || leaves_by_v6) {
-        return up(Count::NoChecksum, Some(now));
+        return up(Count::NoChecksum, Some(until));
     }
-    let interface = interface_of(tables.routes.get(flow.route as usize).copied().unwrap_or_default());
-    if interface == 0 {
-        return up(Count::NoRoute, Some(now));
-    }
-    let udp_length = UDP + if to_peer { 0 } else { CHANNEL_DATA } + payload.len();
+    let udp_length = UDP + if leaves_with_header { CHANNEL_DATA } else { 0 } + payload.len();
     let ip_length = udp_length + if leaves_by_v6 { IPV6 } else { IPV4 };
-    let fits = (moment.mtu)(interface).is_some_and(|mtu| ip_length <= mtu)
+    let fits = (moment.mtu)(way.interface).is_some_and(|mtu| ip_length <= mtu)
         && (!leaves_by_v6 || ip_length <= MIN_MTU_V6)
         && packet.udp.len() <= MAX_UDP;
     if !fits {
-        return up(Count::TooBig, Some(now));
+        return up(Count::TooBig, Some(until));
     }
     if drained < last_up {
-        return up(Count::Settling, Some(now));
+        return up(Count::Settling, Some(until));
     }
     let before = pseudo_header(&packet.key.remote, &packet.key.local, packet.udp.len());
-    let Some(sum_is) = judge(frame.summed, packet, before) else { return up(Count::Checksum, Some(now)) };
+    let Some(sum_is) = judge(frame.summed, packet, before) else { return up(Count::Checksum, Some(until)) };
 
+    let leaving = way.flow;
     let mut udp = Vec::with_capacity(udp_length);
-    udp.extend([flow.from_port, flow.to_port].as_flattened());
+    udp.extend([leaving.from_port, leaving.to_port].as_flattened());
     udp.extend([to_be16(udp_length), [0; 2]].as_flattened());
-    if !to_peer {
-        udp.extend([flow.channel, to_be16(payload.len())].as_flattened());
+    if leaves_with_header {
+        udp.extend([leaving.channel, to_be16(payload.len())].as_flattened());
     }
-    let after = pseudo_header(&flow.from, &flow.to, udp_length);
+    let after = pseudo_header(&leaving.from, &leaving.to, udp_length);
     let check = match sum_is {
         Field::Nothing => 0,
         Field::PseudoHeader => fold(after),
@@ -316,16 +334,16 @@ fn forward(
         bytes.extend(ETH_IPV6.to_be_bytes());
         bytes.extend([0x60 | packet.tos >> 4, packet.tos << 4, 0, 0]);
         bytes.extend(to_be16(udp_length));
-        bytes.extend([PROTOCOL, packet.ttl - 1]);
-        bytes.extend([flow.from, flow.to].as_flattened());
+        bytes.extend([PROTOCOL, packet.ttl - hops]);
+        bytes.extend([leaving.from, leaving.to].as_flattened());
     } else {
         let mut header = [0; IPV4];
         header[..2].copy_from_slice(&[0x45, packet.tos]);
         header[2..4].copy_from_slice(&to_be16(ip_length));
         header[4..6].copy_from_slice(&moment.id);
-        header[8..10].copy_from_slice(&[packet.ttl - 1, PROTOCOL]);
-        header[12..16].copy_from_slice(&flow.from[12..]);
-        header[16..20].copy_from_slice(&flow.to[12..]);
+        header[8..10].copy_from_slice(&[packet.ttl - hops, PROTOCOL]);
+        header[12..16].copy_from_slice(&leaving.from[12..]);
+        header[16..20].copy_from_slice(&leaving.to[12..]);
         let check = !fold(sum(&header));
         header[10..12].copy_from_slice(&check.to_be_bytes());
         bytes.extend(ETH_IPV4.to_be_bytes());
@@ -333,8 +351,48 @@ fn forward(
     }
     bytes.extend(udp);
     bytes.extend(payload);
-    let count = if to_peer { Count::ToPeer } else { Count::ToClient };
+    let count = match (way.turned_back, to_peer) {
+        (true, _) => Count::TurnedBack,
+        (false, true) => Count::ToPeer,
+        (false, false) => Count::ToClient,
+    };
+    let interface = way.interface;
     Decision { verdict: Verdict::Across { interface, bytes, count, payload: payload.len() }, mark: None }
+}
+
+/// The peer is a relayed address of ours: leads on to the client behind that.
+fn turn_back<'t>(flow: &Flow, tables: &'t Tables, now: u64, until: &mut u64) -> Result<Way<'t>, Count> {
+    let key = FlowKey {
+        remote: flow.from,
+        local: flow.to,
+        remote_port: flow.from_port,
+        local_port: flow.to_port,
+        ..FlowKey::default()
+    };
+    let next = tables.flows.get(&key).ok_or(Count::NoRoute)?;
+    // User space sends it to itself: that takes two sockets to be emptied.
+    *until = now + CALM_NS;
+    if next.stamp != next.stamp_end || next.key != key {
+        return Err(Count::Stale);
+    }
+    if next.kind != Kind::ToClient as u8 {
+        return Err(Count::NoRoute);
+    }
+    let (Some(last_up), Some(drained)) =
+        (tables.up.get(next.state as usize), tables.drained.get(next.socket as usize))
+    else {
+        return Err(Count::Stale);
+    };
+    if next.expires <= now {
+        return Err(Count::Expired);
+    }
+    if drained < last_up {
+        return Err(Count::Settling);
+    }
+    match interface_of(tables.routes.get(next.route as usize).copied().unwrap_or_default()) {
+        0 => Err(Count::NoRoute),
+        interface => Ok(Way { flow: next, interface, turned_back: true }),
+    }
 }
 
 /// What the checksum field holds.

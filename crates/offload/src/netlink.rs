@@ -83,8 +83,8 @@ impl Netlink {
             for (kind, value) in attributes(&body[16..]) {
                 match kind {
                     3 => {
-                        interface.name =
-                            String::from_utf8_lossy(value.strip_suffix(&[0]).unwrap_or(value)).into();
+                        let name = value.strip_suffix(&[0]).unwrap_or(value);
+                        interface.name = String::from_utf8_lossy(name).into_owned();
                     }
                     10 => interface.is_port = true,
                     _ => {}

@@ -166,6 +166,7 @@ fn packet() -> impl Strategy<Value = PacketRecipe> {
         1 => any::<u8>().prop_map(Oddity::Version),
         1 => Just(Oddity::HeaderChecksum),
         2 => (-9..10_i8, -9..10_i8, -9..10_i8).prop_map(|(ip, udp, data)| Oddity::Lengths(ip, udp, data)),
+        2 => (-3..4_i8).prop_map(|data| Oddity::Lengths(0, 0, data)),
         1 => any::<u8>().prop_map(Oddity::Cut),
         2 => any::<(u16, u8)>().prop_map(|(at, mask)| Oddity::Flipped(at, mask)),
         1 => Just(Oddity::Disguised),
@@ -173,8 +174,9 @@ fn packet() -> impl Strategy<Value = PacketRecipe> {
     let length =
         prop_oneof![4 => 0..64_usize, 2 => 100..1400_usize, 1 => 1320..1400_usize, 1 => 1400..2100_usize];
     let payload = (length, any::<u8>(), any::<u8>()).prop_map(|(length, first, step)| {
-        let byte = |at: usize| first.wrapping_add(step.wrapping_mul(at as u8)) ^ (at >> 8) as u8;
-        (0..length).map(byte).collect::<Vec<u8>>()
+        let bytes =
+            std::iter::successors(Some(first), |last| Some(last.wrapping_mul(5).wrapping_add(step | 1)));
+        bytes.take(length).collect::<Vec<u8>>()
     });
     let check = prop_oneof![
         8 => Just(Check::Right), 1 => Just(Check::Wrong), 2 => Just(Check::Nothing), 2 => Just(Check::PseudoHeader)
@@ -318,7 +320,42 @@ impl PacketRecipe {
     }
 }
 
-fn tables() -> impl Strategy<Value = (Vec<FlowRecipe>, [u64; 4], [u64; 4], [u64; 4])> {
+/// A client whose peer is the relayed address of another client.
+fn turned_back() -> impl Strategy<Value = Vec<FlowRecipe>> {
+    let clients = [address(&OTHERS), address(&OTHERS)];
+    let places = [0..4_u32, 0..4_u32, 0..4_u32, 0..4_u32];
+    let family =
+        select(&[["192.0.2.2:49160", "192.0.2.2:49170"], ["[2001:db8::2]:49160", "[2001:db8::2]:49170"]][..]);
+    let kind = prop_oneof![9 => Just(Kind::ToClient), 1 => Just(Kind::Client)];
+    let torn = prop_oneof![9 => Just(0_u8), 1 => 1..3_u8];
+    (clients, family, places, prop::bool::weighted(0.9), kind, torn).prop_map(
+        |([one, other], relays, places, alive, kind, torn)| {
+            let [from, to] = relays.map(|text| text.parse().expect("an address"));
+            let server = |client| of_family(SERVERS[0].parse().expect("an address"), &SERVERS, client);
+            let [route, back, state, socket] = places;
+            let first = FlowRecipe {
+                kind: Kind::ToPeer,
+                remote: one,
+                local: server(one),
+                channel: 0x4000,
+                from,
+                to,
+                // To this machine itself.
+                places: [NOWHERE, back, state, socket],
+                alive: true,
+                torn: 0,
+            };
+            let places = [route, NOWHERE, socket, state];
+            let (remote, local, from, to) = (from, to, server(other), other);
+            vec![first, FlowRecipe { kind, remote, local, channel: 0x4abc, from, to, places, alive, torn }]
+        },
+    )
+}
+
+/// A route that there is not.
+const NOWHERE: u32 = 4;
+
+fn tables() -> impl Strategy<Value = (Vec<FlowRecipe>, [u64; 5], [u64; 4], [u64; 4])> {
     let route = prop_oneof![
         6 => Just(u64::from(LOOPBACK)),
         1 => Just(u64::from(LOOPBACK) | ONLY_FROM_THERE),
@@ -326,11 +363,13 @@ fn tables() -> impl Strategy<Value = (Vec<FlowRecipe>, [u64; 4], [u64; 4], [u64;
         1 => Just(77_u64),
         1 => Just(0_u64),
     ];
-    let routes = [route.clone(), route.clone(), route.clone(), route];
+    let routes =
+        [route.clone(), route.clone(), route.clone(), route].prop_map(|[a, b, c, d]| [a, b, c, d, 0]);
     let time = || prop_oneof![4 => Just(0_u64), 1 => Just(5_u64), 1 => Just(10_u64)];
     let up = [time(), time(), time(), time()];
     let drained = [time(), time(), time(), time()].prop_map(|times| times.map(|time| time + 3));
-    (prop::collection::vec(flow(), 1..8), routes, up, drained)
+    let flows = prop_oneof![4 => prop::collection::vec(flow(), 1..8), 1 => turned_back()];
+    (flows, routes, up, drained)
 }
 
 /// What the mirror makes of it, as the program's outcome tells it.
@@ -363,7 +402,7 @@ fn the_program_and_its_mirror_agree() {
     with_program(|program| {
         let seen = RefCell::new(BTreeMap::new());
         let program = RefCell::new(program);
-        let cases = std::env::var("PROPTEST_CASES").ok().and_then(|cases| cases.parse().ok()).unwrap_or(3000);
+        let cases = std::env::var("PROPTEST_CASES").ok().and_then(|cases| cases.parse().ok()).unwrap_or(4000);
         let config = ProptestConfig {
             cases,
             failure_persistence: None,

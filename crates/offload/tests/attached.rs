@@ -8,7 +8,7 @@ use std::{
 
 use aya::programs::{SchedClassifier, TcAttachType};
 use turnpike_offload::{Hook, Kernel, OffloadError, Settings};
-use turnpike_testkit::eventually;
+use turnpike_testkit::{alone::skip, eventually};
 
 /// Starts this program again as the one that will be killed.
 const HOLDER: &str = "TURNPIKE_OFFLOAD_HOLDER";
@@ -32,7 +32,7 @@ fn ip(words: &str) {
 pub(crate) fn with_a_link() -> bool {
     // SAFETY: changes this thread's namespace only, and that of threads and programs which it starts.
     if unsafe { libc::unshare(libc::CLONE_NEWNET) } != 0 {
-        println!("SKIPPED: no permission for network namespaces");
+        skip("no permission for network namespaces");
         return false;
     }
     ip("link add one type veth peer name other");
@@ -48,7 +48,7 @@ pub(crate) fn start(hook: Hook) -> Option<Kernel> {
     match Kernel::start(&settings(hook)) {
         Ok(kernel) => Some(kernel),
         Err(OffloadError::Capability { missing, .. }) => {
-            println!("SKIPPED: this process lacks {missing}");
+            skip(&format!("this process lacks {missing}"));
             None
         }
         Err(error) => panic!("{error}"),

@@ -76,8 +76,10 @@ fn a_full_table_refuses_and_has_room_again() {
     let local: SocketAddr = "10.78.0.1:3478".parse().expect("an address");
     let state = flows.state().expect("there is room");
     let install = |flows: &mut turnpike_offload::Flows, number: u32| {
-        let ip = [10, 78, (number >> 13) as u8, 1];
-        let remote = SocketAddr::from((ip, 1024 + (number % 0x2000) as u16));
+        // 8,192 ports of each address.
+        let [_, _, _, subnet] = (number / 0x2000).to_be_bytes();
+        let port = 1024 + u16::try_from(number % 0x2000).expect("less than the divisor");
+        let remote = SocketAddr::from(([10, 78, subnet, 1], port));
         let channel = ChannelNumber::new(0x4000);
         let from_to = (local, SocketAddr::from(([10, 78, 0, 9], 9)));
         flows.install(&NewFlow {

@@ -251,8 +251,9 @@ impl Worker {
         let mut events: Vec<Event> = Vec::new();
         let mut now = self.now();
         loop {
+            let mut looks = false;
             if let Some(offload) = &mut self.offload {
-                offload.before_wait();
+                looks = offload.before_wait();
             }
             match self.poller.wait_until(now.ms, self.due()) {
                 Ok(ready) => {
@@ -265,7 +266,7 @@ impl Worker {
                 }
             }
             now = self.now();
-            self.counted.wakeups += 1;
+            self.counted.wakeups += u64::from(!looks || !events.is_empty());
             self.dirty |= !events.is_empty();
             if let Some(offload) = &mut self.offload {
                 offload.after_wait(now.ms, &events, events.len() < Poller::FULL);

@@ -11,8 +11,9 @@ use turnpike_wire::channel_data::{ChannelNumber, ChannelRange};
 use super::side;
 use crate::link::Way;
 
-/// A packet is in its socket's queue so long after the program has seen it, at the latest: both happen in one run of a softirq.
-const GAP_NS: u64 = 500_000;
+/// A packet is in its socket's queue so long after the program has seen it, at the latest: both happen in one run of a softirq, which hands
+/// on eight packets at a time.
+const GAP_NS: u64 = 100_000;
 /// How long the program keeps a flow in user space after a super-packet; so long has a socket to be watched.
 const CALM_NS: u64 = turnpike_offload::layout::CALM_NS + GAP_NS;
 /// Between two looks at sockets that have had something, in milliseconds: soon after they had, and when the flow has been calm.
@@ -54,6 +55,8 @@ pub(super) struct Offload {
     base_ns: u64,
     /// By the index of their allocation.
     sessions: Vec<Option<Box<Session>>>,
+    /// How many of them there are.
+    open: usize,
     relays: Vec<[Option<RelaySocket>; 2]>,
     emptied: Emptied,
     across: Across,
@@ -96,6 +99,7 @@ impl Offload {
             flows,
             base_ns,
             sessions: Vec::new(),
+            open: 0,
             relays: Vec::new(),
             emptied: Emptied::default(),
             across: Across::default(),
@@ -219,6 +223,7 @@ impl Offload {
         let slot = self.sessions.get_mut(allocation.index as usize);
         let is_it = |session: &mut Box<Session>| session.allocation == allocation;
         let Some(mut session) = slot.and_then(|slot| slot.take_if(is_it)) else { return Across::default() };
+        self.open -= 1;
         let counted = session.clear(&mut self.flows);
         self.across.add(&counted);
         counted.and(session.late)
@@ -243,9 +248,10 @@ impl Offload {
         }
     }
 
-    /// Before the worker waits for events.
-    pub(super) fn before_wait(&mut self) {
+    /// Before the worker waits for events. True if it is to look only, and not to sleep.
+    pub(super) fn before_wait(&mut self) -> bool {
         self.emptied.before_ns = now_ns();
+        self.emptied.again && !self.emptied.watched.is_empty()
     }
 
     /// What the worker was told. `are_all` says that there is nothing else ready.
@@ -276,7 +282,7 @@ impl Offload {
 
     /// When there is something to do without an event, in milliseconds.
     pub(super) fn due(&self) -> Option<u64> {
-        let sweep = self.sessions.iter().any(Option::is_some).then_some(self.swept_ms + SWEEP_MS);
+        let sweep = (self.open > 0).then_some(self.swept_ms + SWEEP_MS);
         [sweep, self.emptied.due()].into_iter().flatten().min()
     }
 
@@ -285,6 +291,8 @@ impl Offload {
         if self.sessions.len() <= index {
             self.sessions.resize_with(index + 1, || None);
         }
+        // Only a session that ended has left its slot.
+        self.open += 1;
         self.sessions[index] = Some(Box::new(Session {
             allocation,
             client: by_datagrams(client, link),
@@ -495,6 +503,8 @@ struct Emptied {
     /// When the wait began of which we look at the result.
     before_ns: u64,
     look_ms: u64,
+    /// At once, without waiting.
+    again: bool,
     /// Counts waits.
     wait: u64,
 }
@@ -543,16 +553,14 @@ impl Emptied {
 
     fn look(&mut self, now_ms: u64, events: &[Event], are_all: bool, flows: &Flows) {
         self.wait += 1;
-        let was_nothing = self.watched.is_empty();
         for event in events {
             if let Ok(socket) = u32::try_from(event.token) {
                 self.touch(SocketId(socket));
             }
         }
-        if was_nothing && !self.watched.is_empty() {
-            self.look_ms = now_ms + SOON_MS;
-        }
-        if !are_all || now_ms < self.look_ms || self.watched.is_empty() {
+        // One look more behind whatever came: what is empty then was sent just now.
+        self.again = !self.watched.is_empty() && (!events.is_empty() || now_ms >= self.look_ms);
+        if !are_all || self.watched.is_empty() {
             return;
         }
         let (wait, before_ns) = (self.wait, self.before_ns);
@@ -580,7 +588,7 @@ impl Emptied {
     }
 
     fn due(&self) -> Option<u64> {
-        (!self.watched.is_empty()).then_some(self.look_ms)
+        (!self.watched.is_empty()).then_some(if self.again { 0 } else { self.look_ms })
     }
 }
 

@@ -10,6 +10,7 @@ mod checksums;
 mod churn;
 mod client;
 mod ends;
+mod foreign;
 mod operator;
 mod order;
 mod relays;
@@ -130,7 +131,10 @@ impl Links {
         }
         let serve = turnpike(&arguments);
         command.arg(serve.get_program()).args(serve.get_args()).args(more);
-        command.env("TURNPIKE_AUTH_REQUIRED", "false").env("RUST_BACKTRACE", "1");
+        command.env("RUST_BACKTRACE", "1");
+        if !more.contains(&"--user") {
+            command.env("TURNPIKE_AUTH_REQUIRED", "false");
+        }
         let mut program = Program::start(&mut command);
         program.line_with(" on http://");
         Server { program, _links: self }

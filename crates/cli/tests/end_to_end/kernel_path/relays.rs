@@ -32,7 +32,8 @@ impl Pair {
     /// A datagram of this length each way.
     pub(crate) fn exchange(&mut self, len: usize) {
         self.sent += 1;
-        let payload: Vec<u8> = (0..len).map(|at| (at as u8).wrapping_mul(31) ^ self.sent as u8).collect();
+        let first = self.sent.to_le_bytes()[0];
+        let payload: Vec<u8> = (first..=255).cycle().map(|byte| byte.wrapping_mul(31)).take(len).collect();
         self.client.send(CHANNEL, &payload);
         assert_eq!(received(&self.peer), (payload.clone(), self.client.relayed));
         self.peer.send_to(&payload, self.client.relayed).expect("it leaves");
@@ -135,5 +136,39 @@ fn a_wildcard_listener_answers_from_where_it_was_asked() {
                 (server.across() > before + 4).then_some(())
             });
         }
+    });
+}
+
+#[test]
+fn two_clients_of_one_server_reach_each_other_without_it() {
+    on_links("kernel_path::relays::two_clients_of_one_server_reach_each_other_without_it", |links| {
+        let mut server = links.serve(&[]);
+        for family in [0, 1] {
+            // One client of each family; between them two relayed addresses of this one.
+            let [one, other] =
+                [0, 1].map(|at| Client::allocate(CLIENT[at], SocketAddr::new(SERVER[at], 3478), family == 1));
+            one.bind(CHANNEL, other.relayed);
+            other.bind(CHANNEL + 1, one.relayed);
+            let before = server.across();
+            let mut sent = 0;
+            eventually("the kernel turns them back itself", || {
+                let payload = vec![7; sent % 200];
+                one.send(CHANNEL, &payload);
+                assert_eq!(other.receive(), Some((CHANNEL + 1, payload.clone())));
+                other.send(CHANNEL + 1, &payload);
+                assert_eq!(one.receive(), Some((CHANNEL, payload)));
+                sent += 1;
+                // Each is counted twice, as it is where user space does it.
+                (server.across() > before + 100).then_some(())
+            });
+            one.refresh(0);
+            let line = server.program.line_with(&format!("relayed={}", one.relayed));
+            assert_eq!(
+                [number(&line, "to_peer_datagrams"), number(&line, "to_client_datagrams")],
+                [sent as u64; 2]
+            );
+            other.refresh(0);
+        }
+        assert_eq!(server.metrics().sum("turnpike_kernel_dropped_total", ""), 0);
     });
 }

@@ -1,10 +1,8 @@
 //! What goes up for a reason behaves as with any other data path, and is counted.
 
-use std::net::SocketAddr;
-
 use super::{
-    CLIENT, PEER, SERVER,
-    client::{Client, bound, is_silent, received},
+    PEER,
+    client::{bound, is_silent, received},
     on_links,
     relays::Pair,
 };
@@ -90,23 +88,5 @@ fn a_table_that_is_full_leaves_flows_to_user_space() {
         let peer = pairs[2].peer.local_addr().expect("bound");
         pairs[2].client.bind(CHANNEL, peer);
         pairs[2].settle(&server);
-    });
-}
-
-#[test]
-fn sources_that_only_we_can_have_are_not_believed() {
-    on_links("kernel_path::untouched::sources_that_only_we_can_have_are_not_believed", |links| {
-        let server = links.serve(&[]);
-        // Two clients, each the other's peer: between two addresses of the server's own.
-        let at = SocketAddr::new(SERVER[0], 3478);
-        let [one, other] = [0, 1].map(|_| Client::allocate(CLIENT[0], at, false));
-        one.bind(CHANNEL, other.relayed);
-        other.bind(CHANNEL, one.relayed);
-        for _ in 0..20 {
-            one.send(CHANNEL, b"to the other");
-            assert_eq!(other.receive(), Some((CHANNEL, b"to the other".to_vec())));
-        }
-        eventually("they went up", || server.passes("no_route") >= 20);
-        assert_eq!(server.across(), 0);
     });
 }
