@@ -81,7 +81,13 @@ fn a_broken_configuration_exits_with_2_and_lists_every_mistake() {
 
 #[test]
 fn wrong_usage_exits_with_2() {
-    for arguments in [&["serve", "--nonsense"][..], &["nonsense"], &[], &["credentials", "--user", "a"]] {
+    for arguments in [
+        &["serve", "--nonsense"][..],
+        &["serve", "-c", "/nowhere/turnpike.toml"],
+        &["nonsense"],
+        &[],
+        &["credentials", "--user", "a"],
+    ] {
         assert_eq!(turnpike(arguments).status.code(), Some(2), "{arguments:?}");
     }
 }

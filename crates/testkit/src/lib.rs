@@ -9,3 +9,11 @@ pub mod stun;
 mod wait;
 
 pub use wait::{PATIENCE, eventually};
+
+/// Tests that differ in what they are called with.
+#[macro_export]
+macro_rules! tests {
+    ($($(#[$about:meta])* $name:ident: $call:expr;)+) => {
+        $($(#[$about])* #[test] fn $name() { $call; })+
+    };
+}

@@ -9,8 +9,8 @@ use std::{
 };
 
 use super::harness::{
-    Certificate, Dir, Finished, Load, Program, Reflect, SOON, Serve, V4, eventually, installed, shown_by,
-    skip, turnpike,
+    Certificate, Dir, Finished, Load, Program, Reflect, SOON, Serve, V4, eventually, installed, need,
+    shown_by, turnpike,
 };
 
 const NAME: &str = "turn.example.org";
@@ -52,9 +52,7 @@ fn certificates_that_cannot_be_used_are_named_before_anything_starts() {
 /// ring makes no RSA keys, so openssl does.
 #[test]
 fn dtls_with_an_rsa_certificate_is_refused_with_the_remedy() {
-    if installed("openssl").is_none() {
-        return skip("openssl is not installed");
-    }
+    need!(installed("openssl"));
     let dir = Dir::new();
     let [cert, key] =
         ["rsa-cert.pem", "rsa-key.pem"].map(|name| dir.path().join(name).to_str().expect("UTF-8").to_owned());

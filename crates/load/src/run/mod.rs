@@ -8,6 +8,7 @@ mod tally;
 
 use std::{
     collections::BTreeMap,
+    ops::RangeInclusive,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering::Relaxed},
@@ -149,6 +150,30 @@ pub(crate) fn run<C: Sync>(
     });
     let (measured, interrupted) = shared.measured();
     shared.take_failure().map_or(Ok(Found { tallies, finished, measured, interrupted }), Err)
+}
+
+/// Threads to start, for so many connections.
+pub(crate) fn threads(asked: Option<usize>, connections: usize) -> usize {
+    let cores = || thread::available_parallelism().map_or(1, usize::from);
+    asked.unwrap_or_else(cores).min(connections)
+}
+
+/// Says what is impossible about what all generators are told: numbers beyond their range, by flag.
+pub(crate) fn check(
+    numbers: &[(&str, usize, RangeInclusive<usize>)],
+    threads: Option<usize>,
+    duration: Duration,
+) -> Result<(), LoadError> {
+    for (flag, value, range) in numbers.iter().chain(&[("--threads", threads.unwrap_or(1), 1..=1024)]) {
+        if !range.contains(value) {
+            let (from, to) = (range.start(), range.end());
+            return Err(LoadError::Config(format!("{flag} is {value}, but must be {from} to {to}")));
+        }
+    }
+    if duration.is_zero() {
+        return Err(LoadError::Config("--duration is 0, but must be above it".to_owned()));
+    }
+    Ok(())
 }
 
 /// Makes room for the sockets of `clients`.

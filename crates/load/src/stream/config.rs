@@ -10,6 +10,7 @@ use crate::{
     LoadError,
     greeting::{MAX_SIZE, Mode},
     reflect::DEFAULT_PORT,
+    run,
 };
 
 /// Settings of `load tcp`, `load rr` and `load connect`. [`Config::new`] holds the documented defaults.
@@ -124,25 +125,18 @@ impl Config {
     /// # Errors
     /// With the first flag that is out of range.
     pub fn validate(&self) -> Result<(), LoadError> {
-        let in_range = |name: &str, value: usize, from: usize, to: usize| {
-            if (from..=to).contains(&value) {
-                return Ok(());
-            }
-            Err(LoadError::Config(format!("{name} is {value}, but must be {from} to {to}")))
-        };
         let (clients, second) = match self.workload {
             Workload::Bulk { .. } => ("--parallel", 1),
             Workload::Exchange { response, .. } | Workload::Connect { response, .. } => {
                 ("--clients", response)
             }
         };
-        in_range(clients, self.clients, 1, Self::MAX_CLIENTS)?;
-        in_range("--size", self.size(), 1, MAX_SIZE)?;
-        in_range("--response", second, 1, MAX_SIZE)?;
-        in_range("--threads", self.threads.unwrap_or(1), 1, 1024)?;
-        if self.duration.is_zero() {
-            return Err(LoadError::Config("--duration is 0, but must be above it".to_owned()));
-        }
+        let numbers = [
+            (clients, self.clients, 1..=Self::MAX_CLIENTS),
+            ("--size", self.size(), 1..=MAX_SIZE),
+            ("--response", second, 1..=MAX_SIZE),
+        ];
+        run::check(&numbers, self.threads, self.duration)?;
         if let Workload::Bulk { verify: true, skip_rx_copy: true, .. } = self.workload {
             return Err(LoadError::Config(
                 "--verify looks at bytes that --skip-rx-copy throws away".to_owned(),
@@ -162,8 +156,7 @@ impl Config {
 
     /// Threads to start.
     pub fn threads(&self) -> usize {
-        let cores = || std::thread::available_parallelism().map_or(1, usize::from);
-        self.threads.unwrap_or_else(cores).min(self.connections())
+        run::threads(self.threads, self.connections())
     }
 
     /// Bytes of a write or a request.

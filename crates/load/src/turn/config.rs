@@ -10,8 +10,13 @@ use turnpike_turn::client::Relayed;
 
 use super::AccessToken;
 use crate::{
-    LoadError, TlsOptions, Transport, payload::HEADER_LEN, profile::Shaped, progress::Kind, run::Frame,
-    traffic::echo::Plan, udp,
+    LoadError, TlsOptions, Transport,
+    payload::HEADER_LEN,
+    profile::Shaped,
+    progress::Kind,
+    run::{self, Frame},
+    traffic::echo::Plan,
+    udp,
 };
 
 /// Settings of `load turn`. [`Config::default`] holds the documented defaults.
@@ -162,7 +167,7 @@ impl Config {
     pub(super) fn frame(&self) -> Frame {
         Frame {
             clients: self.clients,
-            threads: udp::threads(self.threads, self.clients),
+            threads: run::threads(self.threads, self.clients),
             warmup: self.warmup,
             duration: self.duration,
             kind: if self.mode == Mode::Invalid { Kind::OneWay } else { Kind::Answered },

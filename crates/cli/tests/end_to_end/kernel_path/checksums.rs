@@ -8,7 +8,7 @@ use super::{
     on_links,
     relays::Pair,
 };
-use crate::harness::{Dir, Program, eventually, installed, skip};
+use crate::harness::{Dir, Program, eventually, installed, need};
 
 /// What tcpdump says of the packets that arrive at an end, while `body` runs.
 fn captured(interface: &str, filter: &str, body: impl FnOnce()) -> Vec<String> {
@@ -45,9 +45,8 @@ fn ethtool(links: &Links, inside: bool, device: &str, feature: &str, on: bool) {
 #[test]
 fn no_checksum_is_wrong_in_any_combination_of_offloads() {
     const TEST: &str = "kernel_path::checksums::no_checksum_is_wrong_in_any_combination_of_offloads";
-    if installed("tcpdump").is_none() || installed("ethtool").is_none() {
-        return skip("there is no tcpdump or no ethtool");
-    }
+    need!(installed("tcpdump"));
+    need!(installed("ethtool"));
     on_links(TEST, |links| {
         let server = links.serve(&[]);
         // What leaves is whole, whatever came: its device computes no sums.
@@ -97,9 +96,7 @@ fn no_checksum_is_wrong_in_any_combination_of_offloads() {
 #[test]
 fn headers_are_as_user_space_writes_them() {
     const TEST: &str = "kernel_path::checksums::headers_are_as_user_space_writes_them";
-    if installed("tcpdump").is_none() {
-        return skip("there is no tcpdump");
-    }
+    need!(installed("tcpdump"));
     on_links(TEST, |links| {
         let mut seen = Vec::new();
         for datapath in ["kernel", "gso"] {

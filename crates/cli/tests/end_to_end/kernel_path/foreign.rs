@@ -4,7 +4,7 @@ use std::{net::SocketAddr, path::Path, process::Command};
 
 use super::{Links, PEER, SERVER, Server, on_links};
 use crate::harness::{
-    Finished, PASSWORD, Program, REALM, Reflect, SOON, USER, eventually, installed, interop_program, skip,
+    Finished, PASSWORD, Program, REALM, Reflect, SOON, USER, eventually, installed, interop_program, need,
 };
 
 const COUNT: u64 = 120;
@@ -29,9 +29,7 @@ fn judge(ended: &Finished, server: &Server<'_>) {
 #[test]
 fn uclient_gets_every_message_back() {
     const TEST: &str = "kernel_path::foreign::uclient_gets_every_message_back";
-    if installed("turnutils_uclient").is_none() {
-        return skip("coturn is not installed");
-    }
+    need!(installed("turnutils_uclient"));
     on_links(TEST, |links| {
         let server = with_users(links);
         for family in [0, 1] {
@@ -54,9 +52,7 @@ fn uclient_gets_every_message_back() {
 
 #[test]
 fn aioice_relays_an_echo() {
-    let Some(python) = interop_program("venv/bin/python") else {
-        return skip("aioice is not installed: ./test interop-aioice installs it");
-    };
+    let python = need!(interop_program("interop-aioice", "venv/bin/python"));
     on_links("kernel_path::foreign::aioice_relays_an_echo", |links| {
         let server = with_users(links);
         let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/interop/aioice/echo.py");
@@ -68,9 +64,7 @@ fn aioice_relays_an_echo() {
 
 #[test]
 fn pion_relays_an_echo() {
-    let Some(pion) = interop_program("pion-echo") else {
-        return skip("the pion helper is not built: ./test interop-pion builds it");
-    };
+    let pion = need!(interop_program("interop-pion", "pion-echo"));
     on_links("kernel_path::foreign::pion_relays_an_echo", |links| {
         let server = with_users(links);
         let at = SocketAddr::new(SERVER[0], 3478).to_string();

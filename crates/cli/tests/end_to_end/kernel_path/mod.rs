@@ -24,7 +24,7 @@ use std::{
 
 use turnpike_testkit::alone::{in_namespaces, run};
 
-use crate::harness::{Metrics, Program, eventually, fetch, installed, skip, turnpike};
+use crate::harness::{Metrics, Program, eventually, fetch, installed, need, skip, turnpike};
 
 pub(crate) const CLIENT: [IpAddr; 2] = [v4(1, 2), v6(1, 2)];
 pub(crate) const PEER: [IpAddr; 2] = [v4(2, 2), v6(2, 2)];
@@ -53,9 +53,8 @@ pub(crate) fn on_links(test: &str, body: impl FnOnce(&Links)) {
     if !is_root || Command::new("id").arg("-u").output().is_ok_and(|output| output.stdout != b"0\n") {
         return skip("only root may load programs into the kernel here");
     }
-    if installed("nsenter").is_none() || installed("ip").is_none() {
-        return skip("there is no nsenter or no ip");
-    }
+    need!(installed("nsenter"));
+    need!(installed("ip"));
     in_namespaces(test, "n", &["ip", "link", "set", "lo", "up"], || {
         run("ip", &["link", "set", "lo", "up"]);
         body(&Links::up());
