@@ -453,8 +453,8 @@ mod tests {
         let kid = |config: Config| config.access_token.map(|token| token.kid);
         let north = Ok(Some("north".to_owned()));
         assert_eq!(load_turn(&["--access-token", PRINTED]).map(kid), north);
-        let path = std::env::temp_dir().join(format!("turnpike-token-{}", std::process::id()));
-        fs::write(&path, PRINTED).expect("a temporary file");
+        let dir = turnpike_testkit::Dir::new();
+        let path = dir.file("token", PRINTED);
         let file = path.to_str().expect("UTF-8");
         assert_eq!(load_turn(&["--access-token-file", file]).map(kid), north);
         for (arguments, told) in [
@@ -467,10 +467,9 @@ mod tests {
             let error = load_turn(arguments).map(|_| ()).expect_err("refused");
             assert!(error.contains(told), "{arguments:?}: {error}");
         }
-        fs::write(&path, "hunter2").expect("a temporary file");
+        dir.file("token", "hunter2");
         let error = load_turn(&["--access-token-file", file]).map(|_| ()).expect_err("no token");
         assert!(error.contains(file) && error.contains("username") && !error.contains("hunter2"), "{error}");
-        fs::remove_file(path).expect("it is there");
     }
 
     #[test]

@@ -107,9 +107,8 @@ mod tests {
 
     #[test]
     fn files_that_cannot_be_used_are_named() {
-        let dir = std::env::temp_dir().join(format!("turnpike-files-{}", std::process::id()));
-        fs::create_dir_all(&dir).unwrap();
-        let (cert, key) = (dir.join("cert.pem"), dir.join("key.pem"));
+        let dir = turnpike_testkit::Dir::new();
+        let (cert, key) = (dir.at("cert.pem"), dir.at("key.pem"));
         let problem = |settings: &Settings| {
             let Found { certificates, mut problems, .. } = load(settings);
             assert!(certificates.is_empty());
@@ -126,6 +125,5 @@ mod tests {
         assert!(problem(&settings).contains("key.pem: cannot be read"));
         fs::write(&key, "no PEM").unwrap();
         assert!(problem(&settings).contains("key.pem: no private key in it"));
-        fs::remove_dir_all(&dir).unwrap();
     }
 }

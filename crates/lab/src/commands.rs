@@ -401,6 +401,8 @@ fn settings(search: &SearchArgs) -> Result<Settings, LabError> {
 
 #[cfg(test)]
 mod tests {
+    use turnpike_testkit::Dir;
+
     use super::*;
 
     #[test]
@@ -411,8 +413,8 @@ mod tests {
 
     #[test]
     fn a_row_is_put_on_top_of_a_log_that_is_begun_if_need_be() {
-        let directory = tempfile::tempdir().unwrap();
-        let path = directory.path().join("log.md");
+        let directory = Dir::new();
+        let path = directory.at("log.md");
         let record = crate::record::tests::record("packets_per_cpu_s", &[(100.0, 100.1, 200.0); 8]);
         for change in ["first", "second"] {
             let asked = Log {

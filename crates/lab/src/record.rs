@@ -26,7 +26,7 @@ const SAME_LOAD: f64 = 0.05;
 pub const FILE: &str = "record.json";
 
 /// One run of one experiment.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Record {
     /// [`FORMAT`] of the writer.
     pub format: u32,
@@ -192,7 +192,7 @@ pub struct Subject {
 }
 
 /// One run of one subject.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Round {
     /// Round number, from 0.
     pub index: u32,
@@ -285,22 +285,7 @@ pub enum Error {
 impl Round {
     /// A run without results yet.
     pub fn new(index: u32, subject: impl Into<String>, order_in_round: u32) -> Self {
-        Self {
-            index,
-            subject: subject.into(),
-            order_in_round,
-            metrics: BTreeMap::new(),
-            not_supported: BTreeSet::new(),
-            voided: None,
-            latency: None,
-            notes: Vec::new(),
-        }
-    }
-
-    /// Keeps the latency, its percentiles as metrics too, so that they are judged.
-    pub fn set_latency(&mut self, latency: Latency) {
-        self.metrics.extend(latency.metrics());
-        self.latency = Some(latency);
+        Self { index, subject: subject.into(), order_in_round, ..Self::default() }
     }
 }
 
@@ -316,9 +301,7 @@ impl Latency {
     pub fn percentiles(&self) -> [(&'static str, f64); 5] {
         [("p50", self.p50), ("p90", self.p90), ("p99", self.p99), ("p99.9", self.p999), ("max", self.max)]
     }
-}
 
-impl Latency {
     /// Its percentiles by the names of metrics.
     pub(crate) fn metrics(&self) -> [(String, f64); 5] {
         [

@@ -266,6 +266,8 @@ fn parse_settings(set: &[String], experiment: &Experiment) -> Result<BTreeMap<St
 
 #[cfg(test)]
 mod tests {
+    use turnpike_testkit::Dir;
+
     use super::*;
     use crate::search::Settings;
 
@@ -313,7 +315,7 @@ command = 'true {clients}'
 
     #[test]
     fn a_request_comes_back_as_it_was_kept() {
-        let directory = tempfile::tempdir().unwrap();
+        let directory = Dir::new();
         let changes = Changes { rounds: Some(7), ..Changes::default() };
         let bar = Bar { metric: "delivered_pps".to_owned(), at_least: Some(2.0), ..Bar::default() };
         let variant = Variant { must: vec![bar], ..Variant::default() };
@@ -326,6 +328,6 @@ command = 'true {clients}'
         assert_eq!((again.seed, &again.point), (request.seed, &request.point));
         let experiment = again.experiment().unwrap();
         assert_eq!((experiment.rounds, &experiment.must, &experiment.aim), (7, &variant.must, &vec![]));
-        assert!(Request::load(&directory.path().join("none")).is_err());
+        assert!(Request::load(&directory.at("none")).is_err());
     }
 }

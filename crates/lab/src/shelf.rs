@@ -85,6 +85,8 @@ fn built_in(name: &str) -> PathBuf {
 mod tests {
     use std::fs;
 
+    use turnpike_testkit::Dir;
+
     use super::*;
     use crate::{experiment::Experiment, suite::Suite};
 
@@ -133,8 +135,8 @@ mod tests {
 
     #[test]
     fn a_file_goes_before_the_text_of_the_same_name() {
-        let directory = tempfile::tempdir().unwrap();
-        let own = directory.path().join("relay-thin.toml");
+        let directory = Dir::new();
+        let own = directory.at("relay-thin.toml");
         fs::write(&own, "x").unwrap();
         let found = EXPERIMENTS.find(Path::new("relay-thin"), directory.path()).unwrap();
         assert_eq!(found, Text { path: own.clone(), text: "x".to_owned() });

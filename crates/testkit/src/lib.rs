@@ -3,11 +3,13 @@
 
 pub mod alone;
 pub mod certificates;
+mod dir;
 pub mod process;
 pub mod randomness;
 pub mod stun;
 mod wait;
 
+pub use dir::Dir;
 pub use wait::{PATIENCE, eventually};
 
 /// Tests that differ in what they are called with.

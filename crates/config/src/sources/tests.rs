@@ -1,5 +1,7 @@
 //! Tests of configuration as a whole: sources, precedence, mistakes, output.
 
+use turnpike_testkit::Dir;
+
 use turnpike_turn::server::{AlternateWhen, Transport};
 
 use std::net::SocketAddr;
@@ -507,12 +509,12 @@ fn a_mistake_that_a_flag_hides_is_told_all_the_same() {
 
 #[test]
 fn secrets_come_from_files_that_the_environment_names() {
-    let path = std::env::temp_dir().join(format!("turnpike-secrets-{}", std::process::id()));
-    std::fs::write(&path, "new one\n\nold, one\n").expect("a temporary file");
+    let dir = Dir::new();
+    let path = dir.file("secrets", "new one\n\nold, one\n");
     let variable = ("TURNPIKE_AUTH_SECRETS_FILE", path.to_str().expect("UTF-8"));
     let settings = load("", &[variable], Flags::new()).expect("valid").settings;
     let both = load("", &[variable, ("TURNPIKE_AUTH_SECRETS", "x")], Flags::new());
-    std::fs::remove_file(&path).expect("it is there");
+    drop(dir);
     let secrets: Vec<&str> = settings.secrets.iter().map(Secret::reveal).collect();
     assert_eq!(secrets, ["new one", "old, one"]);
     assert!(both.expect_err("ambiguous").to_string().contains("both set"));
@@ -525,11 +527,10 @@ fn secrets_come_from_files_that_the_environment_names() {
 
 #[test]
 fn a_mistake_in_a_file_of_users_is_told_with_its_line() {
-    let path = std::env::temp_dir().join(format!("turnpike-users-{}", std::process::id()));
-    std::fs::write(&path, "alice:wonderland\n\nbob\n").expect("a temporary file");
+    let dir = Dir::new();
+    let path = dir.file("users", "alice:wonderland\n\nbob\n");
     let name = path.to_str().expect("UTF-8");
     let errors = load("", &[("TURNPIKE_AUTH_USERS_FILE", name)], Flags::new());
-    std::fs::remove_file(&path).expect("it is there");
     let text = errors.expect_err("bob has no password").to_string();
     assert!(text.starts_with(&format!("{name}:3:1: auth.users: ")), "{text}");
 }
@@ -668,16 +669,14 @@ fn realms_are_read_shown_and_kept_secret() {
 
 #[test]
 fn token_keys_are_read_from_text_and_files_and_kept_secret() {
-    let path = std::env::temp_dir().join(format!("turnpike-token-key-{}", std::process::id()));
-    std::fs::write(&path, "AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=\n").expect("a temporary file");
+    let dir = Dir::new();
+    let path = dir.file("token-key", "AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=\n");
     let text = format!(
         "[oauth]\nserver_name = \"turn.example.org\"\n[[oauth.key]]\nkid = \"north\"\nkey = \"AAAAAAAAAAAAAAAAAAAAAA==\"\n\
          [[oauth.key]]\nkid = \"north\"\nkey_file = {path:?}\nrealm = \"b\"\nlifetime = 60\n\
          [[realm]]\nname = \"b\""
     );
-    let read = load_text(&text);
-    std::fs::remove_file(&path).expect("it is there");
-    let read = read.expect("valid").settings;
+    let read = load_text(&text).expect("valid").settings;
     let [here, there] = &read.oauth.keys[..] else { panic!("two keys: {:?}", read.oauth) };
     assert_eq!((here.key.algorithm(), here.max_lifetime, &here.realm), ("A128GCM", 86_400, &None));
     assert_eq!(

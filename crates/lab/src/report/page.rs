@@ -157,7 +157,7 @@ fn ratio_rows(record: &Record, judged: &[&Verdict]) -> Vec<Ratio> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::record::tests::{Dir, record};
+    use crate::record::tests::record;
     use crate::record::{Latency, Profile, Sweep, SweepPoint, Symbol, Syscall};
     use crate::search::{Because, Found};
     use crate::void::Void;
@@ -391,11 +391,11 @@ mod tests {
 
     #[test]
     fn the_report_stands_beside_the_record() {
-        let dir = Dir::new("report");
+        let dir = turnpike_testkit::Dir::new();
         let record = full();
-        record.save(&dir.0).unwrap();
-        crate::report::save(&dir.0, &record).unwrap();
-        assert_eq!(std::fs::read_to_string(dir.0.join("report.html")).unwrap(), page(&record));
-        assert!(dir.0.join("record.json").exists());
+        record.save(dir.path()).unwrap();
+        crate::report::save(dir.path(), &record).unwrap();
+        assert_eq!(std::fs::read_to_string(dir.at("report.html")).unwrap(), page(&record));
+        assert!(dir.at("record.json").exists());
     }
 }

@@ -150,13 +150,8 @@ impl Stage {
                 must: experiment.must.clone(),
                 aim: experiment.aim.clone(),
             },
-            rounds: Vec::new(),
-            aa: Vec::new(),
-            sweeps: Vec::new(),
             programs,
-            syscalls: Default::default(),
-            profiles: Default::default(),
-            interrupted: false,
+            ..Record::default()
         })
     }
 
@@ -406,22 +401,7 @@ mod tests {
     use super::*;
 
     fn record(rounds: Vec<Round>) -> Record {
-        Record {
-            format: record::FORMAT,
-            id: String::new(),
-            started: String::new(),
-            command: Vec::new(),
-            seed: 1,
-            environment: record::Environment::default(),
-            experiment: record::Experiment::default(),
-            rounds,
-            aa: Vec::new(),
-            sweeps: Vec::new(),
-            programs: Vec::new(),
-            syscalls: Default::default(),
-            profiles: Default::default(),
-            interrupted: false,
-        }
+        Record { rounds, ..Record::default() }
     }
 
     fn round(index: u32, voided: Option<Void>) -> Round {

@@ -197,6 +197,8 @@ impl Suite {
 
 #[cfg(test)]
 mod tests {
+    use turnpike_testkit::Dir;
+
     use super::*;
 
     const EXPERIMENT: &str = "name = 'x'\nmetric = 'delivered_pps'\ntopology = 'host'\n[sweep]\nclients = [1, 8]\n\
@@ -226,13 +228,13 @@ mod tests {
 
     #[test]
     fn a_row_may_search_the_highest_rate() {
-        let directory = tempfile::tempdir().unwrap();
-        std::fs::write(directory.path().join("x.toml"), EXPERIMENT).unwrap();
+        let directory = Dir::new();
+        std::fs::write(directory.at("x.toml"), EXPERIMENT).unwrap();
         let row = |search: &str| {
             let text = format!(
                 "name = 's'\n[[row]]\ntitle = 'most'\nexperiment = 'x'\nset = {{ clients = 8 }}\nfind_max = {search}\n"
             );
-            Suite::parse(&directory.path().join("s.toml"), &text)
+            Suite::parse(&directory.at("s.toml"), &text)
         };
         let suite =
             row("{ min = 10, max = 500, loss = 0.1, max_p99_us = 20000, max_late_us = 5000 }").unwrap();
@@ -251,11 +253,11 @@ mod tests {
 
     #[test]
     fn a_row_is_one_point_of_its_experiment_with_the_bars_of_the_row() {
-        let directory = tempfile::tempdir().unwrap();
-        std::fs::write(directory.path().join("x.toml"), EXPERIMENT).unwrap();
+        let directory = Dir::new();
+        std::fs::write(directory.at("x.toml"), EXPERIMENT).unwrap();
         let text = "name = 's'\n[[row]]\ntitle = 'eight'\nexperiment = 'x'\nset = { clients = 8 }\n\
             must = [{ metric = 'delivered_pps', at_least = 2 }]\n[[row]]\ntitle = 'all'\nexperiment = 'x'\n";
-        let suite = Suite::parse(&directory.path().join("s.toml"), text).unwrap();
+        let suite = Suite::parse(&directory.at("s.toml"), text).unwrap();
         let told = suite.requests(&Changes::default(), &[], None).unwrap_err().to_string();
         assert_eq!(told, "row \"all\": x sweeps 2 points: set what it sweeps");
         let suite = suite.only(&["eig".to_owned()]).unwrap();

@@ -9,10 +9,9 @@ mod turnpike;
 
 use std::{
     collections::BTreeSet,
-    fs,
     net::{IpAddr, Ipv4Addr, Ipv6Addr, TcpListener, UdpSocket},
     path::{Path, PathBuf},
-    sync::atomic::{AtomicU32, AtomicUsize, Ordering},
+    sync::atomic::{AtomicU32, Ordering},
 };
 
 pub(crate) use forward::{Forward, connect, say, say_udp, tcp_echo, udp_echo};
@@ -21,7 +20,7 @@ pub(crate) use program::{Finished, Program};
 pub(crate) use stun::{Answer, Challenge, Stun, allocate_request, forged_request};
 pub(crate) use tls::{Certificate, shown_by};
 pub(crate) use turnpike::{Load, PASSWORD, REALM, Reflect, Serve, USER, address_after, turnpike};
-pub(crate) use turnpike_testkit::{PATIENCE as SOON, alone::skip, eventually, need};
+pub(crate) use turnpike_testkit::{Dir, PATIENCE as SOON, alone::skip, eventually, need};
 
 pub(crate) const V4: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 pub(crate) const V6: IpAddr = IpAddr::V6(Ipv6Addr::LOCALHOST);
@@ -75,34 +74,4 @@ pub(crate) fn interop_program(step: &str, name: &str) -> Result<PathBuf, String>
     let target = Path::new(env!("CARGO_TARGET_TMPDIR")).parent().expect("below the target directory");
     let program = target.join("interop").join(name);
     if program.is_file() { Ok(program) } else { Err(format!("{name} is missing: ./test {step} installs it")) }
-}
-
-/// A directory of this test alone, removed with the value.
-pub(crate) struct Dir(PathBuf);
-
-impl Dir {
-    pub(crate) fn new() -> Self {
-        static NEXT: AtomicUsize = AtomicUsize::new(0);
-        let number = NEXT.fetch_add(1, Ordering::Relaxed);
-        let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{}-{number}", std::process::id()));
-        fs::create_dir_all(&path).expect("cargo's temporary directory can be written");
-        Self(path)
-    }
-
-    pub(crate) fn path(&self) -> &Path {
-        &self.0
-    }
-
-    /// Writes a file and says where it is.
-    pub(crate) fn file(&self, name: &str, text: &str) -> PathBuf {
-        let path = self.0.join(name);
-        fs::write(&path, text).expect("a fresh directory can be written");
-        path
-    }
-}
-
-impl Drop for Dir {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
-    }
 }
