@@ -100,7 +100,7 @@ fn stored_keys_are_an_entry_for_the_configuration() {
     let entry = stdout(&output);
     assert!(entry.contains("8493fbc53ba582fb4c044c456bdc40eb"), "{entry}");
     let dir = Dir::new();
-    let path = dir.file("t.toml", &format!("[auth]\nusers = [{}]\n", entry.trim_end()));
+    let path = dir.file("t.toml", format!("[auth]\nusers = [{}]\n", entry.trim_end()));
     let check = turnpike(&["check-config", "-c", path.to_str().expect("UTF-8")]);
     assert_eq!(check.status.code(), Some(0), "{}", stderr(&check));
 }

@@ -16,8 +16,9 @@ use tracing_subscriber::{
 };
 use turnpike_config::LogFormat;
 
-/// It logs per message, or what a message has made it keep, and a stranger's packets must not fill a disk, whatever the filter says.
-const SILENCED: &str = "dimpl";
+/// These crates log per message, or what a message has made them keep, and a stranger's packets must not fill a disk, whatever the
+/// filter says.
+const SILENCED: [&str; 3] = ["dimpl", "aya", "aya_obj"];
 
 /// Installs the process-wide subscriber; later calls change nothing.
 pub fn init(filter: &str, format: LogFormat) {
@@ -48,7 +49,7 @@ pub(crate) fn seconds(time: Duration) -> f64 {
 }
 
 fn is_silenced(target: &str) -> bool {
-    target.split("::").next() == Some(SILENCED)
+    target.split("::").next().is_some_and(|krate| SILENCED.contains(&krate))
 }
 
 #[cfg(test)]

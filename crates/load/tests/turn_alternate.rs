@@ -118,7 +118,7 @@ fn the_domain_of_a_redirection_is_the_name_that_its_certificate_must_have() {
     let reflector = reflector();
     let (here, there) = (certificate("here.example"), certificate("there.example"));
     let dir = Dir::new();
-    let ca = dir.file("ca.pem", &format!("{}{}", here.pem, there.pem));
+    let ca = dir.file("ca.pem", format!("{}{}", here.pem, there.pem));
     let end = destination(Some(&there));
     for transport in [Transport::Tls, Transport::Dtls] {
         let to = listener(&end, transport);

@@ -375,7 +375,7 @@ mod tests {
         changed[36] ^= 1;
         assert_eq!(parse(Indication::Send, &changed), Err(IndicationError::Fingerprint));
 
-        let mut followed = right.clone();
+        let mut followed = right;
         followed.extend_from_slice(&SOFTWARE);
         followed[3] += 8;
         assert_eq!(parse(Indication::Send, &followed), Err(IndicationError::Malformed));

@@ -83,9 +83,10 @@ fn a_relay_address_of_another_machine_is_one_sentence_with_the_remedy() {
 
 /// `NAME:PASSWORD` as `serve` has printed it.
 fn generated_credential(serve: &Serve) -> String {
-    let lines = serve.program.lines();
-    let line =
-        lines.iter().find(|line| line.contains("No user is configured")).expect("the credential is printed");
+    // It is told to whoever sits at the terminal, and not in the log, whose lines come on another way.
+    let line = eventually("the credential is printed", || {
+        serve.program.lines().into_iter().find(|line| line.contains("No user is configured"))
+    });
     let words: Vec<&str> = line.split_whitespace().collect();
     let after = |label| {
         let at =

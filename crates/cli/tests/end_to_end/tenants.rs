@@ -35,8 +35,8 @@ impl Tenants {
         let dir = Dir::new();
         let certificates = [&["other.example", "127.0.0.1"][..], &[A], &[B]].map(Certificate::new);
         let pem = certificates.iter().map(|own| fs::read_to_string(own.cert()).expect("our own file"));
-        let trust = dir.file("trust.pem", &pem.collect::<String>()).display().to_string();
-        let config = dir.file("turnpike.toml", &Self::text(&certificates, "ann"));
+        let trust = dir.file("trust.pem", pem.collect::<String>()).display().to_string();
+        let config = dir.file("turnpike.toml", Self::text(&certificates, "ann"));
         let path = config.to_str().expect("our own path is UTF-8");
         let arguments = ["serve", "-c", path, "--listen", "127.0.0.1:0", "--dtls-listen", "127.0.0.1:0"];
         let relay = ["--relay-ip", "127.0.0.1", "--allow-peer", "127.0.0.0/8", "--admin", "off"];

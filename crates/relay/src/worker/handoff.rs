@@ -114,9 +114,8 @@ impl Worker {
             return;
         };
         if let Some(offload) = &mut self.offload {
-            let [to_peer, to_client] = offload.release(moved.from()).pairs();
             // Counted here, told where the session ends.
-            self.server.count_across(moved.from(), to_peer, to_client);
+            let [to_peer, to_client] = offload.release(moved.from(), &mut self.server).pairs();
             moved.count_across(to_peer, to_client);
         }
         let sockets = self.detach_sockets(moved.from());

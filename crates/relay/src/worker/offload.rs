@@ -204,8 +204,7 @@ impl Offload {
                 self.renew(*allocation, listeners, |_| true);
             }
             Effect::Closed { allocation, to_peer, to_client, .. } => {
-                let [peer, client] = self.release(*allocation).pairs();
-                server.count_across(*allocation, peer, client);
+                let [peer, client] = self.release(*allocation, server).pairs();
                 (to_peer.0, to_peer.1) = (to_peer.0 + peer.0, to_peer.1 + peer.1);
                 (to_client.0, to_client.1) = (to_client.0 + client.0, to_client.1 + client.1);
             }
@@ -218,14 +217,17 @@ impl Offload {
         self.renew(allocation, listeners, |_| true);
     }
 
-    /// Removes all flows of a session, and says what they counted since the last time.
-    pub(super) fn release(&mut self, allocation: AllocationId) -> Across {
+    /// Removes all flows of a session that has ended or left; counts in total what they have counted since the last time, and says
+    /// what is still to be added to what the session itself has.
+    pub(super) fn release<G: Gate>(&mut self, allocation: AllocationId, server: &mut Server<G>) -> Across {
         let slot = self.sessions.get_mut(allocation.index as usize);
         let is_it = |session: &mut Box<Session>| session.allocation == allocation;
         let Some(mut session) = slot.and_then(|slot| slot.take_if(is_it)) else { return Across::default() };
         self.open -= 1;
         let counted = session.clear(&mut self.flows);
         self.across.add(&counted);
+        let [to_peer, to_client] = counted.pairs();
+        server.count_across(allocation, to_peer, to_client);
         counted.and(session.late)
     }
 

@@ -113,7 +113,7 @@ fn the_server_name_chooses_the_certificate() {
         .join(", ");
     let config = dir.file(
         "turnpike.toml",
-        &format!(
+        format!(
             "[tls]\ncert = {:?}\nkey = {:?}\ncertificates = [{more}]\n",
             path(&default.cert()),
             path(&default.key())

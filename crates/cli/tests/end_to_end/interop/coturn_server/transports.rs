@@ -37,8 +37,8 @@ impl Turnserver {
         let dir = Dir::new();
         let names = ["turn.example.org", "127.0.0.1", "::1"].map(str::to_owned);
         let made = rcgen::generate_simple_self_signed(names).expect("valid names");
-        let certificate = dir.file("cert.pem", &made.cert.pem());
-        let key = dir.file("key.pem", &made.signing_key.serialize_pem());
+        let certificate = dir.file("cert.pem", made.cert.pem());
+        let key = dir.file("key.pem", made.signing_key.serialize_pem());
         let file = |name: &str| dir.path().join(name).display().to_string();
         let (plain, secure) = (free_pair(), free_pair());
         let mut command = Command::new("turnserver");

@@ -43,11 +43,11 @@ impl Sshd {
         let address = free_address();
         let host_key = fs::read_to_string(dir.path().join("host.pub")).expect("ssh-keygen has written it");
         // A name of its own: behind a forwarder address and port are not the host's.
-        dir.file("known_hosts", &format!("the-host {host_key}"));
+        dir.file("known_hosts", format!("the-host {host_key}"));
         let here = dir.path().display();
         let conf = dir.file(
             "sshd_config",
-            &format!(
+            format!(
                 "ListenAddress {address}\nHostKey {here}/host\nAuthorizedKeysFile {here}/user.pub\nPidFile none\n\
                  StrictModes no\nUsePAM no\nPermitRootLogin yes\nPasswordAuthentication no\n\
                  KbdInteractiveAuthentication no\nPrintMotd no\nSubsystem sftp internal-sftp\n"
