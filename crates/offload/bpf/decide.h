@@ -406,7 +406,7 @@ INLINE int is_from_there(enum place place, const struct arrival *arrival, u32 ba
 	if (INTERFACE(word) != arrival->interface)
 		return 0;
 	struct hop *hop = map_lookup(&hops, &back);
-	return hop && READ_ONCE(hop->to) && READ_ONCE(hop->from) == link_address;
+	return hop && READ_ONCE(hop->from) == link_address;
 }
 
 /* Why a packet of a flow goes up, or is dropped; else COUNTS. `link_address` is where it was sent to, for XDP. */

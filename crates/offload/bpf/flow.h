@@ -64,8 +64,8 @@ struct state {
 #define INTERFACE(route) ((u32)(route))
 #define ONLY_FROM_THERE (1ULL << 32)
 
-/* The next hop of a route, for XDP: its link address and our own on that link, as they lie in a frame, and two bytes of 0. All 0 where it
- * is not known, or lies where XDP does not send. */
+/* The next hop of a route, for XDP: its link address and our own on that link, as they lie in a frame, and two bytes of 0. The first is 0
+ * where it is not known, both are where XDP does not send. */
 struct hop {
 	u64 to, from;
 };

@@ -119,7 +119,8 @@ pub const SINCE: usize = 4;
 /// Word of a state: how many they are.
 pub const ARRIVED: usize = 5;
 
-/// Words of a next hop: its link address, and our own on that link, each as it lies in a frame, with two bytes of 0 behind.
+/// Words of a next hop: its link address, 0 where that is not known, and our own on that link, each as it lies in a frame, with two bytes of
+/// 0 behind.
 pub const HOP_WORDS: usize = 2;
 
 /// In a time until which a socket has been emptied: it is not any more, and loses what it is sent.

@@ -430,8 +430,8 @@ fn is_from_there(place: Place, frame: &Frame<'_>, back: u32, tables: &Tables) ->
     match place {
         Place::Tc => word & ONLY_FROM_THERE == 0 || is_there,
         Place::Xdp => {
-            let [to, from] = tables.hops.get(back as usize).copied().unwrap_or_default();
-            is_there && to != 0 && from.to_le_bytes()[..6] == frame.bytes[..6]
+            let [_, from] = tables.hops.get(back as usize).copied().unwrap_or_default();
+            is_there && from.to_le_bytes()[..6] == frame.bytes[..6]
         }
     }
 }

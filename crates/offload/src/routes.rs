@@ -75,8 +75,7 @@ impl Links {
     fn hop(&self, netlink: &mut Netlink, next: Option<NextHop>) -> io::Result<[u64; HOP_WORDS]> {
         let own = next.and_then(|next| Some((next, *self.own.get(&next.interface)?)));
         let Some((next, own)) = own else { return Ok([0; HOP_WORDS]) };
-        let neighbour = netlink.neighbour(next)?;
-        Ok(neighbour.map_or([0; HOP_WORDS], |neighbour| [neighbour, own].map(as_word)))
+        Ok([netlink.neighbour(next)?.map_or(0, as_word), as_word(own)])
     }
 }
 
