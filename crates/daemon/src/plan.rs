@@ -60,6 +60,13 @@ impl Plan {
                     .to_owned(),
             );
         }
+        if settings.datapath == DatapathChoice::Xdp {
+            notes.push(
+                "XDP does not see the VLAN of a packet whose tag the network card has taken off: where VLANs share a card, turn that off \
+                 (ethtool -K INTERFACE rxvlan off)"
+                    .to_owned(),
+            );
+        }
         let mut listen = listeners(settings, &mut notes);
         let streams = StreamConfig {
             listen: if settings.tcp { listen.clone() } else { Vec::new() },

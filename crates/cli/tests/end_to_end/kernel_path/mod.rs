@@ -84,12 +84,19 @@ pub(crate) fn reason_of_bulk(datapath: &str) -> &'static str {
 }
 
 impl Links {
-    /// What XDP needs of a veth: its far end writes checksums, for XDP sees what is there, and receives by NAPI, for else nothing that
-    /// is redirected arrives.
+    /// What XDP needs of a veth: its far end writes checksums and tags, for XDP sees what is there, and receives by NAPI, for else nothing
+    /// that is redirected arrives.
     pub(crate) fn behave_as_cards(&self) {
         for device in ["c", "p"] {
-            run("ethtool", &["-K", device, "tx", "off", "gro", "on"]);
+            run("ethtool", &["-K", device, "tx", "off", "txvlan", "off", "gro", "on"]);
         }
+    }
+
+    /// The server's link address on link `p`.
+    pub(crate) fn link_address(&self) -> String {
+        let said = self.inside_says(&["ip", "-o", "link", "show", "dev", "p"]);
+        let mut words = said.split_whitespace().skip_while(|word| *word != "link/ether");
+        words.nth(1).expect("Ethernet has one").to_owned()
     }
 
     fn up() -> Self {

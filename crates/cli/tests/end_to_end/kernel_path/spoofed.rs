@@ -34,8 +34,13 @@ fn a_relayed_address_of_ours_is_no_source_of_what_comes_from_outside() {
         });
 
         // Out here somebody takes one's relayed address and speaks to the other's.
-        let stolen = format!("{}/32", one.relayed.ip());
+        let (stolen, to) = (format!("{}/32", one.relayed.ip()), other.relayed.ip().to_string());
         run("ip", &["addr", "add", &stolen, "dev", "lo"]);
+        // Nobody would answer its questions by ARP.
+        run(
+            "ip",
+            &["neigh", "replace", &to, "lladdr", &links.link_address(), "dev", "p", "nud", "permanent"],
+        );
         let thief = UdpSocket::bind(one.relayed).expect("it is ours for now");
         let passes = server.passes("source");
         for _ in 0..20 {
