@@ -513,3 +513,6 @@ fn family_of(ip: IpAddr) -> Family {
 fn is_link_local(address: SocketAddr) -> bool {
     matches!(address.ip(), IpAddr::V6(ip) if ip.is_unicast_link_local())
 }
+
+#[cfg(test)]
+mod tests;
