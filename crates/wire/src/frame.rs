@@ -83,7 +83,7 @@ pub fn first(bytes: &[u8], limit: usize) -> Result<Frame, FrameError> {
     }
 }
 
-/// Zero bytes that a message of this length needs behind it on a stream, 0 to 3. STUN messages need none.
+/// Zero bytes that follow so many bytes: after the payload of an indication, and after ChannelData on a stream. 0 to 3.
 #[inline]
 #[must_use]
 pub const fn padding(len: usize) -> u8 {
