@@ -203,6 +203,11 @@ mod tests {
     }
 
     #[test]
+    fn padding_fills_up_to_four() {
+        assert_eq!([0, 1, 2, 3, 4, 5].map(padding), [0, 3, 2, 1, 0, 3]);
+    }
+
+    #[test]
     fn a_message_ends_behind_its_padding_and_is_handed_over_without() {
         for payload in 0..9 {
             let message = channel_data(&vec![1; payload]);
