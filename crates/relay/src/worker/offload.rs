@@ -122,10 +122,10 @@ impl Offload {
     /// A relay socket is about to be closed, or to leave; its flows are gone.
     pub(super) fn relay_closed(&mut self, relay: RelayId) {
         let pair = self.relays.get_mut(relay.allocation.index as usize);
-        if let Some(RelaySocket { id, .. }) = pair.and_then(|pair| pair[side(relay.family)].take()) {
-            if let Some(number) = self.emptied.forget(id) {
-                self.flows.give_back_socket(number);
-            }
+        if let Some(RelaySocket { id, .. }) = pair.and_then(|pair| pair[side(relay.family)].take())
+            && let Some(number) = self.emptied.forget(id)
+        {
+            self.flows.give_back_socket(number);
         }
     }
 
