@@ -136,16 +136,17 @@ fn write_sums(summary: &Summary<User>) {
 
 fn write(worker: usize, effect: &Effect) {
     match effect {
-        Effect::Opened { client, realm, username, relayed, .. } => {
+        Effect::Opened { session, client, realm, username, relayed, .. } => {
             let second = relayed.1.map(tracing::field::display);
             tracing::debug!(
                 target: "turnpike::session",
                 realm = &**realm, user = &**username, client = %client.address,
-                relayed = %relayed.0, relayed2 = second, worker,
+                relayed = %relayed.0, relayed2 = second, worker, %session,
                 "session opened"
             );
         }
         Effect::Closed {
+            session,
             client,
             realm,
             username,
@@ -167,7 +168,7 @@ fn write(worker: usize, effect: &Effect) {
                 reason = closed_reason(*reason), seconds = seconds(Duration::from_millis(*lived_ms)),
                 to_peer_datagrams = to_peer.0, to_peer_bytes = to_peer.1,
                 to_client_datagrams = to_client.0, to_client_bytes = to_client.1,
-                worker,
+                worker, %session,
                 "session ended"
             );
         }
@@ -285,6 +286,7 @@ mod tests {
     fn ended(identity: &str, reason: ClosedReason) -> Effect {
         Effect::Closed {
             allocation: AllocationId { index: 1, generation: 2 },
+            session: "00112233445566778899aabbccddeeff".parse().expect("a name"),
             client: client(),
             realm: "example.org".into(),
             username: format!("1800000000:{identity}").into(),
@@ -308,7 +310,8 @@ mod tests {
             "INFO turnpike::session: session ended realm=\"example.org\" user=\"1800000000:alice\" \
              client=192.0.2.9:50000 transport=\"tls\" relayed=198.41.0.4:50000 relayed2=[2001:db8::4]:50000 \
              relayed_transport=\"udp\" reason=\"not refreshed in time\" seconds=61.999 to_peer_datagrams=10 \
-             to_peer_bytes=1200 to_client_datagrams=9 to_client_bytes=1080 worker=0"
+             to_peer_bytes=1200 to_client_datagrams=9 to_client_bytes=1080 worker=0 \
+             session=00112233445566778899aabbccddeeff"
         );
     }
 

@@ -301,6 +301,11 @@ impl Relay {
         &self.listeners
     }
 
+    /// The way to each worker.
+    pub(crate) fn senders(&self) -> impl Iterator<Item = &Sender<Command>> {
+        self.workers.senders()
+    }
+
     /// What each worker has counted.
     #[must_use]
     pub fn snapshots(&self) -> Vec<WorkerSnapshot> {
@@ -314,6 +319,12 @@ impl Relay {
     #[must_use]
     pub fn realms(&self) -> Vec<(Box<str>, usize)> {
         self.quotas.held()
+    }
+
+    /// Users that have an allocation, over all realms.
+    #[must_use]
+    pub fn users(&self) -> usize {
+        self.quotas.users()
     }
 
     /// New settings of the state machine, users and limits of realms, from now on. Where NAT can be discovered stays. `layout` is

@@ -38,6 +38,7 @@ use crate::{
     peers::{FIRST_TOKEN as FIRST_PEER_TOKEN, Peers},
     ports::{Opened, Ports, Refusal},
     runtime::{Common, Listeners, listen_error},
+    sessions::Question,
     stream::{StreamListeners, Streams},
 };
 use handoff::Handoff;
@@ -59,6 +60,7 @@ pub(crate) enum Command {
     Reconfigure(Arc<ServerConfig>, Arc<Layout>),
     Handoff(Box<Handoff>),
     Credentials(LookupId, Credentials),
+    Answer(Question),
     Stop,
 }
 
@@ -532,6 +534,13 @@ impl Worker {
                     self.out.reply(verdict);
                     self.carry_out_effects(now, NOTHING);
                     self.dirty = true;
+                }
+                Ok(Command::Answer(question)) => {
+                    question(&mut self.server, now);
+                    self.carry_out_effects(now, NOTHING);
+                    // One a tick, so that packets wait for one at most.
+                    self.waker.wake();
+                    return false;
                 }
                 Err(mpsc::TryRecvError::Empty) => return false,
                 Ok(Command::Stop) | Err(mpsc::TryRecvError::Disconnected) => {

@@ -15,6 +15,7 @@ use super::{
     response::{Envelope, Response, reason_phrase},
     secret::Secret,
     session::{Pending, Session},
+    view::SessionId,
 };
 use crate::{random::Random, time::Now};
 
@@ -71,6 +72,7 @@ impl<G: Gate> Server<G> {
         let transaction = envelope.transaction;
         let pending = Pending { envelope, first: first.family, second, mobile, noted };
         let session = Session {
+            id: SessionId::draw(&mut self.random),
             realm: who.realm,
             identity: (who.identity != who.username).then_some(who.identity),
             username: who.username,
@@ -151,10 +153,18 @@ impl<G: Gate> Server<G> {
         };
         session.opened_ms = now.ms;
         let expires_ms = now.ms + u64::from(session.granted) * 1000;
-        let (realm, username) = (Arc::clone(&session.realm), session.username.clone());
-        let allocation = id;
+        let opened = Effect::Opened {
+            allocation: id,
+            session: session.id,
+            client,
+            link,
+            expires_ms,
+            realm: Arc::clone(&session.realm),
+            username: session.username.clone(),
+            relayed,
+        };
         self.stats.allocations_opened += 1;
-        self.emit(now, Effect::Opened { allocation, client, link, expires_ms, realm, username, relayed });
+        self.emit(now, opened);
         if pending.mobile {
             self.make_mobile(id.index);
         }

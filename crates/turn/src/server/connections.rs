@@ -121,6 +121,11 @@ enum Again {
 }
 
 impl TcpRelay {
+    /// How many there are, those included that are being made.
+    pub(super) fn connections(&self) -> usize {
+        self.list.len()
+    }
+
     /// When the next of them has to be looked at.
     fn next_deadline(&self) -> Option<u64> {
         let deadlines = self.list.iter().filter_map(|connection| match connection.stage {

@@ -12,7 +12,7 @@ use turnpike_wire::channel_data::ChannelNumber;
 
 use super::{
     AllocationId, Arrival, Client, ConnectRequest, ConnectionId, CredentialQuery, Family, Link, MoveRequest,
-    PeerDenial, RelayId, Source, Transport,
+    PeerDenial, RelayId, SessionId, Source, Transport,
 };
 
 /// Relay sockets to open for a new allocation.
@@ -140,6 +140,8 @@ pub enum Effect {
     Opened {
         /// Which.
         allocation: AllocationId,
+        /// The same, wherever it moves.
+        session: SessionId,
         /// Whose.
         client: Client,
         /// The way to it.
@@ -206,6 +208,8 @@ pub enum Effect {
     Closed {
         /// Which.
         allocation: AllocationId,
+        /// The same, wherever it has been.
+        session: SessionId,
         /// Whose.
         client: Client,
         /// The realm of that user.

@@ -51,6 +51,7 @@ mod ticket;
 mod timers;
 mod tombstones;
 pub mod verdict;
+mod view;
 
 pub use alternate::{Alternate, AlternateWhen};
 pub use config::{ListenerProfile, NonceKey, ServerConfig, Transport};
@@ -73,6 +74,7 @@ pub use seat::Seat;
 pub use stats::{ConnectionRefusal, Stats};
 pub use third_party::{IssuerKey, ThirdParty};
 pub use verdict::{AllocationId, Client, Family, Header, Link, ListenerId, RelayId, Source, Verdict};
+pub use view::{NoSessionId, SessionId, SessionView};
 
 use std::{collections::VecDeque, sync::Arc};
 
@@ -384,6 +386,7 @@ impl<G: Gate> Server<G> {
         let Some((id, entry)) = self.forwarding.at(index) else { return };
         let closed = Effect::Closed {
             allocation: id,
+            session: session.id,
             client: entry.client,
             relayed: session.relayed(entry),
             transport: self.config.listener(entry.client.listener).transport,
