@@ -3,6 +3,10 @@
 use clap::{Parser, Subcommand};
 
 use crate::{
+    admin_args::{
+        DRAIN_EXAMPLES, DrainArgs, RELOAD_EXAMPLES, ReloadArgs, SESSION_EXAMPLES, SESSIONS_EXAMPLES,
+        SessionCommand, SessionsArgs,
+    },
     credentials_args::CredentialsArgs,
     forward_args::ForwardArgs,
     load_args::{LoadCommand, ReflectArgs},
@@ -46,6 +50,22 @@ pub(crate) enum Command {
     /// Say what a STUN or TURN server supports, and what is wrong with it
     #[command(long_about = PROBE, after_help = PROBE_EXAMPLES)]
     Probe(ProbeArgs),
+    /// List the sessions of a running server
+    #[command(after_help = SESSIONS_EXAMPLES)]
+    Sessions(Box<SessionsArgs>),
+    /// Show or end one session of a running server
+    #[command(after_help = SESSION_EXAMPLES)]
+    Session {
+        /// What to do with it.
+        #[command(subcommand)]
+        command: SessionCommand,
+    },
+    /// Have a running server take nobody new and end with its last session
+    #[command(after_help = DRAIN_EXAMPLES)]
+    Drain(DrainArgs),
+    /// Have a running server read its configuration and certificates again, and say what has changed
+    #[command(after_help = RELOAD_EXAMPLES)]
+    Reload(ReloadArgs),
     /// Compare programs in network namespaces: is it faster, by how much, how sure, and where does the time go
     Lab(Box<turnpike_lab::LabArgs>),
 }
@@ -58,11 +78,14 @@ Run a TURN/STUN server for clients over UDP, TCP, TLS and DTLS (RFC 8656, RFC 84
 and TLS (RFC 6062).
 
 With no flag at all it works: it listens on UDP and TCP port 3478 of all addresses, relays on the addresses of the default routes, \
-makes up a user and prints its password once on standard output, and serves metrics on loopback. Log lines go to standard error. \
+makes up a user and prints its password once on standard output, and serves metrics and its admin interface on loopback. Log lines go to standard error. \
 With --tls-cert and --tls-key the TCP port takes TLS clients too; --tls-listen and --dtls-listen add ports.
 
 Precedence, key by key: flags, environment (TURNPIKE_SECTION_KEY; TURNPIKE_AUTH_USERS_FILE and TURNPIKE_AUTH_SECRETS_FILE name \
 files), configuration file, defaults. A flag that may be repeated replaces the whole list of a weaker source.
+
+Other programs, and `turnpike sessions`, `session`, `drain` and `reload`, speak to it over its admin interface: a Unix socket and HTTP \
+on loopback (docs/admin.md).
 
 Signals: SIGTERM and SIGINT stop taking allocations and wait for the sessions to end, at most shutdown.deadline seconds (30); a \
 second signal, or Ctrl-C on a terminal, ends at once. SIGHUP reads the configuration and the certificates again; certificates are \
@@ -224,6 +247,10 @@ mod tests {
             &["load", "connect"],
             &["load", "udp"],
             &["probe"],
+            &["sessions"],
+            &["session"],
+            &["drain"],
+            &["reload"],
         ] {
             let help = help_of(path);
             let example = format!("turnpike {}", path.join(" "));

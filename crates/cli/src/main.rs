@@ -1,6 +1,8 @@
 //! The `turnpike` program: arguments in, exit codes out. Everything else happens in the crates below.
 #![forbid(unsafe_code)]
 
+mod admin_args;
+mod admin_wiring;
 mod args;
 mod credentials_args;
 mod forward_args;
@@ -21,6 +23,7 @@ use std::{
 };
 
 use clap::Parser;
+use turnpike_admin::commands::CommandError;
 use turnpike_config::{ConfigErrors, forward::ForwardSources};
 use turnpike_daemon::{DaemonError, wait_for_stop};
 use turnpike_load::{
@@ -32,6 +35,7 @@ use turnpike_load::{
 use turnpike_probe::ProbeError;
 
 use crate::{
+    admin_wiring::Admin,
     args::{Cli, Command},
     credentials_args::CredentialsArgs,
     forward_args::ForwardArgs,
@@ -57,12 +61,16 @@ fn main() -> ExitCode {
         Command::Reflect(args) => run_reflector(args),
         Command::Load { command } => generate(command),
         Command::Probe(args) => probe(args),
+        Command::Sessions(args) => told(|out| args.run(out)),
+        Command::Session { command } => told(|out| command.run(out)),
+        Command::Drain(args) => told(|out| args.run(out)),
+        Command::Reload(args) => told(|out| args.run(out)),
         Command::Lab(args) => ExitCode::from(turnpike_lab::run(*args, &turnpike_lab::Stop::on_signals())),
     }
 }
 
 fn run_server(args: ServeArgs) -> ExitCode {
-    ended(turnpike_daemon::serve(&args.into_sources(), &mut io::stdout()))
+    ended(turnpike_daemon::serve(&args.into_sources(), &mut io::stdout(), &Admin))
 }
 
 fn run_forwarder(args: ForwardArgs) -> ExitCode {
@@ -71,7 +79,7 @@ fn run_forwarder(args: ForwardArgs) -> ExitCode {
     if check_only {
         return check_forward(&sources);
     }
-    ended(turnpike_daemon::forward(&sources))
+    ended(turnpike_daemon::forward(&sources, &Admin))
 }
 
 fn ended(daemon: Result<(), DaemonError>) -> ExitCode {
@@ -112,6 +120,17 @@ fn show_checked(checked: Result<(Vec<String>, String), ConfigErrors>) -> ExitCod
             print(format_args!("ok\n\n{}", settings.trim_end()))
         }
         Err(errors) => fail(BAD_USAGE, &errors),
+    }
+}
+
+/// What a running program has answered.
+fn told(ask: impl FnOnce(&mut dyn Write) -> Result<(), CommandError>) -> ExitCode {
+    let mut out = io::BufWriter::new(io::stdout().lock());
+    let result = ask(&mut out).and_then(|()| Ok(out.flush()?));
+    match result {
+        Err(CommandError::Output(error)) if error.kind() == io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
+        Err(error) => fail(FAILED, &error),
+        Ok(()) => ExitCode::SUCCESS,
     }
 }
 

@@ -86,9 +86,10 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "US")]
     busy_poll_us: Option<String>,
 
-    /// TCP address of /metrics and /healthz, or "off" [default: 127.0.0.1:9641]
-    #[arg(long, value_name = "ADDR:PORT|off")]
-    admin: Option<String>,
+    /// Address of the admin interface (metrics, health, HTTP API): unix for the socket where the commands look, unix:/PATH, ADDR:PORT, or
+    /// "off"; beyond loopback with admin.tls_cert only; repeat for several [default: unix and 127.0.0.1:9641]
+    #[arg(long, value_name = "ADDRESS|off")]
+    admin: Vec<String>,
 
     #[command(flatten)]
     log: LogArgs,

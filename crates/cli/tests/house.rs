@@ -20,6 +20,7 @@ const FLOORS: &[(&str, u8)] = &[
     ("turnpike-load", 2),
     ("turnpike-config", 3),
     ("turnpike-probe", 3),
+    ("turnpike-admin", 4),
     ("turnpike-daemon", 4),
     ("turnpike-lab", 4),
     ("turnpike-cli", 5),
@@ -63,8 +64,14 @@ const RANDOM_NAMES: &[&str] =
     &["rand", "getrandom", "OsRng", "ThreadRng", "thread_rng", "from_os_rng", "from_entropy"];
 
 /// What `lab` starts as programs and therefore never links.
-const SERVERS: &[&str] =
-    &["turnpike-relay", "turnpike-forward", "turnpike-load", "turnpike-probe", "turnpike-daemon"];
+const SERVERS: &[&str] = &[
+    "turnpike-relay",
+    "turnpike-forward",
+    "turnpike-load",
+    "turnpike-probe",
+    "turnpike-daemon",
+    "turnpike-admin",
+];
 
 #[test]
 fn the_house_has_the_rooms_that_the_rules_speak_of() {

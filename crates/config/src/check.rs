@@ -2,7 +2,7 @@
 
 use std::{collections::HashSet, net::SocketAddr};
 
-use super::{AdminListen, AlternateSettings, ConfigError, RealmSettings, Settings, TokenKeySettings};
+use super::{AlternateSettings, ConfigError, RealmSettings, Settings, TokenKeySettings};
 use crate::realms;
 
 /// [`turnpike_turn::server::RealmId`] counts them in 16 bits, `server.realm` being the first.
@@ -10,6 +10,7 @@ const MOST_REALMS: usize = 65_534;
 
 /// Appends what cannot work. A limit that nobody set never makes an error: it only caps.
 pub(crate) fn combinations(settings: &Settings, problems: &mut Vec<ConfigError>) {
+    settings.admin.check(|key| settings.origin(key).clone(), problems);
     let mut refuse = |key: &'static str, problem: String, expected: &str| {
         problems.push(ConfigError::new(settings.origin(key), key, problem, expected));
     };
@@ -50,9 +51,9 @@ pub(crate) fn combinations(settings: &Settings, problems: &mut Vec<ConfigError>)
             "tls.listen with it; server.listen always takes plain TCP too, unless server.tcp is false",
         );
     }
-    if let AdminListen::On(admin) = settings.admin
-        && let Some((key, listener)) = stream_listeners(settings).find(|(_, at)| collide(admin, *at))
-    {
+    let taken =
+        |admin| stream_listeners(settings).find(|(_, at)| collide(admin, *at)).map(|found| (admin, found));
+    if let Some((admin, (key, listener))) = settings.admin.tcp().find_map(taken) {
         if settings.is_explicit("admin.listen") {
             refuse(
                 "admin.listen",
@@ -63,7 +64,7 @@ pub(crate) fn combinations(settings: &Settings, problems: &mut Vec<ConfigError>)
             refuse(
                 key,
                 format!(
-                    "{listener} is taken: the admin page is on {admin} unless admin.listen says otherwise"
+                    "{listener} is taken: the admin interface is on {admin} unless admin.listen says otherwise"
                 ),
                 "another port, or another admin.listen (--admin)",
             );
@@ -287,7 +288,7 @@ fn stream_listeners(settings: &Settings) -> impl Iterator<Item = (&'static str, 
     tcp.chain(settings.tls_listen.iter().map(|at| ("tls.listen", *at)))
 }
 
-/// Whether the admin page takes the port of a listener. Its wildcard of IPv6 may stand for IPv4 too; ours never do.
+/// Whether the admin interface takes the port of a listener. Its wildcard of IPv6 may stand for IPv4 too; ours never do.
 fn collide(admin: SocketAddr, listener: SocketAddr) -> bool {
     let same_family = admin.is_ipv4() == listener.is_ipv4();
     let (any, all) = (admin.ip().is_unspecified(), listener.ip().is_unspecified());

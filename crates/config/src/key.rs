@@ -185,7 +185,7 @@ pub(crate) mod kind {
         Kind, Value,
         show::{quoted, strings},
     };
-    use crate::{AdminListen, LogFormat, realm_keys::server_name};
+    use crate::{LogFormat, realm_keys::server_name};
 
     pub(crate) const SWITCH: Kind<bool> = Kind {
         expected: "true or false",
@@ -231,24 +231,7 @@ pub(crate) mod kind {
         show: |path| quoted(&path.as_ref().map_or_else(String::new, |path| path.display().to_string())),
     };
 
-    /// Where the admin page listens.
-    pub(crate) const ADMIN: Kind<AdminListen> = Kind {
-        expected: "\"ADDR:PORT\" or \"off\"",
-        list: false,
-        secret: false,
-        read: |reader, node| {
-            reader.parsed(node, |text| match text {
-                "off" => Ok(AdminListen::Off),
-                address => address.parse().map(AdminListen::On).map_err(|_| ""),
-            })
-        },
-        show: |admin| match admin {
-            AdminListen::Off => quoted("off"),
-            AdminListen::On(address) => quoted(&address.to_string()),
-        },
-    };
-
-    /// Names under which the admin page may be asked for.
+    /// Names under which the admin interface may be asked for.
     pub(crate) const HOSTS: Kind<Vec<String>> = Kind {
         expected: "a list of host names without ports, such as [\"turn.example.org\"]; addresses and localhost are served anyway",
         list: true,

@@ -11,7 +11,7 @@ use turnpike_relay::RelayAddress;
 use turnpike_turn::server::{AllowRule, Cidr};
 
 use super::{
-    CertificateFiles, Settings, StoredKey, User, UserSecret, discovery_keys,
+    CertificateFiles, Settings, StoredKey, User, UserSecret, admin_keys, discovery_keys,
     key::{
         KeySpec, Kind, field, kind, number, scalar,
         show::{list, quoted, strings},
@@ -154,8 +154,15 @@ pub(crate) static KEYS: &[KeySpec<Settings>] = &[
         discovery.per_source
     ),
     number!("nat_discovery.requests", reload: true, "requests a second", 1..=1_000_000, discovery.total),
-    field!("admin.listen", reload: false, kind::ADMIN, admin),
-    field!("admin.hosts", reload: false, kind::HOSTS, admin_hosts),
+    field!("admin.listen", reload: false, admin_keys::LISTEN, admin.listen),
+    field!("admin.hosts", reload: true, kind::HOSTS, admin.hosts),
+    field!("admin.loopback", reload: true, admin_keys::ACCESS, admin.loopback),
+    field!("admin.tokens", reload: true, admin_keys::TOKENS, admin.tokens),
+    field!("admin.read_tokens", reload: true, admin_keys::TOKENS, admin.read_tokens),
+    field!("admin.tls_cert", reload: false, kind::FILE, admin.tls_cert),
+    field!("admin.tls_key", reload: false, kind::FILE, admin.tls_key),
+    field!("admin.client_ca", reload: false, kind::FILE, admin.client_ca),
+    field!("admin.read_client_ca", reload: false, kind::FILE, admin.read_client_ca),
     field!("log.level", reload: false, kind::LOG_LEVEL, log_level),
     field!("log.format", reload: false, kind::LOG_FORMAT, log_format),
     number!("shutdown.deadline", reload: true, "seconds", 0..=86_400, shutdown_deadline),

@@ -9,6 +9,7 @@
 #![forbid(unsafe_code)]
 
 pub mod access_tokens;
+mod admin_keys;
 mod alternate_keys;
 pub mod certificates;
 mod check;
@@ -31,14 +32,16 @@ mod source;
 mod sources;
 mod tables;
 
+pub use admin_keys::{AdminAccess, AdminAddress, AdminSettings};
 pub use alternate_keys::AlternateSettings;
 pub use certificates::Certificate;
 pub use discovery_keys::DiscoverySettings;
 pub use error::{ConfigError, ConfigErrors, Origin};
+pub use log_filter::check_filter;
 pub use oauth_keys::{OauthSettings, TokenKeySettings};
 pub use realm_keys::RealmSettings;
 pub use secret::Secret;
-pub use settings::{AdminListen, CertificateFiles, LogFormat, Settings, StoredKey, User, UserSecret};
+pub use settings::{CertificateFiles, LogFormat, Settings, StoredKey, User, UserSecret};
 pub use source::Flags;
 pub use sources::{Loaded, Sources, known_variables};
 pub use tables::Place;

@@ -12,7 +12,7 @@ use turnpike_relay::RelayAddress;
 use turnpike_turn::server::{AllowRule, Cidr};
 
 use crate::{
-    AlternateSettings, DiscoverySettings, OauthSettings, Origin, RealmSettings, Secret,
+    AdminSettings, AlternateSettings, DiscoverySettings, OauthSettings, Origin, RealmSettings, Secret,
     alternate_keys::ALTERNATE_KEYS, key, keys::KEYS, realm_keys::REALM_KEYS, tables,
 };
 
@@ -115,10 +115,8 @@ pub struct Settings {
     pub alternates: Vec<AlternateSettings>,
     /// Where clients may find out about their NAT.
     pub discovery: DiscoverySettings,
-    /// Where metrics and health are served.
-    pub admin: AdminListen,
-    /// Names under which they are, beside addresses and `localhost`; in lower case.
-    pub admin_hosts: Vec<String>,
+    /// Where the admin interface listens, and who may use it.
+    pub admin: AdminSettings,
     /// Filter of log lines.
     pub log_level: String,
     /// How log lines look.
@@ -183,8 +181,7 @@ impl Default for Settings {
             deny: Vec::new(),
             alternates: Vec::new(),
             discovery: DiscoverySettings::default(),
-            admin: AdminListen::On(SocketAddr::from((Ipv4Addr::LOCALHOST, 9641))),
-            admin_hosts: Vec::new(),
+            admin: AdminSettings::on_port(9641),
             log_level: "info".to_owned(),
             log_format: LogFormat::Text,
             shutdown_deadline: 30,
@@ -200,6 +197,8 @@ pub(crate) static SECRET_KEYS: &[(&str, Differ)] = &[
     ("auth.users", |old, new| old.users != new.users),
     ("auth.secrets", |old, new| old.secrets != new.secrets),
     ("oauth.key", |old, new| old.oauth.keys != new.oauth.keys),
+    ("admin.tokens", |old, new| old.admin.tokens != new.admin.tokens),
+    ("admin.read_tokens", |old, new| old.admin.read_tokens != new.admin.read_tokens),
 ];
 
 impl Settings {
@@ -298,15 +297,6 @@ impl StoredKey {
             _ => None,
         }
     }
-}
-
-/// Where the admin HTTP listens.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum AdminListen {
-    /// Nowhere.
-    Off,
-    /// Here.
-    On(SocketAddr),
 }
 
 /// How log lines look.

@@ -115,8 +115,7 @@ impl Sources {
         }
         let mut warnings = self.unknown_variables();
         warnings.extend(check::doubts(&settings));
-        let with_secrets = exposed::files(file, &self.environment);
-        warnings.extend(with_secrets.iter().filter_map(|file| exposed::warning(file, "the secrets in it")));
+        warnings.extend(self.exposed(file));
         warnings.extend(found.warnings);
         Ok((Loaded { settings, certificates: found.certificates, warnings }, found.problems))
     }
@@ -146,6 +145,12 @@ impl Sources {
                 }
             }
         }
+    }
+
+    /// Sentences about files with secrets that every user of this machine can read.
+    pub(crate) fn exposed(&self, file: &[Entry]) -> Vec<String> {
+        let with_secrets = exposed::files(file, &self.environment);
+        with_secrets.iter().filter_map(|file| exposed::warning(file, "the secrets in it")).collect()
     }
 
     /// Sentences about variables of the environment that look like ours.
@@ -187,8 +192,13 @@ pub(crate) fn own_sections() -> Vec<&'static str> {
 }
 
 /// Variables of the commands that have no settings.
-const OTHER_VARIABLES: [&str; 4] =
-    ["TURNPIKE_CONFIG", "TURNPIKE_LOAD_USER", "TURNPIKE_LOAD_ACCESS_TOKEN", "TURNPIKE_PROBE_USER"];
+const OTHER_VARIABLES: [&str; 5] = [
+    "TURNPIKE_ADMIN",
+    "TURNPIKE_CONFIG",
+    "TURNPIKE_LOAD_USER",
+    "TURNPIKE_LOAD_ACCESS_TOKEN",
+    "TURNPIKE_PROBE_USER",
+];
 
 /// Tables of which there may be several.
 const TABLES: &[&str] = &["realm", "alternate"];

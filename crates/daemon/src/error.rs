@@ -26,9 +26,9 @@ pub enum DaemonError {
     /// Every rule failed, each for the reason in the log.
     #[error("no rule is left to run; the log lines above say why of each")]
     NothingLeft,
-    /// The admin address that was asked for cannot be had.
+    /// An address for the admin interface that was asked for cannot be had.
     #[error(transparent)]
-    Admin(#[from] AdminError),
+    Admin(AdminError),
     /// A file that the configuration names.
     #[error("cannot write {what} {}: {source}; name another file, or none", path.display())]
     File {

@@ -15,7 +15,7 @@ use prometheus_client::{
 use strum::VariantArray;
 
 use crate::{
-    admin::{self, MetricsPage},
+    admin::MetricsPage,
     control::Status,
     log_limit::LogCounts,
     process::ProcessUsage,
@@ -112,15 +112,8 @@ impl Common {
         self.process(encoder)?;
         counts(
             encoder,
-            "admin_connections_closed",
-            "Connections to the admin page that ended without an answer, or before it was taken, by reason.",
-            "reason",
-            admin::closed(),
-        )?;
-        counts(
-            encoder,
             "config_reloads",
-            "Times that the configuration was read again (SIGHUP), by result; after a failure the old one stays in force.",
+            "Times that the configuration was read again, by result; after a failure the old one stays in force.",
             "result",
             self.reloads,
         )?;

@@ -1,9 +1,9 @@
-//! What `serve` and `forward` share as services: one control loop, signals, reload, drain, logs, metrics, admin HTTP.
+//! What `serve` and `forward` share as services: one control loop, signals, reload, drain, logs, metrics.
 //!
 //! ```text
 //!                   signals ─▶ Request ─▶ control (one tokio thread) ─▶ Service: TURN server or forwarder
 //!                                            │                              │ workers: a thread each
-//!      admin HTTP: /metrics, /healthz ◀── Status, snapshots                 ▼
+//!      admin interface (another crate) ─▶ Program: Control, snapshots       ▼
 //!                               log lines ◀── log_queue ◀── SessionLog, ConnectionLog
 //! ```
 //!
@@ -36,6 +36,8 @@ mod serve_metrics;
 mod session_log;
 mod signals;
 
+pub use admin::{AdminError, AdminInterface, Job, Listening, Program, ServerView};
+pub use control::{Control, Draining, NotReloaded, Reloaded};
 pub use error::DaemonError;
 pub use forward::forward;
 pub use serve::serve;

@@ -6,16 +6,16 @@ use std::{
     time::Duration,
 };
 
-use tokio::{net::TcpListener, task::JoinHandle};
+use tokio::{sync::watch, task::JoinHandle};
 use turnpike_config::{ConfigError, Loaded, Settings, Sources, User, UserSecret, realms};
 use turnpike_relay::{CredentialStore, Layout, Relay, RelayAddress, SessionLog};
 use turnpike_turn::server::NonceKey;
 
 use crate::{
-    admin::{self, AdminState},
+    admin::{AdminInterface, Job, Listening, Program, Server},
     certificates::Certificates,
     changes::ServeChanges,
-    control::{self, Service, Status, say_warnings},
+    control::{self, Control, Reloaded, Service, say_warnings},
     credentials::Credentials,
     error::DaemonError,
     own_addresses::OwnAddresses,
@@ -24,15 +24,19 @@ use crate::{
     session_log::session_log,
 };
 
-/// Runs a TURN server until a signal ends it. A generated credential goes to `out`, once.
+/// Runs a TURN server until a signal or an administrator ends it. A generated credential goes to `out`, once.
 ///
 /// # Errors
 /// See [`DaemonError`]; configuration errors come before any socket is opened.
-pub fn serve(sources: &Sources, out: &mut dyn Write) -> Result<(), DaemonError> {
+pub fn serve(
+    sources: &Sources,
+    out: &mut dyn Write,
+    interface: &dyn AdminInterface,
+) -> Result<(), DaemonError> {
     let loaded = sources.load()?;
     let (level, format) = (loaded.settings.log_level.clone(), loaded.settings.log_format);
-    control::run((&level, format), async |status| {
-        TurnServer::start(sources.clone(), loaded, status, out).await
+    control::run((&level, format), async |control| {
+        TurnServer::start(sources.clone(), loaded, control, out, interface)
     })
 }
 
@@ -41,6 +45,8 @@ struct TurnServer {
     /// What the relay was started with; keys that a reload cannot change keep these values.
     started: Settings,
     settings: Settings,
+    /// For whoever looks.
+    shown: watch::Sender<Arc<Settings>>,
     generated: Option<User>,
     nonce_key: NonceKey,
     relay: Arc<Relay>,
@@ -51,11 +57,12 @@ struct TurnServer {
 }
 
 impl TurnServer {
-    async fn start(
+    fn start(
         sources: Sources,
         loaded: Loaded,
-        status: &Arc<Status>,
+        control: &Control,
         out: &mut dyn Write,
+        interface: &dyn AdminInterface,
     ) -> Result<(Self, JoinHandle<()>), DaemonError> {
         let Loaded { mut settings, certificates, warnings } = loaded;
         say_warnings(&warnings);
@@ -66,9 +73,10 @@ impl TurnServer {
         let mut plan = Plan::new(&settings, nonce_key, certificates.tls.clone(), certificates.dtls.clone());
         raise_open_files(&plan);
 
-        let page = admin::bind(settings.admin, settings.is_explicit("admin.listen")).await?;
-        // The page asks nobody who he is, and a client that has TCP relayed would come from the server's own address.
-        plan.config.listeners_beside = page.iter().filter_map(|page| page.local_addr().ok()).collect();
+        let is_explicit = settings.is_explicit("admin.listen");
+        let page = interface.listen(Job::Serve, &settings.admin, is_explicit).map_err(DaemonError::Admin)?;
+        // It takes loopback for this machine, and a client that has TCP relayed would come from the server's own address.
+        plan.config.listeners_beside = page.addresses();
         let own = OwnAddresses::new()
             .inspect(|own| plan.config.addresses = own.list())
             .inspect_err(|error| {
@@ -83,7 +91,7 @@ impl TurnServer {
         let log: Arc<dyn SessionLog> = Arc::new(logger);
         let credentials: Arc<dyn CredentialStore> = Arc::new(Credentials::new(&settings));
         let relay = Arc::new(Relay::start(&plan.config, credentials, log)?);
-        say_what_started(&plan, &relay, page.as_ref());
+        say_what_started(&plan, &relay, &*page);
         certificates.say();
         if let Some(user) = &generated {
             print_credential(user, &settings.realm, out);
@@ -94,18 +102,44 @@ impl TurnServer {
         if let Some(own) = own {
             tokio::spawn(own.keep_current(Weak::clone(&weak)));
         }
-        if let Some(page) = page {
-            let snapshots = move || {
-                weak.upgrade().map_or_else(Default::default, |relay| (relay.snapshots(), relay.realms()))
-            };
-            let metrics = serve_metrics::page(snapshots, certificates.told(), Arc::clone(status), log_counts);
-            let hosts = settings.admin_hosts.clone();
-            admin::spawn(page, AdminState { metrics, draining: status.draining(), hosts });
-        }
+        let shown = watch::Sender::new(Arc::new(settings.clone()));
+        let told = certificates.told();
+        page.serve(Program {
+            job: Job::Serve,
+            control: control.clone(),
+            admin: {
+                let settings = shown.subscribe();
+                Arc::new(move || settings.borrow().admin.clone())
+            },
+            toml: {
+                let settings = shown.subscribe();
+                Arc::new(move || settings.borrow().to_toml())
+            },
+            open: {
+                let relay = Weak::clone(&weak);
+                Arc::new(move || relay.upgrade().map_or(0, |relay| allocations(&relay)))
+            },
+            metrics: {
+                let (relay, status) = (Weak::clone(&weak), Arc::clone(control.status()));
+                let snapshots = move || {
+                    relay.upgrade().map_or_else(Default::default, |relay| (relay.snapshots(), relay.realms()))
+                };
+                serve_metrics::page(snapshots, Arc::clone(&told), status, log_counts)
+            },
+            server: Some(Server {
+                relay: weak,
+                settings: shown.subscribe(),
+                certificates: told,
+                addresses: plan.config.relay.clone().into(),
+                datapath: plan.config.datapath,
+                datapath_reason: plan.datapath_reason.as_str().into(),
+            }),
+        });
         let server = Self {
             sources,
             started: settings.clone(),
             settings,
+            shown,
             generated,
             nonce_key,
             relay,
@@ -116,41 +150,43 @@ impl TurnServer {
         Ok((server, tokio::spawn(writer.run())))
     }
 
-    /// False where it cannot be taken.
-    fn take(&mut self, loaded: Loaded, problems: &[ConfigError]) -> bool {
+    /// What has changed, or why it cannot be taken.
+    fn take(&mut self, loaded: Loaded, problems: &[ConfigError]) -> Result<Reloaded, Vec<String>> {
         let Loaded { settings: mut new, certificates, warnings } = loaded;
         if plan::generated_user(&new).is_some() {
             if self.generated.is_none() {
-                tracing::error!(
-                    "configuration not reloaded: it names neither users nor secrets, so nobody could authenticate"
-                );
-                return false;
+                let refused = "configuration not reloaded: it names neither users nor secrets, so nobody could authenticate";
+                tracing::error!("{refused}");
+                return Err(vec![refused.to_owned()]);
             }
             new.users.extend(self.generated.clone());
         }
-        say_warnings(&warnings);
-        say_warnings(&plan::alternates_that_are_us(&new).collect::<Vec<_>>());
-        control::say_unchangeable(&self.started.unchangeable(&new));
+        let mut reloaded = Reloaded::default();
+        reloaded.warn_all(warnings);
+        reloaded.warn_all(plan::alternates_that_are_us(&new));
+        reloaded.need_restart(&self.started.unchangeable(&new));
         let credentials: Arc<dyn CredentialStore> = Arc::new(Credentials::new(&new));
         self.layout.add_server_names(realms::server_names(&new));
         let server = plan::server_config(&new, &self.layout, &self.addresses, self.nonce_key);
         self.relay.reconfigure(&server, &self.layout, &credentials, &realms::limits(&new));
-        self.certificates.reload(&new, certificates, problems);
-        ServeChanges::new(&self.settings, &new).say(&new);
+        let changes = ServeChanges::new(&self.settings, &new);
+        reloaded.changed = changes.lines();
+        self.certificates.reload(&new, certificates, problems, &mut reloaded);
+        changes.say(&new);
+        self.shown.send_replace(Arc::new(new.clone()));
         self.settings = new;
-        true
+        Ok(reloaded)
     }
 }
 
 impl Service for TurnServer {
     /// Takes what a running server can change from the configuration. Certificates that cannot be used keep the old ones in force,
     /// and nothing else: who is to lose access must not keep it because of them.
-    fn reload(&mut self) -> bool {
+    fn reload(&mut self) -> Result<Reloaded, Vec<String>> {
         match self.sources.load_but_certificates() {
             Ok((loaded, problems)) => self.take(loaded, &problems),
             Err(errors) => {
-                control::say_refused(&errors, "configuration not reloaded: the old one stays in force");
-                false
+                Err(control::say_refused(&errors, "configuration not reloaded: the old one stays in force"))
             }
         }
     }
@@ -174,7 +210,7 @@ impl Service for TurnServer {
     }
 
     fn open(&self) -> u64 {
-        self.relay.snapshots().iter().map(|snapshot| snapshot.allocations).sum()
+        allocations(&self.relay)
     }
 
     fn say_left(&self, open: u64) {
@@ -182,12 +218,16 @@ impl Service for TurnServer {
     }
 }
 
+fn allocations(relay: &Relay) -> u64 {
+    relay.snapshots().iter().map(|snapshot| snapshot.allocations).sum()
+}
+
 fn raise_open_files(plan: &Plan) {
     let subject = format!("{} allocations", plan.config.max_allocations);
     rlimit::raise_open_files(plan.open_files(), &subject, "limits.allocations");
 }
 
-fn say_what_started(plan: &Plan, relay: &Relay, page: Option<&TcpListener>) {
+fn say_what_started(plan: &Plan, relay: &Relay, page: &dyn Listening) {
     let config = &plan.config;
     let listeners = relay.listeners();
     let turnpike_relay::runtime::Listeners { udp, tcp, tls, dtls } = listeners;
@@ -210,7 +250,7 @@ fn say_what_started(plan: &Plan, relay: &Relay, page: Option<&TcpListener>) {
         }
     }
     tracing::info!("data path {}: {}; workers: {}", config.datapath, plan.datapath_reason, config.workers);
-    admin::say_where(page);
+    page.say_where();
     for note in &plan.notes {
         tracing::warn!("{note}");
     }

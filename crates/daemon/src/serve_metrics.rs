@@ -20,7 +20,7 @@ use crate::{
     log_limit::LogCounts,
 };
 
-/// The exposition text of live snapshots (of workers, and of allocations by realm), for the admin page.
+/// The exposition text of live snapshots (of workers, and of allocations by realm).
 pub(crate) fn page(
     snapshots: impl Fn() -> (Vec<WorkerSnapshot>, Vec<(Box<str>, usize)>) + Send + Sync + 'static,
     certificates: Arc<Told>,

@@ -4,6 +4,7 @@
 // Cargo builds this with `--test` only; saying so lets clippy treat the harness as test code.
 #![cfg(test)]
 
+mod admin_commands;
 mod admin_http;
 mod bad_config;
 mod exhaustion;

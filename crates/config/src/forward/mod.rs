@@ -125,6 +125,8 @@ impl ForwardSources {
         let mut origins = std::mem::take(&mut settings.origins);
         self.sources.apply(FORWARD_KEYS, &[], &entries, &mut settings, &mut origins, &mut problems);
         settings.origins = origins;
+        let origin = |key: &str| settings.origins.get(key).unwrap_or(&Origin::Default).clone();
+        settings.admin.check(origin, &mut problems);
         let Included { files, problems: of_included, .. } = included;
         problems.extend(of_included);
 
@@ -155,6 +157,7 @@ impl ForwardSources {
             .collect();
         warnings.extend(doubts);
         warnings.extend(self.sources.unknown_variables());
+        warnings.extend(self.sources.exposed(&entries));
         Ok(ForwardLoaded { settings, format, included: files, warnings })
     }
 }

@@ -1,17 +1,13 @@
 //! The settings of `turnpike forward` beside its rules, and the table of their keys.
 
-use std::{
-    collections::BTreeMap,
-    net::{Ipv4Addr, SocketAddr},
-    path::PathBuf,
-};
+use std::{collections::BTreeMap, path::PathBuf};
 
 use turnpike_forward::{Access, CopyMode, Rule};
 use turnpike_net::Datapath;
 
 use super::rule_keys::{COPY, PATTERNS};
 use crate::{
-    AdminListen, LogFormat, Origin,
+    AdminSettings, LogFormat, Origin, admin_keys,
     key::{self, KeySpec, Kind, field, kind, named, number},
 };
 
@@ -38,10 +34,8 @@ pub struct ForwardSettings {
     pub copy: CopyMode,
     /// Where the process ID goes.
     pub pid_file: Option<PathBuf>,
-    /// Where metrics and health are served.
-    pub admin: AdminListen,
-    /// Names under which they are, beside addresses and `localhost`; in lower case.
-    pub admin_hosts: Vec<String>,
+    /// Where the admin interface listens, and who may use it.
+    pub admin: AdminSettings,
     /// Filter of log lines.
     pub log_level: String,
     /// How log lines look.
@@ -70,8 +64,7 @@ impl Default for ForwardSettings {
             copy: CopyMode::Auto,
             pid_file: None,
             // One above the TURN server's, so that both can run on one machine.
-            admin: AdminListen::On(SocketAddr::from((Ipv4Addr::LOCALHOST, 9642))),
-            admin_hosts: Vec::new(),
+            admin: AdminSettings::on_port(9642),
             log_level: "info".to_owned(),
             log_format: LogFormat::Text,
             connection_file: None,
@@ -81,6 +74,14 @@ impl Default for ForwardSettings {
         }
     }
 }
+
+type Differ = fn(&ForwardSettings, &ForwardSettings) -> bool;
+
+/// Secret keys, and whether they differ between two settings: their shown values are all alike.
+pub(super) static SECRET_KEYS: &[(&str, Differ)] = &[
+    ("admin.tokens", |old, new| old.admin.tokens != new.admin.tokens),
+    ("admin.read_tokens", |old, new| old.admin.read_tokens != new.admin.read_tokens),
+];
 
 impl ForwardSettings {
     /// Whether somebody asked for the value of this key.
@@ -109,7 +110,8 @@ impl ForwardSettings {
     /// Keys whose value differs in `new` and that a running forwarder takes over.
     #[must_use]
     pub fn changed(&self, new: &Self) -> Vec<&'static str> {
-        key::changed(FORWARD_KEYS, self, new)
+        let secret = SECRET_KEYS.iter().filter(|(_, differs)| differs(self, new)).map(|(path, _)| *path);
+        secret.chain(key::changed(FORWARD_KEYS, self, new)).collect()
     }
 }
 
@@ -142,8 +144,15 @@ pub(crate) static FORWARD_KEYS: &[KeySpec<ForwardSettings>] = &[
     field!("forward.allow", reload: true, PATTERNS, access.allow),
     field!("forward.deny", reload: true, PATTERNS, access.deny),
     field!("forward.pid_file", reload: true, kind::FILE, pid_file),
-    field!("admin.listen", reload: false, kind::ADMIN, admin),
-    field!("admin.hosts", reload: false, kind::HOSTS, admin_hosts),
+    field!("admin.listen", reload: false, admin_keys::LISTEN, admin.listen),
+    field!("admin.hosts", reload: true, kind::HOSTS, admin.hosts),
+    field!("admin.loopback", reload: true, admin_keys::ACCESS, admin.loopback),
+    field!("admin.tokens", reload: true, admin_keys::TOKENS, admin.tokens),
+    field!("admin.read_tokens", reload: true, admin_keys::TOKENS, admin.read_tokens),
+    field!("admin.tls_cert", reload: false, kind::FILE, admin.tls_cert),
+    field!("admin.tls_key", reload: false, kind::FILE, admin.tls_key),
+    field!("admin.client_ca", reload: false, kind::FILE, admin.client_ca),
+    field!("admin.read_client_ca", reload: false, kind::FILE, admin.read_client_ca),
     field!("log.level", reload: false, kind::LOG_LEVEL, log_level),
     field!("log.format", reload: false, kind::LOG_FORMAT, log_format),
     field!("log.connections", reload: true, kind::FILE, connection_file),

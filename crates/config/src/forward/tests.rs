@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use turnpike_forward::{Balance, CopyMode, Endpoint, Host, Pattern, PortRange, Protocol, ProxyVersion, Rule};
 
-use super::*;
+use super::{settings::SECRET_KEYS, *};
 
 mod docs;
 
@@ -637,6 +637,29 @@ fn what_a_reload_cannot_change_is_named() {
     let new =
         from_file(&format!("[forward]\nworkers = 3\nmax_connections = 5\n[admin]\nlisten = \"off\"\n{rule}"));
     assert_eq!(old.unchangeable(&new.expect("valid").settings), ["forward.workers", "admin.listen"]);
+}
+
+#[test]
+fn what_has_changed_is_told_by_key_secret_ones_included() {
+    let secret: Vec<&str> = FORWARD_KEYS.iter().filter(|spec| spec.secret).map(|spec| spec.path).collect();
+    let compared: Vec<&str> = SECRET_KEYS.iter().map(|(path, _)| *path).collect();
+    assert_eq!(secret, compared, "each secret key needs a comparison of its own");
+    let with = |token: &str| {
+        let rule = "[[rule]]\nlisten = \"0.0.0.0:1\"\ntarget = \"a:1\"\n";
+        from_file(&format!("[admin]\nread_tokens = [\"{token}\"]\n{rule}")).expect("valid").settings
+    };
+    let (old, new) = (with("0123456789abcdef"), with("fedcba9876543210"));
+    assert_eq!(old.changed(&old), [""; 0]);
+    assert_eq!(old.changed(&new), ["admin.read_tokens"]);
+    assert!(!new.to_toml().contains("fedcba"), "{}", new.to_toml());
+}
+
+/// The interface of the forwarder is guarded like the server's.
+#[test]
+fn an_open_admin_interface_is_refused() {
+    let told = from_file("[admin]\nlisten = \"0.0.0.0:9642\"\n[[rule]]\nlisten = \"0.0.0.0:1\"\ntarget = \"a:1\"\n");
+    let told = told.expect_err("it is open").to_string();
+    assert!(told.starts_with("f.conf:2:10: admin.listen") && told.contains("no certificate"), "{told}");
 }
 
 mod properties {

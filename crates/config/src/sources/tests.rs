@@ -171,6 +171,11 @@ fn each_mistake_names_line_column_key_and_what_is_expected() {
         ("[peers]\nallow = [\"10.0.0.0/33\"]", 2, 10, "peers.allow", "a list of prefixes"),
         ("[peers]\ndeny = [\n  \"10.0.0.0/8\",\n  \"10.0.0\",\n]", 4, 3, "peers.deny", "a list of prefixes"),
         ("[admin]\nlisten = \"localhost\"", 2, 10, "admin.listen", "\"off\""),
+        ("[admin]\nlisten = [\"unix\", \"off\"]", 2, 19, "admin.listen", "\"off\""),
+        ("[admin]\nlisten = \"0.0.0.0:9641\"", 2, 10, "admin.listen", "unix:PATH"),
+        ("[admin]\nloopback = \"write\"", 2, 12, "admin.loopback", "\"read\""),
+        ("[admin]\ntokens = [\"short\"]", 2, 11, "admin.tokens", "16 characters"),
+        ("[admin]\nread_tokens = [\"sixteen with one\"]", 2, 16, "admin.read_tokens", "without blanks"),
         ("[log]\nformat = \"xml\"", 2, 10, "log.format", "\"json\""),
         ("[log]\nlevel = \"a=b=c\"", 2, 9, "log.level", "debug"),
         ("[shutdown]\ndeadline = -1", 2, 12, "shutdown.deadline", "0 to 86400"),
@@ -356,7 +361,7 @@ fn each_mistake_names_line_column_key_and_what_is_expected() {
         // The default address of the page; nobody has named that.
         ("[server]\nlisten = [\"127.0.0.1:9641\"]", 2, 10, "server.listen", "admin.listen"),
         (
-            "[tls]\nlisten = [\"[::1]:5000\"]\ncert = \"a\"\nkey = \"b\"\n[admin]\nlisten = \"[::]:5000\"",
+            "[tls]\nlisten = [\"[::1]:5000\"]\ncert = \"a\"\nkey = \"b\"\n[admin]\nlisten = [\"[::1]:5000\"]",
             6,
             10,
             "admin.listen",
@@ -741,6 +746,8 @@ fn what_has_changed_is_told_by_key_secret_ones_included_and_without_those_that_n
     assert_eq!(changed(one, "[auth]\nsecrets = [\"one\"]\n"), ["auth.users", "auth.secrets"]);
     let key = |key: &str| format!("{one}[oauth]\nkey = [{{ kid = \"n\", key = \"{key}\" }}]\n");
     assert_eq!(changed(&key("AAAAAAAAAAAAAAAAAAAAAA=="), &key("AQEBAQEBAQEBAQEBAQEBAQ==")), ["oauth.key"]);
+    let token = |token: &str| format!("{one}[admin]\ntokens = [\"{token}\"]\n");
+    assert_eq!(changed(&token("0123456789abcdef"), &token("fedcba9876543210")), ["admin.tokens"]);
     let other = format!("{one}[relay]\nports = \"50000-50999\"\n[peers]\ndeny = [\"8.8.8.8\"]\n");
     assert_eq!(changed(one, &other), ["peers.deny"]);
 }
