@@ -162,6 +162,17 @@ fn what_is_told_is_so() {
         all.iter().find(|limit| limit["key"] == key).unwrap_or_else(|| panic!("no {key}")).clone()
     };
     assert_eq!(limit("limits.allocations")["most"], 16_384);
+    let config = running.get("/v1/config").body;
+    let (_, section) = config.split_once("\n[limits]\n").expect("a section");
+    let keys = section.split("\n\n").next().unwrap().lines().filter_map(|line| line.split_once(" = "));
+    let keys: BTreeSet<String> = keys.map(|(key, _)| format!("limits.{key}")).collect();
+    let told: BTreeSet<String> = limits["limits"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|limit| limit["key"].as_str().unwrap().to_owned())
+        .collect();
+    assert_eq!(told, keys, "each limit that there is");
     assert_eq!(
         limit("limits.max_lifetime"),
         json!({ "key": "limits.max_lifetime", "most": 3600, "used": null })

@@ -10,7 +10,7 @@ use std::{
 use turnpike_net::UnixName;
 
 use crate::{
-    ConfigError, Origin, Secret,
+    Mistake, Origin, Secret,
     key::{
         Kind, named,
         show::{list, quoted, strings},
@@ -70,9 +70,9 @@ impl AdminSettings {
     }
 
     /// Appends what cannot work.
-    pub(crate) fn check(&self, origin: impl Fn(&str) -> Origin, problems: &mut Vec<ConfigError>) {
+    pub(crate) fn check(&self, origin: impl Fn(&str) -> Origin, problems: &mut Vec<Mistake>) {
         let mut refuse = |key: &'static str, problem: String, expected: &str| {
-            problems.push(ConfigError::new(&origin(key), key, problem, expected));
+            problems.push(Mistake::new(&origin(key), key, problem, expected));
         };
         let beyond = self.tcp().find(|address| !is_loopback(address));
         let has_certificate = self.tls_cert.is_some() && self.tls_key.is_some();
@@ -189,12 +189,10 @@ pub enum AdminAccess {
 }
 
 /// `admin.listen`.
-pub(crate) const LISTEN: Kind<Vec<AdminAddress>> = Kind {
-    expected: "\"off\", or a list of \"unix\" (the socket where the commands look), \"unix:/PATH\" and \"ADDR:PORT\", such as \
-               [\"unix\", \"127.0.0.1:9641\"]",
-    list: true,
-    secret: false,
-    read: |reader, node| {
+pub(crate) const LISTEN: Kind<Vec<AdminAddress>> = Kind::list(
+    "\"off\", or a list of \"unix\" (the socket where the commands look), \"unix:/PATH\" and \"ADDR:PORT\", such as \
+     [\"unix\", \"127.0.0.1:9641\"]",
+    |reader, node| {
         let is_off = |value: &Value| matches!(value, Value::Text(text) if **text == "off");
         match &node.value {
             Value::List(nodes) if matches!(&nodes[..], [only] if is_off(&only.value)) => Some(Vec::new()),
@@ -205,8 +203,8 @@ pub(crate) const LISTEN: Kind<Vec<AdminAddress>> = Kind {
             _ => reader.parsed(node, |text| text.trim().parse()).map(|address| vec![address]),
         }
     },
-    show: |listen| if listen.is_empty() { quoted("off") } else { strings(listen) },
-};
+    |listen| if listen.is_empty() { quoted("off") } else { strings(listen) },
+);
 
 /// `admin.loopback`.
 pub(crate) const ACCESS: Kind<AdminAccess> = named!(
@@ -217,11 +215,9 @@ pub(crate) const ACCESS: Kind<AdminAccess> = named!(
 );
 
 /// `admin.tokens`, `admin.read_tokens`.
-pub(crate) const TOKENS: Kind<Vec<Secret>> = Kind {
-    expected: "a list of tokens, each of at least 16 characters without blanks (openssl rand -hex 32 makes one)",
-    list: true,
-    secret: true,
-    read: |reader, node| {
+pub(crate) const TOKENS: Kind<Vec<Secret>> = Kind::list(
+    "a list of tokens, each of at least 16 characters without blanks (openssl rand -hex 32 makes one)",
+    |reader, node| {
         reader.list(node, |reader, node| {
             let token = reader.secret(node)?;
             let text = token.reveal();
@@ -236,8 +232,9 @@ pub(crate) const TOKENS: Kind<Vec<Secret>> = Kind {
             Some(token)
         })
     },
-    show: |tokens| list(tokens.iter().map(|_| quoted(MASK))),
-};
+    |tokens| list(tokens.iter().map(|_| quoted(MASK))),
+)
+.secret();
 
 #[cfg(test)]
 mod tests {

@@ -9,7 +9,7 @@ use std::{
 };
 
 use turnpike_config::{
-    Certificate, ConfigError, Settings,
+    Certificate, Mistake, Settings,
     certificates::{self, Found},
 };
 use turnpike_relay::{DtlsContext, TlsContext};
@@ -102,7 +102,7 @@ impl Certificates {
         &mut self,
         settings: &Settings,
         loaded: Vec<Certificate>,
-        problems: &[ConfigError],
+        problems: &[Mistake],
         reloaded: &mut Reloaded,
     ) {
         self.watch = CertificateWatch::new(settings);
@@ -110,7 +110,7 @@ impl Certificates {
     }
 
     /// Shows them, if all of them can be used.
-    fn take(&mut self, loaded: Vec<Certificate>, problems: &[ConfigError], reloaded: &mut Reloaded) {
+    fn take(&mut self, loaded: Vec<Certificate>, problems: &[Mistake], reloaded: &mut Reloaded) {
         if !problems.is_empty() {
             let kept = "certificates not reloaded: the old ones stay in force";
             for line in problems.iter().map(ToString::to_string).chain([kept.to_owned()]) {

@@ -7,8 +7,8 @@ use std::{
 };
 
 use tokio::{sync::watch, task::JoinHandle};
-use turnpike_config::{ConfigError, Loaded, Settings, Sources, User, UserSecret, realms};
-use turnpike_relay::{CredentialStore, Layout, Relay, RelayAddress, SessionLog};
+use turnpike_config::{Loaded, Mistake, Settings, Sources, User, UserSecret, realms};
+use turnpike_relay::{CredentialStore, Hook, Kernel, Layout, Relay, RelayAddress, SessionLog};
 use turnpike_turn::server::NonceKey;
 
 use crate::{
@@ -122,7 +122,10 @@ impl TurnServer {
             metrics: {
                 let (relay, status) = (Weak::clone(&weak), Arc::clone(control.status()));
                 let snapshots = move || {
-                    relay.upgrade().map_or_else(Default::default, |relay| (relay.snapshots(), relay.realms()))
+                    relay.upgrade().map_or_else(Default::default, |relay| {
+                        let kernel = relay.kernel().map(Kernel::snapshot);
+                        (relay.snapshots(), relay.realms(), kernel)
+                    })
                 };
                 serve_metrics::page(snapshots, Arc::clone(&told), status, log_counts)
             },
@@ -151,7 +154,7 @@ impl TurnServer {
     }
 
     /// What has changed, or why it cannot be taken.
-    fn take(&mut self, loaded: Loaded, problems: &[ConfigError]) -> Result<Reloaded, Vec<String>> {
+    fn take(&mut self, loaded: Loaded, problems: &[Mistake]) -> Result<Reloaded, Vec<String>> {
         let Loaded { settings: mut new, certificates, warnings } = loaded;
         if plan::generated_user(&new).is_some() {
             if self.generated.is_none() {
@@ -250,6 +253,20 @@ fn say_what_started(plan: &Plan, relay: &Relay, page: &dyn Listening) {
         }
     }
     tracing::info!("data path {}: {}; workers: {}", config.datapath, plan.datapath_reason, config.workers);
+    if let Some(kernel) = relay.kernel() {
+        let how = if kernel.hook() == Hook::Tcx { "tcx" } else { "clsact" };
+        let interfaces = kernel.interfaces();
+        let where_to = if interfaces.is_empty() {
+            "to no interface yet: none is Ethernet, up, and has an address".to_owned()
+        } else {
+            format!("to {} ({how})", interfaces.join(", "))
+        };
+        let flows = config.max_kernel_flows;
+        tracing::info!(
+            "data path kernel: attached {where_to}; room for {flows} flows; everything else by {}",
+            config.datapath
+        );
+    }
     page.say_where();
     for note in &plan.notes {
         tracing::warn!("{note}");

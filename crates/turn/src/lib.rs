@@ -4,9 +4,11 @@
 
 pub mod access_token;
 pub mod client;
+mod family;
 pub mod random;
 pub mod rates;
 pub mod server;
 pub mod time;
 
+pub use family::Family;
 pub use turnpike_wire as wire;

@@ -31,9 +31,10 @@ const LONGEST: u32 = 86_400;
     ),
 )]
 pub(super) async fn status(State(app): State<App>) -> Json<Status> {
-    let datapath = app.program.server().map(|server| Datapath {
-        step: server.datapath.to_string(),
-        why: server.datapath_reason.to_string(),
+    let datapath = app.program.server().map(|server| {
+        let kernel = server.relay.kernel().map(|_| "kernel".to_owned());
+        let step = kernel.unwrap_or_else(|| server.datapath.to_string());
+        Datapath { step, why: server.datapath_reason.to_string() }
     });
     let (at, since) = app.started;
     Json(Status {

@@ -89,6 +89,7 @@ pub(super) async fn limits(State(app): State<App>) -> Result<Json<Limits>, Probl
         ("limits.allocations_per_user", of.max_allocations_per_user as u64, None),
         ("limits.permissions", of.max_permissions as u64, None),
         ("limits.channels", of.max_channels as u64, None),
+        ("limits.kernel_flows", of.kernel_flows.into(), None),
         ("limits.peer_connections", of.max_peer_connections as u64, sum(|worker| worker.peers.open)),
         ("limits.peer_connections_per_allocation", of.max_peer_connections_per_allocation as u64, None),
         ("limits.peer_connections_per_user", of.max_peer_connections_per_user as u64, None),
