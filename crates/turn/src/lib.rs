@@ -4,6 +4,7 @@
 
 pub mod access_token;
 pub mod client;
+pub mod ip_range;
 pub mod random;
 pub mod rates;
 pub mod server;

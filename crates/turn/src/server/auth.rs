@@ -7,8 +7,8 @@ use std::{str, sync::Arc};
 use turnpike_wire::integrity::{self, Key, KeyAlgorithm, Mac};
 
 use super::{
-    Answer, CredentialQuery, CredentialRefusal, Credentials, Effect, Gate, Lookup, Server, Transport, User,
-    attribute,
+    Answer, CredentialQuery, CredentialRefusal, Credentials, DropReason, Effect, Gate, Lookup, Server,
+    StoreFailure, Transport, User, attribute,
     context::Context,
     nonce::{self, Standing},
     realm::Terms,
@@ -58,7 +58,8 @@ impl<G: Gate> Server<G> {
     /// Finds out who sent the request, and says so in its context; or answers it.
     pub(super) fn authenticate(&mut self, context: &mut Context<'_>) -> Result<(), Answer> {
         let listener = context.source.client.listener;
-        let first = self.realms.first(&self.config, listener);
+        let origin = context.request.get(attribute::ORIGIN);
+        let first = self.realms.challenging(&self.config, listener, origin);
         if !self.config.authenticate {
             context.who.realm = Arc::clone(&first.name);
             // Without names, quotas count addresses.
@@ -125,6 +126,7 @@ impl<G: Gate> Server<G> {
             verified
         };
         let lookup = match context.credentials.take() {
+            Some(Credentials::Unavailable) => return Err(self.store_failed(context)),
             Some(credentials) => credentials.verify(&mut verify),
             None => self.gate.check(*user, &realm.name, algorithm, context.now.unix, &mut verify),
         };
@@ -162,6 +164,14 @@ impl<G: Gate> Server<G> {
                 Answer::Later
             }
             Err(reason) => Answer::Drop(reason),
+        }
+    }
+
+    /// What becomes of a request whose credentials the store cannot tell.
+    fn store_failed(&mut self, context: &Context<'_>) -> Answer {
+        match self.config.store_failure {
+            StoreFailure::Answer => self.fail(context, 500),
+            StoreFailure::Drop => Answer::Drop(DropReason::LookupOver),
         }
     }
 
