@@ -3,6 +3,7 @@
 
 pub mod alone;
 pub mod certificates;
+pub mod databases;
 pub mod process;
 pub mod randomness;
 pub mod stun;
