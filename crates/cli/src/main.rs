@@ -7,6 +7,7 @@ mod forward_args;
 mod load_args;
 mod load_forward_args;
 mod log_args;
+mod manage_args;
 mod probe_args;
 mod probe_text;
 mod serve_args;
@@ -36,6 +37,7 @@ use crate::{
     credentials_args::CredentialsArgs,
     forward_args::ForwardArgs,
     load_args::{LoadCommand, ReflectArgs},
+    manage_args::Outcome as Managed,
     probe_args::ProbeArgs,
     serve_args::{CheckConfigArgs, ServeArgs},
     summary::{Summary, Unit},
@@ -57,6 +59,9 @@ fn main() -> ExitCode {
         Command::Reflect(args) => run_reflector(args),
         Command::Load { command } => generate(command),
         Command::Probe(args) => probe(args),
+        Command::User { command } => managed(command.run()),
+        Command::Secret { command } => managed(command.run()),
+        Command::Realm { command } => managed(command.run()),
         Command::Lab(args) => ExitCode::from(turnpike_lab::run(*args, &turnpike_lab::Stop::on_signals())),
     }
 }
@@ -82,12 +87,24 @@ fn ended(daemon: Result<(), DaemonError>) -> ExitCode {
     }
 }
 
+/// What a command said of a store.
+fn managed(done: Result<Managed, DaemonError>) -> ExitCode {
+    match done {
+        Ok(Managed::Said(text)) => print(format_args!("{text}")),
+        Ok(Managed::Missing(text)) => fail(FAILED, &text),
+        Err(DaemonError::Config(errors)) => fail(BAD_USAGE, &errors),
+        Err(error @ (DaemonError::Name(_) | DaemonError::NoStore)) => fail(BAD_USAGE, &error),
+        Err(error) => fail(FAILED, &error),
+    }
+}
+
 fn check_config(args: CheckConfigArgs) -> ExitCode {
     if let Some(file) = args.forward {
         return check_forward(&ForwardArgs::of_file(file));
     }
     let loaded = args.serve.into_sources().load();
-    show_checked(loaded.map(|loaded| (loaded.warnings, loaded.settings.to_toml())))
+    let checked = loaded.and_then(|loaded| turnpike_daemon::check_store(&loaded.settings).map(|()| loaded));
+    show_checked(checked.map(|loaded| (loaded.warnings, loaded.settings.to_toml())))
 }
 
 fn check_forward(sources: &ForwardSources) -> ExitCode {

@@ -19,6 +19,7 @@ use super::{
     oauth_keys,
     read::Reader,
     source::{Node, Value},
+    store_keys,
 };
 use crate::{Secret, secret::MASK};
 
@@ -87,6 +88,17 @@ pub(crate) static KEYS: &[KeySpec<Settings>] = &[
     oauth_keys::SERVER_NAME,
     number!("oauth.skew", reload: true, "seconds", 0..=300, oauth.skew),
     field!("oauth.key", reload: true, oauth_keys::KEYS, oauth.keys),
+    field!("store.url", reload: true, store_keys::URL, store.url),
+    field!("store.state", reload: false, store_keys::STATE, store.state),
+    number!("store.connections", reload: true, "a number of connections", 1..=256, store.connections),
+    number!("store.deadline", reload: true, "seconds", 1..=8, store.deadline),
+    field!("store.unavailable", reload: true, store_keys::UNAVAILABLE, store.unavailable),
+    number!("store.refresh", reload: true, "seconds", 1..=3600, store.refresh),
+    number!("store.cache_users", reload: true, "a number of users", 1..=10_000_000, store.cache_users),
+    number!("store.cache_lifetime", reload: true, "seconds", 1..=86_400, store.cache_lifetime),
+    number!("store.cache_negative", reload: true, "seconds", 1..=3600, store.cache_negative),
+    number!("store.cache_stale", reload: true, "seconds", 0..=31_536_000, store.cache_stale),
+    field!("store.sha256", reload: true, kind::SWITCH, store.sha256),
     number!("limits.allocations", reload: false, "a number", 1..=1_000_000, max_allocations),
     number!("limits.allocations_per_user", reload: false, "a number", 1..=1_000_000, max_allocations_per_user),
     number!("limits.permissions", reload: true, "a number per allocation", 1..=65_535, max_permissions),
@@ -180,8 +192,7 @@ pub(super) const REALM: Kind<String> = Kind {
     secret: false,
     read: |reader, node| {
         let realm = reader.text(node)?;
-        let bad = |c: char| c.is_control() || c == '"' || c == '\\';
-        if realm.is_empty() || realm.chars().count() > 127 || realm.contains(bad) {
+        if !is_realm(&realm) {
             return reader.refuse(node, None);
         }
         Some(realm)
@@ -379,7 +390,15 @@ fn stored_key(reader: &mut Reader<'_>, node: &Node) -> Option<StoredKey> {
     }
 }
 
+/// REALM has less than 128 characters (RFC 8489 section 14.9); what would have to be quoted is left out.
+#[must_use]
+pub fn is_realm(name: &str) -> bool {
+    let bad = |c: char| c.is_control() || c == '"' || c == '\\';
+    !name.is_empty() && name.chars().count() <= 127 && !name.contains(bad)
+}
+
 /// USERNAME is less than 509 bytes (RFC 8489 section 14.3); a colon would make the long-term key ambiguous.
-pub(super) fn is_username(name: &str) -> bool {
+#[must_use]
+pub fn is_username(name: &str) -> bool {
     (1..=508).contains(&name.len()) && !name.contains(|c: char| c.is_control() || c == ':')
 }

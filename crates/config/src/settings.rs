@@ -12,8 +12,8 @@ use turnpike_relay::RelayAddress;
 use turnpike_turn::server::{AllowRule, Cidr};
 
 use crate::{
-    AlternateSettings, DiscoverySettings, OauthSettings, Origin, RealmSettings, Secret,
-    alternate_keys::ALTERNATE_KEYS, key, keys::KEYS, realm_keys::REALM_KEYS, tables,
+    AlternateSettings, DiscoverySettings, OauthSettings, Origin, RealmSettings, Secret, StoreSettings,
+    Stored, alternate_keys::ALTERNATE_KEYS, key, keys::KEYS, realm_keys::REALM_KEYS, tables,
 };
 
 /// Effective settings; [`Settings::default`] holds the documented defaults.
@@ -65,6 +65,10 @@ pub struct Settings {
     pub oauth: OauthSettings,
     /// Realms beside [`Self::realm`].
     pub realms: Vec<RealmSettings>,
+    /// A database with more of all this.
+    pub store: StoreSettings,
+    /// What it says.
+    pub stored: Stored,
     /// Seconds.
     pub nonce_lifetime: u32,
     /// Whether MD5 keys are accepted.
@@ -158,6 +162,8 @@ impl Default for Settings {
             secrets: Vec::new(),
             oauth: OauthSettings::default(),
             realms: Vec::new(),
+            store: StoreSettings::default(),
+            stored: Stored::default(),
             nonce_lifetime: 3600,
             allow_md5: true,
             rfc5766_channels: true,
@@ -200,6 +206,7 @@ pub(crate) static SECRET_KEYS: &[(&str, Differ)] = &[
     ("auth.users", |old, new| old.users != new.users),
     ("auth.secrets", |old, new| old.secrets != new.secrets),
     ("oauth.key", |old, new| old.oauth.keys != new.oauth.keys),
+    ("store.url", |old, new| old.store.url != new.store.url),
 ];
 
 impl Settings {

@@ -45,7 +45,7 @@ pub(crate) enum Request {
 /// What runs, and knows how to do what is asked for. Dropping it ends all sessions and joins the workers.
 pub(crate) trait Service: Send + 'static {
     /// Reads the configuration again; a broken one changes nothing, and is told. Whether it was taken.
-    fn reload(&mut self) -> bool;
+    fn reload(&mut self) -> impl Future<Output = bool>;
     /// Called each second.
     fn look(&mut self) {}
     /// Whether a worker has ended though nobody stopped it.
@@ -157,7 +157,7 @@ async fn until_ended(
             }
         };
         match (request, draining) {
-            (Some(Request::Reload), None) => status.count_reload(service.reload()),
+            (Some(Request::Reload), None) => status.count_reload(service.reload().await),
             (Some(Request::Reload), Some(_)) => tracing::warn!("no reload while draining"),
             (Some(Request::Drain(patience)), None) => {
                 let patience = patience.unwrap_or_else(|| service.patience());
@@ -224,7 +224,7 @@ mod tests {
     }
 
     impl Service for Recorder {
-        fn reload(&mut self) -> bool {
+        async fn reload(&mut self) -> bool {
             self.say("reload");
             self.good
         }

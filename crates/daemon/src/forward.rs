@@ -125,7 +125,7 @@ impl PortForwarder {
 }
 
 impl Service for PortForwarder {
-    fn reload(&mut self) -> bool {
+    async fn reload(&mut self) -> bool {
         let taken = self.sources.load().map_err(DaemonError::from).and_then(|loaded| self.take(loaded));
         if let Err(error) = &taken {
             control::say_refused(error, "rules not reloaded: the old ones stay in force");

@@ -7,7 +7,7 @@ use std::{
 };
 
 use tokio::{net::TcpListener, task::JoinHandle};
-use turnpike_config::{ConfigError, Loaded, Settings, Sources, User, UserSecret, realms};
+use turnpike_config::{ConfigError, ConfigErrors, Loaded, Settings, Sources, User, UserSecret, realms};
 use turnpike_relay::{CredentialStore, Layout, Relay, RelayAddress, SessionLog};
 use turnpike_turn::server::NonceKey;
 
@@ -22,6 +22,7 @@ use crate::{
     plan::{self, Plan},
     rlimit, serve_metrics,
     session_log::session_log,
+    store::{self, MadeUp, Merged, OpenError, OpenStore, SharedStore},
 };
 
 /// Runs a TURN server until a signal ends it. A generated credential goes to `out`, once.
@@ -30,10 +31,19 @@ use crate::{
 /// See [`DaemonError`]; configuration errors come before any socket is opened.
 pub fn serve(sources: &Sources, out: &mut dyn Write) -> Result<(), DaemonError> {
     let loaded = sources.load()?;
+    check_store(&loaded.settings)?;
     let (level, format) = (loaded.settings.log_level.clone(), loaded.settings.log_format);
     control::run((&level, format), async |status| {
         TurnServer::start(sources.clone(), loaded, status, out).await
     })
+}
+
+/// Whether the settings name a store that can be one; it is not connected to.
+///
+/// # Errors
+/// As those of the rest of the configuration.
+pub fn check_store(settings: &Settings) -> Result<(), ConfigErrors> {
+    store::address(settings).map(drop)
 }
 
 struct TurnServer {
@@ -41,7 +51,11 @@ struct TurnServer {
     /// What the relay was started with; keys that a reload cannot change keep these values.
     started: Settings,
     settings: Settings,
+    /// Where there is no store to keep it.
     generated: Option<User>,
+    store: Option<OpenStore>,
+    /// The same for metrics.
+    shared_store: SharedStore,
     nonce_key: NonceKey,
     relay: Arc<Relay>,
     /// What the listeners and relay addresses of the settings came to.
@@ -59,11 +73,15 @@ impl TurnServer {
     ) -> Result<(Self, JoinHandle<()>), DaemonError> {
         let Loaded { mut settings, certificates, warnings } = loaded;
         say_warnings(&warnings);
-        let generated = plan::generated_user(&settings);
-        settings.users.extend(generated.clone());
+        let mut store = OpenStore::open(&settings, false).await.map_err(|error| match error {
+            OpenError::Address(errors) => DaemonError::Config(errors),
+            OpenError::Store(error) => DaemonError::Store(error),
+        })?;
+        let generated = generate_credential(&mut settings, store.as_ref()).await;
+        let merged = merge(&settings, store.as_mut());
         let nonce_key = NonceKey(rand::random());
         let certificates = Certificates::new(&settings, certificates)?;
-        let mut plan = Plan::new(&settings, nonce_key, certificates.tls.clone(), certificates.dtls.clone());
+        let mut plan = Plan::new(&merged, nonce_key, certificates.tls.clone(), certificates.dtls.clone());
         raise_open_files(&plan);
 
         let page = admin::bind(settings.admin, settings.is_explicit("admin.listen")).await?;
@@ -81,13 +99,14 @@ impl TurnServer {
         let (logger, writer) = session_log();
         let log_counts = logger.counts();
         let log: Arc<dyn SessionLog> = Arc::new(logger);
-        let credentials: Arc<dyn CredentialStore> = Arc::new(Credentials::new(&settings));
-        let relay = Arc::new(Relay::start(&plan.config, credentials, log)?);
+        let relay = Arc::new(Relay::start(&plan.config, credentials(&merged, store.as_ref()), log)?);
         say_what_started(&plan, &relay, page.as_ref());
         certificates.say();
-        if let Some(user) = &generated {
-            print_credential(user, &settings.realm, out);
+        if let Some(generated) = &generated {
+            generated.print(&settings.realm, out);
         }
+        let shared_store = SharedStore::default();
+        store::share(&shared_store, store.as_ref());
 
         // Weak, so that the last owner can stop the relay while others look at it.
         let weak = Arc::downgrade(&relay);
@@ -98,7 +117,8 @@ impl TurnServer {
             let snapshots = move || {
                 weak.upgrade().map_or_else(Default::default, |relay| (relay.snapshots(), relay.realms()))
             };
-            let metrics = serve_metrics::page(snapshots, certificates.told(), Arc::clone(status), log_counts);
+            let told = (certificates.told(), Arc::clone(&shared_store));
+            let metrics = serve_metrics::page(snapshots, told, Arc::clone(status), log_counts);
             let hosts = settings.admin_hosts.clone();
             admin::spawn(page, AdminState { metrics, draining: status.draining(), hosts });
         }
@@ -106,7 +126,9 @@ impl TurnServer {
             sources,
             started: settings.clone(),
             settings,
-            generated,
+            generated: generated.and_then(Generated::not_kept),
+            store,
+            shared_store,
             nonce_key,
             relay,
             layout: plan.config.layout(),
@@ -117,9 +139,22 @@ impl TurnServer {
     }
 
     /// False where it cannot be taken.
-    fn take(&mut self, loaded: Loaded, problems: &[ConfigError]) -> bool {
+    async fn take(&mut self, loaded: Loaded, problems: &[ConfigError]) -> bool {
         let Loaded { settings: mut new, certificates, warnings } = loaded;
-        if plan::generated_user(&new).is_some() {
+        // Where the embedded store is, is for a restart.
+        new.store.state.clone_from(&self.started.store.state);
+        let store =
+            if new.store == self.settings.store { None } else { Some(OpenStore::open(&new, true).await) };
+        let store = match store.transpose() {
+            Ok(store) => store,
+            Err(error) => {
+                control::say_refused(&error, "configuration not reloaded: the old one stays in force");
+                return false;
+            }
+        };
+        let in_use = store.as_ref().unwrap_or(&self.store).as_ref().is_some_and(OpenStore::is_in_use);
+        let nobody = plan::names_nobody(&new) && !in_use;
+        if nobody {
             if self.generated.is_none() {
                 tracing::error!(
                     "configuration not reloaded: it names neither users nor secrets, so nobody could authenticate"
@@ -131,23 +166,73 @@ impl TurnServer {
         say_warnings(&warnings);
         say_warnings(&plan::alternates_that_are_us(&new).collect::<Vec<_>>());
         control::say_unchangeable(&self.started.unchangeable(&new));
-        let credentials: Arc<dyn CredentialStore> = Arc::new(Credentials::new(&new));
-        self.layout.add_server_names(realms::server_names(&new));
-        let server = plan::server_config(&new, &self.layout, &self.addresses, self.nonce_key);
-        self.relay.reconfigure(&server, &self.layout, &credentials, &realms::limits(&new));
-        self.certificates.reload(&new, certificates, problems);
-        ServeChanges::new(&self.settings, &new).say(&new);
-        self.settings = new;
+        if let Some(store) = store {
+            self.store = store;
+            store::share(&self.shared_store, self.store.as_ref());
+        }
+        let old = std::mem::replace(&mut self.settings, new);
+        self.put_into_force();
+        self.certificates.reload(&self.settings, certificates, problems);
+        ServeChanges::new(&old, &self.settings).say(&self.settings);
         true
     }
+
+    /// Settings and store as they are.
+    fn put_into_force(&mut self) {
+        let merged = merge(&self.settings, self.store.as_mut());
+        self.layout.add_server_names(realms::server_names(&merged.settings));
+        let server = plan::server_config(&merged, &self.layout, &self.addresses, self.nonce_key);
+        let credentials = credentials(&merged, self.store.as_ref());
+        self.relay.reconfigure(&server, &self.layout, &credentials, &realms::limits(&merged.settings));
+    }
+}
+
+/// Settings with what the store adds.
+fn merge(settings: &Settings, store: Option<&mut OpenStore>) -> Merged {
+    match store {
+        Some(store) => store.take(settings),
+        None => Merged::of(settings),
+    }
+}
+
+fn credentials(merged: &Merged, store: Option<&OpenStore>) -> Arc<dyn CredentialStore> {
+    let in_use = store.filter(|store| store.is_in_use()).map(|store| store.directory.clone());
+    Arc::new(Credentials::new(&merged.settings, in_use))
+}
+
+/// A credential that was made up because nobody could have authenticated.
+enum Generated {
+    /// It is gone with this process.
+    ForThisRun(User),
+    /// In the embedded store.
+    Kept(MadeUp),
+}
+
+/// Where nobody could authenticate, somebody is made up: in the embedded store if that can be, else for as long as this process lives.
+async fn generate_credential(settings: &mut Settings, store: Option<&OpenStore>) -> Option<Generated> {
+    if !plan::names_nobody(settings) {
+        return None;
+    }
+    if let Some(store) = store {
+        match store.make_up_a_user(settings).await {
+            None => return None,
+            Some(Ok(made)) => return Some(Generated::Kept(made)),
+            Some(Err(error)) => {
+                tracing::warn!("{error}; the credential that is made up now is for this run alone")
+            }
+        }
+    }
+    let user = plan::random_user();
+    settings.users.push(user.clone());
+    Some(Generated::ForThisRun(user))
 }
 
 impl Service for TurnServer {
     /// Takes what a running server can change from the configuration. Certificates that cannot be used keep the old ones in force,
     /// and nothing else: who is to lose access must not keep it because of them.
-    fn reload(&mut self) -> bool {
+    async fn reload(&mut self) -> bool {
         match self.sources.load_but_certificates() {
-            Ok((loaded, problems)) => self.take(loaded, &problems),
+            Ok((loaded, problems)) => self.take(loaded, &problems).await,
             Err(errors) => {
                 control::say_refused(&errors, "configuration not reloaded: the old one stays in force");
                 false
@@ -157,6 +242,10 @@ impl Service for TurnServer {
 
     fn look(&mut self) {
         self.certificates.look(&self.settings);
+        if self.store.as_ref().is_some_and(OpenStore::has_news) {
+            tracing::info!("the store has other realms, limits, token keys or peer rules now");
+            self.put_into_force();
+        }
     }
 
     fn has_failed(&self) -> bool {
@@ -219,18 +308,38 @@ fn say_what_started(plan: &Plan, relay: &Relay, page: Option<&TcpListener>) {
     }
 }
 
-/// This one password is meant to be seen: it exists nowhere else.
-fn print_credential(user: &User, realm: &str, out: &mut dyn Write) {
-    let UserSecret::Password(password) = &user.secret else {
-        return;
-    };
-    let line = writeln!(
-        out,
-        "No user is configured. For this run: user {} password {} (realm {realm})",
-        user.name,
-        password.reveal()
-    );
-    if line.and_then(|()| out.flush()).is_err() {
-        tracing::warn!("cannot print the generated credential: configure a user with --user NAME:PASSWORD");
+impl Generated {
+    fn not_kept(self) -> Option<User> {
+        match self {
+            Self::ForThisRun(user) => Some(user),
+            Self::Kept(_) => None,
+        }
+    }
+
+    /// This one password is meant to be seen: it is shown nowhere else.
+    fn print(&self, realm: &str, out: &mut dyn Write) {
+        let (before, user, after) = match self {
+            Self::ForThisRun(user) => ("No user is configured. For this run".to_owned(), user, String::new()),
+            Self::Kept(MadeUp { user, dir }) => (
+                "No user was configured; here is one".to_owned(),
+                user,
+                format!(
+                    ", kept in {}. The password is not shown again; `turnpike user` makes others",
+                    dir.display()
+                ),
+            ),
+        };
+        let UserSecret::Password(password) = &user.secret else { return };
+        let line = writeln!(
+            out,
+            "{before}: user {} password {} (realm {realm}){after}",
+            user.name,
+            password.reveal()
+        );
+        if line.and_then(|()| out.flush()).is_err() {
+            tracing::warn!(
+                "cannot print the generated credential: configure a user with --user NAME:PASSWORD"
+            );
+        }
     }
 }

@@ -3,7 +3,10 @@
 //! Labels are `worker`, `direction`, `bound`, `realm` and what the state machine names itself; no label has a value that a
 //! client chooses, so the number of time series is bounded.
 
-use std::{fmt, sync::Arc};
+use std::{
+    fmt,
+    sync::{Arc, PoisonError},
+};
 
 use prometheus_client::{
     collector::Collector,
@@ -16,21 +19,24 @@ use crate::{
     admin::MetricsPage,
     certificates::Told,
     control::Status,
-    exposition::{self, Common, Families, by_name, count, counter, counts},
+    exposition::{self, Common, Families, by_name, count, counter, counts, gauge},
     log_limit::LogCounts,
+    store::{SharedStore, Store},
 };
 
 /// The exposition text of live snapshots (of workers, and of allocations by realm), for the admin page.
 pub(crate) fn page(
     snapshots: impl Fn() -> (Vec<WorkerSnapshot>, Vec<(Box<str>, usize)>) + Send + Sync + 'static,
-    certificates: Arc<Told>,
+    (certificates, store): (Arc<Told>, SharedStore),
     status: Arc<Status>,
     log: Arc<LogCounts>,
 ) -> MetricsPage {
     exposition::page(
         move |common| {
             let (workers, realms) = snapshots();
-            Scrape { workers: numbered(workers), realms, certificates: Arc::clone(&certificates), common }
+            let (workers, certificates) = (numbered(workers), Arc::clone(&certificates));
+            let store = store.read().unwrap_or_else(PoisonError::into_inner).as_ref().map(Store::counts);
+            Scrape { workers, realms, certificates, store, common }
         },
         status,
         log,
@@ -45,6 +51,8 @@ struct Scrape {
     /// Allocations by realm; names are those of the configuration.
     realms: Vec<(Box<str>, usize)>,
     certificates: Arc<Told>,
+    /// Where there is one.
+    store: Option<turnpike_stores::Counts>,
     common: Common,
 }
 
@@ -61,6 +69,9 @@ impl Collector for Scrape {
         page.peers()?;
         page.dtls()?;
         page.certificates(&self.certificates)?;
+        if let Some(store) = &self.store {
+            page.store(store)?;
+        }
         self.common.encode(&mut page.encoder)
     }
 }
@@ -101,6 +112,24 @@ impl Families<'_, '_, WorkerSnapshot> {
             "result",
             told.reloads(),
         )
+    }
+
+    fn store(&mut self, store: &turnpike_stores::Counts) -> fmt::Result {
+        gauge(&mut self.encoder, "store_up", "1 while the store answers.", u8::from(store.is_up).into())?;
+        #[expect(
+            clippy::cast_precision_loss,
+            reason = "gauges are floats by format, and so many users have no room"
+        )]
+        let users = store.users as f64;
+        gauge(&mut self.encoder, "store_cached_users", "Users of the store that are kept in memory.", users)?;
+        counts(
+            &mut self.encoder,
+            "store_answers",
+            "Users who were told of without a query of their own, by what told of them.",
+            "from",
+            store.answers,
+        )?;
+        counts(&mut self.encoder, "store_queries", "Queries for a user, by result.", "result", store.queries)
     }
 
     /// What the state machines count. They name families and labels themselves; here the same family of all workers is
@@ -374,6 +403,12 @@ mod tests {
             workers: numbered(vec![first, WorkerSnapshot::default()]),
             realms: vec![("example.org".into(), 3)],
             certificates: Arc::default(),
+            store: Some(turnpike_stores::Counts {
+                is_up: true,
+                users: 5,
+                answers: ["cache", "negative", "stale", "joined", "unavailable"].map(|from| (from, 1)),
+                queries: ["found", "none", "failed", "timeout"].map(|result| (result, 2)),
+            }),
             common: Common { log_lost: 2, reloads: Status::default().reloads(), ..Common::default() },
         }
     }
@@ -447,6 +482,8 @@ mod tests {
             ("turnpike_relayed_bytes_total{worker=\"0\",direction=\"to_client\"}", 900.0),
             ("turnpike_tx_dropped_total{worker=\"0\",reason=\"too_big\"}", 5.0),
             ("turnpike_log_lines_lost_total", 2.0),
+            ("turnpike_store_up", 1.0),
+            ("turnpike_store_cached_users", 5.0),
             ("turnpike_draining", 0.0),
         ] {
             let found = samples.iter().find(|(name, _)| same_series(name, series));

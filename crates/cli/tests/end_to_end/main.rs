@@ -34,6 +34,7 @@ mod refused_credentials;
 mod reload;
 mod serve_default;
 mod session_lines;
+mod stores;
 mod tenants;
 mod tls_certificates;
 mod transports;
