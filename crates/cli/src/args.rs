@@ -5,6 +5,7 @@ use clap::{Parser, Subcommand};
 use crate::{
     credentials_args::CredentialsArgs,
     forward_args::ForwardArgs,
+    import_args::ImportCommand,
     load_args::{LoadCommand, ReflectArgs},
     manage_args::{RealmCommand, SecretCommand, UserCommand},
     probe_args::{PROBE, PROBE_EXAMPLES, ProbeArgs},
@@ -55,6 +56,12 @@ pub(crate) enum Command {
         /// What to do.
         #[command(subcommand)]
         command: RealmCommand,
+    },
+    /// Translate another server's configuration
+    Import {
+        /// Whose.
+        #[command(subcommand)]
+        command: ImportCommand,
     },
     /// Send datagrams back to where they came from, and be the far end of TCP load: the peer that `load` needs
     #[command(after_help = REFLECT_EXAMPLES)]

@@ -4,6 +4,7 @@
 mod args;
 mod credentials_args;
 mod forward_args;
+mod import_args;
 mod load_args;
 mod load_forward_args;
 mod log_args;
@@ -36,6 +37,7 @@ use crate::{
     args::{Cli, Command},
     credentials_args::CredentialsArgs,
     forward_args::ForwardArgs,
+    import_args::ImportCommand,
     load_args::{LoadCommand, ReflectArgs},
     manage_args::Outcome as Managed,
     probe_args::ProbeArgs,
@@ -62,6 +64,7 @@ fn main() -> ExitCode {
         Command::User { command } => managed(command.run()),
         Command::Secret { command } => managed(command.run()),
         Command::Realm { command } => managed(command.run()),
+        Command::Import { command } => import(&command),
         Command::Lab(args) => ExitCode::from(turnpike_lab::run(*args, &turnpike_lab::Stop::on_signals())),
     }
 }
@@ -84,6 +87,25 @@ fn ended(daemon: Result<(), DaemonError>) -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(DaemonError::Config(errors)) => fail(BAD_USAGE, &errors),
         Err(error) => fail(FAILED, &error),
+    }
+}
+
+/// Another server's configuration: the translation on standard output or in a file, what it lacks on standard error.
+fn import(command: &ImportCommand) -> ExitCode {
+    let imported = match command.run() {
+        Ok(imported) => imported,
+        Err(errors) => return fail(BAD_USAGE, &errors),
+    };
+    for note in &imported.notes {
+        let kind = if note.is_harmless { "nothing to do" } else { "to do" };
+        tell(format_args!("{kind}: {note}"));
+    }
+    match command.output() {
+        None => print(format_args!("{}", imported.toml.trim_end())),
+        Some(path) => match import_args::write(path, &imported.toml) {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(error) => fail(FAILED, &format_args!("cannot write {}: {error}", path.display())),
+        },
     }
 }
 

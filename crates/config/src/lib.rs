@@ -17,6 +17,7 @@ mod error;
 mod exposed;
 mod foreign;
 pub mod forward;
+pub mod import;
 mod key;
 mod keys;
 mod log_filter;
