@@ -8,7 +8,10 @@ use std::{
 };
 
 use clap::Subcommand;
-use turnpike_config::{ConfigErrors, import::{Imported, coturn}};
+use turnpike_config::{
+    ConfigErrors,
+    import::{Imported, coturn},
+};
 
 /// Subcommands of `turnpike import`.
 #[derive(Subcommand)]

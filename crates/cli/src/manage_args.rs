@@ -254,7 +254,12 @@ fn said_of_change(
     Outcome::Said(text)
 }
 
-fn said_of_removal(management: &Management, json: bool, (what, name): (&str, &str), existed: bool) -> Outcome {
+fn said_of_removal(
+    management: &Management,
+    json: bool,
+    (what, name): (&str, &str),
+    existed: bool,
+) -> Outcome {
     let (store, realm) = (management.store(), management.realm());
     let place = if what == "realm" { String::new() } else { format!(" in realm {realm}") };
     if !existed {
@@ -275,7 +280,9 @@ fn said_of_list(json: bool, names: &[&str], rows: Vec<Vec<String>>) -> Outcome {
             let cells = names.iter().zip(row).filter(|(_, cell)| !cell.is_empty());
             let is_count = |name: &str| name.starts_with("allocations");
             let cell = |name: &str, cell: &str| if is_count(name) { value(cell) } else { Value::from(cell) };
-            cells.map(|(name, text)| ((*name).to_owned(), cell(name, text))).collect::<serde_json::Map<_, _>>()
+            cells
+                .map(|(name, text)| ((*name).to_owned(), cell(name, text)))
+                .collect::<serde_json::Map<_, _>>()
         });
         return Outcome::Said(Value::from(objects.collect::<Vec<_>>()).to_string());
     }
@@ -295,19 +302,31 @@ fn made_up() -> Secret {
     turnpike_daemon::random_password()
 }
 
-fn first_line(text: Option<String>, file: Option<PathBuf>, what: &str) -> Result<Option<Secret>, DaemonError> {
+fn first_line(
+    text: Option<String>,
+    file: Option<PathBuf>,
+    what: &str,
+) -> Result<Option<Secret>, DaemonError> {
     let unreadable = |path: &PathBuf, source| DaemonError::Unreadable { path: path.clone(), source };
     let line = match (text, file) {
         (Some(text), _) => text,
         (None, None) => return Ok(None),
         (None, Some(path)) => {
-            let read = if path.as_os_str() == "-" { io::read_to_string(io::stdin()) } else { fs::read_to_string(&path) };
+            let read = if path.as_os_str() == "-" {
+                io::read_to_string(io::stdin())
+            } else {
+                fs::read_to_string(&path)
+            };
             let text = read.map(Secret::new).map_err(|error| unreadable(&path, error))?;
             text.reveal().lines().next().unwrap_or_default().to_owned()
         }
     };
     if line.is_empty() {
-        return Err(DaemonError::Name(if what == "secret" { "the secret is empty" } else { "the password is empty" }));
+        return Err(DaemonError::Name(if what == "secret" {
+            "the secret is empty"
+        } else {
+            "the password is empty"
+        }));
     }
     Ok(Some(Secret::new(line)))
 }

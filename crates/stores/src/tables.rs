@@ -60,7 +60,7 @@ const SCHEMA: &[(&str, &[&str])] = &[
     ("oauth_key", &["kid", "ikm_key", "timestamp", "lifetime", "as_rs_alg", "realm"]),
 ];
 
-const USER: &str = "select hmackey from turnusers_lt where realm = ? and name = ?";
+const USER: &str = "select name, hmackey from turnusers_lt where realm = ? and name = ?";
 const SECRETS_OF: &str = "select value from turn_secret where realm = ?";
 const SECRETS: &str = "select realm, value from turn_secret";
 const ALLOWED: &str = "select realm, ip_range from allowed_peer_ip";
@@ -91,9 +91,9 @@ const REMOVE_DENIED: &str = "delete from denied_peer_ip where realm = ?";
 impl<S: Sql> Backend for Tables<S> {
     async fn user(&self, realm: &str, name: &str) -> Result<Option<UserKeys>, StoreError> {
         let rows = self.0.rows(USER, &[realm, name]).await?;
-        let Some(hmackey) = rows.into_iter().next().and_then(|row| row.into_iter().next()?) else {
-            return Ok(None);
-        };
+        // MySQL takes "ALICE" for "alice" too, who would be somebody else to quotas.
+        let row = rows.into_iter().find(|row| field(row, 0) == Some(name));
+        let Some(hmackey) = row.and_then(|mut row| row.pop()?) else { return Ok(None) };
         let hmackey = Zeroizing::new(hmackey);
         Ok(Some(UserKeys::from_hex(&hmackey).unwrap_or_else(|| {
             tracing::warn!("{}: {}", self.0.name(), bad_key(realm, name));

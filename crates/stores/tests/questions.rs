@@ -70,6 +70,7 @@ fn coturns_rows_are_read_where_they_are() {
         assert_eq!((gorst.kinds(), gorst.to_hex().as_str()), ("MD5", "0123456789abcdef0123456789abcdef"));
         assert_eq!(user("broken").expect("he is there too").kinds(), "none", "{:?}", world.kind);
         assert!(user("nobody").is_none() && user("").is_none() && user("'; drop table x; --").is_none());
+        assert!(user("GORST").is_none() && user("gorst ").is_none(), "{:?}: somebody else", world.kind);
         assert!(world.wait(database.user("crinna.example", "gorst")).expect("it answers").is_none());
 
         let rules = world.wait(database.rules()).expect("it answers");
@@ -229,7 +230,9 @@ fn ten_thousand_users_are_found_by_as_many_queries_and_then_known() {
                     (first..first + 1000).map(|number| ask(&directory, &format!("u{number}"))).collect();
                 for (number, found) in (first..).zip(asking) {
                     match found.await.expect("an answer") {
-                        Found::User(keys) => assert_eq!(keys.to_hex().as_str(), hex(number), "another's keys"),
+                        Found::User(keys) => {
+                            assert_eq!(keys.to_hex().as_str(), hex(number), "another's keys")
+                        }
                         other => panic!("u{number}: {other:?}"),
                     }
                 }

@@ -11,12 +11,7 @@ mod tests;
 use std::path::Path;
 
 use super::{Imported, Note};
-use crate::{
-    ConfigError, ConfigErrors, Flags, Sources,
-    certificates,
-    error::nearest,
-    source,
-};
+use crate::{ConfigError, ConfigErrors, Flags, Sources, certificates, error::nearest, source};
 use draft::Draft;
 use options::{Handling, OPTIONS};
 
@@ -42,7 +37,8 @@ pub fn translate(name: &str, text: &str) -> Imported {
         };
         let Some((_, handling)) = OPTIONS.iter().find(|(known, _)| *known == option) else {
             let names = OPTIONS.iter().map(|(name, _)| *name);
-            let meant = nearest(option, names).map_or_else(String::new, |name| format!("; did you mean {name}?"));
+            let meant =
+                nearest(option, names).map_or_else(String::new, |name| format!("; did you mean {name}?"));
             note(format!("coturn 4.17 has no such option{meant}"), false);
             continue;
         };
@@ -64,7 +60,10 @@ pub fn translate(name: &str, text: &str) -> Imported {
     let mut toml = draft.finish(&mut notes);
     notes.extend(mistakes(&toml));
     notes.sort_by_key(|note| note.line);
-    toml.insert_str(0, &format!("# From {name}, by turnpike import coturn. docs/from-coturn.md tells what differs.\n\n"));
+    toml.insert_str(
+        0,
+        &format!("# From {name}, by turnpike import coturn. docs/from-coturn.md tells what differs.\n\n"),
+    );
     let told: Vec<_> = notes.iter().filter(|note| !note.is_harmless).collect();
     if !told.is_empty() {
         toml.push_str("\n# What has no translation:\n");

@@ -147,7 +147,8 @@ impl Draft {
     }
 
     fn server(&self, file: &mut Writer) {
-        let named = !self.listening_ips.is_empty() || self.listening_port.is_some() || !self.aux_servers.is_empty();
+        let named =
+            !self.listening_ips.is_empty() || self.listening_port.is_some() || !self.aux_servers.is_empty();
         if named {
             let listen = [self.listeners(self.port()), self.aux_servers.clone()].concat();
             file.key("server", "listen", strings(&listen));
@@ -168,7 +169,11 @@ impl Draft {
             (Some(cert), Some(key)) => (cert, key),
             (None, None) => {
                 if self.dtls {
-                    note("dtls", "there is no cert and no pkey, so neither coturn nor turnpike has TLS or DTLS".to_owned());
+                    note(
+                        "dtls",
+                        "there is no cert and no pkey, so neither coturn nor turnpike has TLS or DTLS"
+                            .to_owned(),
+                    );
                 }
                 return;
             }
@@ -194,7 +199,11 @@ impl Draft {
         if self.dtls {
             let both = [self.listeners(self.port()), self.listeners(port)].concat();
             file.key("dtls", "listen", strings(&both));
-            note("dtls", "DTLS needs an ECDSA certificate (P-256 or P-384); with none, take dtls.listen out".to_owned());
+            note(
+                "dtls",
+                "DTLS needs an ECDSA certificate (P-256 or P-384); with none, take dtls.listen out"
+                    .to_owned(),
+            );
         }
     }
 
@@ -236,14 +245,19 @@ impl Draft {
                 Some(local) => match addresses.iter_mut().find(|(known, _)| known == local) {
                     Some((_, known)) => *known = Some(*public),
                     None if self.relay_ips.is_empty() => addresses.push((*local, Some(*public))),
-                    None => note("external-ip", format!("{local} is none of relay-ip, so that nobody is told {public}")),
+                    None => note(
+                        "external-ip",
+                        format!("{local} is none of relay-ip, so that nobody is told {public}"),
+                    ),
                 },
                 None if addresses.iter_mut().filter(|address| of_family(address)).count() == 1 => {
                     addresses.iter_mut().filter(of_family).for_each(|(_, known)| *known = Some(*public));
                 }
                 None => note(
                     "external-ip",
-                    format!("say for which address of this machine {public} stands: relay.addresses = [\"LOCAL={public}\"]"),
+                    format!(
+                        "say for which address of this machine {public} stands: relay.addresses = [\"LOCAL={public}\"]"
+                    ),
                 ),
             }
         }
@@ -255,7 +269,10 @@ impl Draft {
             file.key("auth", "required", false);
             let has_some = !self.users.is_empty() || !self.secrets.is_empty() || self.store.is_some();
             if has_some {
-                note("no-auth", "users, secrets and databases are left out: nobody is asked for them".to_owned());
+                note(
+                    "no-auth",
+                    "users, secrets and databases are left out: nobody is asked for them".to_owned(),
+                );
             }
             return self.nonces(file);
         }
@@ -268,8 +285,13 @@ impl Draft {
                     format!("{{ name = {}, password = {} }}", quoted(&user.name), quoted(password.reveal()))
                 }
                 UserSecret::Keys(keys) => {
-                    let digits = keys.iter().map(|(StoredKey::Md5(key) | StoredKey::Sha256(key))| key.reveal());
-                    format!("{{ name = {}, key = {} }}", quoted(&user.name), strings(&digits.collect::<Vec<_>>()))
+                    let digits =
+                        keys.iter().map(|(StoredKey::Md5(key) | StoredKey::Sha256(key))| key.reveal());
+                    format!(
+                        "{{ name = {}, key = {} }}",
+                        quoted(&user.name),
+                        strings(&digits.collect::<Vec<_>>())
+                    )
                 }
             };
             let entries: Vec<String> = self.users.iter().map(entry).collect();
@@ -349,8 +371,12 @@ impl Draft {
         }
         let mut addresses = Vec::new();
         for is_v4 in [true, false] {
-            let of_family: Vec<IpAddr> =
-                self.listening_ips.iter().copied().filter(|ip| ip.is_ipv4() == is_v4 && !ip.is_unspecified()).collect();
+            let of_family: Vec<IpAddr> = self
+                .listening_ips
+                .iter()
+                .copied()
+                .filter(|ip| ip.is_ipv4() == is_v4 && !ip.is_unspecified())
+                .collect();
             if let [first, second] = of_family[..] {
                 addresses.extend([first, second].map(|ip| {
                     let public = self.external_ips.iter().find(|(_, local)| *local == Some(ip));
@@ -364,7 +390,8 @@ impl Draft {
                 "it needs two listening-ip of one family, which become nat_discovery.addresses".to_owned(),
             );
         }
-        let alternate = self.alt_listening_port.filter(|port| *port > 0).unwrap_or(self.port().wrapping_add(1));
+        let alternate =
+            self.alt_listening_port.filter(|port| *port > 0).unwrap_or(self.port().wrapping_add(1));
         file.key("nat_discovery", "addresses", strings(&addresses));
         file.key("nat_discovery", "ports", format!("[{}, {alternate}]", self.port()));
     }

@@ -27,7 +27,10 @@ pub(super) const OPTIONS: &[(&str, Handling)] = &[
     ("listening-port", Value(|draft, value| set(&mut draft.listening_port, value))),
     ("tls-listening-port", Value(|draft, value| set(&mut draft.tls_listening_port, value))),
     ("alt-listening-port", Value(|draft, value| set(&mut draft.alt_listening_port, value))),
-    ("alt-tls-listening-port", Needless("NAT discovery is over UDP alone; another port is one more address in tls.listen")),
+    (
+        "alt-tls-listening-port",
+        Needless("NAT discovery is over UDP alone; another port is one more address in tls.listen"),
+    ),
     (
         "tcp-proxy-port",
         Instead(
@@ -51,22 +54,37 @@ pub(super) const OPTIONS: &[(&str, Handling)] = &[
     ("psql-userdb", Value(|draft, value| store(draft, "psql-userdb", value))),
     ("sql-userdb", Value(|draft, value| store(draft, "psql-userdb", value))),
     ("mysql-userdb", Value(|draft, value| store(draft, "mysql-userdb", value))),
-    ("mongo-userdb", Instead("MongoDB is no store here: copy users and secrets into one that is (docs/stores.md)")),
+    (
+        "mongo-userdb",
+        Instead("MongoDB is no store here: copy users and secrets into one that is (docs/stores.md)"),
+    ),
     ("redis-userdb", Value(|draft, value| store(draft, "redis-userdb", value))),
-    ("redis-statsdb", Instead("read /metrics (admin.listen), and the log line of each session (log.format = \"json\")")),
+    (
+        "redis-statsdb",
+        Instead("read /metrics (admin.listen), and the log line of each session (log.format = \"json\")"),
+    ),
     ("prometheus", Switch(|draft, on| draft.prometheus = on)),
     ("prometheus-port", Value(|draft, value| set(&mut draft.prometheus_port, value))),
     ("prometheus-address", Value(prometheus_address)),
     ("prometheus-path", Instead("the path is /metrics: change it in the configuration of Prometheus")),
-    ("prometheus-username-labels", Instead("no metric has a name of a user; the log line of each session has it")),
+    (
+        "prometheus-username-labels",
+        Instead("no metric has a name of a user; the log line of each session has it"),
+    ),
     ("prometheus-tls", Instead("put a proxy with TLS in front of admin.listen")),
     ("prometheus-cert", Instead("put a proxy with TLS in front of admin.listen")),
     ("prometheus-key", Instead("put a proxy with TLS in front of admin.listen")),
     ("use-auth-secret", Switch(|draft, on| draft.use_auth_secret = on)),
     ("static-auth-secret", Value(|draft, value| push(&mut draft.secrets, value))),
     ("no-auth-pings", Needless("databases are not pinged; an idle connection is made again")),
-    ("no-dynamic-ip-list", Instead("peer rules of a database count: empty its allowed_peer_ip and denied_peer_ip")),
-    ("no-dynamic-realms", Instead("realms of a database count: empty its turn_origin_to_realm and turn_realm_option")),
+    (
+        "no-dynamic-ip-list",
+        Instead("peer rules of a database count: empty its allowed_peer_ip and denied_peer_ip"),
+    ),
+    (
+        "no-dynamic-realms",
+        Instead("realms of a database count: empty its turn_origin_to_realm and turn_realm_option"),
+    ),
     ("realm", Value(|draft, value| set(&mut draft.realm, value))),
     ("server-name", Value(|draft, value| set(&mut draft.server_name, value))),
     ("oauth", Switch(|draft, on| draft.oauth = on)),
@@ -92,13 +110,26 @@ pub(super) const OPTIONS: &[(&str, Handling)] = &[
     ("max-allocate-lifetime", Value(|draft, value| within(&mut draft.max_lifetime, value, 60, 86_400))),
     ("channel-lifetime", Instead("a channel lives for 600 s, as RFC 8656 has it")),
     ("permission-lifetime", Instead("a permission lives for 300 s, as RFC 8656 has it")),
-    ("stun-only", Instead("there is no such mode: with one secret that nobody knows in auth.secrets nobody gets an allocation")),
+    (
+        "stun-only",
+        Instead(
+            "there is no such mode: with one secret that nobody knows in auth.secrets nobody gets an allocation",
+        ),
+    ),
     ("no-stun", Instead("Binding requests are always answered")),
     ("cert", Value(|draft, value| set(&mut draft.cert, value))),
     ("raw-public-keys", Instead("clients are shown certificates alone")),
     ("pkey", Value(|draft, value| set(&mut draft.pkey, value))),
-    ("pkey-pwd", Instead("tls.key must not be encrypted: openssl pkey -in KEY -out PLAIN, readable by nobody else")),
-    ("log-file", Needless("lines go to standard error, and from there to the journal or wherever the service manager has them")),
+    (
+        "pkey-pwd",
+        Instead("tls.key must not be encrypted: openssl pkey -in KEY -out PLAIN, readable by nobody else"),
+    ),
+    (
+        "log-file",
+        Needless(
+            "lines go to standard error, and from there to the journal or wherever the service manager has them",
+        ),
+    ),
     ("no-stdout-log", Needless("lines go to standard error alone")),
     ("syslog", Needless("lines go to standard error, and from there to the journal")),
     ("simple-log", Needless("there is no file to roll over")),
@@ -113,14 +144,22 @@ pub(super) const OPTIONS: &[(&str, Handling)] = &[
     ("udp-alternate-server", Value(|draft, value| alternate(draft, value, Alternate::Udp))),
     ("rest-api-separator", Value(separator)),
     ("max-allocate-timeout", Value(|draft, value| within(&mut draft.idle, value, 1, 86_400))),
-    ("drain-min-allocations", Instead("a drain ends with the last session, or after shutdown.deadline seconds")),
+    (
+        "drain-min-allocations",
+        Instead("a drain ends with the last session, or after shutdown.deadline seconds"),
+    ),
     ("no-multicast-peers", Needless("multicast peers are always refused")),
     ("allow-loopback-peers", Switch(|draft, on| draft.allow_loopback = on)),
     ("allowed-peer-ip", Value(|draft, value| peer(&mut draft.allowed, value))),
     ("denied-peer-ip", Value(|draft, value| peer(&mut draft.denied, value))),
     ("cipher-list", Needless("the ciphers are those of TLS 1.2 and 1.3 that are good, and cannot be chosen")),
     ("pidfile", Needless("a service manager knows its process")),
-    ("secure-stun", Instead("Binding requests are answered to everybody; the answer is never longer than 2.2 times the request")),
+    (
+        "secure-stun",
+        Instead(
+            "Binding requests are answered to everybody; the answer is never longer than 2.2 times the request",
+        ),
+    ),
     ("CA-file", Instead("clients show no certificates here: keep strangers out by their credentials")),
     ("dh-file", Needless("key exchange is by elliptic curves")),
     ("proc-user", Instead("User= of the systemd unit, or DynamicUser=yes")),
@@ -131,7 +170,12 @@ pub(super) const OPTIONS: &[(&str, Handling)] = &[
     ("cli-ip", Needless("there is no telnet console")),
     ("cli-port", Needless("there is no telnet console")),
     ("cli-password", Needless("there is no telnet console")),
-    ("web-admin", Instead("turnpike user, secret and realm change the store; /metrics (admin.listen) says what happens")),
+    (
+        "web-admin",
+        Instead(
+            "turnpike user, secret and realm change the store; /metrics (admin.listen) says what happens",
+        ),
+    ),
     ("web-admin-ip", Needless("there is no such page")),
     ("web-admin-port", Needless("there is no such page")),
     ("web-admin-listen-on-workers", Needless("there is no such page")),
@@ -143,20 +187,31 @@ pub(super) const OPTIONS: &[(&str, Handling)] = &[
     ("tlsv1", Instead("TLS 1.2 and 1.3 alone")),
     ("tlsv1_1", Instead("TLS 1.2 and 1.3 alone")),
     ("no-tlsv1_2", Instead("TLS 1.2 is always there beside 1.3")),
-    ("secret-key-file", Instead("write the password of MySQL as it is, into a file that TURNPIKE_STORE_URL_FILE names and nobody else reads")),
+    (
+        "secret-key-file",
+        Instead(
+            "write the password of MySQL as it is, into a file that TURNPIKE_STORE_URL_FILE names and nobody else reads",
+        ),
+    ),
     ("keep-address-family", Instead("an Allocate without REQUESTED-ADDRESS-FAMILY gets IPv4 (RFC 8656)")),
     ("allocation-default-address-family", Value(default_family)),
     ("acme-redirect", Instead("HTTP is not served: answer ACME by DNS, or on a web server of its own")),
     ("log-binding", Instead("Binding requests are counted (turnpike_requests_total), not logged")),
     ("no-rfc5780", Switch(|draft, on| draft.rfc5780 = draft.rfc5780 && !on)),
     ("rfc5780", Switch(|draft, on| draft.rfc5780 = on)),
-    ("stun-backward-compatibility", Needless("MAPPED-ADDRESS is told where NAT discovery is on and the request has room for it")),
+    (
+        "stun-backward-compatibility",
+        Needless("MAPPED-ADDRESS is told where NAT discovery is on and the request has room for it"),
+    ),
     ("rfc5766-channel-numbers", Switch(|draft, on| draft.old_channels = Some(on))),
     ("rfc3489-compatibility", Instead("requests without the magic cookie are dropped")),
     ("response-origin-only-with-rfc5780", Needless("RESPONSE-ORIGIN is told where NAT discovery is on")),
     ("respond-http-unsupported", Needless("what is neither TLS nor STUN ends the connection")),
     ("drop-invalid-packets", Needless("malformed packets are dropped and counted")),
-    ("drop-invalid-packets-log", Instead("malformed packets are counted by reason (turnpike_dropped_datagrams_total), not logged")),
+    (
+        "drop-invalid-packets-log",
+        Instead("malformed packets are counted by reason (turnpike_dropped_datagrams_total), not logged"),
+    ),
     ("udp-recvmmsg", Needless("server.datapath takes the best that the machine has")),
     ("udp-recvmmsg-log", Needless("/metrics has the sizes of batches")),
     ("udp-sendmmsg-log", Needless("/metrics has the sizes of batches")),
@@ -164,12 +219,21 @@ pub(super) const OPTIONS: &[(&str, Handling)] = &[
     ("include-reason-string", Needless("reasons are in the log")),
     ("multiplex-peer", Instead("each allocation has a port of its own")),
     ("multiplex-peer-port", Instead("each allocation has a port of its own: relay.ports")),
-    ("multiplex-peer-max-peers", Instead("limits.permissions and limits.channels bound the peers of an allocation")),
+    (
+        "multiplex-peer-max-peers",
+        Instead("limits.permissions and limits.channels bound the peers of an allocation"),
+    ),
     ("version", Needless("turnpike --version")),
     ("syslog-facility", Needless("lines go to standard error, and from there to the journal")),
     ("cpus", Value(|draft, value| set(&mut draft.cpus, value))),
-    ("unauthorized-ratelimit", Needless("answers to strangers are 3 times a request at most, and need no memory")),
-    ("unauthorized-ratelimit-rps", Needless("answers to strangers are 3 times a request at most, and need no memory")),
+    (
+        "unauthorized-ratelimit",
+        Needless("answers to strangers are 3 times a request at most, and need no memory"),
+    ),
+    (
+        "unauthorized-ratelimit-rps",
+        Needless("answers to strangers are 3 times a request at most, and need no memory"),
+    ),
     ("stateless-nonce", Needless("nonces are stateless, always")),
     ("stateless-nonce-secret", Instead("nonces hold for one server until it is restarted")),
     // Of older versions.
@@ -212,7 +276,8 @@ fn within(place: &mut Option<u32>, value: &str, least: u32, most: u32) -> Result
 
 /// `PUBLIC` or `PUBLIC/LOCAL`.
 fn external_ip(draft: &mut Draft, value: &str) -> Result<(), String> {
-    let (public, local) = value.split_once('/').map_or((value, None), |(public, local)| (public, Some(local)));
+    let (public, local) =
+        value.split_once('/').map_or((value, None), |(public, local)| (public, Some(local)));
     let local: Option<IpAddr> = local.map(parse).transpose()?;
     draft.external_ips.push((parse(public)?, local));
     Ok(())
@@ -282,7 +347,10 @@ fn log_min_level(draft: &mut Draft, value: &str) -> Result<(), String> {
 /// `IP` or `IP:PORT`, with the port that the transport has otherwise.
 fn alternate(draft: &mut Draft, value: &str, of: Alternate) -> Result<(), String> {
     let port = if of == Alternate::Secure { 5349 } else { 3478 };
-    let address = match value.parse().or_else(|_| value.trim_matches(['[', ']']).parse().map(|ip: IpAddr| (ip, port).into())) {
+    let address = match value
+        .parse()
+        .or_else(|_| value.trim_matches(['[', ']']).parse().map(|ip: IpAddr| (ip, port).into()))
+    {
         Ok(address) => address,
         Err(_) => return Err(format!("{value:?} is no address: turnpike takes no names of servers here")),
     };
@@ -293,7 +361,8 @@ fn alternate(draft: &mut Draft, value: &str, of: Alternate) -> Result<(), String
 fn separator(_: &mut Draft, value: &str) -> Result<(), String> {
     match value {
         ":" => Ok(()),
-        _ => Err("a time-limited name has a colon between time and id: change it where credentials are made".to_owned()),
+        _ => Err("a time-limited name has a colon between time and id: change it where credentials are made"
+            .to_owned()),
     }
 }
 

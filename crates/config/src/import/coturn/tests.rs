@@ -51,7 +51,11 @@ fn every_option_of_coturn_is_known_and_has_its_line_in_the_test_and_in_the_docum
 #[test]
 fn every_option_comes_to_what_the_files_say() {
     let imported = translate("all.conf", CONF);
-    let notes: String = imported.notes.iter().map(|note| format!("{}{note}\n", if note.is_harmless { "- " } else { "! " })).collect();
+    let notes: String = imported
+        .notes
+        .iter()
+        .map(|note| format!("{}{note}\n", if note.is_harmless { "- " } else { "! " }))
+        .collect();
     assert!(imported.toml == TOML, "all.toml:\n{}", imported.toml);
     assert!(notes == NOTES, "all.txt:\n{notes}");
     read(TOML);
@@ -62,28 +66,61 @@ fn every_option_comes_to_what_the_files_say() {
 fn each_option_alone_changes_something_or_is_told() {
     let nothing = translate("t.conf", "");
     for (_, name, _) in settings(CONF) {
-        let line = CONF.lines().find(|line| settings(line).any(|(_, found, _)| found == name)).expect("it is there");
+        let line =
+            CONF.lines().find(|line| settings(line).any(|(_, found, _)| found == name)).expect("it is there");
         // What is off by default says nothing when it is switched off; what belongs together is looked at together.
         let is_off = settings(line).any(|(_, _, value)| is_on(value) == Some(false) && !value.is_empty());
-        let with = ["cert=/c", "pkey=/k", "prometheus", "rfc5780", "listening-ip=10.0.0.5", "listening-ip=10.0.0.6", "lt-cred-mech"];
-        let base = with.iter().filter(|other| !other.starts_with(name)).fold(String::new(), |text, line| text + line + "\n");
+        let with = [
+            "cert=/c",
+            "pkey=/k",
+            "prometheus",
+            "rfc5780",
+            "listening-ip=10.0.0.5",
+            "listening-ip=10.0.0.6",
+            "lt-cred-mech",
+        ];
+        let base = with
+            .iter()
+            .filter(|other| !other.starts_with(name))
+            .fold(String::new(), |text, line| text + line + "\n");
         let (before, after) = (translate("t.conf", &base), translate("t.conf", &(base.clone() + line)));
-        let is_default = matches!(line, "rest-api-separator=:" | "software-attribute=false" | "use-auth-secret" | "oauth");
+        let is_default =
+            matches!(line, "rest-api-separator=:" | "software-attribute=false" | "use-auth-secret" | "oauth");
         assert!(before != after || is_off || is_default, "{line}");
     }
-    assert_eq!(nothing.toml.lines().filter(|line| !line.starts_with('#') && !line.is_empty()).count(), 0, "{}", nothing.toml);
+    assert_eq!(
+        nothing.toml.lines().filter(|line| !line.starts_with('#') && !line.is_empty()).count(),
+        0,
+        "{}",
+        nothing.toml
+    );
 }
 
 #[test]
 fn lines_are_read_as_coturn_reads_them() {
     let read = |line: &'static str| settings(line).map(|(_, name, value)| (name, value)).collect::<Vec<_>>();
-    for line in ["realm=example.org", "realm example.org", "realm = example.org", "  realm\t=\t\"example.org\"  ", "realm == example.org"] {
+    for line in [
+        "realm=example.org",
+        "realm example.org",
+        "realm = example.org",
+        "  realm\t=\t\"example.org\"  ",
+        "realm == example.org",
+    ] {
         assert_eq!(read(line), [("realm", "example.org")], "{line}");
     }
     assert_eq!(read("# realm=a\n\n  #b\nfingerprint"), [("fingerprint", "")]);
     assert_eq!(read("user=a:b#c d"), [("user", "a:b#c d")], "there are no comments behind values");
     assert_eq!(settings("\n\nrealm=a").next().map(|(line, ..)| line), Some(3));
-    for (value, on) in [("", Some(true)), ("1", Some(true)), ("Yes", Some(true)), ("off", Some(false)), ("F", Some(false)), ("0", Some(false)), ("on", Some(true)), ("maybe", None)] {
+    for (value, on) in [
+        ("", Some(true)),
+        ("1", Some(true)),
+        ("Yes", Some(true)),
+        ("off", Some(false)),
+        ("F", Some(false)),
+        ("0", Some(false)),
+        ("on", Some(true)),
+        ("maybe", None),
+    ] {
         assert_eq!(is_on(value), on, "{value}");
     }
 }
@@ -92,12 +129,21 @@ fn lines_are_read_as_coturn_reads_them() {
 fn addresses_behind_a_nat_are_told_by_their_public_ones() {
     let relays = |text: &str| {
         let (settings, notes) = translated(text);
-        let shown = settings.relay_addresses.iter().map(|address| (address.bind.to_string(), address.external.map(|ip| ip.to_string())));
+        let shown = settings
+            .relay_addresses
+            .iter()
+            .map(|address| (address.bind.to_string(), address.external.map(|ip| ip.to_string())));
         (shown.collect::<Vec<_>>(), notes)
     };
     let pair = |local: &str, public: Option<&str>| (local.to_owned(), public.map(str::to_owned));
-    assert_eq!(relays("relay-ip=10.0.0.5\nexternal-ip=203.0.114.5").0, [pair("10.0.0.5", Some("203.0.114.5"))]);
-    assert_eq!(relays("listening-ip=10.0.0.5\nexternal-ip=203.0.114.5").0, [pair("10.0.0.5", Some("203.0.114.5"))]);
+    assert_eq!(
+        relays("relay-ip=10.0.0.5\nexternal-ip=203.0.114.5").0,
+        [pair("10.0.0.5", Some("203.0.114.5"))]
+    );
+    assert_eq!(
+        relays("listening-ip=10.0.0.5\nexternal-ip=203.0.114.5").0,
+        [pair("10.0.0.5", Some("203.0.114.5"))]
+    );
     assert_eq!(
         relays("relay-ip=10.0.0.5\nrelay-ip=10.0.0.6\nexternal-ip=203.0.114.6/10.0.0.6").0,
         [pair("10.0.0.5", None), pair("10.0.0.6", Some("203.0.114.6"))]
@@ -114,7 +160,10 @@ fn addresses_behind_a_nat_are_told_by_their_public_ones() {
 #[test]
 fn who_may_come_in_is_who_may_in_coturn() {
     let (settings, notes) = translated("use-auth-secret\nstatic-auth-secret=north\nrealm=example.org");
-    assert_eq!((settings.secrets.len(), settings.realm.as_str(), settings.store.url), (1, "example.org", None));
+    assert_eq!(
+        (settings.secrets.len(), settings.realm.as_str(), settings.store.url),
+        (1, "example.org", None)
+    );
     assert!(!told(&notes, "userdb"), "{notes:?}");
     let (settings, _) = translated("lt-cred-mech\npsql-userdb=\"host=h dbname=d user=u password=p\"");
     let url = settings.store.url.expect("a store");
@@ -153,9 +202,18 @@ fn listeners_are_where_coturns_are() {
     assert_eq!(shown(&settings.tls_listen), ["0.0.0.0:5349", "[::]:5349"]);
     assert!(settings.dtls_listen.is_empty(), "it is off unless asked for");
     let (settings, _) = translated("listening-ip=10.0.0.5\ncert=/c.pem\npkey=/k.pem\nno-tls\nuser=a:b");
-    assert_eq!((shown(&settings.listen), settings.tls_listen.len(), settings.tls_cert), (vec!["10.0.0.5:3478".to_owned()], 0, None));
-    let (settings, notes) = translated("listening-ip=10.0.0.5\nlistening-ip=10.0.0.6\nrfc5780\nalt-listening-port=3500\nuser=a:b");
-    assert_eq!((settings.discovery.addresses.len(), settings.discovery.ports), (2, [3478, 3500]), "{notes:?}");
+    assert_eq!(
+        (shown(&settings.listen), settings.tls_listen.len(), settings.tls_cert),
+        (vec!["10.0.0.5:3478".to_owned()], 0, None)
+    );
+    let (settings, notes) = translated(
+        "listening-ip=10.0.0.5\nlistening-ip=10.0.0.6\nrfc5780\nalt-listening-port=3500\nuser=a:b",
+    );
+    assert_eq!(
+        (settings.discovery.addresses.len(), settings.discovery.ports),
+        (2, [3478, 3500]),
+        "{notes:?}"
+    );
     let (_, notes) = translated("rfc5780\nuser=a:b");
     assert!(told(&notes, "two listening-ip"), "{notes:?}");
     let (_, notes) = translated("cert=cert.pem\npkey=/k.pem\nuser=a:b");
@@ -167,14 +225,21 @@ fn listeners_are_where_coturns_are() {
 #[test]
 fn what_is_no_option_is_told_with_what_was_meant() {
     let (_, notes) = translated("listning-port=1\nuser=a:b\nno-such-thing");
-    assert!(told(&notes, "line 1, listning-port: coturn 4.17 has no such option; did you mean listening-port?"), "{notes:?}");
+    assert!(
+        told(&notes, "line 1, listning-port: coturn 4.17 has no such option; did you mean listening-port?"),
+        "{notes:?}"
+    );
     assert!(told(&notes, "line 3, no-such-thing"), "{notes:?}");
 }
 
 #[test]
 fn what_cannot_work_together_is_told() {
     let imported = translate("t.conf", "total-quota=10\nuser-quota=20\nuser=a:b");
-    assert!(imported.notes.iter().any(|note| note.option == "limits.allocations_per_user"), "{:?}", imported.notes);
+    assert!(
+        imported.notes.iter().any(|note| note.option == "limits.allocations_per_user"),
+        "{:?}",
+        imported.notes
+    );
 }
 
 proptest::proptest! {
