@@ -52,7 +52,6 @@ pub(crate) struct CredentialsArgs {
 }
 
 impl CredentialsArgs {
-    /// What to print.
     pub(crate) fn make(self) -> io::Result<String> {
         if let Some(secret) = given(self.secret, self.secret_file)? {
             return Ok(restapi_credentials::time_limited(&secret, &self.user, self.ttl));

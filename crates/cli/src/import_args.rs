@@ -9,7 +9,7 @@ use std::{
 
 use clap::Subcommand;
 use turnpike_config::{
-    ConfigErrors,
+    Mistakes,
     import::{Imported, coturn},
 };
 
@@ -33,7 +33,7 @@ Examples:
   turnpike import coturn /etc/turnserver.conf -o /etc/turnpike.toml && turnpike check-config -c /etc/turnpike.toml";
 
 impl ImportCommand {
-    pub(crate) fn run(&self) -> Result<Imported, ConfigErrors> {
+    pub(crate) fn run(&self) -> Result<Imported, Mistakes> {
         match self {
             Self::Coturn { file, .. } => coturn::import(file),
         }

@@ -110,24 +110,11 @@ pub(crate) struct LoadTurnArgs {
     #[arg(long, value_name = "B", default_value_t = 120)]
     size: usize,
 
-    /// Datagrams that a client sends back to back, 1 to 64 [default: 1 at a fixed rate, 32 at "max"]
-    #[arg(long, value_name = "N")]
-    burst: Option<usize>,
-
-    /// At rate "max": datagrams that one client may have under way, at least a burst [default: no bound, a flood]
-    #[arg(long, value_name = "N")]
-    window: Option<u64>,
+    #[command(flatten)]
+    bursts: BurstArgs,
 
     #[command(flatten)]
     shape: ShapeArgs,
-
-    /// Measured time in seconds, above 0
-    #[arg(long, value_name = "S", default_value = "10", value_parser = seconds)]
-    duration: Duration,
-
-    /// Seconds of traffic before it that are not counted
-    #[arg(long, value_name = "S", default_value = "1", value_parser = seconds)]
-    warmup: Duration,
 
     /// How data reaches the server: "channel" (ChannelData) or "send" (Send and Data indications)
     #[arg(long, value_name = "HOW", default_value_t = Via::Channel)]
@@ -147,21 +134,55 @@ pub(crate) struct LoadTurnArgs {
     #[arg(long, value_name = "D", default_value = "auto")]
     datapath: Datapath,
 
+    #[command(flatten)]
+    time: TimeArgs,
+
+    #[command(flatten)]
+    limits: LimitArgs,
+}
+
+/// How long, by how many threads, and where the result goes.
+#[derive(Args)]
+pub(crate) struct TimeArgs {
+    /// Measured time in seconds, above 0
+    #[arg(long, value_name = "S", default_value = "10", value_parser = seconds)]
+    pub(crate) duration: Duration,
+
+    /// Seconds of traffic before it that are not counted
+    #[arg(long, value_name = "S", default_value = "1", value_parser = seconds)]
+    pub(crate) warmup: Duration,
+
     /// Threads, 1 to 1024 [default: one per core, no more than clients]
     #[arg(long, value_name = "N")]
-    threads: Option<usize>,
+    pub(crate) threads: Option<usize>,
 
     /// Write the result as one JSON object to FILE, "-" for standard output
     #[arg(long, value_name = "FILE|-")]
-    json: Option<PathBuf>,
+    pub(crate) json: Option<PathBuf>,
+}
 
+/// Limits that make the exit code 3.
+#[derive(Args)]
+pub(crate) struct LimitArgs {
     /// Exit with 3 when more than PCT percent are lost, 0 to 100
     #[arg(long, value_name = "PCT", value_parser = percent)]
-    max_loss: Option<f64>,
+    pub(crate) max_loss: Option<f64>,
 
-    /// Exit with 3 when the 99th percentile of the round trip is above US microseconds
+    /// Exit with 3 when the 99th percentile of the latency is above US microseconds
     #[arg(long, value_name = "US")]
-    max_p99: Option<u64>,
+    pub(crate) max_p99: Option<u64>,
+}
+
+/// How datagrams of one client follow each other.
+#[derive(Args)]
+pub(crate) struct BurstArgs {
+    /// Datagrams that a client sends back to back, 1 to 64 [default: 1 at a fixed rate, 32 at "max"]
+    #[arg(long, value_name = "N")]
+    pub(crate) burst: Option<usize>,
+
+    /// At rate "max": datagrams that one client may have under way, at least a burst [default: no bound, a flood]
+    #[arg(long, value_name = "N")]
+    pub(crate) window: Option<u64>,
 }
 
 /// Traffic in the shape of what people do.
@@ -258,19 +279,19 @@ impl LoadTurnArgs {
             via: self.via,
             rate: self.rate,
             size: self.size,
-            burst: self.burst,
-            window: self.window,
-            duration: self.duration,
-            warmup: self.warmup,
+            burst: self.bursts.burst,
+            window: self.bursts.window,
+            duration: self.time.duration,
+            warmup: self.time.warmup,
             mode: self.mode,
             migrate: self.migrate,
-            threads: self.threads,
+            threads: self.time.threads,
             datapath: self.datapath,
-            max_loss: self.max_loss,
-            max_p99: self.max_p99,
+            max_loss: self.limits.max_loss,
+            max_p99: self.limits.max_p99,
             ..Config::default()
         };
-        Ok((config, self.json))
+        Ok((config, self.time.json))
     }
 }
 
@@ -297,7 +318,6 @@ pub(crate) struct ReflectArgs {
 }
 
 impl ReflectArgs {
-    /// What to run.
     pub(crate) fn into_config(self) -> reflect::Config {
         let default = reflect::Config::default();
         reflect::Config {
@@ -360,7 +380,6 @@ pub(crate) fn user(text: &str) -> Result<(String, String), &'static str> {
 
 /// Seconds, of which a clock can have so many more.
 pub(crate) fn seconds(text: &str) -> Result<Duration, String> {
-    /// A year.
     const MOST: u64 = 365 * 86_400;
     let seconds: f64 = text.parse().map_err(|error: ParseFloatError| format!("expected seconds: {error}"))?;
     Duration::try_from_secs_f64(seconds)
@@ -439,8 +458,8 @@ mod tests {
         let kid = |config: Config| config.access_token.map(|token| token.kid);
         let north = Ok(Some("north".to_owned()));
         assert_eq!(load_turn(&["--access-token", PRINTED]).map(kid), north);
-        let path = std::env::temp_dir().join(format!("turnpike-token-{}", std::process::id()));
-        fs::write(&path, PRINTED).expect("a temporary file");
+        let dir = turnpike_testkit::Dir::new();
+        let path = dir.file("token", PRINTED);
         let file = path.to_str().expect("UTF-8");
         assert_eq!(load_turn(&["--access-token-file", file]).map(kid), north);
         for (arguments, told) in [
@@ -453,10 +472,9 @@ mod tests {
             let error = load_turn(arguments).map(|_| ()).expect_err("refused");
             assert!(error.contains(told), "{arguments:?}: {error}");
         }
-        fs::write(&path, "hunter2").expect("a temporary file");
+        dir.file("token", "hunter2");
         let error = load_turn(&["--access-token-file", file]).map(|_| ()).expect_err("no token");
         assert!(error.contains(file) && error.contains("username") && !error.contains("hunter2"), "{error}");
-        fs::remove_file(path).expect("it is there");
     }
 
     #[test]

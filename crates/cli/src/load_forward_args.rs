@@ -1,6 +1,6 @@
 //! Flags of the generators for forwarders: `turnpike load tcp`, `rr`, `connect` and `udp`.
 
-use std::{net::SocketAddr, path::PathBuf, time::Duration};
+use std::{net::SocketAddr, path::PathBuf};
 
 use clap::Args;
 use turnpike_load::{
@@ -10,7 +10,7 @@ use turnpike_load::{
 };
 use turnpike_net::Datapath;
 
-use crate::load_args::{ShapeArgs, percent, seconds, server};
+use crate::load_args::{BurstArgs, LimitArgs, ShapeArgs, TimeArgs, server};
 
 /// Where, how long, and where the result goes.
 #[derive(Args)]
@@ -19,33 +19,8 @@ pub(crate) struct RunArgs {
     #[arg(value_name = "HOST:PORT", value_parser = server)]
     server: SocketAddr,
 
-    /// Measured time in seconds, above 0
-    #[arg(long, value_name = "S", default_value = "10", value_parser = seconds)]
-    duration: Duration,
-
-    /// Seconds of traffic before it that are not counted
-    #[arg(long, value_name = "S", default_value = "1", value_parser = seconds)]
-    warmup: Duration,
-
-    /// Threads, 1 to 1024 [default: one per core, no more than connections]
-    #[arg(long, value_name = "N")]
-    threads: Option<usize>,
-
-    /// Write the result as one JSON object to FILE, "-" for standard output
-    #[arg(long, value_name = "FILE|-")]
-    pub(crate) json: Option<PathBuf>,
-}
-
-/// Limits that make the exit code 3.
-#[derive(Args)]
-pub(crate) struct LimitArgs {
-    /// Exit with 3 when more than PCT percent are lost, 0 to 100
-    #[arg(long, value_name = "PCT", value_parser = percent)]
-    max_loss: Option<f64>,
-
-    /// Exit with 3 when the 99th percentile of the latency is above US microseconds
-    #[arg(long, value_name = "US")]
-    max_p99: Option<u64>,
+    #[command(flatten)]
+    time: TimeArgs,
 }
 
 /// Flags of `load tcp`.
@@ -194,13 +169,8 @@ pub(crate) struct LoadUdpArgs {
     #[arg(long, value_name = "B", default_value_t = 120)]
     size: usize,
 
-    /// Datagrams that a flow sends back to back, 1 to 64 [default: 1 at a fixed rate, 32 at "max"]
-    #[arg(long, value_name = "N")]
-    burst: Option<usize>,
-
-    /// At rate "max": datagrams that one flow may have under way [default: no bound, a flood]
-    #[arg(long, value_name = "N")]
-    window: Option<u64>,
+    #[command(flatten)]
+    bursts: BurstArgs,
 
     #[command(flatten)]
     shape: ShapeArgs,
@@ -225,11 +195,11 @@ impl LoadUdpArgs {
             clients: self.clients,
             rate: self.rate,
             size: self.size,
-            burst: self.burst,
-            window: self.window,
-            duration: self.run.duration,
-            warmup: self.run.warmup,
-            threads: self.run.threads,
+            burst: self.bursts.burst,
+            window: self.bursts.window,
+            duration: self.run.time.duration,
+            warmup: self.run.time.warmup,
+            threads: self.run.time.threads,
             datapath: self.datapath,
             profile: self.shape.into_shaped(),
             peer: self.peer,
@@ -237,7 +207,7 @@ impl LoadUdpArgs {
             max_p99: self.limits.max_p99,
             ..udp::Config::default()
         };
-        (config, self.run.json)
+        (config, self.run.time.json)
     }
 }
 
@@ -252,14 +222,14 @@ fn stream_config(
         server: run.server,
         clients,
         rate,
-        duration: run.duration,
-        warmup: run.warmup,
-        threads: run.threads,
+        duration: run.time.duration,
+        warmup: run.time.warmup,
+        threads: run.time.threads,
         max_loss: limits.max_loss,
         max_p99: limits.max_p99,
         ..stream::Config::new(workload)
     };
-    (config, run.json)
+    (config, run.time.json)
 }
 
 pub(crate) const LOAD_TCP: &str = "\

@@ -23,7 +23,7 @@ use std::{
 };
 
 use clap::Parser;
-use turnpike_config::{ConfigErrors, forward::ForwardSources};
+use turnpike_config::{Mistakes, forward::ForwardSources};
 use turnpike_daemon::{DaemonError, wait_for_stop};
 use turnpike_load::{
     LoadError, Outcome, Report, Stop,
@@ -142,7 +142,7 @@ fn check_forward(sources: &ForwardSources) -> ExitCode {
 }
 
 /// Warnings and the effective settings, or every mistake.
-fn show_checked(checked: Result<(Vec<String>, String), ConfigErrors>) -> ExitCode {
+fn show_checked(checked: Result<(Vec<String>, String), Mistakes>) -> ExitCode {
     match checked {
         Ok((warnings, settings)) => {
             for warning in &warnings {

@@ -9,7 +9,6 @@ use turnpike_probe::{Level, Report};
 
 use crate::forgive_closed_pipe;
 
-/// Prints the report.
 pub(crate) fn show(report: &Report, json: bool) -> io::Result<()> {
     let shown = if json {
         let text = serde_json::to_string(report)?;

@@ -87,7 +87,8 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "N")]
     workers: Option<String>,
 
-    /// How datagrams enter and leave: auto, basic, mmsg or gso [default: auto, the highest that works]
+    /// How datagrams enter and leave: auto, basic, mmsg, gso or kernel [default: auto, the highest that works but kernel]. With kernel, an
+    /// eBPF program relays lone datagrams between bound channels without waking the server; they do not meet this machine's firewall
     #[arg(long, value_name = "D")]
     datapath: Option<String>,
 

@@ -9,7 +9,6 @@ use turnpike_load::{Direction, Leg, Report};
 pub(crate) enum Unit {
     /// Datagrams or requests, with a round trip each.
     Messages,
-    /// Bytes of streams.
     Bytes,
 }
 

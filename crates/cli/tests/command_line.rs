@@ -1,32 +1,8 @@
 //! What the program says and how it exits when nothing is served: configuration checks, credentials, wrong usage.
 
-use std::{
-    fs,
-    path::PathBuf,
-    process::{Command, Output, Stdio},
-};
+use std::process::{Command, Output, Stdio};
 
-struct Dir(PathBuf);
-
-impl Dir {
-    fn new(name: &str) -> Self {
-        let path = std::env::temp_dir().join(format!("turnpike-{name}-{}", std::process::id()));
-        fs::create_dir_all(&path).expect("a temporary directory");
-        Self(path)
-    }
-
-    fn file(&self, text: &str) -> PathBuf {
-        let path = self.0.join("t.toml");
-        fs::write(&path, text).expect("a temporary file");
-        path
-    }
-}
-
-impl Drop for Dir {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
-    }
-}
+use turnpike_testkit::Dir;
 
 fn turnpike(arguments: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_turnpike")).args(arguments).output().expect("the program runs")
@@ -42,8 +18,8 @@ fn stderr(output: &Output) -> String {
 
 #[test]
 fn a_good_configuration_is_ok_and_shows_the_effective_settings_without_secrets() {
-    let dir = Dir::new("good");
-    let path = dir.file("[server]\nrealm = \"file\"\n[auth]\nsecrets = [\"hunter2\"]\n");
+    let dir = Dir::new();
+    let path = dir.file("t.toml", "[server]\nrealm = \"file\"\n[auth]\nsecrets = [\"hunter2\"]\n");
     let output = turnpike(&[
         "check-config",
         "-c",
@@ -64,8 +40,8 @@ fn a_good_configuration_is_ok_and_shows_the_effective_settings_without_secrets()
 
 #[test]
 fn a_broken_configuration_exits_with_2_and_lists_every_mistake() {
-    let dir = Dir::new("broken");
-    let path = dir.file("[server]\nlisten = [\"nowhere\"]\nrelm = \"x\"\n");
+    let dir = Dir::new();
+    let path = dir.file("t.toml", "[server]\nlisten = [\"nowhere\"]\nrelm = \"x\"\n");
     let path = path.to_str().expect("UTF-8");
     for command in ["check-config", "serve"] {
         let output = turnpike(&[command, "-c", path, "--relay-ports", "9-1"]);
@@ -81,7 +57,13 @@ fn a_broken_configuration_exits_with_2_and_lists_every_mistake() {
 
 #[test]
 fn wrong_usage_exits_with_2() {
-    for arguments in [&["serve", "--nonsense"][..], &["nonsense"], &[], &["credentials", "--user", "a"]] {
+    for arguments in [
+        &["serve", "--nonsense"][..],
+        &["serve", "-c", "/nowhere/turnpike.toml"],
+        &["nonsense"],
+        &[],
+        &["credentials", "--user", "a"],
+    ] {
         assert_eq!(turnpike(arguments).status.code(), Some(2), "{arguments:?}");
     }
 }
@@ -117,8 +99,8 @@ fn stored_keys_are_an_entry_for_the_configuration() {
     let output = turnpike(&["credentials", "--user", "user", "--realm", "realm", "--password", "pass"]);
     let entry = stdout(&output);
     assert!(entry.contains("8493fbc53ba582fb4c044c456bdc40eb"), "{entry}");
-    let dir = Dir::new("keys");
-    let path = dir.file(&format!("[auth]\nusers = [{}]\n", entry.trim_end()));
+    let dir = Dir::new();
+    let path = dir.file("t.toml", format!("[auth]\nusers = [{}]\n", entry.trim_end()));
     let check = turnpike(&["check-config", "-c", path.to_str().expect("UTF-8")]);
     assert_eq!(check.status.code(), Some(0), "{}", stderr(&check));
 }

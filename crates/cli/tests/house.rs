@@ -10,6 +10,7 @@ const FLOORS: &[(&str, u8)] = &[
     ("turnpike-wire", 0),
     ("turnpike-net", 0),
     ("turnpike-measure", 0),
+    ("turnpike-strict", 0),
     // For tests alone.
     ("turnpike-testkit", 0),
     ("turnpike-turn", 1),
@@ -63,6 +64,9 @@ const RANDOM_CRATES: &[&str] = &["fastrand", "getrandom", "oorandom", "rand"];
 const RANDOM_NAMES: &[&str] =
     &["rand", "getrandom", "OsRng", "ThreadRng", "thread_rng", "from_os_rng", "from_entropy"];
 
+/// What reads and writes STUN as `turnpike-wire` does, to compare the two.
+const ORACLE: &[&str] = &["stun-types", "turn-types"];
+
 /// What `lab` starts as programs and therefore never links.
 const SERVERS: &[&str] =
     &["turnpike-relay", "turnpike-forward", "turnpike-load", "turnpike-probe", "turnpike-daemon"];
@@ -103,6 +107,14 @@ fn turn_draws_no_random_number_but_from_the_seed_that_it_is_handed() {
     assert_eq!(forbidden_imports(&house, "turnpike-turn", RANDOM_CRATES), NONE);
     let turn = house.iter().find(|room| room.name == "turnpike-turn").expect("turn is a room");
     assert_eq!(tokens_in(&sources(&turn.dir.join("src")), RANDOM_NAMES), NONE);
+}
+
+#[test]
+fn the_oracle_of_the_codec_is_in_tests_alone() {
+    let house = house();
+    for room in &house {
+        assert_eq!(forbidden_imports(&house, &room.name, ORACLE), NONE);
+    }
 }
 
 #[test]
@@ -281,7 +293,10 @@ fn read(metadata: &Value) -> Vec<Room> {
                 .collect(),
             roots: list(&package["targets"])
                 .iter()
-                .filter(|target| list(&target["kind"]).iter().any(|kind| kind == "lib" || kind == "bin"))
+                .filter(|target| {
+                    let roots = ["lib", "bin", "example"];
+                    list(&target["kind"]).iter().any(|kind| roots.iter().any(|root| kind == root))
+                })
                 .map(|target| PathBuf::from(text(&target["src_path"])))
                 .collect(),
             dir: Path::new(&text(&package["manifest_path"])).parent().expect("in a directory").to_owned(),

@@ -51,7 +51,6 @@ pub struct Verifier {
 
 impl Verifier {
     /// Asks this judge.
-    #[must_use]
     pub fn new(judge: Arc<dyn Judge>) -> Arc<Self> {
         Arc::new(Self { judge, provider: provider() })
     }
@@ -161,7 +160,6 @@ impl Judge for Authorities {
 }
 
 /// Why a handshake failed, in words.
-#[must_use]
 pub fn explain(error: &Error) -> String {
     use CertificateError as C;
     let Error::InvalidCertificate(certificate) = error else {

@@ -20,7 +20,6 @@ pub struct Datagrams {
 
 impl Datagrams {
     /// No socket yet. `clients` of them, of all threads, will share the memory for buffers.
-    #[must_use]
     pub fn new(datapath: Datapath, clients: usize) -> Self {
         /// Receive buffers of all sockets together, as far as the kernel allows.
         const ALL_BUFFERS: usize = 128 << 20;
@@ -92,7 +91,6 @@ impl Datagrams {
     }
 
     /// Datagrams queued since the last flush.
-    #[must_use]
     pub fn queued(&self) -> usize {
         self.tx.queued()
     }

@@ -89,19 +89,16 @@ impl Association {
     }
 
     /// Whether the handshake is over.
-    #[must_use]
     pub fn is_connected(&self) -> bool {
         self.connected
     }
 
     /// When [`Association::handle_timeout`] wants to be called.
-    #[must_use]
     pub fn timeout(&self) -> Option<Instant> {
         self.timeout
     }
 
     /// The version spoken, once that is known.
-    #[must_use]
     pub fn version(&self) -> Option<String> {
         let version = format!("{:?}", self.dtls.protocol_version()?);
         Some(version.replacen('S', "S ", 1).replace('_', "."))

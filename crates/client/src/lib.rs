@@ -24,7 +24,7 @@ pub use certificates::{Judge, Shown, Verifier, explain};
 pub use datagrams::Datagrams;
 pub use links::{Broken, Framing, Links};
 pub use security::{Security, TlsOptions};
-pub use transport::{Transport, UnknownTransport};
+pub use transport::{Transport, UnknownName};
 pub use uri::{InvalidServerUri, ServerUri};
 
 /// What goes wrong on the way, by name, and how often.

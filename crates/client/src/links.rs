@@ -195,13 +195,11 @@ impl Links {
     }
 
     /// Whether the link has failed and is not to be opened any more.
-    #[must_use]
     pub fn is_broken(&self, index: usize) -> bool {
         self.links[index].state == State::Broken
     }
 
     /// Whether the link takes another message.
-    #[must_use]
     pub fn has_room(&self, index: usize) -> bool {
         let link = &self.links[index];
         link.state != State::Broken && link.waiting() < MAX_WAITING
@@ -227,7 +225,6 @@ impl Links {
     }
 
     /// Messages pushed since the last flush.
-    #[must_use]
     pub fn queued(&self) -> usize {
         self.queued
     }

@@ -180,7 +180,7 @@ impl ClientSessionStore for Sessions {
 
 #[cfg(test)]
 mod tests {
-    use std::fs;
+    use turnpike_testkit::Dir;
 
     use super::*;
     use crate::explain;
@@ -198,39 +198,36 @@ mod tests {
     #[test]
     fn a_named_certificate_is_taken_under_its_own_name_only() {
         let ours = certificate(&["turn.example.org"]);
-        let path = std::env::temp_dir().join(format!("turnpike-ca-{}.pem", std::process::id()));
-        fs::write(&path, ours.cert.pem()).unwrap();
-        let options = TlsOptions { ca: Some(path.clone()), ..TlsOptions::default() };
+        let dir = Dir::new();
+        let path = dir.file("ca.pem", ours.cert.pem());
+        let options = TlsOptions { ca: Some(path), ..TlsOptions::default() };
         assert_eq!(judge(&options, ours.cert.der(), "turn.example.org"), Ok(()));
         assert!(judge(&options, ours.cert.der(), "example.net").is_err());
         let other = certificate(&["turn.example.org"]);
         assert!(judge(&options, other.cert.der(), "turn.example.org").is_err());
         let insecure = TlsOptions { insecure: true, ..TlsOptions::default() };
         assert_eq!(judge(&insecure, other.cert.der(), "example.net"), Ok(()));
-        fs::remove_file(path).unwrap();
     }
 
     #[test]
     fn a_certificate_for_another_name_is_told_by_its_names_as_people_write_them() {
         let ours = certificate(&["localhost", "127.0.0.1", "::1"]);
-        let path = std::env::temp_dir().join(format!("turnpike-names-{}.pem", std::process::id()));
-        fs::write(&path, ours.cert.pem()).unwrap();
-        let options = TlsOptions { ca: Some(path.clone()), ..TlsOptions::default() };
+        let dir = Dir::new();
+        let path = dir.file("ca.pem", ours.cert.pem());
+        let options = TlsOptions { ca: Some(path), ..TlsOptions::default() };
         let server = SocketAddr::from(([127, 0, 0, 1], 5349));
         let security = Security::new(&options, Some("example.net"), server).unwrap();
         let told = explain(&security.judge(ours.cert.der()).unwrap_err());
         assert_eq!(told, "the certificate is for localhost, 127.0.0.1, ::1, not for example.net");
-        fs::remove_file(path).unwrap();
     }
 
     #[test]
     fn a_file_without_certificates_and_an_impossible_name_say_so() {
-        let path = std::env::temp_dir().join(format!("turnpike-no-ca-{}.pem", std::process::id()));
-        fs::write(&path, "nothing").unwrap();
-        let options = TlsOptions { ca: Some(path.clone()), ..TlsOptions::default() };
+        let dir = Dir::new();
+        let path = dir.file("ca.pem", "nothing");
+        let options = TlsOptions { ca: Some(path), ..TlsOptions::default() };
         assert!(judge(&options, &[], "a").unwrap_err().contains("--ca"));
         let insecure = TlsOptions { insecure: true, ..TlsOptions::default() };
         assert!(judge(&insecure, &[], "no name").unwrap_err().contains("--server-name"));
-        fs::remove_file(path).unwrap();
     }
 }

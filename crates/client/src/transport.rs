@@ -1,9 +1,10 @@
 //! How clients reach a server.
 
-use std::{fmt, str::FromStr};
+use strum::{Display, EnumString, VariantNames};
 
 /// The transport between a TURN client and its server.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Display, EnumString, VariantNames)]
+#[strum(serialize_all = "lowercase", parse_err_ty = UnknownName, parse_err_fn = UnknownName::of::<Self>)]
 pub enum Transport {
     /// Datagrams.
     #[default]
@@ -16,53 +17,45 @@ pub enum Transport {
     Dtls,
 }
 
-/// The name is none of `udp`, `tcp`, `tls`, `dtls`.
+/// A name is none of those that there are.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("unknown value {0:?}: expected udp, tcp, tls or dtls")]
-pub struct UnknownTransport(String);
+#[error("unknown value {value:?}: expected {}", in_words(expected))]
+pub struct UnknownName {
+    value: String,
+    expected: &'static [&'static str],
+}
+
+impl UnknownName {
+    /// One that is no variant of this.
+    pub fn of<T: VariantNames>(value: &str) -> Self {
+        Self { value: value.to_owned(), expected: T::VARIANTS }
+    }
+}
+
+fn in_words(names: &[&str]) -> String {
+    match names {
+        [names @ .., before, last] => [names, &[format!("{before} or {last}").as_str()]].concat().join(", "),
+        names => names.concat(),
+    }
+}
 
 impl Transport {
     /// All of them, the plain ones first.
     pub const ALL: [Self; 4] = [Self::Udp, Self::Tcp, Self::Tls, Self::Dtls];
 
     /// Whether messages arrive in order and complete, so that nothing is sent again (RFC 8489 section 6.2.2).
-    #[must_use]
     pub fn is_stream(self) -> bool {
         matches!(self, Self::Tcp | Self::Tls)
     }
 
     /// Whether the server shows a certificate.
-    #[must_use]
     pub fn is_secure(self) -> bool {
         matches!(self, Self::Tls | Self::Dtls)
     }
 
     /// The default port: 3478, or 5349 with a certificate (RFC 8656 section 6).
-    #[must_use]
     pub fn default_port(self) -> u16 {
         if self.is_secure() { 5349 } else { 3478 }
-    }
-}
-
-impl FromStr for Transport {
-    type Err = UnknownTransport;
-
-    fn from_str(name: &str) -> Result<Self, Self::Err> {
-        Self::ALL
-            .into_iter()
-            .find(|transport| transport.to_string() == name)
-            .ok_or_else(|| UnknownTransport(name.to_owned()))
-    }
-}
-
-impl fmt::Display for Transport {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            Self::Udp => "udp",
-            Self::Tcp => "tcp",
-            Self::Tls => "tls",
-            Self::Dtls => "dtls",
-        })
     }
 }
 
@@ -75,6 +68,7 @@ mod tests {
         for transport in Transport::ALL {
             assert_eq!(transport.to_string().parse(), Ok(transport));
         }
-        assert!("sctp".parse::<Transport>().is_err());
+        let unknown = "sctp".parse::<Transport>().unwrap_err().to_string();
+        assert_eq!(unknown, "unknown value \"sctp\": expected udp, tcp, tls or dtls");
     }
 }

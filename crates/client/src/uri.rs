@@ -68,7 +68,6 @@ pub enum InvalidServerUri {
 impl ServerUri {
     /// How the name says that the server is to be reached: TLS over TCP is the default of `turns:`, UDP that of `turn:`
     /// (RFC 7065 section 3.1 with RFC 5928); `turns:` over UDP is DTLS (RFC 7350).
-    #[must_use]
     pub fn transport(&self) -> Transport {
         match (self.is_secure(), self.tcp) {
             (false, None | Some(false)) => Transport::Udp,
@@ -79,32 +78,27 @@ impl ServerUri {
     }
 
     /// Whether it asks for TLS or DTLS.
-    #[must_use]
     pub fn is_secure(&self) -> bool {
         matches!(self.scheme, Scheme::Stuns | Scheme::Turns)
     }
 
     /// Whether it names a TURN server, and not only a STUN server.
-    #[must_use]
     pub fn is_turn(&self) -> bool {
         matches!(self.scheme, Scheme::Turn | Scheme::Turns)
     }
 
     /// Whether it may be reached so: nothing that the name says speaks against it.
-    #[must_use]
     pub fn allows(&self, transport: Transport) -> bool {
         let tcp = transport.is_stream();
         (!self.is_secure() || transport.is_secure()) && self.tcp.is_none_or(|wanted| wanted == tcp)
     }
 
     /// The host, where it is a name and not an address.
-    #[must_use]
     pub fn name(&self) -> Option<&str> {
         self.host.parse::<std::net::IpAddr>().is_err().then_some(&self.host)
     }
 
     /// The port for a transport.
-    #[must_use]
     pub fn port_for(&self, transport: Transport) -> u16 {
         self.port.unwrap_or_else(|| transport.default_port())
     }

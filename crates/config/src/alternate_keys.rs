@@ -6,66 +6,50 @@ use turnpike_turn::server::{Alternate, AlternateWhen, Transport};
 
 use super::{
     key::{
-        KeySpec, Kind, field, named,
+        Kind, named, settings,
         show::{list, quoted},
     },
     realm_keys::server_name,
     tables::Place,
 };
 
-/// Another server, and where it was named.
-#[derive(Clone, Debug, PartialEq)]
-pub struct AlternateSettings {
-    /// The server.
-    pub alternate: Alternate,
-    /// Where it stands.
-    pub place: Place,
-}
-
-impl Default for AlternateSettings {
-    fn default() -> Self {
-        let alternate = Alternate {
-            // Never used: the key must be there.
-            address: SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0)),
-            domain: None,
-            transports: Vec::new(),
-            when: AlternateWhen::default(),
-        };
-        Self { alternate, place: Place::default() }
+settings! {
+    /// Another server, and where it was named.
+    AlternateSettings by ALTERNATE_KEYS {
+        /// The server.
+        alternate: Alternate = nowhere(),
+            reload "alternate.address" .address ADDRESS,
+            reload "alternate.domain" .domain DOMAIN,
+            reload "alternate.transports" .transports TRANSPORTS,
+            reload "alternate.when" .when WHEN;
+        /// Where it stands.
+        place: Place = Place::default();
     }
 }
 
-/// The keys of one `[[alternate]]`.
-pub(crate) static ALTERNATE_KEYS: &[KeySpec<AlternateSettings>] = &[
-    field!("alternate.address", reload: true, ADDRESS, alternate.address),
-    field!("alternate.domain", reload: true, DOMAIN, alternate.domain),
-    field!("alternate.transports", reload: true, TRANSPORTS, alternate.transports),
-    field!("alternate.when", reload: true, WHEN, alternate.when),
-];
+/// Never used: the key must be there.
+fn nowhere() -> Alternate {
+    let address = SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0));
+    Alternate { address, domain: None, transports: Vec::new(), when: AlternateWhen::default() }
+}
 
-const ADDRESS: Kind<SocketAddr> = Kind {
-    expected: "\"ADDR:PORT\" of another server, unicast",
-    list: false,
-    secret: false,
-    read: |reader, node| reader.parsed(node, unicast),
-    show: |address| quoted(&address.to_string()),
-};
+const ADDRESS: Kind<SocketAddr> = Kind::one(
+    "\"ADDR:PORT\" of another server, unicast",
+    |reader, node| reader.parsed(node, unicast),
+    |address| quoted(&address.to_string()),
+);
 
-const DOMAIN: Kind<Option<String>> = Kind {
-    expected: "the host name in that server's certificate, such as \"turn2.example.org\"",
-    list: false,
-    secret: false,
-    read: |reader, node| reader.parsed(node, server_name).map(Some),
-    show: |domain| domain.as_deref().map_or_else(String::new, quoted),
-};
+const DOMAIN: Kind<Option<String>> = Kind::one(
+    "the host name in that server's certificate, such as \"turn2.example.org\"",
+    |reader, node| reader.parsed(node, server_name).map(Some),
+    |domain| domain.as_deref().map_or_else(String::new, quoted),
+);
 
-const TRANSPORTS: Kind<Vec<Transport>> = Kind {
-    expected: "a list of \"udp\", \"tcp\", \"tls\" and \"dtls\", [] for all of them",
-    list: true,
-    secret: false,
-    read: |reader, node| reader.list(node, |reader, node| reader.parsed_as(node)),
-    show: |transports| list(transports.iter().map(|transport| quoted(transport.into()))),
-};
+const TRANSPORTS: Kind<Vec<Transport>> = Kind::list(
+    "a list of \"udp\", \"tcp\", \"tls\" and \"dtls\", [] for all of them",
+    |reader, node| reader.list(node, |reader, node| reader.parsed_as(node)),
+    |transports| list(transports.iter().map(|transport| quoted(transport.into()))),
+);
 
 const WHEN: Kind<AlternateWhen> = named!(
     "\"drain\", \"full\" or \"always\"",

@@ -9,7 +9,7 @@ use std::{
 
 use turnpike_relay::{CertificateError, Identity};
 
-use super::{CertificateFiles, ConfigError, Settings, exposed};
+use super::{CertificateFiles, Mistake, Settings, exposed};
 
 /// A certificate and its key, and the file that it is from.
 #[derive(Clone, Debug)]
@@ -26,19 +26,17 @@ pub struct Found {
     /// The default one first.
     pub certificates: Vec<Certificate>,
     /// What cannot be used, with its file's name.
-    pub problems: Vec<ConfigError>,
+    pub problems: Vec<Mistake>,
     /// Sentences for the log.
     pub warnings: Vec<String>,
 }
 
 /// For the TLS of [`turnpike_relay`].
-#[must_use]
 pub fn identities(certificates: &[Certificate]) -> Vec<Identity> {
     certificates.iter().map(|certificate| certificate.identity.clone()).collect()
 }
 
 /// Reads all certificates.
-#[must_use]
 pub fn load(settings: &Settings) -> Found {
     let unix = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
     let Found { mut certificates, mut problems, mut warnings } = Found::default();
@@ -50,7 +48,7 @@ pub fn load(settings: &Settings) -> Found {
             }
             Err((path, problem)) => problems.push(
                 // The mistake is in the file, but the line that names it is where a reader starts.
-                ConfigError::new(
+                Mistake::new(
                     settings.origin(key),
                     key,
                     format!("{}: {problem}", path.display()),
@@ -65,7 +63,7 @@ pub fn load(settings: &Settings) -> Found {
         && !dtls
         && problems.is_empty()
     {
-        problems.push(ConfigError::new(
+        problems.push(Mistake::new(
             settings.origin(key),
             key,
             format!("{}: DTLS (dtls.listen) cannot use this certificate's key", files.cert.display()),
@@ -109,9 +107,8 @@ mod tests {
 
     #[test]
     fn files_that_cannot_be_used_are_named() {
-        let dir = std::env::temp_dir().join(format!("turnpike-files-{}", std::process::id()));
-        fs::create_dir_all(&dir).unwrap();
-        let (cert, key) = (dir.join("cert.pem"), dir.join("key.pem"));
+        let dir = turnpike_testkit::Dir::new();
+        let (cert, key) = (dir.at("cert.pem"), dir.at("key.pem"));
         let problem = |settings: &Settings| {
             let Found { certificates, mut problems, .. } = load(settings);
             assert!(certificates.is_empty());
@@ -128,6 +125,5 @@ mod tests {
         assert!(problem(&settings).contains("key.pem: cannot be read"));
         fs::write(&key, "no PEM").unwrap();
         assert!(problem(&settings).contains("key.pem: no private key in it"));
-        fs::remove_dir_all(&dir).unwrap();
     }
 }

@@ -2,252 +2,250 @@
 
 use std::{collections::HashSet, net::SocketAddr};
 
-use super::{AdminListen, AlternateSettings, ConfigError, RealmSettings, Settings, TokenKeySettings};
+use super::{AdminListen, AlternateSettings, Mistake, RealmSettings, Settings, TokenKeySettings};
 use crate::realms;
 
 /// [`turnpike_turn::server::RealmId`] counts them in 16 bits, `server.realm` being the first.
 const MOST_REALMS: usize = 65_534;
 
 /// Appends what cannot work. A limit that nobody set never makes an error: it only caps.
-pub(crate) fn combinations(settings: &Settings, problems: &mut Vec<ConfigError>) {
-    let mut refuse = |key: &'static str, problem: String, expected: &str| {
-        problems.push(ConfigError::new(settings.origin(key), key, problem, expected));
-    };
+pub(crate) fn combinations(settings: &Settings, problems: &mut Vec<Mistake>) {
+    let mut judge = Judge { settings, problems };
+    judge.listeners();
+    judge.admin();
+    judge.certificates();
+    judge.addresses();
+    judge.limits();
+    judge.users();
+    judge.tokens();
+    alternates(settings, problems);
+    for (index, realm) in settings.realms.iter().enumerate() {
+        one_realm(settings, index, realm, problems);
+    }
+}
 
-    if settings.listen.is_empty() {
-        refuse("server.listen", "the list is empty".to_owned(), "at least one address to listen on");
+struct Judge<'a> {
+    settings: &'a Settings,
+    problems: &'a mut Vec<Mistake>,
+}
+
+impl Judge<'_> {
+    fn refuse(&mut self, key: &'static str, problem: impl Into<String>, expected: &str) {
+        self.problems.push(Mistake::new(self.settings.origin(key), key, problem, expected));
     }
-    if let Some(address) = repeated(settings.listen.iter().filter(|address| address.port() != 0)) {
-        refuse("server.listen", format!("{address} is listed twice"), "each address once");
+
+    fn listeners(&mut self) {
+        let settings = self.settings;
+        if settings.listen.is_empty() {
+            self.refuse("server.listen", "the list is empty", "at least one address to listen on");
+        }
+        let lists = [&settings.listen, &settings.tls_listen, &settings.dtls_listen];
+        for (key, list) in ["server.listen", "tls.listen", "dtls.listen"].into_iter().zip(lists) {
+            if let Some(address) = repeated(list.iter().filter(|address| address.port() != 0)) {
+                self.refuse(key, format!("{address} is listed twice"), "each address once");
+            }
+        }
+        let by_tcp =
+            |address: &&SocketAddr| settings.tcp && address.port() != 0 && settings.listen.contains(address);
+        if let Some(address) = settings.tls_listen.iter().find(by_tcp) {
+            self.refuse(
+                "tls.listen",
+                format!("{address} is in server.listen too"),
+                "addresses that server.listen does not name: with a certificate, those take TLS clients as well",
+            );
+        }
+        if settings.tls_only && settings.tls_listen.is_empty() {
+            self.refuse(
+                "tls.only",
+                "there is no tls.listen, and it holds for those listeners alone",
+                "tls.listen with it; server.listen always takes plain TCP too, unless server.tcp is false",
+            );
+        }
+        let all = realms::all(settings);
+        let unserved = lists.into_iter().flatten().find(|at| realms::served_at(&all, **at, None).is_empty());
+        if let Some(listener) = unserved {
+            self.refuse(
+                "server.listen",
+                format!("no realm serves {listener}"),
+                "a [[realm]] that names it in its listen, one without listen and server_names, or users in [auth]",
+            );
+        }
     }
-    if let Some(address) = repeated(settings.tls_listen.iter().filter(|address| address.port() != 0)) {
-        refuse("tls.listen", format!("{address} is listed twice"), "each address once");
-    }
-    if let Some(address) = repeated(settings.dtls_listen.iter().filter(|address| address.port() != 0)) {
-        refuse("dtls.listen", format!("{address} is listed twice"), "each address once");
-    }
-    let no_certificate = settings.tls_cert.is_none() && settings.tls_certificates.is_empty();
-    if no_certificate && !settings.dtls_listen.is_empty() {
-        refuse(
-            "dtls.listen",
-            "there is no certificate".to_owned(),
-            "tls.cert and tls.key (--tls-cert FILE --tls-key FILE), an ECDSA certificate, with it",
-        );
-    }
-    let by_tcp =
-        |address: &&SocketAddr| settings.tcp && address.port() != 0 && settings.listen.contains(address);
-    if let Some(address) = settings.tls_listen.iter().find(by_tcp) {
-        refuse(
-            "tls.listen",
-            format!("{address} is in server.listen too"),
-            "addresses that server.listen does not name: with a certificate, those take TLS clients as well",
-        );
-    }
-    if settings.tls_only && settings.tls_listen.is_empty() {
-        refuse(
-            "tls.only",
-            "there is no tls.listen, and it holds for those listeners alone".to_owned(),
-            "tls.listen with it; server.listen always takes plain TCP too, unless server.tcp is false",
-        );
-    }
-    if let AdminListen::On(admin) = settings.admin
-        && let Some((key, listener)) = stream_listeners(settings).find(|(_, at)| collide(admin, *at))
-    {
+
+    fn admin(&mut self) {
+        let settings = self.settings;
+        let AdminListen::On(admin) = settings.admin else { return };
+        let Some((key, listener)) = stream_listeners(settings).find(|(_, at)| collide(admin, *at)) else {
+            return;
+        };
         if settings.is_explicit("admin.listen") {
-            refuse(
+            self.refuse(
                 "admin.listen",
                 format!("{admin} is taken: {key} has {listener}, by TCP too"),
                 "an address that neither server.listen nor tls.listen takes, or \"off\"",
             );
         } else {
-            refuse(
-                key,
+            let problem = format!(
+                "{listener} is taken: the admin page is on {admin} unless admin.listen says otherwise"
+            );
+            self.refuse(key, problem, "another port, or another admin.listen (--admin)");
+        }
+    }
+
+    fn certificates(&mut self) {
+        let settings = self.settings;
+        let none = settings.tls_certificates.is_empty();
+        let both = "a certificate and its key, or neither";
+        match (&settings.tls_cert, &settings.tls_key) {
+            (Some(_), None) => self.refuse("tls.cert", "there is no tls.key for it", both),
+            (None, Some(_)) => self.refuse("tls.key", "there is no tls.cert for it", both),
+            (None, None) if none && !settings.tls_listen.is_empty() => self.refuse(
+                "tls.listen",
+                "there is no certificate",
+                "tls.cert and tls.key (--tls-cert FILE --tls-key FILE) with it",
+            ),
+            _ => {}
+        }
+        if settings.tls_cert.is_none() && none && !settings.dtls_listen.is_empty() {
+            self.refuse(
+                "dtls.listen",
+                "there is no certificate",
+                "tls.cert and tls.key (--tls-cert FILE --tls-key FILE), an ECDSA certificate, with it",
+            );
+        }
+    }
+
+    fn addresses(&mut self) {
+        let settings = self.settings;
+        if let Some(address) = repeated(settings.relay_addresses.iter().map(|address| address.bind)) {
+            self.refuse("relay.addresses", format!("{address} is listed twice"), "each address once");
+        }
+        let discovery = &settings.discovery;
+        if discovery.families().any(|of| of.len() != 2 || of[0].bind == of[1].bind) {
+            self.refuse(
+                "nat_discovery.addresses",
+                "clients are to compare two different addresses of a family",
+                "two addresses for each family, or [] for none of it",
+            );
+        }
+    }
+
+    fn limits(&mut self) {
+        let settings = self.settings;
+        for (key, one, all, of_all) in [
+            (
+                "nat_discovery.requests_per_source",
+                settings.discovery.per_source as usize,
+                settings.discovery.total as usize,
+                "nat_discovery.requests",
+            ),
+            (
+                "limits.allocations_per_user",
+                settings.max_allocations_per_user,
+                settings.max_allocations,
+                "limits.allocations",
+            ),
+        ] {
+            if settings.is_explicit(key) && one > all {
+                self.refuse(key, format!("{one} is above {of_all} {all}"), &format!("at most {of_all}"));
+            }
+        }
+        let (default, max) = (settings.default_lifetime, settings.max_lifetime);
+        if default > max {
+            let key = ["limits.default_lifetime", "limits.max_lifetime"];
+            self.refuse(
+                key[usize::from(!settings.is_explicit(key[0]))],
+                format!("default_lifetime {default} is above max_lifetime {max}"),
+                "default_lifetime at most max_lifetime (both in seconds)",
+            );
+        }
+        let (most, room) = (settings.max_allocations, relay_ports(settings));
+        if settings.is_explicit("limits.allocations") && most > room {
+            self.refuse(
+                "limits.allocations",
+                format!("{most} allocations do not fit into the {room} ports of relay.ports"),
+                "at most one allocation per port and relay address; widen relay.ports or add relay addresses",
+            );
+        }
+        if settings.realms.len() > MOST_REALMS {
+            let problem = format!("there are {} [[realm]]s beside it", settings.realms.len());
+            self.refuse("server.realm", problem, "at most 65534");
+        }
+    }
+
+    fn users(&mut self) {
+        let settings = self.settings;
+        if let Some(name) = repeated(settings.users.iter().map(|user| user.name.as_str())) {
+            self.refuse("auth.users", format!("user {name:?} is listed twice"), "each user once");
+        }
+        if realms::has_anybody(settings) && !settings.auth_required {
+            self.refuse(
+                "auth.required",
+                "it is false, but users, secrets or token keys are configured",
+                "true, or neither auth.users nor auth.secrets nor oauth.key nor store.url",
+            );
+        }
+        if !settings.realms.is_empty() && !settings.auth_required {
+            let problem = "it is false, but realms with users are configured";
+            self.refuse("auth.required", problem, "true, or no [[realm]]");
+        }
+        if !settings.allow_md5
+            && let Some(user) = settings.users.iter().find(|user| user.secret.is_md5_only())
+        {
+            self.refuse(
+                "auth.allow_md5",
                 format!(
-                    "{listener} is taken: the admin page is on {admin} unless admin.listen says otherwise"
+                    "it is false, but user {:?} has only an MD5 key and could never authenticate",
+                    user.name
                 ),
-                "another port, or another admin.listen (--admin)",
+                "true, or a password or a SHA-256 key (64 hex digits) for that user",
             );
         }
     }
-    match (&settings.tls_cert, &settings.tls_key) {
-        (Some(_), None) => {
-            refuse(
-                "tls.cert",
-                "there is no tls.key for it".to_owned(),
-                "a certificate and its key, or neither",
+
+    fn tokens(&mut self) {
+        let (settings, keys) = (self.settings, &self.settings.oauth.keys);
+        // `oauth.server_name` has at most 255 bytes; so must the name that stands for it.
+        if !keys.is_empty() && realms::third_party(settings).server_name.len() > 255 {
+            self.refuse(
+                "oauth.server_name",
+                "server.realm stands for it, and is longer than 255 bytes",
+                "a server name of its own",
             );
         }
-        (None, Some(_)) => {
-            refuse(
-                "tls.key",
-                "there is no tls.cert for it".to_owned(),
-                "a certificate and its key, or neither",
-            );
+        let realm_of = |key: &TokenKeySettings| key.realm.clone().unwrap_or_else(|| settings.realm.clone());
+        if let Some((kid, realm)) = repeated(keys.iter().map(|key| (key.kid.clone(), realm_of(key)))) {
+            let problem = format!("{kid:?} is listed twice in realm {realm:?}");
+            self.refuse("oauth.key", problem, "each kid once in a realm");
         }
-        (None, None) if settings.tls_certificates.is_empty() && !settings.tls_listen.is_empty() => refuse(
-            "tls.listen",
-            "there is no certificate".to_owned(),
-            "tls.cert and tls.key (--tls-cert FILE --tls-key FILE) with it",
-        ),
-        _ => {}
-    }
-    if let Some(address) = repeated(settings.relay_addresses.iter().map(|address| address.bind)) {
-        refuse("relay.addresses", format!("{address} is listed twice"), "each address once");
-    }
-    let discovery = &settings.discovery;
-    if discovery.families().any(|of| of.len() != 2 || of[0].bind == of[1].bind) {
-        refuse(
-            "nat_discovery.addresses",
-            "clients are to compare two different addresses of a family".to_owned(),
-            "two addresses for each family, or [] for none of it",
-        );
-    }
-    if settings.is_explicit("nat_discovery.requests_per_source") && discovery.per_source > discovery.total {
-        refuse(
-            "nat_discovery.requests_per_source",
-            format!("{} is above nat_discovery.requests {}", discovery.per_source, discovery.total),
-            "at most nat_discovery.requests",
-        );
-    }
-    if let Some(name) = repeated(settings.users.iter().map(|user| user.name.as_str())) {
-        refuse("auth.users", format!("user {name:?} is listed twice"), "each user once");
-    }
-    if settings.default_lifetime > settings.max_lifetime {
-        let key = if settings.is_explicit("limits.default_lifetime") {
-            "limits.default_lifetime"
-        } else {
-            "limits.max_lifetime"
+        // A token does not say for which realm it is.
+        let elsewhere = |key: &&TokenKeySettings| {
+            keys.iter().any(|other| other.key == key.key && realm_of(other) != realm_of(key))
         };
-        refuse(
-            key,
-            format!(
-                "default_lifetime {} is above max_lifetime {}",
-                settings.default_lifetime, settings.max_lifetime
-            ),
-            "default_lifetime at most max_lifetime (both in seconds)",
-        );
-    }
-    if settings.is_explicit("limits.allocations_per_user")
-        && settings.max_allocations_per_user > settings.max_allocations
-    {
-        refuse(
-            "limits.allocations_per_user",
-            format!(
-                "{} is above limits.allocations {}",
-                settings.max_allocations_per_user, settings.max_allocations
-            ),
-            "at most limits.allocations",
-        );
-    }
-    let room = relay_ports(settings);
-    if settings.is_explicit("limits.allocations") && settings.max_allocations > room {
-        refuse(
-            "limits.allocations",
-            format!(
-                "{} allocations do not fit into the {room} ports of relay.ports",
-                settings.max_allocations
-            ),
-            "at most one allocation per port and relay address; widen relay.ports or add relay addresses",
-        );
-    }
-    if realms::has_anybody(settings) && !settings.auth_required {
-        refuse(
-            "auth.required",
-            "it is false, but users, secrets or token keys are configured".to_owned(),
-            "true, or neither auth.users nor auth.secrets nor oauth.key nor store.url",
-        );
-    }
-    if !settings.realms.is_empty() && !settings.auth_required {
-        refuse(
-            "auth.required",
-            "it is false, but realms with users are configured".to_owned(),
-            "true, or no [[realm]]",
-        );
-    }
-    // `oauth.server_name` has at most 255 bytes; so must the name that stands for it.
-    if !settings.oauth.keys.is_empty() && realms::third_party(settings).server_name.len() > 255 {
-        refuse(
-            "oauth.server_name",
-            "server.realm stands for it, and is longer than 255 bytes".to_owned(),
-            "a server name of its own",
-        );
-    }
-    if settings.realms.len() > MOST_REALMS {
-        refuse(
-            "server.realm",
-            format!("there are {} [[realm]]s beside it", settings.realms.len()),
-            "at most 65534",
-        );
-    }
-    let key_of = |key: &TokenKeySettings| {
-        (key.kid.clone(), key.realm.clone().unwrap_or_else(|| settings.realm.clone()))
-    };
-    if let Some((kid, realm)) = repeated(settings.oauth.keys.iter().map(key_of)) {
-        refuse(
-            "oauth.key",
-            format!("{kid:?} is listed twice in realm {realm:?}"),
-            "each kid once in a realm",
-        );
-    }
-    // A token does not say for which realm it is.
-    let keys = &settings.oauth.keys;
-    let elsewhere = |key: &&TokenKeySettings| {
-        keys.iter().any(|other| other.key == key.key && key_of(other).1 != key_of(key).1)
-    };
-    if let Some(key) = keys.iter().find(elsewhere) {
-        refuse(
-            "oauth.key",
-            format!(
-                "the key of {:?} is that of another realm too, where its tokens would count as well",
-                key.kid
-            ),
-            "a key of its own for each realm",
-        );
-    }
-    let all = realms::all(settings);
-    let known = |name: &String| all.iter().any(|realm| realm.name == name);
-    if let Some(name) =
-        settings.oauth.keys.iter().filter_map(|key| key.realm.as_ref()).find(|name| !known(name))
-    {
-        refuse(
-            "oauth.key",
-            format!("there is no realm {name:?}"),
-            "the name of server.realm or of a [[realm]]",
-        );
-    }
-    let is_user = |key: &&TokenKeySettings| {
-        let realm = key.realm.as_ref().unwrap_or(&settings.realm);
-        let of = all.iter().find(|view| view.name == realm);
-        of.is_some_and(|view| view.users.iter().any(|user| user.name == key.kid))
-    };
-    if let Some(key) = settings.oauth.keys.iter().find(is_user) {
-        refuse(
-            "oauth.key",
-            format!("{:?} is a user of the same realm", key.kid),
-            "a kid that is nobody's name",
-        );
-    }
-    let mut listeners = settings.listen.iter().chain(&settings.tls_listen).chain(&settings.dtls_listen);
-    let unserved = listeners.find(|at| realms::served_at(&all, **at, None).is_empty());
-    if let Some(listener) = unserved {
-        refuse(
-            "server.listen",
-            format!("no realm serves {listener}"),
-            "a [[realm]] that names it in its listen, one without listen and server_names, or users in [auth]",
-        );
-    }
-    if !settings.allow_md5
-        && let Some(user) = settings.users.iter().find(|user| user.secret.is_md5_only())
-    {
-        refuse(
-            "auth.allow_md5",
-            format!("it is false, but user {:?} has only an MD5 key and could never authenticate", user.name),
-            "true, or a password or a SHA-256 key (64 hex digits) for that user",
-        );
-    }
-    alternates(settings, problems);
-    for (index, realm) in settings.realms.iter().enumerate() {
-        one_realm(settings, index, realm, problems);
+        if let Some(key) = keys.iter().find(elsewhere) {
+            let kid = &key.kid;
+            self.refuse(
+                "oauth.key",
+                format!(
+                    "the key of {kid:?} is that of another realm too, where its tokens would count as well"
+                ),
+                "a key of its own for each realm",
+            );
+        }
+        let all = realms::all(settings);
+        let known = |name: &&String| all.iter().any(|realm| realm.name == **name);
+        if let Some(name) = keys.iter().filter_map(|key| key.realm.as_ref()).find(|name| !known(name)) {
+            let expected = "the name of server.realm or of a [[realm]]";
+            self.refuse("oauth.key", format!("there is no realm {name:?}"), expected);
+        }
+        let is_user = |key: &&TokenKeySettings| {
+            let of = all.iter().find(|view| view.name == realm_of(key));
+            of.is_some_and(|view| view.users.iter().any(|user| user.name == key.kid))
+        };
+        if let Some(key) = keys.iter().find(is_user) {
+            let problem = format!("{:?} is a user of the same realm", key.kid);
+            self.refuse("oauth.key", problem, "a kid that is nobody's name");
+        }
     }
 }
 
@@ -311,10 +309,10 @@ fn is_ours(settings: &Settings, address: SocketAddr) -> bool {
 }
 
 /// Appends what is wrong with the `[[alternate]]`s beside the rest.
-fn alternates(settings: &Settings, problems: &mut Vec<ConfigError>) {
+fn alternates(settings: &Settings, problems: &mut Vec<Mistake>) {
     for AlternateSettings { alternate, place } in &settings.alternates {
         let mut refuse = |problem: String, expected: &str| {
-            problems.push(ConfigError::new(&place.0, "alternate.address", problem, expected));
+            problems.push(Mistake::new(&place.0, "alternate.address", problem, expected));
         };
         let address = alternate.address;
         if is_ours(settings, address) {
@@ -330,7 +328,7 @@ fn alternates(settings: &Settings, problems: &mut Vec<ConfigError>) {
 }
 
 /// Appends what is wrong with one `[[realm]]` beside the rest.
-fn one_realm(settings: &Settings, index: usize, realm: &RealmSettings, problems: &mut Vec<ConfigError>) {
+fn one_realm(settings: &Settings, index: usize, realm: &RealmSettings, problems: &mut Vec<Mistake>) {
     let name = &realm.name;
     let listens = |address: &SocketAddr| {
         [&settings.listen, &settings.tls_listen, &settings.dtls_listen]
@@ -338,7 +336,7 @@ fn one_realm(settings: &Settings, index: usize, realm: &RealmSettings, problems:
             .any(|all| all.contains(address))
     };
     let mut refuse = |key: &str, problem: String, expected: &str| {
-        problems.push(ConfigError::new(&realm.place.0, key, problem, expected));
+        problems.push(Mistake::new(&realm.place.0, key, problem, expected));
     };
     if settings.realms[..index].iter().any(|other| other.name == *name) {
         refuse("realm.name", format!("realm {name:?} is listed twice"), "each realm once");

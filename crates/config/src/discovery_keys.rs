@@ -35,13 +35,11 @@ impl DiscoverySettings {
 }
 
 /// Two ports.
-pub(super) const PORTS: Kind<[u16; 2]> = Kind {
-    expected: "two different ports, 1 to 65535, such as [3478, 3479]",
-    list: true,
-    secret: false,
-    read: |reader, node| match reader.list(node, |reader, node| reader.integer(node, &(1..=u16::MAX)))?[..] {
+pub(super) const PORTS: Kind<[u16; 2]> = Kind::list(
+    "two different ports, 1 to 65535, such as [3478, 3479]",
+    |reader, node| match reader.list(node, |reader, node| reader.integer(node, &(1..=u16::MAX)))?[..] {
         [first, second] if first != second => Some([first, second]),
         _ => reader.refuse(node, None),
     },
-    show: |ports| list(ports.iter().map(ToString::to_string)),
-};
+    |ports| list(ports.iter().map(ToString::to_string)),
+);

@@ -11,8 +11,8 @@ use std::{
 use super::{
     Origin,
     key::KeySpec,
-    keys::KEYS,
     realm_keys::REALM_KEYS,
+    settings::KEYS,
     source::{Entry, Node, Value},
 };
 
@@ -89,8 +89,8 @@ mod tests {
 
     #[test]
     fn a_file_that_everybody_can_read_is_a_warning() {
-        let key = std::env::temp_dir().join(format!("turnpike-mode-{}.pem", std::process::id()));
-        fs::write(&key, "").unwrap();
+        let dir = turnpike_testkit::Dir::new();
+        let key = dir.file("key.pem", "");
         for (mode, told) in [(0o600, false), (0o640, false), (0o644, true), (0o604, true)] {
             fs::set_permissions(&key, fs::Permissions::from_mode(mode)).unwrap();
             let warning = warning(&key, "this private key");
@@ -98,7 +98,6 @@ mod tests {
             let words = [key.to_str().unwrap(), &format!("mode {mode:o}"), "chmod", "this private key"];
             assert!(warning.is_none_or(|text| words.iter().all(|word| text.contains(word))), "{mode:o}");
         }
-        fs::remove_file(&key).unwrap();
     }
 
     #[test]

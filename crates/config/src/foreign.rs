@@ -3,10 +3,7 @@
 
 use std::{net::IpAddr, path::Path};
 
-use super::{
-    error::{ConfigError, Origin},
-    source::Entry,
-};
+use super::{Mistake, Origin, source::Entry};
 
 /// Whose file is expected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -16,7 +13,7 @@ pub(crate) enum Reader {
 }
 
 /// What a text is if it is of a known program; `reader` knows its own formats itself.
-pub(crate) fn of_another_program(path: &Path, text: &str, reader: Reader) -> Option<ConfigError> {
+pub(crate) fn of_another_program(path: &Path, text: &str, reader: Reader) -> Option<Mistake> {
     let found = lines(text).find_map(|line| recognise(&line, text))?;
     let expected = match (found.format, reader) {
         (Format::Coturn, Reader::Serve) => {
@@ -50,7 +47,7 @@ pub(crate) fn of_another_program(path: &Path, text: &str, reader: Reader) -> Opt
         Format::Rinetd => "rinetd.conf",
     };
     let origin = Origin::File { path: path.to_owned(), line: found.line, column: found.column };
-    Some(ConfigError::new(&origin, "", format!("this looks like {name}"), expected))
+    Some(Mistake::new(&origin, "", format!("this looks like {name}"), expected))
 }
 
 /// What TOML is if its sections are those of the other command: `theirs` and `ours` are sections that only one of them has.
@@ -59,7 +56,7 @@ pub(crate) fn of_the_other_command(
     entries: &[Entry],
     (ours, theirs): (&[&str], &[&str]),
     reader: Reader,
-) -> Option<ConfigError> {
+) -> Option<Mistake> {
     let is_of = |sections: &[&str], entry: &&Entry| sections.contains(&entry.key.as_str());
     if entries.iter().any(|entry| is_of(ours, &entry)) {
         return None;
@@ -69,7 +66,7 @@ pub(crate) fn of_the_other_command(
         Reader::Serve => ("forward", "serve"),
         Reader::Forward => ("serve", "forward"),
     };
-    Some(ConfigError::new(
+    Some(Mistake::new(
         &entry.origin,
         "",
         format!("this is a file of turnpike {theirs}, by its {}", entry.key),
@@ -121,7 +118,7 @@ fn recognise(line: &Line<'_>, text: &str) -> Option<Found> {
         return found(Format::Haproxy);
     }
     let ends = line.text.split('#').next().unwrap_or_default().trim_end();
-    if ends.ends_with([';', '{']) && NGINX.contains(&first) && text.contains(['{', ';']) {
+    if ends.ends_with([';', '{']) && has_word(NGINX, first) && text.contains(['{', ';']) {
         return found(Format::Nginx);
     }
     is_rinetd(&words).then(|| found(Format::Rinetd)).flatten()
@@ -132,24 +129,12 @@ const HAPROXY: [&str; 9] =
     ["global", "defaults", "frontend", "backend", "listen", "resolvers", "peers", "userlist", "mailers"];
 
 /// What an nginx.conf begins with, or a stream block in a file of its own.
-const NGINX: [&str; 16] = [
-    "user",
-    "worker_processes",
-    "worker_rlimit_nofile",
-    "error_log",
-    "pid",
-    "include",
-    "load_module",
-    "daemon",
-    "events",
-    "http",
-    "stream",
-    "upstream",
-    "server",
-    "map",
-    "log_format",
-    "limit_conn_zone",
-];
+const NGINX: &str = "user worker_processes worker_rlimit_nofile error_log pid include load_module daemon events http \
+    stream upstream server map log_format limit_conn_zone";
+
+fn has_word(words: &str, wanted: &str) -> bool {
+    words.split(' ').any(|word| word == wanted)
+}
 
 /// Options of coturn that no other program here has; `name`, `name=value` without quotes.
 fn is_coturn(line: &str) -> bool {
@@ -161,55 +146,15 @@ fn is_coturn(line: &str) -> bool {
     if value.is_some_and(|value| value.starts_with(['"', '\'', '[', '{'])) {
         return false;
     }
-    COTURN.contains(&name) || value.is_some() && COTURN_WITH_VALUE.contains(&name)
+    has_word(COTURN, name) || value.is_some() && COTURN_WITH_VALUE.contains(&name)
 }
 
-const COTURN: [&str; 44] = [
-    "listening-port",
-    "tls-listening-port",
-    "alt-listening-port",
-    "listening-ip",
-    "listening-device",
-    "relay-device",
-    "relay-ip",
-    "external-ip",
-    "relay-threads",
-    "min-port",
-    "max-port",
-    "fingerprint",
-    "lt-cred-mech",
-    "no-auth",
-    "use-auth-secret",
-    "static-auth-secret",
-    "server-name",
-    "oauth",
-    "psql-userdb",
-    "mysql-userdb",
-    "redis-userdb",
-    "mongo-userdb",
-    "user-quota",
-    "total-quota",
-    "max-bps",
-    "bps-capacity",
-    "no-udp",
-    "no-tcp",
-    "no-tls",
-    "no-dtls",
-    "no-udp-relay",
-    "no-tcp-relay",
-    "stale-nonce",
-    "cipher-list",
-    "no-stdout-log",
-    "log-file",
-    "simple-log",
-    "no-multicast-peers",
-    "allow-loopback-peers",
-    "denied-peer-ip",
-    "allowed-peer-ip",
-    "no-cli",
-    "cli-password",
-    "web-admin",
-];
+const COTURN: &str = "listening-port tls-listening-port alt-listening-port listening-ip listening-device relay-device \
+    relay-ip external-ip relay-threads min-port max-port fingerprint lt-cred-mech no-auth use-auth- \
+    secret static-auth-secret server-name oauth psql-userdb mysql-userdb redis-userdb mongo-userdb user- \
+    quota total-quota max-bps bps-capacity no-udp no-tcp no-tls no-dtls no-udp-relay no-tcp-relay stale- \
+    nonce cipher-list no-stdout-log log-file simple-log no-multicast-peers allow-loopback-peers denied- \
+    peer-ip allowed-peer-ip no-cli cli-password web-admin";
 
 /// Words that other programs have too.
 const COTURN_WITH_VALUE: [&str; 6] = ["realm", "user", "userdb", "cert", "pkey", "pidfile"];

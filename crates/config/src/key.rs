@@ -25,6 +25,8 @@ pub(crate) struct KeySpec<S> {
     pub(crate) apply: fn(&mut Reader<'_>, &Node, &mut S) -> Option<()>,
     /// The effective value as TOML, secrets masked.
     pub(crate) show: fn(&S) -> String,
+    /// Whether the value is another one; of secrets too, which are all shown alike.
+    pub(crate) differs: fn(&S, &S) -> bool,
 }
 
 impl<S> KeySpec<S> {
@@ -61,56 +63,67 @@ pub(crate) struct Kind<T> {
     pub(crate) show: fn(&T) -> String,
 }
 
-/// A key that is no list and no secret; `reload` as given.
-macro_rules! scalar {
-    ($path:literal, reload: $reload:literal, $expected:expr, $apply:expr, $show:expr $(,)?) => {
-        $crate::key::KeySpec {
-            path: $path,
-            expected: $expected,
-            list: false,
-            secret: false,
-            reload: $reload,
-            apply: $apply,
-            show: $show,
-        }
+impl<T> Kind<T> {
+    /// A lone value.
+    pub(crate) const fn one(
+        expected: &'static str,
+        read: fn(&mut Reader<'_>, &Node) -> Option<T>,
+        show: fn(&T) -> String,
+    ) -> Self {
+        Self { expected, list: false, secret: false, read, show }
+    }
+
+    /// Several.
+    pub(crate) const fn list(
+        expected: &'static str,
+        read: fn(&mut Reader<'_>, &Node) -> Option<T>,
+        show: fn(&T) -> String,
+    ) -> Self {
+        Self { expected, list: true, secret: false, read, show }
+    }
+
+    /// The same of what nobody may see.
+    pub(crate) const fn secret(self) -> Self {
+        let Self { expected, list, read, show, .. } = self;
+        Self { expected, list, secret: true, read, show }
+    }
+}
+
+/// The [`Kind`] of a list whose items are text that a function understands.
+macro_rules! list_of {
+    ($expected:expr, $parse:expr) => {
+        $crate::key::Kind::list(
+            $expected,
+            |reader, node| reader.list(node, |reader, node| reader.parsed(node, $parse)),
+            |items| $crate::key::show::strings(items),
+        )
     };
 }
-pub(crate) use scalar;
+pub(crate) use list_of;
 
-/// A key whose value is one field, of a [`Kind`]; `expected` where that of the kind does not say enough.
-macro_rules! field {
-    ($path:literal, reload: $reload:literal, $kind:path, $($field:ident).+) => {
-        $crate::key::field!($path, reload: $reload, $kind, $($field).+, expected: $kind.expected)
-    };
-    ($path:literal, reload: $reload:literal, $kind:path, $($field:ident).+, expected: $expected:expr $(,)?) => {
-        $crate::key::KeySpec {
-            path: $path,
-            expected: $expected,
-            list: $kind.list,
-            secret: $kind.secret,
-            reload: $reload,
-            apply: |reader, node, settings| {
-                settings.$($field).+ = ($kind.read)(reader, node)?;
-                Some(())
+/// The [`Kind`] of text that has to look so.
+macro_rules! text {
+    ($expected:literal, $is_right:expr) => {
+        $crate::key::Kind::one(
+            $expected,
+            |reader, node| {
+                let text = reader.text(node)?;
+                let is_right: fn(&str) -> bool = $is_right;
+                if is_right(&text) { Some(text) } else { reader.refuse(node, None) }
             },
-            show: |settings| ($kind.show)(&settings.$($field).+),
-        }
+            |text: &String| $crate::key::show::quoted(text),
+        )
     };
 }
-pub(crate) use field;
+pub(crate) use text;
 
-/// A key whose value is one field, a whole number within bounds; `$what` says of what.
+/// The [`Kind`] of a whole number within bounds; `$what` says of what.
 macro_rules! number {
-    ($path:literal, reload: $reload:literal, $what:literal, $least:literal..=$most:literal, $($field:ident).+) => {
-        $crate::key::scalar!(
-            $path,
-            reload: $reload,
+    ($type:ty, $what:literal, $least:literal..=$most:literal) => {
+        $crate::key::Kind::<$type>::one(
             concat!($what, ", ", $least, " to ", $most),
-            |reader, node, settings| {
-                settings.$($field).+ = reader.integer(node, &($least..=$most))?;
-                Some(())
-            },
-            |settings| settings.$($field).+.to_string(),
+            |reader, node| reader.integer(node, &($least..=$most)),
+            ToString::to_string,
         )
     };
 }
@@ -119,25 +132,99 @@ pub(crate) use number;
 /// The [`Kind`] of a value that has few, each with a name.
 macro_rules! named {
     ($expected:literal, $($name:literal => $value:path),+ $(,)?) => {
-        $crate::key::Kind {
-            expected: $expected,
-            list: false,
-            secret: false,
-            read: |reader, node| {
+        $crate::key::Kind::one(
+            $expected,
+            |reader, node| {
                 reader.parsed(node, |text| match text {
                     $($name => Ok($value),)+
                     _ => Err(""),
                 })
             },
-            show: |value| {
+            |value| {
                 $crate::key::show::quoted(match value {
                     $($value => $name,)+
                 })
             },
-        }
+        )
     };
 }
 pub(crate) use named;
+
+/// A key that is no field by itself, neither a list nor a secret; a reload applies it.
+macro_rules! scalar {
+    ($path:literal, $expected:expr, $apply:expr, $show:expr $(,)?) => {
+        $crate::key::KeySpec {
+            path: $path,
+            expected: $expected,
+            list: false,
+            secret: false,
+            reload: true,
+            apply: $apply,
+            show: $show,
+            differs: |one, other| $crate::key::are_shown_otherwise(one, other, $show),
+        }
+    };
+}
+pub(crate) use scalar;
+
+/// A key whose value is one field, of a [`Kind`]. A reload applies it (`reload`), or only a start (`start`). After `=>` stands what is
+/// expected where the kind does not say enough.
+macro_rules! field {
+    (start $($rest:tt)+) => { $crate::key::field!(@ false, $($rest)+) };
+    (reload $($rest:tt)+) => { $crate::key::field!(@ true, $($rest)+) };
+    (@ $reload:literal, $path:literal, $($field:ident).+, $kind:expr) => {
+        $crate::key::field!(@ $reload, $path, $($field).+, $kind => ($kind).expected)
+    };
+    (@ $reload:literal, $path:literal, $($field:ident).+, $kind:expr => $expected:expr) => {
+        $crate::key::KeySpec {
+            path: $path,
+            expected: $expected,
+            list: ($kind).list,
+            secret: ($kind).secret,
+            reload: $reload,
+            apply: |reader, node, settings| {
+                settings.$($field).+ = (($kind).read)(reader, node)?;
+                Some(())
+            },
+            show: |settings| (($kind).show)(&settings.$($field).+),
+            differs: |one, other| one.$($field).+ != other.$($field).+,
+        }
+    };
+}
+pub(crate) use field;
+
+/// Settings and the table of their keys, each field once: its type, its default, and the keys that are it or a part of it, as
+/// [`field!`] has them. A field without a key is set by other means.
+macro_rules! settings {
+    (
+        $(#[$about:meta])*
+        $name:ident by $keys:ident {
+            $(
+                $(#[$doc:meta])*
+                $field:ident: $type:ty = $default:expr
+                    $(, $when:ident $path:literal $(.$part:ident)* $kind:expr $(=> $expected:expr)?)*;
+            )+
+        }
+    ) => {
+        $(#[$about])*
+        #[derive(Clone, Debug, PartialEq)]
+        pub struct $name {
+            $($(#[$doc])* pub $field: $type,)+
+        }
+
+        impl Default for $name {
+            fn default() -> Self {
+                Self { $($field: $default,)+ }
+            }
+        }
+
+        /// All keys, section by section, in the order in which they are shown.
+        pub(crate) static $keys: &[$crate::key::KeySpec<$name>] = &[
+            $($($crate::key::field!($when $path, $field $(.$part)*, $kind $(=> $expected)?),)*)+
+        ];
+    };
+}
+pub(crate) use settings;
 
 /// The settings as a TOML file with each value's origin, secrets masked.
 pub(crate) fn table_as_toml<S>(
@@ -159,20 +246,15 @@ pub(crate) fn table_as_toml<S>(
     text
 }
 
-/// Keys whose value differs, but which a running program cannot change.
-pub(crate) fn unchangeable<S>(keys: &[KeySpec<S>], old: &S, new: &S) -> Vec<&'static str> {
-    keys.iter()
-        .filter(|spec| !spec.reload && (spec.show)(old) != (spec.show)(new))
-        .map(|spec| spec.path)
-        .collect()
+/// For [`scalar!`].
+pub(crate) fn are_shown_otherwise<S>(one: &S, other: &S, show: fn(&S) -> String) -> bool {
+    show(one) != show(other)
 }
 
-/// Keys that a reload applies and whose shown value differs. Secret keys are not among them: their values are all shown alike.
-pub(crate) fn changed<S>(keys: &[KeySpec<S>], old: &S, new: &S) -> Vec<&'static str> {
-    keys.iter()
-        .filter(|spec| spec.reload && !spec.secret && (spec.show)(old) != (spec.show)(new))
-        .map(|spec| spec.path)
-        .collect()
+/// Keys whose value differs, of those that a reload applies, or of those that it does not.
+pub(crate) fn changed<S>(keys: &[KeySpec<S>], reload: bool, old: &S, new: &S) -> Vec<&'static str> {
+    let differing = keys.iter().filter(|spec| spec.reload == reload && (spec.differs)(old, new));
+    differing.map(|spec| spec.path).collect()
 }
 
 /// Kinds that more than one table has.
@@ -181,99 +263,74 @@ pub(crate) mod kind {
 
     use turnpike_net::Datapath;
 
-    use super::{
-        Kind, Value,
-        show::{quoted, strings},
-    };
+    use super::{Kind, Value, show::quoted};
     use crate::{AdminListen, LogFormat, realm_keys::server_name};
 
-    pub(crate) const SWITCH: Kind<bool> = Kind {
-        expected: "true or false",
-        list: false,
-        secret: false,
-        read: |reader, node| reader.boolean(node),
-        show: bool::to_string,
-    };
+    pub(crate) const SWITCH: Kind<bool> =
+        Kind::one("true or false", |reader, node| reader.boolean(node), bool::to_string);
 
     /// A number of threads; `None` is one per core.
-    pub(crate) const WORKERS: Kind<Option<usize>> = Kind {
-        expected: "a number of threads, 1 to 1024, or \"auto\" for one per core",
-        list: false,
-        secret: false,
-        read: |reader, node| match &node.value {
+    pub(crate) const WORKERS: Kind<Option<usize>> = Kind::one(
+        "a number of threads, 1 to 1024, or \"auto\" for one per core",
+        |reader, node| match &node.value {
             Value::Text(text) if **text == "auto" => Some(None),
             _ => reader.integer(node, &(1..=1024)).map(Some),
         },
-        show: |workers| workers.map_or_else(|| quoted("auto"), |workers| workers.to_string()),
-    };
+        |workers| workers.map_or_else(|| quoted("auto"), |workers| workers.to_string()),
+    );
 
     /// A step of the ladder; `None` is the best one.
-    pub(crate) const DATAPATH: Kind<Option<Datapath>> = Kind {
-        expected: "\"auto\", \"basic\", \"mmsg\" or \"gso\"",
-        list: false,
-        secret: false,
-        read: |reader, node| {
+    pub(crate) const DATAPATH: Kind<Option<Datapath>> = Kind::one(
+        "\"auto\", \"basic\", \"mmsg\" or \"gso\"",
+        |reader, node| {
             reader.parsed(node, |text| match text {
                 // `Datapath::from_str("auto")` asks the kernel, and nothing here may open a socket.
                 "auto" => Ok(None),
                 other => other.parse().map(Some).map_err(|_| ""),
             })
         },
-        show: |datapath| datapath.map_or_else(|| quoted("auto"), |step| quoted(&step.to_string())),
-    };
+        |datapath| datapath.map_or_else(|| quoted("auto"), |step| quoted(&step.to_string())),
+    );
 
     /// The path of a file as it stands, "" for none.
-    pub(crate) const FILE: Kind<Option<PathBuf>> = Kind {
-        expected: "the path of a file, \"\" for none",
-        list: false,
-        secret: false,
-        read: |reader, node| reader.text(node).map(|path| (!path.is_empty()).then(|| PathBuf::from(path))),
-        show: |path| quoted(&path.as_ref().map_or_else(String::new, |path| path.display().to_string())),
-    };
+    pub(crate) const FILE: Kind<Option<PathBuf>> = Kind::one(
+        "the path of a file, \"\" for none",
+        |reader, node| reader.text(node).map(|path| (!path.is_empty()).then(|| PathBuf::from(path))),
+        |path| quoted(&path.as_ref().map_or_else(String::new, |path| path.display().to_string())),
+    );
 
     /// Where the admin page listens.
-    pub(crate) const ADMIN: Kind<AdminListen> = Kind {
-        expected: "\"ADDR:PORT\" or \"off\"",
-        list: false,
-        secret: false,
-        read: |reader, node| {
+    pub(crate) const ADMIN: Kind<AdminListen> = Kind::one(
+        "\"ADDR:PORT\" or \"off\"",
+        |reader, node| {
             reader.parsed(node, |text| match text {
                 "off" => Ok(AdminListen::Off),
                 address => address.parse().map(AdminListen::On).map_err(|_| ""),
             })
         },
-        show: |admin| match admin {
+        |admin| match admin {
             AdminListen::Off => quoted("off"),
             AdminListen::On(address) => quoted(&address.to_string()),
         },
-    };
+    );
 
     /// Names under which the admin page may be asked for.
-    pub(crate) const HOSTS: Kind<Vec<String>> = Kind {
-        expected: "a list of host names without ports, such as [\"turn.example.org\"]; addresses and localhost are served anyway",
-        list: true,
-        secret: false,
-        read: |reader, node| {
-            reader.list(node, |reader, node| {
-                reader.parsed(node, |text| match text.parse::<IpAddr>() {
-                    Ok(_) => Err("an address is served without being named"),
-                    Err(_) => server_name(text.strip_suffix('.').unwrap_or(text)),
-                })
-            })
-        },
-        show: |names| strings(names),
-    };
+    pub(crate) const HOSTS: Kind<Vec<String>> = list_of!(
+        "a list of host names without ports, such as [\"turn.example.org\"]; addresses and localhost are served anyway",
+        |text| match text.parse::<IpAddr>() {
+            Ok(_) => Err("an address is served without being named"),
+            Err(_) => server_name(text.strip_suffix('.').unwrap_or(text)),
+        }
+    );
 
     /// A filter of log lines.
-    pub(crate) const LOG_LEVEL: Kind<String> = Kind {
-        expected: "error, warn, info, debug, trace, off, or a filter such as \"info,turnpike_relay=debug\"",
-        list: false,
-        secret: false,
-        read: |reader, node| {
+    pub(crate) const LOG_LEVEL: Kind<String> = Kind::one(
+        "error, warn, info, debug, trace, off, or a filter such as \"info,turnpike_relay=debug\"",
+        |reader, node| {
             reader.parsed(node, |text| crate::log_filter::check_filter(text).map(|()| text.to_owned()))
         },
-        show: |filter| quoted(filter),
-    };
+        |filter| quoted(filter),
+    );
 
     /// How log lines look.
     pub(crate) const LOG_FORMAT: Kind<LogFormat> =

@@ -13,7 +13,6 @@ mod alternate_keys;
 pub mod certificates;
 mod check;
 mod discovery_keys;
-mod error;
 mod exposed;
 mod foreign;
 pub mod forward;
@@ -36,13 +35,15 @@ mod tables;
 pub use alternate_keys::AlternateSettings;
 pub use certificates::Certificate;
 pub use discovery_keys::DiscoverySettings;
-pub use error::{ConfigError, ConfigErrors, Origin};
 pub use keys::{is_realm, is_username};
 pub use oauth_keys::{OauthSettings, TokenKeySettings};
 pub use realm_keys::RealmSettings;
 pub use secret::Secret;
-pub use settings::{AdminListen, CertificateFiles, LogFormat, Settings, StoredKey, User, UserSecret};
+pub use settings::{
+    AdminListen, CertificateFiles, DatapathChoice, LogFormat, Settings, StoredKey, User, UserSecret,
+};
 pub use source::Flags;
 pub use sources::{Loaded, Sources, known_variables};
 pub use store_keys::{StateDir, StoreSettings, Stored, WhenUnavailable};
 pub use tables::Place;
+pub use turnpike_strict::{Mistake, Mistakes, Origin};

@@ -5,14 +5,14 @@ use std::fs;
 use turnpike_turn::access_token::TokenKey;
 
 use super::{
-    Settings,
     key::{
-        KeySpec, Kind, scalar,
+        Kind,
         show::{list, quoted},
+        text,
     },
     keys::is_username,
     read::Reader,
-    source::Node,
+    source::{self, Node},
 };
 use crate::{Secret, access_tokens::token_key, secret::MASK};
 
@@ -46,29 +46,17 @@ pub struct TokenKeySettings {
     pub realm: Option<String>,
 }
 
-pub(super) const SERVER_NAME: KeySpec<Settings> = scalar!(
-    "oauth.server_name",
-    reload: true,
-    "a name of at most 255 bytes without control characters, \"\" for server.realm",
-    |reader, node, settings| {
-        let name = reader.text(node)?;
-        if name.len() > 255 || name.contains(char::is_control) {
-            return reader.refuse(node, None);
-        }
-        settings.oauth.server_name = name;
-        Some(())
-    },
-    |settings| quoted(&settings.oauth.server_name),
-);
+pub(super) const SERVER_NAME: Kind<String> =
+    text!("a name of at most 255 bytes without control characters, \"\" for server.realm", |name| {
+        name.len() <= 255 && !name.contains(char::is_control)
+    });
 
 /// `[[oauth.key]]`.
-pub(super) const KEYS: Kind<Vec<TokenKeySettings>> = Kind {
-    expected: "[[oauth.key]] with a kid and either key = \"base64 of 16 or 32 bytes\" or key_file = \"FILE\"; with algorithm \
+pub(super) const KEYS: Kind<Vec<TokenKeySettings>> = Kind::list(
+    "[[oauth.key]] with a kid and either key = \"base64 of 16 or 32 bytes\" or key_file = \"FILE\"; with algorithm \
                (\"A128GCM\", \"A256GCM\"), lifetime (seconds, 1 to 31536000) and realm where wanted",
-    list: true,
-    secret: true,
-    read: |reader, node| reader.list(node, issuer_key),
-    show: |keys| {
+    |reader, node| reader.list(node, issuer_key),
+    |keys| {
         list(keys.iter().map(|key| {
             let realm =
                 key.realm.as_deref().map_or_else(String::new, |name| format!(", realm = {}", quoted(name)));
@@ -81,11 +69,12 @@ pub(super) const KEYS: Kind<Vec<TokenKeySettings>> = Kind {
             )
         }))
     },
-};
+)
+.secret();
 
 fn issuer_key(reader: &mut Reader<'_>, node: &Node) -> Option<TokenKeySettings> {
     let entries = reader.table(node, &["kid", "key", "key_file", "algorithm", "lifetime", "realm"])?;
-    let find = |wanted: &str| entries.iter().find(|entry| entry.key == wanted).map(|entry| &entry.node);
+    let find = |wanted| source::find(entries, wanted);
     let Some(kid_node) = find("kid") else {
         return reader.refuse(node, Some("it has no kid".to_owned()));
     };

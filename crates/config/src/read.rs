@@ -3,22 +3,21 @@
 use std::{fmt::Display, ops::RangeInclusive, str::FromStr};
 
 use super::{
-    Secret,
-    error::ConfigError,
+    Mistake, Secret,
     key::KeySpec,
     source::{Entry, Node, Value},
 };
 
-/// Reads the value of one key; every refusal becomes a [`ConfigError`] and `None`.
+/// Reads the value of one key; every refusal becomes a [`Mistake`] and `None`.
 pub(crate) struct Reader<'a> {
     path: &'static str,
     expected: &'static str,
     secret: bool,
-    problems: &'a mut Vec<ConfigError>,
+    problems: &'a mut Vec<Mistake>,
 }
 
 impl<'a> Reader<'a> {
-    pub(crate) fn new<S>(spec: &KeySpec<S>, problems: &'a mut Vec<ConfigError>) -> Self {
+    pub(crate) fn new<S>(spec: &KeySpec<S>, problems: &'a mut Vec<Mistake>) -> Self {
         Self { path: spec.path, expected: spec.expected, secret: spec.secret, problems }
     }
 
@@ -105,7 +104,7 @@ impl<'a> Reader<'a> {
         let mut good = true;
         for entry in entries.iter().filter(|entry| !allowed.contains(&entry.key.as_str())) {
             good = false;
-            self.problems.push(ConfigError::unknown_key(self.path, entry, allowed));
+            self.problems.push(entry.unknown(self.path, allowed));
         }
         good.then_some(entries)
     }
@@ -117,7 +116,7 @@ impl<'a> Reader<'a> {
             Some(detail) => format!("found {found}: {detail}"),
             None => format!("found {found}"),
         };
-        self.problems.push(ConfigError::new(&node.origin, self.path, problem, self.expected));
+        self.problems.push(Mistake::new(&node.origin, self.path, problem, self.expected));
         None
     }
 }

@@ -30,7 +30,6 @@ pub struct RealmView<'a> {
 
 /// All realms, [`RealmId`] by [`RealmId`]: `server.realm` with the users of `[auth]`, then each `[[realm]]`. Where the first has
 /// nobody and others exist, it is left out: nobody could answer its challenge.
-#[must_use]
 pub fn all(settings: &Settings) -> Vec<RealmView<'_>> {
     let main = RealmView {
         name: &settings.realm,
@@ -65,7 +64,6 @@ pub(crate) fn serves_main(settings: &Settings) -> bool {
 }
 
 /// Whether anybody could authenticate in `server.realm`.
-#[must_use]
 pub fn has_anybody(settings: &Settings) -> bool {
     !settings.users.is_empty()
         || !settings.secrets.is_empty()
@@ -95,7 +93,6 @@ pub(crate) fn has_tokens(settings: &Settings, realm: &str) -> bool {
 }
 
 /// For [`turnpike_turn::server::ServerConfig::third_party`].
-#[must_use]
 pub fn third_party(settings: &Settings) -> ThirdParty {
     let OauthSettings { server_name, skew, keys } = &settings.oauth;
     let name = if server_name.is_empty() { &settings.realm } else { server_name };
@@ -110,7 +107,6 @@ pub fn third_party(settings: &Settings) -> ThirdParty {
 
 /// The realms that a listener serves; its challenges carry the first. These are the realms that name the listener, or, if none
 /// does, those that name no listener. A server name (SNI) that belongs to a realm selects that realm alone.
-#[must_use]
 pub fn served_at(realms: &[RealmView<'_>], listener: SocketAddr, server_name: Option<&str>) -> Vec<RealmId> {
     let ids = |wanted: &dyn Fn(&RealmView<'_>) -> bool| -> Vec<RealmId> {
         (0..).zip(realms).filter(|(_, realm)| wanted(realm)).map(|(index, _)| RealmId(index)).collect()
@@ -139,7 +135,6 @@ pub fn server_names(settings: &Settings) -> impl Iterator<Item = &str> {
 
 impl RealmView<'_> {
     /// For [`turnpike_turn::server::ServerConfig::tenants`].
-    #[must_use]
     pub fn for_server(&self, allow_md5: bool) -> Realm {
         Realm {
             name: self.name.to_owned(),
@@ -150,21 +145,18 @@ impl RealmView<'_> {
 
     /// Clients choose the strongest password algorithm, and the server offers them before it knows the user: all users must
     /// have a SHA-256 key.
-    #[must_use]
     pub fn allows_sha256(&self, allow_md5: bool) -> bool {
         !allow_md5 || !self.stores_md5 && self.users.iter().all(has_sha256)
     }
 
     /// With username anonymity a client sends a hash of its name (RFC 8489 section 9.2). A hash finds neither a time-limited
     /// name nor the kid of a token nor a user of a store, so a realm with any of them must not offer it.
-    #[must_use]
     pub fn has_anonymity(&self) -> bool {
         self.secrets.is_empty() && !self.tokens && !self.has_store
     }
 }
 
 /// Limits of those realms that have their own.
-#[must_use]
 pub fn limits(settings: &Settings) -> Vec<RealmLimits> {
     all(settings)
         .iter()

@@ -15,7 +15,6 @@ use zeroize::Zeroizing;
 use crate::Secret;
 
 /// The password that belongs to a time-limited username.
-#[must_use]
 pub fn password(secret: &Secret, username: &str) -> Secret {
     let mut mac = Hmac::<Sha1>::new_from_slice(secret.reveal().as_bytes())
         .unwrap_or_else(|_| unreachable!("any key length"));
@@ -24,13 +23,11 @@ pub fn password(secret: &Secret, username: &str) -> Secret {
 }
 
 /// A username that is good until `expiry` (Unix seconds).
-#[must_use]
 pub fn username(expiry: u64, id: &str) -> String {
     format!("{expiry}:{id}")
 }
 
 /// Splits a time-limited username into its expiry and id; a lone number is a username without id.
-#[must_use]
 pub fn parse(username: &str) -> Option<(u64, &str)> {
     let (expiry, id) = username.split_once(':').unwrap_or((username, ""));
     // `parse` alone would take "+5".
@@ -42,20 +39,17 @@ pub fn parse(username: &str) -> Option<(u64, &str)> {
 
 /// The long-term keys of a user in hex digits, MD5 and SHA-256 (RFC 8489 sections 9.2.2 and 18.5.1), for
 /// `auth.users` with `key` instead of a password.
-#[must_use]
 pub fn stored_keys(name: &str, realm: &str, password: &Secret) -> (String, String) {
     let text = Zeroizing::new(format!("{name}:{realm}:{}", password.reveal()));
     (hex::encode(Md5::digest(&text)), hex::encode(Sha256::digest(&text)))
 }
 
 /// What a secret is called where it must not be shown: the first 16 hex digits of its SHA-256.
-#[must_use]
 pub fn fingerprint(secret: &Secret) -> String {
     hex::encode(&Sha256::digest(secret.reveal())[..8])
 }
 
 /// Username and password from `secret`, good for `ttl` seconds from now, as two lines for people and scripts.
-#[must_use]
 pub fn time_limited(secret: &Secret, id: &str, ttl: u64) -> String {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
     let username = username(now.saturating_add(ttl), id);
@@ -63,7 +57,6 @@ pub fn time_limited(secret: &Secret, id: &str, ttl: u64) -> String {
 }
 
 /// An entry of `auth.users` that holds a user's keys instead of the password.
-#[must_use]
 pub fn user_entry(name: &str, realm: &str, password: &Secret) -> String {
     let (md5, sha256) = stored_keys(name, realm, password);
     let name = toml::Value::String(name.to_owned());

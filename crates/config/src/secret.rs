@@ -14,13 +14,11 @@ pub struct Secret(Zeroizing<String>);
 
 impl Secret {
     /// Wraps a secret. A `String` is taken as it is; of anything else a copy is made.
-    #[must_use]
     pub fn new(text: impl Into<String>) -> Self {
         Self(Zeroizing::new(text.into()))
     }
 
     /// The secret itself. The name is long on purpose: each use is a place to look at in review.
-    #[must_use]
     pub fn reveal(&self) -> &str {
         &self.0
     }

@@ -1,4 +1,5 @@
-//! The settings of `turnpike serve`; [`Settings::default`] holds the documented defaults.
+//! The settings of `turnpike serve`, and the table of their keys. Files, environment, flags, `check-config` and reload all work from
+//! this table, so that a key exists everywhere or nowhere.
 
 use std::{
     collections::BTreeMap,
@@ -13,217 +14,199 @@ use turnpike_turn::server::{AllowRule, Cidr};
 
 use crate::{
     AlternateSettings, DiscoverySettings, OauthSettings, Origin, RealmSettings, Secret, StoreSettings,
-    Stored, alternate_keys::ALTERNATE_KEYS, key, keys::KEYS, realm_keys::REALM_KEYS, tables,
+    Stored,
+    alternate_keys::ALTERNATE_KEYS,
+    discovery_keys,
+    key::{self, kind, number, settings},
+    keys, oauth_keys,
+    realm_keys::REALM_KEYS,
+    store_keys, tables,
 };
 
-/// Effective settings; [`Settings::default`] holds the documented defaults.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Settings {
-    /// UDP listeners, and TCP ones if `tcp`.
-    pub listen: Vec<SocketAddr>,
-    /// Whether `listen` is for TCP too.
-    pub tcp: bool,
-    /// Proxies whose connections begin with a PROXY header.
-    pub proxy_protocol_from: Vec<Cidr>,
-    /// Listeners for TLS.
-    pub tls_listen: Vec<SocketAddr>,
-    /// Whether these refuse clients without TLS.
-    pub tls_only: bool,
-    /// The default certificate chain, PEM.
-    pub tls_cert: Option<PathBuf>,
-    /// Its key, PEM.
-    pub tls_key: Option<PathBuf>,
-    /// More certificates, chosen by server name.
-    pub tls_certificates: Vec<CertificateFiles>,
-    /// Listeners for DTLS.
-    pub dtls_listen: Vec<SocketAddr>,
-    /// REALM.
-    pub realm: String,
-    /// SOFTWARE, empty for none.
-    pub software: String,
-    /// Threads; `None` is one per core.
-    pub workers: Option<usize>,
-    /// Step of the ladder; `None` is the highest that works.
-    pub datapath: Option<Datapath>,
-    /// Microseconds that a worker looks for more before it sleeps.
-    pub busy_poll_us: u32,
-    /// Relay addresses; empty means to detect them.
-    pub relay_addresses: Vec<RelayAddress>,
-    /// Ports of relayed transport addresses.
-    pub ports: RangeInclusive<u16>,
-    /// Bytes.
-    pub listener_buffer: usize,
-    /// Bytes.
-    pub relay_buffer: usize,
-    /// Whether relaying needs credentials.
-    pub auth_required: bool,
-    /// Static users.
-    pub users: Vec<User>,
-    /// Secrets of time-limited credentials; any of them will do.
-    pub secrets: Vec<Secret>,
-    /// Tokens in place of passwords.
-    pub oauth: OauthSettings,
-    /// Realms beside [`Self::realm`].
-    pub realms: Vec<RealmSettings>,
-    /// A database with more of all this.
-    pub store: StoreSettings,
-    /// What it says.
-    pub stored: Stored,
-    /// Seconds.
-    pub nonce_lifetime: u32,
-    /// Whether MD5 keys are accepted.
-    pub allow_md5: bool,
-    /// Whether channel numbers above 0x4FFF are accepted.
-    pub rfc5766_channels: bool,
-    /// Whether TCP is relayed (RFC 6062).
-    pub relay_tcp: bool,
-    /// Whether allocations follow their clients (RFC 8016).
-    pub mobility: bool,
-    /// Allocations in total.
-    pub max_allocations: usize,
-    /// Allocations of one user.
-    pub max_allocations_per_user: usize,
-    /// Permissions per allocation.
-    pub max_permissions: usize,
-    /// Channels per allocation.
-    pub max_channels: usize,
-    /// Connections to peers, in total.
-    pub max_peer_connections: usize,
-    /// Connections to peers of one allocation.
-    pub max_peer_connections_per_allocation: usize,
-    /// Connections to peers of one user, in total.
-    pub max_peer_connections_per_user: usize,
-    /// Connections without an allocation, in total.
-    pub max_idle_connections: usize,
-    /// Connections without an allocation, per address.
-    pub max_idle_connections_per_address: usize,
-    /// DTLS handshakes under way, in total.
-    pub max_half_open: usize,
-    /// DTLS handshakes under way, per network.
-    pub max_half_open_per_network: usize,
-    /// Seconds until the first message of a connection.
-    pub first_message_timeout: u32,
-    /// Seconds of silence of a connection without an allocation.
-    pub idle_timeout: u32,
-    /// Bytes that wait for a client over TCP or TLS.
-    pub stream_queue: usize,
-    /// Seconds.
-    pub default_lifetime: u32,
-    /// Seconds.
-    pub max_lifetime: u32,
-    /// Peers allowed though special, or on this machine.
-    pub allow: Vec<AllowRule>,
-    /// Peers refused though public.
-    pub deny: Vec<Cidr>,
-    /// Servers that clients are sent to.
-    pub alternates: Vec<AlternateSettings>,
-    /// Where clients may find out about their NAT.
-    pub discovery: DiscoverySettings,
-    /// Where metrics and health are served.
-    pub admin: AdminListen,
-    /// Names under which they are, beside addresses and `localhost`; in lower case.
-    pub admin_hosts: Vec<String>,
-    /// Filter of log lines.
-    pub log_level: String,
-    /// How log lines look.
-    pub log_format: LogFormat,
-    /// Seconds that sessions get to end after SIGTERM.
-    pub shutdown_deadline: u32,
-    /// Who set what; keys that are missing have their default.
-    pub origins: BTreeMap<&'static str, Origin>,
+/// How datagrams enter and leave.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum DatapathChoice {
+    /// The highest step of the ladder that works in user space.
+    #[default]
+    Auto,
+    /// This step.
+    Step(Datapath),
+    /// The kernel relays lone datagrams itself; for the others it is as `Auto`.
+    Kernel,
 }
 
-impl Default for Settings {
-    fn default() -> Self {
-        Self {
-            listen: vec![
-                SocketAddr::from((Ipv4Addr::UNSPECIFIED, 3478)),
-                SocketAddr::from((Ipv6Addr::UNSPECIFIED, 3478)),
-            ],
-            tcp: true,
-            proxy_protocol_from: Vec::new(),
-            tls_listen: Vec::new(),
-            tls_only: false,
-            tls_cert: None,
-            tls_key: None,
-            tls_certificates: Vec::new(),
-            dtls_listen: Vec::new(),
-            realm: "turnpike".to_owned(),
-            software: "turnpike".to_owned(),
-            workers: None,
-            datapath: None,
-            busy_poll_us: 0,
-            relay_addresses: Vec::new(),
-            ports: 49_152..=65_535,
-            listener_buffer: 4 << 20,
-            relay_buffer: 512 << 10,
-            auth_required: true,
-            users: Vec::new(),
-            secrets: Vec::new(),
-            oauth: OauthSettings::default(),
-            realms: Vec::new(),
-            store: StoreSettings::default(),
-            stored: Stored::default(),
-            nonce_lifetime: 3600,
-            allow_md5: true,
-            rfc5766_channels: true,
-            relay_tcp: true,
-            mobility: true,
-            max_allocations: 16_384,
-            max_allocations_per_user: 1024,
-            max_permissions: 64,
-            max_channels: 64,
-            max_peer_connections: 4096,
-            max_peer_connections_per_allocation: 32,
-            max_peer_connections_per_user: 1024,
-            max_idle_connections: 4096,
-            max_idle_connections_per_address: 512,
-            max_half_open: 1024,
-            max_half_open_per_network: 256,
-            first_message_timeout: 10,
-            idle_timeout: 60,
-            stream_queue: 256 << 10,
-            default_lifetime: 600,
-            max_lifetime: 3600,
-            allow: Vec::new(),
-            deny: Vec::new(),
-            alternates: Vec::new(),
-            discovery: DiscoverySettings::default(),
-            admin: AdminListen::On(SocketAddr::from((Ipv4Addr::LOCALHOST, 9641))),
-            admin_hosts: Vec::new(),
-            log_level: "info".to_owned(),
-            log_format: LogFormat::Text,
-            shutdown_deadline: 30,
-            origins: BTreeMap::new(),
-        }
+settings! {
+    /// Effective settings; [`Settings::default`] holds the documented defaults.
+    Settings by KEYS {
+        /// UDP listeners, and TCP ones if `tcp`.
+        listen: Vec<SocketAddr> = vec![
+            SocketAddr::from((Ipv4Addr::UNSPECIFIED, 3478)),
+            SocketAddr::from((Ipv6Addr::UNSPECIFIED, 3478)),
+        ], start "server.listen" keys::ADDRESSES;
+        /// Whether `listen` is for TCP too.
+        tcp: bool = true, start "server.tcp" kind::SWITCH;
+        /// Proxies whose connections begin with a PROXY header.
+        proxy_protocol_from: Vec<Cidr> = Vec::new(), start "server.proxy_protocol_from" keys::CIDRS;
+        /// REALM.
+        realm: String = "turnpike".to_owned(), reload "server.realm" keys::REALM;
+        /// SOFTWARE, empty for none.
+        software: String = "turnpike".to_owned(), reload "server.software" keys::SOFTWARE;
+        /// Threads; `None` is one per core.
+        workers: Option<usize> = None, start "server.workers" kind::WORKERS;
+        /// How datagrams enter and leave.
+        datapath: DatapathChoice = DatapathChoice::Auto, start "server.datapath" keys::DATAPATH;
+        /// Microseconds that a worker looks for more before it sleeps.
+        busy_poll_us: u32 = 0, start "server.busy_poll_us" number!(u32, "microseconds", 0..=1000);
+        /// Listeners for TLS.
+        tls_listen: Vec<SocketAddr> = Vec::new(),
+            start "tls.listen" keys::ADDRESSES => keys::SECURE_ADDRESSES;
+        /// Whether these refuse clients without TLS.
+        tls_only: bool = false, start "tls.only" kind::SWITCH;
+        /// The default certificate chain, PEM.
+        tls_cert: Option<PathBuf> = None,
+            reload "tls.cert" kind::FILE => "the path of a PEM file with the certificate chain, \"\" for none";
+        /// Its key, PEM.
+        tls_key: Option<PathBuf> = None,
+            reload "tls.key" kind::FILE => "the path of a PEM file with the private key, \"\" for none";
+        /// More certificates, chosen by server name.
+        tls_certificates: Vec<CertificateFiles> = Vec::new(), reload "tls.certificates" keys::CERTIFICATES;
+        /// Listeners for DTLS.
+        dtls_listen: Vec<SocketAddr> = Vec::new(),
+            start "dtls.listen" keys::ADDRESSES => keys::SECURE_ADDRESSES;
+        /// Relay addresses; empty means to detect them.
+        relay_addresses: Vec<RelayAddress> = Vec::new(), start "relay.addresses" keys::RELAY_ADDRESSES;
+        /// Ports of relayed transport addresses.
+        ports: RangeInclusive<u16> = 49_152..=65_535, start "relay.ports" keys::PORTS;
+        /// Bytes.
+        listener_buffer: usize = 4 << 20,
+            start "relay.listener_buffer" number!(usize, "bytes", 4096..=1_073_741_824);
+        /// Bytes.
+        relay_buffer: usize = 512 << 10, start "relay.buffer" number!(usize, "bytes", 4096..=1_073_741_824);
+        /// Whether channel numbers above 0x4FFF are accepted.
+        rfc5766_channels: bool = true, reload "relay.rfc5766_channels" kind::SWITCH;
+        /// Whether TCP is relayed (RFC 6062).
+        relay_tcp: bool = true, reload "relay.tcp" kind::SWITCH;
+        /// Whether allocations follow their clients (RFC 8016).
+        mobility: bool = true, reload "relay.mobility" kind::SWITCH;
+        /// Whether relaying needs credentials.
+        auth_required: bool = true, reload "auth.required" kind::SWITCH;
+        /// Static users.
+        users: Vec<User> = Vec::new(), reload "auth.users" keys::USERS;
+        /// Secrets of time-limited credentials; any of them will do.
+        secrets: Vec<Secret> = Vec::new(), reload "auth.secrets" keys::SECRETS;
+        /// Seconds.
+        nonce_lifetime: u32 = 3600, reload "auth.nonce_lifetime" number!(u32, "seconds", 60..=86_400);
+        /// Whether MD5 keys are accepted.
+        allow_md5: bool = true, reload "auth.allow_md5" kind::SWITCH;
+        /// Tokens in place of passwords.
+        oauth: OauthSettings = OauthSettings::default(),
+            reload "oauth.server_name" .server_name oauth_keys::SERVER_NAME,
+            reload "oauth.skew" .skew number!(u32, "seconds", 0..=300),
+            reload "oauth.key" .keys oauth_keys::KEYS;
+        /// A database with more of all this.
+        store: StoreSettings = StoreSettings::default(),
+            reload "store.url" .url store_keys::URL,
+            start "store.state" .state store_keys::STATE,
+            reload "store.connections" .connections number!(usize, "a number of connections", 1..=256),
+            reload "store.deadline" .deadline number!(u32, "seconds", 1..=8),
+            reload "store.unavailable" .unavailable store_keys::UNAVAILABLE,
+            reload "store.refresh" .refresh number!(u32, "seconds", 1..=3600),
+            reload "store.cache_users" .cache_users number!(usize, "a number of users", 1..=10_000_000),
+            reload "store.cache_lifetime" .cache_lifetime number!(u32, "seconds", 1..=86_400),
+            reload "store.cache_negative" .cache_negative number!(u32, "seconds", 1..=3600),
+            reload "store.cache_stale" .cache_stale number!(u32, "seconds", 0..=31_536_000),
+            reload "store.sha256" .sha256 kind::SWITCH;
+        /// What it says.
+        stored: Stored = Stored::default();
+        /// Allocations in total.
+        max_allocations: usize = 16_384, start "limits.allocations" number!(usize, "a number", 1..=1_000_000);
+        /// Allocations of one user.
+        max_allocations_per_user: usize = 1024,
+            start "limits.allocations_per_user" number!(usize, "a number", 1..=1_000_000);
+        /// Permissions per allocation.
+        max_permissions: usize = 64,
+            reload "limits.permissions" number!(usize, "a number per allocation", 1..=65_535);
+        /// Channels per allocation.
+        max_channels: usize = 64, reload "limits.channels" number!(usize, "", 1..=4096)
+            => "a number per allocation, 1 to 4096 (RFC 8656 has the numbers 0x4000 to 0x4FFF)";
+        /// Flows in the kernel's table, each in one direction.
+        kernel_flows: u32 = 65_536, start "limits.kernel_flows" number!(u32, "a number", 2..=4_194_304);
+        /// Connections to peers, in total.
+        max_peer_connections: usize = 4096,
+            reload "limits.peer_connections" number!(usize, "a number", 1..=1_000_000);
+        /// Connections to peers of one allocation.
+        max_peer_connections_per_allocation: usize = 32,
+            reload "limits.peer_connections_per_allocation" number!(usize, "a number", 1..=65_536);
+        /// Connections to peers of one user, in total.
+        max_peer_connections_per_user: usize = 1024,
+            reload "limits.peer_connections_per_user" number!(usize, "a number", 1..=1_000_000);
+        /// Connections without an allocation, in total.
+        max_idle_connections: usize = 4096,
+            start "limits.idle_connections" number!(usize, "a number", 1..=1_000_000);
+        /// Connections without an allocation, per address.
+        max_idle_connections_per_address: usize = 512,
+            start "limits.idle_connections_per_address" number!(usize, "a number", 1..=1_000_000);
+        /// DTLS handshakes under way, in total.
+        max_half_open: usize = 1024,
+            start "limits.half_open" number!(usize, "a number of DTLS handshakes", 1..=1_000_000);
+        /// DTLS handshakes under way, per network.
+        max_half_open_per_network: usize = 256,
+            start "limits.half_open_per_network" number!(usize, "a number of DTLS handshakes", 1..=1_000_000);
+        /// Seconds until the first message of a connection.
+        first_message_timeout: u32 = 10, start "limits.first_message" number!(u32, "seconds", 1..=3600);
+        /// Seconds of silence of a connection without an allocation.
+        idle_timeout: u32 = 60, start "limits.idle" number!(u32, "seconds", 1..=86_400);
+        /// Bytes that wait for a client over TCP or TLS.
+        stream_queue: usize = 256 << 10,
+            start "limits.stream_queue" number!(usize, "bytes", 65_540..=1_073_741_824);
+        /// Seconds.
+        default_lifetime: u32 = 600, reload "limits.default_lifetime" number!(u32, "seconds", 60..=86_400);
+        /// Seconds.
+        max_lifetime: u32 = 3600, reload "limits.max_lifetime" number!(u32, "seconds", 60..=86_400);
+        /// Peers allowed though special, or on this machine.
+        allow: Vec<AllowRule> = Vec::new(), reload "peers.allow" keys::ALLOW_RULES;
+        /// Peers refused though public.
+        deny: Vec<Cidr> = Vec::new(), reload "peers.deny" keys::CIDRS;
+        /// Where clients may find out about their NAT.
+        discovery: DiscoverySettings = DiscoverySettings::default(),
+            start "nat_discovery.addresses" .addresses keys::RELAY_ADDRESSES
+                => "[], or two addresses of this machine for each family, \"IP\" or \"IP=EXTERNAL\", unicast",
+            start "nat_discovery.ports" .ports discovery_keys::PORTS,
+            reload "nat_discovery.requests_per_source" .per_source
+                number!(u32, "requests a second", 1..=1_000_000),
+            reload "nat_discovery.requests" .total number!(u32, "requests a second", 1..=1_000_000);
+        /// Where metrics and health are served.
+        admin: AdminListen = AdminListen::On(SocketAddr::from((Ipv4Addr::LOCALHOST, 9641))),
+            start "admin.listen" kind::ADMIN;
+        /// Names under which they are, beside addresses and `localhost`; in lower case.
+        admin_hosts: Vec<String> = Vec::new(), start "admin.hosts" kind::HOSTS;
+        /// Filter of log lines.
+        log_level: String = "info".to_owned(), start "log.level" kind::LOG_LEVEL;
+        /// How log lines look.
+        log_format: LogFormat = LogFormat::Text, start "log.format" kind::LOG_FORMAT;
+        /// Seconds that sessions get to end after SIGTERM.
+        shutdown_deadline: u32 = 30, reload "shutdown.deadline" number!(u32, "seconds", 0..=86_400);
+        /// Realms beside [`Self::realm`].
+        realms: Vec<RealmSettings> = Vec::new();
+        /// Servers that clients are sent to.
+        alternates: Vec<AlternateSettings> = Vec::new();
+        /// Who set what; keys that are missing have their default.
+        origins: BTreeMap<&'static str, Origin> = BTreeMap::new();
     }
 }
 
-pub(crate) type Differ = fn(&Settings, &Settings) -> bool;
-
-/// Secret keys, and whether they differ between two settings: their shown values are all alike.
-pub(crate) static SECRET_KEYS: &[(&str, Differ)] = &[
-    ("auth.users", |old, new| old.users != new.users),
-    ("auth.secrets", |old, new| old.secrets != new.secrets),
-    ("oauth.key", |old, new| old.oauth.keys != new.oauth.keys),
-    ("store.url", |old, new| old.store.url != new.store.url),
-];
-
 impl Settings {
     /// Where the value of a key such as `admin.listen` comes from.
-    #[must_use]
     pub fn origin(&self, key: &str) -> &Origin {
         self.origins.get(key).unwrap_or(&Origin::Default)
     }
 
     /// Whether somebody asked for the value of this key.
-    #[must_use]
     pub fn is_explicit(&self, key: &str) -> bool {
         self.origins.contains_key(key)
     }
 
     /// The settings as a TOML file with each value's origin, secrets masked.
-    #[must_use]
     pub fn to_toml(&self) -> String {
         let realms = self.realms.iter().map(|realm| (realm, &realm.place));
         let alternates = self.alternates.iter().map(|alternate| (alternate, &alternate.place));
@@ -233,16 +216,13 @@ impl Settings {
     }
 
     /// Keys whose value differs in `new` but which a running server cannot change.
-    #[must_use]
     pub fn unchangeable(&self, new: &Self) -> Vec<&'static str> {
-        key::unchangeable(KEYS, self, new)
+        key::changed(KEYS, false, self, new)
     }
 
     /// Keys whose value differs in `new` and that a running server takes over.
-    #[must_use]
     pub fn changed(&self, new: &Self) -> Vec<&'static str> {
-        let secret = SECRET_KEYS.iter().filter(|(_, differs)| differs(self, new)).map(|(path, _)| *path);
-        secret.chain(key::changed(KEYS, self, new)).collect()
+        key::changed(KEYS, true, self, new)
     }
 }
 
@@ -294,7 +274,6 @@ pub enum StoredKey {
 
 impl StoredKey {
     /// Tells the algorithm by the length: 32 or 64 hex digits.
-    #[must_use]
     pub fn from_hex(text: &str) -> Option<Self> {
         if !text.bytes().all(|byte| byte.is_ascii_hexdigit()) {
             return None;

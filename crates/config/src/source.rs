@@ -9,12 +9,10 @@ use toml::{
     Spanned,
     de::{DeTable, DeValue},
 };
+use turnpike_strict::nearest;
 use zeroize::Zeroizing;
 
-use super::{
-    error::{ConfigError, Origin, nearest},
-    key::KeySpec,
-};
+use super::{Mistake, Origin, key::KeySpec};
 
 /// A value and where it stands.
 #[derive(Clone)]
@@ -50,6 +48,20 @@ pub(crate) struct Entry {
     pub(crate) node: Node,
 }
 
+/// The value of a key.
+pub(crate) fn find<'e>(entries: &'e [Entry], key: &str) -> Option<&'e Node> {
+    entries.iter().find(|entry| entry.key == key).map(|entry| &entry.node)
+}
+
+impl Entry {
+    /// For an entry of `table` that is none of `names`.
+    pub(crate) fn unknown(&self, table: &str, names: &[&str]) -> Mistake {
+        let (key, expected) = (format!("{table}.{}", self.key), format!("one of {}", names.join(", ")));
+        Mistake::new(&self.origin, key, "unknown key", expected)
+            .suggesting(nearest(&self.key, names.iter().copied()))
+    }
+}
+
 /// Settings given on the command line, by key. Values are text as typed; they are judged with all the rest, so that
 /// every mistake is reported in one go. A flag replaces the whole key of the file, lists included.
 #[derive(Clone, Default)]
@@ -57,7 +69,6 @@ pub struct Flags(Vec<(&'static str, &'static str, Vec<String>)>);
 
 impl Flags {
     /// No flag at all.
-    #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
@@ -82,7 +93,7 @@ impl Flags {
 pub(crate) fn environment_node<S>(
     spec: &KeySpec<S>,
     environment: &[(String, String)],
-    problems: &mut Vec<ConfigError>,
+    problems: &mut Vec<Mistake>,
 ) -> Option<Node> {
     let name = spec.variable();
     let get = |wanted: &str| environment.iter().find(|(name, _)| name == wanted).map(|(_, value)| value);
@@ -91,7 +102,7 @@ pub(crate) fn environment_node<S>(
     let from_file = if spec.secret { get(&file_name) } else { None };
     match (direct, from_file) {
         (Some(_), Some(_)) => {
-            problems.push(ConfigError::new(
+            problems.push(Mistake::new(
                 &Origin::Environment(name.clone()),
                 spec.path,
                 format!("{name} and {file_name} are both set"),
@@ -115,7 +126,7 @@ pub(crate) fn environment_node<S>(
                 Some(Node { value: Value::List(nodes.collect()), origin: Origin::Environment(file_name) })
             }
             Err(error) => {
-                problems.push(ConfigError::new(
+                problems.push(Mistake::new(
                     &Origin::Environment(file_name),
                     spec.path,
                     format!("cannot read {path}: {error}"),
@@ -145,11 +156,11 @@ pub(crate) fn unknown_variables(environment: &[(String, String)], known: &[Strin
 }
 
 /// The text of a configuration file, which may hold passwords.
-pub(crate) fn file_text(path: &Path, problems: &mut Vec<ConfigError>) -> Option<Zeroizing<String>> {
+pub(crate) fn file_text(path: &Path, problems: &mut Vec<Mistake>) -> Option<Zeroizing<String>> {
     match fs::read_to_string(path) {
         Ok(text) => Some(Zeroizing::new(text)),
         Err(error) => {
-            problems.push(ConfigError::new(
+            problems.push(Mistake::new(
                 &Origin::file(path),
                 "",
                 format!("cannot read the configuration file: {error}"),
@@ -161,12 +172,12 @@ pub(crate) fn file_text(path: &Path, problems: &mut Vec<ConfigError>) -> Option<
 }
 
 /// Reads the text of a file into its top-level entries; syntax errors go to `problems`.
-pub(crate) fn parse_file(path: &Path, text: &str, problems: &mut Vec<ConfigError>) -> Vec<Entry> {
+pub(crate) fn parse_file(path: &Path, text: &str, problems: &mut Vec<Mistake>) -> Vec<Entry> {
     let places = Places { path, text };
     let (table, errors) = DeTable::parse_recoverable(text);
     for error in &errors {
         // Only the message and the place: the error's own text quotes the line, and the line may hold a password.
-        problems.push(ConfigError::new(
+        problems.push(Mistake::new(
             &places.origin(error.span().map_or(0, |span| span.start)),
             "",
             format!("no valid TOML: {}", error.message().replace('\n', ", ")),
@@ -183,13 +194,7 @@ struct Places<'a> {
 
 impl Places<'_> {
     fn origin(&self, offset: usize) -> Origin {
-        let before = self.text.get(..offset).unwrap_or(self.text);
-        let line_start = before.rfind('\n').map_or(0, |at| at + 1);
-        Origin::File {
-            path: PathBuf::from(self.path),
-            line: before.matches('\n').count() + 1,
-            column: before[line_start..].chars().count() + 1,
-        }
+        Origin::in_text(self.path, self.text, offset)
     }
 
     /// The table in the order of the file (the parser's map is sorted by key).

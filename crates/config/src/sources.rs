@@ -6,16 +6,16 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use turnpike_strict::nearest;
+
 use crate::{
-    AlternateSettings, Certificate, ConfigError, ConfigErrors, Flags, Origin, RealmSettings, Settings,
+    AlternateSettings, Certificate, Flags, Mistake, Mistakes, Origin, RealmSettings, Settings,
     alternate_keys::ALTERNATE_KEYS,
-    certificates, check,
-    error::nearest,
-    exposed, foreign,
+    certificates, check, exposed, foreign,
     key::KeySpec,
-    keys::KEYS,
     read::Reader,
     realm_keys::REALM_KEYS,
+    settings::KEYS,
     source::{self, Entry, Node, Value},
     tables,
 };
@@ -41,7 +41,6 @@ pub struct Sources {
 
 impl Sources {
     /// The environment is this process's; variables that are not UTF-8 do not count.
-    #[must_use]
     pub fn from_process(file: Option<PathBuf>, flags: Flags) -> Self {
         let environment = std::env::vars_os()
             .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
@@ -51,13 +50,11 @@ impl Sources {
     }
 
     /// As given.
-    #[must_use]
     pub fn new(file: Option<PathBuf>, environment: Vec<(String, String)>, flags: Flags) -> Self {
         Self { file, flags, environment }
     }
 
     /// The file, if one was named.
-    #[must_use]
     pub fn file(&self) -> Option<&Path> {
         self.file.as_deref()
     }
@@ -66,10 +63,10 @@ impl Sources {
     ///
     /// # Errors
     /// Everything that is wrong, not only the first.
-    pub fn load(&self) -> Result<Loaded, ConfigErrors> {
+    pub fn load(&self) -> Result<Loaded, Mistakes> {
         match self.load_but_certificates()? {
             (loaded, problems) if problems.is_empty() => Ok(loaded),
-            (_, problems) => Err(ConfigErrors::sorted(problems)),
+            (_, problems) => Err(Mistakes::sorted(problems)),
         }
     }
 
@@ -78,7 +75,7 @@ impl Sources {
     ///
     /// # Errors
     /// Everything that is wrong beside certificates.
-    pub fn load_but_certificates(&self) -> Result<(Loaded, Vec<ConfigError>), ConfigErrors> {
+    pub fn load_but_certificates(&self) -> Result<(Loaded, Vec<Mistake>), Mistakes> {
         let mut problems = Vec::new();
         let entries = match &self.file {
             Some(path) => file_entries(path, &mut problems)?,
@@ -91,13 +88,11 @@ impl Sources {
     pub(crate) fn merge(
         &self,
         file: &[Entry],
-        mut problems: Vec<ConfigError>,
+        mut problems: Vec<Mistake>,
         certificates: fn(&Settings) -> certificates::Found,
-    ) -> Result<(Loaded, Vec<ConfigError>), ConfigErrors> {
+    ) -> Result<(Loaded, Vec<Mistake>), Mistakes> {
         let mut settings = Settings::default();
-        let mut origins = BTreeMap::new();
-        self.apply(KEYS, TABLES, file, &mut settings, &mut origins, &mut problems);
-        settings.origins = origins;
+        settings.origins = self.apply(KEYS, TABLES, file, &mut settings, &mut problems);
         settings.realms = tables::read("realm", REALM_KEYS, &["realm.name"], file, &mut problems)
             .into_iter()
             .map(|read| RealmSettings { place: read.place, ..read.settings })
@@ -111,7 +106,7 @@ impl Sources {
         let found = certificates(&settings);
         if !problems.is_empty() {
             problems.extend(found.problems);
-            return Err(ConfigErrors::sorted(problems));
+            return Err(Mistakes::sorted(problems));
         }
         let mut warnings = self.unknown_variables();
         warnings.extend(check::doubts(&settings));
@@ -121,17 +116,17 @@ impl Sources {
         Ok((Loaded { settings, certificates: found.certificates, warnings }, found.problems))
     }
 
-    /// Reads every key of a table from the entries of a file, the environment and the flags; `origins` learns who set what.
-    /// `tables` are names of entries that somebody else reads.
+    /// Reads every key of a table from the entries of a file, the environment and the flags; who set what. `tables` are names of
+    /// entries that somebody else reads.
     pub(crate) fn apply<S>(
         &self,
         keys: &'static [KeySpec<S>],
         tables: &[&'static str],
         file: &[Entry],
         settings: &mut S,
-        origins: &mut BTreeMap<&'static str, Origin>,
-        problems: &mut Vec<ConfigError>,
-    ) {
+        problems: &mut Vec<Mistake>,
+    ) -> BTreeMap<&'static str, Origin> {
+        let mut origins = BTreeMap::new();
         let from_file = sort_out(keys, tables, file, problems);
         for spec in keys {
             let environment = source::environment_node(spec, &self.environment, problems);
@@ -146,6 +141,7 @@ impl Sources {
                 }
             }
         }
+        origins
     }
 
     /// Sentences about variables of the environment that look like ours.
@@ -156,26 +152,25 @@ impl Sources {
 
 /// Every environment variable that any subcommand reads. Each subcommand knows them all, because several may share one
 /// environment.
-#[must_use]
 pub fn known_variables() -> Vec<String> {
     let settings = KEYS.iter().flat_map(KeySpec::variables).chain(crate::forward::variables());
     settings.chain(OTHER_VARIABLES.map(str::to_owned)).collect()
 }
 
 /// The entries of a file; one that is no file of ours is an error by itself.
-fn file_entries(path: &Path, problems: &mut Vec<ConfigError>) -> Result<Vec<Entry>, ConfigErrors> {
+fn file_entries(path: &Path, problems: &mut Vec<Mistake>) -> Result<Vec<Entry>, Mistakes> {
     let Some(text) = source::file_text(path, problems) else { return Ok(Vec::new()) };
     entries_of(path, &text, problems)
 }
 
-fn entries_of(path: &Path, text: &str, problems: &mut Vec<ConfigError>) -> Result<Vec<Entry>, ConfigErrors> {
+fn entries_of(path: &Path, text: &str, problems: &mut Vec<Mistake>) -> Result<Vec<Entry>, Mistakes> {
     if let Some(problem) = foreign::of_another_program(path, text, foreign::Reader::Serve) {
-        return Err(ConfigErrors(vec![problem]));
+        return Err(Mistakes(vec![problem]));
     }
     let entries = source::parse_file(path, text, problems);
     let sections = (&own_sections()[..], &crate::forward::own_sections()[..]);
     match foreign::of_the_other_command(path, &entries, sections, foreign::Reader::Serve) {
-        Some(problem) => Err(ConfigErrors(vec![problem])),
+        Some(problem) => Err(Mistakes(vec![problem])),
         None => Ok(entries),
     }
 }
@@ -198,7 +193,7 @@ fn sort_out<'a, S>(
     table: &'static [KeySpec<S>],
     tables: &[&'static str],
     entries: &'a [Entry],
-    problems: &mut Vec<ConfigError>,
+    problems: &mut Vec<Mistake>,
 ) -> BTreeMap<&'static str, &'a Node> {
     let mut known = BTreeMap::new();
     for section in entries.iter().filter(|entry| !tables.contains(&entry.key.as_str())) {
@@ -208,7 +203,7 @@ fn sort_out<'a, S>(
             continue;
         }
         let Value::Table(members) = &section.node.value else {
-            problems.push(ConfigError::new(
+            problems.push(Mistake::new(
                 &section.origin,
                 section.key.clone(),
                 "it is a value",
@@ -228,13 +223,13 @@ fn sort_out<'a, S>(
     known
 }
 
-fn unknown_section<S>(table: &'static [KeySpec<S>], tables: &[&'static str], section: &Entry) -> ConfigError {
+fn unknown_section<S>(table: &'static [KeySpec<S>], tables: &[&'static str], section: &Entry) -> Mistake {
     let mut sections: Vec<&str> = table.iter().map(KeySpec::section).collect();
     sections.dedup();
     sections.extend(tables);
     let is_table = matches!(section.node.value, Value::Table(_) | Value::List(_));
     let elsewhere = table.iter().find(|spec| !is_table && spec.name() == section.key).map(|spec| spec.path);
-    ConfigError::new(
+    Mistake::new(
         &section.origin,
         section.key.clone(),
         if is_table { "unknown section" } else { "unknown key outside of any section" },
@@ -248,9 +243,9 @@ fn unknown_key<S>(
     section: &Entry,
     member: &Entry,
     keys: &[&KeySpec<S>],
-) -> ConfigError {
+) -> Mistake {
     let names: Vec<&str> = keys.iter().map(|spec| spec.name()).collect();
-    let problem = ConfigError::unknown_key(&section.key, member, &names);
+    let problem = member.unknown(&section.key, &names);
     match table.iter().find(|spec| spec.name() == member.key) {
         Some(elsewhere) if problem.suggestion.is_none() => problem.suggesting(Some(elsewhere.path)),
         _ => problem,

@@ -88,25 +88,22 @@ pub struct Stored {
 }
 
 /// Where the store is. It may hold a password.
-pub(super) const URL: Kind<Option<Secret>> = Kind {
-    expected: "postgres://USER:PASSWORD@HOST/DATABASE, mysql://..., redis://..., rediss://..., sqlite:///PATH or a line of \
+pub(super) const URL: Kind<Option<Secret>> = Kind::one(
+    "postgres://USER:PASSWORD@HOST/DATABASE, mysql://..., redis://..., rediss://..., sqlite:///PATH or a line of \
                turnserver.conf (psql-userdb=...), \"\" for the embedded store",
-    list: false,
-    secret: true,
-    read: |reader, node| match &node.value {
+    |reader, node| match &node.value {
         // A file has lines.
         Value::List(lines) if lines.len() == 1 => reader.secret(&lines[0]).map(Some),
         _ => reader.secret(node).map(|url| Some(url).filter(|url| !url.reveal().is_empty())),
     },
-    show: |url| quoted(url.as_ref().map_or("", |_| MASK)),
-};
+    |url| quoted(url.as_ref().map_or("", |_| MASK)),
+)
+.secret();
 
 /// Where the embedded store is.
-pub(super) const STATE: Kind<StateDir> = Kind {
-    expected: "a directory, \"\" for $STATE_DIRECTORY, $XDG_STATE_HOME/turnpike or ~/.local/state/turnpike, or \"off\" for no store",
-    list: false,
-    secret: false,
-    read: |reader, node| {
+pub(super) const STATE: Kind<StateDir> = Kind::one(
+    "a directory, \"\" for $STATE_DIRECTORY, $XDG_STATE_HOME/turnpike or ~/.local/state/turnpike, or \"off\" for no store",
+    |reader, node| {
         let text = reader.text(node)?;
         Some(match &*text {
             "" => StateDir::Default,
@@ -114,12 +111,12 @@ pub(super) const STATE: Kind<StateDir> = Kind {
             dir => StateDir::At(dir.into()),
         })
     },
-    show: |state| match state {
+    |state| match state {
         StateDir::Default => quoted(""),
         StateDir::Off => quoted("off"),
         StateDir::At(dir) => quoted(&dir.display().to_string()),
     },
-};
+);
 
 /// What clients get whose user it cannot tell.
 pub(super) const UNAVAILABLE: Kind<WhenUnavailable> = named!(

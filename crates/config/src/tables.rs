@@ -4,8 +4,7 @@
 use std::collections::BTreeSet;
 
 use super::{
-    Origin,
-    error::ConfigError,
+    Mistake, Origin,
     key::KeySpec,
     read::Reader,
     source::{Entry, Node, Value},
@@ -30,7 +29,6 @@ impl Default for Place {
 /// One of several tables of the same name.
 pub(crate) struct Repeated<S> {
     pub(crate) settings: S,
-    /// Where it begins.
     pub(crate) place: Place,
 }
 
@@ -41,7 +39,7 @@ pub(crate) fn read<S: Default>(
     keys: &'static [KeySpec<S>],
     must: &[&'static str],
     entries: &[Entry],
-    problems: &mut Vec<ConfigError>,
+    problems: &mut Vec<Mistake>,
 ) -> Vec<Repeated<S>> {
     let mut read = Vec::new();
     for entry in entries.iter().filter(|entry| entry.key == name) {
@@ -81,7 +79,7 @@ fn read_one<S: Default>(
     must: &[&'static str],
     entry: &Entry,
     table: &Node,
-    problems: &mut Vec<ConfigError>,
+    problems: &mut Vec<Mistake>,
 ) -> Option<Repeated<S>> {
     let Value::Table(members) = &table.value else {
         problems.push(no_array(name, entry));
@@ -93,7 +91,7 @@ fn read_one<S: Default>(
     for member in members {
         let Some(spec) = keys.iter().find(|spec| spec.name() == member.key) else {
             let names: Vec<&str> = keys.iter().map(KeySpec::name).collect();
-            problems.push(ConfigError::unknown_key(name, member, &names));
+            problems.push(member.unknown(name, &names));
             good = false;
             continue;
         };
@@ -102,7 +100,7 @@ fn read_one<S: Default>(
         good &= (spec.apply)(&mut Reader::new(spec, problems), &member.node, &mut settings).is_some();
     }
     for spec in keys.iter().filter(|spec| must.contains(&spec.path) && !said.contains(spec.path)) {
-        problems.push(ConfigError::new(
+        problems.push(Mistake::new(
             &table.origin,
             spec.path,
             format!("this [[{name}]] does not say it"),
@@ -113,6 +111,6 @@ fn read_one<S: Default>(
     good.then(|| Repeated { settings, place: Place(table.origin.clone()) })
 }
 
-fn no_array(name: &str, entry: &Entry) -> ConfigError {
-    ConfigError::new(&entry.origin, name, "it is no list of tables", format!("[[{name}]], once for each"))
+fn no_array(name: &str, entry: &Entry) -> Mistake {
+    Mistake::new(&entry.origin, name, "it is no list of tables", format!("[[{name}]], once for each"))
 }

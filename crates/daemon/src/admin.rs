@@ -31,7 +31,6 @@ const OPENMETRICS: &str = "application/openmetrics-text; version=1.0.0; charset=
 /// What the pages show.
 #[derive(Clone)]
 pub(crate) struct AdminState {
-    /// For `/metrics`.
     pub(crate) metrics: MetricsPage,
     /// For `/healthz`: whether nothing new is taken any more.
     pub(crate) draining: Arc<dyn Fn() -> bool + Send + Sync>,

@@ -52,10 +52,8 @@ mod tests {
 
     #[test]
     fn a_change_is_told_once_and_only_when_it_has_come_to_rest() {
-        let dir = std::env::temp_dir().join(format!("turnpike-watch-{}", std::process::id()));
-        fs::create_dir_all(&dir).unwrap();
-        let (cert, key) = (dir.join("cert.pem"), dir.join("key.pem"));
-        fs::write(&cert, "one").unwrap();
+        let dir = turnpike_testkit::Dir::new();
+        let (cert, key) = (dir.file("cert.pem", "one"), dir.at("key.pem"));
         let settings =
             Settings { tls_cert: Some(cert.clone()), tls_key: Some(key.clone()), ..Settings::default() };
         let mut watch = CertificateWatch::new(&settings);
@@ -69,6 +67,5 @@ mod tests {
         fs::remove_file(&cert).unwrap();
         assert!(!watch.has_changed());
         assert!(watch.has_changed(), "gone is a change too");
-        fs::remove_dir_all(&dir).unwrap();
     }
 }

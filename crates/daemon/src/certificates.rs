@@ -9,7 +9,7 @@ use std::{
 };
 
 use turnpike_config::{
-    Certificate, ConfigError, Settings,
+    Certificate, Mistake, Settings,
     certificates::{self, Found},
 };
 use turnpike_relay::{DtlsContext, TlsContext};
@@ -84,13 +84,13 @@ impl Certificates {
     }
 
     /// As a new configuration names them; its `problems` are those of certificates.
-    pub(crate) fn reload(&mut self, settings: &Settings, loaded: Vec<Certificate>, problems: &[ConfigError]) {
+    pub(crate) fn reload(&mut self, settings: &Settings, loaded: Vec<Certificate>, problems: &[Mistake]) {
         self.watch = CertificateWatch::new(settings);
         self.take(loaded, problems);
     }
 
     /// Shows them, if all of them can be used.
-    fn take(&mut self, loaded: Vec<Certificate>, problems: &[ConfigError]) {
+    fn take(&mut self, loaded: Vec<Certificate>, problems: &[Mistake]) {
         if !problems.is_empty() {
             for problem in problems {
                 tracing::error!("{problem}");

@@ -88,7 +88,6 @@ impl<'s> ServeChanges<'s> {
         }
     }
 
-    /// The line.
     pub(crate) fn say(&self, settings: &Settings) {
         let all = realms::all(settings);
         let (users, secrets) = all.iter().fold((0, 0), |(users, secrets), realm| {

@@ -120,11 +120,7 @@ fn show(address: &Address) -> String {
 
 #[cfg(test)]
 mod tests {
-    use std::{
-        net::SocketAddr,
-        sync::atomic::{AtomicU64, Ordering},
-        time::Duration,
-    };
+    use std::{net::SocketAddr, time::Duration};
 
     use turnpike_config::forward::ForwardSettings;
     use turnpike_forward::{Access, Pattern, RuleId};
@@ -136,15 +132,10 @@ mod tests {
 
     fn line(format: LineFormat, rule: &str, report: &ConnectionReport) -> String {
         let rule = self::rule(rule);
-        // Tests run at the same time, in one process.
-        static NUMBER: AtomicU64 = AtomicU64::new(0);
-        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
-        let path = std::env::temp_dir().join(format!("turnpike-connections-{}-{number}", std::process::id()));
+        let dir = turnpike_testkit::Dir::new();
         let access = Access { allow: vec![Pattern::Wildcard("192.0.2.*".to_owned())], deny: Vec::new() };
         let settings = ForwardSettings { rules: vec![rule], access, ..ForwardSettings::default() };
-        let file = ConnectionFile::open(&path, format, &settings.rules);
-        let file = file.expect("a temporary file");
-        std::fs::remove_file(&path).expect("it is there");
+        let file = ConnectionFile::open(&dir.at("log"), format, &settings.rules).expect("a temporary file");
         let mut text = String::new();
         file.line(&mut text, report, &Lists::new(&settings), &WHEN.parse().expect("a time"));
         text

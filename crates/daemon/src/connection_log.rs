@@ -37,7 +37,6 @@ pub(crate) struct Records {
 /// Of the writer and of whoever reloads.
 pub(crate) type SharedRecords = Arc<Mutex<Records>>;
 
-/// Both ends.
 pub(crate) fn connection_log(records: SharedRecords) -> (ConnectionLogger, ConnectionLogWriter) {
     let (sender, receiver) = log_queue(BACKLOG);
     (ConnectionLogger(sender), ConnectionLogWriter { receiver, records })
@@ -305,7 +304,8 @@ mod tests {
 
     #[tokio::test]
     async fn the_file_has_every_connection_that_ended_and_few_refusals() {
-        let path = std::env::temp_dir().join(format!("turnpike-connection-log-{}", std::process::id()));
+        let dir = turnpike_testkit::Dir::new();
+        let path = dir.at("log");
         let file = ConnectionFile::open(&path, LineFormat::Rinetd, &[]);
         let file = Some(file.expect("a temporary file"));
         let (logger, writer) =
@@ -318,7 +318,6 @@ mod tests {
         drop(logger);
         writer.run().await;
         let text = std::fs::read_to_string(&path).expect("it was written");
-        std::fs::remove_file(&path).expect("it is there");
         let denied = text.lines().filter(|line| line.ends_with("\tdenied")).count();
         assert_eq!(text.lines().count() - denied, 3000);
         assert!((20..40).contains(&denied), "{denied}");

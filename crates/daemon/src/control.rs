@@ -84,7 +84,6 @@ impl Status {
         self.draining.store(true, Ordering::Relaxed);
     }
 
-    /// Reloads by result.
     pub(crate) fn reloads(&self) -> [(&'static str, u64); 2] {
         [("loaded", &self.reloaded), ("failed", &self.refused)]
             .map(|(result, count)| (result, count.load(Ordering::Relaxed)))

@@ -18,7 +18,6 @@ pub(crate) struct Lists {
 pub(crate) enum Denial<'a> {
     /// There is a list of those who are let in, and it is on none: the default then.
     NotAllowed,
-    /// By this pattern.
     Denied(&'a Pattern),
 }
 

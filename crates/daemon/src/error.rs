@@ -5,7 +5,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use turnpike_config::ConfigErrors;
+use turnpike_config::Mistakes;
 use turnpike_relay::DtlsError;
 
 use crate::admin::AdminError;
@@ -16,7 +16,7 @@ use crate::admin::AdminError;
 pub enum DaemonError {
     /// Nothing was started, and no socket opened.
     #[error(transparent)]
-    Config(#[from] ConfigErrors),
+    Config(#[from] Mistakes),
     /// The TURN server did not start.
     #[error(transparent)]
     Serve(#[from] turnpike_relay::StartError),

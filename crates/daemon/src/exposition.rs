@@ -95,7 +95,6 @@ impl<S> Families<'_, '_, S> {
 /// What a program says beside its own numbers.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Common {
-    /// This process.
     pub(crate) process: ProcessUsage,
     /// Whether it is about to stop.
     pub(crate) draining: bool,

@@ -34,7 +34,6 @@ pub(crate) struct LogReceiver<T> {
     counts: Arc<LogCounts>,
 }
 
-/// Both ends.
 pub(crate) fn log_queue<T>(backlog: usize) -> (LogSender<T>, LogReceiver<T>) {
     let (sender, receiver) = mpsc::channel(backlog);
     let counts = Arc::<LogCounts>::default();

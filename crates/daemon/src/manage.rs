@@ -73,13 +73,11 @@ impl Management {
     }
 
     /// The store, without its password.
-    #[must_use]
     pub fn store(&self) -> &str {
         &self.name
     }
 
     /// The realm that is meant where none is named.
-    #[must_use]
     pub fn realm(&self) -> &str {
         &self.settings.realm
     }

@@ -7,9 +7,9 @@ use std::{
     thread,
 };
 
-use turnpike_config::{Secret, Settings, User, UserSecret, realms};
+use turnpike_config::{DatapathChoice, Secret, Settings, User, UserSecret, realms};
 use turnpike_net::Datapath;
-use turnpike_relay::{Config, DtlsConfig, DtlsContext, Layout, RelayAddress, StreamConfig, TlsContext};
+use turnpike_relay::{Config, DtlsConfig, DtlsContext, Hook, Layout, RelayAddress, StreamConfig, TlsContext};
 use turnpike_turn::server::{
     DiscoveryLimits, ListenerId, ListenerProfile, NatDiscovery, NonceKey, ServerConfig,
 };
@@ -36,7 +36,6 @@ pub(crate) struct Plan {
 
 impl Plan {
     /// Asks the machine for what the settings do not say. Sends nothing.
-    #[must_use]
     pub(crate) fn new(
         merged: &Merged,
         nonce_key: NonceKey,
@@ -48,9 +47,17 @@ impl Plan {
         let relay = relay_addresses(settings, &mut notes);
         notes.extend(alternates_that_are_us(settings));
         let (datapath, datapath_reason) = match settings.datapath {
-            Some(step) => (step, "as configured".to_owned()),
-            None => Datapath::best(),
+            DatapathChoice::Step(step) => (step, "as configured".to_owned()),
+            DatapathChoice::Auto | DatapathChoice::Kernel => Datapath::best(),
         };
+        let kernel = settings.datapath == DatapathChoice::Kernel;
+        if kernel {
+            notes.push(
+                "what the kernel relays itself never meets this machine's firewall (netfilter), nor its IPsec policies: \
+                 peers are kept away by the peer rules alone"
+                    .to_owned(),
+            );
+        }
         let mut listen = listeners(settings, &mut notes);
         let streams = StreamConfig {
             listen: if settings.tcp { listen.clone() } else { Vec::new() },
@@ -81,6 +88,9 @@ impl Plan {
             dtls,
             workers: workers(settings),
             datapath,
+            kernel,
+            max_kernel_flows: settings.kernel_flows,
+            kernel_hook: Hook::Best,
             busy_poll: std::time::Duration::from_micros(settings.busy_poll_us.into()),
             server: server_config(merged, &layout, &relay, nonce_key),
             listen,
@@ -100,7 +110,6 @@ impl Plan {
 
     /// File descriptors that the relay may need: each allocation up to two sockets and its client's connection, each reserved port
     /// and each connection without an allocation one, each connection to a peer two, and some for everything else.
-    #[must_use]
     pub(crate) fn open_files(&self) -> u64 {
         let config = &self.config;
         let listeners = config.streams.listen.len() + config.streams.tls_listen.len();
@@ -124,7 +133,6 @@ impl Plan {
 
 /// The state machine's part of the settings; a reload makes it anew with the same addresses and nonce key. `layout` says what
 /// the numbers of listeners stand for.
-#[must_use]
 pub(crate) fn server_config(
     merged: &Merged,
     layout: &Layout,
@@ -208,19 +216,16 @@ fn discovery_listeners(settings: &Settings, listen: &[SocketAddr]) -> Vec<Socket
 }
 
 /// Whether settings name nobody who could use the server.
-#[must_use]
 pub(crate) fn names_nobody(settings: &Settings) -> bool {
     settings.auth_required && !realms::has_anybody(settings) && settings.realms.is_empty()
 }
 
 /// The user that is made up where there is none.
-#[must_use]
 pub(crate) fn random_user() -> User {
     User { name: GENERATED_USER.to_owned(), secret: UserSecret::Password(random_password()) }
 }
 
 /// 128 bits by chance, as hex digits.
-#[must_use]
 pub fn random_password() -> Secret {
     Secret::new(hex::encode(rand::random::<[u8; 16]>()))
 }

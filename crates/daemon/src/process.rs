@@ -12,7 +12,6 @@ pub(crate) struct ProcessUsage {
     pub(crate) cpu_seconds: Option<f64>,
     /// Resident memory in bytes.
     pub(crate) resident_bytes: Option<u64>,
-    /// Open file descriptors.
     pub(crate) open_fds: Option<u64>,
     /// Soft limit of open file descriptors.
     pub(crate) max_fds: Option<u64>,

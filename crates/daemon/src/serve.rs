@@ -7,8 +7,8 @@ use std::{
 };
 
 use tokio::{net::TcpListener, task::JoinHandle};
-use turnpike_config::{ConfigError, ConfigErrors, Loaded, Settings, Sources, User, UserSecret, realms};
-use turnpike_relay::{CredentialStore, Layout, Relay, RelayAddress, SessionLog};
+use turnpike_config::{Loaded, Mistake, Mistakes, Settings, Sources, User, UserSecret, realms};
+use turnpike_relay::{CredentialStore, Hook, Kernel, Layout, Relay, RelayAddress, SessionLog};
 use turnpike_turn::server::NonceKey;
 
 use crate::{
@@ -42,7 +42,7 @@ pub fn serve(sources: &Sources, out: &mut dyn Write) -> Result<(), DaemonError> 
 ///
 /// # Errors
 /// As those of the rest of the configuration.
-pub fn check_store(settings: &Settings) -> Result<(), ConfigErrors> {
+pub fn check_store(settings: &Settings) -> Result<(), Mistakes> {
     store::address(settings).map(drop)
 }
 
@@ -115,7 +115,10 @@ impl TurnServer {
         }
         if let Some(page) = page {
             let snapshots = move || {
-                weak.upgrade().map_or_else(Default::default, |relay| (relay.snapshots(), relay.realms()))
+                weak.upgrade().map_or_else(Default::default, |relay| {
+                    let kernel = relay.kernel().map(Kernel::snapshot);
+                    (relay.snapshots(), relay.realms(), kernel)
+                })
             };
             let told = (certificates.told(), Arc::clone(&shared_store));
             let metrics = serve_metrics::page(snapshots, told, Arc::clone(status), log_counts);
@@ -139,7 +142,7 @@ impl TurnServer {
     }
 
     /// False where it cannot be taken.
-    async fn take(&mut self, loaded: Loaded, problems: &[ConfigError]) -> bool {
+    async fn take(&mut self, loaded: Loaded, problems: &[Mistake]) -> bool {
         let Loaded { settings: mut new, certificates, warnings } = loaded;
         // Where the embedded store is, is for a restart.
         new.store.state.clone_from(&self.started.store.state);
@@ -299,6 +302,20 @@ fn say_what_started(plan: &Plan, relay: &Relay, page: Option<&TcpListener>) {
         }
     }
     tracing::info!("data path {}: {}; workers: {}", config.datapath, plan.datapath_reason, config.workers);
+    if let Some(kernel) = relay.kernel() {
+        let how = if kernel.hook() == Hook::Tcx { "tcx" } else { "clsact" };
+        let interfaces = kernel.interfaces();
+        let where_to = if interfaces.is_empty() {
+            "to no interface yet: none is Ethernet, up, and has an address".to_owned()
+        } else {
+            format!("to {} ({how})", interfaces.join(", "))
+        };
+        let flows = config.max_kernel_flows;
+        tracing::info!(
+            "data path kernel: attached {where_to}; room for {flows} flows; everything else by {}",
+            config.datapath
+        );
+    }
     admin::say_where(page);
     for note in &plan.notes {
         tracing::warn!("{note}");

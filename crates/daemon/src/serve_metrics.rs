@@ -13,7 +13,11 @@ use prometheus_client::{
     encoding::{DescriptorEncoder, NoLabelSet},
     metrics::MetricType,
 };
-use turnpike_relay::{CloseReason, DtlsDrop, DtlsEnd, DtlsFailure, HandshakeFailure, WorkerSnapshot};
+use strum::VariantArray as _;
+use turnpike_relay::{
+    CloseReason, DtlsDrop, DtlsEnd, DtlsFailure, HandshakeFailure, KernelCount, KernelSnapshot,
+    WorkerSnapshot,
+};
 
 use crate::{
     admin::MetricsPage,
@@ -24,19 +28,22 @@ use crate::{
     store::{SharedStore, Store},
 };
 
-/// The exposition text of live snapshots (of workers, and of allocations by realm), for the admin page.
+/// Of workers, of allocations by realm, and of the kernel's part where it has one.
+type Snapshots = (Vec<WorkerSnapshot>, Vec<(Box<str>, usize)>, Option<KernelSnapshot>);
+
+/// The exposition text of live snapshots, for the admin page.
 pub(crate) fn page(
-    snapshots: impl Fn() -> (Vec<WorkerSnapshot>, Vec<(Box<str>, usize)>) + Send + Sync + 'static,
+    snapshots: impl Fn() -> Snapshots + Send + Sync + 'static,
     (certificates, store): (Arc<Told>, SharedStore),
     status: Arc<Status>,
     log: Arc<LogCounts>,
 ) -> MetricsPage {
     exposition::page(
         move |common| {
-            let (workers, realms) = snapshots();
+            let (workers, realms, kernel) = snapshots();
             let (workers, certificates) = (numbered(workers), Arc::clone(&certificates));
             let store = store.read().unwrap_or_else(PoisonError::into_inner).as_ref().map(Store::counts);
-            Scrape { workers, realms, certificates, store, common }
+            Scrape { workers, realms, kernel, certificates, store, common }
         },
         status,
         log,
@@ -50,6 +57,7 @@ struct Scrape {
     workers: Vec<(String, WorkerSnapshot)>,
     /// Allocations by realm; names are those of the configuration.
     realms: Vec<(Box<str>, usize)>,
+    kernel: Option<KernelSnapshot>,
     certificates: Arc<Told>,
     /// Where there is one.
     store: Option<turnpike_stores::Counts>,
@@ -68,12 +76,22 @@ impl Collector for Scrape {
         page.streams()?;
         page.peers()?;
         page.dtls()?;
+        if let Some(kernel) = &self.kernel {
+            page.kernel(kernel)?;
+        }
         page.certificates(&self.certificates)?;
         if let Some(store) = &self.store {
             page.store(store)?;
         }
         self.common.encode(&mut page.encoder)
     }
+}
+
+/// Counters of each worker: name, help, and field of its snapshot.
+macro_rules! each {
+    ($page:expr; $($name:literal $help:literal $($field:ident).+;)+) => {
+        $($page.each($name, $help, |snapshot| snapshot.$($field).+)?;)+
+    };
 }
 
 impl Families<'_, '_, WorkerSnapshot> {
@@ -86,6 +104,48 @@ impl Families<'_, '_, WorkerSnapshot> {
         )?;
         for (realm, count) in realms {
             metric.encode_family(&[("realm", &**realm)])?.encode_gauge(&(*count as u64))?;
+        }
+        Ok(())
+    }
+
+    /// What the kernel has relayed without us.
+    fn kernel(&mut self, kernel: &KernelSnapshot) -> fmt::Result {
+        self.by(
+            "kernel_datagrams",
+            "Datagrams that the kernel has relayed itself, at most a second old; relayed_datagrams has them too.",
+            "direction",
+            |snapshot| vec![("to_peer", snapshot.across[0].0), ("to_client", snapshot.across[1].0)],
+        )?;
+        self.by(
+            "kernel_bytes",
+            "Payload bytes of these; relayed_bytes has them too.",
+            "direction",
+            |snapshot| vec![("to_peer", snapshot.across[0].1), ("to_client", snapshot.across[1].1)],
+        )?;
+        let counted = KernelCount::VARIANTS.iter().zip(kernel.counts);
+        let passes =
+            counted.filter(|(what, _)| what.is_pass()).map(|(what, value)| (<&str>::from(what), value));
+        let help = "UDP datagrams and super-packets that the kernel left to user space, by reason.";
+        counts(&mut self.encoder, "kernel_passes", help, "reason", passes)?;
+        let mut single = |name, help: &str, value: u64| {
+            counter(&mut self.encoder, name, help)?.encode_counter::<NoLabelSet, _, f64>(&value, None)
+        };
+        single(
+            "kernel_dropped",
+            "Datagrams that were dropped because the kernel refused to change them.",
+            kernel.counts[KernelCount::Failed as usize],
+        )?;
+        single(
+            "kernel_flows_refused",
+            "Flows that stay in user space because the kernel's table was full.",
+            kernel.refused,
+        )?;
+        for (name, help, value) in [
+            ("kernel_flows", "Flows in the kernel's table, each in one direction.", kernel.flows),
+            ("kernel_flows_limit", "Flows that the kernel's table holds at most.", kernel.most_flows),
+        ] {
+            let mut metric = self.encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
+            metric.encode_gauge(&value)?;
         }
         Ok(())
     }
@@ -156,49 +216,36 @@ impl Families<'_, '_, WorkerSnapshot> {
     }
 
     fn refused(&mut self) -> fmt::Result {
-        self.each(
-            "ports_exhausted",
-            "Allocations refused because every port of the range is taken.",
-            |snapshot| snapshot.ports_exhausted,
-        )?;
-        self.each("files_exhausted", "Allocations refused for want of file descriptors.", |snapshot| {
-            snapshot.files_exhausted
-        })?;
-        self.each("ttl_expired", "Datagrams dropped because their TTL or hop limit ended here.", |snapshot| {
-            snapshot.ttl_expired
-        })
+        each!(self;
+            "ports_exhausted" "Allocations refused because every port of the range is taken." ports_exhausted;
+            "files_exhausted" "Allocations refused for want of file descriptors." files_exhausted;
+            "ttl_expired" "Datagrams dropped because their TTL or hop limit ended here." ttl_expired;
+        );
+        Ok(())
     }
 
     fn received(&mut self) -> fmt::Result {
-        self.each("wakeups", "Times that the worker woke up.", |snapshot| snapshot.wakeups)?;
-        self.each("rx_calls", "Receive calls.", |snapshot| snapshot.rx.calls)?;
-        self.each("rx_would_block", "Receive calls that had nothing.", |snapshot| snapshot.rx.would_block)?;
-        self.each("rx_buffers", "Buffers received; a GRO super-packet is one.", |snapshot| {
-            snapshot.rx.buffers
-        })?;
-        self.each("rx_datagrams", "Datagrams received.", |snapshot| snapshot.rx.datagrams)?;
-        self.each("rx_bytes", "Bytes received.", |snapshot| snapshot.rx.bytes)?;
-        self.each(
-            "rx_kernel_drops",
-            "Datagrams the kernel dropped because a receive buffer was full.",
-            |snapshot| snapshot.rx.kernel_drops,
-        )?;
-        self.each("rx_truncated", "Buffers dropped because they were too long.", |snapshot| {
-            snapshot.rx.truncated
-        })?;
+        each!(self;
+            "wakeups" "Times that the worker woke up." wakeups;
+            "rx_calls" "Receive calls." rx.calls;
+            "rx_would_block" "Receive calls that had nothing." rx.would_block;
+            "rx_buffers" "Buffers received; a GRO super-packet is one." rx.buffers;
+            "rx_datagrams" "Datagrams received." rx.datagrams;
+            "rx_bytes" "Bytes received." rx.bytes;
+            "rx_kernel_drops" "Datagrams the kernel dropped because a receive buffer was full." rx.kernel_drops;
+            "rx_truncated" "Buffers dropped because they were too long." rx.truncated;
+        );
         self.batches()
     }
 
     fn sent(&mut self) -> fmt::Result {
-        self.each("tx_calls", "Send calls.", |snapshot| snapshot.tx.calls)?;
-        self.each("tx_messages", "Messages sent; a GSO super-packet is one.", |snapshot| {
-            snapshot.tx.messages
-        })?;
-        self.each("tx_super_packets", "GSO super-packets of two or more datagrams sent.", |snapshot| {
-            snapshot.tx.super_packets
-        })?;
-        self.each("tx_datagrams", "Datagrams sent.", |snapshot| snapshot.tx.datagrams)?;
-        self.each("tx_bytes", "Bytes sent.", |snapshot| snapshot.tx.bytes)?;
+        each!(self;
+            "tx_calls" "Send calls." tx.calls;
+            "tx_messages" "Messages sent; a GSO super-packet is one." tx.messages;
+            "tx_super_packets" "GSO super-packets of two or more datagrams sent." tx.super_packets;
+            "tx_datagrams" "Datagrams sent." tx.datagrams;
+            "tx_bytes" "Bytes sent." tx.bytes;
+        );
         self.by("tx_dropped", "Datagrams not sent, by reason.", "reason", |snapshot| {
             vec![
                 ("would_block", snapshot.tx.would_block),
@@ -206,21 +253,20 @@ impl Families<'_, '_, WorkerSnapshot> {
                 ("refused", snapshot.tx.refused),
             ]
         })?;
-        self.each("tx_step_downs", "Times that a socket or route stepped down from GSO.", |snapshot| {
-            snapshot.tx.step_downs
-        })
+        each!(self;
+            "tx_step_downs" "Times that a socket or route stepped down from GSO." tx.step_downs;
+        );
+        Ok(())
     }
 
     /// TCP and TLS clients.
     fn streams(&mut self) -> fmt::Result {
         self.gauge("connections", "Connections that exist.", |snapshot| snapshot.streams.open)?;
-        self.each("connections_accepted", "Connections accepted.", |snapshot| snapshot.streams.accepted)?;
-        self.each("connections_adopted", "Connections taken over from another worker.", |snapshot| {
-            snapshot.streams.adopted
-        })?;
-        self.each("connections_plain", "Connections that turned out to be plain TCP.", |snapshot| {
-            snapshot.streams.plain
-        })?;
+        each!(self;
+            "connections_accepted" "Connections accepted." streams.accepted;
+            "connections_adopted" "Connections taken over from another worker." streams.adopted;
+            "connections_plain" "Connections that turned out to be plain TCP." streams.plain;
+        );
         self.by("connections_closed", "Connections that ended, by reason.", "reason", |snapshot| {
             by_name(|reason: CloseReason| snapshot.streams.closed(reason))
         })?;
@@ -230,26 +276,17 @@ impl Families<'_, '_, WorkerSnapshot> {
         self.by("tls_handshakes_failed", "TLS handshakes that failed, by reason.", "reason", |snapshot| {
             by_name(|why: HandshakeFailure| snapshot.streams.failed(why))
         })?;
-        self.each(
-            "accept_pauses",
-            "Times that accepting paused for want of file descriptors.",
-            |snapshot| snapshot.streams.accept_pauses,
-        )?;
-        self.each("stream_dropped", "Datagrams dropped because a client reads too slowly.", |snapshot| {
-            snapshot.streams.queue_drops
-        })?;
-        self.each("stream_dropped_bytes", "Bytes of these, headers included.", |snapshot| {
-            snapshot.streams.queue_dropped_bytes
-        })?;
-        self.each("stream_reads", "Read calls on connections.", |snapshot| snapshot.streams.reads)?;
-        self.each("stream_read_bytes", "Bytes read from connections, before decryption.", |snapshot| {
-            snapshot.streams.read_bytes
-        })?;
-        self.each("stream_received", "Messages received on connections.", |snapshot| {
-            snapshot.streams.received
-        })?;
-        self.each("stream_sent", "Messages for clients on connections.", |snapshot| snapshot.streams.sent)?;
-        self.each("stream_writes", "Send calls on connections.", |snapshot| snapshot.streams.writes)
+        each!(self;
+            "accept_pauses" "Times that accepting paused for want of file descriptors." streams.accept_pauses;
+            "stream_dropped" "Datagrams dropped because a client reads too slowly." streams.queue_drops;
+            "stream_dropped_bytes" "Bytes of these, headers included." streams.queue_dropped_bytes;
+            "stream_reads" "Read calls on connections." streams.reads;
+            "stream_read_bytes" "Bytes read from connections, before decryption." streams.read_bytes;
+            "stream_received" "Messages received on connections." streams.received;
+            "stream_sent" "Messages for clients on connections." streams.sent;
+            "stream_writes" "Send calls on connections." streams.writes;
+        );
+        Ok(())
     }
 
     /// DTLS clients.
@@ -267,7 +304,9 @@ impl Families<'_, '_, WorkerSnapshot> {
                     .encode_gauge(&count)?;
             }
         }
-        self.each("dtls_cookies", "Cookies sent to DTLS clients.", |snapshot| snapshot.dtls.cookies)?;
+        each!(self;
+            "dtls_cookies" "Cookies sent to DTLS clients." dtls.cookies;
+        );
         self.by("dtls_handshakes", "DTLS handshakes finished, by version.", "version", |snapshot| {
             vec![("1.2", snapshot.dtls.handshakes_1_2), ("1.3", snapshot.dtls.handshakes_1_3)]
         })?;
@@ -280,11 +319,12 @@ impl Families<'_, '_, WorkerSnapshot> {
         self.by("dtls_dropped", "Datagrams dropped on DTLS listeners, by reason.", "reason", |snapshot| {
             by_name(|why: DtlsDrop| snapshot.dtls.dropped(why))
         })?;
-        self.each("dtls_datagrams", "Datagrams received for DTLS.", |snapshot| snapshot.dtls.datagrams)?;
-        self.each("dtls_received", "Messages decrypted from DTLS clients.", |snapshot| {
-            snapshot.dtls.received
-        })?;
-        self.each("dtls_sent", "Messages encrypted for DTLS clients.", |snapshot| snapshot.dtls.sent)
+        each!(self;
+            "dtls_datagrams" "Datagrams received for DTLS." dtls.datagrams;
+            "dtls_received" "Messages decrypted from DTLS clients." dtls.received;
+            "dtls_sent" "Messages encrypted for DTLS clients." dtls.sent;
+        );
+        Ok(())
     }
 
     /// TCP relaying, and what workers say to one another.
@@ -294,22 +334,13 @@ impl Families<'_, '_, WorkerSnapshot> {
             "Connections to peers that exist or are being made.",
             |snapshot| snapshot.peers.open,
         )?;
-        self.each(
-            "peer_stalls",
-            "Times that an end of a connection to a peer took no more for now.",
-            |snapshot| snapshot.peers.stalls,
-        )?;
-        self.each("peer_spliced_bytes", "Bytes of connections to peers moved by splice.", |snapshot| {
-            snapshot.peers.spliced_bytes
-        })?;
-        self.each(
-            "peer_accept_pauses",
-            "Times that a relayed address paused accepting for want of file descriptors.",
-            |snapshot| snapshot.peers.accept_pauses,
-        )?;
-        self.each("handoffs_lost", "Messages between workers that were lost.", |snapshot| {
-            snapshot.handoffs_lost
-        })
+        each!(self;
+            "peer_stalls" "Times that an end of a connection to a peer took no more for now." peers.stalls;
+            "peer_spliced_bytes" "Bytes of connections to peers moved by splice." peers.spliced_bytes;
+            "peer_accept_pauses" "Times that a relayed address paused accepting for want of file descriptors." peers.accept_pauses;
+            "handoffs_lost" "Messages between workers that were lost." handoffs_lost;
+        );
+        Ok(())
     }
 
     /// Batch sizes as a histogram. Bucket i of the snapshot counts calls with 2^i to 2^(i+1) - 1 datagrams.
@@ -399,9 +430,11 @@ mod tests {
         first.rx.batch[3] = 4;
         first.rx.batch[11] = 2;
         first.tx.too_big = 5;
+        first.across = [(70, 7000), (90, 9000)];
         Scrape {
             workers: numbered(vec![first, WorkerSnapshot::default()]),
             realms: vec![("example.org".into(), 3)],
+            kernel: Some(KernelSnapshot { flows: 6, refused: 2, ..KernelSnapshot::default() }),
             certificates: Arc::default(),
             store: Some(turnpike_stores::Counts {
                 is_up: true,
@@ -485,6 +518,11 @@ mod tests {
             ("turnpike_store_up", 1.0),
             ("turnpike_store_cached_users", 5.0),
             ("turnpike_draining", 0.0),
+            ("turnpike_kernel_datagrams_total{worker=\"0\",direction=\"to_peer\"}", 70.0),
+            ("turnpike_kernel_bytes_total{worker=\"0\",direction=\"to_client\"}", 9000.0),
+            ("turnpike_kernel_passes_total{reason=\"super_packet\"}", 0.0),
+            ("turnpike_kernel_flows", 6.0),
+            ("turnpike_kernel_flows_refused_total", 2.0),
         ] {
             let found = samples.iter().find(|(name, _)| same_series(name, series));
             assert_eq!(found.map(|(_, value)| *value), Some(value), "{series} in {samples:#?}");

@@ -8,8 +8,8 @@ use std::{
 };
 
 use turnpike_config::{
-    ConfigError, ConfigErrors, RealmSettings, Settings, StateDir, StoreSettings, TokenKeySettings, User,
-    UserSecret, WhenUnavailable, realms,
+    Mistake, Mistakes, RealmSettings, Settings, StateDir, StoreSettings, TokenKeySettings, User, UserSecret,
+    WhenUnavailable, realms,
 };
 use turnpike_stores::{
     Backend as _, Database, Directory, Edit, Limits, PeerRanges, Rules, SqliteUse, StoreAddress, StoreError,
@@ -34,22 +34,16 @@ const TOKEN_LIFETIME: u32 = 86_400;
 ///
 /// # Errors
 /// `store.url` is no address of a store.
-pub(crate) fn address(settings: &Settings) -> Result<Option<(StoreAddress, SqliteUse)>, ConfigErrors> {
+pub(crate) fn address(settings: &Settings) -> Result<Option<(StoreAddress, SqliteUse)>, Mistakes> {
     let StoreSettings { url, state, .. } = &settings.store;
     let Some(url) = url else {
         let file = state_dir(state).map(|dir| dir.join(FILE));
         return Ok(file.map(|file| (StoreAddress::Sqlite(file), SqliteUse::Own)));
     };
-    let address = url.reveal().parse::<StoreAddress>().map_err(|why| {
-        let error = ConfigError {
-            origin: settings.origin("store.url").clone(),
-            key: "store.url".to_owned(),
-            problem: why,
-            expected: String::new(),
-            suggestion: None,
-        };
-        ConfigErrors(vec![error])
-    })?;
+    let address = url
+        .reveal()
+        .parse::<StoreAddress>()
+        .map_err(|why| Mistakes(vec![Mistake::new(settings.origin("store.url"), "store.url", why, "")]))?;
     Ok(Some((address, SqliteUse::Foreign)))
 }
 
@@ -170,7 +164,7 @@ pub(crate) struct MadeUp {
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum OpenError {
     #[error(transparent)]
-    Address(#[from] ConfigErrors),
+    Address(#[from] Mistakes),
     #[error(transparent)]
     Store(StoreError),
 }

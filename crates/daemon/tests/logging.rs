@@ -16,7 +16,7 @@ fn speaker() {
     logging::init(&filter, LogFormat::Text);
     log::warn!(target: "dimpl::dtls12::engine", "said by a stranger");
     log::error!(target: "dimpl", "said by a stranger");
-    tracing::error!(target: "turn_types::message", "said by a stranger");
+    tracing::error!(target: "dimpl::message", "said by a stranger");
     log::warn!(target: "dimplomatic", "said by log");
     tracing::warn!("said by tracing");
 }

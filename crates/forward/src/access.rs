@@ -15,7 +15,6 @@ pub enum Pattern {
 impl Pattern {
     /// Whether an address fits. An IPv4-mapped IPv6 address counts as IPv4. A wildcard is compared with the address's canonical
     /// text (RFC 5952 for IPv6), letters in either case.
-    #[must_use]
     pub fn matches(&self, client: IpAddr) -> bool {
         let client = client.to_canonical();
         match self {
@@ -41,7 +40,6 @@ pub struct Access {
 
 impl Access {
     /// Whether these lists let a client in.
-    #[must_use]
     pub fn admits(&self, client: IpAddr) -> bool {
         (self.allow.is_empty() || self.allow.iter().any(|pattern| pattern.matches(client)))
             && !self.deny.iter().any(|pattern| pattern.matches(client))

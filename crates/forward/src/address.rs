@@ -18,7 +18,6 @@ pub enum Address {
 
 impl Address {
     /// The IP address, where there is one.
-    #[must_use]
     pub fn ip(&self) -> Option<IpAddr> {
         match self {
             Self::Ip(address) => Some(address.ip()),
@@ -27,7 +26,6 @@ impl Address {
     }
 
     /// The port; 0 where there is none.
-    #[must_use]
     pub fn port(&self) -> u16 {
         match self {
             Self::Ip(address) => address.port(),

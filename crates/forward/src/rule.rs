@@ -2,7 +2,7 @@
 
 use std::{
     fmt,
-    net::{IpAddr, SocketAddr},
+    net::{IpAddr, Ipv4Addr, SocketAddr},
     time::Duration,
 };
 
@@ -218,18 +218,17 @@ pub struct Rule {
     pub copy: CopyMode,
 }
 
-impl Rule {
-    /// From a TCP port to a TCP target, with the defaults that [`Rule`] names, and nothing limited.
-    #[must_use]
-    pub fn new(id: &str, listen: SocketAddr, target: Endpoint) -> Self {
+/// From any TCP port of this machine to nobody.
+impl Default for Rule {
+    fn default() -> Self {
         Self {
-            id: RuleId(id.to_owned()),
+            id: RuleId(String::new()),
             protocol: Protocol::Tcp,
-            bind: listen.ip().into(),
+            bind: Bind::Ip(Ipv4Addr::UNSPECIFIED.into()),
             ipv6_only: true,
             socket_mode: None,
-            ports: listen.port().into(),
-            targets: vec![target],
+            ports: PortRange { first: 0, last: 0 },
+            targets: Vec::new(),
             balance: Balance::default(),
             health_check: None,
             health_question: None,
@@ -249,6 +248,14 @@ impl Rule {
             limits: Limits::default(),
             copy: CopyMode::Auto,
         }
+    }
+}
+
+impl Rule {
+    /// From a TCP port to a TCP target, with the defaults that [`Rule`] names, and nothing limited.
+    pub fn new(id: &str, listen: SocketAddr, target: Endpoint) -> Self {
+        let (bind, ports) = (listen.ip().into(), listen.port().into());
+        Self { id: RuleId(id.to_owned()), bind, ports, targets: vec![target], ..Self::default() }
     }
 
     /// Whether this client is one of [`Rule::proxy_protocol_from`].

@@ -45,31 +45,14 @@ pub struct Settings {
 /// Why the forwarder did not start, or why a reload was refused.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
+#[expect(missing_docs, reason = "the messages say what their fields are")]
 pub enum StartError {
     /// A rule's listener could not be bound.
     #[error("rule {rule}: cannot listen on {address}: {source}; {remedy}")]
-    Listen {
-        /// Which.
-        rule: String,
-        /// Where.
-        address: Address,
-        /// The kernel's answer.
-        source: io::Error,
-        /// What to do about it.
-        remedy: &'static str,
-    },
+    Listen { rule: String, address: Address, source: io::Error, remedy: &'static str },
     /// A rule's sockets towards its targets cannot be made as it asks.
     #[error("rule {rule}: cannot send {what}: {source}; {remedy}")]
-    Outgoing {
-        /// Which.
-        rule: String,
-        /// What it asks for, such as "from 10.0.0.1".
-        what: String,
-        /// The kernel's answer.
-        source: io::Error,
-        /// What to do about it.
-        remedy: &'static str,
-    },
+    Outgoing { rule: String, what: String, source: io::Error, remedy: &'static str },
     /// Threads, epoll or the like.
     #[error(
         "cannot start a worker: {0}; raise the limit of open files (ulimit -n) or of threads (ulimit -u)"
@@ -199,7 +182,7 @@ impl RuleSnapshot {
     }
 }
 
-/// How long a reload waits for a worker to have made the change.
+/// How long is waited for a worker to have obeyed.
 const CHANGE: Duration = Duration::from_secs(10);
 
 /// A running forwarder. Dropping it stops the workers.
@@ -217,6 +200,15 @@ pub struct Forwarder {
 struct Rules {
     active: Vec<Active>,
     next_key: u32,
+}
+
+/// Rules that come.
+struct Come {
+    active: Vec<Active>,
+    /// What each worker gets.
+    of_workers: Vec<Vec<(Arc<RuleState>, Bound)>>,
+    /// Those that could not be bound.
+    failed: Vec<StartError>,
 }
 
 struct Active {
@@ -265,26 +257,15 @@ impl Forwarder {
             resolver,
             rules: Mutex::new(Rules::default()),
         };
-        let mut failed = Vec::new();
-        let mut in_force = Rules::default();
-        for rule in rules {
-            let bound = preflight::check(rule)
-                .and_then(|()| listen::bind(rule, count, settings.datapath, &mut Held::default()));
-            let (addresses, file, bound) = match bound {
-                Ok(bound) => bound,
-                Err(error) if settings.keep_going => {
-                    failed.push(error);
-                    continue;
-                }
-                Err(error) => return Err(error),
-            };
-            let state = forwarder.new_state(rule, &mut in_force.next_key);
-            for (worker, bound) in workers.iter_mut().zip(bound) {
+        let mut next_key = 0;
+        let Come { active, of_workers, failed } =
+            forwarder.bind_all(rules.iter(), settings, count, &mut Held::default(), &mut next_key)?;
+        for (worker, come) in workers.iter_mut().zip(of_workers) {
+            for (state, bound) in come {
                 worker.add_rule(&state, bound, &mut HashMap::new())?;
             }
-            in_force.active.push(Active { state, addresses, file });
         }
-        forwarder.rules = Mutex::new(in_force);
+        forwarder.rules = Mutex::new(Rules { active, next_key });
         for (number, (mut worker, sender)) in workers.into_iter().zip(senders).enumerate() {
             let snapshots = worker.snapshots();
             forwarder.workers.spawn(format!("forward-{number}"), sender, snapshots, move || worker.run())?;
@@ -293,7 +274,6 @@ impl Forwarder {
     }
 
     /// The addresses listened on, with real ports where the rule said 0.
-    #[must_use]
     pub fn listeners(&self) -> Vec<(RuleId, Address)> {
         let rules = self.rules();
         let each = rules.active.iter().flat_map(|rule| {
@@ -319,27 +299,9 @@ impl Forwarder {
             held.0.extend(active.addresses.iter().map(|address| (kind, address.clone())));
         }
         let mut next_key = in_force.next_key;
-        let mut come: Vec<Vec<(Arc<RuleState>, Bound)>> =
-            self.workers.senders().map(|_| Vec::new()).collect();
-        let mut newcomers = Vec::new();
-        let mut failed = Vec::new();
-        for rule in rules.iter().filter(is_new) {
-            let bound = preflight::check(rule)
-                .and_then(|()| listen::bind(rule, self.workers.count(), self.datapath, &mut held));
-            let (addresses, file, bound) = match bound {
-                Ok(bound) => bound,
-                Err(error) if settings.keep_going => {
-                    failed.push(error);
-                    continue;
-                }
-                Err(error) => return Err(error),
-            };
-            let state = self.new_state(rule, &mut next_key);
-            for (come, bound) in come.iter_mut().zip(bound) {
-                come.push((Arc::clone(&state), bound));
-            }
-            newcomers.push(Active { state, addresses, file });
-        }
+        let new = rules.iter().filter(is_new);
+        let Come { active: mut newcomers, of_workers, mut failed } =
+            self.bind_all(new, settings, self.workers.count(), &mut held, &mut next_key)?;
         if newcomers.is_empty()
             && !in_force.active.iter().any(is_kept)
             && let Some(error) = failed.pop()
@@ -358,25 +320,18 @@ impl Forwarder {
             total: Arc::clone(&self.total),
             log: Arc::clone(&self.log),
         });
-        let (done, made) = mpsc::channel();
-        for (worker, come) in self.workers.senders().zip(come) {
-            let leave = left.iter().map(|active| Arc::clone(&active.state)).collect();
-            let change = Change { common: Arc::clone(&common), leave, come, done: done.clone() };
-            worker.tell(Command::Change(Box::new(change)));
-        }
-        drop(done);
-        for _ in 0..self.workers.count() {
-            if made.recv_timeout(CHANGE).is_err() {
-                tracing::error!("a worker has not taken the new rules; it is stuck or gone");
-                break;
-            }
-        }
+        let leave: Vec<_> = left.iter().map(|active| Arc::clone(&active.state)).collect();
+        let mut of_workers = of_workers.into_iter();
+        self.tell_all(|done| {
+            let (common, leave) = (Arc::clone(&common), leave.clone());
+            let come = of_workers.next().unwrap_or_default();
+            Command::Change(Box::new(Change { common, leave, come, done: done.clone() }))
+        });
         Ok(failed)
     }
 
     /// Counters of each rule, those that nobody has used yet included. A rule that was removed is among them until its last
     /// connection ends.
-    #[must_use]
     pub fn snapshots(&self) -> Vec<(RuleId, RuleSnapshot)> {
         let rules = self.rules();
         let mut all: Vec<(RuleId, RuleSnapshot)> = Vec::with_capacity(rules.active.len());
@@ -407,7 +362,7 @@ impl Forwarder {
     }
 
     /// Waits until all workers have obeyed, each of which tells so by what it gets.
-    fn tell_all(&self, command: impl Fn(&mpsc::Sender<()>) -> Command) {
+    fn tell_all(&self, mut command: impl FnMut(&mpsc::Sender<()>) -> Command) {
         let (done, obeyed) = mpsc::channel();
         self.workers.senders().for_each(|worker| worker.tell(command(&done)));
         drop(done);
@@ -420,13 +375,11 @@ impl Forwarder {
     }
 
     /// Connections and sessions now.
-    #[must_use]
     pub fn active(&self) -> u64 {
         self.total.now()
     }
 
     /// Whether a worker has ended though nobody stopped it: the forwarder no longer serves all its clients.
-    #[must_use]
     pub fn has_failed(&self) -> bool {
         self.workers.have_failed()
     }
@@ -436,10 +389,36 @@ impl Forwarder {
         drop(self);
     }
 
-    fn new_state(&self, rule: &Rule, next_key: &mut u32) -> Arc<RuleState> {
-        let key = *next_key;
-        *next_key = next_key.wrapping_add(1);
-        Arc::new(RuleState::new(key, rule.clone(), Targets::new(rule, &self.resolver)))
+    /// Binds the listeners of new rules, for so many workers each.
+    fn bind_all<'a>(
+        &self,
+        rules: impl Iterator<Item = &'a Rule>,
+        settings: &Settings,
+        workers: usize,
+        held: &mut Held,
+        next_key: &mut u32,
+    ) -> Result<Come, StartError> {
+        let of_workers = std::iter::repeat_with(Vec::new).take(workers).collect();
+        let mut come = Come { active: Vec::new(), of_workers, failed: Vec::new() };
+        for rule in rules {
+            let bound =
+                preflight::check(rule).and_then(|()| listen::bind(rule, workers, self.datapath, held));
+            let (addresses, file, bound) = match bound {
+                Ok(bound) => bound,
+                Err(error) if settings.keep_going => {
+                    come.failed.push(error);
+                    continue;
+                }
+                Err(error) => return Err(error),
+            };
+            let state = Arc::new(RuleState::new(*next_key, rule.clone(), Targets::new(rule, &self.resolver)));
+            *next_key = next_key.wrapping_add(1);
+            for (of_worker, bound) in come.of_workers.iter_mut().zip(bound) {
+                of_worker.push((Arc::clone(&state), bound));
+            }
+            come.active.push(Active { state, addresses, file });
+        }
+        Ok(come)
     }
 
     fn rules(&self) -> MutexGuard<'_, Rules> {

@@ -87,9 +87,7 @@ pub(crate) struct Seat {
     slot: Slot,
 }
 
-/// What [`Targets::pick`] found.
 pub(crate) enum Pick {
-    /// Connect here.
     At(Seat, Address),
     /// Nobody is left to try.
     Nobody,

@@ -102,7 +102,6 @@ impl Worker {
         Ok((worker, sender))
     }
 
-    /// What it publishes.
     pub(crate) fn snapshots(&self) -> Arc<Snapshots> {
         Arc::clone(&self.snapshots)
     }

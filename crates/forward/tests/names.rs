@@ -62,7 +62,8 @@ fn a_name_that_changes_its_address_is_followed() {
 }
 
 fn follow() {
-    let path = std::env::temp_dir().join(format!("turnpike-hosts-{}", std::process::id()));
+    let dir = turnpike_testkit::Dir::new();
+    let path = dir.at("hosts");
     hosts(&path, "");
     run("mount", &["--bind", path.to_str().unwrap(), HOSTS]);
 
@@ -150,5 +151,4 @@ fn follow() {
         (shown.collect::<Vec<_>>() == ["127.0.0.1", "127.0.0.2"]).then_some(())
     };
     eventually("no series of an address that the name has lost", addresses);
-    let _ = fs::remove_file(path);
 }

@@ -9,11 +9,8 @@ use std::{
         fs::{FileTypeExt as _, PermissionsExt as _},
         net::{UnixListener, UnixStream},
     },
-    path::{Path, PathBuf},
-    sync::{
-        Arc,
-        atomic::{AtomicU32, Ordering},
-    },
+    path::Path,
+    sync::Arc,
     time::Duration,
 };
 
@@ -24,29 +21,7 @@ use turnpike_forward::{
     Balance, Bind, CopyMode, EndReason, Endpoint, Forwarder, Host, PortRange, Proxy, ProxyVersion, Rule,
     UnixName,
 };
-
-/// A directory that goes with the test.
-struct Directory(PathBuf);
-
-impl Directory {
-    fn new() -> Self {
-        static NUMBER: AtomicU32 = AtomicU32::new(0);
-        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
-        let path = std::env::temp_dir().join(format!("turnpike-unix-{}-{number}", std::process::id()));
-        std::fs::create_dir(&path).unwrap();
-        Self(path)
-    }
-
-    fn at(&self, name: &str) -> PathBuf {
-        self.0.join(name)
-    }
-}
-
-impl Drop for Directory {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
-}
+use turnpike_testkit::Dir;
 
 fn name(path: &Path) -> UnixName {
     UnixName::new(path.to_str().unwrap()).unwrap()
@@ -87,7 +62,7 @@ fn start_error(rules: &[Rule]) -> String {
 #[test]
 fn megabytes_cross_from_unix_to_tcp_and_from_tcp_to_unix_and_half_close_passes() {
     for copy in [CopyMode::Auto, CopyMode::Splice, CopyMode::Buffer] {
-        let directory = Directory::new();
+        let directory = Dir::new();
         let (inside, outside) = (directory.at("in"), directory.at("app"));
         let app = UnixListener::bind(&outside).unwrap();
         let tcp = Rule {
@@ -124,7 +99,7 @@ fn megabytes_cross_from_unix_to_tcp_and_from_tcp_to_unix_and_half_close_passes()
 
 #[test]
 fn several_workers_share_a_listener_and_its_file_goes_with_them() {
-    let directory = Directory::new();
+    let directory = Dir::new();
     let path = directory.at("in");
     let mut settings = settings();
     settings.workers = 3;
@@ -140,7 +115,7 @@ fn several_workers_share_a_listener_and_its_file_goes_with_them() {
 
 #[test]
 fn a_file_left_behind_is_replaced_and_a_listener_or_another_file_is_not() {
-    let directory = Directory::new();
+    let directory = Dir::new();
     let path = directory.at("in");
     drop(UnixListener::bind(&path).unwrap());
     assert!(path.exists(), "the kernel leaves it");
@@ -165,7 +140,7 @@ fn a_file_left_behind_is_replaced_and_a_listener_or_another_file_is_not() {
 
 #[test]
 fn a_file_that_took_the_place_of_ours_stays() {
-    let directory = Directory::new();
+    let directory = Dir::new();
     let path = directory.at("in");
     let running = Running::start(&[listening_at(&path, greeter("a"))]);
     std::fs::remove_file(&path).unwrap();
@@ -176,7 +151,7 @@ fn a_file_that_took_the_place_of_ours_stays() {
 
 #[test]
 fn a_reload_keeps_the_listener_and_changes_target_and_permissions() {
-    let directory = Directory::new();
+    let directory = Dir::new();
     let path = directory.at("in");
     let mode = |path: &Path| std::fs::metadata(path).unwrap().permissions().mode() & 0o777;
     let old = Rule { socket_mode: Some(0o600), ..listening_at(&path, greeter("a")) };
@@ -215,7 +190,7 @@ fn a_client_without_an_address_is_told_as_unknown_and_one_with_a_header_as_named
         (ProxyVersion::V1, &b"PROXY UNKNOWN\r\n"[..]),
         (ProxyVersion::V2, b"\r\n\r\n\0\r\nQUIT\n\x21\x00\x00\x00"),
     ] {
-        let directory = Directory::new();
+        let directory = Dir::new();
         let path = directory.at("in");
         let (server, target) = listener();
         let mut sending = listening_at(&path, target);
@@ -227,7 +202,7 @@ fn a_client_without_an_address_is_told_as_unknown_and_one_with_a_header_as_named
         assert_eq!(read_exactly(&mut accept(&server), expected.len()), expected);
         drop((client, running));
     }
-    let directory = Directory::new();
+    let directory = Dir::new();
     let path = directory.at("in");
     let (server, target) = listener();
     let mut rule = listening_at(&path, target);
@@ -242,7 +217,7 @@ fn a_client_without_an_address_is_told_as_unknown_and_one_with_a_header_as_named
 
 #[test]
 fn a_target_that_is_gone_gives_way_to_the_next_and_health_checks_find_it_back() {
-    let directory = Directory::new();
+    let directory = Dir::new();
     let path = directory.at("app");
     let mut rule = rule("r", greeter("b"));
     rule.targets.insert(0, unix_endpoint(name(&path)));
@@ -264,7 +239,7 @@ fn a_target_that_is_gone_gives_way_to_the_next_and_health_checks_find_it_back() 
 /// Where TCP would send its SYN again, a Unix socket says at once that its queue is full.
 #[test]
 fn a_full_queue_is_waited_for() {
-    let directory = Directory::new();
+    let directory = Dir::new();
     let path = directory.at("app");
     let app = socket2::Socket::new(socket2::Domain::UNIX, socket2::Type::STREAM, None).unwrap();
     app.bind(&socket2::SockAddr::unix(&path).unwrap()).unwrap();
@@ -287,7 +262,7 @@ fn a_full_queue_is_waited_for() {
 /// A read of a Unix socket ends early at passed descriptors: what comes behind them must not be forgotten.
 #[test]
 fn a_message_behind_passed_descriptors_arrives() {
-    let directory = Directory::new();
+    let directory = Dir::new();
     let path = directory.at("in");
     let (server, target) = listener();
     let running = Running::start(&[listening_at(&path, target)]);
@@ -311,7 +286,7 @@ fn a_message_behind_passed_descriptors_arrives() {
 
 #[test]
 fn rules_with_datagrams_say_that_they_cannot() {
-    let directory = Directory::new();
+    let directory = Dir::new();
     let mut rule = listening_at(&directory.at("in"), greeter("a"));
     rule.protocol = turnpike_forward::Protocol::Udp;
     assert!(start_error(&[rule]).ends_with("only rules from TCP to TCP can listen on a Unix socket"));

@@ -122,9 +122,6 @@ pub(crate) fn describe(experiment: &Experiment) -> String {
 
 fn document(name: &str, subjects: &[(&str, &str)], known: &Known, changes: &Changes) -> Table {
     let setting = &known.setting;
-    let mut document = Table::new();
-    put(&mut document, "name", name);
-    put_some(&mut document, "topology", setting.topology.as_deref());
     let format = setting.format.as_deref().unwrap_or("none");
     let usual = match (format, setting.delivered_at.is_empty(), pinned(setting.cpus.as_deref())) {
         ("iperf3", _, _) => "cpu_s_per_gb",
@@ -133,35 +130,35 @@ fn document(name: &str, subjects: &[(&str, &str)], known: &Known, changes: &Chan
         (_, false, Some(_)) => "packets_per_busy_s",
         _ => "packets_per_cpu_s",
     };
-    put(&mut document, "metric", changes.metric.as_deref().unwrap_or(usual));
-    let further = known.metrics.iter().map(|name| Value::String((*name).to_owned()));
-    document.insert("metrics".to_owned(), Value::Array(further.collect()));
+    let mut document = table([
+        ("name", Some(name)),
+        ("topology", setting.topology.as_deref()),
+        ("metric", Some(changes.metric.as_deref().unwrap_or(usual))),
+    ]);
     let services = subjects.iter().map(|(name, command)| Value::Table(subject(name, command, setting)));
-    document.insert("subject".to_owned(), Value::Array(services.collect()));
     let helpers = setting.helper.iter().enumerate().map(|(index, text)| helper(index + 1, text, setting));
     let helpers = helpers.chain(known.reflector.as_deref().map(|address| reflector(address, setting)));
+    document.insert("metrics".to_owned(), known.metrics.to_vec().into());
+    document.insert("subject".to_owned(), Value::Array(services.collect()));
     document.insert("helper".to_owned(), Value::Array(helpers.map(Value::Table).collect()));
     document.insert("workload".to_owned(), Value::Table(load(&known.workload, format, setting)));
     document
 }
 
 fn subject(name: &str, command: &str, setting: &Setting) -> Table {
-    let mut service = Table::new();
-    put(&mut service, "name", name);
-    put(&mut service, "command", &known::this_program(command));
-    put_some(&mut service, "cpus", pinned(setting.cpus.as_deref()));
-    put_some(&mut service, "namespace", setting.place(setting.namespace.as_deref(), "relay"));
-    let probes = [
-        ("stun", &setting.ready_stun),
-        ("tcp", &setting.ready_tcp),
-        ("log", &setting.ready_log),
-        ("udp_port", &setting.ready_udp_port),
-        ("tcp_port", &setting.ready_tcp_port),
-    ];
-    let mut ready = Table::new();
-    for (probe, value) in probes {
-        put_some(&mut ready, probe, value.as_deref());
-    }
+    let mut service = table([
+        ("name", Some(name)),
+        ("command", Some(&known::this_program(command))),
+        ("cpus", pinned(setting.cpus.as_deref())),
+        ("namespace", setting.place(setting.namespace.as_deref(), "relay")),
+    ]);
+    let ready = table([
+        ("stun", setting.ready_stun.as_deref()),
+        ("tcp", setting.ready_tcp.as_deref()),
+        ("log", setting.ready_log.as_deref()),
+        ("udp_port", setting.ready_udp_port.as_deref()),
+        ("tcp_port", setting.ready_tcp_port.as_deref()),
+    ]);
     if !ready.is_empty() {
         service.insert("ready".to_owned(), Value::Table(ready));
     }
@@ -176,35 +173,35 @@ fn helper(number: usize, text: &str, setting: &Setting) -> Table {
         }
         _ => (None, text),
     };
-    let mut service = Table::new();
-    put(&mut service, "name", &format!("helper-{number}"));
-    put(&mut service, "command", &known::this_program(command));
-    put_some(&mut service, "namespace", space);
-    put_some(&mut service, "cpus", pinned(setting.load_cpus.as_deref()));
-    service
+    table([
+        ("name", Some(&format!("helper-{number}"))),
+        ("command", Some(&known::this_program(command))),
+        ("namespace", space),
+        ("cpus", pinned(setting.load_cpus.as_deref())),
+    ])
 }
 
 fn reflector(address: &str, setting: &Setting) -> Table {
-    let mut service = Table::new();
-    put(&mut service, "name", "reflector");
-    put(&mut service, "command", &format!("{{turnpike}} reflect --listen {address} --workers 1"));
-    put_some(&mut service, "namespace", setting.place(None, "peer"));
-    put_some(&mut service, "cpus", pinned(setting.load_cpus.as_deref()));
-    let mut ready = Table::new();
-    put(&mut ready, "udp_port", address.rsplit(':').next().unwrap_or(address));
+    let mut service = table([
+        ("name", Some("reflector")),
+        ("command", Some(&format!("{{turnpike}} reflect --listen {address} --workers 1"))),
+        ("namespace", setting.place(None, "peer")),
+        ("cpus", pinned(setting.load_cpus.as_deref())),
+    ]);
+    let ready = table([("udp_port", Some(address.rsplit(':').next().unwrap_or(address)))]);
     service.insert("ready".to_owned(), Value::Table(ready));
     service
 }
 
 fn load(command: &[String], format: &str, setting: &Setting) -> Table {
-    let words = |words: &[String]| Value::Array(words.iter().cloned().map(Value::String).collect());
-    let mut load = Table::new();
-    load.insert("command".to_owned(), words(command));
-    put(&mut load, "format", format);
-    put(&mut load, "result", setting.result.as_deref().unwrap_or("stdout"));
-    put_some(&mut load, "cpus", pinned(setting.load_cpus.as_deref()));
-    put_some(&mut load, "namespace", setting.place(setting.load_namespace.as_deref(), "client"));
-    load.insert("delivered_at".to_owned(), words(&setting.delivered_at));
+    let mut load = table([
+        ("format", Some(format)),
+        ("result", Some(setting.result.as_deref().unwrap_or("stdout"))),
+        ("cpus", pinned(setting.load_cpus.as_deref())),
+        ("namespace", setting.place(setting.load_namespace.as_deref(), "client")),
+    ]);
+    load.insert("command".to_owned(), command.to_vec().into());
+    load.insert("delivered_at".to_owned(), setting.delivered_at.clone().into());
     load.insert("whole".to_owned(), Value::Boolean(setting.whole));
     load
 }
@@ -214,14 +211,10 @@ fn pinned(cpus: Option<&str>) -> Option<&str> {
     cpus.filter(|list| *list != "all")
 }
 
-fn put(table: &mut Table, key: &str, value: &str) {
-    table.insert(key.to_owned(), Value::String(value.to_owned()));
-}
-
-fn put_some(table: &mut Table, key: &str, value: Option<&str>) {
-    if let Some(value) = value {
-        put(table, key, value);
-    }
+/// Of those keys that have a value.
+fn table<const N: usize>(entries: [(&str, Option<&str>); N]) -> Table {
+    let entries = entries.into_iter();
+    entries.filter_map(|(key, value)| Some((key.to_owned(), Value::from(value?)))).collect()
 }
 
 #[cfg(test)]

@@ -16,7 +16,6 @@ pub struct Advice {
 }
 
 /// For each cause that cost one of these verdicts, or all runs of a subject.
-#[must_use]
 pub fn advice(record: &Record, verdicts: &[Verdict]) -> Vec<Advice> {
     let cost = |is: fn(&Reason) -> bool| {
         verdicts.iter().any(|verdict| match &verdict.outcome {

@@ -181,6 +181,8 @@ fn own_version(path: &Path) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
+    use turnpike_testkit::Dir;
+
     use super::*;
 
     /// An experiment whose subjects are `first` and `second`, scripts of `directory`.
@@ -208,7 +210,7 @@ mod tests {
 
     #[test]
     fn a_command_is_known_by_its_program_and_the_files_that_it_is_given() {
-        let directory = tempfile::tempdir().unwrap();
+        let directory = Dir::new();
         let builds = experiment(directory.path());
         let found: Vec<_> = builds
             .iter()
@@ -236,11 +238,11 @@ mod tests {
 
     #[test]
     fn another_build_at_the_same_path_is_noticed_and_a_copy_of_the_same_is_not() {
-        let directory = tempfile::tempdir().unwrap();
+        let directory = Dir::new();
         let then = experiment(directory.path());
         assert_eq!((since(&then), differences(&then, &look_at(directory.path()))), (vec![], vec![]));
 
-        let second = directory.path().join("second");
+        let second = directory.at("second");
         fs::write(&second, "sleep 3\n").unwrap();
         let [told] = &since(&then)[..] else { panic!("one file has changed") };
         assert!(
@@ -250,7 +252,7 @@ mod tests {
         let [told] = &differences(&then, &look_at(directory.path()))[..] else { panic!("one has changed") };
         assert!(told.contains("/second is another build than the one measured: then SHA-256 "), "{told}");
 
-        let elsewhere = tempfile::tempdir().unwrap();
+        let elsewhere = Dir::new();
         assert_eq!(differences(&then, &experiment(elsewhere.path())), Vec::<String>::new());
 
         fs::remove_file(&second).unwrap();

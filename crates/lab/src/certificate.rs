@@ -36,16 +36,18 @@ pub(crate) fn make(directory: &Path, addresses: impl IntoIterator<Item = String>
 mod tests {
     use std::{fs, os::unix::fs::PermissionsExt as _};
 
+    use turnpike_testkit::Dir;
+
     use super::*;
 
     #[test]
     fn the_key_is_its_owners_alone() {
-        let directory = tempfile::tempdir().unwrap();
+        let directory = Dir::new();
         make(directory.path(), ["10.77.1.1".to_owned(), "10.77.1.1".to_owned(), "fd77:1::1".to_owned()])
             .unwrap();
-        let read = |name| fs::read_to_string(directory.path().join(name)).unwrap();
+        let read = |name| fs::read_to_string(directory.at(name)).unwrap();
         assert!(read(CERT).starts_with("-----BEGIN CERTIFICATE-----") && read(KEY).contains("PRIVATE KEY"));
-        let mode = fs::metadata(directory.path().join(KEY)).unwrap().permissions().mode();
+        let mode = fs::metadata(directory.at(KEY)).unwrap().permissions().mode();
         assert_eq!(mode & 0o777, 0o600);
     }
 }

@@ -52,7 +52,6 @@ pub fn main<A: Into<OsString> + Clone>(arguments: impl IntoIterator<Item = A>) -
 }
 
 /// Runs one command; `stop` ends it early and keeps what was measured. The exit code is as for [`main`].
-#[must_use]
 pub fn run(arguments: LabArgs, stop: &Stop) -> u8 {
     match dispatch(arguments.command, stop) {
         Ok(code) => code,
@@ -396,34 +395,14 @@ fn show(directories: &[std::path::PathBuf], log: &Log) -> Result<u8, LabError> {
 }
 
 fn settings(search: &SearchArgs) -> Result<Settings, LabError> {
-    if search.min == 0 || search.min >= search.max {
-        return Err(LabError::usage(format!(
-            "--min {} and --max {}: expected 0 < min < max",
-            search.min, search.max
-        )));
-    }
-    if !(0.1..=50.0).contains(&search.width) || !(0.1..=600.0).contains(&search.trial) {
-        return Err(LabError::usage(
-            "--width: expected 0.1 to 50 percent; --trial: expected 0.1 to 600 seconds",
-        ));
-    }
-    if search.loss.is_empty() || search.loss.iter().any(|loss| !(0.0..100.0).contains(loss)) {
-        return Err(LabError::usage("--loss: expected percentages from 0 to below 100"));
-    }
-    Ok(Settings {
-        min_pps: search.min,
-        max_pps: search.max,
-        goals: search.loss.iter().map(|percent| percent / 100.0).collect(),
-        width: search.width / 100.0,
-        short_s: (search.trial / 5.0).max(0.2),
-        long_s: search.trial,
-        sum_s: search.trial * 3.0,
-        ..Settings::default()
-    })
+    Settings::of(search.min, search.max, search.width, search.trial, &search.loss)
+        .map_err(|mistake| LabError::usage(format!("find-max: {mistake}")))
 }
 
 #[cfg(test)]
 mod tests {
+    use turnpike_testkit::Dir;
+
     use super::*;
 
     #[test]
@@ -434,8 +413,8 @@ mod tests {
 
     #[test]
     fn a_row_is_put_on_top_of_a_log_that_is_begun_if_need_be() {
-        let directory = tempfile::tempdir().unwrap();
-        let path = directory.path().join("log.md");
+        let directory = Dir::new();
+        let path = directory.at("log.md");
         let record = crate::record::tests::record("packets_per_cpu_s", &[(100.0, 100.1, 200.0); 8]);
         for change in ["first", "second"] {
             let asked = Log {

@@ -1,12 +1,12 @@
 //! Whether the figures of two records, often of different days, may be held against each other.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fmt;
 
 use crate::record::{Build, Experiment, Record, Subject};
 
 /// In what two records differ.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{what}: {first} and {second}")]
 pub struct Difference {
     /// What: "kernel", "offloads of veth0".
     pub what: String,
@@ -18,16 +18,9 @@ pub struct Difference {
     pub forbids: bool,
 }
 
-impl fmt::Display for Difference {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: {} and {}", self.what, self.first, self.second)
-    }
-}
-
 /// In what two records differ; they may be compared when none of the differences [forbids](Difference::forbids) it.
 ///
 /// The programs measured may differ: that is what one compares. Where they run and what they are asked may not.
-#[must_use]
 pub fn comparable(a: &Record, b: &Record) -> Vec<Difference> {
     let mut differences = Vec::new();
     let mut compare = |what: &str, first: String, second: String, forbids: bool| {

@@ -1,6 +1,8 @@
 //! What went wrong, as one sentence with the remedy, and the exit code it becomes.
 
-use std::io;
+use std::{fs, io, path::Path};
+
+use turnpike_strict::Mistakes;
 
 /// Why the lab stopped.
 #[derive(Debug, thiserror::Error)]
@@ -28,12 +30,23 @@ impl LabError {
         move |error| Self::Failed(format!("{what}: {error}"))
     }
 
+    /// The text of a file that the user named.
+    pub(crate) fn read(path: &Path) -> Result<String, Self> {
+        fs::read_to_string(path)
+            .map_err(|error| Self::usage(format!("cannot read {}: {error}", path.display())))
+    }
+
     /// As a process exit code (DESIGN.md): 1 failed, 2 bad usage or configuration.
-    #[must_use]
     pub fn exit_code(&self) -> u8 {
         match self {
             Self::Usage(_) => 2,
             Self::Failed(_) => 1,
         }
+    }
+}
+
+impl From<Mistakes> for LabError {
+    fn from(mistakes: Mistakes) -> Self {
+        Self::usage(mistakes.to_string())
     }
 }

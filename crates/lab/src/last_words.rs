@@ -124,11 +124,13 @@ fn without_escapes(line: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use turnpike_testkit::Dir;
+
     use super::*;
 
     fn words(log: &str, program: &str) -> String {
-        let directory = tempfile::tempdir().unwrap();
-        let path = directory.path().join("log");
+        let directory = Dir::new();
+        let path = directory.at("log");
         std::fs::write(&path, log).unwrap();
         of(&path, 0, program)
     }
@@ -190,8 +192,8 @@ c
 
     #[test]
     fn an_error_of_an_earlier_run_is_not_told_again() {
-        let directory = tempfile::tempdir().unwrap();
-        let path = directory.path().join("log");
+        let directory = Dir::new();
+        let path = directory.at("log");
         let earlier = "ERROR of the run before\n";
         std::fs::write(&path, format!("{earlier}up\nno route\n")).unwrap();
         assert_eq!(of(&path, earlier.len() as u64, "x"), "up / no route");

@@ -68,7 +68,6 @@ pub mod search;
 mod shelf;
 pub mod stats;
 mod stop;
-mod strict;
 mod suite;
 mod tools;
 mod topology;

@@ -74,6 +74,9 @@ pub const PACKETS_PER_BUSY_S: &str = "packets_per_busy_s";
 /// Datagrams (UDP counters) over packets (interface counters): a GSO super-packet is one of the latter.
 pub const SEGMENTS_PER_SUPERPACKET: &str = "segments_per_superpacket";
 
+/// Of its highest rate, what a subject still delivers when twice as much is offered.
+pub const OVERLOAD_SHARE: &str = "overload_share";
+
 /// Every metric that has a direction or a unit.
 pub const METRICS: &[Metric] = &[
     higher(DELIVERED_PPS, "/s", "delivered at the far ends"),
@@ -110,6 +113,10 @@ pub const METRICS: &[Metric] = &[
     higher("find_max_0_pps", "/s", "highest rate without loss"),
     higher("find_max_0.1_pps", "/s", "highest rate with at most 0.1 % loss"),
     higher("find_max_0.5_pps", "/s", "highest rate with at most 0.5 % loss"),
+    higher("find_max_0_clients", "", "most clients without loss"),
+    higher("find_max_0.1_clients", "", "most clients with at most 0.1 % loss"),
+    higher("find_max_0.5_clients", "", "most clients with at most 0.5 % loss"),
+    higher(OVERLOAD_SHARE, "", "of the highest rate, delivered when twice of it is offered"),
     lower(
         MEMORY_PER_CLIENT_BYTES,
         "B",
@@ -143,13 +150,11 @@ const fn neither(name: &'static str, unit: &'static str, about: &'static str) ->
 }
 
 /// The metric of this name, if it is listed.
-#[must_use]
 pub fn find(name: &str) -> Option<&'static Metric> {
     METRICS.iter().find(|metric| metric.name == name)
 }
 
 /// Which values are better; [`Direction::Neither`] for a metric that is not listed.
-#[must_use]
 pub fn direction(name: &str) -> Direction {
     find(name).map_or(Direction::Neither, |metric| metric.better)
 }
@@ -158,7 +163,6 @@ pub fn direction(name: &str) -> Direction {
 ///
 /// Lateness changes what was offered and when, so all rates, losses and latencies fall with it. What the subject spends
 /// *per datagram delivered* is its own doing: it is counted at its CPU and at the far ends, in the same window.
-#[must_use]
 pub fn survives_lateness(name: &str) -> bool {
     [
         CPU_US_PER_PACKET,
@@ -173,7 +177,6 @@ pub fn survives_lateness(name: &str) -> bool {
 }
 
 /// Unit as printed; empty for a metric that is not listed.
-#[must_use]
 pub fn unit(name: &str) -> &'static str {
     find(name).map_or("", |metric| metric.unit)
 }
@@ -203,7 +206,6 @@ pub fn derive(metrics: &mut BTreeMap<String, f64>) {
 }
 
 /// A value with its unit, to four significant figures, with SI prefixes where the unit takes them.
-#[must_use]
 pub fn show(name: &str, value: f64) -> String {
     let unit = unit(name);
     let (scaled, prefix) = match (unit, value.abs()) {

@@ -12,7 +12,6 @@ use rand_chacha::ChaCha8Rng;
 ///
 /// The same arguments give the same plan, on every machine. A plan for fewer rounds is a prefix of the plan for more,
 /// so that rounds can be added to an experiment.
-#[must_use]
 pub fn plan(seed: u64, subjects: usize, rounds: u32) -> Vec<Vec<usize>> {
     let rounds = rounds as usize;
     if subjects == 0 {

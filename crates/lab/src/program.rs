@@ -289,6 +289,8 @@ fn ancestors() -> Vec<u32> {
 mod tests {
     use std::path::Path;
 
+    use turnpike_testkit::Dir;
+
     use super::*;
     use crate::tools::words;
 
@@ -304,7 +306,7 @@ mod tests {
 
     #[test]
     fn a_program_that_ignores_sigterm_is_ended_with_its_children() {
-        let directory = tempfile::tempdir().unwrap();
+        let directory = Dir::new();
         let mark = format!("test-{}-a", std::process::id());
         let mut program =
             Program::start(&launch(directory.path(), "trap '' TERM; sleep 600 & sleep 600", &mark)).unwrap();
@@ -324,7 +326,7 @@ mod tests {
 
     #[test]
     fn a_daemon_that_left_its_group_is_found_by_its_mark() {
-        let directory = tempfile::tempdir().unwrap();
+        let directory = Dir::new();
         let mark = format!("test-{}-b", std::process::id());
         let mut program =
             Program::start(&launch(directory.path(), "setsid sleep 600 & exit 0", &mark)).unwrap();
@@ -336,7 +338,7 @@ mod tests {
 
     #[test]
     fn an_obituary_tells_the_code_and_the_last_words() {
-        let directory = tempfile::tempdir().unwrap();
+        let directory = Dir::new();
         let mut program =
             Program::start(&launch(directory.path(), "echo no such port; exit 3", "x")).unwrap();
         program.wait(Instant::now() + Duration::from_secs(10), || false).expect("it ends");
@@ -345,7 +347,7 @@ mod tests {
 
     #[test]
     fn the_error_is_told_even_when_much_is_said_after_it() {
-        let directory = tempfile::tempdir().unwrap();
+        let directory = Dir::new();
         let script = "echo ERROR no such port; for i in 1 2 3 4 5 6 7 8 9; do echo stopping $i; done; exit 3";
         let mut program = Program::start(&launch(directory.path(), script, "x")).unwrap();
         program.wait(Instant::now() + Duration::from_secs(10), || false).expect("it ends");
@@ -357,8 +359,8 @@ mod tests {
 
     #[test]
     fn an_error_of_an_earlier_run_in_the_same_log_is_not_told() {
-        let directory = tempfile::tempdir().unwrap();
-        fs::write(directory.path().join("log"), "ERROR of the run before\n").unwrap();
+        let directory = Dir::new();
+        fs::write(directory.at("log"), "ERROR of the run before\n").unwrap();
         let mut program = Program::start(&launch(directory.path(), "echo no route; exit 3", "x")).unwrap();
         program.wait(Instant::now() + Duration::from_secs(10), || false).expect("it ends");
         assert_eq!(program.obituary(), "probe exited with code 3; it said: no route");
@@ -366,10 +368,10 @@ mod tests {
 
     #[test]
     fn a_program_gets_no_variable_that_looks_like_a_setting_of_the_server() {
-        let directory = tempfile::tempdir().unwrap();
+        let directory = Dir::new();
         let mut program = Program::start(&launch(directory.path(), "env", "7.0")).unwrap();
         program.wait(Instant::now() + Duration::from_secs(10), || false).expect("it ends");
-        let said = fs::read_to_string(directory.path().join("log")).unwrap();
+        let said = fs::read_to_string(directory.at("log")).unwrap();
         assert!(said.lines().any(|line| line == format!("{MARK}=7.0")), "{said}");
         let inherited: Vec<String> = std::env::vars().map(|(name, _)| name).collect();
         let added = said

@@ -23,7 +23,6 @@ pub struct Progress {
 impl Progress {
     /// An experiment of `rounds` times `runs_per_round` runs, each expected to take `expected` from start to stop
     /// (warm-up, measured time, and starting the processes).
-    #[must_use]
     pub fn new(rounds: u32, runs_per_round: u32, expected: Duration) -> Self {
         Self {
             rounds,
@@ -67,13 +66,11 @@ impl Progress {
     }
 
     /// Runs that have ended, or were not made.
-    #[must_use]
     pub fn runs_done(&self) -> usize {
         self.took.len() + self.fallen_out
     }
 
     /// Time left, from what the runs took so far: their median, since a first start may be slow.
-    #[must_use]
     pub fn left(&self, now: Duration) -> Duration {
         let runs = (self.rounds as usize * self.runs_per_round as usize).saturating_sub(self.runs_done());
         let each = stats::median(&self.took).map_or(self.expected, Duration::from_secs_f64);
@@ -84,7 +81,6 @@ impl Progress {
     /// One line, without an end of line.
     ///
     /// `round 3 of 10, run 2 of 3: coturn, 12 min left, turnpike / coturn 1.52 (1.41 to 1.66)`
-    #[must_use]
     pub fn line(&self, now: Duration) -> String {
         let runs = (self.runs_per_round as usize).max(1);
         let (round, run) = (self.runs_done() / runs + 1, self.runs_done() % runs + 1);

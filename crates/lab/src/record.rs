@@ -26,7 +26,7 @@ const SAME_LOAD: f64 = 0.05;
 pub const FILE: &str = "record.json";
 
 /// One run of one experiment.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Record {
     /// [`FORMAT`] of the writer.
     pub format: u32,
@@ -192,7 +192,7 @@ pub struct Subject {
 }
 
 /// One run of one subject.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Round {
     /// Round number, from 0.
     pub index: u32,
@@ -220,18 +220,13 @@ pub struct Round {
 /// Latency in microseconds, counted from the moment a packet was due.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
+#[expect(missing_docs, reason = "percentiles are what they are called")]
 pub struct Latency {
-    /// Smallest.
     pub min: f64,
-    /// Median.
     pub p50: f64,
-    /// 90 %.
     pub p90: f64,
-    /// 99 %.
     pub p99: f64,
-    /// 99.9 %.
     pub p999: f64,
-    /// Largest.
     pub max: f64,
     /// Counts by upper bound of the bucket in microseconds, ascending, where kept.
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -256,6 +251,9 @@ pub struct Sweep {
 /// One trial.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct SweepPoint {
+    /// What the rate variable was set to: datagrams a second, or clients.
+    #[serde(default)]
+    pub rate_pps: u64,
     /// Datagrams offered a second.
     pub offered_pps: f64,
     /// Datagrams delivered a second.
@@ -271,59 +269,28 @@ pub struct SweepPoint {
 
 /// Why a record cannot be kept or read.
 #[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the messages say what their fields are")]
 pub enum Error {
     /// No access.
     #[error("{}: {source}", path.display())]
-    Io {
-        /// File or directory.
-        path: PathBuf,
-        /// What the system said.
-        source: io::Error,
-    },
+    Io { path: PathBuf, source: io::Error },
     /// Not a record.
     #[error("{}: not a record of the lab: {source}", path.display())]
-    Json {
-        /// File.
-        path: PathBuf,
-        /// What is wrong with it.
-        source: serde_json::Error,
-    },
+    Json { path: PathBuf, source: serde_json::Error },
     /// Written by a newer lab.
     #[error("{}: format {found}, this lab reads up to {FORMAT}: use the version that wrote it", path.display())]
-    Newer {
-        /// File.
-        path: PathBuf,
-        /// Its format.
-        found: u32,
-    },
+    Newer { path: PathBuf, found: u32 },
 }
 
 impl Round {
     /// A run without results yet.
-    #[must_use]
     pub fn new(index: u32, subject: impl Into<String>, order_in_round: u32) -> Self {
-        Self {
-            index,
-            subject: subject.into(),
-            order_in_round,
-            metrics: BTreeMap::new(),
-            not_supported: BTreeSet::new(),
-            voided: None,
-            latency: None,
-            notes: Vec::new(),
-        }
-    }
-
-    /// Keeps the latency, its percentiles as metrics too, so that they are judged.
-    pub fn set_latency(&mut self, latency: Latency) {
-        self.metrics.extend(latency.metrics());
-        self.latency = Some(latency);
+        Self { index, subject: subject.into(), order_in_round, ..Self::default() }
     }
 }
 
 impl Syscall {
     /// Microseconds of one call; 0 without a call.
-    #[must_use]
     pub fn us_per_call(&self) -> f64 {
         if self.calls == 0 { 0.0 } else { self.seconds * 1e6 / self.calls as f64 }
     }
@@ -331,13 +298,10 @@ impl Syscall {
 
 impl Latency {
     /// Named values as plotted, from the lowest percentile on.
-    #[must_use]
     pub fn percentiles(&self) -> [(&'static str, f64); 5] {
         [("p50", self.p50), ("p90", self.p90), ("p99", self.p99), ("p99.9", self.p999), ("max", self.max)]
     }
-}
 
-impl Latency {
     /// Its percentiles by the names of metrics.
     pub(crate) fn metrics(&self) -> [(String, f64); 5] {
         [
@@ -362,7 +326,6 @@ impl From<turnpike_measure::Percentiles> for Latency {
 
 impl Record {
     /// The subject that the others are compared with: the first.
-    #[must_use]
     pub fn baseline(&self) -> Option<&str> {
         self.experiment.subjects.first().map(|subject| subject.name.as_str())
     }
@@ -373,7 +336,6 @@ impl Record {
     }
 
     /// Names of all metrics that some round has.
-    #[must_use]
     pub fn metrics(&self) -> BTreeSet<&str> {
         self.rounds.iter().flat_map(|round| round.metrics.keys()).map(String::as_str).collect()
     }
@@ -381,7 +343,6 @@ impl Record {
     /// Whether a run counts for a metric: it is not void, or only the generator was late, which what a datagram costs the
     /// subject [survives](metric::survives_lateness) if the load was that of the other runs all the same: the cost
     /// depends on the load, and a generator that falls behind in the runs of one subject only must not decide.
-    #[must_use]
     pub fn counts(&self, round: &Round, metric: &str) -> bool {
         match &round.voided {
             None => true,
@@ -405,7 +366,6 @@ impl Record {
     }
 
     /// Values of a metric over the rounds of a subject that count.
-    #[must_use]
     pub fn values(&self, subject: &str, metric: &str) -> Vec<f64> {
         self.rounds
             .iter()
@@ -415,13 +375,11 @@ impl Record {
     }
 
     /// `(other, subject)` of each round in which both runs count and have the metric, in the order of the rounds.
-    #[must_use]
     pub fn pairs(&self, other: &str, subject: &str, metric: &str) -> Vec<(f64, f64)> {
         paired(&self.of_subject(other, metric), &self.of_subject(subject, metric))
     }
 
     /// The same for the baseline and itself.
-    #[must_use]
     pub fn aa_pairs(&self, metric: &str) -> Vec<(f64, f64)> {
         let baseline = self.baseline().unwrap_or_default();
         paired(&self.of_subject(baseline, metric), &self.by_index(self.aa.iter(), metric))

@@ -8,16 +8,16 @@ use std::{
 
 use rand::Rng;
 use serde::{Deserialize, Serialize};
+use turnpike_strict::{Document, hint};
 
 use crate::{
     bar::Bar,
     environment,
     error::LabError,
-    experiment::{COMMAND_LINE, Experiment, LimitChanges, fill::TURNPIKE},
+    experiment::{COMMAND_LINE, Experiment, fill::TURNPIKE},
     record::{Build, Record},
     run::rates::Plan,
     shelf::Text,
-    strict::Document,
 };
 
 const EXPERIMENT: &str = "experiment.toml";
@@ -229,16 +229,14 @@ impl Changes {
         experiment.metric = self.metric.clone().unwrap_or_else(|| experiment.metric.clone());
         experiment.seed = self.seed.or(experiment.seed);
         experiment.syscalls |= self.syscalls;
-        experiment.allow(&LimitChanges {
-            late_p99_us: self.max_late_us,
-            steal_percent: self.max_steal,
-            foreign_percent: self.max_foreign,
-            ..LimitChanges::default()
-        });
+        let limits = &mut experiment.limits;
+        limits.late_p99_us = self.max_late_us.unwrap_or(limits.late_p99_us);
+        limits.steal_percent = self.max_steal.unwrap_or(limits.steal_percent);
+        limits.foreign_percent = self.max_foreign.unwrap_or(limits.foreign_percent);
         // The file has been checked: what is wrong now was typed.
-        let mut document = Document::without_places(COMMAND_LINE);
+        let mut document = Document::without_places(Path::new(COMMAND_LINE));
         experiment.check(&mut document);
-        document.finish()
+        Ok(document.finish()?)
     }
 }
 
@@ -258,11 +256,8 @@ fn parse_settings(set: &[String], experiment: &Experiment) -> Result<BTreeMap<St
                 experiment.vars.keys().chain(experiment.sweep.keys()).map(String::as_str).chain([TURNPIKE])
             };
             if !known().any(|known| known == name) {
-                let names = known().collect::<Vec<_>>().join(", ");
-                return Err(LabError::usage(match crate::strict::nearest(name, known()) {
-                    Some(meant) => format!("--set {text}: no variable \"{name}\"; did you mean \"{meant}\"?"),
-                    None => format!("--set {text}: no variable \"{name}\"; there are: {names}"),
-                }));
+                let hint = hint(name, known());
+                return Err(LabError::usage(format!("--set {text}: no variable \"{name}\"; {hint}")));
             }
             Ok((name.to_owned(), value.to_owned()))
         })
@@ -271,6 +266,8 @@ fn parse_settings(set: &[String], experiment: &Experiment) -> Result<BTreeMap<St
 
 #[cfg(test)]
 mod tests {
+    use turnpike_testkit::Dir;
+
     use super::*;
     use crate::search::Settings;
 
@@ -318,7 +315,7 @@ command = 'true {clients}'
 
     #[test]
     fn a_request_comes_back_as_it_was_kept() {
-        let directory = tempfile::tempdir().unwrap();
+        let directory = Dir::new();
         let changes = Changes { rounds: Some(7), ..Changes::default() };
         let bar = Bar { metric: "delivered_pps".to_owned(), at_least: Some(2.0), ..Bar::default() };
         let variant = Variant { must: vec![bar], ..Variant::default() };
@@ -331,6 +328,6 @@ command = 'true {clients}'
         assert_eq!((again.seed, &again.point), (request.seed, &request.point));
         let experiment = again.experiment().unwrap();
         assert_eq!((experiment.rounds, &experiment.must, &experiment.aim), (7, &variant.must, &vec![]));
-        assert!(Request::load(&directory.path().join("none")).is_err());
+        assert!(Request::load(&directory.at("none")).is_err());
     }
 }

@@ -46,7 +46,6 @@ impl Screen {
     }
 }
 
-/// Prints a result.
 pub(crate) fn result(text: &str) {
     // A closed pipe (`| head`) is the reader's choice.
     let _ = writeln!(std::io::stdout(), "{}", text.trim_end());

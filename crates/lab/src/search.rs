@@ -46,6 +46,8 @@ pub struct Settings {
     pub max_trials: usize,
     /// Void trials at a rate after which the generator is held unable to make it.
     pub max_voids: u32,
+    /// A trial whose 99th percentile of latency is above this has lost everything, microseconds.
+    pub max_p99_us: Option<f64>,
 }
 
 impl Default for Settings {
@@ -60,6 +62,7 @@ impl Default for Settings {
             sum_s: 15.0,
             max_trials: 300,
             max_voids: 3,
+            max_p99_us: None,
         }
     }
 }
@@ -105,8 +108,39 @@ pub enum Because {
 }
 
 impl Settings {
+    /// From what people say: percent of the rate, percent lost. Or what is wrong with it.
+    pub(crate) fn of(
+        min_pps: u64,
+        max_pps: u64,
+        width: f64,
+        trial_s: f64,
+        loss: &[f64],
+    ) -> Result<Self, String> {
+        if min_pps == 0 || min_pps >= max_pps {
+            return Err(format!("min {min_pps} and max {max_pps}: expected 0 < min < max"));
+        }
+        if !(0.1..=50.0).contains(&width) {
+            return Err(format!("width {width}: expected 0.1 to 50 percent"));
+        }
+        if !(0.1..=600.0).contains(&trial_s) {
+            return Err(format!("trial {trial_s}: expected 0.1 to 600 seconds"));
+        }
+        if loss.is_empty() || loss.iter().any(|loss| !(0.0..100.0).contains(loss)) {
+            return Err("loss: expected percentages from 0 to below 100".to_owned());
+        }
+        Ok(Self {
+            min_pps,
+            max_pps,
+            goals: loss.iter().map(|percent| percent / 100.0).collect(),
+            width: width / 100.0,
+            short_s: (trial_s / 5.0).max(0.2),
+            long_s: trial_s,
+            sum_s: trial_s * 3.0,
+            ..Self::default()
+        })
+    }
+
     /// The largest loss that any goal allows, as a ratio.
-    #[must_use]
     pub fn loosest(&self) -> f64 {
         self.goals.iter().copied().fold(0.0, f64::max)
     }
@@ -177,7 +211,6 @@ enum Bound {
 
 impl Search {
     /// Begins. Settings out of order (a lowest rate above the highest, no goal) make a search that is done at once.
-    #[must_use]
     pub fn new(settings: Settings) -> Self {
         let phase = |trial_s, sum_s, factor| Phase { trial_s, sum_s, width: settings.width * factor };
         let phases = vec![
@@ -215,7 +248,6 @@ impl Search {
     }
 
     /// Trials observed, void ones included.
-    #[must_use]
     pub fn trials(&self) -> usize {
         self.trials
     }
@@ -244,7 +276,8 @@ impl Search {
         let tried = Tried {
             duration_s: trial.duration_s,
             loss,
-            delivered_pps: received as f64 / trial.duration_s,
+            // Whatever is counted, clients or datagrams: in the unit of the rate.
+            delivered_pps: (received as f64 / trial.duration_s).min(trial.rate_pps as f64 * (1.0 - loss)),
             late,
         };
         self.tried.entry(trial.rate_pps).or_default().push(tried);
@@ -263,7 +296,6 @@ impl Search {
     }
 
     /// An interval for each goal, in the order of the goals; also before the search is done, then from what is known.
-    #[must_use]
     pub fn found(&self) -> Vec<Found> {
         (0..self.settings.goals.len()).map(|goal| self.found_for(goal)).collect()
     }
@@ -475,7 +507,6 @@ impl Search {
 }
 
 /// Latency is measured below the maximum: at 30, 60 and 80 % of the rate found.
-#[must_use]
 pub fn latency_trials(found_pps: u64, duration_s: f64) -> [Trial; 3] {
     [30, 60, 80].map(|percent| Trial { rate_pps: (found_pps * percent / 100).max(1), duration_s })
 }

@@ -1,12 +1,11 @@
 //! The experiments that the program brings along, so that whoever has the binary can ask the same questions of the same
 //! programs. A file of the same name in `experiments/` goes before.
 
-use std::{
-    fs,
-    path::{Path, PathBuf},
-};
+use std::path::{Path, PathBuf};
 
-use crate::{error::LabError, strict::nearest};
+use turnpike_strict::nearest;
+
+use crate::error::LabError;
 
 macro_rules! texts {
     ($folder:literal: $($name:literal)*) => {
@@ -30,7 +29,7 @@ pub(crate) const EXPERIMENTS: Shelf = Shelf {
     folder: "",
     texts: texts!["":
         "relay-thin" "relay-burst" "relay-flood" "relay-rate" "relay-stream" "relay-stream-rate" "relay-allocate"
-        "relay-allocate-tls" "relay-memory" "relay-load" "forward-throughput" "forward-rr" "forward-connect" "forward-udp" "forward-memory"
+        "relay-allocate-tls" "relay-memory" "relay-load" "relay-calls" "forward-throughput" "forward-rr" "forward-connect" "forward-udp" "forward-memory"
     ],
 };
 
@@ -54,9 +53,7 @@ impl Shelf {
     pub(crate) fn find(&self, wanted: &Path, experiments: &Path) -> Result<Text, LabError> {
         let named = experiments.join(self.folder).join(wanted).with_extension("toml");
         if let Some(path) = [wanted.to_owned(), named].into_iter().find(|path| path.is_file()) {
-            let text = fs::read_to_string(&path)
-                .map_err(|error| LabError::usage(format!("cannot read {}: {error}", path.display())))?;
-            return Ok(Text { path, text });
+            return Ok(Text { text: LabError::read(&path)?, path });
         }
         let name = wanted.display().to_string();
         match self.texts.iter().find(|(known, _)| *known == name) {
@@ -86,6 +83,10 @@ fn built_in(name: &str) -> PathBuf {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
+    use turnpike_testkit::Dir;
+
     use super::*;
     use crate::{experiment::Experiment, suite::Suite};
 
@@ -134,8 +135,8 @@ mod tests {
 
     #[test]
     fn a_file_goes_before_the_text_of_the_same_name() {
-        let directory = tempfile::tempdir().unwrap();
-        let own = directory.path().join("relay-thin.toml");
+        let directory = Dir::new();
+        let own = directory.at("relay-thin.toml");
         fs::write(&own, "x").unwrap();
         let found = EXPERIMENTS.find(Path::new("relay-thin"), directory.path()).unwrap();
         assert_eq!(found, Text { path: own.clone(), text: "x".to_owned() });

@@ -64,7 +64,6 @@ pub struct Interval {
 
 impl Interval {
     /// Whether `value` lies in it.
-    #[must_use]
     pub fn covers(&self, value: f64) -> bool {
         (self.low..=self.high).contains(&value)
     }
@@ -89,7 +88,6 @@ pub struct Estimate {
 
 impl Estimate {
     /// Estimates from log-ratios; the same seed gives the same interval. `None` without a single ratio.
-    #[must_use]
     pub fn new(log_ratios: &[f64], seed: u64) -> Option<Self> {
         let log_ratio = median(log_ratios)?;
         Some(Self {
@@ -103,57 +101,48 @@ impl Estimate {
     }
 
     /// Candidate over baseline.
-    #[must_use]
     pub fn ratio(&self) -> f64 {
         self.log_ratio.exp()
     }
 
     /// The interval of the ratio.
-    #[must_use]
     pub fn interval(&self) -> Interval {
         Interval { low: self.log_interval.low.exp(), high: self.log_interval.high.exp() }
     }
 
     /// What the interval is worth: 0.95, or less below [`ROUNDS_FOR_95_PERCENT`] rounds.
-    #[must_use]
     pub fn confidence(&self) -> f64 {
         if self.rounds >= ROUNDS_FOR_95_PERCENT { 0.95 } else { 1.0 - 2.0_f64.powi(1 - small(self.rounds)) }
     }
 
     /// Half of the width of the interval, in logarithms: the precision reached.
-    #[must_use]
     pub fn half_width(&self) -> f64 {
         (self.log_interval.high - self.log_interval.low) / 2.0
     }
 
     /// Whether the interval leaves out a ratio of 1.
-    #[must_use]
     pub fn excludes_one(&self) -> bool {
         !self.log_interval.covers(0.0)
     }
 
     /// Standard deviation of one round's log-ratio, estimated from the MAD (outliers do not count).
-    #[must_use]
     pub fn sigma(&self) -> f64 {
         self.mad * MAD_TO_SIGMA
     }
 
     /// The effect in units of one round's noise; infinite for noiseless rounds that differ. Around 0.2 it takes
     /// hundreds of rounds to see it, above 2 every single round shows it.
-    #[must_use]
     pub fn effect_size(&self) -> f64 {
         if self.log_ratio == 0.0 { 0.0 } else { self.log_ratio / self.sigma() }
     }
 
     /// Rounds for an interval of plus or minus `half_width` (log-ratio; for small ones the relative difference).
-    #[must_use]
     pub fn rounds_for(&self, half_width: f64) -> u32 {
         rounds_for(self.sigma(), half_width)
     }
 }
 
 /// The median of some values and its interval, bootstrapped as that of [`Estimate`]. `None` without a value.
-#[must_use]
 pub fn median_interval(values: &[f64], seed: u64) -> Option<(f64, Interval)> {
     Some((median(values)?, bootstrap_median(values, seed)?))
 }
@@ -174,7 +163,6 @@ impl NoiseFloor {
     ///
     /// The level is half the width of their interval, that is what chance alone does to the median of so many rounds,
     /// and never less than the median seen, which may be a bias.
-    #[must_use]
     pub fn new(log_ratios: &[f64], seed: u64) -> Option<Self> {
         let itself = Estimate::new(log_ratios, seed)?;
         let level = itself.half_width().max(itself.log_ratio.abs());
@@ -182,13 +170,11 @@ impl NoiseFloor {
     }
 
     /// The level as a relative difference, in percent.
-    #[must_use]
     pub fn percent(&self) -> f64 {
         self.level.exp_m1() * 100.0
     }
 
     /// Whether the level is a bias rather than noise, so that more rounds will not lower it.
-    #[must_use]
     pub fn is_bias(&self) -> bool {
         self.log_ratio.abs() >= self.level
     }
@@ -196,7 +182,6 @@ impl NoiseFloor {
 
 /// Rounds for a 95 % interval of plus or minus `half_width` when one round's log-ratio has the standard deviation
 /// `sigma`; at least [`ROUNDS_FOR_95_PERCENT`].
-#[must_use]
 pub fn rounds_for(sigma: f64, half_width: f64) -> u32 {
     let least = ROUNDS_FOR_95_PERCENT as f64;
     let rounds = (Z * MEDIAN_OVER_MEAN * sigma / half_width).powi(2).ceil();
@@ -207,7 +192,6 @@ pub fn rounds_for(sigma: f64, half_width: f64) -> u32 {
 }
 
 /// `None` when empty.
-#[must_use]
 pub fn median(values: &[f64]) -> Option<f64> {
     let mut sorted = values.to_vec();
     sorted.sort_unstable_by(f64::total_cmp);

@@ -16,7 +16,6 @@ pub struct Stop(Arc<AtomicBool>);
 
 impl Stop {
     /// Listens for SIGINT, SIGTERM and SIGHUP from now on.
-    #[must_use]
     pub fn on_signals() -> Self {
         static STOP: OnceLock<Stop> = OnceLock::new();
         STOP.get_or_init(|| {
@@ -35,7 +34,6 @@ impl Stop {
     }
 
     /// Whether somebody has asked.
-    #[must_use]
     pub fn requested(&self) -> bool {
         self.0.load(Ordering::Relaxed)
     }

@@ -14,7 +14,7 @@ use crate::void::Void;
 
 /// When a verdict is given.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(default)]
+#[serde(default, deny_unknown_fields)]
 pub struct Rules {
     /// Rounds that must count.
     pub min_rounds: u32,
@@ -57,82 +57,45 @@ pub enum Outcome {
 }
 
 /// Why there is no verdict.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[expect(missing_docs, reason = "the messages say what their fields are")]
 pub enum Reason {
     /// A subject crashed, never became ready, or delivered nothing.
-    SubjectFailed {
-        /// Which one.
-        subject: String,
-        /// In how many runs.
-        runs: usize,
-        /// How, the first time.
-        how: String,
-    },
+    #[error("{subject} failed in {runs} {} ({how})", if *runs == 1 { "run" } else { "runs" })]
+    SubjectFailed { subject: String, runs: usize, how: String },
     /// The generator was late.
-    GeneratorLate {
-        /// In so many rounds.
-        rounds: usize,
-        /// Of so many.
-        of: usize,
-    },
+    #[error("the generator was late in {rounds} of {of} rounds")]
+    GeneratorLate { rounds: usize, of: usize },
     /// CPU time was stolen.
-    CpuStolen {
-        /// In so many rounds.
-        rounds: usize,
-        /// Of so many.
-        of: usize,
-    },
+    #[error("CPU time was stolen in {rounds} of {of} rounds")]
+    CpuStolen { rounds: usize, of: usize },
     /// Others used the cores of the subjects.
-    CoresShared {
-        /// In so many rounds.
-        rounds: usize,
-        /// Of so many.
-        of: usize,
-    },
+    #[error("others used the subjects' cores in {rounds} of {of} rounds")]
+    CoresShared { rounds: usize, of: usize },
     /// Rounds are void for another reason.
-    Voided {
-        /// So many rounds.
-        rounds: usize,
-        /// Of so many.
-        of: usize,
-        /// The first reason.
-        what: String,
-    },
+    #[error("{rounds} of {of} rounds are void ({what})")]
+    Voided { rounds: usize, of: usize, what: String },
     /// No round has this metric of both subjects.
-    NotMeasured {
-        /// Because the machine or the subject cannot give it.
-        not_supported: bool,
-    },
+    #[error("{}", if *not_supported { "not supported here" } else { "not measured for both" })]
+    NotMeasured { not_supported: bool },
     /// Values of zero have no ratio.
-    NoRatio {
-        /// In so many rounds.
-        rounds: usize,
-    },
+    #[error("no ratio in {rounds} rounds: a value is zero")]
+    NoRatio { rounds: usize },
     /// Not enough rounds.
-    TooFewRounds {
-        /// Rounds that count.
-        have: usize,
-        /// Rounds needed.
-        need: u32,
-    },
+    #[error("{have} rounds count, {need} are the least")]
+    TooFewRounds { have: usize, need: u32 },
     /// The baseline was not measured against itself.
+    #[error("the baseline was not measured against itself")]
     NoNoiseFloor,
     /// The baseline differs from itself by as much.
-    BelowNoiseFloor {
-        /// The effect, percent.
-        percent: f64,
-        /// The floor, percent.
-        floor_percent: f64,
-        /// The floor is a bias, which more rounds do not lower.
-        bias: bool,
-    },
+    #[error(
+        "{percent:.1} % is below the noise floor: the baseline differs from itself by {floor_percent:.1} %{}",
+        if *bias { ", always to the same side" } else { "" }
+    )]
+    BelowNoiseFloor { percent: f64, floor_percent: f64, bias: bool },
     /// The interval is too wide to exclude a difference worth knowing.
-    TooNoisy {
-        /// Plus or minus so many percent.
-        percent: f64,
-        /// The resolution wanted, percent.
-        wanted_percent: f64,
-    },
+    #[error("known to ±{percent:.1} % only, ±{wanted_percent:.1} % wanted")]
+    TooNoisy { percent: f64, wanted_percent: f64 },
 }
 
 /// One metric of one subject against the baseline.
@@ -157,7 +120,6 @@ pub struct Verdict {
 }
 
 /// Judges one metric of one subject by the experiment's rules.
-#[must_use]
 pub fn judge(record: &Record, subject: &str, metric: &str) -> Verdict {
     let rules = &record.experiment.rules;
     let baseline = record.baseline().unwrap_or_default().to_owned();
@@ -223,7 +185,6 @@ impl Grounds {
 impl Verdict {
     /// How much better the subject is: above 1 is better whatever the metric's direction. `None` without an estimate;
     /// for a metric without direction, the plain ratio.
-    #[must_use]
     pub fn gain(&self) -> Option<f64> {
         let ratio = self.estimate?.ratio();
         Some(if metric::direction(&self.metric) == Direction::Lower { 1.0 / ratio } else { ratio })
@@ -232,7 +193,6 @@ impl Verdict {
 
 impl Outcome {
     /// The verdict without its figures.
-    #[must_use]
     pub fn word(&self) -> &'static str {
         match self {
             Self::Faster => "faster",
@@ -256,39 +216,6 @@ impl fmt::Display for Outcome {
             write!(f, "{}{reason}", if i == 0 { ": " } else { "; " })?;
         }
         Ok(())
-    }
-}
-
-impl fmt::Display for Reason {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::SubjectFailed { subject, runs, how } => {
-                write!(f, "{subject} failed in {runs} {} ({how})", if *runs == 1 { "run" } else { "runs" })
-            }
-            Self::GeneratorLate { rounds, of } => {
-                write!(f, "the generator was late in {rounds} of {of} rounds")
-            }
-            Self::CpuStolen { rounds, of } => write!(f, "CPU time was stolen in {rounds} of {of} rounds"),
-            Self::CoresShared { rounds, of } => {
-                write!(f, "others used the subjects' cores in {rounds} of {of} rounds")
-            }
-            Self::Voided { rounds, of, what } => write!(f, "{rounds} of {of} rounds are void ({what})"),
-            Self::NotMeasured { not_supported: true } => f.write_str("not supported here"),
-            Self::NotMeasured { not_supported: false } => f.write_str("not measured for both"),
-            Self::NoRatio { rounds } => write!(f, "no ratio in {rounds} rounds: a value is zero"),
-            Self::TooFewRounds { have, need } => write!(f, "{have} rounds count, {need} are the least"),
-            Self::NoNoiseFloor => f.write_str("the baseline was not measured against itself"),
-            Self::BelowNoiseFloor { percent, floor_percent, bias } => {
-                let kind = if *bias { ", always to the same side" } else { "" };
-                write!(
-                    f,
-                    "{percent:.1} % is below the noise floor: the baseline differs from itself by {floor_percent:.1} %{kind}"
-                )
-            }
-            Self::TooNoisy { percent, wanted_percent } => {
-                write!(f, "known to ±{percent:.1} % only, ±{wanted_percent:.1} % wanted")
-            }
-        }
     }
 }
 

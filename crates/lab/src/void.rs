@@ -1,71 +1,36 @@
 //! Why a round does not count: the generator was late, CPUs were stolen, the subject failed.
 
-use std::fmt;
-
 use serde::{Deserialize, Serialize};
 
 use crate::metric;
 use crate::record::Round;
 
 /// Why a run was declared void.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, thiserror::Error)]
 #[serde(tag = "kind", rename_all = "snake_case")]
+#[expect(missing_docs, reason = "the messages say what their fields are")]
 pub enum Void {
     /// The generator sent later than due, so that the offered load was not the wanted one. Some metrics
     /// [survive](metric::survives_lateness) that.
-    GeneratorLate {
-        /// 99th percentile of its lateness, microseconds.
-        p99_us: f64,
-        /// What was allowed.
-        limit_us: f64,
-    },
+    #[error("the generator was late (p99 {p99_us:.0} µs, allowed {limit_us:.0} µs)")]
+    GeneratorLate { p99_us: f64, limit_us: f64 },
     /// The hypervisor took CPU time away.
-    CpuStolen {
-        /// Percent of the machine's CPU time.
-        percent: f64,
-        /// What was allowed.
-        limit_percent: f64,
-    },
-    /// Others used the subject's cores: time that is neither its own nor that of the kernel's network threads.
-    CoresShared {
-        /// Percent of its cores.
-        percent: f64,
-        /// What was allowed.
-        limit_percent: f64,
-    },
+    #[error("CPU time was stolen ({percent:.1} %, allowed {limit_percent:.1} %)")]
+    CpuStolen { percent: f64, limit_percent: f64 },
+    /// Others used the subject's cores: other processes ran, for time that is neither its own nor the kernel's network threads'.
+    #[error("others used the subject's cores ({percent:.1} %, allowed {limit_percent:.1} %)")]
+    CoresShared { percent: f64, limit_percent: f64 },
     /// The subject did not start, ended early, or delivered nothing.
-    SubjectFailed {
-        /// How, as a sentence part: "ended by signal 11 after 3.2 s".
-        how: String,
-    },
+    #[error("the subject failed: {how}")]
+    SubjectFailed { how: String },
     /// Anything else, among it a workload that failed of itself.
-    Other {
-        /// What, as a sentence part.
-        what: String,
-    },
-}
-
-impl fmt::Display for Void {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::GeneratorLate { p99_us, limit_us } => {
-                write!(f, "the generator was late (p99 {p99_us:.0} µs, allowed {limit_us:.0} µs)")
-            }
-            Self::CpuStolen { percent, limit_percent } => {
-                write!(f, "CPU time was stolen ({percent:.1} %, allowed {limit_percent:.1} %)")
-            }
-            Self::CoresShared { percent, limit_percent } => {
-                write!(f, "others used the subject's cores ({percent:.1} %, allowed {limit_percent:.1} %)")
-            }
-            Self::SubjectFailed { how } => write!(f, "the subject failed: {how}"),
-            Self::Other { what } => f.write_str(what),
-        }
-    }
+    #[error("{what}")]
+    Other { what: String },
 }
 
 /// What a run may suffer and still count.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(default)]
+#[serde(default, deny_unknown_fields)]
 pub struct Limits {
     /// Lateness of the generator, 99th percentile, microseconds.
     pub late_p99_us: f64,
@@ -82,8 +47,8 @@ pub struct Limits {
 }
 
 impl Default for Limits {
-    /// 1 % steal is a fifth of the difference that an experiment resolves by default. 3 % of a core go to timers and to
-    /// interrupts of the rest of the machine even where nothing else runs.
+    /// 1 % steal is a fifth of the difference that an experiment resolves by default; 3 % of a core, and some of its kernel's own
+    /// threads run there even where nothing else does.
     fn default() -> Self {
         Self {
             late_p99_us: turnpike_measure::LATE_P99_US as f64,
@@ -100,7 +65,6 @@ impl Limits {
     /// [`metric::FOREIGN_PERCENT`] and others), if it is.
     ///
     /// That a subject failed is known only to who ran it. A metric that was not recorded voids nothing.
-    #[must_use]
     pub fn check(&self, round: &Round) -> Option<Void> {
         let above = |name: &str, limit: f64| round.metrics.get(name).copied().filter(|value| *value > limit);
         // Lateness last, for it does not spoil every metric.

@@ -5,7 +5,7 @@ mod support;
 
 use std::{fs, path::Path};
 
-use support::{can_run, only_directory, run, said};
+use support::{Dir, can_run, only_directory, run, said};
 use turnpike_lab::Record;
 
 #[test]
@@ -59,7 +59,7 @@ fn datagrams_agree_with_iperf3_within_one_percent() {
     if !can_run(&["iperf3"]) {
         return;
     }
-    let directory = tempfile::tempdir().unwrap();
+    let directory = Dir::new();
     // The whole run counts, so that both look at the same time.
     let record = routed(
         directory.path(),
@@ -93,8 +93,8 @@ fn cpu_and_bytes_of_a_stream_agree_with_iperf3_within_five_percent() {
     if !can_run(&["iperf3"]) {
         return;
     }
-    let directory = tempfile::tempdir().unwrap();
-    let path = directory.path().join("stream.toml");
+    let directory = Dir::new();
+    let path = directory.at("stream.toml");
     // The server is the subject, idle but for the test; the whole run counts, so that both look at the same time.
     let text = r#"
 name = "stream"
@@ -119,7 +119,7 @@ result = "stdout"
 namespace = "client"
 "#;
     fs::write(&path, text).unwrap();
-    let out = directory.path().join("out");
+    let out = directory.at("out");
     let output = run(&["run", path.to_str().unwrap(), "--out", out.to_str().unwrap()]);
     assert_eq!(output.status.code(), Some(0), "{}", said(&output));
     let record = Record::load(&only_directory(&out)).unwrap();
@@ -144,9 +144,9 @@ fn cpu_of_the_subject_agrees_with_perf_stat() {
     if !can_run(&["perf", "python3"]) {
         return;
     }
-    let directory = tempfile::tempdir().unwrap();
-    let out = directory.path().join("out");
-    let csv = directory.path().join("perf.csv");
+    let directory = Dir::new();
+    let out = directory.at("out");
+    let csv = directory.at("perf.csv");
     // Half busy, half asleep, in user space and in the kernel; from when perf counts until before it stops, so that
     // both see all of it. As much work however busy the machine is.
     let burn = "import os,sys,time
@@ -160,7 +160,7 @@ while time.process_time()<end:
     time.sleep(0.02)
 open(sys.argv[3],'w')
 time.sleep(600)";
-    let path = directory.path().join("burn.toml");
+    let path = directory.at("burn.toml");
     let text = format!(
         r#"
 name = "burn"
@@ -182,9 +182,9 @@ format = "none"
 whole = true
 "#,
         csv = csv.display(),
-        pid = directory.path().join("pid").display(),
-        go = directory.path().join("go").display(),
-        done = directory.path().join("done").display()
+        pid = directory.at("pid").display(),
+        go = directory.at("go").display(),
+        done = directory.at("done").display()
     );
     fs::write(&path, text).unwrap();
     let output = run(&["run", path.to_str().unwrap(), "--out", out.to_str().unwrap()]);

@@ -8,7 +8,9 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use support::{can_run, entries, eventually, lab, marked, namespaces, only_directory, run, said, signal};
+use support::{
+    Dir, can_run, entries, eventually, lab, marked, namespaces, only_directory, run, said, signal,
+};
 use turnpike_lab::{Record, record::Round, void::Void};
 
 #[test]
@@ -83,8 +85,8 @@ fn a_run_is_recorded_with_figures_from_the_source() {
     if !can_run(&["python3"]) {
         return;
     }
-    let directory = tempfile::tempdir().unwrap();
-    let out = directory.path().join("out");
+    let directory = Dir::new();
+    let out = directory.at("out");
     // The whole run counts, so that both accounts are of the same time.
     let path = experiment(directory.path(), &[("patience = 20", "patience = 20\nwhole = true")]);
     let output = run_experiment(&path, &out);
@@ -120,8 +122,8 @@ fn a_run_is_recorded_with_figures_from_the_source() {
     }
 
     // And the same again, from the record alone.
-    fs::remove_file(directory.path().join("echoes.toml")).unwrap();
-    let second = directory.path().join("again");
+    fs::remove_file(directory.at("echoes.toml")).unwrap();
+    let second = directory.at("again");
     let output = run(&["rerun", record_directory.to_str().unwrap(), "--out", second.to_str().unwrap()]);
     assert_eq!(output.status.code(), Some(0), "{}", said(&output));
     let again = Record::load(&only_directory(&second)).unwrap();
@@ -137,8 +139,8 @@ fn a_subject_that_crashes_is_reported_as_such() {
     if !can_run(&["python3"]) {
         return;
     }
-    let directory = tempfile::tempdir().unwrap();
-    let out = directory.path().join("out");
+    let directory = Dir::new();
+    let out = directory.at("out");
     // It survives the first run after its start and dies in the measured one.
     let path = experiment(directory.path(), &[("4000 -1\"", "4000 300\""), ("rounds = 2", "rounds = 3")]);
     let output = run_experiment(&path, &out);
@@ -163,8 +165,8 @@ fn an_optional_subject_that_fails_every_time_is_given_up_and_the_others_go_on() 
     if !can_run(&["python3"]) {
         return;
     }
-    let directory = tempfile::tempdir().unwrap();
-    let out = directory.path().join("out");
+    let directory = Dir::new();
+    let out = directory.at("out");
     let path = experiment(
         directory.path(),
         &[
@@ -187,8 +189,8 @@ fn an_optional_subject_that_fails_every_time_is_given_up_and_the_others_go_on() 
 
 #[test]
 fn a_subject_rests_between_two_runs_as_long_as_it_is_told() {
-    let directory = tempfile::tempdir().unwrap();
-    let (path, times) = (directory.path().join("rest.toml"), directory.path().join("times"));
+    let directory = Dir::new();
+    let (path, times) = (directory.at("rest.toml"), directory.at("times"));
     let text = format!(
         r#"
 name = "rest"
@@ -210,8 +212,8 @@ rest = 0.7
         times = times.display()
     );
     fs::write(&path, text).unwrap();
-    let output = run_experiment(&path, &directory.path().join("out"));
-    assert_eq!(entries(&directory.path().join("out")), 1, "{}", said(&output));
+    let output = run_experiment(&path, &directory.at("out"));
+    assert_eq!(entries(&directory.at("out")), 1, "{}", said(&output));
     let times = fs::read_to_string(times).unwrap();
     let times: Vec<u64> = times.lines().map(|line| line.parse().unwrap()).collect();
     let [_, first_ended, second_began, _] = times[..] else { panic!("{times:?}") };
@@ -223,8 +225,8 @@ fn a_slow_generator_voids_the_run_and_the_end_says_what_to_do() {
     if !can_run(&["python3"]) {
         return;
     }
-    let directory = tempfile::tempdir().unwrap();
-    let out = directory.path().join("out");
+    let directory = Dir::new();
+    let out = directory.at("out");
     let path = experiment(directory.path(), &[("500 {total}\"", "500 {total} 30\"")]);
     let arguments =
         ["run", path.to_str().unwrap(), "--metric", "delivered_pps", "--out", out.to_str().unwrap()];
@@ -239,7 +241,7 @@ fn a_slow_generator_voids_the_run_and_the_end_says_what_to_do() {
     }
 
     // The flag that it names does it.
-    let allowed = directory.path().join("allowed");
+    let allowed = directory.at("allowed");
     let arguments =
         [&arguments[..4], &["--max-late-us", "10000000", "--out", allowed.to_str().unwrap()]].concat();
     let output = run(&arguments);
@@ -254,8 +256,8 @@ fn ab_with_every_round_void_says_which_limit_which_flag_and_what_to_try() {
     if !can_run(&["python3"]) {
         return;
     }
-    let directory = tempfile::tempdir().unwrap();
-    let out = directory.path().join("out");
+    let directory = Dir::new();
+    let out = directory.at("out");
     let (echo, load) = (script("echo.py"), script("load.py"));
     let subject = format!("python3 {} {{relay}} 4000", echo.display());
     let workload = format!("python3 {} {{relay}} 4000 500 {{total}} 30", load.display());
@@ -284,8 +286,8 @@ fn what_a_datagram_costs_counts_although_the_generator_was_late() {
     if !can_run(&["python3"]) {
         return;
     }
-    let directory = tempfile::tempdir().unwrap();
-    let out = directory.path().join("out");
+    let directory = Dir::new();
+    let out = directory.at("out");
     // So few that even a busy machine sends them all in time, but for the stalls.
     let path = experiment(directory.path(), &[("500 {total}\"", "200 {total} 30\"")]);
     let output = run_experiment(&path, &out);
@@ -300,8 +302,8 @@ fn what_a_datagram_costs_counts_although_the_generator_was_late() {
 
 #[test]
 fn all_mistakes_of_a_file_are_told_before_anything_starts() {
-    let directory = tempfile::tempdir().unwrap();
-    let out = directory.path().join("out");
+    let directory = Dir::new();
+    let out = directory.at("out");
     let path = experiment(
         directory.path(),
         &[
@@ -328,8 +330,8 @@ fn a_subject_that_never_becomes_ready_is_one_sentence_and_leaves_nothing() {
     if !can_run(&["python3"]) {
         return;
     }
-    let directory = tempfile::tempdir().unwrap();
-    let out = directory.path().join("out");
+    let directory = Dir::new();
+    let out = directory.at("out");
     let path = experiment(
         directory.path(),
         &[("udp_port = \"4000\", within = 10", "stun = \"{relay}:4000\", within = 1")],
@@ -353,8 +355,8 @@ fn ctrl_c_keeps_and_reports_what_was_measured() {
     if !can_run(&["python3"]) {
         return;
     }
-    let directory = tempfile::tempdir().unwrap();
-    let out = directory.path().join("out");
+    let directory = Dir::new();
+    let out = directory.at("out");
     let path = experiment(directory.path(), &[("rounds = 2", "rounds = 100")]);
     let child = lab(&["run", path.to_str().unwrap(), "--out", out.to_str().unwrap()]).spawn().unwrap();
     let pid = child.id();
@@ -376,8 +378,8 @@ fn not_even_sigkill_leaves_anything_behind() {
     if !can_run(&["python3"]) {
         return;
     }
-    let directory = tempfile::tempdir().unwrap();
-    let out = directory.path().join("out");
+    let directory = Dir::new();
+    let out = directory.at("out");
     let path = experiment(directory.path(), &[("discard = 0.3", "discard = 60")]);
     let mut child = lab(&["run", path.to_str().unwrap(), "--out", out.to_str().unwrap()])
         .stdout(std::process::Stdio::null())
@@ -397,8 +399,8 @@ fn not_even_sigkill_leaves_anything_behind() {
 
 #[test]
 fn missing_tools_and_mistyped_keys_are_exit_code_2_before_anything_starts() {
-    let directory = tempfile::tempdir().unwrap();
-    let out = directory.path().join("out");
+    let directory = Dir::new();
+    let out = directory.at("out");
     let cases = [
         (("python3 ", "no-such-program "), "`no-such-program` is missing"),
         (
@@ -424,8 +426,8 @@ fn two_commands_are_compared_without_a_file() {
     if !can_run(&["python3"]) {
         return;
     }
-    let directory = tempfile::tempdir().unwrap();
-    let out = directory.path().join("out");
+    let directory = Dir::new();
+    let out = directory.at("out");
     let (echo, load) = (script("echo.py"), script("load.py"));
     let port = 20_000 + std::process::id() % 20_000;
     let subject = format!("python3 {} 127.0.0.1 {port}", echo.display());
@@ -477,8 +479,8 @@ fn a_search_finds_a_rate_and_says_what_it_rests_on() {
     if !can_run(&["python3"]) {
         return;
     }
-    let directory = tempfile::tempdir().unwrap();
-    let out = directory.path().join("out");
+    let directory = Dir::new();
+    let out = directory.at("out");
     let path = experiment(
         directory.path(),
         &[

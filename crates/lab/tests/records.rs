@@ -8,7 +8,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use support::{can_run, only_directory, run, said};
+use support::{Dir, can_run, only_directory, run, said};
 use turnpike_lab::Record;
 
 #[test]
@@ -55,9 +55,9 @@ fn a_sweep_is_drawn_repeated_and_compared() {
     if !can_run(&["python3"]) {
         return;
     }
-    let directory = tempfile::tempdir().unwrap();
+    let directory = Dir::new();
     let path = experiment(directory.path());
-    let (first, second) = (directory.path().join("first"), directory.path().join("second"));
+    let (first, second) = (directory.at("first"), directory.at("second"));
     let out = |base: &Path| base.to_str().unwrap().to_owned();
     let output = run(&["sweep", path.to_str().unwrap(), "--rates", "100,300", "--out", &out(&first)]);
     assert_eq!(output.status.code(), Some(0), "{}", said(&output));
@@ -97,7 +97,7 @@ fn a_sweep_is_drawn_repeated_and_compared() {
         "{}",
         said(&output)
     );
-    let page = fs::read_to_string(directory.path().join("lab-comparison.html")).unwrap();
+    let page = fs::read_to_string(directory.at("lab-comparison.html")).unwrap();
     assert!(page.contains("These records are not comparable."));
 }
 
@@ -106,13 +106,13 @@ fn another_build_at_the_same_path_is_noticed_by_rerun_and_report() {
     if !can_run(&["python3"]) {
         return;
     }
-    let directory = tempfile::tempdir().unwrap();
+    let directory = Dir::new();
     let path = experiment(directory.path());
-    let subject = directory.path().join("subject.py");
+    let subject = directory.at("subject.py");
     fs::copy(script("echo.py"), &subject).unwrap();
     let text = fs::read_to_string(&path).unwrap();
     fs::write(&path, text.replace(&script("echo.py"), subject.to_str().unwrap())).unwrap();
-    let out = directory.path().join("out");
+    let out = directory.at("out");
     let arguments = ["run", path.to_str().unwrap(), "--rounds", "1", "--out", out.to_str().unwrap()];
     let output = run(&arguments);
     assert_eq!(output.status.code(), Some(0), "{}", said(&output));
@@ -128,7 +128,7 @@ fn another_build_at_the_same_path_is_noticed_by_rerun_and_report() {
     changed.push_str("# another build\n");
     fs::write(&subject, changed).unwrap();
     assert!(report().contains("subject.py is another build now: then SHA-256 "), "{}", report());
-    let second = directory.path().join("second");
+    let second = directory.at("second");
     let output = run(&["rerun", first.to_str().unwrap(), "--out", second.to_str().unwrap()]);
     assert_eq!(output.status.code(), Some(0), "{}", said(&output));
     let words = "subject.py is another build than the one measured: then SHA-256 ";
@@ -147,9 +147,9 @@ fn a_file_that_is_replaced_while_the_experiment_runs_is_noted() {
     if !can_run(&["python3"]) {
         return;
     }
-    let directory = tempfile::tempdir().unwrap();
+    let directory = Dir::new();
     let path = experiment(directory.path());
-    let settings = directory.path().join("settings");
+    let settings = directory.at("settings");
     fs::write(&settings, "before\n").unwrap();
     let text = fs::read_to_string(&path).unwrap();
     let (head, command) = text.split_once("[workload]\ncommand = \"").unwrap();
@@ -158,7 +158,7 @@ fn a_file_that_is_replaced_while_the_experiment_runs_is_noted() {
         settings.display()
     );
     fs::write(&path, text).unwrap();
-    let out = directory.path().join("out");
+    let out = directory.at("out");
     let output = run(&["run", path.to_str().unwrap(), "--rounds", "1", "--out", out.to_str().unwrap()]);
     assert_eq!(output.status.code(), Some(0), "{}", said(&output));
     let note = "a file changed while the experiment ran: the workload: at ";
@@ -175,9 +175,9 @@ fn syscalls_stand_in_the_record_and_in_the_report() {
     if !can_run(&["python3", "strace"]) {
         return;
     }
-    let directory = tempfile::tempdir().unwrap();
+    let directory = Dir::new();
     let path = experiment(directory.path());
-    let out = directory.path().join("out");
+    let out = directory.at("out");
     let arguments =
         ["run", path.to_str().unwrap(), "--rounds", "1", "--syscalls", "--out", out.to_str().unwrap()];
     let output = run(&arguments);

@@ -9,7 +9,7 @@ use std::{
     sync::{Mutex, MutexGuard, PoisonError},
 };
 
-use support::{can_run, marked, namespaces, run, said};
+use support::{Dir, can_run, marked, namespaces, run, said};
 
 #[test]
 fn as_lab() {
@@ -144,8 +144,8 @@ fn a_topology_file_with_a_mistake_makes_nothing() {
     if !can_run(&[]) {
         return;
     }
-    let directory = tempfile::tempdir().unwrap();
-    let file = directory.path().join("t.toml");
+    let directory = Dir::new();
+    let file = directory.at("t.toml");
     fs::write(&file, "[[namespace]]\nname = 'a'\nforwards = true\n").unwrap();
     let id = id('d');
     let up = run(&["up", file.to_str().unwrap(), "--id", &id]);
@@ -180,11 +180,11 @@ fn without_root_the_same_works_in_a_user_namespace() {
     if !ordinary && !can_run(&["setpriv"]) {
         return;
     }
-    let directory = tempfile::tempdir().unwrap();
+    let directory = Dir::new();
     let everybody = std::os::unix::fs::PermissionsExt::from_mode(0o777);
     fs::set_permissions(directory.path(), everybody).unwrap();
     // Where the tests are built, nobody may not enter.
-    let program = directory.path().join("lab");
+    let program = directory.at("lab");
     fs::copy(std::env::current_exe().unwrap(), &program).unwrap();
     let as_nobody = |command: &mut std::process::Command| {
         let mut nobody = std::process::Command::new(if ordinary { "env" } else { "setpriv" });

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use turnpike_lab::metric::PACKETS_PER_CPU_S;
-use turnpike_lab::record::{Environment, Experiment, FORMAT, Record, Round, Subject};
+use turnpike_lab::record::{Experiment, FORMAT, Record, Round, Subject};
 use turnpike_lab::{Outcome, Verdict, judge, order};
 
 /// Relative standard deviation of one run.
@@ -82,9 +82,7 @@ fn experiment_on(mut machine: Machine, seed: u64, speed: f64, rounds: u32, slots
         format: FORMAT,
         id: format!("simulated-{seed}"),
         started: "2026-11-20T12:00:00Z".to_owned(),
-        command: Vec::new(),
         seed,
-        environment: Environment::default(),
         experiment: Experiment {
             name: "simulated".to_owned(),
             subjects: vec![subject("old"), subject("new")],
@@ -92,13 +90,7 @@ fn experiment_on(mut machine: Machine, seed: u64, speed: f64, rounds: u32, slots
             rounds,
             ..Experiment::default()
         },
-        rounds: Vec::new(),
-        aa: Vec::new(),
-        sweeps: Vec::new(),
-        programs: Vec::new(),
-        syscalls: Default::default(),
-        profiles: Default::default(),
-        interrupted: false,
+        ..Record::default()
     };
     for slot in slots {
         let value = machine.measure(if slot.who == 1 { speed } else { 1.0 }, slot.place);

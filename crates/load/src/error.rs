@@ -10,6 +10,7 @@ use crate::turn;
 /// Each message is one sentence for the user.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
+#[expect(missing_docs, reason = "the messages say what their fields are")]
 pub enum LoadError {
     /// An impossible setting.
     #[error("{0}")]
@@ -18,276 +19,108 @@ pub enum LoadError {
     #[error(
         "{clients} clients need {needed} open files but only {limit} are allowed; raise the limit (ulimit -n {needed}) or use fewer clients"
     )]
-    OpenFiles {
-        /// Clients asked for.
-        clients: usize,
-        /// Descriptors needed.
-        needed: u64,
-        /// Descriptors allowed.
-        limit: u64,
-    },
+    OpenFiles { clients: usize, needed: u64, limit: u64 },
     /// The name leads nowhere.
     #[error("cannot find the server {host}: {source}")]
-    Name {
-        /// The name.
-        host: String,
-        /// The resolver's answer.
-        source: io::Error,
-    },
+    Name { host: String, source: io::Error },
     /// A socket could not be made.
     #[error("cannot open a UDP socket towards {server}: {source}")]
-    Socket {
-        /// The server.
-        server: SocketAddr,
-        /// The kernel's answer.
-        source: io::Error,
-    },
+    Socket { server: SocketAddr, source: io::Error },
     /// The reflector's address is taken or not ours.
     #[error("cannot listen on {transport} {address}: {source}; {}", listen_hint(transport, source))]
-    Listen {
-        /// "udp" or "tcp".
-        transport: &'static str,
-        /// Which.
-        address: SocketAddr,
-        /// The kernel's answer.
-        source: io::Error,
-    },
+    Listen { transport: &'static str, address: SocketAddr, source: io::Error },
     /// The generator's own peers have no socket.
     #[error(
         "cannot listen for the peers of --profile on udp {address}: {source}; they are the generator's own: name an address of this \
          machine, with a port that is free, with --peer"
     )]
-    Peers {
-        /// Where.
-        address: SocketAddr,
-        /// The kernel's answer.
-        source: io::Error,
-    },
+    Peers { address: SocketAddr, source: io::Error },
     /// Nobody listens there (ICMP port unreachable).
     #[error(
         "nothing listens on udp {server} (port unreachable); is the server running, and is this its address?"
     )]
-    Unreachable {
-        /// The server.
-        server: SocketAddr,
-    },
+    Unreachable { server: SocketAddr },
     /// Nobody listens there (ICMP port unreachable), and a reflector was meant to.
     #[error(
         "nothing listens on udp {server} (port unreachable); start `turnpike reflect --listen {server}` there, or name the address of one"
     )]
-    NoReflector {
-        /// Where it was meant to be.
-        server: SocketAddr,
-    },
+    NoReflector { server: SocketAddr },
     /// Datagrams do not come back.
     #[error(
         "nothing comes back from udp {server} ({ready} of {clients} clients had an answer); is `turnpike reflect` running there, or behind the forwarder, and does no firewall stand between?"
     )]
-    NoReflection {
-        /// Where the reflector, or the forwarder to it, was meant to be.
-        server: SocketAddr,
-        /// Clients that had come through.
-        ready: usize,
-        /// Clients in all (of one thread).
-        clients: usize,
-    },
+    NoReflection { server: SocketAddr, ready: usize, clients: usize },
     /// A connection could not be made.
     #[error("cannot connect to tcp {server}: {source}; is `turnpike reflect --tcp` running there?")]
-    Connect {
-        /// Where.
-        server: SocketAddr,
-        /// The kernel's answer.
-        source: io::Error,
-    },
+    Connect { server: SocketAddr, source: io::Error },
     /// Connected, but what answers is no reflector, or nobody does.
     #[error(
         "tcp {server} took the connection but {what}; is `turnpike reflect --tcp` running there, or behind the forwarder?"
     )]
-    NotReflector {
-        /// Where.
-        server: SocketAddr,
-        /// What it did instead of answering.
-        what: &'static str,
-    },
+    NotReflector { server: SocketAddr, what: &'static str },
     /// A connection ended in mid-run.
     #[error(
         "tcp {server} {how} in mid-run, connection {connection} after {bytes} bytes; is the reflector, and any forwarder to it, still running?"
     )]
-    Lost {
-        /// Where.
-        server: SocketAddr,
-        /// What happened.
-        how: String,
-        /// Number of the connection in this run, from 0.
-        connection: usize,
-        /// Payload bytes that it had moved.
-        bytes: u64,
-    },
+    Lost { server: SocketAddr, how: String, connection: usize, bytes: u64 },
     /// Nothing moves any more.
     #[error(
         "tcp {server} has moved nothing for {seconds} s, connection {connection} after {bytes} bytes; is it, and all on the way to it, still running?"
     )]
-    Stalled {
-        /// Where.
-        server: SocketAddr,
-        /// For how long.
-        seconds: u64,
-        /// Number of the connection in this run, from 0.
-        connection: usize,
-        /// Payload bytes that it had moved.
-        bytes: u64,
-    },
+    Stalled { server: SocketAddr, seconds: u64, connection: usize, bytes: u64 },
     /// A stream did not arrive as it was sent.
     #[error(
         "connection {connection} to tcp {server} did not arrive as it was sent: {sent} bytes sent, {received} received, {wrong} of them wrong"
     )]
-    Inexact {
-        /// Where.
-        server: SocketAddr,
-        /// Number of the connection in this run, from 0.
-        connection: usize,
-        /// Payload bytes sent.
-        sent: u64,
-        /// Payload bytes received.
-        received: u64,
-        /// Received bytes with another value than sent, where that was looked at.
-        wrong: u64,
-    },
+    Inexact { server: SocketAddr, connection: usize, sent: u64, received: u64, wrong: u64 },
     /// No connection succeeds any more.
     #[error("tcp {server} has taken no connection for {seconds} s ({what}); is it still running?")]
-    Gone {
-        /// Where.
-        server: SocketAddr,
-        /// For how long.
-        seconds: u64,
-        /// How the last attempt failed.
-        what: &'static str,
-    },
+    Gone { server: SocketAddr, seconds: u64, what: &'static str },
     /// A connection to the server could not be made, or ended.
     #[error("{transport} {server}: {what}{}", link_hint(*transport, *during_setup, what))]
-    Link {
-        /// How it was reached.
-        transport: Transport,
-        /// The server.
-        server: SocketAddr,
-        /// What happened.
-        what: String,
-        /// Whether that was before it carried anything.
-        during_setup: bool,
-    },
+    Link { transport: Transport, server: SocketAddr, what: String, during_setup: bool },
     /// No answer at all.
     #[error(
         "{transport} {server} does not answer {request} ({ready} of {clients} clients were ready); check its address, its listeners and any firewall between"
     )]
-    NoAnswer {
-        /// How it was reached.
-        transport: Transport,
-        /// The server.
-        server: SocketAddr,
-        /// What was asked.
-        request: Request,
-        /// Clients that had come through.
-        ready: usize,
-        /// Clients in all (of one thread).
-        clients: usize,
-    },
+    NoAnswer { transport: Transport, server: SocketAddr, request: Request, ready: usize, clients: usize },
     /// Wrong user or password.
     #[error("{server} refused user {user:?} in realm {realm:?}: check --user and the server's credentials")]
-    Credentials {
-        /// The server.
-        server: SocketAddr,
-        /// The user.
-        user: String,
-        /// The server's realm.
-        realm: String,
-    },
+    Credentials { server: SocketAddr, user: String, realm: String },
     /// The server does not take the access token (RFC 7635).
     #[error(
         "{server} refused the access token of key {kid:?} in realm {realm:?} (401): it has expired, or the server has no such \
          key (oauth.key), another key of that name, another name of its own (oauth.server_name) or no tokens in this realm; its log \
          says which. Make another with `turnpike credentials --token-key`"
     )]
-    AccessToken {
-        /// The server.
-        server: SocketAddr,
-        /// The name of the key that the token is made with.
-        kid: String,
-        /// The server's realm.
-        realm: String,
-    },
+    AccessToken { server: SocketAddr, kid: String, realm: String },
     /// The server asks for a credential, and there is none.
     #[error("{server} wants a credential of realm {realm:?}: give one with --user NAME:PASSWORD")]
-    CredentialsNeeded {
-        /// The server.
-        server: SocketAddr,
-        /// The server's realm.
-        realm: String,
-    },
+    CredentialsNeeded { server: SocketAddr, realm: String },
     /// A request was refused.
     #[error("{server} refused {request} of client {client}: {code} {reason}{}", hint(*code))]
-    Refused {
-        /// The server.
-        server: SocketAddr,
-        /// What was asked.
-        request: Request,
-        /// Which client.
-        client: usize,
-        /// STUN error code.
-        code: u16,
-        /// The server's reason phrase.
-        reason: String,
-    },
+    Refused { server: SocketAddr, request: Request, client: usize, code: u16, reason: String },
     /// The server knows nothing of mobility.
     #[error(
         "{server} gave no mobility ticket (RFC 8016), so that no client can take its allocation along; let it give some \
          (turnpike: relay.mobility = true; coturn: --mobility), or leave out --migrate"
     )]
-    NoMobility {
-        /// The server.
-        server: SocketAddr,
-    },
+    NoMobility { server: SocketAddr },
     /// The server sent its clients where they cannot go.
     #[error("{from} sent its clients on to {to} (300 Try Alternate), {why}")]
-    Redirected {
-        /// Who sent them.
-        from: SocketAddr,
-        /// ALTERNATE-SERVER.
-        to: SocketAddr,
-        /// What speaks against it.
-        why: &'static str,
-    },
+    Redirected { from: SocketAddr, to: SocketAddr, why: &'static str },
     /// It went wrong at a server that clients were sent on to.
     #[error("{from} sent its clients on (300 Try Alternate), and there: {source}")]
-    Alternate {
-        /// Who sent them.
-        from: SocketAddr,
-        /// What went wrong.
-        source: Box<LoadError>,
-    },
+    Alternate { from: SocketAddr, source: Box<LoadError> },
     /// The server's answer makes no sense, or the request cannot be written.
     #[error("{request} to {server} failed: {failure}")]
-    Protocol {
-        /// The server.
-        server: SocketAddr,
-        /// What was asked.
-        request: Request,
-        /// How it failed.
-        failure: Box<Failure>,
-    },
+    Protocol { server: SocketAddr, request: Request, failure: Box<Failure> },
     /// Threads, epoll and the like.
     #[error("{what}: {source}")]
-    System {
-        /// What was being done.
-        what: &'static str,
-        /// The kernel's answer.
-        source: io::Error,
-    },
+    System { what: &'static str, source: io::Error },
     /// The run was told to stop ([`Stop`](crate::Stop)) before there was anything to report.
     #[error("interrupted {during}: nothing was measured")]
-    Interrupted {
-        /// What it was doing.
-        during: &'static str,
-    },
+    Interrupted { during: &'static str },
     /// Another thread failed, and its error is the one to show.
     #[error("stopped")]
     Stopped,

@@ -79,19 +79,16 @@ const CLIENT_CLOSES: u8 = 4;
 /// What the first bytes of a connection are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Beginning {
-    /// A whole greeting.
     Greeting(Mode),
     /// So far it could be one.
     Incomplete,
     /// A greeting of another version, or one that asks for the impossible.
     Unknown,
-    /// No greeting.
     Foreign,
 }
 
 impl Mode {
     /// The greeting that asks for it.
-    #[must_use]
     pub fn to_bytes(self) -> [u8; GREETING_LEN] {
         let flag = |on: bool, flag: u8| if on { flag } else { 0 };
         let (mode, flags, a, b) = match self {
@@ -139,7 +136,6 @@ impl Beginning {
     }
 }
 
-/// An acknowledgement.
 pub(crate) fn ack(accepted: bool) -> [u8; ACK_LEN] {
     let [m0, m1, m2, m3] = MAGIC;
     [m0, m1, m2, m3, VERSION, u8::from(!accepted), 0, 0]

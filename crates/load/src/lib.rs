@@ -21,7 +21,7 @@ pub mod udp;
 
 pub use error::LoadError;
 pub use payload::HEADER_LEN;
-pub use profile::{InvalidProfile, Profile, Shaped};
+pub use profile::{Profile, Shaped};
 pub use run::{Outcome, Stop};
 pub use turnpike_client::{TlsOptions, Transport};
 pub use turnpike_measure::{Direction, Leg, ProfileReport, Rate, Report, StreamReport};

@@ -60,7 +60,6 @@ pub struct Interval {
 
 impl Interval {
     /// What was found to be lost in this interval, in percent of what was sent in it, at most 100.
-    #[must_use]
     #[expect(clippy::cast_precision_loss, reason = "for display")]
     pub fn loss_percent(&self) -> f64 {
         if self.sent == 0 { 0.0 } else { (self.lost as f64 * 100.0 / self.sent as f64).min(100.0) }
@@ -112,7 +111,6 @@ pub struct Display {
 
 impl Display {
     /// `terminal`: whether stderr is one.
-    #[must_use]
     pub fn new(terminal: bool) -> Self {
         let bar = terminal.then(|| {
             let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr());

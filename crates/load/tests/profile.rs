@@ -13,7 +13,7 @@ use std::{
 };
 
 use crate::common::{
-    PASSWORD, USER, Wishes, certificate, file, listen_to_all, listener, loopback, relay, relay_with,
+    Dir, PASSWORD, USER, Wishes, certificate, listen_to_all, listener, loopback, relay, relay_with,
 };
 use turnpike_load::{
     HEADER_LEN, Leg, LoadError, ProfileReport, Report, Shaped, Stop, TlsOptions, Transport,
@@ -96,7 +96,8 @@ fn every_profile_sends_both_ways_and_loses_nothing_where_nothing_is_between() {
 fn a_call_goes_through_a_server_by_every_transport_over_channels_and_indications() {
     let certificate = certificate("turn.example.org");
     let relay = relay_with(&Wishes::default(), |config| listen_to_all(config, Some(&certificate)));
-    let ca = file("profile-ca.pem", &certificate.pem);
+    let dir = Dir::new();
+    let ca = dir.file("ca.pem", &certificate.pem);
     for transport in Transport::ALL {
         for via in [Via::Channel, Via::Send] {
             let config = turn::Config {
@@ -115,7 +116,6 @@ fn a_call_goes_through_a_server_by_every_transport_over_channels_and_indications
         }
     }
     crate::common::wait_until_empty(&relay);
-    std::fs::remove_file(ca).unwrap();
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use std::{net::SocketAddr, net::TcpListener, net::UdpSocket};
 
 use crate::common::{
-    Certificate, Wishes, certificate, file, listen_to_all, listener, load, loopback, reflector, relay_with,
+    Certificate, Dir, Wishes, certificate, listen_to_all, listener, load, loopback, reflector, relay_with,
     wait_for_counter, wait_until_empty,
 };
 use turnpike_load::{
@@ -117,7 +117,8 @@ fn allocations_and_relayed_streams_follow_too() {
 fn the_domain_of_a_redirection_is_the_name_that_its_certificate_must_have() {
     let reflector = reflector();
     let (here, there) = (certificate("here.example"), certificate("there.example"));
-    let ca = file("alternate-ca.pem", &format!("{}{}", here.pem, there.pem));
+    let dir = Dir::new();
+    let ca = dir.file("ca.pem", format!("{}{}", here.pem, there.pem));
     let end = destination(Some(&there));
     for transport in [Transport::Tls, Transport::Dtls] {
         let to = listener(&end, transport);
@@ -146,7 +147,6 @@ fn the_domain_of_a_redirection_is_the_name_that_its_certificate_must_have() {
             }
         }
     }
-    std::fs::remove_file(ca).unwrap();
 }
 
 #[test]

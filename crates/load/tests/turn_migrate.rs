@@ -11,7 +11,7 @@ use std::{
 };
 
 use crate::common::{
-    Wishes, certificate, file, listen_to_all, listener, load, loopback, reflector, relay, relay_with,
+    Dir, Wishes, certificate, listen_to_all, listener, load, loopback, reflector, relay, relay_with,
     wait_for_counter, wait_until_empty,
 };
 use turnpike_load::{
@@ -45,7 +45,8 @@ fn all_clients_move_and_their_traffic_goes_on() {
     let certificate = certificate("turn.example.org");
     let relay = relay_with(&Wishes::default(), |config| listen_to_all(config, Some(&certificate)));
     let reflector = reflector();
-    let ca = file("migrate-ca.pem", &certificate.pem);
+    let dir = Dir::new();
+    let ca = dir.file("ca.pem", &certificate.pem);
     let mut moved = 0;
     for (transport, via) in [
         (Transport::Udp, Via::Channel),
@@ -89,7 +90,6 @@ fn all_clients_move_and_their_traffic_goes_on() {
         // Deleted from where the clients are now.
         wait_until_empty(&relay);
     }
-    std::fs::remove_file(ca).unwrap();
 }
 
 #[test]

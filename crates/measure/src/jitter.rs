@@ -20,7 +20,6 @@ impl Jitter {
     }
 
     /// The estimate, in the unit of [`Jitter::note`]; `None` before the second datagram.
-    #[must_use]
     pub fn estimate(&self) -> Option<f64> {
         self.last_transit.map(|_| self.scaled as f64 / 16.0)
     }

@@ -29,7 +29,6 @@ impl NetCounters {
     }
 
     /// From the texts of `/proc/net/snmp`, `netstat` and `snmp6`; what is not as proc(5) says is left out.
-    #[must_use]
     pub fn parse(snmp: &str, netstat: &str, snmp6: &str) -> Self {
         let mut counters = parse_paired_lines(snmp);
         counters.extend(parse_paired_lines(netstat));
@@ -38,13 +37,11 @@ impl NetCounters {
     }
 
     /// The sum of some counters; those that this kernel does not have are 0.
-    #[must_use]
     pub fn sum(&self, names: &[&str]) -> u64 {
         names.iter().filter_map(|name| self.0.get(*name)).sum()
     }
 
     /// IP packets received, both families, each segment of a super-packet counted.
-    #[must_use]
     pub fn datagrams(&self) -> u64 {
         self.sum(&[
             "IpExt:InNoECTPkts",
@@ -59,14 +56,12 @@ impl NetCounters {
     }
 
     /// Buffers (skbs) they came in; a super-packet is one.
-    #[must_use]
     pub fn buffers(&self) -> u64 {
         self.sum(&["Ip:InReceives", "Ip6InReceives"])
     }
 }
 
 /// Whether a UDP socket is bound to `port` in the namespace of process `pid`.
-#[must_use]
 pub fn udp_port_is_bound(pid: u32, port: u16) -> bool {
     let bound = |process: &Process| {
         let sockets = process.udp().into_iter().chain(process.udp6()).flatten();
@@ -77,7 +72,6 @@ pub fn udp_port_is_bound(pid: u32, port: u16) -> bool {
 }
 
 /// Whether a TCP socket listens on `port` there.
-#[must_use]
 pub fn tcp_port_listens(pid: u32, port: u16) -> bool {
     let listens = |process: &Process| {
         let sockets = process.tcp().into_iter().chain(process.tcp6()).flatten();

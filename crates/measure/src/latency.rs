@@ -20,7 +20,6 @@ impl Latency {
     pub const MAX_US: u64 = 60_000_000;
 
     /// An empty histogram.
-    #[must_use]
     pub fn new() -> Self {
         #[expect(clippy::expect_used, reason = "constant arguments within the crate's documented bounds")]
         let histogram = Histogram::new_with_bounds(1, Self::MAX_US, 3)
@@ -46,13 +45,11 @@ impl Latency {
     }
 
     /// How many values there are.
-    #[must_use]
     pub fn count(&self) -> u64 {
         self.histogram.len()
     }
 
     /// The value in microseconds below or at which this fraction (0 to 1) of all values lies; 0 when empty.
-    #[must_use]
     pub fn quantile(&self, fraction: f64) -> u64 {
         if self.count() == 0 {
             return 0;
@@ -61,13 +58,11 @@ impl Latency {
     }
 
     /// The smallest value in microseconds; 0 when empty.
-    #[must_use]
     pub fn min(&self) -> u64 {
         if self.count() == 0 { 0 } else { self.min_us }
     }
 
     /// The largest value in microseconds; 0 when empty.
-    #[must_use]
     pub fn max(&self) -> u64 {
         self.max_us
     }
@@ -91,7 +86,6 @@ impl Latency {
     }
 
     /// The figures of a report.
-    #[must_use]
     pub fn percentiles(&self) -> Percentiles {
         Percentiles {
             min: self.min(),
@@ -104,7 +98,6 @@ impl Latency {
     }
 
     /// The figures that a report has about the generator's own lateness.
-    #[must_use]
     pub fn lateness(&self) -> Lateness {
         Lateness { p50: self.quantile(0.50), p99: self.quantile(0.99), max: self.max() }
     }

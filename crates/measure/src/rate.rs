@@ -15,7 +15,6 @@ pub enum Rate {
 
 impl Rate {
     /// The figure, or `None` for [`Rate::Max`].
-    #[must_use]
     pub const fn pps(self) -> Option<f64> {
         match self {
             Self::Pps(pps) => Some(pps),
@@ -95,7 +94,6 @@ impl<'de> Deserialize<'de> for Rate {
 }
 
 /// `count` over `time`, 0 for no time at all.
-#[must_use]
 pub fn per_second(count: u64, time: Duration) -> f64 {
     let seconds = time.as_secs_f64();
     if seconds > 0.0 { count as f64 / seconds } else { 0.0 }

@@ -66,7 +66,6 @@ pub struct Report {
 
 impl Report {
     /// Lost datagrams in percent of those sent; 0 when none was sent.
-    #[must_use]
     pub fn loss_percent(&self) -> f64 {
         percent(self.lost, self.sent)
     }
@@ -110,18 +109,13 @@ impl Serialize for Figure {
 
 /// Of a latency histogram, in microseconds; zeros when it is empty.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[expect(missing_docs, reason = "percentiles are what they are called")]
 pub struct Percentiles {
-    /// Smallest.
     pub min: u64,
-    /// Median.
     pub p50: u64,
-    /// 90 %.
     pub p90: u64,
-    /// 99 %.
     pub p99: u64,
-    /// 99.9 %.
     pub p999: u64,
-    /// Largest.
     pub max: u64,
 }
 
@@ -131,12 +125,10 @@ pub const LATE_P99_US: u64 = 1_000;
 
 /// By how much a generator sent later than due, in microseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[expect(missing_docs, reason = "percentiles are what they are called")]
 pub struct Lateness {
-    /// Median.
     pub p50: u64,
-    /// 99 %.
     pub p99: u64,
-    /// Largest.
     pub max: u64,
 }
 
@@ -213,7 +205,6 @@ pub struct Leg {
 
 impl Leg {
     /// Lost packets in percent of those sent; 0 when none was sent.
-    #[must_use]
     pub fn loss_percent(&self) -> f64 {
         percent(self.lost, self.sent)
     }

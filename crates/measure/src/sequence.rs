@@ -30,7 +30,6 @@ pub struct Sequence {
 
 impl Sequence {
     /// No number seen yet; the first one is 0.
-    #[must_use]
     pub const fn new() -> Self {
         Self { next: 0, seen: [0; WORDS] }
     }
@@ -54,7 +53,6 @@ impl Sequence {
     }
 
     /// One past the highest number seen.
-    #[must_use]
     pub const fn next(&self) -> u64 {
         self.next
     }

@@ -31,7 +31,6 @@ const SIZE: usize = 120;
 const TIME: Duration = Duration::from_secs(2);
 const WARMUP: Duration = Duration::from_millis(500);
 
-/// What is sent.
 #[derive(Clone, Copy)]
 struct Shape {
     name: &'static str,
@@ -257,7 +256,6 @@ impl Messages {
         usize::try_from(sent).unwrap_or(0)
     }
 
-    /// Datagrams received.
     fn receive(&mut self, socket: &Bare) -> usize {
         for (iovec, buffer) in self.iovecs.iter_mut().zip(&mut self.buffers) {
             *iovec = libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: buffer.len() };

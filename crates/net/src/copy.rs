@@ -120,14 +120,12 @@ pub enum Pumped {
 
 impl Flow {
     /// `nodelay_due`: the sink is to have TCP_NODELAY and does not yet, see [`Flow::nodelay_due`].
-    #[must_use]
     pub fn new(nodelay_due: bool) -> Self {
         Self { nodelay_due, ..Self::default() }
     }
 
     /// Whether bytes wait for the sink.
     #[inline]
-    #[must_use]
     pub fn is_blocked(&self) -> bool {
         match &self.held {
             Held::Nothing => false,
@@ -137,21 +135,18 @@ impl Flow {
     }
 
     /// Whether it has proved to be bulk.
-    #[must_use]
     pub fn is_bulk(&self) -> bool {
         self.bulk
     }
 
     /// Whether the source's end was read.
     #[inline]
-    #[must_use]
     pub fn has_ended(&self) -> bool {
         self.ended
     }
 
     /// Whether the source's end was passed on.
     #[inline]
-    #[must_use]
     pub fn is_done(&self) -> bool {
         self.shut
     }
@@ -243,7 +238,6 @@ impl Default for Mover {
 
 impl Mover {
     /// With its buffer, and without a pipe: they are opened as bulk asks for them, 256 at most.
-    #[must_use]
     pub fn new() -> Self {
         Self::default()
     }

@@ -22,7 +22,6 @@ pub enum Datapath {
 
 impl Datapath {
     /// The highest step that this kernel supports, and in one sentence why it is that one.
-    #[must_use]
     pub fn best() -> (Self, String) {
         match probe_segmentation() {
             Ok(()) => (Self::Gso, "the kernel has UDP_GRO and UDP_SEGMENT".to_owned()),

@@ -52,6 +52,9 @@ pub struct Poller {
 }
 
 impl Poller {
+    /// So many events, and there may be more that are ready: one more could have been the poller's own timer.
+    pub const FULL: usize = BATCH - 1;
+
     /// Creates one.
     ///
     /// # Errors

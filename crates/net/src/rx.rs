@@ -73,7 +73,6 @@ impl<'a> Buffer<'a> {
     }
 
     /// How many datagrams.
-    #[must_use]
     pub fn count(&self) -> usize {
         self.bytes.len().div_ceil(self.segment_size.max(1)).max(1)
     }
@@ -148,7 +147,6 @@ unsafe impl Send for Rx {}
 
 impl Rx {
     /// An arena for this data path.
-    #[must_use]
     pub fn new(datapath: Datapath) -> Self {
         // Receiving more per call gains nothing once a call brings hundreds of datagrams, and costs cache.
         let most = match datapath {
@@ -180,14 +178,12 @@ impl Rx {
 
     /// Whether another [`Rx::recv`] fits. When not: flush, then reset.
     #[inline]
-    #[must_use]
     pub fn has_room(&self) -> bool {
         self.used + SLOT <= self.arena.len()
     }
 
     /// Bytes that are still free.
     #[inline]
-    #[must_use]
     pub fn room(&self) -> usize {
         self.arena.len() - self.used
     }
@@ -285,7 +281,6 @@ impl Rx {
 
     /// One of the buffers received since the last reset, by its index.
     #[inline]
-    #[must_use]
     pub fn buffer(&self, index: usize) -> Option<Buffer<'_>> {
         self.buffers.get(index).map(|meta| self.view(meta))
     }
@@ -306,7 +301,6 @@ impl Rx {
     /// # Panics
     /// When they are not in the arena.
     #[inline]
-    #[must_use]
     #[expect(clippy::cast_possible_truncation, reason = "the arena is shorter than 4 GiB")]
     pub fn span(&self, bytes: &[u8]) -> Span {
         let offset = (bytes.as_ptr() as usize).wrapping_sub(self.arena.as_ptr() as usize);
@@ -319,13 +313,11 @@ impl Rx {
     /// # Panics
     /// When it reaches beyond the arena.
     #[inline]
-    #[must_use]
     pub fn bytes(&self, span: Span) -> &[u8] {
         &self.arena[span.offset as usize..][..span.len as usize]
     }
 
     /// Occupancy so far.
-    #[must_use]
     pub fn stats(&self) -> &RxStats {
         &self.stats
     }

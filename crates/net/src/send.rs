@@ -22,7 +22,6 @@ const FEWEST_SEGMENTS: usize = 64;
 const MOST_SEGMENTS: usize = 128;
 /// Longest UDP payload over IPv4: 65535 - 20 - 8.
 const MAX_BYTES: usize = 65_507;
-/// UIO_MAXIOV.
 const MAX_IOVECS: usize = 1024;
 /// Messages gathered before a call, and iovecs for all of them.
 const MESSAGES: usize = 128;

@@ -149,7 +149,6 @@ impl UdpSocket {
     }
 
     /// The bound address.
-    #[must_use]
     pub fn local_addr(&self) -> SocketAddr {
         self.local
     }
@@ -307,7 +306,6 @@ impl Sockets {
     }
 
     /// Looks one up.
-    #[must_use]
     pub fn get(&self, id: SocketId) -> Option<&UdpSocket> {
         self.slots.get(id.index())
     }

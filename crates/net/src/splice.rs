@@ -65,13 +65,11 @@ impl Pipe {
     }
 
     /// Bytes inside.
-    #[must_use]
     pub fn held(&self) -> usize {
         self.held
     }
 
     /// Bytes that fit at most.
-    #[must_use]
     pub fn capacity(&self) -> usize {
         self.capacity
     }

@@ -109,7 +109,6 @@ impl TcpListener {
     }
 
     /// The bound address.
-    #[must_use]
     pub fn local_addr(&self) -> SocketAddr {
         self.local
     }
@@ -423,7 +422,6 @@ impl From<OwnedFd> for TcpSocket {
 
 /// Whether an error says that the process or the machine is out of descriptors or memory, so that the same call may succeed
 /// later.
-#[must_use]
 pub fn is_exhaustion(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE | libc::ENOBUFS | libc::ENOMEM))
 }

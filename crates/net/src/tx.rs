@@ -69,7 +69,6 @@ pub(crate) enum Payload {
     Own(u32),
 }
 
-/// One queued datagram.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Queued {
     /// Offset of the header in `Tx::own`.
@@ -112,7 +111,6 @@ pub struct Tx {
     datapath: Datapath,
     own: Vec<u8>,
     queue: Vec<Queued>,
-    /// Datagrams in it.
     queued: usize,
     groups: Vec<Group>,
     /// Indexed by socket.
@@ -127,7 +125,6 @@ pub struct Tx {
 
 impl Tx {
     /// An empty queue.
-    #[must_use]
     pub fn new(datapath: Datapath) -> Self {
         Self {
             datapath,
@@ -203,7 +200,6 @@ impl Tx {
     }
 
     /// Datagrams queued since the last flush.
-    #[must_use]
     pub fn queued(&self) -> usize {
         self.queued
     }
@@ -214,7 +210,6 @@ impl Tx {
     }
 
     /// Occupancy so far.
-    #[must_use]
     pub fn stats(&self) -> &TxStats {
         &self.stats
     }

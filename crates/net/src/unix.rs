@@ -41,7 +41,6 @@ impl UnixName {
     }
 
     /// Where its file is; an abstract name has none.
-    #[must_use]
     pub fn path(&self) -> Option<&Path> {
         (!self.0.starts_with('@')).then(|| Path::new(&*self.0))
     }
@@ -112,7 +111,6 @@ impl UnixListener {
     }
 
     /// Where it listens.
-    #[must_use]
     pub fn name(&self) -> &UnixName {
         &self.name
     }

@@ -22,7 +22,7 @@ pub trait Command: Send + 'static {
 pub fn inbox<C>(poller: &Poller, token: u64) -> io::Result<(Sender<C>, Inbox<C>)> {
     let waker = Waker::new(poller, token)?;
     let (commands, received) = mpsc::channel();
-    Ok((Sender::new(commands, waker.clone()), Inbox { commands: received, waker }))
+    Ok((Sender { commands, waker: waker.clone() }, Inbox { commands: received, waker }))
 }
 
 /// The way to a worker, for any thread.
@@ -39,16 +39,19 @@ impl<C> Clone for Sender<C> {
 }
 
 impl<C> Sender<C> {
-    /// To a worker that has the other ends of these.
-    #[must_use]
-    pub fn new(commands: mpsc::Sender<C>, waker: Waker) -> Self {
-        Self { commands, waker }
-    }
-
     /// Tells the worker, without waiting. One that is gone needs no telling.
     pub fn tell(&self, command: C) {
-        let _ = self.commands.send(command);
+        let _ = self.send(command);
+    }
+
+    /// The same, where a command must not be lost.
+    ///
+    /// # Errors
+    /// The worker is gone: the command comes back.
+    pub fn send(&self, command: C) -> Result<(), C> {
+        self.commands.send(command).map_err(|mpsc::SendError(command)| command)?;
         self.waker.wake();
+        Ok(())
     }
 }
 
@@ -130,7 +133,6 @@ impl<C: Command, S> Workers<C, S> {
     }
 
     /// How many there are.
-    #[must_use]
     pub fn count(&self) -> usize {
         self.0.len()
     }
@@ -146,7 +148,6 @@ impl<C: Command, S> Workers<C, S> {
     }
 
     /// Whether one has ended though nobody stopped it.
-    #[must_use]
     pub fn have_failed(&self) -> bool {
         self.0.iter().any(|worker| worker.thread.as_ref().is_none_or(JoinHandle::is_finished))
     }

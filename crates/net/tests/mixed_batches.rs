@@ -9,6 +9,7 @@ use std::{
 use crate::common::{V4, V6, bind, filled_arena, receive};
 use proptest::{prelude::*, test_runner::TestRunner};
 use turnpike_net::{Datapath, Route, Rx, SocketId, Sockets, Span, Tx, UdpOptions, UdpSocket};
+use turnpike_testkit::tests;
 
 /// A run of datagrams of one route and size.
 #[derive(Clone, Debug)]
@@ -161,17 +162,8 @@ fn arrives_intact_and_in_order(datapath: Datapath) {
     assert_eq!(tx.calls == tx.messages, datapath == Datapath::Basic);
 }
 
-#[test]
-fn basic_batches_arrive_intact_and_in_order() {
-    arrives_intact_and_in_order(Datapath::Basic);
-}
-
-#[test]
-fn mmsg_batches_arrive_intact_and_in_order() {
-    arrives_intact_and_in_order(Datapath::Mmsg);
-}
-
-#[test]
-fn gso_batches_arrive_intact_and_in_order() {
-    arrives_intact_and_in_order(Datapath::Gso);
+tests! {
+    basic_batches_arrive_intact_and_in_order: arrives_intact_and_in_order(Datapath::Basic);
+    mmsg_batches_arrive_intact_and_in_order: arrives_intact_and_in_order(Datapath::Mmsg);
+    gso_batches_arrive_intact_and_in_order: arrives_intact_and_in_order(Datapath::Gso);
 }

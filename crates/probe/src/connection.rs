@@ -15,7 +15,6 @@ use turnpike_client::{
 };
 use turnpike_wire::frame::{self, Frame, MAX_MESSAGE_LEN};
 
-/// An open connection.
 pub(crate) struct Connection {
     channel: Channel,
     /// Bytes of a stream that are not a whole message yet; datagrams that came with another one.
@@ -122,7 +121,6 @@ impl Connection {
         matches!(self.channel, Channel::Udp(_) | Channel::Dtls(..))
     }
 
-    /// This side's address.
     pub(crate) fn local_addr(&self) -> Option<SocketAddr> {
         match &self.channel {
             Channel::Udp(socket) | Channel::Dtls(socket, _) => socket.local_addr().ok(),
@@ -130,7 +128,6 @@ impl Connection {
         }
     }
 
-    /// Sends one message.
     pub(crate) fn send(&mut self, message: &[u8], deadline: Instant) -> io::Result<()> {
         match &mut self.channel {
             Channel::Udp(socket) => socket.send(message).map(|_| ()),

@@ -5,17 +5,19 @@ use std::{
     time::{SystemTime, UNIX_EPOCH},
 };
 
+use turnpike_wire::stun::{Writer, kind, method};
+
 use crate::{
     connection::words,
     report::{Level, Report},
-    session::{Answer, Credentials, Session, attribute, method},
+    session::{Answer, Credentials, Session},
 };
 
 const AREA: &str = "credentials";
 
 /// What a plain allocation asks for: REQUESTED-TRANSPORT, UDP.
-pub(crate) fn wanted() -> (u16, Vec<u8>) {
-    (attribute::REQUESTED_TRANSPORT, vec![17, 0, 0, 0])
+pub(crate) fn wanted(message: &mut Writer<'_>) {
+    message.attribute(kind::REQUESTED_TRANSPORT, &[17, 0, 0, 0]);
 }
 
 /// Whether the report finds credentials handled wrongly.
@@ -40,7 +42,6 @@ pub(crate) fn allocate(
     credentials: Option<&Credentials>,
     now: SystemTime,
 ) -> Outcome {
-    let wanted = [wanted()];
     let first = match session.ask(method::ALLOCATE, &wanted) {
         Ok(answer) => answer,
         Err(error) => {
@@ -70,9 +71,9 @@ pub(crate) fn allocate(
             return Outcome::Nothing;
         }
     }
-    let realm = first.text(attribute::REALM);
+    let realm = first.text(kind::REALM);
     report.realm.clone_from(&realm);
-    if realm.is_none() || first.value(attribute::NONCE).is_none() {
+    if realm.is_none() || first.value(kind::NONCE).is_none() {
         report.advise(
             Level::Bad,
             AREA,
@@ -92,24 +93,18 @@ pub(crate) fn allocate(
         return Outcome::Nothing;
     };
     session.accept_challenge(&first);
-    let outcome = signed(report, session, &wanted, credentials, now);
+    let outcome = signed(report, session, credentials, now);
     report.credentials_accepted = Some(!matches!(outcome, Outcome::Nothing));
     outcome
 }
 
-fn signed(
-    report: &mut Report,
-    session: &mut Session,
-    wanted: &[(u16, Vec<u8>)],
-    credentials: &Credentials,
-    now: SystemTime,
-) -> Outcome {
+fn signed(report: &mut Report, session: &mut Session, credentials: &Credentials, now: SystemTime) -> Outcome {
     /// A nonce may be stale once; one that the server has just made is not.
     const NONCES: usize = 3;
     let user = &credentials.user;
     for _ in 0..NONCES {
         let realm = session.challenge.as_ref().map(|challenge| challenge.realm.clone()).unwrap_or_default();
-        let answer = match session.signed(method::ALLOCATE, wanted) {
+        let answer = match session.signed(method::ALLOCATE, &wanted) {
             Ok(answer) => answer,
             Err(error) => {
                 silent(report, &error);
@@ -147,7 +142,7 @@ fn signed(
                 session.accept_challenge(&answer);
             }
             Some(401) => {
-                refused(report, credentials, &realm, answer.text(attribute::REALM), now);
+                refused(report, credentials, &realm, answer.text(kind::REALM), now);
                 return Outcome::Nothing;
             }
             Some(code) => {
@@ -193,7 +188,7 @@ fn refused(
 /// A client asks the other server again, from the start (RFC 8489 section 10): what it finds there is that server's, and for
 /// another probe.
 fn sent_on(report: &mut Report, answer: &Answer) -> Outcome {
-    if answer.address(attribute::ALTERNATE_SERVER).is_none() {
+    if answer.address(kind::ALTERNATE_SERVER).is_none() {
         report.advise(
             Level::Bad,
             AREA,
@@ -213,9 +208,9 @@ fn sent_on(report: &mut Report, answer: &Answer) -> Outcome {
 
 /// Where a 300 leads, with the name that the other server's certificate has.
 fn alternate(answer: &Answer) -> String {
-    let to = answer.address(attribute::ALTERNATE_SERVER);
+    let to = answer.address(kind::ALTERNATE_SERVER);
     let to = to.map_or_else(|| "nowhere".to_owned(), |address| address.to_string());
-    match answer.text(attribute::ALTERNATE_DOMAIN) {
+    match answer.text(kind::ALTERNATE_DOMAIN) {
         Some(domain) => format!("{to}, {domain}"),
         None => to,
     }

@@ -32,8 +32,9 @@ use credentials::Outcome;
 pub use report::{
     CertificateFacts, Finding, Level, NatFacts, PeerFacts, Report, RoundTrip, TransportFacts, UnknownLevel,
 };
-use session::{Credentials, Session, attribute, method};
+use session::{Credentials, Session};
 use turnpike_client::{InvalidSetting, ServerUri, TlsOptions, Transport};
+use turnpike_wire::stun::{kind, method};
 
 /// What to probe. [`Config::new`] holds the defaults.
 #[derive(Clone, Debug)]
@@ -192,7 +193,7 @@ impl Probe<'_> {
             };
         let Outcome::Granted(granted) = outcome else { return };
         relay::judge_mapped(&mut self.report, session.local_addr(), &granted);
-        let relayed = granted.addresses(attribute::XOR_RELAYED_ADDRESS);
+        let relayed = granted.addresses(kind::XOR_RELAYED_ADDRESS);
         if relayed.is_empty() {
             self.report.advise(
                 Level::Bad,
@@ -206,7 +207,7 @@ impl Probe<'_> {
         }
         let renew = || {
             let mut fresh = self.session(transport)?;
-            let granted = fresh.request(method::ALLOCATE, &[credentials::wanted()]).ok()?;
+            let granted = fresh.request(method::ALLOCATE, &credentials::wanted).ok()?;
             granted.is_success().then_some(fresh)
         };
         let is_v6 = relayed.first().is_some_and(SocketAddr::is_ipv6);

@@ -6,10 +6,12 @@ use std::{
     time::{Duration, Instant},
 };
 
+use turnpike_wire::stun::{Writer, kind, method};
+
 use crate::{
     connection::{any, left},
     report::NatFacts,
-    session::{Answer, attribute, method, read, write},
+    session::{Answer, read, write},
 };
 
 /// A request that is not answered after its third transmission was kept away by a filter, or its answer was.
@@ -24,11 +26,10 @@ pub(crate) fn discover(server: SocketAddr, deadline: Instant) -> io::Result<Opti
     let socket = UdpSocket::bind(any(server))?;
     let ask = |to: SocketAddr, change: u8| binding(&socket, to, change, deadline);
     let Some(first) = ask(server, 0)? else { return Ok(None) };
-    let Some(other) = first.address(attribute::OTHER_ADDRESS).filter(|other| other.ip() != server.ip())
-    else {
+    let Some(other) = first.address(kind::OTHER_ADDRESS).filter(|other| other.ip() != server.ip()) else {
         return Ok(None);
     };
-    let mapped = first.address(attribute::XOR_MAPPED_ADDRESS);
+    let mapped = first.address(kind::XOR_MAPPED_ADDRESS);
     // Which address packets to the server leave from: the wildcard that the socket is bound to says nothing.
     let local = crate::connection::udp(server)
         .and_then(|probe| probe.local_addr())
@@ -37,10 +38,10 @@ pub(crate) fn discover(server: SocketAddr, deadline: Instant) -> io::Result<Opti
         "none"
     } else {
         let second = ask(SocketAddr::new(other.ip(), server.port()), 0)?;
-        match second.and_then(|answer| answer.address(attribute::XOR_MAPPED_ADDRESS)) {
+        match second.and_then(|answer| answer.address(kind::XOR_MAPPED_ADDRESS)) {
             None => "unknown",
             second if second == mapped => "endpoint-independent",
-            second => match ask(other, 0)?.and_then(|answer| answer.address(attribute::XOR_MAPPED_ADDRESS)) {
+            second => match ask(other, 0)?.and_then(|answer| answer.address(kind::XOR_MAPPED_ADDRESS)) {
                 None => "unknown",
                 third if third == second => "address-dependent",
                 Some(_) => "address-and-port-dependent",
@@ -69,9 +70,12 @@ pub(crate) fn discover(server: SocketAddr, deadline: Instant) -> io::Result<Opti
 /// One Binding, its answer from wherever it comes.
 fn binding(socket: &UdpSocket, to: SocketAddr, change: u8, deadline: Instant) -> io::Result<Option<Answer>> {
     let id: [u8; 12] = rand::random();
-    let changes = [(attribute::CHANGE_REQUEST, vec![0, 0, 0, change])];
-    let attributes = if change == 0 { &[][..] } else { &changes[..] };
-    let message = write(method::BINDING, id, attributes, None, None);
+    let attributes = |message: &mut Writer<'_>| {
+        if change != 0 {
+            message.attribute(kind::CHANGE_REQUEST, &[0, 0, 0, change]);
+        }
+    };
+    let message = write(method::BINDING, id, &attributes, None, None);
     let began = Instant::now();
     let mut buffer = [0; 2_048];
     for (index, at) in SENT_AT_MS.iter().enumerate() {

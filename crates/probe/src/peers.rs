@@ -3,9 +3,11 @@
 
 use std::{io, net::SocketAddr};
 
+use turnpike_wire::stun::{kind, method};
+
 use crate::{
     report::{Level, PeerFacts, Report},
-    session::{Session, attribute, method, peer},
+    session::Session,
 };
 
 /// An address that a server must not relay to, and how bad it is if it does.
@@ -57,14 +59,14 @@ const FIRST_CHANNEL: u16 = 0x4000;
 /// What a server said about the peers that one allocation could have.
 pub(crate) struct Asked {
     is_v6: bool,
-    answers: Vec<(&'static Forbidden, Verdict, String)>,
+    answers: Vec<(&'static Forbidden, Access, String)>,
     /// Why not every address was asked for.
     ended: Option<String>,
 }
 
 /// What two answers mean.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Verdict {
+enum Access {
     Allowed,
     Refused,
     /// The server refused for another reason than the peer's address.
@@ -84,7 +86,7 @@ pub(crate) fn ask(session: &mut Session, is_v6: bool, renew: &dyn Fn() -> Option
         let Ok(ip) = target.address.parse() else { continue };
         let address = SocketAddr::new(ip, PORT);
         let mut answer = ask_for(session, address, number);
-        if !is_fresh && matches!(answer, Ok((Verdict::Unknown, _))) {
+        if !is_fresh && matches!(answer, Ok((Access::Unknown, _))) {
             // First, lest the user's quota be in the way of the next.
             session.delete();
             let Some(next) = renew() else {
@@ -98,7 +100,7 @@ pub(crate) fn ask(session: &mut Session, is_v6: bool, renew: &dyn Fn() -> Option
         match answer {
             Ok((verdict, told)) => {
                 // A peer that is not let in takes no room.
-                is_fresh &= verdict != Verdict::Allowed;
+                is_fresh &= verdict != Access::Allowed;
                 asked.answers.push((target, verdict, told));
             }
             Err(error) => {
@@ -117,9 +119,9 @@ pub(crate) fn judge(report: &mut Report, asked: Asked) {
     if let Some(what) = ended {
         report.line(Level::Note, "peers", format!("the check ended early: {what}"));
     }
-    let of = |verdict: Verdict| answers.iter().filter(move |(_, it, _)| *it == verdict);
+    let of = |verdict: Access| answers.iter().filter(move |(_, it, _)| *it == verdict);
     for level in [Level::Bad, Level::Warn] {
-        let these = of(Verdict::Allowed).filter(|(target, ..)| target.level == level);
+        let these = of(Access::Allowed).filter(|(target, ..)| target.level == level);
         let list: Vec<_> =
             these.map(|(target, ..)| format!("{} ({})", target.address, target.kind)).collect();
         if list.is_empty() {
@@ -134,7 +136,7 @@ pub(crate) fn judge(report: &mut Report, asked: Asked) {
         };
         report.advise(level, "peers", format!("lets users send to {}", list.join(", ")), remedy);
     }
-    let unknown: Vec<_> = of(Verdict::Unknown).collect();
+    let unknown: Vec<_> = of(Access::Unknown).collect();
     if let Some((_, _, told)) = unknown.first() {
         let list: Vec<_> = unknown.iter().map(|(target, ..)| target.address).collect();
         report.advise(
@@ -144,7 +146,7 @@ pub(crate) fn judge(report: &mut Report, asked: Asked) {
             "see the server's log: this says neither that users can reach these peers nor that they cannot",
         );
     }
-    let refused = of(Verdict::Refused).count();
+    let refused = of(Access::Refused).count();
     if refused > 0 {
         report.line(
             Level::Ok,
@@ -156,20 +158,25 @@ pub(crate) fn judge(report: &mut Report, asked: Asked) {
         peer: target.address.to_owned(),
         kind: target.kind.to_owned(),
         allowed: match verdict {
-            Verdict::Allowed => Some(true),
-            Verdict::Refused => Some(false),
-            Verdict::Unknown => None,
+            Access::Allowed => Some(true),
+            Access::Refused => Some(false),
+            Access::Unknown => None,
         },
         answer,
     }));
 }
 
 /// Whether one of the two ways in is open, and what the server said to them.
-fn ask_for(session: &mut Session, address: SocketAddr, channel: u16) -> io::Result<(Verdict, String)> {
-    let permission = session.request(method::CREATE_PERMISSION, &[peer(address)])?;
-    let number = channel.to_be_bytes();
-    let channel = (attribute::CHANNEL_NUMBER, vec![number[0], number[1], 0, 0]);
-    let bound = session.request(method::CHANNEL_BIND, &[channel, peer(address)])?;
+fn ask_for(session: &mut Session, address: SocketAddr, channel: u16) -> io::Result<(Access, String)> {
+    let permission = session.request(method::CREATE_PERMISSION, &|message| {
+        message.xor_address(kind::XOR_PEER_ADDRESS, address);
+    })?;
+    let [high, low] = channel.to_be_bytes();
+    let bound = session.request(method::CHANNEL_BIND, &|message| {
+        message
+            .attribute(kind::CHANNEL_NUMBER, &[high, low, 0, 0])
+            .xor_address(kind::XOR_PEER_ADDRESS, address);
+    })?;
     let told = match (permission.is_success(), bound.is_success()) {
         (true, true) => "by permission and by channel".to_owned(),
         (true, false) => "by permission".to_owned(),
@@ -177,17 +184,17 @@ fn ask_for(session: &mut Session, address: SocketAddr, channel: u16) -> io::Resu
         (false, false) if is_refusal(permission.code()) => bound.told(),
         (false, false) => permission.told(),
     };
-    Ok((verdict(permission.code(), bound.code()), told))
+    Ok((access(permission.code(), bound.code()), told))
 }
 
 /// Of the two answers' error codes, `None` for success. One way in is enough, and only two refusals shut the peer out.
-fn verdict(permission: Option<u16>, channel: Option<u16>) -> Verdict {
+fn access(permission: Option<u16>, channel: Option<u16>) -> Access {
     if permission.is_none() || channel.is_none() {
-        Verdict::Allowed
+        Access::Allowed
     } else if is_refusal(permission) && is_refusal(channel) {
-        Verdict::Refused
+        Access::Refused
     } else {
-        Verdict::Unknown
+        Access::Unknown
     }
 }
 
@@ -206,16 +213,16 @@ mod tests {
     #[test]
     fn only_what_speaks_of_the_peer_is_a_refusal() {
         for (permission, channel, expected) in [
-            (Some(403), Some(403), Verdict::Refused),
-            (Some(443), Some(403), Verdict::Refused),
-            (None, Some(403), Verdict::Allowed),
-            (Some(508), None, Verdict::Allowed),
-            (Some(508), Some(508), Verdict::Unknown),
-            (Some(403), Some(508), Verdict::Unknown),
-            (Some(437), Some(437), Verdict::Unknown),
-            (Some(0), Some(400), Verdict::Unknown),
+            (Some(403), Some(403), Access::Refused),
+            (Some(443), Some(403), Access::Refused),
+            (None, Some(403), Access::Allowed),
+            (Some(508), None, Access::Allowed),
+            (Some(508), Some(508), Access::Unknown),
+            (Some(403), Some(508), Access::Unknown),
+            (Some(437), Some(437), Access::Unknown),
+            (Some(0), Some(400), Access::Unknown),
         ] {
-            assert_eq!(verdict(permission, channel), expected, "{permission:?} {channel:?}");
+            assert_eq!(access(permission, channel), expected, "{permission:?} {channel:?}");
         }
     }
 
@@ -223,8 +230,8 @@ mod tests {
     fn what_could_not_be_asked_is_no_refusal() {
         let mut report = Report::default();
         let answers = vec![
-            (&V4[0], Verdict::Refused, "403 Forbidden".to_owned()),
-            (&V4[5], Verdict::Unknown, "508 Insufficient Capacity".to_owned()),
+            (&V4[0], Access::Refused, "403 Forbidden".to_owned()),
+            (&V4[5], Access::Unknown, "508 Insufficient Capacity".to_owned()),
         ];
         judge(&mut report, Asked { is_v6: false, answers, ended: None });
         let allowed: Vec<_> = report.peers.iter().map(|facts| facts.allowed).collect();

@@ -6,12 +6,13 @@ use std::{
 };
 
 use turnpike_client::Transport;
+use turnpike_wire::stun::{kind, method};
 
 use crate::{
     PATIENCE, Probe, certificate,
     connection::{self, Connection, words},
     report::{Level, RoundTrip, TransportFacts},
-    session::{Answer, Session, attribute, method},
+    session::{Answer, Session},
 };
 
 /// What came of one transport at one address.
@@ -121,7 +122,7 @@ impl Probe<'_> {
         let mut times = Vec::new();
         let mut last: Option<Answer> = None;
         for _ in 0..self.config.count {
-            match session.ask(method::BINDING, &[]) {
+            match session.ask(method::BINDING, &|_| ()) {
                 Ok(answer) => {
                     if answer.sent == 1 {
                         times.push(u64::try_from(answer.took.as_micros()).unwrap_or(u64::MAX));
@@ -144,11 +145,10 @@ impl Probe<'_> {
             asked: self.config.count,
             answered: times.len(),
         });
-        let mapped = answer
-            .address(attribute::XOR_MAPPED_ADDRESS)
-            .or_else(|| answer.address(attribute::MAPPED_ADDRESS));
+        let mapped =
+            answer.address(kind::XOR_MAPPED_ADDRESS).or_else(|| answer.address(kind::MAPPED_ADDRESS));
         facts.mapped = mapped.map(|address| address.to_string());
-        Ok(answer.text(attribute::SOFTWARE))
+        Ok(answer.text(kind::SOFTWARE))
     }
 
     fn tell(&mut self, attempt: Attempt) {

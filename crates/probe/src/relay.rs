@@ -2,9 +2,11 @@
 
 use std::net::{IpAddr, SocketAddr};
 
+use turnpike_wire::stun::{FAMILY_IPV6, Writer, kind, method};
+
 use crate::{
     report::{Level, Report},
-    session::{Answer, Session, attribute, method},
+    session::{Answer, Session},
 };
 
 /// Ports that relayed addresses should have (RFC 8656 section 7.2).
@@ -60,7 +62,7 @@ pub(crate) fn judge_address(report: &mut Report, server: IpAddr, relayed: Socket
 
 /// What the allocation's answer tells about this side.
 pub(crate) fn judge_mapped(report: &mut Report, local: Option<SocketAddr>, answer: &Answer) {
-    let Some(mapped) = answer.address(attribute::XOR_MAPPED_ADDRESS) else {
+    let Some(mapped) = answer.address(kind::XOR_MAPPED_ADDRESS) else {
         report.line(Level::Warn, "relay", "does not tell clients their own address (XOR-MAPPED-ADDRESS)");
         return;
     };
@@ -114,29 +116,26 @@ impl Feature {
         }
     }
 
-    fn attributes(self) -> Vec<(u16, Vec<u8>)> {
-        const V6: [u8; 4] = [2, 0, 0, 0];
+    fn ask(self, message: &mut Writer<'_>) {
+        const V6: [u8; 4] = [FAMILY_IPV6, 0, 0, 0];
         let transport = if self == Self::TcpRelaying { 6 } else { 17 };
-        let mut attributes = vec![(attribute::REQUESTED_TRANSPORT, vec![transport, 0, 0, 0])];
-        attributes.extend(match self {
-            Self::Ipv6 => Some((attribute::REQUESTED_ADDRESS_FAMILY, V6.to_vec())),
-            Self::DualStack => Some((attribute::ADDITIONAL_ADDRESS_FAMILY, V6.to_vec())),
-            Self::EvenPort => Some((attribute::EVEN_PORT, vec![0])),
-            Self::Mobility => Some((attribute::MOBILITY_TICKET, Vec::new())),
-            Self::TcpRelaying => None,
-        });
-        attributes
+        message.attribute(kind::REQUESTED_TRANSPORT, &[transport, 0, 0, 0]);
+        match self {
+            Self::Ipv6 => _ = message.attribute(kind::REQUESTED_ADDRESS_FAMILY, &V6),
+            Self::DualStack => _ = message.attribute(kind::ADDITIONAL_ADDRESS_FAMILY, &V6),
+            Self::EvenPort => _ = message.attribute(kind::EVEN_PORT, &[0]),
+            Self::Mobility => _ = message.attribute(kind::MOBILITY_TICKET, &[]),
+            Self::TcpRelaying => {}
+        }
     }
 
     fn is_in(self, answer: &Answer) -> bool {
-        let relayed = answer.addresses(attribute::XOR_RELAYED_ADDRESS);
+        let relayed = answer.addresses(kind::XOR_RELAYED_ADDRESS);
         match self {
             Self::Ipv6 => relayed.first().is_some_and(SocketAddr::is_ipv6),
             Self::DualStack => relayed.len() == 2,
             Self::EvenPort => relayed.first().is_some_and(|relayed| relayed.port().is_multiple_of(2)),
-            Self::Mobility => {
-                answer.value(attribute::MOBILITY_TICKET).is_some_and(|ticket| !ticket.is_empty())
-            }
+            Self::Mobility => answer.value(kind::MOBILITY_TICKET).is_some_and(|ticket| !ticket.is_empty()),
             Self::TcpRelaying => !relayed.is_empty(),
         }
     }
@@ -155,9 +154,9 @@ pub(crate) enum Found {
 
 /// Asks by an allocation on a session of its own; what was granted stays until the session deletes it.
 pub(crate) fn ask(session: &mut Session, feature: Feature) -> Found {
-    match session.request(method::ALLOCATE, &feature.attributes()) {
+    match session.request(method::ALLOCATE, &|message| feature.ask(message)) {
         Ok(answer) => match answer.code() {
-            None if feature.is_in(&answer) => Found::Yes(answer.addresses(attribute::XOR_RELAYED_ADDRESS)),
+            None if feature.is_in(&answer) => Found::Yes(answer.addresses(kind::XOR_RELAYED_ADDRESS)),
             None => Found::Less(answer.family_refused().unwrap_or_else(|| "ignored".to_owned())),
             Some(401 | 437 | 438 | 486 | 508) => Found::Unknown(answer.told()),
             Some(_) => Found::No(answer.told()),

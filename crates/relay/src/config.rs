@@ -7,6 +7,7 @@ use std::{
 };
 
 use turnpike_net::Datapath;
+use turnpike_offload::Hook;
 use turnpike_turn::server::ServerConfig;
 
 use crate::{DtlsConfig, Layout, StreamConfig};
@@ -44,6 +45,12 @@ pub struct Config {
     pub workers: usize,
     /// Step of the ladder.
     pub datapath: Datapath,
+    /// Whether the kernel relays lone datagrams between bound channels; `datapath` is for all others.
+    pub kernel: bool,
+    /// Flows that it may have, each in one direction; more stay in user space.
+    pub max_kernel_flows: u32,
+    /// How its program is attached.
+    pub kernel_hook: Hook,
     /// How long a worker that has just had something to do looks for more before it sleeps; zero sleeps at once.
     pub busy_poll: Duration,
     /// Relay addresses; several of a family are used in turn.
@@ -77,6 +84,9 @@ impl Default for Config {
             dtls: DtlsConfig::default(),
             workers: 1,
             datapath: Datapath::best().0,
+            kernel: false,
+            max_kernel_flows: 65_536,
+            kernel_hook: Hook::Best,
             busy_poll: Duration::ZERO,
             relay: Vec::new(),
             ports: 49152..=65535,
@@ -94,13 +104,11 @@ impl Default for Config {
 
 impl Config {
     /// What the numbers of its listeners stand for.
-    #[must_use]
     pub fn layout(&self) -> Layout {
         Layout::new(&self.listen, &self.dtls.listen, &self.streams)
     }
 
     /// Ports that may be reserved (EVEN-PORT with R = 1) and not yet used, over all relay addresses: a sixteenth of them.
-    #[must_use]
     pub fn max_reservations(&self) -> usize {
         (self.ports.len() * self.relay.len() / 16).max(1)
     }

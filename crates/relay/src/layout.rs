@@ -35,7 +35,6 @@ pub struct Entry<'a> {
 
 impl Layout {
     /// UDP listeners, those for DTLS, and those for streams: TCP before TLS.
-    #[must_use]
     pub fn new(udp: &[SocketAddr], dtls: &[SocketAddr], streams: &StreamConfig) -> Self {
         let mut layout = Self::default();
         layout.add(Transport::Udp, udp);

@@ -11,8 +11,9 @@ use turnpike_net::{
     TcpListener, UdpOptions, UdpSocket,
     rx::RxStats,
     tx::TxStats,
-    worker::{self, Sender, Workers},
+    worker::{Published, Sender, Workers},
 };
+use turnpike_offload::{Kernel, OffloadError};
 use turnpike_turn::server::{
     CredentialQuery, Credentials, Effect, Lookup, LookupId, NatDiscovery, OwnEndpoints, ServerConfig, Stats,
     Transport, User,
@@ -25,7 +26,7 @@ use crate::{
     peers::PeerStats,
     ports::Ports,
     stream::{Admission, StreamStats},
-    worker::{Command, Mailbox, Shared, Worker},
+    worker::{Command, Mailbox, Snapshot, Worker},
 };
 
 /// Users and their keys; shared by all workers, asked on requests only.
@@ -104,35 +105,22 @@ impl SessionLog for () {
 /// Why the relay did not start; each message says what to change.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
+#[expect(missing_docs, reason = "the messages say what their fields are")]
 pub enum StartError {
     /// A listener could not be bound.
     #[error("cannot listen on {protocol} {address}: {source}; {remedy}")]
-    Listen {
-        /// `udp`, `tcp`, `tls` or `dtls`.
-        protocol: &'static str,
-        /// Which.
-        address: SocketAddr,
-        /// The kernel's answer.
-        source: io::Error,
-        /// What to do about it.
-        remedy: String,
-    },
+    Listen { protocol: &'static str, address: SocketAddr, source: io::Error, remedy: String },
     /// A relay address is not one of this machine.
     #[error(
         "relay address {address} cannot be bound: {source}; name an address of this machine with --relay-ip"
     )]
-    RelayAddress {
-        /// Which.
-        address: IpAddr,
-        /// The kernel's answer.
-        source: io::Error,
-    },
+    RelayAddress { address: IpAddr, source: io::Error },
     /// NAT discovery is configured on an address that nobody listens on.
     #[error("NAT discovery needs a UDP listener on {address}, or on its port and all addresses")]
-    NatDiscovery {
-        /// Which.
-        address: SocketAddr,
-    },
+    NatDiscovery { address: SocketAddr },
+    /// The path through the kernel cannot be had.
+    #[error("--datapath kernel: {0}")]
+    Kernel(#[from] OffloadError),
     /// Threads, epoll or the like.
     #[error(
         "cannot start a worker: {0}; raise the limit of open files (ulimit -n) or of threads (ulimit -u)"
@@ -167,17 +155,22 @@ pub struct WorkerSnapshot {
     pub handoffs_lost: u64,
     /// DTLS associations.
     pub dtls: DtlsStats,
+    /// Datagrams and bytes of their payload that the kernel has relayed, at most a second old: to peers, to clients. They are in
+    /// `turn` too.
+    pub across: [(u64, u64); 2],
 }
 
 /// A running relay. Dropping it stops the workers.
 pub struct Relay {
     listeners: Listeners,
-    workers: Workers<Command, Shared>,
+    workers: Workers<Command, Snapshot>,
     store: SharedStore,
     quotas: Arc<Quotas>,
     own: Own,
     discovery: Vec<NatDiscovery>,
     in_force: Mutex<InForce>,
+    /// Behind the workers, so that it is dropped after them.
+    kernel: Option<Arc<Kernel>>,
 }
 
 /// What all workers of a relay share, or have in common.
@@ -193,6 +186,7 @@ pub(crate) struct Common {
     pub(crate) admission: Arc<Admission>,
     pub(crate) dtls: Arc<DtlsConfig>,
     pub(crate) log: Arc<dyn SessionLog>,
+    pub(crate) kernel: Option<Arc<Kernel>>,
 }
 
 impl Common {
@@ -202,6 +196,7 @@ impl Common {
         layout: Layout,
         credentials: Arc<dyn CredentialStore>,
         log: Arc<dyn SessionLog>,
+        kernel: Option<Arc<Kernel>>,
     ) -> Self {
         let quotas = Quotas::new(config.max_allocations, config.max_allocations_per_user);
         quotas.limit(&config.realm_limits);
@@ -216,6 +211,7 @@ impl Common {
             admission: Arc::new(Admission::new(max_idle, max_idle_per_address)),
             dtls: Arc::new(config.dtls.clone()),
             log,
+            kernel,
             config,
         }
     }
@@ -240,10 +236,6 @@ pub struct Listeners {
     pub tls: Vec<SocketAddr>,
     /// DTLS; an address that is in `udp` too is one socket for both.
     pub dtls: Vec<SocketAddr>,
-}
-
-impl worker::Command for Command {
-    const STOP: Self = Self::Stop;
 }
 
 impl Relay {
@@ -274,44 +266,45 @@ impl Relay {
             layout: layout.clone(),
             addresses: config.addresses.clone(),
         });
-        let common = Common::new(config, listeners.clone(), layout, credentials, log);
+        let kernel = config.kernel.then(|| offload(&config, &listeners)).transpose()?.map(Arc::new);
+        let common =
+            Common::new(config, listeners.clone(), layout, credentials, log, kernel.as_ref().map(Arc::clone));
         let (store, quotas) = (Arc::clone(&common.store), Arc::clone(&common.quotas));
-        let mut relay =
-            Self { listeners, workers: Workers::default(), store, quotas, own, discovery, in_force };
+        let workers = Workers::default();
+        let mut relay = Self { listeners, workers, store, quotas, own, discovery, in_force, kernel };
         let (mut bound, mut mailboxes) = (Vec::new(), Vec::new());
         for number in 0..common.config.workers.max(1) {
-            let (worker, mailbox, shared) = Worker::new(number, &common)?;
-            let Mailbox { commands, waker, .. } = mailbox.clone();
-            bound.push((worker, Sender::new(commands, waker), shared));
+            let (worker, mailbox, snapshot) = Worker::new(number, &common)?;
+            bound.push((worker, mailbox.worker.clone(), snapshot));
             mailboxes.push(mailbox);
         }
         let mailboxes: Arc<[Mailbox]> = mailboxes.into();
         // Only now: each socket that joins an SO_REUSEPORT group changes which worker a 5-tuple hashes to, and an allocation
         // made before the last one joined would be left with a worker that hears nothing of its client any more.
-        for (number, (mut worker, sender, shared)) in bound.into_iter().enumerate() {
+        for (number, (mut worker, sender, snapshot)) in bound.into_iter().enumerate() {
             worker.set_mailboxes(Arc::clone(&mailboxes));
-            relay.workers.spawn(format!("relay-{number}"), sender, shared, move || worker.run())?;
+            relay.workers.spawn(format!("relay-{number}"), sender, snapshot, move || worker.run())?;
         }
         Ok(relay)
     }
 
     /// The addresses listened on.
-    #[must_use]
     pub fn listeners(&self) -> &Listeners {
         &self.listeners
     }
 
     /// What each worker has counted.
-    #[must_use]
     pub fn snapshots(&self) -> Vec<WorkerSnapshot> {
-        self.workers
-            .shared()
-            .map(|shared| shared.snapshot.lock().unwrap_or_else(PoisonError::into_inner).clone())
-            .collect()
+        self.workers.shared().map(Published::get).collect()
+    }
+
+    /// The path through the kernel, where that was asked for.
+    #[must_use]
+    pub fn kernel(&self) -> Option<&Kernel> {
+        self.kernel.as_deref()
     }
 
     /// Allocations of each realm that has any, over all workers and in no order.
-    #[must_use]
     pub fn realms(&self) -> Vec<(Box<str>, usize)> {
         self.quotas.held()
     }
@@ -359,7 +352,6 @@ impl Relay {
     }
 
     /// Whether a worker has ended though nobody stopped it: the relay no longer serves all its clients.
-    #[must_use]
     pub fn has_failed(&self) -> bool {
         self.workers.have_failed()
     }
@@ -368,6 +360,19 @@ impl Relay {
     pub fn stop(self) {
         drop(self);
     }
+}
+
+/// Loads the program for what is configured.
+fn offload(config: &Config, listeners: &Listeners) -> Result<Kernel, OffloadError> {
+    let count = |count: usize| u32::try_from(count).unwrap_or(u32::MAX);
+    let sockets = listeners.udp.len() * config.workers.max(1) + 2 * config.max_allocations;
+    Kernel::start(&turnpike_offload::Settings {
+        listeners: listeners.udp.clone(),
+        relay_ports: config.ports.clone(),
+        flows: config.max_kernel_flows,
+        sockets: count(sockets),
+        hook: config.kernel_hook,
+    })
 }
 
 /// What is ours beside the addresses of this machine, and stays as it was at the start.

@@ -3,6 +3,7 @@
 
 mod dtls;
 mod handoff;
+pub(crate) mod offload;
 mod out;
 mod peers;
 mod streams;
@@ -10,15 +11,15 @@ mod streams;
 use std::{
     io,
     net::SocketAddr,
-    sync::{Arc, Mutex, PoisonError, mpsc},
+    sync::Arc,
     time::{Instant, SystemTime, UNIX_EPOCH},
 };
 
 use turnpike_net::{
     CopyMode, Datapath, Rx, SocketId, Sockets, Span, Tx, UdpOptions, UdpSocket,
     error_queue::{self, IcmpError},
-    poll::{Event, Poller, Waker},
-    worker::Sender,
+    poll::{Event, Poller},
+    worker::{self, Inbox, Published},
 };
 use turnpike_turn::{
     random::Seed,
@@ -42,6 +43,7 @@ use crate::{
 };
 use handoff::Handoff;
 pub(crate) use handoff::Mailbox;
+use offload::Offload;
 use out::{Out, side};
 
 /// Between two publications of the counters, in milliseconds.
@@ -62,10 +64,12 @@ pub(crate) enum Command {
     Stop,
 }
 
-/// What the control thread may look at.
-pub(crate) struct Shared {
-    pub(crate) snapshot: Mutex<WorkerSnapshot>,
+impl worker::Command for Command {
+    const STOP: Self = Self::Stop;
 }
+
+/// What the control thread may look at.
+pub(crate) type Snapshot = Published<WorkerSnapshot>;
 
 /// What a socket is for, by its id.
 #[derive(Clone, Copy)]
@@ -110,7 +114,6 @@ pub(crate) struct Worker {
     number: usize,
     server: Server<WorkerGate>,
     poller: Poller,
-    waker: Waker,
     rx: Rx,
     out: Out,
     sockets: Sockets,
@@ -120,8 +123,10 @@ pub(crate) struct Worker {
     ports: Arc<Ports>,
     mailboxes: Arc<[Mailbox]>,
     log: Arc<dyn SessionLog>,
-    inbox: mpsc::Receiver<Command>,
-    shared: Arc<Shared>,
+    /// Where the data path is the kernel's.
+    offload: Option<Offload>,
+    inbox: Inbox<Command>,
+    snapshot: Arc<Snapshot>,
     counted: WorkerSnapshot,
     started: Instant,
     published_ms: u64,
@@ -132,11 +137,11 @@ pub(crate) struct Worker {
 
 impl Worker {
     /// A worker that has bound its sockets and does not serve yet; how it is reached, and what it lets others see.
-    pub(crate) fn new(number: usize, common: &Common) -> Result<(Self, Mailbox, Arc<Shared>), StartError> {
+    pub(crate) fn new(number: usize, common: &Common) -> Result<(Self, Mailbox, Arc<Snapshot>), StartError> {
         let config = &common.config;
         let mut poller = Poller::new()?;
         poller.set_busy_poll(config.busy_poll);
-        let waker = Waker::new(&poller, WAKER)?;
+        let (sender, inbox) = worker::inbox(&poller, WAKER)?;
         let started = Instant::now();
         let out = Out {
             tx: Tx::new(config.datapath),
@@ -154,13 +159,18 @@ impl Worker {
         let (store, quotas, ports) = (&common.store, &common.quotas, &common.ports);
         let gate = WorkerGate::new(Arc::clone(store), Arc::clone(quotas), Arc::clone(ports));
         let (settings, seed) = (Arc::new(config.server.clone()), Seed(rand::random()));
-        let (commands, inbox) = mpsc::channel();
-        let shared = Arc::new(Shared { snapshot: Mutex::default() });
+        let snapshot = Arc::<Snapshot>::default();
+        let offload = common.kernel.as_ref().map(|kernel| kernel.flows()).transpose()?;
+        // The state machine's clock began with `started`.
+        let base_ns = || {
+            let since = u64::try_from(started.elapsed().as_nanos()).unwrap_or_default();
+            turnpike_offload::now_ns().saturating_sub(since)
+        };
+        let offload = offload.map(|flows| Offload::new(flows, base_ns(), config.server.channels));
         let mut worker = Self {
             number,
             server: Server::of_many(settings, gate, seat(number, config), seed),
             poller,
-            waker: waker.clone(),
             rx: Rx::new(config.datapath),
             out,
             sockets: Sockets::default(),
@@ -170,8 +180,9 @@ impl Worker {
             ports: Arc::clone(ports),
             mailboxes: Arc::new([]),
             log: Arc::clone(&common.log),
+            offload,
             inbox,
-            shared: Arc::clone(&shared),
+            snapshot: Arc::clone(&snapshot),
             counted: WorkerSnapshot::default(),
             started,
             published_ms: 0,
@@ -185,7 +196,7 @@ impl Worker {
         for address in dtls {
             worker.listen_dtls(*address, udp.iter().position(|udp| udp == address), config)?;
         }
-        Ok((worker, Mailbox { commands, waker, backlog: Arc::default() }, shared))
+        Ok((worker, Mailbox { worker: sender, backlog: Arc::default() }, snapshot))
     }
 
     fn listen_streams(common: &Common, poller: &Poller) -> Result<Streams, StartError> {
@@ -240,6 +251,10 @@ impl Worker {
         let mut events: Vec<Event> = Vec::new();
         let mut now = self.now();
         loop {
+            let mut looks = false;
+            if let Some(offload) = &mut self.offload {
+                looks = offload.before_wait();
+            }
             match self.poller.wait_until(now.ms, self.due()) {
                 Ok(ready) => {
                     events.clear();
@@ -251,8 +266,12 @@ impl Worker {
                 }
             }
             now = self.now();
-            self.counted.wakeups += 1;
+            self.counted.wakeups += u64::from(!looks || !events.is_empty());
             self.dirty |= !events.is_empty();
+            if let Some(offload) = &mut self.offload {
+                offload.after_wait(now.ms, &events, events.len() < Poller::FULL);
+                self.dirty |= offload.sweep(now.ms, &mut self.server);
+            }
             let first = self.out.streams.begin_tick(&events);
             events.rotate_left(first);
             for event in &events {
@@ -405,6 +424,9 @@ impl Worker {
         match self.adopt(socket, Role::Relay(relay)) {
             Ok(id) => {
                 self.out.set_relay(allocation, wish.family, id);
+                if let Some(offload) = &mut self.offload {
+                    offload.relay_opened(relay, id, bound);
+                }
                 OpenResult::Opened { relayed }
             }
             Err(_) => {
@@ -457,7 +479,10 @@ impl Worker {
 
     /// Does what the state machine asks for, in its order. `behind` the message that it was fed last.
     fn carry_out_effects(&mut self, now: Now, behind: Behind<'_>) {
-        while let Some(effect) = self.server.poll_effect() {
+        while let Some(mut effect) = self.server.poll_effect() {
+            if let Some(offload) = &mut self.offload {
+                offload.hear(&mut effect, &mut self.server, &self.out.listeners);
+            }
             self.out.streams.effect(now.ms, &effect);
             self.out.dtls.effect(now.ms, &effect, &mut self.out.tx);
             self.log.effect(self.number, &effect);
@@ -498,14 +523,17 @@ impl Worker {
 
     /// Asks the credential store for what a request waits for.
     fn look_up(&mut self, query: CredentialQuery) {
-        let Some(Mailbox { commands, waker, .. }) = self.mailboxes.get(self.number).cloned() else { return };
-        let answer = PendingLookup::new(query.lookup, Sender::new(commands, waker));
+        let Some(own) = self.mailboxes.get(self.number) else { return };
+        let answer = PendingLookup::new(query.lookup, own.worker.clone());
         self.server.gate_mut().look_up(query, answer);
     }
 
     fn close(&mut self, relay: RelayId) {
         let pair = self.out.relays.get_mut(relay.allocation.index as usize);
         let Some(id) = pair.and_then(|pair| pair[side(relay.family)].take()) else { return };
+        if let Some(offload) = &mut self.offload {
+            offload.relay_closed(relay);
+        }
         // What is queued leaves before its socket does. The arena keeps what is still to be routed.
         self.out.tx.flush(&mut self.sockets, &self.rx);
         self.roles[id.0 as usize] = Role::Free;
@@ -516,25 +544,28 @@ impl Worker {
 
     /// Carries out what the control thread and other workers ask for; true means the end.
     fn handle_commands(&mut self, now: Now) -> bool {
-        self.waker.acknowledge();
-        loop {
-            match self.inbox.try_recv() {
-                Ok(Command::Drain) => self.server.drain(),
-                Ok(Command::Reconfigure(config, layout)) => {
+        self.inbox.acknowledge();
+        while let Some(command) = self.inbox.command() {
+            match command {
+                Command::Drain => self.server.drain(),
+                Command::Reconfigure(config, layout) => {
+                    let channels = config.channels;
                     self.server.reconfigure(now, config);
+                    if let Some(offload) = &mut self.offload {
+                        offload.restrict(channels, &mut self.server);
+                    }
                     self.carry_out_effects(now, NOTHING);
                     self.out.streams.lay_out(Arc::clone(&layout));
                     self.out.dtls.lay_out(layout);
                 }
-                Ok(Command::Handoff(handoff)) => self.take_handoff(now, *handoff),
-                Ok(Command::Credentials(lookup, credentials)) => {
+                Command::Handoff(handoff) => self.take_handoff(now, *handoff),
+                Command::Credentials(lookup, credentials) => {
                     let verdict = self.server.credentials(now, lookup, credentials);
                     self.out.reply(verdict);
                     self.carry_out_effects(now, NOTHING);
                     self.dirty = true;
                 }
-                Err(mpsc::TryRecvError::Empty) => return false,
-                Ok(Command::Stop) | Err(mpsc::TryRecvError::Disconnected) => {
+                Command::Stop => {
                     self.flush();
                     self.server.close_all(now, ClosedReason::Shutdown);
                     self.carry_out_effects(now, NOTHING);
@@ -547,6 +578,7 @@ impl Worker {
                 }
             }
         }
+        false
     }
 
     fn now(&self) -> Now {
@@ -560,7 +592,8 @@ impl Worker {
         let timer = self.server.poll_timeout();
         let publish = self.dirty.then_some(self.published_ms + PUBLISH_MS);
         let (streams, dtls) = (self.out.streams.poll_timeout(), self.out.dtls.poll_timeout());
-        [timer, publish, streams, dtls, self.peers.poll_timeout()].into_iter().flatten().min()
+        let offload = self.offload.as_ref().and_then(Offload::due);
+        [timer, publish, streams, dtls, self.peers.poll_timeout(), offload].into_iter().flatten().min()
     }
 
     fn publish(&mut self, now_ms: u64) {
@@ -580,9 +613,10 @@ impl Worker {
         counted.rx = *self.rx.stats();
         counted.tx = *self.out.tx.stats();
         counted.ttl_expired = self.out.ttl_expired;
+        counted.across = self.offload.as_ref().map(|offload| offload.across().pairs()).unwrap_or_default();
         counted.streams = self.out.streams.stats();
         counted.dtls = self.out.dtls.stats();
-        self.shared.snapshot.lock().unwrap_or_else(PoisonError::into_inner).clone_from(counted);
+        self.snapshot.update(|snapshot| snapshot.clone_from(counted));
     }
 }
 

@@ -43,13 +43,3 @@ fn a_token_is_worth_nothing_to_another_user() {
     assert_eq!(port(&second), port(&first) + 1);
     assert_eq!(code(&asks(&world, ALICE, (RESERVATION_TOKEN, &token))), 508, "it is good once");
 }
-
-#[test]
-fn one_user_cannot_reserve_what_others_want() {
-    let world = start(|_| {});
-    let reserved = (0..100).take_while(|_| reserves(&world, ALICE).kind() == ALLOCATE | 0x0100).count();
-    assert_eq!(reserved, 4);
-    assert_eq!(reserves(&world, BOB).kind(), ALLOCATE | 0x0100);
-    // And she is refused nothing else.
-    assert_eq!(asks(&world, ALICE, (EVEN_PORT, &[0])).kind(), ALLOCATE | 0x0100);
-}

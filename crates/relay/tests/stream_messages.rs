@@ -11,28 +11,6 @@ use crate::support::*;
 use turnpike_relay::CloseReason;
 use turnpike_turn::server::DropReason;
 
-#[test]
-fn every_split_point_of_a_sequence_gives_the_same_answers() {
-    let world = start(|_| {});
-    let mut client = world.client();
-    let sequence = [binding(1), allocate(), refresh(2), binding(3)];
-    let stream = sequence.concat();
-    let expected: Vec<u16> = sequence.iter().map(|m| u16::from_be_bytes([m[0], m[1]]) | 0x0100).collect();
-    for split in 0..stream.len() {
-        client.send(&stream[..split]);
-        // A Refresh with LIFETIME 0 behind it, for the next round.
-        client.send(&[&stream[split..], &stun(REFRESH, 9, &[(0x000D, &[0; 4])])].concat());
-        let kinds: Vec<u16> = (0..4).map(|_| client.receive().unwrap().kind()).collect();
-        assert_eq!(kinds, expected, "split at {split}");
-        assert_eq!(client.receive().unwrap().kind(), REFRESH | 0x0100);
-    }
-    for byte in &stream {
-        client.send(&[*byte]);
-    }
-    let kinds: Vec<u16> = (0..4).map(|_| client.receive().unwrap().kind()).collect();
-    assert_eq!(kinds, expected, "byte by byte");
-}
-
 fn relays_both_ways<S: Read + Write>(client: &mut Client<S>) {
     let peer = peer();
     let relayed = client.allocated(&peer);

@@ -73,6 +73,17 @@ pub fn run(program: &str, arguments: &[&str]) {
     assert!(output.status.success(), "{program} {arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
 }
 
+/// What a test cannot do without; where that is missing, says why and ends the test.
+#[macro_export]
+macro_rules! need {
+    ($what:expr) => {
+        match $what {
+            Ok(there) => there,
+            Err(why) => return $crate::alone::skip(why.as_ref()),
+        }
+    };
+}
+
 /// Says that a test did not run; `./test` collects these lines.
 #[expect(clippy::print_stdout, reason = "libtest shows it, and ./test reads it")]
 pub fn skip(why: &str) {

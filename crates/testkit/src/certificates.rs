@@ -25,7 +25,6 @@ impl Certificate {
     ///
     /// # Panics
     /// As [`Certificate::with`].
-    #[must_use]
     pub fn new(names: &[&str]) -> Self {
         Self::with(names, |_| ())
     }
@@ -55,7 +54,6 @@ impl Certificate {
     ///
     /// # Panics
     /// As [`Certificate::with`].
-    #[must_use]
     pub fn of_authority(names: &[&str]) -> (Self, String) {
         let authority_key = key();
         let mut authority = CertificateParams::default();
@@ -80,7 +78,6 @@ impl Certificate {
 ///
 /// # Panics
 /// When there is no version.
-#[must_use]
 pub fn believing_client(versions: &[&'static SupportedProtocolVersion]) -> ClientConfig {
     ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
         .with_protocol_versions(versions)

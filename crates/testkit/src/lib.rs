@@ -4,9 +4,19 @@
 pub mod alone;
 pub mod certificates;
 pub mod databases;
+mod dir;
 pub mod process;
 pub mod randomness;
 pub mod stun;
 mod wait;
 
+pub use dir::Dir;
 pub use wait::{PATIENCE, eventually};
+
+/// Tests that differ in what they are called with.
+#[macro_export]
+macro_rules! tests {
+    ($($(#[$about:meta])* $name:ident: $call:expr;)+) => {
+        $($(#[$about])* #[test] fn $name() { $call; })+
+    };
+}

@@ -7,13 +7,11 @@ use std::{
 };
 
 /// Memory of this process that is its own, in bytes: pages in use that no file has (RssAnon of proc_pid_status(5)).
-#[must_use]
 pub fn memory() -> u64 {
     memory_at("/proc/self/status")
 }
 
 /// The same of another process.
-#[must_use]
 pub fn memory_of(pid: u32) -> u64 {
     memory_at(&format!("/proc/{pid}/status"))
 }
@@ -26,7 +24,6 @@ pub fn grown(work: impl FnOnce()) -> u64 {
 }
 
 /// Descriptors that this process has open.
-#[must_use]
 pub fn descriptors() -> usize {
     fs::read_dir("/proc/self/fd").map_or(0, Iterator::count)
 }
@@ -46,7 +43,6 @@ impl Thread {
     ///
     /// # Panics
     /// When there is none.
-    #[must_use]
     pub fn named(name: &str) -> Self {
         let has_name = |path: &PathBuf| {
             fs::read_to_string(path.join("comm")).is_ok_and(|found| found.trim_end() == name)

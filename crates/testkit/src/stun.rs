@@ -10,7 +10,6 @@ pub const MAGIC_COOKIE: [u8; 4] = [0x21, 0x12, 0xA4, 0x42];
 ///
 /// # Panics
 /// When it is longer than a message can be.
-#[must_use]
 pub fn message(kind: u16, id: u8, attributes: &[(u16, &[u8])]) -> Vec<u8> {
     let mut body = Vec::new();
     for (kind, value) in attributes {
@@ -26,7 +25,6 @@ pub fn message(kind: u16, id: u8, attributes: &[(u16, &[u8])]) -> Vec<u8> {
 ///
 /// # Panics
 /// When they are cut short.
-#[must_use]
 pub fn attributes(message: &[u8]) -> Vec<(u16, Vec<u8>)> {
     let mut found = Vec::new();
     let mut rest = &message[20..];
@@ -40,7 +38,6 @@ pub fn attributes(message: &[u8]) -> Vec<(u16, Vec<u8>)> {
 }
 
 /// The value of an XOR-…-ADDRESS attribute (RFC 8489 section 14.2) in a message whose transaction ID has only bytes `id`.
-#[must_use]
 pub fn xor_address(address: SocketAddr, id: u8) -> Vec<u8> {
     let (family, mut ip) = match address.ip() {
         IpAddr::V4(ip) => (1, ip.octets().to_vec()),
@@ -55,7 +52,6 @@ pub fn xor_address(address: SocketAddr, id: u8) -> Vec<u8> {
 ///
 /// # Panics
 /// When the value is none.
-#[must_use]
 pub fn address(value: &[u8], id: u8) -> SocketAddr {
     let port = u16::from_be_bytes([value[2], value[3]]) ^ 0x2112;
     let bytes: Vec<u8> = value[4..].iter().zip(mask(id)).map(|(byte, mask)| byte ^ mask).collect();

@@ -4,10 +4,12 @@
 
 pub mod access_token;
 pub mod client;
+mod family;
 pub mod ip_range;
 pub mod random;
 pub mod rates;
 pub mod server;
 pub mod time;
 
+pub use family::Family;
 pub use turnpike_wire as wire;

@@ -2,8 +2,8 @@
 
 use crate::client_support::*;
 use proptest::prelude::*;
+use stun_types::message::IntegrityAlgorithm;
 use turnpike_turn::client::Incoming;
-use turnpike_wire::stun_types::message::IntegrityAlgorithm;
 
 proptest! {
     #[test]

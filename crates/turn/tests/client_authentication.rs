@@ -3,15 +3,15 @@
 use std::sync::Arc;
 
 use crate::client_support::*;
-use turnpike_turn::client::{
-    Allocation, Client, Config, Event, Failure, Ignored, Incoming, Request, RequestError,
-};
-use turnpike_wire::stun_types::{
+use stun_types::{
     attribute::{
         AttributeStaticType as _, MessageIntegrity, MessageIntegritySha256, PasswordAlgorithm,
         PasswordAlgorithmValue, PasswordAlgorithms,
     },
     message::{IntegrityAlgorithm, Message},
+};
+use turnpike_turn::client::{
+    Allocation, Client, Config, Event, Failure, Ignored, Incoming, Request, RequestError,
 };
 
 const MD5: PasswordAlgorithmValue = PasswordAlgorithmValue::MD5;
@@ -213,4 +213,31 @@ fn an_error_that_cannot_be_verified_is_told_when_nothing_better_comes() {
         Failure::Timeout { transmissions: 7, unverified: Some((508, _)) } => {}
         other => panic!("{other:?}"),
     }
+}
+
+#[test]
+fn a_name_that_no_username_holds_is_told_and_not_sent() {
+    let config = Config::new("x".repeat(509), PASSWORD);
+    let mut client = Client::new(Arc::new(config), turnpike_turn::random::Seed([9; 32]));
+    client.allocate(0).unwrap();
+    let first = request(&mut client);
+    client.handle_datagram(0, &challenge(&first, 401, PLAIN_NONCE, None));
+    assert_eq!(client.poll_transmit(), None);
+    match event(&mut client) {
+        Event::Failed { request: Request::Allocate, failure: Failure::Unwritable(why) } => {
+            assert!(why.contains("USERNAME has 509 bytes"), "{why}");
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn an_answer_with_something_behind_it_is_none() {
+    let mut client = client();
+    client.allocate(0).unwrap();
+    let first = request(&mut client);
+    let whole = challenge(&first, 401, PLAIN_NONCE, None);
+    let longer = [&whole[..], &[0x80, 0x22, 0, 0]].concat();
+    assert_eq!(client.handle_datagram(0, &longer), Incoming::Ignored(Ignored::Malformed));
+    assert_eq!(client.handle_datagram(0, &whole), Incoming::Control);
 }

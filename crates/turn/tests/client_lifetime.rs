@@ -1,15 +1,15 @@
 //! The client keeps what it has: retransmission, refreshes, deletion, in virtual time.
 
 use crate::client_support::*;
+use stun_types::message::{IntegrityAlgorithm, Message};
+use turn_types::{
+    attribute::Lifetime,
+    message::{CHANNEL_BIND, CREATE_PERMISSION, REFRESH},
+};
 use turnpike_turn::client::{Client, Event, Failure, Ignored, Incoming, Request, RequestError};
 use turnpike_wire::{
     channel_data::{ChannelData, ChannelNumber},
     indication::{self, Indication, MAX_HEADER_LEN},
-    stun_types::message::{IntegrityAlgorithm, Message},
-    turn_types::{
-        attribute::Lifetime,
-        message::{CHANNEL_BIND, CREATE_PERMISSION, REFRESH},
-    },
 };
 
 #[test]

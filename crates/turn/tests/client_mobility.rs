@@ -6,18 +6,18 @@ use crate::client_support;
 use std::sync::Arc;
 
 use crate::client_support::*;
-use turnpike_turn::client::{AccessToken, Client, Config, Event, Failure, Incoming, Request, RequestError};
-use turnpike_wire::{
-    integrity::{self, Key, Mac},
-    stun_types::{
-        attribute::{AlternateDomain, AlternateServer, AttributeType, ErrorCode, RawAttribute},
-        message::{IntegrityAlgorithm, Message, MessageWrite as _, MessageWriteExt as _, MessageWriteVec},
-    },
-    turn_types::{
-        attribute::{Lifetime, XorRelayedAddress},
-        message::{ALLOCATE, REFRESH},
+use stun_types::{
+    attribute::{AlternateDomain, AlternateServer, AttributeType, ErrorCode, RawAttribute},
+    message::{
+        IntegrityAlgorithm, Message, MessageIntegrityCredentials, MessageWrite as _, MessageWriteExt as _,
+        MessageWriteVec, ShortTermCredentials,
     },
 };
+use turn_types::{
+    attribute::{Lifetime, XorRelayedAddress},
+    message::{ALLOCATE, REFRESH},
+};
+use turnpike_turn::client::{AccessToken, Client, Config, Event, Failure, Incoming, Request, RequestError};
 
 const TICKET: AttributeType = AttributeType::new(0x8030);
 
@@ -163,10 +163,7 @@ fn what_a_dead_network_does_not_refresh_comes_along_to_the_next() {
             let message = Message::from_bytes(bytes).unwrap();
             asked.push(message.method());
         }
-        let wanted = [
-            turnpike_wire::turn_types::message::CREATE_PERMISSION,
-            turnpike_wire::turn_types::message::CHANNEL_BIND,
-        ];
+        let wanted = [turn_types::message::CREATE_PERMISSION, turn_types::message::CHANNEL_BIND];
         assert!(wanted.iter().all(|method| asked.contains(method)) && asked.len() == 2, "{asked:?}");
     }
 }
@@ -207,8 +204,8 @@ fn an_access_token_stands_in_for_a_password() {
     let message = Message::from_bytes(&second).unwrap();
     let token = message.raw_attribute(AttributeType::new(0x001B)).expect("ACCESS-TOKEN");
     assert_eq!(&*token.value, b"opaque");
-    let key = Key::from_bytes(&[7; 20]);
-    assert_eq!(integrity::verify(&second, &key, Mac::Sha1), Ok(()));
+    let key: MessageIntegrityCredentials = ShortTermCredentials::new("\x07".repeat(20)).into();
+    assert_eq!(message.validate_integrity(&key).ok(), Some(IntegrityAlgorithm::Sha1));
     // "only in Allocate and Refresh requests" (RFC 7635 section 9).
     let answer = |request: &[u8], ticket: &[u8]| {
         let message = Message::from_bytes(request).unwrap();
@@ -218,13 +215,13 @@ fn an_access_token_stands_in_for_a_password() {
         }
         response.add_attribute(&Lifetime::new(600)).unwrap();
         response.add_attribute(&RawAttribute::new(TICKET, ticket)).unwrap();
-        let mut bytes = response.finish();
-        integrity::sign(&mut bytes, &key, Mac::Sha1);
-        bytes
+        response.add_message_integrity(&key, IntegrityAlgorithm::Sha1).unwrap();
+        response.finish()
     };
     let shows = |request: &[u8]| {
-        assert_eq!(integrity::verify(request, &key, Mac::Sha1), Ok(()));
-        Message::from_bytes(request).unwrap().has_attribute(AttributeType::new(0x001B))
+        let message = Message::from_bytes(request).unwrap();
+        assert!(message.validate_integrity(&key).is_ok());
+        message.has_attribute(AttributeType::new(0x001B))
     };
     client.handle_datagram(0, &answer(&second, b"ticket"));
     client.permit(0, peer().ip()).unwrap();

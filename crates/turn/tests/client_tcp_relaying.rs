@@ -3,18 +3,16 @@
 use std::sync::Arc;
 
 use crate::client_support::*;
+use stun_types::message::{
+    IntegrityAlgorithm, Message, MessageClass, MessageType, MessageWrite as _, MessageWriteExt as _,
+    MessageWriteVec,
+};
+use turn_types::{
+    attribute::{ConnectionId as ConnectionIdAttribute, RequestedTransport, XorPeerAddress},
+    message::{CONNECT, CONNECTION_ATTEMPT, CONNECTION_BIND},
+};
 use turnpike_turn::client::{
     Client, Config, ConnectionId, Event, Failure, Ignored, Incoming, Progress, Relayed, Request, Timing,
-};
-use turnpike_wire::{
-    stun_types::message::{
-        IntegrityAlgorithm, Message, MessageClass, MessageType, MessageWrite as _, MessageWriteExt as _,
-        MessageWriteVec,
-    },
-    turn_types::{
-        attribute::{ConnectionId as ConnectionIdAttribute, RequestedTransport, XorPeerAddress},
-        message::{CONNECT, CONNECTION_ATTEMPT, CONNECTION_BIND},
-    },
 };
 
 fn tcp_client() -> Client {

@@ -1,12 +1,10 @@
 //! Allocate (RFC 8656 section 7): what it grants and every reason to refuse.
 
 use crate::common::{turn::*, *};
-use turnpike_turn::{
-    server::{
-        DropReason, Effect, Family, OpenRelay, OpenRequest, OpenResult, PortWish, RelayId, RelayTransport,
-        ServerConfig,
-    },
-    wire::stun_types::attribute::{AttributeStaticType as _, Software},
+use stun_types::attribute::{AttributeStaticType as _, Software};
+use turnpike_turn::server::{
+    DropReason, Effect, Family, OpenRelay, OpenRequest, OpenResult, PortWish, RelayId, RelayTransport,
+    ServerConfig,
 };
 
 #[test]

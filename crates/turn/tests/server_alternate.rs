@@ -3,11 +3,11 @@
 use std::net::SocketAddr;
 
 use crate::common::*;
-use turnpike_turn::{
-    server::{Alternate, AlternateWhen, ListenerId, ListenerProfile, OpenResult, ServerConfig, Transport},
-    wire::stun_types::attribute::{
-        AlternateDomain, AlternateServer, Attribute as _, AttributeFromRaw as _, AttributeStaticType as _,
-    },
+use stun_types::attribute::{
+    AlternateDomain, AlternateServer, Attribute as _, AttributeFromRaw as _, AttributeStaticType as _,
+};
+use turnpike_turn::server::{
+    Alternate, AlternateWhen, ListenerId, ListenerProfile, OpenResult, ServerConfig, Transport,
 };
 
 fn alternate(at: &str, when: AlternateWhen) -> Alternate {

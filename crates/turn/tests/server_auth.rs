@@ -1,16 +1,14 @@
 //! Long-term credentials (RFC 8489 section 9.2).
 
 use crate::common::*;
-use turnpike_turn::{
-    server::{CredentialRefusal, DropReason, Effect, ListenerId, ServerConfig},
-    wire::stun_types::{
-        attribute::{
-            AttributeStaticType as _, Nonce, PasswordAlgorithmValue, PasswordAlgorithms, Realm, Software,
-            Username,
-        },
-        message::Message,
+use stun_types::{
+    attribute::{
+        AttributeStaticType as _, Nonce, PasswordAlgorithmValue, PasswordAlgorithms, Realm, Software,
+        Username,
     },
+    message::Message,
 };
+use turnpike_turn::server::{CredentialRefusal, DropReason, Effect, ListenerId, ServerConfig};
 
 fn refusals(world: &mut World) -> Vec<CredentialRefusal> {
     let refused = |effect| match effect {

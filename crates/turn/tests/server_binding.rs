@@ -1,13 +1,11 @@
 //! Binding (RFC 8489 section 12), FINGERPRINT, unknown attributes, and what is no request at all.
 
 use crate::common::*;
-use turnpike_turn::{
-    server::{DropReason, ListenerProfile, ServerConfig, Transport},
-    wire::stun_types::{
-        attribute::{AttributeStaticType as _, AttributeType, Fingerprint, Software, UnknownAttributes},
-        message::Method,
-    },
+use stun_types::{
+    attribute::{AttributeStaticType as _, AttributeType, Fingerprint, Software, UnknownAttributes},
+    message::Method,
 };
+use turnpike_turn::server::{DropReason, ListenerProfile, ServerConfig, Transport};
 
 #[test]
 fn a_binding_request_learns_the_address_it_came_from() {

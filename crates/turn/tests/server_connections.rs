@@ -1,6 +1,5 @@
 //! TCP relaying (RFC 6062).
 
-use crate::common;
 use crate::common::{turn::*, *};
 use proptest::{prelude::*, test_runner::FileFailurePersistence};
 use turnpike_turn::server::{
@@ -264,7 +263,7 @@ fn a_peer_with_permission_is_announced() {
     assert_eq!(client, world.client);
     let message = indication.message();
     assert_eq!(message.method(), CONNECTION_ATTEMPT);
-    assert!(message.has_class(common::stun_types::message::MessageClass::Indication));
+    assert!(message.has_class(stun_types::message::MessageClass::Indication));
     assert_eq!(indication.connection(), connection);
     assert_eq!(indication.get::<XorPeerAddress>().addr(message.transaction_id()), address(OTHER_PEER));
     assert!(matches!(bind(&mut world, &alice, 42_000, connection), Outcome::Bind { .. }));

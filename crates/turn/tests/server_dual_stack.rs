@@ -1,9 +1,9 @@
 //! Allocations of two families (RFC 8656 sections 7.2, 7.3 and 8).
 
 use crate::common::{turn::*, *};
-use turnpike_turn::{
-    server::{ClosedReason, DropReason, Effect, Family, OpenResult, PortWish, RelayId, ServerConfig},
-    wire::stun_types::attribute::AttributeStaticType as _,
+use stun_types::attribute::AttributeStaticType as _;
+use turnpike_turn::server::{
+    ClosedReason, DropReason, Effect, Family, OpenResult, PortWish, RelayId, ServerConfig,
 };
 
 fn ask(credentials: &Credentials) -> Ask {

@@ -2,10 +2,8 @@
 //! lets them deep in. Bounded under `cargo test`, unbounded under `cargo bolero`.
 
 use crate::common::*;
-use turnpike_turn::{
-    server::{ConnectError, Family, OpenResult, RelayId, ServerConfig},
-    wire::stun_types::message::Message,
-};
+use stun_types::message::Message;
+use turnpike_turn::server::{ConnectError, Family, OpenResult, RelayId, ServerConfig};
 
 #[test]
 fn server() {

@@ -1,10 +1,8 @@
 //! ICMP errors passed on to clients (RFC 8656 sections 11.5 and 18.13).
 
 use crate::common::{turn::*, *};
-use turnpike_turn::{
-    server::{DropReason, Family, RelayId},
-    wire::stun_types::{attribute::AttributeStaticType as _, message::MessageClass},
-};
+use stun_types::{attribute::AttributeStaticType as _, message::MessageClass};
+use turnpike_turn::server::{DropReason, Family, RelayId};
 
 /// What the client reads: type, code, error data.
 fn relayed(

@@ -6,7 +6,7 @@ use turn::{AdditionalAddressFamily, EvenPort};
 use turnpike_turn::access_token::{AccessToken, TokenKey};
 use turnpike_turn::{
     server::{AllocationId, Effect, Link, Moved, RelayId, ServerConfig, stats::ConnectionEvent},
-    wire::integrity::{self, Key, Mac},
+    wire::integrity::{Key, Mac},
 };
 
 /// A server of another process, whose clock is another and which knows the same users.
@@ -200,19 +200,14 @@ fn secrets_are_written_and_never_shown() {
     let mac_key = [0xAB; 20];
     let token =
         AccessToken::new(&mac_key, world.now.unix, 60).unwrap().seal(&key, "turn.example.org", [9; 12]);
-    let nonce = world
-        .ask(&Ask::allocate())
-        .get::<turnpike_turn::wire::stun_types::attribute::Nonce>()
-        .nonce()
-        .to_owned();
+    let nonce = world.ask(&Ask::allocate()).get::<stun_types::attribute::Nonce>().nonce().to_owned();
     let ask = Ask::allocate().with(&EvenPort::new(true)).raw(TICKET, &[]).raw(0x001B, &token);
     let ask = ask
-        .with(&turnpike_turn::wire::stun_types::attribute::Username::new("north").unwrap())
-        .with(&turnpike_turn::wire::stun_types::attribute::Realm::new(REALM).unwrap());
-    let mut signed =
-        ask.with(&turnpike_turn::wire::stun_types::attribute::Nonce::new(&nonce).unwrap()).bytes();
-    integrity::sign(&mut signed, &Key::from_bytes(&mac_key), Mac::Sha1);
-    let Outcome::Open(request) = world.feed(&signed) else { panic!() };
+        .with(&stun_types::attribute::Username::new("north").unwrap())
+        .with(&stun_types::attribute::Realm::new(REALM).unwrap());
+    let ask = ask.with(&stun_types::attribute::Nonce::new(&nonce).unwrap()).bytes();
+    let ask = signed(&ask, &Key::from_bytes(&mac_key), Mac::Sha1, false);
+    let Outcome::Open(request) = world.feed(&ask) else { panic!() };
     world.open(&request).success();
     let moved = world.server.snapshot(world.now, request.allocation).unwrap();
     let (shown, text) = (format!("{moved:?}"), written(&moved));

@@ -4,13 +4,9 @@ use std::net::SocketAddr;
 
 use crate::common::*;
 use proptest::prelude::*;
-use turnpike_turn::{
-    server::{
-        Client, DiscoveryLimits, DropReason, ListenerId, MAX_PADDING, NatDiscovery, ServerConfig, Verdict,
-    },
-    wire::stun_types::attribute::{
-        AttributeStaticType as _, AttributeType, UnknownAttributes, XorMappedAddress,
-    },
+use stun_types::attribute::{AttributeStaticType as _, AttributeType, UnknownAttributes, XorMappedAddress};
+use turnpike_turn::server::{
+    Client, DiscoveryLimits, DropReason, ListenerId, MAX_PADDING, NatDiscovery, ServerConfig, Verdict,
 };
 
 const CHANGE_REQUEST: u16 = 0x0003;

@@ -1,9 +1,10 @@
 //! Permissions and Send and Data indications (RFC 8656 sections 9 to 11).
 
 use crate::common::*;
+use turn_types::attribute::DontFragment;
 use turnpike_turn::{
     server::{DropReason, OwnEndpoints, ServerConfig},
-    wire::{indication, turn_types::attribute::DontFragment},
+    wire::indication,
 };
 
 #[test]

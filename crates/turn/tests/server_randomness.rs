@@ -4,11 +4,9 @@ use std::net::{Ipv4Addr, SocketAddr};
 
 use crate::common::{turn::*, *};
 use base64::{Engine as _, engine::general_purpose::STANDARD_NO_PAD};
+use stun_types::attribute::Nonce;
 use turnpike_testkit::randomness::{SAMPLES, judge};
-use turnpike_turn::{
-    server::{Client, ServerConfig},
-    wire::stun_types::attribute::Nonce,
-};
+use turnpike_turn::server::{Client, ServerConfig};
 
 /// Clients with addresses of their own.
 fn clients() -> impl Iterator<Item = Client> {

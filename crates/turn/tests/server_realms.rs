@@ -1,14 +1,10 @@
 //! Several realms on one server: chosen by listener, or by the REALM of a request.
 
 use crate::common::*;
-use turnpike_turn::{
-    server::{
-        Cidr, ClosedReason, CredentialRefusal, DropReason, Effect, ListenerId, ListenerProfile, PeerRules,
-        Realm, RealmId, ServerConfig,
-    },
-    wire::stun_types::attribute::{
-        Nonce, PasswordAlgorithmValue, PasswordAlgorithms, Realm as RealmAttribute,
-    },
+use stun_types::attribute::{Nonce, PasswordAlgorithmValue, PasswordAlgorithms, Realm as RealmAttribute};
+use turnpike_turn::server::{
+    Cidr, ClosedReason, CredentialRefusal, DropReason, Effect, ListenerId, ListenerProfile, PeerRules, Realm,
+    RealmId, ServerConfig,
 };
 
 const TENANT: &str = "tenant.example";

@@ -2,13 +2,11 @@
 //! carry SOFTWARE.
 
 use crate::common::*;
-use turnpike_turn::{
-    server::{DiscoveryLimits, ServerConfig},
-    wire::stun_types::{
-        attribute::{AttributeStaticType as _, Nonce, PasswordAlgorithms, Software},
-        message::Method,
-    },
+use stun_types::{
+    attribute::{AttributeStaticType as _, Nonce, PasswordAlgorithms, Software},
+    message::Method,
 };
+use turnpike_turn::server::{DiscoveryLimits, ServerConfig};
 
 const METHODS: [Method; 6] = [ALLOCATE, REFRESH, CREATE_PERMISSION, CHANNEL_BIND, CONNECT, CONNECTION_BIND];
 

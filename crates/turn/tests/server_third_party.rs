@@ -3,15 +3,13 @@
 use std::sync::Arc;
 
 use crate::common::*;
+use stun_types::attribute::{AttributeType, Nonce, Realm as RealmAttribute, UnknownAttributes, Username};
 use turnpike_turn::{
     access_token::{AccessToken, TokenKey},
     server::{
         ClosedReason, CredentialRefusal, Effect, IssuerKey, Realm, ServerConfig, ThirdParty, TokenProblem,
     },
-    wire::{
-        integrity::{self, Key, Mac},
-        stun_types::attribute::{AttributeType, Nonce, Realm as RealmAttribute, UnknownAttributes, Username},
-    },
+    wire::integrity::{Key, Mac},
 };
 
 const ACCESS_TOKEN: u16 = 0x001B;
@@ -95,9 +93,7 @@ impl Holder {
         if let Some(token) = &self.token {
             ask = ask.raw(ACCESS_TOKEN, token);
         }
-        let mut bytes = ask.bytes();
-        integrity::sign(&mut bytes, &Key::from_bytes(&self.mac_key), self.mac);
-        bytes
+        signed(&ask.bytes(), &Key::from_bytes(&self.mac_key), self.mac, false)
     }
 
     fn ask(&self, world: &mut World, ask: Ask) -> Reply {
@@ -109,7 +105,7 @@ impl Holder {
     }
 
     fn signed(&self, reply: &Reply) -> bool {
-        integrity::verify(&reply.0, &Key::from_bytes(&self.mac_key), self.mac).is_ok()
+        reply.verifies(&Key::from_bytes(&self.mac_key), self.mac)
     }
 }
 

@@ -6,7 +6,8 @@ use std::net::SocketAddr;
 use criterion::{Criterion, Throughput};
 use turnpike_wire::channel_data::{ChannelData, ChannelNumber};
 use turnpike_wire::indication::{self, Indication, MAX_HEADER_LEN};
-use turnpike_wire::integrity::{self, Key, KeyAlgorithm, Mac};
+use turnpike_wire::integrity::{Key, KeyAlgorithm, Mac};
+use turnpike_wire::stun::{Class, HEADER_LEN, Header, View, Writer, kind, method};
 
 const PAYLOAD: [u8; 120] = [0x5A; 120];
 
@@ -35,7 +36,7 @@ fn indications(criterion: &mut Criterion) {
         let peer: SocketAddr = peer.parse().expect("an address");
         let mut header = [0; MAX_HEADER_LEN];
         let length = indication::write_header(Indication::Send, [7; 12], peer, 120, &mut header);
-        let mut send = [&header[..length], &PAYLOAD].concat();
+        let send = [&header[..length], &PAYLOAD].concat();
         group.bench_function(format!("parse_send/{family}"), |b| {
             b.iter(|| indication::parse(Indication::Send, black_box(&send)).map(|view| view.data.len()));
         });
@@ -50,9 +51,12 @@ fn indications(criterion: &mut Criterion) {
                 )
             });
         });
-        integrity::append_fingerprint(&mut send);
+        let mut buffer = Vec::new();
+        let mut writer = Writer::begin(&mut buffer, Header::new_checked(&send).expect("a message"));
+        writer.raw(&send[HEADER_LEN..]);
+        let send = writer.finish(true);
         group.bench_function(format!("parse_send_with_fingerprint/{family}"), |b| {
-            b.iter(|| indication::parse(Indication::Send, black_box(&send)).map(|view| view.data.len()));
+            b.iter(|| indication::parse(Indication::Send, black_box(send)).map(|view| view.data.len()));
         });
     }
     group.finish();
@@ -60,29 +64,24 @@ fn indications(criterion: &mut Criterion) {
 
 fn message_integrity(criterion: &mut Criterion) {
     let key = Key::long_term(KeyAlgorithm::Md5, "user", "example.org", b"password");
-    // A Refresh request of the usual size: USERNAME, REALM, NONCE.
-    let mut request = vec![0, 4, 0, 0, 0x21, 0x12, 0xA4, 0x42, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12];
-    for (kind, length) in [(0x06, 8), (0x14, 12), (0x15, 40)] {
-        request.extend_from_slice(&[0, kind, 0, length]);
-        request.extend(std::iter::repeat_n(b'x', usize::from(length)));
-    }
+    // A Refresh request of the usual size.
+    let header = Header { class: Class::Request, method: method::REFRESH, transaction: [7; 12] };
+    let request = [(kind::USERNAME, &[b'x'; 8][..]), (kind::REALM, &[b'x'; 12]), (kind::NONCE, &[b'x'; 40])];
     let mut group = criterion.benchmark_group("integrity");
     group.throughput(Throughput::Elements(1));
     for (name, mac) in [("sha1", Mac::Sha1), ("sha256", Mac::Sha256)] {
         let mut buffer = Vec::with_capacity(1024);
         group.bench_function(format!("sign/{name}"), |b| {
             b.iter(|| {
-                buffer.clear();
-                buffer.extend_from_slice(&request);
-                integrity::sign(&mut buffer, black_box(&key), mac);
+                let mut writer = Writer::begin(&mut buffer, header);
+                request.iter().for_each(|(kind, value)| _ = writer.attribute(*kind, value));
+                writer.sign(black_box(&key), mac);
+                writer.finish(false).len()
             });
         });
-        let mut signed = request.clone();
-        integrity::sign(&mut signed, &key, mac);
-        assert_eq!(integrity::verify(&signed, &key, mac), Ok(()));
-        group.bench_function(format!("verify/{name}"), |b| {
-            b.iter(|| integrity::verify(black_box(&signed), black_box(&key), mac));
-        });
+        let verify = |bytes: &[u8]| View::new_checked(bytes).map(|view| view.verify(black_box(&key), mac));
+        assert_eq!(verify(&buffer), Ok(Ok(())));
+        group.bench_function(format!("verify/{name}"), |b| b.iter(|| verify(black_box(&buffer))));
     }
     group.finish();
 }

@@ -5,15 +5,16 @@
 //! │ STUN: 20 bytes + length                │ ChannelData: 4 bytes + length │ padding to 4 │ STUN …
 //! ```
 
-use crate::demux::{self, Kind};
+use crate::{
+    demux::{self, Kind},
+    stun::{COOKIE, HEADER_LEN},
+};
 
 /// Longest message of a stream in bytes, padding included: a STUN message whose length is the last multiple of 4. ChannelData of
 /// 65,535 bytes is 12 bytes shorter, but a Send or Data indication around the longest UDP datagram (65,507 bytes) is not.
-pub const MAX_MESSAGE_LEN: usize = 20 + 65_532;
+pub const MAX_MESSAGE_LEN: usize = HEADER_LEN + 65_532;
 
-const STUN_HEADER_LEN: usize = 20;
 const CHANNEL_DATA_HEADER_LEN: usize = 4;
-const COOKIE: [u8; 4] = [0x21, 0x12, 0xA4, 0x42];
 
 /// What stands at the beginning of a stream's bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -70,7 +71,7 @@ pub fn first(bytes: &[u8], limit: usize) -> Result<Frame, FrameError> {
                 Some(cookie) if *cookie != COOKIE => return Err(FrameError::NotStun),
                 Some(_) => {}
             }
-            (STUN_HEADER_LEN + length, STUN_HEADER_LEN + length)
+            (HEADER_LEN + length, HEADER_LEN + length)
         }
     };
     if next > limit {

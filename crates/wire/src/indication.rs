@@ -7,8 +7,8 @@ use std::net::{IpAddr, SocketAddr};
 
 use crate::address::canonical;
 use crate::stun::{
-    ATTRIBUTE_HEADER_LEN, Attribute, Attributes, COOKIE, FAMILY_IPV4, FAMILY_IPV6, HEADER_LEN, Malformed,
-    fingerprint, header_ending_at, kind, xor_address, xored,
+    ATTRIBUTE_HEADER_LEN, Attributes, COOKIE, Class, FAMILY_IPV4, FAMILY_IPV6, HEADER_LEN, Header, Invalid,
+    header_ending_at, kind, method, xor_address, xored,
 };
 
 /// The longest header that [`write_header`] makes: STUN header 20, XOR-PEER-ADDRESS (IPv6) 24, DATA header 4.
@@ -67,8 +67,7 @@ pub fn is(which: Indication, datagram: &[u8]) -> bool {
     [*t0, *t1] == which.message_type() && [*c0, *c1, *c2, *c3] == COOKIE
 }
 
-/// Parses an indication. A Data indication that carries ICMP instead of DATA is `Missing` here and goes through
-/// `turn_types`.
+/// Parses an indication. A Data indication that carries ICMP instead of DATA is `Missing` here; [`crate::stun::View`] reads it.
 ///
 /// Attributes may stand in any order; of several alike the first counts (RFC 8489 section 14). What follows a
 /// MESSAGE-INTEGRITY is ignored (section 14.5), known attributes that mean nothing here are too (section 6.3).
@@ -77,25 +76,24 @@ pub fn parse(which: Indication, datagram: &[u8]) -> Result<View<'_>, IndicationE
     if !is(which, datagram) {
         return Err(IndicationError::Malformed);
     }
+    let Header { transaction, .. } = Header::new_checked(datagram)?;
     let mut peer = None;
     let mut data = None;
     let mut dont_fragment = false;
     let mut integrity_seen = false;
-    for attribute in Attributes::of(datagram)? {
+    for attribute in Attributes::of(datagram) {
         let attribute = attribute?;
         match attribute.kind {
-            kind::FINGERPRINT => check_fingerprint(datagram, &attribute)?,
+            kind::FINGERPRINT => attribute.check_fingerprint(datagram)?,
             _ if integrity_seen => {}
             kind::XOR_PEER_ADDRESS if peer.is_none() => {
-                let transaction = datagram.get(8..).and_then(<[u8]>::first_chunk);
-                let told = transaction.and_then(|transaction| xor_address(attribute.value, transaction));
-                peer = Some(told.ok_or(IndicationError::Malformed)?);
+                peer = Some(xor_address(attribute.value, &transaction).ok_or(IndicationError::Malformed)?);
             }
             kind::DATA if data.is_none() => data = Some(attribute.value),
             kind::DONT_FRAGMENT if attribute.value.is_empty() => dont_fragment = which == Indication::Send,
             kind::DONT_FRAGMENT => return Err(IndicationError::Malformed),
             kind::MESSAGE_INTEGRITY | kind::MESSAGE_INTEGRITY_SHA256 => integrity_seen = true,
-            other if comprehended(other) => {}
+            other if kind::is_comprehended(other) => {}
             unknown => return Err(IndicationError::UnknownAttribute(unknown)),
         }
     }
@@ -167,65 +165,27 @@ const XOR_IPV6_LEN: u8 = 20;
 
 impl Indication {
     const fn message_type(self) -> [u8; 2] {
-        match self {
-            Self::Send => [0x00, 0x16],
-            Self::Data => [0x00, 0x17],
+        let method = match self {
+            Self::Send => method::SEND,
+            Self::Data => method::DATA,
+        };
+        Header { class: Class::Indication, method, transaction: [0; 12] }.message_type().to_be_bytes()
+    }
+}
+
+impl From<Invalid> for IndicationError {
+    fn from(invalid: Invalid) -> Self {
+        match invalid {
+            Invalid::Fingerprint => Self::Fingerprint,
+            _ => Self::Malformed,
         }
     }
-}
-
-impl From<Malformed> for IndicationError {
-    fn from(Malformed: Malformed) -> Self {
-        Self::Malformed
-    }
-}
-
-fn check_fingerprint(datagram: &[u8], attribute: &Attribute<'_>) -> Result<(), IndicationError> {
-    if attribute.value.len() != 4 || !attribute.is_last {
-        return Err(IndicationError::Malformed);
-    }
-    if attribute.value == fingerprint(datagram, attribute.offset) {
-        Ok(())
-    } else {
-        Err(IndicationError::Fingerprint)
-    }
-}
-
-/// Attributes that may be ignored where they mean nothing: the comprehension-optional ones, and the
-/// comprehension-required ones that turnpike knows.
-const fn comprehended(kind: u16) -> bool {
-    kind >= 0x8000
-        || matches!(
-            kind,
-            kind::MAPPED_ADDRESS
-                | kind::USERNAME
-                | kind::MESSAGE_INTEGRITY
-                | kind::ERROR_CODE
-                | kind::UNKNOWN_ATTRIBUTES
-                | kind::CHANNEL_NUMBER
-                | kind::LIFETIME
-                | kind::XOR_PEER_ADDRESS
-                | kind::DATA
-                | kind::REALM
-                | kind::NONCE
-                | kind::XOR_RELAYED_ADDRESS
-                | kind::REQUESTED_ADDRESS_FAMILY
-                | kind::EVEN_PORT
-                | kind::REQUESTED_TRANSPORT
-                | kind::DONT_FRAGMENT
-                | kind::MESSAGE_INTEGRITY_SHA256
-                | kind::PASSWORD_ALGORITHM
-                | kind::USERHASH
-                | kind::XOR_MAPPED_ADDRESS
-                | kind::RESERVATION_TOKEN
-                | kind::CONNECTION_ID
-        )
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::integrity;
+    use crate::stun::Writer;
 
     const TRANSACTION: [u8; 12] = [0xB7, 0xE7, 0xA7, 0x01, 0xBC, 0x34, 0xD6, 0x86, 0xFA, 0x87, 0xDF, 0xAE];
 
@@ -269,6 +229,13 @@ mod tests {
         message.extend_from_slice(&TRANSACTION);
         message.extend_from_slice(&attributes);
         message
+    }
+
+    fn fingerprinted(message: &[u8]) -> Vec<u8> {
+        let mut buffer = Vec::new();
+        let mut writer = Writer::begin(&mut buffer, Header::new_checked(message).unwrap());
+        writer.raw(&message[HEADER_LEN..]);
+        writer.finish(true).to_vec()
     }
 
     fn parse_send(attributes: &[&[u8]]) -> Result<(SocketAddr, Vec<u8>, bool), IndicationError> {
@@ -398,8 +365,7 @@ mod tests {
 
     #[test]
     fn a_fingerprint_must_match_and_be_last() {
-        let mut right = SEND_IPV4.to_vec();
-        integrity::append_fingerprint(&mut right);
+        let right = fingerprinted(SEND_IPV4);
         assert_eq!(parse(Indication::Send, &right).unwrap().data, b"abc");
 
         let mut wrong = right.clone();
@@ -409,15 +375,14 @@ mod tests {
         changed[36] ^= 1;
         assert_eq!(parse(Indication::Send, &changed), Err(IndicationError::Fingerprint));
 
-        let mut followed = right.clone();
+        let mut followed = right;
         followed.extend_from_slice(&SOFTWARE);
         followed[3] += 8;
         assert_eq!(parse(Indication::Send, &followed), Err(IndicationError::Malformed));
         assert_eq!(parse_send(&[&PEER, &DATA, &[0x80, 0x28, 0, 0]]), Err(IndicationError::Malformed));
 
         // Not even MESSAGE-INTEGRITY hides it.
-        let mut hidden = message(Indication::Send, &[&PEER, &DATA, &INTEGRITY]);
-        integrity::append_fingerprint(&mut hidden);
+        let mut hidden = fingerprinted(&message(Indication::Send, &[&PEER, &DATA, &INTEGRITY]));
         assert!(parse(Indication::Send, &hidden).is_ok());
         *hidden.last_mut().unwrap() ^= 1;
         assert_eq!(parse(Indication::Send, &hidden), Err(IndicationError::Fingerprint));

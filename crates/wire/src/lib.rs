@@ -1,7 +1,8 @@
 //! Bytes: what stands on the wire between a TURN client, a TURN server and a peer.
 //!
-//! ChannelData and the Send/Data indications are apart from other messages, because they are the data path; message integrity is, because
-//! keys come from many places. [`stun_types`] and [`turn_types`] are the oracle of this crate's tests.
+//! [`stun`] is the one codec of STUN messages. ChannelData and the Send/Data indications are apart from it, because they are the data path;
+//! [`integrity`] is, because keys come from many places. What others have written for the same bytes, `stun-types` and `turn-types`, is
+//! the oracle of the tests.
 #![forbid(unsafe_code)]
 
 pub mod address;
@@ -12,6 +13,3 @@ pub mod indication;
 pub mod integrity;
 pub mod proxy_protocol;
 pub mod stun;
-
-pub use stun_types;
-pub use turn_types;

@@ -12,3 +12,4 @@ mod oracle;
 mod rfc_vectors;
 mod stream_splits;
 mod stun;
+mod support;

@@ -1,15 +1,18 @@
 //! Message integrity against `stun_types`, and the corners where RFC 8489 sections 14.5 to 14.7 are easily got wrong.
 
 use proptest::prelude::*;
-use turnpike_wire::integrity::{self, IntegrityError, Key, KeyAlgorithm, Mac};
-use turnpike_wire::stun_types::attribute::{
+use stun_types::attribute::{
     Attribute as _, AttributeStaticType, AttributeWrite, Fingerprint, MessageIntegrity,
     MessageIntegritySha256, RawAttribute, Software, Username,
 };
-use turnpike_wire::stun_types::message::{
+use stun_types::message::{
     BINDING, IntegrityAlgorithm, LongTermKeyCredentials, Message, MessageIntegrityCredentials, MessageWrite,
     MessageWriteExt, MessageWriteVec, ShortTermCredentials,
 };
+use turnpike_wire::integrity::{IntegrityError, Key, KeyAlgorithm, Mac};
+use turnpike_wire::stun::{Invalid, View};
+
+use crate::support::{fingerprinted, has_fingerprint, mac_of, signed, verify};
 
 const PASSWORD: &str = "correct horse";
 
@@ -53,15 +56,14 @@ fn sign_truncated(message: &mut Vec<u8>, length: usize) {
 
 #[test]
 fn both_macs_and_a_fingerprint_in_one_message() {
-    let mut message = request(5);
-    integrity::sign(&mut message, &key(), Mac::Sha1);
-    assert_eq!(integrity::mac_of(&message), Some(Mac::Sha1));
-    integrity::sign(&mut message, &key(), Mac::Sha256);
-    integrity::append_fingerprint(&mut message);
-    assert_eq!(integrity::mac_of(&message), Some(Mac::Sha256), "with both, SHA-256 counts");
-    assert_eq!(integrity::verify(&message, &key(), Mac::Sha1), Ok(()));
-    assert_eq!(integrity::verify(&message, &key(), Mac::Sha256), Ok(()));
-    assert_eq!(integrity::check_fingerprint(&message), Some(true));
+    let mut message = signed(&request(5), &key(), Mac::Sha1);
+    assert_eq!(mac_of(&message), Some(Mac::Sha1));
+    message = signed(&message, &key(), Mac::Sha256);
+    message = fingerprinted(&message);
+    assert_eq!(mac_of(&message), Some(Mac::Sha256), "with both, SHA-256 counts");
+    assert_eq!(verify(&message, &key(), Mac::Sha1), Ok(()));
+    assert_eq!(verify(&message, &key(), Mac::Sha256), Ok(()));
+    assert_eq!(has_fingerprint(&message), Ok(true));
 
     let oracle = Message::from_bytes(&message).unwrap();
     assert_eq!(oracle.validate_integrity(&short_term(PASSWORD)).ok(), Some(IntegrityAlgorithm::Sha256));
@@ -75,9 +77,9 @@ fn the_oracles_both_macs_and_fingerprint_verify() {
     writer.add_message_integrity(&short_term(PASSWORD), IntegrityAlgorithm::Sha256).unwrap();
     writer.add_fingerprint().unwrap();
     let message = writer.finish();
-    assert_eq!(integrity::verify(&message, &key(), Mac::Sha1), Ok(()));
-    assert_eq!(integrity::verify(&message, &key(), Mac::Sha256), Ok(()));
-    assert_eq!(integrity::check_fingerprint(&message), Some(true));
+    assert_eq!(verify(&message, &key(), Mac::Sha1), Ok(()));
+    assert_eq!(verify(&message, &key(), Mac::Sha256), Ok(()));
+    assert_eq!(has_fingerprint(&message), Ok(true));
 }
 
 /// RFC 8489 section 14.6 leaves truncation to the STUN usage, and that of TURN knows none.
@@ -87,11 +89,11 @@ fn sha256_is_never_truncated() {
         let mut message = request(0);
         sign_truncated(&mut message, length);
         let expected = if length == 32 { Ok(()) } else { Err(IntegrityError::Malformed) };
-        assert_eq!(integrity::verify(&message, &key(), Mac::Sha256), expected, "{length}");
+        assert_eq!(verify(&message, &key(), Mac::Sha256), expected, "{length}");
         if expected.is_ok() {
             let last = message.len() - 1;
             message[last] ^= 1;
-            let changed = integrity::verify(&message, &key(), Mac::Sha256);
+            let changed = verify(&message, &key(), Mac::Sha256);
             assert_eq!(changed, Err(IntegrityError::Mismatch), "{length}");
         }
     }
@@ -102,24 +104,20 @@ fn sha1_is_never_truncated() {
     for length in (0_u8..=32).filter(|length| *length != 20) {
         let mut message = request(0);
         append(&mut message, &RawAttribute::new(MessageIntegrity::TYPE, &vec![7; length.into()]));
-        assert_eq!(
-            integrity::verify(&message, &key(), Mac::Sha1),
-            Err(IntegrityError::Malformed),
-            "{length}"
-        );
+        assert_eq!(verify(&message, &key(), Mac::Sha1), Err(IntegrityError::Malformed), "{length}");
     }
 }
 
-/// RFC 8489 section 14.5. The server reads attributes through `stun_types`, and must not see what the MAC does not
-/// cover.
+/// RFC 8489 section 14.5.
 #[test]
 fn attributes_after_message_integrity_are_neither_covered_nor_seen() {
     for (mac, kind) in [(Mac::Sha1, MessageIntegrity::TYPE), (Mac::Sha256, MessageIntegritySha256::TYPE)] {
-        let mut message = Message::builder_request(BINDING, MessageWriteVec::new()).finish();
-        integrity::sign(&mut message, &key(), mac);
+        let empty = Message::builder_request(BINDING, MessageWriteVec::new()).finish();
+        let mut message = signed(&empty, &key(), mac);
         append(&mut message, &Username::new("mallory").unwrap().to_raw());
-        assert_eq!(integrity::mac_of(&message), Some(mac));
-        assert_eq!(integrity::verify(&message, &key(), mac), Ok(()), "appending breaks no MAC");
+        let view = View::new_checked(&message).unwrap();
+        assert_eq!((view.mac(), view.attributes().count()), (Some(mac), 0));
+        assert_eq!(view.verify(&key(), mac), Ok(()), "appending breaks no MAC");
 
         let oracle = Message::from_bytes(&message).unwrap();
         assert!(oracle.attribute::<Username>().is_err());
@@ -131,64 +129,58 @@ fn attributes_after_message_integrity_are_neither_covered_nor_seen() {
 
 #[test]
 fn message_integrity_after_its_successor_or_a_fingerprint_does_not_count() {
-    let mut after_sha256 = request(0);
-    integrity::sign(&mut after_sha256, &key(), Mac::Sha256);
-    integrity::sign(&mut after_sha256, &key(), Mac::Sha1);
-    assert_eq!(integrity::mac_of(&after_sha256), Some(Mac::Sha256));
-    assert_eq!(integrity::verify(&after_sha256, &key(), Mac::Sha1), Err(IntegrityError::Missing));
-    assert_eq!(integrity::verify(&after_sha256, &key(), Mac::Sha256), Ok(()));
+    let after_sha256 = signed(&signed(&request(0), &key(), Mac::Sha256), &key(), Mac::Sha1);
+    assert_eq!(mac_of(&after_sha256), Some(Mac::Sha256));
+    assert_eq!(verify(&after_sha256, &key(), Mac::Sha1), Err(IntegrityError::Missing));
+    assert_eq!(verify(&after_sha256, &key(), Mac::Sha256), Ok(()));
 
-    let mut after_fingerprint = request(0);
-    integrity::append_fingerprint(&mut after_fingerprint);
-    integrity::sign(&mut after_fingerprint, &key(), Mac::Sha1);
-    integrity::sign(&mut after_fingerprint, &key(), Mac::Sha256);
-    assert_eq!(integrity::mac_of(&after_fingerprint), None);
+    let after_fingerprint = signed(&fingerprinted(&request(0)), &key(), Mac::Sha1);
+    let after_fingerprint = signed(&after_fingerprint, &key(), Mac::Sha256);
+    assert_eq!(mac_of(&after_fingerprint), None);
     for mac in [Mac::Sha1, Mac::Sha256] {
-        let refused = integrity::verify(&after_fingerprint, &key(), mac);
-        assert_eq!(refused, Err(IntegrityError::Missing));
+        assert_eq!(verify(&after_fingerprint, &key(), mac), Err(IntegrityError::Malformed));
     }
-    assert_eq!(integrity::check_fingerprint(&after_fingerprint), Some(false), "not the last");
+    assert_eq!(has_fingerprint(&after_fingerprint), Err(Invalid::Attribute), "not the last");
 }
 
 #[test]
 fn of_two_macs_alike_the_first_counts() {
-    let mut message = request(0);
-    integrity::sign(&mut message, &key(), Mac::Sha1);
-    integrity::sign(&mut message, &Key::from_bytes(b"mallory"), Mac::Sha1);
-    assert_eq!(integrity::verify(&message, &key(), Mac::Sha1), Ok(()));
-    let mallory = integrity::verify(&message, &Key::from_bytes(b"mallory"), Mac::Sha1);
-    assert_eq!(mallory, Err(IntegrityError::Mismatch));
+    let mallory = Key::from_bytes(b"mallory");
+    for mac in [Mac::Sha1, Mac::Sha256] {
+        let message = signed(&signed(&request(0), &key(), mac), &mallory, mac);
+        assert_eq!(verify(&message, &key(), mac), Ok(()));
+        assert_eq!(verify(&message, &mallory, mac), Err(IntegrityError::Mismatch));
+    }
 }
 
 /// An attacker on the path cannot make a message that offers SHA-256 pass on the strength of SHA-1 by spoiling the
-/// stronger one: `mac_of` still says SHA-256.
+/// stronger one: it still carries SHA-256.
 #[test]
 fn a_spoiled_sha256_is_no_missing_sha256() {
-    let mut message = request(0);
-    integrity::sign(&mut message, &key(), Mac::Sha1);
+    let mut message = signed(&request(0), &key(), Mac::Sha1);
     append(&mut message, &RawAttribute::new(MessageIntegritySha256::TYPE, &[]));
-    assert_eq!(integrity::mac_of(&message), Some(Mac::Sha256));
-    assert_eq!(integrity::verify(&message, &key(), Mac::Sha256), Err(IntegrityError::Malformed));
+    assert_eq!(mac_of(&message), Some(Mac::Sha256));
+    assert_eq!(verify(&message, &key(), Mac::Sha256), Err(IntegrityError::Malformed));
 }
 
 #[test]
 fn an_unsigned_message_misses_its_mac() {
     let message = request(3);
-    assert_eq!(integrity::mac_of(&message), None);
-    assert_eq!(integrity::check_fingerprint(&message), None);
+    assert_eq!(mac_of(&message), None);
+    assert_eq!(has_fingerprint(&message), Ok(false));
     for mac in [Mac::Sha1, Mac::Sha256] {
-        assert_eq!(integrity::verify(&message, &key(), mac), Err(IntegrityError::Missing));
-        assert_eq!(integrity::verify(&message[..19], &key(), mac), Err(IntegrityError::Malformed));
-        assert_eq!(integrity::verify(&[], &key(), mac), Err(IntegrityError::Malformed));
+        assert_eq!(verify(&message, &key(), mac), Err(IntegrityError::Missing));
+        assert_eq!(verify(&message[..19], &key(), mac), Err(IntegrityError::Malformed));
+        assert_eq!(verify(&[], &key(), mac), Err(IntegrityError::Malformed));
     }
 }
 
 #[test]
-fn a_fingerprint_of_the_wrong_size_does_not_match() {
+fn a_fingerprint_of_the_wrong_size_is_malformed() {
     for length in (0_u8..12).filter(|length| *length != 4) {
         let mut message = request(0);
         append(&mut message, &RawAttribute::new(Fingerprint::TYPE, &vec![0; length.into()]));
-        assert_eq!(integrity::check_fingerprint(&message), Some(false), "{length}");
+        assert_eq!(has_fingerprint(&message), Err(Invalid::Attribute), "{length}");
     }
 }
 
@@ -226,10 +218,9 @@ proptest! {
             (KeyAlgorithm::Sha256, Mac::Sha256, IntegrityAlgorithm::Sha256),
         ] {
             let key = Key::long_term(key_algorithm, &user, &realm, password.as_bytes());
-            let mut message = request(software);
-            integrity::sign(&mut message, &key, mac);
+            let mut message = signed(&request(software), &key, mac);
             if fingerprint {
-                integrity::append_fingerprint(&mut message);
+                message = fingerprinted(&message);
             }
             let oracle = LongTermKeyCredentials::new(user.clone(), password.clone(), realm.clone()).into();
             let parsed = Message::from_bytes(&message).unwrap();
@@ -266,10 +257,10 @@ proptest! {
                 Some(algorithm) => Key::long_term(algorithm, &user, &realm, password.as_bytes()),
                 None => Key::from_bytes(password.as_bytes()),
             };
-            prop_assert_eq!(integrity::mac_of(&message), Some(mac));
-            prop_assert_eq!(integrity::verify(&message, &key, mac), Ok(()));
+            prop_assert_eq!(mac_of(&message), Some(mac));
+            prop_assert_eq!(verify(&message, &key, mac), Ok(()));
             let other = Key::from_bytes(format!("{password}x").as_bytes());
-            prop_assert_eq!(integrity::verify(&message, &other, mac), Err(IntegrityError::Mismatch));
+            prop_assert_eq!(verify(&message, &other, mac), Err(IntegrityError::Mismatch));
         }
     }
 
@@ -281,42 +272,37 @@ proptest! {
         bit in 0_u8..8,
     ) {
         for mac in [Mac::Sha1, Mac::Sha256] {
-            let mut message = request(software);
-            integrity::sign(&mut message, &key(), mac);
+            let mut message = signed(&request(software), &key(), mac);
             let at = at.index(message.len());
             message[at] ^= 1 << bit;
-            prop_assert!(integrity::verify(&message, &key(), mac).is_err());
+            prop_assert!(verify(&message, &key(), mac).is_err());
         }
     }
 
     #[test]
     fn a_cut_message_is_never_authentic(software in 0_usize..20) {
-        let mut message = request(software);
-        integrity::sign(&mut message, &key(), Mac::Sha1);
-        integrity::sign(&mut message, &key(), Mac::Sha256);
-        integrity::append_fingerprint(&mut message);
+        let message = signed(&signed(&request(software), &key(), Mac::Sha1), &key(), Mac::Sha256);
+        let message = fingerprinted(&message);
         for length in 0..message.len() {
             for mac in [Mac::Sha1, Mac::Sha256] {
-                let refused = integrity::verify(&message[..length], &key(), mac);
+                let refused = verify(&message[..length], &key(), mac);
                 prop_assert_eq!(refused, Err(IntegrityError::Malformed));
             }
-            prop_assert_eq!(integrity::check_fingerprint(&message[..length]), None);
+            prop_assert_eq!(has_fingerprint(&message[..length]), Err(Invalid::Truncated));
         }
     }
 
     /// With the length field put right, a cut message is one that was signed with less, or not at all.
     #[test]
     fn a_message_cut_at_an_attribute_keeps_only_what_is_left(software in 0_usize..20) {
-        let mut message = request(software);
-        let unsigned = message.len();
-        integrity::sign(&mut message, &key(), Mac::Sha1);
-        integrity::sign(&mut message, &key(), Mac::Sha256);
+        let unsigned = request(software).len();
+        let message = signed(&signed(&request(software), &key(), Mac::Sha1), &key(), Mac::Sha256);
         for length in (20..message.len()).step_by(4) {
             let mut cut = message[..length].to_vec();
             set_length(&mut cut);
-            let sha1 = integrity::verify(&cut, &key(), Mac::Sha1);
-            prop_assert_eq!(sha1.is_ok(), length >= unsigned + 24, "{}", length);
-            prop_assert!(integrity::verify(&cut, &key(), Mac::Sha256).is_err());
+            let sha1 = verify(&cut, &key(), Mac::Sha1);
+            prop_assert_eq!(sha1.is_ok(), length == unsigned + 24, "{}", length);
+            prop_assert!(verify(&cut, &key(), Mac::Sha256).is_err());
         }
     }
 }

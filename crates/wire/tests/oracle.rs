@@ -4,18 +4,20 @@
 use std::net::{IpAddr, SocketAddr};
 
 use proptest::prelude::*;
+use stun_types::attribute::{Attribute as _, AttributeWrite as _, RawAttribute, Software};
+use stun_types::message::{
+    Message, MessageClass, MessageType, MessageWrite, MessageWriteExt, MessageWriteVec, TransactionId,
+};
+use turn_types::attribute::{Data, DontFragment, Icmp, XorPeerAddress};
+use turn_types::channel::ChannelData as OracleChannelData;
+use turn_types::message::{DATA, SEND};
 use turnpike_wire::address::canonical;
 use turnpike_wire::channel_data::{ChannelData, ChannelNumber};
 use turnpike_wire::demux;
 use turnpike_wire::indication::{self, Indication, IndicationError, MAX_HEADER_LEN, View};
-use turnpike_wire::integrity;
-use turnpike_wire::stun_types::attribute::{Attribute as _, AttributeWrite as _, RawAttribute, Software};
-use turnpike_wire::stun_types::message::{
-    Message, MessageClass, MessageType, MessageWrite, MessageWriteExt, MessageWriteVec, TransactionId,
-};
-use turnpike_wire::turn_types::attribute::{Data, DontFragment, Icmp, XorPeerAddress};
-use turnpike_wire::turn_types::channel::ChannelData as OracleChannelData;
-use turnpike_wire::turn_types::message::{DATA, SEND};
+use turnpike_wire::stun::{self, Invalid};
+
+use crate::support::{fingerprinted, has_fingerprint};
 
 fn any_peer() -> impl Strategy<Value = SocketAddr> {
     (any::<IpAddr>(), any::<u16>()).prop_map(|(ip, port)| SocketAddr::new(ip, port))
@@ -92,10 +94,7 @@ fn assemble(which: Indication, transaction: TransactionId, parts: &[Part], finge
     }
     let length = u16::try_from(bytes.len() - 20).unwrap();
     bytes[2..4].copy_from_slice(&length.to_be_bytes());
-    if fingerprint {
-        integrity::append_fingerprint(&mut bytes);
-    }
-    bytes
+    if fingerprint { fingerprinted(&bytes) } else { bytes }
 }
 
 /// What an indication means according to the oracle and RFC 8489 section 6.3.2.
@@ -124,8 +123,7 @@ fn our_view(which: Indication, bytes: &[u8]) -> Result<(SocketAddr, Vec<u8>, boo
     Ok((peer, data.to_vec(), dont_fragment))
 }
 
-/// Why `demux::is_stun_message` stands before the oracle's parser: whatever follows the message in its datagram would
-/// be read as its attributes. Once this fails, the oracle has become strict and the note there can go.
+/// One way in which the two differ: the oracle reads as attributes whatever follows the message in its datagram.
 #[test]
 fn the_oracle_reads_beyond_the_length_field_and_we_do_not() {
     let transaction = transaction_id([7; 12]);
@@ -136,7 +134,7 @@ fn the_oracle_reads_beyond_the_length_field_and_we_do_not() {
     let message = Message::from_bytes(&bytes).unwrap();
     let data = message.attribute::<Data<'_>>().unwrap();
     assert_eq!(data.data(), b"smuggled");
-    assert!(!demux::is_stun_message(&bytes));
+    assert_eq!(stun::View::new_checked(&bytes).err(), Some(Invalid::Length));
     assert_eq!(indication::parse(Indication::Send, &bytes), Err(IndicationError::Malformed));
 }
 
@@ -161,7 +159,7 @@ proptest! {
     ) {
         let bytes = ours(which, transaction, peer, &payload);
         prop_assert!(indication::is(which, &bytes));
-        prop_assert!(demux::is_stun_message(&bytes));
+        prop_assert!(stun::View::new_checked(&bytes).is_ok());
         let expected = Ok((canonical(peer), payload, false));
         prop_assert_eq!(&our_view(which, &bytes), &expected);
         prop_assert_eq!(&oracles_view(which, &bytes), &expected);
@@ -196,7 +194,7 @@ proptest! {
         let bytes = writer.finish();
         let dont_fragment = dont_fragment && which == Indication::Send;
         prop_assert_eq!(our_view(which, &bytes), Ok((as_told(which, peer), payload, dont_fragment)));
-        prop_assert_eq!(integrity::check_fingerprint(&bytes), fingerprint.then_some(true));
+        prop_assert_eq!(has_fingerprint(&bytes), Ok(fingerprint));
     }
 
     #[test]
@@ -220,9 +218,7 @@ proptest! {
         let whole = ours(which, transaction, peer, &payload);
         for length in 0..whole.len() {
             prop_assert_eq!(indication::parse(which, &whole[..length]), Err(IndicationError::Malformed));
-            prop_assert!(!demux::is_stun_message(&whole[..length]));
-            prop_assert_eq!(integrity::mac_of(&whole[..length]), None);
-            prop_assert_eq!(integrity::check_fingerprint(&whole[..length]), None);
+            prop_assert_eq!(stun::View::new_checked(&whole[..length]).err(), Some(Invalid::Truncated));
         }
     }
 
@@ -255,7 +251,7 @@ proptest! {
         if let Ok(view) = ChannelData::parse(&bytes) {
             prop_assert!(view.payload().len() + 4 <= bytes.len());
         }
-        if demux::is_stun_message(&bytes) {
+        if stun::View::new_checked(&bytes).is_ok() {
             prop_assert_eq!(demux::classify(&bytes), demux::Kind::Stun);
         }
     }

@@ -1,11 +1,10 @@
 //! The test vectors of RFC 5769 and of RFC 8489 appendix B, verified, and written again from their attributes.
 
-use turnpike_wire::integrity::{self, Key, KeyAlgorithm, Mac};
-use turnpike_wire::stun_types::attribute::{
-    Attribute, AttributeStaticType, AttributeWrite, Nonce, PasswordAlgorithm, PasswordAlgorithmValue,
-    PasswordAlgorithms, RawAttribute, Realm, Userhash, Username, XorMappedAddress,
-};
-use turnpike_wire::stun_types::message::{BINDING, Message, MessageClass};
+use stun_types::attribute::Userhash;
+use turnpike_wire::integrity::{self, IntegrityError, Key, KeyAlgorithm, Mac};
+use turnpike_wire::stun::{self, Class, View, kind};
+
+use crate::support::{fingerprinted, has_fingerprint, mac_of, signed, verify};
 
 /// RFC 5769 sections 2.1 to 2.3.
 const SHORT_TERM_PASSWORD: &[u8] = b"VOkJxbRl1RmTxUk/WvJxBt";
@@ -65,26 +64,21 @@ fn hex(text: &str) -> Vec<u8> {
 
 /// Takes the integrity attribute and the FINGERPRINT off a vector and lets us write them again.
 fn rewritten(vector: &[u8], tail: usize, key: &Key, mac: Mac, fingerprint: bool) -> Vec<u8> {
-    let mut message = vector[..vector.len() - tail].to_vec();
-    message[2..4].fill(0xEE);
-    integrity::sign(&mut message, key, mac);
-    if fingerprint {
-        integrity::append_fingerprint(&mut message);
-    }
-    message
+    let message = signed(&vector[..vector.len() - tail], key, mac);
+    if fingerprint { fingerprinted(&message) } else { message }
 }
 
 #[test]
 fn rfc5769_short_term_vectors_verify_and_are_written_alike() {
     let key = Key::from_bytes(SHORT_TERM_PASSWORD);
     for vector in [REQUEST, IPV4_RESPONSE, IPV6_RESPONSE].map(hex) {
-        assert_eq!(integrity::mac_of(&vector), Some(Mac::Sha1));
-        assert_eq!(integrity::verify(&vector, &key, Mac::Sha1), Ok(()));
-        assert_eq!(integrity::verify(&vector, &key, Mac::Sha256), Err(integrity::IntegrityError::Missing));
+        assert_eq!(mac_of(&vector), Some(Mac::Sha1));
+        assert_eq!(verify(&vector, &key, Mac::Sha1), Ok(()));
+        assert_eq!(verify(&vector, &key, Mac::Sha256), Err(IntegrityError::Missing));
         let other = Key::from_bytes(b"VOkJxbRl1RmTxUk/WvJxBT");
-        let refused = integrity::verify(&vector, &other, Mac::Sha1);
-        assert_eq!(refused, Err(integrity::IntegrityError::Mismatch));
-        assert_eq!(integrity::check_fingerprint(&vector), Some(true));
+        let refused = verify(&vector, &other, Mac::Sha1);
+        assert_eq!(refused, Err(IntegrityError::Mismatch));
+        assert_eq!(has_fingerprint(&vector), Ok(true));
         assert_eq!(rewritten(&vector, 24 + 8, &key, Mac::Sha1, true), vector);
     }
 }
@@ -95,10 +89,10 @@ fn rfc5769_responses_carry_the_addresses_of_the_text() {
         [(IPV4_RESPONSE, "192.0.2.1:32853"), (IPV6_RESPONSE, "[2001:db8:1234:5678:11:2233:4455:6677]:32853")]
     {
         let bytes = hex(vector);
-        let message = Message::from_bytes(&bytes).unwrap();
-        assert!(message.has_class(MessageClass::Success) && message.has_method(BINDING));
-        let mapped = message.attribute::<XorMappedAddress>().unwrap();
-        assert_eq!(mapped.addr(message.transaction_id()), address.parse().unwrap());
+        let view = View::new_checked(&bytes).unwrap();
+        assert_eq!((view.header().class, view.header().method), (Class::Success, stun::method::BINDING));
+        assert_eq!(view.xor_address(kind::XOR_MAPPED_ADDRESS), address.parse().ok());
+        assert_eq!(view.text(kind::SOFTWARE), Some("test vector"));
     }
 }
 
@@ -106,62 +100,50 @@ fn rfc5769_responses_carry_the_addresses_of_the_text() {
 fn rfc5769_long_term_vector_verifies_and_is_written_alike() {
     let vector = hex(LONG_TERM_REQUEST);
     let key = Key::long_term(KeyAlgorithm::Md5, USERNAME, REALM, PASSWORD);
-    assert_eq!(integrity::mac_of(&vector), Some(Mac::Sha1));
-    assert_eq!(integrity::verify(&vector, &key, Mac::Sha1), Ok(()));
-    assert_eq!(integrity::check_fingerprint(&vector), None);
+    assert_eq!(mac_of(&vector), Some(Mac::Sha1));
+    assert_eq!(verify(&vector, &key, Mac::Sha1), Ok(()));
+    assert_eq!(has_fingerprint(&vector), Ok(false));
     assert_eq!(rewritten(&vector, 24, &key, Mac::Sha1, false), vector);
     let wrong = Key::long_term(KeyAlgorithm::Sha256, USERNAME, REALM, PASSWORD);
-    assert_eq!(integrity::verify(&vector, &wrong, Mac::Sha1), Err(integrity::IntegrityError::Mismatch));
-    let message = Message::from_bytes(&vector).unwrap();
-    assert_eq!(message.attribute::<Username>().unwrap().username(), USERNAME);
+    assert_eq!(verify(&vector, &wrong, Mac::Sha1), Err(IntegrityError::Mismatch));
+    let view = View::new_checked(&vector).unwrap();
+    assert_eq!((view.text(kind::USERNAME), view.text(kind::REALM)), (Some(USERNAME), Some(REALM)));
 }
 
 #[test]
 fn rfc8489_b1_verifies_and_is_written_alike() {
     let vector = hex(SHA256_REQUEST);
     let key = Key::long_term(KeyAlgorithm::Sha256, USERNAME, REALM, PASSWORD);
-    assert_eq!(integrity::mac_of(&vector), Some(Mac::Sha256));
-    assert_eq!(integrity::verify(&vector, &key, Mac::Sha256), Ok(()));
-    assert_eq!(integrity::verify(&vector, &key, Mac::Sha1), Err(integrity::IntegrityError::Missing));
+    assert_eq!(mac_of(&vector), Some(Mac::Sha256));
+    assert_eq!(verify(&vector, &key, Mac::Sha256), Ok(()));
+    assert_eq!(verify(&vector, &key, Mac::Sha1), Err(IntegrityError::Missing));
     assert_eq!(rewritten(&vector, 36, &key, Mac::Sha256, false), vector);
     let md5 = Key::long_term(KeyAlgorithm::Md5, USERNAME, REALM, PASSWORD);
-    assert_eq!(integrity::verify(&vector, &md5, Mac::Sha256), Err(integrity::IntegrityError::Mismatch));
+    assert_eq!(verify(&vector, &md5, Mac::Sha256), Err(IntegrityError::Mismatch));
 }
 
 #[test]
 fn rfc8489_b1_userhash_is_derived_from_username_and_realm() {
     let vector = hex(SHA256_REQUEST);
-    let message = Message::from_bytes(&vector).unwrap();
-    let userhash = message.attribute::<Userhash>().unwrap();
-    assert_eq!(integrity::userhash(USERNAME, REALM), *userhash.hash());
+    let userhash = View::new_checked(&vector).unwrap().get(kind::USERHASH).unwrap();
+    assert_eq!(integrity::userhash(USERNAME, REALM), userhash);
     assert_eq!(Userhash::compute(USERNAME, REALM), integrity::userhash(USERNAME, REALM));
-    assert_ne!(integrity::userhash(USERNAME, "example.com"), *userhash.hash());
+    assert_ne!(integrity::userhash(USERNAME, "example.com"), userhash);
 }
 
 #[test]
 fn rfc8489_b1_names_the_algorithm_of_its_key() {
     let vector = hex(SHA256_REQUEST);
-    let message = Message::from_bytes(&vector).unwrap();
-    let algorithm = message.attribute::<PasswordAlgorithm>().unwrap().algorithm();
-    assert_eq!(algorithm, PasswordAlgorithmValue::SHA256);
-    assert_eq!(message.attribute::<Realm>().unwrap().realm(), REALM);
+    let view = View::new_checked(&vector).unwrap();
+    let algorithm = view.get(kind::PASSWORD_ALGORITHM).unwrap();
+    assert_eq!(algorithm, KeyAlgorithm::Sha256.attribute());
+    let named: Vec<_> = stun::password_algorithms(algorithm).map(KeyAlgorithm::numbered).collect();
+    assert_eq!(named, [Some(KeyAlgorithm::Sha256)]);
+    assert_eq!(view.text(kind::REALM), Some(REALM));
     // The nonce cookie "obMatJos2" and 24 bits of security features (RFC 8489 section 9.2).
-    let nonce = message.attribute::<Nonce>().unwrap();
-    assert_eq!(nonce.nonce(), "obMatJos2AAACf//499k954d6OL34oL9FSTvy64sA");
-}
-
-/// RFC 8489 section 14.11: algorithm, length of its parameters, parameters; no padding, as both have none.
-#[test]
-fn password_algorithms_are_a_list_of_numbers() {
-    let both = PasswordAlgorithms::new(&[PasswordAlgorithmValue::SHA256, PasswordAlgorithmValue::MD5]);
-    let bytes = both.to_raw().to_bytes();
-    assert_eq!(bytes, [0x80, 0x02, 0x00, 0x08, 0x00, 0x02, 0x00, 0x00, 0x00, 0x01, 0x00, 0x00]);
-    let raw = RawAttribute::from_bytes(&bytes).unwrap();
-    assert_eq!(PasswordAlgorithms::try_from(&raw).unwrap().algorithms(), both.algorithms());
-    assert_eq!(PasswordAlgorithms::TYPE, both.get_type());
-
-    let one = PasswordAlgorithm::new(PasswordAlgorithmValue::MD5).to_raw().to_bytes();
-    assert_eq!(one, [0x00, 0x1D, 0x00, 0x04, 0x00, 0x01, 0x00, 0x00]);
+    let nonce = view.text(kind::NONCE).unwrap();
+    assert_eq!(nonce, "obMatJos2AAACf//499k954d6OL34oL9FSTvy64sA");
+    assert_eq!(stun::security_features(nonce.as_bytes()), 0);
 }
 
 /// Not in any RFC's vectors, but allowed by RFC 8489 section 9.2.4: SHA-256 over a message, under an MD5 key.
@@ -169,7 +151,7 @@ fn password_algorithms_are_a_list_of_numbers() {
 fn an_md5_key_may_sign_with_sha256() {
     let key = Key::long_term(KeyAlgorithm::Md5, USERNAME, REALM, PASSWORD);
     let message = rewritten(&hex(LONG_TERM_REQUEST), 24, &key, Mac::Sha256, true);
-    assert_eq!(integrity::mac_of(&message), Some(Mac::Sha256));
-    assert_eq!(integrity::verify(&message, &key, Mac::Sha256), Ok(()));
-    assert_eq!(integrity::check_fingerprint(&message), Some(true));
+    assert_eq!(mac_of(&message), Some(Mac::Sha256));
+    assert_eq!(verify(&message, &key, Mac::Sha256), Ok(()));
+    assert_eq!(has_fingerprint(&message), Ok(true));
 }

@@ -10,6 +10,7 @@ ChannelData. Over TLS the certificate must be trusted (SSL_CERT_FILE) and good f
 
 import asyncio
 import json
+import os
 import ssl
 import sys
 
@@ -43,7 +44,7 @@ class Client(asyncio.DatagramProtocol):
 
 async def run(host, port, username, password, count, over):
     loop = asyncio.get_running_loop()
-    peer_transport, peer = await loop.create_datagram_endpoint(Peer, local_addr=("127.0.0.1", 0))
+    peer_transport, peer = await loop.create_datagram_endpoint(Peer, local_addr=(os.environ.get("PEER", "127.0.0.1"), 0))
     peer_address = peer_transport.get_extra_info("sockname")[:2]
     transport, client = await turn.create_turn_endpoint(
         Client,

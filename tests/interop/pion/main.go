@@ -48,9 +48,10 @@ func main() {
 	transport := flag.String("transport", "udp", "udp, tcp or tls")
 	ca := flag.String("ca", "", "file with the certificate that is trusted")
 	count := flag.Int("count", 100, "datagrams to echo")
+	peer := flag.String("peer", "127.0.0.1", "address of the peer")
 	flag.Parse()
 
-	status, res, err := run(*server, *transport, *ca, *username, *password, *count)
+	status, res, err := run(*server, *transport, *ca, *username, *password, *peer, *count)
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
 	}
@@ -61,7 +62,7 @@ func main() {
 	os.Exit(status)
 }
 
-func run(server, transport, ca, username, password string, count int) (int, result, error) {
+func run(server, transport, ca, username, password, at string, count int) (int, result, error) {
 	res := result{Sent: count}
 	socket, err := connect(server, transport, ca, &res)
 	if err != nil {
@@ -100,7 +101,7 @@ func run(server, transport, ca, username, password string, count int) (int, resu
 	res.Relayed = relay.LocalAddr().String()
 
 	// pion asks for no address family, so what it gets is IPv4.
-	peer, err := net.ListenPacket("udp", "127.0.0.1:0")
+	peer, err := net.ListenPacket("udp", net.JoinHostPort(at, "0"))
 	if err != nil {
 		return 1, res, err
 	}
@@ -147,6 +148,10 @@ func connect(server, transport, ca string, res *result) (net.PacketConn, error) 
 	}
 	switch transport {
 	case "udp":
+		// On loopback both ends have one address, which is then seen unchanged.
+		if !net.ParseIP(host).IsLoopback() {
+			host = ""
+		}
 		return net.ListenPacket("udp", net.JoinHostPort(host, "0"))
 	case "tcp":
 		stream, err := net.Dial("tcp", server)

@@ -41,8 +41,8 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Failure> {
 
     let target = env::var_os("CARGO_TARGET_DIR").map_or_else(|| repository.join("target"), PathBuf::from);
     build(&repository)?;
-    let counts =
-        callgrind::count(&target.join("release/instructions").canonicalize()?, &target.join("instructions"))?;
+    let program = target.join("release/examples/instructions").canonicalize()?;
+    let counts = callgrind::count(&program, &target.join("instructions"))?;
     let comparison = budgets::compare(budgets.as_ref(), &counts);
     print!("{}", comparison.table());
 
@@ -74,7 +74,7 @@ fn compiler() -> Result<Origin, Failure> {
 /// The release build as it is shipped: flags from the environment would be counted too.
 fn build(repository: &Path) -> Result<(), Failure> {
     let built = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
-        .args(["build", "--release", "--locked", "--package", "turnpike-benches"])
+        .args(["build", "--release", "--locked", "--package=turnpike-benches", "--example=instructions"])
         .env_remove("RUSTFLAGS")
         .env_remove("CARGO_ENCODED_RUSTFLAGS")
         .current_dir(repository)

@@ -36,111 +36,6 @@ fn every_mistake_is_told_before_a_socket_opens() {
     }
 }
 
-/// Every format beside the command line; the first rule of each is right and its port is taken, as above.
-#[test]
-fn every_format_tells_file_line_column_and_the_form_expected() {
-    let holder = TcpListener::bind((V4, 0)).expect("loopback has a free port");
-    let taken = holder.local_addr().expect("it is bound");
-    let ours = format!("[[rule]]\nlisten = \"{taken}\"\ntarget = \"127.0.0.1:9\"\n");
-    let theirs = format!(
-        "[[forwarding_rules]]\nbind_address = \"127.0.0.1\"\nbind_port = {}\nconnect_address = \"127.0.0.1\"\nconnect_port = 9\n",
-        taken.port()
-    );
-    let conf = format!("127.0.0.1 {} 127.0.0.1 9\n", taken.port());
-    for (good, bad, message) in [
-        (&ours, "[[rule]]\nlisten = \"0.0.0.0:80a\"\ntarget = \"a:1\"", "f:5:10: rule.listen: found "),
-        (
-            &ours,
-            "[[rule]]\nlisten = \"0.0.0.0:80\"",
-            "f:4:1: rule.target: the rule does not say it; expected HOST:PORT",
-        ),
-        (
-            &ours,
-            "[[rules]]\nlisten = \"0.0.0.0:80\"",
-            "f:4:3: rules: unknown section; expected rules as tables, [[rule]]; did you mean \"rule\"?",
-        ),
-        (
-            &ours,
-            "[forward]\nworkers = \"many\"",
-            "f:5:11: forward.workers: found the string \"many\"; expected a number of threads",
-        ),
-        (&ours, "[[rule]]\nlisten = \"0.0.0.0:80", "f:5:21: no valid TOML: "),
-        (
-            &theirs,
-            "[[forwarding_rules]]\nbind_port = 80000",
-            "f:7:13: bind_port: found the integer 80000; expected a port",
-        ),
-        (&theirs, "protocol = \"sctp\"", "f:6:12: protocol: found the string \"sctp\"; expected \"tcp\", "),
-        (
-            &theirs,
-            "[[global_rules]]\ntype = \"permit\"\npattern = \"10.*\"",
-            "f:7:8: type: found the string \"permit\"; expected \"allow\" or \"deny\"",
-        ),
-        (&conf, "0.0.0.0 htpp 10.0.0.1 80", "f:2:9: bindport htpp: no service of this name over tcp"),
-        (
-            &conf,
-            "0.0.0.0 80 10.0.0.1 99999",
-            "f:2:21: connectport 99999: no port; expected a port 1 to 65535 or a service name",
-        ),
-        (
-            &conf,
-            "0.0.0.0 80 10.0.0.1 80 [timeout=5",
-            "f:2:24: the options have no closing ]; expected [timeout=SECONDS",
-        ),
-        (&conf, "0.0.0.0 80 10.0.0.1 80 [src=a b]", "f:2:25: src \"a b\": "),
-        (
-            &conf,
-            "deny 10.0.x.1",
-            "f:2:6: pattern \"10.0.x.1\": it is no pattern over addresses; expected an address with * and ?",
-        ),
-        (
-            &conf,
-            "0.0.0.0 0 10.0.0.1 80",
-            "f:2:9: bindport 0: the kernel would choose a port that nobody knows; expected ",
-        ),
-        (&conf, "0.0.0.0 80/sctp 10.0.0.1 80", "f:2:9: bindport 80/sctp: no such protocol; expected "),
-    ] {
-        let text = format!("{good}{bad}\n");
-        let ended = run(&["forward", "-c", "f"], Some(("f", &text)));
-        assert_eq!(ended.code, Some(2), "{text}{}", ended.output());
-        let told = ended.stderr.lines().any(|line| line.starts_with(&format!("turnpike: {message}")));
-        assert!(told, "{message} is not in\n{}", ended.stderr);
-        assert!(ended.stderr.lines().all(|line| line.contains("expected ")), "{}", ended.stderr);
-        assert!(!ended.output().contains("cannot listen"), "{}", ended.output());
-    }
-}
-
-/// At once and in one line, whoever reads it.
-#[test]
-fn a_file_of_another_program_or_of_the_other_command_is_told_as_that() {
-    let haproxy = "global\n    log /dev/log local0\ndefaults\n    mode tcp\nfrontend f\n    bind *:80\n    default_backend b\n";
-    let nginx = "user www-data;\nevents { }\nstream {\n    server { listen 80; proxy_pass a:80; }\n}\n";
-    let coturn = "# c\nlistening-port=3478\nfingerprint\nlt-cred-mech\nuser=a:b\nrealm=example.org\n";
-    let rinetd = include_str!("../../../../examples/rinetd.conf");
-    let serve = "[server]\nlisten = [\"127.0.0.1:0\"]\n[auth]\nusers = [\"a:b\"]\n";
-    let forward = include_str!("../../../../examples/forward.toml");
-    for (command, text, told) in [
-        ("forward", haproxy, "turnpike: f:1:1: this looks like haproxy.cfg; expected rules: "),
-        ("forward", nginx, "turnpike: f:1:1: this looks like nginx.conf; expected rules: "),
-        ("forward", coturn, "turnpike: f:2:1: this looks like coturn's turnserver.conf; expected "),
-        ("forward", serve, "turnpike: f:1:2: this is a file of turnpike serve, by its server; expected "),
-        (
-            "serve",
-            coturn,
-            "turnpike: f:2:1: this looks like coturn's turnserver.conf; expected turnpike's TOML: ",
-        ),
-        ("serve", rinetd, "turnpike: f:9:1: this looks like rinetd.conf; expected "),
-        ("serve", forward, "turnpike: f:25:2: this is a file of turnpike forward, by its forward; expected "),
-        ("serve", haproxy, "turnpike: f:1:1: this looks like haproxy.cfg; expected "),
-        ("check-config", nginx, "turnpike: f:1:1: this looks like nginx.conf; expected "),
-    ] {
-        let ended = run(&[command, "-c", "f"], Some(("f", text)));
-        assert_eq!(ended.code, Some(2), "{}", ended.output());
-        assert!(ended.stderr.starts_with(told), "{command}: {}", ended.stderr);
-        assert_eq!(ended.stderr.lines().count(), 1, "{}", ended.stderr);
-    }
-}
-
 #[test]
 fn mistakes_on_the_command_line_quote_the_argument() {
     for (arguments, message) in [
@@ -225,21 +120,6 @@ fn outgoing_sockets_that_cannot_be_had_name_the_rule() {
             assert_eq!(say(&mut connect(address), "it runs"), "it runs");
         }
     }
-}
-
-/// The kernel refuses that only when the second one is bound, and calls the first one "in use".
-#[test]
-fn one_address_and_all_addresses_collide() {
-    let rules = ["tcp://127.0.0.1:9000=127.0.0.1:9", "tcp://0.0.0.0:9000=127.0.0.1:9"];
-    let ended = run(&["forward", rules[0], rules[1], "--check"], None);
-    assert_eq!(ended.code, Some(2), "{}", ended.output());
-    assert!(
-        ended.stderr.contains("0.0.0.0:9000 is already listened on by the rule at argument"),
-        "{}",
-        ended.stderr
-    );
-    let apart = run(&["forward", "tcp://[::]:9000=127.0.0.1:9", rules[1], "--check"], None);
-    assert_eq!(apart.code, Some(0), "{}", apart.output());
 }
 
 #[test]

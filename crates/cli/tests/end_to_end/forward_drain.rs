@@ -21,7 +21,7 @@ fn start(protocol: &str, deadline: u32) -> (Forward, SocketAddr) {
     let dir = Dir::new();
     dir.file(
         "f.toml",
-        &format!(
+        format!(
             "[shutdown]\ndeadline = {deadline}\n[[rule]]\nname = \"a\"\nprotocol = \"{protocol}\"\n\
              listen = \"127.0.0.1:0\"\ntarget = \"{target}\"\n"
         ),

@@ -33,7 +33,7 @@ fn drain(serve: &Serve) {
 /// A server that waits for so many seconds when it is told to stop.
 fn with_deadline(seconds: u32) -> Serve {
     let dir = Dir::new();
-    let file = dir.file("turnpike.toml", &format!("[shutdown]\ndeadline = {seconds}\n"));
+    let file = dir.file("turnpike.toml", format!("[shutdown]\ndeadline = {seconds}\n"));
     Serve::start(&["-c", file.to_str().expect("our own path is UTF-8")])
 }
 

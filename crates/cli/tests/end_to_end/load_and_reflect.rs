@@ -8,7 +8,9 @@ use std::{
 
 use serde_json::Value;
 
-use super::harness::{Load, Reflect, SOON, Serve, USER, V4, V6, eventually, free_port, has_ipv6, skip};
+use turnpike_testkit::tests;
+
+use super::harness::{Load, Reflect, SOON, Serve, USER, V4, V6, eventually, free_port, loopback_of, need};
 
 /// What the contract of the JSON result names.
 const KEYS: &[&str] = &[
@@ -33,6 +35,7 @@ const KEYS: &[&str] = &[
 
 /// Relays for a second or two and expects every datagram back.
 fn relays_all(family: IpAddr, via: &str, datapath: &str) {
+    need!(loopback_of(family));
     let serve = Serve::start(&["--datapath", datapath]);
     let reflect = Reflect::start(family, &["--datapath", datapath]);
     let run = Load::new(serve.address(family))
@@ -64,50 +67,15 @@ fn relays_all(family: IpAddr, via: &str, datapath: &str) {
     assert_eq!(serve.metrics().sum("turnpike_tx_dropped_total", ""), 0);
 }
 
-#[test]
-fn basic_by_channel() {
-    relays_all(V4, "channel", "basic");
-}
-
-#[test]
-fn basic_by_send() {
-    relays_all(V4, "send", "basic");
-}
-
-#[test]
-fn mmsg_by_channel() {
-    relays_all(V4, "channel", "mmsg");
-}
-
-#[test]
-fn mmsg_by_send() {
-    relays_all(V4, "send", "mmsg");
-}
-
-#[test]
-fn gso_by_channel() {
-    relays_all(V4, "channel", "gso");
-}
-
-#[test]
-fn gso_by_send() {
-    relays_all(V4, "send", "gso");
-}
-
-#[test]
-fn ipv6_by_channel() {
-    if !has_ipv6() {
-        return skip("no IPv6 loopback address");
-    }
-    relays_all(V6, "channel", "gso");
-}
-
-#[test]
-fn ipv6_by_send() {
-    if !has_ipv6() {
-        return skip("no IPv6 loopback address");
-    }
-    relays_all(V6, "send", "gso");
+tests! {
+    basic_by_channel: relays_all(V4, "channel", "basic");
+    basic_by_send: relays_all(V4, "send", "basic");
+    mmsg_by_channel: relays_all(V4, "channel", "mmsg");
+    mmsg_by_send: relays_all(V4, "send", "mmsg");
+    gso_by_channel: relays_all(V4, "channel", "gso");
+    gso_by_send: relays_all(V4, "send", "gso");
+    ipv6_by_channel: relays_all(V6, "channel", "gso");
+    ipv6_by_send: relays_all(V6, "send", "gso");
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use std::process::Command;
 
 use super::harness::{
-    Forward, Load, Program, Serve, V4, connect, eventually, installed, say, skip, tcp_echo,
+    Forward, Load, Program, Serve, V4, connect, eventually, installed, need, say, tcp_echo,
 };
 
 #[test]
@@ -57,7 +57,7 @@ fn the_format_is_chosen_by_a_flag_too() {
 /// Under `script`, which gives a program a terminal.
 #[test]
 fn colours_are_for_terminals_without_no_color() {
-    let Some(script) = installed("script") else { return skip("no script(1), which makes a terminal") };
+    let script = need!(installed("script"));
     let binary = env!("CARGO_BIN_EXE_turnpike");
     let said = |no_color: Option<&str>| {
         // It ends by itself, after its first lines: the relay address is nobody's (RFC 5737).

@@ -18,6 +18,7 @@ mod harness;
 mod interop;
 mod invalid_flood;
 mod json_lines;
+mod kernel_path;
 mod load_and_reflect;
 mod load_forward;
 mod load_interrupted;

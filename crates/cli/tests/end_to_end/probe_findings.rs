@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use super::harness::{
     Certificate, Dir, Finished, PASSWORD, Program, REALM, Serve, USER, V4, V6, eventually, free_port,
-    has_ipv6, installed, skip, turnpike,
+    has_ipv6, installed, need, skip, turnpike,
 };
 
 const NAME: &str = "turn.example.org";
@@ -262,9 +262,8 @@ fn a_private_relayed_address_of_a_public_server_is_bad_and_the_remedy_names_the_
         command.args([flags, "--kill-child", "sh", "-c", &format!("{SETUP} && {script}")]);
         command
     };
-    if installed("ip").is_none() || installed("unshare").is_none() {
-        return skip("ip(8) and unshare(1) are not installed");
-    }
+    need!(installed("ip"));
+    need!(installed("unshare"));
     // A user namespace needs no privilege, but is often forbidden in containers, where root may do without.
     let allowed = |flags: &&str| Program::run(&mut inside(flags, "true")).code == Some(0);
     let Some(flags) = ["-npf", "-rnpf"].into_iter().find(allowed) else {

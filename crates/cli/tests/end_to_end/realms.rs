@@ -22,7 +22,7 @@ fn each_listener_serves_its_realm_and_a_reload_changes_who_that_is() {
              [[realm]]\nname = \"south.example\"\nusers = [\"sue:two\"]\nlisten = [\"{south}\"]\n"
         )
     };
-    let file = dir.file("turnpike.toml", &text("\"ned:one\""));
+    let file = dir.file("turnpike.toml", text("\"ned:one\""));
     let path = file.to_str().expect("our own path is UTF-8");
     let more = ["--relay-ip", "127.0.0.1", "--allow-peer", "127.0.0.0/8", "--admin", "off"];
     let mut serve = Program::start(&mut turnpike(&[&["serve", "-c", path], &more[..]].concat()));
@@ -77,7 +77,7 @@ fn a_reload_that_removes_a_realm_ends_its_sessions_and_no_others() {
     let realm =
         |name: &str, password: &str| format!("[[realm]]\nname = \"{name}\"\nusers = [\"ned:{password}\"]\n");
     let (north, south) = (realm("north.example", "one"), realm("south.example", "two"));
-    let file = dir.file("turnpike.toml", &text(&[north.as_str(), &south].concat()));
+    let file = dir.file("turnpike.toml", text(&[north.as_str(), &south].concat()));
     let path = file.to_str().expect("our own path is UTF-8");
     let more = ["--relay-ip", "127.0.0.1", "--admin", "off"];
     let mut serve = Program::start(&mut turnpike(&[&["serve", "-c", path], &more[..]].concat()));

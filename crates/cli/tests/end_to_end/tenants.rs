@@ -13,7 +13,7 @@ use std::{
 
 use super::harness::{
     Answer, Certificate, Challenge, Dir, Finished, Load, Program, Reflect, SOON, Stun, V4, address_after,
-    allocate_request, eventually, installed, shown_by, skip, turnpike,
+    allocate_request, eventually, installed, need, shown_by, turnpike,
 };
 
 const A: &str = "a.example";
@@ -35,8 +35,8 @@ impl Tenants {
         let dir = Dir::new();
         let certificates = [&["other.example", "127.0.0.1"][..], &[A], &[B]].map(Certificate::new);
         let pem = certificates.iter().map(|own| fs::read_to_string(own.cert()).expect("our own file"));
-        let trust = dir.file("trust.pem", &pem.collect::<String>()).display().to_string();
-        let config = dir.file("turnpike.toml", &Self::text(&certificates, "ann"));
+        let trust = dir.file("trust.pem", pem.collect::<String>()).display().to_string();
+        let config = dir.file("turnpike.toml", Self::text(&certificates, "ann"));
         let path = config.to_str().expect("our own path is UTF-8");
         let arguments = ["serve", "-c", path, "--listen", "127.0.0.1:0", "--dtls-listen", "127.0.0.1:0"];
         let relay = ["--relay-ip", "127.0.0.1", "--allow-peer", "127.0.0.0/8", "--admin", "off"];
@@ -172,9 +172,7 @@ fn a_client_may_name_another_realm_that_its_listener_serves() {
 /// dimpl's clients send no server name; openssl's do.
 #[test]
 fn a_server_name_leads_to_its_certificate_and_realm_by_dtls_too() {
-    if installed("openssl").is_none() {
-        return skip("openssl is not installed");
-    }
+    need!(installed("openssl"));
     let mut tenants = Tenants::start(&["--workers", "2"]);
     for (name, certificate, realm, user) in
         [(A, 1, "realm-a", "ann"), (B, 2, "realm-b", "bea"), ("other.example", 0, "other", "otto")]

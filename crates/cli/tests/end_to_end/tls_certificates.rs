@@ -9,8 +9,8 @@ use std::{
 };
 
 use super::harness::{
-    Certificate, Dir, Finished, Load, Program, Reflect, SOON, Serve, V4, eventually, installed, shown_by,
-    skip, turnpike,
+    Certificate, Dir, Finished, Load, Program, Reflect, SOON, Serve, V4, eventually, installed, need,
+    shown_by, turnpike,
 };
 
 const NAME: &str = "turn.example.org";
@@ -52,9 +52,7 @@ fn certificates_that_cannot_be_used_are_named_before_anything_starts() {
 /// ring makes no RSA keys, so openssl does.
 #[test]
 fn dtls_with_an_rsa_certificate_is_refused_with_the_remedy() {
-    if installed("openssl").is_none() {
-        return skip("openssl is not installed");
-    }
+    need!(installed("openssl"));
     let dir = Dir::new();
     let [cert, key] =
         ["rsa-cert.pem", "rsa-key.pem"].map(|name| dir.path().join(name).to_str().expect("UTF-8").to_owned());
@@ -76,7 +74,7 @@ fn dtls_with_an_rsa_certificate_is_refused_with_the_remedy() {
     let text = |path: &Path| path.to_str().expect("UTF-8").to_owned();
     let file = dir.file(
         "turnpike.toml",
-        &format!(
+        format!(
             "[tls]\ncert = {cert:?}\nkey = {key:?}\ncertificates = [{{ cert = {:?}, key = {:?} }}]\n[dtls]\nlisten = [\"127.0.0.1:0\"]\n",
             text(&good.cert()),
             text(&good.key())
@@ -148,7 +146,7 @@ fn a_reload_with_a_certificate_that_expired_or_is_gone_revokes_users_all_the_sam
             certificate.key()
         )
     };
-    let file = dir.file("turnpike.toml", &text(r#""a:one", "b:two", "c:three""#));
+    let file = dir.file("turnpike.toml", text(r#""a:one", "b:two", "c:three""#));
     let path = file.to_str().expect("our own path is UTF-8");
     let serve = Serve::start_bare(&["-c", path, "--relay-ip", "127.0.0.1"]);
     let server = serve.address(V4);

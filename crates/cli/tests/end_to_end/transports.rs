@@ -4,9 +4,11 @@ use std::net::{IpAddr, SocketAddr};
 
 use serde_json::Value;
 
+use turnpike_testkit::tests;
+
 use super::harness::{
     Certificate, Finished, Load, PASSWORD, Program, Reflect, SOON, Serve, USER, V4, V6, address_after,
-    eventually, free_port, has_ipv6, skip, turnpike,
+    eventually, free_port, loopback_of, need, turnpike, words,
 };
 
 const NAME: &str = "turn.example.org";
@@ -85,9 +87,7 @@ fn came_back(run: &Finished, transport: &str) -> u64 {
 }
 
 fn relays(transport: &str, family: IpAddr, via: &str, workers: &str) {
-    if family.is_ipv6() && !has_ipv6() {
-        return skip("no IPv6 loopback address");
-    }
+    need!(loopback_of(family));
     let server = Server::start(&["--workers", workers]);
     let reflect = Reflect::start(family, &[]);
     let run = server
@@ -132,40 +132,15 @@ fn an_address_of_its_own_for_tls_beside_a_wildcard_at_one_port() {
     }
 }
 
-#[test]
-fn channels_over_udp() {
-    relays("udp", V4, "channel", "2");
-}
-
-#[test]
-fn channels_over_tcp() {
-    relays("tcp", V4, "channel", "2");
-}
-
-#[test]
-fn indications_over_tcp_and_ipv6() {
-    relays("tcp", V6, "send", "1");
-}
-
-#[test]
-fn channels_over_tls() {
-    relays("tls", V4, "channel", "1");
-}
-
-#[test]
-fn indications_over_tls_and_ipv6() {
-    relays("tls", V6, "send", "2");
-}
-
-/// The kernel spreads the clients' datagrams over both workers' sockets; an association lives on one of them.
-#[test]
-fn channels_over_dtls_with_several_workers() {
-    relays("dtls", V4, "channel", "2");
-}
-
-#[test]
-fn indications_over_dtls_and_ipv6() {
-    relays("dtls", V6, "send", "1");
+tests! {
+    channels_over_udp: relays("udp", V4, "channel", "2");
+    channels_over_tcp: relays("tcp", V4, "channel", "2");
+    indications_over_tcp_and_ipv6: relays("tcp", V6, "send", "1");
+    channels_over_tls: relays("tls", V4, "channel", "1");
+    indications_over_tls_and_ipv6: relays("tls", V6, "send", "2");
+    /// The kernel spreads the clients' datagrams over both workers' sockets; an association lives on one of them.
+    channels_over_dtls_with_several_workers: relays("dtls", V4, "channel", "2");
+    indications_over_dtls_and_ipv6: relays("dtls", V6, "send", "1");
 }
 
 /// Plain UDP and DTLS told apart by the first byte of each datagram, at the same time.
@@ -212,9 +187,7 @@ fn a_dtls_listener_of_its_own_serves_many_clients_of_several_workers() {
 /// Which family is relayed is not that of the way to the server.
 #[test]
 fn both_families_are_relayed_by_each_transport() {
-    if !has_ipv6() {
-        return skip("no IPv6 loopback address");
-    }
+    need!(loopback_of(V6));
     let server = Server::start(&["--workers", "1"]);
     for (way, relayed, name) in [(V4, V6, "6"), (V6, V4, "4"), (V6, V6, "6"), (V4, V4, "4")] {
         let reflect = Reflect::start(relayed, &[]);
@@ -249,20 +222,8 @@ fn streams_lose_nothing_at_full_speed_as_long_as_no_queue_overflows() {
         let run = server
             .load(transport, V4)
             .to(reflect.address)
-            .with(&[
-                "--rate",
-                "max",
-                "--window",
-                "16",
-                "--burst",
-                "8",
-                "--clients",
-                "4",
-                "--via",
-                via,
-                "--size",
-                size,
-            ])
+            .with(&words("--rate max --window 16 --burst 8 --clients 4"))
+            .with(&["--via", via, "--size", size])
             .with(&["--duration", "0.5", "--warmup", "0.1"])
             .run();
         came_back(&run, transport);
@@ -302,18 +263,7 @@ fn allocations_come_and_go_by_each_transport() {
     for transport in ALL {
         let run = server
             .load(transport, V4)
-            .with(&[
-                "--mode",
-                "allocate",
-                "--clients",
-                "4",
-                "--rate",
-                "100",
-                "--duration",
-                "1",
-                "--warmup",
-                "0",
-            ])
+            .with(&words("--mode allocate --clients 4 --rate 100 --duration 1 --warmup 0"))
             .run();
         assert_eq!(run.code, Some(0), "{}", run.output());
         let result = run.result();

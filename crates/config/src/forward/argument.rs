@@ -1,18 +1,18 @@
 //! Rules on the command line: `tcp://LISTEN=TARGET[,TARGET...][?KEY=VALUE[&KEY=VALUE...]]`. `unix:///PATH=` is short for
 //! `tcp://unix:/PATH=`.
 
+use turnpike_strict::nearest;
+
 use super::rule_keys::{Draft, protocol_named};
 use crate::{
-    ConfigError, Origin,
-    error::nearest,
+    Mistake, Origin,
     source::{Entry, Node, Value},
 };
 
 const FORM: &str = "SCHEME://LISTEN=TARGET[,TARGET...][?KEY=VALUE&...] with the scheme tcp, udp, udptotcp, tcptoudp or unix, such \
                     as tcp://0.0.0.0:9000=10.0.0.2:9001";
 
-/// Reads one argument.
-pub(crate) fn read(text: &str, problems: &mut Vec<ConfigError>) -> Option<Draft> {
+pub(crate) fn read(text: &str, problems: &mut Vec<Mistake>) -> Option<Draft> {
     let argument = Argument(text);
     let Some((scheme, rest)) = text.split_once("://") else {
         return argument.refuse(0, "it has no \"://\"", None, problems);
@@ -87,9 +87,9 @@ impl Argument<'_> {
         offset: usize,
         problem: &str,
         meant: Option<&str>,
-        problems: &mut Vec<ConfigError>,
+        problems: &mut Vec<Mistake>,
     ) -> Option<Draft> {
-        problems.push(ConfigError::new(&self.origin(offset), "", problem, FORM).suggesting(meant));
+        problems.push(Mistake::new(&self.origin(offset), "", problem, FORM).suggesting(meant));
         None
     }
 }

@@ -5,27 +5,78 @@ use std::net::{IpAddr, Ipv6Addr};
 use turnpike_forward::{Balance, Bind, Host, Pattern, PortRange, Protocol, Proxy, Rule};
 
 use super::{parts, rule_keys::Draft};
-use crate::ConfigError;
+use crate::Mistake;
 
 /// Listeners of one rule; a range of every port would need 65,535 sockets a worker.
 const MOST_PORTS: u16 = 4096;
 
 /// Appends what cannot work about one rule.
-pub(crate) fn rule(draft: &Draft, problems: &mut Vec<ConfigError>) {
-    let Rule { protocol, ports, targets, .. } = &draft.rule;
+pub(crate) fn rule(draft: &Draft, problems: &mut Vec<Mistake>) {
     let mut refuse = |path: &'static str, problem: String, expected: &str| {
-        problems.push(ConfigError::new(draft.origin_of(path), path, problem, expected));
+        problems.push(Mistake::new(draft.origin_of(path), path, problem, expected));
     };
+    addresses(&draft.rule, &mut refuse);
+    unix(draft, &mut refuse);
+    weights(&draft.rule, &mut refuse);
+    let protocol = draft.rule.protocol;
+    let speaks_tcp = matches!(protocol, Protocol::Tcp | Protocol::UdpToTcp { .. });
     let rule = &draft.rule;
-    if length(*ports) > MOST_PORTS {
-        refuse("rule.listen", format!("{} ports", length(*ports)), "at most 4096 ports in one rule");
+    let asks = rule.health_question.is_some();
+    let begins = "a PROXY header begins a TCP connection";
+    let only_tcp = "a rule from TCP to TCP";
+    // A key that has no effect for a protocol is refused, not ignored.
+    let everywhere = [
+        (
+            asks && speaks_tcp,
+            "rule.health_send",
+            "targets that speak TCP are checked by a connect",
+            "a rule to UDP targets",
+        ),
+        (
+            asks && rule.health_check.is_none(),
+            "rule.health_send",
+            "nobody asks: the rule has no health",
+            "health beside it, the seconds between two checks",
+        ),
+        (
+            rule.transparent && rule.source.is_some(),
+            "rule.transparent",
+            "a transparent rule sends from the client's address, not from rule.source",
+            "one of the two",
+        ),
+    ];
+    let with_udp = [
+        (!rule.proxy_protocol_from.is_empty(), "rule.proxy_protocol_from", begins, only_tcp),
+        (rule.half_close_timeout.is_some(), "rule.half_close_timeout", "UDP has no half-close", only_tcp),
+        (rule.send_proxy.is_some(), "rule.proxy", begins, only_tcp),
+        (draft.has("rule.copy"), "rule.copy", "only TCP to TCP has a choice", "no such key in this rule"),
+        (
+            rule.idle_timeout.is_none(),
+            "rule.idle",
+            "a UDP session has no end of its own",
+            "1 or more seconds where one side is UDP",
+        ),
+    ];
+    let with_udp = with_udp.into_iter().filter(|_| protocol != Protocol::Tcp);
+    for (wrong, path, problem, expected) in everywhere.into_iter().chain(with_udp) {
+        if wrong {
+            refuse(path, problem.to_owned(), expected);
+        }
     }
-    for target in targets {
+}
+
+/// Listeners and targets that do not go together.
+fn addresses(rule: &Rule, refuse: &mut impl FnMut(&'static str, String, &str)) {
+    let listens_on = length(rule.ports);
+    if listens_on > MOST_PORTS {
+        refuse("rule.listen", format!("{listens_on} ports"), "at most 4096 ports in one rule");
+    }
+    for target in &rule.targets {
         let wanted = length(target.ports);
-        if wanted != 1 && wanted != length(*ports) {
+        if wanted != 1 && wanted != listens_on {
             refuse(
                 "rule.target",
-                format!("{} has {wanted} ports, the listener has {}", target, length(*ports)),
+                format!("{target} has {wanted} ports, the listener has {listens_on}"),
                 "as many ports as the listener has, or one for all of them",
             );
         }
@@ -39,79 +90,25 @@ pub(crate) fn rule(draft: &Draft, problems: &mut Vec<ConfigError>) {
             );
         }
     }
-    unix(draft, &mut refuse);
+    if !rule.ipv6_only && rule.bind != Bind::Ip(Ipv6Addr::UNSPECIFIED.into()) {
+        let listener = parts::show_listener(&rule.bind, rule.ports);
+        let expected = "the listener [::], which alone can be open to IPv4 too";
+        refuse("rule.ipv6_only", format!("{listener} is of one family"), expected);
+    }
+}
+
+/// Weights by which nobody would be served, or that change nothing.
+fn weights(rule: &Rule, refuse: &mut impl FnMut(&'static str, String, &str)) {
     if rule.targets.iter().all(|target| target.weight == 0) {
-        refuse(
-            "rule.target",
-            "every target has the weight 0, so that nobody would be served".to_owned(),
-            "a weight above 0 for one of them",
-        );
+        let problem = "every target has the weight 0, so that nobody would be served".to_owned();
+        refuse("rule.target", problem, "a weight above 0 for one of them");
     }
     if let Some(target) = rule.targets.iter().find(|target| target.weight > 1)
         && rule.balance == Balance::Failover
     {
-        refuse(
-            "rule.target",
-            format!(
-                "{} has a weight, and failover takes the first that is healthy",
-                parts::show_target(target)
-            ),
-            "no weight but 0 with failover, or another balance",
-        );
-    }
-    if !rule.ipv6_only && rule.bind != Bind::Ip(Ipv6Addr::UNSPECIFIED.into()) {
-        let listener = parts::show_listener(&rule.bind, *ports);
-        refuse(
-            "rule.ipv6_only",
-            format!("{listener} is of one family"),
-            "the listener [::], which alone can be open to IPv4 too",
-        );
-    }
-    // A key that has no effect for a protocol is refused, not ignored.
-    let only_tcp = "a rule from TCP to TCP";
-    if rule.health_question.is_some() {
-        if matches!(protocol, Protocol::Tcp | Protocol::UdpToTcp { .. }) {
-            refuse(
-                "rule.health_send",
-                "targets that speak TCP are checked by a connect".to_owned(),
-                "a rule to UDP targets",
-            );
-        }
-        if rule.health_check.is_none() {
-            refuse(
-                "rule.health_send",
-                "nobody asks: the rule has no health".to_owned(),
-                "health beside it, the seconds between two checks",
-            );
-        }
-    }
-    if *protocol != Protocol::Tcp {
-        if !rule.proxy_protocol_from.is_empty() {
-            refuse("rule.proxy_protocol_from", "a PROXY header begins a TCP connection".to_owned(), only_tcp);
-        }
-        if rule.half_close_timeout.is_some() {
-            refuse("rule.half_close_timeout", "UDP has no half-close".to_owned(), only_tcp);
-        }
-        if rule.send_proxy.is_some() {
-            refuse("rule.proxy", "a PROXY header begins a TCP connection".to_owned(), only_tcp);
-        }
-        if draft.has("rule.copy") {
-            refuse("rule.copy", "only TCP to TCP has a choice".to_owned(), "no such key in this rule");
-        }
-    }
-    if rule.idle_timeout.is_none() && *protocol != Protocol::Tcp {
-        refuse(
-            "rule.idle",
-            "a UDP session has no end of its own".to_owned(),
-            "1 or more seconds where one side is UDP",
-        );
-    }
-    if rule.transparent && rule.source.is_some() {
-        refuse(
-            "rule.transparent",
-            "a transparent rule sends from the client's address, not from rule.source".to_owned(),
-            "one of the two",
-        );
+        let target = parts::show_target(target);
+        let problem = format!("{target} has a weight, and failover takes the first that is healthy");
+        refuse("rule.target", problem, "no weight but 0 with failover, or another balance");
     }
 }
 
@@ -191,10 +188,10 @@ fn unix(draft: &Draft, refuse: &mut impl FnMut(&'static str, String, &str)) {
 }
 
 /// Appends what two rules cannot both have: a name, a listener.
-pub(crate) fn together(drafts: &[Draft], problems: &mut Vec<ConfigError>) {
+pub(crate) fn together(drafts: &[Draft], problems: &mut Vec<Mistake>) {
     for (index, draft) in drafts.iter().enumerate() {
         let mut refuse = |path: &str, problem: String, expected: &str| {
-            problems.push(ConfigError::new(draft.origin_of(path), path, problem, expected));
+            problems.push(Mistake::new(draft.origin_of(path), path, problem, expected));
         };
         let rule = &draft.rule;
         if let Some(other) = drafts[..index].iter().find(|other| collide(&other.rule, rule)) {

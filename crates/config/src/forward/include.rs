@@ -8,12 +8,11 @@ use std::{
 
 use super::{Draft, is_mistyped_rule, is_oxidinetd, looks_like_toml, no_section, read_rules};
 use crate::{
-    ConfigError, Origin,
+    Mistake, Origin,
     read::shown,
     source::{self, Entry, Value},
 };
 
-/// The key.
 pub(crate) const INCLUDE: &str = "include";
 /// Files of all patterns together; a pattern that catches a whole disk is a mistake.
 const MOST_FILES: usize = 1000;
@@ -28,7 +27,7 @@ pub(crate) struct Included {
     pub(crate) drafts: Vec<Draft>,
     /// The files, in the order in which they were read.
     pub(crate) files: Vec<PathBuf>,
-    pub(crate) problems: Vec<ConfigError>,
+    pub(crate) problems: Vec<Mistake>,
     pub(crate) warnings: Vec<String>,
     /// The same, without symbolic links: each is read once.
     known: Vec<PathBuf>,
@@ -159,7 +158,7 @@ impl Included {
                 }
                 INCLUDE => includes.push(entry),
                 key if is_mistyped_rule(key) => self.problems.push(no_section(entry)),
-                _ => self.problems.push(ConfigError::new(
+                _ => self.problems.push(Mistake::new(
                     &entry.origin,
                     entry.key.clone(),
                     "an included file holds no settings",
@@ -171,7 +170,7 @@ impl Included {
     }
 
     fn refuse(&mut self, origin: &Origin, problem: String, expected: &str) {
-        self.problems.push(ConfigError::new(origin, INCLUDE, problem, expected));
+        self.problems.push(Mistake::new(origin, INCLUDE, problem, expected));
     }
 }
 

@@ -32,6 +32,7 @@ use self::{
     settings::{FORWARD_KEYS, LogFile},
 };
 use turnpike_forward::Access;
+use turnpike_strict::nearest;
 
 pub use self::{
     parts::show_pattern,
@@ -39,9 +40,7 @@ pub use self::{
     settings::{ForwardSettings, LineFormat},
 };
 use crate::{
-    ConfigError, ConfigErrors, Flags, Origin, Sources,
-    error::nearest,
-    foreign,
+    Flags, Mistake, Mistakes, Origin, Sources, foreign,
     key::KeySpec,
     source::{self, Entry, Value},
 };
@@ -89,13 +88,11 @@ pub struct ForwardSources {
 
 impl ForwardSources {
     /// The file, rules of the command line, flags, and this process's environment.
-    #[must_use]
     pub fn from_process(file: Option<PathBuf>, arguments: Vec<String>, flags: Flags) -> Self {
         Self { sources: Sources::from_process(file, flags), arguments }
     }
 
     /// The file, if one was named.
-    #[must_use]
     pub fn file(&self) -> Option<&Path> {
         self.sources.file()
     }
@@ -104,27 +101,26 @@ impl ForwardSources {
     ///
     /// # Errors
     /// Everything that is wrong, not only the first.
-    pub fn load(&self) -> Result<ForwardLoaded, ConfigErrors> {
+    pub fn load(&self) -> Result<ForwardLoaded, Mistakes> {
         let mut problems = Vec::new();
         let text = self.file().map(|path| (path, source::file_text(path, &mut problems)));
         match text {
             None => self.merge(None, problems),
             Some((path, Some(text))) => self.merge(Some((path, &text)), problems),
-            Some((_, None)) => Err(ConfigErrors(problems)),
+            Some((_, None)) => Err(Mistakes(problems)),
         }
     }
 
     fn merge(
         &self,
         file: Option<(&Path, &str)>,
-        mut problems: Vec<ConfigError>,
-    ) -> Result<ForwardLoaded, ConfigErrors> {
+        mut problems: Vec<Mistake>,
+    ) -> Result<ForwardLoaded, Mistakes> {
         let content =
             file.map_or_else(Content::default, |(path, text)| Content::read(path, text, &mut problems));
         let Content { format, mut drafts, mut settings, entries, mut warnings, included } = content;
-        let mut origins = std::mem::take(&mut settings.origins);
-        self.sources.apply(FORWARD_KEYS, &[], &entries, &mut settings, &mut origins, &mut problems);
-        settings.origins = origins;
+        let origins = self.sources.apply(FORWARD_KEYS, &[], &entries, &mut settings, &mut problems);
+        settings.origins.extend(origins);
         let Included { files, problems: of_included, .. } = included;
         problems.extend(of_included);
 
@@ -138,7 +134,7 @@ impl ForwardSources {
             problems.push(no_rules(file.map(|(path, _)| path)));
         }
         if !problems.is_empty() {
-            return Err(ConfigErrors::sorted(problems));
+            return Err(Mistakes::sorted(problems));
         }
 
         let doubts: Vec<String> = drafts.iter().filter_map(check::doubts).collect();
@@ -174,7 +170,7 @@ struct Content {
 }
 
 impl Content {
-    fn read(path: &Path, text: &str, problems: &mut Vec<ConfigError>) -> Self {
+    fn read(path: &Path, text: &str, problems: &mut Vec<Mistake>) -> Self {
         if let Some(problem) = foreign::of_another_program(path, text, foreign::Reader::Forward) {
             problems.push(problem);
             return Self::default();
@@ -245,7 +241,7 @@ impl Content {
 
 /// The rules of `[[rule]]`. In a file whose TOML is broken half a rule may be all that was read, and what it lacks is no mistake of
 /// its own.
-fn read_rules(entry: &Entry, broken: bool, problems: &mut Vec<ConfigError>) -> Vec<Draft> {
+fn read_rules(entry: &Entry, broken: bool, problems: &mut Vec<Mistake>) -> Vec<Draft> {
     let Value::List(items) = &entry.node.value else {
         let what =
             if matches!(entry.node.value, Value::Table(_)) { "it is one table" } else { "it is a value" };
@@ -273,21 +269,21 @@ fn is_mistyped_rule(key: &str) -> bool {
     !known && nearest(key, sections.chain(["rule"])) == Some("rule")
 }
 
-fn no_section(entry: &Entry) -> ConfigError {
-    ConfigError::new(&entry.origin, entry.key.clone(), "unknown section", "rules as tables, [[rule]]")
+fn no_section(entry: &Entry) -> Mistake {
+    Mistake::new(&entry.origin, entry.key.clone(), "unknown section", "rules as tables, [[rule]]")
         .suggesting(Some("rule"))
 }
 
-fn no_table(origin: &Origin, what: &str) -> ConfigError {
-    ConfigError::new(origin, "rule", what, "tables, [[rule]]")
+fn no_table(origin: &Origin, what: &str) -> Mistake {
+    Mistake::new(origin, "rule", what, "tables, [[rule]]")
 }
 
-fn no_rules(path: Option<&Path>) -> ConfigError {
+fn no_rules(path: Option<&Path>) -> Mistake {
     let origin = match path {
         Some(path) => Origin::file(path),
         None => Origin::Default,
     };
-    ConfigError::new(
+    Mistake::new(
         &origin,
         "",
         "there is no forwarding rule",

@@ -6,6 +6,7 @@
 use std::path::PathBuf;
 
 use turnpike_forward::{Access, Endpoint, PortRange};
+use turnpike_strict::nearest;
 
 use super::{
     parts,
@@ -13,10 +14,9 @@ use super::{
     settings::{LineFormat, LogFile},
 };
 use crate::{
-    ConfigError, Origin,
-    error::nearest,
+    Mistake, Origin,
     read::shown,
-    source::{Entry, Node, Value},
+    source::{Entry, Node, Value, find},
 };
 
 /// The keys of the file itself.
@@ -47,7 +47,7 @@ pub(crate) struct OxidinetdToml {
 }
 
 /// Reads the entries of a file.
-pub(crate) fn read(entries: &[Entry], problems: &mut Vec<ConfigError>) -> OxidinetdToml {
+pub(crate) fn read(entries: &[Entry], problems: &mut Vec<Mistake>) -> OxidinetdToml {
     let mut file = OxidinetdToml::default();
     let mut reader = Reader { problems, warnings: Vec::new() };
     reader.warn_unknown("", entries, &TOP);
@@ -76,12 +76,8 @@ pub(crate) fn read(entries: &[Entry], problems: &mut Vec<ConfigError>) -> Oxidin
     file
 }
 
-fn find<'e>(entries: &'e [Entry], key: &str) -> Option<&'e Node> {
-    entries.iter().find(|entry| entry.key == key).map(|entry| &entry.node)
-}
-
 struct Reader<'a> {
-    problems: &'a mut Vec<ConfigError>,
+    problems: &'a mut Vec<Mistake>,
     warnings: Vec<String>,
 }
 
@@ -261,7 +257,7 @@ impl Reader<'_> {
     }
 
     fn push(&mut self, origin: &Origin, key: &str, problem: String, expected: &str) {
-        self.problems.push(ConfigError::new(origin, key, problem, expected));
+        self.problems.push(Mistake::new(origin, key, problem, expected));
     }
 
     fn warn_unknown(&mut self, section: &str, entries: &[Entry], known: &[&str]) {

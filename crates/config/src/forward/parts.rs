@@ -1,5 +1,5 @@
 //! The parts of forwarding rules: hosts, ports, targets, client patterns. Every format is made of them, so that all accept and
-//! refuse the same. Errors are half sentences; the caller, who knows the place, makes [`ConfigError`](crate::ConfigError)s of
+//! refuse the same. Errors are half sentences; the caller, who knows the place, makes [`Mistake`](crate::Mistake)s of
 //! them.
 
 use std::{
@@ -30,9 +30,6 @@ pub(crate) const PAYLOAD_FORM: &str =
     "at most 1024 bytes, as text, or as 0x and two hexadecimal digits a byte such as \"0x00010000\"";
 
 /// A lone port or `FIRST-LAST`.
-///
-/// # Errors
-/// What is wrong.
 pub(crate) fn port_range(text: &str) -> Result<PortRange, String> {
     let (first, last) = match text.split_once('-') {
         Some((first, last)) => (port(first)?, port(last)?),
@@ -57,9 +54,6 @@ fn port(text: &str) -> Result<u16, String> {
 }
 
 /// An address, with or without brackets around IPv6, or a host name.
-///
-/// # Errors
-/// What is wrong.
 pub(crate) fn host(text: &str) -> Result<Host, String> {
     if let Some(inner) = text.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')) {
         return match inner.parse::<IpAddr>() {
@@ -99,9 +93,6 @@ fn unix(text: &str) -> Option<Result<UnixName, String>> {
 }
 
 /// `HOST:PORT`, `HOST:FIRST-LAST` or `unix:NAME`, with or without `*WEIGHT`.
-///
-/// # Errors
-/// What is wrong.
 pub(crate) fn endpoint(text: &str) -> Result<Endpoint, String> {
     let (text, weight) = match text.rsplit_once('*') {
         Some((text, weight)) => (text, self::weight(weight)?),
@@ -126,9 +117,6 @@ fn weight(text: &str) -> Result<u16, String> {
 }
 
 /// `ADDR:PORT`, `ADDR:FIRST-LAST` or `unix:NAME` to listen on; a name is resolved, now and once.
-///
-/// # Errors
-/// What is wrong.
 pub(crate) fn listener(text: &str) -> Result<(Bind, PortRange), String> {
     if let Some(name) = unix(text) {
         return Ok((Bind::Unix(name?), NO_PORT));
@@ -155,9 +143,6 @@ fn split_port(text: &str) -> Result<(&str, &str), String> {
 }
 
 /// An address of this machine; of a name the first that the resolver gives, as rinetd takes it.
-///
-/// # Errors
-/// What is wrong.
 pub(crate) fn local_address(text: &str) -> Result<IpAddr, String> {
     match host(text)? {
         Host::Ip(address) => Ok(address),
@@ -176,9 +161,6 @@ pub(crate) fn local_address(text: &str) -> Result<IpAddr, String> {
 }
 
 /// An allow or deny pattern.
-///
-/// # Errors
-/// What is wrong.
 pub(crate) fn pattern(text: &str) -> Result<Pattern, String> {
     if text.contains('/') {
         return text.parse::<Cidr>().map(|cidr| Pattern::Prefix(cidr.base, cidr.bits));
@@ -195,9 +177,6 @@ pub(crate) fn pattern(text: &str) -> Result<Pattern, String> {
 }
 
 /// An address, a prefix or `unix:`.
-///
-/// # Errors
-/// What is wrong.
 pub(crate) fn proxy(text: &str) -> Result<Proxy, String> {
     match text.trim() {
         "unix:" => Ok(Proxy::Unix),
@@ -214,9 +193,6 @@ pub(crate) fn show_proxy(proxy: &Proxy) -> String {
 }
 
 /// The payload of a datagram.
-///
-/// # Errors
-/// What is wrong.
 pub(crate) fn payload(text: &str) -> Result<Vec<u8>, String> {
     let bytes = match text.strip_prefix("0x") {
         None => text.as_bytes().to_vec(),
@@ -264,7 +240,6 @@ pub(crate) fn show_listener(bind: &Bind, ports: PortRange) -> String {
 }
 
 /// A pattern as the configuration has it.
-#[must_use]
 pub fn show_pattern(pattern: &Pattern) -> String {
     match pattern {
         Pattern::Wildcard(text) => text.clone(),

@@ -12,6 +12,7 @@ use std::{
 };
 
 use turnpike_forward::{Access, Bind, Endpoint, Host, PortRange, Protocol, Rule};
+use turnpike_strict::nearest;
 
 use super::{
     parts,
@@ -19,7 +20,7 @@ use super::{
     services::{Services, Transport},
     settings::{LineFormat, LogFile},
 };
-use crate::{ConfigError, Origin, error::nearest};
+use crate::{Mistake, Origin};
 
 const RULE_FORM: &str =
     "bindaddress bindport connectaddress connectport [options], such as 0.0.0.0 80 10.0.0.2 8080";
@@ -43,12 +44,7 @@ const FEW: usize = 3;
 
 /// Reads a file; every line with a mistake is one problem. Names of this machine are looked up when all lines are right: a name
 /// server may be silent for long, and a file that is none of ours would have a "name" in each line.
-pub(crate) fn read(
-    path: &Path,
-    text: &str,
-    services: &Services,
-    problems: &mut Vec<ConfigError>,
-) -> RinetdConf {
+pub(crate) fn read(path: &Path, text: &str, services: &Services, problems: &mut Vec<Mistake>) -> RinetdConf {
     let mut conf = RinetdConf::default();
     let mut log_file = None;
     let mut common = false;
@@ -89,7 +85,7 @@ struct LocalName {
 const LOOKUPS: usize = 32;
 
 /// Looks names up, many at a time: each may take as long as a name server that does not answer.
-fn resolve(names: Vec<LocalName>, drafts: &mut [Draft], problems: &mut Vec<ConfigError>) {
+fn resolve(names: Vec<LocalName>, drafts: &mut [Draft], problems: &mut Vec<Mistake>) {
     let mut distinct: Vec<&str> = names.iter().map(|name| name.name.as_str()).collect();
     distinct.sort_unstable();
     distinct.dedup();
@@ -111,7 +107,7 @@ fn resolve(names: Vec<LocalName>, drafts: &mut [Draft], problems: &mut Vec<Confi
                 // Its default name has the address.
                 *draft = draft.clone().with_defaults();
             }
-            (Err(why), _) => problems.push(ConfigError::new(
+            (Err(why), _) => problems.push(Mistake::new(
                 &local.origin,
                 "",
                 format!("{} {}: {why}", local.what, local.name),
@@ -127,13 +123,12 @@ struct Line<'a> {
     path: &'a Path,
     number: usize,
     text: &'a str,
-    /// Bytes read.
     at: usize,
     services: &'a Services,
     names: &'a mut Vec<LocalName>,
 }
 
-type Result<T> = std::result::Result<T, Box<ConfigError>>;
+type Result<T> = std::result::Result<T, Box<Mistake>>;
 
 impl Line<'_> {
     fn read(
@@ -438,12 +433,12 @@ impl Line<'_> {
         }
     }
 
-    fn problem(&self, at: usize, problem: String, expected: &str) -> Box<ConfigError> {
-        Box::new(ConfigError::new(&self.origin(at), "", problem, expected))
+    fn problem(&self, at: usize, problem: String, expected: &str) -> Box<Mistake> {
+        Box::new(Mistake::new(&self.origin(at), "", problem, expected))
     }
 }
 
-fn suggesting(mut problem: Box<ConfigError>, meant: Option<&str>) -> Box<ConfigError> {
+fn suggesting(mut problem: Box<Mistake>, meant: Option<&str>) -> Box<Mistake> {
     problem.suggestion = meant.map(str::to_owned);
     problem
 }

@@ -1,27 +1,22 @@
 //! The keys of one rule. The same table reads `[[rule]]` of a TOML file and the command line's `?key=value`, and writes rules of
 //! every format back as TOML.
 
-use std::{
-    collections::BTreeMap,
-    fmt::Write as _,
-    net::{IpAddr, Ipv4Addr},
-    time::Duration,
-};
+use std::{collections::BTreeMap, fmt::Write as _, net::IpAddr, time::Duration};
 
 use turnpike_forward::{
-    Access, Balance, Bind, CopyMode, Endpoint, Limits, MOST_WEIGHT, Pattern, PortRange, Protocol, Proxy,
-    ProxyVersion, Question, Rule, RuleId,
+    Balance, Bind, CopyMode, Endpoint, MOST_WEIGHT, Pattern, Protocol, Proxy, ProxyVersion, Question, Rule,
+    RuleId,
 };
 
 use super::{parts, settings::ForwardSettings};
 use crate::{
-    ConfigError, Origin,
+    Mistake, Origin,
     key::{
         KeySpec, Kind, field, kind, named, number, scalar,
         show::{list, quoted},
     },
     read::Reader,
-    source::{Entry, Node, Value},
+    source::{Entry, Node, Value, find},
 };
 
 /// A rule that is being read, and who said what of it.
@@ -52,7 +47,7 @@ impl Draft {
     }
 
     /// Reads a rule; mistakes go to `problems`. `None` when it lacks what a rule must have.
-    pub(crate) fn read(entries: &[Entry], origin: Origin, problems: &mut Vec<ConfigError>) -> Option<Self> {
+    pub(crate) fn read(entries: &[Entry], origin: Origin, problems: &mut Vec<Mistake>) -> Option<Self> {
         let mut draft = Self::new(origin);
         let mut good = true;
         for entry in entries.iter().filter(|entry| RULE_KEYS.iter().all(|spec| spec.name() != entry.key)) {
@@ -76,7 +71,7 @@ impl Draft {
             }
         }
         for path in ["rule.listen", "rule.target"].into_iter().filter(|path| !draft.has(path)) {
-            problems.push(ConfigError::new(
+            problems.push(Mistake::new(
                 &draft.origin,
                 path,
                 "the rule does not say it",
@@ -101,34 +96,9 @@ impl Draft {
 
 /// What a rule is when it says no more than where from and where to.
 pub(crate) fn defaults(protocol: Protocol) -> Rule {
-    Rule {
-        id: RuleId(String::new()),
-        protocol,
-        bind: Ipv4Addr::UNSPECIFIED.into(),
-        ipv6_only: true,
-        socket_mode: None,
-        ports: PortRange { first: 0, last: 0 },
-        targets: Vec::new(),
-        balance: Balance::default(),
-        health_check: None,
-        health_question: None,
-        source: None,
-        device: None,
-        mark: None,
-        transparent: false,
-        proxy_protocol_from: Vec::new(),
-        send_proxy: None,
-        access: Access::default(),
-        // rinetd's and oxidinetd's default: a UDP session has no other end.
-        idle_timeout: (protocol != Protocol::Tcp).then_some(Duration::from_secs(72)),
-        half_close_timeout: None,
-        connect_timeout: Duration::from_secs(10),
-        keepalive: true,
-        nodelay: true,
-        max_connections: usize::MAX,
-        limits: Limits::default(),
-        copy: CopyMode::default(),
-    }
+    // rinetd's and oxidinetd's default: a UDP session has no other end.
+    let idle_timeout = (protocol != Protocol::Tcp).then_some(Duration::from_secs(72));
+    Rule { protocol, idle_timeout, ..Rule::default() }
 }
 
 /// `tcp://0.0.0.0:9000`: one listener has one rule, so that this is a name that lives on when the target changes. Port 0 is no
@@ -163,7 +133,6 @@ pub(crate) fn as_toml(rule: &Rule, settings: &ForwardSettings) -> String {
 }
 
 /// The protocol's name in TOML and before `://`.
-#[must_use]
 pub fn protocol_name(protocol: Protocol) -> &'static str {
     match protocol {
         Protocol::Tcp => "tcp",
@@ -189,8 +158,8 @@ fn spec_of(path: &str) -> Option<&'static KeySpec<Rule>> {
 }
 
 /// Only the command line can; TOML refuses it.
-fn said_twice(spec: &KeySpec<Rule>, entry: &Entry) -> ConfigError {
-    ConfigError::new(
+fn said_twice(spec: &KeySpec<Rule>, entry: &Entry) -> Mistake {
+    Mistake::new(
         &entry.origin,
         spec.path,
         "the key is given twice",
@@ -198,9 +167,9 @@ fn said_twice(spec: &KeySpec<Rule>, entry: &Entry) -> ConfigError {
     )
 }
 
-fn unknown_key(entry: &Entry) -> ConfigError {
+fn unknown_key(entry: &Entry) -> Mistake {
     if entry.key == "accept_proxy" {
-        return ConfigError::new(
+        return Mistake::new(
             &entry.origin,
             "rule.accept_proxy",
             "it would believe anybody who connects",
@@ -208,7 +177,7 @@ fn unknown_key(entry: &Entry) -> ConfigError {
         );
     }
     let names: Vec<&str> = RULE_KEYS.iter().map(KeySpec::name).collect();
-    ConfigError::unknown_key("rule", entry, &names)
+    entry.unknown("rule", &names)
 }
 
 const HEALTH: Kind<Option<Duration>> =
@@ -222,23 +191,20 @@ const LONGEST: u64 = 31_536_000;
 
 /// 0 is none.
 const fn seconds<const MOST: u64>(expected: &'static str) -> Kind<Option<Duration>> {
-    Kind {
+    Kind::one(
         expected,
-        list: false,
-        secret: false,
-        read: |reader, node| {
+        |reader, node| {
             let seconds = reader.integer(node, &(0..=MOST))?;
             Some((seconds > 0).then(|| Duration::from_secs(seconds)))
         },
-        show: |seconds| seconds.map_or(0, |seconds| seconds.as_secs()).to_string(),
-    }
+        |seconds| seconds.map_or(0, |seconds| seconds.as_secs()).to_string(),
+    )
 }
 
 /// All keys of a rule, in the order in which they are shown.
 pub(crate) static RULE_KEYS: &[KeySpec<Rule>] = &[
     scalar!(
         "rule.name",
-        reload: true,
         "a name of 1 to 64 characters without control characters, \" or \\",
         |reader, node, rule| {
             let name = reader.text(node)?;
@@ -253,7 +219,6 @@ pub(crate) static RULE_KEYS: &[KeySpec<Rule>] = &[
     ),
     scalar!(
         "rule.protocol",
-        reload: true,
         "\"tcp\", \"udp\", \"udptotcp\" or \"tcptoudp\"",
         |reader, node, rule| {
             rule.protocol = reader.parsed(node, |text| protocol_named(text).ok_or(""))?;
@@ -263,7 +228,6 @@ pub(crate) static RULE_KEYS: &[KeySpec<Rule>] = &[
     ),
     scalar!(
         "rule.framed",
-        reload: true,
         kind::SWITCH.expected,
         |reader, node, rule| {
             let framed = reader.boolean(node)?;
@@ -281,7 +245,6 @@ pub(crate) static RULE_KEYS: &[KeySpec<Rule>] = &[
     ),
     scalar!(
         "rule.listen",
-        reload: true,
         parts::LISTEN_FORM,
         |reader, node, rule| {
             (rule.bind, rule.ports) = reader.parsed(node, parts::listener)?;
@@ -289,14 +252,14 @@ pub(crate) static RULE_KEYS: &[KeySpec<Rule>] = &[
         },
         |rule| quoted(&parts::show_listener(&rule.bind, rule.ports)),
     ),
-    field!("rule.ipv6_only", reload: true, kind::SWITCH, ipv6_only),
+    field!(reload "rule.ipv6_only", ipv6_only, kind::SWITCH),
     scalar!(
         "rule.socket_mode",
-        reload: true,
         "permissions in octal, such as \"660\", or \"\" for those of the umask",
         |reader, node, rule| {
             rule.socket_mode = reader.parsed(node, |text| {
-                let octal = (3..=4).contains(&text.len()) && text.bytes().all(|byte| (b'0'..=b'7').contains(&byte));
+                let octal =
+                    (3..=4).contains(&text.len()) && text.bytes().all(|byte| (b'0'..=b'7').contains(&byte));
                 match (text, u32::from_str_radix(text, 8)) {
                     ("", _) => Ok(None),
                     (_, Ok(mode @ ..=0o777)) if octal => Ok(Some(mode)),
@@ -307,17 +270,19 @@ pub(crate) static RULE_KEYS: &[KeySpec<Rule>] = &[
         },
         |rule| quoted(&rule.socket_mode.map_or_else(String::new, |mode| format!("{mode:03o}"))),
     ),
-    field!("rule.target", reload: true, TARGETS, targets),
-    field!("rule.balance", reload: true, BALANCE, balance),
-    field!("rule.health", reload: true, HEALTH, health_check),
+    field!(reload "rule.target", targets, TARGETS),
+    field!(reload "rule.balance", balance, BALANCE),
+    field!(reload "rule.health", health_check, HEALTH),
     scalar!(
         "rule.health_send",
-        reload: true,
         parts::PAYLOAD_FORM,
         |reader, node, rule| {
             let send = reader.parsed(node, parts::payload)?;
             if send.is_empty() {
-                return reader.refuse(node, Some("an empty datagram is what a rule without this key sends".to_owned()));
+                return reader.refuse(
+                    node,
+                    Some("an empty datagram is what a rule without this key sends".to_owned()),
+                );
             }
             rule.health_question = Some(Question { send, expect: Vec::new() });
             Some(())
@@ -326,7 +291,6 @@ pub(crate) static RULE_KEYS: &[KeySpec<Rule>] = &[
     ),
     scalar!(
         "rule.health_expect",
-        reload: true,
         parts::PAYLOAD_FORM,
         |reader, node, rule| {
             let expect = reader.parsed(node, parts::payload)?;
@@ -340,7 +304,6 @@ pub(crate) static RULE_KEYS: &[KeySpec<Rule>] = &[
     ),
     scalar!(
         "rule.source",
-        reload: true,
         "an IP address of this machine",
         |reader, node, rule| {
             rule.source = Some(reader.parsed_as::<IpAddr>(node)?);
@@ -350,13 +313,17 @@ pub(crate) static RULE_KEYS: &[KeySpec<Rule>] = &[
     ),
     scalar!(
         "rule.device",
-        reload: true,
         "the name of a network interface, 1 to 15 bytes, such as \"eth0\"",
         |reader, node, rule| {
             let device = reader.text(node)?;
             // dev_valid_name() of the kernel.
             let bad = |c: char| c.is_whitespace() || c == '/' || c == ':';
-            if device.is_empty() || device.len() > 15 || device == "." || device == ".." || device.contains(bad) {
+            if device.is_empty()
+                || device.len() > 15
+                || device == "."
+                || device == ".."
+                || device.contains(bad)
+            {
                 return reader.refuse(node, None);
             }
             rule.device = Some(device);
@@ -366,7 +333,6 @@ pub(crate) static RULE_KEYS: &[KeySpec<Rule>] = &[
     ),
     scalar!(
         "rule.mark",
-        reload: true,
         "a firewall mark, 0 to 4294967295, or hexadecimal such as 0x10",
         |reader, node, rule| {
             rule.mark = Some(match &node.value {
@@ -379,11 +345,10 @@ pub(crate) static RULE_KEYS: &[KeySpec<Rule>] = &[
         },
         |rule| rule.mark.map_or_else(|| quoted(""), |mark| mark.to_string()),
     ),
-    field!("rule.transparent", reload: true, kind::SWITCH, transparent),
-    field!("rule.proxy_protocol_from", reload: true, PROXIES, proxy_protocol_from),
+    field!(reload "rule.transparent", transparent, kind::SWITCH),
+    field!(reload "rule.proxy_protocol_from", proxy_protocol_from, PROXIES),
     scalar!(
         "rule.proxy",
-        reload: true,
         "\"v1\", \"v2\" or \"off\"",
         |reader, node, rule| {
             rule.send_proxy = reader.parsed(node, |text| match text {
@@ -402,13 +367,12 @@ pub(crate) static RULE_KEYS: &[KeySpec<Rule>] = &[
             })
         },
     ),
-    field!("rule.allow", reload: true, PATTERNS, access.allow),
-    field!("rule.deny", reload: true, PATTERNS, access.deny),
-    field!("rule.idle", reload: true, IDLE, idle_timeout),
-    field!("rule.half_close_timeout", reload: true, HALF_CLOSE, half_close_timeout),
+    field!(reload "rule.allow", access.allow, PATTERNS),
+    field!(reload "rule.deny", access.deny, PATTERNS),
+    field!(reload "rule.idle", idle_timeout, IDLE),
+    field!(reload "rule.half_close_timeout", half_close_timeout, HALF_CLOSE),
     scalar!(
         "rule.connect_timeout",
-        reload: true,
         "seconds, 1 to 3600",
         |reader, node, rule| {
             rule.connect_timeout = Duration::from_secs(reader.integer(node, &(1..=3600))?);
@@ -416,44 +380,34 @@ pub(crate) static RULE_KEYS: &[KeySpec<Rule>] = &[
         },
         |rule| rule.connect_timeout.as_secs().to_string(),
     ),
-    field!("rule.keepalive", reload: true, kind::SWITCH, keepalive),
-    field!("rule.nodelay", reload: true, kind::SWITCH, nodelay),
-    number!("rule.max_connections", reload: true, "a number", 1..=1_000_000, max_connections),
-    field!("rule.max_connections_per_client", reload: true, PER_CLIENT, limits.connections_per_client),
-    field!("rule.new_connections_per_client", reload: true, PER_CLIENT, limits.new_connections_per_client),
-    field!("rule.max_bytes_per_second", reload: true, BYTES, limits.bytes_per_second),
-    field!(
-        "rule.max_bytes_per_second_per_connection",
-        reload: true,
-        BYTES,
-        limits.bytes_per_second_per_connection
-    ),
-    field!("rule.copy", reload: true, COPY, copy),
+    field!(reload "rule.keepalive", keepalive, kind::SWITCH),
+    field!(reload "rule.nodelay", nodelay, kind::SWITCH),
+    field!(reload "rule.max_connections", max_connections, number!(usize, "a number", 1..=1_000_000)),
+    field!(reload "rule.max_connections_per_client", limits.connections_per_client, PER_CLIENT),
+    field!(reload "rule.new_connections_per_client", limits.new_connections_per_client, PER_CLIENT),
+    field!(reload "rule.max_bytes_per_second", limits.bytes_per_second, BYTES),
+    field!(reload "rule.max_bytes_per_second_per_connection", limits.bytes_per_second_per_connection, BYTES),
+    field!(reload "rule.copy", copy, COPY),
 ];
 
 /// Connections of one client, at a time or a second.
-const PER_CLIENT: Kind<Option<u32>> = Kind {
-    expected: "a number, 1 to 1000000, or 0 for no limit",
-    list: false,
-    secret: false,
-    read: |reader, node| reader.integer(node, &(0..=1_000_000)).map(|most: u32| (most > 0).then_some(most)),
-    show: |most| most.unwrap_or(0).to_string(),
-};
+const PER_CLIENT: Kind<Option<u32>> = Kind::one(
+    "a number, 1 to 1000000, or 0 for no limit",
+    |reader, node| reader.integer(node, &(0..=1_000_000)).map(|most: u32| (most > 0).then_some(most)),
+    |most| most.unwrap_or(0).to_string(),
+);
 
 /// Bytes a second, each way.
-const BYTES: Kind<Option<u64>> = Kind {
-    expected: "bytes a second, 1000 to 1000000000000, or 0 for no limit",
-    list: false,
-    secret: false,
-    read: |reader, node| match reader.integer(node, &(0..=1_000_000_000_000_u64))? {
+const BYTES: Kind<Option<u64>> = Kind::one(
+    "bytes a second, 1000 to 1000000000000, or 0 for no limit",
+    |reader, node| match reader.integer(node, &(0..=1_000_000_000_000_u64))? {
         0 => Some(None),
         1..1000 => reader.refuse(node, None),
         rate => Some(Some(rate)),
     },
-    show: |rate| rate.unwrap_or(0).to_string(),
-};
+    |rate| rate.unwrap_or(0).to_string(),
+);
 
-/// How bytes move.
 pub(crate) const COPY: Kind<CopyMode> = named!(
     "\"auto\", \"splice\" or \"buffer\"",
     "auto" => CopyMode::Auto,
@@ -462,39 +416,32 @@ pub(crate) const COPY: Kind<CopyMode> = named!(
 );
 
 /// Clients to allow or to deny.
-pub(crate) const PATTERNS: Kind<Vec<Pattern>> = Kind {
-    expected: parts::PATTERN_FORM,
-    list: true,
-    secret: false,
-    read: |reader, node| one_or_several(reader, node, |reader, node| reader.parsed(node, parts::pattern)),
-    show: |patterns| list(patterns.iter().map(|pattern| quoted(&parts::show_pattern(pattern)))),
-};
+pub(crate) const PATTERNS: Kind<Vec<Pattern>> = Kind::list(
+    parts::PATTERN_FORM,
+    |reader, node| one_or_several(reader, node, |reader, node| reader.parsed(node, parts::pattern)),
+    |patterns| list(patterns.iter().map(|pattern| quoted(&parts::show_pattern(pattern)))),
+);
 
-/// Proxies.
-const PROXIES: Kind<Vec<Proxy>> = Kind {
-    expected: parts::PROXY_FORM,
-    list: true,
-    secret: false,
-    read: |reader, node| one_or_several(reader, node, |reader, node| reader.parsed(node, parts::proxy)),
-    show: |proxies| list(proxies.iter().map(|proxy| quoted(&parts::show_proxy(proxy)))),
-};
+const PROXIES: Kind<Vec<Proxy>> = Kind::list(
+    parts::PROXY_FORM,
+    |reader, node| one_or_several(reader, node, |reader, node| reader.parsed(node, parts::proxy)),
+    |proxies| list(proxies.iter().map(|proxy| quoted(&parts::show_proxy(proxy)))),
+);
 
-const TARGETS: Kind<Vec<Endpoint>> = Kind {
-    expected: parts::TARGET_FORM,
-    list: true,
-    secret: false,
-    read: |reader, node| {
+const TARGETS: Kind<Vec<Endpoint>> = Kind::list(
+    parts::TARGET_FORM,
+    |reader, node| {
         let targets = one_or_several(reader, node, target)?;
         if targets.is_empty() {
             return reader.refuse(node, Some("the list is empty".to_owned()));
         }
         Some(targets)
     },
-    show: |targets| match &targets[..] {
+    |targets| match &targets[..] {
         [target] => quoted(&parts::show_target(target)),
         targets => list(targets.iter().map(|target| quoted(&parts::show_target(target)))),
     },
-};
+);
 
 /// As text, or as a table with its weight apart.
 fn target(reader: &mut Reader<'_>, node: &Node) -> Option<Endpoint> {
@@ -502,12 +449,11 @@ fn target(reader: &mut Reader<'_>, node: &Node) -> Option<Endpoint> {
         return reader.parsed(node, parts::endpoint);
     }
     let entries = reader.table(node, &["address", "weight"])?;
-    let find = |key: &str| entries.iter().find(|entry| entry.key == key).map(|entry| &entry.node);
-    let Some(address) = find("address") else {
+    let Some(address) = find(entries, "address") else {
         return reader.refuse(node, Some("it has no address".to_owned()));
     };
     let mut endpoint = reader.parsed(address, parts::endpoint)?;
-    if let Some(weight) = find("weight") {
+    if let Some(weight) = find(entries, "weight") {
         let read = match weight.value {
             Value::Integer(weight) => u16::try_from(weight).ok().filter(|weight| *weight <= MOST_WEIGHT),
             _ => None,

@@ -12,85 +12,61 @@ use turnpike_net::Datapath;
 use super::rule_keys::{COPY, PATTERNS};
 use crate::{
     AdminListen, LogFormat, Origin,
-    key::{self, KeySpec, Kind, field, kind, named, number},
+    key::{self, Kind, kind, named, number, settings},
 };
 
-/// Effective settings; [`ForwardSettings::default`] holds the documented defaults.
-#[derive(Clone, Debug, PartialEq)]
-pub struct ForwardSettings {
-    /// All rules, those of the file first.
-    pub rules: Vec<Rule>,
-    /// Asked before each rule's own.
-    pub access: Access,
-    /// Threads; `None` is one per core.
-    pub workers: Option<usize>,
-    /// Step of the ladder; `None` is the highest that works.
-    pub datapath: Option<Datapath>,
-    /// Microseconds that a worker looks for more before it sleeps.
-    pub busy_poll_us: u32,
-    /// Connections and sessions of all rules at a time.
-    pub max_connections: usize,
-    /// Seconds after which a host name is resolved again.
-    pub resolve_every: u32,
-    /// Whether to run although some rules cannot be bound.
-    pub keep_going: bool,
-    /// How TCP moves bytes where a rule does not say.
-    pub copy: CopyMode,
-    /// Where the process ID goes.
-    pub pid_file: Option<PathBuf>,
-    /// Where metrics and health are served.
-    pub admin: AdminListen,
-    /// Names under which they are, beside addresses and `localhost`; in lower case.
-    pub admin_hosts: Vec<String>,
-    /// Filter of log lines.
-    pub log_level: String,
-    /// How log lines look.
-    pub log_format: LogFormat,
-    /// A file with a line per connection, beside the log.
-    pub connection_file: Option<PathBuf>,
-    /// How its lines look.
-    pub connection_format: LineFormat,
-    /// Seconds that connections get to end after SIGTERM.
-    pub shutdown_deadline: u32,
-    /// Who set what; keys that are missing have their default.
-    pub origins: BTreeMap<&'static str, Origin>,
-}
-
-impl Default for ForwardSettings {
-    fn default() -> Self {
-        Self {
-            rules: Vec::new(),
-            access: Access::default(),
-            workers: None,
-            datapath: None,
-            busy_poll_us: 0,
-            max_connections: 16_384,
-            resolve_every: 30,
-            keep_going: false,
-            copy: CopyMode::Auto,
-            pid_file: None,
-            // One above the TURN server's, so that both can run on one machine.
-            admin: AdminListen::On(SocketAddr::from((Ipv4Addr::LOCALHOST, 9642))),
-            admin_hosts: Vec::new(),
-            log_level: "info".to_owned(),
-            log_format: LogFormat::Text,
-            connection_file: None,
-            connection_format: LineFormat::Rinetd,
-            shutdown_deadline: 30,
-            origins: BTreeMap::new(),
-        }
+settings! {
+    /// Effective settings; [`ForwardSettings::default`] holds the documented defaults.
+    ForwardSettings by FORWARD_KEYS {
+        /// Threads; `None` is one per core.
+        workers: Option<usize> = None, start "forward.workers" kind::WORKERS;
+        /// Step of the ladder; `None` is the highest that works.
+        datapath: Option<Datapath> = None, start "forward.datapath" kind::DATAPATH;
+        /// Microseconds that a worker looks for more before it sleeps.
+        busy_poll_us: u32 = 0, start "forward.busy_poll_us" number!(u32, "microseconds", 0..=1000);
+        /// Connections and sessions of all rules at a time.
+        max_connections: usize = 16_384,
+            reload "forward.max_connections" number!(usize, "a number", 1..=1_000_000);
+        /// Seconds after which a host name is resolved again.
+        resolve_every: u32 = 30, reload "forward.resolve_every" number!(u32, "seconds", 1..=86_400);
+        /// Whether to run although some rules cannot be bound.
+        keep_going: bool = false, reload "forward.keep_going" kind::SWITCH;
+        /// How TCP moves bytes where a rule does not say.
+        copy: CopyMode = CopyMode::Auto, reload "forward.copy" COPY;
+        /// Asked before each rule's own.
+        access: Access = Access::default(),
+            reload "forward.allow" .allow PATTERNS, reload "forward.deny" .deny PATTERNS;
+        /// Where the process ID goes.
+        pid_file: Option<PathBuf> = None, reload "forward.pid_file" kind::FILE;
+        /// Where metrics and health are served. One above the TURN server's, so that both can run on one machine.
+        admin: AdminListen = AdminListen::On(SocketAddr::from((Ipv4Addr::LOCALHOST, 9642))),
+            start "admin.listen" kind::ADMIN;
+        /// Names under which they are, beside addresses and `localhost`; in lower case.
+        admin_hosts: Vec<String> = Vec::new(), start "admin.hosts" kind::HOSTS;
+        /// Filter of log lines.
+        log_level: String = "info".to_owned(), start "log.level" kind::LOG_LEVEL;
+        /// How log lines look.
+        log_format: LogFormat = LogFormat::Text, start "log.format" kind::LOG_FORMAT;
+        /// A file with a line per connection, beside the log.
+        connection_file: Option<PathBuf> = None, reload "log.connections" kind::FILE;
+        /// How its lines look.
+        connection_format: LineFormat = LineFormat::Rinetd, reload "log.connections_format" LINE_FORMAT;
+        /// Seconds that connections get to end after SIGTERM.
+        shutdown_deadline: u32 = 30, reload "shutdown.deadline" number!(u32, "seconds", 0..=86_400);
+        /// All rules, those of the file first.
+        rules: Vec<Rule> = Vec::new();
+        /// Who set what; keys that are missing have their default.
+        origins: BTreeMap<&'static str, Origin> = BTreeMap::new();
     }
 }
 
 impl ForwardSettings {
     /// Whether somebody asked for the value of this key.
-    #[must_use]
     pub fn is_explicit(&self, key: &str) -> bool {
         self.origins.contains_key(key)
     }
 
     /// Settings and rules as a TOML file, whatever format they came from; a way to leave rinetd.conf behind.
-    #[must_use]
     pub fn to_toml(&self) -> String {
         let mut text = key::table_as_toml(FORWARD_KEYS, self, &self.origins);
         for rule in &self.rules {
@@ -101,15 +77,13 @@ impl ForwardSettings {
     }
 
     /// Keys whose value differs in `new` but which a running forwarder cannot change.
-    #[must_use]
     pub fn unchangeable(&self, new: &Self) -> Vec<&'static str> {
-        key::unchangeable(FORWARD_KEYS, self, new)
+        key::changed(FORWARD_KEYS, false, self, new)
     }
 
     /// Keys whose value differs in `new` and that a running forwarder takes over.
-    #[must_use]
     pub fn changed(&self, new: &Self) -> Vec<&'static str> {
-        key::changed(FORWARD_KEYS, self, new)
+        key::changed(FORWARD_KEYS, true, self, new)
     }
 }
 
@@ -129,27 +103,6 @@ pub(crate) struct LogFile {
     pub(crate) path: PathBuf,
     pub(crate) format: LineFormat,
 }
-
-/// All keys, section by section, in the order in which they are shown.
-pub(crate) static FORWARD_KEYS: &[KeySpec<ForwardSettings>] = &[
-    field!("forward.workers", reload: false, kind::WORKERS, workers),
-    field!("forward.datapath", reload: false, kind::DATAPATH, datapath),
-    number!("forward.busy_poll_us", reload: false, "microseconds", 0..=1000, busy_poll_us),
-    number!("forward.max_connections", reload: true, "a number", 1..=1_000_000, max_connections),
-    number!("forward.resolve_every", reload: true, "seconds", 1..=86_400, resolve_every),
-    field!("forward.keep_going", reload: true, kind::SWITCH, keep_going),
-    field!("forward.copy", reload: true, COPY, copy),
-    field!("forward.allow", reload: true, PATTERNS, access.allow),
-    field!("forward.deny", reload: true, PATTERNS, access.deny),
-    field!("forward.pid_file", reload: true, kind::FILE, pid_file),
-    field!("admin.listen", reload: false, kind::ADMIN, admin),
-    field!("admin.hosts", reload: false, kind::HOSTS, admin_hosts),
-    field!("log.level", reload: false, kind::LOG_LEVEL, log_level),
-    field!("log.format", reload: false, kind::LOG_FORMAT, log_format),
-    field!("log.connections", reload: true, kind::FILE, connection_file),
-    field!("log.connections_format", reload: true, LINE_FORMAT, connection_format),
-    number!("shutdown.deadline", reload: true, "seconds", 0..=86_400, shutdown_deadline),
-];
 
 const LINE_FORMAT: Kind<LineFormat> =
     named!("\"rinetd\" or \"common\"", "rinetd" => LineFormat::Rinetd, "common" => LineFormat::Common);

@@ -16,7 +16,7 @@ fn load(
     arguments: &[&str],
     environment: &[(&str, &str)],
     flags: Flags,
-) -> Result<ForwardLoaded, ConfigErrors> {
+) -> Result<ForwardLoaded, Mistakes> {
     let environment =
         environment.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
     let sources = ForwardSources {
@@ -26,11 +26,11 @@ fn load(
     sources.merge(file.map(|text| (Path::new("f.conf"), text)), Vec::new())
 }
 
-fn from_arguments(arguments: &[&str]) -> Result<ForwardLoaded, ConfigErrors> {
+fn from_arguments(arguments: &[&str]) -> Result<ForwardLoaded, Mistakes> {
     load(None, arguments, &[], Flags::new())
 }
 
-fn from_file(text: &str) -> Result<ForwardLoaded, ConfigErrors> {
+fn from_file(text: &str) -> Result<ForwardLoaded, Mistakes> {
     load(Some(text), &[], &[], Flags::new())
 }
 

@@ -11,7 +11,9 @@ mod tests;
 use std::path::Path;
 
 use super::{Imported, Note};
-use crate::{ConfigError, ConfigErrors, Flags, Sources, certificates, error::nearest, source};
+use turnpike_strict::nearest;
+
+use crate::{Flags, Mistake, Mistakes, Sources, certificates, source};
 use draft::Draft;
 use options::{Handling, OPTIONS};
 
@@ -19,16 +21,15 @@ use options::{Handling, OPTIONS};
 ///
 /// # Errors
 /// It cannot be read.
-pub fn import(path: &Path) -> Result<Imported, ConfigErrors> {
+pub fn import(path: &Path) -> Result<Imported, Mistakes> {
     let mut problems = Vec::new();
     match source::file_text(path, &mut problems) {
         Some(text) => Ok(translate(&path.display().to_string(), &text)),
-        None => Err(ConfigErrors(problems)),
+        None => Err(Mistakes(problems)),
     }
 }
 
 /// Translates the text of a file; `name` is what the result calls it.
-#[must_use]
 pub fn translate(name: &str, text: &str) -> Imported {
     let (mut draft, mut notes) = (Draft::default(), Vec::new());
     for (line, option, value) in settings(text) {
@@ -106,9 +107,9 @@ fn mistakes(toml: &str) -> Vec<Note> {
     let sources = Sources::new(None, Vec::new(), Flags::new());
     let errors = match sources.merge(&entries, problems, |_| certificates::Found::default()) {
         Ok(_) => Vec::new(),
-        Err(ConfigErrors(errors)) => errors,
+        Err(Mistakes(errors)) => errors,
     };
-    let note = |ConfigError { key, problem, expected, .. }: ConfigError| {
+    let note = |Mistake { key, problem, expected, .. }: Mistake| {
         let text = format!("{problem}; expected {expected}");
         Note { line: 0, option: key, text, is_harmless: false }
     };

@@ -58,7 +58,6 @@ pub(super) enum Side {
 pub(super) struct LocalRule {
     pub(super) state: Arc<RuleState>,
     pub(super) counters: Counters,
-    /// By target.
     pub(super) tallies: Tallies,
     connections: usize,
     /// Its listeners are closed; it goes with its last connection.
@@ -262,7 +261,6 @@ impl Engine {
         self.common = Arc::clone(common);
     }
 
-    /// Closes all listeners.
     pub(crate) fn drain(&mut self, tick: Tick<'_>) {
         for listener in self.listeners.drain() {
             // Closing one that other workers have as well does not end the watch. A paused one is not watched.
@@ -270,7 +268,6 @@ impl Engine {
         }
     }
 
-    /// Ends all connections.
     pub(crate) fn stop(&mut self, tick: Tick<'_>) {
         self.drain(tick);
         let keys: Vec<usize> = self.connections.iter().map(|(key, _)| key).collect();

@@ -64,7 +64,6 @@ impl Engine {
         }
     }
 
-    /// Ends that.
     pub(crate) fn unwatch_health(&mut self, state: &Arc<RuleState>) {
         self.watched.retain(|watched| !Arc::ptr_eq(watched, state));
         self.checks.retain(|_, check| !check.is_for(state));

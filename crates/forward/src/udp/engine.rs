@@ -65,7 +65,6 @@ pub struct Engine {
 
 impl Engine {
     /// Without rules.
-    #[must_use]
     pub fn new(datapath: Datapath) -> Self {
         Self {
             datapath,
@@ -153,25 +152,21 @@ impl Engine {
     }
 
     /// When [`Engine::on_tick`] next has something to do, by the clock of [`Tick::now`].
-    #[must_use]
     pub fn next_timeout(&self) -> Option<u64> {
         self.due
     }
 
     /// Sessions now.
-    #[must_use]
     pub fn active(&self) -> usize {
         self.sessions.len()
     }
 
     /// Occupancy of the receiving half.
-    #[must_use]
     pub fn rx_stats(&self) -> &RxStats {
         self.rx.stats()
     }
 
     /// Occupancy of the sending half.
-    #[must_use]
     pub fn tx_stats(&self) -> &TxStats {
         self.tx.stats()
     }

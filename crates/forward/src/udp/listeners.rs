@@ -47,7 +47,6 @@ impl Listeners {
     }
 
     /// Where they listen.
-    #[must_use]
     pub fn addresses(&self) -> Vec<SocketAddr> {
         self.bound.iter().map(Bound::address).collect()
     }

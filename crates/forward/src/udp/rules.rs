@@ -187,7 +187,6 @@ pub(super) struct RuleState {
     pub(super) rule: Rule,
     pub(super) lists: Lists,
     pub(super) counters: RuleSnapshot,
-    /// By target.
     pub(super) tallies: Tallies,
     pub(super) rates: Option<Arc<Rates>>,
     pub(super) removed: bool,

@@ -44,7 +44,6 @@ pub(super) struct Session {
     pub(super) choice: Option<Choice>,
     /// The address of the target that was tried last.
     pub(super) tried: SocketAddr,
-    /// Targets tried.
     pub(super) attempts: u8,
     /// The target sent something.
     pub(super) answered: bool,

@@ -164,7 +164,6 @@ pub(crate) fn read_all(stream: &mut TcpStream) -> Vec<u8> {
     bytes
 }
 
-/// Closes with RST.
 pub(crate) fn reset(stream: TcpStream) {
     turnpike_net::TcpSocket::from(std::os::fd::OwnedFd::from(stream)).reset();
 }

@@ -13,9 +13,7 @@ const ECHO: u16 = 3480;
 /// What was added to a command line.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Known {
-    /// The setting, completed.
     pub(super) setting: Setting,
-    /// The workload, completed.
     pub(super) workload: Vec<String>,
     /// Where a reflector of ours must listen.
     pub(super) reflector: Option<String>,

@@ -3,12 +3,13 @@
 
 use std::{collections::BTreeSet, path::Path, thread};
 
+use turnpike_strict::{Document, hint, nearest};
+
 use super::{Experiment, Format, Service, fill::Variables};
 use crate::{
     bar::Bar,
     error::LabError,
     metric,
-    strict::{Document, nearest},
     topology::spec::{Spec, is_plain},
 };
 
@@ -57,7 +58,7 @@ impl Experiment {
         if !(1..=1000).contains(&self.rounds) {
             document.problem("rounds", format!("rounds {}: expected 1 to 1000", self.rounds));
         }
-        let limits = self.limits();
+        let limits = self.limits;
         if !(limits.late_p99_us > 0.0 && limits.late_p99_us.is_finite()) {
             document.problem(
                 "limits.late_p99_us",
@@ -182,11 +183,8 @@ impl Experiment {
                 let Some(name) = name.as_deref().filter(|name| names().all(|known| known != *name)) else {
                     continue;
                 };
-                let hint = match nearest(name, names()) {
-                    Some(meant) => format!("did you mean \"{meant}\"?"),
-                    None => format!("there are: {}", names().collect::<Vec<_>>().join(", ")),
-                };
-                document.problem(&format!("{path}.{key}"), format!("no subject \"{name}\"; {hint}"));
+                let what = format!("no subject \"{name}\"; {}", hint(name, names()));
+                document.problem(&format!("{path}.{key}"), what);
             }
         }
     }
@@ -228,13 +226,7 @@ fn no_namespace(name: &str, spaces: &BTreeSet<String>) -> String {
     if spaces.is_empty() {
         return format!("namespace \"{name}\", but topology = \"host\" has none");
     }
-    match nearest(name, spaces.iter().map(String::as_str)) {
-        Some(meant) => format!("no namespace \"{name}\"; did you mean \"{meant}\"?"),
-        None => format!(
-            "no namespace \"{name}\"; there are: {}",
-            spaces.iter().map(String::as_str).collect::<Vec<_>>().join(", ")
-        ),
-    }
+    format!("no namespace \"{name}\"; {}", hint(name, spaces.iter().map(String::as_str)))
 }
 
 fn check_cpus(who: &str, list: Option<&str>, path: &str, document: &mut Document) {

@@ -6,8 +6,10 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use turnpike_strict::nearest;
+
 use super::{CommandLine, Experiment};
-use crate::{certificate, error::LabError, strict::nearest};
+use crate::{certificate, error::LabError};
 
 /// The name of this program; the only one of ours that an experiment may redefine.
 pub(crate) const TURNPIKE: &str = "turnpike";

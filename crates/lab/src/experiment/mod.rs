@@ -11,13 +11,14 @@ use std::{
 };
 
 use serde::Deserialize;
+use turnpike_strict::Document;
 
 use self::fill::Variables;
 use crate::{
     bar::Bar,
     error::LabError,
     shelf::{EXPERIMENTS, PARTS, Text},
-    strict, tools,
+    tools,
     topology::spec::Spec,
     verdict::Rules,
     void::Limits,
@@ -26,7 +27,6 @@ use crate::{
 /// What stands in place of a file for an experiment that was typed.
 pub(crate) const COMMAND_LINE: &str = "command line";
 
-/// An experiment file.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Experiment {
@@ -76,9 +76,9 @@ pub(crate) struct Experiment {
     #[serde(default)]
     pub(crate) sweep: BTreeMap<String, Vec<toml::Value>>,
     #[serde(default)]
-    rules: RuleChanges,
+    pub(crate) rules: Rules,
     #[serde(default)]
-    limits: LimitChanges,
+    pub(crate) limits: Limits,
     /// Lines that figures must stay on the right side of, and those that should be.
     #[serde(default)]
     pub(crate) must: Vec<Bar>,
@@ -109,27 +109,6 @@ struct Part {
     subject: Vec<Service>,
     #[serde(default)]
     helper: Vec<Service>,
-}
-
-/// What the file says of [`Rules`].
-#[derive(Clone, Copy, Debug, Default, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct RuleChanges {
-    min_rounds: Option<u32>,
-    resolution: Option<f64>,
-    need_noise_floor: Option<bool>,
-    max_voided: Option<f64>,
-}
-
-/// What the file, or the command line, says of [`Limits`].
-#[derive(Clone, Copy, Debug, Default, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(crate) struct LimitChanges {
-    pub(crate) late_p99_us: Option<f64>,
-    pub(crate) steal_percent: Option<f64>,
-    pub(crate) foreign_percent: Option<f64>,
-    pub(crate) loss_percent: Option<f64>,
-    pub(crate) broken_percent: Option<f64>,
 }
 
 /// A program that runs while the load does.
@@ -216,19 +195,17 @@ pub(crate) struct Workload {
     /// Seconds that it may take beyond warm-up and duration.
     #[serde(default = "thirty")]
     pub(crate) patience: f64,
-    /// The rate variable that `find-max` and `sweep` set, in datagrams a second.
+    /// The variable that `find-max` and `sweep` set, in datagrams a second; `clients` is a number of clients instead.
     #[serde(default = "rate")]
     pub(crate) rate: String,
 }
 
-/// Formats of results.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Format {
     /// The generators' contract of DESIGN.md.
     #[default]
     Turnpike,
-    /// `iperf3 --json`.
     Iperf3,
     /// Any JSON object, by `fields`.
     Json,
@@ -273,7 +250,7 @@ impl Experiment {
         text: &str,
         parts: &BTreeMap<String, String>,
     ) -> Result<Self, LabError> {
-        let (mut experiment, mut document): (Self, _) = strict::parse(&path.display().to_string(), text)?;
+        let (mut experiment, mut document): (Self, _) = Document::parse(path, text)?;
         if path == Path::new(COMMAND_LINE) {
             document.forget_places();
         }
@@ -293,7 +270,7 @@ impl Experiment {
             Some(text) => Text { path: name.into(), text: text.clone() },
             None => PARTS.find(Path::new(name), self.path.parent().unwrap_or(Path::new(".")))?,
         };
-        let (mut part, document): (Part, _) = strict::parse(&path.display().to_string(), &text)?;
+        let (mut part, document): (Part, _) = Document::parse(&path, &text)?;
         document.finish()?;
         part.subject.retain(|service| !self.without.contains(&service.name));
         for service in part.subject.iter_mut().chain(&mut part.helper) {
@@ -328,41 +305,6 @@ impl Experiment {
             "host" => Ok(None),
             name => Spec::load(name, self.path.parent().unwrap_or(Path::new("."))).map(Some),
         }
-    }
-
-    /// When a verdict is given.
-    pub(crate) fn rules(&self) -> Rules {
-        let (usual, said) = (Rules::default(), self.rules);
-        Rules {
-            min_rounds: said.min_rounds.unwrap_or(usual.min_rounds),
-            resolution: said.resolution.unwrap_or(usual.resolution),
-            need_noise_floor: said.need_noise_floor.unwrap_or(usual.need_noise_floor),
-            max_voided: said.max_voided.unwrap_or(usual.max_voided),
-        }
-    }
-
-    /// When a run is void.
-    pub(crate) fn limits(&self) -> Limits {
-        let (usual, said) = (Limits::default(), self.limits);
-        Limits {
-            late_p99_us: said.late_p99_us.unwrap_or(usual.late_p99_us),
-            steal_percent: said.steal_percent.unwrap_or(usual.steal_percent),
-            foreign_percent: said.foreign_percent.unwrap_or(usual.foreign_percent),
-            loss_percent: said.loss_percent.or(usual.loss_percent),
-            broken_percent: said.broken_percent.or(usual.broken_percent),
-        }
-    }
-
-    /// Other limits than the file's.
-    pub(crate) fn allow(&mut self, changes: &LimitChanges) {
-        let said = self.limits;
-        self.limits = LimitChanges {
-            late_p99_us: changes.late_p99_us.or(said.late_p99_us),
-            steal_percent: changes.steal_percent.or(said.steal_percent),
-            foreign_percent: changes.foreign_percent.or(said.foreign_percent),
-            loss_percent: changes.loss_percent.or(said.loss_percent),
-            broken_percent: changes.broken_percent.or(said.broken_percent),
-        };
     }
 
     /// Whether some program is given a certificate.

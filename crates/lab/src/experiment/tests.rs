@@ -1,3 +1,5 @@
+use turnpike_testkit::Dir;
+
 use super::*;
 use crate::metric;
 
@@ -23,7 +25,7 @@ fn refusal(text: &str) -> String {
 #[test]
 fn defaults_are_as_the_method_asks() {
     let experiment = parse(MINIMAL).unwrap();
-    assert!(experiment.rounds >= experiment.rules().min_rounds);
+    assert!(experiment.rounds >= experiment.rules.min_rounds);
     assert!(experiment.aa && experiment.discard > 0.0);
     assert_eq!(experiment.points().len(), 1);
 }
@@ -151,11 +153,11 @@ fn a_missing_program_is_a_sentence_with_the_remedy() {
 
 #[test]
 fn a_part_comes_before_what_the_file_has_itself_and_its_mistakes_are_told() {
-    let directory = tempfile::tempdir().unwrap();
-    std::fs::create_dir(directory.path().join("parts")).unwrap();
-    let part = directory.path().join("parts/both.toml");
+    let directory = Dir::new();
+    std::fs::create_dir(directory.at("parts")).unwrap();
+    let part = directory.at("parts/both.toml");
     let with = MINIMAL.replace("[[subject]]", "include = 'both'\n[vars]\nport = 7\n[[subject]]");
-    let path = directory.path().join("x.toml");
+    let path = directory.at("x.toml");
     let parsed = || Experiment::parse(&path, &with);
 
     std::fs::write(

@@ -155,6 +155,28 @@ pub(crate) fn network_threads(cpus: &[usize]) -> Vec<u32> {
         .collect()
 }
 
+/// Seconds of CPU time, ended children included, of all other processes that may run on these CPUs: neither of the process group
+/// `subject` nor one of `network_threads`.
+pub(crate) fn time_of_others(subject: u32, network_threads: &[u32], cpus: &[usize]) -> f64 {
+    let may_run_there = |process: &Process| {
+        let allowed = process.status().ok()?.cpus_allowed_list?;
+        Some(
+            allowed
+                .into_iter()
+                .any(|(first, last)| cpus.iter().any(|cpu| (first as usize..=last as usize).contains(cpu))),
+        )
+    };
+    let time_of = |process: Process| {
+        let stat = process.stat().ok()?;
+        let pid = u32::try_from(stat.pid).ok()?;
+        let is_other = u32::try_from(stat.pgrp) != Ok(subject) && !network_threads.contains(&pid);
+        let ticks = (stat.utime + stat.stime) as f64 + (stat.cutime + stat.cstime) as f64;
+        (is_other && may_run_there(&process) == Some(true)).then_some(ticks)
+    };
+    let all = procfs::process::all_processes().into_iter().flatten().flatten();
+    all.filter_map(time_of).sum::<f64>() / ticks_a_second()
+}
+
 /// Seconds of CPU time of these processes.
 pub(crate) fn time_of(pids: &[u32]) -> f64 {
     let ticks = pids.iter().filter_map(|pid| {
@@ -162,6 +184,12 @@ pub(crate) fn time_of(pids: &[u32]) -> f64 {
         Some((stat.utime + stat.stime) as f64)
     });
     ticks.sum::<f64>() / ticks_a_second()
+}
+
+/// The CPU on which the first of these processes ran last.
+pub(crate) fn last_cpu(pids: &[u32]) -> Option<u32> {
+    let cpu = Process::new(i32::try_from(*pids.first()?).ok()?).ok()?.stat().ok()?.processor?;
+    u32::try_from(cpu).ok()
 }
 
 /// Units of `/proc/stat` and `/proc/PID/stat`.
@@ -219,8 +247,22 @@ intr 336889 0
             assert!(comm.trim() == "ksoftirqd/0" || comm.starts_with("napi/"), "{comm}");
         }
         assert_eq!(network_threads(&[100_000]), Vec::<u32>::new());
+        assert!(last_cpu(&[std::process::id()]).is_some() && last_cpu(&[]).is_none());
         let own = time_of(&[std::process::id()]);
         assert!((0.0..1e6).contains(&own), "{own}");
+    }
+
+    #[test]
+    fn the_time_of_others_is_that_of_programs_that_may_run_there() {
+        let own = u32::try_from(rustix::process::getpgrp().as_raw_nonzero().get()).unwrap();
+        while time_of(&[std::process::id()]) <= 0.0 {
+            std::hint::black_box(program::members(own).count());
+        }
+        let cpus: Vec<usize> = (0..1024).collect();
+        let (with, without) = (time_of_others(u32::MAX, &[], &cpus), time_of_others(own, &[], &cpus));
+        assert!(with > without && without > 0.0, "{with} {without}");
+        // A CPU that no machine has.
+        assert!(time_of_others(u32::MAX, &[], &[1_000_000]).abs() < f64::EPSILON);
     }
 
     #[test]

@@ -10,13 +10,14 @@ use std::{
 };
 
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
+use turnpike_wire::stun::{Class, Header, Writer, method};
 
 use crate::error::LabError;
 
 /// For a single question.
 const PATIENCE: Duration = Duration::from_millis(200);
-/// RFC 8489 section 5: Binding request, no attributes, the magic cookie, a transaction ID.
-const BINDING_REQUEST: [u8; 20] = *b"\x00\x01\x00\x00\x21\x12\xa4\x42turnpike-lab";
+const BINDING_REQUEST: Header =
+    Header { class: Class::Request, method: method::BINDING, transaction: *b"turnpike-lab" };
 /// Of an HTTP answer; metrics of many workers are large.
 const LONGEST_ANSWER: u64 = 4 << 20;
 
@@ -47,7 +48,7 @@ pub(crate) fn answers_stun(address: SocketAddr) -> Option<()> {
     // A connected socket hears of a closed port at once.
     socket.connect(address).ok()?;
     socket.set_read_timeout(Some(PATIENCE)).ok()?;
-    socket.send(&BINDING_REQUEST).ok()?;
+    socket.send(Writer::begin(&mut Vec::new(), BINDING_REQUEST).finish(false)).ok()?;
     let mut answer = [0; 1500];
     let length = socket.recv(&mut answer).ok()?;
     is_binding_success(&answer[..length]).then_some(())
@@ -77,7 +78,7 @@ fn parse_http(answer: &str) -> Option<&str> {
 
 /// A Binding success response to our request.
 fn is_binding_success(bytes: &[u8]) -> bool {
-    bytes.len() >= 20 && bytes[..2] == [0x01, 0x01] && bytes[4..20] == BINDING_REQUEST[4..20]
+    Header::new_checked(bytes) == Ok(BINDING_REQUEST.answered(Class::Success))
 }
 
 /// Address and path of `http://ADDRESS:PORT/PATH`.
@@ -94,7 +95,8 @@ mod tests {
 
     #[test]
     fn only_a_success_response_to_our_request_is_an_answer() {
-        let mut answer = BINDING_REQUEST;
+        let mut answer = Vec::new();
+        Writer::begin(&mut answer, BINDING_REQUEST).finish(false);
         assert!(!is_binding_success(&answer), "our own request echoed");
         answer[0] = 1;
         assert!(is_binding_success(&answer));

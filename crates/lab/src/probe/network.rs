@@ -10,6 +10,9 @@ use turnpike_measure::kernel::NetCounters;
 
 use crate::error::LabError;
 
+/// Of a namespace: datagrams that one packet of its interfaces carried there, before GRO. 1 on a link that behaves as a wire does.
+pub(crate) const DATAGRAMS_PER_PACKET: &str = "datagrams_per_packet";
+
 /// What has happened in a namespace since it was made.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Network {
@@ -98,7 +101,7 @@ impl Network {
 
     /// All of it as metrics, named after the namespace.
     pub(crate) fn metrics(&self, space: &str, metrics: &mut BTreeMap<String, f64>) {
-        let mut put = |name: String, value: u64| metrics.insert(name, value as f64);
+        let put = |metrics: &mut BTreeMap<String, f64>, name, value: u64| metrics.insert(name, value as f64);
         for (name, value) in [
             ("datagrams_in", self.datagrams),
             ("buffers_in", self.buffers),
@@ -108,7 +111,11 @@ impl Network {
             ("udp_receive_buffer_errors", self.receive_buffer_errors),
             ("udp_send_buffer_errors", self.send_buffer_errors),
         ] {
-            put(format!("net.{space}.{name}"), value);
+            put(metrics, format!("net.{space}.{name}"), value);
+        }
+        if self.rx_packets() > 0 {
+            let ratio = self.datagrams as f64 / self.rx_packets() as f64;
+            metrics.insert(format!("net.{space}.{DATAGRAMS_PER_PACKET}"), ratio);
         }
         for (device, interface) in &self.interfaces {
             for (name, value) in [
@@ -119,7 +126,7 @@ impl Network {
                 ("tx_bytes", interface.tx_bytes),
                 ("tx_drops", interface.tx_drops),
             ] {
-                put(format!("net.{space}.{device}.{name}"), value);
+                put(metrics, format!("net.{space}.{device}.{name}"), value);
             }
         }
     }

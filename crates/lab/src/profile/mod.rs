@@ -190,6 +190,8 @@ fn write(path: &Path, text: &str) -> Result<(), LabError> {
 
 #[cfg(test)]
 mod tests {
+    use turnpike_testkit::Dir;
+
     use super::*;
 
     const OLD: &str = "relay;main;route 60\nrelay;main;sys_sendmsg_[k];ip_output_[k] 40\n";
@@ -203,16 +205,16 @@ mod tests {
 
     #[test]
     fn two_profiles_become_a_coloured_one() {
-        let directory = tempfile::tempdir().unwrap();
-        let (before, after) = (directory.path().join("a"), directory.path().join("b"));
+        let directory = Dir::new();
+        let (before, after) = (directory.at("a"), directory.at("b"));
         for (path, stacks) in [(&before, OLD), (&after, NEW)] {
             fs::create_dir(path).unwrap();
             fs::write(path.join(STACKS), stacks).unwrap();
         }
-        let out = directory.path().join("diff.svg");
+        let out = directory.at("diff.svg");
         diff(&before, &after, &out).unwrap();
         assert!(fs::read_to_string(out).unwrap().contains("sys_sendmmsg"));
-        let error = diff(&before, &directory.path().join("none"), &directory.path().join("x")).unwrap_err();
+        let error = diff(&before, &directory.at("none"), &directory.at("x")).unwrap_err();
         assert_eq!(error.exit_code(), 2);
     }
 }

@@ -1,3 +1,5 @@
+use turnpike_testkit::Dir;
+
 use super::*;
 
 /// Two subjects, `old` and `new`, and the values of one metric: `(old, old again, new)` of each round.
@@ -22,30 +24,19 @@ pub(crate) fn record(metric: &str, values: &[(f64, f64, f64)]) -> Record {
                 .into(),
             tools: [("perf".to_owned(), "6.12".to_owned())].into(),
             commit: Some("0123456789abcdef".to_owned()),
-            dirty: false,
-            notes: Vec::new(),
+            ..Environment::default()
         },
         experiment: Experiment {
             name: "relay-flood".to_owned(),
             subjects: vec![subject("old"), subject("new")],
             workload: "load turn --clients 8 --rate max --size 120".to_owned(),
-            load_cpus: None,
             metric: metric.to_owned(),
             rounds: u32::try_from(values.len()).unwrap(),
             duration_s: 5.0,
             warmup_s: 1.0,
-            rules: Rules::default(),
-            limits: Limits::default(),
-            must: Vec::new(),
-            aim: Vec::new(),
+            ..Experiment::default()
         },
-        rounds: Vec::new(),
-        aa: Vec::new(),
-        sweeps: Vec::new(),
-        programs: Vec::new(),
-        syscalls: BTreeMap::new(),
-        profiles: BTreeMap::new(),
-        interrupted: false,
+        ..Record::default()
     };
     for (index, (old, again, new)) in (0..).zip(values) {
         let run = |name: &str, place: u32, value: f64| Round {
@@ -57,23 +48,6 @@ pub(crate) fn record(metric: &str, values: &[(f64, f64, f64)]) -> Record {
         record.aa.push(run("old", 2, *again));
     }
     record
-}
-
-/// A directory of this test's own, removed at the end.
-pub(crate) struct Dir(pub(crate) PathBuf);
-
-impl Dir {
-    pub(crate) fn new(name: &str) -> Self {
-        let dir = std::env::temp_dir().join(format!("turnpike-lab-{name}-{}", std::process::id()));
-        drop(fs::remove_dir_all(&dir));
-        Self(dir)
-    }
-}
-
-impl Drop for Dir {
-    fn drop(&mut self) {
-        drop(fs::remove_dir_all(&self.0));
-    }
 }
 
 fn full_record() -> Record {
@@ -116,18 +90,20 @@ fn full_record() -> Record {
 
 #[test]
 fn a_saved_record_reads_back_the_same() {
-    let dir = Dir::new("saved");
+    let dir = Dir::new();
     let record = full_record();
-    record.save(&dir.0).unwrap();
-    assert_eq!(Record::load(&dir.0).unwrap(), record);
-    assert_eq!(Record::load(&dir.0.join(FILE)).unwrap(), record);
-    assert_eq!(fs::read_dir(&dir.0).unwrap().count(), 1, "nothing else is left in the directory");
+    record.save(dir.path()).unwrap();
+    assert_eq!(Record::load(dir.path()).unwrap(), record);
+    assert_eq!(Record::load(&dir.at(FILE)).unwrap(), record);
+    assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1, "nothing else is left in the directory");
 }
 
 #[test]
 fn percentiles_of_a_latency_are_metrics_with_a_direction() {
     let mut round = Round::new(0, "a", 0);
-    round.set_latency(Latency { p50: 1.0, p90: 2.0, p99: 3.0, p999: 4.0, max: 5.0, ..Latency::default() });
+    let latency = Latency { p50: 1.0, p90: 2.0, p99: 3.0, p999: 4.0, max: 5.0, ..Latency::default() };
+    round.metrics.extend(latency.metrics());
+    round.latency = Some(latency);
     assert_eq!(round.metrics.values().copied().sum::<f64>(), 15.0);
     assert_eq!(round.metrics["latency_p999_us"], 4.0);
     for name in round.metrics.keys() {
@@ -137,31 +113,29 @@ fn percentiles_of_a_latency_are_metrics_with_a_direction() {
 
 #[test]
 fn an_infinite_metric_does_not_spoil_the_record() {
-    let dir = Dir::new("infinite");
+    let dir = Dir::new();
     let mut record = record("x", &[(1.0, 1.0, 1.0)]);
     record.rounds[0].metrics.insert("cpu_us_per_packet".to_owned(), f64::INFINITY);
-    record.save(&dir.0).unwrap();
-    let metrics = &Record::load(&dir.0).unwrap().rounds[0].metrics;
+    record.save(dir.path()).unwrap();
+    let metrics = &Record::load(dir.path()).unwrap().rounds[0].metrics;
     assert_eq!(metrics.keys().collect::<Vec<_>>(), ["x"]);
 }
 
 #[test]
 fn a_newer_format_is_refused_whatever_else_it_holds() {
-    let dir = Dir::new("newer");
-    fs::create_dir_all(&dir.0).unwrap();
-    fs::write(dir.0.join(FILE), r#"{"format": 99, "surprise": []}"#).unwrap();
-    let error = Record::load(&dir.0).unwrap_err();
+    let dir = Dir::new();
+    fs::write(dir.at(FILE), r#"{"format": 99, "surprise": []}"#).unwrap();
+    let error = Record::load(dir.path()).unwrap_err();
     assert!(matches!(error, Error::Newer { found: 99, .. }), "{error}");
     assert!(error.to_string().contains("format 99"), "{error}");
 }
 
 #[test]
 fn a_directory_without_a_record_and_a_damaged_one_are_named() {
-    let dir = Dir::new("damaged");
-    assert!(matches!(Record::load(&dir.0), Err(Error::Io { .. })));
-    fs::create_dir_all(&dir.0).unwrap();
-    fs::write(dir.0.join(FILE), "{\"format\": 1").unwrap();
-    let error = Record::load(&dir.0).unwrap_err().to_string();
+    let dir = Dir::new();
+    assert!(matches!(Record::load(dir.path()), Err(Error::Io { .. })));
+    fs::write(dir.at(FILE), "{\"format\": 1").unwrap();
+    let error = Record::load(dir.path()).unwrap_err().to_string();
     assert!(error.contains(FILE) && error.contains("not a record"), "{error}");
 }
 

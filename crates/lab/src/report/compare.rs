@@ -43,7 +43,6 @@ pub struct Entry {
 }
 
 /// Holds all records against the first.
-#[must_use]
 pub fn compare(records: &[Record]) -> Comparison {
     let entry = |record: &Record| {
         let metric = record.experiment.metric.clone();
@@ -63,7 +62,6 @@ pub fn compare(records: &[Record]) -> Comparison {
 
 impl Entry {
     /// Whether its figures may be held against those of the first record.
-    #[must_use]
     pub fn is_comparable(&self) -> bool {
         !self.differences.iter().any(|difference| difference.forbids)
     }
@@ -75,13 +73,11 @@ impl Entry {
 
 impl Comparison {
     /// Whether all records may be compared.
-    #[must_use]
     pub fn is_comparable(&self) -> bool {
         self.entries.iter().all(Entry::is_comparable)
     }
 
     /// As HTML.
-    #[must_use]
     pub fn page(&self) -> String {
         let answer = if self.is_comparable() { "comparable" } else { "not comparable" };
         let differences: Vec<Vec<String>> = self

@@ -32,13 +32,11 @@ pub fn save_comparison(file: &Path, comparison: &Comparison) -> Result<(), recor
 }
 
 /// The verdict on the deciding metric for each subject but the baseline.
-#[must_use]
 pub fn verdicts(record: &Record) -> Vec<Verdict> {
     record.candidates().map(|subject| judge(record, subject, &record.experiment.metric)).collect()
 }
 
 /// The verdicts on all other metrics of a subject: those with a better direction first, then by name.
-#[must_use]
 pub fn other_verdicts(record: &Record, subject: &str) -> Vec<Verdict> {
     let mut names: Vec<&str> =
         record.metrics().into_iter().filter(|&name| name != record.experiment.metric).collect();

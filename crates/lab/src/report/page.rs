@@ -17,7 +17,6 @@ baseline differs from itself. ↑: higher is better, ↓: lower is better. Green
 not shown. The scale is logarithmic.";
 
 /// The whole report of a record, as HTML.
-#[must_use]
 pub fn page(record: &Record) -> String {
     let experiment = &record.experiment;
     let deciding = verdicts(record);
@@ -158,7 +157,7 @@ fn ratio_rows(record: &Record, judged: &[&Verdict]) -> Vec<Ratio> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::record::tests::{Dir, record};
+    use crate::record::tests::record;
     use crate::record::{Latency, Profile, Sweep, SweepPoint, Symbol, Syscall};
     use crate::search::{Because, Found};
     use crate::void::Void;
@@ -183,6 +182,7 @@ mod tests {
             });
         }
         let point = |offered: f64, delivered: f64| SweepPoint {
+            rate_pps: 0,
             offered_pps: offered,
             delivered_pps: delivered,
             loss_percent: (1.0 - delivered / offered) * 100.0,
@@ -391,11 +391,11 @@ mod tests {
 
     #[test]
     fn the_report_stands_beside_the_record() {
-        let dir = Dir::new("report");
+        let dir = turnpike_testkit::Dir::new();
         let record = full();
-        record.save(&dir.0).unwrap();
-        crate::report::save(&dir.0, &record).unwrap();
-        assert_eq!(std::fs::read_to_string(dir.0.join("report.html")).unwrap(), page(&record));
-        assert!(dir.0.join("record.json").exists());
+        record.save(dir.path()).unwrap();
+        crate::report::save(dir.path(), &record).unwrap();
+        assert_eq!(std::fs::read_to_string(dir.at("report.html")).unwrap(), page(&record));
+        assert!(dir.at("record.json").exists());
     }
 }

@@ -300,7 +300,6 @@ pub(super) fn latency(record: &Record) -> String {
     })
 }
 
-/// One subject's curve.
 struct Line<'a, X> {
     /// Its place among the subjects, which gives the colour.
     subject: usize,

@@ -18,7 +18,6 @@ pub struct Change {
 /// The row, without an end of line, for the first candidate of the record. `None` when there is none.
 ///
 /// The ratio is new over old, **turned so that above 1 is better** whatever the metric's direction.
-#[must_use]
 pub fn row(record: &Record, change: &Change) -> Option<String> {
     let verdict = super::verdicts(record).into_iter().next()?;
     let date = record.started.get(..10).unwrap_or(&record.started);
@@ -44,7 +43,6 @@ pub fn row(record: &Record, change: &Change) -> Option<String> {
 
 /// The log with the row as its newest: under the head of the table that begins with `| date |`. `None` when the text
 /// has no such table.
-#[must_use]
 pub fn insert_row(log: &str, row: &str) -> Option<String> {
     let is_head = |lines: &[&str]| lines[0].starts_with("| date |") && lines[1].starts_with("| ---");
     let lines: Vec<&str> = log.split_inclusive('\n').collect();

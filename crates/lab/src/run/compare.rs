@@ -5,6 +5,7 @@ use std::{collections::BTreeSet, fs, path::PathBuf, time::Duration};
 
 use super::{
     halt::Halt,
+    links,
     session::{Bench, Window},
 };
 use crate::{
@@ -144,18 +145,13 @@ impl Stage {
                 rounds: experiment.rounds,
                 duration_s: experiment.duration,
                 warmup_s: experiment.warmup,
-                rules: experiment.rules(),
-                limits: experiment.limits(),
+                rules: experiment.rules,
+                limits: experiment.limits,
                 must: experiment.must.clone(),
                 aim: experiment.aim.clone(),
             },
-            rounds: Vec::new(),
-            aa: Vec::new(),
-            sweeps: Vec::new(),
             programs,
-            syscalls: Default::default(),
-            profiles: Default::default(),
-            interrupted: false,
+            ..Record::default()
         })
     }
 
@@ -186,13 +182,15 @@ pub(crate) fn compare(request: &Request, stage: &Stage, screen: &Screen) -> Resu
     outcome.map(|()| record)
 }
 
-/// Somebody may have built while it ran: then its rounds are of two programs.
+/// What is known of the whole run only in its end: how its links behaved, and whether somebody built while it ran, so that its rounds
+/// are of two programs.
 pub(crate) fn note_changes(record: &mut Record, screen: &Screen) {
     for told in builds::since(&record.programs) {
         let note = format!("a file changed while the experiment ran: {told}");
         screen.note(&format!("warning: {note}"));
         record.environment.notes.push(note);
     }
+    record.environment.notes.extend(links::describe(record));
 }
 
 /// Whether further runs are worth their time.
@@ -403,22 +401,7 @@ mod tests {
     use super::*;
 
     fn record(rounds: Vec<Round>) -> Record {
-        Record {
-            format: record::FORMAT,
-            id: String::new(),
-            started: String::new(),
-            command: Vec::new(),
-            seed: 1,
-            environment: record::Environment::default(),
-            experiment: record::Experiment::default(),
-            rounds,
-            aa: Vec::new(),
-            sweeps: Vec::new(),
-            programs: Vec::new(),
-            syscalls: Default::default(),
-            profiles: Default::default(),
-            interrupted: false,
-        }
+        Record { rounds, ..Record::default() }
     }
 
     fn round(index: u32, voided: Option<Void>) -> Round {

@@ -5,7 +5,6 @@ use crate::{error::LabError, void::Void};
 /// What ended a run early.
 #[derive(Debug)]
 pub(crate) enum Halt {
-    /// Ctrl-C.
     Interrupted,
     /// The subject did not start.
     NotReady(String),

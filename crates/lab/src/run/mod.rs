@@ -2,6 +2,7 @@
 
 pub(crate) mod compare;
 pub(crate) mod halt;
+pub(crate) mod links;
 pub(crate) mod rates;
 pub(crate) mod ready;
 pub(crate) mod result;

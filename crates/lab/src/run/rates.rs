@@ -16,22 +16,29 @@ use crate::{
     record::{Record, Round, Sweep, SweepPoint},
     request::Request,
     say::Screen,
-    search::{Search, Settings, Trial},
+    search::{Because, Search, Settings, Trial},
     void::Void,
 };
 
-/// The metric that a search gives, for a loss goal as a ratio: `find_max_0.1_pps`.
-fn metric_of(goal: f64) -> String {
+/// The variable that is no rate but a number of clients, each of which sends what its profile says.
+const CLIENTS: &str = "clients";
+
+/// The metric that a search gives, for a loss goal as a ratio: `find_max_0.1_pps`, or `find_max_0.1_clients`.
+fn metric_of(goal: f64, variable: &str) -> String {
     // 0.001 * 100 is not 0.1 in binary; four digits are more than any goal has.
     let percent = (goal * 1e6).round() / 1e4;
-    format!("find_max_{percent}_pps")
+    let unit = if variable == CLIENTS { CLIENTS } else { "pps" };
+    format!("find_max_{percent}_{unit}")
 }
 
 /// Void trials in a row that are no matter of the rate: six rates given up, the last a 32nd of the first.
 const HOPELESS: u32 = 18;
 
-/// Percent of the highest rate at which latency is measured.
-const LATENCY_AT: [u32; 3] = [30, 60, 80];
+/// Percent of the highest rate that are offered once it is found: latency is measured at the first three, what a datagram costs at all
+/// of it, and what is left of it at twice as much.
+const SHARES: [u32; 5] = [30, 60, 80, WHOLE, OVERLOAD];
+const WHOLE: u32 = 100;
+const OVERLOAD: u32 = 200;
 
 /// What to do with each subject in each round.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -39,7 +46,6 @@ const LATENCY_AT: [u32; 3] = [30, 60, 80];
 pub(crate) enum Plan {
     /// Offer each of these rates, datagrams a second.
     Sweep(Vec<u64>),
-    /// Search the highest.
     FindMax(Settings),
 }
 
@@ -66,13 +72,15 @@ pub(crate) fn run(
             .goals
             .get(1)
             .or(settings.goals.first())
-            .map_or_else(String::new, |goal| metric_of(*goal));
+            .map_or_else(String::new, |goal| metric_of(*goal, variable));
     }
     let outcome = Rates { stage, bench: stage.bench(), screen, plan }.run(&mut record, rounds);
     if record.sweeps.is_empty() {
         stage.leave_nothing();
     } else {
         note_changes(&mut record, screen);
+        let ends = ended_by_the_generator(&record);
+        record.environment.notes.extend(ends);
         record.save(&stage.directory).map_err(|error| LabError::failed(error.to_string()))?;
     }
     screen.done();
@@ -89,7 +97,7 @@ struct Rates<'a> {
 impl Rates<'_> {
     fn run(&self, record: &mut Record, rounds: u32) -> Result<(), LabError> {
         let subjects = &self.stage.experiment.subject;
-        let enough = rounds >= self.stage.experiment.rules().min_rounds;
+        let enough = rounds >= self.stage.experiment.rules.min_rounds;
         let runs = subjects.len() + usize::from(enough && self.stage.experiment.aa);
         self.screen.note(&format!("{}: seed {}", record.id, record.seed));
         for (index, order) in (0..rounds).zip(order::plan(record.seed, runs, rounds)) {
@@ -99,9 +107,10 @@ impl Rates<'_> {
                 let mut round = Round::new(index, &service.name, place);
                 let mut sweep =
                     Sweep { subject: service.name.clone(), round: Some(index), ..Sweep::default() };
-                let done = self.one(service, &mut sweep);
+                let done = self.one(service, &mut sweep, &mut round);
+                let variable = &self.stage.experiment.workload.rate;
                 for found in &sweep.found {
-                    let rate = found.lower_pps.map(|rate| (metric_of(found.max_loss), rate as f64));
+                    let rate = found.lower_pps.map(|rate| (metric_of(found.max_loss, variable), rate as f64));
                     round.metrics.extend(rate);
                 }
                 let halted = done.err();
@@ -133,7 +142,7 @@ impl Rates<'_> {
         Ok(())
     }
 
-    fn one(&self, service: &Service, sweep: &mut Sweep) -> Result<(), Halt> {
+    fn one(&self, service: &Service, sweep: &mut Sweep, round: &mut Round) -> Result<(), Halt> {
         let mut session = self.bench.start(service)?;
         session.discard_first()?;
         match self.plan {
@@ -151,7 +160,7 @@ impl Rates<'_> {
                 // Also of a search that was ended early: it says so.
                 sweep.found = search.found();
                 searched?;
-                self.latencies(&mut session, service, sweep)
+                self.shares(&mut session, service, sweep, round)
             }
         }
     }
@@ -167,7 +176,10 @@ impl Rates<'_> {
         let mut voids = 0;
         while let Some(trial) = search.next() {
             let (point, void) = self.trial(session, service, trial)?;
-            let (sent, received) = counts(&point, trial.duration_s);
+            let (sent, received) = counts(&point, trial, &self.stage.experiment.workload.rate);
+            let p99 = point.latency.as_ref().map_or(0.0, |latency| latency.p99);
+            // What comes too late for a call is lost to it.
+            let received = if settings.max_p99_us.is_some_and(|most| p99 > most) { 0 } else { received };
             let late = matches!(void, Some(Void::GeneratorLate { .. }));
             // Late and yet not lossy is a result.
             let lost = sent.saturating_sub(received) as f64 > settings.loosest() * sent as f64;
@@ -192,13 +204,39 @@ impl Rates<'_> {
         Ok(())
     }
 
-    /// At shares of the highest rate, for the full duration.
-    fn latencies(&self, session: &mut Session<'_>, service: &Service, sweep: &mut Sweep) -> Result<(), Halt> {
+    /// Latency at shares of the highest rate, for the full duration, what a datagram costs there, and what is delivered when twice of it
+    /// is offered.
+    fn shares(
+        &self,
+        session: &mut Session<'_>,
+        service: &Service,
+        sweep: &mut Sweep,
+        round: &mut Round,
+    ) -> Result<(), Halt> {
         let Some(highest) = sweep.found.iter().find_map(|found| found.lower_pps) else { return Ok(()) };
-        for percent in LATENCY_AT {
-            let rate_pps = (highest * u64::from(percent) / 100).max(1);
+        let mut delivered_pps = None;
+        for percent in SHARES {
+            let rate_pps = share_of(highest, percent);
             let trial = Trial { rate_pps, duration_s: self.stage.experiment.duration };
-            let (point, _) = self.trial(session, service, trial)?;
+            let mut one = Round::new(round.index, &service.name, round.order_in_round);
+            let (point, void) = self.trial_into(session, service, trial, &mut one)?;
+            match percent {
+                WHOLE => {
+                    let late = matches!(void, Some(Void::GeneratorLate { .. }));
+                    delivered_pps = void.is_none().then_some(point.delivered_pps);
+                    let counts = |name: &str| void.is_none() || late && metric::survives_lateness(name);
+                    round.metrics.extend(one.metrics.into_iter().filter(|(name, _)| counts(name)));
+                }
+                // A generator that cannot make twice as much says nothing of the subject.
+                OVERLOAD if void.is_none() => {
+                    let share = delivered_pps.map(|whole| point.delivered_pps / whole);
+                    round.metrics.extend(share.map(|share| (metric::OVERLOAD_SHARE.to_owned(), share)));
+                }
+                _ => {}
+            }
+            if percent >= WHOLE {
+                continue;
+            }
             if let Some(latency) = &point.latency {
                 self.screen.note(&format!(
                     "{}: at {percent} % ({rate_pps}/s) latency p50 {:.0} us, p99 {:.0} us, p99.9 {:.0} us",
@@ -217,22 +255,29 @@ impl Rates<'_> {
         service: &Service,
         trial: Trial,
     ) -> Result<(SweepPoint, Option<Void>), Halt> {
+        self.trial_into(session, service, trial, &mut Round::new(0, &service.name, 0))
+    }
+
+    /// The same, with all of its figures in `round`.
+    fn trial_into(
+        &self,
+        session: &mut Session<'_>,
+        service: &Service,
+        trial: Trial,
+        round: &mut Round,
+    ) -> Result<(SweepPoint, Option<Void>), Halt> {
         let experiment = &self.stage.experiment;
-        let mut round = Round::new(0, &service.name, 0);
         let window = Window { warmup: experiment.warmup, duration: trial.duration_s };
         let rate = trial.rate_pps.to_string();
-        let outcome = session.measure(
-            window,
-            |variables| variables.set(&experiment.workload.rate, &rate),
-            &mut round,
-        )?;
+        let outcome =
+            session.measure(window, |variables| variables.set(&experiment.workload.rate, &rate), round)?;
         let point = point(&outcome, trial).ok_or_else(|| {
             Halt::Fatal(LabError::usage(
                 "the workload does not say what it sent and received: only one that does (format = \"turnpike\" or \
                  \"iperf3\" over UDP) can be searched or swept",
             ))
         })?;
-        let void = experiment.limits().check(&round);
+        let void = experiment.limits.check(round);
         let verdict = match &void {
             Some(void) => format!("{:.3} % lost, but {void}", point.loss_percent),
             None => format!("{:.3} % lost", point.loss_percent),
@@ -249,6 +294,7 @@ fn point(outcome: &Outcome, trial: Trial) -> Option<SweepPoint> {
     let offered = outcome.metrics.get("offered_pps").copied().unwrap_or(trial.rate_pps as f64);
     let kept = if sent > 0.0 { (received / sent).min(1.0) } else { 0.0 };
     Some(SweepPoint {
+        rate_pps: trial.rate_pps,
         offered_pps: offered,
         delivered_pps: outcome.metrics.get(metric::DELIVERED_PPS).copied().unwrap_or(offered * kept),
         loss_percent: (1.0 - kept) * 100.0,
@@ -258,16 +304,40 @@ fn point(outcome: &Outcome, trial: Trial) -> Option<SweepPoint> {
 }
 
 /// Datagrams sent and received in a trial of that length. The workload ran a little longer, so its counts are scaled;
-/// a loss never rounds away.
+/// a loss never rounds away. Of clients, what each sends is its profile's: all of it was offered.
 #[expect(
     clippy::cast_possible_truncation,
     clippy::cast_sign_loss,
     reason = "rates times seconds: positive, far below 2^53"
 )]
-fn counts(point: &SweepPoint, duration: f64) -> (u64, u64) {
-    let sent = (point.offered_pps * duration).round().max(0.0) as u64;
+fn counts(point: &SweepPoint, trial: Trial, variable: &str) -> (u64, u64) {
+    // Few clients send many datagrams: one that is lost must not look like a client.
+    let rate = if variable == CLIENTS { trial.rate_pps as f64 * 1e6 } else { point.offered_pps };
+    let sent = (rate * trial.duration_s).round().max(0.0) as u64;
     let lost = (sent as f64 * point.loss_percent / 100.0).ceil() as u64;
     (sent, sent.saturating_sub(lost))
+}
+
+/// Whose searches found the generator's end and not their own.
+fn ended_by_the_generator(record: &Record) -> Vec<String> {
+    let of_subject = |name: &str| {
+        let sweeps = || record.sweeps.iter().filter(|sweep| sweep.subject == name);
+        let ended = sweeps()
+            .filter(|sweep| sweep.found.iter().any(|found| found.because == Because::Generator))
+            .count();
+        (ended > 0).then(|| {
+            format!(
+                "the generator ended {ended} of {} searches of {name}: it may bear more",
+                sweeps().count()
+            )
+        })
+    };
+    record.experiment.subjects.iter().filter_map(|subject| of_subject(&subject.name)).collect()
+}
+
+/// A rate to try, of the highest that was found.
+fn share_of(highest: u64, percent: u32) -> u64 {
+    (highest * u64::from(percent) / 100).max(1)
 }
 
 /// What a search or a sweep of one subject found, as lines.
@@ -284,11 +354,10 @@ pub(crate) fn describe(sweep: &Sweep) -> String {
         );
     }
     // Of a search only what was measured at shares of the rate found: its trials are steps on the way, and one that was
-    // interrupted has nothing else.
-    let shares = sweep.points.len().saturating_sub(LATENCY_AT.len());
-    let highest = sweep.found.iter().find_map(|found| found.lower_pps).map(|rate| rate as f64);
-    let is_share =
-        |rate: f64| (sweep.points[shares].offered_pps / rate * 100.0 - f64::from(LATENCY_AT[0])).abs() < 5.0;
+    // interrupted has nothing else. What was measured at all of it, and above, are metrics.
+    let shares = sweep.points.len().saturating_sub(SHARES.iter().filter(|percent| **percent < WHOLE).count());
+    let highest = sweep.found.iter().find_map(|found| found.lower_pps);
+    let is_share = |highest: u64| sweep.points[shares].rate_pps == share_of(highest, SHARES[0]);
     let trials = match highest {
         _ if sweep.found.is_empty() => 0,
         Some(rate) if shares < sweep.points.len() && is_share(rate) => shares,
@@ -313,21 +382,26 @@ mod tests {
     #[test]
     fn the_metric_names_are_those_that_are_listed() {
         for goal in Settings::default().goals {
-            assert!(metric::find(&metric_of(goal)).is_some(), "{}", metric_of(goal));
+            for name in [metric_of(goal, "rate"), metric_of(goal, CLIENTS)] {
+                assert!(metric::find(&name).is_some(), "{name}");
+            }
         }
     }
 
     #[test]
     fn a_single_lost_datagram_is_a_loss_after_scaling() {
         let point = SweepPoint { offered_pps: 1000.0, loss_percent: 100.0 / 6000.0, ..SweepPoint::default() };
-        assert_eq!(counts(&point, 1.0), (1000, 999));
+        let trial = |rate_pps, duration_s| Trial { rate_pps, duration_s };
+        assert_eq!(counts(&point, trial(1000, 1.0), "rate"), (1000, 999));
         let whole = SweepPoint { offered_pps: 1000.0, ..SweepPoint::default() };
-        assert_eq!(counts(&whole, 5.0), (5000, 5000));
+        assert_eq!(counts(&whole, trial(1000, 5.0), "rate"), (5000, 5000));
+        // Ten clients that lose one in 6,000.
+        assert_eq!(counts(&point, trial(10, 5.0), CLIENTS), (50_000_000, 50_000_000 - 8_334));
     }
 
     #[test]
     fn the_trials_of_an_interrupted_search_are_no_latencies() {
-        let point = |offered_pps| SweepPoint { offered_pps, ..SweepPoint::default() };
+        let point = |rate_pps| SweepPoint { rate_pps, offered_pps: rate_pps as f64, ..SweepPoint::default() };
         let found = crate::search::Found {
             max_loss: 0.0,
             lower_pps: Some(1000),
@@ -335,10 +409,10 @@ mod tests {
             delivered_pps: None,
             because: crate::search::Because::Highest,
         };
-        let trials = vec![point(1000.0), point(1000.0), point(900.0)];
+        let trials = vec![point(1000), point(1000), point(900)];
         let mut sweep = Sweep { points: trials, found: vec![found], ..Sweep::default() };
         assert!(!describe(&sweep).contains("offered"), "{}", describe(&sweep));
-        sweep.points.extend([point(300.0), point(600.0), point(800.0)]);
+        sweep.points.extend([point(300), point(600), point(800)]);
         assert_eq!(describe(&sweep).matches("offered").count(), 3);
     }
 

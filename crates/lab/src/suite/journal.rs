@@ -14,8 +14,11 @@ use crate::{
     error::LabError,
     record::{Record, write_whole},
     report,
-    request::Request,
-    run::compare::{Stage, compare},
+    request::{Request, Task},
+    run::{
+        compare::{Stage, compare},
+        rates,
+    },
     say::Screen,
     stop::Stop,
 };
@@ -132,7 +135,10 @@ pub(crate) fn carry_on(journal: &mut Journal, stop: &Stop) -> Result<(), LabErro
 /// The name of a row's record; none if it was interrupted: then it is not whole.
 fn make(request: &Request, base: &Path, stop: &Stop) -> Result<Option<String>, LabError> {
     let stage = Stage::set(request, base, stop.clone())?;
-    let record = compare(request, &stage, &Screen::new())?;
+    let record = match &request.task {
+        Task::Rates { plan, rounds } => rates::run(request, &stage, &Screen::new(), plan, *rounds)?,
+        Task::Compare | Task::Profile => compare(request, &stage, &Screen::new())?,
+    };
     if record.interrupted {
         return Ok(None);
     }

@@ -7,6 +7,7 @@ mod table;
 use std::{collections::BTreeMap, path::Path};
 
 use serde::Deserialize;
+use turnpike_strict::Document;
 
 pub(crate) use self::{
     journal::{Journal, carry_on},
@@ -16,13 +17,13 @@ use crate::{
     bar::Bar,
     error::LabError,
     experiment::plain,
-    request::{Changes, Request, Variant},
+    request::{Changes, Request, Task, Variant},
+    run::rates::Plan,
+    search::Settings,
     shelf::EXPERIMENTS,
-    strict::{self, Document},
     topology::spec::is_plain,
 };
 
-/// A suite's file.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Suite {
@@ -48,6 +49,8 @@ struct Row {
     #[serde(default)]
     set: BTreeMap<String, toml::Value>,
     topology: Option<String>,
+    /// The highest rate is searched, in place of a comparison at one rate.
+    find_max: Option<FindMax>,
     /// In place of the experiment's.
     #[serde(default)]
     must: Vec<Bar>,
@@ -55,10 +58,41 @@ struct Row {
     aim: Vec<Bar>,
 }
 
+/// What is searched, as `lab find-max` has it on its command line.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct FindMax {
+    min: u64,
+    max: u64,
+    /// Percent.
+    loss: f64,
+    /// Percent of the rate.
+    #[serde(default = "three")]
+    width: f64,
+    /// Seconds of a trial of the last phase.
+    #[serde(default = "three")]
+    trial: f64,
+    /// What comes later than this, 99th percentile, counts as lost.
+    max_p99_us: Option<f64>,
+    /// How late the generator may be, 99th percentile: less than what is allowed to the subject.
+    max_late_us: Option<f64>,
+}
+
+fn three() -> f64 {
+    3.0
+}
+
+impl FindMax {
+    fn settings(&self) -> Result<Settings, String> {
+        let settings = Settings::of(self.min, self.max, self.width, self.trial, &[self.loss])?;
+        Ok(Settings { max_p99_us: self.max_p99_us, ..settings })
+    }
+}
+
 impl Suite {
     /// From text, as if it were `path`. All its mistakes are one error.
     pub(crate) fn parse(path: &Path, text: &str) -> Result<Self, LabError> {
-        let (mut suite, mut document): (Self, _) = strict::parse(&path.display().to_string(), text)?;
+        let (mut suite, mut document): (Self, _) = Document::parse(path, text)?;
         suite.check(&mut document);
         document.finish()?;
         // Beside the experiments, in a folder of their own; or anywhere, beside experiments of one's own.
@@ -114,9 +148,19 @@ impl Suite {
             must: row.must.clone(),
             aim: row.aim.clone(),
         };
-        let mut requests = Request::of(text, changes, &variant, &values)?;
+        let max_late_us = changes.max_late_us.or(row.find_max.as_ref().and_then(|search| search.max_late_us));
+        let changes = Changes { max_late_us, ..changes.clone() };
+        let mut requests = Request::of(text, &changes, &variant, &values)?;
         match requests.len() {
-            1 => Ok(requests.remove(0)),
+            1 => {
+                let mut request = requests.remove(0);
+                if let Some(search) = &row.find_max {
+                    let plan = Plan::FindMax(search.settings().map_err(LabError::usage)?);
+                    let rounds = request.experiment()?.rounds;
+                    request.task = Task::Rates { plan, rounds };
+                }
+                Ok(request)
+            }
             points => {
                 Err(LabError::usage(format!("{} sweeps {points} points: set what it sweeps", row.experiment)))
             }
@@ -141,6 +185,9 @@ impl Suite {
                     }
                 }
             }
+            if let Some(Err(mistake)) = row.find_max.as_ref().map(FindMax::settings) {
+                document.problem(&format!("row[{index}].find_max"), mistake);
+            }
             if self.row[..index].iter().any(|other| other.title == row.title) {
                 document.problem(&format!("row[{index}].title"), format!("\"{}\" is there twice", row.title));
             }
@@ -150,6 +197,8 @@ impl Suite {
 
 #[cfg(test)]
 mod tests {
+    use turnpike_testkit::Dir;
+
     use super::*;
 
     const EXPERIMENT: &str = "name = 'x'\nmetric = 'delivered_pps'\ntopology = 'host'\n[sweep]\nclients = [1, 8]\n\
@@ -178,12 +227,37 @@ mod tests {
     }
 
     #[test]
+    fn a_row_may_search_the_highest_rate() {
+        let directory = Dir::new();
+        std::fs::write(directory.at("x.toml"), EXPERIMENT).unwrap();
+        let row = |search: &str| {
+            let text = format!(
+                "name = 's'\n[[row]]\ntitle = 'most'\nexperiment = 'x'\nset = {{ clients = 8 }}\nfind_max = {search}\n"
+            );
+            Suite::parse(&directory.at("s.toml"), &text)
+        };
+        let suite =
+            row("{ min = 10, max = 500, loss = 0.1, max_p99_us = 20000, max_late_us = 5000 }").unwrap();
+        let changes = Changes { rounds: Some(7), ..Changes::default() };
+        let requests = suite.requests(&changes, &[], None).unwrap();
+        let Task::Rates { plan: Plan::FindMax(settings), rounds: 7 } = &requests[0].task else {
+            panic!("{:?}", requests[0].task)
+        };
+        assert_eq!((settings.min_pps, settings.max_pps, &settings.goals[..]), (10, 500, &[0.001][..]));
+        assert_eq!(requests[0].changes.max_late_us, Some(5_000.0));
+        assert_eq!((settings.max_p99_us, settings.width, settings.long_s), (Some(20_000.0), 0.03, 3.0));
+        let told = row("{ min = 10, max = 5, loss = 0.1 }").unwrap_err().to_string();
+        assert!(told.contains("s.toml:6:12: min 10 and max 5: expected 0 < min < max"), "{told}");
+        assert!(row("{ min = 10, max = 50, los = 0.1 }").unwrap_err().to_string().contains("\"loss\""));
+    }
+
+    #[test]
     fn a_row_is_one_point_of_its_experiment_with_the_bars_of_the_row() {
-        let directory = tempfile::tempdir().unwrap();
-        std::fs::write(directory.path().join("x.toml"), EXPERIMENT).unwrap();
+        let directory = Dir::new();
+        std::fs::write(directory.at("x.toml"), EXPERIMENT).unwrap();
         let text = "name = 's'\n[[row]]\ntitle = 'eight'\nexperiment = 'x'\nset = { clients = 8 }\n\
             must = [{ metric = 'delivered_pps', at_least = 2 }]\n[[row]]\ntitle = 'all'\nexperiment = 'x'\n";
-        let suite = Suite::parse(&directory.path().join("s.toml"), text).unwrap();
+        let suite = Suite::parse(&directory.at("s.toml"), text).unwrap();
         let told = suite.requests(&Changes::default(), &[], None).unwrap_err().to_string();
         assert_eq!(told, "row \"all\": x sweeps 2 points: set what it sweeps");
         let suite = suite.only(&["eig".to_owned()]).unwrap();

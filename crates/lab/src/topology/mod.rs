@@ -21,6 +21,8 @@ use std::{
     time::{Duration, Instant},
 };
 
+use turnpike_strict::hint;
+
 use self::{
     guardian::Guardian,
     spec::{Namespace, Spec},
@@ -29,7 +31,6 @@ use self::{
 use crate::{
     error::LabError,
     program::{self, MARK},
-    strict::nearest,
     tools::{self, words},
 };
 
@@ -46,6 +47,8 @@ pub(crate) struct Topology {
     pub(crate) addresses: BTreeMap<String, String>,
     /// By `NAMESPACE/DEVICE`.
     pub(crate) offloads: BTreeMap<String, BTreeMap<String, bool>>,
+    /// Threads of the kernel that receive for a device, by `NAMESPACE.DEVICE`; of devices that have threads of their own.
+    pub(crate) receivers: BTreeMap<String, Vec<u32>>,
     /// `None` for what `lab up` made.
     guardian: Option<Guardian>,
 }
@@ -95,9 +98,13 @@ impl Topology {
     /// The topology that `lab up` made.
     pub(crate) fn find(id: &str) -> Result<Self, LabError> {
         match State::load(id)? {
-            Some(state) if state.is_whole() => {
-                Ok(Self { state, addresses: BTreeMap::new(), offloads: BTreeMap::new(), guardian: None })
-            }
+            Some(state) if state.is_whole() => Ok(Self {
+                state,
+                addresses: BTreeMap::new(),
+                offloads: BTreeMap::new(),
+                receivers: BTreeMap::new(),
+                guardian: None,
+            }),
             _ => Err(LabError::usage(format!("topology \"{id}\" is not up: `turnpike lab up` makes it"))),
         }
     }
@@ -105,7 +112,13 @@ impl Topology {
     fn new(id: &str, owner: Option<Identity>) -> Self {
         let state =
             State { id: id.to_owned(), owner, user_namespace: !userns::is_root(), spaces: Vec::new() };
-        Self { state, addresses: BTreeMap::new(), offloads: BTreeMap::new(), guardian: None }
+        Self {
+            state,
+            addresses: BTreeMap::new(),
+            offloads: BTreeMap::new(),
+            receivers: BTreeMap::new(),
+            guardian: None,
+        }
     }
 
     /// The mark of its processes.
@@ -143,10 +156,7 @@ impl Topology {
     fn space(&self, name: &str) -> Result<&SpaceState, LabError> {
         self.state.spaces.iter().find(|space| space.name == name).ok_or_else(|| {
             let known: Vec<&str> = self.names().collect();
-            LabError::usage(match nearest(name, known.iter().copied()) {
-                Some(meant) => format!("no namespace \"{name}\"; did you mean \"{meant}\"?"),
-                None => format!("no namespace \"{name}\"; there are: {}", known.join(", ")),
-            })
+            LabError::usage(format!("no namespace \"{name}\"; {}", hint(name, known.iter().copied())))
         })
     }
 
@@ -203,7 +213,8 @@ impl Topology {
             self.offloads.insert(format!("{}/{}", end.namespace, end.device), held);
             run(&entry, &["ip", "link", "set", &end.device, "up"])?;
             if let Some(cpu) = end.napi_cpu {
-                napi::pin(&entry, &end.device, cpu)?;
+                let pids = napi::pin(&entry, &end.device, cpu)?;
+                self.receivers.insert(format!("{}.{}", end.namespace, end.device), pids);
             }
         }
         for space in &spec.namespace {

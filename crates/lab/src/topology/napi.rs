@@ -37,8 +37,8 @@ pub(super) fn require(spec: &Spec) -> Result<(), LabError> {
     }
 }
 
-/// Has `device` receive in threads on `cpu`. `entry` enters its namespace.
-pub(super) fn pin(entry: &[String], device: &str, cpu: usize) -> Result<(), LabError> {
+/// Has `device` receive in threads on `cpu`, and returns their pids. `entry` enters its namespace.
+pub(super) fn pin(entry: &[String], device: &str, cpu: usize) -> Result<Vec<u32>, LabError> {
     let before = threads(device);
     // /sys shows the devices of the namespace in which it was mounted.
     let script = "mount -t sysfs none /sys && echo 1 >\"/sys/class/net/$1/threaded\"";
@@ -69,7 +69,7 @@ pub(super) fn pin(entry: &[String], device: &str, cpu: usize) -> Result<(), LabE
     };
     match ours.iter().find(|pid| is_pinned(pid) != Some(true)) {
         Some(pid) => Err(LabError::failed(format!("thread {pid} of {device} is not pinned to CPU {cpu}"))),
-        None => Ok(()),
+        None => Ok(ours.iter().filter_map(|pid| u32::try_from(*pid).ok()).collect()),
     }
 }
 

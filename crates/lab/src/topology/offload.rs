@@ -69,7 +69,6 @@ fn parse(text: &str) -> BTreeMap<String, bool> {
         .collect()
 }
 
-/// As one line.
 pub(crate) fn describe(held: &BTreeMap<String, bool>) -> String {
     if held.is_empty() {
         return UNKNOWN.to_owned();

@@ -8,15 +8,21 @@ use std::{
 
 use serde::Deserialize;
 
-use crate::{
-    error::LabError,
-    strict::{self, Document, nearest},
-};
+use turnpike_strict::{Document, nearest};
 
-/// The topologies that need no file, by name; the first is the one that is used when nobody names another.
-const KNOWN: [(&str, &str); 2] = [("veth", include_str!("veth.toml")), ("wire", include_str!("wire.toml"))];
+use crate::error::LabError;
 
-/// A topology file.
+/// The topologies that need no file, by name; the first is the one that is used when nobody names another. What stands last holds for
+/// all devices instead of what the text says.
+const KNOWN: [(&str, &str, Offloads); 3] = [
+    ("veth", include_str!("veth.toml"), &[]),
+    ("wire", WIRE, &[]),
+    // Most network cards have no UDP segmentation: the kernel cuts super-packets before they reach the device.
+    ("wire-without-uso", WIRE, &[("tx-udp-segmentation", false)]),
+];
+type Offloads = &'static [(&'static str, bool)];
+const WIRE: &str = include_str!("wire.toml");
+
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Spec {
@@ -43,7 +49,6 @@ pub(crate) struct Namespace {
     pub(crate) sysctl: BTreeMap<String, String>,
 }
 
-/// A veth pair.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Link {
@@ -70,16 +75,21 @@ impl Spec {
     /// The topology of that name, or of the file `path` below `base`.
     pub(crate) fn load(path: &str, base: &Path) -> Result<Self, LabError> {
         let file = base.join(path);
-        let (spec, mut document): (Self, _) = match KNOWN.iter().find(|(name, _)| *name == path) {
-            Some((name, text)) => strict::parse(&format!("topology {name}"), text)?,
+        let (spec, mut document): (Self, _) = match KNOWN.iter().find(|(name, ..)| *name == path) {
+            Some((name, text, changes)) => {
+                let (mut spec, document): (Self, _) =
+                    Document::parse(Path::new(&format!("topology {name}")), text)?;
+                spec.offloads.extend(changes.iter().map(|(feature, on)| ((*feature).to_owned(), *on)));
+                (spec, document)
+            }
             None if !path.contains('.') && !file.exists() => {
-                let names = KNOWN.map(|(name, _)| name).join(", ");
-                return Err(LabError::usage(match nearest(path, KNOWN.map(|(name, _)| name)) {
+                let names = KNOWN.map(|(name, ..)| name).join(", ");
+                return Err(LabError::usage(match nearest(path, KNOWN.map(|(name, ..)| name)) {
                     Some(meant) => format!("no topology \"{path}\"; did you mean \"{meant}\"?"),
                     None => format!("no topology \"{path}\": expected host, {names}, or a file"),
                 }));
             }
-            None => strict::read(&file)?,
+            None => Document::parse(&file, &LabError::read(&file)?)?,
         };
         spec.check(&mut document);
         document.finish()?;
@@ -221,7 +231,7 @@ mod tests {
     use super::*;
 
     fn refusal(text: &str) -> String {
-        let (spec, mut document): (Spec, _) = strict::parse("t.toml", text).unwrap();
+        let (spec, mut document): (Spec, _) = Document::parse(Path::new("t.toml"), text).unwrap();
         spec.check(&mut document);
         document.finish().unwrap_err().to_string()
     }
@@ -230,7 +240,10 @@ mod tests {
     fn an_unknown_name_is_answered_with_the_known_ones() {
         let told = |name: &str| Spec::load(name, Path::new(".")).unwrap_err().to_string();
         assert_eq!(told("wirre"), "no topology \"wirre\"; did you mean \"wire\"?");
-        assert_eq!(told("something"), "no topology \"something\": expected host, veth, wire, or a file");
+        assert_eq!(
+            told("something"),
+            "no topology \"something\": expected host, veth, wire, wire-without-uso, or a file"
+        );
         assert!(told("some.toml").contains("cannot read ./some.toml"), "{}", told("some.toml"));
     }
 
@@ -247,6 +260,11 @@ mod tests {
             assert_eq!(wanted["tx-udp-segmentation"], is_relay, "{}", end.device);
             assert!(wanted["gro"] && !wanted["tso"], "{}", end.device);
         }
+        let without = Spec::load("wire-without-uso", Path::new(".")).unwrap();
+        assert!(
+            without.has_napi_threads()
+                && without.ends().all(|end| !end.wanted(&without.offloads)["tx-udp-segmentation"])
+        );
     }
 
     #[test]

@@ -10,7 +10,7 @@ use std::{
     thread,
 };
 
-pub(crate) use turnpike_testkit::eventually;
+pub(crate) use turnpike_testkit::{Dir, eventually};
 
 const ARGUMENTS: &str = "TURNPIKE_LAB_TEST_ARGUMENTS";
 

@@ -40,14 +40,14 @@ pub(crate) fn run<C>(
     let Counts { profile, seed, share, .. } = ends.counts;
     ends.counts.measure_ns = schedule.measure;
     let mut bursts = Bursts::new(profile, seed, share, schedule.start);
-    let mut heartbeat = Heartbeat::new(schedule);
+    let mut heartbeat = Heartbeat::new(shared, thread, schedule);
     let mut tallies = Tallies::default();
     loop {
         let now = shared.clock.ns();
         if heartbeat.is_due(now) {
             ends.counts.sum(&mut tallies);
         }
-        heartbeat.beat(now, shared, thread, &mut tallies, &mut schedule, || ends.counts.under_way())?;
+        heartbeat.beat(now, &mut tallies, &mut schedule, || ends.counts.under_way())?;
         let Some(sleep) = ends.send(carrier, &mut bursts, schedule) else { break };
         carrier.receive(sleep, &mut ends)?;
     }
@@ -98,7 +98,6 @@ struct Peer {
     /// From where each client's packets come.
     addresses: Vec<Option<SocketAddr>>,
     errors: Errors,
-    /// Datagrams received.
     received: usize,
 }
 
@@ -174,7 +173,6 @@ impl<'a> Ends<'a> {
         Some(Duration::ZERO)
     }
 
-    /// Queues a burst.
     fn push(&mut self, carrier: &mut impl Carrier, burst: Burst, now: u64) {
         let Self { counts, peer, .. } = self;
         let (profile, seed) = (counts.profile, counts.seed);

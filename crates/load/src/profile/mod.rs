@@ -18,6 +18,7 @@ use draw::{Draw, Range};
 pub(crate) use ends::{Ends, run};
 pub(crate) use figures::{Figures, gather, put};
 use turnpike_measure::Direction;
+use turnpike_strict::{Mistake, Mistakes, Origin};
 
 use crate::{LoadError, payload::HEADER_LEN};
 
@@ -83,23 +84,22 @@ impl Profile {
     ///
     /// # Errors
     /// When there is no such profile and no such file, or with every mistake of the file.
-    pub fn open(name: &str) -> Result<Self, InvalidProfile> {
+    pub fn open(name: &str) -> Result<Self, Mistakes> {
         if let Some((name, text)) = BUILT_IN.iter().find(|(known, _)| *known == name) {
-            return file::parse(name, name, text);
+            return file::parse(Path::new(name), name, text);
         }
         let path = Path::new(name);
         let text = std::fs::read_to_string(path).map_err(|error| {
-            let names: Vec<_> = BUILT_IN.iter().map(|(name, _)| *name).collect();
-            let names = names.join(", ");
-            InvalidProfile(format!("{name}: {error}; expected {names}, or a file that can be read"))
+            let names = BUILT_IN.map(|(name, _)| name).join(", ");
+            let expected = format!("{names}, or a file that can be read");
+            Mistakes(vec![Mistake::new(&Origin::file(path), "", error.to_string(), expected)])
         })?;
         let title =
             path.file_stem().map_or_else(|| name.to_owned(), |stem| stem.to_string_lossy().into_owned());
-        file::parse(name, &title, &text)
+        file::parse(path, &title, &text)
     }
 
     /// Its name, for the report.
-    #[must_use]
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -138,17 +138,12 @@ impl Profile {
 }
 
 impl FromStr for Profile {
-    type Err = InvalidProfile;
+    type Err = Mistakes;
 
     fn from_str(name: &str) -> Result<Self, Self::Err> {
         Self::open(name)
     }
 }
-
-/// What is wrong with a profile: each mistake on a line of its own, with its place.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0}")]
-pub struct InvalidProfile(String);
 
 /// What a burst is on average.
 struct Mean {

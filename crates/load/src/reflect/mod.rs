@@ -154,19 +154,16 @@ impl Reflector {
     }
 
     /// The UDP addresses listened on, with real ports where the configuration said 0.
-    #[must_use]
     pub fn listeners(&self) -> &[SocketAddr] {
         &self.listeners
     }
 
     /// The TCP addresses listened on, with real ports where the configuration said 0.
-    #[must_use]
     pub fn tcp_listeners(&self) -> &[SocketAddr] {
         &self.tcp_listeners
     }
 
     /// What all workers together have done.
-    #[must_use]
     pub fn stats(&self) -> Stats {
         let mut total = Stats::default();
         for counters in self.workers.shared() {

@@ -9,16 +9,18 @@ use crate::{LoadError, clock::thread_cpu};
 const PUBLISH_NS: u64 = 200_000_000;
 
 /// Hands counts to the reporter, hears whether the run was stopped, and keeps the CPU time of the measured part.
-pub(crate) struct Heartbeat {
+pub(crate) struct Heartbeat<'a, C> {
+    shared: &'a Shared<'a, C>,
+    thread: usize,
     next: u64,
     measure: u64,
     /// The thread's CPU time when measuring began.
     cpu: Option<Duration>,
 }
 
-impl Heartbeat {
-    pub(crate) fn new(schedule: Schedule) -> Self {
-        Self { next: schedule.start, measure: schedule.measure, cpu: None }
+impl<'a, C> Heartbeat<'a, C> {
+    pub(crate) fn new(shared: &'a Shared<'a, C>, thread: usize, schedule: Schedule) -> Self {
+        Self { shared, thread, next: schedule.start, measure: schedule.measure, cpu: None }
     }
 
     /// Whether the next [`Heartbeat::beat`] is one.
@@ -30,11 +32,9 @@ impl Heartbeat {
     /// To be called often; whether it was time. `schedule` is brought up to date; `under_way` tells what was sent and may still be
     /// answered.
     #[inline]
-    pub(crate) fn beat<C>(
+    pub(crate) fn beat(
         &mut self,
         now: u64,
-        shared: &Shared<'_, C>,
-        thread: usize,
         tallies: &mut Tallies,
         schedule: &mut Schedule,
         under_way: impl FnOnce() -> u64,
@@ -42,8 +42,8 @@ impl Heartbeat {
         if !self.is_due(now) {
             return Ok(false);
         }
-        shared.check_on(schedule)?;
-        tallies.publish(&shared.slots[thread], under_way());
+        self.shared.check_on(schedule)?;
+        tallies.publish(&self.shared.slots[self.thread], under_way());
         self.next = now + PUBLISH_NS;
         if self.cpu.is_none() && now >= self.measure {
             self.cpu = thread_cpu();

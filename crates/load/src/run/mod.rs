@@ -8,6 +8,7 @@ mod tally;
 
 use std::{
     collections::BTreeMap,
+    ops::RangeInclusive,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering::Relaxed},
@@ -43,13 +44,11 @@ pub struct Outcome {
 
 impl Outcome {
     /// The asked-for limits (`--max-loss`, `--max-p99`) that were exceeded, one sentence each; empty when all was well.
-    #[must_use]
     pub fn limits_exceeded(&self) -> &[String] {
         &self.exceeded
     }
 
     /// Whether the run was ended by [`Stop::stop`] before its time: the report is of what was measured until then.
-    #[must_use]
     pub fn was_interrupted(&self) -> bool {
         self.interrupted
     }
@@ -61,7 +60,6 @@ pub struct Stop(Arc<AtomicBool>);
 
 impl Stop {
     /// One that has not been told to stop.
-    #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
@@ -116,7 +114,6 @@ impl Asked {
 pub(crate) struct Found {
     pub(crate) tallies: Tallies,
     pub(crate) finished: Vec<Finished>,
-    /// The measured time.
     pub(crate) measured: Duration,
     /// Whether it is shorter than was asked for.
     pub(crate) interrupted: bool,
@@ -153,6 +150,30 @@ pub(crate) fn run<C: Sync>(
     });
     let (measured, interrupted) = shared.measured();
     shared.take_failure().map_or(Ok(Found { tallies, finished, measured, interrupted }), Err)
+}
+
+/// Threads to start, for so many connections.
+pub(crate) fn threads(asked: Option<usize>, connections: usize) -> usize {
+    let cores = || thread::available_parallelism().map_or(1, usize::from);
+    asked.unwrap_or_else(cores).min(connections)
+}
+
+/// Says what is impossible about what all generators are told: numbers beyond their range, by flag.
+pub(crate) fn check(
+    numbers: &[(&str, usize, RangeInclusive<usize>)],
+    threads: Option<usize>,
+    duration: Duration,
+) -> Result<(), LoadError> {
+    for (flag, value, range) in numbers.iter().chain(&[("--threads", threads.unwrap_or(1), 1..=1024)]) {
+        if !range.contains(value) {
+            let (from, to) = (range.start(), range.end());
+            return Err(LoadError::Config(format!("{flag} is {value}, but must be {from} to {to}")));
+        }
+    }
+    if duration.is_zero() {
+        return Err(LoadError::Config("--duration is 0, but must be above it".to_owned()));
+    }
+    Ok(())
 }
 
 /// Makes room for the sockets of `clients`.

@@ -81,11 +81,11 @@ impl<'a> Bulk<'a> {
             stream.start(&self.poller, index).map_err(|error| stream.lost(server, &error))?;
             stream.last_ns = shared.clock.ns();
         }
-        let (mut heartbeat, mut stopped) = (Heartbeat::new(self.schedule), false);
+        let (mut heartbeat, mut stopped) = (Heartbeat::new(shared, thread, self.schedule), false);
         let mut ready: Vec<Event> = Vec::new();
         while !self.streams.iter().all(Stream::is_done) {
             let now = shared.clock.ns();
-            if heartbeat.beat(now, shared, thread, &mut self.tallies, &mut self.schedule, || 0)? {
+            if heartbeat.beat(now, &mut self.tallies, &mut self.schedule, || 0)? {
                 self.check_progress(now)?;
             }
             if now >= self.schedule.end && !stopped {
@@ -157,7 +157,6 @@ impl<'a> Bulk<'a> {
     }
 }
 
-/// When something happens.
 #[derive(Clone, Copy)]
 struct Moment {
     now: u64,
@@ -353,7 +352,6 @@ impl Sending {
 /// The reflector sends, and says at the end how much it was.
 #[derive(Default)]
 struct Receiving {
-    /// Payload bytes.
     received: u64,
     /// Of these, those that came within the measured time.
     in_window: u64,

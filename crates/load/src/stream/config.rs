@@ -1,13 +1,16 @@
 //! What a TCP run is told.
 
-use std::{fmt, net::SocketAddr, str::FromStr, time::Duration};
+use std::{net::SocketAddr, time::Duration};
 
+use strum::{Display, EnumString, VariantNames};
+use turnpike_client::UnknownName;
 use turnpike_measure::Rate;
 
 use crate::{
     LoadError,
     greeting::{MAX_SIZE, Mode},
     reflect::DEFAULT_PORT,
+    run,
 };
 
 /// Settings of `load tcp`, `load rr` and `load connect`. [`Config::new`] holds the documented defaults.
@@ -83,7 +86,8 @@ pub enum Direction {
 
 /// Who closes a connection of `load connect` first. The first to close keeps the address pair for 60 s (TIME_WAIT), and a
 /// client, or a forwarder that passes on what it sees, has only 28,000 local ports for one server address.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Display, EnumString, VariantNames)]
+#[strum(serialize_all = "lowercase", parse_err_ty = UnknownName, parse_err_fn = UnknownName::of::<Self>)]
 pub enum Close {
     /// The server: lasts as long as one likes.
     #[default]
@@ -101,7 +105,6 @@ impl Config {
     pub const MAX_SIZE: usize = MAX_SIZE;
 
     /// The defaults, for one workload.
-    #[must_use]
     pub fn new(workload: Workload) -> Self {
         Self {
             server: SocketAddr::from(([127, 0, 0, 1], DEFAULT_PORT)),
@@ -122,25 +125,18 @@ impl Config {
     /// # Errors
     /// With the first flag that is out of range.
     pub fn validate(&self) -> Result<(), LoadError> {
-        let in_range = |name: &str, value: usize, from: usize, to: usize| {
-            if (from..=to).contains(&value) {
-                return Ok(());
-            }
-            Err(LoadError::Config(format!("{name} is {value}, but must be {from} to {to}")))
-        };
         let (clients, second) = match self.workload {
             Workload::Bulk { .. } => ("--parallel", 1),
             Workload::Exchange { response, .. } | Workload::Connect { response, .. } => {
                 ("--clients", response)
             }
         };
-        in_range(clients, self.clients, 1, Self::MAX_CLIENTS)?;
-        in_range("--size", self.size(), 1, MAX_SIZE)?;
-        in_range("--response", second, 1, MAX_SIZE)?;
-        in_range("--threads", self.threads.unwrap_or(1), 1, 1024)?;
-        if self.duration.is_zero() {
-            return Err(LoadError::Config("--duration is 0, but must be above it".to_owned()));
-        }
+        let numbers = [
+            (clients, self.clients, 1..=Self::MAX_CLIENTS),
+            ("--size", self.size(), 1..=MAX_SIZE),
+            ("--response", second, 1..=MAX_SIZE),
+        ];
+        run::check(&numbers, self.threads, self.duration)?;
         if let Workload::Bulk { verify: true, skip_rx_copy: true, .. } = self.workload {
             return Err(LoadError::Config(
                 "--verify looks at bytes that --skip-rx-copy throws away".to_owned(),
@@ -153,17 +149,14 @@ impl Config {
     }
 
     /// Connections at a time.
-    #[must_use]
     pub fn connections(&self) -> usize {
         let both = matches!(self.workload, Workload::Bulk { direction: Direction::Both, .. });
         if both { self.clients * 2 } else { self.clients }
     }
 
     /// Threads to start.
-    #[must_use]
     pub fn threads(&self) -> usize {
-        let cores = || std::thread::available_parallelism().map_or(1, usize::from);
-        self.threads.unwrap_or_else(cores).min(self.connections())
+        run::threads(self.threads, self.connections())
     }
 
     /// Bytes of a write or a request.
@@ -194,34 +187,6 @@ impl Config {
     }
 }
 
-/// The name is none of `server`, `client`, `reset`.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("unknown value {0:?}: expected server, client or reset")]
-pub struct UnknownClose(String);
-
-impl FromStr for Close {
-    type Err = UnknownClose;
-
-    fn from_str(name: &str) -> Result<Self, Self::Err> {
-        match name {
-            "server" => Ok(Self::Server),
-            "client" => Ok(Self::Client),
-            "reset" => Ok(Self::Reset),
-            other => Err(UnknownClose(other.to_owned())),
-        }
-    }
-}
-
-impl fmt::Display for Close {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Server => "server",
-            Self::Client => "client",
-            Self::Reset => "reset",
-        })
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -249,13 +214,5 @@ mod tests {
         }
         bulk(1, true, false).validate().unwrap();
         rr(1, MAX_SIZE).validate().unwrap();
-    }
-
-    #[test]
-    fn names_read_back() {
-        for close in [Close::Server, Close::Client, Close::Reset] {
-            assert_eq!(close.to_string().parse(), Ok(close));
-        }
-        assert!("fin".parse::<Close>().is_err());
     }
 }

@@ -75,7 +75,6 @@ struct Connect<'a> {
     /// Slots without a connection, and from when on they may have one.
     free: VecDeque<(usize, u64)>,
     starts: Starts,
-    /// Greeting and request.
     message: Vec<u8>,
     response: usize,
     close: Close,
@@ -104,7 +103,6 @@ impl Slot {
 enum State {
     Connecting,
     Sending,
-    /// For the response.
     Waiting,
     /// For the server to close.
     Closing,
@@ -113,19 +111,12 @@ enum State {
 impl Connect<'_> {
     /// Returns the thread's CPU time of the measured part.
     fn run(&mut self) -> Result<Option<Duration>, LoadError> {
-        let mut heartbeat = Heartbeat::new(self.schedule);
+        let mut heartbeat = Heartbeat::new(self.shared, self.thread, self.schedule);
         let mut ready: Vec<Event> = Vec::new();
         loop {
             let mut now = self.shared.clock.ns();
             let under_way = || self.slots.iter().filter(|slot| slot.is_unanswered()).count() as u64;
-            if heartbeat.beat(
-                now,
-                self.shared,
-                self.thread,
-                &mut self.tallies,
-                &mut self.schedule,
-                under_way,
-            )? {
+            if heartbeat.beat(now, &mut self.tallies, &mut self.schedule, under_way)? {
                 self.expire(now)?;
             }
             while let Some(&(index, from)) = self.free.front()

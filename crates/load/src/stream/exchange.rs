@@ -82,13 +82,12 @@ struct Client {
 impl Exchange<'_> {
     /// Returns the thread's CPU time of the measured part.
     fn run(&mut self) -> Result<Option<Duration>, LoadError> {
-        let mut heartbeat = Heartbeat::new(self.schedule);
+        let mut heartbeat = Heartbeat::new(self.shared, self.thread, self.schedule);
         let mut ready: Vec<Event> = Vec::new();
         loop {
             let mut now = self.shared.clock.ns();
             let under_way = (self.clients.len() - self.free.len()) as u64;
-            heartbeat
-                .beat(now, self.shared, self.thread, &mut self.tallies, &mut self.schedule, || under_way)?;
+            heartbeat.beat(now, &mut self.tallies, &mut self.schedule, || under_way)?;
             while let Some(&(index, since)) = self.free.front()
                 && let Some(due) = self.starts.take(now, since, self.schedule.end, &mut self.tallies)
             {

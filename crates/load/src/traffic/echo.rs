@@ -16,7 +16,6 @@ use crate::{
     run::{Finished, Heartbeat, Schedule, Shared, Tallies},
 };
 
-/// What is sent.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Plan {
     /// Clients of all threads.
@@ -50,13 +49,13 @@ pub(crate) fn run<C>(
     };
     echo.measure_ns = schedule.measure;
     carrier.plan(schedule);
-    let mut heartbeat = Heartbeat::new(schedule);
+    let mut heartbeat = Heartbeat::new(shared, thread, schedule);
     let mut sender = Sender::new(*plan, schedule, count, first);
     loop {
         let now = shared.clock.ns();
         let flows = &echo.flows;
         let under_way = || flows.iter().map(Flow::under_way).sum();
-        if heartbeat.beat(now, shared, thread, &mut echo.tallies, &mut sender.schedule, under_way)? {
+        if heartbeat.beat(now, &mut echo.tallies, &mut sender.schedule, under_way)? {
             carrier.plan(sender.schedule);
         }
         if carrier.is_due(now) {
@@ -78,7 +77,6 @@ pub(crate) fn run<C>(
     Ok(Finished { jitter, cpu, garbled: echo.garbled, ..Finished::default() })
 }
 
-/// One client's traffic.
 struct Flow {
     number: u32,
     next_sequence: u64,
@@ -95,7 +93,6 @@ impl Flow {
     }
 }
 
-/// All clients' traffic.
 struct Echo {
     flows: Vec<Flow>,
     tallies: Tallies,

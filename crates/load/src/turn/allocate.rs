@@ -84,11 +84,11 @@ impl Churn<'_> {
             .rate
             .pps()
             .map(|rate| Pacer::new(self.schedule.start, rate * self.limit as f64 / config.clients as f64));
-        let mut heartbeat = Heartbeat::new(self.schedule);
+        let mut heartbeat = Heartbeat::new(self.shared, thread, self.schedule);
         loop {
             let now = self.shared.clock.ns();
             let under_way = (self.under_way - self.deleting) as u64;
-            heartbeat.beat(now, self.shared, thread, &mut self.tallies, &mut self.schedule, || under_way)?;
+            heartbeat.beat(now, &mut self.tallies, &mut self.schedule, || under_way)?;
             if now >= self.schedule.end {
                 break;
             }

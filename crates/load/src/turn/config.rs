@@ -1,16 +1,22 @@
 //! What a run is told.
 
-use std::{fmt, net::SocketAddr, ops::RangeInclusive, str::FromStr, time::Duration};
+use std::{net::SocketAddr, ops::RangeInclusive, time::Duration};
 
+use strum::{Display, EnumString, VariantNames};
+use turnpike_client::UnknownName;
 use turnpike_measure::Rate;
 use turnpike_net::Datapath;
 use turnpike_turn::client::Relayed;
-use turnpike_wire::turn_types::AddressFamily;
 
 use super::AccessToken;
 use crate::{
-    LoadError, TlsOptions, Transport, payload::HEADER_LEN, profile::Shaped, progress::Kind, run::Frame,
-    traffic::echo::Plan, udp,
+    LoadError, TlsOptions, Transport,
+    payload::HEADER_LEN,
+    profile::Shaped,
+    progress::Kind,
+    run::{self, Frame},
+    traffic::echo::Plan,
+    udp,
 };
 
 /// Settings of `load turn`. [`Config::default`] holds the documented defaults.
@@ -168,7 +174,7 @@ impl Config {
     pub(super) fn frame(&self) -> Frame {
         Frame {
             clients: self.clients,
-            threads: udp::threads(self.threads, self.clients),
+            threads: run::threads(self.threads, self.clients),
             warmup: self.warmup,
             duration: self.duration,
             kind: if self.mode == Mode::Invalid { Kind::OneWay } else { Kind::Answered },
@@ -276,53 +282,35 @@ impl Config {
     }
 
     /// REQUESTED-ADDRESS-FAMILY of an allocation; IPv4 is what a server gives unasked.
-    pub(super) fn address_family(&self) -> Option<AddressFamily> {
+    pub(super) fn address_family(&self) -> Option<turnpike_turn::Family> {
         match self.family {
-            Some(Family::V4) => Some(AddressFamily::IPV4),
-            Some(Family::V6) => Some(AddressFamily::IPV6),
-            None => self.peer.is_ipv6().then_some(AddressFamily::IPV6),
+            Some(Family::V4) => Some(turnpike_turn::Family::V4),
+            Some(Family::V6) => Some(turnpike_turn::Family::V6),
+            None => self.peer.is_ipv6().then_some(turnpike_turn::Family::V6),
         }
     }
 
     /// Connections or sockets of one client.
-    #[must_use]
     pub(super) fn files_per_client(&self) -> usize {
         if self.relayed == Relayed::Tcp { 2 } else { 1 }
     }
 }
 
 /// An address family.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Display, EnumString, VariantNames)]
+#[strum(parse_err_ty = UnknownName, parse_err_fn = UnknownName::of::<Self>)]
 pub enum Family {
     /// IPv4.
+    #[strum(serialize = "4")]
     V4,
     /// IPv6.
+    #[strum(serialize = "6")]
     V6,
 }
 
-impl FromStr for Family {
-    type Err = UnknownName;
-
-    fn from_str(name: &str) -> Result<Self, Self::Err> {
-        match name {
-            "4" => Ok(Self::V4),
-            "6" => Ok(Self::V6),
-            _ => Err(UnknownName { value: name.to_owned(), expected: "4 or 6" }),
-        }
-    }
-}
-
-impl fmt::Display for Family {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::V4 => "4",
-            Self::V6 => "6",
-        })
-    }
-}
-
 /// How data reaches the server.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Display, EnumString, VariantNames)]
+#[strum(serialize_all = "lowercase", parse_err_ty = UnknownName, parse_err_fn = UnknownName::of::<Self>)]
 pub enum Via {
     /// ChannelData on a bound channel.
     #[default]
@@ -332,7 +320,8 @@ pub enum Via {
 }
 
 /// What is generated.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Display, EnumString, VariantNames)]
+#[strum(serialize_all = "lowercase", parse_err_ty = UnknownName, parse_err_fn = UnknownName::of::<Self>)]
 pub enum Mode {
     /// Traffic through the relay to the reflector and back.
     #[default]
@@ -341,58 +330,6 @@ pub enum Mode {
     Allocate,
     /// Unauthenticated requests, malformed and truncated messages, random bytes.
     Invalid,
-}
-
-/// The name is none that is known.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("unknown value {value:?}: expected {expected}")]
-pub struct UnknownName {
-    value: String,
-    expected: &'static str,
-}
-
-impl FromStr for Via {
-    type Err = UnknownName;
-
-    fn from_str(name: &str) -> Result<Self, Self::Err> {
-        match name {
-            "channel" => Ok(Self::Channel),
-            "send" => Ok(Self::Send),
-            _ => Err(UnknownName { value: name.to_owned(), expected: "channel or send" }),
-        }
-    }
-}
-
-impl fmt::Display for Via {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Channel => "channel",
-            Self::Send => "send",
-        })
-    }
-}
-
-impl FromStr for Mode {
-    type Err = UnknownName;
-
-    fn from_str(name: &str) -> Result<Self, Self::Err> {
-        match name {
-            "packet" => Ok(Self::Packet),
-            "allocate" => Ok(Self::Allocate),
-            "invalid" => Ok(Self::Invalid),
-            _ => Err(UnknownName { value: name.to_owned(), expected: "packet, allocate or invalid" }),
-        }
-    }
-}
-
-impl fmt::Display for Mode {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Packet => "packet",
-            Self::Allocate => "allocate",
-            Self::Invalid => "invalid",
-        })
-    }
 }
 
 #[cfg(test)]
@@ -449,16 +386,16 @@ mod tests {
     }
 
     #[test]
-    fn names_read_back() {
-        for via in [Via::Channel, Via::Send] {
-            assert_eq!(via.to_string().parse(), Ok(via));
-        }
-        for family in [Family::V4, Family::V6] {
-            assert_eq!(family.to_string().parse(), Ok(family));
-        }
-        for mode in [Mode::Packet, Mode::Allocate, Mode::Invalid] {
-            assert_eq!(mode.to_string().parse(), Ok(mode));
-        }
-        assert!("both".parse::<Via>().unwrap_err().to_string().contains("channel or send"));
+    fn unknown_names_are_answered_with_the_known_ones() {
+        let told = |error: UnknownName| error.to_string();
+        assert_eq!(
+            "both".parse::<Via>().map_err(told),
+            Err("unknown value \"both\": expected channel or send".to_owned())
+        );
+        assert_eq!(
+            "5".parse::<Family>().map_err(told),
+            Err("unknown value \"5\": expected 4 or 6".to_owned())
+        );
+        assert_eq!(("6".parse(), Mode::Allocate.to_string()), (Ok(Family::V6), "allocate".to_owned()));
     }
 }

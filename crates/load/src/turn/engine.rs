@@ -24,7 +24,6 @@ use crate::{
 /// How often clients are asked whether something is due.
 const SWEEP_NS: u64 = 20_000_000;
 
-/// One client.
 pub(super) struct Endpoint {
     pub(super) client: Client,
     /// The client's.

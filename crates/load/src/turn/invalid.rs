@@ -6,6 +6,7 @@
 use std::{collections::BTreeMap, time::Duration};
 
 use rand::{Rng as _, SeedableRng as _, rngs::SmallRng};
+use turnpike_wire::stun::{Class, Header, Writer, kind, method};
 
 use super::{Config, Shared};
 use crate::{
@@ -88,22 +89,22 @@ impl Sink for Replies {
 }
 
 #[expect(clippy::cast_precision_loss, reason = "client counts are small")]
-fn flood(
+fn flood<'a>(
     clients: &mut Clients,
     replies: &mut Replies,
     messages: &[Vec<u8>],
-    shared: &Shared<'_>,
+    shared: &'a Shared<'a>,
     thread: usize,
     mut schedule: Schedule,
     count: usize,
-) -> Result<Heartbeat, LoadError> {
+) -> Result<Heartbeat<'a, Config>, LoadError> {
     let config = shared.config;
     let mut pacer =
         config.rate.pps().map(|pps| Pacer::new(schedule.start, pps * count as f64 / config.clients as f64));
-    let (mut heartbeat, mut turn) = (Heartbeat::new(schedule), 0_usize);
+    let (mut heartbeat, mut turn) = (Heartbeat::new(shared, thread, schedule), 0_usize);
     loop {
         let now = shared.clock.ns();
-        heartbeat.beat(now, shared, thread, &mut replies.tallies, &mut schedule, || 0)?;
+        heartbeat.beat(now, &mut replies.tallies, &mut schedule, || 0)?;
         if now >= schedule.end {
             return Ok(heartbeat);
         }
@@ -141,44 +142,47 @@ fn flood(
 
 /// One message; ten kinds in turn.
 fn message(kind: usize, random: &mut SmallRng) -> Vec<u8> {
-    const BINDING: u16 = 0x0001;
-    const ALLOCATE: u16 = 0x0003;
-    const REFRESH: u16 = 0x0004;
-    const SEND: u16 = 0x0016;
-    const REQUESTED_TRANSPORT: [u8; 8] = [0x00, 0x19, 0, 4, 17, 0, 0, 0];
+    const REQUESTED_TRANSPORT: [u8; 4] = [17, 0, 0, 0];
     let mut bytes = |from: usize, to: usize| -> Vec<u8> {
         let len = random.random_range(from..=to);
         (0..len).map(|_| random.random()).collect()
     };
+    let allocate = |with: &dyn Fn(&mut Writer<'_>)| {
+        stun(Class::Request, method::ALLOCATE, &|message| {
+            with(message.attribute(kind::REQUESTED_TRANSPORT, &REQUESTED_TRANSPORT));
+        })
+    };
     match kind % 10 {
         // Honest, but unauthenticated: 401 is due.
-        0 => stun(ALLOCATE, &REQUESTED_TRANSPORT),
+        0 => allocate(&|_| ()),
         // With credentials that nobody has, and a MAC of noise.
         1 => {
-            let mut body = REQUESTED_TRANSPORT.to_vec();
-            for (kind, len) in [(0x0006_u16, 12), (0x0014, 8), (0x0015, 32), (0x0008, 20)] {
-                body.extend(kind.to_be_bytes());
-                body.extend([0, len]);
-                body.extend(bytes(usize::from(len), usize::from(len)).iter().map(|byte| b'a' + byte % 26));
-            }
-            stun(ALLOCATE, &body)
+            let noise =
+                [(kind::USERNAME, 12), (kind::REALM, 8), (kind::NONCE, 32), (kind::MESSAGE_INTEGRITY, 20)]
+                    .map(|(kind, len)| {
+                        (kind, bytes(len, len).iter().map(|byte| b'a' + byte % 26).collect::<Vec<_>>())
+                    });
+            allocate(&|message| noise.iter().for_each(|(kind, value)| _ = message.attribute(*kind, value)))
         }
         // A length field that promises more than there is.
         2 => {
-            let mut message = stun(ALLOCATE, &REQUESTED_TRANSPORT);
+            let mut message = allocate(&|_| ());
             message[3] = 200;
             message
         }
         // Cut off inside the header.
         3 => {
-            let mut message = stun(BINDING, &[]);
+            let mut message = stun(Class::Request, method::BINDING, &|_| ());
             message.truncate(12);
             message
         }
         // An attribute that claims to be longer than the message.
-        4 => stun(REFRESH, &[0x00, 0x0D, 0x01, 0x00, 0, 0, 0, 0]),
+        4 => stun(Class::Request, method::REFRESH, &|message| {
+            let [high, low] = kind::LIFETIME.to_be_bytes();
+            message.raw(&[high, low, 0x01, 0x00, 0, 0, 0, 0]);
+        }),
         // An unknown attribute that must be understood: 420 is due.
-        5 => stun(BINDING, &[0x7F, 0x01, 0, 4, 1, 2, 3, 4]),
+        5 => stun(Class::Request, method::BINDING, &|message| _ = message.attribute(0x7F01, &[1, 2, 3, 4])),
         // Data of a client that has no allocation.
         6 => {
             let payload = bytes(24, 200);
@@ -189,16 +193,17 @@ fn message(kind: usize, random: &mut SmallRng) -> Vec<u8> {
         }
         // ChannelData that ends early.
         7 => vec![0x40, 0x00, 0x04, 0x00, 1, 2, 3],
-        8 => stun(SEND, &[0x00, 0x12, 0, 8, 0, 1, 0x21, 0x12, 0x21, 0x12, 0xA4, 0x42, 0x00, 0x13, 0, 0]),
+        8 => stun(Class::Indication, method::SEND, &|message| {
+            message.xor_address(kind::XOR_PEER_ADDRESS, ([0, 0, 0, 0], 0).into()).attribute(kind::DATA, &[]);
+        }),
         _ => bytes(1, 600),
     }
 }
 
-fn stun(kind: u16, body: &[u8]) -> Vec<u8> {
-    let mut message = kind.to_be_bytes().to_vec();
-    message.extend(u16::try_from(body.len()).unwrap_or(0).to_be_bytes());
-    message.extend(0x2112_A442_u32.to_be_bytes());
-    message.extend([0; 12]);
-    message.extend(body);
-    message
+fn stun(class: Class, method: u16, attributes: &dyn Fn(&mut Writer<'_>)) -> Vec<u8> {
+    let mut buffer = Vec::new();
+    let mut message = Writer::begin(&mut buffer, Header { class, method, transaction: [0; 12] });
+    attributes(&mut message);
+    message.finish(false);
+    buffer
 }

@@ -51,9 +51,7 @@ struct Plan {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum State {
     Settled,
-    /// Since when.
     Moving(u64),
-    /// Without an allocation.
     Stranded,
 }
 

@@ -18,7 +18,7 @@ mod redirect;
 mod set_up;
 mod token;
 
-pub use config::{Config, Family, Mode, UnknownName, Via};
+pub use config::{Config, Family, Mode, Via};
 pub use token::{AccessToken, InvalidAccessToken};
 
 pub use crate::run::{Outcome, Stop};

@@ -98,7 +98,7 @@ impl Config {
 
     fn frame(&self) -> Frame {
         // A forwarder leads to one address, so that all peers must be there.
-        let threads = if self.profile.is_some() { 1 } else { threads(self.threads, self.clients) };
+        let threads = if self.profile.is_some() { 1 } else { run::threads(self.threads, self.clients) };
         Frame {
             clients: self.clients,
             threads,
@@ -164,19 +164,12 @@ fn run_thread(shared: &Shared<'_>, thread: usize) -> Result<Finished, LoadError>
 
 /// Says what is impossible about settings that all datagrams have in common.
 pub(crate) fn check(plan: &Plan, frame: &Frame, threads: Option<usize>) -> Result<(), LoadError> {
-    let in_range = |name: &str, value: usize, from: usize, to: usize| {
-        if (from..=to).contains(&value) {
-            return Ok(());
-        }
-        Err(LoadError::Config(format!("{name} is {value}, but must be {from} to {to}")))
-    };
-    in_range("--clients", plan.clients, 1, MAX_CLIENTS)?;
-    in_range("--size", plan.size, HEADER_LEN, MAX_SIZE)?;
-    in_range("--burst", plan.burst, 1, MAX_BURST)?;
-    in_range("--threads", threads.unwrap_or(1), 1, 1024)?;
-    if frame.duration.is_zero() {
-        return Err(LoadError::Config("--duration is 0, but must be above it".to_owned()));
-    }
+    let numbers = [
+        ("--clients", plan.clients, 1..=MAX_CLIENTS),
+        ("--size", plan.size, HEADER_LEN..=MAX_SIZE),
+        ("--burst", plan.burst, 1..=MAX_BURST),
+    ];
+    run::check(&numbers, threads, frame.duration)?;
     if plan.window.is_some_and(|window| window < plan.burst as u64) {
         return Err(LoadError::Config(format!(
             "--window is shorter than a burst ({} datagrams), so that nothing could be sent",
@@ -193,10 +186,4 @@ pub(crate) fn default_burst(burst: Option<usize>, rate: Rate) -> usize {
         Rate::Pps(_) => 1,
         Rate::Max => FLOOD,
     })
-}
-
-/// Threads to start.
-pub(crate) fn threads(threads: Option<usize>, clients: usize) -> usize {
-    let cores = || std::thread::available_parallelism().map_or(1, usize::from);
-    threads.unwrap_or_else(cores).min(clients)
 }

@@ -2,7 +2,6 @@
 
 use std::{
     net::{IpAddr, Ipv4Addr, SocketAddr},
-    path::PathBuf,
     sync::Arc,
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
@@ -15,7 +14,7 @@ use turnpike_load::{
 use turnpike_net::Datapath;
 use turnpike_relay::{CredentialStore, DtlsContext, Identity, Relay, RelayAddress, TlsContext};
 use turnpike_testkit::certificates;
-pub(crate) use turnpike_testkit::eventually;
+pub(crate) use turnpike_testkit::{Dir, eventually};
 use turnpike_turn::server::{Lookup, PeerRules, ServerConfig, User};
 use turnpike_wire::integrity::{Key, KeyAlgorithm, userhash};
 
@@ -158,13 +157,6 @@ pub(crate) fn wait_for_counter(relay: &Relay, family: &str, label: &str, value: 
 
 pub(crate) fn wait_until_empty(relay: &Relay) {
     eventually("no allocation remains", || relay.snapshots().iter().all(|worker| worker.allocations == 0));
-}
-
-/// A file of this test process.
-pub(crate) fn file(name: &str, content: &str) -> PathBuf {
-    let path = std::env::temp_dir().join(format!("turnpike-load-{}-{name}", std::process::id()));
-    std::fs::write(&path, content).unwrap();
-    path
 }
 
 pub(crate) fn unix() -> u64 {

@@ -156,7 +156,6 @@ impl fmt::Debug for DtlsContext {
 
 impl Identity {
     /// Whether DTLS can use this certificate: dimpl knows ECDSA with P-256 and P-384 only.
-    #[must_use]
     pub fn can_dtls(&self) -> bool {
         provider::scheme(&*self.certified().key).is_some()
     }

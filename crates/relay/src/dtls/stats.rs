@@ -107,19 +107,16 @@ pub struct DtlsStats {
 
 impl DtlsStats {
     /// How many handshakes failed for this reason.
-    #[must_use]
     pub fn failed(&self, why: DtlsFailure) -> u64 {
         self.failed[why as usize]
     }
 
     /// How many associations ended for this reason.
-    #[must_use]
     pub fn ended(&self, why: DtlsEnd) -> u64 {
         self.ended[why as usize]
     }
 
     /// How many datagrams were dropped for this reason.
-    #[must_use]
     pub fn dropped(&self, why: DtlsDrop) -> u64 {
         self.dropped[why as usize]
     }

@@ -116,13 +116,11 @@ pub struct StreamStats {
 
 impl StreamStats {
     /// How many connections ended for this reason.
-    #[must_use]
     pub fn closed(&self, reason: CloseReason) -> u64 {
         self.closed[reason as usize]
     }
 
     /// How many TLS handshakes failed for this reason.
-    #[must_use]
     pub fn failed(&self, reason: HandshakeFailure) -> u64 {
         self.handshakes_failed[reason as usize]
     }

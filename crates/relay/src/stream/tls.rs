@@ -63,7 +63,6 @@ pub enum CertificateError {
 
 impl CertificateError {
     /// Whether the key file is at fault, rather than the certificate file.
-    #[must_use]
     pub fn is_about_key(&self) -> bool {
         matches!(
             self,
@@ -120,13 +119,11 @@ impl Identity {
     }
 
     /// The DNS names that it is good for, in lower case, `*.` in front of wildcards.
-    #[must_use]
     pub fn names(&self) -> &[String] {
         &self.names
     }
 
     /// The last second, as Unix time, in which it is valid.
-    #[must_use]
     pub fn not_after(&self) -> u64 {
         self.not_after
     }

@@ -4,10 +4,9 @@
 use std::sync::{
     Arc,
     atomic::{AtomicUsize, Ordering},
-    mpsc,
 };
 
-use turnpike_net::{Buffer, UdpSocket, poll::Waker};
+use turnpike_net::{Buffer, UdpSocket, worker::Sender};
 use turnpike_turn::{
     server::{AllocationId, Arrival, Client, ClosedReason, Family, MoveRequest, Moved, RelayId, Source},
     time::Now,
@@ -29,8 +28,7 @@ const CARRIED: usize = 2048;
 /// Where one worker gets what others hand to it.
 #[derive(Clone)]
 pub(crate) struct Mailbox {
-    pub(crate) commands: mpsc::Sender<Command>,
-    pub(crate) waker: Waker,
+    pub(crate) worker: Sender<Command>,
     pub(crate) backlog: Arc<AtomicUsize>,
 }
 
@@ -69,19 +67,13 @@ impl Mailbox {
             return Err(handoff);
         }
         self.backlog.fetch_add(1, Ordering::Relaxed);
-        match self.commands.send(Command::Handoff(handoff)) {
-            Ok(()) => {
-                self.waker.wake();
-                Ok(())
-            }
-            Err(mpsc::SendError(command)) => {
+        match self.worker.send(Command::Handoff(handoff)) {
+            Err(Command::Handoff(handoff)) => {
                 self.backlog.fetch_sub(1, Ordering::Relaxed);
-                match command {
-                    Command::Handoff(handoff) => Err(handoff),
-                    // It is the one that was sent.
-                    _ => Ok(()),
-                }
+                Err(handoff)
             }
+            // What comes back is what was sent.
+            Ok(()) | Err(_) => Ok(()),
         }
     }
 }
@@ -117,10 +109,15 @@ impl Worker {
 
     /// Gives an allocation to the worker where its client is, if it is to go there.
     pub(super) fn export(&mut self, now: Now, request: &MoveRequest, data: Box<[u8]>) {
-        let Some(moved) = self.server.export(now, request) else {
+        let Some(mut moved) = self.server.export(now, request) else {
             self.send(request.to, Handoff::NotMoved(request.client));
             return;
         };
+        if let Some(offload) = &mut self.offload {
+            // Counted here, told where the session ends.
+            let [to_peer, to_client] = offload.release(moved.from(), &mut self.server).pairs();
+            moved.count_across(to_peer, to_client);
+        }
         let sockets = self.detach_sockets(moved.from());
         if let Some(was) = moved.was() {
             self.out.streams.released(now.ms, &was.client);
@@ -227,6 +224,9 @@ impl Worker {
         for family in [Family::V4, Family::V6] {
             let pair = self.out.relays.get_mut(allocation.index as usize);
             let Some(id) = pair.and_then(|pair| pair[side(family)].take()) else { continue };
+            if let Some(offload) = &mut self.offload {
+                offload.relay_closed(RelayId { allocation, family });
+            }
             self.roles[id.0 as usize] = Role::Free;
             if let Some(socket) = self.sockets.remove(id) {
                 // Not watched any more, whatever this says: a descriptor that is not in the set.
@@ -277,13 +277,21 @@ impl Worker {
         for (family, socket) in sockets {
             let bound = socket.local_addr();
             match self.adopt(socket, Role::Relay(RelayId { allocation, family })) {
-                Ok(id) => self.out.set_relay(allocation, family, id),
+                Ok(id) => {
+                    self.out.set_relay(allocation, family, id);
+                    if let Some(offload) = &mut self.offload {
+                        offload.relay_opened(RelayId { allocation, family }, id, bound);
+                    }
+                }
                 Err(_) => {
                     self.ports.release(bound);
                     // Without its socket it would be a session that nothing passes through.
                     self.server.close_one(now, allocation, ClosedReason::Administrator);
                 }
             }
+        }
+        if let Some(offload) = &mut self.offload {
+            offload.attached(allocation, &self.out.listeners);
         }
         // A reload may have come here first, and the worker that sent it knew its realm still.
         if !self.server.has_realm_of(allocation) {

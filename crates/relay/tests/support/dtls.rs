@@ -56,7 +56,6 @@ pub(crate) struct DtlsClient {
     pub(crate) dtls: Dtls,
     pub(crate) connected: bool,
     pub(crate) closed: bool,
-    /// The server's certificate.
     pub(crate) shown: Vec<u8>,
     messages: Vec<Message>,
     room: Vec<u8>,

@@ -1,6 +1,6 @@
 //! What a client is told at start.
 
-use turnpike_wire::turn_types::AddressFamily;
+use crate::Family;
 
 /// Settings of a client; share one behind an `Arc` between many clients.
 #[derive(Clone)]
@@ -14,7 +14,7 @@ pub struct Config {
     /// LIFETIME to ask for, in seconds; `None` (the default) leaves it to the server.
     pub lifetime: Option<u32>,
     /// REQUESTED-ADDRESS-FAMILY; `None` (the default) means IPv4 (RFC 8656 section 7.1).
-    pub family: Option<AddressFamily>,
+    pub family: Option<Family>,
     /// ADDITIONAL-ADDRESS-FAMILY = IPv6: a dual-stack allocation. Excludes `family`, `even_port` with
     /// reservation, and `reservation`.
     pub dual_stack: bool,

@@ -4,20 +4,14 @@
 
 use std::sync::Arc;
 
-use turnpike_wire::{
-    integrity,
-    stun_types::{
-        attribute::ErrorCode,
-        message::{Message, MessageClass},
-    },
-};
+use turnpike_wire::stun::{Class, View, printable};
 
 use crate::random::Random;
 
 use super::{
     Config, ConnectionId, Failure, MAX_CHALLENGES, Request,
     credentials::{Challenge, Session},
-    reason, refusal, requests,
+    refusal, requests,
 };
 
 /// A connection that is being bound. The caller opens it to the address and over the transport of the control connection,
@@ -66,34 +60,31 @@ impl DataConnection {
     /// # Errors
     /// When the server refused, so that this connection is of no use.
     pub fn handle_message(&mut self, bytes: &[u8]) -> Result<Progress, Failure> {
-        let Ok(message) = Message::from_bytes(bytes) else { return Ok(Progress::Pending) };
-        let request = Request::BindConnection(self.connection);
-        let ours = message.is_response()
-            && message.has_method(requests::method(&request))
-            && bytes.get(8..20) == Some(&self.id);
-        if !ours {
+        let Ok(message) = View::new_checked(bytes) else { return Ok(Progress::Pending) };
+        let header = message.header();
+        let method = requests::method_of(&Request::BindConnection(self.connection));
+        if (header.method, header.transaction) != (method, self.id) {
             return Ok(Progress::Pending);
         }
-        let error = match message.class() {
-            MessageClass::Error => {
-                Some(message.attribute::<ErrorCode>().map_err(|_| Failure::Incomplete("ERROR-CODE"))?)
-            }
-            _ => None,
+        let error = match header.class {
+            Class::Success => None,
+            Class::Error => Some(message.error().ok_or(Failure::Incomplete("ERROR-CODE"))?),
+            Class::Request | Class::Indication => return Ok(Progress::Pending),
         };
-        if let Some(ErrorCode::UNAUTHORIZED | ErrorCode::STALE_NONCE) = error.as_ref().map(ErrorCode::code) {
+        if error.is_some_and(|error| error.is_challenge()) {
             self.answer(&message)?;
             return Ok(Progress::Pending);
         }
         if let (true, Some(session)) = (self.signed, &self.session)
-            && integrity::verify(bytes, &session.key, session.mac).is_err()
+            && message.verify(&session.key, session.mac).is_err()
         {
-            let unverified = error.map(|error| (error.code(), reason(&error)));
+            let unverified = error.map(|error| (error.code, printable(error.reason)));
             return Err(Failure::Timeout { transmissions: 1, unverified });
         }
         error.map_or(Ok(Progress::Bound), |error| Err(refusal(&message, &error)))
     }
 
-    fn answer(&mut self, message: &Message<'_>) -> Result<(), Failure> {
+    fn answer(&mut self, message: &View<'_>) -> Result<(), Failure> {
         let known = self.session.as_ref().map(|session| session.challenge.realm.as_str());
         let challenge = Challenge::read(message, known, self.config.password_algorithms)
             .map_err(|_| Failure::Incomplete("REALM or NONCE"))?;

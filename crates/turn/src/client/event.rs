@@ -67,16 +67,14 @@ pub struct Allocation {
 /// Something that happened to a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
+#[expect(missing_docs, reason = "fields that are what they are called")]
 pub enum Event {
     /// Binding answered.
     Mapped(SocketAddr),
     /// Allocate granted.
     Allocated(Allocation),
     /// The allocation lives on for this many seconds.
-    Refreshed {
-        /// Seconds.
-        lifetime: u32,
-    },
+    Refreshed { lifetime: u32 },
     /// The allocation is gone because this client deleted it.
     Deleted,
     /// A permission is installed or was refreshed.
@@ -84,69 +82,36 @@ pub enum Event {
     /// A channel is bound or was refreshed.
     Bound(ChannelNumber, SocketAddr),
     /// Connect succeeded: [`super::Client::data_connection`] says how to use it.
-    Connected {
-        /// To whom.
-        peer: SocketAddr,
-        /// Which connection.
-        connection: ConnectionId,
-    },
+    Connected { peer: SocketAddr, connection: ConnectionId },
     /// A permitted peer has connected to the relayed address; the server waits 30 s for the ConnectionBind (RFC 6062
     /// section 5.2).
-    ConnectionAttempt {
-        /// Who.
-        peer: SocketAddr,
-        /// Which connection.
-        connection: ConnectionId,
-    },
+    ConnectionAttempt { peer: SocketAddr, connection: ConnectionId },
     /// The allocation, its permissions and its channels now belong to the new address; it lives on for this many seconds.
-    Migrated {
-        /// Seconds.
-        lifetime: u32,
-    },
+    Migrated { lifetime: u32 },
     /// The peer cannot be reached: a Data indication that carries ICMP (RFC 8656 section 11.6).
-    Icmp {
-        /// Which peer.
-        peer: SocketAddr,
-        /// ICMP type.
-        icmp_type: u8,
-        /// ICMP code.
-        code: u8,
-    },
+    Icmp { peer: SocketAddr, icmp_type: u8, code: u8 },
     /// A request failed. After a failed Allocate or Refresh there is no allocation.
-    Failed {
-        /// Which.
-        request: Request,
-        /// Why.
-        failure: Failure,
-    },
+    Failed { request: Request, failure: Failure },
 }
 
 /// Why a request failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
+#[expect(missing_docs, reason = "fields that are what they are called")]
 pub enum Failure {
     /// The server refused it.
     #[error("the server answered {code} {reason}")]
-    Refused {
-        /// STUN error code, 300 to 699.
-        code: u16,
-        /// Its reason phrase, as the server wrote it.
-        reason: String,
-    },
+    Refused { code: u16, reason: String },
     /// The server refused the credentials (401 in answer to a signed request).
     #[error("the server refused user {username:?} in realm {realm:?} (401)")]
     Credentials {
         /// The user of [`super::Config`].
         username: String,
-        /// The server's realm.
         realm: String,
     },
     /// The server asks for credentials, and none are configured.
     #[error("the server asks for credentials for realm {realm:?}")]
-    CredentialsNeeded {
-        /// The server's realm.
-        realm: String,
-    },
+    CredentialsNeeded { realm: String },
     /// The server asks to try another one (300, RFC 8489 section 10).
     #[error("the server says to try {server}{}", domain.as_ref().map(|name| format!(" ({name})")).unwrap_or_default())]
     TryAlternate {
@@ -165,7 +130,6 @@ pub enum Failure {
         None => String::new(),
     })]
     Timeout {
-        /// How often it was sent.
         transmissions: u32,
         /// Code and reason of the last error response that could not be verified.
         unverified: Option<(u16, String)>,
@@ -220,6 +184,7 @@ pub enum Ignored {
 /// Why a request cannot be made now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
+#[expect(missing_docs, reason = "fields that are what they are called")]
 pub enum RequestError {
     /// There is an allocation already, or one is being made.
     #[error("there is an allocation already")]
@@ -232,10 +197,5 @@ pub enum RequestError {
     NoTicket,
     /// More requests under way, permissions or channels than a client may have.
     #[error("a client has at most {limit} {what}")]
-    TooMany {
-        /// Of what.
-        what: &'static str,
-        /// How many.
-        limit: usize,
-    },
+    TooMany { what: &'static str, limit: usize },
 }

@@ -24,18 +24,7 @@ use turnpike_wire::{
     channel_data::{ChannelData, ChannelNumber},
     demux::{self, Kind},
     indication::{self, Indication, MAX_HEADER_LEN},
-    integrity,
-    stun_types::{
-        attribute::{AlternateDomain, AlternateServer, ErrorCode, XorMappedAddress},
-        message::{Message, MessageClass},
-    },
-    turn_types::{
-        attribute::{
-            AddressErrorCode, ConnectionId as ConnectionIdAttribute, Icmp, Lifetime, ReservationToken,
-            XorPeerAddress, XorRelayedAddress,
-        },
-        message::{CONNECTION_ATTEMPT, DATA},
-    },
+    stun::{self, Class, ErrorCode, View, kind, method, printable},
 };
 
 use crate::random::{Random, Seed};
@@ -329,45 +318,46 @@ impl Client {
     }
 
     fn handle_icmp<'a>(&mut self, datagram: &'a [u8]) -> Incoming<'a> {
-        let Ok(message) = Message::from_bytes(datagram) else {
+        let Ok(message) = View::new_checked(datagram) else {
             return Incoming::Ignored(Ignored::Malformed);
         };
-        let peer = message.attribute::<XorPeerAddress>();
-        let (true, Ok(peer), Ok(icmp)) = (message.has_method(DATA), peer, message.attribute::<Icmp>()) else {
+        let (Some(peer), Some(&[_, _, icmp_type, code, _, _, _, _])) =
+            (message.xor_address(kind::XOR_PEER_ADDRESS), message.get(kind::ICMP))
+        else {
             return Incoming::Ignored(Ignored::Malformed);
         };
-        let peer = canonical(peer.addr(message.transaction_id()));
-        self.event(Event::Icmp { peer, icmp_type: icmp.icmp_type(), code: icmp.code() });
+        self.event(Event::Icmp { peer: canonical(peer), icmp_type, code });
         Incoming::Control
     }
 
     fn handle_response(&mut self, now: u64, datagram: &[u8]) -> Result<(), Ignored> {
-        let message = Message::from_bytes(datagram).map_err(|_| Ignored::Malformed)?;
-        if !message.is_response() {
+        let message = View::new_checked(datagram).map_err(|_| Ignored::Malformed)?;
+        let header = message.header();
+        if matches!(header.class, Class::Request | Class::Indication) {
             return self.handle_attempt(&message);
         }
-        let id = datagram.get(8..20).ok_or(Ignored::Malformed)?;
-        let (index, transaction) = self.transactions.find(id).ok_or(Ignored::UnknownTransaction)?;
-        if !message.has_method(requests::method(&transaction.request)) {
+        let found = self.transactions.find(&header.transaction);
+        let (index, transaction) = found.ok_or(Ignored::UnknownTransaction)?;
+        if header.method != requests::method_of(&transaction.request) {
             return Err(Ignored::UnknownTransaction);
         }
-        let error = match message.class() {
-            MessageClass::Error => Some(message.attribute::<ErrorCode>().map_err(|_| Ignored::Malformed)?),
+        let error = match header.class {
+            Class::Error => Some(message.error().ok_or(Ignored::Malformed)?),
             _ => None,
         };
         // Challenges cannot be signed by a server that does not know the key yet (RFC 8489 section 9.2.5).
-        if let Some(ErrorCode::UNAUTHORIZED | ErrorCode::STALE_NONCE) = error.as_ref().map(ErrorCode::code) {
+        if let Some(error) = error.filter(ErrorCode::is_challenge) {
             let known_realm = self.session.as_ref().map(|session| session.challenge.realm.as_str());
             let challenge = Challenge::read(&message, known_realm, self.config.password_algorithms)?;
-            let stale = error.is_some_and(|error| error.code() == ErrorCode::STALE_NONCE);
+            let stale = error.code == ErrorCode::STALE_NONCE;
             let transaction = self.transactions.remove(index);
             self.answer_challenge(now, &transaction, challenge, stale);
             return Ok(());
         }
         if let (true, Some(session)) = (transaction.signed, &self.session)
-            && integrity::verify(datagram, &session.key, session.mac).is_err()
+            && message.verify(&session.key, session.mac).is_err()
         {
-            transaction.unverified = error.map(|error| (error.code(), reason(&error)));
+            transaction.unverified = error.map(|error| (error.code, printable(error.reason)));
             return Err(Ignored::Unverified);
         }
         let request = self.transactions.remove(index).request;
@@ -404,38 +394,35 @@ impl Client {
         self.start(now, refused.request, refused.challenges + 1);
     }
 
-    fn succeed(&mut self, now: u64, request: Request, message: &Message<'_>) {
+    fn succeed(&mut self, now: u64, request: Request, message: &View<'_>) {
         match request {
-            Request::Binding => match message.attribute::<XorMappedAddress>() {
-                Ok(mapped) => {
-                    let mapped = canonical(mapped.addr(message.transaction_id()));
-                    self.event(Event::Mapped(mapped));
-                }
-                Err(_) => self.fail(request, Failure::Incomplete("XOR-MAPPED-ADDRESS")),
+            Request::Binding => match message.xor_address(kind::XOR_MAPPED_ADDRESS) {
+                Some(mapped) => self.event(Event::Mapped(canonical(mapped))),
+                None => self.fail(request, Failure::Incomplete("XOR-MAPPED-ADDRESS")),
             },
             Request::Allocate => match read_allocation(message) {
                 Ok(allocation) => {
                     self.state = State::Allocated(allocation);
-                    self.ticket = requests::ticket(message);
+                    self.ticket = ticket(message);
                     self.schedule_refresh(now, allocation.lifetime);
                     self.event(Event::Allocated(allocation));
                 }
                 Err(missing) => self.fail(request, Failure::Incomplete(missing)),
             },
-            Request::Refresh => match message.attribute::<Lifetime>() {
-                Ok(lifetime) => {
-                    self.schedule_refresh(now, lifetime.seconds());
-                    self.event(Event::Refreshed { lifetime: lifetime.seconds() });
+            Request::Refresh => match message.number(kind::LIFETIME) {
+                Some(lifetime) => {
+                    self.schedule_refresh(now, lifetime);
+                    self.event(Event::Refreshed { lifetime });
                 }
-                Err(_) => self.fail(request, Failure::Incomplete("LIFETIME")),
+                None => self.fail(request, Failure::Incomplete("LIFETIME")),
             },
-            Request::Migrate => match message.attribute::<Lifetime>() {
-                Ok(lifetime) => self.migrated(now, lifetime.seconds(), requests::ticket(message)),
-                Err(_) => self.fail(request, Failure::Incomplete("LIFETIME")),
+            Request::Migrate => match message.number(kind::LIFETIME) {
+                Some(lifetime) => self.migrated(now, lifetime, ticket(message)),
+                None => self.fail(request, Failure::Incomplete("LIFETIME")),
             },
-            Request::Connect(peer) => match message.attribute::<ConnectionIdAttribute>() {
-                Ok(id) => self.event(Event::Connected { peer, connection: ConnectionId(id.id()) }),
-                Err(_) => self.fail(request, Failure::Incomplete("CONNECTION-ID")),
+            Request::Connect(peer) => match message.number(kind::CONNECTION_ID) {
+                Some(id) => self.event(Event::Connected { peer, connection: ConnectionId(id) }),
+                None => self.fail(request, Failure::Incomplete("CONNECTION-ID")),
             },
             // Goes through a data connection, never through here.
             Request::BindConnection(_) => {}
@@ -495,17 +482,17 @@ impl Client {
     }
 
     /// A ConnectionAttempt (RFC 6062 section 4.4).
-    fn handle_attempt(&mut self, message: &Message<'_>) -> Result<(), Ignored> {
-        if message.class() != MessageClass::Indication || !message.has_method(CONNECTION_ATTEMPT) {
+    fn handle_attempt(&mut self, message: &View<'_>) -> Result<(), Ignored> {
+        let header = message.header();
+        if (header.class, header.method) != (Class::Indication, method::CONNECTION_ATTEMPT) {
             return Err(Ignored::Unexpected);
         }
-        let id = message.attribute::<ConnectionIdAttribute>().map_err(|_| Ignored::Malformed)?;
-        let peer = message.attribute::<XorPeerAddress>().map_err(|_| Ignored::Malformed)?;
-        let peer = canonical(peer.addr(message.transaction_id()));
+        let id = message.number(kind::CONNECTION_ID).ok_or(Ignored::Malformed)?;
+        let peer = canonical(message.xor_address(kind::XOR_PEER_ADDRESS).ok_or(Ignored::Malformed)?);
         if !self.permits(peer.ip()) {
             return Err(Ignored::NoPermission);
         }
-        self.event(Event::ConnectionAttempt { peer, connection: ConnectionId(id.id()) });
+        self.event(Event::ConnectionAttempt { peer, connection: ConnectionId(id) });
         Ok(())
     }
 
@@ -554,7 +541,7 @@ impl Client {
                 let signed = session.is_some();
                 self.transactions.start(now, Start { id, request, bytes, signed, challenges });
             }
-            Err(error) => self.fail(request, Failure::Unwritable(error.to_string())),
+            Err(failure) => self.fail(request, failure),
         }
     }
 
@@ -584,34 +571,34 @@ impl Client {
     }
 }
 
-fn read_allocation(message: &Message<'_>) -> Result<Allocation, &'static str> {
-    let id = message.transaction_id();
-    let relayed =
-        |n| message.nth_attribute::<XorRelayedAddress>(n).map(|address| canonical(address.addr(id)));
+fn read_allocation(message: &View<'_>) -> Result<Allocation, &'static str> {
+    let transaction = message.header().transaction;
+    let mut relayed = message
+        .all(kind::XOR_RELAYED_ADDRESS)
+        .map(|value| stun::xor_address(value, &transaction).map(canonical));
     Ok(Allocation {
-        relayed: relayed(0).map_err(|_| "XOR-RELAYED-ADDRESS")?,
-        additional: relayed(1).ok(),
-        mapped: message.attribute::<XorMappedAddress>().ok().map(|address| canonical(address.addr(id))),
-        lifetime: message.attribute::<Lifetime>().map_err(|_| "LIFETIME")?.seconds(),
-        reservation: message.attribute::<ReservationToken>().ok().map(|token| token.token().to_be_bytes()),
-        additional_refused: message.attribute::<AddressErrorCode>().ok().map(|error| error.error().code()),
+        relayed: relayed.next().flatten().ok_or("XOR-RELAYED-ADDRESS")?,
+        additional: relayed.next().flatten(),
+        mapped: message.xor_address(kind::XOR_MAPPED_ADDRESS).map(canonical),
+        lifetime: message.number(kind::LIFETIME).ok_or("LIFETIME")?,
+        reservation: message.get(kind::RESERVATION_TOKEN).and_then(|token| token.try_into().ok()),
+        additional_refused: message
+            .get(kind::ADDRESS_ERROR_CODE)
+            .and_then(ErrorCode::of)
+            .map(|error| error.code),
     })
 }
 
+fn ticket(message: &View<'_>) -> Option<Vec<u8>> {
+    message.get(kind::MOBILITY_TICKET).map(<[u8]>::to_vec)
+}
+
 /// What an error response means.
-fn refusal(message: &Message<'_>, error: &ErrorCode) -> Failure {
-    if let (ErrorCode::TRY_ALTERNATE, Ok(server)) = (error.code(), message.attribute::<AlternateServer>()) {
-        let domain = message.attribute::<AlternateDomain>().ok().map(|domain| printable(domain.domain()));
-        return Failure::TryAlternate { server: canonical(server.server()), domain };
+fn refusal(message: &View<'_>, error: &ErrorCode<'_>) -> Failure {
+    let server = message.get(kind::ALTERNATE_SERVER).and_then(stun::address);
+    if let (ErrorCode::TRY_ALTERNATE, Some(server)) = (error.code, server) {
+        let domain = message.text(kind::ALTERNATE_DOMAIN).map(|domain| printable(domain.as_bytes()));
+        return Failure::TryAlternate { server: canonical(server), domain };
     }
-    Failure::Refused { code: error.code(), reason: reason(error) }
-}
-
-/// The reason phrase, without what could disturb a terminal or a log.
-fn reason(error: &ErrorCode) -> String {
-    printable(error.reason())
-}
-
-fn printable(text: &str) -> String {
-    text.chars().filter(|c| !c.is_control()).take(255).collect()
+    Failure::Refused { code: error.code, reason: printable(error.reason) }
 }

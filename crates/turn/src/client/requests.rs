@@ -1,166 +1,139 @@
 //! Requests as bytes.
 
 use turnpike_wire::{
-    integrity::{self, KeyAlgorithm},
-    stun_types::{
-        attribute::{
-            AttributeStaticType, AttributeType, Nonce, PasswordAlgorithm, PasswordAlgorithmValue,
-            PasswordAlgorithms, RawAttribute, Realm, Software, Userhash, Username,
-        },
-        message::{
-            BINDING, Message, MessageClass, MessageType, MessageWrite as _, MessageWriteExt as _,
-            MessageWriteVec, Method, StunWriteError, TransactionId,
-        },
-    },
-    turn_types::{
-        AddressFamily,
-        attribute::{
-            AdditionalAddressFamily, ChannelNumber, ConnectionId, DontFragment, EvenPort, Lifetime,
-            RequestedAddressFamily, RequestedTransport, ReservationToken, XorPeerAddress,
-        },
-        message::{ALLOCATE, CHANNEL_BIND, CONNECT, CONNECTION_BIND, CREATE_PERMISSION, REFRESH},
-    },
+    integrity::userhash,
+    stun::{Class, Header, Writer, kind, method},
 };
 
-use super::{Config, Relayed, Request, credentials::Session};
+use super::{Config, Failure, Relayed, Request, credentials::Session};
+use crate::Family;
 
-pub(super) fn method(request: &Request) -> Method {
+/// The longest USERNAME in bytes, and the longest SOFTWARE (RFC 8489 sections 14.3 and 14.14).
+const MAX_USERNAME_LEN: usize = 508;
+const MAX_SOFTWARE_LEN: usize = 763;
+/// REQUESTED-TRANSPORT (RFC 8656 section 18.7).
+const UDP: u8 = 17;
+const TCP: u8 = 6;
+
+pub(super) fn method_of(request: &Request) -> u16 {
     match request {
-        Request::Binding => BINDING,
-        Request::Allocate => ALLOCATE,
-        Request::Refresh | Request::Delete | Request::Migrate => REFRESH,
-        Request::Permit(_) => CREATE_PERMISSION,
-        Request::Bind(..) => CHANNEL_BIND,
-        Request::Connect(_) => CONNECT,
-        Request::BindConnection(_) => CONNECTION_BIND,
+        Request::Binding => method::BINDING,
+        Request::Allocate => method::ALLOCATE,
+        Request::Refresh | Request::Delete | Request::Migrate => method::REFRESH,
+        Request::Permit(_) => method::CREATE_PERMISSION,
+        Request::Bind(..) => method::CHANNEL_BIND,
+        Request::Connect(_) => method::CONNECT,
+        Request::BindConnection(_) => method::CONNECTION_BIND,
     }
-}
-
-/// MOBILITY-TICKET (RFC 8016 section 3.3) and ACCESS-TOKEN (RFC 7635 section 6.2), which `turn_types` does not have.
-const MOBILITY_TICKET: AttributeType = AttributeType::new(0x8030);
-const ACCESS_TOKEN: AttributeType = AttributeType::new(0x001B);
-
-/// The ticket in a response.
-pub(super) fn ticket(message: &Message<'_>) -> Option<Vec<u8>> {
-    message.raw_attribute(MOBILITY_TICKET).map(|raw| raw.value.to_vec())
 }
 
 /// Writes a request; with a session, signed. `ticket` is what [`Request::Migrate`] carries.
+///
+/// # Errors
+/// [`Failure::Unwritable`].
 pub(super) fn write(
     request: &Request,
-    id: [u8; 12],
+    transaction: [u8; 12],
     config: &Config,
     session: Option<&Session>,
     ticket: &[u8],
-) -> Result<Vec<u8>, StunWriteError> {
-    let transaction = transaction_id(id);
-    let kind = MessageType::from_class_method(MessageClass::Request, method(request));
-    let mut message = Message::builder(kind, transaction, MessageWriteVec::with_capacity(256));
+) -> Result<Vec<u8>, Failure> {
+    let mut bytes = Vec::with_capacity(256);
+    let header = Header { class: Class::Request, method: method_of(request), transaction };
+    let mut message = Writer::begin(&mut bytes, header);
     match request {
         Request::Binding => {}
-        Request::Allocate => write_allocate(&mut message, config)?,
-        Request::Refresh => {
-            if let Some(seconds) = config.lifetime {
-                message.add_attribute(&Lifetime::new(seconds))?;
-            }
-        }
-        Request::Delete => message.add_attribute(&Lifetime::new(0))?,
+        Request::Allocate => write_allocate(&mut message, config),
+        Request::Refresh => write_lifetime(&mut message, config.lifetime),
+        Request::Delete => write_lifetime(&mut message, Some(0)),
         // The port is ignored (RFC 8656 section 10.1).
-        Request::Permit(peer) => {
-            message.add_attribute(&XorPeerAddress::new((*peer, 0).into(), transaction))?;
-        }
+        Request::Permit(peer) => _ = message.xor_address(kind::XOR_PEER_ADDRESS, (*peer, 0).into()),
         Request::Bind(number, peer) => {
-            message.add_attribute(&ChannelNumber::new(number.get()))?;
-            message.add_attribute(&XorPeerAddress::new(*peer, transaction))?;
+            let [high, low] = number.get().to_be_bytes();
+            message.attribute(kind::CHANNEL_NUMBER, &[high, low, 0, 0]);
+            message.xor_address(kind::XOR_PEER_ADDRESS, *peer);
         }
-        Request::Connect(peer) => message.add_attribute(&XorPeerAddress::new(*peer, transaction))?,
-        Request::BindConnection(connection) => message.add_attribute(&ConnectionId::new(connection.0))?,
+        Request::Connect(peer) => _ = message.xor_address(kind::XOR_PEER_ADDRESS, *peer),
+        Request::BindConnection(connection) => _ = message.number(kind::CONNECTION_ID, connection.0),
         Request::Migrate => {
-            if let Some(seconds) = config.lifetime {
-                message.add_attribute(&Lifetime::new(seconds))?;
-            }
-            message.add_attribute(&RawAttribute::new(MOBILITY_TICKET, ticket))?;
+            write_lifetime(&mut message, config.lifetime);
+            message.attribute(kind::MOBILITY_TICKET, ticket);
         }
     }
     if let Some(software) = &config.software {
-        message.add_attribute(&Software::new(software)?)?;
+        message.attribute(kind::SOFTWARE, within("SOFTWARE", software, MAX_SOFTWARE_LEN)?);
     }
     if let Some(session) = session {
         write_credentials(&mut message, request, config, session)?;
+        message.sign(&session.key, session.mac);
     }
-    let mut bytes = message.finish();
-    if let Some(session) = session {
-        integrity::sign(&mut bytes, &session.key, session.mac);
-    }
-    if config.fingerprint {
-        integrity::append_fingerprint(&mut bytes);
-    }
+    message.finish(config.fingerprint);
     Ok(bytes)
 }
 
-pub(super) fn transaction_id(id: [u8; 12]) -> TransactionId {
-    let mut wide = [0; 16];
-    wide[4..].copy_from_slice(&id);
-    u128::from_be_bytes(wide).into()
+fn write_lifetime(message: &mut Writer<'_>, lifetime: Option<u32>) {
+    if let Some(seconds) = lifetime {
+        message.number(kind::LIFETIME, seconds);
+    }
 }
 
-fn write_allocate(message: &mut MessageWriteVec, config: &Config) -> Result<(), StunWriteError> {
-    message.add_attribute(&RequestedTransport::new(match config.relayed {
-        Relayed::Udp => RequestedTransport::UDP,
-        Relayed::Tcp => RequestedTransport::TCP,
-    }))?;
-    if let Some(seconds) = config.lifetime {
-        message.add_attribute(&Lifetime::new(seconds))?;
-    }
+fn write_allocate(message: &mut Writer<'_>, config: &Config) {
+    let transport = match config.relayed {
+        Relayed::Udp => UDP,
+        Relayed::Tcp => TCP,
+    };
+    message.attribute(kind::REQUESTED_TRANSPORT, &[transport, 0, 0, 0]);
+    write_lifetime(message, config.lifetime);
     if let Some(family) = config.family {
-        message.add_attribute(&RequestedAddressFamily::new(family))?;
+        message.attribute(kind::REQUESTED_ADDRESS_FAMILY, &[family.number(), 0, 0, 0]);
     }
     if config.dual_stack {
-        message.add_attribute(&AdditionalAddressFamily::new(AddressFamily::IPV6))?;
+        message.attribute(kind::ADDITIONAL_ADDRESS_FAMILY, &[Family::V6.number(), 0, 0, 0]);
     }
     if let Some(reserve_next) = config.even_port {
-        message.add_attribute(&EvenPort::new(reserve_next))?;
+        message.attribute(kind::EVEN_PORT, &[if reserve_next { 0x80 } else { 0 }]);
     }
     if let Some(token) = config.reservation {
-        message.add_attribute(&ReservationToken::new(u64::from_be_bytes(token)))?;
+        message.attribute(kind::RESERVATION_TOKEN, &token);
     }
     if config.dont_fragment {
-        message.add_attribute(&DontFragment::new())?;
+        message.attribute(kind::DONT_FRAGMENT, &[]);
     }
     // Empty, it asks for a ticket (RFC 8016 section 3.1.1).
     if config.mobility {
-        message.add_attribute(&RawAttribute::new(MOBILITY_TICKET, &[]))?;
+        message.attribute(kind::MOBILITY_TICKET, &[]);
+    }
+}
+
+fn write_credentials(
+    message: &mut Writer<'_>,
+    request: &Request,
+    config: &Config,
+    session: &Session,
+) -> Result<(), Failure> {
+    let challenge = &session.challenge;
+    if challenge.anonymous {
+        message.attribute(kind::USERHASH, &userhash(&config.username, &challenge.realm));
+    } else {
+        message.attribute(kind::USERNAME, within("USERNAME", &config.username, MAX_USERNAME_LEN)?);
+    }
+    message.attribute(kind::REALM, challenge.realm.as_bytes());
+    message.attribute(kind::NONCE, challenge.nonce.as_bytes());
+    // Other requests are known by the allocation (RFC 7635 section 9).
+    let shows_token = matches!(method_of(request), method::ALLOCATE | method::REFRESH);
+    if let Some(access) = config.access_token.as_ref().filter(|_| shows_token) {
+        message.attribute(kind::ACCESS_TOKEN, &access.token);
+    }
+    if let Some(offered) = &challenge.algorithms {
+        message.attribute(kind::PASSWORD_ALGORITHMS, offered);
+        message.attribute(kind::PASSWORD_ALGORITHM, &session.algorithm.attribute());
     }
     Ok(())
 }
 
-fn write_credentials(
-    message: &mut MessageWriteVec,
-    request: &Request,
-    config: &Config,
-    session: &Session,
-) -> Result<(), StunWriteError> {
-    let challenge = &session.challenge;
-    if challenge.anonymous {
-        let hash = integrity::userhash(&config.username, &challenge.realm);
-        message.add_attribute(&Userhash::new(hash))?;
-    } else {
-        message.add_attribute(&Username::new(&config.username)?)?;
+fn within<'a>(name: &str, text: &'a str, most: usize) -> Result<&'a [u8], Failure> {
+    if text.len() > most {
+        return Err(Failure::Unwritable(format!("{name} has {} bytes, and {most} is the most", text.len())));
     }
-    message.add_attribute(&Realm::new(&challenge.realm)?)?;
-    message.add_attribute(&Nonce::new(&challenge.nonce)?)?;
-    // Other requests are known by the allocation (RFC 7635 section 9).
-    let shows_token = matches!(method(request), ALLOCATE | REFRESH);
-    if let Some(access) = config.access_token.as_ref().filter(|_| shows_token) {
-        message.add_attribute(&RawAttribute::new(ACCESS_TOKEN, &access.token))?;
-    }
-    if let Some(offered) = &challenge.algorithms {
-        message.add_attribute(&RawAttribute::new(PasswordAlgorithms::TYPE, offered))?;
-        let chosen = match session.algorithm {
-            KeyAlgorithm::Md5 => PasswordAlgorithmValue::MD5,
-            KeyAlgorithm::Sha256 => PasswordAlgorithmValue::SHA256,
-        };
-        message.add_attribute(&PasswordAlgorithm::new(chosen))?;
-    }
-    Ok(())
+    Ok(text.as_bytes())
 }

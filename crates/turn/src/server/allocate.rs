@@ -2,17 +2,18 @@
 
 use std::sync::Arc;
 
+use turnpike_wire::stun::kind;
+
 use super::{
     AllocationId, Answer, Client, DropReason, Effect, Family, Gate, OpenRelay, OpenRequest, OpenResult,
     PortWish, QuotaRefusal, RelayTransport, Server, ServerConfig, Source,
     alternate::Occasion,
-    attribute,
     context::Context,
     forwarding::Entry,
     granted::Noted,
     nonce,
-    request::{Method, Request, read_family},
-    response::{Envelope, Response, reason_phrase},
+    request::{Method, Request},
+    response::{Envelope, reason_phrase},
     secret::Secret,
     session::{Pending, Session},
 };
@@ -43,7 +44,7 @@ impl<G: Gate> Server<G> {
             Ok(Some(_)) => return self.fail(&context, 437),
             Err(answer) => return answer,
         }
-        let lifetime = match context.request.get(attribute::LIFETIME).map(<[u8; 4]>::try_from) {
+        let lifetime = match context.request.get(kind::LIFETIME).map(<[u8; 4]>::try_from) {
             None => None,
             Some(Ok(seconds)) => Some(u32::from_be_bytes(seconds)),
             Some(Err(_)) => return self.fail(&context, 400),
@@ -188,9 +189,9 @@ impl<G: Gate> Server<G> {
     fn note_granted(&mut self, context: &Context<'_>) -> Result<Option<Noted>, Answer> {
         let Context { now, request, envelope, who, .. } = context;
         // Without nonces there is no telling.
-        let issued = request.nonce.filter(|_| envelope.signer.is_some()).and_then(nonce::issued);
+        let issued = request.get(kind::NONCE).filter(|_| envelope.signer.is_some()).and_then(nonce::issued);
         let Some(issued) = issued else { return Ok(None) };
-        let noted = self.granted.note(request.transaction, issued, nonce::truncate(now.unix));
+        let noted = self.granted.note(request.transaction(), issued, nonce::truncate(now.unix));
         if noted.is_some() {
             return Ok(noted);
         }
@@ -205,7 +206,7 @@ impl<G: Gate> Server<G> {
     fn allocate_again(&mut self, context: &Context<'_>, index: u32) -> Answer {
         let Some(session) = self.sessions.get(index) else { return self.fail(context, 437) };
         let who = &context.who;
-        if session.transaction != context.request.transaction
+        if session.transaction != context.request.transaction()
             || session.username != who.username
             || session.realm != who.realm
         {
@@ -222,7 +223,7 @@ impl<G: Gate> Server<G> {
     /// What a request wants, or the error code: section 7.2, steps 3 to 9.
     fn wish(&mut self, context: &Context<'_>) -> Result<Wish, u16> {
         let request = context.request;
-        let transport = match request.get(attribute::REQUESTED_TRANSPORT) {
+        let transport = match request.get(kind::REQUESTED_TRANSPORT) {
             Some([UDP, _, _, _]) => RelayTransport::Udp,
             Some([TCP, _, _, _]) => {
                 self.may_relay_tcp(context)?;
@@ -231,16 +232,16 @@ impl<G: Gate> Server<G> {
             Some([_, _, _, _]) => return Err(442),
             _ => return Err(400),
         };
-        if request.get(attribute::DONT_FRAGMENT).is_some_and(|value| !value.is_empty()) {
+        if request.get(kind::DONT_FRAGMENT).is_some_and(|value| !value.is_empty()) {
             return Err(400);
         }
-        let even_port = match request.get(attribute::EVEN_PORT) {
+        let even_port = match request.get(kind::EVEN_PORT) {
             None => None,
             Some([flags]) => Some(flags & 0x80 != 0),
             Some(_) => return Err(400),
         };
         let families = Families::read(request)?;
-        if let Some(token) = request.get(attribute::RESERVATION_TOKEN) {
+        if let Some(token) = request.get(kind::RESERVATION_TOKEN) {
             // A token says which port and family: nothing else may (step 5).
             let token: [u8; 8] = token.try_into().map_err(|_| 400_u16)?;
             if even_port.is_some() || families != Families::default() {
@@ -267,22 +268,22 @@ impl<G: Gate> Server<G> {
         let Some((_, entry)) = self.forwarding.at(index) else { return };
         let Some(session) = self.sessions.get(index) else { return };
         self.stats.successes[Method::Allocate as usize] += 1;
-        let mut response = Response::success(&mut self.reply, to);
+        let mut response = to.success(&mut self.reply);
         for relay in entry.relays.iter().flatten() {
-            response.xor_address(attribute::XOR_RELAYED_ADDRESS, relay.address);
+            response.xor_address(kind::XOR_RELAYED_ADDRESS, relay.address);
         }
-        response.number(attribute::LIFETIME, session.granted);
+        response.number(kind::LIFETIME, session.granted);
         if let Some(Secret(token)) = session.reservation {
-            response.attribute(attribute::RESERVATION_TOKEN, &token);
+            response.attribute(kind::RESERVATION_TOKEN, &token);
         }
         if let Some(ticket) = ticket {
-            response.attribute(attribute::MOBILITY_TICKET, &ticket);
+            response.attribute(kind::MOBILITY_TICKET, &ticket);
         }
-        response.xor_address(attribute::XOR_MAPPED_ADDRESS, entry.client.address);
+        response.xor_address(kind::XOR_MAPPED_ADDRESS, entry.client.address);
         if let Some((family, code)) = session.address_error {
-            response.code(attribute::ADDRESS_ERROR_CODE, family_number(family), code, reason_phrase(code));
+            response.address_error(family.number(), code, reason_phrase(code));
         }
-        response.sign(to, self.config.software.as_deref());
+        to.sign(response, self.config.software.as_deref());
     }
 }
 
@@ -297,11 +298,11 @@ impl Families {
     fn read(request: &Request<'_>) -> Result<Self, u16> {
         let read = |kind| match request.get(kind) {
             None => Ok(None),
-            Some(value) => read_family(value).map(Some).ok_or(400_u16),
+            Some(value) => Family::read(value).map(Some).ok_or(400_u16),
         };
-        let requested = read(attribute::REQUESTED_ADDRESS_FAMILY)?;
-        let additional = match read(attribute::ADDITIONAL_ADDRESS_FAMILY)? {
-            None => read(attribute::DRAFT_ADDITIONAL_ADDRESS_FAMILY)?,
+        let requested = read(kind::REQUESTED_ADDRESS_FAMILY)?;
+        let additional = match read(kind::ADDITIONAL_ADDRESS_FAMILY)? {
+            None => read(kind::DRAFT_ADDITIONAL_ADDRESS_FAMILY)?,
             found => found,
         };
         Ok(Self { requested, additional })
@@ -333,13 +334,6 @@ impl Families {
             },
             _ => Err(400),
         }
-    }
-}
-
-const fn family_number(family: Family) -> u8 {
-    match family {
-        Family::V4 => 1,
-        Family::V6 => 2,
     }
 }
 

@@ -5,12 +5,9 @@
 
 use std::net::SocketAddr;
 
-use turnpike_wire::integrity::Mac;
+use turnpike_wire::{integrity::Mac, stun::kind};
 
-use super::{
-    Client, Gate, Server, Transport, attribute,
-    response::{Envelope, Response, reason_phrase},
-};
+use super::{Client, Gate, Server, Transport, response::Envelope};
 
 /// Another server.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -89,17 +86,17 @@ impl<G: Gate> Server<G> {
         self.alternate_turn = self.alternate_turn.wrapping_add(1);
         self.stats.redirects += 1;
         self.stats.error(300);
-        let mut response = Response::error(&mut self.reply, to, 300, reason_phrase(300));
-        response.address(attribute::ALTERNATE_SERVER, first.address);
+        let mut response = to.error(&mut self.reply, 300);
+        response.address(kind::ALTERNATE_SERVER, first.address);
         // Behind it one of the other family, for clients that have both: one of the same name, because there is one
         // ALTERNATE-DOMAIN for the two.
         if let Some(second) = of_family(!v4).find(|second| second.domain == first.domain) {
-            response.address(attribute::ALTERNATE_SERVER, second.address);
+            response.address(kind::ALTERNATE_SERVER, second.address);
         }
         if let Some(domain) = domain {
-            response.attribute(attribute::ALTERNATE_DOMAIN, domain.as_bytes());
+            response.attribute(kind::ALTERNATE_DOMAIN, domain.as_bytes());
         }
-        response.sign(to, self.config.software.as_deref());
+        to.sign(response, self.config.software.as_deref());
         true
     }
 }

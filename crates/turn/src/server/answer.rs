@@ -2,16 +2,16 @@
 
 use std::{cell::Cell, net::SocketAddr, sync::Arc};
 
-use smallvec::SmallVec;
+use turnpike_wire::stun::kind;
 
 use super::{
     Client, CredentialRefusal, Credentials, DropReason, Effect, Gate, LookupId, RelayTransport, Server,
-    Source, User, Verdict, attribute,
+    Source, User, Verdict,
     auth::{MAX_QUEUED, printable},
     context::{Context, Delivery},
     nat_discovery::unknown_in_plain_binding,
     request::{Method, Request},
-    response::{Envelope, Response, reason_phrase},
+    response::Envelope,
 };
 use crate::time::Now;
 
@@ -91,9 +91,8 @@ impl<G: Gate> Server<G> {
             return answer;
         }
         // ACCESS-TOKEN is known to whom it let in.
-        let is_unknown = |kind: &u16| *kind != attribute::ACCESS_TOKEN || context.who.grant.is_none();
-        let unknown: SmallVec<[u16; 4]> =
-            context.request.unknown.iter().copied().filter(is_unknown).collect();
+        let is_known = |kind: u16| kind == kind::ACCESS_TOKEN && context.who.grant.is_some();
+        let unknown = context.request.unknown(is_known);
         if !unknown.is_empty() {
             return self.unknown_attributes(&context.envelope, &unknown);
         }
@@ -118,7 +117,7 @@ impl<G: Gate> Server<G> {
     fn is_loop(&mut self, context: &Context<'_>) -> bool {
         let concerns = match context.request.method {
             Method::Allocate | Method::ConnectionBind => true,
-            Method::Refresh => context.request.get(attribute::MOBILITY_TICKET).is_some(),
+            Method::Refresh => context.request.get(kind::MOBILITY_TICKET).is_some(),
             _ => false,
         };
         if !concerns {
@@ -137,17 +136,14 @@ impl<G: Gate> Server<G> {
         if let Some(answer) = self.discover(now, client, request, &envelope) {
             return self.verdict(source, answer);
         }
-        // Nearly no request has any.
-        if !request.unknown.is_empty() {
-            let unknown = unknown_in_plain_binding(request);
-            if !unknown.is_empty() {
-                let answer = self.unknown_attributes(&envelope, &unknown);
-                return self.verdict(source, answer);
-            }
+        let unknown = unknown_in_plain_binding(request);
+        if !unknown.is_empty() {
+            let answer = self.unknown_attributes(&envelope, &unknown);
+            return self.verdict(source, answer);
         }
         self.stats.successes[Method::Binding as usize] += 1;
-        let mut response = Response::success(&mut self.reply, &envelope);
-        response.xor_address(attribute::XOR_MAPPED_ADDRESS, client.address);
+        let mut response = envelope.success(&mut self.reply);
+        response.xor_address(kind::XOR_MAPPED_ADDRESS, client.address);
         response.finish(envelope.fingerprint);
         Verdict::Reply { client: *client, link: *link, bytes: &self.reply }
     }
@@ -194,8 +190,8 @@ impl<G: Gate> Server<G> {
     /// A success response with nothing in it.
     pub(super) fn done(&mut self, context: &Context<'_>) -> Answer {
         self.stats.successes[context.request.method as usize] += 1;
-        let response = Response::success(&mut self.reply, &context.envelope);
-        response.sign(&context.envelope, self.config.software.as_deref());
+        let response = context.envelope.success(&mut self.reply);
+        context.envelope.sign(response, self.config.software.as_deref());
         Answer::Reply
     }
 
@@ -207,25 +203,16 @@ impl<G: Gate> Server<G> {
 
     pub(super) fn write_failure(&mut self, to: &Envelope, code: u16) {
         self.stats.error(code);
-        let response = Response::error(&mut self.reply, to, code, reason_for(to, code));
-        response.sign(to, self.config.software.as_deref());
+        let response = to.error(&mut self.reply, code);
+        to.sign(response, self.config.software.as_deref());
     }
 
     /// 420, with the comprehension-required attributes that are not known (RFC 8489 section 6.3.1).
     pub(super) fn unknown_attributes(&mut self, to: &Envelope, unknown: &[u16]) -> Answer {
         self.stats.error(420);
-        let mut response = Response::error(&mut self.reply, to, 420, reason_for(to, 420));
-        let mut list = [0; 64];
-        for (pair, kind) in list.chunks_exact_mut(2).zip(unknown) {
-            pair.copy_from_slice(&kind.to_be_bytes());
-        }
-        response.attribute(attribute::UNKNOWN_ATTRIBUTES, &list[..2 * unknown.len()]);
-        response.sign(to, self.config.software.as_deref());
+        let mut response = to.error(&mut self.reply, 420);
+        response.unknown_attributes(unknown);
+        to.sign(response, self.config.software.as_deref());
         Answer::Reply
     }
-}
-
-/// Unauthenticated, a response says no more than it must.
-fn reason_for(to: &Envelope, code: u16) -> &'static str {
-    if to.signer.is_some() { reason_phrase(code) } else { "" }
 }

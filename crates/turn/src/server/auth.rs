@@ -4,16 +4,19 @@
 
 use std::{str, sync::Arc};
 
-use turnpike_wire::integrity::{self, Key, KeyAlgorithm, Mac};
+use turnpike_wire::{
+    integrity::{Key, KeyAlgorithm, Mac},
+    stun::{Class, kind},
+};
 
 use super::{
     Answer, CredentialQuery, CredentialRefusal, Credentials, DropReason, Effect, Gate, Lookup, Server,
-    StoreFailure, Transport, User, attribute,
+    StoreFailure, Transport, User,
     context::Context,
     nonce::{self, Standing},
     realm::Terms,
     request::Request,
-    response::{Response, Signer},
+    response::Signer,
     third_party::{Checked, Grant, Proof},
 };
 use crate::time::Now;
@@ -58,7 +61,7 @@ impl<G: Gate> Server<G> {
     /// Finds out who sent the request, and says so in its context; or answers it.
     pub(super) fn authenticate(&mut self, context: &mut Context<'_>) -> Result<(), Answer> {
         let listener = context.source.client.listener;
-        let origin = context.request.get(attribute::ORIGIN);
+        let origin = if self.config.origins.is_empty() { None } else { context.request.get(kind::ORIGIN) };
         let first = self.realms.challenging(&self.config, listener, origin);
         if !self.config.authenticate {
             context.who.realm = Arc::clone(&first.name);
@@ -69,9 +72,11 @@ impl<G: Gate> Server<G> {
         let first = Arc::clone(first);
         // The order of the checks is that of RFC 8489 section 9.2.4. Without message integrity: 401.
         let request = context.request;
-        let Some(mac) = request.mac else { return Err(self.challenge(context, &first, 401)) };
+        let Some(mac) = request.view.mac() else { return Err(self.challenge(context, &first, 401)) };
         // With it, but without a name, a realm or a nonce: 400.
-        let (Some(user), Some(realm), Some(nonce)) = (user_of(request), request.realm, request.nonce) else {
+        let (Some(user), Some(realm), Some(nonce)) =
+            (user_of(request), request.get(kind::REALM), request.get(kind::NONCE))
+        else {
             return Err(self.fail(context, 400));
         };
         // A key holds for one realm; the challenge tells which. A user of another realm that is served here names that, and
@@ -116,10 +121,10 @@ impl<G: Gate> Server<G> {
         if algorithm == KeyAlgorithm::Md5 && !self.config.allow_md5 {
             return Err(self.challenge(context, realm, 401));
         }
-        let bytes = context.request.bytes;
+        let request = context.request;
         let mut key = None;
         let mut verify = |candidate: &Key| {
-            let verified = integrity::verify(bytes, candidate, *mac).is_ok();
+            let verified = request.view.verify(candidate, *mac).is_ok();
             if verified {
                 key = Some(candidate.clone());
             }
@@ -157,7 +162,7 @@ impl<G: Gate> Server<G> {
         algorithm: KeyAlgorithm,
     ) -> Answer {
         let Context { now, source, delivery, request, .. } = *context;
-        match self.lookups.keep(now.ms, source, delivery, request.transaction, request.bytes) {
+        match self.lookups.keep(now.ms, source, delivery, request.transaction(), request.view.bytes()) {
             Ok(lookup) => {
                 let (user, realm) = (user.into(), Arc::clone(&realm.name));
                 self.effects.push_back(Effect::LookUp(CredentialQuery { lookup, user, realm, algorithm }));
@@ -203,7 +208,7 @@ impl<G: Gate> Server<G> {
     ) {
         let client = context.client();
         let is_udp = self.config.listener(client.listener).transport == Transport::Udp;
-        let nonce = context.request.nonce.unwrap_or_default();
+        let nonce = context.request.get(kind::NONCE).unwrap_or_default();
         if is_udp && self.judge(context.now, client.address.ip(), realm, nonce) == Standing::Foreign {
             self.stats.refused(why);
         } else {
@@ -241,16 +246,17 @@ impl<G: Gate> Server<G> {
         let nonce = whole.then(|| scope.issue(context.now.unix));
         self.stats.error(code);
         self.stats.nonces += u64::from(whole);
-        let mut response = Response::error(&mut self.reply, &context.envelope, code, "");
-        response.attribute(attribute::REALM, realm.name.as_bytes());
+        let mut response = context.envelope.begin(&mut self.reply, Class::Error);
+        response.error(code, "");
+        response.attribute(kind::REALM, realm.name.as_bytes());
         match nonce {
-            None => response.attribute(attribute::NONCE, nonce::NONE),
+            None => _ = response.attribute(kind::NONCE, nonce::NONE),
             Some(nonce) => {
-                response.attribute(attribute::NONCE, &nonce);
-                response.attribute(attribute::PASSWORD_ALGORITHMS, realm.algorithms);
+                response.attribute(kind::NONCE, &nonce);
+                response.attribute(kind::PASSWORD_ALGORITHMS, realm.algorithms);
                 if realm.third_party {
                     let name = self.config.third_party.server_name.as_bytes();
-                    response.attribute(attribute::THIRD_PARTY_AUTHORIZATION, name);
+                    response.attribute(kind::THIRD_PARTY_AUTHORIZATION, name);
                 }
             }
         }
@@ -276,7 +282,7 @@ impl Credentials {
 /// MD5 where the request says nothing of algorithms. One that does must repeat the list of our challenge and choose from it (RFC 8489
 /// section 9.2.4; else 400): whoever strips SHA-256 from the challenge on its way is found out here.
 fn password_algorithm(realm: &Terms, request: &Request<'_>) -> Option<KeyAlgorithm> {
-    match (request.password_algorithm, request.password_algorithms) {
+    match (request.get(kind::PASSWORD_ALGORITHM), request.get(kind::PASSWORD_ALGORITHMS)) {
         (None, None) => Some(KeyAlgorithm::Md5),
         (Some(chosen), Some(echoed)) if echoed == realm.algorithms => realm.announced(chosen),
         _ => None,
@@ -284,10 +290,10 @@ fn password_algorithm(realm: &Terms, request: &Request<'_>) -> Option<KeyAlgorit
 }
 
 fn user_of<'a>(request: &Request<'a>) -> Option<User<'a>> {
-    match (request.username, request.userhash) {
-        (Some(name), _) if name.len() <= MAX_USERNAME_LEN => str::from_utf8(name).ok().map(User::Name),
-        (None, Some(hash)) => hash.try_into().ok().map(User::Hash),
-        _ => None,
+    match request.get(kind::USERNAME) {
+        Some(name) if name.len() <= MAX_USERNAME_LEN => str::from_utf8(name).ok().map(User::Name),
+        Some(_) => None,
+        None => request.get(kind::USERHASH)?.try_into().ok().map(User::Hash),
     }
 }
 

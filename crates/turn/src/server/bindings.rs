@@ -3,11 +3,9 @@
 use std::net::{IpAddr, SocketAddr};
 
 use smallvec::SmallVec;
-use turnpike_wire::channel_data::ChannelNumber;
+use turnpike_wire::{channel_data::ChannelNumber, stun::kind};
 
-use super::{
-    AllocationId, Answer, Effect, Family, Gate, Server, attribute, context::Context, forwarding::BindError,
-};
+use super::{AllocationId, Answer, Effect, Family, Gate, Server, context::Context, forwarding::BindError};
 
 impl<G: Gate> Server<G> {
     /// Section 10.2.
@@ -62,7 +60,7 @@ impl<G: Gate> Server<G> {
         }
         // A number and a peer; the number 0x4000 to 0x4FFF, which the configuration may widen to the range of RFC 5766. Nothing can be
         // sent to port 0.
-        let number = match context.request.get(attribute::CHANNEL_NUMBER) {
+        let number = match context.request.get(kind::CHANNEL_NUMBER) {
             Some([high, low, _, _]) => {
                 ChannelNumber::within(self.config.channels, u16::from_be_bytes([*high, *low]))
             }

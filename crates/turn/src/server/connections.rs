@@ -10,13 +10,14 @@
 use std::net::SocketAddr;
 
 use serde::{Deserialize, Serialize};
+use turnpike_wire::stun::{Class, Header, Writer, kind, method};
 
 use super::{
     AllocationId, Answer, Client, CredentialRefusal, DropReason, Effect, Family, Gate, Link, RelayId, Seat,
-    Server, Source, User, Verdict, attribute,
+    Server, Source, User, Verdict,
     connection_table::Holder,
     context::Context,
-    response::{Envelope, Response},
+    response::Envelope,
     stats::{ConnectionEvent, ConnectionRefusal},
 };
 use crate::{random::Random, time::Now};
@@ -223,10 +224,10 @@ impl<G: Gate> Server<G> {
         self.stats.connection(ConnectionEvent::Accepted);
         self.arm_connections(now, relay.allocation.index);
         let transaction = self.indications.next();
-        let mut response = Response::connection_attempt(&mut self.reply, transaction);
-        response.xor_address(attribute::XOR_PEER_ADDRESS, peer);
-        response.number(attribute::CONNECTION_ID, connection.0);
-        response.finish(false);
+        let header = Header { class: Class::Indication, method: method::CONNECTION_ATTEMPT, transaction };
+        let mut attempt = Writer::begin(&mut self.reply, header);
+        attempt.xor_address(kind::XOR_PEER_ADDRESS, peer).number(kind::CONNECTION_ID, connection.0);
+        attempt.finish(false);
         PeerConnection::Accept { connection, client, link, bytes: &self.reply }
     }
 
@@ -269,7 +270,7 @@ impl<G: Gate> Server<G> {
             return Err(400);
         }
         // These mean something for UDP only.
-        let refused = [attribute::DONT_FRAGMENT, attribute::EVEN_PORT, attribute::RESERVATION_TOKEN];
+        let refused = [kind::DONT_FRAGMENT, kind::EVEN_PORT, kind::RESERVATION_TOKEN];
         if refused.into_iter().any(|kind| context.request.get(kind).is_some()) { Err(400) } else { Ok(()) }
     }
 
@@ -296,7 +297,7 @@ impl<G: Gate> Server<G> {
         let same = tcp.list.iter().find(|connection| connection.peer == peer);
         let same = same.map(|same| {
             // The very request again is none of its own (RFC 8656 section 5).
-            let again = same.transaction == Some(context.request.transaction);
+            let again = same.transaction == Some(context.request.transaction());
             match same.stage {
                 Stage::Connecting { .. } if again => Again::Connecting,
                 Stage::Waiting { .. } if again => Again::Waiting(same.id),
@@ -323,7 +324,7 @@ impl<G: Gate> Server<G> {
             return self.fail(&context, 508);
         }
         let connection = self.connections.draw(&mut self.random, self.seat, index, holder);
-        let (now, transaction) = (context.now, Some(context.request.transaction));
+        let (now, transaction) = (context.now, Some(context.request.transaction()));
         let deadline_ms = now.ms + PATIENCE_MS;
         let stage = Stage::Connecting { deadline_ms, envelope: Box::new(context.envelope) };
         self.add_connection(now, index, Connection { id: connection, peer, stage, transaction });
@@ -367,7 +368,7 @@ impl<G: Gate> Server<G> {
 
     /// What a ConnectionBind names, if it may become a data connection at all: it came over a stream that is no control connection.
     pub(super) fn connection_to_bind(&mut self, context: &Context<'_>) -> Option<ConnectionId> {
-        let id = context.request.get(attribute::CONNECTION_ID)?.try_into().ok()?;
+        let id = context.request.get(kind::CONNECTION_ID)?.try_into().ok()?;
         let client = context.client();
         let may_be = self.is_stream(client) && !self.is_known(context.now, client);
         may_be.then(|| ConnectionId(u32::from_be_bytes(id)))
@@ -421,7 +422,7 @@ impl<G: Gate> Server<G> {
     pub(super) fn hand_over(&mut self, context: &Context<'_>, connection: ConnectionId) -> Option<Answer> {
         let worker = self.elsewhere(connection)?;
         self.stats.connection(ConnectionEvent::HandedOver);
-        let (source, request) = (context.source, context.request.bytes.into());
+        let (source, request) = (context.source, context.request.view.bytes().into());
         self.effects.push_back(Effect::HandOver { worker, source, request });
         Some(Answer::Later)
     }
@@ -483,9 +484,9 @@ impl<G: Gate> Server<G> {
 
     fn write_connected(&mut self, to: &Envelope, connection: ConnectionId) {
         self.stats.successes[to.method as usize] += 1;
-        let mut response = Response::success(&mut self.reply, to);
-        response.number(attribute::CONNECTION_ID, connection.0);
-        response.sign(to, self.config.software.as_deref());
+        let mut response = to.success(&mut self.reply);
+        response.number(kind::CONNECTION_ID, connection.0);
+        to.sign(response, self.config.software.as_deref());
     }
 
     fn drop_connection(&mut self, index: u32, connection: ConnectionId) {

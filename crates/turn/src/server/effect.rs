@@ -78,6 +78,7 @@ pub enum OpenResult {
 /// Something to do, or to know.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
+#[expect(missing_docs, reason = "fields that are what they are called")]
 pub enum Effect {
     /// Open relay sockets and call [`super::Server::opened`], which has the reply.
     Open(OpenRequest),
@@ -86,7 +87,6 @@ pub enum Effect {
     /// The reply has been given; from now on the client's stream is the data connection of `connection` (RFC 6062 section 5.4). What
     /// came behind the request is the first of its data, and no message.
     Bind {
-        /// The connection to the peer.
         connection: ConnectionId,
         /// The client, whose 5-tuple is no control connection any more.
         source: Source,
@@ -96,7 +96,6 @@ pub enum Effect {
     HandOver {
         /// Its number.
         worker: u16,
-        /// The client.
         source: Source,
         /// What it asked.
         request: Box<[u8]>,
@@ -108,7 +107,6 @@ pub enum Effect {
         worker: u16,
         /// That of the worker where the client is.
         via: u16,
-        /// The client.
         source: Source,
         /// What it asked.
         request: Box<[u8]>,
@@ -118,7 +116,6 @@ pub enum Effect {
     Fetch {
         /// Which, whence and whither.
         request: MoveRequest,
-        /// What the client sent.
         datagram: Box<[u8]>,
     },
     /// Call [`super::Server::export`], and have the other worker import it: its client waits there.
@@ -127,7 +124,6 @@ pub enum Effect {
     Answer {
         /// Its number.
         via: u16,
-        /// The client.
         source: Source,
         /// Whose allocation is on its way there.
         arrival: Option<Arrival>,
@@ -138,9 +134,7 @@ pub enum Effect {
     LookUp(CredentialQuery),
     /// A session began.
     Opened {
-        /// Which.
         allocation: AllocationId,
-        /// Whose.
         client: Client,
         /// The way to it.
         link: Link,
@@ -155,7 +149,6 @@ pub enum Effect {
     },
     /// A session lives until then, or one family of it does.
     Renewed {
-        /// Which.
         allocation: AllocationId,
         /// `None` for all of it.
         family: Option<Family>,
@@ -164,9 +157,7 @@ pub enum Effect {
     },
     /// A permission is installed, or lives longer. It ends with its session, and with the relayed address of its family.
     Permitted {
-        /// Whose.
         allocation: AllocationId,
-        /// The peer.
         peer: IpAddr,
         /// In [`crate::time::Now::ms`].
         expires_ms: u64,
@@ -174,19 +165,11 @@ pub enum Effect {
         renewed: bool,
     },
     /// A permission has expired, or the peer rules refuse its peer by now.
-    PermissionEnded {
-        /// Whose.
-        allocation: AllocationId,
-        /// The peer.
-        peer: IpAddr,
-    },
+    PermissionEnded { allocation: AllocationId, peer: IpAddr },
     /// A channel is bound, or lives longer. It ends as a permission does.
     Bound {
-        /// Whose.
         allocation: AllocationId,
-        /// The channel.
         number: ChannelNumber,
-        /// The peer.
         peer: SocketAddr,
         /// In [`crate::time::Now::ms`].
         expires_ms: u64,
@@ -194,19 +177,10 @@ pub enum Effect {
         renewed: bool,
     },
     /// A channel has expired, or the peer rules refuse its peer by now.
-    Unbound {
-        /// Whose.
-        allocation: AllocationId,
-        /// The channel.
-        number: ChannelNumber,
-        /// The peer.
-        peer: SocketAddr,
-    },
+    Unbound { allocation: AllocationId, number: ChannelNumber, peer: SocketAddr },
     /// Close all relay sockets of this allocation, and all connections; it is gone.
     Closed {
-        /// Which.
         allocation: AllocationId,
-        /// Whose.
         client: Client,
         /// The realm of that user.
         realm: Arc<str>,
@@ -220,7 +194,6 @@ pub enum Effect {
         transport: Transport,
         /// Between the server and peers.
         relay_transport: RelayTransport,
-        /// Why.
         reason: ClosedReason,
         /// Whether the client had gone before, so that its 5-tuple may be somebody else's by now.
         away: bool,
@@ -232,22 +205,11 @@ pub enum Effect {
         to_client: (u64, u64),
     },
     /// Close the connection to this peer and, if it is bound, that to the client; give up one that is being made.
-    ConnectionClosed {
-        /// Whose.
-        allocation: AllocationId,
-        /// Which.
-        connection: ConnectionId,
-    },
+    ConnectionClosed { allocation: AllocationId, connection: ConnectionId },
     /// Give up connecting to this peer, and call [`super::Server::connected`] with [`super::ConnectError::TimedOut`].
-    ConnectTimedOut {
-        /// Whose.
-        allocation: AllocationId,
-        /// Which.
-        connection: ConnectionId,
-    },
+    ConnectTimedOut { allocation: AllocationId, connection: ConnectionId },
     /// The client of a mobile allocation is somewhere else (RFC 8016).
     Moved {
-        /// Which.
         allocation: AllocationId,
         /// Its old 5-tuple. A stream that is still open has no allocation any more. `None` where the client had gone from there,
         /// so that it may be somebody else's by now.
@@ -272,23 +234,15 @@ pub enum Effect {
         allocation: AllocationId,
     },
     /// The client of a mobile allocation has closed its connection, and the allocation waits for it.
-    Away {
-        /// Which.
-        allocation: AllocationId,
-    },
+    Away { allocation: AllocationId },
     /// Close this relay socket: one family of a dual-stack allocation was deleted or has expired, the other lives on.
-    RelayClosed {
-        /// Which.
-        relay: RelayId,
-    },
+    RelayClosed { relay: RelayId },
     /// A credential was refused; for a log line. At most one effect per request, and the state machine bounds their
     /// rate: `suppressed` counts those since the last one that were only counted.
     Refused {
-        /// Who tried.
         client: Client,
         /// The username, cut to 64 characters and free of control characters.
         username: Box<str>,
-        /// Why.
         why: CredentialRefusal,
         /// How many more were refused without an effect.
         suppressed: u64,
@@ -296,7 +250,6 @@ pub enum Effect {
     /// A request named a peer that may not be relayed to (403); for a log line. Their rate is bounded as that of
     /// [`Effect::Refused`] is.
     PeerRefused {
-        /// Who asked.
         client: Client,
         /// The realm of that user.
         realm: Arc<str>,
@@ -304,7 +257,6 @@ pub enum Effect {
         username: Box<str>,
         /// The peer; port 0 where the request had none.
         peer: SocketAddr,
-        /// By what.
         by: PeerDenial,
         /// How many more were refused without an effect.
         suppressed: u64,

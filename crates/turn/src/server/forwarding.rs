@@ -138,12 +138,6 @@ impl Entry {
     }
 }
 
-impl Family {
-    pub(super) fn of(ip: IpAddr) -> Self {
-        if ip.is_ipv4() { Self::V4 } else { Self::V6 }
-    }
-}
-
 const fn padding_mask(padded: bool) -> u8 {
     if padded { 3 } else { 0 }
 }

@@ -15,10 +15,11 @@
 //! ```
 
 use serde::{Deserialize, Serialize};
+use turnpike_wire::stun::kind;
 
 use super::{
     AllocationId, Answer, Client, ClosedReason, CredentialRefusal, DropReason, Effect, Gate, Link, Moved,
-    Server, Source, User, Verdict, attribute,
+    Server, Source, User, Verdict,
     context::{Context, Delivery},
     request::Request,
     secret::Secret,
@@ -94,7 +95,7 @@ impl Mobility {
     /// Whether this is the last Refresh with a ticket again.
     pub(super) fn is_repeated(&self, context: &Context<'_>) -> bool {
         self.last.as_ref().is_some_and(|last| {
-            (&last.client, last.transaction) == (context.client(), context.request.transaction)
+            (&last.client, last.transaction) == (context.client(), context.request.transaction())
                 && context.now.ms.wrapping_sub(last.at_ms) < REMEMBERED_MS
         })
     }
@@ -268,7 +269,7 @@ impl<G: Gate> Server<G> {
 
     /// What an Allocate says about mobility (section 3.1.2), or the error code.
     pub(super) fn wants_mobility(&self, request: &Request<'_>) -> Result<bool, u16> {
-        match request.get(attribute::MOBILITY_TICKET) {
+        match request.get(kind::MOBILITY_TICKET) {
             None => Ok(false),
             Some([]) if self.config.mobility => Ok(true),
             // Mobility Forbidden.
@@ -306,7 +307,7 @@ impl<G: Gate> Server<G> {
 
     /// What a request's ticket says, if it is one of ours.
     pub(super) fn ticket_of(&self, request: &Request<'_>) -> Option<Ticket> {
-        let sealed = request.get(attribute::MOBILITY_TICKET).filter(|_| self.config.mobility)?;
+        let sealed = request.get(kind::MOBILITY_TICKET).filter(|_| self.config.mobility)?;
         Ticket::open(sealed, &self.config.nonce_key.0)
     }
 
@@ -384,7 +385,7 @@ impl<G: Gate> Server<G> {
         mobility.counter = mobility.counter.wrapping_add(1);
         (mobility.via, mobility.owner) = (worker, own);
         mobility.spent = Some(Spent { counter: presented, sent: None });
-        let transaction = context.request.transaction;
+        let transaction = context.request.transaction();
         mobility.last = Some(LastArrival { client: source.client, transaction, at_ms: now.ms, granted });
         // One that came before and never sent data is given up.
         if let Some((earlier, here)) = mobility.arriving.replace((source, worker))
@@ -449,7 +450,7 @@ impl<G: Gate> Server<G> {
     /// A request from a 5-tuple without an allocation: one that arrives at one of ours, or the answer. It does not end the
     /// old 5-tuple.
     pub(super) fn arriving(&mut self, context: &Context<'_>) -> Result<Option<u32>, Answer> {
-        let found = self.arrival(context.now, &context.source, context.request.bytes);
+        let found = self.arrival(context.now, &context.source, context.request.view.bytes());
         found.map_err(|dropped| dropped.map_or(Answer::Later, Answer::Drop))
     }
 
@@ -536,7 +537,7 @@ impl<G: Gate> Server<G> {
             return self.fail(context, 437);
         }
         self.stats.mobility(MobilityEvent::Forwarded);
-        let (worker, source, request) = (next, context.source, context.request.bytes.into());
+        let (worker, source, request) = (next, context.source, context.request.view.bytes().into());
         let via = if let Delivery::Forwarded(via) = context.delivery { via } else { own };
         self.effects.push_back(if self.is_stream(&source.client) {
             Effect::HandOver { worker, source, request }

@@ -16,7 +16,6 @@ mod allocate;
 mod alternate;
 mod answer;
 mod arrivals;
-mod attribute;
 mod auth;
 mod bindings;
 pub mod config;
@@ -52,6 +51,7 @@ mod timers;
 mod tombstones;
 pub mod verdict;
 
+pub use crate::family::Family;
 pub use alternate::{Alternate, AlternateWhen};
 pub use config::{ListenerProfile, NonceKey, ServerConfig, StoreFailure, Transport, canonical_origin};
 pub use connections::{ConnectError, ConnectRequest, ConnectionId, PeerConnection};
@@ -72,7 +72,7 @@ pub use realm::{Realm, RealmId};
 pub use seat::Seat;
 pub use stats::{ConnectionRefusal, Stats};
 pub use third_party::{IssuerKey, ThirdParty};
-pub use verdict::{AllocationId, Client, Family, Header, Link, ListenerId, RelayId, Source, Verdict};
+pub use verdict::{AllocationId, Client, Header, Link, ListenerId, RelayId, Source, Verdict};
 
 use std::{collections::VecDeque, sync::Arc};
 
@@ -297,6 +297,25 @@ impl<G: Gate> Server<G> {
     #[must_use]
     pub fn stats(&self) -> &Stats {
         &self.stats
+    }
+
+    /// Counts datagrams (and bytes of their payload) that were relayed without coming here, by a table that is kept from the effects.
+    /// False if the allocation has ended: then they are counted in total, but its totals have been told.
+    pub fn count_across(
+        &mut self,
+        allocation: AllocationId,
+        to_peer: (u64, u64),
+        to_client: (u64, u64),
+    ) -> bool {
+        self.stats.to_peer_datagrams += to_peer.0;
+        self.stats.to_peer_bytes += to_peer.1;
+        self.stats.to_client_datagrams += to_client.0;
+        self.stats.to_client_bytes += to_client.1;
+        let Some(entry) = self.forwarding.get(allocation) else { return false };
+        for (sum, more) in [(&mut entry.to_peer, to_peer), (&mut entry.to_client, to_client)] {
+            *sum = (sum.0 + more.0, sum.1 + more.1);
+        }
+        true
     }
 
     /// The gate, for whoever feeds it.

@@ -117,6 +117,15 @@ impl Moved {
         Source { client, link }
     }
 
+    /// As [`super::Server::count_across`], for what was not yet known when the allocation was packed. Its own worker has counted it in
+    /// total.
+    pub fn count_across(&mut self, to_peer: (u64, u64), to_client: (u64, u64)) {
+        let Record { to_peer: peer, to_client: client, .. } = &mut *self.0;
+        for (sum, more) in [(peer, to_peer), (client, to_client)] {
+            *sum = (sum.0 + more.0, sum.1 + more.1);
+        }
+    }
+
     pub(super) fn new(now: Now, from: AllocationId, to: Source, entry: &Entry, session: &Session) -> Self {
         let left = |ms: u64| ms.saturating_sub(now.ms);
         Self(Box::new(Record {

@@ -12,11 +12,12 @@ use std::{
 
 use foldhash::fast::RandomState;
 use smallvec::SmallVec;
+use turnpike_wire::stun::kind;
 
 use super::{
-    Answer, Client, DropReason, Gate, ListenerId, Server, attribute,
+    Answer, Client, DropReason, Gate, ListenerId, Server,
     request::{Method, Request},
-    response::{Envelope, Response},
+    response::Envelope,
 };
 use crate::{rates::Rate, time::Now};
 
@@ -89,12 +90,12 @@ impl<'a> Wish<'a> {
     fn read(request: &Request<'a>) -> Option<Self> {
         let (change_address, change_port) = changes(request)?;
         // Section 7.5: 16 bits and 2 bytes of padding, which some count as the attribute's own.
-        let response_port = match request.get(attribute::RESPONSE_PORT) {
+        let response_port = match request.get(kind::RESPONSE_PORT) {
             None => None,
             Some([high, low] | [high, low, _, _]) => Some(u16::from_be_bytes([*high, *low])),
             Some(_) => return None,
         };
-        let padding = request.get(attribute::PADDING);
+        let padding = request.get(kind::PADDING);
         // The two exclude each other (section 7.5): a 400 (section 6.1).
         if response_port.is_some_and(|port| port < MIN_RESPONSE_PORT || padding.is_some()) {
             return None;
@@ -110,7 +111,7 @@ impl<'a> Wish<'a> {
 /// Whether CHANGE-REQUEST asks for an answer from the other address, and from the other port; `None` where it is malformed.
 fn changes(request: &Request<'_>) -> Option<(bool, bool)> {
     // Section 7.2: 32 bits, of which A (0x04) and B (0x02) are used.
-    match request.get(attribute::CHANGE_REQUEST) {
+    match request.get(kind::CHANGE_REQUEST) {
         None => Some((false, false)),
         Some([_, _, _, flags]) => Some((flags & 0x04 != 0, flags & 0x02 != 0)),
         Some(_) => None,
@@ -120,17 +121,21 @@ fn changes(request: &Request<'_>) -> Option<(bool, bool)> {
 /// What a Binding request has to say that is not understood where NAT cannot be discovered. A CHANGE-REQUEST without a flag asks for
 /// nothing: clients send it because there are servers that answer no request without one.
 pub(super) fn unknown_in_plain_binding(request: &Request<'_>) -> SmallVec<[u16; 4]> {
-    let asks_for_change = changes(request) != Some((false, false));
-    let is_unknown = |kind: &u16| match *kind {
-        attribute::CHANGE_REQUEST => asks_for_change,
-        kind => !attribute::is_of_ice(kind),
-    };
-    request.unknown.iter().copied().filter(is_unknown).collect()
+    request.unknown(|kind| match kind {
+        kind::CHANGE_REQUEST => changes(request) == Some((false, false)),
+        kind => is_of_ice(kind),
+    })
+}
+
+/// Whether ICE puts it into Binding requests (RFC 8445 section 7.1). It is between the two agents of a session; a STUN server that is
+/// asked with it answers as if it were not there. ICE-CONTROLLED and ICE-CONTROLLING are comprehension-optional.
+fn is_of_ice(kind: u16) -> bool {
+    matches!(kind, kind::PRIORITY | kind::USE_CANDIDATE)
 }
 
 /// Whether RFC 5780 defines it for requests.
 fn is_of_discovery(kind: u16) -> bool {
-    matches!(kind, attribute::CHANGE_REQUEST | attribute::PADDING | attribute::RESPONSE_PORT)
+    matches!(kind, kind::CHANGE_REQUEST | kind::PADDING | kind::RESPONSE_PORT)
 }
 
 impl<G: Gate> Server<G> {
@@ -149,8 +154,7 @@ impl<G: Gate> Server<G> {
         if discovery.listeners[position.address][position.port] != client.listener {
             return None;
         }
-        let is_unknown = |kind: &u16| !is_of_discovery(*kind) && !attribute::is_of_ice(*kind);
-        let unknown: SmallVec<[u16; 4]> = request.unknown.iter().copied().filter(is_unknown).collect();
+        let unknown = request.unknown(|kind| is_of_discovery(kind) || is_of_ice(kind));
         if !unknown.is_empty() {
             return Some(self.unknown_attributes(envelope, &unknown));
         }
@@ -180,30 +184,30 @@ impl<G: Gate> Server<G> {
         };
         let other = Position { address: address ^ 1, port: port ^ 1 };
         self.stats.successes[Method::Binding as usize] += 1;
-        let mut response = Response::success(&mut self.reply, envelope);
+        let mut response = envelope.success(&mut self.reply);
         // Section 6.1 has all four in every answer: 68 bytes over IPv4, 3.4 times a plain Binding request. Of those beyond the
         // first there are as many as twice the request has room for; but OTHER-ADDRESS is what tells a client, in the answer to a
         // plain request, that there is something to discover (sections 4.3 and 4.4), so that it is told at a bounded rate.
-        response.xor_address(attribute::XOR_MAPPED_ADDRESS, client.address);
+        response.xor_address(kind::XOR_MAPPED_ADDRESS, client.address);
         // Section 6.1 would have the padding as long as the MTU; it is no longer than in the request, or whoever forges source
         // addresses would get 1,500 bytes for 24.
         let padding = wish.padding.map(|asked| &[0; MAX_PADDING][..asked.len().min(MAX_PADDING)]);
         let padding_len = padding.map_or(0, |padding| 4 + padding.len().next_multiple_of(4));
         let room = 2 * request.len_without_fingerprint() - padding_len;
         for (kind, address) in [
-            (attribute::OTHER_ADDRESS, discovery.told(other)),
-            (attribute::RESPONSE_ORIGIN, discovery.told(from)),
-            (attribute::MAPPED_ADDRESS, client.address),
+            (kind::OTHER_ADDRESS, discovery.told(other)),
+            (kind::RESPONSE_ORIGIN, discovery.told(from)),
+            (kind::MAPPED_ADDRESS, client.address),
         ] {
-            let needed = kind == attribute::OTHER_ADDRESS && told;
+            let needed = kind == kind::OTHER_ADDRESS && told;
             if needed || response.len() + address_len(address) <= room {
                 response.address(kind, address);
             }
         }
         if let Some(padding) = padding {
-            response.attribute(attribute::PADDING, padding);
+            response.attribute(kind::PADDING, padding);
         }
-        response.finish(request.fingerprint);
+        response.finish(envelope.fingerprint);
         Some(Answer::ReplyFrom(Client {
             listener: discovery.listeners[from.address][from.port],
             address: SocketAddr::new(

@@ -98,8 +98,9 @@ impl Scope<'_> {
             <Hmac<Sha256> as hmac::Mac>::new_from_slice(self.key).expect("an HMAC takes a key of any length");
         hmac.update(&time);
         hmac.update(&network(self.client).octets());
-        hmac.update(self.cookie());
-        hmac.update(&(self.algorithms.len() as u64).to_be_bytes());
+        // So little that with a realm of up to 25 bytes it is one block of SHA-256. The length tells where the realm begins.
+        let [.., length] = self.algorithms.len().to_be_bytes();
+        hmac.update(&[u8::from(self.anonymity), length]);
         hmac.update(self.algorithms);
         hmac.update(self.realm.as_bytes());
         let mut mac = [0; MAC_LEN];

@@ -8,12 +8,10 @@ use turnpike_wire::{
     demux::{self, Kind},
     frame,
     indication::{self, Indication, IndicationError, MAX_HEADER_LEN},
+    stun::{self, Class, Writer, kind, method},
 };
 
-use super::{
-    DropReason, Family, Gate, Header, RelayId, Server, Source, Verdict, attribute, context::Delivery,
-    response::Response,
-};
+use super::{DropReason, Family, Gate, Header, RelayId, Server, Source, Verdict, context::Delivery};
 use crate::time::Now;
 
 /// The most that a UDP datagram over IPv4 holds, in bytes.
@@ -108,7 +106,7 @@ impl<G: Gate> Server<G> {
         if !entry.permissions.allow(peer.ip(), now.ms) {
             return self.dropped(DropReason::NoPermission);
         }
-        // Section 18.13 draws 7 bits of type and 9 of code; both are taken to be the 8 that ICMP has, as turn_types does.
+        // Section 18.13 draws 7 bits of type and 9 of code; both are taken to be the 8 that ICMP has.
         // Error Data is the MTU where ICMP has one, and else 0.
         let data = match (relay.family, icmp_type, code) {
             (Family::V4, 3, 4) | (Family::V6, 2, _) => info,
@@ -119,11 +117,14 @@ impl<G: Gate> Server<G> {
         }
         let (client, link) = (entry.client, entry.link);
         self.stats.icmp_relayed += 1;
-        let mut response = Response::data_indication(&mut self.reply, self.indications.next());
-        response.xor_address(attribute::XOR_PEER_ADDRESS, peer);
+        let transaction = self.indications.next();
+        let header = stun::Header { class: Class::Indication, method: method::DATA, transaction };
+        let mut indication = Writer::begin(&mut self.reply, header);
         let [d0, d1, d2, d3] = data.to_be_bytes();
-        response.attribute(attribute::ICMP, &[0, 0, icmp_type, code, d0, d1, d2, d3]);
-        response.finish(false);
+        indication
+            .xor_address(kind::XOR_PEER_ADDRESS, peer)
+            .attribute(kind::ICMP, &[0, 0, icmp_type, code, d0, d1, d2, d3]);
+        indication.finish(false);
         Verdict::Reply { client, link, bytes: &self.reply }
     }
 

@@ -103,7 +103,6 @@ impl Realms {
     ) -> &Arc<Terms> {
         let served = self.served(config, listener);
         let of_origin = origin
-            .filter(|_| !config.origins.is_empty())
             .and_then(|origin| config.origins.get(&*canonical_origin(str::from_utf8(origin).ok()?)))
             .filter(|id| served.contains(id));
         let id = of_origin.or(served.first()).copied().unwrap_or_default();

@@ -1,28 +1,26 @@
 //! Refresh (RFC 8656 section 8): prolongs or deletes an allocation, or one family of it.
 
+use turnpike_wire::stun::kind;
+
 use super::{
-    Answer, ClosedReason, Effect, Gate, RelayId, Server, attribute,
-    context::Context,
-    request::{Method, read_family},
-    response::Response,
-    ticket,
+    Answer, ClosedReason, Effect, Family, Gate, RelayId, Server, context::Context, request::Method, ticket,
 };
 
 impl<G: Gate> Server<G> {
     pub(super) fn refresh(&mut self, context: &Context<'_>) -> Answer {
         let Context { now, request, who, .. } = context;
-        let proposed = match request.get(attribute::LIFETIME).map(<[u8; 4]>::try_from) {
+        let proposed = match request.get(kind::LIFETIME).map(<[u8; 4]>::try_from) {
             None => None,
             Some(Ok(seconds)) => Some(u32::from_be_bytes(seconds)),
             Some(Err(_)) => return self.fail(context, 400),
         };
         // The same deletion again, whose answer was lost: RFC 8489 section 6.3.1.
-        let (client, transaction) = (context.client(), request.transaction);
+        let (client, transaction) = (context.client(), request.transaction());
         if proposed == Some(0) && self.tombstones.contains(now.ms, client, transaction, &who.username) {
             self.stats.retransmits += 1;
             return self.refreshed(context, 0, None);
         }
-        let found = match request.get(attribute::MOBILITY_TICKET) {
+        let found = match request.get(kind::MOBILITY_TICKET) {
             Some(_) => self.presented(context).map(|(index, spent)| (index, Some(spent))),
             None => self.owned(context).map(|index| (index, None)),
         };
@@ -30,7 +28,7 @@ impl<G: Gate> Server<G> {
             Ok(found) => found,
             Err(answer) => return answer,
         };
-        let family = match request.get(attribute::REQUESTED_ADDRESS_FAMILY).map(read_family) {
+        let family = match request.get(kind::REQUESTED_ADDRESS_FAMILY).map(Family::read) {
             None => None,
             Some(None) => return self.fail(context, 400),
             Some(Some(Ok(family))) => Some(family),
@@ -85,12 +83,12 @@ impl<G: Gate> Server<G> {
         ticket: Option<[u8; ticket::LEN]>,
     ) -> Answer {
         self.stats.successes[Method::Refresh as usize] += 1;
-        let mut response = Response::success(&mut self.reply, &context.envelope);
-        response.number(attribute::LIFETIME, granted);
+        let mut response = context.envelope.success(&mut self.reply);
+        response.number(kind::LIFETIME, granted);
         if let Some(ticket) = ticket {
-            response.attribute(attribute::MOBILITY_TICKET, &ticket);
+            response.attribute(kind::MOBILITY_TICKET, &ticket);
         }
-        response.sign(&context.envelope, self.config.software.as_deref());
+        context.envelope.sign(response, self.config.software.as_deref());
         Answer::Reply
     }
 }

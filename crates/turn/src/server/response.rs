@@ -1,13 +1,14 @@
-//! Writes responses into the server's one reply buffer, which keeps its capacity: answering allocates nothing.
-
-use std::net::{IpAddr, SocketAddr};
+//! What a response takes over from its request. Responses are written into the server's one reply buffer, which keeps its capacity:
+//! answering allocates nothing.
 
 use serde::{Deserialize, Serialize};
-use turnpike_wire::integrity::{self, Key, Mac};
+use turnpike_wire::{
+    integrity::{Key, Mac},
+    stun::{Class, Header, Writer, kind},
+};
 
 use super::{
-    attribute,
-    request::{COOKIE, Method, Request, xor_mask},
+    request::{Method, Request},
     secret,
 };
 
@@ -42,125 +43,42 @@ pub(super) struct Envelope {
 
 impl Envelope {
     pub(super) fn unsigned(request: &Request<'_>) -> Self {
-        let Request { method, transaction, fingerprint, .. } = *request;
-        Self { method, transaction, fingerprint, signer: None }
-    }
-}
-
-/// A message under construction.
-pub(super) struct Response<'b> {
-    buffer: &'b mut Vec<u8>,
-    transaction: [u8; 12],
-}
-
-impl<'b> Response<'b> {
-    pub(super) fn success(buffer: &'b mut Vec<u8>, to: &Envelope) -> Self {
-        Self::start(buffer, to.method.number() | 0x0100, to.transaction)
+        Self {
+            method: request.method,
+            transaction: request.transaction(),
+            fingerprint: request.view.has_fingerprint(),
+            signer: None,
+        }
     }
 
-    /// Begins with ERROR-CODE (RFC 8489 section 14.8).
-    pub(super) fn error(buffer: &'b mut Vec<u8>, to: &Envelope, code: u16, reason: &str) -> Self {
-        let mut response = Self::start(buffer, to.method.number() | 0x0110, to.transaction);
-        response.code(attribute::ERROR_CODE, 0, code, reason);
+    /// Begins a success response.
+    pub(super) fn success<'b>(&self, buffer: &'b mut Vec<u8>) -> Writer<'b> {
+        self.begin(buffer, Class::Success)
+    }
+
+    /// Begins an error response, with a reason phrase where it is to be signed: unauthenticated, it says no more than it must.
+    pub(super) fn error<'b>(&self, buffer: &'b mut Vec<u8>, code: u16) -> Writer<'b> {
+        let reason = if self.signer.is_some() { reason_phrase(code) } else { "" };
+        let mut response = self.begin(buffer, Class::Error);
+        response.error(code, reason);
         response
     }
 
-    pub(super) fn data_indication(buffer: &'b mut Vec<u8>, transaction: [u8; 12]) -> Self {
-        Self::start(buffer, 0x0017, transaction)
-    }
-
-    /// RFC 6062 section 5.3.
-    pub(super) fn connection_attempt(buffer: &'b mut Vec<u8>, transaction: [u8; 12]) -> Self {
-        Self::start(buffer, 0x001C, transaction)
-    }
-
-    fn start(buffer: &'b mut Vec<u8>, message_type: u16, transaction: [u8; 12]) -> Self {
-        buffer.clear();
-        buffer.extend_from_slice(&message_type.to_be_bytes());
-        buffer.extend_from_slice(&[0, 0]);
-        buffer.extend_from_slice(&COOKIE);
-        buffer.extend_from_slice(&transaction);
-        Self { buffer, transaction }
-    }
-
-    /// Values are at most 1500 bytes long.
-    pub(super) fn attribute(&mut self, kind: u16, value: &[u8]) {
-        self.parts(kind, &[value]);
-    }
-
-    pub(super) fn number(&mut self, kind: u16, value: u32) {
-        self.attribute(kind, &value.to_be_bytes());
-    }
-
-    /// ERROR-CODE, or ADDRESS-ERROR-CODE, whose first byte is the family (RFC 8656 section 18.12).
-    pub(super) fn code(&mut self, kind: u16, family: u8, code: u16, reason: &str) {
-        #[expect(clippy::cast_possible_truncation, reason = "codes are 300 to 699")]
-        let value = [family, 0, (code / 100) as u8, (code % 100) as u8];
-        self.parts(kind, &[&value, reason.as_bytes()]);
-    }
-
-    /// XOR-MAPPED-ADDRESS and its like (RFC 8489 section 14.2).
-    pub(super) fn xor_address(&mut self, kind: u16, address: SocketAddr) {
-        let [p0, p1] = address.port().to_be_bytes();
-        let port = [p0 ^ COOKIE[0], p1 ^ COOKIE[1]];
-        match address.ip() {
-            IpAddr::V4(ip) => {
-                let xored = (ip.to_bits() ^ u32::from_be_bytes(COOKIE)).to_be_bytes();
-                self.parts(kind, &[&[0, 1], &port, &xored]);
-            }
-            IpAddr::V6(ip) => {
-                let xored = (ip.to_bits() ^ xor_mask(self.transaction)).to_be_bytes();
-                self.parts(kind, &[&[0, 2], &port, &xored]);
-            }
-        }
-    }
-
-    /// MAPPED-ADDRESS and its like (RFC 8489 section 14.1).
-    pub(super) fn address(&mut self, kind: u16, address: SocketAddr) {
-        let port = address.port().to_be_bytes();
-        match address.ip() {
-            IpAddr::V4(ip) => self.parts(kind, &[&[0, 1], &port, &ip.octets()]),
-            IpAddr::V6(ip) => self.parts(kind, &[&[0, 2], &port, &ip.octets()]),
-        }
-    }
-
-    /// Appends SOFTWARE and signs, if there is a signer, and completes it. The two go together: a signed answer goes to a client
-    /// that has authenticated, and to any other each byte is one more that a forged source address makes us send.
-    pub(super) fn sign(mut self, to: &Envelope, software: Option<&str>) {
-        if let Some(Signer { key, mac }) = &to.signer {
+    /// Appends SOFTWARE and signs, if there is a signer, and completes the response. The two go together: a signed answer goes to a
+    /// client that has authenticated, and to any other each byte is one more that a forged source address makes us send.
+    pub(super) fn sign(&self, mut response: Writer<'_>, software: Option<&str>) {
+        if let Some(Signer { key, mac }) = &self.signer {
             if let Some(software) = software {
-                self.attribute(attribute::SOFTWARE, software.as_bytes());
+                response.attribute(kind::SOFTWARE, software.as_bytes());
             }
-            integrity::sign(self.buffer, key, *mac);
+            response.sign(key, *mac);
         }
-        self.finish(to.fingerprint);
+        response.finish(self.fingerprint);
     }
 
-    /// Bytes so far.
-    pub(super) fn len(&self) -> usize {
-        self.buffer.len()
-    }
-
-    /// Appends FINGERPRINT if wanted, and sets the length.
-    pub(super) fn finish(self, fingerprint: bool) {
-        if fingerprint {
-            integrity::append_fingerprint(self.buffer);
-        }
-        #[expect(clippy::cast_possible_truncation, reason = "a response is at most some 1600 bytes long")]
-        let length = (self.buffer.len() - super::request::HEADER_LEN) as u16;
-        self.buffer[2..4].copy_from_slice(&length.to_be_bytes());
-    }
-
-    fn parts(&mut self, kind: u16, parts: &[&[u8]]) {
-        let length: usize = parts.iter().map(|part| part.len()).sum();
-        #[expect(clippy::cast_possible_truncation, reason = "at most 1500 bytes")]
-        let short = length as u16;
-        self.buffer.extend_from_slice(&kind.to_be_bytes());
-        self.buffer.extend_from_slice(&short.to_be_bytes());
-        for part in parts {
-            self.buffer.extend_from_slice(part);
-        }
-        self.buffer.extend_from_slice(&[0; 3][..length.wrapping_neg() & 3]);
+    pub(super) fn begin<'b>(&self, buffer: &'b mut Vec<u8>, class: Class) -> Writer<'b> {
+        let Self { method, transaction, .. } = *self;
+        Writer::begin(buffer, Header { class, method: method.number(), transaction })
     }
 }
 

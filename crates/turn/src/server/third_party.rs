@@ -8,10 +8,13 @@ use std::{fmt::Write as _, sync::Arc};
 
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
-use turnpike_wire::integrity::{self, Key, Mac};
+use turnpike_wire::{
+    integrity::{Key, Mac},
+    stun::kind,
+};
 
 use super::{
-    Answer, CredentialRefusal, Gate, Server, TokenProblem, User, attribute,
+    Answer, CredentialRefusal, Gate, Server, TokenProblem, User,
     auth::Claim,
     context::Context,
     nonce::Standing,
@@ -109,7 +112,7 @@ impl<G: Gate> Server<G> {
         let (now, request) = (context.now, context.request);
         let config = Arc::clone(&self.config);
         let settings = &config.third_party;
-        if let Some(token) = request.get(attribute::ACCESS_TOKEN) {
+        if let Some(token) = request.get(kind::ACCESS_TOKEN) {
             let shown = || check_shown(settings, now, request, claim, kid, token).map_err(|why| (None, why));
             return Ok(realm.third_party.then(shown));
         }
@@ -128,7 +131,7 @@ impl<G: Gate> Server<G> {
         let over = now.unix.saturating_sub(grant.until_unix);
         Ok(Some(if over >= u64::from(config.third_party.skew).max(1) {
             Err((None, CredentialRefusal::Expired { ago: over }))
-        } else if integrity::verify(request.bytes, &grant.key, *mac).is_err() {
+        } else if request.view.verify(&grant.key, *mac).is_err() {
             Err((None, CredentialRefusal::WrongKey))
         } else {
             Ok(Proof { key: grant.key.clone(), username: kid.into(), identity, grant: Some(grant) })
@@ -195,7 +198,7 @@ fn check_shown(
 /// that an MD5 key has, whatever the length of `mac_key`; those 16 are secret too.
 fn signing_key(request: &Request<'_>, token: &AccessToken, mac: Mac) -> Option<Key> {
     const COTURN_LEN: usize = 16;
-    let verifies = |key: &Key| integrity::verify(request.bytes, key, mac).is_ok();
+    let verifies = |key: &Key| request.view.verify(key, mac).is_ok();
     let whole = token.key();
     if verifies(&whole) {
         return Some(whole);

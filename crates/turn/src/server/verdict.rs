@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use serde::{Deserialize, Serialize};
 use turnpike_wire::indication::MAX_HEADER_LEN;
 
-use super::DropReason;
+use super::{DropReason, Family};
 
 /// A client-facing socket of this worker, numbered by the runtime.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -52,15 +52,6 @@ pub struct AllocationId {
     pub index: u32,
     /// Differs each time the index is reused.
     pub generation: u32,
-}
-
-/// An address family.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub enum Family {
-    /// IPv4.
-    V4,
-    /// IPv6.
-    V6,
 }
 
 /// One relayed transport address: an allocation has one, or one of each family.

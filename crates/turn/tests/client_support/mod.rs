@@ -3,23 +3,21 @@
 
 use std::{net::SocketAddr, sync::Arc};
 
-use turnpike_turn::client::{Client, Config, Event, Incoming};
-use turnpike_wire::{
-    stun_types::{
-        attribute::{
-            ErrorCode, Nonce, PasswordAlgorithmValue, PasswordAlgorithms, Realm, Userhash, Username,
-            XorMappedAddress,
-        },
-        message::{
-            IntegrityAlgorithm, LongTermKeyCredentials, Message, MessageIntegrityCredentials,
-            MessageWrite as _, MessageWriteExt as _, MessageWriteVec,
-        },
+use stun_types::{
+    attribute::{
+        ErrorCode, Nonce, PasswordAlgorithmValue, PasswordAlgorithms, Realm, Userhash, Username,
+        XorMappedAddress,
     },
-    turn_types::{
-        attribute::{Lifetime, XorRelayedAddress},
-        message::{ALLOCATE, REFRESH},
+    message::{
+        IntegrityAlgorithm, LongTermKeyCredentials, Message, MessageIntegrityCredentials, MessageWrite as _,
+        MessageWriteExt as _, MessageWriteVec,
     },
 };
+use turn_types::{
+    attribute::{Lifetime, XorRelayedAddress},
+    message::{ALLOCATE, REFRESH},
+};
+use turnpike_turn::client::{Client, Config, Event, Incoming};
 
 pub(crate) const USER: &str = "alice";
 pub(crate) const PASSWORD: &str = "wonderland";

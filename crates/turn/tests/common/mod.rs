@@ -9,6 +9,18 @@
 
 use std::{cell::RefCell, collections::HashMap, net::SocketAddr, rc::Rc, sync::Arc};
 
+use stun_types::{
+    attribute::{
+        Attribute as _, AttributeFromRaw, AttributeStaticType, AttributeType, AttributeWrite, ErrorCode,
+        Nonce, PasswordAlgorithm, PasswordAlgorithmValue, PasswordAlgorithms, RawAttribute, Realm, Userhash,
+        Username, XorMappedAddress,
+    },
+    message::{
+        IntegrityAlgorithm, LongTermKeyCredentials, Message, MessageClass, MessageIntegrityCredentials,
+        MessageType, MessageWrite, MessageWriteExt, MessageWriteVec, Method, TransactionId,
+    },
+};
+use turn_types::attribute::{ChannelNumber, Lifetime, RequestedTransport, XorPeerAddress, XorRelayedAddress};
 use turnpike_turn::wire::channel_data::ChannelRange;
 use turnpike_turn::{
     random::Seed,
@@ -21,33 +33,17 @@ use turnpike_turn::{
     },
     time::Now,
     wire::{
-        integrity::{self, Key, KeyAlgorithm, Mac},
-        stun_types::{
-            attribute::{
-                Attribute as _, AttributeFromRaw, AttributeStaticType, AttributeType, AttributeWrite,
-                ErrorCode, Nonce, PasswordAlgorithm, PasswordAlgorithmValue, PasswordAlgorithms,
-                RawAttribute, Realm, Userhash, Username, XorMappedAddress,
-            },
-            message::{
-                IntegrityAlgorithm, LongTermKeyCredentials, Message, MessageClass,
-                MessageIntegrityCredentials, MessageType, MessageWrite, MessageWriteExt, MessageWriteVec,
-                Method, TransactionId,
-            },
-        },
-        turn_types::attribute::{
-            ChannelNumber, Lifetime, RequestedTransport, XorPeerAddress, XorRelayedAddress,
-        },
+        integrity::{Key, KeyAlgorithm, Mac, userhash},
+        stun::{HEADER_LEN, Header, View, Writer},
     },
 };
 
-pub(crate) use turnpike_turn::wire::{
-    stun_types::{self, message::BINDING},
-    turn_types::{
-        self, AddressFamily, attribute as turn,
-        message::{
-            ALLOCATE, CHANNEL_BIND, CONNECT, CONNECTION_ATTEMPT, CONNECTION_BIND, CREATE_PERMISSION, REFRESH,
-            SEND,
-        },
+pub(crate) use stun_types::message::BINDING;
+pub(crate) use turn_types::{
+    AddressFamily, attribute as turn,
+    message::{
+        ALLOCATE, CHANNEL_BIND, CONNECT, CONNECTION_ATTEMPT, CONNECTION_BIND, CREATE_PERMISSION, REFRESH,
+        SEND,
     },
 };
 
@@ -97,7 +93,7 @@ impl Gate for TestGate {
         }
         let known = ["alice", "bob", "old"].into_iter().find(|name| match user {
             User::Name(wanted) => *name == wanted,
-            User::Hash(wanted) => integrity::userhash(name, realm) == *wanted,
+            User::Hash(wanted) => userhash(name, realm) == *wanted,
         });
         let Some(name) = known else { return Lookup::NoSuchUser };
         if name == "old" {
@@ -302,12 +298,7 @@ impl Ask {
             }
             Scheme::Md5Sha256 => {
                 // The oracle ties the MAC to the key's algorithm.
-                let mut bytes = message.finish();
-                integrity::sign(&mut bytes, &credentials.key(), Mac::Sha256);
-                if self.fingerprint {
-                    integrity::append_fingerprint(&mut bytes);
-                }
-                return bytes;
+                return signed(&message.finish(), &credentials.key(), Mac::Sha256, self.fingerprint);
             }
         }
         if self.fingerprint {
@@ -315,6 +306,15 @@ impl Ask {
         }
         message.finish()
     }
+}
+
+/// The message with an integrity attribute behind all that it has, and FINGERPRINT behind that if it is wanted.
+pub(crate) fn signed(message: &[u8], key: &Key, mac: Mac, fingerprint: bool) -> Vec<u8> {
+    let mut buffer = Vec::new();
+    let mut writer = Writer::begin(&mut buffer, Header::new_checked(message).unwrap());
+    writer.raw(&message[HEADER_LEN..]).sign(key, mac);
+    writer.finish(fingerprint);
+    buffer
 }
 
 /// What became of a datagram: the verdict, owned, or the effect that goes on with it.
@@ -412,10 +412,14 @@ impl Reply {
             .collect()
     }
 
+    pub(crate) fn verifies(&self, key: &Key, mac: Mac) -> bool {
+        View::new_checked(&self.0).unwrap().verify(key, mac).is_ok()
+    }
+
     /// Whether the oracle finds it signed with these credentials.
     pub(crate) fn is_signed(&self, credentials: &Credentials) -> bool {
         if credentials.scheme == Scheme::Md5Sha256 {
-            return integrity::verify(&self.0, &credentials.key(), Mac::Sha256).is_ok();
+            return self.verifies(&credentials.key(), Mac::Sha256);
         }
         self.message().validate_integrity(&credentials.oracle()).is_ok()
     }

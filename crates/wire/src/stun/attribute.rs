@@ -1,6 +1,6 @@
 //! The walk over a message's attributes that all readers share (RFC 8489 sections 5 and 14), and what their types are called.
 
-use super::{ATTRIBUTE_HEADER_LEN, COOKIE, HEADER_LEN};
+use super::{ATTRIBUTE_HEADER_LEN, HEADER_LEN, Invalid};
 
 /// Attribute types (RFC 8489 section 18.3, RFC 8656 section 18, RFC 6062 section 6.2, RFC 5780 section 7, RFC 7635 section 6, RFC 8016
 /// section 3.3, RFC 8445 section 16.1). Those from 0x8000 on may be passed over by whoever does not know them.
@@ -47,7 +47,43 @@ pub mod kind {
     pub const RESPONSE_ORIGIN: u16 = 0x802B;
     pub const OTHER_ADDRESS: u16 = 0x802C;
     pub const THIRD_PARTY_AUTHORIZATION: u16 = 0x802E;
+    /// draft-ietf-tram-stun-origin, which expired; coturn's users choose their realm by it.
+    pub const ORIGIN: u16 = 0x802F;
     pub const MOBILITY_TICKET: u16 = 0x8030;
+    /// The number that ADDITIONAL-ADDRESS-FAMILY had in the drafts before RFC 8656. coturn's client asks with it.
+    pub const DRAFT_ADDITIONAL_ADDRESS_FAMILY: u16 = 0x8032;
+
+    /// Whether a TURN message may have it: those of RFC 8489, RFC 8656 and RFC 6062, and all that need not be comprehended. What the
+    /// other RFCs add is for whoever offers it to know.
+    #[must_use]
+    pub const fn is_comprehended(kind: u16) -> bool {
+        kind >= 0x8000
+            || matches!(
+                kind,
+                MAPPED_ADDRESS
+                    | USERNAME
+                    | MESSAGE_INTEGRITY
+                    | ERROR_CODE
+                    | UNKNOWN_ATTRIBUTES
+                    | CHANNEL_NUMBER
+                    | LIFETIME
+                    | XOR_PEER_ADDRESS
+                    | DATA
+                    | REALM
+                    | NONCE
+                    | XOR_RELAYED_ADDRESS
+                    | REQUESTED_ADDRESS_FAMILY
+                    | EVEN_PORT
+                    | REQUESTED_TRANSPORT
+                    | DONT_FRAGMENT
+                    | MESSAGE_INTEGRITY_SHA256
+                    | PASSWORD_ALGORITHM
+                    | USERHASH
+                    | XOR_MAPPED_ADDRESS
+                    | RESERVATION_TOKEN
+                    | CONNECTION_ID
+            )
+    }
 }
 
 /// One attribute in its message.
@@ -60,74 +96,74 @@ pub struct Attribute<'a> {
     /// Without padding.
     pub value: &'a [u8],
     /// Whether the message ends after it.
-    pub is_last: bool,
+    pub(crate) is_last: bool,
 }
 
-/// The bytes are no STUN message, or an attribute reaches beyond the end.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Malformed;
+impl Attribute<'_> {
+    /// What a FINGERPRINT must be: the last attribute, and the CRC of all before it (RFC 8489 section 14.7).
+    pub(crate) fn check_fingerprint(&self, message: &[u8]) -> Result<(), Invalid> {
+        if self.value.len() != 4 || !self.is_last {
+            return Err(Invalid::Attribute);
+        }
+        if self.value == fingerprint(message, self.offset) { Ok(()) } else { Err(Invalid::Fingerprint) }
+    }
+}
 
-/// Checks the header of a message and walks its attributes. Ends after the first error.
+/// Walks the attributes of a message whose header has been checked. Ends after the first that reaches beyond the end.
 #[derive(Clone, Debug)]
-pub struct Attributes<'a> {
-    message: &'a [u8],
+pub(crate) struct Attributes<'a> {
+    rest: &'a [u8],
+    /// Of the rest, in the message.
     offset: usize,
 }
 
 impl<'a> Attributes<'a> {
-    /// The two top bits must be zero, the cookie right, and the length field that of the bytes at hand, a multiple
-    /// of four (RFC 8489 section 5).
     #[inline]
-    pub(crate) fn of(message: &'a [u8]) -> Result<Self, Malformed> {
-        let [first, _, high, low, c0, c1, c2, c3, ..] = message else { return Err(Malformed) };
-        let length = usize::from(u16::from_be_bytes([*high, *low]));
-        let well_formed = first & 0xC0 == 0
-            && [*c0, *c1, *c2, *c3] == COOKIE
-            && message.len() == HEADER_LEN + length
-            && length & 3 == 0;
-        if well_formed { Ok(Self::behind_header(message)) } else { Err(Malformed) }
+    pub(crate) fn of(message: &'a [u8]) -> Self {
+        Self::at(message, HEADER_LEN)
     }
 
-    /// Of a message whose header has been checked.
+    /// From this one on.
     #[inline]
-    pub(super) fn behind_header(message: &'a [u8]) -> Self {
-        Self { message, offset: HEADER_LEN }
+    pub(super) fn at(message: &'a [u8], offset: usize) -> Self {
+        Self { rest: message.get(offset..).unwrap_or_default(), offset }
     }
 }
 
 impl<'a> Iterator for Attributes<'a> {
-    type Item = Result<Attribute<'a>, Malformed>;
+    type Item = Result<Attribute<'a>, Invalid>;
 
     #[inline]
     fn next(&mut self) -> Option<Self::Item> {
-        let offset = self.offset;
-        let [k0, k1, l0, l1, rest @ ..] = self.message.get(offset..)? else {
-            // `offset` and the length of the message are multiples of four, so that nothing is left here.
-            return None;
-        };
+        // Lengths of messages are multiples of four, so that what is shorter is nothing.
+        let [k0, k1, l0, l1, rest @ ..] = self.rest else { return None };
         let length = usize::from(u16::from_be_bytes([*l0, *l1]));
-        let padded = length.next_multiple_of(4);
-        if padded > rest.len() {
-            self.offset = self.message.len();
-            return Some(Err(Malformed));
-        }
-        self.offset = offset + ATTRIBUTE_HEADER_LEN + padded;
-        Some(Ok(Attribute {
-            offset,
+        let padded = (length + 3) & !3;
+        let Some((value, rest)) = rest.split_at_checked(padded) else {
+            self.rest = &[];
+            return Some(Err(Invalid::Attribute));
+        };
+        let attribute = Attribute {
+            offset: self.offset,
             kind: u16::from_be_bytes([*k0, *k1]),
-            value: &rest[..length],
-            is_last: padded == rest.len(),
-        }))
+            value: &value[..length],
+            is_last: rest.is_empty(),
+        };
+        self.rest = rest;
+        self.offset += ATTRIBUTE_HEADER_LEN + padded;
+        Some(Ok(attribute))
     }
 }
 
 /// What FINGERPRINT must hold when its header begins at `offset` (RFC 8489 section 14.7): the CRC-32 of everything
 /// before it under a length field that ends with it.
-pub(crate) fn fingerprint(message: &[u8], offset: usize) -> [u8; 4] {
+pub(super) fn fingerprint(message: &[u8], offset: usize) -> [u8; 4] {
     const XOR: u32 = 0x5354_554E;
-    let header = header_ending_at(message, offset + ATTRIBUTE_HEADER_LEN + 4);
-    let crc = stun_types::attribute::Fingerprint::compute(&[&header, &message[4..offset]]);
-    (u32::from_be_bytes(crc) ^ XOR).to_be_bytes()
+    static CRC: crc::Crc<u32> = crc::Crc::<u32>::new(&crc::CRC_32_ISO_HDLC);
+    let mut digest = CRC.digest();
+    digest.update(&header_ending_at(message, offset + ATTRIBUTE_HEADER_LEN + 4));
+    digest.update(&message[4..offset]);
+    (digest.finalize() ^ XOR).to_be_bytes()
 }
 
 /// The first four bytes of a message, with the length field of one that ends at `end`.

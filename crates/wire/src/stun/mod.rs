@@ -1,4 +1,5 @@
-//! STUN messages (RFC 8489): a checked view of received ones, a writer of new ones. Nothing here allocates or logs, whatever the bytes.
+//! STUN messages (RFC 8489): a checked view of received ones, a writer of new ones, and the only place that walks attributes. Reading
+//! neither allocates nor logs, whatever the bytes; only [`printable`] makes a string.
 //!
 //! ```text
 //!  0      2        4        8               20
@@ -15,14 +16,21 @@ mod attribute;
 mod value;
 mod writer;
 
-pub use attribute::{Attribute, Attributes, Malformed, kind};
-pub use value::{ErrorCode, address, unknown_attributes, xor_address};
+pub use attribute::{Attribute, kind};
+pub use value::{
+    ErrorCode, FAMILY_IPV4, FAMILY_IPV6, address, feature, password_algorithms, printable, security_features,
+    unknown_attributes, xor_address,
+};
 pub use writer::Writer;
 
-pub(crate) use attribute::{fingerprint, header_ending_at};
-pub(crate) use value::{FAMILY_IPV4, FAMILY_IPV6, xored};
+pub(crate) use attribute::{Attributes, header_ending_at};
+pub(crate) use value::xored;
 
-use crate::integrity::Mac;
+use std::{net::SocketAddr, num::NonZero};
+
+use subtle::ConstantTimeEq as _;
+
+use crate::integrity::{IntegrityError, Key, Mac};
 
 /// Bytes before the first attribute.
 pub const HEADER_LEN: usize = 20;
@@ -97,10 +105,10 @@ pub enum Invalid {
     /// No cookie: RFC 3489, or none of the STUN protocols.
     #[error("no magic cookie")]
     Cookie,
-    /// An attribute that reaches beyond the end.
-    #[error("an attribute beyond the end")]
+    /// An attribute that reaches beyond the end, or a FINGERPRINT that is not the last one or has not four bytes.
+    #[error("an attribute that cannot be")]
     Attribute,
-    /// A FINGERPRINT that does not match, or is not the last attribute (RFC 8489 section 14.7).
+    /// A FINGERPRINT that does not match (RFC 8489 section 14.7).
     #[error("FINGERPRINT does not match")]
     Fingerprint,
 }
@@ -111,13 +119,42 @@ pub enum Invalid {
 pub struct View<'a> {
     bytes: &'a [u8],
     header: Header,
-    mac: Option<Mac>,
+    /// Where MESSAGE-INTEGRITY begins, and where MESSAGE-INTEGRITY-SHA256 does.
+    sha1: Option<NonZero<u32>>,
+    sha256: Option<NonZero<u32>>,
     fingerprint: bool,
     /// Where what counts ends.
     end: usize,
 }
 
 impl Header {
+    /// Checks what a datagram, or one whole message of a stream, begins with: all but the attributes, which [`View::new_checked`] goes
+    /// over.
+    ///
+    /// # Errors
+    /// What is wrong first, in the order of [`Invalid`].
+    #[inline]
+    pub fn new_checked(bytes: &[u8]) -> Result<Self, Invalid> {
+        if bytes.first().is_some_and(|first| first & 0xC0 != 0) {
+            return Err(Invalid::NotStun);
+        }
+        let Some((header, rest)) = bytes.split_first_chunk::<HEADER_LEN>() else {
+            return Err(Invalid::Truncated);
+        };
+        let [t0, t1, l0, l1, c0, c1, c2, c3, transaction @ ..] = *header;
+        let length = usize::from(u16::from_be_bytes([l0, l1]));
+        if rest.len() < length {
+            return Err(Invalid::Truncated);
+        }
+        if rest.len() != length || !length.is_multiple_of(4) {
+            return Err(Invalid::Length);
+        }
+        if [c0, c1, c2, c3] != COOKIE {
+            return Err(Invalid::Cookie);
+        }
+        Ok(Self::of_type(u16::from_be_bytes([t0, t1]), transaction))
+    }
+
     /// The two bytes of type, in which class and method are interleaved (RFC 8489 section 5).
     ///
     /// ```text
@@ -135,6 +172,7 @@ impl Header {
     }
 
     /// The opposite of [`Header::message_type`], of a type whose two top bits are zero.
+    #[inline]
     #[must_use]
     pub const fn of_type(message_type: u16, transaction: Transaction) -> Self {
         let class = match message_type & 0x0110 {
@@ -161,21 +199,22 @@ impl<'a> View<'a> {
     /// What is wrong first, in the order of [`Invalid`].
     #[inline]
     pub fn new_checked(bytes: &'a [u8]) -> Result<Self, Invalid> {
-        let mut view = Self::with_header(bytes)?;
-        for attribute in Attributes::behind_header(bytes) {
-            let Attribute { offset, kind, value, is_last } = attribute.map_err(|_| Invalid::Attribute)?;
-            match kind {
+        let header = Header::new_checked(bytes)?;
+        let mut view = Self { bytes, header, sha1: None, sha256: None, fingerprint: false, end: bytes.len() };
+        for attribute in Attributes::of(bytes) {
+            let attribute = attribute?;
+            match attribute.kind {
                 kind::FINGERPRINT => {
-                    if !is_last || *value != fingerprint(bytes, offset) {
-                        return Err(Invalid::Fingerprint);
-                    }
+                    attribute.check_fingerprint(bytes)?;
                     view.fingerprint = true;
                 }
-                kind::MESSAGE_INTEGRITY if view.mac.is_none() => view.mac = Some(Mac::Sha1),
-                kind::MESSAGE_INTEGRITY_SHA256 => view.mac = Some(Mac::Sha256),
+                kind::MESSAGE_INTEGRITY if view.mac().is_none() => view.sha1 = place(attribute.offset),
+                kind::MESSAGE_INTEGRITY_SHA256 if view.sha256.is_none() => {
+                    view.sha256 = place(attribute.offset);
+                }
                 _ => continue,
             }
-            view.end = view.end.min(offset);
+            view.end = view.end.min(attribute.offset);
         }
         Ok(view)
     }
@@ -192,10 +231,32 @@ impl<'a> View<'a> {
         self.bytes
     }
 
-    /// The attribute that authenticates it; with both, the SHA-256 one counts. [`crate::integrity::verify`] looks whether it does.
+    /// Which attribute authenticates it; with both, the SHA-256 one counts. [`View::verify`] looks whether it does.
+    #[inline]
     #[must_use]
     pub fn mac(&self) -> Option<Mac> {
-        self.mac
+        self.sha256.map(|_| Mac::Sha256).or(self.sha1.map(|_| Mac::Sha1))
+    }
+
+    /// Verifies one of the two in constant time. It covers what stands before it, under a length field that ends with it, so that
+    /// what was appended later is left out.
+    ///
+    /// # Errors
+    /// [`IntegrityError`].
+    pub fn verify(&self, key: &Key, mac: Mac) -> Result<(), IntegrityError> {
+        let offset = match mac {
+            Mac::Sha1 => self.sha1,
+            Mac::Sha256 => self.sha256,
+        };
+        let offset = offset.ok_or(IntegrityError::Missing)?.get() as usize;
+        let value = match Attributes::at(self.bytes, offset).next() {
+            // A shorter value is for usages of STUN that allow it (RFC 8489 section 14.6), and TURN (RFC 8656) does not.
+            Some(Ok(attribute)) if attribute.value.len() == mac.len() => attribute.value,
+            _ => return Err(IntegrityError::Malformed),
+        };
+        let header = header_ending_at(self.bytes, offset + ATTRIBUTE_HEADER_LEN + mac.len());
+        let right = key.mac(mac, [&header, &self.bytes[4..offset]]);
+        if right[..mac.len()].ct_eq(value).into() { Ok(()) } else { Err(IntegrityError::Mismatch) }
     }
 
     /// Whether it carries a FINGERPRINT, which then is right. Who asks with one wants an answer with one.
@@ -208,14 +269,44 @@ impl<'a> View<'a> {
     #[inline]
     pub fn attributes(&self) -> impl Iterator<Item = Attribute<'a>> + Clone + use<'a> {
         // Up to here all of them were good once.
-        Attributes::behind_header(&self.bytes[..self.end]).filter_map(Result::ok)
+        Attributes::of(&self.bytes[..self.end]).filter_map(Result::ok)
+    }
+
+    /// The values of all attributes of a type.
+    #[inline]
+    pub fn all(&self, kind: u16) -> impl Iterator<Item = &'a [u8]> + Clone + use<'a> {
+        self.attributes().filter(move |attribute| attribute.kind == kind).map(|attribute| attribute.value)
     }
 
     /// The value of the first attribute of a type: of several the others do not count (RFC 8489 section 14).
     #[inline]
     #[must_use]
     pub fn get(&self, kind: u16) -> Option<&'a [u8]> {
-        self.attributes().find(|attribute| attribute.kind == kind).map(|attribute| attribute.value)
+        self.all(kind).next()
+    }
+
+    /// LIFETIME and its like; `None` also where it has not four bytes.
+    #[must_use]
+    pub fn number(&self, kind: u16) -> Option<u32> {
+        self.get(kind)?.try_into().ok().map(u32::from_be_bytes)
+    }
+
+    /// XOR-MAPPED-ADDRESS and its like; `None` also where it is none.
+    #[must_use]
+    pub fn xor_address(&self, kind: u16) -> Option<SocketAddr> {
+        xor_address(self.get(kind)?, &self.header.transaction)
+    }
+
+    /// REALM and its like; `None` also where it is not UTF-8, or has more than the 763 bytes of RFC 8489 section 14.9.
+    #[must_use]
+    pub fn text(&self, kind: u16) -> Option<&'a str> {
+        self.get(kind).filter(|value| value.len() <= 763).and_then(|value| str::from_utf8(value).ok())
+    }
+
+    /// ERROR-CODE; `None` also where it is none.
+    #[must_use]
+    pub fn error(&self) -> Option<ErrorCode<'a>> {
+        self.get(kind::ERROR_CODE).and_then(ErrorCode::of)
     }
 
     /// Types of attributes that whoever does not comprehend them must not pass over (below 0x8000), in the order of the message,
@@ -224,26 +315,9 @@ impl<'a> View<'a> {
         let required = self.attributes().map(|attribute| attribute.kind).filter(|kind| *kind < 0x8000);
         required.filter(move |kind| !comprehends(*kind))
     }
+}
 
-    fn with_header(bytes: &'a [u8]) -> Result<Self, Invalid> {
-        if bytes.first().is_some_and(|first| first & 0xC0 != 0) {
-            return Err(Invalid::NotStun);
-        }
-        let Some((header, rest)) = bytes.split_first_chunk::<HEADER_LEN>() else {
-            return Err(Invalid::Truncated);
-        };
-        let [t0, t1, l0, l1, c0, c1, c2, c3, transaction @ ..] = *header;
-        let length = usize::from(u16::from_be_bytes([l0, l1]));
-        if rest.len() < length {
-            return Err(Invalid::Truncated);
-        }
-        if rest.len() != length || !length.is_multiple_of(4) {
-            return Err(Invalid::Length);
-        }
-        if [c0, c1, c2, c3] != COOKIE {
-            return Err(Invalid::Cookie);
-        }
-        let header = Header::of_type(u16::from_be_bytes([t0, t1]), transaction);
-        Ok(Self { bytes, header, mac: None, fingerprint: false, end: bytes.len() })
-    }
+/// An offset, as small as it can be: views are handed about.
+fn place(offset: usize) -> Option<NonZero<u32>> {
+    u32::try_from(offset).ok().and_then(NonZero::new)
 }

@@ -3,10 +3,12 @@
 use std::net::{IpAddr, SocketAddr};
 
 use super::{
-    ATTRIBUTE_HEADER_LEN, COOKIE, HEADER_LEN, Header, Transaction, header_ending_at, kind,
+    ATTRIBUTE_HEADER_LEN, COOKIE, HEADER_LEN, Header, Transaction,
+    attribute::fingerprint,
+    header_ending_at, kind,
     value::{FAMILY_IPV4, FAMILY_IPV6, xored},
 };
-use crate::integrity::{self, Key, Mac};
+use crate::integrity::{Key, Mac};
 
 /// Where attributes must end, so that there is room for both integrity attributes and FINGERPRINT in a length of 16 bits.
 const MOST: usize = HEADER_LEN + 0xFFFC - (24 + 36 + 8);
@@ -22,17 +24,18 @@ pub struct Writer<'b> {
 impl<'b> Writer<'b> {
     /// Begins a message in place of what was in the buffer.
     pub fn begin(buffer: &'b mut Vec<u8>, header: Header) -> Self {
+        let mut bytes = [0; HEADER_LEN];
+        bytes[..2].copy_from_slice(&header.message_type().to_be_bytes());
+        bytes[4..8].copy_from_slice(&COOKIE);
+        bytes[8..].copy_from_slice(&header.transaction);
         buffer.clear();
-        buffer.extend_from_slice(&header.message_type().to_be_bytes());
-        buffer.extend_from_slice(&[0, 0]);
-        buffer.extend_from_slice(&COOKIE);
-        buffer.extend_from_slice(&header.transaction);
+        buffer.extend_from_slice(&bytes);
         Self { buffer, transaction: header.transaction }
     }
 
     /// Any attribute.
     pub fn attribute(&mut self, kind: u16, value: &[u8]) -> &mut Self {
-        self.parts(kind, &[value])
+        self.put(kind, value.len(), [value])
     }
 
     /// LIFETIME and its like.
@@ -47,11 +50,21 @@ impl<'b> Writer<'b> {
 
     /// MAPPED-ADDRESS and its like (RFC 8489 section 14.1).
     pub fn address(&mut self, kind: u16, address: SocketAddr) -> &mut Self {
-        let port = address.port().to_be_bytes();
-        match address.ip() {
-            IpAddr::V4(ip) => self.parts(kind, &[&[0, FAMILY_IPV4], &port, &ip.octets()]),
-            IpAddr::V6(ip) => self.parts(kind, &[&[0, FAMILY_IPV6], &port, &ip.octets()]),
-        }
+        let mut value = [0; 20];
+        value[2..4].copy_from_slice(&address.port().to_be_bytes());
+        let length = match address.ip() {
+            IpAddr::V4(ip) => {
+                value[1] = FAMILY_IPV4;
+                value[4..8].copy_from_slice(&ip.octets());
+                8
+            }
+            IpAddr::V6(ip) => {
+                value[1] = FAMILY_IPV6;
+                value[4..].copy_from_slice(&ip.octets());
+                20
+            }
+        };
+        self.attribute(kind, &value[..length])
     }
 
     /// ERROR-CODE (RFC 8489 section 14.8), of a code from 300 to 699.
@@ -65,17 +78,8 @@ impl<'b> Writer<'b> {
     }
 
     /// UNKNOWN-ATTRIBUTES (RFC 8489 section 14.13).
-    pub fn unknown_attributes(&mut self, types: impl IntoIterator<Item = u16>) -> &mut Self {
-        let start = self.buffer.len();
-        self.parts(kind::UNKNOWN_ATTRIBUTES, &[]);
-        for kind in types {
-            if self.buffer.len() + 2 > MOST {
-                break;
-            }
-            self.buffer.extend_from_slice(&kind.to_be_bytes());
-        }
-        self.close(start);
-        self
+    pub fn unknown_attributes(&mut self, types: &[u16]) -> &mut Self {
+        self.put(kind::UNKNOWN_ATTRIBUTES, 2 * types.len(), types.iter().map(|kind| kind.to_be_bytes()))
     }
 
     /// Bytes as they are, for those who want a message to be wrong.
@@ -99,18 +103,20 @@ impl<'b> Writer<'b> {
     /// Appends the integrity attribute of this kind. A receiver heeds only a FINGERPRINT behind it, and behind the SHA-1 one also the
     /// SHA-256 one.
     pub fn sign(&mut self, key: &Key, mac: Mac) -> &mut Self {
-        integrity::sign(self.buffer, key, mac);
+        let header = header_ending_at(self.buffer, self.buffer.len() + ATTRIBUTE_HEADER_LEN + mac.len());
+        let value = key.mac(mac, [&header, &self.buffer[4..]]);
+        self.append(mac.kind(), mac.len(), [&value[..mac.len()]]);
         self
     }
 
     /// Appends FINGERPRINT if it is wanted, and sets the length.
-    pub fn finish(self, fingerprint: bool) -> &'b [u8] {
-        if fingerprint {
-            integrity::append_fingerprint(self.buffer);
-        } else {
-            let first = header_ending_at(self.buffer, self.buffer.len());
-            self.buffer[..4].copy_from_slice(&first);
+    pub fn finish(mut self, with_fingerprint: bool) -> &'b [u8] {
+        if with_fingerprint {
+            let value = fingerprint(self.buffer, self.buffer.len());
+            self.append(kind::FINGERPRINT, value.len(), [value]);
         }
+        let header = header_ending_at(self.buffer, self.buffer.len());
+        self.buffer[..4].copy_from_slice(&header);
         self.buffer
     }
 
@@ -120,28 +126,24 @@ impl<'b> Writer<'b> {
             reason = "both are less than 100 where the code is less than 10,000"
         )]
         let value = [family, 0, (code / 100) as u8, (code % 100) as u8];
-        self.parts(kind, &[&value, reason.as_bytes()])
+        self.put(kind, value.len() + reason.len(), [&value, reason.as_bytes()])
     }
 
-    fn parts(&mut self, kind: u16, parts: &[&[u8]]) -> &mut Self {
-        let start = self.buffer.len();
-        let length: usize = parts.iter().map(|part| part.len()).sum();
-        if start + ATTRIBUTE_HEADER_LEN + length.next_multiple_of(4) > MOST {
-            return self;
+    /// An attribute of so many bytes, if there is room for it.
+    fn put(&mut self, kind: u16, length: usize, parts: impl IntoIterator<Item: AsRef<[u8]>>) -> &mut Self {
+        if self.buffer.len() + ATTRIBUTE_HEADER_LEN + length.next_multiple_of(4) <= MOST {
+            self.append(kind, length, parts);
         }
-        self.buffer.extend_from_slice(&kind.to_be_bytes());
-        self.buffer.extend_from_slice(&[0, 0]);
-        parts.iter().for_each(|part| self.buffer.extend_from_slice(part));
-        self.close(start);
         self
     }
 
-    /// Sets the length of the attribute that begins here and ends at the end, and pads it.
-    fn close(&mut self, start: usize) {
-        let Some(length) = self.buffer.len().checked_sub(start + ATTRIBUTE_HEADER_LEN) else { return };
-        // Not more than MOST.
-        let length = u16::try_from(length).unwrap_or(0).to_be_bytes();
-        self.buffer[start + 2..start + ATTRIBUTE_HEADER_LEN].copy_from_slice(&length);
-        self.buffer.resize(self.buffer.len().next_multiple_of(4), 0);
+    /// An attribute of so many bytes, for which there is room.
+    fn append(&mut self, kind: u16, length: usize, parts: impl IntoIterator<Item: AsRef<[u8]>>) {
+        let [k0, k1] = kind.to_be_bytes();
+        #[expect(clippy::cast_possible_truncation, reason = "less than MOST")]
+        let [l0, l1] = (length as u16).to_be_bytes();
+        self.buffer.extend_from_slice(&[k0, k1, l0, l1]);
+        parts.into_iter().for_each(|part| self.buffer.extend_from_slice(part.as_ref()));
+        self.buffer.extend_from_slice(&[0; 3][..length.wrapping_neg() & 3]);
     }
 }

@@ -25,14 +25,12 @@ impl Forward {
         Self::start_in(Dir::new(), arguments)
     }
 
-    /// With this file.
     pub(crate) fn start_file(name: &str, text: &str) -> Self {
         let dir = Dir::new();
         dir.file(name, text);
         Self::start_in(dir, &["-c", name])
     }
 
-    /// In this directory.
     pub(crate) fn start_in(dir: Dir, arguments: &[&str]) -> Self {
         let all: Vec<&str> = ["forward", "--admin", "127.0.0.1:0"].iter().chain(arguments).copied().collect();
         let mut program = Program::start(turnpike(&all).current_dir(dir.path()));

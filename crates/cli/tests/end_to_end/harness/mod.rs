@@ -9,26 +9,35 @@ mod turnpike;
 
 use std::{
     collections::BTreeSet,
-    fs,
     net::{IpAddr, Ipv4Addr, Ipv6Addr, TcpListener, UdpSocket},
     path::{Path, PathBuf},
-    sync::atomic::{AtomicU32, AtomicUsize, Ordering},
+    sync::atomic::{AtomicU32, Ordering},
 };
 
 pub(crate) use forward::{Forward, connect, say, say_udp, tcp_echo, udp_echo};
-pub(crate) use http::{Metrics, get_as};
+pub(crate) use http::{Metrics, get as fetch, get_as};
 pub(crate) use program::{Finished, Program};
 pub(crate) use stun::{Answer, Challenge, Stun, allocate_request, forged_request};
 pub(crate) use tls::{Certificate, shown_by};
 pub(crate) use turnpike::{Load, PASSWORD, REALM, Reflect, Serve, USER, address_after, turnpike};
-pub(crate) use turnpike_testkit::{PATIENCE as SOON, alone::skip, eventually};
+pub(crate) use turnpike_testkit::{Dir, PATIENCE as SOON, alone::skip, eventually, need};
 
 pub(crate) const V4: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 pub(crate) const V6: IpAddr = IpAddr::V6(Ipv6Addr::LOCALHOST);
 
+/// Flags as a person types them.
+pub(crate) fn words(text: &str) -> Vec<&str> {
+    text.split(' ').collect()
+}
+
 /// Whether this machine has an IPv6 loopback address.
 pub(crate) fn has_ipv6() -> bool {
-    UdpSocket::bind((V6, 0)).is_ok()
+    loopback_of(V6).is_ok()
+}
+
+/// Or why not.
+pub(crate) fn loopback_of(family: IpAddr) -> Result<(), &'static str> {
+    UdpSocket::bind((family, 0)).map(drop).map_err(|_| "no IPv6 loopback address")
 }
 
 /// An even port that is free now for UDP and TCP, for programs that cannot choose one themselves. From a range of which the kernel
@@ -53,45 +62,16 @@ fn a_free_port_is_given_to_one_caller_only() {
 }
 
 /// Where a program of this name is on the PATH, or where servers are, which the PATH of an ordinary user leaves out.
-pub(crate) fn installed(name: &str) -> Option<PathBuf> {
-    let path = std::env::var_os("PATH")?;
+pub(crate) fn installed(name: &str) -> Result<PathBuf, String> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
     let servers = ["/usr/local/sbin", "/usr/sbin", "/sbin"].map(PathBuf::from);
-    std::env::split_paths(&path).chain(servers).map(|dir| dir.join(name)).find(|program| program.is_file())
+    let mut places = std::env::split_paths(&path).chain(servers).map(|dir| dir.join(name));
+    places.find(|program| program.is_file()).ok_or_else(|| format!("{name} is not installed"))
 }
 
-/// A program that `./test` has put into `target/interop`.
-pub(crate) fn interop_program(name: &str) -> Option<PathBuf> {
-    let target = Path::new(env!("CARGO_TARGET_TMPDIR")).parent()?;
+/// What the step of this name of `./test` has put into `target/interop`.
+pub(crate) fn interop_program(step: &str, name: &str) -> Result<PathBuf, String> {
+    let target = Path::new(env!("CARGO_TARGET_TMPDIR")).parent().expect("below the target directory");
     let program = target.join("interop").join(name);
-    program.is_file().then_some(program)
-}
-
-/// A directory of this test alone, removed with the value.
-pub(crate) struct Dir(PathBuf);
-
-impl Dir {
-    pub(crate) fn new() -> Self {
-        static NEXT: AtomicUsize = AtomicUsize::new(0);
-        let number = NEXT.fetch_add(1, Ordering::Relaxed);
-        let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{}-{number}", std::process::id()));
-        fs::create_dir_all(&path).expect("cargo's temporary directory can be written");
-        Self(path)
-    }
-
-    pub(crate) fn path(&self) -> &Path {
-        &self.0
-    }
-
-    /// Writes a file and says where it is.
-    pub(crate) fn file(&self, name: &str, text: &str) -> PathBuf {
-        let path = self.0.join(name);
-        fs::write(&path, text).expect("a fresh directory can be written");
-        path
-    }
-}
-
-impl Drop for Dir {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
-    }
+    if program.is_file() { Ok(program) } else { Err(format!("{name} is missing: ./test {step} installs it")) }
 }

@@ -29,7 +29,6 @@ pub(crate) struct Finished {
 }
 
 impl Finished {
-    /// Both streams.
     pub(crate) fn output(&self) -> String {
         format!("{}\n{}", self.stdout, self.stderr)
     }

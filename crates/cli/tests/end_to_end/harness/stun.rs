@@ -9,10 +9,10 @@ use std::{
 use hmac::{Hmac, Mac};
 use md5::{Digest, Md5};
 use sha1::Sha1;
+use turnpike_testkit::stun;
 
 use super::{SOON, V4, V6};
 
-const MAGIC_COOKIE: [u8; 4] = [0x21, 0x12, 0xA4, 0x42];
 const BINDING: u16 = 0x0001;
 const ALLOCATE: u16 = 0x0003;
 const USERNAME: u16 = 0x0006;
@@ -157,38 +157,19 @@ pub(crate) fn allocate_request(id: u8, credentials: Option<(&str, &str, &Challen
 }
 
 fn write(message_type: u16, id: u8, attributes: &[(u16, &[u8])]) -> Vec<u8> {
-    let mut body = Vec::new();
-    for (kind, value) in attributes {
-        body.extend(kind.to_be_bytes());
-        body.extend(short(value.len()).to_be_bytes());
-        body.extend_from_slice(value);
-        body.resize(body.len().next_multiple_of(4), 0);
-    }
-    let mut message = Vec::new();
-    message.extend(message_type.to_be_bytes());
-    message.extend(short(body.len()).to_be_bytes());
-    message.extend(MAGIC_COOKIE);
+    let mut message = stun::message(message_type, id, attributes);
     // No two requests of this process share a transaction ID: to a server they would be copies.
     static NEXT: AtomicU64 = AtomicU64::new(0);
-    message.extend([id; 4]);
-    message.extend(NEXT.fetch_add(1, Ordering::Relaxed).to_be_bytes());
-    message.extend(body);
+    message[12..20].copy_from_slice(&NEXT.fetch_add(1, Ordering::Relaxed).to_be_bytes());
     message
 }
 
 impl Answer {
     pub(crate) fn parse(bytes: &[u8]) -> Self {
-        assert!(bytes.len() >= 20 && bytes[4..8] == MAGIC_COOKIE, "no STUN message: {bytes:?}");
+        assert!(bytes.len() >= 20 && bytes[4..8] == stun::MAGIC_COOKIE, "no STUN message: {bytes:?}");
         let number = |at: usize| u16::from_be_bytes([bytes[at], bytes[at + 1]]);
         assert_eq!(usize::from(number(2)), bytes.len() - 20, "the length of a STUN message");
-        let mut attributes = Vec::new();
-        let mut at = 20;
-        while at < bytes.len() {
-            let len = usize::from(number(at + 2));
-            attributes.push((number(at), bytes[at + 4..at + 4 + len].to_vec()));
-            at += 4 + len.next_multiple_of(4);
-        }
-        Self { len: bytes.len(), message_type: number(0), attributes }
+        Self { len: bytes.len(), message_type: number(0), attributes: stun::attributes(bytes) }
     }
 
     /// The error code of an error response (class bits 11, RFC 8489 section 5).

@@ -7,22 +7,21 @@ use std::{
 };
 
 use crate::harness::{
-    Certificate, Finished, PASSWORD, Program, Serve, USER, V4, V6, eventually, has_ipv6, interop_program,
-    skip,
+    Certificate, Finished, PASSWORD, Program, Serve, USER, V4, V6, eventually, interop_program, loopback_of,
+    need,
 };
 
 const COUNT: u64 = 120;
-const MISSING: &str = "aioice is not installed: ./test interop-aioice installs it";
 
-/// Runs the echo, or `None` without aioice.
+/// Runs the echo, if aioice is there.
 fn echo(
     serve: &Serve,
     family: IpAddr,
     over: &str,
     trusted: Option<PathBuf>,
     password: &str,
-) -> Option<Finished> {
-    let python = interop_program("venv/bin/python")?;
+) -> Result<Finished, String> {
+    let python = interop_program("interop-aioice", "venv/bin/python")?;
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/interop/aioice/echo.py");
     let server = serve.address(family);
     let (host, port) = (server.ip().to_string(), server.port().to_string());
@@ -32,18 +31,14 @@ fn echo(
         Some(file) => command.env("SSL_CERT_FILE", file),
         None => command.env_remove("SSL_CERT_FILE"),
     };
-    Some(Program::run(&mut command))
+    Ok(Program::run(&mut command))
 }
 
 fn relays_an_echo(over: &str, family: IpAddr) {
-    if family.is_ipv6() && !has_ipv6() {
-        return skip("no IPv6 loopback address");
-    }
+    need!(loopback_of(family));
     let certificate = Certificate::of_authority(&["127.0.0.1", "::1"]);
     let serve = Serve::start(&certificate.flags());
-    let Some(ended) = echo(&serve, family, over, Some(certificate.authority()), PASSWORD) else {
-        return skip(MISSING);
-    };
+    let ended = need!(echo(&serve, family, over, Some(certificate.authority()), PASSWORD));
     assert_eq!(ended.code, Some(0), "{}", ended.output());
     let report = super::report(&ended);
     assert_eq!(report["echoed"], COUNT, "{report}");
@@ -80,7 +75,7 @@ fn aioice_relays_an_echo_over_tls() {
 fn aioice_with_a_wrong_password_is_refused() {
     for over in ["udp", "tcp"] {
         let mut serve = Serve::start(&[]);
-        let Some(ended) = echo(&serve, V4, over, None, "wrong") else { return skip(MISSING) };
+        let ended = need!(echo(&serve, V4, over, None, "wrong"));
         assert_eq!(ended.code, Some(4), "{}", ended.output());
         assert_eq!(super::report(&ended)["refused"], 401);
         assert!(serve.program.line_with("credential refused").contains("wrong key"));
@@ -91,9 +86,7 @@ fn aioice_with_a_wrong_password_is_refused() {
 fn aioice_that_does_not_trust_the_certificate_goes_away() {
     let [certificate, other] = [(), ()].map(|()| Certificate::of_authority(&["127.0.0.1"]));
     let serve = Serve::start(&certificate.flags());
-    let Some(ended) = echo(&serve, V4, "tls", Some(other.authority()), PASSWORD) else {
-        return skip(MISSING);
-    };
+    let ended = need!(echo(&serve, V4, "tls", Some(other.authority()), PASSWORD));
     assert_eq!(ended.code, Some(5), "{}", ended.output());
     // asyncio closes the socket before OpenSSL's alert has left.
     eventually("the failed handshake is counted", || {

@@ -5,9 +5,9 @@
 
 use std::time::{Duration, Instant};
 
-use crate::harness::{Certificate, Load, Program, Reflect, SOON, Serve, V4, eventually, skip};
+use crate::harness::{Certificate, Load, Program, Reflect, SOON, Serve, V4, eventually, need};
 
-use super::coturn_client::{ALICE, obstacle, returns_all, start_uclient};
+use super::coturn_client::{ALICE, coturn, returns_all, start_uclient};
 
 const TRANSPORTS: [&[&str]; 3] = [&[], &["-t"], &["-t", "-S"]];
 
@@ -81,25 +81,19 @@ fn others_do_not_notice(mode: &str, times: u32, patience: Duration) -> Harm {
 
 #[test]
 fn negative_tests() {
-    if let Some(why) = obstacle(V4) {
-        return skip(why);
-    }
+    need!(coturn(V4));
     assert!(others_do_not_notice("-N", 4, PATIENCE).flawed > 0);
 }
 
 #[test]
 fn negative_protocol_tests() {
-    if let Some(why) = obstacle(V4) {
-        return skip(why);
-    }
+    need!(coturn(V4));
     assert!(others_do_not_notice("-R", 4, PATIENCE).flawed > 0);
 }
 
 #[test]
 fn denial_of_service() {
-    if let Some(why) = obstacle(V4) {
-        return skip(why);
-    }
+    need!(coturn(V4));
     // Some of them leave before they have one.
     assert!(others_do_not_notice("-O", 8, PATIENCE).opened > 0);
 }
@@ -107,9 +101,7 @@ fn denial_of_service() {
 /// It connects anew, and its messages arrive all the same.
 #[test]
 fn random_disconnects() {
-    if let Some(why) = obstacle(V4) {
-        return skip(why);
-    }
+    need!(coturn(V4));
     let each_has_one = TRANSPORTS.len() as u64 * CLIENTS;
     assert!(others_do_not_notice("-B", 1, SOON).opened >= each_has_one);
 }

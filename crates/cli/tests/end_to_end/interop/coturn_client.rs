@@ -6,9 +6,11 @@ use std::{
     time::Duration,
 };
 
+use turnpike_testkit::tests;
+
 use crate::harness::{
     Certificate, Finished, PASSWORD, Program, Reflect, SOON, Serve, USER, V4, V6, eventually, free_port,
-    has_ipv6, installed, skip,
+    has_ipv6, installed, loopback_of, need, words,
 };
 
 /// Messages that each client of a uclient run sends.
@@ -17,15 +19,10 @@ const MESSAGES: u64 = 50;
 /// Credentials of [`USER`].
 pub(super) const ALICE: [&str; 4] = ["-u", USER, "-w", PASSWORD];
 
-/// Why a test cannot run here, if it cannot.
-pub(super) fn obstacle(family: IpAddr) -> Option<&'static str> {
-    if installed("turnutils_uclient").is_none() {
-        Some("coturn is not installed")
-    } else if family.is_ipv6() && !has_ipv6() {
-        Some("no IPv6 loopback address")
-    } else {
-        None
-    }
+/// Or why a test cannot run here.
+pub(super) fn coturn(family: IpAddr) -> Result<(), String> {
+    installed("turnutils_uclient")?;
+    Ok(loopback_of(family)?)
 }
 
 /// uclient to `peer` through `server`, with so many clients.
@@ -75,9 +72,7 @@ enum Via {
 
 /// Relays uclient's messages to our reflector and expects each of them back.
 fn relays_all(family: IpAddr, via: Via, more: &[&str]) {
-    if let Some(why) = obstacle(family) {
-        return skip(why);
-    }
+    need!(coturn(family));
     let certificate = Certificate::new(&["turn.example.org"]);
     let serve = Serve::start(&[&["--secret", "north-star"], &certificate.flags()[..], &dtls(more)].concat());
     let reflect = Reflect::start(family, &[]);
@@ -129,76 +124,41 @@ fn last_number(ended: &Finished, label: &str) -> u64 {
     digits.parse().unwrap_or_else(|error| panic!("{label:?}: {error} in {output}"))
 }
 
-#[test]
-fn channels_over_ipv4() {
-    relays_all(V4, Via::Channel, &[&ALICE[..], &["-c"]].concat());
+/// The same as [`USER`].
+fn alice_relays_all(families: &[IpAddr], via: Via, flags: &str) {
+    families.iter().for_each(|family| relays_all(*family, via, &[&ALICE[..], &words(flags)].concat()));
 }
 
-#[test]
-fn send_over_ipv4() {
-    relays_all(V4, Via::Send, &[&ALICE[..], &["-c"]].concat());
-}
-
-#[test]
-fn channels_over_ipv6() {
-    relays_all(V6, Via::Channel, &[&ALICE[..], &["-c"]].concat());
-}
-
-#[test]
-fn send_over_ipv6() {
-    relays_all(V6, Via::Send, &[&ALICE[..], &["-c"]].concat());
-}
-
-#[test]
-fn channels_over_tcp() {
-    relays_all(V4, Via::Channel, &[&ALICE[..], &["-c", "-t"]].concat());
-    relays_all(V6, Via::Channel, &[&ALICE[..], &["-c", "-t"]].concat());
-}
-
-#[test]
-fn send_over_tcp() {
-    relays_all(V4, Via::Send, &[&ALICE[..], &["-c", "-t"]].concat());
-}
-
-/// Payloads of every length modulo 4 need padding over streams; uclient checks what comes back.
-#[test]
-fn odd_lengths_over_tcp() {
-    for length in ["121", "122", "123"] {
-        relays_all(V4, Via::Channel, &[&ALICE[..], &["-c", "-t", "-l", length]].concat());
-    }
-}
-
-/// Over the same port as TCP. uclient tries TLS 1.0 and 1.1 too, is refused, and tries again.
-#[test]
-fn channels_over_tls() {
-    relays_all(V4, Via::Channel, &[&ALICE[..], &["-c", "-t", "-S"]].concat());
-    relays_all(V6, Via::Channel, &[&ALICE[..], &["-c", "-t", "-S"]].concat());
-}
-
-#[test]
-fn send_over_tls() {
-    relays_all(V4, Via::Send, &[&ALICE[..], &["-c", "-t", "-S"]].concat());
-}
-
-/// Over the same port as UDP, told apart by the first byte.
-#[test]
-fn channels_over_dtls() {
-    relays_all(V4, Via::Channel, &[&ALICE[..], &["-c", "-S"]].concat());
-    relays_all(V6, Via::Channel, &[&ALICE[..], &["-c", "-S"]].concat());
-}
-
-#[test]
-fn send_over_dtls() {
-    relays_all(V4, Via::Send, &[&ALICE[..], &["-c", "-S"]].concat());
+tests! {
+    channels_over_ipv4: alice_relays_all(&[V4], Via::Channel, "-c");
+    send_over_ipv4: alice_relays_all(&[V4], Via::Send, "-c");
+    channels_over_ipv6: alice_relays_all(&[V6], Via::Channel, "-c");
+    send_over_ipv6: alice_relays_all(&[V6], Via::Send, "-c");
+    channels_over_tcp: alice_relays_all(&[V4, V6], Via::Channel, "-c -t");
+    send_over_tcp: alice_relays_all(&[V4], Via::Send, "-c -t");
+    /// Payloads of every length modulo 4 need padding over streams; uclient checks what comes back.
+    odd_lengths_over_tcp: for length in ["121", "122", "123"] {
+        alice_relays_all(&[V4], Via::Channel, &format!("-c -t -l {length}"));
+    };
+    /// Over the same port as TCP. uclient tries TLS 1.0 and 1.1 too, is refused, and tries again.
+    channels_over_tls: alice_relays_all(&[V4, V6], Via::Channel, "-c -t -S");
+    send_over_tls: alice_relays_all(&[V4], Via::Send, "-c -t -S");
+    /// Over the same port as UDP, told apart by the first byte.
+    channels_over_dtls: alice_relays_all(&[V4, V6], Via::Channel, "-c -S");
+    send_over_dtls: alice_relays_all(&[V4], Via::Send, "-c -S");
+    /// -G repeats CreatePermission, one time for a peer of the other family; -g asks for DONT-FRAGMENT; -D pads.
+    extra_requests_dont_fragment_and_padding: alice_relays_all(&[V4], Via::Send, "-c -G -g -D");
+    extra_requests_over_tcp: alice_relays_all(&[V4], Via::Channel, "-c -G -t");
+    extra_requests_over_tls: alice_relays_all(&[V6], Via::Channel, "-c -G -t -S");
+    /// uclient makes itself a time-limited credential from the shared secret.
+    time_limited_credentials: relays_all(V4, Via::Send, &["-u", "bob", "-W", "north-star", "-c"]);
 }
 
 /// Without -c each RTP session has an RTCP session on the next port (EVEN-PORT, RESERVATION-TOKEN), whose peer is the
 /// peer's next port: turnutils_peer has both.
 #[test]
 fn pairs_of_ports() {
-    if let Some(why) = obstacle(V4) {
-        return skip(why);
-    }
+    need!(coturn(V4));
     let serve = Serve::start(&[]);
     let (_peer, address) = turnutils_peer();
     let ended = uclient(serve.address(V4), address, 2, &[&ALICE[..], &["-s", "-X"]].concat());
@@ -209,9 +169,7 @@ fn pairs_of_ports() {
 #[test]
 fn dual_stack_allocations() {
     for family in [V4, V6] {
-        if let Some(why) = obstacle(V6) {
-            return skip(why);
-        }
+        need!(coturn(V6));
         let serve = Serve::start(&["--log", "debug"]);
         let reflect = Reflect::start(family, &[]);
         let clients = 2;
@@ -226,29 +184,9 @@ fn dual_stack_allocations() {
     }
 }
 
-/// -G repeats CreatePermission, one time for a peer of the other family; -g asks for DONT-FRAGMENT; -D pads.
-#[test]
-fn extra_requests_dont_fragment_and_padding() {
-    relays_all(V4, Via::Send, &[&ALICE[..], &["-c", "-G", "-g", "-D"]].concat());
-}
-
-#[test]
-fn extra_requests_over_tcp_and_tls() {
-    relays_all(V4, Via::Channel, &[&ALICE[..], &["-c", "-G", "-t"]].concat());
-    relays_all(V6, Via::Channel, &[&ALICE[..], &["-c", "-G", "-t", "-S"]].concat());
-}
-
-/// uclient makes itself a time-limited credential from the shared secret.
-#[test]
-fn time_limited_credentials() {
-    relays_all(V4, Via::Send, &["-u", "bob", "-W", "north-star", "-c"]);
-}
-
 #[test]
 fn a_wrong_password_is_refused() {
-    if let Some(why) = obstacle(V4) {
-        return skip(why);
-    }
+    need!(coturn(V4));
     let mut serve = Serve::start(&[]);
     let reflect = Reflect::start(V4, &[]);
     let ended = uclient(serve.address(V4), reflect.address, 1, &["-u", USER, "-w", "wrong", "-c", "-X"]);
@@ -260,9 +198,7 @@ fn a_wrong_password_is_refused() {
 /// turnutils_peer in the place of our own reflector: nothing of ours but the relay.
 #[test]
 fn coturn_on_both_sides() {
-    if let Some(why) = obstacle(V4) {
-        return skip(why);
-    }
+    need!(coturn(V4));
     let serve = Serve::start(&[]);
     let (_peer, address) = turnutils_peer();
     let ended = uclient(serve.address(V4), address, 1, &[&ALICE[..], &["-c", "-X"]].concat());
@@ -272,9 +208,7 @@ fn coturn_on_both_sides() {
 #[test]
 fn stunclient_learns_its_address() {
     for family in [V4, V6] {
-        if let Some(why) = obstacle(family) {
-            return skip(why);
-        }
+        need!(coturn(family));
         let serve = Serve::start(&[]);
         let server = serve.address(family);
         let mut command = Command::new("turnutils_stunclient");
@@ -289,9 +223,7 @@ fn stunclient_learns_its_address() {
 /// -T has clients connect to each other's relayed addresses, each over a data connection of its own, with the nonce of its control
 /// connection.
 fn relays_tcp(workers: &str, clients: u64, more: &[&str]) {
-    if let Some(why) = obstacle(V4) {
-        return skip(why);
-    }
+    need!(coturn(V4));
     let certificate = Certificate::new(&["turn.example.org"]);
     let serve = Serve::start(&[&["--workers", workers], &certificate.flags()[..]].concat());
     let nobody = SocketAddr::new(V4, 9);
@@ -335,9 +267,7 @@ fn tcp_relaying_with_active_peers() {
 fn mobility_over_udp_and_tcp() {
     for workers in ["1", "2"] {
         for more in [&["-M"][..], &["-M", "-t"]] {
-            if let Some(why) = obstacle(V4) {
-                return skip(why);
-            }
+            need!(coturn(V4));
             let serve = Serve::start(&["--workers", workers]);
             let reflect = Reflect::start(V4, &[]);
             let more = [&ALICE[..], &["-c", "-X"], more].concat();

@@ -8,7 +8,7 @@ use std::{
 
 use crate::harness::{
     Dir, Finished, Load, PASSWORD, Program, REALM, Reflect, Serve, USER, V4, eventually, free_port,
-    installed, skip, turnpike,
+    installed, need, turnpike,
 };
 
 /// The keys that uclient has built in for its `-J`; of those of 33 bytes the 32 that it uses.
@@ -34,9 +34,7 @@ fn run(program: &str, arguments: &[&str]) -> Finished {
 
 #[test]
 fn natdiscovery_finds_no_nat_on_loopback() {
-    if installed("turnutils_natdiscovery").is_none() {
-        return skip("coturn is not installed");
-    }
+    need!(installed("turnutils_natdiscovery"));
     let dir = Dir::new();
     let ports = [free_port(V4), free_port(V4)];
     let second = IpAddr::V4(Ipv4Addr::new(127, 0, 0, 2));
@@ -80,9 +78,7 @@ fn natdiscovery_finds_no_nat_on_loopback() {
 /// uclient makes itself a token with one of its keys, for the name in our challenge, and drops USERNAME for the key's.
 #[test]
 fn uclient_relays_with_tokens() {
-    if installed("turnutils_uclient").is_none() {
-        return skip("coturn is not installed");
-    }
+    need!(installed("turnutils_uclient"));
     let dir = Dir::new();
     let serve = serve_with(&dir, COTURN_KEYS);
     let reflect = Reflect::start(V4, &[]);
@@ -100,9 +96,7 @@ fn uclient_relays_with_tokens() {
 
 #[test]
 fn coturn_validates_our_tokens() {
-    if installed("turnutils_oauth").is_none() {
-        return skip("coturn is not installed");
-    }
+    need!(installed("turnutils_oauth"));
     for (algorithm, key) in
         [("A256GCM", "MDEyMzQ1Njc4OTAxMjM0NTY3ODkwMTIzNDU2Nzg5MDE="), ("A128GCM", "MTIzNDU2Nzg5MDEyMzQ1Ng==")]
     {
@@ -137,9 +131,7 @@ fn relays_ten(server: &Serve, peer: SocketAddr) {
 
 #[test]
 fn uclient_follows_try_alternate_always_and_from_a_server_that_drains() {
-    if installed("turnutils_uclient").is_none() {
-        return skip("coturn is not installed");
-    }
+    need!(installed("turnutils_uclient"));
     let other = Serve::start(&[]);
     let reflect = Reflect::start(V4, &[]);
     for when in ["always", "drain"] {

@@ -7,9 +7,11 @@ use std::{
     process::Command,
 };
 
+use turnpike_testkit::tests;
+
 use crate::harness::{
-    Dir, Load, PASSWORD, Program, REALM, Reflect, Stun, USER, V4, V6, eventually, free_port, has_ipv6,
-    installed, skip,
+    Dir, Load, PASSWORD, Program, REALM, Reflect, Stun, USER, V4, V6, eventually, free_port, installed,
+    loopback_of, need,
 };
 
 /// A running turnserver on loopback.
@@ -21,13 +23,9 @@ struct Turnserver {
 
 impl Turnserver {
     /// Or why not.
-    fn start(family: IpAddr) -> Result<Self, &'static str> {
-        if installed("turnserver").is_none() {
-            return Err("coturn is not installed");
-        }
-        if family.is_ipv6() && !has_ipv6() {
-            return Err("no IPv6 loopback address");
-        }
+    fn start(family: IpAddr) -> Result<Self, String> {
+        installed("turnserver")?;
+        loopback_of(family)?;
         let dir = Dir::new();
         let file = |name: &str| dir.path().join(name).display().to_string();
         let address = SocketAddr::new(family, free_port(family));
@@ -61,10 +59,7 @@ impl Turnserver {
 }
 
 fn relays_all(family: IpAddr, via: &str) {
-    let server = match Turnserver::start(family) {
-        Ok(server) => server,
-        Err(why) => return skip(why),
-    };
+    let server = need!(Turnserver::start(family));
     let reflect = Reflect::start(family, &[]);
     let run = Load::new(server.address)
         .to(reflect.address)
@@ -77,32 +72,16 @@ fn relays_all(family: IpAddr, via: &str) {
     assert_eq!(result["lost"], 0, "{result}");
 }
 
-#[test]
-fn load_by_channel_over_ipv4() {
-    relays_all(V4, "channel");
-}
-
-#[test]
-fn load_by_send_over_ipv4() {
-    relays_all(V4, "send");
-}
-
-#[test]
-fn load_by_channel_over_ipv6() {
-    relays_all(V6, "channel");
-}
-
-#[test]
-fn load_by_send_over_ipv6() {
-    relays_all(V6, "send");
+tests! {
+    load_by_channel_over_ipv4: relays_all(V4, "channel");
+    load_by_send_over_ipv4: relays_all(V4, "send");
+    load_by_channel_over_ipv6: relays_all(V6, "channel");
+    load_by_send_over_ipv6: relays_all(V6, "send");
 }
 
 #[test]
 fn load_churns_allocations() {
-    let server = match Turnserver::start(V4) {
-        Ok(server) => server,
-        Err(why) => return skip(why),
-    };
+    let server = need!(Turnserver::start(V4));
     let run =
         Load::new(server.address).with(&["--mode", "allocate", "--clients", "2", "--duration", "1"]).run();
     assert_eq!(run.code, Some(0), "{}", run.output());
@@ -111,10 +90,7 @@ fn load_churns_allocations() {
 
 #[test]
 fn load_with_a_wrong_password_is_refused() {
-    let server = match Turnserver::start(V4) {
-        Ok(server) => server,
-        Err(why) => return skip(why),
-    };
+    let server = need!(Turnserver::start(V4));
     let reflect = Reflect::start(V4, &[]);
     let run = Load::as_user(server.address, &format!("{USER}:wrong"))
         .to(reflect.address)

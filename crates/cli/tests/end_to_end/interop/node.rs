@@ -3,39 +3,35 @@
 use std::{net::IpAddr, path::Path, process::Command};
 
 use crate::harness::{
-    Certificate, Finished, PASSWORD, Program, Serve, USER, V4, V6, has_ipv6, interop_program, skip,
+    Certificate, Finished, PASSWORD, Program, Serve, USER, V4, V6, interop_program, loopback_of, need,
 };
 
 const COUNT: u64 = 49;
 
-/// Runs the echo, or `None` without the libraries. `target/interop/node-command` leads to the Node that `./test` has found.
+/// Runs the echo, if the libraries are there. `target/interop/node-command` leads to the Node that `./test` has found.
 fn echo(
     library: &str,
     serve: &Serve,
     family: IpAddr,
     over: &str,
     certificate: &Certificate,
-) -> Option<Finished> {
-    let node = interop_program("node-command")?;
-    let libraries = interop_program("node-modules/installed.json")?;
+) -> Result<Finished, String> {
+    let node = interop_program("interop-node", "node-command")?;
+    let libraries = interop_program("interop-node", "node-modules/installed.json")?;
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/interop/node/echo.mjs");
     let (scheme, transport) = if over == "tls" { ("turns", "tcp") } else { ("turn", over) };
     let uri = format!("{scheme}:{}?transport={transport}", serve.address(family));
     let mut command = Command::new(node);
     command.arg(script).args([library, &uri, USER, PASSWORD, &COUNT.to_string()]);
-    command.current_dir(libraries.parent()?).env("NODE_EXTRA_CA_CERTS", certificate.authority());
-    Some(Program::run(&mut command))
+    command.current_dir(libraries.with_file_name("")).env("NODE_EXTRA_CA_CERTS", certificate.authority());
+    Ok(Program::run(&mut command))
 }
 
 fn relays_an_echo(library: &str, over: &str, family: IpAddr) {
-    if family.is_ipv6() && !has_ipv6() {
-        return skip("no IPv6 loopback address");
-    }
+    need!(loopback_of(family));
     let certificate = Certificate::of_authority(&["127.0.0.1"]);
     let serve = Serve::start(&certificate.flags());
-    let Some(ended) = echo(library, &serve, family, over, &certificate) else {
-        return skip("werift and node-datachannel are not installed: ./test interop-node installs them");
-    };
+    let ended = need!(echo(library, &serve, family, over, &certificate));
     assert_eq!(ended.code, Some(0), "{}\n{}", ended.output(), serve.metrics().text());
     let report = super::report(&ended);
     assert_eq!(report["echoed"], COUNT, "{report}");

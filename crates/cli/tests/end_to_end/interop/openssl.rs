@@ -2,10 +2,9 @@
 
 use std::{fs, net::SocketAddr, path::Path, process::Command};
 
-use crate::harness::{Certificate, Dir, Finished, Program, Serve, V4, eventually, installed, skip};
+use crate::harness::{Certificate, Dir, Finished, Program, Serve, V4, eventually, installed, need};
 
 const NAME: &str = "turn.example.org";
-const MISSING: &str = "openssl is not installed";
 
 /// Shakes hands and ends: it has nothing to say.
 fn s_client(server: SocketAddr, more: &[&str]) -> Finished {
@@ -34,9 +33,7 @@ fn pem_of(file: &Path) -> String {
 
 #[test]
 fn the_protocols_of_rfc_7443_are_chosen_turn_first() {
-    if installed("openssl").is_none() {
-        return skip(MISSING);
-    }
+    need!(installed("openssl"));
     let certificate = Certificate::of_authority(&[NAME, "127.0.0.1"]);
     let authority = certificate.authority();
     let authority = authority.to_str().expect("our own path is UTF-8");
@@ -81,9 +78,7 @@ fn the_protocols_of_rfc_7443_are_chosen_turn_first() {
 
 #[test]
 fn foreign_protocols_are_refused_with_the_alert_for_that() {
-    if installed("openssl").is_none() {
-        return skip(MISSING);
-    }
+    need!(installed("openssl"));
     let serve = Serve::start(&Certificate::new(&[NAME]).flags());
     for (count, version) in [(1, "-tls1_2"), (2, "-tls1_3")] {
         let ended = s_client(serve.address(V4), &[version, "-alpn", "http/1.1,h2"]);
@@ -97,9 +92,7 @@ fn foreign_protocols_are_refused_with_the_alert_for_that() {
 
 #[test]
 fn versions_before_1_2_are_refused() {
-    if installed("openssl").is_none() {
-        return skip(MISSING);
-    }
+    need!(installed("openssl"));
     let serve = Serve::start(&Certificate::new(&[NAME]).flags());
     // Level 0: OpenSSL itself would not offer them otherwise.
     let ended = s_client(serve.address(V4), &["-tls1_1", "-cipher", "DEFAULT@SECLEVEL=0"]);
@@ -110,9 +103,7 @@ fn versions_before_1_2_are_refused() {
 
 #[test]
 fn the_server_name_chooses_the_certificate() {
-    if installed("openssl").is_none() {
-        return skip(MISSING);
-    }
+    need!(installed("openssl"));
     let [default, other, wild] =
         [&[NAME][..], &["turn.example.net"], &["*.example.com"]].map(Certificate::new);
     let dir = Dir::new();
@@ -122,7 +113,7 @@ fn the_server_name_chooses_the_certificate() {
         .join(", ");
     let config = dir.file(
         "turnpike.toml",
-        &format!(
+        format!(
             "[tls]\ncert = {:?}\nkey = {:?}\ncertificates = [{more}]\n",
             path(&default.cert()),
             path(&default.key())
@@ -146,9 +137,7 @@ fn the_server_name_chooses_the_certificate() {
 
 #[test]
 fn sessions_are_resumed() {
-    if installed("openssl").is_none() {
-        return skip(MISSING);
-    }
+    need!(installed("openssl"));
     let serve = Serve::start(&Certificate::new(&[NAME]).flags());
     // Connects once, and five times more with the ticket that it was given.
     let ended = s_client(serve.address(V4), &["-tls1_2", "-reconnect"]);

@@ -3,19 +3,20 @@
 
 use std::process::Command;
 
+use turnpike_testkit::tests;
+
 use crate::harness::{
-    Certificate, Finished, PASSWORD, Program, Serve, USER, V4, eventually, interop_program, skip,
+    Certificate, Finished, PASSWORD, Program, Serve, USER, V4, eventually, interop_program, need,
 };
 
 const COUNT: u64 = 120;
-const MISSING: &str = "the pion helper is not built: ./test interop-pion builds it";
 
-/// Runs the echo, or `None` without the helper.
-fn echo(serve: &Serve, password: &str, more: &[&str]) -> Option<Finished> {
-    let mut command = Command::new(interop_program("pion-echo")?);
+/// Runs the echo, if the helper is there.
+fn echo(serve: &Serve, password: &str, more: &[&str]) -> Result<Finished, String> {
+    let mut command = Command::new(interop_program("interop-pion", "pion-echo")?);
     command.args(["-server", &serve.address(V4).to_string(), "-user", USER, "-password", password]);
     command.args(["-count", &COUNT.to_string()]).args(more);
-    Some(Program::run(&mut command))
+    Ok(Program::run(&mut command))
 }
 
 fn relays_an_echo(over: &str) {
@@ -23,9 +24,7 @@ fn relays_an_echo(over: &str) {
     let serve = Serve::start(&certificate.flags());
     let authority = certificate.authority();
     let ca = authority.to_str().expect("our own path is UTF-8");
-    let Some(ended) = echo(&serve, PASSWORD, &["-transport", over, "-ca", ca]) else {
-        return skip(MISSING);
-    };
+    let ended = need!(echo(&serve, PASSWORD, &["-transport", over, "-ca", ca]));
     assert_eq!(ended.code, Some(0), "{}", ended.output());
     let report = super::report(&ended);
     assert_eq!(report["echoed"], COUNT, "{report}");
@@ -43,26 +42,17 @@ fn relays_an_echo(over: &str) {
     serve.wait_for_allocations(0);
 }
 
-#[test]
-fn pion_relays_an_echo() {
-    relays_an_echo("udp");
-}
-
-#[test]
-fn pion_relays_an_echo_over_tcp() {
-    relays_an_echo("tcp");
-}
-
-#[test]
-fn pion_relays_an_echo_over_tls() {
-    relays_an_echo("tls");
+tests! {
+    pion_relays_an_echo: relays_an_echo("udp");
+    pion_relays_an_echo_over_tcp: relays_an_echo("tcp");
+    pion_relays_an_echo_over_tls: relays_an_echo("tls");
 }
 
 /// With the nonce of the control connection on each data connection, on whichever worker that comes in.
 fn relays_tcp_both_ways(version: &str) {
     const EACH_WAY: u64 = 6;
     let serve = Serve::start(&["--workers", "3"]);
-    let Some(program) = interop_program("pion-tcp") else { return skip(MISSING) };
+    let program = need!(interop_program("interop-pion", "pion-tcp"));
     let mut command = Command::new(program);
     command.args(["-server", &serve.address(V4).to_string(), "-user", USER, "-password", PASSWORD]);
     command.args(["-version", version, "-count", &EACH_WAY.to_string()]);
@@ -90,7 +80,7 @@ fn pion_5_connects_to_tcp_peers_and_accepts_them() {
 fn pion_with_a_wrong_password_is_refused() {
     for over in ["udp", "tcp"] {
         let mut serve = Serve::start(&[]);
-        let Some(ended) = echo(&serve, "wrong", &["-transport", over]) else { return skip(MISSING) };
+        let ended = need!(echo(&serve, "wrong", &["-transport", over]));
         assert_eq!(ended.code, Some(4), "{}", ended.output());
         let report = super::report(&ended);
         assert!(report["refused"].as_str().is_some_and(|text| text.contains("401")), "{report}");

@@ -4,32 +4,25 @@ use std::{
     fs,
     os::unix::fs::symlink,
     path::{Path, PathBuf},
-    sync::atomic::{AtomicU32, Ordering},
 };
 
 use super::super::{ForwardLoaded, ForwardSources, source};
-use crate::{ConfigErrors, Flags, Sources};
+use crate::{Flags, Mistakes, Sources};
 
-/// A directory of a test's own, removed with it.
-struct Dir(PathBuf);
+/// A directory whose own name would be a pattern.
+struct Dir(PathBuf, turnpike_testkit::Dir);
 
 impl Dir {
     fn new() -> Self {
-        static NEXT: AtomicU32 = AtomicU32::new(0);
-        let number = NEXT.fetch_add(1, Ordering::Relaxed);
-        let path = std::env::temp_dir().join(format!("turnpike-include-{}-[{number}]", std::process::id()));
-        fs::create_dir_all(&path).expect("a directory for temporary files");
-        Self(path)
+        let dir = turnpike_testkit::Dir::new();
+        Self(dir.at("[1]"), dir)
     }
 
     fn write(&self, name: &str, text: &str) -> PathBuf {
-        let path = self.0.join(name);
-        fs::create_dir_all(path.parent().expect("it is inside")).expect("a directory");
-        fs::write(&path, text).expect("a file");
-        path
+        self.1.file(&format!("[1]/{name}"), text)
     }
 
-    fn load(&self) -> Result<ForwardLoaded, ConfigErrors> {
+    fn load(&self) -> Result<ForwardLoaded, Mistakes> {
         let main = self.0.join("main.toml");
         let sources = Sources::new(None, Vec::new(), Flags::new());
         let sources = ForwardSources { sources, arguments: Vec::new() };
@@ -46,12 +39,6 @@ impl Dir {
 
     fn short(&self, text: &str) -> String {
         text.replace(&format!("{}/", self.0.display()), "")
-    }
-}
-
-impl Drop for Dir {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
     }
 }
 

@@ -32,7 +32,7 @@ fn workers() -> [Worker; 2] {
     };
     let listeners = Listeners { udp: vec![any], ..Listeners::default() };
     let layout = config.layout();
-    let common = Common::new(config, listeners, layout, Arc::new(()), Arc::new(()));
+    let common = Common::new(config, listeners, layout, Arc::new(()), Arc::new(()), None);
     let mut mailboxes = Vec::new();
     let made = [0, 1].map(|number| {
         let (worker, mailbox, _) = Worker::new(number, &common).unwrap_or_else(|error| panic!("{error}"));
@@ -66,7 +66,7 @@ fn mobile(owner: &mut Worker) -> Vec<u8> {
 /// Takes what waits.
 fn take(worker: &mut Worker) -> usize {
     let mut taken = 0;
-    while let Ok(Command::Handoff(handoff)) = worker.inbox.try_recv() {
+    while let Some(Command::Handoff(handoff)) = worker.inbox.command() {
         worker.take_handoff(NOW, *handoff);
         taken += 1;
     }

@@ -14,7 +14,7 @@ pub(super) trait Browser: Sized {
     const TLS_WANTS_NAME: bool;
 
     /// Or why not; `tls` when it must trust a certificate of ours.
-    fn available(tls: bool) -> Result<(), &'static str>;
+    fn available(tls: bool) -> Result<(), String>;
 
     fn open(url: &str, certificate: &Certificate) -> Self;
 
@@ -39,8 +39,8 @@ pub(super) struct Chromium {
 impl Browser for Chromium {
     const TLS_WANTS_NAME: bool = false;
 
-    fn available(_: bool) -> Result<(), &'static str> {
-        installed("chromium").map(drop).ok_or("Chromium is not installed")
+    fn available(_: bool) -> Result<(), String> {
+        installed("chromium").map(drop)
     }
 
     fn open(url: &str, certificate: &Certificate) -> Self {
@@ -92,12 +92,9 @@ const PREFERENCES: &[(&str, &str)] = &[
 impl Browser for Firefox {
     const TLS_WANTS_NAME: bool = true;
 
-    fn available(tls: bool) -> Result<(), &'static str> {
-        installed("firefox-esr").ok_or("Firefox is not installed")?;
-        if tls {
-            installed("certutil").ok_or("certutil (libnss3-tools) is not installed")?;
-        }
-        Ok(())
+    fn available(tls: bool) -> Result<(), String> {
+        installed("firefox-esr")?;
+        if tls { installed("certutil").map(drop) } else { Ok(()) }
     }
 
     fn open(url: &str, certificate: &Certificate) -> Self {
@@ -105,7 +102,7 @@ impl Browser for Firefox {
         let preferences: String =
             PREFERENCES.iter().map(|(name, value)| format!("user_pref(\"{name}\", {value});\n")).collect();
         home.file("user.js", &preferences);
-        if installed("certutil").is_some() {
+        if installed("certutil").is_ok() {
             trust(home.path(), &certificate.authority());
         }
         let mut command = at_home("firefox-esr", &home);

@@ -7,7 +7,9 @@ use std::net::IpAddr;
 
 use serde_json::json;
 
-use crate::harness::{Certificate, PASSWORD, Serve, USER, V4, V6, eventually, has_ipv6, skip};
+use turnpike_testkit::tests;
+
+use crate::harness::{Certificate, PASSWORD, Serve, USER, V4, V6, eventually, loopback_of, need};
 
 use browser::{Browser, Chromium, Firefox};
 use page::Page;
@@ -44,12 +46,8 @@ impl Over {
 
 /// Has a browser call itself through `serve`, and holds what it saw against what the server counted.
 fn calls_itself<B: Browser>(over: Over, family: IpAddr) {
-    if family.is_ipv6() && !has_ipv6() {
-        return skip("no IPv6 loopback address");
-    }
-    if let Err(why) = B::available(over == Over::Tls) {
-        return skip(why);
-    }
+    need!(loopback_of(family));
+    need!(B::available(over == Over::Tls));
     let certificate = Certificate::of_authority(&["localhost", "127.0.0.1", "::1"]);
     let serve = Serve::start(&certificate.flags());
     let page = Page::serve(json!({
@@ -102,62 +100,17 @@ fn calls_itself<B: Browser>(over: Over, family: IpAddr) {
     browser.close();
 }
 
-#[test]
-fn chromium_over_udp() {
-    calls_itself::<Chromium>(Over::Udp, V4);
-}
-
-#[test]
-fn chromium_over_udp_and_ipv6() {
-    calls_itself::<Chromium>(Over::Udp, V6);
-}
-
-#[test]
-fn chromium_over_tcp() {
-    calls_itself::<Chromium>(Over::Tcp, V4);
-}
-
-#[test]
-fn chromium_over_tcp_and_ipv6() {
-    calls_itself::<Chromium>(Over::Tcp, V6);
-}
-
-#[test]
-fn chromium_over_tls() {
-    calls_itself::<Chromium>(Over::Tls, V4);
-}
-
-#[test]
-fn chromium_over_tls_and_ipv6() {
-    calls_itself::<Chromium>(Over::Tls, V6);
-}
-
-#[test]
-fn firefox_over_udp() {
-    calls_itself::<Firefox>(Over::Udp, V4);
-}
-
-#[test]
-fn firefox_over_udp_and_ipv6() {
-    calls_itself::<Firefox>(Over::Udp, V6);
-}
-
-#[test]
-fn firefox_over_tcp() {
-    calls_itself::<Firefox>(Over::Tcp, V4);
-}
-
-#[test]
-fn firefox_over_tcp_and_ipv6() {
-    calls_itself::<Firefox>(Over::Tcp, V6);
-}
-
-#[test]
-fn firefox_over_tls() {
-    calls_itself::<Firefox>(Over::Tls, V4);
-}
-
-#[test]
-fn firefox_over_tls_and_ipv6() {
-    calls_itself::<Firefox>(Over::Tls, V6);
+tests! {
+    chromium_over_udp: calls_itself::<Chromium>(Over::Udp, V4);
+    chromium_over_udp_and_ipv6: calls_itself::<Chromium>(Over::Udp, V6);
+    chromium_over_tcp: calls_itself::<Chromium>(Over::Tcp, V4);
+    chromium_over_tcp_and_ipv6: calls_itself::<Chromium>(Over::Tcp, V6);
+    chromium_over_tls: calls_itself::<Chromium>(Over::Tls, V4);
+    chromium_over_tls_and_ipv6: calls_itself::<Chromium>(Over::Tls, V6);
+    firefox_over_udp: calls_itself::<Firefox>(Over::Udp, V4);
+    firefox_over_udp_and_ipv6: calls_itself::<Firefox>(Over::Udp, V6);
+    firefox_over_tcp: calls_itself::<Firefox>(Over::Tcp, V4);
+    firefox_over_tcp_and_ipv6: calls_itself::<Firefox>(Over::Tcp, V6);
+    firefox_over_tls: calls_itself::<Firefox>(Over::Tls, V4);
+    firefox_over_tls_and_ipv6: calls_itself::<Firefox>(Over::Tls, V6);
 }

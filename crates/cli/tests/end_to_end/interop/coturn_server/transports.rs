@@ -9,9 +9,11 @@ use std::{
 
 use serde_json::Value;
 
+use turnpike_testkit::tests;
+
 use crate::harness::{
     Dir, Finished, Load, PASSWORD, Program, REALM, Reflect, Stun, USER, V4, V6, eventually, free_port,
-    has_ipv6, installed, skip, turnpike,
+    has_ipv6, installed, loopback_of, need, turnpike, words,
 };
 
 /// A running turnserver with every transport, on loopback in both families; two IPv4 addresses, for RFC 5780.
@@ -26,19 +28,17 @@ struct Turnserver {
 
 impl Turnserver {
     /// Or why not.
-    fn start() -> Result<Self, &'static str> {
+    fn start() -> Result<Self, String> {
         Self::start_with(&[])
     }
 
-    fn start_with(more: &[&str]) -> Result<Self, &'static str> {
-        if installed("turnserver").is_none() {
-            return Err("coturn is not installed");
-        }
+    fn start_with(more: &[&str]) -> Result<Self, String> {
+        installed("turnserver")?;
         let dir = Dir::new();
         let names = ["turn.example.org", "127.0.0.1", "::1"].map(str::to_owned);
         let made = rcgen::generate_simple_self_signed(names).expect("valid names");
-        let certificate = dir.file("cert.pem", &made.cert.pem());
-        let key = dir.file("key.pem", &made.signing_key.serialize_pem());
+        let certificate = dir.file("cert.pem", made.cert.pem());
+        let key = dir.file("key.pem", made.signing_key.serialize_pem());
         let file = |name: &str| dir.path().join(name).display().to_string();
         let (plain, secure) = (free_pair(), free_pair());
         let mut command = Command::new("turnserver");
@@ -99,13 +99,8 @@ fn free_pair() -> u16 {
 }
 
 fn relays_all(transport: &str, family: std::net::IpAddr, via: &str) {
-    if family.is_ipv6() && !has_ipv6() {
-        return skip("no IPv6 loopback address");
-    }
-    let server = match Turnserver::start() {
-        Ok(server) => server,
-        Err(why) => return skip(why),
-    };
+    need!(loopback_of(family));
+    let server = need!(Turnserver::start());
     let reflect = Reflect::start(family, &[]);
     let run = server
         .load(transport, family)
@@ -122,53 +117,22 @@ fn relays_all(transport: &str, family: std::net::IpAddr, via: &str) {
     assert!(if transport == "dtls" { lost <= 20 } else { lost == 0 }, "{result}");
 }
 
-#[test]
-fn load_by_channel_over_tcp() {
-    relays_all("tcp", V4, "channel");
-}
-
-#[test]
-fn load_by_send_over_tcp() {
-    relays_all("tcp", V4, "send");
-}
-
-#[test]
-fn load_by_channel_over_tls() {
-    relays_all("tls", V4, "channel");
-}
-
-#[test]
-fn load_by_send_over_tls_and_ipv6() {
-    relays_all("tls", V6, "send");
-}
-
-#[test]
-fn load_by_channel_over_dtls() {
-    relays_all("dtls", V4, "channel");
+tests! {
+    load_by_channel_over_tcp: relays_all("tcp", V4, "channel");
+    load_by_send_over_tcp: relays_all("tcp", V4, "send");
+    load_by_channel_over_tls: relays_all("tls", V4, "channel");
+    load_by_send_over_tls_and_ipv6: relays_all("tls", V6, "send");
+    load_by_channel_over_dtls: relays_all("dtls", V4, "channel");
 }
 
 #[test]
 fn allocations_over_tls_resume_sessions_unless_told_not_to() {
-    let server = match Turnserver::start() {
-        Ok(server) => server,
-        Err(why) => return skip(why),
-    };
+    let server = need!(Turnserver::start());
     let handshakes = |more: &[&str]| {
         let run = server
             .load("tls", V4)
             // On a busy machine all that fits into a warm-up and more would be late for what is measured.
-            .with(&[
-                "--mode",
-                "allocate",
-                "--clients",
-                "2",
-                "--rate",
-                "100",
-                "--duration",
-                "1",
-                "--warmup",
-                "0",
-            ])
+            .with(&words("--mode allocate --clients 2 --rate 100 --duration 1 --warmup 0"))
             .with(more)
             .run();
         assert_eq!(run.code, Some(0), "{}", run.output());
@@ -185,10 +149,7 @@ fn allocations_over_tls_resume_sessions_unless_told_not_to() {
 
 #[test]
 fn tcp_is_relayed_to_a_tcp_reflector() {
-    let server = match Turnserver::start() {
-        Ok(server) => server,
-        Err(why) => return skip(why),
-    };
+    let server = need!(Turnserver::start());
     let mut reflect =
         Program::start(&mut turnpike(&["reflect", "--tcp", "127.0.0.1:0", "--listen", "127.0.0.1:0"]));
     let line = reflect.line_with("listening on tcp ");
@@ -213,10 +174,7 @@ fn tcp_is_relayed_to_a_tcp_reflector() {
 
 #[test]
 fn a_certificate_that_is_not_trusted_or_has_another_name_is_refused_with_a_remedy() {
-    let server = match Turnserver::start() {
-        Ok(server) => server,
-        Err(why) => return skip(why),
-    };
+    let server = need!(Turnserver::start());
     let reflect = Reflect::start(V4, &[]);
     for transport in ["tls", "dtls"] {
         let run = Load::new(server.address(transport, V4))
@@ -234,10 +192,7 @@ fn a_certificate_that_is_not_trusted_or_has_another_name_is_refused_with_a_remed
 
 #[test]
 fn a_closed_port_and_a_wrong_password_are_told_over_tcp() {
-    let server = match Turnserver::start() {
-        Ok(server) => server,
-        Err(why) => return skip(why),
-    };
+    let server = need!(Turnserver::start());
     let nothing = Load::new((V4, free_pair()).into()).with(&["--transport", "tcp", "--duration", "1"]).run();
     assert_eq!(nothing.code, Some(1), "{}", nothing.output());
     assert!(nothing.stderr.contains("refused the connection"), "{}", nothing.output());
@@ -250,10 +205,7 @@ fn a_closed_port_and_a_wrong_password_are_told_over_tcp() {
 
 #[test]
 fn probe_tells_what_coturn_has_over_every_transport() {
-    let server = match Turnserver::start() {
-        Ok(server) => server,
-        Err(why) => return skip(why),
-    };
+    let server = need!(Turnserver::start());
     let plain = server.probe(&format!("turn:127.0.0.1:{}", server.plain), &["--fail-on", "bad"]);
     // Loopback peers are allowed here.
     assert_eq!(plain.code, Some(3), "{}", plain.output());
@@ -296,10 +248,7 @@ fn probe_tells_what_coturn_has_over_every_transport() {
 /// Left behind, its allocations would live for ten minutes, on the user's quota.
 #[test]
 fn probe_deletes_its_allocations() {
-    let server = match Turnserver::start_with(&["-v"]) {
-        Ok(server) => server,
-        Err(why) => return skip(why),
-    };
+    let server = need!(Turnserver::start_with(&["-v"]));
     let run = server.probe(&format!("turn:127.0.0.1:{}", server.plain), &[]);
     assert_eq!(run.code, Some(0), "{}", run.output());
     eventually("as many deletions as allocations", || {

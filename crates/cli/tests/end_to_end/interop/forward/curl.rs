@@ -2,13 +2,11 @@
 
 use std::{fs, process::Command};
 
-use crate::harness::{Dir, Forward, Program, SOON, installed, skip};
+use crate::harness::{Dir, Forward, Program, SOON, installed, need};
 
 #[test]
 fn curl_gets_files_of_all_sizes() {
-    let (Some(curl), Some(python)) = (installed("curl"), installed("python3")) else {
-        return skip("curl or python3 is not installed");
-    };
+    let (curl, python) = (need!(installed("curl")), need!(installed("python3")));
     let dir = Dir::new();
     // Port 0: it takes a free one, and says which.
     let mut web = Program::start(

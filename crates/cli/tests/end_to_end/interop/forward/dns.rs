@@ -2,8 +2,8 @@
 
 use std::{fmt::Write as _, net::SocketAddr, process::Command, thread};
 
-use super::{Workshop, free_address, missing, run};
-use crate::harness::{Dir, Forward, Program, V4, eventually, free_port, installed, skip};
+use super::{Workshop, all_installed, free_address, run};
+use crate::harness::{Dir, Forward, Program, V4, eventually, free_port, installed, need};
 
 /// Host number n has the address 10.1.n/256.n%256.
 const HOSTS: u32 = 200;
@@ -23,10 +23,8 @@ impl Dnsmasq {
     /// # Errors
     /// Why it cannot run here.
     pub(super) fn start() -> Result<Self, String> {
-        if let Some(why) = missing(&["dnsmasq", "dig"]) {
-            return Err(why);
-        }
-        let dnsmasq = installed("dnsmasq").ok_or("dnsmasq is not installed")?;
+        all_installed(&["dnsmasq", "dig"])?;
+        let dnsmasq = installed("dnsmasq")?;
         let workshop = Workshop::new();
         let address = free_address();
         let mut conf = format!(
@@ -103,13 +101,9 @@ fn long_answer() -> String {
     (0..LONG).map(|at| format!("{:?}", long_string(at))).collect::<Vec<_>>().join(" ")
 }
 
-fn start() -> Option<Dnsmasq> {
-    Dnsmasq::start().map_err(|why| skip(&why)).ok()
-}
-
 #[test]
 fn queries_over_udp_are_each_answered() {
-    let Some(server) = start() else { return };
+    let server = need!(Dnsmasq::start());
     for datapath in ["basic", "mmsg", "gso"] {
         let rule = format!("udp://127.0.0.1:0={}?name=dns", server.address);
         let mut forward = Forward::start(&[&rule, "--datapath", datapath]);
@@ -129,7 +123,7 @@ fn queries_over_udp_are_each_answered() {
 /// As its readers have it: both transports of a port, in a file that rinetd takes too.
 #[test]
 fn an_unchanged_rinetd_conf_serves_both_transports() {
-    let Some(server) = start() else { return };
+    let server = need!(Dnsmasq::start());
     let (port, ip) = (server.address.port(), server.address.ip());
     let listen = free_port(V4);
     let conf = format!(

@@ -9,17 +9,19 @@ mod together;
 
 use std::{
     fs,
-    net::{SocketAddr, TcpListener, UdpSocket},
+    net::SocketAddr,
     os::unix::{
         fs::{MetadataExt as _, PermissionsExt as _},
         process::CommandExt as _,
     },
     path::{Path, PathBuf},
     process::Command,
-    sync::atomic::{AtomicU16, AtomicUsize, Ordering},
+    sync::atomic::{AtomicUsize, Ordering},
 };
 
-use crate::harness::{Finished, Program, SOON, V4, installed};
+use turnpike_testkit::certificates;
+
+use crate::harness::{Finished, Program, SOON, V4, free_port, installed};
 
 /// The user without rights, on all Linux systems.
 const NOBODY: u32 = 65_534;
@@ -84,23 +86,13 @@ fn is_root() -> bool {
     fs::metadata("/proc/self").is_ok_and(|process| process.uid() == 0)
 }
 
-/// An address for a server that cannot choose one itself: free for TCP and UDP, and below the ports that the kernel gives to
-/// outgoing connections, which come and go while the server starts.
 fn free_address() -> SocketAddr {
-    static NEXT: AtomicU16 = AtomicU16::new(0);
-    let base = 10_000 + u16::try_from(std::process::id() % 1000).expect("below 1000") * 20;
-    loop {
-        let address = SocketAddr::new(V4, base + NEXT.fetch_add(1, Ordering::Relaxed));
-        if TcpListener::bind(address).is_ok() && UdpSocket::bind(address).is_ok() {
-            return address;
-        }
-    }
+    SocketAddr::new(V4, free_port(V4))
 }
 
-/// The first of these programs that is missing, as a reason to skip a test.
-fn missing(programs: &[&str]) -> Option<String> {
-    let program = programs.iter().find(|program| installed(program).is_none())?;
-    Some(format!("{program} is not installed"))
+/// Or which is missing.
+fn all_installed(programs: &[&str]) -> Result<(), String> {
+    programs.iter().try_for_each(|program| installed(program).map(drop))
 }
 
 /// Runs a program that must succeed.
@@ -128,19 +120,9 @@ struct Certificate {
 }
 
 impl Certificate {
-    /// Made by openssl(1), which must be there.
     fn new(workshop: &Workshop) -> Self {
-        let (key, certificate) = (workshop.path("key.pem"), workshop.path("certificate.pem"));
-        let openssl = installed("openssl").expect("the caller has looked");
-        run(workshop
-            .command(&openssl)
-            .args(["req", "-x509", "-newkey", "rsa:2048", "-nodes", "-sha256", "-days", "2"])
-            .args(["-subj", &format!("/CN={NAME}"), "-addext", &format!("subjectAltName=DNS:{NAME}")])
-            .arg("-keyout")
-            .arg(&key)
-            .arg("-out")
-            .arg(&certificate));
-        let pem = fs::read_to_string(&certificate).expect("openssl has written it").trim().to_owned();
-        Self { key, certificate, pem }
+        let certificates::Certificate { pem, key } = certificates::Certificate::new(&[NAME]);
+        let (key, certificate) = (workshop.file("key.pem", key), workshop.file("certificate.pem", &pem));
+        Self { key, certificate, pem: pem.trim().to_owned() }
     }
 }

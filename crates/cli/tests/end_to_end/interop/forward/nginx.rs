@@ -2,8 +2,8 @@
 
 use std::{fs, net::SocketAddr, path::Path, process::Command};
 
-use super::{Certificate, NAME, Workshop, free_address, missing, noise, run};
-use crate::harness::{Dir, Forward, Program, eventually, installed, skip};
+use super::{Certificate, NAME, Workshop, all_installed, free_address, noise, run};
+use crate::harness::{Dir, Forward, Program, eventually, installed, need};
 
 const BODY: u64 = 48 << 20;
 
@@ -22,10 +22,8 @@ impl Nginx {
     /// # Errors
     /// Why it cannot run here.
     pub(super) fn start() -> Result<Self, String> {
-        if let Some(why) = missing(&["nginx", "curl", "openssl"]) {
-            return Err(why);
-        }
-        let nginx = installed("nginx").ok_or("nginx is not installed")?;
+        all_installed(&["nginx", "curl", "openssl"])?;
+        let nginx = installed("nginx")?;
         let built_with = Program::run(Command::new(&nginx).arg("-V")).output();
         for module in ["http_ssl_module", "http_dav_module"] {
             if !built_with.contains(module) {
@@ -135,30 +133,23 @@ impl Nginx {
 }
 
 fn curl() -> Command {
-    let mut command = Command::new(installed("curl").unwrap_or_else(|| Path::new("curl").to_owned()));
+    let mut command = Command::new(installed("curl").unwrap_or_else(|_| Path::new("curl").to_owned()));
     // Neither a proxy of this environment nor a file of this user.
     command.env_clear().args(["--disable", "--silent", "--show-error", "--fail", "--noproxy", "*"]);
     command
 }
 
-fn start(rule: impl Fn(&Nginx) -> String) -> Option<(Nginx, Forward)> {
-    match Nginx::start() {
-        Ok(nginx) => {
-            let forward = Forward::start(&[&rule(&nginx)]);
-            Some((nginx, forward))
-        }
-        Err(why) => {
-            skip(&why);
-            None
-        }
-    }
+fn start(rule: impl Fn(&Nginx) -> String) -> Result<(Nginx, Forward), String> {
+    let nginx = Nginx::start()?;
+    let forward = Forward::start(&[&rule(&nginx)]);
+    Ok((nginx, forward))
 }
 
 #[test]
 fn bodies_arrive_byte_for_byte_both_ways() {
     for copy in ["auto", "splice", "buffer"] {
         let rule = |nginx: &Nginx| format!("tcp://127.0.0.1:0={}?name=web&copy={copy}", nginx.http);
-        let Some((nginx, mut forward)) = start(rule) else { return };
+        let (nginx, mut forward) = need!(start(rule));
         nginx.exercise_http(forward.address("rule web"));
         forward.wait_for("turnpike_forward_ended_total", "rule=\"web\",reason=\"finished\"", 3);
     }
@@ -166,10 +157,7 @@ fn bodies_arrive_byte_for_byte_both_ways() {
 
 #[test]
 fn tls_passes_untouched() {
-    let Some((nginx, mut forward)) = start(|nginx| format!("tcp://127.0.0.1:0={}?name=tls", nginx.https))
-    else {
-        return;
-    };
+    let (nginx, mut forward) = need!(start(|nginx| format!("tcp://127.0.0.1:0={}?name=tls", nginx.https)));
     nginx.exercise_https(forward.address("rule tls"));
 }
 
@@ -177,7 +165,7 @@ fn tls_passes_untouched() {
 fn a_proxy_header_of_either_version_tells_nginx_the_client() {
     for version in ["v1", "v2"] {
         let rule = |nginx: &Nginx| format!("tcp://127.0.0.1:0={}?name=p&proxy={version}", nginx.behind_proxy);
-        let Some((nginx, mut forward)) = start(rule) else { return };
+        let (nginx, mut forward) = need!(start(rule));
         nginx.exercise_proxy_header(forward.address("rule p"));
     }
 }
@@ -188,7 +176,7 @@ fn a_proxy_header_of_curl_is_passed_on_in_the_other_version() {
     let rule = |nginx: &Nginx| {
         format!("tcp://127.0.0.1:0={}?name=p&proxy_protocol_from=127.0.0.78&proxy=v2", nginx.behind_proxy)
     };
-    let Some((_nginx, mut forward)) = start(rule) else { return };
+    let (_nginx, mut forward) = need!(start(rule));
     let through = forward.address("rule p");
     let client = ["--interface", "127.0.0.78", "--haproxy-protocol"];
     let ended = run(curl().args(client).arg(format!("http://{through}/")));

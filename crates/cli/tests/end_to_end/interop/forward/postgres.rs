@@ -9,8 +9,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::{Certificate, NAME, Workshop, free_address, missing, run};
-use crate::harness::{Dir, Forward, Program, SOON, installed, skip};
+use super::{Certificate, NAME, Workshop, all_installed, free_address, run};
+use crate::harness::{Dir, Forward, Program, SOON, installed, need};
 
 const PASSWORD: &str = "forwarded";
 const ROWS: u32 = 200_000;
@@ -27,9 +27,7 @@ impl Postgres {
     /// # Errors
     /// Why it cannot run here.
     pub(super) fn start() -> Result<Self, String> {
-        if let Some(why) = missing(&["psql", "openssl"]) {
-            return Err(why);
-        }
+        all_installed(&["psql"])?;
         let programs = programs().ok_or("initdb and postgres are not installed")?;
         let workshop = Workshop::new();
         let certificate = Certificate::new(&workshop);
@@ -151,17 +149,14 @@ fn programs() -> Option<PathBuf> {
     let versions = fs::read_dir("/usr/lib/postgresql").into_iter().flatten().flatten();
     let mut places: Vec<PathBuf> = versions.map(|version| version.path().join("bin")).collect();
     places.sort();
-    places.extend(installed("initdb").and_then(|initdb| Some(initdb.parent()?.to_owned())));
+    places.extend(installed("initdb").ok().and_then(|initdb| Some(initdb.parent()?.to_owned())));
     let has_both = |place: &PathBuf| ["initdb", "postgres"].iter().all(|name| place.join(name).is_file());
     places.into_iter().rev().find(has_both)
 }
 
 #[test]
 fn statements_and_large_copies_pass() {
-    let server = match Postgres::start() {
-        Ok(server) => server,
-        Err(why) => return skip(&why),
-    };
+    let server = need!(Postgres::start());
     for copy in ["auto", "splice", "buffer"] {
         let mut forward =
             Forward::start(&[&format!("tcp://127.0.0.1:0={}?name=sql&copy={copy}", server.address)]);

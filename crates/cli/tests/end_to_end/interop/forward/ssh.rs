@@ -7,8 +7,8 @@ use std::{
     process::Command,
 };
 
-use super::{free_address, is_root, missing, noise, run};
-use crate::harness::{Dir, Finished, Forward, Program, installed, skip};
+use super::{all_installed, free_address, is_root, noise, run};
+use crate::harness::{Dir, Finished, Forward, Program, installed, need};
 
 const FILE: u64 = 8 << 20;
 
@@ -25,10 +25,8 @@ impl Sshd {
     /// # Errors
     /// Why it cannot run here.
     pub(super) fn start() -> Result<Self, String> {
-        if let Some(why) = missing(&["sshd", "ssh", "scp", "ssh-keygen", "sha256sum"]) {
-            return Err(why);
-        }
-        let sshd = installed("sshd").ok_or("sshd is not installed")?;
+        all_installed(&["sshd", "ssh", "scp", "ssh-keygen", "sha256sum"])?;
+        let sshd = installed("sshd")?;
         let (user, shell) = myself().ok_or("this user has no name to log in by")?;
         if ["nologin", "false"].iter().any(|no| shell.ends_with(no)) {
             return Err(format!("{user} has no shell to log in to"));
@@ -45,11 +43,11 @@ impl Sshd {
         let address = free_address();
         let host_key = fs::read_to_string(dir.path().join("host.pub")).expect("ssh-keygen has written it");
         // A name of its own: behind a forwarder address and port are not the host's.
-        dir.file("known_hosts", &format!("the-host {host_key}"));
+        dir.file("known_hosts", format!("the-host {host_key}"));
         let here = dir.path().display();
         let conf = dir.file(
             "sshd_config",
-            &format!(
+            format!(
                 "ListenAddress {address}\nHostKey {here}/host\nAuthorizedKeysFile {here}/user.pub\nPidFile none\n\
                  StrictModes no\nUsePAM no\nPermitRootLogin yes\nPasswordAuthentication no\n\
                  KbdInteractiveAuthentication no\nPrintMotd no\nSubsystem sftp internal-sftp\n"
@@ -140,10 +138,7 @@ fn myself() -> Option<(String, String)> {
 
 #[test]
 fn commands_streams_and_files_pass() {
-    let server = match Sshd::start() {
-        Ok(server) => server,
-        Err(why) => return skip(&why),
-    };
+    let server = need!(Sshd::start());
     for copy in ["auto", "splice", "buffer"] {
         let mut forward =
             Forward::start(&[&format!("tcp://127.0.0.1:0={}?name=ssh&copy={copy}", server.address)]);

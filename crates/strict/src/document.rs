@@ -1,7 +1,11 @@
-//! TOML files read strictly: every mistake at once, each with file, line and column, and with what was expected or the
-//! nearest key. What is wrong is left out and reading goes on, so that one mistake does not hide the others.
+//! A file that serde reads. What is wrong is left out and reading goes on, so that one mistake does not hide the others.
 
-use std::{collections::BTreeMap, fs, mem, ops::Range, path::Path};
+use std::{
+    collections::BTreeMap,
+    mem,
+    ops::Range,
+    path::{Path, PathBuf},
+};
 
 use serde::de::DeserializeOwned;
 use toml::{
@@ -9,170 +13,154 @@ use toml::{
     de::{DeArray, DeTable, DeValue, Deserializer, Error},
 };
 
-use crate::error::LabError;
+use crate::{Mistake, Mistakes, Origin, nearest};
 
 /// Mistakes told of one file; more are noise.
 const MOST: usize = 50;
 
 /// A file while it is checked: where its keys stand, and what is wrong with it so far.
 #[derive(Debug, Default)]
-pub(crate) struct Document {
-    name: String,
+pub struct Document {
+    file: PathBuf,
     /// Offset of each key's value by its path, such as `subject[1].cpus`.
     places: BTreeMap<String, usize>,
     /// Paths of which a mistake is told already: they were left out, or stand for something that is missing.
     wrong: Vec<String>,
-    /// Where each mistake stands in the text, and what it is.
-    problems: Vec<(Place, String)>,
+    mistakes: Vec<Mistake>,
     text: String,
 }
 
-/// In the order of the file; what has no place comes first.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-struct Place {
-    line: usize,
-    column: usize,
-}
-
-/// Reads `path` into `T`, which denies unknown fields. Mistakes that leave something of it are in the document.
-pub(crate) fn read<T: DeserializeOwned>(path: &Path) -> Result<(T, Document), LabError> {
-    let text = fs::read_to_string(path)
-        .map_err(|error| LabError::usage(format!("cannot read {}: {error}", path.display())))?;
-    parse(&path.display().to_string(), &text)
-}
-
-/// As [`read`], from text; `name` stands in messages where the path would.
-pub(crate) fn parse<T: DeserializeOwned>(name: &str, text: &str) -> Result<(T, Document), LabError> {
-    let (mut root, errors) = DeTable::parse_recoverable(text);
-    let mut document =
-        Document { name: name.to_owned(), text: text.to_owned(), ..Document::without_places(name) };
-    for error in &errors {
-        let at = document.place(error.span().map_or(0, |span| span.start));
-        document.push(at, format!("no valid TOML: {}", one_line(error.message())));
-    }
-    document.places =
-        entries(root.get_ref()).into_iter().map(|entry| (entry.path, entry.value.start)).collect();
-    let is_broken = !errors.is_empty();
-    let mut mended = 0;
-    loop {
-        match T::deserialize(Deserializer::from(root.clone())) {
-            Ok(value) => return Ok((value, document)),
-            // Each turn leaves an entry out, or puts one in where it is missing, so this comes to an end; the bound is
-            // for texts made to have thousands of mistakes.
-            Err(error) if mended < 4 * MOST && document.mend(&mut root, &error, is_broken) => mended += 1,
-            Err(_) => break,
-        }
-    }
-    match document.finish() {
-        Err(error) => Err(error),
-        Ok(()) => Err(LabError::usage(format!("{name}: cannot be read"))),
-    }
-}
-
 impl Document {
+    /// Reads the text of `file` into `T`, which denies unknown fields. Mistakes that leave something of it are in the document.
+    ///
+    /// # Errors
+    /// Mistakes that leave nothing.
+    pub fn parse<T: DeserializeOwned>(file: &Path, text: &str) -> Result<(T, Self), Mistakes> {
+        let (mut root, errors) = DeTable::parse_recoverable(text);
+        let mut document = Self { text: text.to_owned(), ..Self::without_places(file) };
+        for error in &errors {
+            let at = document.origin(error.span().map_or(0, |span| span.start));
+            document.tell(Mistake::new(&at, "", format!("no valid TOML: {}", one_line(error.message())), ""));
+        }
+        document.places =
+            entries(root.get_ref()).into_iter().map(|entry| (entry.path, entry.value.start)).collect();
+        let is_broken = !errors.is_empty();
+        let mut mended = 0;
+        loop {
+            match T::deserialize(Deserializer::from(root.clone())) {
+                Ok(value) => return Ok((value, document)),
+                // Each turn leaves an entry out, or puts one in where it is missing, so this comes to an end; the bound is
+                // for texts made to have thousands of mistakes.
+                Err(error) if mended < 4 * MOST && document.mend(&mut root, &error, is_broken) => mended += 1,
+                Err(_) => break,
+            }
+        }
+        document.finish()?;
+        Err(Mistakes(vec![Mistake::new(&Origin::file(file), "", "cannot be read", "")]))
+    }
+
     /// For what stands in no file: messages begin with `name` alone.
-    pub(crate) fn without_places(name: &str) -> Self {
-        Self { name: name.to_owned(), ..Self::default() }
+    pub fn without_places(name: &Path) -> Self {
+        Self { file: name.to_owned(), ..Self::default() }
     }
 
     /// The same text under a name that has no lines for a reader.
-    pub(crate) fn forget_places(&mut self) {
+    pub fn forget_places(&mut self) {
         self.text.clear();
         self.places.clear();
-        for (place, _) in &mut self.problems {
-            *place = Place::default();
+        for mistake in &mut self.mistakes {
+            mistake.origin = Origin::file(&self.file);
         }
     }
 
     /// Tells that the value at `path` is wrong, unless a mistake there or above it has been told.
-    pub(crate) fn problem(&mut self, path: &str, what: impl Into<String>) {
+    pub fn problem(&mut self, path: &str, what: impl Into<String>) {
         if !self.is_wrong(path) {
-            let at = self.nearest_place(path);
-            self.push(at, what.into());
+            self.tell(Mistake::new(&self.nearest_place(path), "", what, ""));
         }
     }
 
     /// Whether a mistake is known at `path`, above it, or below it.
-    pub(crate) fn is_wrong(&self, path: &str) -> bool {
+    pub fn is_wrong(&self, path: &str) -> bool {
         self.wrong.iter().any(|wrong| is_below(path, wrong) || is_below(wrong, path))
     }
 
-    /// All mistakes in the order of the file, one a line; nothing if there are none.
-    pub(crate) fn finish(mut self) -> Result<(), LabError> {
-        self.problems.sort_by_key(|(place, _)| *place);
-        let more = self.problems.len().saturating_sub(MOST);
-        let mut lines: Vec<String> = self
-            .problems
-            .iter()
-            .take(MOST)
-            .map(|(place, what)| match place {
-                Place { line: 0, .. } => format!("{}: {what}", self.name),
-                Place { line, column } => format!("{}:{line}:{column}: {what}", self.name),
-            })
-            .collect();
+    /// The end.
+    ///
+    /// # Errors
+    /// All mistakes in the order of the file, if there are any.
+    pub fn finish(self) -> Result<(), Mistakes> {
+        let Mistakes(mut mistakes) = Mistakes::sorted(self.mistakes);
+        let more = mistakes.len().saturating_sub(MOST);
+        mistakes.truncate(MOST);
         if more > 0 {
-            lines.push(format!("{}: and {more} more mistakes", self.name));
+            mistakes.push(Mistake::new(
+                &Origin::file(&self.file),
+                "",
+                format!("and {more} more mistakes"),
+                "",
+            ));
         }
-        if lines.is_empty() { Ok(()) } else { Err(LabError::usage(lines.join("\n"))) }
+        if mistakes.is_empty() { Ok(()) } else { Err(Mistakes(mistakes)) }
     }
 
-    fn push(&mut self, place: Place, what: String) {
+    fn tell(&mut self, mistake: Mistake) {
         // A sweep meets the same mistake at each of its points.
-        if !self.problems.contains(&(place, what.clone())) {
-            self.problems.push((place, what));
+        if !self.mistakes.contains(&mistake) {
+            self.mistakes.push(mistake);
         }
     }
 
     /// The place of the key, or of what it would stand in.
-    fn nearest_place(&self, path: &str) -> Place {
+    fn nearest_place(&self, path: &str) -> Origin {
         let mut path = path;
         loop {
             if let Some(offset) = self.places.get(path) {
-                return self.place(*offset);
+                return self.origin(*offset);
             }
             match path.rfind(['.', '[']) {
                 Some(end) => path = &path[..end],
-                None => return Place::default(),
+                None => return Origin::file(&self.file),
             }
         }
     }
 
-    /// Line and column of a byte offset, both from 1, the column in characters.
-    fn place(&self, offset: usize) -> Place {
-        let before = self.text.get(..offset).unwrap_or(&self.text);
-        let line_start = before.rfind('\n').map_or(0, |at| at + 1);
-        Place { line: before.matches('\n').count() + 1, column: before[line_start..].chars().count() + 1 }
+    fn origin(&self, offset: usize) -> Origin {
+        Origin::in_text(&self.file, &self.text, offset)
     }
 
     /// Tells a mistake and changes the tree so that the next one shows; false where that cannot be done.
     fn mend(&mut self, root: &mut Spanned<DeTable<'_>>, error: &Error, is_broken: bool) -> bool {
         let message = one_line(error.message());
         let Some(span) = error.span() else {
-            self.push(Place::default(), message);
+            self.tell(Mistake::new(&Origin::file(&self.file), "", message, ""));
             return false;
         };
         if let Some(field) = message.strip_prefix("missing field `").and_then(|rest| rest.strip_suffix('`')) {
             return self.add_missing(root, &span, field, is_broken);
         }
         let entries = entries(root.get_ref());
+        let at = self.origin(span.start);
         let Some(entry) = innermost(&entries, &span) else {
-            self.push(self.place(span.start), message);
+            self.tell(Mistake::new(&at, "", message, ""));
             return false;
         };
         if self.is_stand_in(&entry.value) {
             return stand_in_again(root, entry);
         }
-        let place = self.place(span.start);
         // A broken line has been told.
-        let told = is_broken && self.problems.iter().any(|(at, _)| at.line == place.line);
-        if !told {
-            self.push(place, explain(&entry.key_name, &message));
-        }
+        let told = is_broken && self.mistakes.iter().any(|mistake| line(&mistake.origin) == line(&at));
+        let mistake = explain(&at, &entry.key_name, &message);
         self.wrong.push(entry.path.clone());
-        if let Some(meant) = meant(&message) {
+        if mistake.key.is_empty()
+            && let Some(meant) = &mistake.suggestion
+        {
             // The key that was meant is not missing too.
             let parent = entry.path.strip_suffix(&entry.key_name).unwrap_or_default();
             self.wrong.push(format!("{parent}{meant}"));
+        }
+        if !told {
+            self.tell(mistake);
         }
         remove(root.get_mut(), &entry.steps);
         true
@@ -192,11 +180,12 @@ impl Document {
             (entry.steps.clone(), format!("{}.{field}", entry.path))
         });
         if !self.is_stand_in(span) && !is_broken && !self.is_wrong(&path) {
-            let (place, whose) = match table {
-                Some(entry) => (self.place(entry.value.start), format!("[{}] ", header(&entry.path))),
-                None => (Place { line: 1, column: 1 }, "the file ".to_owned()),
+            let (offset, whose) = match table {
+                Some(entry) => (entry.value.start, format!("[{}]", header(&entry.path))),
+                None => (0, "the file".to_owned()),
             };
-            self.push(place, format!("{whose}has no \"{field}\", which is needed"));
+            let what = format!("{whose} has no \"{field}\", which is needed");
+            self.tell(Mistake::new(&self.origin(offset), "", what, ""));
         }
         self.wrong.push(path);
         let Some(table) = table_at(root.get_mut(), &steps) else { return false };
@@ -329,47 +318,32 @@ fn one_line(message: &str) -> String {
     message.trim().replace('\n', ", ")
 }
 
+fn line(origin: &Origin) -> usize {
+    if let Origin::File { line, .. } = origin { *line } else { 0 }
+}
+
 /// Serde's words in ours. It names the unknown key and all known ones between backticks; a reader wants the nearest
 /// first.
-fn explain(key: &str, message: &str) -> String {
-    if let Some((unknown, known)) = unknown(message) {
-        return match nearest(unknown, known.iter().copied()) {
-            Some(meant) => format!("unknown key \"{unknown}\"; did you mean \"{meant}\"?"),
-            None => format!("unknown key \"{unknown}\"; known here: {}", known.join(", ")),
-        };
+fn explain(at: &Origin, key: &str, message: &str) -> Mistake {
+    let one_of = |known: &[&str]| format!("one of {}", known.join(", "));
+    let names = |prefix| message.strip_prefix(prefix).map(backticked);
+    if let Some([unknown, known @ ..]) = names("unknown field `").as_deref() {
+        let meant = nearest(unknown, known.iter().copied());
+        let expected = if meant.is_some() { String::new() } else { one_of(known) };
+        return Mistake::new(at, "", format!("unknown key \"{unknown}\""), expected).suggesting(meant);
     }
-    if let Some(rest) = message.strip_prefix("unknown variant `") {
-        let names = backticked(rest);
-        if let Some((found, known)) = names.split_first() {
-            let list = known.join(", ");
-            return match nearest(found, known.iter().copied()) {
-                Some(meant) => {
-                    format!("{key}: found \"{found}\"; expected one of {list}; did you mean \"{meant}\"?")
-                }
-                None => format!("{key}: found \"{found}\"; expected one of {list}"),
-            };
-        }
+    if let Some([found, known @ ..]) = names("unknown variant `").as_deref() {
+        let meant = nearest(found, known.iter().copied());
+        return Mistake::new(at, key, format!("found \"{found}\""), one_of(known)).suggesting(meant);
     }
     for kind in ["invalid type: ", "invalid value: ", "invalid length "] {
         if let Some((found, expected)) =
             message.strip_prefix(kind).and_then(|rest| rest.split_once(", expected "))
         {
-            return format!("{key}: found {}; expected {}", found.replace('`', ""), in_words(expected));
+            return Mistake::new(at, key, format!("found {}", found.replace('`', "")), in_words(expected));
         }
     }
-    format!("{key}: {message}")
-}
-
-/// The unknown key and those that are known in its table.
-fn unknown(message: &str) -> Option<(&str, Vec<&str>)> {
-    let names = backticked(message.strip_prefix("unknown field `")?);
-    names.split_first().map(|(unknown, known)| (*unknown, known.to_vec()))
-}
-
-/// The key that was meant by an unknown one.
-fn meant(message: &str) -> Option<&str> {
-    let (unknown, known) = unknown(message)?;
-    nearest(unknown, known)
+    Mistake::new(at, key, message, "")
 }
 
 /// The names of a list such as "a`, expected one of `b`, `c`".
@@ -389,17 +363,6 @@ fn in_words(expected: &str) -> &str {
         other if other.starts_with("struct ") => "a table",
         other => other,
     }
-}
-
-/// The candidate that a mistyped word most likely meant: close by Damerau-Levenshtein distance, or none.
-pub(crate) fn nearest<'a>(word: &str, candidates: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
-    let allowed = (word.chars().count() / 3).max(1);
-    candidates
-        .into_iter()
-        .map(|candidate| (strsim::damerau_levenshtein(word, candidate), candidate))
-        .filter(|(distance, _)| *distance <= allowed)
-        .min_by_key(|(distance, _)| *distance)
-        .map(|(_, candidate)| candidate)
 }
 
 #[cfg(test)]
@@ -437,7 +400,7 @@ mod tests {
     const RIGHT: &str = "name = 'a'\n[inner]\ncommand = 'c'\n";
 
     fn refusals(text: &str) -> Vec<String> {
-        let error = match parse::<Example>("x.toml", text) {
+        let error = match Document::parse::<Example>(Path::new("x.toml"), text) {
             Ok((_, document)) => document.finish().unwrap_err(),
             Err(error) => error,
         };
@@ -464,7 +427,7 @@ mod tests {
     fn a_key_like_no_other_gets_the_list() {
         assert_eq!(
             refusal(&format!("colour = 1\n{RIGHT}")),
-            "x.toml:1:1: unknown key \"colour\"; known here: name, rounds, duration, inner, list"
+            "x.toml:1:1: unknown key \"colour\"; expected one of name, rounds, duration, inner, list"
         );
     }
 
@@ -502,7 +465,7 @@ namespace = 'b'
                 "x.toml:2:10: rounds: found integer -1; expected a whole number, not negative",
                 "x.toml:3:12: duration: found string \"long\"; expected a number",
                 "x.toml:5:13: namespace: found integer 5; expected text in quotes",
-                "x.toml:9:1: unknown key \"colour\"; known here: namespace, command",
+                "x.toml:9:1: unknown key \"colour\"; expected one of namespace, command",
                 "x.toml:10:1: [[list]] has no \"command\", which is needed",
             ]
         );
@@ -531,7 +494,8 @@ namespace = 'b'
 
     #[test]
     fn a_wrong_value_is_not_told_a_second_time_by_what_checks_it() {
-        let (_, mut document) = parse::<Example>("x.toml", &format!("rounds = 'six'\n{RIGHT}")).unwrap();
+        let text = format!("rounds = 'six'\n{RIGHT}");
+        let (_, mut document) = Document::parse::<Example>(Path::new("x.toml"), &text).unwrap();
         document.problem("rounds", "too few");
         document.problem("inner.namespace", "none such");
         document.problem("inner.namespace", "none such");

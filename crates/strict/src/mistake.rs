@@ -1,18 +1,16 @@
-//! What is wrong with a configuration, and where: every mistake at once, each with what was expected.
+//! What is wrong, and where: every mistake at once, each with what was expected.
 
 use std::{
     fmt,
     path::{Path, PathBuf},
 };
 
-use super::source::Entry;
-
 /// Where a setting comes from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Origin {
     /// Nobody set it.
     Default,
-    /// A place in the configuration file; line and column count from 1, the column in characters;
+    /// A place in a file; line and column count from 1, the column in characters;
     /// line 0 is the file as a whole.
     File {
         /// The file as it was named.
@@ -37,12 +35,20 @@ pub enum Origin {
 
 impl Origin {
     /// A file as a whole.
-    pub(crate) fn file(path: &Path) -> Self {
+    pub fn file(path: &Path) -> Self {
         Self::File { path: path.to_owned(), line: 0, column: 0 }
     }
 
+    /// The place of a byte in the text of a file.
+    pub fn in_text(path: &Path, text: &str, offset: usize) -> Self {
+        let before = text.get(..offset).unwrap_or(text);
+        let line_start = before.rfind('\n').map_or(0, |at| at + 1);
+        let column = before[line_start..].chars().count() + 1;
+        Self::File { path: path.to_owned(), line: before.matches('\n').count() + 1, column }
+    }
+
     /// Whether values from here are always text, so that `"4"` stands for the number 4.
-    pub(crate) fn is_textual(&self) -> bool {
+    pub fn is_textual(&self) -> bool {
         matches!(self, Self::Environment(_) | Self::Flag(_) | Self::Argument { .. })
     }
 }
@@ -62,21 +68,22 @@ impl fmt::Display for Origin {
 
 /// One mistake.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ConfigError {
+pub struct Mistake {
     /// Where.
     pub origin: Origin,
-    /// Which key, such as `relay.ports`; empty where the file as a whole is meant.
+    /// Which key, such as `relay.ports`; empty where the problem names it, or the file as a whole is meant.
     pub key: String,
     /// What is wrong; never holds a secret.
     pub problem: String,
     /// What would be right.
     pub expected: String,
-    /// The nearest valid key, where the key is unknown.
+    /// What was meant most likely.
     pub suggestion: Option<String>,
 }
 
-impl ConfigError {
-    pub(crate) fn new(
+impl Mistake {
+    /// One that suggests nothing.
+    pub fn new(
         origin: &Origin,
         key: impl Into<String>,
         problem: impl Into<String>,
@@ -86,20 +93,13 @@ impl ConfigError {
         Self { origin: origin.clone(), key, problem, expected, suggestion: None }
     }
 
-    /// An entry of `table` that is none of `names`.
-    pub(crate) fn unknown_key(table: &str, entry: &Entry, names: &[&str]) -> Self {
-        let key = format!("{table}.{}", entry.key);
-        Self::new(&entry.origin, key, "unknown key", format!("one of {}", names.join(", ")))
-            .suggesting(nearest(&entry.key, names.iter().copied()))
-    }
-
     /// The same, with what was meant most likely.
-    pub(crate) fn suggesting(self, meant: Option<&str>) -> Self {
+    pub fn suggesting(self, meant: Option<&str>) -> Self {
         Self { suggestion: meant.map(str::to_owned), ..self }
     }
 }
 
-impl fmt::Display for ConfigError {
+impl fmt::Display for Mistake {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}: ", self.origin)?;
         if !self.key.is_empty() {
@@ -116,15 +116,15 @@ impl fmt::Display for ConfigError {
     }
 }
 
-impl std::error::Error for ConfigError {}
+impl std::error::Error for Mistake {}
 
-/// All mistakes of a configuration, at least one, in the order of its files.
+/// All mistakes, at least one, in the order of their files.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ConfigErrors(pub Vec<ConfigError>);
+pub struct Mistakes(pub Vec<Mistake>);
 
-impl ConfigErrors {
+impl Mistakes {
     /// File by file, in their order, then of the other sources. The file whose mistake comes first here is the first.
-    pub(crate) fn sorted(mut problems: Vec<ConfigError>) -> Self {
+    pub fn sorted(mut problems: Vec<Mistake>) -> Self {
         let mut files: Vec<PathBuf> = Vec::new();
         for problem in &problems {
             if let Origin::File { path, .. } = &problem.origin
@@ -147,7 +147,7 @@ impl ConfigErrors {
     }
 }
 
-impl fmt::Display for ConfigErrors {
+impl fmt::Display for Mistakes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (index, error) in self.0.iter().enumerate() {
             if index > 0 {
@@ -159,10 +159,10 @@ impl fmt::Display for ConfigErrors {
     }
 }
 
-impl std::error::Error for ConfigErrors {}
+impl std::error::Error for Mistakes {}
 
 /// The candidate that a mistyped word most likely meant: close by Damerau-Levenshtein distance, or none.
-pub(crate) fn nearest<'a>(word: &str, candidates: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
+pub fn nearest<'a>(word: &str, candidates: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     let allowed = (word.chars().count() / 3).max(1);
     candidates
         .into_iter()
@@ -170,6 +170,14 @@ pub(crate) fn nearest<'a>(word: &str, candidates: impl IntoIterator<Item = &'a s
         .filter(|(distance, _)| *distance <= allowed)
         .min_by_key(|(distance, _)| *distance)
         .map(|(_, candidate)| candidate)
+}
+
+/// The same as a part of a sentence, or else what there is.
+pub fn hint<'a>(word: &str, candidates: impl Iterator<Item = &'a str> + Clone) -> String {
+    match nearest(word, candidates.clone()) {
+        Some(meant) => format!("did you mean \"{meant}\"?"),
+        None => format!("there are: {}", candidates.collect::<Vec<_>>().join(", ")),
+    }
 }
 
 #[cfg(test)]

@@ -1,0 +1,131 @@
+//! Whatever devices offload: another program finds no wrong checksum in what leaves, nor a header that user space would not have written.
+
+use std::{fs, net::SocketAddr, process::Command};
+
+use super::{
+    CLIENT, Links, PEER, SERVER,
+    client::{Client, bound, received},
+    on_links,
+    relays::Pair,
+};
+use crate::harness::{Dir, Program, eventually, installed, need};
+
+/// What tcpdump says of the packets that arrive at an end, while `body` runs.
+fn captured(interface: &str, filter: &str, body: impl FnOnce()) -> Vec<String> {
+    let dir = Dir::new();
+    let file = dir.path().join("packets");
+    let file = file.to_str().expect("a name");
+    let mut tcpdump = Program::start(
+        Command::new("tcpdump").args(["-Z", "root", "-U", "-i", interface, "-Q", "in", "-w", file, filter]),
+    );
+    tcpdump.line_with("listening on");
+    body();
+    let read = || {
+        let output = Command::new("tcpdump").args(["-nvvr", file]).output().expect("tcpdump runs");
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    };
+    // The last of them says that it was seen.
+    eventually("the last packet is in the file", || {
+        fs::read(file).is_ok_and(|bytes| bytes.windows(4).any(|at| at == b"LAST"))
+    });
+    tcpdump.signal("INT");
+    // A packet is two lines of text.
+    read().lines().map(str::to_owned).collect()
+}
+
+fn ethtool(links: &Links, inside: bool, device: &str, feature: &str, on: bool) {
+    let words = ["ethtool", "-K", device, feature, if on { "on" } else { "off" }];
+    if inside {
+        links.inside(&words);
+    } else {
+        turnpike_testkit::alone::run(words[0], &words[1..]);
+    }
+}
+
+#[test]
+fn no_checksum_is_wrong_in_any_combination_of_offloads() {
+    const TEST: &str = "kernel_path::checksums::no_checksum_is_wrong_in_any_combination_of_offloads";
+    need!(installed("tcpdump"));
+    need!(installed("ethtool"));
+    on_links(TEST, |links| {
+        let server = links.serve(&[]);
+        // What leaves is whole, whatever came: its device computes no sums.
+        for device in ["c", "p"] {
+            ethtool(links, true, device, "tx", false);
+        }
+        for partial in [true, false] {
+            for gro in [true, false] {
+                for device in ["c", "p"] {
+                    // Without it, what arrives has its sum; with it, the sum is left to the receiver.
+                    ethtool(links, false, device, "tx", partial);
+                    ethtool(links, true, device, "gro", gro);
+                }
+                for (client, peer) in [(0, 0), (0, 1), (1, 0), (1, 1)] {
+                    let mut pair = Pair::new(client, peer);
+                    pair.settle(&server);
+                    let before = server.across();
+                    let at_peer = captured("p", "udp", || {
+                        for len in [0, 1, 2, 3, 17, 18, 120, 121, 1000, 1200] {
+                            pair.exchange(len);
+                        }
+                        pair.client.send(0x4001, b"LAST");
+                        received(&pair.peer);
+                    });
+                    let at_client = captured("c", "udp", || {
+                        for len in [0, 1, 2, 3, 17, 18, 120, 121, 1000, 1200] {
+                            pair.exchange(len);
+                        }
+                        pair.peer.send_to(b"LAST", pair.client.relayed).expect("it leaves");
+                        pair.client.receive();
+                    });
+                    eventually("they went across", || server.across() >= before + 38);
+                    for (lines, what) in [(at_peer, "at the peer"), (at_client, "at the client")] {
+                        let good = lines.iter().filter(|line| line.contains("udp sum ok")).count();
+                        let bad: Vec<_> = lines.iter().filter(|line| line.contains("bad")).collect();
+                        assert!(bad.is_empty(), "{what}, partial {partial}, gro {gro}: {bad:#?}");
+                        assert!(good >= 11, "{what}: {lines:#?}");
+                    }
+                    pair.client.refresh(0);
+                }
+            }
+        }
+        assert_eq!(server.metrics().sum("turnpike_kernel_dropped_total", ""), 0);
+    });
+}
+
+#[test]
+fn headers_are_as_user_space_writes_them() {
+    const TEST: &str = "kernel_path::checksums::headers_are_as_user_space_writes_them";
+    need!(installed("tcpdump"));
+    on_links(TEST, |links| {
+        let mut seen = Vec::new();
+        for datapath in ["kernel", "gso"] {
+            let server = links.serve(&["--datapath", datapath]);
+            let client = Client::allocate(CLIENT[0], SocketAddr::new(SERVER[0], 3478), false);
+            let peer = bound(PEER[0]);
+            client.bind(0x4001, peer.local_addr().expect("bound"));
+            client.socket.set_ttl(33).expect("a TTL");
+            let lines = captured("p", "udp", || {
+                for _ in 0..30 {
+                    client.send(0x4001, b"payload");
+                    received(&peer);
+                }
+                client.send(0x4001, b"LAST");
+                received(&peer);
+            });
+            let header = lines.iter().rev().find(|line| line.contains("ttl 32")).expect("the last one");
+            // The ID is another each time.
+            let (before, after) = header.split_once(", id ").expect("an ID");
+            let after = after.split_once(',').expect("more").1;
+            let (_, before) = before.split_once(" IP ").expect("after the time");
+            seen.push(format!("{before},{after}"));
+            if datapath == "kernel" {
+                eventually("they went across", || server.across() > 10);
+            }
+            client.refresh(0);
+            drop(server);
+        }
+        assert_eq!(seen[0], seen[1]);
+        assert!(seen[0].contains("flags [none]"), "{}", seen[0]);
+    });
+}

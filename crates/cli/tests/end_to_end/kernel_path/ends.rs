@@ -1,0 +1,109 @@
+//! What ends in user space has ended in the kernel before anybody is answered.
+
+use std::{fs, net::SocketAddr};
+
+use super::{
+    PEER, SERVER,
+    client::{bound, is_silent, received},
+    on_links,
+    relays::Pair,
+};
+use crate::harness::{Dir, Load, Reflect, eventually};
+
+const CHANNEL: u16 = 0x4001;
+
+#[test]
+fn after_the_answer_to_refresh_0_nothing_is_relayed() {
+    on_links("kernel_path::ends::after_the_answer_to_refresh_0_nothing_is_relayed", |links| {
+        let server = links.serve(&[]);
+        let mut pair = Pair::new(0, 0);
+        pair.settle(&server);
+        assert_eq!(server.metrics().sum("turnpike_kernel_flows", ""), 2);
+        pair.client.refresh(0);
+        pair.client.send(CHANNEL, b"late");
+        pair.peer.send_to(b"late", pair.client.relayed).expect("it leaves");
+        assert!(is_silent(&pair.peer), "to the peer");
+        assert!(is_silent(&pair.client.socket), "to the client");
+        assert_eq!(server.metrics().sum("turnpike_kernel_flows", ""), 0);
+    });
+}
+
+#[test]
+fn a_peer_that_a_reload_refuses_is_cut_off() {
+    on_links("kernel_path::ends::a_peer_that_a_reload_refuses_is_cut_off", |links| {
+        let dir = Dir::new();
+        let file = dir.file("turnpike.toml", "[peers]\ndeny = []\n");
+        let mut server = links.serve(&["-c", file.to_str().expect("a name")]);
+        let mut pair = Pair::new(0, 0);
+        pair.settle(&server);
+        fs::write(&file, "[peers]\ndeny = [\"10.77.2.2/32\"]\n").expect("it can be written");
+        server.program.signal("HUP");
+        server.program.line_with("reloaded");
+        eventually("its flows are gone", || server.metrics().sum("turnpike_kernel_flows", "") == 0);
+        pair.client.send(CHANNEL, b"late");
+        pair.peer.send_to(b"late", pair.client.relayed).expect("it leaves");
+        assert!(is_silent(&pair.peer) && is_silent(&pair.client.socket));
+    });
+}
+
+#[test]
+fn other_channels_of_a_client_go_on_when_one_peer_changes() {
+    on_links("kernel_path::ends::other_channels_of_a_client_go_on_when_one_peer_changes", |links| {
+        let server = links.serve(&[]);
+        let mut pair = Pair::new(0, 0);
+        pair.settle(&server);
+        let other = bound(PEER[0]);
+        pair.client.bind(0x4002, other.local_addr().expect("bound"));
+        let before = server.across();
+        eventually("both are across", || {
+            pair.exchange(33);
+            pair.client.send(0x4002, b"other");
+            assert_eq!(received(&other).0, b"other");
+            other.send_to(b"back", pair.client.relayed).expect("it leaves");
+            assert_eq!(pair.client.receive(), Some((0x4002, b"back".to_vec())));
+            (server.across() > before + 12).then_some(())
+        });
+        // A stranger on the peer's machine has no channel, and its permission by IP address still holds.
+        let stranger = bound(PEER[0]);
+        stranger.send_to(b"strange", pair.client.relayed).expect("it leaves");
+        let mut buffer = [0; 200];
+        let len = pair.client.socket.recv(&mut buffer).expect("a Data indication");
+        assert_eq!(buffer[..2], [0x00, 0x17], "{:02x?}", &buffer[..len]);
+    });
+}
+
+#[test]
+fn an_allocation_that_moves_takes_its_flows_along() {
+    on_links("kernel_path::ends::an_allocation_that_moves_takes_its_flows_along", |links| {
+        for workers in ["1", "2"] {
+            let server = links.serve(&["--workers", workers]);
+            let reflect = Reflect::start(PEER[0], &[]);
+            let run = Load::as_user(SocketAddr::new(SERVER[0], 3478), "any:body")
+                .to(reflect.address)
+                .with(&["--clients", "10", "--rate", "500", "--migrate", "0.5", "--duration", "3"])
+                .run();
+            assert_eq!(run.code, Some(0), "{}", run.output());
+            let result = run.result();
+            let number = |name: &str| result[name].as_u64().expect("a number");
+            assert!(number("received") * 10 > number("sent") * 9, "{result}");
+            assert!(server.across() > number("received"), "{} of {result}", server.across());
+            eventually("all have ended", || server.metrics().sum("turnpike_allocations", "") == 0);
+            assert_eq!(server.metrics().sum("turnpike_kernel_flows", ""), 0);
+        }
+    });
+}
+
+#[test]
+fn a_client_over_tcp_is_none_of_the_kernels_business() {
+    on_links("kernel_path::ends::a_client_over_tcp_is_none_of_the_kernels_business", |links| {
+        let server = links.serve(&[]);
+        let reflect = Reflect::start(PEER[0], &[]);
+        let run = Load::as_user(SocketAddr::new(SERVER[0], 3478), "any:body")
+            .to(reflect.address)
+            .with(&["--clients", "3", "--rate", "200", "--transport", "tcp", "--duration", "1"])
+            .run();
+        assert_eq!(run.code, Some(0), "{}", run.output());
+        assert_eq!(run.result()["lost"].as_u64(), Some(0));
+        assert_eq!(server.across(), 0);
+    });
+}

@@ -1,0 +1,167 @@
+//! `serve --datapath kernel` on links of its own: what goes across is what user space would have sent, and nothing else.
+//!
+//! ```text
+//!  this test                       the server's namespace
+//!  10.77.1.2  fd77:1::2  c ──────── c  10.77.1.1  fd77:1::1   clients
+//!  10.77.2.2  fd77:2::2  p ──────── p  10.77.2.1  fd77:2::1   peers
+//! ```
+
+mod checksums;
+mod churn;
+mod client;
+mod ends;
+mod foreign;
+mod operator;
+mod order;
+mod relays;
+mod untouched;
+
+use std::{
+    fs,
+    net::{IpAddr, SocketAddr},
+    process::Command,
+};
+
+use turnpike_testkit::alone::{in_namespaces, run};
+
+use crate::harness::{Metrics, Program, eventually, fetch, installed, need, skip, turnpike};
+
+pub(crate) const CLIENT: [IpAddr; 2] = [v4(1, 2), v6(1, 2)];
+pub(crate) const PEER: [IpAddr; 2] = [v4(2, 2), v6(2, 2)];
+pub(crate) const SERVER: [IpAddr; 2] = [v4(1, 1), v6(1, 1)];
+pub(crate) const RELAY: [IpAddr; 2] = [v4(2, 1), v6(2, 1)];
+
+const fn v4(link: u8, end: u8) -> IpAddr {
+    IpAddr::V4(std::net::Ipv4Addr::new(10, 77, link, end))
+}
+
+const fn v6(link: u16, end: u16) -> IpAddr {
+    IpAddr::V6(std::net::Ipv6Addr::new(0xfd77, link, 0, 0, 0, 0, 0, end))
+}
+
+/// The server's namespace, and the links to it.
+pub(crate) struct Links {
+    /// Keeps the namespace.
+    holder: Program,
+}
+
+/// Runs `body` with links to a namespace for the server; `test` is the name of the calling test. Says why it cannot.
+pub(crate) fn on_links(test: &str, body: impl FnOnce(&Links)) {
+    // In a user namespace of its own nobody may load programs.
+    let map = fs::read_to_string("/proc/self/uid_map").unwrap_or_default();
+    let is_root = map.split_whitespace().eq(["0", "0", "4294967295"]) && fs::metadata("/root").is_ok();
+    if !is_root || Command::new("id").arg("-u").output().is_ok_and(|output| output.stdout != b"0\n") {
+        return skip("only root may load programs into the kernel here");
+    }
+    need!(installed("nsenter"));
+    need!(installed("ip"));
+    in_namespaces(test, "n", &["ip", "link", "set", "lo", "up"], || {
+        run("ip", &["link", "set", "lo", "up"]);
+        body(&Links::up());
+    });
+}
+
+impl Links {
+    fn up() -> Self {
+        let holder = Program::start(Command::new("unshare").args(["-n", "sleep", "86400"]));
+        let pid = holder.pid().to_string();
+        let own = fs::read_link("/proc/self/ns/net").expect("this process has a namespace");
+        eventually("the server has a namespace of its own", || {
+            fs::read_link(format!("/proc/{pid}/ns/net")).is_ok_and(|other| other != own)
+        });
+        let links = Self { holder };
+        links.inside(&["ip", "link", "set", "lo", "up"]);
+        for (name, link) in [("c", 1), ("p", 2)] {
+            run("ip", &["link", "add", name, "type", "veth", "peer", "name", name, "netns", &pid]);
+            for (end, inside) in [(1, true), (2, false)] {
+                let set = |arguments: &[&str]| {
+                    if inside { links.inside(&[&["ip"], arguments].concat()) } else { run("ip", arguments) }
+                };
+                set(&["addr", "add", &format!("10.77.{link}.{end}/24"), "dev", name]);
+                set(&["addr", "add", &format!("fd77:{link}::{end}/64"), "dev", name, "nodad"]);
+                set(&["link", "set", name, "up"]);
+            }
+        }
+        links
+    }
+
+    /// Runs a program in the server's namespace, which must succeed.
+    pub(crate) fn inside(&self, words: &[&str]) {
+        self.inside_says(words);
+    }
+
+    /// The same, for what it says.
+    pub(crate) fn inside_says(&self, words: &[&str]) -> String {
+        let output = Command::new("nsenter").args(self.nsenter()).args(words).output().expect("nsenter runs");
+        assert!(output.status.success(), "{words:?}: {}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    }
+
+    pub(crate) fn nsenter(&self) -> Vec<String> {
+        vec![format!("--net=/proc/{}/ns/net", self.holder.pid()), "--".to_owned()]
+    }
+
+    /// A server with these addresses; `more` are further flags.
+    pub(crate) fn serve(&self, more: &[&str]) -> Server<'_> {
+        let mut command = Command::new("nsenter");
+        command.args(self.nsenter()).env_clear();
+        self.serve_as(command, more)
+    }
+
+    /// The same, started by a command that ends where the server's begins.
+    pub(crate) fn serve_as(&self, mut command: Command, more: &[&str]) -> Server<'_> {
+        let mut arguments = vec!["serve", "--listen", "10.77.1.1:3478", "--listen", "[fd77:1::1]:3478"];
+        arguments.extend([
+            "--allow-peer",
+            "10.77.0.0/16",
+            "--allow-peer",
+            "fd77::/16",
+            "--admin",
+            "10.77.1.1:9641",
+        ]);
+        for (flag, values) in [
+            ("--relay-ip", &["10.77.2.1", "fd77:2::1"][..]),
+            ("--workers", &["1"]),
+            ("--datapath", &["kernel"]),
+        ] {
+            if !more.contains(&flag) {
+                arguments.extend(values.iter().flat_map(|value| [flag, *value]));
+            }
+        }
+        let serve = turnpike(&arguments);
+        command.arg(serve.get_program()).args(serve.get_args()).args(more);
+        command.env("RUST_BACKTRACE", "1");
+        if !more.contains(&"--user") {
+            command.env("TURNPIKE_AUTH_REQUIRED", "false");
+        }
+        let mut program = Program::start(&mut command);
+        program.line_with(" on http://");
+        Server { program, _links: self }
+    }
+}
+
+/// A running server.
+pub(crate) struct Server<'l> {
+    pub(crate) program: Program,
+    /// It ends before its namespace does.
+    _links: &'l Links,
+}
+
+impl Server<'_> {
+    pub(crate) fn metrics(&self) -> Metrics {
+        let admin = SocketAddr::new(SERVER[0], 9641);
+        let (status, text) = fetch(admin, "/metrics").expect("the admin page answers");
+        assert_eq!(status, 200);
+        Metrics::new(text)
+    }
+
+    /// Datagrams that the kernel has relayed, told at most a second late.
+    pub(crate) fn across(&self) -> u64 {
+        self.metrics().sum("turnpike_kernel_datagrams_total", "")
+    }
+
+    /// Datagrams and super-packets that went up for this reason.
+    pub(crate) fn passes(&self, reason: &str) -> u64 {
+        self.metrics().sum("turnpike_kernel_passes_total", &format!("reason=\"{reason}\""))
+    }
+}

@@ -1,0 +1,174 @@
+//! Payloads arrive as they were sent, in both directions and all combinations of families, across the kernel; totals are exact.
+
+use std::net::{SocketAddr, UdpSocket};
+
+use super::{
+    CLIENT, Links, PEER, RELAY, SERVER, Server,
+    client::{Client, bound, received},
+    on_links,
+};
+use crate::harness::eventually;
+
+const CHANNEL: u16 = 0x4001;
+
+/// A client with a channel to a peer, and what has passed through it.
+pub(crate) struct Pair {
+    pub(crate) client: Client,
+    pub(crate) peer: UdpSocket,
+    sent: u64,
+}
+
+impl Pair {
+    /// Families by index: 0 for IPv4.
+    pub(crate) fn new(client_family: usize, peer_family: usize) -> Self {
+        let server = SocketAddr::new(SERVER[client_family], 3478);
+        let client = Client::allocate(CLIENT[client_family], server, peer_family == 1);
+        assert_eq!(client.relayed.ip(), RELAY[peer_family]);
+        let peer = bound(PEER[peer_family]);
+        client.bind(CHANNEL, peer.local_addr().expect("bound"));
+        Self { client, peer, sent: 0 }
+    }
+
+    /// A datagram of this length each way.
+    pub(crate) fn exchange(&mut self, len: usize) {
+        self.sent += 1;
+        let first = self.sent.to_le_bytes()[0];
+        let payload: Vec<u8> = (first..=255).cycle().map(|byte| byte.wrapping_mul(31)).take(len).collect();
+        self.client.send(CHANNEL, &payload);
+        assert_eq!(received(&self.peer), (payload.clone(), self.client.relayed));
+        self.peer.send_to(&payload, self.client.relayed).expect("it leaves");
+        assert_eq!(self.client.receive(), Some((CHANNEL, payload)));
+    }
+
+    /// Until the kernel relays both directions.
+    pub(crate) fn settle(&mut self, server: &Server<'_>) {
+        let [before, peer] = counts(server);
+        eventually("the kernel has taken the flow", || {
+            self.exchange(20);
+            let [after, back] = counts(server);
+            (after > before && back > peer).then_some(())
+        });
+    }
+}
+
+fn counts(server: &Server<'_>) -> [u64; 2] {
+    ["to_peer", "to_client"].map(|direction| {
+        server.metrics().sum("turnpike_kernel_datagrams_total", &format!("direction=\"{direction}\""))
+    })
+}
+
+fn number(line: &str, name: &str) -> u64 {
+    let (_, rest) = line.split_once(&format!(" {name}=")).unwrap_or_else(|| panic!("no {name} in {line}"));
+    rest.split(' ').next().and_then(|text| text.parse().ok()).unwrap_or_else(|| panic!("{name} in {line}"))
+}
+
+/// Lengths around those at which something changes: none, odd ones, Ethernet's padding, what just fits.
+const LENGTHS: [usize; 14] = [0, 1, 2, 3, 4, 17, 18, 19, 100, 101, 1000, 1231, 1232, 1233];
+
+fn all_families(links: &Links) {
+    let mut server = links.serve(&[]);
+    for (client, peer) in [(0, 0), (0, 1), (1, 0), (1, 1)] {
+        let mut pair = Pair::new(client, peer);
+        pair.settle(&server);
+        let before = counts(&server);
+        for len in LENGTHS {
+            pair.exchange(len);
+        }
+        // All but the longest: in IPv6 that is beyond what fits everywhere.
+        let least = LENGTHS.len() as u64 - 3;
+        eventually("they went across", || {
+            let [to_peer, to_client] = counts(&server);
+            to_peer >= before[0] + least && to_client >= before[1] + least
+        });
+        pair.client.refresh(0);
+        let line = server.program.line_with(&format!("relayed={}", pair.client.relayed));
+        assert_eq!(number(&line, "to_peer_datagrams"), pair.sent, "{line}");
+        assert_eq!(number(&line, "to_client_datagrams"), pair.sent, "{line}");
+    }
+    let metrics = server.metrics();
+    assert_eq!(metrics.sum("turnpike_kernel_flows", ""), 0);
+    assert_eq!(metrics.sum("turnpike_kernel_dropped_total", ""), 0);
+}
+
+#[test]
+fn payloads_arrive_as_they_were_sent_in_every_combination_of_families() {
+    on_links(
+        "kernel_path::relays::payloads_arrive_as_they_were_sent_in_every_combination_of_families",
+        all_families,
+    );
+}
+
+#[test]
+fn a_relay_behind_a_nat_relays_from_its_own_address() {
+    on_links("kernel_path::relays::a_relay_behind_a_nat_relays_from_its_own_address", |links| {
+        let server = links.serve(&["--relay-ip", "10.77.2.1=198.51.100.77"]);
+        let client = Client::allocate(CLIENT[0], SocketAddr::new(SERVER[0], 3478), false);
+        assert_eq!(client.relayed.ip().to_string(), "198.51.100.77");
+        let peer = bound(PEER[0]);
+        client.bind(CHANNEL, peer.local_addr().expect("bound"));
+        let inner = SocketAddr::new(RELAY[0], client.relayed.port());
+        eventually("the kernel has taken the flow", || {
+            client.send(CHANNEL, b"out");
+            assert_eq!(received(&peer), (b"out".to_vec(), inner));
+            peer.send_to(b"in", inner).expect("it leaves");
+            assert_eq!(client.receive(), Some((CHANNEL, b"in".to_vec())));
+            (server.across() > 4).then_some(())
+        });
+    });
+}
+
+#[test]
+fn a_wildcard_listener_answers_from_where_it_was_asked() {
+    on_links("kernel_path::relays::a_wildcard_listener_answers_from_where_it_was_asked", |links| {
+        let server = links.serve(&["--listen", "0.0.0.0:3479", "--listen", "[::]:3479"]);
+        for family in [0, 1] {
+            let at = SocketAddr::new(SERVER[family], 3479);
+            let client = Client::allocate(CLIENT[family], at, false);
+            let peer = bound(PEER[0]);
+            client.bind(CHANNEL, peer.local_addr().expect("bound"));
+            let before = server.across();
+            eventually("the kernel has taken the flow", || {
+                client.send(CHANNEL, b"out");
+                assert_eq!(received(&peer).0, b"out");
+                peer.send_to(b"in", client.relayed).expect("it leaves");
+                // The client's socket is connected: what comes from elsewhere does not come at all.
+                assert_eq!(client.receive(), Some((CHANNEL, b"in".to_vec())));
+                (server.across() > before + 4).then_some(())
+            });
+        }
+    });
+}
+
+#[test]
+fn two_clients_of_one_server_reach_each_other_without_it() {
+    on_links("kernel_path::relays::two_clients_of_one_server_reach_each_other_without_it", |links| {
+        let mut server = links.serve(&[]);
+        for family in [0, 1] {
+            // One client of each family; between them two relayed addresses of this one.
+            let [one, other] =
+                [0, 1].map(|at| Client::allocate(CLIENT[at], SocketAddr::new(SERVER[at], 3478), family == 1));
+            one.bind(CHANNEL, other.relayed);
+            other.bind(CHANNEL + 1, one.relayed);
+            let before = server.across();
+            let mut sent = 0;
+            eventually("the kernel turns them back itself", || {
+                let payload = vec![7; sent % 200];
+                one.send(CHANNEL, &payload);
+                assert_eq!(other.receive(), Some((CHANNEL + 1, payload.clone())));
+                other.send(CHANNEL + 1, &payload);
+                assert_eq!(one.receive(), Some((CHANNEL, payload)));
+                sent += 1;
+                // Each is counted twice, as it is where user space does it.
+                (server.across() > before + 100).then_some(())
+            });
+            one.refresh(0);
+            let line = server.program.line_with(&format!("relayed={}", one.relayed));
+            assert_eq!(
+                [number(&line, "to_peer_datagrams"), number(&line, "to_client_datagrams")],
+                [sent as u64; 2]
+            );
+            other.refresh(0);
+        }
+        assert_eq!(server.metrics().sum("turnpike_kernel_dropped_total", ""), 0);
+    });
+}

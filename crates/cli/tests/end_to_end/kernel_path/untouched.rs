@@ -1,0 +1,92 @@
+//! What goes up for a reason behaves as with any other data path, and is counted.
+
+use super::{
+    PEER,
+    client::{bound, is_silent, received},
+    on_links,
+    relays::Pair,
+};
+use crate::harness::eventually;
+
+const CHANNEL: u16 = 0x4001;
+
+#[test]
+fn what_the_program_does_not_take_is_relayed_by_user_space() {
+    on_links("kernel_path::untouched::what_the_program_does_not_take_is_relayed_by_user_space", |links| {
+        let server = links.serve(&[]);
+        let mut pair = Pair::new(0, 0);
+        pair.settle(&server);
+        let peer = pair.peer.local_addr().expect("bound");
+
+        // Longer than a link: fragments, in and out.
+        for len in [1473, 2900] {
+            pair.exchange(len);
+        }
+        assert!(server.passes("fragment") > 0);
+
+        // Fits in, and with four bytes more, or through a narrower link, does not fit out.
+        pair.exchange(1472);
+        links.inside(&["ip", "link", "set", "p", "mtu", "1300"]);
+        let long = vec![9; 1300];
+        pair.client.send(CHANNEL, &long);
+        assert_eq!(received(&pair.peer).0, long);
+        links.inside(&["ip", "link", "set", "p", "mtu", "1500"]);
+        assert!(server.passes("too_big") >= 2, "{}", server.passes("too_big"));
+
+        // Padded to four bytes, as on a stream.
+        let before = server.passes("padded");
+        pair.client.socket.send(&[&[0x40, 0x01, 0, 3][..], b"abc\0"].concat()).expect("it leaves");
+        assert_eq!(received(&pair.peer).0, b"abc");
+        assert!(server.passes("padded") > before);
+
+        // Indications.
+        pair.client.permit(peer);
+        pair.client.indicate(peer, b"indicated");
+        assert_eq!(received(&pair.peer).0, b"indicated");
+        assert!(server.passes("not_channel_data") > 0);
+
+        // Its end of life.
+        pair.client.socket.set_ttl(1).expect("a TTL");
+        pair.client.send(CHANNEL, b"dies here");
+        assert!(is_silent(&pair.peer));
+        pair.client.socket.set_ttl(64).expect("a TTL");
+        assert!(server.passes("ttl") > 0);
+        assert!(server.metrics().sum("turnpike_ttl_expired_total", "") > 0);
+
+        // Channels that are not bound, peers that have none.
+        pair.client.send(0x4009, b"unbound");
+        assert!(is_silent(&pair.peer));
+        assert!(server.passes("unknown_channel") + server.passes("not_channel_data") > 0);
+        let stranger = bound(PEER[0]);
+        stranger.send_to(b"a stranger", pair.client.relayed).expect("it leaves");
+        eventually("it was counted", || server.passes("unknown_peer") > 0);
+        let mut buffer = [0; 200];
+        pair.client.socket.recv(&mut buffer).expect("a Data indication: the permission is for its address");
+
+        // And what can go across still does.
+        pair.settle(&server);
+        assert_eq!(server.metrics().sum("turnpike_kernel_dropped_total", ""), 0);
+    });
+}
+
+#[test]
+fn a_table_that_is_full_leaves_flows_to_user_space() {
+    on_links("kernel_path::untouched::a_table_that_is_full_leaves_flows_to_user_space", |links| {
+        let dir = crate::harness::Dir::new();
+        let file = dir.file("turnpike.toml", "[limits]\nkernel_flows = 4\n");
+        let server = links.serve(&["-c", file.to_str().expect("a name")]);
+        let mut pairs: Vec<Pair> = (0..4).map(|_| Pair::new(0, 0)).collect();
+        for pair in &mut pairs {
+            pair.exchange(50);
+        }
+        let metrics = server.metrics();
+        assert_eq!(metrics.sum("turnpike_kernel_flows", ""), 4);
+        assert_eq!(metrics.sum("turnpike_kernel_flows_limit", ""), 4);
+        assert!(metrics.sum("turnpike_kernel_flows_refused_total", "") >= 2);
+        // As somebody leaves there is room for others, of whom it hears when they renew.
+        pairs.remove(0).client.refresh(0);
+        let peer = pairs[2].peer.local_addr().expect("bound");
+        pairs[2].client.bind(CHANNEL, peer);
+        pairs[2].settle(&server);
+    });
+}

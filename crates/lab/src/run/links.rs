@@ -1,0 +1,68 @@
+//! Whether the links behaved as the topology promises, read off the kernel's counters while the rounds ran: a sentence a subject, in
+//! the record beside its figures.
+
+use std::collections::BTreeMap;
+
+use crate::{probe::network::DATAGRAMS_PER_PACKET, record::Record, stats};
+
+/// What the devices have carried, and where was received for them.
+pub(crate) fn describe(record: &Record) -> Vec<String> {
+    let subjects = record.experiment.subjects.iter().map(|subject| &subject.name);
+    subjects.filter_map(|subject| of_subject(record, subject)).collect()
+}
+
+/// Nothing where no device has receivers of its own: such links promise nothing.
+fn of_subject(record: &Record, subject: &str) -> Option<String> {
+    let rounds = || record.rounds.iter().filter(|round| round.subject == subject);
+    let mut all: BTreeMap<&str, Vec<f64>> = BTreeMap::new();
+    for (name, value) in rounds().flat_map(|round| &round.metrics) {
+        all.entry(name).or_default().push(*value);
+    }
+    let part = |name: &&str, tail: &str| {
+        name.strip_prefix("net.")?.strip_suffix(tail)?.strip_suffix('.').map(str::to_owned)
+    };
+    let carried = all.iter().filter_map(|(name, values)| {
+        Some(format!("{} {:.2}", part(name, DATAGRAMS_PER_PACKET)?, stats::median(values)?))
+    });
+    let received = all.iter().filter_map(|(name, values)| {
+        let mut cpus: Vec<String> = values.iter().map(|cpu| format!("{cpu:.0}")).collect();
+        cpus.sort();
+        cpus.dedup();
+        Some(format!("{} on CPU {}", part(name, "receiver_cpu")?, cpus.join(" and ")))
+    });
+    let (carried, received): (Vec<String>, Vec<String>) = (carried.collect(), received.collect());
+    (!received.is_empty()).then(|| {
+        format!(
+            "links of {subject}: datagrams a packet that arrived at {}; received {}",
+            carried.join(", "),
+            received.join(", ")
+        )
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn links_are_told_by_what_they_carried_and_where_was_received() {
+        let mut record = crate::record::tests::record("packets_per_cpu_s", &[(100.0, 100.1, 200.0); 3]);
+        assert_eq!(describe(&record), Vec::<String>::new());
+        let first = record.experiment.subjects[0].name.clone();
+        for (round, cpu) in
+            record.rounds.iter_mut().filter(|round| round.subject == first).zip([0.0, 1.0, 0.0])
+        {
+            round.metrics.insert("net.relay.datagrams_per_packet".to_owned(), 1.004);
+            round.metrics.insert("net.peer.datagrams_per_packet".to_owned(), 11.0);
+            round.metrics.insert("net.relay.r-c.receiver_cpu".to_owned(), cpu);
+            round.metrics.insert("net.peer.p-r.receiver_cpu".to_owned(), 1.0);
+        }
+        assert_eq!(
+            describe(&record),
+            [format!(
+                "links of {first}: datagrams a packet that arrived at peer 11.00, relay 1.00; received peer.p-r on CPU 1, \
+                 relay.r-c on CPU 0 and 1"
+            )]
+        );
+    }
+}

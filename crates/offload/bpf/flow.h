@@ -1,0 +1,93 @@
+/* SPDX-License-Identifier: MIT OR Apache-2.0 OR GPL-2.0-only */
+/* What the program and `layout.rs` both know: the layout of maps, and what is counted. Tests hold the two together. */
+#pragma once
+#include "kernel.h"
+
+/* By what the packet shows. IPv4 addresses are mapped into IPv6 (RFC 4291 section 2.5.5.2), all is in network order. */
+struct flow_key {
+	/* Who sent it, and which of our addresses it came to. */
+	u32 remote[4], local[4];
+	u16 remote_port, local_port;
+	/* ChannelData's number; 0 for datagrams of peers, and for the client as such (CLIENT). */
+	u16 channel;
+	u16 zero;
+} __attribute__((aligned(8)));
+
+enum kind {
+	/* Nothing is forwarded: a client with flows. Whatever else it sends goes up, and no datagram of its flows may overtake that. */
+	CLIENT = 0,
+	/* ChannelData of a client: its header is taken off. */
+	TO_PEER = 1,
+	/* A peer's datagram: becomes ChannelData. */
+	TO_CLIENT = 2,
+};
+
+struct flow {
+	/* Drawn for each installation. Elements are reused at once: where the two differ, or the key is another, this is not the flow that
+	 * was looked up. */
+	u64 stamp;
+	struct flow_key key;
+	/* Of the datagram that leaves. */
+	u32 from[4], to[4];
+	u16 from_port, to_port;
+	/* For TO_CLIENT, in network order. */
+	u16 channel;
+	u8 kind;
+	u8 unused;
+	/* Of the way to `to`, and of the way back to where the packet came from. */
+	u32 route, back;
+	u32 state;
+	/* Of the socket that takes what goes up, in `drained`. */
+	u32 socket;
+	/* ktime_get_ns. */
+	u64 expires;
+	u64 stamp_end;
+};
+
+/* What changes with each datagram, in a cache line of its own. */
+struct state {
+	/* Until the socket is known to have been empty at this time or later, datagrams of user space may still be on their way. */
+	u64 up;
+	u64 datagrams, bytes;
+	u64 unused[5];
+};
+
+/* A word of `routes`: the interface by which something is reached, 0 for none that this program may use, among them what is ours; and
+ * whether nothing from there may come by another one (strict reverse path). */
+#define INTERFACE(route) ((u32)(route))
+#define ONLY_FROM_THERE (1ULL << 32)
+
+/* How long a flow of which a super-packet went up stays there: as long as more are to be expected. In nanoseconds. */
+#define CALM 5000000ULL
+
+/* Classes of UDP ports, two bits each. */
+enum { LISTENER = 1, RELAY = 2 };
+
+/* Indexes of `counts`. The first four are done, the rest went up for a reason. */
+enum count {
+	COUNT_TO_PEER,
+	COUNT_TO_CLIENT,
+	/* From a client by two relayed addresses of ours to another client. */
+	COUNT_TURNED_BACK,
+	/* Dropped by the program itself: the kernel refused a change when others had been made already. */
+	COUNT_FAILED,
+	PASS_SUPER_PACKET,
+	PASS_SETTLING,
+	PASS_NOT_CHANNEL_DATA,
+	PASS_UNKNOWN_CHANNEL,
+	PASS_UNKNOWN_PEER,
+	PASS_EXPIRED,
+	PASS_PADDED,
+	PASS_FRAGMENT,
+	PASS_IP_OPTIONS,
+	PASS_TTL,
+	PASS_TOO_BIG,
+	PASS_NO_ROUTE,
+	/* Its source is ours, cannot be reached, or is reached by another interface only. */
+	PASS_SOURCE,
+	PASS_CHECKSUM,
+	PASS_NO_CHECKSUM,
+	PASS_MALFORMED,
+	PASS_STALE,
+	COUNTS,
+};

@@ -1,0 +1,111 @@
+/* SPDX-License-Identifier: MIT OR Apache-2.0 OR GPL-2.0-only */
+/* What this program uses of the kernel's interface to eBPF programs: numbers and layouts of linux/bpf.h, bpf-helpers(7), and the
+ * headers of packets. Written down here, so that the object does not depend on which headers are installed where it is built. */
+#pragma once
+
+typedef unsigned char u8;
+typedef unsigned short u16;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+typedef long long s64;
+
+#define SEC(name) __attribute__((section(name), used))
+#define INLINE static inline __attribute__((always_inline))
+/* Maps as BTF tells them: a number is the length of an array, a type is what a pointer points to. */
+#define NUMBER(name, value) int(*name)[value]
+#define TYPE(name, of) of *name
+
+#define HTONS(x) __builtin_bswap16(x)
+#define NTOHS(x) __builtin_bswap16(x)
+#define HTONL(x) __builtin_bswap32(x)
+#define READ_ONCE(x) (*(const volatile typeof(x) *)&(x))
+#define WRITE_ONCE(x, value) (*(volatile typeof(x) *)&(x) = (value))
+
+enum { MAP_HASH = 1, MAP_ARRAY = 2, MAP_PERCPU_ARRAY = 6 };
+enum { NO_PREALLOC = 1 << 0, MMAPABLE = 1 << 10 };
+
+enum { TC_NEXT = -1, TC_DROP = 2 };
+enum { PACKET_HOST = 0 };
+enum { CSUM_LEVEL_QUERY = 0 };
+enum { ROOM_NET = 0, ROOM_KEEPS_CSUM = 1 << 5 };
+
+/* The start of struct __sk_buff: what is read or written here, and what lies between. */
+struct __sk_buff {
+	u32 len;
+	u32 pkt_type;
+	u32 mark;
+	u32 queue_mapping;
+	u32 protocol;
+	u32 vlan_present;
+	u32 vlan_tci;
+	u32 vlan_proto;
+	u32 priority;
+	u32 ingress_ifindex;
+	u32 ifindex;
+	u32 tc_index;
+	u32 cb[5];
+	u32 hash;
+	u32 tc_classid;
+	u32 data;
+	u32 data_end;
+	u32 napi_id;
+	u32 family;
+	u32 remote_ip4;
+	u32 local_ip4;
+	u32 remote_ip6[4];
+	u32 local_ip6[4];
+	u32 remote_port;
+	u32 local_port;
+	u32 data_meta;
+	u64 flow_keys __attribute__((aligned(8)));
+	u64 tstamp;
+	u32 wire_len;
+	u32 gso_segs;
+};
+
+static void *(*map_lookup)(void *map, const void *key) = (void *)1;
+static u64 (*ktime_get_ns)(void) = (void *)5;
+static u32 (*get_prandom_u32)(void) = (void *)7;
+static long (*skb_store_bytes)(struct __sk_buff *, u64 offset, const void *from, u64 len, u64 flags) = (void *)9;
+static long (*skb_load_bytes)(const struct __sk_buff *, u64 offset, void *to, u64 len) = (void *)26;
+static s64 (*csum_diff)(const void *from, u64 from_size, const void *to, u64 to_size, u64 seed) = (void *)28;
+static long (*skb_change_proto)(struct __sk_buff *, u16 proto, u64 flags) = (void *)31;
+static long (*skb_change_tail)(struct __sk_buff *, u32 len, u64 flags) = (void *)38;
+static long (*skb_pull_data)(struct __sk_buff *, u32 len) = (void *)39;
+static s64 (*csum_update)(struct __sk_buff *, u32 csum) = (void *)40;
+static long (*skb_adjust_room)(struct __sk_buff *, int diff, u32 mode, u64 flags) = (void *)50;
+static s64 (*csum_level)(struct __sk_buff *, u64 level) = (void *)135;
+static long (*redirect_neigh)(u32 ifindex, void *params, int params_len, u64 flags) = (void *)152;
+static long (*check_mtu)(struct __sk_buff *, u32 ifindex, u32 *mtu, int diff, u64 flags) = (void *)163;
+
+enum { ETH_LEN = 14, UDP_LEN = 8, IPV4_LEN = 20, IPV6_LEN = 40, IPPROTO_UDP = 17 };
+enum { ETH_IPV4 = 0x0800, ETH_IPV6 = 0x86dd };
+
+struct ethernet {
+	u8 to[6], from[6];
+	u16 protocol;
+};
+
+struct ipv4 {
+	u8 version_length, tos;
+	u16 total_length, id, fragment;
+	u8 ttl, protocol;
+	u16 check;
+	u32 from, to;
+};
+
+struct ipv6 {
+	/* Version 4 bits, traffic class 8, flow label 20. */
+	u32 first;
+	u16 payload_length;
+	u8 next, hop_limit;
+	u32 from[4], to[4];
+};
+
+struct udp {
+	u16 from, to, length, check;
+};
+
+struct channel_data {
+	u16 number, length;
+};

@@ -1,0 +1,270 @@
+//! What the program and user space both know: the layout of the maps, and what is counted. `bpf/flow.h` says the same in C; tests hold the
+//! two together.
+
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+
+use aya::Pod;
+use strum::{IntoStaticStr, VariantArray};
+use turnpike_wire::{address::canonical, channel_data::ChannelNumber};
+
+/// What a packet shows, and a flow is found by. All is in network order, IPv4 addresses are mapped into IPv6.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[repr(C, align(8))]
+pub struct FlowKey {
+    /// Who sent it.
+    pub remote: [u8; 16],
+    /// Which of our addresses it came to.
+    pub local: [u8; 16],
+    /// UDP's source port.
+    pub remote_port: [u8; 2],
+    /// UDP's destination port.
+    pub local_port: [u8; 2],
+    /// ChannelData's number; 0 for datagrams of peers, and for a client as such.
+    pub channel: [u8; 2],
+    /// 0.
+    pub zero: [u8; 2],
+}
+
+// SAFETY: plain bytes, no padding: 16 + 16 + 4 * 2 = 40.
+unsafe impl Pod for FlowKey {}
+
+impl FlowKey {
+    /// Of what `remote` sends to `local`; on a channel, or plain.
+    #[must_use]
+    pub fn new(remote: SocketAddr, local: SocketAddr, channel: Option<ChannelNumber>) -> Self {
+        Self {
+            remote: mapped(remote.ip()),
+            local: mapped(local.ip()),
+            remote_port: remote.port().to_be_bytes(),
+            local_port: local.port().to_be_bytes(),
+            channel: channel.map_or([0; 2], |channel| channel.get().to_be_bytes()),
+            zero: [0; 2],
+        }
+    }
+}
+
+/// What becomes of a packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Kind {
+    /// Nothing: a client with flows, which nothing else of it may be overtaken by.
+    Client = 0,
+    /// ChannelData of a client: its header is taken off.
+    ToPeer = 1,
+    /// A datagram of a peer: becomes ChannelData.
+    ToClient = 2,
+}
+
+/// A flow.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct Flow {
+    /// Drawn for each installation, as is `stamp_end`: an element may be overwritten while it is read.
+    pub stamp: u64,
+    /// What it is found by.
+    pub key: FlowKey,
+    /// Source address of the datagram that leaves.
+    pub from: [u8; 16],
+    /// Its destination.
+    pub to: [u8; 16],
+    /// Its source port.
+    pub from_port: [u8; 2],
+    /// Its destination port.
+    pub to_port: [u8; 2],
+    /// The channel that it is sent on; 0 to peers.
+    pub channel: [u8; 2],
+    /// [`Kind`].
+    pub kind: u8,
+    /// 0.
+    pub unused: u8,
+    /// Number of the way to `to`.
+    pub route: u32,
+    /// Number of the way back to where the packet came from.
+    pub back: u32,
+    /// Number of its [`State`].
+    pub state: u32,
+    /// Number of the socket that takes what goes up.
+    pub socket: u32,
+    /// On the kernel's monotonic clock, in nanoseconds.
+    pub expires: u64,
+    /// As `stamp`.
+    pub stamp_end: u64,
+}
+
+// SAFETY: numbers and bytes, no padding: 8 + 40 + 16 + 16 + 8 + 4 * 4 + 8 + 8 = 120, a multiple of 8.
+unsafe impl Pod for Flow {}
+
+const _: () = assert!(size_of::<FlowKey>() == 40 && size_of::<Flow>() == 120);
+
+impl Flow {
+    /// Whether what leaves is IPv6.
+    #[must_use]
+    pub fn leaves_by_v6(&self) -> bool {
+        Ipv6Addr::from(self.to).to_ipv4_mapped().is_none()
+    }
+}
+
+/// Words (of 64 bits) of a state: `up`, datagrams, bytes.
+pub const STATE_WORDS: usize = 8;
+/// Word of a state: when something of the flow last went up.
+pub const UP: usize = 0;
+/// Word of a state: datagrams that went across.
+pub const DATAGRAMS: usize = 1;
+/// Word of a state: bytes of their payload.
+pub const BYTES: usize = 2;
+
+/// How long a flow of which a super-packet went up stays there, in nanoseconds.
+pub const CALM_NS: u64 = 5_000_000;
+
+/// In a route: nothing from there may come by another interface.
+pub const ONLY_FROM_THERE: u64 = 1 << 32;
+
+/// A class of ports: those of listeners.
+pub const LISTENER: u64 = 1;
+/// A class of ports: those of relayed transport addresses.
+pub const RELAY: u64 = 2;
+
+/// What is counted, in the order of the program's counters. The first four were taken, all others went up for a reason.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, IntoStaticStr, VariantArray)]
+#[strum(serialize_all = "snake_case")]
+pub enum Count {
+    /// Sent to a peer.
+    ToPeer,
+    /// Sent to a client.
+    ToClient,
+    /// From a client by two relayed addresses of this machine to another client.
+    TurnedBack,
+    /// Dropped: the kernel refused a change when others had been made already.
+    Failed,
+    /// Coalesced by GRO: user space is cheaper for these.
+    SuperPacket,
+    /// Others of its flow went up, and may still be on their way.
+    Settling,
+    /// Requests and indications.
+    NotChannelData,
+    /// On a channel that is not bound, or that was not taken up.
+    UnknownChannel,
+    /// From nobody with a channel.
+    UnknownPeer,
+    /// Channel or permission has expired.
+    Expired,
+    /// The length of ChannelData is not that of the datagram.
+    Padded,
+    /// A fragment.
+    Fragment,
+    /// IPv4 options, or extension headers of IPv6.
+    IpOptions,
+    /// Its TTL or hop limit ends here.
+    Ttl,
+    /// Does not fit through the next link, or is longer than the program can hold.
+    TooBig,
+    /// No route that the program may use: none at all, one to this machine itself, or one that is no Ethernet.
+    NoRoute,
+    /// Its source is ours, cannot be reached, or is reached by another interface only (strict reverse path).
+    Source,
+    /// Wrong UDP checksum.
+    Checksum,
+    /// None, where IPv6 needs one.
+    NoChecksum,
+    /// Lengths that do not agree, a bad IPv4 header checksum.
+    Malformed,
+    /// The flow was changed in that very moment.
+    Stale,
+}
+
+impl Count {
+    /// Whether it says why a packet went up.
+    #[must_use]
+    pub fn is_pass(self) -> bool {
+        self as usize > Self::Failed as usize
+    }
+}
+
+/// As addresses stand in keys.
+#[must_use]
+pub fn mapped(ip: IpAddr) -> [u8; 16] {
+    match ip {
+        IpAddr::V4(ip) => ip.to_ipv6_mapped().octets(),
+        IpAddr::V6(ip) => ip.octets(),
+    }
+}
+
+/// The words of the map of port classes.
+#[must_use]
+pub fn classes(listeners: &[u16], relays: std::ops::RangeInclusive<u16>) -> Vec<u64> {
+    let mut words = vec![0; 2048];
+    let ports = listeners.iter().map(|port| (*port, LISTENER)).chain(relays.map(|port| (port, RELAY)));
+    for (port, class) in ports {
+        words[usize::from(port >> 5)] |= class << ((port & 31) * 2);
+    }
+    words
+}
+
+/// The class of a port in these words.
+#[must_use]
+pub fn class_of(classes: &[u64], port: u16) -> u64 {
+    classes[usize::from(port >> 5)] >> ((port & 31) * 2) & 3
+}
+
+/// An address as keys have it.
+#[must_use]
+pub fn address(ip: [u8; 16], port: [u8; 2]) -> SocketAddr {
+    canonical(SocketAddr::new(Ipv6Addr::from(ip).into(), u16::from_be_bytes(port)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The names of an enumeration of `flow.h`, in its order.
+    fn names_in_c(prefixes: &[&str]) -> Vec<String> {
+        let source = include_str!("../bpf/flow.h");
+        let body =
+            source.split("enum count {").nth(1).expect("it has counters").split('}').next().expect("an end");
+        let lines = body.lines().map(str::trim).filter(|line| line.ends_with(','));
+        let name = |line: &str| {
+            let name = line.trim_end_matches(',');
+            let name = prefixes.iter().find_map(|prefix| name.strip_prefix(prefix));
+            name.map(str::to_lowercase)
+        };
+        lines.filter_map(name).collect()
+    }
+
+    #[test]
+    fn counters_have_the_same_order_in_both_languages() {
+        let here: Vec<&str> = Count::VARIANTS.iter().map(Into::into).collect();
+        assert_eq!(names_in_c(&["COUNT_", "PASS_"]), here);
+        assert!(Count::SuperPacket.is_pass() && !Count::Failed.is_pass());
+    }
+
+    #[test]
+    fn numbers_are_the_same_in_both_languages() {
+        let source = include_str!("../bpf/flow.h");
+        for line in [
+            format!("#define CALM {CALM_NS}ULL"),
+            "#define ONLY_FROM_THERE (1ULL << 32)".to_owned(),
+            format!("enum {{ LISTENER = {LISTENER}, RELAY = {RELAY} }};"),
+            format!("\tCLIENT = {},", Kind::Client as u8),
+            format!("\tTO_PEER = {},", Kind::ToPeer as u8),
+            format!("\tTO_CLIENT = {},", Kind::ToClient as u8),
+        ] {
+            assert!(source.contains(&line), "{line}");
+        }
+    }
+
+    #[test]
+    fn ports_have_the_classes_that_they_were_given() {
+        let words = classes(&[3478, 50_000], 49_152..=65_535);
+        for (port, class) in [
+            (3478, LISTENER),
+            (3477, 0),
+            (49_151, 0),
+            (49_152, RELAY),
+            (50_000, LISTENER | RELAY),
+            (65_535, RELAY),
+            (0, 0),
+        ] {
+            assert_eq!(class_of(&words, port), class, "{port}");
+        }
+    }
+}

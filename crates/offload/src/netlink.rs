@@ -1,0 +1,284 @@
+//! What rtnetlink(7) says: interfaces, whose addresses they have, by which of them something is reached, and that any of it has changed.
+
+use std::{
+    collections::BTreeSet,
+    io,
+    net::IpAddr,
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
+};
+
+use rustix::{
+    io::{Errno, read, write},
+    net::{
+        AddressFamily, RecvFlags, SocketFlags, SocketType, bind, netlink::SocketAddrNetlink, recv,
+        socket_with,
+    },
+};
+
+const ERROR: u16 = 2;
+const DONE: u16 = 3;
+const NEW_LINK: u16 = 16;
+const GET_LINK: u16 = 18;
+const NEW_ADDRESS: u16 = 20;
+const GET_ADDRESS: u16 = 22;
+const NEW_ROUTE: u16 = 24;
+const GET_ROUTE: u16 = 26;
+
+const REQUEST: u16 = 1;
+const MULTI: u16 = 2;
+const DUMP: u16 = 0x300;
+
+/// Links, addresses, routes, rules and settings (rp_filter) of both families, and next hops.
+const GROUPS: u32 = 0x1 | 0x10 | 0x40 | 0x80 | 0x100 | 0x400 | 1 << 18 | 1 << 23 | 1 << 31;
+
+/// ARPHRD_ETHER.
+const ETHERNET: u16 = 1;
+/// IFF_UP, IFF_LOOPBACK.
+const UP: u32 = 0x1;
+const LOOPBACK: u32 = 0x8;
+
+/// RTN_UNICAST.
+const UNICAST: u8 = 1;
+
+/// UDP, in RTA_IP_PROTO.
+const UDP: u8 = 17;
+
+/// An interface.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Interface {
+    pub(crate) number: u32,
+    pub(crate) name: String,
+    /// A port of a bridge, a bond or the like, whose traffic is seen again at that.
+    pub(crate) is_port: bool,
+    pub(crate) is_up: bool,
+    pub(crate) is_ethernet: bool,
+}
+
+/// Asks.
+pub(crate) struct Netlink {
+    socket: OwnedFd,
+    sequence: u32,
+    buffer: Vec<u8>,
+}
+
+impl Netlink {
+    pub(crate) fn new() -> io::Result<Self> {
+        Ok(Self { socket: socket(0)?, sequence: 0, buffer: vec![0; 64 << 10] })
+    }
+
+    /// All interfaces.
+    pub(crate) fn interfaces(&mut self) -> io::Result<BTreeSet<Interface>> {
+        let mut found = BTreeSet::new();
+        self.ask(GET_LINK, DUMP, &[0; 16], |kind, body| {
+            if kind != NEW_LINK || body.len() < 16 {
+                return;
+            }
+            let mut interface = Interface {
+                number: u32_at(body, 4),
+                name: String::new(),
+                is_port: false,
+                is_up: u32_at(body, 8) & UP != 0,
+                is_ethernet: u16_at(body, 2) == ETHERNET && u32_at(body, 8) & LOOPBACK == 0,
+            };
+            for (kind, value) in attributes(&body[16..]) {
+                match kind {
+                    3 => {
+                        let name = value.strip_suffix(&[0]).unwrap_or(value);
+                        interface.name = String::from_utf8_lossy(name).into_owned();
+                    }
+                    10 => interface.is_port = true,
+                    _ => {}
+                }
+            }
+            found.insert(interface);
+        })?;
+        Ok(found)
+    }
+
+    /// The numbers of interfaces with an address.
+    pub(crate) fn with_addresses(&mut self) -> io::Result<BTreeSet<u32>> {
+        let mut found = BTreeSet::new();
+        self.ask(GET_ADDRESS, DUMP, &[0; 8], |kind, body| {
+            if kind == NEW_ADDRESS && body.len() >= 8 {
+                found.insert(u32_at(body, 4));
+            }
+        })?;
+        Ok(found)
+    }
+
+    /// The interface by which datagrams from one of our addresses leave to somebody else. `None` where there is no route, or one that
+    /// leads to ourselves, to several, or to nobody.
+    pub(crate) fn route(&mut self, from: IpAddr, to: IpAddr) -> io::Result<Option<u32>> {
+        let mut body = Vec::with_capacity(64);
+        let (family, bits) = match to {
+            IpAddr::V4(_) => (AddressFamily::INET, 32),
+            IpAddr::V6(_) => (AddressFamily::INET6, 128),
+        };
+        #[expect(clippy::cast_possible_truncation, reason = "2 and 10")]
+        let family = family.as_raw() as u8;
+        body.extend([family, bits, bits, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
+        for (kind, ip) in [(1_u16, to), (2, from)] {
+            match ip {
+                IpAddr::V4(ip) => put(&mut body, kind, &ip.octets()),
+                IpAddr::V6(ip) => put(&mut body, kind, &ip.octets()),
+            }
+        }
+        put(&mut body, 27, &[UDP]);
+        let mut interface = None;
+        let asked = self.ask(GET_ROUTE, 0, &body, |kind, body| {
+            if kind != NEW_ROUTE || body.len() < 12 || body[7] != UNICAST {
+                return;
+            }
+            let found = attributes(&body[12..]).find(|(kind, value)| *kind == 4 && value.len() == 4);
+            interface = found.map(|(_, value)| u32_at(value, 0));
+        });
+        match asked {
+            Ok(()) => Ok(interface),
+            // No route to host, network unreachable, forbidden, not our address: all that is an answer.
+            Err(error) if error.raw_os_error().is_some_and(|errno| errno != Errno::NOBUFS.raw_os_error()) => {
+                Ok(None)
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// One question; `each` gets the parts of the answer.
+    fn ask(
+        &mut self,
+        kind: u16,
+        flags: u16,
+        body: &[u8],
+        mut each: impl FnMut(u16, &[u8]),
+    ) -> io::Result<()> {
+        self.sequence = self.sequence.wrapping_add(1);
+        let mut message = Vec::with_capacity(16 + body.len());
+        #[expect(clippy::cast_possible_truncation, reason = "our requests are short")]
+        message.extend(((16 + body.len()) as u32).to_ne_bytes());
+        message.extend(kind.to_ne_bytes());
+        message.extend((REQUEST | flags).to_ne_bytes());
+        message.extend(self.sequence.to_ne_bytes());
+        message.extend(0_u32.to_ne_bytes());
+        message.extend(body);
+        write(&self.socket, &message)?;
+        loop {
+            let length = match read(&self.socket, &mut self.buffer[..]) {
+                Err(Errno::INTR) => continue,
+                done => done?,
+            };
+            let mut rest = &self.buffer[..length];
+            while rest.len() >= 16 {
+                let (len, kind) = (u32_at(rest, 0) as usize, u16_at(rest, 4));
+                let (flags, sequence) = (u16_at(rest, 6), u32_at(rest, 8));
+                let Some(body) = rest.get(16..len) else { return Err(io::ErrorKind::InvalidData.into()) };
+                rest = rest.get(len.next_multiple_of(4)..).unwrap_or_default();
+                // The end of an earlier answer that was given up.
+                if sequence != self.sequence {
+                    continue;
+                }
+                match kind {
+                    ERROR if body.len() >= 4 => {
+                        let errno = u32_at(body, 0).cast_signed();
+                        return if errno == 0 { Ok(()) } else { Err(io::Error::from_raw_os_error(-errno)) };
+                    }
+                    DONE => return Ok(()),
+                    _ => each(kind, body),
+                }
+                if flags & MULTI == 0 {
+                    return Ok(());
+                }
+            }
+        }
+    }
+}
+
+/// Tells that something has changed.
+pub(crate) struct News {
+    socket: OwnedFd,
+}
+
+impl News {
+    pub(crate) fn new() -> io::Result<Self> {
+        Ok(Self { socket: socket(GROUPS)? })
+    }
+
+    /// Whether something has changed since the last call. What it was does not matter: all is asked for anew.
+    pub(crate) fn heard(&self) -> bool {
+        let (mut heard, mut buffer) = (false, [0; 4096]);
+        loop {
+            match recv(&self.socket, &mut buffer[..], RecvFlags::DONTWAIT) {
+                Err(Errno::INTR) => {}
+                // Some were lost.
+                Ok(_) | Err(Errno::NOBUFS) => heard = true,
+                Err(_) => return heard,
+            }
+        }
+    }
+}
+
+impl AsFd for News {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+fn socket(groups: u32) -> io::Result<OwnedFd> {
+    let socket = socket_with(AddressFamily::NETLINK, SocketType::RAW, SocketFlags::CLOEXEC, None)?;
+    bind(&socket, &SocketAddrNetlink::new(0, groups))?;
+    Ok(socket)
+}
+
+/// ```text
+/// │ length (2) │ kind (2) │ value │ padding to 4 │ …
+/// ```
+fn attributes(mut rest: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
+    std::iter::from_fn(move || {
+        if rest.len() < 4 {
+            return None;
+        }
+        let (len, kind) = (usize::from(u16_at(rest, 0)), u16_at(rest, 2));
+        let value = rest.get(4..len)?;
+        rest = rest.get(len.next_multiple_of(4)..).unwrap_or_default();
+        Some((kind, value))
+    })
+}
+
+fn put(body: &mut Vec<u8>, kind: u16, value: &[u8]) {
+    #[expect(clippy::cast_possible_truncation, reason = "an address at most")]
+    body.extend(((4 + value.len()) as u16).to_ne_bytes());
+    body.extend(kind.to_ne_bytes());
+    body.extend(value);
+    body.resize(body.len().next_multiple_of(4), 0);
+}
+
+fn u16_at(bytes: &[u8], at: usize) -> u16 {
+    u16::from_ne_bytes([bytes[at], bytes[at + 1]])
+}
+
+fn u32_at(bytes: &[u8], at: usize) -> u32 {
+    u32::from_ne_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn loopback_is_an_interface_with_an_address_and_no_ethernet() {
+        let mut netlink = Netlink::new().expect("anybody may ask");
+        let interfaces = netlink.interfaces().expect("an answer");
+        let loopback = interfaces.iter().find(|interface| interface.name == "lo").expect("there always is");
+        assert!(!loopback.is_ethernet && !loopback.is_port, "{loopback:?}");
+        let addressed = netlink.with_addresses().expect("an answer");
+        assert_eq!(addressed.contains(&loopback.number), loopback.is_up);
+    }
+
+    #[test]
+    fn what_leads_to_ourselves_is_no_route() {
+        let mut netlink = Netlink::new().expect("anybody may ask");
+        let here = IpAddr::from([127, 0, 0, 1]);
+        assert_eq!(netlink.route(here, here).expect("an answer"), None);
+        // Nor is what is not an address of ours a source.
+        let elsewhere = IpAddr::from([192, 0, 2, 1]);
+        assert_eq!(netlink.route(elsewhere, here).expect("an answer"), None);
+    }
+}

@@ -1,0 +1,174 @@
+//! Frames written down by hand (and by a program that is not ours), with what becomes of them: the program and its mirror both make
+//! just that of them.
+
+use turnpike_offload::{
+    Count, Kind,
+    layout::{Flow, FlowKey, classes, mapped},
+    mirror::{Frame, Moment, Summed, Tables, Verdict, decide},
+};
+use turnpike_wire::channel_data::ChannelNumber;
+
+use crate::program::{LOOPBACK, MTU, with_program};
+
+const CHANNEL: u16 = 0x4abc;
+const CLIENT: [&str; 2] = ["198.51.100.7:5000", "[2001:db8:7::7]:5000"];
+const SERVER: [&str; 2] = ["192.0.2.1:3478", "[2001:db8::1]:3478"];
+const RELAY: [&str; 2] = ["192.0.2.2:49160", "[2001:db8::2]:49160"];
+const PEER: [&str; 2] = ["203.0.113.9:6000", "[2001:db8:9::9]:6000"];
+
+struct Golden {
+    name: &'static str,
+    kind: Kind,
+    /// Index of the client's family, of the peer's.
+    families: [usize; 2],
+    arrives: &'static str,
+    /// ID and checksum of an IPv4 header are another each time.
+    leaves: &'static str,
+}
+
+const GOLDEN: &[Golden] = &[
+    Golden {
+        name: "to peer v4",
+        kind: Kind::ToPeer,
+        families: [0, 0],
+        arrives: "000000000000000000000000080045b900231234400040113ba1c6336407c000020113880d96000fd4514abc00036f6464",
+        leaves: "000000000000000000000000080045b9001f000000003f117d09c0000202cb007109c0081770000b56ee6f6464",
+    },
+    Golden {
+        name: "to client v4",
+        kind: Kind::ToClient,
+        families: [0, 0],
+        arrives: "00000000000000000000000008004500001f000000000211bac2cb007109c00002021770c008000b56ee6f6464",
+        leaves: "000000000000000000000000080045000023000000000111cd8ec0000201c63364070d961388000fd4514abc00036f6464",
+    },
+    Golden {
+        name: "to peer v6",
+        kind: Kind::ToPeer,
+        families: [1, 1],
+        arrives: "00000000000000000000000086dd62e00000001111ff20010db800070000000000000000000720010db8000000000000 \
+                  00000000000113880d960011f4994abc000568656c6c6f",
+        leaves: "00000000000000000000000086dd62e00000000d11fe20010db800000000000000000000000220010db8000900000000 \
+                  000000000009c0081770000d890368656c6c6f",
+    },
+    Golden {
+        name: "to client v6",
+        kind: Kind::ToClient,
+        families: [1, 1],
+        arrives: "00000000000000000000000086dd60300000000e114020010db800090000000000000000000920010db8000000000000 \
+                  0000000000021770c008000e88e068656c6c6f21",
+        leaves: "00000000000000000000000086dd603000000012113f20010db800000000000000000000000120010db8000700000000 \
+                  0000000000070d9613880012f4754abc000668656c6c6f21",
+    },
+    Golden {
+        name: "v4 to v6 peer",
+        kind: Kind::ToPeer,
+        families: [0, 1],
+        arrives: "0000000000000000000000000800452800230000000040118e66c6336407c000020113880d96000fd4514abc00036f6464",
+        leaves: "00000000000000000000000086dd62800000000b113f20010db800000000000000000000000220010db8000900000000 \
+                  000000000009c0081770000bf9746f6464",
+    },
+    Golden {
+        name: "v6 peer to v4",
+        kind: Kind::ToClient,
+        families: [0, 1],
+        arrives: "00000000000000000000000086dd628000000008114020010db800090000000000000000000920010db8000000000000 \
+                  0000000000021770c0080008ccdf",
+        leaves: "000000000000000000000000080045280020000000003f118f69c0000201c63364070d961388000ca7bf4abc0000",
+    },
+    Golden {
+        name: "no checksum",
+        kind: Kind::ToPeer,
+        families: [0, 0],
+        arrives: "0000000000000000000000000800450000230000000040118e8ec6336407c000020113880d96000f00004abc00036f6464",
+        leaves: "00000000000000000000000008004500001f000000003f117dc2c0000202cb007109c0081770000b00006f6464",
+    },
+];
+
+fn bytes(hex: &str) -> Vec<u8> {
+    let digits: Vec<u8> = hex.bytes().filter(u8::is_ascii_hexdigit).collect();
+    let pairs = digits.chunks(2).map(|pair| std::str::from_utf8(pair).expect("digits"));
+    pairs.map(|pair| u8::from_str_radix(pair, 16).expect("digits")).collect()
+}
+
+/// Without what is another each time: ID and checksum of an IPv4 header, which sums up to nothing.
+fn masked(mut frame: Vec<u8>) -> Vec<u8> {
+    if frame[12..14] == [8, 0] {
+        let words = frame[14..34].chunks(2).map(|pair| u64::from(pair[0]) << 8 | u64::from(pair[1]));
+        assert_eq!(words.sum::<u64>() % 0xffff, 0, "checksum of {frame:02x?}");
+        frame[18..20].fill(0);
+        frame[24..26].fill(0);
+    }
+    frame
+}
+
+fn tables(golden: &Golden) -> Tables {
+    let [client, peer] = golden.families;
+    let end = |text: &str| text.parse().expect("an address");
+    let (client, server) = (end(CLIENT[client]), end(SERVER[client]));
+    let (relay, peer) = (end(RELAY[peer]), end(PEER[peer]));
+    let number = ChannelNumber::new(CHANNEL).expect("in range");
+    let (remote, local, from, to): (std::net::SocketAddr, _, std::net::SocketAddr, std::net::SocketAddr) =
+        match golden.kind {
+            Kind::ToPeer => (client, server, relay, peer),
+            _ => (peer, relay, server, client),
+        };
+    let to_peer = golden.kind == Kind::ToPeer;
+    let key = FlowKey::new(remote, local, to_peer.then_some(number));
+    let flow = Flow {
+        stamp: 1,
+        key,
+        from: mapped(from.ip()),
+        to: mapped(to.ip()),
+        from_port: from.port().to_be_bytes(),
+        to_port: to.port().to_be_bytes(),
+        channel: if to_peer { [0; 2] } else { CHANNEL.to_be_bytes() },
+        kind: golden.kind as u8,
+        expires: u64::MAX,
+        stamp_end: 1,
+        ..Flow::default()
+    };
+    Tables {
+        flows: [(key, flow)].into(),
+        up: vec![0],
+        drained: vec![0],
+        routes: vec![u64::from(LOOPBACK)],
+        classes: classes(&[3478], 49_152..=65_535),
+    }
+}
+
+#[test]
+fn the_mirror_makes_what_is_written_down() {
+    for golden in GOLDEN {
+        let arrives = bytes(golden.arrives);
+        let frame = Frame {
+            bytes: &arrives,
+            interface: LOOPBACK,
+            for_us: true,
+            segments: 1,
+            summed: Summed::Nothing,
+        };
+        let moment = Moment { now: 1, id: [0xab, 0xcd], mtu: &|_| Some(MTU) };
+        check(golden, decide(&frame, &tables(golden), &moment).verdict);
+    }
+}
+
+#[test]
+fn the_program_makes_what_is_written_down() {
+    with_program(|program| {
+        for golden in GOLDEN {
+            for summed in [Summed::Nothing, Summed::Complete] {
+                program.fill(&tables(golden));
+                let outcome = program.run(&bytes(golden.arrives), 1, summed);
+                check(golden, outcome.expect("the kernel takes it").verdict);
+            }
+        }
+    });
+}
+
+fn check(golden: &Golden, verdict: Verdict) {
+    let Verdict::Across { bytes: leaves, count, .. } = verdict else {
+        panic!("{}: {verdict:?}", golden.name)
+    };
+    assert_eq!(masked(leaves), masked(bytes(golden.leaves)), "{}", golden.name);
+    assert_eq!(count, if golden.kind == Kind::ToPeer { Count::ToPeer } else { Count::ToClient });
+}

@@ -1,0 +1,7 @@
+//! The program and its mirror, fed the same packets; and the program on interfaces.
+
+mod agreement;
+mod attached;
+mod churn;
+mod golden;
+mod program;

@@ -1,0 +1,240 @@
+//! The program under BPF_PROG_TEST_RUN: fed frames one by one, with tables of the test's own.
+
+use std::{
+    cell::RefCell,
+    fs, io,
+    os::fd::{AsFd as _, AsRawFd as _, RawFd},
+};
+
+use aya::{
+    Ebpf, EbpfLoader,
+    maps::{Array, HashMap, MapData, PerCpuArray, PerCpuValues},
+    programs::SchedClassifier,
+};
+use turnpike_offload::{
+    Count,
+    layout::{Flow, FlowKey, STATE_WORDS, UP},
+    mirror::{Summed, Tables, Verdict},
+};
+use turnpike_testkit::alone::skip;
+
+pub(crate) type State = [u64; STATE_WORDS];
+
+/// The MTU of the only interface that there is.
+pub(crate) const MTU: usize = 1400;
+/// Its number.
+pub(crate) const LOOPBACK: u32 = 1;
+
+pub(crate) const PLACES: u32 = 16;
+
+/// A loaded program, in a network namespace of this thread's own.
+pub(crate) struct Program {
+    object: Ebpf,
+    flows: HashMap<MapData, FlowKey, Flow>,
+    states: Array<MapData, State>,
+    drained: Array<MapData, u64>,
+    routes: Array<MapData, u64>,
+    ports: Array<MapData, u64>,
+    counts: PerCpuArray<MapData, u64>,
+}
+
+thread_local! {
+    static PROGRAM: RefCell<Option<Program>> = const { RefCell::new(None) };
+}
+
+/// What came of a frame.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Outcome {
+    pub(crate) verdict: Verdict,
+    /// Word UP of each state.
+    pub(crate) up: Vec<u64>,
+}
+
+/// Runs the test with a program, or says why it cannot.
+pub(crate) fn with_program(test: impl FnOnce(&mut Program)) {
+    PROGRAM.with_borrow_mut(|program| {
+        if program.is_none() {
+            // SAFETY: changes this thread's namespace only.
+            if unsafe { libc::unshare(libc::CLONE_NEWNET) } != 0 {
+                skip(&format!("no permission for network namespaces: {}", io::Error::last_os_error()));
+                return;
+            }
+            set_up_loopback();
+            match Program::load() {
+                Ok(loaded) => *program = Some(loaded),
+                Err(error) if error.contains("Operation not permitted") => {
+                    skip(&format!("no permission to load programs: {error}"));
+                    return;
+                }
+                Err(error) => panic!("{error}"),
+            }
+        }
+        test(program.as_mut().expect("it is loaded"));
+    });
+}
+
+impl Program {
+    fn load() -> Result<Self, String> {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/bpf/relay.o");
+        let object = std::env::var("TURNPIKE_BPF_OBJECT").unwrap_or_else(|_| path.to_owned());
+        let object = fs::read(object).map_err(|error| error.to_string())?;
+        let mut object = EbpfLoader::new()
+            .btf(None)
+            .map_max_entries("flows", PLACES)
+            .map_max_entries("states", PLACES)
+            .map_max_entries("drained", PLACES)
+            .map_max_entries("routes", PLACES)
+            .load(&object)
+            .map_err(|error| format!("{error:?}"))?;
+        let program: &mut SchedClassifier =
+            object.program_mut("turnpike").expect("it is there").try_into().expect("of this type");
+        program.load().map_err(|error| error.to_string())?;
+        let mut take = |name| object.take_map(name).expect("a map");
+        Ok(Self {
+            flows: take("flows").try_into().expect("a hash map"),
+            states: take("states").try_into().expect("an array"),
+            drained: take("drained").try_into().expect("an array"),
+            routes: take("routes").try_into().expect("an array"),
+            ports: take("ports").try_into().expect("an array"),
+            counts: take("counts").try_into().expect("an array"),
+            object,
+        })
+    }
+
+    /// Has the maps hold just this.
+    pub(crate) fn fill(&mut self, tables: &Tables) {
+        let old: Vec<FlowKey> = self.flows.keys().filter_map(Result::ok).collect();
+        for key in old {
+            self.flows.remove(&key).expect("it was there");
+        }
+        for (key, flow) in &tables.flows {
+            self.flows.insert(key, flow, 0).expect("there is room");
+        }
+        for (slot, up) in (0..).zip(&tables.up) {
+            let mut state = [0; STATE_WORDS];
+            state[UP] = *up;
+            self.states.set(slot, state, 0).expect("in range");
+        }
+        for (slot, drained) in (0..).zip(&tables.drained) {
+            self.drained.set(slot, drained, 0).expect("in range");
+        }
+        for (slot, route) in (0..).zip(&tables.routes) {
+            self.routes.set(slot, route, 0).expect("in range");
+        }
+        for (word, classes) in (0..).zip(&tables.classes) {
+            self.ports.set(word, classes, 0).expect("in range");
+        }
+        for what in 0..self.counts.len() {
+            let zeros = vec![0; aya::util::nr_cpus().expect("a number")];
+            let zeros = PerCpuValues::try_from(zeros).expect("one for each");
+            self.counts.set(what, zeros, 0).expect("in range");
+        }
+    }
+
+    /// Feeds a frame; says what came of it, by what was counted.
+    pub(crate) fn run(&mut self, frame: &[u8], segments: u32, summed: Summed) -> io::Result<Outcome> {
+        /// BPF_F_TEST_SKB_CHECKSUM_COMPLETE: the kernel itself checks the sum afterwards.
+        const COMPLETE: u32 = 1 << 2;
+        /// TC_ACT_REDIRECT.
+        const REDIRECT: u32 = 7;
+        let flags = match summed {
+            Summed::Nothing => 0,
+            Summed::Complete => COMPLETE,
+            Summed::Verified => panic!("the kernel's test knows no such state"),
+        };
+        // struct __sk_buff: number of the interface, segments.
+        let mut context = [0_u8; 192];
+        context[40..44].copy_from_slice(&LOOPBACK.to_ne_bytes());
+        context[164..168].copy_from_slice(&segments.to_ne_bytes());
+        let (result, bytes) = test_run(self.descriptor(), frame, &context, flags)?;
+        let counted: Vec<Count> = counts(&self.counts);
+        assert!(counted.len() <= 1, "{counted:?}");
+        let count = counted.first().copied();
+        let verdict = match (result, count) {
+            (REDIRECT, Some(count)) => {
+                let states = (0..PLACES).filter_map(|slot| self.states.get(&slot, 0).ok());
+                let counted: Vec<_> = states.filter(|state| state[1] != 0).collect();
+                let datagrams = if count == Count::TurnedBack { 2 } else { 1 };
+                assert_eq!(counted.iter().map(|state| state[1]).sum::<u64>(), datagrams, "{counted:?}");
+                let bytes_counted: u64 = counted.iter().map(|state| state[2]).sum();
+                let payload = usize::try_from(bytes_counted / datagrams).expect("a length");
+                Verdict::Across { interface: LOOPBACK, bytes, count, payload }
+            }
+            (u32::MAX, count) => {
+                assert_eq!(bytes, frame, "what goes up is untouched");
+                Verdict::Up(count)
+            }
+            other => panic!("{other:?}"),
+        };
+        let up = (0..PLACES).map(|slot| self.states.get(&slot, 0).expect("in range")[UP]).collect();
+        Ok(Outcome { verdict, up })
+    }
+
+    fn descriptor(&self) -> RawFd {
+        let program: &SchedClassifier =
+            self.object.program("turnpike").expect("it is there").try_into().expect("of this type");
+        program.fd().expect("it is loaded").as_fd().as_raw_fd()
+    }
+}
+
+fn counts(map: &PerCpuArray<MapData, u64>) -> Vec<Count> {
+    use strum::VariantArray as _;
+    let sum = |what: &Count| {
+        let values = map.get(&(*what as u32), 0).expect("in range");
+        values.iter().sum::<u64>()
+    };
+    Count::VARIANTS.iter().copied().filter(|what| sum(what) > 0).collect()
+}
+
+/// BPF_PROG_TEST_RUN, with the flags that aya has no name for.
+fn test_run(program: RawFd, frame: &[u8], context: &[u8], flags: u32) -> io::Result<(u32, Vec<u8>)> {
+    const COMMAND: i64 = 10;
+    #[repr(C)]
+    #[derive(Default)]
+    struct Attributes {
+        program: u32,
+        result: u32,
+        data_size_in: u32,
+        data_size_out: u32,
+        data_in: u64,
+        data_out: u64,
+        repeat: u32,
+        duration: u32,
+        context_size_in: u32,
+        context_size_out: u32,
+        context_in: u64,
+        context_out: u64,
+        flags: u32,
+        cpu: u32,
+        batch_size: u32,
+        unused: u32,
+    }
+    let mut out = vec![0_u8; 4096];
+    let length = |bytes: &[u8]| u32::try_from(bytes.len()).expect("short");
+    let mut attributes = Attributes {
+        program: program.cast_unsigned(),
+        data_size_in: length(frame),
+        data_size_out: length(&out),
+        data_in: frame.as_ptr() as u64,
+        data_out: out.as_mut_ptr() as u64,
+        repeat: 1,
+        context_size_in: length(context),
+        context_in: context.as_ptr() as u64,
+        flags,
+        ..Attributes::default()
+    };
+    // SAFETY: the pointers and lengths are those of live buffers.
+    let done = unsafe { libc::syscall(libc::SYS_bpf, COMMAND, &raw mut attributes, size_of::<Attributes>()) };
+    if done != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    out.truncate(attributes.data_size_out as usize);
+    Ok((attributes.result, out))
+}
+
+/// Loopback is up, with an MTU that tests can exceed.
+fn set_up_loopback() {
+    let mtu = MTU.to_string();
+    let done = std::process::Command::new("ip").args(["link", "set", "lo", "up", "mtu", &mtu]).status();
+    assert!(done.is_ok_and(|status| status.success()), "ip(8) sets up loopback");
+}

@@ -1,0 +1,609 @@
+//! Keeps the flows of the program in the kernel (`turnpike_offload`) from the effects of the state machine, brings back what they have
+//! counted, and tells the program when a socket has been emptied, so that nothing overtakes what went through user space.
+
+use std::net::{IpAddr, SocketAddr};
+
+use turnpike_net::{SocketId, poll::Event};
+use turnpike_offload::{Counted, Flows, Installed, Kind, NewFlow, State, now_ns};
+use turnpike_turn::server::{AllocationId, Client, Effect, Family, Gate, Link, RelayId, Server};
+use turnpike_wire::channel_data::{ChannelNumber, ChannelRange};
+
+use super::side;
+use crate::link::Way;
+
+/// A packet is in its socket's queue so long after the program has seen it, at the latest: both happen in one run of a softirq, which hands
+/// on eight packets at a time.
+const GAP_NS: u64 = 100_000;
+/// How long the program keeps a flow in user space after a super-packet; so long has a socket to be watched.
+const CALM_NS: u64 = turnpike_offload::layout::CALM_NS + GAP_NS;
+/// Between two looks at sockets that have had something, in milliseconds: soon after they had, and when the flow has been calm.
+const SOON_MS: u64 = 1;
+const CALM_MS: u64 = CALM_NS.div_ceil(1_000_000) + 1;
+/// Each session's counters are read once in ten of these, in milliseconds.
+const SWEEP_MS: u64 = 100;
+const SWEEPS: usize = 10;
+
+/// What went across, by direction.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Across {
+    pub(crate) to_peer: Counted,
+    pub(crate) to_client: Counted,
+}
+
+impl Across {
+    fn is_zero(&self) -> bool {
+        self.to_peer.is_zero() && self.to_client.is_zero()
+    }
+
+    fn add(&mut self, more: &Self) {
+        for (sum, more) in [(&mut self.to_peer, more.to_peer), (&mut self.to_client, more.to_client)] {
+            sum.datagrams += more.datagrams;
+            sum.bytes += more.bytes;
+        }
+    }
+
+    /// As the state machine counts.
+    pub(super) fn pairs(&self) -> [(u64, u64); 2] {
+        [self.to_peer, self.to_client].map(|counted| (counted.datagrams, counted.bytes))
+    }
+}
+
+/// One worker's part of the kernel path.
+pub(super) struct Offload {
+    flows: Flows,
+    /// [`now_ns`] when the state machine's clock began.
+    base_ns: u64,
+    /// By the index of their allocation.
+    sessions: Vec<Option<Box<Session>>>,
+    /// How many of them there are.
+    open: usize,
+    relays: Vec<[Option<RelaySocket>; 2]>,
+    emptied: Emptied,
+    across: Across,
+    swept_ms: u64,
+    sweep: usize,
+    /// Of channels that may be used.
+    range: ChannelRange,
+}
+
+#[derive(Clone, Copy)]
+struct RelaySocket {
+    id: SocketId,
+    bound: SocketAddr,
+}
+
+/// What has been told of an allocation, and which flows came of it.
+struct Session {
+    allocation: AllocationId,
+    /// Only one that is reached by plain UDP.
+    client: Option<Client>,
+    /// The client as such, and what its flows to peers share.
+    own: Option<(Installed, State)>,
+    permissions: Vec<(IpAddr, u64)>,
+    channels: Vec<Channel>,
+    /// Counted when the state machine had no entry for it any more.
+    late: Across,
+}
+
+struct Channel {
+    number: ChannelNumber,
+    peer: SocketAddr,
+    expires_ms: u64,
+    to_peer: Option<Installed>,
+    to_client: Option<(Installed, State)>,
+}
+
+impl Offload {
+    pub(super) fn new(flows: Flows, base_ns: u64, range: ChannelRange) -> Self {
+        Self {
+            flows,
+            base_ns,
+            sessions: Vec::new(),
+            open: 0,
+            relays: Vec::new(),
+            emptied: Emptied::default(),
+            across: Across::default(),
+            swept_ms: 0,
+            sweep: 0,
+            range,
+        }
+    }
+
+    /// What went across so far, of sessions of this worker.
+    pub(super) fn across(&self) -> Across {
+        self.across
+    }
+
+    /// A relay socket for datagrams has been opened, or has come from another worker.
+    pub(super) fn relay_opened(&mut self, relay: RelayId, id: SocketId, bound: SocketAddr) {
+        let index = relay.allocation.index as usize;
+        if self.relays.len() <= index {
+            self.relays.resize(index + 1, [None; 2]);
+        }
+        self.relays[index][side(relay.family)] = Some(RelaySocket { id, bound });
+    }
+
+    /// A relay socket is about to be closed, or to leave; its flows are gone.
+    pub(super) fn relay_closed(&mut self, relay: RelayId) {
+        let pair = self.relays.get_mut(relay.allocation.index as usize);
+        if let Some(RelaySocket { id, .. }) = pair.and_then(|pair| pair[side(relay.family)].take()) {
+            self.emptied.forget(id, &self.flows);
+        }
+    }
+
+    /// The first to hear of each effect, so that what has ended has ended in the kernel before anybody is answered. Adds to the totals
+    /// of a session that ends.
+    pub(super) fn hear<G: Gate>(
+        &mut self,
+        effect: &mut Effect,
+        server: &mut Server<G>,
+        listeners: &[Option<(SocketId, bool)>],
+    ) {
+        match effect {
+            Effect::Opened { allocation, client, link, .. } => {
+                self.open(*allocation, client, *link);
+            }
+            Effect::Permitted { allocation, peer, expires_ms, .. } => {
+                let peer = *peer;
+                let Some(session) = self.session(*allocation) else { return };
+                session.permissions.retain(|(ip, _)| *ip != peer);
+                session.permissions.push((peer, *expires_ms));
+                self.renew(*allocation, listeners, |channel| channel.peer.ip() == peer);
+            }
+            Effect::Bound { allocation, number, peer, expires_ms, .. } => {
+                let number = *number;
+                let Some(session) = self.session(*allocation) else { return };
+                match session.channels.iter_mut().find(|channel| channel.number == number) {
+                    Some(channel) => channel.expires_ms = *expires_ms,
+                    None => session.channels.push(Channel {
+                        number,
+                        peer: *peer,
+                        expires_ms: *expires_ms,
+                        to_peer: None,
+                        to_client: None,
+                    }),
+                }
+                self.renew(*allocation, listeners, |channel| channel.number == number);
+            }
+            Effect::PermissionEnded { allocation, peer } => {
+                let peer = *peer;
+                self.with(*allocation, server, |session, flows| {
+                    session.permissions.retain(|(ip, _)| *ip != peer);
+                    let channels = session.channels.iter_mut().filter(|channel| channel.peer.ip() == peer);
+                    channels.fold(Across::default(), |sum, channel| sum.and(channel.refuse_peer(flows)))
+                });
+            }
+            Effect::Unbound { allocation, number, .. } => {
+                let number = *number;
+                self.with(*allocation, server, |session, flows| {
+                    session.unbind(flows, |channel| channel.number == number)
+                });
+            }
+            Effect::RelayClosed { relay } => {
+                let family = relay.family;
+                self.with(relay.allocation, server, |session, flows| {
+                    session.permissions.retain(|(ip, _)| family_of(*ip) != family);
+                    session.unbind(flows, |channel| family_of(channel.peer.ip()) == family)
+                });
+            }
+            Effect::Away { allocation } => {
+                self.with(*allocation, server, |session, flows| {
+                    session.client = None;
+                    session.clear(flows)
+                });
+            }
+            Effect::Moved { allocation, client, link, .. } => {
+                if self.session(*allocation).is_none() {
+                    self.open(*allocation, client, *link);
+                }
+                let datagrams = by_datagrams(client, *link);
+                self.with(*allocation, server, |session, flows| {
+                    session.client = datagrams;
+                    session.clear(flows)
+                });
+                self.renew(*allocation, listeners, |_| true);
+            }
+            Effect::Closed { allocation, to_peer, to_client, .. } => {
+                let [peer, client] = self.release(*allocation, server).pairs();
+                (to_peer.0, to_peer.1) = (to_peer.0 + peer.0, to_peer.1 + peer.1);
+                (to_client.0, to_client.1) = (to_client.0 + client.0, to_client.1 + client.1);
+            }
+            _ => {}
+        }
+    }
+
+    /// The relay sockets of an allocation are here now, behind what was told of it.
+    pub(super) fn attached(&mut self, allocation: AllocationId, listeners: &[Option<(SocketId, bool)>]) {
+        self.renew(allocation, listeners, |_| true);
+    }
+
+    /// Removes all flows of a session that has ended or left; counts in total what they have counted since the last time, and says
+    /// what is still to be added to what the session itself has.
+    pub(super) fn release<G: Gate>(&mut self, allocation: AllocationId, server: &mut Server<G>) -> Across {
+        let slot = self.sessions.get_mut(allocation.index as usize);
+        let is_it = |session: &mut Box<Session>| session.allocation == allocation;
+        let Some(mut session) = slot.and_then(|slot| slot.take_if(is_it)) else { return Across::default() };
+        self.open -= 1;
+        let counted = session.clear(&mut self.flows);
+        self.across.add(&counted);
+        let [to_peer, to_client] = counted.pairs();
+        server.count_across(allocation, to_peer, to_client);
+        counted.and(session.late)
+    }
+
+    /// Channels outside of this range end for ChannelData.
+    pub(super) fn restrict<G: Gate>(&mut self, range: ChannelRange, server: &mut Server<G>) {
+        self.range = range;
+        let is_out = |channel: &Channel| ChannelNumber::within(range, channel.number.get()).is_none();
+        for index in 0..self.sessions.len() {
+            let Some(allocation) = self.sessions[index].as_ref().map(|session| session.allocation) else {
+                continue;
+            };
+            self.with(allocation, server, |session, flows| {
+                for channel in session.channels.iter_mut().filter(|channel| is_out(channel)) {
+                    if let Some(flow) = channel.to_peer.take() {
+                        flows.remove(flow);
+                    }
+                }
+                Across::default()
+            });
+        }
+    }
+
+    /// Before the worker waits for events. True if it is to look only, and not to sleep.
+    pub(super) fn before_wait(&mut self) -> bool {
+        self.emptied.before_ns = now_ns();
+        self.emptied.again && !self.emptied.watched.is_empty()
+    }
+
+    /// What the worker was told. `are_all` says that there is nothing else ready.
+    pub(super) fn after_wait(&mut self, now_ms: u64, events: &[Event], are_all: bool) {
+        self.emptied.look(now_ms, events, are_all, &self.flows);
+    }
+
+    /// Reads the counters of some sessions. True if there was something.
+    pub(super) fn sweep<G: Gate>(&mut self, now_ms: u64, server: &mut Server<G>) -> bool {
+        if now_ms < self.swept_ms + SWEEP_MS {
+            return false;
+        }
+        self.swept_ms = now_ms;
+        self.sweep = (self.sweep + 1) % SWEEPS;
+        let mut any = false;
+        for index in (self.sweep..self.sessions.len()).step_by(SWEEPS) {
+            let Some(session) = &mut self.sessions[index] else { continue };
+            let (allocation, counted) = (session.allocation, session.counted(&self.flows));
+            if !counted.is_zero() {
+                self.across.add(&counted);
+                let [to_peer, to_client] = counted.pairs();
+                server.count_across(allocation, to_peer, to_client);
+                any = true;
+            }
+        }
+        any
+    }
+
+    /// When there is something to do without an event, in milliseconds.
+    pub(super) fn due(&self) -> Option<u64> {
+        let sweep = (self.open > 0).then_some(self.swept_ms + SWEEP_MS);
+        [sweep, self.emptied.due()].into_iter().flatten().min()
+    }
+
+    fn open(&mut self, allocation: AllocationId, client: &Client, link: Link) {
+        let index = allocation.index as usize;
+        if self.sessions.len() <= index {
+            self.sessions.resize_with(index + 1, || None);
+        }
+        // Only a session that ended has left its slot.
+        self.open += 1;
+        self.sessions[index] = Some(Box::new(Session {
+            allocation,
+            client: by_datagrams(client, link),
+            own: None,
+            permissions: Vec::new(),
+            channels: Vec::new(),
+            late: Across::default(),
+        }));
+    }
+
+    fn session(&mut self, allocation: AllocationId) -> Option<&mut Session> {
+        let session = self.sessions.get_mut(allocation.index as usize)?.as_deref_mut()?;
+        (session.allocation == allocation).then_some(session)
+    }
+
+    /// Changes a session, and books what the flows counted that ended by that.
+    fn with<G: Gate>(
+        &mut self,
+        allocation: AllocationId,
+        server: &mut Server<G>,
+        change: impl FnOnce(&mut Session, &mut Flows) -> Across,
+    ) {
+        let Some(Some(session)) = self.sessions.get_mut(allocation.index as usize) else { return };
+        if session.allocation != allocation {
+            return;
+        }
+        let counted = change(session, &mut self.flows);
+        self.across.add(&counted);
+        let [to_peer, to_client] = counted.pairs();
+        // Where it has ended already, its totals stand in an effect that is still to come.
+        if !server.count_across(allocation, to_peer, to_client) {
+            session.late.add(&counted);
+        }
+    }
+
+    /// Installs the flows of these channels, or lets them live as long as they may by now.
+    fn renew(
+        &mut self,
+        allocation: AllocationId,
+        listeners: &[Option<(SocketId, bool)>],
+        which: impl Fn(&Channel) -> bool,
+    ) {
+        let index = allocation.index as usize;
+        let Some(Some(session)) = self.sessions.get_mut(index) else { return };
+        let Some(client) = session.client.filter(|_| session.allocation == allocation) else { return };
+        if session.channels.is_empty() || is_link_local(client.address) {
+            return;
+        }
+        let (flows, emptied) = (&mut self.flows, &mut self.emptied);
+        let Some((listener, _)) = listeners.get(usize::from(client.listener.0)).copied().flatten() else {
+            return;
+        };
+        let Some(from_clients) = emptied.slot(listener, flows) else { return };
+        if session.own.is_none() {
+            let Ok(state) = flows.state() else { return };
+            let own = NewFlow {
+                kind: Kind::Client,
+                remote: client.address,
+                local: client.local,
+                channel: None,
+                from: client.local,
+                to: client.address,
+                state: &state,
+                socket: from_clients,
+                expires_ns: u64::MAX,
+            };
+            let Ok(installed) = flows.install(&own) else {
+                flows.give_back_state(state);
+                return;
+            };
+            session.own = Some((installed, state));
+        }
+        let Some((_, own)) = &session.own else { return };
+        let permissions = &session.permissions;
+        for channel in session.channels.iter_mut().filter(|channel| which(channel)) {
+            let relays = self.relays.get(index).copied().unwrap_or_default();
+            let Some(relay) = relays[side(family_of(channel.peer.ip()))] else { continue };
+            if is_link_local(channel.peer) {
+                continue;
+            }
+            let ns = |ms: u64| self.base_ns.saturating_add(ms.saturating_mul(1_000_000));
+            let expires_ns = ns(channel.expires_ms);
+            match &mut channel.to_peer {
+                Some(flow) => _ = flows.extend(flow, expires_ns),
+                // Since a reload, the state machine drops it.
+                None if ChannelNumber::within(self.range, channel.number.get()).is_none() => {}
+                None => {
+                    flows.hold_up(own);
+                    emptied.touch(listener);
+                    let flow = NewFlow {
+                        kind: Kind::ToPeer,
+                        remote: client.address,
+                        local: client.local,
+                        channel: Some(channel.number),
+                        from: relay.bound,
+                        to: channel.peer,
+                        state: own,
+                        socket: from_clients,
+                        expires_ns,
+                    };
+                    channel.to_peer = flows.install(&flow).ok();
+                }
+            }
+            // RFC 8656 section 9: a channel does not stand in for the permission.
+            let permitted = permissions.iter().find(|(ip, _)| *ip == channel.peer.ip());
+            let Some((_, permitted_ms)) = permitted else { continue };
+            let expires_ns = ns(channel.expires_ms.min(*permitted_ms));
+            if let Some((flow, _)) = &mut channel.to_client {
+                let _ = flows.extend(flow, expires_ns);
+                continue;
+            }
+            let Some(from_peers) = emptied.slot(relay.id, flows) else { continue };
+            let Ok(state) = flows.state() else { continue };
+            emptied.touch(relay.id);
+            let flow = NewFlow {
+                kind: Kind::ToClient,
+                remote: channel.peer,
+                local: relay.bound,
+                channel: Some(channel.number),
+                from: client.local,
+                to: client.address,
+                state: &state,
+                socket: from_peers,
+                expires_ns,
+            };
+            match flows.install(&flow) {
+                Ok(flow) => channel.to_client = Some((flow, state)),
+                Err(_) => _ = flows.give_back_state(state),
+            }
+        }
+    }
+}
+
+impl Across {
+    fn and(mut self, more: Self) -> Self {
+        self.add(&more);
+        self
+    }
+}
+
+impl Session {
+    /// What was counted since the last time.
+    fn counted(&mut self, flows: &Flows) -> Across {
+        let mut sum = Across::default();
+        if let Some((_, state)) = &mut self.own {
+            sum.to_peer = flows.counted(state);
+        }
+        for (_, state) in self.channels.iter_mut().filter_map(|channel| channel.to_client.as_mut()) {
+            sum.add(&Across { to_client: flows.counted(state), ..Across::default() });
+        }
+        sum
+    }
+
+    /// Removes these channels.
+    fn unbind(&mut self, flows: &mut Flows, which: impl Fn(&Channel) -> bool) -> Across {
+        let mut sum = Across::default();
+        self.channels.retain_mut(|channel| {
+            let ends = which(channel);
+            if ends {
+                sum.add(&channel.clear(flows));
+            }
+            !ends
+        });
+        if self.channels.is_empty() {
+            sum.add(&self.clear(flows));
+        }
+        sum
+    }
+
+    /// Removes all flows. Channels and permissions are remembered.
+    fn clear(&mut self, flows: &mut Flows) -> Across {
+        let mut sum = Across::default();
+        for channel in &mut self.channels {
+            sum.add(&channel.clear(flows));
+        }
+        if let Some((installed, state)) = self.own.take() {
+            flows.remove(installed);
+            sum.add(&Across { to_peer: flows.give_back_state(state), ..Across::default() });
+        }
+        sum
+    }
+}
+
+impl Channel {
+    fn clear(&mut self, flows: &mut Flows) -> Across {
+        if let Some(flow) = self.to_peer.take() {
+            flows.remove(flow);
+        }
+        self.refuse_peer(flows)
+    }
+
+    /// The peer has no permission any more.
+    fn refuse_peer(&mut self, flows: &mut Flows) -> Across {
+        let Some((flow, state)) = self.to_client.take() else { return Across::default() };
+        flows.remove(flow);
+        Across { to_client: flows.give_back_state(state), ..Across::default() }
+    }
+}
+
+/// Which sockets have had something lately, and since when they are known to be empty. epoll tells it without being asked: a socket that is
+/// not among the ready ones is empty.
+#[derive(Default)]
+struct Emptied {
+    /// By the number of the socket, while flows need it.
+    places: Vec<Option<Place>>,
+    /// Numbers of those sockets that are watched.
+    watched: Vec<u32>,
+    /// When the wait began of which we look at the result.
+    before_ns: u64,
+    look_ms: u64,
+    /// At once, without waiting.
+    again: bool,
+    /// Counts waits.
+    wait: u64,
+}
+
+#[derive(Clone, Copy)]
+struct Place {
+    /// In `drained`.
+    slot: u32,
+    is_watched: bool,
+    /// The last wait that told of the socket.
+    ready: u64,
+    /// Not after this was it touched last; 0 for not yet known.
+    touched_ns: u64,
+}
+
+impl Emptied {
+    /// The place of a socket.
+    fn slot(&mut self, SocketId(socket): SocketId, flows: &Flows) -> Option<u32> {
+        let at = socket as usize;
+        if self.places.len() <= at {
+            self.places.resize(at + 1, None);
+        }
+        if self.places[at].is_none() {
+            let place = |slot| Place { slot, is_watched: false, ready: 0, touched_ns: 0 };
+            self.places[at] = flows.socket().map(place);
+        }
+        self.places[at].map(|place| place.slot)
+    }
+
+    fn forget(&mut self, SocketId(socket): SocketId, flows: &Flows) {
+        if let Some(place) = self.places.get_mut(socket as usize).and_then(Option::take) {
+            flows.give_back_socket(place.slot);
+            self.watched.retain(|watched| *watched != socket);
+        }
+    }
+
+    /// Something may be on its way through this socket.
+    fn touch(&mut self, SocketId(socket): SocketId) {
+        let Some(Some(place)) = self.places.get_mut(socket as usize) else { return };
+        (place.ready, place.touched_ns) = (self.wait, 0);
+        if !place.is_watched {
+            place.is_watched = true;
+            self.watched.push(socket);
+        }
+    }
+
+    fn look(&mut self, now_ms: u64, events: &[Event], are_all: bool, flows: &Flows) {
+        self.wait += 1;
+        for event in events {
+            if let Ok(socket) = u32::try_from(event.token) {
+                self.touch(SocketId(socket));
+            }
+        }
+        // One look more behind whatever came: what is empty then was sent just now.
+        self.again = !self.watched.is_empty() && (!events.is_empty() || now_ms >= self.look_ms);
+        if !are_all || self.watched.is_empty() {
+            return;
+        }
+        let (wait, before_ns) = (self.wait, self.before_ns);
+        // What was queued before the wait began, and is not told of, was read and sent before.
+        let empty_ns = before_ns.saturating_sub(GAP_NS);
+        let mut next_ms = now_ms + CALM_MS;
+        let places = &mut self.places;
+        self.watched.retain(|socket| {
+            let Some(Some(place)) = places.get_mut(*socket as usize) else { return false };
+            if place.ready == wait {
+                next_ms = now_ms + SOON_MS;
+                return true;
+            }
+            if place.touched_ns == 0 {
+                place.touched_ns = before_ns;
+            }
+            flows.drained(place.slot, empty_ns);
+            if empty_ns < place.touched_ns {
+                next_ms = now_ms + SOON_MS;
+            }
+            place.is_watched = empty_ns < place.touched_ns + CALM_NS;
+            place.is_watched
+        });
+        self.look_ms = next_ms;
+    }
+
+    fn due(&self) -> Option<u64> {
+        (!self.watched.is_empty()).then_some(if self.again { 0 } else { self.look_ms })
+    }
+}
+
+/// The client, if it is reached by plain UDP.
+fn by_datagrams(client: &Client, link: Link) -> Option<Client> {
+    (Way::of(link) == Way::Datagrams).then_some(*client)
+}
+
+fn family_of(ip: IpAddr) -> Family {
+    if ip.is_ipv4() { Family::V4 } else { Family::V6 }
+}
+
+/// Such an address needs an interface beside it, which no key has.
+fn is_link_local(address: SocketAddr) -> bool {
+    matches!(address.ip(), IpAddr::V6(ip) if ip.is_unicast_link_local())
+}
