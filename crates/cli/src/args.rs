@@ -9,7 +9,9 @@ use crate::{
     },
     credentials_args::CredentialsArgs,
     forward_args::ForwardArgs,
+    import_args::ImportCommand,
     load_args::{LoadCommand, ReflectArgs},
+    manage_args::{RealmCommand, SecretCommand, UserCommand},
     probe_args::{PROBE, PROBE_EXAMPLES, ProbeArgs},
     serve_args::{CheckConfigArgs, ServeArgs},
 };
@@ -37,6 +39,33 @@ pub(crate) enum Command {
     /// Make time-limited credentials from a shared secret, access tokens (RFC 7635), or stored keys from a password
     #[command(long_about = CREDENTIALS, after_help = CREDENTIALS_EXAMPLES)]
     Credentials(CredentialsArgs),
+    /// List, make and remove the users of a store; a server that runs sees it
+    #[command(after_help = USER_EXAMPLES)]
+    User {
+        /// What to do.
+        #[command(subcommand)]
+        command: UserCommand,
+    },
+    /// List, make and remove a store's shared secrets of time-limited credentials
+    #[command(after_help = SECRET_EXAMPLES)]
+    Secret {
+        /// What to do.
+        #[command(subcommand)]
+        command: SecretCommand,
+    },
+    /// List, make and remove the realms that a store has beside server.realm
+    #[command(after_help = REALM_EXAMPLES)]
+    Realm {
+        /// What to do.
+        #[command(subcommand)]
+        command: RealmCommand,
+    },
+    /// Translate another server's configuration
+    Import {
+        /// Whose.
+        #[command(subcommand)]
+        command: ImportCommand,
+    },
     /// Send datagrams back to where they came from, and be the far end of TCP load: the peer that `load` needs
     #[command(after_help = REFLECT_EXAMPLES)]
     Reflect(ReflectArgs),
@@ -158,6 +187,26 @@ Examples:
   turnpike credentials --user alice --realm example.org --password-file -        (reads the password from standard input)
   turnpike credentials --token-key-file /etc/turnpike/north.key --user north --server-name turn.example.org --ttl 600";
 
+const USER_EXAMPLES: &str = "\
+Examples:
+  turnpike user add alice                                          (makes a password up and prints it)
+  turnpike user add alice --realm example.org --password-file -    (reads it from standard input)
+  turnpike user list --json
+  turnpike user remove alice -c turnpike.toml                      (in the store of that file)";
+
+const SECRET_EXAMPLES: &str = "\
+Examples:
+  turnpike secret add                            (makes one up and prints it)
+  turnpike secret add --secret-file new.txt      (both count while you rotate)
+  turnpike secret list
+  turnpike secret remove 5f2c19e0a4d1b3c7";
+
+const REALM_EXAMPLES: &str = "\
+Examples:
+  turnpike realm add blue.example --allocations 1000 --allocations-per-user 10
+  turnpike realm list
+  turnpike realm remove blue.example";
+
 const REFLECT_EXAMPLES: &str = "\
 Examples:
   turnpike reflect
@@ -213,12 +262,14 @@ mod tests {
                 "relay-ip",
                 "relay-ports",
                 "secret",
+                "state",
+                "store",
                 "tls-cert",
                 "tls-key",
                 "tls-listen",
                 "user",
                 "verbose",
-                "workers"
+                "workers",
             ]
         );
     }

@@ -6,9 +6,11 @@ mod admin_wiring;
 mod args;
 mod credentials_args;
 mod forward_args;
+mod import_args;
 mod load_args;
 mod load_forward_args;
 mod log_args;
+mod manage_args;
 mod probe_args;
 mod probe_text;
 mod serve_args;
@@ -39,7 +41,9 @@ use crate::{
     args::{Cli, Command},
     credentials_args::CredentialsArgs,
     forward_args::ForwardArgs,
+    import_args::ImportCommand,
     load_args::{LoadCommand, ReflectArgs},
+    manage_args::Outcome as Managed,
     probe_args::ProbeArgs,
     serve_args::{CheckConfigArgs, ServeArgs},
     summary::{Summary, Unit},
@@ -65,6 +69,10 @@ fn main() -> ExitCode {
         Command::Session { command } => told(|out| command.run(out)),
         Command::Drain(args) => told(|out| args.run(out)),
         Command::Reload(args) => told(|out| args.run(out)),
+        Command::User { command } => managed(command.run()),
+        Command::Secret { command } => managed(command.run()),
+        Command::Realm { command } => managed(command.run()),
+        Command::Import { command } => import(&command),
         Command::Lab(args) => ExitCode::from(turnpike_lab::run(*args, &turnpike_lab::Stop::on_signals())),
     }
 }
@@ -90,12 +98,43 @@ fn ended(daemon: Result<(), DaemonError>) -> ExitCode {
     }
 }
 
+/// Another server's configuration: the translation on standard output or in a file, what it lacks on standard error.
+fn import(command: &ImportCommand) -> ExitCode {
+    let imported = match command.run() {
+        Ok(imported) => imported,
+        Err(errors) => return fail(BAD_USAGE, &errors),
+    };
+    for note in &imported.notes {
+        let kind = if note.is_harmless { "nothing to do" } else { "to do" };
+        tell(format_args!("{kind}: {note}"));
+    }
+    match command.output() {
+        None => print(format_args!("{}", imported.toml.trim_end())),
+        Some(path) => match import_args::write(path, &imported.toml) {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(error) => fail(FAILED, &format_args!("cannot write {}: {error}", path.display())),
+        },
+    }
+}
+
+/// What a command said of a store.
+fn managed(done: Result<Managed, DaemonError>) -> ExitCode {
+    match done {
+        Ok(Managed::Said(text)) => print(format_args!("{text}")),
+        Ok(Managed::Missing(text)) => fail(FAILED, &text),
+        Err(DaemonError::Config(errors)) => fail(BAD_USAGE, &errors),
+        Err(error @ (DaemonError::Name(_) | DaemonError::NoStore)) => fail(BAD_USAGE, &error),
+        Err(error) => fail(FAILED, &error),
+    }
+}
+
 fn check_config(args: CheckConfigArgs) -> ExitCode {
     if let Some(file) = args.forward {
         return check_forward(&ForwardArgs::of_file(file));
     }
     let loaded = args.serve.into_sources().load();
-    show_checked(loaded.map(|loaded| (loaded.warnings, loaded.settings.to_toml())))
+    let checked = loaded.and_then(|loaded| turnpike_daemon::check_store(&loaded.settings).map(|()| loaded));
+    show_checked(checked.map(|loaded| (loaded.warnings, loaded.settings.to_toml())))
 }
 
 fn check_forward(sources: &ForwardSources) -> ExitCode {

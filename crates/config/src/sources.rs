@@ -84,8 +84,8 @@ impl Sources {
         self.merge(&entries, problems, certificates::load)
     }
 
-    /// Tests look at no files but ours: they give a `certificates` of their own.
-    fn merge(
+    /// Who looks at no files but the one that was read gives a `certificates` of its own.
+    pub(crate) fn merge(
         &self,
         file: &[Entry],
         mut problems: Vec<Mistake>,

@@ -12,7 +12,12 @@ use turnpike_config::{AdminSettings, Certificate, Settings};
 use turnpike_net::Datapath;
 use turnpike_relay::{Relay, RelayAddress};
 
-use crate::{certificates::Told, control::Control};
+use crate::{
+    certificates::Told,
+    control::Control,
+    serve::Shown,
+    store::{SharedStore, Store, shared},
+};
 
 /// Descriptors set apart for the admin interface and for files that are read while the program runs: one for each connection, one for
 /// each of those that are just being closed, and some for configuration, certificates and `/proc`.
@@ -104,7 +109,8 @@ impl Program {
         let server = self.server.as_ref()?;
         Some(ServerView {
             relay: server.relay.upgrade()?,
-            settings: Arc::clone(&server.settings.borrow()),
+            settings: Arc::clone(&server.shown.borrow().in_force),
+            store: shared(&server.store),
             certificates: server.certificates.in_use(),
             addresses: Arc::clone(&server.addresses),
             datapath: server.datapath,
@@ -118,7 +124,8 @@ impl Program {
 pub(crate) struct Server {
     /// Weak, so that the last owner can stop the relay while others look at it.
     pub(crate) relay: Weak<Relay>,
-    pub(crate) settings: watch::Receiver<Arc<Settings>>,
+    pub(crate) shown: watch::Receiver<Shown>,
+    pub(crate) store: SharedStore,
     pub(crate) certificates: Arc<Told>,
     pub(crate) addresses: Arc<[RelayAddress]>,
     pub(crate) datapath: Datapath,
@@ -129,8 +136,10 @@ pub(crate) struct Server {
 pub struct ServerView {
     /// What relays.
     pub relay: Arc<Relay>,
-    /// What is configured.
+    /// What is configured, with what the store adds.
     pub settings: Arc<Settings>,
+    /// Where more users are, if there is one.
+    pub store: Option<Store>,
     /// Those that are shown to clients.
     pub certificates: Arc<[Certificate]>,
     /// Those that relayed transport addresses are made on.

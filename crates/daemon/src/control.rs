@@ -98,7 +98,7 @@ pub struct Draining {
 /// What runs, and knows how to do what is asked for. Dropping it ends all sessions and joins the workers.
 pub(crate) trait Service: Send + 'static {
     /// Reads the configuration again; a broken one changes nothing, and is told line by line.
-    fn reload(&mut self) -> Result<Reloaded, Vec<String>>;
+    fn reload(&mut self) -> impl Future<Output = Result<Reloaded, Vec<String>>>;
     /// Called each second.
     fn look(&mut self) {}
     /// Whether a worker has ended though nobody stopped it.
@@ -248,7 +248,7 @@ async fn until_ended(
         };
         match request {
             Some(Request::Reload(answer)) => {
-                let result = reload(service, status, draining.is_some());
+                let result = reload(service, status, draining.is_some()).await;
                 if let Some(answer) = answer {
                     // Who has gone meanwhile reads it in the log.
                     let _ = answer.send(result);
@@ -280,12 +280,16 @@ async fn until_ended(
     false
 }
 
-fn reload(service: &mut impl Service, status: &Status, is_draining: bool) -> Result<Reloaded, NotReloaded> {
+async fn reload(
+    service: &mut impl Service,
+    status: &Status,
+    is_draining: bool,
+) -> Result<Reloaded, NotReloaded> {
     if is_draining {
         tracing::warn!("no reload while draining");
         return Err(NotReloaded::Draining);
     }
-    let result = service.reload();
+    let result = service.reload().await;
     status.count_reload(result.is_ok());
     result.map_err(NotReloaded::Refused)
 }
@@ -336,7 +340,7 @@ mod tests {
     }
 
     impl Service for Recorder {
-        fn reload(&mut self) -> Result<Reloaded, Vec<String>> {
+        async fn reload(&mut self) -> Result<Reloaded, Vec<String>> {
             self.say("reload");
             if self.good { Ok(Reloaded::default()) } else { Err(vec!["line 1".to_owned()]) }
         }

@@ -20,6 +20,25 @@ pub enum DaemonError {
     /// The TURN server did not start.
     #[error(transparent)]
     Serve(#[from] turnpike_relay::StartError),
+    /// The database with users.
+    #[error(transparent)]
+    Store(#[from] turnpike_stores::StoreError),
+    /// Nothing to list or to change.
+    #[error(
+        "there is no store: name one with --store URL, or a directory for the embedded one with --state DIR"
+    )]
+    NoStore,
+    /// A name, password or secret that nobody can have.
+    #[error("{0}")]
+    Name(&'static str),
+    /// A file that a flag names.
+    #[error("cannot read {}: {source}", path.display())]
+    Unreadable {
+        /// Which.
+        path: PathBuf,
+        /// The kernel's answer.
+        source: io::Error,
+    },
     /// The forwarder did not start.
     #[error(transparent)]
     Forward(#[from] turnpike_forward::StartError),

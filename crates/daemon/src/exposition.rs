@@ -207,6 +207,7 @@ pub(crate) fn counts<'v>(
     values.into_iter().try_for_each(|(kind, value)| count(&mut metric, &[(label, kind)], value))
 }
 
-fn gauge(encoder: &mut DescriptorEncoder<'_>, name: &str, help: &str, value: f64) -> fmt::Result {
+/// A family of one gauge.
+pub(crate) fn gauge(encoder: &mut DescriptorEncoder<'_>, name: &str, help: &str, value: f64) -> fmt::Result {
     encoder.encode_descriptor(name, help, None, MetricType::Gauge)?.encode_gauge(&value)
 }

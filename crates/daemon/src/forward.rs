@@ -155,7 +155,7 @@ impl PortForwarder {
 }
 
 impl Service for PortForwarder {
-    fn reload(&mut self) -> Result<Reloaded, Vec<String>> {
+    async fn reload(&mut self) -> Result<Reloaded, Vec<String>> {
         let taken = self.sources.load().map_err(DaemonError::from).and_then(|loaded| self.take(loaded));
         taken.map_err(|error| control::say_refused(&error, "rules not reloaded: the old ones stay in force"))
     }

@@ -20,8 +20,9 @@ use crate::{
     admin::MetricsPage,
     certificates::Told,
     control::Status,
-    exposition::{self, Common, Families, by_name, count, counter, counts},
+    exposition::{self, Common, Families, by_name, count, counter, counts, gauge},
     log_limit::LogCounts,
+    store::{self, SharedStore},
 };
 
 /// Of workers, of allocations by realm, and of the kernel's part where it has one.
@@ -30,15 +31,16 @@ type Snapshots = (Vec<WorkerSnapshot>, Vec<(Box<str>, usize)>, Option<KernelSnap
 /// The exposition text of live snapshots.
 pub(crate) fn page(
     snapshots: impl Fn() -> Snapshots + Send + Sync + 'static,
-    certificates: Arc<Told>,
+    (certificates, store): (Arc<Told>, SharedStore),
     status: Arc<Status>,
     log: Arc<LogCounts>,
 ) -> MetricsPage {
     exposition::page(
         move |common| {
             let (workers, realms, kernel) = snapshots();
-            let workers = numbered(workers);
-            Scrape { workers, realms, kernel, certificates: Arc::clone(&certificates), common }
+            let (workers, certificates) = (numbered(workers), Arc::clone(&certificates));
+            let store = store::shared(&store).map(|store| store.counts());
+            Scrape { workers, realms, kernel, certificates, store, common }
         },
         status,
         log,
@@ -54,6 +56,8 @@ struct Scrape {
     realms: Vec<(Box<str>, usize)>,
     kernel: Option<KernelSnapshot>,
     certificates: Arc<Told>,
+    /// Where there is one.
+    store: Option<turnpike_stores::Counts>,
     common: Common,
 }
 
@@ -73,6 +77,9 @@ impl Collector for Scrape {
             page.kernel(kernel)?;
         }
         page.certificates(&self.certificates)?;
+        if let Some(store) = &self.store {
+            page.store(store)?;
+        }
         self.common.encode(&mut page.encoder)
     }
 }
@@ -162,6 +169,24 @@ impl Families<'_, '_, WorkerSnapshot> {
             "result",
             told.reloads(),
         )
+    }
+
+    fn store(&mut self, store: &turnpike_stores::Counts) -> fmt::Result {
+        gauge(&mut self.encoder, "store_up", "1 while the store answers.", u8::from(store.is_up).into())?;
+        #[expect(
+            clippy::cast_precision_loss,
+            reason = "gauges are floats by format, and so many users have no room"
+        )]
+        let users = store.users as f64;
+        gauge(&mut self.encoder, "store_cached_users", "Users of the store that are kept in memory.", users)?;
+        counts(
+            &mut self.encoder,
+            "store_answers",
+            "Users who were told of without a query of their own, by what told of them.",
+            "from",
+            store.answers,
+        )?;
+        counts(&mut self.encoder, "store_queries", "Queries for a user, by result.", "result", store.queries)
     }
 
     /// What the state machines count. They name families and labels themselves; here the same family of all workers is
@@ -408,6 +433,12 @@ mod tests {
             realms: vec![("example.org".into(), 3)],
             kernel: Some(KernelSnapshot { flows: 6, refused: 2, ..KernelSnapshot::default() }),
             certificates: Arc::default(),
+            store: Some(turnpike_stores::Counts {
+                is_up: true,
+                users: 5,
+                answers: ["cache", "negative", "stale", "joined", "unavailable"].map(|from| (from, 1)),
+                queries: ["found", "none", "failed", "timeout"].map(|result| (result, 2)),
+            }),
             common: Common { log_lost: 2, reloads: Status::default().reloads(), ..Common::default() },
         }
     }
@@ -481,6 +512,8 @@ mod tests {
             ("turnpike_relayed_bytes_total{worker=\"0\",direction=\"to_client\"}", 900.0),
             ("turnpike_tx_dropped_total{worker=\"0\",reason=\"too_big\"}", 5.0),
             ("turnpike_log_lines_lost_total", 2.0),
+            ("turnpike_store_up", 1.0),
+            ("turnpike_store_cached_users", 5.0),
             ("turnpike_draining", 0.0),
             ("turnpike_kernel_datagrams_total{worker=\"0\",direction=\"to_peer\"}", 70.0),
             ("turnpike_kernel_bytes_total{worker=\"0\",direction=\"to_client\"}", 9000.0),

@@ -258,7 +258,7 @@ impl Relay {
         let number = |place| layout.number(Transport::Udp, place, None);
         let discovery = discovery::resolve(&config.server.nat_discovery, &listeners.udp, number)?;
         let mut config = config.clone();
-        config.server.peers.own = own.endpoints(&config.addresses);
+        config.server.set_own_endpoints(&own.endpoints(&config.addresses));
         config.server.nat_discovery.clone_from(&discovery);
         config.server.listeners = layout.profiles(&config.server.listeners);
         let in_force = Mutex::new(InForce {
@@ -349,7 +349,8 @@ impl Relay {
         // Held until all have it, so that two changes reach each worker in the same order.
         let mut in_force = self.in_force.lock().unwrap_or_else(PoisonError::into_inner);
         change(&mut in_force);
-        in_force.server.peers.own = self.own.endpoints(&in_force.addresses);
+        let own = self.own.endpoints(&in_force.addresses);
+        in_force.server.set_own_endpoints(&own);
         let (server, layout) = (Arc::new(in_force.server.clone()), Arc::new(in_force.layout.clone()));
         for worker in self.workers.senders() {
             worker.tell(Command::Reconfigure(Arc::clone(&server), Arc::clone(&layout)));

@@ -36,6 +36,7 @@ mod refused_credentials;
 mod reload;
 mod serve_default;
 mod session_lines;
+mod stores;
 mod tenants;
 mod tls_certificates;
 mod transports;

@@ -49,7 +49,7 @@ fn a_file_of_another_program_or_of_forward_is_told_in_one_sentence() {
     for (text, told) in [
         (
             "# c\nlistening-port=3478\nuser=a:b\n",
-            "f:2:1: this looks like coturn's turnserver.conf; expected turnpike's TOML: ",
+            "f:2:1: this looks like coturn's turnserver.conf; expected turnpike's TOML; to translate it: turnpike import coturn f -o ",
         ),
         ("global\n", "f:1:1: this looks like haproxy.cfg; expected turnpike's TOML"),
         ("0.0.0.0 80 10.0.0.1 80\n", "f:1:1: this looks like rinetd.conf; expected turnpike's TOML"),
