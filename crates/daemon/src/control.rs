@@ -18,7 +18,7 @@ use tokio::{
 };
 use turnpike_config::LogFormat;
 
-use crate::{error::DaemonError, logging, signals::Signals};
+use crate::{error::DaemonError, logging, service_manager::ServiceManager, signals::Signals};
 
 /// How often the service is looked after. A worker that ended leaves its share of the clients unserved, and the service manager can
 /// do more about that than half a server.
@@ -44,6 +44,9 @@ pub(crate) enum Request {
 
 /// What runs, and knows how to do what is asked for. Dropping it ends all sessions and joins the workers.
 pub(crate) trait Service: Send + 'static {
+    /// What [`Service::open`] counts.
+    const OPEN: &'static str;
+
     /// Reads the configuration again; a broken one changes nothing, and is told. Whether it was taken.
     fn reload(&mut self) -> bool;
     /// Called each second.
@@ -54,6 +57,8 @@ pub(crate) trait Service: Send + 'static {
     fn patience(&self) -> Duration;
     /// Takes nothing new from now on, and says so.
     fn drain(&mut self, patience: Duration);
+    /// Whether all workers have taken commands since the last call of this.
+    fn makes_progress(&self) -> bool;
     /// Sessions and connections now.
     fn open(&self) -> u64;
     /// Says that so many are ended.
@@ -113,7 +118,9 @@ pub(crate) fn run<S: Service>(
         let (mut service, log) = start(&status).await?;
         let (sender, mut requests) = mpsc::channel(REQUESTS);
         tokio::spawn(signals.pass_on(sender));
-        let failed = until_ended(&mut service, &status, &mut requests).await;
+        let mut manager = ServiceManager::of_this_process();
+        manager.ready();
+        let failed = until_ended(&mut service, &status, &mut manager, &mut requests).await;
         status.set_draining();
         // Joins threads, and the log must be written meanwhile.
         if tokio::task::spawn_blocking(move || drop(service)).await.is_err() {
@@ -127,9 +134,10 @@ pub(crate) fn run<S: Service>(
 }
 
 /// Does what is asked for until the end; whether that came by a worker that failed.
-async fn until_ended(
-    service: &mut impl Service,
+async fn until_ended<S: Service>(
+    service: &mut S,
     status: &Status,
+    manager: &mut ServiceManager,
     requests: &mut mpsc::Receiver<Request>,
 ) -> bool {
     let mut draining: Option<(Instant, Duration)> = None;
@@ -144,9 +152,11 @@ async fn until_ended(
                 DRAIN_POLL.min(left)
             }
         };
+        let does = if draining.is_some() { "draining" } else { "serving" };
+        manager.look(|| service.makes_progress(), || format!("{does}; {}: {}", S::OPEN, service.open()));
         let request = tokio::select! {
             request = requests.recv() => request,
-            () = sleep(pause) => {
+            () = sleep(pause.min(manager.pause())) => {
                 if draining.is_none() {
                     service.look();
                 }
@@ -157,11 +167,17 @@ async fn until_ended(
             }
         };
         match (request, draining) {
-            (Some(Request::Reload), None) => status.count_reload(service.reload()),
+            (Some(Request::Reload), None) => {
+                manager.reloading();
+                let taken = service.reload();
+                manager.reloaded(taken);
+                status.count_reload(taken);
+            }
             (Some(Request::Reload), Some(_)) => tracing::warn!("no reload while draining"),
             (Some(Request::Drain(patience)), None) => {
                 let patience = patience.unwrap_or_else(|| service.patience());
                 status.set_draining();
+                manager.stopping(patience);
                 service.drain(patience);
                 draining = Some((Instant::now(), patience));
             }
@@ -224,6 +240,8 @@ mod tests {
     }
 
     impl Service for Recorder {
+        const OPEN: &'static str = "sessions";
+
         fn reload(&mut self) -> bool {
             self.say("reload");
             self.good
@@ -236,6 +254,9 @@ mod tests {
         }
         fn drain(&mut self, patience: Duration) {
             self.say(format!("drain {}", patience.as_secs()));
+        }
+        fn makes_progress(&self) -> bool {
+            true
         }
         fn open(&self) -> u64 {
             let next = |open: u64| Some(open.saturating_sub(1));
@@ -253,7 +274,8 @@ mod tests {
             sender.send(*request).await.expect("there is room");
         }
         let status = Status::default();
-        let failed = until_ended(&mut service, &status, &mut receiver).await;
+        let mut manager = ServiceManager::of_this_process();
+        let failed = until_ended(&mut service, &status, &mut manager, &mut receiver).await;
         drop(sender);
         (failed, service.said.into_inner().expect("no panic"), status)
     }

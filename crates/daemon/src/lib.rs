@@ -28,11 +28,13 @@ mod log_limit;
 mod log_queue;
 pub mod logging;
 mod own_addresses;
+mod passed;
 mod plan;
 mod process;
 mod rlimit;
 mod serve;
 mod serve_metrics;
+mod service_manager;
 mod session_log;
 mod signals;
 

@@ -8,6 +8,7 @@ use std::{
 
 use tokio::{net::TcpListener, task::JoinHandle};
 use turnpike_config::{ConfigError, Loaded, Settings, Sources, User, UserSecret, realms};
+use turnpike_net::PassedSockets;
 use turnpike_relay::{CredentialStore, Layout, Relay, RelayAddress, SessionLog};
 use turnpike_turn::server::NonceKey;
 
@@ -19,6 +20,7 @@ use crate::{
     credentials::Credentials,
     error::DaemonError,
     own_addresses::OwnAddresses,
+    passed,
     plan::{self, Plan},
     rlimit, serve_metrics,
     session_log::session_log,
@@ -29,10 +31,13 @@ use crate::{
 /// # Errors
 /// See [`DaemonError`]; configuration errors come before any socket is opened.
 pub fn serve(sources: &Sources, out: &mut dyn Write) -> Result<(), DaemonError> {
+    // Before anything else is opened.
+    let passed = PassedSockets::from_service_manager()?;
+    let sources = sources.clone().with_fallback(passed::settings_of_serve(&passed));
     let loaded = sources.load()?;
     let (level, format) = (loaded.settings.log_level.clone(), loaded.settings.log_format);
     control::run((&level, format), async |status| {
-        TurnServer::start(sources.clone(), loaded, status, out).await
+        TurnServer::start(sources, loaded, Arc::new(passed), status, out).await
     })
 }
 
@@ -54,6 +59,7 @@ impl TurnServer {
     async fn start(
         sources: Sources,
         loaded: Loaded,
+        passed: Arc<PassedSockets>,
         status: &Arc<Status>,
         out: &mut dyn Write,
     ) -> Result<(Self, JoinHandle<()>), DaemonError> {
@@ -64,6 +70,8 @@ impl TurnServer {
         let nonce_key = NonceKey(rand::random());
         let certificates = Certificates::new(&settings, certificates)?;
         let mut plan = Plan::new(&settings, nonce_key, certificates.tls.clone(), certificates.dtls.clone());
+        passed::check(&passed, plan.config.workers, |transport, at| plan.listens(transport, at))?;
+        plan.config.passed = passed;
         raise_open_files(&plan);
 
         let page = admin::bind(settings.admin, settings.is_explicit("admin.listen")).await?;
@@ -143,6 +151,8 @@ impl TurnServer {
 }
 
 impl Service for TurnServer {
+    const OPEN: &'static str = "allocations";
+
     /// Takes what a running server can change from the configuration. Certificates that cannot be used keep the old ones in force,
     /// and nothing else: who is to lose access must not keep it because of them.
     fn reload(&mut self) -> bool {
@@ -171,6 +181,10 @@ impl Service for TurnServer {
         self.relay.drain();
         let deadline_s = patience.as_secs();
         tracing::info!(allocations = self.open(), deadline_s, "draining: no new allocations");
+    }
+
+    fn makes_progress(&self) -> bool {
+        self.relay.makes_progress()
     }
 
     fn open(&self) -> u64 {

@@ -8,7 +8,7 @@ use std::{
 
 use hashbrown::HashMap;
 use strum::{IntoStaticStr, VariantArray};
-use turnpike_net::{Datapath, SocketFile, worker::Workers};
+use turnpike_net::{Datapath, PassedSockets, SocketFile, worker::Workers};
 
 use crate::{
     Access, Address, Rule, RuleId,
@@ -40,6 +40,8 @@ pub struct Settings {
     pub resolve_every: Duration,
     /// Start although some rules cannot be bound.
     pub keep_going: bool,
+    /// Sockets of listeners that somebody else has bound; those of addresses that no rule listens on are left alone.
+    pub passed: Arc<PassedSockets>,
 }
 
 /// Why the forwarder did not start, or why a reload was refused.
@@ -268,8 +270,9 @@ impl Forwarder {
         let mut failed = Vec::new();
         let mut in_force = Rules::default();
         for rule in rules {
-            let bound = preflight::check(rule)
-                .and_then(|()| listen::bind(rule, count, settings.datapath, &mut Held::default()));
+            let bound = preflight::check(rule).and_then(|()| {
+                listen::bind(rule, count, settings.datapath, &mut Held::default(), &settings.passed)
+            });
             let (addresses, file, bound) = match bound {
                 Ok(bound) => bound,
                 Err(error) if settings.keep_going => {
@@ -324,8 +327,9 @@ impl Forwarder {
         let mut newcomers = Vec::new();
         let mut failed = Vec::new();
         for rule in rules.iter().filter(is_new) {
-            let bound = preflight::check(rule)
-                .and_then(|()| listen::bind(rule, self.workers.count(), self.datapath, &mut held));
+            let bound = preflight::check(rule).and_then(|()| {
+                listen::bind(rule, self.workers.count(), self.datapath, &mut held, &settings.passed)
+            });
             let (addresses, file, bound) = match bound {
                 Ok(bound) => bound,
                 Err(error) if settings.keep_going => {
@@ -429,6 +433,12 @@ impl Forwarder {
     #[must_use]
     pub fn has_failed(&self) -> bool {
         self.workers.have_failed()
+    }
+
+    /// Whether all workers have taken commands since the last call of this; one that hangs has not.
+    #[must_use]
+    pub fn makes_progress(&self) -> bool {
+        self.workers.make_progress()
     }
 
     /// Ends everything and joins the workers.

@@ -378,7 +378,6 @@ mod tests {
     use super::*;
     use std::net::{IpAddr, Ipv4Addr};
     use turnpike_testkit::randomness;
-    use turnpike_turn::server::ServerConfig;
 
     const ALICE: Owner<'static> = ("here", "alice");
 
@@ -393,22 +392,13 @@ mod tests {
 
     fn ports_of(range: RangeInclusive<u16>, relay: Vec<RelayAddress>) -> Ports {
         Ports::new(&Config {
-            listen: vec![],
-            streams: crate::StreamConfig::default(),
-            dtls: crate::DtlsConfig::default(),
-            workers: 1,
             datapath: Datapath::Basic,
-            busy_poll: std::time::Duration::ZERO,
             relay,
             ports: range,
-            addresses: Vec::new(),
-            listeners_beside: Vec::new(),
-            listener_buffer: 1 << 20,
             relay_buffer: 1 << 16,
             max_allocations: 10,
             max_allocations_per_user: 10,
-            realm_limits: Vec::new(),
-            server: ServerConfig::default(),
+            ..Config::default()
         })
     }
 

@@ -15,10 +15,10 @@ use std::{
 };
 
 use turnpike_net::{
-    CopyMode, Datapath, Rx, SocketId, Sockets, Span, Tx, UdpOptions, UdpSocket,
+    CopyMode, Datapath, ListenOptions, Rx, SocketId, Sockets, Span, Tx, UdpOptions, UdpSocket,
     error_queue::{self, IcmpError},
     poll::{Event, Poller, Waker},
-    worker::Sender,
+    worker::{Question, Sender},
 };
 use turnpike_turn::{
     random::Seed,
@@ -37,7 +37,7 @@ use crate::{
     gate::WorkerGate,
     peers::{FIRST_TOKEN as FIRST_PEER_TOKEN, Peers},
     ports::{Opened, Ports, Refusal},
-    runtime::{Common, Listeners, listen_error},
+    runtime::{Common, Listeners, passed_error},
     stream::{StreamListeners, Streams},
 };
 use handoff::Handoff;
@@ -59,6 +59,7 @@ pub(crate) enum Command {
     Reconfigure(Arc<ServerConfig>, Arc<Layout>),
     Handoff(Box<Handoff>),
     Credentials(LookupId, Credentials),
+    Answer(Question),
     Stop,
 }
 
@@ -143,7 +144,7 @@ impl Worker {
             listeners: Vec::new(),
             relays: Vec::new(),
             ttl_expired: 0,
-            streams: Self::listen_streams(common, &poller)?,
+            streams: Self::listen_streams(number, common, &poller)?,
             dtls: Associations::new(
                 Arc::clone(&common.layout),
                 Arc::clone(&common.dtls),
@@ -188,12 +189,14 @@ impl Worker {
         Ok((worker, Mailbox { commands, waker, backlog: Arc::default() }, shared))
     }
 
-    fn listen_streams(common: &Common, poller: &Poller) -> Result<Streams, StartError> {
+    fn listen_streams(number: usize, common: &Common, poller: &Poller) -> Result<Streams, StartError> {
         let Listeners { tcp, tls, .. } = &common.listeners;
-        let bound = StreamListeners::bind(tcp, tls, &common.streams, common.config.reuses_ports());
+        let passed = &common.config.passed;
+        let bind = |address, options: &ListenOptions| passed.tcp(number, address, options);
+        let bound = StreamListeners::bind(tcp, tls, &common.streams, common.config.reuses_ports(), bind);
         let listeners = bound.map_err(|(address, source)| {
             let protocol = if tcp.contains(&address) { "tcp" } else { "tls" };
-            listen_error(protocol, address, source)
+            passed_error(passed, protocol, address, source)
         })?;
         let (layout, config) = (Arc::clone(&common.layout), Arc::clone(&common.streams));
         Ok(Streams::new(layout, config, Arc::clone(&common.admission), listeners, poller)?)
@@ -229,8 +232,10 @@ impl Worker {
             errors: false,
             dual_stack: false,
         };
-        let socket =
-            UdpSocket::bind(address, &options).map_err(|error| listen_error(protocol, address, error))?;
+        let socket = config
+            .passed
+            .udp(self.number, address, &options)
+            .map_err(|error| passed_error(&config.passed, protocol, address, error))?;
         let bound = socket.local_addr();
         Ok((self.adopt(socket, role)?, bound))
     }
@@ -533,6 +538,7 @@ impl Worker {
                     self.carry_out_effects(now, NOTHING);
                     self.dirty = true;
                 }
+                Ok(Command::Answer(question)) => drop(question),
                 Err(mpsc::TryRecvError::Empty) => return false,
                 Ok(Command::Stop) | Err(mpsc::TryRecvError::Disconnected) => {
                     self.flush();
