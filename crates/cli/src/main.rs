@@ -3,6 +3,7 @@
 
 mod args;
 mod credentials_args;
+mod firewall_args;
 mod forward_args;
 mod load_args;
 mod load_forward_args;
@@ -10,6 +11,7 @@ mod log_args;
 mod probe_args;
 mod probe_text;
 mod serve_args;
+mod shell_args;
 mod summary;
 
 use std::{
@@ -57,6 +59,12 @@ fn main() -> ExitCode {
         Command::Reflect(args) => run_reflector(args),
         Command::Load { command } => generate(command),
         Command::Probe(args) => probe(args),
+        Command::PrintFirewall(args) => match args.make() {
+            Ok(rules) => print(format_args!("{}", rules.trim_end())),
+            Err(errors) => fail(BAD_USAGE, &errors),
+        },
+        Command::Completions(args) => written("the completions", args.write(&mut io::stdout())),
+        Command::Man(args) => written("the manual pages", args.write(&mut io::stdout())),
         Command::Lab(args) => ExitCode::from(turnpike_lab::run(*args, &turnpike_lab::Stop::on_signals())),
     }
 }
@@ -265,6 +273,13 @@ fn print(result: fmt::Arguments<'_>) -> ExitCode {
     match writeln!(io::stdout(), "{result}").or_else(forgive_closed_pipe) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => fail(FAILED, &format_args!("cannot write to standard output: {error}")),
+    }
+}
+
+fn written(what: &str, result: io::Result<()>) -> ExitCode {
+    match result.or_else(forgive_closed_pipe) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => fail(FAILED, &format_args!("cannot write {what}: {error}")),
     }
 }
 

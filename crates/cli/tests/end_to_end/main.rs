@@ -7,6 +7,7 @@
 mod admin_http;
 mod bad_config;
 mod exhaustion;
+mod firewall;
 mod forward_access;
 mod forward_bad_rules;
 mod forward_drain;
@@ -23,6 +24,7 @@ mod load_forward;
 mod load_interrupted;
 mod load_profile;
 mod log_flags;
+mod manual_pages;
 mod metrics_live;
 mod nat_discovery;
 mod own_endpoints;
