@@ -10,7 +10,7 @@ use axum::{
     Router,
     body::HttpBody,
     extract::{Request, State},
-    http::{StatusCode, header},
+    http::{HeaderMap, HeaderValue, StatusCode, header},
     middleware::{self, Next},
     response::{IntoResponse, Response},
     routing::get,
@@ -21,12 +21,16 @@ use turnpike_config::AdminListen;
 pub(crate) use self::connections::{DESCRIPTORS, closed};
 
 use self::{connections::Limits, hosts::Hosts};
+use crate::exposition;
 
 /// Makes the text of `/metrics`, in the format of OpenMetrics, anew at each scrape.
 pub(crate) type MetricsPage = Arc<dyn Fn() -> Result<String, fmt::Error> + Send + Sync>;
 
-/// Media type of such a text.
+/// Media type of such a text, and how whoever takes it says so.
 const OPENMETRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+const OPENMETRICS_TYPE: &str = "application/openmetrics-text";
+/// Media type of [`exposition::plain_text`].
+const PLAIN_TEXT: &str = "text/plain; version=0.0.4; charset=utf-8";
 
 /// What the pages show.
 #[derive(Clone)]
@@ -113,9 +117,13 @@ async fn admit(State(hosts): State<Arc<Hosts>>, request: Request, next: Next) ->
     next.run(request).await
 }
 
-async fn show_metrics(State(state): State<AdminState>) -> Response {
+/// In OpenMetrics for who takes that, as Prometheus does.
+async fn show_metrics(State(state): State<AdminState>, headers: HeaderMap) -> Response {
+    let takes = |value: &HeaderValue| value.to_str().is_ok_and(|text| text.contains(OPENMETRICS_TYPE));
+    let open = headers.get_all(header::ACCEPT).iter().any(takes);
     match (state.metrics)() {
-        Ok(text) => ([(header::CONTENT_TYPE, OPENMETRICS)], text).into_response(),
+        Ok(text) if open => ([(header::CONTENT_TYPE, OPENMETRICS)], text).into_response(),
+        Ok(text) => ([(header::CONTENT_TYPE, PLAIN_TEXT)], exposition::plain_text(&text)).into_response(),
         Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()).into_response(),
     }
 }
@@ -222,11 +230,17 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn metrics_are_served_as_openmetrics_text() {
-        let answer = get_page(start(state(), Limits::default()).await, "/metrics").await;
+    async fn metrics_are_served_in_the_format_that_is_asked_for() {
+        let page = start(state(), Limits::default()).await;
+        let asked = "GET /metrics HTTP/1.1\r\nHost: localhost\r\n\
+                     Accept: application/openmetrics-text;version=1.0.0;q=0.6,text/plain;version=0.0.4;q=0.5,*/*;q=0.1\r\n\r\n";
+        let answer = answer_to(page, asked.as_bytes()).await;
         assert!(answer.contains("content-type: application/openmetrics-text; version=1.0.0"), "{answer}");
         assert!(answer.contains("turnpike_allocations{worker=\"0\"} 5\n"), "{answer}");
         assert!(answer.ends_with("# EOF\n"), "{answer}");
+        let answer = get_page(page, "/metrics").await;
+        assert!(answer.contains("content-type: text/plain; version=0.0.4"), "{answer}");
+        assert!(answer.ends_with("turnpike_allocations{worker=\"0\"} 5\n"), "{answer}");
     }
 
     #[tokio::test]

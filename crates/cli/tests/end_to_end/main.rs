@@ -26,6 +26,7 @@ mod load_profile;
 mod log_flags;
 mod manual_pages;
 mod metrics_live;
+mod monitoring;
 mod nat_discovery;
 mod own_endpoints;
 mod passed_sockets;
