@@ -6,6 +6,7 @@
 
 mod admin_http;
 mod bad_config;
+mod deployment;
 mod exhaustion;
 mod firewall;
 mod forward_access;
