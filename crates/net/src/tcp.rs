@@ -317,7 +317,7 @@ impl TcpSocket {
         let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
         // `IoSlice` has the layout of `iovec`, as its documentation promises; the kernel only reads them.
         message.msg_iov = pieces.as_ptr().cast_mut().cast();
-        message.msg_iovlen = pieces.len().min(MOST_PIECES);
+        message.msg_iovlen = pieces.len().min(MOST_PIECES) as _;
         // SAFETY: `message` describes `pieces`, which outlive the call.
         size(unsafe { libc::sendmsg(self.fd.as_raw_fd(), &raw const message, flags) })
     }
