@@ -16,6 +16,7 @@ mod connections;
 mod hosts;
 mod listen;
 pub mod model;
+mod plain_text;
 mod problem;
 pub mod program;
 mod routes;

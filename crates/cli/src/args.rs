@@ -8,12 +8,14 @@ use crate::{
         SessionCommand, SessionsArgs,
     },
     credentials_args::CredentialsArgs,
+    firewall_args::FirewallArgs,
     forward_args::ForwardArgs,
     import_args::ImportCommand,
     load_args::{LoadCommand, ReflectArgs},
     manage_args::{RealmCommand, SecretCommand, UserCommand},
     probe_args::{PROBE, PROBE_EXAMPLES, ProbeArgs},
     serve_args::{CheckConfigArgs, ServeArgs},
+    shell_args::{CompletionsArgs, ManArgs},
 };
 
 /// A TURN/STUN relay for Linux, and the tools that measure it.
@@ -96,6 +98,15 @@ pub(crate) enum Command {
     Reload(ReloadArgs),
     /// Compare programs in network namespaces: is it faster, by how much, how sure, and where does the time go
     Lab(Box<turnpike_lab::LabArgs>),
+    /// Say what a firewall has to let in, in its own words: the listeners and relay ports of the configuration
+    #[command(long_about = PRINT_FIREWALL, after_help = PRINT_FIREWALL_EXAMPLES)]
+    PrintFirewall(Box<FirewallArgs>),
+    /// Print a script that completes commands and flags in a shell
+    #[command(after_help = COMPLETIONS_EXAMPLES)]
+    Completions(CompletionsArgs),
+    /// Print the manual page, or write those of all commands to a directory
+    #[command(after_help = MAN_EXAMPLES)]
+    Man(ManArgs),
 }
 
 const EXIT_CODES: &str = "\
@@ -118,7 +129,10 @@ on loopback (docs/admin.md).
 Signals: SIGTERM and SIGINT stop taking allocations and wait for the sessions to end, at most shutdown.deadline seconds (30); a \
 second signal, or Ctrl-C on a terminal, ends at once. SIGHUP reads the configuration and the certificates again; certificates are \
 also read when their files change. A file with a mistake changes nothing, a bad certificate only leaves the \
-old one in place, and the log says why.";
+old one in place, and the log says why.
+
+systemd: readiness, reload, stop, status and watchdog are told by NOTIFY_SOCKET (Type=notify-reload); listeners of a .socket unit are \
+taken over by LISTEN_FDS, those named tls and dtls as such. docs/install.md has units.";
 
 const SERVE_EXAMPLES: &str = "\
 Examples:
@@ -148,7 +162,10 @@ Precedence of settings, key by key: flags, environment (TURNPIKE_SECTION_KEY), f
 
 Signals: SIGTERM and SIGINT close the listeners and wait for the connections to end, at most shutdown.deadline seconds (30), \
 but not for a UDP session without a datagram for 2 seconds; a second signal, or Ctrl-C on a terminal, ends at once. SIGHUP reads the file again; connections of unchanged rules live on, and a \
-broken file changes nothing.";
+broken file changes nothing.
+
+systemd: readiness, reload, stop, status and watchdog are told by NOTIFY_SOCKET (Type=notify-reload); listeners of a .socket unit are \
+taken over by LISTEN_FDS, for the rules that listen at their addresses. docs/install.md has units.";
 
 const FORWARD_EXAMPLES: &str = "\
 Examples:
@@ -212,6 +229,31 @@ Examples:
   turnpike reflect
   turnpike reflect --listen 127.0.0.1:3480 --workers 2
   turnpike reflect --tcp 10.0.0.2:9001 --listen 10.0.0.2:9001";
+
+const PRINT_FIREWALL: &str = "\
+Print what a firewall has to let in: the listeners and relay ports that `serve` would have with the same flags, or the listeners of a file \
+with forwarding rules.
+
+Changes nothing and opens no socket. nftables and iptables get a chain named turnpike, to be jumped to from the chain that drops; aws and \
+gcp are commands for their command lines. What only listens on loopback, and the admin page, stay closed; comments say so.";
+
+const PRINT_FIREWALL_EXAMPLES: &str = "\
+Examples:
+  turnpike print-firewall -c /etc/turnpike/turnpike.toml | nft -f -
+  turnpike print-firewall --relay-ports 50000-50999 --format ufw | sh
+  turnpike print-firewall --forward /etc/turnpike/forward.toml --format iptables
+  turnpike print-firewall -c turnpike.toml --format aws | GROUP_ID=sg-0123456789abcdef0 sh";
+
+const COMPLETIONS_EXAMPLES: &str = "\
+Examples:
+  turnpike completions bash > /usr/share/bash-completion/completions/turnpike
+  turnpike completions zsh > /usr/share/zsh/vendor-completions/_turnpike
+  turnpike completions fish > ~/.config/fish/completions/turnpike.fish";
+
+const MAN_EXAMPLES: &str = "\
+Examples:
+  turnpike man | man -l -
+  turnpike man /usr/local/share/man/man1";
 
 #[cfg(test)]
 mod tests {
@@ -301,6 +343,9 @@ mod tests {
             &["session"],
             &["drain"],
             &["reload"],
+            &["print-firewall"],
+            &["completions"],
+            &["man"],
         ] {
             let help = help_of(path);
             let example = format!("turnpike {}", path.join(" "));

@@ -5,6 +5,7 @@ mod admin_args;
 mod admin_wiring;
 mod args;
 mod credentials_args;
+mod firewall_args;
 mod forward_args;
 mod import_args;
 mod load_args;
@@ -14,6 +15,7 @@ mod manage_args;
 mod probe_args;
 mod probe_text;
 mod serve_args;
+mod shell_args;
 mod summary;
 
 use std::{
@@ -73,6 +75,12 @@ fn main() -> ExitCode {
         Command::Secret { command } => managed(command.run()),
         Command::Realm { command } => managed(command.run()),
         Command::Import { command } => import(&command),
+        Command::PrintFirewall(args) => match args.make() {
+            Ok(rules) => print(format_args!("{}", rules.trim_end())),
+            Err(errors) => fail(BAD_USAGE, &errors),
+        },
+        Command::Completions(args) => written("the completions", args.write(&mut io::stdout())),
+        Command::Man(args) => written("the manual pages", args.write(&mut io::stdout())),
         Command::Lab(args) => ExitCode::from(turnpike_lab::run(*args, &turnpike_lab::Stop::on_signals())),
     }
 }
@@ -323,6 +331,13 @@ fn print(result: fmt::Arguments<'_>) -> ExitCode {
     match writeln!(io::stdout(), "{result}").or_else(forgive_closed_pipe) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => fail(FAILED, &format_args!("cannot write to standard output: {error}")),
+    }
+}
+
+fn written(what: &str, result: io::Result<()>) -> ExitCode {
+    match result.or_else(forgive_closed_pipe) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => fail(FAILED, &format_args!("cannot write {what}: {error}")),
     }
 }
 

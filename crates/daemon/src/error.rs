@@ -2,10 +2,12 @@
 
 use std::{
     io,
+    net::SocketAddr,
     path::{Path, PathBuf},
 };
 
 use turnpike_config::Mistakes;
+use turnpike_net::PassedError;
 use turnpike_relay::DtlsError;
 
 use crate::admin::AdminError;
@@ -17,6 +19,21 @@ pub enum DaemonError {
     /// Nothing was started, and no socket opened.
     #[error(transparent)]
     Config(#[from] Mistakes),
+    /// What the service manager has passed cannot be taken.
+    #[error(transparent)]
+    Passed(#[from] PassedError),
+    /// Nobody would read from a socket that the service manager has passed.
+    #[error("the service manager has passed {transport} {address} ({name:?}), and {problem}")]
+    Unserved {
+        /// `udp` or `tcp`.
+        transport: &'static str,
+        /// Where it is bound.
+        address: SocketAddr,
+        /// As the unit calls it.
+        name: String,
+        /// Why, and what to do.
+        problem: String,
+    },
     /// The TURN server did not start.
     #[error(transparent)]
     Serve(#[from] turnpike_relay::StartError),

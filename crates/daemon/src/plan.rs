@@ -8,7 +8,7 @@ use std::{
 };
 
 use turnpike_config::{DatapathChoice, Secret, Settings, User, UserSecret, realms};
-use turnpike_net::Datapath;
+use turnpike_net::{Datapath, passed};
 use turnpike_relay::{Config, DtlsConfig, DtlsContext, Hook, Layout, RelayAddress, StreamConfig, TlsContext};
 use turnpike_turn::server::{
     DiscoveryLimits, ListenerId, ListenerProfile, NatDiscovery, NonceKey, ServerConfig,
@@ -96,6 +96,7 @@ impl Plan {
             listen,
             streams,
             relay,
+            passed: Arc::default(),
             ports: settings.ports.clone(),
             addresses: Vec::new(),
             listeners_beside: Vec::new(),
@@ -106,6 +107,16 @@ impl Plan {
             realm_limits: realms::limits(settings),
         };
         Self { config, datapath_reason, notes }
+    }
+
+    /// Whether the relay will listen here.
+    pub(crate) fn listens(&self, transport: passed::Transport, address: SocketAddr) -> bool {
+        let config = &self.config;
+        let (one, other) = match transport {
+            passed::Transport::Udp => (&config.listen, &config.dtls.listen),
+            passed::Transport::Tcp => (&config.streams.listen, &config.streams.tls_listen),
+        };
+        one.contains(&address) || other.contains(&address)
     }
 
     /// File descriptors that the relay may need: each allocation up to two sockets and its client's connection, each reserved port

@@ -8,6 +8,7 @@ use std::{
 
 use tokio::{sync::watch, task::JoinHandle};
 use turnpike_config::{Loaded, Mistake, Mistakes, Settings, Sources, User, UserSecret, realms};
+use turnpike_net::PassedSockets;
 use turnpike_relay::{CredentialStore, Hook, Kernel, Layout, Relay, RelayAddress, SessionLog};
 use turnpike_turn::server::NonceKey;
 
@@ -19,6 +20,7 @@ use crate::{
     credentials::Credentials,
     error::DaemonError,
     own_addresses::OwnAddresses,
+    passed,
     plan::{self, Plan},
     rlimit, serve_metrics,
     session_log::session_log,
@@ -34,11 +36,14 @@ pub fn serve(
     out: &mut dyn Write,
     interface: &dyn AdminInterface,
 ) -> Result<(), DaemonError> {
+    // Before anything else is opened.
+    let passed = PassedSockets::from_service_manager()?;
+    let sources = sources.clone().with_fallback(passed::settings_of_serve(&passed));
     let loaded = sources.load()?;
     check_store(&loaded.settings)?;
     let (level, format) = (loaded.settings.log_level.clone(), loaded.settings.log_format);
     control::run((&level, format), async |control| {
-        TurnServer::start(sources.clone(), loaded, control, out, interface).await
+        TurnServer::start(sources, loaded, Arc::new(passed), control, out, interface).await
     })
 }
 
@@ -74,6 +79,7 @@ impl TurnServer {
     async fn start(
         sources: Sources,
         loaded: Loaded,
+        passed: Arc<PassedSockets>,
         control: &Control,
         out: &mut dyn Write,
         interface: &dyn AdminInterface,
@@ -89,6 +95,8 @@ impl TurnServer {
         let nonce_key = NonceKey(rand::random());
         let certificates = Certificates::new(&settings, certificates)?;
         let mut plan = Plan::new(&merged, nonce_key, certificates.tls.clone(), certificates.dtls.clone());
+        passed::check(&passed, plan.config.workers, |transport, at| plan.listens(transport, at))?;
+        plan.config.passed = passed;
         raise_open_files(&plan);
 
         let is_explicit = settings.is_explicit("admin.listen");
@@ -279,6 +287,8 @@ async fn generate_credential(settings: &mut Settings, store: Option<&OpenStore>)
 }
 
 impl Service for TurnServer {
+    const OPEN: &'static str = "allocations";
+
     /// Takes what a running server can change from the configuration. Certificates that cannot be used keep the old ones in force,
     /// and nothing else: who is to lose access must not keep it because of them.
     async fn reload(&mut self) -> Result<Reloaded, Vec<String>> {
@@ -310,6 +320,10 @@ impl Service for TurnServer {
         self.relay.drain();
         let deadline_s = patience.as_secs();
         tracing::info!(allocations = self.open(), deadline_s, "draining: no new allocations");
+    }
+
+    fn makes_progress(&self) -> bool {
+        self.relay.makes_progress()
     }
 
     fn open(&self) -> u64 {

@@ -8,7 +8,7 @@ use std::{
 };
 
 use turnpike_net::{
-    TcpListener, UdpOptions, UdpSocket,
+    PassedSockets, TcpListener, UdpOptions, UdpSocket, passed,
     rx::RxStats,
     tx::TxStats,
     worker::{Published, Sender, Workers},
@@ -367,6 +367,12 @@ impl Relay {
         self.workers.have_failed()
     }
 
+    /// Whether all workers have taken commands since the last call of this; one that hangs has not.
+    #[must_use]
+    pub fn makes_progress(&self) -> bool {
+        self.workers.make_progress()
+    }
+
     /// Ends all sessions and joins the workers.
     pub fn stop(self) {
         drop(self);
@@ -422,7 +428,8 @@ impl Own {
 const PORT_ATTEMPTS: usize = 16;
 
 /// Binds once without SO_REUSEPORT: a second server on the same port is told so, instead of silently sharing it. Gives the real
-/// ports where the configuration said 0: for an address that is listened on by UDP and by TCP, the same one.
+/// ports where the configuration said 0: for an address that is listened on by UDP and by TCP, the same one. Where a socket was
+/// passed there is nothing to find out.
 fn probe_listeners(config: &Config) -> Result<Listeners, StartError> {
     let mut listeners = Listeners::default();
     let wanted = &config.streams.listen;
@@ -431,7 +438,7 @@ fn probe_listeners(config: &Config) -> Result<Listeners, StartError> {
     let mut dtls: Vec<Option<SocketAddr>> = vec![None; secure.len()];
     for address in &config.listen {
         let place = (0..wanted.len()).find(|place| wanted[*place] == *address && tcp[*place].is_none());
-        let (udp, also) = probe_pair(*address, place.is_some(), udp_setting(config, *address))?;
+        let (udp, also) = probe_pair(config, *address, place.is_some())?;
         listeners.udp.push(udp);
         if let Some(place) = place {
             tcp[place] = also;
@@ -442,33 +449,33 @@ fn probe_listeners(config: &Config) -> Result<Listeners, StartError> {
         }
     }
     for (address, found) in secure.iter().zip(dtls) {
-        listeners.dtls.push(found.map_or_else(|| probe_dtls(*address), Ok)?);
+        listeners.dtls.push(found.map_or_else(|| probe_dtls(config, *address), Ok)?);
     }
     for (address, found) in wanted.iter().zip(tcp) {
-        listeners.tcp.push(found.map_or_else(|| probe_stream("tcp", *address), Ok)?);
+        listeners.tcp.push(found.map_or_else(|| probe_stream(config, "tcp", *address), Ok)?);
     }
     for address in &config.streams.tls_listen {
-        listeners.tls.push(probe_stream("tls", *address)?);
+        listeners.tls.push(probe_stream(config, "tls", *address)?);
     }
     Ok(listeners)
 }
 
-/// `named_by` is the setting that names the address.
 fn probe_pair(
+    config: &Config,
     address: SocketAddr,
     also_tcp: bool,
-    named_by: &str,
 ) -> Result<(SocketAddr, Option<SocketAddr>), StartError> {
+    let named_by = udp_setting(config, address);
     let mut attempts = 0;
     loop {
-        let udp = match UdpSocket::bind(address, &UdpOptions::default()) {
-            Ok(socket) => socket.local_addr(),
+        let udp = match probe_udp(config, address) {
+            Ok(udp) => udp,
             Err(source) => return Err(cannot_listen("udp", named_by, address, source)),
         };
         if !also_tcp {
             return Ok((udp, None));
         }
-        match TcpListener::probe(udp) {
+        match probe_tcp(config, udp) {
             Ok(tcp) => return Ok((udp, Some(tcp))),
             Err(_) if address.port() == 0 && attempts < PORT_ATTEMPTS => attempts += 1,
             Err(source) => return Err(cannot_listen("tcp", named_by, udp, source)),
@@ -476,13 +483,30 @@ fn probe_pair(
     }
 }
 
-fn probe_dtls(address: SocketAddr) -> Result<SocketAddr, StartError> {
-    let socket = UdpSocket::bind(address, &UdpOptions::default());
-    Ok(socket.map_err(|source| listen_error("dtls", address, source))?.local_addr())
+fn probe_dtls(config: &Config, address: SocketAddr) -> Result<SocketAddr, StartError> {
+    probe_udp(config, address).map_err(|source| listen_error("dtls", address, source))
 }
 
-fn probe_stream(protocol: &'static str, address: SocketAddr) -> Result<SocketAddr, StartError> {
-    TcpListener::probe(address).map_err(|source| listen_error(protocol, address, source))
+fn probe_stream(
+    config: &Config,
+    protocol: &'static str,
+    address: SocketAddr,
+) -> Result<SocketAddr, StartError> {
+    probe_tcp(config, address).map_err(|source| listen_error(protocol, address, source))
+}
+
+fn probe_udp(config: &Config, address: SocketAddr) -> io::Result<SocketAddr> {
+    if config.passed.count(passed::Transport::Udp, address) > 0 {
+        return Ok(address);
+    }
+    UdpSocket::bind(address, &UdpOptions::default()).map(|socket| socket.local_addr())
+}
+
+fn probe_tcp(config: &Config, address: SocketAddr) -> io::Result<SocketAddr> {
+    if config.passed.count(passed::Transport::Tcp, address) > 0 {
+        return Ok(address);
+    }
+    TcpListener::probe(address)
 }
 
 /// The flag that names the listeners of a protocol.
@@ -507,8 +531,23 @@ fn udp_setting(config: &Config, address: SocketAddr) -> &'static str {
 }
 
 /// Says what to do about a listener that cannot be bound.
-pub(crate) fn listen_error(protocol: &'static str, address: SocketAddr, source: io::Error) -> StartError {
+fn listen_error(protocol: &'static str, address: SocketAddr, source: io::Error) -> StartError {
     cannot_listen(protocol, setting(protocol), address, source)
+}
+
+/// The same for a listener of which sockets may have been passed.
+pub(crate) fn passed_error(
+    sockets: &PassedSockets,
+    protocol: &'static str,
+    address: SocketAddr,
+    source: io::Error,
+) -> StartError {
+    let by_udp = matches!(protocol, "udp" | "dtls");
+    let transport = if by_udp { passed::Transport::Udp } else { passed::Transport::Tcp };
+    match sockets.remedy(transport, address, source.kind()) {
+        Some(remedy) => StartError::Listen { protocol, address, source, remedy: remedy.to_owned() },
+        None => listen_error(protocol, address, source),
+    }
 }
 
 /// The same for one that `named_by` names.

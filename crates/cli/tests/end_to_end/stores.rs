@@ -267,10 +267,7 @@ impl World {
 
 #[test]
 fn a_database_that_goes_and_comes_is_noticed_by_who_is_not_known_alone() {
-    let mut world = match World::new(&[]) {
-        Ok(world) => world,
-        Err(why) => return skip(&why),
-    };
+    let mut world = need!(World::new(&[]));
     world.add("known", "pw");
     world.add("stranger", "pw");
     assert_eq!(allocate(&world.serve, "known", "pw"), None);
@@ -301,10 +298,7 @@ fn a_database_that_goes_and_comes_is_noticed_by_who_is_not_known_alone() {
 
 #[test]
 fn a_database_that_is_away_at_the_start_is_taken_when_it_comes() {
-    let mut server = match Server::postgres() {
-        Ok(server) => server,
-        Err(why) => return skip(&why),
-    };
+    let mut server = need!(Server::postgres());
     server.stop();
     let url = server.url(server.address, "");
     let mut serve = Serve::start(&["--store", &url]);
@@ -318,10 +312,7 @@ fn a_database_that_is_away_at_the_start_is_taken_when_it_comes() {
 
 #[test]
 fn what_is_wrong_with_a_database_ends_the_start() {
-    let server = match Server::postgres() {
-        Ok(server) => server,
-        Err(why) => return skip(&why),
-    };
+    let server = need!(Server::postgres());
     let url = server.url(server.address, "");
     let wrong = url.replace(&SERVERS_PASSWORD.replace('%', "%25"), "wrong");
     let start = |url: &str| run(&["serve", "--listen", "127.0.0.1:0", "--admin", "off", "--store", url]);

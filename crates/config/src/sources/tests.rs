@@ -752,3 +752,26 @@ fn what_has_changed_is_told_by_key_secret_ones_included_and_without_those_that_n
     let other = format!("{one}[relay]\nports = \"50000-50999\"\n[peers]\ndeny = [\"8.8.8.8\"]\n");
     assert_eq!(changed(one, &other), ["peers.deny"]);
 }
+
+#[test]
+fn what_was_passed_holds_where_nobody_else_says_anything_and_is_named_as_the_variable() {
+    let passed = || {
+        let mut fallback = flag("server.listen", "LISTEN_FDS", &["127.0.0.1:3478", "[::1]:3478"]);
+        fallback.set("server.workers", "LISTEN_FDS", ["2".to_owned()]);
+        fallback
+    };
+    let load = |text: &str, flags: Flags| {
+        let mut problems = Vec::new();
+        let entries = source::parse_file(Path::new("t.toml"), text, &mut problems);
+        let sources = Sources::new(None, Vec::new(), flags).with_fallback(passed());
+        let merged = sources.merge(&entries, problems, |_| certificates::Found::default());
+        merged.expect("a valid configuration").0.settings
+    };
+    let settings = load("", Flags::new());
+    assert_eq!(settings.listen, ["127.0.0.1:3478", "[::1]:3478"].map(|at| at.parse().unwrap()));
+    assert_eq!(settings.workers, Some(2));
+    assert_eq!(settings.origin("server.listen"), &Origin::Environment("LISTEN_FDS".to_owned()));
+    let settings =
+        load("[server]\nlisten = [\"127.0.0.1:9\"]\n", flag("server.workers", "--workers", &["1"]));
+    assert_eq!((settings.listen, settings.workers), (vec!["127.0.0.1:9".parse().unwrap()], Some(1)));
+}

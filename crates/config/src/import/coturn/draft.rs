@@ -118,14 +118,15 @@ impl Draft {
         self.peers(&mut file, &mut note);
         self.discovery(&mut file, &mut note);
         if self.prometheus {
-            let ip = self.prometheus_address.unwrap_or(Ipv4Addr::LOCALHOST.into());
+            let loopback = self.prometheus_address.filter(IpAddr::is_loopback);
+            let ip = loopback.unwrap_or(Ipv4Addr::LOCALHOST.into());
             let at = SocketAddr::new(ip, self.prometheus_port.unwrap_or(9641));
-            file.key("admin", "listen", quoted(&at.to_string()));
-            if self.prometheus_address.is_none() {
+            file.key("admin", "listen", strings(&["unix".to_owned(), at.to_string()]));
+            if loopback.is_none() {
                 note(
                     "prometheus",
-                    "metrics are on loopback, where coturn has them on all addresses: admin.listen says where, and there is no \
-                     password"
+                    "metrics are on loopback; for other machines name an address in admin.listen, with admin.tls_cert, admin.tls_key and a \
+                     token in admin.read_tokens"
                         .to_owned(),
                 );
             }

@@ -21,6 +21,9 @@ pub(super) enum Handling {
 
 use Handling::{Instead, Needless, Switch, Value};
 
+const METRICS_BY_TLS: &str =
+    "an admin.listen beyond loopback is TLS, by admin.tls_cert and admin.tls_key, and wants a token of admin.read_tokens";
+
 /// In the order of coturn's own list, and behind it options that older versions had.
 pub(super) const OPTIONS: &[(&str, Handling)] = &[
     ("listening-device", Instead("name the addresses of that device in server.listen")),
@@ -71,9 +74,9 @@ pub(super) const OPTIONS: &[(&str, Handling)] = &[
         "prometheus-username-labels",
         Instead("no metric has a name of a user; the log line of each session has it"),
     ),
-    ("prometheus-tls", Instead("put a proxy with TLS in front of admin.listen")),
-    ("prometheus-cert", Instead("put a proxy with TLS in front of admin.listen")),
-    ("prometheus-key", Instead("put a proxy with TLS in front of admin.listen")),
+    ("prometheus-tls", Instead(METRICS_BY_TLS)),
+    ("prometheus-cert", Instead(METRICS_BY_TLS)),
+    ("prometheus-key", Instead(METRICS_BY_TLS)),
     ("use-auth-secret", Switch(|draft, on| draft.use_auth_secret = on)),
     ("static-auth-secret", Value(|draft, value| push(&mut draft.secrets, value))),
     ("no-auth-pings", Needless("databases are not pinged; an idle connection is made again")),

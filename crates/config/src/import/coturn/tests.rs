@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use super::*;
-use crate::{AdminListen, Settings};
+use crate::Settings;
 
 const CONF: &str = include_str!("tests/all.conf");
 const TOML: &str = include_str!("tests/all.toml");
@@ -218,8 +218,13 @@ fn listeners_are_where_coturns_are() {
     assert!(told(&notes, "two listening-ip"), "{notes:?}");
     let (_, notes) = translated("cert=cert.pem\npkey=/k.pem\nuser=a:b");
     assert!(told(&notes, "write the whole path"), "{notes:?}");
-    let (settings, _) = translated("prometheus\nprometheus-address=10.0.0.5\nuser=a:b");
-    assert_eq!(settings.admin, AdminListen::On("10.0.0.5:9641".parse().expect("an address")));
+    for (address, is_told) in [("10.0.0.5", true), ("any", true), ("127.0.0.1", false)] {
+        let (settings, notes) =
+            translated(&format!("prometheus\nprometheus-address={address}\nuser=a:b"));
+        let admin: Vec<String> = settings.admin.tcp().map(|at| at.to_string()).collect();
+        assert_eq!(admin, ["127.0.0.1:9641"], "in the clear for this machine alone");
+        assert_eq!(told(&notes, "admin.tls_cert"), is_told, "{notes:?}");
+    }
 }
 
 #[test]
