@@ -36,6 +36,9 @@ const WRONG_TOKEN: Duration = Duration::from_secs(1);
 /// Answered whoever asks: a program that looks after this one need not know a token.
 const OPEN: [&str; 3] = ["/livez", "/readyz", "/healthz"];
 
+/// Not for those who may look: what is weak could be guessed by it.
+const PRIVATE: [&str; 1] = ["/v1/secrets"];
+
 /// How a connection came.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Via {
@@ -181,15 +184,20 @@ fn judge(settings: &AdminSettings, via: Via, request: &Request) -> Result<(), Re
         None => AdminAccess::None,
         Some(token) => worth(settings, token).ok_or(Refused::WrongToken)?,
     };
-    let needed = if changes_something(request.method()) { AdminAccess::Full } else { AdminAccess::Read };
+    let is_private = PRIVATE.contains(&request.uri().path());
+    let needed =
+        if changes_something(request.method()) || is_private { AdminAccess::Full } else { AdminAccess::Read };
     if shown.max(via.access(settings)) >= needed {
         return Ok(());
     }
     let detail = match needed {
         AdminAccess::Full => {
-            "changes need a token of admin.tokens, a client certificate of admin.client_ca, or the Unix socket"
+            let what = if is_private { "secrets" } else { "changes" };
+            format!(
+                "{what} need a token of admin.tokens, a client certificate of admin.client_ca, or the Unix socket"
+            )
         }
-        _ => "a token is needed, a client certificate, or the Unix socket",
+        _ => "a token is needed, a client certificate, or the Unix socket".to_owned(),
     };
     let problem = match token {
         None => Problem::new(StatusCode::UNAUTHORIZED, "no_token", detail),

@@ -42,7 +42,7 @@ pub(crate) enum Command {
     #[command(long_about = CREDENTIALS, after_help = CREDENTIALS_EXAMPLES)]
     Credentials(CredentialsArgs),
     /// List, make and remove the users of a store; a server that runs sees it
-    #[command(after_help = USER_EXAMPLES)]
+    #[command(long_about = USER, after_help = USER_EXAMPLES)]
     User {
         /// What to do.
         #[command(subcommand)]
@@ -117,14 +117,14 @@ Run a TURN/STUN server for clients over UDP, TCP, TLS and DTLS (RFC 8656, RFC 84
 and TLS (RFC 6062).
 
 With no flag at all it works: it listens on UDP and TCP port 3478 of all addresses, relays on the addresses of the default routes, \
-makes up a user and prints its password once on standard output, and serves metrics and its admin interface on loopback. Log lines go to standard error. \
+makes up a user, keeps it in the embedded store and prints its password once on standard output, and serves metrics and its admin interface on loopback. Log lines go to standard error. \
 With --tls-cert and --tls-key the TCP port takes TLS clients too; --tls-listen and --dtls-listen add ports.
 
 Precedence, key by key: flags, environment (TURNPIKE_SECTION_KEY; TURNPIKE_AUTH_USERS_FILE and TURNPIKE_AUTH_SECRETS_FILE name \
 files), configuration file, defaults. A flag that may be repeated replaces the whole list of a weaker source.
 
-Other programs, and `turnpike sessions`, `session`, `drain` and `reload`, speak to it over its admin interface: a Unix socket and HTTP \
-on loopback (docs/admin.md).
+Other programs, and `turnpike sessions`, `session`, `user`, `secret`, `realm`, `drain` and `reload`, speak to it over its admin interface: \
+a Unix socket and HTTP on loopback (docs/admin.md).
 
 Signals: SIGTERM and SIGINT stop taking allocations and wait for the sessions to end, at most shutdown.deadline seconds (30); a \
 second signal, or Ctrl-C on a terminal, ends at once. SIGHUP reads the configuration and the certificates again; certificates are \
@@ -204,12 +204,20 @@ Examples:
   turnpike credentials --user alice --realm example.org --password-file -        (reads the password from standard input)
   turnpike credentials --token-key-file /etc/turnpike/north.key --user north --server-name turn.example.org --ttl 600";
 
+const USER: &str = "\
+List, make and remove the users of a store.
+
+A running server is asked, with which the change counts at once; where none runs, the embedded store that `turnpike serve` would have. \
+-c, --store and --state name another store: a server that has it open sees the change within a second (SQLite), or when the user is \
+looked up again (store.cache_lifetime, 60 s). What was done in which store is said. `secret` and `realm` do the same.";
+
 const USER_EXAMPLES: &str = "\
 Examples:
   turnpike user add alice                                          (makes a password up and prints it)
   turnpike user add alice --realm example.org --password-file -    (reads it from standard input)
   turnpike user list --json
-  turnpike user remove alice -c turnpike.toml                      (in the store of that file)";
+  turnpike user remove alice -c turnpike.toml                      (in the store of that file)
+  turnpike user list --admin 127.0.0.1:9641 --token-file token     (of the server there)";
 
 const SECRET_EXAMPLES: &str = "\
 Examples:
@@ -332,6 +340,10 @@ mod tests {
             &["forward"],
             &["check-config"],
             &["credentials"],
+            &["user"],
+            &["secret"],
+            &["realm"],
+            &["import", "coturn"],
             &["reflect"],
             &["load", "turn"],
             &["load", "tcp"],

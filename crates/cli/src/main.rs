@@ -45,7 +45,7 @@ use crate::{
     forward_args::ForwardArgs,
     import_args::ImportCommand,
     load_args::{LoadCommand, ReflectArgs},
-    manage_args::Outcome as Managed,
+    manage_args::ManageError,
     probe_args::ProbeArgs,
     serve_args::{CheckConfigArgs, ServeArgs},
     summary::{Summary, Unit},
@@ -71,9 +71,9 @@ fn main() -> ExitCode {
         Command::Session { command } => told(|out| command.run(out)),
         Command::Drain(args) => told(|out| args.run(out)),
         Command::Reload(args) => told(|out| args.run(out)),
-        Command::User { command } => managed(command.run()),
-        Command::Secret { command } => managed(command.run()),
-        Command::Realm { command } => managed(command.run()),
+        Command::User { command } => managed(|out| command.run(out)),
+        Command::Secret { command } => managed(|out| command.run(out)),
+        Command::Realm { command } => managed(|out| command.run(out)),
         Command::Import { command } => import(&command),
         Command::PrintFirewall(args) => match args.make() {
             Ok(rules) => print(format_args!("{}", rules.trim_end())),
@@ -125,13 +125,19 @@ fn import(command: &ImportCommand) -> ExitCode {
     }
 }
 
-/// What a command said of a store.
-fn managed(done: Result<Managed, DaemonError>) -> ExitCode {
-    match done {
-        Ok(Managed::Said(text)) => print(format_args!("{text}")),
-        Ok(Managed::Missing(text)) => fail(FAILED, &text),
-        Err(DaemonError::Config(errors)) => fail(BAD_USAGE, &errors),
-        Err(error @ (DaemonError::Name(_) | DaemonError::NoStore)) => fail(BAD_USAGE, &error),
+/// What a store says.
+fn managed(ask: impl FnOnce(&mut dyn Write) -> Result<(), ManageError>) -> ExitCode {
+    let mut out = io::BufWriter::new(io::stdout().lock());
+    let done = ask(&mut out);
+    let flushed = out.flush().map_err(CommandError::from).map_err(ManageError::from);
+    drop(out);
+    match done.and(flushed) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(ManageError::Command(error)) => refused(&error),
+        Err(ManageError::Store(DaemonError::Config(errors))) => fail(BAD_USAGE, &errors),
+        Err(error @ (ManageError::Store(DaemonError::NoStore) | ManageError::Address(_))) => {
+            fail(BAD_USAGE, &error)
+        }
         Err(error) => fail(FAILED, &error),
     }
 }
@@ -173,11 +179,17 @@ fn show_checked(checked: Result<(Vec<String>, String), Mistakes>) -> ExitCode {
 /// What a running program has answered.
 fn told(ask: impl FnOnce(&mut dyn Write) -> Result<(), CommandError>) -> ExitCode {
     let mut out = io::BufWriter::new(io::stdout().lock());
-    let result = ask(&mut out).and_then(|()| Ok(out.flush()?));
-    match result {
-        Err(CommandError::Output(error)) if error.kind() == io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
-        Err(error) => fail(FAILED, &error),
+    match ask(&mut out).and_then(|()| Ok(out.flush()?)) {
+        Err(error) => refused(&error),
         Ok(()) => ExitCode::SUCCESS,
+    }
+}
+
+fn refused(error: &CommandError) -> ExitCode {
+    match error {
+        CommandError::Output(error) if error.kind() == io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
+        error if error.is_usage() => fail(BAD_USAGE, error),
+        error => fail(FAILED, error),
     }
 }
 

@@ -1,24 +1,41 @@
 //! Flags of `turnpike user`, `secret` and `realm`, and what they print.
 
-use std::{fs, io, path::PathBuf};
+use std::{
+    env, fs,
+    io::{self, Write},
+    path::PathBuf,
+};
 
 use clap::{Args, Subcommand};
-use serde_json::{Value, json};
+use turnpike_admin::{
+    client::{Client, Target},
+    commands::{CommandError, Keeper, MadeUp},
+    model::{NewRealm, NewSecret, NewUser},
+};
 use turnpike_config::{Flags, Secret, Sources};
-use turnpike_daemon::{Changed, DaemonError, Management, RealmOptions};
+use turnpike_daemon::DaemonError;
 
-/// Where the store is; the same flags, variables and file as of `serve`.
+/// Whose store it is: a running server's, or one that is named in the same way as for `serve`.
 #[derive(Args)]
 pub(crate) struct StoreArgs {
-    /// Configuration file of `serve`, for its store and its realm
+    /// Ask the running server at this address: unix:/PATH, or ADDR:PORT on loopback [default: TURNPIKE_ADMIN, else the server of this
+    /// user or this machine, if one runs; else the embedded store]
+    #[arg(long, value_name = "ADDRESS", conflicts_with_all = ["store", "state"])]
+    admin: Option<Target>,
+
+    /// File whose first line is a token of admin.tokens; the Unix socket needs none [default: none]
+    #[arg(long, value_name = "FILE")]
+    token_file: Option<PathBuf>,
+
+    /// Use the store of this configuration of `serve`, and its realm, whether a server runs or not
     #[arg(short, long, value_name = "FILE", env = "TURNPIKE_CONFIG")]
     config: Option<PathBuf>,
 
-    /// Database in place of the embedded store, as `serve --store`; prefer TURNPIKE_STORE_URL_FILE
+    /// Use this database, as `serve --store` does; prefer TURNPIKE_STORE_URL_FILE
     #[arg(long, value_name = "URL")]
     store: Option<String>,
 
-    /// Directory of the embedded store, as `serve --state` [default: $STATE_DIRECTORY, $XDG_STATE_HOME/turnpike or
+    /// Use the embedded store in this directory, as `serve --state` does [default: $STATE_DIRECTORY, $XDG_STATE_HOME/turnpike or
     /// ~/.local/state/turnpike]
     #[arg(long, value_name = "DIR")]
     state: Option<String>,
@@ -27,7 +44,7 @@ pub(crate) struct StoreArgs {
     #[arg(long, value_name = "R")]
     realm: Option<String>,
 
-    /// Print JSON, for programs
+    /// Print JSON in place of text for people
     #[arg(long)]
     json: bool,
 }
@@ -120,181 +137,129 @@ pub(crate) enum RealmCommand {
     },
 }
 
-/// What a command has to say.
-pub(crate) enum Outcome {
-    /// Printed.
-    Said(String),
-    /// What was to be removed is not there.
-    Missing(String),
-}
-
 impl UserCommand {
-    pub(crate) fn run(self) -> Result<Outcome, DaemonError> {
+    pub(crate) fn run(self, out: &mut dyn Write) -> Result<(), ManageError> {
         match self {
             Self::Add { name, password, password_file, store } => {
-                let given = first_line(password, password_file, "password")?;
+                let given = first_line(password, password_file)?;
                 let password = given.clone().unwrap_or_else(made_up);
-                let (management, json) = store.open()?;
-                let changed = management.add_user(&name, &password)?;
-                let shown = given.is_none().then_some(("password", &password));
-                Ok(said_of_change(&management, json, ("user", &name), shown, &changed))
+                let (realm, json) = (store.realm.clone(), store.json);
+                let shown = given.is_none().then_some(MadeUp { what: "password", text: password.reveal() });
+                let new = NewUser { name, realm, password: password.reveal().to_owned() };
+                Ok(store.keeper()?.add_user(new, shown, json, out)?)
             }
             Self::List { store } => {
-                let realm = store.realm.clone();
-                let (management, json) = store.open()?;
-                let users = management.users(realm.as_deref())?;
-                let rows = users.into_iter().map(|user| vec![user.name, user.realm, user.keys.to_owned()]);
-                Ok(said_of_list(json, &["user", "realm", "keys"], rows.collect()))
+                let (realm, json) = (store.realm.clone(), store.json);
+                Ok(store.keeper()?.list_users(realm, json, out)?)
             }
             Self::Remove { name, store } => {
-                let (management, json) = store.open()?;
-                let existed = management.remove_user(&name)?;
-                Ok(said_of_removal(&management, json, ("user", &name), existed))
+                let (realm, json) = (store.realm.clone(), store.json);
+                Ok(store.keeper()?.remove_user(&name, realm, json, out)?)
             }
         }
     }
 }
 
 impl SecretCommand {
-    pub(crate) fn run(self) -> Result<Outcome, DaemonError> {
+    pub(crate) fn run(self, out: &mut dyn Write) -> Result<(), ManageError> {
         match self {
             Self::Add { secret, secret_file, store } => {
-                let given = first_line(secret, secret_file, "secret")?;
+                let given = first_line(secret, secret_file)?;
                 let secret = given.clone().unwrap_or_else(made_up);
-                let (management, json) = store.open()?;
-                let changed = management.add_secret(&secret)?;
-                let fingerprint = turnpike_config::restapi_credentials::fingerprint(&secret);
-                let shown = given.is_none().then_some(("secret", &secret));
-                Ok(said_of_change(&management, json, ("fingerprint", &fingerprint), shown, &changed))
+                let (realm, json) = (store.realm.clone(), store.json);
+                let shown = given.is_none().then_some(MadeUp { what: "secret", text: secret.reveal() });
+                let new = NewSecret { secret: secret.reveal().to_owned(), realm };
+                Ok(store.keeper()?.add_secret(new, shown, json, out)?)
             }
             Self::List { store } => {
-                let realm = store.realm.clone();
-                let (management, json) = store.open()?;
-                let secrets = management.secrets(realm.as_deref())?;
-                let rows = secrets.into_iter().map(|secret| vec![secret.fingerprint, secret.realm]);
-                Ok(said_of_list(json, &["fingerprint", "realm"], rows.collect()))
+                let (realm, json) = (store.realm.clone(), store.json);
+                Ok(store.keeper()?.list_secrets(realm, json, out)?)
             }
             Self::Remove { fingerprint, store } => {
-                let (management, json) = store.open()?;
-                let existed = management.remove_secret(&fingerprint)?;
-                Ok(said_of_removal(&management, json, ("fingerprint", &fingerprint), existed))
+                let (realm, json) = (store.realm.clone(), store.json);
+                Ok(store.keeper()?.remove_secret(&fingerprint, realm, json, out)?)
             }
         }
     }
 }
 
 impl RealmCommand {
-    pub(crate) fn run(self) -> Result<Outcome, DaemonError> {
+    pub(crate) fn run(self, out: &mut dyn Write) -> Result<(), ManageError> {
         match self {
             Self::Add { name, allocations, allocations_per_user, store } => {
-                let options = RealmOptions { total_quota: allocations, user_quota: allocations_per_user };
-                let (management, json) = store.of_realm(&name).open()?;
-                let changed = management.add_realm(&name, options)?;
-                Ok(said_of_change(&management, json, ("realm", &name), None, &changed))
+                let limit = |limit: u64| Some(limit).filter(|limit| *limit > 0);
+                let new = NewRealm {
+                    name,
+                    max_sessions: limit(allocations),
+                    max_sessions_per_user: limit(allocations_per_user),
+                };
+                let json = store.json;
+                Ok(store.keeper()?.add_realm(new, json, out)?)
             }
             Self::List { store } => {
-                let (management, json) = store.open()?;
-                let limit = |limit: Option<usize>| limit.map_or_else(String::new, |limit| limit.to_string());
-                let rows = management.realms()?.into_iter().map(|realm| {
-                    let limits = [realm.allocations, realm.allocations_per_user].map(limit);
-                    [&[realm.realm][..], &limits, &[realm.origins.join(" ")]].concat()
-                });
-                let names = ["realm", "allocations", "allocations_per_user", "origins"];
-                Ok(said_of_list(json, &names, rows.collect()))
+                let json = store.json;
+                Ok(store.keeper()?.list_realms(json, out)?)
             }
             Self::Remove { name, store } => {
-                let (management, json) = store.of_realm(&name).open()?;
-                let existed = management.remove_realm(&name)?;
-                Ok(said_of_removal(&management, json, ("realm", &name), existed))
+                let json = store.json;
+                Ok(store.keeper()?.remove_realm(&name, json, out)?)
             }
         }
     }
 }
 
 impl StoreArgs {
-    /// The store, and whether JSON is wanted.
-    fn open(self) -> Result<(Management, bool), DaemonError> {
+    /// Whoever was named; else a running server, and where there is none, the store that one would have.
+    fn keeper(self) -> Result<Keeper, ManageError> {
+        let is_named = self.config.is_some() || self.store.is_some() || self.state.is_some() || names_store();
+        if self.admin.is_some() || !is_named {
+            let target = match (self.admin, env::var("TURNPIKE_ADMIN")) {
+                (Some(target), _) => Some(target),
+                (None, Ok(text)) => Some(text.parse().map_err(ManageError::Address)?),
+                (None, Err(_)) => None,
+            };
+            let is_wanted = target.is_some();
+            let client = Client::new(target, self.token_file.as_deref()).map_err(CommandError::from)?;
+            if is_wanted || client.finds_somebody().map_err(CommandError::from)? {
+                return Ok(Keeper::Running(client));
+            }
+        }
         let mut flags = Flags::new();
         flags.set("store.url", "--store", self.store);
         flags.set("store.state", "--state", self.state);
-        flags.set("server.realm", "--realm", self.realm);
-        Ok((Management::open(&Sources::from_process(self.config, flags))?, self.json))
-    }
-
-    /// Of commands that name a realm anyway.
-    fn of_realm(self, realm: &str) -> Self {
-        Self { realm: Some(realm.to_owned()), ..self }
+        let sources = Sources::from_process(self.config, flags);
+        Keeper::here(|| Ok(turnpike_daemon::open_store(&sources)?))
     }
 }
 
-fn said_of_change(
-    management: &Management,
-    json: bool,
-    (what, name): (&str, &str),
-    shown: Option<(&str, &Secret)>,
-    changed: &Changed,
-) -> Outcome {
-    let (store, realm) = (management.store(), management.realm());
-    if json {
-        let mut object = json!({ what: name, "realm": realm, "store": store, "existed": changed.existed });
-        if let Some((key, value)) = shown {
-            object[key] = Value::from(value.reveal());
-        }
-        return Outcome::Said(object.to_string());
-    }
-    let done = if changed.existed { "changed" } else { "added" };
-    let place = if what == "realm" { String::new() } else { format!(" in realm {realm}") };
-    let mut text = format!("{done} {what} {name}{place} ({store})");
-    if let Some((key, value)) = shown {
-        text += &format!("\n{key}: {}", value.reveal());
-    }
-    if let Some(note) = &changed.note {
-        text += &format!("\nnote: {note}");
-    }
-    Outcome::Said(text)
+/// Whether this process's environment names a store.
+fn names_store() -> bool {
+    env::vars_os().any(|(name, _)| name.to_str().is_some_and(|name| name.starts_with("TURNPIKE_STORE_")))
 }
 
-fn said_of_removal(
-    management: &Management,
-    json: bool,
-    (what, name): (&str, &str),
-    existed: bool,
-) -> Outcome {
-    let (store, realm) = (management.store(), management.realm());
-    let place = if what == "realm" { String::new() } else { format!(" in realm {realm}") };
-    if !existed {
-        return Outcome::Missing(format!("there is no {what} {name}{place} ({store})"));
-    }
-    Outcome::Said(if json {
-        json!({ what: name, "realm": realm, "store": store, "removed": true }).to_string()
-    } else {
-        format!("removed {what} {name}{place} ({store})")
-    })
-}
-
-/// Objects by the names of columns; for people a table. Numbers are numbers in JSON, and what is empty is left out.
-fn said_of_list(json: bool, names: &[&str], rows: Vec<Vec<String>>) -> Outcome {
-    if json {
-        let value = |text: &str| text.parse::<u64>().map_or_else(|_| Value::from(text), Value::from);
-        let objects = rows.iter().map(|row| {
-            let cells = names.iter().zip(row).filter(|(_, cell)| !cell.is_empty());
-            let is_count = |name: &str| name.starts_with("allocations");
-            let cell = |name: &str, cell: &str| if is_count(name) { value(cell) } else { Value::from(cell) };
-            cells
-                .map(|(name, text)| ((*name).to_owned(), cell(name, text)))
-                .collect::<serde_json::Map<_, _>>()
-        });
-        return Outcome::Said(Value::from(objects.collect::<Vec<_>>()).to_string());
-    }
-    let heading = names.iter().map(|name| name.to_uppercase().replace('_', " ")).collect();
-    let lines: Vec<Vec<String>> = std::iter::once(heading).chain(rows).collect();
-    let width = |column: usize| lines.iter().map(|line| line[column].chars().count()).max().unwrap_or(0);
-    let widths: Vec<usize> = (0..names.len()).map(width).collect();
-    let line = |cells: &Vec<String>| {
-        let padded = cells.iter().zip(&widths).map(|(cell, width)| format!("{cell:width$}"));
-        padded.collect::<Vec<_>>().join("  ").trim_end().to_owned()
-    };
-    Outcome::Said(lines.iter().map(line).collect::<Vec<_>>().join("\n"))
+/// Why a command has not done what it was to do.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum ManageError {
+    /// Of a running server, or of the store.
+    #[error(transparent)]
+    Command(#[from] CommandError),
+    /// The store cannot be opened.
+    #[error(transparent)]
+    Store(#[from] DaemonError),
+    /// There is no event loop.
+    #[error("cannot wait for a store: {0}")]
+    Loop(#[from] io::Error),
+    /// TURNPIKE_ADMIN.
+    #[error("TURNPIKE_ADMIN: {0}")]
+    Address(String),
+    /// A file that a flag names.
+    #[error("cannot read {}: {source}", path.display())]
+    Unreadable {
+        /// Which.
+        path: PathBuf,
+        /// The kernel's answer.
+        source: io::Error,
+    },
 }
 
 /// 128 bits by chance, as hex digits.
@@ -302,31 +267,15 @@ fn made_up() -> Secret {
     turnpike_daemon::random_password()
 }
 
-fn first_line(
-    text: Option<String>,
-    file: Option<PathBuf>,
-    what: &str,
-) -> Result<Option<Secret>, DaemonError> {
-    let unreadable = |path: &PathBuf, source| DaemonError::Unreadable { path: path.clone(), source };
-    let line = match (text, file) {
-        (Some(text), _) => text,
+/// The text, or the first line of the file. An empty one is told by whoever takes it.
+fn first_line(text: Option<String>, file: Option<PathBuf>) -> Result<Option<Secret>, ManageError> {
+    let path = match (text, file) {
+        (Some(text), _) => return Ok(Some(Secret::new(text))),
         (None, None) => return Ok(None),
-        (None, Some(path)) => {
-            let read = if path.as_os_str() == "-" {
-                io::read_to_string(io::stdin())
-            } else {
-                fs::read_to_string(&path)
-            };
-            let text = read.map(Secret::new).map_err(|error| unreadable(&path, error))?;
-            text.reveal().lines().next().unwrap_or_default().to_owned()
-        }
+        (None, Some(path)) => path,
     };
-    if line.is_empty() {
-        return Err(DaemonError::Name(if what == "secret" {
-            "the secret is empty"
-        } else {
-            "the password is empty"
-        }));
-    }
-    Ok(Some(Secret::new(line)))
+    let read =
+        if path.as_os_str() == "-" { io::read_to_string(io::stdin()) } else { fs::read_to_string(&path) };
+    let text = read.map(Secret::new).map_err(|source| ManageError::Unreadable { path, source })?;
+    Ok(Some(Secret::new(text.reveal().lines().next().unwrap_or_default())))
 }

@@ -45,17 +45,6 @@ pub enum DaemonError {
         "there is no store: name one with --store URL, or a directory for the embedded one with --state DIR"
     )]
     NoStore,
-    /// A name, password or secret that nobody can have.
-    #[error("{0}")]
-    Name(&'static str),
-    /// A file that a flag names.
-    #[error("cannot read {}: {source}", path.display())]
-    Unreadable {
-        /// Which.
-        path: PathBuf,
-        /// The kernel's answer.
-        source: io::Error,
-    },
     /// The forwarder did not start.
     #[error(transparent)]
     Forward(#[from] turnpike_forward::StartError),

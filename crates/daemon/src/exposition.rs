@@ -14,12 +14,7 @@ use prometheus_client::{
 };
 use strum::VariantArray;
 
-use crate::{
-    admin::MetricsPage,
-    control::Status,
-    log_limit::LogCounts,
-    process::ProcessUsage,
-};
+use crate::{admin::MetricsPage, control::Status, log_limit::LogCounts, process::ProcessUsage};
 
 /// The page of what `scrape` collects.
 pub(crate) fn page<C: Collector>(

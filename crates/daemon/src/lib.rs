@@ -27,7 +27,6 @@ mod forward_metrics;
 mod log_limit;
 mod log_queue;
 pub mod logging;
-mod manage;
 mod own_addresses;
 mod passed;
 mod plan;
@@ -44,8 +43,7 @@ pub use admin::{AdminError, AdminInterface, Job, Listening, Program, ServerView}
 pub use control::{Control, Draining, NotReloaded, Reloaded};
 pub use error::DaemonError;
 pub use forward::forward;
-pub use manage::{Changed, Management, RealmRow, SecretRow};
 pub use plan::random_password;
 pub use serve::{check_store, serve};
 pub use signals::wait_for_stop;
-pub use turnpike_stores::RealmOptions;
+pub use store::{Store, open_store};

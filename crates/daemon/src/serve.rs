@@ -192,9 +192,9 @@ impl TurnServer {
         new.store.state.clone_from(&self.started.store.state);
         let store =
             if new.store == self.settings.store { None } else { Some(OpenStore::open(&new, true).await) };
-        let store = store
-            .transpose()
-            .map_err(|error| control::say_refused(&error, "configuration not reloaded: the old one stays in force"))?;
+        let store = store.transpose().map_err(|error| {
+            control::say_refused(&error, "configuration not reloaded: the old one stays in force")
+        })?;
         let in_use = store.as_ref().unwrap_or(&self.store).as_ref().is_some_and(OpenStore::is_in_use);
         if plan::names_nobody(&new) && !in_use {
             if self.generated.is_none() {

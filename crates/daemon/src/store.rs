@@ -8,19 +8,18 @@ use std::{
 };
 
 use turnpike_config::{
-    Mistake, Mistakes, RealmSettings, Settings, StateDir, StoreSettings, TokenKeySettings, User, UserSecret,
-    WhenUnavailable, realms,
+    Mistake, Mistakes, RealmSettings, Settings, Sources, StateDir, StoreSettings, TokenKeySettings, User,
+    UserSecret, WhenUnavailable, realms,
 };
 use turnpike_stores::{
-    Backend as _, Database, Directory, Edit, Limits, PeerRanges, Rules, SqliteUse, StoreAddress, StoreError,
-    UserKeys,
+    Database, Directory, Edit, Limits, PeerRanges, Rules, SqliteUse, StoreAddress, StoreError, UserKeys,
 };
 use turnpike_turn::{
     ip_range,
     server::{PeerRules, RealmId, StoreFailure},
 };
 
-use crate::plan;
+use crate::{DaemonError, plan};
 
 /// A store behind its cache.
 pub type Store = Directory<Database>;
@@ -45,6 +44,20 @@ pub(crate) fn address(settings: &Settings) -> Result<Option<(StoreAddress, Sqlit
         .parse::<StoreAddress>()
         .map_err(|why| Mistakes(vec![Mistake::new(settings.origin("store.url"), "store.url", why, "")]))?;
     Ok(Some((address, SqliteUse::Foreign)))
+}
+
+/// The store of a configuration, for whoever lists and changes it without a server, and the settings. Must be called on the runtime that is
+/// to do the work; connects to nothing yet.
+///
+/// # Errors
+/// The configuration is wrong, or has no store.
+pub fn open_store(sources: &Sources) -> Result<(Settings, Store), DaemonError> {
+    // Certificates are nobody's business here.
+    let settings = sources.load_but_certificates()?.0.settings;
+    let Some((address, file)) = address(&settings)? else { return Err(DaemonError::NoStore) };
+    let limits = limits(&settings.store);
+    let database = Database::new(&address, 1, file, &limits);
+    Ok((settings, Directory::new(database, address.to_string(), limits)))
 }
 
 /// The directory of the embedded store, if there is one. systemd gives a service several directories with colons between them.
@@ -90,7 +103,7 @@ impl OpenStore {
             (StoreAddress::Sqlite(path), SqliteUse::Own) => Some(path.clone()),
             _ => None,
         };
-        match directory.start().await {
+        match directory.read().await {
             Err(error) if must_answer || !error.may_pass() => return Err(OpenError::Store(error)),
             Err(error) => directory.wait_for_it(&error),
             Ok(()) => {}
@@ -136,7 +149,7 @@ impl OpenStore {
         let UserSecret::Password(password) = &user.secret else { return None };
         let (realm, name) = (settings.realm.clone(), user.name.clone());
         let keys = UserKeys::new(&name, &realm, password.reveal());
-        let made = self.directory.backend().edit(&Edit::PutUser { realm, name, keys }).await;
+        let made = self.directory.edit(&Edit::PutUser { realm, name, keys }).await;
         Some(made.map(|_| MadeUp { user, dir: file.parent().unwrap_or(Path::new("/")).to_owned() }))
     }
 
@@ -149,7 +162,7 @@ impl OpenStore {
             !rules.token_keys.is_empty() || rules.realms.values().any(|realm| realm.named)
         });
         let has_secrets = self.directory.secrets(realm).is_some_and(|secrets| !secrets.is_empty());
-        let has_users = || async { Ok(!self.directory.backend().users(Some(realm), None).await?.is_empty()) };
+        let has_users = || async { Ok(!self.directory.users(Some(realm), None).await?.is_empty()) };
         Ok(has_more || has_secrets || has_users().await?)
     }
 }

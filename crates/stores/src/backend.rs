@@ -47,5 +47,5 @@ pub struct UserRow {
     pub keys: &'static str,
 }
 
-/// The most that [`Backend::users`] gives at once.
-pub(crate) const PAGE: usize = 1000;
+/// The most that [`Backend::users`] gives at once; fewer are the last ones.
+pub const PAGE: usize = 1000;

@@ -161,6 +161,14 @@ impl<W> Cache<W> {
         self.epoch.load(Ordering::Acquire)
     }
 
+    /// Forgets one name; what was asked before comes too late, whoever it was about.
+    pub(crate) fn forget(&self, key: &str) {
+        self.epoch.fetch_add(1, Ordering::AcqRel);
+        let shard = &mut *self.shard(key);
+        shard.users.remove(key);
+        shard.nobody.remove(key);
+    }
+
     /// Forgets everybody.
     pub(crate) fn clear(&self) {
         self.epoch.fetch_add(1, Ordering::AcqRel);
@@ -269,6 +277,21 @@ mod tests {
         assert_eq!(told(&cache, "a"), "unknown");
         cache.put(before, "a", keys());
         assert_eq!(told(&cache, "a"), "unknown");
+        cache.put(cache.epoch(), "a", keys());
+        assert_eq!(told(&cache, "a"), "fresh");
+    }
+
+    #[test]
+    fn who_is_forgotten_is_not_taken_from_an_older_answer() {
+        let cache = cache(10);
+        let before = cache.epoch();
+        for (name, found) in [("a", keys()), ("b", keys()), ("n", None)] {
+            cache.put(before, name, found);
+        }
+        cache.forget("a");
+        cache.forget("n");
+        cache.put(before, "a", keys());
+        assert_eq!(["a", "b", "n"].map(|name| told(&cache, name)), ["unknown", "fresh", "unknown"]);
         cache.put(cache.epoch(), "a", keys());
         assert_eq!(told(&cache, "a"), "fresh");
     }

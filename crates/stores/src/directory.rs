@@ -16,7 +16,7 @@ use tokio::{
 };
 
 use crate::{
-    Backend, Fault, Rules, Secrets, StoreError, UserKeys,
+    Backend, Edit, Fault, Rules, Secrets, StoreError, UserKeys, UserRow,
     breaker::{self, Breaker},
     cache::{self, Cache, Cached, Lifetimes},
 };
@@ -31,6 +31,8 @@ const SECRETS_PAUSE: Duration = Duration::from_secs(1);
 const VERSION_PAUSE: Duration = Duration::from_secs(1);
 /// All rules of a large store take longer than one user.
 const RULES_DEADLINE: Duration = Duration::from_secs(30);
+/// The same for a page of users, and for a change: somebody sits before them.
+const LIST_DEADLINE: Duration = Duration::from_secs(20);
 /// Reading the rules may take this share of the time, one in so many.
 const RULES_SHARE: u32 = 20;
 
@@ -146,11 +148,11 @@ impl<B: Backend> Directory<B> {
         Self(inner)
     }
 
-    /// Reads the rules for the first time.
+    /// Reads rules and secrets now.
     ///
     /// # Errors
     /// Why not; [`StoreError::may_pass`] tells whether [waiting](Self::wait_for_it) helps.
-    pub async fn start(&self) -> Result<(), StoreError> {
+    pub async fn read(&self) -> Result<(), StoreError> {
         self.0.read_rules().await
     }
 
@@ -213,7 +215,7 @@ impl<B: Backend> Directory<B> {
         self.0.runtime.spawn(async move {
             let deadline = directory.0.limits.deadline;
             if !directory.0.is_away() && timeout(deadline, directory.0.read_secrets(&realm)).await.is_err() {
-                directory.0.fail(&directory.0.slow());
+                directory.0.fail(&directory.0.slow(deadline));
             }
             answer(directory.secrets(&realm));
         });
@@ -231,16 +233,50 @@ impl<B: Backend> Directory<B> {
         self.0.generation.load(Ordering::Acquire)
     }
 
-    /// What it stands on, for lists and changes.
-    #[must_use]
-    pub fn backend(&self) -> &B {
-        &self.0.backend
+    /// The secrets of all realms.
+    pub fn all_secrets(&self) -> Vec<(Box<str>, Secrets)> {
+        read(&self.0.secrets).iter().map(|(realm, secrets)| (realm.clone(), Arc::clone(secrets))).collect()
     }
 
-    /// How much it is kept to.
+    /// As [`Backend::users`].
+    ///
+    /// # Errors
+    /// Why not.
+    pub async fn users(
+        &self,
+        realm: Option<&str>,
+        after: Option<&UserRow>,
+    ) -> Result<Vec<UserRow>, StoreError> {
+        self.0.within(LIST_DEADLINE, self.0.backend.users(realm, after)).await
+    }
+
+    /// Changes the store, as [`Backend::edit`], and sees to it that the change counts here at once.
+    ///
+    /// # Errors
+    /// Why not. What has not been answered in time may have been done.
+    pub async fn edit(&self, edit: &Edit) -> Result<bool, StoreError> {
+        let inner = &*self.0;
+        let existed = inner.within(LIST_DEADLINE, inner.backend.edit(edit)).await?;
+        let is_user = match edit {
+            Edit::PutUser { realm, name, .. } | Edit::RemoveUser { realm, name } => {
+                inner.cache.forget(&cache::key(realm, name));
+                true
+            }
+            _ => false,
+        };
+        // Which realms have users without a SHA-256 key, SQLite alone tells; and it tells nobody of what he has written himself.
+        if (!is_user || inner.version.load(Ordering::Relaxed) != u64::MAX)
+            && let Err(error) = inner.read_rules().await
+        {
+            tracing::warn!("{error}; what has been changed counts when its rules can be read again");
+        }
+        Ok(existed)
+    }
+
+    /// As log lines have it.
     #[must_use]
-    pub fn limits(&self) -> Limits {
-        self.0.limits
+    pub fn name(&self) -> &str {
+        &self.0.name
     }
 
     /// For metrics.
@@ -284,16 +320,21 @@ impl<B: Backend> Inner<B> {
         found
     }
 
-    fn slow(&self) -> StoreError {
-        let Limits { deadline, .. } = self.limits;
+    fn slow(&self, deadline: Duration) -> StoreError {
         StoreError::new(&self.name, Fault::Slow, format_args!("not within {} s", deadline.as_secs_f32()))
     }
 
     /// Within the deadline.
     async fn ask(&self, realm: &str, name: &str) -> Result<Option<UserKeys>, StoreError> {
-        timeout(self.limits.deadline, self.backend.user(realm, name))
-            .await
-            .unwrap_or_else(|_| Err(self.slow()))
+        self.within(self.limits.deadline, self.backend.user(realm, name)).await
+    }
+
+    async fn within<T>(
+        &self,
+        deadline: Duration,
+        question: impl Future<Output = Result<T, StoreError>>,
+    ) -> Result<T, StoreError> {
+        timeout(deadline, question).await.unwrap_or_else(|_| Err(self.slow(deadline)))
     }
 
     fn succeed(&self) {
@@ -325,8 +366,7 @@ impl<B: Backend> Inner<B> {
     }
 
     async fn read_rules(&self) -> Result<(), StoreError> {
-        let read = timeout(RULES_DEADLINE.max(self.limits.deadline), self.backend.rules());
-        let mut rules = read.await.unwrap_or_else(|_| Err(self.slow()))?;
+        let mut rules = self.within(RULES_DEADLINE, self.backend.rules()).await?;
         *write(&self.secrets) = std::mem::take(&mut rules.secrets).into_iter().collect();
         let mut held = write(&self.rules);
         if held.as_deref() != Some(&rules) {

@@ -27,7 +27,7 @@ mod sqlite;
 mod tables;
 
 pub use address::{ServerAddress, StoreAddress, TlsMode};
-pub use backend::{Backend, UserRow};
+pub use backend::{Backend, PAGE, UserRow};
 pub use database::Database;
 pub use directory::{Counts, Directory, Found, Known, Limits};
 pub use edit::{Edit, RealmOptions};

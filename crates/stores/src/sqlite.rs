@@ -85,7 +85,9 @@ impl Sql for Sqlite {
         let statements: Vec<_> =
             statements.into_iter().map(|(statement, values)| (statement, owned(values))).collect();
         self.run(move |file| {
-            let Some(open) = file.open(true)? else { return Ok(Vec::new()) };
+            // For what is removed no file is made.
+            let adds = statements.iter().any(|(statement, _)| statement.starts_with("insert"));
+            let Some(open) = file.open(adds)? else { return Ok(vec![0; statements.len()]) };
             let changed = change_all(&mut open.connection, &statements);
             changed.map_err(|error| file.error(&error))
         })

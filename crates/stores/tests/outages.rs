@@ -22,7 +22,7 @@ fn behind_a_proxy(world: &World) -> (Proxy, Directory<Database>) {
     let limits =
         Limits { deadline: Duration::from_secs(1), lifetime: Duration::from_millis(200), ..impatient() };
     let directory = world.directory_at(&server.url(proxy.address, ""), limits);
-    world.wait(async { directory.start().await.expect("it answers") });
+    world.wait(async { directory.read().await.expect("it answers") });
     assert!(matches!(found(world, &directory, "alice"), Found::User(_)));
     (proxy, directory)
 }

@@ -253,7 +253,7 @@ fn a_file_tells_of_what_others_write() {
         fill(world);
         let directory = world.directory_at(&world.url, impatient());
         world.wait(async {
-            directory.start().await.expect("it is there");
+            directory.read().await.expect("it is there");
             let Found::User(_) = ask(&directory, "gorst").await.expect("an answer") else { panic!() };
             let Found::Nobody = ask(&directory, "whirrun").await.expect("an answer") else { panic!() };
         });

@@ -38,7 +38,7 @@ fn a_server_that_is_not_there_may_come() {
             assert_eq!(error.fault, Fault::Unreachable, "{error}");
             assert!(error.may_pass());
             let directory = world.directory_at(&world.url, Limits::default());
-            let told = world.wait(directory.start()).expect_err("it is not there");
+            let told = world.wait(directory.read()).expect_err("it is not there");
             assert!(told.may_pass() && directory.counts().is_up);
             directory.wait_for_it(&told);
             assert!(!directory.counts().is_up);

@@ -7,7 +7,7 @@ use serde_json::Value;
 use turnpike_testkit::databases::{PASSWORD as SERVERS_PASSWORD, Proxy, Server};
 
 use super::harness::{
-    Challenge, Dir, Finished, Load, Program, Reflect, SOON, Serve, Stun, V4, eventually, skip, turnpike,
+    Challenge, Dir, Finished, Load, Program, Reflect, SOON, Serve, Stun, V4, eventually, need, skip, turnpike,
 };
 
 /// The error code that this user gets for an Allocate in the realm that the server names first; `None` for an allocation.
@@ -130,7 +130,7 @@ fn a_running_server_sees_what_the_commands_write() {
     let (name, password) = (field("username:"), field("password:"));
     assert_eq!(allocate(&serve, &name, &password), None);
     assert_eq!(allocate(&serve, &name, "wrong"), Some(401));
-    let fingerprint = secret["fingerprint"].as_str().expect("a name for it");
+    let fingerprint = secret["name"].as_str().expect("a name for it");
     let listed = with(&["secret", "list"], &[]);
     assert!(listed.contains(fingerprint) && !listed.contains(secret_text), "{listed}");
     with(&["secret", "remove", fingerprint], &["--realm", realm]);
@@ -158,6 +158,60 @@ fn a_running_server_sees_what_the_commands_write() {
     assert!(line.contains("blue.example") && line.contains("ended by an administrator"), "{line}");
 }
 
+/// Nobody says which store: it is the running server's, over its socket.
+#[test]
+fn a_running_server_is_asked_where_no_store_is_named_and_the_store_of_nobody_where_none_runs() {
+    let dir = Dir::new();
+    let (runtime, home) = (dir.path().join("run"), dir.path().join("home"));
+    fs::create_dir(&runtime).expect("a fresh directory");
+    let state = dir.path().join("state");
+    if runtime.as_os_str().len() > 80 {
+        return skip("the path of the socket would have more than 107 bytes");
+    }
+    let command = |arguments: &[&str]| {
+        let mut command = turnpike(arguments);
+        command.env("XDG_RUNTIME_DIR", &runtime).env("HOME", &home);
+        Program::run(&mut command)
+    };
+    let mut server = Program::start(
+        turnpike(&["serve", "--listen", "127.0.0.1:0", "--relay-ip", "127.0.0.1", "--state", path(&state)])
+            .args(["--admin", "unix", "--user", "static:secret"])
+            .env("XDG_RUNTIME_DIR", &runtime),
+    );
+    let address = server.line_with("listening on udp 127.0.0.1:");
+    let (_, address) = address.split_once("udp ").expect("an address");
+    let address = address.parse().expect("an address");
+    server.line_with("admin interface on unix:");
+    let allocate = |user: &str, password: &str| {
+        let mut client = Stun::new(address);
+        let (_, _, challenge) = client.challenge();
+        client.allocate(user, password, &challenge)
+    };
+    assert_eq!(allocate("bob", "sesame"), Some(401));
+    let added = command(&["user", "add", "bob", "--password", "sesame"]);
+    assert_eq!(added.code, Some(0), "{}", added.output());
+    assert!(added.stdout.contains(path(&state)), "{}", added.stdout);
+    // The embedded store has come into use just now, which is noticed within a second.
+    eventually("bob gets in", || allocate("bob", "sesame").is_none().then_some(()));
+    let line = server.line_with("turnpike::audit");
+    assert!(line.contains("bob") && line.contains("is added") && line.contains("status=201"), "{line}");
+    assert!(!line.contains("sesame"), "{line}");
+    let listed = command(&["user", "list"]).stdout;
+    assert!(listed.contains("static  turnpike  MD5, SHA-256  configuration"), "{listed}");
+    assert_eq!(command(&["user", "remove", "bob"]).code, Some(0));
+    assert_eq!(allocate("bob", "sesame"), Some(401), "at once");
+    assert!(!home.exists(), "no store of this user was made");
+
+    server.signal("TERM");
+    assert_eq!(server.wait(SOON).code, Some(0));
+    let added = command(&["user", "add", "bob"]);
+    assert!(added.stdout.contains("home/.local/state/turnpike"), "{}", added.output());
+    // Who names a server wants that one.
+    let nobody = command(&["user", "add", "bob", "--admin", &format!("unix:{}/none", path(&runtime))]);
+    assert_eq!(nobody.code, Some(1), "{}", nobody.output());
+    assert!(nobody.stderr.contains("no running turnpike serve"), "{}", nobody.stderr);
+}
+
 #[test]
 fn lists_are_tables_for_people_and_json_for_programs() {
     let dir = Dir::new();
@@ -172,7 +226,7 @@ fn lists_are_tables_for_people_and_json_for_programs() {
     );
     let added = json(&with(&["user", "add", "alice", "--json"], &state));
     assert_eq!(
-        (&added["user"], &added["realm"], &added["existed"]),
+        (&added["name"], &added["realm"], &added["existed"]),
         (&"alice".into(), &"turnpike".into(), &false.into())
     );
     assert_eq!(added["password"].as_str().map(str::len), Some(32));
@@ -184,17 +238,31 @@ fn lists_are_tables_for_people_and_json_for_programs() {
     let lines: Vec<&str> = table.lines().collect();
     assert_eq!(
         lines,
-        ["USER   REALM     KEYS", "al     blue      MD5, SHA-256", "alice  turnpike  MD5, SHA-256"]
+        [
+            "NAME   REALM     KEYS          FROM",
+            "al     blue      MD5, SHA-256  store",
+            "alice  turnpike  MD5, SHA-256  store"
+        ]
     );
     let of_realm = json(&with(&["user", "list", "--realm", "blue", "--json"], &state));
-    assert_eq!(of_realm, serde_json::json!([{ "user": "al", "realm": "blue", "keys": "MD5, SHA-256" }]));
+    assert_eq!(
+        of_realm,
+        serde_json::json!([{ "name": "al", "realm": "blue", "keys": "MD5, SHA-256", "from": "store" }])
+    );
     said(&with(&["realm", "add", "blue", "--allocations", "5"], &state));
     let realms = json(&with(&["realm", "list", "--json"], &state));
-    assert_eq!(realms, serde_json::json!([{ "realm": "blue", "allocations": 5 }]));
+    assert_eq!(
+        realms,
+        serde_json::json!([{ "name": "blue", "max_sessions": 5, "max_sessions_per_user": null, "origins": [] }])
+    );
 
     let missing = run(&with(&["user", "remove", "nobody"], &state));
     assert_eq!(missing.code, Some(1));
-    assert!(missing.stderr.contains("there is no user nobody in realm turnpike"), "{}", missing.stderr);
+    assert!(
+        missing.stderr.contains("there is no user \"nobody\" in realm \"turnpike\""),
+        "{}",
+        missing.stderr
+    );
     for (arguments, told) in [
         (&["user", "add", "a:b"][..], "no colon"),
         (&["user", "add", "a", "--password-file", "/dev/null"], "password is empty"),

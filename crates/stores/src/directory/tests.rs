@@ -80,8 +80,19 @@ impl Backend for Arc<Fake> {
         unreachable!("no list is asked for")
     }
 
-    async fn edit(&self, _: &Edit) -> Result<bool, StoreError> {
-        unreachable!("nothing is changed")
+    async fn edit(&self, edit: &Edit) -> Result<bool, StoreError> {
+        self.answer(|| match edit {
+            Edit::PutUser { name, keys, .. } => {
+                lock(&self.users).insert(name.clone(), keys.clone()).is_some()
+            }
+            Edit::RemoveUser { name, .. } => lock(&self.users).remove(name).is_some(),
+            Edit::AddSecret { secret, .. } => {
+                lock(&self.secrets).push(secret.to_string());
+                false
+            }
+            _ => unreachable!("not asked for"),
+        })
+        .await
     }
 }
 
@@ -246,7 +257,7 @@ async fn who_is_known_does_not_wait_for_the_deadline_of_a_store_that_has_just_be
 #[tokio::test(start_paused = true)]
 async fn a_store_that_comes_back_is_noticed_without_anybody_asking() {
     let world = World::new();
-    world.directory.start().await.expect("it answers");
+    world.directory.read().await.expect("it answers");
     world.take_away(State::Refuses).await;
     lock(&world.fake.secrets).push("north".to_owned());
     advance(Duration::from_secs(30)).await;
@@ -274,7 +285,7 @@ async fn one_failure_is_none_that_others_notice() {
 async fn a_store_that_is_away_at_the_start_is_taken_when_it_comes() {
     let world = World::new();
     world.set(State::Refuses);
-    let error = world.directory.start().await.expect_err("it is not there");
+    let error = world.directory.read().await.expect_err("it is not there");
     assert!(error.may_pass());
     world.directory.wait_for_it(&error);
     assert!(world.directory.rules().is_none() && world.directory.secrets(REALM).is_none());
@@ -288,7 +299,7 @@ async fn a_store_that_is_away_at_the_start_is_taken_when_it_comes() {
 #[tokio::test(start_paused = true)]
 async fn rules_are_read_again_and_say_when_they_have_changed() {
     let world = World::new();
-    world.directory.start().await.expect("it answers");
+    world.directory.read().await.expect("it answers");
     assert_eq!(world.directory.generation(), 1);
     tokio::time::sleep(Duration::from_secs(25)).await;
     assert!(world.fake.rules_asked.load(Ordering::Relaxed) >= 3);
@@ -303,7 +314,7 @@ async fn rules_are_read_again_and_say_when_they_have_changed() {
 async fn a_store_that_tells_of_changes_is_read_when_there_are_some_and_forgets_what_was_known() {
     let world = World::new();
     world.set(State::Tells);
-    world.directory.start().await.expect("it answers");
+    world.directory.read().await.expect("it answers");
     tokio::time::sleep(Duration::from_secs(3)).await;
     let read = world.fake.rules_asked.load(Ordering::Relaxed);
     world.found("alice").await;
@@ -321,7 +332,7 @@ async fn a_store_that_tells_of_changes_is_read_when_there_are_some_and_forgets_w
 #[tokio::test(start_paused = true)]
 async fn a_new_secret_is_found_when_a_key_needs_it_and_not_more_than_once_a_second() {
     let world = World::new();
-    world.directory.start().await.expect("it answers");
+    world.directory.read().await.expect("it answers");
     lock(&world.fake.secrets).push("new".to_owned());
     assert!(world.directory.may_have_new_secrets(REALM));
     let ask = || {
@@ -342,6 +353,39 @@ async fn a_new_secret_is_found_when_a_key_needs_it_and_not_more_than_once_a_seco
     advance(SECRETS_PAUSE).await;
     assert!(!world.directory.may_have_new_secrets(REALM), "nobody is there to ask");
     assert_eq!(ask().await.expect("an answer").map(|secrets| secrets.len()), Some(1), "those from before");
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_changed_by_the_directory_itself_counts_at_once() {
+    let world = World::new();
+    world.directory.read().await.expect("it answers");
+    let put = |name: &str| Edit::PutUser { realm: REALM.to_owned(), name: name.to_owned(), keys: keys() };
+    let remove = |name: &str| Edit::RemoveUser { realm: REALM.to_owned(), name: name.to_owned() };
+    assert_eq!([world.found("alice").await, world.found("bob").await], ["user", "nobody"]);
+    let edit = async |change| world.directory.edit(&change).await.expect("it answers");
+    assert_eq!([edit(put("bob")).await, edit(remove("alice")).await], [false, true]);
+    assert_eq!([world.known("alice"), world.known("bob")], ["ask", "ask"]);
+    assert_eq!([world.found("alice").await, world.found("bob").await], ["nobody", "user"]);
+    assert_eq!(world.fake.rules_asked.load(Ordering::Relaxed), 1, "users are no rules");
+
+    let secret = Zeroizing::new("north".to_owned());
+    edit(Edit::AddSecret { realm: REALM.to_owned(), secret }).await;
+    assert_eq!(world.directory.secrets(REALM).map(|secrets| secrets.len()), Some(1));
+    assert_eq!(world.directory.all_secrets().len(), 1);
+
+    // A look-up that began before comes too late.
+    world.set(State::Waits);
+    let late = world.ask("carol");
+    tokio::task::yield_now().await;
+    world.set(State::Good);
+    edit(put("carol")).await;
+    lock(&world.fake.users).remove("carol");
+    world.fake.released.notify_one();
+    assert_eq!((said(&late.await.expect("an answer")), world.known("carol")), ("nobody", "ask"));
+
+    world.set(State::Hangs);
+    let error = world.directory.edit(&put("dora")).await.expect_err("no answer").to_string();
+    assert!(error.contains("not within 20 s"), "{error}");
 }
 
 #[tokio::test(start_paused = true)]
