@@ -299,4 +299,6 @@ pub enum LogFormat {
     Text,
     /// One JSON object a line.
     Json,
+    /// For systemd's journal: with their priority, without the time.
+    Journald,
 }
