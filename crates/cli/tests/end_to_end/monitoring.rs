@@ -23,6 +23,8 @@ fn scraped() -> [String; 2] {
     let certificate = Certificate::new(&["turn.example.org"]);
     let state = Dir::new();
     let serve = Serve::start_secured(&certificate, &["--state", state.path().to_str().expect("UTF-8")]);
+    let brief = ["--mode", "allocate", "--rate", "5", "--duration", "1"];
+    assert_eq!(Load::new(serve.address(V4)).with(&brief).run().code, Some(0));
     let reflect = Reflect::start(V4, &[]);
     let _session =
         Load::new(serve.address(V4)).to(reflect.address).with(&["--rate", "10", "--duration", "60"]).start();
