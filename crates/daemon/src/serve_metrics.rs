@@ -1,7 +1,7 @@
 //! `/metrics`: the workers' counters as OpenMetrics text, made anew at each scrape from live snapshots.
 //!
-//! Labels are `worker`, `direction`, `bound`, `realm` and what the state machine names itself; no label has a value that a
-//! client chooses, so the number of time series is bounded.
+//! Labels are `worker`, `direction`, `bound`, `realm`, `transport`, `port` of a listener, and what the state machine names itself; no label has a
+//! value that a client chooses, so the number of time series is bounded.
 
 use std::{fmt, sync::Arc};
 
@@ -15,6 +15,7 @@ use turnpike_relay::{
     CloseReason, DtlsDrop, DtlsEnd, DtlsFailure, HandshakeFailure, KernelCount, KernelSnapshot,
     WorkerSnapshot,
 };
+use turnpike_turn::server::{Stats, stats::ALLOCATION_MS};
 
 use crate::{
     admin::MetricsPage,
@@ -70,6 +71,7 @@ impl Collector for Scrape {
         page.realms(&self.realms)?;
         page.sessions(&self.sessions)?;
         page.turn()?;
+        page.allocation_times()?;
         page.refused()?;
         page.received()?;
         page.sent()?;
@@ -244,6 +246,16 @@ impl Families<'_, '_, WorkerSnapshot> {
             }
         }
         Ok(())
+    }
+
+    #[expect(clippy::cast_precision_loss, reason = "a histogram is of floats by format")]
+    fn allocation_times(&mut self) -> fmt::Result {
+        let mut all = Stats::default();
+        self.snapshots.iter().for_each(|(_, snapshot)| all.merge(&snapshot.turn));
+        let bounds = ALLOCATION_MS.map(|ms| ms as f64 / 1000.0).into_iter().chain([f64::INFINITY]);
+        let buckets: Vec<(f64, u64)> = bounds.zip(all.allocation_times).collect();
+        let help = "How long after its request an allocation was there; look-ups in a store count.";
+        histogram(&mut self.encoder, "allocation_seconds", help, all.allocation_ms as f64 / 1000.0, &buckets)
     }
 
     fn refused(&mut self) -> fmt::Result {
@@ -470,6 +482,7 @@ mod tests {
         let mut first = WorkerSnapshot { allocations: 3, wakeups: 11, ..WorkerSnapshot::default() };
         first.turn.to_peer_datagrams = 7;
         first.turn.to_client_bytes = 900;
+        first.turn.allocation_times[1] = 2;
         first.rx.datagrams = 40;
         first.rx.batch[0] = 1;
         first.rx.batch[3] = 4;
@@ -574,6 +587,7 @@ mod tests {
             ("turnpike_session_bytes_total{realm=\"example.org\",direction=\"to_client\"}", 600.0),
             ("turnpike_session_seconds_bucket{le=\"60.0\"}", 3.0),
             ("turnpike_session_seconds_sum", 90_000.5),
+            ("turnpike_allocation_seconds_bucket{le=\"0.005\"}", 2.0),
             ("turnpike_session_seconds_count", 4.0),
             ("turnpike_store_up", 1.0),
             ("turnpike_store_cached_users", 5.0),
