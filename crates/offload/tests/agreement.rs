@@ -501,7 +501,6 @@ fn agree(place: Place, never: &[Count]) {
             prop_assert_eq!(outcome, expected);
             Ok(())
         });
-        println!("{:?}", seen.borrow());
         outcome.expect("they agree");
         for count in Count::VARIANTS.iter().filter(|count| !never.contains(count)) {
             let seen = seen.borrow();
