@@ -7,6 +7,7 @@
 //!
 //! 200 clients over channels, on loopback, in turns, each against a server of its own: uclient leaves its allocations behind. What is
 //! printed is the CPU time of the whole process, with its start and its allocations, for each message that came back.
+#![forbid(unsafe_code)]
 #![allow(
     clippy::print_stdout,
     clippy::unwrap_used,
