@@ -27,6 +27,8 @@ struct Numbered {
 pub struct Entry<'a> {
     /// How its clients come.
     pub transport: Transport,
+    /// Among the UDP, DTLS or stream listeners.
+    pub place: usize,
     /// The listener as it is configured.
     pub address: SocketAddr,
     /// The name that its TLS or DTLS clients asked for, where that name leads to realms of its own.
@@ -76,6 +78,7 @@ impl Layout {
     pub fn entries(&self) -> impl Iterator<Item = Entry<'_>> {
         self.0.iter().map(|entry| Entry {
             transport: entry.transport,
+            place: entry.place,
             address: entry.address,
             server_name: entry.server_name.as_deref(),
         })

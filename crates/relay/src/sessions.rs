@@ -13,7 +13,11 @@ use turnpike_turn::{
     time::Now,
 };
 
-use crate::{Relay, gate::WorkerGate, worker::Command};
+use crate::{
+    Relay,
+    gate::WorkerGate,
+    worker::{Command, Probe},
+};
 
 /// Slots that a worker looks at before it goes back to its packets.
 pub const SLICE: u32 = 1024;
@@ -181,6 +185,19 @@ pub struct Looked {
     pub took: Duration,
 }
 
+/// What one session has relayed so far, for whoever compares.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Tally {
+    /// Its name.
+    pub id: SessionId,
+    /// Where it is found, for now.
+    pub slot: u32,
+    /// Payload datagrams and bytes to peers.
+    pub to_peer: (u64, u64),
+    /// Payload datagrams and bytes to the client.
+    pub to_client: (u64, u64),
+}
+
 impl Relay {
     /// How many workers there are: they are numbered from 0.
     #[must_use]
@@ -197,6 +214,28 @@ impl Relay {
             let (sessions, next) = slice(server, now, worker, &look);
             answer(Looked { sessions, next, waited: begun - asked, took: begun.elapsed() });
         });
+    }
+
+    /// What the sessions in the [`SLICE`] slots from `from` on have relayed, and where to go on; `answer` gets it as by [`Relay::look`].
+    pub fn tally(
+        &self,
+        worker: usize,
+        from: u32,
+        answer: impl FnOnce(Vec<Tally>, Option<u32>) + Send + 'static,
+    ) {
+        self.ask(worker, move |server, now| {
+            let (tallies, next) = tally(server, now, from);
+            answer(tallies, next);
+        });
+    }
+
+    /// Has a worker publish what it has counted, so that [`Relay::snapshots`] are of this moment. `answer` gets, as by [`Relay::look`], how
+    /// long the question waited for the worker: what a datagram waits that comes now.
+    pub fn probe(&self, worker: usize, answer: impl FnOnce(Duration) + Send + 'static) {
+        if let Some(sender) = self.senders().nth(worker) {
+            let probe = Probe { asked: Instant::now(), answer: Box::new(answer) };
+            sender.tell(Command::Publish(probe));
+        }
     }
 
     /// Ends the session in this slot of a worker, if it is the one of this name. `answer` gets whether it was, as by [`Relay::look`].
@@ -232,6 +271,21 @@ fn slice(
         slot += 1;
     }
     (sessions, (slot < end).then_some(slot))
+}
+
+fn tally(server: &mut Server<WorkerGate>, now: Now, from: u32) -> (Vec<Tally>, Option<u32>) {
+    let end = server.slots();
+    let last = end.min(from.saturating_add(SLICE));
+    let mut tallies = Vec::new();
+    for slot in from..last {
+        tallies.extend(server.view(now, slot).map(|view| Tally {
+            id: view.id(),
+            slot,
+            to_peer: view.to_peer(),
+            to_client: view.to_client(),
+        }));
+    }
+    (tallies, (last < end).then_some(last))
 }
 
 #[cfg(test)]
@@ -310,6 +364,21 @@ mod tests {
             let (found, then) = slice(&mut server, NOW, 0, &asked);
             assert_eq!((found.len(), then), (count, next), "{asked:?}");
         }
+    }
+
+    #[test]
+    fn tallies_of_all_slots_come_slice_by_slice() {
+        let mut server = server(SLICE + 10);
+        let (first, next) = tally(&mut server, NOW, 0);
+        assert_eq!((first.len(), next), (SLICE as usize, Some(SLICE)));
+        let (rest, next) = tally(&mut server, NOW, SLICE);
+        assert_eq!((rest.len(), next), (10, None));
+        let mut ids: Vec<String> = first.iter().chain(&rest).map(|tally| tally.id.to_string()).collect();
+        ids.sort();
+        ids.dedup();
+        assert_eq!(ids.len(), SLICE as usize + 10);
+        assert_eq!((rest[0].slot, rest[0].to_peer), (SLICE, (0, 0)));
+        assert_eq!(tally(&mut server, NOW, 5000), (Vec::new(), None));
     }
 
     #[test]

@@ -12,7 +12,7 @@ use std::{
     io,
     net::SocketAddr,
     sync::Arc,
-    time::{Instant, SystemTime, UNIX_EPOCH},
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
 use turnpike_net::{
@@ -56,6 +56,12 @@ const ERRORS: usize = 16;
 /// The token of the waker; sockets use their id.
 const WAKER: u64 = u64::MAX;
 
+/// When somebody has asked, and what he gets: how long the question had waited.
+pub(crate) struct Probe {
+    pub(crate) asked: Instant,
+    pub(crate) answer: Box<dyn FnOnce(Duration) + Send>,
+}
+
 /// What the control thread asks of a worker.
 pub(crate) enum Command {
     Drain,
@@ -63,6 +69,8 @@ pub(crate) enum Command {
     Handoff(Box<Handoff>),
     Credentials(LookupId, Credentials),
     Answer(Question),
+    /// Lets everybody see what has been counted by the end of this tick, and calls this.
+    Publish(Probe),
     Stop,
 }
 
@@ -131,7 +139,11 @@ pub(crate) struct Worker {
     snapshot: Arc<Snapshot>,
     counted: WorkerSnapshot,
     started: Instant,
+    /// When this tick began.
+    woken: Instant,
     published_ms: u64,
+    /// Who waits for the next publication, and how long each had waited for the worker.
+    asked: Vec<(Duration, Box<dyn FnOnce(Duration) + Send>)>,
     /// Whether something happened since the last publication.
     dirty: bool,
     complained: bool,
@@ -187,7 +199,9 @@ impl Worker {
             snapshot: Arc::clone(&snapshot),
             counted: WorkerSnapshot::default(),
             started,
+            woken: started,
             published_ms: 0,
+            asked: Vec::new(),
             dirty: true,
             complained: false,
         };
@@ -251,7 +265,7 @@ impl Worker {
     /// Serves until told to stop.
     pub(crate) fn run(&mut self) {
         let mut events: Vec<Event> = Vec::new();
-        let mut now = self.now();
+        let mut now = self.read_clock();
         loop {
             let mut looks = false;
             if let Some(offload) = &mut self.offload {
@@ -267,7 +281,7 @@ impl Worker {
                     return;
                 }
             }
-            now = self.now();
+            now = self.read_clock();
             self.counted.wakeups += u64::from(!looks || !events.is_empty());
             self.dirty |= !events.is_empty();
             if let Some(offload) = &mut self.offload {
@@ -488,6 +502,8 @@ impl Worker {
             self.out.streams.effect(now.ms, &effect);
             self.out.dtls.effect(now.ms, &effect, &mut self.out.tx);
             self.log.effect(self.number, &effect);
+            let woken = self.woken;
+            self.counted.sessions.hear(&effect, || woken.elapsed());
             match effect {
                 Effect::Open(request) => self.open(now, &request),
                 Effect::Connect(request) => self.connect(now, &request),
@@ -574,6 +590,7 @@ impl Worker {
                     self.inbox.wake_again();
                     return false;
                 }
+                Command::Publish(Probe { asked, answer }) => self.asked.push((asked.elapsed(), answer)),
                 Command::Stop => {
                     self.flush();
                     self.server.close_all(now, ClosedReason::Shutdown);
@@ -581,8 +598,7 @@ impl Worker {
                     self.out.streams.shutdown(&self.poller);
                     self.out.dtls.shutdown(&mut self.out.tx);
                     self.flush();
-                    self.dirty = true;
-                    self.publish(self.published_ms + PUBLISH_MS);
+                    self.publish_now(now.ms);
                     return true;
                 }
             }
@@ -590,8 +606,9 @@ impl Worker {
         false
     }
 
-    fn now(&self) -> Now {
-        let ms = u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX);
+    fn read_clock(&mut self) -> Now {
+        self.woken = Instant::now();
+        let ms = u64::try_from((self.woken - self.started).as_millis()).unwrap_or(u64::MAX);
         let unix = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
         Now { ms, unix }
     }
@@ -606,18 +623,27 @@ impl Worker {
     }
 
     fn publish(&mut self, now_ms: u64) {
-        if !self.dirty || now_ms < self.published_ms + PUBLISH_MS {
-            return;
+        if !self.asked.is_empty() || (self.dirty && now_ms >= self.published_ms + PUBLISH_MS) {
+            self.publish_now(now_ms);
+            self.asked.drain(..).for_each(|(waited, answer)| answer(waited));
         }
+    }
+
+    fn publish_now(&mut self, now_ms: u64) {
         self.published_ms = now_ms;
         self.dirty = false;
         self.ports.expire(now_ms);
+        for turned in self.out.streams.turned_away().chain(self.out.dtls.turned_away()) {
+            self.log.turned_away(self.number, &turned);
+        }
         for (connection, to_peer, to_client) in self.peers.carried() {
             self.server.connection_carried(connection, to_peer, to_client);
         }
         let counted = &mut self.counted;
         counted.peers = self.peers.stats();
         counted.allocations = self.server.allocations() as u64;
+        counted.listeners.clear();
+        counted.listeners.extend_from_slice(self.server.allocations_by_listener());
         counted.turn.clone_from(self.server.stats());
         counted.rx = *self.rx.stats();
         counted.tx = *self.out.tx.stats();

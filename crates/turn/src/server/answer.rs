@@ -5,9 +5,9 @@ use std::{cell::Cell, net::SocketAddr, sync::Arc};
 use turnpike_wire::stun::kind;
 
 use super::{
-    Client, CredentialRefusal, Credentials, DropReason, Effect, Gate, LookupId, RelayTransport, Server,
-    Source, User, Verdict,
-    auth::{MAX_QUEUED, printable},
+    Client, CredentialRefusal, Credentials, DropReason, Effect, Gate, LookupId, RelayTransport,
+    RequestRefusal, Server, Source, User, Verdict,
+    auth::{MAX_QUEUED, Who, printable},
     context::{Context, Delivery},
     nat_discovery::unknown_in_plain_binding,
     request::{Method, Request},
@@ -40,7 +40,8 @@ impl<G: Gate> Server<G> {
                 if request.method == Method::Binding {
                     return self.binding(now, source, request);
                 }
-                self.respond(now, source, delivery, request, None)
+                let arrival = Cell::new(None);
+                self.respond(Context::new(now, *source, delivery, request, None, &arrival))
             }
             Err(reason) => self.dropped(*reason),
         }
@@ -52,27 +53,23 @@ impl<G: Gate> Server<G> {
         match (credentials, &Request::parse(&waiting.request)) {
             (Credentials::Unavailable, _) | (_, Err(_)) => self.dropped(DropReason::LookupOver),
             (credentials, Ok(request)) => {
-                self.respond(now, &waiting.source, waiting.delivery, request, Some(credentials))
+                let (arrival, credentials) = (Cell::new(None), Some(credentials));
+                let (source, delivery) = (waiting.source, waiting.delivery);
+                let context = Context::new(now, source, delivery, request, credentials, &arrival);
+                self.respond(Context { asked_ms: waiting.asked_ms, ..context })
             }
         }
     }
 
-    fn respond(
-        &mut self,
-        now: Now,
-        source: &Source,
-        delivery: Delivery,
-        request: &Request<'_>,
-        credentials: Option<Credentials>,
-    ) -> Verdict<'_> {
-        let arrival = Cell::new(None);
-        let answer = self.answer(Context::new(now, *source, delivery, request, credentials, &arrival));
+    fn respond(&mut self, context: Context<'_>) -> Verdict<'_> {
+        let Context { source, delivery, arrival, .. } = context;
+        let answer = self.answer(context);
         if let (Delivery::Forwarded(via), Answer::Reply) = (delivery, &answer) {
             let (arrival, reply) = (arrival.take(), self.reply.as_slice().into());
-            self.effects.push_back(Effect::Answer { via, source: *source, arrival, reply });
+            self.effects.push_back(Effect::Answer { via, source, arrival, reply });
             return Verdict::Drop(None);
         }
-        self.verdict(source, answer)
+        self.verdict(&source, answer)
     }
 
     fn verdict(&mut self, source: &Source, answer: Answer) -> Verdict<'_> {
@@ -98,7 +95,7 @@ impl<G: Gate> Server<G> {
         }
         if self.is_loop(&context) {
             self.stats.loop_refusals += 1;
-            return self.fail(&context, 403);
+            return self.refuse(&context, 403, RequestRefusal::Loop);
         }
         match context.request.method {
             Method::Allocate => self.allocate(context),
@@ -166,8 +163,7 @@ impl<G: Gate> Server<G> {
         let who = &context.who;
         let both_tokens = session.grant.is_some() && who.grant.is_some();
         if (session.username != who.username && !both_tokens) || !session.is_in(&who.realm) {
-            self.refused(context, User::Name(&who.username), CredentialRefusal::WrongUser);
-            return Err(self.fail(context, 441));
+            return Err(self.wrong_user(context));
         }
         Ok(index)
     }
@@ -184,7 +180,15 @@ impl<G: Gate> Server<G> {
             let username = printable(&context.who.username);
             self.effects.push_back(Effect::PeerRefused { client, realm, username, peer, by, suppressed });
         }
-        self.fail(context, 403)
+        self.write_failure(&context.envelope, 403);
+        Answer::Reply
+    }
+
+    /// 441, for a user who is not the one of the allocation.
+    pub(super) fn wrong_user(&mut self, context: &Context<'_>) -> Answer {
+        self.refused(context, User::Name(&context.who.username), CredentialRefusal::WrongUser);
+        self.write_failure(&context.envelope, 441);
+        Answer::Reply
     }
 
     /// A success response with nothing in it.
@@ -195,10 +199,40 @@ impl<G: Gate> Server<G> {
         Answer::Reply
     }
 
-    /// An error response.
+    /// An error response whose code says why.
     pub(super) fn fail(&mut self, context: &Context<'_>, code: u16) -> Answer {
+        self.refuse(context, code, RequestRefusal::Code)
+    }
+
+    /// An error response, which is told of at a bounded rate if the client has proved who it is.
+    pub(super) fn refuse(&mut self, context: &Context<'_>, code: u16, why: RequestRefusal) -> Answer {
+        if context.envelope.signer.is_some() || !self.config.authenticate {
+            let Who { realm, username, .. } = &context.who;
+            let whose = (realm, &**username);
+            self.tell_refused(context.now, context.client(), whose, &context.envelope, code, why);
+        }
         self.write_failure(&context.envelope, code);
         Answer::Reply
+    }
+
+    /// At a bounded rate.
+    pub(super) fn tell_refused(
+        &mut self,
+        now: Now,
+        client: &Client,
+        (realm, username): (&Arc<str>, &str),
+        envelope: &Envelope,
+        code: u16,
+        why: RequestRefusal,
+    ) {
+        if self.effects.len() < MAX_QUEUED
+            && let Some(suppressed) = self.request_refusals.admit(now.ms, client.address.ip())
+        {
+            let (client, method) = (*client, envelope.method);
+            let (realm, username) = (Arc::clone(realm), printable(username));
+            let refused = Effect::RequestRefused { client, realm, username, method, code, why, suppressed };
+            self.effects.push_back(refused);
+        }
     }
 
     pub(super) fn write_failure(&mut self, to: &Envelope, code: u16) {

@@ -8,6 +8,8 @@ use crate::time::Now;
 /// A request that is being answered.
 pub(super) struct Context<'a> {
     pub(super) now: Now,
+    /// When the request arrived: before now if the store had to be waited for.
+    pub(super) asked_ms: u64,
     pub(super) source: Source,
     pub(super) delivery: Delivery,
     pub(super) request: &'a Request<'a>,
@@ -42,7 +44,7 @@ impl<'a> Context<'a> {
         arrival: &'a Cell<Option<Arrival>>,
     ) -> Self {
         let (envelope, who) = (Envelope::unsigned(request), Who::default());
-        Self { now, source, delivery, request, envelope, who, credentials, arrival }
+        Self { now, asked_ms: now.ms, source, delivery, request, envelope, who, credentials, arrival }
     }
 
     pub(super) fn client(&self) -> &Client {

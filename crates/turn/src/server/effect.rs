@@ -12,7 +12,7 @@ use turnpike_wire::channel_data::ChannelNumber;
 
 use super::{
     AllocationId, Arrival, Client, ConnectRequest, ConnectionId, CredentialQuery, Family, Link, MoveRequest,
-    PeerDenial, RelayId, SessionId, Source, Transport,
+    PeerDenial, RelayId, SessionId, Source, Transport, request::Method,
 };
 
 /// Relay sockets to open for a new allocation.
@@ -148,6 +148,8 @@ pub enum Effect {
         username: Box<str>,
         /// Relayed transport addresses, the second of a dual-stack allocation.
         relayed: (SocketAddr, Option<SocketAddr>),
+        /// For how many milliseconds its request had waited for the credential store; `None` for one that has come from another process.
+        waited_ms: Option<u64>,
     },
     /// A session lives until then, or one family of it does.
     Renewed {
@@ -265,6 +267,44 @@ pub enum Effect {
         /// How many more were refused without an effect.
         suppressed: u64,
     },
+    /// A request of somebody who had proved who he is was answered with an error, for another reason than those above; for whoever asks
+    /// why. Their rate is bounded as that of [`Effect::Refused`] is.
+    RequestRefused {
+        client: Client,
+        /// The realm of that user.
+        realm: Arc<str>,
+        /// The username that authenticated the request.
+        username: Box<str>,
+        method: Method,
+        /// The error code of the answer.
+        code: u16,
+        why: RequestRefusal,
+        /// How many more were refused without an effect.
+        suppressed: u64,
+    },
+}
+
+/// Why a request was refused, where its error code stands for several reasons.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum RequestRefusal {
+    /// What the code says.
+    Code,
+    /// The user has as many allocations as each may have.
+    UserQuota,
+    /// There are as many allocations as there may be, in the realm or in total.
+    TotalQuota,
+    /// The server takes no new allocations.
+    Draining,
+    /// The client is behind one of our own relayed transport addresses.
+    Loop,
+    /// The allocation has as many permissions as it may have.
+    Permissions,
+    /// The allocation has as many channels as it may have.
+    Channels,
+    /// There are as many connections to peers as there may be.
+    Connections,
+    /// No port, or no descriptor, was left for the relayed transport address.
+    NoRelay,
 }
 
 /// Why an allocation ended.

@@ -36,6 +36,8 @@ pub(super) struct Session {
 
 /// What the answer to an Allocate in progress needs.
 pub(super) struct Pending {
+    /// When its request arrived.
+    pub(super) asked_ms: u64,
     pub(super) envelope: Envelope,
     pub(super) first: Family,
     pub(super) second: Option<Family>,
