@@ -14,7 +14,7 @@ use turnpike_forward::{ConnectionLog, Forwarder, Protocol, Settings, StartError}
 use turnpike_net::Datapath;
 
 use crate::{
-    admin::{AdminInterface, Job, Listening, Program},
+    admin::{AdminInterface, Job, Listening, Program, Rules},
     changes::ForwardChanges,
     connection_file::ConnectionFile,
     connection_log::{Records, SharedRecords, connection_log},
@@ -90,6 +90,10 @@ impl PortForwarder {
         // Weak, so that the last owner can stop the forwarder while others look at it.
         let weak = Arc::downgrade(&forwarder);
         let shown = watch::Sender::new(Arc::new(settings.clone()));
+        let rules: Rules = {
+            let forwarder = Weak::clone(&weak);
+            Arc::new(move || forwarder.upgrade().map_or_else(Vec::new, |forwarder| forwarder.snapshots()))
+        };
         page.serve(Program {
             job: Job::Forward,
             control: control.clone(),
@@ -106,11 +110,11 @@ impl PortForwarder {
                 Arc::new(move || forwarder.upgrade().map_or(0, |forwarder| forwarder.active()))
             },
             metrics: {
-                let snapshots =
-                    move || weak.upgrade().map_or_else(Vec::new, |forwarder| forwarder.snapshots());
-                forward_metrics::page(snapshots, Arc::clone(control.status()), log_counts)
+                let snapshots = Arc::clone(&rules);
+                forward_metrics::page(move || snapshots(), Arc::clone(control.status()), log_counts)
             },
             server: None,
+            rules: Some(rules),
         });
         let service = Self {
             sources,

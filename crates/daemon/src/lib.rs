@@ -30,6 +30,7 @@ pub mod logging;
 mod own_addresses;
 mod plan;
 mod process;
+mod refusals;
 mod rlimit;
 mod serve;
 mod serve_metrics;
@@ -40,5 +41,6 @@ pub use admin::{AdminError, AdminInterface, Job, Listening, Program, ServerView}
 pub use control::{Control, Draining, NotReloaded, Reloaded};
 pub use error::DaemonError;
 pub use forward::forward;
+pub use refusals::{Refusal, RefusalFilter, Why};
 pub use serve::serve;
 pub use signals::wait_for_stop;

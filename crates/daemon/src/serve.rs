@@ -20,7 +20,9 @@ use crate::{
     error::DaemonError,
     own_addresses::OwnAddresses,
     plan::{self, Plan},
+    refusals::Refusals,
     rlimit, serve_metrics,
+    serve_metrics::Snapshots,
     session_log::session_log,
 };
 
@@ -86,7 +88,8 @@ impl TurnServer {
                 );
             })
             .ok();
-        let (logger, writer) = session_log();
+        let refusals = Arc::<Refusals>::default();
+        let (logger, writer) = session_log(Arc::clone(&refusals));
         let log_counts = logger.counts();
         let log: Arc<dyn SessionLog> = Arc::new(logger);
         let credentials: Arc<dyn CredentialStore> = Arc::new(Credentials::new(&settings));
@@ -124,7 +127,9 @@ impl TurnServer {
                 let snapshots = move || {
                     relay.upgrade().map_or_else(Default::default, |relay| {
                         let kernel = relay.kernel().map(Kernel::snapshot);
-                        (relay.snapshots(), relay.realms(), kernel)
+                        let workers = relay.snapshots();
+                        let listeners = relay.by_listener(&workers);
+                        Snapshots { workers, realms: relay.realms(), listeners, kernel }
                     })
                 };
                 serve_metrics::page(snapshots, Arc::clone(&told), status, log_counts)
@@ -136,7 +141,9 @@ impl TurnServer {
                 addresses: plan.config.relay.clone().into(),
                 datapath: plan.config.datapath,
                 datapath_reason: plan.datapath_reason.as_str().into(),
+                refusals,
             }),
+            rules: None,
         });
         let server = Self {
             sources,

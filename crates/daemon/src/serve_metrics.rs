@@ -3,7 +3,7 @@
 //! Labels are `worker`, `direction`, `bound`, `realm` and what the state machine names itself; no label has a value that a
 //! client chooses, so the number of time series is bounded.
 
-use std::{fmt, sync::Arc};
+use std::{collections::BTreeMap, fmt, sync::Arc, time::Duration};
 
 use prometheus_client::{
     collector::Collector,
@@ -13,7 +13,8 @@ use prometheus_client::{
 use strum::VariantArray as _;
 use turnpike_relay::{
     CloseReason, DtlsDrop, DtlsEnd, DtlsFailure, HandshakeFailure, KernelCount, KernelSnapshot,
-    WorkerSnapshot,
+    ListenerCount, SessionCounts, WorkerSnapshot,
+    session_counts::{LIFE_BOUNDS, OPENING_BOUNDS, RealmCounts},
 };
 
 use crate::{
@@ -24,9 +25,6 @@ use crate::{
     log_limit::LogCounts,
 };
 
-/// Of workers, of allocations by realm, and of the kernel's part where it has one.
-type Snapshots = (Vec<WorkerSnapshot>, Vec<(Box<str>, usize)>, Option<KernelSnapshot>);
-
 /// The exposition text of live snapshots.
 pub(crate) fn page(
     snapshots: impl Fn() -> Snapshots + Send + Sync + 'static,
@@ -36,13 +34,29 @@ pub(crate) fn page(
 ) -> MetricsPage {
     exposition::page(
         move |common| {
-            let (workers, realms, kernel) = snapshots();
+            let Snapshots { workers, realms, listeners, kernel } = snapshots();
+            let mut sessions = SessionCounts::default();
+            workers.iter().for_each(|worker| sessions.merge(&worker.sessions));
             let workers = numbered(workers);
-            Scrape { workers, realms, kernel, certificates: Arc::clone(&certificates), common }
+            let certificates = Arc::clone(&certificates);
+            Scrape { workers, realms, listeners, sessions, kernel, certificates, common }
         },
         status,
         log,
     )
+}
+
+/// What is read of a relay.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Snapshots {
+    /// By number.
+    pub(crate) workers: Vec<WorkerSnapshot>,
+    /// Allocations by realm.
+    pub(crate) realms: Vec<(Box<str>, usize)>,
+    /// Allocations by listener.
+    pub(crate) listeners: Vec<ListenerCount>,
+    /// The kernel's part, where it has one.
+    pub(crate) kernel: Option<KernelSnapshot>,
 }
 
 /// Everything that one scrape shows.
@@ -52,6 +66,9 @@ struct Scrape {
     workers: Vec<(String, WorkerSnapshot)>,
     /// Allocations by realm; names are those of the configuration.
     realms: Vec<(Box<str>, usize)>,
+    listeners: Vec<ListenerCount>,
+    /// Of all workers.
+    sessions: SessionCounts,
     kernel: Option<KernelSnapshot>,
     certificates: Arc<Told>,
     common: Common,
@@ -61,7 +78,9 @@ impl Collector for Scrape {
     fn encode(&self, encoder: DescriptorEncoder<'_>) -> fmt::Result {
         let mut page = Families { encoder, label: "worker", snapshots: &self.workers };
         page.gauge("allocations", "Allocations that exist.", |snapshot| snapshot.allocations)?;
-        page.realms(&self.realms)?;
+        page.realms(&self.realms, &self.sessions)?;
+        page.listeners(&self.listeners)?;
+        page.sessions()?;
         page.turn()?;
         page.refused()?;
         page.received()?;
@@ -85,7 +104,7 @@ macro_rules! each {
 }
 
 impl Families<'_, '_, WorkerSnapshot> {
-    fn realms(&mut self, realms: &[(Box<str>, usize)]) -> fmt::Result {
+    fn realms(&mut self, realms: &[(Box<str>, usize)], sessions: &SessionCounts) -> fmt::Result {
         let mut metric = self.encoder.encode_descriptor(
             "realm_allocations",
             "Allocations that exist, by realm; one without any has no line.",
@@ -94,6 +113,87 @@ impl Families<'_, '_, WorkerSnapshot> {
         )?;
         for (realm, count) in realms {
             metric.encode_family(&[("realm", &**realm)])?.encode_gauge(&(*count as u64))?;
+        }
+        let of =
+            |count: fn(&RealmCounts) -> u64| sessions.realms.iter().map(move |it| (&*it.realm, count(it)));
+        let (opened, closed) = (of(|it| it.opened), of(|it| it.closed));
+        counts(
+            &mut self.encoder,
+            "realm_sessions_opened",
+            "Sessions that began, by realm.",
+            "realm",
+            opened,
+        )?;
+        counts(
+            &mut self.encoder,
+            "realm_sessions_closed",
+            "Sessions that ended, by realm.",
+            "realm",
+            closed,
+        )?;
+        let mut metric = counter(
+            &mut self.encoder,
+            "realm_session_bytes",
+            "Payload bytes that sessions had relayed when they ended, by realm.",
+        )?;
+        for RealmCounts { realm, to_peer, to_client, .. } in &sessions.realms {
+            for (direction, (_, bytes)) in [("to_peer", to_peer), ("to_client", to_client)] {
+                count(&mut metric, &[("realm", &**realm), ("direction", direction)], *bytes)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// An address once for each transport, whatever server names lead to it.
+    fn listeners(&mut self, listeners: &[ListenerCount]) -> fmt::Result {
+        let mut sums: BTreeMap<(String, &'static str), u64> = BTreeMap::new();
+        for ListenerCount { transport, address, allocations, .. } in listeners {
+            *sums.entry((address.to_string(), (*transport).into())).or_default() += allocations;
+        }
+        let mut metric = self.encoder.encode_descriptor(
+            "listener_allocations",
+            "Allocations that exist, by where and how their clients come in.",
+            None,
+            MetricType::Gauge,
+        )?;
+        for ((listener, transport), allocations) in &sums {
+            let labels = [("listener", listener.as_str()), ("transport", *transport)];
+            metric.encode_family(&labels)?.encode_gauge(allocations)?;
+        }
+        Ok(())
+    }
+
+    /// How long clients waited, and how long sessions lived.
+    fn sessions(&mut self) -> fmt::Result {
+        self.durations(
+            "allocation_seconds",
+            "Time from the receipt of a request until its allocation was there, of those that succeeded.",
+            &OPENING_BOUNDS,
+            |counts| (&counts.openings.buckets[..], counts.openings.sum),
+        )?;
+        self.durations("session_seconds", "Time that sessions lived.", &LIFE_BOUNDS, |counts| {
+            (&counts.lives.buckets[..], counts.lives.sum)
+        })
+    }
+
+    fn durations(
+        &mut self,
+        name: &str,
+        help: &str,
+        bounds: &[Duration],
+        counted: impl Fn(&SessionCounts) -> (&[u64], Duration),
+    ) -> fmt::Result {
+        let mut metric = self.encoder.encode_descriptor(name, help, None, MetricType::Histogram)?;
+        for (worker, snapshot) in self.snapshots {
+            let (counts, sum) = counted(&snapshot.sessions);
+            let bounds = bounds.iter().map(Duration::as_secs_f64).chain([f64::INFINITY]);
+            let buckets: Vec<(f64, u64)> = bounds.zip(counts.iter().copied()).collect();
+            metric.encode_family(&[("worker", worker.as_str())])?.encode_histogram::<NoLabelSet>(
+                sum.as_secs_f64(),
+                counts.iter().sum(),
+                &buckets,
+                None,
+            )?;
         }
         Ok(())
     }
@@ -390,6 +490,8 @@ fn numbered(workers: Vec<WorkerSnapshot>) -> Vec<(String, WorkerSnapshot)> {
 mod tests {
     use std::collections::HashMap;
 
+    use turnpike_turn::server::Transport;
+
     use super::*;
     use crate::exposition::encode;
 
@@ -403,9 +505,35 @@ mod tests {
         first.rx.batch[11] = 2;
         first.tx.too_big = 5;
         first.across = [(70, 7000), (90, 9000)];
+        first.sessions.openings.buckets[2] = 5;
+        first.sessions.openings.buckets[15] = 1;
+        first.sessions.openings.sum = Duration::from_millis(12_500);
+        let sessions = SessionCounts {
+            realms: vec![RealmCounts {
+                realm: "example.org".into(),
+                opened: 9,
+                closed: 6,
+                to_peer: (1, 100),
+                to_client: (2, 200),
+            }],
+            ..SessionCounts::default()
+        };
+        let listener = |transport, server_name: Option<&str>| ListenerCount {
+            transport,
+            address: ([192, 0, 2, 1], 3478).into(),
+            server_name: server_name.map(str::to_owned),
+            allocations: 2,
+        };
+        let listeners = vec![
+            listener(Transport::Udp, None),
+            listener(Transport::Tls, None),
+            listener(Transport::Tls, Some("a.example")),
+        ];
         Scrape {
             workers: numbered(vec![first, WorkerSnapshot::default()]),
             realms: vec![("example.org".into(), 3)],
+            listeners,
+            sessions,
             kernel: Some(KernelSnapshot { flows: 6, refused: 2, ..KernelSnapshot::default() }),
             certificates: Arc::default(),
             common: Common { log_lost: 2, reloads: Status::default().reloads(), ..Common::default() },
@@ -476,6 +604,15 @@ mod tests {
             ("turnpike_allocations{worker=\"0\"}", 3.0),
             ("turnpike_allocations{worker=\"1\"}", 0.0),
             ("turnpike_realm_allocations{realm=\"example.org\"}", 3.0),
+            ("turnpike_realm_sessions_opened_total{realm=\"example.org\"}", 9.0),
+            ("turnpike_realm_sessions_closed_total{realm=\"example.org\"}", 6.0),
+            ("turnpike_realm_session_bytes_total{realm=\"example.org\",direction=\"to_client\"}", 200.0),
+            ("turnpike_listener_allocations{listener=\"192.0.2.1:3478\",transport=\"udp\"}", 2.0),
+            ("turnpike_listener_allocations{listener=\"192.0.2.1:3478\",transport=\"tls\"}", 4.0),
+            ("turnpike_allocation_seconds_bucket{le=\"0.0005\",worker=\"0\"}", 5.0),
+            ("turnpike_allocation_seconds_bucket{le=\"+Inf\",worker=\"0\"}", 6.0),
+            ("turnpike_allocation_seconds_sum{worker=\"0\"}", 12.5),
+            ("turnpike_session_seconds_count{worker=\"1\"}", 0.0),
             ("turnpike_wakeups_total{worker=\"0\"}", 11.0),
             ("turnpike_relayed_datagrams_total{worker=\"0\",direction=\"to_peer\"}", 7.0),
             ("turnpike_relayed_bytes_total{worker=\"0\",direction=\"to_client\"}", 900.0),
