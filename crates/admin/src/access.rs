@@ -28,13 +28,16 @@ use axum::{
 use tokio::time::sleep;
 use turnpike_config::{AdminAccess, AdminSettings, Secret};
 
-use crate::{hosts, model::Problem, program::Program};
+use crate::{hosts, model::Problem, program::Program, web};
 
 /// What somebody waits for who has shown a wrong token: with a few dozen connections at a time, a few dozen tries a second.
 const WRONG_TOKEN: Duration = Duration::from_secs(1);
 
-/// Answered whoever asks: a program that looks after this one need not know a token.
-const OPEN: [&str; 3] = ["/livez", "/readyz", "/healthz"];
+/// Answered whoever asks: a program that looks after this one need not know a token, and the files of the page, which hold nothing of
+/// this program, are there before anybody can type one.
+fn is_open(path: &str) -> bool {
+    matches!(path, "/" | "/livez" | "/readyz" | "/healthz") || web::is_file(path)
+}
 
 /// How a connection came.
 #[derive(Clone, Copy, Debug)]
@@ -66,6 +69,21 @@ impl fmt::Display for Via {
             Self::Tls(address, AdminAccess::None) => write!(f, "{address} by TLS"),
             Self::Tls(address, _) => write!(f, "{address} by TLS with a client certificate"),
         }
+    }
+}
+
+/// Who asks: what that is worth depends on the configuration in force.
+#[derive(Clone)]
+pub(crate) struct Grant {
+    via: Via,
+    token: Option<Secret>,
+}
+
+impl Grant {
+    /// By the way that the connection came, or by the token if that is worth more.
+    pub(crate) fn access(&self, settings: &AdminSettings) -> AdminAccess {
+        let shown = self.token.as_ref().and_then(|token| worth(settings, token));
+        shown.unwrap_or(AdminAccess::None).max(self.via.access(settings))
     }
 }
 
@@ -110,11 +128,12 @@ impl Counts {
 pub(crate) async fn admit(
     State(program): State<Arc<dyn Program>>,
     Extension(via): Extension<Via>,
-    request: Request,
+    mut request: Request,
     next: Next,
 ) -> Response {
     let mut response = match judge(&program.settings(), via, &request) {
-        Ok(()) => {
+        Ok(grant) => {
+            request.extensions_mut().insert(grant);
             let changes = changes_something(request.method());
             let what = format!("{} {}", request.method(), request.uri().path());
             let response = next.run(request).await;
@@ -135,6 +154,10 @@ pub(crate) async fn admit(
     let headers = response.headers_mut();
     headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
     headers.insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
+    headers.insert(header::REFERRER_POLICY, HeaderValue::from_static("no-referrer"));
+    // An answer that somebody opens as a page does nothing, and stands in no frame. The page has a policy of its own.
+    let nothing = HeaderValue::from_static("default-src 'none'; frame-ancestors 'none'");
+    headers.entry(header::CONTENT_SECURITY_POLICY).or_insert(nothing);
     response
 }
 
@@ -163,27 +186,29 @@ impl From<Problem> for Refused {
     }
 }
 
-fn judge(settings: &AdminSettings, via: Via, request: &Request) -> Result<(), Refused> {
+fn judge(settings: &AdminSettings, via: Via, request: &Request) -> Result<Grant, Refused> {
     let headers = request.headers();
     if !matches!(via, Via::Unix(_)) {
         hosts::check(&settings.hosts, request.version(), request.uri(), headers)?;
     }
-    check_origin(headers)?;
+    if !opens_page(request) {
+        check_origin(headers)?;
+    }
     let may_have_body = changes_something(request.method()) && *request.method() != Method::DELETE;
     if !may_have_body && !request.body().is_end_stream() {
         return Err(Problem::new(StatusCode::PAYLOAD_TOO_LARGE, "body", "this request has no body").into());
     }
-    if OPEN.contains(&request.uri().path()) {
-        return Ok(());
+    if is_open(request.uri().path()) {
+        return Ok(Grant { via, token: None });
     }
-    let token = token(headers)?;
-    let shown = match token {
-        None => AdminAccess::None,
-        Some(token) => worth(settings, token).ok_or(Refused::WrongToken)?,
-    };
+    let token = token(headers)?.map(Secret::new);
+    if token.as_ref().is_some_and(|token| worth(settings, token).is_none()) {
+        return Err(Refused::WrongToken);
+    }
+    let grant = Grant { via, token };
     let needed = if changes_something(request.method()) { AdminAccess::Full } else { AdminAccess::Read };
-    if shown.max(via.access(settings)) >= needed {
-        return Ok(());
+    if grant.access(settings) >= needed {
+        return Ok(grant);
     }
     let detail = match needed {
         AdminAccess::Full => {
@@ -191,7 +216,7 @@ fn judge(settings: &AdminSettings, via: Via, request: &Request) -> Result<(), Re
         }
         _ => "a token is needed, a client certificate, or the Unix socket",
     };
-    let problem = match token {
+    let problem = match grant.token {
         None => Problem::new(StatusCode::UNAUTHORIZED, "no_token", detail),
         Some(_) => Problem::new(StatusCode::FORBIDDEN, "read_only", format!("this token may look: {detail}")),
     };
@@ -217,6 +242,16 @@ fn check_origin(headers: &HeaderMap) -> Result<(), Problem> {
     Err(Problem::new(StatusCode::FORBIDDEN, "foreign_origin", problem))
 }
 
+/// Whether somebody follows a link, from wherever, to the page. That shows nothing and does nothing by itself: what it asks for, it asks for
+/// as our own.
+fn opens_page(request: &Request) -> bool {
+    let is = |name: &str, wanted: &str| request.headers().get(name).is_some_and(|value| value == wanted);
+    *request.method() == Method::GET
+        && request.uri().path() == "/"
+        && is("sec-fetch-mode", "navigate")
+        && is("sec-fetch-dest", "document")
+}
+
 /// What stands behind `Bearer` (RFC 6750 section 2.1).
 fn token(headers: &HeaderMap) -> Result<Option<&str>, Problem> {
     let Some(value) = headers.get(header::AUTHORIZATION) else { return Ok(None) };
@@ -228,9 +263,8 @@ fn token(headers: &HeaderMap) -> Result<Option<&str>, Problem> {
 }
 
 /// Compares with all tokens, in constant time each.
-fn worth(settings: &AdminSettings, token: &str) -> Option<AdminAccess> {
-    let token = Secret::new(token);
-    let is_one = |all: &[Secret]| all.iter().fold(false, |found, one| found | (*one == token));
+fn worth(settings: &AdminSettings, token: &Secret) -> Option<AdminAccess> {
+    let is_one = |all: &[Secret]| all.iter().fold(false, |found, one| found | (one == token));
     let (full, read) = (is_one(&settings.tokens), is_one(&settings.read_tokens));
     if full { Some(AdminAccess::Full) } else { read.then_some(AdminAccess::Read) }
 }

@@ -3,6 +3,7 @@
 
 use std::{
     collections::VecDeque,
+    pin::pin,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
@@ -18,6 +19,7 @@ use hyper_util::{
 };
 use tokio::{
     io::{AsyncRead, AsyncWrite},
+    sync::watch,
     task::{self, AbortHandle},
     time,
 };
@@ -37,7 +39,7 @@ const REST: Duration = Duration::from_millis(100);
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limits {
     /// At a time and listener. One more takes the place of the oldest: an honest request is answered within milliseconds, so the oldest is
-    /// idle.
+    /// idle. Those who watch are spared as long as there is anybody else.
     pub(crate) connections: usize,
     /// For the head of the request.
     pub(crate) head: Duration,
@@ -53,6 +55,38 @@ impl Limits {
         let seconds = Duration::from_secs;
         let connections = (MOST / listeners.max(1)).max(1);
         Self { connections, head: seconds(10), whole: seconds(30), head_bytes: 8192 }
+    }
+}
+
+/// Of one connection: an answer without an end, which outlives the time for an answer for as long as it goes on.
+#[derive(Clone)]
+pub(crate) struct Endless(Arc<watch::Sender<bool>>);
+
+/// While this is there, the answer goes on.
+pub(crate) struct Going(Endless);
+
+impl Endless {
+    fn new() -> Self {
+        Self(Arc::new(watch::Sender::new(false)))
+    }
+
+    pub(crate) fn begin(&self) -> Going {
+        self.0.send_replace(true);
+        Going(self.clone())
+    }
+
+    fn goes_on(&self) -> bool {
+        *self.0.borrow()
+    }
+
+    async fn over(&self) {
+        let _ = self.0.subscribe().wait_for(|goes_on| !goes_on).await;
+    }
+}
+
+impl Drop for Going {
+    fn drop(&mut self) {
+        self.0.0.send_replace(false);
     }
 }
 
@@ -99,48 +133,75 @@ pub(crate) async fn serve(listener: Listener, router: Router, limits: Limits) {
         .keep_alive(false);
     let http = Arc::new(http);
     // The oldest first.
-    let mut open: VecDeque<AbortHandle> = VecDeque::new();
+    let mut open: VecDeque<(AbortHandle, Endless)> = VecDeque::new();
     loop {
         let Ok(stream) = listener.accept().await else {
             time::sleep(REST).await;
             continue;
         };
-        open.retain(|connection| !connection.is_finished());
-        if open.len() >= limits.connections
-            && let Some(oldest) = open.pop_front()
-        {
-            oldest.abort();
-            count(Closed::Crowded);
+        open.retain(|(connection, _)| !connection.is_finished());
+        if open.len() >= limits.connections {
+            let idle = open.iter().position(|(_, endless)| !endless.goes_on());
+            if let Some((oldest, _)) = open.remove(idle.unwrap_or(0)) {
+                oldest.abort();
+                count(Closed::Crowded);
+            }
         }
-        let connection = answer(Arc::clone(&http), stream, router.clone(), limits);
-        open.push_back(tokio::spawn(connection).abort_handle());
+        let endless = Endless::new();
+        let connection = answer(Arc::clone(&http), stream, router.clone(), limits, endless.clone());
+        open.push_back((tokio::spawn(connection).abort_handle(), endless));
         // Each connection runs once before the next is accepted, and aborted ones end.
         task::yield_now().await;
     }
 }
 
-async fn answer(http: Arc<http1::Builder>, stream: Stream, router: Router, limits: Limits) {
-    let whole = limits.whole;
+async fn answer(
+    http: Arc<http1::Builder>,
+    stream: Stream,
+    router: Router,
+    limits: Limits,
+    endless: Endless,
+) {
+    let router = router.layer(Extension(endless.clone()));
     match stream {
         Stream::Unix(stream) => {
             let via = Via::Unix(stream.peer_cred().ok().map(|peer| peer.uid()));
-            speak(&http, stream, router, via, whole).await;
+            speak(&http, stream, router, via, limits, endless).await;
         }
-        Stream::Tcp(stream, from, None) => speak(&http, stream, router, Via::Loopback(from), whole).await,
+        Stream::Tcp(stream, from, None) => {
+            speak(&http, stream, router, Via::Loopback(from), limits, endless).await;
+        }
         Stream::Tcp(stream, from, Some(tls)) => match time::timeout(limits.head, tls.accept(stream)).await {
-            Ok(Ok((stream, access))) => speak(&http, stream, router, Via::Tls(from, access), whole).await,
+            Ok(Ok((stream, access))) => {
+                speak(&http, stream, router, Via::Tls(from, access), limits, endless).await;
+            }
             Ok(Err(_)) => count(Closed::Tls),
             Err(_) => count(Closed::NoRequest),
         },
     }
 }
 
-async fn speak<S>(http: &http1::Builder, stream: S, router: Router, via: Via, whole: Duration)
-where
+async fn speak<S>(
+    http: &http1::Builder,
+    stream: S,
+    router: Router,
+    via: Via,
+    limits: Limits,
+    endless: Endless,
+) where
     S: AsyncRead + AsyncWrite + Unpin,
 {
     let service = TowerToHyperService::new(router.layer(Extension(via)));
-    match time::timeout(whole, http.serve_connection(TokioIo::new(stream), service)).await {
+    let mut connection = pin!(http.serve_connection(TokioIo::new(stream), service));
+    let ended = match time::timeout(limits.whole, connection.as_mut()).await {
+        Err(_) if endless.goes_on() => tokio::select! {
+            ended = connection.as_mut() => Ok(ended),
+            // What is on its way by then has to be taken, too.
+            () = endless.over() => time::timeout(limits.head, connection).await,
+        },
+        ended => ended,
+    };
+    match ended {
         Ok(Ok(())) => {}
         Ok(Err(error)) if error.is_timeout() => count(Closed::NoRequest),
         Ok(Err(error)) if error.is_parse() => count(Closed::Malformed),

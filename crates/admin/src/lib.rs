@@ -1,4 +1,4 @@
-//! The admin interface: an HTTP API over a Unix socket and TCP, and the commands that speak to it.
+//! The admin interface: an HTTP API over a Unix socket and TCP, the page that it shows to browsers, and the commands that speak to it.
 //!
 //! ```text
 //!  listen ─▶ connections: few, short, one request each ─▶ access: Host, Origin, token, role, audit line ─▶ routes ─▶ Program
@@ -15,6 +15,7 @@ pub mod commands;
 mod connections;
 mod hosts;
 mod listen;
+mod live;
 pub mod model;
 mod problem;
 pub mod program;
@@ -22,6 +23,8 @@ mod routes;
 mod table;
 mod threads;
 mod tls;
+pub mod top;
+mod web;
 
 pub use listen::{Interface, ListenError};
 pub use program::Program;

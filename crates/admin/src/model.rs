@@ -299,6 +299,268 @@ pub struct Worker {
     pub dropped: u64,
 }
 
+/// What the program does at this moment. Rates are of the last second or so: see `interval_s`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct Live {
+    /// When (RFC 3339, with milliseconds).
+    pub at: String,
+    /// Seconds that the rates are of.
+    pub interval_s: f64,
+    /// How the program is.
+    pub status: Status,
+    /// Cores that it took, 1.0 being one of them.
+    pub cores: Option<f64>,
+    /// What the TURN server does.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub server: Option<LiveServer>,
+    /// What each rule of a forwarder does.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub rules: Vec<LiveRule>,
+}
+
+/// What the TURN server does at this moment.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct LiveServer {
+    /// Payload relayed to peers, a second.
+    pub to_peer: Rate,
+    /// Payload relayed to clients, a second.
+    pub to_client: Rate,
+    /// What the kernel relayed of both without waking a worker, a second.
+    pub across: Rate,
+    /// Datagrams that workers received, a second.
+    pub received: f64,
+    /// Datagrams that workers sent, a second.
+    pub sent: f64,
+    /// Well-formed requests, a second.
+    pub requests: f64,
+    /// Sessions that began, a second.
+    pub opened: f64,
+    /// Sessions that ended, a second.
+    pub closed: f64,
+    /// How long allocations of the last minute took to be there; none if there was none.
+    pub opening: Option<Quantiles>,
+    /// What was lost or dropped since the start, by reason; reasons that have not happened are left out.
+    pub drops: Vec<Reason>,
+    /// What was refused since the start, by reason, likewise.
+    pub refusals: Vec<Reason>,
+    /// By number.
+    pub workers: Vec<LiveWorker>,
+    /// How many datagrams came with one receive call.
+    pub batches: Vec<Batch>,
+    /// Sessions by where and how their clients come in.
+    pub listeners: Vec<LiveListener>,
+    /// Sessions by realm; realms without any are left out.
+    pub realms: Vec<LiveRealm>,
+    /// Sessions that relay the most; none before they have been compared, which takes some seconds after the first who looks.
+    pub talkers: Option<Talkers>,
+}
+
+/// Payload a second.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct Rate {
+    /// Datagrams.
+    pub datagrams: f64,
+    /// Bytes.
+    pub bytes: f64,
+}
+
+/// Upper bounds: so long or less it took for that share.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct Quantiles {
+    /// Of how many.
+    pub count: u64,
+    /// Seconds for half of them; none if it is more than can be told.
+    pub p50_s: Option<f64>,
+    /// Seconds for 99 of 100.
+    pub p99_s: Option<f64>,
+}
+
+/// Something that happens for several reasons.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct Reason {
+    /// What kind of thing, such as `packet` or `limit`.
+    pub kind: String,
+    /// Why, as `/metrics` calls it.
+    pub reason: String,
+    /// Since the start.
+    pub total: u64,
+    /// A second.
+    pub rate: f64,
+}
+
+/// What a worker does at this moment.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct LiveWorker {
+    /// From 0 on.
+    pub number: u64,
+    /// Sessions that it has.
+    pub sessions: u64,
+    /// The share of a core that it took, 0 to 1.
+    pub load: Option<f64>,
+    /// The share of the time that it was ready to run and did not, because others had its core.
+    pub waiting: Option<f64>,
+    /// What a datagram would have waited for it just now, in microseconds; none if it did not answer.
+    pub event_loop_us: Option<u64>,
+    /// Times that it woke up, a second.
+    pub wakeups: f64,
+    /// Datagrams received, a second.
+    pub received: f64,
+    /// Datagrams sent, a second.
+    pub sent: f64,
+    /// Datagrams of a receive call that brought any.
+    pub receive_batch: Option<f64>,
+    /// Datagrams of a send call.
+    pub send_batch: Option<f64>,
+    /// Datagrams that were lost or dropped, by the kernel or by us, a second.
+    pub dropped: f64,
+}
+
+/// Receive calls that brought so many datagrams.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct Batch {
+    /// So many at the least.
+    pub from: u64,
+    /// So many at the most; none of the last, which has no bound.
+    pub to: Option<u64>,
+    /// Calls a second.
+    pub rate: f64,
+}
+
+/// Sessions whose clients come in here.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct LiveListener {
+    /// `udp`, `tcp`, `tls` or `dtls`.
+    pub transport: String,
+    /// Address and port.
+    pub address: String,
+    /// The server name that leads to realms of its own, for those that asked for it.
+    pub server_name: Option<String>,
+    /// Sessions.
+    pub sessions: u64,
+}
+
+/// Sessions of a realm.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct LiveRealm {
+    /// REALM.
+    pub name: String,
+    /// Sessions.
+    pub sessions: u64,
+}
+
+/// Sessions that relay the most.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct Talkers {
+    /// Seconds that their rates are of.
+    pub interval_s: f64,
+    /// Sessions that relayed anything at all in that time.
+    pub active: u64,
+    /// The one that relays the most bytes first.
+    pub talkers: Vec<Talker>,
+}
+
+/// A session that relays much.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct Talker {
+    /// Its name.
+    pub id: String,
+    /// The realm of its user.
+    pub realm: String,
+    /// The username that authenticated it.
+    pub user: String,
+    /// The client's address.
+    pub client: String,
+    /// Between client and server: `udp`, `tcp`, `tls` or `dtls`.
+    pub transport: String,
+    /// Payload to peers, a second.
+    pub to_peer: Rate,
+    /// Payload to the client, a second.
+    pub to_client: Rate,
+}
+
+/// What a rule of a forwarder does at this moment.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct LiveRule {
+    /// Its name.
+    pub name: String,
+    /// Connections and sessions that exist.
+    pub open: u64,
+    /// Connections and sessions that began, a second.
+    pub accepted: f64,
+    /// To targets, a second; datagrams of UDP alone.
+    pub to_target: Rate,
+    /// To clients, likewise.
+    pub to_client: Rate,
+    /// Why connections and sessions ended, and datagrams were dropped, since the start.
+    pub ends: Vec<Reason>,
+}
+
+/// The last minutes, a second apart; all lists are of the same length. Where nothing is known stands null.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct History {
+    /// When the last point was (RFC 3339); none if there is none.
+    pub ends_at: Option<String>,
+    /// Seconds between two points.
+    pub step_s: f64,
+    /// Sessions or connections.
+    pub open: Vec<Option<f64>>,
+    /// Payload bits to peers or targets, a second.
+    pub to_peer_bps: Vec<Option<f64>>,
+    /// Payload bits to clients, a second.
+    pub to_client_bps: Vec<Option<f64>>,
+    /// Payload datagrams to peers or targets, a second.
+    pub to_peer_pps: Vec<Option<f64>>,
+    /// Payload datagrams to clients, a second.
+    pub to_client_pps: Vec<Option<f64>>,
+    /// Datagrams lost or dropped, a second.
+    pub dropped: Vec<Option<f64>>,
+    /// Refusals, a second.
+    pub refused: Vec<Option<f64>>,
+    /// The share of its core that the busiest worker took.
+    pub load: Vec<Option<f64>>,
+    /// Microseconds that a datagram would have waited for the slowest worker.
+    pub event_loop_us: Vec<Option<f64>>,
+}
+
+/// Clients that were refused lately.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct Refusals {
+    /// The last one first.
+    pub refusals: Vec<Refusal>,
+}
+
+/// A client that was refused for one reason, once or again and again.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct Refusal {
+    /// For the first time (RFC 3339).
+    pub first_at: String,
+    /// For the last time.
+    pub last_at: String,
+    /// How often, as far as it is known: beyond some a second of one address they are counted in `/metrics` only.
+    pub count: u64,
+    /// Where it came from the last time.
+    pub client: String,
+    /// Who it said it was, where it came as far as that.
+    pub user: Option<String>,
+    /// The realm of a user who had proved it.
+    pub realm: Option<String>,
+    /// What was refused: `credentials`, `peer`, a request such as `allocate`, `connection`, `tls_handshake`, `dtls_handshake`.
+    pub asked: String,
+    /// The STUN error code of the answer, if there was one.
+    pub code: Option<u16>,
+    /// What was wrong.
+    pub reason: String,
+    /// What to do about it.
+    pub remedy: String,
+}
+
+/// What whoever asks may do.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Access {
+    /// Whether changes are allowed: ending sessions, reload, drain, log level.
+    pub may_change: bool,
+}
+
 /// How log lines are filtered.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]

@@ -1,11 +1,13 @@
 //! What can be asked, path by path. Each handler stands in a file of `routes/` with its description for the OpenAPI document.
 
 mod health;
+mod live;
+mod refusals;
 mod running;
 mod server;
 mod sessions;
 
-use std::{sync::Arc, time::Instant};
+use std::sync::Arc;
 
 use axum::{
     Router,
@@ -16,7 +18,6 @@ use axum::{
     response::{IntoResponse, Response},
     routing::{get, post},
 };
-use jiff::Timestamp;
 use serde::{Serialize, de::DeserializeOwned};
 use serde_json::{Map, Value};
 use utoipa::{
@@ -24,7 +25,7 @@ use utoipa::{
     openapi::security::{HttpAuthScheme, HttpBuilder, SecurityScheme},
 };
 
-use crate::{access, model::Problem, program::Program, threads::Threads};
+use crate::{access, live::Feed, model::Problem, program::Program, threads::Threads, web};
 pub(crate) use sessions::SessionQuery;
 
 /// Bytes of the body of a request: more than any of ours has.
@@ -35,24 +36,29 @@ const MOST_BODY: usize = 4096;
 pub(crate) struct App {
     program: Arc<dyn Program>,
     threads: Arc<Threads>,
-    /// By both clocks: one tells the time, the other how long it is ago.
-    started: (Timestamp, Instant),
+    live: Arc<Feed>,
 }
 
-/// All paths, behind the guard.
+/// All paths, behind the guard. To be called within a runtime.
 pub(crate) fn router(program: Arc<dyn Program>) -> Router {
     let app = App {
         program: Arc::clone(&program),
         threads: Arc::default(),
-        started: (Timestamp::now(), Instant::now()),
+        live: Feed::start(Arc::clone(&program)),
     };
     Router::new()
         .route("/", get(health::front))
+        .route("/web/{name}", get(web::file))
         .route("/livez", get(health::live))
         .route("/readyz", get(health::ready))
         .route("/healthz", get(health::ready))
         .route("/metrics", get(health::metrics))
         .route("/openapi.json", get(health::openapi))
+        .route("/v1/access", get(live::access))
+        .route("/v1/live", get(live::newest))
+        .route("/v1/live/history", get(live::history))
+        .route("/v1/live/events", get(live::events))
+        .route("/v1/refusals", get(refusals::list))
         .route("/v1/status", get(running::status))
         .route("/v1/build", get(running::build))
         .route("/v1/config", get(running::config))
@@ -88,6 +94,11 @@ pub(crate) fn router(program: Arc<dyn Program>) -> Router {
         health::health,
         health::metrics,
         health::openapi,
+        live::access,
+        live::newest,
+        live::history,
+        live::events,
+        refusals::list,
         running::status,
         running::build,
         running::config,

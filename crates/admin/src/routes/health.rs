@@ -4,13 +4,13 @@ use std::fmt::Write as _;
 
 use axum::{
     extract::State,
-    http::{StatusCode, header},
+    http::{HeaderMap, StatusCode, header},
     response::{IntoResponse, Response},
 };
 use utoipa::OpenApi as _;
 
 use super::{App, Document};
-use crate::{access::COUNTS, connections, model::Problem};
+use crate::{access::COUNTS, connections, model::Problem, web};
 
 /// Media type of the metrics.
 const OPENMETRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
@@ -18,14 +18,20 @@ const OPENMETRICS: &str = "application/openmetrics-text; version=1.0.0; charset=
 /// The end of such a text.
 const END: &str = "# EOF\n";
 
-/// What there is to look at.
+/// What there is to look at: for browsers a page (docs/web.md), for others a line a path.
 #[utoipa::path(get, path = "/", tag = "health", responses((status = 200, description = "One line a path.", body = String, content_type = "text/plain")))]
-pub(super) async fn front() -> &'static str {
-    "/metrics       what the program counts, for Prometheus\n\
+pub(super) async fn front(headers: HeaderMap) -> Response {
+    if web::is_wanted(&headers) {
+        return web::front();
+    }
+    PATHS.into_response()
+}
+
+const PATHS: &str = "/metrics       what the program counts, for Prometheus\n\
      /livez         ok: it runs\n\
      /readyz        ok, or draining; /healthz is the same\n\
-     /openapi.json  what can be asked: sessions, workers, listeners, reload, drain and so on\n"
-}
+     /openapi.json  what can be asked: sessions, workers, listeners, reload, drain and so on\n\
+     /              in a browser, a page that shows all that\n";
 
 /// Whether the program runs.
 #[utoipa::path(get, path = "/livez", tag = "health", responses((status = 200, description = "`ok`, or it would not answer.", body = String, content_type = "text/plain")))]
