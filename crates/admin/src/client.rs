@@ -155,6 +155,12 @@ impl Client {
         Ok(Self { targets, token, runtime })
     }
 
+    /// Who is asked, for people.
+    #[must_use]
+    pub fn whom(&self) -> String {
+        self.targets.iter().map(ToString::to_string).collect::<Vec<_>>().join(" or ")
+    }
+
     /// What is at this path.
     ///
     /// # Errors

@@ -20,6 +20,9 @@ pub enum CommandError {
     /// It was not answered, or refused.
     #[error(transparent)]
     Client(#[from] ClientError),
+    /// A picture that changes needs one.
+    #[error("standard input or output is no terminal: use --once or --json")]
+    NoTerminal,
     /// What was answered cannot be shown.
     #[error("cannot write to standard output: {0}")]
     Output(#[from] io::Error),

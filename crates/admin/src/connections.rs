@@ -155,13 +155,7 @@ pub(crate) async fn serve(listener: Listener, router: Router, limits: Limits) {
     }
 }
 
-async fn answer(
-    http: Arc<http1::Builder>,
-    stream: Stream,
-    router: Router,
-    limits: Limits,
-    endless: Endless,
-) {
+async fn answer(http: Arc<http1::Builder>, stream: Stream, router: Router, limits: Limits, endless: Endless) {
     let router = router.layer(Extension(endless.clone()));
     match stream {
         Stream::Unix(stream) => {

@@ -37,6 +37,7 @@ use crate::{
 };
 use history::Minutes;
 use reading::Reading;
+pub(crate) use reading::refused;
 
 /// Between two readings.
 const TICK: Duration = Duration::from_secs(1);
@@ -210,12 +211,7 @@ pub(crate) struct Watcher {
 
 impl Watcher {
     /// Sends the last minutes and then each reading, at most `most` of them, until nobody takes them any more or `may_watch` says no.
-    pub(crate) async fn send(
-        self,
-        to: &mut Sender<Bytes>,
-        most: Option<u64>,
-        may_watch: impl Fn() -> bool,
-    ) {
+    pub(crate) async fn send(self, to: &mut Sender<Bytes>, most: Option<u64>, may_watch: impl Fn() -> bool) {
         let mut newest = self.feed.newest.subscribe();
         let mut left = most.unwrap_or(u64::MAX);
         let mut next = event("history", &self.feed.history());

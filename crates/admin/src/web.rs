@@ -114,7 +114,8 @@ mod tests {
     /// What the policy forbids would not work, and a browser would say so only to who opens its console.
     #[test]
     fn nothing_is_loaded_from_elsewhere_and_nothing_stands_in_the_page_that_the_policy_forbids() {
-        for (name, text) in FILES.iter().map(|(name, _, text)| (*name, *text)).chain([("index.html", FRONT)]) {
+        for (name, text) in FILES.iter().map(|(name, _, text)| (*name, *text)).chain([("index.html", FRONT)])
+        {
             let mut lines = text.lines().filter(|line| line.contains("://"));
             assert!(lines.all(|line| line.contains("http://www.w3.org/")), "{name} names another place");
             for forbidden in [

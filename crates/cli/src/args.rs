@@ -5,7 +5,7 @@ use clap::{Parser, Subcommand};
 use crate::{
     admin_args::{
         DRAIN_EXAMPLES, DrainArgs, RELOAD_EXAMPLES, ReloadArgs, SESSION_EXAMPLES, SESSIONS_EXAMPLES,
-        SessionCommand, SessionsArgs,
+        SessionCommand, SessionsArgs, TOP_EXAMPLES, TopArgs,
     },
     credentials_args::CredentialsArgs,
     forward_args::ForwardArgs,
@@ -65,6 +65,9 @@ pub(crate) enum Command {
     /// Have a running server read its configuration and certificates again, and say what has changed
     #[command(after_help = RELOAD_EXAMPLES)]
     Reload(ReloadArgs),
+    /// Show what a running program does, again each second, in a terminal or as JSON
+    #[command(after_help = TOP_EXAMPLES)]
+    Top(TopArgs),
     /// Compare programs in network namespaces: is it faster, by how much, how sure, and where does the time go
     Lab(Box<turnpike_lab::LabArgs>),
 }

@@ -65,6 +65,7 @@ fn main() -> ExitCode {
         Command::Session { command } => told(|out| command.run(out)),
         Command::Drain(args) => told(|out| args.run(out)),
         Command::Reload(args) => told(|out| args.run(out)),
+        Command::Top(args) => told(|out| args.run(out)),
         Command::Lab(args) => ExitCode::from(turnpike_lab::run(*args, &turnpike_lab::Stop::on_signals())),
     }
 }

@@ -44,3 +44,4 @@ pub use forward::forward;
 pub use refusals::{Refusal, RefusalFilter, Why};
 pub use serve::serve;
 pub use signals::wait_for_stop;
+pub use turnpike_forward::{RuleId, RuleSnapshot};

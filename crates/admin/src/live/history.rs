@@ -24,7 +24,11 @@ impl Minutes {
     /// Adds a point, and empty ones for the time in which there were none: a machine that slept has a gap.
     pub(super) fn push(&mut self, at: Instant, live: &Live) {
         let missed = self.last.as_ref().map_or(0.0, |(last, _)| (at - *last).as_secs_f64() / STEP_S - 1.0);
-        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "bounded, and not below zero")]
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "bounded, and not below zero"
+        )]
         let missed = missed.round().clamp(0.0, MOST as f64) as usize;
         for _ in 0..missed {
             self.add([None; 9]);
@@ -86,7 +90,7 @@ fn point(live: &Live) -> Point {
         Some(server.to_peer.datagrams),
         Some(server.to_client.datagrams),
         Some(server.drops.iter().map(|reason| reason.rate).sum()),
-        Some(super::reading::refused(&server.refusals)),
+        Some(super::refused(&server.refusals)),
         load,
         event_loop.map(|us| us as f64),
     ]

@@ -296,9 +296,8 @@ const HARMLESS: [&str; 7] =
     ["client", "broken", "idle", "data_connection", "handed_over", "shutdown", "handshake"];
 
 /// Refusals a second, each counted once: what a limit, a peer rule or a drain has refused is among the answers.
-pub(super) fn refused(refusals: &[Reason]) -> f64 {
-    let counts_once =
-        |kind: &str| matches!(kind, "answer" | "credentials" | "connection" | "tls" | "dtls");
+pub(crate) fn refused(refusals: &[Reason]) -> f64 {
+    let counts_once = |kind: &str| matches!(kind, "answer" | "credentials" | "connection" | "tls" | "dtls");
     refusals.iter().filter(|reason| counts_once(&reason.kind)).map(|reason| reason.rate).sum()
 }
 
@@ -317,12 +316,13 @@ where
 /// What there is of each, the most frequent first.
 fn reasons(before: &Counted, now: &Counted, seconds: f64) -> Vec<Reason> {
     let both = now.iter().zip(before);
-    let counted = both.filter(|((.., total), _)| *total > 0).map(|((kind, reason, total), (.., then))| Reason {
-        kind: (*kind).to_owned(),
-        reason: (*reason).to_owned(),
-        total: *total,
-        rate: per(total.saturating_sub(*then), seconds),
-    });
+    let counted =
+        both.filter(|((.., total), _)| *total > 0).map(|((kind, reason, total), (.., then))| Reason {
+            kind: (*kind).to_owned(),
+            reason: (*reason).to_owned(),
+            total: *total,
+            rate: per(total.saturating_sub(*then), seconds),
+        });
     let mut reasons: Vec<Reason> = counted.collect();
     reasons.sort_by(|one, other| other.rate.total_cmp(&one.rate).then(other.total.cmp(&one.total)));
     reasons
@@ -438,7 +438,8 @@ mod tests {
 
     #[test]
     fn what_is_refused_for_one_reason_counts_once() {
-        let code = |wanted| turnpike_turn::server::stats::ERROR_CODES.iter().position(|(code, _)| *code == wanted);
+        let code =
+            |wanted| turnpike_turn::server::stats::ERROR_CODES.iter().position(|(code, _)| *code == wanted);
         let now = server(|worker| {
             worker.turn.quota_refusals = [4, 0];
             worker.turn.errors[code(486).unwrap()] = 4;

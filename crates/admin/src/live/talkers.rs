@@ -73,7 +73,8 @@ fn relayed(before: &Pass, tally: &Tally) -> u64 {
 
 /// Datagrams and bytes to peers and to the client. One that is new had nothing before.
 fn since(before: &Pass, tally: &Tally) -> ((u64, u64), (u64, u64)) {
-    let less = |now: (u64, u64), then: (u64, u64)| (now.0.saturating_sub(then.0), now.1.saturating_sub(then.1));
+    let less =
+        |now: (u64, u64), then: (u64, u64)| (now.0.saturating_sub(then.0), now.1.saturating_sub(then.1));
     match before.tallies.get(&tally.id) {
         Some((_, then)) => (less(tally.to_peer, then.to_peer), less(tally.to_client, then.to_client)),
         None => (tally.to_peer, tally.to_client),

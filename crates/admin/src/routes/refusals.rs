@@ -65,18 +65,8 @@ fn prefix(text: &str) -> Result<Cidr, Problem> {
 
 impl From<program::Refusal> for Refusal {
     fn from(found: program::Refusal) -> Self {
-        let program::Refusal {
-            first_ms,
-            last_ms,
-            count,
-            client,
-            user,
-            realm,
-            asked,
-            code,
-            reason,
-            remedy,
-        } = found;
+        let program::Refusal { first_ms, last_ms, count, client, user, realm, asked, code, reason, remedy } =
+            found;
         Self {
             first_at: at(first_ms),
             last_at: at(last_ms),
