@@ -206,4 +206,4 @@ async fn speak<S>(
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -233,3 +233,73 @@ impl Watcher {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use http_body_util::{BodyExt as _, channel::Channel};
+
+    use super::*;
+    use crate::connections::tests::Nobody;
+
+    async fn heard(body: &mut Channel<Bytes>) -> Bytes {
+        let frame = body.frame().await.expect("it goes on").expect("no error");
+        frame.into_data().expect("no trailers")
+    }
+
+    /// Time is tokio's here, and passes when nobody has anything to do.
+    #[tokio::test(start_paused = true)]
+    async fn all_who_watch_get_the_same_and_who_takes_nothing_is_dropped() {
+        let feed = Feed::start(Arc::new(Nobody::default()));
+        let watch = |feed: &Arc<Feed>| {
+            let (mut sender, body) = Channel::<Bytes>::new(1);
+            let watcher = feed.watcher().expect("a place");
+            (tokio::spawn(async move { watcher.send(&mut sender, None, || true).await }), body)
+        };
+        let ((_one, mut first), (_other, mut second), (deaf, unread)) =
+            (watch(&feed), watch(&feed), watch(&feed));
+        assert_eq!(feed.watchers.available_permits(), WATCHERS - 3);
+        assert!(heard(&mut first).await.starts_with(b"event: history\ndata: {"));
+        assert!(heard(&mut second).await.ends_with(b"}\n\n"));
+        for _ in 0..5 {
+            let (one, other) = (heard(&mut first).await, heard(&mut second).await);
+            assert!(one.starts_with(b"event: live\n"));
+            assert_eq!(one.as_ptr(), other.as_ptr(), "written once");
+        }
+        // The others go on while the deaf one runs out of time.
+        while !deaf.is_finished() {
+            heard(&mut first).await;
+            heard(&mut second).await;
+        }
+        assert_eq!(feed.watchers.available_permits(), WATCHERS - 2);
+        drop(unread);
+        let told = Arc::strong_count(&feed);
+        drop(first);
+        while feed.watchers.available_permits() < WATCHERS - 1 {
+            heard(&mut second).await;
+        }
+        assert!(Arc::strong_count(&feed) < told, "who has gone leaves nothing behind");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn who_may_not_watch_any_more_is_sent_nothing_more() {
+        let feed = Feed::start(Arc::new(Nobody::default()));
+        let (mut sender, mut body) = Channel::<Bytes>::new(1);
+        let watcher = feed.watcher().expect("a place");
+        let sending = tokio::spawn(async move { watcher.send(&mut sender, None, || false).await });
+        assert!(heard(&mut body).await.starts_with(b"event: history\n"));
+        assert!(body.frame().await.is_none());
+        sending.await.expect("no panic");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn it_is_watched_by_who_watches_and_by_who_has_asked_lately() {
+        let feed = Feed::start(Arc::new(Nobody::default()));
+        assert!(!feed.is_watched());
+        let watcher = feed.watcher();
+        assert!(feed.is_watched());
+        drop(watcher);
+        assert!(!feed.is_watched());
+        assert_eq!(feed.newest().await.expect("a reading").live.status.open, 0);
+        assert!(feed.is_watched());
+    }
+}

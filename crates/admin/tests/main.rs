@@ -9,4 +9,6 @@ mod answers;
 mod commands;
 mod document;
 mod listening;
+mod live;
+mod page;
 mod sessions;

@@ -21,7 +21,7 @@ use tokio::sync::oneshot;
 use turnpike_admin::{
     Interface, Program,
     model::Job,
-    program::{Later, NotReloaded, Reloaded, Server},
+    program::{Later, NotReloaded, Refusal, RefusalFilter, Reloaded, Rule, Server},
 };
 use turnpike_config::{
     AdminAccess, AdminAddress, AdminSettings, Certificate, Secret, Settings, certificates,
@@ -79,6 +79,8 @@ pub(crate) struct Double {
     pub(crate) draining: AtomicBool,
     pub(crate) level: Mutex<String>,
     pub(crate) ended: AtomicBool,
+    pub(crate) refusals: Mutex<Vec<Refusal>>,
+    pub(crate) rules: Mutex<Vec<Rule>>,
 }
 
 impl Double {
@@ -141,6 +143,18 @@ impl Program for Double {
             datapath_reason: "as configured".into(),
         })
     }
+    fn refusals(&self, wanted: &RefusalFilter, most: usize) -> Option<Vec<Refusal>> {
+        self.relay.as_ref()?;
+        let refusals = self.refusals.lock().unwrap();
+        let fits = |refusal: &&Refusal| {
+            wanted.client.as_ref().is_none_or(|prefix| prefix.contains(refusal.client.ip()))
+                && wanted.user.as_ref().is_none_or(|user| refusal.user.contains(user))
+        };
+        Some(refusals.iter().filter(fits).take(most).cloned().collect())
+    }
+    fn rules(&self) -> Vec<Rule> {
+        self.rules.lock().unwrap().clone()
+    }
 }
 
 /// A program that runs on a thread of its own, as the control thread does.
@@ -179,6 +193,8 @@ impl Running {
             draining: AtomicBool::new(false),
             level: Mutex::new("info".to_owned()),
             ended: AtomicBool::new(false),
+            refusals: Mutex::default(),
+            rules: Mutex::default(),
         });
         let (stop, stopped) = oneshot::channel::<()>();
         let (found, addresses) = mpsc::channel();
