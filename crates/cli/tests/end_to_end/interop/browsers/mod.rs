@@ -1,6 +1,8 @@
 //! Browsers: two peer connections of one page that may only meet through `serve`, with audio, video and a data channel.
 
+mod admin_page;
 mod browser;
+mod driver;
 mod page;
 
 use std::net::IpAddr;
