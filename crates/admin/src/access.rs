@@ -39,6 +39,9 @@ fn is_open(path: &str) -> bool {
     matches!(path, "/" | "/livez" | "/readyz" | "/healthz") || web::is_file(path)
 }
 
+/// Not for those who may look: what is weak could be guessed by it.
+const PRIVATE: [&str; 1] = ["/v1/secrets"];
+
 /// How a connection came.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Via {
@@ -206,15 +209,20 @@ fn judge(settings: &AdminSettings, via: Via, request: &Request) -> Result<Grant,
         return Err(Refused::WrongToken);
     }
     let grant = Grant { via, token };
-    let needed = if changes_something(request.method()) { AdminAccess::Full } else { AdminAccess::Read };
+    let is_private = PRIVATE.contains(&request.uri().path());
+    let needed =
+        if changes_something(request.method()) || is_private { AdminAccess::Full } else { AdminAccess::Read };
     if grant.access(settings) >= needed {
         return Ok(grant);
     }
     let detail = match needed {
         AdminAccess::Full => {
-            "changes need a token of admin.tokens, a client certificate of admin.client_ca, or the Unix socket"
+            let what = if is_private { "secrets" } else { "changes" };
+            format!(
+                "{what} need a token of admin.tokens, a client certificate of admin.client_ca, or the Unix socket"
+            )
         }
-        _ => "a token is needed, a client certificate, or the Unix socket",
+        _ => "a token is needed, a client certificate, or the Unix socket".to_owned(),
     };
     let problem = match grant.token {
         None => Problem::new(StatusCode::UNAUTHORIZED, "no_token", detail),

@@ -28,7 +28,7 @@ use turnpike_config::Secret;
 
 use crate::{
     listen::{Environment, candidates},
-    model::Problem,
+    model::{Problem, Status},
 };
 
 /// What a request may take: a little more than the server gives it.
@@ -124,7 +124,8 @@ pub enum ClientError {
     },
 }
 
-fn listed(lines: &[String]) -> String {
+/// Lines behind a sentence.
+pub(crate) fn listed(lines: &[String]) -> String {
     lines.iter().map(|line| format!("\n{line}")).collect()
 }
 
@@ -159,6 +160,18 @@ impl Client {
     #[must_use]
     pub fn whom(&self) -> String {
         self.targets.iter().map(ToString::to_string).collect::<Vec<_>>().join(" or ")
+    }
+
+    /// Whether a program answers.
+    ///
+    /// # Errors
+    /// See [`ClientError`]: somebody is there who does not answer this one.
+    pub fn finds_somebody(&self) -> Result<bool, ClientError> {
+        match self.get::<Status>("/v1/status") {
+            Ok(_) => Ok(true),
+            Err(ClientError::Nobody { .. }) => Ok(false),
+            Err(error) => Err(error),
+        }
     }
 
     /// What is at this path.

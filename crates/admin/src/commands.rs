@@ -1,12 +1,17 @@
-//! `turnpike sessions`, `session`, `drain` and `reload`: what they ask and how they show it, as tables for people or as JSON.
+//! `turnpike sessions`, `session`, `drain` and `reload`: what they ask and how they show it, as tables for people or as JSON. `user`,
+//! `secret` and `realm` are in `keeper`.
+
+mod keeper;
 
 use std::io::{self, Write};
 
 use serde::Serialize;
 
+pub use keeper::{Keeper, MadeUp};
+
 use crate::{
-    client::{Client, ClientError},
-    model::{Drain, Draining, Reloaded, Session, SessionPage, Traffic},
+    client::{Client, ClientError, listed},
+    model::{Drain, Draining, Problem, Reloaded, Session, SessionPage, Traffic},
     routes::SessionQuery,
     table::{Table, bytes, span},
 };
@@ -19,13 +24,39 @@ const PAGE: usize = 1000;
 pub enum CommandError {
     /// It was not answered, or refused.
     #[error(transparent)]
-    Client(#[from] ClientError),
+    Client(ClientError),
+    /// It was not done, by a running program or here.
+    #[error("{}{}", .0.detail, listed(&.0.errors))]
+    Refused(Problem),
     /// A picture that changes needs one.
     #[error("standard input or output is no terminal: use --once or --json")]
     NoTerminal,
     /// What was answered cannot be shown.
     #[error("cannot write to standard output: {0}")]
     Output(#[from] io::Error),
+}
+
+impl From<ClientError> for CommandError {
+    fn from(error: ClientError) -> Self {
+        match error {
+            ClientError::Refused(problem) => Self::Refused(problem),
+            other => Self::Client(other),
+        }
+    }
+}
+
+impl From<Problem> for CommandError {
+    fn from(problem: Problem) -> Self {
+        Self::Refused(problem)
+    }
+}
+
+impl CommandError {
+    /// Whether what was typed is wrong, and not what became of it.
+    #[must_use]
+    pub fn is_usage(&self) -> bool {
+        matches!(self, Self::Refused(problem) if problem.status == 400)
+    }
 }
 
 /// Which sessions are to be shown; all that is named must fit. The words are judged by the server.
@@ -65,20 +96,20 @@ pub fn list_sessions(
         limit: None,
         cursor: None,
     };
-    let mut list = List::new(json);
+    let head = ["ID", "REALM", "USER", "CLIENT", "VIA", "RELAYED", "AGE", "TO PEERS", "TO CLIENT"];
+    let mut list = List::new(json, head);
     while left > 0 {
         query.limit = Some(left.min(PAGE));
         let words = serde_urlencoded::to_string(&query).unwrap_or_default();
         let page: SessionPage = client.get(&format!("/v1/sessions?{words}"))?;
         left = left.saturating_sub(page.sessions.len());
-        list.show(out, &page.sessions)?;
+        list.show(out, &page.sessions, row)?;
         if page.next.is_none() {
             break;
         }
         query.cursor = page.next;
     }
-    list.end(out)?;
-    Ok(())
+    Ok(list.end(out, "no sessions")?)
 }
 
 /// Shows one session with all that is known of it.
@@ -166,41 +197,43 @@ fn write_json(out: &mut dyn Write, value: &impl Serialize) -> io::Result<()> {
     writeln!(out, "{}", serde_json::to_string_pretty(value)?)
 }
 
-/// Sessions as they come.
-enum List {
-    Table(Table<9>, usize),
+/// Rows as they come.
+enum List<const N: usize> {
+    Table(Table<N>, usize),
     /// Whether one has been written.
     Json(bool),
 }
 
-impl List {
-    fn new(json: bool) -> Self {
-        if json {
-            return Self::Json(false);
-        }
-        let head = ["ID", "REALM", "USER", "CLIENT", "VIA", "RELAYED", "AGE", "TO PEERS", "TO CLIENT"];
-        Self::Table(Table::new(head), 0)
+impl<const N: usize> List<N> {
+    fn new(json: bool, head: [&'static str; N]) -> Self {
+        if json { Self::Json(false) } else { Self::Table(Table::new(head), 0) }
     }
 
-    fn show(&mut self, out: &mut dyn Write, sessions: &[Session]) -> io::Result<()> {
+    fn show<T: Serialize>(
+        &mut self,
+        out: &mut dyn Write,
+        items: &[T],
+        row: fn(&T) -> [String; N],
+    ) -> io::Result<()> {
         match self {
             Self::Table(table, count) => {
-                *count += sessions.len();
-                table.write(out, &sessions.iter().map(row).collect::<Vec<_>>())
+                *count += items.len();
+                table.write(out, &items.iter().map(row).collect::<Vec<_>>())
             }
             Self::Json(begun) => {
-                for session in sessions {
+                for item in items {
                     let lead = if std::mem::replace(begun, true) { ",\n" } else { "[\n" };
-                    write!(out, "{lead}{}", serde_json::to_string(session)?)?;
+                    write!(out, "{lead}{}", serde_json::to_string(item)?)?;
                 }
                 Ok(())
             }
         }
     }
 
-    fn end(self, out: &mut dyn Write) -> io::Result<()> {
+    /// `none` is for people.
+    fn end(self, out: &mut dyn Write, none: &str) -> io::Result<()> {
         match self {
-            Self::Table(_, 0) => writeln!(out, "no sessions"),
+            Self::Table(_, 0) => writeln!(out, "{none}"),
             Self::Table(..) => Ok(()),
             Self::Json(false) => writeln!(out, "[]"),
             Self::Json(true) => writeln!(out, "\n]"),

@@ -3,13 +3,15 @@
 //! ```text
 //!  listen ─▶ connections: few, short, one request each ─▶ access: Host, Origin, token, role, audit line ─▶ routes ─▶ Program
 //!    Unix socket, loopback, TLS                                                                                 │
-//!  commands ─▶ client ─▶ (one of these)                    relay::sessions: workers, asked slice by slice ◀─────┘
+//!  commands ─▶ client ─▶ (one of these)                    relay::sessions: workers, asked slice by slice ◀─────┤
+//!      └─────▶ accounts, where no program runs                   accounts: users, secrets, realms of a store ◀─────┘
 //! ```
 //!
 //! Everything runs on the control thread of the program; no worker waits for it.
 #![forbid(unsafe_code)]
 
 mod access;
+mod accounts;
 pub mod client;
 pub mod commands;
 mod connections;
@@ -17,6 +19,7 @@ mod hosts;
 mod listen;
 mod live;
 pub mod model;
+mod plain_text;
 mod problem;
 pub mod program;
 mod routes;
@@ -26,6 +29,7 @@ mod tls;
 pub mod top;
 mod web;
 
+pub use accounts::{Accounts, Store};
 pub use listen::{Interface, ListenError};
 pub use program::Program;
 pub use tls::TlsError;

@@ -28,7 +28,7 @@ use tokio::{
     sync::{OwnedSemaphorePermit, Semaphore, oneshot, watch},
     time::{Instant as Deadline, MissedTickBehavior, interval, timeout, timeout_at},
 };
-use turnpike_relay::session_counts::OPENING_BOUNDS;
+use turnpike_relay::openings::OPENING_BOUNDS;
 
 use crate::{
     model::{History, Live, Status, Talkers},
@@ -52,8 +52,8 @@ const WATCHED_MS: u64 = 15_000;
 /// Readings that the quantiles of openings are of.
 const OPENINGS: usize = 60;
 
-/// Buckets of [`turnpike_relay::SessionCounts::openings`].
-type Openings = [u64; OPENING_BOUNDS.len() + 1];
+/// Those of [`turnpike_relay::Openings`].
+type Buckets = [u64; OPENING_BOUNDS.len() + 1];
 
 /// Reads once a second, for as long as the runtime lives.
 pub(crate) struct Feed {
@@ -157,7 +157,7 @@ impl Feed {
         let mut ticks = interval(TICK);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut before: Option<Reading> = None;
-        let mut openings: VecDeque<Openings> = VecDeque::with_capacity(OPENINGS);
+        let mut openings: VecDeque<Buckets> = VecDeque::with_capacity(OPENINGS);
         loop {
             ticks.tick().await;
             let shares = threads.shares().await;

@@ -147,17 +147,102 @@ pub struct Channel {
     pub expires_in_s: u64,
 }
 
-/// How many users are in force.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+/// Users, and how many there are.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Users {
     /// Users that have a session.
     pub with_sessions: u64,
     /// Users of the configuration, over all realms.
     pub configured: u64,
-    /// Secrets of time-limited credentials, over all realms.
+    /// Secrets of time-limited credentials in the configuration, over all realms.
     pub secrets: u64,
-    /// Keys of access tokens (RFC 7635).
+    /// Keys of access tokens (RFC 7635), those of a store included.
     pub token_keys: u64,
+    /// Some of them: those of the configuration first, then those of the store by realm and name.
+    pub users: Vec<User>,
+    /// The `cursor` of the next page; none behind the last one.
+    pub next: Option<String>,
+}
+
+/// A user.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct User {
+    /// The username.
+    pub name: String,
+    /// The realm.
+    pub realm: String,
+    /// The algorithms of its keys, such as `MD5, SHA-256`.
+    pub keys: String,
+    /// Where it stands.
+    pub from: Origin,
+}
+
+/// Where a user or a secret stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum Origin {
+    /// In the configuration, by which alone it is changed.
+    Configuration,
+    /// In the store.
+    Store,
+}
+
+/// A user to be made, or one that gets another password. Its `Debug` would show that, so there is none.
+#[derive(Clone, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct NewUser {
+    /// The username: 1 to 508 bytes without control characters and colons.
+    pub name: String,
+    /// The realm; `server.realm` if it is not there.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub realm: Option<String>,
+    /// The password. Keys are made of it; it is not kept.
+    pub password: String,
+}
+
+/// Secrets of time-limited credentials.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Secrets {
+    /// All of them.
+    pub secrets: Vec<SharedSecret>,
+}
+
+/// A secret of time-limited credentials, without itself.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ToSchema)]
+pub struct SharedSecret {
+    /// The realm.
+    pub realm: String,
+    /// The first 16 hex digits of its SHA-256.
+    pub fingerprint: String,
+    /// Where it stands.
+    pub from: Origin,
+}
+
+/// A secret to be taken. Its `Debug` would show it, so there is none.
+#[derive(Clone, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct NewSecret {
+    /// The secret.
+    pub secret: String,
+    /// The realm; `server.realm` if it is not there.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub realm: Option<String>,
+}
+
+/// A change of the store.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Change {
+    /// The username, the fingerprint of the secret, or the name of the realm.
+    pub name: String,
+    /// The realm.
+    pub realm: String,
+    /// The store, without its password.
+    pub store: String,
+    /// Whether it was there before.
+    pub existed: bool,
+    /// What somebody should know.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub note: Option<String>,
 }
 
 /// All realms.
@@ -165,6 +250,8 @@ pub struct Users {
 pub struct Realms {
     /// Those that clients are served in.
     pub realms: Vec<Realm>,
+    /// What the store says of realms.
+    pub stored: Vec<StoredRealm>,
 }
 
 /// A realm.
@@ -180,12 +267,41 @@ pub struct Realm {
     pub max_sessions_per_user: u64,
     /// Users of the configuration.
     pub users: u64,
-    /// Secrets of time-limited credentials.
+    /// Secrets of time-limited credentials in the configuration.
     pub secrets: u64,
     /// Listeners that serve it alone or with others; any that no realm names, if there is none.
     pub listen: Vec<String>,
     /// TLS and DTLS server names that lead to it.
     pub server_names: Vec<String>,
+}
+
+/// What a store says of a realm; where the configuration says something else, that is in force.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct StoredRealm {
+    /// REALM.
+    pub name: String,
+    /// The most sessions that it may have.
+    pub max_sessions: Option<u64>,
+    /// The most that each of its users may have.
+    pub max_sessions_per_user: Option<u64>,
+    /// Web pages whose clients are led to it.
+    pub origins: Vec<String>,
+}
+
+/// A realm to be served beside those of the configuration, or to get other limits.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct NewRealm {
+    /// REALM: 1 to 127 characters, without control characters, `"` and `\`.
+    pub name: String,
+    /// The most sessions that it may have; no limit of its own if it is not there.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(minimum = 1)]
+    pub max_sessions: Option<u64>,
+    /// The most that each of its users may have.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(minimum = 1)]
+    pub max_sessions_per_user: Option<u64>,
 }
 
 /// All limits that have a number.

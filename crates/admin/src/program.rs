@@ -8,7 +8,7 @@ use turnpike_net::Datapath;
 use turnpike_relay::{Relay, RelayAddress};
 use turnpike_turn::server::Cidr;
 
-use crate::model::Job;
+use crate::{accounts::Store, model::Job};
 
 /// An answer that takes its time.
 pub type Later<T> = Pin<Box<dyn Future<Output = T> + Send>>;
@@ -54,8 +54,10 @@ pub trait Program: Send + Sync + 'static {
 pub struct Server {
     /// What relays.
     pub relay: Arc<Relay>,
-    /// What is configured.
+    /// What is configured, with what the store adds.
     pub settings: Arc<Settings>,
+    /// Where more users are, if there is one.
+    pub store: Option<Store>,
     /// Those that are shown to clients.
     pub certificates: Arc<[Certificate]>,
     /// Those that relayed transport addresses are made on.

@@ -1,5 +1,6 @@
 //! What can be asked, path by path. Each handler stands in a file of `routes/` with its description for the OpenAPI document.
 
+mod accounts;
 mod health;
 mod live;
 mod refusals;
@@ -16,7 +17,7 @@ use axum::{
     http::{HeaderMap, Method, StatusCode, Uri, header},
     middleware,
     response::{IntoResponse, Response},
-    routing::{get, post},
+    routing::{delete, get, post},
 };
 use serde::{Serialize, de::DeserializeOwned};
 use serde_json::{Map, Value};
@@ -26,6 +27,7 @@ use utoipa::{
 };
 
 use crate::{access, live::Feed, model::Problem, program::Program, threads::Threads, web};
+pub(crate) use accounts::{RealmQuery, UserQuery};
 pub(crate) use sessions::SessionQuery;
 
 /// Bytes of the body of a request: more than any of ours has.
@@ -67,8 +69,12 @@ pub(crate) fn router(program: Arc<dyn Program>) -> Router {
         .route("/v1/drain", post(running::drain))
         .route("/v1/sessions", get(sessions::list))
         .route("/v1/sessions/{id}", get(sessions::one).delete(sessions::end))
-        .route("/v1/users", get(server::users))
-        .route("/v1/realms", get(server::realms))
+        .route("/v1/users", get(accounts::users).post(accounts::put_user))
+        .route("/v1/users/{name}", delete(accounts::remove_user))
+        .route("/v1/secrets", get(accounts::secrets).post(accounts::put_secret))
+        .route("/v1/secrets/{fingerprint}", delete(accounts::remove_secret))
+        .route("/v1/realms", get(accounts::realms).post(accounts::put_realm))
+        .route("/v1/realms/{name}", delete(accounts::remove_realm))
         .route("/v1/limits", get(server::limits))
         .route("/v1/listeners", get(server::listeners))
         .route("/v1/certificates", get(server::certificates))
@@ -109,8 +115,15 @@ pub(crate) fn router(program: Arc<dyn Program>) -> Router {
         sessions::list,
         sessions::one,
         sessions::end,
-        server::users,
-        server::realms,
+        accounts::users,
+        accounts::put_user,
+        accounts::remove_user,
+        accounts::secrets,
+        accounts::put_secret,
+        accounts::remove_secret,
+        accounts::realms,
+        accounts::put_realm,
+        accounts::remove_realm,
         server::limits,
         server::listeners,
         server::certificates,

@@ -83,7 +83,10 @@ fn every_path_answers_as_described() {
     let id = running.get("/v1/sessions").ok()["sessions"][0]["id"].as_str().unwrap().to_owned();
     let mut asked = BTreeSet::new();
     let mut ask = |method: &str, path: &str, body: Option<&str>, status: u16| {
-        let answer = running.ask(method, &path.replace("{id}", &id), body);
+        let name = if path.contains("realms") { "blue.example" } else { "dora" };
+        let real =
+            path.replace("{id}", &id).replace("{name}", name).replace("{fingerprint}", "dc365e79d41cfae1");
+        let answer = running.ask(method, &real, body);
         assert_eq!(answer.status, status, "{method} {path}: {answer:?}");
         document.check(method, path, &answer);
         asked.insert(format!("{} {path}", method.to_ascii_lowercase()));
@@ -101,8 +104,6 @@ fn every_path_answers_as_described() {
         "/v1/log",
         "/v1/sessions",
         "/v1/sessions/{id}",
-        "/v1/users",
-        "/v1/realms",
         "/v1/limits",
         "/v1/listeners",
         "/v1/certificates",
@@ -113,6 +114,18 @@ fn every_path_answers_as_described() {
         "/v1/refusals",
     ] {
         ask("GET", path, None, 200);
+    }
+    for (path, name, body) in [
+        ("/v1/users", "/v1/users/{name}", "{\"name\":\"dora\",\"password\":\"hunter4hunter4\"}"),
+        ("/v1/secrets", "/v1/secrets/{fingerprint}", "{\"secret\":\"north\"}"),
+        ("/v1/realms", "/v1/realms/{name}", "{\"name\":\"blue.example\",\"max_sessions\":7}"),
+    ] {
+        ask("POST", path, Some(body), 201);
+        ask("POST", path, Some(body), 200);
+        ask("POST", path, Some("{}"), 400);
+        ask("GET", path, None, 200);
+        ask("DELETE", name, None, 200);
+        ask("DELETE", name, None, 404);
     }
     ask("PUT", "/v1/log", Some("{\"level\":\"debug\"}"), 200);
     ask("PUT", "/v1/log", Some("{\"level\":\"deb\"}"), 400);
@@ -149,7 +162,9 @@ fn what_is_told_is_so() {
     assert_eq!(running.get("/v1/build").ok()["version"], env!("CARGO_PKG_VERSION"));
 
     let users = running.get("/v1/users").ok();
-    assert_eq!(users, json!({ "with_sessions": 1, "configured": 3, "secrets": 1, "token_keys": 0 }));
+    assert_eq!(users["users"][0]["name"], "alice");
+    let counts = ["with_sessions", "configured", "secrets", "token_keys"].map(|key| users[key].as_u64());
+    assert_eq!(counts, [1, 3, 1, 0].map(Some));
     let realms = running.get("/v1/realms").ok();
     assert_eq!(realms["realms"][0]["name"], "turnpike");
     assert_eq!(
@@ -210,11 +225,19 @@ fn what_is_told_is_so() {
 fn no_answer_holds_a_secret() {
     let running = Running::server(1);
     configured(&running);
+    for (path, body) in [
+        ("/v1/users", "{\"name\":\"dora\",\"password\":\"hunter4hunter4\"}"),
+        ("/v1/secrets", "{\"secret\":\"northnorth\"}"),
+    ] {
+        let answer = running.ask("POST", path, Some(body));
+        assert_eq!(answer.status, 201, "{answer:?}");
+        assert!(!answer.body.contains("hunter") && !answer.body.contains("north"), "{answer:?}");
+    }
     let _client = running.allocated();
     let paths = running.get("/openapi.json").ok()["paths"].clone();
     for path in paths.as_object().unwrap().keys().filter(|path| *path != "/v1/live/events") {
         let body = running.get(path).body;
-        for secret in ["hunter", crate::support::FULL, crate::support::READ] {
+        for secret in ["hunter", "north", crate::support::FULL, crate::support::READ] {
             assert!(!body.contains(secret), "{path}: {body}");
         }
     }
@@ -313,7 +336,13 @@ fn metrics_go_on_with_what_the_interface_counts() {
         let line = text.lines().find_map(|line| line.strip_prefix(series));
         line.unwrap_or_else(|| panic!("no {series} in {text}")).trim().parse().unwrap()
     };
-    let text = running.get("/metrics").body;
+    let open_metrics = (
+        "Accept",
+        "application/openmetrics-text;version=1.0.0;q=0.6,text/plain;version=0.0.4;q=0.5,*/*;q=0.1",
+    );
+    let answer = running.get_with("/metrics", open_metrics);
+    assert!(answer.header("content-type").starts_with("application/openmetrics-text; version=1.0.0"));
+    let text = answer.body;
     assert!(text.starts_with("# TYPE turnpike_draining gauge\nturnpike_draining 0.0\n"), "{text}");
     assert!(text.ends_with("\n# EOF\n") && text.matches("# EOF").count() == 1, "{text}");
     for family in ["admin_connections_closed", "admin_requests", "admin_wrong_tokens"] {
@@ -322,7 +351,11 @@ fn metrics_go_on_with_what_the_interface_counts() {
     let refused = "turnpike_admin_requests_total{result=\"refused\"}";
     let before = count(&text, refused);
     running.get("/nowhere").problem(404);
-    assert!(count(&running.get("/metrics").body, refused) > before);
+    let answer = running.get("/metrics");
+    assert!(answer.header("content-type").starts_with("text/plain; version=0.0.4"));
+    assert!(count(&answer.body, refused) > before);
+    assert!(answer.body.contains("# TYPE turnpike_admin_requests_total counter\n"), "{}", answer.body);
+    assert!(!answer.body.contains("# EOF"), "{}", answer.body);
 }
 
 #[test]

@@ -5,6 +5,7 @@
 mod support;
 
 mod access;
+mod accounts;
 mod answers;
 mod commands;
 mod document;

@@ -95,9 +95,9 @@ impl Program for Running {
     }
 
     fn server(&self) -> Option<Server> {
-        let ServerView { relay, settings, certificates, addresses, datapath, datapath_reason } =
+        let ServerView { relay, settings, store, certificates, addresses, datapath, datapath_reason } =
             self.0.server()?;
-        Some(Server { relay, settings, certificates, addresses, datapath, datapath_reason })
+        Some(Server { relay, settings, store, certificates, addresses, datapath, datapath_reason })
     }
 
     fn refusals(&self, wanted: &RefusalFilter, most: usize) -> Option<Vec<Refusal>> {

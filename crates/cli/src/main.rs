@@ -5,13 +5,17 @@ mod admin_args;
 mod admin_wiring;
 mod args;
 mod credentials_args;
+mod firewall_args;
 mod forward_args;
+mod import_args;
 mod load_args;
 mod load_forward_args;
 mod log_args;
+mod manage_args;
 mod probe_args;
 mod probe_text;
 mod serve_args;
+mod shell_args;
 mod summary;
 
 use std::{
@@ -39,7 +43,9 @@ use crate::{
     args::{Cli, Command},
     credentials_args::CredentialsArgs,
     forward_args::ForwardArgs,
+    import_args::ImportCommand,
     load_args::{LoadCommand, ReflectArgs},
+    manage_args::ManageError,
     probe_args::ProbeArgs,
     serve_args::{CheckConfigArgs, ServeArgs},
     summary::{Summary, Unit},
@@ -66,6 +72,16 @@ fn main() -> ExitCode {
         Command::Drain(args) => told(|out| args.run(out)),
         Command::Reload(args) => told(|out| args.run(out)),
         Command::Top(args) => told(|out| args.run(out)),
+        Command::User { command } => managed(|out| command.run(out)),
+        Command::Secret { command } => managed(|out| command.run(out)),
+        Command::Realm { command } => managed(|out| command.run(out)),
+        Command::Import { command } => import(&command),
+        Command::PrintFirewall(args) => match args.make() {
+            Ok(rules) => print(format_args!("{}", rules.trim_end())),
+            Err(errors) => fail(BAD_USAGE, &errors),
+        },
+        Command::Completions(args) => written("the completions", args.write(&mut io::stdout())),
+        Command::Man(args) => written("the manual pages", args.write(&mut io::stdout())),
         Command::Lab(args) => ExitCode::from(turnpike_lab::run(*args, &turnpike_lab::Stop::on_signals())),
     }
 }
@@ -91,12 +107,49 @@ fn ended(daemon: Result<(), DaemonError>) -> ExitCode {
     }
 }
 
+/// Another server's configuration: the translation on standard output or in a file, what it lacks on standard error.
+fn import(command: &ImportCommand) -> ExitCode {
+    let imported = match command.run() {
+        Ok(imported) => imported,
+        Err(errors) => return fail(BAD_USAGE, &errors),
+    };
+    for note in &imported.notes {
+        let kind = if note.is_harmless { "nothing to do" } else { "to do" };
+        tell(format_args!("{kind}: {note}"));
+    }
+    match command.output() {
+        None => print(format_args!("{}", imported.toml.trim_end())),
+        Some(path) => match import_args::write(path, &imported.toml) {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(error) => fail(FAILED, &format_args!("cannot write {}: {error}", path.display())),
+        },
+    }
+}
+
+/// What a store says.
+fn managed(ask: impl FnOnce(&mut dyn Write) -> Result<(), ManageError>) -> ExitCode {
+    let mut out = io::BufWriter::new(io::stdout().lock());
+    let done = ask(&mut out);
+    let flushed = out.flush().map_err(CommandError::from).map_err(ManageError::from);
+    drop(out);
+    match done.and(flushed) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(ManageError::Command(error)) => refused(&error),
+        Err(ManageError::Store(DaemonError::Config(errors))) => fail(BAD_USAGE, &errors),
+        Err(error @ (ManageError::Store(DaemonError::NoStore) | ManageError::Address(_))) => {
+            fail(BAD_USAGE, &error)
+        }
+        Err(error) => fail(FAILED, &error),
+    }
+}
+
 fn check_config(args: CheckConfigArgs) -> ExitCode {
     if let Some(file) = args.forward {
         return check_forward(&ForwardArgs::of_file(file));
     }
     let loaded = args.serve.into_sources().load();
-    show_checked(loaded.map(|loaded| (loaded.warnings, loaded.settings.to_toml())))
+    let checked = loaded.and_then(|loaded| turnpike_daemon::check_store(&loaded.settings).map(|()| loaded));
+    show_checked(checked.map(|loaded| (loaded.warnings, loaded.settings.to_toml())))
 }
 
 fn check_forward(sources: &ForwardSources) -> ExitCode {
@@ -127,11 +180,17 @@ fn show_checked(checked: Result<(Vec<String>, String), Mistakes>) -> ExitCode {
 /// What a running program has answered.
 fn told(ask: impl FnOnce(&mut dyn Write) -> Result<(), CommandError>) -> ExitCode {
     let mut out = io::BufWriter::new(io::stdout().lock());
-    let result = ask(&mut out).and_then(|()| Ok(out.flush()?));
-    match result {
-        Err(CommandError::Output(error)) if error.kind() == io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
-        Err(error) => fail(FAILED, &error),
+    match ask(&mut out).and_then(|()| Ok(out.flush()?)) {
+        Err(error) => refused(&error),
         Ok(()) => ExitCode::SUCCESS,
+    }
+}
+
+fn refused(error: &CommandError) -> ExitCode {
+    match error {
+        CommandError::Output(error) if error.kind() == io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
+        error if error.is_usage() => fail(BAD_USAGE, error),
+        error => fail(FAILED, error),
     }
 }
 
@@ -285,6 +344,13 @@ fn print(result: fmt::Arguments<'_>) -> ExitCode {
     match writeln!(io::stdout(), "{result}").or_else(forgive_closed_pipe) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => fail(FAILED, &format_args!("cannot write to standard output: {error}")),
+    }
+}
+
+fn written(what: &str, result: io::Result<()>) -> ExitCode {
+    match result.or_else(forgive_closed_pipe) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => fail(FAILED, &format_args!("cannot write {what}: {error}")),
     }
 }
 

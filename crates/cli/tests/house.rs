@@ -20,6 +20,7 @@ const FLOORS: &[(&str, u8)] = &[
     ("turnpike-forward", 2),
     ("turnpike-load", 2),
     ("turnpike-config", 3),
+    ("turnpike-stores", 3),
     ("turnpike-probe", 3),
     ("turnpike-admin", 4),
     ("turnpike-daemon", 4),

@@ -184,7 +184,7 @@ impl Judge<'_> {
             self.refuse(
                 "auth.required",
                 "it is false, but users, secrets or token keys are configured",
-                "true, or neither auth.users nor auth.secrets nor oauth.key",
+                "true, or neither auth.users nor auth.secrets nor oauth.key nor store.url",
             );
         }
         if !settings.realms.is_empty() && !settings.auth_required {
@@ -349,13 +349,14 @@ fn one_realm(settings: &Settings, index: usize, realm: &RealmSettings, problems:
             "another name, or the users of [auth] moved here",
         );
     }
-    if realm.users.is_empty() && realm.secrets.is_empty() && !realms::has_tokens(settings, name) {
+    let is_empty = realm.users.is_empty() && realm.secrets.is_empty() && !realms::has_tokens(settings, name);
+    if is_empty && !realms::names_store(settings) {
         refuse(
             "realm.users",
             format!(
                 "realm {name:?} has neither users nor secrets nor an oauth.key: nobody could authenticate"
             ),
-            "at least one user, secret or key",
+            "at least one user, secret or key, or a store that has some",
         );
     }
     if let Some(user) = repeated(realm.users.iter().map(|user| user.name.as_str())) {

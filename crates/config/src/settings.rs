@@ -14,13 +14,13 @@ use turnpike_turn::server::{AllowRule, Cidr};
 
 use crate::{
     AdminSettings, AlternateSettings, DiscoverySettings, OauthSettings, Origin, RealmSettings, Secret,
-    admin_keys,
+    StoreSettings, Stored, admin_keys,
     alternate_keys::ALTERNATE_KEYS,
     discovery_keys,
     key::{self, kind, number, settings},
     keys, oauth_keys,
     realm_keys::REALM_KEYS,
-    tables,
+    store_keys, tables,
 };
 
 /// How datagrams enter and leave.
@@ -103,6 +103,21 @@ settings! {
             reload "oauth.server_name" .server_name oauth_keys::SERVER_NAME,
             reload "oauth.skew" .skew number!(u32, "seconds", 0..=300),
             reload "oauth.key" .keys oauth_keys::KEYS;
+        /// A database with more of all this.
+        store: StoreSettings = StoreSettings::default(),
+            reload "store.url" .url store_keys::URL,
+            start "store.state" .state store_keys::STATE,
+            reload "store.connections" .connections number!(usize, "a number of connections", 1..=256),
+            reload "store.deadline" .deadline number!(u32, "seconds", 1..=8),
+            reload "store.unavailable" .unavailable store_keys::UNAVAILABLE,
+            reload "store.refresh" .refresh number!(u32, "seconds", 1..=3600),
+            reload "store.cache_users" .cache_users number!(usize, "a number of users", 1..=10_000_000),
+            reload "store.cache_lifetime" .cache_lifetime number!(u32, "seconds", 1..=86_400),
+            reload "store.cache_negative" .cache_negative number!(u32, "seconds", 1..=3600),
+            reload "store.cache_stale" .cache_stale number!(u32, "seconds", 0..=31_536_000),
+            reload "store.sha256" .sha256 kind::SWITCH;
+        /// What it says.
+        stored: Stored = Stored::default();
         /// Allocations in total.
         max_allocations: usize = 16_384, start "limits.allocations" number!(usize, "a number", 1..=1_000_000);
         /// Allocations of one user.
@@ -284,4 +299,6 @@ pub enum LogFormat {
     Text,
     /// One JSON object a line.
     Json,
+    /// For systemd's journal: with their priority, without the time.
+    Journald,
 }

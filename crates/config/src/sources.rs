@@ -1,5 +1,5 @@
 //! Where the settings of `serve` come from: flags, environment (`TURNPIKE_SECTION_KEY`, for secrets also `..._FILE`), file,
-//! defaults, in this order of precedence and key by key. Everything that is wrong is told at once.
+//! sockets that were passed, defaults, in this order of precedence and key by key. Everything that is wrong is told at once.
 
 use std::{
     collections::BTreeMap,
@@ -37,6 +37,8 @@ pub struct Sources {
     file: Option<PathBuf>,
     flags: Flags,
     environment: Vec<(String, String)>,
+    /// Weaker than all others.
+    fallback: Flags,
 }
 
 impl Sources {
@@ -46,12 +48,19 @@ impl Sources {
             .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
             .filter(|(name, _)| name.starts_with("TURNPIKE_"))
             .collect();
-        Self { file, flags, environment }
+        Self { file, flags, environment, fallback: Flags::new() }
     }
 
     /// As given.
     pub fn new(file: Option<PathBuf>, environment: Vec<(String, String)>, flags: Flags) -> Self {
-        Self { file, flags, environment }
+        Self { file, flags, environment, fallback: Flags::new() }
+    }
+
+    /// With settings that hold where no other source says anything, in place of the defaults: what follows from the sockets that a
+    /// service manager has passed. They are named as variables of the environment.
+    #[must_use]
+    pub fn with_fallback(self, fallback: Flags) -> Self {
+        Self { fallback, ..self }
     }
 
     /// The file, if one was named.
@@ -84,8 +93,8 @@ impl Sources {
         self.merge(&entries, problems, certificates::load)
     }
 
-    /// Tests look at no files but ours: they give a `certificates` of their own.
-    fn merge(
+    /// Who looks at no files but the one that was read gives a `certificates` of its own.
+    pub(crate) fn merge(
         &self,
         file: &[Entry],
         mut problems: Vec<Mistake>,
@@ -132,7 +141,9 @@ impl Sources {
             let file = from_file.get(spec.path).map(|node| (*node).clone());
             // Every source is checked, although only the strongest counts: a mistake that a flag hides would appear on the day
             // the flag is removed.
-            for node in [file, environment, self.flags.node(spec)].into_iter().flatten() {
+            for node in
+                [self.fallback.variable(spec), file, environment, self.flags.node(spec)].into_iter().flatten()
+            {
                 let origin = node.origin.clone();
                 let mut reader = Reader::new(spec, problems);
                 if (spec.apply)(&mut reader, &node, settings).is_some() {

@@ -17,6 +17,8 @@ use crate::{
     certificates::Told,
     control::Control,
     refusals::{Refusal, RefusalFilter, Refusals},
+    serve::Shown,
+    store::{SharedStore, Store, shared},
 };
 
 /// Descriptors set apart for the admin interface and for files that are read while the program runs: one for each connection, one for
@@ -125,7 +127,8 @@ impl Program {
         let server = self.server.as_ref()?;
         Some(ServerView {
             relay: server.relay.upgrade()?,
-            settings: Arc::clone(&server.settings.borrow()),
+            settings: Arc::clone(&server.shown.borrow().in_force),
+            store: shared(&server.store),
             certificates: server.certificates.in_use(),
             addresses: Arc::clone(&server.addresses),
             datapath: server.datapath,
@@ -139,7 +142,8 @@ impl Program {
 pub(crate) struct Server {
     /// Weak, so that the last owner can stop the relay while others look at it.
     pub(crate) relay: Weak<Relay>,
-    pub(crate) settings: watch::Receiver<Arc<Settings>>,
+    pub(crate) shown: watch::Receiver<Shown>,
+    pub(crate) store: SharedStore,
     pub(crate) certificates: Arc<Told>,
     pub(crate) addresses: Arc<[RelayAddress]>,
     pub(crate) datapath: Datapath,
@@ -151,8 +155,10 @@ pub(crate) struct Server {
 pub struct ServerView {
     /// What relays.
     pub relay: Arc<Relay>,
-    /// What is configured.
+    /// What is configured, with what the store adds.
     pub settings: Arc<Settings>,
+    /// Where more users are, if there is one.
+    pub store: Option<Store>,
     /// Those that are shown to clients.
     pub certificates: Arc<[Certificate]>,
     /// Those that relayed transport addresses are made on.

@@ -18,7 +18,7 @@ use tokio::{
 };
 use turnpike_config::LogFormat;
 
-use crate::{error::DaemonError, logging, signals::Signals};
+use crate::{error::DaemonError, logging, service_manager::ServiceManager, signals::Signals};
 
 /// How often the service is looked after. A worker that ended leaves its share of the clients unserved, and the service manager can
 /// do more about that than half a server.
@@ -97,8 +97,11 @@ pub struct Draining {
 
 /// What runs, and knows how to do what is asked for. Dropping it ends all sessions and joins the workers.
 pub(crate) trait Service: Send + 'static {
+    /// What [`Service::open`] counts.
+    const OPEN: &'static str;
+
     /// Reads the configuration again; a broken one changes nothing, and is told line by line.
-    fn reload(&mut self) -> Result<Reloaded, Vec<String>>;
+    fn reload(&mut self) -> impl Future<Output = Result<Reloaded, Vec<String>>>;
     /// Called each second.
     fn look(&mut self) {}
     /// Whether a worker has ended though nobody stopped it.
@@ -107,6 +110,8 @@ pub(crate) trait Service: Send + 'static {
     fn patience(&self) -> Duration;
     /// Takes nothing new from now on, and says so.
     fn drain(&mut self, patience: Duration);
+    /// Whether all workers have taken commands since the last call of this.
+    fn makes_progress(&self) -> bool;
     /// Sessions and connections now.
     fn open(&self) -> u64;
     /// Says that so many are ended.
@@ -201,7 +206,9 @@ pub(crate) fn run<S: Service>(
         let (control, mut requests) = Control::new();
         let (mut service, log) = start(&control).await?;
         tokio::spawn(signals.pass_on(control.requests.clone()));
-        let failed = until_ended(&mut service, &control.status, &mut requests).await;
+        let mut manager = ServiceManager::of_this_process();
+        manager.ready();
+        let failed = until_ended(&mut service, &control.status, &mut manager, &mut requests).await;
         // From now on nobody who asks waits for an answer.
         drop(requests);
         control.status.set_draining();
@@ -217,9 +224,10 @@ pub(crate) fn run<S: Service>(
 }
 
 /// Does what is asked for until the end; whether that came by a worker that failed.
-async fn until_ended(
-    service: &mut impl Service,
+async fn until_ended<S: Service>(
+    service: &mut S,
     status: &Status,
+    manager: &mut ServiceManager,
     requests: &mut mpsc::Receiver<Request>,
 ) -> bool {
     let mut draining: Option<(Instant, Duration)> = None;
@@ -234,9 +242,11 @@ async fn until_ended(
                 DRAIN_POLL.min(left)
             }
         };
+        let does = if draining.is_some() { "draining" } else { "serving" };
+        manager.look(|| service.makes_progress(), || format!("{does}; {}: {}", S::OPEN, service.open()));
         let request = tokio::select! {
             request = requests.recv() => request,
-            () = sleep(pause) => {
+            () = sleep(pause.min(manager.pause())) => {
                 if draining.is_none() {
                     service.look();
                 }
@@ -248,7 +258,7 @@ async fn until_ended(
         };
         match request {
             Some(Request::Reload(answer)) => {
-                let result = reload(service, status, draining.is_some());
+                let result = reload(service, status, manager, draining.is_some()).await;
                 if let Some(answer) = answer {
                     // Who has gone meanwhile reads it in the log.
                     let _ = answer.send(result);
@@ -258,11 +268,14 @@ async fn until_ended(
                 tracing::warn!("second signal: stopping at once");
                 break;
             }
-            Some(Request::Drain(patience)) => draining = Some(drain(service, status, patience)),
+            Some(Request::Drain(patience)) => draining = Some(drain(service, status, manager, patience)),
             Some(Request::DrainWithin(wanted, answer)) => {
                 let (since, patience) = match (draining, wanted) {
-                    (None, wanted) => drain(service, status, wanted),
-                    (Some(_), Some(patience)) => (Instant::now(), patience),
+                    (None, wanted) => drain(service, status, manager, wanted),
+                    (Some(_), Some(patience)) => {
+                        manager.stopping(patience);
+                        (Instant::now(), patience)
+                    }
                     (Some(going), None) => going,
                 };
                 draining = Some((since, patience));
@@ -280,19 +293,32 @@ async fn until_ended(
     false
 }
 
-fn reload(service: &mut impl Service, status: &Status, is_draining: bool) -> Result<Reloaded, NotReloaded> {
+async fn reload(
+    service: &mut impl Service,
+    status: &Status,
+    manager: &mut ServiceManager,
+    is_draining: bool,
+) -> Result<Reloaded, NotReloaded> {
     if is_draining {
         tracing::warn!("no reload while draining");
         return Err(NotReloaded::Draining);
     }
-    let result = service.reload();
+    manager.reloading();
+    let result = manager.stay_alive_for(service.reload()).await;
+    manager.reloaded(result.is_ok());
     status.count_reload(result.is_ok());
     result.map_err(NotReloaded::Refused)
 }
 
-fn drain(service: &mut impl Service, status: &Status, patience: Option<Duration>) -> (Instant, Duration) {
+fn drain(
+    service: &mut impl Service,
+    status: &Status,
+    manager: &ServiceManager,
+    patience: Option<Duration>,
+) -> (Instant, Duration) {
     let patience = patience.unwrap_or_else(|| service.patience());
     status.set_draining();
+    manager.stopping(patience);
     service.drain(patience);
     (Instant::now(), patience)
 }
@@ -336,7 +362,9 @@ mod tests {
     }
 
     impl Service for Recorder {
-        fn reload(&mut self) -> Result<Reloaded, Vec<String>> {
+        const OPEN: &'static str = "sessions";
+
+        async fn reload(&mut self) -> Result<Reloaded, Vec<String>> {
             self.say("reload");
             if self.good { Ok(Reloaded::default()) } else { Err(vec!["line 1".to_owned()]) }
         }
@@ -348,6 +376,9 @@ mod tests {
         }
         fn drain(&mut self, patience: Duration) {
             self.say(format!("drain {}", patience.as_secs()));
+        }
+        fn makes_progress(&self) -> bool {
+            true
         }
         fn open(&self) -> u64 {
             let next = |open: u64| Some(open.saturating_sub(1));
@@ -367,7 +398,8 @@ mod tests {
         for request in requests {
             control.requests.send(request).await.expect("there is room");
         }
-        let failed = until_ended(&mut service, &control.status, &mut receiver).await;
+        let mut manager = ServiceManager::of_this_process();
+        let failed = until_ended(&mut service, &control.status, &mut manager, &mut receiver).await;
         (failed, service.said.into_inner().expect("no panic"), control.status)
     }
 
@@ -379,8 +411,9 @@ mod tests {
         let begun = Instant::now();
         let (control, mut receiver) = Control::new();
         let status = Arc::clone(control.status());
+        let mut manager = ServiceManager::of_this_process();
         let (answer, _) = tokio::join!(ask(&control), async {
-            until_ended(&mut service, &status, &mut receiver).await;
+            until_ended(&mut service, &status, &mut manager, &mut receiver).await;
             drop(receiver);
         });
         (answer, service.said.into_inner().expect("no panic"), begun.elapsed())

@@ -14,12 +14,7 @@ use prometheus_client::{
 };
 use strum::VariantArray;
 
-use crate::{
-    admin::MetricsPage,
-    control::Status,
-    log_limit::LogCounts,
-    process::ProcessUsage,
-};
+use crate::{admin::MetricsPage, control::Status, log_limit::LogCounts, process::ProcessUsage};
 
 /// The page of what `scrape` collects.
 pub(crate) fn page<C: Collector>(
@@ -207,6 +202,7 @@ pub(crate) fn counts<'v>(
     values.into_iter().try_for_each(|(kind, value)| count(&mut metric, &[(label, kind)], value))
 }
 
-fn gauge(encoder: &mut DescriptorEncoder<'_>, name: &str, help: &str, value: f64) -> fmt::Result {
+/// A family of one gauge.
+pub(crate) fn gauge(encoder: &mut DescriptorEncoder<'_>, name: &str, help: &str, value: f64) -> fmt::Result {
     encoder.encode_descriptor(name, help, None, MetricType::Gauge)?.encode_gauge(&value)
 }

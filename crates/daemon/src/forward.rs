@@ -2,6 +2,7 @@
 
 use std::{
     fs,
+    net::SocketAddr,
     path::{Path, PathBuf},
     sync::{Arc, Mutex, PoisonError, Weak},
     thread,
@@ -10,8 +11,8 @@ use std::{
 
 use tokio::{sync::watch, task::JoinHandle};
 use turnpike_config::forward::{Format, ForwardLoaded, ForwardSettings, ForwardSources, protocol_name};
-use turnpike_forward::{ConnectionLog, Forwarder, Protocol, Settings, StartError};
-use turnpike_net::Datapath;
+use turnpike_forward::{ConnectionLog, Forwarder, Protocol, Rule, Settings, StartError};
+use turnpike_net::{Datapath, PassedSockets, passed::Transport};
 
 use crate::{
     admin::{AdminInterface, Job, Listening, Program, Rules},
@@ -21,7 +22,7 @@ use crate::{
     control::{self, Control, Reloaded, Service, say_warnings},
     denial::Lists,
     error::DaemonError,
-    forward_metrics, rlimit,
+    forward_metrics, passed, rlimit,
 };
 
 /// Forwards until a signal or an administrator ends it.
@@ -29,10 +30,13 @@ use crate::{
 /// # Errors
 /// See [`DaemonError`]; configuration errors come before any socket is opened.
 pub fn forward(sources: &ForwardSources, interface: &dyn AdminInterface) -> Result<(), DaemonError> {
+    // Before anything else is opened.
+    let passed = PassedSockets::from_service_manager()?;
+    let sources = sources.clone().with_fallback(passed::settings_of_forward(&passed));
     let loaded = sources.load()?;
     let (level, format) = (loaded.settings.log_level.clone(), loaded.settings.log_format);
     control::run((&level, format), async |control| {
-        PortForwarder::start(sources.clone(), loaded, control, interface)
+        PortForwarder::start(sources, loaded, Arc::new(passed), control, interface)
     })
 }
 
@@ -45,6 +49,8 @@ struct PortForwarder {
     shown: watch::Sender<Arc<ForwardSettings>>,
     workers: usize,
     datapath: Datapath,
+    /// For as long as something may be bound anew.
+    passed: Arc<PassedSockets>,
     forwarder: Arc<Forwarder>,
     records: SharedRecords,
     /// Behind the forwarder: it is there for as long as that.
@@ -55,6 +61,7 @@ impl PortForwarder {
     fn start(
         sources: ForwardSources,
         loaded: ForwardLoaded,
+        passed: Arc<PassedSockets>,
         control: &Control,
         interface: &dyn AdminInterface,
     ) -> Result<(Self, JoinHandle<()>), DaemonError> {
@@ -67,6 +74,7 @@ impl PortForwarder {
             Some(step) => (step, "as configured".to_owned()),
             None => Datapath::best(),
         };
+        passed::check(&passed, workers, |transport, at| listens(&settings.rules, transport, at))?;
         raise_open_files(&settings, workers);
 
         let records = SharedRecords::new(Mutex::new(open_records(&settings)?));
@@ -77,7 +85,7 @@ impl PortForwarder {
         let log_counts = logger.counts();
         let log: Arc<dyn ConnectionLog> = Arc::new(logger);
         let (forwarder, failed) =
-            Forwarder::start(&for_runtime(&settings, workers, datapath), &settings.rules, log)?;
+            Forwarder::start(&for_runtime(&settings, workers, datapath, &passed), &settings.rules, log)?;
         say_left_out(&failed);
         if forwarder.listeners().is_empty() {
             return Err(DaemonError::NothingLeft);
@@ -123,6 +131,7 @@ impl PortForwarder {
             shown,
             workers,
             datapath,
+            passed,
             forwarder,
             records,
             pid_file,
@@ -136,8 +145,14 @@ impl PortForwarder {
         reloaded.warn_all(warnings);
         reloaded.need_restart(&self.started.unchangeable(&new));
         let records = open_records(&new)?;
-        let failed = self.forwarder.reload(&for_runtime(&new, self.workers, self.datapath), &new.rules)?;
+        let runtime = for_runtime(&new, self.workers, self.datapath, &self.passed);
+        let failed = self.forwarder.reload(&runtime, &new.rules)?;
         reloaded.warnings.extend(say_left_out(&failed));
+        if let Err(error) =
+            passed::check(&self.passed, self.workers, |transport, at| listens(&new.rules, transport, at))
+        {
+            reloaded.warn(error.to_string());
+        }
         // Opened anew even where nothing changed: log rotation moves the old one away.
         *self.records.lock().unwrap_or_else(PoisonError::into_inner) = records;
         if self.settings.pid_file != new.pid_file {
@@ -159,7 +174,9 @@ impl PortForwarder {
 }
 
 impl Service for PortForwarder {
-    fn reload(&mut self) -> Result<Reloaded, Vec<String>> {
+    const OPEN: &'static str = "connections";
+
+    async fn reload(&mut self) -> Result<Reloaded, Vec<String>> {
         let taken = self.sources.load().map_err(DaemonError::from).and_then(|loaded| self.take(loaded));
         taken.map_err(|error| control::say_refused(&error, "rules not reloaded: the old ones stay in force"))
     }
@@ -174,8 +191,14 @@ impl Service for PortForwarder {
 
     fn drain(&mut self, patience: Duration) {
         self.forwarder.drain();
+        // Copies of listeners, which kept them open.
+        self.passed = Arc::default();
         let deadline_s = patience.as_secs();
         tracing::info!(connections = self.open(), deadline_s, "draining: nothing new is accepted");
+    }
+
+    fn makes_progress(&self) -> bool {
+        self.forwarder.makes_progress()
     }
 
     fn open(&self) -> u64 {
@@ -187,7 +210,12 @@ impl Service for PortForwarder {
     }
 }
 
-fn for_runtime(settings: &ForwardSettings, workers: usize, datapath: Datapath) -> Settings {
+fn for_runtime(
+    settings: &ForwardSettings,
+    workers: usize,
+    datapath: Datapath,
+    passed: &Arc<PassedSockets>,
+) -> Settings {
     Settings {
         workers,
         datapath,
@@ -196,6 +224,24 @@ fn for_runtime(settings: &ForwardSettings, workers: usize, datapath: Datapath) -
         max_connections: settings.max_connections,
         resolve_every: Duration::from_secs(settings.resolve_every.into()),
         keep_going: settings.keep_going,
+        passed: Arc::clone(passed),
+    }
+}
+
+/// Whether a rule listens here.
+fn listens(rules: &[Rule], transport: Transport, address: SocketAddr) -> bool {
+    rules.iter().any(|rule| {
+        transport_of(rule) == transport
+            && rule.bind == address.ip().into()
+            && (rule.ports.first..=rule.ports.last).contains(&address.port())
+    })
+}
+
+/// What its clients speak.
+fn transport_of(rule: &Rule) -> Transport {
+    match rule.protocol {
+        Protocol::Tcp | Protocol::TcpToUdp { .. } => Transport::Tcp,
+        Protocol::Udp | Protocol::UdpToTcp { .. } => Transport::Udp,
     }
 }
 
@@ -218,10 +264,7 @@ fn say_left_out(failed: &[StartError]) -> Vec<String> {
 fn say_what_started(settings: &ForwardSettings, forwarder: &Forwarder, page: &dyn Listening) {
     for (id, address) in forwarder.listeners() {
         let rule = settings.rules.iter().find(|rule| rule.id == id);
-        let transport = match rule.map(|rule| rule.protocol) {
-            Some(Protocol::Tcp | Protocol::TcpToUdp { .. }) | None => "tcp",
-            Some(Protocol::Udp | Protocol::UdpToTcp { .. }) => "udp",
-        };
+        let transport: &str = (&rule.map_or(Transport::Tcp, transport_of)).into();
         let protocol = rule.map_or("", |rule| protocol_name(rule.protocol));
         let targets = rule.map_or_else(String::new, |rule| {
             rule.targets.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")

@@ -7,7 +7,8 @@ use std::{
 };
 
 use tokio::{sync::watch, task::JoinHandle};
-use turnpike_config::{Loaded, Mistake, Settings, Sources, User, UserSecret, realms};
+use turnpike_config::{Loaded, Mistake, Mistakes, Settings, Sources, User, UserSecret, realms};
+use turnpike_net::PassedSockets;
 use turnpike_relay::{CredentialStore, Hook, Kernel, Layout, Relay, RelayAddress, SessionLog};
 use turnpike_turn::server::NonceKey;
 
@@ -19,11 +20,13 @@ use crate::{
     credentials::Credentials,
     error::DaemonError,
     own_addresses::OwnAddresses,
+    passed,
     plan::{self, Plan},
     refusals::Refusals,
     rlimit, serve_metrics,
     serve_metrics::Snapshots,
     session_log::session_log,
+    store::{self, MadeUp, Merged, OpenError, OpenStore, SharedStore},
 };
 
 /// Runs a TURN server until a signal or an administrator ends it. A generated credential goes to `out`, once.
@@ -35,11 +38,23 @@ pub fn serve(
     out: &mut dyn Write,
     interface: &dyn AdminInterface,
 ) -> Result<(), DaemonError> {
+    // Before anything else is opened.
+    let passed = PassedSockets::from_service_manager()?;
+    let sources = sources.clone().with_fallback(passed::settings_of_serve(&passed));
     let loaded = sources.load()?;
+    check_store(&loaded.settings)?;
     let (level, format) = (loaded.settings.log_level.clone(), loaded.settings.log_format);
     control::run((&level, format), async |control| {
-        TurnServer::start(sources.clone(), loaded, control, out, interface)
+        TurnServer::start(sources, loaded, Arc::new(passed), control, out, interface).await
     })
+}
+
+/// Whether the settings name a store that can be one; it is not connected to.
+///
+/// # Errors
+/// As those of the rest of the configuration.
+pub fn check_store(settings: &Settings) -> Result<(), Mistakes> {
+    store::address(settings).map(drop)
 }
 
 struct TurnServer {
@@ -48,8 +63,12 @@ struct TurnServer {
     started: Settings,
     settings: Settings,
     /// For whoever looks.
-    shown: watch::Sender<Arc<Settings>>,
+    shown: watch::Sender<Shown>,
+    /// Where there is no store to keep it.
     generated: Option<User>,
+    store: Option<OpenStore>,
+    /// The same for metrics.
+    shared_store: SharedStore,
     nonce_key: NonceKey,
     relay: Arc<Relay>,
     /// What the listeners and relay addresses of the settings came to.
@@ -59,20 +78,27 @@ struct TurnServer {
 }
 
 impl TurnServer {
-    fn start(
+    async fn start(
         sources: Sources,
         loaded: Loaded,
+        passed: Arc<PassedSockets>,
         control: &Control,
         out: &mut dyn Write,
         interface: &dyn AdminInterface,
     ) -> Result<(Self, JoinHandle<()>), DaemonError> {
         let Loaded { mut settings, certificates, warnings } = loaded;
         say_warnings(&warnings);
-        let generated = plan::generated_user(&settings);
-        settings.users.extend(generated.clone());
+        let mut store = OpenStore::open(&settings, false).await.map_err(|error| match error {
+            OpenError::Address(errors) => DaemonError::Config(errors),
+            OpenError::Store(error) => DaemonError::Store(error),
+        })?;
+        let generated = generate_credential(&mut settings, store.as_ref()).await;
+        let merged = merge(&settings, store.as_mut());
         let nonce_key = NonceKey(rand::random());
         let certificates = Certificates::new(&settings, certificates)?;
-        let mut plan = Plan::new(&settings, nonce_key, certificates.tls.clone(), certificates.dtls.clone());
+        let mut plan = Plan::new(&merged, nonce_key, certificates.tls.clone(), certificates.dtls.clone());
+        passed::check(&passed, plan.config.workers, |transport, at| plan.listens(transport, at))?;
+        plan.config.passed = passed;
         raise_open_files(&plan);
 
         let is_explicit = settings.is_explicit("admin.listen");
@@ -90,33 +116,34 @@ impl TurnServer {
             .ok();
         let refusals = Arc::<Refusals>::default();
         let (logger, writer) = session_log(Arc::clone(&refusals));
-        let log_counts = logger.counts();
+        let (log_counts, totals) = (logger.counts(), logger.totals());
         let log: Arc<dyn SessionLog> = Arc::new(logger);
-        let credentials: Arc<dyn CredentialStore> = Arc::new(Credentials::new(&settings));
-        let relay = Arc::new(Relay::start(&plan.config, credentials, log)?);
+        let relay = Arc::new(Relay::start(&plan.config, credentials(&merged, store.as_ref()), log)?);
         say_what_started(&plan, &relay, &*page);
         certificates.say();
-        if let Some(user) = &generated {
-            print_credential(user, &settings.realm, out);
+        if let Some(generated) = &generated {
+            generated.print(&settings.realm, out);
         }
+        let shared_store = SharedStore::default();
+        store::share(&shared_store, store.as_ref());
 
         // Weak, so that the last owner can stop the relay while others look at it.
         let weak = Arc::downgrade(&relay);
         if let Some(own) = own {
             tokio::spawn(own.keep_current(Weak::clone(&weak)));
         }
-        let shown = watch::Sender::new(Arc::new(settings.clone()));
+        let shown = watch::Sender::new(Shown::new(&settings, &merged));
         let told = certificates.told();
         page.serve(Program {
             job: Job::Serve,
             control: control.clone(),
             admin: {
-                let settings = shown.subscribe();
-                Arc::new(move || settings.borrow().admin.clone())
+                let shown = shown.subscribe();
+                Arc::new(move || shown.borrow().configured.admin.clone())
             },
             toml: {
-                let settings = shown.subscribe();
-                Arc::new(move || settings.borrow().to_toml())
+                let shown = shown.subscribe();
+                Arc::new(move || shown.borrow().configured.to_toml())
             },
             open: {
                 let relay = Weak::clone(&weak);
@@ -132,11 +159,13 @@ impl TurnServer {
                         Snapshots { workers, realms: relay.realms(), listeners, kernel }
                     })
                 };
-                serve_metrics::page(snapshots, Arc::clone(&told), status, log_counts)
+                let told = (Arc::clone(&told), Arc::clone(&shared_store), totals);
+                serve_metrics::page(snapshots, told, status, log_counts)
             },
             server: Some(Server {
                 relay: weak,
-                settings: shown.subscribe(),
+                shown: shown.subscribe(),
+                store: Arc::clone(&shared_store),
                 certificates: told,
                 addresses: plan.config.relay.clone().into(),
                 datapath: plan.config.datapath,
@@ -150,7 +179,9 @@ impl TurnServer {
             started: settings.clone(),
             settings,
             shown,
-            generated,
+            generated: generated.and_then(Generated::not_kept),
+            store,
+            shared_store,
             nonce_key,
             relay,
             layout: plan.config.layout(),
@@ -161,9 +192,18 @@ impl TurnServer {
     }
 
     /// What has changed, or why it cannot be taken.
-    fn take(&mut self, loaded: Loaded, problems: &[Mistake]) -> Result<Reloaded, Vec<String>> {
+    async fn take(&mut self, loaded: Loaded, problems: &[Mistake]) -> Result<Reloaded, Vec<String>> {
         let Loaded { settings: mut new, certificates, warnings } = loaded;
-        if plan::generated_user(&new).is_some() {
+        let unchangeable = self.started.unchangeable(&new);
+        // Where the embedded store is, is for a restart.
+        new.store.state.clone_from(&self.started.store.state);
+        let store =
+            if new.store == self.settings.store { None } else { Some(OpenStore::open(&new, true).await) };
+        let store = store.transpose().map_err(|error| {
+            control::say_refused(&error, "configuration not reloaded: the old one stays in force")
+        })?;
+        let in_use = store.as_ref().unwrap_or(&self.store).as_ref().is_some_and(OpenStore::is_in_use);
+        if plan::names_nobody(&new) && !in_use {
             if self.generated.is_none() {
                 let refused = "configuration not reloaded: it names neither users nor secrets, so nobody could authenticate";
                 tracing::error!("{refused}");
@@ -174,27 +214,93 @@ impl TurnServer {
         let mut reloaded = Reloaded::default();
         reloaded.warn_all(warnings);
         reloaded.warn_all(plan::alternates_that_are_us(&new));
-        reloaded.need_restart(&self.started.unchangeable(&new));
-        let credentials: Arc<dyn CredentialStore> = Arc::new(Credentials::new(&new));
-        self.layout.add_server_names(realms::server_names(&new));
-        let server = plan::server_config(&new, &self.layout, &self.addresses, self.nonce_key);
-        self.relay.reconfigure(&server, &self.layout, &credentials, &realms::limits(&new));
-        let changes = ServeChanges::new(&self.settings, &new);
+        reloaded.need_restart(&unchangeable);
+        if let Some(store) = store {
+            self.store = store;
+            store::share(&self.shared_store, self.store.as_ref());
+        }
+        let old = std::mem::replace(&mut self.settings, new);
+        self.put_into_force();
+        let changes = ServeChanges::new(&old, &self.settings);
         reloaded.changed = changes.lines();
-        self.certificates.reload(&new, certificates, problems, &mut reloaded);
-        changes.say(&new);
-        self.shown.send_replace(Arc::new(new.clone()));
-        self.settings = new;
+        self.certificates.reload(&self.settings, certificates, problems, &mut reloaded);
+        changes.say(&self.settings);
         Ok(reloaded)
+    }
+
+    /// Settings and store as they are.
+    fn put_into_force(&mut self) {
+        let merged = merge(&self.settings, self.store.as_mut());
+        self.layout.add_server_names(realms::server_names(&merged.settings));
+        let server = plan::server_config(&merged, &self.layout, &self.addresses, self.nonce_key);
+        let credentials = credentials(&merged, self.store.as_ref());
+        self.relay.reconfigure(&server, &self.layout, &credentials, &realms::limits(&merged.settings));
+        self.shown.send_replace(Shown::new(&self.settings, &merged));
     }
 }
 
+/// Settings, for whoever looks at them.
+#[derive(Clone)]
+pub(crate) struct Shown {
+    pub(crate) configured: Arc<Settings>,
+    /// With what the store adds.
+    pub(crate) in_force: Arc<Settings>,
+}
+
+impl Shown {
+    fn new(configured: &Settings, merged: &Merged) -> Self {
+        Self { configured: Arc::new(configured.clone()), in_force: Arc::new(merged.settings.clone()) }
+    }
+}
+
+/// Settings with what the store adds.
+fn merge(settings: &Settings, store: Option<&mut OpenStore>) -> Merged {
+    match store {
+        Some(store) => store.take(settings),
+        None => Merged::of(settings),
+    }
+}
+
+fn credentials(merged: &Merged, store: Option<&OpenStore>) -> Arc<dyn CredentialStore> {
+    let in_use = store.filter(|store| store.is_in_use()).map(|store| store.directory.clone());
+    Arc::new(Credentials::new(&merged.settings, in_use))
+}
+
+/// A credential that was made up because nobody could have authenticated.
+enum Generated {
+    /// It is gone with this process.
+    ForThisRun(User),
+    /// In the embedded store.
+    Kept(MadeUp),
+}
+
+/// Where nobody could authenticate, somebody is made up: in the embedded store if that can be, else for as long as this process lives.
+async fn generate_credential(settings: &mut Settings, store: Option<&OpenStore>) -> Option<Generated> {
+    if !plan::names_nobody(settings) {
+        return None;
+    }
+    if let Some(store) = store {
+        match store.make_up_a_user(settings).await {
+            None => return None,
+            Some(Ok(made)) => return Some(Generated::Kept(made)),
+            Some(Err(error)) => {
+                tracing::warn!("{error}; the credential that is made up now is for this run alone")
+            }
+        }
+    }
+    let user = plan::random_user();
+    settings.users.push(user.clone());
+    Some(Generated::ForThisRun(user))
+}
+
 impl Service for TurnServer {
+    const OPEN: &'static str = "allocations";
+
     /// Takes what a running server can change from the configuration. Certificates that cannot be used keep the old ones in force,
     /// and nothing else: who is to lose access must not keep it because of them.
-    fn reload(&mut self) -> Result<Reloaded, Vec<String>> {
+    async fn reload(&mut self) -> Result<Reloaded, Vec<String>> {
         match self.sources.load_but_certificates() {
-            Ok((loaded, problems)) => self.take(loaded, &problems),
+            Ok((loaded, problems)) => self.take(loaded, &problems).await,
             Err(errors) => {
                 Err(control::say_refused(&errors, "configuration not reloaded: the old one stays in force"))
             }
@@ -203,6 +309,10 @@ impl Service for TurnServer {
 
     fn look(&mut self) {
         self.certificates.look(&self.settings);
+        if self.store.as_ref().is_some_and(OpenStore::has_news) {
+            tracing::info!("the store has other realms, limits, token keys or peer rules now");
+            self.put_into_force();
+        }
     }
 
     fn has_failed(&self) -> bool {
@@ -217,6 +327,10 @@ impl Service for TurnServer {
         self.relay.drain();
         let deadline_s = patience.as_secs();
         tracing::info!(allocations = self.open(), deadline_s, "draining: no new allocations");
+    }
+
+    fn makes_progress(&self) -> bool {
+        self.relay.makes_progress()
     }
 
     fn open(&self) -> u64 {
@@ -283,18 +397,38 @@ fn say_what_started(plan: &Plan, relay: &Relay, page: &dyn Listening) {
     }
 }
 
-/// This one password is meant to be seen: it exists nowhere else.
-fn print_credential(user: &User, realm: &str, out: &mut dyn Write) {
-    let UserSecret::Password(password) = &user.secret else {
-        return;
-    };
-    let line = writeln!(
-        out,
-        "No user is configured. For this run: user {} password {} (realm {realm})",
-        user.name,
-        password.reveal()
-    );
-    if line.and_then(|()| out.flush()).is_err() {
-        tracing::warn!("cannot print the generated credential: configure a user with --user NAME:PASSWORD");
+impl Generated {
+    fn not_kept(self) -> Option<User> {
+        match self {
+            Self::ForThisRun(user) => Some(user),
+            Self::Kept(_) => None,
+        }
+    }
+
+    /// This one password is meant to be seen: it is shown nowhere else.
+    fn print(&self, realm: &str, out: &mut dyn Write) {
+        let (before, user, after) = match self {
+            Self::ForThisRun(user) => ("No user is configured. For this run".to_owned(), user, String::new()),
+            Self::Kept(MadeUp { user, dir }) => (
+                "No user was configured; here is one".to_owned(),
+                user,
+                format!(
+                    ", kept in {}. The password is not shown again; `turnpike user` makes others",
+                    dir.display()
+                ),
+            ),
+        };
+        let UserSecret::Password(password) = &user.secret else { return };
+        let line = writeln!(
+            out,
+            "{before}: user {} password {} (realm {realm}){after}",
+            user.name,
+            password.reveal()
+        );
+        if line.and_then(|()| out.flush()).is_err() {
+            tracing::warn!(
+                "cannot print the generated credential: configure a user with --user NAME:PASSWORD"
+            );
+        }
     }
 }

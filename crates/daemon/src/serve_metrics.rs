@@ -13,33 +13,33 @@ use prometheus_client::{
 use strum::VariantArray as _;
 use turnpike_relay::{
     CloseReason, DtlsDrop, DtlsEnd, DtlsFailure, HandshakeFailure, KernelCount, KernelSnapshot,
-    ListenerCount, SessionCounts, WorkerSnapshot,
-    session_counts::{LIFE_BOUNDS, OPENING_BOUNDS, RealmCounts},
+    ListenerCount, WorkerSnapshot, openings::OPENING_BOUNDS,
 };
 
 use crate::{
     admin::MetricsPage,
     certificates::Told,
     control::Status,
-    exposition::{self, Common, Families, by_name, count, counter, counts},
+    exposition::{self, Common, Families, by_name, count, counter, counts, gauge},
     log_limit::LogCounts,
+    session_totals::{LENGTHS, SessionTotals, Totals},
+    store::{self, SharedStore},
 };
 
 /// The exposition text of live snapshots.
 pub(crate) fn page(
     snapshots: impl Fn() -> Snapshots + Send + Sync + 'static,
-    certificates: Arc<Told>,
+    (certificates, store, sessions): (Arc<Told>, SharedStore, Arc<SessionTotals>),
     status: Arc<Status>,
     log: Arc<LogCounts>,
 ) -> MetricsPage {
     exposition::page(
         move |common| {
             let Snapshots { workers, realms, listeners, kernel } = snapshots();
-            let mut sessions = SessionCounts::default();
-            workers.iter().for_each(|worker| sessions.merge(&worker.sessions));
-            let workers = numbered(workers);
-            let certificates = Arc::clone(&certificates);
-            Scrape { workers, realms, listeners, sessions, kernel, certificates, common }
+            let (workers, certificates) = (numbered(workers), Arc::clone(&certificates));
+            let store = store::shared(&store).map(|store| store.counts());
+            let sessions = sessions.get();
+            Scrape { workers, realms, listeners, sessions, kernel, certificates, store, common }
         },
         status,
         log,
@@ -67,10 +67,11 @@ struct Scrape {
     /// Allocations by realm; names are those of the configuration.
     realms: Vec<(Box<str>, usize)>,
     listeners: Vec<ListenerCount>,
-    /// Of all workers.
-    sessions: SessionCounts,
+    sessions: Totals,
     kernel: Option<KernelSnapshot>,
     certificates: Arc<Told>,
+    /// Where there is one.
+    store: Option<turnpike_stores::Counts>,
     common: Common,
 }
 
@@ -78,9 +79,10 @@ impl Collector for Scrape {
     fn encode(&self, encoder: DescriptorEncoder<'_>) -> fmt::Result {
         let mut page = Families { encoder, label: "worker", snapshots: &self.workers };
         page.gauge("allocations", "Allocations that exist.", |snapshot| snapshot.allocations)?;
-        page.realms(&self.realms, &self.sessions)?;
+        page.realms(&self.realms)?;
         page.listeners(&self.listeners)?;
-        page.sessions()?;
+        page.openings()?;
+        page.sessions(&self.sessions)?;
         page.turn()?;
         page.refused()?;
         page.received()?;
@@ -92,6 +94,9 @@ impl Collector for Scrape {
             page.kernel(kernel)?;
         }
         page.certificates(&self.certificates)?;
+        if let Some(store) = &self.store {
+            page.store(store)?;
+        }
         self.common.encode(&mut page.encoder)
     }
 }
@@ -104,7 +109,7 @@ macro_rules! each {
 }
 
 impl Families<'_, '_, WorkerSnapshot> {
-    fn realms(&mut self, realms: &[(Box<str>, usize)], sessions: &SessionCounts) -> fmt::Result {
+    fn realms(&mut self, realms: &[(Box<str>, usize)]) -> fmt::Result {
         let mut metric = self.encoder.encode_descriptor(
             "realm_allocations",
             "Allocations that exist, by realm; one without any has no line.",
@@ -114,88 +119,67 @@ impl Families<'_, '_, WorkerSnapshot> {
         for (realm, count) in realms {
             metric.encode_family(&[("realm", &**realm)])?.encode_gauge(&(*count as u64))?;
         }
-        let of =
-            |count: fn(&RealmCounts) -> u64| sessions.realms.iter().map(move |it| (&*it.realm, count(it)));
-        let (opened, closed) = (of(|it| it.opened), of(|it| it.closed));
-        counts(
-            &mut self.encoder,
-            "realm_sessions_opened",
-            "Sessions that began, by realm.",
-            "realm",
-            opened,
-        )?;
-        counts(
-            &mut self.encoder,
-            "realm_sessions_closed",
-            "Sessions that ended, by realm.",
-            "realm",
-            closed,
-        )?;
-        let mut metric = counter(
-            &mut self.encoder,
-            "realm_session_bytes",
-            "Payload bytes that sessions had relayed when they ended, by realm.",
-        )?;
-        for RealmCounts { realm, to_peer, to_client, .. } in &sessions.realms {
-            for (direction, (_, bytes)) in [("to_peer", to_peer), ("to_client", to_client)] {
-                count(&mut metric, &[("realm", &**realm), ("direction", direction)], *bytes)?;
-            }
-        }
         Ok(())
     }
 
-    /// An address once for each transport, whatever server names lead to it.
+    /// Told apart by transport and port, whatever addresses and server names there are.
     fn listeners(&mut self, listeners: &[ListenerCount]) -> fmt::Result {
-        let mut sums: BTreeMap<(String, &'static str), u64> = BTreeMap::new();
+        let mut sums: BTreeMap<(&'static str, u16), u64> = BTreeMap::new();
         for ListenerCount { transport, address, allocations, .. } in listeners {
-            *sums.entry((address.to_string(), (*transport).into())).or_default() += allocations;
+            *sums.entry(((*transport).into(), address.port())).or_default() += allocations;
         }
-        let mut metric = self.encoder.encode_descriptor(
-            "listener_allocations",
-            "Allocations that exist, by where and how their clients come in.",
-            None,
-            MetricType::Gauge,
-        )?;
-        for ((listener, transport), allocations) in &sums {
-            let labels = [("listener", listener.as_str()), ("transport", *transport)];
+        let help = "Allocations that exist, by where and how their clients come in.";
+        let mut metric =
+            self.encoder.encode_descriptor("listener_allocations", help, None, MetricType::Gauge)?;
+        for ((transport, port), allocations) in &sums {
+            let port = port.to_string();
+            let labels = [("transport", *transport), ("port", &*port)];
             metric.encode_family(&labels)?.encode_gauge(allocations)?;
         }
         Ok(())
     }
 
-    /// How long clients waited, and how long sessions lived.
-    fn sessions(&mut self) -> fmt::Result {
-        self.durations(
+    /// How long clients waited.
+    fn openings(&mut self) -> fmt::Result {
+        let mut metric = self.encoder.encode_descriptor(
             "allocation_seconds",
             "Time from the receipt of a request until its allocation was there, of those that succeeded.",
-            &OPENING_BOUNDS,
-            |counts| (&counts.openings.buckets[..], counts.openings.sum),
+            None,
+            MetricType::Histogram,
         )?;
-        self.durations("session_seconds", "Time that sessions lived.", &LIFE_BOUNDS, |counts| {
-            (&counts.lives.buckets[..], counts.lives.sum)
-        })
-    }
-
-    fn durations(
-        &mut self,
-        name: &str,
-        help: &str,
-        bounds: &[Duration],
-        counted: impl Fn(&SessionCounts) -> (&[u64], Duration),
-    ) -> fmt::Result {
-        let mut metric = self.encoder.encode_descriptor(name, help, None, MetricType::Histogram)?;
-        for (worker, snapshot) in self.snapshots {
-            let (counts, sum) = counted(&snapshot.sessions);
-            let bounds = bounds.iter().map(Duration::as_secs_f64).chain([f64::INFINITY]);
-            let buckets: Vec<(f64, u64)> = bounds.zip(counts.iter().copied()).collect();
+        for (worker, WorkerSnapshot { openings, .. }) in self.snapshots {
+            let bounds = OPENING_BOUNDS.iter().map(Duration::as_secs_f64).chain([f64::INFINITY]);
+            let buckets: Vec<(f64, u64)> = bounds.zip(openings.buckets).collect();
             metric.encode_family(&[("worker", worker.as_str())])?.encode_histogram::<NoLabelSet>(
-                sum.as_secs_f64(),
-                counts.iter().sum(),
+                openings.sum.as_secs_f64(),
+                openings.buckets.iter().sum(),
                 &buckets,
                 None,
             )?;
         }
         Ok(())
+    }
+
+    /// Those that have ended; listeners are told apart by transport and port.
+    #[expect(clippy::cast_precision_loss, reason = "a histogram's sum is a float by format")]
+    fn sessions(&mut self, sessions: &Totals) -> fmt::Result {
+        let help = "Sessions that have ended, by realm and listener.";
+        let mut metric = counter(&mut self.encoder, "sessions_ended", help)?;
+        for ((realm, transport, port), value) in &sessions.ended {
+            let port = port.to_string();
+            count(&mut metric, &[("realm", &**realm), ("transport", *transport), ("port", &*port)], *value)?;
+        }
+        let help = "Payload bytes of sessions that have ended, by realm.";
+        let mut metric = counter(&mut self.encoder, "session_bytes", help)?;
+        for (realm, bytes) in &sessions.bytes {
+            for (direction, value) in ["to_peer", "to_client"].into_iter().zip(bytes) {
+                count(&mut metric, &[("realm", &**realm), ("direction", direction)], *value)?;
+            }
+        }
+        let bounds = LENGTHS.into_iter().map(f64::from).chain([f64::INFINITY]);
+        let buckets: Vec<(f64, u64)> = bounds.zip(sessions.lengths).collect();
+        let help = "How long sessions lived that have ended.";
+        histogram(&mut self.encoder, "session_seconds", help, sessions.lived_ms as f64 / 1000.0, &buckets)
     }
 
     /// What the kernel has relayed without us.
@@ -262,6 +246,33 @@ impl Families<'_, '_, WorkerSnapshot> {
             "result",
             told.reloads(),
         )
+    }
+
+    fn store(&mut self, store: &turnpike_stores::Counts) -> fmt::Result {
+        gauge(&mut self.encoder, "store_up", "1 while the store answers.", u8::from(store.is_up).into())?;
+        #[expect(
+            clippy::cast_precision_loss,
+            reason = "gauges are floats by format, and so many users have no room"
+        )]
+        let users = store.users as f64;
+        gauge(&mut self.encoder, "store_cached_users", "Users of the store that are kept in memory.", users)?;
+        counts(
+            &mut self.encoder,
+            "store_answers",
+            "Users who were told of without a query of their own, by what told of them.",
+            "from",
+            store.answers,
+        )?;
+        counts(
+            &mut self.encoder,
+            "store_queries",
+            "Queries for a user, by result.",
+            "result",
+            store.queries,
+        )?;
+        let buckets: Vec<(f64, u64)> = store.query_times.to_vec();
+        let help = "How long the store took to tell of a user, or until it was given up.";
+        histogram(&mut self.encoder, "store_query_seconds", help, store.query_seconds, &buckets)
     }
 
     /// What the state machines count. They name families and labels themselves; here the same family of all workers is
@@ -448,6 +459,20 @@ impl Families<'_, '_, WorkerSnapshot> {
     }
 }
 
+/// A family of one histogram.
+fn histogram(
+    encoder: &mut DescriptorEncoder<'_>,
+    name: &str,
+    help: &str,
+    sum: f64,
+    buckets: &[(f64, u64)],
+) -> fmt::Result {
+    let count = buckets.iter().map(|(_, count)| count).sum();
+    encoder
+        .encode_descriptor(name, help, None, MetricType::Histogram)?
+        .encode_histogram::<NoLabelSet>(sum, count, buckets, None)
+}
+
 /// Worker, label, value.
 type TurnSample<'a> = (&'a str, Option<(&'static str, &'static str)>, u64);
 
@@ -505,19 +530,9 @@ mod tests {
         first.rx.batch[11] = 2;
         first.tx.too_big = 5;
         first.across = [(70, 7000), (90, 9000)];
-        first.sessions.openings.buckets[2] = 5;
-        first.sessions.openings.buckets[15] = 1;
-        first.sessions.openings.sum = Duration::from_millis(12_500);
-        let sessions = SessionCounts {
-            realms: vec![RealmCounts {
-                realm: "example.org".into(),
-                opened: 9,
-                closed: 6,
-                to_peer: (1, 100),
-                to_client: (2, 200),
-            }],
-            ..SessionCounts::default()
-        };
+        first.openings.buckets[2] = 5;
+        first.openings.buckets[15] = 1;
+        first.openings.sum = Duration::from_millis(12_500);
         let listener = |transport, server_name: Option<&str>| ListenerCount {
             transport,
             address: ([192, 0, 2, 1], 3478).into(),
@@ -533,9 +548,24 @@ mod tests {
             workers: numbered(vec![first, WorkerSnapshot::default()]),
             realms: vec![("example.org".into(), 3)],
             listeners,
-            sessions,
+            sessions: Totals {
+                ended: [(("example.org".into(), "udp", 3478), 4)].into(),
+                bytes: [("example.org".into(), [500, 600])].into(),
+                lengths: [1, 0, 2, 0, 0, 0, 0, 0, 1],
+                lived_ms: 90_000_500,
+            },
             kernel: Some(KernelSnapshot { flows: 6, refused: 2, ..KernelSnapshot::default() }),
             certificates: Arc::default(),
+            store: Some(turnpike_stores::Counts {
+                is_up: true,
+                users: 5,
+                answers: ["cache", "negative", "stale", "joined", "unavailable"].map(|from| (from, 1)),
+                queries: ["found", "none", "failed", "timeout"].map(|result| (result, 2)),
+                query_times: std::array::from_fn(|index| {
+                    (f64::from(u32::try_from(index).expect("twelve at most")), 1)
+                }),
+                query_seconds: 2.5,
+            }),
             common: Common { log_lost: 2, reloads: Status::default().reloads(), ..Common::default() },
         }
     }
@@ -604,20 +634,23 @@ mod tests {
             ("turnpike_allocations{worker=\"0\"}", 3.0),
             ("turnpike_allocations{worker=\"1\"}", 0.0),
             ("turnpike_realm_allocations{realm=\"example.org\"}", 3.0),
-            ("turnpike_realm_sessions_opened_total{realm=\"example.org\"}", 9.0),
-            ("turnpike_realm_sessions_closed_total{realm=\"example.org\"}", 6.0),
-            ("turnpike_realm_session_bytes_total{realm=\"example.org\",direction=\"to_client\"}", 200.0),
-            ("turnpike_listener_allocations{listener=\"192.0.2.1:3478\",transport=\"udp\"}", 2.0),
-            ("turnpike_listener_allocations{listener=\"192.0.2.1:3478\",transport=\"tls\"}", 4.0),
+            ("turnpike_listener_allocations{transport=\"udp\",port=\"3478\"}", 2.0),
+            ("turnpike_listener_allocations{transport=\"tls\",port=\"3478\"}", 4.0),
             ("turnpike_allocation_seconds_bucket{le=\"0.0005\",worker=\"0\"}", 5.0),
             ("turnpike_allocation_seconds_bucket{le=\"+Inf\",worker=\"0\"}", 6.0),
             ("turnpike_allocation_seconds_sum{worker=\"0\"}", 12.5),
-            ("turnpike_session_seconds_count{worker=\"1\"}", 0.0),
             ("turnpike_wakeups_total{worker=\"0\"}", 11.0),
             ("turnpike_relayed_datagrams_total{worker=\"0\",direction=\"to_peer\"}", 7.0),
             ("turnpike_relayed_bytes_total{worker=\"0\",direction=\"to_client\"}", 900.0),
             ("turnpike_tx_dropped_total{worker=\"0\",reason=\"too_big\"}", 5.0),
             ("turnpike_log_lines_lost_total", 2.0),
+            ("turnpike_sessions_ended_total{realm=\"example.org\",transport=\"udp\",port=\"3478\"}", 4.0),
+            ("turnpike_session_bytes_total{realm=\"example.org\",direction=\"to_client\"}", 600.0),
+            ("turnpike_session_seconds_bucket{le=\"60.0\"}", 3.0),
+            ("turnpike_session_seconds_sum", 90_000.5),
+            ("turnpike_session_seconds_count", 4.0),
+            ("turnpike_store_up", 1.0),
+            ("turnpike_store_cached_users", 5.0),
             ("turnpike_draining", 0.0),
             ("turnpike_kernel_datagrams_total{worker=\"0\",direction=\"to_peer\"}", 70.0),
             ("turnpike_kernel_bytes_total{worker=\"0\",direction=\"to_client\"}", 9000.0),

@@ -17,10 +17,14 @@ use crate::{
     log_queue::{BACKLOG, LogReceiver, LogSender, log_queue},
     logging::seconds,
     refusals::{Refusals, credentials_reason, peer_name, peer_reason, request_reason},
+    session_totals::SessionTotals,
 };
 
 /// The workers' end.
-pub(crate) struct SessionLogger(LogSender<Entry>);
+pub(crate) struct SessionLogger {
+    lines: LogSender<Entry>,
+    totals: Arc<SessionTotals>,
+}
 
 /// The control thread's end.
 pub(crate) struct SessionLogWriter {
@@ -39,18 +43,24 @@ enum Entry {
 /// Both ends of a session log.
 pub(crate) fn session_log(refusals: Arc<Refusals>) -> (SessionLogger, SessionLogWriter) {
     let (sender, entries) = log_queue(BACKLOG);
-    (SessionLogger(sender), SessionLogWriter { entries, refusals })
+    (SessionLogger { lines: sender, totals: Arc::default() }, SessionLogWriter { entries, refusals })
 }
 
 impl SessionLogger {
     /// Counts lines that were lost or suppressed.
     pub(crate) fn counts(&self) -> Arc<LogCounts> {
-        self.0.counts()
+        self.lines.counts()
+    }
+
+    /// Counts sessions.
+    pub(crate) fn totals(&self) -> Arc<SessionTotals> {
+        Arc::clone(&self.totals)
     }
 }
 
 impl SessionLog for SessionLogger {
     fn effect(&self, worker: usize, effect: &Effect) {
+        self.totals.effect(effect);
         let wanted = match effect {
             Effect::Opened { .. } => is_debugged(),
             Effect::Closed { .. }
@@ -60,12 +70,12 @@ impl SessionLog for SessionLogger {
             _ => false,
         };
         if wanted {
-            self.0.send(Entry::Effect(worker, effect.clone()));
+            self.lines.send(Entry::Effect(worker, effect.clone()));
         }
     }
 
     fn turned_away(&self, _: usize, turned: &TurnedAway) {
-        self.0.send(Entry::TurnedAway(*turned));
+        self.lines.send(Entry::TurnedAway(*turned));
     }
 }
 
@@ -334,6 +344,19 @@ mod tests {
              to_peer_bytes=1200 to_client_datagrams=9 to_client_bytes=1080 worker=0 \
              session=00112233445566778899aabbccddeeff"
         );
+    }
+
+    #[test]
+    fn sessions_are_counted_by_realm_and_listener_and_by_their_length() {
+        let (logger, _writer) = session_log(Arc::default());
+        for reason in [ClosedReason::Expired, ClosedReason::Deleted] {
+            logger.effect(0, &ended("alice", reason));
+        }
+        logger.effect(0, &refused(CredentialRefusal::WrongKey));
+        let totals = logger.totals().get();
+        assert_eq!(totals.ended, [(("example.org".into(), "tls", 3478), 2)].into());
+        assert_eq!(totals.bytes, [("example.org".into(), [2400, 2160])].into());
+        assert_eq!((totals.lengths, totals.lived_ms), ([0, 0, 0, 2, 0, 0, 0, 0, 0], 123_998));
     }
 
     #[test]

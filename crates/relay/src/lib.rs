@@ -12,10 +12,10 @@ pub mod dtls;
 mod gate;
 pub mod layout;
 mod link;
+pub mod openings;
 mod peers;
 mod ports;
 pub mod runtime;
-pub mod session_counts;
 pub mod sessions;
 pub mod stream;
 mod turned_away;
@@ -24,11 +24,11 @@ mod worker;
 pub use config::{Config, RealmLimits, RelayAddress};
 pub use dtls::{DtlsConfig, DtlsContext, DtlsDrop, DtlsEnd, DtlsError, DtlsFailure, DtlsStats};
 pub use layout::Layout;
+pub use openings::Openings;
 pub use peers::PeerStats;
 pub use runtime::{
     CredentialStore, ListenerCount, PendingLookup, Relay, SessionLog, StartError, WorkerSnapshot,
 };
-pub use session_counts::SessionCounts;
 pub use stream::{
     CertificateError, CloseReason, HandshakeFailure, Identity, StreamConfig, StreamStats, TlsContext,
 };

@@ -16,7 +16,7 @@ use std::{
 };
 
 use turnpike_net::{
-    CopyMode, Datapath, Rx, SocketId, Sockets, Span, Tx, UdpOptions, UdpSocket,
+    CopyMode, Datapath, ListenOptions, Rx, SocketId, Sockets, Span, Tx, UdpOptions, UdpSocket,
     error_queue::{self, IcmpError},
     poll::{Event, Poller},
     worker::{self, Inbox, Published},
@@ -38,7 +38,7 @@ use crate::{
     gate::WorkerGate,
     peers::{FIRST_TOKEN as FIRST_PEER_TOKEN, Peers},
     ports::{Opened, Ports, Refusal},
-    runtime::{Common, Listeners, listen_error},
+    runtime::{Common, Listeners, passed_error},
     sessions::Question,
     stream::{StreamListeners, Streams},
 };
@@ -76,6 +76,12 @@ pub(crate) enum Command {
 
 impl worker::Command for Command {
     const STOP: Self = Self::Stop;
+}
+
+impl worker::Asked for Command {
+    fn ask(question: worker::Question) -> Self {
+        Self::Answer(Box::new(move |_, _| drop(question)))
+    }
 }
 
 /// What the control thread may look at.
@@ -162,7 +168,7 @@ impl Worker {
             listeners: Vec::new(),
             relays: Vec::new(),
             ttl_expired: 0,
-            streams: Self::listen_streams(common, &poller)?,
+            streams: Self::listen_streams(number, common, &poller)?,
             dtls: Associations::new(
                 Arc::clone(&common.layout),
                 Arc::clone(&common.dtls),
@@ -215,12 +221,14 @@ impl Worker {
         Ok((worker, Mailbox { worker: sender, backlog: Arc::default() }, snapshot))
     }
 
-    fn listen_streams(common: &Common, poller: &Poller) -> Result<Streams, StartError> {
+    fn listen_streams(number: usize, common: &Common, poller: &Poller) -> Result<Streams, StartError> {
         let Listeners { tcp, tls, .. } = &common.listeners;
-        let bound = StreamListeners::bind(tcp, tls, &common.streams, common.config.reuses_ports());
+        let passed = &common.config.passed;
+        let bind = |address, options: &ListenOptions| passed.tcp(number, address, options);
+        let bound = StreamListeners::bind(tcp, tls, &common.streams, common.config.reuses_ports(), bind);
         let listeners = bound.map_err(|(address, source)| {
             let protocol = if tcp.contains(&address) { "tcp" } else { "tls" };
-            listen_error(protocol, address, source)
+            passed_error(passed, protocol, address, source)
         })?;
         let (layout, config) = (Arc::clone(&common.layout), Arc::clone(&common.streams));
         Ok(Streams::new(layout, config, Arc::clone(&common.admission), listeners, poller)?)
@@ -256,8 +264,10 @@ impl Worker {
             errors: false,
             dual_stack: false,
         };
-        let socket =
-            UdpSocket::bind(address, &options).map_err(|error| listen_error(protocol, address, error))?;
+        let socket = config
+            .passed
+            .udp(self.number, address, &options)
+            .map_err(|error| passed_error(&config.passed, protocol, address, error))?;
         let bound = socket.local_addr();
         Ok((self.adopt(socket, role)?, bound))
     }
@@ -503,7 +513,7 @@ impl Worker {
             self.out.dtls.effect(now.ms, &effect, &mut self.out.tx);
             self.log.effect(self.number, &effect);
             let woken = self.woken;
-            self.counted.sessions.hear(&effect, || woken.elapsed());
+            self.counted.openings.hear(&effect, || woken.elapsed());
             match effect {
                 Effect::Open(request) => self.open(now, &request),
                 Effect::Connect(request) => self.connect(now, &request),

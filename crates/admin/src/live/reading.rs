@@ -8,12 +8,12 @@ use std::{
 use jiff::Timestamp;
 use strum::VariantArray;
 use turnpike_relay::{
-    CloseReason, DtlsDrop, DtlsFailure, HandshakeFailure, KernelCount, ListenerCount, SessionCounts,
-    WorkerSnapshot, session_counts::OPENING_BOUNDS,
+    CloseReason, DtlsDrop, DtlsFailure, HandshakeFailure, KernelCount, ListenerCount, Openings,
+    WorkerSnapshot, openings::OPENING_BOUNDS,
 };
 use turnpike_turn::server::{DropReason, Stats};
 
-use super::Openings;
+use super::Buckets;
 use crate::{
     model::{
         Batch, Live, LiveListener, LiveRealm, LiveRule, LiveServer, LiveWorker, Quantiles, Rate, Reason,
@@ -37,7 +37,7 @@ struct ServerReading {
     workers: Vec<WorkerSnapshot>,
     /// Of all workers.
     turn: Stats,
-    sessions: SessionCounts,
+    openings: Openings,
     drops: Counted,
     refusals: Counted,
     listeners: Vec<ListenerCount>,
@@ -48,10 +48,10 @@ impl Reading {
     pub(super) fn take(program: &dyn Program) -> Self {
         let server = program.server().map(|server| {
             let workers = server.relay.snapshots();
-            let (mut turn, mut sessions) = (Stats::default(), SessionCounts::default());
+            let (mut turn, mut openings) = (Stats::default(), Openings::default());
             for worker in &workers {
                 turn.merge(&worker.turn);
-                sessions.merge(&worker.sessions);
+                openings.merge(&worker.openings);
             }
             let kernel = server.relay.kernel().map(|kernel| kernel.snapshot());
             let failed = kernel.map_or(0, |kernel| kernel.counts[KernelCount::Failed as usize]);
@@ -62,7 +62,7 @@ impl Reading {
                 realms: server.relay.realms(),
                 workers,
                 turn,
-                sessions,
+                openings,
             }
         });
         Self { at: Instant::now(), server, rules: program.rules() }
@@ -72,8 +72,8 @@ impl Reading {
         self.at
     }
 
-    pub(super) fn openings(&self) -> Option<&Openings> {
-        self.server.as_ref().map(|server| &server.sessions.openings.buckets)
+    pub(super) fn openings(&self) -> Option<&Buckets> {
+        self.server.as_ref().map(|server| &server.openings.buckets)
     }
 
     /// What has happened since `before`. `waits` says for each worker how long a question waited for it.
@@ -329,7 +329,7 @@ fn reasons(before: &Counted, now: &Counted, seconds: f64) -> Vec<Reason> {
 }
 
 /// Of what was counted since `before`.
-pub(super) fn quantiles(before: &Openings, now: &Openings) -> Option<Quantiles> {
+pub(super) fn quantiles(before: &Buckets, now: &Buckets) -> Option<Quantiles> {
     let mut counts = *now;
     counts.iter_mut().zip(before).for_each(|(count, then)| *count = count.saturating_sub(*then));
     let count: u64 = counts.iter().sum();
@@ -388,7 +388,7 @@ mod tests {
             refusals: refusals(&workers, &turn),
             listeners: Vec::new(),
             realms: vec![("a".into(), 3)],
-            sessions: worker.sessions,
+            openings: worker.openings,
             workers,
             turn,
         }

@@ -4,16 +4,19 @@ use std::fmt::Write as _;
 
 use axum::{
     extract::State,
-    http::{HeaderMap, StatusCode, header},
+    http::{HeaderMap, HeaderValue, StatusCode, header},
     response::{IntoResponse, Response},
 };
 use utoipa::OpenApi as _;
 
 use super::{App, Document};
-use crate::{access::COUNTS, connections, model::Problem, web};
+use crate::{access::COUNTS, connections, model::Problem, plain_text::plain_text, web};
 
-/// Media type of the metrics.
+/// Media type of the metrics, and how whoever takes it says so.
 const OPENMETRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+const OPENMETRICS_TYPE: &str = "application/openmetrics-text";
+/// Media type of [`plain_text`].
+const PLAIN_TEXT: &str = "text/plain; version=0.0.4; charset=utf-8";
 
 /// The end of such a text.
 const END: &str = "# EOF\n";
@@ -70,22 +73,31 @@ pub(super) async fn ready(State(app): State<App>) -> (StatusCode, &'static str) 
 #[expect(dead_code, reason = "describes a path that another handler answers")]
 pub(super) fn health() {}
 
-/// What the program counts, for Prometheus.
+/// What the program counts, for Prometheus: in OpenMetrics for whoever takes that (`Accept`), else in the format before it.
 #[utoipa::path(
     get,
     path = "/metrics",
     tag = "health",
     responses(
-        (status = 200, description = "OpenMetrics text.", body = String, content_type = "application/openmetrics-text"),
+        (
+            status = 200,
+            description = "Text in one of the two formats of Prometheus.",
+            content((String = "application/openmetrics-text"), (String = "text/plain")),
+        ),
         (status = "default", description = "It was not done.", body = Problem, content_type = "application/problem+json"),
     ),
 )]
-pub(super) async fn metrics(State(app): State<App>) -> Result<Response, Problem> {
+pub(super) async fn metrics(State(app): State<App>, headers: HeaderMap) -> Result<Response, Problem> {
     let failed = |error: std::fmt::Error| {
         Problem::new(StatusCode::INTERNAL_SERVER_ERROR, "not_written", error.to_string())
     };
     let text = app.program.metrics().and_then(with_own).map_err(failed)?;
-    Ok(([(header::CONTENT_TYPE, OPENMETRICS)], text).into_response())
+    let takes = |value: &HeaderValue| value.to_str().is_ok_and(|text| text.contains(OPENMETRICS_TYPE));
+    Ok(if headers.get_all(header::ACCEPT).iter().any(takes) {
+        ([(header::CONTENT_TYPE, OPENMETRICS)], text).into_response()
+    } else {
+        ([(header::CONTENT_TYPE, PLAIN_TEXT)], plain_text(&text)).into_response()
+    })
 }
 
 /// The text, and what this interface itself has counted.

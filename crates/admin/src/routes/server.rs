@@ -1,74 +1,20 @@
-//! The TURN server: its users, realms, limits, listeners, certificates and workers.
+//! The TURN server: its limits, listeners, certificates and workers.
 
 use std::time::Duration;
 
 use axum::extract::State;
 use jiff::Timestamp;
 use tokio::time::timeout;
-use turnpike_config::realms;
 use turnpike_relay::{WorkerSnapshot, sessions::Look};
 
 use super::{App, Json, running::seconds};
 use crate::model::{
-    Certificate, Certificates, Limit, Limits, Listener, Listeners, Problem, Realm, Realms, RelayRange,
-    Traffic, Users, Worker, Workers,
+    Certificate, Certificates, Limit, Limits, Listener, Listeners, Problem, RelayRange, Traffic, Worker,
+    Workers,
 };
 
 /// A worker that takes longer to answer is told as one that does not.
 const PATIENCE: Duration = Duration::from_secs(1);
-
-/// How many users are in force.
-#[utoipa::path(
-    get,
-    path = "/v1/users",
-    tag = "server",
-    responses(
-        (status = 200, description = "Counts over all realms.", body = Users),
-        (status = "default", description = "It was not done.", body = Problem, content_type = "application/problem+json"),
-    ),
-)]
-pub(super) async fn users(State(app): State<App>) -> Result<Json<Users>, Problem> {
-    let server = app.server()?;
-    let realms = realms::all(&server.settings);
-    Ok(Json(Users {
-        with_sessions: server.relay.users() as u64,
-        configured: realms.iter().map(|realm| realm.users.len() as u64).sum(),
-        secrets: realms.iter().map(|realm| realm.secrets.len() as u64).sum(),
-        token_keys: server.settings.oauth.keys.len() as u64,
-    }))
-}
-
-/// The realms that clients are served in.
-#[utoipa::path(
-    get,
-    path = "/v1/realms",
-    tag = "server",
-    responses(
-        (status = 200, description = "All realms.", body = Realms),
-        (status = "default", description = "It was not done.", body = Problem, content_type = "application/problem+json"),
-    ),
-)]
-pub(super) async fn realms(State(app): State<App>) -> Result<Json<Realms>, Problem> {
-    let server = app.server()?;
-    let (settings, held) = (&server.settings, server.relay.realms());
-    let realms = realms::all(settings).into_iter().map(|realm| {
-        let named = settings.realms.iter().find(|named| named.name == realm.name);
-        let sessions = held.iter().find(|(name, _)| **name == *realm.name).map_or(0, |(_, count)| *count);
-        Realm {
-            name: realm.name.to_owned(),
-            sessions: sessions as u64,
-            max_sessions: named.and_then(|named| named.max_allocations).map(|most| most as u64),
-            max_sessions_per_user: named
-                .and_then(|named| named.max_allocations_per_user)
-                .unwrap_or(settings.max_allocations_per_user) as u64,
-            users: realm.users.len() as u64,
-            secrets: realm.secrets.len() as u64,
-            listen: named.iter().flat_map(|named| &named.listen).map(ToString::to_string).collect(),
-            server_names: named.iter().flat_map(|named| &named.server_names).cloned().collect(),
-        }
-    });
-    Ok(Json(Realms { realms: realms.collect() }))
-}
 
 /// Limits, and how much of them is taken.
 #[utoipa::path(

@@ -19,7 +19,7 @@ use rustls::{ClientConfig, ClientConnection, StreamOwned, pki_types::ServerName}
 use serde_json::Value;
 use tokio::sync::oneshot;
 use turnpike_admin::{
-    Interface, Program,
+    Interface, Program, Store,
     model::Job,
     program::{Later, NotReloaded, Refusal, RefusalFilter, Reloaded, Rule, Server},
 };
@@ -28,6 +28,7 @@ use turnpike_config::{
 };
 use turnpike_net::{Datapath, UnixName};
 use turnpike_relay::{Config, Relay, RelayAddress};
+use turnpike_stores::{Database, Directory, Limits, SqliteUse, StoreAddress};
 pub(crate) use turnpike_testkit::PATIENCE as SOON;
 use turnpike_testkit::stun;
 use turnpike_turn::server::{PeerRules, ServerConfig};
@@ -73,6 +74,7 @@ impl Drop for Dir {
 pub(crate) struct Double {
     relay: Option<Arc<Relay>>,
     pub(crate) settings: Mutex<Settings>,
+    pub(crate) store: Mutex<Option<Store>>,
     pub(crate) certificates: Mutex<Arc<[Certificate]>>,
     pub(crate) reload: Mutex<Result<Reloaded, NotReloaded>>,
     pub(crate) drained: Mutex<Vec<Option<Duration>>>,
@@ -133,6 +135,7 @@ impl Program for Double {
         Some(Server {
             relay: Arc::clone(self.relay.as_ref()?),
             settings: Arc::new(Double::settings(self).clone()),
+            store: self.store.lock().unwrap().clone(),
             certificates: Arc::clone(&self.certificates.lock().unwrap()),
             addresses: [RelayAddress {
                 bind: Ipv4Addr::LOCALHOST.into(),
@@ -187,6 +190,7 @@ impl Running {
         let program = Arc::new(Double {
             relay: workers.map(|workers| Arc::new(relay(workers))),
             settings: Mutex::new(settings),
+            store: Mutex::default(),
             certificates: Mutex::new([].into()),
             reload: Mutex::new(Ok(Reloaded::default())),
             drained: Mutex::default(),
@@ -198,10 +202,11 @@ impl Running {
         });
         let (stop, stopped) = oneshot::channel::<()>();
         let (found, addresses) = mpsc::channel();
-        let served = Arc::clone(&program);
+        let (served, state) = (Arc::clone(&program), dir.path(STATE));
         let thread = thread::spawn(move || {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
             runtime.block_on(async {
+                *served.store.lock().unwrap() = Some(store(&state));
                 let interface = Interface::listen(served.job(), &admin, true).unwrap();
                 found.send(interface.addresses()).unwrap();
                 interface.serve(served);
@@ -240,6 +245,12 @@ impl Running {
         self.ask("GET", path, None)
     }
 
+    /// The same with a header.
+    pub(crate) fn get_with(&self, path: &str, header: (&str, &str)) -> Answer {
+        let mut stream = UnixStream::connect(self.dir.path("a.sock")).unwrap();
+        exchange(&mut stream, &request("GET", path, "localhost", &[header], None))
+    }
+
     /// Asks on loopback with these headers.
     pub(crate) fn ask_tcp(&self, method: &str, path: &str, headers: &[(&str, &str)]) -> Answer {
         self.say_tcp(&request(method, path, &self.tcp[0].to_string(), headers, None))
@@ -262,6 +273,16 @@ impl Drop for Running {
     fn drop(&mut self) {
         self.stop();
     }
+}
+
+/// The file of the embedded store.
+pub(crate) const STATE: &str = "state/turnpike.sqlite";
+
+/// To be called on a runtime.
+pub(crate) fn store(file: &Path) -> Store {
+    let (address, limits) = (StoreAddress::Sqlite(file.to_owned()), Limits::default());
+    let database = Database::new(&address, 1, SqliteUse::Own, &limits);
+    Directory::new(database, address.to_string(), limits)
 }
 
 fn relay(workers: usize) -> Relay {

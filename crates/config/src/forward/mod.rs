@@ -92,6 +92,12 @@ impl ForwardSources {
         Self { sources: Sources::from_process(file, flags), arguments }
     }
 
+    /// As [`Sources::with_fallback`].
+    #[must_use]
+    pub fn with_fallback(self, fallback: Flags) -> Self {
+        Self { sources: self.sources.with_fallback(fallback), ..self }
+    }
+
     /// The file, if one was named.
     pub fn file(&self) -> Option<&Path> {
         self.sources.file()

@@ -51,7 +51,7 @@ impl<G: Gate> Server<G> {
     pub fn credentials(&mut self, now: Now, lookup: LookupId, credentials: Credentials) -> Verdict<'_> {
         let Some(waiting) = self.lookups.take(lookup) else { return self.dropped(DropReason::LookupOver) };
         match (credentials, &Request::parse(&waiting.request)) {
-            (Credentials::Unavailable, _) | (_, Err(_)) => self.dropped(DropReason::LookupOver),
+            (_, Err(_)) => self.dropped(DropReason::LookupOver),
             (credentials, Ok(request)) => {
                 let (arrival, credentials) = (Cell::new(None), Some(credentials));
                 let (source, delivery) = (waiting.source, waiting.delivery);
@@ -170,7 +170,7 @@ impl<G: Gate> Server<G> {
 
     /// 403, for a peer that may not be relayed to: counted by what refuses it and, at a bounded rate, told of.
     pub(super) fn refuse_peer(&mut self, context: &Context<'_>, peer: SocketAddr) -> Answer {
-        let by = self.config.peers.denial(peer);
+        let by = self.config.peers_in(&context.who.realm).denial(peer);
         self.stats.peer_refusals[by.index()] += 1;
         let client = *context.client();
         if self.effects.len() < MAX_QUEUED

@@ -310,7 +310,7 @@ impl<G: Gate> Server<G> {
             }
         });
         // A permission is not asked for: like CreatePermission, the request names the peer and is authenticated.
-        if !self.config.peers.permits_endpoint(peer) {
+        if !self.config.peers_in(&context.who.realm).permits_endpoint(peer) {
             return self.refuse_peer(&context, peer);
         }
         match same {

@@ -69,7 +69,7 @@ pub enum Credentials {
         /// Seconds since then.
         ago: u64,
     },
-    /// The store cannot tell. The request is dropped, and the client asks again.
+    /// The store cannot tell: see [`super::config::StoreFailure`].
     Unavailable,
 }
 

@@ -6,7 +6,7 @@ use super::{ClosedReason, CredentialRefusal, DropReason, PeerDenial, QuotaRefusa
 
 /// Error codes that the server answers with (RFC 8489 section 14.8, RFC 8656 section 19, RFC 6062 section 6.3, RFC 8016 section 3.4), in the order of
 /// [`Stats::errors`].
-pub const ERROR_CODES: [(u16, &str); 16] = [
+pub const ERROR_CODES: [(u16, &str); 17] = [
     (300, "300"),
     (400, "400"),
     (401, "401"),
@@ -22,6 +22,7 @@ pub const ERROR_CODES: [(u16, &str); 16] = [
     (446, "446"),
     (447, "447"),
     (486, "486"),
+    (500, "500"),
     (508, "508"),
 ];
 

@@ -13,14 +13,13 @@ fn with_users<'l>(links: &'l Links) -> Server<'l> {
     links.serve(&["--realm", REALM, "--user", &format!("{USER}:{PASSWORD}")])
 }
 
-/// The echo went through, and most of it across.
+/// The echo went through, and each datagram is counted, wherever it went.
 fn judge(ended: &Finished, server: &Server<'_>) {
     assert_eq!(ended.code, Some(0), "{}", ended.output());
     let last = ended.stdout.lines().last().unwrap_or_default();
     let report: serde_json::Value = serde_json::from_str(last).expect("a report");
     assert_eq!(report["echoed"], COUNT, "{report}");
     assert_eq!(report["heard_from"], serde_json::json!([report["relayed"]]), "{report}");
-    eventually("most went across", || server.across() > COUNT);
     eventually("each datagram is counted, there and back", || {
         server.metrics().sum("turnpike_relayed_datagrams_total", "") == 2 * COUNT
     });
@@ -59,6 +58,7 @@ fn aioice_relays_an_echo() {
         let mut command = Command::new(&python);
         command.arg(script).args([&SERVER[0].to_string(), "3478", USER, PASSWORD, &COUNT.to_string(), "udp"]);
         judge(&Program::run(command.env("PEER", PEER[0].to_string())), &server);
+        eventually("most went across", || server.across() > COUNT);
     });
 }
 
@@ -70,6 +70,7 @@ fn pion_relays_an_echo() {
         let at = SocketAddr::new(SERVER[0], 3478).to_string();
         let mut command = Command::new(&pion);
         command.args(["-server", &at, "-user", USER, "-password", PASSWORD, "-count", &COUNT.to_string()]);
+        // Each of its datagrams follows the answer to the last at once, the first ones as Send indications: such a flow may stay up.
         judge(&Program::run(command.args(["-peer", &PEER[0].to_string()])), &server);
     });
 }
