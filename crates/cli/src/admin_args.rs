@@ -20,7 +20,7 @@ use turnpike_daemon::wait_for_stop;
 /// Which program, and how it is to be asked.
 #[derive(Args)]
 pub(crate) struct AdminArgs {
-    /// Address of the running program: unix:/PATH, or ADDR:PORT on loopback [default: the socket of this user's or this machine's
+    /// Address of the running program: unix:/PATH, ADDR:PORT on loopback, or https://HOST:PORT [default: the socket of this user's or this machine's
     /// `turnpike serve`: $RUNTIME_DIRECTORY/turnpike.sock, $XDG_RUNTIME_DIR/turnpike/admin.sock, /run/turnpike/turnpike.sock]
     #[arg(long, value_name = "ADDRESS", env = "TURNPIKE_ADMIN")]
     admin: Option<Target>,
@@ -28,6 +28,11 @@ pub(crate) struct AdminArgs {
     /// File whose first line is a token of admin.tokens, or of admin.read_tokens to look; the Unix socket needs none [default: none]
     #[arg(long, value_name = "FILE")]
     token_file: Option<PathBuf>,
+
+    /// PEM file with the certificate authorities to trust, or with the program's own certificate, for https:// [default: those of this
+    /// machine]
+    #[arg(long, value_name = "FILE")]
+    ca: Option<PathBuf>,
 
     /// Print JSON in place of text for people
     #[arg(long)]
@@ -124,7 +129,7 @@ fn seconds(text: &str) -> Result<Duration, String> {
 
 impl AdminArgs {
     fn client(&self) -> Result<Client, CommandError> {
-        Ok(Client::new(self.admin.clone(), self.token_file.as_deref())?)
+        Ok(Client::new(self.admin.clone(), self.token_file.as_deref())?.trusting(self.ca.clone()))
     }
 }
 
@@ -188,6 +193,7 @@ Examples:
   turnpike top --once
   turnpike top --json --interval 10 >>top.jsonl        (a line each ten seconds)
   turnpike top --admin 127.0.0.1:9641
+  turnpike top --admin https://turn.example.org:9641 --token-file read.token
   turnpike top --admin unix:/run/turnpike/forward.sock        (a forwarder)
 
 Keys: tab next table, up and down scroll, p pause, q quit. Without colours: NO_COLOR=1 turnpike top";

@@ -18,7 +18,7 @@ use turnpike_daemon::DaemonError;
 /// Whose store it is: a running server's, or one that is named in the same way as for `serve`.
 #[derive(Args)]
 pub(crate) struct StoreArgs {
-    /// Ask the running server at this address: unix:/PATH, or ADDR:PORT on loopback [default: TURNPIKE_ADMIN, else the server of this
+    /// Ask the running server at this address: unix:/PATH, ADDR:PORT on loopback, or https://HOST:PORT [default: TURNPIKE_ADMIN, else the server of this
     /// user or this machine, if one runs; else the embedded store]
     #[arg(long, value_name = "ADDRESS", conflicts_with_all = ["store", "state"])]
     admin: Option<Target>,
@@ -26,6 +26,11 @@ pub(crate) struct StoreArgs {
     /// File whose first line is a token of admin.tokens; the Unix socket needs none [default: none]
     #[arg(long, value_name = "FILE")]
     token_file: Option<PathBuf>,
+
+    /// PEM file with the certificate authorities to trust, or with the server's own certificate, for https:// [default: those of this
+    /// machine]
+    #[arg(long, value_name = "FILE")]
+    ca: Option<PathBuf>,
 
     /// Use the store of this configuration of `serve`, and its realm, whether a server runs or not
     #[arg(short, long, value_name = "FILE", env = "TURNPIKE_CONFIG")]
@@ -220,6 +225,7 @@ impl StoreArgs {
             };
             let is_wanted = target.is_some();
             let client = Client::new(target, self.token_file.as_deref()).map_err(CommandError::from)?;
+            let client = client.trusting(self.ca);
             if is_wanted || client.finds_somebody().map_err(CommandError::from)? {
                 return Ok(Keeper::Running(client));
             }

@@ -45,4 +45,5 @@ mod session_lines;
 mod stores;
 mod tenants;
 mod tls_certificates;
+mod top;
 mod transports;
