@@ -23,7 +23,7 @@ const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; i
 const FRONT: &str = include_str!("web/index.html");
 
 /// All others, by their names under `/web/`.
-const FILES: [(&str, &str, &str); 12] = [
+static FILES: [(&str, &str, &str); 12] = [
     ("style.css", CSS, include_str!("web/style.css")),
     ("icon.svg", SVG, include_str!("web/icon.svg")),
     ("main.js", SCRIPT, include_str!("web/main.js")),

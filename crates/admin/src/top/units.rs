@@ -31,8 +31,8 @@ pub(super) fn mean(value: Option<f64>) -> String {
     value.map_or(NONE.to_owned(), |value| format!("{value:.1}"))
 }
 
+#[expect(clippy::cast_precision_loss, reason = "three digits are shown")]
 pub(super) fn micros(us: Option<u64>) -> String {
-    #[expect(clippy::cast_precision_loss, reason = "three digits are shown")]
     us.map_or(NONE.to_owned(), |us| match us {
         ..1000 => format!("{us} us"),
         1000..1_000_000 => format!("{:.1} ms", us as f64 / 1e3),

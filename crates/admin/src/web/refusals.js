@@ -5,12 +5,11 @@ import { h, setText, table } from "./dom.js";
 import { count, dateTime } from "./format.js";
 
 const AGAIN_MS = 5000;
-const ADDRESS = /^\[?[0-9a-f:.]+\]?(:\d+)?(\/\d+)?$/i;
+const V4 = /^\d+(\.\d+){3}([:/]\d+)?$/;
+const V6 = /^\[?[0-9a-f]*:[0-9a-f]*:[0-9a-f:.]*\]?([:/]\d+)?$/i;
 
 // An address, with its port perhaps, or a prefix; all else is a part of a username.
-export function isAddress(text) {
-  return ADDRESS.test(text) && /[.:]/.test(text) && !/^\d+:[^:]*$/.test(text);
-}
+export const isAddress = (text) => V4.test(text) || V6.test(text);
 
 export function refusals(words) {
   const wanted = h("input", { id: "wanted", type: "search", autocomplete: "off", spellcheck: "false", "aria-describedby": "wanted-help" });
