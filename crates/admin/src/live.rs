@@ -28,7 +28,7 @@ use tokio::{
     sync::{OwnedSemaphorePermit, Semaphore, oneshot, watch},
     time::{Instant as Deadline, MissedTickBehavior, interval, timeout, timeout_at},
 };
-use turnpike_relay::openings::OPENING_BOUNDS;
+use turnpike_turn::server::stats::ALLOCATION_MS;
 
 use crate::{
     model::{History, Live, Status, Talkers},
@@ -49,11 +49,11 @@ pub(crate) const WATCHERS: usize = 8;
 const SLOW: Duration = Duration::from_secs(10);
 /// For so long after somebody has asked, it is taken that he asks again.
 const WATCHED_MS: u64 = 15_000;
-/// Readings that the quantiles of openings are of.
-const OPENINGS: usize = 60;
+/// Readings that the quantiles of the times of allocations are of.
+const MINUTE: usize = 60;
 
-/// Those of [`turnpike_relay::Openings`].
-type Buckets = [u64; OPENING_BOUNDS.len() + 1];
+/// How many allocations took so long; the last bucket has what is beyond the last bound.
+type Buckets = [u64; ALLOCATION_MS.len() + 1];
 
 /// Reads once a second, for as long as the runtime lives.
 pub(crate) struct Feed {
@@ -157,7 +157,7 @@ impl Feed {
         let mut ticks = interval(TICK);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut before: Option<Reading> = None;
-        let mut openings: VecDeque<Buckets> = VecDeque::with_capacity(OPENINGS);
+        let mut times: VecDeque<Buckets> = VecDeque::with_capacity(MINUTE);
         loop {
             ticks.tick().await;
             let shares = threads.shares().await;
@@ -166,13 +166,13 @@ impl Feed {
             if let Some(before) = &before {
                 let talkers = self.talkers();
                 let mut live = now.since(before, self.status(), &shares, &waits, talkers.as_deref());
-                if let (Some(server), Some(counted)) = (&mut live.server, now.openings()) {
-                    let minute_ago = openings.front().copied().unwrap_or_default();
+                if let (Some(server), Some(counted)) = (&mut live.server, now.allocation_times()) {
+                    let minute_ago = times.front().copied().unwrap_or_default();
                     server.opening = reading::quantiles(&minute_ago, counted);
-                    if openings.len() >= OPENINGS {
-                        openings.pop_front();
+                    if times.len() >= MINUTE {
+                        times.pop_front();
                     }
-                    openings.push_back(*counted);
+                    times.push_back(*counted);
                 }
                 self.minutes.lock().unwrap_or_else(PoisonError::into_inner).push(now.at(), &live);
                 let frame = Frame { live, event: OnceLock::new() };

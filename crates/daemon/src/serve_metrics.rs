@@ -1,9 +1,9 @@
 //! `/metrics`: the workers' counters as OpenMetrics text, made anew at each scrape from live snapshots.
 //!
-//! Labels are `worker`, `direction`, `bound`, `realm` and what the state machine names itself; no label has a value that a
-//! client chooses, so the number of time series is bounded.
+//! Labels are `worker`, `direction`, `bound`, `realm`, `transport`, `port` of a listener, and what the state machine names itself; no label has a
+//! value that a client chooses, so the number of time series is bounded.
 
-use std::{collections::BTreeMap, fmt, sync::Arc, time::Duration};
+use std::{collections::BTreeMap, fmt, sync::Arc};
 
 use prometheus_client::{
     collector::Collector,
@@ -13,8 +13,9 @@ use prometheus_client::{
 use strum::VariantArray as _;
 use turnpike_relay::{
     CloseReason, DtlsDrop, DtlsEnd, DtlsFailure, HandshakeFailure, KernelCount, KernelSnapshot,
-    ListenerCount, WorkerSnapshot, openings::OPENING_BOUNDS,
+    ListenerCount, WorkerSnapshot,
 };
+use turnpike_turn::server::{Stats, stats::ALLOCATION_MS};
 
 use crate::{
     admin::MetricsPage,
@@ -81,9 +82,9 @@ impl Collector for Scrape {
         page.gauge("allocations", "Allocations that exist.", |snapshot| snapshot.allocations)?;
         page.realms(&self.realms)?;
         page.listeners(&self.listeners)?;
-        page.openings()?;
         page.sessions(&self.sessions)?;
         page.turn()?;
+        page.allocation_times()?;
         page.refused()?;
         page.received()?;
         page.sent()?;
@@ -135,27 +136,6 @@ impl Families<'_, '_, WorkerSnapshot> {
             let port = port.to_string();
             let labels = [("transport", *transport), ("port", &*port)];
             metric.encode_family(&labels)?.encode_gauge(allocations)?;
-        }
-        Ok(())
-    }
-
-    /// How long clients waited.
-    fn openings(&mut self) -> fmt::Result {
-        let mut metric = self.encoder.encode_descriptor(
-            "allocation_seconds",
-            "Time from the receipt of a request until its allocation was there, of those that succeeded.",
-            None,
-            MetricType::Histogram,
-        )?;
-        for (worker, WorkerSnapshot { openings, .. }) in self.snapshots {
-            let bounds = OPENING_BOUNDS.iter().map(Duration::as_secs_f64).chain([f64::INFINITY]);
-            let buckets: Vec<(f64, u64)> = bounds.zip(openings.buckets).collect();
-            metric.encode_family(&[("worker", worker.as_str())])?.encode_histogram::<NoLabelSet>(
-                openings.sum.as_secs_f64(),
-                openings.buckets.iter().sum(),
-                &buckets,
-                None,
-            )?;
         }
         Ok(())
     }
@@ -296,6 +276,16 @@ impl Families<'_, '_, WorkerSnapshot> {
             }
         }
         Ok(())
+    }
+
+    #[expect(clippy::cast_precision_loss, reason = "a histogram is of floats by format")]
+    fn allocation_times(&mut self) -> fmt::Result {
+        let mut all = Stats::default();
+        self.snapshots.iter().for_each(|(_, snapshot)| all.merge(&snapshot.turn));
+        let bounds = ALLOCATION_MS.map(|ms| ms as f64 / 1000.0).into_iter().chain([f64::INFINITY]);
+        let buckets: Vec<(f64, u64)> = bounds.zip(all.allocation_times).collect();
+        let help = "How long after its request an allocation was there; look-ups in a store count.";
+        histogram(&mut self.encoder, "allocation_seconds", help, all.allocation_ms as f64 / 1000.0, &buckets)
     }
 
     fn refused(&mut self) -> fmt::Result {
@@ -524,15 +514,13 @@ mod tests {
         let mut first = WorkerSnapshot { allocations: 3, wakeups: 11, ..WorkerSnapshot::default() };
         first.turn.to_peer_datagrams = 7;
         first.turn.to_client_bytes = 900;
+        first.turn.allocation_times[1] = 2;
         first.rx.datagrams = 40;
         first.rx.batch[0] = 1;
         first.rx.batch[3] = 4;
         first.rx.batch[11] = 2;
         first.tx.too_big = 5;
         first.across = [(70, 7000), (90, 9000)];
-        first.openings.buckets[2] = 5;
-        first.openings.buckets[15] = 1;
-        first.openings.sum = Duration::from_millis(12_500);
         let listener = |transport, server_name: Option<&str>| ListenerCount {
             transport,
             address: ([192, 0, 2, 1], 3478).into(),
@@ -636,9 +624,6 @@ mod tests {
             ("turnpike_realm_allocations{realm=\"example.org\"}", 3.0),
             ("turnpike_listener_allocations{transport=\"udp\",port=\"3478\"}", 2.0),
             ("turnpike_listener_allocations{transport=\"tls\",port=\"3478\"}", 4.0),
-            ("turnpike_allocation_seconds_bucket{le=\"0.0005\",worker=\"0\"}", 5.0),
-            ("turnpike_allocation_seconds_bucket{le=\"+Inf\",worker=\"0\"}", 6.0),
-            ("turnpike_allocation_seconds_sum{worker=\"0\"}", 12.5),
             ("turnpike_wakeups_total{worker=\"0\"}", 11.0),
             ("turnpike_relayed_datagrams_total{worker=\"0\",direction=\"to_peer\"}", 7.0),
             ("turnpike_relayed_bytes_total{worker=\"0\",direction=\"to_client\"}", 900.0),
@@ -648,6 +633,7 @@ mod tests {
             ("turnpike_session_bytes_total{realm=\"example.org\",direction=\"to_client\"}", 600.0),
             ("turnpike_session_seconds_bucket{le=\"60.0\"}", 3.0),
             ("turnpike_session_seconds_sum", 90_000.5),
+            ("turnpike_allocation_seconds_bucket{le=\"0.005\"}", 2.0),
             ("turnpike_session_seconds_count", 4.0),
             ("turnpike_store_up", 1.0),
             ("turnpike_store_cached_users", 5.0),

@@ -12,7 +12,6 @@ pub mod dtls;
 mod gate;
 pub mod layout;
 mod link;
-pub mod openings;
 mod peers;
 mod ports;
 pub mod runtime;
@@ -24,7 +23,6 @@ mod worker;
 pub use config::{Config, RealmLimits, RelayAddress};
 pub use dtls::{DtlsConfig, DtlsContext, DtlsDrop, DtlsEnd, DtlsError, DtlsFailure, DtlsStats};
 pub use layout::Layout;
-pub use openings::Openings;
 pub use peers::PeerStats;
 pub use runtime::{
     CredentialStore, ListenerCount, PendingLookup, Relay, SessionLog, StartError, WorkerSnapshot,

@@ -21,7 +21,7 @@ use turnpike_turn::server::{
 use turnpike_wire::integrity::{Key, KeyAlgorithm};
 
 use crate::{
-    Config, DtlsConfig, DtlsStats, Layout, Openings, RealmLimits, RelayAddress, StreamConfig, TurnedAway,
+    Config, DtlsConfig, DtlsStats, Layout, RealmLimits, RelayAddress, StreamConfig, TurnedAway,
     discovery,
     gate::{Quotas, SharedStore},
     peers::PeerStats,
@@ -163,8 +163,6 @@ pub struct WorkerSnapshot {
     pub across: [(u64, u64); 2],
     /// Allocations by listener, in the order of [`Layout`]; those at the end may be missing.
     pub listeners: Vec<u32>,
-    /// How long allocations took.
-    pub openings: Openings,
 }
 
 /// How many allocations have clients that come by this listener.

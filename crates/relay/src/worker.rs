@@ -145,8 +145,6 @@ pub(crate) struct Worker {
     snapshot: Arc<Snapshot>,
     counted: WorkerSnapshot,
     started: Instant,
-    /// When this tick began.
-    woken: Instant,
     published_ms: u64,
     /// Who waits for the next publication, and how long each had waited for the worker.
     asked: Vec<(Duration, Box<dyn FnOnce(Duration) + Send>)>,
@@ -205,7 +203,6 @@ impl Worker {
             snapshot: Arc::clone(&snapshot),
             counted: WorkerSnapshot::default(),
             started,
-            woken: started,
             published_ms: 0,
             asked: Vec::new(),
             dirty: true,
@@ -275,7 +272,7 @@ impl Worker {
     /// Serves until told to stop.
     pub(crate) fn run(&mut self) {
         let mut events: Vec<Event> = Vec::new();
-        let mut now = self.read_clock();
+        let mut now = self.now();
         loop {
             let mut looks = false;
             if let Some(offload) = &mut self.offload {
@@ -291,7 +288,7 @@ impl Worker {
                     return;
                 }
             }
-            now = self.read_clock();
+            now = self.now();
             self.counted.wakeups += u64::from(!looks || !events.is_empty());
             self.dirty |= !events.is_empty();
             if let Some(offload) = &mut self.offload {
@@ -512,8 +509,6 @@ impl Worker {
             self.out.streams.effect(now.ms, &effect);
             self.out.dtls.effect(now.ms, &effect, &mut self.out.tx);
             self.log.effect(self.number, &effect);
-            let woken = self.woken;
-            self.counted.openings.hear(&effect, || woken.elapsed());
             match effect {
                 Effect::Open(request) => self.open(now, &request),
                 Effect::Connect(request) => self.connect(now, &request),
@@ -616,9 +611,8 @@ impl Worker {
         false
     }
 
-    fn read_clock(&mut self) -> Now {
-        self.woken = Instant::now();
-        let ms = u64::try_from((self.woken - self.started).as_millis()).unwrap_or(u64::MAX);
+    fn now(&self) -> Now {
+        let ms = u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX);
         let unix = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
         Now { ms, unix }
     }

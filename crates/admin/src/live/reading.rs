@@ -8,10 +8,9 @@ use std::{
 use jiff::Timestamp;
 use strum::VariantArray;
 use turnpike_relay::{
-    CloseReason, DtlsDrop, DtlsFailure, HandshakeFailure, KernelCount, ListenerCount, Openings,
-    WorkerSnapshot, openings::OPENING_BOUNDS,
+    CloseReason, DtlsDrop, DtlsFailure, HandshakeFailure, KernelCount, ListenerCount, WorkerSnapshot,
 };
-use turnpike_turn::server::{DropReason, Stats};
+use turnpike_turn::server::{DropReason, Stats, stats::ALLOCATION_MS};
 
 use super::Buckets;
 use crate::{
@@ -37,7 +36,6 @@ struct ServerReading {
     workers: Vec<WorkerSnapshot>,
     /// Of all workers.
     turn: Stats,
-    openings: Openings,
     drops: Counted,
     refusals: Counted,
     listeners: Vec<ListenerCount>,
@@ -48,10 +46,9 @@ impl Reading {
     pub(super) fn take(program: &dyn Program) -> Self {
         let server = program.server().map(|server| {
             let workers = server.relay.snapshots();
-            let (mut turn, mut openings) = (Stats::default(), Openings::default());
+            let mut turn = Stats::default();
             for worker in &workers {
                 turn.merge(&worker.turn);
-                openings.merge(&worker.openings);
             }
             let kernel = server.relay.kernel().map(|kernel| kernel.snapshot());
             let failed = kernel.map_or(0, |kernel| kernel.counts[KernelCount::Failed as usize]);
@@ -62,7 +59,6 @@ impl Reading {
                 realms: server.relay.realms(),
                 workers,
                 turn,
-                openings,
             }
         });
         Self { at: Instant::now(), server, rules: program.rules() }
@@ -72,8 +68,8 @@ impl Reading {
         self.at
     }
 
-    pub(super) fn openings(&self) -> Option<&Buckets> {
-        self.server.as_ref().map(|server| &server.openings.buckets)
+    pub(super) fn allocation_times(&self) -> Option<&Buckets> {
+        self.server.as_ref().map(|server| &server.turn.allocation_times)
     }
 
     /// What has happened since `before`. `waits` says for each worker how long a question waited for it.
@@ -340,7 +336,7 @@ pub(super) fn quantiles(before: &Buckets, now: &Buckets) -> Option<Quantiles> {
             seen += count;
             seen >= wanted
         });
-        bucket.and_then(|bucket| OPENING_BOUNDS.get(bucket)).map(Duration::as_secs_f64)
+        bucket.and_then(|bucket| ALLOCATION_MS.get(bucket)).map(|ms| Duration::from_millis(*ms).as_secs_f64())
     };
     (count > 0).then(|| Quantiles { count, p50_s: at(50), p99_s: at(99) })
 }
@@ -388,7 +384,6 @@ mod tests {
             refusals: refusals(&workers, &turn),
             listeners: Vec::new(),
             realms: vec![("a".into(), 3)],
-            openings: worker.openings,
             workers,
             turn,
         }
@@ -460,13 +455,13 @@ mod tests {
 
     #[test]
     fn a_quantile_is_the_bound_of_the_bucket_that_it_lies_in() {
-        let mut now = [0; OPENING_BOUNDS.len() + 1];
+        let mut now = Buckets::default();
         assert_eq!(quantiles(&now, &now), None);
         (now[0], now[3]) = (98, 2);
-        let found = quantiles(&[0; OPENING_BOUNDS.len() + 1], &now).unwrap();
-        assert_eq!((found.count, found.p50_s, found.p99_s), (100, Some(0.0001), Some(0.001)));
+        let found = quantiles(&Buckets::default(), &now).unwrap();
+        assert_eq!((found.count, found.p50_s, found.p99_s), (100, Some(0.001), Some(0.02)));
         let before = now;
-        now[OPENING_BOUNDS.len()] = 1;
+        now[ALLOCATION_MS.len()] = 1;
         let beyond = quantiles(&before, &now).unwrap();
         assert_eq!((beyond.count, beyond.p50_s), (1, None), "more than can be told");
     }

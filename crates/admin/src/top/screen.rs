@@ -432,10 +432,10 @@ fn figures(all: &[(&str, String)]) -> Line<'static> {
 
 fn opening(quantiles: Option<&Quantiles>) -> String {
     let Some(Quantiles { p50_s, p99_s, .. }) = quantiles else { return NONE.to_owned() };
-    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "ten seconds at the most")]
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "two seconds at the most")]
     let text = |seconds: &Option<f64>| match seconds {
         Some(seconds) => micros(Some((seconds * 1e6).round() as u64)),
-        None => "over 10 s".to_owned(),
+        None => "over 2 s".to_owned(),
     };
     format!("p50 {}, p99 {}", text(p50_s), text(p99_s))
 }

@@ -54,7 +54,7 @@ fn live() -> Live {
             requests: 12.0,
             opened: 2.5,
             closed: 1.5,
-            opening: Some(Quantiles { count: 9, p50_s: Some(0.0001), p99_s: None }),
+            opening: Some(Quantiles { count: 9, p50_s: Some(0.001), p99_s: None }),
             drops: vec![reason("packet", "no_permission", 77, 0.5)],
             refusals: vec![reason("credentials", "wrong_key", 88, 3.0), reason("limit", "user", 9, 9.0)],
             workers: vec![worker(0, 0.5), worker(1, 0.97)],
@@ -125,7 +125,7 @@ fn a_screen_has_figures_curves_workers_and_the_first_table() {
         &[
             "sessions 1234",
             "refused 3/s",
-            "allocation takes p50 100 us, p99 over 10 s",
+            "allocation takes p50 1.0 ms, p99 over 2 s",
             "to peers 1.00 Mbit/s 1.00 k/s",
             "lost 0.50/s",
             "data path gso: the highest that works",

@@ -105,7 +105,7 @@ function server() {
   const refused = tile("Refused", "Requests, connections and handshakes that were refused.");
   const load = tile("Busiest worker", "The share of its core that the busiest worker takes.");
   const loop = tile("Event loop", "What a datagram would wait now for the slowest worker.");
-  const opening = tile("Allocation takes", "From the receipt of a request until the relay socket is open: 99 of 100 in the last minute.");
+  const opening = tile("Allocation takes", "From the request until its relay socket is open: 99 of 100 in the last minute.");
 
   const workers = table("Workers", [
     { title: "Worker", heads: true, cell: (row) => String(row.number) },
@@ -236,7 +236,7 @@ function server() {
   };
 }
 
-const atMost = (seconds) => (seconds === null || seconds === undefined ? "over 10 s" : `≤ ${micros(seconds * 1e6)}`);
+const atMost = (seconds) => (seconds === null || seconds === undefined ? "over 2 s" : `≤ ${micros(seconds * 1e6)}`);
 
 function wide(element) {
   element.classList.add("wide");

@@ -40,8 +40,7 @@ impl<G: Gate> Server<G> {
                 if request.method == Method::Binding {
                     return self.binding(now, source, request);
                 }
-                let arrival = Cell::new(None);
-                self.respond(Context::new(now, *source, delivery, request, None, &arrival))
+                self.respond(now, source, delivery, request, None)
             }
             Err(reason) => self.dropped(*reason),
         }
@@ -53,23 +52,28 @@ impl<G: Gate> Server<G> {
         match (credentials, &Request::parse(&waiting.request)) {
             (_, Err(_)) => self.dropped(DropReason::LookupOver),
             (credentials, Ok(request)) => {
-                let (arrival, credentials) = (Cell::new(None), Some(credentials));
-                let (source, delivery) = (waiting.source, waiting.delivery);
-                let context = Context::new(now, source, delivery, request, credentials, &arrival);
-                self.respond(Context { asked_ms: waiting.asked_ms, ..context })
+                let late = Some((credentials, waiting.asked_ms));
+                self.respond(now, &waiting.source, waiting.delivery, request, late)
             }
         }
     }
 
-    fn respond(&mut self, context: Context<'_>) -> Verdict<'_> {
-        let Context { source, delivery, arrival, .. } = context;
-        let answer = self.answer(context);
+    fn respond(
+        &mut self,
+        now: Now,
+        source: &Source,
+        delivery: Delivery,
+        request: &Request<'_>,
+        late: Option<(Credentials, u64)>,
+    ) -> Verdict<'_> {
+        let arrival = Cell::new(None);
+        let answer = self.answer(Context::new(now, *source, delivery, request, late, &arrival));
         if let (Delivery::Forwarded(via), Answer::Reply) = (delivery, &answer) {
             let (arrival, reply) = (arrival.take(), self.reply.as_slice().into());
-            self.effects.push_back(Effect::Answer { via, source, arrival, reply });
+            self.effects.push_back(Effect::Answer { via, source: *source, arrival, reply });
             return Verdict::Drop(None);
         }
-        self.verdict(&source, answer)
+        self.verdict(source, answer)
     }
 
     fn verdict(&mut self, source: &Source, answer: Answer) -> Verdict<'_> {

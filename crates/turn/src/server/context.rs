@@ -8,8 +8,6 @@ use crate::time::Now;
 /// A request that is being answered.
 pub(super) struct Context<'a> {
     pub(super) now: Now,
-    /// When the request arrived: before now if the store had to be waited for.
-    pub(super) asked_ms: u64,
     pub(super) source: Source,
     pub(super) delivery: Delivery,
     pub(super) request: &'a Request<'a>,
@@ -19,6 +17,8 @@ pub(super) struct Context<'a> {
     pub(super) who: Who,
     /// What the store has answered, if it had to be waited for.
     pub(super) credentials: Option<Credentials>,
+    /// When the request came, in milliseconds.
+    pub(super) asked_ms: u64,
     /// What the worker that has forwarded it has to be told with the answer.
     pub(super) arrival: &'a Cell<Option<Arrival>>,
 }
@@ -35,16 +35,19 @@ pub(super) enum Delivery {
 }
 
 impl<'a> Context<'a> {
+    /// `late` is what the store has answered to a request that came then.
     pub(super) fn new(
         now: Now,
         source: Source,
         delivery: Delivery,
         request: &'a Request<'a>,
-        credentials: Option<Credentials>,
+        late: Option<(Credentials, u64)>,
         arrival: &'a Cell<Option<Arrival>>,
     ) -> Self {
         let (envelope, who) = (Envelope::unsigned(request), Who::default());
-        Self { now, asked_ms: now.ms, source, delivery, request, envelope, who, credentials, arrival }
+        let (credentials, asked_ms) = late.unzip();
+        let asked_ms = asked_ms.unwrap_or(now.ms);
+        Self { now, source, delivery, request, envelope, who, credentials, asked_ms, arrival }
     }
 
     pub(super) fn client(&self) -> &Client {

@@ -148,8 +148,6 @@ pub enum Effect {
         username: Box<str>,
         /// Relayed transport addresses, the second of a dual-stack allocation.
         relayed: (SocketAddr, Option<SocketAddr>),
-        /// For how many milliseconds its request had waited for the credential store; `None` for one that has come from another process.
-        waited_ms: Option<u64>,
     },
     /// A session lives until then, or one family of it does.
     Renewed {

@@ -98,6 +98,7 @@ pub(super) struct Waiting {
     pub(super) source: Source,
     pub(super) delivery: Delivery,
     pub(super) request: Box<[u8]>,
+    /// Since when.
     pub(super) asked_ms: u64,
     /// Of client and transaction.
     hash: u64,

@@ -234,7 +234,6 @@ impl<G: Gate> Server<G> {
                 realm: Arc::clone(&session.realm),
                 username: session.username.clone(),
                 relayed: (first.address, relays.next().map(|second| second.address)),
-                waited_ms: None,
             };
             self.effects.push_back(opened);
         }

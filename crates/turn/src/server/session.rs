@@ -36,8 +36,6 @@ pub(super) struct Session {
 
 /// What the answer to an Allocate in progress needs.
 pub(super) struct Pending {
-    /// When its request arrived.
-    pub(super) asked_ms: u64,
     pub(super) envelope: Envelope,
     pub(super) first: Family,
     pub(super) second: Option<Family>,
@@ -45,6 +43,8 @@ pub(super) struct Pending {
     pub(super) mobile: bool,
     /// None where nobody authenticates.
     pub(super) noted: Option<Noted>,
+    /// When the request came, in milliseconds.
+    pub(super) asked_ms: u64,
 }
 
 impl Session {
