@@ -21,8 +21,7 @@ use turnpike_turn::server::{
 use turnpike_wire::integrity::{Key, KeyAlgorithm};
 
 use crate::{
-    Config, DtlsConfig, DtlsStats, Layout, RealmLimits, RelayAddress, StreamConfig, TurnedAway,
-    discovery,
+    Config, DtlsConfig, DtlsStats, Layout, RealmLimits, RelayAddress, StreamConfig, TurnedAway, discovery,
     gate::{Quotas, SharedStore},
     peers::PeerStats,
     ports::Ports,
