@@ -149,10 +149,6 @@ impl Screen {
         if self.colours { Style::new().fg(colour) } else { Style::new() }
     }
 
-    fn bold(&self) -> Style {
-        Style::new().add_modifier(Modifier::BOLD)
-    }
-
     fn head(&self) -> Line<'_> {
         let Some(live) = &self.live else { return Line::from("turnpike") };
         let status = &live.status;
@@ -164,13 +160,13 @@ impl Screen {
         };
         let job = if status.job == Job::Serve { "serve" } else { "forward" };
         Line::from(vec![
-            Span::styled(format!("turnpike {job} {}", status.version), self.bold()),
+            Span::styled(format!("turnpike {job} {}", status.version), bold()),
             Span::raw(format!("  {}  up {}  ", self.whom, span(status.uptime_s))),
             Span::styled(word, self.style(colour).add_modifier(Modifier::BOLD)),
         ])
     }
 
-    fn figures<'l>(&self, live: &'l Live) -> Vec<Line<'l>> {
+    fn figures(live: &Live) -> Vec<Line<'static>> {
         let cores = live.cores.map_or(NONE.to_owned(), |cores| format!("{cores:.2}"));
         let open = live.status.open;
         let Some(server) = &live.server else {
@@ -244,7 +240,7 @@ impl Screen {
     }
 
     /// Tables of what is shown below, each with its title.
-    fn tables<'l>(&'l self, live: &'l Live) -> Vec<(&'static str, Grid)> {
+    fn tables(&self, live: &Live) -> Vec<(&'static str, Grid)> {
         let Some(server) = &live.server else {
             return vec![("Rules", rules(live)), ("Ends", ends(live))];
         };
@@ -329,7 +325,7 @@ impl Widget for &Screen {
             pen.line(Line::styled(printable(why), self.style(Color::Red)));
         }
         let Some(live) = &self.live else { return };
-        for line in self.figures(live) {
+        for line in Screen::figures(live) {
             pen.line(line);
         }
         if area.height >= CURVES_FROM {
@@ -353,7 +349,7 @@ impl Widget for &Screen {
         for (title, grid) in &tables {
             if self.whole {
                 pen.skip();
-                pen.line(Line::styled(*title, self.bold()));
+                pen.line(Line::styled(*title, bold()));
             }
             if grid.rows.is_empty() {
                 pen.line(Line::from("nothing so far"));
@@ -422,10 +418,13 @@ impl Grid {
     }
 }
 
+fn bold() -> Style {
+    Style::new().add_modifier(Modifier::BOLD)
+}
+
 fn figures(all: &[(&str, String)]) -> Line<'static> {
-    let bold = Style::new().add_modifier(Modifier::BOLD);
     let spans = all.iter().flat_map(|(name, value)| {
-        [Span::raw(format!("{name} ")), Span::styled(printable(value), bold), Span::raw("   ")]
+        [Span::raw(format!("{name} ")), Span::styled(printable(value), bold()), Span::raw("   ")]
     });
     Line::from(spans.collect::<Vec<_>>())
 }
