@@ -160,13 +160,10 @@ impl CredentialsSettings {
                 "store.url or store.state with it, and a key made by `turnpike key add`",
             );
         }
-        if ttl > max_ttl {
-            let key = ["credentials.ttl", "credentials.max_ttl"];
-            refuse(
-                key[usize::from(!settings.is_explicit(key[0]))],
-                format!("ttl {ttl} is above max_ttl {max_ttl}"),
-                "ttl at most max_ttl (both in seconds)",
-            );
+        // One that nobody has set is as long as it may be.
+        if ttl > max_ttl && settings.is_explicit("credentials.ttl") {
+            let problem = format!("{ttl} is above credentials.max_ttl {max_ttl}");
+            refuse("credentials.ttl", problem, "at most credentials.max_ttl (both in seconds)");
         }
     }
 }
@@ -174,6 +171,7 @@ impl CredentialsSettings {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Origin;
 
     #[test]
     fn an_origin_is_what_a_browser_sends() {
@@ -236,6 +234,11 @@ mod tests {
     }
 
     #[test]
+    fn a_ttl_that_nobody_has_set_is_no_mistake() {
+        assert!(problems(|settings| settings.credentials.max_ttl = 60).is_empty());
+    }
+
+    #[test]
     fn what_contradicts_itself_is_refused() {
         for (change, told) in [
             (
@@ -243,7 +246,13 @@ mod tests {
                 "no credentials.tls_key for it",
             ),
             (|settings| settings.credentials.tls_key = Some("a".into()), "no credentials.tls_cert for it"),
-            (|settings| settings.credentials.ttl = 86_401, "ttl 86401 is above max_ttl 86400"),
+            (
+                |settings| {
+                    settings.credentials.ttl = 86_401;
+                    settings.origins.insert("credentials.ttl", Origin::Default);
+                },
+                "86401 is above credentials.max_ttl 86400",
+            ),
             (
                 |settings| {
                     listen(settings, "127.0.0.1:8443");

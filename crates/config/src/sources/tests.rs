@@ -148,7 +148,7 @@ fn each_mistake_names_line_column_key_and_what_is_expected() {
         ("[credentials]\nnames = [\"0.0.0.0\"]", 2, 10, "credentials.names", "clients reach this server"),
         ("[credentials]\nuris = [\"turn.example.org\"]", 2, 9, "credentials.uris", "RFC 7065"),
         ("[credentials]\nttl = 0", 2, 7, "credentials.ttl", "1 to 31536000"),
-        ("[credentials]\nmax_ttl = 60", 2, 11, "credentials.max_ttl", "at most max_ttl"),
+        ("[credentials]\nttl = 61\nmax_ttl = 60", 2, 7, "credentials.ttl", "at most credentials.max_ttl"),
         ("[dtls]\nlisten = [\"[::]:5349\"]", 2, 10, "dtls.listen", "--tls-cert FILE"),
         ("[tls]\nkey = \"a\"", 2, 7, "tls.key", "neither"),
         ("[tls]\ncertificates = [{ cert = \"a\" }]", 2, 17, "tls.certificates", "key = \"FILE\""),
