@@ -21,7 +21,7 @@ use axum::{
     Extension,
     body::HttpBody,
     extract::{Request, State},
-    http::{HeaderMap, HeaderValue, Method, StatusCode, header, uri::Authority},
+    http::{HeaderMap, HeaderValue, Method, StatusCode, Uri, header, uri::Authority},
     middleware::Next,
     response::{IntoResponse, Response},
 };
@@ -30,14 +30,21 @@ use turnpike_config::{AdminAccess, AdminSettings, Secret};
 
 use crate::{hosts, model::Problem, program::Program};
 
-/// What somebody waits for who has shown a wrong token: with a few dozen connections at a time, a few dozen tries a second.
-const WRONG_TOKEN: Duration = Duration::from_secs(1);
+/// What somebody waits for who has shown a wrong token, or a wrong key: with a few dozen connections at a time, a few dozen tries a second.
+pub(crate) const WRONG_TOKEN: Duration = Duration::from_secs(1);
 
 /// Answered whoever asks: a program that looks after this one need not know a token.
 const OPEN: [&str; 3] = ["/livez", "/readyz", "/healthz"];
 
-/// Not for those who may look: what is weak could be guessed by it.
-const PRIVATE: [&str; 1] = ["/v1/secrets"];
+/// What nobody gets who may look alone, although it is but asked for: secrets, of which a weak one could be guessed by its fingerprint, and
+/// credentials, which a GET makes too (draft-uberti-behave-turn-rest).
+fn private(uri: &Uri) -> Option<&'static str> {
+    match uri.path() {
+        "/v1/secrets" => Some("secrets"),
+        "/" if uri.query().is_some() => Some("credentials"),
+        _ => None,
+    }
+}
 
 /// How a connection came.
 #[derive(Clone, Copy, Debug)]
@@ -51,6 +58,14 @@ pub(crate) enum Via {
 }
 
 impl Via {
+    /// Of whoever has come over TCP.
+    pub(crate) fn address(self) -> Option<SocketAddr> {
+        match self {
+            Self::Unix(_) => None,
+            Self::Loopback(address) | Self::Tls(address, _) => Some(address),
+        }
+    }
+
     fn access(self, settings: &AdminSettings) -> AdminAccess {
         match self {
             Self::Unix(_) => AdminAccess::Full,
@@ -121,7 +136,7 @@ pub(crate) async fn admit(
             let changes = changes_something(request.method());
             let what = format!("{} {}", request.method(), request.uri().path());
             let response = next.run(request).await;
-            if changes {
+            if changes || response.extensions().get::<Audit>().is_some() {
                 write_line(via, &what, &response);
             }
             response
@@ -135,10 +150,14 @@ pub(crate) async fn admit(
         }
     };
     COUNTS.count(response.status());
-    let headers = response.headers_mut();
+    keep_from_being_kept(response.headers_mut());
+    response
+}
+
+/// Marks an answer as one that nobody keeps, nor takes for something else.
+pub(crate) fn keep_from_being_kept(headers: &mut HeaderMap) {
     headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
     headers.insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
-    response
 }
 
 fn write_line(via: Via, what: &str, response: &Response) {
@@ -169,7 +188,7 @@ impl From<Problem> for Refused {
 fn judge(settings: &AdminSettings, via: Via, request: &Request) -> Result<(), Refused> {
     let headers = request.headers();
     if !matches!(via, Via::Unix(_)) {
-        hosts::check(&settings.hosts, request.version(), request.uri(), headers)?;
+        hosts::check(&settings.hosts, ("admin", "hosts"), request.version(), request.uri(), headers)?;
     }
     check_origin(headers)?;
     let may_have_body = changes_something(request.method()) && *request.method() != Method::DELETE;
@@ -184,15 +203,15 @@ fn judge(settings: &AdminSettings, via: Via, request: &Request) -> Result<(), Re
         None => AdminAccess::None,
         Some(token) => worth(settings, token).ok_or(Refused::WrongToken)?,
     };
-    let is_private = PRIVATE.contains(&request.uri().path());
-    let needed =
-        if changes_something(request.method()) || is_private { AdminAccess::Full } else { AdminAccess::Read };
+    let private = private(request.uri());
+    let is_full = changes_something(request.method()) || private.is_some();
+    let needed = if is_full { AdminAccess::Full } else { AdminAccess::Read };
     if shown.max(via.access(settings)) >= needed {
         return Ok(());
     }
     let detail = match needed {
         AdminAccess::Full => {
-            let what = if is_private { "secrets" } else { "changes" };
+            let what = private.unwrap_or("changes");
             format!(
                 "{what} need a token of admin.tokens, a client certificate of admin.client_ca, or the Unix socket"
             )
@@ -209,6 +228,15 @@ fn judge(settings: &AdminSettings, via: Via, request: &Request) -> Result<(), Re
 /// A browser says for which page it asks. None but our own may: a stranger's could end sessions in the name of whoever looks at it
 /// (CSRF), for to reach us on loopback is enough for that, and no answer has to be read.
 fn check_origin(headers: &HeaderMap) -> Result<(), Problem> {
+    if !is_of_another_page(headers) {
+        return Ok(());
+    }
+    let problem = "a page of another origin asks, and none but the server's own may";
+    Err(Problem::new(StatusCode::FORBIDDEN, "foreign_origin", problem))
+}
+
+/// Whether a browser asks for a page that is not ours.
+pub(crate) fn is_of_another_page(headers: &HeaderMap) -> bool {
     let text = |name| headers.get(name).map(|value: &HeaderValue| value.to_str().unwrap_or_default());
     let is_own = |origin: &str| {
         let (_, authority) = origin.split_once("://")?;
@@ -216,17 +244,12 @@ fn check_origin(headers: &HeaderMap) -> Result<(), Problem> {
             (Authority::try_from(authority).ok()?, Authority::try_from(text(header::HOST)?).ok()?);
         Some(origin == host)
     };
-    let strange = text(header::ORIGIN).is_some_and(|origin| is_own(origin) != Some(true))
-        || headers.get("sec-fetch-site").is_some_and(|site| site != "same-origin" && site != "none");
-    if !strange {
-        return Ok(());
-    }
-    let problem = "a page of another origin asks, and none but the server's own may";
-    Err(Problem::new(StatusCode::FORBIDDEN, "foreign_origin", problem))
+    text(header::ORIGIN).is_some_and(|origin| is_own(origin) != Some(true))
+        || headers.get("sec-fetch-site").is_some_and(|site| site != "same-origin" && site != "none")
 }
 
 /// What stands behind `Bearer` (RFC 6750 section 2.1).
-fn token(headers: &HeaderMap) -> Result<Option<&str>, Problem> {
+pub(crate) fn token(headers: &HeaderMap) -> Result<Option<&str>, Problem> {
     let Some(value) = headers.get(header::AUTHORIZATION) else { return Ok(None) };
     let token = value.to_str().ok().and_then(|value| value.split_once(' '));
     match token {

@@ -12,10 +12,13 @@
 
 mod access;
 mod accounts;
+mod applications;
 pub mod client;
 pub mod commands;
 mod connections;
 mod hosts;
+mod issue;
+mod key_rates;
 mod listen;
 pub mod model;
 mod plain_text;
@@ -25,8 +28,10 @@ mod routes;
 mod table;
 mod threads;
 mod tls;
+mod ways;
 
 pub use accounts::{Accounts, Store};
+pub use applications::Applications;
 pub use listen::{Interface, ListenError};
 pub use program::Program;
 pub use tls::TlsError;

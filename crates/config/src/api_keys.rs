@@ -25,6 +25,12 @@ pub fn hash(key: &Secret) -> KeyHash {
     Sha256::digest(key.reveal()).into()
 }
 
+/// The same as hex digits.
+#[must_use]
+pub fn hash_digits(key: &Secret) -> String {
+    hex::encode(hash(key))
+}
+
 /// Whose key it says it is.
 #[must_use]
 pub fn name_of(key: &Secret) -> Option<&str> {
