@@ -318,8 +318,7 @@ pub(crate) mod kind {
     );
 
     /// How log lines look.
-    pub(crate) const LOG_FORMAT: Kind<LogFormat> =
-        named!("\"text\" or \"json\"", "text" => LogFormat::Text, "json" => LogFormat::Json);
+    pub(crate) const LOG_FORMAT: Kind<LogFormat> = named!("\"text\", \"json\" or \"journald\"", "text" => LogFormat::Text, "json" => LogFormat::Json, "journald" => LogFormat::Journald);
 }
 
 /// Values as TOML.

@@ -312,4 +312,6 @@ pub enum LogFormat {
     Text,
     /// One JSON object a line.
     Json,
+    /// For systemd's journal: with their priority, without the time.
+    Journald,
 }

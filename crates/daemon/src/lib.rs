@@ -36,6 +36,7 @@ mod serve;
 mod serve_metrics;
 mod service_manager;
 mod session_log;
+mod session_totals;
 mod signals;
 mod store;
 

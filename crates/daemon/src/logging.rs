@@ -8,11 +8,16 @@ use std::{
     time::Duration,
 };
 
+use tracing::{Event, Level, Subscriber};
 use tracing_subscriber::{
     EnvFilter, Layer, Registry,
     filter::{FilterExt, filter_fn},
-    fmt,
+    fmt::{
+        self, FmtContext, FormatEvent, FormatFields,
+        format::{Format, Full, Writer},
+    },
     layer::SubscriberExt,
+    registry::LookupSpan,
     reload,
     util::SubscriberInitExt,
 };
@@ -45,6 +50,7 @@ pub fn init(level: &str, format: LogFormat) {
     let layer: Box<dyn Layer<Registry> + Send + Sync> = match format {
         LogFormat::Text => layer.boxed(),
         LogFormat::Json => layer.json().flatten_event(true).boxed(),
+        LogFormat::Journald => layer.with_ansi(false).event_format(Journal::default()).boxed(),
     };
     let quiet = filter_fn(|metadata| !is_silenced(metadata.target()));
     let audit = filter_fn(|metadata| metadata.target() == AUDIT);
@@ -73,6 +79,37 @@ pub fn set_level(level: &str) -> Result<(), String> {
     now.handle.reload(filter).map_err(|error| error.to_string())?;
     level.clone_into(&mut told);
     Ok(())
+}
+
+/// Lines as the journal wants them (sd-daemon(3)): the priority first; when and who it knows itself.
+struct Journal(Format<Full, ()>);
+
+impl Default for Journal {
+    fn default() -> Self {
+        Self(fmt::format().without_time().with_level(false))
+    }
+}
+
+impl<S, N> FormatEvent<S, N> for Journal
+where
+    S: Subscriber + for<'a> LookupSpan<'a>,
+    N: for<'a> FormatFields<'a> + 'static,
+{
+    fn format_event(
+        &self,
+        context: &FmtContext<'_, S, N>,
+        mut writer: Writer<'_>,
+        event: &Event<'_>,
+    ) -> std::fmt::Result {
+        let priority = match *event.metadata().level() {
+            Level::ERROR => 3,
+            Level::WARN => 4,
+            Level::INFO => 6,
+            Level::DEBUG | Level::TRACE => 7,
+        };
+        write!(writer, "<{priority}>")?;
+        self.0.format_event(context, writer, event)
+    }
 }
 
 /// Colours are for a terminal, and for those who have not set NO_COLOR, to whatever but nothing (no-color.org).

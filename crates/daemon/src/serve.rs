@@ -114,7 +114,7 @@ impl TurnServer {
             })
             .ok();
         let (logger, writer) = session_log();
-        let log_counts = logger.counts();
+        let (log_counts, totals) = (logger.counts(), logger.totals());
         let log: Arc<dyn SessionLog> = Arc::new(logger);
         let relay = Arc::new(Relay::start(&plan.config, credentials(&merged, store.as_ref()), log)?);
         say_what_started(&plan, &relay, &[&*page, &*applications]);
@@ -155,7 +155,7 @@ impl TurnServer {
                         (relay.snapshots(), relay.realms(), kernel)
                     })
                 };
-                let told = (Arc::clone(&told), Arc::clone(&shared_store));
+                let told = (Arc::clone(&told), Arc::clone(&shared_store), totals);
                 serve_metrics::page(snapshots, told, status, log_counts)
             },
             server: Some(Server {

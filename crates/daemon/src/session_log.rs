@@ -16,10 +16,14 @@ use crate::{
     log_limit::{EndLimit, LogCounts, RefusalLimit, Sum, Summary},
     log_queue::{BACKLOG, LogReceiver, LogSender, log_queue},
     logging::seconds,
+    session_totals::SessionTotals,
 };
 
 /// The workers' end.
-pub(crate) struct SessionLogger(LogSender<(usize, Effect)>);
+pub(crate) struct SessionLogger {
+    lines: LogSender<(usize, Effect)>,
+    totals: Arc<SessionTotals>,
+}
 
 /// The control thread's end.
 pub(crate) struct SessionLogWriter(LogReceiver<(usize, Effect)>);
@@ -27,18 +31,24 @@ pub(crate) struct SessionLogWriter(LogReceiver<(usize, Effect)>);
 /// Both ends of a session log.
 pub(crate) fn session_log() -> (SessionLogger, SessionLogWriter) {
     let (sender, receiver) = log_queue(BACKLOG);
-    (SessionLogger(sender), SessionLogWriter(receiver))
+    (SessionLogger { lines: sender, totals: Arc::default() }, SessionLogWriter(receiver))
 }
 
 impl SessionLogger {
     /// Counts lines that were lost or suppressed.
     pub(crate) fn counts(&self) -> Arc<LogCounts> {
-        self.0.counts()
+        self.lines.counts()
+    }
+
+    /// Counts sessions.
+    pub(crate) fn totals(&self) -> Arc<SessionTotals> {
+        Arc::clone(&self.totals)
     }
 }
 
 impl SessionLog for SessionLogger {
     fn effect(&self, worker: usize, effect: &Effect) {
+        self.totals.effect(effect);
         let wanted = match effect {
             Effect::Opened { .. } | Effect::PeerRefused { .. } => {
                 tracing::enabled!(target: "turnpike::session", tracing::Level::DEBUG)
@@ -47,7 +57,7 @@ impl SessionLog for SessionLogger {
             _ => false,
         };
         if wanted {
-            self.0.send((worker, effect.clone()));
+            self.lines.send((worker, effect.clone()));
         }
     }
 }
@@ -313,6 +323,19 @@ mod tests {
              to_peer_bytes=1200 to_client_datagrams=9 to_client_bytes=1080 worker=0 \
              session=00112233445566778899aabbccddeeff"
         );
+    }
+
+    #[test]
+    fn sessions_are_counted_by_realm_and_listener_and_by_their_length() {
+        let (logger, _writer) = session_log();
+        for reason in [ClosedReason::Expired, ClosedReason::Deleted] {
+            logger.effect(0, &ended("alice", reason));
+        }
+        logger.effect(0, &refused(CredentialRefusal::WrongKey));
+        let totals = logger.totals().get();
+        assert_eq!(totals.ended, [(("example.org".into(), "tls", 3478), 2)].into());
+        assert_eq!(totals.bytes, [("example.org".into(), [2400, 2160])].into());
+        assert_eq!((totals.lengths, totals.lived_ms), ([0, 0, 0, 2, 0, 0, 0, 0, 0], 123_998));
     }
 
     #[test]

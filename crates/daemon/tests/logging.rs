@@ -48,7 +48,7 @@ fn changer() {
         tracing::info!("info {when}");
         tracing::debug!("debug {when}");
         tracing::info!(target: "turnpike::audit", "audit {when}");
-        tracing::error!(target: "turn_types::message", "said by a stranger");
+        tracing::error!(target: "dimpl::message", "said by a stranger");
     };
     say("before");
     logging::set_level("debug").unwrap();
@@ -74,6 +74,35 @@ fn a_level_changes_while_the_program_runs_and_audit_lines_are_written_at_any() {
     assert_eq!(
         said,
         ["audit before", "info meanwhile", "debug meanwhile", "audit meanwhile", "audit after"],
+        "{heard}"
+    );
+}
+
+/// Not a test of its own: what the other one starts.
+#[test]
+fn journalist() {
+    if std::env::var(SPEAKER).as_deref() != Ok("journal") {
+        return;
+    }
+    logging::init("trace", LogFormat::Journald);
+    tracing::error!(target: "a::b", code = 5, "refused");
+    tracing::warn!(target: "a", "doubtful");
+    tracing::info!(target: "a", "done");
+    tracing::debug!(target: "a", "looked at");
+}
+
+#[test]
+fn lines_for_the_journal_have_their_priority_first_and_no_time() {
+    let output = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "journalist", "--nocapture"])
+        .env(SPEAKER, "journal")
+        .output()
+        .unwrap();
+    let heard = String::from_utf8(output.stderr).unwrap();
+    let lines: Vec<&str> = heard.lines().filter(|line| line.starts_with('<')).collect();
+    assert_eq!(
+        lines,
+        ["<3>a::b: refused code=5", "<4>a: doubtful", "<6>a: done", "<7>a: looked at"],
         "{heard}"
     );
 }

@@ -331,6 +331,10 @@ impl<B: Backend> Directory<B> {
                 ("failed", get(&counts.failed)),
                 ("timeout", get(&counts.timed_out)),
             ],
+            query_times: std::array::from_fn(|index| {
+                (QUERY_TIMES.get(index).copied().unwrap_or(f64::INFINITY), get(&counts.times[index]))
+            }),
+            query_seconds: Duration::from_micros(get(&counts.microseconds)).as_secs_f64(),
         }
     }
 }
@@ -502,7 +506,7 @@ struct Flight<B: Backend> {
 impl<B: Backend> Flight<B> {
     async fn fly(mut self, realm: &str, name: &str) {
         let (inner, key) = (&self.inner, &self.key);
-        let epoch = inner.cache.epoch();
+        let (epoch, begun) = (inner.cache.epoch(), Instant::now());
         let query = inner.ask(realm, name);
         tokio::pin!(query);
         let known = match inner.cache.get(key) {
@@ -523,6 +527,7 @@ impl<B: Backend> Flight<B> {
                 }
             },
         };
+        inner.counts.took(begun.elapsed());
         let found = match result {
             Ok(user) => {
                 inner.succeed();
@@ -607,7 +612,14 @@ pub struct Counts {
     pub answers: [(&'static str, u64); 5],
     /// Queries for a user, by result.
     pub queries: [(&'static str, u64); 4],
+    /// How long they took: an upper bound in seconds, the last of which is infinite, and how many it bounds that no smaller one does.
+    pub query_times: [(f64, u64); QUERY_TIMES.len() + 1],
+    /// All of these together, in seconds.
+    pub query_seconds: f64,
 }
+
+/// Upper bounds of the times that are told apart, in seconds.
+const QUERY_TIMES: [f64; 11] = [0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0];
 
 #[derive(Debug, Default)]
 struct Tallies {
@@ -620,6 +632,18 @@ struct Tallies {
     none: AtomicU64,
     failed: AtomicU64,
     timed_out: AtomicU64,
+    times: [AtomicU64; QUERY_TIMES.len() + 1],
+    microseconds: AtomicU64,
+}
+
+impl Tallies {
+    /// Of a query.
+    fn took(&self, time: Duration) {
+        let bucket = QUERY_TIMES.iter().position(|bound| time.as_secs_f64() <= *bound);
+        self.times[bucket.unwrap_or(QUERY_TIMES.len())].fetch_add(1, Ordering::Relaxed);
+        let microseconds = u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
+        self.microseconds.fetch_add(microseconds, Ordering::Relaxed);
+    }
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

@@ -126,6 +126,19 @@ fn a_store_that_does_not_answer_costs_ten_seconds_and_no_more() {
 }
 
 #[test]
+fn how_long_an_allocation_took_counts_from_its_request() {
+    let mut world = world();
+    let alice = world.credentials("alice", Scheme::Md5);
+    let asked = query(world.feed(&Ask::allocate().signed(&alice).bytes()));
+    world.now.ms += 40;
+    let Outcome::Open(request) = world.found(asked.lookup, found(&asked)) else { panic!() };
+    world.open(&request).success();
+    let stats = world.server.stats();
+    assert_eq!((stats.allocation_times[4], stats.allocation_ms), (1, 40), "within 50 ms");
+    assert_eq!(stats.allocation_times.iter().sum::<u64>(), stats.allocations_opened);
+}
+
+#[test]
 fn a_store_that_cannot_tell_is_a_500_or_silence() {
     for (store_failure, transport) in [
         (StoreFailure::Answer, client(2)),

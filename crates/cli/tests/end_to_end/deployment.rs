@@ -23,6 +23,14 @@ fn units() -> PathBuf {
     repository().join("deploy/systemd")
 }
 
+const UNITS: [&str; 5] = [
+    "turnpike.service",
+    "turnpike-forward.service",
+    "turnpike.socket",
+    "turnpike-tls.socket",
+    "turnpike-dtls.socket",
+];
+
 fn drop_ins() -> Vec<PathBuf> {
     let entries = fs::read_dir(units().join("drop-ins")).expect("drop-ins");
     entries.map(|entry| entry.expect("readable").path()).collect()
@@ -72,12 +80,12 @@ fn the_units_expose_little_with_every_drop_in_too() {
 fn systemd_finds_nothing_wrong_with_the_units() {
     need!(has_systemd_analyze());
     let dir = Dir::new();
-    for unit in ["turnpike.service", "turnpike-forward.service", "turnpike.socket"] {
+    for unit in UNITS {
         let text = fs::read_to_string(units().join(unit)).expect("a unit");
         let text = text.replace("/usr/bin/turnpike", env!("CARGO_BIN_EXE_turnpike"));
         dir.file(unit, &text);
     }
-    for unit in ["turnpike.service", "turnpike-forward.service", "turnpike.socket"] {
+    for unit in UNITS {
         let mut command = Command::new("systemd-analyze");
         let run = Program::run(
             command.args(["verify", "--man=no"]).arg(dir.path().join(unit)).current_dir(dir.path()),

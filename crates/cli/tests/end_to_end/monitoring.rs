@@ -11,7 +11,7 @@ use std::{
 use serde_json::Value;
 
 use super::harness::{
-    Certificate, Forward, Load, Reflect, Serve, V4, connect, installed, need, say, tcp_echo,
+    Certificate, Dir, Forward, Load, Reflect, Serve, V4, connect, installed, need, say, tcp_echo,
 };
 
 const DASHBOARD: &str = include_str!("../../../../deploy/grafana/turnpike.json");
@@ -21,7 +21,10 @@ const TESTS: &str = include_str!("../../../../deploy/prometheus/turnpike.test.ym
 /// What is scraped, as who asks for no format gets it: of a server that has something of everything, and of a forwarder.
 fn scraped() -> [String; 2] {
     let certificate = Certificate::new(&["turn.example.org"]);
-    let serve = Serve::start_secured(&certificate, &[]);
+    let state = Dir::new();
+    let serve = Serve::start_secured(&certificate, &["--state", state.path().to_str().expect("UTF-8")]);
+    let brief = ["--mode", "allocate", "--rate", "5", "--duration", "1"];
+    assert_eq!(Load::new(serve.address(V4)).with(&brief).run().code, Some(0));
     let reflect = Reflect::start(V4, &[]);
     let _session =
         Load::new(serve.address(V4)).to(reflect.address).with(&["--rate", "10", "--duration", "60"]).start();

@@ -448,7 +448,7 @@ fn all_mistakes_are_listed_in_the_order_of_the_file() {
     assert_eq!(
         lines,
         [
-            "t.toml:2:10: log.format: found the integer 3; expected \"text\" or \"json\"",
+            "t.toml:2:10: log.format: found the integer 3; expected \"text\", \"json\" or \"journald\"",
             "t.toml:4:11: server.workers: found the integer 0; expected a number of threads, 1 to 1024, or \"auto\" for one \
              per core",
             "t.toml:5:1: server.relm: unknown key; expected one of listen, tcp, proxy_protocol_from, realm, software, workers, datapath, busy_poll_us; did you mean \

@@ -67,11 +67,11 @@ impl<G: Gate> Server<G> {
             _ => None,
         };
         let granted = context.who.limit(context.now, self.granted(lifetime));
-        let Context { now, source: Source { client, link }, envelope, who, .. } = context;
+        let Context { now, source: Source { client, link }, envelope, who, asked_ms, .. } = context;
         let entry = Entry::new(client, link, self.is_stream(&client), relays_tcp);
         let id = self.forwarding.install(now.ms, entry);
         let transaction = envelope.transaction;
-        let pending = Pending { envelope, first: first.family, second, mobile, noted };
+        let pending = Pending { envelope, first: first.family, second, mobile, noted, asked_ms };
         let session = Session {
             id: SessionId::draw(&mut self.random),
             realm: who.realm,
@@ -164,7 +164,7 @@ impl<G: Gate> Server<G> {
             username: session.username.clone(),
             relayed,
         };
-        self.stats.allocations_opened += 1;
+        self.stats.allocated_after(now.ms.saturating_sub(pending.asked_ms));
         self.emit(now, opened);
         if pending.mobile {
             self.make_mobile(id.index);

@@ -52,7 +52,8 @@ impl<G: Gate> Server<G> {
         match (credentials, &Request::parse(&waiting.request)) {
             (_, Err(_)) => self.dropped(DropReason::LookupOver),
             (credentials, Ok(request)) => {
-                self.respond(now, &waiting.source, waiting.delivery, request, Some(credentials))
+                let late = Some((credentials, waiting.asked_ms));
+                self.respond(now, &waiting.source, waiting.delivery, request, late)
             }
         }
     }
@@ -63,10 +64,10 @@ impl<G: Gate> Server<G> {
         source: &Source,
         delivery: Delivery,
         request: &Request<'_>,
-        credentials: Option<Credentials>,
+        late: Option<(Credentials, u64)>,
     ) -> Verdict<'_> {
         let arrival = Cell::new(None);
-        let answer = self.answer(Context::new(now, *source, delivery, request, credentials, &arrival));
+        let answer = self.answer(Context::new(now, *source, delivery, request, late, &arrival));
         if let (Delivery::Forwarded(via), Answer::Reply) = (delivery, &answer) {
             let (arrival, reply) = (arrival.take(), self.reply.as_slice().into());
             self.effects.push_back(Effect::Answer { via, source: *source, arrival, reply });

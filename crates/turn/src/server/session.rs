@@ -43,6 +43,8 @@ pub(super) struct Pending {
     pub(super) mobile: bool,
     /// None where nobody authenticates.
     pub(super) noted: Option<Noted>,
+    /// When the request came, in milliseconds.
+    pub(super) asked_ms: u64,
 }
 
 impl Session {

@@ -7,28 +7,26 @@ use std::{
 
 use crate::harness::{
     Certificate, Dir, Finished, Load, Program, Reflect, Serve, V4, eventually, installed, interop_program,
-    skip,
+    need,
 };
 
-const MISSING: &str = "openapi-spec-validator is not installed: ./test interop-openapi installs it";
-
 /// In a directory whose name is short enough for a socket.
-fn socket(dir: &Dir) -> Option<PathBuf> {
+fn socket(dir: &Dir) -> Result<PathBuf, &'static str> {
     let path = dir.path().join("a.sock");
-    (path.as_os_str().len() <= 107).then_some(path)
+    if path.as_os_str().len() <= 107 { Ok(path) } else { Err("the path of the socket is too long") }
 }
 
-fn curl(arguments: &[&str]) -> Option<Finished> {
+fn curl(arguments: &[&str]) -> Result<Finished, String> {
     let mut command = Command::new(installed("curl")?);
     command.args(["--silent", "--show-error", "--max-time", "60"]).args(arguments);
-    Some(Program::run(&mut command))
+    Ok(Program::run(&mut command))
 }
 
 #[test]
 fn a_validator_of_others_finds_nothing_wrong_with_the_document_nor_with_any_answer() {
     let dir = Dir::new();
-    let Some(socket) = socket(&dir) else { return skip("the path of the socket is too long") };
-    let Some(python) = interop_program("openapi/bin/python") else { return skip(MISSING) };
+    let socket = need!(socket(&dir));
+    let python = need!(interop_program("interop-openapi", "openapi/bin/python"));
     let admin = format!("unix:{}", socket.display());
     let certificate = Certificate::new(&["turn.example.org"]);
     let mut arguments = certificate.flags().to_vec();
@@ -52,13 +50,11 @@ fn a_validator_of_others_finds_nothing_wrong_with_the_document_nor_with_any_answ
 #[test]
 fn curl_asks_over_the_socket_and_over_loopback() {
     let dir = Dir::new();
-    let Some(socket) = socket(&dir) else { return skip("the path of the socket is too long") };
+    let socket = need!(socket(&dir));
     let admin = format!("unix:{}", socket.display());
     let serve = Serve::start(&["--admin", &admin]);
     let path = socket.to_str().expect("our own path is UTF-8");
-    let Some(ended) = curl(&["--unix-socket", path, "http://localhost/v1/status"]) else {
-        return skip("there is no curl");
-    };
+    let ended = need!(curl(&["--unix-socket", path, "http://localhost/v1/status"]));
     let status: serde_json::Value = serde_json::from_str(&ended.stdout).expect("JSON");
     assert_eq!((&status["job"], &status["pid"]), (&"serve".into(), &serve.program.pid().into()));
     let put = ["--request", "PUT", "--json", "{\"level\":\"debug\"}", "--unix-socket", path];
@@ -115,10 +111,10 @@ fn curl_asks_by_tls_with_a_token() {
             "--write-out",
             "%{http_code}",
         ];
-        Some(curl(&[&all[..], more, &[&url]].concat())?.stdout)
+        Ok::<_, String>(curl(&[&all[..], more, &[&url]].concat())?.stdout)
     };
     let bearer = format!("Authorization: Bearer {token}");
-    let Some(answered) = code("/livez", &[]) else { return skip("there is no curl") };
+    let answered = need!(code("/livez", &[]));
     assert_eq!(answered, "421", "the name is not configured");
     let host = ["--header", "Host: localhost"];
     let ask = |path: &str, more: &[&str]| code(path, &[&host[..], more].concat()).expect("it is there");
