@@ -373,3 +373,32 @@ fn a_file_tells_of_what_others_write() {
         assert_eq!(rules.md5_only, Some([REALM.into()].into()), "of a file it is known");
     });
 }
+
+/// Whoever may not make tables has them made as the document says.
+#[test]
+fn our_own_tables_are_those_of_the_document() {
+    const DOCUMENT: &str = include_str!("../../../docs/credentials.md");
+    let (_, rest) = DOCUMENT.split_once("```sql\n").expect("the document has them");
+    let tables = rest.split_once("```").expect("and an end of them").0;
+    for kind in [Kind::Sqlite, Kind::Postgres, Kind::Mariadb] {
+        on(kind, |world| {
+            world.sql(tables);
+            let key = ApiKey {
+                name: "x".repeat(64),
+                hash: [9; 32],
+                realm: Some("y".repeat(127)),
+                max_ttl: Some(u32::MAX),
+                rate: Some(u32::MAX),
+            };
+            assert!(!world.edit(&Edit::PutApiKey(key.clone())));
+            let (realm, secret) = (REALM.to_owned(), Zeroizing::new("z".repeat(256)));
+            let (since, until) = (i64::MAX as u64, u64::MAX);
+            assert!(!world.edit(&Edit::RotateSecret { realm: realm.clone(), secret, since, until }));
+            let secret = Zeroizing::new("next".to_owned());
+            assert!(world.edit(&Edit::RotateSecret { realm, secret, since, until }));
+            let rules = world.wait(world.database().rules()).expect("it answers");
+            assert_eq!(rules.api_keys.values().collect::<Vec<_>>(), [&key]);
+            assert_eq!(rules.secrets[REALM].iter().map(|held| held.until).max(), Some(Some(until)));
+        });
+    }
+}
