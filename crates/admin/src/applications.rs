@@ -164,7 +164,7 @@ impl Gate {
         let section = ("credentials", "hosts");
         if let Err(problem) = hosts::check(&names, section, request.version(), request.uri(), headers) {
             let reason = if problem.status == 421 { Reason::Host } else { Reason::BadRequest };
-            return (Err(Refusal { reason, problem, retry_after: None }), false);
+            return (Err(Refusal::of(reason, problem)), false);
         }
         let is_listed =
             page.is_some_and(|page| settings.origins.iter().any(|own| own.eq_ignore_ascii_case(page)));

@@ -114,18 +114,22 @@ impl Counts {
 /// A request that is refused.
 pub(crate) struct Refusal {
     pub(crate) reason: Reason,
-    pub(crate) problem: Problem,
+    problem: Box<Problem>,
     /// When it may be worth to ask again.
-    pub(crate) retry_after: Option<Duration>,
+    retry_after: Option<Duration>,
 }
 
 impl Refusal {
     pub(crate) fn new(reason: Reason, status: StatusCode, code: &str, detail: impl Into<String>) -> Self {
-        Self { reason, problem: Problem::new(status, code, detail), retry_after: None }
+        Self::of(reason, Problem::new(status, code, detail))
+    }
+
+    pub(crate) fn of(reason: Reason, problem: Problem) -> Self {
+        Self { reason, problem: Box::new(problem), retry_after: None }
     }
 
     fn bad_request(detail: impl Into<String>) -> Self {
-        Self { reason: Reason::BadRequest, problem: Problem::bad_request(detail), retry_after: None }
+        Self::of(Reason::BadRequest, Problem::bad_request(detail))
     }
 
     pub(crate) fn unavailable(code: &str, detail: impl Into<String>) -> Self {
@@ -140,7 +144,7 @@ impl Refusal {
     /// The answer, which counts.
     pub(crate) fn answer(self) -> Response {
         COUNTS.refused[self.reason as usize].fetch_add(1, Ordering::Relaxed);
-        let mut response = self.problem.into_response();
+        let mut response = (*self.problem).into_response();
         if let Some(pause) = self.retry_after {
             // Whole seconds, at least one (RFC 9110 section 10.2.3).
             let seconds = pause.as_millis().div_ceil(1000).max(1).to_string();
@@ -155,7 +159,7 @@ impl Refusal {
 impl From<Problem> for Refusal {
     fn from(problem: Problem) -> Self {
         let reason = if problem.status >= 500 { Reason::Unavailable } else { Reason::BadRequest };
-        Self { reason, problem, retry_after: None }
+        Self::of(reason, problem)
     }
 }
 
