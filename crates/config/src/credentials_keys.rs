@@ -1,7 +1,7 @@
 //! `[credentials]`: where applications ask for credentials, for what, and what they are told of the server.
 
 use std::{
-    net::{IpAddr, SocketAddr},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
     path::PathBuf,
 };
 
@@ -92,26 +92,28 @@ fn origin(text: &str) -> Result<String, &'static str> {
     let text = text.trim().to_ascii_lowercase();
     let (scheme, authority) = text.split_once("://").ok_or("there is no http:// or https:// in it")?;
     let own_port = match scheme {
-        "http" => ":80",
-        "https" => ":443",
+        "http" => 80,
+        "https" => 443,
         _ => return Err("the scheme is neither http nor https"),
     };
     let authority = authority.strip_suffix('/').unwrap_or(authority);
-    let authority = authority.strip_suffix(own_port).unwrap_or(authority);
+    // The colons inside of brackets are those of an IPv6 address.
     let (host, port) = match authority.rsplit_once(':') {
         Some((host, port)) if !port.ends_with(']') => (host, Some(port)),
         _ => (authority, None),
     };
-    if port.is_some_and(|port| port.parse::<u16>().is_err()) {
-        return Err("its port is none");
-    }
-    let bare = host.strip_prefix('[').and_then(|host| host.strip_suffix(']'));
-    match bare {
-        Some(address) => _ = address.parse::<std::net::Ipv6Addr>().map_err(|_| "its host is none")?,
-        None if host.parse::<std::net::Ipv4Addr>().is_ok() => {}
-        None => _ = server_name(host)?,
-    }
-    Ok(format!("{scheme}://{authority}"))
+    let host = match host.strip_prefix('[').and_then(|host| host.strip_suffix(']')) {
+        Some(address) => format!("[{}]", address.parse::<Ipv6Addr>().map_err(|_| "its host is none")?),
+        None => match host.parse::<Ipv4Addr>() {
+            Ok(address) => address.to_string(),
+            Err(_) => server_name(host)?,
+        },
+    };
+    let port = port.map(str::parse::<u16>).transpose().map_err(|_| "its port is none")?;
+    Ok(match port.filter(|port| *port != own_port) {
+        Some(port) => format!("{scheme}://{host}:{port}"),
+        None => format!("{scheme}://{host}"),
+    })
 }
 
 impl Settings {
@@ -170,8 +172,26 @@ impl CredentialsSettings {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
     use crate::Origin;
+
+    proptest! {
+        #[test]
+        fn an_origin_is_read_as_it_is_shown(
+            text in "(?i:https?://)?[a-z0-9.:\\[\\]/@-]{0,30}(:[0-9]{1,6})?/?",
+        ) {
+            if let Ok(shown) = origin(&text) {
+                prop_assert_eq!(origin(&shown), Ok(shown));
+            }
+        }
+
+        #[test]
+        fn any_text_is_an_origin_or_none(text in ".*") {
+            let _ = origin(&text);
+        }
+    }
 
     #[test]
     fn an_origin_is_what_a_browser_sends() {
@@ -181,7 +201,9 @@ mod tests {
             ("http://localhost:8080", "http://localhost:8080"),
             ("http://127.0.0.1", "http://127.0.0.1"),
             ("http://[::1]:3000/", "http://[::1]:3000"),
-            ("https://[2001:db8::1]:443", "https://[2001:db8::1]"),
+            ("https://[2001:DB8:0::1]:443", "https://[2001:db8::1]"),
+            ("http://localhost:0080", "http://localhost"),
+            ("http://localhost:443", "http://localhost:443"),
         ] {
             assert_eq!(origin(text).as_deref(), Ok(sent), "{text}");
         }
@@ -197,6 +219,10 @@ mod tests {
             "https://app.example.org:http",
             "https://*.example.org",
             "https://[::1",
+            "https://::1",
+            "https://localhost:",
+            "https://localhost:80:80",
+            "https://localhost:65536",
         ] {
             assert!(origin(bad).is_err(), "{bad}");
         }
