@@ -14,7 +14,6 @@ use tokio::{
     runtime::Handle,
     time::{Instant, sleep, timeout},
 };
-
 use zeroize::Zeroizing;
 
 use crate::{
