@@ -1,5 +1,5 @@
 //! `turnpike sessions`, `session`, `drain` and `reload`: what they ask and how they show it, as tables for people or as JSON. `user`,
-//! `secret` and `realm` are in `keeper`.
+//! `secret`, `realm` and `key` are in `keeper`.
 
 mod keeper;
 

@@ -1,5 +1,5 @@
-//! Connections to the admin interface: few, short-lived, one request each. They must not take descriptors, memory or time from the
-//! relay or the forwarder.
+//! Connections to the admin interface, and of applications: few, short-lived, one request each. They must not take descriptors, memory or
+//! time from the relay or the forwarder.
 
 use std::{
     collections::VecDeque,
@@ -29,8 +29,10 @@ use crate::{
     listen::{Listener, Stream},
 };
 
-/// At a time, over all listeners: so many descriptors are set apart for them.
-pub(crate) const MOST: usize = 32;
+/// At a time, over all listeners of the admin interface: so many descriptors are set apart for them.
+const MOST_ADMIN: usize = 32;
+/// The same of listeners for applications. Who has shown a wrong key keeps a place for a second.
+const MOST_OF_APPLICATIONS: usize = 128;
 
 /// How long to wait after an accept that failed, for want of descriptors most likely.
 const REST: Duration = Duration::from_millis(100);
@@ -50,10 +52,20 @@ pub(crate) struct Limits {
 }
 
 impl Limits {
-    /// Of one of so many listeners. Each has a share of its own, so that who crowds one of them keeps nobody from the others.
+    /// Of one of so many listeners of the admin interface. Each has a share of its own, so that who crowds one of them keeps nobody from
+    /// the others.
     pub(crate) fn of_one(listeners: usize) -> Self {
+        Self::share(MOST_ADMIN, listeners)
+    }
+
+    /// The same of listeners for applications.
+    pub(crate) fn of_one_for_applications(listeners: usize) -> Self {
+        Self::share(MOST_OF_APPLICATIONS, listeners)
+    }
+
+    fn share(most: usize, listeners: usize) -> Self {
         let seconds = Duration::from_secs;
-        let connections = (MOST / listeners.max(1)).max(1);
+        let connections = (most / listeners.max(1)).max(1);
         Self { connections, head: seconds(10), whole: seconds(30), head_bytes: 8192 }
     }
 }
@@ -105,26 +117,37 @@ pub(crate) enum Closed {
     Tls,
 }
 
-static CLOSED: [AtomicU64; 5] = [const { AtomicU64::new(0) }; 5];
-
 /// How many connections of this process have been closed, by reason.
-pub(crate) fn closed() -> [(&'static str, u64); 5] {
-    [
-        ("crowded", Closed::Crowded),
-        ("no_request", Closed::NoRequest),
-        ("slow", Closed::Slow),
-        ("malformed", Closed::Malformed),
-        ("tls", Closed::Tls),
-    ]
-    .map(|(name, reason)| (name, CLOSED[reason as usize].load(Ordering::Relaxed)))
-}
+pub(crate) struct Closings([AtomicU64; 5]);
 
-fn count(reason: Closed) {
-    CLOSED[reason as usize].fetch_add(1, Ordering::Relaxed);
+/// Of the admin interface.
+pub(crate) static ADMIN: Closings = Closings::new();
+/// Of applications.
+pub(crate) static APPLICATIONS: Closings = Closings::new();
+
+impl Closings {
+    const fn new() -> Self {
+        Self([const { AtomicU64::new(0) }; 5])
+    }
+
+    pub(crate) fn by_reason(&self) -> [(&'static str, u64); 5] {
+        [
+            ("crowded", Closed::Crowded),
+            ("no_request", Closed::NoRequest),
+            ("slow", Closed::Slow),
+            ("malformed", Closed::Malformed),
+            ("tls", Closed::Tls),
+        ]
+        .map(|(name, reason)| (name, self.0[reason as usize].load(Ordering::Relaxed)))
+    }
+
+    fn count(&self, reason: Closed) {
+        self.0[reason as usize].fetch_add(1, Ordering::Relaxed);
+    }
 }
 
 /// Accepts and serves connections for as long as the process lives.
-pub(crate) async fn serve(listener: Listener, router: Router, limits: Limits) {
+pub(crate) async fn serve(listener: Listener, router: Router, limits: Limits, closings: &'static Closings) {
     let mut http = http1::Builder::new();
     http.timer(TokioTimer::new())
         .header_read_timeout(limits.head)
@@ -144,34 +167,45 @@ pub(crate) async fn serve(listener: Listener, router: Router, limits: Limits) {
             let idle = open.iter().position(|(_, endless)| !endless.goes_on());
             if let Some((oldest, _)) = open.remove(idle.unwrap_or(0)) {
                 oldest.abort();
-                count(Closed::Crowded);
+                closings.count(Closed::Crowded);
             }
         }
         let endless = Endless::new();
-        let connection = answer(Arc::clone(&http), stream, router.clone(), limits, endless.clone());
+        let connection =
+            answer(Arc::clone(&http), stream, router.clone(), limits, endless.clone(), closings);
         open.push_back((tokio::spawn(connection).abort_handle(), endless));
         // Each connection runs once before the next is accepted, and aborted ones end.
         task::yield_now().await;
     }
 }
 
-async fn answer(http: Arc<http1::Builder>, stream: Stream, router: Router, limits: Limits, endless: Endless) {
+async fn answer(
+    http: Arc<http1::Builder>,
+    stream: Stream,
+    router: Router,
+    limits: Limits,
+    endless: Endless,
+    closings: &'static Closings,
+) {
     let router = router.layer(Extension(endless.clone()));
-    match stream {
+    let closed = match stream {
         Stream::Unix(stream) => {
             let via = Via::Unix(stream.peer_cred().ok().map(|peer| peer.uid()));
-            speak(&http, stream, router, via, limits, endless).await;
+            speak(&http, stream, router, via, limits, endless).await
         }
         Stream::Tcp(stream, from, None) => {
-            speak(&http, stream, router, Via::Loopback(from), limits, endless).await;
+            speak(&http, stream, router, Via::Loopback(from), limits, endless).await
         }
         Stream::Tcp(stream, from, Some(tls)) => match time::timeout(limits.head, tls.accept(stream)).await {
             Ok(Ok((stream, access))) => {
-                speak(&http, stream, router, Via::Tls(from, access), limits, endless).await;
+                speak(&http, stream, router, Via::Tls(from, access), limits, endless).await
             }
-            Ok(Err(_)) => count(Closed::Tls),
-            Err(_) => count(Closed::NoRequest),
+            Ok(Err(_)) => Err(Closed::Tls),
+            Err(_) => Err(Closed::NoRequest),
         },
+    };
+    if let Err(reason) = closed {
+        closings.count(reason);
     }
 }
 
@@ -182,7 +216,8 @@ async fn speak<S>(
     via: Via,
     limits: Limits,
     endless: Endless,
-) where
+) -> Result<(), Closed>
+where
     S: AsyncRead + AsyncWrite + Unpin,
 {
     let service = TowerToHyperService::new(router.layer(Extension(via)));
@@ -196,12 +231,11 @@ async fn speak<S>(
         ended => ended,
     };
     match ended {
-        Ok(Ok(())) => {}
-        Ok(Err(error)) if error.is_timeout() => count(Closed::NoRequest),
-        Ok(Err(error)) if error.is_parse() => count(Closed::Malformed),
-        // The client has gone.
-        Ok(Err(_)) => {}
-        Err(_) => count(Closed::Slow),
+        Ok(Err(error)) if error.is_timeout() => Err(Closed::NoRequest),
+        Ok(Err(error)) if error.is_parse() => Err(Closed::Malformed),
+        // Answered, or the client has gone.
+        Ok(Ok(()) | Err(_)) => Ok(()),
+        Err(_) => Err(Closed::Slow),
     }
 }
 

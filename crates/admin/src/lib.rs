@@ -12,10 +12,13 @@
 
 mod access;
 mod accounts;
+mod applications;
 pub mod client;
 pub mod commands;
 mod connections;
 mod hosts;
+mod issue;
+mod key_rates;
 mod listen;
 mod live;
 pub mod model;
@@ -27,9 +30,11 @@ mod table;
 mod threads;
 mod tls;
 pub mod top;
+mod ways;
 mod web;
 
 pub use accounts::{Accounts, Store};
+pub use applications::Applications;
 pub use listen::{Interface, ListenError};
 pub use program::Program;
 pub use tls::TlsError;

@@ -216,6 +216,10 @@ pub struct SharedSecret {
     pub fingerprint: String,
     /// Where it stands.
     pub from: Origin,
+    /// Whether new credentials are made with it.
+    pub signs: bool,
+    /// The last second in which it counts, once another one has taken its place (RFC 3339).
+    pub until: Option<String>,
 }
 
 /// A secret to be taken. Its `Debug` would show it, so there is none.
@@ -229,12 +233,166 @@ pub struct NewSecret {
     pub realm: Option<String>,
 }
 
+/// Another secret for a realm. Its `Debug` would show it, so there is none.
+#[derive(Clone, Default, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Rotation {
+    /// The realm; `server.realm` if it is not there.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub realm: Option<String>,
+    /// The secret that is to make new credentials; one is made up, and told nobody, if it is not there.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub secret: Option<String>,
+    /// Seconds for which the others count; a minute more than `credentials.max_ttl` if it is not there. 0 ends them at once.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(maximum = 31536000)]
+    pub overlap_s: Option<u32>,
+}
+
+/// What a rotation has come to.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Rotated {
+    /// The realm.
+    pub realm: String,
+    /// The first 16 hex digits of the SHA-256 of the secret that makes new credentials.
+    pub fingerprint: String,
+    /// The store, without its password.
+    pub store: String,
+    /// The last second in which the others count (RFC 3339); none if there were no others.
+    pub until: Option<String>,
+    /// What somebody should know.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub note: Option<String>,
+}
+
+/// Keys of applications.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Keys {
+    /// All of them, by name.
+    pub keys: Vec<Key>,
+}
+
+/// A key by which an application asks for credentials, without itself.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Key {
+    /// Its name.
+    pub name: String,
+    /// The one realm that it is good for; none for all.
+    pub realm: Option<String>,
+    /// Seconds that a credential made for it lives at most; `credentials.max_ttl` holds too.
+    pub max_ttl: Option<u32>,
+    /// Requests a second; `credentials.rate` if it is not there.
+    pub rate: Option<u32>,
+}
+
+/// A key to be taken. Whoever makes it keeps it: only its hash is sent.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct NewKey {
+    /// Its name: 1 to 64 small letters, digits, `-` and `_`. The key itself is `tpk_NAME.SECRET`.
+    pub name: String,
+    /// SHA-256 of the key, 64 hex digits.
+    pub sha256: String,
+    /// The one realm that it is good for; all, if it is not there.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub realm: Option<String>,
+    /// Seconds that a credential made for it lives at most.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(minimum = 1, maximum = 31536000)]
+    pub max_ttl: Option<u32>,
+    /// Requests a second.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(minimum = 1, maximum = 1000000)]
+    pub rate: Option<u32>,
+}
+
+/// What an application wants. All of it may be left out.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct CredentialsRequest {
+    /// Whose the credential is: 1 to 256 bytes. Quotas count by it, and log lines name it. Somebody else each time, if it is not there.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub user: Option<String>,
+    /// Seconds for which it is good; `credentials.ttl` if it is not there.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(minimum = 1)]
+    pub ttl: Option<u32>,
+    /// The realm; that of the key, or `server.realm`, if it is not there.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub realm: Option<String>,
+    /// The token key (`oauth.key`) of which a token is wanted, in place of a username and a password (RFC 7635).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub kid: Option<String>,
+}
+
+/// What a browser needs: an `RTCConfiguration` for `new RTCPeerConnection`.
+#[derive(Clone, Serialize, Deserialize, ToSchema)]
+pub struct Credentials {
+    /// This server.
+    #[serde(rename = "iceServers")]
+    pub ice_servers: Vec<IceServer>,
+    /// REALM, for clients that take none from the server.
+    pub realm: String,
+    /// Seconds for which it is good.
+    pub ttl: u32,
+    /// When that is over (RFC 3339).
+    pub expires_at: String,
+}
+
+/// An `RTCIceServer` (W3C webrtc-pc).
+#[derive(Clone, Serialize, Deserialize, ToSchema)]
+pub struct IceServer {
+    /// `turn:` and `turns:` URIs (RFC 7065), one for each transport, port and name.
+    pub urls: Vec<String>,
+    /// USERNAME: of a token its kid.
+    pub username: String,
+    /// What proves it.
+    pub credential: IceCredential,
+    /// `oauth` for a token (W3C webrtc-extensions).
+    #[serde(rename = "credentialType", default, skip_serializing_if = "Option::is_none")]
+    pub credential_type: Option<String>,
+}
+
+/// A password, or a token.
+#[derive(Clone, Serialize, Deserialize, ToSchema)]
+#[serde(untagged)]
+pub enum IceCredential {
+    /// The password.
+    Password(String),
+    /// The token.
+    Token(IceToken),
+}
+
+/// An `RTCOAuthCredential` (W3C webrtc-extensions), base64 both.
+#[derive(Clone, Serialize, Deserialize, ToSchema)]
+pub struct IceToken {
+    /// For MESSAGE-INTEGRITY.
+    #[serde(rename = "macKey")]
+    pub mac_key: String,
+    /// For ACCESS-TOKEN.
+    #[serde(rename = "accessToken")]
+    pub access_token: String,
+}
+
+/// The same as the draft of a TURN REST API has it (draft-uberti-behave-turn-rest).
+#[derive(Clone, Serialize, Deserialize, ToSchema)]
+pub struct RestCredentials {
+    /// USERNAME: when it ends, and whose it is.
+    pub username: String,
+    /// The password.
+    pub password: String,
+    /// Seconds for which both are good.
+    pub ttl: u32,
+    /// `turn:` and `turns:` URIs (RFC 7065).
+    pub uris: Vec<String>,
+}
+
 /// A change of the store.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Change {
-    /// The username, the fingerprint of the secret, or the name of the realm.
+    /// The username, the fingerprint of the secret, the name of the realm or of the key.
     pub name: String,
-    /// The realm.
+    /// The realm; empty for a key that is good for all.
     pub realm: String,
     /// The store, without its password.
     pub store: String,

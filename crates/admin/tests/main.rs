@@ -8,6 +8,7 @@ mod access;
 mod accounts;
 mod answers;
 mod commands;
+mod credentials;
 mod document;
 mod listening;
 mod live;

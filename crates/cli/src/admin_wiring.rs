@@ -3,11 +3,11 @@
 use std::{fmt, net::SocketAddr, sync::Arc, time::Duration};
 
 use turnpike_admin::{
-    Interface,
+    Applications, Interface,
     model::Job,
     program::{Later, NotReloaded, Program, Refusal, RefusalFilter, Reloaded, Rule, Server},
 };
-use turnpike_config::AdminSettings;
+use turnpike_config::{AdminSettings, Settings};
 use turnpike_daemon::{AdminError, AdminInterface, Listening, RuleId, RuleSnapshot, ServerView, logging};
 
 /// The admin interface, for `turnpike_daemon`.
@@ -22,11 +22,31 @@ impl AdminInterface for Admin {
     ) -> Result<Box<dyn Listening>, AdminError> {
         Ok(Box::new(Bound(Interface::listen(job_of(job), settings, explicit)?)))
     }
+
+    fn listen_for_applications(&self, settings: &Settings) -> Result<Box<dyn Listening>, AdminError> {
+        Ok(Box::new(ForApplications(Applications::listen(settings)?)))
+    }
 }
 
 struct Bound(Interface);
 
 impl Listening for Bound {
+    fn addresses(&self) -> Vec<SocketAddr> {
+        self.0.addresses()
+    }
+
+    fn say_where(&self) {
+        self.0.say_where();
+    }
+
+    fn serve(self: Box<Self>, program: turnpike_daemon::Program) {
+        self.0.serve(Arc::new(Running(program)));
+    }
+}
+
+struct ForApplications(Applications);
+
+impl Listening for ForApplications {
     fn addresses(&self) -> Vec<SocketAddr> {
         self.0.addresses()
     }

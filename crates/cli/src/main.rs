@@ -75,6 +75,7 @@ fn main() -> ExitCode {
         Command::User { command } => managed(|out| command.run(out)),
         Command::Secret { command } => managed(|out| command.run(out)),
         Command::Realm { command } => managed(|out| command.run(out)),
+        Command::Key { command } => managed(|out| command.run(out)),
         Command::Import { command } => import(&command),
         Command::PrintFirewall(args) => match args.make() {
             Ok(rules) => print(format_args!("{}", rules.trim_end())),

@@ -25,6 +25,9 @@ use crate::{
 /// each of those that are just being closed, and some for configuration, certificates and `/proc`.
 pub(crate) const DESCRIPTORS: u64 = 48;
 
+/// More of them, where applications ask for credentials on a listener of its own.
+pub(crate) const CREDENTIALS_DESCRIPTORS: u64 = 144;
+
 /// Makes the text of `/metrics`, in the format of OpenMetrics, anew at each scrape.
 pub(crate) type MetricsPage = Arc<dyn Fn() -> Result<String, fmt::Error> + Send + Sync>;
 
@@ -46,6 +49,12 @@ pub trait AdminInterface {
         settings: &AdminSettings,
         explicit: bool,
     ) -> Result<Box<dyn Listening>, AdminError>;
+
+    /// Listens where applications are to ask for credentials, and answers nobody yet; nowhere, if that is not configured.
+    ///
+    /// # Errors
+    /// Of addresses that cannot be had, and of the certificate.
+    fn listen_for_applications(&self, settings: &Settings) -> Result<Box<dyn Listening>, AdminError>;
 }
 
 /// Which program it is.

@@ -15,7 +15,7 @@ use turnpike_forward::{ConnectionLog, Forwarder, Protocol, Rule, Settings, Start
 use turnpike_net::{Datapath, PassedSockets, passed::Transport};
 
 use crate::{
-    admin::{AdminInterface, Job, Listening, Program, Rules},
+    admin::{self, AdminInterface, Job, Listening, Program, Rules},
     changes::ForwardChanges,
     connection_file::ConnectionFile,
     connection_log::{Records, SharedRecords, connection_log},
@@ -280,7 +280,7 @@ fn raise_open_files(settings: &ForwardSettings, workers: usize) {
         settings.rules.iter().map(|rule| usize::from(rule.ports.last - rule.ports.first) + 1).sum();
     let needed = ports * workers + 2 * settings.max_connections + 256 * workers + 64;
     let subject = format!("{} connections", settings.max_connections);
-    rlimit::raise_open_files(needed as u64, &subject, "forward.max_connections");
+    rlimit::raise_open_files(needed as u64, admin::DESCRIPTORS, &subject, "forward.max_connections");
 }
 
 /// The lists, and the file of connections if there is one.

@@ -92,7 +92,7 @@ impl Program for Nobody {
 async fn start(program: Nobody, limits: Limits) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("loopback");
     let address = listener.local_addr().expect("bound");
-    tokio::spawn(serve(Listener::Tcp(listener, None), routes::router(Arc::new(program)), limits));
+    tokio::spawn(serve(Listener::Tcp(listener, None), routes::router(Arc::new(program)), limits, &ADMIN));
     address
 }
 
@@ -125,7 +125,7 @@ fn is_ok(answer: &str) -> bool {
 }
 
 fn closed_for(wanted: &str) -> u64 {
-    closed().iter().find(|(reason, _)| *reason == wanted).expect("a reason").1
+    ADMIN.by_reason().iter().find(|(reason, _)| *reason == wanted).expect("a reason").1
 }
 
 #[tokio::test]

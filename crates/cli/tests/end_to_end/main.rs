@@ -7,6 +7,7 @@
 mod admin_commands;
 mod admin_http;
 mod bad_config;
+mod credentials;
 mod deployment;
 mod exhaustion;
 mod firewall;
