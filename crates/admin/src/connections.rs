@@ -171,8 +171,7 @@ pub(crate) async fn serve(listener: Listener, router: Router, limits: Limits, cl
             }
         }
         let endless = Endless::new();
-        let connection =
-            answer(Arc::clone(&http), stream, router.clone(), limits, endless.clone(), closings);
+        let connection = answer(Arc::clone(&http), stream, router.clone(), limits, endless.clone(), closings);
         open.push_back((tokio::spawn(connection).abort_handle(), endless));
         // Each connection runs once before the next is accepted, and aborted ones end.
         task::yield_now().await;

@@ -54,8 +54,10 @@ fn the_page_and_its_files_hold_nothing_secret_and_need_no_token() {
     for path in ["/v1/status", "/v1/live", "/v1/access", "/v1/refusals", "/v1/config", "/web/none.js"] {
         assert_eq!(running.ask_tcp("GET", path, &[]).problem(401), "no_token", "{path}");
     }
-    // Nor does anything else become open by it.
-    assert_eq!(running.ask_tcp("POST", "/", &[]).status, 405);
+    // Nor does anything else become open by it: credentials are at the same path.
+    for (method, path) in [("POST", "/"), ("GET", "/?service=turn&username=alice")] {
+        assert_eq!(running.ask_tcp(method, path, &[]).problem(401), "no_token", "{method} {path}");
+    }
 }
 
 #[test]
@@ -106,7 +108,7 @@ fn a_link_from_elsewhere_opens_the_page_and_nothing_else() {
         let headers = [("Sec-Fetch-Site", site), ("Sec-Fetch-Mode", mode), ("Sec-Fetch-Dest", dest)];
         assert_eq!(page(&running, &headers).problem(403), "foreign_origin", "{mode} {dest}");
     }
-    for path in ["/v1/status", "/metrics", "/web/main.js"] {
+    for path in ["/v1/status", "/metrics", "/web/main.js", "/?service=turn&username=alice"] {
         assert_eq!(running.ask_tcp("GET", path, &from_elsewhere).problem(403), "foreign_origin", "{path}");
     }
     let host = "rebound.example";

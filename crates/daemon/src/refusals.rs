@@ -288,6 +288,7 @@ pub(crate) fn request_reason(code: u16, why: RequestRefusal) -> &'static str {
         (RequestRefusal::Channels, _) => "the allocation has as many channels as it may have",
         (RequestRefusal::Connections, _) => "there are as many connections to peers as there may be",
         (RequestRefusal::NoRelay, _) => "no relay port or no file descriptor is left",
+        (RequestRefusal::Store, _) => "the credential store does not answer",
         (RequestRefusal::Code, 400) => "the request does not hold together",
         (RequestRefusal::Code, 403) => "forbidden",
         (RequestRefusal::Code, 405) => "mobility is switched off",
@@ -324,6 +325,9 @@ fn request_remedy(code: u16, why: RequestRefusal) -> &'static str {
         }
         (RequestRefusal::NoRelay, _) => {
             "Widen relay.ports, add an address to relay.addresses, or raise the limit of open files."
+        }
+        (RequestRefusal::Store, _) => {
+            "The log says what is wrong with the store. Users who were looked up before get in all the same."
         }
         (RequestRefusal::Code, 437) => {
             "After a restart, or when its address has changed, a client has to make a new allocation. If this goes on, something between \

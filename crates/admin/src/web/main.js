@@ -20,7 +20,7 @@ let job = null;
 // ------------------------------------------------------------------------------------------------------------- pages
 
 function page(path, words) {
-  if (path.startsWith("/sessions/")) return session(decodeURIComponent(path.slice("/sessions/".length)), () => mayChange);
+  if (path.startsWith("/sessions/")) return session(path.slice("/sessions/".length), () => mayChange);
   switch (path) {
     case "/sessions": return sessions(words);
     case "/refusals": return refusals(words);
@@ -115,20 +115,23 @@ function state(word, why = "") {
 
 // ------------------------------------------------------------------------------------------------------------- tokens
 
+// What is wrong with the token, if that is the matter.
 async function look() {
+  let wrong = null;
   try {
     mayChange = (await ask("/v1/access")).may_change;
     setText(part("access"), mayChange ? "May change" : "Read only");
   } catch (problem) {
     mayChange = false;
     setText(part("access"), problem.needsToken ? "No access" : "");
+    if (problem.code === "wrong_token") wrong = problem.message;
   }
   part("token-forget").hidden = !hasToken();
+  return wrong;
 }
 
 function openTokens(why) {
   if (why) setText(part("token-why"), why);
-  part("token").value = "";
   if (!part("token-dialog").open) part("token-dialog").showModal();
   part("token").focus();
 }
@@ -136,7 +139,14 @@ function openTokens(why) {
 async function use(token) {
   part("token-dialog").close();
   setToken(token);
-  await look();
+  const wrong = await look();
+  if (wrong !== null) {
+    // Without it, whoever may look without one still may.
+    setToken("");
+    await look();
+    openTokens(wrong);
+    return;
+  }
   announce(mayChange ? "Changes are allowed now." : part("access").textContent);
   dispatchEvent(new Event("token"));
   show(true);
@@ -145,6 +155,9 @@ async function use(token) {
 part("token-open").addEventListener("click", () => openTokens());
 part("token-use").addEventListener("click", () => use(part("token").value.trim()));
 part("token").addEventListener("keydown", (event) => event.key === "Enter" && use(part("token").value.trim()));
+part("token-dialog").addEventListener("close", () => {
+  part("token").value = "";
+});
 part("token-cancel").addEventListener("click", () => part("token-dialog").close());
 part("token-forget").addEventListener("click", () => use(""));
 part("skip").addEventListener("click", (event) => {

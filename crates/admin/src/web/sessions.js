@@ -25,13 +25,13 @@ export function sessions(words) {
       event.preventDefault();
       const text = wanted.value.trim();
       if (by.value === "id" && text !== "") {
-        location.hash = `#/sessions/${encodeURIComponent(text)}`;
+        location.hash = `#/sessions/${text}`;
         return;
       }
       const query = new URLSearchParams();
       if (text !== "") query.set(by.value, text);
       if (transport.value !== "") query.set("transport", transport.value);
-      go(query);
+      if (!go(query)) load();
     },
   },
   h("p", {}, h("label", { for: "by" }, "Find by"), by),
@@ -97,9 +97,13 @@ export function sessions(words) {
   };
 }
 
+// Says whether that is another page.
 function go(query) {
   const text = query.toString();
-  location.hash = text === "" ? "#/sessions" : `#/sessions?${text}`;
+  const wanted = text === "" ? "#/sessions" : `#/sessions?${text}`;
+  if (location.hash === wanted) return false;
+  location.hash = wanted;
+  return true;
 }
 
 // One session, read anew every other second. `mayChange` tells whether it may be ended.

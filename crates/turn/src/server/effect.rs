@@ -266,12 +266,12 @@ pub enum Effect {
         suppressed: u64,
     },
     /// A request of somebody who had proved who he is was answered with an error, for another reason than those above; for whoever asks
-    /// why. Their rate is bounded as that of [`Effect::Refused`] is.
+    /// why. So was one whose user the credential store could not tell. Their rate is bounded as that of [`Effect::Refused`] is.
     RequestRefused {
         client: Client,
         /// The realm of that user.
         realm: Arc<str>,
-        /// The username that authenticated the request.
+        /// The username that authenticated the request, or was to.
         username: Box<str>,
         method: Method,
         /// The error code of the answer.
@@ -303,6 +303,8 @@ pub enum RequestRefusal {
     Connections,
     /// No port, or no descriptor, was left for the relayed transport address.
     NoRelay,
+    /// The credential store did not answer: nobody has proved who the client is.
+    Store,
 }
 
 /// Why an allocation ended.
