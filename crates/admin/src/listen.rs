@@ -146,6 +146,9 @@ impl Interface {
 
     /// Answers from now on, for as long as the runtime lives.
     pub fn serve(self, program: Arc<dyn Program>) {
+        if self.bound.is_empty() {
+            return;
+        }
         let limits = Limits::of_one(self.bound.len());
         let router = routes::router(program);
         for Bound { listener, .. } in self.bound {
