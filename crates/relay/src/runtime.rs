@@ -255,6 +255,16 @@ pub struct Listeners {
     pub dtls: Vec<SocketAddr>,
 }
 
+impl Listeners {
+    /// All of them, in the order of the fields.
+    pub fn all(&self) -> impl Iterator<Item = (Transport, SocketAddr)> {
+        let Self { udp, tcp, tls, dtls } = self;
+        let kinds =
+            [(Transport::Udp, udp), (Transport::Tcp, tcp), (Transport::Tls, tls), (Transport::Dtls, dtls)];
+        kinds.into_iter().flat_map(|(transport, all)| all.iter().map(move |address| (transport, *address)))
+    }
+}
+
 impl Relay {
     /// Binds all listeners, probes every relay address and starts the workers; on error nothing is left open.
     ///
@@ -310,6 +320,12 @@ impl Relay {
         &self.listeners
     }
 
+    /// Which of [`Listeners::all`] each number of a listener belongs to.
+    pub(crate) fn places(&self) -> Vec<usize> {
+        let in_force = self.in_force.lock().unwrap_or_else(PoisonError::into_inner);
+        in_force.layout.places(&self.listeners)
+    }
+
     /// The way to each worker.
     pub(crate) fn senders(&self) -> impl Iterator<Item = &Sender<Command>> {
         self.workers.senders()
@@ -324,27 +340,21 @@ impl Relay {
     /// name that leads to realms of its own.
     #[must_use]
     pub fn by_listener(&self, snapshots: &[WorkerSnapshot]) -> Vec<ListenerCount> {
-        let Listeners { udp, tcp, tls, dtls } = &self.listeners;
-        let streams: Vec<SocketAddr> = tcp.iter().chain(tls).copied().collect();
+        let bound: Vec<(Transport, SocketAddr)> = self.listeners.all().collect();
         let layout = self.in_force.lock().unwrap_or_else(PoisonError::into_inner).layout.clone();
+        let places = layout.places(&self.listeners);
         let counted = |number: usize| {
             let counts = snapshots.iter().filter_map(|snapshot| snapshot.listeners.get(number));
             counts.map(|count| u64::from(*count)).sum::<u64>()
         };
-        let entries = layout.entries().enumerate().map(|(number, entry)| {
-            let bound = match entry.transport {
-                Transport::Udp => udp,
-                Transport::Dtls => dtls,
-                Transport::Tcp | Transport::Tls => &streams,
-            };
-            ListenerCount {
+        let entries =
+            layout.entries().zip(places).enumerate().map(|(number, (entry, place))| ListenerCount {
                 transport: entry.transport,
-                // As bound; as configured where that is not known.
-                address: bound.get(entry.place).copied().unwrap_or(entry.address),
+                // As bound, with the real port.
+                address: bound.get(place).map_or(entry.address, |(_, address)| *address),
                 server_name: entry.server_name.map(str::to_owned),
                 allocations: counted(number),
-            }
-        });
+            });
         entries.collect()
     }
 

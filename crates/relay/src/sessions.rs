@@ -187,7 +187,7 @@ pub struct Looked {
 
 /// What one session has relayed so far, for whoever compares.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Tally {
+pub struct SessionTraffic {
     /// Its name.
     pub id: SessionId,
     /// Where it is found, for now.
@@ -196,6 +196,42 @@ pub struct Tally {
     pub to_peer: (u64, u64),
     /// Payload datagrams and bytes to the client.
     pub to_client: (u64, u64),
+}
+
+/// What the sessions that came in by one listener have relayed, of those that there are now.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ListenerTraffic {
+    /// How many they are.
+    pub sessions: u64,
+    /// Payload datagrams and bytes to peers.
+    pub to_peer: (u64, u64),
+    /// Payload datagrams and bytes to clients.
+    pub to_client: (u64, u64),
+}
+
+impl ListenerTraffic {
+    fn of(view: &SessionView<'_>) -> Self {
+        Self { sessions: 1, to_peer: view.to_peer(), to_client: view.to_client() }
+    }
+
+    /// Adds that of other sessions.
+    pub fn merge(&mut self, other: &Self) {
+        let Self { sessions, to_peer, to_client } = other;
+        self.sessions += sessions;
+        for (sum, more) in [(&mut self.to_peer, to_peer), (&mut self.to_client, to_client)] {
+            sum.0 += more.0;
+            sum.1 += more.1;
+        }
+    }
+}
+
+/// What a slice of one worker's sessions adds up to.
+#[derive(Clone, Debug)]
+pub struct Tally {
+    /// In the order of [`crate::runtime::Listeners::all`].
+    pub listeners: Vec<ListenerTraffic>,
+    /// Where to go on; `None` when these were the last.
+    pub next: Option<u32>,
 }
 
 impl Relay {
@@ -216,16 +252,23 @@ impl Relay {
         });
     }
 
-    /// What the sessions in the [`SLICE`] slots from `from` on have relayed, and where to go on; `answer` gets it as by [`Relay::look`].
-    pub fn tally(
+    /// Has one worker add up what its sessions have relayed, slice by slice: from slot 0, and then from [`Tally::next`]. `answer` as in
+    /// [`Relay::look`].
+    pub fn tally(&self, worker: usize, from: u32, answer: impl FnOnce(Tally) + Send + 'static) {
+        let (places, listeners) = (self.places(), self.listeners().all().count());
+        self.ask(worker, move |server, now| answer(tally(server, now, from, &places, listeners)));
+    }
+
+    /// What each session has relayed, in the same slices; `answer` gets them, and where to go on.
+    pub fn traffic(
         &self,
         worker: usize,
         from: u32,
-        answer: impl FnOnce(Vec<Tally>, Option<u32>) + Send + 'static,
+        answer: impl FnOnce(Vec<SessionTraffic>, Option<u32>) + Send + 'static,
     ) {
         self.ask(worker, move |server, now| {
-            let (tallies, next) = tally(server, now, from);
-            answer(tallies, next);
+            let (sessions, next) = traffic(server, now, from);
+            answer(sessions, next);
         });
     }
 
@@ -273,19 +316,46 @@ fn slice(
     (sessions, (slot < end).then_some(slot))
 }
 
-fn tally(server: &mut Server<WorkerGate>, now: Now, from: u32) -> (Vec<Tally>, Option<u32>) {
-    let end = server.slots();
-    let last = end.min(from.saturating_add(SLICE));
-    let mut tallies = Vec::new();
-    for slot in from..last {
-        tallies.extend(server.view(now, slot).map(|view| Tally {
+/// `places` has the listener of each listener's number.
+fn tally(server: &mut Server<WorkerGate>, now: Now, from: u32, places: &[usize], listeners: usize) -> Tally {
+    let mut all = vec![ListenerTraffic::default(); listeners];
+    let next = walk(server, now, from, |_, view| {
+        let place = places.get(usize::from(view.client().listener.0));
+        if let Some(sum) = place.and_then(|place| all.get_mut(*place)) {
+            sum.merge(&ListenerTraffic::of(view));
+        }
+    });
+    Tally { listeners: all, next }
+}
+
+fn traffic(server: &mut Server<WorkerGate>, now: Now, from: u32) -> (Vec<SessionTraffic>, Option<u32>) {
+    let mut sessions = Vec::new();
+    let next = walk(server, now, from, |slot, view| {
+        sessions.push(SessionTraffic {
             id: view.id(),
             slot,
             to_peer: view.to_peer(),
             to_client: view.to_client(),
-        }));
+        });
+    });
+    (sessions, next)
+}
+
+/// Shows each session of a slice, and says where the next one begins.
+fn walk(
+    server: &mut Server<WorkerGate>,
+    now: Now,
+    from: u32,
+    mut show: impl FnMut(u32, &SessionView<'_>),
+) -> Option<u32> {
+    let end = server.slots();
+    let last = end.min(from.saturating_add(SLICE));
+    for slot in from..last {
+        if let Some(view) = server.view(now, slot) {
+            show(slot, &view);
+        }
     }
-    (tallies, (last < end).then_some(last))
+    (last < end).then_some(last)
 }
 
 #[cfg(test)]
@@ -367,18 +437,35 @@ mod tests {
     }
 
     #[test]
-    fn tallies_of_all_slots_come_slice_by_slice() {
+    fn what_each_session_has_relayed_comes_slice_by_slice() {
         let mut server = server(SLICE + 10);
-        let (first, next) = tally(&mut server, NOW, 0);
+        let (first, next) = traffic(&mut server, NOW, 0);
         assert_eq!((first.len(), next), (SLICE as usize, Some(SLICE)));
-        let (rest, next) = tally(&mut server, NOW, SLICE);
+        let (rest, next) = traffic(&mut server, NOW, SLICE);
         assert_eq!((rest.len(), next), (10, None));
-        let mut ids: Vec<String> = first.iter().chain(&rest).map(|tally| tally.id.to_string()).collect();
+        let mut ids: Vec<String> = first.iter().chain(&rest).map(|session| session.id.to_string()).collect();
         ids.sort();
         ids.dedup();
         assert_eq!(ids.len(), SLICE as usize + 10);
         assert_eq!((rest[0].slot, rest[0].to_peer), (SLICE, (0, 0)));
-        assert_eq!(tally(&mut server, NOW, 5000), (Vec::new(), None));
+        assert_eq!(traffic(&mut server, NOW, 5000), (Vec::new(), None));
+    }
+
+    #[test]
+    fn sums_of_slices_are_sums_of_all() {
+        let mut server = server(2 * SLICE + 100);
+        let mut sessions = Vec::new();
+        let mut from = Some(0);
+        while let Some(slot) = from {
+            let Tally { listeners, next } = tally(&mut server, NOW, slot, &[1], 2);
+            assert_eq!(listeners[0], ListenerTraffic::default(), "its clients came by the other one");
+            sessions.push(listeners[1].sessions);
+            from = next;
+        }
+        assert_eq!(sessions, [u64::from(SLICE), u64::from(SLICE), 100]);
+        assert_eq!(tally(&mut server, NOW, u32::MAX, &[1], 2).next, None);
+        let elsewhere = tally(&mut server, NOW, 0, &[], 2).listeners;
+        assert_eq!(elsewhere, [ListenerTraffic::default(); 2], "of a number that a reload has just made");
     }
 
     #[test]

@@ -8,7 +8,7 @@ use std::{
 };
 
 use tokio::{sync::oneshot, time::sleep};
-use turnpike_relay::sessions::{Look, Looked, Session, SessionFilter, Tally};
+use turnpike_relay::sessions::{Look, Looked, Session, SessionFilter, SessionTraffic};
 use turnpike_turn::server::SessionId;
 
 use super::Feed;
@@ -24,7 +24,7 @@ const MOST: usize = 20;
 struct Pass {
     at: Instant,
     /// With the worker that has it.
-    tallies: HashMap<SessionId, (usize, Tally)>,
+    traffic: HashMap<SessionId, (usize, SessionTraffic)>,
 }
 
 /// Compares for as long as the runtime lives.
@@ -49,41 +49,41 @@ pub(super) async fn compare(feed: Arc<Feed>) {
 /// `None` where there is no server.
 async fn pass(feed: &Feed) -> Option<Pass> {
     let at = Instant::now();
-    let mut tallies = HashMap::new();
+    let mut traffic = HashMap::new();
     let workers = feed.program.server()?.relay.workers();
     for worker in 0..workers {
         let mut from = Some(0);
         while let Some(slot) = from {
             let (sender, answer) = oneshot::channel();
-            let told = move |tallies, next| _ = sender.send((tallies, next));
-            feed.program.server()?.relay.tally(worker, slot, told);
-            let (found, next): (Vec<Tally>, _) = answer.await.ok()?;
-            tallies.extend(found.into_iter().map(|tally| (tally.id, (worker, tally))));
+            let told = move |traffic, next| _ = sender.send((traffic, next));
+            feed.program.server()?.relay.traffic(worker, slot, told);
+            let (found, next): (Vec<SessionTraffic>, _) = answer.await.ok()?;
+            traffic.extend(found.into_iter().map(|session| (session.id, (worker, session))));
             from = next;
         }
     }
-    Some(Pass { at, tallies })
+    Some(Pass { at, traffic })
 }
 
 /// Bytes that a session relayed in between, both ways.
-fn relayed(before: &Pass, tally: &Tally) -> u64 {
-    let (to_peer, to_client) = since(before, tally);
+fn relayed(before: &Pass, session: &SessionTraffic) -> u64 {
+    let (to_peer, to_client) = since(before, session);
     to_peer.1 + to_client.1
 }
 
 /// Datagrams and bytes to peers and to the client. One that is new had nothing before.
-fn since(before: &Pass, tally: &Tally) -> ((u64, u64), (u64, u64)) {
+fn since(before: &Pass, session: &SessionTraffic) -> ((u64, u64), (u64, u64)) {
     let less =
         |now: (u64, u64), then: (u64, u64)| (now.0.saturating_sub(then.0), now.1.saturating_sub(then.1));
-    match before.tallies.get(&tally.id) {
-        Some((_, then)) => (less(tally.to_peer, then.to_peer), less(tally.to_client, then.to_client)),
-        None => (tally.to_peer, tally.to_client),
+    match before.traffic.get(&session.id) {
+        Some((_, then)) => (less(session.to_peer, then.to_peer), less(session.to_client, then.to_client)),
+        None => (session.to_peer, session.to_client),
     }
 }
 
 async fn rank(feed: &Feed, before: &Pass, now: &Pass) -> Talkers {
-    let active = now.tallies.values().map(|(worker, tally)| (relayed(before, tally), *worker, *tally));
-    let mut active: Vec<(u64, usize, Tally)> = active.filter(|(bytes, ..)| *bytes > 0).collect();
+    let active = now.traffic.values().map(|(worker, session)| (relayed(before, session), *worker, *session));
+    let mut active: Vec<(u64, usize, SessionTraffic)> = active.filter(|(bytes, ..)| *bytes > 0).collect();
     let count = active.len() as u64;
     if active.len() > MOST {
         active.select_nth_unstable_by(MOST, |one, other| other.0.cmp(&one.0));
@@ -92,10 +92,10 @@ async fn rank(feed: &Feed, before: &Pass, now: &Pass) -> Talkers {
     active.sort_unstable_by(|one, other| other.0.cmp(&one.0));
     let interval_s = (now.at - before.at).as_secs_f64();
     let mut talkers = Vec::with_capacity(active.len());
-    for (_, worker, tally) in active {
+    for (_, worker, traffic) in active {
         // One that has ended or moved meanwhile is left out.
-        let Some(session) = find(feed, worker, &tally).await else { continue };
-        let (to_peer, to_client) = since(before, &tally);
+        let Some(session) = find(feed, worker, &traffic).await else { continue };
+        let (to_peer, to_client) = since(before, &traffic);
         talkers.push(Talker {
             id: session.id.to_string(),
             realm: session.realm.to_string(),
@@ -109,10 +109,10 @@ async fn rank(feed: &Feed, before: &Pass, now: &Pass) -> Talkers {
     Talkers { interval_s, active: count, talkers }
 }
 
-async fn find(feed: &Feed, worker: usize, tally: &Tally) -> Option<Session> {
-    let filter = Arc::new(SessionFilter { id: Some(tally.id), ..SessionFilter::default() });
+async fn find(feed: &Feed, worker: usize, traffic: &SessionTraffic) -> Option<Session> {
+    let filter = Arc::new(SessionFilter { id: Some(traffic.id), ..SessionFilter::default() });
     let (sender, answer) = oneshot::channel();
-    let look = Look { from: tally.slot, most: 1, filter, details: false };
+    let look = Look { from: traffic.slot, most: 1, filter, details: false };
     feed.program.server()?.relay.look(worker, look, move |looked: Looked| _ = sender.send(looked));
     answer.await.ok()?.sessions.pop()
 }
@@ -121,12 +121,12 @@ async fn find(feed: &Feed, worker: usize, tally: &Tally) -> Option<Session> {
 mod tests {
     use super::*;
 
-    fn pass_of(tallies: &[(&str, u64, u64)]) -> Pass {
-        let tally = |(id, to_peer, to_client): &(&str, u64, u64)| {
+    fn pass_of(traffic: &[(&str, u64, u64)]) -> Pass {
+        let session = |(id, to_peer, to_client): &(&str, u64, u64)| {
             let id: SessionId = id.repeat(32).parse().unwrap();
-            (id, (0, Tally { id, slot: 0, to_peer: (1, *to_peer), to_client: (2, *to_client) }))
+            (id, (0, SessionTraffic { id, slot: 0, to_peer: (1, *to_peer), to_client: (2, *to_client) }))
         };
-        Pass { at: Instant::now(), tallies: tallies.iter().map(tally).collect() }
+        Pass { at: Instant::now(), traffic: traffic.iter().map(session).collect() }
     }
 
     #[test]
@@ -135,7 +135,7 @@ mod tests {
         let now = pass_of(&[("1", 150, 1300), ("2", 5, 5), ("3", 7, 8)]);
         let of = |id: &str| {
             let id: SessionId = id.repeat(32).parse().unwrap();
-            relayed(&before, &now.tallies[&id].1)
+            relayed(&before, &now.traffic[&id].1)
         };
         assert_eq!([of("1"), of("2"), of("3")], [350, 0, 15]);
     }
