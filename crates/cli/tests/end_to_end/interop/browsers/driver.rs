@@ -234,7 +234,9 @@ impl Driver for Marionette {
         let home = Dir::new();
         // A port that nobody else has, which it writes down.
         let mut command = firefox(&home, &[("marionette.port", "0")]);
-        let program = Program::start(command.args(["--marionette", "about:blank"]));
+        // Whether it is dark is a preference, which newer ones let nobody set without the second of these.
+        let program =
+            Program::start(command.args(["--marionette", "--remote-allow-system-access", "about:blank"]));
         let port: u16 = eventually("the port of Firefox", || {
             fs::read_to_string(home.path().join("MarionetteActivePort")).ok()?.trim().parse().ok()
         });
