@@ -105,7 +105,7 @@ fn a_client_that_asks_again_and_again_is_told_of_at_a_bounded_rate() {
 #[test]
 fn each_listener_knows_how_many_clients_it_has() {
     let mut world = World::with(ServerConfig { mobility: true, ..streams() });
-    assert_eq!(world.server.allocations_by_listener(), []);
+    assert!(world.server.allocations_by_listener().is_empty());
     let (_, of_first) = world.allocated();
     world.client = client(2);
     let alice = world.credentials("alice", Scheme::Md5);
