@@ -158,7 +158,7 @@ fn by_tls_a_server_is_asked_that_has_the_right_certificate() {
         settings.tokens = vec![Secret::new(FULL)];
     });
     let (ca, token) = (running.dir.path("own.pem"), running.dir.file("token", FULL));
-    let strange = running.dir.file("strange.pem", &Certificate::new(&["localhost"]).pem);
+    let strange = running.dir.file("strange.pem", &Certificate::of_authority(&["localhost"]).1);
     let reload = |host: &str, ca: &std::path::Path| {
         let target = Target::Tls(host.to_owned(), running.tcp[0].port());
         let client = Client::new(Some(target), Some(&token)).unwrap().trusting(Some(ca.to_owned()));
