@@ -118,7 +118,7 @@ fn users_take_turns() {
     let (everybody, reflector) = (Arc::new(Everybody::default()), reflector());
     // Whoever knows a name by its hash alone knows no password.
     let relay = relay_of(&Wishes::default(), Arc::clone(&everybody) as _, |config| {
-        config.server.username_anonymity = false
+        config.server.username_anonymity = false;
     });
     let config = Config {
         mode: Mode::Allocate,
@@ -134,6 +134,18 @@ fn users_take_turns() {
     asked.sort();
     asked.dedup();
     assert_eq!(asked, ["alice0", "alice1", "alice2"]);
+}
+
+#[test]
+fn channels_are_bound_one_after_the_other() {
+    let (relay, reflector) = (relay(&Wishes::default()), reflector());
+    let config = Config { mode: Mode::Bind, clients: 4, rate: Rate::Max, ..load(&relay, &reflector) };
+    let report = quiet(&config).unwrap().report;
+    assert_eq!((report.lost, report.received), (0, report.sent), "{report:?}");
+    // More than an allocation has, so that some have begun anew.
+    assert!(report.received > 4 * 60, "{report:?}");
+    assert!(report.errors.is_empty(), "{report:?}");
+    wait_until_empty(&relay);
 }
 
 #[test]

@@ -45,6 +45,17 @@ fn values_of(mut settings: Settings) -> Settings {
 }
 
 #[test]
+fn each_data_path_through_the_kernel_has_a_name() {
+    for (name, choice) in [
+        ("kernel", crate::DatapathChoice::Kernel),
+        ("xdp", crate::DatapathChoice::Xdp),
+        ("xdp-generic", crate::DatapathChoice::XdpGeneric),
+    ] {
+        assert_eq!(settings(&format!("[server]\ndatapath = \"{name}\"")).datapath, choice);
+    }
+}
+
+#[test]
 fn a_file_of_another_program_or_of_forward_is_told_in_one_sentence() {
     for (text, told) in [
         (
@@ -425,7 +436,7 @@ fn an_unknown_key_names_the_nearest_valid_one() {
         ("[server]\nlisen = []", 2, 1, "server.lisen", Some("listen")),
         ("[server]\n  workes = 2", 2, 3, "server.workes", Some("workers")),
         ("[server]\nusers = []", 2, 1, "server.users", Some("auth.users")),
-        ("[server]\ntls_cert = \"x\"", 2, 1, "server.tls_cert", None),
+        ("[server]\ntls_cert = \"x\"", 2, 1, "server.tls_cert", Some("admin.tls_cert")),
         ("[servr]\nlisten = []", 1, 2, "servr", Some("server")),
         ("realms = \"x\"", 1, 1, "realms", Some("realm")),
         ("workers = 3", 1, 1, "workers", Some("server.workers")),
