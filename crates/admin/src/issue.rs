@@ -328,7 +328,7 @@ mod tests {
             (Some(&bound), Some("gone"), Err("other_realm")),
             (Some(&lost), None, Err("unknown_realm")),
         ] {
-            let expected = found.map(str::to_owned).map_err(str::to_owned);
+            let expected = found.map(str::to_owned).map_err(Box::from);
             assert_eq!(of(key, wanted), expected, "{key:?} {wanted:?}");
         }
     }

@@ -51,9 +51,10 @@ impl Reading {
                 turn.merge(&worker.turn);
             }
             let kernel = server.relay.kernel().map(|kernel| kernel.snapshot());
-            let failed = kernel.map_or(0, |kernel| kernel.counts[KernelCount::Failed as usize]);
+            let by_kernel =
+                |what: KernelCount| kernel.as_ref().map_or(0, |kernel| kernel.counts[what as usize]);
             ServerReading {
-                drops: drops(&workers, &turn, failed),
+                drops: drops(&workers, &turn, by_kernel),
                 refusals: refusals(&workers, &turn),
                 listeners: server.relay.by_listener(&workers),
                 realms: server.relay.realms(),
@@ -239,7 +240,7 @@ fn live_rule(before: &Rule, now: &Rule, seconds: f64) -> LiveRule {
 }
 
 /// What was lost or dropped. A keepalive, to which nothing is to be said, is no loss.
-fn drops(workers: &[WorkerSnapshot], turn: &Stats, kernel_failed: u64) -> Counted {
+fn drops(workers: &[WorkerSnapshot], turn: &Stats, by_kernel: impl Fn(KernelCount) -> u64) -> Counted {
     let sum = |of: fn(&WorkerSnapshot) -> u64| workers.iter().map(of).sum::<u64>();
     let keepalive = <&str>::from(DropReason::Keepalive);
     let mut counted = family(turn, "dropped_datagrams", "packet");
@@ -253,8 +254,8 @@ fn drops(workers: &[WorkerSnapshot], turn: &Stats, kernel_failed: u64) -> Counte
         ("send", "refused", sum(|worker| worker.tx.refused)),
         ("stream", "slow_reader", sum(|worker| worker.streams.queue_drops)),
         ("worker", "handoff_lost", sum(|worker| worker.handoffs_lost)),
-        ("kernel", "not_changed", kernel_failed),
     ]);
+    counted.extend(by_reason("kernel", &[KernelCount::Failed, KernelCount::Behind], by_kernel));
     counted.extend(by_reason("dtls", DtlsDrop::VARIANTS, |reason| {
         workers.iter().map(|worker| worker.dtls.dropped(reason)).sum()
     }));
@@ -380,7 +381,7 @@ mod tests {
         change(&mut worker);
         let (workers, turn) = (vec![worker.clone(), WorkerSnapshot::default()], worker.turn.clone());
         ServerReading {
-            drops: drops(&workers, &turn, 0),
+            drops: drops(&workers, &turn, |what| if what == KernelCount::Behind { 3 } else { 0 }),
             refusals: refusals(&workers, &turn),
             listeners: Vec::new(),
             realms: vec![("a".into(), 3)],
@@ -427,7 +428,14 @@ mod tests {
         });
         let live = live(&before, &now);
         let told: Vec<_> = live.drops.iter().map(|it| (&*it.kind, &*it.reason, it.total, it.rate)).collect();
-        assert_eq!(told, [("receive", "buffer_full", 40, 20.0), ("packet", "no_permission", 102, 1.0)]);
+        assert_eq!(
+            told,
+            [
+                ("receive", "buffer_full", 40, 20.0),
+                ("packet", "no_permission", 102, 1.0),
+                ("kernel", "behind", 3, 0.0)
+            ]
+        );
         assert_eq!((live.workers[0].dropped, live.workers[1].dropped), (21.0, 0.0));
     }
 

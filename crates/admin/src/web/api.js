@@ -98,8 +98,8 @@ function parse(event) {
 
 // As many watch as may: the page asks now and then, and for a place once a minute.
 async function poll(on) {
-  on.history(await ask("/v1/live/history"));
   for (let asked = 0; asked < 60000 / POLL_MS; asked += 1) {
+    on.history(await ask("/v1/live/history"));
     on.live(await ask("/v1/live"));
     on.state("polling");
     await sleep(POLL_MS);

@@ -36,7 +36,8 @@ const DROPS = {
   "send refused": "The kernel refused to send it.",
   "stream slow_reader": "A client over TCP or TLS that reads too slowly.",
   "worker handoff_lost": "A message between workers that did not keep up.",
-  "kernel not_changed": "The kernel refused to change a datagram on its own path.",
+  "kernel failed": "The kernel refused to change a datagram on its own path.",
+  "kernel behind": "A worker that is overloaded: the kernel dropped what waited for it, and relays itself again.",
 };
 
 const REFUSALS = {
