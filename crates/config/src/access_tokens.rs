@@ -48,7 +48,7 @@ pub fn make(key: &TokenKey, server_name: &str, unix: u64, ttl: u32) -> MadeToken
         .map_or_else(Vec::new, |token| token.seal(key, server_name, rand::random()));
     MadeToken {
         access_token: Secret::new(STANDARD.encode(token)),
-        mac_key: Secret::new(STANDARD.encode(&*mac_key)),
+        mac_key: Secret::new(STANDARD.encode(*mac_key)),
     }
 }
 

@@ -57,11 +57,14 @@ const ERRORS: usize = 16;
 /// The token of the waker; sockets use their id.
 const WAKER: u64 = u64::MAX;
 
-/// When somebody has asked, and what he gets: how long the question had waited.
+/// When somebody has asked, and who gets the answer.
 pub(crate) struct Probe {
     pub(crate) asked: Instant,
-    pub(crate) answer: Box<dyn FnOnce(Duration) + Send>,
+    pub(crate) answer: ToldWait,
 }
+
+/// Gets how long a question had waited for the worker.
+type ToldWait = Box<dyn FnOnce(Duration) + Send>;
 
 /// What the control thread asks of a worker.
 pub(crate) enum Command {
@@ -148,7 +151,7 @@ pub(crate) struct Worker {
     started: Instant,
     published_ms: u64,
     /// Who waits for the next publication, and how long each had waited for the worker.
-    asked: Vec<(Duration, Box<dyn FnOnce(Duration) + Send>)>,
+    asked: Vec<(Duration, ToldWait)>,
     /// Whether something happened since the last publication.
     dirty: bool,
     complained: bool,

@@ -92,7 +92,7 @@ fn who_is_turned_away_is_told_with_the_reason() {
     let turned = told("connection", "plain_refused");
     assert_eq!((turned.client, turned.transport), (plain.local_addr().unwrap(), Transport::Tcp));
     let mut strange = connect(world.tcp());
-    strange.write_all(b"GET / HTTP/1.1\r\n\r\n").unwrap();
+    strange.write_all(&[0x80; 20]).unwrap();
     assert_eq!(told("connection", "not_stun").client, strange.local_addr().unwrap());
     // A record of TLS with nonsense in it.
     let mut garbage = connect(world.tls());

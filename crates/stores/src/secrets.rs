@@ -78,7 +78,7 @@ mod tests {
         let later = secret("z", 5, None);
         assert_eq!(signs(&[a.clone(), later.clone(), b]), Some("z"));
         let latest = secret("y", 6, None);
-        assert_eq!(signs(&[latest, later.clone()]), Some("y"));
+        assert_eq!(signs(&[latest, later]), Some("y"));
         let ending = secret("x", 9, Some(u64::MAX));
         assert_eq!(signs(&[ending.clone(), a]), Some("a"), "one that is about to go signs nothing");
         assert_eq!(signs(&[ending]), None);

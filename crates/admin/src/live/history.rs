@@ -137,8 +137,8 @@ mod tests {
         assert_eq!(history.ends_at.as_deref(), Some("at 699"));
         minutes.push(start + Duration::from_secs(710), &live(1));
         let open = minutes.history().open;
-        assert_eq!((open[MOST - 1], open[MOST - 11]), (Some(1.0), Some(699.0)));
-        assert!(open[MOST - 10..MOST - 1].iter().all(Option::is_none));
+        assert_eq!((open[MOST - 1], open[MOST - 12]), (Some(1.0), Some(699.0)));
+        assert!(open[MOST - 11..MOST - 1].iter().all(Option::is_none));
         minutes.push(start + Duration::from_secs(1 << 40), &live(2));
         let open = minutes.history().open;
         assert_eq!(open.iter().flatten().collect::<Vec<_>>(), [&2.0], "an end to gaps, too");

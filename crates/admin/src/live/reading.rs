@@ -374,12 +374,15 @@ fn rounded(value: f64) -> f64 {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use super::*;
 
     fn server(change: impl FnOnce(&mut WorkerSnapshot)) -> ServerReading {
         let mut worker = WorkerSnapshot::default();
         change(&mut worker);
-        let (workers, turn) = (vec![worker.clone(), WorkerSnapshot::default()], worker.turn.clone());
+        let turn = worker.turn.clone();
+        let workers = vec![worker, WorkerSnapshot::default()];
         ServerReading {
             drops: drops(&workers, &turn, |what| if what == KernelCount::Behind { 3 } else { 0 }),
             refusals: refusals(&workers, &turn),
@@ -437,6 +440,22 @@ mod tests {
             ]
         );
         assert_eq!((live.workers[0].dropped, live.workers[1].dropped), (21.0, 0.0));
+    }
+
+    /// And none for what cannot be.
+    #[test]
+    fn the_page_has_words_for_each_reason() {
+        let words = include_str!("../web/words.js");
+        let (drops, refusals) = words.split_once("const REFUSALS").expect("two tables");
+        let told = |table: &str| -> BTreeSet<String> {
+            let line = |line: &str| Some(line.trim().strip_prefix('"')?.split_once("\":")?.0.to_owned());
+            table.lines().filter_map(line).collect()
+        };
+        let counted = |all: Counted| -> BTreeSet<String> {
+            all.iter().map(|(kind, reason, _)| format!("{kind} {reason}")).collect()
+        };
+        assert_eq!(told(drops), counted(super::drops(&[], &Stats::default(), |_| 0)));
+        assert_eq!(told(refusals), counted(super::refusals(&[], &Stats::default())));
     }
 
     #[test]

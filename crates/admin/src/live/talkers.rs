@@ -2,6 +2,7 @@
 //! costs each worker some microseconds for each thousand sessions.
 
 use std::{
+    cmp::Reverse,
     collections::HashMap,
     sync::Arc,
     time::{Duration, Instant},
@@ -86,10 +87,10 @@ async fn rank(feed: &Feed, before: &Pass, now: &Pass) -> Talkers {
     let mut active: Vec<(u64, usize, SessionTraffic)> = active.filter(|(bytes, ..)| *bytes > 0).collect();
     let count = active.len() as u64;
     if active.len() > MOST {
-        active.select_nth_unstable_by(MOST, |one, other| other.0.cmp(&one.0));
+        active.select_nth_unstable_by_key(MOST, |(bytes, ..)| Reverse(*bytes));
         active.truncate(MOST);
     }
-    active.sort_unstable_by(|one, other| other.0.cmp(&one.0));
+    active.sort_unstable_by_key(|(bytes, ..)| Reverse(*bytes));
     let interval_s = (now.at - before.at).as_secs_f64();
     let mut talkers = Vec::with_capacity(active.len());
     for (_, worker, traffic) in active {

@@ -407,11 +407,11 @@ impl Grid {
         u16::try_from(self.rows.len() + 1).unwrap_or(u16::MAX)
     }
 
-    /// As wide as what is in each column.
+    /// As wide as what is shown in each column.
     fn widths(&self) -> Vec<Constraint> {
         let widest = |(column, head): (usize, &&'static str)| {
             let cells = self.rows.iter().filter_map(|(cells, _)| cells.get(column));
-            let widths = cells.map(|cell| cell.chars().count()).chain(iter::once(head.len()));
+            let widths = cells.map(|cell| Span::raw(printable(cell)).width()).chain(iter::once(head.len()));
             Constraint::Length(widths.max().and_then(|width| u16::try_from(width).ok()).unwrap_or(u16::MAX))
         };
         self.head.iter().enumerate().map(widest).collect()

@@ -32,7 +32,7 @@ impl Store {
     fn serve(&self, certificate: Option<&Certificate>, more: &str) -> Server {
         let file = Dir::new();
         let section = "[credentials]\nlisten = [\"127.0.0.1:0\"]\nnames = [\"127.0.0.1\"]\n";
-        let path = file.file("turnpike.toml", &format!("{section}{more}"));
+        let path = file.file("turnpike.toml", format!("{section}{more}"));
         let arguments = ["-c", text(&path), "--state", text(self.dir.path())];
         let mut serve = match certificate {
             Some(certificate) => Serve::start_secured(certificate, &arguments),
@@ -293,7 +293,7 @@ fn what_cannot_be_is_said_before_anything_is_opened() {
         ("origins = [\"*\"]", "credentials.origins"),
         ("ttl = 0", "credentials.ttl"),
     ] {
-        let file = dir.file("turnpike.toml", &format!("[credentials]\n{section}\n"));
+        let file = dir.file("turnpike.toml", format!("[credentials]\n{section}\n"));
         let ended = Program::run(&mut turnpike(&["check-config", "-c", text(&file)]));
         assert_eq!(ended.code, Some(2), "{section}: {}", ended.output());
         assert!(ended.stderr.contains(told), "{section}: {}", ended.stderr);

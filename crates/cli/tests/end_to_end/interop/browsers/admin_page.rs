@@ -32,7 +32,7 @@ impl World {
     fn new(sessions: u64) -> Self {
         let dir = Dir::new();
         let limits = "[limits]\nallocations_per_user = 16384\n";
-        let config = dir.file("turnpike.toml", &format!("[admin]\ntokens = [\"{TOKEN}\"]\n{limits}"));
+        let config = dir.file("turnpike.toml", format!("[admin]\ntokens = [\"{TOKEN}\"]\n{limits}"));
         let serve = Serve::start(&["-c", config.to_str().expect("our own path is UTF-8")]);
         let reflect = Reflect::start(V4, &[]);
         let clients = sessions.to_string();
