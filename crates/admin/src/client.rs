@@ -6,7 +6,7 @@ use std::{
     net::SocketAddr,
     path::{Path, PathBuf},
     str::FromStr,
-    sync::{Arc, OnceLock},
+    sync::{Arc, Mutex, OnceLock, PoisonError},
     time::Duration,
 };
 
@@ -29,7 +29,7 @@ use tokio::{
 };
 use tokio_rustls::TlsConnector;
 use turnpike_client::{TlsOptions, Verifier, certificates::Authorities, explain};
-use turnpike_config::Secret;
+use turnpike_config::{Secret, Settings};
 
 use crate::{
     listen::{Environment, candidates},
@@ -154,6 +154,8 @@ pub(crate) fn listed(lines: &[String]) -> String {
 /// One program that can be asked.
 pub struct Client {
     targets: Vec<Target>,
+    /// Which of them has answered last.
+    answered: Mutex<Option<Target>>,
     token: Option<Secret>,
     /// PEM, where others than the machine's authorities are trusted.
     ca: Option<PathBuf>,
@@ -179,7 +181,14 @@ impl Client {
         let runtime = Builder::new_current_thread().enable_all().build();
         let first = targets[0].clone();
         let runtime = runtime.map_err(|source| ClientError::Broken { target: first, source })?;
-        Ok(Self { targets, token, ca: None, tls: OnceLock::new(), runtime })
+        Ok(Self { targets, answered: Mutex::default(), token, ca: None, tls: OnceLock::new(), runtime })
+    }
+
+    /// Asks the server on loopback too, if nobody is at its sockets: there it may be looked at by everybody on this machine.
+    #[must_use]
+    pub fn or_on_loopback(mut self) -> Self {
+        self.targets.extend(Settings::default().admin.tcp().map(Target::Tcp));
+        self
     }
 
     /// Trusts the authorities in this file, or the very certificate in it, in place of the machine's authorities.
@@ -204,10 +213,12 @@ impl Client {
         made.clone().map_err(io::Error::other)
     }
 
-    /// Who is asked, for people.
+    /// Who has answered, for people; who is asked, while nobody has.
     #[must_use]
     pub fn whom(&self) -> String {
-        self.targets.iter().map(ToString::to_string).collect::<Vec<_>>().join(" or ")
+        let answered = self.answered.lock().unwrap_or_else(PoisonError::into_inner);
+        let targets = answered.as_ref().map_or(&*self.targets, std::slice::from_ref);
+        targets.iter().map(ToString::to_string).collect::<Vec<_>>().join(" or ")
     }
 
     /// Whether a program answers.
@@ -259,7 +270,10 @@ impl Client {
                 timeout(PATIENCE, exchange).await.unwrap_or_else(|_| Err(ErrorKind::TimedOut.into()))
             });
             match answer {
-                Ok((status, bytes)) => return understand(target, status, &bytes),
+                Ok((status, bytes)) => {
+                    *self.answered.lock().unwrap_or_else(PoisonError::into_inner) = Some(target.clone());
+                    return understand(target, status, &bytes);
+                }
                 Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::ConnectionRefused) => {
                     tried.push(target.to_string());
                 }

@@ -211,9 +211,11 @@ fn lines(
 }
 
 fn once(client: &Client, options: &Options, out: &mut dyn Write) -> Result<(), CommandError> {
+    let history: History = client.get("/v1/live/history")?;
+    let live: Live = client.get("/v1/live")?;
     let mut screen = Screen::new(false, client.whom());
-    screen.remember(client.get("/v1/live/history")?);
-    screen.hear(client.get("/v1/live")?);
+    screen.remember(history);
+    screen.hear(live);
     if let Ok(Certificates { certificates }) = client.get("/v1/certificates") {
         screen.certify(certificates);
     }

@@ -21,7 +21,7 @@ use turnpike_daemon::wait_for_stop;
 #[derive(Args)]
 pub(crate) struct AdminArgs {
     /// Address of the running program: unix:/PATH, ADDR:PORT on loopback, or https://HOST:PORT [default: the socket of this user's or this machine's
-    /// `turnpike serve`: $RUNTIME_DIRECTORY/turnpike.sock, $XDG_RUNTIME_DIR/turnpike/admin.sock, /run/turnpike/turnpike.sock]
+    /// `turnpike serve`: $RUNTIME_DIRECTORY/turnpike.sock, $XDG_RUNTIME_DIR/turnpike/admin.sock, /run/turnpike/turnpike.sock; else, to look, 127.0.0.1:9641]
     #[arg(long, value_name = "ADDRESS", env = "TURNPIKE_ADMIN")]
     admin: Option<Target>,
 
@@ -129,7 +129,8 @@ fn seconds(text: &str) -> Result<Duration, String> {
 
 impl AdminArgs {
     fn client(&self) -> Result<Client, CommandError> {
-        Ok(Client::new(self.admin.clone(), self.token_file.as_deref())?.trusting(self.ca.clone()))
+        let client = Client::new(self.admin.clone(), self.token_file.as_deref())?.trusting(self.ca.clone());
+        Ok(if self.admin.is_none() { client.or_on_loopback() } else { client })
     }
 }
 

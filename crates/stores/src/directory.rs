@@ -28,7 +28,7 @@ const KNOWN_PATIENCE: Duration = Duration::from_millis(300);
 /// For how long such a one is then taken as known, before the store is asked once more.
 const BENEFIT_OF_DOUBT: Duration = Duration::from_secs(5);
 /// How often a realm's secrets are asked for because a key did not fit.
-const SECRETS_PAUSE: Duration = Duration::from_secs(1);
+const SECRETS_PAUSE: Duration = Duration::from_millis(100);
 /// How often a backend is asked whether anything has been written, if it can tell.
 const VERSION_PAUSE: Duration = Duration::from_secs(1);
 /// All rules of a large store take longer than one user.
@@ -228,7 +228,7 @@ impl<B: Backend> Directory<B> {
         Arc::clone(&read(&self.0.api_keys))
     }
 
-    /// Whether it is worth to ask for the secrets of a realm again, because a key fits none of them: not more than once a second.
+    /// Whether it is worth to ask for the secrets of a realm again, because a key fits none of them: not more than ten times a second.
     #[must_use]
     pub fn may_have_new_secrets(&self, realm: &str) -> bool {
         if self.0.is_away() {

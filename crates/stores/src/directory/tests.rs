@@ -349,7 +349,7 @@ async fn a_store_that_tells_of_changes_is_read_when_there_are_some_and_forgets_w
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_new_secret_is_found_when_a_key_needs_it_and_not_more_than_once_a_second() {
+async fn a_new_secret_is_found_when_a_key_needs_it_and_not_more_than_ten_times_a_second() {
     let world = World::new();
     world.directory.read().await.expect("it answers");
     lock(&world.fake.secrets).push(secret("new"));
