@@ -37,7 +37,7 @@ use crate::{
 };
 use history::Minutes;
 use reading::Reading;
-pub(crate) use reading::refused;
+pub(crate) use reading::{refused, total};
 
 /// Between two readings.
 const TICK: Duration = Duration::from_secs(1);

@@ -2,6 +2,7 @@
 
 use std::{collections::VecDeque, time::Instant};
 
+use super::{refused, total};
 use crate::model::{History, Live};
 
 /// Ten minutes.
@@ -66,9 +67,9 @@ impl Minutes {
 fn point(live: &Live) -> Point {
     let open = Some(live.status.open as f64);
     let Some(server) = &live.server else {
-        let sum = |rate: fn(&crate::model::LiveRule) -> f64| Some(live.rules.iter().map(rate).sum::<f64>());
+        let sum = |rate: fn(&crate::model::LiveRule) -> f64| Some(total(live.rules.iter().map(rate)));
         let ends = live.rules.iter().flat_map(|rule| &rule.ends);
-        let dropped = ends.filter(|end| end.kind == "datagram").map(|end| end.rate).sum();
+        let dropped = total(ends.filter(|end| end.kind == "datagram").map(|end| end.rate));
         return [
             open,
             sum(|rule| rule.to_target.bytes * 8.0),
@@ -89,8 +90,8 @@ fn point(live: &Live) -> Point {
         Some(server.to_client.bytes * 8.0),
         Some(server.to_peer.datagrams),
         Some(server.to_client.datagrams),
-        Some(server.drops.iter().map(|reason| reason.rate).sum()),
-        Some(super::refused(&server.refusals)),
+        Some(total(server.drops.iter().map(|reason| reason.rate))),
+        Some(refused(&server.refusals)),
         load,
         event_loop.map(|us| us as f64),
     ]

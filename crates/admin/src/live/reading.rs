@@ -295,7 +295,12 @@ const HARMLESS: [&str; 7] =
 /// Refusals a second, each counted once: what a limit, a peer rule or a drain has refused is among the answers.
 pub(crate) fn refused(refusals: &[Reason]) -> f64 {
     let counts_once = |kind: &str| matches!(kind, "answer" | "credentials" | "connection" | "tls" | "dtls");
-    refusals.iter().filter(|reason| counts_once(&reason.kind)).map(|reason| reason.rate).sum()
+    total(refusals.iter().filter(|reason| counts_once(&reason.kind)).map(|reason| reason.rate))
+}
+
+/// The sum of nothing is 0 here, and -0 in the standard library, which people would see.
+pub(crate) fn total(rates: impl Iterator<Item = f64>) -> f64 {
+    rates.fold(0.0, |sum, rate| sum + rate)
 }
 
 fn family(turn: &Stats, wanted: &str, kind: &'static str) -> Counted {
@@ -440,6 +445,11 @@ mod tests {
             ]
         );
         assert_eq!((live.workers[0].dropped, live.workers[1].dropped), (21.0, 0.0));
+    }
+
+    #[test]
+    fn what_did_not_happen_is_no_negative_number() {
+        assert!(refused(&[]).is_sign_positive());
     }
 
     /// And none for what cannot be.

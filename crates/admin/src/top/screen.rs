@@ -12,6 +12,7 @@ use ratatui::{
 
 use super::units::{NONE, bits, mean, micros, per_second, percent};
 use crate::{
+    live::{refused, total},
     model::{Certificate, History, Job, Live, LiveServer, LiveWorker, Quantiles, Reason, Talkers},
     table::{printable, span},
 };
@@ -170,7 +171,7 @@ impl Screen {
         let cores = live.cores.map_or(NONE.to_owned(), |cores| format!("{cores:.2}"));
         let open = live.status.open;
         let Some(server) = &live.server else {
-            let sum = |of: fn(&crate::model::LiveRule) -> f64| live.rules.iter().map(of).sum::<f64>();
+            let sum = |of: fn(&crate::model::LiveRule) -> f64| total(live.rules.iter().map(of));
             return vec![
                 figures(&[
                     ("connections", open.to_string()),
@@ -183,8 +184,8 @@ impl Screen {
                 ]),
             ];
         };
-        let sum = |reasons: &[Reason]| reasons.iter().map(|reason| reason.rate).sum::<f64>();
-        let refused = crate::live::refused(&server.refusals);
+        let sum = |reasons: &[Reason]| total(reasons.iter().map(|reason| reason.rate));
+        let refused = refused(&server.refusals);
         let (step, why) = live.status.datapath.as_ref().map_or((NONE, ""), |path| (&*path.step, &*path.why));
         vec![
             figures(&[

@@ -55,9 +55,9 @@ export function chart({ title, series, format, least = 0 }, cursor) {
     });
     const index = length - 1 - cursor.back();
     columns.forEach((column, at) => setText(values[at], format(column[index])));
-    const at = cursor.back() > 0 ? x(index) : -10;
-    setAttribute(mark, "x1", String(at));
-    setAttribute(mark, "x2", String(at));
+    setAttribute(mark, "visibility", cursor.back() > 0 ? "visible" : "hidden");
+    setAttribute(mark, "x1", String(x(index)));
+    setAttribute(mark, "x2", String(x(index)));
     setText(top, format(scale));
   }
 

@@ -40,7 +40,7 @@ export function announce(text) {
 export function table(caption, columns, empty = "Nothing so far.") {
   const head = columns.map((column) => h("th", { scope: "col", class: column.number ? "number" : null }, column.title));
   const body = h("tbody");
-  const frame = h("div", { class: "scroll", role: "region", tabindex: "0", "aria-label": caption },
+  const frame = h("div", { class: "scroll", role: "group", tabindex: "0", "aria-label": caption },
     h("table", {}, h("caption", { class: "unseen" }, caption), h("thead", {}, h("tr", {}, head)), body));
   const nothing = h("p", { class: "nothing" }, empty);
   const element = h("div", {}, frame, nothing);

@@ -19,10 +19,11 @@ function prefixed(value, unit) {
 const known = (value) => value !== null && value !== undefined && !Number.isNaN(value);
 
 export const count = (value) => (known(value) ? GROUPED.format(value) : NONE);
+export const many = (value, what) => `${count(value)} ${what}${value === 1 ? "" : "s"}`;
 export const perSecond = (value) => (known(value) ? `${prefixed(value, "")}/s` : NONE);
 export const bits = (bitsPerSecond) => (known(bitsPerSecond) ? prefixed(bitsPerSecond, "bit/s") : NONE);
 export const bytes = (value) => (known(value) ? prefixed(value, "B") : NONE);
-export const percent = (share) => (known(share) ? `${(share * 100).toFixed(share < 0.0995 ? 1 : 0)} %` : NONE);
+export const percent = (share) => (known(share) ? `${(share * 100).toFixed(share > 0 && share < 0.0995 ? 1 : 0)} %` : NONE);
 export const decimal = (value) => (known(value) ? value.toFixed(value < 9.95 ? 1 : 0) : NONE);
 
 export function micros(us) {

@@ -154,7 +154,12 @@ async function use(token) {
 
 part("token-open").addEventListener("click", () => openTokens());
 part("token-use").addEventListener("click", () => use(part("token").value.trim()));
-part("token").addEventListener("keydown", (event) => event.key === "Enter" && use(part("token").value.trim()));
+part("token").addEventListener("keydown", (event) => {
+  if (event.key !== "Enter") return;
+  // Or it would press the button that has the focus once the dialog is closed.
+  event.preventDefault();
+  use(part("token").value.trim());
+});
 part("token-dialog").addEventListener("close", () => {
   part("token").value = "";
 });

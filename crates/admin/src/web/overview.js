@@ -3,7 +3,7 @@
 import { chart } from "./chart.js";
 import { ask } from "./api.js";
 import { h, panel, setAttribute, setText, table } from "./dom.js";
-import { bits, clock, count, decimal, micros, NONE, percent, perSecond, span, dateTime } from "./format.js";
+import { bits, clock, count, decimal, many, micros, NONE, percent, perSecond, span, dateTime } from "./format.js";
 import { dropWords, refusalWords } from "./words.js";
 
 const SECONDS = 600;
@@ -177,7 +177,7 @@ function server() {
     lost.show(perSecond(loss), handled > 0 ? `${percent(loss / (handled + loss))} of what came` : "", loss > 0.01 * handled && loss > 1 ? "bad" : "");
     refused.show(perSecond(refusedNow), `${perSecond(now.requests)} requests`);
     load.show(percent(busiest), `${decimal(live.cores)} cores in all`, busiest > 0.95 ? "bad" : busiest > 0.8 ? "warn" : "");
-    loop.show(micros(slowest), `${now.workers.length} workers`, slowest > 50000 ? "bad" : slowest > 5000 ? "warn" : "");
+    loop.show(micros(slowest), many(now.workers.length, "worker"), slowest > 50000 ? "bad" : slowest > 5000 ? "warn" : "");
     const { p50_s: half, p99_s: nearly, count: many } = now.opening ?? { count: 0 };
     opening.show(many ? atMost(nearly) : NONE, many ? `half of ${count(many)}: ${atMost(half)}` : "none in the last minute");
 
@@ -194,7 +194,7 @@ function server() {
     refusals.update(byTotal(now.refusals));
     talkers.update(now.talkers?.talkers ?? []);
     setText(talking, now.talkers
-      ? `${count(now.talkers.active)} sessions relayed something in the last ${span(now.talkers.interval_s)}.`
+      ? `${many(now.talkers.active, "session")} relayed something in the last ${span(now.talkers.interval_s)}.`
       : "Sessions are being compared.");
     const byTransport = ["udp", "tcp", "tls", "dtls"].map((transport) => ({
       transport, sessions: sum(now.listeners.filter((one) => one.transport === transport), (one) => one.sessions),
@@ -224,8 +224,8 @@ function server() {
       wide(panel("Workers", null, workers.element)),
       panel("Loss and drops", "Datagrams that were not relayed.", drops.element),
       panel("Refusals", "What was refused; an answer stands here by its code, and by its reason too.", refusals.element),
-      wide(panel("Top talkers", null, talking, talkers.element)),
       panel("Data path", null, datapath, across, h("h3", {}, "Datagrams of a receive call"), batches.element),
+      wide(panel("Top talkers", null, talking, talkers.element)),
       panel("Transports", null, transports.element, h("h3", {}, "Listeners"), listeners.element),
       panel("Realms", null, realms.element),
       panel("Limits", null, limits.element),

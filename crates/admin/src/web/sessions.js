@@ -2,7 +2,7 @@
 
 import { ask } from "./api.js";
 import { announce, h, panel, setText, table } from "./dom.js";
-import { bits, bytes, count, perSecond, span } from "./format.js";
+import { bits, bytes, count, many, perSecond, span } from "./format.js";
 
 const PAGE = 100;
 const AGAIN_MS = 2000;
@@ -73,7 +73,7 @@ export function sessions(words) {
       next = answer.next;
       list.update(answer.sessions);
       problem.hidden = true;
-      setText(found, `Page ${page}: ${count(answer.sessions.length)} sessions${next === null ? ", and no more." : ", and there are more."}`);
+      setText(found, `Page ${page}: ${many(answer.sessions.length, "session")}${next === null ? ", and no more." : ", and there are more."}`);
     } catch (error) {
       if (!current) return;
       list.update([]);
@@ -161,7 +161,7 @@ export function session(id, mayChange) {
   function show(found) {
     const seconds = before === null ? 0 : found.age_s - before.age_s;
     const traffic = (name) => {
-      const total = `${count(found[name].datagrams)} datagrams, ${bytes(found[name].bytes)}`;
+      const total = `${many(found[name].datagrams, "datagram")}, ${bytes(found[name].bytes)}`;
       if (!(seconds > 0)) return total;
       const more = (what) => Math.max(0, found[name][what] - before[name][what]) / seconds;
       return `${total}; now ${bits(more("bytes") * 8)}, ${perSecond(more("datagrams"))} datagrams`;

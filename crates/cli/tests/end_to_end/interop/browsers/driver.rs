@@ -83,7 +83,7 @@ impl Driver for Devtools {
         let pipes = ["commands", "answers"].map(|name| home.path().join(name));
         assert!(Command::new("mkfifo").args(&pipes).status().expect("it is installed").success());
         let mut browser = chromium(&home);
-        browser.args(["--remote-debugging-pipe", "about:blank"]);
+        browser.args(["--remote-debugging-pipe", "--hide-scrollbars", "about:blank"]);
         // A descriptor that is not one of the first three can be handed over by a shell, and not by `Command`.
         let mut command = Command::new("sh");
         command
