@@ -42,6 +42,17 @@ pub enum ListenError {
         /// The kernel's answer.
         source: io::Error,
     },
+    /// An address for applications cannot be had.
+    #[error("cannot listen for applications on {address}: {source}; choose another in credentials.listen")]
+    Applications {
+        /// As it was configured.
+        address: SocketAddr,
+        /// The kernel's answer.
+        source: io::Error,
+    },
+    /// The certificate of the listeners for applications.
+    #[error("cannot serve applications by TLS: {0}")]
+    ApplicationsTls(TlsError),
     /// The environment does not say where.
     #[error(
         "no place for the socket of the admin interface: neither RUNTIME_DIRECTORY nor XDG_RUNTIME_DIR is set; name one with --admin unix:/PATH"
@@ -60,10 +71,10 @@ pub struct Interface {
 }
 
 /// One of its listeners.
-struct Bound {
-    listener: Listener,
+pub(crate) struct Bound {
+    pub(crate) listener: Listener,
     /// As people write it.
-    shown: String,
+    pub(crate) shown: String,
 }
 
 /// What clients connect to.
@@ -113,11 +124,7 @@ impl Interface {
     /// Where it listens by TCP, with real ports.
     #[must_use]
     pub fn addresses(&self) -> Vec<SocketAddr> {
-        let tcp = self.bound.iter().filter_map(|bound| match &bound.listener {
-            Listener::Tcp(listener, _) => listener.local_addr().ok(),
-            Listener::Unix(..) => None,
-        });
-        tcp.collect()
+        self.bound.iter().filter_map(Bound::address).collect()
     }
 
     /// Says where it is.
@@ -139,15 +146,26 @@ impl Interface {
 
     /// Answers from now on, for as long as the runtime lives.
     pub fn serve(self, program: Arc<dyn Program>) {
+        if self.bound.is_empty() {
+            return;
+        }
         let limits = Limits::of_one(self.bound.len());
         let router = routes::router(program);
         for Bound { listener, .. } in self.bound {
-            tokio::spawn(connections::serve(listener, router.clone(), limits));
+            tokio::spawn(connections::serve(listener, router.clone(), limits, &connections::ADMIN));
         }
     }
 }
 
 impl Bound {
+    /// Where it listens, if that is by TCP.
+    pub(crate) fn address(&self) -> Option<SocketAddr> {
+        match &self.listener {
+            Listener::Tcp(listener, _) => listener.local_addr().ok(),
+            Listener::Unix(..) => None,
+        }
+    }
+
     fn new(job: Job, address: &AdminAddress, tls: Option<&Arc<Tls>>) -> Result<Self, ListenError> {
         let failed = |address: String| |source| ListenError::Address { address, source };
         match address {
@@ -164,11 +182,7 @@ impl Bound {
                 let shown = address.to_string();
                 Self::unix(name, shown.clone()).map_err(failed(shown))
             }
-            AdminAddress::Tcp(at) => {
-                // On loopback nobody listens in, and whoever asks there by curl should not have to trust a certificate first.
-                let tls = (!address.is_local()).then_some(tls).flatten().cloned();
-                Self::tcp(*at, tls).map_err(failed(format!("tcp {at}")))
-            }
+            AdminAddress::Tcp(at) => Self::tcp(*at, tls).map_err(failed(format!("tcp {at}"))),
         }
     }
 
@@ -178,7 +192,9 @@ impl Bound {
         Ok(Self { listener: Listener::Unix(UnixListener::from_std(listener)?, file), shown })
     }
 
-    fn tcp(address: SocketAddr, tls: Option<Arc<Tls>>) -> io::Result<Self> {
+    /// On loopback nobody listens in, and whoever asks there by curl should not have to trust a certificate first.
+    pub(crate) fn tcp(address: SocketAddr, tls: Option<&Arc<Tls>>) -> io::Result<Self> {
+        let tls = tls.filter(|_| !AdminAddress::Tcp(address).is_local()).cloned();
         let listener = StdTcpListener::bind(address)?;
         listener.set_nonblocking(true)?;
         let scheme = if tls.is_some() { "https" } else { "http" };

@@ -3,12 +3,12 @@
 use std::{fmt, net::SocketAddr, sync::Arc, time::Duration};
 
 use turnpike_admin::{
-    Interface,
+    Applications, Interface,
     model::Job,
-    program::{Later, NotReloaded, Program, Reloaded, Server},
+    program::{Later, NotReloaded, Program, Refusal, RefusalFilter, Reloaded, Rule, Server},
 };
-use turnpike_config::AdminSettings;
-use turnpike_daemon::{AdminError, AdminInterface, Listening, ServerView, logging};
+use turnpike_config::{AdminSettings, Settings};
+use turnpike_daemon::{AdminError, AdminInterface, Listening, RuleId, RuleSnapshot, ServerView, logging};
 
 /// The admin interface, for `turnpike_daemon`.
 pub(crate) struct Admin;
@@ -22,11 +22,31 @@ impl AdminInterface for Admin {
     ) -> Result<Box<dyn Listening>, AdminError> {
         Ok(Box::new(Bound(Interface::listen(job_of(job), settings, explicit)?)))
     }
+
+    fn listen_for_applications(&self, settings: &Settings) -> Result<Box<dyn Listening>, AdminError> {
+        Ok(Box::new(ForApplications(Applications::listen(settings)?)))
+    }
 }
 
 struct Bound(Interface);
 
 impl Listening for Bound {
+    fn addresses(&self) -> Vec<SocketAddr> {
+        self.0.addresses()
+    }
+
+    fn say_where(&self) {
+        self.0.say_where();
+    }
+
+    fn serve(self: Box<Self>, program: turnpike_daemon::Program) {
+        self.0.serve(Arc::new(Running(program)));
+    }
+}
+
+struct ForApplications(Applications);
+
+impl Listening for ForApplications {
     fn addresses(&self) -> Vec<SocketAddr> {
         self.0.addresses()
     }
@@ -98,6 +118,43 @@ impl Program for Running {
         let ServerView { relay, settings, store, certificates, addresses, datapath, datapath_reason } =
             self.0.server()?;
         Some(Server { relay, settings, store, certificates, addresses, datapath, datapath_reason })
+    }
+
+    fn refusals(&self, wanted: &RefusalFilter, most: usize) -> Option<Vec<Refusal>> {
+        let RefusalFilter { client, user } = wanted.clone();
+        let found = self.0.refusals(&turnpike_daemon::RefusalFilter { client, user }, most)?;
+        let refusal = |found: turnpike_daemon::Refusal| Refusal {
+            first_ms: found.first_ms,
+            last_ms: found.last_ms,
+            count: found.count,
+            client: found.client,
+            user: found.user.into_string(),
+            realm: found.realm.as_deref().map(str::to_owned),
+            asked: found.why.asked(),
+            code: found.why.code(),
+            reason: found.why.reason(),
+            remedy: found.why.remedy(),
+        };
+        Some(found.into_iter().map(refusal).collect())
+    }
+
+    fn rules(&self) -> Vec<Rule> {
+        let rule = |(RuleId(name), counted): (RuleId, RuleSnapshot)| {
+            let ends = counted.ended.iter().map(|(reason, count)| (<&'static str>::from(*reason), *count));
+            let dropped = [
+                ("datagrams_dropped", counted.dropped_datagrams),
+                ("datagrams_limited", counted.limited_datagrams),
+            ];
+            Rule {
+                name,
+                open: counted.active,
+                accepted: counted.accepted,
+                to_target: (counted.to_target_datagrams, counted.to_target_bytes),
+                to_client: (counted.to_client_datagrams, counted.to_client_bytes),
+                ends: ends.chain(dropped).collect(),
+            }
+        };
+        self.0.rules().into_iter().map(rule).collect()
     }
 }
 

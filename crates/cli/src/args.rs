@@ -5,14 +5,14 @@ use clap::{Parser, Subcommand};
 use crate::{
     admin_args::{
         DRAIN_EXAMPLES, DrainArgs, RELOAD_EXAMPLES, ReloadArgs, SESSION_EXAMPLES, SESSIONS_EXAMPLES,
-        SessionCommand, SessionsArgs,
+        SessionCommand, SessionsArgs, TOP_EXAMPLES, TopArgs,
     },
     credentials_args::CredentialsArgs,
     firewall_args::FirewallArgs,
     forward_args::ForwardArgs,
     import_args::ImportCommand,
     load_args::{LoadCommand, ReflectArgs},
-    manage_args::{RealmCommand, SecretCommand, UserCommand},
+    manage_args::{KeyCommand, RealmCommand, SecretCommand, UserCommand},
     probe_args::{PROBE, PROBE_EXAMPLES, ProbeArgs},
     serve_args::{CheckConfigArgs, ServeArgs},
     shell_args::{CompletionsArgs, ManArgs},
@@ -48,7 +48,7 @@ pub(crate) enum Command {
         #[command(subcommand)]
         command: UserCommand,
     },
-    /// List, make and remove a store's shared secrets of time-limited credentials
+    /// List, make, rotate and remove a store's shared secrets of time-limited credentials
     #[command(after_help = SECRET_EXAMPLES)]
     Secret {
         /// What to do.
@@ -61,6 +61,13 @@ pub(crate) enum Command {
         /// What to do.
         #[command(subcommand)]
         command: RealmCommand,
+    },
+    /// List, make and remove the keys by which applications ask a server for credentials
+    #[command(long_about = KEY, after_help = KEY_EXAMPLES)]
+    Key {
+        /// What to do.
+        #[command(subcommand)]
+        command: KeyCommand,
     },
     /// Translate another server's configuration
     Import {
@@ -96,6 +103,9 @@ pub(crate) enum Command {
     /// Have a running server read its configuration and certificates again, and say what has changed
     #[command(after_help = RELOAD_EXAMPLES)]
     Reload(ReloadArgs),
+    /// Show what a running program does, again each second, in a terminal or as JSON
+    #[command(after_help = TOP_EXAMPLES)]
+    Top(TopArgs),
     /// Compare programs in network namespaces: is it faster, by how much, how sure, and where does the time go
     Lab(Box<turnpike_lab::LabArgs>),
     /// Say what a firewall has to let in, in its own words: the listeners and relay ports of the configuration
@@ -124,8 +134,9 @@ With --tls-cert and --tls-key the TCP port takes TLS clients too; --tls-listen a
 Precedence, key by key: flags, environment (TURNPIKE_SECTION_KEY; TURNPIKE_AUTH_USERS_FILE and TURNPIKE_AUTH_SECRETS_FILE name \
 files), configuration file, defaults. A flag that may be repeated replaces the whole list of a weaker source.
 
-Other programs, and `turnpike sessions`, `session`, `user`, `secret`, `realm`, `drain` and `reload`, speak to it over its admin interface: \
-a Unix socket and HTTP on loopback (docs/admin.md).
+Other programs, and `turnpike sessions`, `session`, `user`, `secret`, `realm`, `key`, `drain` and `reload`, speak to it over its admin \
+interface: a Unix socket and HTTP on loopback (docs/admin.md). Applications ask for credentials on listeners of their own, by HTTP with a \
+key ([credentials], docs/credentials.md).
 
 Signals: SIGTERM and SIGINT stop taking allocations and wait for the sessions to end, at most shutdown.deadline seconds (30); a \
 second signal, or Ctrl-C on a terminal, ends at once. SIGHUP reads the configuration and the certificates again; certificates are \
@@ -210,7 +221,7 @@ List, make and remove the users of a store.
 
 A running server is asked, with which the change counts at once; where none runs, the embedded store that `turnpike serve` would have. \
 -c, --store and --state name another store: a server that has it open sees the change within a second (SQLite), or when the user is \
-looked up again (store.cache_lifetime, 60 s). What was done in which store is said. `secret` and `realm` do the same.";
+looked up again (store.cache_lifetime, 60 s). What was done in which store is said. `secret`, `realm` and `key` do the same.";
 
 const USER_EXAMPLES: &str = "\
 Examples:
@@ -223,9 +234,24 @@ Examples:
 const SECRET_EXAMPLES: &str = "\
 Examples:
   turnpike secret add                            (makes one up and prints it)
-  turnpike secret add --secret-file new.txt      (both count while you rotate)
+  turnpike secret add --secret-file new.txt      (beside those that there are)
   turnpike secret list
+  turnpike secret rotate example.org             (another one signs; the others count a day longer, and are removed then)
+  turnpike secret rotate example.org --overlap 0 (a secret has leaked: what was made with the others is refused at once)
   turnpike secret remove 5f2c19e0a4d1b3c7";
+
+const KEY: &str = "\
+List, make and remove the keys by which applications ask a server for credentials (docs/credentials.md).
+
+A key is printed once, when it is made; the store has its hash alone. It is good on the listeners of credentials.listen, for all realms \
+or for --realm. A server that is asked knows it at once, others that have the same store within store.refresh seconds (10).";
+
+const KEY_EXAMPLES: &str = "\
+Examples:
+  turnpike key add shop                                            (makes it and prints it)
+  turnpike key add page --realm example.org --ttl-max 600 --rate 5
+  turnpike key list --json
+  turnpike key remove shop";
 
 const REALM_EXAMPLES: &str = "\
 Examples:
@@ -344,6 +370,7 @@ mod tests {
             &["user"],
             &["secret"],
             &["realm"],
+            &["key"],
             &["import", "coturn"],
             &["reflect"],
             &["load", "turn"],

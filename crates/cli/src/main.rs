@@ -71,9 +71,11 @@ fn main() -> ExitCode {
         Command::Session { command } => told(|out| command.run(out)),
         Command::Drain(args) => told(|out| args.run(out)),
         Command::Reload(args) => told(|out| args.run(out)),
+        Command::Top(args) => told(|out| args.run(out)),
         Command::User { command } => managed(|out| command.run(out)),
         Command::Secret { command } => managed(|out| command.run(out)),
         Command::Realm { command } => managed(|out| command.run(out)),
+        Command::Key { command } => managed(|out| command.run(out)),
         Command::Import { command } => import(&command),
         Command::PrintFirewall(args) => match args.make() {
             Ok(rules) => print(format_args!("{}", rules.trim_end())),

@@ -2,7 +2,7 @@
 
 use std::{collections::HashSet, net::SocketAddr};
 
-use super::{AlternateSettings, Mistake, RealmSettings, Settings, TokenKeySettings};
+use super::{AlternateSettings, CredentialsSettings, Mistake, RealmSettings, Settings, TokenKeySettings};
 use crate::realms;
 
 /// [`turnpike_turn::server::RealmId`] counts them in 16 bits, `server.realm` being the first.
@@ -13,6 +13,7 @@ pub(crate) fn combinations(settings: &Settings, problems: &mut Vec<Mistake>) {
     let mut judge = Judge { settings, problems };
     judge.listeners();
     judge.admin();
+    judge.credentials();
     judge.certificates();
     judge.addresses();
     judge.limits();
@@ -91,6 +92,21 @@ impl Judge<'_> {
                 "{listener} is taken: the admin interface is on {admin} unless admin.listen says otherwise"
             );
             self.refuse(key, problem, "another port, or another admin.listen (--admin)");
+        }
+    }
+
+    fn credentials(&mut self) {
+        let settings = self.settings;
+        CredentialsSettings::check(settings, self.problems);
+        let listen = &settings.credentials.listen;
+        if let Some(address) = repeated(listen.iter().filter(|address| address.port() != 0)) {
+            self.refuse("credentials.listen", format!("{address} is listed twice"), "each address once");
+        }
+        let others = || stream_listeners(settings).chain(settings.admin.tcp().map(|at| ("admin.listen", at)));
+        let taken = |own: &SocketAddr| others().find(|(_, at)| collide(*own, *at)).map(|found| (*own, found));
+        if let Some((own, (key, other))) = listen.iter().find_map(taken) {
+            let problem = format!("{own} is taken: {key} has {other}, by TCP too");
+            self.refuse("credentials.listen", problem, "an address that no other listener takes");
         }
     }
 

@@ -11,8 +11,10 @@
 pub mod access_tokens;
 mod admin_keys;
 mod alternate_keys;
+pub mod api_keys;
 pub mod certificates;
 mod check;
+mod credentials_keys;
 mod discovery_keys;
 mod exposed;
 mod firewall;
@@ -37,6 +39,7 @@ mod tables;
 pub use admin_keys::{AdminAccess, AdminAddress, AdminSettings};
 pub use alternate_keys::AlternateSettings;
 pub use certificates::Certificate;
+pub use credentials_keys::CredentialsSettings;
 pub use discovery_keys::DiscoverySettings;
 pub use firewall::{Firewall, FirewallFormat};
 pub use keys::{is_realm, is_username};

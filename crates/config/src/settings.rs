@@ -13,10 +13,10 @@ use turnpike_relay::RelayAddress;
 use turnpike_turn::server::{AllowRule, Cidr};
 
 use crate::{
-    AdminSettings, AlternateSettings, DiscoverySettings, OauthSettings, Origin, RealmSettings, Secret,
-    StoreSettings, Stored, admin_keys,
+    AdminSettings, AlternateSettings, CredentialsSettings, DiscoverySettings, OauthSettings, Origin,
+    RealmSettings, Secret, StoreSettings, Stored, admin_keys,
     alternate_keys::ALTERNATE_KEYS,
-    discovery_keys,
+    credentials_keys, discovery_keys,
     key::{self, kind, number, settings},
     keys, oauth_keys,
     realm_keys::REALM_KEYS,
@@ -190,6 +190,19 @@ settings! {
             start "admin.tls_key" .tls_key kind::FILE,
             start "admin.client_ca" .client_ca kind::FILE,
             start "admin.read_client_ca" .read_client_ca kind::FILE;
+        /// Where applications ask for credentials.
+        credentials: CredentialsSettings = CredentialsSettings::default(),
+            start "credentials.listen" .listen keys::ADDRESSES
+                => "a list of \"ADDR:PORT\" such as [\"0.0.0.0:8443\"], [] for none",
+            start "credentials.tls_cert" .tls_cert kind::FILE,
+            start "credentials.tls_key" .tls_key kind::FILE,
+            reload "credentials.hosts" .hosts kind::HOSTS,
+            reload "credentials.origins" .origins credentials_keys::ORIGINS,
+            reload "credentials.names" .names credentials_keys::NAMES,
+            reload "credentials.uris" .uris credentials_keys::URIS,
+            reload "credentials.ttl" .ttl number!(u32, "seconds", 1..=31_536_000),
+            reload "credentials.max_ttl" .max_ttl number!(u32, "seconds", 1..=31_536_000),
+            reload "credentials.rate" .rate number!(u32, "requests a second", 1..=1_000_000);
         /// Filter of log lines.
         log_level: String = "info".to_owned(), start "log.level" kind::LOG_LEVEL;
         /// How log lines look.

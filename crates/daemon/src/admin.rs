@@ -9,12 +9,14 @@ use std::{
 
 use tokio::sync::watch;
 use turnpike_config::{AdminSettings, Certificate, Settings};
+use turnpike_forward::{RuleId, RuleSnapshot};
 use turnpike_net::Datapath;
 use turnpike_relay::{Relay, RelayAddress};
 
 use crate::{
     certificates::Told,
     control::Control,
+    refusals::{Refusal, RefusalFilter, Refusals},
     serve::Shown,
     store::{SharedStore, Store, shared},
 };
@@ -23,8 +25,14 @@ use crate::{
 /// each of those that are just being closed, and some for configuration, certificates and `/proc`.
 pub(crate) const DESCRIPTORS: u64 = 48;
 
+/// More of them, where applications ask for credentials on a listener of its own.
+pub(crate) const CREDENTIALS_DESCRIPTORS: u64 = 144;
+
 /// Makes the text of `/metrics`, in the format of OpenMetrics, anew at each scrape.
 pub(crate) type MetricsPage = Arc<dyn Fn() -> Result<String, fmt::Error> + Send + Sync>;
+
+/// What each rule of a forwarder has counted.
+pub(crate) type Rules = Arc<dyn Fn() -> Vec<(RuleId, RuleSnapshot)> + Send + Sync>;
 
 /// Why there is no admin interface; the message says what to change.
 pub type AdminError = Box<dyn Error + Send + Sync>;
@@ -41,6 +49,12 @@ pub trait AdminInterface {
         settings: &AdminSettings,
         explicit: bool,
     ) -> Result<Box<dyn Listening>, AdminError>;
+
+    /// Listens where applications are to ask for credentials, and answers nobody yet; nowhere, if that is not configured.
+    ///
+    /// # Errors
+    /// Of addresses that cannot be had, and of the certificate.
+    fn listen_for_applications(&self, settings: &Settings) -> Result<Box<dyn Listening>, AdminError>;
 }
 
 /// Which program it is.
@@ -74,6 +88,7 @@ pub struct Program {
     pub(crate) open: Arc<dyn Fn() -> u64 + Send + Sync>,
     pub(crate) metrics: MetricsPage,
     pub(crate) server: Option<Server>,
+    pub(crate) rules: Option<Rules>,
 }
 
 impl Program {
@@ -103,6 +118,18 @@ impl Program {
         (self.metrics)()
     }
 
+    /// Clients that the TURN server has refused lately, the last ones first; `None` where there is no such server.
+    #[must_use]
+    pub fn refusals(&self, wanted: &RefusalFilter, most: usize) -> Option<Vec<Refusal>> {
+        self.server.as_ref().map(|server| server.refusals.find(wanted, most))
+    }
+
+    /// What each rule of the forwarder has counted; none where there is no forwarder.
+    #[must_use]
+    pub fn rules(&self) -> Vec<(RuleId, RuleSnapshot)> {
+        self.rules.as_ref().map_or_else(Vec::new, |rules| rules())
+    }
+
     /// The TURN server, if it is one and runs still.
     #[must_use]
     pub fn server(&self) -> Option<ServerView> {
@@ -130,6 +157,7 @@ pub(crate) struct Server {
     pub(crate) addresses: Arc<[RelayAddress]>,
     pub(crate) datapath: Datapath,
     pub(crate) datapath_reason: Arc<str>,
+    pub(crate) refusals: Arc<Refusals>,
 }
 
 /// A TURN server as it is now. To be dropped soon: the server does not stop as long as this is there.

@@ -15,7 +15,7 @@ use turnpike_forward::{ConnectionLog, Forwarder, Protocol, Rule, Settings, Start
 use turnpike_net::{Datapath, PassedSockets, passed::Transport};
 
 use crate::{
-    admin::{AdminInterface, Job, Listening, Program},
+    admin::{self, AdminInterface, Job, Listening, Program, Rules},
     changes::ForwardChanges,
     connection_file::ConnectionFile,
     connection_log::{Records, SharedRecords, connection_log},
@@ -98,6 +98,10 @@ impl PortForwarder {
         // Weak, so that the last owner can stop the forwarder while others look at it.
         let weak = Arc::downgrade(&forwarder);
         let shown = watch::Sender::new(Arc::new(settings.clone()));
+        let rules: Rules = {
+            let forwarder = Weak::clone(&weak);
+            Arc::new(move || forwarder.upgrade().map_or_else(Vec::new, |forwarder| forwarder.snapshots()))
+        };
         page.serve(Program {
             job: Job::Forward,
             control: control.clone(),
@@ -114,11 +118,11 @@ impl PortForwarder {
                 Arc::new(move || forwarder.upgrade().map_or(0, |forwarder| forwarder.active()))
             },
             metrics: {
-                let snapshots =
-                    move || weak.upgrade().map_or_else(Vec::new, |forwarder| forwarder.snapshots());
-                forward_metrics::page(snapshots, Arc::clone(control.status()), log_counts)
+                let snapshots = Arc::clone(&rules);
+                forward_metrics::page(move || snapshots(), Arc::clone(control.status()), log_counts)
             },
             server: None,
+            rules: Some(rules),
         });
         let service = Self {
             sources,
@@ -276,7 +280,7 @@ fn raise_open_files(settings: &ForwardSettings, workers: usize) {
         settings.rules.iter().map(|rule| usize::from(rule.ports.last - rule.ports.first) + 1).sum();
     let needed = ports * workers + 2 * settings.max_connections + 256 * workers + 64;
     let subject = format!("{} connections", settings.max_connections);
-    rlimit::raise_open_files(needed as u64, &subject, "forward.max_connections");
+    rlimit::raise_open_files(needed as u64, admin::DESCRIPTORS, &subject, "forward.max_connections");
 }
 
 /// The lists, and the file of connections if there is one.

@@ -13,7 +13,7 @@ use turnpike_relay::{Attachment, CredentialStore, Hook, Kernel, Layout, Relay, R
 use turnpike_turn::server::NonceKey;
 
 use crate::{
-    admin::{AdminInterface, Job, Listening, Program, Server},
+    admin::{self, AdminInterface, Job, Listening, Program, Server},
     certificates::Certificates,
     changes::ServeChanges,
     control::{self, Control, Reloaded, Service, say_warnings},
@@ -22,7 +22,9 @@ use crate::{
     own_addresses::OwnAddresses,
     passed,
     plan::{self, Plan},
+    refusals::Refusals,
     rlimit, serve_metrics,
+    serve_metrics::Snapshots,
     session_log::session_log,
     store::{self, MadeUp, Merged, OpenError, OpenStore, SharedStore},
 };
@@ -97,12 +99,13 @@ impl TurnServer {
         let mut plan = Plan::new(&merged, nonce_key, certificates.tls.clone(), certificates.dtls.clone());
         passed::check(&passed, plan.config.workers, |transport, at| plan.listens(transport, at))?;
         plan.config.passed = passed;
-        raise_open_files(&plan);
+        raise_open_files(&plan, &settings);
 
         let is_explicit = settings.is_explicit("admin.listen");
         let page = interface.listen(Job::Serve, &settings.admin, is_explicit).map_err(DaemonError::Admin)?;
-        // It takes loopback for this machine, and a client that has TCP relayed would come from the server's own address.
-        plan.config.listeners_beside = page.addresses();
+        let applications = interface.listen_for_applications(&settings).map_err(DaemonError::Admin)?;
+        // They take loopback for this machine, and a client that has TCP relayed would come from the server's own address.
+        plan.config.listeners_beside = [page.addresses(), applications.addresses()].concat();
         let own = OwnAddresses::new()
             .inspect(|own| plan.config.addresses = own.list())
             .inspect_err(|error| {
@@ -112,11 +115,12 @@ impl TurnServer {
                 );
             })
             .ok();
-        let (logger, writer) = session_log();
+        let refusals = Arc::<Refusals>::default();
+        let (logger, writer) = session_log(Arc::clone(&refusals));
         let (log_counts, totals) = (logger.counts(), logger.totals());
         let log: Arc<dyn SessionLog> = Arc::new(logger);
         let relay = Arc::new(Relay::start(&plan.config, credentials(&merged, store.as_ref()), log)?);
-        say_what_started(&plan, &relay, &*page);
+        say_what_started(&plan, &relay, &[&*page, &*applications]);
         certificates.say();
         if let Some(generated) = &generated {
             generated.print(&settings.realm, out);
@@ -131,7 +135,7 @@ impl TurnServer {
         }
         let shown = watch::Sender::new(Shown::new(&settings, &merged));
         let told = certificates.told();
-        page.serve(Program {
+        let program = Program {
             job: Job::Serve,
             control: control.clone(),
             admin: {
@@ -151,7 +155,9 @@ impl TurnServer {
                 let snapshots = move || {
                     relay.upgrade().map_or_else(Default::default, |relay| {
                         let kernel = relay.kernel().map(Kernel::snapshot);
-                        (relay.snapshots(), relay.realms(), kernel)
+                        let workers = relay.snapshots();
+                        let listeners = relay.by_listener(&workers);
+                        Snapshots { workers, realms: relay.realms(), listeners, kernel }
                     })
                 };
                 let told = (Arc::clone(&told), Arc::clone(&shared_store), totals);
@@ -165,8 +171,12 @@ impl TurnServer {
                 addresses: plan.config.relay.clone().into(),
                 datapath: plan.config.datapath,
                 datapath_reason: plan.datapath_reason.as_str().into(),
+                refusals,
             }),
-        });
+            rules: None,
+        };
+        applications.serve(program.clone());
+        page.serve(program);
         let server = Self {
             sources,
             started: settings.clone(),
@@ -339,12 +349,15 @@ fn allocations(relay: &Relay) -> u64 {
     relay.snapshots().iter().map(|snapshot| snapshot.allocations).sum()
 }
 
-fn raise_open_files(plan: &Plan) {
+fn raise_open_files(plan: &Plan, settings: &Settings) {
     let subject = format!("{} allocations", plan.config.max_allocations);
-    rlimit::raise_open_files(plan.open_files(), &subject, "limits.allocations");
+    let for_applications =
+        if settings.credentials.listen.is_empty() { 0 } else { admin::CREDENTIALS_DESCRIPTORS };
+    let apart = admin::DESCRIPTORS + for_applications;
+    rlimit::raise_open_files(plan.open_files(), apart, &subject, "limits.allocations");
 }
 
-fn say_what_started(plan: &Plan, relay: &Relay, page: &dyn Listening) {
+fn say_what_started(plan: &Plan, relay: &Relay, beside: &[&dyn Listening]) {
     let config = &plan.config;
     let listeners = relay.listeners();
     let turnpike_relay::runtime::Listeners { udp, tcp, tls, dtls } = listeners;
@@ -388,7 +401,7 @@ fn say_what_started(plan: &Plan, relay: &Relay, page: &dyn Listening) {
             }
         }
     }
-    page.say_where();
+    beside.iter().for_each(|listening| listening.say_where());
     for note in &plan.notes {
         tracing::warn!("{note}");
     }

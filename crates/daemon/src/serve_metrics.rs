@@ -3,7 +3,7 @@
 //! Labels are `worker`, `direction`, `bound`, `realm`, `transport`, `port` of a listener, and what the state machine names itself; no label has a
 //! value that a client chooses, so the number of time series is bounded.
 
-use std::{fmt, sync::Arc};
+use std::{collections::BTreeMap, fmt, sync::Arc};
 
 use prometheus_client::{
     collector::Collector,
@@ -13,7 +13,7 @@ use prometheus_client::{
 use strum::VariantArray as _;
 use turnpike_relay::{
     CloseReason, DtlsDrop, DtlsEnd, DtlsFailure, HandshakeFailure, KernelCount, KernelSnapshot,
-    WorkerSnapshot,
+    ListenerCount, WorkerSnapshot,
 };
 use turnpike_turn::server::{Stats, stats::ALLOCATION_MS};
 
@@ -27,9 +27,6 @@ use crate::{
     store::{self, SharedStore},
 };
 
-/// Of workers, of allocations by realm, and of the kernel's part where it has one.
-type Snapshots = (Vec<WorkerSnapshot>, Vec<(Box<str>, usize)>, Option<KernelSnapshot>);
-
 /// The exposition text of live snapshots.
 pub(crate) fn page(
     snapshots: impl Fn() -> Snapshots + Send + Sync + 'static,
@@ -39,14 +36,28 @@ pub(crate) fn page(
 ) -> MetricsPage {
     exposition::page(
         move |common| {
-            let (workers, realms, kernel) = snapshots();
+            let Snapshots { workers, realms, listeners, kernel } = snapshots();
             let (workers, certificates) = (numbered(workers), Arc::clone(&certificates));
             let store = store::shared(&store).map(|store| store.counts());
-            Scrape { workers, realms, sessions: sessions.get(), kernel, certificates, store, common }
+            let sessions = sessions.get();
+            Scrape { workers, realms, listeners, sessions, kernel, certificates, store, common }
         },
         status,
         log,
     )
+}
+
+/// What is read of a relay.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Snapshots {
+    /// By number.
+    pub(crate) workers: Vec<WorkerSnapshot>,
+    /// Allocations by realm.
+    pub(crate) realms: Vec<(Box<str>, usize)>,
+    /// Allocations by listener.
+    pub(crate) listeners: Vec<ListenerCount>,
+    /// The kernel's part, where it has one.
+    pub(crate) kernel: Option<KernelSnapshot>,
 }
 
 /// Everything that one scrape shows.
@@ -56,6 +67,7 @@ struct Scrape {
     workers: Vec<(String, WorkerSnapshot)>,
     /// Allocations by realm; names are those of the configuration.
     realms: Vec<(Box<str>, usize)>,
+    listeners: Vec<ListenerCount>,
     sessions: Totals,
     kernel: Option<KernelSnapshot>,
     certificates: Arc<Told>,
@@ -69,6 +81,7 @@ impl Collector for Scrape {
         let mut page = Families { encoder, label: "worker", snapshots: &self.workers };
         page.gauge("allocations", "Allocations that exist.", |snapshot| snapshot.allocations)?;
         page.realms(&self.realms)?;
+        page.listeners(&self.listeners)?;
         page.sessions(&self.sessions)?;
         page.turn()?;
         page.allocation_times()?;
@@ -106,6 +119,23 @@ impl Families<'_, '_, WorkerSnapshot> {
         )?;
         for (realm, count) in realms {
             metric.encode_family(&[("realm", &**realm)])?.encode_gauge(&(*count as u64))?;
+        }
+        Ok(())
+    }
+
+    /// Told apart by transport and port, whatever addresses and server names there are.
+    fn listeners(&mut self, listeners: &[ListenerCount]) -> fmt::Result {
+        let mut sums: BTreeMap<(&'static str, u16), u64> = BTreeMap::new();
+        for ListenerCount { transport, address, allocations, .. } in listeners {
+            *sums.entry(((*transport).into(), address.port())).or_default() += allocations;
+        }
+        let help = "Allocations that exist, by where and how their clients come in.";
+        let mut metric =
+            self.encoder.encode_descriptor("listener_allocations", help, None, MetricType::Gauge)?;
+        for ((transport, port), allocations) in &sums {
+            let port = port.to_string();
+            let labels = [("transport", *transport), ("port", &*port)];
+            metric.encode_family(&labels)?.encode_gauge(allocations)?;
         }
         Ok(())
     }
@@ -474,6 +504,8 @@ fn numbered(workers: Vec<WorkerSnapshot>) -> Vec<(String, WorkerSnapshot)> {
 mod tests {
     use std::collections::HashMap;
 
+    use turnpike_turn::server::Transport;
+
     use super::*;
     use crate::exposition::encode;
 
@@ -488,9 +520,21 @@ mod tests {
         first.rx.batch[11] = 2;
         first.tx.too_big = 5;
         first.across = [(70, 7000), (90, 9000)];
+        let listener = |transport, server_name: Option<&str>| ListenerCount {
+            transport,
+            address: ([192, 0, 2, 1], 3478).into(),
+            server_name: server_name.map(str::to_owned),
+            allocations: 2,
+        };
+        let listeners = vec![
+            listener(Transport::Udp, None),
+            listener(Transport::Tls, None),
+            listener(Transport::Tls, Some("a.example")),
+        ];
         Scrape {
             workers: numbered(vec![first, WorkerSnapshot::default()]),
             realms: vec![("example.org".into(), 3)],
+            listeners,
             sessions: Totals {
                 ended: [(("example.org".into(), "udp", 3478), 4)].into(),
                 bytes: [("example.org".into(), [500, 600])].into(),
@@ -577,6 +621,8 @@ mod tests {
             ("turnpike_allocations{worker=\"0\"}", 3.0),
             ("turnpike_allocations{worker=\"1\"}", 0.0),
             ("turnpike_realm_allocations{realm=\"example.org\"}", 3.0),
+            ("turnpike_listener_allocations{transport=\"udp\",port=\"3478\"}", 2.0),
+            ("turnpike_listener_allocations{transport=\"tls\",port=\"3478\"}", 4.0),
             ("turnpike_wakeups_total{worker=\"0\"}", 11.0),
             ("turnpike_relayed_datagrams_total{worker=\"0\",direction=\"to_peer\"}", 7.0),
             ("turnpike_relayed_bytes_total{worker=\"0\",direction=\"to_client\"}", 900.0),

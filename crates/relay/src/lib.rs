@@ -17,16 +17,20 @@ mod ports;
 pub mod runtime;
 pub mod sessions;
 pub mod stream;
+mod turned_away;
 mod worker;
 
 pub use config::{Config, RealmLimits, RelayAddress};
 pub use dtls::{DtlsConfig, DtlsContext, DtlsDrop, DtlsEnd, DtlsError, DtlsFailure, DtlsStats};
 pub use layout::Layout;
 pub use peers::PeerStats;
-pub use runtime::{CredentialStore, PendingLookup, Relay, SessionLog, StartError, WorkerSnapshot};
+pub use runtime::{
+    CredentialStore, ListenerCount, PendingLookup, Relay, SessionLog, StartError, WorkerSnapshot,
+};
 pub use stream::{
     CertificateError, CloseReason, HandshakeFailure, Identity, StreamConfig, StreamStats, TlsContext,
 };
+pub use turned_away::TurnedAway;
 pub use turnpike_offload::{
     Attachment, Count as KernelCount, Hook, Kernel, OffloadError, Snapshot as KernelSnapshot,
 };

@@ -21,7 +21,7 @@ use turnpike_turn::server::{
 use turnpike_wire::integrity::{Key, KeyAlgorithm};
 
 use crate::{
-    Config, DtlsConfig, DtlsStats, Layout, RealmLimits, RelayAddress, StreamConfig, discovery,
+    Config, DtlsConfig, DtlsStats, Layout, RealmLimits, RelayAddress, StreamConfig, TurnedAway, discovery,
     gate::{Quotas, SharedStore},
     peers::PeerStats,
     ports::Ports,
@@ -95,6 +95,8 @@ impl CredentialStore for () {
 pub trait SessionLog: Send + Sync {
     /// One effect of worker number `worker`.
     fn effect(&self, worker: usize, effect: &Effect);
+    /// Clients whose connection or DTLS handshake came to nothing.
+    fn turned_away(&self, _worker: usize, _turned: &TurnedAway) {}
 }
 
 /// Writes nothing.
@@ -158,6 +160,21 @@ pub struct WorkerSnapshot {
     /// Datagrams and bytes of their payload that the kernel has relayed, at most a second old: to peers, to clients. They are in
     /// `turn` too.
     pub across: [(u64, u64); 2],
+    /// Allocations by listener, in the order of [`Layout`]; those at the end may be missing.
+    pub listeners: Vec<u32>,
+}
+
+/// How many allocations have clients that come by this listener.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ListenerCount {
+    /// How they come.
+    pub transport: Transport,
+    /// Where they come to.
+    pub address: SocketAddr,
+    /// The server name that they asked for, where that leads to realms of its own.
+    pub server_name: Option<String>,
+    /// How many.
+    pub allocations: u64,
 }
 
 /// A running relay. Dropping it stops the workers.
@@ -317,6 +334,28 @@ impl Relay {
     /// What each worker has counted.
     pub fn snapshots(&self) -> Vec<WorkerSnapshot> {
         self.workers.shared().map(Published::get).collect()
+    }
+
+    /// How many allocations each listener has, as `snapshots` say: one entry for each transport of an address, and one more for each server
+    /// name that leads to realms of its own.
+    #[must_use]
+    pub fn by_listener(&self, snapshots: &[WorkerSnapshot]) -> Vec<ListenerCount> {
+        let bound: Vec<(Transport, SocketAddr)> = self.listeners.all().collect();
+        let layout = self.in_force.lock().unwrap_or_else(PoisonError::into_inner).layout.clone();
+        let places = layout.places(&self.listeners);
+        let counted = |number: usize| {
+            let counts = snapshots.iter().filter_map(|snapshot| snapshot.listeners.get(number));
+            counts.map(|count| u64::from(*count)).sum::<u64>()
+        };
+        let entries =
+            layout.entries().zip(places).enumerate().map(|(number, (entry, place))| ListenerCount {
+                transport: entry.transport,
+                // As bound, with the real port.
+                address: bound.get(place).map_or(entry.address, |(_, address)| *address),
+                server_name: entry.server_name.map(str::to_owned),
+                allocations: counted(number),
+            });
+        entries.collect()
     }
 
     /// The path through the kernel, where that was asked for.

@@ -13,7 +13,11 @@ use turnpike_turn::{
     time::Now,
 };
 
-use crate::{Relay, gate::WorkerGate, worker::Command};
+use crate::{
+    Relay,
+    gate::WorkerGate,
+    worker::{Command, Probe},
+};
 
 /// Slots that a worker looks at before it goes back to its packets.
 pub const SLICE: u32 = 1024;
@@ -181,6 +185,19 @@ pub struct Looked {
     pub took: Duration,
 }
 
+/// What one session has relayed so far, for whoever compares.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SessionTraffic {
+    /// Its name.
+    pub id: SessionId,
+    /// Where it is found, for now.
+    pub slot: u32,
+    /// Payload datagrams and bytes to peers.
+    pub to_peer: (u64, u64),
+    /// Payload datagrams and bytes to the client.
+    pub to_client: (u64, u64),
+}
+
 /// What the sessions that came in by one listener have relayed, of those that there are now.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ListenerTraffic {
@@ -242,6 +259,28 @@ impl Relay {
         self.ask(worker, move |server, now| answer(tally(server, now, from, &places, listeners)));
     }
 
+    /// What each session has relayed, in the same slices; `answer` gets them, and where to go on.
+    pub fn traffic(
+        &self,
+        worker: usize,
+        from: u32,
+        answer: impl FnOnce(Vec<SessionTraffic>, Option<u32>) + Send + 'static,
+    ) {
+        self.ask(worker, move |server, now| {
+            let (sessions, next) = traffic(server, now, from);
+            answer(sessions, next);
+        });
+    }
+
+    /// Has a worker publish what it has counted, so that [`Relay::snapshots`] are of this moment. `answer` gets, as by [`Relay::look`], how
+    /// long the question waited for the worker: what a datagram waits that comes now.
+    pub fn probe(&self, worker: usize, answer: impl FnOnce(Duration) + Send + 'static) {
+        if let Some(sender) = self.senders().nth(worker) {
+            let probe = Probe { asked: Instant::now(), answer: Box::new(answer) };
+            sender.tell(Command::Publish(probe));
+        }
+    }
+
     /// Ends the session in this slot of a worker, if it is the one of this name. `answer` gets whether it was, as by [`Relay::look`].
     pub fn end(&self, worker: usize, slot: u32, id: SessionId, answer: impl FnOnce(bool) + Send + 'static) {
         self.ask(worker, move |server, now| {
@@ -280,16 +319,43 @@ fn slice(
 /// `places` has the listener of each listener's number.
 fn tally(server: &mut Server<WorkerGate>, now: Now, from: u32, places: &[usize], listeners: usize) -> Tally {
     let mut all = vec![ListenerTraffic::default(); listeners];
+    let next = walk(server, now, from, |_, view| {
+        let place = places.get(usize::from(view.client().listener.0));
+        if let Some(sum) = place.and_then(|place| all.get_mut(*place)) {
+            sum.merge(&ListenerTraffic::of(view));
+        }
+    });
+    Tally { listeners: all, next }
+}
+
+fn traffic(server: &mut Server<WorkerGate>, now: Now, from: u32) -> (Vec<SessionTraffic>, Option<u32>) {
+    let mut sessions = Vec::new();
+    let next = walk(server, now, from, |slot, view| {
+        sessions.push(SessionTraffic {
+            id: view.id(),
+            slot,
+            to_peer: view.to_peer(),
+            to_client: view.to_client(),
+        });
+    });
+    (sessions, next)
+}
+
+/// Shows each session of a slice, and says where the next one begins.
+fn walk(
+    server: &mut Server<WorkerGate>,
+    now: Now,
+    from: u32,
+    mut show: impl FnMut(u32, &SessionView<'_>),
+) -> Option<u32> {
     let end = server.slots();
     let last = end.min(from.saturating_add(SLICE));
     for slot in from..last {
-        let Some(view) = server.view(now, slot) else { continue };
-        let place = places.get(usize::from(view.client().listener.0));
-        if let Some(sum) = place.and_then(|place| all.get_mut(*place)) {
-            sum.merge(&ListenerTraffic::of(&view));
+        if let Some(view) = server.view(now, slot) {
+            show(slot, &view);
         }
     }
-    Tally { listeners: all, next: (last < end).then_some(last) }
+    (last < end).then_some(last)
 }
 
 #[cfg(test)]
@@ -368,6 +434,21 @@ mod tests {
             let (found, then) = slice(&mut server, NOW, 0, &asked);
             assert_eq!((found.len(), then), (count, next), "{asked:?}");
         }
+    }
+
+    #[test]
+    fn what_each_session_has_relayed_comes_slice_by_slice() {
+        let mut server = server(SLICE + 10);
+        let (first, next) = traffic(&mut server, NOW, 0);
+        assert_eq!((first.len(), next), (SLICE as usize, Some(SLICE)));
+        let (rest, next) = traffic(&mut server, NOW, SLICE);
+        assert_eq!((rest.len(), next), (10, None));
+        let mut ids: Vec<String> = first.iter().chain(&rest).map(|session| session.id.to_string()).collect();
+        ids.sort();
+        ids.dedup();
+        assert_eq!(ids.len(), SLICE as usize + 10);
+        assert_eq!((rest[0].slot, rest[0].to_peer), (SLICE, (0, 0)));
+        assert_eq!(traffic(&mut server, NOW, 5000), (Vec::new(), None));
     }
 
     #[test]

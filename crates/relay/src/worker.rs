@@ -57,6 +57,15 @@ const ERRORS: usize = 16;
 /// The token of the waker; sockets use their id.
 const WAKER: u64 = u64::MAX;
 
+/// When somebody has asked, and who gets the answer.
+pub(crate) struct Probe {
+    pub(crate) asked: Instant,
+    pub(crate) answer: ToldWait,
+}
+
+/// Gets how long a question had waited for the worker.
+type ToldWait = Box<dyn FnOnce(Duration) + Send>;
+
 /// What the control thread asks of a worker.
 pub(crate) enum Command {
     Drain,
@@ -64,6 +73,8 @@ pub(crate) enum Command {
     Handoff(Box<Handoff>),
     Credentials(LookupId, Credentials),
     Answer(Question),
+    /// Lets everybody see what has been counted by the end of this tick, and calls this.
+    Publish(Probe),
     Stop,
 }
 
@@ -139,6 +150,8 @@ pub(crate) struct Worker {
     counted: WorkerSnapshot,
     started: Instant,
     published_ms: u64,
+    /// Who waits for the next publication, and how long each had waited for the worker.
+    asked: Vec<(Duration, ToldWait)>,
     /// Whether something happened since the last publication.
     dirty: bool,
     complained: bool,
@@ -195,6 +208,7 @@ impl Worker {
             counted: WorkerSnapshot::default(),
             started,
             published_ms: 0,
+            asked: Vec::new(),
             dirty: true,
             complained: false,
         };
@@ -592,6 +606,7 @@ impl Worker {
                     self.inbox.wake_again();
                     return false;
                 }
+                Command::Publish(Probe { asked, answer }) => self.asked.push((asked.elapsed(), answer)),
                 Command::Stop => {
                     self.flush();
                     self.server.close_all(now, ClosedReason::Shutdown);
@@ -599,8 +614,7 @@ impl Worker {
                     self.out.streams.shutdown(&self.poller);
                     self.out.dtls.shutdown(&mut self.out.tx);
                     self.flush();
-                    self.dirty = true;
-                    self.publish(self.published_ms + PUBLISH_MS);
+                    self.publish_now(now.ms);
                     return true;
                 }
             }
@@ -624,18 +638,27 @@ impl Worker {
     }
 
     fn publish(&mut self, now_ms: u64) {
-        if !self.dirty || now_ms < self.published_ms + PUBLISH_MS {
-            return;
+        if !self.asked.is_empty() || (self.dirty && now_ms >= self.published_ms + PUBLISH_MS) {
+            self.publish_now(now_ms);
+            self.asked.drain(..).for_each(|(waited, answer)| answer(waited));
         }
+    }
+
+    fn publish_now(&mut self, now_ms: u64) {
         self.published_ms = now_ms;
         self.dirty = false;
         self.ports.expire(now_ms);
+        for turned in self.out.streams.turned_away().chain(self.out.dtls.turned_away()) {
+            self.log.turned_away(self.number, &turned);
+        }
         for (connection, to_peer, to_client) in self.peers.carried() {
             self.server.connection_carried(connection, to_peer, to_client);
         }
         let counted = &mut self.counted;
         counted.peers = self.peers.stats();
         counted.allocations = self.server.allocations() as u64;
+        counted.listeners.clear();
+        counted.listeners.extend_from_slice(self.server.allocations_by_listener());
         counted.turn.clone_from(self.server.stats());
         counted.rx = *self.rx.stats();
         counted.tx = *self.out.tx.stats();

@@ -13,6 +13,7 @@ mod dtls_messages;
 mod loops;
 mod mobility;
 mod mobility_client;
+mod observed;
 mod padding;
 mod pending_credentials;
 mod reservations;

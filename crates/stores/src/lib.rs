@@ -1,4 +1,5 @@
-//! Users, secrets, realms, token keys, quotas and peer rules in a database, in coturn's own tables and keys, read in place.
+//! Users, secrets, realms, token keys, quotas and peer rules in a database, in coturn's own tables and keys, read in place; and what coturn
+//! has no place for, in tables and keys of ours beside them: rotated secrets and API keys.
 //!
 //! ```text
 //!  check (a worker)  ──▶ Directory::known ──▶ cache: a user, nobody, or "ask"
@@ -12,6 +13,7 @@
 #![forbid(unsafe_code)]
 
 mod address;
+mod api_keys;
 mod backend;
 mod breaker;
 mod cache;
@@ -22,16 +24,19 @@ mod error;
 mod keys;
 mod redis;
 mod rules;
+mod secrets;
 mod sql;
 mod sqlite;
 mod tables;
 
 pub use address::{ServerAddress, StoreAddress, TlsMode};
+pub use api_keys::{ApiKey, ApiKeys};
 pub use backend::{Backend, PAGE, UserRow};
 pub use database::Database;
 pub use directory::{Counts, Directory, Found, Known, Limits};
 pub use edit::{Edit, RealmOptions};
 pub use error::{Fault, StoreError};
 pub use keys::UserKeys;
-pub use rules::{PeerRanges, RealmRules, Rules, Secrets, StoredTokenKey};
+pub use rules::{PeerRanges, RealmRules, Rules, StoredTokenKey};
+pub use secrets::{Secrets, StoredSecret, signing};
 pub use sqlite::SqliteUse;

@@ -37,6 +37,7 @@ mod server_permission;
 mod server_quota;
 mod server_randomness;
 mod server_realms;
+mod server_refused_requests;
 mod server_replays;
 mod server_reply_sizes;
 mod server_robustness;

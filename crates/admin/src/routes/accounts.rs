@@ -1,4 +1,4 @@
-//! Users, secrets and realms. Those of a store can be changed; no answer has a password, a key or a secret in it.
+//! Users, secrets, realms, and keys of applications. Those of a store can be changed; no answer has a password, a key or a secret in it.
 
 use axum::{
     Extension,
@@ -14,7 +14,10 @@ use super::{App, Json, body, query};
 use crate::{
     access::Audit,
     accounts::{Accounts, Place},
-    model::{Change, NewRealm, NewSecret, NewUser, Problem, Realm, Realms, Secrets, Users},
+    model::{
+        Change, Keys, NewKey, NewRealm, NewSecret, NewUser, Problem, Realm, Realms, Rotated, Rotation,
+        Secrets, Users,
+    },
 };
 
 /// Which users are wanted.
@@ -165,6 +168,74 @@ pub(super) async fn remove_secret(
     Ok(removed("secret", app.accounts()?.remove_secret(realm.as_deref(), &fingerprint).await?))
 }
 
+/// Puts another secret of time-limited credentials in the place of those that there are: it makes new ones from now on, and the others
+/// count until credentials made with them are over, and are removed then.
+#[utoipa::path(
+    post,
+    path = "/v1/secrets/rotation",
+    tag = "accounts",
+    request_body(content = Option<Rotation>),
+    responses(
+        (status = 200, description = "It makes new credentials.", body = Rotated),
+        (status = "default", description = "It was not done.", body = Problem, content_type = "application/problem+json"),
+    ),
+)]
+pub(super) async fn rotate_secret(State(app): State<App>, request: Request) -> Result<Response, Problem> {
+    let rotation: Rotation = body(request).await?.unwrap_or_default();
+    let rotated = app.accounts()?.rotate_secret(rotation).await?;
+    let Rotated { realm, fingerprint, store, until, .. } = &rotated;
+    let others = until.as_ref().map_or_else(String::new, |until| format!(", the others count until {until}"));
+    let audit =
+        Audit(format!("secret {fingerprint} makes credentials in realm {realm:?} now{others} ({store})"));
+    Ok((Extension(audit), Json(rotated)).into_response())
+}
+
+/// Keys by which applications ask for credentials, without the keys themselves.
+#[utoipa::path(
+    get,
+    path = "/v1/keys",
+    tag = "accounts",
+    responses(
+        (status = 200, description = "All of them.", body = Keys),
+        (status = "default", description = "It was not done.", body = Problem, content_type = "application/problem+json"),
+    ),
+)]
+pub(super) async fn keys(State(app): State<App>) -> Result<Json<Keys>, Problem> {
+    Ok(Json(app.accounts()?.keys().await?))
+}
+
+/// Takes the hash of a key. A name that is taken is refused: whoever has its key would lose it.
+#[utoipa::path(
+    post,
+    path = "/v1/keys",
+    tag = "accounts",
+    request_body = NewKey,
+    responses(
+        (status = 201, description = "It is there.", body = Change),
+        (status = "default", description = "It was not done.", body = Problem, content_type = "application/problem+json"),
+    ),
+)]
+pub(super) async fn put_key(State(app): State<App>, request: Request) -> Result<Response, Problem> {
+    let new = needed(request, "{\"name\": \"shop\", \"sha256\": \"...\"}").await?;
+    Ok(put("key", app.accounts()?.put_key(new).await?))
+}
+
+/// Removes a key. What was made for it is good until its own end.
+#[utoipa::path(
+    delete,
+    path = "/v1/keys/{name}",
+    tag = "accounts",
+    params(("name" = String, Path, description = "As the list has it.")),
+    responses(
+        (status = 200, description = "It is gone.", body = Change),
+        (status = "default", description = "It was not done.", body = Problem, content_type = "application/problem+json"),
+    ),
+)]
+pub(super) async fn remove_key(State(app): State<App>, name: Named) -> Result<Response, Problem> {
+    let name = read_name(name)?;
+    Ok(removed("key", app.accounts()?.remove_key(&name).await?))
+}
+
 /// The realms that clients are served in, and what the store says of realms.
 #[utoipa::path(
     get,
@@ -269,6 +340,7 @@ fn removed(what: &str, change: Change) -> Response {
 fn audit(what: &str, change: &Change, done: &str) -> Audit {
     let Change { name, realm, store, .. } = change;
     // Names are what somebody has sent: no line of the log may be made up by them.
-    let place = if what == "realm" { String::new() } else { format!(" in realm {realm:?}") };
+    let place =
+        if what == "realm" || realm.is_empty() { String::new() } else { format!(" in realm {realm:?}") };
     Audit(format!("{what} {name:?}{place} is {done} ({store})"))
 }

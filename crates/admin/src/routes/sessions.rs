@@ -16,7 +16,7 @@ use turnpike_relay::sessions::{
 use turnpike_turn::server::{SessionId, Transport};
 use utoipa::IntoParams;
 
-use super::{App, Json, query};
+use super::{App, Json, query, server_of};
 use crate::{
     access::Audit,
     model::{Channel, Permission, Problem, Relayed, Session, SessionPage, Traffic},
@@ -196,11 +196,7 @@ fn no_such(id: SessionId) -> Problem {
 impl App {
     /// The server, not to be kept while waiting.
     pub(super) fn server(&self) -> Result<Server, Problem> {
-        match self.program.server() {
-            Some(server) => Ok(server),
-            None if self.program.job() == crate::model::Job::Forward => Err(Problem::no_server()),
-            None => Err(Problem::stopping()),
-        }
+        server_of(&*self.program)
     }
 
     /// Asks one worker for a slice.

@@ -240,7 +240,7 @@ fn on_loopback_the_commands_look_and_with_a_token_they_change_things() {
 fn wrong_words_are_told_before_anybody_is_asked() {
     for (arguments, told) in [
         (&["sessions", "--admin", "192.0.2.1:9641"][..], "not on loopback"),
-        (&["reload", "--admin", "https://127.0.0.1:1"], "no TLS"),
+        (&["reload", "--admin", "https://me@127.0.0.1:1"], "expected unix:/PATH"),
         (&["session", "end"], "<ID>"),
         (&["session"], "Usage"),
         (&["drain", "--deadline", "soon"], "--deadline"),

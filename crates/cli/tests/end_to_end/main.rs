@@ -7,6 +7,7 @@
 mod admin_commands;
 mod admin_http;
 mod bad_config;
+mod credentials;
 mod deployment;
 mod exhaustion;
 mod firewall;
@@ -45,4 +46,5 @@ mod session_lines;
 mod stores;
 mod tenants;
 mod tls_certificates;
+mod top;
 mod transports;

@@ -125,7 +125,9 @@ impl Associations {
         let dtls = match accepted {
             Ok(dtls) => dtls,
             Err(error) => {
-                self.refuse(&client, datagram, association::failure(&error), tx);
+                let why = association::failure(&error);
+                self.noted.note(client.address, Transport::Dtls, "dtls_handshake", why.into());
+                self.refuse(&client, datagram, why, tx);
                 return None;
             }
         };

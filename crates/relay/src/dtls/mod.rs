@@ -42,6 +42,7 @@ pub use stats::{DtlsDrop, DtlsEnd, DtlsFailure, DtlsStats};
 use crate::{
     Layout,
     link::{Generations, Place},
+    turned_away::{Noted, TurnedAway},
 };
 use association::{Association, Drained, Stage};
 use cookie::CookieKey;
@@ -100,6 +101,7 @@ pub(crate) struct Associations {
     /// The clock as it was read last.
     now_ms: u64,
     stats: DtlsStats,
+    noted: Noted,
 }
 
 impl Associations {
@@ -139,6 +141,7 @@ impl Associations {
             sifted: Vec::new(),
             now_ms: 0,
             stats: DtlsStats::default(),
+            noted: Noted::default(),
             config,
         }
     }
@@ -166,6 +169,11 @@ impl Associations {
         let Listener { bound, number, .. } = self.listeners[place];
         let local = SocketAddr::new(local.unwrap_or(bound.ip()), bound.port());
         Client { listener: number, address: from, local: canonical(local) }
+    }
+
+    /// Clients that were turned away since the last time.
+    pub(crate) fn turned_away(&mut self) -> impl Iterator<Item = TurnedAway> + '_ {
+        self.noted.drain()
     }
 
     pub(crate) fn stats(&self) -> DtlsStats {
@@ -450,6 +458,11 @@ impl Associations {
     /// Ends a handshake.
     fn fail(&mut self, slot: usize, why: DtlsFailure) {
         self.stats.failed[why as usize] += 1;
+        // That is mostly a client that began anew, or a server that stops.
+        if why != DtlsFailure::Other {
+            let address = self.table[slot].client.address;
+            self.noted.note(address, Transport::Dtls, "dtls_handshake", why.into());
+        }
         self.remove(slot, DtlsEnd::Handshake);
     }
 

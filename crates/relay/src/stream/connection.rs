@@ -3,10 +3,10 @@
 use std::net::{IpAddr, SocketAddr};
 
 use turnpike_net::TcpSocket;
-use turnpike_turn::server::{Client, Source};
+use turnpike_turn::server::{Client, Source, Transport};
 use turnpike_wire::frame::{Framer, MAX_MESSAGE_LEN};
 
-use super::{CloseReason, channel::Channel, outbox::Outbox};
+use super::{CloseReason, HandshakeFailure, channel::Channel, outbox::Outbox};
 use crate::link::{Place, Way};
 
 /// No piece of this tick.
@@ -56,6 +56,8 @@ pub(super) struct Connection {
     /// Its number among the connections without an allocation, where it counts against their limits.
     pub(super) place: Option<u64>,
     pub(super) counts_for: Option<IpAddr>,
+    /// Why its TLS handshake failed, if it has.
+    pub(super) failure: Option<HandshakeFailure>,
     /// The end of the tick closes it.
     pub(super) closing: Option<CloseReason>,
     /// Which of the worker's stream listeners accepted it.
@@ -84,6 +86,14 @@ impl Connection {
     /// The address that limits count, known to be the client's.
     pub(super) fn address(&self) -> SocketAddr {
         self.client.address
+    }
+
+    /// As far as it has come.
+    pub(super) fn transport(&self) -> Transport {
+        match self.channel {
+            Channel::Plain => Transport::Tcp,
+            Channel::Tls(_) => Transport::Tls,
+        }
     }
 
     /// The client of the connection in this slot, as the state machine knows it.

@@ -92,7 +92,7 @@ impl Streams {
         let counts_for = (!proxied).then_some(peer.ip());
         // First, so that nobody gives way to those who are refused.
         if let Some(Err(reason)) = counts_for.map(|address| self.admission.enter_from(address)) {
-            return self.refuse(socket, reason);
+            return self.refuse(socket, peer, reason);
         }
         if let Err(reason) = self.admission.enter()
             && !self.make_room()
@@ -100,7 +100,7 @@ impl Streams {
             if let Some(address) = counts_for {
                 self.admission.leave_from(address);
             }
-            return self.refuse(socket, reason);
+            return self.refuse(socket, peer, reason);
         }
         let entry = self.connections.vacant_entry();
         let slot = entry.key();
@@ -124,6 +124,7 @@ impl Streams {
             trusted: false,
             place: Some(self.idle.enter(slot)),
             counts_for,
+            failure: None,
             closing: None,
             listener: place,
         });
@@ -155,8 +156,9 @@ impl Streams {
     }
 
     /// With RST, so that nothing of it stays here.
-    fn refuse(&mut self, socket: TcpSocket, reason: CloseReason) {
+    fn refuse(&mut self, socket: TcpSocket, peer: SocketAddr, reason: CloseReason) {
         self.stats.closed[reason as usize] += 1;
+        self.noted.note(peer, Transport::Tcp, "connection", reason.into());
         socket.reset();
     }
 }

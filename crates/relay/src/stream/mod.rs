@@ -31,12 +31,13 @@ use foldhash::fast::RandomState;
 use hashbrown::HashMap;
 use slab::Slab;
 use turnpike_net::poll::{Event, Poller};
-use turnpike_turn::server::{Client, ClosedReason, Effect};
+use turnpike_turn::server::{Client, ClosedReason, Effect, Transport};
 
 use crate::{
     Layout,
     link::{Generations, Place},
     peers,
+    turned_away::{Noted, TurnedAway},
 };
 
 pub(crate) use admission::Admission;
@@ -120,6 +121,7 @@ pub(crate) struct Streams {
     /// When listeners that were paused are watched again.
     resume_ms: Option<u64>,
     stats: StreamStats,
+    noted: Noted,
 }
 
 impl Streams {
@@ -151,6 +153,7 @@ impl Streams {
             next_sweep_ms: None,
             resume_ms: None,
             stats: StreamStats::default(),
+            noted: Noted::default(),
         };
         for listener in listeners.0 {
             poller.add(&listener.socket, Token::Listener(streams.listeners.len()).get())?;
@@ -166,6 +169,11 @@ impl Streams {
 
     pub(crate) fn stats(&self) -> StreamStats {
         StreamStats { open: self.connections.len() as u64, ..self.stats }
+    }
+
+    /// Clients that were turned away since the last time.
+    pub(crate) fn turned_away(&mut self) -> impl Iterator<Item = TurnedAway> + '_ {
+        self.noted.drain()
     }
 
     /// A tick with these events begins; which of them comes first. The poller tells of the same sockets in the same order, so
@@ -308,6 +316,7 @@ impl Streams {
         self.uncount(slot);
         let connection = self.connections.remove(slot);
         self.stats.closed[reason as usize] += 1;
+        let mut failure = connection.failure;
         if connection.stage == Stage::Handshake {
             let why = match reason {
                 CloseReason::NoMessage => Some(HandshakeFailure::Timeout),
@@ -317,7 +326,17 @@ impl Streams {
             };
             if let Some(why) = why {
                 self.stats.handshakes_failed[why as usize] += 1;
+                failure = Some(why);
             }
+        }
+        let address = connection.address();
+        match failure {
+            Some(why) => self.noted.note(address, Transport::Tls, "tls_handshake", why.into()),
+            None if reason.turns_away() => {
+                let transport = connection.transport();
+                self.noted.note(address, transport, "connection", reason.into());
+            }
+            None => {}
         }
         if connection.stage == Stage::Open {
             self.by_client.remove(&connection.client);

@@ -232,16 +232,14 @@ impl Streams {
             if self.connections[slot].stage != Stage::Handshake {
                 return Err(CloseReason::Tls);
             }
-            self.stats.handshakes_failed[channel::failure(&error) as usize] += 1;
-            return Err(CloseReason::Handshake);
+            return Err(self.handshake_failed(slot, channel::failure(&error)));
         }
         let connection = &mut self.connections[slot];
         if opened.is_none() && connection.barren > channel::BARREN_LIMIT {
             if connection.stage != Stage::Handshake {
                 return Err(CloseReason::Tls);
             }
-            self.stats.handshakes_failed[HandshakeFailure::TooLong as usize] += 1;
-            return Err(CloseReason::Handshake);
+            return Err(self.handshake_failed(slot, HandshakeFailure::TooLong));
         }
         if let Some((resumed, listener)) = opened {
             connection.barren = 0;
@@ -258,6 +256,12 @@ impl Streams {
             return Ok(None);
         }
         Ok(self.connections[slot].together(span, rx))
+    }
+
+    fn handshake_failed(&mut self, slot: usize, why: HandshakeFailure) -> CloseReason {
+        self.stats.handshakes_failed[why as usize] += 1;
+        self.connections[slot].failure = Some(why);
+        CloseReason::Handshake
     }
 
     /// From now on it is a client's connection.

@@ -105,6 +105,7 @@ impl Streams {
             trusted,
             place: Some(self.idle.enter(slot)),
             counts_for: Some(client.address.ip()),
+            failure: None,
             closing: None,
             listener,
         });

@@ -6,7 +6,7 @@ use turnpike_wire::stun::kind;
 
 use super::{
     AllocationId, Answer, Client, DropReason, Effect, Family, Gate, OpenRelay, OpenRequest, OpenResult,
-    PortWish, QuotaRefusal, RelayTransport, Server, ServerConfig, Source,
+    PortWish, QuotaRefusal, RelayTransport, RequestRefusal, Server, ServerConfig, Source,
     alternate::Occasion,
     context::Context,
     forwarding::Entry,
@@ -104,18 +104,18 @@ impl<G: Gate> Server<G> {
         }
         if self.draining {
             self.stats.drain_refusals += 1;
-            return Err(self.fail(context, 508));
+            return Err(self.refuse(context, 508, RequestRefusal::Draining));
         }
         let who = &context.who;
         // Section 19: 486 is about this user; 508 is about the server, so that another one may do.
         if let Err(refusal) = self.gate.acquire(&who.realm, &who.identity) {
             self.stats.quota(refusal);
             return Err(match refusal {
-                QuotaRefusal::User => self.fail(context, 486),
+                QuotaRefusal::User => self.refuse(context, 486, RequestRefusal::UserQuota),
                 QuotaRefusal::Total if self.write_redirect(client, &context.envelope, Occasion::Full) => {
                     Answer::Reply
                 }
-                QuotaRefusal::Total => self.fail(context, 508),
+                QuotaRefusal::Total => self.refuse(context, 508, RequestRefusal::TotalQuota),
             });
         }
         // Last of all, so that what was refused for another reason may be sent again as it is.
@@ -148,7 +148,7 @@ impl<G: Gate> Server<G> {
             [Some(first), second] => (first, second),
             [None, Some(second)] => (second, None),
             [None, None] => {
-                self.undo_allocate(id, &client, pending, first);
+                self.undo_allocate(now, id, &client, pending, first);
                 return Some(Source { client, link });
             }
         };
@@ -174,9 +174,17 @@ impl<G: Gate> Server<G> {
     }
 
     /// None of its relay sockets could be opened.
-    fn undo_allocate(&mut self, id: AllocationId, client: &Client, pending: Pending, why: OpenResult) {
+    fn undo_allocate(
+        &mut self,
+        now: Now,
+        id: AllocationId,
+        client: &Client,
+        pending: Pending,
+        why: OpenResult,
+    ) {
         self.forwarding.remove(id.index);
-        if let Some(session) = self.sessions.remove(id.index) {
+        let session = self.sessions.remove(id.index);
+        if let Some(session) = &session {
             self.gate.release(&session.realm, session.identity());
         }
         if let Some(noted) = pending.noted {
@@ -184,6 +192,11 @@ impl<G: Gate> Server<G> {
         }
         let full = why == OpenResult::NoCapacity;
         if !(full && self.write_redirect(client, &pending.envelope, Occasion::Full)) {
+            if let Some(session) = session {
+                let whose = (&session.realm, &*session.username);
+                let reason = if full { RequestRefusal::NoRelay } else { RequestRefusal::Code };
+                self.tell_refused(now, client, whose, &pending.envelope, code_of(why), reason);
+            }
             self.write_failure(&pending.envelope, code_of(why));
         }
     }

@@ -5,7 +5,10 @@ use std::net::{IpAddr, SocketAddr};
 use smallvec::SmallVec;
 use turnpike_wire::{channel_data::ChannelNumber, stun::kind};
 
-use super::{AllocationId, Answer, Effect, Family, Gate, Server, context::Context, forwarding::BindError};
+use super::{
+    AllocationId, Answer, Effect, Family, Gate, RequestRefusal, Server, context::Context,
+    forwarding::BindError,
+};
 
 impl<G: Gate> Server<G> {
     /// Section 10.2.
@@ -40,7 +43,7 @@ impl<G: Gate> Server<G> {
         // All are installed or none.
         if !room {
             self.stats.permission_limit += 1;
-            return self.fail(context, 508);
+            return self.refuse(context, 508, RequestRefusal::Permissions);
         }
         for peer in peers {
             self.permit(context, id, peer);
@@ -90,12 +93,12 @@ impl<G: Gate> Server<G> {
             Err(BindError::Conflict) => return self.fail(context, 400),
             Err(BindError::Full) => {
                 self.stats.channel_limit += 1;
-                return self.fail(context, 508);
+                return self.refuse(context, 508, RequestRefusal::Channels);
             }
         }
         if !room {
             self.stats.permission_limit += 1;
-            return self.fail(context, 508);
+            return self.refuse(context, 508, RequestRefusal::Permissions);
         }
         // A channel opens the way for its peer as well (section 9).
         self.permit(context, id, peer.ip());

@@ -12,7 +12,7 @@ use turnpike_wire::channel_data::ChannelNumber;
 
 use super::{
     AllocationId, Arrival, Client, ConnectRequest, ConnectionId, CredentialQuery, Family, Link, MoveRequest,
-    PeerDenial, RelayId, SessionId, Source, Transport,
+    PeerDenial, RelayId, SessionId, Source, Transport, request::Method,
 };
 
 /// Relay sockets to open for a new allocation.
@@ -265,6 +265,46 @@ pub enum Effect {
         /// How many more were refused without an effect.
         suppressed: u64,
     },
+    /// A request of somebody who had proved who he is was answered with an error, for another reason than those above; for whoever asks
+    /// why. So was one whose user the credential store could not tell. Their rate is bounded as that of [`Effect::Refused`] is.
+    RequestRefused {
+        client: Client,
+        /// The realm of that user.
+        realm: Arc<str>,
+        /// The username that authenticated the request, or was to.
+        username: Box<str>,
+        method: Method,
+        /// The error code of the answer.
+        code: u16,
+        why: RequestRefusal,
+        /// How many more were refused without an effect.
+        suppressed: u64,
+    },
+}
+
+/// Why a request was refused, where its error code stands for several reasons.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum RequestRefusal {
+    /// What the code says.
+    Code,
+    /// The user has as many allocations as each may have.
+    UserQuota,
+    /// There are as many allocations as there may be, in the realm or in total.
+    TotalQuota,
+    /// The server takes no new allocations.
+    Draining,
+    /// The client is behind one of our own relayed transport addresses.
+    Loop,
+    /// The allocation has as many permissions as it may have.
+    Permissions,
+    /// The allocation has as many channels as it may have.
+    Channels,
+    /// There are as many connections to peers as there may be.
+    Connections,
+    /// No port, or no descriptor, was left for the relayed transport address.
+    NoRelay,
+    /// The credential store did not answer: nobody has proved who the client is.
+    Store,
 }
 
 /// Why an allocation ended.

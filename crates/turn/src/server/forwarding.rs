@@ -22,7 +22,7 @@ use foldhash::fast::RandomState;
 use hashbrown::HashTable;
 use turnpike_wire::channel_data::ChannelNumber;
 
-use super::{AllocationId, Client, Effect, Family, Link, timers::Timers};
+use super::{AllocationId, Client, Effect, Family, Link, ListenerId, timers::Timers};
 pub(super) use channels::{BindError, Channel, Channels};
 pub(super) use permissions::Permissions;
 
@@ -148,6 +148,8 @@ pub(super) struct Forwarding {
     /// Without those whose client is away.
     by_client: HashTable<u32>,
     len: usize,
+    /// How many clients each listener has, by its number.
+    by_listener: Vec<u32>,
     hasher: RandomState,
     /// The client looked up last: datagrams come in runs.
     last: Option<(Client, u32)>,
@@ -166,6 +168,7 @@ impl Forwarding {
             free: Vec::new(),
             by_client: HashTable::new(),
             len: 0,
+            by_listener: Vec::new(),
             hasher: RandomState::default(),
             last: None,
             timers: Timers::new(),
@@ -174,6 +177,19 @@ impl Forwarding {
 
     pub(super) fn len(&self) -> usize {
         self.len
+    }
+
+    /// How many entries there are by listener: that of the client, or where it was last.
+    pub(super) fn by_listener(&self) -> &[u32] {
+        &self.by_listener
+    }
+
+    fn listener(&mut self, ListenerId(number): ListenerId) -> &mut u32 {
+        let index = usize::from(number);
+        if self.by_listener.len() <= index {
+            self.by_listener.resize(index + 1, 0);
+        }
+        &mut self.by_listener[index]
     }
 
     /// The slot of this 5-tuple.
@@ -220,6 +236,7 @@ impl Forwarding {
         slot.entry = Some(Box::new(entry));
         let generation = slot.generation;
         self.len += 1;
+        *self.listener(client.listener) += 1;
         if !away {
             self.enter(index, &client);
         }
@@ -237,6 +254,7 @@ impl Forwarding {
         let id = AllocationId { index, generation: slot.generation };
         slot.generation = slot.generation.wrapping_add(1);
         self.free.push(index);
+        *self.listener(entry.client.listener) -= 1;
         Some((id, entry))
     }
 
@@ -331,9 +349,9 @@ impl Forwarding {
 
     /// Gives an entry another 5-tuple.
     fn rekey(&mut self, id: AllocationId, client: Client, link: Link, padded: bool) {
-        if self.get(id).is_none() {
-            return;
-        }
+        let Some(was) = self.get(id).map(|entry| entry.client.listener) else { return };
+        *self.listener(was) -= 1;
+        *self.listener(client.listener) += 1;
         self.detach(id.index);
         if let Some(entry) = self.get(id) {
             (entry.client, entry.link, entry.padding, entry.away) =

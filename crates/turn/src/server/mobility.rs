@@ -18,8 +18,8 @@ use serde::{Deserialize, Serialize};
 use turnpike_wire::stun::kind;
 
 use super::{
-    AllocationId, Answer, Client, ClosedReason, CredentialRefusal, DropReason, Effect, Gate, Link, Moved,
-    Server, Source, User, Verdict,
+    AllocationId, Answer, Client, ClosedReason, DropReason, Effect, Gate, Link, Moved, Server, Source,
+    Verdict,
     context::{Context, Delivery},
     request::Request,
     secret::Secret,
@@ -327,8 +327,7 @@ impl<G: Gate> Server<G> {
         let Some((_, entry, session)) = self.allocation(index) else { return Err(self.fail(context, 437)) };
         // A ticket alone is no proof: whoever shows it must be the user of the allocation.
         if !session.is_of(&context.who) {
-            self.refused(context, User::Name(&context.who.username), CredentialRefusal::WrongUser);
-            return Err(self.fail(context, 441));
+            return Err(self.wrong_user(context));
         }
         let Some(mobility) = &session.mobility else { return Err(self.fail(context, 437)) };
         // A ticket that was replaced is good for the same request again, and for nothing else.

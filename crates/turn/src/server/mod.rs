@@ -59,7 +59,7 @@ pub use connections::{ConnectError, ConnectRequest, ConnectionId, PeerConnection
 pub use drop_reason::DropReason;
 pub use effect::{
     ClosedReason, CredentialRefusal, Effect, OpenRelay, OpenRequest, OpenResult, PortWish, RelayTransport,
-    TokenProblem,
+    RequestRefusal, TokenProblem,
 };
 pub use gate::{Gate, Lookup, QuotaRefusal, Quotas, User};
 pub use granted::GrantedAllocates;
@@ -107,6 +107,7 @@ pub struct Server<G> {
     tombstones: Tombstones,
     refusals: Refusals,
     peer_refusals: Refusals,
+    request_refusals: Refusals,
     discovery_rate: DiscoveryRate,
     /// Of those who ask for nothing, and are told nevertheless.
     hint_rate: DiscoveryRate,
@@ -148,6 +149,7 @@ impl<G: Gate> Server<G> {
             tombstones: Tombstones::new(),
             refusals: Refusals::default(),
             peer_refusals: Refusals::default(),
+            request_refusals: Refusals::default(),
             discovery_rate: DiscoveryRate::default(),
             hint_rate: DiscoveryRate::default(),
             granted: config.granted.ready(),
@@ -293,6 +295,12 @@ impl<G: Gate> Server<G> {
     #[must_use]
     pub fn allocations(&self) -> usize {
         self.forwarding.len()
+    }
+
+    /// The same by listener, in the order of their numbers; those without any at the end may be missing.
+    #[must_use]
+    pub fn allocations_by_listener(&self) -> &[u32] {
+        self.forwarding.by_listener()
     }
 
     /// All counters.

@@ -731,7 +731,7 @@ impl World {
         RelayId { allocation: opened.expect("an allocation was opened"), family: Family::V4 }
     }
 
-    /// What sessions, connections and refusals there were.
+    /// What sessions, connections and refused credentials and peers there were.
     pub(crate) fn effects(&mut self) -> Vec<Effect> {
         let mut effects = self.all_effects();
         effects.retain(|effect| {
@@ -745,12 +745,13 @@ impl World {
                     | Effect::Away { .. }
                     | Effect::Exported { .. }
                     | Effect::Returned { .. }
+                    | Effect::RequestRefused { .. }
             )
         });
         effects
     }
 
-    /// The same with permissions and channels.
+    /// The same with permissions, channels and refused requests.
     pub(crate) fn all_effects(&mut self) -> Vec<Effect> {
         self.take_effects();
         std::mem::take(&mut self.told)

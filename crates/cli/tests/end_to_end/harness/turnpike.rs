@@ -151,14 +151,16 @@ impl Load {
 
     /// As [`USER`] through the server of a URI.
     pub(crate) fn at(server: &str) -> Self {
-        let user = format!("{USER}:{PASSWORD}");
-        Self(["load", "turn", server, "--user", &user, "--json", "-"].map(str::to_owned).to_vec())
+        Self::at_as(server, &format!("{USER}:{PASSWORD}"))
     }
 
     pub(crate) fn as_user(server: SocketAddr, user: &str) -> Self {
-        let server = server.to_string();
-        let arguments = ["load", "turn", &server, "--user", user, "--json", "-"];
-        Self(arguments.map(str::to_owned).to_vec())
+        Self::at_as(&server.to_string(), user)
+    }
+
+    /// As somebody else through the server of a URI.
+    pub(crate) fn at_as(server: &str, user: &str) -> Self {
+        Self(["load", "turn", server, "--user", user, "--json", "-"].map(str::to_owned).to_vec())
     }
 
     /// To and from this peer.
