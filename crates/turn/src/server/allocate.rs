@@ -8,6 +8,7 @@ use super::{
     AllocationId, Answer, Client, DropReason, Effect, Family, Gate, OpenRelay, OpenRequest, OpenResult,
     PortWish, QuotaRefusal, RelayTransport, Server, ServerConfig, Source,
     alternate::Occasion,
+    bandwidth::Since,
     context::Context,
     forwarding::Entry,
     granted::Noted,
@@ -66,6 +67,7 @@ impl<G: Gate> Server<G> {
             _ => None,
         };
         let granted = context.who.limit(context.now, self.granted(lifetime));
+        let granted = self.config.max_age.limit(&context.who.realm, granted);
         let Context { now, source: Source { client, link }, envelope, who, .. } = context;
         let entry = Entry::new(client, link, self.is_stream(&client), relays_tcp);
         let id = self.forwarding.install(now.ms, entry);
@@ -75,6 +77,7 @@ impl<G: Gate> Server<G> {
             realm: who.realm,
             identity: (who.identity != who.username).then_some(who.identity),
             username: who.username,
+            prefix: self.config.prefixes.of(client.address.ip()),
             grant: who.grant,
             opened_ms: now.ms,
             transaction,
@@ -95,21 +98,23 @@ impl<G: Gate> Server<G> {
     /// Whether there may be one more allocation here: not while the server drains, nor beyond a quota, nor for a copy of a request that
     /// has had one.
     fn admit_allocation(&mut self, context: &Context<'_>) -> Result<Option<Noted>, Answer> {
-        let occasion = if self.draining { Occasion::Draining } else { Occasion::None };
         let client = context.client();
+        let draining = self.draining || self.config.listener(client.listener).closing;
+        let occasion = if draining { Occasion::Draining } else { Occasion::None };
         if self.write_redirect(client, &context.envelope, occasion) {
             return Err(Answer::Reply);
         }
-        if self.draining {
+        if draining {
             self.stats.drain_refusals += 1;
             return Err(self.fail(context, 508));
         }
         let who = &context.who;
         // Section 19: 486 is about this user; 508 is about the server, so that another one may do.
-        if let Err(refusal) = self.gate.acquire(&who.realm, &who.identity) {
+        let prefix = self.config.prefixes.of(client.address.ip());
+        if let Err(refusal) = self.gate.acquire(&who.realm, &who.identity, prefix) {
             self.stats.quota(refusal);
             return Err(match refusal {
-                QuotaRefusal::User => self.fail(context, 486),
+                QuotaRefusal::User | QuotaRefusal::Prefix => self.fail(context, 486),
                 QuotaRefusal::Total if self.write_redirect(client, &context.envelope, Occasion::Full) => {
                     Answer::Reply
                 }
@@ -117,7 +122,7 @@ impl<G: Gate> Server<G> {
             });
         }
         // Last of all, so that what was refused for another reason may be sent again as it is.
-        self.note_granted(context).inspect_err(|_| self.gate.release(&who.realm, &who.identity))
+        self.note_granted(context).inspect_err(|_| self.gate.release(&who.realm, &who.identity, prefix))
     }
 
     /// Carries on where [`Server::allocate`] asked for relay sockets. `None` if the allocation does not wait for them.
@@ -155,6 +160,8 @@ impl<G: Gate> Server<G> {
         let (realm, username) = (Arc::clone(&session.realm), session.username.clone());
         let allocation = id;
         self.stats.allocations_opened += 1;
+        // First, so that whoever hears of it knows whether it has limits.
+        self.limit(now, id.index, Since::Now);
         self.emit(now, Effect::Opened { allocation, client, link, expires_ms, realm, username, relayed });
         if pending.mobile {
             self.make_mobile(id.index);
@@ -167,7 +174,7 @@ impl<G: Gate> Server<G> {
     fn undo_allocate(&mut self, id: AllocationId, client: &Client, pending: Pending, why: OpenResult) {
         self.forwarding.remove(id.index);
         if let Some(session) = self.sessions.remove(id.index) {
-            self.gate.release(&session.realm, session.identity());
+            self.gate.release(&session.realm, session.identity(), session.prefix);
         }
         if let Some(noted) = pending.noted {
             self.granted.withdraw(noted);

@@ -6,7 +6,8 @@ use strum::{EnumString, IntoStaticStr};
 use turnpike_wire::channel_data::ChannelRange;
 
 use super::{
-    Alternate, DiscoveryLimits, GrantedAllocates, NatDiscovery, PeerRules, RealmId, ThirdParty, realm::Realm,
+    Alternate, Bandwidth, DiscoveryLimits, GrantedAllocates, MaxAge, NatDiscovery, PeerRules, Pools,
+    PrefixLengths, RealmId, RefusalLimit, ThirdParty, realm::Realm,
 };
 
 /// Settings of the state machine. [`ServerConfig::default`] holds the documented defaults.
@@ -30,6 +31,16 @@ pub struct ServerConfig {
     pub default_lifetime: u32,
     /// Seconds, the most that LIFETIME gives. Default 3600.
     pub max_lifetime: u32,
+    /// How old an allocation may become. Default without a limit.
+    pub max_age: MaxAge,
+    /// Bits per second. Default without a limit.
+    pub bandwidth: Bandwidth,
+    /// What allocations share of them, all workers together. A new configuration's is not looked at: it outlives reloads.
+    pub pools: Pools,
+    /// What quotas and refusals by address count as one client.
+    pub prefixes: PrefixLengths,
+    /// How many refusals a prefix may be sent. Default without a limit.
+    pub refusals: Option<RefusalLimit>,
     /// Seconds that a permission lives. Default 300 (RFC 8656 section 9).
     pub permission_lifetime: u32,
     /// Seconds that a channel binding lives. Default 600 (RFC 8656 section 12).
@@ -89,10 +100,13 @@ pub struct ListenerProfile {
     /// The realms that it serves; the first is the one that challenges name, and requests may name any of them. Empty, which
     /// is the default, means all, [`ServerConfig::realm`] first.
     pub realms: Vec<RealmId>,
+    /// Whether it takes no new allocations: it is to be closed with its last one.
+    pub closing: bool,
 }
 
 /// Of a listener that [`ServerConfig::listeners`] does not have.
-static DEFAULT_PROFILE: ListenerProfile = ListenerProfile { transport: Transport::Udp, realms: Vec::new() };
+static DEFAULT_PROFILE: ListenerProfile =
+    ListenerProfile { transport: Transport::Udp, realms: Vec::new(), closing: false };
 
 /// The transport between a client and the server (RFC 8656 section 3.1).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, EnumString, IntoStaticStr)]
@@ -139,6 +153,11 @@ impl Default for ServerConfig {
             nonce_lifetime: 3600,
             default_lifetime: 600,
             max_lifetime: 3600,
+            max_age: MaxAge::default(),
+            bandwidth: Bandwidth::default(),
+            pools: Pools::default(),
+            prefixes: PrefixLengths::default(),
+            refusals: None,
             permission_lifetime: 300,
             channel_lifetime: 600,
             max_permissions: 64,

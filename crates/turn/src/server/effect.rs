@@ -276,6 +276,8 @@ pub enum ClosedReason {
     Administrator,
     /// The client's connection was closed, and it is not mobile.
     Disconnected,
+    /// It was as old as it may become.
+    MaxAge,
 }
 
 /// What is wrong with an ACCESS-TOKEN (RFC 7635).

@@ -20,6 +20,7 @@ use turnpike_wire::stun::kind;
 use super::{
     AllocationId, Answer, Client, ClosedReason, CredentialRefusal, DropReason, Effect, Gate, Link, Moved,
     Server, Source, User, Verdict,
+    bandwidth::Since,
     context::{Context, Delivery},
     request::Request,
     secret::Secret,
@@ -509,6 +510,7 @@ impl<G: Gate> Server<G> {
         }
         self.connections.adopt(self.seat, id.index, &mut session);
         self.sessions.insert(id, session);
+        self.limit(now, id.index, Since::Before);
         self.arm_connections(now, id.index);
         id
     }

@@ -50,6 +50,7 @@ struct Record {
     realm: Box<str>,
     username: Box<str>,
     identity: Option<Box<str>>,
+    prefix: IpAddr,
     grant: Option<Box<Grant>>,
     age_ms: u64,
     transaction: [u8; 12],
@@ -147,6 +148,7 @@ impl Moved {
             realm: (&*session.realm).into(),
             username: session.username.clone(),
             identity: session.identity.clone(),
+            prefix: session.prefix,
             grant: session.grant.clone(),
             age_ms: now.ms.wrapping_sub(session.opened_ms),
             transaction: session.transaction,
@@ -181,6 +183,7 @@ impl Moved {
             realm: record.realm.into(),
             username: record.username,
             identity: record.identity,
+            prefix: record.prefix,
             grant: record.grant,
             opened_ms: now.ms.wrapping_sub(record.age_ms),
             transaction: record.transaction,
@@ -211,9 +214,10 @@ impl<G: Gate> Server<G> {
     /// Gives it back if its 5-tuple has an allocation, its realm is not configured, or no quota has room for it.
     pub fn restore(&mut self, now: Now, mut moved: Moved, link: Link) -> Result<AllocationId, Moved> {
         let is_taken = moved.was().is_some_and(|was| self.forwarding.find(&was.client).is_some());
-        let Record { realm, username, identity, .. } = &*moved.0;
+        let Record { realm, username, identity, prefix, .. } = &*moved.0;
         let is_strange = is_taken || !self.realms.has(realm);
-        if is_strange || self.gate.acquire(realm, identity.as_ref().unwrap_or(username)).is_err() {
+        let identity = identity.as_ref().unwrap_or(username);
+        if is_strange || self.gate.acquire(realm, identity, *prefix).is_err() {
             return Err(moved);
         }
         moved.0.link = link;

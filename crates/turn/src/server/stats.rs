@@ -2,7 +2,7 @@
 
 use strum::{IntoStaticStr, VariantArray};
 
-use super::{ClosedReason, CredentialRefusal, DropReason, PeerDenial, QuotaRefusal, request::Method};
+use super::{ClosedReason, CredentialRefusal, DropReason, Level, PeerDenial, QuotaRefusal, request::Method};
 
 /// Error codes that the server answers with (RFC 8489 section 14.8, RFC 8656 section 19, RFC 6062 section 6.3, RFC 8016 section 3.4), in the order of
 /// [`Stats::errors`].
@@ -57,14 +57,14 @@ pub struct Stats {
     pub nat_discovery: [u64; 3],
     /// Allocations that came to be.
     pub allocations_opened: u64,
-    /// Allocations that ended, by reason: deleted, expired, shutdown, administrator, disconnected.
-    pub allocations_closed: [u64; 5],
+    /// Allocations that ended, by reason: deleted, expired, shutdown, administrator, disconnected, as old as they may become.
+    pub allocations_closed: [u64; 6],
     /// Credentials refused: no such user, expired, wrong key, wrong realm, wrong user, access token.
     pub credentials_refused: [u64; 6],
     /// Requests refused for the sake of a peer (403), in the order of [`PeerDenial::NAMES`].
     pub peer_refusals: [u64; PeerDenial::NAMES.len()],
-    /// Allocations refused by quota: of the user, in total.
-    pub quota_refusals: [u64; 2],
+    /// Allocations refused by quota: of the user, in total, of the client's prefix.
+    pub quota_refusals: [u64; 3],
     /// Requests refused because the allocation had all the permissions it may have.
     pub permission_limit: u64,
     /// Requests refused because the allocation had all the channels it may have.
@@ -86,6 +86,8 @@ pub struct Stats {
     pub mobility: [u64; MobilityEvent::VARIANTS.len()],
     /// Allocations refused with the address of another server.
     pub redirects: u64,
+    /// How often streams had to wait for bits per second, in the order of [`Level::NAMES`].
+    pub bandwidth_pauses: [u64; Level::NAMES.len()],
 }
 
 /// What happens to a connection between a relayed transport address and a peer.
@@ -150,12 +152,13 @@ pub enum MobilityEvent {
     TicketReplayed,
 }
 
-const CLOSED: [(ClosedReason, &str); 5] = [
+const CLOSED: [(ClosedReason, &str); 6] = [
     (ClosedReason::Deleted, "deleted"),
     (ClosedReason::Expired, "expired"),
     (ClosedReason::Shutdown, "shutdown"),
     (ClosedReason::Administrator, "administrator"),
     (ClosedReason::Disconnected, "disconnected"),
+    (ClosedReason::MaxAge, "max_age"),
 ];
 
 const CREDENTIALS: [&str; 6] =
@@ -216,6 +219,7 @@ impl Stats {
         let limits = [
             ("user", self.quota_refusals[0]),
             ("total", self.quota_refusals[1]),
+            ("prefix", self.quota_refusals[2]),
             ("permissions", self.permission_limit),
             ("channels", self.channel_limit),
             ("connections", self.connection_limit[0]),
@@ -246,6 +250,7 @@ impl Stats {
             .chain(labelled("peer_connections", "event", connections, &self.connection_events))
             .chain(labelled("peer_connection_refusals", "reason", refusals, &self.connection_refusals))
             .chain(labelled("mobility", "event", mobility, &self.mobility))
+            .chain(labelled("bandwidth_pauses", "limit", Level::NAMES.into_iter(), &self.bandwidth_pauses))
     }
 
     /// Adds another worker's counters.
@@ -279,6 +284,7 @@ impl Stats {
             connection_bytes,
             mobility,
             redirects,
+            bandwidth_pauses,
         } = other;
         self.to_peer_datagrams += to_peer_datagrams;
         self.to_peer_bytes += to_peer_bytes;
@@ -307,6 +313,7 @@ impl Stats {
         add(&mut self.connection_limit, connection_limit);
         add(&mut self.connection_bytes, connection_bytes);
         add(&mut self.mobility, mobility);
+        add(&mut self.bandwidth_pauses, bandwidth_pauses);
     }
 
     pub(super) fn connection(&mut self, event: ConnectionEvent) {
@@ -360,6 +367,7 @@ impl Stats {
         match refusal {
             QuotaRefusal::User => self.quota_refusals[0] += 1,
             QuotaRefusal::Total => self.quota_refusals[1] += 1,
+            QuotaRefusal::Prefix => self.quota_refusals[2] += 1,
         }
     }
 }

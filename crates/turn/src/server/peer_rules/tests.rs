@@ -237,6 +237,38 @@ fn deny_wins_over_allow_and_allow_over_the_built_in_refusal() {
 }
 
 #[test]
+fn by_allow_list_only_what_no_rule_names_is_refused_in_every_spelling() {
+    let rules = PeerRules {
+        allow: allow(&["8.8.0.0/16", "10.0.0.0/8", "2606:4700::/32"]),
+        deny: vec![cidr("8.8.4.4")],
+        allow_only: true,
+        ..PeerRules::default()
+    };
+    for (peer, permitted) in [
+        ("8.8.8.8", true),
+        ("8.8.4.4", false),
+        ("10.1.2.3", true),
+        ("9.9.9.9", false),
+        ("192.168.0.1", false),
+        ("2606:4700::1", true),
+        ("2a00::1", false),
+        ("64:ff9b::8.8.8.8", true),
+        ("64:ff9b::8.8.4.4", false),
+        ("64:ff9b::9.9.9.9", false),
+        ("2002:0808:0808::1", true),
+        ("2002:0909:0909::1", false),
+        ("::ffff:8.8.8.8", false),
+    ] {
+        assert_eq!(rules.permits(peer.parse().unwrap()), permitted, "{peer}");
+    }
+    let by = |peer: &str| rules.denial(peer.parse().unwrap());
+    assert_eq!(by("9.9.9.9:1"), PeerDenial::NotAllowed);
+    assert_eq!(by("8.8.4.4:1"), PeerDenial::Rule(cidr("8.8.4.4")));
+    let nobody = PeerRules { allow_only: true, ..PeerRules::default() };
+    assert!(!nobody.permits("8.8.8.8".parse().unwrap()), "an empty list names nobody");
+}
+
+#[test]
 fn a_denial_says_whether_a_rule_or_the_default_refuses() {
     let rules = PeerRules { deny: vec![cidr("8.8.0.0/16")], ..ours(&["10.0.0.2:22", "10.0.0.4/31"]) };
     for (peer, by) in [
