@@ -30,6 +30,9 @@ pub struct RealmLimits {
     pub allocations: Option<usize>,
     /// Allocations of each of its users; `None` for [`Config::max_allocations_per_user`].
     pub allocations_per_user: Option<usize>,
+    /// Ports of its relayed transport addresses, within [`Config::ports`]: nobody else's but those of realms that name them too. `None`
+    /// for those that no realm names.
+    pub relay_ports: Option<RangeInclusive<u16>>,
 }
 
 /// Settings of the runtime, already validated.
@@ -69,6 +72,8 @@ pub struct Config {
     pub max_allocations: usize,
     /// Allocations of one user.
     pub max_allocations_per_user: usize,
+    /// Allocations of clients of one address prefix ([`ServerConfig::prefixes`]); `None` for any number.
+    pub max_allocations_per_prefix: Option<usize>,
     /// Realms with limits of their own.
     pub realm_limits: Vec<RealmLimits>,
     /// The state machine's settings.
@@ -96,6 +101,7 @@ impl Default for Config {
             relay_buffer: 256 << 10,
             max_allocations: 1000,
             max_allocations_per_user: 1000,
+            max_allocations_per_prefix: None,
             realm_limits: Vec::new(),
             server: ServerConfig::default(),
         }

@@ -296,6 +296,7 @@ impl Worker {
             self.serve_accepted(now);
             if self.out.streams.poll_timeout().is_some_and(|due| due <= now.ms) {
                 self.out.streams.handle_timeout(now.ms, &self.poller);
+                self.resume_streams(now);
                 self.dirty = true;
             }
             if self.out.dtls.poll_timeout().is_some_and(|due| due <= now.ms) {

@@ -19,13 +19,18 @@ mod connection;
 mod idle;
 mod listener;
 mod outbox;
+mod pause;
 mod receive;
 mod send;
 pub mod stats;
 pub mod tls;
 mod transfer;
 
-use std::{collections::VecDeque, io, mem, sync::Arc};
+use std::{
+    collections::{BTreeSet, VecDeque},
+    io, mem,
+    sync::Arc,
+};
 
 use foldhash::fast::RandomState;
 use hashbrown::HashMap;
@@ -119,6 +124,8 @@ pub(crate) struct Streams {
     next_sweep_ms: Option<u64>,
     /// When listeners that were paused are watched again.
     resume_ms: Option<u64>,
+    /// Connections of which nothing may pass before this time, with their generations.
+    paused: BTreeSet<(u64, usize, u32)>,
     stats: StreamStats,
 }
 
@@ -150,6 +157,7 @@ impl Streams {
             first_put_off: None,
             next_sweep_ms: None,
             resume_ms: None,
+            paused: BTreeSet::new(),
             stats: StreamStats::default(),
         };
         for listener in listeners.0 {
@@ -177,9 +185,10 @@ impl Streams {
         events.iter().position(|event| event.token == token).unwrap_or(0)
     }
 
-    /// When [`Streams::handle_timeout`] wants to be called; milliseconds.
+    /// When [`Streams::handle_timeout`] or [`Streams::next_resumed`] wants to be called; milliseconds.
     pub(crate) fn poll_timeout(&self) -> Option<u64> {
-        [self.next_sweep_ms, self.resume_ms].into_iter().flatten().min()
+        let paused = self.paused.first().map(|(until_ms, ..)| *until_ms);
+        [self.next_sweep_ms, self.resume_ms, paused].into_iter().flatten().min()
     }
 
     /// Closes what is overdue, and listens again.

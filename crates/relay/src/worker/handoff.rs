@@ -8,7 +8,9 @@ use std::sync::{
 
 use turnpike_net::{Buffer, UdpSocket, worker::Sender};
 use turnpike_turn::{
-    server::{AllocationId, Arrival, Client, ClosedReason, Family, MoveRequest, Moved, RelayId, Source},
+    server::{
+        AllocationId, Arrival, Client, ClosedReason, Family, MoveRequest, Moved, RelayId, Source, Verdict,
+    },
     time::Now,
 };
 
@@ -267,8 +269,10 @@ impl Worker {
         let bytes = self.rx.bytes(span);
         let from = source.client.address;
         let buffer = Buffer { from, local: None, tos: 0, ttl: 0, segment_size: bytes.len(), bytes };
-        let verdict = self.server.from_client(now, &source, bytes);
-        self.out.carry_out(&self.rx, &buffer, verdict);
+        match self.server.from_client(now, &source, bytes) {
+            Verdict::Wait(held_up) => self.server.not_waited(held_up),
+            verdict => _ = self.out.carry_out(&self.rx, &buffer, verdict),
+        }
     }
 
     fn attach_sockets(&mut self, now: Now, allocation: AllocationId, sockets: Sockets) {

@@ -64,6 +64,8 @@ pub(super) struct Offload {
     sweep: usize,
     /// Of channels that may be used.
     range: ChannelRange,
+    /// Channels of which the kernel was not told, because their allocation has a limit of bits per second.
+    limited: u64,
 }
 
 #[derive(Clone, Copy)]
@@ -77,6 +79,8 @@ struct Session {
     allocation: AllocationId,
     /// Only one that is reached by plain UDP.
     client: Option<Client>,
+    /// Whether it has a limit of bits per second, which is held in user space: then it has no flows.
+    limited: bool,
     /// The client as such, and what its flows to peers share.
     own: Option<(Installed, State)>,
     permissions: Vec<(IpAddr, u64)>,
@@ -106,12 +110,18 @@ impl Offload {
             swept_ms: 0,
             sweep: 0,
             range,
+            limited: 0,
         }
     }
 
     /// What went across so far, of sessions of this worker.
     pub(super) fn across(&self) -> Across {
         self.across
+    }
+
+    /// Channels that stayed in user space because of a limit, so far.
+    pub(super) fn limited(&self) -> u64 {
+        self.limited
     }
 
     /// A relay socket for datagrams has been opened, or has come from another worker.
@@ -141,7 +151,7 @@ impl Offload {
     ) {
         match effect {
             Effect::Opened { allocation, client, link, .. } => {
-                self.open(*allocation, client, *link);
+                self.open(*allocation, client, *link, server.is_limited(*allocation));
             }
             Effect::Permitted { allocation, peer, expires_ms, .. } => {
                 let peer = *peer;
@@ -153,16 +163,21 @@ impl Offload {
             Effect::Bound { allocation, number, peer, expires_ms, .. } => {
                 let number = *number;
                 let Some(session) = self.session(*allocation) else { return };
+                let mut limited = 0;
                 match session.channels.iter_mut().find(|channel| channel.number == number) {
                     Some(channel) => channel.expires_ms = *expires_ms,
-                    None => session.channels.push(Channel {
-                        number,
-                        peer: *peer,
-                        expires_ms: *expires_ms,
-                        to_peer: None,
-                        to_client: None,
-                    }),
+                    None => {
+                        session.channels.push(Channel {
+                            number,
+                            peer: *peer,
+                            expires_ms: *expires_ms,
+                            to_peer: None,
+                            to_client: None,
+                        });
+                        limited = u64::from(session.limited);
+                    }
                 }
+                self.limited += limited;
                 self.renew(*allocation, listeners, |channel| channel.number == number);
             }
             Effect::PermissionEnded { allocation, peer } => {
@@ -194,7 +209,7 @@ impl Offload {
             }
             Effect::Moved { allocation, client, link, .. } => {
                 if self.session(*allocation).is_none() {
-                    self.open(*allocation, client, *link);
+                    self.open(*allocation, client, *link, server.is_limited(*allocation));
                 }
                 let datagrams = by_datagrams(client, *link);
                 self.with(*allocation, server, |session, flows| {
@@ -231,22 +246,33 @@ impl Offload {
         counted.and(session.late)
     }
 
-    /// Channels outside of this range end for ChannelData.
-    pub(super) fn restrict<G: Gate>(&mut self, range: ChannelRange, server: &mut Server<G>) {
+    /// After a reload: channels outside of this range end for ChannelData, and sessions may have limits, or have none any more.
+    pub(super) fn restrict<G: Gate>(
+        &mut self,
+        range: ChannelRange,
+        server: &mut Server<G>,
+        listeners: &[Option<(SocketId, bool)>],
+    ) {
         self.range = range;
         let is_out = |channel: &Channel| ChannelNumber::within(range, channel.number.get()).is_none();
         for index in 0..self.sessions.len() {
             let Some(allocation) = self.sessions[index].as_ref().map(|session| session.allocation) else {
                 continue;
             };
+            let limited = server.is_limited(allocation);
+            let mut was_limited = false;
             self.with(allocation, server, |session, flows| {
+                was_limited = std::mem::replace(&mut session.limited, limited);
                 for channel in session.channels.iter_mut().filter(|channel| is_out(channel)) {
                     if let Some(flow) = channel.to_peer.take() {
                         flows.remove(flow);
                     }
                 }
-                Across::default()
+                if limited { session.clear(flows) } else { Across::default() }
             });
+            if was_limited && !limited {
+                self.renew(allocation, listeners, |_| true);
+            }
         }
     }
 
@@ -288,7 +314,7 @@ impl Offload {
         [sweep, self.emptied.due()].into_iter().flatten().min()
     }
 
-    fn open(&mut self, allocation: AllocationId, client: &Client, link: Link) {
+    fn open(&mut self, allocation: AllocationId, client: &Client, link: Link, limited: bool) {
         let index = allocation.index as usize;
         if self.sessions.len() <= index {
             self.sessions.resize_with(index + 1, || None);
@@ -298,6 +324,7 @@ impl Offload {
         self.sessions[index] = Some(Box::new(Session {
             allocation,
             client: by_datagrams(client, link),
+            limited,
             own: None,
             permissions: Vec::new(),
             channels: Vec::new(),
@@ -339,7 +366,8 @@ impl Offload {
     ) {
         let index = allocation.index as usize;
         let Some(Some(session)) = self.sessions.get_mut(index) else { return };
-        let Some(client) = session.client.filter(|_| session.allocation == allocation) else { return };
+        let is_it = session.allocation == allocation && !session.limited;
+        let Some(client) = session.client.filter(|_| is_it) else { return };
         if session.channels.is_empty() || is_link_local(client.address) {
             return;
         }
